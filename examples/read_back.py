@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the files of the two trainers with torch alone, and checks what is in them.
+
+python examples/read_back.py DIRECTORY
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+
+def show(path: Path) -> dict[str, torch.Tensor]:
+    """Loads a file as anybody would, safely and without copying, and lists it."""
+    tensors: dict[str, torch.Tensor] = torch.load(path, weights_only=True, mmap=True)
+    print(f"{path.name}:")
+    for name, tensor in tensors.items():
+        print(f"  {name:<9} {tensor.dtype!s:<14} {tuple(tensor.shape)}")
+    return tensors
+
+
+def expect(what: str, holds: bool) -> None:
+    print(f"  {'yes' if holds else 'NO'}: {what}")
+    if not holds:
+        sys.exit(1)
+
+
+def main(folder: Path) -> None:
+    trained = show(folder / "model.pt")
+    rows, columns = trained["weights"].shape
+    # What examples/trainer.c sets out to learn.
+    pattern = (7 * torch.arange(rows)[:, None] + 3 * torch.arange(columns)) % 11 / 11
+    expect("the weights have learned the pattern", torch.allclose(trained["weights"], pattern))
+    expect("the loss that was saved is near 0", 0 <= trained["loss"].item() < 1e-9)
+
+    counted = show(folder / "model_cpp.pt")["weights"]
+    expect("the weights count from 0", torch.equal(counted.flatten(), torch.arange(256.0 * 128)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A small trainer in C: fits a line of many variables by gradient descent, saves a checkpoint in the
+ * background every few steps, and goes on from the last one when it is started again.
+ *
+ *	trainer DIRECTORY [STEPS]
+ *
+ * In Python, torch.load("DIRECTORY/model.pt") gives a dict with "weights", "bias", "momentum" and "loss".
+ */
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INPUTS 1024
+#define OUTPUTS 512
+#define SAVE_EVERY 10
+#define RATE 0.5f
+#define FRICTION 0.5f
+
+struct model {
+	float weights[OUTPUTS][INPUTS];
+	float bias[OUTPUTS];
+	float momentum[OUTPUTS][INPUTS];
+	double loss;
+	int64_t step;
+};
+
+/* Any fixed pattern will do for something to learn. */
+static float true_weight(int output, int input)
+{
+	return (float)((output * 7 + input * 3) % 11) / 11.0f;
+}
+
+static void train_one_step(struct model *model)
+{
+	double loss = 0;
+
+	for (int o = 0; o < OUTPUTS; o++) {
+		for (int i = 0; i < INPUTS; i++) {
+			float error = model->weights[o][i] - true_weight(o, i);
+
+			model->momentum[o][i] = FRICTION * model->momentum[o][i] - RATE * error;
+			model->weights[o][i] += model->momentum[o][i];
+			loss += (double)error * (double)error;
+		}
+		model->bias[o] *= 0.9f;
+	}
+	model->loss = loss / ((double)OUTPUTS * INPUTS);
+	model->step++;
+}
+
+/* ---- Checkpoints ----------------------------------------------------------------------------------- */
+
+static const int64_t matrix_shape[] = { OUTPUTS, INPUTS };
+static const int64_t vector_shape[] = { OUTPUTS };
+
+#define TENSORS 4
+
+/* What a checkpoint holds; the same list serves saving and loading. */
+static void describe(struct model *model, struct ioshape_tensor tensors[TENSORS])
+{
+	tensors[0] = (struct ioshape_tensor){ "weights",    IOSHAPE_FLOAT32, 2,
+					      matrix_shape, NULL,	     model->weights };
+	tensors[1] = (struct ioshape_tensor){ "bias", IOSHAPE_FLOAT32, 1, vector_shape, NULL, model->bias };
+	tensors[2] = (struct ioshape_tensor){ "momentum",   IOSHAPE_FLOAT32, 2,
+					      matrix_shape, NULL,	     model->momentum };
+	tensors[3] = (struct ioshape_tensor){ "loss", IOSHAPE_FLOAT64, 0, NULL, NULL, &model->loss };
+}
+
+/* Takes up the state of an earlier run. 0, -ENOENT if there is none, or another negative code. */
+static int resume(struct ioshape_context *context, const char *path, struct model *model)
+{
+	struct ioshape_load_request requests[TENSORS];
+	struct ioshape_tensor tensors[TENSORS];
+	struct ioshape_metadata metadata;
+	struct ioshape_reader *reader;
+	int ret;
+
+	ret = ioshape_reader_open(context, path, NULL, &reader);
+	if (ret == -ENOENT)
+		return ret;
+	if (ret) {
+		fprintf(stderr, "trainer: %s\n", ioshape_context_message(context));
+		return ret;
+	}
+	describe(model, tensors);
+	for (int i = 0; !ret && i < TENSORS; i++) {
+		struct ioshape_tensor_info info = { .size = sizeof(info) };
+
+		ret = ioshape_reader_find_tensor(reader, tensors[i].name, &requests[i].tensor);
+		if (!ret)
+			ret = ioshape_reader_tensor(reader, requests[i].tensor, &info);
+		requests[i].offset = 0;
+		requests[i].bytes = info.bytes;
+		/* The memory is described as const for saving; here it is the same model's, to be filled. */
+		requests[i].into = (char *)model + ((const char *)tensors[i].data - (char *)model);
+	}
+	if (!ret)
+		ret = ioshape_reader_load(reader, requests, TENSORS);
+	if (!ret)
+		ret = ioshape_reader_metadata(reader, &metadata);
+	if (!ret)
+		model->step = metadata.step;
+	else
+		fprintf(stderr, "trainer: %s\n", ioshape_reader_message(reader));
+	ioshape_reader_free(reader);
+	return ret;
+}
+
+static int begin_save(struct ioshape_context *context, const char *path, struct model *model,
+		      struct ioshape_save **save)
+{
+	const struct ioshape_attribute attributes[] = { { "written by", "examples/trainer.c" } };
+	const struct ioshape_metadata metadata = {
+		.step = model->step,
+		.attributes = attributes,
+		.attribute_count = 1,
+	};
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_tensor tensors[TENSORS];
+	int ret;
+
+	options.metadata = &metadata;
+	describe(model, tensors);
+	ret = ioshape_save_tensors_async(context, path, tensors, TENSORS, &options, save);
+	if (ret)
+		fprintf(stderr, "trainer: %s\n", ioshape_context_message(context));
+	return ret;
+}
+
+/* Waits for a save begun earlier, if any, and says what it did. */
+static int end_save(struct ioshape_save **save)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	int ret;
+
+	if (!*save)
+		return 0;
+	ret = ioshape_save_wait(*save, -1);
+	if (ret) {
+		fprintf(stderr, "trainer: %s\n", ioshape_save_message(*save));
+	} else {
+		ioshape_save_report(*save, &report);
+		printf("  saved %.1f MB: staged in %.1f ms (training waited), written in %.1f, synced in %.1f, "
+		       "put in place in %.1f ms; engine %s%s on %s%s%s\n",
+		       (double)report.file_bytes / 1e6, report.stage_s * 1e3, report.write_s * 1e3,
+		       report.sync_s * 1e3, report.commit_s * 1e3, report.engine,
+		       report.direct ? ", direct I/O," : "", report.filesystem,
+		       report.fallbacks ? "; " : "", report.fallback_text);
+	}
+	ioshape_save_free(*save);
+	*save = NULL;
+	return ret;
+}
+
+static void print_log(void *user, enum ioshape_log_level level, const char *message)
+{
+	(void)user;
+	(void)level;
+	fprintf(stderr, "ioshape: %s\n", message);
+}
+
+static int train(struct ioshape_context *context, const char *path, struct model *model, int64_t steps)
+{
+	struct ioshape_save *save = NULL;
+	int ret;
+
+	ret = resume(context, path, model);
+	if (ret && ret != -ENOENT)
+		return ret;
+	if (ret)
+		printf("starting anew\n");
+	else
+		printf("going on from step %" PRId64 ", loss %.6f\n", model->step, model->loss);
+	ret = 0;
+	for (int64_t end = model->step + steps; !ret && model->step < end;) {
+		train_one_step(model);
+		if (model->step % SAVE_EVERY)
+			continue;
+		printf("step %" PRId64 ", loss %.6f\n", model->step, model->loss);
+		ret = end_save(&save);
+		if (!ret)
+			ret = begin_save(context, path, model, &save);
+	}
+	return ret ? ret : end_save(&save);
+}
+
+int main(int argc, char **argv)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *context;
+	char message[512], path[4096];
+	struct model *model;
+	int ret;
+
+	if (argc < 2 || argc > 3) {
+		fprintf(stderr, "usage: %s DIRECTORY [STEPS]\n", argv[0]);
+		return 2;
+	}
+	snprintf(path, sizeof(path), "%s/model.pt", argv[1]);
+	model = calloc(1, sizeof(*model));
+	if (!model)
+		return 1;
+	options.log = print_log;
+	ret = ioshape_context_open(&context, &options, message, sizeof(message));
+	if (ret) {
+		fprintf(stderr, "trainer: %s\n", message);
+		free(model);
+		return 1;
+	}
+	ret = train(context, path, model, argc > 2 ? strtoll(argv[2], NULL, 10) : 30);
+	ioshape_context_free(context);
+	free(model);
+	return ret ? 1 : 0;
+}

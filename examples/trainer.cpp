@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The same from C++: handles that clean up after themselves, failures as exceptions.
+//
+//	trainer_cpp DIRECTORY
+#include <ioshape/ioshape.hpp>
+
+#include <cstdio>
+#include <numeric>
+
+int main(int argc, char **argv)
+{
+	if (argc != 2) {
+		std::fprintf(stderr, "usage: %s DIRECTORY\n", argv[0]);
+		return 2;
+	}
+	const std::string path = std::string(argv[1]) + "/model_cpp.pt";
+	try {
+		ioshape::context context;
+		std::vector<float> weights(256 * 128);
+		std::iota(weights.begin(), weights.end(), 0.0f);
+		const std::vector<std::int64_t> shape{ 256, 128 };
+		const std::vector<ioshape_tensor> tensors{ { "weights", IOSHAPE_FLOAT32, 2, shape.data(), nullptr,
+							     weights.data() } };
+
+		// In the background: `weights` may change as soon as the call returns.
+		ioshape::save save = context.save_tensors_async(path, tensors);
+		const std::vector<float> expected = weights;
+		weights.assign(weights.size(), -1.0f);
+		save.wait();
+		const ioshape_report report = save.report();
+		std::printf("saved %s: %.1f KB, engine %s\n", path.c_str(),
+			    static_cast<double>(report.file_bytes) / 1e3, report.engine);
+
+		ioshape::reader reader(context, path);
+		reader.load(reader.find_tensor("weights"), weights.data());
+		if (weights != expected) {
+			std::fprintf(stderr, "trainer_cpp: what was loaded is not what was saved\n");
+			return 1;
+		}
+		std::printf("loaded the same %zu values\n", weights.size());
+		return 0;
+	} catch (const ioshape::error &error) {
+		std::fprintf(stderr, "trainer_cpp: %s\n", error.what());
+		return 1;
+	}
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libioshape: checkpoint I/O in an orderly convoy. This header includes the whole C API. */
+#ifndef IOSHAPE_IOSHAPE_H
+#define IOSHAPE_IOSHAPE_H
+
+#include <ioshape/container.h>
+#include <ioshape/context.h>
+#include <ioshape/errors.h>
+#include <ioshape/tensors.h>
+#include <ioshape/version.h>
+
+#endif

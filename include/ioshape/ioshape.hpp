@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libioshape for C++17: the C API with destructors and exceptions, and nothing else.
+ *
+ * Handles can be moved, not copied. Failures throw ioshape::error, which is a std::system_error where the
+ * code is an errno. Ownership and threads are as the C headers say for the functions called.
+ */
+#ifndef IOSHAPE_IOSHAPE_HPP
+#define IOSHAPE_IOSHAPE_HPP
+
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <ioshape/ioshape.h>
+
+namespace ioshape
+{
+
+/* Names for the codes that are not errnos. */
+inline const std::error_category &category() noexcept
+{
+	struct our_category final : std::error_category {
+		const char *name() const noexcept override
+		{
+			return "ioshape";
+		}
+		std::string message(int code) const override
+		{
+			return ioshape_strerror(code);
+		}
+	};
+	static const our_category instance;
+	return instance;
+}
+
+/* A negative code of the C API as a std::error_code: errnos in the generic category, others in ours. */
+inline std::error_code make_error_code(int code) noexcept
+{
+	if (code < 0 && code > -4096)
+		return { -code, std::generic_category() };
+	return { code, category() };
+}
+
+/* What every failure throws. what() is the library's sentence: path, operation, remedy. */
+class error : public std::system_error {
+public:
+	error(int code, const char *message)
+		: std::system_error(make_error_code(code)), code_(code),
+		  message_(message && *message ? message : ioshape_strerror(code))
+	{
+	}
+	const char *what() const noexcept override
+	{
+		return message_.c_str();
+	}
+	/* The code as the C API returned it. */
+	int raw() const noexcept
+	{
+		return code_;
+	}
+
+private:
+	int code_;
+	std::string message_;
+};
+
+namespace detail
+{
+template <auto Free> struct deleter {
+	template <typename Handle> void operator()(Handle *handle) const noexcept
+	{
+		Free(handle);
+	}
+};
+} // namespace detail
+
+class save;
+class writer;
+class reader;
+
+class context {
+public:
+	context() : context(default_options())
+	{
+	}
+	explicit context(const ioshape_context_options &options)
+	{
+		char message[1024] = "";
+		ioshape_context *handle = nullptr;
+		const int code = ioshape_context_open(&handle, &options, message, sizeof(message));
+
+		if (code < 0)
+			throw error(code, message);
+		handle_.reset(handle);
+	}
+	static ioshape_context_options default_options()
+	{
+		return IOSHAPE_CONTEXT_OPTIONS_INIT;
+	}
+	void reserve(std::uint64_t bytes)
+	{
+		check(ioshape_context_reserve(get(), bytes));
+	}
+	void trim()
+	{
+		check(ioshape_context_trim(get()));
+	}
+
+	/* Blocks until the tensors are durable and in place. */
+	ioshape_report save_tensors(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		ioshape_report report = IOSHAPE_REPORT_INIT;
+
+		options.report = &report;
+		check(ioshape_save_tensors(get(), path.c_str(), tensors.data(), tensors.size(), &options));
+		return report;
+	}
+
+	/* Returns when the tensors may be changed. */
+	inline save save_tensors_async(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+				       const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT);
+
+	ioshape_context *get() const noexcept
+	{
+		return handle_.get();
+	}
+
+private:
+	friend class writer;
+	friend class reader;
+	void check(int code) const
+	{
+		if (code < 0)
+			throw error(code, ioshape_context_message(get()));
+	}
+	std::unique_ptr<ioshape_context, detail::deleter<ioshape_context_free>> handle_;
+};
+
+/* A save in the background. Destroying it before it has ended aborts it: wait() to keep it. */
+class save {
+public:
+	bool done() const
+	{
+		const int code = ioshape_save_poll(get());
+
+		if (code < 0)
+			throw error(code, "");
+		return code == 1;
+	}
+	/* Throws what the save failed with. */
+	void wait()
+	{
+		check(ioshape_save_wait(get(), -1));
+	}
+	/* False if it has not ended within the time. */
+	bool wait_for(std::chrono::milliseconds timeout)
+	{
+		const int code = ioshape_save_wait(get(), timeout.count() < 0 ? 0 : timeout.count());
+
+		if (code == -ETIMEDOUT && !done())
+			return false;
+		check(code);
+		return true;
+	}
+	ioshape_report report() const
+	{
+		ioshape_report report = IOSHAPE_REPORT_INIT;
+
+		check(ioshape_save_report(get(), &report));
+		return report;
+	}
+	ioshape_save *get() const noexcept
+	{
+		return handle_.get();
+	}
+
+private:
+	friend class context;
+	explicit save(ioshape_save *handle) : handle_(handle)
+	{
+	}
+	void check(int code) const
+	{
+		if (code < 0)
+			throw error(code, ioshape_save_message(get()));
+	}
+	std::unique_ptr<ioshape_save, detail::deleter<ioshape_save_free>> handle_;
+};
+
+inline save context::save_tensors_async(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+					const ioshape_save_options &options)
+{
+	ioshape_save *handle = nullptr;
+
+	check(ioshape_save_tensors_async(get(), path.c_str(), tensors.data(), tensors.size(), &options,
+					 &handle));
+	return save(handle);
+}
+
+/* Records into a container. Without commit() the file is abandoned. */
+class writer {
+public:
+	writer(const context &context, const std::string &path,
+	       const ioshape_writer_options &options = IOSHAPE_WRITER_OPTIONS_INIT)
+	{
+		ioshape_writer *handle = nullptr;
+
+		context.check(ioshape_writer_open(context.get(), path.c_str(), &options, &handle));
+		handle_.reset(handle);
+	}
+	void record(const std::string &name, const void *data, std::uint64_t bytes,
+		    std::uint32_t alignment = 0)
+	{
+		check(ioshape_writer_record(get(), name.c_str(), data, bytes, alignment));
+	}
+	void begin(const std::string &name, std::uint64_t bytes = IOSHAPE_UNKNOWN_BYTES,
+		   std::uint32_t alignment = 0)
+	{
+		check(ioshape_writer_begin(get(), name.c_str(), bytes, alignment));
+	}
+	void write(const void *data, std::size_t bytes)
+	{
+		check(ioshape_writer_write(get(), data, bytes));
+	}
+	void end()
+	{
+		check(ioshape_writer_end(get()));
+	}
+	ioshape_report commit()
+	{
+		ioshape_report report = IOSHAPE_REPORT_INIT;
+
+		check(ioshape_writer_commit(get(), &report));
+		return report;
+	}
+	ioshape_writer *get() const noexcept
+	{
+		return handle_.get();
+	}
+
+private:
+	void check(int code) const
+	{
+		if (code < 0)
+			throw error(code, ioshape_writer_message(get()));
+	}
+	std::unique_ptr<ioshape_writer, detail::deleter<ioshape_writer_free>> handle_;
+};
+
+/* Records and tensors of a file. */
+class reader {
+public:
+	reader(const context &context, const std::string &path,
+	       const ioshape_reader_options &options = IOSHAPE_READER_OPTIONS_INIT)
+	{
+		ioshape_reader *handle = nullptr;
+
+		context.check(ioshape_reader_open(context.get(), path.c_str(), &options, &handle));
+		handle_.reset(handle);
+	}
+
+	std::uint64_t records() const noexcept
+	{
+		return ioshape_reader_records(get());
+	}
+	ioshape_record_info record(std::uint64_t index) const
+	{
+		ioshape_record_info info = {};
+
+		info.size = sizeof(info);
+		check(ioshape_reader_record(get(), index, &info));
+		return info;
+	}
+	std::uint64_t find_record(const std::string &name) const
+	{
+		std::uint64_t index = 0;
+
+		check(ioshape_reader_find_record(get(), name.c_str(), &index));
+		return index;
+	}
+	void read(std::uint64_t record, std::uint64_t offset, void *into, std::size_t bytes) const
+	{
+		check(ioshape_reader_read(get(), record, offset, into, bytes));
+	}
+	void verify() const
+	{
+		check(ioshape_reader_verify(get()));
+	}
+
+	std::uint64_t tensors() const
+	{
+		std::uint64_t count = 0;
+
+		check(ioshape_reader_tensors(get(), &count));
+		return count;
+	}
+	ioshape_tensor_info tensor(std::uint64_t index) const
+	{
+		ioshape_tensor_info info = {};
+
+		info.size = sizeof(info);
+		check(ioshape_reader_tensor(get(), index, &info));
+		return info;
+	}
+	std::uint64_t find_tensor(const std::string &name) const
+	{
+		std::uint64_t index = 0;
+
+		check(ioshape_reader_find_tensor(get(), name.c_str(), &index));
+		return index;
+	}
+	void load(const std::vector<ioshape_load_request> &requests) const
+	{
+		check(ioshape_reader_load(get(), requests.data(), requests.size()));
+	}
+	/* One whole tensor into memory of tensor(index).bytes bytes. */
+	void load(std::uint64_t index, void *into) const
+	{
+		const ioshape_load_request request = { index, 0, tensor(index).bytes, into };
+
+		check(ioshape_reader_load(get(), &request, 1));
+	}
+	ioshape_metadata metadata() const
+	{
+		ioshape_metadata metadata = {};
+
+		check(ioshape_reader_metadata(get(), &metadata));
+		return metadata;
+	}
+	ioshape_reader *get() const noexcept
+	{
+		return handle_.get();
+	}
+
+private:
+	void check(int code) const
+	{
+		if (code < 0)
+			throw error(code, ioshape_reader_message(get()));
+	}
+	std::unique_ptr<ioshape_reader, detail::deleter<ioshape_reader_free>> handle_;
+};
+
+} // namespace ioshape
+
+#endif

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef IOSHAPE_VERSION_H
+#define IOSHAPE_VERSION_H
+
+#define IOSHAPE_VERSION_MAJOR 0
+#define IOSHAPE_VERSION_MINOR 1
+#define IOSHAPE_VERSION_PATCH 0
+#define IOSHAPE_VERSION "0.1.0"
+
+#endif

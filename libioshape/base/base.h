@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lowest floor: what every other floor stands on. No I/O but the environment and the clock.
+ */
+#ifndef BASE_BASE_H
+#define BASE_BASE_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ioshape/context.h>
+
+/* Marks the definition of a public function; everything else is hidden. */
+#define IOSHAPE_EXPORT __attribute__((visibility("default")))
+
+#define ARRAY_LENGTH(array) (sizeof(array) / sizeof((array)[0]))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define KIB 1024ull
+#define MIB (1024ull * KIB)
+#define GIB (1024ull * MIB)
+
+/* ---- Errors (error.c) ----------------------------------------------------------------------------- */
+
+#define BASE_ERROR_TEXT_BYTES 1024
+
+/*
+ * The first failure of an operation: a code and the sentence that goes with it. Zero it before use. It
+ * lives in handles or on the stack and owns nothing.
+ */
+struct base_error {
+	int code; /* 0 while nothing has failed */
+	char text[BASE_ERROR_TEXT_BYTES];
+};
+
+/*
+ * Records a failure and returns `code`, so that `return base_fail(...)` reads well. The first failure is
+ * the one that is kept: what fails while cleaning up must not hide it. The sentence should name path,
+ * operation and remedy; the text of the code is appended to it after a colon. `error` may be NULL.
+ */
+int base_fail(struct base_error *error, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* The same for -ENOMEM, naming what the memory was for. */
+int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes);
+
+/* ---- Log (log.c) ---------------------------------------------------------------------------------- */
+
+struct base_log {
+	ioshape_log_fn write; /* NULL: nobody listens */
+	void *user;
+	enum ioshape_log_level level;
+};
+
+void base_log(const struct base_log *log, enum ioshape_log_level level, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/* ---- Clock (clock.c) ------------------------------------------------------------------------------ */
+
+/* Monotonic; nanoseconds. */
+uint64_t base_now_ns(void);
+
+static inline double base_seconds(uint64_t ns)
+{
+	return (double)ns / 1e9;
+}
+
+/* ---- Options (options.c) -------------------------------------------------------------------------- */
+
+/*
+ * Takes over a caller's option struct that begins with `size_t size` into `into`, a struct of `known`
+ * bytes, whatever the age of the caller's headers. NULL leaves zeros. -EINVAL if bytes that this library
+ * does not know are not zero, or if the size is impossible; `what` names the struct in the sentence.
+ */
+int base_take_options(void *into, size_t known, const void *from, const char *what,
+		      struct base_error *error);
+
+/* The other way round, for structs that are filled: writes no more than the caller's `size`. */
+int base_give_struct(void *into, const void *from, size_t known, const char *what,
+		     struct base_error *error);
+
+/*
+ * Environment variables. An unset or empty one leaves *value alone. -EINVAL, naming the variable, its
+ * value and what is allowed, if it cannot be understood. Sizes take K, M, G, T (binary).
+ */
+int base_env_bytes(const char *variable, uint64_t *value, struct base_error *error);
+int base_env_count(const char *variable, uint32_t *value, struct base_error *error);
+/* `words` are the choices for 0, 1, 2, ..., ended by NULL. */
+int base_env_choice(const char *variable, const char *const *words, int *value,
+		    struct base_error *error);
+
+/* "4194304", "4M": a whole number and at most one suffix. -EINVAL, or -ERANGE above 64 bits. */
+int base_parse_bytes(const char *text, uint64_t *value);
+
+/* ---- Checksum (checksum.c) ------------------------------------------------------------------------ */
+
+/* CRC-32 of zip and gzip. `crc` continues an earlier result; 0 begins. */
+uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
+
+/* Copies and checksums in one pass, while each piece is in the first-level caches. */
+uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);
+
+/* The checksum of A followed by B, given both checksums and the length of B. */
+uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
+
+/* ---- Memory (memory.c) ---------------------------------------------------------------------------- */
+
+/*
+ * Page-aligned memory straight from the kernel: with huge pages where it has them, not inherited by
+ * forked children (kernel I/O may be writing to it). NULL if there is none.
+ */
+void *base_map(size_t bytes);
+void base_unmap(void *memory, size_t bytes);
+/* Touches every page now rather than at first use. Safe at any time: contents stay. */
+void base_prefault(void *memory, size_t bytes);
+
+/* Bytes that grow. Zero it to begin. After a failed append it is unchanged. */
+struct base_buffer {
+	uint8_t *data;
+	size_t bytes;
+	size_t room;
+};
+
+int base_buffer_reserve(struct base_buffer *buffer, size_t more); /* 0 or -ENOMEM */
+int base_buffer_append(struct base_buffer *buffer, const void *data, size_t bytes);
+void base_buffer_free(struct base_buffer *buffer);
+
+/* ---- Little-endian numbers (inline: the formats on disk are little-endian) ------------------------- */
+
+static inline void base_put_le(uint8_t *to, uint64_t value, unsigned bytes)
+{
+	for (unsigned i = 0; i < bytes; i++)
+		to[i] = (uint8_t)(value >> (8 * i));
+}
+
+static inline uint64_t base_get_le(const uint8_t *from, unsigned bytes)
+{
+	uint64_t value = 0;
+
+	for (unsigned i = 0; i < bytes; i++)
+		value |= (uint64_t)from[i] << (8 * i);
+	return value;
+}
+
+/* The next multiple of `alignment`, a power of two. The caller knows that it does not overflow. */
+static inline uint64_t base_round_up(uint64_t value, uint64_t alignment)
+{
+	return (value + alignment - 1) & ~(alignment - 1);
+}
+
+#endif

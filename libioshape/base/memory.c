@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+#define HUGE_PAGE_BYTES (2 * MIB)
+
+/* Begins on a huge page, so that the kernel can use them from the first byte on. */
+static void *map_aligned(size_t bytes)
+{
+	size_t room = bytes + HUGE_PAGE_BYTES;
+	uintptr_t begin, wanted;
+	void *memory;
+
+	memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (memory == MAP_FAILED)
+		return NULL;
+	begin = (uintptr_t)memory;
+	wanted = base_round_up(begin, HUGE_PAGE_BYTES);
+	if (wanted > begin)
+		munmap(memory, wanted - begin);
+	munmap((void *)(wanted + bytes), begin + room - (wanted + bytes));
+	return (void *)wanted;
+}
+
+void *base_map(size_t bytes)
+{
+	void *memory;
+
+	bytes = base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
+	if (bytes >= HUGE_PAGE_BYTES) {
+		memory = map_aligned(bytes);
+	} else {
+		memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (memory == MAP_FAILED)
+			memory = NULL;
+	}
+	if (!memory)
+		return NULL;
+	/* Both are wishes: without huge pages it is slower, without DONTFORK a fork copies more. */
+	madvise(memory, bytes, MADV_HUGEPAGE);
+	madvise(memory, bytes, MADV_DONTFORK);
+	return memory;
+}
+
+void base_unmap(void *memory, size_t bytes)
+{
+	if (memory)
+		munmap(memory, base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE)));
+}
+
+void base_prefault(void *memory, size_t bytes)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	volatile char *touch = memory;
+
+	if (!madvise(memory, bytes, MADV_POPULATE_WRITE))
+		return;
+	for (size_t i = 0; i < bytes; i += page)
+		touch[i] = touch[i];
+}
+
+int base_buffer_reserve(struct base_buffer *buffer, size_t more)
+{
+	size_t need, room;
+	uint8_t *data;
+
+	if (__builtin_add_overflow(buffer->bytes, more, &need))
+		return -ENOMEM;
+	if (need <= buffer->room)
+		return 0;
+	room = MAX(need, buffer->room + buffer->room / 2);
+	room = MAX(room, 256);
+	data = realloc(buffer->data, room);
+	if (!data)
+		return -ENOMEM;
+	buffer->data = data;
+	buffer->room = room;
+	return 0;
+}
+
+int base_buffer_append(struct base_buffer *buffer, const void *data, size_t bytes)
+{
+	int ret = base_buffer_reserve(buffer, bytes);
+
+	if (ret)
+		return ret;
+	if (bytes)
+		memcpy(buffer->data + buffer->bytes, data, bytes);
+	buffer->bytes += bytes;
+	return 0;
+}
+
+void base_buffer_free(struct base_buffer *buffer)
+{
+	free(buffer->data);
+	memset(buffer, 0, sizeof(*buffer));
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the floors meet: contexts, saves, and the public handles for records.
+ */
+#ifndef CKPT_CKPT_H
+#define CKPT_CKPT_H
+
+#include "base/base.h"
+#include "ring/ring.h"
+#include "zip/zip.h"
+
+#include <pthread.h>
+#include <sys/types.h>
+
+/* ---- Staging (staging.c): memory that asynchronous saves copy tensors into --------------------------- */
+
+/* The unit in which it is handed out and handed back. */
+#define CKPT_CHUNK_BYTES (16 * MIB)
+
+struct ckpt_chunk {
+	struct ckpt_chunk *next;
+	uint8_t *memory;
+};
+
+/*
+ * Chunks are made at need and kept. A save is admitted when all the chunks that it will hold at a time can
+ * be its own: then it can always go on, whatever other saves wait for. First come, first served.
+ */
+struct ckpt_pool {
+	pthread_mutex_t lock;
+	pthread_cond_t change;
+	struct ckpt_chunk *free;
+	size_t limit;    /* chunks that may be admitted at a time */
+	size_t admitted; /* promised to saves, whether they hold them yet or not */
+	uint64_t next_ticket, serving;
+};
+
+int ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes);
+/* Everything has been handed back. */
+void ckpt_pool_destroy(struct ckpt_pool *pool);
+/* Waits for room, or answers -EAGAIN. `chunks` is at most pool->limit. */
+int ckpt_pool_admit(struct ckpt_pool *pool, size_t chunks, bool refuse, struct base_error *error);
+/* Gives up a promise (or, after the chunk was put back, ends it). */
+void ckpt_pool_leave(struct ckpt_pool *pool, size_t chunks);
+/* A chunk that was promised. -ENOMEM if there is no memory for it after all. */
+int ckpt_pool_get(struct ckpt_pool *pool, struct ckpt_chunk **chunk, struct base_error *error);
+void ckpt_pool_put(struct ckpt_pool *pool, struct ckpt_chunk *chunk);
+/* Makes and prefaults free chunks until there are so many; frees those that nobody uses. */
+int ckpt_pool_reserve(struct ckpt_pool *pool, size_t chunks, struct base_error *error);
+void ckpt_pool_trim(struct ckpt_pool *pool);
+
+static inline uint64_t ckpt_chunks_for(uint64_t bytes)
+{
+	return bytes / CKPT_CHUNK_BYTES + (bytes % CKPT_CHUNK_BYTES != 0);
+}
+
+/* ---- Contexts (context.c, turns.c) ----------------------------------------------------------------------------- */
+
+/* Lanes that are kept for the next save; more than so many at a time come and go. */
+#define CKPT_KEPT_LANES 8
+
+/* Directories remembered as tidied of stale temporary files. */
+#define CKPT_KEPT_DIRECTORIES 256
+
+struct ioshape_context {
+	pid_t owner; /* the process that opened it */
+	struct base_log log;
+	struct ring_config config;
+	unsigned copy_threads;
+	enum ioshape_staging_full staging_full;
+	struct ckpt_pool pool;
+
+	pthread_mutex_t lock; /* of all below */
+	pthread_cond_t saves_change;
+	struct ring_lane *lanes[CKPT_KEPT_LANES];
+	size_t lane_count;
+	char *tidied[CKPT_KEPT_DIRECTORIES];
+	size_t tidied_count;
+	struct ckpt_turn *turns; /* saves that have begun, oldest first */
+	struct ioshape_save *background; /* handles not yet freed; async.c */
+};
+
+/* First in every call: -EINVAL without a context, -EPERM in a forked child. */
+int ckpt_enter(const struct ioshape_context *context, struct base_error *error);
+
+/* Last in every call: keeps the sentence for ioshape_context_message(), and returns `code`. */
+int ckpt_leave(struct ioshape_context *context, int code, const struct base_error *error);
+
+int ckpt_take_lane(struct ioshape_context *context, struct ring_lane **lane, struct base_error *error);
+void ckpt_return_lane(struct ioshape_context *context, struct ring_lane *lane);
+
+/* True once for each directory. */
+bool ckpt_should_tidy(struct ioshape_context *context, const char *path);
+
+/* A save's place among those to the same path: they commit in the order in which they began. */
+struct ckpt_turn {
+	struct ckpt_turn *next;
+	const char *path;
+	bool abort_waits; /* set under the context's lock to stop waiting */
+};
+
+void ckpt_turn_begin(struct ioshape_context *context, struct ckpt_turn *turn, const char *path);
+/* Waits until no earlier save to this path is left. -ECANCELED if abort_waits is set meanwhile. */
+int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn, struct base_error *error);
+void ckpt_turn_end(struct ioshape_context *context, struct ckpt_turn *turn);
+
+/* ---- Plans (plan.c): everything about a save but the tensors' bytes ------------------------------------- */
+
+struct ckpt_plan {
+	struct ioshape_tensor *tensors; /* copies: only `data` is still the caller's, and it is not kept longer */
+	struct zip_layout *layouts;     /* how each goes into its record, "data/<i>" */
+	struct zip_tensor_row *rows;    /* for the index */
+	size_t count;
+	struct base_buffer pickle; /* data.pkl */
+	struct ioshape_metadata metadata;
+	uint64_t tensor_bytes;   /* sum of the records of the tensors */
+	uint64_t expected_bytes; /* of the file, the index not counted */
+	void *memory;            /* names, shapes and strides of the copies */
+	void *metadata_memory;
+};
+
+/*
+ * Checks everything and copies it: afterwards only the tensors' data is still the caller's.
+ * -EINVAL or IOSHAPE_E_LIMIT for bad arguments.
+ */
+int ckpt_plan_make(struct ckpt_plan *plan, const struct ioshape_tensor *tensors, size_t count,
+		   const struct ioshape_metadata *metadata, struct base_error *error);
+void ckpt_plan_free(struct ckpt_plan *plan);
+
+/* Copies bytes [offset, offset + bytes) of a tensor's record, packed if need be, from the caller's data. */
+void ckpt_plan_copy(const struct ckpt_plan *plan, size_t tensor, uint64_t offset, void *into,
+		    size_t bytes);
+
+/* A deep copy of metadata in one piece of memory that the caller frees with free(). */
+int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory, const struct ioshape_metadata *from,
+		       struct base_error *error);
+
+/* ---- Saving (save.c) ------------------------------------------------------------------------------------- */
+
+struct ckpt_file_options {
+	ioshape_progress_fn progress;
+	void *progress_user;
+	bool no_replace, no_sync;
+};
+
+/* Where the bytes of the tensors come from. */
+struct ckpt_source {
+	/*
+	 * The next run of bytes of tensor `tensor` from `offset` on: at least one, at most *bytes. It stays
+	 * valid until the next call.
+	 */
+	int (*next)(void *user, size_t tensor, uint64_t offset, const void **data, size_t *bytes,
+		    struct base_error *error);
+	void *user;
+};
+
+/* One save, from the lane to the report, on the calling thread. The turn has begun. */
+int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,
+	      const struct ckpt_source *source, const struct ckpt_file_options *options,
+	      const atomic_bool *abort, struct ckpt_turn *turn, struct ioshape_report *report,
+	      struct base_error *error);
+
+/* Ends what is in the background, without a trace, and lets go of its handles. For the end of a context. */
+void ckpt_end_background(struct ioshape_context *context);
+
+/* Joins notes and what the writer knows into a report. */
+void ckpt_fill_report(struct ioshape_report *report, const struct ring_writer *writer,
+		      const struct ring_notes *notes, uint64_t payload_bytes);
+
+#endif

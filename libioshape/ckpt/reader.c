@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public handle for reading records and tensors. */
+#include "ckpt/ckpt.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ioshape_reader {
+	struct ioshape_context *context;
+	struct zip_reader zip;
+	struct ioshape_reader_options options;
+	struct base_error error; /* of the last call that failed */
+};
+
+static int open_reader(struct ioshape_context *context, const char *path,
+		       const struct ioshape_reader_options *options, struct ioshape_reader **out,
+		       struct base_error *error)
+{
+	struct ioshape_reader *reader = calloc(1, sizeof(*reader));
+	enum ioshape_direct direct = context->config.direct;
+	int ret;
+
+	if (!reader)
+		return base_no_memory(error, "a reader", sizeof(*reader));
+	if (context->config.engine == IOSHAPE_ENGINE_BUFFERED)
+		direct = IOSHAPE_DIRECT_OFF;
+	reader->context = context;
+	reader->options = *options;
+	ret = zip_reader_open(&reader->zip, path, direct, error);
+	if (ret) {
+		free(reader);
+		return ret;
+	}
+	*out = reader;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const char *path,
+				       const struct ioshape_reader_options *given,
+				       struct ioshape_reader **out)
+{
+	struct ioshape_reader_options options;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return -EINVAL;
+	*out = NULL;
+	ret = ckpt_enter(context, &error);
+	if (!ret)
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_reader_options", &error);
+	if (!ret && !path)
+		ret = base_fail(&error, -EINVAL, "no path to read from was given");
+	if (!ret)
+		ret = open_reader(context, path, &options, out, &error);
+	return ckpt_leave(context, ret, &error);
+}
+
+IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
+{
+	if (!reader)
+		return;
+	zip_reader_close(&reader->zip);
+	free(reader);
+}
+
+IOSHAPE_EXPORT const char *ioshape_reader_message(struct ioshape_reader *reader)
+{
+	return reader ? reader->error.text : "";
+}
+
+/* First in every call that can fail. Forgets the last failure. */
+static int enter(struct ioshape_reader *reader)
+{
+	if (!reader)
+		return -EINVAL;
+	memset(&reader->error, 0, sizeof(reader->error));
+	return ckpt_enter(reader->context, &reader->error);
+}
+
+/* ---- Records ----------------------------------------------------------------------------------------------- */
+
+/* The index is bookkeeping of the container, not a record of the user's; it is the last if there is one. */
+static uint64_t record_count(const struct ioshape_reader *reader)
+{
+	return reader->zip.directory.count - reader->zip.has_index;
+}
+
+static int check_record(struct ioshape_reader *reader, uint64_t index)
+{
+	if (index < record_count(reader))
+		return 0;
+	return base_fail(&reader->error, -ENOENT, "%s has %llu records; there is no number %llu",
+			 reader->zip.input.path, (unsigned long long)record_count(reader),
+			 (unsigned long long)index);
+}
+
+IOSHAPE_EXPORT uint64_t ioshape_reader_records(struct ioshape_reader *reader)
+{
+	return reader ? record_count(reader) : 0;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_record(struct ioshape_reader *reader, uint64_t index,
+					 struct ioshape_record_info *info)
+{
+	struct ioshape_record_info full = { .size = sizeof(full) };
+	const struct zip_entry *entry;
+	int ret = enter(reader);
+
+	if (!ret)
+		ret = check_record(reader, index);
+	if (ret)
+		return ret;
+	entry = &reader->zip.directory.entries[index];
+	full.name = entry->name;
+	full.bytes = entry->bytes;
+	full.file_offset = entry->data_offset;
+	full.crc32 = entry->crc32;
+	return base_give_struct(info, &full, sizeof(full), "ioshape_record_info", &reader->error);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name,
+					      uint64_t *index)
+{
+	int ret = enter(reader);
+
+	if (!ret && (!name || !zip_names_find(reader->zip.directory.names, name, strlen(name), index) ||
+		     *index >= record_count(reader)))
+		ret = base_fail(&reader->error, -ENOENT, "%s has no record \"%s\"", reader->zip.input.path,
+				name ? name : "");
+	return ret;
+}
+
+static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
+		       bool verify)
+{
+	struct ring_lane *lane;
+	int ret;
+
+	ret = ckpt_take_lane(reader->context, &lane, &reader->error);
+	if (!ret)
+		ret = zip_reader_read(&reader->zip, lane, ranges, count, verify, reader->options.progress,
+				      reader->options.progress_user, &reader->error);
+	ckpt_return_lane(reader->context, lane);
+	return ret;
+}
+
+static bool is_outside(uint64_t offset, uint64_t bytes, uint64_t limit)
+{
+	return offset > limit || bytes > limit - offset;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset,
+				       void *into, size_t bytes)
+{
+	const struct zip_range range = { record, offset, bytes, into };
+	const struct zip_entry *entry;
+	int ret = enter(reader);
+
+	if (!ret)
+		ret = check_record(reader, record);
+	if (ret)
+		return ret;
+	entry = &reader->zip.directory.entries[record];
+	if (is_outside(offset, bytes, entry->bytes))
+		return base_fail(&reader->error, -ERANGE,
+				 "record \"%s\" of %s has %llu bytes; %llu from offset %llu are not all in it",
+				 entry->name, reader->zip.input.path, (unsigned long long)entry->bytes,
+				 (unsigned long long)bytes, (unsigned long long)offset);
+	if (bytes && !into)
+		return base_fail(&reader->error, -EINVAL, "no memory was given to read \"%s\" into",
+				 entry->name);
+	return read_ranges(reader, &range, 1, !reader->options.no_verify);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)
+{
+	struct zip_range *ranges;
+	uint64_t count;
+	int ret = enter(reader);
+
+	if (ret)
+		return ret;
+	count = record_count(reader);
+	ranges = calloc(MAX(count, 1), sizeof(*ranges));
+	if (!ranges)
+		return base_no_memory(&reader->error, "verifying", count * sizeof(*ranges));
+	for (uint64_t i = 0; i < count; i++)
+		ranges[i] = (struct zip_range){ i, 0, reader->zip.directory.entries[i].bytes, NULL };
+	ret = read_ranges(reader, ranges, count, true);
+	free(ranges);
+	return ret;
+}
+
+/* ---- Tensors ------------------------------------------------------------------------------------------------- */
+
+static int enter_table(struct ioshape_reader *reader)
+{
+	int ret = enter(reader);
+
+	if (!ret && !(reader->zip.has_index && reader->zip.index.has_table))
+		ret = base_fail(&reader->error, IOSHAPE_E_NO_TABLE,
+				"%s was not saved by ioshape_save_tensors(); read its records, or open it in "
+				"Python",
+				reader->zip.input.path);
+	return ret;
+}
+
+static int check_tensor(struct ioshape_reader *reader, uint64_t index)
+{
+	if (index < reader->zip.index.tensor_count)
+		return 0;
+	return base_fail(&reader->error, -ENOENT, "%s has %llu tensors; there is no number %llu",
+			 reader->zip.input.path, (unsigned long long)reader->zip.index.tensor_count,
+			 (unsigned long long)index);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_tensors(struct ioshape_reader *reader, uint64_t *count)
+{
+	int ret = enter_table(reader);
+
+	if (!ret)
+		*count = reader->zip.index.tensor_count;
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_tensor(struct ioshape_reader *reader, uint64_t index,
+					 struct ioshape_tensor_info *info)
+{
+	struct ioshape_tensor_info full = { .size = sizeof(full) };
+	const struct zip_tensor_row *row;
+	int ret = enter_table(reader);
+
+	if (!ret)
+		ret = check_tensor(reader, index);
+	if (ret)
+		return ret;
+	row = &reader->zip.index.tensors[index];
+	full.name = row->name;
+	full.dtype = (enum ioshape_dtype)row->dtype;
+	full.dims = row->dims;
+	full.shape = row->shape;
+	full.strides = row->strides;
+	full.record = row->record;
+	full.bytes = reader->zip.directory.entries[row->record].bytes;
+	return base_give_struct(info, &full, sizeof(full), "ioshape_tensor_info", &reader->error);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_find_tensor(struct ioshape_reader *reader, const char *name,
+					      uint64_t *index)
+{
+	int ret = enter_table(reader);
+
+	if (!ret && (!name || !zip_names_find(reader->zip.tensor_names, name, strlen(name), index)))
+		ret = base_fail(&reader->error, -ENOENT, "%s has no tensor \"%s\"", reader->zip.input.path,
+				name ? name : "");
+	return ret;
+}
+
+static int make_range(struct ioshape_reader *reader, const struct ioshape_load_request *request,
+		      struct zip_range *range)
+{
+	const struct zip_tensor_row *row;
+	uint64_t bytes;
+	int ret;
+
+	ret = check_tensor(reader, request->tensor);
+	if (ret)
+		return ret;
+	row = &reader->zip.index.tensors[request->tensor];
+	bytes = reader->zip.directory.entries[row->record].bytes;
+	if (is_outside(request->offset, request->bytes, bytes))
+		return base_fail(&reader->error, -ERANGE,
+				 "tensor \"%s\" of %s has %llu bytes; %llu from offset %llu are not all in it",
+				 row->name, reader->zip.input.path, (unsigned long long)bytes,
+				 (unsigned long long)request->bytes, (unsigned long long)request->offset);
+	if (request->bytes && !request->into)
+		return base_fail(&reader->error, -EINVAL, "no memory was given to load \"%s\" into", row->name);
+	*range = (struct zip_range){ row->record, request->offset, request->bytes, request->into };
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
+				       const struct ioshape_load_request *requests, size_t count)
+{
+	struct zip_range *ranges;
+	int ret = enter_table(reader);
+
+	if (!ret && count && !requests)
+		ret = base_fail(&reader->error, -EINVAL, "%zu requests were announced, but none given", count);
+	if (ret || !count)
+		return ret;
+	ranges = calloc(count, sizeof(*ranges));
+	if (!ranges)
+		return base_no_memory(&reader->error, "requests", count * sizeof(*ranges));
+	for (size_t i = 0; !ret && i < count; i++)
+		ret = make_range(reader, &requests[i], &ranges[i]);
+	if (!ret)
+		ret = read_ranges(reader, ranges, count, !reader->options.no_verify);
+	free(ranges);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_metadata(struct ioshape_reader *reader, struct ioshape_metadata *metadata)
+{
+	int ret = enter(reader);
+
+	if (ret)
+		return ret;
+	if (reader->zip.has_index)
+		*metadata = reader->zip.index.metadata;
+	else
+		*metadata = (struct ioshape_metadata){ 0 };
+	return 0;
+}

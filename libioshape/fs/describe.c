@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#ifndef STATX_DIOALIGN
+#define STATX_DIOALIGN 0x2000U /* Linux 6.1; the two fields lie in what older headers call spare */
+#endif
+
+/* Offsets of stx_dio_mem_align and stx_dio_offset_align in struct statx, part of the kernel's ABI. */
+#define DIO_MEM_ALIGN_AT 0x98
+#define DIO_OFFSET_ALIGN_AT 0x9c
+
+/* Mount tables of big clusters have thousands of lines; what lies beyond this is not looked at. */
+#define MOUNTINFO_BYTES (1 * MIB)
+
+static void read_alignment(struct fs_info *info, const struct statx *status)
+{
+	if (!(status->stx_mask & STATX_DIOALIGN))
+		return;
+	memcpy(&info->memory_alignment, (const char *)status + DIO_MEM_ALIGN_AT, 4);
+	memcpy(&info->offset_alignment, (const char *)status + DIO_OFFSET_ALIGN_AT, 4);
+	info->direct_known = true;
+	info->direct_works = info->offset_alignment != 0;
+}
+
+/* The type's name from the mount table; leaves the name made from the magic where that fails. */
+static void read_type(struct fs_info *info, unsigned device_major, unsigned device_minor)
+{
+	struct base_buffer text = { 0 };
+	ssize_t got;
+	int fd;
+
+	fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	do {
+		if (base_buffer_reserve(&text, 16 * KIB))
+			goto out;
+		got = read(fd, text.data + text.bytes, text.room - text.bytes - 1);
+		if (got > 0)
+			text.bytes += (size_t)got;
+	} while (got > 0 && text.bytes < MOUNTINFO_BYTES);
+	text.data[text.bytes] = 0;
+	fs_mountinfo_type((const char *)text.data, device_major, device_minor, info->type,
+			  sizeof(info->type));
+out:
+	base_buffer_free(&text);
+	close(fd);
+}
+
+static void find_type(struct fs_info *info, struct fs_memory *memory, unsigned device_major,
+		      unsigned device_minor)
+{
+	if (memory && *memory->type && memory->device_major == device_major &&
+	    memory->device_minor == device_minor) {
+		memcpy(info->type, memory->type, sizeof(info->type));
+		return;
+	}
+	fs_magic_name(info->magic, info->type, sizeof(info->type));
+	read_type(info, device_major, device_minor);
+	if (memory) {
+		memcpy(memory->type, info->type, sizeof(memory->type));
+		memory->device_major = device_major;
+		memory->device_minor = device_minor;
+	}
+}
+
+int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
+		struct base_error *error)
+{
+	struct statx status;
+	struct statfs system;
+
+	memset(info, 0, sizeof(*info));
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_DIOALIGN, &status))
+		return base_fail(error, -errno, "cannot look at %s (statx)", path);
+	if (fstatfs(fd, &system))
+		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)", path);
+	info->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
+	info->free_bytes = (uint64_t)system.f_bavail * (uint64_t)system.f_frsize;
+	info->block_bytes = status.stx_blksize;
+	read_alignment(info, &status);
+	find_type(info, memory, status.stx_dev_major, status.stx_dev_minor);
+	return 0;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "fs/fs.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+	uint64_t magic;
+	const char *name;
+} known[] = {
+	{ 0x0bd00bd0, "lustre" }, { 0x19830326, "beegfs" }, { 0x47504653, "gpfs" },
+	{ 0x00c36400, "ceph" },	  { 0x00006969, "nfs" },    { 0x58465342, "xfs" },
+	{ 0x0000ef53, "ext4" },	  { 0x9123683e, "btrfs" },  { 0x01021994, "tmpfs" },
+	{ 0x794c7630, "overlay" }, { 0x65735546, "fuse" },  { 0x2fc12fc1, "zfs" },
+};
+
+void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(known); i++) {
+		if (known[i].magic == magic) {
+			snprintf(type, type_bytes, "%s", known[i].name);
+			return;
+		}
+	}
+	snprintf(type, type_bytes, "0x%llx", (unsigned long long)magic);
+}
+
+/*
+ * A line of mountinfo: "36 35 98:0 /root /mount options [optional ...] - type source super-options". The
+ * number of optional fields varies; " - " ends them.
+ */
+static int line_type(const char *line, const char *end, unsigned device_major, unsigned device_minor,
+		     char *type, size_t type_bytes)
+{
+	unsigned line_major, line_minor;
+	const char *dash;
+	size_t length;
+
+	if (sscanf(line, "%*u %*u %u:%u ", &line_major, &line_minor) != 2)
+		return -ENOENT;
+	if (line_major != device_major || line_minor != device_minor)
+		return -ENOENT;
+	dash = memmem(line, (size_t)(end - line), " - ", 3);
+	if (!dash)
+		return -ENOENT;
+	dash += 3;
+	for (length = 0; dash + length < end && dash[length] != ' '; length++)
+		;
+	if (!length || length >= type_bytes)
+		return -ENOENT;
+	memcpy(type, dash, length);
+	type[length] = 0;
+	return 0;
+}
+
+int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned device_minor, char *type,
+		      size_t type_bytes)
+{
+	const char *line, *end;
+
+	for (line = mountinfo; *line; line = *end ? end + 1 : end) {
+		end = strchr(line, '\n');
+		if (!end)
+			end = line + strlen(line);
+		if (!line_type(line, end, device_major, device_minor, type, type_bytes))
+			return 0;
+	}
+	return -ENOENT;
+}

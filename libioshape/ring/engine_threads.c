@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A few threads that call pwrite and pread: for kernels and sandboxes without io_uring. */
+#define _GNU_SOURCE
+#include "ring/ring.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define MAX_THREADS 16
+
+struct op_queue {
+	struct ring_op *first;
+	struct ring_op **end;
+};
+
+struct pool {
+	pthread_mutex_t lock;
+	pthread_cond_t work;  /* something to do, or time to leave */
+	pthread_cond_t news;  /* something is done */
+	struct op_queue todo, done;
+	unsigned in_flight;   /* submitted and not yet handed back; the owner's */
+	bool leaving;
+	unsigned threads;
+	pthread_t thread[MAX_THREADS];
+};
+
+static void queue_init(struct op_queue *queue)
+{
+	queue->first = NULL;
+	queue->end = &queue->first;
+}
+
+static void queue_put(struct op_queue *queue, struct ring_op *op)
+{
+	op->next = NULL;
+	*queue->end = op;
+	queue->end = &op->next;
+}
+
+static struct ring_op *queue_get(struct op_queue *queue)
+{
+	struct ring_op *op = queue->first;
+
+	if (op) {
+		queue->first = op->next;
+		if (!queue->first)
+			queue->end = &queue->first;
+	}
+	return op;
+}
+
+static void run(struct ring_op *op)
+{
+	ssize_t moved;
+
+	if (op->kind == RING_WRITE)
+		moved = pwrite(op->fd, op->data, op->bytes, (off_t)op->offset);
+	else
+		moved = pread(op->fd, op->data, op->bytes, (off_t)op->offset);
+	op->result = moved < 0 ? -errno : moved;
+}
+
+static void *serve(void *argument)
+{
+	struct pool *pool = argument;
+	struct ring_op *op;
+
+	pthread_mutex_lock(&pool->lock);
+	for (;;) {
+		op = queue_get(&pool->todo);
+		if (op) {
+			pthread_mutex_unlock(&pool->lock);
+			run(op);
+			pthread_mutex_lock(&pool->lock);
+			queue_put(&pool->done, op);
+			pthread_cond_signal(&pool->news);
+		} else if (pool->leaving) {
+			break;
+		} else {
+			pthread_cond_wait(&pool->work, &pool->lock);
+		}
+	}
+	pthread_mutex_unlock(&pool->lock);
+	return NULL;
+}
+
+static void threads_close(void *engine)
+{
+	struct pool *pool = engine;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->leaving = true;
+	pthread_cond_broadcast(&pool->work);
+	pthread_mutex_unlock(&pool->lock);
+	for (unsigned i = 0; i < pool->threads; i++)
+		pthread_join(pool->thread[i], NULL);
+	pthread_cond_destroy(&pool->news);
+	pthread_cond_destroy(&pool->work);
+	pthread_mutex_destroy(&pool->lock);
+	free(pool);
+}
+
+static int start_threads(struct pool *pool, unsigned wanted)
+{
+	sigset_t all, before;
+	int ret = 0;
+
+	/* The application's signals are for its own threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	while (!ret && pool->threads < wanted) {
+		ret = pthread_create(&pool->thread[pool->threads], NULL, serve, pool);
+		if (!ret)
+			pool->threads++;
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	/* Fewer than wanted are slower, none at all is a failure. */
+	return pool->threads ? 0 : -ret;
+}
+
+static int threads_open(void **engine, const struct ring_engine_params *params, char *why,
+			size_t why_bytes)
+{
+	struct pool *pool;
+	int ret;
+
+	why[0] = 0;
+	pool = calloc(1, sizeof(*pool));
+	if (!pool) {
+		snprintf(why, why_bytes, "no memory");
+		return -ENOMEM;
+	}
+	pthread_mutex_init(&pool->lock, NULL);
+	pthread_cond_init(&pool->work, NULL);
+	pthread_cond_init(&pool->news, NULL);
+	queue_init(&pool->todo);
+	queue_init(&pool->done);
+	ret = start_threads(pool, MIN(params->depth, MAX_THREADS));
+	if (ret) {
+		snprintf(why, why_bytes, "no thread could be started: %s", ioshape_strerror(ret));
+		threads_close(pool);
+		return ret;
+	}
+	*engine = pool;
+	return 0;
+}
+
+static void threads_attach(void *engine, int fd)
+{
+	(void)engine;
+	(void)fd;
+}
+
+static void threads_detach(void *engine)
+{
+	(void)engine;
+}
+
+static int threads_submit(void *engine, struct ring_op *op)
+{
+	struct pool *pool = engine;
+
+	pthread_mutex_lock(&pool->lock);
+	queue_put(&pool->todo, op);
+	pthread_cond_signal(&pool->work);
+	pthread_mutex_unlock(&pool->lock);
+	pool->in_flight++;
+	return 0;
+}
+
+static struct ring_op *threads_wait(void *engine)
+{
+	struct pool *pool = engine;
+	struct ring_op *op;
+
+	if (!pool->in_flight)
+		return NULL;
+	pthread_mutex_lock(&pool->lock);
+	while (!(op = queue_get(&pool->done)))
+		pthread_cond_wait(&pool->news, &pool->lock);
+	pthread_mutex_unlock(&pool->lock);
+	pool->in_flight--;
+	return op;
+}
+
+const struct ring_engine_ops ring_engine_threads = {
+	.id = "threads",
+	.direct = true,
+	.open = threads_open,
+	.attach = threads_attach,
+	.detach = threads_detach,
+	.submit = threads_submit,
+	.wait = threads_wait,
+	.close = threads_close,
+};

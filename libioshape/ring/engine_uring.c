@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* io_uring: the slabs are one registered buffer, the file is registered, both where the kernel lets us. */
+#define _GNU_SOURCE
+#include "ring/ring.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* The kernel takes no larger registered buffer. */
+#define MAX_REGISTERED_BYTES (1 * GIB)
+
+struct uring {
+	struct io_uring ring;
+	uint8_t *slabs; /* registered as buffer 0; NULL if they are not */
+	size_t slabs_bytes;
+	bool has_file_table;
+	int attached_fd; /* registered as file 0; -1 if none is */
+	unsigned in_flight;
+	/*
+	 * If the kernel stops taking submissions altogether (a seccomp filter installed since), the one
+	 * request it refused is handed back with this code, and so is every later one.
+	 */
+	int broken;
+	struct ring_op *refused;
+};
+
+static bool worth_retrying(int ret)
+{
+	return ret == -EINTR || ret == -EAGAIN || ret == -EBUSY;
+}
+
+/*
+ * Completions are only needed when we wait, so the kernel need not interrupt us for them (COOP_TASKRUN,
+ * Linux 5.19). SINGLE_ISSUER and DEFER_TASKRUN would bind the ring to one thread, but a kept ring serves
+ * whichever thread saves next; with a few large requests in flight they gain nothing measurable.
+ */
+static int set_up(struct uring *uring, unsigned depth)
+{
+	static const unsigned flags[] = { IORING_SETUP_COOP_TASKRUN, 0 };
+	int ret = -EINVAL;
+
+	for (size_t i = 0; ret == -EINVAL && i < ARRAY_LENGTH(flags); i++)
+		ret = io_uring_queue_init(depth, &uring->ring, flags[i]);
+	return ret;
+}
+
+/* A sandbox may allow setting a ring up and forbid entering it: only a round trip tells. */
+static int round_trip(struct uring *uring)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&uring->ring);
+	struct io_uring_cqe *cqe;
+	int ret;
+
+	io_uring_prep_nop(sqe);
+	do {
+		ret = io_uring_submit_and_wait(&uring->ring, 1);
+	} while (worth_retrying(ret));
+	if (ret < 0)
+		return ret;
+	ret = io_uring_peek_cqe(&uring->ring, &cqe);
+	if (ret)
+		return ret;
+	io_uring_cqe_seen(&uring->ring, cqe);
+	return 0;
+}
+
+static const char *remedy_for(int code)
+{
+	switch (code) {
+	case -EPERM:
+	case -EACCES:
+		return " (a seccomp profile or kernel.io_uring_disabled forbids it)";
+	case -ENOSYS:
+		return " (the kernel is older than 5.1 or built without it)";
+	case -ENOMEM:
+		return " (RLIMIT_MEMLOCK is too low)";
+	default:
+		return "";
+	}
+}
+
+static void register_slabs(struct uring *uring, const struct ring_engine_params *params, char *why,
+			   size_t why_bytes)
+{
+	struct iovec slabs = { params->slabs, params->slabs_bytes };
+	int ret = -ENOTSUP;
+
+	if (params->slabs && params->slabs_bytes <= MAX_REGISTERED_BYTES)
+		ret = io_uring_register_buffers(&uring->ring, &slabs, 1);
+	if (!ret) {
+		uring->slabs = params->slabs;
+		uring->slabs_bytes = params->slabs_bytes;
+	} else if (params->slabs) {
+		snprintf(why, why_bytes, "buffers not registered: %s%s", ioshape_strerror(ret),
+			 remedy_for(ret));
+	}
+}
+
+static int uring_open(void **engine, const struct ring_engine_params *params, char *why, size_t why_bytes)
+{
+	static const int no_file = -1;
+	struct uring *uring;
+	int ret;
+
+	why[0] = 0;
+	uring = calloc(1, sizeof(*uring));
+	if (!uring) {
+		snprintf(why, why_bytes, "no memory");
+		return -ENOMEM;
+	}
+	uring->attached_fd = -1;
+	ret = set_up(uring, params->depth);
+	if (ret) {
+		snprintf(why, why_bytes, "io_uring refused: %s%s", ioshape_strerror(ret), remedy_for(ret));
+		free(uring);
+		return ret;
+	}
+	io_uring_ring_dontfork(&uring->ring);
+	ret = round_trip(uring);
+	if (ret) {
+		snprintf(why, why_bytes, "io_uring cannot be entered: %s%s", ioshape_strerror(ret),
+			 remedy_for(ret));
+		io_uring_queue_exit(&uring->ring);
+		free(uring);
+		return ret;
+	}
+	register_slabs(uring, params, why, why_bytes);
+	/* An empty place for the file of the moment. Not to have one costs a lookup per request: no note. */
+	uring->has_file_table = !io_uring_register_files(&uring->ring, &no_file, 1);
+	*engine = uring;
+	return 0;
+}
+
+static void set_file(struct uring *uring, int fd)
+{
+	uring->attached_fd = -1;
+	if (!uring->has_file_table)
+		return;
+	if (io_uring_register_files_update(&uring->ring, 0, &fd, 1) == 1)
+		uring->attached_fd = fd;
+}
+
+static void uring_attach(void *engine, int fd)
+{
+	set_file(engine, fd);
+}
+
+static void uring_detach(void *engine)
+{
+	set_file(engine, -1);
+}
+
+static bool in_slabs(const struct uring *uring, const struct ring_op *op)
+{
+	const uint8_t *data = op->data;
+
+	return uring->slabs && data >= uring->slabs &&
+	       data + op->bytes <= uring->slabs + uring->slabs_bytes;
+}
+
+static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct ring_op *op)
+{
+	bool registered = op->fd == uring->attached_fd;
+	int fd = registered ? 0 : op->fd;
+	unsigned bytes = (unsigned)op->bytes;
+
+	if (in_slabs(uring, op)) {
+		if (op->kind == RING_WRITE)
+			io_uring_prep_write_fixed(sqe, fd, op->data, bytes, op->offset, 0);
+		else
+			io_uring_prep_read_fixed(sqe, fd, op->data, bytes, op->offset, 0);
+	} else if (op->kind == RING_WRITE) {
+		io_uring_prep_write(sqe, fd, op->data, bytes, op->offset);
+	} else {
+		io_uring_prep_read(sqe, fd, op->data, bytes, op->offset);
+	}
+	if (registered)
+		sqe->flags |= IOSQE_FIXED_FILE;
+	io_uring_sqe_set_data(sqe, op);
+}
+
+static int uring_submit(void *engine, struct ring_op *op)
+{
+	struct uring *uring = engine;
+	struct io_uring_sqe *sqe;
+	int ret;
+
+	if (uring->broken)
+		return uring->broken;
+	sqe = io_uring_get_sqe(&uring->ring);
+	if (!sqe)
+		return -EBUSY;
+	prepare(uring, sqe, op);
+	ret = io_uring_submit(&uring->ring);
+	if (ret < 0 && !worth_retrying(ret)) {
+		uring->broken = ret;
+		uring->refused = op;
+		return 0;
+	}
+	/* What was worth retrying is still in the submission queue: wait() submits it again. */
+	uring->in_flight++;
+	return 0;
+}
+
+static struct ring_op *uring_wait(void *engine)
+{
+	static const struct timespec moment = { 0, 1000000 };
+	struct uring *uring = engine;
+	struct io_uring_cqe *cqe;
+	struct ring_op *op;
+
+	if (uring->refused) {
+		op = uring->refused;
+		op->result = uring->broken;
+		uring->refused = NULL;
+		return op;
+	}
+	if (!uring->in_flight)
+		return NULL;
+	while (io_uring_peek_cqe(&uring->ring, &cqe)) {
+		int ret = io_uring_submit_and_wait(&uring->ring, 1);
+
+		/* Completions arrive all the same when the kernel no longer lets us in. */
+		if (ret < 0 && ret != -EINTR)
+			nanosleep(&moment, NULL);
+	}
+	op = io_uring_cqe_get_data(cqe);
+	op->result = cqe->res;
+	io_uring_cqe_seen(&uring->ring, cqe);
+	uring->in_flight--;
+	return op;
+}
+
+static void uring_close(void *engine)
+{
+	struct uring *uring = engine;
+
+	io_uring_queue_exit(&uring->ring);
+	free(uring);
+}
+
+const struct ring_engine_ops ring_engine_uring = {
+	.id = "uring",
+	.direct = true,
+	.open = uring_open,
+	.attach = uring_attach,
+	.detach = uring_detach,
+	.submit = uring_submit,
+	.wait = uring_wait,
+	.close = uring_close,
+};

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A file open for reading, twice: through the page cache and, where possible, past it. */
+#define _GNU_SOURCE
+#include "ring/ring.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int open_buffered(struct ring_input *input, const char *path, struct base_error *error)
+{
+	struct stat status;
+
+	/* O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular files. */
+	input->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	if (input->fd < 0)
+		return base_fail(error, -errno, "cannot open %s", path);
+	if (fstat(input->fd, &status))
+		return base_fail(error, -errno, "cannot look at %s (fstat)", path);
+	if (S_ISDIR(status.st_mode))
+		return base_fail(error, -EISDIR, "cannot load %s; give the name of a file", path);
+	if (!S_ISREG(status.st_mode))
+		return base_fail(error, -ESPIPE, "cannot load %s; it is not a regular file", path);
+	input->bytes = (uint64_t)status.st_size;
+	return fs_describe(input->fd, path, NULL, &input->fs, error);
+}
+
+/* The very same file, whatever has taken its name since: by way of /proc. */
+static int open_direct(struct ring_input *input, enum ioshape_direct direct, struct base_error *error)
+{
+	char same_file[64];
+
+	if (direct == IOSHAPE_DIRECT_OFF)
+		return 0;
+	errno = EOPNOTSUPP;
+	if (!input->fs.direct_known || input->fs.direct_works) {
+		snprintf(same_file, sizeof(same_file), "/proc/self/fd/%d", input->fd);
+		input->direct_fd = open(same_file, O_RDONLY | O_CLOEXEC | O_DIRECT);
+	}
+	if (input->direct_fd < 0 && direct == IOSHAPE_DIRECT_REQUIRE)
+		return base_fail(error, -errno,
+				 "cannot use direct I/O on %s (%s), which was required; use direct=prefer",
+				 input->path, input->fs.type);
+	return 0;
+}
+
+int ring_input_open(struct ring_input *input, const char *path, enum ioshape_direct direct,
+		    struct base_error *error)
+{
+	int ret;
+
+	memset(input, 0, sizeof(*input));
+	input->fd = input->direct_fd = -1;
+	input->path = strdup(path);
+	if (!input->path)
+		return base_no_memory(error, "a path", strlen(path));
+	ret = open_buffered(input, path, error);
+	if (!ret)
+		ret = open_direct(input, direct, error);
+	if (ret)
+		ring_input_close(input);
+	return ret;
+}
+
+void ring_input_close(struct ring_input *input)
+{
+	if (input->direct_fd >= 0)
+		close(input->direct_fd);
+	if (input->fd >= 0)
+		close(input->fd);
+	free(input->path);
+	memset(input, 0, sizeof(*input));
+	input->fd = input->direct_fd = -1;
+}
+
+int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
+		   struct base_error *error)
+{
+	size_t done = 0;
+	ssize_t got;
+
+	while (done < bytes) {
+		got = pread(input->fd, (char *)into + done, bytes - done, (off_t)(offset + done));
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return base_fail(error, -errno, "cannot read %s at offset %llu", input->path,
+					 (unsigned long long)(offset + done));
+		if (!got)
+			return base_fail(error, IOSHAPE_E_DAMAGED,
+					 "%s ends at offset %llu, before what was to be read; it was cut short "
+					 "while open",
+					 input->path, (unsigned long long)(offset + done));
+		done += (size_t)got;
+	}
+	return 0;
+}

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "ring/lane.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Interruptions and shortages in a row, without a byte moved, before we believe that they will not end. */
+#define MAX_RETRIES 100
+
+const struct ring_engine_ops *ring_engine_order[] = {
+	&ring_engine_uring,
+	&ring_engine_threads,
+	&ring_engine_buffered,
+	NULL,
+};
+
+const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which)
+{
+	switch (which) {
+	case IOSHAPE_ENGINE_URING:
+		return &ring_engine_uring;
+	case IOSHAPE_ENGINE_THREADS:
+		return &ring_engine_threads;
+	case IOSHAPE_ENGINE_BUFFERED:
+		return &ring_engine_buffered;
+	case IOSHAPE_ENGINE_NIL:
+		return &ring_engine_nil;
+	default:
+		return NULL;
+	}
+}
+
+void ring_note(struct ring_notes *notes, const char *format, ...)
+{
+	size_t used;
+	va_list args;
+
+	if (!notes)
+		return;
+	notes->count++;
+	used = strlen(notes->text);
+	if (used) {
+		snprintf(notes->text + used, sizeof(notes->text) - used, "; ");
+		used = strlen(notes->text);
+	}
+	va_start(args, format);
+	vsnprintf(notes->text + used, sizeof(notes->text) - used, format, args);
+	va_end(args);
+}
+
+int ring_lane_open(struct ring_lane **out, const struct ring_config *config, struct base_error *error)
+{
+	size_t slabs_bytes = config->block_bytes * config->depth;
+	struct ring_lane *lane;
+
+	*out = NULL;
+	lane = calloc(1, sizeof(*lane));
+	if (!lane)
+		return base_no_memory(error, "an I/O lane", sizeof(*lane));
+	lane->config = *config;
+	lane->fd = -1;
+	lane->slots = calloc(config->depth, sizeof(*lane->slots));
+	lane->slabs = base_map(slabs_bytes);
+	if (!lane->slots || !lane->slabs) {
+		base_no_memory(error, "I/O buffers", slabs_bytes);
+		ring_lane_close(lane);
+		return -ENOMEM;
+	}
+	for (unsigned i = config->depth; i-- > 0;) {
+		lane->slots[i].slab = lane->slabs + i * config->block_bytes;
+		ring_lane_give_back(lane, &lane->slots[i]);
+	}
+	*out = lane;
+	return 0;
+}
+
+void ring_lane_close(struct ring_lane *lane)
+{
+	if (!lane)
+		return;
+	ring_lane_drain(lane, NULL);
+	if (lane->ops)
+		lane->ops->close(lane->engine);
+	base_unmap(lane->slabs, lane->config.block_bytes * lane->config.depth);
+	free(lane->slots);
+	free(lane);
+}
+
+/* ---- Engine and file ------------------------------------------------------------------------------- */
+
+static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops, char *why,
+		      size_t why_bytes)
+{
+	struct ring_engine_params params = {
+		.depth = lane->config.depth,
+		.slabs = lane->slabs,
+		.slabs_bytes = lane->config.block_bytes * lane->config.depth,
+		.log = lane->config.log,
+	};
+	int ret = ops->open(&lane->engine, &params, why, why_bytes);
+
+	if (!ret)
+		lane->ops = ops;
+	return ret;
+}
+
+static void remember_step_down(struct ring_lane *lane, const char *why)
+{
+	size_t used = strlen(lane->step_down);
+
+	if (*why)
+		snprintf(lane->step_down + used, sizeof(lane->step_down) - used, "%s%s", used ? ", " : "",
+			 why);
+}
+
+int ring_lane_start(struct ring_lane *lane, struct base_error *error)
+{
+	const struct ring_engine_ops *asked = ring_engine_of(lane->config.engine);
+	char why[200] = "";
+	int ret = -ENOTSUP;
+
+	if (lane->ops)
+		return 0;
+	if (asked) {
+		ret = try_engine(lane, asked, why, sizeof(why));
+		if (ret)
+			return base_fail(error, ret,
+					 "cannot use the %s engine that was asked for (%s); choose another "
+					 "or leave the choice to the library",
+					 asked->id, why);
+		remember_step_down(lane, why);
+		return 0;
+	}
+	for (size_t i = 0; ret && ring_engine_order[i]; i++) {
+		ret = try_engine(lane, ring_engine_order[i], why, sizeof(why));
+		remember_step_down(lane, why);
+	}
+	if (ret)
+		return base_fail(error, ret, "no engine can be used (%s)", lane->step_down);
+	if (*lane->step_down)
+		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s", lane->ops->id,
+			 lane->step_down);
+	return 0;
+}
+
+void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool reading,
+		      struct ring_notes *notes)
+{
+	lane->fd = fd;
+	lane->path = path;
+	lane->reading = reading;
+	lane->verb = reading ? "read" : "write";
+	lane->notes = notes;
+	lane->direct = false;
+	lane->alignment = 1;
+	lane->ops->attach(lane->engine, fd);
+	if (*lane->step_down)
+		ring_note(notes, "%s", lane->step_down);
+}
+
+void ring_lane_detach(struct ring_lane *lane)
+{
+	if (lane->fd < 0)
+		return;
+	lane->ops->detach(lane->engine);
+	lane->fd = -1;
+	lane->path = NULL;
+	lane->notes = NULL;
+}
+
+static int set_direct(int fd, bool on)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0)
+		return -errno;
+	flags = on ? flags | O_DIRECT : flags & ~O_DIRECT;
+	return fcntl(fd, F_SETFL, flags) ? -errno : 0;
+}
+
+int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct base_error *error)
+{
+	int ret;
+
+	if (!lane->ops->direct || lane->config.direct == IOSHAPE_DIRECT_OFF)
+		return 0;
+	ret = fs->direct_known && !fs->direct_works ? -ENOTSUP : set_direct(lane->fd, true);
+	if (ret && lane->config.direct == IOSHAPE_DIRECT_REQUIRE)
+		return base_fail(error, ret,
+				 "cannot use direct I/O on %s (%s), which was required; use direct=prefer",
+				 lane->path, fs->type);
+	if (ret) {
+		ring_note(lane->notes, "no direct I/O on %s: %s", fs->type, ioshape_strerror(ret));
+		return 0;
+	}
+	lane->direct = true;
+	/* What the kernel does not say is at most a page on every filesystem known to us. */
+	lane->alignment = fs->offset_alignment ? fs->offset_alignment : 4096;
+	return 0;
+}
+
+/* ---- Slots ----------------------------------------------------------------------------------------- */
+
+static struct ring_slot *slot_of(struct ring_op *op)
+{
+	return (struct ring_slot *)((char *)op - offsetof(struct ring_slot, op));
+}
+
+struct ring_slot *ring_lane_free_slot(struct ring_lane *lane)
+{
+	struct ring_op *op = lane->free;
+
+	if (!op)
+		return NULL;
+	lane->free = op->next;
+	return slot_of(op);
+}
+
+void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot)
+{
+	slot->op.next = lane->free;
+	lane->free = &slot->op;
+}
+
+static int send(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+{
+	int ret;
+
+	slot->op.fd = lane->fd;
+	slot->op.kind = lane->reading ? RING_READ : RING_WRITE;
+	slot->op.data = slot->slab + slot->moved;
+	slot->op.bytes = slot->bytes - slot->moved;
+	slot->op.offset = slot->offset + slot->moved;
+	ret = lane->ops->submit(lane->engine, &slot->op);
+	if (ret)
+		return base_fail(error, ret, "cannot %s %s at offset %llu: the %s engine took no request",
+				 lane->verb, lane->path, (unsigned long long)slot->op.offset,
+				 lane->ops->id);
+	slot->in_flight = true;
+	lane->in_flight++;
+	return 0;
+}
+
+int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+{
+	slot->moved = 0;
+	slot->retries = 0;
+	return send(lane, slot, error);
+}
+
+static const char *remedy_for(int code)
+{
+	switch (code) {
+	case -ENOSPC:
+		return "; free space or save elsewhere";
+	case -EDQUOT:
+		return "; free some of your quota or save elsewhere";
+	case -EIO:
+		return "; the storage failed, see the kernel's log";
+	case -EFBIG:
+		return "; the filesystem or a limit (ulimit -f) does not allow files this large";
+	default:
+		return "";
+	}
+}
+
+static int fail_slot(struct ring_lane *lane, struct ring_slot *slot, int code, struct base_error *error)
+{
+	return base_fail(error, code, "cannot %s %s at offset %llu (%zu bytes, %s engine)%s", lane->verb,
+			 lane->path, (unsigned long long)slot->op.offset, slot->op.bytes, lane->ops->id,
+			 remedy_for(code));
+}
+
+/* A file that refuses direct I/O only when it is used: on to the page cache, if we may. */
+static bool leave_direct(struct ring_lane *lane, int code)
+{
+	if (code != -EINVAL && code != -EOPNOTSUPP)
+		return false;
+	if (lane->config.direct == IOSHAPE_DIRECT_REQUIRE)
+		return false;
+	if (!lane->direct) /* another request has already changed the mode; this one is sent again */
+		return lane->alignment > 1;
+	if (set_direct(lane->fd, false))
+		return false;
+	lane->direct = false;
+	ring_note(lane->notes, "direct I/O failed at use, went on buffered: %s", ioshape_strerror(code));
+	return true;
+}
+
+/* Counts the retries in a row, and leaves the device a moment from the third on. */
+static bool may_retry(struct ring_slot *slot)
+{
+	const struct timespec pause = { 0, 1000000 };
+
+	if (++slot->retries > MAX_RETRIES)
+		return false;
+	if (slot->retries > 2)
+		nanosleep(&pause, NULL);
+	return true;
+}
+
+/*
+ * Decides what a completion means: 0 it is done, 1 the rest must be sent, negative it failed. Direct I/O
+ * continues only at aligned places, so of a short result what lies behind the last one is done again.
+ */
+static int judge(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+{
+	int64_t result = slot->op.result;
+	size_t moved;
+
+	if (result == (int64_t)slot->op.bytes) {
+		slot->moved = slot->bytes;
+		return 0;
+	}
+	if (result == -EINTR || result == -EAGAIN) {
+		if (!may_retry(slot))
+			return fail_slot(lane, slot, (int)result, error);
+	} else if (result < 0) {
+		if (!leave_direct(lane, (int)result) || !may_retry(slot))
+			return fail_slot(lane, slot, (int)result, error);
+	} else if (result > (int64_t)slot->op.bytes) {
+		return fail_slot(lane, slot, -EIO, error);
+	} else {
+		moved = slot->moved + (size_t)result;
+		if (lane->reading && (!result || moved % lane->alignment)) {
+			slot->moved = moved; /* the end of the file */
+			return 0;
+		}
+		moved -= lane->direct ? moved % lane->alignment : 0;
+		if (moved > slot->moved)
+			slot->retries = 0;
+		else if (!may_retry(slot))
+			return fail_slot(lane, slot, -EIO, error);
+		slot->moved = moved;
+	}
+	if (lane->notes)
+		lane->notes->short_results++;
+	return 1;
+}
+
+/* Waits for one completion and carries it through. */
+static int reap(struct ring_lane *lane, struct base_error *error)
+{
+	struct ring_op *op = lane->ops->wait(lane->engine);
+	struct ring_slot *slot;
+	int ret;
+
+	if (!op) {
+		lane->in_flight = 0;
+		return base_fail(error, -EIO, "the %s engine lost requests for %s", lane->ops->id, lane->path);
+	}
+	slot = slot_of(op);
+	slot->in_flight = false;
+	lane->in_flight--;
+	ret = judge(lane, slot, error);
+	if (ret == 1)
+		ret = send(lane, slot, error);
+	/* Whoever reads has yet to look at the slab. */
+	if (!slot->in_flight && !lane->reading)
+		ring_lane_give_back(lane, slot);
+	return ret;
+}
+
+int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error)
+{
+	int ret;
+
+	while (!(*slot = ring_lane_free_slot(lane))) {
+		ret = reap(lane, error);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+{
+	int ret = 0;
+
+	while (!ret && slot->in_flight)
+		ret = reap(lane, error);
+	return ret;
+}
+
+int ring_lane_drain(struct ring_lane *lane, struct base_error *error)
+{
+	int first = 0;
+
+	while (lane->in_flight) {
+		int ret = reap(lane, error);
+
+		if (ret && !first)
+			first = ret;
+	}
+	return first;
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the ring floor: slabs going round between whoever fills or empties them and the engine.
+ *
+ * Writing: take a slot, fill its slab, submit it; ...; drain. Reading: take, submit, and finish() each
+ * slot in the order of submission before it is given back.
+ */
+#ifndef RING_LANE_H
+#define RING_LANE_H
+
+#include "ring/ring.h"
+
+struct ring_slot {
+	struct ring_op op;
+	uint8_t *slab; /* config.block_bytes of it */
+	uint64_t offset; /* what was asked for, whatever the engine has made of op since */
+	size_t bytes;
+	size_t moved;     /* on completion: less than bytes only when reading past the end of the file */
+	unsigned retries; /* since the last progress */
+	bool in_flight;
+};
+
+struct ring_lane {
+	struct ring_config config;
+	uint8_t *slabs;
+	struct ring_slot *slots;
+	struct ring_op *free; /* slots' ops that nobody uses */
+	unsigned in_flight;
+	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
+	void *engine;
+	char step_down[256]; /* why the engine is not, or not quite, the preferred one; "" if it is */
+
+	struct fs_memory fs_memory;
+
+	/* The file of the moment. */
+	int fd;
+	const char *path;
+	const char *verb; /* "write" or "read" */
+	bool reading;
+	bool direct;           /* fd is in O_DIRECT mode now */
+	uint32_t alignment;    /* of offsets and sizes while it is */
+	struct ring_notes *notes; /* may be NULL */
+};
+
+/* Opens the engine unless a former file did. -EINVAL and the like only if no engine at all works. */
+int ring_lane_start(struct ring_lane *lane, struct base_error *error);
+
+/* Begins and ends work on one file. Nothing may be in flight at the end. */
+void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool reading,
+		      struct ring_notes *notes);
+void ring_lane_detach(struct ring_lane *lane);
+
+/*
+ * Switches the file to direct I/O if engine, policy and filesystem agree. -ENOTSUP, with a sentence, if
+ * they do not and the policy is to require it; otherwise a note says why not.
+ */
+int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct base_error *error);
+
+/* A free slot; NULL if all are in flight. */
+struct ring_slot *ring_lane_free_slot(struct ring_lane *lane);
+void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot);
+
+/* A free slot, waiting for the engine to finish one if need be. When writing, finished slots are free. */
+int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error);
+
+/* Sends slot->bytes of the slab to or from slot->offset. A failure that comes back at once is reported. */
+int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
+
+/* Waits until this slot is done; others may be done on the way. */
+int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
+
+/* Waits until nothing is in flight, come what may; the first failure is reported. */
+int ring_lane_drain(struct ring_lane *lane, struct base_error *error);
+
+#endif

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A file written front to back: bytes gather in slabs, full slabs leave through the lane. */
+#define _GNU_SOURCE
+#include "ring/lane.h"
+#include "ring/target.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/*
+ * Up to here a file is written with one pwrite: setting up direct I/O and preallocating would cost more
+ * than they bring.
+ */
+#define SMALL_FILE_BYTES (1 * MIB)
+
+struct ring_writer {
+	struct ring_lane *lane;
+	struct ring_file_options options;
+	struct ring_notes *notes;
+	struct ring_target target;
+	struct fs_info fs;
+	struct ring_slot *slot; /* being filled; NULL at a block's boundary */
+	size_t used;            /* of its slab */
+	uint64_t submitted;     /* bytes that have left in full blocks */
+	bool through_engine;    /* at least one block has */
+	bool was_direct;
+	bool nil; /* the engine drops everything: there is no file */
+	bool failed;
+	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
+};
+
+/* Runs before each step: the one place that progress and abort are heeded. */
+static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct base_error *error)
+{
+	const struct ring_file_options *options = &writer->options;
+	int stop = 0;
+
+	if (options->abort && atomic_load_explicit(options->abort, memory_order_relaxed))
+		return base_fail(error, -ECANCELED, "the save to %s was aborted", writer->target.path);
+	if (options->progress)
+		stop = options->progress(options->progress_user, phase, ring_writer_offset(writer),
+					 options->progress_total);
+	if (stop && phase < IOSHAPE_PHASE_COMMIT)
+		return base_fail(error, -ECANCELED, "the save to %s was stopped by its progress callback",
+				 writer->target.path);
+	return 0;
+}
+
+static int preallocate(struct ring_writer *writer, struct base_error *error)
+{
+	uint64_t bytes = writer->options.expected_bytes;
+	int ret;
+
+	if (bytes <= SMALL_FILE_BYTES || writer->target.stream)
+		return 0;
+	do {
+		ret = fallocate(writer->target.fd, 0, 0, (off_t)bytes) ? -errno : 0;
+	} while (ret == -EINTR);
+	switch (ret) {
+	case 0:
+		return 0;
+	case -ENOSPC:
+	case -EDQUOT:
+	case -EFBIG:
+	case -EIO:
+		return base_fail(error, ret,
+				 "cannot save to %s: it needs %llu bytes and %llu are free on its filesystem "
+				 "(%s); free space or save elsewhere",
+				 writer->target.path, (unsigned long long)bytes,
+				 (unsigned long long)writer->fs.free_bytes, writer->fs.type);
+	default:
+		ring_note(writer->notes, "no preallocation on %s: %s", writer->fs.type,
+			  ioshape_strerror(ret));
+		return 0;
+	}
+}
+
+static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
+{
+	int ret;
+
+	ret = ring_target_open(&writer->target, path, writer->notes, error);
+	if (ret)
+		return ret;
+	if (writer->options.remove_stale && !writer->target.stream)
+		ring_remove_stale(writer->target.directory_fd, writer->target.directory,
+				  &writer->lane->config.log);
+	ret = fs_describe(writer->target.fd, path, &writer->lane->fs_memory, &writer->fs, error);
+	if (ret)
+		return ret;
+	return preallocate(writer, error);
+}
+
+int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const char *path,
+		     const struct ring_file_options *options, struct ring_notes *notes,
+		     struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	struct ring_writer *writer;
+	int ret = 0;
+
+	*out = NULL;
+	writer = calloc(1, sizeof(*writer));
+	if (!writer)
+		return base_no_memory(error, "a file writer", sizeof(*writer));
+	writer->lane = lane;
+	writer->options = *options;
+	writer->notes = notes;
+	writer->target.directory_fd = writer->target.fd = writer->target.lock_fd = -1;
+	writer->nil = lane->config.engine == IOSHAPE_ENGINE_NIL;
+	if (!writer->nil)
+		ret = open_file(writer, path, error);
+	else if (!(writer->target.path = strdup(path)))
+		ret = base_no_memory(error, "a path", strlen(path));
+	if (!ret)
+		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
+	writer->plan_ns = base_now_ns() - begin;
+	if (ret) {
+		ring_writer_free(writer);
+		return ret;
+	}
+	*out = writer;
+	return 0;
+}
+
+uint64_t ring_writer_offset(const struct ring_writer *writer)
+{
+	return writer->submitted + writer->used;
+}
+
+/* ---- Blocks ------------------------------------------------------------------------------------------ */
+
+/* For pipes: a reader that went away must be an error, not a signal that ends the application. */
+static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
+{
+	const struct timespec no_time = { 0, 0 };
+	sigset_t pipe_signal, before, pending;
+	bool was_pending;
+	ssize_t moved;
+	int code;
+
+	sigemptyset(&pipe_signal);
+	sigaddset(&pipe_signal, SIGPIPE);
+	sigpending(&pending);
+	was_pending = sigismember(&pending, SIGPIPE);
+	pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
+	moved = write(fd, data, bytes);
+	code = errno;
+	if (moved < 0 && code == EPIPE && !was_pending)
+		sigtimedwait(&pipe_signal, NULL, &no_time);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	errno = code;
+	return moved;
+}
+
+/* Without an engine: small files, pipes and devices. Offsets are only known to regular files. */
+static int write_plainly(struct ring_writer *writer, const uint8_t *data, size_t bytes,
+			 struct base_error *error)
+{
+	struct ring_target *target = &writer->target;
+	size_t done = 0;
+	ssize_t moved;
+
+	while (done < bytes) {
+		if (target->stream)
+			moved = write_without_sigpipe(target->fd, data + done, bytes - done);
+		else
+			moved = pwrite(target->fd, data + done, bytes - done,
+				       (off_t)(writer->submitted + done));
+		if (moved < 0 && errno == EINTR) {
+			writer->notes->short_results++;
+			continue;
+		}
+		if (moved <= 0)
+			return base_fail(error, moved ? -errno : -EIO, "cannot write %s at offset %llu",
+					 target->path, (unsigned long long)(writer->submitted + done));
+		done += (size_t)moved;
+		if (done < bytes)
+			writer->notes->short_results++;
+	}
+	return 0;
+}
+
+static int start_engine(struct ring_writer *writer, struct base_error *error)
+{
+	struct ring_lane *lane = writer->lane;
+	int ret = ring_lane_start(lane, error);
+
+	if (ret)
+		return ret;
+	ring_lane_attach(lane, writer->target.fd, writer->target.path, false, writer->notes);
+	writer->through_engine = true;
+	ret = ring_lane_go_direct(lane, &writer->fs, error);
+	writer->was_direct = lane->direct;
+	return ret;
+}
+
+/* Sends the slab being filled, all of it or, at the end of the file, what there is. */
+static int send_block(struct ring_writer *writer, struct base_error *error)
+{
+	struct ring_slot *slot = writer->slot;
+	size_t bytes = writer->used;
+	int ret;
+
+	ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+	if (ret)
+		return ret;
+	if (writer->target.stream) {
+		ret = write_plainly(writer, slot->slab, bytes, error);
+		if (ret)
+			return ret;
+		ring_lane_give_back(writer->lane, slot);
+	} else {
+		if (!writer->through_engine)
+			ret = start_engine(writer, error);
+		if (ret)
+			return ret;
+		slot->offset = writer->submitted;
+		/* Direct I/O takes whole units only: the tail is padded, and cut off by finish(). */
+		slot->bytes = writer->lane->direct ? base_round_up(bytes, writer->lane->alignment) : bytes;
+		memset(slot->slab + bytes, 0, slot->bytes - bytes);
+		ret = ring_lane_submit(writer->lane, slot, error);
+		if (ret)
+			return ret;
+	}
+	writer->slot = NULL;
+	writer->used = 0;
+	writer->submitted += bytes;
+	return 0;
+}
+
+/* Where the next bytes go, and how many fit. */
+static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room, struct base_error *error)
+{
+	int ret;
+
+	if (!writer->slot) {
+		ret = ring_lane_take(writer->lane, &writer->slot, error);
+		if (ret)
+			return ret;
+	}
+	*to = writer->slot->slab + writer->used;
+	*room = writer->lane->config.block_bytes - writer->used;
+	return 0;
+}
+
+static int append(struct ring_writer *writer, const uint8_t *data, size_t bytes, uint32_t *crc,
+		  struct base_error *error)
+{
+	size_t piece, room;
+	uint8_t *to;
+	int ret = 0;
+
+	while (!ret && bytes) {
+		ret = find_room(writer, &to, &room, error);
+		if (ret)
+			break;
+		piece = MIN(bytes, room);
+		if (!data)
+			memset(to, 0, piece);
+		else if (crc)
+			*crc = base_copy_crc32(*crc, to, data, piece);
+		else
+			memcpy(to, data, piece);
+		writer->used += piece;
+		bytes -= piece;
+		data = data ? data + piece : NULL;
+		if (piece == room)
+			ret = send_block(writer, error);
+	}
+	return ret;
+}
+
+static int put(struct ring_writer *writer, const void *data, size_t bytes, uint32_t *crc,
+	       struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	if (writer->failed)
+		return base_fail(error, -EIO, "cannot go on with %s after a failure; save again",
+				 writer->target.path);
+	ret = append(writer, data, bytes, crc, error);
+	writer->failed = ret != 0;
+	writer->write_ns += base_now_ns() - begin;
+	return ret;
+}
+
+int ring_writer_put(struct ring_writer *writer, const void *data, size_t bytes, uint32_t *crc,
+		    struct base_error *error)
+{
+	/* NULL means zeros further down, and may come with no bytes here. */
+	return bytes ? put(writer, data, bytes, crc, error) : 0;
+}
+
+int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_error *error)
+{
+	return put(writer, NULL, bytes, NULL, error);
+}
+
+/* ---- The end ------------------------------------------------------------------------------------------ */
+
+static int write_rest(struct ring_writer *writer, struct base_error *error)
+{
+	int ret = 0;
+
+	if (writer->slot && !writer->through_engine && !writer->target.stream && !writer->nil &&
+	    writer->used <= SMALL_FILE_BYTES) {
+		ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+		if (!ret)
+			ret = write_plainly(writer, writer->slot->slab, writer->used, error);
+		if (ret)
+			return ret;
+		ring_lane_give_back(writer->lane, writer->slot);
+		writer->slot = NULL;
+		writer->submitted += writer->used;
+		writer->used = 0;
+		return 0;
+	}
+	if (writer->slot)
+		ret = send_block(writer, error);
+	if (!ret)
+		ret = ring_lane_drain(writer->lane, error);
+	return ret;
+}
+
+/* Takes away what the padding of the last block and too large an estimate left behind the end. */
+static int cut(struct ring_writer *writer, struct base_error *error)
+{
+	int ret;
+
+	if (writer->target.stream || writer->nil)
+		return 0;
+	do {
+		ret = ftruncate(writer->target.fd, (off_t)writer->submitted) ? -errno : 0;
+	} while (ret == -EINTR);
+	if (ret)
+		return base_fail(error, ret, "cannot cut %s to its length (ftruncate)",
+				 writer->target.path);
+	return 0;
+}
+
+static int finish(struct ring_writer *writer, struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	ret = write_rest(writer, error);
+	if (!ret && (writer->through_engine || writer->options.expected_bytes > SMALL_FILE_BYTES))
+		ret = cut(writer, error);
+	writer->write_ns += base_now_ns() - begin;
+	if (ret)
+		return ret;
+	ret = tell(writer, IOSHAPE_PHASE_SYNC, error);
+	begin = base_now_ns();
+	if (!ret && !writer->options.no_sync && !writer->nil)
+		ret = ring_target_sync(&writer->target, error);
+	writer->sync_ns = base_now_ns() - begin;
+	return ret;
+}
+
+int ring_writer_finish(struct ring_writer *writer, struct base_error *error)
+{
+	int ret;
+
+	if (writer->failed)
+		return base_fail(error, -EIO, "cannot finish %s after a failure; save again",
+				 writer->target.path);
+	ret = finish(writer, error);
+	writer->failed = ret != 0;
+	return ret;
+}
+
+int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
+	/* From here on the file must not be used through the engine, which may keep it open. */
+	if (writer->through_engine)
+		ring_lane_detach(writer->lane);
+	if (!ret && !writer->nil)
+		ret = ring_target_commit(&writer->target, writer->options.no_replace,
+					 writer->options.no_sync, writer->notes, error);
+	writer->commit_ns = base_now_ns() - begin;
+	if (!ret)
+		tell(writer, IOSHAPE_PHASE_DONE, NULL);
+	return ret;
+}
+
+void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report)
+{
+	const struct ring_lane *lane = writer->lane;
+
+	report->file_bytes = ring_writer_offset(writer);
+	report->plan_s += base_seconds(writer->plan_ns);
+	report->write_s += base_seconds(writer->write_ns);
+	report->sync_s += base_seconds(writer->sync_ns);
+	report->commit_s += base_seconds(writer->commit_ns);
+	/* What was small enough to leave with one plain write is the buffered engine's work in spirit. */
+	snprintf(report->engine, sizeof(report->engine), "%s",
+		 writer->through_engine ? lane->ops->id : writer->nil ? "nil" : "buffered");
+	report->direct = writer->was_direct;
+	report->queue_depth = writer->through_engine ? lane->config.depth : 1;
+	report->block_bytes = lane->config.block_bytes;
+	report->memory_alignment = writer->fs.memory_alignment;
+	report->offset_alignment = writer->fs.offset_alignment;
+	snprintf(report->filesystem, sizeof(report->filesystem), "%s", writer->fs.type);
+}
+
+void ring_writer_free(struct ring_writer *writer)
+{
+	if (!writer)
+		return;
+	ring_lane_drain(writer->lane, NULL);
+	if (writer->slot)
+		ring_lane_give_back(writer->lane, writer->slot);
+	ring_lane_detach(writer->lane);
+	ring_target_close(&writer->target);
+	free(writer);
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The bytes around the records, as torch writes them: no time stamps, so that equal tensors make
+ * equal files; lengths and checksum behind the data, so that the file is written from front to back
+ * in one go.
+ */
+#include "zip/layout.h"
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* Room for `bytes` more, zeroed and counted. NULL without memory. */
+static uint8_t *extend(struct base_buffer *out, size_t bytes)
+{
+	uint8_t *at;
+
+	if (base_buffer_reserve(out, bytes))
+		return NULL;
+	at = out->data + out->bytes;
+	memset(at, 0, bytes);
+	out->bytes += bytes;
+	return at;
+}
+
+/* Like torch: true sizes in the zip64 field as far as they are known, so that a repair tool can use
+ * them. */
+static void put_zip64_field(uint8_t *at, uint64_t bytes)
+{
+	if (bytes == IOSHAPE_UNKNOWN_BYTES)
+		bytes = 0;
+	base_put_le(at, ZIP64_FIELD_ID, 2);
+	base_put_le(at + 2, ZIP64_LOCAL_FIELD_BYTES - ZIP_FIELD_HEAD_BYTES, 2);
+	base_put_le(at + 4, bytes, 8);
+	base_put_le(at + 12, bytes, 8);
+}
+
+int zip_encode_header(struct base_buffer *out, const char *name, const struct zip_place *place,
+		      uint64_t bytes)
+{
+	size_t name_bytes = strlen(name);
+	size_t fixed = ZIP_LOCAL_BYTES + name_bytes;
+	size_t zip64_bytes = place->zip64 ? ZIP64_LOCAL_FIELD_BYTES : 0;
+	size_t padding;
+	uint8_t *at;
+
+	if (place->header_bytes < fixed + zip64_bytes + ZIP_PADDING_FIELD_BYTES)
+		return -EINVAL; /* planned for another name */
+	padding = place->header_bytes - fixed - zip64_bytes - ZIP_PADDING_FIELD_BYTES;
+	if (padding >= ZIP_LARGE_ALIGNMENT)
+		return -EINVAL;
+	at = extend(out, place->header_bytes);
+	if (!at)
+		return -ENOMEM;
+	base_put_le(at, ZIP_LOCAL_SIGNATURE, 4);
+	base_put_le(at + ZIP_LOCAL_FLAGS, ZIP_FLAG_UTF8 | ZIP_FLAG_DESCRIPTOR, 2);
+	if (place->zip64) {
+		base_put_le(at + ZIP_LOCAL_NEEDED, ZIP_VERSION_ZIP64, 2);
+		base_put_le(at + ZIP_LOCAL_PACKED, ZIP_IN_ZIP64_32, 4);
+		base_put_le(at + ZIP_LOCAL_SIZE, ZIP_IN_ZIP64_32, 4);
+	}
+	base_put_le(at + ZIP_LOCAL_NAME, name_bytes, 2);
+	base_put_le(at + ZIP_LOCAL_EXTRA, place->header_bytes - fixed, 2);
+	memcpy(at + ZIP_LOCAL_BYTES, name, name_bytes);
+	at += fixed;
+	if (place->zip64)
+		put_zip64_field(at, bytes);
+	at += zip64_bytes;
+	base_put_le(at, ZIP_PADDING_FIELD_ID, 2);
+	base_put_le(at + 2, padding, 2);
+	memset(at + ZIP_PADDING_FIELD_BYTES, 'Z', padding);
+	return 0;
+}
+
+int zip_encode_descriptor(struct base_buffer *out, uint32_t crc32, uint64_t bytes, bool zip64)
+{
+	unsigned width = zip64 ? 8 : 4;
+	uint8_t *at;
+
+	if (!zip64 && bytes >= ZIP_IN_ZIP64_32)
+		return -EINVAL;
+	at = extend(out, zip_descriptor_bytes(zip64));
+	if (!at)
+		return -ENOMEM;
+	base_put_le(at, ZIP_DESCRIPTOR_SIGNATURE, 4);
+	base_put_le(at + 4, crc32, 4);
+	base_put_le(at + 8, bytes, width);
+	base_put_le(at + 8 + width, bytes, width);
+	return 0;
+}
+
+/* The zip64 field of a directory entry: the numbers that do not fit, in this order. 0 if all do. */
+static unsigned central_field_bytes(const struct zip_entry *entry)
+{
+	unsigned numbers = 0;
+
+	if (entry->bytes >= ZIP_IN_ZIP64_32)
+		numbers += 2; /* both sizes */
+	if (entry->header_offset >= ZIP_IN_ZIP64_32)
+		numbers++;
+	return numbers ? ZIP_FIELD_HEAD_BYTES + 8 * numbers : 0;
+}
+
+static void put_central_field(uint8_t *at, const struct zip_entry *entry, unsigned bytes)
+{
+	base_put_le(at, ZIP64_FIELD_ID, 2);
+	base_put_le(at + 2, bytes - ZIP_FIELD_HEAD_BYTES, 2);
+	at += ZIP_FIELD_HEAD_BYTES;
+	if (entry->bytes >= ZIP_IN_ZIP64_32) {
+		base_put_le(at, entry->bytes, 8);
+		base_put_le(at + 8, entry->bytes, 8);
+		at += 16;
+	}
+	if (entry->header_offset >= ZIP_IN_ZIP64_32)
+		base_put_le(at, entry->header_offset, 8);
+}
+
+static int encode_entry(struct base_buffer *out, const struct zip_entry *entry)
+{
+	unsigned field = central_field_bytes(entry);
+	uint8_t *at;
+
+	if (!entry->name_bytes || entry->name_bytes > ZIP_MAX_FULL_NAME_BYTES)
+		return -EINVAL;
+	at = extend(out, ZIP_CENTRAL_BYTES + entry->name_bytes + field);
+	if (!at)
+		return -ENOMEM;
+	base_put_le(at, ZIP_CENTRAL_SIGNATURE, 4);
+	base_put_le(at + ZIP_CENTRAL_NEEDED, field ? ZIP_VERSION_ZIP64 : 0, 2);
+	base_put_le(at + ZIP_CENTRAL_FLAGS, ZIP_FLAG_UTF8 | ZIP_FLAG_DESCRIPTOR, 2);
+	base_put_le(at + ZIP_CENTRAL_CRC, entry->crc32, 4);
+	base_put_le(at + ZIP_CENTRAL_PACKED, MIN(entry->bytes, ZIP_IN_ZIP64_32), 4);
+	base_put_le(at + ZIP_CENTRAL_SIZE, MIN(entry->bytes, ZIP_IN_ZIP64_32), 4);
+	base_put_le(at + ZIP_CENTRAL_NAME, entry->name_bytes, 2);
+	base_put_le(at + ZIP_CENTRAL_EXTRA, field, 2);
+	base_put_le(at + ZIP_CENTRAL_OFFSET, MIN(entry->header_offset, ZIP_IN_ZIP64_32), 4);
+	at += ZIP_CENTRAL_BYTES;
+	memcpy(at, entry->name, entry->name_bytes);
+	if (field)
+		put_central_field(at + entry->name_bytes, entry, field);
+	return 0;
+}
+
+/*
+ * Torch writes the zip64 records whether they are needed or not. So do we: a reader then always
+ * knows from the locator that the numbers are not merely large.
+ */
+static int encode_end(struct base_buffer *out, uint64_t count, uint64_t bytes, uint64_t offset)
+{
+	uint8_t *at = extend(out, ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + ZIP_END_BYTES);
+
+	if (!at)
+		return -ENOMEM;
+	base_put_le(at, ZIP64_END_SIGNATURE, 4);
+	base_put_le(at + ZIP64_END_LENGTH, ZIP64_END_BYTES - ZIP64_END_LENGTH_STARTS, 8);
+	base_put_le(at + ZIP64_END_MADE_BY, ZIP_MADE_BY_UNIX_30, 2);
+	base_put_le(at + ZIP64_END_NEEDED, ZIP_VERSION_ZIP64, 2);
+	base_put_le(at + ZIP64_END_DISK_COUNT, count, 8);
+	base_put_le(at + ZIP64_END_COUNT, count, 8);
+	base_put_le(at + ZIP64_END_SIZE, bytes, 8);
+	base_put_le(at + ZIP64_END_OFFSET, offset, 8);
+
+	at += ZIP64_END_BYTES;
+	base_put_le(at, ZIP64_LOCATOR_SIGNATURE, 4);
+	base_put_le(at + ZIP64_LOCATOR_OFFSET, offset + bytes, 8);
+	base_put_le(at + ZIP64_LOCATOR_DISKS, 1, 4);
+
+	at += ZIP64_LOCATOR_BYTES;
+	base_put_le(at, ZIP_END_SIGNATURE, 4);
+	base_put_le(at + ZIP_END_DISK_COUNT, MIN(count, ZIP_IN_ZIP64_16), 2);
+	base_put_le(at + ZIP_END_COUNT, MIN(count, ZIP_IN_ZIP64_16), 2);
+	base_put_le(at + ZIP_END_SIZE, MIN(bytes, ZIP_IN_ZIP64_32), 4);
+	base_put_le(at + ZIP_END_OFFSET, MIN(offset, ZIP_IN_ZIP64_32), 4);
+	return 0;
+}
+
+static uint64_t entries_bytes(const struct zip_entry *entries, uint64_t count)
+{
+	uint64_t bytes = 0;
+
+	for (uint64_t i = 0; i < count; i++)
+		bytes += ZIP_CENTRAL_BYTES + entries[i].name_bytes +
+			 central_field_bytes(&entries[i]);
+	return bytes;
+}
+
+uint64_t zip_directory_bytes(const struct zip_entry *entries, uint64_t count)
+{
+	return entries_bytes(entries, count) + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES +
+	       ZIP_END_BYTES;
+}
+
+int zip_encode_directory(struct base_buffer *out, const struct zip_entry *entries, uint64_t count,
+			 uint64_t offset)
+{
+	size_t before = out->bytes;
+	int ret;
+
+	/* Once for all: growing step by step would copy a large directory several times. */
+	ret = base_buffer_reserve(out, zip_directory_bytes(entries, count));
+	for (uint64_t i = 0; i < count && !ret; i++)
+		ret = encode_entry(out, &entries[i]);
+	if (!ret)
+		ret = encode_end(out, count, out->bytes - before, offset);
+	if (ret)
+		out->bytes = before;
+	return ret;
+}
+
+uint32_t zip_directory_crc32(const struct zip_entry *entries, uint64_t count, size_t folder_bytes)
+{
+	uint8_t numbers[4 + 4 + 8 + 8];
+	uint32_t crc = 0;
+
+	for (uint64_t i = 0; i < count; i++) {
+		size_t name_bytes = entries[i].name_bytes - folder_bytes;
+
+		base_put_le(numbers, name_bytes, 4);
+		base_put_le(numbers + 4, entries[i].crc32, 4);
+		base_put_le(numbers + 8, entries[i].bytes, 8);
+		base_put_le(numbers + 16, entries[i].header_offset, 8);
+		crc = base_crc32(crc, numbers, sizeof(numbers));
+		crc = base_crc32(crc, entries[i].name + folder_bytes, name_bytes);
+	}
+	return crc;
+}

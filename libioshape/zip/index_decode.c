@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The index record on its way back. Its bytes may come from anybody: every count is compared with
+ * the bytes that are there before it is multiplied, allocated for or believed. What is decoded lies
+ * in one piece of memory, at most a few times as large as the record.
+ */
+#define _GNU_SOURCE
+#include "zip/index.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of the record that have not been looked at. */
+struct view {
+	const uint8_t *data;
+	uint64_t bytes;
+};
+
+struct decoder {
+	struct zip_index *index;
+	const struct zip_entry *entries;
+	uint64_t entry_count;
+	uint64_t end;                        /* of the last entry */
+	uint64_t section_count;              /* as announced */
+	struct view sections[SECTION_COUNT]; /* data is NULL where there is none */
+	uint64_t tensors;                    /* rows of the table */
+	uint64_t dims;                       /* of all rows */
+	uint64_t attributes;
+	uint64_t blob_bytes;
+	uint8_t *room; /* not given away yet */
+	struct base_error *error;
+};
+
+static int damaged(const struct decoder *decoder, const char *what)
+{
+	return base_fail(decoder->error, IOSHAPE_E_DAMAGED,
+			 "record " ZIP_INDEX_RECORD ": %s; torch.load may still read the tensors",
+			 what);
+}
+
+static int too_many(const struct decoder *decoder, const char *what, uint64_t count, uint64_t limit)
+{
+	return base_fail(decoder->error, IOSHAPE_E_LIMIT,
+			 "record " ZIP_INDEX_RECORD ": %llu %s are more than %llu",
+			 (unsigned long long)count, what, (unsigned long long)limit);
+}
+
+static bool take(struct view *view, uint64_t bytes, struct view *part)
+{
+	if (bytes > view->bytes)
+		return false;
+	part->data = view->data;
+	part->bytes = bytes;
+	view->data += bytes;
+	view->bytes -= bytes;
+	return true;
+}
+
+/* The next number of a view that has been seen to be long enough. */
+static uint64_t next(struct view *view, unsigned bytes)
+{
+	uint64_t value = base_get_le(view->data, bytes);
+
+	view->data += bytes;
+	view->bytes -= bytes;
+	return value;
+}
+
+/* ---- First pass: where everything is, and how much memory it takes --------------------------- */
+
+static int find_sections(struct decoder *decoder, struct view rest)
+{
+	struct view payload, padding;
+	uint64_t tag, bytes;
+
+	for (uint64_t i = 0; i < decoder->section_count; i++) {
+		if (rest.bytes < SECTION_HEADER_BYTES)
+			return damaged(decoder, "a section ends too soon");
+		tag = next(&rest, 4);
+		next(&rest, 4);
+		bytes = next(&rest, 8);
+		if (!take(&rest, bytes, &payload) ||
+		    !take(&rest, base_round_up(bytes, SECTION_ALIGNMENT) - bytes, &padding))
+			return damaged(decoder, "a section ends too soon");
+		/* Sections that later versions add are none of our business. */
+		if (tag == 0 || tag >= SECTION_COUNT)
+			continue;
+		if (decoder->sections[tag].data)
+			return damaged(decoder, "a section is there twice");
+		decoder->sections[tag] = payload;
+	}
+	return rest.bytes ? damaged(decoder, "it does not end where it should") : 0;
+}
+
+static int read_header(struct decoder *decoder, struct view *all)
+{
+	struct view header;
+	uint64_t version, check_bytes;
+
+	if (all->bytes > ZIP_MAX_INDEX_BYTES)
+		return too_many(decoder, "bytes", all->bytes, ZIP_MAX_INDEX_BYTES);
+	if (!take(all, INDEX_HEADER_BYTES, &header))
+		return damaged(decoder, "it ends too soon");
+	if (memcmp(header.data, INDEX_MAGIC, INDEX_MAGIC_BYTES))
+		return damaged(decoder, "it does not begin as an index does");
+	next(&header, INDEX_MAGIC_BYTES);
+	version = next(&header, 4);
+	if (version != INDEX_VERSION)
+		return base_fail(decoder->error, IOSHAPE_E_FORMAT,
+				 "record " ZIP_INDEX_RECORD
+				 " has version %llu and this library knows %u; "
+				 "use a newer one",
+				 (unsigned long long)version, INDEX_VERSION);
+	decoder->index->directory_crc32 = (uint32_t)next(&header, 4);
+	check_bytes = next(&header, 8);
+	if (check_bytes < LEAST_CHECK_BYTES || check_bytes > MOST_CHECK_BYTES ||
+	    (check_bytes & (check_bytes - 1)))
+		return damaged(decoder, "the size of its blocks is impossible");
+	if (next(&header, 8) != decoder->entry_count)
+		return damaged(decoder, "it covers another number of records than precede it");
+	decoder->index->check_bytes = check_bytes;
+	decoder->index->records = decoder->entry_count;
+	return 0;
+}
+
+static int size_records(struct decoder *decoder, uint64_t *room)
+{
+	const uint64_t check_bytes = decoder->index->check_bytes;
+	uint64_t blocks = 0;
+
+	for (uint64_t i = 0; i < decoder->entry_count; i++) {
+		uint64_t bytes = decoder->entries[i].bytes;
+
+		if (__builtin_add_overflow(blocks, bytes / check_bytes + !!(bytes % check_bytes),
+					   &blocks))
+			return damaged(decoder, "the directory has impossible sizes");
+	}
+	/* Divided rather than multiplied: neither side can overflow. */
+	if (!decoder->sections[SECTION_OFFSETS].data ||
+	    decoder->sections[SECTION_OFFSETS].bytes % 8 ||
+	    decoder->sections[SECTION_OFFSETS].bytes / 8 != decoder->entry_count)
+		return damaged(decoder, "the number of data offsets is not that of the records");
+	if (!decoder->sections[SECTION_CHECKS].data ||
+	    decoder->sections[SECTION_CHECKS].bytes % 4 ||
+	    decoder->sections[SECTION_CHECKS].bytes / 4 != blocks)
+		return damaged(decoder, "the number of checksums is not that of the blocks");
+	decoder->index->check_count = blocks;
+	*room += decoder->sections[SECTION_OFFSETS].bytes + decoder->sections[SECTION_CHECKS].bytes;
+	return 0;
+}
+
+static int size_table(struct decoder *decoder, uint64_t *room)
+{
+	struct view *table = &decoder->sections[SECTION_TENSORS];
+	uint64_t names;
+
+	if (!table->data)
+		return 0;
+	if (table->bytes < TABLE_HEADER_BYTES)
+		return damaged(decoder, "the tensor table ends too soon");
+	decoder->tensors = next(table, 8);
+	decoder->dims = next(table, 8);
+	if (decoder->tensors > IOSHAPE_MAX_TENSORS)
+		return too_many(decoder, "tensors", decoder->tensors, IOSHAPE_MAX_TENSORS);
+	if (decoder->tensors > table->bytes / TABLE_ROW_BYTES ||
+	    decoder->dims > (table->bytes - decoder->tensors * TABLE_ROW_BYTES) / 16)
+		return damaged(decoder, "the tensor table ends too soon");
+	names = table->bytes - decoder->tensors * TABLE_ROW_BYTES - decoder->dims * 16;
+	decoder->index->has_table = true;
+	decoder->index->tensor_count = decoder->tensors;
+	*room +=
+		decoder->tensors * (sizeof(struct zip_tensor_row) + 1) + decoder->dims * 16 + names;
+	return 0;
+}
+
+static int size_metadata(struct decoder *decoder, uint64_t *room)
+{
+	struct view *metadata = &decoder->sections[SECTION_METADATA];
+	uint64_t text;
+
+	if (!metadata->data)
+		return 0;
+	if (metadata->bytes < METADATA_HEADER_BYTES)
+		return damaged(decoder, "the metadata ends too soon");
+	decoder->index->metadata.step = (int64_t)next(metadata, 8);
+	decoder->blob_bytes = next(metadata, 8);
+	decoder->attributes = next(metadata, 8);
+	if (decoder->attributes > IOSHAPE_MAX_ATTRIBUTES)
+		return too_many(decoder, "attributes", decoder->attributes, IOSHAPE_MAX_ATTRIBUTES);
+	if (decoder->attributes > metadata->bytes / METADATA_PAIR_BYTES)
+		return damaged(decoder, "the metadata ends too soon");
+	text = metadata->bytes - decoder->attributes * METADATA_PAIR_BYTES;
+	if (text > IOSHAPE_MAX_METADATA_BYTES)
+		return too_many(decoder, "bytes of metadata", text, IOSHAPE_MAX_METADATA_BYTES);
+	if (decoder->blob_bytes > text)
+		return damaged(decoder, "the metadata ends too soon");
+	*room += decoder->attributes * (sizeof(struct ioshape_attribute) + 2) + text;
+	return 0;
+}
+
+/* ---- Second pass: checked copies ------------------------------------------------------------- */
+
+/* The first pass has counted. What needs the wider alignment asks first, text last. */
+static void *give(struct decoder *decoder, uint64_t bytes)
+{
+	void *room = decoder->room;
+
+	decoder->room += bytes;
+	return room;
+}
+
+static char *give_text(struct decoder *decoder, const struct view *text)
+{
+	char *copy = give(decoder, text->bytes + 1);
+
+	if (text->bytes)
+		memcpy(copy, text->data, text->bytes);
+	copy[text->bytes] = '\0';
+	return copy;
+}
+
+/* A name or value that can be believed. The copy in C must be all of it: zip_utf8_valid() refuses
+ * NUL. */
+static bool text_valid(const struct view *text)
+{
+	return zip_utf8_valid((const char *)text->data, text->bytes);
+}
+
+static bool name_valid(const struct view *name)
+{
+	return name->bytes && name->bytes <= IOSHAPE_MAX_NAME_BYTES && text_valid(name);
+}
+
+/* Behind its own header and before the next record. */
+static bool offset_valid(const struct decoder *decoder, uint64_t i, uint64_t offset)
+{
+	const struct zip_entry *entry = &decoder->entries[i];
+	uint64_t end = i + 1 < decoder->entry_count ? entry[1].header_offset : decoder->end;
+	uint64_t header_end;
+
+	if (__builtin_add_overflow(entry->header_offset, 30 + (uint64_t)entry->name_bytes,
+				   &header_end))
+		return false;
+	return offset >= header_end && offset <= end && entry->bytes <= end - offset;
+}
+
+static int copy_records(struct decoder *decoder)
+{
+	uint64_t *offsets = give(decoder, decoder->sections[SECTION_OFFSETS].bytes);
+
+	for (uint64_t i = 0; i < decoder->entry_count; i++) {
+		offsets[i] = next(&decoder->sections[SECTION_OFFSETS], 8);
+		if (!offset_valid(decoder, i, offsets[i]))
+			return damaged(decoder, "a data offset is not inside its record");
+	}
+	decoder->index->data_offsets = offsets;
+	return 0;
+}
+
+static void copy_checks(struct decoder *decoder)
+{
+	uint32_t *checks = give(decoder, decoder->sections[SECTION_CHECKS].bytes);
+
+	for (uint64_t i = 0; i < decoder->index->check_count; i++)
+		checks[i] = (uint32_t)next(&decoder->sections[SECTION_CHECKS], 4);
+	decoder->index->checks = checks;
+}
+
+/* The fixed parts of the rows. Names and dimensions are counted, not yet looked at. */
+static int copy_rows(struct decoder *decoder, struct zip_tensor_row *rows, int64_t *numbers,
+		     uint32_t *name_bytes)
+{
+	struct view *table = &decoder->sections[SECTION_TENSORS];
+	uint64_t dims = 0;
+
+	for (uint64_t i = 0; i < decoder->tensors; i++) {
+		rows[i].record = next(table, 8);
+		rows[i].dtype = (uint32_t)next(table, 4);
+		rows[i].dims = (uint32_t)next(table, 4);
+		name_bytes[i] = (uint32_t)next(table, 4);
+		next(table, 4);
+		/* Rising: else a small file could promise any amount of tensors in the same bytes.
+		 */
+		if (rows[i].record >= decoder->entry_count ||
+		    (i && rows[i].record <= rows[i - 1].record))
+			return damaged(decoder, "a tensor is in no record of its own");
+		if (!zip_dtype_of(rows[i].dtype))
+			return damaged(decoder, "a tensor has an unknown dtype");
+		if (rows[i].dims > IOSHAPE_MAX_DIMS || rows[i].dims > decoder->dims - dims)
+			return damaged(decoder, "a tensor has too many dimensions");
+		rows[i].shape = numbers + dims;
+		rows[i].strides = numbers + decoder->dims + dims;
+		dims += rows[i].dims;
+	}
+	if (dims != decoder->dims)
+		return damaged(decoder, "the tensor table counts its dimensions wrongly");
+	for (uint64_t i = 0; i < 2 * decoder->dims; i++)
+		numbers[i] = (int64_t)next(table, 8);
+	return 0;
+}
+
+static int check_extent(const struct decoder *decoder, const struct zip_tensor_row *row)
+{
+	const uint64_t bytes = decoder->entries[row->record].bytes;
+	const unsigned element_bytes = zip_dtype_of(row->dtype)->bytes;
+	uint64_t elements;
+
+	if (!zip_strides_dense(row->dims, row->shape, row->strides, &elements) ||
+	    bytes % element_bytes || elements != bytes / element_bytes)
+		return damaged(decoder, "the shape of a tensor is not that of its record");
+	return 0;
+}
+
+static int copy_names(struct decoder *decoder, struct zip_tensor_row *rows,
+		      const uint32_t *name_bytes, struct zip_names *names)
+{
+	struct view *table = &decoder->sections[SECTION_TENSORS], name;
+	int ret;
+
+	for (uint64_t i = 0; i < decoder->tensors; i++) {
+		if (!take(table, name_bytes[i], &name) || !name_valid(&name))
+			return damaged(decoder, "a tensor has an impossible name");
+		rows[i].name = give_text(decoder, &name);
+		ret = zip_names_add(names, rows[i].name, name.bytes, i);
+		if (ret == -EEXIST)
+			return damaged(decoder, "two tensors have the same name");
+		if (ret)
+			return base_no_memory(decoder->error, "the names of tensors", name.bytes);
+	}
+	return table->bytes ? damaged(decoder, "the tensor table has bytes left over") : 0;
+}
+
+static int copy_table(struct decoder *decoder, struct zip_tensor_row *rows, int64_t *numbers)
+{
+	struct zip_names *names = NULL;
+	uint32_t *name_bytes;
+	int ret;
+
+	name_bytes = malloc(decoder->tensors * sizeof(*name_bytes) + 1);
+	if (!name_bytes)
+		return base_no_memory(decoder->error, "the names of tensors", decoder->tensors);
+	ret = copy_rows(decoder, rows, numbers, name_bytes);
+	for (uint64_t i = 0; !ret && i < decoder->tensors; i++)
+		ret = check_extent(decoder, &rows[i]);
+	if (ret)
+		goto out;
+	ret = zip_names_new(&names, decoder->tensors);
+	if (ret) {
+		base_no_memory(decoder->error, "the names of tensors", decoder->tensors);
+		goto out;
+	}
+	ret = copy_names(decoder, rows, name_bytes, names);
+	zip_names_free(names);
+	decoder->index->tensors = rows;
+out:
+	free(name_bytes);
+	return ret;
+}
+
+static int copy_metadata(struct decoder *decoder, struct ioshape_attribute *attributes)
+{
+	struct view text = decoder->sections[SECTION_METADATA], lengths, name, value;
+	struct ioshape_metadata *metadata = &decoder->index->metadata;
+	int ret;
+
+	if (!take(&text, decoder->attributes * METADATA_PAIR_BYTES, &lengths))
+		return damaged(decoder, "the metadata ends too soon");
+	for (uint64_t i = 0; i < decoder->attributes; i++) {
+		uint64_t name_bytes = next(&lengths, 4), value_bytes = next(&lengths, 4);
+
+		if (!take(&text, name_bytes, &name) || !take(&text, value_bytes, &value) ||
+		    !name_valid(&name) || !text_valid(&value))
+			return damaged(decoder, "an attribute is impossible");
+		attributes[i].name = give_text(decoder, &name);
+		attributes[i].value = give_text(decoder, &value);
+	}
+	if (text.bytes != decoder->blob_bytes)
+		return damaged(decoder, "the metadata's blob has another length");
+	if (decoder->blob_bytes)
+		metadata->blob = memcpy(give(decoder, text.bytes), text.data, text.bytes);
+	metadata->blob_bytes = text.bytes;
+	metadata->attributes = decoder->attributes ? attributes : NULL;
+	metadata->attribute_count = decoder->attributes;
+	ret = zip_check_metadata(metadata, NULL);
+	if (ret == -ENOMEM)
+		return base_no_memory(decoder->error, "the names of attributes",
+				      decoder->attributes);
+	return ret ? damaged(decoder, "an attribute is there twice") : 0;
+}
+
+static int copy_all(struct decoder *decoder)
+{
+	struct zip_tensor_row *rows = give(decoder, decoder->tensors * sizeof(*rows));
+	struct ioshape_attribute *attributes =
+		give(decoder, decoder->attributes * sizeof(*attributes));
+	int64_t *numbers = give(decoder, decoder->dims * 16);
+	int ret;
+
+	ret = copy_records(decoder);
+	if (ret)
+		return ret;
+	copy_checks(decoder);
+	if (decoder->index->has_table)
+		ret = copy_table(decoder, rows, numbers);
+	if (!ret && decoder->sections[SECTION_METADATA].data)
+		ret = copy_metadata(decoder, attributes);
+	return ret;
+}
+
+int zip_index_decode(struct zip_index *index, const uint8_t *data, size_t bytes,
+		     const struct zip_entry *entries, uint64_t entry_count, uint64_t end,
+		     struct base_error *error)
+{
+	struct view all = { data, bytes };
+	struct decoder decoder = {
+		.index = index,
+		.entries = entries,
+		.entry_count = entry_count,
+		.end = end,
+		.error = error,
+	};
+	uint64_t room = 1; /* never ask for nothing */
+	int ret;
+
+	memset(index, 0, sizeof(*index));
+	ret = read_header(&decoder, &all);
+	if (!ret)
+		ret = find_sections(&decoder, all);
+	if (!ret)
+		ret = size_records(&decoder, &room);
+	if (!ret)
+		ret = size_table(&decoder, &room);
+	if (!ret)
+		ret = size_metadata(&decoder, &room);
+	if (ret)
+		goto fail;
+
+	if ((size_t)room == room)
+		index->memory = decoder.room = malloc((size_t)room);
+	if (!decoder.room) {
+		ret = base_no_memory(error, "the index", room);
+		goto fail;
+	}
+	ret = copy_all(&decoder);
+	if (!ret)
+		return 0;
+fail:
+	zip_index_free(index);
+	return ret;
+}

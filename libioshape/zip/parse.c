@@ -1,0 +1,564 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading the central directory. The file is untrusted: nothing it says is used before it was held
+ * against the file's size, the limits and everything else it says.
+ */
+#define _GNU_SOURCE
+#include "zip/end.h"
+#include "zip/layout.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Holds the longest entry there can be: 46 bytes and three times 65,535. */
+#define WINDOW_BYTES (256 * KIB)
+
+/* What a parsed directory owns besides its entries. */
+struct store {
+	struct base_buffer names; /* with the folder, each ended by a zero */
+	size_t folder_bytes; /* of the folder with its slash, which begins every name; 0: not known
+				yet */
+	char folder[ZIP_MAX_FOLDER_BYTES];
+	uint64_t *limits; /* for each entry, where the next record begins; NULL: they ascend */
+};
+
+/* The directory is read through a window: a file that lies about its size costs no memory. */
+struct walk {
+	struct zip_source source;
+	struct zip_end end;
+	uint64_t next; /* offset in the file of what follows the window */
+	uint8_t *window;
+	size_t at, filled; /* in the window */
+	uint64_t room;     /* entries that fit */
+};
+
+/* An entry as it lies in the window. */
+struct raw_entry {
+	const uint8_t *head;
+	const char *name;
+	const uint8_t *extra;
+	uint32_t name_bytes, extra_bytes, comment_bytes;
+};
+
+static int refuse(const struct zip_source *source, int code, const char *name, size_t name_bytes,
+		  const char *what)
+{
+	char shown[ZIP_SHOWN_NAME_BYTES];
+
+	return base_fail(source->error, code, "cannot load %s: record '%s' %s", source->path,
+			 zip_show_name(shown, name, name_bytes), what);
+}
+
+/* ---- One entry
+ * ------------------------------------------------------------------------------------- */
+
+/* Makes sure that the window holds the next `bytes`. */
+static int window_hold(struct walk *walk, size_t bytes)
+{
+	uint64_t left = walk->end.offset + walk->end.bytes - walk->next;
+	size_t held = walk->filled - walk->at;
+	size_t more;
+	int ret;
+
+	if (held >= bytes)
+		return 0;
+	if (bytes - held > left)
+		return base_fail(walk->source.error, IOSHAPE_E_DAMAGED,
+				 "cannot load %s: its directory ends inside an entry; the file is "
+				 "damaged: use another copy",
+				 walk->source.path);
+	memmove(walk->window, walk->window + walk->at, held);
+	more = (size_t)MIN(WINDOW_BYTES - held, left);
+	ret = zip_source_get(&walk->source, walk->next, walk->window + held, more);
+	if (ret)
+		return ret;
+	walk->at = 0;
+	walk->filled = held + more;
+	walk->next += more;
+	return 0;
+}
+
+static int next_raw(struct walk *walk, struct raw_entry *raw)
+{
+	const uint8_t *head;
+	size_t rest;
+	int ret;
+
+	ret = window_hold(walk, ZIP_CENTRAL_BYTES);
+	if (ret)
+		return ret;
+	head = walk->window + walk->at;
+	if (base_get_le(head, 4) != ZIP_CENTRAL_SIGNATURE)
+		return base_fail(walk->source.error, IOSHAPE_E_DAMAGED,
+				 "cannot load %s: its directory is damaged near offset %" PRIu64
+				 ": use another copy",
+				 walk->source.path, walk->next - (walk->filled - walk->at));
+	raw->name_bytes = (uint32_t)base_get_le(head + ZIP_CENTRAL_NAME, 2);
+	raw->extra_bytes = (uint32_t)base_get_le(head + ZIP_CENTRAL_EXTRA, 2);
+	raw->comment_bytes = (uint32_t)base_get_le(head + ZIP_CENTRAL_COMMENT, 2);
+	rest = (size_t)raw->name_bytes + raw->extra_bytes + raw->comment_bytes;
+	ret = window_hold(walk, ZIP_CENTRAL_BYTES + rest);
+	if (ret)
+		return ret;
+	raw->head = walk->window + walk->at; /* the window may have moved */
+	raw->name = (const char *)raw->head + ZIP_CENTRAL_BYTES;
+	raw->extra = raw->head + ZIP_CENTRAL_BYTES + raw->name_bytes;
+	walk->at += ZIP_CENTRAL_BYTES + rest;
+	return 0;
+}
+
+/* Finds the zip64 field in an extra field. *bytes is 0 if there is none; NULL: the fields make no
+ * sense. */
+static const uint8_t *find_zip64(const uint8_t *extra, size_t extra_bytes, size_t *bytes)
+{
+	const uint8_t *found = extra;
+	size_t length;
+
+	*bytes = 0;
+	for (size_t at = 0; extra_bytes - at >= ZIP_FIELD_HEAD_BYTES; at += length) {
+		length = base_get_le(extra + at + 2, 2);
+		at += ZIP_FIELD_HEAD_BYTES;
+		if (length > extra_bytes - at)
+			return NULL;
+		if (base_get_le(extra + at - ZIP_FIELD_HEAD_BYTES, 2) != ZIP64_FIELD_ID)
+			continue;
+		if (*bytes)
+			return NULL; /* twice: which one would count? */
+		found = extra + at;
+		*bytes = length;
+	}
+	return found;
+}
+
+/* The numbers of an entry, in full width. */
+struct numbers {
+	uint64_t size, packed, offset, disk;
+};
+
+/* Takes the next 8 or 4 bytes of the zip64 field if the old field is all ones. */
+static bool take_zip64(uint64_t *number, unsigned old_width, unsigned width, const uint8_t **field,
+		       size_t *left)
+{
+	uint64_t all_ones = old_width == 2 ? ZIP_IN_ZIP64_16 : ZIP_IN_ZIP64_32;
+
+	if (*number != all_ones)
+		return true;
+	if (*left < width)
+		return false;
+	*number = base_get_le(*field, width);
+	*field += width;
+	*left -= width;
+	return true;
+}
+
+static int read_numbers(const struct zip_source *source, const struct raw_entry *raw,
+			struct numbers *numbers)
+{
+	const uint8_t *field;
+	size_t left;
+
+	numbers->size = base_get_le(raw->head + ZIP_CENTRAL_SIZE, 4);
+	numbers->packed = base_get_le(raw->head + ZIP_CENTRAL_PACKED, 4);
+	numbers->offset = base_get_le(raw->head + ZIP_CENTRAL_OFFSET, 4);
+	numbers->disk = base_get_le(raw->head + ZIP_CENTRAL_DISK, 2);
+	if (numbers->size != ZIP_IN_ZIP64_32 && numbers->packed != ZIP_IN_ZIP64_32 &&
+	    numbers->offset != ZIP_IN_ZIP64_32 && numbers->disk != ZIP_IN_ZIP64_16)
+		return 0;
+	field = find_zip64(raw->extra, raw->extra_bytes, &left);
+	if (!field || !take_zip64(&numbers->size, 4, 8, &field, &left) ||
+	    !take_zip64(&numbers->packed, 4, 8, &field, &left) ||
+	    !take_zip64(&numbers->offset, 4, 8, &field, &left) ||
+	    !take_zip64(&numbers->disk, 2, 4, &field, &left))
+		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			      "lacks its zip64 sizes; the directory is damaged: use another copy");
+	return 0;
+}
+
+/* Features that we do not read. */
+static int check_features(const struct zip_source *source, const struct raw_entry *raw)
+{
+	uint64_t flags = base_get_le(raw->head + ZIP_CENTRAL_FLAGS, 2);
+
+	if (flags & (ZIP_FLAG_ENCRYPTED | ZIP_FLAG_STRONG | ZIP_FLAG_MASKED))
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "is encrypted; unpack the archive and store it without encryption");
+	if (flags & ZIP_FLAG_PATCH)
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "is a patch of another file, which is not supported");
+	if (base_get_le(raw->head + ZIP_CENTRAL_METHOD, 2) != ZIP_METHOD_STORED)
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "is compressed; torch zips are stored: repack the archive without "
+			      "compression (zip -0)");
+	return 0;
+}
+
+/* Where the entry lies, as far as the directory alone can tell. */
+static int read_place(const struct walk *walk, const struct raw_entry *raw, struct zip_entry *entry)
+{
+	const struct zip_source *source = &walk->source;
+	uint64_t end = walk->end.offset; /* records lie before the directory */
+	uint64_t least = ZIP_LOCAL_BYTES + raw->name_bytes;
+	struct numbers numbers;
+	int ret;
+
+	ret = read_numbers(source, raw, &numbers);
+	if (ret)
+		return ret;
+	if (numbers.disk)
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "lies in another part of a split zip; join the parts first");
+	if (numbers.size != numbers.packed)
+		return refuse(
+			source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			"is stored in another size than its own; the directory is damaged: use "
+			"another copy");
+	if (numbers.offset > end || least > end - numbers.offset ||
+	    numbers.size > end - numbers.offset - least)
+		return refuse(
+			source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			"lies outside the file; it is truncated or damaged: use another copy");
+	entry->crc32 = (uint32_t)base_get_le(raw->head + ZIP_CENTRAL_CRC, 4);
+	entry->bytes = numbers.size;
+	entry->header_offset = numbers.offset;
+	return 0;
+}
+
+/* ---- Names
+ * ----------------------------------------------------------------------------------------- */
+
+/* The first name tells the folder, as for torch. */
+static int take_folder(const struct zip_source *source, const struct raw_entry *raw,
+		       struct store *store)
+{
+	const char *slash = memchr(raw->name, '/', raw->name_bytes);
+
+	if (!slash || slash == raw->name)
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "lies in no folder, so this is a zip but not a torch zip");
+	store->folder_bytes = (size_t)(slash - raw->name) + 1;
+	if (store->folder_bytes > sizeof(store->folder))
+		return refuse(source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
+			      "lies in a folder with too long a name");
+	memcpy(store->folder, raw->name, store->folder_bytes);
+	return 0;
+}
+
+static int check_name(const struct zip_source *source, const struct raw_entry *raw,
+		      const struct store *store)
+{
+	if (raw->name_bytes > store->folder_bytes + IOSHAPE_MAX_NAME_BYTES)
+		return refuse(source, IOSHAPE_E_LIMIT, raw->name, raw->name_bytes,
+			      "has too long a name");
+	if (!zip_utf8_valid(raw->name, raw->name_bytes))
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "has a name that is not UTF-8");
+	if (raw->name_bytes < store->folder_bytes ||
+	    memcmp(raw->name, store->folder, store->folder_bytes))
+		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+			      "lies in another folder than the first; a torch zip has one folder");
+	return 0;
+}
+
+/* Folders, which repacking tools list as empty entries, are no records. */
+static bool is_folder(const struct raw_entry *raw, const struct zip_entry *entry)
+{
+	return !entry->bytes && raw->name[raw->name_bytes - 1] == '/';
+}
+
+static int keep_name(struct store *store, const struct raw_entry *raw)
+{
+	static const char zero;
+	size_t before = store->names.bytes;
+	int ret;
+
+	ret = base_buffer_append(&store->names, raw->name, raw->name_bytes);
+	if (!ret)
+		ret = base_buffer_append(&store->names, &zero, 1);
+	if (ret)
+		store->names.bytes = before;
+	return ret;
+}
+
+/* ---- The directory
+ * --------------------------------------------------------------------------------- */
+
+static int keep_entry(struct walk *walk, struct zip_directory *directory,
+		      const struct raw_entry *raw, const struct zip_entry *entry)
+{
+	struct store *store = directory->memory;
+	uint64_t room = walk->room;
+	struct zip_entry *entries;
+
+	/* Room grows with what was really there, not with what the end record says. */
+	if (directory->count == room) {
+		room = MIN(room ? room * 2 : 64, walk->end.count);
+		entries = realloc(directory->entries, room * sizeof(*entries));
+		if (!entries)
+			return base_no_memory(walk->source.error, "the directory of an archive",
+					      room * sizeof(*entries));
+		directory->entries = entries;
+		walk->room = room;
+	}
+	if (keep_name(store, raw))
+		return base_no_memory(walk->source.error, "the names of records",
+				      store->names.bytes);
+	directory->entries[directory->count++] = *entry;
+	return 0;
+}
+
+static int walk_entry(struct walk *walk, struct zip_directory *directory)
+{
+	struct store *store = directory->memory;
+	struct zip_entry entry = { 0 };
+	struct raw_entry raw = { 0 };
+	int ret;
+
+	ret = next_raw(walk, &raw);
+	if (!ret && !store->folder_bytes)
+		ret = take_folder(&walk->source, &raw, store);
+	if (!ret)
+		ret = check_name(&walk->source, &raw, store);
+	if (!ret)
+		ret = read_place(walk, &raw, &entry);
+	if (ret || is_folder(&raw, &entry))
+		return ret;
+	if (raw.name_bytes == store->folder_bytes)
+		return refuse(&walk->source, IOSHAPE_E_DAMAGED, raw.name, raw.name_bytes,
+			      "is a folder and yet holds bytes; the directory is damaged");
+	ret = check_features(&walk->source, &raw);
+	if (ret)
+		return ret;
+	entry.name_bytes = raw.name_bytes - (uint32_t)store->folder_bytes;
+	return keep_entry(walk, directory, &raw, &entry);
+}
+
+static int walk_directory(struct walk *walk, struct zip_directory *directory)
+{
+	int ret = 0;
+
+	walk->next = walk->end.offset;
+	walk->window = malloc(WINDOW_BYTES);
+	if (!walk->window)
+		return base_no_memory(walk->source.error, "reading a directory", WINDOW_BYTES);
+	for (uint64_t i = 0; i < walk->end.count && !ret; i++)
+		ret = walk_entry(walk, directory);
+	if (!ret && (walk->at != walk->filled || walk->next != walk->end.offset + walk->end.bytes))
+		ret = base_fail(walk->source.error, IOSHAPE_E_DAMAGED,
+				"cannot load %s: its directory is longer than its %" PRIu64
+				" entries; the file is damaged: use another copy",
+				walk->source.path, walk->end.count);
+	if (!ret && !directory->count)
+		ret = base_fail(walk->source.error, IOSHAPE_E_FORMAT,
+				"cannot load %s: it is a zip of empty folders, not a torch zip",
+				walk->source.path);
+	free(walk->window);
+	walk->window = NULL;
+	return ret;
+}
+
+/* Now that the names no longer move: lets the entries point to them, and makes sure that none comes
+ * twice. */
+static int index_names(const struct zip_source *source, struct zip_directory *directory)
+{
+	struct store *store = directory->memory;
+	char *name = (char *)store->names.data;
+	struct zip_entry *entry;
+	int ret;
+
+	ret = zip_names_new(&directory->names, directory->count);
+	for (uint64_t i = 0; i < directory->count && !ret; i++) {
+		entry = &directory->entries[i];
+		entry->name = name + store->folder_bytes;
+		name = entry->name + entry->name_bytes + 1;
+		ret = zip_names_add(directory->names, entry->name, entry->name_bytes, i);
+		if (ret == -EEXIST)
+			return refuse(
+				source, IOSHAPE_E_DAMAGED, entry->name, entry->name_bytes,
+				"is there twice; the archive cannot be trusted: use another copy");
+	}
+	if (ret)
+		return base_no_memory(source->error, "an index of names", directory->count);
+	return 0;
+}
+
+/* ---- Overlaps
+ * -------------------------------------------------------------------------------------- */
+
+static uint64_t least_end(const struct zip_directory *directory, uint64_t position)
+{
+	const struct store *store = directory->memory;
+	const struct zip_entry *entry = &directory->entries[position];
+
+	return entry->header_offset + ZIP_LOCAL_BYTES + store->folder_bytes + entry->name_bytes +
+	       entry->bytes;
+}
+
+static int compare_offsets(const void *a, const void *b, void *user)
+{
+	const struct zip_entry *entries = user;
+	uint64_t left = entries[*(const uint64_t *)a].header_offset;
+	uint64_t right = entries[*(const uint64_t *)b].header_offset;
+
+	return left < right ? -1 : left > right;
+}
+
+static bool ascends(const struct zip_directory *directory)
+{
+	for (uint64_t i = 1; i < directory->count; i++)
+		if (directory->entries[i].header_offset < directory->entries[i - 1].header_offset)
+			return false;
+	return true;
+}
+
+/* Some tools list records in another order than they lie in: then each needs its neighbour noted.
+ */
+static int note_limits(struct zip_directory *directory)
+{
+	struct store *store = directory->memory;
+	uint64_t count = directory->count;
+	uint64_t *order;
+
+	order = malloc(count * sizeof(*order));
+	store->limits = malloc(count * sizeof(*store->limits));
+	if (!order || !store->limits) {
+		free(order);
+		return -ENOMEM;
+	}
+	for (uint64_t i = 0; i < count; i++)
+		order[i] = i;
+	qsort_r(order, count, sizeof(*order), compare_offsets, directory->entries);
+	for (uint64_t i = 0; i < count; i++)
+		store->limits[order[i]] = i + 1 < count ?
+						  directory->entries[order[i + 1]].header_offset :
+						  directory->offset;
+	free(order);
+	return 0;
+}
+
+/* Where the next record's header, or the directory, begins. */
+static uint64_t limit_of(const struct zip_directory *directory, uint64_t position)
+{
+	const struct store *store = directory->memory;
+
+	if (store->limits)
+		return store->limits[position];
+	return position + 1 < directory->count ? directory->entries[position + 1].header_offset :
+						 directory->offset;
+}
+
+static int check_overlaps(const struct zip_source *source, struct zip_directory *directory)
+{
+	const struct zip_entry *entry;
+
+	if (!ascends(directory) && note_limits(directory))
+		return base_no_memory(source->error, "the order of records",
+				      directory->count * 2 * sizeof(uint64_t));
+	for (uint64_t i = 0; i < directory->count; i++) {
+		entry = &directory->entries[i];
+		if (least_end(directory, i) > limit_of(directory, i))
+			return refuse(source, IOSHAPE_E_DAMAGED, entry->name, entry->name_bytes,
+				      "overlaps what follows it; the directory is damaged: use "
+				      "another copy");
+	}
+	return 0;
+}
+
+/* ---- The calls
+ * ------------------------------------------------------------------------------------- */
+
+int zip_parse(struct zip_directory *directory, uint64_t file_bytes, zip_fetch_fn fetch, void *user,
+	      const char *path, struct base_error *error)
+{
+	struct walk walk = { .source = { file_bytes, fetch, user, path, error } };
+	int ret;
+
+	memset(directory, 0, sizeof(*directory));
+	ret = zip_find_end(&walk.source, &walk.end);
+	if (ret)
+		return ret;
+	directory->offset = walk.end.offset;
+	directory->memory = calloc(1, sizeof(struct store));
+	if (!directory->memory)
+		return base_no_memory(error, "a directory", sizeof(struct store));
+	ret = walk_directory(&walk, directory);
+	if (!ret)
+		ret = index_names(&walk.source, directory);
+	if (!ret)
+		ret = check_overlaps(&walk.source, directory);
+	if (ret)
+		zip_directory_free(directory);
+	return ret;
+}
+
+bool zip_data_fits(const struct zip_directory *directory, uint64_t position, uint64_t data_offset)
+{
+	const struct zip_entry *entry = &directory->entries[position];
+	uint64_t least = least_end(directory, position) - entry->bytes;
+
+	/* The least end fits, so none of this can wrap. */
+	return data_offset >= least && data_offset - least <= UINT16_MAX &&
+	       data_offset - least <= limit_of(directory, position) - (least + entry->bytes);
+}
+
+/* Numbers that stand in both headers must be the same. Those in zip64 fields are not looked up. */
+static bool local_agrees(const uint8_t *head, const struct zip_entry *entry)
+{
+	uint64_t flags = base_get_le(head + ZIP_LOCAL_FLAGS, 2);
+	uint64_t packed = base_get_le(head + ZIP_LOCAL_PACKED, 4);
+	uint64_t size = base_get_le(head + ZIP_LOCAL_SIZE, 4);
+
+	if (base_get_le(head + ZIP_LOCAL_METHOD, 2) != ZIP_METHOD_STORED ||
+	    flags & ZIP_FLAG_ENCRYPTED)
+		return false;
+	if (flags & ZIP_FLAG_DESCRIPTOR)
+		return true; /* they are zero, or nobody cares */
+	return base_get_le(head + ZIP_LOCAL_CRC, 4) == entry->crc32 &&
+	       (packed == ZIP_IN_ZIP64_32 || packed == entry->bytes) &&
+	       (size == ZIP_IN_ZIP64_32 || size == entry->bytes);
+}
+
+int zip_locate(struct zip_directory *directory, uint64_t position, zip_fetch_fn fetch, void *user,
+	       const char *path, struct base_error *error)
+{
+	/* What lies before the directory was found to be in the file. */
+	struct zip_source source = { directory->offset, fetch, user, path, error };
+	const struct store *store = directory->memory;
+	struct zip_entry *entry = &directory->entries[position];
+	size_t name_bytes = store->folder_bytes + entry->name_bytes;
+	uint8_t head[ZIP_LOCAL_BYTES + ZIP_MAX_FULL_NAME_BYTES];
+	uint64_t data_offset;
+	int ret;
+
+	ret = zip_source_get(&source, entry->header_offset, head, ZIP_LOCAL_BYTES + name_bytes);
+	if (ret)
+		return ret;
+	data_offset = entry->header_offset + ZIP_LOCAL_BYTES + name_bytes +
+		      base_get_le(head + ZIP_LOCAL_EXTRA, 2);
+	if (base_get_le(head, 4) != ZIP_LOCAL_SIGNATURE ||
+	    base_get_le(head + ZIP_LOCAL_NAME, 2) != name_bytes ||
+	    memcmp(head + ZIP_LOCAL_BYTES, entry->name - store->folder_bytes, name_bytes) ||
+	    !local_agrees(head, entry) || !zip_data_fits(directory, position, data_offset))
+		return base_fail(
+			error, IOSHAPE_E_DAMAGED,
+			"cannot load %s: what lies at offset %" PRIu64 " is not the record that "
+			"the directory places there; the file is damaged: use another copy",
+			path, entry->header_offset);
+	entry->data_offset = data_offset;
+	return 0;
+}
+
+void zip_directory_free(struct zip_directory *directory)
+{
+	struct store *store = directory->memory;
+
+	if (store) {
+		base_buffer_free(&store->names);
+		free(store->limits);
+		free(store);
+	}
+	zip_names_free(directory->names);
+	free(directory->entries);
+	memset(directory, 0, sizeof(*directory));
+}

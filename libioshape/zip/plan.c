@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "zip/layout.h"
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <string.h>
+
+uint32_t zip_default_alignment(uint64_t bytes)
+{
+	return bytes >= ZIP_LARGE_RECORD_BYTES ? ZIP_LARGE_ALIGNMENT : ZIP_SMALL_ALIGNMENT;
+}
+
+/*
+ * Sizes from 2^32 - 1 on do not fit the header's old fields, since all ones stand for "look in the
+ * zip64 field". Offsets do not matter here: local headers hold none.
+ */
+static bool needs_zip64(uint64_t bytes)
+{
+	return bytes >= UINT32_MAX;
+}
+
+int zip_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
+		     struct zip_place *place)
+{
+	bool unknown = bytes == IOSHAPE_UNKNOWN_BYTES;
+	uint64_t header_end;
+
+	memset(place, 0, sizeof(*place));
+	if (!alignment || alignment & (alignment - 1) || alignment > ZIP_LARGE_ALIGNMENT)
+		return -EINVAL;
+	if (!name_bytes || name_bytes > ZIP_MAX_FULL_NAME_BYTES || cursor > ZIP_MAX_FILE_BYTES)
+		return IOSHAPE_E_LIMIT;
+
+	place->zip64 = needs_zip64(bytes);
+	place->header_offset = cursor;
+	header_end = cursor + ZIP_LOCAL_BYTES + name_bytes + ZIP_PADDING_FIELD_BYTES;
+	if (place->zip64)
+		header_end += ZIP64_LOCAL_FIELD_BYTES;
+	place->data_offset = base_round_up(header_end, alignment);
+	place->header_bytes = (uint32_t)(place->data_offset - cursor);
+	place->descriptor_offset = place->data_offset;
+	place->end = place->data_offset;
+	if (!unknown) {
+		/* Written so that no sum can wrap: the left side is far below 2^64. */
+		if (bytes > ZIP_MAX_FILE_BYTES)
+			return IOSHAPE_E_LIMIT;
+		place->descriptor_offset += bytes;
+		place->end = place->descriptor_offset + zip_descriptor_bytes(place->zip64);
+	}
+	return place->end > ZIP_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+}

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading ranges of records: one pass through the file in the order of its bytes, block by block,
+ * each byte once, checksums compared on the way.
+ *
+ * A block that is wanted only in part is read around the wanted part as well, into nowhere, for the
+ * sake of its checksum. Where ranges overlap, the first of them gets the bytes and the others copy
+ * from it. So no memory is needed for data, and that for bookkeeping is bounded by one batch.
+ */
+#define _GNU_SOURCE
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Pieces in a batch: 4 GiB of blocks, so that the pause between batches does not show. */
+#define MOST_PIECES 4096u
+/* The unit of reading where there are no checksums of blocks. */
+#define PLAIN_BLOCK_BYTES (4 * MIB)
+
+/* How the bytes of a record are verified. */
+enum mode {
+	MODE_BLOCKS, /* against the checksums of its blocks */
+	MODE_WHOLE,  /* against the checksum of the record, all of which is wanted */
+	MODE_PLAIN   /* not at all */
+};
+
+/* What belongs to a piece: pieces from one that begins a check to one that ends it are verified
+ * together. */
+struct note {
+	uint64_t record;
+	uint64_t offset; /* in the record, of what is verified */
+	uint64_t bytes;
+	uint32_t crc32; /* as it should be */
+	bool begins, ends;
+};
+
+/* Bytes that another range has received already. */
+struct copy {
+	void *to;
+	const void *from;
+	uint64_t bytes;
+};
+
+struct job {
+	const struct zip_reader *reader;
+	struct ring_lane *lane;
+	const struct zip_range *ranges;
+	bool verify;
+	struct base_error *error;
+
+	size_t *order; /* ranges that are not empty, by where they begin in the file */
+	size_t order_count;
+	size_t *active; /* those that touch the current block, in that order */
+	size_t active_count;
+
+	/* Counted in a first pass, in which nothing is read, so that the second knows what it will
+	 * need. */
+	bool counting;
+	uint64_t pieces_needed, copies_needed, bytes_needed;
+
+	struct ring_piece *pieces;
+	struct note *notes;
+	size_t piece_count, piece_room;
+	struct copy *copies;
+	size_t copy_count, copy_room;
+	uint32_t crc; /* of the check that is under way, which may span batches */
+
+	ioshape_progress_fn progress;
+	void *progress_user;
+	uint64_t done; /* bytes of earlier batches */
+};
+
+/* ---- Batches
+ * --------------------------------------------------------------------------------------- */
+
+static int tell(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
+{
+	const struct job *job = user;
+
+	(void)total_bytes; /* of the batch */
+	return job->progress(job->progress_user, phase, job->done + done_bytes, job->bytes_needed);
+}
+
+static int damaged(const struct job *job, const struct note *note)
+{
+	const struct zip_entry *entry = &job->reader->directory.entries[note->record];
+	char shown[ZIP_SHOWN_NAME_BYTES];
+
+	return base_fail(job->error, IOSHAPE_E_DAMAGED,
+			 "%s is damaged: the checksum of record '%s' is wrong within the %" PRIu64
+			 " bytes at offset %" PRIu64 " (offset %" PRIu64
+			 " of the file); use another copy or "
+			 "an older checkpoint",
+			 job->reader->input.path,
+			 zip_show_name(shown, entry->name, entry->name_bytes), note->bytes,
+			 note->offset, entry->data_offset + note->offset);
+}
+
+static int compare_checksums(struct job *job)
+{
+	const struct ring_piece *piece;
+	const struct note *note;
+
+	for (size_t i = 0; i < job->piece_count; i++) {
+		piece = &job->pieces[i];
+		note = &job->notes[i];
+		if (!piece->want_crc)
+			continue;
+		job->crc = note->begins ? piece->crc :
+					  base_crc32_combine(job->crc, piece->crc, piece->bytes);
+		if (note->ends && job->crc != note->crc32)
+			return damaged(job, note);
+	}
+	return 0;
+}
+
+static int flush(struct job *job)
+{
+	int ret = 0;
+
+	if (job->piece_count)
+		ret = ring_read(job->lane, &job->reader->input, job->pieces, job->piece_count,
+				job->progress ? tell : NULL, job, job->error);
+	if (!ret)
+		ret = compare_checksums(job);
+	if (ret)
+		return ret;
+	for (size_t i = 0; i < job->piece_count; i++)
+		job->done += job->pieces[i].bytes;
+	/* In their order: a copy may take from what an earlier one brought. */
+	for (size_t i = 0; i < job->copy_count; i++)
+		memmove(job->copies[i].to, job->copies[i].from, job->copies[i].bytes);
+	job->piece_count = 0;
+	job->copy_count = 0;
+	return 0;
+}
+
+static int add_piece(struct job *job, uint64_t offset, uint64_t bytes, void *into, bool want_crc,
+		     const struct note *note)
+{
+	int ret;
+
+	if (job->counting) {
+		job->pieces_needed++;
+		job->bytes_needed += bytes;
+		return 0;
+	}
+	if (job->piece_count == job->piece_room) {
+		ret = flush(job);
+		if (ret)
+			return ret;
+	}
+	job->pieces[job->piece_count] = (struct ring_piece){
+		.offset = offset,
+		.bytes = bytes,
+		.into = into,
+		.want_crc = want_crc,
+	};
+	job->notes[job->piece_count++] = *note;
+	return 0;
+}
+
+static int add_copy(struct job *job, void *to, const void *from, uint64_t bytes)
+{
+	int ret;
+
+	if (job->counting) {
+		job->copies_needed++;
+		return 0;
+	}
+	if (job->copy_count == job->copy_room) {
+		ret = flush(job);
+		if (ret)
+			return ret;
+	}
+	job->copies[job->copy_count++] = (struct copy){ to, from, bytes };
+	return 0;
+}
+
+/* ---- One block
+ * ------------------------------------------------------------------------------------- */
+
+/* A run of bytes of a record. */
+struct block {
+	uint64_t record;
+	uint64_t begin, end; /* in the record */
+	enum mode mode;
+};
+
+/* What the pieces up to `end`, the last of which it is when that is the end of the block, verify.
+ */
+static struct note note_for(const struct job *job, const struct block *block, uint64_t begin,
+			    uint64_t end)
+{
+	const struct zip_reader *reader = job->reader;
+	const struct zip_entry *entry = &reader->directory.entries[block->record];
+	struct note note = { .record = block->record };
+
+	switch (block->mode) {
+	case MODE_BLOCKS:
+		note.offset = block->begin;
+		note.bytes = block->end - block->begin;
+		note.crc32 = reader->index.checks[reader->first_check[block->record] +
+						  block->begin / reader->index.check_bytes];
+		break;
+	case MODE_WHOLE:
+		note.bytes = entry->bytes;
+		note.crc32 = entry->crc32;
+		break;
+	case MODE_PLAIN:
+		return note;
+	}
+	note.begins = begin == note.offset;
+	note.ends = end == note.offset + note.bytes;
+	return note;
+}
+
+/* Bytes [begin, end) of the record go to `into`, or nowhere. */
+static int read_part(struct job *job, const struct block *block, uint64_t begin, uint64_t end,
+		     void *into)
+{
+	const struct zip_entry *entry = &job->reader->directory.entries[block->record];
+	const struct note note = note_for(job, block, begin, end);
+
+	if (begin == end || (!into && block->mode == MODE_PLAIN))
+		return 0;
+	return add_piece(job, entry->data_offset + begin, end - begin, into,
+			 block->mode != MODE_PLAIN, &note);
+}
+
+static void *place_in(const struct zip_range *range, uint64_t offset)
+{
+	return (uint8_t *)range->into + (offset - range->offset);
+}
+
+/* The parts of the active ranges that lie in this block. They are sorted by where they begin. */
+static int read_block(struct job *job, const struct block *block)
+{
+	const struct zip_range *range, *reach = NULL; /* the range that got the bytes before `at` */
+	uint64_t at = block->begin, begin, end, shared;
+	int ret;
+
+	for (size_t i = 0; i < job->active_count; i++) {
+		range = &job->ranges[job->active[i]];
+		if (!range->into)
+			continue;
+		begin = MAX(range->offset, block->begin);
+		end = MIN(range->offset + range->bytes, block->end);
+		if (begin < at) {
+			/* No earlier range ends later than `reach`, and none begins later than this
+			 * one. */
+			shared = MIN(at, end);
+			ret = add_copy(job, place_in(range, begin), place_in(reach, begin),
+				       shared - begin);
+			if (ret)
+				return ret;
+			begin = shared;
+		}
+		if (end <= at)
+			continue;
+		ret = read_part(job, block, at, begin, NULL);
+		if (!ret)
+			ret = read_part(job, block, begin, end, place_in(range, begin));
+		if (ret)
+			return ret;
+		at = end;
+		reach = range;
+	}
+	return read_part(job, block, at, block->end, NULL);
+}
+
+/* ---- One record
+ * ------------------------------------------------------------------------------------ */
+
+static enum mode mode_for(const struct job *job, const size_t *order, size_t count)
+{
+	const struct zip_reader *reader = job->reader;
+	const struct zip_range *range = &job->ranges[order[0]];
+
+	if (!job->verify)
+		return MODE_PLAIN;
+	if (reader->has_index && range->record < reader->index.records)
+		return MODE_BLOCKS;
+	for (size_t i = 0; i < count; i++) {
+		range = &job->ranges[order[i]];
+		if (range->bytes == reader->directory.entries[range->record].bytes)
+			return MODE_WHOLE;
+	}
+	return MODE_PLAIN;
+}
+
+/* Forgets the ranges that end before or at `end`. */
+static void retire(struct job *job, uint64_t end)
+{
+	const struct zip_range *range;
+	size_t kept = 0;
+
+	for (size_t i = 0; i < job->active_count; i++) {
+		range = &job->ranges[job->active[i]];
+		if (range->offset + range->bytes > end)
+			job->active[kept++] = job->active[i];
+	}
+	job->active_count = kept;
+}
+
+/* `order` holds the ranges of one record. */
+static int read_record(struct job *job, const size_t *order, size_t count)
+{
+	const uint64_t record = job->ranges[order[0]].record;
+	const uint64_t bytes = job->reader->directory.entries[record].bytes;
+	struct block block = { .record = record, .mode = mode_for(job, order, count) };
+	uint64_t unit = block.mode == MODE_BLOCKS ? job->reader->index.check_bytes :
+						    PLAIN_BLOCK_BYTES;
+	size_t next = 0;
+	int ret;
+
+	job->active_count = 0;
+	while (job->active_count || next < count) {
+		block.begin = job->active_count ? block.end :
+						  job->ranges[order[next]].offset / unit * unit;
+		block.end = block.begin + MIN(unit, bytes - block.begin);
+		while (next < count && job->ranges[order[next]].offset < block.end)
+			job->active[job->active_count++] = order[next++];
+		ret = read_block(job, &block);
+		if (ret)
+			return ret;
+		retire(job, block.end);
+	}
+	return 0;
+}
+
+static int read_all(struct job *job)
+{
+	size_t end;
+	int ret;
+
+	for (size_t i = 0; i < job->order_count; i = end) {
+		end = i + 1;
+		while (end < job->order_count &&
+		       job->ranges[job->order[end]].record == job->ranges[job->order[i]].record)
+			end++;
+		ret = read_record(job, job->order + i, end - i);
+		if (ret)
+			return ret;
+	}
+	return job->counting ? 0 : flush(job);
+}
+
+/* ---- All of it
+ * ------------------------------------------------------------------------------------- */
+
+static int check_range(const struct job *job, const struct zip_range *range)
+{
+	const struct zip_directory *directory = &job->reader->directory;
+	const struct zip_entry *entry;
+	char shown[ZIP_SHOWN_NAME_BYTES];
+
+	if (range->record >= directory->count)
+		return base_fail(job->error, -ENOENT,
+				 "cannot read record number %" PRIu64 " of %s: it has %" PRIu64,
+				 range->record, job->reader->input.path, directory->count);
+	entry = &directory->entries[range->record];
+	zip_show_name(shown, entry->name, entry->name_bytes);
+	if (range->offset > entry->bytes || range->bytes > entry->bytes - range->offset)
+		return base_fail(job->error, -ERANGE,
+				 "cannot read %" PRIu64 " bytes at offset %" PRIu64
+				 " of record '%s' of %s: it "
+				 "has %" PRIu64 " bytes",
+				 range->bytes, range->offset, shown, job->reader->input.path,
+				 entry->bytes);
+	if (job->verify && !entry->bytes && entry->crc32)
+		return base_fail(
+			job->error, IOSHAPE_E_DAMAGED,
+			"%s is damaged: record '%s' is empty but its checksum is not; use another "
+			"copy or an older checkpoint",
+			job->reader->input.path, shown);
+	return 0;
+}
+
+static int compare_ranges(const void *a, const void *b, void *user)
+{
+	const struct job *job = user;
+	const struct zip_range *left = &job->ranges[*(const size_t *)a];
+	const struct zip_range *right = &job->ranges[*(const size_t *)b];
+	const struct zip_entry *entries = job->reader->directory.entries;
+
+	if (left->record != right->record)
+		return entries[left->record].data_offset < entries[right->record].data_offset ? -1 :
+												1;
+	return left->offset < right->offset ? -1 : left->offset > right->offset;
+}
+
+static int sort_ranges(struct job *job, size_t count)
+{
+	int ret;
+
+	job->order = reallocarray(NULL, count, sizeof(*job->order));
+	job->active = reallocarray(NULL, count, sizeof(*job->active));
+	if (!job->order || !job->active)
+		return base_no_memory(job->error, "the order of ranges",
+				      count * 2 * sizeof(size_t));
+	for (size_t i = 0; i < count; i++) {
+		ret = check_range(job, &job->ranges[i]);
+		if (ret)
+			return ret;
+		if (job->ranges[i].bytes)
+			job->order[job->order_count++] = i;
+	}
+	qsort_r(job->order, job->order_count, sizeof(*job->order), compare_ranges, job);
+	return 0;
+}
+
+static int make_room(struct job *job)
+{
+	job->piece_room = MAX(1, MIN(job->pieces_needed, MOST_PIECES));
+	job->copy_room = MAX(1, MIN(job->copies_needed, MOST_PIECES));
+	job->pieces = reallocarray(NULL, job->piece_room, sizeof(*job->pieces));
+	job->notes = reallocarray(NULL, job->piece_room, sizeof(*job->notes));
+	job->copies = reallocarray(NULL, job->copy_room, sizeof(*job->copies));
+	if (job->pieces && job->notes && job->copies)
+		return 0;
+	return base_no_memory(job->error, "a batch of reads",
+			      job->piece_room * (sizeof(*job->pieces) + sizeof(*job->notes)) +
+				      job->copy_room * sizeof(*job->copies));
+}
+
+int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
+		    const struct zip_range *ranges, size_t count, bool verify,
+		    ioshape_progress_fn progress, void *progress_user, struct base_error *error)
+{
+	struct base_error unheard = { 0 };
+	struct job job = {
+		.reader = reader,
+		.lane = lane,
+		.ranges = ranges,
+		.verify = verify,
+		.error = error ? error : &unheard,
+		.counting = true,
+		.progress = progress,
+		.progress_user = progress_user,
+	};
+	int ret;
+
+	if (!count)
+		return 0;
+	ret = sort_ranges(&job, count);
+	if (!ret)
+		ret = read_all(&job); /* counts */
+	if (!ret)
+		ret = make_room(&job);
+	job.counting = false;
+	if (!ret)
+		ret = read_all(&job);
+	free(job.copies);
+	free(job.notes);
+	free(job.pieces);
+	free(job.active);
+	free(job.order);
+	return ret;
+}

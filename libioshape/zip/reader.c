@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening an archive: its directory, its index where it has one, and where each record's data
+ * begins. */
+#define _GNU_SOURCE
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct opening {
+	struct zip_reader *reader;
+	const char *path;
+	struct base_error *error;
+};
+
+static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
+{
+	const struct opening *opening = user;
+
+	return ring_input_get(&opening->reader->input, offset, into, bytes, opening->error);
+}
+
+static int locate(struct opening *opening, uint64_t position)
+{
+	return zip_locate(&opening->reader->directory, position, fetch, opening, opening->path,
+			  opening->error);
+}
+
+/* ---- The index
+ * ------------------------------------------------------------------------------------- */
+
+static bool is_index(const struct zip_entry *entry)
+{
+	return entry->name_bytes == strlen(ZIP_INDEX_RECORD) &&
+	       !memcmp(entry->name, ZIP_INDEX_RECORD, entry->name_bytes);
+}
+
+/* Reads the index record, to be freed, and compares its checksum. */
+static int read_index(struct opening *opening, const struct zip_entry *entry, uint8_t **out)
+{
+	uint8_t *data;
+	int ret;
+
+	if (entry->bytes > ZIP_MAX_INDEX_BYTES)
+		return base_fail(opening->error, IOSHAPE_E_LIMIT,
+				 "cannot load %s: its index has %" PRIu64
+				 " bytes; at most %llu are supported",
+				 opening->path, entry->bytes, ZIP_MAX_INDEX_BYTES);
+	data = malloc(MAX(entry->bytes, 1));
+	if (!data)
+		return base_no_memory(opening->error, "the index of an archive", entry->bytes);
+	ret = fetch(opening, entry->data_offset, data, entry->bytes);
+	if (!ret && base_crc32(0, data, entry->bytes) != entry->crc32)
+		ret = base_fail(
+			opening->error, IOSHAPE_E_DAMAGED,
+			"cannot load %s: its index (record '" ZIP_INDEX_RECORD
+			"' at offset %" PRIu64
+			") is damaged; use another copy, or torch.load(), which does without "
+			"the index and verifies nothing",
+			opening->path, entry->data_offset);
+	if (ret)
+		free(data);
+	else
+		*out = data;
+	return ret;
+}
+
+/* Moves the offsets over. False if the directory is not the one that the index was made with. */
+static bool index_fits(struct zip_reader *reader)
+{
+	struct zip_directory *directory = &reader->directory;
+	const struct zip_index *index = &reader->index;
+
+	if (zip_directory_crc32(directory->entries, index->records, 0) != index->directory_crc32)
+		return false;
+	for (uint64_t i = 0; i < index->records; i++) {
+		if (!zip_data_fits(directory, i, index->data_offsets[i]))
+			return false;
+		directory->entries[i].data_offset = index->data_offsets[i];
+	}
+	return true;
+}
+
+/* Whether the index is used is in has_index; an index that does not fit is no failure. */
+static int decode_index(struct opening *opening, const uint8_t *data, uint64_t bytes)
+{
+	struct zip_reader *reader = opening->reader;
+	const struct zip_directory *directory = &reader->directory;
+	uint64_t before = directory->count - 1;
+	int ret;
+
+	ret = zip_index_decode(&reader->index, data, bytes, directory->entries, before,
+			       directory->entries[before].header_offset, &reader->index_problem);
+	if (ret && ret != IOSHAPE_E_DAMAGED && ret != IOSHAPE_E_FORMAT)
+		return base_fail(opening->error, ret, "cannot load %s: %s", opening->path,
+				 reader->index_problem.text);
+	if (ret)
+		return 0;
+	reader->has_index = index_fits(reader);
+	if (!reader->has_index) {
+		zip_index_free(&reader->index);
+		base_fail(&reader->index_problem, IOSHAPE_E_DAMAGED,
+			  "record '" ZIP_INDEX_RECORD
+			  "' of %s does not fit the directory; another tool has "
+			  "changed the archive",
+			  opening->path);
+	}
+	return 0;
+}
+
+static int open_index(struct opening *opening)
+{
+	const struct zip_directory *directory = &opening->reader->directory;
+	const struct zip_entry *last = &directory->entries[directory->count - 1];
+	uint8_t *data = NULL;
+	int ret;
+
+	if (!is_index(last))
+		return 0;
+	ret = locate(opening, directory->count - 1);
+	if (!ret)
+		ret = read_index(opening, last, &data);
+	if (!ret)
+		ret = decode_index(opening, data, last->bytes);
+	free(data);
+	return ret;
+}
+
+/* ---- What lookups need
+ * ----------------------------------------------------------------------------- */
+
+static int count_checks(struct opening *opening)
+{
+	struct zip_reader *reader = opening->reader;
+	const struct zip_index *index = &reader->index;
+	uint64_t next = 0, bytes;
+
+	reader->first_check = malloc((index->records + 1) * sizeof(*reader->first_check));
+	if (!reader->first_check)
+		return base_no_memory(opening->error, "positions of checksums",
+				      (index->records + 1) * sizeof(*reader->first_check));
+	for (uint64_t i = 0; i < index->records; i++) {
+		bytes = reader->directory.entries[i].bytes;
+		reader->first_check[i] = next;
+		next += bytes / index->check_bytes + (bytes % index->check_bytes != 0);
+	}
+	reader->first_check[index->records] = next;
+	/* The index was decoded against the same sizes: this is about our own arithmetic. */
+	return next == index->check_count ?
+		       0 :
+		       base_fail(opening->error, IOSHAPE_E_DAMAGED,
+				 "cannot load %s: its index has %" PRIu64 " checksums for %" PRIu64
+				 " blocks; use another copy",
+				 opening->path, index->check_count, next);
+}
+
+static int name_tensors(struct opening *opening)
+{
+	struct zip_reader *reader = opening->reader;
+	const struct zip_tensor_row *rows = reader->index.tensors;
+	int ret;
+
+	ret = zip_names_new(&reader->tensor_names, reader->index.tensor_count);
+	for (uint64_t i = 0; i < reader->index.tensor_count && !ret; i++)
+		ret = zip_names_add(reader->tensor_names, rows[i].name, strlen(rows[i].name), i);
+	if (ret == -EEXIST)
+		return base_fail(
+			opening->error, IOSHAPE_E_DAMAGED,
+			"cannot load %s: two of its tensors have the same name; use another copy",
+			opening->path);
+	if (ret)
+		return base_no_memory(opening->error, "the names of tensors",
+				      reader->index.tensor_count);
+	return 0;
+}
+
+static int locate_all(struct opening *opening)
+{
+	int ret = 0;
+
+	for (uint64_t i = 0; i < opening->reader->directory.count && !ret; i++)
+		ret = locate(opening, i);
+	return ret;
+}
+
+int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_direct direct,
+		    struct base_error *error)
+{
+	struct opening opening = { reader, path, error };
+	int ret;
+
+	memset(reader, 0, sizeof(*reader));
+	ret = ring_input_open(&reader->input, path, direct, error);
+	if (ret)
+		return ret;
+	ret = zip_parse(&reader->directory, reader->input.bytes, fetch, &opening, path, error);
+	if (!ret)
+		ret = open_index(&opening);
+	if (!ret)
+		ret = reader->has_index ? count_checks(&opening) : locate_all(&opening);
+	if (!ret && reader->has_index)
+		ret = name_tensors(&opening);
+	if (ret)
+		zip_reader_close(reader);
+	return ret;
+}
+
+void zip_reader_close(struct zip_reader *reader)
+{
+	zip_names_free(reader->tensor_names);
+	free(reader->first_check);
+	if (reader->has_index)
+		zip_index_free(&reader->index);
+	zip_directory_free(&reader->directory);
+	ring_input_close(&reader->input);
+	memset(reader, 0, sizeof(*reader));
+	reader->input.fd = reader->input.direct_fd = -1;
+}

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How a strided tensor becomes the bytes of a record.
+ */
+#define _GNU_SOURCE
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* ---- Layout ---------------------------------------------------------------------------------- */
+
+/*
+ * The elements, and the elements there would be if no length were 0: the strides of an empty tensor
+ * are computed as if those lengths were 1, as in torch. False if a length is negative or the
+ * product overflows.
+ */
+static bool count_elements(uint32_t dims, const int64_t *shape, uint64_t *elements, int64_t *span)
+{
+	bool empty = false;
+
+	*span = 1;
+	for (uint32_t i = 0; i < dims; i++) {
+		if (shape[i] < 0)
+			return false;
+		if (!shape[i])
+			empty = true;
+		else if (__builtin_mul_overflow(*span, shape[i], span))
+			return false;
+	}
+	*elements = empty ? 0 : (uint64_t)*span;
+	return true;
+}
+
+static void contiguous_strides(uint32_t dims, const int64_t *shape, int64_t *strides)
+{
+	int64_t step = 1; /* count_elements() has seen that this does not overflow */
+
+	for (uint32_t i = dims; i-- > 0;) {
+		strides[i] = step;
+		step *= MAX(shape[i], 1);
+	}
+}
+
+/* The dimensions that matter (longer than 1), from the smallest stride to the largest. */
+static uint32_t sort_dims(uint32_t dims, const int64_t *shape, const int64_t *strides,
+			  uint32_t *order)
+{
+	uint32_t count = 0, at;
+
+	/* From the last one, where the smallest stride usually is: then no step moves anything. */
+	for (uint32_t i = dims; i-- > 0;) {
+		if (shape[i] <= 1)
+			continue;
+		for (at = count++; at > 0 && strides[order[at - 1]] > strides[i]; at--)
+			order[at] = order[at - 1];
+		order[at] = i;
+	}
+	return count;
+}
+
+/* Whether these strides visit each element of one dense block once. Lengths of 0 and 1 have no say.
+ */
+static bool fills_block(uint32_t dims, const int64_t *shape, const int64_t *strides)
+{
+	uint32_t order[IOSHAPE_MAX_DIMS], count;
+	int64_t step = 1;
+
+	count = sort_dims(dims, shape, strides, order);
+	for (uint32_t i = 0; i < count; i++) {
+		if (strides[order[i]] != step)
+			return false;
+		step *= shape[order[i]];
+	}
+	return true;
+}
+
+bool zip_strides_dense(uint32_t dims, const int64_t *shape, const int64_t *strides,
+		       uint64_t *elements)
+{
+	int64_t span;
+
+	if (dims > IOSHAPE_MAX_DIMS || !count_elements(dims, shape, elements, &span))
+		return false;
+	for (uint32_t i = 0; i < dims; i++) {
+		if (strides[i] < 0 || strides[i] > span)
+			return false;
+	}
+	return fills_block(dims, shape, strides);
+}
+
+static int check_name(const char *name, struct base_error *error)
+{
+	size_t bytes;
+
+	if (!name || !*name)
+		return base_fail(error, -EINVAL, "a tensor has no name; give each tensor one");
+	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
+	if (bytes > IOSHAPE_MAX_NAME_BYTES)
+		return base_fail(error, IOSHAPE_E_LIMIT,
+				 "the name of tensor \"%s\" is longer than %u bytes; shorten it",
+				 ZIP_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
+	if (!zip_utf8_valid(name, bytes))
+		return base_fail(error, -EINVAL,
+				 "the name of tensor \"%s\" is not valid UTF-8; it must be",
+				 ZIP_SHOWN(name));
+	return 0;
+}
+
+static int check_shape(const struct ioshape_tensor *tensor, const struct zip_dtype *dtype,
+		       struct base_error *error)
+{
+	if (!dtype)
+		return base_fail(error, -EINVAL,
+				 "tensor \"%s\" has dtype %d, which is not in enum ioshape_dtype",
+				 ZIP_SHOWN(tensor->name), (int)tensor->dtype);
+	if (tensor->dims > IOSHAPE_MAX_DIMS)
+		return base_fail(error, IOSHAPE_E_LIMIT,
+				 "tensor \"%s\" has %u dimensions and torch allows %u; reshape it",
+				 ZIP_SHOWN(tensor->name), tensor->dims, IOSHAPE_MAX_DIMS);
+	if (tensor->dims && !tensor->shape)
+		return base_fail(error, -EINVAL, "tensor \"%s\" has %u dimensions and no shape",
+				 ZIP_SHOWN(tensor->name), tensor->dims);
+	for (uint32_t i = 0; i < tensor->dims; i++) {
+		if (tensor->shape[i] < 0)
+			return base_fail(
+				error, -EINVAL,
+				"tensor \"%s\" has the negative length %lld in dimension %u",
+				ZIP_SHOWN(tensor->name), (long long)tensor->shape[i], i);
+		if (tensor->strides && tensor->strides[i] < 0)
+			return base_fail(
+				error, -EINVAL,
+				"tensor \"%s\" has the negative stride %lld in dimension %u; "
+				"save a copy that runs forward",
+				ZIP_SHOWN(tensor->name), (long long)tensor->strides[i], i);
+	}
+	return 0;
+}
+
+/* The memory a tensor reaches must be addressable: offsets of elements are computed without checks
+ * later. */
+static bool reach_fits(const struct ioshape_tensor *tensor, size_t element_bytes)
+{
+	int64_t last = 0, step;
+
+	for (uint32_t i = 0; i < tensor->dims; i++) {
+		if (tensor->shape[i] <= 1)
+			continue;
+		if (__builtin_mul_overflow(tensor->shape[i] - 1, tensor->strides[i], &step) ||
+		    __builtin_add_overflow(last, step, &last))
+			return false;
+	}
+	return last < INT64_MAX / (int64_t)element_bytes;
+}
+
+/* A stride that has no say can be anything in the tensor; in the file it stays below the element
+ * count. */
+static void keep_strides(const struct ioshape_tensor *tensor, int64_t span, int64_t *strides)
+{
+	for (uint32_t i = 0; i < tensor->dims; i++) {
+		if (tensor->strides[i] <= span)
+			strides[i] = tensor->strides[i];
+	}
+}
+
+int zip_layout_tensor(const struct ioshape_tensor *tensor, struct zip_layout *layout,
+		      struct base_error *error)
+{
+	const struct zip_dtype *dtype = zip_dtype_of((uint32_t)tensor->dtype);
+	uint64_t elements;
+	int64_t span;
+	int ret;
+
+	ret = check_name(tensor->name, error);
+	if (!ret)
+		ret = check_shape(tensor, dtype, error);
+	if (ret)
+		return ret;
+
+	if (!count_elements(tensor->dims, tensor->shape, &elements, &span) ||
+	    span > INT64_MAX / dtype->bytes)
+		return base_fail(error, IOSHAPE_E_LIMIT,
+				 "the shape of tensor \"%s\" has more bytes than 63 bits can count",
+				 ZIP_SHOWN(tensor->name));
+	if (elements && tensor->strides && !reach_fits(tensor, dtype->bytes))
+		return base_fail(
+			error, IOSHAPE_E_LIMIT,
+			"the strides of tensor \"%s\" reach further than 63 bits can count",
+			ZIP_SHOWN(tensor->name));
+	if (elements && !tensor->data)
+		return base_fail(error, -EINVAL, "tensor \"%s\" has %llu elements and no data",
+				 ZIP_SHOWN(tensor->name), (unsigned long long)elements);
+
+	layout->bytes = elements * dtype->bytes;
+	layout->as_it_lies = !tensor->strides ||
+			     fills_block(tensor->dims, tensor->shape, tensor->strides);
+	contiguous_strides(tensor->dims, tensor->shape, layout->strides);
+	if (tensor->strides && layout->as_it_lies)
+		keep_strides(tensor, span, layout->strides);
+	return 0;
+}
+
+/* ---- Packing --------------------------------------------------------------------------------- */
+
+/*
+ * A tensor seen as equal units of contiguous memory: an element, or as many as follow each other
+ * both in memory and in row-major order.
+ */
+struct units {
+	size_t bytes;                          /* of a unit */
+	uint32_t dims;                         /* over which units are spread; at least 1 */
+	uint64_t length[IOSHAPE_MAX_DIMS + 1]; /* innermost first */
+	uint64_t step[IOSHAPE_MAX_DIMS + 1];   /* in bytes */
+};
+
+static void find_units(const struct ioshape_tensor *tensor, size_t element_bytes,
+		       struct units *units)
+{
+	uint64_t length, step, contiguous = element_bytes;
+
+	units->bytes = element_bytes;
+	units->dims = 0;
+	for (uint32_t i = tensor->dims; i-- > 0;) {
+		length = (uint64_t)tensor->shape[i];
+		if (length == 1)
+			continue;
+		step = tensor->strides ? (uint64_t)tensor->strides[i] * element_bytes : contiguous;
+		contiguous *= length;
+		if (!units->dims && step == units->bytes) {
+			units->bytes *= length;
+			continue;
+		}
+		if (units->dims &&
+		    step == units->step[units->dims - 1] * units->length[units->dims - 1]) {
+			units->length[units->dims - 1] *= length;
+			continue;
+		}
+		units->length[units->dims] = length;
+		units->step[units->dims++] = step;
+	}
+	if (!units->dims) {
+		units->length[0] = 1;
+		units->step[0] = 0;
+		units->dims = 1;
+	}
+}
+
+/* A constant size makes memcpy() one load and one store. */
+#define COPY_UNITS(size)                                                                           \
+	for (uint64_t i = 0; i < count; i++, to += (size), from += step)                           \
+	memcpy(to, from, size)
+
+static void copy_units(uint8_t *to, const uint8_t *from, size_t bytes, uint64_t step,
+		       uint64_t count)
+{
+	switch (bytes) {
+	case 1:
+		COPY_UNITS(1);
+		break;
+	case 2:
+		COPY_UNITS(2);
+		break;
+	case 4:
+		COPY_UNITS(4);
+		break;
+	case 8:
+		COPY_UNITS(8);
+		break;
+	case 16:
+		COPY_UNITS(16);
+		break;
+	default:
+		COPY_UNITS(bytes);
+	}
+}
+
+/* A place in row-major order: which unit, and where it lies. */
+struct cursor {
+	uint64_t index[IOSHAPE_MAX_DIMS + 1];
+	const uint8_t *from; /* the unit at index */
+};
+
+static void seek_unit(const struct units *units, const void *data, uint64_t unit,
+		      struct cursor *cursor)
+{
+	cursor->from = data;
+	for (uint32_t i = 0; i < units->dims; i++) {
+		cursor->index[i] = unit % units->length[i];
+		unit /= units->length[i];
+		cursor->from += cursor->index[i] * units->step[i];
+	}
+}
+
+/* `count` units on, at most to the end of the innermost row. */
+static void advance(const struct units *units, struct cursor *cursor, uint64_t count)
+{
+	cursor->index[0] += count;
+	cursor->from += count * units->step[0];
+	for (uint32_t i = 0; cursor->index[i] == units->length[i] && i + 1 < units->dims; i++) {
+		cursor->from -= cursor->index[i] * units->step[i];
+		cursor->index[i] = 0;
+		cursor->index[i + 1]++;
+		cursor->from += units->step[i + 1];
+	}
+}
+
+void zip_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_t offset,
+	      void *into, size_t bytes)
+{
+	struct units units;
+	struct cursor cursor;
+	uint8_t *to = into;
+	size_t skip, part;
+	uint64_t count;
+
+	if (!bytes)
+		return;
+	find_units(tensor, element_bytes, &units);
+	seek_unit(&units, tensor->data, offset / units.bytes, &cursor);
+
+	/* The rest of a unit that an earlier call began. */
+	skip = offset % units.bytes;
+	if (skip) {
+		part = MIN(units.bytes - skip, bytes);
+		memcpy(to, cursor.from + skip, part);
+		to += part;
+		bytes -= part;
+		if (skip + part == units.bytes)
+			advance(&units, &cursor, 1);
+	}
+	while (bytes >= units.bytes) {
+		count = MIN(bytes / units.bytes, units.length[0] - cursor.index[0]);
+		copy_units(to, cursor.from, units.bytes, units.step[0], count);
+		to += count * units.bytes;
+		bytes -= count * units.bytes;
+		advance(&units, &cursor, count);
+	}
+	if (bytes)
+		memcpy(to, cursor.from, bytes);
+}

@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A torch zip on its way into a file: records one after the other, then the index, then the
+ * directory. The bytes themselves pass through to the ring floor, which checksums them while it
+ * copies.
+ */
+#define _GNU_SOURCE
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FOLDER_BYTES (sizeof(ZIP_FOLDER) - 1)
+
+/* Names that begin so are the library's own. */
+#define RESERVED_FOLDER ".ioshape/"
+
+struct zip_writer {
+	struct ring_writer *file;
+	char *path;
+
+	struct zip_entry *entries; /* of records that have begun; the last one may be open */
+	uint64_t count, room;
+	struct zip_names *names;
+	uint32_t *checks; /* of full blocks, and of the last one of each record that has ended */
+	uint64_t check_count, check_room;
+
+	bool open;          /* between begin and end */
+	uint64_t announced; /* bytes of the open record, or IOSHAPE_UNKNOWN_BYTES */
+	struct zip_place place;
+	uint64_t done;      /* bytes of the open record that have been put */
+	uint32_t block_crc; /* of the block that is not full yet */
+	uint64_t block_bytes;
+
+	uint64_t payload_bytes;
+	struct base_buffer scratch; /* headers and descriptors */
+	int failed;                 /* the code after which nothing more is written */
+};
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+int zip_writer_new(struct zip_writer **out, struct ring_writer *file, const char *path,
+		   struct base_error *error)
+{
+	struct zip_writer *writer;
+
+	*out = NULL;
+	writer = calloc(1, sizeof(*writer));
+	if (!writer)
+		return base_no_memory(error, "a container writer", sizeof(*writer));
+	writer->path = strdup(path);
+	if (!writer->path || zip_names_new(&writer->names, 0)) {
+		zip_writer_free(writer);
+		return base_no_memory(error, "a container writer", sizeof(*writer));
+	}
+	writer->file = file;
+	*out = writer;
+	return 0;
+}
+
+void zip_writer_free(struct zip_writer *writer)
+{
+	if (!writer)
+		return;
+	if (writer->file)
+		ring_writer_free(writer->file);
+	base_buffer_free(&writer->scratch);
+	free(writer->checks);
+	zip_names_free(writer->names);
+	for (uint64_t i = 0; i < writer->count; i++)
+		free(writer->entries[i].name);
+	free(writer->entries);
+	free(writer->path);
+	free(writer);
+}
+
+struct ring_writer *zip_writer_file(struct zip_writer *writer)
+{
+	return writer->file;
+}
+
+uint64_t zip_writer_payload_bytes(const struct zip_writer *writer)
+{
+	return writer->payload_bytes;
+}
+
+/* After this only zip_writer_free() makes sense. */
+static int fail_for_good(struct zip_writer *writer, int code)
+{
+	if (!writer->failed)
+		writer->failed = code;
+	return code;
+}
+
+/* First in every call. */
+static int check_usable(const struct zip_writer *writer, struct base_error *error)
+{
+	if (writer->failed)
+		return base_fail(error, writer->failed,
+				 "cannot write on to %s after an earlier failure; begin a new file",
+				 writer->path);
+	return 0;
+}
+
+static const char *last_name(const struct zip_writer *writer)
+{
+	return writer->entries[writer->count - 1].name + FOLDER_BYTES;
+}
+
+/* ---- Growing arrays -------------------------------------------------------------------------- */
+
+/* Room for one more; twice as much each time, so that the cost per element stays the same. */
+static int grow(void **array, uint64_t count, uint64_t *room, size_t element_bytes)
+{
+	uint64_t more = *room ? *room * 2 : 64;
+	void *larger;
+
+	if (count < *room)
+		return 0;
+	larger = reallocarray(*array, more, element_bytes);
+	if (!larger)
+		return -ENOMEM;
+	*array = larger;
+	*room = more;
+	return 0;
+}
+
+static int grow_entries(struct zip_writer *writer)
+{
+	void *entries = writer->entries;
+	int ret = grow(&entries, writer->count, &writer->room, sizeof(*writer->entries));
+
+	writer->entries = entries;
+	return ret;
+}
+
+static int push_check(struct zip_writer *writer, uint32_t crc)
+{
+	void *checks = writer->checks;
+	int ret = grow(&checks, writer->check_count, &writer->check_room, sizeof(*writer->checks));
+
+	writer->checks = checks;
+	if (!ret)
+		writer->checks[writer->check_count++] = crc;
+	return ret;
+}
+
+/* ---- Beginning a record ---------------------------------------------------------------------- */
+
+/* Whether each part between slashes is a name that unpacks to a file below the folder, wherever
+ * that is. */
+static bool parts_valid(const char *name)
+{
+	for (;;) {
+		size_t bytes = strcspn(name, "/");
+
+		if (!bytes || (bytes == 1 && name[0] == '.') ||
+		    (bytes == 2 && name[0] == '.' && name[1] == '.'))
+			return false;
+		if (!name[bytes])
+			return true;
+		name += bytes + 1;
+	}
+}
+
+static int check_record_name(const struct zip_writer *writer, const char *name,
+			     struct base_error *error)
+{
+	size_t bytes;
+
+	if (!name || !*name)
+		return base_fail(error, -EINVAL, "a record for %s has no name; give it one",
+				 writer->path);
+	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
+	if (bytes > IOSHAPE_MAX_NAME_BYTES)
+		return base_fail(
+			error, IOSHAPE_E_LIMIT,
+			"the name of record \"%s\" for %s is longer than %u bytes; shorten it",
+			ZIP_SHOWN(name), writer->path, IOSHAPE_MAX_NAME_BYTES);
+	if (!zip_utf8_valid(name, bytes))
+		return base_fail(error, -EINVAL,
+				 "the name of record \"%s\" for %s is not valid UTF-8; it must be",
+				 ZIP_SHOWN(name), writer->path);
+	if (!parts_valid(name))
+		return base_fail(
+			error, -EINVAL,
+			"cannot write record \"%s\" to %s: names are relative paths without "
+			"\".\", \"..\" or empty parts",
+			ZIP_SHOWN(name), writer->path);
+	return 0;
+}
+
+/* What the caller can do wrong. Nothing has changed when one of these is refused. */
+static int check_begin(const struct zip_writer *writer, const char *name, uint32_t alignment,
+		       struct base_error *error)
+{
+	int ret;
+
+	ret = check_record_name(writer, name, error);
+	if (ret)
+		return ret;
+	if (writer->open)
+		return base_fail(
+			error, -EINVAL,
+			"cannot begin record \"%s\" of %s while \"%s\" is open; end that first",
+			ZIP_SHOWN(name), writer->path, ZIP_SHOWN(last_name(writer)));
+	if (alignment & (alignment - 1) || alignment > ZIP_LARGE_ALIGNMENT)
+		return base_fail(
+			error, -EINVAL,
+			"cannot align record \"%s\" of %s to %u bytes: it must be a power of two "
+			"up to %u",
+			ZIP_SHOWN(name), writer->path, alignment, ZIP_LARGE_ALIGNMENT);
+	if (zip_names_find(writer->names, name, strlen(name), &(uint64_t){ 0 }))
+		return base_fail(error, -EEXIST,
+				 "record \"%s\" is in %s already; names must be unique",
+				 ZIP_SHOWN(name), writer->path);
+	/* One place is kept for the index, which the reader counts too. */
+	if (writer->count + 1 >= ZIP_MAX_RECORDS)
+		return base_fail(error, IOSHAPE_E_LIMIT, "record \"%s\" of %s is one above %u",
+				 ZIP_SHOWN(name), writer->path, ZIP_MAX_RECORDS);
+	return 0;
+}
+
+/* Takes up the new record; its header lies in scratch afterwards. */
+static int note_record(struct zip_writer *writer, const char *name, uint64_t bytes)
+{
+	const size_t name_bytes = strlen(name);
+	struct zip_entry *entry;
+	int ret;
+
+	ret = grow_entries(writer);
+	if (ret)
+		return ret;
+	entry = &writer->entries[writer->count];
+	entry->name = malloc(FOLDER_BYTES + name_bytes + 1);
+	if (!entry->name)
+		return -ENOMEM;
+	writer->count++; /* the name is freed with the writer from now on */
+	memcpy(entry->name, ZIP_FOLDER, FOLDER_BYTES);
+	memcpy(entry->name + FOLDER_BYTES, name, name_bytes + 1);
+	entry->name_bytes = (uint32_t)(FOLDER_BYTES + name_bytes);
+	entry->crc32 = 0;
+	entry->bytes = 0;
+	entry->header_offset = writer->place.header_offset;
+	entry->data_offset = writer->place.data_offset;
+	ret = zip_names_add(writer->names, entry->name + FOLDER_BYTES, name_bytes,
+			    writer->count - 1);
+	if (ret)
+		return ret;
+	writer->scratch.bytes = 0;
+	return zip_encode_header(&writer->scratch, entry->name, &writer->place, bytes);
+}
+
+static int begin_record(struct zip_writer *writer, const char *name, uint64_t bytes,
+			uint32_t alignment, struct base_error *error)
+{
+	int ret;
+
+	if (!alignment)
+		alignment = zip_default_alignment(bytes);
+	ret = zip_place_record(ring_writer_offset(writer->file), FOLDER_BYTES + strlen(name), bytes,
+			       alignment, &writer->place);
+	if (ret)
+		return base_fail(error, ret, "record \"%s\" of %llu bytes does not fit into %s",
+				 ZIP_SHOWN(name), (unsigned long long)bytes, writer->path);
+	ret = note_record(writer, name, bytes);
+	if (ret) {
+		base_fail(error, ret, "cannot begin record \"%s\" of %s", ZIP_SHOWN(name),
+			  writer->path);
+		return fail_for_good(writer, ret);
+	}
+	ret = ring_writer_put(writer->file, writer->scratch.data, writer->scratch.bytes, NULL,
+			      error);
+	if (ret)
+		return fail_for_good(writer, ret);
+	writer->open = true;
+	writer->announced = bytes;
+	writer->done = 0;
+	writer->block_crc = 0;
+	writer->block_bytes = 0;
+	return 0;
+}
+
+int zip_writer_begin(struct zip_writer *writer, const char *name, uint64_t bytes,
+		     uint32_t alignment, struct base_error *error)
+{
+	int ret;
+
+	ret = check_usable(writer, error);
+	if (!ret)
+		ret = check_begin(writer, name, alignment, error);
+	if (ret)
+		return ret;
+	if (!strncmp(name, RESERVED_FOLDER, strlen(RESERVED_FOLDER)))
+		return base_fail(error, -EINVAL,
+				 "cannot write record \"%s\" to %s: " RESERVED_FOLDER
+				 " is the library's own",
+				 ZIP_SHOWN(name), writer->path);
+	return begin_record(writer, name, bytes, alignment, error);
+}
+
+/* ---- The bytes of a record ------------------------------------------------------------------- */
+
+/* The block is full, or the record ends in it. */
+static int end_block(struct zip_writer *writer, struct base_error *error)
+{
+	struct zip_entry *entry = &writer->entries[writer->count - 1];
+
+	if (push_check(writer, writer->block_crc)) {
+		base_no_memory(error, "checksums of blocks",
+			       writer->check_count * sizeof(uint32_t));
+		return fail_for_good(writer, -ENOMEM);
+	}
+	/* The record's own checksum comes from those of its blocks: no byte is looked at twice. */
+	if (writer->done == writer->block_bytes)
+		entry->crc32 = writer->block_crc;
+	else
+		entry->crc32 =
+			base_crc32_combine(entry->crc32, writer->block_crc, writer->block_bytes);
+	writer->block_crc = 0;
+	writer->block_bytes = 0;
+	return 0;
+}
+
+static int put_pieces(struct zip_writer *writer, const uint8_t *data, size_t bytes,
+		      struct base_error *error)
+{
+	size_t piece;
+	int ret;
+
+	for (; bytes; data += piece, bytes -= piece) {
+		piece = MIN(bytes, ZIP_CHECK_BYTES - writer->block_bytes);
+		ret = ring_writer_put(writer->file, data, piece, &writer->block_crc, error);
+		if (ret)
+			return fail_for_good(writer, ret);
+		writer->block_bytes += piece;
+		writer->done += piece;
+		if (writer->block_bytes < ZIP_CHECK_BYTES)
+			continue;
+		ret = end_block(writer, error);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+int zip_writer_put(struct zip_writer *writer, const void *data, size_t bytes,
+		   struct base_error *error)
+{
+	int ret;
+
+	ret = check_usable(writer, error);
+	if (ret)
+		return ret;
+	if (!writer->open)
+		return base_fail(error, -EINVAL,
+				 "no record of %s is open to be written; begin one first",
+				 writer->path);
+	if (bytes && !data)
+		return base_fail(error, -EINVAL, "cannot write %zu bytes at NULL to %s", bytes,
+				 writer->path);
+	/* Of an unknown length: as much as the largest file holds. */
+	if (bytes > MIN(writer->announced, (uint64_t)INT64_MAX) - writer->done)
+		return base_fail(
+			error, -EINVAL,
+			"record \"%s\" of %s was announced with %llu bytes and would get %llu; "
+			"announce IOSHAPE_UNKNOWN_BYTES if it is not known",
+			ZIP_SHOWN(last_name(writer)), writer->path,
+			(unsigned long long)writer->announced,
+			(unsigned long long)writer->done + bytes);
+	return put_pieces(writer, data, bytes, error);
+}
+
+static int end_record(struct zip_writer *writer, struct base_error *error)
+{
+	struct zip_entry *entry = &writer->entries[writer->count - 1];
+	int ret;
+
+	if (writer->block_bytes) {
+		ret = end_block(writer, error);
+		if (ret)
+			return ret;
+	}
+	entry->bytes = writer->done;
+	writer->scratch.bytes = 0;
+	ret = zip_encode_descriptor(&writer->scratch, entry->crc32, entry->bytes,
+				    writer->place.zip64);
+	if (ret)
+		base_no_memory(error, "a data descriptor", writer->scratch.room);
+	else
+		ret = ring_writer_put(writer->file, writer->scratch.data, writer->scratch.bytes,
+				      NULL, error);
+	if (ret)
+		return fail_for_good(writer, ret);
+	writer->open = false;
+	return 0;
+}
+
+int zip_writer_end(struct zip_writer *writer, struct base_error *error)
+{
+	int ret;
+
+	ret = check_usable(writer, error);
+	if (ret)
+		return ret;
+	if (!writer->open)
+		return base_fail(error, -EINVAL, "no record of %s is open to be ended",
+				 writer->path);
+	if (writer->announced != IOSHAPE_UNKNOWN_BYTES && writer->done < writer->announced)
+		return base_fail(error, -EINVAL,
+				 "record \"%s\" of %s was announced with %llu bytes and got %llu",
+				 ZIP_SHOWN(last_name(writer)), writer->path,
+				 (unsigned long long)writer->announced,
+				 (unsigned long long)writer->done);
+	ret = end_record(writer, error);
+	if (!ret)
+		writer->payload_bytes += writer->done;
+	return ret;
+}
+
+/* ---- The end of the file --------------------------------------------------------------------- */
+
+static int encode_index(struct zip_writer *writer, const struct zip_index *given,
+			struct base_buffer *bytes)
+{
+	struct zip_index index = { .has_table = false };
+	uint64_t *offsets;
+	int ret;
+
+	offsets = reallocarray(NULL, MAX(writer->count, 1), sizeof(*offsets));
+	if (!offsets)
+		return -ENOMEM;
+	for (uint64_t i = 0; i < writer->count; i++)
+		offsets[i] = writer->entries[i].data_offset;
+	if (given)
+		index = *given;
+	index.check_bytes = ZIP_CHECK_BYTES;
+	index.directory_crc32 =
+		zip_directory_crc32(writer->entries, writer->count, FOLDER_BYTES);
+	index.records = writer->count;
+	index.data_offsets = offsets;
+	index.check_count = writer->check_count;
+	index.checks = writer->checks;
+	ret = zip_index_encode(bytes, &index);
+	free(offsets);
+	return ret;
+}
+
+static int write_index(struct zip_writer *writer, const struct zip_index *given,
+		       struct base_error *error)
+{
+	struct base_buffer bytes = { 0 };
+	int ret;
+
+	ret = encode_index(writer, given, &bytes);
+	if (ret) {
+		base_fail(error, ret, "cannot build the index of %s", writer->path);
+		goto out;
+	}
+	ret = begin_record(writer, ZIP_INDEX_RECORD, bytes.bytes, 0, error);
+	if (!ret)
+		ret = put_pieces(writer, bytes.data, bytes.bytes, error);
+	if (!ret)
+		ret = end_record(writer, error);
+out:
+	base_buffer_free(&bytes);
+	return ret;
+}
+
+static int write_directory(struct zip_writer *writer, struct base_error *error)
+{
+	struct base_buffer bytes = { 0 };
+	int ret;
+
+	/* A file that could not be read again must not be written. */
+	if (zip_directory_bytes(writer->entries, writer->count) > ZIP_MAX_DIRECTORY_BYTES)
+		return base_fail(
+			error, IOSHAPE_E_LIMIT,
+			"the directory of %s would pass %llu bytes; use fewer or shorter names",
+			writer->path, ZIP_MAX_DIRECTORY_BYTES);
+	ret = zip_encode_directory(&bytes, writer->entries, writer->count,
+				   ring_writer_offset(writer->file));
+	if (ret)
+		base_fail(error, ret, "cannot build the directory of %s", writer->path);
+	else
+		ret = ring_writer_put(writer->file, bytes.data, bytes.bytes, NULL, error);
+	base_buffer_free(&bytes);
+	return ret;
+}
+
+int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
+		      struct base_error *error)
+{
+	int ret;
+
+	ret = check_usable(writer, error);
+	if (ret)
+		return ret;
+	if (writer->open)
+		return base_fail(error, -EINVAL, "record \"%s\" of %s is still open; end it first",
+				 ZIP_SHOWN(last_name(writer)), writer->path);
+	ret = write_index(writer, index, error);
+	if (!ret)
+		ret = write_directory(writer, error);
+	if (!ret)
+		ret = ring_writer_finish(writer->file, error);
+	/* Well or not: nothing may follow a directory. */
+	fail_for_good(writer, ret ? ret : -EINVAL);
+	return ret;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* kind=mixed bytes=N, or kind=equal count=N each=N */
+static void run_tensors(struct bench *bench, const struct command *command)
+{
+	const char *kind = command_need(command, "kind");
+
+	workload_free(&bench->workload);
+	if (!strcmp(kind, "mixed"))
+		workload_make_mixed(&bench->workload, command_number(command, "bytes", 0));
+	else if (!strcmp(kind, "equal"))
+		workload_make_equal(&bench->workload, command_number(command, "count", 1),
+				    command_number(command, "each", 0));
+	else
+		fail("there is no kind of tensors called %s", kind);
+	answer_number("tensors", (double)bench->workload.count);
+	answer_number("bytes", (double)bench->workload.bytes);
+}
+
+static const struct verb {
+	const char *name;
+	void (*run)(struct bench *bench, const struct command *command);
+} verbs[] = {
+	{ "tensors", run_tensors }, { "context", run_context }, { "reserve", run_reserve },
+	{ "save", run_save },       { "async", run_async },     { "wait", run_wait },
+	{ "load", run_load },       { "memcpy", run_memcpy },   { "write", run_write },
+	{ "dance", run_dance },     { "read", run_read },       { "cached", run_cached },
+};
+
+static void obey(struct bench *bench, const struct command *command)
+{
+	for (size_t i = 0; i < sizeof(verbs) / sizeof(*verbs); i++) {
+		if (!strcmp(verbs[i].name, command->verb)) {
+			verbs[i].run(bench, command);
+			return;
+		}
+	}
+	fail("there is no command called %s", command->verb);
+}
+
+int main(void)
+{
+	struct bench bench = { 0 };
+	struct command command;
+	char *line = NULL;
+	size_t room = 0;
+
+	while (getline(&line, &room, stdin) > 0) {
+		parse_command(&command, line);
+		obey(&bench, &command);
+		answer_send();
+	}
+	end_ours(&bench);
+	workload_free(&bench.workload);
+	free(line);
+	return 0;
+}

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A floor includes only the floors below it, through one header each."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tree import FLOORS, HEADERS, LIBRARY, code, sources
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def violations(path: Path, floor: str, text: str) -> list[str]:
+    """What a file of this floor includes and may not."""
+    own = LIBRARY / floor
+    below = FLOORS[: FLOORS.index(floor)]
+    found = []
+    for quote, name in INCLUDE.findall(text):
+        first = name.split("/")[0]
+        if quote == "<":
+            # Public and system headers; a floor in angle brackets would dodge the rule.
+            allowed = first not in FLOORS
+        elif first == floor:
+            allowed = (own.parent / name).is_file()
+        else:
+            allowed = first in below and name == f"{first}/{first}.h"
+        if not allowed:
+            found.append(f"{path}: may not include {name}")
+    return found
+
+
+def test_every_folder_is_a_floor() -> None:
+    folders = {path.name for path in LIBRARY.iterdir() if any(path.glob("*.[ch]"))}
+    assert folders, "no floors at all?"
+    assert folders <= set(FLOORS)
+
+
+def test_floors_are_respected() -> None:
+    found = []
+    for path in sources("libioshape"):
+        floor = path.relative_to(LIBRARY).parts[0]
+        assert floor in FLOORS, f"{path} is on no floor"
+        found += violations(path, floor, code(path))
+    assert not found, "\n".join(found)
+
+
+def test_public_headers_include_only_public_and_system_headers() -> None:
+    for path in sources("include"):
+        for quote, name in INCLUDE.findall(code(path)):
+            assert quote == "<", f"{path}: {name} in quotes depends on where the file lies"
+            if name.startswith("ioshape/"):
+                assert (HEADERS.parent / name).is_file(), f"{path}: there is no {name}"
+            else:
+                assert name.split("/")[0] not in FLOORS, f"{path}: {name} is not installed"
+
+
+@pytest.mark.parametrize(
+    ("floor", "include"),
+    [
+        ("base", '#include "fs/fs.h"'),  # upwards
+        ("ckpt", '#include "ring/lane.h"'),  # past the one header
+        ("zip", "#include <ring/ring.h>"),  # past the rule's quotes
+        ("ring", '#include "../base/base.h"'),  # around it
+        ("fs", '#  include "ring/ring.h"'),
+    ],
+)
+def test_the_rule_notices(floor: str, include: str) -> None:
+    assert violations(LIBRARY / floor / "example.c", floor, include)

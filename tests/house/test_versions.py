@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that stand in two places agree, and every file says under which license it is."""
+
+import re
+
+import pytest
+from tree import HEADERS, ROOT
+
+VERSION_IN_MESON = re.compile(r"^\s*version: '(\d+)\.(\d+)\.(\d+)',", re.MULTILINE)
+
+
+def version_in_meson() -> tuple[str, str, str]:
+    found = VERSION_IN_MESON.search((ROOT / "meson.build").read_text(encoding="utf-8"))
+    assert found
+    return found[1], found[2], found[3]
+
+
+def test_version_header_says_what_meson_says() -> None:
+    header = (HEADERS / "version.h").read_text(encoding="utf-8")
+    macros = dict(re.findall(r"#define IOSHAPE_VERSION(\w*)[ \t]+(\S+)", header))
+    major, minor, patch = version_in_meson()
+    assert macros == {
+        "_MAJOR": major,
+        "_MINOR": minor,
+        "_PATCH": patch,
+        "": f'"{major}.{minor}.{patch}"',
+    }
+
+
+def test_changelog_knows_the_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## [{'.'.join(version_in_meson())}]" in changelog
+
+
+def test_every_public_header_is_installed() -> None:
+    listed = set(re.findall(r"'ioshape/([\w.]+)'", (ROOT / "include/meson.build").read_text()))
+    assert listed == {path.name for path in HEADERS.iterdir()}
+
+
+@pytest.mark.parametrize("folder", [".ci", "examples", "include", "libioshape", "tests"])
+def test_files_name_their_license(folder: str) -> None:
+    named = {".c", ".h", ".cpp", ".hpp", ".py", ".sh", ".map", ".build", ".in"}
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in named and path.is_file():
+            head = path.read_text(encoding="utf-8")[:200]
+            assert "SPDX-License-Identifier: Apache-2.0\n" in head.replace(" */", ""), path
+
+
+def test_c_files_can_be_read_in_one_sitting() -> None:
+    for path in (ROOT / "libioshape").rglob("*.[ch]"):
+        lines = path.read_text(encoding="utf-8").count("\n")
+        assert lines <= 600, f"{path} has {lines} lines: which of its parts deserves its own file?"

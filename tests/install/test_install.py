@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples, built and run by a stranger who has only what `meson install` put into a prefix."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tree import HEADERS, ROOT, program, sources
+
+EXAMPLES = list(sources("examples"))
+each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+
+
+def run(*command: str | Path, **environment: str | Path) -> str:
+    """Runs a command that must succeed and returns what it printed."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installation of a plain release build, without anything that only tests need."""
+    folder = tmp_path_factory.mktemp("install")
+    build = folder / "build"
+    meson = program("meson")
+    installed = folder / "prefix"
+    run(
+        meson,
+        *("setup", build, ROOT, "--prefix", installed),
+        *("--libdir", "lib", "--buildtype", "release", "-Dwerror=true"),
+    )
+    run(meson, "compile", "-C", build)
+    run(meson, "install", "-C", build, "--quiet")
+    # Nothing may lead back to where it was built.
+    shutil.rmtree(build)
+    return installed
+
+
+def compiler_for(example: Path) -> list[str]:
+    return ["c++", "-std=c++17"] if example.suffix == ".cpp" else ["cc", "-std=gnu11"]
+
+
+def pkg_config(prefix: Path, *options: str) -> list[str]:
+    folder = prefix / "lib" / "pkgconfig"
+    return run(program("pkg-config"), *options, "ioshape", PKG_CONFIG_PATH=folder).split()
+
+
+def run_example(executable: Path, folder: Path, **environment: str | Path) -> None:
+    folder.mkdir()
+    run(executable, folder, **environment)
+
+
+def test_there_are_examples_in_c_and_cpp() -> None:
+    assert {example.suffix for example in EXAMPLES} >= {".c", ".cpp"}
+
+
+def test_what_is_installed(prefix: Path) -> None:
+    installed = {str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir()}
+    version = pkg_config(prefix, "--modversion")[0]
+    assert installed == {
+        *(f"include/ioshape/{header.name}" for header in HEADERS.iterdir()),
+        "lib/libioshape.a",
+        "lib/libioshape.so",
+        "lib/libioshape.so.0",
+        f"lib/libioshape.so.{version}",
+        "lib/pkgconfig/ioshape.pc",
+        "lib/cmake/ioshape/ioshape-config.cmake",
+        "lib/cmake/ioshape/ioshape-config-version.cmake",
+    }
+
+
+@each_example
+def test_pkg_config_shared(prefix: Path, example: Path, tmp_path: Path) -> None:
+    executable = tmp_path / "example"
+    flags = pkg_config(prefix, "--cflags", "--libs")
+    run(*compiler_for(example), "-o", executable, example, *flags)
+    environment = {"LD_LIBRARY_PATH": prefix / "lib"}
+    assert str(prefix) in run(program("ldd"), executable, **environment)
+    run_example(executable, tmp_path / "files", **environment)
+
+
+@each_example
+def test_pkg_config_static(prefix: Path, example: Path, tmp_path: Path) -> None:
+    executable = tmp_path / "example"
+    flags = pkg_config(prefix, "--static", "--cflags", "--libs")
+    run(*compiler_for(example), "-static", "-o", executable, example, *flags)
+    run_example(executable, tmp_path / "files")
+
+
+@pytest.fixture(scope="module")
+def cmake_build(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples as CMake builds them, against a prefix that has been moved since."""
+    moved = tmp_path_factory.mktemp("cmake") / "moved"
+    shutil.copytree(prefix, moved, symlinks=True)
+    build = moved.parent / "build"
+    run(
+        program("cmake"),
+        *("-S", ROOT / "tests" / "install", "-B", build, "-G", "Ninja"),
+        f"-DCMAKE_PREFIX_PATH={moved}",
+        f"-DEXAMPLES={';'.join(str(example) for example in EXAMPLES)}",
+    )
+    run(program("cmake"), "--build", build)
+    return build
+
+
+@each_example
+@pytest.mark.parametrize("target", ["ioshape", "ioshape_static"])
+def test_cmake(cmake_build: Path, example: Path, target: str, tmp_path: Path) -> None:
+    executable = cmake_build / f"{example.name}-{target}"
+    assert ("libioshape.so" in run(program("ldd"), executable)) == (target == "ioshape")
+    run_example(executable, tmp_path / "files")
+
+
+@pytest.mark.parametrize(("wanted", "found"), [("0.1", True), ("0.2", False), ("1.0", False)])
+def test_cmake_versions(prefix: Path, wanted: str, found: bool, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\n"
+        "project(stranger C)\n"
+        f"find_package(ioshape {wanted} QUIET)\n"
+        f'if(NOT ioshape_FOUND STREQUAL "{int(found)}")\n'
+        '  message(FATAL_ERROR "found: ${ioshape_FOUND}")\n'
+        "endif()\n"
+    )
+    run(
+        program("cmake"),
+        *("-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja"),
+        f"-DCMAKE_PREFIX_PATH={prefix}",
+    )

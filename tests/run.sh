@@ -1,0 +1,206 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the tests and ends with one line: N passed, N failed, N skipped.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+# In the order in which they run. Each is a function below.
+stages=(style gcc house clang install asan tsan valgrind python fault fuzz)
+
+usage() {
+	cat <<'END'
+Usage: tests/run.sh [--long] [--help] [STAGE...]
+
+Installs what is missing (see tests/support/setup.sh), then runs all stages or those that are named:
+
+  style      format and checks of C, C++, Python and shell
+  gcc        build with gcc, warnings are errors; unit and API tests
+  house      floors, exported symbols, headers on their own, versions
+  clang      the same tests, built with clang
+  install    examples built against an installed prefix: pkg-config, CMake, C++
+  asan       unit and API tests under AddressSanitizer and UndefinedBehaviorSanitizer
+  tsan       unit and API tests under ThreadSanitizer
+  valgrind   unit and API tests under valgrind
+  python     files exchanged with torch
+  fault      kills, failing storage, full filesystems
+  fuzz       the reader against hostile files
+
+  --long     also the tests that take long: suite "long" in meson, mark "long" in pytest
+
+Reports stay in build/results. The exit status is 0 if nothing failed.
+END
+}
+
+long=no
+chosen=()
+for argument in "$@"; do
+	case "$argument" in
+	--long) long=yes ;;
+	-h | --help)
+		usage
+		exit 0
+		;;
+	*)
+		if [[ " ${stages[*]} " != *" $argument "* ]]; then
+			echo "tests/run.sh: there is no stage \"$argument\"; see --help" >&2
+			exit 2
+		fi
+		chosen+=("$argument")
+		;;
+	esac
+done
+[ ${#chosen[@]} -gt 0 ] || chosen=("${stages[@]}")
+
+tests/support/setup.sh test || exit 1
+export PATH="$PWD/.venv/bin:$PATH"
+# Programs of all kinds, also those that tests start, must not read or write the user's own settings.
+export PYTHONDONTWRITEBYTECODE=1
+unset "${!IOSHAPE_@}"
+
+results=build/results
+rm -rf "$results"
+mkdir -p "$results"
+
+say() {
+	echo
+	echo "== $*"
+}
+
+# note KIND STATUS REPORT TITLE: for tests/support/tally.py, which says what the fields are
+note() {
+	printf '%s\t%s\t%s\t%s\n' "$@" >>"$results/index.tsv"
+}
+
+# check TITLE COMMAND...: a command that is one test by itself; its output is shown if it fails
+check() {
+	local title=$1 log="$results/check.log" status=0
+	shift
+	"$@" >"$log" 2>&1 || status=$?
+	note check "$status" "" "$title"
+	if [ "$status" = 0 ]; then
+		echo "ok: $title"
+	else
+		echo "FAILED: $title"
+		tail -n 60 "$log"
+	fi
+	return "$status"
+}
+
+declare -A built # by folder: how its build went in this run
+
+# build FOLDER OPTION...: once per run; the environment says which compiler
+build() {
+	local folder=$1
+	if [ -z "${built[$folder]:-}" ]; then
+		built[$folder]=failed
+		check "build in $folder" tests/support/build.sh "$@" -Dtests=true -Dwerror=true &&
+			built[$folder]=well
+	fi
+	[ "${built[$folder]}" = well ]
+}
+
+build_with_gcc() {
+	CC=gcc CXX=g++ build build/gcc -Dexamples=true
+}
+
+build_with_asan() {
+	# One build serves the sanitizer's tests and the fuzz targets, which clang alone can make.
+	CC=clang CXX=clang++ build build/asan -Db_sanitize=address,undefined -Db_lundef=false -Dfuzz=true
+}
+
+# Sanitizers of this age lose their way where the kernel randomises addresses by more bits than they know.
+without_randomised_addresses() {
+	if setarch -R true 2>/dev/null; then
+		setarch -R "$@"
+	else
+		"$@"
+	fi
+}
+
+# meson_tests STAGE FOLDER OPTION...: the C tests in FOLDER that the options select
+meson_tests() {
+	local stage=$1 folder=$2 status=0 selection=()
+	shift 2
+	[ "$long" = yes ] || selection=(--no-suite long)
+	rm -f "$folder"/meson-logs/testlog*
+	without_randomised_addresses meson test -C "$folder" --no-rebuild --print-errorlogs \
+		"${selection[@]}" "$@" || status=$?
+	cp "$folder"/meson-logs/testlog*.json "$results/$stage.json" 2>/dev/null
+	note meson "$status" "$stage.json" "$stage: C tests in $folder"
+}
+
+# python_tests STAGE FOLDER: the Python tests in FOLDER; they find programs and libraries in build/gcc
+python_tests() {
+	local stage=$1 folder=$2 status=0 selection=()
+	[ "$long" = yes ] || selection=(-m "not long")
+	IOSHAPE_TEST_BUILD="$PWD/build/gcc" python -m pytest -q --junitxml "$results/$stage.xml" \
+		"${selection[@]}" "$folder" || status=$?
+	note pytest "$status" "$stage.xml" "$stage: Python tests in $folder"
+}
+
+stage_style() {
+	local c_files=() shell_files=()
+	mapfile -t c_files < <(find include libioshape examples tests -name '*.[ch]' -o -name '*.[ch]pp')
+	mapfile -t shell_files < <(find tests examples .ci -name '*.sh' -o -path '.ci/*' -type f)
+	check "C and C++ are formatted" clang-format --dry-run -Werror "${c_files[@]}"
+	check "Python is formatted" ruff format --check .
+	check "ruff finds nothing" ruff check .
+	check "mypy finds nothing" mypy
+	check "shellcheck finds nothing" shellcheck "${shell_files[@]}"
+}
+
+stage_gcc() {
+	build_with_gcc && meson_tests gcc build/gcc --no-suite fault
+}
+
+stage_house() {
+	build_with_gcc && python_tests house tests/house
+}
+
+stage_clang() {
+	CC=clang CXX=clang++ build build/clang -Dexamples=true &&
+		meson_tests clang build/clang --no-suite fault
+}
+
+stage_install() {
+	python_tests install tests/install
+}
+
+stage_asan() {
+	build_with_asan &&
+		ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+			meson_tests asan build/asan --no-suite fault --no-suite fuzz
+}
+
+stage_tsan() {
+	CC=clang CXX=clang++ build build/tsan -Db_sanitize=thread -Db_lundef=false &&
+		TSAN_OPTIONS=halt_on_error=1 meson_tests tsan build/tsan --no-suite fault
+}
+
+stage_valgrind() {
+	build_with_gcc &&
+		meson_tests valgrind build/gcc --no-suite fault --timeout-multiplier 10 \
+			--wrap "valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite"
+}
+
+stage_python() {
+	build_with_gcc && python_tests python tests/python
+}
+
+stage_fault() {
+	build_with_gcc && meson_tests fault build/gcc --suite fault
+}
+
+stage_fuzz() {
+	build_with_asan && meson_tests fuzz build/asan --suite fuzz
+}
+
+for stage in "${chosen[@]}"; do
+	say "$stage"
+	began=$SECONDS
+	"stage_$stage"
+	echo "== $stage took $((SECONDS - began)) s"
+done
+
+say "all"
+python tests/support/tally.py "$results"

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every unit test program ends with: runs one suite and reports in TAP, which meson reads. */
+#ifndef TESTS_SUPPORT_CHECK_MAIN_H
+#define TESTS_SUPPORT_CHECK_MAIN_H
+
+#include <check.h>
+#include <stdlib.h>
+
+/* ck_assert() for inner loops: that one tells the parent process each time it is passed. */
+#define REQUIRE(condition)                                                                         \
+	do {                                                                                       \
+		if (!(condition))                                                                  \
+			ck_abort_msg("%s", #condition);                                            \
+	} while (0)
+
+static inline int check_main(Suite *suite)
+{
+	SRunner *runner = srunner_create(suite);
+	int failed;
+
+	srunner_set_tap(runner, "-");
+	srunner_run_all(runner, CK_SILENT);
+	failed = srunner_ntests_failed(runner);
+	srunner_free(runner);
+	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+#endif

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that runs out when a test wants it to. Link fail_memory.c with FAIL_MEMORY_LINK_ARGS (see
+ * tests/unit/meson.build): allocations of the library and of the test then pass through here.
+ */
+#ifndef TESTS_SUPPORT_FAIL_MEMORY_H
+#define TESTS_SUPPORT_FAIL_MEMORY_H
+
+/* The nth allocation from now on fails, 1 being the next, and all behind it; 0: none. */
+void fail_memory_at(unsigned long nth);
+
+/* Allocations since fail_memory_at(), those that failed included. */
+unsigned long fail_memory_count(void);
+
+#endif

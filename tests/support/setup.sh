@@ -1,0 +1,124 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes ready what the commands of this repository need; the second time there is nothing left to do.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+usage() {
+	cat <<'END'
+Usage: tests/support/setup.sh [--help] [build|test]
+
+Installs the system packages that are missing (as root or with passwordless sudo; otherwise says which)
+and makes a Python environment in .venv.
+
+  build   what building the library and reading a file with torch takes (the default)
+  test    the above, and what all tests take
+END
+}
+
+case "${1:-build}" in
+build | test) purpose=${1:-build} ;;
+-h | --help)
+	usage
+	exit 0
+	;;
+*)
+	usage >&2
+	exit 2
+	;;
+esac
+
+say() {
+	echo "setup: $*"
+}
+
+fail() {
+	echo "setup: $*" >&2
+	exit 1
+}
+
+# Each thing is asked for by what it does, not by its package: another distribution, or somebody's own
+# build of it, is as good.
+missing=()
+
+need() { # need PACKAGE COMMAND...: PACKAGE is missing if COMMAND fails
+	local package=$1
+	shift
+	"$@" >/dev/null 2>&1 || missing+=("$package")
+}
+
+compiles() { # compiles COMPILER FLAG...: can it make a program?
+	echo 'int main(void) { return 0; }' | "$1" -x c - "${@:2}" -o /dev/null
+}
+
+look_for_missing() {
+	missing=()
+	need gcc compiles gcc
+	need libc6-dev compiles gcc -pthread -include pthread.h
+	need pkg-config pkg-config --version
+	need liburing-dev pkg-config --atleast-version 2.3 liburing
+	need libisal-dev pkg-config --atleast-version 2.30 libisal
+	need libhiredis-dev pkg-config --atleast-version 0.14 hiredis
+	need python3 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'
+	need python3-venv python3 -c 'import ensurepip, venv'
+	[ "$purpose" = test ] || return 0
+	need g++ g++ --version
+	need clang compiles clang
+	need libclang-rt-14-dev compiles clang -fsanitize=address
+	need check pkg-config --atleast-version 0.15 check
+	need shellcheck shellcheck --version
+	need cmake cmake --version
+	need binutils nm --version
+	need valgrind valgrind --version
+	need e2fsprogs mkfs.ext4 -V
+	need unzip unzip -v
+	need util-linux setarch --version
+}
+
+install_missing() {
+	local as_root=()
+	local install="apt-get install -y --no-install-recommends ${missing[*]}"
+
+	command -v apt-get >/dev/null ||
+		fail "please install what these Debian packages hold: ${missing[*]}"
+	if [ "$(id -u)" != 0 ]; then
+		sudo -n true 2>/dev/null ||
+			fail "some packages are missing and I may not install them. Please run: sudo $install"
+		as_root=(sudo -n)
+	fi
+	say "installing system packages: ${missing[*]}"
+	export DEBIAN_FRONTEND=noninteractive
+	# Another package manager at work is waited for, not an error.
+	"${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 -qq update ||
+		say "the package lists could not be refreshed; trying with those that are here"
+	"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+		apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends \
+		"${missing[@]}" >/dev/null || fail "this failed: $install"
+	look_for_missing
+	[ ${#missing[@]} = 0 ] ||
+		fail "still missing after the installation: ${missing[*]}"
+}
+
+make_venv() {
+	local stamp=.venv/complete wanted
+	# A copied folder must not use the original's environment, whose scripts hold absolute paths.
+	wanted=$(pwd && python3 -c 'import sys; print(sys.version, sys.base_prefix)' &&
+		cat tests/support/requirements.txt)
+	if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && .venv/bin/python -c '' 2>/dev/null
+	then
+		return
+	fi
+	say "making the Python environment .venv (torch is large: this may take minutes)"
+	python3 -m venv --clear .venv
+	.venv/bin/python -m pip install --disable-pip-version-check \
+		--requirement tests/support/requirements.txt >.venv/installed.txt 2>&1 || {
+		tail -n 20 .venv/installed.txt >&2
+		fail "the Python packages of tests/support/requirements.txt could not be installed"
+	}
+	echo "$wanted" >"$stamp"
+}
+
+look_for_missing
+[ ${#missing[@]} = 0 ] || install_missing
+make_venv
+say "everything for '$purpose' is here"

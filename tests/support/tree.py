@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things are in the source tree and in the build that is tested."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "libioshape"
+HEADERS = ROOT / "include" / "ioshape"
+
+# Lowest first. The design names them all; those that have no folder yet come later.
+FLOORS = ["base", "fs", "ring", "zip", "slots", "gather", "ckpt"]
+
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+def build_folder() -> Path:
+    """The meson build folder that tests take programs and libraries from."""
+    return Path(os.environ.get("IOSHAPE_TEST_BUILD", ROOT / "build" / "gcc"))
+
+
+def code(path: Path) -> str:
+    """The text of a C file without its comments."""
+    return COMMENT.sub(" ", path.read_text(encoding="utf-8"))
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    """All C and C++ files below these folders of the repository."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in {".c", ".h", ".cpp", ".hpp"}:
+                yield path
+
+
+def program(name: str) -> str:
+    """The path of a program that the test needs."""
+    path = shutil.which(name)
+    if path is None:
+        raise FileNotFoundError(f"{name} is not installed; run tests/support/setup.sh test")
+    return path

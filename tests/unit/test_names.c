@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names: the table, what is UTF-8, and how names appear in messages. */
+#include "support/check_main.h"
+#include "support/random.h"
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MANY 20000u
+
+START_TEST(every_name_is_found_where_it_was_put)
+{
+	static char names[MANY][16];
+	struct zip_names *table;
+	uint64_t position;
+
+	ck_assert_int_eq(zip_names_new(&table, 0), 0); /* so that it has to grow */
+	for (uint64_t i = 0; i < MANY; i++) {
+		snprintf(names[i], sizeof(names[i]), "data/%u", (unsigned)i);
+		ck_assert(!zip_names_find(table, names[i], strlen(names[i]), &position));
+		ck_assert_int_eq(zip_names_add(table, names[i], strlen(names[i]), i * 7), 0);
+	}
+	for (uint64_t i = 0; i < MANY; i++) {
+		ck_assert(zip_names_find(table, names[i], strlen(names[i]), &position));
+		ck_assert_uint_eq(position, i * 7);
+		ck_assert_int_eq(zip_names_add(table, names[i], strlen(names[i]), 0), -EEXIST);
+	}
+	ck_assert(!zip_names_find(table, "data/x", 6, &position));
+	zip_names_free(table);
+}
+END_TEST
+
+/* Names of all lengths around the words of the hash, and one inside the other. */
+START_TEST(names_that_begin_alike_are_told_apart)
+{
+	static char letters[64];
+	struct zip_names *table;
+	uint64_t position;
+
+	memset(letters, 'a', sizeof(letters));
+	ck_assert_int_eq(zip_names_new(&table, 4), 0);
+	for (size_t length = 0; length <= sizeof(letters); length++)
+		ck_assert_int_eq(zip_names_add(table, letters, length, length), 0);
+	for (size_t length = 0; length <= sizeof(letters); length++) {
+		ck_assert(zip_names_find(table, letters, length, &position));
+		ck_assert_uint_eq(position, length);
+	}
+	zip_names_free(table);
+	zip_names_free(NULL);
+}
+END_TEST
+
+/* Decodes by the definition: bits into a code point, then the rules about code points. */
+static bool is_utf8_by_definition(const uint8_t *text, size_t bytes)
+{
+	static const uint32_t least[] = { 0, 1, 0x80, 0x800, 0x10000 };
+
+	for (size_t i = 0, length; i < bytes; i += length) {
+		uint32_t code = text[i];
+
+		length = code < 0x80 ? 1 : code >> 5 == 6 ? 2 : code >> 4 == 14 ? 3 : code >> 3 == 30 ? 4 : 0;
+		if (!length || length > bytes - i)
+			return false;
+		if (length > 1)
+			code &= 0xffu >> (length + 1);
+		for (size_t j = 1; j < length; j++) {
+			if (text[i + j] >> 6 != 2)
+				return false;
+			code = code << 6 | (text[i + j] & 0x3fu);
+		}
+		if (code < least[length] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff))
+			return false;
+	}
+	return true;
+}
+
+START_TEST(utf8_is_what_the_definition_says)
+{
+	/* The second byte decides all that the first does not; later ones only have to continue. */
+	static const uint8_t later[] = { 0x00, 0x41, 0x7f, 0x80, 0xbf, 0xc0, 0xff };
+	uint8_t text[4];
+
+	ck_assert(zip_utf8_valid("", 0));
+	ck_assert(zip_utf8_valid("Zürich/☃/🚂", strlen("Zürich/☃/🚂")));
+	for (uint32_t first = 0; first < 0x10000; first++) {
+		text[0] = (uint8_t)(first >> 8);
+		text[1] = (uint8_t)first;
+		for (size_t i = 0; i < ARRAY_LENGTH(later) * ARRAY_LENGTH(later); i++) {
+			text[2] = later[i / ARRAY_LENGTH(later)];
+			text[3] = later[i % ARRAY_LENGTH(later)];
+			for (size_t bytes = 1; bytes <= 4; bytes++)
+				ck_assert(zip_utf8_valid((char *)text, bytes) ==
+					  is_utf8_by_definition(text, bytes));
+		}
+	}
+}
+END_TEST
+
+/* A message goes to terminals and logs: no name may steer them, or make them endless. */
+START_TEST(shown_names_are_short_and_harmless)
+{
+	static const char *const pairs[][2] = {
+		{ "data/0", "data/0" },
+		{ "", "" },
+		{ "Zürich ☃", "Zürich ☃" },
+		{ "a\x1b[31mb\nc\x7f", "a?[31mb?c?" },
+		{ "\xc2\x9b" "31m", "?31m" }, /* the same escape as one character, CSI */
+		{ "a\xff\xc3", "a??" },
+	};
+	char shown[ZIP_SHOWN_NAME_BYTES], name[5000];
+	uint64_t seed = 2;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(pairs); i++)
+		ck_assert_str_eq(zip_show_name(shown, pairs[i][0], strlen(pairs[i][0])), pairs[i][1]);
+	for (int i = 0; i < 5000; i++) {
+		size_t bytes = test_random_below(&seed, 300);
+
+		test_random_fill(&seed, name, bytes);
+		zip_show_name(shown, name, bytes);
+		ck_assert_uint_lt(strlen(shown), ZIP_SHOWN_NAME_BYTES);
+		ck_assert(zip_utf8_valid(shown, strlen(shown)));
+		for (const char *at = shown; *at; at++)
+			ck_assert((uint8_t)*at >= 0x20 && *at != 0x7f);
+	}
+	memset(name, 'x', sizeof(name));
+	zip_show_name(shown, name, sizeof(name));
+	ck_assert_str_eq(shown + strlen(shown) - 4, "x...");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/names");
+	TCase *tests = tcase_create("names");
+
+	tcase_add_test(tests, every_name_is_found_where_it_was_put);
+	tcase_add_test(tests, names_that_begin_alike_are_told_apart);
+	tcase_add_test(tests, utf8_is_what_the_definition_says);
+	tcase_add_test(tests, shown_names_are_short_and_harmless);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where records lie: compared with a search for the first offset that meets the rules. */
+#include "support/check_main.h"
+#include "support/random.h"
+#include "zip/zip.h"
+
+#include <errno.h>
+
+/* The first offset behind header, name and fields that is a multiple of the alignment, found by trying. */
+static uint64_t first_aligned(uint64_t cursor, size_t name_bytes, bool zip64, uint32_t alignment)
+{
+	uint64_t at = cursor + 30 + name_bytes + (zip64 ? 20 : 0) + 4;
+
+	while (at % alignment)
+		at++;
+	return at;
+}
+
+static void check_place(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment)
+{
+	bool zip64 = bytes >= 0xffffffffu;
+	uint64_t data = first_aligned(cursor, name_bytes, zip64, alignment);
+	struct zip_place place;
+
+	ck_assert_int_eq(zip_place_record(cursor, name_bytes, bytes, alignment, &place), 0);
+	ck_assert_uint_eq(place.header_offset, cursor);
+	ck_assert_uint_eq(place.data_offset, data);
+	ck_assert_uint_eq(place.header_bytes, data - cursor);
+	ck_assert(place.zip64 == zip64);
+	/* What follows the header's name has to fit a u16. */
+	ck_assert_uint_le(place.header_bytes - 30 - name_bytes, 0xffff);
+	if (bytes == IOSHAPE_UNKNOWN_BYTES) {
+		ck_assert_uint_eq(place.descriptor_offset, data);
+		ck_assert_uint_eq(place.end, data);
+	} else {
+		ck_assert_uint_eq(place.descriptor_offset, data + bytes);
+		ck_assert_uint_eq(place.end, data + bytes + (zip64 ? 24 : 16));
+	}
+}
+
+START_TEST(every_small_plan_is_the_one_found_by_trying)
+{
+	for (uint32_t alignment = 1; alignment <= 4096; alignment *= 2)
+		for (uint64_t cursor = 0; cursor < 200; cursor++)
+			for (size_t name = 1; name < 80; name += 7)
+				check_place(cursor, name, cursor * 3, alignment);
+}
+END_TEST
+
+START_TEST(plans_at_the_edges_of_four_gigabytes_are_right)
+{
+	static const uint64_t sizes[] = { 0,
+					  1,
+					  0xfffffffe,
+					  0xffffffff,
+					  0x100000000,
+					  0x100000001,
+					  UINT64_C(1) << 50,
+					  IOSHAPE_UNKNOWN_BYTES };
+	static const uint64_t cursors[] = { 0, 1, 0xfffffffe, 0xffffffff, 0x100000000,
+					    (UINT64_C(1) << 60) + 3 };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++)
+		for (size_t j = 0; j < ARRAY_LENGTH(cursors); j++)
+			for (uint32_t alignment = 1; alignment <= 4096; alignment *= 4)
+				check_place(cursors[j], 16, sizes[i], alignment);
+}
+END_TEST
+
+START_TEST(random_plans_are_right)
+{
+	uint64_t seed = 1;
+
+	for (int i = 0; i < 20000; i++) {
+		uint64_t cursor = test_random(&seed) >> (2 + test_random_below(&seed, 60));
+		uint64_t bytes = test_random(&seed) >> (2 + test_random_below(&seed, 61));
+		size_t name = 1 + test_random_below(&seed, ZIP_MAX_FULL_NAME_BYTES);
+
+		check_place(cursor, name, bytes, 1u << test_random_below(&seed, 13));
+	}
+}
+END_TEST
+
+START_TEST(what_no_file_can_hold_is_refused)
+{
+	const uint64_t most = INT64_MAX;
+	struct zip_place place;
+
+	ck_assert_int_eq(zip_place_record(most, 8, 0, 64, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_record(most + 1, 8, 0, 64, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_record(UINT64_MAX, 8, 0, 64, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_record(0, 8, most, 64, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_record(0, 8, UINT64_MAX - 1, 64, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_record(most - 100, 8, IOSHAPE_UNKNOWN_BYTES, 4096, &place),
+			 IOSHAPE_E_LIMIT);
+	/* The largest that there is: 64 bytes of header, 24 of descriptor. */
+	ck_assert_int_eq(zip_place_record(0, 8, most - 64 - 24, 64, &place), 0);
+	ck_assert_uint_eq(place.end, most);
+	ck_assert_int_eq(zip_place_record(0, 8, most - 64 - 23, 64, &place), IOSHAPE_E_LIMIT);
+}
+END_TEST
+
+START_TEST(names_and_alignments_have_limits)
+{
+	static const uint32_t wrong[] = { 0, 3, 63, 4097, 8192, UINT32_MAX };
+	struct zip_place place;
+
+	ck_assert_int_eq(zip_place_record(0, 0, 1, 64, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_record(0, ZIP_MAX_FULL_NAME_BYTES, 1, 64, &place), 0);
+	ck_assert_int_eq(zip_place_record(0, ZIP_MAX_FULL_NAME_BYTES + 1, 1, 64, &place),
+			 IOSHAPE_E_LIMIT);
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++)
+		ck_assert_int_eq(zip_place_record(0, 8, 1, wrong[i], &place), -EINVAL);
+}
+END_TEST
+
+START_TEST(large_records_begin_on_pages_and_small_ones_on_cache_lines)
+{
+	ck_assert_uint_eq(zip_default_alignment(0), 64);
+	ck_assert_uint_eq(zip_default_alignment(256 * KIB - 1), 64);
+	ck_assert_uint_eq(zip_default_alignment(256 * KIB), 4096);
+	ck_assert_uint_eq(zip_default_alignment(IOSHAPE_UNKNOWN_BYTES), 4096);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/plan");
+	TCase *tests = tcase_create("places");
+
+	tcase_add_test(tests, every_small_plan_is_the_one_found_by_trying);
+	tcase_add_test(tests, plans_at_the_edges_of_four_gigabytes_are_right);
+	tcase_add_test(tests, random_plans_are_right);
+	tcase_add_test(tests, what_no_file_can_hold_is_refused);
+	tcase_add_test(tests, names_and_alignments_have_limits);
+	tcase_add_test(tests, large_records_begin_on_pages_and_small_ones_on_cache_lines);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

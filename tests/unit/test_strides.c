@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/random.h"
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DIMS(...) (uint32_t)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t))
+#define LIST(...)                                                                                  \
+	(const int64_t[])                                                                          \
+	{                                                                                          \
+		__VA_ARGS__                                                                        \
+	}
+#define ROUNDS 3000
+
+static uint8_t some_data[4096];
+
+static struct ioshape_tensor tensor_of(uint32_t dims, const int64_t *shape, const int64_t *strides)
+{
+	return (struct ioshape_tensor){
+		.name = "weight",
+		.dtype = IOSHAPE_FLOAT32,
+		.dims = dims,
+		.shape = shape,
+		.strides = strides,
+		.data = some_data,
+	};
+}
+
+/* ---- Layout ---------------------------------------------------------------------------------- */
+
+static void expect_layout(const struct ioshape_tensor *tensor, bool as_it_lies, uint64_t bytes,
+			  const int64_t *strides)
+{
+	int64_t saved[IOSHAPE_MAX_DIMS];
+	struct zip_layout layout = { .strides = saved };
+	struct base_error error = { 0 };
+
+	ck_assert_msg(!zip_layout_tensor(tensor, &layout, &error), "%s", error.text);
+	ck_assert_int_eq(layout.as_it_lies, as_it_lies);
+	ck_assert_uint_eq(layout.bytes, bytes);
+	for (uint32_t i = 0; i < tensor->dims; i++)
+		ck_assert_int_eq(saved[i], strides[i]);
+}
+
+START_TEST(contiguous_tensors_are_saved_as_they_lie)
+{
+	struct ioshape_tensor tensor = tensor_of(3, LIST(2, 3, 4), NULL);
+
+	expect_layout(&tensor, true, 96, LIST(12, 4, 1));
+	tensor.strides = LIST(12, 4, 1);
+	expect_layout(&tensor, true, 96, LIST(12, 4, 1));
+	tensor = tensor_of(0, NULL, NULL);
+	expect_layout(&tensor, true, 4, NULL);
+}
+END_TEST
+
+START_TEST(permuted_dense_tensors_keep_their_strides)
+{
+	struct ioshape_tensor transposed = tensor_of(2, LIST(3, 5), LIST(1, 3));
+	struct ioshape_tensor channels_last = tensor_of(4, LIST(2, 3, 4, 5), LIST(60, 1, 15, 3));
+
+	expect_layout(&transposed, true, 60, LIST(1, 3));
+	expect_layout(&channels_last, true, 480, LIST(60, 1, 15, 3));
+}
+END_TEST
+
+START_TEST(every_permutation_of_a_dense_block_is_recognised)
+{
+	uint64_t seed = 1;
+
+	for (int round = 0; round < ROUNDS; round++) {
+		int64_t shape[6], strides[6], step = 1;
+		uint32_t dims = (uint32_t)test_random_below(&seed, 7), order[6];
+		struct ioshape_tensor tensor = tensor_of(dims, shape, strides);
+		uint64_t elements;
+
+		for (uint32_t i = 0; i < dims; i++) {
+			uint32_t other = (uint32_t)test_random_below(&seed, i + 1);
+
+			shape[i] = 1 + (int64_t)test_random_below(&seed, 4);
+			order[i] = order[other];
+			order[other] = i;
+		}
+		for (uint32_t i = 0; i < dims; i++) {
+			strides[order[i]] = step;
+			step *= shape[order[i]];
+		}
+		expect_layout(&tensor, true, (uint64_t)step * 4, strides);
+		ck_assert(zip_strides_dense(dims, shape, strides, &elements));
+		ck_assert_uint_eq(elements, (uint64_t)step);
+	}
+}
+END_TEST
+
+START_TEST(gaps_overlaps_and_repetitions_are_packed)
+{
+	struct ioshape_tensor expanded = tensor_of(2, LIST(4, 5), LIST(0, 1));
+	struct ioshape_tensor sliced = tensor_of(2, LIST(4, 5), LIST(10, 1));
+	struct ioshape_tensor every_second = tensor_of(1, LIST(7), LIST(2));
+	struct ioshape_tensor overlapping = tensor_of(2, LIST(4, 3), LIST(1, 1));
+	struct ioshape_tensor sliced_transposed = tensor_of(2, LIST(4, 5), LIST(1, 8));
+
+	expect_layout(&expanded, false, 80, LIST(5, 1));
+	expect_layout(&sliced, false, 80, LIST(5, 1));
+	expect_layout(&every_second, false, 28, LIST(1));
+	expect_layout(&overlapping, false, 48, LIST(3, 1));
+	expect_layout(&sliced_transposed, false, 80, LIST(5, 1));
+}
+END_TEST
+
+/* A batch of one in channels_last has a stride that torch looks at; what is out of all proportion
+ * goes. */
+START_TEST(strides_of_single_elements_are_kept_while_they_make_sense)
+{
+	struct ioshape_tensor one_image = tensor_of(4, LIST(1, 3, 4, 5), LIST(60, 1, 15, 3));
+	struct ioshape_tensor far = tensor_of(3, LIST(1, 3, 4), LIST(INT64_MAX, 4, 1));
+	struct ioshape_tensor zero = tensor_of(2, LIST(3, 1), LIST(1, 0));
+	struct ioshape_tensor all_one = tensor_of(2, LIST(1, 1), LIST(INT64_MAX, INT64_MAX));
+
+	expect_layout(&one_image, true, 240, LIST(60, 1, 15, 3));
+	expect_layout(&far, true, 48, LIST(12, 4, 1));
+	expect_layout(&zero, true, 12, LIST(1, 0));
+	expect_layout(&all_one, true, 4, LIST(1, 1));
+}
+END_TEST
+
+/* As torch: each 0 counts as 1. */
+START_TEST(empty_tensors_have_the_strides_of_torch)
+{
+	struct ioshape_tensor tensor = tensor_of(3, LIST(3, 0, 4), NULL);
+
+	tensor.data = NULL;
+	expect_layout(&tensor, true, 0, LIST(4, 4, 1));
+	tensor = tensor_of(2, LIST(0, 3), NULL);
+	expect_layout(&tensor, true, 0, LIST(3, 1));
+	tensor = tensor_of(2, LIST(3, 0), LIST(1, 3));
+	expect_layout(&tensor, true, 0, LIST(1, 3));
+	tensor = tensor_of(2, LIST(3, 0), LIST(INT64_MAX, INT64_MAX));
+	expect_layout(&tensor, false, 0, LIST(1, 1));
+	tensor = tensor_of(2, LIST(0, INT64_MAX / 4), NULL);
+	expect_layout(&tensor, true, 0, LIST(INT64_MAX / 4, 1));
+}
+END_TEST
+
+START_TEST(what_the_layout_calls_dense_is_dense_for_the_reader)
+{
+	uint64_t seed = 2;
+
+	for (int round = 0; round < ROUNDS; round++) {
+		int64_t shape[5], strides[5], saved[5];
+		uint32_t dims = (uint32_t)test_random_below(&seed, 6);
+		struct ioshape_tensor tensor = tensor_of(dims, shape, strides);
+		struct zip_layout layout = { .strides = saved };
+		uint64_t elements;
+
+		for (uint32_t i = 0; i < dims; i++) {
+			shape[i] = (int64_t)test_random_below(&seed, 4);
+			strides[i] = (int64_t)test_random_below(&seed, 10);
+		}
+		ck_assert_int_eq(zip_layout_tensor(&tensor, &layout, NULL), 0);
+		ck_assert(zip_strides_dense(dims, shape, saved, &elements));
+		ck_assert_uint_eq(elements * 4, layout.bytes);
+	}
+}
+END_TEST
+
+START_TEST(hostile_strides_are_not_dense)
+{
+	const int64_t many[IOSHAPE_MAX_DIMS + 1] = { 0 };
+	uint64_t elements;
+
+	ck_assert(!zip_strides_dense(1, LIST(-1), LIST(1), &elements));
+	ck_assert(!zip_strides_dense(1, LIST(3), LIST(-1), &elements));
+	ck_assert(!zip_strides_dense(1, LIST(3), LIST(0), &elements));
+	ck_assert(!zip_strides_dense(2, LIST(3, 1), LIST(1, 4), &elements));
+	ck_assert(!zip_strides_dense(2, LIST(3, 1), LIST(1, -1), &elements));
+	ck_assert(!zip_strides_dense(2, LIST(INT64_MAX, 2), LIST(2, 1), &elements));
+	ck_assert(!zip_strides_dense(3, LIST(INT64_MAX, 0, 2), LIST(2, 2, 1), &elements));
+	ck_assert(!zip_strides_dense(2, LIST(2, 2), LIST(INT64_MAX, 1), &elements));
+	ck_assert(!zip_strides_dense(IOSHAPE_MAX_DIMS + 1, many, many, &elements));
+	ck_assert(!zip_strides_dense(UINT32_MAX, many, many, &elements));
+}
+END_TEST
+
+/* ---- Refusals -------------------------------------------------------------------------------- */
+
+static void expect_refusal(const struct ioshape_tensor *tensor, int code, const char *text)
+{
+	int64_t saved[IOSHAPE_MAX_DIMS];
+	struct zip_layout layout = { .strides = saved };
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(zip_layout_tensor(tensor, &layout, &error), code);
+	ck_assert_int_eq(error.code, code);
+	ck_assert_msg(strstr(error.text, text), "\"%s\" does not say \"%s\"", error.text, text);
+	ck_assert_int_eq(zip_layout_tensor(tensor, &layout, NULL), code);
+}
+
+START_TEST(bad_names_are_refused)
+{
+	struct ioshape_tensor tensor = tensor_of(0, NULL, NULL);
+	char longest[IOSHAPE_MAX_NAME_BYTES + 2];
+
+	tensor.name = NULL;
+	expect_refusal(&tensor, -EINVAL, "no name");
+	tensor.name = "";
+	expect_refusal(&tensor, -EINVAL, "no name");
+	tensor.name = "caf\xe9";
+	expect_refusal(&tensor, -EINVAL, "caf?");
+	tensor.name = "half \xed\xa0\x80 a surrogate";
+	expect_refusal(&tensor, -EINVAL, "UTF-8");
+
+	memset(longest, 'n', sizeof(longest) - 1);
+	longest[sizeof(longest) - 1] = '\0';
+	tensor.name = longest;
+	expect_refusal(&tensor, IOSHAPE_E_LIMIT, "nnn");
+	longest[IOSHAPE_MAX_NAME_BYTES] = '\0';
+	expect_layout(&tensor, true, 4, NULL);
+}
+END_TEST
+
+START_TEST(impossible_tensors_are_refused_by_name)
+{
+	const int64_t many[IOSHAPE_MAX_DIMS + 1] = { 0 };
+	struct ioshape_tensor tensor = tensor_of(1, LIST(3), NULL);
+
+	tensor.dtype = (enum ioshape_dtype)0;
+	expect_refusal(&tensor, -EINVAL, "\"weight\" has dtype 0");
+	tensor.dtype = (enum ioshape_dtype)23;
+	expect_refusal(&tensor, -EINVAL, "\"weight\" has dtype 23");
+
+	tensor = tensor_of(IOSHAPE_MAX_DIMS + 1, many, NULL);
+	expect_refusal(&tensor, IOSHAPE_E_LIMIT, "\"weight\" has 65 dimensions");
+	tensor = tensor_of(2, NULL, NULL);
+	expect_refusal(&tensor, -EINVAL, "\"weight\" has 2 dimensions and no shape");
+	tensor = tensor_of(2, LIST(3, -4), NULL);
+	expect_refusal(&tensor, -EINVAL, "length -4 in dimension 1");
+	tensor = tensor_of(2, LIST(3, 4), LIST(4, -1));
+	expect_refusal(&tensor, -EINVAL, "stride -1 in dimension 1");
+	tensor = tensor_of(2, LIST(0, 4), LIST(-4, 1));
+	expect_refusal(&tensor, -EINVAL, "stride -4 in dimension 0");
+	tensor = tensor_of(1, LIST(3), NULL);
+	tensor.data = NULL;
+	expect_refusal(&tensor, -EINVAL, "\"weight\" has 3 elements and no data");
+	tensor = tensor_of(0, NULL, NULL);
+	tensor.data = NULL;
+	expect_refusal(&tensor, -EINVAL, "1 elements and no data");
+}
+END_TEST
+
+START_TEST(numbers_that_overflow_are_refused)
+{
+	struct ioshape_tensor tensor = tensor_of(2, LIST(INT64_MAX, 2), NULL);
+
+	expect_refusal(&tensor, IOSHAPE_E_LIMIT, "shape of tensor \"weight\"");
+	tensor = tensor_of(1, LIST(INT64_MAX / 4 + 1), NULL); /* 4 bytes each */
+	expect_refusal(&tensor, IOSHAPE_E_LIMIT, "shape of tensor \"weight\"");
+	tensor = tensor_of(3, LIST(INT64_MAX, 2, 0), NULL);
+	expect_refusal(&tensor, IOSHAPE_E_LIMIT, "shape of tensor \"weight\"");
+	tensor = tensor_of(2, LIST(2, 2), LIST(INT64_MAX, 1));
+	expect_refusal(&tensor, IOSHAPE_E_LIMIT, "strides of tensor \"weight\"");
+	tensor = tensor_of(2, LIST(3, 2), LIST(INT64_MAX / 2 + 1, 1));
+	expect_refusal(&tensor, IOSHAPE_E_LIMIT, "strides of tensor \"weight\"");
+	tensor = tensor_of(1, LIST(2), LIST(INT64_MAX / 4));
+	expect_refusal(&tensor, IOSHAPE_E_LIMIT, "strides of tensor \"weight\"");
+}
+END_TEST
+
+/* ---- Packing --------------------------------------------------------------------------------- */
+
+/* The promise in its plainest form: one element after the other, in row-major order. */
+static void pack_naively(const struct ioshape_tensor *tensor, size_t element_bytes, uint8_t *to)
+{
+	int64_t index[IOSHAPE_MAX_DIMS] = { 0 }, offset;
+	uint32_t i;
+
+	for (;;) {
+		offset = 0;
+		for (i = 0; i < tensor->dims; i++)
+			offset += index[i] * tensor->strides[i];
+		memcpy(to, (const uint8_t *)tensor->data + (size_t)offset * element_bytes,
+		       element_bytes);
+		to += element_bytes;
+		for (i = tensor->dims; i-- > 0; index[i] = 0) {
+			if (++index[i] < tensor->shape[i])
+				break;
+		}
+		if (i == UINT32_MAX)
+			return;
+	}
+}
+
+struct sample {
+	int64_t shape[6], strides[6];
+	struct ioshape_tensor tensor;
+	size_t element_bytes, bytes;
+	uint8_t *data, *expected;
+};
+
+/* Slices, transpositions, repetitions, overlaps, single elements: strides of whatever size, often
+ * tidy. */
+static void make_sample(struct sample *sample, uint64_t *seed)
+{
+	int64_t step = 1, reach = 0, elements = 1;
+	uint32_t dims = (uint32_t)test_random_below(seed, 7);
+
+	sample->element_bytes = (size_t)1 << test_random_below(seed, 5);
+	for (uint32_t i = dims; i-- > 0;) {
+		uint64_t kind = test_random_below(seed, 8);
+
+		sample->shape[i] = 1 + (int64_t)test_random_below(seed, 5);
+		sample->strides[i] = step;
+		if (kind == 0)
+			sample->strides[i] = 0;
+		else if (kind == 1)
+			sample->strides[i] = (int64_t)test_random_below(seed, 9);
+		else if (kind == 2)
+			sample->strides[i] = step += (int64_t)test_random_below(seed, 3);
+		step *= sample->shape[i];
+	}
+	for (uint32_t i = 0, other; i < dims; i++) {
+		if (test_random_below(seed, 3))
+			continue;
+		other = (uint32_t)test_random_below(seed, dims);
+		step = sample->strides[i];
+		sample->strides[i] = sample->strides[other];
+		sample->strides[other] = step;
+	}
+	for (uint32_t i = 0; i < dims; i++) {
+		reach += (sample->shape[i] - 1) * sample->strides[i];
+		elements *= sample->shape[i];
+	}
+	sample->bytes = (size_t)elements * sample->element_bytes;
+	/* Exactly as long as the tensor reaches, so that a sanitizer sees a step beyond. */
+	sample->data = malloc((size_t)(reach + 1) * sample->element_bytes);
+	sample->expected = malloc(sample->bytes);
+	test_random_fill(seed, sample->data, (size_t)(reach + 1) * sample->element_bytes);
+	sample->tensor = tensor_of(dims, sample->shape, sample->strides);
+	sample->tensor.data = sample->data;
+	pack_naively(&sample->tensor, sample->element_bytes, sample->expected);
+}
+
+static void free_sample(struct sample *sample)
+{
+	free(sample->data);
+	free(sample->expected);
+}
+
+START_TEST(packing_equals_a_loop_over_elements)
+{
+	uint64_t seed = 3;
+
+	for (int round = 0; round < ROUNDS; round++) {
+		struct sample sample;
+		uint8_t *packed;
+
+		make_sample(&sample, &seed);
+		packed = malloc(sample.bytes);
+		zip_pack(&sample.tensor, sample.element_bytes, 0, packed, sample.bytes);
+		ck_assert_mem_eq(packed, sample.expected, sample.bytes);
+		free(packed);
+		free_sample(&sample);
+	}
+}
+END_TEST
+
+START_TEST(packing_resumes_at_any_byte)
+{
+	uint64_t seed = 4;
+
+	for (int round = 0; round < ROUNDS; round++) {
+		struct sample sample;
+		size_t begin, bytes;
+		uint8_t *packed;
+
+		make_sample(&sample, &seed);
+		begin = test_random_below(&seed, sample.bytes + 1);
+		bytes = test_random_below(&seed, sample.bytes - begin + 1);
+		packed = malloc(bytes + 1);
+		packed[bytes] = 0x5a;
+		zip_pack(&sample.tensor, sample.element_bytes, begin, packed, bytes);
+		ck_assert_mem_eq(packed, sample.expected + begin, bytes);
+		ck_assert_uint_eq(packed[bytes], 0x5a);
+		free(packed);
+		free_sample(&sample);
+	}
+}
+END_TEST
+
+START_TEST(packing_without_strides_copies)
+{
+	struct ioshape_tensor tensor = tensor_of(2, LIST(8, 16), NULL);
+	uint8_t packed[512];
+	uint64_t seed = 5;
+
+	test_random_fill(&seed, some_data, sizeof(some_data));
+	zip_pack(&tensor, 4, 0, packed, sizeof(packed));
+	ck_assert_mem_eq(packed, some_data, sizeof(packed));
+	zip_pack(&tensor, 4, 5, packed, 100);
+	ck_assert_mem_eq(packed, some_data + 5, 100);
+	tensor = tensor_of(0, NULL, NULL);
+	zip_pack(&tensor, 4, 1, packed, 3);
+	ck_assert_mem_eq(packed, some_data + 1, 3);
+	tensor = tensor_of(1, LIST(0), NULL);
+	zip_pack(&tensor, 4, 0, NULL, 0);
+}
+END_TEST
+
+/* 2^59 elements in four: were the offset reached step by step, this would not end. */
+START_TEST(seeking_does_not_walk)
+{
+	static const uint32_t pair[2][2] = { { 1, 2 }, { 3, 4 } };
+	const int64_t half = INT64_C(1) << 29;
+	struct ioshape_tensor tensor = tensor_of(4, LIST(half, 2, half, 2), LIST(0, 2, 0, 1));
+	uint32_t packed[4];
+
+	tensor.data = pair;
+	/* The last element of the first half of dimension 1, then the other half begins. */
+	zip_pack(&tensor, 4, (uint64_t)half / 2 * 4 * 4 * half + (uint64_t)half * 2 * 4 - 8, packed,
+		 16);
+	ck_assert_uint_eq(packed[0], 1);
+	ck_assert_uint_eq(packed[1], 2);
+	ck_assert_uint_eq(packed[2], 3);
+	ck_assert_uint_eq(packed[3], 4);
+}
+END_TEST
+
+START_TEST(sixty_four_dimensions_can_be_packed)
+{
+	int64_t shape[IOSHAPE_MAX_DIMS], strides[IOSHAPE_MAX_DIMS];
+	struct ioshape_tensor tensor = tensor_of(IOSHAPE_MAX_DIMS, shape, strides);
+	const uint8_t data[2] = { 7, 9 };
+	uint8_t packed[256], expected[256];
+
+	/* Eight dimensions of two elements, none of which can be joined with its neighbour. */
+	for (uint32_t i = 0; i < IOSHAPE_MAX_DIMS; i++) {
+		shape[i] = i % 8 == 3 ? 2 : 1;
+		strides[i] = i % 16 == 3 ? 1 : 0;
+	}
+	for (uint32_t i = 3; i < IOSHAPE_MAX_DIMS; i += 8)
+		strides[i] = i == 11;
+	tensor.data = data;
+	pack_naively(&tensor, 1, expected);
+	zip_pack(&tensor, 1, 0, packed, sizeof(packed));
+	ck_assert_mem_eq(packed, expected, sizeof(packed));
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/strides");
+	TCase *layout = tcase_create("layout");
+	TCase *refusals = tcase_create("refusals");
+	TCase *packing = tcase_create("packing");
+
+	tcase_add_test(layout, contiguous_tensors_are_saved_as_they_lie);
+	tcase_add_test(layout, permuted_dense_tensors_keep_their_strides);
+	tcase_add_test(layout, every_permutation_of_a_dense_block_is_recognised);
+	tcase_add_test(layout, gaps_overlaps_and_repetitions_are_packed);
+	tcase_add_test(layout, strides_of_single_elements_are_kept_while_they_make_sense);
+	tcase_add_test(layout, empty_tensors_have_the_strides_of_torch);
+	tcase_add_test(layout, what_the_layout_calls_dense_is_dense_for_the_reader);
+	tcase_add_test(layout, hostile_strides_are_not_dense);
+	suite_add_tcase(suite, layout);
+	tcase_add_test(refusals, bad_names_are_refused);
+	tcase_add_test(refusals, impossible_tensors_are_refused_by_name);
+	tcase_add_test(refusals, numbers_that_overflow_are_refused);
+	suite_add_tcase(suite, refusals);
+	tcase_add_test(packing, packing_equals_a_loop_over_elements);
+	tcase_add_test(packing, packing_resumes_at_any_byte);
+	tcase_add_test(packing, packing_without_strides_copies);
+	tcase_add_test(packing, seeking_does_not_walk);
+	tcase_add_test(packing, sixty_four_dimensions_can_be_packed);
+	suite_add_tcase(suite, packing);
+	return check_main(suite);
+}
