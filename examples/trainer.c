@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A small trainer in C: fits a line of many variables by gradient descent, saves a checkpoint in the
- * background every few steps, and goes on from the last one when it is started again.
+ * A small trainer in C: fits a line of many variables by gradient descent, saves a checkpoint in
+ *the background every few steps, and goes on from the last one when it is started again.
  *
  *	trainer DIRECTORY [STEPS]
  *
- * In Python, torch.load("DIRECTORY/model.pt") gives a dict with "weights", "bias", "momentum" and "loss".
+ * In Python, torch.load("DIRECTORY/model.pt") gives a dict with "weights", "bias", "momentum" and
+ *"loss".
  */
 #include <ioshape/ioshape.h>
 
@@ -53,7 +54,7 @@ static void train_one_step(struct model *model)
 	model->step++;
 }
 
-/* ---- Checkpoints ----------------------------------------------------------------------------------- */
+/* ---- Checkpoints ----------------------------------------------------------------------------- */
 
 static const int64_t matrix_shape[] = { OUTPUTS, INPUTS };
 static const int64_t vector_shape[] = { OUTPUTS };
@@ -63,12 +64,14 @@ static const int64_t vector_shape[] = { OUTPUTS };
 /* What a checkpoint holds; the same list serves saving and loading. */
 static void describe(struct model *model, struct ioshape_tensor tensors[TENSORS])
 {
-	tensors[0] = (struct ioshape_tensor){ "weights",    IOSHAPE_FLOAT32, 2,
-					      matrix_shape, NULL,	     model->weights };
-	tensors[1] = (struct ioshape_tensor){ "bias", IOSHAPE_FLOAT32, 1, vector_shape, NULL, model->bias };
-	tensors[2] = (struct ioshape_tensor){ "momentum",   IOSHAPE_FLOAT32, 2,
-					      matrix_shape, NULL,	     model->momentum };
-	tensors[3] = (struct ioshape_tensor){ "loss", IOSHAPE_FLOAT64, 0, NULL, NULL, &model->loss };
+	tensors[0] = (struct ioshape_tensor){ "weights", IOSHAPE_FLOAT32, 2, matrix_shape,
+					      NULL,      model->weights };
+	tensors[1] = (struct ioshape_tensor){ "bias", IOSHAPE_FLOAT32, 1, vector_shape,
+					      NULL,   model->bias };
+	tensors[2] = (struct ioshape_tensor){ "momentum", IOSHAPE_FLOAT32, 2, matrix_shape,
+					      NULL,       model->momentum };
+	tensors[3] =
+		(struct ioshape_tensor){ "loss", IOSHAPE_FLOAT64, 0, NULL, NULL, &model->loss };
 }
 
 /* Takes up the state of an earlier run. 0, -ENOENT if there is none, or another negative code. */
@@ -96,7 +99,8 @@ static int resume(struct ioshape_context *context, const char *path, struct mode
 			ret = ioshape_reader_tensor(reader, requests[i].tensor, &info);
 		requests[i].offset = 0;
 		requests[i].bytes = info.bytes;
-		/* The memory is described as const for saving; here it is the same model's, to be filled. */
+		/* The memory is described as const for saving; here it is the same model's, to be
+		 * filled. */
 		requests[i].into = (char *)model + ((const char *)tensors[i].data - (char *)model);
 	}
 	if (!ret)
@@ -145,7 +149,8 @@ static int end_save(struct ioshape_save **save)
 		fprintf(stderr, "trainer: %s\n", ioshape_save_message(*save));
 	} else {
 		ioshape_save_report(*save, &report);
-		printf("  saved %.1f MB: staged in %.1f ms (training waited), written in %.1f, synced in %.1f, "
+		printf("  saved %.1f MB: staged in %.1f ms (training waited), written in %.1f, "
+		       "synced in %.1f, "
 		       "put in place in %.1f ms; engine %s%s on %s%s%s\n",
 		       (double)report.file_bytes / 1e6, report.stage_s * 1e3, report.write_s * 1e3,
 		       report.sync_s * 1e3, report.commit_s * 1e3, report.engine,
@@ -164,7 +169,8 @@ static void print_log(void *user, enum ioshape_log_level level, const char *mess
 	fprintf(stderr, "ioshape: %s\n", message);
 }
 
-static int train(struct ioshape_context *context, const char *path, struct model *model, int64_t steps)
+static int train(struct ioshape_context *context, const char *path, struct model *model,
+		 int64_t steps)
 {
 	struct ioshape_save *save = NULL;
 	int ret;

@@ -19,8 +19,9 @@ int main(int argc, char **argv)
 		std::vector<float> weights(256 * 128);
 		std::iota(weights.begin(), weights.end(), 0.0f);
 		const std::vector<std::int64_t> shape{ 256, 128 };
-		const std::vector<ioshape_tensor> tensors{ { "weights", IOSHAPE_FLOAT32, 2, shape.data(), nullptr,
-							     weights.data() } };
+		const std::vector<ioshape_tensor> tensors{
+			{ "weights", IOSHAPE_FLOAT32, 2, shape.data(), nullptr, weights.data() }
+		};
 
 		// In the background: `weights` may change as soon as the call returns.
 		ioshape::save save = context.save_tensors_async(path, tensors);
@@ -34,7 +35,8 @@ int main(int argc, char **argv)
 		ioshape::reader reader(context, path);
 		reader.load(reader.find_tensor("weights"), weights.data());
 		if (weights != expected) {
-			std::fprintf(stderr, "trainer_cpp: what was loaded is not what was saved\n");
+			std::fprintf(stderr,
+				     "trainer_cpp: what was loaded is not what was saved\n");
 			return 1;
 		}
 		std::printf("loaded the same %zu values\n", weights.size());

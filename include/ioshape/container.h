@@ -2,8 +2,9 @@
 /*
  * The container level: records written into, and read from, a torch zip; and loading tensors.
  *
- * Record names are relative to the archive's one folder: "data.pkl", "data/0", "version". A writer or a
- * reader may be used by one thread at a time; different handles of one context work at the same time.
+ * Record names are relative to the archive's one folder: "data.pkl", "data/0", "version". A writer
+ * or a reader may be used by one thread at a time; different handles of one context work at the
+ * same time.
  */
 #ifndef IOSHAPE_CONTAINER_H
 #define IOSHAPE_CONTAINER_H
@@ -14,21 +15,22 @@
 extern "C" {
 #endif
 
-/* ---- Writing -------------------------------------------------------------------------------------- */
+/* ---- Writing --------------------------------------------------------------------------------- */
 
 struct ioshape_writer;
 
 struct ioshape_writer_options {
 	size_t size; /* sizeof(struct ioshape_writer_options) */
 	/*
-	 * What all records will hold, if known: lets the file be preallocated, so that a full disk is
-	 * noticed at once. An estimate is fine; 0 if unknown.
+	 * What all records will hold, if known: lets the file be preallocated, so that a full disk
+	 * is noticed at once. An estimate is fine; 0 if unknown.
 	 */
 	uint64_t expected_bytes;
 	ioshape_progress_fn progress;
-	void *progress_user;  /* borrowed until the writer is freed */
-	const struct ioshape_metadata *metadata; /* borrowed during ioshape_writer_open(); NULL for none */
-	uint32_t no_replace;  /* as in struct ioshape_save_options */
+	void *progress_user; /* borrowed until the writer is freed */
+	const struct ioshape_metadata
+		*metadata;   /* borrowed during ioshape_writer_open(); NULL for none */
+	uint32_t no_replace; /* as in struct ioshape_save_options */
 	uint32_t no_sync;
 };
 
@@ -38,17 +40,17 @@ struct ioshape_writer_options {
 #define IOSHAPE_UNKNOWN_BYTES UINT64_MAX
 
 /*
- * Begins a new file that will take its place at `path` when ioshape_writer_commit() succeeds. On failure
- * *out is NULL and ioshape_context_message() says why.
+ * Begins a new file that will take its place at `path` when ioshape_writer_commit() succeeds. On
+ * failure *out is NULL and ioshape_context_message() says why.
  */
 int ioshape_writer_open(struct ioshape_context *context, const char *path,
 			const struct ioshape_writer_options *options, struct ioshape_writer **out);
 
 /*
- * Writes one whole record. The memory is borrowed during the call. `alignment` is where in the file the
- * data may begin: a power of two up to 4096; 0 chooses (4096 for large records, 64 for small ones).
- * Torch needs "data.pkl" first. Names must be unique (-EEXIST). After any failure but -EINVAL, -EEXIST and
- * IOSHAPE_E_LIMIT the writer can only be freed.
+ * Writes one whole record. The memory is borrowed during the call. `alignment` is where in the file
+ * the data may begin: a power of two up to 4096; 0 chooses (4096 for large records, 64 for small
+ * ones). Torch needs "data.pkl" first. Names must be unique (-EEXIST). After any failure but
+ * -EINVAL, -EEXIST and IOSHAPE_E_LIMIT the writer can only be freed.
  */
 int ioshape_writer_record(struct ioshape_writer *writer, const char *name, const void *data,
 			  uint64_t bytes, uint32_t alignment);
@@ -61,23 +63,24 @@ int ioshape_writer_write(struct ioshape_writer *writer, const void *data, size_t
 int ioshape_writer_end(struct ioshape_writer *writer);
 
 /*
- * Completes the container, makes it durable and puts it in place. `report` may be NULL. After this, well
- * or not, the writer can only be asked for its message and freed.
+ * Completes the container, makes it durable and puts it in place. `report` may be NULL. After this,
+ * well or not, the writer can only be asked for its message and freed.
  */
 int ioshape_writer_commit(struct ioshape_writer *writer, struct ioshape_report *report);
 
 /* The sentence about the writer's last failure; "" if none. Valid until its next call. */
 const char *ioshape_writer_message(struct ioshape_writer *writer);
 
-/* Frees the writer; NULL is fine. Without a successful commit the file is abandoned, without a trace. */
+/* Frees the writer; NULL is fine. Without a successful commit the file is abandoned, without a
+ * trace. */
 void ioshape_writer_free(struct ioshape_writer *writer);
 
-/* ---- Reading -------------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 struct ioshape_reader;
 
 struct ioshape_reader_options {
-	size_t size; /* sizeof(struct ioshape_reader_options) */
+	size_t size;        /* sizeof(struct ioshape_reader_options) */
 	uint32_t no_verify; /* 1: do not compare checksums while reading */
 	ioshape_progress_fn progress;
 	void *progress_user; /* borrowed until the reader is freed */
@@ -101,14 +104,15 @@ struct ioshape_tensor_info {
 	uint32_t dims;
 	const int64_t *shape;
 	const int64_t *strides; /* never NULL if dims > 0; in elements */
-	uint64_t bytes;         /* what ioshape_reader_load() delivers: the tensor's memory in this layout */
-	uint64_t record;        /* index of the record that holds it */
+	uint64_t
+		bytes; /* what ioshape_reader_load() delivers: the tensor's memory in this layout */
+	uint64_t record; /* index of the record that holds it */
 };
 
 /*
- * Opens a torch zip: one that this library wrote, or torch.save(). The file is untrusted: every count and
- * offset in it is checked against the limits and the file's size, in bounded time and memory. On failure
- * *out is NULL and ioshape_context_message() says why.
+ * Opens a torch zip: one that this library wrote, or torch.save(). The file is untrusted: every
+ * count and offset in it is checked against the limits and the file's size, in bounded time and
+ * memory. On failure *out is NULL and ioshape_context_message() says why.
  */
 int ioshape_reader_open(struct ioshape_context *context, const char *path,
 			const struct ioshape_reader_options *options, struct ioshape_reader **out);
@@ -122,10 +126,10 @@ int ioshape_reader_record(struct ioshape_reader *reader, uint64_t index,
 int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, uint64_t *index);
 
 /*
- * Reads bytes [offset, offset + bytes) of a record into `into`. Checksums are verified over the blocks that
- * the range touches where the file has checksums per block, and over the whole record where it has only
- * that one and all of it is read. -ERANGE if the range leaves the record. IOSHAPE_E_DAMAGED names record and
- * offset in the message; what `into` then holds is undefined.
+ * Reads bytes [offset, offset + bytes) of a record into `into`. Checksums are verified over the
+ * blocks that the range touches where the file has checksums per block, and over the whole record
+ * where it has only that one and all of it is read. -ERANGE if the range leaves the record.
+ * IOSHAPE_E_DAMAGED names record and offset in the message; what `into` then holds is undefined.
  */
 int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset, void *into,
 			size_t bytes);
@@ -134,8 +138,8 @@ int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t
 int ioshape_reader_verify(struct ioshape_reader *reader);
 
 /*
- * Tensors, for files written through the tensor calls. Others have records only: the functions below then
- * answer IOSHAPE_E_NO_TABLE.
+ * Tensors, for files written through the tensor calls. Others have records only: the functions
+ * below then answer IOSHAPE_E_NO_TABLE.
  */
 int ioshape_reader_tensors(struct ioshape_reader *reader, uint64_t *count);
 int ioshape_reader_tensor(struct ioshape_reader *reader, uint64_t index,
@@ -151,8 +155,8 @@ struct ioshape_load_request {
 };
 
 /*
- * Loads any number of tensors or ranges at once, in the order of the file and with reads far ahead: many
- * in one call is much faster than one at a time. Failures as in ioshape_reader_read().
+ * Loads any number of tensors or ranges at once, in the order of the file and with reads far ahead:
+ * many in one call is much faster than one at a time. Failures as in ioshape_reader_read().
  */
 int ioshape_reader_load(struct ioshape_reader *reader, const struct ioshape_load_request *requests,
 			size_t count);

@@ -2,16 +2,17 @@
 /*
  * The context: settings, kept memory, I/O engines and background saves of one user of the library.
  *
- * Several contexts can live in one process. One context serves several threads at once: every function
- * here may be called from any thread, except that ioshape_context_free() must be the last call on it.
+ * Several contexts can live in one process. One context serves several threads at once: every
+ * function here may be called from any thread, except that ioshape_context_free() must be the last
+ * call on it.
  *
- * Fork: a context belongs to the process that opened it. In a child every call on it answers -EPERM and
- * touches nothing; ioshape_context_free() in a child only forgets the handle.
+ * Fork: a context belongs to the process that opened it. In a child every call on it answers -EPERM
+ * and touches nothing; ioshape_context_free() in a child only forgets the handle.
  *
- * Option structs: set `size` to sizeof the struct and everything else to zero, then fill in what should
- * differ (IOSHAPE_CONTEXT_OPTIONS_INIT does the first part). Zero always means "the default". A struct
- * from a newer header is accepted as long as the fields this library does not know are zero, and
- * refused with -EINVAL otherwise. A NULL pointer to options means all defaults.
+ * Option structs: set `size` to sizeof the struct and everything else to zero, then fill in what
+ * should differ (IOSHAPE_CONTEXT_OPTIONS_INIT does the first part). Zero always means "the
+ * default". A struct from a newer header is accepted as long as the fields this library does not
+ * know are zero, and refused with -EINVAL otherwise. A NULL pointer to options means all defaults.
  */
 #ifndef IOSHAPE_CONTEXT_H
 #define IOSHAPE_CONTEXT_H
@@ -29,14 +30,17 @@ struct ioshape_context;
 
 /* Begins an option struct: its size, and zeros. */
 #ifdef __cplusplus
-#define IOSHAPE_SIZED(type)                 \
-	[] {                                \
-		struct type value = {};     \
-		value.size = sizeof(value); \
-		return value;               \
+#define IOSHAPE_SIZED(type)                                                                        \
+	[] {                                                                                       \
+		struct type value = {};                                                            \
+		value.size = sizeof(value);                                                        \
+		return value;                                                                      \
 	}()
 #else
-#define IOSHAPE_SIZED(type) { .size = sizeof(struct type) }
+#define IOSHAPE_SIZED(type)                                                                        \
+	{                                                                                          \
+		.size = sizeof(struct type)                                                        \
+	}
 #endif
 
 /* What moves the bytes. */
@@ -45,13 +49,15 @@ enum ioshape_engine {
 	IOSHAPE_ENGINE_URING,    /* io_uring */
 	IOSHAPE_ENGINE_THREADS,  /* a few threads calling pwrite and pread */
 	IOSHAPE_ENGINE_BUFFERED, /* pwrite and pread on the saving thread, through the page cache */
-	IOSHAPE_ENGINE_NIL       /* saves drop their bytes and create no file: a baseline for measurements */
+	IOSHAPE_ENGINE_NIL /* saves drop their bytes and create no file: a baseline for measurements
+			    */
 };
 
 /* Whether bytes go past the page cache (O_DIRECT). */
 enum ioshape_direct {
-	IOSHAPE_DIRECT_PREFER = 0, /* where the filesystem can; otherwise buffered, and the report says so */
-	IOSHAPE_DIRECT_REQUIRE,    /* fail where it cannot */
+	IOSHAPE_DIRECT_PREFER =
+		0, /* where the filesystem can; otherwise buffered, and the report says so */
+	IOSHAPE_DIRECT_REQUIRE, /* fail where it cannot */
 	IOSHAPE_DIRECT_OFF
 };
 
@@ -69,41 +75,46 @@ enum ioshape_log_level {
 };
 
 /*
- * Receives log lines (no newline at the end, valid only during the call). Called from the caller's and
- * from the library's threads, possibly at the same time; it must not call back into the same context.
+ * Receives log lines (no newline at the end, valid only during the call). Called from the caller's
+ * and from the library's threads, possibly at the same time; it must not call back into the same
+ * context.
  */
 typedef void (*ioshape_log_fn)(void *user, enum ioshape_log_level level, const char *message);
 
 struct ioshape_context_options {
-	size_t size;                 /* sizeof(struct ioshape_context_options) */
-	enum ioshape_engine engine;  /* IOSHAPE_ENGINE */
-	enum ioshape_direct direct;  /* IOSHAPE_DIRECT */
-	uint64_t block_bytes;        /* IOSHAPE_BLOCK_BYTES: bytes per request; 64 KiB to 64 MiB, a power of two */
-	uint32_t queue_depth;        /* IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
-	uint32_t copy_threads;       /* IOSHAPE_COPY_THREADS: threads that copy or verify memory; 1 to 64 */
-	uint64_t staging_bytes;      /* IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may hold */
+	size_t size;                /* sizeof(struct ioshape_context_options) */
+	enum ioshape_engine engine; /* IOSHAPE_ENGINE */
+	enum ioshape_direct direct; /* IOSHAPE_DIRECT */
+	uint64_t block_bytes;   /* IOSHAPE_BLOCK_BYTES: bytes per request; 64 KiB to 64 MiB, a power
+				   of two */
+	uint32_t queue_depth;   /* IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
+	uint32_t copy_threads;  /* IOSHAPE_COPY_THREADS: threads that copy or verify memory; 1 to 64
+				 */
+	uint64_t staging_bytes; /* IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may
+				   hold */
 	enum ioshape_staging_full staging_full; /* IOSHAPE_STAGING_FULL */
 	enum ioshape_log_level log_level;       /* IOSHAPE_LOG_LEVEL */
-	ioshape_log_fn log;          /* NULL: no log. The library itself never prints. */
-	void *log_user;              /* borrowed until the context is freed */
+	ioshape_log_fn log;                     /* NULL: no log. The library itself never prints. */
+	void *log_user;                         /* borrowed until the context is freed */
 };
 
 #define IOSHAPE_CONTEXT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_context_options)
 
 /*
- * Opens a context. A field left at zero takes its value from the environment variable named above beside
- * it, if that is set, and from the built-in default otherwise. A variable with a value that cannot be
- * understood fails the call, naming it.
+ * Opens a context. A field left at zero takes its value from the environment variable named above
+ * beside it, if that is set, and from the built-in default otherwise. A variable with a value that
+ * cannot be understood fails the call, naming it.
  *
- * On success *out is the context, to be freed with ioshape_context_free(). On failure *out is NULL and,
- * if `message` is not NULL, it receives up to message_bytes of a sentence that says why.
+ * On success *out is the context, to be freed with ioshape_context_free(). On failure *out is NULL
+ * and, if `message` is not NULL, it receives up to message_bytes of a sentence that says why.
  */
-int ioshape_context_open(struct ioshape_context **out, const struct ioshape_context_options *options,
-			 char *message, size_t message_bytes);
+int ioshape_context_open(struct ioshape_context **out,
+			 const struct ioshape_context_options *options, char *message,
+			 size_t message_bytes);
 
 /*
- * Maps and touches staging memory for `bytes` of tensors now, so that the first asynchronous save is as
- * quick as later ones. Bounded by staging_bytes (-ENOMEM above it).
+ * Maps and touches staging memory for `bytes` of tensors now, so that the first asynchronous save
+ * is as quick as later ones. Bounded by staging_bytes (-ENOMEM above it).
  */
 int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
 
@@ -111,19 +122,20 @@ int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
 int ioshape_context_trim(struct ioshape_context *context);
 
 /*
- * The sentence about the last call on this context that failed in the calling thread; "" if there was
- * none. Valid until the thread's next call on any context.
+ * The sentence about the last call on this context that failed in the calling thread; "" if there
+ * was none. Valid until the thread's next call on any context.
  */
 const char *ioshape_context_message(struct ioshape_context *context);
 
 /*
- * Frees the context and what it keeps. NULL is fine. Handles made from it (saves, writers, readers) must
- * have been freed before; a save still in the background is aborted and waited for, leaving no temporary
- * file, and its handle stays valid only for ioshape_save_free().
+ * Frees the context and what it keeps. NULL is fine. Handles made from it (saves, writers, readers)
+ * must have been freed before; a save still in the background is aborted and waited for, leaving no
+ * temporary file, and its handle stays valid only for ioshape_save_free().
  */
 void ioshape_context_free(struct ioshape_context *context);
 
-/* "0.1.0": the version of the library in use, as opposed to that of the headers (IOSHAPE_VERSION). */
+/* "0.1.0": the version of the library in use, as opposed to that of the headers (IOSHAPE_VERSION).
+ */
 const char *ioshape_version(void);
 
 #ifdef __cplusplus

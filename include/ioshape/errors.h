@@ -2,10 +2,10 @@
 /*
  * Error codes.
  *
- * Every function of libioshape that can fail returns 0 (or a count) on success and a negative code on
- * failure: a negative errno (-ENOSPC, -EACCES, ...) where the operating system has a word for what
- * happened, or one of the codes below. Each handle also keeps a sentence about its last failure that
- * names the path, the operation and what to do about it.
+ * Every function of libioshape that can fail returns 0 (or a count) on success and a negative code
+ * on failure: a negative errno (-ENOSPC, -EACCES, ...) where the operating system has a word for
+ * what happened, or one of the codes below. Each handle also keeps a sentence about its last
+ * failure that names the path, the operation and what to do about it.
  */
 #ifndef IOSHAPE_ERRORS_H
 #define IOSHAPE_ERRORS_H
@@ -16,19 +16,23 @@ extern "C" {
 
 /* Codes of our own begin far below every errno of Linux, which end at 4095. */
 enum ioshape_error {
-	/* Not a torch zip, or one with a feature this library does not read (compression, encryption). */
+	/* Not a torch zip, or one with a feature this library does not read (compression,
+	   encryption). */
 	IOSHAPE_E_FORMAT = -5001,
-	/* The bytes are not those that were written: a checksum or a cross-check inside the file failed. */
+	/* The bytes are not those that were written: a checksum or a cross-check inside the file
+	   failed. */
 	IOSHAPE_E_DAMAGED = -5002,
-	/* A count, a length or a nesting in the file or in the arguments is above a documented limit. */
+	/* A count, a length or a nesting in the file or in the arguments is above a documented
+	   limit. */
 	IOSHAPE_E_LIMIT = -5003,
-	/* The file is sound, but carries no tensor table (it was not written through the tensor calls). */
+	/* The file is sound, but carries no tensor table (it was not written through the tensor
+	   calls). */
 	IOSHAPE_E_NO_TABLE = -5004
 };
 
 /*
- * A short text for any code this library returns, its own or a negative errno. Never NULL, never to be
- * freed, safe from any thread. An unknown code gets "unknown error".
+ * A short text for any code this library returns, its own or a negative errno. Never NULL, never to
+ * be freed, safe from any thread. An unknown code gets "unknown error".
  */
 const char *ioshape_strerror(int code);
 

@@ -2,8 +2,9 @@
 /*
  * libioshape for C++17: the C API with destructors and exceptions, and nothing else.
  *
- * Handles can be moved, not copied. Failures throw ioshape::error, which is a std::system_error where the
- * code is an errno. Ownership and threads are as the C headers say for the functions called.
+ * Handles can be moved, not copied. Failures throw ioshape::error, which is a std::system_error
+ * where the code is an errno. Ownership and threads are as the C headers say for the functions
+ * called.
  */
 #ifndef IOSHAPE_IOSHAPE_HPP
 #define IOSHAPE_IOSHAPE_HPP
@@ -38,7 +39,8 @@ inline const std::error_category &category() noexcept
 	return instance;
 }
 
-/* A negative code of the C API as a std::error_code: errnos in the generic category, others in ours. */
+/* A negative code of the C API as a std::error_code: errnos in the generic category, others in
+ * ours. */
 inline std::error_code make_error_code(int code) noexcept
 {
 	if (code < 0 && code > -4096)
@@ -47,7 +49,8 @@ inline std::error_code make_error_code(int code) noexcept
 }
 
 /* What every failure throws. what() is the library's sentence: path, operation, remedy. */
-class error : public std::system_error {
+class error : public std::system_error
+{
 public:
 	error(int code, const char *message)
 		: std::system_error(make_error_code(code)), code_(code),
@@ -83,7 +86,8 @@ class save;
 class writer;
 class reader;
 
-class context {
+class context
+{
 public:
 	context() : context(default_options())
 	{
@@ -112,19 +116,22 @@ public:
 	}
 
 	/* Blocks until the tensors are durable and in place. */
-	ioshape_report save_tensors(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+	ioshape_report save_tensors(const std::string &path,
+				    const std::vector<ioshape_tensor> &tensors,
 				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
 	{
 		ioshape_report report = IOSHAPE_REPORT_INIT;
 
 		options.report = &report;
-		check(ioshape_save_tensors(get(), path.c_str(), tensors.data(), tensors.size(), &options));
+		check(ioshape_save_tensors(get(), path.c_str(), tensors.data(), tensors.size(),
+					   &options));
 		return report;
 	}
 
 	/* Returns when the tensors may be changed. */
-	inline save save_tensors_async(const std::string &path, const std::vector<ioshape_tensor> &tensors,
-				       const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT);
+	inline save
+	save_tensors_async(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+			   const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT);
 
 	ioshape_context *get() const noexcept
 	{
@@ -143,7 +150,8 @@ private:
 };
 
 /* A save in the background. Destroying it before it has ended aborts it: wait() to keep it. */
-class save {
+class save
+{
 public:
 	bool done() const
 	{
@@ -161,7 +169,8 @@ public:
 	/* False if it has not ended within the time. */
 	bool wait_for(std::chrono::milliseconds timeout)
 	{
-		const int code = ioshape_save_wait(get(), timeout.count() < 0 ? 0 : timeout.count());
+		const int code =
+			ioshape_save_wait(get(), timeout.count() < 0 ? 0 : timeout.count());
 
 		if (code == -ETIMEDOUT && !done())
 			return false;
@@ -193,18 +202,20 @@ private:
 	std::unique_ptr<ioshape_save, detail::deleter<ioshape_save_free>> handle_;
 };
 
-inline save context::save_tensors_async(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+inline save context::save_tensors_async(const std::string &path,
+					const std::vector<ioshape_tensor> &tensors,
 					const ioshape_save_options &options)
 {
 	ioshape_save *handle = nullptr;
 
-	check(ioshape_save_tensors_async(get(), path.c_str(), tensors.data(), tensors.size(), &options,
-					 &handle));
+	check(ioshape_save_tensors_async(get(), path.c_str(), tensors.data(), tensors.size(),
+					 &options, &handle));
 	return save(handle);
 }
 
 /* Records into a container. Without commit() the file is abandoned. */
-class writer {
+class writer
+{
 public:
 	writer(const context &context, const std::string &path,
 	       const ioshape_writer_options &options = IOSHAPE_WRITER_OPTIONS_INIT)
@@ -254,7 +265,8 @@ private:
 };
 
 /* Records and tensors of a file. */
-class reader {
+class reader
+{
 public:
 	reader(const context &context, const std::string &path,
 	       const ioshape_reader_options &options = IOSHAPE_READER_OPTIONS_INIT)

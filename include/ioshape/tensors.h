@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tensor level: named tensors become one durable file that torch.load() opens as a dict of tensors
- * (also with weights_only=True and mmap=True).
+ * The tensor level: named tensors become one durable file that torch.load() opens as a dict of
+ * tensors (also with weights_only=True and mmap=True).
  *
- * A save is atomic. Until the new file is complete and on stable storage, readers see what was at the
- * path before; from then on they see the new file. A save that fails or is killed leaves the old file
- * as it was. (Pipes and devices cannot be replaced: they are written straight.)
+ * A save is atomic. Until the new file is complete and on stable storage, readers see what was at
+ * the path before; from then on they see the new file. A save that fails or is killed leaves the
+ * old file as it was. (Pipes and devices cannot be replaced: they are written straight.)
  */
 #ifndef IOSHAPE_TENSORS_H
 #define IOSHAPE_TENSORS_H
@@ -42,7 +42,8 @@ enum ioshape_dtype {
 	IOSHAPE_FLOAT8_E4M3FNUZ = 19,
 	IOSHAPE_FLOAT8_E5M2FNUZ = 20,
 	IOSHAPE_FLOAT8_E8M0FNU = 21,
-	IOSHAPE_FLOAT4_E2M1FN_X2 = 22 /* one byte holds two values; shapes count bytes, as in torch */
+	IOSHAPE_FLOAT4_E2M1FN_X2 =
+		22 /* one byte holds two values; shapes count bytes, as in torch */
 };
 
 /* Bytes of one element, 0 for a value that is not a dtype. */
@@ -52,25 +53,26 @@ size_t ioshape_dtype_bytes(enum ioshape_dtype dtype);
 const char *ioshape_dtype_name(enum ioshape_dtype dtype);
 
 /* Limits. Above them calls answer IOSHAPE_E_LIMIT. */
-#define IOSHAPE_MAX_TENSORS 4194304u   /* tensors in a file */
-#define IOSHAPE_MAX_NAME_BYTES 4096u   /* bytes of a tensor's, record's or attribute's name */
-#define IOSHAPE_MAX_DIMS 64u           /* dimensions of a tensor, as in torch */
-#define IOSHAPE_MAX_ATTRIBUTES 4096u   /* string attributes of a file */
+#define IOSHAPE_MAX_TENSORS 4194304u /* tensors in a file */
+#define IOSHAPE_MAX_NAME_BYTES 4096u /* bytes of a tensor's, record's or attribute's name */
+#define IOSHAPE_MAX_DIMS 64u         /* dimensions of a tensor, as in torch */
+#define IOSHAPE_MAX_ATTRIBUTES 4096u /* string attributes of a file */
 #define IOSHAPE_MAX_METADATA_BYTES (16u << 20) /* user blob and attributes together */
 
-/* A tensor in the caller's memory. Everything it points to is borrowed (see each call for how long). */
+/* A tensor in the caller's memory. Everything it points to is borrowed (see each call for how
+ * long). */
 struct ioshape_tensor {
-	const char *name;         /* UTF-8, unique in the file, not empty */
+	const char *name; /* UTF-8, unique in the file, not empty */
 	enum ioshape_dtype dtype;
-	uint32_t dims;            /* 0 is a scalar */
-	const int64_t *shape;     /* `dims` lengths, each >= 0 */
+	uint32_t dims;        /* 0 is a scalar */
+	const int64_t *shape; /* `dims` lengths, each >= 0 */
 	/*
-	 * `dims` distances between neighbours, in elements, each >= 0; NULL for a contiguous (row-major)
-	 * tensor. Where the strides permute dense memory (a transposed matrix, channels_last) the file
-	 * keeps them; otherwise the elements are packed row-major.
+	 * `dims` distances between neighbours, in elements, each >= 0; NULL for a contiguous
+	 * (row-major) tensor. Where the strides permute dense memory (a transposed matrix,
+	 * channels_last) the file keeps them; otherwise the elements are packed row-major.
 	 */
 	const int64_t *strides;
-	const void *data;         /* may be NULL if there are no elements */
+	const void *data; /* may be NULL if there are no elements */
 };
 
 /* Travels with the tensors; torch.load does not show it, ioshape_reader_metadata() does. */
@@ -80,8 +82,8 @@ struct ioshape_attribute {
 };
 
 struct ioshape_metadata {
-	int64_t step;      /* the caller's counter; 0 if not given */
-	const void *blob;  /* a few bytes of the caller's own */
+	int64_t step;     /* the caller's counter; 0 if not given */
+	const void *blob; /* a few bytes of the caller's own */
 	size_t blob_bytes;
 	const struct ioshape_attribute *attributes;
 	size_t attribute_count;
@@ -89,8 +91,9 @@ struct ioshape_metadata {
 
 /* What a save is doing. */
 enum ioshape_phase {
-	IOSHAPE_PHASE_STAGE = 1,  /* copying tensors away (asynchronous saves, in the caller's thread) */
-	IOSHAPE_PHASE_PLAN = 2,   /* deciding where each byte lies, creating the file */
+	IOSHAPE_PHASE_STAGE =
+		1, /* copying tensors away (asynchronous saves, in the caller's thread) */
+	IOSHAPE_PHASE_PLAN = 2, /* deciding where each byte lies, creating the file */
 	IOSHAPE_PHASE_WRITE = 3,
 	IOSHAPE_PHASE_SYNC = 4,   /* waiting for stable storage */
 	IOSHAPE_PHASE_COMMIT = 5, /* the new file takes the place of the old */
@@ -100,9 +103,9 @@ enum ioshape_phase {
 
 /*
  * Told when a phase begins and about every block in it: done of total bytes. Called from whichever
- * thread does the work. Returning anything but 0 stops the operation, which then fails with -ECANCELED
- * (from PHASE_COMMIT on it is too late, and the value is ignored). It must not call back into the
- * library with the same handle.
+ * thread does the work. Returning anything but 0 stops the operation, which then fails with
+ * -ECANCELED (from PHASE_COMMIT on it is too late, and the value is ignored). It must not call back
+ * into the library with the same handle.
  */
 typedef int (*ioshape_progress_fn)(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 				   uint64_t total_bytes);
@@ -110,8 +113,8 @@ typedef int (*ioshape_progress_fn)(void *user, enum ioshape_phase phase, uint64_
 #define IOSHAPE_REPORT_TEXT_BYTES 512
 
 /*
- * What a save did. Times are seconds of the clock on the wall. Strings are part of the struct: nothing
- * to free.
+ * What a save did. Times are seconds of the clock on the wall. Strings are part of the struct:
+ * nothing to free.
  */
 struct ioshape_report {
 	size_t size; /* sizeof(struct ioshape_report): set before the call */
@@ -128,10 +131,11 @@ struct ioshape_report {
 	uint32_t direct; /* 1 if blocks went past the page cache */
 	uint32_t queue_depth;
 	uint64_t block_bytes;
-	uint32_t memory_alignment; /* what the filesystem asks of direct I/O; 0 if it said nothing */
+	uint32_t
+		memory_alignment; /* what the filesystem asks of direct I/O; 0 if it said nothing */
 	uint32_t offset_alignment;
-	char filesystem[32];  /* "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
-	uint32_t fallbacks;   /* how often something was not as preferred */
+	char filesystem[32];    /* "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
+	uint32_t fallbacks;     /* how often something was not as preferred */
 	uint32_t short_results; /* requests the kernel cut short or interrupted, and we continued */
 	char fallback_text[IOSHAPE_REPORT_TEXT_BYTES]; /* why, each a clause, separated by "; " */
 };
@@ -139,27 +143,30 @@ struct ioshape_report {
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)
 
 struct ioshape_save_options {
-	size_t size; /* sizeof(struct ioshape_save_options) */
+	size_t size;                             /* sizeof(struct ioshape_save_options) */
 	const struct ioshape_metadata *metadata; /* borrowed during the call; NULL for none */
 	ioshape_progress_fn progress;            /* NULL for none */
 	void *progress_user;                     /* borrowed until the save has ended */
 	/*
-	 * Filled when the (blocking) call returns, also when it failed. For an asynchronous save use
-	 * ioshape_save_report() instead: setting it there is -EINVAL.
+	 * Filled when the (blocking) call returns, also when it failed. For an asynchronous save
+	 * use ioshape_save_report() instead: setting it there is -EINVAL.
 	 */
 	struct ioshape_report *report;
-	uint32_t no_replace; /* 1: fail with -EEXIST if the path exists when the file is committed */
-	uint32_t no_sync;    /* 1: return without waiting for stable storage. Still atomic for readers. */
+	uint32_t
+		no_replace; /* 1: fail with -EEXIST if the path exists when the file is committed */
+	uint32_t no_sync; /* 1: return without waiting for stable storage. Still atomic for readers.
+			   */
 };
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
 
 /*
- * Saves `count` tensors (0 is fine) to `path` and returns when they are on stable storage and the file
- * is in place. Everything passed is borrowed until it returns. `options` may be NULL.
+ * Saves `count` tensors (0 is fine) to `path` and returns when they are on stable storage and the
+ * file is in place. Everything passed is borrowed until it returns. `options` may be NULL.
  *
- * On failure: a negative code, ioshape_context_message() tells the rest, what was at `path` is untouched
- * and no temporary file is left. -EINVAL and IOSHAPE_E_LIMIT mean that nothing was even begun.
+ * On failure: a negative code, ioshape_context_message() tells the rest, what was at `path` is
+ * untouched and no temporary file is left. -EINVAL and IOSHAPE_E_LIMIT mean that nothing was even
+ * begun.
  */
 int ioshape_save_tensors(struct ioshape_context *context, const char *path,
 			 const struct ioshape_tensor *tensors, size_t count,
@@ -169,40 +176,43 @@ int ioshape_save_tensors(struct ioshape_context *context, const char *path,
 struct ioshape_save;
 
 /*
- * As ioshape_save_tensors(), but returns as soon as the tensors are copied into staging memory: from then
- * on everything passed may be changed or freed (`progress_user` excepted). The rest happens on a thread
- * of the library. Saves to the same path take their places in the order of the calls.
+ * As ioshape_save_tensors(), but returns as soon as the tensors are copied into staging memory:
+ * from then on everything passed may be changed or freed (`progress_user` excepted). The rest
+ * happens on a thread of the library. Saves to the same path take their places in the order of the
+ * calls.
  *
- * When earlier saves hold the staging memory the call waits for them, or returns -EAGAIN, as the context's
- * staging_full says. A checkpoint larger than all of staging_bytes is passed through it in pieces: the
- * call then returns when the last piece is staged.
+ * When earlier saves hold the staging memory the call waits for them, or returns -EAGAIN, as the
+ * context's staging_full says. A checkpoint larger than all of staging_bytes is passed through it
+ * in pieces: the call then returns when the last piece is staged.
  *
- * On success *out is a handle to be freed with ioshape_save_free(). On failure *out is NULL and nothing
- * has happened.
+ * On success *out is a handle to be freed with ioshape_save_free(). On failure *out is NULL and
+ * nothing has happened.
  */
 int ioshape_save_tensors_async(struct ioshape_context *context, const char *path,
 			       const struct ioshape_tensor *tensors, size_t count,
-			       const struct ioshape_save_options *options, struct ioshape_save **out);
+			       const struct ioshape_save_options *options,
+			       struct ioshape_save **out);
 
 /* 1 if the save has ended (well or not), 0 if it is under way. Any thread. */
 int ioshape_save_poll(struct ioshape_save *save);
 
 /*
- * Waits until the save has ended, at most timeout_ms (negative: as long as it takes). 0 when the file is
- * durable and in place, -ETIMEDOUT if it is still under way, otherwise the code it failed with. Any
- * thread, any number of times.
+ * Waits until the save has ended, at most timeout_ms (negative: as long as it takes). 0 when the
+ * file is durable and in place, -ETIMEDOUT if it is still under way, otherwise the code it failed
+ * with. Any thread, any number of times.
  */
 int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
 
 /* What the save did; -EINPROGRESS while it is under way. report->size must be set. Any thread. */
 int ioshape_save_report(struct ioshape_save *save, struct ioshape_report *report);
 
-/* The sentence about the failure; "" unless the save has ended and failed. Valid until it is freed. */
+/* The sentence about the failure; "" unless the save has ended and failed. Valid until it is freed.
+ */
 const char *ioshape_save_message(struct ioshape_save *save);
 
 /*
- * Frees the handle. NULL is fine. A save still under way is aborted first: this then waits until no I/O
- * is in flight; no temporary file is left and the previous file stays - unless the new one was
+ * Frees the handle. NULL is fine. A save still under way is aborted first: this then waits until no
+ * I/O is in flight; no temporary file is left and the previous file stays - unless the new one was
  * already in place. Wait first to keep the save.
  */
 void ioshape_save_free(struct ioshape_save *save);

@@ -22,13 +22,13 @@
 #define MIB (1024ull * KIB)
 #define GIB (1024ull * MIB)
 
-/* ---- Errors (error.c) ----------------------------------------------------------------------------- */
+/* ---- Errors (error.c) ------------------------------------------------------------------------ */
 
 #define BASE_ERROR_TEXT_BYTES 1024
 
 /*
- * The first failure of an operation: a code and the sentence that goes with it. Zero it before use. It
- * lives in handles or on the stack and owns nothing.
+ * The first failure of an operation: a code and the sentence that goes with it. Zero it before use.
+ * It lives in handles or on the stack and owns nothing.
  */
 struct base_error {
 	int code; /* 0 while nothing has failed */
@@ -36,9 +36,10 @@ struct base_error {
 };
 
 /*
- * Records a failure and returns `code`, so that `return base_fail(...)` reads well. The first failure is
- * the one that is kept: what fails while cleaning up must not hide it. The sentence should name path,
- * operation and remedy; the text of the code is appended to it after a colon. `error` may be NULL.
+ * Records a failure and returns `code`, so that `return base_fail(...)` reads well. The first
+ * failure is the one that is kept: what fails while cleaning up must not hide it. The sentence
+ * should name path, operation and remedy; the text of the code is appended to it after a colon.
+ * `error` may be NULL.
  */
 int base_fail(struct base_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
@@ -46,7 +47,7 @@ int base_fail(struct base_error *error, int code, const char *format, ...)
 /* The same for -ENOMEM, naming what the memory was for. */
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes);
 
-/* ---- Log (log.c) ---------------------------------------------------------------------------------- */
+/* ---- Log (log.c) ----------------------------------------------------------------------------- */
 
 struct base_log {
 	ioshape_log_fn write; /* NULL: nobody listens */
@@ -57,7 +58,7 @@ struct base_log {
 void base_log(const struct base_log *log, enum ioshape_log_level level, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* ---- Clock (clock.c) ------------------------------------------------------------------------------ */
+/* ---- Clock (clock.c) ------------------------------------------------------------------------- */
 
 /* Monotonic; nanoseconds. */
 uint64_t base_now_ns(void);
@@ -67,12 +68,13 @@ static inline double base_seconds(uint64_t ns)
 	return (double)ns / 1e9;
 }
 
-/* ---- Options (options.c) -------------------------------------------------------------------------- */
+/* ---- Options (options.c) --------------------------------------------------------------------- */
 
 /*
- * Takes over a caller's option struct that begins with `size_t size` into `into`, a struct of `known`
- * bytes, whatever the age of the caller's headers. NULL leaves zeros. -EINVAL if bytes that this library
- * does not know are not zero, or if the size is impossible; `what` names the struct in the sentence.
+ * Takes over a caller's option struct that begins with `size_t size` into `into`, a struct of
+ * `known` bytes, whatever the age of the caller's headers. NULL leaves zeros. -EINVAL if bytes that
+ * this library does not know are not zero, or if the size is impossible; `what` names the struct in
+ * the sentence.
  */
 int base_take_options(void *into, size_t known, const void *from, const char *what,
 		      struct base_error *error);
@@ -82,8 +84,8 @@ int base_give_struct(void *into, const void *from, size_t known, const char *wha
 		     struct base_error *error);
 
 /*
- * Environment variables. An unset or empty one leaves *value alone. -EINVAL, naming the variable, its
- * value and what is allowed, if it cannot be understood. Sizes take K, M, G, T (binary).
+ * Environment variables. An unset or empty one leaves *value alone. -EINVAL, naming the variable,
+ * its value and what is allowed, if it cannot be understood. Sizes take K, M, G, T (binary).
  */
 int base_env_bytes(const char *variable, uint64_t *value, struct base_error *error);
 int base_env_count(const char *variable, uint32_t *value, struct base_error *error);
@@ -94,7 +96,7 @@ int base_env_choice(const char *variable, const char *const *words, int *value,
 /* "4194304", "4M": a whole number and at most one suffix. -EINVAL, or -ERANGE above 64 bits. */
 int base_parse_bytes(const char *text, uint64_t *value);
 
-/* ---- Checksum (checksum.c) ------------------------------------------------------------------------ */
+/* ---- Checksum (checksum.c) ------------------------------------------------------------------- */
 
 /* CRC-32 of zip and gzip. `crc` continues an earlier result; 0 begins. */
 uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
@@ -105,7 +107,7 @@ uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict f
 /* The checksum of A followed by B, given both checksums and the length of B. */
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 
-/* ---- Memory (memory.c) ---------------------------------------------------------------------------- */
+/* ---- Memory (memory.c) ----------------------------------------------------------------------- */
 
 /*
  * Page-aligned memory straight from the kernel: with huge pages where it has them, not inherited by
@@ -127,7 +129,7 @@ int base_buffer_reserve(struct base_buffer *buffer, size_t more); /* 0 or -ENOME
 int base_buffer_append(struct base_buffer *buffer, const void *data, size_t bytes);
 void base_buffer_free(struct base_buffer *buffer);
 
-/* ---- Little-endian numbers (inline: the formats on disk are little-endian) ------------------------- */
+/* ---- Little-endian numbers (inline: the formats on disk are little-endian) ------------------- */
 
 static inline void base_put_le(uint8_t *to, uint64_t value, unsigned bytes)
 {

@@ -5,8 +5,8 @@
 #include <string.h>
 
 /*
- * Small enough that what was just copied is still in the caches nearest to the core, large enough that
- * the checksum's wide loops pay. Measured: 16 to 256 KiB are alike, 1 MiB loses a sixth.
+ * Small enough that what was just copied is still in the caches nearest to the core, large enough
+ * that the checksum's wide loops pay. Measured: 16 to 256 KiB are alike, 1 MiB loses a sixth.
  */
 #define PIECE_BYTES (64 * KIB)
 
@@ -27,8 +27,8 @@ uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict f
 }
 
 /*
- * CRC-32 works on polynomials over GF(2), modulo P, bits reflected: the top bit of a word is x^0. The
- * checksum of A‖B is crc(A)·x^(8·|B|) + crc(B).
+ * CRC-32 works on polynomials over GF(2), modulo P, bits reflected: the top bit of a word is x^0.
+ * The checksum of A‖B is crc(A)·x^(8·|B|) + crc(B).
  */
 #define POLYNOMIAL 0xedb88320u
 

@@ -45,7 +45,8 @@ int base_fail(struct base_error *error, int code, const char *format, ...)
 
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes)
 {
-	return base_fail(error, -ENOMEM,
-			 "cannot allocate %llu bytes for %s; free memory or lower the limits in the options",
-			 (unsigned long long)bytes, purpose);
+	return base_fail(
+		error, -ENOMEM,
+		"cannot allocate %llu bytes for %s; free memory or lower the limits in the options",
+		(unsigned long long)bytes, purpose);
 }

@@ -40,7 +40,8 @@ void *base_map(size_t bytes)
 	if (bytes >= HUGE_PAGE_BYTES) {
 		memory = map_aligned(bytes);
 	} else {
-		memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			      0);
 		if (memory == MAP_FAILED)
 			memory = NULL;
 	}

@@ -13,8 +13,9 @@ static int check_size(size_t size, const char *what, struct base_error *error)
 {
 	if (size >= sizeof(size_t) && size <= LARGEST_STRUCT_BYTES)
 		return 0;
-	return base_fail(error, -EINVAL, "struct %s says it has %zu bytes; set its size field to sizeof it",
-			 what, size);
+	return base_fail(error, -EINVAL,
+			 "struct %s says it has %zu bytes; set its size field to sizeof it", what,
+			 size);
 }
 
 int base_take_options(void *into, size_t known, const void *from, const char *what,
@@ -34,7 +35,8 @@ int base_take_options(void *into, size_t known, const void *from, const char *wh
 	for (size_t i = known; i < size; i++) {
 		if (((const unsigned char *)from)[i])
 			return base_fail(error, -EINVAL,
-					 "struct %s sets a field that this version of the library (%s) does not "
+					 "struct %s sets a field that this version of the library "
+					 "(%s) does not "
 					 "know; use the headers that belong to it",
 					 what, ioshape_version());
 	}
@@ -102,10 +104,11 @@ int base_env_bytes(const char *variable, uint64_t *value, struct base_error *err
 	if (!text)
 		return 0;
 	if (base_parse_bytes(text, value))
-		return base_fail(error, -EINVAL,
-				 "environment variable %s is \"%.64s\"; it takes a number of bytes, such as "
-				 "4194304 or 4M",
-				 variable, text);
+		return base_fail(
+			error, -EINVAL,
+			"environment variable %s is \"%.64s\"; it takes a number of bytes, such as "
+			"4194304 or 4M",
+			variable, text);
 	return 0;
 }
 
@@ -117,7 +120,8 @@ int base_env_count(const char *variable, uint32_t *value, struct base_error *err
 	if (!text)
 		return 0;
 	if (base_parse_bytes(text, &number) || number > UINT32_MAX)
-		return base_fail(error, -EINVAL, "environment variable %s is \"%.64s\"; it takes a number",
+		return base_fail(error, -EINVAL,
+				 "environment variable %s is \"%.64s\"; it takes a number",
 				 variable, text);
 	*value = (uint32_t)number;
 	return 0;
@@ -141,6 +145,7 @@ int base_env_choice(const char *variable, const char *const *words, int *value,
 			used += (size_t)snprintf(allowed + used, sizeof(allowed) - used, "%s%s",
 						 i ? ", " : "", words[i]);
 	}
-	return base_fail(error, -EINVAL, "environment variable %s is \"%.64s\"; it takes one of: %s",
-			 variable, text, allowed);
+	return base_fail(error, -EINVAL,
+			 "environment variable %s is \"%.64s\"; it takes one of: %s", variable,
+			 text, allowed);
 }

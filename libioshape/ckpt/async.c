@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Saves in the background. The caller's thread, helped by others, copies the tensors into chunks of staging
- * memory, which hold their records' bytes one after the other; a thread of the save's own writes them from
- * there. If all chunks can be held at once writing begins when copying is over, so that the two do not
- * fight for memory bandwidth while training waits. Otherwise they go round: the writer hands back what it has
- * written, and the copying goes on with that.
+ * Saves in the background. The caller's thread, helped by others, copies the tensors into chunks of
+ * staging memory, which hold their records' bytes one after the other; a thread of the save's own
+ * writes them from there. If all chunks can be held at once writing begins when copying is over, so
+ * that the two do not fight for memory bandwidth while training waits. Otherwise they go round: the
+ * writer hands back what it has written, and the copying goes on with that.
  */
 #include "ckpt/ckpt.h"
 
@@ -34,28 +34,30 @@ struct ioshape_save {
 	atomic_bool abort;
 
 	/* Staging. */
-	uint64_t *starts;           /* of each tensor in the staged bytes; one more for the end */
-	struct ckpt_chunk **chunks; /* by position; NULL before it is filled and after it was written */
+	uint64_t *starts; /* of each tensor in the staged bytes; one more for the end */
+	struct ckpt_chunk *
+		*chunks; /* by position; NULL before it is filled and after it was written */
 	size_t chunk_count;
-	size_t admitted;            /* chunks that may be held at a time; shrinks as the last ones go */
-	size_t reader_chunk;        /* the one being written; those before it have been handed back */
+	size_t admitted;     /* chunks that may be held at a time; shrinks as the last ones go */
+	size_t reader_chunk; /* the one being written; those before it have been handed back */
 	_Atomic uint64_t staged_bytes;
 
 	pthread_mutex_t lock; /* of what follows, and of `chunks` */
 	pthread_cond_t change;
 	size_t next_to_fill;
-	size_t held;   /* chunks in our hands */
+	size_t held; /* chunks in our hands */
 	bool copying;
-	bool failed;   /* copying ended early */
+	bool failed; /* copying ended early */
 	bool done;
 	int result;
 	struct ioshape_report report;
 	struct base_error error;
 };
 
-/* ---- Copying into chunks -------------------------------------------------------------------------------------- */
+/* ---- Copying into chunks --------------------------------------------------------------------- */
 
-/* The tensor that holds byte `position` of the staged bytes: the last that begins at or before it. */
+/* The tensor that holds byte `position` of the staged bytes: the last that begins at or before it.
+ */
 static size_t tensor_at(const struct ioshape_save *save, uint64_t position)
 {
 	size_t low = 0, high = save->plan.count;
@@ -85,7 +87,8 @@ static void fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memo
 	}
 }
 
-/* The next chunk to fill, when there may be one more. False when there is none left, or no point. */
+/* The next chunk to fill, when there may be one more. False when there is none left, or no point.
+ */
 static bool claim_chunk(struct ioshape_save *save, size_t *position)
 {
 	bool claimed = false;
@@ -126,10 +129,10 @@ static int tell_staging(struct ioshape_save *save, struct base_error *error)
 	const struct ckpt_file_options *options = &save->file_options;
 
 	if (options->progress &&
-	    options->progress(options->progress_user, IOSHAPE_PHASE_STAGE, atomic_load(&save->staged_bytes),
-			      save->plan.tensor_bytes))
-		return base_fail(error, -ECANCELED, "the save to %s was stopped by its progress callback",
-				 save->path);
+	    options->progress(options->progress_user, IOSHAPE_PHASE_STAGE,
+			      atomic_load(&save->staged_bytes), save->plan.tensor_bytes))
+		return base_fail(error, -ECANCELED,
+				 "the save to %s was stopped by its progress callback", save->path);
 	return 0;
 }
 
@@ -188,7 +191,7 @@ static void copy_all(struct ioshape_save *save)
 		pthread_join(helpers[--started], NULL);
 }
 
-/* ---- Writing from chunks --------------------------------------------------------------------------------------- */
+/* ---- Writing from chunks --------------------------------------------------------------------- */
 
 /* Waits until the chunk at `position` is filled. */
 static int await_chunk(struct ioshape_save *save, size_t position, struct ckpt_chunk **chunk,
@@ -248,7 +251,8 @@ static int next_staged(void *user, size_t tensor, uint64_t offset, const void **
 	return 0;
 }
 
-/* Nobody copies or writes any more: whatever is still held, and the rest of the promise, goes back. */
+/* Nobody copies or writes any more: whatever is still held, and the rest of the promise, goes back.
+ */
 static void release_staging(struct ioshape_save *save)
 {
 	for (size_t i = 0; i < save->chunk_count; i++) {
@@ -270,8 +274,8 @@ static void *run_save(void *argument)
 	bool copying;
 	int ret;
 
-	ret = ckpt_save(save->context, save->path, &save->plan, &source, &save->file_options, &save->abort,
-			&save->turn, &report, &error);
+	ret = ckpt_save(save->context, save->path, &save->plan, &source, &save->file_options,
+			&save->abort, &save->turn, &report, &error);
 	ckpt_turn_end(save->context, &save->turn);
 	pthread_mutex_lock(&save->lock);
 	report.stage_s = save->report.stage_s;
@@ -288,7 +292,7 @@ static void *run_save(void *argument)
 	return NULL;
 }
 
-/* ---- Beginning ---------------------------------------------------------------------------------------------------- */
+/* ---- Beginning ------------------------------------------------------------------------------- */
 
 static void free_save(struct ioshape_save *save)
 {
@@ -338,7 +342,8 @@ static int make_save(struct ioshape_save **out, struct ioshape_context *context,
 	save->chunks = calloc(MAX(save->chunk_count, 1), sizeof(struct ckpt_chunk *));
 	save->starts = calloc(count + 1, sizeof(*save->starts));
 	if (!save->chunks || !save->starts) {
-		ret = base_no_memory(error, "staging", (save->chunk_count + count) * sizeof(uint64_t));
+		ret = base_no_memory(error, "staging",
+				     (save->chunk_count + count) * sizeof(uint64_t));
 		goto fail;
 	}
 	for (size_t i = 0; i < count; i++) {
@@ -358,7 +363,8 @@ static int start_writing(struct ioshape_save *save, struct base_error *error)
 	int ret = start_thread(&save->thread, run_save, save);
 
 	if (ret)
-		return base_fail(error, ret, "cannot save to %s: no thread could be started", save->path);
+		return base_fail(error, ret, "cannot save to %s: no thread could be started",
+				 save->path);
 	save->joined = false;
 	return 0;
 }
@@ -380,7 +386,8 @@ static int abandon(struct ioshape_save *save, int ret)
 	return ret;
 }
 
-/* Stages, and leaves the rest to the thread. On failure nothing of the save is left but its memory. */
+/* Stages, and leaves the rest to the thread. On failure nothing of the save is left but its memory.
+ */
 static int stage(struct ioshape_save *save, struct base_error *error)
 {
 	bool all_at_once = save->chunk_count <= save->admitted, done;
@@ -395,7 +402,8 @@ static int stage(struct ioshape_save *save, struct base_error *error)
 	if (!ret)
 		copy_all(save);
 	pthread_mutex_lock(&save->lock);
-	/* A writer that failed early ends the copying, too, but that failure belongs to the handle. */
+	/* A writer that failed early ends the copying, too, but that failure belongs to the handle.
+	 */
 	if (save->failed) {
 		*error = save->error;
 		ret = error->code;
@@ -458,7 +466,8 @@ IOSHAPE_EXPORT int ioshape_save_tensors_async(struct ioshape_context *context, c
 	*out = NULL;
 	ret = ckpt_enter(context, &error);
 	if (!ret)
-		ret = base_take_options(&options, sizeof(options), given, "ioshape_save_options", &error);
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_save_options",
+					&error);
 	if (!ret && !path)
 		ret = base_fail(&error, -EINVAL, "no path to save to was given");
 	if (!ret && options.report)
@@ -470,7 +479,7 @@ IOSHAPE_EXPORT int ioshape_save_tensors_async(struct ioshape_context *context, c
 	return ckpt_leave(context, ret, &error);
 }
 
-/* ---- Handles ---------------------------------------------------------------------------------------------------------- */
+/* ---- Handles --------------------------------------------------------------------------------- */
 
 /* In a child of fork() the thread does not exist and the lock may be held for ever. */
 static bool is_ours(const struct ioshape_save *save)
@@ -542,8 +551,8 @@ IOSHAPE_EXPORT int ioshape_save_report(struct ioshape_save *save, struct ioshape
 	if (!is_ours(save))
 		return -EPERM;
 	pthread_mutex_lock(&save->lock);
-	ret = save->done ? base_give_struct(report, &save->report, sizeof(save->report), "ioshape_report",
-					    NULL) :
+	ret = save->done ? base_give_struct(report, &save->report, sizeof(save->report),
+					    "ioshape_report", NULL) :
 			   -EINPROGRESS;
 	pthread_mutex_unlock(&save->lock);
 	return ret;

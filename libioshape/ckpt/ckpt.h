@@ -12,7 +12,7 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-/* ---- Staging (staging.c): memory that asynchronous saves copy tensors into --------------------------- */
+/* ---- Staging (staging.c): memory that asynchronous saves copy tensors into ------------------- */
 
 /* The unit in which it is handed out and handed back. */
 #define CKPT_CHUNK_BYTES (16 * MIB)
@@ -23,8 +23,9 @@ struct ckpt_chunk {
 };
 
 /*
- * Chunks are made at need and kept. A save is admitted when all the chunks that it will hold at a time can
- * be its own: then it can always go on, whatever other saves wait for. First come, first served.
+ * Chunks are made at need and kept. A save is admitted when all the chunks that it will hold at a
+ * time can be its own: then it can always go on, whatever other saves wait for. First come, first
+ * served.
  */
 struct ckpt_pool {
 	pthread_mutex_t lock;
@@ -54,7 +55,7 @@ static inline uint64_t ckpt_chunks_for(uint64_t bytes)
 	return bytes / CKPT_CHUNK_BYTES + (bytes % CKPT_CHUNK_BYTES != 0);
 }
 
-/* ---- Contexts (context.c, turns.c) ----------------------------------------------------------------------------- */
+/* ---- Contexts (context.c, turns.c) ----------------------------------------------------------- */
 
 /* Lanes that are kept for the next save; more than so many at a time come and go. */
 #define CKPT_KEPT_LANES 8
@@ -76,7 +77,7 @@ struct ioshape_context {
 	size_t lane_count;
 	char *tidied[CKPT_KEPT_DIRECTORIES];
 	size_t tidied_count;
-	struct ckpt_turn *turns; /* saves that have begun, oldest first */
+	struct ckpt_turn *turns;         /* saves that have begun, oldest first */
 	struct ioshape_save *background; /* handles not yet freed; async.c */
 };
 
@@ -86,7 +87,8 @@ int ckpt_enter(const struct ioshape_context *context, struct base_error *error);
 /* Last in every call: keeps the sentence for ioshape_context_message(), and returns `code`. */
 int ckpt_leave(struct ioshape_context *context, int code, const struct base_error *error);
 
-int ckpt_take_lane(struct ioshape_context *context, struct ring_lane **lane, struct base_error *error);
+int ckpt_take_lane(struct ioshape_context *context, struct ring_lane **lane,
+		   struct base_error *error);
 void ckpt_return_lane(struct ioshape_context *context, struct ring_lane *lane);
 
 /* True once for each directory. */
@@ -101,15 +103,17 @@ struct ckpt_turn {
 
 void ckpt_turn_begin(struct ioshape_context *context, struct ckpt_turn *turn, const char *path);
 /* Waits until no earlier save to this path is left. -ECANCELED if abort_waits is set meanwhile. */
-int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn, struct base_error *error);
+int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn,
+		   struct base_error *error);
 void ckpt_turn_end(struct ioshape_context *context, struct ckpt_turn *turn);
 
-/* ---- Plans (plan.c): everything about a save but the tensors' bytes ------------------------------------- */
+/* ---- Plans (plan.c): everything about a save but the tensors' bytes -------------------------- */
 
 struct ckpt_plan {
-	struct ioshape_tensor *tensors; /* copies: only `data` is still the caller's, and it is not kept longer */
-	struct zip_layout *layouts;     /* how each goes into its record, "data/<i>" */
-	struct zip_tensor_row *rows;    /* for the index */
+	struct ioshape_tensor
+		*tensors; /* copies: only `data` is still the caller's, and it is not kept longer */
+	struct zip_layout *layouts;  /* how each goes into its record, "data/<i>" */
+	struct zip_tensor_row *rows; /* for the index */
 	size_t count;
 	struct base_buffer pickle; /* data.pkl */
 	struct ioshape_metadata metadata;
@@ -127,15 +131,16 @@ int ckpt_plan_make(struct ckpt_plan *plan, const struct ioshape_tensor *tensors,
 		   const struct ioshape_metadata *metadata, struct base_error *error);
 void ckpt_plan_free(struct ckpt_plan *plan);
 
-/* Copies bytes [offset, offset + bytes) of a tensor's record, packed if need be, from the caller's data. */
+/* Copies bytes [offset, offset + bytes) of a tensor's record, packed if need be, from the caller's
+ * data. */
 void ckpt_plan_copy(const struct ckpt_plan *plan, size_t tensor, uint64_t offset, void *into,
 		    size_t bytes);
 
 /* A deep copy of metadata in one piece of memory that the caller frees with free(). */
-int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory, const struct ioshape_metadata *from,
-		       struct base_error *error);
+int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory,
+		       const struct ioshape_metadata *from, struct base_error *error);
 
-/* ---- Saving (save.c) ------------------------------------------------------------------------------------- */
+/* ---- Saving (save.c) ------------------------------------------------------------------------- */
 
 struct ckpt_file_options {
 	ioshape_progress_fn progress;
@@ -146,8 +151,8 @@ struct ckpt_file_options {
 /* Where the bytes of the tensors come from. */
 struct ckpt_source {
 	/*
-	 * The next run of bytes of tensor `tensor` from `offset` on: at least one, at most *bytes. It stays
-	 * valid until the next call.
+	 * The next run of bytes of tensor `tensor` from `offset` on: at least one, at most *bytes.
+	 * It stays valid until the next call.
 	 */
 	int (*next)(void *user, size_t tensor, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
@@ -160,7 +165,8 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 	      const atomic_bool *abort, struct ckpt_turn *turn, struct ioshape_report *report,
 	      struct base_error *error);
 
-/* Ends what is in the background, without a trace, and lets go of its handles. For the end of a context. */
+/* Ends what is in the background, without a trace, and lets go of its handles. For the end of a
+ * context. */
 void ckpt_end_background(struct ioshape_context *context);
 
 /* Joins notes and what the writer knows into a report. */

@@ -15,7 +15,7 @@
 #define DEFAULT_COPY_THREADS 4u
 #define LEAST_STAGING_BYTES (64 * MIB)
 
-/* ---- Messages ----------------------------------------------------------------------------------------- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
 /* By thread, so that threads sharing a context do not read each other's sentences. */
 static _Thread_local struct {
@@ -28,8 +28,9 @@ int ckpt_enter(const struct ioshape_context *context, struct base_error *error)
 	if (!context)
 		return base_fail(error, -EINVAL, "no context was given; open one first");
 	if (context->owner != getpid())
-		return base_fail(error, -EPERM,
-				 "this context belongs to the parent process; open one after the fork");
+		return base_fail(
+			error, -EPERM,
+			"this context belongs to the parent process; open one after the fork");
 	return 0;
 }
 
@@ -48,7 +49,7 @@ IOSHAPE_EXPORT const char *ioshape_context_message(struct ioshape_context *conte
 	return last_message.context == context ? last_message.text : "";
 }
 
-/* ---- Options ------------------------------------------------------------------------------------------- */
+/* ---- Options --------------------------------------------------------------------------------- */
 
 /* The smaller of the machine's memory and the container's limit. */
 static uint64_t memory_bytes(void)
@@ -76,10 +77,14 @@ static uint64_t default_staging_bytes(void)
 
 static int take_environment(struct ioshape_context_options *options, struct base_error *error)
 {
-	static const char *const engines[] = { "auto", "uring", "threads", "buffered", "nil", NULL };
+	static const char *const engines[] = {
+		"auto", "uring", "threads", "buffered", "nil", NULL
+	};
 	static const char *const directs[] = { "prefer", "require", "off", NULL };
 	static const char *const fulls[] = { "wait", "refuse", NULL };
-	static const char *const levels[] = { "default", "error", "warning", "info", "debug", NULL };
+	static const char *const levels[] = {
+		"default", "error", "warning", "info", "debug", NULL
+	};
 	int engine = options->engine, direct = options->direct, full = options->staging_full;
 	int level = options->log_level, ret = 0;
 
@@ -124,27 +129,31 @@ static void take_defaults(struct ioshape_context_options *options)
 
 static int check_options(const struct ioshape_context_options *options, struct base_error *error)
 {
-	if ((unsigned)options->engine > IOSHAPE_ENGINE_NIL || (unsigned)options->direct > IOSHAPE_DIRECT_OFF ||
+	if ((unsigned)options->engine > IOSHAPE_ENGINE_NIL ||
+	    (unsigned)options->direct > IOSHAPE_DIRECT_OFF ||
 	    (unsigned)options->staging_full > IOSHAPE_STAGING_REFUSE ||
 	    (unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
-		return base_fail(error, -EINVAL,
-				 "a context option has a value that its enum does not have; zero the struct "
-				 "before filling it in");
+		return base_fail(
+			error, -EINVAL,
+			"a context option has a value that its enum does not have; zero the struct "
+			"before filling it in");
 	if (options->block_bytes < 64 * KIB || options->block_bytes > 64 * MIB ||
 	    (options->block_bytes & (options->block_bytes - 1)))
-		return base_fail(error, -EINVAL, "block_bytes is %llu; it takes a power of two from 64K to 64M",
+		return base_fail(error, -EINVAL,
+				 "block_bytes is %llu; it takes a power of two from 64K to 64M",
 				 (unsigned long long)options->block_bytes);
 	if (options->queue_depth > 64 || options->copy_threads > 64)
 		return base_fail(error, -EINVAL,
 				 "queue_depth is %u and copy_threads is %u; they take 1 to 64",
 				 options->queue_depth, options->copy_threads);
 	if (options->engine == IOSHAPE_ENGINE_BUFFERED && options->direct == IOSHAPE_DIRECT_REQUIRE)
-		return base_fail(error, -EINVAL,
-				 "the buffered engine was asked for together with direct=require; drop one");
+		return base_fail(
+			error, -EINVAL,
+			"the buffered engine was asked for together with direct=require; drop one");
 	return 0;
 }
 
-/* ---- Opening and freeing -------------------------------------------------------------------------------- */
+/* ---- Opening and freeing --------------------------------------------------------------------- */
 
 static int open_context(struct ioshape_context **out, const struct ioshape_context_options *given,
 			struct base_error *error)
@@ -185,8 +194,8 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 }
 
 IOSHAPE_EXPORT int ioshape_context_open(struct ioshape_context **out,
-					const struct ioshape_context_options *options, char *message,
-					size_t message_bytes)
+					const struct ioshape_context_options *options,
+					char *message, size_t message_bytes)
 {
 	struct base_error error = { 0 };
 	int ret;
@@ -251,9 +260,10 @@ IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 	free(context);
 }
 
-/* ---- What a context keeps -------------------------------------------------------------------------------- */
+/* ---- What a context keeps -------------------------------------------------------------------- */
 
-int ckpt_take_lane(struct ioshape_context *context, struct ring_lane **lane, struct base_error *error)
+int ckpt_take_lane(struct ioshape_context *context, struct ring_lane **lane,
+		   struct base_error *error)
 {
 	*lane = NULL;
 	pthread_mutex_lock(&context->lock);

@@ -9,7 +9,7 @@
 /* "data/" and the digits of a 64-bit number, "archive/" not counted. */
 #define RECORD_NAME_BYTES 32
 
-/* ---- Copies --------------------------------------------------------------------------------------------- */
+/* ---- Copies ---------------------------------------------------------------------------------- */
 
 /* Memory that was counted first and is then handed out piece by piece. */
 struct arena {
@@ -31,8 +31,8 @@ static size_t room_for(size_t bytes)
 	return base_round_up(bytes, sizeof(uint64_t));
 }
 
-int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory, const struct ioshape_metadata *from,
-		       struct base_error *error)
+int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory,
+		       const struct ioshape_metadata *from, struct base_error *error)
 {
 	struct ioshape_attribute *attributes;
 	struct arena arena;
@@ -54,7 +54,8 @@ int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory, const struc
 		const struct ioshape_attribute *attribute = &from->attributes[i];
 
 		attributes[i].name = hand_out(&arena, attribute->name, strlen(attribute->name) + 1);
-		attributes[i].value = hand_out(&arena, attribute->value, strlen(attribute->value) + 1);
+		attributes[i].value =
+			hand_out(&arena, attribute->value, strlen(attribute->value) + 1);
 	}
 	into->step = from->step;
 	into->blob = hand_out(&arena, from->blob, from->blob_bytes);
@@ -64,7 +65,7 @@ int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory, const struc
 	return 0;
 }
 
-/* ---- Checks ----------------------------------------------------------------------------------------------- */
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
 /* Every tensor by itself. Their layouts' strides are written to scratch: this pass only checks. */
 static int check_tensors(const struct ioshape_tensor *tensors, size_t count, size_t *copy_bytes,
@@ -84,7 +85,8 @@ static int check_tensors(const struct ioshape_tensor *tensors, size_t count, siz
 	return ret;
 }
 
-static int check_unique(const struct ioshape_tensor *tensors, size_t count, struct base_error *error)
+static int check_unique(const struct ioshape_tensor *tensors, size_t count,
+			struct base_error *error)
 {
 	struct zip_names *names;
 	int ret;
@@ -93,9 +95,10 @@ static int check_unique(const struct ioshape_tensor *tensors, size_t count, stru
 	for (size_t i = 0; !ret && i < count; i++) {
 		ret = zip_names_add(names, tensors[i].name, strlen(tensors[i].name), i);
 		if (ret == -EEXIST) {
-			ret = base_fail(error, -EINVAL,
-					"two tensors are called \"%s\"; names must be unique in a file",
-					tensors[i].name);
+			ret = base_fail(
+				error, -EINVAL,
+				"two tensors are called \"%s\"; names must be unique in a file",
+				tensors[i].name);
 			zip_names_free(names);
 			return ret;
 		}
@@ -106,7 +109,7 @@ static int check_unique(const struct ioshape_tensor *tensors, size_t count, stru
 	return 0;
 }
 
-/* ---- The plan --------------------------------------------------------------------------------------------- */
+/* ---- The plan -------------------------------------------------------------------------------- */
 
 static void copy_tensor(struct ckpt_plan *plan, size_t i, const struct ioshape_tensor *from,
 			struct arena *arena)
@@ -150,18 +153,19 @@ static int expect(struct ckpt_plan *plan, struct base_error *error)
 	uint64_t cursor = 0;
 	int ret;
 
-	ret = zip_place_record(0, strlen(ZIP_FOLDER "data.pkl"), plan->pickle.bytes, ZIP_SMALL_ALIGNMENT,
-			       &place);
+	ret = zip_place_record(0, strlen(ZIP_FOLDER "data.pkl"), plan->pickle.bytes,
+			       ZIP_SMALL_ALIGNMENT, &place);
 	for (size_t i = 0; !ret && i < plan->count; i++) {
 		uint64_t bytes = plan->layouts[i].bytes;
 
 		cursor = place.end;
-		ret = zip_place_record(cursor,
-				       (size_t)snprintf(name, sizeof(name), ZIP_FOLDER "data/%zu", i),
-				       bytes, zip_default_alignment(bytes), &place);
+		ret = zip_place_record(
+			cursor, (size_t)snprintf(name, sizeof(name), ZIP_FOLDER "data/%zu", i),
+			bytes, zip_default_alignment(bytes), &place);
 	}
 	if (ret)
-		return base_fail(error, ret, "the tensors are too large for one file; save fewer in it");
+		return base_fail(error, ret,
+				 "the tensors are too large for one file; save fewer in it");
 	plan->expected_bytes = place.end;
 	return 0;
 }
@@ -174,10 +178,11 @@ int ckpt_plan_make(struct ckpt_plan *plan, const struct ioshape_tensor *tensors,
 
 	memset(plan, 0, sizeof(*plan));
 	if (count && !tensors)
-		return base_fail(error, -EINVAL, "%zu tensors were announced, but none given", count);
+		return base_fail(error, -EINVAL, "%zu tensors were announced, but none given",
+				 count);
 	if (count > IOSHAPE_MAX_TENSORS)
-		return base_fail(error, IOSHAPE_E_LIMIT, "%zu tensors in one file; at most %u fit", count,
-				 IOSHAPE_MAX_TENSORS);
+		return base_fail(error, IOSHAPE_E_LIMIT, "%zu tensors in one file; at most %u fit",
+				 count, IOSHAPE_MAX_TENSORS);
 	ret = metadata ? zip_check_metadata(metadata, error) : 0;
 	if (!ret)
 		ret = check_tensors(tensors, count, &copy_bytes, error);
@@ -215,7 +220,8 @@ void ckpt_plan_free(struct ckpt_plan *plan)
 	memset(plan, 0, sizeof(*plan));
 }
 
-void ckpt_plan_copy(const struct ckpt_plan *plan, size_t tensor, uint64_t offset, void *into, size_t bytes)
+void ckpt_plan_copy(const struct ckpt_plan *plan, size_t tensor, uint64_t offset, void *into,
+		    size_t bytes)
 {
 	const struct ioshape_tensor *from = &plan->tensors[tensor];
 

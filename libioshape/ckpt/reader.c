@@ -49,7 +49,8 @@ IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const ch
 	*out = NULL;
 	ret = ckpt_enter(context, &error);
 	if (!ret)
-		ret = base_take_options(&options, sizeof(options), given, "ioshape_reader_options", &error);
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_reader_options",
+					&error);
 	if (!ret && !path)
 		ret = base_fail(&error, -EINVAL, "no path to read from was given");
 	if (!ret)
@@ -79,9 +80,10 @@ static int enter(struct ioshape_reader *reader)
 	return ckpt_enter(reader->context, &reader->error);
 }
 
-/* ---- Records ----------------------------------------------------------------------------------------------- */
+/* ---- Records --------------------------------------------------------------------------------- */
 
-/* The index is bookkeeping of the container, not a record of the user's; it is the last if there is one. */
+/* The index is bookkeeping of the container, not a record of the user's; it is the last if there is
+ * one. */
 static uint64_t record_count(const struct ioshape_reader *reader)
 {
 	return reader->zip.directory.count - reader->zip.has_index;
@@ -125,10 +127,11 @@ IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, con
 {
 	int ret = enter(reader);
 
-	if (!ret && (!name || !zip_names_find(reader->zip.directory.names, name, strlen(name), index) ||
-		     *index >= record_count(reader)))
-		ret = base_fail(&reader->error, -ENOENT, "%s has no record \"%s\"", reader->zip.input.path,
-				name ? name : "");
+	if (!ret &&
+	    (!name || !zip_names_find(reader->zip.directory.names, name, strlen(name), index) ||
+	     *index >= record_count(reader)))
+		ret = base_fail(&reader->error, -ENOENT, "%s has no record \"%s\"",
+				reader->zip.input.path, name ? name : "");
 	return ret;
 }
 
@@ -140,8 +143,9 @@ static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ra
 
 	ret = ckpt_take_lane(reader->context, &lane, &reader->error);
 	if (!ret)
-		ret = zip_reader_read(&reader->zip, lane, ranges, count, verify, reader->options.progress,
-				      reader->options.progress_user, &reader->error);
+		ret = zip_reader_read(&reader->zip, lane, ranges, count, verify,
+				      reader->options.progress, reader->options.progress_user,
+				      &reader->error);
 	ckpt_return_lane(reader->context, lane);
 	return ret;
 }
@@ -151,8 +155,8 @@ static bool is_outside(uint64_t offset, uint64_t bytes, uint64_t limit)
 	return offset > limit || bytes > limit - offset;
 }
 
-IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset,
-				       void *into, size_t bytes)
+IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record,
+				       uint64_t offset, void *into, size_t bytes)
 {
 	const struct zip_range range = { record, offset, bytes, into };
 	const struct zip_entry *entry;
@@ -165,9 +169,11 @@ IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t r
 	entry = &reader->zip.directory.entries[record];
 	if (is_outside(offset, bytes, entry->bytes))
 		return base_fail(&reader->error, -ERANGE,
-				 "record \"%s\" of %s has %llu bytes; %llu from offset %llu are not all in it",
-				 entry->name, reader->zip.input.path, (unsigned long long)entry->bytes,
-				 (unsigned long long)bytes, (unsigned long long)offset);
+				 "record \"%s\" of %s has %llu bytes; %llu from offset %llu are "
+				 "not all in it",
+				 entry->name, reader->zip.input.path,
+				 (unsigned long long)entry->bytes, (unsigned long long)bytes,
+				 (unsigned long long)offset);
 	if (bytes && !into)
 		return base_fail(&reader->error, -EINVAL, "no memory was given to read \"%s\" into",
 				 entry->name);
@@ -187,13 +193,14 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)
 	if (!ranges)
 		return base_no_memory(&reader->error, "verifying", count * sizeof(*ranges));
 	for (uint64_t i = 0; i < count; i++)
-		ranges[i] = (struct zip_range){ i, 0, reader->zip.directory.entries[i].bytes, NULL };
+		ranges[i] =
+			(struct zip_range){ i, 0, reader->zip.directory.entries[i].bytes, NULL };
 	ret = read_ranges(reader, ranges, count, true);
 	free(ranges);
 	return ret;
 }
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------- */
+/* ---- Tensors --------------------------------------------------------------------------------- */
 
 static int enter_table(struct ioshape_reader *reader)
 {
@@ -201,7 +208,8 @@ static int enter_table(struct ioshape_reader *reader)
 
 	if (!ret && !(reader->zip.has_index && reader->zip.index.has_table))
 		ret = base_fail(&reader->error, IOSHAPE_E_NO_TABLE,
-				"%s was not saved by ioshape_save_tensors(); read its records, or open it in "
+				"%s was not saved by ioshape_save_tensors(); read its records, or "
+				"open it in "
 				"Python",
 				reader->zip.input.path);
 	return ret;
@@ -253,8 +261,8 @@ IOSHAPE_EXPORT int ioshape_reader_find_tensor(struct ioshape_reader *reader, con
 	int ret = enter_table(reader);
 
 	if (!ret && (!name || !zip_names_find(reader->zip.tensor_names, name, strlen(name), index)))
-		ret = base_fail(&reader->error, -ENOENT, "%s has no tensor \"%s\"", reader->zip.input.path,
-				name ? name : "");
+		ret = base_fail(&reader->error, -ENOENT, "%s has no tensor \"%s\"",
+				reader->zip.input.path, name ? name : "");
 	return ret;
 }
 
@@ -272,11 +280,14 @@ static int make_range(struct ioshape_reader *reader, const struct ioshape_load_r
 	bytes = reader->zip.directory.entries[row->record].bytes;
 	if (is_outside(request->offset, request->bytes, bytes))
 		return base_fail(&reader->error, -ERANGE,
-				 "tensor \"%s\" of %s has %llu bytes; %llu from offset %llu are not all in it",
+				 "tensor \"%s\" of %s has %llu bytes; %llu from offset %llu are "
+				 "not all in it",
 				 row->name, reader->zip.input.path, (unsigned long long)bytes,
-				 (unsigned long long)request->bytes, (unsigned long long)request->offset);
+				 (unsigned long long)request->bytes,
+				 (unsigned long long)request->offset);
 	if (request->bytes && !request->into)
-		return base_fail(&reader->error, -EINVAL, "no memory was given to load \"%s\" into", row->name);
+		return base_fail(&reader->error, -EINVAL, "no memory was given to load \"%s\" into",
+				 row->name);
 	*range = (struct zip_range){ row->record, request->offset, request->bytes, request->into };
 	return 0;
 }
@@ -288,7 +299,8 @@ IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
 	int ret = enter_table(reader);
 
 	if (!ret && count && !requests)
-		ret = base_fail(&reader->error, -EINVAL, "%zu requests were announced, but none given", count);
+		ret = base_fail(&reader->error, -EINVAL,
+				"%zu requests were announced, but none given", count);
 	if (ret || !count)
 		return ret;
 	ranges = calloc(count, sizeof(*ranges));
@@ -302,7 +314,8 @@ IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_reader_metadata(struct ioshape_reader *reader, struct ioshape_metadata *metadata)
+IOSHAPE_EXPORT int ioshape_reader_metadata(struct ioshape_reader *reader,
+					   struct ioshape_metadata *metadata)
 {
 	int ret = enter(reader);
 

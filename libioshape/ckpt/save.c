@@ -17,7 +17,7 @@
 /* data.pkl, byteorder, version: tensor i is record i + 3. */
 #define RECORDS_BEFORE_TENSORS 3u
 
-/* ---- The file --------------------------------------------------------------------------------------------- */
+/* ---- The file -------------------------------------------------------------------------------- */
 
 static int write_record(struct zip_writer *zip, const char *name, const void *data, size_t bytes,
 			struct base_error *error)
@@ -67,7 +67,8 @@ static int write_file(struct zip_writer *zip, const struct ckpt_plan *plan,
 
 	ret = write_record(zip, "data.pkl", plan->pickle.data, plan->pickle.bytes, error);
 	if (!ret)
-		ret = write_record(zip, "byteorder", BYTE_ORDER_TEXT, strlen(BYTE_ORDER_TEXT), error);
+		ret = write_record(zip, "byteorder", BYTE_ORDER_TEXT, strlen(BYTE_ORDER_TEXT),
+				   error);
 	if (!ret)
 		ret = write_record(zip, "version", VERSION_TEXT, strlen(VERSION_TEXT), error);
 	for (size_t i = 0; !ret && i < plan->count; i++) {
@@ -133,7 +134,7 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 	return ret;
 }
 
-/* ---- Blocking saves ------------------------------------------------------------------------------------------ */
+/* ---- Blocking saves -------------------------------------------------------------------------- */
 
 /* Reads the caller's own memory. */
 struct direct_source {
@@ -210,7 +211,8 @@ IOSHAPE_EXPORT int ioshape_save_tensors(struct ioshape_context *context, const c
 		ret = base_fail(&error, -EINVAL, "no path to save to was given");
 	/* So that a report that cannot be delivered is not found out after the work. */
 	if (!ret && options.report)
-		ret = base_give_struct(options.report, &ignored, sizeof(ignored), "ioshape_report", &error);
+		ret = base_give_struct(options.report, &ignored, sizeof(ignored), "ioshape_report",
+				       &error);
 	if (!ret)
 		ret = save_blocking(context, path, tensors, count, &options, &report, &error);
 	if (options.report)

@@ -45,9 +45,11 @@ int ckpt_pool_admit(struct ckpt_pool *pool, size_t chunks, bool refuse, struct b
 	int ret = 0;
 
 	pthread_mutex_lock(&pool->lock);
-	if (refuse && (pool->next_ticket != pool->serving || pool->admitted + chunks > pool->limit)) {
+	if (refuse &&
+	    (pool->next_ticket != pool->serving || pool->admitted + chunks > pool->limit)) {
 		ret = base_fail(error, -EAGAIN,
-				"no staging memory is free (%llu MiB in all, set by staging_bytes); wait for "
+				"no staging memory is free (%llu MiB in all, set by "
+				"staging_bytes); wait for "
 				"an earlier save or allow more",
 				(unsigned long long)(pool->limit * CKPT_CHUNK_BYTES / MIB));
 		goto out;
@@ -106,10 +108,11 @@ int ckpt_pool_reserve(struct ckpt_pool *pool, size_t chunks, struct base_error *
 	int ret = 0;
 
 	if (chunks > pool->limit)
-		return base_fail(error, -ENOMEM,
-				 "cannot reserve %llu MiB of staging memory; staging_bytes allows %llu",
-				 (unsigned long long)(chunks * CKPT_CHUNK_BYTES / MIB),
-				 (unsigned long long)(pool->limit * CKPT_CHUNK_BYTES / MIB));
+		return base_fail(
+			error, -ENOMEM,
+			"cannot reserve %llu MiB of staging memory; staging_bytes allows %llu",
+			(unsigned long long)(chunks * CKPT_CHUNK_BYTES / MIB),
+			(unsigned long long)(pool->limit * CKPT_CHUNK_BYTES / MIB));
 	pthread_mutex_lock(&pool->lock);
 	for (chunk = pool->free; chunk; chunk = chunk->next)
 		have++;

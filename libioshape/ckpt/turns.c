@@ -26,7 +26,8 @@ static bool is_first(const struct ioshape_context *context, const struct ckpt_tu
 	return other == turn;
 }
 
-int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn, struct base_error *error)
+int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn,
+		   struct base_error *error)
 {
 	int ret = 0;
 

@@ -15,7 +15,7 @@ struct ioshape_writer {
 	struct ioshape_metadata metadata;
 	void *metadata_memory;
 	uint64_t begin_ns;
-	bool committed; /* or tried to: only the message and free() remain */
+	bool committed;          /* or tried to: only the message and free() remain */
 	struct base_error error; /* of the last call that failed */
 };
 
@@ -36,8 +36,8 @@ static int open_zip(struct ioshape_writer *writer, const struct ioshape_writer_o
 
 	ret = ckpt_take_lane(writer->context, &writer->lane, error);
 	if (!ret)
-		ret = ring_writer_open(&file, writer->lane, writer->path, &file_options, &writer->notes,
-				       error);
+		ret = ring_writer_open(&file, writer->lane, writer->path, &file_options,
+				       &writer->notes, error);
 	if (ret)
 		return ret;
 	ret = zip_writer_new(&writer->zip, file, writer->path, error);
@@ -62,8 +62,8 @@ static int open_writer(struct ioshape_context *context, const char *path,
 	if (!ret && options->metadata)
 		ret = zip_check_metadata(options->metadata, error);
 	if (!ret)
-		ret = ckpt_copy_metadata(&writer->metadata, &writer->metadata_memory, options->metadata,
-					 error);
+		ret = ckpt_copy_metadata(&writer->metadata, &writer->metadata_memory,
+					 options->metadata, error);
 	if (!ret)
 		ret = open_zip(writer, options, error);
 	if (ret) {
@@ -87,7 +87,8 @@ IOSHAPE_EXPORT int ioshape_writer_open(struct ioshape_context *context, const ch
 	*out = NULL;
 	ret = ckpt_enter(context, &error);
 	if (!ret)
-		ret = base_take_options(&options, sizeof(options), given, "ioshape_writer_options", &error);
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_writer_options",
+					&error);
 	if (!ret && !path)
 		ret = base_fail(&error, -EINVAL, "no path to write to was given");
 	if (!ret)
@@ -103,12 +104,13 @@ static int enter(struct ioshape_writer *writer)
 	memset(&writer->error, 0, sizeof(writer->error));
 	if (writer->committed)
 		return base_fail(&writer->error, -EINVAL,
-				 "the writer of %s has been committed; open a new one", writer->path);
+				 "the writer of %s has been committed; open a new one",
+				 writer->path);
 	return ckpt_enter(writer->context, &writer->error);
 }
 
-IOSHAPE_EXPORT int ioshape_writer_begin(struct ioshape_writer *writer, const char *name, uint64_t bytes,
-					uint32_t alignment)
+IOSHAPE_EXPORT int ioshape_writer_begin(struct ioshape_writer *writer, const char *name,
+					uint64_t bytes, uint32_t alignment)
 {
 	int ret = enter(writer);
 
@@ -118,7 +120,8 @@ IOSHAPE_EXPORT int ioshape_writer_begin(struct ioshape_writer *writer, const cha
 	return ret ? ret : zip_writer_begin(writer->zip, name, bytes, alignment, &writer->error);
 }
 
-IOSHAPE_EXPORT int ioshape_writer_write(struct ioshape_writer *writer, const void *data, size_t bytes)
+IOSHAPE_EXPORT int ioshape_writer_write(struct ioshape_writer *writer, const void *data,
+					size_t bytes)
 {
 	int ret = enter(writer);
 
@@ -134,8 +137,8 @@ IOSHAPE_EXPORT int ioshape_writer_end(struct ioshape_writer *writer)
 	return ret ? ret : zip_writer_end(writer->zip, &writer->error);
 }
 
-IOSHAPE_EXPORT int ioshape_writer_record(struct ioshape_writer *writer, const char *name, const void *data,
-					 uint64_t bytes, uint32_t alignment)
+IOSHAPE_EXPORT int ioshape_writer_record(struct ioshape_writer *writer, const char *name,
+					 const void *data, uint64_t bytes, uint32_t alignment)
 {
 	int ret = enter(writer);
 
@@ -143,9 +146,10 @@ IOSHAPE_EXPORT int ioshape_writer_record(struct ioshape_writer *writer, const ch
 		ret = base_fail(&writer->error, -EINVAL, "no %s was given for a record of %s",
 				name ? "data" : "name", writer->path);
 	if (!ret && bytes == IOSHAPE_UNKNOWN_BYTES)
-		ret = base_fail(&writer->error, -EINVAL,
-				"a whole record of %s must have a known size; use begin, write and end",
-				writer->path);
+		ret = base_fail(
+			&writer->error, -EINVAL,
+			"a whole record of %s must have a known size; use begin, write and end",
+			writer->path);
 	if (!ret)
 		ret = zip_writer_begin(writer->zip, name, bytes, alignment, &writer->error);
 	if (!ret)
@@ -153,15 +157,18 @@ IOSHAPE_EXPORT int ioshape_writer_record(struct ioshape_writer *writer, const ch
 	return ret ? ret : zip_writer_end(writer->zip, &writer->error);
 }
 
-IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer, struct ioshape_report *report)
+IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer,
+					 struct ioshape_report *report)
 {
-	const struct zip_index index = { .metadata = writer ? writer->metadata : (struct ioshape_metadata){ 0 } };
+	const struct zip_index index = { .metadata = writer ? writer->metadata :
+							      (struct ioshape_metadata){ 0 } };
 	struct ioshape_report full = IOSHAPE_REPORT_INIT;
 	struct ckpt_turn turn;
 	int ret = enter(writer);
 
 	if (!ret && report)
-		ret = base_give_struct(report, &full, sizeof(full), "ioshape_report", &writer->error);
+		ret = base_give_struct(report, &full, sizeof(full), "ioshape_report",
+				       &writer->error);
 	if (ret)
 		return ret;
 	writer->committed = true;

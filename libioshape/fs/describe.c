@@ -11,10 +11,12 @@
 #include <unistd.h>
 
 #ifndef STATX_DIOALIGN
-#define STATX_DIOALIGN 0x2000U /* Linux 6.1; the two fields lie in what older headers call spare */
+#define STATX_DIOALIGN 0x2000U /* Linux 6.1; the two fields lie in what older headers call spare   \
+				*/
 #endif
 
-/* Offsets of stx_dio_mem_align and stx_dio_offset_align in struct statx, part of the kernel's ABI. */
+/* Offsets of stx_dio_mem_align and stx_dio_offset_align in struct statx, part of the kernel's ABI.
+ */
 #define DIO_MEM_ALIGN_AT 0x98
 #define DIO_OFFSET_ALIGN_AT 0x9c
 
@@ -83,7 +85,8 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 	if (statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_DIOALIGN, &status))
 		return base_fail(error, -errno, "cannot look at %s (statx)", path);
 	if (fstatfs(fd, &system))
-		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)", path);
+		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)",
+				 path);
 	info->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
 	info->free_bytes = (uint64_t)system.f_bavail * (uint64_t)system.f_frsize;
 	info->block_bytes = status.stx_blksize;

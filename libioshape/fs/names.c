@@ -10,10 +10,10 @@ static const struct {
 	uint64_t magic;
 	const char *name;
 } known[] = {
-	{ 0x0bd00bd0, "lustre" }, { 0x19830326, "beegfs" }, { 0x47504653, "gpfs" },
-	{ 0x00c36400, "ceph" },	  { 0x00006969, "nfs" },    { 0x58465342, "xfs" },
-	{ 0x0000ef53, "ext4" },	  { 0x9123683e, "btrfs" },  { 0x01021994, "tmpfs" },
-	{ 0x794c7630, "overlay" }, { 0x65735546, "fuse" },  { 0x2fc12fc1, "zfs" },
+	{ 0x0bd00bd0, "lustre" },  { 0x19830326, "beegfs" }, { 0x47504653, "gpfs" },
+	{ 0x00c36400, "ceph" },    { 0x00006969, "nfs" },    { 0x58465342, "xfs" },
+	{ 0x0000ef53, "ext4" },    { 0x9123683e, "btrfs" },  { 0x01021994, "tmpfs" },
+	{ 0x794c7630, "overlay" }, { 0x65735546, "fuse" },   { 0x2fc12fc1, "zfs" },
 };
 
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
@@ -28,11 +28,11 @@ void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
 }
 
 /*
- * A line of mountinfo: "36 35 98:0 /root /mount options [optional ...] - type source super-options". The
- * number of optional fields varies; " - " ends them.
+ * A line of mountinfo: "36 35 98:0 /root /mount options [optional ...] - type source
+ * super-options". The number of optional fields varies; " - " ends them.
  */
-static int line_type(const char *line, const char *end, unsigned device_major, unsigned device_minor,
-		     char *type, size_t type_bytes)
+static int line_type(const char *line, const char *end, unsigned device_major,
+		     unsigned device_minor, char *type, size_t type_bytes)
 {
 	unsigned line_major, line_minor;
 	const char *dash;
@@ -55,8 +55,8 @@ static int line_type(const char *line, const char *end, unsigned device_major, u
 	return 0;
 }
 
-int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned device_minor, char *type,
-		      size_t type_bytes)
+int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned device_minor,
+		      char *type, size_t type_bytes)
 {
 	const char *line, *end;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two engines that do their work inside submit(): buffered, which any kernel and filesystem can do,
- * and nil, which does nothing and so shows what everything else costs.
+ * The two engines that do their work inside submit(): buffered, which any kernel and filesystem can
+ * do, and nil, which does nothing and so shows what everything else costs.
  */
 #define _GNU_SOURCE
 #include "ring/ring.h"
@@ -56,7 +56,8 @@ static int buffered_submit(void *engine, struct ring_op *op)
 		return finish(engine, op, moved < 0 ? -errno : moved);
 	}
 	moved = pwrite(op->fd, op->data, op->bytes, (off_t)op->offset);
-	/* Start writing back now, so that fsync finds little left. Only a hint: fsync tells of errors. */
+	/* Start writing back now, so that fsync finds little left. Only a hint: fsync tells of
+	 * errors. */
 	if (moved > 0)
 		sync_file_range(op->fd, (off_t)op->offset, moved, SYNC_FILE_RANGE_WRITE);
 	return finish(engine, op, moved < 0 ? -errno : moved);

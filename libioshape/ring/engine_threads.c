@@ -19,10 +19,10 @@ struct op_queue {
 
 struct pool {
 	pthread_mutex_t lock;
-	pthread_cond_t work;  /* something to do, or time to leave */
-	pthread_cond_t news;  /* something is done */
+	pthread_cond_t work; /* something to do, or time to leave */
+	pthread_cond_t news; /* something is done */
 	struct op_queue todo, done;
-	unsigned in_flight;   /* submitted and not yet handed back; the owner's */
+	unsigned in_flight; /* submitted and not yet handed back; the owner's */
 	bool leaving;
 	unsigned threads;
 	pthread_t thread[MAX_THREADS];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* io_uring: the slabs are one registered buffer, the file is registered, both where the kernel lets us. */
+/* io_uring: the slabs are one registered buffer, the file is registered, both where the kernel lets
+ * us. */
 #define _GNU_SOURCE
 #include "ring/ring.h"
 
@@ -21,8 +22,8 @@ struct uring {
 	int attached_fd; /* registered as file 0; -1 if none is */
 	unsigned in_flight;
 	/*
-	 * If the kernel stops taking submissions altogether (a seccomp filter installed since), the one
-	 * request it refused is handed back with this code, and so is every later one.
+	 * If the kernel stops taking submissions altogether (a seccomp filter installed since), the
+	 * one request it refused is handed back with this code, and so is every later one.
 	 */
 	int broken;
 	struct ring_op *refused;
@@ -34,9 +35,10 @@ static bool worth_retrying(int ret)
 }
 
 /*
- * Completions are only needed when we wait, so the kernel need not interrupt us for them (COOP_TASKRUN,
- * Linux 5.19). SINGLE_ISSUER and DEFER_TASKRUN would bind the ring to one thread, but a kept ring serves
- * whichever thread saves next; with a few large requests in flight they gain nothing measurable.
+ * Completions are only needed when we wait, so the kernel need not interrupt us for them
+ * (COOP_TASKRUN, Linux 5.19). SINGLE_ISSUER and DEFER_TASKRUN would bind the ring to one thread,
+ * but a kept ring serves whichever thread saves next; with a few large requests in flight they gain
+ * nothing measurable.
  */
 static int set_up(struct uring *uring, unsigned depth)
 {
@@ -100,7 +102,8 @@ static void register_slabs(struct uring *uring, const struct ring_engine_params 
 	}
 }
 
-static int uring_open(void **engine, const struct ring_engine_params *params, char *why, size_t why_bytes)
+static int uring_open(void **engine, const struct ring_engine_params *params, char *why,
+		      size_t why_bytes)
 {
 	static const int no_file = -1;
 	struct uring *uring;
@@ -115,7 +118,8 @@ static int uring_open(void **engine, const struct ring_engine_params *params, ch
 	uring->attached_fd = -1;
 	ret = set_up(uring, params->depth);
 	if (ret) {
-		snprintf(why, why_bytes, "io_uring refused: %s%s", ioshape_strerror(ret), remedy_for(ret));
+		snprintf(why, why_bytes, "io_uring refused: %s%s", ioshape_strerror(ret),
+			 remedy_for(ret));
 		free(uring);
 		return ret;
 	}
@@ -129,7 +133,8 @@ static int uring_open(void **engine, const struct ring_engine_params *params, ch
 		return ret;
 	}
 	register_slabs(uring, params, why, why_bytes);
-	/* An empty place for the file of the moment. Not to have one costs a lookup per request: no note. */
+	/* An empty place for the file of the moment. Not to have one costs a lookup per request: no
+	 * note. */
 	uring->has_file_table = !io_uring_register_files(&uring->ring, &no_file, 1);
 	*engine = uring;
 	return 0;

@@ -15,7 +15,8 @@ static int open_buffered(struct ring_input *input, const char *path, struct base
 {
 	struct stat status;
 
-	/* O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular files. */
+	/* O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular files.
+	 */
 	input->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (input->fd < 0)
 		return base_fail(error, -errno, "cannot open %s", path);
@@ -30,7 +31,8 @@ static int open_buffered(struct ring_input *input, const char *path, struct base
 }
 
 /* The very same file, whatever has taken its name since: by way of /proc. */
-static int open_direct(struct ring_input *input, enum ioshape_direct direct, struct base_error *error)
+static int open_direct(struct ring_input *input, enum ioshape_direct direct,
+		       struct base_error *error)
 {
 	char same_file[64];
 
@@ -42,9 +44,10 @@ static int open_direct(struct ring_input *input, enum ioshape_direct direct, str
 		input->direct_fd = open(same_file, O_RDONLY | O_CLOEXEC | O_DIRECT);
 	}
 	if (input->direct_fd < 0 && direct == IOSHAPE_DIRECT_REQUIRE)
-		return base_fail(error, -errno,
-				 "cannot use direct I/O on %s (%s), which was required; use direct=prefer",
-				 input->path, input->fs.type);
+		return base_fail(
+			error, -errno,
+			"cannot use direct I/O on %s (%s), which was required; use direct=prefer",
+			input->path, input->fs.type);
 	return 0;
 }
 
@@ -88,11 +91,12 @@ int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, 
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0)
-			return base_fail(error, -errno, "cannot read %s at offset %llu", input->path,
-					 (unsigned long long)(offset + done));
+			return base_fail(error, -errno, "cannot read %s at offset %llu",
+					 input->path, (unsigned long long)(offset + done));
 		if (!got)
 			return base_fail(error, IOSHAPE_E_DAMAGED,
-					 "%s ends at offset %llu, before what was to be read; it was cut short "
+					 "%s ends at offset %llu, before what was to be read; it "
+					 "was cut short "
 					 "while open",
 					 input->path, (unsigned long long)(offset + done));
 		done += (size_t)got;

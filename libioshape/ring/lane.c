@@ -9,7 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Interruptions and shortages in a row, without a byte moved, before we believe that they will not end. */
+/* Interruptions and shortages in a row, without a byte moved, before we believe that they will not
+ * end. */
 #define MAX_RETRIES 100
 
 const struct ring_engine_ops *ring_engine_order[] = {
@@ -53,7 +54,8 @@ void ring_note(struct ring_notes *notes, const char *format, ...)
 	va_end(args);
 }
 
-int ring_lane_open(struct ring_lane **out, const struct ring_config *config, struct base_error *error)
+int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
+		   struct base_error *error)
 {
 	size_t slabs_bytes = config->block_bytes * config->depth;
 	struct ring_lane *lane;
@@ -91,7 +93,7 @@ void ring_lane_close(struct ring_lane *lane)
 	free(lane);
 }
 
-/* ---- Engine and file ------------------------------------------------------------------------------- */
+/* ---- Engine and file ------------------------------------------------------------------------- */
 
 static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops, char *why,
 		      size_t why_bytes)
@@ -114,8 +116,8 @@ static void remember_step_down(struct ring_lane *lane, const char *why)
 	size_t used = strlen(lane->step_down);
 
 	if (*why)
-		snprintf(lane->step_down + used, sizeof(lane->step_down) - used, "%s%s", used ? ", " : "",
-			 why);
+		snprintf(lane->step_down + used, sizeof(lane->step_down) - used, "%s%s",
+			 used ? ", " : "", why);
 }
 
 int ring_lane_start(struct ring_lane *lane, struct base_error *error)
@@ -129,10 +131,11 @@ int ring_lane_start(struct ring_lane *lane, struct base_error *error)
 	if (asked) {
 		ret = try_engine(lane, asked, why, sizeof(why));
 		if (ret)
-			return base_fail(error, ret,
-					 "cannot use the %s engine that was asked for (%s); choose another "
-					 "or leave the choice to the library",
-					 asked->id, why);
+			return base_fail(
+				error, ret,
+				"cannot use the %s engine that was asked for (%s); choose another "
+				"or leave the choice to the library",
+				asked->id, why);
 		remember_step_down(lane, why);
 		return 0;
 	}
@@ -143,8 +146,8 @@ int ring_lane_start(struct ring_lane *lane, struct base_error *error)
 	if (ret)
 		return base_fail(error, ret, "no engine can be used (%s)", lane->step_down);
 	if (*lane->step_down)
-		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s", lane->ops->id,
-			 lane->step_down);
+		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s",
+			 lane->ops->id, lane->step_down);
 	return 0;
 }
 
@@ -191,9 +194,10 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
 		return 0;
 	ret = fs->direct_known && !fs->direct_works ? -ENOTSUP : set_direct(lane->fd, true);
 	if (ret && lane->config.direct == IOSHAPE_DIRECT_REQUIRE)
-		return base_fail(error, ret,
-				 "cannot use direct I/O on %s (%s), which was required; use direct=prefer",
-				 lane->path, fs->type);
+		return base_fail(
+			error, ret,
+			"cannot use direct I/O on %s (%s), which was required; use direct=prefer",
+			lane->path, fs->type);
 	if (ret) {
 		ring_note(lane->notes, "no direct I/O on %s: %s", fs->type, ioshape_strerror(ret));
 		return 0;
@@ -204,7 +208,7 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
 	return 0;
 }
 
-/* ---- Slots ----------------------------------------------------------------------------------------- */
+/* ---- Slots ----------------------------------------------------------------------------------- */
 
 static struct ring_slot *slot_of(struct ring_op *op)
 {
@@ -238,9 +242,9 @@ static int send(struct ring_lane *lane, struct ring_slot *slot, struct base_erro
 	slot->op.offset = slot->offset + slot->moved;
 	ret = lane->ops->submit(lane->engine, &slot->op);
 	if (ret)
-		return base_fail(error, ret, "cannot %s %s at offset %llu: the %s engine took no request",
-				 lane->verb, lane->path, (unsigned long long)slot->op.offset,
-				 lane->ops->id);
+		return base_fail(
+			error, ret, "cannot %s %s at offset %llu: the %s engine took no request",
+			lane->verb, lane->path, (unsigned long long)slot->op.offset, lane->ops->id);
 	slot->in_flight = true;
 	lane->in_flight++;
 	return 0;
@@ -269,11 +273,12 @@ static const char *remedy_for(int code)
 	}
 }
 
-static int fail_slot(struct ring_lane *lane, struct ring_slot *slot, int code, struct base_error *error)
+static int fail_slot(struct ring_lane *lane, struct ring_slot *slot, int code,
+		     struct base_error *error)
 {
-	return base_fail(error, code, "cannot %s %s at offset %llu (%zu bytes, %s engine)%s", lane->verb,
-			 lane->path, (unsigned long long)slot->op.offset, slot->op.bytes, lane->ops->id,
-			 remedy_for(code));
+	return base_fail(error, code, "cannot %s %s at offset %llu (%zu bytes, %s engine)%s",
+			 lane->verb, lane->path, (unsigned long long)slot->op.offset,
+			 slot->op.bytes, lane->ops->id, remedy_for(code));
 }
 
 /* A file that refuses direct I/O only when it is used: on to the page cache, if we may. */
@@ -283,12 +288,14 @@ static bool leave_direct(struct ring_lane *lane, int code)
 		return false;
 	if (lane->config.direct == IOSHAPE_DIRECT_REQUIRE)
 		return false;
-	if (!lane->direct) /* another request has already changed the mode; this one is sent again */
+	if (!lane->direct) /* another request has already changed the mode; this one is sent again
+			    */
 		return lane->alignment > 1;
 	if (set_direct(lane->fd, false))
 		return false;
 	lane->direct = false;
-	ring_note(lane->notes, "direct I/O failed at use, went on buffered: %s", ioshape_strerror(code));
+	ring_note(lane->notes, "direct I/O failed at use, went on buffered: %s",
+		  ioshape_strerror(code));
 	return true;
 }
 
@@ -305,8 +312,9 @@ static bool may_retry(struct ring_slot *slot)
 }
 
 /*
- * Decides what a completion means: 0 it is done, 1 the rest must be sent, negative it failed. Direct I/O
- * continues only at aligned places, so of a short result what lies behind the last one is done again.
+ * Decides what a completion means: 0 it is done, 1 the rest must be sent, negative it failed.
+ * Direct I/O continues only at aligned places, so of a short result what lies behind the last one
+ * is done again.
  */
 static int judge(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
 {
@@ -352,7 +360,8 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 
 	if (!op) {
 		lane->in_flight = 0;
-		return base_fail(error, -EIO, "the %s engine lost requests for %s", lane->ops->id, lane->path);
+		return base_fail(error, -EIO, "the %s engine lost requests for %s", lane->ops->id,
+				 lane->path);
 	}
 	slot = slot_of(op);
 	slot->in_flight = false;

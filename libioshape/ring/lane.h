@@ -2,8 +2,8 @@
 /*
  * Inside the ring floor: slabs going round between whoever fills or empties them and the engine.
  *
- * Writing: take a slot, fill its slab, submit it; ...; drain. Reading: take, submit, and finish() each
- * slot in the order of submission before it is given back.
+ * Writing: take a slot, fill its slab, submit it; ...; drain. Reading: take, submit, and finish()
+ * each slot in the order of submission before it is given back.
  */
 #ifndef RING_LANE_H
 #define RING_LANE_H
@@ -12,10 +12,11 @@
 
 struct ring_slot {
 	struct ring_op op;
-	uint8_t *slab; /* config.block_bytes of it */
+	uint8_t *slab;   /* config.block_bytes of it */
 	uint64_t offset; /* what was asked for, whatever the engine has made of op since */
 	size_t bytes;
-	size_t moved;     /* on completion: less than bytes only when reading past the end of the file */
+	size_t moved; /* on completion: less than bytes only when reading past the end of the file
+		       */
 	unsigned retries; /* since the last progress */
 	bool in_flight;
 };
@@ -28,7 +29,8 @@ struct ring_lane {
 	unsigned in_flight;
 	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
 	void *engine;
-	char step_down[256]; /* why the engine is not, or not quite, the preferred one; "" if it is */
+	char step_down[256]; /* why the engine is not, or not quite, the preferred one; "" if it is
+			      */
 
 	struct fs_memory fs_memory;
 
@@ -37,12 +39,13 @@ struct ring_lane {
 	const char *path;
 	const char *verb; /* "write" or "read" */
 	bool reading;
-	bool direct;           /* fd is in O_DIRECT mode now */
-	uint32_t alignment;    /* of offsets and sizes while it is */
+	bool direct;              /* fd is in O_DIRECT mode now */
+	uint32_t alignment;       /* of offsets and sizes while it is */
 	struct ring_notes *notes; /* may be NULL */
 };
 
-/* Opens the engine unless a former file did. -EINVAL and the like only if no engine at all works. */
+/* Opens the engine unless a former file did. -EINVAL and the like only if no engine at all works.
+ */
 int ring_lane_start(struct ring_lane *lane, struct base_error *error);
 
 /* Begins and ends work on one file. Nothing may be in flight at the end. */
@@ -51,8 +54,8 @@ void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool rea
 void ring_lane_detach(struct ring_lane *lane);
 
 /*
- * Switches the file to direct I/O if engine, policy and filesystem agree. -ENOTSUP, with a sentence, if
- * they do not and the policy is to require it; otherwise a note says why not.
+ * Switches the file to direct I/O if engine, policy and filesystem agree. -ENOTSUP, with a
+ * sentence, if they do not and the policy is to require it; otherwise a note says why not.
  */
 int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct base_error *error);
 
@@ -60,10 +63,12 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
 struct ring_slot *ring_lane_free_slot(struct ring_lane *lane);
 void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot);
 
-/* A free slot, waiting for the engine to finish one if need be. When writing, finished slots are free. */
+/* A free slot, waiting for the engine to finish one if need be. When writing, finished slots are
+ * free. */
 int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error);
 
-/* Sends slot->bytes of the slab to or from slot->offset. A failure that comes back at once is reported. */
+/* Sends slot->bytes of the slab to or from slot->offset. A failure that comes back at once is
+ * reported. */
 int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 
 /* Waits until this slot is done; others may be done on the way. */

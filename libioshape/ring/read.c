@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading pieces of a file into memory. Stretches that lie in the page cache are copied out by several
- * threads; the others stream past it through the lane, in big blocks, in order.
+ * Reading pieces of a file into memory. Stretches that lie in the page cache are copied out by
+ * several threads; the others stream past it through the lane, in big blocks, in order.
  */
 #define _GNU_SOURCE
 #include "ring/lane.h"
@@ -53,7 +53,7 @@ static int tell(struct reading *reading)
 	return 0;
 }
 
-/* ---- Is it cached? ----------------------------------------------------------------------------------- */
+/* ---- Is it cached? --------------------------------------------------------------------------- */
 
 struct cachestat_range {
 	uint64_t offset, bytes;
@@ -74,7 +74,8 @@ static bool is_sampled_cached(int fd, uint64_t offset, uint64_t bytes)
 
 	view = mmap(NULL, span, PROT_READ, MAP_SHARED, fd, (off_t)begin);
 	if (view == MAP_FAILED)
-		return true; /* nothing to map on some filesystems: through the cache is always right */
+		return true; /* nothing to map on some filesystems: through the cache is always
+				right */
 	for (uint64_t i = 0; i < samples; i++) {
 		if (!mincore(view + span * i / samples / page * page, page, &state))
 			hits += state & 1;
@@ -93,7 +94,7 @@ static bool is_cached(int fd, uint64_t offset, uint64_t bytes)
 	return result.cached * (uint64_t)sysconf(_SC_PAGESIZE) > bytes / 2;
 }
 
-/* ---- Through the page cache ---------------------------------------------------------------------------- */
+/* ---- Through the page cache ------------------------------------------------------------------ */
 
 struct crew {
 	struct reading *reading;
@@ -176,10 +177,12 @@ static unsigned start_hands(struct hand *hands, unsigned wanted)
 	return started;
 }
 
-static int read_cached(struct reading *reading, struct ring_piece *pieces, size_t count, uint64_t bytes)
+static int read_cached(struct reading *reading, struct ring_piece *pieces, size_t count,
+		       uint64_t bytes)
 {
 	struct crew crew = { .reading = reading, .pieces = pieces, .count = count };
-	unsigned wanted = bytes < PARALLEL_BYTES ? 1 : MIN(reading->lane->config.threads, MAX_THREADS);
+	unsigned wanted = bytes < PARALLEL_BYTES ? 1 :
+						   MIN(reading->lane->config.threads, MAX_THREADS);
 	struct hand *hands = calloc(wanted, sizeof(*hands));
 	unsigned started;
 	int ret = 0;
@@ -207,16 +210,16 @@ static int read_cached(struct reading *reading, struct ring_piece *pieces, size_
 	return ret;
 }
 
-/* ---- Past the page cache -------------------------------------------------------------------------------- */
+/* ---- Past the page cache --------------------------------------------------------------------- */
 
 /* One sequential stretch of blocks, and the pieces that its bytes belong to. */
 struct stream {
 	struct reading *reading;
 	struct ring_piece *pieces;
 	size_t count;
-	size_t piece; /* the first that is not complete */
-	size_t scout; /* the first that no request covers yet */
-	uint64_t next_offset; /* where the next request begins, if it continues the last */
+	size_t piece;            /* the first that is not complete */
+	size_t scout;            /* the first that no request covers yet */
+	uint64_t next_offset;    /* where the next request begins, if it continues the last */
 	struct ring_slot **fifo; /* submitted and not yet consumed, oldest at `head` */
 	unsigned head, queued;
 };
@@ -227,8 +230,8 @@ static uint64_t piece_end(const struct ring_piece *piece)
 }
 
 /*
- * The next request: as much of the coming pieces as a block holds, from an aligned offset, reading over
- * small gaps. False if all is under way.
+ * The next request: as much of the coming pieces as a block holds, from an aligned offset, reading
+ * over small gaps. False if all is under way.
  */
 static bool next_request(struct stream *stream, uint64_t *offset, size_t *bytes)
 {
@@ -255,8 +258,8 @@ static bool next_request(struct stream *stream, uint64_t *offset, size_t *bytes)
 	return true;
 }
 
-static void consume_piece(struct ring_piece *piece, const uint8_t *data, uint64_t offset, uint64_t begin,
-			  uint64_t end)
+static void consume_piece(struct ring_piece *piece, const uint8_t *data, uint64_t offset,
+			  uint64_t begin, uint64_t end)
 {
 	const uint8_t *from = data + (begin - offset);
 	size_t bytes = end - begin;
@@ -266,8 +269,8 @@ static void consume_piece(struct ring_piece *piece, const uint8_t *data, uint64_
 	if (!piece->into)
 		piece->crc = base_crc32(piece->crc, from, bytes);
 	else if (piece->want_crc)
-		piece->crc = base_copy_crc32(piece->crc, (uint8_t *)piece->into + (begin - piece->offset),
-					     from, bytes);
+		piece->crc = base_copy_crc32(
+			piece->crc, (uint8_t *)piece->into + (begin - piece->offset), from, bytes);
 	else
 		memcpy((uint8_t *)piece->into + (begin - piece->offset), from, bytes);
 }
@@ -290,7 +293,8 @@ static int consume(struct stream *stream, struct ring_slot *slot)
 		if (piece_end(piece) > end) {
 			if (slot->moved < slot->bytes && piece->offset < offset + slot->bytes)
 				return base_fail(reading->error, IOSHAPE_E_DAMAGED,
-						 "%s ends at offset %llu, before what was to be read; it was "
+						 "%s ends at offset %llu, before what was to be "
+						 "read; it was "
 						 "cut short while open",
 						 reading->input->path, (unsigned long long)end);
 			break;
@@ -361,14 +365,15 @@ static int read_direct(struct reading *reading, struct ring_piece *pieces, size_
 				      lane->config.depth * sizeof(struct ring_slot *));
 	ring_lane_attach(lane, reading->input->direct_fd, reading->input->path, true, NULL);
 	lane->direct = true;
-	lane->alignment = reading->input->fs.offset_alignment ? reading->input->fs.offset_alignment : 4096;
+	lane->alignment =
+		reading->input->fs.offset_alignment ? reading->input->fs.offset_alignment : 4096;
 	ret = run_stream(&stream);
 	ring_lane_detach(lane);
 	free(stream.fifo);
 	return ret;
 }
 
-/* ---- Which way --------------------------------------------------------------------------------------------- */
+/* ---- Which way ------------------------------------------------------------------------------- */
 
 /* Pieces from `first` on that lie within a stretch; at least one. */
 static size_t stretch(const struct ring_piece *pieces, size_t count, size_t first, uint64_t *bytes)
@@ -382,8 +387,8 @@ static size_t stretch(const struct ring_piece *pieces, size_t count, size_t firs
 	return i;
 }
 
-static bool goes_cached(const struct ring_input *input, const struct ring_piece *pieces, size_t first,
-			size_t end)
+static bool goes_cached(const struct ring_input *input, const struct ring_piece *pieces,
+			size_t first, size_t end)
 {
 	uint64_t offset = pieces[first].offset;
 
@@ -392,7 +397,8 @@ static bool goes_cached(const struct ring_input *input, const struct ring_piece 
 }
 
 int ring_read(struct ring_lane *lane, const struct ring_input *input, struct ring_piece *pieces,
-	      size_t count, ioshape_progress_fn progress, void *progress_user, struct base_error *error)
+	      size_t count, ioshape_progress_fn progress, void *progress_user,
+	      struct base_error *error)
 {
 	struct reading reading = { lane, input, progress, progress_user, 0, 0, error };
 	uint64_t bytes, run_bytes;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moving blocks between aligned memory and files: engines, lanes (an engine with its slabs), files that
- * appear whole or not at all, and checked reads. All file I/O of the library happens on this floor.
+ * Moving blocks between aligned memory and files: engines, lanes (an engine with its slabs), files
+ * that appear whole or not at all, and checked reads. All file I/O of the library happens on this
+ * floor.
  */
 #ifndef RING_RING_H
 #define RING_RING_H
@@ -13,41 +14,43 @@
 
 #include <stdatomic.h>
 
-/* ---- Engines (engine_*.c) -------------------------------------------------------------------------- */
+/* ---- Engines (engine_*.c) -------------------------------------------------------------------- */
 
 enum ring_kind { RING_WRITE, RING_READ };
 
-/* One request. Filled by the lane, completed by the engine; it stays where it is while in flight. */
+/* One request. Filled by the lane, completed by the engine; it stays where it is while in flight.
+ */
 struct ring_op {
 	enum ring_kind kind;
 	int fd;
 	void *data; /* inside the engine's slab memory, or not: the engine copes */
 	size_t bytes;
 	uint64_t offset;
-	int64_t result; /* set on completion: bytes moved, or a negative errno */
+	int64_t result;       /* set on completion: bytes moved, or a negative errno */
 	struct ring_op *next; /* for whoever holds the op: free lists, the engine's queues */
 };
 
 struct ring_engine_params {
-	unsigned depth;  /* most requests in flight */
-	void *slabs;     /* memory that most requests will use; registered where the engine can */
+	unsigned depth; /* most requests in flight */
+	void *slabs;    /* memory that most requests will use; registered where the engine can */
 	size_t slabs_bytes;
 	struct base_log log;
 };
 
 /*
- * An engine belongs to one thread at a time. No member is NULL. submit() takes the op until wait() hands
- * it back; it fails only if the op was not taken. Requests that the kernel refuses complete with a
- * negative result.
+ * An engine belongs to one thread at a time. No member is NULL. submit() takes the op until wait()
+ * hands it back; it fails only if the op was not taken. Requests that the kernel refuses complete
+ * with a negative result.
  */
 struct ring_engine_ops {
 	const char *id;
 	bool direct; /* opens files for direct I/O, policy permitting */
 	/*
-	 * `why` receives a clause for the report: on failure the reason, on success what had to be stepped
-	 * down, or nothing.
+	 * `why` receives a clause for the report: on failure the reason, on success what had to be
+	 * stepped down, or nothing.
 	 */
-	int (*open)(void **engine, const struct ring_engine_params *params, char *why, size_t why_bytes);
+	int (*open)(void **engine, const struct ring_engine_params *params, char *why,
+		    size_t why_bytes);
 	/* Requests will go to this file until detach(), which must come before it is closed. */
 	void (*attach)(void *engine, int fd);
 	void (*detach)(void *engine);
@@ -64,13 +67,13 @@ extern const struct ring_engine_ops ring_engine_buffered;
 extern const struct ring_engine_ops ring_engine_nil;
 
 /*
- * The engines that AUTO tries, in order, ended by NULL, and the one a name stands for. Tests put faulty
- * engines here; nothing else writes to it.
+ * The engines that AUTO tries, in order, ended by NULL, and the one a name stands for. Tests put
+ * faulty engines here; nothing else writes to it.
  */
 extern const struct ring_engine_ops *ring_engine_order[];
 const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which);
 
-/* ---- Notes for the report -------------------------------------------------------------------------- */
+/* ---- Notes for the report -------------------------------------------------------------------- */
 
 /* What was not as preferred, and why. Counts and clauses end up in struct ioshape_report. */
 struct ring_notes {
@@ -82,7 +85,7 @@ struct ring_notes {
 void ring_note(struct ring_notes *notes, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/* ---- Lanes (lane.c) ------------------------------------------------------------------------------- */
+/* ---- Lanes (lane.c) -------------------------------------------------------------------------- */
 
 struct ring_config {
 	enum ioshape_engine engine;
@@ -94,27 +97,31 @@ struct ring_config {
 };
 
 /*
- * An engine and its slabs. A lane serves one file at a time, in one thread at a time; a context keeps
- * lanes for the next save. The engine is opened at the first block: small files never pay for it.
+ * An engine and its slabs. A lane serves one file at a time, in one thread at a time; a context
+ * keeps lanes for the next save. The engine is opened at the first block: small files never pay for
+ * it.
  */
 struct ring_lane;
 
-int ring_lane_open(struct ring_lane **out, const struct ring_config *config, struct base_error *error);
+int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
+		   struct base_error *error);
 /* Waits until nothing is in flight. */
 void ring_lane_close(struct ring_lane *lane);
 
-/* ---- Files that appear whole or not at all (target.c, stale.c, writer.c) ------------------------------------ */
+/* ---- Files that appear whole or not at all (target.c, stale.c, writer.c) --------------------- */
 
 struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
 	bool no_replace;
 	bool no_sync;
 	bool remove_stale; /* first tidy the directory of what killed writers left behind */
-	/* Told about each block written and each phase; not 0 stops with -ECANCELED. May be NULL. */
+	/* Told about each block written and each phase; not 0 stops with -ECANCELED. May be NULL.
+	 */
 	ioshape_progress_fn progress;
 	void *progress_user;
 	uint64_t progress_total;
-	/* Set by another thread to stop the write with -ECANCELED at the next block. May be NULL. */
+	/* Set by another thread to stop the write with -ECANCELED at the next block. May be NULL.
+	 */
 	const atomic_bool *abort;
 };
 
@@ -122,8 +129,8 @@ struct ring_file_options {
 struct ring_writer;
 
 /*
- * Opens the temporary file (or the pipe or device itself). `lane` is used until commit or abort. Notes
- * are collected in `notes`, which outlives the writer.
+ * Opens the temporary file (or the pipe or device itself). `lane` is used until commit or abort.
+ * Notes are collected in `notes`, which outlives the writer.
  */
 int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const char *path,
 		     const struct ring_file_options *options, struct ring_notes *notes,
@@ -133,8 +140,8 @@ int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const cha
 uint64_t ring_writer_offset(const struct ring_writer *writer);
 
 /*
- * Appends bytes, continuing `*crc` over them on the way (crc may be NULL). The memory is free again when
- * it returns. A failure is final: only abort remains.
+ * Appends bytes, continuing `*crc` over them on the way (crc may be NULL). The memory is free again
+ * when it returns. A failure is final: only abort remains.
  */
 int ring_writer_put(struct ring_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 		    struct base_error *error);
@@ -144,17 +151,18 @@ int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report);
 
 /*
- * The rest is written, made durable and put in place. In two steps, so that saves to one path can take
- * their places in order: finish() ends with a complete durable temporary file, commit() renames it. After
- * a failure only abort remains.
+ * The rest is written, made durable and put in place. In two steps, so that saves to one path can
+ * take their places in order: finish() ends with a complete durable temporary file, commit()
+ * renames it. After a failure only abort remains.
  */
 int ring_writer_finish(struct ring_writer *writer, struct base_error *error);
 int ring_writer_commit(struct ring_writer *writer, struct base_error *error);
 
-/* Frees the writer; without commit the temporary file is removed. Nothing is in flight afterwards. */
+/* Frees the writer; without commit the temporary file is removed. Nothing is in flight afterwards.
+ */
 void ring_writer_free(struct ring_writer *writer);
 
-/* ---- Reading (input.c, read.c) --------------------------------------------------------------------------- */
+/* ---- Reading (input.c, read.c) --------------------------------------------------------------- */
 
 /* A file open for reading; immutable, so several threads can share it. */
 struct ring_input {
@@ -169,7 +177,8 @@ int ring_input_open(struct ring_input *input, const char *path, enum ioshape_dir
 		    struct base_error *error);
 void ring_input_close(struct ring_input *input);
 
-/* Exactly these bytes through the page cache: for headers. A file that ends too soon is IOSHAPE_E_DAMAGED. */
+/* Exactly these bytes through the page cache: for headers. A file that ends too soon is
+ * IOSHAPE_E_DAMAGED. */
 int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
 		   struct base_error *error);
 
@@ -183,9 +192,9 @@ struct ring_piece {
 };
 
 /*
- * Reads the pieces, which are sorted by offset and do not overlap. What lies in the page cache is taken
- * from there by several threads; the rest is read directly in big blocks, far ahead. Progress as for
- * files, in bytes of pieces; `progress` may be NULL.
+ * Reads the pieces, which are sorted by offset and do not overlap. What lies in the page cache is
+ * taken from there by several threads; the rest is read directly in big blocks, far ahead. Progress
+ * as for files, in bytes of pieces; `progress` may be NULL.
  */
 int ring_read(struct ring_lane *lane, const struct ring_input *input, struct ring_piece *pieces,
 	      size_t count, ioshape_progress_fn progress, void *progress_user,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Temporary files of writers that were killed. A living writer holds a lock on its file; a lock that can
- * be had means that it is dead - if both are on one machine. Across machines locks may not be shared, so
- * there only files that nobody has touched for a day count as abandoned.
+ * Temporary files of writers that were killed. A living writer holds a lock on its file; a lock
+ * that can be had means that it is dead - if both are on one machine. Across machines locks may not
+ * be shared, so there only files that nobody has touched for a day count as abandoned.
  */
 #define _GNU_SOURCE
 #include "ring/target.h"
@@ -78,7 +78,8 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 	DIR *listing;
 	int fd;
 
-	/* Opened anew, because listing moves the position that all duplicates of a descriptor share. */
+	/* Opened anew, because listing moves the position that all duplicates of a descriptor
+	 * share. */
 	fd = openat(directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	listing = fd < 0 ? NULL : fdopendir(fd);
 	if (!listing) {
@@ -91,8 +92,9 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 			continue;
 		same_machine = !strncmp(machine, tag, 8) && strcmp(tag, RING_UNKNOWN_MACHINE);
 		if (remove_if_abandoned(directory_fd, entry->d_name, same_machine)) {
-			base_log(log, IOSHAPE_LOG_INFO, "removed %s in %s, left behind by a dead process",
-				 entry->d_name, directory);
+			base_log(log, IOSHAPE_LOG_INFO,
+				 "removed %s in %s, left behind by a dead process", entry->d_name,
+				 directory);
 			removed++;
 		}
 	}

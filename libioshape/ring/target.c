@@ -20,7 +20,7 @@
 /* Names that turn out to be taken; each holds 64 random bits, so one would do. */
 #define MAX_NAMES 16
 
-/* ---- Where the path leads -------------------------------------------------------------------------- */
+/* ---- Where the path leads -------------------------------------------------------------------- */
 
 /* Splits into directory and name. "a" is "." and "a". */
 static int split(struct ring_target *target, const char *path, struct base_error *error)
@@ -29,8 +29,9 @@ static int split(struct ring_target *target, const char *path, struct base_error
 
 	free(target->directory);
 	free(target->name);
-	target->directory = !slash ? strdup(".") :
-			    slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+	target->directory = !slash        ? strdup(".") :
+			    slash == path ? strdup("/") :
+					    strndup(path, (size_t)(slash - path));
 	target->name = strdup(slash ? slash + 1 : path);
 	if (!target->directory || !target->name)
 		return base_no_memory(error, "a path", strlen(path));
@@ -48,7 +49,8 @@ static int read_link(const struct ring_target *target, const char *path, char **
 	if (bytes < 0)
 		return errno == EINVAL || errno == ENOENT ?
 			       0 :
-			       base_fail(error, -errno, "cannot look at %s (readlink)", target->path);
+			       base_fail(error, -errno, "cannot look at %s (readlink)",
+					 target->path);
 	text[bytes] = 0;
 	if (text[0] == '/')
 		*out = strdup(text);
@@ -83,7 +85,7 @@ static int follow(struct ring_target *target, struct base_error *error)
 	return ret;
 }
 
-/* ---- What is there --------------------------------------------------------------------------------- */
+/* ---- What is there --------------------------------------------------------------------------- */
 
 static int open_directory(struct ring_target *target, struct base_error *error)
 {
@@ -123,11 +125,12 @@ static int look(struct ring_target *target, struct stat *old, struct base_error 
 		return open_stream(target, old->st_mode, error);
 	/* A rename would replace it whatever its mode; who protected it did not mean that. */
 	if (faccessat(target->directory_fd, target->name, W_OK, AT_EACCESS))
-		return base_fail(error, -errno, "cannot replace %s: the file is not writable", target->path);
+		return base_fail(error, -errno, "cannot replace %s: the file is not writable",
+				 target->path);
 	return 1;
 }
 
-/* ---- The temporary file ----------------------------------------------------------------------------- */
+/* ---- The temporary file ---------------------------------------------------------------------- */
 
 static char machine_tag[9];
 static pthread_once_t machine_tag_once = PTHREAD_ONCE_INIT;
@@ -144,7 +147,8 @@ static void read_machine_tag(void)
 		close(fd);
 	}
 	if (bytes > 0)
-		snprintf(machine_tag, sizeof(machine_tag), "%08x", base_crc32(0, text, (size_t)bytes));
+		snprintf(machine_tag, sizeof(machine_tag), "%08x",
+			 base_crc32(0, text, (size_t)bytes));
 	else
 		strcpy(machine_tag, RING_UNKNOWN_MACHINE);
 }
@@ -155,7 +159,8 @@ const char *ring_machine_tag(void)
 	return machine_tag;
 }
 
-/* ".model.pt.ioshape-tmp-<machine>-<random>", the first part shortened so that it is a legal name. */
+/* ".model.pt.ioshape-tmp-<machine>-<random>", the first part shortened so that it is a legal name.
+ */
 static int make_name(struct ring_target *target, struct base_error *error)
 {
 	char end[64];
@@ -182,8 +187,9 @@ static void forget_temporary(struct ring_target *target)
 }
 
 /*
- * The lock tells others that the writer lives; the kernel drops it when it dies. Somebody tidying up may
- * have come between creation and lock, and taken the new file for an abandoned one: 1 means try again.
+ * The lock tells others that the writer lives; the kernel drops it when it dies. Somebody tidying
+ * up may have come between creation and lock, and taken the new file for an abandoned one: 1 means
+ * try again.
  */
 static int lock_temporary(struct ring_target *target, struct ring_notes *notes)
 {
@@ -198,7 +204,8 @@ static int lock_temporary(struct ring_target *target, struct ring_notes *notes)
 	return fstat(target->fd, &status) || !status.st_nlink;
 }
 
-static int open_temporary(struct ring_target *target, struct ring_notes *notes, struct base_error *error)
+static int open_temporary(struct ring_target *target, struct ring_notes *notes,
+			  struct base_error *error)
 {
 	int ret;
 
@@ -214,7 +221,8 @@ static int open_temporary(struct ring_target *target, struct ring_notes *notes, 
 			if (ret == -EEXIST)
 				continue;
 			return base_fail(error, ret,
-					 "cannot create a temporary file for %s in %s; the directory must be "
+					 "cannot create a temporary file for %s in %s; the "
+					 "directory must be "
 					 "writable, because the file is replaced as a whole",
 					 target->path, target->directory);
 		}
@@ -229,21 +237,26 @@ static int open_temporary(struct ring_target *target, struct ring_notes *notes, 
 			 target->directory);
 }
 
-/* The new file looks like the one it replaces: who may read it must not change with its contents. */
+/* The new file looks like the one it replaces: who may read it must not change with its contents.
+ */
 static int copy_mode(struct ring_target *target, const struct stat *old, struct ring_notes *notes,
 		     struct base_error *error)
 {
 	struct stat new;
 
 	if (fstat(target->fd, &new))
-		return base_fail(error, -errno, "cannot look at the temporary file of %s", target->path);
+		return base_fail(error, -errno, "cannot look at the temporary file of %s",
+				 target->path);
 	/* Only root can give files away; others share them by group at most. */
 	if ((new.st_uid != old->st_uid || new.st_gid != old->st_gid) &&
 	    fchown(target->fd, old->st_uid, old->st_gid) &&
 	    fchown(target->fd, (uid_t)-1, old->st_gid))
-		ring_note(notes, "owner of the replaced file not kept: %s", ioshape_strerror(-errno));
-	if ((new.st_mode & 07777) != (old->st_mode & 07777) && fchmod(target->fd, old->st_mode & 07777))
-		ring_note(notes, "mode of the replaced file not kept: %s", ioshape_strerror(-errno));
+		ring_note(notes, "owner of the replaced file not kept: %s",
+			  ioshape_strerror(-errno));
+	if ((new.st_mode & 07777) != (old->st_mode & 07777) &&
+	    fchmod(target->fd, old->st_mode & 07777))
+		ring_note(notes, "mode of the replaced file not kept: %s",
+			  ioshape_strerror(-errno));
 	return 0;
 }
 
@@ -256,7 +269,8 @@ int ring_target_open(struct ring_target *target, const char *path, struct ring_n
 	memset(target, 0, sizeof(*target));
 	target->directory_fd = target->fd = target->lock_fd = -1;
 	if (!*path || path[strlen(path) - 1] == '/')
-		return base_fail(error, -EINVAL, "cannot save to \"%s\"; give the name of a file", path);
+		return base_fail(error, -EINVAL, "cannot save to \"%s\"; give the name of a file",
+				 path);
 	target->path = strdup(path);
 	if (!target->path)
 		return base_no_memory(error, "a path", strlen(path));
@@ -280,21 +294,22 @@ out:
 	return MIN(ret, 0);
 }
 
-/* ---- The end ---------------------------------------------------------------------------------------- */
+/* ---- The end --------------------------------------------------------------------------------- */
 
 int ring_target_sync(struct ring_target *target, struct base_error *error)
 {
 	if (target->stream && !target->device)
 		return 0;
 	/*
-	 * Once only: after a failure the kernel may call the lost pages clean, so that a second fsync would
-	 * succeed over a file with holes.
+	 * Once only: after a failure the kernel may call the lost pages clean, so that a second
+	 * fsync would succeed over a file with holes.
 	 */
 	if (fsync(target->fd))
-		return base_fail(error, -errno,
-				 "cannot bring %s to stable storage (fsync); the storage failed or is full, "
-				 "save again or elsewhere",
-				 target->path);
+		return base_fail(
+			error, -errno,
+			"cannot bring %s to stable storage (fsync); the storage failed or is full, "
+			"save again or elsewhere",
+			target->path);
 	return 0;
 }
 
@@ -314,12 +329,14 @@ static int close_checked(struct ring_target *target, struct base_error *error)
 	}
 	/* After EINTR Linux has closed it all the same. */
 	if (close(fd) && errno != EINTR)
-		return base_fail(error, -errno, "cannot finish %s (close); the storage failed or is full",
+		return base_fail(error, -errno,
+				 "cannot finish %s (close); the storage failed or is full",
 				 target->path);
 	return 0;
 }
 
-/* 0 if the name was free and is now ours; decided by the kernel, so that of two writers one wins. */
+/* 0 if the name was free and is now ours; decided by the kernel, so that of two writers one wins.
+ */
 static int link_into_place(struct ring_target *target)
 {
 	int fd = target->directory_fd;
@@ -342,7 +359,8 @@ static int put_in_place(struct ring_target *target, bool no_replace, struct base
 		ret = link_into_place(target);
 		return !ret ? 0 :
 			      base_fail(error, ret, "cannot put %s in place%s", target->path,
-					ret == -EEXIST ? " without replacing what is there; choose another name" :
+					ret == -EEXIST ? " without replacing what is there; choose "
+							 "another name" :
 							 "");
 	}
 	if (renameat(fd, target->temporary, fd, target->name))
@@ -356,15 +374,17 @@ static int sync_directory(struct ring_target *target, struct ring_notes *notes,
 {
 	if (!fsync(target->directory_fd))
 		return 0;
-	/* Filesystems that make names durable by themselves, or a directory that may not be read. */
+	/* Filesystems that make names durable by themselves, or a directory that may not be read.
+	 */
 	if (errno == EINVAL || errno == EBADF || errno == EOPNOTSUPP || errno == ENOSYS) {
 		ring_note(notes, "directory not synced: %s", ioshape_strerror(-errno));
 		return 0;
 	}
-	return base_fail(error, -errno,
-			 "%s is in place, but its directory could not be brought to stable storage (fsync); "
-			 "a power failure may bring the old file back",
-			 target->path);
+	return base_fail(
+		error, -errno,
+		"%s is in place, but its directory could not be brought to stable storage (fsync); "
+		"a power failure may bring the old file back",
+		target->path);
 }
 
 int ring_target_commit(struct ring_target *target, bool no_replace, bool no_sync,
@@ -375,9 +395,10 @@ int ring_target_commit(struct ring_target *target, bool no_replace, bool no_sync
 	if (ret || target->stream)
 		return ret;
 	/*
-	 * To sync the directory is to wait for whatever else the filesystem has to do, and if the last name of
-	 * the old file goes, that is to free its blocks (with the discard mount option a third of the time of a
-	 * whole save was seen). Holding it open puts that off until we are done.
+	 * To sync the directory is to wait for whatever else the filesystem has to do, and if the
+	 * last name of the old file goes, that is to free its blocks (with the discard mount option
+	 * a third of the time of a whole save was seen). Holding it open puts that off until we are
+	 * done.
 	 */
 	old = openat(target->directory_fd, target->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	ret = put_in_place(target, no_replace, error);

@@ -20,8 +20,8 @@ struct ring_target {
 };
 
 /*
- * Finds out what `path` is and opens what to write to. The temporary file is locked for as long as this
- * process lives: see ring_remove_stale().
+ * Finds out what `path` is and opens what to write to. The temporary file is locked for as long as
+ * this process lives: see ring_remove_stale().
  */
 int ring_target_open(struct ring_target *target, const char *path, struct ring_notes *notes,
 		     struct base_error *error);
@@ -40,12 +40,13 @@ void ring_target_close(struct ring_target *target);
 
 #define RING_UNKNOWN_MACHINE "00000000"
 
-/* Eight hex digits that stand for this boot of this machine; RING_UNKNOWN_MACHINE if it does not tell. */
+/* Eight hex digits that stand for this boot of this machine; RING_UNKNOWN_MACHINE if it does not
+ * tell. */
 const char *ring_machine_tag(void);
 
 /*
- * Removes temporary files in a directory whose writers are dead. Touches nothing else, and nothing that
- * another process is still writing. Best effort: returns how many it removed.
+ * Removes temporary files in a directory whose writers are dead. Touches nothing else, and nothing
+ * that another process is still writing. Best effort: returns how many it removed.
  */
 unsigned ring_remove_stale(int directory_fd, const char *directory, const struct base_log *log);
 

@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 /*
- * Up to here a file is written with one pwrite: setting up direct I/O and preallocating would cost more
- * than they bring.
+ * Up to here a file is written with one pwrite: setting up direct I/O and preallocating would cost
+ * more than they bring.
  */
 #define SMALL_FILE_BYTES (1 * MIB)
 
@@ -43,12 +43,14 @@ static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct bas
 	int stop = 0;
 
 	if (options->abort && atomic_load_explicit(options->abort, memory_order_relaxed))
-		return base_fail(error, -ECANCELED, "the save to %s was aborted", writer->target.path);
+		return base_fail(error, -ECANCELED, "the save to %s was aborted",
+				 writer->target.path);
 	if (options->progress)
 		stop = options->progress(options->progress_user, phase, ring_writer_offset(writer),
 					 options->progress_total);
 	if (stop && phase < IOSHAPE_PHASE_COMMIT)
-		return base_fail(error, -ECANCELED, "the save to %s was stopped by its progress callback",
+		return base_fail(error, -ECANCELED,
+				 "the save to %s was stopped by its progress callback",
 				 writer->target.path);
 	return 0;
 }
@@ -71,7 +73,8 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 	case -EFBIG:
 	case -EIO:
 		return base_fail(error, ret,
-				 "cannot save to %s: it needs %llu bytes and %llu are free on its filesystem "
+				 "cannot save to %s: it needs %llu bytes and %llu are free on its "
+				 "filesystem "
 				 "(%s); free space or save elsewhere",
 				 writer->target.path, (unsigned long long)bytes,
 				 (unsigned long long)writer->fs.free_bytes, writer->fs.type);
@@ -135,7 +138,7 @@ uint64_t ring_writer_offset(const struct ring_writer *writer)
 	return writer->submitted + writer->used;
 }
 
-/* ---- Blocks ------------------------------------------------------------------------------------------ */
+/* ---- Blocks ---------------------------------------------------------------------------------- */
 
 /* For pipes: a reader that went away must be an error, not a signal that ends the application. */
 static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
@@ -179,8 +182,9 @@ static int write_plainly(struct ring_writer *writer, const uint8_t *data, size_t
 			continue;
 		}
 		if (moved <= 0)
-			return base_fail(error, moved ? -errno : -EIO, "cannot write %s at offset %llu",
-					 target->path, (unsigned long long)(writer->submitted + done));
+			return base_fail(error, moved ? -errno : -EIO,
+					 "cannot write %s at offset %llu", target->path,
+					 (unsigned long long)(writer->submitted + done));
 		done += (size_t)moved;
 		if (done < bytes)
 			writer->notes->short_results++;
@@ -223,8 +227,10 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 		if (ret)
 			return ret;
 		slot->offset = writer->submitted;
-		/* Direct I/O takes whole units only: the tail is padded, and cut off by finish(). */
-		slot->bytes = writer->lane->direct ? base_round_up(bytes, writer->lane->alignment) : bytes;
+		/* Direct I/O takes whole units only: the tail is padded, and cut off by finish().
+		 */
+		slot->bytes = writer->lane->direct ? base_round_up(bytes, writer->lane->alignment) :
+						     bytes;
 		memset(slot->slab + bytes, 0, slot->bytes - bytes);
 		ret = ring_lane_submit(writer->lane, slot, error);
 		if (ret)
@@ -237,7 +243,8 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 }
 
 /* Where the next bytes go, and how many fit. */
-static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room, struct base_error *error)
+static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room,
+		     struct base_error *error)
 {
 	int ret;
 
@@ -305,7 +312,7 @@ int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_
 	return put(writer, NULL, bytes, NULL, error);
 }
 
-/* ---- The end ------------------------------------------------------------------------------------------ */
+/* ---- The end --------------------------------------------------------------------------------- */
 
 static int write_rest(struct ring_writer *writer, struct base_error *error)
 {
@@ -405,9 +412,12 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->write_s += base_seconds(writer->write_ns);
 	report->sync_s += base_seconds(writer->sync_ns);
 	report->commit_s += base_seconds(writer->commit_ns);
-	/* What was small enough to leave with one plain write is the buffered engine's work in spirit. */
+	/* What was small enough to leave with one plain write is the buffered engine's work in
+	 * spirit. */
 	snprintf(report->engine, sizeof(report->engine), "%s",
-		 writer->through_engine ? lane->ops->id : writer->nil ? "nil" : "buffered");
+		 writer->through_engine ? lane->ops->id :
+		 writer->nil            ? "nil" :
+					  "buffered");
 	report->direct = writer->was_direct;
 	report->queue_depth = writer->through_engine ? lane->config.depth : 1;
 	report->block_bytes = lane->config.block_bytes;

@@ -175,7 +175,8 @@ static struct walk walk_pickle(const uint8_t *at, size_t bytes)
 	size_t marks[4], depth = 0, marked = 0;
 
 	ck_assert_mem_eq(at, "\x80\x02", 2);
-	for (at += 2; *at != '.'; REQUIRE(at < end)) {
+	for (at += 2; *at != '.';) {
+		REQUIRE(at < end);
 		switch (*at++) {
 		case '}':
 		case ')':

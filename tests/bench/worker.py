@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Talks to bench-worker, the process in which everything is measured that is not fio."""
+
+import json
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias
+
+Answer: TypeAlias = dict[str, float | str]
+
+
+class WorkerError(Exception):
+    """The worker could not do what it was asked for."""
+
+
+class Worker:
+    def __init__(self, program: Path) -> None:
+        self.process = subprocess.Popen(
+            [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # It ends by itself when nobody can ask anything any more.
+        self.process.communicate()
+
+    def ask(self, verb: str, **values: str | float | Path) -> Answer:
+        line = "\t".join([verb, *(f"{key}={value}" for key, value in values.items())])
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise WorkerError(f"{verb}: the worker ended with status {self.process.wait()}")
+        result: Answer = json.loads(answer)
+        if "error" in result:
+            raise WorkerError(f"{verb}: {result['error']}")
+        return result

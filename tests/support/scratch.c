@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "support/scratch.h"
+
+#include <check.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BUFFERS 8
+
+static char directory[PATH_MAX / 2];
+
+static const char *base(void)
+{
+	const char *chosen = getenv("IOSHAPE_TEST_DIR");
+
+	return chosen && *chosen ? chosen : ".";
+}
+
+void scratch_setup(void)
+{
+	char absolute[PATH_MAX / 4];
+
+	ck_assert_ptr_nonnull(realpath(base(), directory));
+	ck_assert_uint_lt(strlen(directory), sizeof(absolute));
+	strcpy(absolute, directory);
+	snprintf(directory, sizeof(directory), "%s/scratch-XXXXXX", absolute);
+	ck_assert_msg(mkdtemp(directory) != NULL, "mkdtemp %s: %s", directory, strerror(errno));
+}
+
+void scratch_teardown(void)
+{
+	scratch_remove(directory);
+}
+
+const char *scratch_directory(void)
+{
+	return directory;
+}
+
+const char *scratch_path(const char *name)
+{
+	static char buffers[BUFFERS][PATH_MAX];
+	static unsigned next;
+	char *path = buffers[next++ % BUFFERS];
+
+	snprintf(path, PATH_MAX, "%s/%s", directory, name);
+	return path;
+}
+
+bool scratch_direct(void)
+{
+	char path[PATH_MAX];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/direct-XXXXXX", *directory ? directory : base());
+	fd = mkostemp(path, O_DIRECT);
+	if (fd < 0 && errno != EINVAL)
+		return false;
+	unlink(path); /* open() may create the file before it finds out */
+	if (fd < 0)
+		return false;
+	close(fd);
+	return true;
+}
+
+void scratch_write(const char *path, const void *data, size_t bytes)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+
+	ck_assert_msg(fd >= 0, "open %s: %s", path, strerror(errno));
+	ck_assert_int_eq(write(fd, data, bytes), (ssize_t)bytes);
+	ck_assert_int_eq(close(fd), 0);
+}
+
+uint8_t *scratch_read(const char *path, size_t *bytes)
+{
+	struct stat status;
+	uint8_t *data;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	ck_assert_msg(fd >= 0, "open %s: %s", path, strerror(errno));
+	ck_assert_int_eq(fstat(fd, &status), 0);
+	*bytes = (size_t)status.st_size;
+	data = malloc(*bytes + 1);
+	ck_assert_ptr_nonnull(data);
+	ck_assert_int_eq(read(fd, data, *bytes), status.st_size);
+	close(fd);
+	return data;
+}
+
+bool scratch_same(const char *path, const void *data, size_t bytes)
+{
+	size_t found;
+	uint8_t *there = scratch_read(path, &found);
+	bool same = found == bytes && !memcmp(there, data, bytes);
+
+	free(there);
+	return same;
+}
+
+static unsigned count_names(const char *where, const char *part)
+{
+	struct dirent *entry;
+	unsigned count = 0;
+	DIR *listing = opendir(where);
+
+	ck_assert_msg(listing != NULL, "opendir %s: %s", where, strerror(errno));
+	while ((entry = readdir(listing)))
+		count += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") &&
+			 strstr(entry->d_name, part);
+	closedir(listing);
+	return count;
+}
+
+unsigned scratch_entries(const char *where)
+{
+	return count_names(where, "");
+}
+
+unsigned scratch_temporaries(const char *where)
+{
+	return count_names(where, ".ioshape-tmp-");
+}
+
+static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *walk)
+{
+	(void)status;
+	(void)kind;
+	(void)walk;
+	return remove(path);
+}
+
+void scratch_remove(const char *where)
+{
+	nftw(where, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+unsigned scratch_descriptors(void)
+{
+	/* The listing's own is among them every time. */
+	return count_names("/proc/self/fd", "");
+}
+
+int scratch_in_child(int (*body)(void *), void *argument)
+{
+	int status;
+	pid_t child;
+
+	fflush(NULL);
+	child = fork();
+	ck_assert_int_ge(child, 0);
+	if (!child)
+		_exit(body(argument));
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	return status;
+}
+
+bool scratch_long(void)
+{
+	const char *wanted = getenv("IOSHAPE_LONG");
+
+	return wanted && *wanted && strcmp(wanted, "0") != 0;
+}

@@ -1,0 +1,658 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "support/random.h"
+#include "zip/index.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- An index of everything ------------------------------------------------------------------ */
+
+#define CHECK_BYTES (64 * KIB)
+
+/* Records as they would lie in a file: header, data, 16 bytes of descriptor. */
+static struct zip_entry entries[] = {
+	{ "data.pkl", 8, 1, 500, 0, 64 },
+	{ "version", 7, 2, 2, 580, 640 },
+	{ "data/0", 6, 3, 96, 658, 704 },
+	{ "data/1", 6, 4, 3 * CHECK_BYTES + 4, 816, 4096 },
+	{ "data/2", 6, 5, 0, 3 * CHECK_BYTES + 4116, 3 * CHECK_BYTES + 4160 },
+};
+static const uint64_t end = 3 * CHECK_BYTES + 4176;
+static const uint64_t offsets[] = { 64, 640, 704, 4096, 3 * CHECK_BYTES + 4160 };
+/* One block for each of the first three, four for the fourth, none for the empty one. */
+static const uint32_t checks[] = { 0x11, 0x22222222, 0xffffffff, 0, 1, 2, 0x80000000 };
+
+static const int64_t shapes[] = { 2, 3, 4, 3 * CHECK_BYTES / 4 + 1, 3, 0 };
+static const int64_t strides[] = { 1, 2, 6, 1, 1, 1 };
+static const struct zip_tensor_row rows[] = {
+	{ "layer.weight", IOSHAPE_INT32, 3, shapes, strides, 2 },
+	{ "gewicht\xc3\xa4", IOSHAPE_FLOAT32, 1, shapes + 3, strides + 3, 3 },
+	{ "e", IOSHAPE_BFLOAT16, 2, shapes + 4, strides + 4, 4 },
+};
+static const struct ioshape_attribute attributes[] = {
+	{ "model", "llama" },
+	{ "empty", "" },
+};
+static const uint8_t blob[] = { 0, 1, 2, 0xff, 0 };
+
+static const struct zip_index everything = {
+	.check_bytes = CHECK_BYTES,
+	.records = ARRAY_LENGTH(entries),
+	.data_offsets = offsets,
+	.check_count = ARRAY_LENGTH(checks),
+	.checks = checks,
+	.has_table = true,
+	.tensor_count = ARRAY_LENGTH(rows),
+	.tensors = rows,
+	.metadata = { -7, blob, sizeof(blob), attributes, ARRAY_LENGTH(attributes) },
+};
+
+static struct base_buffer encoded(const struct zip_index *index)
+{
+	struct base_buffer out = { 0 };
+
+	ck_assert_int_eq(zip_index_encode(&out, index), 0);
+	return out;
+}
+
+static int decode(struct zip_index *index, const struct base_buffer *bytes)
+{
+	return zip_index_decode(index, bytes->data, bytes->bytes, entries, ARRAY_LENGTH(entries),
+				end, NULL);
+}
+
+static void expect_equal_tables(const struct zip_index *a, const struct zip_index *b)
+{
+	ck_assert_int_eq(a->has_table, b->has_table);
+	ck_assert_uint_eq(a->tensor_count, b->tensor_count);
+	for (uint64_t i = 0; i < a->tensor_count; i++) {
+		const struct zip_tensor_row *left = &a->tensors[i], *right = &b->tensors[i];
+
+		ck_assert_str_eq(left->name, right->name);
+		ck_assert_uint_eq(left->dtype, right->dtype);
+		ck_assert_uint_eq(left->record, right->record);
+		ck_assert_uint_eq(left->dims, right->dims);
+		ck_assert_mem_eq(left->shape, right->shape, left->dims * sizeof(int64_t));
+		ck_assert_mem_eq(left->strides, right->strides, left->dims * sizeof(int64_t));
+	}
+}
+
+static void expect_equal(const struct zip_index *a, const struct zip_index *b)
+{
+	ck_assert_uint_eq(a->check_bytes, b->check_bytes);
+	ck_assert_uint_eq(a->records, b->records);
+	ck_assert_mem_eq(a->data_offsets, b->data_offsets, a->records * sizeof(uint64_t));
+	ck_assert_uint_eq(a->check_count, b->check_count);
+	ck_assert_mem_eq(a->checks, b->checks, a->check_count * sizeof(uint32_t));
+	expect_equal_tables(a, b);
+	ck_assert_int_eq(a->metadata.step, b->metadata.step);
+	ck_assert_uint_eq(a->metadata.blob_bytes, b->metadata.blob_bytes);
+	if (a->metadata.blob_bytes)
+		ck_assert_mem_eq(a->metadata.blob, b->metadata.blob, a->metadata.blob_bytes);
+	ck_assert_uint_eq(a->metadata.attribute_count, b->metadata.attribute_count);
+	for (size_t i = 0; i < a->metadata.attribute_count; i++) {
+		ck_assert_str_eq(a->metadata.attributes[i].name, b->metadata.attributes[i].name);
+		ck_assert_str_eq(a->metadata.attributes[i].value, b->metadata.attributes[i].value);
+	}
+}
+
+/* ---- Round trips ----------------------------------------------------------------------------- */
+
+START_TEST(an_index_comes_back_as_it_went)
+{
+	struct base_buffer bytes = encoded(&everything);
+	struct zip_index index;
+	struct base_error error = { 0 };
+	int ret = zip_index_decode(&index, bytes.data, bytes.bytes, entries, ARRAY_LENGTH(entries),
+				   end, &error);
+
+	ck_assert_msg(!ret, "%s", error.text);
+	expect_equal(&index, &everything);
+	ck_assert_uint_eq(bytes.bytes % 8, 0);
+	zip_index_free(&index);
+	zip_index_free(&index); /* is fine */
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(table_and_metadata_may_be_missing)
+{
+	struct zip_index bare = everything, index;
+	struct base_buffer bytes;
+
+	bare.has_table = false;
+	bare.tensor_count = 0;
+	bare.metadata = (struct ioshape_metadata){ 0 };
+	bytes = encoded(&bare);
+	ck_assert_int_eq(decode(&index, &bytes), 0);
+	expect_equal(&index, &bare);
+	ck_assert_ptr_null(index.metadata.blob);
+	ck_assert_ptr_null(index.metadata.attributes);
+	zip_index_free(&index);
+	base_buffer_free(&bytes);
+
+	/* A table without tensors is not the same as none. */
+	bare.has_table = true;
+	bytes = encoded(&bare);
+	ck_assert_int_eq(decode(&index, &bytes), 0);
+	expect_equal(&index, &bare);
+	zip_index_free(&index);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(an_index_of_no_records_is_fine)
+{
+	const struct zip_index none = { .check_bytes = ZIP_CHECK_BYTES };
+	struct base_buffer bytes = encoded(&none);
+	struct zip_index index;
+
+	ck_assert_int_eq(zip_index_decode(&index, bytes.data, bytes.bytes, NULL, 0, 0, NULL), 0);
+	ck_assert_uint_eq(index.records, 0);
+	ck_assert_uint_eq(index.check_count, 0);
+	zip_index_free(&index);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(each_part_of_the_metadata_travels_alone)
+{
+	const struct ioshape_metadata parts[] = {
+		{ .step = INT64_MIN },
+		{ .blob = blob, .blob_bytes = sizeof(blob) },
+		{ .attributes = attributes, .attribute_count = 1 },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(parts); i++) {
+		struct zip_index given = everything, index;
+		struct base_buffer bytes;
+
+		given.metadata = parts[i];
+		bytes = encoded(&given);
+		ck_assert_int_eq(decode(&index, &bytes), 0);
+		expect_equal(&index, &given);
+		zip_index_free(&index);
+		base_buffer_free(&bytes);
+	}
+}
+END_TEST
+
+START_TEST(the_bytes_may_lie_anywhere)
+{
+	struct base_buffer bytes = encoded(&everything);
+	uint8_t *elsewhere = malloc(bytes.bytes + 8);
+	struct zip_index index;
+
+	for (size_t shift = 0; shift < 8; shift++) {
+		memcpy(elsewhere + shift, bytes.data, bytes.bytes);
+		ck_assert_int_eq(zip_index_decode(&index, elsewhere + shift, bytes.bytes, entries,
+						  ARRAY_LENGTH(entries), end, NULL),
+				 0);
+		expect_equal(&index, &everything);
+		zip_index_free(&index);
+	}
+	free(elsewhere);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(encoding_appends)
+{
+	struct base_buffer alone = encoded(&everything), bytes = { 0 };
+
+	base_buffer_append(&bytes, "before", 6);
+	ck_assert_int_eq(zip_index_encode(&bytes, &everything), 0);
+	ck_assert_uint_eq(bytes.bytes, alone.bytes + 6);
+	ck_assert_mem_eq(bytes.data + 6, alone.data, alone.bytes);
+	base_buffer_free(&alone);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(sections_of_the_future_are_skipped)
+{
+	static const uint8_t unknown[24] = { 77, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0,
+					     0,  0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 0 };
+	struct base_buffer bytes = encoded(&everything);
+	struct zip_index index;
+
+	base_buffer_append(&bytes, unknown, sizeof(unknown));
+	ck_assert_int_eq(decode(&index, &bytes), IOSHAPE_E_DAMAGED); /* not announced */
+	bytes.data[12]++;
+	ck_assert_int_eq(decode(&index, &bytes), 0);
+	expect_equal(&index, &everything);
+	zip_index_free(&index);
+	bytes.data[bytes.bytes - sizeof(unknown)] = SECTION_METADATA;
+	ck_assert_int_eq(decode(&index, &bytes), IOSHAPE_E_DAMAGED); /* there twice */
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(versions_of_the_future_are_refused)
+{
+	struct base_buffer bytes = encoded(&everything);
+	struct base_error error = { 0 };
+	struct zip_index index;
+
+	bytes.data[8]++;
+	ck_assert_int_eq(zip_index_decode(&index, bytes.data, bytes.bytes, entries,
+					  ARRAY_LENGTH(entries), end, &error),
+			 IOSHAPE_E_FORMAT);
+	ck_assert_ptr_nonnull(strstr(error.text, "version 2"));
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+/* ---- Damage ---------------------------------------------------------------------------------- */
+
+static uint64_t used; /* keeps the compiler from dropping the reads below */
+
+/* Reads all that the index says is there: a sanitizer sees what is not. */
+static void touch(const struct zip_index *index)
+{
+	for (uint64_t i = 0; i < index->records; i++)
+		used += index->data_offsets[i];
+	for (uint64_t i = 0; i < index->check_count; i++)
+		used += index->checks[i];
+	for (uint64_t i = 0; i < index->tensor_count; i++) {
+		used += strlen(index->tensors[i].name);
+		for (uint32_t dim = 0; dim < index->tensors[i].dims; dim++)
+			used += (uint64_t)index->tensors[i].shape[dim] +
+				(uint64_t)index->tensors[i].strides[dim];
+	}
+	for (size_t i = 0; i < index->metadata.attribute_count; i++)
+		used += strlen(index->metadata.attributes[i].name) +
+			strlen(index->metadata.attributes[i].value);
+	for (size_t i = 0; i < index->metadata.blob_bytes; i++)
+		used += ((const uint8_t *)index->metadata.blob)[i];
+}
+
+/* Exactly as long as the bytes, so that a sanitizer sees a read behind them. */
+static int decode_copy(const uint8_t *data, size_t bytes)
+{
+	uint8_t *copy = malloc(bytes);
+	struct zip_index index;
+	int ret;
+
+	memcpy(copy, data, bytes);
+	ret = zip_index_decode(&index, copy, bytes, entries, ARRAY_LENGTH(entries), end, NULL);
+	free(copy);
+	if (!ret)
+		touch(&index);
+	else
+		REQUIRE(!index.memory);
+	zip_index_free(&index);
+	return ret;
+}
+
+START_TEST(every_truncation_is_refused)
+{
+	struct base_buffer bytes = encoded(&everything);
+
+	for (size_t i = 0; i < bytes.bytes; i++)
+		REQUIRE(decode_copy(bytes.data, i) == IOSHAPE_E_DAMAGED);
+	base_buffer_append(&bytes, "\0", 1);
+	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+/* Some pass: a flipped checksum is as good as another. The record's own CRC-32 finds those. */
+START_TEST(no_flipped_bit_leads_astray)
+{
+	struct base_buffer bytes = encoded(&everything);
+	size_t refused = 0;
+
+	for (size_t i = 0; i < bytes.bytes * 8; i++) {
+		int ret;
+
+		bytes.data[i / 8] ^= (uint8_t)(1u << i % 8);
+		ret = decode_copy(bytes.data, bytes.bytes);
+		REQUIRE(ret == 0 || ret == IOSHAPE_E_DAMAGED || ret == IOSHAPE_E_LIMIT ||
+			ret == IOSHAPE_E_FORMAT);
+		refused += ret != 0;
+		bytes.data[i / 8] ^= (uint8_t)(1u << i % 8);
+	}
+	ck_assert_uint_gt(refused, bytes.bytes * 8 / 3);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(no_made_up_number_leads_astray)
+{
+	static const uint64_t numbers[] = {
+		0,
+		1,
+		2,
+		63,
+		65,
+		4096,
+		UINT32_MAX,
+		INT64_MAX,
+		UINT64_MAX,
+		UINT64_MAX / 8,
+		UINT64_MAX / 24 + 1,
+		UINT64_C(1) << 63,
+		UINT64_C(1) << 32,
+		IOSHAPE_MAX_TENSORS,
+		IOSHAPE_MAX_TENSORS + 1,
+	};
+	struct base_buffer bytes = encoded(&everything);
+	uint8_t *copy = malloc(bytes.bytes);
+	uint64_t seed = 6;
+
+	for (size_t i = 0; i + 8 <= bytes.bytes; i += 4) {
+		for (size_t n = 0; n < ARRAY_LENGTH(numbers); n++) {
+			memcpy(copy, bytes.data, bytes.bytes);
+			base_put_le(copy + i, numbers[n], 8);
+			decode_copy(copy, bytes.bytes);
+			memcpy(copy, bytes.data, bytes.bytes);
+			base_put_le(copy + i, numbers[n], 4);
+			decode_copy(copy, bytes.bytes);
+		}
+	}
+	for (int round = 0; round < 20000; round++) {
+		memcpy(copy, bytes.data, bytes.bytes);
+		for (int n = 0; n < 4; n++)
+			copy[test_random_below(&seed, bytes.bytes)] = (uint8_t)test_random(&seed);
+		decode_copy(copy, bytes.bytes);
+	}
+	free(copy);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+/* Where the numbers of `everything` stand. */
+#define AT_CHECK_BYTES 16
+#define AT_RECORDS 24
+#define AT_OFFSETS (INDEX_HEADER_BYTES + SECTION_HEADER_BYTES)
+#define AT_CHECKS (AT_OFFSETS + sizeof(offsets) + SECTION_HEADER_BYTES)
+#define AT_TABLE (AT_CHECKS + 32 + SECTION_HEADER_BYTES)
+#define AT_ROW(i) (AT_TABLE + TABLE_HEADER_BYTES + (i)*TABLE_ROW_BYTES)
+#define AT_SHAPES AT_ROW(3)
+#define AT_STRIDES (AT_SHAPES + sizeof(shapes))
+#define AT_NAMES (AT_STRIDES + sizeof(strides))
+#define AT_METADATA (AT_NAMES + 22 + 2 + SECTION_HEADER_BYTES)
+
+static void expect_refused(size_t at, uint64_t number, unsigned width, int code)
+{
+	struct base_buffer bytes = encoded(&everything);
+	struct base_error error = { 0 };
+	struct zip_index index;
+	int ret;
+
+	ck_assert_uint_le(at + width, bytes.bytes);
+	base_put_le(bytes.data + at, number, width);
+	fail_memory_at(0);
+	ret = zip_index_decode(&index, bytes.data, bytes.bytes, entries, ARRAY_LENGTH(entries), end,
+			       &error);
+	ck_assert_msg(ret == code, "%llu at %zu: %d, %s", (unsigned long long)number, at, ret,
+		      error.text);
+	ck_assert_ptr_nonnull(strstr(error.text, ZIP_INDEX_RECORD));
+	ck_assert_ptr_null(index.memory);
+	base_buffer_free(&bytes);
+}
+
+START_TEST(counts_are_refused_before_memory_is_asked_for)
+{
+	static const struct {
+		size_t at;
+		uint64_t number;
+		int code;
+	} cases[] = {
+		{ AT_CHECK_BYTES, 0, IOSHAPE_E_DAMAGED },
+		{ AT_CHECK_BYTES, 32 * KIB, IOSHAPE_E_DAMAGED },
+		{ AT_CHECK_BYTES, 2 * GIB, IOSHAPE_E_DAMAGED },
+		{ AT_CHECK_BYTES, 100000, IOSHAPE_E_DAMAGED },
+		{ AT_CHECK_BYTES, 128 * KIB, IOSHAPE_E_DAMAGED }, /* other blocks than checksums */
+		{ AT_RECORDS, 4, IOSHAPE_E_DAMAGED },
+		{ AT_RECORDS, UINT64_MAX, IOSHAPE_E_DAMAGED },
+		{ AT_OFFSETS - 8, 32, IOSHAPE_E_DAMAGED },
+		{ AT_OFFSETS - 8, UINT64_MAX, IOSHAPE_E_DAMAGED },
+		{ AT_OFFSETS - 8, UINT64_MAX - 7, IOSHAPE_E_DAMAGED },
+		{ AT_TABLE, 4, IOSHAPE_E_DAMAGED },
+		{ AT_TABLE, IOSHAPE_MAX_TENSORS, IOSHAPE_E_DAMAGED },
+		{ AT_TABLE, IOSHAPE_MAX_TENSORS + 1, IOSHAPE_E_LIMIT },
+		{ AT_TABLE, UINT64_MAX, IOSHAPE_E_LIMIT },
+		{ AT_TABLE + 8, 1000, IOSHAPE_E_DAMAGED },
+		{ AT_TABLE + 8, UINT64_MAX / 16 + 2, IOSHAPE_E_DAMAGED },
+		{ AT_METADATA + 8, 1000, IOSHAPE_E_DAMAGED },
+		{ AT_METADATA + 8, UINT64_MAX, IOSHAPE_E_DAMAGED },
+		{ AT_METADATA + 16, 200, IOSHAPE_E_DAMAGED },
+		{ AT_METADATA + 16, UINT64_MAX, IOSHAPE_E_LIMIT },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		expect_refused(cases[i].at, cases[i].number, 8, cases[i].code);
+		ck_assert_uint_eq(fail_memory_count(), 0);
+	}
+}
+END_TEST
+
+START_TEST(data_is_inside_its_record)
+{
+	expect_refused(AT_OFFSETS, 0, 8, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_OFFSETS, 37, 8, IOSHAPE_E_DAMAGED); /* in its own header */
+	expect_refused(AT_OFFSETS, 81, 8, IOSHAPE_E_DAMAGED); /* reaches into the next */
+	expect_refused(AT_OFFSETS, UINT64_MAX, 8, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_OFFSETS + 8, 64, 8, IOSHAPE_E_DAMAGED); /* another's */
+	expect_refused(AT_OFFSETS + 32, end + 1, 8, IOSHAPE_E_DAMAGED);
+}
+END_TEST
+
+START_TEST(tensors_are_exactly_their_records)
+{
+	expect_refused(AT_ROW(0), 5, 8, IOSHAPE_E_DAMAGED);     /* no such record */
+	expect_refused(AT_ROW(1), 2, 8, IOSHAPE_E_DAMAGED);     /* another's record */
+	expect_refused(AT_ROW(0) + 8, 0, 4, IOSHAPE_E_DAMAGED); /* dtype */
+	expect_refused(AT_ROW(0) + 8, 23, 4, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_ROW(0) + 8, IOSHAPE_INT64, 4, IOSHAPE_E_DAMAGED); /* too wide */
+	expect_refused(AT_ROW(0) + 8, IOSHAPE_INT16, 4, IOSHAPE_E_DAMAGED); /* too narrow */
+	expect_refused(AT_ROW(0) + 12, 65, 4, IOSHAPE_E_DAMAGED);           /* dimensions */
+	expect_refused(AT_ROW(0) + 12, 2, 4, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_ROW(2) + 12, 3, 4, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_SHAPES, 3, 8, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_SHAPES, UINT64_MAX, 8, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_SHAPES, INT64_MAX, 8, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_STRIDES, 2, 8, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_STRIDES, UINT64_MAX, 8, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_STRIDES + 40, 4, 8, IOSHAPE_E_DAMAGED); /* of an empty tensor */
+}
+END_TEST
+
+START_TEST(names_are_names)
+{
+	expect_refused(AT_ROW(0) + 16, 0, 4, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_ROW(0) + 16, 5000, 4, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_ROW(2) + 16, 2, 4, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_NAMES, 0xff, 1, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_NAMES + 3, 0, 1, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_METADATA + 24, 0, 4, IOSHAPE_E_DAMAGED); /* attribute's name */
+	expect_refused(AT_METADATA + 28, 6, 4, IOSHAPE_E_DAMAGED); /* attribute's value */
+	expect_refused(AT_METADATA + 40 + 6, 0x80, 1, IOSHAPE_E_DAMAGED);
+}
+END_TEST
+
+START_TEST(names_are_unique)
+{
+	struct zip_tensor_row same[3] = { rows[0], rows[1], rows[2] };
+	const struct ioshape_attribute twice[] = { { "a", "1" }, { "a", "2" } };
+	struct zip_index given = everything;
+	struct base_buffer bytes;
+
+	same[2].name = rows[0].name;
+	given.tensors = same;
+	bytes = encoded(&given);
+	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
+	base_buffer_free(&bytes);
+
+	given = everything;
+	given.metadata.attributes = twice;
+	bytes = encoded(&given);
+	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(metadata_is_limited)
+{
+	struct zip_index given = everything;
+	struct base_buffer bytes;
+
+	given.metadata.blob_bytes = IOSHAPE_MAX_METADATA_BYTES;
+	given.metadata.blob = calloc(1, IOSHAPE_MAX_METADATA_BYTES);
+	bytes = encoded(&given);
+	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_LIMIT);
+	base_buffer_free(&bytes);
+	given.metadata.attribute_count = 0;
+	bytes = encoded(&given);
+	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), 0);
+	base_buffer_free(&bytes);
+	free((void *)(uintptr_t)given.metadata.blob);
+}
+END_TEST
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+START_TEST(without_memory_nothing_leaks)
+{
+	struct base_buffer bytes = { 0 };
+	struct zip_index index;
+	unsigned long nth;
+	int ret = -ENOMEM;
+
+	for (nth = 1; ret; nth++) {
+		fail_memory_at(nth);
+		ret = zip_index_encode(&bytes, &everything);
+		fail_memory_at(0);
+		ck_assert(ret == 0 || (ret == -ENOMEM && bytes.bytes == 0));
+	}
+	ck_assert_uint_gt(nth, 2);
+	for (ret = -ENOMEM, nth = 1; ret; nth++) {
+		fail_memory_at(nth);
+		ret = decode(&index, &bytes);
+		fail_memory_at(0);
+		ck_assert(ret == 0 || (ret == -ENOMEM && !index.memory));
+	}
+	ck_assert_uint_gt(nth, 4);
+	expect_equal(&index, &everything);
+	zip_index_free(&index);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+/* ---- Metadata of the caller ------------------------------------------------------------------ */
+
+static void expect_metadata(const struct ioshape_metadata *metadata, int code, const char *text)
+{
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(zip_check_metadata(metadata, &error), code);
+	ck_assert_int_eq(error.code, code);
+	ck_assert_msg(strstr(error.text, text), "\"%s\" does not say \"%s\"", error.text, text);
+}
+
+static void expect_attribute(const char *name, const char *value, int code, const char *text)
+{
+	const struct ioshape_attribute attribute = { name, value };
+	const struct ioshape_metadata metadata = { .attributes = &attribute, .attribute_count = 1 };
+
+	expect_metadata(&metadata, code, text);
+}
+
+START_TEST(sound_metadata_is_accepted)
+{
+	expect_metadata(&(struct ioshape_metadata){ 0 }, 0, "");
+	expect_metadata(&everything.metadata, 0, "");
+	expect_attribute("gr\xc3\xb6\xc3\x9f"
+			 "e",
+			 "\xe2\x82\xac", 0, "");
+}
+END_TEST
+
+START_TEST(unsound_metadata_is_refused_by_name)
+{
+	const struct ioshape_attribute twice[] = { { "a", "1" }, { "b", "1" }, { "a", "2" } };
+	struct ioshape_metadata metadata = { .attributes = twice, .attribute_count = 3 };
+	char *large = malloc(IOSHAPE_MAX_METADATA_BYTES + 2);
+
+	expect_metadata(&metadata, -EINVAL, "\"a\" is there twice");
+	metadata = (struct ioshape_metadata){ .blob_bytes = 1 };
+	expect_metadata(&metadata, -EINVAL, "blob is NULL");
+	metadata = (struct ioshape_metadata){ .attribute_count = 1 };
+	expect_metadata(&metadata, -EINVAL, "attributes are NULL");
+	metadata = (struct ioshape_metadata){ .attribute_count = IOSHAPE_MAX_ATTRIBUTES + 1 };
+	expect_metadata(&metadata, IOSHAPE_E_LIMIT, "4097 attributes");
+	metadata = (struct ioshape_metadata){ .blob_bytes = IOSHAPE_MAX_METADATA_BYTES + 1 };
+	expect_metadata(&metadata, IOSHAPE_E_LIMIT, "blob has 16777217 bytes");
+
+	expect_attribute(NULL, "v", -EINVAL, "no name");
+	expect_attribute("", "v", -EINVAL, "no name");
+	expect_attribute("\xff", "v", -EINVAL, "\"?\" is not valid UTF-8");
+	expect_attribute("a", NULL, -EINVAL, "\"a\" has no value");
+	expect_attribute("a", "\xff", -EINVAL, "value of attribute \"a\" is not valid UTF-8");
+
+	memset(large, 'x', IOSHAPE_MAX_METADATA_BYTES + 1);
+	large[IOSHAPE_MAX_METADATA_BYTES + 1] = '\0';
+	expect_attribute("a", large, IOSHAPE_E_LIMIT, "together");
+	large[IOSHAPE_MAX_METADATA_BYTES] = '\0';
+	expect_attribute("a", large, IOSHAPE_E_LIMIT, "together");
+	large[IOSHAPE_MAX_METADATA_BYTES - 1] = '\0';
+	expect_attribute("a", large, 0, "");
+	large[IOSHAPE_MAX_NAME_BYTES + 1] = '\0';
+	expect_attribute(large, "", IOSHAPE_E_LIMIT, "xxx");
+	large[IOSHAPE_MAX_NAME_BYTES] = '\0';
+	expect_attribute(large, "", 0, "");
+	free(large);
+}
+END_TEST
+
+static void add_round_trips(Suite *suite)
+{
+	TCase *tests = tcase_create("round trips");
+
+	tcase_add_test(tests, an_index_comes_back_as_it_went);
+	tcase_add_test(tests, table_and_metadata_may_be_missing);
+	tcase_add_test(tests, an_index_of_no_records_is_fine);
+	tcase_add_test(tests, each_part_of_the_metadata_travels_alone);
+	tcase_add_test(tests, the_bytes_may_lie_anywhere);
+	tcase_add_test(tests, encoding_appends);
+	tcase_add_test(tests, sections_of_the_future_are_skipped);
+	tcase_add_test(tests, versions_of_the_future_are_refused);
+	suite_add_tcase(suite, tests);
+}
+
+static void add_damage(Suite *suite)
+{
+	TCase *tests = tcase_create("damage");
+
+	tcase_set_timeout(tests, 30);
+	tcase_add_test(tests, every_truncation_is_refused);
+	tcase_add_test(tests, no_flipped_bit_leads_astray);
+	tcase_add_test(tests, no_made_up_number_leads_astray);
+	tcase_add_test(tests, counts_are_refused_before_memory_is_asked_for);
+	tcase_add_test(tests, data_is_inside_its_record);
+	tcase_add_test(tests, tensors_are_exactly_their_records);
+	tcase_add_test(tests, names_are_names);
+	tcase_add_test(tests, names_are_unique);
+	tcase_add_test(tests, metadata_is_limited);
+	tcase_add_test(tests, without_memory_nothing_leaks);
+	suite_add_tcase(suite, tests);
+}
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/index");
+	TCase *metadata = tcase_create("metadata");
+
+	add_round_trips(suite);
+	add_damage(suite);
+	tcase_add_test(metadata, sound_metadata_is_accepted);
+	tcase_add_test(metadata, unsound_metadata_is_refused_by_name);
+	suite_add_tcase(suite, metadata);
+	return check_main(suite);
+}
