@@ -10,9 +10,9 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+/* Linux 6.1; older headers call the bytes of its two fields spare. */
 #ifndef STATX_DIOALIGN
-#define STATX_DIOALIGN 0x2000U /* Linux 6.1; the two fields lie in what older headers call spare   \
-				*/
+#define STATX_DIOALIGN 0x2000U
 #endif
 
 /* Offsets of stx_dio_mem_align and stx_dio_offset_align in struct statx, part of the kernel's ABI.

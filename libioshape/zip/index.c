@@ -256,7 +256,9 @@ int zip_index_encode(struct base_buffer *out, const struct zip_index *index)
 	at = out->data + out->bytes;
 	put_bytes(&at, INDEX_MAGIC, INDEX_MAGIC_BYTES);
 	put_le(&at, INDEX_VERSION, 4);
+	put_le(&at, sections, 4);
 	put_le(&at, index->directory_crc32, 4);
+	put_le(&at, 0, 4);
 	put_le(&at, index->check_bytes, 8);
 	put_le(&at, index->records, 8);
 	put_records(&at, index);

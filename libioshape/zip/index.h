@@ -12,8 +12,8 @@
 #define INDEX_MAGIC_BYTES 8u
 #define INDEX_VERSION 1u
 
-/* magic, u32 version, u32 directory_crc32, u64 check_bytes, u64 records */
-#define INDEX_HEADER_BYTES 32u
+/* magic, u32 version, u32 sections, u32 directory_crc32, u32 zero, u64 check_bytes, u64 records */
+#define INDEX_HEADER_BYTES 40u
 
 /* u32 tag, u32 zero, u64 bytes of the payload that follows, padded with zeros to a multiple of 8 */
 #define SECTION_HEADER_BYTES 16u

@@ -112,7 +112,9 @@ static int read_header(struct decoder *decoder, struct view *all)
 				 " has version %llu and this library knows %u; "
 				 "use a newer one",
 				 (unsigned long long)version, INDEX_VERSION);
+	decoder->section_count = next(&header, 4);
 	decoder->index->directory_crc32 = (uint32_t)next(&header, 4);
+	next(&header, 4);
 	check_bytes = next(&header, 8);
 	if (check_bytes < LEAST_CHECK_BYTES || check_bytes > MOST_CHECK_BYTES ||
 	    (check_bytes & (check_bytes - 1)))

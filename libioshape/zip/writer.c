@@ -36,6 +36,7 @@ struct zip_writer {
 	uint64_t payload_bytes;
 	struct base_buffer scratch; /* headers and descriptors */
 	int failed;                 /* the code after which nothing more is written */
+	bool finished;              /* nothing may follow a directory */
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -99,6 +100,9 @@ static int check_usable(const struct zip_writer *writer, struct base_error *erro
 	if (writer->failed)
 		return base_fail(error, writer->failed,
 				 "cannot write on to %s after an earlier failure; begin a new file",
+				 writer->path);
+	if (writer->finished)
+		return base_fail(error, -EINVAL, "%s is complete; begin a new file for more",
 				 writer->path);
 	return 0;
 }
@@ -436,8 +440,7 @@ static int encode_index(struct zip_writer *writer, const struct zip_index *given
 	if (given)
 		index = *given;
 	index.check_bytes = ZIP_CHECK_BYTES;
-	index.directory_crc32 =
-		zip_directory_crc32(writer->entries, writer->count, FOLDER_BYTES);
+	index.directory_crc32 = zip_directory_crc32(writer->entries, writer->count, FOLDER_BYTES);
 	index.records = writer->count;
 	index.data_offsets = offsets;
 	index.check_count = writer->check_count;
@@ -505,7 +508,6 @@ int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 		ret = write_directory(writer, error);
 	if (!ret)
 		ret = ring_writer_finish(writer->file, error);
-	/* Well or not: nothing may follow a directory. */
-	fail_for_good(writer, ret ? ret : -EINVAL);
-	return ret;
+	writer->finished = true;
+	return ret ? fail_for_good(writer, ret) : 0;
 }

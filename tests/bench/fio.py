@@ -69,9 +69,7 @@ def arguments(
     return ["fio", *(f"--{name}={value}" for name, value in given.items())]
 
 
-def run(
-    setting: Setting, direction: Direction, path: Path, size: int, offset: int = 0
-) -> Sample:
+def run(setting: Setting, direction: Direction, path: Path, size: int, offset: int = 0) -> Sample:
     """fio's own clock counts: from the first request to the end of the fsync, without its start."""
     command = arguments(setting, direction, path, size, offset)
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=path.parent)

@@ -81,6 +81,7 @@ START_TEST(utf8_is_what_the_definition_says)
 	/* The second byte decides all that the first does not; later ones only have to continue. */
 	static const uint8_t later[] = { 0x00, 0x41, 0x7f, 0x80, 0xbf, 0xc0, 0xff };
 	uint8_t text[4];
+	unsigned wrong = 0;
 
 	ck_assert(zip_utf8_valid("", 0));
 	ck_assert(zip_utf8_valid("Zürich/☃/🚂", strlen("Zürich/☃/🚂")));
@@ -91,10 +92,11 @@ START_TEST(utf8_is_what_the_definition_says)
 			text[2] = later[i / ARRAY_LENGTH(later)];
 			text[3] = later[i % ARRAY_LENGTH(later)];
 			for (size_t bytes = 1; bytes <= 4; bytes++)
-				ck_assert(zip_utf8_valid((char *)text, bytes) ==
-					  is_utf8_by_definition(text, bytes));
+				wrong += zip_utf8_valid((char *)text, bytes) !=
+					 is_utf8_by_definition(text, bytes);
 		}
 	}
+	ck_assert_uint_eq(wrong, 0);
 }
 END_TEST
 
@@ -135,6 +137,7 @@ int main(void)
 	Suite *suite = suite_create("zip/names");
 	TCase *tests = tcase_create("names");
 
+	tcase_set_timeout(tests, 60);
 	tcase_add_test(tests, every_name_is_found_where_it_was_put);
 	tcase_add_test(tests, names_that_begin_alike_are_told_apart);
 	tcase_add_test(tests, utf8_is_what_the_definition_says);

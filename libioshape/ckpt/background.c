@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a save in the background begins, and what its thread does. */
+#include "ckpt/background.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+int ckpt_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+	sigset_t all, before;
+	int ret;
+
+	/* The application's signals are for its own threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	ret = pthread_create(thread, NULL, run, argument);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -ret;
+}
+
+static void *run_save(void *argument)
+{
+	struct ioshape_save *save = argument;
+	const struct ckpt_source source = { ckpt_stage_next, save };
+	struct ioshape_report report = { .size = sizeof(report) };
+	struct base_error error = { 0 };
+	bool copying;
+	int ret;
+
+	ret = ckpt_save(save->context, save->path, &save->plan, &source, &save->file_options,
+			&save->abort, &save->turn, &report, &error);
+	ckpt_turn_end(save->context, &save->turn);
+	pthread_mutex_lock(&save->lock);
+	save->written = true;
+	copying = save->copying;
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+	/* Before anybody is told: the next save must find the memory free. */
+	if (!copying)
+		ckpt_stage_release(save);
+	pthread_mutex_lock(&save->lock);
+	report.stage_s = save->report.stage_s;
+	report.plan_s += save->report.plan_s;
+	report.total_s = base_seconds(base_now_ns() - save->begin_ns);
+	save->report = report;
+	save->result = ret;
+	save->error = error;
+	save->done = true;
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+	return NULL;
+}
+
+/* ---- Beginning ------------------------------------------------------------------------------- */
+
+void ckpt_free_save(struct ioshape_save *save)
+{
+	ckpt_plan_free(&save->plan);
+	free(save->chunks);
+	free(save->starts);
+	free(save->path);
+	pthread_cond_destroy(&save->change);
+	pthread_mutex_destroy(&save->lock);
+	free(save);
+}
+
+static int make_save(struct ioshape_save **out, struct ioshape_context *context, const char *path,
+		     const struct ioshape_tensor *tensors, size_t count,
+		     const struct ioshape_save_options *options, struct base_error *error)
+{
+	struct ioshape_save *save = calloc(1, sizeof(*save));
+	pthread_condattr_t attributes;
+	uint64_t start = 0;
+	int ret;
+
+	if (!save)
+		return base_no_memory(error, "a save", sizeof(*save));
+	save->owner = context->owner;
+	save->context = context;
+	save->joined = true;
+	save->report.size = sizeof(save->report);
+	save->file_options = (struct ckpt_file_options){
+		.progress = options->progress,
+		.progress_user = options->progress_user,
+		.no_replace = options->no_replace,
+		.no_sync = options->no_sync,
+	};
+	pthread_mutex_init(&save->lock, NULL);
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&save->change, &attributes);
+	pthread_condattr_destroy(&attributes);
+	save->begin_ns = base_now_ns();
+	save->path = strdup(path);
+	ret = save->path ? ckpt_plan_make(&save->plan, tensors, count, options->metadata, error) :
+			   base_no_memory(error, "a path", strlen(path));
+	if (ret)
+		goto fail;
+	save->report.plan_s = base_seconds(base_now_ns() - save->begin_ns);
+	save->chunk_count = ckpt_chunks_for(save->plan.tensor_bytes);
+	save->chunks = calloc(MAX(save->chunk_count, 1), sizeof(struct ckpt_chunk *));
+	save->starts = calloc(count + 1, sizeof(*save->starts));
+	if (!save->chunks || !save->starts) {
+		ret = base_no_memory(error, "staging",
+				     (save->chunk_count + count) * sizeof(uint64_t));
+		goto fail;
+	}
+	for (size_t i = 0; i < count; i++) {
+		save->starts[i] = start;
+		start += save->plan.layouts[i].bytes;
+	}
+	save->starts[count] = start;
+	*out = save;
+	return 0;
+fail:
+	ckpt_free_save(save);
+	return ret;
+}
+
+static int start_writing(struct ioshape_save *save, struct base_error *error)
+{
+	int ret = ckpt_start_thread(&save->thread, run_save, save);
+
+	if (ret)
+		return base_fail(error, ret, "cannot save to %s: no thread could be started",
+				 save->path);
+	save->joined = false;
+	return 0;
+}
+
+void ckpt_join(struct ioshape_save *save)
+{
+	if (!save->joined)
+		pthread_join(save->thread, NULL);
+	save->joined = true;
+}
+
+static int abandon(struct ioshape_save *save, int ret)
+{
+	atomic_store(&save->abort, true);
+	if (save->joined)
+		ckpt_turn_end(save->context, &save->turn);
+	ckpt_join(save);
+	ckpt_stage_release(save);
+	return ret;
+}
+
+/* Stages, and leaves the rest to the thread. On failure nothing of the save is left but its memory.
+ */
+static int stage(struct ioshape_save *save, struct base_error *error)
+{
+	bool all_at_once = save->chunk_count <= save->admitted, written;
+	uint64_t begin = base_now_ns();
+	int ret = 0;
+
+	ckpt_turn_begin(save->context, &save->turn, save->path);
+	save->copying = true;
+	ret = ckpt_stage_tell(save, error);
+	if (!ret && !all_at_once)
+		ret = start_writing(save, error);
+	if (!ret)
+		ckpt_stage_copy(save);
+	pthread_mutex_lock(&save->lock);
+	/* A writer that failed early ends the copying, too, but that failure belongs to the handle.
+	 */
+	if (save->failed) {
+		*error = save->error;
+		ret = error->code;
+	}
+	save->report.stage_s = base_seconds(base_now_ns() - begin);
+	save->copying = false;
+	written = save->written;
+	pthread_mutex_unlock(&save->lock);
+	if (!ret && all_at_once)
+		ret = start_writing(save, error);
+	if (ret)
+		return abandon(save, ret);
+	if (written)
+		ckpt_stage_release(save);
+	return 0;
+}
+
+static int save_async(struct ioshape_context *context, const char *path,
+		      const struct ioshape_tensor *tensors, size_t count,
+		      const struct ioshape_save_options *options, struct ioshape_save **out,
+		      struct base_error *error)
+{
+	struct ioshape_save *save = NULL;
+	int ret;
+
+	ret = make_save(&save, context, path, tensors, count, options, error);
+	if (ret)
+		return ret;
+	save->admitted = MIN(save->chunk_count, context->pool.limit);
+	ret = ckpt_pool_admit(&context->pool, save->admitted,
+			      context->staging_full == IOSHAPE_STAGING_REFUSE, error);
+	if (ret) {
+		ckpt_free_save(save);
+		return ret;
+	}
+	ret = stage(save, error);
+	if (ret) {
+		ckpt_free_save(save);
+		return ret;
+	}
+	pthread_mutex_lock(&context->lock);
+	save->next = context->background;
+	context->background = save;
+	pthread_mutex_unlock(&context->lock);
+	*out = save;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_save_tensors_async(struct ioshape_context *context, const char *path,
+					      const struct ioshape_tensor *tensors, size_t count,
+					      const struct ioshape_save_options *given,
+					      struct ioshape_save **out)
+{
+	struct ioshape_save_options options;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return -EINVAL;
+	*out = NULL;
+	ret = ckpt_enter(context, &error);
+	if (!ret)
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_save_options",
+					&error);
+	if (!ret && !path)
+		ret = base_fail(&error, -EINVAL, "no path to save to was given");
+	if (!ret && options.report)
+		ret = base_fail(&error, -EINVAL,
+				"an asynchronous save cannot fill options.report; ask "
+				"ioshape_save_report() when it is done");
+	if (!ret)
+		ret = save_async(context, path, tensors, count, &options, out, &error);
+	return ckpt_leave(context, ret, &error);
+}

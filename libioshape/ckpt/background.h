@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the ckpt floor: a save in the background. The caller's thread, helped by others, copies
+ * the tensors into chunks of staging memory, which hold their records' bytes one after the other; a
+ * thread of the save's own writes them from there. If all chunks can be held at once writing begins
+ * when copying is over, so that the two do not fight for memory bandwidth while training waits.
+ * Otherwise they go round: the writer hands back what it has written, and the copying goes on with
+ * that.
+ */
+#ifndef CKPT_BACKGROUND_H
+#define CKPT_BACKGROUND_H
+
+#include "ckpt/ckpt.h"
+
+struct ioshape_save {
+	pid_t owner;
+	struct ioshape_context *context;
+	struct ioshape_save *next; /* in context->background, under the context's lock */
+	char *path;
+	struct ckpt_plan plan;
+	struct ckpt_file_options file_options;
+	struct ckpt_turn turn;
+	uint64_t begin_ns;
+	bool joined; /* the thread has been waited for, or never ran */
+	pthread_t thread;
+	atomic_bool abort;
+
+	/* Staging. */
+	uint64_t *starts; /* of each tensor in the staged bytes; one more for the end */
+	struct ckpt_chunk *
+		*chunks; /* by position; NULL before it is filled and after it was written */
+	size_t chunk_count;
+	size_t admitted;     /* chunks that may be held at a time; shrinks as the last ones go */
+	size_t reader_chunk; /* the one being written; those before it have been handed back */
+	_Atomic uint64_t staged_bytes;
+
+	pthread_mutex_t lock; /* of what follows, and of `chunks` */
+	pthread_cond_t change;
+	size_t next_to_fill;
+	size_t held; /* chunks in our hands */
+	bool copying;
+	bool failed;  /* copying ended early */
+	bool written; /* writing has ended, well or not */
+	bool done;    /* and so has everything else */
+	int result;
+	struct ioshape_report report;
+	struct base_error error;
+};
+
+/* ---- Staging (stage.c) ----------------------------------------------------------------------- */
+
+/* Copies all tensors into chunks; returns early if somebody sets `failed`, or the writer ends. */
+void ckpt_stage_copy(struct ioshape_save *save);
+
+/* Tells the progress callback how far copying is. -ECANCELED if it wants to stop. */
+int ckpt_stage_tell(struct ioshape_save *save, struct base_error *error);
+
+/* A ckpt_source: hands out the staged bytes in order, and hands chunks back that lie behind them.
+ */
+int ckpt_stage_next(void *user, size_t tensor, uint64_t offset, const void **data, size_t *bytes,
+		    struct base_error *error);
+
+/* Nobody copies or writes any more: what is still held, and the rest of the promise, goes back. */
+void ckpt_stage_release(struct ioshape_save *save);
+
+/* ---- Life (background.c) --------------------------------------------------------------------- */
+
+/* pthread_create, without the application's signals, which are for its own threads. 0 or negative.
+ */
+int ckpt_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+
+/* Waits for the save's thread, if it was started. */
+void ckpt_join(struct ioshape_save *save);
+
+/* The last of it; it has been joined and is in no list. */
+void ckpt_free_save(struct ioshape_save *save);
+
+#endif

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public handle of a save in the background. */
+#include "ckpt/background.h"
+
+#include <errno.h>
+#include <time.h>
+#include <unistd.h>
+
+/* In a child of fork() the thread does not exist and the lock may be held for ever. */
+static bool is_ours(const struct ioshape_save *save)
+{
+	return save->owner == getpid();
+}
+
+IOSHAPE_EXPORT int ioshape_save_poll(struct ioshape_save *save)
+{
+	int done;
+
+	if (!save)
+		return -EINVAL;
+	if (!is_ours(save))
+		return -EPERM;
+	pthread_mutex_lock(&save->lock);
+	done = save->done;
+	pthread_mutex_unlock(&save->lock);
+	return done;
+}
+
+static struct timespec deadline_after(int64_t timeout_ms)
+{
+	struct timespec when;
+
+	clock_gettime(CLOCK_MONOTONIC, &when);
+	when.tv_sec += (time_t)(timeout_ms / 1000);
+	when.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+	if (when.tv_nsec >= 1000000000) {
+		when.tv_sec++;
+		when.tv_nsec -= 1000000000;
+	}
+	return when;
+}
+
+/* Longer is for ever; it keeps the sum with the clock within its type. */
+#define LONGEST_TIMEOUT_MS (1000ll * 3600 * 24 * 365 * 100)
+
+IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms)
+{
+	bool for_ever = timeout_ms < 0 || timeout_ms > LONGEST_TIMEOUT_MS;
+	struct timespec deadline;
+	int ret = 0;
+
+	if (!save)
+		return -EINVAL;
+	if (!is_ours(save))
+		return -EPERM;
+	if (!for_ever)
+		deadline = deadline_after(timeout_ms);
+	pthread_mutex_lock(&save->lock);
+	while (!save->done && ret != ETIMEDOUT) {
+		if (for_ever)
+			pthread_cond_wait(&save->change, &save->lock);
+		else
+			ret = pthread_cond_timedwait(&save->change, &save->lock, &deadline);
+	}
+	ret = save->done ? save->result : -ETIMEDOUT;
+	pthread_mutex_unlock(&save->lock);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_save_report(struct ioshape_save *save, struct ioshape_report *report)
+{
+	int ret;
+
+	if (!save || !report)
+		return -EINVAL;
+	if (!is_ours(save))
+		return -EPERM;
+	pthread_mutex_lock(&save->lock);
+	ret = save->done ? base_give_struct(report, &save->report, sizeof(save->report),
+					    "ioshape_report", NULL) :
+			   -EINPROGRESS;
+	pthread_mutex_unlock(&save->lock);
+	return ret;
+}
+
+IOSHAPE_EXPORT const char *ioshape_save_message(struct ioshape_save *save)
+{
+	return save && ioshape_save_poll(save) == 1 ? save->error.text : "";
+}
+
+static void end_save(struct ioshape_save *save)
+{
+	struct ioshape_context *context = save->context;
+
+	atomic_store(&save->abort, true);
+	pthread_mutex_lock(&context->lock);
+	save->turn.abort_waits = true;
+	pthread_cond_broadcast(&context->saves_change);
+	pthread_mutex_unlock(&context->lock);
+	ckpt_join(save);
+	save->context = NULL;
+}
+
+static void forget(struct ioshape_context *context, struct ioshape_save *save)
+{
+	struct ioshape_save **link = &context->background;
+
+	pthread_mutex_lock(&context->lock);
+	while (*link != save)
+		link = &(*link)->next;
+	*link = save->next;
+	pthread_mutex_unlock(&context->lock);
+}
+
+void ckpt_end_background(struct ioshape_context *context)
+{
+	while (context->background) {
+		struct ioshape_save *save = context->background;
+
+		forget(context, save);
+		end_save(save);
+	}
+}
+
+IOSHAPE_EXPORT void ioshape_save_free(struct ioshape_save *save)
+{
+	if (!save || !is_ours(save))
+		return;
+	if (save->context) {
+		forget(save->context, save);
+		end_save(save);
+	}
+	ckpt_free_save(save);
+}

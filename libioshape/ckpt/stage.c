@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between the tensors and a save's thread: copying into chunks, and reading from them. */
+#include "ckpt/background.h"
+
+#include <errno.h>
+
+#define MAX_COPY_THREADS 64u
+
+/* Copying less than this is not worth starting threads for. */
+#define PARALLEL_BYTES (32 * MIB)
+
+/* ---- Copying into chunks --------------------------------------------------------------------- */
+
+/* The tensor that holds byte `position` of the staged bytes: the last that begins at or before it.
+ */
+static size_t tensor_at(const struct ioshape_save *save, uint64_t position)
+{
+	size_t low = 0, high = save->plan.count;
+
+	while (high - low > 1) {
+		size_t middle = low + (high - low) / 2;
+
+		if (save->starts[middle] <= position)
+			low = middle;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+static void fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memory)
+{
+	uint64_t at = position * CKPT_CHUNK_BYTES;
+	uint64_t end = MIN(at + CKPT_CHUNK_BYTES, save->plan.tensor_bytes), bytes;
+	size_t tensor = tensor_at(save, at);
+
+	for (; at < end; at += bytes, tensor++) {
+		bytes = MIN(save->starts[tensor + 1], end) - at;
+		ckpt_plan_copy(&save->plan, tensor, at - save->starts[tensor], memory, bytes);
+		memory += bytes;
+		atomic_fetch_add(&save->staged_bytes, bytes);
+	}
+}
+
+/* The next chunk to fill, when there may be one more. False when there is none left, or no point.
+ */
+static bool claim_chunk(struct ioshape_save *save, size_t *position)
+{
+	bool claimed = false;
+
+	pthread_mutex_lock(&save->lock);
+	while (!save->failed && !save->written && save->next_to_fill < save->chunk_count &&
+	       save->held == save->admitted)
+		pthread_cond_wait(&save->change, &save->lock);
+	if (!save->failed && !save->written && save->next_to_fill < save->chunk_count) {
+		*position = save->next_to_fill++;
+		save->held++;
+		claimed = true;
+	}
+	pthread_mutex_unlock(&save->lock);
+	return claimed;
+}
+
+static void publish_chunk(struct ioshape_save *save, size_t position, struct ckpt_chunk *chunk)
+{
+	pthread_mutex_lock(&save->lock);
+	save->chunks[position] = chunk;
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+}
+
+static void give_up(struct ioshape_save *save, const struct base_error *error)
+{
+	pthread_mutex_lock(&save->lock);
+	if (!save->failed)
+		save->error = *error;
+	save->failed = true;
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+}
+
+int ckpt_stage_tell(struct ioshape_save *save, struct base_error *error)
+{
+	const struct ckpt_file_options *options = &save->file_options;
+
+	if (options->progress &&
+	    options->progress(options->progress_user, IOSHAPE_PHASE_STAGE,
+			      atomic_load(&save->staged_bytes), save->plan.tensor_bytes))
+		return base_fail(error, -ECANCELED,
+				 "the save to %s was stopped by its progress callback", save->path);
+	return 0;
+}
+
+/* Copies until nothing is left. Only the caller's own thread speaks to the progress callback. */
+static void copy_chunks(struct ioshape_save *save, bool speaks)
+{
+	struct base_error error = { 0 };
+	struct ckpt_chunk *chunk;
+	size_t position;
+	int ret = 0;
+
+	while (!ret && claim_chunk(save, &position)) {
+		ret = ckpt_pool_get(&save->context->pool, &chunk, &error);
+		if (ret)
+			break;
+		fill_chunk(save, position, chunk->memory);
+		publish_chunk(save, position, chunk);
+		if (speaks)
+			ret = ckpt_stage_tell(save, &error);
+	}
+	if (ret)
+		give_up(save, &error);
+}
+
+static void *copy_in_thread(void *argument)
+{
+	copy_chunks(argument, false);
+	return NULL;
+}
+
+void ckpt_stage_copy(struct ioshape_save *save)
+{
+	unsigned wanted = save->plan.tensor_bytes < PARALLEL_BYTES ?
+				  0 :
+				  MIN(save->context->copy_threads, MAX_COPY_THREADS) - 1;
+	pthread_t helpers[MAX_COPY_THREADS];
+	unsigned started = 0;
+
+	while (started < wanted && !ckpt_start_thread(&helpers[started], copy_in_thread, save))
+		started++;
+	copy_chunks(save, true);
+	while (started)
+		pthread_join(helpers[--started], NULL);
+}
+
+/* ---- Writing from chunks --------------------------------------------------------------------- */
+
+/* Waits until the chunk at `position` is filled. */
+static int await_chunk(struct ioshape_save *save, size_t position, struct ckpt_chunk **chunk,
+		       struct base_error *error)
+{
+	int ret = 0;
+
+	pthread_mutex_lock(&save->lock);
+	while (!save->chunks[position] && !save->failed)
+		pthread_cond_wait(&save->change, &save->lock);
+	*chunk = save->chunks[position];
+	if (!*chunk) {
+		*error = save->error;
+		ret = error->code;
+	}
+	pthread_mutex_unlock(&save->lock);
+	return ret;
+}
+
+/* Hands the chunk back: to the copying while that needs more of them, afterwards to other saves. */
+static void release_chunk(struct ioshape_save *save, size_t position)
+{
+	struct ckpt_chunk *chunk;
+	bool leave;
+
+	pthread_mutex_lock(&save->lock);
+	chunk = save->chunks[position];
+	save->chunks[position] = NULL;
+	save->held--;
+	leave = save->next_to_fill == save->chunk_count;
+	if (leave)
+		save->admitted--;
+	pthread_mutex_unlock(&save->lock);
+	ckpt_pool_put(&save->context->pool, chunk);
+	if (leave)
+		ckpt_pool_leave(&save->context->pool, 1);
+	else
+		pthread_cond_broadcast(&save->change);
+}
+
+int ckpt_stage_next(void *user, size_t tensor, uint64_t offset, const void **data, size_t *bytes,
+		    struct base_error *error)
+{
+	struct ioshape_save *save = user;
+	uint64_t at = save->starts[tensor] + offset;
+	size_t position = at / CKPT_CHUNK_BYTES;
+	struct ckpt_chunk *chunk;
+	int ret;
+
+	while (save->reader_chunk < position)
+		release_chunk(save, save->reader_chunk++);
+	ret = await_chunk(save, position, &chunk, error);
+	if (ret)
+		return ret;
+	*data = chunk->memory + at % CKPT_CHUNK_BYTES;
+	*bytes = MIN(*bytes, CKPT_CHUNK_BYTES - at % CKPT_CHUNK_BYTES);
+	return 0;
+}
+
+void ckpt_stage_release(struct ioshape_save *save)
+{
+	for (size_t i = 0; i < save->chunk_count; i++) {
+		if (save->chunks[i])
+			ckpt_pool_put(&save->context->pool, save->chunks[i]);
+		save->chunks[i] = NULL;
+	}
+	ckpt_pool_leave(&save->context->pool, save->admitted);
+	save->admitted = 0;
+	save->held = 0;
+}

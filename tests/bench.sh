@@ -1,0 +1,91 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Measures the library against what the machine can do; see usage.
+set -euo pipefail
+called_from=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+	cat <<'END'
+Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--help] NAME...
+
+Installs what is missing (see tests/support/setup.sh), builds for release and measures:
+
+  save   durable saves, against fio, write() + fsync, and a careful replacement of a tiny file
+  load   verified loads, against fio with a cold cache and against read() with a warm one
+  async  how long a save in the background holds the caller, against memcpy
+
+  --json FILE    write the figures and all samples to FILE
+  --size BYTES   of tensors in the large runs, such as 512M (default: 4G, which takes 12 GiB of memory)
+  --rounds N     how often everything is measured in turn (default: 7)
+  --dir DIR      measure the filesystem of this directory (default: build/bench); a folder is made
+                 in it and removed at the end
+
+Settings of the library (IOSHAPE_BLOCK_BYTES and so on) are taken from the environment. On a quiet
+machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,
+not whether the targets were met: the table does.
+END
+}
+
+fail() {
+	echo "bench: $*" >&2
+	exit 1
+}
+
+directory=build/bench
+arguments=()
+while [ $# -gt 0 ]; do
+	case "$1" in
+	-h | --help)
+		usage
+		exit 0
+		;;
+	--dir | --json | --size | --rounds)
+		[ $# -gt 1 ] || fail "$1 needs a value"
+		value=$2
+		case "$1" in
+		--dir) directory=$(realpath -m -- "$called_from/$value") ;;
+		--json) arguments+=(--json "$(realpath -m -- "$called_from/$value")") ;;
+		*) arguments+=("$1" "$value") ;;
+		esac
+		shift 2
+		;;
+	*)
+		arguments+=("$1")
+		shift
+		;;
+	esac
+done
+
+tests/support/setup.sh bench || exit 1
+export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1
+build=build/release
+if [ "$(cat $build/configured 2>/dev/null)" != "$PWD" ]; then
+	rm -rf $build
+	meson setup $build . --buildtype=release -Dbench=true >/dev/null || fail "meson failed"
+	echo "$PWD" >$build/configured
+fi
+ninja -C $build >/dev/null || {
+	ninja -C $build
+	exit 1
+}
+
+mkdir -p "$directory"
+folder=$(mktemp -d "$(realpath "$directory")/ioshape-bench-XXXXXX")
+driver=
+clean_up() {
+	[ -z "$driver" ] || kill "$driver" 2>/dev/null || true
+	wait
+	rm -rf "$folder"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# In the background, so that a signal to this script is heeded at once.
+python -m tests.bench --worker "$build/tests/bench/bench-worker" --folder "$folder" "${arguments[@]}" &
+driver=$!
+status=0
+wait "$driver" || status=$?
+driver=
+exit "$status"

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads that verify every checksum, into memory that has been touched before."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+from . import fio
+from .rounds import GB, Sample, fastest, interleave, median_gb_per_s, speed_ratio
+from .setting import Figure, Outcome, Setting
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+READ_CHUNKS = (64 * KIB, 256 * KIB, 1 * MIB, 8 * MIB)
+
+# What may be left of the file in the page cache for it to count as cold, and missing for warm.
+STRAY = 0.005
+
+OURS = "ioshape"
+
+
+class CacheError(Exception):
+    """The page cache is not in the state that is to be measured."""
+
+
+def cached(setting: Setting, path: Path) -> float:
+    return float(setting.worker.ask("cached", path=path)["cached"])
+
+
+def make_cold(setting: Setting, path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
+    setting.rest()
+    left = cached(setting, path)
+    if left > STRAY:
+        raise CacheError(f"{left:.1%} of {path} stay in the page cache; nothing else may use the file")
+
+
+def read(setting: Setting, path: Path, chunk: int) -> Sample:
+    answer = setting.worker.ask("read", path=path, chunk=chunk)
+    return Sample(float(answer["seconds"]), path.stat().st_size, answer)
+
+
+def make_warm(setting: Setting, path: Path) -> None:
+    there = cached(setting, path)
+    if there < 1:
+        read(setting, path, MIB)
+        there = cached(setting, path)
+    if there < 1 - STRAY:
+        raise CacheError(f"only {there:.1%} of {path} fit into the page cache; use a smaller --size")
+
+
+def load(setting: Setting, path: Path, *, check: bool = False) -> Sample:
+    answer = setting.worker.ask("load", path=path, check=int(check))
+    return Sample(float(answer["seconds"]), setting.size, answer)
+
+
+def measure_cold(setting: Setting, outcome: Outcome, path: Path) -> None:
+    setting.say("cold cache: choosing fio's settings")
+    chill = partial(make_cold, setting, path)
+    # Both read the same file, from the same places of the device.
+    size = path.stat().st_size // (16 * MIB) * (16 * MIB)
+    best, speeds = fio.calibrate("read", path, size, chill)
+    chill()
+    load(setting, path, check=True)
+    setting.say(f"cold cache: {setting.rounds} rounds")
+    fios = {str(one): partial(fio.run, one, "read", path, size) for one in best}
+    samples = interleave({**fios, OURS: partial(load, setting, path)}, setting.rounds, chill)
+    yardstick = fastest(samples, list(fios))
+    ceiling = median_gb_per_s(samples[yardstick])
+    outcome.samples["cold"] = samples
+    outcome.facts["cold"] = {
+        "fio": yardstick,
+        "fio_arguments": fio.arguments(best[0], "read", path, size),
+        "fio_calibration_gb_per_s": speeds,
+    }
+    outcome.ceilings.append(f"direct reads: {ceiling:.2f} GB/s ({yardstick})")
+    outcome.figures.append(
+        Figure(
+            "load_vs_fio",
+            speed_ratio(samples[OURS], samples[yardstick]),
+            ">=",
+            0.95,
+            f"{median_gb_per_s(samples[OURS]):.2f} GB/s to {ceiling:.2f} GB/s of {yardstick}",
+        )
+    )
+
+
+def measure_warm(setting: Setting, outcome: Outcome, path: Path) -> None:
+    setting.say(f"in the page cache: {setting.rounds} rounds")
+    warm = partial(make_warm, setting, path)
+    warm()
+    speeds = {chunk: read(setting, path, chunk).gb_per_s for chunk in READ_CHUNKS}
+    chunk = max(speeds, key=lambda chunk: speeds[chunk])
+    load(setting, path, check=True)
+    plain = f"read({chunk // KIB}K)"
+    samples = interleave(
+        {OURS: partial(load, setting, path), plain: partial(read, setting, path, chunk)},
+        setting.rounds,
+        warm,
+    )
+    ceiling = median_gb_per_s(samples[plain])
+    outcome.samples["warm"] = samples
+    outcome.facts["warm"] = {"read_gb_per_s_by_chunk": speeds}
+    outcome.ceilings.append(f"read() from the page cache, one thread: {ceiling:.2f} GB/s")
+    outcome.figures.append(
+        Figure(
+            "load_cached_vs_read",
+            speed_ratio(samples[OURS], samples[plain]),
+            ">=",
+            0.8,
+            f"{median_gb_per_s(samples[OURS]):.2f} GB/s to {ceiling:.2f} GB/s of {plain}",
+        )
+    )
+
+
+def measure(setting: Setting) -> Outcome:
+    outcome = Outcome()
+    path = setting.folder / "ours.pt"
+    setting.say(f"{setting.size / GB:.2f} GB of mixed tensors: saving what will be loaded")
+    answer = setting.worker.ask("tensors", kind="mixed", bytes=setting.size)
+    setting.worker.ask("context")
+    setting.settle()
+    setting.worker.ask("save", path=path)
+    outcome.facts["file"] = {"tensors": answer["tensors"], "bytes": path.stat().st_size}
+    measure_cold(setting, outcome, path)
+    measure_warm(setting, outcome, path)
+    setting.settle()
+    return outcome

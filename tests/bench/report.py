@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks found, for people and for programs."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+from .rounds import Sample, Samples, median_gb_per_s, median_seconds
+from .setting import Outcome
+
+
+def first_line_of(path: str, start: str = "") -> str:
+    try:
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            if line.startswith(start):
+                return line.removeprefix(start).strip(" \t:")
+    except OSError:
+        pass
+    return "unknown"
+
+
+def mount_of(folder: Path) -> dict[str, str]:
+    """Filesystem, device and options of the mount that the folder is on."""
+    done = subprocess.run(
+        ["findmnt", "--noheadings", "--output", "FSTYPE,SOURCE,OPTIONS", "--target", str(folder)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    words = done.stdout.split(maxsplit=2)
+    return dict(zip(("filesystem", "device", "mount_options"), (w.strip() for w in words), strict=False))
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], check=False, capture_output=True, text=True
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def machine(folder: Path) -> dict[str, object]:
+    return {
+        "machine": platform.machine(),
+        "processor": first_line_of("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": first_line_of("/proc/meminfo", "MemTotal"),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "huge_pages": first_line_of("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "commit": commit(),
+        "settings": {k: v for k, v in os.environ.items() if k.startswith("IOSHAPE_")},
+        **mount_of(folder),
+    }
+
+
+# ---- For programs --------------------------------------------------------------------------------------
+
+
+def describe_samples(samples: Samples) -> dict[str, object]:
+    return {
+        name: {
+            "median_seconds": median_seconds(ones),
+            "median_gb_per_s": median_gb_per_s(ones),
+            "seconds": [one.seconds for one in ones],
+            "cpu_seconds": [one.details["cpu_seconds"] for one in ones if "cpu_seconds" in one.details],
+        }
+        for name, ones in samples.items()
+    }
+
+
+def as_json(outcomes: Mapping[str, Outcome], context: Mapping[str, object]) -> dict[str, object]:
+    figures = [figure for outcome in outcomes.values() for figure in outcome.figures]
+    return {
+        "figures": {figure.name: figure.value for figure in figures},
+        "context": {
+            **context,
+            "method": "contestants take turns; a ratio is taken in each round, a figure is the median "
+            "of the ratios",
+            "targets": {
+                figure.name: {
+                    "target": f"{figure.relation} {figure.target:g}",
+                    "met": figure.met,
+                    "remark": figure.remark,
+                }
+                for figure in figures
+            },
+            "ceilings": [text for outcome in outcomes.values() for text in outcome.ceilings],
+            "benchmarks": {
+                name: {
+                    **outcome.facts,
+                    "samples": {k: describe_samples(v) for k, v in outcome.samples.items()},
+                }
+                for name, outcome in outcomes.items()
+            },
+        },
+    }
+
+
+# ---- For people ----------------------------------------------------------------------------------------
+
+
+def figure_lines(outcome: Outcome) -> list[str]:
+    lines = [f"{'figure':<27}{'value':>9}  {'target':<9}{'met':<5}"]
+    lines += [
+        f"{one.name:<27}{one.value:>9.3f}  {f'{one.relation} {one.target:g}':<9}"
+        f"{'yes' if one.met else 'NO':<5}{one.remark}"
+        for one in outcome.figures
+    ]
+    return lines
+
+
+def sample_line(name: str, ones: list[Sample]) -> str:
+    seconds = sorted(one.seconds for one in ones)
+    cpu = [float(one.details["cpu_seconds"]) for one in ones if "cpu_seconds" in one.details]
+    line = (
+        f"  {name:<32}{median_gb_per_s(ones):>8.3f} GB/s{median(seconds):>10.4f} s "
+        f"({seconds[0]:.4f} to {seconds[-1]:.4f})"
+    )
+    return line + (f"  cpu {median(cpu):.4f} s" if cpu else "")
+
+
+def as_text(outcomes: Mapping[str, Outcome], context: Mapping[str, object]) -> str:
+    lines = []
+    for name, outcome in outcomes.items():
+        lines += ["", f"== {name}", *figure_lines(outcome), "", "medians, fastest and slowest:"]
+        for part, samples in outcome.samples.items():
+            lines += [f" {part}", *(sample_line(who, ones) for who, ones in samples.items())]
+        lines += ["", "the machine's ceiling in this run:", *(f"  {c}" for c in outcome.ceilings)]
+    lines += ["", ", ".join(f"{key}: {value}" for key, value in context.items() if value)]
+    return "\n".join(lines)

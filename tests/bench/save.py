@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocking, durable saves."""
+
+from functools import partial
+from statistics import median
+
+from . import fio
+from .rounds import (
+    GB,
+    Sample,
+    Samples,
+    fastest,
+    interleave,
+    median_gb_per_s,
+    median_seconds,
+    speed_ratio,
+    time_ratio,
+)
+from .setting import Figure, Outcome, Setting
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+WRITE_CHUNKS = (256 * KIB, 1 * MIB, 8 * MIB)
+
+MANY = 10_000
+MANY_BYTES_EACH = 4 * KIB
+MANY_ROUNDS_PER_ROUND = 4  # they are short
+
+TINY_BYTES = 1 * KIB
+TINY_ROUNDS_PER_ROUND = 60
+
+OURS = "ioshape"
+
+
+def save(setting: Setting) -> Sample:
+    answer = setting.worker.ask("save", path=setting.folder / "ours.pt")
+    return Sample(float(answer["seconds"]), float(answer["tensor_bytes"]), answer)
+
+
+def write_and_fsync(setting: Setting, chunk: int, size: int, *, packed: bool = False) -> Sample:
+    answer = setting.worker.ask(
+        "write", path=setting.folder / "plain", chunk=chunk, packed=int(packed)
+    )
+    return Sample(float(answer["seconds"]), size, answer)
+
+
+def dance(setting: Setting, size: int) -> Sample:
+    answer = setting.worker.ask("dance", path=setting.folder / "plain", bytes=size)
+    return Sample(float(answer["seconds"]), size, answer)
+
+
+def best_chunk(setting: Setting) -> int:
+    """The size of write() that is the fastest here."""
+    speeds = {}
+    for chunk in WRITE_CHUNKS:
+        setting.settle()
+        speeds[chunk] = write_and_fsync(setting, chunk, setting.size).gb_per_s
+    return max(speeds, key=lambda chunk: speeds[chunk])
+
+
+def measure_large(setting: Setting, outcome: Outcome) -> None:
+    setting.say(f"{setting.size / GB:.2f} GB of mixed tensors: choosing fio's settings")
+    path = setting.folder / "fio"
+    answer = setting.worker.ask("tensors", kind="mixed", bytes=setting.size)
+    setting.worker.ask("context")
+    best, speeds = fio.calibrate("write", path, setting.size, setting.settle)
+    chunk = best_chunk(setting)
+    # The first save opens engine and buffers, which are kept.
+    setting.settle()
+    first = save(setting)
+    setting.say(f"{setting.size / GB:.2f} GB of mixed tensors: {setting.rounds} rounds")
+    fios = {str(one): partial(fio.run, one, "write", path, setting.size) for one in best}
+    plain = f"write({chunk // KIB}K) + fsync"
+    samples = interleave(
+        {
+            **fios,
+            OURS: partial(save, setting),
+            plain: partial(write_and_fsync, setting, chunk, setting.size),
+        },
+        setting.rounds,
+        setting.settle,
+    )
+    yardstick = fastest(samples, list(fios))
+    outcome.samples["large"] = samples
+    outcome.facts["large"] = {
+        "tensors": answer["tensors"],
+        "bytes": setting.size,
+        "fio": yardstick,
+        "fio_arguments": fio.arguments(best[0], "write", path, setting.size),
+        "fio_calibration_gb_per_s": speeds,
+        "first_save": first.details,
+        "last_save": samples[OURS][-1].details,
+    }
+    judge_large(outcome, samples, yardstick, plain)
+
+
+def judge_large(outcome: Outcome, samples: Samples, yardstick: str, plain: str) -> None:
+    ours = samples[OURS]
+    speed = f"{median_gb_per_s(ours):.2f} GB/s"
+    ceiling = median_gb_per_s(samples[yardstick])
+    cpu = median(float(sample.details["cpu_seconds"]) / (sample.bytes / GB) for sample in ours)
+    parts = " + ".join(
+        f"{part} {median(float(sample.details[part + '_s']) for sample in ours):.3f}"
+        for part in ("plan", "write", "sync", "commit")
+    )
+    outcome.ceilings.append(f"durable direct writes: {ceiling:.2f} GB/s ({yardstick})")
+    outcome.figures += [
+        Figure(
+            "save_vs_fio",
+            speed_ratio(ours, samples[yardstick]),
+            ">=",
+            0.95,
+            f"{speed} to {ceiling:.2f} GB/s of {yardstick}",
+        ),
+        Figure(
+            "save_vs_write_fsync",
+            speed_ratio(ours, samples[plain]),
+            ">=",
+            1.5,
+            f"{speed} to {median_gb_per_s(samples[plain]):.2f} GB/s of {plain}",
+        ),
+        Figure("save_cpu_s_per_gb", cpu, "<=", 0.20, f"seconds: {parts}"),
+    ]
+
+
+def measure_extra_memory(setting: Setting, outcome: Outcome) -> None:
+    """Of the first save of a new context, which is when buffers are made."""
+    extra: dict[str, float] = {}
+    subjects: list[tuple[str, dict[str, str | int]]] = [
+        ("1 KiB", {"kind": "equal", "count": 1, "each": TINY_BYTES}),
+        (f"{MANY} x 4 KiB", {"kind": "equal", "count": MANY, "each": MANY_BYTES_EACH}),
+        ("an eighth", {"kind": "mixed", "bytes": max(setting.size // 8, 32 * MIB)}),
+        ("all", {"kind": "mixed", "bytes": setting.size}),
+    ]
+    setting.say("memory beyond the tensors")
+    for name, tensors in subjects:
+        setting.settle()
+        setting.worker.ask("tensors", **tensors)
+        setting.worker.ask("context")
+        extra[name] = float(save(setting).details["extra_bytes"]) / MIB
+    outcome.facts["extra_mib"] = extra
+    most = max(extra, key=lambda name: extra[name])
+    outcome.figures.append(
+        Figure("save_extra_mib", extra[most], "<=", 64, f"MiB; the most was with {most}")
+    )
+
+
+def measure_many(setting: Setting, outcome: Outcome) -> None:
+    size = MANY * MANY_BYTES_EACH
+    rounds = setting.rounds * MANY_ROUNDS_PER_ROUND
+    setting.say(f"{MANY} tensors of 4 KiB: {rounds} rounds")
+    setting.worker.ask("tensors", kind="equal", count=MANY, each=MANY_BYTES_EACH)
+    setting.worker.ask("context")
+    setting.settle()
+    save(setting)
+    plain = "one write() + fsync"
+    samples = interleave(
+        {
+            OURS: partial(save, setting),
+            plain: partial(write_and_fsync, setting, size, size, packed=True),
+        },
+        rounds,
+        setting.settle,
+    )
+    outcome.samples["many"] = samples
+    outcome.facts["many"] = {"last_save": samples[OURS][-1].details}
+    outcome.figures.append(
+        Figure(
+            "many_small_vs_write_fsync",
+            speed_ratio(samples[OURS], samples[plain]),
+            ">=",
+            0.8,
+            f"{median_seconds(samples[OURS]) * 1e3:.1f} ms to "
+            f"{median_seconds(samples[plain]) * 1e3:.1f} ms of {plain}",
+        )
+    )
+
+
+def measure_tiny(setting: Setting, outcome: Outcome) -> None:
+    """Both replace a file that is there; nothing is waited for in between, as in a real program."""
+    rounds = setting.rounds * TINY_ROUNDS_PER_ROUND
+    setting.say(f"one tensor of 1 KiB: {rounds} rounds")
+    setting.worker.ask("tensors", kind="equal", count=1, each=TINY_BYTES)
+    setting.worker.ask("context")
+    setting.settle()
+    size = int(float(save(setting).details["file_bytes"]))
+    dance(setting, size)
+    plain = "write + fsync + rename + fsync"
+    samples = interleave(
+        {OURS: partial(save, setting), plain: partial(dance, setting, size)},
+        rounds,
+        lambda: None,
+    )
+    outcome.samples["tiny"] = samples
+    outcome.facts["tiny"] = {"file_bytes": size, "last_save": samples[OURS][-1].details}
+    outcome.figures.append(
+        Figure(
+            "tiny_vs_rename_dance",
+            time_ratio(samples[OURS], samples[plain]),
+            "<=",
+            1.5,
+            f"{median_seconds(samples[OURS]) * 1e3:.2f} ms to "
+            f"{median_seconds(samples[plain]) * 1e3:.2f} ms of {plain}",
+        )
+    )
+
+
+def measure(setting: Setting) -> Outcome:
+    outcome = Outcome()
+    measure_large(setting, outcome)
+    measure_many(setting, outcome)
+    measure_tiny(setting, outcome)
+    measure_extra_memory(setting, outcome)
+    return outcome

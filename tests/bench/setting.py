@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a benchmark gets to work with, and what it gives back."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from .rounds import Samples
+from .worker import Worker
+
+# Deleting a file gives its blocks back to the device after the journal has been written; a moment later
+# that no longer disturbs whoever comes next.
+SETTLE_SECONDS = 0.5
+
+
+@dataclass
+class Setting:
+    """Where and how much."""
+
+    worker: Worker
+    folder: Path  # ours alone, on the filesystem to be measured
+    size: int  # bytes of tensors in the large runs
+    rounds: int
+
+    def settle(self) -> None:
+        """Removes every file and waits until the storage has nothing left to do from before."""
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.rest()
+
+    def rest(self) -> None:
+        os.sync()
+        time.sleep(SETTLE_SECONDS)
+
+    def say(self, text: str) -> None:
+        print(f"  {text}", flush=True)
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    value: float
+    relation: Literal[">=", "<="]
+    target: float
+    remark: str  # what was compared with what, in raw numbers
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.target if self.relation == ">=" else self.value <= self.target
+
+
+@dataclass
+class Outcome:
+    """Of one benchmark. `facts` and `samples` end up in the context of the JSON."""
+
+    figures: list[Figure] = field(default_factory=list)
+    ceilings: list[str] = field(default_factory=list)  # what the machine gave at best, as sentences
+    facts: dict[str, object] = field(default_factory=dict)
+    samples: dict[str, Samples] = field(default_factory=dict)  # by the part of the benchmark

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Failures, their sentences, and the log. */
+#include "base/base.h"
+#include "support/check_main.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+START_TEST(the_first_failure_is_the_one_that_is_kept)
+{
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(base_fail(&error, -ENOSPC, "cannot write %s", "/a/b"), -ENOSPC);
+	ck_assert_int_eq(base_fail(&error, -EIO, "cannot remove %s", "/a/c"), -EIO);
+	ck_assert_int_eq(error.code, -ENOSPC);
+	ck_assert_str_eq(error.text, "cannot write /a/b: No space left on device");
+}
+END_TEST
+
+START_TEST(nobody_need_listen_to_a_failure)
+{
+	ck_assert_int_eq(base_fail(NULL, -EIO, "cannot write %s", "/a/b"), -EIO);
+	ck_assert_int_eq(base_no_memory(NULL, "anything", 1), -ENOMEM);
+}
+END_TEST
+
+START_TEST(out_of_memory_says_how_much_and_for_what)
+{
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(base_no_memory(&error, "a plan", 123456789012ull), -ENOMEM);
+	ck_assert_ptr_nonnull(strstr(error.text, "a plan"));
+	ck_assert_ptr_nonnull(strstr(error.text, "123456789012"));
+}
+END_TEST
+
+START_TEST(a_sentence_too_long_is_cut_and_stays_a_string)
+{
+	static char path[3 * BASE_ERROR_TEXT_BYTES];
+
+	/* Around the length at which the code's text no longer fits, and far beyond it. */
+	for (size_t length = BASE_ERROR_TEXT_BYTES - 64; length < sizeof(path) - 1;
+	     length += length < BASE_ERROR_TEXT_BYTES + 64 ? 1 : 512) {
+		struct base_error error = { 0 };
+
+		memset(path, 'p', length);
+		path[length] = 0;
+		base_fail(&error, -EIO, "%s", path);
+		ck_assert_int_eq(error.code, -EIO);
+		ck_assert_uint_lt(strnlen(error.text, sizeof(error.text)), sizeof(error.text));
+		ck_assert_int_eq(error.text[0], 'p');
+	}
+}
+END_TEST
+
+START_TEST(every_code_has_a_text)
+{
+	ck_assert_str_eq(ioshape_strerror(0), "success");
+	ck_assert_str_eq(ioshape_strerror(-ENOSPC), "No space left on device");
+	for (int code = IOSHAPE_E_FORMAT; code >= IOSHAPE_E_NO_TABLE; code--) {
+		ck_assert_ptr_nonnull(ioshape_strerror(code));
+		ck_assert_str_ne(ioshape_strerror(code), "unknown error");
+	}
+}
+END_TEST
+
+START_TEST(what_is_no_code_is_an_unknown_error)
+{
+	static const int codes[] = { 1, ENOSPC, -4095, -4096, -5000, -5005, INT32_MIN, INT32_MAX };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(codes); i++)
+		ck_assert_str_eq(ioshape_strerror(codes[i]), "unknown error");
+}
+END_TEST
+
+struct heard {
+	unsigned lines;
+	enum ioshape_log_level level;
+	char last[2 * BASE_ERROR_TEXT_BYTES];
+};
+
+static void listen(void *user, enum ioshape_log_level level, const char *message)
+{
+	struct heard *heard = user;
+
+	heard->lines++;
+	heard->level = level;
+	snprintf(heard->last, sizeof(heard->last), "%s", message);
+}
+
+START_TEST(the_log_passes_on_its_level_and_what_is_graver)
+{
+	struct heard heard = { 0 };
+	struct base_log log = { listen, &heard, IOSHAPE_LOG_WARNING };
+
+	base_log(&log, IOSHAPE_LOG_DEBUG, "no");
+	base_log(&log, IOSHAPE_LOG_INFO, "no");
+	ck_assert_uint_eq(heard.lines, 0);
+	base_log(&log, IOSHAPE_LOG_WARNING, "%s %d", "yes", 1);
+	ck_assert_uint_eq(heard.lines, 1);
+	ck_assert_int_eq(heard.level, IOSHAPE_LOG_WARNING);
+	ck_assert_str_eq(heard.last, "yes 1");
+	base_log(&log, IOSHAPE_LOG_ERROR, "graver");
+	ck_assert_uint_eq(heard.lines, 2);
+	ck_assert_int_eq(heard.level, IOSHAPE_LOG_ERROR);
+}
+END_TEST
+
+START_TEST(nobody_need_listen_to_the_log)
+{
+	struct base_log log = { NULL, NULL, IOSHAPE_LOG_DEBUG };
+
+	base_log(NULL, IOSHAPE_LOG_ERROR, "to nobody");
+	base_log(&log, IOSHAPE_LOG_ERROR, "to nobody");
+}
+END_TEST
+
+START_TEST(a_log_line_too_long_is_cut)
+{
+	static char text[3 * BASE_ERROR_TEXT_BYTES];
+	struct heard heard = { 0 };
+	struct base_log log = { listen, &heard, IOSHAPE_LOG_DEBUG };
+
+	memset(text, 't', sizeof(text) - 1);
+	base_log(&log, IOSHAPE_LOG_INFO, "%s", text);
+	ck_assert_uint_eq(strlen(heard.last), BASE_ERROR_TEXT_BYTES - 1);
+}
+END_TEST
+
+START_TEST(the_clock_goes_forward)
+{
+	uint64_t before = base_now_ns();
+
+	for (int i = 0; i < 1000; i++) {
+		uint64_t now = base_now_ns();
+
+		ck_assert_uint_ge(now, before);
+		before = now;
+	}
+	ck_assert_double_eq_tol(base_seconds(1500000000ull), 1.5, 1e-9);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("base/error");
+	TCase *tests = tcase_create("errors, log and clock");
+
+	tcase_add_test(tests, the_first_failure_is_the_one_that_is_kept);
+	tcase_add_test(tests, nobody_need_listen_to_a_failure);
+	tcase_add_test(tests, out_of_memory_says_how_much_and_for_what);
+	tcase_add_test(tests, a_sentence_too_long_is_cut_and_stays_a_string);
+	tcase_add_test(tests, every_code_has_a_text);
+	tcase_add_test(tests, what_is_no_code_is_an_unknown_error);
+	tcase_add_test(tests, the_log_passes_on_its_level_and_what_is_graver);
+	tcase_add_test(tests, nobody_need_listen_to_the_log);
+	tcase_add_test(tests, a_log_line_too_long_is_cut);
+	tcase_add_test(tests, the_clock_goes_forward);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Slabs from the kernel, and buffers that grow. */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "support/check_main.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const size_t map_sizes[] = { 1, 4095, 4096, 4097, 64 * 1024, 2 * 1024 * 1024 - 1,
+				    2 * 1024 * 1024, 2 * 1024 * 1024 + 1, 6 * 1024 * 1024 + 4096 };
+
+/* What /proc says of the mapping that begins at or holds `memory`. */
+static size_t mapped_bytes(const void *memory, char *flags, size_t flags_bytes)
+{
+	FILE *maps = fopen("/proc/self/smaps", "re");
+	unsigned long begin, end, wanted = (unsigned long)memory;
+	size_t found = 0;
+	char line[512];
+	bool in_it = false;
+
+	ck_assert_ptr_nonnull(maps);
+	while (fgets(line, sizeof(line), maps)) {
+		if (sscanf(line, "%lx-%lx ", &begin, &end) == 2) {
+			in_it = begin <= wanted && wanted < end;
+			if (in_it)
+				found = end - wanted;
+		} else if (in_it && !strncmp(line, "VmFlags:", 8)) {
+			snprintf(flags, flags_bytes, "%s", line);
+		}
+	}
+	fclose(maps);
+	return found;
+}
+
+START_TEST(slabs_begin_on_a_page_and_hold_what_was_asked_for)
+{
+	size_t bytes = map_sizes[_i], page = (size_t)sysconf(_SC_PAGESIZE);
+	uint8_t *memory = base_map(bytes);
+
+	ck_assert_ptr_nonnull(memory);
+	ck_assert_uint_eq((uintptr_t)memory % page, 0);
+	if (bytes >= 2 * MIB)
+		ck_assert_uint_eq((uintptr_t)memory % (2 * MIB), 0);
+	for (size_t i = 0; i < bytes; i += 511)
+		ck_assert_uint_eq(memory[i], 0);
+	memset(memory, 0x77, bytes);
+	base_unmap(memory, bytes);
+}
+END_TEST
+
+START_TEST(unmapping_gives_everything_back)
+{
+	size_t bytes = map_sizes[_i];
+	char flags[512];
+	void *memory = base_map(bytes);
+
+	ck_assert_ptr_nonnull(memory);
+	ck_assert_uint_ge(mapped_bytes(memory, flags, sizeof(flags)), bytes);
+	base_unmap(memory, bytes);
+	ck_assert_uint_eq(mapped_bytes(memory, flags, sizeof(flags)), 0);
+}
+END_TEST
+
+START_TEST(nothing_is_unmapped_without_harm)
+{
+	base_unmap(NULL, 4096);
+}
+END_TEST
+
+START_TEST(more_memory_than_there_are_addresses_is_refused)
+{
+	ck_assert_ptr_null(base_map((size_t)1 << 62));
+}
+END_TEST
+
+START_TEST(touching_pages_keeps_what_they_hold)
+{
+	size_t bytes = map_sizes[_i];
+	uint8_t *memory = base_map(bytes);
+
+	memset(memory, 0x42, bytes);
+	base_prefault(memory, bytes);
+	for (size_t i = 0; i < bytes; i++)
+		ck_assert_uint_eq(memory[i], 0x42);
+	base_unmap(memory, bytes);
+}
+END_TEST
+
+START_TEST(touched_pages_are_in_memory)
+{
+	unsigned char resident[1024];
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = 1024 * page;
+	uint8_t *memory = base_map(bytes);
+
+	base_prefault(memory, bytes);
+	ck_assert_int_eq(mincore(memory, bytes, resident), 0);
+	for (size_t i = 0; i < ARRAY_LENGTH(resident); i++)
+		ck_assert(resident[i] & 1);
+	base_unmap(memory, bytes);
+}
+END_TEST
+
+static int look_for(void *argument)
+{
+	unsigned char state;
+
+	/* ENOMEM: nothing is mapped there. */
+	return mincore(argument, (size_t)sysconf(_SC_PAGESIZE), &state) && errno == ENOMEM ? 0 : 1;
+}
+
+START_TEST(slabs_are_not_inherited_by_children)
+{
+	void *memory = base_map(map_sizes[_i]);
+	int status = scratch_in_child(look_for, memory);
+
+	ck_assert(WIFEXITED(status));
+	ck_assert_int_eq(WEXITSTATUS(status), 0);
+	base_unmap(memory, map_sizes[_i]);
+}
+END_TEST
+
+START_TEST(a_buffer_keeps_all_that_was_appended)
+{
+	struct base_buffer buffer = { 0 };
+	uint8_t expected[3000];
+	size_t used = 0;
+
+	for (size_t length = 0; used + length <= sizeof(expected); length = (length + 7) % 53) {
+		for (size_t i = 0; i < length; i++)
+			expected[used + i] = (uint8_t)(used + i * 3);
+		ck_assert_int_eq(base_buffer_append(&buffer, expected + used, length), 0);
+		used += length;
+		ck_assert_uint_eq(buffer.bytes, used);
+		ck_assert_uint_ge(buffer.room, used);
+	}
+	ck_assert_mem_eq(buffer.data, expected, used);
+	base_buffer_free(&buffer);
+	ck_assert_ptr_null(buffer.data);
+	ck_assert_uint_eq(buffer.bytes, 0);
+	ck_assert_uint_eq(buffer.room, 0);
+}
+END_TEST
+
+START_TEST(a_buffer_does_not_move_within_what_was_reserved)
+{
+	struct base_buffer buffer = { 0 };
+	const uint8_t *before;
+
+	ck_assert_int_eq(base_buffer_reserve(&buffer, 10000), 0);
+	before = buffer.data;
+	for (int i = 0; i < 10000; i++)
+		ck_assert_int_eq(base_buffer_append(&buffer, "x", 1), 0);
+	ck_assert_ptr_eq(buffer.data, before);
+	base_buffer_free(&buffer);
+}
+END_TEST
+
+START_TEST(a_buffer_is_unchanged_after_it_could_not_grow)
+{
+	struct base_buffer buffer = { 0 };
+
+	ck_assert_int_eq(base_buffer_append(&buffer, "abc", 3), 0);
+	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX), -ENOMEM);
+	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX - 3), -ENOMEM);
+	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX / 2), -ENOMEM);
+	ck_assert_uint_eq(buffer.bytes, 3);
+	ck_assert_mem_eq(buffer.data, "abc", 3);
+	base_buffer_free(&buffer);
+}
+END_TEST
+
+START_TEST(nothing_is_appended_without_harm)
+{
+	struct base_buffer buffer = { 0 };
+
+	ck_assert_int_eq(base_buffer_append(&buffer, NULL, 0), 0);
+	ck_assert_uint_eq(buffer.bytes, 0);
+	base_buffer_free(&buffer);
+	base_buffer_free(&buffer);
+}
+END_TEST
+
+START_TEST(numbers_are_little_endian)
+{
+	static const uint8_t expected[8] = { 0x08, 0x07, 0x06, 0x05, 0x04, 0x03, 0x02, 0x01 };
+	uint8_t bytes[9] = { 0 };
+
+	for (unsigned count = 1; count <= 8; count++) {
+		memset(bytes, 0xee, sizeof(bytes));
+		base_put_le(bytes, 0x0102030405060708ull, count);
+		ck_assert_mem_eq(bytes, expected, count);
+		ck_assert_uint_eq(bytes[count], 0xee);
+		ck_assert_uint_eq(base_get_le(bytes, count),
+				  0x0102030405060708ull & (UINT64_MAX >> (64 - 8 * count)));
+	}
+}
+END_TEST
+
+START_TEST(rounding_up_stops_at_multiples)
+{
+	ck_assert_uint_eq(base_round_up(0, 4096), 0);
+	ck_assert_uint_eq(base_round_up(1, 4096), 4096);
+	ck_assert_uint_eq(base_round_up(4095, 4096), 4096);
+	ck_assert_uint_eq(base_round_up(4096, 4096), 4096);
+	ck_assert_uint_eq(base_round_up(4097, 4096), 8192);
+	ck_assert_uint_eq(base_round_up(77, 1), 77);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("base/memory");
+	TCase *slabs = tcase_create("slabs"), *buffers = tcase_create("buffers");
+	const int sizes = (int)ARRAY_LENGTH(map_sizes);
+
+	tcase_add_loop_test(slabs, slabs_begin_on_a_page_and_hold_what_was_asked_for, 0, sizes);
+	tcase_add_loop_test(slabs, unmapping_gives_everything_back, 0, sizes);
+	tcase_add_test(slabs, nothing_is_unmapped_without_harm);
+	tcase_add_test(slabs, more_memory_than_there_are_addresses_is_refused);
+	tcase_add_loop_test(slabs, touching_pages_keeps_what_they_hold, 0, sizes);
+	tcase_add_test(slabs, touched_pages_are_in_memory);
+	tcase_add_loop_test(slabs, slabs_are_not_inherited_by_children, 0, sizes);
+	suite_add_tcase(suite, slabs);
+	tcase_add_test(buffers, a_buffer_keeps_all_that_was_appended);
+	tcase_add_test(buffers, a_buffer_does_not_move_within_what_was_reserved);
+	tcase_add_test(buffers, a_buffer_is_unchanged_after_it_could_not_grow);
+	tcase_add_test(buffers, nothing_is_appended_without_harm);
+	tcase_add_test(buffers, numbers_are_little_endian);
+	tcase_add_test(buffers, rounding_up_stops_at_multiples);
+	suite_add_tcase(suite, buffers);
+	return check_main(suite);
+}

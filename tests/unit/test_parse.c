@@ -1,0 +1,750 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Archives of all sizes come back as they went in, and no lie about an archive is believed. */
+#include "support/archive.h"
+#include "support/check_main.h"
+#include "support/random.h"
+#include "zip/layout.h"
+
+#include <stdio.h>
+
+static const uint8_t small_data[] = "twelve bytes";
+
+static int parse_archive(struct archive *archive, struct zip_directory *directory)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	ret = zip_parse(directory, archive->bytes, archive_fetch, archive, "test.pt", &error);
+	for (uint64_t i = 0; i < directory->count && !ret; i++)
+		ret = zip_locate(directory, i, archive_fetch, archive, "test.pt", &error);
+	ck_assert_msg(!ret, "%s", error.text);
+	return ret;
+}
+
+static void check_same(const struct archive *archive, const struct zip_directory *directory,
+		       size_t folder_bytes)
+{
+	const struct zip_entry *put, *got;
+	uint64_t position;
+
+	ck_assert_uint_eq(directory->count, archive->count);
+	ck_assert_uint_eq(directory->offset, archive->cursor);
+	for (uint64_t i = 0; i < archive->count; i++) {
+		put = &archive->entries[i];
+		got = &directory->entries[i];
+		ck_assert_str_eq(got->name, put->name + folder_bytes);
+		ck_assert_uint_eq(got->name_bytes, put->name_bytes - folder_bytes);
+		ck_assert_uint_eq(got->crc32, put->crc32);
+		ck_assert_uint_eq(got->bytes, put->bytes);
+		ck_assert_uint_eq(got->header_offset, put->header_offset);
+		ck_assert_uint_eq(got->data_offset, put->data_offset);
+		ck_assert(zip_names_find(directory->names, got->name, got->name_bytes, &position));
+		ck_assert_uint_eq(position, i);
+	}
+}
+
+/* ---- What is written comes back ------------------------------------------------------------------------ */
+
+static void round_trip(struct archive *archive, size_t folder_bytes)
+{
+	struct zip_directory directory;
+
+	archive_finish(archive);
+	parse_archive(archive, &directory);
+	check_same(archive, &directory, folder_bytes);
+	zip_directory_free(&directory);
+	archive_free(archive);
+}
+
+START_TEST(random_archives_come_back_as_they_went_in)
+{
+	uint64_t seed = (uint64_t)_i, bytes;
+	struct archive archive = { 0 };
+	char name[64];
+	unsigned count = 1 + (unsigned)test_random_below(&seed, ARCHIVE_MOST_RECORDS);
+	unsigned most_bits = (unsigned)test_random_below(&seed, 54); /* of sizes: up to petabytes */
+
+	for (unsigned i = 0; i < count; i++) {
+		snprintf(name, sizeof(name), "archive/data/%u", i);
+		bytes = test_random(&seed) >> (63 - test_random_below(&seed, most_bits + 1));
+		archive_add(&archive, name, NULL, bytes, 1u << test_random_below(&seed, 13),
+			    test_random_below(&seed, 4) == 0);
+	}
+	round_trip(&archive, strlen("archive/"));
+}
+END_TEST
+
+START_TEST(sizes_around_four_gigabytes_come_back)
+{
+	struct archive archive = { 0 };
+	char name[64];
+
+	for (uint64_t i = 0; i < 5; i++) {
+		snprintf(name, sizeof(name), "x/%u", (unsigned)i);
+		archive_add(&archive, name, NULL, 0xfffffffd + i, 64, false);
+	}
+	archive_add(&archive, "x/small", small_data, sizeof(small_data), 64, false);
+	archive_add(&archive, "x/unknown", small_data, sizeof(small_data), 4096, true);
+	round_trip(&archive, 2);
+}
+END_TEST
+
+/* A header whose offset is all ones has to go to the zip64 field, one before it has not. */
+START_TEST(offsets_around_four_gigabytes_come_back)
+{
+	for (uint64_t i = 0; i < 5; i++) {
+		struct archive archive = { 0 };
+
+		archive_add(&archive, "a/b", NULL, 0xfffffffd + i - 64 - 16, 64, false);
+		ck_assert_uint_eq(archive.cursor, 0xfffffffd + i);
+		archive_add(&archive, "a/c", small_data, sizeof(small_data), 1, false);
+		round_trip(&archive, 2);
+	}
+}
+END_TEST
+
+START_TEST(any_folder_that_torch_would_make_is_read)
+{
+	char name[ZIP_MAX_FULL_NAME_BYTES + 1];
+	struct archive archive = { 0 };
+
+	memset(name, 'f', sizeof(name));
+	name[255] = '/';
+	name[ZIP_MAX_FULL_NAME_BYTES] = '\0';
+	archive_add(&archive, name, small_data, sizeof(small_data), 64, false);
+	round_trip(&archive, 256);
+}
+END_TEST
+
+/* More records than an end record can count, as a list of 100,000 names in memory. */
+START_TEST(more_records_than_sixteen_bits_count_come_back)
+{
+	static const uint64_t counts[] = { 65534, 65535, 65536, 100000 };
+	uint64_t count = counts[_i];
+	struct zip_entry *entries = calloc(count, sizeof(*entries));
+	struct base_buffer buffer = { 0 };
+	struct zip_directory directory;
+	struct base_error error = { 0 };
+	char *names = malloc(count * 16);
+
+	for (uint64_t i = 0; i < count; i++) {
+		entries[i].name = names + i * 16;
+		entries[i].name_bytes = (uint32_t)sprintf(entries[i].name, "a/%u", (unsigned)i);
+		entries[i].header_offset = i * 40;
+	}
+	ck_assert_int_eq(base_buffer_reserve(&buffer, count * 40), 0);
+	memset(buffer.data, 0, count * 40);
+	buffer.bytes = count * 40;
+	ck_assert_int_eq(zip_encode_directory(&buffer, entries, count, count * 40), 0);
+	ck_assert_int_eq(zip_parse(&directory, buffer.bytes, archive_bytes_fetch,
+				   &(struct archive_bytes){ buffer.data, buffer.bytes }, "test.pt", &error),
+			 0);
+	ck_assert_uint_eq(directory.count, count);
+	ck_assert_str_eq(directory.entries[count - 1].name, entries[count - 1].name + 2);
+	zip_directory_free(&directory);
+	base_buffer_free(&buffer);
+	free(names);
+	free(entries);
+}
+END_TEST
+
+/* ---- A small archive to be spoilt ------------------------------------------------------------------------ */
+
+/* Three records, then the directory. */
+struct spoilt {
+	struct archive archive;
+	uint8_t *flat;
+	size_t bytes;
+	uint8_t *central[3]; /* the entries in the directory */
+	uint8_t *zip64_end, *locator, *end;
+	struct base_error error;
+};
+
+static void spoil_setup(struct spoilt *spoilt)
+{
+	static const char *const names[] = { "archive/data.pkl", "archive/data/0", "archive/version" };
+	uint8_t *at;
+
+	memset(spoilt, 0, sizeof(*spoilt));
+	for (size_t i = 0; i < ARRAY_LENGTH(names); i++)
+		archive_add(&spoilt->archive, names[i], small_data, sizeof(small_data) - i, 64, false);
+	archive_finish(&spoilt->archive);
+	spoilt->bytes = spoilt->archive.bytes;
+	spoilt->flat = archive_flat(&spoilt->archive);
+	at = spoilt->flat + spoilt->archive.cursor;
+	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
+		spoilt->central[i] = at;
+		at += ZIP_CENTRAL_BYTES + strlen(names[i]);
+	}
+	spoilt->zip64_end = at;
+	spoilt->locator = at + ZIP64_END_BYTES;
+	spoilt->end = spoilt->locator + ZIP64_LOCATOR_BYTES;
+}
+
+static void spoil_teardown(struct spoilt *spoilt)
+{
+	free(spoilt->flat);
+	archive_free(&spoilt->archive);
+}
+
+/* Parses and locates; on success the directory is freed again. */
+static int spoil_parse(struct spoilt *spoilt)
+{
+	struct archive_bytes bytes = { spoilt->flat, spoilt->bytes };
+	struct zip_directory directory;
+	int ret;
+
+	memset(&spoilt->error, 0, sizeof(spoilt->error));
+	ret = zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt",
+			&spoilt->error);
+	if (ret) {
+		ck_assert_ptr_null(directory.entries);
+		ck_assert_int_eq(spoilt->error.code, ret);
+		ck_assert_ptr_nonnull(strstr(spoilt->error.text, "test.pt"));
+		return ret;
+	}
+	for (uint64_t i = 0; i < directory.count && !ret; i++)
+		ret = zip_locate(&directory, i, archive_bytes_fetch, &bytes, "test.pt", &spoilt->error);
+	zip_directory_free(&directory);
+	return ret;
+}
+
+/* One field is set to a value, and parsing must answer with this code. */
+#define CHECK_FIELD(place, offset, width, value, code)                              \
+	do {                                                                        \
+		struct spoilt spoilt;                                               \
+                                                                                    \
+		spoil_setup(&spoilt);                                               \
+		ck_assert_int_eq(spoil_parse(&spoilt), 0);                          \
+		base_put_le(spoilt.place + (offset), value, width);                 \
+		ck_assert_msg(spoil_parse(&spoilt) == (code), "%s", spoilt.error.text); \
+		spoil_teardown(&spoilt);                                            \
+	} while (0)
+
+#define ALL_ONES UINT64_MAX
+
+/* ---- Lies ---------------------------------------------------------------------------------------------- */
+
+START_TEST(impossible_numbers_in_the_end_records_are_refused)
+{
+	CHECK_FIELD(end, ZIP_END_COUNT, 2, 2, IOSHAPE_E_FORMAT); /* not that of the other field */
+	CHECK_FIELD(end, ZIP_END_DISK, 2, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(end, ZIP_END_DIRECTORY_DISK, 2, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(end, ZIP_END_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(end, ZIP_END_OFFSET, 4, 7, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(end, ZIP_END_COMMENT, 2, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(locator, ZIP64_LOCATOR_OFFSET, 8, 0, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(locator, ZIP64_LOCATOR_OFFSET, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(locator, ZIP64_LOCATOR_DISK, 4, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(locator, ZIP64_LOCATOR_DISKS, 4, 2, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(zip64_end, 0, 4, 0, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(zip64_end, ZIP64_END_LENGTH, 8, 45, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(zip64_end, ZIP64_END_LENGTH, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(zip64_end, ZIP64_END_DISK, 4, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(zip64_end, ZIP64_END_COUNT, 8, 4, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(zip64_end, ZIP64_END_SIZE, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(zip64_end, ZIP64_END_OFFSET, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
+}
+END_TEST
+
+/* Without a locator the end record stands alone, and its numbers have to be true. */
+START_TEST(all_ones_without_zip64_are_refused)
+{
+	struct spoilt spoilt;
+
+	for (size_t i = 0; i < 3; i++) {
+		spoil_setup(&spoilt);
+		memset(spoilt.locator, 0, 4);
+		if (i == 0)
+			base_put_le(spoilt.end + ZIP_END_COUNT - 2, 0xffffffff, 4);
+		else
+			base_put_le(spoilt.end + (i == 1 ? ZIP_END_SIZE : ZIP_END_OFFSET), 0xffffffff, 4);
+		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+		spoil_teardown(&spoilt);
+	}
+}
+END_TEST
+
+/* Both end records agree on numbers that nothing in the file bears out. */
+START_TEST(huge_counts_cost_nothing_and_are_refused)
+{
+	static const struct {
+		uint64_t count;
+		int code;
+	} cases[] = {
+		{ 0, IOSHAPE_E_FORMAT },
+		{ 2, IOSHAPE_E_DAMAGED },
+		{ 4, IOSHAPE_E_DAMAGED },
+		{ ZIP_MAX_RECORDS, IOSHAPE_E_DAMAGED },
+		{ ZIP_MAX_RECORDS + 1, IOSHAPE_E_LIMIT },
+		{ UINT64_C(1) << 60, IOSHAPE_E_LIMIT },
+		{ UINT64_MAX, IOSHAPE_E_LIMIT },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		struct spoilt spoilt;
+
+		spoil_setup(&spoilt);
+		base_put_le(spoilt.zip64_end + ZIP64_END_DISK_COUNT, cases[i].count, 8);
+		base_put_le(spoilt.zip64_end + ZIP64_END_COUNT, cases[i].count, 8);
+		base_put_le(spoilt.end + ZIP_END_DISK_COUNT, 0xffff, 2);
+		base_put_le(spoilt.end + ZIP_END_COUNT, 0xffff, 2);
+		ck_assert_msg(spoil_parse(&spoilt) == cases[i].code, "%s", spoilt.error.text);
+		spoil_teardown(&spoilt);
+	}
+}
+END_TEST
+
+/* A directory that would take a terabyte, in a sparse file that has it. */
+START_TEST(directories_above_the_limit_are_refused)
+{
+	struct archive archive = { 0 };
+	struct base_buffer end = { 0 };
+	struct zip_directory directory;
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(zip_encode_directory(&end, NULL, 0, 1024 * GIB), 0);
+	base_put_le(end.data + ZIP64_END_DISK_COUNT, 1000, 8);
+	base_put_le(end.data + ZIP64_END_COUNT, 1000, 8);
+	base_put_le(end.data + ZIP64_END_SIZE, 1024 * GIB, 8);
+	base_put_le(end.data + ZIP64_END_OFFSET, 0, 8);
+	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + ZIP_END_DISK_COUNT, 0xffffffff, 4);
+	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + ZIP_END_SIZE, ALL_ONES, 8);
+	archive.bytes = 1024 * GIB + end.bytes;
+	archive_put(&archive, 1024 * GIB, &end);
+	ck_assert_msg(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", &error) ==
+			      IOSHAPE_E_LIMIT,
+		      "%s", error.text);
+	archive_free(&archive);
+}
+END_TEST
+
+START_TEST(impossible_numbers_in_the_directory_are_refused)
+{
+	CHECK_FIELD(central[0], 0, 4, 0, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_PACKED, 4, 7, IOSHAPE_E_DAMAGED);
+	/* All ones refer to a zip64 field that is not there. */
+	CHECK_FIELD(central[1], ZIP_CENTRAL_PACKED, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_OFFSET, 4, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_DISK, 2, ALL_ONES, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_DISK, 2, 1, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_OFFSET, 4, 0xfffffff0, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_OFFSET, 4, 0, IOSHAPE_E_DAMAGED); /* overlaps */
+	CHECK_FIELD(central[1], ZIP_CENTRAL_OFFSET, 4, 60, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_NAME, 2, 0, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_NAME, 2, 0xffff, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_EXTRA, 2, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_COMMENT, 2, 0xffff, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[2], ZIP_CENTRAL_COMMENT, 2, 1, IOSHAPE_E_DAMAGED);
+}
+END_TEST
+
+START_TEST(what_we_do_not_read_is_said)
+{
+	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 8, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0809, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0848, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x2808, IOSHAPE_E_FORMAT);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0828, IOSHAPE_E_FORMAT);
+}
+END_TEST
+
+START_TEST(records_that_overlap_are_refused)
+{
+	/* Sizes that reach into the next record, or into the directory. */
+	for (size_t i = 0; i < 3; i++) {
+		struct spoilt spoilt;
+		uint64_t limit, least;
+
+		spoil_setup(&spoilt);
+		least = spoilt.archive.entries[i].header_offset + ZIP_LOCAL_BYTES +
+			spoilt.archive.entries[i].name_bytes;
+		limit = i < 2 ? spoilt.archive.entries[i + 1].header_offset : spoilt.archive.cursor;
+		base_put_le(spoilt.central[i] + ZIP_CENTRAL_PACKED, limit - least + 1, 4);
+		base_put_le(spoilt.central[i] + ZIP_CENTRAL_SIZE, limit - least + 1, 4);
+		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+		spoil_teardown(&spoilt);
+	}
+}
+END_TEST
+
+/* Only the local header tells how long its extra field is. */
+START_TEST(local_headers_that_do_not_match_are_refused)
+{
+	static const struct {
+		size_t offset, width;
+		uint64_t value;
+	} cases[] = {
+		{ 0, 4, 0 },
+		{ ZIP_LOCAL_NAME, 2, 13 },
+		{ ZIP_LOCAL_EXTRA, 2, 0xffff },
+		{ ZIP_LOCAL_EXTRA, 2, 100 }, /* reaches into the next record */
+		{ ZIP_LOCAL_BYTES, 1, 'b' },
+		{ ZIP_LOCAL_METHOD, 2, 8 },
+		{ ZIP_LOCAL_FLAGS, 2, 0x0809 },
+		{ ZIP_LOCAL_FLAGS, 2, 0x0800 }, /* then its sizes should be true */
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		struct spoilt spoilt;
+
+		spoil_setup(&spoilt);
+		base_put_le(spoilt.flat + spoilt.archive.entries[1].header_offset + cases[i].offset,
+			    cases[i].value, (unsigned)cases[i].width);
+		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+		spoil_teardown(&spoilt);
+	}
+}
+END_TEST
+
+static int parse_names(const char *first, const char *second)
+{
+	struct archive archive = { 0 };
+	struct zip_directory directory;
+	struct base_error error = { 0 };
+	int ret;
+
+	archive_add(&archive, first, small_data, sizeof(small_data), 64, false);
+	archive_add(&archive, second, small_data, sizeof(small_data), 64, false);
+	archive_finish(&archive);
+	ret = zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", &error);
+	if (!ret)
+		zip_directory_free(&directory);
+	archive_free(&archive);
+	return ret;
+}
+
+START_TEST(names_have_to_make_sense)
+{
+	char too_long[ZIP_MAX_FULL_NAME_BYTES + 1];
+
+	memset(too_long, 'n', sizeof(too_long));
+	too_long[1] = '/';
+	too_long[2 + IOSHAPE_MAX_NAME_BYTES + 1] = '\0';
+	ck_assert_int_eq(parse_names("a/b", "a/c"), 0);
+	ck_assert_int_eq(parse_names("a/b", "a/b"), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(parse_names("a/b", "b/c"), IOSHAPE_E_FORMAT);
+	ck_assert_int_eq(parse_names("a/b", "ab"), IOSHAPE_E_FORMAT);
+	ck_assert_int_eq(parse_names("b", "a/b"), IOSHAPE_E_FORMAT);
+	ck_assert_int_eq(parse_names("/b", "/c"), IOSHAPE_E_FORMAT);
+	ck_assert_int_eq(parse_names("a/b", "a/\xff"), IOSHAPE_E_FORMAT);
+	ck_assert_int_eq(parse_names("n/b", too_long), IOSHAPE_E_LIMIT);
+	too_long[2 + IOSHAPE_MAX_NAME_BYTES] = '\0';
+	ck_assert_int_eq(parse_names("n/b", too_long), 0);
+	/* A folder with bytes in it. */
+	ck_assert_int_eq(parse_names("a/b", "a/"), IOSHAPE_E_DAMAGED);
+}
+END_TEST
+
+START_TEST(empty_folders_of_repacking_tools_are_no_records)
+{
+	struct archive archive = { 0 };
+	struct zip_directory directory;
+
+	archive_add(&archive, "a/", "", 0, 1, false);
+	archive_add(&archive, "a/data.pkl", small_data, sizeof(small_data), 64, false);
+	archive_add(&archive, "a/data/", "", 0, 1, false);
+	archive_add(&archive, "a/data/0", small_data, sizeof(small_data), 64, false);
+	archive_finish(&archive);
+	parse_archive(&archive, &directory);
+	ck_assert_uint_eq(directory.count, 2);
+	ck_assert_str_eq(directory.entries[0].name, "data.pkl");
+	ck_assert_str_eq(directory.entries[1].name, "data/0");
+	zip_directory_free(&directory);
+	archive_free(&archive);
+
+	/* Yet they have their say about the folder. */
+	archive_add(&archive, "a/", "", 0, 1, false);
+	archive_add(&archive, "b/data.pkl", small_data, sizeof(small_data), 64, false);
+	archive_finish(&archive);
+	ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
+			 IOSHAPE_E_FORMAT);
+	archive_free(&archive);
+}
+END_TEST
+
+START_TEST(an_archive_of_empty_folders_is_refused)
+{
+	struct archive archive = { 0 };
+	struct zip_directory directory;
+
+	archive_add(&archive, "a/", "", 0, 1, false);
+	archive_finish(&archive);
+	ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
+			 IOSHAPE_E_FORMAT);
+	archive_free(&archive);
+}
+END_TEST
+
+/* The directory lists the records backwards: they still must not overlap, and are located. */
+START_TEST(the_directory_may_have_another_order_than_the_file)
+{
+	struct archive archive = { 0 };
+	struct zip_directory directory;
+	struct zip_entry swap;
+	char name[32];
+
+	for (unsigned i = 0; i < 10; i++) {
+		snprintf(name, sizeof(name), "a/%u", i);
+		archive_add(&archive, name, small_data, i, 64, false);
+	}
+	for (unsigned i = 0; i < 5; i++) {
+		swap = archive.entries[i];
+		archive.entries[i] = archive.entries[9 - i];
+		archive.entries[9 - i] = swap;
+	}
+	archive_finish(&archive);
+	parse_archive(&archive, &directory);
+	check_same(&archive, &directory, 2);
+	for (uint64_t i = 0; i < 10; i++) {
+		const struct zip_entry *entry = &directory.entries[i];
+
+		ck_assert(zip_data_fits(&directory, i, entry->data_offset));
+		ck_assert(!zip_data_fits(&directory, i, entry->header_offset + 30));
+		ck_assert(!zip_data_fits(&directory, i, entry->data_offset + 200));
+		ck_assert(!zip_data_fits(&directory, i, UINT64_MAX));
+	}
+	zip_directory_free(&directory);
+	/* The last of the file, first in the directory, reaches into the directory. */
+	archive.entries[0].bytes = 200;
+	archive.extents[archive.extent_count - 1].bytes = 0;
+	archive_finish(&archive);
+	ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
+			 IOSHAPE_E_DAMAGED);
+	archive_free(&archive);
+}
+END_TEST
+
+/* ---- The ends of files ---------------------------------------------------------------------------------- */
+
+START_TEST(every_truncation_is_refused)
+{
+	struct spoilt spoilt;
+	size_t all;
+
+	spoil_setup(&spoilt);
+	all = spoilt.bytes;
+	for (spoilt.bytes = 0; spoilt.bytes < all; spoilt.bytes++) {
+		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+		ck_assert_ptr_nonnull(strstr(spoilt.error.text, "truncated"));
+	}
+	ck_assert_int_eq(spoil_parse(&spoilt), 0);
+	spoil_teardown(&spoilt);
+}
+END_TEST
+
+START_TEST(appended_bytes_are_refused_and_comments_are_not)
+{
+	static const size_t lengths[] = { 1, 21, 22, 23, 100, 65534, 65535 };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(lengths); i++) {
+		struct spoilt spoilt;
+		size_t end;
+
+		spoil_setup(&spoilt);
+		end = (size_t)(spoilt.end - spoilt.flat);
+		spoilt.flat = realloc(spoilt.flat, spoilt.bytes + lengths[i]);
+		memset(spoilt.flat + spoilt.bytes, 'P', lengths[i]);
+		spoilt.bytes += lengths[i];
+		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+		base_put_le(spoilt.flat + end + ZIP_END_COMMENT, lengths[i], 2);
+		ck_assert_msg(spoil_parse(&spoilt) == 0, "%s", spoilt.error.text);
+		spoil_teardown(&spoilt);
+	}
+}
+END_TEST
+
+/* Readers disagree about such a file: we do not take part. */
+START_TEST(a_comment_with_another_end_record_is_refused)
+{
+	struct spoilt spoilt;
+	size_t end;
+
+	spoil_setup(&spoilt);
+	end = (size_t)(spoilt.end - spoilt.flat);
+	spoilt.flat = realloc(spoilt.flat, spoilt.bytes + 40);
+	memset(spoilt.flat + spoilt.bytes, 0, 40);
+	memcpy(spoilt.flat + spoilt.bytes + 5, spoilt.flat + end, 22);
+	spoilt.bytes += 40;
+	base_put_le(spoilt.flat + end + ZIP_END_COMMENT, 40, 2);
+	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+	spoil_teardown(&spoilt);
+}
+END_TEST
+
+START_TEST(bytes_in_front_are_refused)
+{
+	struct spoilt spoilt;
+	uint8_t *moved;
+
+	spoil_setup(&spoilt);
+	moved = calloc(1, spoilt.bytes + 100);
+	memcpy(moved + 100, spoilt.flat, spoilt.bytes);
+	free(spoilt.flat);
+	spoilt.flat = moved;
+	spoilt.bytes += 100;
+	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+	spoil_teardown(&spoilt);
+}
+END_TEST
+
+START_TEST(other_kinds_of_files_are_recognised)
+{
+	static const struct {
+		const char *bytes;
+		size_t length;
+		const char *word;
+	} cases[] = {
+		{ "\x80\x02\x8a\nl\xfc\x9c" "F\xf9 j\xa8P\x19.", 15, "before torch 1.6" },
+		{ "\x80\x04\x95\x05\0\0\0\0\0\0\0}\x94.", 14, "pickle" },
+		{ "\x1f\x8b\x08\0\0\0\0\0", 8, "gzip" },
+		{ "\x28\xb5\x2f\xfd\0\0\0\0", 8, "zstd" },
+		{ "\xfd" "7zXZ\0\0\0", 8, "xz" },
+		{ "\x89HDF\r\n\x1a\n", 8, "HDF5" },
+		{ "\x08\0\0\0\0\0\0\0{\"a\": 1}", 16, "safetensors" },
+		{ "Hello, world. This is a text.", 29, "neither" },
+		{ "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 23, "neither" },
+		{ "x", 1, "neither" },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		struct archive_bytes bytes = { (const uint8_t *)cases[i].bytes, cases[i].length };
+		struct zip_directory directory;
+		struct base_error error = { 0 };
+
+		ck_assert_int_eq(zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt",
+					   &error),
+				 IOSHAPE_E_FORMAT);
+		ck_assert_msg(strstr(error.text, cases[i].word), "%s", error.text);
+	}
+}
+END_TEST
+
+static int failing_fetch(void *user, uint64_t offset, void *into, size_t bytes)
+{
+	unsigned *left = user;
+
+	(void)offset;
+	if (!(*left)--)
+		return -EIO;
+	memset(into, 0, bytes);
+	return 0;
+}
+
+START_TEST(failed_reads_are_reported_as_such)
+{
+	struct zip_directory directory;
+	struct base_error error = { 0 };
+	unsigned left = 0;
+
+	ck_assert_int_eq(zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", &error), -EIO);
+	ck_assert_ptr_nonnull(strstr(error.text, "test.pt"));
+	left = 1;
+	ck_assert_int_eq(zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", NULL), -EIO);
+}
+END_TEST
+
+/* ---- Encoding ------------------------------------------------------------------------------------------- */
+
+START_TEST(headers_are_only_made_for_the_name_they_were_planned_for)
+{
+	struct base_buffer out = { 0 };
+	struct zip_place place;
+
+	ck_assert_int_eq(zip_place_record(0, 10, 5, 1, &place), 0);
+	ck_assert_int_eq(zip_encode_header(&out, "eleven_char", &place, 5), -EINVAL);
+	ck_assert_uint_eq(out.bytes, 0);
+	ck_assert_int_eq(zip_encode_descriptor(&out, 0, 0xffffffff, false), -EINVAL);
+	ck_assert_uint_eq(out.bytes, 0);
+	base_buffer_free(&out);
+}
+END_TEST
+
+/* The first bytes of a record as torch writes them, but for the sizes in between. */
+START_TEST(a_header_is_to_the_byte_that_of_torch)
+{
+	static const uint8_t expected[64] = "PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+					    "\x0a\0\x18\0m/data.pklFB\x14\0ZZZZZZZZZZZZZZZZZZZ";
+	struct base_buffer out = { 0 };
+	struct zip_place place;
+
+	ck_assert_int_eq(zip_place_record(0, 10, 296, 64, &place), 0);
+	ck_assert_int_eq(zip_encode_header(&out, "m/data.pkl", &place, 296), 0);
+	ck_assert_uint_eq(out.bytes, 64);
+	ck_assert_mem_eq(out.data, expected, 63);
+	ck_assert_uint_eq(out.data[63], 'Z');
+	out.bytes = 0;
+	ck_assert_int_eq(zip_encode_descriptor(&out, 0x297ec914, 296, false), 0);
+	ck_assert_uint_eq(out.bytes, 16);
+	ck_assert_mem_eq(out.data, "PK\x07\x08\x14\xc9\x7e\x29\x28\x01\0\0\x28\x01\0\0", 16);
+	base_buffer_free(&out);
+}
+END_TEST
+
+/* Whatever the directory says of a record is part of its checksum; the folder's name is not. */
+START_TEST(the_checksum_of_a_directory_covers_every_field)
+{
+	const struct zip_entry entry = { (char *)(uintptr_t)"x/data/0", 8, 1, 2, 3, 4 };
+	struct zip_entry changed[] = { entry, entry, entry, entry, entry, entry };
+	uint32_t crc = zip_directory_crc32(&entry, 1, 2);
+
+	changed[0].name = (char *)(uintptr_t)"x/data/1";
+	changed[1].name_bytes--;
+	changed[2].crc32++;
+	changed[3].bytes++;
+	changed[4].header_offset++;
+	for (size_t i = 0; i < 5; i++)
+		ck_assert_uint_ne(zip_directory_crc32(&changed[i], 1, 2), crc);
+	ck_assert_uint_ne(zip_directory_crc32(changed + 5, 0, 2), crc);
+	changed[5].name = (char *)(uintptr_t)"folder/data/0";
+	changed[5].name_bytes = 13;
+	ck_assert_uint_eq(zip_directory_crc32(&changed[5], 1, 7), crc);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/parse");
+	TCase *well = tcase_create("what is written comes back");
+	TCase *lies = tcase_create("lies");
+	TCase *ends = tcase_create("ends of files");
+	TCase *encoding = tcase_create("encoding");
+
+	tcase_set_timeout(well, 60);
+	tcase_set_timeout(ends, 60);
+	tcase_add_loop_test(well, random_archives_come_back_as_they_went_in, 0, 100);
+	tcase_add_test(well, sizes_around_four_gigabytes_come_back);
+	tcase_add_test(well, offsets_around_four_gigabytes_come_back);
+	tcase_add_test(well, any_folder_that_torch_would_make_is_read);
+	tcase_add_loop_test(well, more_records_than_sixteen_bits_count_come_back, 0, 4);
+	tcase_add_test(well, empty_folders_of_repacking_tools_are_no_records);
+	tcase_add_test(lies, an_archive_of_empty_folders_is_refused);
+	tcase_add_test(well, the_directory_may_have_another_order_than_the_file);
+	suite_add_tcase(suite, well);
+
+	tcase_add_test(lies, impossible_numbers_in_the_end_records_are_refused);
+	tcase_add_test(lies, all_ones_without_zip64_are_refused);
+	tcase_add_test(lies, huge_counts_cost_nothing_and_are_refused);
+	tcase_add_test(lies, directories_above_the_limit_are_refused);
+	tcase_add_test(lies, impossible_numbers_in_the_directory_are_refused);
+	tcase_add_test(lies, what_we_do_not_read_is_said);
+	tcase_add_test(lies, records_that_overlap_are_refused);
+	tcase_add_test(lies, local_headers_that_do_not_match_are_refused);
+	tcase_add_test(lies, names_have_to_make_sense);
+	suite_add_tcase(suite, lies);
+
+	tcase_add_test(ends, every_truncation_is_refused);
+	tcase_add_test(ends, appended_bytes_are_refused_and_comments_are_not);
+	tcase_add_test(ends, a_comment_with_another_end_record_is_refused);
+	tcase_add_test(ends, bytes_in_front_are_refused);
+	tcase_add_test(ends, other_kinds_of_files_are_recognised);
+	tcase_add_test(ends, failed_reads_are_reported_as_such);
+	suite_add_tcase(suite, ends);
+
+	tcase_add_test(encoding, headers_are_only_made_for_the_name_they_were_planned_for);
+	tcase_add_test(encoding, a_header_is_to_the_byte_that_of_torch);
+	tcase_add_test(encoding, the_checksum_of_a_directory_covers_every_field);
+	suite_add_tcase(suite, encoding);
+	return check_main(suite);
+}

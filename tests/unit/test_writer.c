@@ -1,0 +1,598 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The container writer, on a file floor of the test's own: it fails when it is told to, and shows
+ * the container what it wrote. The functions below take the place of those in the library.
+ */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "support/random.h"
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- The file floor -------------------------------------------------------------------------- */
+
+struct ring_writer {
+	int fd; /* memory, with holes */
+	uint64_t bytes;
+	bool finished;
+};
+
+static unsigned long steps, failing_step; /* puts and finishes; the failing one, or 0 */
+static unsigned files;                    /* that have not been freed */
+
+/* What a record of gigabytes is made of: neither stored nor checksummed byte by byte. */
+static const uint8_t zeros[MIB];
+
+static bool step_fails(struct base_error *error)
+{
+	if (++steps != failing_step)
+		return false;
+	base_fail(error, -EIO, "the test wants it so");
+	return true;
+}
+
+uint64_t ring_writer_offset(const struct ring_writer *file)
+{
+	return file->bytes;
+}
+
+int ring_writer_put(struct ring_writer *file, const void *data, size_t bytes, uint32_t *crc,
+		    struct base_error *error)
+{
+	static uint32_t crc_of_zeros;
+
+	REQUIRE(!file->finished);
+	if (step_fails(error))
+		return -EIO;
+	if (data == zeros && bytes == sizeof(zeros)) {
+		if (!crc_of_zeros)
+			crc_of_zeros = base_crc32(0, zeros, sizeof(zeros));
+		REQUIRE(crc != NULL);
+		*crc = base_crc32_combine(*crc, crc_of_zeros, bytes);
+		REQUIRE(!ftruncate(file->fd, (off_t)(file->bytes + bytes)));
+	} else {
+		if (crc)
+			*crc = base_crc32(*crc, data, bytes);
+		REQUIRE(pwrite(file->fd, data, bytes, (off_t)file->bytes) == (ssize_t)bytes);
+	}
+	file->bytes += bytes;
+	return 0;
+}
+
+int ring_writer_finish(struct ring_writer *file, struct base_error *error)
+{
+	if (step_fails(error))
+		return -EIO;
+	file->finished = true;
+	return 0;
+}
+
+void ring_writer_free(struct ring_writer *file)
+{
+	close(file->fd);
+	free(file);
+	files--;
+}
+
+static struct ring_writer *new_file(void)
+{
+	struct ring_writer *file;
+
+	fail_memory_at(0);
+	file = calloc(1, sizeof(*file));
+	file->fd = memfd_create("container", MFD_CLOEXEC);
+	ck_assert_int_ge(file->fd, 0);
+	files++;
+	steps = failing_step = 0;
+	return file;
+}
+
+static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
+{
+	const struct ring_writer *file = user;
+
+	return pread(file->fd, into, bytes, (off_t)offset) == (ssize_t)bytes ? 0 : -EIO;
+}
+
+static uint8_t *content_of(const struct ring_writer *file)
+{
+	uint8_t *content = malloc(file->bytes + 1);
+
+	REQUIRE(pread(file->fd, content, file->bytes, 0) == (ssize_t)file->bytes);
+	return content;
+}
+
+/* ---- Writing and looking back ---------------------------------------------------------------- */
+
+static struct zip_writer *new_writer(void)
+{
+	struct zip_writer *writer;
+
+	ck_assert_int_eq(zip_writer_new(&writer, new_file(), "/checkpoints/last.pt", NULL), 0);
+	return writer;
+}
+
+static int write_record(struct zip_writer *writer, const char *name, const void *data, size_t bytes,
+			struct base_error *error)
+{
+	int ret;
+
+	ret = zip_writer_begin(writer, name, bytes, 0, error);
+	if (!ret)
+		ret = zip_writer_put(writer, data, bytes, error);
+	if (!ret)
+		ret = zip_writer_end(writer, error);
+	return ret;
+}
+
+static void look_back(struct zip_writer *writer, struct zip_directory *directory,
+		      struct zip_index *index)
+{
+	struct ring_writer *file = zip_writer_file(writer);
+	struct base_error error = { 0 };
+	struct zip_entry *last;
+	uint8_t *bytes;
+
+	ck_assert_msg(!zip_parse(directory, file->bytes, fetch, file, "test", &error), "%s",
+		      error.text);
+	for (uint64_t i = 0; i < directory->count; i++)
+		REQUIRE(!zip_locate(directory, i, fetch, file, "test", &error));
+
+	last = &directory->entries[directory->count - 1];
+	ck_assert_str_eq(last->name, ZIP_INDEX_RECORD);
+	bytes = malloc(last->bytes);
+	ck_assert_int_eq(fetch(file, last->data_offset, bytes, last->bytes), 0);
+	ck_assert_uint_eq(base_crc32(0, bytes, last->bytes), last->crc32);
+	ck_assert_msg(!zip_index_decode(index, bytes, last->bytes, directory->entries,
+					directory->count - 1, last->header_offset, &error),
+		      "%s", error.text);
+	free(bytes);
+}
+
+static void expect_checks(const struct zip_index *index, uint64_t first, const uint8_t *data,
+			  size_t bytes)
+{
+	for (size_t done = 0; done < bytes; done += ZIP_CHECK_BYTES, first++)
+		ck_assert_uint_eq(index->checks[first],
+				  base_crc32(0, data + done, MIN(bytes - done, ZIP_CHECK_BYTES)));
+}
+
+/* ---- What is written ------------------------------------------------------------------------- */
+
+static const size_t sizes[] = {
+	200,       0,       1,   63,      65536,   256 * KIB - 1,
+	256 * KIB, MIB - 1, MIB, MIB + 1, 3 * MIB, 5 * MIB + 77,
+};
+
+/* Pieces of whatever size, some of them empty. */
+static void write_in_pieces(struct zip_writer *writer, const char *name, const uint8_t *data,
+			    size_t bytes, bool known, uint64_t *seed)
+{
+	size_t piece;
+
+	ck_assert_int_eq(
+		zip_writer_begin(writer, name, known ? bytes : IOSHAPE_UNKNOWN_BYTES, 0, NULL), 0);
+	for (size_t done = 0; done < bytes; done += piece) {
+		piece = test_random_below(seed, (size_t)1 << test_random_below(seed, 23));
+		piece = MIN(piece, bytes - done);
+		REQUIRE(!zip_writer_put(writer, data + done, piece, NULL));
+	}
+	ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
+}
+
+static void expect_records(struct zip_writer *writer, const uint8_t *data)
+{
+	struct zip_directory directory;
+	struct zip_index index;
+	uint8_t *content = content_of(zip_writer_file(writer));
+	uint64_t check = 0, payload = 0;
+
+	look_back(writer, &directory, &index);
+	ck_assert_uint_eq(directory.count, ARRAY_LENGTH(sizes) + 1);
+	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
+		const struct zip_entry *entry = &directory.entries[i];
+
+		ck_assert_uint_eq(entry->bytes, sizes[i]);
+		ck_assert_mem_eq(content + entry->data_offset, data, sizes[i]);
+		ck_assert_uint_eq(entry->crc32, base_crc32(0, data, sizes[i]));
+		ck_assert_uint_eq(index.data_offsets[i], entry->data_offset);
+		expect_checks(&index, check, data, sizes[i]);
+		check += (sizes[i] + MIB - 1) / MIB;
+		payload += sizes[i];
+	}
+	ck_assert_uint_eq(index.check_count, check);
+	ck_assert_uint_eq(zip_writer_payload_bytes(writer), payload);
+	ck_assert(zip_writer_file(writer)->finished);
+	zip_index_free(&index);
+	zip_directory_free(&directory);
+	free(content);
+}
+
+START_TEST(records_come_back_whatever_pieces_they_came_in)
+{
+	uint8_t *data = malloc(8 * MIB);
+	uint64_t seed = 10 + (uint64_t)_i;
+	bool known = _i % 2;
+	char name[32];
+
+	test_random_fill(&seed, data, 8 * MIB);
+	for (int round = 0; round < 3; round++) {
+		struct zip_writer *writer = new_writer();
+
+		for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
+			snprintf(name, sizeof(name), "data/%zu", i);
+			write_in_pieces(writer, name, data, sizes[i], known, &seed);
+		}
+		ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+		expect_records(writer, data);
+		zip_writer_free(writer);
+	}
+	ck_assert_uint_eq(files, 0);
+	free(data);
+}
+END_TEST
+
+START_TEST(data_begins_where_it_was_asked_to)
+{
+	struct zip_writer *writer = new_writer();
+	struct zip_directory directory;
+	struct zip_index index;
+	uint32_t alignment = 1;
+	char name[32];
+
+	for (int i = 0; i < 13; i++, alignment *= 2) {
+		snprintf(name, sizeof(name), "%d", i);
+		ck_assert_int_eq(zip_writer_begin(writer, name, 3, alignment, NULL), 0);
+		ck_assert_int_eq(zip_writer_put(writer, "abc", 3, NULL), 0);
+		ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
+	}
+	ck_assert_int_eq(write_record(writer, "small", zeros, 256 * KIB - 1, NULL), 0);
+	ck_assert_int_eq(write_record(writer, "large", zeros, 256 * KIB, NULL), 0);
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	look_back(writer, &directory, &index);
+	for (uint32_t i = 0; i < 13; i++)
+		ck_assert_uint_eq(index.data_offsets[i] % (UINT64_C(1) << i), 0);
+	ck_assert_uint_eq(index.data_offsets[13] % 64, 0);
+	ck_assert_uint_eq(index.data_offsets[14] % 4096, 0);
+	zip_index_free(&index);
+	zip_directory_free(&directory);
+	zip_writer_free(writer);
+}
+END_TEST
+
+START_TEST(table_and_metadata_are_in_the_index)
+{
+	const int64_t shape[] = { 2, 5 }, strides[] = { 5, 1 };
+	const struct zip_tensor_row row = { "w", IOSHAPE_UINT8, 2, shape, strides, 1 };
+	const struct zip_index given = {
+		.has_table = true,
+		.tensor_count = 1,
+		.tensors = &row,
+		.metadata = { .step = 42 },
+	};
+	struct zip_writer *writer = new_writer();
+	struct zip_directory directory;
+	struct zip_index index;
+
+	ck_assert_int_eq(write_record(writer, "data.pkl", "pickle", 6, NULL), 0);
+	ck_assert_int_eq(write_record(writer, "data/0", "0123456789", 10, NULL), 0);
+	ck_assert_int_eq(zip_writer_finish(writer, &given, NULL), 0);
+	look_back(writer, &directory, &index);
+	ck_assert(index.has_table);
+	ck_assert_str_eq(index.tensors[0].name, "w");
+	ck_assert_int_eq(index.metadata.step, 42);
+	zip_index_free(&index);
+	zip_directory_free(&directory);
+	zip_writer_free(writer);
+}
+END_TEST
+
+START_TEST(an_empty_container_is_a_container)
+{
+	struct zip_writer *writer = new_writer();
+	struct zip_directory directory;
+	struct zip_index index;
+
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	look_back(writer, &directory, &index);
+	ck_assert_uint_eq(directory.count, 1);
+	zip_index_free(&index);
+	zip_directory_free(&directory);
+	zip_writer_free(writer);
+}
+END_TEST
+
+/* Sizes and offsets that need the wide fields: known or not, and a small record behind them. */
+START_TEST(records_may_pass_four_gigabytes)
+{
+	const uint64_t count = 4 * KIB + 1;
+	uint32_t crc = 0, block = base_crc32(0, zeros, sizeof(zeros));
+
+	for (uint64_t i = 0; i < count; i++)
+		crc = base_crc32_combine(crc, block, sizeof(zeros));
+
+	for (int known = 0; known < 2; known++) {
+		struct zip_writer *writer = new_writer();
+		struct zip_directory directory;
+		struct zip_index index;
+
+		ck_assert_int_eq(zip_writer_begin(writer, "data/0",
+						  known ? count * MIB : IOSHAPE_UNKNOWN_BYTES, 0,
+						  NULL),
+				 0);
+		for (uint64_t i = 0; i < count; i++)
+			REQUIRE(!zip_writer_put(writer, zeros, sizeof(zeros), NULL));
+		ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
+		ck_assert_int_eq(write_record(writer, "data/1", "behind", 6, NULL), 0);
+		ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+		look_back(writer, &directory, &index);
+		ck_assert_uint_eq(directory.entries[0].bytes, count * MIB);
+		ck_assert_uint_eq(index.check_count, count + 1);
+		ck_assert_uint_gt(directory.entries[1].header_offset, count * MIB);
+		ck_assert_uint_eq(directory.entries[0].crc32, crc);
+		zip_index_free(&index);
+		zip_directory_free(&directory);
+		zip_writer_free(writer);
+	}
+}
+END_TEST
+
+START_TEST(a_hundred_thousand_records_are_no_trouble)
+{
+	struct zip_writer *writer = new_writer();
+	struct zip_directory directory;
+	struct zip_index index;
+	uint64_t position;
+	char name[32];
+
+	for (int i = 0; i < 100000; i++) {
+		int length = snprintf(name, sizeof(name), "data/%d", i);
+
+		REQUIRE(!write_record(writer, name, name, (size_t)length, NULL));
+	}
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	look_back(writer, &directory, &index);
+	ck_assert_uint_eq(directory.count, 100001);
+	ck_assert(zip_names_find(directory.names, "data/77777", 10, &position));
+	ck_assert_uint_eq(position, 77777);
+	zip_index_free(&index);
+	zip_directory_free(&directory);
+	zip_writer_free(writer);
+}
+END_TEST
+
+/* ---- Misuse ---------------------------------------------------------------------------------- */
+
+static void expect_message(int ret, int code, const struct base_error *error, const char *text)
+{
+	ck_assert_int_eq(ret, code);
+	ck_assert_int_eq(error->code, code);
+	ck_assert_msg(strstr(error->text, text), "\"%s\" does not say \"%s\"", error->text, text);
+	ck_assert_ptr_nonnull(strstr(error->text, "/checkpoints/last.pt"));
+}
+
+static void expect_bad_name(struct zip_writer *writer, const char *name, int code, const char *text)
+{
+	struct base_error error = { 0 };
+
+	expect_message(zip_writer_begin(writer, name, 1, 0, &error), code, &error, text);
+}
+
+static void misuse_names(struct zip_writer *writer)
+{
+	static const char *const bad[] = { "/etc/passwd", "../up", "a/../b", "a//b", "a/", ".",
+					   "./a",         "..",    "a/..",   "/",    "a/." };
+	char longest[IOSHAPE_MAX_NAME_BYTES + 2];
+
+	expect_bad_name(writer, NULL, -EINVAL, "no name");
+	expect_bad_name(writer, "", -EINVAL, "no name");
+	expect_bad_name(writer, "caf\xe9", -EINVAL, "caf?");
+	expect_bad_name(writer, "first", -EEXIST, "\"first\"");
+	expect_bad_name(writer, ZIP_INDEX_RECORD, -EINVAL, "own");
+	expect_bad_name(writer, ".ioshape/else", -EINVAL, "own");
+	for (size_t i = 0; i < ARRAY_LENGTH(bad); i++)
+		expect_bad_name(writer, bad[i], -EINVAL, "relative");
+	memset(longest, 'n', sizeof(longest) - 1);
+	longest[sizeof(longest) - 1] = '\0';
+	expect_bad_name(writer, longest, IOSHAPE_E_LIMIT, "nnn");
+}
+
+static void misuse_order(struct zip_writer *writer)
+{
+	struct base_error error = { 0 };
+
+	expect_message(zip_writer_put(writer, "a", 1, &error), -EINVAL, &error, "no record");
+	error.code = 0;
+	expect_message(zip_writer_end(writer, &error), -EINVAL, &error, "no record");
+	error.code = 0;
+	expect_message(zip_writer_begin(writer, "a", 1, 3, &error), -EINVAL, &error,
+		       "power of two");
+	error.code = 0;
+	expect_message(zip_writer_begin(writer, "a", 1, 8192, &error), -EINVAL, &error, "8192");
+	error.code = 0;
+	expect_message(zip_writer_begin(writer, "a", UINT64_MAX - 1, 0, &error), IOSHAPE_E_LIMIT,
+		       &error, "does not fit");
+}
+
+/* With "second" open, announced with three bytes. */
+static void misuse_open_record(struct zip_writer *writer)
+{
+	struct base_error error = { 0 };
+
+	expect_message(zip_writer_begin(writer, "third", 1, 0, &error), -EINVAL, &error,
+		       "\"second\" is open");
+	error.code = 0;
+	expect_message(zip_writer_finish(writer, NULL, &error), -EINVAL, &error, "still open");
+	error.code = 0;
+	expect_message(zip_writer_put(writer, "abcd", 4, &error), -EINVAL, &error, "3 bytes");
+	error.code = 0;
+	ck_assert_int_eq(zip_writer_put(writer, "ab", 2, NULL), 0);
+	expect_message(zip_writer_end(writer, &error), -EINVAL, &error, "got 2");
+	error.code = 0;
+	expect_message(zip_writer_put(writer, "cd", 2, &error), -EINVAL, &error, "would get 4");
+	error.code = 0;
+	expect_message(zip_writer_put(writer, NULL, 1, &error), -EINVAL, &error, "NULL");
+	ck_assert_int_eq(zip_writer_put(writer, NULL, 0, NULL), 0);
+	ck_assert_int_eq(zip_writer_put(writer, "c", 1, NULL), 0);
+}
+
+static uint8_t *write_two(bool misused, uint64_t *bytes)
+{
+	struct zip_writer *writer = new_writer();
+	uint8_t *content;
+
+	ck_assert_int_eq(write_record(writer, "first", "1", 1, NULL), 0);
+	if (misused) {
+		misuse_names(writer);
+		misuse_order(writer);
+	}
+	ck_assert_int_eq(zip_writer_begin(writer, "second", 3, 0, NULL), 0);
+	if (misused)
+		misuse_open_record(writer);
+	else
+		ck_assert_int_eq(zip_writer_put(writer, "abc", 3, NULL), 0);
+	ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	*bytes = zip_writer_file(writer)->bytes;
+	content = content_of(zip_writer_file(writer));
+	zip_writer_free(writer);
+	return content;
+}
+
+START_TEST(misuse_is_refused_and_leaves_no_trace)
+{
+	uint64_t plain_bytes, misused_bytes;
+	uint8_t *plain = write_two(false, &plain_bytes), *misused = write_two(true, &misused_bytes);
+
+	ck_assert_uint_eq(plain_bytes, misused_bytes);
+	ck_assert_mem_eq(plain, misused, plain_bytes);
+	free(plain);
+	free(misused);
+}
+END_TEST
+
+START_TEST(nothing_follows_the_end)
+{
+	struct zip_writer *writer = new_writer();
+	struct base_error error = { 0 };
+	unsigned long before;
+
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
+	before = steps;
+	expect_message(zip_writer_begin(writer, "late", 1, 0, &error), -EINVAL, &error, "complete");
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), -EINVAL);
+	ck_assert_uint_eq(steps, before);
+	zip_writer_free(writer);
+	zip_writer_free(NULL);
+	ck_assert_uint_eq(files, 0);
+}
+END_TEST
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+static int write_some(struct zip_writer *writer, struct base_error *error)
+{
+	int ret = 0;
+	char name[32];
+
+	for (int i = 0; !ret && i < 70; i++) {
+		snprintf(name, sizeof(name), "data/%d", i);
+		ret = write_record(writer, name, zeros + 1, i ? 10 : MIB - 1, error);
+	}
+	if (!ret)
+		ret = zip_writer_finish(writer, NULL, error);
+	return ret;
+}
+
+/* Whatever step fails, it is told once, and from then on the file is not touched. */
+START_TEST(after_a_failed_write_nothing_more_is_written)
+{
+	unsigned long nth;
+	int ret = -EIO;
+
+	for (nth = 1; ret; nth++) {
+		struct zip_writer *writer = new_writer();
+		struct base_error error = { 0 };
+		unsigned long before;
+
+		failing_step = nth;
+		ret = write_some(writer, &error);
+		before = steps;
+		if (ret) {
+			REQUIRE(ret == -EIO && error.code == -EIO);
+			REQUIRE(strstr(error.text, "the test wants it so"));
+			REQUIRE(zip_writer_begin(writer, "more", 1, 0, NULL) == -EIO);
+			REQUIRE(zip_writer_put(writer, "m", 1, NULL) == -EIO);
+			REQUIRE(zip_writer_end(writer, NULL) == -EIO);
+			REQUIRE(zip_writer_finish(writer, NULL, NULL) == -EIO);
+		}
+		REQUIRE(steps == before);
+		zip_writer_free(writer);
+		REQUIRE(files == 0);
+	}
+	ck_assert_uint_gt(nth, 3 * 70 + 3);
+}
+END_TEST
+
+START_TEST(without_memory_nothing_leaks)
+{
+	struct ring_writer *file;
+	unsigned long nth;
+	int ret = -ENOMEM;
+
+	for (nth = 1; ret; nth++) {
+		struct zip_writer *writer = NULL;
+		struct base_error error = { 0 };
+
+		file = new_file();
+		fail_memory_at(nth);
+		ret = zip_writer_new(&writer, file, "/checkpoints/last.pt", &error);
+		if (ret) {
+			fail_memory_at(0);
+			REQUIRE(!writer && files == 1);
+			ring_writer_free(file);
+		} else {
+			ret = write_some(writer, &error);
+			if (ret)
+				REQUIRE(zip_writer_begin(writer, "more", 1, 0, NULL) == -ENOMEM);
+			fail_memory_at(0);
+			zip_writer_free(writer);
+		}
+		REQUIRE(!ret || (ret == -ENOMEM && error.code == -ENOMEM));
+		REQUIRE(files == 0);
+	}
+	ck_assert_uint_gt(nth, 80);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/writer");
+	TCase *written = tcase_create("written");
+	TCase *misuse = tcase_create("misuse");
+	TCase *failures = tcase_create("failures");
+
+	tcase_set_timeout(written, 30);
+	tcase_add_loop_test(written, records_come_back_whatever_pieces_they_came_in, 0, 4);
+	tcase_add_test(written, data_begins_where_it_was_asked_to);
+	tcase_add_test(written, table_and_metadata_are_in_the_index);
+	tcase_add_test(written, an_empty_container_is_a_container);
+	tcase_add_test(written, records_may_pass_four_gigabytes);
+	tcase_add_test(written, a_hundred_thousand_records_are_no_trouble);
+	suite_add_tcase(suite, written);
+	tcase_add_test(misuse, misuse_is_refused_and_leaves_no_trace);
+	tcase_add_test(misuse, nothing_follows_the_end);
+	suite_add_tcase(suite, misuse);
+	tcase_set_timeout(failures, 30);
+	tcase_add_test(failures, after_a_failed_write_nothing_more_is_written);
+	tcase_add_test(failures, without_memory_nothing_leaks);
+	suite_add_tcase(suite, failures);
+	return check_main(suite);
+}
