@@ -257,7 +257,7 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base
 	return send(lane, slot, error);
 }
 
-static const char *remedy_for(int code)
+const char *ring_remedy(int code)
 {
 	switch (code) {
 	case -ENOSPC:
@@ -278,7 +278,7 @@ static int fail_slot(struct ring_lane *lane, struct ring_slot *slot, int code,
 {
 	return base_fail(error, code, "cannot %s %s at offset %llu (%zu bytes, %s engine)%s",
 			 lane->verb, lane->path, (unsigned long long)slot->op.offset,
-			 slot->op.bytes, lane->ops->id, remedy_for(code));
+			 slot->op.bytes, lane->ops->id, ring_remedy(code));
 }
 
 /* A file that refuses direct I/O only when it is used: on to the page cache, if we may. */

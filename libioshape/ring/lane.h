@@ -74,6 +74,9 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base
 /* Waits until this slot is done; others may be done on the way. */
 int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 
+/* What to do about a failed write or read, as the end of a sentence; "" if nothing is known to help. */
+const char *ring_remedy(int code);
+
 /* Waits until nothing is in flight, come what may; the first failure is reported. */
 int ring_lane_drain(struct ring_lane *lane, struct base_error *error);
 

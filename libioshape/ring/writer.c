@@ -170,6 +170,7 @@ static int write_plainly(struct ring_writer *writer, const uint8_t *data, size_t
 	struct ring_target *target = &writer->target;
 	size_t done = 0;
 	ssize_t moved;
+	int code;
 
 	while (done < bytes) {
 		if (target->stream)
@@ -181,10 +182,13 @@ static int write_plainly(struct ring_writer *writer, const uint8_t *data, size_t
 			writer->notes->short_results++;
 			continue;
 		}
-		if (moved <= 0)
-			return base_fail(error, moved ? -errno : -EIO,
-					 "cannot write %s at offset %llu", target->path,
-					 (unsigned long long)(writer->submitted + done));
+		if (moved <= 0) {
+			code = moved ? -errno : -EIO;
+			return base_fail(error, code, "cannot write %s at offset %llu%s",
+					 target->path,
+					 (unsigned long long)(writer->submitted + done),
+					 ring_remedy(code));
+		}
 		done += (size_t)moved;
 		if (done < bytes)
 			writer->notes->short_results++;
