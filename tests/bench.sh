@@ -32,6 +32,10 @@ fail() {
 	exit 1
 }
 
+from_caller() { # a path as the caller meant it, from here
+	(cd "$called_from" && realpath -m -- "$1")
+}
+
 directory=build/bench
 arguments=()
 while [ $# -gt 0 ]; do
@@ -44,8 +48,8 @@ while [ $# -gt 0 ]; do
 		[ $# -gt 1 ] || fail "$1 needs a value"
 		value=$2
 		case "$1" in
-		--dir) directory=$(realpath -m -- "$called_from/$value") ;;
-		--json) arguments+=(--json "$(realpath -m -- "$called_from/$value")") ;;
+		--dir) directory=$(from_caller "$value") ;;
+		--json) arguments+=(--json "$(from_caller "$value")") ;;
 		*) arguments+=("$1" "$value") ;;
 		esac
 		shift 2
@@ -73,6 +77,7 @@ ninja -C $build >/dev/null || {
 mkdir -p "$directory"
 folder=$(mktemp -d "$(realpath "$directory")/ioshape-bench-XXXXXX")
 driver=
+# shellcheck disable=SC2317 # the trap calls it
 clean_up() {
 	[ -z "$driver" ] || kill "$driver" 2>/dev/null || true
 	wait

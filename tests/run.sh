@@ -96,7 +96,10 @@ build() {
 		check "build in $folder" tests/support/build.sh "$@" -Dtests=true -Dwerror=true &&
 			built[$folder]=well
 	fi
-	[ "${built[$folder]}" = well ]
+	[ "${built[$folder]}" = well ] || {
+		echo "not run: there is no build in $folder"
+		return 1
+	}
 }
 
 build_with_gcc() {
@@ -129,11 +132,16 @@ meson_tests() {
 	note meson "$status" "$stage.json" "$stage: C tests in $folder"
 }
 
+# The same with time for checkers that make programs many times slower.
+slow_meson_tests() {
+	CK_TIMEOUT_MULTIPLIER=10 meson_tests "$@" --timeout-multiplier 10
+}
+
 # python_tests STAGE FOLDER: the Python tests in FOLDER; they find programs and libraries in build/gcc
 python_tests() {
 	local stage=$1 folder=$2 status=0 selection=()
 	[ "$long" = yes ] || selection=(-m "not long")
-	IOSHAPE_TEST_BUILD="$PWD/build/gcc" python -m pytest -q --junitxml "$results/$stage.xml" \
+	IOSHAPE_TEST_BUILD="$PWD/build/gcc" python -m pytest -q --tb=short --junitxml "$results/$stage.xml" \
 		"${selection[@]}" "$folder" || status=$?
 	note pytest "$status" "$stage.xml" "$stage: Python tests in $folder"
 }
@@ -168,19 +176,27 @@ stage_install() {
 
 stage_asan() {
 	build_with_asan &&
-		ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-			meson_tests asan build/asan --no-suite fault --no-suite fuzz
+		ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
+			UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+			slow_meson_tests asan build/asan --no-suite fault --no-suite fuzz
 }
 
 stage_tsan() {
 	CC=clang CXX=clang++ build build/tsan -Db_sanitize=thread -Db_lundef=false &&
-		TSAN_OPTIONS=halt_on_error=1 meson_tests tsan build/tsan --no-suite fault
+		TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 \
+			slow_meson_tests tsan build/tsan --no-suite fault
 }
 
 stage_valgrind() {
+	local options=(
+		--quiet
+		--error-exitcode=99
+		--leak-check=full
+		--errors-for-leak-kinds=definite
+		--suppressions="'$PWD/tests/support/valgrind.supp'"
+	)
 	build_with_gcc &&
-		meson_tests valgrind build/gcc --no-suite fault --timeout-multiplier 10 \
-			--wrap "valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite"
+		slow_meson_tests valgrind build/gcc --no-suite fault --wrap "valgrind ${options[*]}"
 }
 
 stage_python() {

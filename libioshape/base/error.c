@@ -29,6 +29,8 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 
 int base_fail(struct base_error *error, int code, const char *format, ...)
 {
+	const char *reason = ioshape_strerror(code);
+	const size_t most = BASE_ERROR_TEXT_BYTES - strlen(reason) - sizeof(": ");
 	va_list args;
 	size_t used;
 
@@ -39,7 +41,12 @@ int base_fail(struct base_error *error, int code, const char *format, ...)
 	vsnprintf(error->text, sizeof(error->text), format, args);
 	va_end(args);
 	used = strlen(error->text);
-	snprintf(error->text + used, sizeof(error->text) - used, ": %s", ioshape_strerror(code));
+	/* Paths can be longer than the sentence; the reason must not be what is lost. */
+	if (used > most) {
+		memcpy(error->text + most - 3, "...", 3);
+		used = most;
+	}
+	snprintf(error->text + used, sizeof(error->text) - used, ": %s", reason);
 	return code;
 }
 

@@ -27,6 +27,22 @@ void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
 	snprintf(type, type_bytes, "0x%llx", (unsigned long long)magic);
 }
 
+/* A decimal number that ends at `stop`; moves *at behind that. sscanf() would measure all the rest
+ * of the table. */
+static bool take_number(const char **at, const char *end, char stop, unsigned *number)
+{
+	const char *begin = *at;
+	uint64_t value = 0;
+
+	for (; *at < end && **at >= '0' && **at <= '9' && value <= UINT32_MAX; ++*at)
+		value = value * 10 + (unsigned)(**at - '0');
+	if (*at == begin || *at == end || **at != stop || value > UINT32_MAX)
+		return false;
+	++*at;
+	*number = (unsigned)value;
+	return true;
+}
+
 /*
  * A line of mountinfo: "36 35 98:0 /root /mount options [optional ...] - type source
  * super-options". The number of optional fields varies; " - " ends them.
@@ -34,15 +50,16 @@ void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
 static int line_type(const char *line, const char *end, unsigned device_major,
 		     unsigned device_minor, char *type, size_t type_bytes)
 {
-	unsigned line_major, line_minor;
-	const char *dash;
+	unsigned id, parent, line_major, line_minor;
+	const char *at = line, *dash;
 	size_t length;
 
-	if (sscanf(line, "%*u %*u %u:%u ", &line_major, &line_minor) != 2)
+	if (!take_number(&at, end, ' ', &id) || !take_number(&at, end, ' ', &parent) ||
+	    !take_number(&at, end, ':', &line_major) || !take_number(&at, end, ' ', &line_minor))
 		return -ENOENT;
 	if (line_major != device_major || line_minor != device_minor)
 		return -ENOENT;
-	dash = memmem(line, (size_t)(end - line), " - ", 3);
+	dash = memmem(at, (size_t)(end - at), " - ", 3);
 	if (!dash)
 		return -ENOENT;
 	dash += 3;

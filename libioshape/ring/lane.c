@@ -161,6 +161,7 @@ void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool rea
 	lane->notes = notes;
 	lane->direct = false;
 	lane->alignment = 1;
+	lane->file_bytes = UINT64_MAX;
 	lane->ops->attach(lane->engine, fd);
 	if (*lane->step_down)
 		ring_note(notes, "%s", lane->step_down);
@@ -186,25 +187,46 @@ static int set_direct(int fd, bool on)
 	return fcntl(fd, F_SETFL, flags) ? -errno : 0;
 }
 
+uint32_t ring_lane_direct_alignment(const struct ring_lane *lane, const struct fs_info *fs)
+{
+	/* What the kernel does not say is at most a page on every filesystem known to us. */
+	uint32_t alignment = fs->offset_alignment ? fs->offset_alignment : 4096;
+
+	/* The rest of a short result begins as far into the slab as into the file. */
+	alignment = MAX(alignment, fs->memory_alignment);
+	if (alignment & (alignment - 1) || alignment > lane->config.block_bytes)
+		return 0;
+	return alignment;
+}
+
+static int try_direct(struct ring_lane *lane, const struct fs_info *fs)
+{
+	if (!lane->ops->direct || (fs->direct_known && !fs->direct_works) ||
+	    !ring_lane_direct_alignment(lane, fs))
+		return -ENOTSUP;
+	return set_direct(lane->fd, true);
+}
+
 int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct base_error *error)
 {
+	bool required = lane->config.direct == IOSHAPE_DIRECT_REQUIRE;
 	int ret;
 
-	if (!lane->ops->direct || lane->config.direct == IOSHAPE_DIRECT_OFF)
+	/* Why it is this engine has been noted. */
+	if (lane->config.direct == IOSHAPE_DIRECT_OFF || (!lane->ops->direct && !required))
 		return 0;
-	ret = fs->direct_known && !fs->direct_works ? -ENOTSUP : set_direct(lane->fd, true);
-	if (ret && lane->config.direct == IOSHAPE_DIRECT_REQUIRE)
-		return base_fail(
-			error, ret,
-			"cannot use direct I/O on %s (%s), which was required; use direct=prefer",
-			lane->path, fs->type);
+	ret = try_direct(lane, fs);
+	if (ret && required)
+		return base_fail(error, ret,
+				 "cannot use direct I/O on %s (%s, %s engine), which was required; "
+				 "use direct=prefer",
+				 lane->path, fs->type, lane->ops->id);
 	if (ret) {
 		ring_note(lane->notes, "no direct I/O on %s: %s", fs->type, ioshape_strerror(ret));
 		return 0;
 	}
 	lane->direct = true;
-	/* What the kernel does not say is at most a page on every filesystem known to us. */
-	lane->alignment = fs->offset_alignment ? fs->offset_alignment : 4096;
+	lane->alignment = ring_lane_direct_alignment(lane, fs);
 	return 0;
 }
 
@@ -335,15 +357,20 @@ static int judge(struct ring_lane *lane, struct ring_slot *slot, struct base_err
 		return fail_slot(lane, slot, -EIO, error);
 	} else {
 		moved = slot->moved + (size_t)result;
-		if (lane->reading && (!result || moved % lane->alignment)) {
+		if (lane->reading && (!result || slot->offset + moved >= lane->file_bytes)) {
 			slot->moved = moved; /* the end of the file */
 			return 0;
 		}
 		moved -= lane->direct ? moved % lane->alignment : 0;
-		if (moved > slot->moved)
+		if (moved > slot->moved) {
 			slot->retries = 0;
-		else if (!may_retry(slot))
-			return fail_slot(lane, slot, -EIO, error);
+		} else if (!may_retry(slot)) {
+			if (!lane->reading)
+				return fail_slot(lane, slot, -EIO, error);
+			/* There is no more: an end that nobody knew of. */
+			slot->moved += (size_t)result;
+			return 0;
+		}
 		slot->moved = moved;
 	}
 	if (lane->notes)

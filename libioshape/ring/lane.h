@@ -41,6 +41,7 @@ struct ring_lane {
 	bool reading;
 	bool direct;              /* fd is in O_DIRECT mode now */
 	uint32_t alignment;       /* of offsets and sizes while it is */
+	uint64_t file_bytes;      /* when reading; UINT64_MAX if not known */
 	struct ring_notes *notes; /* may be NULL */
 };
 
@@ -59,6 +60,12 @@ void ring_lane_detach(struct ring_lane *lane);
  */
 int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct base_error *error);
 
+/*
+ * What offsets and sizes must be multiples of for direct I/O there; 0 if it cannot be done in
+ * blocks of this lane.
+ */
+uint32_t ring_lane_direct_alignment(const struct ring_lane *lane, const struct fs_info *fs);
+
 /* A free slot; NULL if all are in flight. */
 struct ring_slot *ring_lane_free_slot(struct ring_lane *lane);
 void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot);
@@ -74,7 +81,8 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base
 /* Waits until this slot is done; others may be done on the way. */
 int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 
-/* What to do about a failed write or read, as the end of a sentence; "" if nothing is known to help. */
+/* What to do about a failed write or read, as the end of a sentence; "" if nothing is known to
+ * help. */
 const char *ring_remedy(int code);
 
 /* Waits until nothing is in flight, come what may; the first failure is reported. */

@@ -365,8 +365,8 @@ static int read_direct(struct reading *reading, struct ring_piece *pieces, size_
 				      lane->config.depth * sizeof(struct ring_slot *));
 	ring_lane_attach(lane, reading->input->direct_fd, reading->input->path, true, NULL);
 	lane->direct = true;
-	lane->alignment =
-		reading->input->fs.offset_alignment ? reading->input->fs.offset_alignment : 4096;
+	lane->alignment = ring_lane_direct_alignment(lane, &reading->input->fs);
+	lane->file_bytes = reading->input->bytes;
 	ret = run_stream(&stream);
 	ring_lane_detach(lane);
 	free(stream.fifo);
@@ -387,12 +387,12 @@ static size_t stretch(const struct ring_piece *pieces, size_t count, size_t firs
 	return i;
 }
 
-static bool goes_cached(const struct ring_input *input, const struct ring_piece *pieces,
-			size_t first, size_t end)
+static bool goes_cached(const struct ring_lane *lane, const struct ring_input *input,
+			const struct ring_piece *pieces, size_t first, size_t end)
 {
 	uint64_t offset = pieces[first].offset;
 
-	return input->direct_fd < 0 ||
+	return input->direct_fd < 0 || !ring_lane_direct_alignment(lane, &input->fs) ||
 	       is_cached(input->fd, offset, piece_end(&pieces[end - 1]) - offset);
 }
 
@@ -411,10 +411,10 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	/* Neighbouring stretches that go the same way become one run. */
 	for (first = 0; !ret && first < count; first = end) {
 		end = stretch(pieces, count, first, &run_bytes);
-		cached = goes_cached(input, pieces, first, end);
+		cached = goes_cached(lane, input, pieces, first, end);
 		while (end < count) {
 			next = stretch(pieces, count, end, &bytes);
-			if (goes_cached(input, pieces, end, next) != cached)
+			if (goes_cached(lane, input, pieces, end, next) != cached)
 				break;
 			end = next;
 			run_bytes += bytes;

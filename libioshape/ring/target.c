@@ -35,6 +35,10 @@ static int split(struct ring_target *target, const char *path, struct base_error
 	target->name = strdup(slash ? slash + 1 : path);
 	if (!target->directory || !target->name)
 		return base_no_memory(error, "a path", strlen(path));
+	/* A link that ends in a slash. */
+	if (!*target->name)
+		return base_fail(error, -EISDIR, "cannot save to %s; give the name of a file in it",
+				 target->path);
 	return 0;
 }
 
@@ -100,17 +104,34 @@ static int open_directory(struct ring_target *target, struct base_error *error)
 	return 0;
 }
 
-static int open_stream(struct ring_target *target, mode_t mode, struct base_error *error)
+/*
+ * 1 if the path leads to a pipe or a device, which has been opened. By the path as it was given:
+ * the text of a link such as /dev/stdout or /dev/fd/63 ("pipe:[4711]") leads nowhere.
+ */
+static int open_if_stream(struct ring_target *target, struct base_error *error)
 {
+	struct stat status;
+
+	if (stat(target->path, &status) || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode))
+		return 0;
 	target->stream = true;
-	target->device = S_ISBLK(mode);
-	target->fd = openat(target->directory_fd, target->name, O_WRONLY | O_CLOEXEC);
+	target->device = S_ISBLK(status.st_mode);
+	target->fd = open(target->path, O_WRONLY | O_NOCTTY | O_CLOEXEC);
 	if (target->fd < 0)
 		return base_fail(error, -errno, "cannot open %s for writing", target->path);
-	return 0;
+	return 1;
 }
 
-/* 1 and its status if there is a regular file, 0 if there is nothing. A stream has been opened. */
+/* A rename would replace a file whatever its mode; who protected it did not mean that. */
+static bool may_write(const struct ring_target *target)
+{
+	/* Without the flag it is a system call that every sandbox knows. */
+	int flags = getuid() == geteuid() && getgid() == getegid() ? 0 : AT_EACCESS;
+
+	return !faccessat(target->directory_fd, target->name, W_OK, flags);
+}
+
+/* 1 and its status if there is a regular file, 0 if there is nothing. */
 static int look(struct ring_target *target, struct stat *old, struct base_error *error)
 {
 	if (fstatat(target->directory_fd, target->name, old, 0)) {
@@ -122,9 +143,9 @@ static int look(struct ring_target *target, struct stat *old, struct base_error 
 		return base_fail(error, -EISDIR, "cannot save to %s; give the name of a file in it",
 				 target->path);
 	if (!S_ISREG(old->st_mode))
-		return open_stream(target, old->st_mode, error);
-	/* A rename would replace it whatever its mode; who protected it did not mean that. */
-	if (faccessat(target->directory_fd, target->name, W_OK, AT_EACCESS))
+		return base_fail(error, -EBUSY, "cannot save to %s: it is changing under our hands",
+				 target->path);
+	if (!may_write(target))
 		return base_fail(error, -errno, "cannot replace %s: the file is not writable",
 				 target->path);
 	return 1;
@@ -204,7 +225,8 @@ static int lock_temporary(struct ring_target *target, struct ring_notes *notes)
 	return fstat(target->fd, &status) || !status.st_nlink;
 }
 
-static int open_temporary(struct ring_target *target, struct ring_notes *notes,
+/* With `mode` it is born: who opens a file keeps it, whatever its mode becomes. */
+static int open_temporary(struct ring_target *target, mode_t mode, struct ring_notes *notes,
 			  struct base_error *error)
 {
 	int ret;
@@ -214,7 +236,7 @@ static int open_temporary(struct ring_target *target, struct ring_notes *notes,
 		if (ret)
 			return ret;
 		target->fd = openat(target->directory_fd, target->temporary,
-				    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+				    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 		if (target->fd < 0) {
 			ret = -errno;
 			forget_temporary(target); /* it is not ours */
@@ -264,6 +286,7 @@ int ring_target_open(struct ring_target *target, const char *path, struct ring_n
 		     struct base_error *error)
 {
 	struct stat old;
+	bool replaces;
 	int ret;
 
 	memset(target, 0, sizeof(*target));
@@ -274,20 +297,20 @@ int ring_target_open(struct ring_target *target, const char *path, struct ring_n
 	target->path = strdup(path);
 	if (!target->path)
 		return base_no_memory(error, "a path", strlen(path));
+	ret = open_if_stream(target, error);
+	if (ret)
+		goto out;
 	ret = follow(target, error);
 	if (!ret)
 		ret = open_directory(target, error);
 	if (!ret)
 		ret = look(target, &old, error);
-	if (ret < 0 || target->stream)
+	if (ret < 0)
 		goto out;
-	if (ret) {
-		ret = open_temporary(target, notes, error);
-		if (!ret)
-			ret = copy_mode(target, &old, notes, error);
-	} else {
-		ret = open_temporary(target, notes, error);
-	}
+	replaces = ret;
+	ret = open_temporary(target, replaces ? 0600 : 0666, notes, error);
+	if (!ret && replaces)
+		ret = copy_mode(target, &old, notes, error);
 out:
 	if (ret < 0)
 		ring_target_close(target);

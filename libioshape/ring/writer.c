@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,6 +20,9 @@
  * more than they bring.
  */
 #define SMALL_FILE_BYTES (1 * MIB)
+
+/* Interruptions in a row before we believe that they will not end. */
+#define MAX_INTERRUPTIONS 100
 
 struct ring_writer {
 	struct ring_lane *lane;
@@ -33,6 +37,8 @@ struct ring_writer {
 	bool was_direct;
 	bool nil; /* the engine drops everything: there is no file */
 	bool failed;
+	bool finished;       /* complete: may be committed */
+	uint64_t most_bytes; /* that this process may write into one file (ulimit -f) */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
 };
 
@@ -55,16 +61,37 @@ static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct bas
 	return 0;
 }
 
+/* Beyond the limit the kernel sends a signal (SIGXFSZ) that would end the application. */
+static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct base_error *error)
+{
+	if (bytes <= writer->most_bytes || writer->target.stream || writer->nil)
+		return 0;
+	return base_fail(error, -EFBIG, "cannot write %s beyond offset %llu%s", writer->target.path,
+			 (unsigned long long)writer->most_bytes, ring_remedy(-EFBIG));
+}
+
+static uint64_t largest_file(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+		return UINT64_MAX;
+	return limit.rlim_cur;
+}
+
 static int preallocate(struct ring_writer *writer, struct base_error *error)
 {
 	uint64_t bytes = writer->options.expected_bytes;
-	int ret;
+	int interruptions = 0, ret;
 
 	if (bytes <= SMALL_FILE_BYTES || writer->target.stream)
 		return 0;
+	ret = check_limit(writer, bytes, error);
+	if (ret)
+		return ret;
 	do {
 		ret = fallocate(writer->target.fd, 0, 0, (off_t)bytes) ? -errno : 0;
-	} while (ret == -EINTR);
+	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
 	switch (ret) {
 	case 0:
 		return 0;
@@ -74,8 +101,7 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 	case -EIO:
 		return base_fail(error, ret,
 				 "cannot save to %s: it needs %llu bytes and %llu are free on its "
-				 "filesystem "
-				 "(%s); free space or save elsewhere",
+				 "filesystem (%s); free space or save elsewhere",
 				 writer->target.path, (unsigned long long)bytes,
 				 (unsigned long long)writer->fs.free_bytes, writer->fs.type);
 	default:
@@ -118,6 +144,7 @@ int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const cha
 	writer->notes = notes;
 	writer->target.directory_fd = writer->target.fd = writer->target.lock_fd = -1;
 	writer->nil = lane->config.engine == IOSHAPE_ENGINE_NIL;
+	writer->most_bytes = largest_file();
 	if (!writer->nil)
 		ret = open_file(writer, path, error);
 	else if (!(writer->target.path = strdup(path)))
@@ -168,9 +195,9 @@ static int write_plainly(struct ring_writer *writer, const uint8_t *data, size_t
 			 struct base_error *error)
 {
 	struct ring_target *target = &writer->target;
+	int code, interruptions = 0;
 	size_t done = 0;
 	ssize_t moved;
-	int code;
 
 	while (done < bytes) {
 		if (target->stream)
@@ -178,17 +205,17 @@ static int write_plainly(struct ring_writer *writer, const uint8_t *data, size_t
 		else
 			moved = pwrite(target->fd, data + done, bytes - done,
 				       (off_t)(writer->submitted + done));
-		if (moved < 0 && errno == EINTR) {
+		if (moved < 0 && errno == EINTR && ++interruptions < MAX_INTERRUPTIONS) {
 			writer->notes->short_results++;
 			continue;
 		}
 		if (moved <= 0) {
 			code = moved ? -errno : -EIO;
-			return base_fail(error, code, "cannot write %s at offset %llu%s",
-					 target->path,
-					 (unsigned long long)(writer->submitted + done),
-					 ring_remedy(code));
+			return base_fail(
+				error, code, "cannot write %s at offset %llu%s", target->path,
+				(unsigned long long)(writer->submitted + done), ring_remedy(code));
 		}
+		interruptions = 0;
 		done += (size_t)moved;
 		if (done < bytes)
 			writer->notes->short_results++;
@@ -205,7 +232,8 @@ static int start_engine(struct ring_writer *writer, struct base_error *error)
 		return ret;
 	ring_lane_attach(lane, writer->target.fd, writer->target.path, false, writer->notes);
 	writer->through_engine = true;
-	ret = ring_lane_go_direct(lane, &writer->fs, error);
+	if (!writer->nil)
+		ret = ring_lane_go_direct(lane, &writer->fs, error);
 	writer->was_direct = lane->direct;
 	return ret;
 }
@@ -217,7 +245,9 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 	size_t bytes = writer->used;
 	int ret;
 
-	ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+	ret = check_limit(writer, writer->submitted + bytes, error);
+	if (!ret)
+		ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
 	if (ret)
 		return ret;
 	if (writer->target.stream) {
@@ -318,13 +348,22 @@ int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_
 
 /* ---- The end --------------------------------------------------------------------------------- */
 
+/* Whether all there is can leave with one plain write. */
+static bool is_small(const struct ring_writer *writer)
+{
+	return writer->slot && !writer->through_engine && !writer->target.stream && !writer->nil &&
+	       writer->used <= SMALL_FILE_BYTES &&
+	       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE;
+}
+
 static int write_rest(struct ring_writer *writer, struct base_error *error)
 {
 	int ret = 0;
 
-	if (writer->slot && !writer->through_engine && !writer->target.stream && !writer->nil &&
-	    writer->used <= SMALL_FILE_BYTES) {
-		ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+	if (is_small(writer)) {
+		ret = check_limit(writer, writer->submitted + writer->used, error);
+		if (!ret)
+			ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
 		if (!ret)
 			ret = write_plainly(writer, writer->slot->slab, writer->used, error);
 		if (ret)
@@ -339,19 +378,21 @@ static int write_rest(struct ring_writer *writer, struct base_error *error)
 		ret = send_block(writer, error);
 	if (!ret)
 		ret = ring_lane_drain(writer->lane, error);
+	if (writer->through_engine)
+		writer->was_direct = writer->lane->direct;
 	return ret;
 }
 
 /* Takes away what the padding of the last block and too large an estimate left behind the end. */
 static int cut(struct ring_writer *writer, struct base_error *error)
 {
-	int ret;
+	int interruptions = 0, ret;
 
 	if (writer->target.stream || writer->nil)
 		return 0;
 	do {
 		ret = ftruncate(writer->target.fd, (off_t)writer->submitted) ? -errno : 0;
-	} while (ret == -EINTR);
+	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
 	if (ret)
 		return base_fail(error, ret, "cannot cut %s to its length (ftruncate)",
 				 writer->target.path);
@@ -386,6 +427,7 @@ int ring_writer_finish(struct ring_writer *writer, struct base_error *error)
 				 writer->target.path);
 	ret = finish(writer, error);
 	writer->failed = ret != 0;
+	writer->finished = !ret;
 	return ret;
 }
 
@@ -394,6 +436,9 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 	uint64_t begin = base_now_ns();
 	int ret;
 
+	if (!writer->finished)
+		return base_fail(error, -EIO, "cannot put %s in place before it is complete",
+				 writer->target.path);
 	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
 	/* From here on the file must not be used through the engine, which may keep it open. */
 	if (writer->through_engine)

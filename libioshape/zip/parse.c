@@ -320,6 +320,9 @@ static int walk_entry(struct walk *walk, struct zip_directory *directory)
 		ret = take_folder(&walk->source, &raw, store);
 	if (!ret)
 		ret = check_name(&walk->source, &raw, store);
+	/* Before sizes are compared, which features of other zips let differ. */
+	if (!ret)
+		ret = check_features(&walk->source, &raw);
 	if (!ret)
 		ret = read_place(walk, &raw, &entry);
 	if (ret || is_folder(&raw, &entry))
@@ -327,9 +330,6 @@ static int walk_entry(struct walk *walk, struct zip_directory *directory)
 	if (raw.name_bytes == store->folder_bytes)
 		return refuse(&walk->source, IOSHAPE_E_DAMAGED, raw.name, raw.name_bytes,
 			      "is a folder and yet holds bytes; the directory is damaged");
-	ret = check_features(&walk->source, &raw);
-	if (ret)
-		return ret;
 	entry.name_bytes = raw.name_bytes - (uint32_t)store->folder_bytes;
 	return keep_entry(walk, directory, &raw, &entry);
 }

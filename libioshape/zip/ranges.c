@@ -71,6 +71,7 @@ struct job {
 	ioshape_progress_fn progress;
 	void *progress_user;
 	uint64_t done; /* bytes of earlier batches */
+	uint64_t told; /* of which the callback knows */
 };
 
 /* ---- Batches
@@ -78,10 +79,11 @@ struct job {
 
 static int tell(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
 {
-	const struct job *job = user;
+	struct job *job = user;
 
 	(void)total_bytes; /* of the batch */
-	return job->progress(job->progress_user, phase, job->done + done_bytes, job->bytes_needed);
+	job->told = job->done + done_bytes;
+	return job->progress(job->progress_user, phase, job->told, job->bytes_needed);
 }
 
 static int damaged(const struct job *job, const struct note *note)
@@ -346,7 +348,15 @@ static int read_all(struct job *job)
 		if (ret)
 			return ret;
 	}
-	return job->counting ? 0 : flush(job);
+	if (job->counting)
+		return 0;
+	ret = flush(job);
+	/* The last blocks may have come in on a thread that does not speak to the callback. */
+	if (!ret && job->progress && job->told < job->done && tell(job, IOSHAPE_PHASE_READ, 0, 0))
+		ret = base_fail(job->error, -ECANCELED,
+				"reading %s was stopped by its progress callback",
+				job->reader->input.path);
+	return ret;
 }
 
 /* ---- All of it

@@ -274,6 +274,43 @@ static void copy_units(uint8_t *to, const uint8_t *from, size_t bytes, uint64_t 
 	}
 }
 
+/*
+ * Rows whose neighbours lie closer together than the units in a row (a transposed matrix, a part of
+ * one): row by row, each cache line would be fetched anew for each unit in it. A few units of as
+ * many rows as share their cache lines are copied at a time; few, because the distance is often a
+ * power of two, and caches hold few lines at such distances.
+ */
+#define CACHE_LINE_BYTES 64u
+#define TILE_UNITS 8u
+
+static void copy_rows(uint8_t *to, const uint8_t *from, const struct units *units, uint64_t rows)
+{
+	const uint64_t row_bytes = units->length[0] * units->bytes;
+	uint64_t count;
+
+	for (uint64_t done = 0; done < units->length[0]; done += count) {
+		count = MIN(units->length[0] - done, TILE_UNITS);
+		for (uint64_t row = 0; row < rows; row++)
+			copy_units(to + row * row_bytes, from + row * units->step[1], units->bytes,
+				   units->step[0], count);
+		to += count * units->bytes;
+		from += count * units->step[0];
+	}
+}
+
+/* How many rows from this one on, of `most` units, to copy together; below 2 if nothing is gained.
+ */
+static uint64_t rows_together(const struct units *units, uint64_t row, uint64_t most)
+{
+	uint64_t rows;
+
+	if (units->dims < 2 || units->step[0] < CACHE_LINE_BYTES ||
+	    units->step[1] >= CACHE_LINE_BYTES || !units->step[1])
+		return 1;
+	rows = MIN(CACHE_LINE_BYTES / units->step[1], most / units->length[0]);
+	return MIN(rows, units->length[1] - row);
+}
+
 /* A place in row-major order: which unit, and where it lies. */
 struct cursor {
 	uint64_t index[IOSHAPE_MAX_DIMS + 1];
@@ -291,17 +328,36 @@ static void seek_unit(const struct units *units, const void *data, uint64_t unit
 	}
 }
 
-/* `count` units on, at most to the end of the innermost row. */
-static void advance(const struct units *units, struct cursor *cursor, uint64_t count)
+/* `count` steps on in dimension `dim`, at most to its end; dimensions further in are at their
+ * beginning. */
+static void advance(const struct units *units, struct cursor *cursor, uint32_t dim, uint64_t count)
 {
-	cursor->index[0] += count;
-	cursor->from += count * units->step[0];
-	for (uint32_t i = 0; cursor->index[i] == units->length[i] && i + 1 < units->dims; i++) {
+	cursor->index[dim] += count;
+	cursor->from += count * units->step[dim];
+	for (uint32_t i = dim; cursor->index[i] == units->length[i] && i + 1 < units->dims; i++) {
 		cursor->from -= cursor->index[i] * units->step[i];
 		cursor->index[i] = 0;
 		cursor->index[i + 1]++;
 		cursor->from += units->step[i + 1];
 	}
+}
+
+/* Copies some of `most` units and moves on behind them; returns their number. */
+static uint64_t copy_some(const struct units *units, struct cursor *cursor, uint8_t *to,
+			  uint64_t most)
+{
+	uint64_t count, rows;
+
+	rows = cursor->index[0] ? 1 : rows_together(units, cursor->index[1], most);
+	if (rows > 1) {
+		copy_rows(to, cursor->from, units, rows);
+		advance(units, cursor, 1, rows);
+		return rows * units->length[0];
+	}
+	count = MIN(most, units->length[0] - cursor->index[0]);
+	copy_units(to, cursor->from, units->bytes, units->step[0], count);
+	advance(units, cursor, 0, count);
+	return count;
 }
 
 void zip_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_t offset,
@@ -326,14 +382,12 @@ void zip_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_
 		to += part;
 		bytes -= part;
 		if (skip + part == units.bytes)
-			advance(&units, &cursor, 1);
+			advance(&units, &cursor, 0, 1);
 	}
 	while (bytes >= units.bytes) {
-		count = MIN(bytes / units.bytes, units.length[0] - cursor.index[0]);
-		copy_units(to, cursor.from, units.bytes, units.step[0], count);
+		count = copy_some(&units, &cursor, to, bytes / units.bytes);
 		to += count * units.bytes;
 		bytes -= count * units.bytes;
-		advance(&units, &cursor, count);
 	}
 	if (bytes)
 		memcpy(to, cursor.from, bytes);

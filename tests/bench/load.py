@@ -38,7 +38,9 @@ def make_cold(setting: Setting, path: Path) -> None:
     setting.rest()
     left = cached(setting, path)
     if left > STRAY:
-        raise CacheError(f"{left:.1%} of {path} stay in the page cache; nothing else may use the file")
+        raise CacheError(
+            f"{left:.1%} of {path} stay in the page cache; nothing else may use the file"
+        )
 
 
 def read(setting: Setting, path: Path, chunk: int) -> Sample:
@@ -52,7 +54,9 @@ def make_warm(setting: Setting, path: Path) -> None:
         read(setting, path, MIB)
         there = cached(setting, path)
     if there < 1 - STRAY:
-        raise CacheError(f"only {there:.1%} of {path} fit into the page cache; use a smaller --size")
+        raise CacheError(
+            f"only {there:.1%} of {path} fit into the page cache; use a smaller --size"
+        )
 
 
 def load(setting: Setting, path: Path, *, check: bool = False) -> Sample:
@@ -76,7 +80,8 @@ def measure_cold(setting: Setting, outcome: Outcome, path: Path) -> None:
     outcome.samples["cold"] = samples
     outcome.facts["cold"] = {
         "fio": yardstick,
-        "fio_arguments": fio.arguments(best[0], "read", path, size),
+        "fio_arguments": {str(one): fio.arguments(one, "read", path, size) for one in best},
+        "fio_environment": fio.environment(best[0]),
         "fio_calibration_gb_per_s": speeds,
     }
     outcome.ceilings.append(f"direct reads: {ceiling:.2f} GB/s ({yardstick})")

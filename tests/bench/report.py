@@ -31,7 +31,9 @@ def mount_of(folder: Path) -> dict[str, str]:
         text=True,
     )
     words = done.stdout.split(maxsplit=2)
-    return dict(zip(("filesystem", "device", "mount_options"), (w.strip() for w in words), strict=False))
+    return dict(
+        zip(("filesystem", "device", "mount_options"), (w.strip() for w in words), strict=False)
+    )
 
 
 def commit() -> str:
@@ -55,7 +57,7 @@ def machine(folder: Path) -> dict[str, object]:
     }
 
 
-# ---- For programs --------------------------------------------------------------------------------------
+# ---- For programs ------------------------------------------------------------------------------
 
 
 def describe_samples(samples: Samples) -> dict[str, object]:
@@ -64,7 +66,9 @@ def describe_samples(samples: Samples) -> dict[str, object]:
             "median_seconds": median_seconds(ones),
             "median_gb_per_s": median_gb_per_s(ones),
             "seconds": [one.seconds for one in ones],
-            "cpu_seconds": [one.details["cpu_seconds"] for one in ones if "cpu_seconds" in one.details],
+            "cpu_seconds": [
+                one.details["cpu_seconds"] for one in ones if "cpu_seconds" in one.details
+            ],
         }
         for name, ones in samples.items()
     }
@@ -76,8 +80,7 @@ def as_json(outcomes: Mapping[str, Outcome], context: Mapping[str, object]) -> d
         "figures": {figure.name: figure.value for figure in figures},
         "context": {
             **context,
-            "method": "contestants take turns; a ratio is taken in each round, a figure is the median "
-            "of the ratios",
+            "method": "contestants take turns; each round gives a ratio, a figure is their median",
             "targets": {
                 figure.name: {
                     "target": f"{figure.relation} {figure.target:g}",
@@ -98,7 +101,7 @@ def as_json(outcomes: Mapping[str, Outcome], context: Mapping[str, object]) -> d
     }
 
 
-# ---- For people ----------------------------------------------------------------------------------------
+# ---- For people --------------------------------------------------------------------------------
 
 
 def figure_lines(outcome: Outcome) -> list[str]:

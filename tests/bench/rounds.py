@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples, and how they are taken and compared.
 
-What is compared runs in turns, so that a machine that is slow for a while is slow for all. A ratio is
-taken in each round, and the figure is the median of the ratios: what changes slowly cancels out, and
-single outliers do not count.
+What is compared runs in turns, so that a machine that is slow for a while is slow for all. A ratio
+is taken in each round, and the figure is the median of the ratios: what changes slowly cancels out,
+and single outliers do not count.
 """
 
 from collections.abc import Callable, Mapping, Sequence

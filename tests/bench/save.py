@@ -87,7 +87,10 @@ def measure_large(setting: Setting, outcome: Outcome) -> None:
         "tensors": answer["tensors"],
         "bytes": setting.size,
         "fio": yardstick,
-        "fio_arguments": fio.arguments(best[0], "write", path, setting.size),
+        "fio_arguments": {
+            str(one): fio.arguments(one, "write", path, setting.size) for one in best
+        },
+        "fio_environment": fio.environment(best[0]),
         "fio_calibration_gb_per_s": speeds,
         "first_save": first.details,
         "last_save": samples[OURS][-1].details,

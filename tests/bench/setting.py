@@ -10,8 +10,8 @@ from typing import Literal
 from .rounds import Samples
 from .worker import Worker
 
-# Deleting a file gives its blocks back to the device after the journal has been written; a moment later
-# that no longer disturbs whoever comes next.
+# Deleting a file gives its blocks back to the device after the journal has been written; a moment
+# later that no longer disturbs whoever comes next.
 SETTLE_SECONDS = 0.5
 
 

@@ -41,7 +41,7 @@ def test_every_public_header_is_installed() -> None:
 def test_files_name_their_license(folder: str) -> None:
     named = {".c", ".h", ".cpp", ".hpp", ".py", ".sh", ".map", ".build", ".in"}
     for path in (ROOT / folder).rglob("*"):
-        if path.suffix in named and path.is_file():
+        if path.suffix in named and path.is_file() and path.stat().st_size > 0:
             head = path.read_text(encoding="utf-8")[:200]
             assert "SPDX-License-Identifier: Apache-2.0\n" in head.replace(" */", ""), path
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Archives for tests, made of the pure parts of the zip floor. Data that is NULL is all zeros and takes no
- * memory, so that records may be as large as one likes: the archive is a list of extents, and what lies
- * between them is zeros.
+ * Archives for tests, made of the pure parts of the zip floor. Data that is NULL is all zeros and
+ * takes no memory, so that records may be as large as one likes: the archive is a list of extents,
+ * and what lies between them is zeros.
  */
 #ifndef TESTS_SUPPORT_ARCHIVE_H
 #define TESTS_SUPPORT_ARCHIVE_H
@@ -52,7 +52,8 @@ static inline uint32_t archive_crc_of_zeros(uint64_t bytes)
 	return result;
 }
 
-/* `name` with its folder. `unknown`: as if the length were not known when the header was written. */
+/* `name` with its folder. `unknown`: as if the length were not known when the header was written.
+ */
 static inline void archive_add(struct archive *archive, const char *name, const void *data,
 			       uint64_t bytes, uint32_t alignment, bool unknown)
 {
@@ -63,7 +64,8 @@ static inline void archive_add(struct archive *archive, const char *name, const 
 
 	ck_assert_uint_lt(archive->count, ARCHIVE_MOST_RECORDS);
 	entry = &archive->entries[archive->count++];
-	ck_assert_int_eq(zip_place_record(archive->cursor, strlen(name), announced, alignment, &place), 0);
+	ck_assert_int_eq(
+		zip_place_record(archive->cursor, strlen(name), announced, alignment, &place), 0);
 	entry->name = strdup(name);
 	entry->name_bytes = (uint32_t)strlen(name);
 	entry->bytes = bytes;
@@ -87,9 +89,9 @@ static inline void archive_finish(struct archive *archive)
 {
 	struct base_buffer directory = { 0 };
 
-	ck_assert_int_eq(zip_encode_directory(&directory, archive->entries, archive->count,
-					      archive->cursor),
-			 0);
+	ck_assert_int_eq(
+		zip_encode_directory(&directory, archive->entries, archive->count, archive->cursor),
+		0);
 	ck_assert_uint_eq(directory.bytes, zip_directory_bytes(archive->entries, archive->count));
 	archive->bytes = archive->cursor + directory.bytes;
 	archive_put(archive, archive->cursor, &directory);
@@ -110,8 +112,8 @@ static inline int archive_fetch(void *user, uint64_t offset, void *into, size_t 
 		uint64_t end = MIN(offset + bytes, extent->offset + extent->bytes);
 
 		if (begin < end)
-			memcpy((uint8_t *)into + (begin - offset), extent->data + (begin - extent->offset),
-			       end - begin);
+			memcpy((uint8_t *)into + (begin - offset),
+			       extent->data + (begin - extent->offset), end - begin);
 	}
 	return 0;
 }
@@ -135,7 +137,8 @@ static inline void archive_free(struct archive *archive)
 	memset(archive, 0, sizeof(*archive));
 }
 
-/* ---- Bytes in memory as an archive ------------------------------------------------------------------- */
+/* ---- Bytes in memory as an archive
+ * ------------------------------------------------------------------- */
 
 struct archive_bytes {
 	const uint8_t *data;

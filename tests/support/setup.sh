@@ -3,21 +3,23 @@
 # Makes ready what the commands of this repository need; the second time there is nothing left to do.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+PATH=$PATH:/usr/sbin:/sbin # where mkfs is, also for those who are not root
 
 usage() {
 	cat <<'END'
-Usage: tests/support/setup.sh [--help] [build|test]
+Usage: tests/support/setup.sh [--help] [build|bench|test]
 
 Installs the system packages that are missing (as root or with passwordless sudo; otherwise says which)
 and makes a Python environment in .venv.
 
   build   what building the library and reading a file with torch takes (the default)
-  test    the above, and what all tests take
+  bench   build, and what measuring takes
+  test    build, and what all tests take
 END
 }
 
 case "${1:-build}" in
-build | test) purpose=${1:-build} ;;
+build | bench | test) purpose=${1:-build} ;;
 -h | --help)
 	usage
 	exit 0
@@ -54,6 +56,7 @@ compiles() { # compiles COMPILER FLAG...: can it make a program?
 look_for_missing() {
 	missing=()
 	need gcc compiles gcc
+	need g++ g++ --version
 	need libc6-dev compiles gcc -pthread -include pthread.h
 	need pkg-config pkg-config --version
 	need liburing-dev pkg-config --atleast-version 2.3 liburing
@@ -61,8 +64,11 @@ look_for_missing() {
 	need libhiredis-dev pkg-config --atleast-version 0.14 hiredis
 	need python3 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 	need python3-venv python3 -c 'import ensurepip, venv'
+	if [ "$purpose" = bench ]; then
+		need fio fio --version
+		need util-linux findmnt --version
+	fi
 	[ "$purpose" = test ] || return 0
-	need g++ g++ --version
 	need clang compiles clang
 	need libclang-rt-14-dev compiles clang -fsanitize=address
 	need check pkg-config --atleast-version 0.15 check
@@ -92,7 +98,7 @@ install_missing() {
 	"${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 -qq update ||
 		say "the package lists could not be refreshed; trying with those that are here"
 	"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-		apt-get -o DPkg::Lock::Timeout=300 -qq install -y --no-install-recommends \
+		apt-get -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -qq install -y --no-install-recommends \
 		"${missing[@]}" >/dev/null || fail "this failed: $install"
 	look_for_missing
 	[ ${#missing[@]} = 0 ] ||

@@ -35,7 +35,7 @@ START_TEST(out_of_memory_says_how_much_and_for_what)
 }
 END_TEST
 
-START_TEST(a_sentence_too_long_is_cut_and_stays_a_string)
+START_TEST(a_sentence_too_long_is_cut_but_not_its_reason)
 {
 	static char path[3 * BASE_ERROR_TEXT_BYTES];
 
@@ -50,6 +50,8 @@ START_TEST(a_sentence_too_long_is_cut_and_stays_a_string)
 		ck_assert_int_eq(error.code, -EIO);
 		ck_assert_uint_lt(strnlen(error.text, sizeof(error.text)), sizeof(error.text));
 		ck_assert_int_eq(error.text[0], 'p');
+		ck_assert_str_eq(error.text + strlen(error.text) - strlen(": Input/output error"),
+				 ": Input/output error");
 	}
 }
 END_TEST
@@ -150,7 +152,7 @@ int main(void)
 	tcase_add_test(tests, the_first_failure_is_the_one_that_is_kept);
 	tcase_add_test(tests, nobody_need_listen_to_a_failure);
 	tcase_add_test(tests, out_of_memory_says_how_much_and_for_what);
-	tcase_add_test(tests, a_sentence_too_long_is_cut_and_stays_a_string);
+	tcase_add_test(tests, a_sentence_too_long_is_cut_but_not_its_reason);
 	tcase_add_test(tests, every_code_has_a_text);
 	tcase_add_test(tests, what_is_no_code_is_an_unknown_error);
 	tcase_add_test(tests, the_log_passes_on_its_level_and_what_is_graver);

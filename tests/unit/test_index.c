@@ -228,8 +228,25 @@ START_TEST(sections_of_the_future_are_skipped)
 	ck_assert_int_eq(decode(&index, &bytes), 0);
 	expect_equal(&index, &everything);
 	zip_index_free(&index);
-	bytes.data[bytes.bytes - sizeof(unknown)] = SECTION_METADATA;
-	ck_assert_int_eq(decode(&index, &bytes), IOSHAPE_E_DAMAGED); /* there twice */
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+START_TEST(no_section_is_there_twice)
+{
+	struct zip_index given = everything, index;
+	struct base_buffer bytes;
+	size_t without;
+
+	given.metadata = (struct ioshape_metadata){ 0 };
+	bytes = encoded(&given);
+	without = bytes.bytes;
+	base_buffer_free(&bytes);
+	bytes = encoded(&everything);
+	ck_assert_int_eq(base_buffer_reserve(&bytes, bytes.bytes), 0);
+	base_buffer_append(&bytes, bytes.data + without, bytes.bytes - without);
+	bytes.data[12]++;
+	ck_assert_int_eq(decode(&index, &bytes), IOSHAPE_E_DAMAGED);
 	base_buffer_free(&bytes);
 }
 END_TEST
@@ -439,6 +456,85 @@ START_TEST(counts_are_refused_before_memory_is_asked_for)
 }
 END_TEST
 
+START_TEST(blocks_are_of_a_sensible_size)
+{
+	static const uint64_t good[] = { 64 * KIB, MIB, GIB };
+	static const uint64_t bad[] = {
+		0, 1, 32 * KIB, 64 * KIB + 1, 3 * MIB, 2 * GIB, UINT64_MAX
+	};
+	struct zip_index none = { .check_bytes = 0 }, index;
+	struct base_buffer bytes = encoded(&none);
+
+	for (size_t i = 0; i < ARRAY_LENGTH(good) + ARRAY_LENGTH(bad); i++) {
+		bool fine = i < ARRAY_LENGTH(good);
+
+		base_put_le(bytes.data + AT_CHECK_BYTES,
+			    fine ? good[i] : bad[i - ARRAY_LENGTH(good)], 8);
+		ck_assert_int_eq(
+			zip_index_decode(&index, bytes.data, bytes.bytes, NULL, 0, 0, NULL),
+			fine ? 0 : IOSHAPE_E_DAMAGED);
+		zip_index_free(&index);
+	}
+	base_buffer_free(&bytes);
+}
+END_TEST
+
+/* Encodes rows that the library would never write, patches a number, and expects the reader to see
+ * it. */
+static void expect_rows_refused(const struct zip_tensor_row *given_rows, size_t at, uint64_t number)
+{
+	struct zip_index given = everything;
+	struct base_buffer bytes;
+
+	given.tensors = given_rows;
+	bytes = encoded(&given);
+	if (at)
+		base_put_le(bytes.data + at, number, 4);
+	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
+	base_buffer_free(&bytes);
+}
+
+START_TEST(rows_that_were_never_written_are_refused)
+{
+	static const int64_t empty[] = { 0, 1 }, ones[] = { 1, 1 };
+	struct zip_tensor_row bad[3] = { rows[0], rows[1], rows[2] };
+	char name[IOSHAPE_MAX_NAME_BYTES + 2];
+
+	bad[1] = bad[0]; /* two tensors in one record */
+	bad[1].name = "other";
+	expect_rows_refused(bad, 0, 0);
+
+	bad[1] = rows[1];
+	bad[2].name = "";
+	expect_rows_refused(bad, 0, 0);
+	memset(name, 'n', sizeof(name) - 1);
+	name[sizeof(name) - 1] = '\0';
+	bad[2].name = name;
+	expect_rows_refused(bad, 0, 0);
+	bad[2].name = "ee"; /* a byte of text, then a dimension, that belong to nobody */
+	expect_rows_refused(bad, AT_ROW(2) + 16, 1);
+	bad[2] = rows[2];
+	bad[2].shape = empty;
+	bad[2].strides = ones;
+	expect_rows_refused(bad, AT_ROW(2) + 12, 1);
+}
+END_TEST
+
+START_TEST(offsets_of_nobody_are_refused)
+{
+	const uint64_t more[] = { 64, 640, 704, 4096, 3 * CHECK_BYTES + 4160, end };
+	struct zip_index given = everything;
+	struct base_buffer bytes;
+
+	given.records++;
+	given.data_offsets = more;
+	bytes = encoded(&given);
+	base_put_le(bytes.data + AT_RECORDS, everything.records, 8);
+	ck_assert_int_eq(decode_copy(bytes.data, bytes.bytes), IOSHAPE_E_DAMAGED);
+	base_buffer_free(&bytes);
+}
+END_TEST
+
 START_TEST(data_is_inside_its_record)
 {
 	expect_refused(AT_OFFSETS, 0, 8, IOSHAPE_E_DAMAGED);
@@ -480,6 +576,8 @@ START_TEST(names_are_names)
 	expect_refused(AT_METADATA + 24, 0, 4, IOSHAPE_E_DAMAGED); /* attribute's name */
 	expect_refused(AT_METADATA + 28, 6, 4, IOSHAPE_E_DAMAGED); /* attribute's value */
 	expect_refused(AT_METADATA + 40 + 6, 0x80, 1, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_METADATA + 40 + 6, 0, 1, IOSHAPE_E_DAMAGED);
+	expect_refused(AT_METADATA + 8, 4, 8, IOSHAPE_E_DAMAGED); /* a byte of nobody's */
 }
 END_TEST
 
@@ -628,6 +726,7 @@ static void add_round_trips(Suite *suite)
 	tcase_add_test(tests, the_bytes_may_lie_anywhere);
 	tcase_add_test(tests, encoding_appends);
 	tcase_add_test(tests, sections_of_the_future_are_skipped);
+	tcase_add_test(tests, no_section_is_there_twice);
 	tcase_add_test(tests, versions_of_the_future_are_refused);
 	suite_add_tcase(suite, tests);
 }
@@ -641,6 +740,9 @@ static void add_damage(Suite *suite)
 	tcase_add_test(tests, no_flipped_bit_leads_astray);
 	tcase_add_test(tests, no_made_up_number_leads_astray);
 	tcase_add_test(tests, counts_are_refused_before_memory_is_asked_for);
+	tcase_add_test(tests, blocks_are_of_a_sensible_size);
+	tcase_add_test(tests, rows_that_were_never_written_are_refused);
+	tcase_add_test(tests, offsets_of_nobody_are_refused);
 	tcase_add_test(tests, data_is_inside_its_record);
 	tcase_add_test(tests, tensors_are_exactly_their_records);
 	tcase_add_test(tests, names_are_names);

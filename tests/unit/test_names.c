@@ -60,7 +60,11 @@ static bool is_utf8_by_definition(const uint8_t *text, size_t bytes)
 	for (size_t i = 0, length; i < bytes; i += length) {
 		uint32_t code = text[i];
 
-		length = code < 0x80 ? 1 : code >> 5 == 6 ? 2 : code >> 4 == 14 ? 3 : code >> 3 == 30 ? 4 : 0;
+		length = code < 0x80     ? 1 :
+			 code >> 5 == 6  ? 2 :
+			 code >> 4 == 14 ? 3 :
+			 code >> 3 == 30 ? 4 :
+					   0;
 		if (!length || length > bytes - i)
 			return false;
 		if (length > 1)
@@ -108,14 +112,17 @@ START_TEST(shown_names_are_short_and_harmless)
 		{ "", "" },
 		{ "Zürich ☃", "Zürich ☃" },
 		{ "a\x1b[31mb\nc\x7f", "a?[31mb?c?" },
-		{ "\xc2\x9b" "31m", "?31m" }, /* the same escape as one character, CSI */
+		{ "\xc2\x9b"
+		  "31m",
+		  "?31m" }, /* the same escape as one character, CSI */
 		{ "a\xff\xc3", "a??" },
 	};
 	char shown[ZIP_SHOWN_NAME_BYTES], name[5000];
 	uint64_t seed = 2;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(pairs); i++)
-		ck_assert_str_eq(zip_show_name(shown, pairs[i][0], strlen(pairs[i][0])), pairs[i][1]);
+		ck_assert_str_eq(zip_show_name(shown, pairs[i][0], strlen(pairs[i][0])),
+				 pairs[i][1]);
 	for (int i = 0; i < 5000; i++) {
 		size_t bytes = test_random_below(&seed, 300);
 

@@ -43,7 +43,8 @@ static void check_same(const struct archive *archive, const struct zip_directory
 	}
 }
 
-/* ---- What is written comes back ------------------------------------------------------------------------ */
+/* ---- What is written comes back
+ * ------------------------------------------------------------------------ */
 
 static void round_trip(struct archive *archive, size_t folder_bytes)
 {
@@ -137,7 +138,8 @@ START_TEST(more_records_than_sixteen_bits_count_come_back)
 	buffer.bytes = count * 40;
 	ck_assert_int_eq(zip_encode_directory(&buffer, entries, count, count * 40), 0);
 	ck_assert_int_eq(zip_parse(&directory, buffer.bytes, archive_bytes_fetch,
-				   &(struct archive_bytes){ buffer.data, buffer.bytes }, "test.pt", &error),
+				   &(struct archive_bytes){ buffer.data, buffer.bytes }, "test.pt",
+				   &error),
 			 0);
 	ck_assert_uint_eq(directory.count, count);
 	ck_assert_str_eq(directory.entries[count - 1].name, entries[count - 1].name + 2);
@@ -148,7 +150,8 @@ START_TEST(more_records_than_sixteen_bits_count_come_back)
 }
 END_TEST
 
-/* ---- A small archive to be spoilt ------------------------------------------------------------------------ */
+/* ---- A small archive to be spoilt
+ * ------------------------------------------------------------------------ */
 
 /* Three records, then the directory. */
 struct spoilt {
@@ -162,12 +165,14 @@ struct spoilt {
 
 static void spoil_setup(struct spoilt *spoilt)
 {
-	static const char *const names[] = { "archive/data.pkl", "archive/data/0", "archive/version" };
+	static const char *const names[] = { "archive/data.pkl", "archive/data/0",
+					     "archive/version" };
 	uint8_t *at;
 
 	memset(spoilt, 0, sizeof(*spoilt));
 	for (size_t i = 0; i < ARRAY_LENGTH(names); i++)
-		archive_add(&spoilt->archive, names[i], small_data, sizeof(small_data) - i, 64, false);
+		archive_add(&spoilt->archive, names[i], small_data, sizeof(small_data) - i, 64,
+			    false);
 	archive_finish(&spoilt->archive);
 	spoilt->bytes = spoilt->archive.bytes;
 	spoilt->flat = archive_flat(&spoilt->archive);
@@ -204,26 +209,28 @@ static int spoil_parse(struct spoilt *spoilt)
 		return ret;
 	}
 	for (uint64_t i = 0; i < directory.count && !ret; i++)
-		ret = zip_locate(&directory, i, archive_bytes_fetch, &bytes, "test.pt", &spoilt->error);
+		ret = zip_locate(&directory, i, archive_bytes_fetch, &bytes, "test.pt",
+				 &spoilt->error);
 	zip_directory_free(&directory);
 	return ret;
 }
 
 /* One field is set to a value, and parsing must answer with this code. */
-#define CHECK_FIELD(place, offset, width, value, code)                              \
-	do {                                                                        \
-		struct spoilt spoilt;                                               \
-                                                                                    \
-		spoil_setup(&spoilt);                                               \
-		ck_assert_int_eq(spoil_parse(&spoilt), 0);                          \
-		base_put_le(spoilt.place + (offset), value, width);                 \
-		ck_assert_msg(spoil_parse(&spoilt) == (code), "%s", spoilt.error.text); \
-		spoil_teardown(&spoilt);                                            \
+#define CHECK_FIELD(place, offset, width, value, code)                                             \
+	do {                                                                                       \
+		struct spoilt spoilt;                                                              \
+                                                                                                   \
+		spoil_setup(&spoilt);                                                              \
+		ck_assert_int_eq(spoil_parse(&spoilt), 0);                                         \
+		base_put_le(spoilt.place + (offset), value, width);                                \
+		ck_assert_msg(spoil_parse(&spoilt) == (code), "%s", spoilt.error.text);            \
+		spoil_teardown(&spoilt);                                                           \
 	} while (0)
 
 #define ALL_ONES UINT64_MAX
 
-/* ---- Lies ---------------------------------------------------------------------------------------------- */
+/* ---- Lies
+ * ---------------------------------------------------------------------------------------------- */
 
 START_TEST(impossible_numbers_in_the_end_records_are_refused)
 {
@@ -247,6 +254,89 @@ START_TEST(impossible_numbers_in_the_end_records_are_refused)
 }
 END_TEST
 
+/* Puts bytes into the archive before `at`; all pointers into it become invalid. */
+static uint8_t *insert(struct spoilt *spoilt, const uint8_t *at, const void *bytes, size_t count)
+{
+	size_t before = (size_t)(at - spoilt->flat);
+	uint8_t *longer = malloc(spoilt->bytes + count);
+
+	memcpy(longer, spoilt->flat, before);
+	memcpy(longer + before, bytes, count);
+	memcpy(longer + before + count, spoilt->flat + before, spoilt->bytes - before);
+	free(spoilt->flat);
+	spoilt->flat = longer;
+	spoilt->bytes += count;
+	return longer + before;
+}
+
+START_TEST(gaps_between_the_directory_and_its_end_are_refused)
+{
+	struct spoilt spoilt;
+	uint8_t *at;
+
+	spoil_setup(&spoilt);
+	at = insert(&spoilt, spoilt.zip64_end, "gap", 4) + 4 + ZIP64_END_BYTES;
+	base_put_le(at + ZIP64_LOCATOR_OFFSET, base_get_le(at + ZIP64_LOCATOR_OFFSET, 8) + 4, 8);
+	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+	spoil_teardown(&spoilt);
+}
+END_TEST
+
+/* In the comment, with a length that takes it back to the locator by way of 2^64. */
+START_TEST(a_zip64_end_record_behind_its_locator_is_refused)
+{
+	struct spoilt spoilt;
+	uint8_t record[ZIP64_END_BYTES], *at;
+	size_t locator;
+
+	spoil_setup(&spoilt);
+	locator = (size_t)(spoilt.locator - spoilt.flat);
+	memcpy(record, spoilt.zip64_end, sizeof(record));
+	base_put_le(record + ZIP64_END_LENGTH,
+		    -(uint64_t)(ZIP64_LOCATOR_BYTES + ZIP_END_BYTES + ZIP64_END_LENGTH_STARTS), 8);
+	base_put_le(record + ZIP64_END_SIZE,
+		    base_get_le(record + ZIP64_END_SIZE, 8) + ZIP64_END_BYTES +
+			    ZIP64_LOCATOR_BYTES + ZIP_END_BYTES,
+		    8);
+	base_put_le(spoilt.end + ZIP_END_SIZE, 0xffffffff, 4);
+	base_put_le(spoilt.end + ZIP_END_COMMENT, sizeof(record), 2);
+	at = insert(&spoilt, spoilt.flat + spoilt.bytes, record, sizeof(record));
+	base_put_le(spoilt.flat + locator + ZIP64_LOCATOR_OFFSET, (uint64_t)(at - spoilt.flat), 8);
+	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(spoilt.error.text, "locator points"));
+	spoil_teardown(&spoilt);
+}
+END_TEST
+
+/* Sums of such sizes with the offset go round 2^64 and end up in the file. */
+START_TEST(sizes_that_wrap_around_are_refused)
+{
+	static const uint64_t values[] = {
+		UINT64_MAX,       UINT64_MAX - 33,     UINT64_MAX - 34,
+		UINT64_MAX - 300, (uint64_t)INT64_MAX, UINT64_C(1) << 63
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(values); i++) {
+		struct archive archive = { 0 };
+		struct zip_directory directory;
+		uint8_t *field;
+
+		archive_add(&archive, "a/b", NULL, 5 * GIB, 64, false);
+		archive_finish(&archive);
+		/* Head of the entry, name, head of the field: then the two sizes. */
+		field = archive.extents[archive.extent_count - 1].data + ZIP_CENTRAL_BYTES + 3 +
+			ZIP_FIELD_HEAD_BYTES;
+		ck_assert_uint_eq(base_get_le(field, 8), 5 * GIB);
+		base_put_le(field, values[i], 8);
+		base_put_le(field + 8, values[i], 8);
+		ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive,
+					   "test.pt", NULL),
+				 IOSHAPE_E_DAMAGED);
+		archive_free(&archive);
+	}
+}
+END_TEST
+
 /* Without a locator the end record stands alone, and its numbers have to be true. */
 START_TEST(all_ones_without_zip64_are_refused)
 {
@@ -258,7 +348,8 @@ START_TEST(all_ones_without_zip64_are_refused)
 		if (i == 0)
 			base_put_le(spoilt.end + ZIP_END_COUNT - 2, 0xffffffff, 4);
 		else
-			base_put_le(spoilt.end + (i == 1 ? ZIP_END_SIZE : ZIP_END_OFFSET), 0xffffffff, 4);
+			base_put_le(spoilt.end + (i == 1 ? ZIP_END_SIZE : ZIP_END_OFFSET),
+				    0xffffffff, 4);
 		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 		spoil_teardown(&spoilt);
 	}
@@ -308,12 +399,13 @@ START_TEST(directories_above_the_limit_are_refused)
 	base_put_le(end.data + ZIP64_END_COUNT, 1000, 8);
 	base_put_le(end.data + ZIP64_END_SIZE, 1024 * GIB, 8);
 	base_put_le(end.data + ZIP64_END_OFFSET, 0, 8);
-	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + ZIP_END_DISK_COUNT, 0xffffffff, 4);
+	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + ZIP_END_DISK_COUNT,
+		    0xffffffff, 4);
 	base_put_le(end.data + ZIP64_END_BYTES + ZIP64_LOCATOR_BYTES + ZIP_END_SIZE, ALL_ONES, 8);
 	archive.bytes = 1024 * GIB + end.bytes;
 	archive_put(&archive, 1024 * GIB, &end);
-	ck_assert_msg(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", &error) ==
-			      IOSHAPE_E_LIMIT,
+	ck_assert_msg(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt",
+				&error) == IOSHAPE_E_LIMIT,
 		      "%s", error.text);
 	archive_free(&archive);
 }
@@ -458,8 +550,9 @@ START_TEST(empty_folders_of_repacking_tools_are_no_records)
 	archive_add(&archive, "a/", "", 0, 1, false);
 	archive_add(&archive, "b/data.pkl", small_data, sizeof(small_data), 64, false);
 	archive_finish(&archive);
-	ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
-			 IOSHAPE_E_FORMAT);
+	ck_assert_int_eq(
+		zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
+		IOSHAPE_E_FORMAT);
 	archive_free(&archive);
 }
 END_TEST
@@ -471,8 +564,9 @@ START_TEST(an_archive_of_empty_folders_is_refused)
 
 	archive_add(&archive, "a/", "", 0, 1, false);
 	archive_finish(&archive);
-	ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
-			 IOSHAPE_E_FORMAT);
+	ck_assert_int_eq(
+		zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
+		IOSHAPE_E_FORMAT);
 	archive_free(&archive);
 }
 END_TEST
@@ -510,13 +604,15 @@ START_TEST(the_directory_may_have_another_order_than_the_file)
 	archive.entries[0].bytes = 200;
 	archive.extents[archive.extent_count - 1].bytes = 0;
 	archive_finish(&archive);
-	ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
-			 IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(
+		zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
+		IOSHAPE_E_DAMAGED);
 	archive_free(&archive);
 }
 END_TEST
 
-/* ---- The ends of files ---------------------------------------------------------------------------------- */
+/* ---- The ends of files
+ * ---------------------------------------------------------------------------------- */
 
 START_TEST(every_truncation_is_refused)
 {
@@ -596,11 +692,15 @@ START_TEST(other_kinds_of_files_are_recognised)
 		size_t length;
 		const char *word;
 	} cases[] = {
-		{ "\x80\x02\x8a\nl\xfc\x9c" "F\xf9 j\xa8P\x19.", 15, "before torch 1.6" },
+		{ "\x80\x02\x8a\nl\xfc\x9c"
+		  "F\xf9 j\xa8P\x19.",
+		  15, "before torch 1.6" },
 		{ "\x80\x04\x95\x05\0\0\0\0\0\0\0}\x94.", 14, "pickle" },
 		{ "\x1f\x8b\x08\0\0\0\0\0", 8, "gzip" },
 		{ "\x28\xb5\x2f\xfd\0\0\0\0", 8, "zstd" },
-		{ "\xfd" "7zXZ\0\0\0", 8, "xz" },
+		{ "\xfd"
+		  "7zXZ\0\0\0",
+		  8, "xz" },
 		{ "\x89HDF\r\n\x1a\n", 8, "HDF5" },
 		{ "\x08\0\0\0\0\0\0\0{\"a\": 1}", 16, "safetensors" },
 		{ "Hello, world. This is a text.", 29, "neither" },
@@ -613,8 +713,8 @@ START_TEST(other_kinds_of_files_are_recognised)
 		struct zip_directory directory;
 		struct base_error error = { 0 };
 
-		ck_assert_int_eq(zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt",
-					   &error),
+		ck_assert_int_eq(zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes,
+					   "test.pt", &error),
 				 IOSHAPE_E_FORMAT);
 		ck_assert_msg(strstr(error.text, cases[i].word), "%s", error.text);
 	}
@@ -638,14 +738,16 @@ START_TEST(failed_reads_are_reported_as_such)
 	struct base_error error = { 0 };
 	unsigned left = 0;
 
-	ck_assert_int_eq(zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", &error), -EIO);
+	ck_assert_int_eq(zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", &error),
+			 -EIO);
 	ck_assert_ptr_nonnull(strstr(error.text, "test.pt"));
 	left = 1;
 	ck_assert_int_eq(zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", NULL), -EIO);
 }
 END_TEST
 
-/* ---- Encoding ------------------------------------------------------------------------------------------- */
+/* ---- Encoding
+ * ------------------------------------------------------------------------------------------- */
 
 START_TEST(headers_are_only_made_for_the_name_they_were_planned_for)
 {
@@ -664,8 +766,9 @@ END_TEST
 /* The first bytes of a record as torch writes them, but for the sizes in between. */
 START_TEST(a_header_is_to_the_byte_that_of_torch)
 {
-	static const uint8_t expected[64] = "PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
-					    "\x0a\0\x18\0m/data.pklFB\x14\0ZZZZZZZZZZZZZZZZZZZ";
+	static const uint8_t expected[64] =
+		"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
+		"\x0a\0\x18\0m/data.pklFB\x14\0ZZZZZZZZZZZZZZZZZZZ";
 	struct base_buffer out = { 0 };
 	struct zip_place place;
 
@@ -685,11 +788,11 @@ END_TEST
 /* Whatever the directory says of a record is part of its checksum; the folder's name is not. */
 START_TEST(the_checksum_of_a_directory_covers_every_field)
 {
-	const struct zip_entry entry = { (char *)(uintptr_t)"x/data/0", 8, 1, 2, 3, 4 };
+	const struct zip_entry entry = { (char *)(uintptr_t) "x/data/0", 8, 1, 2, 3, 4 };
 	struct zip_entry changed[] = { entry, entry, entry, entry, entry, entry };
 	uint32_t crc = zip_directory_crc32(&entry, 1, 2);
 
-	changed[0].name = (char *)(uintptr_t)"x/data/1";
+	changed[0].name = (char *)(uintptr_t) "x/data/1";
 	changed[1].name_bytes--;
 	changed[2].crc32++;
 	changed[3].bytes++;
@@ -697,7 +800,7 @@ START_TEST(the_checksum_of_a_directory_covers_every_field)
 	for (size_t i = 0; i < 5; i++)
 		ck_assert_uint_ne(zip_directory_crc32(&changed[i], 1, 2), crc);
 	ck_assert_uint_ne(zip_directory_crc32(changed + 5, 0, 2), crc);
-	changed[5].name = (char *)(uintptr_t)"folder/data/0";
+	changed[5].name = (char *)(uintptr_t) "folder/data/0";
 	changed[5].name_bytes = 13;
 	ck_assert_uint_eq(zip_directory_crc32(&changed[5], 1, 7), crc);
 }
@@ -724,6 +827,9 @@ int main(void)
 	suite_add_tcase(suite, well);
 
 	tcase_add_test(lies, impossible_numbers_in_the_end_records_are_refused);
+	tcase_add_test(lies, gaps_between_the_directory_and_its_end_are_refused);
+	tcase_add_test(lies, a_zip64_end_record_behind_its_locator_is_refused);
+	tcase_add_test(lies, sizes_that_wrap_around_are_refused);
 	tcase_add_test(lies, all_ones_without_zip64_are_refused);
 	tcase_add_test(lies, huge_counts_cost_nothing_and_are_refused);
 	tcase_add_test(lies, directories_above_the_limit_are_refused);

@@ -6,7 +6,8 @@
 
 #include <errno.h>
 
-/* The first offset behind header, name and fields that is a multiple of the alignment, found by trying. */
+/* The first offset behind header, name and fields that is a multiple of the alignment, found by
+ * trying. */
 static uint64_t first_aligned(uint64_t cursor, size_t name_bytes, bool zip64, uint32_t alignment)
 {
 	uint64_t at = cursor + 30 + name_bytes + (zip64 ? 20 : 0) + 4;
@@ -49,16 +50,12 @@ END_TEST
 
 START_TEST(plans_at_the_edges_of_four_gigabytes_are_right)
 {
-	static const uint64_t sizes[] = { 0,
-					  1,
-					  0xfffffffe,
-					  0xffffffff,
-					  0x100000000,
-					  0x100000001,
-					  UINT64_C(1) << 50,
-					  IOSHAPE_UNKNOWN_BYTES };
-	static const uint64_t cursors[] = { 0, 1, 0xfffffffe, 0xffffffff, 0x100000000,
-					    (UINT64_C(1) << 60) + 3 };
+	static const uint64_t sizes[] = {
+		0,           1,           0xfffffffe,        0xffffffff,
+		0x100000000, 0x100000001, UINT64_C(1) << 50, IOSHAPE_UNKNOWN_BYTES
+	};
+	static const uint64_t cursors[] = { 0,          1,           0xfffffffe,
+					    0xffffffff, 0x100000000, (UINT64_C(1) << 60) + 3 };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++)
 		for (size_t j = 0; j < ARRAY_LENGTH(cursors); j++)

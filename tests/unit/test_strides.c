@@ -391,6 +391,41 @@ START_TEST(packing_resumes_at_any_byte)
 }
 END_TEST
 
+/* They are copied in tiles, not row by row. In pieces that begin and end anywhere in a row. */
+START_TEST(parts_of_transposed_matrices_are_packed)
+{
+	uint64_t seed = 7;
+
+	for (int round = 0; round < ROUNDS; round++) {
+		size_t size = (size_t)1 << test_random_below(&seed, 5), bytes, piece;
+		int64_t rows = 1 + (int64_t)test_random_below(&seed, 90);
+		int64_t columns = 1 + (int64_t)test_random_below(&seed, 40);
+		int64_t step = 1 + (int64_t)test_random_below(&seed, 3);
+		int64_t apart = rows * step + (int64_t)test_random_below(&seed, 70);
+		struct ioshape_tensor tensor =
+			tensor_of(3, LIST(2, rows, columns), LIST(columns * apart, step, apart));
+		uint8_t *data, *expected, *packed;
+
+		bytes = (size_t)(2 * rows * columns) * size;
+		data = malloc((size_t)(2 * columns * apart) * size);
+		expected = malloc(bytes);
+		packed = malloc(bytes);
+		test_random_fill(&seed, data, (size_t)(2 * columns * apart) * size);
+		tensor.data = data;
+		pack_naively(&tensor, size, expected);
+		for (size_t done = 0; done < bytes; done += piece) {
+			piece = 1 + test_random_below(&seed, bytes);
+			piece = MIN(piece, bytes - done);
+			zip_pack(&tensor, size, done, packed + done, piece);
+		}
+		ck_assert_mem_eq(packed, expected, bytes);
+		free(packed);
+		free(expected);
+		free(data);
+	}
+}
+END_TEST
+
 START_TEST(packing_without_strides_copies)
 {
 	struct ioshape_tensor tensor = tensor_of(2, LIST(8, 16), NULL);
@@ -472,6 +507,7 @@ int main(void)
 	suite_add_tcase(suite, refusals);
 	tcase_add_test(packing, packing_equals_a_loop_over_elements);
 	tcase_add_test(packing, packing_resumes_at_any_byte);
+	tcase_add_test(packing, parts_of_transposed_matrices_are_packed);
 	tcase_add_test(packing, packing_without_strides_copies);
 	tcase_add_test(packing, seeking_does_not_walk);
 	tcase_add_test(packing, sixty_four_dimensions_can_be_packed);

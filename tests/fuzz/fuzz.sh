@@ -1,0 +1,8 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# fuzz.sh TARGET CORPUS FINDINGS SECONDS: fuzzes for so long. What is new goes to the folder FINDINGS, the
+# inputs that fail go beside it; the corpus is only read.
+set -eu
+
+mkdir -p "$3"
+exec "$1" -max_total_time="$4" -artifact_prefix="$3-" -print_final_stats=1 "$3" "$2"

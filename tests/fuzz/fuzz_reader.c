@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Any bytes as an archive: parsed, located, its index decoded. What is accepted must hold together.
+ *
+ * With FUZZ_FILES defined it is a program of its own that tries the files named on its command
+ * line, for compilers without libFuzzer and to look at findings.
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "zip/layout.h"
+#include "zip/zip.h"
+
+/* Stays on where assert() is compiled away. */
+#define MUST(condition)                                                                            \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);            \
+			abort();                                                                   \
+		}                                                                                  \
+	} while (0)
+
+struct input {
+	const uint8_t *data;
+	size_t bytes;
+};
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
+{
+	const struct input *input = user;
+
+	MUST(offset <= input->bytes && bytes <= input->bytes - offset);
+	memcpy(into, input->data + offset, bytes);
+	return 0;
+}
+
+static void check_entry(const struct zip_directory *directory, uint64_t i)
+{
+	const struct zip_entry *entry = &directory->entries[i];
+	uint64_t position;
+
+	MUST(entry->name_bytes && entry->name_bytes <= IOSHAPE_MAX_NAME_BYTES);
+	MUST(strlen(entry->name) == entry->name_bytes);
+	MUST(zip_utf8_valid(entry->name, entry->name_bytes));
+	MUST(zip_names_find(directory->names, entry->name, entry->name_bytes, &position));
+	MUST(position == i);
+}
+
+static int compare_entries(const void *a, const void *b)
+{
+	const struct zip_entry *left = a, *right = b;
+
+	return left->data_offset < right->data_offset ? -1 : left->data_offset > right->data_offset;
+}
+
+/* All were located: none lies in another, nor in the directory. */
+static void check_apart(const struct zip_directory *directory)
+{
+	struct zip_entry *entries = calloc(directory->count, sizeof(*entries));
+	uint64_t limit;
+
+	MUST(entries);
+	memcpy(entries, directory->entries, directory->count * sizeof(*entries));
+	qsort(entries, directory->count, sizeof(*entries), compare_entries);
+	for (uint64_t i = 0; i < directory->count; i++) {
+		limit = i + 1 < directory->count ? entries[i + 1].header_offset : directory->offset;
+		MUST(entries[i].header_offset < entries[i].data_offset);
+		MUST(entries[i].data_offset <= limit);
+		MUST(entries[i].bytes <= limit - entries[i].data_offset);
+	}
+	free(entries);
+}
+
+static void check_index(const struct zip_index *index, const struct zip_directory *directory)
+{
+	uint64_t sum = 0;
+
+	for (uint64_t i = 0; i < index->records; i++) {
+		MUST(zip_data_fits(directory, i, index->data_offsets[i]) ||
+		     index->data_offsets[i] - directory->entries[i].header_offset > UINT16_MAX);
+		sum += index->data_offsets[i];
+	}
+	for (uint64_t i = 0; i < index->check_count; i++)
+		sum += index->checks[i];
+	for (uint64_t i = 0; i < index->tensor_count; i++) {
+		const struct zip_tensor_row *row = &index->tensors[i];
+
+		MUST(row->record < index->records && zip_dtype_of(row->dtype));
+		MUST(row->dims <= IOSHAPE_MAX_DIMS && strlen(row->name) <= IOSHAPE_MAX_NAME_BYTES);
+		for (uint32_t d = 0; d < row->dims; d++)
+			sum += (uint64_t)row->shape[d] + (uint64_t)row->strides[d];
+	}
+	for (size_t i = 0; i < index->metadata.attribute_count; i++)
+		sum += strlen(index->metadata.attributes[i].name) +
+		       strlen(index->metadata.attributes[i].value);
+	for (size_t i = 0; i < index->metadata.blob_bytes; i++)
+		sum += ((const uint8_t *)index->metadata.blob)[i];
+	*(volatile uint64_t *)&sum = sum; /* it was really read */
+}
+
+/* The last record, whatever its name and checksum: those are easily made right. */
+static void try_index(const struct input *input, const struct zip_directory *directory)
+{
+	const struct zip_entry *last = &directory->entries[directory->count - 1];
+	struct base_error error = { 0 };
+	struct zip_index index = { 0 };
+	uint8_t *copy;
+
+	if (!last->data_offset)
+		return;
+	copy = malloc(last->bytes + 1); /* of its own, so that a read beyond it is noticed */
+	MUST(copy);
+	copy = realloc(copy, last->bytes ? last->bytes : 1);
+	MUST(copy);
+	memcpy(copy, input->data + last->data_offset, last->bytes);
+	if (!zip_index_decode(&index, copy, last->bytes, directory->entries, directory->count - 1,
+			      last->header_offset, &error)) {
+		check_index(&index, directory);
+		zip_index_free(&index);
+	}
+	free(copy);
+}
+
+static void try_archive(struct input *input)
+{
+	struct zip_directory directory;
+	struct base_error error = { 0 };
+	bool all = true;
+	int ret;
+
+	ret = zip_parse(&directory, input->bytes, fetch, input, "fuzz.pt", &error);
+	MUST((ret != 0) == (error.code != 0));
+	MUST(zip_utf8_valid(error.text, strlen(error.text)));
+	if (ret)
+		return;
+	MUST(directory.count && directory.offset <= input->bytes);
+	for (uint64_t i = 0; i < directory.count; i++) {
+		check_entry(&directory, i);
+		all &= !zip_locate(&directory, i, fetch, input, "fuzz.pt", NULL);
+	}
+	if (all)
+		check_apart(&directory);
+	try_index(input, &directory);
+	zip_directory_free(&directory);
+}
+
+/*
+ * End records have to agree with every byte before them: mutations hardly ever get past them. So
+ * bytes with something like a directory in them are tried once more with end records that are
+ * right.
+ */
+static void try_with_end(const uint8_t *data, size_t bytes)
+{
+	static const uint8_t signature[] = "PK\x01\x02";
+	const uint8_t *directory = memmem(data, bytes, signature, 4), *next;
+	const uint8_t *stop = memmem(data, bytes, "PK\x06\x06", 4);
+	struct base_buffer archive = { 0 };
+	uint64_t count = 0;
+	uint8_t end[ZIP_END_BYTES] = { 0 };
+
+	if (!directory || (stop && stop < directory))
+		return;
+	if (stop)
+		bytes = (size_t)(stop - data);
+	for (next = directory; next; count++)
+		next = memmem(next + 4, (size_t)(data + bytes - next - 4), signature, 4);
+	if (count >= UINT16_MAX)
+		return;
+	base_put_le(end, ZIP_END_SIGNATURE, 4);
+	base_put_le(end + ZIP_END_DISK_COUNT, count, 2);
+	base_put_le(end + ZIP_END_COUNT, count, 2);
+	base_put_le(end + ZIP_END_SIZE, (uint64_t)(data + bytes - directory), 4);
+	base_put_le(end + ZIP_END_OFFSET, (uint64_t)(directory - data), 4);
+	MUST(!base_buffer_append(&archive, data, bytes));
+	MUST(!base_buffer_append(&archive, end, sizeof(end)));
+	try_archive(&(struct input){ archive.data, archive.bytes });
+	base_buffer_free(&archive);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+	try_archive(&(struct input){ data, bytes });
+	try_with_end(data, bytes);
+	return 0;
+}
+
+#ifdef FUZZ_FILES
+static void try_file(const char *path)
+{
+	struct base_buffer file = { 0 };
+	uint8_t part[4096];
+	size_t got;
+	FILE *stream = fopen(path, "rb");
+
+	if (!stream) {
+		perror(path);
+		exit(1);
+	}
+	while ((got = fread(part, 1, sizeof(part), stream)) > 0)
+		MUST(!base_buffer_append(&file, part, got));
+	fclose(stream);
+	LLVMFuzzerTestOneInput(file.data, file.bytes);
+	base_buffer_free(&file);
+}
+
+int main(int argc, char **argv)
+{
+	for (int i = 1; i < argc; i++)
+		try_file(argv[i]);
+	printf("%d files tried\n", argc - 1);
+	return 0;
+}
+#endif

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C API through ctypes: just enough of it to save torch tensors, wherever they lie."""
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tree import build_folder
+
+DTYPES = {
+    torch.uint8: 1,
+    torch.int8: 2,
+    torch.int16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.float16: 6,
+    torch.float32: 7,
+    torch.float64: 8,
+    torch.complex32: 9,
+    torch.complex64: 10,
+    torch.complex128: 11,
+    torch.bool: 12,
+    torch.bfloat16: 13,
+    torch.uint16: 14,
+    torch.uint32: 15,
+    torch.uint64: 16,
+    torch.float8_e4m3fn: 17,
+    torch.float8_e5m2: 18,
+    torch.float8_e4m3fnuz: 19,
+    torch.float8_e5m2fnuz: 20,
+    torch.float8_e8m0fnu: 21,
+    torch.float4_e2m1fn_x2: 22,
+}
+
+
+class CTensor(ctypes.Structure):
+    """struct ioshape_tensor."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_int),
+        ("dims", ctypes.c_uint32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p),
+    ]
+
+
+class SaveError(Exception):
+    """What ioshape_context_message() says."""
+
+
+@cache
+def library() -> Any:
+    loaded = ctypes.CDLL(str(build_folder() / "libioshape" / "libioshape.so"))
+    loaded.ioshape_context_message.restype = ctypes.c_char_p
+    return loaded
+
+
+@cache
+def context() -> ctypes.c_void_p:
+    opened = ctypes.c_void_p()
+    message = ctypes.create_string_buffer(1024)
+    code = library().ioshape_context_open(ctypes.byref(opened), None, message, len(message))
+    if code:
+        raise SaveError(message.value.decode())
+    return opened
+
+
+def numbers(values: tuple[int, ...]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def c_tensor(name: str, tensor: torch.Tensor) -> CTensor:
+    return CTensor(
+        name.encode(),
+        DTYPES[tensor.dtype],
+        tensor.dim(),
+        numbers(tuple(tensor.shape)),
+        numbers(tensor.stride()),
+        tensor.data_ptr() or None,
+    )
+
+
+def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """ioshape_save_tensors(): the strides are torch's own."""
+    given = (CTensor * len(tensors))(*(c_tensor(*item) for item in tensors.items()))
+    code = library().ioshape_save_tensors(
+        context(), str(path).encode(), given, ctypes.c_size_t(len(tensors)), None
+    )
+    if code:
+        raise SaveError(library().ioshape_context_message(context()).decode())

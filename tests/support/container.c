@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes archives as the library lays them out, of any size: data is zeros, and the file is sparse.
+ * And reads any archive as the library does.
+ *
+ *   container write PATH RECORD...
+ *   container list PATH        name, bytes, offset of the data and checksum of each record, tabs
+ * between container verify PATH      compares all checksums
+ *
+ * RECORD is NAME=TEXT, NAME:BYTES, NAME:BYTES:ALIGNMENT or NAME:BYTES:unknown (as if the length
+ * were not known beforehand); NAME*COUNT:BYTES makes NAME0, NAME1 and so on.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "zip/zip.h"
+
+static void give_up(const char *what, const char *why)
+{
+	fprintf(stderr, "container: %s: %s\n", what, why);
+	exit(1);
+}
+
+static void must(int result, const char *what)
+{
+	if (result)
+		give_up(what, ioshape_strerror(result));
+}
+
+/* ---- Writing
+ * ------------------------------------------------------------------------------------------ */
+
+struct output {
+	int fd;
+	uint64_t cursor;
+	struct zip_entry *entries;
+	uint64_t count;
+};
+
+/* By doubling. */
+static uint32_t crc_of_zeros(uint64_t bytes)
+{
+	uint32_t result = 0, power = base_crc32(0, "", 1);
+
+	for (uint64_t length = 1; bytes; bytes >>= 1, length *= 2) {
+		if (bytes & 1)
+			result = base_crc32_combine(result, power, length);
+		power = base_crc32_combine(power, power, length);
+	}
+	return result;
+}
+
+static void put(struct output *output, uint64_t offset, const void *data, size_t bytes)
+{
+	if (pwrite(output->fd, data, bytes, (off_t)offset) != (ssize_t)bytes)
+		give_up("cannot write", strerror(errno));
+}
+
+static void add(struct output *output, const char *name, const char *text, uint64_t bytes,
+		uint32_t alignment, bool unknown)
+{
+	uint64_t announced = unknown ? IOSHAPE_UNKNOWN_BYTES : bytes;
+	struct base_buffer buffer = { 0 };
+	struct zip_place place;
+	struct zip_entry *entry;
+
+	output->entries =
+		reallocarray(output->entries, output->count + 1, sizeof(*output->entries));
+	entry = &output->entries[output->count++];
+	entry->name_bytes = (uint32_t)asprintf(&entry->name, ZIP_FOLDER "%s", name);
+	entry->bytes = bytes;
+	entry->crc32 = text ? base_crc32(0, text, bytes) : crc_of_zeros(bytes);
+	entry->header_offset = output->cursor;
+	if (!alignment)
+		alignment = zip_default_alignment(announced);
+	must(zip_place_record(output->cursor, entry->name_bytes, announced, alignment, &place),
+	     name);
+	must(zip_encode_header(&buffer, entry->name, &place, announced), name);
+	put(output, output->cursor, buffer.data, buffer.bytes);
+	if (text)
+		put(output, place.data_offset, text, bytes);
+	buffer.bytes = 0;
+	must(zip_encode_descriptor(&buffer, entry->crc32, bytes, place.zip64), name);
+	put(output, place.data_offset + bytes, buffer.data, buffer.bytes);
+	output->cursor = place.data_offset + bytes + buffer.bytes;
+	base_buffer_free(&buffer);
+}
+
+static void add_specified(struct output *output, char *record)
+{
+	char *equals = strchr(record, '='), *name = strsep(&record, ":="), *count, *numbered;
+	uint64_t bytes, copies;
+	uint32_t alignment = 0;
+	bool unknown;
+
+	if (!record)
+		give_up(name, "NAME=TEXT or NAME:BYTES");
+	if (equals && record == equals + 1) {
+		add(output, name, record, strlen(record), 0, false);
+		return;
+	}
+	must(base_parse_bytes(strsep(&record, ":"), &bytes), "bytes");
+	unknown = record && !strcmp(record, "unknown");
+	if (record && !unknown)
+		alignment = (uint32_t)atoi(record);
+	count = name;
+	name = strsep(&count, "*");
+	if (!count) {
+		add(output, name, NULL, bytes, alignment, unknown);
+		return;
+	}
+	must(base_parse_bytes(count, &copies), "count");
+	for (uint64_t i = 0; i < copies; i++) {
+		if (asprintf(&numbered, "%s%" PRIu64, name, i) < 0)
+			give_up(name, "no memory");
+		add(output, numbered, NULL, bytes, alignment, unknown);
+		free(numbered);
+	}
+}
+
+static void write_container(const char *path, char **records)
+{
+	struct output output = { .fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666) };
+	struct base_buffer directory = { 0 };
+
+	if (output.fd < 0)
+		give_up(path, strerror(errno));
+	while (*records)
+		add_specified(&output, *records++);
+	must(zip_encode_directory(&directory, output.entries, output.count, output.cursor), path);
+	put(&output, output.cursor, directory.data, directory.bytes);
+	close(output.fd);
+	base_buffer_free(&directory);
+	for (uint64_t i = 0; i < output.count; i++)
+		free(output.entries[i].name);
+	free(output.entries);
+}
+
+/* ---- Reading
+ * ------------------------------------------------------------------------------------------ */
+
+static void list(const struct zip_reader *reader)
+{
+	for (uint64_t i = 0; i < reader->directory.count; i++) {
+		const struct zip_entry *entry = &reader->directory.entries[i];
+
+		printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", entry->name, entry->bytes,
+		       entry->data_offset, entry->crc32);
+	}
+}
+
+static void verify(const struct zip_reader *reader, struct base_error *error)
+{
+	const struct ring_config config = {
+		.block_bytes = MIB,
+		.depth = 4,
+		.threads = 2,
+	};
+	struct zip_range *ranges = calloc(reader->directory.count, sizeof(*ranges));
+	struct ring_lane *lane;
+
+	for (uint64_t i = 0; i < reader->directory.count; i++) {
+		ranges[i].record = i;
+		ranges[i].bytes = reader->directory.entries[i].bytes;
+	}
+	if (ring_lane_open(&lane, &config, error) ||
+	    zip_reader_read(reader, lane, ranges, reader->directory.count, true, NULL, NULL, error))
+		give_up("damaged", error->text);
+	ring_lane_close(lane);
+	free(ranges);
+}
+
+int main(int argc, char **argv)
+{
+	struct base_error error = { 0 };
+	struct zip_reader reader;
+
+	if (argc >= 3 && !strcmp(argv[1], "write")) {
+		write_container(argv[2], argv + 3);
+		return 0;
+	}
+	if (argc != 3)
+		give_up("usage", "container write PATH RECORD... | list PATH | verify PATH");
+	if (zip_reader_open(&reader, argv[2], IOSHAPE_DIRECT_PREFER, &error))
+		give_up("refused", error.text);
+	if (!strcmp(argv[1], "list"))
+		list(&reader);
+	else
+		verify(&reader, &error);
+	zip_reader_close(&reader);
+	return 0;
+}

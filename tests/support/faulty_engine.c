@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "support/faulty_engine.h"
+
+#include "support/random.h"
+
+#include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_IN_FLIGHT 64
+
+struct faulty {
+	void *inner;
+	uint64_t random;
+	/* Requests that come back without the inner engine, or that wait to come back out of order. */
+	struct ring_op *ready[MOST_IN_FLIGHT];
+	unsigned ready_count;
+	unsigned in_inner;
+	/* Requests sent on with less than was asked: their full lengths. */
+	struct {
+		struct ring_op *op;
+		size_t bytes;
+	} cut[MOST_IN_FLIGHT];
+	unsigned cut_count;
+	int fd;
+};
+
+static struct faulty_plan plan;
+static struct faulty_counts counts;
+static const struct ring_engine_ops *order_before[8];
+/* Several engines can be open at a time, each used by its own thread. */
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+
+static unsigned long count_one(unsigned long *counter)
+{
+	unsigned long now;
+
+	pthread_mutex_lock(&counting);
+	now = ++*counter;
+	pthread_mutex_unlock(&counting);
+	return now;
+}
+
+static bool happens(struct faulty *faulty, unsigned once_in)
+{
+	return once_in && !test_random_below(&faulty->random, once_in);
+}
+
+static void die_at(unsigned long wanted, unsigned long now)
+{
+	if (wanted && wanted == now)
+		kill(getpid(), SIGKILL);
+}
+
+static void misused(void)
+{
+	count_one(&counts.misuse);
+}
+
+/* ---- The engine ---------------------------------------------------------------------------------------- */
+
+static int faulty_open(void **engine, const struct ring_engine_params *params, char *why, size_t why_bytes)
+{
+	struct faulty *faulty;
+	int ret;
+
+	if (plan.fail_open) {
+		plan.fail_open--;
+		snprintf(why, why_bytes, "the faulty engine would not open");
+		return -EPERM;
+	}
+	faulty = calloc(1, sizeof(*faulty));
+	if (!faulty) {
+		snprintf(why, why_bytes, "no memory");
+		return -ENOMEM;
+	}
+	ret = plan.inner->open(&faulty->inner, params, why, why_bytes);
+	if (ret) {
+		free(faulty);
+		return ret;
+	}
+	faulty->fd = -1;
+	faulty->random = plan.seed + count_one(&counts.opened);
+	*engine = faulty;
+	return 0;
+}
+
+static void faulty_attach(void *engine, int fd)
+{
+	struct faulty *faulty = engine;
+
+	count_one(&counts.attached);
+	if (faulty->fd >= 0 || faulty->in_inner || faulty->ready_count)
+		misused();
+	faulty->fd = fd;
+	plan.inner->attach(faulty->inner, fd);
+}
+
+static void faulty_detach(void *engine)
+{
+	struct faulty *faulty = engine;
+
+	count_one(&counts.detached);
+	if (faulty->in_inner || faulty->ready_count)
+		misused();
+	faulty->fd = -1;
+	plan.inner->detach(faulty->inner);
+}
+
+static void finish(struct faulty *faulty, struct ring_op *op, int64_t result)
+{
+	op->result = result;
+	faulty->ready[faulty->ready_count++] = op;
+}
+
+static const struct timespec moment = { 0, 200000 };
+
+/* The code that this request fails with; 0 if it may go on. */
+static int choose_failure(struct faulty *faulty)
+{
+	int code = 0;
+
+	if (happens(faulty, plan.eio))
+		code = -EIO;
+	else if (happens(faulty, plan.enospc))
+		code = -ENOSPC;
+	if (code) {
+		count_one(&counts.hard);
+		return code;
+	}
+	if (happens(faulty, plan.interrupted))
+		return -EINTR;
+	if (happens(faulty, plan.again))
+		return -EAGAIN;
+	if (happens(faulty, plan.invalid))
+		return -EINVAL;
+	return 0;
+}
+
+/*
+ * How much of it is moved. Written bytes may end anywhere; read ones end early only at multiples of what
+ * direct I/O asks for, as the kernel has it.
+ */
+static size_t choose_length(struct faulty *faulty, const struct ring_op *op)
+{
+	size_t bytes;
+
+	if (!happens(faulty, plan.short_results))
+		return op->bytes;
+	bytes = test_random_below(&faulty->random, op->bytes + 1);
+	if (op->kind == RING_READ)
+		bytes = bytes / 4096 * 4096;
+	return bytes;
+}
+
+static int pass_on(struct faulty *faulty, struct ring_op *op)
+{
+	size_t asked = op->bytes, bytes = choose_length(faulty, op);
+	int ret;
+
+	if (bytes != asked)
+		count_one(&counts.faults);
+	if (!bytes && op->kind == RING_READ)
+		bytes = MIN(asked, 4096); /* nothing at all would mean the end of the file */
+	if (!bytes) {
+		finish(faulty, op, 0);
+		return 0;
+	}
+	op->bytes = bytes;
+	ret = plan.inner->submit(faulty->inner, op);
+	if (ret) {
+		op->bytes = asked;
+		return ret;
+	}
+	faulty->cut[faulty->cut_count].op = op;
+	faulty->cut[faulty->cut_count++].bytes = asked;
+	faulty->in_inner++;
+	return 0;
+}
+
+static int faulty_submit(void *engine, struct ring_op *op)
+{
+	struct faulty *faulty = engine;
+	unsigned long now = count_one(&counts.submitted);
+	int ret = 0, code;
+
+	die_at(plan.kill_before_submit, now);
+	if (op->fd != faulty->fd || !op->bytes || faulty->in_inner + faulty->ready_count >= MOST_IN_FLIGHT)
+		misused();
+	if (happens(faulty, plan.delays))
+		nanosleep(&moment, NULL);
+	if (happens(faulty, plan.not_taken)) {
+		count_one(&counts.faults);
+		count_one(&counts.hard);
+		return -EBUSY;
+	}
+	code = choose_failure(faulty);
+	if (code) {
+		count_one(&counts.faults);
+		finish(faulty, op, code);
+	} else {
+		ret = pass_on(faulty, op);
+	}
+	die_at(plan.kill_after_submit, now);
+	return ret;
+}
+
+static void collect(struct faulty *faulty)
+{
+	struct ring_op *op = plan.inner->wait(faulty->inner);
+
+	if (!op) {
+		misused();
+		return;
+	}
+	faulty->in_inner--;
+	for (unsigned i = 0; i < faulty->cut_count; i++) {
+		if (faulty->cut[i].op != op)
+			continue;
+		op->bytes = faulty->cut[i].bytes;
+		faulty->cut[i] = faulty->cut[--faulty->cut_count];
+		break;
+	}
+	faulty->ready[faulty->ready_count++] = op;
+}
+
+static struct ring_op *faulty_wait(void *engine)
+{
+	struct faulty *faulty = engine;
+	struct ring_op *op;
+	unsigned chosen = 0;
+	unsigned long now;
+
+	/* To choose among them all, all must be there. */
+	while (faulty->in_inner && (plan.reorder || !faulty->ready_count))
+		collect(faulty);
+	if (!faulty->ready_count)
+		return NULL;
+	now = count_one(&counts.completed);
+	die_at(plan.kill_before_completion, now);
+	if (plan.reorder)
+		chosen = (unsigned)test_random_below(&faulty->random, faulty->ready_count);
+	op = faulty->ready[chosen];
+	faulty->ready_count--;
+	memmove(faulty->ready + chosen, faulty->ready + chosen + 1,
+		(faulty->ready_count - chosen) * sizeof(faulty->ready[0]));
+	if (happens(faulty, plan.delays))
+		nanosleep(&moment, NULL);
+	die_at(plan.kill_after_completion, now);
+	return op;
+}
+
+static void faulty_close(void *engine)
+{
+	struct faulty *faulty = engine;
+
+	if (faulty->in_inner || faulty->ready_count || faulty->fd >= 0)
+		misused();
+	count_one(&counts.closed);
+	plan.inner->close(faulty->inner);
+	free(faulty);
+}
+
+static struct ring_engine_ops faulty_ops = {
+	.id = "faulty",
+	.direct = true,
+	.open = faulty_open,
+	.attach = faulty_attach,
+	.detach = faulty_detach,
+	.submit = faulty_submit,
+	.wait = faulty_wait,
+	.close = faulty_close,
+};
+
+/* ---- For tests ------------------------------------------------------------------------------------------ */
+
+void faulty_install(const struct faulty_plan *wanted)
+{
+	plan = *wanted;
+	memset(&counts, 0, sizeof(counts));
+	faulty_ops.direct = plan.inner->direct;
+	if (!order_before[0])
+		for (size_t i = 0; i + 1 < ARRAY_LENGTH(order_before) && ring_engine_order[i]; i++)
+			order_before[i] = ring_engine_order[i];
+	ring_engine_order[0] = &faulty_ops;
+	ring_engine_order[1] = NULL;
+}
+
+void faulty_remove(void)
+{
+	for (size_t i = 0; order_before[0] && order_before[i]; i++)
+		ring_engine_order[i] = order_before[i];
+}
+
+const struct faulty_counts *faulty_counts(void)
+{
+	return &counts;
+}
+
+uint64_t faulty_seed(uint64_t standard)
+{
+	const char *text = getenv("IOSHAPE_TEST_SEED");
+
+	return text && *text ? strtoull(text, NULL, 0) : standard;
+}

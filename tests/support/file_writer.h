@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing a file through the ring floor, as tests want it. */
+#ifndef TESTS_SUPPORT_FILE_WRITER_H
+#define TESTS_SUPPORT_FILE_WRITER_H
+
+#include "ring/ring.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* What one write was about, and what became of it. */
+struct file_write {
+	struct ring_config config;
+	struct ring_file_options options;
+	struct ring_notes notes;
+	struct base_error error;
+	struct ioshape_report report;
+	struct ring_lane *lane;
+	struct ring_writer *writer;
+};
+
+/* Small blocks, so that small files have several. */
+static inline struct file_write file_write_defaults(void)
+{
+	return (struct file_write){
+		.config = { .block_bytes = 64 * KIB, .depth = 4, .threads = 2 },
+		.report = IOSHAPE_REPORT_INIT,
+	};
+}
+
+static inline int file_write_open(struct file_write *write, const char *path)
+{
+	int ret = ring_lane_open(&write->lane, &write->config, &write->error);
+
+	if (!ret)
+		ret = ring_writer_open(&write->writer, write->lane, path, &write->options, &write->notes,
+				       &write->error);
+	return ret;
+}
+
+/* Without a commit before it: the write is abandoned. */
+static inline void file_write_close(struct file_write *write)
+{
+	ring_writer_free(write->writer);
+	ring_lane_close(write->lane);
+	write->writer = NULL;
+	write->lane = NULL;
+}
+
+static inline int file_write_end(struct file_write *write)
+{
+	int ret = ring_writer_finish(write->writer, &write->error);
+
+	if (!ret)
+		ret = ring_writer_commit(write->writer, &write->error);
+	ring_writer_report(write->writer, &write->report);
+	return ret;
+}
+
+/* All of it, from open to close. */
+static inline int file_write_all(struct file_write *write, const char *path, const void *data, size_t bytes)
+{
+	uint32_t crc = 0;
+	int ret = file_write_open(write, path);
+
+	if (!ret)
+		ret = ring_writer_put(write->writer, data, bytes, &crc, &write->error);
+	if (!ret)
+		ret = file_write_end(write);
+	file_write_close(write);
+	return ret;
+}
+
+#endif

@@ -1,0 +1,553 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every engine keeps the contract in ring.h. */
+#define _GNU_SOURCE
+#include "ring/ring.h"
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/sandbox.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define DEPTH 8u
+#define BLOCK (64 * 1024u)
+#define NOBODY 65534
+
+static const struct ring_engine_ops *const engines[] = { &ring_engine_uring, &ring_engine_threads,
+							 &ring_engine_buffered, &ring_engine_nil };
+#define TRUE_ENGINES 3 /* those that move bytes */
+
+static const struct ring_engine_ops *ops;
+static void *engine;
+static uint8_t *slabs;
+static char why[200];
+
+static int open_with(unsigned depth, void *memory, size_t bytes)
+{
+	struct ring_engine_params params = { .depth = depth, .slabs = memory, .slabs_bytes = bytes };
+
+	memset(why, 'x', sizeof(why));
+	return ops->open(&engine, &params, why, sizeof(why));
+}
+
+static void open_engine(int which)
+{
+	ops = engines[which];
+	slabs = base_map(DEPTH * BLOCK);
+	ck_assert_ptr_nonnull(slabs);
+	ck_assert_msg(!open_with(DEPTH, slabs, DEPTH * BLOCK), "%s: %s", ops->id, why);
+	ck_assert_uint_lt(strlen(why), sizeof(why));
+}
+
+static void close_engine(void)
+{
+	ck_assert_ptr_null(ops->wait(engine));
+	ops->close(engine);
+	base_unmap(slabs, DEPTH * BLOCK);
+}
+
+static int open_file(const char *name, int flags)
+{
+	int fd = open(scratch_path(name), flags | O_CREAT | O_CLOEXEC, 0666);
+
+	ck_assert_msg(fd >= 0, "open %s: %s", name, strerror(errno));
+	return fd;
+}
+
+static struct ring_op request(enum ring_kind kind, int fd, void *data, size_t bytes, uint64_t offset)
+{
+	return (struct ring_op){ kind, fd, data, bytes, offset, 77, NULL };
+}
+
+/* One request from submission to completion. */
+static int64_t carry_out(enum ring_kind kind, int fd, void *data, size_t bytes, uint64_t offset)
+{
+	struct ring_op op = request(kind, fd, data, bytes, offset);
+
+	ck_assert_int_eq(ops->submit(engine, &op), 0);
+	ck_assert_ptr_eq(ops->wait(engine), &op);
+	ck_assert_ptr_null(ops->wait(engine));
+	return op.result;
+}
+
+START_TEST(a_name_and_no_member_missing)
+{
+	ops = engines[_i];
+	ck_assert_ptr_nonnull(ops->id);
+	ck_assert_uint_lt(strlen(ops->id), sizeof(((struct ioshape_report *)0)->engine));
+	ck_assert(ops->open && ops->attach && ops->detach && ops->submit && ops->wait && ops->close);
+	ck_assert_ptr_eq(ring_engine_of((enum ioshape_engine)(IOSHAPE_ENGINE_URING + _i)), ops);
+}
+END_TEST
+
+START_TEST(nothing_in_flight_is_not_waited_for)
+{
+	open_engine(_i);
+	ck_assert_ptr_null(ops->wait(engine));
+	ck_assert_ptr_null(ops->wait(engine));
+	close_engine();
+}
+END_TEST
+
+START_TEST(what_is_written_is_read_again)
+{
+	int fd = open_file("file", O_RDWR);
+	uint64_t state = 1;
+
+	open_engine(_i);
+	ops->attach(engine, fd);
+	test_random_fill(&state, slabs, BLOCK);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs, BLOCK, 3 * BLOCK), BLOCK);
+	memset(slabs + BLOCK, 0, BLOCK);
+	ck_assert_int_eq(carry_out(RING_READ, fd, slabs + BLOCK, BLOCK, 3 * BLOCK), BLOCK);
+	ck_assert_mem_eq(slabs, slabs + BLOCK, BLOCK);
+	ops->detach(engine);
+	close(fd);
+	close_engine();
+}
+END_TEST
+
+START_TEST(requests_need_be_neither_aligned_nor_in_the_slabs)
+{
+	static uint8_t own[3 * 4096], back[3 * 4096];
+	int fd = open_file("file", O_RDWR);
+	uint64_t state = 2;
+
+	open_engine(_i);
+	ops->attach(engine, fd);
+	test_random_fill(&state, own, sizeof(own));
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, own + 1, 5001, 7), 5001);
+	ck_assert_int_eq(carry_out(RING_READ, fd, back + 3, 5001, 7), 5001);
+	ck_assert_mem_eq(own + 1, back + 3, 5001);
+	/* Across the end of the slabs' memory there is nothing, just before it there is. */
+	memcpy(slabs + DEPTH * BLOCK - 11, own, 11);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs + DEPTH * BLOCK - 11, 11, 0), 11);
+	ck_assert_int_eq(carry_out(RING_READ, fd, back, 11, 0), 11);
+	ck_assert_mem_eq(own, back, 11);
+	ops->detach(engine);
+	close(fd);
+	close_engine();
+}
+END_TEST
+
+START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
+{
+	struct ring_op requests[DEPTH], *op;
+	int fd = open_file("file", O_RDWR);
+	bool seen[DEPTH] = { 0 };
+
+	open_engine(_i);
+	ops->attach(engine, fd);
+	for (unsigned round = 0; round < 20; round++) {
+		memset(seen, 0, sizeof(seen));
+		for (unsigned i = 0; i < DEPTH; i++) {
+			memset(slabs + i * BLOCK, (int)(round + i), BLOCK);
+			requests[i] = request(RING_WRITE, fd, slabs + i * BLOCK, BLOCK, i * BLOCK);
+			ck_assert_int_eq(ops->submit(engine, &requests[i]), 0);
+		}
+		/* Each comes back once, in whatever order, and as it was but for the result. */
+		for (unsigned i = 0; i < DEPTH; i++) {
+			op = ops->wait(engine);
+			ck_assert(op >= requests && op < requests + DEPTH);
+			ck_assert(!seen[op - requests]);
+			seen[op - requests] = true;
+			ck_assert_int_eq(op->result, BLOCK);
+			ck_assert_uint_eq(op->bytes, BLOCK);
+			ck_assert_uint_eq(op->offset, (uint64_t)(op - requests) * BLOCK);
+			ck_assert_ptr_eq(op->data, slabs + (size_t)(op - requests) * BLOCK);
+		}
+		ck_assert_ptr_null(ops->wait(engine));
+	}
+	ops->detach(engine);
+	if (_i < TRUE_ENGINES) {
+		size_t bytes;
+		uint8_t *data = scratch_read(scratch_path("file"), &bytes);
+
+		ck_assert_uint_eq(bytes, DEPTH * BLOCK);
+		for (unsigned i = 0; i < DEPTH; i++)
+			ck_assert_uint_eq(data[i * BLOCK + BLOCK - 1], 19 + i);
+		free(data);
+	}
+	close(fd);
+	close_engine();
+}
+END_TEST
+
+/* Submissions and completions in random turns, over several files one after the other. */
+START_TEST(any_order_of_calls_over_many_files_loses_nothing)
+{
+	static uint8_t expected[16 * BLOCK];
+	struct ring_op requests[DEPTH], *op;
+	uint64_t state = 3 + (uint64_t)_i;
+
+	open_engine(_i);
+	for (int file = 0; file < 12; file++) {
+		unsigned in_flight = 0, sent = 0;
+		struct ring_op *idle = NULL;
+		int fd = open_file("file", O_RDWR | O_TRUNC);
+
+		for (unsigned i = 0; i < DEPTH; i++) {
+			requests[i].data = slabs + i * BLOCK;
+			requests[i].next = idle;
+			idle = &requests[i];
+		}
+		ops->attach(engine, fd);
+		while (sent < 16 || in_flight) {
+			if (idle && sent < 16 && (!in_flight || test_random_below(&state, 2))) {
+				op = idle;
+				idle = op->next;
+				*op = request(RING_WRITE, fd, op->data, BLOCK, sent * BLOCK);
+				memset(op->data, (int)test_random(&state), BLOCK);
+				memcpy(expected + sent * BLOCK, op->data, BLOCK);
+				ck_assert_int_eq(ops->submit(engine, op), 0);
+				in_flight++;
+				sent++;
+			} else {
+				op = ops->wait(engine);
+				ck_assert_ptr_nonnull(op);
+				ck_assert_int_eq(op->result, BLOCK);
+				op->next = idle;
+				idle = op;
+				in_flight--;
+			}
+		}
+		ops->detach(engine);
+		close(fd);
+		if (_i < TRUE_ENGINES)
+			ck_assert(scratch_same(scratch_path("file"), expected, sizeof(expected)));
+	}
+	close_engine();
+}
+END_TEST
+
+START_TEST(a_number_given_to_another_file_leads_to_the_other_file)
+{
+	int first = open_file("first", O_RDWR), second;
+
+	open_engine(_i);
+	ops->attach(engine, first);
+	memset(slabs, 'a', BLOCK);
+	ck_assert_int_eq(carry_out(RING_WRITE, first, slabs, 100, 0), 100);
+	ops->detach(engine);
+	close(first);
+	second = open_file("second", O_RDWR);
+	ck_assert_int_eq(first, second);
+	ops->attach(engine, second);
+	memset(slabs, 'b', BLOCK);
+	ck_assert_int_eq(carry_out(RING_WRITE, second, slabs, 100, 0), 100);
+	ops->detach(engine);
+	close(second);
+	memset(slabs, 'a', 100);
+	ck_assert(scratch_same(scratch_path("first"), slabs, 100));
+	memset(slabs, 'b', 100);
+	ck_assert(scratch_same(scratch_path("second"), slabs, 100));
+	close_engine();
+}
+END_TEST
+
+START_TEST(a_file_is_let_go_at_detach)
+{
+	int ends[2];
+	char byte;
+
+	open_engine(_i);
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+	ops->attach(engine, ends[1]);
+	ops->detach(engine);
+	close(ends[1]);
+	/* The end of the pipe is seen only when nobody, the engine included, has it open. */
+	for (int tries = 0; read(ends[0], &byte, 1) != 0; tries++) {
+		ck_assert_int_lt(tries, 2000);
+		usleep(1000);
+	}
+	close(ends[0]);
+	close_engine();
+}
+END_TEST
+
+START_TEST(the_end_of_the_file_cuts_reads_short)
+{
+	int fd;
+
+	scratch_write(scratch_path("file"), "0123456789", 10);
+	fd = open_file("file", O_RDWR);
+	open_engine(_i);
+	ops->attach(engine, fd);
+	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 0), 10);
+	ck_assert_mem_eq(slabs, "0123456789", 10);
+	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 7), 3);
+	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 10), 0);
+	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 1 << 30), 0);
+	ops->detach(engine);
+	close(fd);
+	close_engine();
+}
+END_TEST
+
+START_TEST(what_the_kernel_refuses_completes_with_its_code)
+{
+	int full = open("/dev/full", O_RDWR | O_CLOEXEC), reader;
+
+	open_engine(_i);
+	ck_assert_int_ge(full, 0);
+	ops->attach(engine, full);
+	ck_assert_int_eq(carry_out(RING_WRITE, full, slabs, BLOCK, 0), -ENOSPC);
+	ops->detach(engine);
+	close(full);
+
+	scratch_write(scratch_path("file"), "0123456789", 10);
+	reader = open_file("file", O_RDONLY);
+	ops->attach(engine, reader);
+	ck_assert_int_eq(carry_out(RING_WRITE, reader, slabs, BLOCK, 0), -EBADF);
+	ck_assert_int_eq(carry_out(RING_READ, reader, slabs, BLOCK, 0), 10);
+	ops->detach(engine);
+	close(reader);
+	close_engine();
+}
+END_TEST
+
+START_TEST(memory_out_of_reach_is_an_error_and_no_crash)
+{
+	int fd = open_file("file", O_RDWR);
+	void *gone = mmap(NULL, BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	ck_assert_ptr_ne(gone, MAP_FAILED);
+	open_engine(_i);
+	ops->attach(engine, fd);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, gone, BLOCK, 0), -EFAULT);
+	ops->detach(engine);
+	munmap(gone, BLOCK);
+	close(fd);
+	close_engine();
+}
+END_TEST
+
+START_TEST(direct_files_are_written_and_read)
+{
+	int fd;
+
+	if (!scratch_direct() || !engines[_i]->direct)
+		return;
+	fd = open_file("file", O_RDWR | O_DIRECT);
+	open_engine(_i);
+	ops->attach(engine, fd);
+	for (unsigned i = 0; i < 4; i++) {
+		memset(slabs + i * BLOCK, 'a' + (int)i, BLOCK);
+		ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs + i * BLOCK, BLOCK, i * BLOCK), BLOCK);
+	}
+	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 2 * BLOCK), BLOCK);
+	ck_assert_uint_eq(slabs[BLOCK - 1], 'c');
+	/* An offset that no direct I/O takes. */
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs, BLOCK, 1), -EINVAL);
+	ops->detach(engine);
+	close(fd);
+	close_engine();
+}
+END_TEST
+
+START_TEST(it_works_without_slabs)
+{
+	int fd = open_file("file", O_RDWR);
+	uint8_t byte = 'y';
+
+	ops = engines[_i];
+	ck_assert_int_eq(open_with(1, NULL, 0), 0);
+	ck_assert_str_eq(why, "");
+	ops->attach(engine, fd);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, &byte, 1, 0), 1);
+	ops->detach(engine);
+	ops->close(engine);
+	close(fd);
+}
+END_TEST
+
+START_TEST(closing_gives_everything_back)
+{
+	unsigned before = scratch_descriptors();
+
+	for (int i = 0; i < 20; i++) {
+		open_engine(_i);
+		close_engine();
+	}
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+START_TEST(threads_of_an_engine_take_no_signals)
+{
+	open_engine(_i);
+	/* All threads but this one block what an application might catch: SIGUSR1 stays pending. */
+	for (int i = 0; i < 20; i++) {
+		sigset_t set, pending;
+
+		sigemptyset(&set);
+		sigaddset(&set, SIGUSR1);
+		sigprocmask(SIG_BLOCK, &set, NULL);
+		kill(getpid(), SIGUSR1);
+		usleep(1000);
+		sigpending(&pending);
+		ck_assert(sigismember(&pending, SIGUSR1));
+	}
+	close_engine();
+	signal(SIGUSR1, SIG_IGN);
+}
+END_TEST
+
+/* ---- io_uring where it is not welcome ------------------------------------------------------------------ */
+
+static int is_refused_setup(void *code)
+{
+	ops = &ring_engine_uring;
+	if (sandbox_refuse(__NR_io_uring_setup, *(int *)code))
+		return 99;
+	if (open_with(DEPTH, NULL, 0) != -*(int *)code)
+		return 1;
+	return strstr(why, "io_uring refused") && strstr(why, "(") ? 0 : 2;
+}
+
+static int is_refused_enter(void *code)
+{
+	ops = &ring_engine_uring;
+	if (sandbox_refuse(__NR_io_uring_enter, *(int *)code))
+		return 99;
+	if (open_with(DEPTH, NULL, 0) != -*(int *)code)
+		return 1;
+	return strstr(why, "cannot be entered") ? 0 : 2;
+}
+
+START_TEST(a_refused_ring_says_why)
+{
+	static int codes[] = { EPERM, ENOSYS };
+	unsigned before = scratch_descriptors();
+
+	for (size_t i = 0; i < ARRAY_LENGTH(codes); i++) {
+		ck_assert_int_eq(scratch_in_child(is_refused_setup, &codes[i]), 0);
+		ck_assert_int_eq(scratch_in_child(is_refused_enter, &codes[i]), 0);
+	}
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+static int works_unregistered(void *argument)
+{
+	/* Enough for the ring itself, which newer kernels count, too, and too little for the slabs. */
+	const struct rlimit little = { 4 * BLOCK, 4 * BLOCK };
+	int fd = *(int *)argument;
+	struct ring_op op;
+
+	slabs = base_map(DEPTH * BLOCK);
+	memset(slabs, 'u', DEPTH * BLOCK);
+	if (setrlimit(RLIMIT_MEMLOCK, &little) || (!geteuid() && setuid(NOBODY)))
+		return 99;
+	ops = &ring_engine_uring;
+	if (open_with(DEPTH, slabs, DEPTH * BLOCK))
+		return 1;
+	if (!strstr(why, "RLIMIT_MEMLOCK"))
+		return 2;
+	ops->attach(engine, fd);
+	op = request(RING_WRITE, fd, slabs, BLOCK, 0);
+	if (ops->submit(engine, &op) || ops->wait(engine) != &op || op.result != BLOCK)
+		return 3;
+	ops->detach(engine);
+	ops->close(engine);
+	base_unmap(slabs, DEPTH * BLOCK);
+	return 0;
+}
+
+START_TEST(memory_that_may_not_be_locked_is_used_unregistered)
+{
+	int fd = open_file("file", O_RDWR);
+
+	ck_assert_int_eq(scratch_in_child(works_unregistered, &fd), 0);
+	close(fd);
+}
+END_TEST
+
+/* A sandbox that closes behind us: what is asked for later fails, and nothing waits for ever. */
+static int fails_when_shut_out(void *argument)
+{
+	int fd = *(int *)argument;
+	struct ring_op first, second;
+
+	ops = &ring_engine_uring;
+	slabs = base_map(DEPTH * BLOCK);
+	if (open_with(DEPTH, slabs, DEPTH * BLOCK) || sandbox_refuse(__NR_io_uring_enter, EPERM))
+		return 99;
+	ops->attach(engine, fd);
+	first = request(RING_WRITE, fd, slabs, BLOCK, 0);
+	if (ops->submit(engine, &first) || ops->wait(engine) != &first || first.result != -EPERM)
+		return 1;
+	second = request(RING_WRITE, fd, slabs, BLOCK, 0);
+	if (ops->submit(engine, &second) != -EPERM)
+		return 2;
+	if (ops->wait(engine))
+		return 3;
+	ops->detach(engine);
+	ops->close(engine);
+	base_unmap(slabs, DEPTH * BLOCK);
+	return 0;
+}
+
+START_TEST(a_ring_that_is_shut_out_later_fails_and_does_not_hang)
+{
+	int fd = open_file("file", O_RDWR);
+
+	ck_assert_int_eq(scratch_in_child(fails_when_shut_out, &fd), 0);
+	close(fd);
+}
+END_TEST
+
+START_TEST(nil_moves_nothing)
+{
+	int fd = open_file("file", O_RDWR);
+
+	open_engine(3);
+	ops->attach(engine, fd);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs, BLOCK, 0), BLOCK);
+	ops->detach(engine);
+	ck_assert_int_eq(lseek(fd, 0, SEEK_END), 0);
+	close(fd);
+	close_engine();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/engines");
+	TCase *all = tcase_create("all engines"), *uring = tcase_create("uring");
+	const int count = (int)ARRAY_LENGTH(engines);
+
+	tcase_add_checked_fixture(all, scratch_setup, scratch_teardown);
+	tcase_add_loop_test(all, a_name_and_no_member_missing, 0, count);
+	tcase_add_loop_test(all, nothing_in_flight_is_not_waited_for, 0, count);
+	tcase_add_loop_test(all, what_is_written_is_read_again, 0, TRUE_ENGINES);
+	tcase_add_loop_test(all, requests_need_be_neither_aligned_nor_in_the_slabs, 0, TRUE_ENGINES);
+	tcase_add_loop_test(all, as_many_requests_as_it_was_opened_for_can_be_in_flight, 0, count);
+	tcase_add_loop_test(all, any_order_of_calls_over_many_files_loses_nothing, 0, count);
+	tcase_add_loop_test(all, a_number_given_to_another_file_leads_to_the_other_file, 0, TRUE_ENGINES);
+	tcase_add_loop_test(all, a_file_is_let_go_at_detach, 0, count);
+	tcase_add_loop_test(all, the_end_of_the_file_cuts_reads_short, 0, TRUE_ENGINES);
+	tcase_add_loop_test(all, what_the_kernel_refuses_completes_with_its_code, 0, TRUE_ENGINES);
+	tcase_add_loop_test(all, memory_out_of_reach_is_an_error_and_no_crash, 0, TRUE_ENGINES);
+	tcase_add_loop_test(all, direct_files_are_written_and_read, 0, TRUE_ENGINES);
+	tcase_add_loop_test(all, it_works_without_slabs, 0, count);
+	tcase_add_loop_test(all, closing_gives_everything_back, 0, count);
+	tcase_add_loop_test(all, threads_of_an_engine_take_no_signals, 0, count);
+	tcase_add_test(all, nil_moves_nothing);
+	tcase_set_timeout(all, 30);
+	suite_add_tcase(suite, all);
+	tcase_add_checked_fixture(uring, scratch_setup, scratch_teardown);
+	tcase_add_test(uring, a_refused_ring_says_why);
+	tcase_add_test(uring, memory_that_may_not_be_locked_is_used_unregistered);
+	tcase_add_test(uring, a_ring_that_is_shut_out_later_fails_and_does_not_hang);
+	tcase_set_timeout(uring, 30);
+	suite_add_tcase(suite, uring);
+	return check_main(suite);
+}

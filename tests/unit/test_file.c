@@ -1,0 +1,474 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files written block by block: every length, every engine, with and without direct I/O. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/file_writer.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BLOCK (64 * KIB)
+#define SMALL (1 * MIB) /* up to here a file leaves with one plain write, if it fits into a block */
+#define ROOM (6 * MIB)
+
+static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
+					       IOSHAPE_ENGINE_BUFFERED };
+static const char *const engine_names[] = { "uring", "threads", "buffered" };
+
+static uint8_t *data;
+static unsigned descriptors_before;
+
+static void setup(void)
+{
+	uint64_t state = 11;
+
+	scratch_setup();
+	data = malloc(ROOM);
+	ck_assert_ptr_nonnull(data);
+	for (size_t i = 0; i < ROOM; i += 8) {
+		uint64_t value = test_random(&state);
+
+		memcpy(data + i, &value, 8);
+	}
+	descriptors_before = scratch_descriptors();
+}
+
+static void teardown(void)
+{
+	ck_assert_uint_eq(scratch_descriptors(), descriptors_before);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	free(data);
+	scratch_teardown();
+}
+
+/* Puts `bytes` in pieces of random lengths, and compares what comes of it. */
+static void write_and_compare(struct file_write *write, size_t bytes, uint64_t seed)
+{
+	const char *path = scratch_path("file");
+	uint32_t crc = 0;
+
+	ck_assert_msg(!file_write_open(write, path), "%s", write->error.text);
+	for (size_t done = 0, piece; done < bytes; done += piece) {
+		piece = 1 + test_random_below(&seed, 3 * BLOCK / 2);
+		piece = MIN(piece, bytes - done);
+		ck_assert_uint_eq(ring_writer_offset(write->writer), done);
+		ck_assert_int_eq(ring_writer_put(write->writer, data + done, piece, &crc, &write->error), 0);
+	}
+	ck_assert_uint_eq(ring_writer_offset(write->writer), bytes);
+	ck_assert_msg(!file_write_end(write), "%s", write->error.text);
+	file_write_close(write);
+	ck_assert_uint_eq(crc, base_crc32(0, data, bytes));
+	ck_assert_msg(scratch_same(path, data, bytes), "%zu bytes, %s", bytes, write->report.engine);
+	ck_assert_uint_eq(write->report.file_bytes, bytes);
+}
+
+static const size_t lengths[] = {
+	0,	       1,	      2,	     511,	    512,	   513,
+	4095,	       4096,	      4097,	     BLOCK - 4096,  BLOCK - 512,   BLOCK - 1,
+	BLOCK,	       BLOCK + 1,     BLOCK + 511,   BLOCK + 512,   BLOCK + 4096,  2 * BLOCK - 1,
+	2 * BLOCK,     2 * BLOCK + 1, 4 * BLOCK - 1, 4 * BLOCK,	    4 * BLOCK + 1, 5 * BLOCK + 777,
+	SMALL - 1,     SMALL,	      SMALL + 1,     SMALL + BLOCK, 2 * SMALL + 1, 3 * SMALL + 12345,
+	5 * SMALL + 3,
+};
+
+START_TEST(every_length_arrives_through_every_engine)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(lengths); i++) {
+		for (int direct = 0; direct < 2; direct++) {
+			struct file_write write = file_write_defaults();
+
+			write.config.engine = engines[_i];
+			write.config.direct = direct ? IOSHAPE_DIRECT_PREFER : IOSHAPE_DIRECT_OFF;
+			write.options.no_sync = true;
+			write_and_compare(&write, lengths[i], i);
+			ck_assert_uint_eq(write.report.direct && !direct, 0);
+			if (lengths[i] < BLOCK)
+				continue; /* it left with one plain write */
+			ck_assert_str_eq(write.report.engine, engine_names[_i]);
+			ck_assert_uint_eq(write.report.direct,
+					  direct && scratch_direct() && _i < 2 ? 1u : 0u);
+			ck_assert_uint_eq(write.report.queue_depth, 4);
+			ck_assert_uint_eq(write.report.block_bytes, BLOCK);
+		}
+	}
+}
+END_TEST
+
+/* Larger than the small files' limit, smaller than a block. */
+START_TEST(a_file_within_one_large_block_arrives)
+{
+	static const size_t sizes[] = { 1, 4097, SMALL - 1, SMALL, SMALL + 1, 3 * SMALL + 5, 4 * SMALL };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
+		struct file_write write = file_write_defaults();
+
+		write.config.engine = engines[_i];
+		write.options.no_sync = true;
+		write.config.block_bytes = 4 * MIB;
+		write.config.depth = 2;
+		write_and_compare(&write, sizes[i], i);
+		ck_assert_str_eq(write.report.engine, sizes[i] <= SMALL ? "buffered" : engine_names[_i]);
+	}
+}
+END_TEST
+
+START_TEST(what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed)
+{
+	static const struct {
+		uint64_t expected;
+		size_t bytes;
+	} cases[] = {
+		{ 3 * MIB, 3 * MIB },	     { 3 * MIB + 17, 3 * MIB + 17 }, { 5 * MIB, 2 * MIB + 1 },
+		{ 5 * MIB, 100 },	     { 5 * MIB, 0 },		     { 2 * MIB, 5 * MIB + 9 },
+		{ 1 * MIB + 1, 5 * MIB + 9 }, { 1, 5 * MIB },		     { 64 * MIB, 4 * BLOCK },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		struct file_write write = file_write_defaults();
+		struct stat status;
+
+		write.config.engine = engines[_i];
+		write.options.no_sync = true;
+		write.options.expected_bytes = cases[i].expected;
+		write_and_compare(&write, cases[i].bytes, i);
+		ck_assert_int_eq(stat(scratch_path("file"), &status), 0);
+		/* What was preallocated and not used is given back. */
+		ck_assert_uint_le((uint64_t)status.st_blocks * 512, cases[i].bytes + MIB);
+	}
+}
+END_TEST
+
+START_TEST(more_than_the_disk_has_is_noticed_before_the_first_byte)
+{
+	struct file_write write = file_write_defaults();
+	char needed[32];
+
+	write.options.expected_bytes = 1ull << 50;
+	ck_assert_int_lt(file_write_open(&write, scratch_path("file")), 0);
+	ck_assert(write.error.code == -ENOSPC || write.error.code == -EFBIG);
+	snprintf(needed, sizeof(needed), "%llu", 1ull << 50);
+	ck_assert_ptr_nonnull(strstr(write.error.text, needed));
+	ck_assert_ptr_nonnull(strstr(write.error.text, "free"));
+	file_write_close(&write);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+}
+END_TEST
+
+START_TEST(zeros_are_zeros_also_in_memory_used_before)
+{
+	struct file_write write = file_write_defaults();
+	size_t bytes;
+	uint8_t *got;
+
+	write.config.engine = engines[_i];
+	ck_assert_int_eq(file_write_open(&write, scratch_path("file")), 0);
+	/* Each slab has held random bytes when it comes to the zeros. */
+	ck_assert_int_eq(ring_writer_put(write.writer, data, 8 * BLOCK + 99, NULL, NULL), 0);
+	ck_assert_int_eq(ring_writer_put_zeros(write.writer, 8 * BLOCK + 1, NULL), 0);
+	ck_assert_int_eq(ring_writer_put_zeros(write.writer, 0, NULL), 0);
+	ck_assert_int_eq(ring_writer_put(write.writer, data, 7, NULL, NULL), 0);
+	ck_assert_int_eq(ring_writer_put(write.writer, NULL, 0, NULL, NULL), 0);
+	ck_assert_int_eq(file_write_end(&write), 0);
+	file_write_close(&write);
+	got = scratch_read(scratch_path("file"), &bytes);
+	ck_assert_uint_eq(bytes, 16 * BLOCK + 107);
+	ck_assert_mem_eq(got, data, 8 * BLOCK + 99);
+	for (size_t i = 8 * BLOCK + 99; i < 16 * BLOCK + 100; i++)
+		if (got[i])
+			ck_abort_msg("byte %zu is not zero", i);
+	ck_assert_mem_eq(got + 16 * BLOCK + 100, data, 7);
+	free(got);
+}
+END_TEST
+
+/* One lane, file after file, as a context keeps it; now small, now large, abandoned ones in between. */
+START_TEST(a_lane_serves_file_after_file)
+{
+	struct file_write write = file_write_defaults();
+	uint64_t state = 12;
+
+	write.config.engine = engines[_i];
+	ck_assert_int_eq(ring_lane_open(&write.lane, &write.config, NULL), 0);
+	for (int i = 0; i < 40; i++) {
+		size_t bytes = lengths[test_random_below(&state, ARRAY_LENGTH(lengths))];
+
+		memset(&write.notes, 0, sizeof(write.notes));
+		write.options.expected_bytes = i % 3 ? bytes : 0;
+		write.options.no_sync = i % 5;
+		ck_assert_int_eq(ring_writer_open(&write.writer, write.lane, scratch_path("file"),
+						  &write.options, &write.notes, &write.error),
+				 0);
+		ck_assert_int_eq(ring_writer_put(write.writer, data, bytes, NULL, &write.error), 0);
+		if (i % 4)
+			ck_assert_int_eq(file_write_end(&write), 0);
+		ring_writer_free(write.writer);
+		if (i % 4)
+			ck_assert(scratch_same(scratch_path("file"), data, bytes));
+	}
+	ring_lane_close(write.lane);
+}
+END_TEST
+
+START_TEST(a_file_need_not_be_waited_for_on_stable_storage)
+{
+	struct file_write write = file_write_defaults();
+
+	write.options.no_sync = true;
+	write_and_compare(&write, 3 * BLOCK, 1);
+	ck_assert_double_eq_tol(write.report.sync_s, 0, 1e-3);
+}
+END_TEST
+
+START_TEST(nil_writes_nothing_and_makes_no_file)
+{
+	struct file_write write = file_write_defaults();
+
+	write.config.engine = IOSHAPE_ENGINE_NIL;
+	write.config.direct = _i ? IOSHAPE_DIRECT_REQUIRE : IOSHAPE_DIRECT_PREFER;
+	write.options.expected_bytes = 1ull << 50;
+	ck_assert_msg(!file_write_all(&write, "/no/such/directory/file", data, ROOM), "%s", write.error.text);
+	ck_assert_str_eq(write.report.engine, "nil");
+	ck_assert_uint_eq(write.report.file_bytes, ROOM);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+}
+END_TEST
+
+/* ---- Direct I/O, required ------------------------------------------------------------------------------ */
+
+START_TEST(required_direct_io_is_used_for_files_of_any_length)
+{
+	if (!scratch_direct())
+		return;
+	for (size_t i = 0; i < ARRAY_LENGTH(lengths); i++) {
+		struct file_write write = file_write_defaults();
+
+		write.config.engine = engines[_i];
+		write.config.direct = IOSHAPE_DIRECT_REQUIRE;
+		write.options.no_sync = true;
+		write_and_compare(&write, lengths[i], i);
+		if (lengths[i])
+			ck_assert_uint_eq(write.report.direct, 1);
+	}
+}
+END_TEST
+
+START_TEST(direct_io_leaves_nothing_in_the_page_cache)
+{
+	struct file_write write = file_write_defaults();
+	unsigned char *resident;
+	size_t pages, cached = 0;
+	void *view;
+	int fd;
+
+	if (!scratch_direct())
+		return;
+	write.config.engine = engines[_i];
+	write_and_compare(&write, 0, 1);
+	write = file_write_defaults();
+	write.config.engine = engines[_i];
+	ck_assert_int_eq(file_write_all(&write, scratch_path("file"), data, 5 * MIB), 0);
+	ck_assert_uint_eq(write.report.direct, 1);
+	fd = open(scratch_path("file"), O_RDONLY | O_CLOEXEC);
+	view = mmap(NULL, 5 * MIB, PROT_READ, MAP_SHARED, fd, 0);
+	pages = 5 * MIB / (size_t)sysconf(_SC_PAGESIZE);
+	resident = calloc(pages, 1);
+	ck_assert_int_eq(mincore(view, 5 * MIB, resident), 0);
+	for (size_t i = 0; i < pages; i++)
+		cached += resident[i] & 1;
+	ck_assert_uint_le(cached, pages / 20);
+	munmap(view, 5 * MIB);
+	close(fd);
+	free(resident);
+}
+END_TEST
+
+/* ---- Progress and stopping -------------------------------------------------------------------------------- */
+
+struct told {
+	unsigned calls, stop_at;
+	enum ioshape_phase last_phase;
+	uint64_t last_done;
+	uint64_t total;
+	unsigned phases[IOSHAPE_PHASE_DONE + 1];
+};
+
+static int note_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct told *told = user;
+
+	ck_assert_int_ge(phase, told->last_phase);
+	ck_assert_uint_ge(done, told->last_done);
+	ck_assert_uint_eq(total, told->total);
+	told->last_phase = phase;
+	told->last_done = done;
+	told->phases[phase]++;
+	return ++told->calls == told->stop_at;
+}
+
+static int write_telling(struct file_write *write, struct told *told, size_t bytes)
+{
+	*write = file_write_defaults();
+	write->options.progress = note_progress;
+	write->options.progress_user = told;
+	write->options.progress_total = told->total = bytes;
+	return file_write_all(write, scratch_path("file"), data, bytes);
+}
+
+START_TEST(progress_is_told_phase_by_phase_and_block_by_block)
+{
+	struct told told = { 0 };
+	struct file_write write;
+
+	ck_assert_int_eq(write_telling(&write, &told, 10 * BLOCK + 5), 0);
+	ck_assert_uint_eq(told.phases[IOSHAPE_PHASE_PLAN], 1);
+	ck_assert_uint_eq(told.phases[IOSHAPE_PHASE_WRITE], 11);
+	ck_assert_uint_eq(told.phases[IOSHAPE_PHASE_SYNC], 1);
+	ck_assert_uint_eq(told.phases[IOSHAPE_PHASE_COMMIT], 1);
+	ck_assert_uint_eq(told.phases[IOSHAPE_PHASE_DONE], 1);
+	ck_assert_uint_eq(told.last_done, 10 * BLOCK + 5);
+}
+END_TEST
+
+START_TEST(progress_can_stop_the_write_at_every_call_until_the_commit)
+{
+	static const size_t sizes[] = { 5, 10 * BLOCK + 5 };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
+		for (unsigned nth = 1;; nth++) {
+			struct told told = { .stop_at = nth };
+			struct file_write write;
+			int ret;
+
+			scratch_write(scratch_path("file"), "old", 3);
+			ret = write_telling(&write, &told, sizes[i]);
+			if (told.calls < nth)
+				break;
+			if (told.last_phase >= IOSHAPE_PHASE_COMMIT) {
+				ck_assert_int_eq(ret, 0);
+				continue;
+			}
+			ck_assert_int_eq(ret, -ECANCELED);
+			ck_assert_uint_eq(told.calls, nth); /* and not called again */
+			ck_assert_ptr_nonnull(strstr(write.error.text, scratch_path("file")));
+			ck_assert(scratch_same(scratch_path("file"), "old", 3));
+			ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+		}
+	}
+}
+END_TEST
+
+START_TEST(another_thread_can_stop_the_write)
+{
+	for (int step = 0; step < 3; step++) {
+		struct file_write write = file_write_defaults();
+		atomic_bool abort = false;
+
+		write.options.abort = &abort;
+		ck_assert_int_eq(file_write_open(&write, scratch_path("file")), 0);
+		if (step == 0)
+			atomic_store(&abort, true);
+		ck_assert_int_eq(ring_writer_put(write.writer, data, 4 * BLOCK, NULL, &write.error),
+				 step ? 0 : -ECANCELED);
+		if (step == 1)
+			atomic_store(&abort, true);
+		if (step > 0)
+			ck_assert_int_eq(ring_writer_finish(write.writer, &write.error),
+					 step > 1 ? 0 : -ECANCELED);
+		atomic_store(&abort, true);
+		if (step > 1)
+			ck_assert_int_eq(ring_writer_commit(write.writer, &write.error), -ECANCELED);
+		file_write_close(&write);
+		ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+	}
+}
+END_TEST
+
+START_TEST(after_a_failure_nothing_goes_on)
+{
+	struct file_write write = file_write_defaults();
+	atomic_bool abort = true;
+
+	write.options.abort = &abort;
+	abort = false;
+	ck_assert_int_eq(file_write_open(&write, scratch_path("file")), 0);
+	abort = true;
+	ck_assert_int_eq(ring_writer_put(write.writer, data, 4 * BLOCK, NULL, &write.error), -ECANCELED);
+	abort = false;
+	memset(&write.error, 0, sizeof(write.error));
+	ck_assert_int_lt(ring_writer_put(write.writer, data, BLOCK, NULL, &write.error), 0);
+	ck_assert_int_lt(ring_writer_put_zeros(write.writer, 1, NULL), 0);
+	ck_assert_int_lt(ring_writer_finish(write.writer, NULL), 0);
+	ck_assert_int_lt(ring_writer_commit(write.writer, NULL), 0);
+	file_write_close(&write);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+}
+END_TEST
+
+/* ---- Limits of the process -------------------------------------------------------------------------------- */
+
+/* The signal for files above ulimit -f would end the application: it must not come. */
+static int write_above_the_limit(void *argument)
+{
+	const struct rlimit limit = { 2 * MIB, 2 * MIB };
+	struct file_write write = file_write_defaults();
+	int which = *(int *)argument;
+
+	if (setrlimit(RLIMIT_FSIZE, &limit))
+		return 99;
+	write.config.engine = engines[which / 2];
+	write.options.expected_bytes = which % 2 ? 5 * MIB : 0;
+	if (file_write_all(&write, "file", data, 5 * MIB) != -EFBIG)
+		return 1;
+	return strstr(write.error.text, "ulimit") ? 0 : 2;
+}
+
+START_TEST(a_file_above_the_processes_limit_is_an_error_and_no_signal)
+{
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	ck_assert_int_eq(scratch_in_child(write_above_the_limit, &_i), 0);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+	ck_assert_int_eq(chdir("/"), 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/file");
+	TCase *lengths_case = tcase_create("lengths"), *direct = tcase_create("direct");
+	TCase *stop = tcase_create("progress"), *limits = tcase_create("limits");
+	TCase *all[] = { lengths_case, direct, stop, limits };
+	const int count = (int)ARRAY_LENGTH(engines);
+
+	for (size_t i = 0; i < ARRAY_LENGTH(all); i++) {
+		tcase_add_checked_fixture(all[i], setup, teardown);
+		tcase_set_timeout(all[i], 60);
+		suite_add_tcase(suite, all[i]);
+	}
+	tcase_add_loop_test(lengths_case, every_length_arrives_through_every_engine, 0, count);
+	tcase_add_loop_test(lengths_case, a_file_within_one_large_block_arrives, 0, count);
+	tcase_add_loop_test(lengths_case,
+			    what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed, 0, count);
+	tcase_add_test(lengths_case, more_than_the_disk_has_is_noticed_before_the_first_byte);
+	tcase_add_loop_test(lengths_case, zeros_are_zeros_also_in_memory_used_before, 0, count);
+	tcase_add_loop_test(lengths_case, a_lane_serves_file_after_file, 0, count);
+	tcase_add_test(lengths_case, a_file_need_not_be_waited_for_on_stable_storage);
+	tcase_add_loop_test(lengths_case, nil_writes_nothing_and_makes_no_file, 0, 2);
+
+	tcase_add_loop_test(direct, required_direct_io_is_used_for_files_of_any_length, 0, 2);
+	tcase_add_loop_test(direct, direct_io_leaves_nothing_in_the_page_cache, 0, 2);
+
+	tcase_add_test(stop, progress_is_told_phase_by_phase_and_block_by_block);
+	tcase_add_test(stop, progress_can_stop_the_write_at_every_call_until_the_commit);
+	tcase_add_test(stop, another_thread_can_stop_the_write);
+	tcase_add_test(stop, after_a_failure_nothing_goes_on);
+
+	tcase_add_loop_test(limits, a_file_above_the_processes_limit_is_an_error_and_no_signal, 0, 2 * count);
+	return check_main(suite);
+}

@@ -1,0 +1,661 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is read from a file is what was written to it, or the reader says where it is not. */
+#include "support/archive.h"
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+/* Around the size of a block, and of a plain read. */
+static const size_t sizes[] = {
+	300, 0, 1, MIB - 1, MIB, MIB + 1, 3 * MIB + 77, 5 * MIB + 5, 4 * MIB + 64, 4096
+};
+#define RECORDS ARRAY_LENGTH(sizes)
+
+static struct {
+	uint8_t *data[RECORDS];
+	struct ring_lane *lane;
+	struct base_error error;
+	struct zip_reader reader;
+	char path[4096];
+} test;
+
+static void open_lane(enum ioshape_engine engine)
+{
+	const struct ring_config config = {
+		.engine = engine,
+		.block_bytes = MIB,
+		.depth = 4,
+		.threads = 2,
+	};
+
+	ck_assert_msg(!ring_lane_open(&test.lane, &config, &test.error), "%s", test.error.text);
+}
+
+static void setup(void)
+{
+	uint64_t seed = 3;
+
+	memset(&test, 0, sizeof(test));
+	scratch_setup();
+	snprintf(test.path, sizeof(test.path), "%s", scratch_path("test.pt"));
+	for (size_t i = 0; i < RECORDS; i++) {
+		test.data[i] = malloc(sizes[i] + 8);
+		for (size_t at = 0; at < sizes[i]; at += 8)
+			base_put_le(test.data[i] + at, test_random(&seed), 8);
+	}
+	open_lane(IOSHAPE_ENGINE_BUFFERED);
+}
+
+static void teardown(void)
+{
+	for (size_t i = 0; i < RECORDS; i++)
+		free(test.data[i]);
+	ring_lane_close(test.lane);
+	scratch_teardown();
+}
+
+static const char *record_name(char name[32], size_t i)
+{
+	snprintf(name, 32, "data/%zu", i);
+	return name;
+}
+
+/* The way of the library itself: with an index. */
+static void write_indexed(size_t first, size_t count)
+{
+	const struct ring_file_options options = { .no_sync = true };
+	struct ring_notes notes = { 0 };
+	struct ring_writer *file;
+	struct zip_writer *writer;
+	char name[32];
+
+	ck_assert_msg(!ring_writer_open(&file, test.lane, test.path, &options, &notes, &test.error),
+		      "%s", test.error.text);
+	ck_assert_int_eq(zip_writer_new(&writer, file, test.path, &test.error), 0);
+	for (size_t i = first; i < first + count; i++) {
+		ck_assert_int_eq(
+			zip_writer_begin(writer, record_name(name, i), sizes[i], 0, &test.error),
+			0);
+		ck_assert_int_eq(zip_writer_put(writer, test.data[i], sizes[i], &test.error), 0);
+		ck_assert_int_eq(zip_writer_end(writer, &test.error), 0);
+	}
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, &test.error), 0);
+	ck_assert_int_eq(ring_writer_commit(zip_writer_file(writer), &test.error), 0);
+	zip_writer_free(writer);
+}
+
+static void add_records(struct archive *archive, size_t first, size_t count)
+{
+	char name[32], full[64];
+
+	for (size_t i = first; i < first + count; i++) {
+		snprintf(full, sizeof(full), "archive/%s", record_name(name, i));
+		archive_add(archive, full, test.data[i], sizes[i], 64, false);
+	}
+}
+
+static void write_archive(struct archive *archive)
+{
+	uint8_t *flat;
+
+	archive_finish(archive);
+	flat = archive_flat(archive);
+	scratch_write(test.path, flat, archive->bytes);
+	free(flat);
+	archive_free(archive);
+}
+
+/* As torch.save() leaves it: without. */
+static void write_plain(size_t first, size_t count)
+{
+	struct archive archive = { 0 };
+
+	add_records(&archive, first, count);
+	write_archive(&archive);
+}
+
+static void write_file(bool indexed)
+{
+	if (indexed)
+		write_indexed(0, RECORDS);
+	else
+		write_plain(0, RECORDS);
+}
+
+static int try_open(void)
+{
+	memset(&test.error, 0, sizeof(test.error));
+	return zip_reader_open(&test.reader, test.path, IOSHAPE_DIRECT_OFF, &test.error);
+}
+
+static void open_reader(void)
+{
+	ck_assert_msg(!try_open(), "%s", test.error.text);
+}
+
+static int read_ranges(const struct zip_range *ranges, size_t count, bool verify)
+{
+	memset(&test.error, 0, sizeof(test.error));
+	return zip_reader_read(&test.reader, test.lane, ranges, count, verify, NULL, NULL,
+			       &test.error);
+}
+
+static void flip_byte(uint64_t offset, uint8_t bits)
+{
+	int fd = open(test.path, O_RDWR);
+	uint8_t byte;
+
+	ck_assert_int_eq(pread(fd, &byte, 1, (off_t)offset), 1);
+	byte ^= bits;
+	ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)offset), 1);
+	close(fd);
+}
+
+/* ---- Reading
+ * --------------------------------------------------------------------------------------------- */
+
+START_TEST(every_engine_reads_every_record)
+{
+	static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_BUFFERED,
+						       IOSHAPE_ENGINE_THREADS,
+						       IOSHAPE_ENGINE_AUTO };
+	struct zip_range ranges[RECORDS];
+
+	write_file(_i < 3);
+	ring_lane_close(test.lane);
+	open_lane(engines[_i % 3]);
+	ck_assert_int_eq(
+		zip_reader_open(&test.reader, test.path, IOSHAPE_DIRECT_PREFER, &test.error), 0);
+	ck_assert(test.reader.has_index == (_i < 3));
+	for (size_t i = 0; i < RECORDS; i++) {
+		ck_assert_uint_eq(test.reader.directory.entries[i].bytes, sizes[i]);
+		ranges[RECORDS - 1 - i] =
+			(struct zip_range){ i, 0, sizes[i], calloc(1, sizes[i] + 1) };
+	}
+	/* Out of the cache: so that what can read past it does. */
+	posix_fadvise(test.reader.input.fd, 0, 0, POSIX_FADV_DONTNEED);
+	ck_assert_msg(!read_ranges(ranges, RECORDS, true), "%s", test.error.text);
+	for (size_t i = 0; i < RECORDS; i++) {
+		ck_assert_mem_eq(ranges[i].into, test.data[ranges[i].record], ranges[i].bytes);
+		free(ranges[i].into);
+	}
+	zip_reader_close(&test.reader);
+}
+END_TEST
+
+/* Ranges of all kinds: whole records, parts, overlapping, empty, and such that are only verified.
+ */
+static void check_random_ranges(uint64_t seed, bool verify)
+{
+	struct zip_range ranges[64] = { 0 };
+	size_t count = 1 + test_random_below(&seed, ARRAY_LENGTH(ranges));
+	uint64_t span = test_random_below(&seed, 2) ? 3000 : 3 * MIB;
+
+	for (size_t i = 0; i < count; i++) {
+		size_t record = test_random_below(&seed, RECORDS);
+		uint64_t offset = test_random_below(&seed, sizes[record] + 1);
+		uint64_t bytes = test_random_below(&seed, span);
+
+		bytes = MIN(bytes, sizes[record] - offset);
+		if (!test_random_below(&seed, 8)) {
+			offset = 0;
+			bytes = sizes[record];
+		}
+		ranges[i] = (struct zip_range){ record, offset, bytes, NULL };
+		if (test_random_below(&seed, 8))
+			ranges[i].into = calloc(1, bytes + 1);
+	}
+	ck_assert_msg(!read_ranges(ranges, count, verify), "%s", test.error.text);
+	for (size_t i = 0; i < count; i++) {
+		const uint8_t *into = ranges[i].into;
+
+		if (!into)
+			continue;
+		ck_assert_mem_eq(into, test.data[ranges[i].record] + ranges[i].offset,
+				 ranges[i].bytes);
+		ck_assert_uint_eq(into[ranges[i].bytes], 0); /* and not one byte more */
+		free(ranges[i].into);
+	}
+}
+
+START_TEST(random_ranges_are_what_was_written)
+{
+	write_file(_i & 1);
+	open_reader();
+	for (uint64_t i = 0; i < 60; i++)
+		check_random_ranges(i, _i & 2);
+	zip_reader_close(&test.reader);
+}
+END_TEST
+
+/* More pieces and copies than a batch holds, blocks begun in one batch and ended in the next. */
+START_TEST(many_small_ranges_are_read_in_batches)
+{
+	const size_t record = 6, count = 30000, step = 100;
+	struct zip_range *ranges = calloc(count, sizeof(*ranges));
+	uint8_t *into = calloc(count, 150);
+
+	write_file(_i & 1);
+	open_reader();
+	/* Each overlaps the next if 150 bytes are read, and leaves a gap if 50 are. */
+	for (size_t bytes = 50; bytes <= 150; bytes += 100) {
+		for (size_t i = 0; i < count; i++)
+			ranges[i] = (struct zip_range){ record, i * step, bytes, into + i * 150 };
+		ck_assert_msg(!read_ranges(ranges, count, _i & 2), "%s", test.error.text);
+		for (size_t i = 0; i < count; i++)
+			ck_assert_mem_eq(into + i * 150, test.data[record] + i * step, bytes);
+	}
+	zip_reader_close(&test.reader);
+	free(into);
+	free(ranges);
+}
+END_TEST
+
+static int open_and_read(const struct zip_range *ranges, size_t count)
+{
+	int ret;
+
+	ret = try_open();
+	if (ret)
+		return ret;
+	ret = read_ranges(ranges, count, true);
+	zip_reader_close(&test.reader);
+	return ret;
+}
+
+/* Whichever allocation it is that fails. Under the address sanitizer: nothing is lost on the way.
+ */
+START_TEST(running_out_of_memory_is_survived)
+{
+	uint8_t into[3][300];
+	const struct zip_range ranges[] = {
+		{ 0, 0, 300, into[0] },
+		{ 0, 10, 100, into[1] },
+		{ 9, 1, 300, into[2] },
+	};
+	unsigned long nth = 0, count;
+	int ret;
+
+	write_file(_i);
+	do {
+		fail_memory_at(++nth);
+		ret = open_and_read(ranges, ARRAY_LENGTH(ranges));
+		count = fail_memory_count();
+		fail_memory_at(0); /* assertions allocate, too */
+		ck_assert_msg(!ret || ret == -ENOMEM, "%s", test.error.text);
+		ck_assert_int_eq(ret, test.error.code);
+	} while (count >= nth);
+	ck_assert_int_eq(ret, 0);
+	ck_assert_uint_gt(nth, 10);
+}
+END_TEST
+
+START_TEST(ranges_outside_are_refused)
+{
+	uint8_t into[16];
+	const struct zip_range missing = { RECORDS + 1, 0, 1, into };
+	const struct zip_range outside[] = {
+		{ 0, 0, 301, into },        { 0, 300, 1, into },        { 0, 301, 0, into },
+		{ 0, 1, UINT64_MAX, into }, { 0, UINT64_MAX, 2, into }, { 1, 0, 1, into },
+	};
+
+	write_file(true);
+	open_reader();
+	ck_assert_int_eq(read_ranges(&missing, 1, true), -ENOENT);
+	for (size_t i = 0; i < ARRAY_LENGTH(outside); i++) {
+		ck_assert_int_eq(read_ranges(&outside[i], 1, true), -ERANGE);
+		ck_assert_ptr_nonnull(strstr(test.error.text, test.path));
+	}
+	ck_assert_int_eq(read_ranges(NULL, 0, true), 0);
+	zip_reader_close(&test.reader);
+}
+END_TEST
+
+struct heard {
+	uint64_t done, total;
+	unsigned calls, stop_at;
+};
+
+static int hear(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct heard *heard = user;
+
+	ck_assert_int_eq(phase, IOSHAPE_PHASE_READ);
+	ck_assert_uint_ge(done_bytes, heard->done);
+	ck_assert_uint_le(done_bytes, total_bytes);
+	heard->done = done_bytes;
+	heard->total = total_bytes;
+	return ++heard->calls == heard->stop_at;
+}
+
+START_TEST(progress_only_rises_and_can_stop_the_read)
+{
+	struct zip_range ranges[RECORDS];
+	struct heard heard = { 0 };
+	uint64_t all = 0;
+
+	write_file(true);
+	open_reader();
+	for (size_t i = 0; i < RECORDS; i++) {
+		ranges[i] = (struct zip_range){ i, 0, sizes[i], NULL };
+		all += sizes[i];
+	}
+	ck_assert_int_eq(
+		zip_reader_read(&test.reader, test.lane, ranges, RECORDS, true, hear, &heard, NULL),
+		0);
+	ck_assert_uint_eq(heard.total, all);
+	ck_assert_uint_eq(heard.done, all);
+	heard = (struct heard){ .stop_at = 1 };
+	ck_assert_int_eq(
+		zip_reader_read(&test.reader, test.lane, ranges, RECORDS, true, hear, &heard, NULL),
+		-ECANCELED);
+	zip_reader_close(&test.reader);
+}
+END_TEST
+
+/* ---- Damage
+ * ------------------------------------------------------------------------------------------------
+ */
+
+START_TEST(damage_is_found_and_located)
+{
+	const size_t record = 6; /* 3 MiB and a bit */
+	uint8_t *into = malloc(sizes[record]);
+	const struct zip_range whole = { record, 0, sizes[record], into };
+	const struct zip_range before = { record, 0, MIB, into };
+	const struct zip_range after = { record, 2 * MIB, MIB + 77, into };
+	const struct zip_range beside = { record, MIB + 100, 50, into };
+	uint64_t damage;
+	char words[64];
+
+	write_file(true);
+	open_reader();
+	damage = test.reader.directory.entries[record].data_offset + MIB + 1000;
+	flip_byte(damage, 1);
+	ck_assert_int_eq(read_ranges(&whole, 1, true), IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(test.error.text, test.path));
+	ck_assert_ptr_nonnull(strstr(test.error.text, "'data/6'"));
+	snprintf(words, sizeof(words), "1048576 bytes at offset 1048576 (offset %llu of the file)",
+		 (unsigned long long)damage - 1000);
+	ck_assert_msg(strstr(test.error.text, words), "%s", test.error.text);
+	/* The block is damaged, so nothing of it is given out; the others are well. */
+	ck_assert_int_eq(read_ranges(&beside, 1, true), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(read_ranges(&before, 1, true), 0);
+	ck_assert_mem_eq(into, test.data[record], MIB);
+	ck_assert_int_eq(read_ranges(&after, 1, true), 0);
+	ck_assert_mem_eq(into, test.data[record] + 2 * MIB, MIB + 77);
+	ck_assert_int_eq(read_ranges(&whole, 1, false), 0);
+	ck_assert_int_eq(memcmp(into, test.data[record], MIB), 0);
+	zip_reader_close(&test.reader);
+	free(into);
+}
+END_TEST
+
+/* Files of torch have one checksum for each record: it takes all of the record to compare it. */
+START_TEST(damage_in_files_of_torch_is_found_when_the_record_is_read_whole)
+{
+	const size_t record = 7; /* 5 MiB and a bit: two plain reads */
+	uint8_t *into = malloc(2 * sizes[record]);
+	const struct zip_range whole = { record, 0, sizes[record], into };
+	const struct zip_range verified = { record, 0, sizes[record], NULL };
+	const struct zip_range part = { record, 1, sizes[record] - 1, into };
+	const struct zip_range both[] = { part,
+					  { record, 0, sizes[record], into + sizes[record] } };
+
+	write_file(false);
+	open_reader();
+	ck_assert_int_eq(read_ranges(&verified, 1, true), 0);
+	flip_byte(test.reader.directory.entries[record].data_offset + 4 * MIB + 99, 0x80);
+	ck_assert_int_eq(read_ranges(&whole, 1, true), IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(test.error.text, "'data/7'"));
+	ck_assert_int_eq(read_ranges(&verified, 1, true), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(read_ranges(both, 2, true), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(read_ranges(&part, 1, true), 0);
+	ck_assert_int_eq(read_ranges(&whole, 1, false), 0);
+	zip_reader_close(&test.reader);
+	free(into);
+}
+END_TEST
+
+/* Opens and reads all: what comes back without complaint must be what was written. True if it did.
+ */
+static bool read_all_and_compare(size_t first, size_t count)
+{
+	uint8_t into[512];
+	char name[32];
+	bool accepted = true;
+
+	if (try_open()) {
+		ck_assert(test.error.code == IOSHAPE_E_DAMAGED ||
+			  test.error.code == IOSHAPE_E_FORMAT ||
+			  test.error.code == IOSHAPE_E_LIMIT);
+		return false;
+	}
+	for (size_t i = first; i < first + count && accepted; i++) {
+		uint64_t position;
+
+		record_name(name, i);
+		accepted =
+			zip_names_find(test.reader.directory.names, name, strlen(name), &position);
+		if (!accepted)
+			break;
+		const struct zip_range range = { position, 0,
+						 test.reader.directory.entries[position].bytes,
+						 into };
+		ck_assert_uint_lt(range.bytes, sizeof(into));
+		accepted = !read_ranges(&range, 1, true);
+		if (accepted) {
+			ck_assert_uint_eq(range.bytes, sizes[i]);
+			ck_assert_mem_eq(into, test.data[i], sizes[i]);
+		}
+	}
+	zip_reader_close(&test.reader);
+	return accepted;
+}
+
+START_TEST(no_single_bit_flip_goes_unnoticed)
+{
+	size_t bytes, accepted = 0;
+
+	if (_i)
+		write_indexed(0, 3);
+	else
+		write_plain(0, 3);
+	free(scratch_read(test.path, &bytes));
+	ck_assert(read_all_and_compare(0, 3));
+	for (size_t at = 0; at < bytes; at++) {
+		for (unsigned bit = 0; bit < 8; bit++) {
+			flip_byte(at, (uint8_t)(1u << bit));
+			accepted += read_all_and_compare(0, 3);
+			flip_byte(at, (uint8_t)(1u << bit));
+		}
+	}
+	/* Padding, time stamps, descriptors: harmless. Everything else was refused. */
+	ck_assert_uint_gt(accepted, 0);
+	ck_assert_uint_lt(accepted, bytes * 8);
+	ck_assert(read_all_and_compare(0, 3));
+}
+END_TEST
+
+START_TEST(every_truncated_file_is_refused)
+{
+	size_t bytes;
+
+	write_indexed(0, 3);
+	free(scratch_read(test.path, &bytes));
+	while (bytes--) {
+		ck_assert_int_eq(truncate(test.path, (off_t)bytes), 0);
+		ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
+		ck_assert_ptr_nonnull(strstr(test.error.text, "truncated"));
+	}
+}
+END_TEST
+
+/* ---- The index
+ * ------------------------------------------------------------------------------------------------
+ */
+
+START_TEST(a_damaged_index_is_refused)
+{
+	uint64_t offset;
+
+	write_indexed(0, 3);
+	open_reader();
+	offset = test.reader.directory.entries[3].data_offset;
+	zip_reader_close(&test.reader);
+	flip_byte(offset + 40, 4);
+	ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(test.error.text, ".ioshape/index"));
+}
+END_TEST
+
+/* Puts records into a new archive as a tool would that knows nothing of indexes: the index as it
+ * was. */
+static void repack(size_t first, size_t count, uint32_t alignment)
+{
+	struct archive archive = { 0 };
+	const struct zip_entry *entry;
+	size_t bytes;
+	uint8_t *old;
+
+	write_indexed(0, 3);
+	old = scratch_read(test.path, &bytes);
+	open_reader();
+	for (size_t i = first; i < first + count; i++) {
+		char name[64];
+
+		entry = &test.reader.directory.entries[i];
+		snprintf(name, sizeof(name), "other/%s", entry->name);
+		archive_add(&archive, name, old + entry->data_offset, entry->bytes, alignment,
+			    false);
+	}
+	entry = &test.reader.directory.entries[3];
+	archive_add(&archive, "other/" ZIP_INDEX_RECORD, old + entry->data_offset, entry->bytes, 1,
+		    false);
+	zip_reader_close(&test.reader);
+	free(old);
+	write_archive(&archive);
+}
+
+START_TEST(a_repacked_archive_is_read_without_its_index)
+{
+	repack(0, 3, 1);
+	open_reader();
+	ck_assert(!test.reader.has_index);
+	ck_assert_int_eq(test.reader.index_problem.code, IOSHAPE_E_DAMAGED);
+	zip_reader_close(&test.reader);
+	ck_assert(read_all_and_compare(0, 3));
+
+	/* One record less. */
+	repack(1, 2, 1);
+	open_reader();
+	ck_assert(!test.reader.has_index);
+	zip_reader_close(&test.reader);
+	ck_assert(read_all_and_compare(1, 2));
+}
+END_TEST
+
+/* Two records of one size change their names, in the directory and before the data: checksums hold.
+ */
+START_TEST(records_under_wrong_names_are_not_taken_for_indexed)
+{
+	size_t bytes;
+	uint8_t *file;
+
+	write_indexed(0, 3);
+	file = scratch_read(test.path, &bytes);
+	for (size_t at = 0; at + 14 < bytes; at++)
+		if (!memcmp(file + at, "archive/data/2", 14))
+			file[at + 13] = '7';
+	scratch_write(test.path, file, bytes);
+	free(file);
+	open_reader();
+	ck_assert(!test.reader.has_index);
+	zip_reader_close(&test.reader);
+}
+END_TEST
+
+START_TEST(an_index_of_a_later_version_is_left_alone)
+{
+	struct archive archive = { 0 };
+	uint8_t index[64] = "ioshape\n\x02";
+
+	add_records(&archive, 0, 3);
+	archive_add(&archive, "archive/" ZIP_INDEX_RECORD, index, sizeof(index), 64, false);
+	write_archive(&archive);
+	open_reader();
+	ck_assert(!test.reader.has_index);
+	ck_assert_int_eq(test.reader.index_problem.code, IOSHAPE_E_FORMAT);
+	zip_reader_close(&test.reader);
+	ck_assert(read_all_and_compare(0, 3));
+}
+END_TEST
+
+/* An index that is not the last record was not put there by us. */
+START_TEST(an_index_in_another_place_is_a_record_like_any_other)
+{
+	struct archive archive = { 0 };
+
+	archive_add(&archive, "archive/" ZIP_INDEX_RECORD, "nonsense", 8, 64, false);
+	add_records(&archive, 0, 3);
+	write_archive(&archive);
+	open_reader();
+	ck_assert(!test.reader.has_index);
+	ck_assert_int_eq(test.reader.index_problem.code, 0);
+	zip_reader_close(&test.reader);
+	ck_assert(read_all_and_compare(0, 3));
+}
+END_TEST
+
+START_TEST(what_is_not_there_or_no_file_is_refused)
+{
+	ck_assert_int_eq(try_open(), -ENOENT);
+	scratch_write(test.path, "", 0);
+	ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
+	snprintf(test.path, sizeof(test.path), "%s", scratch_directory());
+	ck_assert_int_eq(try_open(), -EISDIR);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/reader");
+	TCase *reading = tcase_create("reading");
+	TCase *damage = tcase_create("damage");
+	TCase *index = tcase_create("index");
+
+	tcase_add_checked_fixture(reading, setup, teardown);
+	tcase_add_checked_fixture(damage, setup, teardown);
+	tcase_add_checked_fixture(index, setup, teardown);
+	tcase_set_timeout(reading, 60);
+	tcase_set_timeout(damage, 120);
+	tcase_set_timeout(index, 60);
+
+	tcase_add_loop_test(reading, every_engine_reads_every_record, 0, 6);
+	tcase_add_loop_test(reading, random_ranges_are_what_was_written, 0, 4);
+	tcase_add_loop_test(reading, many_small_ranges_are_read_in_batches, 0, 4);
+	tcase_add_loop_test(reading, running_out_of_memory_is_survived, 0, 2);
+	tcase_add_test(reading, ranges_outside_are_refused);
+	tcase_add_test(reading, progress_only_rises_and_can_stop_the_read);
+	suite_add_tcase(suite, reading);
+
+	tcase_add_test(damage, damage_is_found_and_located);
+	tcase_add_test(damage, damage_in_files_of_torch_is_found_when_the_record_is_read_whole);
+	tcase_add_loop_test(damage, no_single_bit_flip_goes_unnoticed, 0, 2);
+	tcase_add_test(damage, every_truncated_file_is_refused);
+	suite_add_tcase(suite, damage);
+
+	tcase_add_test(index, a_damaged_index_is_refused);
+	tcase_add_test(index, a_repacked_archive_is_read_without_its_index);
+	tcase_add_test(index, records_under_wrong_names_are_not_taken_for_indexed);
+	tcase_add_test(index, an_index_of_a_later_version_is_left_alone);
+	tcase_add_test(index, an_index_in_another_place_is_a_record_like_any_other);
+	tcase_add_test(index, what_is_not_there_or_no_file_is_refused);
+	suite_add_tcase(suite, index);
+	return check_main(suite);
+}
