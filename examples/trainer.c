@@ -79,7 +79,7 @@ static int resume(struct ioshape_context *context, const char *path, struct mode
 {
 	struct ioshape_load_request requests[TENSORS];
 	struct ioshape_tensor tensors[TENSORS];
-	struct ioshape_metadata metadata;
+	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
 	struct ioshape_reader *reader;
 	int ret;
 
@@ -120,6 +120,7 @@ static int begin_save(struct ioshape_context *context, const char *path, struct 
 {
 	const struct ioshape_attribute attributes[] = { { "written by", "examples/trainer.c" } };
 	const struct ioshape_metadata metadata = {
+		.size = sizeof(metadata),
 		.step = model->step,
 		.attributes = attributes,
 		.attribute_count = 1,

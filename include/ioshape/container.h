@@ -49,8 +49,8 @@ int ioshape_writer_open(struct ioshape_context *context, const char *path,
 /*
  * Writes one whole record. The memory is borrowed during the call. `alignment` is where in the file
  * the data may begin: a power of two up to 4096; 0 chooses (4096 for large records, 64 for small
- * ones). Torch needs "data.pkl" first. Names must be unique (-EEXIST). After any failure but
- * -EINVAL, -EEXIST and IOSHAPE_E_LIMIT the writer can only be freed.
+ * ones). Torch needs "data.pkl" and "version". Names must be unique (-EEXIST). After any failure
+ * but -EINVAL, -EEXIST and IOSHAPE_E_LIMIT the writer can only be freed.
  */
 int ioshape_writer_record(struct ioshape_writer *writer, const char *name, const void *data,
 			  uint64_t bytes, uint32_t alignment);
@@ -161,7 +161,10 @@ struct ioshape_load_request {
 int ioshape_reader_load(struct ioshape_reader *reader, const struct ioshape_load_request *requests,
 			size_t count);
 
-/* What was given as metadata at the save. Its pointers are valid until the reader is freed. */
+/*
+ * What was given as metadata at the save. metadata->size must be set; its pointers are valid until
+ * the reader is freed.
+ */
 int ioshape_reader_metadata(struct ioshape_reader *reader, struct ioshape_metadata *metadata);
 
 /* The sentence about the reader's last failure; "" if none. Valid until its next call. */

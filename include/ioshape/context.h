@@ -83,15 +83,15 @@ typedef void (*ioshape_log_fn)(void *user, enum ioshape_log_level level, const c
 
 struct ioshape_context_options {
 	size_t size;                /* sizeof(struct ioshape_context_options) */
-	enum ioshape_engine engine; /* IOSHAPE_ENGINE */
+	enum ioshape_engine engine; /* IOSHAPE_ENGINE (which does not take "nil") */
 	enum ioshape_direct direct; /* IOSHAPE_DIRECT */
-	uint64_t block_bytes;   /* IOSHAPE_BLOCK_BYTES: bytes per request; 64 KiB to 64 MiB, a power
-				   of two */
-	uint32_t queue_depth;   /* IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
-	uint32_t copy_threads;  /* IOSHAPE_COPY_THREADS: threads that copy or verify memory; 1 to 64
-				 */
-	uint64_t staging_bytes; /* IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may
-				   hold */
+	/* IOSHAPE_BLOCK_BYTES: bytes per request; a power of two from 64 KiB to 64 MiB */
+	uint64_t block_bytes;
+	uint32_t queue_depth;  /* IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
+	uint32_t copy_threads; /* IOSHAPE_COPY_THREADS: threads that copy or verify memory; 1 to 64
+				*/
+	/* IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may hold; from 16 MiB on */
+	uint64_t staging_bytes;
 	enum ioshape_staging_full staging_full; /* IOSHAPE_STAGING_FULL */
 	enum ioshape_log_level log_level;       /* IOSHAPE_LOG_LEVEL */
 	ioshape_log_fn log;                     /* NULL: no log. The library itself never prints. */
@@ -122,8 +122,9 @@ int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
 int ioshape_context_trim(struct ioshape_context *context);
 
 /*
- * The sentence about the last call on this context that failed in the calling thread; "" if there
- * was none. Valid until the thread's next call on any context.
+ * The sentence about the last call that failed in the calling thread, if that was one on this
+ * context;
+ * "" otherwise. Valid until the thread's next call on any context.
  */
 const char *ioshape_context_message(struct ioshape_context *context);
 

@@ -2,9 +2,8 @@
 /*
  * libioshape for C++17: the C API with destructors and exceptions, and nothing else.
  *
- * Handles can be moved, not copied. Failures throw ioshape::error, which is a std::system_error
- * where the code is an errno. Ownership and threads are as the C headers say for the functions
- * called.
+ * Handles can be moved, not copied. Failures throw ioshape::error, a std::system_error.
+ * Ownership and threads are as the C headers say for the functions called.
  */
 #ifndef IOSHAPE_IOSHAPE_HPP
 #define IOSHAPE_IOSHAPE_HPP
@@ -340,7 +339,7 @@ public:
 	}
 	ioshape_metadata metadata() const
 	{
-		ioshape_metadata metadata = {};
+		ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
 
 		check(ioshape_reader_metadata(get(), &metadata));
 		return metadata;

@@ -82,6 +82,7 @@ struct ioshape_attribute {
 };
 
 struct ioshape_metadata {
+	size_t size;      /* sizeof(struct ioshape_metadata) */
 	int64_t step;     /* the caller's counter; 0 if not given */
 	const void *blob; /* a few bytes of the caller's own */
 	size_t blob_bytes;
@@ -89,7 +90,9 @@ struct ioshape_metadata {
 	size_t attribute_count;
 };
 
-/* What a save is doing. */
+#define IOSHAPE_METADATA_INIT IOSHAPE_SIZED(ioshape_metadata)
+
+/* What a call is doing. */
 enum ioshape_phase {
 	IOSHAPE_PHASE_STAGE =
 		1, /* copying tensors away (asynchronous saves, in the caller's thread) */
@@ -103,9 +106,10 @@ enum ioshape_phase {
 
 /*
  * Told when a phase begins and about every block in it: done of total bytes. Called from whichever
- * thread does the work. Returning anything but 0 stops the operation, which then fails with
- * -ECANCELED (from PHASE_COMMIT on it is too late, and the value is ignored). It must not call back
- * into the library with the same handle.
+ * thread does the work; an asynchronous save larger than the staging memory is staged and written
+ * at the same time, and calls from two threads at once. Returning anything but 0 stops the
+ * operation, which then fails with -ECANCELED; in the phases COMMIT and DONE it is too late, and
+ * the value is ignored. It must not call back into the library with the same handle.
  */
 typedef int (*ioshape_progress_fn)(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 				   uint64_t total_bytes);
@@ -119,12 +123,12 @@ typedef int (*ioshape_progress_fn)(void *user, enum ioshape_phase phase, uint64_
 struct ioshape_report {
 	size_t size; /* sizeof(struct ioshape_report): set before the call */
 	uint64_t file_bytes;
-	uint64_t tensor_bytes; /* payload: bytes of records, without the container around them */
+	uint64_t tensor_bytes; /* of the tensors; for a writer, of all its records */
 	double stage_s;        /* copying into staging memory, waiting for room in it included */
 	double plan_s;
 	double write_s;
 	double sync_s;
-	double commit_s;
+	double commit_s; /* waiting for earlier saves to the same file included */
 	double total_s;
 	char engine[16]; /* "uring", "threads", "buffered", "nil" */
 	char layout[16]; /* "single": one process, one file */
@@ -165,8 +169,9 @@ struct ioshape_save_options {
  * file is in place. Everything passed is borrowed until it returns. `options` may be NULL.
  *
  * On failure: a negative code, ioshape_context_message() tells the rest, what was at `path` is
- * untouched and no temporary file is left. -EINVAL and IOSHAPE_E_LIMIT mean that nothing was even
- * begun.
+ * untouched and no temporary file is left. There is one exception: if it is the last step that
+ * fails, bringing the directory to stable storage, the new file is in place, and the message says
+ * so.
  */
 int ioshape_save_tensors(struct ioshape_context *context, const char *path,
 			 const struct ioshape_tensor *tensors, size_t count,
@@ -178,7 +183,7 @@ struct ioshape_save;
 /*
  * As ioshape_save_tensors(), but returns as soon as the tensors are copied into staging memory:
  * from then on everything passed may be changed or freed (`progress_user` excepted). The rest
- * happens on a thread of the library. Saves to the same path take their places in the order of the
+ * happens on a thread of the library. Saves to the same file take their places in the order of the
  * calls.
  *
  * When earlier saves hold the staging memory the call waits for them, or returns -EAGAIN, as the
@@ -193,7 +198,8 @@ int ioshape_save_tensors_async(struct ioshape_context *context, const char *path
 			       const struct ioshape_save_options *options,
 			       struct ioshape_save **out);
 
-/* 1 if the save has ended (well or not), 0 if it is under way. Any thread. */
+/* 1 if the save has ended (well or not), 0 if it is under way; -EPERM in a child of fork(). Any
+ * thread. */
 int ioshape_save_poll(struct ioshape_save *save);
 
 /*

@@ -31,6 +31,8 @@ static void *run_save(void *argument)
 
 	ret = ckpt_save(save->context, save->path, &save->plan, &source, &save->file_options,
 			&save->abort, &save->turn, &report, &error);
+	if (ret)
+		base_log(&save->context->log, IOSHAPE_LOG_ERROR, "%s", error.text);
 	ckpt_turn_end(save->context, &save->turn);
 	pthread_mutex_lock(&save->lock);
 	save->written = true;
@@ -93,9 +95,10 @@ static int make_save(struct ioshape_save **out, struct ioshape_context *context,
 	pthread_cond_init(&save->change, &attributes);
 	pthread_condattr_destroy(&attributes);
 	save->begin_ns = base_now_ns();
-	save->path = strdup(path);
-	ret = save->path ? ckpt_plan_make(&save->plan, tensors, count, options->metadata, error) :
-			   base_no_memory(error, "a path", strlen(path));
+	/* The thread must not depend on where the application changes its directory to. */
+	ret = ckpt_absolute_path(path, &save->path, error);
+	if (!ret)
+		ret = ckpt_plan_make(&save->plan, tensors, count, options->metadata, error);
 	if (ret)
 		goto fail;
 	save->report.plan_s = base_seconds(base_now_ns() - save->begin_ns);
@@ -147,15 +150,13 @@ static int abandon(struct ioshape_save *save, int ret)
 	return ret;
 }
 
-/* Stages, and leaves the rest to the thread. On failure nothing of the save is left but its memory.
+/* Stages, and leaves the rest to the thread. On failure only the save's own memory is left of it.
  */
-static int stage(struct ioshape_save *save, struct base_error *error)
+static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error *error)
 {
 	bool all_at_once = save->chunk_count <= save->admitted, written;
-	uint64_t begin = base_now_ns();
-	int ret = 0;
+	int ret;
 
-	ckpt_turn_begin(save->context, &save->turn, save->path);
 	save->copying = true;
 	ret = ckpt_stage_tell(save, error);
 	if (!ret && !all_at_once)
@@ -163,13 +164,12 @@ static int stage(struct ioshape_save *save, struct base_error *error)
 	if (!ret)
 		ckpt_stage_copy(save);
 	pthread_mutex_lock(&save->lock);
-	/* A writer that failed early ends the copying, too, but that failure belongs to the handle.
-	 */
+	/* A writer that failed early ends the copying, too; that failure belongs to the handle. */
 	if (save->failed) {
 		*error = save->error;
 		ret = error->code;
 	}
-	save->report.stage_s = base_seconds(base_now_ns() - begin);
+	save->report.stage_s = base_seconds(base_now_ns() - begin_ns);
 	save->copying = false;
 	written = save->written;
 	pthread_mutex_unlock(&save->lock);
@@ -188,29 +188,35 @@ static int save_async(struct ioshape_context *context, const char *path,
 		      struct base_error *error)
 {
 	struct ioshape_save *save = NULL;
+	uint64_t begin_ns;
 	int ret;
 
 	ret = make_save(&save, context, path, tensors, count, options, error);
 	if (ret)
 		return ret;
+	begin_ns = base_now_ns();
 	save->admitted = MIN(save->chunk_count, context->pool.limit);
 	ret = ckpt_pool_admit(&context->pool, save->admitted,
 			      context->staging_full == IOSHAPE_STAGING_REFUSE, error);
+	if (ret)
+		goto fail;
+	ret = ckpt_turn_begin(context, &save->turn, save->path, error);
 	if (ret) {
-		ckpt_free_save(save);
-		return ret;
+		ckpt_pool_leave(&context->pool, save->admitted);
+		goto fail;
 	}
-	ret = stage(save, error);
-	if (ret) {
-		ckpt_free_save(save);
-		return ret;
-	}
+	ret = stage(save, begin_ns, error);
+	if (ret)
+		goto fail;
 	pthread_mutex_lock(&context->lock);
 	save->next = context->background;
 	context->background = save;
 	pthread_mutex_unlock(&context->lock);
 	*out = save;
 	return 0;
+fail:
+	ckpt_free_save(save);
+	return ret;
 }
 
 IOSHAPE_EXPORT int ioshape_save_tensors_async(struct ioshape_context *context, const char *path,

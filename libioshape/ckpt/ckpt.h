@@ -32,6 +32,7 @@ struct ckpt_pool {
 	pthread_cond_t change;
 	struct ckpt_chunk *free;
 	size_t limit;    /* chunks that may be admitted at a time */
+	size_t made;     /* chunks that there are, free or not */
 	size_t admitted; /* promised to saves, whether they hold them yet or not */
 	uint64_t next_ticket, serving;
 };
@@ -64,7 +65,8 @@ static inline uint64_t ckpt_chunks_for(uint64_t bytes)
 #define CKPT_KEPT_DIRECTORIES 256
 
 struct ioshape_context {
-	pid_t owner; /* the process that opened it */
+	pid_t owner;     /* the process that opened it */
+	uint64_t number; /* unlike the address never used again in this process */
 	struct base_log log;
 	struct ring_config config;
 	unsigned copy_threads;
@@ -94,14 +96,22 @@ void ckpt_return_lane(struct ioshape_context *context, struct ring_lane *lane);
 /* True once for each directory. */
 bool ckpt_should_tidy(struct ioshape_context *context, const char *path);
 
-/* A save's place among those to the same path: they commit in the order in which they began. */
+/*
+ * The path made absolute, its directory's symbolic links resolved if it is there: what it means
+ * now, whatever the working directory is by the time it is used. To be freed. -EINVAL if it cannot
+ * be a file's.
+ */
+int ckpt_absolute_path(const char *path, char **absolute, struct base_error *error);
+
+/* A save's place among those to the same file: they commit in the order in which they began. */
 struct ckpt_turn {
 	struct ckpt_turn *next;
-	const char *path;
+	char *path;       /* absolute; owned */
 	bool abort_waits; /* set under the context's lock to stop waiting */
 };
 
-void ckpt_turn_begin(struct ioshape_context *context, struct ckpt_turn *turn, const char *path);
+int ckpt_turn_begin(struct ioshape_context *context, struct ckpt_turn *turn, const char *path,
+		    struct base_error *error);
 /* Waits until no earlier save to this path is left. -ECANCELED if abort_waits is set meanwhile. */
 int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn,
 		   struct base_error *error);
@@ -136,8 +146,11 @@ void ckpt_plan_free(struct ckpt_plan *plan);
 void ckpt_plan_copy(const struct ckpt_plan *plan, size_t tensor, uint64_t offset, void *into,
 		    size_t bytes);
 
-/* A deep copy of metadata in one piece of memory that the caller frees with free(). */
-int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory,
+/*
+ * Checks metadata given by a caller (NULL: none) and copies it, with all it points to, into one
+ * piece of memory to be freed with free().
+ */
+int ckpt_take_metadata(struct ioshape_metadata *into, void **memory,
 		       const struct ioshape_metadata *from, struct base_error *error);
 
 /* ---- Saving (save.c) ------------------------------------------------------------------------- */
@@ -169,8 +182,13 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
  * context. */
 void ckpt_end_background(struct ioshape_context *context);
 
-/* Joins notes and what the writer knows into a report. */
-void ckpt_fill_report(struct ioshape_report *report, const struct ring_writer *writer,
-		      const struct ring_notes *notes, uint64_t payload_bytes);
+/*
+ * The end of every save: waits for its turn, puts the finished file in place, and adds to the
+ * report what the file and the notes have to say. `ret` is how it went so far: after a failure
+ * there is only the report.
+ */
+int ckpt_commit(struct ioshape_context *context, struct ckpt_turn *turn, struct ring_writer *file,
+		const struct ring_notes *notes, int ret, struct ioshape_report *report,
+		struct base_error *error);
 
 #endif

@@ -19,7 +19,7 @@
 
 /* By thread, so that threads sharing a context do not read each other's sentences. */
 static _Thread_local struct {
-	const struct ioshape_context *context;
+	uint64_t context; /* its number */
 	char text[BASE_ERROR_TEXT_BYTES];
 } last_message;
 
@@ -38,7 +38,7 @@ int ckpt_leave(struct ioshape_context *context, int code, const struct base_erro
 {
 	if (code >= 0)
 		return code;
-	last_message.context = context;
+	last_message.context = context ? context->number : 0;
 	snprintf(last_message.text, sizeof(last_message.text), "%s",
 		 error->code ? error->text : ioshape_strerror(code));
 	return code;
@@ -46,7 +46,7 @@ int ckpt_leave(struct ioshape_context *context, int code, const struct base_erro
 
 IOSHAPE_EXPORT const char *ioshape_context_message(struct ioshape_context *context)
 {
-	return last_message.context == context ? last_message.text : "";
+	return last_message.context == (context ? context->number : 0) ? last_message.text : "";
 }
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -77,9 +77,8 @@ static uint64_t default_staging_bytes(void)
 
 static int take_environment(struct ioshape_context_options *options, struct base_error *error)
 {
-	static const char *const engines[] = {
-		"auto", "uring", "threads", "buffered", "nil", NULL
-	};
+	/* Not nil: a variable left over from a measurement must not swallow checkpoints. */
+	static const char *const engines[] = { "auto", "uring", "threads", "buffered", NULL };
 	static const char *const directs[] = { "prefer", "require", "off", NULL };
 	static const char *const fulls[] = { "wait", "refuse", NULL };
 	static const char *const levels[] = {
@@ -146,6 +145,9 @@ static int check_options(const struct ioshape_context_options *options, struct b
 		return base_fail(error, -EINVAL,
 				 "queue_depth is %u and copy_threads is %u; they take 1 to 64",
 				 options->queue_depth, options->copy_threads);
+	if (options->staging_bytes < CKPT_CHUNK_BYTES)
+		return base_fail(error, -EINVAL, "staging_bytes is %llu; it takes 16M or more",
+				 (unsigned long long)options->staging_bytes);
 	if (options->engine == IOSHAPE_ENGINE_BUFFERED && options->direct == IOSHAPE_DIRECT_REQUIRE)
 		return base_fail(
 			error, -EINVAL,
@@ -158,6 +160,7 @@ static int check_options(const struct ioshape_context_options *options, struct b
 static int open_context(struct ioshape_context **out, const struct ioshape_context_options *given,
 			struct base_error *error)
 {
+	static _Atomic uint64_t next_number = 1;
 	struct ioshape_context_options options;
 	struct ioshape_context *context;
 	int ret;
@@ -175,6 +178,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	if (!context)
 		return base_no_memory(error, "a context", sizeof(*context));
 	context->owner = getpid();
+	context->number = atomic_fetch_add(&next_number, 1);
 	context->log = (struct base_log){ options.log, options.log_user, options.log_level };
 	context->config = (struct ring_config){
 		.engine = options.engine,

@@ -9,6 +9,12 @@
 /* "data/" and the digits of a 64-bit number, "archive/" not counted. */
 #define RECORD_NAME_BYTES 32
 
+/*
+ * Names and shapes of all tensors together. The index holds them, too, and has a limit of its own,
+ * which would be found out only when everything is written.
+ */
+#define MAX_COPY_BYTES (ZIP_MAX_INDEX_BYTES / 2)
+
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
 /* Memory that was counted first and is then handed out piece by piece. */
@@ -31,17 +37,13 @@ static size_t room_for(size_t bytes)
 	return base_round_up(bytes, sizeof(uint64_t));
 }
 
-int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory,
-		       const struct ioshape_metadata *from, struct base_error *error)
+static int copy_metadata(struct ioshape_metadata *into, void **memory,
+			 const struct ioshape_metadata *from, struct base_error *error)
 {
 	struct ioshape_attribute *attributes;
 	struct arena arena;
 	size_t bytes;
 
-	*into = (struct ioshape_metadata){ 0 };
-	*memory = NULL;
-	if (!from)
-		return 0;
 	bytes = room_for(from->attribute_count * sizeof(*attributes)) + room_for(from->blob_bytes);
 	for (size_t i = 0; i < from->attribute_count; i++)
 		bytes += room_for(strlen(from->attributes[i].name) + 1) +
@@ -57,12 +59,23 @@ int ckpt_copy_metadata(struct ioshape_metadata *into, void **memory,
 		attributes[i].value =
 			hand_out(&arena, attribute->value, strlen(attribute->value) + 1);
 	}
-	into->step = from->step;
+	*into = *from;
 	into->blob = hand_out(&arena, from->blob, from->blob_bytes);
-	into->blob_bytes = from->blob_bytes;
 	into->attributes = attributes;
-	into->attribute_count = from->attribute_count;
 	return 0;
+}
+
+int ckpt_take_metadata(struct ioshape_metadata *into, void **memory,
+		       const struct ioshape_metadata *from, struct base_error *error)
+{
+	struct ioshape_metadata given;
+	int ret;
+
+	*memory = NULL;
+	ret = base_take_options(&given, sizeof(given), from, "ioshape_metadata", error);
+	if (!ret)
+		ret = zip_check_metadata(&given, error);
+	return ret ? ret : copy_metadata(into, memory, &given, error);
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -81,6 +94,12 @@ static int check_tensors(const struct ioshape_tensor *tensors, size_t count, siz
 		if (!ret)
 			*copy_bytes += room_for(strlen(tensors[i].name) + 1) +
 				       3 * tensors[i].dims * sizeof(int64_t);
+		if (!ret && *copy_bytes > MAX_COPY_BYTES)
+			ret = base_fail(
+				error, IOSHAPE_E_LIMIT,
+				"the names and shapes of the tensors take more than %llu bytes; "
+				"shorten the names or save fewer in one file",
+				MAX_COPY_BYTES);
 	}
 	return ret;
 }
@@ -183,15 +202,13 @@ int ckpt_plan_make(struct ckpt_plan *plan, const struct ioshape_tensor *tensors,
 	if (count > IOSHAPE_MAX_TENSORS)
 		return base_fail(error, IOSHAPE_E_LIMIT, "%zu tensors in one file; at most %u fit",
 				 count, IOSHAPE_MAX_TENSORS);
-	ret = metadata ? zip_check_metadata(metadata, error) : 0;
+	ret = ckpt_take_metadata(&plan->metadata, &plan->metadata_memory, metadata, error);
 	if (!ret)
 		ret = check_tensors(tensors, count, &copy_bytes, error);
 	if (!ret)
 		ret = check_unique(tensors, count, error);
 	if (!ret)
 		ret = copy_tensors(plan, tensors, count, copy_bytes, error);
-	if (!ret)
-		ret = ckpt_copy_metadata(&plan->metadata, &plan->metadata_memory, metadata, error);
 	if (!ret && zip_pickle_tensors(&plan->pickle, plan->tensors, plan->layouts, count))
 		ret = base_no_memory(error, "the pickle", count * 128);
 	if (!ret)

@@ -80,6 +80,14 @@ static int enter(struct ioshape_reader *reader)
 	return ckpt_enter(reader->context, &reader->error);
 }
 
+static int check_result(struct ioshape_reader *reader, const void *result)
+{
+	if (result)
+		return 0;
+	return base_fail(&reader->error, -EINVAL, "nowhere to put what was asked about %s",
+			 reader->zip.input.path);
+}
+
 /* ---- Records --------------------------------------------------------------------------------- */
 
 /* The index is bookkeeping of the container, not a record of the user's; it is the last if there is
@@ -111,6 +119,8 @@ IOSHAPE_EXPORT int ioshape_reader_record(struct ioshape_reader *reader, uint64_t
 	int ret = enter(reader);
 
 	if (!ret)
+		ret = check_result(reader, info);
+	if (!ret)
 		ret = check_record(reader, index);
 	if (ret)
 		return ret;
@@ -127,6 +137,8 @@ IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, con
 {
 	int ret = enter(reader);
 
+	if (!ret)
+		ret = check_result(reader, index);
 	if (!ret &&
 	    (!name || !zip_names_find(reader->zip.directory.names, name, strlen(name), index) ||
 	     *index >= record_count(reader)))
@@ -135,18 +147,42 @@ IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, con
 	return ret;
 }
 
+/* The nil engine drops what is written; it has nothing to read with. */
+static bool needs_own_lane(const struct ioshape_reader *reader)
+{
+	return reader->context->config.engine == IOSHAPE_ENGINE_NIL;
+}
+
+static int take_lane(struct ioshape_reader *reader, struct ring_lane **lane)
+{
+	struct ring_config config = reader->context->config;
+
+	if (!needs_own_lane(reader))
+		return ckpt_take_lane(reader->context, lane, &reader->error);
+	config.engine = IOSHAPE_ENGINE_AUTO;
+	return ring_lane_open(lane, &config, &reader->error);
+}
+
+static void return_lane(struct ioshape_reader *reader, struct ring_lane *lane)
+{
+	if (needs_own_lane(reader))
+		ring_lane_close(lane);
+	else
+		ckpt_return_lane(reader->context, lane);
+}
+
 static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
 		       bool verify)
 {
 	struct ring_lane *lane;
 	int ret;
 
-	ret = ckpt_take_lane(reader->context, &lane, &reader->error);
+	ret = take_lane(reader, &lane);
 	if (!ret)
 		ret = zip_reader_read(&reader->zip, lane, ranges, count, verify,
 				      reader->options.progress, reader->options.progress_user,
 				      &reader->error);
-	ckpt_return_lane(reader->context, lane);
+	return_lane(reader, lane);
 	return ret;
 }
 
@@ -186,6 +222,11 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)
 	uint64_t count;
 	int ret = enter(reader);
 
+	if (!ret && reader->zip.no_checksums)
+		ret = base_fail(&reader->error, -ENODATA,
+				"cannot verify %s: it was written without checksums "
+				"(torch.serialization.set_crc32_options); save it again with them",
+				reader->zip.input.path);
 	if (ret)
 		return ret;
 	count = record_count(reader);
@@ -206,13 +247,15 @@ static int enter_table(struct ioshape_reader *reader)
 {
 	int ret = enter(reader);
 
-	if (!ret && !(reader->zip.has_index && reader->zip.index.has_table))
-		ret = base_fail(&reader->error, IOSHAPE_E_NO_TABLE,
-				"%s was not saved by ioshape_save_tensors(); read its records, or "
-				"open it in "
-				"Python",
-				reader->zip.input.path);
-	return ret;
+	if (ret || (reader->zip.has_index && reader->zip.index.has_table))
+		return ret;
+	if (reader->zip.index_problem.code)
+		return base_fail(&reader->error, IOSHAPE_E_NO_TABLE, "%s",
+				 reader->zip.index_problem.text);
+	return base_fail(&reader->error, IOSHAPE_E_NO_TABLE,
+			 "%s was not saved by ioshape_save_tensors(); read its records, or open it "
+			 "in Python",
+			 reader->zip.input.path);
 }
 
 static int check_tensor(struct ioshape_reader *reader, uint64_t index)
@@ -229,6 +272,8 @@ IOSHAPE_EXPORT int ioshape_reader_tensors(struct ioshape_reader *reader, uint64_
 	int ret = enter_table(reader);
 
 	if (!ret)
+		ret = check_result(reader, count);
+	if (!ret)
 		*count = reader->zip.index.tensor_count;
 	return ret;
 }
@@ -240,6 +285,8 @@ IOSHAPE_EXPORT int ioshape_reader_tensor(struct ioshape_reader *reader, uint64_t
 	const struct zip_tensor_row *row;
 	int ret = enter_table(reader);
 
+	if (!ret)
+		ret = check_result(reader, info);
 	if (!ret)
 		ret = check_tensor(reader, index);
 	if (ret)
@@ -260,6 +307,8 @@ IOSHAPE_EXPORT int ioshape_reader_find_tensor(struct ioshape_reader *reader, con
 {
 	int ret = enter_table(reader);
 
+	if (!ret)
+		ret = check_result(reader, index);
 	if (!ret && (!name || !zip_names_find(reader->zip.tensor_names, name, strlen(name), index)))
 		ret = base_fail(&reader->error, -ENOENT, "%s has no tensor \"%s\"",
 				reader->zip.input.path, name ? name : "");
@@ -317,13 +366,14 @@ IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
 IOSHAPE_EXPORT int ioshape_reader_metadata(struct ioshape_reader *reader,
 					   struct ioshape_metadata *metadata)
 {
+	struct ioshape_metadata full = { .size = sizeof(full) };
 	int ret = enter(reader);
 
+	if (!ret)
+		ret = check_result(reader, metadata);
 	if (ret)
 		return ret;
 	if (reader->zip.has_index)
-		*metadata = reader->zip.index.metadata;
-	else
-		*metadata = (struct ioshape_metadata){ 0 };
-	return 0;
+		full = reader->zip.index.metadata;
+	return base_give_struct(metadata, &full, sizeof(full), "ioshape_metadata", &reader->error);
 }

@@ -80,16 +80,39 @@ static int write_file(struct zip_writer *zip, const struct ckpt_plan *plan,
 	return ret;
 }
 
-void ckpt_fill_report(struct ioshape_report *report, const struct ring_writer *writer,
-		      const struct ring_notes *notes, uint64_t payload_bytes)
+/* Says in the log what the report says of everything that was not as preferred. */
+static void log_save(const struct ioshape_context *context, const char *path,
+		     const struct ioshape_report *report)
 {
-	if (writer)
-		ring_writer_report(writer, report);
-	report->tensor_bytes = payload_bytes;
+	if (report->fallbacks)
+		base_log(&context->log, IOSHAPE_LOG_INFO, "saving %s: %s", path,
+			 report->fallback_text);
+	base_log(&context->log, IOSHAPE_LOG_DEBUG,
+		 "%s: %llu bytes, %s engine%s, write %.3f s, sync %.3f s, commit %.3f s", path,
+		 (unsigned long long)report->file_bytes, report->engine,
+		 report->direct ? ", direct I/O" : "", report->write_s, report->sync_s,
+		 report->commit_s);
+}
+
+int ckpt_commit(struct ioshape_context *context, struct ckpt_turn *turn, struct ring_writer *file,
+		const struct ring_notes *notes, int ret, struct ioshape_report *report,
+		struct base_error *error)
+{
+	uint64_t begin = base_now_ns();
+
+	if (!ret)
+		ret = ckpt_turn_wait(context, turn, error);
+	report->commit_s += base_seconds(base_now_ns() - begin);
+	if (!ret)
+		ret = ring_writer_commit(file, error);
+	if (file)
+		ring_writer_report(file, report);
 	report->fallbacks = notes->count;
 	report->short_results = notes->short_results;
 	snprintf(report->layout, sizeof(report->layout), "single");
 	snprintf(report->fallback_text, sizeof(report->fallback_text), "%s", notes->text);
+	log_save(context, turn->path, report);
+	return ret;
 }
 
 int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,
@@ -120,11 +143,8 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 		ret = zip_writer_new(&zip, file, path, error);
 	if (!ret)
 		ret = write_file(zip, plan, source, error);
-	if (!ret)
-		ret = ckpt_turn_wait(context, turn, error);
-	if (!ret)
-		ret = ring_writer_commit(file, error);
-	ckpt_fill_report(report, file, &notes, plan->tensor_bytes);
+	ret = ckpt_commit(context, turn, file, &notes, ret, report, error);
+	report->tensor_bytes = plan->tensor_bytes;
 	/* The zip writer owns the file as soon as it exists. */
 	if (zip)
 		zip_writer_free(zip);
@@ -185,9 +205,12 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 		return ret;
 	report->plan_s = base_seconds(base_now_ns() - begin);
 	direct.plan = &plan;
-	ckpt_turn_begin(context, &turn, path);
-	ret = ckpt_save(context, path, &plan, &source, &file_options, NULL, &turn, report, error);
-	ckpt_turn_end(context, &turn);
+	ret = ckpt_turn_begin(context, &turn, path, error);
+	if (!ret) {
+		ret = ckpt_save(context, path, &plan, &source, &file_options, NULL, &turn, report,
+				error);
+		ckpt_turn_end(context, &turn);
+	}
 	free(direct.scratch);
 	ckpt_plan_free(&plan);
 	report->total_s = base_seconds(base_now_ns() - begin);

@@ -29,7 +29,22 @@ static struct ckpt_chunk *make_chunk(void)
 		free(chunk);
 		return NULL;
 	}
+	/* Freshly mapped memory takes a copy at a tenth of the speed: map it in bulk. */
+	base_prefault(chunk->memory, CKPT_CHUNK_BYTES);
 	return chunk;
+}
+
+/* One more, which pool->made already counts. */
+static int make_counted_chunk(struct ckpt_pool *pool, struct ckpt_chunk **chunk,
+			      struct base_error *error)
+{
+	*chunk = make_chunk();
+	if (*chunk)
+		return 0;
+	pthread_mutex_lock(&pool->lock);
+	pool->made--;
+	pthread_mutex_unlock(&pool->lock);
+	return base_no_memory(error, "staging", CKPT_CHUNK_BYTES);
 }
 
 void ckpt_pool_destroy(struct ckpt_pool *pool)
@@ -74,23 +89,16 @@ void ckpt_pool_leave(struct ckpt_pool *pool, size_t chunks)
 	pthread_mutex_unlock(&pool->lock);
 }
 
-int ckpt_pool_get(struct ckpt_pool *pool, struct ckpt_chunk **out, struct base_error *error)
+int ckpt_pool_get(struct ckpt_pool *pool, struct ckpt_chunk **chunk, struct base_error *error)
 {
-	struct ckpt_chunk *chunk;
-
 	pthread_mutex_lock(&pool->lock);
-	chunk = pool->free;
-	if (chunk)
-		pool->free = chunk->next;
+	*chunk = pool->free;
+	if (*chunk)
+		pool->free = (*chunk)->next;
+	else
+		pool->made++;
 	pthread_mutex_unlock(&pool->lock);
-	if (!chunk) {
-		chunk = make_chunk();
-		/* Freshly mapped memory takes a copy at a tenth of the speed: map it in bulk. */
-		if (chunk)
-			base_prefault(chunk->memory, CKPT_CHUNK_BYTES);
-	}
-	*out = chunk;
-	return chunk ? 0 : base_no_memory(error, "staging", CKPT_CHUNK_BYTES);
+	return *chunk ? 0 : make_counted_chunk(pool, chunk, error);
 }
 
 void ckpt_pool_put(struct ckpt_pool *pool, struct ckpt_chunk *chunk)
@@ -103,9 +111,9 @@ void ckpt_pool_put(struct ckpt_pool *pool, struct ckpt_chunk *chunk)
 
 int ckpt_pool_reserve(struct ckpt_pool *pool, size_t chunks, struct base_error *error)
 {
-	struct ckpt_chunk *chunk, *made = NULL;
-	size_t have = 0;
-	int ret = 0;
+	struct ckpt_chunk *chunk;
+	bool enough;
+	int ret;
 
 	if (chunks > pool->limit)
 		return base_fail(
@@ -113,25 +121,18 @@ int ckpt_pool_reserve(struct ckpt_pool *pool, size_t chunks, struct base_error *
 			"cannot reserve %llu MiB of staging memory; staging_bytes allows %llu",
 			(unsigned long long)(chunks * CKPT_CHUNK_BYTES / MIB),
 			(unsigned long long)(pool->limit * CKPT_CHUNK_BYTES / MIB));
-	pthread_mutex_lock(&pool->lock);
-	for (chunk = pool->free; chunk; chunk = chunk->next)
-		have++;
-	pthread_mutex_unlock(&pool->lock);
-	for (; !ret && have < chunks; have++) {
-		chunk = make_chunk();
-		if (!chunk) {
-			ret = base_no_memory(error, "staging", CKPT_CHUNK_BYTES);
-			break;
-		}
-		base_prefault(chunk->memory, CKPT_CHUNK_BYTES);
-		chunk->next = made;
-		made = chunk;
-	}
-	while ((chunk = made)) {
-		made = chunk->next;
+	for (;;) {
+		pthread_mutex_lock(&pool->lock);
+		enough = pool->made >= chunks;
+		pool->made += !enough;
+		pthread_mutex_unlock(&pool->lock);
+		if (enough)
+			return 0;
+		ret = make_counted_chunk(pool, &chunk, error);
+		if (ret)
+			return ret;
 		ckpt_pool_put(pool, chunk);
 	}
-	return ret;
 }
 
 void ckpt_pool_trim(struct ckpt_pool *pool)
@@ -141,6 +142,8 @@ void ckpt_pool_trim(struct ckpt_pool *pool)
 	pthread_mutex_lock(&pool->lock);
 	chunk = pool->free;
 	pool->free = NULL;
+	for (next = chunk; next; next = next->next)
+		pool->made--;
 	pthread_mutex_unlock(&pool->lock);
 	for (; chunk; chunk = next) {
 		next = chunk->next;

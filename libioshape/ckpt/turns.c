@@ -1,20 +1,65 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saves to one path take their places in the order in which they were asked for. */
+/* Saves to one file take their places in the order in which they were asked for. */
+#define _GNU_SOURCE
 #include "ckpt/ckpt.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-void ckpt_turn_begin(struct ioshape_context *context, struct ckpt_turn *turn, const char *path)
+/* Without the directory: as far as the working directory tells. */
+static char *from_working_directory(const char *path)
+{
+	char *directory = *path == '/' ? NULL : getcwd(NULL, 0), *absolute = NULL;
+
+	if (!directory)
+		return strdup(path);
+	if (asprintf(&absolute, "%s/%s", directory, path) < 0)
+		absolute = NULL;
+	free(directory);
+	return absolute;
+}
+
+int ckpt_absolute_path(const char *path, char **absolute, struct base_error *error)
+{
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	char *resolved;
+
+	*absolute = NULL;
+	if (!*name) {
+		free(directory);
+		return base_fail(error, -EINVAL, "cannot save to \"%s\"; give the name of a file",
+				 path);
+	}
+	resolved = directory ? realpath(directory, NULL) : NULL;
+	if (!resolved)
+		*absolute = from_working_directory(path);
+	else if (asprintf(absolute, "%s/%s", strcmp(resolved, "/") ? resolved : "", name) < 0)
+		*absolute = NULL;
+	free(resolved);
+	free(directory);
+	return *absolute ? 0 : base_no_memory(error, "a path", strlen(path));
+}
+
+int ckpt_turn_begin(struct ioshape_context *context, struct ckpt_turn *turn, const char *path,
+		    struct base_error *error)
 {
 	struct ckpt_turn **end = &context->turns;
+	int ret;
 
-	*turn = (struct ckpt_turn){ .path = path };
+	*turn = (struct ckpt_turn){ 0 };
+	ret = ckpt_absolute_path(path, &turn->path, error);
+	if (ret)
+		return ret;
 	pthread_mutex_lock(&context->lock);
 	while (*end)
 		end = &(*end)->next;
 	*end = turn;
 	pthread_mutex_unlock(&context->lock);
+	return 0;
 }
 
 static bool is_first(const struct ioshape_context *context, const struct ckpt_turn *turn)
@@ -50,4 +95,5 @@ void ckpt_turn_end(struct ioshape_context *context, struct ckpt_turn *turn)
 	*link = turn->next;
 	pthread_cond_broadcast(&context->saves_change);
 	pthread_mutex_unlock(&context->lock);
+	free(turn->path);
 }

@@ -59,10 +59,8 @@ static int open_writer(struct ioshape_context *context, const char *path,
 	writer->begin_ns = base_now_ns();
 	writer->path = strdup(path);
 	ret = writer->path ? 0 : base_no_memory(error, "a path", strlen(path));
-	if (!ret && options->metadata)
-		ret = zip_check_metadata(options->metadata, error);
 	if (!ret)
-		ret = ckpt_copy_metadata(&writer->metadata, &writer->metadata_memory,
+		ret = ckpt_take_metadata(&writer->metadata, &writer->metadata_memory,
 					 options->metadata, error);
 	if (!ret)
 		ret = open_zip(writer, options, error);
@@ -171,16 +169,16 @@ IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer,
 				       &writer->error);
 	if (ret)
 		return ret;
-	writer->committed = true;
-	ckpt_turn_begin(writer->context, &turn, writer->path);
+	ret = ckpt_turn_begin(writer->context, &turn, writer->path, &writer->error);
+	if (ret)
+		return ret;
 	ret = zip_writer_finish(writer->zip, &index, &writer->error);
-	if (!ret)
-		ret = ckpt_turn_wait(writer->context, &turn, &writer->error);
-	if (!ret)
-		ret = ring_writer_commit(zip_writer_file(writer->zip), &writer->error);
+	/* A record that is still open can be ended, and the commit tried again. */
+	writer->committed = ret != -EINVAL;
+	ret = ckpt_commit(writer->context, &turn, zip_writer_file(writer->zip), &writer->notes, ret,
+			  &full, &writer->error);
 	ckpt_turn_end(writer->context, &turn);
-	ckpt_fill_report(&full, zip_writer_file(writer->zip), &writer->notes,
-			 zip_writer_payload_bytes(writer->zip));
+	full.tensor_bytes = zip_writer_payload_bytes(writer->zip);
 	full.total_s = base_seconds(base_now_ns() - writer->begin_ns);
 	if (report)
 		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);

@@ -124,7 +124,6 @@ static int read_piece(struct hand *hand, struct ring_piece *piece)
 		if (!hand->scratch)
 			return base_no_memory(&hand->error, "verifying", SIP_BYTES);
 	}
-	piece->crc = 0;
 	for (done = 0; !ret && done < piece->bytes; done += sip) {
 		sip = MIN(piece->bytes - done, SIP_BYTES);
 		to = piece->into ? (uint8_t *)piece->into + done : hand->scratch;
@@ -264,8 +263,6 @@ static void consume_piece(struct ring_piece *piece, const uint8_t *data, uint64_
 	const uint8_t *from = data + (begin - offset);
 	size_t bytes = end - begin;
 
-	if (begin == piece->offset)
-		piece->crc = 0;
 	if (!piece->into)
 		piece->crc = base_crc32(piece->crc, from, bytes);
 	else if (piece->want_crc)
@@ -299,8 +296,6 @@ static int consume(struct stream *stream, struct ring_slot *slot)
 						 reading->input->path, (unsigned long long)end);
 			break;
 		}
-		if (!piece->bytes)
-			piece->crc = 0;
 		stream->piece++;
 	}
 	return tell(reading);
@@ -406,8 +401,12 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	bool cached;
 	int ret = 0;
 
-	for (size_t i = 0; i < count; i++)
+	for (size_t i = 0; i < count; i++) {
 		reading.total += pieces[i].bytes;
+		pieces[i].crc = 0;
+	}
+	/* However little there is to read, and whoever reads it, the callback hears of it. */
+	ret = tell(&reading);
 	/* Neighbouring stretches that go the same way become one run. */
 	for (first = 0; !ret && first < count; first = end) {
 		end = stretch(pieces, count, first, &run_bytes);

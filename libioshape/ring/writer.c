@@ -46,14 +46,18 @@ struct ring_writer {
 static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
+	uint64_t done = ring_writer_offset(writer);
 	int stop = 0;
 
 	if (options->abort && atomic_load_explicit(options->abort, memory_order_relaxed))
 		return base_fail(error, -ECANCELED, "the save to %s was aborted",
 				 writer->target.path);
+	/* The total is an estimate where the caller gave one; more than all of it is never done. */
 	if (options->progress)
-		stop = options->progress(options->progress_user, phase, ring_writer_offset(writer),
-					 options->progress_total);
+		stop = options->progress(
+			options->progress_user, phase,
+			options->progress_total ? MIN(done, options->progress_total) : done,
+			options->progress_total);
 	if (stop && phase < IOSHAPE_PHASE_COMMIT)
 		return base_fail(error, -ECANCELED,
 				 "the save to %s was stopped by its progress callback",
@@ -116,6 +120,8 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	int ret;
 
 	ret = ring_target_open(&writer->target, path, writer->notes, error);
+	if (!ret)
+		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
 	if (ret)
 		return ret;
 	if (writer->options.remove_stale && !writer->target.stream)
@@ -127,13 +133,23 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	return preallocate(writer, error);
 }
 
+/* There is only a name, for messages. */
+static int open_nothing(struct ring_writer *writer, const char *path, struct base_error *error)
+{
+	writer->target.path = strdup(path);
+	if (!writer->target.path)
+		return base_no_memory(error, "a path", strlen(path));
+	ring_note(writer->notes, "the nil engine was asked for: nothing is written");
+	return tell(writer, IOSHAPE_PHASE_PLAN, error);
+}
+
 int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const char *path,
 		     const struct ring_file_options *options, struct ring_notes *notes,
 		     struct base_error *error)
 {
 	uint64_t begin = base_now_ns();
 	struct ring_writer *writer;
-	int ret = 0;
+	int ret;
 
 	*out = NULL;
 	writer = calloc(1, sizeof(*writer));
@@ -145,12 +161,7 @@ int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const cha
 	writer->target.directory_fd = writer->target.fd = writer->target.lock_fd = -1;
 	writer->nil = lane->config.engine == IOSHAPE_ENGINE_NIL;
 	writer->most_bytes = largest_file();
-	if (!writer->nil)
-		ret = open_file(writer, path, error);
-	else if (!(writer->target.path = strdup(path)))
-		ret = base_no_memory(error, "a path", strlen(path));
-	if (!ret)
-		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
+	ret = writer->nil ? open_nothing(writer, path, error) : open_file(writer, path, error);
 	writer->plan_ns = base_now_ns() - begin;
 	if (ret) {
 		ring_writer_free(writer);
@@ -349,11 +360,14 @@ int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_
 /* ---- The end --------------------------------------------------------------------------------- */
 
 /* Whether all there is can leave with one plain write. */
+/* Unless an engine or direct I/O was asked for by name: then even this much goes that way. */
 static bool is_small(const struct ring_writer *writer)
 {
+	const struct ring_config *config = &writer->lane->config;
+
 	return writer->slot && !writer->through_engine && !writer->target.stream && !writer->nil &&
-	       writer->used <= SMALL_FILE_BYTES &&
-	       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE;
+	       writer->used <= SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
+	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
 
 static int write_rest(struct ring_writer *writer, struct base_error *error)

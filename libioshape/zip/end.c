@@ -32,8 +32,7 @@ int zip_source_get(const struct zip_source *source, uint64_t offset, void *into,
 		     0;
 }
 
-/* ---- Files that are no archive at all
- * -------------------------------------------------------------- */
+/* ---- Files that are no archive at all -------------------------------------------------------- */
 
 static const struct {
 	const char *bytes;
@@ -102,8 +101,7 @@ static int refuse_without_end(const struct zip_source *source)
 		source->path);
 }
 
-/* ---- The records at the end
- * ------------------------------------------------------------------------ */
+/* ---- The records at the end ------------------------------------------------------------------ */
 
 static int refuse(const struct zip_source *source, const char *what)
 {

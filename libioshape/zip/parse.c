@@ -51,8 +51,7 @@ static int refuse(const struct zip_source *source, int code, const char *name, s
 			 zip_show_name(shown, name, name_bytes), what);
 }
 
-/* ---- One entry
- * ------------------------------------------------------------------------------------- */
+/* ---- One entry ------------------------------------------------------------------------------- */
 
 /* Makes sure that the window holds the next `bytes`. */
 static int window_hold(struct walk *walk, size_t bytes)
@@ -225,8 +224,7 @@ static int read_place(const struct walk *walk, const struct raw_entry *raw, stru
 	return 0;
 }
 
-/* ---- Names
- * ----------------------------------------------------------------------------------------- */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 /* The first name tells the folder, as for torch. */
 static int take_folder(const struct zip_source *source, const struct raw_entry *raw,
@@ -281,8 +279,7 @@ static int keep_name(struct store *store, const struct raw_entry *raw)
 	return ret;
 }
 
-/* ---- The directory
- * --------------------------------------------------------------------------------- */
+/* ---- The directory --------------------------------------------------------------------------- */
 
 static int keep_entry(struct walk *walk, struct zip_directory *directory,
 		      const struct raw_entry *raw, const struct zip_entry *entry)
@@ -383,8 +380,7 @@ static int index_names(const struct zip_source *source, struct zip_directory *di
 	return 0;
 }
 
-/* ---- Overlaps
- * -------------------------------------------------------------------------------------- */
+/* ---- Overlaps -------------------------------------------------------------------------------- */
 
 static uint64_t least_end(const struct zip_directory *directory, uint64_t position)
 {
@@ -465,8 +461,7 @@ static int check_overlaps(const struct zip_source *source, struct zip_directory 
 	return 0;
 }
 
-/* ---- The calls
- * ------------------------------------------------------------------------------------- */
+/* ---- The calls ------------------------------------------------------------------------------- */
 
 int zip_parse(struct zip_directory *directory, uint64_t file_bytes, zip_fetch_fn fetch, void *user,
 	      const char *path, struct base_error *error)

@@ -74,8 +74,7 @@ struct job {
 	uint64_t told; /* of which the callback knows */
 };
 
-/* ---- Batches
- * --------------------------------------------------------------------------------------- */
+/* ---- Batches --------------------------------------------------------------------------------- */
 
 static int tell(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
 {
@@ -182,8 +181,7 @@ static int add_copy(struct job *job, void *to, const void *from, uint64_t bytes)
 	return 0;
 }
 
-/* ---- One block
- * ------------------------------------------------------------------------------------- */
+/* ---- One block ------------------------------------------------------------------------------- */
 
 /* A run of bytes of a record. */
 struct block {
@@ -274,8 +272,7 @@ static int read_block(struct job *job, const struct block *block)
 	return read_part(job, block, at, block->end, NULL);
 }
 
-/* ---- One record
- * ------------------------------------------------------------------------------------ */
+/* ---- One record ------------------------------------------------------------------------------ */
 
 static enum mode mode_for(const struct job *job, const size_t *order, size_t count)
 {
@@ -359,8 +356,7 @@ static int read_all(struct job *job)
 	return ret;
 }
 
-/* ---- All of it
- * ------------------------------------------------------------------------------------- */
+/* ---- All of it ------------------------------------------------------------------------------- */
 
 static int check_range(const struct job *job, const struct zip_range *range)
 {
@@ -446,7 +442,7 @@ int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
 		.reader = reader,
 		.lane = lane,
 		.ranges = ranges,
-		.verify = verify,
+		.verify = verify && !reader->no_checksums,
 		.error = error ? error : &unheard,
 		.counting = true,
 		.progress = progress,

@@ -28,8 +28,7 @@ static int locate(struct opening *opening, uint64_t position)
 			  opening->error);
 }
 
-/* ---- The index
- * ------------------------------------------------------------------------------------- */
+/* ---- The index ------------------------------------------------------------------------------- */
 
 static bool is_index(const struct zip_entry *entry)
 {
@@ -128,8 +127,7 @@ static int open_index(struct opening *opening)
 	return ret;
 }
 
-/* ---- What lookups need
- * ----------------------------------------------------------------------------- */
+/* ---- What lookups need ----------------------------------------------------------------------- */
 
 static int count_checks(struct opening *opening)
 {
@@ -185,6 +183,19 @@ static int locate_all(struct opening *opening)
 	return ret;
 }
 
+/* That every record's true checksum is 0 happens to no archive with a pickle in it. */
+static bool all_checksums_zero(const struct zip_directory *directory)
+{
+	bool any_bytes = false;
+
+	for (uint64_t i = 0; i < directory->count; i++) {
+		if (directory->entries[i].crc32)
+			return false;
+		any_bytes |= directory->entries[i].bytes > 0;
+	}
+	return any_bytes;
+}
+
 int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_direct direct,
 		    struct base_error *error)
 {
@@ -202,6 +213,8 @@ int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_di
 		ret = reader->has_index ? count_checks(&opening) : locate_all(&opening);
 	if (!ret && reader->has_index)
 		ret = name_tensors(&opening);
+	if (!ret)
+		reader->no_checksums = all_checksums_zero(&reader->directory);
 	if (ret)
 		zip_reader_close(reader);
 	return ret;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The container: a torch zip. Planning, encoding and parsing are pure (bytes and numbers in, bytes and
- * numbers out); only the writer and the reader at the end touch files, through the ring floor.
+ * The container: a torch zip. Planning, encoding and parsing are pure (bytes and numbers in, bytes
+ * and numbers out); only the writer and the reader at the end touch files, through the ring floor.
  *
  * docs/format.md describes the format.
  */
@@ -21,7 +21,8 @@
 #define ZIP_LARGE_ALIGNMENT 4096u
 #define ZIP_SMALL_ALIGNMENT 64u
 
-/* The unit in which damage is located: one checksum per so many bytes of a record (the last one shorter). */
+/* The unit in which damage is located: one checksum per so many bytes of a record (the last one
+ * shorter). */
 #define ZIP_CHECK_BYTES (1 * MIB)
 
 /* Limits on what is read, so that a hostile file costs bounded time and memory. */
@@ -32,7 +33,7 @@
 #define ZIP_MAX_FOLDER_BYTES 256u
 #define ZIP_MAX_FULL_NAME_BYTES (IOSHAPE_MAX_NAME_BYTES + ZIP_MAX_FOLDER_BYTES)
 
-/* ---- Dtypes (dtype.c) ------------------------------------------------------------------------------ */
+/* ---- Dtypes (dtype.c) ------------------------------------------------------------------------ */
 
 struct zip_dtype {
 	const char *name;    /* "float32" */
@@ -43,21 +44,24 @@ struct zip_dtype {
 /* NULL if it is not a dtype. */
 const struct zip_dtype *zip_dtype_of(uint32_t dtype);
 
-/* ---- Plan (plan.c; pure) ---------------------------------------------------------------------------- */
+/* ---- Plan (plan.c; pure) --------------------------------------------------------------------- */
 
-/* Where one record lies. Everything follows from the cursor, the name's length, the size and alignment. */
+/* Where one record lies. Everything follows from the cursor, the name's length, the size and
+ * alignment. */
 struct zip_place {
 	uint64_t header_offset;     /* of the local header */
 	uint64_t data_offset;       /* of the first byte of data */
 	uint64_t descriptor_offset; /* right behind the data */
 	uint64_t end;               /* where the next record's header begins */
-	uint32_t header_bytes;      /* local header with name and extra field: data_offset - header_offset */
-	bool zip64;                 /* sizes in 8 bytes: in the local extra field and in the descriptor */
+	uint32_t header_bytes;      /* local header with name and extra field: data_offset -
+				       header_offset */
+	bool zip64; /* sizes in 8 bytes: in the local extra field and in the descriptor */
 };
 
 /*
- * `bytes` may be IOSHAPE_UNKNOWN_BYTES: then zip64 is set and descriptor_offset and end are not (they are
- * data_offset). IOSHAPE_E_LIMIT if the file would pass 2^63 bytes or the name is too long.
+ * `bytes` may be IOSHAPE_UNKNOWN_BYTES: then zip64 is set and descriptor_offset and end are not
+ * (they are data_offset). IOSHAPE_E_LIMIT if the file would pass 2^63 bytes or the name is too
+ * long.
  */
 int zip_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
 		     struct zip_place *place);
@@ -65,7 +69,7 @@ int zip_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_
 /* The alignment that a record of this size gets by default. */
 uint32_t zip_default_alignment(uint64_t bytes);
 
-/* ---- Encoding (encode.c; pure) ---------------------------------------------------------------------- */
+/* ---- Encoding (encode.c; pure) --------------------------------------------------------------- */
 
 /* What the central directory says of one record. */
 struct zip_entry {
@@ -82,28 +86,30 @@ int zip_encode_header(struct base_buffer *out, const char *name, const struct zi
 		      uint64_t bytes);
 /* Appends 16 bytes, or 24 with zip64. */
 int zip_encode_descriptor(struct base_buffer *out, uint32_t crc32, uint64_t bytes, bool zip64);
-/* Appends the central directory, the zip64 records and the end record, for a directory at `offset`. */
+/* Appends the central directory, the zip64 records and the end record, for a directory at `offset`.
+ */
 int zip_encode_directory(struct base_buffer *out, const struct zip_entry *entries, uint64_t count,
 			 uint64_t offset);
 /* The bytes the call above would append, without building them. */
 uint64_t zip_directory_bytes(const struct zip_entry *entries, uint64_t count);
 
 /*
- * One checksum over all that the directory says of these entries, whose names begin with a folder of
- * folder_bytes that does not count. The index carries it: a record may have every bit right and stand
- * under a name that has not.
+ * One checksum over all that the directory says of these entries, whose names begin with a folder
+ * of folder_bytes that does not count. The index carries it: a record may have every bit right and
+ * stand under a name that has not.
  */
 uint32_t zip_directory_crc32(const struct zip_entry *entries, uint64_t count, size_t folder_bytes);
 
-/* ---- Strided memory (strides.c; pure) ---------------------------------------------------------------- */
+/* ---- Strided memory (strides.c; pure) -------------------------------------------------------- */
 
 /* How a tensor's elements go into its record. */
 struct zip_layout {
 	uint64_t bytes;  /* of the record */
-	bool as_it_lies; /* the record is `bytes` of memory from data on; otherwise elements are packed row-major */
+	bool as_it_lies; /* the record is `bytes` of memory from data on; otherwise elements are
+			    packed row-major */
 	/*
-	 * Of the saved tensor, in elements. The caller provides the room, for as many as the tensor has
-	 * dimensions: with 64 in each layout a plan of many tensors would be large.
+	 * Of the saved tensor, in elements. The caller provides the room, for as many as the tensor
+	 * has dimensions: with 64 in each layout a plan of many tensors would be large.
 	 */
 	int64_t *strides;
 };
@@ -116,27 +122,29 @@ int zip_layout_tensor(const struct ioshape_tensor *tensor, struct zip_layout *la
 		      struct base_error *error);
 
 /*
- * Whether these strides visit each element of one dense block exactly once, in whatever order of the
- * dimensions: what a saved tensor always does. Where it is true *elements is their number. Safe for any
- * numbers: negative or overflowing ones make it false. Lengths of 0 and 1 leave the stride free, up to the
- * product of the other lengths.
+ * Whether these strides visit each element of one dense block exactly once, in whatever order of
+ * the dimensions: what a saved tensor always does. Where it is true *elements is their number. Safe
+ * for any numbers: negative or overflowing ones make it false. Lengths of 0 and 1 leave the stride
+ * free, up to the product of the other lengths.
  */
-bool zip_strides_dense(uint32_t dims, const int64_t *shape, const int64_t *strides, uint64_t *elements);
+bool zip_strides_dense(uint32_t dims, const int64_t *shape, const int64_t *strides,
+		       uint64_t *elements);
 
-/* Copies bytes [offset, offset + bytes) of the packed, row-major form of the tensor. Any offsets. */
-void zip_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_t offset, void *into,
-	      size_t bytes);
+/* Copies bytes [offset, offset + bytes) of the packed, row-major form of the tensor. Any offsets.
+ */
+void zip_pack(const struct ioshape_tensor *tensor, size_t element_bytes, uint64_t offset,
+	      void *into, size_t bytes);
 
-/* ---- Pickle (pickle.c; pure) ------------------------------------------------------------------------- */
+/* ---- Pickle (pickle.c; pure) ----------------------------------------------------------------- */
 
 /*
- * Appends data.pkl: a pickle (protocol 2) of a dict of tensors in the given order, tensor i in storage
- * "data/i", that torch.load accepts with weights_only=True.
+ * Appends data.pkl: a pickle (protocol 2) of a dict of tensors in the given order, tensor i in
+ * storage "data/i", that torch.load accepts with weights_only=True.
  */
 int zip_pickle_tensors(struct base_buffer *out, const struct ioshape_tensor *tensors,
 		       const struct zip_layout *layouts, size_t count);
 
-/* ---- Index (index.c; pure) --------------------------------------------------------------------------- */
+/* ---- Index (index.c; pure) ------------------------------------------------------------------- */
 
 /* A row of the tensor table. */
 struct zip_tensor_row {
@@ -148,38 +156,43 @@ struct zip_tensor_row {
 	uint64_t record; /* position in the central directory; increases from row to row */
 };
 
-/* The extra record: checksums of blocks, tensor table, metadata. Decoded, it owns all it points to. */
+/* The extra record: checksums of blocks, tensor table, metadata. Decoded, it owns all it points to.
+ */
 struct zip_index {
-	uint64_t check_bytes;    /* ZIP_CHECK_BYTES of the writer */
-	uint32_t directory_crc32; /* zip_directory_crc32() of those records: is it still the same directory? */
-	uint64_t records;        /* records before the index, all of which it covers */
-	const uint64_t *data_offsets; /* of those records: saves readers a look at each local header */
+	uint64_t check_bytes;     /* ZIP_CHECK_BYTES of the writer */
+	uint32_t directory_crc32; /* zip_directory_crc32() of those records: is it still the same
+				     directory? */
+	uint64_t records;         /* records before the index, all of which it covers */
+	const uint64_t
+		*data_offsets; /* of those records: saves readers a look at each local header */
 	uint64_t check_count;
-	const uint32_t *checks;  /* for each record in order, for each block of it in order */
+	const uint32_t *checks; /* for each record in order, for each block of it in order */
 	bool has_table;
 	uint64_t tensor_count;
 	const struct zip_tensor_row *tensors;
 	struct ioshape_metadata metadata;
-	void *memory; /* what a decoded index owns, in one piece or chained: zip_index_free() knows */
+	void *memory; /* what a decoded index owns, in one piece or chained: zip_index_free() knows
+		       */
 };
 
 int zip_index_encode(struct base_buffer *out, const struct zip_index *index);
 /*
- * The bytes are untrusted. `entries` are those of the directory before the index, against which counts and
- * data offsets are checked; `end` is where the last of them must have ended: the header_offset of the index.
- * Tensor names unique, shapes and strides inside their records: after success the index can be believed.
- * IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT if a later version wrote it. On failure there
- * is nothing to free.
+ * The bytes are untrusted. `entries` are those of the directory before the index, against which
+ * counts and data offsets are checked; `end` is where the last of them must have ended: the
+ * header_offset of the index. Tensor names unique, shapes and strides inside their records: after
+ * success the index can be believed. IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT
+ * if a later version wrote it. On failure there is nothing to free.
  */
 int zip_index_decode(struct zip_index *index, const uint8_t *data, size_t bytes,
 		     const struct zip_entry *entries, uint64_t entry_count, uint64_t end,
 		     struct base_error *error);
 void zip_index_free(struct zip_index *index);
 
-/* Checks metadata given by a caller against the limits. -EINVAL or IOSHAPE_E_LIMIT with a sentence. */
+/* Checks metadata given by a caller against the limits. -EINVAL or IOSHAPE_E_LIMIT with a sentence.
+ */
 int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_error *error);
 
-/* ---- Names (names.c; pure): a hash table from name to position --------------------------------------- */
+/* ---- Names (names.c; pure): a hash table from name to position ------------------------------- */
 
 struct zip_names; /* names are borrowed */
 
@@ -195,21 +208,23 @@ void zip_names_free(struct zip_names *names);
 bool zip_utf8_valid(const char *text, size_t bytes);
 
 /*
- * A name from a file, fit for a message: shortened where it is long, '?' for what is not UTF-8 or would drive
- * a terminal. Returns `into`.
+ * A name from a file, fit for a message: shortened where it is long, '?' for what is not UTF-8 or
+ * would drive a terminal. Returns `into`.
  */
 #define ZIP_SHOWN_NAME_BYTES 128u
 const char *zip_show_name(char into[ZIP_SHOWN_NAME_BYTES], const char *name, size_t bytes);
 /* The same for a zero-terminated name, valid until the end of the block it stands in. */
 #define ZIP_SHOWN(name) zip_show_name((char[ZIP_SHOWN_NAME_BYTES]){ 0 }, name, strlen(name))
 
-/* ---- Parsing (parse.c) ------------------------------------------------------------------------------- */
+/* ---- Parsing (parse.c) ----------------------------------------------------------------------- */
 
-/* Reads bytes of the archive: from a file, or in tests and fuzzing from memory. 0 or a negative code. */
+/* Reads bytes of the archive: from a file, or in tests and fuzzing from memory. 0 or a negative
+ * code. */
 typedef int (*zip_fetch_fn)(void *user, uint64_t offset, void *into, size_t bytes);
 
 struct zip_directory {
-	/* In the order of the directory: that of the file, but for some repacking tools. Names without the folder. */
+	/* In the order of the directory: that of the file, but for some repacking tools. Names
+	 * without the folder. */
 	struct zip_entry *entries;
 	uint64_t count;
 	struct zip_names *names;
@@ -218,10 +233,11 @@ struct zip_directory {
 };
 
 /*
- * Finds and checks the end record, the zip64 records and the central directory: everything inside the
- * file, stored and not encrypted, no two records overlapping, names unique, valid and under one folder.
- * data_offset stays 0: it takes a look at each local header, which zip_locate() does; our own index
- * tells all of them at once. IOSHAPE_E_FORMAT, IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, or what fetch answered.
+ * Finds and checks the end record, the zip64 records and the central directory: everything inside
+ * the file, stored and not encrypted, no two records overlapping, names unique, valid and under one
+ * folder. data_offset stays 0: it takes a look at each local header, which zip_locate() does; our
+ * own index tells all of them at once. IOSHAPE_E_FORMAT, IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, or
+ * what fetch answered.
  */
 int zip_parse(struct zip_directory *directory, uint64_t file_bytes, zip_fetch_fn fetch, void *user,
 	      const char *path, struct base_error *error);
@@ -232,32 +248,36 @@ int zip_locate(struct zip_directory *directory, uint64_t position, zip_fetch_fn 
 bool zip_data_fits(const struct zip_directory *directory, uint64_t position, uint64_t data_offset);
 void zip_directory_free(struct zip_directory *directory);
 
-/* ---- Writer (writer.c) ------------------------------------------------------------------------------- */
+/* ---- Writer (writer.c) ----------------------------------------------------------------------- */
 
 struct zip_writer;
 
-/* Takes the ring writer over: it is finished and freed with this one. After a failure it is the caller's. */
+/* Takes the ring writer over: it is finished and freed with this one. After a failure it is the
+ * caller's. */
 int zip_writer_new(struct zip_writer **out, struct ring_writer *file, const char *path,
 		   struct base_error *error);
 
-/* A record: begin, put any number of times, end. `name` without the folder. alignment 0: by size. */
-int zip_writer_begin(struct zip_writer *writer, const char *name, uint64_t bytes, uint32_t alignment,
-		     struct base_error *error);
-int zip_writer_put(struct zip_writer *writer, const void *data, size_t bytes, struct base_error *error);
+/* A record: begin, put any number of times, end. `name` without the folder. alignment 0: by size.
+ */
+int zip_writer_begin(struct zip_writer *writer, const char *name, uint64_t bytes,
+		     uint32_t alignment, struct base_error *error);
+int zip_writer_put(struct zip_writer *writer, const void *data, size_t bytes,
+		   struct base_error *error);
 int zip_writer_end(struct zip_writer *writer, struct base_error *error);
 
 /*
- * Writes the index (its table and metadata from `index`, which may be NULL; the rest is filled in here)
- * and the directory, then finishes the file. ring_writer_commit() is left to the caller.
+ * Writes the index (its table and metadata from `index`, which may be NULL; the rest is filled in
+ * here) and the directory, then finishes the file. ring_writer_commit() is left to the caller.
  */
 int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 		      struct base_error *error);
 struct ring_writer *zip_writer_file(struct zip_writer *writer);
-uint64_t zip_writer_payload_bytes(const struct zip_writer *writer); /* of the records, without the index */
+uint64_t
+zip_writer_payload_bytes(const struct zip_writer *writer); /* of the records, without the index */
 /* Frees the ring writer too: without its commit the file is abandoned. NULL is fine. */
 void zip_writer_free(struct zip_writer *writer);
 
-/* ---- Reader (reader.c, ranges.c) -------------------------------------------------------------------------------- */
+/* ---- Reader (reader.c, ranges.c) ------------------------------------------------------------- */
 
 /* An open archive. Immutable after opening. */
 struct zip_reader {
@@ -265,15 +285,18 @@ struct zip_reader {
 	struct zip_directory directory;
 	bool has_index;
 	struct zip_index index;
-	/* Why the index that the file has is not used: it does not fit, or is too new. Otherwise code 0. */
+	/* torch.serialization.set_crc32_options(False): every checksum is 0, and says nothing. */
+	bool no_checksums;
+	/* Why the index that the file has is not used: it does not fit, or is too new. Otherwise
+	 * code 0. */
 	struct base_error index_problem;
 	uint64_t *first_check; /* for each record the position of its first block in index.checks */
 	struct zip_names *tensor_names;
 };
 
 /*
- * An index whose own checksum is right but which does not fit the directory means that another tool has
- * repacked the archive. Its records are then read like those of any torch zip.
+ * An index whose own checksum is right but which does not fit the directory means that another tool
+ * has repacked the archive. Its records are then read like those of any torch zip.
  */
 int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_direct direct,
 		    struct base_error *error);
@@ -288,10 +311,11 @@ struct zip_range {
 };
 
 /*
- * Reads ranges, in any order, as one sequential pass. With `verify`, blocks that a range touches only in
- * part are read whole and verified; records without block checksums are verified when read whole.
- * Ranges of one record may overlap; each byte is read once. -ENOENT for a record that is not there, -ERANGE
- * for a range that leaves its record, IOSHAPE_E_DAMAGED with the place of the damage.
+ * Reads ranges, in any order, as one sequential pass. With `verify`, blocks that a range touches
+ * only in part are read whole and verified; records without block checksums are verified when read
+ * whole. Ranges of one record may overlap; each byte is read once. -ENOENT for a record that is not
+ * there, -ERANGE for a range that leaves its record, IOSHAPE_E_DAMAGED with the place of the
+ * damage.
  */
 int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
 		    const struct zip_range *ranges, size_t count, bool verify,

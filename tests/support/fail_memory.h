@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory that runs out when a test wants it to. Link fail_memory.c with the flags that go with it (see
- * tests/meson.build): allocations of the library and of the test then pass through here.
+ * Memory that runs out when a test wants it to. Link fail_memory.c with the flags that go with it
+ * (see tests/meson.build): allocations of the library and of the test then pass through here.
  */
 #ifndef TESTS_SUPPORT_FAIL_MEMORY_H
 #define TESTS_SUPPORT_FAIL_MEMORY_H

@@ -108,6 +108,17 @@ bool scratch_same(const char *path, const void *data, size_t bytes)
 	return same;
 }
 
+void scratch_evict(const char *path)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	ck_assert_msg(fd >= 0, "open %s: %s", path, strerror(errno));
+	/* Dirty pages stay. */
+	ck_assert_int_eq(fsync(fd), 0);
+	ck_assert_int_eq(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+	close(fd);
+}
+
 static unsigned count_names(const char *where, const char *part)
 {
 	struct dirent *entry;

@@ -29,6 +29,9 @@ void scratch_write(const char *path, const void *data, size_t bytes);
 uint8_t *scratch_read(const char *path, size_t *bytes); /* to be freed */
 bool scratch_same(const char *path, const void *data, size_t bytes);
 
+/* Drops what the page cache holds of a file. */
+void scratch_evict(const char *path);
+
 /* Names in a directory, "." and ".." not counted; and those of temporary files of saves among them. */
 unsigned scratch_entries(const char *directory);
 unsigned scratch_temporaries(const char *directory);

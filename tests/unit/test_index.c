@@ -49,7 +49,13 @@ static const struct zip_index everything = {
 	.has_table = true,
 	.tensor_count = ARRAY_LENGTH(rows),
 	.tensors = rows,
-	.metadata = { -7, blob, sizeof(blob), attributes, ARRAY_LENGTH(attributes) },
+	.metadata = {
+		.step = -7,
+		.blob = blob,
+		.blob_bytes = sizeof(blob),
+		.attributes = attributes,
+		.attribute_count = ARRAY_LENGTH(attributes),
+	},
 };
 
 static struct base_buffer encoded(const struct zip_index *index)

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whole saves and loads over an engine that makes trouble, by seed: whatever it does, a save either succeeds
+ * with the right bytes or fails and leaves the old file and nothing else.
+ */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/faulty_engine.h"
+#include "support/random.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LARGE_BYTES (3u << 20)
+#define SEEDS 60 /* in the short form */
+#define SEEDS_LONG 3000
+
+static const struct ring_engine_ops *const inner[] = { &ring_engine_uring, &ring_engine_threads,
+						       &ring_engine_buffered };
+
+static struct sample old_sample, new_sample;
+static uint8_t *old_file, *new_file;
+static size_t old_bytes, new_bytes;
+
+/* A clean save, to compare with. */
+static uint8_t *reference(const struct sample *sample, size_t *bytes)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF);
+
+	options.metadata = &sample->metadata;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample->tensors, sample->count,
+					      &options),
+			 0);
+	ioshape_context_free(context);
+	return scratch_read(scratch_path("file"), bytes);
+}
+
+static void setup(void)
+{
+	scratch_setup();
+	sample_make(&old_sample, 1, LARGE_BYTES / 2);
+	sample_make(&new_sample, 2, LARGE_BYTES);
+	new_file = reference(&new_sample, &new_bytes);
+	old_file = reference(&old_sample, &old_bytes);
+}
+
+static void teardown(void)
+{
+	faulty_remove();
+	free(old_file);
+	free(new_file);
+	sample_free(&old_sample);
+	sample_free(&new_sample);
+	scratch_teardown();
+}
+
+/* One in `most`, for about half of the kinds of trouble. */
+static unsigned rate(uint64_t *state, unsigned least, unsigned most)
+{
+	return test_random_below(state, 2) ? 0 : least + (unsigned)test_random_below(state, most - least);
+}
+
+static struct faulty_plan make_plan(uint64_t seed, bool hard)
+{
+	uint64_t state = seed;
+	struct faulty_plan plan = {
+		.inner = inner[seed % 3],
+		.seed = seed,
+		.interrupted = rate(&state, 3, 20),
+		.again = rate(&state, 3, 20),
+		.invalid = rate(&state, 8, 60),
+		.short_results = rate(&state, 2, 10),
+		.delays = rate(&state, 4, 20),
+		.reorder = test_random_below(&state, 2),
+	};
+
+	if (hard) {
+		plan.eio = rate(&state, 10, 100);
+		plan.enospc = rate(&state, 10, 100);
+		plan.not_taken = rate(&state, 20, 200);
+	}
+	return plan;
+}
+
+static int save(struct ioshape_context *context, bool background, char *message, size_t message_bytes)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *handle;
+	int ret;
+
+	options.metadata = &new_sample.metadata;
+	options.no_sync = 1; /* nothing here depends on it, and it takes the time */
+	*message = 0;
+	if (!background) {
+		ret = ioshape_save_tensors(context, scratch_path("file"), new_sample.tensors,
+					   new_sample.count, &options);
+		snprintf(message, message_bytes, "%s", ret ? ioshape_context_message(context) : "");
+		return ret;
+	}
+	ret = ioshape_save_tensors_async(context, scratch_path("file"), new_sample.tensors, new_sample.count,
+					 &options, &handle);
+	ck_assert_int_eq(ret, 0);
+	ret = ioshape_save_wait(handle, -1);
+	snprintf(message, message_bytes, "%s", ioshape_save_message(handle));
+	ioshape_save_free(handle);
+	return ret;
+}
+
+/* Returns whether it succeeded. */
+static bool save_under(uint64_t seed, bool hard)
+{
+	const struct faulty_plan plan = make_plan(seed, hard);
+	struct ioshape_context *context;
+	unsigned descriptors;
+	char message[1024];
+	int ret;
+
+	scratch_write(scratch_path("file"), old_file, old_bytes);
+	descriptors = scratch_descriptors();
+	faulty_install(&plan);
+	/* EINVAL is to be got over only by leaving direct I/O. */
+	context = sample_context(IOSHAPE_ENGINE_AUTO,
+				 plan.invalid || seed % 2 ? IOSHAPE_DIRECT_PREFER : IOSHAPE_DIRECT_OFF);
+	ret = save(context, seed % 5 < 2, message, sizeof(message));
+	ioshape_context_free(context);
+	ck_assert_msg(!faulty_counts()->misuse, "seed %llu: the engine was misused",
+		      (unsigned long long)seed);
+	ck_assert_uint_eq(faulty_counts()->opened, faulty_counts()->closed);
+	ck_assert_uint_eq(faulty_counts()->attached, faulty_counts()->detached);
+	ck_assert_uint_eq(faulty_counts()->submitted - faulty_counts()->completed <= 64, 1);
+	ck_assert_msg(scratch_descriptors() == descriptors, "seed %llu: descriptors",
+		      (unsigned long long)seed);
+	ck_assert_msg(scratch_entries(scratch_directory()) == 1, "seed %llu: files left behind",
+		      (unsigned long long)seed);
+	if (ret) {
+		ck_assert_msg(scratch_same(scratch_path("file"), old_file, old_bytes),
+			      "seed %llu: failed with %d, and the old file is gone",
+			      (unsigned long long)seed, ret);
+		ck_assert_msg(strstr(message, scratch_path("file")) != NULL, "seed %llu: \"%s\"",
+			      (unsigned long long)seed, message);
+		return false;
+	}
+	ck_assert_msg(scratch_same(scratch_path("file"), new_file, new_bytes),
+		      "seed %llu: succeeded with wrong bytes", (unsigned long long)seed);
+	return true;
+}
+
+START_TEST(trouble_that_passes_never_fails_a_save)
+{
+	uint64_t first = faulty_seed(1000), count = scratch_long() ? SEEDS_LONG : SEEDS, faults = 0;
+
+	for (uint64_t seed = first; seed < first + count; seed++) {
+		struct faulty_plan plan = make_plan(seed, false);
+
+		/* Without direct I/O an EINVAL is meant. */
+		if (plan.invalid && !plan.inner->direct)
+			continue;
+		ck_assert_msg(save_under(seed, false), "seed %llu", (unsigned long long)seed);
+		faults += faulty_counts()->faults;
+	}
+	/* The test itself must not be a quiet one. */
+	ck_assert_uint_gt(faults, count);
+}
+END_TEST
+
+START_TEST(trouble_of_all_kinds_leaves_the_old_file_or_the_new)
+{
+	uint64_t first = faulty_seed(500000), count = scratch_long() ? SEEDS_LONG : 2 * SEEDS;
+	unsigned succeeded = 0;
+
+	for (uint64_t seed = first; seed < first + count; seed++)
+		succeeded += save_under(seed, true);
+	if (count > 1) {
+		ck_assert_uint_gt(succeeded, count / 20);
+		ck_assert_uint_lt(succeeded, count);
+	}
+}
+END_TEST
+
+/* Loads meet the same engine: right bytes, or an error. */
+START_TEST(trouble_never_loads_wrong_bytes)
+{
+	uint64_t first = faulty_seed(900000), count = scratch_long() ? SEEDS_LONG : SEEDS;
+	unsigned failed = 0, faults = 0;
+	char why[1024];
+
+	for (uint64_t seed = first; seed < first + count; seed++) {
+		struct faulty_plan plan = make_plan(seed, seed % 2);
+		struct ioshape_context *context;
+		int ret;
+
+		plan.invalid = 0;
+		scratch_write(scratch_path("file"), new_file, new_bytes);
+		scratch_evict(scratch_path("file"));
+		faulty_install(&plan);
+		context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+		ret = sample_check(context, scratch_path("file"), &new_sample, why, sizeof(why));
+		ioshape_context_free(context);
+		faults += (unsigned)faulty_counts()->faults;
+		ck_assert_msg(!faulty_counts()->misuse, "seed %llu", (unsigned long long)seed);
+		if (!ret)
+			continue;
+		failed++;
+		ck_assert_msg(faulty_counts()->hard && ret != -EBADMSG && ret != IOSHAPE_E_DAMAGED,
+			      "seed %llu: %s", (unsigned long long)seed, why);
+		ck_assert_msg(strstr(why, scratch_path("file")) != NULL, "%s", why);
+	}
+	if (count > 1 && scratch_direct()) {
+		ck_assert_uint_gt(faults, count);
+		ck_assert_uint_gt(failed, 0);
+	}
+}
+END_TEST
+
+START_TEST(an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well)
+{
+	struct faulty_plan plan = { .inner = &ring_engine_threads, .fail_open = 1 };
+	struct ioshape_context *context;
+	char message[1024];
+
+	scratch_write(scratch_path("file"), old_file, old_bytes);
+	faulty_install(&plan);
+	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	ck_assert_int_eq(save(context, false, message, sizeof(message)), -EPERM);
+	ck_assert_ptr_nonnull(strstr(message, "would not open"));
+	ck_assert(scratch_same(scratch_path("file"), old_file, old_bytes));
+	ck_assert_int_eq(save(context, false, message, sizeof(message)), 0);
+	ck_assert(scratch_same(scratch_path("file"), new_file, new_bytes));
+	ioshape_context_free(context);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("fault/faulty engine");
+	TCase *tests = tcase_create("by seed");
+
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_add_test(tests, trouble_that_passes_never_fails_a_save);
+	tcase_add_test(tests, trouble_of_all_kinds_leaves_the_old_file_or_the_new);
+	tcase_add_test(tests, trouble_never_loads_wrong_bytes);
+	tcase_add_test(tests, an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well);
+	tcase_set_timeout(tests, scratch_long() ? 1800 : 120);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

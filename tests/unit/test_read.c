@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading pieces of files, against pread. */
+#define _GNU_SOURCE
+#include "ring/ring.h"
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define BLOCK (64 * KIB)
+#define FILE_BYTES (9 * MIB + 12345)
+#define MOST_PIECES 4000
+
+/* How a file is read: through the page cache, where it is as long as nobody evicts it, past it, or partly. */
+enum cache { WARM, COLD, MIXED };
+
+static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
+					       IOSHAPE_ENGINE_BUFFERED };
+
+static uint8_t *data, *into;
+static struct ring_lane *lane;
+static struct ring_input input;
+static struct base_error error;
+static struct ring_piece pieces[MOST_PIECES];
+static unsigned descriptors_before;
+
+static void setup(void)
+{
+	uint64_t state = 21;
+
+	scratch_setup();
+	data = malloc(FILE_BYTES + 8);
+	into = malloc(FILE_BYTES + 8);
+	ck_assert(data && into);
+	for (size_t i = 0; i < FILE_BYTES; i += 8) {
+		uint64_t value = test_random(&state);
+
+		memcpy(data + i, &value, 8);
+	}
+	scratch_write(scratch_path("file"), data, FILE_BYTES);
+	descriptors_before = scratch_descriptors();
+}
+
+static void teardown(void)
+{
+	ck_assert_uint_eq(scratch_descriptors(), descriptors_before);
+	free(data);
+	free(into);
+	scratch_teardown();
+}
+
+static void set_cache(const char *path, enum cache cache)
+{
+	char *scratch = malloc(300 * KIB);
+	int fd;
+
+	if (cache != WARM)
+		scratch_evict(path);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+	/* Some of it, here and there. */
+	for (off_t at = 0; cache == MIXED && at < (off_t)FILE_BYTES; at += (off_t)(512 * KIB))
+		ck_assert_int_ge(pread(fd, scratch, 300 * KIB, at), 0);
+	close(fd);
+	free(scratch);
+}
+
+static void begin(enum ioshape_engine engine, enum ioshape_direct direct)
+{
+	struct ring_config config = {
+		.engine = engine, .direct = direct, .block_bytes = BLOCK, .depth = 4, .threads = 3
+	};
+
+	memset(&error, 0, sizeof(error));
+	ck_assert_msg(!ring_lane_open(&lane, &config, &error), "%s", error.text);
+	ck_assert_msg(!ring_input_open(&input, scratch_path("file"), direct, &error), "%s", error.text);
+}
+
+static void end(void)
+{
+	ring_input_close(&input);
+	ring_lane_close(lane);
+}
+
+/* What nobody asked to be read into is as it was. */
+static void check_untouched(uint64_t from, uint64_t to)
+{
+	if (from < to && (into[from] != 0x99 || memcmp(into + from, into + from + 1, to - from - 1) != 0))
+		ck_abort_msg("something was written between %llu and %llu", (unsigned long long)from,
+			     (unsigned long long)to);
+}
+
+/* Pieces that the test made, read and compared. */
+static void read_and_compare(size_t count)
+{
+	uint64_t before = 0;
+	int ret;
+
+	memset(into, 0x99, FILE_BYTES);
+	for (size_t i = 0; i < count; i++)
+		pieces[i].crc = 0xdeadbeef;
+	ret = ring_read(lane, &input, pieces, count, NULL, NULL, &error);
+	ck_assert_msg(!ret, "%s", error.text);
+	for (size_t i = 0; i < count; i++) {
+		struct ring_piece *piece = &pieces[i];
+
+		if (piece->into && memcmp(piece->into, data + piece->offset, piece->bytes) != 0)
+			ck_abort_msg("piece %zu of %zu: %llu bytes at %llu differ", i, count,
+				     (unsigned long long)piece->bytes, (unsigned long long)piece->offset);
+		if (piece->into) {
+			check_untouched(before, (uint64_t)((uint8_t *)piece->into - into));
+			before = (uint64_t)((uint8_t *)piece->into - into) + piece->bytes;
+		}
+		if (piece->want_crc)
+			ck_assert_uint_eq(piece->crc, base_crc32(0, data + piece->offset, piece->bytes));
+	}
+	check_untouched(before, FILE_BYTES);
+}
+
+/* Sorted and not overlapping, with gaps; lengths up to `most`, some of them 0; some only to be verified. */
+static size_t make_pieces(uint64_t *state, size_t most_pieces, uint64_t most, uint64_t most_gap)
+{
+	uint64_t at = test_random_below(state, most_gap + 1);
+	size_t count = 0;
+
+	while (count < most_pieces) {
+		struct ring_piece *piece = &pieces[count];
+		uint64_t bytes = test_random_below(state, most + 1);
+
+		if (!test_random_below(state, 8))
+			bytes = 0;
+		if (!test_random_below(state, 4))
+			bytes = bytes / 4096 * 4096;
+		if (at + bytes > FILE_BYTES)
+			break;
+		*piece = (struct ring_piece){ .offset = at, .bytes = bytes, .into = into + at };
+		piece->want_crc = test_random_below(state, 2);
+		if (!test_random_below(state, 5)) {
+			piece->into = NULL;
+			piece->want_crc = true;
+		}
+		count++;
+		at += bytes + (test_random_below(state, 3) ? 0 : test_random_below(state, most_gap + 1));
+		if (!test_random_below(state, 4))
+			at = base_round_up(at, 4096);
+	}
+	return count;
+}
+
+START_TEST(random_pieces_are_what_pread_says)
+{
+	static const struct {
+		uint64_t most, most_gap;
+	} shapes[] = {
+		{ 1000, 100 },	    { 100, 5000 },     { 70000, 0 },	     { 70000, 300 * KIB },
+		{ 300000, 700000 }, { 3 * MIB, 1000 }, { 3 * MIB, 3 * MIB }, { 5000, 600 * KIB },
+	};
+	uint64_t state = 22 + (uint64_t)_i;
+	enum cache cache = (enum cache)(_i / 3);
+
+	for (size_t i = 0; i < ARRAY_LENGTH(shapes); i++) {
+		for (int round = 0; round < 2; round++) {
+			size_t count = make_pieces(&state, MOST_PIECES, shapes[i].most, shapes[i].most_gap);
+
+			set_cache(scratch_path("file"), cache);
+			begin(engines[_i % 3],
+			      _i % 3 == 2 || round == 1 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
+			read_and_compare(count);
+			end();
+		}
+	}
+}
+END_TEST
+
+START_TEST(the_whole_file_in_one_piece)
+{
+	set_cache(scratch_path("file"), (enum cache)(_i / 3));
+	begin(engines[_i % 3], _i % 3 == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
+	pieces[0] = (struct ring_piece){ .bytes = FILE_BYTES, .into = into, .want_crc = true };
+	read_and_compare(1);
+	pieces[0].into = NULL;
+	read_and_compare(1);
+	end();
+}
+END_TEST
+
+/* Ends of files that fit no unit of direct I/O. */
+START_TEST(the_last_bytes_of_a_file_are_read)
+{
+	static const size_t tails[] = { 1, 2, 511, 512, 513, 4095, 4096, 4097, 12345 };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(tails); i++) {
+		size_t bytes = FILE_BYTES - 12345 + tails[i] - 1;
+
+		ck_assert_int_eq(truncate(scratch_path("file"), (off_t)bytes), 0);
+		for (size_t tail = 1; tail < 10000; tail = tail * 8 + 1) {
+			set_cache(scratch_path("file"), _i / 3 ? COLD : WARM);
+			begin(engines[_i % 3], _i % 3 == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
+			pieces[0] = (struct ring_piece){ .offset = bytes - tail,
+							 .bytes = tail,
+							 .into = into,
+							 .want_crc = true };
+			read_and_compare(1);
+			end();
+		}
+		scratch_write(scratch_path("file"), data, FILE_BYTES);
+	}
+}
+END_TEST
+
+START_TEST(pieces_without_bytes_are_read_too)
+{
+	static const uint64_t offsets[] = { 0, 0, 5, BLOCK, BLOCK, FILE_BYTES, FILE_BYTES };
+
+	for (int i = 0; i < 2; i++) {
+		set_cache(scratch_path("file"), i ? COLD : WARM);
+		begin(engines[_i], _i == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
+		ck_assert_int_eq(ring_read(lane, &input, pieces, 0, NULL, NULL, &error), 0);
+		for (size_t k = 0; k < ARRAY_LENGTH(offsets); k++)
+			pieces[k] = (struct ring_piece){ .offset = offsets[k], .want_crc = true };
+		read_and_compare(ARRAY_LENGTH(offsets));
+		/* And around one that has some. */
+		pieces[3] = (struct ring_piece){ .offset = 100, .bytes = 3 * BLOCK, .into = into };
+		pieces[4].offset = 100 + 3 * BLOCK;
+		read_and_compare(ARRAY_LENGTH(offsets));
+		end();
+	}
+}
+END_TEST
+
+START_TEST(a_file_cut_short_underneath_is_damaged)
+{
+	for (int cold = 0; cold < 2; cold++) {
+		for (size_t left = 0; left < FILE_BYTES; left = left * 4 + 50000) {
+			scratch_write(scratch_path("file"), data, FILE_BYTES);
+			begin(engines[_i], _i == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
+			ck_assert_int_eq(truncate(scratch_path("file"), (off_t)left), 0);
+			set_cache(scratch_path("file"), cold ? COLD : WARM);
+			for (size_t k = 0; k < 9; k++)
+				pieces[k] = (struct ring_piece){ .offset = k * MIB,
+								 .bytes = MIB,
+								 .into = into + k * MIB };
+			ck_assert_int_eq(ring_read(lane, &input, pieces, 9, NULL, NULL, &error),
+					 IOSHAPE_E_DAMAGED);
+			ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
+			/* The lane is as good as before. */
+			scratch_write(scratch_path("file"), data, FILE_BYTES);
+			memset(&error, 0, sizeof(error));
+			read_and_compare(9);
+			end();
+		}
+	}
+}
+END_TEST
+
+START_TEST(exactly_so_many_bytes_or_damaged)
+{
+	begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	ck_assert_int_eq(ring_input_get(&input, 77, into, 1000, &error), 0);
+	ck_assert_mem_eq(into, data + 77, 1000);
+	ck_assert_int_eq(ring_input_get(&input, FILE_BYTES, into, 0, &error), 0);
+	ck_assert_int_eq(ring_input_get(&input, FILE_BYTES - 5, into, 5, &error), 0);
+	ck_assert_int_eq(ring_input_get(&input, FILE_BYTES - 5, into, 6, &error), IOSHAPE_E_DAMAGED);
+	memset(&error, 0, sizeof(error));
+	ck_assert_int_eq(ring_input_get(&input, FILE_BYTES + 1, into, 1, &error), IOSHAPE_E_DAMAGED);
+	end();
+}
+END_TEST
+
+/* ---- Progress ------------------------------------------------------------------------------------------- */
+
+struct told {
+	unsigned calls, stop_at;
+	uint64_t last;
+};
+
+static int note_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct told *told = user;
+
+	ck_assert_int_eq(phase, IOSHAPE_PHASE_READ);
+	ck_assert_uint_eq(total, 9 * MIB);
+	ck_assert_uint_ge(done, told->last);
+	ck_assert_uint_le(done, total);
+	told->last = done;
+	return ++told->calls == told->stop_at;
+}
+
+START_TEST(reading_can_be_stopped_at_any_call)
+{
+	for (unsigned nth = 1; nth < 40; nth += 1 + nth / 4) {
+		struct told told = { .stop_at = nth };
+		int ret;
+
+		set_cache(scratch_path("file"), _i ? COLD : WARM);
+		begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+		for (size_t k = 0; k < 36; k++)
+			pieces[k] = (struct ring_piece){ .offset = k * 256 * KIB,
+							 .bytes = 256 * KIB,
+							 .into = into + k * 256 * KIB };
+		ret = ring_read(lane, &input, pieces, 36, note_progress, &told, &error);
+		ck_assert_int_eq(ret, told.calls >= nth ? -ECANCELED : 0);
+		ck_assert_uint_le(told.calls, nth);
+		ck_assert_uint_ge(told.calls, 1);
+		end();
+	}
+}
+END_TEST
+
+/* ---- What can be opened ----------------------------------------------------------------------------------- */
+
+static void must_not_open(const char *path, int code)
+{
+	unsigned before = scratch_descriptors();
+
+	memset(&error, 0, sizeof(error));
+	ck_assert_int_eq(ring_input_open(&input, path, IOSHAPE_DIRECT_PREFER, &error), code);
+	ck_assert_ptr_nonnull(strstr(error.text, path));
+	ck_assert_uint_eq(scratch_descriptors(), before);
+	ring_input_close(&input);
+}
+
+START_TEST(only_regular_files_are_read)
+{
+	must_not_open(scratch_path("missing"), -ENOENT);
+	must_not_open(scratch_directory(), -EISDIR);
+	must_not_open("/dev/null", -ESPIPE);
+	ck_assert_int_eq(mkfifo(scratch_path("pipe"), 0666), 0);
+	must_not_open(scratch_path("pipe"), -ESPIPE);
+	must_not_open(scratch_path("file/below"), -ENOTDIR);
+}
+END_TEST
+
+START_TEST(direct_and_buffered_are_the_same_file_whatever_the_name_becomes)
+{
+	begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	ck_assert_int_eq(rename(scratch_path("file"), scratch_path("moved")), 0);
+	scratch_write(scratch_path("file"), "another", 7);
+	scratch_evict(scratch_path("moved"));
+	pieces[0] = (struct ring_piece){ .bytes = FILE_BYTES, .into = into, .want_crc = true };
+	read_and_compare(1);
+	end();
+}
+END_TEST
+
+START_TEST(direct_io_is_refused_where_it_was_required_and_is_not_there)
+{
+	memset(&error, 0, sizeof(error));
+	ck_assert_int_lt(ring_input_open(&input, "/proc/self/status", IOSHAPE_DIRECT_REQUIRE, &error), 0);
+	ck_assert_ptr_nonnull(strstr(error.text, "direct"));
+	ck_assert_int_eq(ring_input_open(&input, scratch_path("file"), IOSHAPE_DIRECT_OFF, &error), 0);
+	ck_assert_int_eq(input.direct_fd, -1);
+	ring_input_close(&input);
+}
+END_TEST
+
+/* One open file serves several threads. */
+START_TEST(several_lanes_read_one_file)
+{
+	struct ring_config config = { .block_bytes = BLOCK, .depth = 2, .threads = 1 };
+	struct ring_lane *second;
+
+	begin(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	ck_assert_int_eq(ring_lane_open(&second, &config, &error), 0);
+	for (int i = 0; i < 3; i++) {
+		struct ring_lane *first = lane;
+
+		scratch_evict(scratch_path("file"));
+		pieces[0] = (struct ring_piece){ .bytes = FILE_BYTES, .into = into, .want_crc = true };
+		read_and_compare(1);
+		scratch_evict(scratch_path("file"));
+		lane = second;
+		read_and_compare(1);
+		lane = first;
+	}
+	ring_lane_close(second);
+	end();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/read");
+	TCase *reading = tcase_create("pieces"), *files = tcase_create("files");
+	const int count = (int)ARRAY_LENGTH(engines);
+
+	tcase_add_checked_fixture(reading, setup, teardown);
+	tcase_add_loop_test(reading, random_pieces_are_what_pread_says, 0, 3 * count);
+	tcase_add_loop_test(reading, the_whole_file_in_one_piece, 0, 3 * count);
+	tcase_add_loop_test(reading, the_last_bytes_of_a_file_are_read, 0, 2 * count);
+	tcase_add_loop_test(reading, pieces_without_bytes_are_read_too, 0, count);
+	tcase_add_loop_test(reading, a_file_cut_short_underneath_is_damaged, 0, count);
+	tcase_add_test(reading, exactly_so_many_bytes_or_damaged);
+	tcase_add_loop_test(reading, reading_can_be_stopped_at_any_call, 0, 2);
+	tcase_set_timeout(reading, 60);
+	suite_add_tcase(suite, reading);
+	tcase_add_checked_fixture(files, setup, teardown);
+	tcase_add_test(files, only_regular_files_are_read);
+	tcase_add_test(files, direct_and_buffered_are_the_same_file_whatever_the_name_becomes);
+	tcase_add_test(files, direct_io_is_refused_where_it_was_required_and_is_not_there);
+	tcase_add_test(files, several_lanes_read_one_file);
+	tcase_set_timeout(files, 60);
+	suite_add_tcase(suite, files);
+	return check_main(suite);
+}

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Temporary files of dead writers go, everything else stays. */
+#define _GNU_SOURCE
+#include "ring/target.h"
+#include "support/check_main.h"
+#include "support/file_writer.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NOBODY 65534
+
+static const char *here; /* the tag of this machine */
+
+static void setup(void)
+{
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	here = ring_machine_tag();
+}
+
+static void teardown(void)
+{
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static unsigned tidy(void)
+{
+	int fd = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	unsigned before = scratch_descriptors(), removed = ring_remove_stale(fd, ".", NULL);
+
+	ck_assert_uint_eq(scratch_descriptors(), before);
+	close(fd);
+	return removed;
+}
+
+/* Makes a name as writers do. */
+static const char *temporary_name(const char *machine)
+{
+	static char name[NAME_MAX];
+	static unsigned count;
+
+	snprintf(name, sizeof(name), ".model.pt.ioshape-tmp-%s-%016x", machine, ++count);
+	return name;
+}
+
+static void make_old(const char *name, time_t seconds)
+{
+	struct timespec times[2] = { { .tv_sec = time(NULL) - seconds }, { .tv_sec = time(NULL) - seconds } };
+
+	ck_assert_int_eq(utimensat(AT_FDCWD, name, times, AT_SYMLINK_NOFOLLOW), 0);
+}
+
+/* ---- Writers, dead and alive --------------------------------------------------------------------------- */
+
+struct child {
+	pid_t pid;
+	int to_parent;
+};
+
+static ssize_t write_byte(int fd)
+{
+	return write(fd, "!", 1);
+}
+
+/* A process that has begun to write "file", and waits. */
+static struct child start_writer(void)
+{
+	struct file_write write = file_write_defaults();
+	struct child child;
+	int ends[2];
+	char byte;
+
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+	child.pid = fork();
+	if (!child.pid) {
+		if (file_write_open(&write, "file") || ring_writer_put(write.writer, "x", 1, NULL, NULL))
+			_exit(1);
+		if (write_byte(ends[1]) != 1)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	close(ends[1]);
+	ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+	child.to_parent = ends[0];
+	return child;
+}
+
+static void kill_writer(struct child *child)
+{
+	int status;
+
+	kill(child->pid, SIGKILL);
+	ck_assert_int_eq(waitpid(child->pid, &status, 0), child->pid);
+	ck_assert(WIFSIGNALED(status));
+	close(child->to_parent);
+}
+
+START_TEST(what_a_killed_writer_left_behind_is_removed)
+{
+	struct child child = start_writer();
+
+	kill_writer(&child);
+	ck_assert_uint_eq(scratch_temporaries("."), 1);
+	ck_assert_uint_eq(tidy(), 1);
+	ck_assert_uint_eq(scratch_entries("."), 0);
+}
+END_TEST
+
+START_TEST(what_a_living_writer_writes_is_kept)
+{
+	struct child child = start_writer();
+
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_uint_eq(scratch_temporaries("."), 1);
+	kill_writer(&child);
+	ck_assert_uint_eq(tidy(), 1);
+}
+END_TEST
+
+START_TEST(what_this_process_writes_is_kept_at_every_step)
+{
+	struct file_write write = file_write_defaults();
+
+	ck_assert_int_eq(file_write_open(&write, "file"), 0);
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_int_eq(ring_writer_put(write.writer, "new", 3, NULL, NULL), 0);
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_int_eq(ring_writer_finish(write.writer, NULL), 0);
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_int_eq(ring_writer_commit(write.writer, NULL), 0);
+	ck_assert_uint_eq(tidy(), 0);
+	file_write_close(&write);
+	ck_assert(scratch_same("file", "new", 3));
+}
+END_TEST
+
+static char heard[512];
+
+static void listen(void *user, enum ioshape_log_level level, const char *message)
+{
+	(void)user;
+	ck_assert_int_eq(level, IOSHAPE_LOG_INFO);
+	snprintf(heard, sizeof(heard), "%s", message);
+}
+
+START_TEST(a_writer_tidies_when_it_is_told_to_and_says_so)
+{
+	struct child child = start_writer();
+	struct file_write write = file_write_defaults();
+
+	kill_writer(&child);
+	write.config.log = (struct base_log){ listen, NULL, IOSHAPE_LOG_INFO };
+	ck_assert_int_eq(file_write_all(&write, "other", "new", 3), 0);
+	ck_assert_uint_eq(scratch_temporaries("."), 1);
+	ck_assert_str_eq(heard, "");
+
+	write = file_write_defaults();
+	write.config.log = (struct base_log){ listen, NULL, IOSHAPE_LOG_INFO };
+	write.options.remove_stale = true;
+	ck_assert_int_eq(file_write_all(&write, "other", "new", 3), 0);
+	ck_assert_uint_eq(scratch_temporaries("."), 0);
+	ck_assert_ptr_nonnull(strstr(heard, ".ioshape-tmp-"));
+	ck_assert_ptr_nonnull(strstr(heard, "removed"));
+	ck_assert(scratch_same("other", "new", 3));
+}
+END_TEST
+
+/* ---- What only looks alike --------------------------------------------------------------------------------- */
+
+START_TEST(names_that_are_not_quite_right_are_kept)
+{
+	static const char *const patterns[] = {
+		"model.pt.ioshape-tmp-%s-0123456789abcdef", /* not hidden */
+		".model.pt.ioshape-tmp-%s-0123456789abcde",
+		".model.pt.ioshape-tmp-%s-0123456789abcdef0",
+		".model.pt.ioshape-tmp-%s-0123456789abcdef~",
+		".model.pt.ioshape-tmp-%s-0123456789ABCDEF",
+		".model.pt.ioshape-tmp-%s_0123456789abcdef",
+		".model.pt.ioshape-tmp-%s0-0123456789abcdef",
+		".model.pt.ioshape-tmp--%s-0123456789abcdef",
+		".model.pt.ioshape-temp-%s-0123456789abcdef",
+		".model.pt.ioshape-tmp-0123456789abcdef",
+		".model.pt",
+		".ioshape-tmp-",
+		"-0123456789abcdef",
+		".",
+	};
+	char name[NAME_MAX];
+	unsigned count;
+
+	for (size_t i = 0; i + 1 < ARRAY_LENGTH(patterns); i++) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+		snprintf(name, sizeof(name), patterns[i], here);
+#pragma GCC diagnostic pop
+		scratch_write(name, "x", 1);
+		make_old(name, 10 * 24 * 3600);
+	}
+	count = scratch_entries(".");
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_uint_eq(scratch_entries("."), count);
+}
+END_TEST
+
+START_TEST(names_that_are_right_are_removed)
+{
+	char shortest[NAME_MAX];
+
+	scratch_write(temporary_name(here), "x", 1);
+	scratch_write(temporary_name(here), "", 0);
+	/* The target's own name may look like anything, and be cut to nothing. */
+	snprintf(shortest, sizeof(shortest), "..ioshape-tmp-%s-0123456789abcdef", here);
+	scratch_write(shortest, "x", 1);
+	ck_assert_uint_eq(tidy(), 3);
+	ck_assert_uint_eq(scratch_entries("."), 0);
+}
+END_TEST
+
+START_TEST(directories_links_and_pipes_are_kept)
+{
+	scratch_write("precious", "x", 1);
+	ck_assert_int_eq(mkdir(temporary_name(here), 0777), 0);
+	ck_assert_int_eq(symlink("precious", temporary_name(here)), 0);
+	ck_assert_int_eq(symlink("nowhere", temporary_name(here)), 0);
+	ck_assert_int_eq(mkfifo(temporary_name(here), 0666), 0);
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_uint_eq(scratch_entries("."), 5);
+	ck_assert(scratch_same("precious", "x", 1));
+}
+END_TEST
+
+START_TEST(files_of_other_machines_are_kept_for_a_day)
+{
+	const char *name = temporary_name("deadbeef");
+
+	scratch_write(name, "x", 1);
+	ck_assert_uint_eq(tidy(), 0);
+	make_old(name, 23 * 3600);
+	ck_assert_uint_eq(tidy(), 0);
+	make_old(name, 25 * 3600);
+	ck_assert_uint_eq(tidy(), 1);
+	ck_assert_uint_eq(scratch_entries("."), 0);
+}
+END_TEST
+
+START_TEST(a_machine_that_is_not_known_counts_as_another)
+{
+	const char *name = temporary_name(RING_UNKNOWN_MACHINE);
+
+	scratch_write(name, "x", 1);
+	ck_assert_uint_eq(tidy(), 0);
+	make_old(name, 25 * 3600);
+	ck_assert_uint_eq(tidy(), 1);
+}
+END_TEST
+
+START_TEST(a_lock_is_heeded_however_old_the_file_is)
+{
+	struct child child = start_writer();
+
+	/* Whatever its age says: somebody holds it. */
+	ck_assert_int_eq(system("touch -d '3 days ago' .file*"), 0);
+	ck_assert_uint_eq(tidy(), 0);
+	kill_writer(&child);
+	ck_assert_uint_eq(tidy(), 1);
+}
+END_TEST
+
+START_TEST(files_of_other_users_are_kept)
+{
+	const char *name = temporary_name(here);
+
+	if (geteuid())
+		return;
+	scratch_write(name, "x", 1);
+	ck_assert_int_eq(chown(name, NOBODY, NOBODY), 0);
+	make_old(name, 25 * 3600);
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_uint_eq(scratch_entries("."), 1);
+}
+END_TEST
+
+START_TEST(a_directory_that_cannot_be_listed_is_left_alone)
+{
+	int fd = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+	ck_assert_uint_eq(ring_remove_stale(-1, ".", NULL), 0);
+	ck_assert_uint_eq(ring_remove_stale(fd, ".", NULL), 0);
+	close(fd);
+}
+END_TEST
+
+START_TEST(the_tag_of_this_machine_is_the_same_each_time)
+{
+	ck_assert_uint_eq(strlen(here), 8);
+	ck_assert_uint_eq(strspn(here, "0123456789abcdef"), 8);
+	ck_assert_str_eq(here, ring_machine_tag());
+}
+END_TEST
+
+/* Writers that come and go while others tidy: nobody may lose his file. */
+static int write_all_the_time(void *argument)
+{
+	char name[32];
+
+	snprintf(name, sizeof(name), "file-%d", *(int *)argument);
+	for (int i = 0; i < 60; i++) {
+		struct file_write write = file_write_defaults();
+
+		write.options.remove_stale = true;
+		write.options.no_sync = true;
+		if (file_write_all(&write, name, "new", 3)) {
+			fprintf(stderr, "%s\n", write.error.text);
+			return 1;
+		}
+	}
+	return 0;
+}
+
+START_TEST(writers_that_tidy_do_not_disturb_each_other)
+{
+	pid_t children[4];
+	int status;
+
+	for (int i = 0; i < 4; i++) {
+		children[i] = fork();
+		if (!children[i])
+			_exit(write_all_the_time(&i));
+	}
+	for (int i = 0; i < 4; i++) {
+		ck_assert_int_eq(waitpid(children[i], &status, 0), children[i]);
+		ck_assert_int_eq(status, 0);
+	}
+	ck_assert_uint_eq(scratch_entries("."), 4);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/stale");
+	TCase *writers = tcase_create("writers"), *alike = tcase_create("look-alikes");
+
+	tcase_add_checked_fixture(writers, setup, teardown);
+	tcase_add_test(writers, what_a_killed_writer_left_behind_is_removed);
+	tcase_add_test(writers, what_a_living_writer_writes_is_kept);
+	tcase_add_test(writers, what_this_process_writes_is_kept_at_every_step);
+	tcase_add_test(writers, a_writer_tidies_when_it_is_told_to_and_says_so);
+	tcase_add_test(writers, a_lock_is_heeded_however_old_the_file_is);
+	tcase_add_test(writers, writers_that_tidy_do_not_disturb_each_other);
+	tcase_set_timeout(writers, 60);
+	suite_add_tcase(suite, writers);
+	tcase_add_checked_fixture(alike, setup, teardown);
+	tcase_add_test(alike, names_that_are_not_quite_right_are_kept);
+	tcase_add_test(alike, names_that_are_right_are_removed);
+	tcase_add_test(alike, directories_links_and_pipes_are_kept);
+	tcase_add_test(alike, files_of_other_machines_are_kept_for_a_day);
+	tcase_add_test(alike, a_machine_that_is_not_known_counts_as_another);
+	tcase_add_test(alike, files_of_other_users_are_kept);
+	tcase_add_test(alike, a_directory_that_cannot_be_listed_is_left_alone);
+	tcase_add_test(alike, the_tag_of_this_machine_is_the_same_each_time);
+	tcase_set_timeout(alike, 30);
+	suite_add_tcase(suite, alike);
+	return check_main(suite);
+}
