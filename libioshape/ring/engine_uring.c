@@ -22,11 +22,11 @@ struct uring {
 	int attached_fd; /* registered as file 0; -1 if none is */
 	unsigned in_flight;
 	/*
-	 * If the kernel stops taking submissions altogether (a seccomp filter installed since), the
-	 * one request it refused is handed back with this code, and so is every later one.
+	 * Set when the kernel stops taking submissions (a seccomp filter installed since). What it
+	 * did not take is still in the submission queue, and has been refused to the caller: from
+	 * then on nothing is submitted any more.
 	 */
 	int broken;
-	struct ring_op *refused;
 };
 
 static bool worth_retrying(int ret)
@@ -203,8 +203,7 @@ static int uring_submit(void *engine, struct ring_op *op)
 	ret = io_uring_submit(&uring->ring);
 	if (ret < 0 && !worth_retrying(ret)) {
 		uring->broken = ret;
-		uring->refused = op;
-		return 0;
+		return ret;
 	}
 	/* What was worth retrying is still in the submission queue: wait() submits it again. */
 	uring->in_flight++;
@@ -218,16 +217,11 @@ static struct ring_op *uring_wait(void *engine)
 	struct io_uring_cqe *cqe;
 	struct ring_op *op;
 
-	if (uring->refused) {
-		op = uring->refused;
-		op->result = uring->broken;
-		uring->refused = NULL;
-		return op;
-	}
 	if (!uring->in_flight)
 		return NULL;
 	while (io_uring_peek_cqe(&uring->ring, &cqe)) {
-		int ret = io_uring_submit_and_wait(&uring->ring, 1);
+		int ret = uring->broken ? io_uring_wait_cqe(&uring->ring, &cqe) :
+					  io_uring_submit_and_wait(&uring->ring, 1);
 
 		/* Completions arrive all the same when the kernel no longer lets us in. */
 		if (ret < 0 && ret != -EINTR)

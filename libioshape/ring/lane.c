@@ -120,12 +120,23 @@ static void remember_step_down(struct ring_lane *lane, const char *why)
 			 used ? ", " : "", why);
 }
 
+/* It does not take requests any more: the next file gets another, or the same one anew. */
+static void drop_engine(struct ring_lane *lane)
+{
+	lane->ops->close(lane->engine);
+	lane->ops = NULL;
+	lane->engine_failed = false;
+	lane->step_down[0] = 0;
+}
+
 int ring_lane_start(struct ring_lane *lane, struct base_error *error)
 {
 	const struct ring_engine_ops *asked = ring_engine_of(lane->config.engine);
 	char why[200] = "";
 	int ret = -ENOTSUP;
 
+	if (lane->engine_failed)
+		drop_engine(lane);
 	if (lane->ops)
 		return 0;
 	if (asked) {
@@ -263,6 +274,7 @@ static int send(struct ring_lane *lane, struct ring_slot *slot, struct base_erro
 	slot->op.bytes = slot->bytes - slot->moved;
 	slot->op.offset = slot->offset + slot->moved;
 	ret = lane->ops->submit(lane->engine, &slot->op);
+	lane->engine_failed |= ret != 0;
 	if (ret)
 		return base_fail(
 			error, ret, "cannot %s %s at offset %llu: the %s engine took no request",
@@ -387,6 +399,7 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 
 	if (!op) {
 		lane->in_flight = 0;
+		lane->engine_failed = true;
 		return base_fail(error, -EIO, "the %s engine lost requests for %s", lane->ops->id,
 				 lane->path);
 	}

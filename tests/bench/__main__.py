@@ -5,10 +5,13 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from . import background, fio, load, report, save
 from .setting import Outcome, Setting
@@ -68,7 +71,14 @@ def refuse_if_too_large(size: int, folder: Path) -> None:
         )
 
 
+def end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    """As an exception, so that fio and the worker have ended when we do."""
+    del frame
+    sys.exit(128 + number)
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, end_on_signal)
     given = parse_arguments()
     refuse_if_too_large(given.size, given.folder)
     if given.json:

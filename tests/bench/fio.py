@@ -29,7 +29,7 @@ class FioError(Exception):
 
 
 @dataclass(frozen=True)
-class Setting:
+class Tuning:
     engine: str
     block_bytes: int
     depth: int
@@ -40,9 +40,9 @@ class Setting:
         return f"fio {self.engine} {self.block_bytes // MIB}M x {self.depth}{pages}"
 
 
-def all_settings() -> list[Setting]:
+def all_tunings() -> list[Tuning]:
     return [
-        Setting(engine, mib * MIB, depth)
+        Tuning(engine, mib * MIB, depth)
         for engine in ENGINES
         for mib in BLOCK_MIB
         for depth in DEPTHS
@@ -56,7 +56,7 @@ def version() -> str:
 
 
 def arguments(
-    setting: Setting, direction: Direction, path: Path, size: int, offset: int = 0
+    tuning: Tuning, direction: Direction, path: Path, size: int, offset: int = 0
 ) -> list[str]:
     """All else is fio's default: it preallocates the file, before its clock starts."""
     given = {
@@ -64,35 +64,35 @@ def arguments(
         "filename": str(path).replace(":", r"\:"),
         "rw": direction,
         "direct": 1,
-        "ioengine": setting.engine,
-        "bs": setting.block_bytes,
-        "iodepth": setting.depth,
+        "ioengine": tuning.engine,
+        "bs": tuning.block_bytes,
+        "iodepth": tuning.depth,
         "size": size,
         "offset": offset,
         "output-format": "json",
     }
     if direction == "write":
         given["end_fsync"] = 1
-    if setting.engine == "io_uring":
+    if tuning.engine == "io_uring":
         given |= {"fixedbufs": 1, "registerfiles": 1}
     return ["fio", *(f"--{name}={value}" for name, value in given.items())]
 
 
-def environment(setting: Setting) -> dict[str, str]:
+def environment(tuning: Tuning) -> dict[str, str]:
     """fio has no option for transparent huge pages; its allocator does (from glibc 2.35 on)."""
-    return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if setting.huge_pages else {}
+    return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if tuning.huge_pages else {}
 
 
-def run(setting: Setting, direction: Direction, path: Path, size: int, offset: int = 0) -> Sample:
+def run(tuning: Tuning, direction: Direction, path: Path, size: int, offset: int = 0) -> Sample:
     """fio's own clock counts: from the first request to the end of the fsync, without its start."""
-    command = arguments(setting, direction, path, size, offset)
+    command = arguments(tuning, direction, path, size, offset)
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         check=False,
         cwd=path.parent,
-        env={**os.environ, **environment(setting)},
+        env={**os.environ, **environment(tuning)},
     )
     if done.returncode:
         raise FioError(f"{' '.join(command)}: {done.stderr or done.stdout}")
@@ -110,7 +110,7 @@ def calibrate(
     size: int,
     before_each: Callable[[], None],
     best: int = 2,
-) -> tuple[list[Setting], dict[str, float]]:
+) -> tuple[list[Tuning], dict[str, float]]:
     """The fastest settings, each tried once with a part of the bytes, and what all of them gave.
 
     Reading takes another part of the file each time: caches below us shall not favour the last. The
@@ -118,11 +118,11 @@ def calibrate(
     """
     parts = 4
     part = max(size // parts // (16 * MIB), 1) * 16 * MIB
-    speeds: dict[Setting, float] = {}
-    for count, setting in enumerate(all_settings()):
+    speeds: dict[Tuning, float] = {}
+    for count, tuning in enumerate(all_tunings()):
         before_each()
         offset = count % parts * part if direction == "read" else 0
-        speeds[setting] = run(setting, direction, path, part, offset).gb_per_s
-    ranking = sorted(speeds, key=lambda setting: speeds[setting], reverse=True)
+        speeds[tuning] = run(tuning, direction, path, part, offset).gb_per_s
+    ranking = sorted(speeds, key=lambda tuning: speeds[tuning], reverse=True)
     chosen = [*ranking[:best], replace(ranking[0], huge_pages=False)]
-    return chosen, {str(setting): speeds[setting] for setting in ranking}
+    return chosen, {str(tuning): speeds[tuning] for tuning in ranking}

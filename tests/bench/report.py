@@ -117,10 +117,9 @@ def figure_lines(outcome: Outcome) -> list[str]:
 def sample_line(name: str, ones: list[Sample]) -> str:
     seconds = sorted(one.seconds for one in ones)
     cpu = [float(one.details["cpu_seconds"]) for one in ones if "cpu_seconds" in one.details]
-    line = (
-        f"  {name:<32}{median_gb_per_s(ones):>8.3f} GB/s{median(seconds):>10.4f} s "
-        f"({seconds[0]:.4f} to {seconds[-1]:.4f})"
-    )
+    # The speed of a tiny file says nothing: it is all latency.
+    speed = f"{median_gb_per_s(ones):>8.3f} GB/s" if ones[0].bytes >= 1 << 20 else " " * 13
+    line = f"  {name:<36}{speed}{median(seconds):>10.4f} s ({seconds[0]:.4f} to {seconds[-1]:.4f})"
     return line + (f"  cpu {median(cpu):.4f} s" if cpu else "")
 
 

@@ -169,6 +169,7 @@ def test_saves_without_checksums_are_read(tmp_path: Path) -> None:
     with CONFIG.patch("save.compute_crc32", False):
         torch.save(state(), path)
     assert listed(path)["data/0"][0] == 400000
+    tool("verify", path)
 
 
 def stored(source: zipfile.ZipFile, target: zipfile.ZipFile) -> None:

@@ -490,6 +490,30 @@ START_TEST(a_request_that_was_not_taken_is_an_error_and_its_slot_is_ours)
 }
 END_TEST
 
+START_TEST(an_engine_that_refused_is_opened_anew_for_the_next_file)
+{
+	struct ring_slot *slot;
+
+	answer = all_of_it;
+	begin(false);
+	ck_assert_int_eq(ring_lane_take(lane, &slot, &error), 0);
+	slot->bytes = BLOCK;
+	refuse_submit = -EPERM;
+	ck_assert_int_eq(ring_lane_submit(lane, slot, &error), -EPERM);
+	ring_lane_give_back(lane, slot);
+	ring_lane_detach(lane);
+	refuse_submit = 0;
+	memset(&error, 0, sizeof(error));
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_uint_eq(opened, 2);
+	ck_assert_uint_eq(closed, 1);
+	ring_lane_attach(lane, fd, "/the/path", false, &notes);
+	submit(0, BLOCK);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	end();
+}
+END_TEST
+
 static int64_t short_and_then_no_more(const struct ring_op *op, unsigned nth)
 {
 	(void)op;
@@ -798,6 +822,7 @@ int main(void)
 	tcase_add_test(results, a_slot_is_waited_for_when_all_are_in_flight);
 	tcase_add_test(results, a_failure_in_flight_is_found_when_a_slot_is_waited_for);
 	tcase_add_test(results, a_request_that_was_not_taken_is_an_error_and_its_slot_is_ours);
+	tcase_add_test(results, an_engine_that_refused_is_opened_anew_for_the_next_file);
 	tcase_add_test(results, a_rest_that_is_not_taken_is_an_error);
 	tcase_add_test(results, an_engine_that_loses_requests_is_found_out);
 	suite_add_tcase(suite, results);
