@@ -21,10 +21,13 @@ struct uring {
 	bool has_file_table;
 	int attached_fd; /* registered as file 0; -1 if none is */
 	unsigned in_flight;
+	/* Requests in the submission queue that the kernel has not taken yet, oldest first. */
+	struct ring_op *untaken, **untaken_end;
+	unsigned untaken_count;
 	/*
-	 * Set when the kernel stops taking submissions (a seccomp filter installed since). What it
-	 * did not take is still in the submission queue, and has been refused to the caller: from
-	 * then on nothing is submitted any more.
+	 * Set when the kernel stops taking submissions altogether (a seccomp filter installed
+	 * since). From then on nothing is submitted any more, what is untaken comes back with this
+	 * code, and so does every later request.
 	 */
 	int broken;
 };
@@ -116,6 +119,7 @@ static int uring_open(void **engine, const struct ring_engine_params *params, ch
 		return -ENOMEM;
 	}
 	uring->attached_fd = -1;
+	uring->untaken_end = &uring->untaken;
 	ret = set_up(uring, params->depth);
 	if (ret) {
 		snprintf(why, why_bytes, "io_uring refused: %s%s", ioshape_strerror(ret),
@@ -188,6 +192,32 @@ static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct ring_o
 	io_uring_sqe_set_data(sqe, op);
 }
 
+static void put_untaken(struct uring *uring, struct ring_op *op)
+{
+	op->next = NULL;
+	*uring->untaken_end = op;
+	uring->untaken_end = &op->next;
+	uring->untaken_count++;
+}
+
+static struct ring_op *get_untaken(struct uring *uring)
+{
+	struct ring_op *op = uring->untaken;
+
+	uring->untaken = op->next;
+	if (!uring->untaken)
+		uring->untaken_end = &uring->untaken;
+	uring->untaken_count--;
+	return op;
+}
+
+/* The kernel takes them in order. */
+static void forget_taken(struct uring *uring)
+{
+	while (uring->untaken_count > io_uring_sq_ready(&uring->ring))
+		get_untaken(uring);
+}
+
 static int uring_submit(void *engine, struct ring_op *op)
 {
 	struct uring *uring = engine;
@@ -200,13 +230,13 @@ static int uring_submit(void *engine, struct ring_op *op)
 	if (!sqe)
 		return -EBUSY;
 	prepare(uring, sqe, op);
-	ret = io_uring_submit(&uring->ring);
-	if (ret < 0 && !worth_retrying(ret)) {
-		uring->broken = ret;
-		return ret;
-	}
-	/* What was worth retrying is still in the submission queue: wait() submits it again. */
+	put_untaken(uring, op);
 	uring->in_flight++;
+	ret = io_uring_submit(&uring->ring);
+	forget_taken(uring);
+	/* What is worth retrying stays in the submission queue: wait() submits it again. */
+	if (ret < 0 && !worth_retrying(ret))
+		uring->broken = ret;
 	return 0;
 }
 
@@ -220,10 +250,20 @@ static struct ring_op *uring_wait(void *engine)
 	if (!uring->in_flight)
 		return NULL;
 	while (io_uring_peek_cqe(&uring->ring, &cqe)) {
-		int ret = uring->broken ? io_uring_wait_cqe(&uring->ring, &cqe) :
-					  io_uring_submit_and_wait(&uring->ring, 1);
+		int ret;
 
+		if (uring->broken && uring->untaken) {
+			op = get_untaken(uring);
+			op->result = uring->broken;
+			uring->in_flight--;
+			return op;
+		}
+		ret = uring->broken ? io_uring_wait_cqe(&uring->ring, &cqe) :
+				      io_uring_submit_and_wait(&uring->ring, 1);
+		forget_taken(uring);
 		/* Completions arrive all the same when the kernel no longer lets us in. */
+		if (ret < 0 && !worth_retrying(ret))
+			uring->broken = ret;
 		if (ret < 0 && ret != -EINTR)
 			nanosleep(&moment, NULL);
 	}

@@ -310,6 +310,8 @@ const char *ring_remedy(int code)
 static int fail_slot(struct ring_lane *lane, struct ring_slot *slot, int code,
 		     struct base_error *error)
 {
+	/* Perhaps it was the engine; to open another costs little after a failure. */
+	lane->engine_failed = true;
 	return base_fail(error, code, "cannot %s %s at offset %llu (%zu bytes, %s engine)%s",
 			 lane->verb, lane->path, (unsigned long long)slot->op.offset,
 			 slot->op.bytes, lane->ops->id, ring_remedy(code));

@@ -29,7 +29,7 @@ struct ring_lane {
 	unsigned in_flight;
 	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
 	void *engine;
-	bool engine_failed;  /* it refused or lost a request */
+	bool engine_failed;  /* a request failed: the next file gets a new one */
 	char step_down[256]; /* why the engine is not, or not quite, the preferred one; "" if it is
 			      */
 

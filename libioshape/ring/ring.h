@@ -194,7 +194,7 @@ struct ring_piece {
 /*
  * Reads the pieces, which are sorted by offset and do not overlap. What lies in the page cache is
  * taken from there by several threads; the rest is read directly in big blocks, far ahead. Progress
- * as for files, in bytes of pieces; `progress` may be NULL.
+ * as for files, in bytes of pieces; `progress` may be NULL, `error` may not.
  */
 int ring_read(struct ring_lane *lane, const struct ring_input *input, struct ring_piece *pieces,
 	      size_t count, ioshape_progress_fn progress, void *progress_user,

@@ -213,7 +213,7 @@ int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_di
 		ret = reader->has_index ? count_checks(&opening) : locate_all(&opening);
 	if (!ret && reader->has_index)
 		ret = name_tensors(&opening);
-	if (!ret)
+	if (!ret && !reader->has_index)
 		reader->no_checksums = all_checksums_zero(&reader->directory);
 	if (ret)
 		zip_reader_close(reader);
