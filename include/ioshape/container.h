@@ -28,8 +28,8 @@ struct ioshape_writer_options {
 	uint64_t expected_bytes;
 	ioshape_progress_fn progress;
 	void *progress_user; /* borrowed until the writer is freed */
-	const struct ioshape_metadata
-		*metadata;   /* borrowed during ioshape_writer_open(); NULL for none */
+	/* Borrowed during ioshape_writer_open(); NULL for none. */
+	const struct ioshape_metadata *metadata;
 	uint32_t no_replace; /* as in struct ioshape_save_options */
 	uint32_t no_sync;
 };
@@ -64,15 +64,15 @@ int ioshape_writer_end(struct ioshape_writer *writer);
 
 /*
  * Completes the container, makes it durable and puts it in place. `report` may be NULL. After this,
- * well or not, the writer can only be asked for its message and freed.
+ * well or not, the writer can only be asked for its message and freed - unless a record was still
+ * open: that is -EINVAL, and can be mended by ending it.
  */
 int ioshape_writer_commit(struct ioshape_writer *writer, struct ioshape_report *report);
 
 /* The sentence about the writer's last failure; "" if none. Valid until its next call. */
 const char *ioshape_writer_message(struct ioshape_writer *writer);
 
-/* Frees the writer; NULL is fine. Without a successful commit the file is abandoned, without a
- * trace. */
+/* NULL is fine. Without a successful commit the file is abandoned, without a trace. */
 void ioshape_writer_free(struct ioshape_writer *writer);
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -104,8 +104,8 @@ struct ioshape_tensor_info {
 	uint32_t dims;
 	const int64_t *shape;
 	const int64_t *strides; /* never NULL if dims > 0; in elements */
-	uint64_t
-		bytes; /* what ioshape_reader_load() delivers: the tensor's memory in this layout */
+	/* What ioshape_reader_load() delivers: the tensor's memory in this layout. */
+	uint64_t bytes;
 	uint64_t record; /* index of the record that holds it */
 };
 
@@ -134,7 +134,10 @@ int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, 
 int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset, void *into,
 			size_t bytes);
 
-/* Reads every record and compares every checksum; IOSHAPE_E_DAMAGED names the first damage. */
+/*
+ * Reads every record and compares every checksum; IOSHAPE_E_DAMAGED names the first damage.
+ * -ENODATA if the file was written without checksums (torch's set_crc32_options(False)).
+ */
 int ioshape_reader_verify(struct ioshape_reader *reader);
 
 /*

@@ -49,14 +49,14 @@ enum ioshape_engine {
 	IOSHAPE_ENGINE_URING,    /* io_uring */
 	IOSHAPE_ENGINE_THREADS,  /* a few threads calling pwrite and pread */
 	IOSHAPE_ENGINE_BUFFERED, /* pwrite and pread on the saving thread, through the page cache */
-	IOSHAPE_ENGINE_NIL /* saves drop their bytes and create no file: a baseline for measurements
-			    */
+	/* Saves drop their bytes and create no file: a baseline for measurements. Reads as AUTO. */
+	IOSHAPE_ENGINE_NIL
 };
 
 /* Whether bytes go past the page cache (O_DIRECT). */
 enum ioshape_direct {
-	IOSHAPE_DIRECT_PREFER =
-		0, /* where the filesystem can; otherwise buffered, and the report says so */
+	/* Where the filesystem can; otherwise buffered, and the report says so. */
+	IOSHAPE_DIRECT_PREFER = 0,
 	IOSHAPE_DIRECT_REQUIRE, /* fail where it cannot */
 	IOSHAPE_DIRECT_OFF
 };
@@ -70,7 +70,7 @@ enum ioshape_staging_full {
 enum ioshape_log_level {
 	IOSHAPE_LOG_ERROR = 1,
 	IOSHAPE_LOG_WARNING = 2,
-	IOSHAPE_LOG_INFO = 3, /* the default: one line where something was not as asked for */
+	IOSHAPE_LOG_INFO = 3, /* the default: one line where something was not as preferred */
 	IOSHAPE_LOG_DEBUG = 4
 };
 
@@ -87,9 +87,10 @@ struct ioshape_context_options {
 	enum ioshape_direct direct; /* IOSHAPE_DIRECT */
 	/* IOSHAPE_BLOCK_BYTES: bytes per request; a power of two from 64 KiB to 64 MiB */
 	uint64_t block_bytes;
-	uint32_t queue_depth;  /* IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
-	uint32_t copy_threads; /* IOSHAPE_COPY_THREADS: threads that copy or verify memory; 1 to 64
-				*/
+	/* IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
+	uint32_t queue_depth;
+	/* IOSHAPE_COPY_THREADS: threads that copy or verify memory; 1 to 64 */
+	uint32_t copy_threads;
 	/* IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may hold; from 16 MiB on */
 	uint64_t staging_bytes;
 	enum ioshape_staging_full staging_full; /* IOSHAPE_STAGING_FULL */
@@ -114,7 +115,8 @@ int ioshape_context_open(struct ioshape_context **out,
 
 /*
  * Maps and touches staging memory for `bytes` of tensors now, so that the first asynchronous save
- * is as quick as later ones. Bounded by staging_bytes (-ENOMEM above it).
+ * is as quick as later ones. What saves under way hold counts. Bounded by staging_bytes (-ENOMEM
+ * above it).
  */
 int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
 
@@ -123,8 +125,7 @@ int ioshape_context_trim(struct ioshape_context *context);
 
 /*
  * The sentence about the last call that failed in the calling thread, if that was one on this
- * context;
- * "" otherwise. Valid until the thread's next call on any context.
+ * context; "" otherwise. Valid until the thread's next call on any context.
  */
 const char *ioshape_context_message(struct ioshape_context *context);
 
@@ -135,8 +136,7 @@ const char *ioshape_context_message(struct ioshape_context *context);
  */
 void ioshape_context_free(struct ioshape_context *context);
 
-/* "0.1.0": the version of the library in use, as opposed to that of the headers (IOSHAPE_VERSION).
- */
+/* The version of the library in use, as opposed to that of the headers (IOSHAPE_VERSION). */
 const char *ioshape_version(void);
 
 #ifdef __cplusplus

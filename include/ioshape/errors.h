@@ -16,17 +16,13 @@ extern "C" {
 
 /* Codes of our own begin far below every errno of Linux, which end at 4095. */
 enum ioshape_error {
-	/* Not a torch zip, or one with a feature this library does not read (compression,
-	   encryption). */
+	/* Not a torch zip, or one with a feature that is not read (compression, encryption). */
 	IOSHAPE_E_FORMAT = -5001,
-	/* The bytes are not those that were written: a checksum or a cross-check inside the file
-	   failed. */
+	/* The bytes are not those that were written: a checksum or a cross-check failed. */
 	IOSHAPE_E_DAMAGED = -5002,
-	/* A count, a length or a nesting in the file or in the arguments is above a documented
-	   limit. */
+	/* A count, a length or a nesting in the file or the arguments is above a limit. */
 	IOSHAPE_E_LIMIT = -5003,
-	/* The file is sound, but carries no tensor table (it was not written through the tensor
-	   calls). */
+	/* The file is sound, but has no tensor table: not written through the tensor calls. */
 	IOSHAPE_E_NO_TABLE = -5004
 };
 

@@ -148,10 +148,19 @@ private:
 	std::unique_ptr<ioshape_context, detail::deleter<ioshape_context_free>> handle_;
 };
 
-/* A save in the background. Destroying it before it has ended aborts it: wait() to keep it. */
+/*
+ * A save in the background, or none yet. Destroying it, or assigning another to it, before it has
+ * ended aborts it: wait() to keep it.
+ */
 class save
 {
 public:
+	save() = default;
+	/* Whether there is one. Without one all else throws -EINVAL. */
+	explicit operator bool() const noexcept
+	{
+		return handle_ != nullptr;
+	}
 	bool done() const
 	{
 		const int code = ioshape_save_poll(get());

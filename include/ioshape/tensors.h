@@ -42,8 +42,8 @@ enum ioshape_dtype {
 	IOSHAPE_FLOAT8_E4M3FNUZ = 19,
 	IOSHAPE_FLOAT8_E5M2FNUZ = 20,
 	IOSHAPE_FLOAT8_E8M0FNU = 21,
-	IOSHAPE_FLOAT4_E2M1FN_X2 =
-		22 /* one byte holds two values; shapes count bytes, as in torch */
+	/* One byte holds two values; shapes count bytes, as in torch. */
+	IOSHAPE_FLOAT4_E2M1FN_X2 = 22
 };
 
 /* Bytes of one element, 0 for a value that is not a dtype. */
@@ -59,8 +59,7 @@ const char *ioshape_dtype_name(enum ioshape_dtype dtype);
 #define IOSHAPE_MAX_ATTRIBUTES 4096u /* string attributes of a file */
 #define IOSHAPE_MAX_METADATA_BYTES (16u << 20) /* user blob and attributes together */
 
-/* A tensor in the caller's memory. Everything it points to is borrowed (see each call for how
- * long). */
+/* A tensor in the caller's memory. All it points to is borrowed (each call says for how long). */
 struct ioshape_tensor {
 	const char *name; /* UTF-8, unique in the file, not empty */
 	enum ioshape_dtype dtype;
@@ -94,9 +93,9 @@ struct ioshape_metadata {
 
 /* What a call is doing. */
 enum ioshape_phase {
-	IOSHAPE_PHASE_STAGE =
-		1, /* copying tensors away (asynchronous saves, in the caller's thread) */
-	IOSHAPE_PHASE_PLAN = 2, /* deciding where each byte lies, creating the file */
+	/* Copying tensors away (asynchronous saves, in the caller's thread). */
+	IOSHAPE_PHASE_STAGE = 1,
+	IOSHAPE_PHASE_PLAN = 2, /* the file has been created, its space is not reserved yet */
 	IOSHAPE_PHASE_WRITE = 3,
 	IOSHAPE_PHASE_SYNC = 4,   /* waiting for stable storage */
 	IOSHAPE_PHASE_COMMIT = 5, /* the new file takes the place of the old */
@@ -105,8 +104,9 @@ enum ioshape_phase {
 };
 
 /*
- * Told when a phase begins and about every block in it: done of total bytes. Called from whichever
- * thread does the work; an asynchronous save larger than the staging memory is staged and written
+ * Told when a phase begins and about every block in it: done of total bytes, never more than all (a
+ * total of 0 is unknown: a writer that was not told what to expect). Called from whichever thread
+ * does the work; an asynchronous save larger than the staging memory is staged and written
  * at the same time, and calls from two threads at once. Returning anything but 0 stops the
  * operation, which then fails with -ECANCELED; in the phases COMMIT and DONE it is too late, and
  * the value is ignored. It must not call back into the library with the same handle.
@@ -132,11 +132,11 @@ struct ioshape_report {
 	double total_s;
 	char engine[16]; /* "uring", "threads", "buffered", "nil" */
 	char layout[16]; /* "single": one process, one file */
-	uint32_t direct; /* 1 if blocks went past the page cache */
+	uint32_t direct; /* 1 if blocks went past the page cache, up to the last one */
 	uint32_t queue_depth;
 	uint64_t block_bytes;
-	uint32_t
-		memory_alignment; /* what the filesystem asks of direct I/O; 0 if it said nothing */
+	/* What the filesystem asks of direct I/O; 0 if it said nothing. */
+	uint32_t memory_alignment;
 	uint32_t offset_alignment;
 	char filesystem[32];    /* "ext4", "xfs", "tmpfs", "fuse.sshfs", ... */
 	uint32_t fallbacks;     /* how often something was not as preferred */
@@ -156,10 +156,10 @@ struct ioshape_save_options {
 	 * use ioshape_save_report() instead: setting it there is -EINVAL.
 	 */
 	struct ioshape_report *report;
-	uint32_t
-		no_replace; /* 1: fail with -EEXIST if the path exists when the file is committed */
-	uint32_t no_sync; /* 1: return without waiting for stable storage. Still atomic for readers.
-			   */
+	/* 1: fail with -EEXIST if the path exists when the file is committed. */
+	uint32_t no_replace;
+	/* 1: return without waiting for stable storage. Still atomic for readers. */
+	uint32_t no_sync;
 };
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
@@ -183,8 +183,8 @@ struct ioshape_save;
 /*
  * As ioshape_save_tensors(), but returns as soon as the tensors are copied into staging memory:
  * from then on everything passed may be changed or freed (`progress_user` excepted). The rest
- * happens on a thread of the library. Saves to the same file take their places in the order of the
- * calls.
+ * happens on a thread of the library. A relative path means what it means at the call. Saves to the
+ * same file take their places in the order of the calls.
  *
  * When earlier saves hold the staging memory the call waits for them, or returns -EAGAIN, as the
  * context's staging_full says. A checkpoint larger than all of staging_bytes is passed through it
@@ -198,8 +198,7 @@ int ioshape_save_tensors_async(struct ioshape_context *context, const char *path
 			       const struct ioshape_save_options *options,
 			       struct ioshape_save **out);
 
-/* 1 if the save has ended (well or not), 0 if it is under way; -EPERM in a child of fork(). Any
- * thread. */
+/* 1 if the save has ended (well or not), 0 if it is under way. Any thread. */
 int ioshape_save_poll(struct ioshape_save *save);
 
 /*
@@ -212,8 +211,7 @@ int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
 /* What the save did; -EINPROGRESS while it is under way. report->size must be set. Any thread. */
 int ioshape_save_report(struct ioshape_save *save, struct ioshape_report *report);
 
-/* The sentence about the failure; "" unless the save has ended and failed. Valid until it is freed.
- */
+/* The sentence about the failure, valid until the save is freed; "" unless it ended and failed. */
 const char *ioshape_save_message(struct ioshape_save *save);
 
 /*

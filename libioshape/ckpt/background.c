@@ -32,7 +32,9 @@ static void *run_save(void *argument)
 	ret = ckpt_save(save->context, save->path, &save->plan, &source, &save->file_options,
 			&save->abort, &save->turn, &report, &error);
 	if (ret)
-		base_log(&save->context->log, IOSHAPE_LOG_ERROR, "%s", error.text);
+		base_log(&save->context->log,
+			 atomic_load(&save->abort) ? IOSHAPE_LOG_INFO : IOSHAPE_LOG_ERROR, "%s",
+			 error.text);
 	ckpt_turn_end(save->context, &save->turn);
 	pthread_mutex_lock(&save->lock);
 	save->written = true;

@@ -93,7 +93,7 @@ int ckpt_take_lane(struct ioshape_context *context, struct ring_lane **lane,
 		   struct base_error *error);
 void ckpt_return_lane(struct ioshape_context *context, struct ring_lane *lane);
 
-/* True once for each directory. */
+/* True once for each directory. The path is absolute. */
 bool ckpt_should_tidy(struct ioshape_context *context, const char *path);
 
 /*

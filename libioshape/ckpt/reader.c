@@ -250,8 +250,10 @@ static int enter_table(struct ioshape_reader *reader)
 	if (ret || (reader->zip.has_index && reader->zip.index.has_table))
 		return ret;
 	if (reader->zip.index_problem.code)
-		return base_fail(&reader->error, IOSHAPE_E_NO_TABLE, "%s",
-				 reader->zip.index_problem.text);
+		return base_fail(&reader->error, IOSHAPE_E_NO_TABLE,
+				 "the index of %s cannot be used (%s); read its records, or open "
+				 "it in Python",
+				 reader->zip.input.path, reader->zip.index_problem.text);
 	return base_fail(&reader->error, IOSHAPE_E_NO_TABLE,
 			 "%s was not saved by ioshape_save_tensors(); read its records, or open it "
 			 "in Python",

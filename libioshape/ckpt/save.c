@@ -105,6 +105,7 @@ int ckpt_commit(struct ioshape_context *context, struct ckpt_turn *turn, struct 
 	report->commit_s += base_seconds(base_now_ns() - begin);
 	if (!ret)
 		ret = ring_writer_commit(file, error);
+	snprintf(report->filesystem, sizeof(report->filesystem), "%s", notes->filesystem);
 	if (file)
 		ring_writer_report(file, report);
 	report->fallbacks = notes->count;
@@ -124,7 +125,7 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 		.expected_bytes = plan->expected_bytes,
 		.no_replace = options->no_replace,
 		.no_sync = options->no_sync,
-		.remove_stale = ckpt_should_tidy(context, path),
+		.remove_stale = ckpt_should_tidy(context, turn->path),
 		.progress = options->progress,
 		.progress_user = options->progress_user,
 		.progress_total = plan->expected_bytes,

@@ -57,8 +57,8 @@ static int open_writer(struct ioshape_context *context, const char *path,
 		return base_no_memory(error, "a writer", sizeof(*writer));
 	writer->context = context;
 	writer->begin_ns = base_now_ns();
-	writer->path = strdup(path);
-	ret = writer->path ? 0 : base_no_memory(error, "a path", strlen(path));
+	/* Its turn comes at the commit, wherever the application has changed its directory to. */
+	ret = ckpt_absolute_path(path, &writer->path, error);
 	if (!ret)
 		ret = ckpt_take_metadata(&writer->metadata, &writer->metadata_memory,
 					 options->metadata, error);

@@ -80,6 +80,7 @@ struct ring_notes {
 	unsigned count;
 	unsigned short_results;
 	char text[IOSHAPE_REPORT_TEXT_BYTES];
+	char filesystem[32]; /* that the file is on: known also where it cannot be begun */
 };
 
 void ring_note(struct ring_notes *notes, const char *format, ...)

@@ -92,7 +92,7 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 			continue;
 		same_machine = !strncmp(machine, tag, 8) && strcmp(tag, RING_UNKNOWN_MACHINE);
 		if (remove_if_abandoned(directory_fd, entry->d_name, same_machine)) {
-			base_log(log, IOSHAPE_LOG_INFO,
+			base_log(log, IOSHAPE_LOG_WARNING,
 				 "removed %s in %s, left behind by a dead process", entry->d_name,
 				 directory);
 			removed++;

@@ -130,6 +130,8 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	ret = fs_describe(writer->target.fd, path, &writer->lane->fs_memory, &writer->fs, error);
 	if (ret)
 		return ret;
+	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
+		 writer->fs.type);
 	return preallocate(writer, error);
 }
 
@@ -194,7 +196,8 @@ static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
 	pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
 	moved = write(fd, data, bytes);
 	code = errno;
-	if (moved < 0 && code == EPIPE && !was_pending)
+	/* Also after a short result: the reader may have gone in the middle. */
+	if (moved < (ssize_t)bytes && !was_pending)
 		sigtimedwait(&pipe_signal, NULL, &no_time);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	errno = code;
@@ -359,8 +362,10 @@ int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_
 
 /* ---- The end --------------------------------------------------------------------------------- */
 
-/* Whether all there is can leave with one plain write. */
-/* Unless an engine or direct I/O was asked for by name: then even this much goes that way. */
+/*
+ * Whether all there is can leave with one plain write. Not if an engine or direct I/O was asked for
+ * by name: then even this much goes that way.
+ */
 static bool is_small(const struct ring_writer *writer)
 {
 	const struct ring_config *config = &writer->lane->config;
@@ -486,7 +491,6 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->block_bytes = lane->config.block_bytes;
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
-	snprintf(report->filesystem, sizeof(report->filesystem), "%s", writer->fs.type);
 }
 
 void ring_writer_free(struct ring_writer *writer)

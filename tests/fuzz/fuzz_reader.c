@@ -79,10 +79,14 @@ static void check_index(const struct zip_index *index, const struct zip_director
 {
 	uint64_t sum = 0;
 
+	/* zip_data_fits(), which knows the folder, is asked by the reader afterwards. */
 	for (uint64_t i = 0; i < index->records; i++) {
-		MUST(zip_data_fits(directory, i, index->data_offsets[i]) ||
-		     index->data_offsets[i] - directory->entries[i].header_offset > UINT16_MAX);
-		sum += index->data_offsets[i];
+		const struct zip_entry *entry = &directory->entries[i];
+
+		MUST(index->data_offsets[i] >= entry->header_offset + ZIP_LOCAL_BYTES);
+		MUST(index->data_offsets[i] <= entry[1].header_offset);
+		MUST(entry->bytes <= entry[1].header_offset - index->data_offsets[i]);
+		sum += zip_data_fits(directory, i, index->data_offsets[i]);
 	}
 	for (uint64_t i = 0; i < index->check_count; i++)
 		sum += index->checks[i];

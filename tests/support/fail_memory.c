@@ -1,68 +1,92 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The linker turns malloc() into __wrap_malloc() and __real_malloc() into malloc(), and so on:
- * sanitizers and valgrind still see every allocation. Not for several threads.
+ * sanitizers and valgrind still see every allocation.
  */
+#define _GNU_SOURCE
 #include "support/fail_memory.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <sys/mman.h>
 
-static unsigned long count, first_failure;
+/* Several threads of the library may allocate at the same time. */
+static atomic_ulong count, first_failure;
+static atomic_bool once;
+
+static void begin(unsigned long nth, bool only_one)
+{
+	atomic_store(&first_failure, 0);
+	atomic_store(&count, 0);
+	atomic_store(&once, only_one);
+	atomic_store(&first_failure, nth);
+}
 
 void fail_memory_at(unsigned long nth)
 {
-	count = 0;
-	first_failure = nth;
+	begin(nth, false);
+}
+
+void fail_memory_once_at(unsigned long nth)
+{
+	begin(nth, true);
 }
 
 unsigned long fail_memory_count(void)
 {
-	return count;
+	return atomic_load(&count);
 }
 
 static bool fails(void)
 {
-	count++;
-	if (!first_failure || count < first_failure)
+	unsigned long now = atomic_fetch_add(&count, 1) + 1, first = atomic_load(&first_failure);
+
+	if (!first || now < first || (atomic_load(&once) && now > first))
 		return false;
 	errno = ENOMEM;
 	return true;
 }
 
-void *__real_malloc(size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__real_calloc(size_t count_of, size_t bytes);
-void *__wrap_calloc(size_t count_of, size_t bytes);
-void *__real_realloc(void *memory, size_t bytes);
-void *__wrap_realloc(void *memory, size_t bytes);
-void *__real_reallocarray(void *memory, size_t count_of, size_t bytes);
-void *__wrap_reallocarray(void *memory, size_t count_of, size_t bytes);
-char *__real_strdup(const char *text);
-char *__wrap_strdup(const char *text);
+#define WRAP(type, name, failure, parameters, arguments)          \
+	type __real_##name parameters;                            \
+	type __wrap_##name parameters;                            \
+	type __wrap_##name parameters                             \
+	{                                                         \
+		return fails() ? (failure) : __real_##name arguments; \
+	}
 
-void *__wrap_malloc(size_t bytes)
-{
-	return fails() ? NULL : __real_malloc(bytes);
-}
+WRAP(void *, malloc, NULL, (size_t bytes), (bytes))
+WRAP(void *, calloc, NULL, (size_t elements, size_t bytes), (elements, bytes))
+WRAP(void *, realloc, NULL, (void *memory, size_t bytes), (memory, bytes))
+WRAP(void *, reallocarray, NULL, (void *memory, size_t elements, size_t bytes), (memory, elements, bytes))
+WRAP(char *, strdup, NULL, (const char *text), (text))
+WRAP(char *, strndup, NULL, (const char *text, size_t bytes), (text, bytes))
+WRAP(void *, mmap64, MAP_FAILED,
+     (void *address, size_t bytes, int protection, int flags, int fd, off64_t offset),
+     (address, bytes, protection, flags, fd, offset))
+WRAP(char *, realpath, NULL, (const char *path, char *resolved), (path, resolved))
+WRAP(DIR *, fdopendir, NULL, (int fd), (fd))
+WRAP(int, pthread_create, EAGAIN,
+     (pthread_t * thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument),
+     (thread, attributes, run, argument))
 
-void *__wrap_calloc(size_t count_of, size_t bytes)
+int __real_asprintf(char **into, const char *format, ...);
+int __wrap_asprintf(char **into, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int __wrap_asprintf(char **into, const char *format, ...)
 {
-	return fails() ? NULL : __real_calloc(count_of, bytes);
-}
+	va_list args;
+	int ret;
 
-void *__wrap_realloc(void *memory, size_t bytes)
-{
-	return fails() ? NULL : __real_realloc(memory, bytes);
-}
-
-void *__wrap_reallocarray(void *memory, size_t count_of, size_t bytes)
-{
-	return fails() ? NULL : __real_reallocarray(memory, count_of, bytes);
-}
-
-char *__wrap_strdup(const char *text)
-{
-	return fails() ? NULL : __real_strdup(text);
+	if (fails())
+		return -1;
+	va_start(args, format);
+	ret = vasprintf(into, format, args);
+	va_end(args);
+	return ret;
 }

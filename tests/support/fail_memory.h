@@ -9,6 +9,9 @@
 /* The nth allocation from now on fails, 1 being the next, and all behind it; 0: none. */
 void fail_memory_at(unsigned long nth);
 
+/* Only the nth fails. */
+void fail_memory_once_at(unsigned long nth);
+
 /* Allocations since fail_memory_at(), those that failed included. */
 unsigned long fail_memory_count(void);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/sample.h"
 
+#include "support/must.h"
 #include "support/random.h"
 
-#include <check.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -101,7 +101,7 @@ static void make_tensor(struct sample *sample, size_t i, uint64_t *state, size_t
 	sample->memory[i] = malloc(memory_bytes + 1);
 	sample->bytes[i] = elements * element;
 	sample->expected[i] = malloc(sample->bytes[i] + 1);
-	ck_assert(sample->memory[i] && sample->expected[i]);
+	MUST(sample->memory[i] && sample->expected[i], "memory for %s", tensor->name);
 	fill(state, sample->memory[i], memory_bytes, tensor->dtype);
 	tensor->data = memory_bytes ? sample->memory[i] : NULL;
 	if (kinds[i].packed)
@@ -266,6 +266,6 @@ struct ioshape_context *sample_context(enum ioshape_engine engine, enum ioshape_
 	options.copy_threads = 2;
 	options.staging_bytes = 64 << 20;
 	ret = ioshape_context_open(&context, &options, message, sizeof(message));
-	ck_assert_msg(!ret, "%s", message);
+	MUST(!ret, "%s", message);
 	return context;
 }

@@ -2,7 +2,8 @@
 #define _GNU_SOURCE
 #include "support/scratch.h"
 
-#include <check.h>
+#include "support/must.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -30,11 +31,11 @@ void scratch_setup(void)
 {
 	char absolute[PATH_MAX / 4];
 
-	ck_assert_ptr_nonnull(realpath(base(), directory));
-	ck_assert_uint_lt(strlen(directory), sizeof(absolute));
+	MUST(realpath(base(), directory), "%s", base());
+	MUST(strlen(directory) < sizeof(absolute), "%s", directory);
 	strcpy(absolute, directory);
 	snprintf(directory, sizeof(directory), "%s/scratch-XXXXXX", absolute);
-	ck_assert_msg(mkdtemp(directory) != NULL, "mkdtemp %s: %s", directory, strerror(errno));
+	MUST(mkdtemp(directory), "mkdtemp %s", directory);
 }
 
 void scratch_teardown(void)
@@ -77,9 +78,9 @@ void scratch_write(const char *path, const void *data, size_t bytes)
 {
 	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
 
-	ck_assert_msg(fd >= 0, "open %s: %s", path, strerror(errno));
-	ck_assert_int_eq(write(fd, data, bytes), (ssize_t)bytes);
-	ck_assert_int_eq(close(fd), 0);
+	MUST(fd >= 0, "open %s", path);
+	MUST(write(fd, data, bytes) == (ssize_t)bytes, "write %s", path);
+	MUST(!close(fd), "close %s", path);
 }
 
 uint8_t *scratch_read(const char *path, size_t *bytes)
@@ -88,12 +89,12 @@ uint8_t *scratch_read(const char *path, size_t *bytes)
 	uint8_t *data;
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-	ck_assert_msg(fd >= 0, "open %s: %s", path, strerror(errno));
-	ck_assert_int_eq(fstat(fd, &status), 0);
+	MUST(fd >= 0, "open %s", path);
+	MUST(!fstat(fd, &status), "fstat %s", path);
 	*bytes = (size_t)status.st_size;
 	data = malloc(*bytes + 1);
-	ck_assert_ptr_nonnull(data);
-	ck_assert_int_eq(read(fd, data, *bytes), status.st_size);
+	MUST(data, "memory for %s", path);
+	MUST(read(fd, data, *bytes) == status.st_size, "read %s", path);
 	close(fd);
 	return data;
 }
@@ -112,10 +113,10 @@ void scratch_evict(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-	ck_assert_msg(fd >= 0, "open %s: %s", path, strerror(errno));
+	MUST(fd >= 0, "open %s", path);
 	/* Dirty pages stay. */
-	ck_assert_int_eq(fsync(fd), 0);
-	ck_assert_int_eq(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+	MUST(!fsync(fd), "fsync %s", path);
+	MUST(!posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), "posix_fadvise %s", path);
 	close(fd);
 }
 
@@ -125,7 +126,7 @@ static unsigned count_names(const char *where, const char *part)
 	unsigned count = 0;
 	DIR *listing = opendir(where);
 
-	ck_assert_msg(listing != NULL, "opendir %s: %s", where, strerror(errno));
+	MUST(listing, "opendir %s", where);
 	while ((entry = readdir(listing)))
 		count += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") &&
 			 strstr(entry->d_name, part);
@@ -169,10 +170,10 @@ int scratch_in_child(int (*body)(void *), void *argument)
 
 	fflush(NULL);
 	child = fork();
-	ck_assert_int_ge(child, 0);
+	MUST(child >= 0, "fork");
 	if (!child)
 		_exit(body(argument));
-	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	MUST(waitpid(child, &status, 0) == child, "waitpid");
 	return status;
 }
 

@@ -482,7 +482,7 @@ static int fails_when_shut_out(void *argument)
 		return 99;
 	ops->attach(engine, fd);
 	first = request(RING_WRITE, fd, slabs, BLOCK, 0);
-	if (ops->submit(engine, &first) != -EPERM)
+	if (ops->submit(engine, &first) || ops->wait(engine) != &first || first.result != -EPERM)
 		return 1;
 	second = request(RING_WRITE, fd, slabs, BLOCK, 0);
 	if (ops->submit(engine, &second) != -EPERM)

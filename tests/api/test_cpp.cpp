@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ioshape.hpp: handles that can be moved, exceptions, and saves that end with their handle. */
+#include <ioshape/ioshape.hpp>
+
+extern "C" {
+#include "support/check_main.h"
+#include "support/scratch.h"
+}
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <type_traits>
+#include <unistd.h>
+#include <utility>
+
+static_assert(std::is_default_constructible_v<ioshape::save>, "a save to be assigned later");
+static_assert(!std::is_copy_constructible_v<ioshape::save>, "a save has one owner");
+static_assert(std::is_nothrow_move_constructible_v<ioshape::save>, "a save can be moved");
+static_assert(!std::is_convertible_v<ioshape::save, bool>, "a save is asked, not added up");
+static_assert(std::is_base_of_v<std::system_error, ioshape::error>, "as the header says");
+
+namespace
+{
+
+struct one {
+	std::vector<std::uint8_t> memory;
+	std::int64_t shape[1];
+
+	one(std::size_t bytes, std::uint8_t value)
+		: memory(bytes, value), shape{ static_cast<std::int64_t>(bytes) }
+	{
+	}
+	std::vector<ioshape_tensor> tensors() const
+	{
+		return { { "one", IOSHAPE_UINT8, 1, shape, nullptr, memory.data() } };
+	}
+};
+
+std::uint8_t first_byte(const ioshape::context &context, const char *path)
+{
+	const ioshape::reader reader(context, path);
+	std::uint8_t byte = 0;
+
+	reader.load({ { reader.find_tensor("one"), 0, 1, &byte } });
+	return byte;
+}
+
+/* The code that a call throws; 0 if it does not. */
+template <typename Call> int thrown(Call &&call)
+{
+	try {
+		call();
+	} catch (const ioshape::error &error) {
+		return error.raw();
+	}
+	return 0;
+}
+
+/* Holds a save before its file takes its place, until it is aborted. */
+int hold(void *user, ioshape_phase phase, std::uint64_t, std::uint64_t)
+{
+	auto *const released = static_cast<std::atomic<bool> *>(user);
+
+	while (phase == IOSHAPE_PHASE_SYNC && !*released)
+		usleep(1000);
+	return 0;
+}
+
+} // namespace
+
+START_TEST(a_save_can_wait_to_be_assigned)
+{
+	ioshape::context context;
+	const one given(1000, 4);
+	ioshape::save save;
+
+	ck_assert(!save);
+	ck_assert_ptr_null(save.get());
+	ck_assert_int_eq(thrown([&] { save.wait(); }), -EINVAL);
+	ck_assert_int_eq(thrown([&] { save.done(); }), -EINVAL);
+	save = context.save_tensors_async(scratch_path("a.pt"), given.tensors());
+	ck_assert(static_cast<bool>(save));
+	save.wait();
+	ck_assert(save.done());
+	ck_assert_uint_eq(first_byte(context, scratch_path("a.pt")), 4);
+
+	ioshape::save taken = std::move(save);
+	ck_assert(!save); /* NOLINT: what a moved one is, is the question */
+	ck_assert(static_cast<bool>(taken));
+	taken = {};
+	ck_assert(!taken);
+}
+END_TEST
+
+START_TEST(assigning_over_a_save_under_way_aborts_it)
+{
+	ioshape::context context;
+	const one old(1000, 1), lost(1000, 2), kept(1000, 3);
+	ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	std::atomic<bool> released{ false };
+
+	context.save_tensors(scratch_path("a.pt"), old.tensors());
+	options.progress = hold;
+	options.progress_user = &released;
+	ioshape::save save =
+		context.save_tensors_async(scratch_path("a.pt"), lost.tensors(), options);
+	ioshape::save next = context.save_tensors_async(scratch_path("b.pt"), kept.tensors());
+	/* To assign is to abort and then to wait, so by the time of the release it is aborted. */
+	std::thread releaser([&] {
+		usleep(300000);
+		released = true;
+	});
+	save = std::move(next);
+	releaser.join();
+	save.wait();
+	ck_assert_uint_eq(first_byte(context, scratch_path("a.pt")), 1);
+	ck_assert_uint_eq(first_byte(context, scratch_path("b.pt")), 3);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+}
+END_TEST
+
+START_TEST(failures_are_exceptions_with_sentences)
+{
+	ioshape::context context;
+
+	try {
+		ioshape::reader reader(context, scratch_path("missing.pt"));
+		ck_abort_msg("opened what is not there");
+	} catch (const std::system_error &error) {
+		ck_assert(error.code() == std::errc::no_such_file_or_directory);
+		ck_assert_ptr_nonnull(std::strstr(error.what(), "missing.pt"));
+	}
+	scratch_write(scratch_path("text.pt"), "no archive", 10);
+	try {
+		ioshape::reader reader(context, scratch_path("text.pt"));
+		ck_abort_msg("opened what is no archive");
+	} catch (const ioshape::error &error) {
+		ck_assert(error.code().category() == ioshape::category());
+		ck_assert_int_eq(error.raw(), IOSHAPE_E_FORMAT);
+	}
+}
+END_TEST
+
+START_TEST(metadata_and_records_travel)
+{
+	ioshape::context context;
+	ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
+	ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
+	std::string text(4, 0);
+
+	metadata.step = 12;
+	options.metadata = &metadata;
+	ioshape::writer writer(context, scratch_path("a.pt"), options);
+	writer.begin("text");
+	writer.write("te", 2);
+	ck_assert_int_eq(thrown([&] { writer.commit(); }), -EINVAL);
+	writer.write("xt", 2);
+	writer.end();
+	ck_assert_uint_eq(writer.commit().tensor_bytes, 4);
+
+	const ioshape::reader reader(context, scratch_path("a.pt"));
+	reader.read(reader.find_record("text"), 0, &text[0], text.size());
+	ck_assert_str_eq(text.c_str(), "text");
+	ck_assert_int_eq(reader.metadata().step, 12);
+	ck_assert_int_eq(thrown([&] { reader.tensors(); }), IOSHAPE_E_NO_TABLE);
+	reader.verify();
+}
+END_TEST
+
+int main()
+{
+	Suite *suite = suite_create("cpp");
+	TCase *classes = tcase_create("classes");
+
+	tcase_add_checked_fixture(classes, scratch_setup, scratch_teardown);
+	tcase_add_test(classes, a_save_can_wait_to_be_assigned);
+	tcase_add_test(classes, assigning_over_a_save_under_way_aborts_it);
+	tcase_add_test(classes, failures_are_exceptions_with_sentences);
+	tcase_add_test(classes, metadata_and_records_travel);
+	suite_add_tcase(suite, classes);
+	return check_main(suite);
+}

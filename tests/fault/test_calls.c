@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A save replaces an older file, and at each system call on the way, one after the other, the call fails or the
+ * process is killed. Whatever comes of it: there is the old file or the new one.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "support/calls.h"
+#include "support/check_main.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Leaks are looked for where the sanitizer is there to do it. */
+extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
+
+static const struct scenario {
+	const char *name;
+	enum ioshape_engine engine;
+	enum ioshape_direct direct;
+	uint64_t block_bytes;
+	bool background;
+	bool no_replace; /* and there is no older file */
+	bool records;    /* through a writer of records */
+} scenarios[] = {
+	{ "uring", IOSHAPE_ENGINE_URING, IOSHAPE_DIRECT_PREFER, 512 << 10, false, false, false },
+	{ "threads in the background", IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_PREFER, 512 << 10, true, false, false },
+	{ "buffered", IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF, 512 << 10, false, false, false },
+	{ "small", IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER, 4 << 20, false, false, false },
+	{ "no replace", IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER, 512 << 10, false, true, false },
+	{ "records", IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER, 512 << 10, false, false, true },
+};
+
+/* What a child has to tell, in memory that it shares with its parent. */
+struct outcome {
+	bool ended;
+	int ret;
+	unsigned descriptors; /* too many */
+	bool leaked;
+	char message[1024];
+};
+
+static const struct scenario *scenario;
+static struct sample sample;
+static struct outcome *outcome;
+static uint8_t *new_file;
+static size_t new_bytes;
+static const char old_file[] = "what was there before";
+
+static enum calls_mode mode;
+static unsigned long nth;
+static int code;
+
+static struct ioshape_context *open_context(void)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *context;
+
+	options.engine = scenario->engine;
+	options.direct = scenario->direct;
+	options.block_bytes = scenario->block_bytes;
+	options.queue_depth = 2;
+	options.staging_bytes = 64 << 20;
+	ck_assert_int_eq(ioshape_context_open(&context, &options, NULL, 0), 0);
+	return context;
+}
+
+static int save_records(struct ioshape_context *context)
+{
+	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
+	struct ioshape_writer *writer;
+	int ret;
+
+	options.expected_bytes = sample.total_bytes;
+	ret = ioshape_writer_open(context, "file", &options, &writer);
+	if (ret) {
+		snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_context_message(context));
+		return ret;
+	}
+	for (size_t i = 0; !ret && i < sample.count; i++) {
+		char name[32];
+
+		snprintf(name, sizeof(name), "data/%zu", i);
+		ret = ioshape_writer_record(writer, name, sample.expected[i], sample.bytes[i], 0);
+	}
+	if (!ret)
+		ret = ioshape_writer_commit(writer, NULL);
+	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_writer_message(writer));
+	ioshape_writer_free(writer);
+	return ret;
+}
+
+static int save(struct ioshape_context *context)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *handle;
+	int ret;
+
+	if (scenario->records)
+		return save_records(context);
+	options.metadata = &sample.metadata;
+	options.no_replace = scenario->no_replace;
+	if (!scenario->background) {
+		ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
+		snprintf(outcome->message, sizeof(outcome->message), "%s",
+			 ret ? ioshape_context_message(context) : "");
+		return ret;
+	}
+	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options, &handle);
+	if (ret) {
+		snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_context_message(context));
+		return ret;
+	}
+	ret = ioshape_save_wait(handle, -1);
+	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_save_message(handle));
+	ioshape_save_free(handle);
+	return ret;
+}
+
+/* In a child. */
+static int save_with_trouble(void *argument)
+{
+	unsigned descriptors = scratch_descriptors();
+	struct ioshape_context *context = open_context();
+
+	(void)argument;
+	calls_begin(mode, nth, code);
+	outcome->ret = save(context);
+	calls_end();
+	ioshape_context_free(context);
+	outcome->descriptors = scratch_descriptors() - descriptors;
+	outcome->leaked = __lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check();
+	outcome->ended = true;
+	return 0;
+}
+
+static void restore_old_file(void)
+{
+	unlink("file");
+	if (!scenario->no_replace)
+		scratch_write("file", old_file, sizeof(old_file));
+}
+
+/* Returns false when the save has fewer calls than nth. */
+static bool run(void)
+{
+	int status;
+
+	restore_old_file();
+	memset(outcome, 0, sizeof(*outcome));
+	status = scratch_in_child(save_with_trouble, NULL);
+	if (mode == CALLS_COUNT || atomic_load(&calls_record()->count) < nth) {
+		ck_assert_msg(outcome->ended && !outcome->ret, "%s", outcome->message);
+		return false;
+	}
+	if (mode == CALLS_FAIL)
+		ck_assert_msg(WIFEXITED(status) && outcome->ended, "%s: call %lu: the process died",
+			      scenario->name, nth);
+	else
+		ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "%s: call %lu: status %d",
+			      scenario->name, nth, status);
+	return true;
+}
+
+static bool is_old(void)
+{
+	return scenario->no_replace ? access("file", F_OK) != 0 :
+				      scratch_same("file", old_file, sizeof(old_file));
+}
+
+static bool is_new(void)
+{
+	return access("file", F_OK) == 0 && scratch_same("file", new_file, new_bytes);
+}
+
+static void setup(void)
+{
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	outcome = mmap(NULL, sizeof(*outcome), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ck_assert_ptr_ne(outcome, MAP_FAILED);
+	calls_record();
+}
+
+static void begin_scenario(int i)
+{
+	struct ioshape_context *context;
+
+	scenario = &scenarios[i];
+	sample_make(&sample, 7, !strcmp(scenario->name, "small") ? 1000 : 1200000);
+	context = open_context();
+	restore_old_file();
+	ck_assert_int_eq(save(context), 0);
+	new_file = scratch_read("file", &new_bytes);
+	if (!scenario->records) {
+		char why[256];
+
+		ck_assert_msg(!sample_check(context, "file", &sample, why, sizeof(why)), "%s", why);
+	}
+	ioshape_context_free(context);
+}
+
+static void teardown(void)
+{
+	free(new_file);
+	sample_free(&sample);
+	munmap(outcome, sizeof(*outcome));
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static const char *call_name(unsigned long number)
+{
+	const char *name = number <= CALLS_MOST ? atomic_load(&calls_record()->names[number - 1]) : NULL;
+
+	return name ? name : "?";
+}
+
+/* ---- Failing calls -------------------------------------------------------------------------------------- */
+
+static const int codes[] = { EIO, ENOSPC, EINTR, EPERM };
+
+static void check_failure(void)
+{
+	const char *name = call_name(nth);
+
+	ck_assert_msg(!outcome->descriptors, "%s: %s (call %lu): descriptors left open", scenario->name, name,
+		      nth);
+	ck_assert_msg(!outcome->leaked, "%s: %s (call %lu): leaked", scenario->name, name, nth);
+	if (!outcome->ret) {
+		ck_assert_msg(is_new(), "%s: %s (call %lu): success, but not the new file", scenario->name, name,
+			      nth);
+	} else {
+		/* An engine that cannot be used is not the file's fault. */
+		ck_assert_msg((strstr(outcome->message, "file") || strstr(outcome->message, "engine")) &&
+				      strstr(outcome->message, ": "),
+			      "%s: %s: \"%s\"", scenario->name, name, outcome->message);
+		/* The new file is in place by then, and the message says so. */
+		if (!strcmp(name, "fsync directory"))
+			ck_assert_msg(is_new() && strstr(outcome->message, "in place"), "\"%s\"",
+				      outcome->message);
+		else
+			ck_assert_msg(is_old(), "%s: %s (call %lu): failed, and the old file is gone",
+				      scenario->name, name, nth);
+	}
+	/* Who may not remove a file leaves it behind. */
+	if (strcmp(name, "unlinkat") != 0)
+		ck_assert_msg(!scratch_temporaries("."), "%s: %s (call %lu): temporary file left behind",
+			      scenario->name, name, nth);
+}
+
+START_TEST(each_call_may_fail)
+{
+	begin_scenario(_i);
+	mode = CALLS_FAIL;
+	for (size_t i = 0; i < ARRAY_LENGTH(codes); i++) {
+		code = codes[i];
+		for (nth = 1; run(); nth++)
+			check_failure();
+	}
+	/* As many as one expects at the least: the test must see them. */
+	ck_assert_uint_gt(nth, 15);
+}
+END_TEST
+
+/* ATC'20: after a failed fsync the kernel may call the lost pages clean. */
+START_TEST(a_failed_fsync_fails_the_save_and_is_not_tried_again)
+{
+	begin_scenario(_i);
+	mode = CALLS_COUNT;
+	nth = 0;
+	run();
+	nth = (unsigned long)calls_find("fsync", 0) + 1;
+	ck_assert_uint_gt(nth, 0);
+	mode = CALLS_FAIL;
+	code = EIO;
+	ck_assert(run());
+	ck_assert_int_eq(outcome->ret, -EIO);
+	ck_assert_ptr_nonnull(strstr(outcome->message, "fsync"));
+	ck_assert_int_eq(calls_find("fsync", nth), -1);
+	ck_assert(is_old());
+}
+END_TEST
+
+START_TEST(the_order_of_calls_survives_a_power_failure)
+{
+	long synced, renamed, directory;
+
+	begin_scenario(_i);
+	mode = CALLS_COUNT;
+	nth = 0;
+	run();
+	synced = calls_find("fsync", 0);
+	renamed = calls_find(scenario->no_replace ? "renameat2" : "renameat", 0);
+	directory = calls_find("fsync directory", 0);
+	ck_assert_int_ge(synced, 0);
+	ck_assert_int_gt(renamed, synced);
+	ck_assert_int_gt(directory, renamed);
+	/* Nothing is written between the sync and the rename. */
+	for (long i = synced; i < renamed; i++) {
+		const char *name = call_name((unsigned long)i + 1);
+
+		ck_assert(strcmp(name, "pwrite64") && strcmp(name, "ftruncate64") &&
+			  strcmp(name, "io_uring_submit") && strcmp(name, "fallocate64"));
+	}
+}
+END_TEST
+
+START_TEST(the_temporary_file_is_created_as_it_must_be)
+{
+	begin_scenario(_i);
+	mode = CALLS_COUNT;
+	nth = 0;
+	run();
+	ck_assert_int_eq(calls_record()->temporary_flags & (O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC),
+			 O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC);
+	/* While it is empty nobody may open it who could not open what it replaces. */
+	ck_assert_uint_eq(calls_record()->temporary_mode, scenario->no_replace ? 0666 : 0600);
+}
+END_TEST
+
+/* ---- Killed at calls ------------------------------------------------------------------------------------- */
+
+/* A save in this directory from a new context: it tidies. */
+static void save_again(void)
+{
+	struct ioshape_context *context = open_context();
+
+	unlink("file");
+	ck_assert_msg(!save(context), "%s", outcome->message);
+	ioshape_context_free(context);
+	ck_assert(is_new());
+}
+
+static void check_killed(void)
+{
+	const char *when = mode == CALLS_KILL_BEFORE ? "before" : "after";
+
+	ck_assert_msg(is_old() || is_new(), "%s: killed %s %s (call %lu): neither the old file nor the new",
+		      scenario->name, when, call_name(nth), nth);
+	ck_assert_uint_le(scratch_temporaries("."), 1);
+	save_again();
+	/* The kernel takes rings apart, and so lets go of their files, some time after the process is gone. */
+	for (int tries = 0; scratch_entries(".") != 1 && tries < 100; tries++) {
+		usleep(10000);
+		save_again();
+	}
+	ck_assert_msg(scratch_entries(".") == 1, "%s: killed %s %s (call %lu): not tidied", scenario->name, when,
+		      call_name(nth), nth);
+}
+
+START_TEST(each_call_may_be_the_last)
+{
+	unsigned old = 0, new = 0;
+
+	begin_scenario(_i / 2);
+	mode = _i % 2 ? CALLS_KILL_AFTER : CALLS_KILL_BEFORE;
+	for (nth = 1; run(); nth++) {
+		old += is_old();
+		new += is_new();
+		check_killed();
+	}
+	ck_assert_uint_gt(old, 10);
+	ck_assert_uint_gt(new, 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("fault/calls");
+	TCase *fail = tcase_create("failing"), *killed = tcase_create("killed");
+	const int count = (int)ARRAY_LENGTH(scenarios);
+
+	tcase_add_checked_fixture(fail, setup, teardown);
+	tcase_add_loop_test(fail, each_call_may_fail, 0, count);
+	tcase_add_loop_test(fail, a_failed_fsync_fails_the_save_and_is_not_tried_again, 0, count);
+	tcase_add_loop_test(fail, the_order_of_calls_survives_a_power_failure, 0, count);
+	tcase_add_loop_test(fail, the_temporary_file_is_created_as_it_must_be, 0, count);
+	tcase_set_timeout(fail, 240);
+	suite_add_tcase(suite, fail);
+	tcase_add_checked_fixture(killed, setup, teardown);
+	tcase_add_loop_test(killed, each_call_may_be_the_last, 0, 2 * count);
+	tcase_set_timeout(killed, 240);
+	suite_add_tcase(suite, killed);
+	return check_main(suite);
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The process is killed before and after each submission to the engine, and before and after each completion: the
+ * kernel may have written any part of the blocks in flight. There is the old file or the new one. And an
+ * engine that the kernel shuts down in the middle of the process's life.
+ */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/faulty_engine.h"
+#include "support/sample.h"
+#include "support/sandbox.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const struct ring_engine_ops *const inner[] = { &ring_engine_uring, &ring_engine_threads,
+						       &ring_engine_buffered };
+
+static struct sample sample;
+static uint8_t *new_file;
+static size_t new_bytes;
+static const char old_file[] = "what was there before";
+
+static int save(struct ioshape_context *context, bool background)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *handle;
+	int ret;
+
+	options.metadata = &sample.metadata;
+	if (!background)
+		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
+	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options, &handle);
+	if (ret)
+		return ret;
+	ret = ioshape_save_wait(handle, -1);
+	ioshape_save_free(handle);
+	return ret;
+}
+
+static void save_again(void)
+{
+	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF);
+
+	unlink("file");
+	ck_assert_int_eq(save(context, false), 0);
+	ioshape_context_free(context);
+}
+
+static void setup(void)
+{
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	/* Nine blocks, so that some are in flight when others are done. */
+	sample_make(&sample, 7, 400000);
+	save_again();
+	new_file = scratch_read("file", &new_bytes);
+}
+
+static void teardown(void)
+{
+	free(new_file);
+	sample_free(&sample);
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+struct victim {
+	struct faulty_plan plan;
+	bool background;
+};
+
+static int save_and_die(void *argument)
+{
+	const struct victim *victim = argument;
+	struct ioshape_context *context;
+	int ret;
+
+	faulty_install(&victim->plan);
+	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	ret = save(context, victim->background);
+	ioshape_context_free(context);
+	return ret ? 1 : 0;
+}
+
+/* Returns false when the save has fewer of these moments than nth. */
+static bool kill_one(struct victim *victim, unsigned long *moment, unsigned long nth)
+{
+	int status;
+
+	scratch_write("file", old_file, sizeof(old_file));
+	*moment = nth;
+	status = scratch_in_child(save_and_die, victim);
+	if (WIFEXITED(status)) {
+		ck_assert_int_eq(WEXITSTATUS(status), 0);
+		ck_assert(scratch_same("file", new_file, new_bytes));
+		return false;
+	}
+	ck_assert_int_eq(WTERMSIG(status), SIGKILL);
+	/* All blocks leave before the file is put in place. */
+	ck_assert(scratch_same("file", old_file, sizeof(old_file)));
+	ck_assert_uint_eq(scratch_temporaries("."), 1);
+	/* The next save tidies - as soon as the kernel has taken the ring apart, which held the file. */
+	for (int tries = 0; scratch_entries(".") != 1 && tries < 200; tries++) {
+		if (tries)
+			usleep(10000);
+		save_again();
+	}
+	ck_assert_uint_eq(scratch_entries("."), 1);
+	return true;
+}
+
+START_TEST(a_kill_at_any_moment_of_the_engine_leaves_the_old_file)
+{
+	struct victim victim = { .plan = { .inner = inner[_i / 2], .seed = 5, .reorder = _i % 2 } };
+	unsigned long *const moments[] = { &victim.plan.kill_before_submit, &victim.plan.kill_after_submit,
+					   &victim.plan.kill_before_completion,
+					   &victim.plan.kill_after_completion };
+
+	victim.background = _i % 2;
+	for (size_t i = 0; i < ARRAY_LENGTH(moments); i++) {
+		unsigned long nth = 1;
+
+		while (kill_one(&victim, moments[i], nth))
+			nth++;
+		ck_assert_uint_gt(nth, 8);
+		*moments[i] = 0;
+	}
+}
+END_TEST
+
+/* ---- A kernel that stops taking requests ------------------------------------------------------------------ */
+
+static int save_while_the_door_closes(void *argument)
+{
+	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	int ret;
+
+	(void)argument;
+	options.report = &report;
+	options.metadata = &sample.metadata;
+	if (ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options))
+		return 1;
+	if (strcmp(report.engine, "uring") != 0)
+		return 0; /* there is none here to be shut down */
+	scratch_write("file", old_file, sizeof(old_file));
+	if (sandbox_refuse(__NR_io_uring_enter, EPERM))
+		return 2;
+	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
+	if (ret != -EPERM || !scratch_same("file", old_file, sizeof(old_file)))
+		return 3;
+	/* One save failed; the next ones go another way, and say so. */
+	for (int i = 0; i < 2; i++) {
+		ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
+		if (ret || !scratch_same("file", new_file, new_bytes))
+			return 4;
+		if (strcmp(report.engine, "threads") != 0 || !report.fallbacks ||
+		    !strstr(report.fallback_text, "io_uring"))
+			return 5;
+	}
+	ioshape_context_free(context);
+	return scratch_entries(".") == 1 ? 0 : 6;
+}
+
+START_TEST(a_context_survives_the_end_of_its_engine)
+{
+	ck_assert_int_eq(scratch_in_child(save_while_the_door_closes, NULL), 0);
+}
+END_TEST
+
+static int save_without_uring(void *argument)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_context *context;
+
+	options.report = &report;
+	options.metadata = &sample.metadata;
+	if (sandbox_refuse(*(int *)argument, EPERM))
+		return 2;
+	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	if (ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options))
+		return 3;
+	ioshape_context_free(context);
+	if (!scratch_same("file", new_file, new_bytes))
+		return 4;
+	return !strcmp(report.engine, "threads") && report.fallbacks == 1 &&
+			       strstr(report.fallback_text, "io_uring") ?
+		       0 :
+		       5;
+}
+
+START_TEST(a_sandbox_without_io_uring_is_saved_in_and_reported)
+{
+	static int calls[] = { __NR_io_uring_setup, __NR_io_uring_enter };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(calls); i++)
+		ck_assert_int_eq(scratch_in_child(save_without_uring, &calls[i]), 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("fault/engine kills");
+	TCase *kills = tcase_create("kills"), *doors = tcase_create("sandboxes");
+
+	tcase_add_checked_fixture(kills, setup, teardown);
+	tcase_add_loop_test(kills, a_kill_at_any_moment_of_the_engine_leaves_the_old_file, 0,
+			    2 * (int)ARRAY_LENGTH(inner));
+	tcase_set_timeout(kills, 120);
+	suite_add_tcase(suite, kills);
+	tcase_add_checked_fixture(doors, setup, teardown);
+	tcase_add_test(doors, a_context_survives_the_end_of_its_engine);
+	tcase_add_test(doors, a_sandbox_without_io_uring_is_saved_in_and_reported);
+	tcase_set_timeout(doors, 60);
+	suite_add_tcase(suite, doors);
+	return check_main(suite);
+}

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Saves and loads on real filesystems, small ones that lie in files or in memory: what is saved is loaded, and on
+ * a full one a save fails with ENOSPC and leaves the old file. Mounting takes root; all mounts are this
+ * process's own and vanish with it.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+#include "support/tap.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LARGE_BYTES (20u << 20) /* of what fits; on a full filesystem it does not */
+
+enum kind { IMAGE, TMPFS, OVERLAY, FUSE };
+
+static const struct filesystem {
+	const char *name;
+	enum kind kind;
+	const char *mkfs;    /* the program that makes it, with its options */
+	unsigned mebibytes;
+	const char *type;    /* with what the report's name begins */
+	int direct;          /* 1 used, 0 not, -1 depends on the kernel */
+} filesystems[] = {
+	{ "ext4", IMAGE, "mkfs.ext4 -q -F", 64, "ext4", 1 },
+	{ "ext4 without extents", IMAGE, "mkfs.ext4 -q -F -O ^extent,^64bit", 64, "ext4", -1 },
+	{ "xfs", IMAGE, "mkfs.xfs -q -f", 320, "xfs", 1 },
+	{ "btrfs", IMAGE, "mkfs.btrfs -q -f", 160, "btrfs", -1 },
+	{ "tmpfs", TMPFS, NULL, 64, "tmpfs", -1 },
+	{ "overlay", OVERLAY, NULL, 64, "overlay", -1 },
+	{ "fuse", FUSE, NULL, 64, "fuse", -1 },
+	{ "fuse, uncached", FUSE, "direct", 64, "fuse", -1 },
+};
+
+static char where[PATH_MAX / 2], file[PATH_MAX];
+static struct sample old_sample, new_sample;
+static pid_t daemon_pid;
+
+/* ---- Mounting ------------------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 1, 2))) static int shell(const char *format, ...)
+{
+	char command[3 * PATH_MAX];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(command, sizeof(command), format, args);
+	va_end(args);
+	return system(command);
+}
+
+static bool have_program(const char *command)
+{
+	return !shell("command -v %.*s >/dev/null 2>&1", (int)strcspn(command, " "), command);
+}
+
+static const char *mount_image(const struct filesystem *filesystem)
+{
+	if (!have_program(filesystem->mkfs))
+		return "its mkfs is not installed";
+	if (shell("cd '%s' && truncate -s %uM image && %s image >/dev/null 2>mkfs.log", where,
+		  filesystem->mebibytes, filesystem->mkfs))
+		return "mkfs failed";
+	if (shell("cd '%s' && mount -o loop image mnt 2>mount.log", where))
+		return "the kernel does not mount it from a loop device";
+	return NULL;
+}
+
+static const char *mount_overlay(const struct filesystem *filesystem)
+{
+	/* On tmpfs: the upper layer must be able to be full. */
+	if (shell("cd '%s' && mkdir base && mount -t tmpfs -o size=%uM none base && "
+		  "mkdir base/lower base/upper base/work && "
+		  "mount -t overlay -o lowerdir=base/lower,upperdir=base/upper,workdir=base/work none mnt "
+		  "2>mount.log",
+		  where, filesystem->mebibytes))
+		return "the kernel does not mount it";
+	return NULL;
+}
+
+static const char *mount_fuse(const struct filesystem *filesystem)
+{
+	const char *program = getenv("IOSHAPE_TEST_PASSTHROUGH");
+	char base[PATH_MAX], mnt[PATH_MAX];
+	struct stat before, now;
+
+	if (!program || !*program)
+		return "libfuse 3 is not installed";
+	if (access("/dev/fuse", R_OK | W_OK))
+		return "there is no /dev/fuse";
+	if (shell("cd '%s' && mkdir base && mount -t tmpfs -o size=%uM none base", where,
+		  filesystem->mebibytes))
+		return "tmpfs cannot be mounted";
+	snprintf(base, sizeof(base), "%s/base", where);
+	snprintf(mnt, sizeof(mnt), "%s/mnt", where);
+	stat(mnt, &before);
+	daemon_pid = fork();
+	if (!daemon_pid) {
+		execl(program, program, base, mnt, filesystem->mkfs, (char *)NULL);
+		_exit(127);
+	}
+	for (int tries = 0; tries < 200; tries++) {
+		if (!stat(mnt, &now) && now.st_dev != before.st_dev)
+			return NULL;
+		usleep(10000);
+	}
+	return "the daemon does not mount";
+}
+
+/* NULL, or why it cannot be had here. */
+static const char *mount_one(const struct filesystem *filesystem)
+{
+	snprintf(where, sizeof(where), "%s/fs", scratch_directory());
+	if (shell("mkdir -p '%s/mnt'", where))
+		return "no directory";
+	snprintf(file, sizeof(file), "%s/mnt/model.pt", where);
+	switch (filesystem->kind) {
+	case IMAGE:
+		return mount_image(filesystem);
+	case TMPFS:
+		return shell("mount -t tmpfs -o size=%uM none '%s/mnt'", filesystem->mebibytes, where) ?
+			       "the kernel does not mount it" :
+			       NULL;
+	case OVERLAY:
+		return mount_overlay(filesystem);
+	case FUSE:
+		return mount_fuse(filesystem);
+	}
+	return "not known";
+}
+
+static void unmount_one(void)
+{
+	shell("cd '%s' && umount -l mnt 2>/dev/null; umount -l base 2>/dev/null", where);
+	if (daemon_pid > 0) {
+		kill(daemon_pid, SIGTERM);
+		waitpid(daemon_pid, NULL, 0);
+	}
+	daemon_pid = 0;
+	scratch_remove(where);
+}
+
+/* Leaves only so much room. */
+static bool fill_up(uint64_t leave_bytes)
+{
+	static char zeros[1 << 20];
+	struct statvfs status;
+	char path[PATH_MAX];
+	uint64_t free_bytes;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/mnt/filler", where);
+	fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	if (fd < 0)
+		return false;
+	for (;;) {
+		if (fstatvfs(fd, &status))
+			return false;
+		free_bytes = (uint64_t)status.f_bavail * status.f_frsize;
+		if (free_bytes <= leave_bytes)
+			break;
+		if (write(fd, zeros, MIN(free_bytes - leave_bytes, sizeof(zeros))) <= 0)
+			break;
+		/* Delayed allocation: the numbers follow when it is written. */
+		fsync(fd);
+	}
+	close(fd);
+	return true;
+}
+
+static void make_room(void)
+{
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/mnt/filler", where);
+	unlink(path);
+	sync();
+}
+
+/* ---- What is tested ---------------------------------------------------------------------------------------- */
+
+static char complaint[2048];
+
+__attribute__((format(printf, 1, 2))) static bool complain(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(complaint, sizeof(complaint), format, args);
+	va_end(args);
+	return false;
+}
+
+static int save(struct ioshape_context *context, const struct sample *sample, struct ioshape_report *report)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	options.metadata = &sample->metadata;
+	options.report = report;
+	return ioshape_save_tensors(context, file, sample->tensors, sample->count, &options);
+}
+
+static bool holds(const struct sample *sample)
+{
+	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	char why[512];
+	int ret;
+
+	scratch_evict(file);
+	ret = sample_check(context, file, sample, why, sizeof(why));
+	ioshape_context_free(context);
+	return ret ? complain("%s does not hold what it should: %s", file, why) : true;
+}
+
+static bool nothing_else_is_there(void)
+{
+	char directory[PATH_MAX];
+
+	snprintf(directory, sizeof(directory), "%s/mnt", where);
+	return scratch_temporaries(directory) ? complain("a temporary file was left behind") : true;
+}
+
+static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_AUTO, IOSHAPE_ENGINE_THREADS,
+					       IOSHAPE_ENGINE_BUFFERED };
+
+/* What is saved is loaded, blocking and in the background, through every engine. */
+static bool round_trip(const struct filesystem *filesystem)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(engines); i++) {
+		struct ioshape_context *context = sample_context(engines[i], IOSHAPE_DIRECT_PREFER);
+		struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+		struct ioshape_report report = IOSHAPE_REPORT_INIT;
+		struct ioshape_save *handle;
+		bool well;
+
+		well = !save(context, &new_sample, &report) ||
+		       complain("%s", ioshape_context_message(context));
+		well = well && holds(&new_sample);
+		if (well && strncmp(report.filesystem, filesystem->type, strlen(filesystem->type)) != 0)
+			well = complain("the report calls it \"%s\"", report.filesystem);
+		if (well && i < 2 && filesystem->direct >= 0 && (int)report.direct != filesystem->direct)
+			well = complain("direct is %u: %s", report.direct, report.fallback_text);
+		options.metadata = &old_sample.metadata;
+		well = well &&
+		       (!ioshape_save_tensors_async(context, file, old_sample.tensors, old_sample.count,
+						    &options, &handle) ||
+			complain("%s", ioshape_context_message(context)));
+		if (well) {
+			well = !ioshape_save_wait(handle, -1) ||
+			       complain("%s", ioshape_save_message(handle));
+			ioshape_save_free(handle);
+		}
+		well = well && holds(&old_sample) && nothing_else_is_there();
+		ioshape_context_free(context);
+		if (!well)
+			return false;
+	}
+	return true;
+}
+
+static bool does_not_replace(const struct filesystem *filesystem)
+{
+	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	int ret;
+
+	(void)filesystem;
+	options.no_replace = 1;
+	options.metadata = &new_sample.metadata;
+	ret = ioshape_save_tensors(context, file, new_sample.tensors, new_sample.count, &options);
+	if (ret != -EEXIST) {
+		ioshape_context_free(context);
+		return complain("replacing it said %d", ret);
+	}
+	unlink(file);
+	ret = ioshape_save_tensors(context, file, new_sample.tensors, new_sample.count, &options);
+	if (ret)
+		complain("%s", ioshape_context_message(context));
+	ioshape_context_free(context);
+	return !ret && holds(&new_sample) && nothing_else_is_there();
+}
+
+/* Through a writer that does not say beforehand how much will come: the disk is full in the middle of it. */
+static int save_unannounced(struct ioshape_context *context, char *message, size_t message_bytes)
+{
+	struct ioshape_writer *writer;
+	int ret = ioshape_writer_open(context, file, NULL, &writer);
+
+	if (ret) {
+		snprintf(message, message_bytes, "%s", ioshape_context_message(context));
+		return ret;
+	}
+	ret = ioshape_writer_begin(writer, "data/0", IOSHAPE_UNKNOWN_BYTES, 0);
+	for (unsigned i = 0; !ret && i < LARGE_BYTES >> 20; i++)
+		ret = ioshape_writer_write(writer, (const char *)new_sample.expected[4] + (i << 20), 1 << 20);
+	if (!ret)
+		ret = ioshape_writer_end(writer);
+	if (!ret)
+		ret = ioshape_writer_commit(writer, NULL);
+	snprintf(message, message_bytes, "%s", ioshape_writer_message(writer));
+	ioshape_writer_free(writer);
+	return ret;
+}
+
+static bool fails_when_full(bool announced)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(engines); i++) {
+		struct ioshape_context *context = sample_context(engines[i], IOSHAPE_DIRECT_PREFER);
+		struct ioshape_report report = IOSHAPE_REPORT_INIT;
+		char message[1024];
+		int ret;
+
+		if (announced) {
+			ret = save(context, &new_sample, &report);
+			snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		} else {
+			ret = save_unannounced(context, message, sizeof(message));
+		}
+		ioshape_context_free(context);
+		if (ret != -ENOSPC)
+			return complain("engine %zu: %d instead of ENOSPC, \"%s\"", i, ret, message);
+		if (!strstr(message, file) || !strstr(message, "No space left"))
+			return complain("engine %zu: \"%s\"", i, message);
+		if (announced && !*report.filesystem)
+			return complain("engine %zu: the report does not name the filesystem", i);
+		if (!nothing_else_is_there() || !holds(&old_sample))
+			return false;
+	}
+	return true;
+}
+
+/* A full disk keeps the old file; with room again the save succeeds. */
+static bool survives_being_full(const struct filesystem *filesystem)
+{
+	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	int ret = save(context, &old_sample, NULL);
+
+	(void)filesystem;
+	if (ret)
+		complain("%s", ioshape_context_message(context));
+	if (!ret && (!fill_up(4 << 20) || !fails_when_full(true) || !fails_when_full(false)))
+		ret = -1;
+	make_room();
+	if (!ret) {
+		ret = save(context, &new_sample, NULL);
+		if (ret)
+			complain("with room again: %s", ioshape_context_message(context));
+	}
+	ioshape_context_free(context);
+	return !ret && holds(&new_sample);
+}
+
+static const struct {
+	const char *name;
+	bool (*test)(const struct filesystem *filesystem);
+} tests[] = {
+	{ "what is saved is loaded", round_trip },
+	{ "what must not be replaced is not", does_not_replace },
+	{ "on a full one the old file stays", survives_being_full },
+};
+
+static void test_one(const struct filesystem *filesystem, const char *why_not)
+{
+	char name[256];
+
+	if (!why_not)
+		why_not = mount_one(filesystem);
+	for (size_t i = 0; i < ARRAY_LENGTH(tests); i++) {
+		if (why_not) {
+			snprintf(name, sizeof(name), "%s: %s", filesystem->name, tests[i].name);
+			tap_skip(name, why_not);
+		} else if (!tap_ok(tests[i].test(filesystem), "%s: %s", filesystem->name, tests[i].name)) {
+			printf("# %s\n", complaint);
+		}
+	}
+	if (*where)
+		unmount_one();
+}
+
+int main(void)
+{
+	const char *why_not = NULL;
+
+	scratch_setup();
+	if (geteuid())
+		why_not = "mounting takes root";
+	else if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
+		why_not = "mounts of one's own are not allowed here";
+	sample_make(&old_sample, 1, 3u << 20);
+	sample_make(&new_sample, 2, LARGE_BYTES);
+	for (size_t i = 0; i < ARRAY_LENGTH(filesystems); i++)
+		test_one(&filesystems[i], why_not);
+	sample_free(&old_sample);
+	sample_free(&new_sample);
+	scratch_teardown();
+	return tap_end();
+}

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A FUSE filesystem that shows a directory somewhere else: passthrough DIRECTORY MOUNTPOINT [direct]. It has no
+ * fallocate, as many have none; with "direct" it tells the kernel not to cache. For tests; it trusts everybody.
+ */
+#define _GNU_SOURCE
+#define FUSE_USE_VERSION 31
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+static int root;    /* what is shown */
+static int uncached;
+
+/* FUSE paths begin with a slash; relative to the root there is none. */
+static const char *below(const char *path)
+{
+	return path[1] ? path + 1 : ".";
+}
+
+static int answer(int result)
+{
+	return result < 0 ? -errno : 0;
+}
+
+static void *pass_init(struct fuse_conn_info *connection, struct fuse_config *config)
+{
+	(void)connection;
+	config->use_ino = 1;
+	config->kernel_cache = 0;
+	return NULL;
+}
+
+static int pass_getattr(const char *path, struct stat *status, struct fuse_file_info *file)
+{
+	return answer(file ? fstat((int)file->fh, status) :
+			     fstatat(root, below(path), status, AT_SYMLINK_NOFOLLOW));
+}
+
+static int pass_open(const char *path, struct fuse_file_info *file)
+{
+	/* What the kernel's cache has no use for below is not asked of the filesystem below. */
+	int fd = openat(root, below(path), file->flags & ~(O_DIRECT | O_CREAT | O_EXCL));
+
+	if (fd < 0)
+		return -errno;
+	file->fh = (uint64_t)fd;
+	file->direct_io = uncached & 1;
+	return 0;
+}
+
+static int pass_create(const char *path, mode_t mode, struct fuse_file_info *file)
+{
+	int fd = openat(root, below(path), (file->flags & ~O_DIRECT) | O_CREAT, mode);
+
+	if (fd < 0)
+		return -errno;
+	file->fh = (uint64_t)fd;
+	file->direct_io = uncached & 1;
+	return 0;
+}
+
+static int pass_read(const char *path, char *into, size_t bytes, off_t offset, struct fuse_file_info *file)
+{
+	ssize_t got = pread((int)file->fh, into, bytes, offset);
+
+	(void)path;
+	return got < 0 ? -errno : (int)got;
+}
+
+static int pass_write(const char *path, const char *from, size_t bytes, off_t offset,
+		      struct fuse_file_info *file)
+{
+	ssize_t done = pwrite((int)file->fh, from, bytes, offset);
+
+	(void)path;
+	return done < 0 ? -errno : (int)done;
+}
+
+static int pass_release(const char *path, struct fuse_file_info *file)
+{
+	(void)path;
+	close((int)file->fh);
+	return 0;
+}
+
+static int pass_fsync(const char *path, int data_only, struct fuse_file_info *file)
+{
+	(void)path;
+	return answer(data_only ? fdatasync((int)file->fh) : fsync((int)file->fh));
+}
+
+static int pass_truncate(const char *path, off_t bytes, struct fuse_file_info *file)
+{
+	int fd, ret;
+
+	if (file)
+		return answer(ftruncate((int)file->fh, bytes));
+	fd = openat(root, below(path), O_WRONLY);
+	if (fd < 0)
+		return -errno;
+	ret = answer(ftruncate(fd, bytes));
+	close(fd);
+	return ret;
+}
+
+static int pass_rename(const char *from, const char *to, unsigned flags)
+{
+	return answer(renameat2(root, below(from), root, below(to), flags));
+}
+
+static int pass_unlink(const char *path)
+{
+	return answer(unlinkat(root, below(path), 0));
+}
+
+static int pass_chmod(const char *path, mode_t mode, struct fuse_file_info *file)
+{
+	(void)file;
+	return answer(fchmodat(root, below(path), mode, 0));
+}
+
+static int pass_chown(const char *path, uid_t user, gid_t group, struct fuse_file_info *file)
+{
+	(void)file;
+	return answer(fchownat(root, below(path), user, group, AT_SYMLINK_NOFOLLOW));
+}
+
+static int pass_statfs(const char *path, struct statvfs *status)
+{
+	(void)path;
+	return answer(fstatvfs(root, status));
+}
+
+static int pass_readdir(const char *path, void *buffer, fuse_fill_dir_t fill, off_t offset,
+			struct fuse_file_info *file, enum fuse_readdir_flags flags)
+{
+	int fd = openat(root, below(path), O_RDONLY | O_DIRECTORY);
+	DIR *listing = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *entry;
+
+	(void)offset;
+	(void)file;
+	(void)flags;
+	if (!listing)
+		return -errno;
+	while ((entry = readdir(listing)))
+		fill(buffer, entry->d_name, NULL, 0, 0);
+	closedir(listing);
+	return 0;
+}
+
+static const struct fuse_operations operations = {
+	.init = pass_init,
+	.getattr = pass_getattr,
+	.open = pass_open,
+	.create = pass_create,
+	.read = pass_read,
+	.write = pass_write,
+	.release = pass_release,
+	.fsync = pass_fsync,
+	.truncate = pass_truncate,
+	.rename = pass_rename,
+	.unlink = pass_unlink,
+	.chmod = pass_chmod,
+	.chown = pass_chown,
+	.statfs = pass_statfs,
+	.readdir = pass_readdir,
+};
+
+int main(int count, char **arguments)
+{
+	/* In the foreground: whoever started it ends it. */
+	char foreground[] = "-f";
+	char *fuse_arguments[] = { arguments[0], foreground, arguments[count > 2 ? 2 : 0], NULL };
+
+	if (count < 3) {
+		fprintf(stderr, "Usage: passthrough DIRECTORY MOUNTPOINT [direct]\n");
+		return 2;
+	}
+	root = open(arguments[1], O_RDONLY | O_DIRECTORY);
+	if (root < 0) {
+		perror(arguments[1]);
+		return 1;
+	}
+	uncached = count > 3 && !strcmp(arguments[3], "direct");
+	umask(0);
+	return fuse_main(3, fuse_arguments, &operations, NULL);
+}

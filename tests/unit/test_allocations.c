@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whole saves and loads in which each allocation, mapping and thread in turn cannot be had: each either
+ * succeeds or fails and leaves the old file and nothing else. The sanitizers see what leaks or crashes.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct sample sample;
+static uint8_t *new_file;
+static size_t new_bytes;
+static const char old_file[] = "what was there before";
+static bool once;            /* one allocation fails, not all from there on */
+static unsigned failures;
+static char message[1024];
+
+/* Until memory is back nothing may be asserted: that takes memory. */
+static void fail_at(unsigned long nth)
+{
+	if (once)
+		fail_memory_once_at(nth);
+	else
+		fail_memory_at(nth);
+}
+
+static struct ioshape_context *open_context(enum ioshape_engine engine)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *context;
+
+	options.engine = engine;
+	options.block_bytes = 64 * KIB;
+	options.queue_depth = 2;
+	options.staging_bytes = 64 * MIB;
+	options.copy_threads = 2;
+	*message = 0;
+	if (ioshape_context_open(&context, &options, message, sizeof(message)))
+		return NULL;
+	return context;
+}
+
+static int save(struct ioshape_context *context)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	int ret;
+
+	options.metadata = &sample.metadata;
+	options.report = &report;
+	options.no_sync = 1;
+	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
+	snprintf(message, sizeof(message), "%s", ret ? ioshape_context_message(context) : "");
+	return ret;
+}
+
+static int save_in_background(struct ioshape_context *context)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *handle;
+	int ret;
+
+	options.metadata = &sample.metadata;
+	options.no_sync = 1;
+	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options, &handle);
+	if (ret) {
+		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		return handle ? -EBADMSG : ret;
+	}
+	ret = ioshape_save_wait(handle, -1);
+	snprintf(message, sizeof(message), "%s", ioshape_save_message(handle));
+	ioshape_save_free(handle);
+	return ret;
+}
+
+static int save_records(struct ioshape_context *context)
+{
+	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
+	struct ioshape_writer *writer;
+	char name[32];
+	int ret;
+
+	options.metadata = &sample.metadata;
+	options.no_sync = 1;
+	ret = ioshape_writer_open(context, "file", &options, &writer);
+	if (ret) {
+		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		return writer ? -EBADMSG : ret;
+	}
+	for (size_t i = 0; !ret && i < sample.count; i++) {
+		snprintf(name, sizeof(name), "data/%zu", i);
+		ret = ioshape_writer_begin(writer, name, IOSHAPE_UNKNOWN_BYTES, 0);
+		if (!ret)
+			ret = ioshape_writer_write(writer, sample.expected[i], sample.bytes[i]);
+		if (!ret)
+			ret = ioshape_writer_end(writer);
+	}
+	if (!ret)
+		ret = ioshape_writer_commit(writer, NULL);
+	snprintf(message, sizeof(message), "%s", ioshape_writer_message(writer));
+	ioshape_writer_free(writer);
+	return ret;
+}
+
+static int load(struct ioshape_context *context)
+{
+	struct ioshape_load_request requests[SAMPLE_TENSORS];
+	static uint8_t into[1 << 20];
+	struct ioshape_reader *reader;
+	uint8_t *at = into;
+	int ret;
+
+	ret = ioshape_reader_open(context, "file", NULL, &reader);
+	if (ret) {
+		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		return reader ? -EBADMSG : ret;
+	}
+	for (size_t i = 0; i < sample.count; i++) {
+		requests[i] = (struct ioshape_load_request){ i, 0, sample.bytes[i], at };
+		at += sample.bytes[i];
+	}
+	ret = ioshape_reader_load(reader, requests, sample.count);
+	for (size_t i = 0; !ret && i < sample.count; i++)
+		if (memcmp(requests[i].into, sample.expected[i], sample.bytes[i]) != 0)
+			ret = -EBADMSG;
+	if (!ret)
+		ret = ioshape_reader_verify(reader);
+	snprintf(message, sizeof(message), "%s", ioshape_reader_message(reader));
+	ioshape_reader_free(reader);
+	return ret;
+}
+
+static const struct {
+	int (*act)(struct ioshape_context *context);
+	enum ioshape_engine engine;
+	bool loads;
+} acts[] = {
+	{ save, IOSHAPE_ENGINE_AUTO, false },	    { save_in_background, IOSHAPE_ENGINE_THREADS, false },
+	{ save_records, IOSHAPE_ENGINE_BUFFERED, false }, { load, IOSHAPE_ENGINE_AUTO, true },
+};
+
+static void setup(void)
+{
+	struct ioshape_context *context;
+
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	sample_make(&sample, 7, 100000);
+	context = open_context(IOSHAPE_ENGINE_AUTO);
+	ck_assert_ptr_nonnull(context);
+	ck_assert_msg(!save(context), "%s", message);
+	new_file = scratch_read("file", &new_bytes);
+	ioshape_context_free(context);
+}
+
+static void teardown(void)
+{
+	free(new_file);
+	sample_free(&sample);
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static void check_outcome(int ret, bool loads, unsigned long nth)
+{
+	ck_assert_msg(scratch_entries(".") == 1, "allocation %lu: files left behind", nth);
+	if (ret) {
+		failures++;
+		/* Threads and mappings have codes of their own. */
+		ck_assert_msg(ret == -ENOMEM || ret == -EAGAIN, "allocation %lu: %d, \"%s\"", nth, ret, message);
+		ck_assert_msg(*message, "allocation %lu: no message", nth);
+	}
+	if (ret && !loads)
+		ck_assert_msg(scratch_same("file", old_file, sizeof(old_file)),
+			      "allocation %lu: failed, and the old file is gone: %s", nth, message);
+}
+
+/* Returns false when there were fewer allocations than nth. */
+static bool run(int which, unsigned long nth)
+{
+	unsigned descriptors = scratch_descriptors();
+	struct ioshape_context *context;
+	unsigned long count;
+	int ret = -ENOMEM;
+
+	if (acts[which].loads) {
+		scratch_write("file", new_file, new_bytes);
+		scratch_evict("file");
+	} else {
+		scratch_write("file", old_file, sizeof(old_file));
+	}
+	fail_at(nth);
+	context = open_context(acts[which].engine);
+	if (context)
+		ret = acts[which].act(context);
+	ioshape_context_free(context);
+	count = fail_memory_count();
+	fail_memory_at(0);
+	check_outcome(ret, acts[which].loads, nth);
+	ck_assert_msg(scratch_descriptors() == descriptors, "allocation %lu: descriptors left open", nth);
+	/* What succeeded all the same is the whole of it. */
+	if (!ret && which < 2)
+		ck_assert(scratch_same("file", new_file, new_bytes));
+	return count >= nth;
+}
+
+START_TEST(each_allocation_may_fail)
+{
+	unsigned long nth = 1;
+
+	once = _i % 2;
+	failures = 0;
+	while (run(_i / 2, nth))
+		nth++;
+	ck_assert_uint_gt(nth, 20);
+	ck_assert_uint_gt(failures, 10);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("allocations");
+	TCase *tests = tcase_create("save and load");
+
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_add_loop_test(tests, each_allocation_may_fail, 0, 2 * (int)ARRAY_LENGTH(acts));
+	tcase_set_timeout(tests, 60);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}
