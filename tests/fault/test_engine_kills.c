@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The process is killed before and after each submission to the engine, and before and after each completion: the
- * kernel may have written any part of the blocks in flight. There is the old file or the new one. And an
- * engine that the kernel shuts down in the middle of the process's life.
+ * The process is killed before and after each submission to the engine, and before and after each
+ * completion: the kernel may have written any part of the blocks in flight. There is the old file
+ * or the new one. And an engine that the kernel shuts down in the middle of the process's life.
  */
 #define _GNU_SOURCE
 #include "support/check_main.h"
@@ -34,8 +34,10 @@ static int save(struct ioshape_context *context, bool background)
 
 	options.metadata = &sample.metadata;
 	if (!background)
-		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
-	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options, &handle);
+		return ioshape_save_tensors(context, "file", sample.tensors, sample.count,
+					    &options);
+	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options,
+					 &handle);
 	if (ret)
 		return ret;
 	ret = ioshape_save_wait(handle, -1);
@@ -45,7 +47,8 @@ static int save(struct ioshape_context *context, bool background)
 
 static void save_again(void)
 {
-	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF);
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF);
 
 	unlink("file");
 	ck_assert_int_eq(save(context, false), 0);
@@ -105,7 +108,8 @@ static bool kill_one(struct victim *victim, unsigned long *moment, unsigned long
 	/* All blocks leave before the file is put in place. */
 	ck_assert(scratch_same("file", old_file, sizeof(old_file)));
 	ck_assert_uint_eq(scratch_temporaries("."), 1);
-	/* The next save tidies - as soon as the kernel has taken the ring apart, which held the file. */
+	/* The next save tidies - as soon as the kernel has taken the ring apart, which held the
+	 * file. */
 	for (int tries = 0; scratch_entries(".") != 1 && tries < 200; tries++) {
 		if (tries)
 			usleep(10000);
@@ -118,7 +122,8 @@ static bool kill_one(struct victim *victim, unsigned long *moment, unsigned long
 START_TEST(a_kill_at_any_moment_of_the_engine_leaves_the_old_file)
 {
 	struct victim victim = { .plan = { .inner = inner[_i / 2], .seed = 5, .reorder = _i % 2 } };
-	unsigned long *const moments[] = { &victim.plan.kill_before_submit, &victim.plan.kill_after_submit,
+	unsigned long *const moments[] = { &victim.plan.kill_before_submit,
+					   &victim.plan.kill_after_submit,
 					   &victim.plan.kill_before_completion,
 					   &victim.plan.kill_after_completion };
 
@@ -134,11 +139,12 @@ START_TEST(a_kill_at_any_moment_of_the_engine_leaves_the_old_file)
 }
 END_TEST
 
-/* ---- A kernel that stops taking requests ------------------------------------------------------------------ */
+/* ---- A kernel that stops taking requests ----------------------------------------------------- */
 
 static int save_while_the_door_closes(void *argument)
 {
-	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	int ret;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whole saves and loads over an engine that makes trouble, by seed: whatever it does, a save either succeeds
- * with the right bytes or fails and leaves the old file and nothing else.
+ * Whole saves and loads over an engine that makes trouble, by seed: whatever it does, a save either
+ * succeeds with the right bytes or fails and leaves the old file and nothing else.
  */
 #define _GNU_SOURCE
 #include "support/check_main.h"
@@ -30,11 +30,12 @@ static size_t old_bytes, new_bytes;
 static uint8_t *reference(const struct sample *sample, size_t *bytes)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF);
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF);
 
 	options.metadata = &sample->metadata;
-	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample->tensors, sample->count,
-					      &options),
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample->tensors,
+					      sample->count, &options),
 			 0);
 	ioshape_context_free(context);
 	return scratch_read(scratch_path("file"), bytes);
@@ -62,7 +63,9 @@ static void teardown(void)
 /* One in `most`, for about half of the kinds of trouble. */
 static unsigned rate(uint64_t *state, unsigned least, unsigned most)
 {
-	return test_random_below(state, 2) ? 0 : least + (unsigned)test_random_below(state, most - least);
+	return test_random_below(state, 2) ?
+		       0 :
+		       least + (unsigned)test_random_below(state, most - least);
 }
 
 static struct faulty_plan make_plan(uint64_t seed, bool hard)
@@ -87,7 +90,8 @@ static struct faulty_plan make_plan(uint64_t seed, bool hard)
 	return plan;
 }
 
-static int save(struct ioshape_context *context, bool background, char *message, size_t message_bytes)
+static int save(struct ioshape_context *context, bool background, char *message,
+		size_t message_bytes)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *handle;
@@ -102,8 +106,8 @@ static int save(struct ioshape_context *context, bool background, char *message,
 		snprintf(message, message_bytes, "%s", ret ? ioshape_context_message(context) : "");
 		return ret;
 	}
-	ret = ioshape_save_tensors_async(context, scratch_path("file"), new_sample.tensors, new_sample.count,
-					 &options, &handle);
+	ret = ioshape_save_tensors_async(context, scratch_path("file"), new_sample.tensors,
+					 new_sample.count, &options, &handle);
 	ck_assert_int_eq(ret, 0);
 	ret = ioshape_save_wait(handle, -1);
 	snprintf(message, message_bytes, "%s", ioshape_save_message(handle));
@@ -124,8 +128,9 @@ static bool save_under(uint64_t seed, bool hard)
 	descriptors = scratch_descriptors();
 	faulty_install(&plan);
 	/* EINVAL is to be got over only by leaving direct I/O. */
-	context = sample_context(IOSHAPE_ENGINE_AUTO,
-				 plan.invalid || seed % 2 ? IOSHAPE_DIRECT_PREFER : IOSHAPE_DIRECT_OFF);
+	context = sample_context(IOSHAPE_ENGINE_AUTO, plan.invalid || seed % 2 ?
+							      IOSHAPE_DIRECT_PREFER :
+							      IOSHAPE_DIRECT_OFF);
 	ret = save(context, seed % 5 < 2, message, sizeof(message));
 	ioshape_context_free(context);
 	ck_assert_msg(!faulty_counts()->misuse, "seed %llu: the engine was misused",
@@ -243,7 +248,8 @@ int main(void)
 	tcase_add_test(tests, trouble_that_passes_never_fails_a_save);
 	tcase_add_test(tests, trouble_of_all_kinds_leaves_the_old_file_or_the_new);
 	tcase_add_test(tests, trouble_never_loads_wrong_bytes);
-	tcase_add_test(tests, an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well);
+	tcase_add_test(tests,
+		       an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well);
 	tcase_set_timeout(tests, scratch_long() ? 1800 : 120);
 	suite_add_tcase(suite, tests);
 	return check_main(suite);

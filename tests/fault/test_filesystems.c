@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Saves and loads on real filesystems, small ones that lie in files or in memory: what is saved is loaded, and on
- * a full one a save fails with ENOSPC and leaves the old file. Mounting takes root; all mounts are this
- * process's own and vanish with it.
+ * Saves and loads on real filesystems, small ones that lie in files or in memory: what is saved is
+ * loaded, and on a full one a save fails with ENOSPC and leaves the old file. Mounting takes root;
+ * all mounts are this process's own and vanish with it.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -31,10 +31,10 @@ enum kind { IMAGE, TMPFS, OVERLAY, FUSE };
 static const struct filesystem {
 	const char *name;
 	enum kind kind;
-	const char *mkfs;    /* the program that makes it, with its options */
+	const char *mkfs; /* the program that makes it, with its options */
 	unsigned mebibytes;
-	const char *type;    /* with what the report's name begins */
-	int direct;          /* 1 used, 0 not, -1 depends on the kernel */
+	const char *type; /* with what the report's name begins */
+	int direct;       /* 1 used, 0 not, -1 depends on the kernel */
 } filesystems[] = {
 	{ "ext4", IMAGE, "mkfs.ext4 -q -F", 64, "ext4", 1 },
 	{ "ext4 without extents", IMAGE, "mkfs.ext4 -q -F -O ^extent,^64bit", 64, "ext4", -1 },
@@ -50,7 +50,7 @@ static char where[PATH_MAX / 2], file[PATH_MAX];
 static struct sample old_sample, new_sample;
 static pid_t daemon_pid;
 
-/* ---- Mounting ------------------------------------------------------------------------------------------- */
+/* ---- Mounting -------------------------------------------------------------------------------- */
 
 __attribute__((format(printf, 1, 2))) static int shell(const char *format, ...)
 {
@@ -85,7 +85,8 @@ static const char *mount_overlay(const struct filesystem *filesystem)
 	/* On tmpfs: the upper layer must be able to be full. */
 	if (shell("cd '%s' && mkdir base && mount -t tmpfs -o size=%uM none base && "
 		  "mkdir base/lower base/upper base/work && "
-		  "mount -t overlay -o lowerdir=base/lower,upperdir=base/upper,workdir=base/work none mnt "
+		  "mount -t overlay -o lowerdir=base/lower,upperdir=base/upper,workdir=base/work "
+		  "none mnt "
 		  "2>mount.log",
 		  where, filesystem->mebibytes))
 		return "the kernel does not mount it";
@@ -132,7 +133,8 @@ static const char *mount_one(const struct filesystem *filesystem)
 	case IMAGE:
 		return mount_image(filesystem);
 	case TMPFS:
-		return shell("mount -t tmpfs -o size=%uM none '%s/mnt'", filesystem->mebibytes, where) ?
+		return shell("mount -t tmpfs -o size=%uM none '%s/mnt'", filesystem->mebibytes,
+			     where) ?
 			       "the kernel does not mount it" :
 			       NULL;
 	case OVERLAY:
@@ -191,7 +193,7 @@ static void make_room(void)
 	sync();
 }
 
-/* ---- What is tested ---------------------------------------------------------------------------------------- */
+/* ---- What is tested -------------------------------------------------------------------------- */
 
 static char complaint[2048];
 
@@ -205,7 +207,8 @@ __attribute__((format(printf, 1, 2))) static bool complain(const char *format, .
 	return false;
 }
 
-static int save(struct ioshape_context *context, const struct sample *sample, struct ioshape_report *report)
+static int save(struct ioshape_context *context, const struct sample *sample,
+		struct ioshape_report *report)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
@@ -216,7 +219,8 @@ static int save(struct ioshape_context *context, const struct sample *sample, st
 
 static bool holds(const struct sample *sample)
 {
-	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	char why[512];
 	int ret;
 
@@ -250,15 +254,16 @@ static bool round_trip(const struct filesystem *filesystem)
 		well = !save(context, &new_sample, &report) ||
 		       complain("%s", ioshape_context_message(context));
 		well = well && holds(&new_sample);
-		if (well && strncmp(report.filesystem, filesystem->type, strlen(filesystem->type)) != 0)
+		if (well &&
+		    strncmp(report.filesystem, filesystem->type, strlen(filesystem->type)) != 0)
 			well = complain("the report calls it \"%s\"", report.filesystem);
-		if (well && i < 2 && filesystem->direct >= 0 && (int)report.direct != filesystem->direct)
+		if (well && i < 2 && filesystem->direct >= 0 &&
+		    (int)report.direct != filesystem->direct)
 			well = complain("direct is %u: %s", report.direct, report.fallback_text);
 		options.metadata = &old_sample.metadata;
-		well = well &&
-		       (!ioshape_save_tensors_async(context, file, old_sample.tensors, old_sample.count,
-						    &options, &handle) ||
-			complain("%s", ioshape_context_message(context)));
+		well = well && (!ioshape_save_tensors_async(context, file, old_sample.tensors,
+							    old_sample.count, &options, &handle) ||
+				complain("%s", ioshape_context_message(context)));
 		if (well) {
 			well = !ioshape_save_wait(handle, -1) ||
 			       complain("%s", ioshape_save_message(handle));
@@ -274,7 +279,8 @@ static bool round_trip(const struct filesystem *filesystem)
 
 static bool does_not_replace(const struct filesystem *filesystem)
 {
-	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	int ret;
 
@@ -294,7 +300,8 @@ static bool does_not_replace(const struct filesystem *filesystem)
 	return !ret && holds(&new_sample) && nothing_else_is_there();
 }
 
-/* Through a writer that does not say beforehand how much will come: the disk is full in the middle of it. */
+/* Through a writer that does not say beforehand how much will come: the disk is full in the middle
+ * of it. */
 static int save_unannounced(struct ioshape_context *context, char *message, size_t message_bytes)
 {
 	struct ioshape_writer *writer;
@@ -306,7 +313,8 @@ static int save_unannounced(struct ioshape_context *context, char *message, size
 	}
 	ret = ioshape_writer_begin(writer, "data/0", IOSHAPE_UNKNOWN_BYTES, 0);
 	for (unsigned i = 0; !ret && i < LARGE_BYTES >> 20; i++)
-		ret = ioshape_writer_write(writer, (const char *)new_sample.expected[4] + (i << 20), 1 << 20);
+		ret = ioshape_writer_write(writer, (const char *)new_sample.expected[4] + (i << 20),
+					   1 << 20);
 	if (!ret)
 		ret = ioshape_writer_end(writer);
 	if (!ret)
@@ -332,7 +340,8 @@ static bool fails_when_full(bool announced)
 		}
 		ioshape_context_free(context);
 		if (ret != -ENOSPC)
-			return complain("engine %zu: %d instead of ENOSPC, \"%s\"", i, ret, message);
+			return complain("engine %zu: %d instead of ENOSPC, \"%s\"", i, ret,
+					message);
 		if (!strstr(message, file) || !strstr(message, "No space left"))
 			return complain("engine %zu: \"%s\"", i, message);
 		if (announced && !*report.filesystem)
@@ -346,7 +355,8 @@ static bool fails_when_full(bool announced)
 /* A full disk keeps the old file; with room again the save succeeds. */
 static bool survives_being_full(const struct filesystem *filesystem)
 {
-	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	int ret = save(context, &old_sample, NULL);
 
 	(void)filesystem;
@@ -383,7 +393,8 @@ static void test_one(const struct filesystem *filesystem, const char *why_not)
 		if (why_not) {
 			snprintf(name, sizeof(name), "%s: %s", filesystem->name, tests[i].name);
 			tap_skip(name, why_not);
-		} else if (!tap_ok(tests[i].test(filesystem), "%s: %s", filesystem->name, tests[i].name)) {
+		} else if (!tap_ok(tests[i].test(filesystem), "%s: %s", filesystem->name,
+				   tests[i].name)) {
 			printf("# %s\n", complaint);
 		}
 	}

@@ -19,11 +19,13 @@ static atomic_bool active;
 static enum calls_mode wanted_mode;
 static unsigned long wanted_nth;
 static int wanted_code;
+static const char *wanted_name;
 
 struct calls_record *calls_record(void)
 {
 	if (!record) {
-		record = mmap(NULL, sizeof(*record), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		record = mmap(NULL, sizeof(*record), PROT_READ | PROT_WRITE,
+			      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 		if (record == MAP_FAILED)
 			abort();
 	}
@@ -37,6 +39,12 @@ void calls_begin(enum calls_mode mode, unsigned long nth, int code)
 	wanted_nth = nth;
 	wanted_code = code;
 	atomic_store(&active, true);
+}
+
+void calls_begin_named(const char *name, int code)
+{
+	wanted_name = name;
+	calls_begin(CALLS_FAIL_FIRST, 0, code);
 }
 
 void calls_end(void)
@@ -71,6 +79,11 @@ static bool enter(const char *name, unsigned long *number)
 	*number = atomic_fetch_add(&record->count, 1) + 1;
 	if (*number <= CALLS_MOST)
 		atomic_store(&record->names[*number - 1], name);
+	if (wanted_mode == CALLS_FAIL_FIRST && wanted_name && !strcmp(name, wanted_name)) {
+		wanted_name = NULL;
+		errno = wanted_code;
+		return true;
+	}
 	if (*number != wanted_nth)
 		return false;
 	if (wanted_mode == CALLS_KILL_BEFORE)
@@ -91,74 +104,81 @@ static void leave(unsigned long number)
 }
 
 /* A function whose failure is -1 and errno. */
-#define WRAP(type, name, parameters, arguments)  \
-	type __real_##name parameters;           \
-	type __wrap_##name parameters;           \
-	type __wrap_##name parameters            \
-	{                                        \
-		unsigned long number;            \
-		type result;                     \
-                                                 \
-		if (enter(#name, &number))       \
-			return -1;               \
-		result = __real_##name arguments; \
-		leave(number);                   \
-		return result;                   \
+#define WRAP(type, name, parameters, arguments)                                                    \
+	type __real_##name parameters;                                                             \
+	type __wrap_##name parameters;                                                             \
+	type __wrap_##name parameters                                                              \
+	{                                                                                          \
+		unsigned long number;                                                              \
+		type result;                                                                       \
+                                                                                                   \
+		if (enter(#name, &number))                                                         \
+			return -1;                                                                 \
+		result = __real_##name arguments;                                                  \
+		leave(number);                                                                     \
+		return result;                                                                     \
 	}
 
 WRAP(int, dup, (int fd), (fd))
 WRAP(int, fallocate64, (int fd, int mode, off64_t offset, off64_t bytes), (fd, mode, offset, bytes))
 WRAP(int, ftruncate64, (int fd, off64_t bytes), (fd, bytes))
-WRAP(ssize_t, pwrite64, (int fd, const void *data, size_t bytes, off64_t offset), (fd, data, bytes, offset))
-WRAP(ssize_t, pread64, (int fd, void *data, size_t bytes, off64_t offset), (fd, data, bytes, offset))
+WRAP(ssize_t, pwrite64, (int fd, const void *data, size_t bytes, off64_t offset),
+     (fd, data, bytes, offset))
+WRAP(ssize_t, pread64, (int fd, void *data, size_t bytes, off64_t offset),
+     (fd, data, bytes, offset))
 WRAP(ssize_t, write, (int fd, const void *data, size_t bytes), (fd, data, bytes))
 WRAP(ssize_t, read, (int fd, void *data, size_t bytes), (fd, data, bytes))
 WRAP(int, renameat, (int fd, const char *from, int to_fd, const char *to), (fd, from, to_fd, to))
 WRAP(int, renameat2, (int fd, const char *from, int to_fd, const char *to, unsigned flags),
      (fd, from, to_fd, to, flags))
-WRAP(int, linkat, (int fd, const char *from, int to_fd, const char *to, int flags), (fd, from, to_fd, to, flags))
+WRAP(int, linkat, (int fd, const char *from, int to_fd, const char *to, int flags),
+     (fd, from, to_fd, to, flags))
 WRAP(int, unlinkat, (int fd, const char *name, int flags), (fd, name, flags))
 WRAP(int, fchmod, (int fd, mode_t mode), (fd, mode))
 WRAP(int, fchown, (int fd, uid_t user, gid_t group), (fd, user, group))
 WRAP(int, flock, (int fd, int operation), (fd, operation))
 WRAP(int, fstat64, (int fd, struct stat64 *status), (fd, status))
 WRAP(int, stat64, (const char *path, struct stat64 *status), (path, status))
-WRAP(int, fstatat64, (int fd, const char *name, struct stat64 *status, int flags), (fd, name, status, flags))
+WRAP(int, fstatat64, (int fd, const char *name, struct stat64 *status, int flags),
+     (fd, name, status, flags))
 WRAP(int, fstatfs64, (int fd, struct statfs64 *status), (fd, status))
 WRAP(int, statx, (int fd, const char *name, int flags, unsigned mask, struct statx *status),
      (fd, name, flags, mask, status))
 WRAP(int, faccessat, (int fd, const char *name, int mode, int flags), (fd, name, mode, flags))
 WRAP(ssize_t, readlink, (const char *path, char *into, size_t bytes), (path, into, bytes))
-WRAP(int, sync_file_range, (int fd, off64_t offset, off64_t bytes, unsigned flags), (fd, offset, bytes, flags))
+WRAP(int, sync_file_range, (int fd, off64_t offset, off64_t bytes, unsigned flags),
+     (fd, offset, bytes, flags))
 
 /* One whose failure is a negative errno. */
-#define WRAP_RING(name, parameters, arguments)   \
-	int __real_##name parameters;            \
-	int __wrap_##name parameters;            \
-	int __wrap_##name parameters             \
-	{                                        \
-		unsigned long number;            \
-		int result;                      \
-                                                 \
-		if (enter(#name, &number))       \
-			return -wanted_code;     \
-		result = __real_##name arguments; \
-		leave(number);                   \
-		return result;                   \
+#define WRAP_RING(name, parameters, arguments)                                                     \
+	int __real_##name parameters;                                                              \
+	int __wrap_##name parameters;                                                              \
+	int __wrap_##name parameters                                                               \
+	{                                                                                          \
+		unsigned long number;                                                              \
+		int result;                                                                        \
+                                                                                                   \
+		if (enter(#name, &number))                                                         \
+			return -wanted_code;                                                       \
+		result = __real_##name arguments;                                                  \
+		leave(number);                                                                     \
+		return result;                                                                     \
 	}
 
-WRAP_RING(io_uring_queue_init, (unsigned entries, struct io_uring *ring, unsigned flags), (entries, ring, flags))
-WRAP_RING(io_uring_submit, (struct io_uring *ring), (ring))
-WRAP_RING(io_uring_submit_and_wait, (struct io_uring *ring, unsigned count), (ring, count))
-WRAP_RING(io_uring_register_buffers, (struct io_uring *ring, const struct iovec *vectors, unsigned count),
+WRAP_RING(io_uring_queue_init, (unsigned entries, struct io_uring *ring, unsigned flags),
+	  (entries, ring, flags))
+WRAP_RING(io_uring_submit, (struct io_uring * ring), (ring))
+WRAP_RING(io_uring_submit_and_wait, (struct io_uring * ring, unsigned count), (ring, count))
+WRAP_RING(io_uring_register_buffers,
+	  (struct io_uring * ring, const struct iovec *vectors, unsigned count),
 	  (ring, vectors, count))
-WRAP_RING(io_uring_register_files, (struct io_uring *ring, const int *files, unsigned count),
+WRAP_RING(io_uring_register_files, (struct io_uring * ring, const int *files, unsigned count),
 	  (ring, files, count))
 WRAP_RING(io_uring_register_files_update,
-	  (struct io_uring *ring, unsigned offset, const int *files, unsigned count),
+	  (struct io_uring * ring, unsigned offset, const int *files, unsigned count),
 	  (ring, offset, files, count))
 
-/* ---- Those that need more than that ------------------------------------------------------------------ */
+/* ---- Those that need more than that ---------------------------------------------------------- */
 
 int __real_close(int fd);
 int __wrap_close(int fd);

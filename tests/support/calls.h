@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every system call by which a save touches files, counted, and at a chosen one a failure or the end of the
- * process. The linker turns close() into __wrap_close() and so on (see tests/fault/meson.build), in the
- * library and in the test alike; nothing happens between calls_end() and calls_begin().
+ * Every system call by which a save touches files, counted, and at a chosen one a failure or the
+ * end of the process. The linker turns close() into __wrap_close() and so on (see
+ * tests/fault/meson.build), in the library and in the test alike; nothing happens between
+ * calls_end() and calls_begin().
  *
- * The record lies in memory that is shared with children: a parent sees how far a killed child came.
+ * The record lies in memory that is shared with children: a parent sees how far a killed child
+ * came.
  */
 #ifndef TESTS_SUPPORT_CALLS_H
 #define TESTS_SUPPORT_CALLS_H
@@ -17,20 +19,24 @@
 
 enum calls_mode {
 	CALLS_COUNT,
-	CALLS_FAIL,        /* the nth fails with `code`, without having done anything (close: having closed) */
+	CALLS_FAIL,        /* the nth fails with `code`, without having done anything (close: having
+			      closed) */
+	CALLS_FAIL_FIRST,  /* so does the first of a name, and only that: see calls_begin_named() */
 	CALLS_KILL_BEFORE, /* SIGKILL to the process before the nth */
 	CALLS_KILL_AFTER,
 };
 
 struct calls_record {
 	atomic_ulong count;
-	/* "fsync" of a directory is "fsync directory". NULL for a call that was on its way when the end came. */
+	/* "fsync" of a directory is "fsync directory". NULL for a call that was on its way when the
+	 * end came. */
 	const char *_Atomic names[CALLS_MOST];
 	mode_t temporary_mode; /* of the last temporary file at its creation, before the umask */
 	int temporary_flags;
 };
 
 void calls_begin(enum calls_mode mode, unsigned long nth, int code);
+void calls_begin_named(const char *name, int code);
 void calls_end(void);
 
 /* Of the last calls_begin() in this process or in a child. */

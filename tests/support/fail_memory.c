@@ -53,18 +53,19 @@ static bool fails(void)
 	return true;
 }
 
-#define WRAP(type, name, failure, parameters, arguments)          \
-	type __real_##name parameters;                            \
-	type __wrap_##name parameters;                            \
-	type __wrap_##name parameters                             \
-	{                                                         \
-		return fails() ? (failure) : __real_##name arguments; \
+#define WRAP(type, name, failure, parameters, arguments)                                           \
+	type __real_##name parameters;                                                             \
+	type __wrap_##name parameters;                                                             \
+	type __wrap_##name parameters                                                              \
+	{                                                                                          \
+		return fails() ? (failure) : __real_##name arguments;                              \
 	}
 
 WRAP(void *, malloc, NULL, (size_t bytes), (bytes))
 WRAP(void *, calloc, NULL, (size_t elements, size_t bytes), (elements, bytes))
 WRAP(void *, realloc, NULL, (void *memory, size_t bytes), (memory, bytes))
-WRAP(void *, reallocarray, NULL, (void *memory, size_t elements, size_t bytes), (memory, elements, bytes))
+WRAP(void *, reallocarray, NULL, (void *memory, size_t elements, size_t bytes),
+     (memory, elements, bytes))
 WRAP(char *, strdup, NULL, (const char *text), (text))
 WRAP(char *, strndup, NULL, (const char *text, size_t bytes), (text, bytes))
 WRAP(void *, mmap64, MAP_FAILED,

@@ -19,7 +19,8 @@
 struct faulty {
 	void *inner;
 	uint64_t random;
-	/* Requests that come back without the inner engine, or that wait to come back out of order. */
+	/* Requests that come back without the inner engine, or that wait to come back out of order.
+	 */
 	struct ring_op *ready[MOST_IN_FLIGHT];
 	unsigned ready_count;
 	unsigned in_inner;
@@ -64,9 +65,10 @@ static void misused(void)
 	count_one(&counts.misuse);
 }
 
-/* ---- The engine ---------------------------------------------------------------------------------------- */
+/* ---- The engine ------------------------------------------------------------------------------ */
 
-static int faulty_open(void **engine, const struct ring_engine_params *params, char *why, size_t why_bytes)
+static int faulty_open(void **engine, const struct ring_engine_params *params, char *why,
+		       size_t why_bytes)
 {
 	struct faulty *faulty;
 	int ret;
@@ -145,8 +147,8 @@ static int choose_failure(struct faulty *faulty)
 }
 
 /*
- * How much of it is moved. Written bytes may end anywhere; read ones end early only at multiples of what
- * direct I/O asks for, as the kernel has it.
+ * How much of it is moved. Written bytes may end anywhere; read ones end early only at multiples of
+ * what direct I/O asks for, as the kernel has it.
  */
 static size_t choose_length(struct faulty *faulty, const struct ring_op *op)
 {
@@ -192,7 +194,8 @@ static int faulty_submit(void *engine, struct ring_op *op)
 	int ret = 0, code;
 
 	die_at(plan.kill_before_submit, now);
-	if (op->fd != faulty->fd || !op->bytes || faulty->in_inner + faulty->ready_count >= MOST_IN_FLIGHT)
+	if (op->fd != faulty->fd || !op->bytes ||
+	    faulty->in_inner + faulty->ready_count >= MOST_IN_FLIGHT)
 		misused();
 	if (happens(faulty, plan.delays))
 		nanosleep(&moment, NULL);
@@ -279,7 +282,7 @@ static struct ring_engine_ops faulty_ops = {
 	.close = faulty_close,
 };
 
-/* ---- For tests ------------------------------------------------------------------------------------------ */
+/* ---- For tests ------------------------------------------------------------------------------- */
 
 void faulty_install(const struct faulty_plan *wanted)
 {

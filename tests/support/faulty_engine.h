@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An engine that lies between the library and a true one and makes trouble: short results, errors,
- * interruptions, delays, completions out of order; and, at a chosen submission or completion, the end of the
- * process. What it does follows from a seed alone (as long as one thread uses it), so that a failure can be
- * had again: IOSHAPE_TEST_SEED=<seed>.
+ * interruptions, delays, completions out of order; and, at a chosen submission or completion, the
+ * end of the process. What it does follows from a seed alone (as long as one thread uses it), so
+ * that a failure can be had again: IOSHAPE_TEST_SEED=<seed>.
  */
 #ifndef TESTS_SUPPORT_FAULTY_ENGINE_H
 #define TESTS_SUPPORT_FAULTY_ENGINE_H
@@ -20,8 +20,8 @@ struct faulty_plan {
 	unsigned short_results;      /* only a part is moved, down to nothing where it is written */
 	unsigned not_taken;          /* submit() itself fails */
 	unsigned delays;
-	bool reorder;                /* completions come in random order */
-	unsigned fail_open;          /* how many times open() fails before it succeeds */
+	bool reorder;       /* completions come in random order */
+	unsigned fail_open; /* how many times open() fails before it succeeds */
 
 	/* SIGKILL to the whole process, at the nth from 1; 0 never. */
 	unsigned long kill_before_submit, kill_after_submit;
@@ -31,10 +31,10 @@ struct faulty_plan {
 /* What has happened, for all engines since faulty_install(). */
 struct faulty_counts {
 	unsigned long opened, closed, submitted, completed;
-	unsigned long faults;    /* requests that did not do what was asked, by our doing */
-	unsigned long hard;      /* those that a save cannot get over */
+	unsigned long faults; /* requests that did not do what was asked, by our doing */
+	unsigned long hard;   /* those that a save cannot get over */
 	unsigned long attached, detached;
-	unsigned long misuse;    /* calls that break the contract in ring.h */
+	unsigned long misuse; /* calls that break the contract in ring.h */
 };
 
 /* From now on AUTO uses it, and nothing else. Not while a lane is open. */

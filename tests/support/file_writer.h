@@ -33,8 +33,8 @@ static inline int file_write_open(struct file_write *write, const char *path)
 	int ret = ring_lane_open(&write->lane, &write->config, &write->error);
 
 	if (!ret)
-		ret = ring_writer_open(&write->writer, write->lane, path, &write->options, &write->notes,
-				       &write->error);
+		ret = ring_writer_open(&write->writer, write->lane, path, &write->options,
+				       &write->notes, &write->error);
 	return ret;
 }
 
@@ -58,7 +58,8 @@ static inline int file_write_end(struct file_write *write)
 }
 
 /* All of it, from open to close. */
-static inline int file_write_all(struct file_write *write, const char *path, const void *data, size_t bytes)
+static inline int file_write_all(struct file_write *write, const char *path, const void *data,
+				 size_t bytes)
 {
 	uint32_t crc = 0;
 	int ret = file_write_open(write, path);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What helpers of tests assert: also in programs that are not run by libcheck, and in children of tests. */
+/* What helpers of tests assert: also in programs that are not run by libcheck, and in children of
+ * tests. */
 #ifndef TESTS_SUPPORT_MUST_H
 #define TESTS_SUPPORT_MUST_H
 
@@ -8,17 +9,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MUST(condition, ...)                                                               \
-	do {                                                                               \
-		if (!(condition)) {                                                        \
-			int must_code = errno;                                             \
-                                                                                           \
-			fprintf(stderr, "%s:%d: %s (%s): ", __FILE__, __LINE__, #condition, \
-				strerror(must_code));                                      \
-			fprintf(stderr, __VA_ARGS__);                                      \
-			fputc('\n', stderr);                                               \
-			ck_abort_msg(__VA_ARGS__);                                         \
-		}                                                                          \
+#define MUST(condition, ...)                                                                       \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			int must_code = errno;                                                     \
+                                                                                                   \
+			fprintf(stderr, "%s:%d: %s (%s): ", __FILE__, __LINE__, #condition,        \
+				strerror(must_code));                                              \
+			fprintf(stderr, __VA_ARGS__);                                              \
+			fputc('\n', stderr);                                                       \
+			ck_abort_msg(__VA_ARGS__);                                                 \
+		}                                                                                  \
 	} while (0)
 
 #endif

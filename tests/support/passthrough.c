@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A FUSE filesystem that shows a directory somewhere else: passthrough DIRECTORY MOUNTPOINT [direct]. It has no
- * fallocate, as many have none; with "direct" it tells the kernel not to cache. For tests; it trusts everybody.
+ * A FUSE filesystem that shows a directory somewhere else: passthrough DIRECTORY MOUNTPOINT
+ * [direct]. It has no fallocate, as many have none; with "direct" it tells the kernel not to cache.
+ * For tests; it trusts everybody.
  */
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 31
@@ -16,7 +17,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-static int root;    /* what is shown */
+static int root; /* what is shown */
 static int uncached;
 
 /* FUSE paths begin with a slash; relative to the root there is none. */
@@ -67,7 +68,8 @@ static int pass_create(const char *path, mode_t mode, struct fuse_file_info *fil
 	return 0;
 }
 
-static int pass_read(const char *path, char *into, size_t bytes, off_t offset, struct fuse_file_info *file)
+static int pass_read(const char *path, char *into, size_t bytes, off_t offset,
+		     struct fuse_file_info *file)
 {
 	ssize_t got = pread((int)file->fh, into, bytes, offset);
 

@@ -74,7 +74,8 @@ static void pack(uint8_t *to, const struct ioshape_tensor *tensor, size_t elemen
 		for (int64_t column = 0; column < tensor->shape[1]; column++, to += element)
 			memcpy(to,
 			       (const uint8_t *)tensor->data +
-				       (size_t)(row * tensor->strides[0] + column * tensor->strides[1]) *
+				       (size_t)(row * tensor->strides[0] +
+						column * tensor->strides[1]) *
 					       element,
 			       element);
 }
@@ -148,7 +149,7 @@ void sample_spoil(struct sample *sample)
 	}
 }
 
-/* ---- Is it in the file? -------------------------------------------------------------------------------- */
+/* ---- Is it in the file? ---------------------------------------------------------------------- */
 
 static int complain(char *why, size_t why_bytes, const char *what, const char *name)
 {
@@ -156,8 +157,8 @@ static int complain(char *why, size_t why_bytes, const char *what, const char *n
 	return -EBADMSG;
 }
 
-static int check_info(struct ioshape_reader *reader, const struct sample *sample, size_t i, uint64_t *index,
-		      char *why, size_t why_bytes)
+static int check_info(struct ioshape_reader *reader, const struct sample *sample, size_t i,
+		      uint64_t *index, char *why, size_t why_bytes)
 {
 	const struct ioshape_tensor *tensor = &sample->tensors[i];
 	struct ioshape_tensor_info info = { .size = sizeof(info) };
@@ -179,7 +180,8 @@ static int check_info(struct ioshape_reader *reader, const struct sample *sample
 	return 0;
 }
 
-static int check_data(struct ioshape_reader *reader, const struct sample *sample, char *why, size_t why_bytes)
+static int check_data(struct ioshape_reader *reader, const struct sample *sample, char *why,
+		      size_t why_bytes)
 {
 	struct ioshape_load_request requests[SAMPLE_TENSORS];
 	uint8_t *memory = malloc(sample->total_bytes + 1), *at = memory;
@@ -188,7 +190,8 @@ static int check_data(struct ioshape_reader *reader, const struct sample *sample
 	if (!memory)
 		return -ENOMEM;
 	for (size_t i = 0; !ret && i < sample->count; i++) {
-		requests[i] = (struct ioshape_load_request){ .bytes = sample->bytes[i], .into = at };
+		requests[i] =
+			(struct ioshape_load_request){ .bytes = sample->bytes[i], .into = at };
 		at += sample->bytes[i];
 		ret = check_info(reader, sample, i, &requests[i].tensor, why, why_bytes);
 	}
@@ -227,8 +230,8 @@ static int check_metadata(struct ioshape_reader *reader, const struct sample *sa
 	return 0;
 }
 
-int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample, char *why,
-		 size_t why_bytes)
+int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,
+		 char *why, size_t why_bytes)
 {
 	struct ioshape_reader *reader;
 	uint64_t count = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensors to save, and whether a file holds them: of many dtypes, shapes and strides, with numbers that
- * follow from a seed. Public API only.
+ * Tensors to save, and whether a file holds them: of many dtypes, shapes and strides, with numbers
+ * that follow from a seed. Public API only.
  */
 #ifndef TESTS_SUPPORT_SAMPLE_H
 #define TESTS_SUPPORT_SAMPLE_H
@@ -31,9 +31,10 @@ void sample_free(struct sample *sample);
 /* Overwrites the tensors, as training does after an asynchronous save has returned. */
 void sample_spoil(struct sample *sample);
 
-/* 0 if the file holds just these tensors and metadata, bit for bit; else a code, and why in `why`. */
-int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample, char *why,
-		 size_t why_bytes);
+/* 0 if the file holds just these tensors and metadata, bit for bit; else a code, and why in `why`.
+ */
+int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,
+		 char *why, size_t why_bytes);
 
 /* A context for tests: small blocks, few threads. Fails the test if it cannot be had. */
 struct ioshape_context *sample_context(enum ioshape_engine engine, enum ioshape_direct direct);

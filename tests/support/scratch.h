@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A directory for one test, and files in it. It lies under $IOSHAPE_TEST_DIR, or else where the test was
- * started (meson: the build directory), because direct I/O wants a real disk and /tmp may be none.
+ * A directory for one test, and files in it. It lies under $IOSHAPE_TEST_DIR, or else where the
+ * test was started (meson: the build directory), because direct I/O wants a real disk and /tmp may
+ * be none.
  */
 #ifndef TESTS_SUPPORT_SCRATCH_H
 #define TESTS_SUPPORT_SCRATCH_H
@@ -11,7 +12,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* For tcase_add_checked_fixture(): a fresh directory for each test, removed after it unless it failed. */
+/* For tcase_add_checked_fixture(): a fresh directory for each test, removed after it unless it
+ * failed. */
 void scratch_setup(void);
 void scratch_teardown(void);
 
@@ -32,7 +34,8 @@ bool scratch_same(const char *path, const void *data, size_t bytes);
 /* Drops what the page cache holds of a file. */
 void scratch_evict(const char *path);
 
-/* Names in a directory, "." and ".." not counted; and those of temporary files of saves among them. */
+/* Names in a directory, "." and ".." not counted; and those of temporary files of saves among them.
+ */
 unsigned scratch_entries(const char *directory);
 unsigned scratch_temporaries(const char *directory);
 
@@ -42,8 +45,18 @@ void scratch_remove(const char *directory);
 /* Open descriptors of this process: a save must leave as many as it found. */
 unsigned scratch_descriptors(void);
 
-/* Runs `body` in a forked child and returns what waitpid() said. Its result is the child's exit status. */
+/* Runs `body` in a forked child and returns what waitpid() said. Its result is the child's exit
+ * status. */
 int scratch_in_child(int (*body)(void *), void *argument);
+
+/*
+ * Ends a child as by _exit(), but unseen by valgrind: what only the parent's threads knew of is
+ * lost in a child, and would be called a leak.
+ */
+void scratch_leave_child(int status) __attribute__((noreturn));
+
+/* valgrind complains of what a test does on purpose. */
+bool scratch_under_valgrind(void);
 
 /* $IOSHAPE_LONG: tests may take minutes. */
 bool scratch_long(void);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whole saves and loads in which each allocation, mapping and thread in turn cannot be had: each either
- * succeeds or fails and leaves the old file and nothing else. The sanitizers see what leaks or crashes.
+ * Whole saves and loads in which each allocation, mapping and thread in turn cannot be had: each
+ * either succeeds or fails and leaves the old file and nothing else. The sanitizers see what leaks
+ * or crashes.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -20,7 +21,7 @@ static struct sample sample;
 static uint8_t *new_file;
 static size_t new_bytes;
 static const char old_file[] = "what was there before";
-static bool once;            /* one allocation fails, not all from there on */
+static bool once; /* one allocation fails, not all from there on */
 static unsigned failures;
 static char message[1024];
 
@@ -71,7 +72,8 @@ static int save_in_background(struct ioshape_context *context)
 
 	options.metadata = &sample.metadata;
 	options.no_sync = 1;
-	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options, &handle);
+	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options,
+					 &handle);
 	if (ret) {
 		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
 		return handle ? -EBADMSG : ret;
@@ -144,8 +146,10 @@ static const struct {
 	enum ioshape_engine engine;
 	bool loads;
 } acts[] = {
-	{ save, IOSHAPE_ENGINE_AUTO, false },	    { save_in_background, IOSHAPE_ENGINE_THREADS, false },
-	{ save_records, IOSHAPE_ENGINE_BUFFERED, false }, { load, IOSHAPE_ENGINE_AUTO, true },
+	{ save, IOSHAPE_ENGINE_AUTO, false },
+	{ save_in_background, IOSHAPE_ENGINE_THREADS, false },
+	{ save_records, IOSHAPE_ENGINE_BUFFERED, false },
+	{ load, IOSHAPE_ENGINE_AUTO, true },
 };
 
 static void setup(void)
@@ -176,7 +180,8 @@ static void check_outcome(int ret, bool loads, unsigned long nth)
 	if (ret) {
 		failures++;
 		/* Threads and mappings have codes of their own. */
-		ck_assert_msg(ret == -ENOMEM || ret == -EAGAIN, "allocation %lu: %d, \"%s\"", nth, ret, message);
+		ck_assert_msg(ret == -ENOMEM || ret == -EAGAIN, "allocation %lu: %d, \"%s\"", nth,
+			      ret, message);
 		ck_assert_msg(*message, "allocation %lu: no message", nth);
 	}
 	if (ret && !loads)
@@ -206,7 +211,8 @@ static bool run(int which, unsigned long nth)
 	count = fail_memory_count();
 	fail_memory_at(0);
 	check_outcome(ret, acts[which].loads, nth);
-	ck_assert_msg(scratch_descriptors() == descriptors, "allocation %lu: descriptors left open", nth);
+	ck_assert_msg(scratch_descriptors() == descriptors, "allocation %lu: descriptors left open",
+		      nth);
 	/* What succeeded all the same is the whole of it. */
 	if (!ret && which < 2)
 		ck_assert(scratch_same("file", new_file, new_bytes));

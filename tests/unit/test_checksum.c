@@ -63,13 +63,14 @@ END_TEST
 START_TEST(copying_copies_and_checksums_and_touches_nothing_else)
 {
 	/* Below, at and above the size of the pieces in which it goes. */
-	static const size_t lengths[] = { 0,	 1,	63,	64,	65,	4095,	65535,
+	static const size_t lengths[] = { 0,     1,     63,     64,     65,     4095,  65535,
 					  65536, 65537, 131071, 131072, 131073, 300001 };
 	uint64_t state = 3;
 
 	test_random_fill(&state, bytes, sizeof(bytes));
 	for (size_t i = 0; i < ARRAY_LENGTH(lengths); i++) {
-		size_t begin = test_random_below(&state, 64) + 1, to = test_random_below(&state, 64) + 1;
+		size_t begin = test_random_below(&state, 64) + 1,
+		       to = test_random_below(&state, 64) + 1;
 		uint32_t start = (uint32_t)test_random(&state);
 
 		memset(copy, 0x5a, sizeof(copy));

@@ -15,8 +15,9 @@
 #include <unistd.h>
 
 #define BLOCK (64 * KIB)
-#define SMALL (1 * MIB) /* up to here a file leaves with one plain write, if it fits into a block  \
-			 */
+#define SMALL                                                                                      \
+	(1 * MIB) /* up to here a file leaves with one plain write, if it fits into a block        \
+		   */
 #define ROOM (6 * MIB)
 
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,

@@ -18,7 +18,8 @@
 static const char table[] =
 	"22 28 0:20 / /proc rw,nosuid,nodev,noexec,relatime shared:14 - proc proc rw\n"
 	"28 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw,discard\n"
-	"99 28 0:45 / /mnt/with\\040a\\040space\\040-\\040and\\040dash rw shared:1 master:2 - fuse.sshfs "
+	"99 28 0:45 / /mnt/with\\040a\\040space\\040-\\040and\\040dash rw shared:1 master:2 - "
+	"fuse.sshfs "
 	"user@host:/x\\040y rw,user_id=0\n"
 	"101 28 0:46 / /home rw - nfs4 server:/export/home rw,vers=4.2,wsize=1048576\n"
 	"102 28 8:17 /sub /data rw,noatime unbindable - xfs /dev/sdb1 rw\n"
@@ -30,7 +31,8 @@ static const char *type_of(const char *text, unsigned device_major, unsigned dev
 	static char type[32];
 
 	strcpy(type, "untouched");
-	return fs_mountinfo_type(text, device_major, device_minor, type, sizeof(type)) ? NULL : type;
+	return fs_mountinfo_type(text, device_major, device_minor, type, sizeof(type)) ? NULL :
+											 type;
 }
 
 START_TEST(the_type_of_each_device_is_found)
@@ -64,7 +66,8 @@ START_TEST(malformed_lines_are_passed_over)
 		"102 28 8:17 /sub /data rw,noatime - ",
 		"102 28 8:17 /sub /data rw,noatime -",
 		"102 28 8:17 /sub /data rw,noatime -xfs /dev/sdb1",
-		"102 28 8:17 /sub /data rw - a-type-with-a-name-longer-than-any-that-there-is /dev/sdb1 rw",
+		"102 28 8:17 /sub /data rw - a-type-with-a-name-longer-than-any-that-there-is "
+		"/dev/sdb1 rw",
 		"102 28 x:17 /sub /data rw - xfs /dev/sdb1 rw",
 		"102 28 8 17 /sub /data rw - xfs /dev/sdb1 rw",
 		"102 28",
@@ -80,7 +83,8 @@ START_TEST(malformed_lines_are_passed_over)
 		ck_assert_msg(!type_of(bad[i], 8, 17), "%s", bad[i]);
 		/* The next line counts, and only by itself. */
 		snprintf(text, sizeof(text), "%s\n1 2 8:17 / / rw - ext4 /dev/x rw\n", bad[i]);
-		ck_assert_msg(type_of(text, 8, 17) && !strcmp(type_of(text, 8, 17), "ext4"), "%s", bad[i]);
+		ck_assert_msg(type_of(text, 8, 17) && !strcmp(type_of(text, 8, 17), "ext4"), "%s",
+			      bad[i]);
 		snprintf(text, sizeof(text), "%s\n", bad[i]);
 		ck_assert_msg(!type_of(text, 8, 17), "%s", bad[i]);
 	}
@@ -116,8 +120,8 @@ START_TEST(a_huge_table_takes_no_longer_than_its_size_asks)
 	char line[128];
 
 	for (size_t i = 0; i < lines; i++) {
-		int length = snprintf(line, sizeof(line), "%zu 1 7:%zu / /mnt/%zu rw - squashfs /dev/l rw\n", i,
-				      i, i);
+		int length = snprintf(line, sizeof(line),
+				      "%zu 1 7:%zu / /mnt/%zu rw - squashfs /dev/l rw\n", i, i, i);
 
 		ck_assert_int_eq(base_buffer_append(&text, line, (size_t)length), 0);
 	}
@@ -143,7 +147,8 @@ START_TEST(any_text_at_all_is_survived)
 		for (size_t at = 0; at < length; at++)
 			text[at] = letters[test_random_below(&state, sizeof(letters) - 1)];
 		text[length] = 0;
-		type_of(text, (unsigned)test_random_below(&state, 3), (unsigned)test_random_below(&state, 3));
+		type_of(text, (unsigned)test_random_below(&state, 3),
+			(unsigned)test_random_below(&state, 3));
 		free(text);
 	}
 }
@@ -155,10 +160,10 @@ START_TEST(magic_numbers_have_names)
 		uint64_t magic;
 		const char *name;
 	} pairs[] = {
-		{ 0x0bd00bd0, "lustre" }, { 0x19830326, "beegfs" }, { 0x47504653, "gpfs" },
-		{ 0x00c36400, "ceph" },	  { 0x6969, "nfs" },	    { 0x58465342, "xfs" },
-		{ 0xef53, "ext4" },	  { 0x9123683e, "btrfs" },  { 0x01021994, "tmpfs" },
-		{ 0x794c7630, "overlay" }, { 0x65735546, "fuse" },  { 0x12345678, "0x12345678" },
+		{ 0x0bd00bd0, "lustre" },  { 0x19830326, "beegfs" }, { 0x47504653, "gpfs" },
+		{ 0x00c36400, "ceph" },    { 0x6969, "nfs" },        { 0x58465342, "xfs" },
+		{ 0xef53, "ext4" },        { 0x9123683e, "btrfs" },  { 0x01021994, "tmpfs" },
+		{ 0x794c7630, "overlay" }, { 0x65735546, "fuse" },   { 0x12345678, "0x12345678" },
 	};
 	char type[32], small[4];
 

@@ -15,7 +15,7 @@
 #define BLOCK (64 * 1024u)
 #define MOST_REQUESTS 4096u
 
-/* ---- The scripted engine ----------------------------------------------------------------------------- */
+/* ---- The scripted engine --------------------------------------------------------------------- */
 
 /* The result of the nth request (from 0); it may look at what is asked. */
 typedef int64_t (*answer_fn)(const struct ring_op *op, unsigned nth);
@@ -101,7 +101,7 @@ static struct ring_engine_ops scripted = {
 	.close = scripted_close,
 };
 
-/* ---- Around each test -------------------------------------------------------------------------------- */
+/* ---- Around each test ------------------------------------------------------------------------ */
 
 static struct ring_lane *lane;
 static struct ring_notes notes;
@@ -111,7 +111,9 @@ static int fd;
 
 static void begin_with(enum ioshape_direct direct, const struct base_log *log)
 {
-	struct ring_config config = { .direct = direct, .block_bytes = BLOCK, .depth = DEPTH, .threads = 1 };
+	struct ring_config config = {
+		.direct = direct, .block_bytes = BLOCK, .depth = DEPTH, .threads = 1
+	};
 
 	if (log)
 		config.log = *log;
@@ -175,7 +177,7 @@ static int64_t all_of_it(const struct ring_op *op, unsigned nth)
 	return (int64_t)op->bytes;
 }
 
-/* ---- Engines and lanes ------------------------------------------------------------------------------- */
+/* ---- Engines and lanes ----------------------------------------------------------------------- */
 
 START_TEST(an_engine_is_opened_at_need_and_once)
 {
@@ -278,7 +280,7 @@ START_TEST(no_engine_at_all_is_an_error_with_all_the_reasons)
 }
 END_TEST
 
-/* ---- Results ------------------------------------------------------------------------------------------- */
+/* ---- Results --------------------------------------------------------------------------------- */
 
 static int64_t a_third_of_it(const struct ring_op *op, unsigned nth)
 {
@@ -547,7 +549,7 @@ START_TEST(an_engine_that_loses_requests_is_found_out)
 }
 END_TEST
 
-/* ---- Direct I/O ---------------------------------------------------------------------------------------- */
+/* ---- Direct I/O ------------------------------------------------------------------------------ */
 
 static int64_t not_when_direct(const struct ring_op *op, unsigned nth)
 {
@@ -686,7 +688,7 @@ START_TEST(an_alignment_that_no_block_has_is_not_used)
 }
 END_TEST
 
-/* ---- Reading ------------------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 static uint64_t file_bytes;
 static size_t most_at_once;
@@ -701,7 +703,8 @@ static int64_t as_a_file(const struct ring_op *op, unsigned nth)
 	return (int64_t)MIN(MIN(there, op->bytes), most_at_once);
 }
 
-static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_t bytes, size_t expected)
+static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_t bytes,
+			   size_t expected)
 {
 	struct ring_slot *slot;
 
@@ -767,7 +770,7 @@ START_TEST(a_read_slot_is_not_free_until_it_was_looked_at)
 }
 END_TEST
 
-/* ---- Notes ---------------------------------------------------------------------------------------------- */
+/* ---- Notes ----------------------------------------------------------------------------------- */
 
 START_TEST(notes_are_clauses_in_order)
 {
@@ -814,7 +817,8 @@ int main(void)
 	tcase_add_test(results, a_short_write_goes_on_where_it_stopped);
 	tcase_add_test(results, a_short_direct_write_goes_on_at_an_aligned_place);
 	tcase_add_loop_test(results, interruptions_are_sat_out, 0, codes);
-	tcase_add_loop_test(results, interruptions_without_end_are_a_failure_after_bounded_time, 0, codes);
+	tcase_add_loop_test(results, interruptions_without_end_are_a_failure_after_bounded_time, 0,
+			    codes);
 	tcase_add_test(results, progress_however_slow_is_no_failure);
 	tcase_add_test(results, more_than_was_asked_for_is_a_failure);
 	tcase_add_test(results, a_failure_names_path_offset_engine_and_remedy);

@@ -25,8 +25,15 @@ const char *__tsan_default_options(void)
 	return "allocator_may_return_null=1";
 }
 
-static const size_t map_sizes[] = { 1, 4095, 4096, 4097, 64 * 1024, 2 * 1024 * 1024 - 1,
-				    2 * 1024 * 1024, 2 * 1024 * 1024 + 1, 6 * 1024 * 1024 + 4096 };
+static const size_t map_sizes[] = { 1,
+				    4095,
+				    4096,
+				    4097,
+				    64 * 1024,
+				    2 * 1024 * 1024 - 1,
+				    2 * 1024 * 1024,
+				    2 * 1024 * 1024 + 1,
+				    6 * 1024 * 1024 + 4096 };
 
 /* What /proc says of the mapping that begins at or holds `memory`. */
 static size_t mapped_bytes(const void *memory, char *flags, size_t flags_bytes)
@@ -180,8 +187,7 @@ START_TEST(a_buffer_is_unchanged_after_it_could_not_grow)
 
 	ck_assert_int_eq(base_buffer_append(&buffer, "abc", 3), 0);
 	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX), -ENOMEM);
-	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX - 3), -ENOMEM);
-	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX / 2), -ENOMEM);
+	ck_assert_int_eq(base_buffer_reserve(&buffer, SIZE_MAX / 4), -ENOMEM);
 	ck_assert_uint_eq(buffer.bytes, 3);
 	ck_assert_mem_eq(buffer.data, "abc", 3);
 	base_buffer_free(&buffer);

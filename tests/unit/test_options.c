@@ -36,7 +36,8 @@ END_TEST
 START_TEST(a_struct_of_older_headers_is_filled_up_with_zeros)
 {
 	struct base_error error = { 0 };
-	struct known into, from = { .size = sizeof(size_t) + sizeof(uint64_t), .first = 7, .second = 8 };
+	struct known into,
+		from = { .size = sizeof(size_t) + sizeof(uint64_t), .first = 7, .second = 8 };
 
 	memset(&into, 0xff, sizeof(into));
 	ck_assert_int_eq(base_take_options(&into, sizeof(into), &from, "known", &error), 0);
@@ -71,8 +72,9 @@ START_TEST(a_field_that_is_not_known_is_refused_wherever_it_lies)
 		struct known into;
 
 		((char *)&from)[i] = 1;
-		ck_assert_int_eq(base_take_options(&into, sizeof(into), &from, "ioshape_known", &error),
-				 -EINVAL);
+		ck_assert_int_eq(
+			base_take_options(&into, sizeof(into), &from, "ioshape_known", &error),
+			-EINVAL);
 		ck_assert_ptr_nonnull(strstr(error.text, "ioshape_known"));
 		ck_assert_ptr_nonnull(strstr(error.text, ioshape_version()));
 	}
@@ -88,10 +90,12 @@ START_TEST(a_size_that_cannot_be_is_refused)
 		struct known from = { .size = sizes[i] };
 		struct base_error error = { 0 };
 
-		ck_assert_int_eq(base_take_options(&into, sizeof(into), &from, "ioshape_known", &error),
-				 -EINVAL);
+		ck_assert_int_eq(
+			base_take_options(&into, sizeof(into), &from, "ioshape_known", &error),
+			-EINVAL);
 		ck_assert_ptr_nonnull(strstr(error.text, "ioshape_known"));
-		ck_assert_int_eq(base_give_struct(&from, &nothing, sizeof(nothing), "known", NULL), -EINVAL);
+		ck_assert_int_eq(base_give_struct(&from, &nothing, sizeof(nothing), "known", NULL),
+				 -EINVAL);
 		ck_assert_uint_eq(from.size, sizes[i]);
 	}
 }
@@ -109,7 +113,7 @@ START_TEST(a_struct_that_is_filled_keeps_to_the_callers_size)
 		ck_assert_int_eq(base_give_struct(&into, &from, sizeof(from), "known", NULL), 0);
 		ck_assert_uint_eq(into.known.size, size);
 		for (size_t i = sizeof(size_t); i < sizeof(into); i++) {
-			uint8_t expected = i >= size	     ? 0xee :
+			uint8_t expected = i >= size         ? 0xee :
 					   i >= sizeof(from) ? 0 :
 							       ((const uint8_t *)&from)[i];
 
@@ -151,8 +155,9 @@ END_TEST
 
 START_TEST(what_is_no_size_is_refused)
 {
-	static const char *const bad[] = { "",	 " ",	" 1",  "1 ",   "-1", "+1", "K",	  "1KB", "1KiB",
-					   "1P", "1.5M", "0x10", "1e3", "1M1", "M1", "one", "1 M", "\xff" };
+	static const char *const bad[] = { "",    " ",   " 1",   "1 ",  "-1",   "+1",
+					   "K",   "1KB", "1KiB", "1P",  "1.5M", "0x10",
+					   "1e3", "1M1", "M1",   "one", "1 M",  "\xff" };
 	static const char *const large[] = { "18446744073709551616", "99999999999999999999999",
 					     "16777216T", "17179869184G", "18446744073709551615K" };
 	uint64_t value = 77;

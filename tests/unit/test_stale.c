@@ -55,12 +55,13 @@ static const char *temporary_name(const char *machine)
 
 static void make_old(const char *name, time_t seconds)
 {
-	struct timespec times[2] = { { .tv_sec = time(NULL) - seconds }, { .tv_sec = time(NULL) - seconds } };
+	struct timespec times[2] = { { .tv_sec = time(NULL) - seconds },
+				     { .tv_sec = time(NULL) - seconds } };
 
 	ck_assert_int_eq(utimensat(AT_FDCWD, name, times, AT_SYMLINK_NOFOLLOW), 0);
 }
 
-/* ---- Writers, dead and alive --------------------------------------------------------------------------- */
+/* ---- Writers, dead and alive ----------------------------------------------------------------- */
 
 struct child {
 	pid_t pid;
@@ -83,7 +84,8 @@ static struct child start_writer(void)
 	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
 	child.pid = fork();
 	if (!child.pid) {
-		if (file_write_open(&write, "file") || ring_writer_put(write.writer, "x", 1, NULL, NULL))
+		if (file_write_open(&write, "file") ||
+		    ring_writer_put(write.writer, "x", 1, NULL, NULL))
 			_exit(1);
 		if (write_byte(ends[1]) != 1)
 			_exit(1);
@@ -176,7 +178,7 @@ START_TEST(a_writer_tidies_when_it_is_told_to_and_says_so)
 }
 END_TEST
 
-/* ---- What only looks alike --------------------------------------------------------------------------------- */
+/* ---- What only looks alike ------------------------------------------------------------------- */
 
 START_TEST(names_that_are_not_quite_right_are_kept)
 {

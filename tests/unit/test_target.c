@@ -76,7 +76,7 @@ static bool is_link(const char *path)
 	return !lstat(path, &status) && S_ISLNK(status.st_mode);
 }
 
-/* ---- The temporary file ------------------------------------------------------------------------------- */
+/* ---- The temporary file ---------------------------------------------------------------------- */
 
 /* The name of the one temporary file in a directory. */
 static const char *temporary_in(const char *directory)
@@ -132,7 +132,8 @@ START_TEST(a_writer_freed_before_its_commit_leaves_nothing)
 	ck_assert_int_eq(file_write_open(&write, "file"), 0);
 	ck_assert_uint_eq(scratch_temporaries("."), 1);
 	if (last_step >= 1)
-		ck_assert_int_eq(ring_writer_put(write.writer, data, sizeof(data), NULL, &write.error), 0);
+		ck_assert_int_eq(
+			ring_writer_put(write.writer, data, sizeof(data), NULL, &write.error), 0);
 	if (last_step >= 2)
 		ck_assert_int_eq(ring_writer_finish(write.writer, &write.error), 0);
 	file_write_close(&write);
@@ -190,7 +191,7 @@ START_TEST(two_writers_to_one_path_do_not_mix)
 }
 END_TEST
 
-/* ---- Rights --------------------------------------------------------------------------------------------- */
+/* ---- Rights ---------------------------------------------------------------------------------- */
 
 START_TEST(a_new_file_has_the_mode_that_open_would_give_it)
 {
@@ -279,7 +280,8 @@ static int save_as_told(void *argument)
 
 	if (ret != wanted->expected)
 		return 1;
-	if (ret && (!strstr(write.error.text, wanted->path) || !strstr(write.error.text, wanted->words)))
+	if (ret &&
+	    (!strstr(write.error.text, wanted->path) || !strstr(write.error.text, wanted->words)))
 		return 2;
 	return 0;
 }
@@ -373,7 +375,7 @@ START_TEST(a_strangers_file_is_replaced_with_a_note)
 }
 END_TEST
 
-/* ---- Paths that are not to be saved to ---------------------------------------------------------------- */
+/* ---- Paths that are not to be saved to ------------------------------------------------------- */
 
 START_TEST(what_is_no_file_name_is_refused)
 {
@@ -403,7 +405,7 @@ START_TEST(a_missing_directory_is_named_with_the_remedy)
 }
 END_TEST
 
-/* ---- Symbolic links -------------------------------------------------------------------------------------- */
+/* ---- Symbolic links -------------------------------------------------------------------------- */
 
 START_TEST(a_link_stays_and_what_it_leads_to_is_replaced)
 {
@@ -491,7 +493,7 @@ START_TEST(links_that_lead_nowhere_are_refused)
 }
 END_TEST
 
-/* ---- Not to replace -------------------------------------------------------------------------------------- */
+/* ---- Not to replace -------------------------------------------------------------------------- */
 
 START_TEST(what_must_not_be_replaced_is_not)
 {
@@ -566,7 +568,7 @@ START_TEST(of_many_who_must_not_replace_one_wins)
 }
 END_TEST
 
-/* ---- Pipes and devices ------------------------------------------------------------------------------------ */
+/* ---- Pipes and devices ----------------------------------------------------------------------- */
 
 struct drain {
 	int fd;
