@@ -36,61 +36,68 @@ from_caller() { # a path as the caller meant it, from here
 	(cd "$called_from" && realpath -m -- "$1")
 }
 
-directory=build/bench
-arguments=()
-while [ $# -gt 0 ]; do
-	case "$1" in
-	-h | --help)
-		usage
-		exit 0
-		;;
-	--dir | --json | --size | --rounds)
-		[ $# -gt 1 ] || fail "$1 needs a value"
-		value=$2
+main() {
+	directory=build/bench
+	arguments=()
+	while [ $# -gt 0 ]; do
 		case "$1" in
-		--dir) directory=$(from_caller "$value") ;;
-		--json) arguments+=(--json "$(from_caller "$value")") ;;
-		*) arguments+=("$1" "$value") ;;
+		-h | --help)
+			usage
+			exit 0
+			;;
+		--dir | --json | --size | --rounds)
+			[ $# -gt 1 ] || fail "$1 needs a value"
+			value=$2
+			case "$1" in
+			--dir) directory=$(from_caller "$value") ;;
+			--json) arguments+=(--json "$(from_caller "$value")") ;;
+			*) arguments+=("$1" "$value") ;;
+			esac
+			shift 2
+			;;
+		*)
+			arguments+=("$1")
+			shift
+			;;
 		esac
-		shift 2
-		;;
-	*)
-		arguments+=("$1")
-		shift
-		;;
-	esac
-done
+	done
 
-tests/support/setup.sh bench || exit 1
-export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1
-build=build/release
-if [ "$(cat $build/configured 2>/dev/null)" != "$PWD" ]; then
-	rm -rf $build
-	meson setup $build . --buildtype=release -Dbench=true >/dev/null || fail "meson failed"
-	echo "$PWD" >$build/configured
-fi
-ninja -C $build >/dev/null || {
-	ninja -C $build
-	exit 1
+	tests/support/setup.sh bench || exit 1
+	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1
+	build=build/release
+	options=(--buildtype=release -Dbench=true)
+	# As in tests/run.sh: a copied tree must not go on building the original.
+	if [ "$(cat $build/configured 2>/dev/null)" != "$PWD ${options[*]}" ]; then
+		rm -rf $build
+		meson setup $build . "${options[@]}" >/dev/null || fail "meson failed"
+		echo "$PWD ${options[*]}" >$build/configured
+	fi
+	ninja -C $build >/dev/null || {
+		ninja -C $build
+		exit 1
+	}
+
+	mkdir -p "$directory"
+	folder=$(mktemp -d "$(realpath "$directory")/ioshape-bench-XXXXXX")
+	driver=
+	# shellcheck disable=SC2317 # the trap calls it
+	clean_up() {
+		[ -z "$driver" ] || kill "$driver" 2>/dev/null || true
+		wait
+		rm -rf "$folder"
+	}
+	trap clean_up EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM HUP
+
+	# In the background, so that a signal to this script is heeded at once.
+	python -m tests.bench --worker "$build/tests/bench/bench-worker" --folder "$folder" "${arguments[@]}" &
+	driver=$!
+	status=0
+	wait "$driver" || status=$?
+	driver=
+	exit "$status"
 }
 
-mkdir -p "$directory"
-folder=$(mktemp -d "$(realpath "$directory")/ioshape-bench-XXXXXX")
-driver=
-# shellcheck disable=SC2317 # the trap calls it
-clean_up() {
-	[ -z "$driver" ] || kill "$driver" 2>/dev/null || true
-	wait
-	rm -rf "$folder"
-}
-trap clean_up EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
-
-# In the background, so that a signal to this script is heeded at once.
-python -m tests.bench --worker "$build/tests/bench/bench-worker" --folder "$folder" "${arguments[@]}" &
-driver=$!
-status=0
-wait "$driver" || status=$?
-driver=
-exit "$status"
+# As a whole, so that the script may be edited while it runs.
+main "$@"

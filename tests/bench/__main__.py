@@ -39,7 +39,7 @@ def size_in_bytes(text: str) -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tests/bench.sh")
+    parser = argparse.ArgumentParser(prog="tests/bench.sh", usage="tests/bench.sh --help tells")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--size", type=size_in_bytes, default=size_in_bytes("4G"))

@@ -3,7 +3,7 @@
 
 from functools import partial
 
-from .rounds import GB, Sample, interleave, median_gb_per_s, median_seconds, time_ratio
+from .rounds import GB, Sample, median_gb_per_s, median_seconds, time_ratio
 from .setting import Figure, Outcome, Setting
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def measure(setting: Setting) -> Outcome:
     setting.settle()
     first = stage(setting)
     copy(setting)
-    samples = interleave(
+    samples = setting.compare(
         {OURS: partial(stage, setting), PLAIN: partial(copy, setting)},
         setting.rounds,
         setting.settle,

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from . import fio
-from .rounds import GB, Sample, fastest, interleave, median_gb_per_s, speed_ratio
+from .rounds import GB, Sample, fastest, median_gb_per_s, speed_ratio
 from .setting import Figure, Outcome, Setting
 
 KIB = 1 << 10
@@ -74,7 +74,7 @@ def measure_cold(setting: Setting, outcome: Outcome, path: Path) -> None:
     load(setting, path, check=True)
     setting.say(f"cold cache: {setting.rounds} rounds")
     fios = {str(one): partial(fio.run, one, "read", path, size) for one in best}
-    samples = interleave({**fios, OURS: partial(load, setting, path)}, setting.rounds, chill)
+    samples = setting.compare({**fios, OURS: partial(load, setting, path)}, setting.rounds, chill)
     yardstick = fastest(samples, list(fios))
     ceiling = median_gb_per_s(samples[yardstick])
     outcome.samples["cold"] = samples
@@ -104,7 +104,7 @@ def measure_warm(setting: Setting, outcome: Outcome, path: Path) -> None:
     chunk = max(speeds, key=lambda chunk: speeds[chunk])
     load(setting, path, check=True)
     plain = f"read({chunk // KIB}K)"
-    samples = interleave(
+    samples = setting.compare(
         {OURS: partial(load, setting, path), plain: partial(read, setting, path, chunk)},
         setting.rounds,
         warm,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from .rounds import Sample, Samples, median_gb_per_s, median_seconds
+from .rounds import Sample, Samples, disturbed, median_gb_per_s, median_seconds
 from .setting import Outcome
 
 
@@ -66,6 +66,7 @@ def describe_samples(samples: Samples) -> dict[str, object]:
             "median_seconds": median_seconds(ones),
             "median_gb_per_s": median_gb_per_s(ones),
             "seconds": [one.seconds for one in ones],
+            "foreign_bytes": [one.foreign_bytes for one in ones],
             "cpu_seconds": [
                 one.details["cpu_seconds"] for one in ones if "cpu_seconds" in one.details
             ],
@@ -120,7 +121,9 @@ def sample_line(name: str, ones: list[Sample]) -> str:
     # The speed of a tiny file says nothing: it is all latency.
     speed = f"{median_gb_per_s(ones):>8.3f} GB/s" if ones[0].bytes >= 1 << 20 else " " * 13
     line = f"  {name:<36}{speed}{median(seconds):>10.4f} s ({seconds[0]:.4f} to {seconds[-1]:.4f})"
-    return line + (f"  cpu {median(cpu):.4f} s" if cpu else "")
+    line += f"  cpu {median(cpu):.4f} s" if cpu else ""
+    shared = disturbed(ones)
+    return line + (f"  {shared} of {len(ones)} beside other I/O: measure again" if shared else "")
 
 
 def as_text(outcomes: Mapping[str, Outcome], context: Mapping[str, object]) -> str:

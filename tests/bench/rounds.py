@@ -18,6 +18,7 @@ class Sample:
     seconds: float
     bytes: float
     details: Mapping[str, float | str] = field(default_factory=dict)
+    foreign_bytes: float = 0  # what others read and wrote on the same device meanwhile
 
     @property
     def gb_per_s(self) -> float:
@@ -38,6 +39,11 @@ def interleave(contestants: Contestants, rounds: int, before_each: Callable[[], 
             before_each()
             samples[name].append(contestants[name]())
     return samples
+
+
+def disturbed(samples: Sequence[Sample]) -> int:
+    """How many had to share the device. Journals and directories are not others."""
+    return sum(one.foreign_bytes > one.bytes / 20 + (16 << 20) for one in samples)
 
 
 def speed_ratio(ours: Sequence[Sample], theirs: Sequence[Sample]) -> float:

@@ -10,7 +10,6 @@ from .rounds import (
     Sample,
     Samples,
     fastest,
-    interleave,
     median_gb_per_s,
     median_seconds,
     speed_ratio,
@@ -72,7 +71,7 @@ def measure_large(setting: Setting, outcome: Outcome) -> None:
     setting.say(f"{setting.size / GB:.2f} GB of mixed tensors: {setting.rounds} rounds")
     fios = {str(one): partial(fio.run, one, "write", path, setting.size) for one in best}
     plain = f"write({chunk // KIB}K) + fsync"
-    samples = interleave(
+    samples = setting.compare(
         {
             **fios,
             OURS: partial(save, setting),
@@ -158,7 +157,7 @@ def measure_many(setting: Setting, outcome: Outcome) -> None:
     setting.settle()
     save(setting)
     plain = "one write() + fsync"
-    samples = interleave(
+    samples = setting.compare(
         {
             OURS: partial(save, setting),
             plain: partial(write_and_fsync, setting, size, size, packed=True),
@@ -190,7 +189,7 @@ def measure_tiny(setting: Setting, outcome: Outcome) -> None:
     size = int(float(save(setting).details["file_bytes"]))
     dance(setting, size)
     plain = "write + fsync + rename + fsync"
-    samples = interleave(
+    samples = setting.compare(
         {OURS: partial(save, setting), plain: partial(dance, setting, size)},
         rounds,
         lambda: None,

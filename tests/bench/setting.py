@@ -3,16 +3,22 @@
 
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from .rounds import Samples
+from .rounds import Contestants, Sample, Samples, interleave
 from .worker import Worker
 
 # Deleting a file gives its blocks back to the device after the journal has been written; a moment
 # later that no longer disturbs whoever comes next.
 SETTLE_SECONDS = 0.5
+
+
+SECTOR_BYTES = 512
+SECTORS_READ, SECTORS_WRITTEN = 2, 6  # positions in the kernel's statistics of a device
 
 
 @dataclass
@@ -33,6 +39,27 @@ class Setting:
     def rest(self) -> None:
         os.sync()
         time.sleep(SETTLE_SECONDS)
+
+    def device_bytes(self) -> int:
+        """Read and written since the machine started; 0 where there is no device to ask."""
+        number = self.folder.stat().st_dev
+        file = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+        if not file.exists():
+            return 0
+        counts = file.read_text(encoding="ascii").split()
+        return (int(counts[SECTORS_READ]) + int(counts[SECTORS_WRITTEN])) * SECTOR_BYTES
+
+    def watch(self, contestant: Callable[[], Sample]) -> Sample:
+        before = self.device_bytes()
+        sample = contestant()
+        moved = self.device_bytes() - before
+        return replace(sample, foreign_bytes=max(moved - sample.bytes, 0))
+
+    def compare(
+        self, contestants: Contestants, rounds: int, before_each: Callable[[], None]
+    ) -> Samples:
+        watched = {name: partial(self.watch, one) for name, one in contestants.items()}
+        return interleave(watched, rounds, before_each)
 
     def say(self, text: str) -> None:
         print(f"  {text}", flush=True)

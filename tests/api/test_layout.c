@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The binary interface: where each field of each public struct lies, and what each constant is.
+ * Programs are built against these numbers. They may be added to; where one changes, soname_version
+ * in libioshape/meson.build has to move with it. (LP64: what all supported machines have.)
+ */
+#include "support/check_main.h"
+
+#include <ioshape/ioshape.h>
+
+#include <stddef.h>
+#include <string.h>
+
+#define AT(type, field, offset)                                                                    \
+	_Static_assert(offsetof(struct type, field) == (offset),                                   \
+		       #type "." #field " has moved: programs built before would break")
+#define BYTES(type, bytes)                                                                         \
+	_Static_assert(sizeof(struct type) == (bytes),                                             \
+		       #type " has another size: is it only longer?")
+
+AT(ioshape_context_options, size, 0);
+AT(ioshape_context_options, engine, 8);
+AT(ioshape_context_options, direct, 12);
+AT(ioshape_context_options, block_bytes, 16);
+AT(ioshape_context_options, queue_depth, 24);
+AT(ioshape_context_options, copy_threads, 28);
+AT(ioshape_context_options, staging_bytes, 32);
+AT(ioshape_context_options, staging_full, 40);
+AT(ioshape_context_options, log_level, 44);
+AT(ioshape_context_options, log, 48);
+AT(ioshape_context_options, log_user, 56);
+BYTES(ioshape_context_options, 64);
+
+AT(ioshape_tensor, name, 0);
+AT(ioshape_tensor, dtype, 8);
+AT(ioshape_tensor, dims, 12);
+AT(ioshape_tensor, shape, 16);
+AT(ioshape_tensor, strides, 24);
+AT(ioshape_tensor, data, 32);
+/* These have no size field and come in arrays: they cannot even grow. */
+BYTES(ioshape_tensor, 40);
+
+AT(ioshape_attribute, name, 0);
+AT(ioshape_attribute, value, 8);
+BYTES(ioshape_attribute, 16);
+
+AT(ioshape_metadata, size, 0);
+AT(ioshape_metadata, step, 8);
+AT(ioshape_metadata, blob, 16);
+AT(ioshape_metadata, blob_bytes, 24);
+AT(ioshape_metadata, attributes, 32);
+AT(ioshape_metadata, attribute_count, 40);
+BYTES(ioshape_metadata, 48);
+
+AT(ioshape_report, size, 0);
+AT(ioshape_report, file_bytes, 8);
+AT(ioshape_report, tensor_bytes, 16);
+AT(ioshape_report, stage_s, 24);
+AT(ioshape_report, plan_s, 32);
+AT(ioshape_report, write_s, 40);
+AT(ioshape_report, sync_s, 48);
+AT(ioshape_report, commit_s, 56);
+AT(ioshape_report, total_s, 64);
+AT(ioshape_report, engine, 72);
+AT(ioshape_report, layout, 88);
+AT(ioshape_report, direct, 104);
+AT(ioshape_report, queue_depth, 108);
+AT(ioshape_report, block_bytes, 112);
+AT(ioshape_report, memory_alignment, 120);
+AT(ioshape_report, offset_alignment, 124);
+AT(ioshape_report, filesystem, 128);
+AT(ioshape_report, fallbacks, 160);
+AT(ioshape_report, short_results, 164);
+AT(ioshape_report, fallback_text, 168);
+BYTES(ioshape_report, 680);
+
+AT(ioshape_save_options, size, 0);
+AT(ioshape_save_options, metadata, 8);
+AT(ioshape_save_options, progress, 16);
+AT(ioshape_save_options, progress_user, 24);
+AT(ioshape_save_options, report, 32);
+AT(ioshape_save_options, no_replace, 40);
+AT(ioshape_save_options, no_sync, 44);
+BYTES(ioshape_save_options, 48);
+
+AT(ioshape_writer_options, size, 0);
+AT(ioshape_writer_options, expected_bytes, 8);
+AT(ioshape_writer_options, progress, 16);
+AT(ioshape_writer_options, progress_user, 24);
+AT(ioshape_writer_options, metadata, 32);
+AT(ioshape_writer_options, no_replace, 40);
+AT(ioshape_writer_options, no_sync, 44);
+BYTES(ioshape_writer_options, 48);
+
+AT(ioshape_reader_options, size, 0);
+AT(ioshape_reader_options, no_verify, 8);
+AT(ioshape_reader_options, progress, 16);
+AT(ioshape_reader_options, progress_user, 24);
+BYTES(ioshape_reader_options, 32);
+
+AT(ioshape_record_info, size, 0);
+AT(ioshape_record_info, name, 8);
+AT(ioshape_record_info, bytes, 16);
+AT(ioshape_record_info, file_offset, 24);
+AT(ioshape_record_info, crc32, 32);
+AT(ioshape_record_info, reserved, 36);
+BYTES(ioshape_record_info, 40);
+
+AT(ioshape_tensor_info, size, 0);
+AT(ioshape_tensor_info, name, 8);
+AT(ioshape_tensor_info, dtype, 16);
+AT(ioshape_tensor_info, dims, 20);
+AT(ioshape_tensor_info, shape, 24);
+AT(ioshape_tensor_info, strides, 32);
+AT(ioshape_tensor_info, bytes, 40);
+AT(ioshape_tensor_info, record, 48);
+BYTES(ioshape_tensor_info, 56);
+
+AT(ioshape_load_request, tensor, 0);
+AT(ioshape_load_request, offset, 8);
+AT(ioshape_load_request, bytes, 16);
+AT(ioshape_load_request, into, 24);
+BYTES(ioshape_load_request, 32);
+
+#define IS(constant, value) _Static_assert((constant) == (value), #constant " has another value")
+
+IS(IOSHAPE_E_FORMAT, -5001);
+IS(IOSHAPE_E_DAMAGED, -5002);
+IS(IOSHAPE_E_LIMIT, -5003);
+IS(IOSHAPE_E_NO_TABLE, -5004);
+IS(IOSHAPE_ENGINE_AUTO, 0);
+IS(IOSHAPE_ENGINE_URING, 1);
+IS(IOSHAPE_ENGINE_THREADS, 2);
+IS(IOSHAPE_ENGINE_BUFFERED, 3);
+IS(IOSHAPE_ENGINE_NIL, 4);
+IS(IOSHAPE_DIRECT_PREFER, 0);
+IS(IOSHAPE_DIRECT_REQUIRE, 1);
+IS(IOSHAPE_DIRECT_OFF, 2);
+IS(IOSHAPE_STAGING_WAIT, 0);
+IS(IOSHAPE_STAGING_REFUSE, 1);
+IS(IOSHAPE_LOG_ERROR, 1);
+IS(IOSHAPE_LOG_WARNING, 2);
+IS(IOSHAPE_LOG_INFO, 3);
+IS(IOSHAPE_LOG_DEBUG, 4);
+IS(IOSHAPE_PHASE_STAGE, 1);
+IS(IOSHAPE_PHASE_PLAN, 2);
+IS(IOSHAPE_PHASE_WRITE, 3);
+IS(IOSHAPE_PHASE_SYNC, 4);
+IS(IOSHAPE_PHASE_COMMIT, 5);
+IS(IOSHAPE_PHASE_READ, 6);
+IS(IOSHAPE_PHASE_DONE, 7);
+IS(IOSHAPE_MAX_TENSORS, 4194304);
+IS(IOSHAPE_MAX_NAME_BYTES, 4096);
+IS(IOSHAPE_MAX_DIMS, 64);
+IS(IOSHAPE_MAX_ATTRIBUTES, 4096);
+IS(IOSHAPE_MAX_METADATA_BYTES, 16 << 20);
+IS(IOSHAPE_UNKNOWN_BYTES, UINT64_MAX);
+
+START_TEST(the_library_is_of_the_version_of_the_headers)
+{
+	ck_assert_str_eq(ioshape_version(), IOSHAPE_VERSION);
+}
+END_TEST
+
+/* A struct begun with its macro is its size and zeros, padding aside. */
+START_TEST(structs_begin_with_their_size_and_zeros)
+{
+	struct ioshape_context_options context = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_save_options save = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_writer_options writer = IOSHAPE_WRITER_OPTIONS_INIT;
+	struct ioshape_reader_options reader = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
+
+	ck_assert_uint_eq(context.size, sizeof(context));
+	ck_assert_int_eq(context.engine, IOSHAPE_ENGINE_AUTO);
+	ck_assert(!context.log && !context.staging_bytes);
+	ck_assert_uint_eq(save.size, sizeof(save));
+	ck_assert(!save.metadata && !save.progress && !save.report && !save.no_sync);
+	ck_assert_uint_eq(writer.size, sizeof(writer));
+	ck_assert(!writer.expected_bytes && !writer.metadata);
+	ck_assert_uint_eq(reader.size, sizeof(reader));
+	ck_assert(!reader.no_verify && !reader.progress);
+	ck_assert_uint_eq(report.size, sizeof(report));
+	ck_assert_str_eq(report.fallback_text, "");
+	ck_assert_uint_eq(metadata.size, sizeof(metadata));
+	ck_assert(!metadata.blob && !metadata.attribute_count);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("api/layout");
+	TCase *tests = tcase_create("layout");
+
+	tcase_add_test(tests, the_library_is_of_the_version_of_the_headers);
+	tcase_add_test(tests, structs_begin_with_their_size_and_zeros);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loading: everything, parts of it, in any order; and damage, found and named. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LARGE 4 /* the position of the large tensor */
+#define LARGE_BYTES (5u << 20)
+
+static struct ioshape_context *context;
+static struct ioshape_reader *reader;
+static struct sample sample;
+static uint8_t *into;
+
+static void setup(void)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	scratch_setup();
+	sample_make(&sample, 3, LARGE_BYTES);
+	into = malloc(sample.total_bytes);
+	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	options.metadata = &sample.metadata;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample.tensors,
+					      sample.count, &options),
+			 0);
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
+}
+
+static void teardown(void)
+{
+	ioshape_reader_free(reader);
+	ioshape_context_free(context);
+	sample_free(&sample);
+	free(into);
+	scratch_teardown();
+}
+
+static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
+					       IOSHAPE_ENGINE_BUFFERED };
+
+START_TEST(what_was_saved_is_loaded_through_every_engine_warm_and_cold)
+{
+	struct ioshape_context *other = sample_context(engines[_i / 2], IOSHAPE_DIRECT_PREFER);
+	char why[512];
+	int ret;
+
+	if (_i % 2)
+		scratch_evict(scratch_path("file"));
+	ret = sample_check(other, scratch_path("file"), &sample, why, sizeof(why));
+	ck_assert_msg(!ret, "%s", why);
+	ioshape_context_free(other);
+}
+END_TEST
+
+START_TEST(strides_are_told_and_lead_through_the_bytes)
+{
+	for (uint64_t i = 0; i < sample.count; i++) {
+		const struct ioshape_tensor *tensor = &sample.tensors[i];
+		struct ioshape_tensor_info info = { .size = sizeof(info) };
+		uint64_t index;
+		int64_t most = 0;
+
+		ck_assert_int_eq(ioshape_reader_find_tensor(reader, tensor->name, &index), 0);
+		ck_assert_int_eq(ioshape_reader_tensor(reader, index, &info), 0);
+		ck_assert_str_eq(info.name, tensor->name);
+		ck_assert(info.dims == 0 || (info.shape && info.strides));
+		for (uint32_t k = 0; k < info.dims; k++) {
+			ck_assert_int_ge(info.strides[k], 0);
+			most += (info.shape[k] - 1) * info.strides[k];
+		}
+		/* The last element ends where the bytes end. */
+		if (info.bytes)
+			ck_assert_uint_eq((uint64_t)(most + 1) * ioshape_dtype_bytes(info.dtype),
+					  info.bytes);
+	}
+}
+END_TEST
+
+START_TEST(any_ranges_in_any_order_are_what_was_saved)
+{
+	struct ioshape_load_request requests[40];
+	uint64_t state = 31;
+
+	for (int round = 0; round < 30; round++) {
+		uint8_t *at = into;
+		size_t count = 1 + test_random_below(&state, 40);
+
+		if (round % 2)
+			scratch_evict(scratch_path("file"));
+		memset(into, 0x99, sample.total_bytes);
+		for (size_t i = 0; i < count; i++) {
+			uint64_t tensor = test_random_below(&state, sample.count);
+			uint64_t offset = test_random_below(&state, sample.bytes[tensor] + 1);
+			uint64_t most = sample.bytes[tensor] - offset;
+
+			if (most > sample.total_bytes / 40)
+				most = sample.total_bytes / 40;
+			requests[i] = (struct ioshape_load_request){
+				.tensor = tensor,
+				.offset = offset,
+				.bytes = test_random_below(&state, most + 1),
+				.into = at,
+			};
+			at += requests[i].bytes;
+		}
+		ck_assert_msg(!ioshape_reader_load(reader, requests, count), "%s",
+			      ioshape_reader_message(reader));
+		for (size_t i = 0; i < count; i++)
+			ck_assert_mem_eq(requests[i].into,
+					 (uint8_t *)sample.expected[requests[i].tensor] +
+						 requests[i].offset,
+					 requests[i].bytes);
+		for (uint8_t *rest = at; rest < into + sample.total_bytes; rest += 4097)
+			ck_assert_uint_eq(*rest, 0x99);
+	}
+}
+END_TEST
+
+START_TEST(what_lies_outside_is_refused_by_name)
+{
+	static const struct {
+		uint64_t offset, bytes;
+	} ranges[] = { { LARGE_BYTES, 1 },        { LARGE_BYTES + 1, 0 }, { 0, LARGE_BYTES + 1ull },
+		       { 1, LARGE_BYTES },        { UINT64_MAX, 1 },      { 1, UINT64_MAX },
+		       { UINT64_MAX, UINT64_MAX } };
+	uint64_t record;
+
+	for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
+		struct ioshape_load_request request = { LARGE, ranges[i].offset, ranges[i].bytes,
+							into };
+
+		ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), -ERANGE);
+		ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "large"));
+	}
+	ck_assert_int_eq(ioshape_reader_find_record(reader, "data/4", &record), 0);
+	ck_assert_int_eq(ioshape_reader_read(reader, record, LARGE_BYTES, into, 1), -ERANGE);
+	ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "data/4"));
+	ck_assert_int_eq(ioshape_reader_read(reader, record, 0, NULL, 1), -EINVAL);
+	ck_assert_int_eq(ioshape_reader_read(reader, record, LARGE_BYTES, NULL, 0), 0);
+	ck_assert_int_eq(
+		ioshape_reader_load(reader, &(struct ioshape_load_request){ LARGE, 0, 1, NULL }, 1),
+		-EINVAL);
+	ck_assert_int_eq(
+		ioshape_reader_load(reader, &(struct ioshape_load_request){ 99, 0, 1, into }, 1),
+		-ENOENT);
+	ck_assert_int_eq(ioshape_reader_load(reader, NULL, 3), -EINVAL);
+}
+END_TEST
+
+START_TEST(what_is_not_there_is_not_found)
+{
+	struct ioshape_record_info record = { .size = sizeof(record) };
+	struct ioshape_tensor_info tensor = { .size = sizeof(tensor) };
+	uint64_t index = 77;
+
+	ck_assert_int_eq(ioshape_reader_find_tensor(reader, "nobody", &index), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "nobody"));
+	ck_assert_int_eq(ioshape_reader_find_tensor(reader, "", &index), -ENOENT);
+	ck_assert_int_eq(ioshape_reader_find_record(reader, "archive/data.pkl", &index), -ENOENT);
+	ck_assert_int_eq(ioshape_reader_tensor(reader, sample.count, &tensor), -ENOENT);
+	ck_assert_int_eq(ioshape_reader_tensor(reader, UINT64_MAX, &tensor), -ENOENT);
+	ck_assert_int_eq(ioshape_reader_record(reader, ioshape_reader_records(reader), &record),
+			 -ENOENT);
+	ck_assert_uint_eq(index, 77);
+}
+END_TEST
+
+START_TEST(records_are_listed_in_the_order_of_the_file)
+{
+	uint64_t end = 0, tensors = 0;
+
+	ck_assert_uint_ge(ioshape_reader_records(reader), sample.count + 2);
+	for (uint64_t i = 0; i < ioshape_reader_records(reader); i++) {
+		struct ioshape_record_info info = { .size = sizeof(info) };
+		uint64_t found;
+
+		ck_assert_int_eq(ioshape_reader_record(reader, i, &info), 0);
+		ck_assert_uint_gt(info.file_offset, end);
+		end = info.file_offset + info.bytes;
+		ck_assert_int_eq(ioshape_reader_find_record(reader, info.name, &found), 0);
+		ck_assert_uint_eq(found, i);
+		ck_assert_int_ne(info.name[0], '.'); /* the library's own are not shown */
+		tensors += !strncmp(info.name, "data/", 5);
+	}
+	ck_assert_uint_eq(tensors, sample.count);
+}
+END_TEST
+
+START_TEST(files_without_a_table_have_records_only)
+{
+	struct ioshape_tensor_info tensor = { .size = sizeof(tensor) };
+	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
+	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
+	struct ioshape_writer *writer;
+	uint64_t number;
+
+	options.metadata = &sample.metadata;
+	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("records"), &options, &writer),
+			 0);
+	ck_assert_int_eq(ioshape_writer_record(writer, "data.pkl", "abc", 3, 0), 0);
+	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), 0);
+	ioshape_writer_free(writer);
+	ioshape_reader_free(reader);
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("records"), NULL, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_tensors(reader, &number), IOSHAPE_E_NO_TABLE);
+	ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), scratch_path("records")));
+	ck_assert_int_eq(ioshape_reader_tensor(reader, 0, &tensor), IOSHAPE_E_NO_TABLE);
+	ck_assert_int_eq(ioshape_reader_find_tensor(reader, "a", &number), IOSHAPE_E_NO_TABLE);
+	ck_assert_int_eq(ioshape_reader_load(reader, NULL, 0), IOSHAPE_E_NO_TABLE);
+	ck_assert_int_eq(ioshape_reader_read(reader, 0, 1, into, 2), 0);
+	ck_assert_mem_eq(into, "bc", 2);
+	ck_assert_int_eq(ioshape_reader_metadata(reader, &metadata), 0);
+	ck_assert_int_eq(metadata.step, sample.metadata.step);
+	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+}
+END_TEST
+
+/* ---- Damage ---------------------------------------------------------------------------------- */
+
+/* Flips one bit of a record's byte in the file, or flips it back. */
+static void flip(const char *record, uint64_t offset)
+{
+	struct ioshape_record_info info = { .size = sizeof(info) };
+	uint64_t index;
+	uint8_t byte;
+	int fd;
+
+	ck_assert_int_eq(ioshape_reader_find_record(reader, record, &index), 0);
+	ck_assert_int_eq(ioshape_reader_record(reader, index, &info), 0);
+	fd = open(scratch_path("file"), O_RDWR | O_CLOEXEC);
+	ck_assert_int_eq(pread(fd, &byte, 1, (off_t)(info.file_offset + offset)), 1);
+	byte ^= 0x10;
+	ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)(info.file_offset + offset)), 1);
+	close(fd);
+}
+
+/* The numbers in a sentence: one of them is the offset, or the beginning of the block that holds
+ * it. */
+static bool locates(const char *sentence, uint64_t offset)
+{
+	for (const char *at = sentence; *at; at++) {
+		char *end;
+		uint64_t number;
+
+		if (*at < '0' || *at > '9')
+			continue;
+		number = strtoull(at, &end, 10);
+		if (number <= offset && offset < number + (1 << 20))
+			return true;
+		at = end - 1;
+	}
+	return false;
+}
+
+START_TEST(damage_is_found_and_named_wherever_it_is)
+{
+	static const uint64_t places[] = {
+		0, 77, (1 << 20) - 1, 1 << 20, 3 << 20, LARGE_BYTES - 1
+	};
+	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
+
+	for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+		for (int cold = 0; cold < 2; cold++) {
+			flip("data/4", places[i]);
+			if (cold)
+				scratch_evict(scratch_path("file"));
+			ck_assert_int_eq(ioshape_reader_load(reader, &request, 1),
+					 IOSHAPE_E_DAMAGED);
+			ck_assert_msg(strstr(ioshape_reader_message(reader), "data/4") &&
+					      strstr(ioshape_reader_message(reader),
+						     scratch_path("file")) &&
+					      locates(ioshape_reader_message(reader), places[i]),
+				      "%s", ioshape_reader_message(reader));
+			ck_assert_int_eq(ioshape_reader_verify(reader), IOSHAPE_E_DAMAGED);
+			ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "data/4"));
+			flip("data/4", places[i]);
+		}
+	}
+	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
+	ck_assert_mem_eq(into, sample.expected[LARGE], LARGE_BYTES);
+	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+}
+END_TEST
+
+START_TEST(damage_elsewhere_does_not_keep_from_reading_the_rest)
+{
+	struct ioshape_load_request request = { LARGE, 2 << 20, 1 << 20, into };
+
+	flip("data/4", 10);
+	flip("data/0", 10);
+	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
+	ck_assert_mem_eq(into, (uint8_t *)sample.expected[LARGE] + (2 << 20), 1 << 20);
+	/* A range that only touches the damaged block is verified with all of that block. */
+	request = (struct ioshape_load_request){ LARGE, 500000, 10, into };
+	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), IOSHAPE_E_DAMAGED);
+}
+END_TEST
+
+START_TEST(who_does_not_want_to_verify_gets_what_is_there)
+{
+	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_reader *careless;
+
+	options.no_verify = 1;
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), &options, &careless),
+			 0);
+	flip("data/4", 100);
+	ck_assert_int_eq(ioshape_reader_load(careless, &request, 1), 0);
+	ck_assert_uint_eq(into[100] ^ 0x10, ((uint8_t *)sample.expected[LARGE])[100]);
+	/* To verify is to verify. */
+	ck_assert_int_eq(ioshape_reader_verify(careless), IOSHAPE_E_DAMAGED);
+	ioshape_reader_free(careless);
+}
+END_TEST
+
+START_TEST(a_file_cut_short_while_it_is_open_is_damaged)
+{
+	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
+
+	ck_assert_int_eq(truncate(scratch_path("file"), 2 << 20), 0);
+	for (int cold = 0; cold < 2; cold++) {
+		if (cold)
+			scratch_evict(scratch_path("file"));
+		ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), IOSHAPE_E_DAMAGED);
+		ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), scratch_path("file")));
+	}
+}
+END_TEST
+
+START_TEST(a_reader_keeps_the_file_it_opened)
+{
+	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
+
+	/* What takes its place is another file. */
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), NULL, 0, NULL), 0);
+	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
+	ck_assert_mem_eq(into, sample.expected[LARGE], LARGE_BYTES);
+}
+END_TEST
+
+/* ---- Progress -------------------------------------------------------------------------------- */
+
+struct told {
+	unsigned calls, stop_at;
+	uint64_t last, total;
+};
+
+static int stop_at_nth(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct told *told = user;
+
+	ck_assert_int_eq(phase, IOSHAPE_PHASE_READ);
+	ck_assert_uint_le(done, total);
+	told->last = done;
+	told->total = total;
+	return ++told->calls == told->stop_at;
+}
+
+START_TEST(the_callback_can_stop_reading_at_every_call)
+{
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
+	struct told told = { 0 };
+
+	ioshape_reader_free(reader);
+	options.progress = stop_at_nth;
+	options.progress_user = &told;
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), &options, &reader), 0);
+	for (unsigned nth = 1;; nth++) {
+		int ret;
+
+		told = (struct told){ .stop_at = nth };
+		if (nth % 2)
+			scratch_evict(scratch_path("file"));
+		ret = ioshape_reader_load(reader, &request, 1);
+		ck_assert_uint_ge(told.calls, 1);
+		if (told.calls < nth) {
+			ck_assert_int_eq(ret, 0);
+			ck_assert_mem_eq(into, sample.expected[LARGE], LARGE_BYTES);
+			break;
+		}
+		ck_assert_int_eq(ret, -ECANCELED);
+		ck_assert_uint_eq(told.calls, nth);
+		ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), scratch_path("file")));
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("api/reading");
+	TCase *reading = tcase_create("reading"), *damage = tcase_create("damage");
+	TCase *all[] = { reading, damage };
+
+	for (size_t i = 0; i < 2; i++) {
+		tcase_add_checked_fixture(all[i], setup, teardown);
+		tcase_set_timeout(all[i], 60);
+		suite_add_tcase(suite, all[i]);
+	}
+	tcase_add_loop_test(reading, what_was_saved_is_loaded_through_every_engine_warm_and_cold, 0,
+			    6);
+	tcase_add_test(reading, strides_are_told_and_lead_through_the_bytes);
+	tcase_add_test(reading, any_ranges_in_any_order_are_what_was_saved);
+	tcase_add_test(reading, what_lies_outside_is_refused_by_name);
+	tcase_add_test(reading, what_is_not_there_is_not_found);
+	tcase_add_test(reading, records_are_listed_in_the_order_of_the_file);
+	tcase_add_test(reading, files_without_a_table_have_records_only);
+	tcase_add_test(reading, the_callback_can_stop_reading_at_every_call);
+	tcase_add_test(damage, damage_is_found_and_named_wherever_it_is);
+	tcase_add_test(damage, damage_elsewhere_does_not_keep_from_reading_the_rest);
+	tcase_add_test(damage, who_does_not_want_to_verify_gets_what_is_there);
+	tcase_add_test(damage, a_file_cut_short_while_it_is_open_is_damaged);
+	tcase_add_test(damage, a_reader_keeps_the_file_it_opened);
+	return check_main(suite);
+}
