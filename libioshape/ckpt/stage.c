@@ -101,15 +101,19 @@ static void copy_chunks(struct ioshape_save *save, bool speaks)
 
 	while (!ret && claim_chunk(save, &position)) {
 		ret = ckpt_pool_get(&save->context->pool, &chunk, &error);
-		if (ret)
-			break;
+		if (ret) {
+			give_up(save, &error);
+			return;
+		}
 		fill_chunk(save, position, chunk->memory);
-		publish_chunk(save, position, chunk);
+		/* With the last chunk the save may be over in a moment: then it is too late to stop
+		 * it. */
 		if (speaks)
 			ret = ckpt_stage_tell(save, &error);
+		if (ret)
+			give_up(save, &error);
+		publish_chunk(save, position, chunk);
 	}
-	if (ret)
-		give_up(save, &error);
 }
 
 static void *copy_in_thread(void *argument)
@@ -144,7 +148,7 @@ static int await_chunk(struct ioshape_save *save, size_t position, struct ckpt_c
 	pthread_mutex_lock(&save->lock);
 	while (!save->chunks[position] && !save->failed)
 		pthread_cond_wait(&save->change, &save->lock);
-	*chunk = save->chunks[position];
+	*chunk = save->failed ? NULL : save->chunks[position];
 	if (!*chunk) {
 		*error = save->error;
 		ret = error->code;

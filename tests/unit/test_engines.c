@@ -141,6 +141,26 @@ START_TEST(requests_need_be_neither_aligned_nor_in_the_slabs)
 }
 END_TEST
 
+START_TEST(a_request_may_begin_in_the_slabs_and_end_behind_them)
+{
+	int fd = open_file("file", O_RDWR);
+	uint8_t *memory = base_map(2 * BLOCK);
+
+	ops = engines[_i];
+	ck_assert_int_eq(open_with(DEPTH, memory, BLOCK), 0);
+	ops->attach(engine, fd);
+	memset(memory, 'm', 2 * BLOCK);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, memory + BLOCK - 100, 4096, 0), 4096);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, memory + BLOCK, 4096, 4096), 4096);
+	ck_assert_int_eq(carry_out(RING_READ, fd, memory + BLOCK - 1, 8192, 0), 8192);
+	ops->detach(engine);
+	ops->close(engine);
+	ck_assert(scratch_same(scratch_path("file"), memory, 8192));
+	base_unmap(memory, 2 * BLOCK);
+	close(fd);
+}
+END_TEST
+
 START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 {
 	struct ring_op requests[DEPTH], *op;
@@ -297,7 +317,7 @@ END_TEST
 
 START_TEST(what_the_kernel_refuses_completes_with_its_code)
 {
-	int full = open("/dev/full", O_RDWR | O_CLOEXEC), reader;
+	int full = open("/dev/full", O_RDWR | O_CLOEXEC), reader, writer;
 
 	open_engine(_i);
 	ck_assert_int_ge(full, 0);
@@ -313,6 +333,12 @@ START_TEST(what_the_kernel_refuses_completes_with_its_code)
 	ck_assert_int_eq(carry_out(RING_READ, reader, slabs, BLOCK, 0), 10);
 	ops->detach(engine);
 	close(reader);
+
+	writer = open_file("file", O_WRONLY);
+	ops->attach(engine, writer);
+	ck_assert_int_eq(carry_out(RING_READ, writer, slabs, BLOCK, 0), -EBADF);
+	ops->detach(engine);
+	close(writer);
 	close_engine();
 }
 END_TEST
@@ -537,6 +563,8 @@ int main(void)
 	tcase_add_loop_test(all, nothing_in_flight_is_not_waited_for, 0, count);
 	tcase_add_loop_test(all, what_is_written_is_read_again, 0, TRUE_ENGINES);
 	tcase_add_loop_test(all, requests_need_be_neither_aligned_nor_in_the_slabs, 0,
+			    TRUE_ENGINES);
+	tcase_add_loop_test(all, a_request_may_begin_in_the_slabs_and_end_behind_them, 0,
 			    TRUE_ENGINES);
 	tcase_add_loop_test(all, as_many_requests_as_it_was_opened_for_can_be_in_flight, 0, count);
 	tcase_add_loop_test(all, any_order_of_calls_over_many_files_loses_nothing, 0, count);

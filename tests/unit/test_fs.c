@@ -51,6 +51,8 @@ START_TEST(a_device_that_is_not_mounted_has_no_type)
 {
 	ck_assert_ptr_null(type_of(table, 0, 2));
 	ck_assert_ptr_null(type_of(table, 254, 1));
+	ck_assert_ptr_null(type_of(table, 8, 0));
+	ck_assert_ptr_null(type_of(table, 254, 20));
 	ck_assert_ptr_null(type_of(table, 8, 1)); /* a beginning of 8:17 */
 	ck_assert_ptr_null(type_of("", 0, 0));
 	ck_assert_ptr_null(type_of("\n\n\n", 0, 0));
@@ -236,6 +238,17 @@ START_TEST(a_type_is_remembered_for_its_device_only)
 	ck_assert_int_eq(fs_describe(proc, "other", &memory, &other, NULL), 0);
 	ck_assert_str_eq(other.type, "proc");
 	ck_assert_int_eq(fs_describe(fd, "back", &memory, &again, NULL), 0);
+	ck_assert_str_eq(again.type, first.type);
+	/* Half the number is not enough. */
+	memory = (struct fs_memory){ .device_major = memory.device_major,
+				     .device_minor = memory.device_minor + 1,
+				     .type = "another" };
+	ck_assert_int_eq(fs_describe(fd, "minor", &memory, &again, NULL), 0);
+	ck_assert_str_eq(again.type, first.type);
+	memory = (struct fs_memory){ .device_major = memory.device_major + 1,
+				     .device_minor = memory.device_minor,
+				     .type = "another" };
+	ck_assert_int_eq(fs_describe(fd, "major", &memory, &again, NULL), 0);
 	ck_assert_str_eq(again.type, first.type);
 	close(proc);
 	close(fd);

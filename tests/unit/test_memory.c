@@ -3,12 +3,14 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "support/check_main.h"
+#include "support/sandbox.h"
 #include "support/scratch.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -109,6 +111,36 @@ START_TEST(touching_pages_keeps_what_they_hold)
 	ck_assert_uint_eq(memory[0], 0x42);
 	ck_assert_mem_eq(memory, memory + 1, bytes - 1);
 	base_unmap(memory, bytes);
+}
+END_TEST
+
+/* A kernel that knows no MADV_POPULATE_WRITE. */
+static int touch_by_hand(void *argument)
+{
+	size_t bytes = 1024 * (size_t)sysconf(_SC_PAGESIZE);
+	unsigned char resident[1024];
+	uint8_t *memory = base_map(bytes);
+
+	(void)argument;
+	memset(memory, 0x42, bytes / 2);
+	if (sandbox_refuse(__NR_madvise, EINVAL))
+		return 99;
+	base_prefault(memory, bytes);
+	if (memory[0] != 0x42 || memcmp(memory, memory + 1, bytes / 2 - 1) != 0 ||
+	    memory[bytes / 2])
+		return 1;
+	if (mincore(memory, bytes, resident))
+		return 2;
+	for (size_t i = 0; i < ARRAY_LENGTH(resident); i++)
+		if (!(resident[i] & 1))
+			return 3;
+	base_unmap(memory, bytes);
+	return 0;
+}
+
+START_TEST(an_older_kernel_touches_pages_all_the_same)
+{
+	ck_assert_int_eq(scratch_in_child(touch_by_hand, NULL), 0);
 }
 END_TEST
 
@@ -244,6 +276,7 @@ int main(void)
 	tcase_add_test(slabs, more_memory_than_there_are_addresses_is_refused);
 	tcase_add_loop_test(slabs, touching_pages_keeps_what_they_hold, 0, sizes);
 	tcase_add_test(slabs, touched_pages_are_in_memory);
+	tcase_add_test(slabs, an_older_kernel_touches_pages_all_the_same);
 	tcase_add_loop_test(slabs, slabs_are_not_inherited_by_children, 0, sizes);
 	suite_add_tcase(suite, slabs);
 	tcase_add_test(buffers, a_buffer_keeps_all_that_was_appended);
