@@ -220,6 +220,7 @@ START_TEST(a_child_that_lives_on_disturbs_no_save)
 			 0);
 	sem_wait(&gate.reached);
 	child = fork();
+	ck_assert_int_ge(child, 0);
 	if (!child)
 		_exit(live_on(NULL));
 	sem_post(&gate.opened);

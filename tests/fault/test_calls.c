@@ -59,6 +59,7 @@ static const char old_file[] = "what was there before";
 static enum calls_mode mode;
 static unsigned long nth;
 static int code;
+static const char *name_to_fail = "fsync";
 
 static struct ioshape_context *open_context(void)
 {
@@ -137,7 +138,7 @@ static int save_with_trouble(void *argument)
 
 	(void)argument;
 	if (mode == CALLS_FAIL_FIRST)
-		calls_begin_named("fsync", code);
+		calls_begin_named(name_to_fail, code);
 	else
 		calls_begin(mode, nth, code);
 	outcome->ret = save(context);
@@ -304,6 +305,36 @@ START_TEST(a_failed_fsync_fails_the_save_and_is_not_tried_again)
 }
 END_TEST
 
+/* Calls whose failure nobody may overlook. */
+START_TEST(a_failure_that_matters_fails_the_save)
+{
+	static const char *const names[] = { "fsync",       "fsync directory", "close temporary",
+					     "renameat",    "renameat2",       "fallocate64",
+					     "ftruncate64", "pwrite64",        "openat64",
+					     "statx",       "fstatfs64" };
+	unsigned failed = 0;
+
+	begin_scenario(_i);
+	code = EIO;
+	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
+		name_to_fail = names[i];
+		mode = CALLS_COUNT;
+		run();
+		if (calls_find(names[i], 0) < 0)
+			continue;
+		mode = CALLS_FAIL_FIRST;
+		ck_assert(run());
+		ck_assert_msg(outcome->ret == -EIO, "%s: %s: %d", scenario->name, names[i],
+			      outcome->ret);
+		ck_assert_msg(strcmp(names[i], "fsync directory") ? is_old() : is_new(), "%s: %s",
+			      scenario->name, names[i]);
+		ck_assert_uint_eq(scratch_temporaries("."), 0);
+		failed++;
+	}
+	ck_assert_uint_ge(failed, 5);
+}
+END_TEST
+
 START_TEST(the_order_of_calls_survives_a_power_failure)
 {
 	long synced, renamed, directory;
@@ -399,6 +430,7 @@ int main(void)
 	tcase_add_checked_fixture(fail, setup, teardown);
 	tcase_add_loop_test(fail, each_call_may_fail, 0, count);
 	tcase_add_loop_test(fail, a_failed_fsync_fails_the_save_and_is_not_tried_again, 0, count);
+	tcase_add_loop_test(fail, a_failure_that_matters_fails_the_save, 0, count);
 	tcase_add_loop_test(fail, the_order_of_calls_survives_a_power_failure, 0, count);
 	tcase_add_loop_test(fail, the_temporary_file_is_created_as_it_must_be, 0, count);
 	tcase_set_timeout(fail, 240);

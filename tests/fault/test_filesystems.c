@@ -344,6 +344,11 @@ static bool fails_when_full(bool announced)
 					message);
 		if (!strstr(message, file) || !strstr(message, "No space left"))
 			return complain("engine %zu: \"%s\"", i, message);
+		/* Where space can be reserved that is where it is noticed: before a byte is
+		 * written. */
+		if (announced && !strstr(message, "it needs") &&
+		    !strstr(report.fallback_text, "no preallocation"))
+			return complain("engine %zu: noticed late, \"%s\"", i, message);
 		if (announced && !*report.filesystem)
 			return complain("engine %zu: the report does not name the filesystem", i);
 		if (!nothing_else_is_there() || !holds(&old_sample))

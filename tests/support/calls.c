@@ -7,6 +7,7 @@
 #include <liburing.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -182,13 +183,31 @@ WRAP_RING(io_uring_register_files_update,
 
 int __real_close(int fd);
 int __wrap_close(int fd);
+
+int __real_fcntl64(int fd, int command, ...);
+
+/* Open for writing; who only looks whether its writer is dead opens it otherwise. */
+static bool is_temporary(int fd)
+{
+	char link[64], path[4096];
+	ssize_t bytes;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	bytes = __real_readlink(link, path, sizeof(path) - 1);
+	if (bytes < 0 || __real_fcntl64(fd, F_GETFL) & O_NONBLOCK)
+		return false;
+	path[bytes] = 0;
+	return strstr(path, ".ioshape-tmp-") != NULL;
+}
+
 int __wrap_close(int fd)
 {
 	unsigned long number;
 	int result;
 
 	/* Whatever it answers, Linux has closed it. */
-	if (enter("close", &number)) {
+	if (enter(atomic_load(&active) && is_temporary(fd) ? "close temporary" : "close",
+		  &number)) {
 		__real_close(fd);
 		errno = wanted_code;
 		return -1;
@@ -216,7 +235,6 @@ int __wrap_fsync(int fd)
 	return result;
 }
 
-int __real_fcntl64(int fd, int command, ...);
 int __wrap_fcntl64(int fd, int command, ...);
 int __wrap_fcntl64(int fd, int command, ...)
 {

@@ -28,8 +28,8 @@ enum calls_mode {
 
 struct calls_record {
 	atomic_ulong count;
-	/* "fsync" of a directory is "fsync directory". NULL for a call that was on its way when the
-	 * end came. */
+	/* The "fsync" of a directory is "fsync directory", the "close" of a temporary file "close
+	 * temporary". NULL for a call that was on its way when the end came. */
 	const char *_Atomic names[CALLS_MOST];
 	mode_t temporary_mode; /* of the last temporary file at its creation, before the umask */
 	int temporary_flags;

@@ -68,8 +68,7 @@ START_TEST(malformed_lines_are_passed_over)
 		"102 28 8:17 /sub /data rw,noatime - ",
 		"102 28 8:17 /sub /data rw,noatime -",
 		"102 28 8:17 /sub /data rw,noatime -xfs /dev/sdb1",
-		"102 28 8:17 /sub /data rw - a-type-with-a-name-longer-than-any-that-there-is "
-		"/dev/sdb1 rw",
+		"102 28 8:17 /sub /data rw - a-type-with-a-name-longer-than-any-that-there-is d rw",
 		"102 28 x:17 /sub /data rw - xfs /dev/sdb1 rw",
 		"102 28 8 17 /sub /data rw - xfs /dev/sdb1 rw",
 		"102 28",

@@ -83,6 +83,7 @@ static struct child start_writer(void)
 
 	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
 	child.pid = fork();
+	ck_assert_int_ge(child.pid, 0);
 	if (!child.pid) {
 		if (file_write_open(&write, "file") ||
 		    ring_writer_put(write.writer, "x", 1, NULL, NULL))
@@ -337,6 +338,7 @@ START_TEST(writers_that_tidy_do_not_disturb_each_other)
 
 	for (int i = 0; i < 4; i++) {
 		children[i] = fork();
+		ck_assert_int_ge(children[i], 0);
 		if (!children[i])
 			_exit(write_all_the_time(&i));
 	}
