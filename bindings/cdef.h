@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the Python package uses of the public headers, in the form that cffi reads. The C compiler
+ * checks every line against the headers themselves; "..." stands for fields that Python leaves
+ * alone.
+ */
+
+enum ioshape_engine {
+	IOSHAPE_ENGINE_AUTO, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED,
+	IOSHAPE_ENGINE_NIL, ...
+};
+enum ioshape_direct { IOSHAPE_DIRECT_PREFER, IOSHAPE_DIRECT_REQUIRE, IOSHAPE_DIRECT_OFF, ... };
+enum ioshape_staging_full { IOSHAPE_STAGING_WAIT, IOSHAPE_STAGING_REFUSE, ... };
+enum ioshape_log_level {
+	IOSHAPE_LOG_ERROR, IOSHAPE_LOG_WARNING, IOSHAPE_LOG_INFO, IOSHAPE_LOG_DEBUG, ...
+};
+enum ioshape_phase {
+	IOSHAPE_PHASE_STAGE, IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE, IOSHAPE_PHASE_SYNC,
+	IOSHAPE_PHASE_COMMIT, IOSHAPE_PHASE_READ, IOSHAPE_PHASE_DONE, ...
+};
+
+#define IOSHAPE_E_FORMAT ...
+#define IOSHAPE_E_DAMAGED ...
+#define IOSHAPE_E_LIMIT ...
+#define IOSHAPE_E_NO_TABLE ...
+
+const char *ioshape_version(void);
+const char *ioshape_strerror(int code);
+
+typedef int (*ioshape_progress_fn)(void *user, enum ioshape_phase phase, uint64_t done_bytes,
+				   uint64_t total_bytes);
+typedef void (*ioshape_log_fn)(void *user, enum ioshape_log_level level, const char *message);
+typedef int (*ioshape_fetch_fn)(void *user, uint64_t offset, void *into, size_t bytes);
+
+/* ---- Contexts -------------------------------------------------------------------------------- */
+
+struct ioshape_context;
+struct ioshape_context_options {
+	size_t size;
+	enum ioshape_engine engine;
+	enum ioshape_direct direct;
+	uint64_t block_bytes;
+	uint32_t queue_depth;
+	uint32_t copy_threads;
+	uint64_t staging_bytes;
+	enum ioshape_staging_full staging_full;
+	enum ioshape_log_level log_level;
+	ioshape_log_fn log;
+	void *log_user;
+	...;
+};
+int ioshape_context_open(struct ioshape_context **out,
+			 const struct ioshape_context_options *options, char *message,
+			 size_t message_bytes);
+int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
+int ioshape_context_trim(struct ioshape_context *context);
+const char *ioshape_context_message(struct ioshape_context *context);
+void ioshape_context_free(struct ioshape_context *context);
+
+/* ---- Saving ---------------------------------------------------------------------------------- */
+
+struct ioshape_report {
+	size_t size;
+	uint64_t file_bytes;
+	uint64_t tensor_bytes;
+	double stage_s;
+	double plan_s;
+	double write_s;
+	double sync_s;
+	double commit_s;
+	double total_s;
+	char engine[...];
+	char layout[...];
+	uint32_t direct;
+	uint32_t queue_depth;
+	uint64_t block_bytes;
+	uint32_t memory_alignment;
+	uint32_t offset_alignment;
+	char filesystem[...];
+	uint32_t fallbacks;
+	uint32_t short_results;
+	char fallback_text[...];
+	...;
+};
+struct ioshape_save_options {
+	size_t size;
+	ioshape_progress_fn progress;
+	void *progress_user;
+	uint32_t no_replace;
+	uint32_t no_sync;
+	uint32_t borrow;
+	...;
+};
+struct ioshape_record {
+	const char *name;
+	const void *data;
+	uint64_t bytes;
+	uint32_t alignment;
+	ioshape_fetch_fn fetch;
+	void *fetch_user;
+	...;
+};
+struct ioshape_save;
+int ioshape_save_records_async(struct ioshape_context *context, const char *path,
+			       const struct ioshape_record *records, size_t count,
+			       const struct ioshape_save_options *options,
+			       struct ioshape_save **out);
+int ioshape_save_poll(struct ioshape_save *save);
+int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
+int ioshape_save_report(struct ioshape_save *save, struct ioshape_report *report);
+int ioshape_save_progress(struct ioshape_save *save, enum ioshape_phase *phase,
+			  uint64_t *done_bytes, uint64_t *total_bytes);
+int ioshape_save_cancel(struct ioshape_save *save);
+const char *ioshape_save_message(struct ioshape_save *save);
+void ioshape_save_free(struct ioshape_save *save);
+
+struct ioshape_file;
+struct ioshape_file_options {
+	size_t size;
+	uint64_t expected_bytes;
+	uint32_t no_replace;
+	uint32_t no_sync;
+	...;
+};
+int ioshape_file_open(struct ioshape_context *context, const char *path,
+		      const struct ioshape_file_options *options, struct ioshape_file **out);
+int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes);
+int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report);
+const char *ioshape_file_message(struct ioshape_file *file);
+void ioshape_file_free(struct ioshape_file *file);
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+struct ioshape_reader;
+struct ioshape_reader_options {
+	size_t size;
+	uint32_t no_verify;
+	ioshape_progress_fn progress;
+	void *progress_user;
+	uint32_t fresh_memory;
+	...;
+};
+struct ioshape_record_info {
+	size_t size;
+	const char *name;
+	uint64_t bytes;
+	uint64_t file_offset;
+	uint32_t crc32;
+	...;
+};
+int ioshape_reader_open(struct ioshape_context *context, const char *path,
+			const struct ioshape_reader_options *options, struct ioshape_reader **out);
+uint64_t ioshape_reader_records(struct ioshape_reader *reader);
+int ioshape_reader_record(struct ioshape_reader *reader, uint64_t index,
+			  struct ioshape_record_info *info);
+int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, uint64_t *index);
+int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset, void *into,
+			size_t bytes);
+uint64_t ioshape_reader_file_bytes(struct ioshape_reader *reader);
+int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into,
+			     size_t bytes);
+int ioshape_reader_verify(struct ioshape_reader *reader);
+const char *ioshape_reader_message(struct ioshape_reader *reader);
+void ioshape_reader_free(struct ioshape_reader *reader);
+
+/* ---- Called from C --------------------------------------------------------------------------- */
+
+extern "Python" int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
+					uint64_t total_bytes);
+extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
+extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.save for training clusters: durable, atomic, verified checkpoints at the speed of the disk.
+
+    import ioshape
+
+    ioshape.save(model.state_dict(), "model.pt")  # on stable storage when it returns
+    handle = ioshape.save_async(state, "model.pt")  # returns when `state` may change again
+    state = ioshape.load("model.pt")  # checksums verified while reading
+
+The files are ordinary torch.save files. ioshape.patch() makes torch.save and torch.load do the same
+in code that is not yours, and so does "ioshape run train.py" for a whole script.
+
+Importing this does not import torch; that happens at the first save or load.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ioshape._config import configure, settings
+    from ioshape._contents import Contents, Record, inspect, verify
+    from ioshape._errors import CanceledError, DamagedError, FormatError, StorageError
+    from ioshape._handle import SaveHandle, wait_all
+    from ioshape._job import Job, job
+    from ioshape._load import load
+    from ioshape._memory import reserve, trim
+    from ioshape._patch import patch, patched, unpatch
+    from ioshape._report import Progress, Report
+    from ioshape._save import save, save_async
+
+    __version__: str
+
+# Where each public name lives. They are imported when they are first used, so that "import ioshape"
+# costs nothing in the processes that never save.
+_HOMES = {
+    "CanceledError": "_errors",
+    "Contents": "_contents",
+    "DamagedError": "_errors",
+    "FormatError": "_errors",
+    "Job": "_job",
+    "Progress": "_report",
+    "Record": "_contents",
+    "Report": "_report",
+    "SaveHandle": "_handle",
+    "StorageError": "_errors",
+    "configure": "_config",
+    "inspect": "_contents",
+    "job": "_job",
+    "load": "_load",
+    "patch": "_patch",
+    "patched": "_patch",
+    "reserve": "_memory",
+    "save": "_save",
+    "save_async": "_save",
+    "settings": "_config",
+    "trim": "_memory",
+    "unpatch": "_patch",
+    "verify": "_contents",
+    "wait_all": "_handle",
+}
+
+__all__ = [  # noqa: PLE0604 - each name is in the table above
+    "__version__",
+    *_HOMES,
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from ioshape._native import ffi, lib  # noqa: PLC0415
+
+        value: object = ffi.string(lib.ioshape_version()).decode()
+    elif name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: configure(), IOSHAPE_* variables and keyword arguments, in rising precedence."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _size(value: object) -> int:
+    """A number of bytes, as in 64, "64" or "64M"."""
+    if isinstance(value, str):
+        digits = value.strip()
+        unit = _UNITS.get(digits[-1:].upper(), 1)
+        number = int(digits[:-1] if unit > 1 else digits) * unit
+    else:
+        number = _count(value)
+    if number <= 0:
+        raise ValueError
+    return number
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError
+    number = int(value)
+    if number <= 0:
+        raise ValueError
+    return number
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError
+    number = float(value)
+    if not number >= 0:
+        raise ValueError
+    return number
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value in ("1", "yes", "true", "on"):
+        return True
+    if value in ("0", "no", "false", "off"):
+        return False
+    raise ValueError
+
+
+def _word(*words: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return parse
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table in docs/python.md."""
+
+    name: str
+    values: str
+    default: str
+    about: str
+    parse: Callable[[object], Any]
+    #: Read by the C library itself, which has the default and says what a bad variable should be.
+    in_library: bool = True
+
+    @property
+    def variable(self) -> str:
+        return f"IOSHAPE_{self.name.upper()}"
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            "engine",
+            "`auto`, `uring`, `threads`, `buffered`",
+            "`auto`",
+            "what moves the bytes; `auto` takes the first that works where the file lies",
+            _word("auto", "uring", "threads", "buffered"),
+        ),
+        Setting(
+            "direct",
+            "`prefer`, `require`, `off`",
+            "`prefer`",
+            "whether they go past the page cache (O_DIRECT)",
+            _word("prefer", "require", "off"),
+        ),
+        Setting(
+            "block_bytes",
+            "a power of two, `64K` to `64M`",
+            "`4M`",
+            "bytes of a request",
+            _size,
+        ),
+        Setting("queue_depth", "1 to 64", "14", "requests in flight for a save or a load", _count),
+        Setting(
+            "copy_threads",
+            "1 to 64",
+            "cores, at most 4",
+            "threads that copy tensors for a background save, or read from the page cache",
+            _count,
+        ),
+        Setting(
+            "staging_bytes",
+            "`16M` or more",
+            "a quarter of the memory ÷ ranks of the node",
+            "most memory that background saves hold",
+            _size,
+        ),
+        Setting(
+            "staging_full",
+            "`wait`, `refuse`",
+            "`wait`",
+            "what a background save does when earlier ones hold that memory: wait for room, or "
+            "raise BlockingIOError",
+            _word("wait", "refuse"),
+        ),
+        Setting(
+            "log_level",
+            "`error`, `warning`, `info`, `debug`",
+            "`info`",
+            'what is sent to the logger "ioshape"',
+            _word("error", "warning", "info", "debug"),
+        ),
+        Setting(
+            "durable",
+            "`1`, `0`",
+            "`1`",
+            "whether a save waits for stable storage; without, it is still atomic for readers",
+            _switch,
+            in_library=False,
+        ),
+        Setting(
+            "verify",
+            "`1`, `0`",
+            "`1`",
+            "whether a load compares checksums",
+            _switch,
+            in_library=False,
+        ),
+        Setting(
+            "exit_timeout_s",
+            "seconds",
+            "no limit",
+            "how long the end of the process waits for background saves before it aborts them",
+            _seconds,
+            in_library=False,
+        ),
+        Setting(
+            "exit_progress",
+            "`1`, `0`",
+            "`1`",
+            "whether it says on stderr what it is waiting for",
+            _switch,
+            in_library=False,
+        ),
+    )
+}
+
+_lock = threading.Lock()
+_configured: dict[str, Any] = {}
+_generation = 0
+
+
+def configure(
+    *,
+    engine: str | None = None,
+    direct: str | None = None,
+    block_bytes: int | str | None = None,
+    queue_depth: int | None = None,
+    copy_threads: int | None = None,
+    staging_bytes: int | str | None = None,
+    staging_full: str | None = None,
+    log_level: str | None = None,
+    durable: bool | None = None,
+    verify: bool | None = None,
+    exit_timeout_s: float | None = None,
+    exit_progress: bool | None = None,
+) -> None:
+    """Sets what the process prefers; what is left out stays as it is.
+
+    A variable IOSHAPE_... of the same name, in capitals, wins over what is set here, so that an
+    operator has the last word, and the keyword of a single call over both. Saves under way go on
+    with the settings that they began with. Sizes may be written "64M".
+    """
+    global _generation  # noqa: PLW0603
+    given = {name: value for name, value in locals().items() if value is not None}
+    parsed = {name: _parse(SETTINGS[name], name, value) for name, value in given.items()}
+    with _lock:
+        _configured.update(parsed)
+        _generation += 1
+
+
+def reset() -> None:
+    """Forgets what was configured. For tests."""
+    global _generation  # noqa: PLW0603
+    with _lock:
+        _configured.clear()
+        _generation += 1
+
+
+def generation() -> int:
+    """Changes whenever configure() was called."""
+    return _generation
+
+
+def _parse(setting: Setting, name: str, value: object) -> Any:
+    try:
+        return setting.parse(value)
+    except ValueError:
+        values = setting.values.replace("`", "")
+        raise ValueError(f"{name} cannot be {value!r}; it takes {values}") from None
+
+
+def configured(name: str) -> Any:
+    """What a setting of the library is to be: None for what the library itself decides."""
+    if os.environ.get(SETTINGS[name].variable):
+        return None  # the library reads it, and says what is wrong with it
+    return _configured.get(name)
+
+
+def value_of(name: str) -> Any:
+    """A setting of this package: from its variable, from configure(), or None for the default."""
+    setting = SETTINGS[name]
+    text = os.environ.get(setting.variable)
+    if text:
+        return _parse(setting, setting.variable, text)
+    return _configured.get(name)
+
+
+def settings() -> dict[str, tuple[Any, str]]:
+    """Each setting's value, None for the default, and where it comes from.
+
+    The second of each pair is "default", "configure()", or the name of the variable.
+    """
+    found: dict[str, tuple[Any, str]] = {}
+    for setting in SETTINGS.values():
+        text = os.environ.get(setting.variable)
+        if text:
+            found[setting.name] = (_parse(setting, setting.variable, text), setting.variable)
+        elif setting.name in _configured:
+            found[setting.name] = (_configured[setting.name], "configure()")
+        else:
+            found[setting.name] = (None, "default")
+    return found

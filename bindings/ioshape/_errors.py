@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong, as exceptions."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from ioshape._native import lib
+
+if TYPE_CHECKING:
+    from ioshape._report import Report
+
+
+class StorageError(OSError, RuntimeError):
+    """A save or a load that failed because of the file or what it lies on.
+
+    It is an OSError, with `errno`, `strerror` and `filename`; also the subclass that Python has for
+    the errno, such as FileNotFoundError. It is a RuntimeError, too, because that is what torch.save
+    and torch.load raise for much of this. str() is a sentence with the path, what was done, and
+    what to do about it.
+    """
+
+    #: The library's own code: a negative errno, or one of its own.
+    code: int
+    #: What was being done: "save", "load", "verify", ...
+    operation: str
+    #: What to do about it; "" if nothing is known to help.
+    remedy: str
+    #: How far a failed save came; None if there is nothing to say.
+    report: Report | None
+
+    def __init__(self, code: int, sentence: str, path: str, operation: str) -> None:
+        number = _ERRNOS.get(code, -code)
+        super().__init__(number, os.strerror(number), path)
+        self.code = code
+        self._sentence = sentence
+        self.operation = operation
+        self.remedy = sentence.partition("; ")[2]
+        self.report = None
+
+    def __str__(self) -> str:
+        return self._sentence
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return failure, (self.code, self._sentence, self.filename, self.operation)
+
+
+class DamagedError(StorageError):
+    """A checksum or a cross-check in the file failed, or it is cut short. Its errno is EBADMSG."""
+
+
+class FormatError(StorageError):
+    """The file is not a torch zip, or one with a feature that is not read. Its errno is EINVAL."""
+
+
+class CanceledError(StorageError):
+    """The save was canceled, or its progress callback said stop. Its errno is ECANCELED."""
+
+
+# The codes of the library that are not errnos, as the nearest errno.
+_ERRNOS = {
+    lib.IOSHAPE_E_FORMAT: errno.EINVAL,
+    lib.IOSHAPE_E_DAMAGED: errno.EBADMSG,
+    lib.IOSHAPE_E_LIMIT: errno.EFBIG,
+    lib.IOSHAPE_E_NO_TABLE: errno.ENODATA,
+}
+
+_CLASSES: dict[int, type[StorageError]] = {
+    lib.IOSHAPE_E_FORMAT: FormatError,
+    lib.IOSHAPE_E_DAMAGED: DamagedError,
+    -errno.ECANCELED: CanceledError,
+}
+
+
+def _add_builtin(builtin: type[OSError], *numbers: int) -> None:
+    # Named after Python's own, so that tracebacks read as everybody expects.
+    named = type(builtin.__name__, (StorageError, builtin), {"__module__": __name__})
+    for number in numbers:
+        _CLASSES[-number] = named
+
+
+_add_builtin(FileNotFoundError, errno.ENOENT)
+_add_builtin(PermissionError, errno.EACCES, errno.EPERM)
+_add_builtin(FileExistsError, errno.EEXIST)
+_add_builtin(IsADirectoryError, errno.EISDIR)
+_add_builtin(NotADirectoryError, errno.ENOTDIR)
+_add_builtin(BlockingIOError, errno.EAGAIN)
+_add_builtin(BrokenPipeError, errno.EPIPE)
+
+
+def failure(code: int, sentence: str, path: str, operation: str) -> StorageError:
+    """The exception for a code of the library."""
+    return _CLASSES.get(code, StorageError)(code, sentence, path, operation)

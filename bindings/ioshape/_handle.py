@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves under way: handles, errors that nobody waited for, and the end of the process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ioshape import _config
+from ioshape._errors import StorageError, failure
+from ioshape._native import ffi, lib
+from ioshape._report import PHASES, Progress, Report, from_struct, new_struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+
+    from ioshape._context import Context
+
+# How long the library waits at a time. Between two waits Python looks for signals: Ctrl-C.
+_SLICE_MS = 50
+
+_TIMED_OUT = -110  # -ETIMEDOUT
+
+
+class SaveHandle:
+    """A save in the background, as ioshape.save_async() gives it.
+
+    Keep it or drop it: the save goes on either way. If it fails and nobody has asked how it went,
+    the next save raises the error, or the end of the process reports it.
+
+    It can be awaited in asyncio: `report = await handle`.
+    """
+
+    def __init__(
+        self,
+        pointer: Any,
+        context: Context | None,
+        path: str,
+        *,
+        pickle_s: float = 0.0,
+        keep: Iterable[object] = (),
+        failures: Iterable[Any] = (),
+    ) -> None:
+        # Takes the pointer over: freeing it aborts what has not ended.
+        self._pointer = ffi.gc(pointer, lib.ioshape_save_free)
+        self._context = context
+        self._owner = os.getpid()
+        self._pickle_s = pickle_s
+        self._keep: tuple[object, ...] = tuple(keep)
+        self._failures = tuple(failures)  # of callbacks; what they raised is what the save raises
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[SaveHandle], object]] = []
+        self._watched = False
+        self._asked = False  # somebody knows how it ended
+        self._ended = False
+        self._report: Report | None = None
+        self._error: BaseException | None = None
+        #: where the file goes
+        self.path = path
+
+    @classmethod
+    def ended(cls, path: str, report: Report | None, error: BaseException | None) -> SaveHandle:
+        """The handle of a save that was over before it could be given."""
+        handle = cls(ffi.NULL, None, path)
+        handle._report, handle._error, handle._ended = report, error, True
+        return handle
+
+    def __repr__(self) -> str:
+        ended = "failed" if self._error else "done"
+        state = ended if self.done() else "under way"
+        return f"<ioshape.SaveHandle {self.path!r}: {state}>"
+
+    # ---- Asking -------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """Whether the save has ended, well or not."""
+        return self._ended or (self._mine() and lib.ioshape_save_poll(self._pointer) == 1)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the file is durable and in place, or for `timeout` seconds.
+
+        True if it is, False if the save is still under way; raises what it failed with.
+        """
+        if not self._wait(timeout):
+            return False
+        self._asked = True
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def result(self, timeout: float | None = None) -> Report:
+        """Waits, and gives the report; raises what the save failed with, or TimeoutError."""
+        if not self.wait(timeout):
+            raise TimeoutError(f"the save to {self.path} is still under way after {timeout} s")
+        assert self._report is not None
+        return self._report
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits, and gives what the save failed with, or None; TimeoutError if it is under way."""
+        if not self._wait(timeout):
+            raise TimeoutError(f"the save to {self.path} is still under way after {timeout} s")
+        self._asked = True
+        return self._error
+
+    @property
+    def report(self) -> Report | None:
+        """What the save did, also if it failed; None while it is under way."""
+        if self.done():
+            self._settle()
+        return self._report
+
+    @property
+    def progress(self) -> Progress:
+        """What the save is doing."""
+        if self._ended and self._pointer == ffi.NULL:
+            written = self._report.file_bytes if self._report else 0
+            return Progress("done", written, written)
+        phase = ffi.new("enum ioshape_phase *")
+        done, total = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+        self._check_owner()
+        lib.ioshape_save_progress(self._pointer, phase, done, total)
+        return Progress(PHASES.get(phase[0], "unknown"), done[0], total[0])
+
+    def cancel(self) -> bool:
+        """Aborts the save unless it has ended: no file is left, and the previous one stays.
+
+        True if the save has not put its file in place. It then raises CanceledError when asked.
+        """
+        self._check_owner()
+        with self._lock:
+            if self._ended:
+                return self._error is not None
+        lib.ioshape_save_cancel(self._pointer)
+        self._wait(None)
+        self._asked = True
+        return self._error is not None
+
+    def add_done_callback(self, callback: Callable[[SaveHandle], object]) -> None:
+        """Calls callback(handle) when the save has ended: now, or on a thread of the package."""
+        with self._lock:
+            if not self._ended:
+                self._callbacks.append(callback)
+                self._watch()
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[Any, None, Report]:
+        import asyncio  # noqa: PLC0415 - not quick to import
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Report] = loop.create_future()
+
+        def deliver() -> None:
+            if future.cancelled():
+                return
+            self._asked = True
+            if self._error is not None:
+                future.set_exception(self._error)
+            else:
+                assert self._report is not None
+                future.set_result(self._report)
+
+        def ended(_handle: SaveHandle) -> None:
+            # A loop that was closed has nobody waiting in it any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(deliver)
+
+        self.add_done_callback(ended)
+        return (yield from future)
+
+    # ---- Inside -------------------------------------------------------------------------------
+
+    def _mine(self) -> bool:
+        return self._owner == os.getpid()
+
+    def _check_owner(self) -> None:
+        if not self._mine():
+            raise failure(
+                -1,
+                f"the save to {self.path} belongs to another process; ask for it there, not after "
+                "a fork",
+                self.path,
+                "save",
+            )
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Waits until it has ended. Ctrl-C gets through."""
+        if self._ended:
+            return True
+        self._check_owner()
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left_ms = _SLICE_MS
+            if end is not None:
+                left_ms = max(0, min(_SLICE_MS, int((end - time.monotonic()) * 1000) + 1))
+            if lib.ioshape_save_wait(self._pointer, left_ms) != _TIMED_OUT:
+                self._settle()
+                return True
+            if end is not None and time.monotonic() >= end:
+                return False
+
+    def _settle(self) -> None:
+        """Notes how it ended, once. Only after it has."""
+        with self._lock:
+            if self._ended:
+                return
+            code = lib.ioshape_save_wait(self._pointer, 0)
+            struct = new_struct()
+            lib.ioshape_save_report(self._pointer, struct)
+            self._report = from_struct(self.path, struct, pickle_s=self._pickle_s)
+            if code:
+                self._error = self._exception(code)
+            self._ended = True
+            # What was borrowed, and the memory of the handle, goes now, however long the user
+            # keeps this object.
+            self._keep = ()
+            self._context = None
+            callbacks, self._callbacks = self._callbacks, []
+        _forget(self)
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception:  # the save has nothing to do with it
+                sys.excepthook(*sys.exc_info())
+
+    def _exception(self, code: int) -> BaseException:
+        for source in self._failures:
+            if source.failure is not None:
+                return source.failure  # type: ignore[no-any-return]
+        sentence = ffi.string(lib.ioshape_save_message(self._pointer)).decode(errors="replace")
+        error = failure(code, sentence, self.path, "save")
+        error.report = self._report
+        return error
+
+    def _watch(self) -> None:
+        """Sees to it that callbacks are called when the save ends. The lock is held."""
+        if not self._watched:
+            self._watched = True
+            threading.Thread(target=self._wait, args=(None,), name="ioshape", daemon=True).start()
+
+    def abort(self) -> None:
+        """As cancel(), for what Ctrl-C interrupted: nobody will ask."""
+        self._asked = True
+        self.cancel()
+
+
+# ---- Saves under way -------------------------------------------------------------------------
+
+_registry_lock = threading.Lock()
+_under_way: dict[int, SaveHandle] = {}
+_unheard: list[SaveHandle] = []
+
+
+def register(handle: SaveHandle) -> None:
+    """Keeps a background save until it has ended, and its failure until somebody hears of it."""
+    with _registry_lock:
+        if handle._ended and handle._error is not None:
+            _unheard.append(handle)
+        elif not handle._ended:
+            _under_way[id(handle)] = handle
+
+
+def _forget(handle: SaveHandle) -> None:
+    with _registry_lock:
+        if _under_way.pop(id(handle), None) is not None and handle._error is not None:
+            _unheard.append(handle)
+
+
+def raise_unheard() -> None:
+    """Raises the first failure of a background save that nobody has asked about."""
+    with _registry_lock:
+        ended = [handle for handle in _under_way.values() if handle.done()]
+    for handle in ended:
+        handle._settle()
+    with _registry_lock:
+        unheard = [handle for handle in _unheard if not handle._asked]
+        _unheard.clear()
+        if len(unheard) > 1:
+            _unheard.extend(unheard[1:])
+    if unheard:
+        unheard[0]._asked = True
+        assert unheard[0]._error is not None
+        raise unheard[0]._error
+
+
+def wait_all(timeout: float | None = None) -> bool:
+    """Waits for all background saves; raises what the first of them that failed failed with.
+
+    False if some are still under way after `timeout` seconds.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    with _registry_lock:
+        handles = list(_under_way.values())
+    for handle in handles:
+        if not handle._wait(None if end is None else max(0.0, end - time.monotonic())):
+            return False
+    raise_unheard()
+    return True
+
+
+def _say(text: str) -> None:
+    # There may be no stderr left, or nobody who reads it.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"ioshape: {text}", file=sys.stderr, flush=True)
+
+
+def _tell_progress(handles: list[SaveHandle]) -> str:
+    lines = []
+    for handle in handles:
+        progress = handle.progress
+        share = (
+            f" {100 * progress.done_bytes // progress.total_bytes} %"
+            if progress.total_bytes
+            else ""
+        )
+        lines.append(f"{handle.path} ({progress.phase}{share})")
+    return ", ".join(lines)
+
+
+def _wait_at_exit(handles: list[SaveHandle], timeout: float | None, talk: bool) -> None:
+    begin = time.monotonic()
+    next_word = begin + 1.0
+    while True:
+        left = [handle for handle in handles if not handle._wait(0)]
+        now = time.monotonic()
+        if not left:
+            return
+        if timeout is not None and now - begin >= timeout:
+            for handle in left:
+                if handle.cancel():
+                    _say(
+                        f"aborted the save to {handle.path}, which was not complete {timeout:g} s "
+                        "after the program's end (exit_timeout_s); the previous file stands"
+                    )
+            return
+        if talk and now >= next_word:
+            _say(f"finishing before the program ends: {_tell_progress(left)}")
+            next_word = now + (5.0 if now - begin > 5 else 2.0)
+        limit = next_word if timeout is None else min(next_word, begin + timeout)
+        left[0]._wait(max(0.01, min(0.5, limit - now)))
+
+
+@atexit.register
+def _finish() -> None:
+    """The end of the process: saves under way are finished, failures told."""
+    with _registry_lock:
+        handles = list(_under_way.values())
+    try:
+        timeout = _config.value_of("exit_timeout_s")
+        talk = _config.value_of("exit_progress") is not False
+        _wait_at_exit(handles, timeout, talk)
+    except KeyboardInterrupt:
+        for handle in handles:
+            if handle.cancel():
+                _say(
+                    f"interrupted: the save to {handle.path} was aborted; the previous file stands"
+                )
+    with _registry_lock:
+        unheard = [handle for handle in _unheard if not handle._asked]
+    for handle in unheard:
+        if isinstance(handle._error, StorageError):
+            _say(f"a save in the background failed: {handle._error}")
+        else:
+            _say(f"the save to {handle.path} failed in the background: {handle._error!r}")
+
+
+def _forget_in_child() -> None:
+    # Saves under way are the parent's. The lock may have been held.
+    global _registry_lock  # noqa: PLW0603
+    _registry_lock = threading.Lock()
+    _under_way.clear()
+    _unheard.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""patch(): torch.save and torch.load become ours, for code that is not ours to edit."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.serialization
+
+from ioshape import _torch as original
+from ioshape._load import load as our_load
+from ioshape._save import save as our_save
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@functools.wraps(original.save)
+def _save(
+    obj: object,
+    f: Any,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = 2,
+    _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
+) -> None:
+    our_save(
+        obj,
+        f,
+        pickle_module,
+        pickle_protocol,
+        _use_new_zipfile_serialization,
+        _disable_byteorder_record,
+    )
+
+
+@functools.wraps(original.load)
+def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: Any) -> Any:
+    return our_load(f, map_location, pickle_module, **named)
+
+
+_lock = threading.RLock()
+_depth = 0
+
+
+def _replace(pairs: list[tuple[Any, Any]]) -> None:
+    """Puts the second of each pair wherever a module has the first: `from torch import save`."""
+    for name, module in list(sys.modules.items()):
+        # Our own modules must go on reaching torch's functions.
+        if module is None or name == "ioshape" or name.startswith("ioshape."):
+            continue
+        # Not getattr(): modules that load others lazily would do so.
+        contents = getattr(module, "__dict__", None)
+        if not isinstance(contents, dict):
+            continue
+        for key, value in list(contents.items()):
+            for old, new in pairs:
+                if value is old:
+                    contents[key] = new
+
+
+def patch() -> None:
+    """From now on torch.save and torch.load are ours, in all modules that have them already, too.
+
+    A second call does nothing but count: as many unpatch() undo it.
+    """
+    global _depth  # noqa: PLW0603
+    with _lock:
+        _depth += 1
+        # Also where it was done before: modules that were imported since may have the originals
+        # from somebody who kept them.
+        _replace([(original.save, _save), (original.load, _load)])
+
+
+def unpatch() -> None:
+    """Undoes patch()."""
+    global _depth  # noqa: PLW0603
+    with _lock:
+        if _depth == 0:
+            raise RuntimeError("unpatch() without patch()")
+        _depth -= 1
+        if _depth == 0:
+            _replace([(_save, original.save), (_load, original.load)])
+
+
+def is_patched() -> bool:
+    """Whether torch.save is ours."""
+    return torch.save is _save
+
+
+@contextlib.contextmanager
+def patched() -> Iterator[None]:
+    """patch() for the length of a with statement."""
+    patch()
+    try:
+        yield
+    finally:
+        unpatch()

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an object to the records of a torch zip, with torch's own pickling.
+
+torch.serialization._save() pickles an object and hands one record after the other to a writer, of
+which it uses write_record() alone. Ours takes notes: the small records as they are, and for each
+storage the memory where it lies. Nothing of torch's pickling is done again here, so whatever torch
+learns to pickle is right at once.
+
+_save() is private. Before its first use it is tried on a small object; if it is not what we know,
+collect() raises Unsupported, and the caller goes by the public torch.save.
+
+_save() copies a storage of a GPU to fresh memory before it hands it over. To fetch it piece by
+piece into staging memory instead, we must know it earlier: torch asks every registered package for
+the location of each storage it comes across, so we register one that only listens. If one of the
+storages is not the CPU's, _save() is left when the pickle is complete, and the listener knows the
+storages, in torch's order.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+import torch.serialization
+
+# Torch needs these two only to compute where records lie from the layout of its own writer. Our
+# records lie on page boundaries; without the two, torch looks at the file's headers.
+_LAYOUT_RECORDS = (".format_version", ".storage_alignment")
+
+# "3" since torch 1.6; written by the C++ side of torch's writer, in the place of which we are.
+_VERSION_RECORD = ("version", b"3\n")
+
+_DATA = "data/"
+
+_LARGE_BYTES = 256 << 10
+_LARGE_ALIGNMENT = 4096
+
+
+class Unsupported(Exception):
+    """torch must write this itself. The argument says why, for the report."""
+
+
+@dataclass
+class Record:
+    """A member of the archive. Exactly one of the two sources is there."""
+
+    name: str
+    data: bytes | None = None
+    storage: torch.UntypedStorage | None = None
+    #: where in the file it may begin; 0 leaves that to the library
+    alignment: int = 0
+
+    @property
+    def n_bytes(self) -> int:
+        if self.storage is not None:
+            return self.storage.nbytes()
+        return len(self.data or b"")
+
+
+@dataclass
+class Pickled:
+    """All of an object: what save() has to write."""
+
+    records: list[Record] = field(default_factory=list)
+    #: some of the storages are not the CPU's
+    has_device_storages: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(record.n_bytes for record in self.records)
+
+
+class _Listener(threading.local):
+    """Which storages torch has come across in this thread, by identity, in order."""
+
+    storages: dict[int, torch.UntypedStorage] | None = None
+    device_seen = False
+
+    def hear(self, storage: Any) -> None:
+        if self.storages is not None and isinstance(storage, torch.UntypedStorage):
+            self.storages.setdefault(storage._cdata, storage)
+            self.device_seen |= storage.device.type not in ("cpu", "meta")
+
+    def begin(self) -> None:
+        self.storages = {}
+        self.device_seen = False
+
+    def end(self) -> None:
+        self.storages = None
+
+
+_listener = _Listener()
+# First of all: the first package with an answer ends the search. Ours never has one.
+torch.serialization.register_package(-1, _listener.hear, lambda _storage, _location: None)
+
+
+class _PickleComplete(Exception):
+    """Raised through _save() to leave it before it copies storages of a GPU."""
+
+
+class _Notes:
+    """What _save() takes for a zip writer."""
+
+    def __init__(self, alignment: int) -> None:
+        self.pickled = Pickled()
+        self.alignment = alignment
+
+    def write_record(self, name: str, data: Any, n_bytes: int) -> None:
+        if name.startswith(_DATA):
+            self.pickled.records.append(self._storage_record(name, data, n_bytes))
+        elif name not in _LAYOUT_RECORDS:
+            content = data.encode() if isinstance(data, str) else bytes(data)
+            self.pickled.records.append(Record(name, content[:n_bytes]))
+        if name == _last_before_storages and _listener.device_seen:
+            raise _PickleComplete
+
+    def write_record_metadata(self, _name: str, _n_bytes: int) -> NoReturn:
+        raise Unsupported("the storages' data is skipped")
+
+    def _storage_record(self, name: str, storage: Any, n_bytes: int) -> Record:
+        if type(storage) is not torch.UntypedStorage or storage.device.type != "cpu":
+            raise Unsupported(f"a storage of type {type(storage).__name__}")
+        if storage.nbytes() != n_bytes:
+            raise Unsupported("a storage whose length torch states otherwise")
+        return Record(name, storage=storage, alignment=alignment_for(n_bytes, self.alignment))
+
+
+def alignment_for(n_bytes: int, wanted: int) -> int:
+    """Where a storage of this size may begin in the file, as the library aligns or stricter."""
+    if n_bytes >= _LARGE_BYTES or wanted > _LARGE_ALIGNMENT:
+        return _LARGE_ALIGNMENT
+    return wanted if wanted > 64 and wanted & (wanted - 1) == 0 else 64
+
+
+# Without types, in torch.
+_check_dill_version: Any = torch.serialization._check_dill_version
+_check_save_filelike: Any = torch.serialization._check_save_filelike
+
+
+def check_arguments(f: object, pickle_module: Any) -> None:
+    """What torch.save checks before it does anything, with its errors."""
+    _check_dill_version(pickle_module)
+    _check_save_filelike(f)
+
+
+def _run(obj: object, notes: _Notes, module: Any, protocol: int, no_byteorder: bool) -> None:
+    torch.serialization._save(obj, notes, module, protocol, no_byteorder)  # type: ignore[no-untyped-call]
+
+
+# None until _save() has been tried; then "" if it is as we know it, or why it is not.
+_probed: str | None = None
+# Name of the record that _save() writes last before the storages.
+_last_before_storages: str | None = None
+_probe_lock = threading.Lock()
+
+
+def _probe() -> str:
+    """Tries _save() on an object that has a bit of everything."""
+    global _last_before_storages  # noqa: PLW0603
+    shared = torch.arange(6, dtype=torch.int16)
+    sample = {"a": shared, "b": shared[2:], "c": torch.ones(2), "d": [1, "x"]}
+    names: list[str] = []
+
+    class Probe(_Notes):
+        def write_record(self, name: str, data: Any, n_bytes: int) -> None:
+            names.append(name)
+            super().write_record(name, data, n_bytes)
+
+    notes = Probe(64)
+    _listener.begin()
+    try:
+        _run(sample, notes, pickle, 2, False)
+        heard = list((_listener.storages or {}).values())
+    except Exception as error:
+        return f"torch {torch.__version__} pickles in a way that is not known ({error})"
+    finally:
+        _listener.end()
+    storages = {record.name: record.storage for record in notes.pickled.records if record.storage}
+    expected = {f"{_DATA}{i}": storage for i, storage in enumerate(heard)}
+    if (
+        names[:1] != ["data.pkl"]
+        or names[-2:] != ["data/0", "data/1"]
+        or [name for name, storage in storages.items() if storage.data_ptr() == shared.data_ptr()]
+        != ["data/0"]
+        or {name: storage.data_ptr() for name, storage in expected.items()}
+        != {name: storage.data_ptr() for name, storage in storages.items()}
+    ):
+        return f"torch {torch.__version__} writes records that are not known"
+    _last_before_storages = names[-3]
+    return ""
+
+
+def problem() -> str:
+    """Why torch's pickling cannot be used by itself; "" if it can."""
+    global _probed  # noqa: PLW0603
+    with _probe_lock:
+        if _probed is None:
+            _probed = _probe()
+        return _probed
+
+
+def collect(obj: object, module: Any, protocol: int, no_byteorder: bool) -> Pickled:
+    """Pickles an object as torch.save would. What that raises, this raises.
+
+    Storages are not copied: they are the object's own.
+    """
+    reason = problem()
+    if reason:
+        raise Unsupported(reason)
+    notes = _Notes(torch.serialization._get_storage_alignment())
+    _listener.begin()
+    try:
+        _run(obj, notes, module, protocol, no_byteorder)
+    except _PickleComplete:
+        notes.pickled.has_device_storages = True
+        for i, storage in enumerate((_listener.storages or {}).values()):
+            notes.pickled.records.append(
+                Record(
+                    f"{_DATA}{i}",
+                    storage=storage,
+                    alignment=alignment_for(storage.nbytes(), notes.alignment),
+                )
+            )
+    finally:
+        _listener.end()
+    notes.pickled.records.append(Record(*_VERSION_RECORD))
+    return notes.pickled

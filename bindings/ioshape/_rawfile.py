@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file object for writers of other formats, as safe as our own: atomic, durable, direct."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ioshape._context import current
+from ioshape._errors import failure
+from ioshape._native import ffi, lib
+from ioshape._report import Report, from_struct, new_struct
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class RawFile:
+    """Takes bytes in order. Without commit() it leaves no trace."""
+
+    def __init__(self, path: str, *, durable: bool, replace: bool) -> None:
+        self.name = path
+        self._context = current()
+        self._position = 0
+        options = ffi.new("struct ioshape_file_options *")
+        options.size = ffi.sizeof("struct ioshape_file_options")
+        options.no_sync = not durable
+        options.no_replace = not replace
+        out = ffi.new("struct ioshape_file **")
+        code = lib.ioshape_file_open(self._context.pointer, os.fsencode(path), options, out)
+        if code:
+            raise self._context.failure(code, path, "save")
+        self._pointer: Any = ffi.gc(out[0], lib.ioshape_file_free)
+        self.failure: Exception | None = None
+
+    def _check(self, code: int) -> None:
+        if code:
+            sentence = ffi.string(lib.ioshape_file_message(self._pointer)).decode(errors="replace")
+            # torch wraps what its writer meets: kept, to be raised as it is.
+            self.failure = failure(code, sentence, self.name, "save")
+            raise self.failure
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Writes all of it."""
+        view = memoryview(data)
+        if view.nbytes:
+            self._check(lib.ioshape_file_write(self._pointer, ffi.from_buffer(view), view.nbytes))
+        self._position += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._position
+
+    def flush(self) -> None:
+        """Nothing to do: commit() does it."""
+
+    def commit(self, note: str) -> Report:
+        """Makes it durable and puts it in place."""
+        struct = new_struct()
+        self._check(lib.ioshape_file_commit(self._pointer, struct))
+        return from_struct(self.name, struct, written_by="torch", fallbacks=(note,))
+
+    def __enter__(self) -> RawFile:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        ffi.release(self._pointer)
+        if self.failure is not None and error is not self.failure:
+            raise self.failure from error

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An open torch zip."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ioshape._callbacks import Teller
+from ioshape._context import current
+from ioshape._errors import StorageError, failure
+from ioshape._native import ffi, lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ioshape._report import Progress
+
+
+class RawRecord(NamedTuple):
+    """A member of the archive."""
+
+    name: str
+    n_bytes: int
+    #: of its first byte of data
+    file_offset: int
+    crc32: int
+
+
+def _ignore(_progress: Progress) -> None:
+    pass
+
+
+def can_read(error: StorageError) -> bool:
+    """False if the file is none of ours to read, though torch may be able to.
+
+    It is another format, larger than any of ours, or not a regular file.
+    """
+    return error.code not in (lib.IOSHAPE_E_FORMAT, lib.IOSHAPE_E_LIMIT, -errno.ESPIPE)
+
+
+class Reader:
+    """Reads and verifies records. For one thread at a time."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        verify: bool = True,
+        operation: str = "load",
+        progress: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.path = path
+        self._operation = operation
+        self._context = current()
+        options = ffi.new("struct ioshape_reader_options *")
+        options.size = ffi.sizeof("struct ioshape_reader_options")
+        options.no_verify = not verify
+        # The memory that torch gives has just been allocated.
+        options.fresh_memory = True
+        self._teller: Teller | None = None
+        if progress is not None or threading.current_thread() is threading.main_thread():
+            # Also for nobody: between two blocks Python looks for signals, and Ctrl-C gets through.
+            self._teller = Teller(progress or _ignore)
+            self._teller.set_in(options)
+        out = ffi.new("struct ioshape_reader **")
+        code = lib.ioshape_reader_open(self._context.pointer, os.fsencode(path), options, out)
+        if code:
+            raise self._context.failure(code, path, operation)
+        self._pointer: Any = ffi.gc(out[0], lib.ioshape_reader_free)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        ffi.release(self._pointer)
+
+    def _check(self, code: int) -> None:
+        if not code:
+            return
+        if self._teller is not None and self._teller.failure is not None:
+            raise self._teller.failure
+        sentence = ffi.string(lib.ioshape_reader_message(self._pointer)).decode(errors="replace")
+        raise failure(code, sentence, self.path, self._operation)
+
+    @property
+    def file_bytes(self) -> int:
+        """The length of the file."""
+        return int(lib.ioshape_reader_file_bytes(self._pointer))
+
+    def records(self) -> list[RawRecord]:
+        """All members, in the order of the file."""
+        info = ffi.new("struct ioshape_record_info *")
+        info.size = ffi.sizeof("struct ioshape_record_info")
+        found = []
+        for index in range(lib.ioshape_reader_records(self._pointer)):
+            self._check(lib.ioshape_reader_record(self._pointer, index, info))
+            name = ffi.string(info.name).decode(errors="replace")
+            found.append(RawRecord(name, info.bytes, info.file_offset, info.crc32))
+        return found
+
+    def read_file(self, offset: int, into: memoryview) -> None:
+        """Reads bytes of the file as it lies; those of records are verified."""
+        self._check(
+            lib.ioshape_reader_read_file(
+                self._pointer, offset, ffi.from_buffer(into, require_writable=True), into.nbytes
+            )
+        )
+
+    def verify(self) -> None:
+        """Reads all of it, and compares all checksums."""
+        self._check(lib.ioshape_reader_verify(self._pointer))

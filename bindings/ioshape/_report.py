@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save did, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from ioshape._native import ffi, lib
+
+#: The phases of a save or load, as progress callbacks get them.
+PHASES = {
+    lib.IOSHAPE_PHASE_STAGE: "stage",
+    lib.IOSHAPE_PHASE_PLAN: "plan",
+    lib.IOSHAPE_PHASE_WRITE: "write",
+    lib.IOSHAPE_PHASE_SYNC: "sync",
+    lib.IOSHAPE_PHASE_COMMIT: "commit",
+    lib.IOSHAPE_PHASE_READ: "read",
+    lib.IOSHAPE_PHASE_DONE: "done",
+}
+
+
+class Progress(NamedTuple):
+    """How far a save is."""
+
+    #: "stage", "plan", "write", "sync", "commit" or "done"
+    phase: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a save did. Times are in seconds on the clock on the wall."""
+
+    path: str
+    #: "ioshape", or "torch" where the call was handed to torch's own writer
+    written_by: str
+    file_bytes: int = 0
+    #: of the storages and the pickle
+    record_bytes: int = 0
+    #: torch's pickling of everything but the storages' bytes
+    pickle_s: float = 0.0
+    #: copying to staging memory, waiting for room in it included: what a background save costs its
+    #: caller beside pickling
+    stage_s: float = 0.0
+    plan_s: float = 0.0
+    write_s: float = 0.0
+    sync_s: float = 0.0
+    #: waiting for earlier saves to the same path, and putting the file in place
+    commit_s: float = 0.0
+    total_s: float = 0.0
+    #: "uring", "threads", "buffered"; "" if none was reached
+    engine: str = ""
+    layout: str = ""
+    #: whether blocks went past the page cache, up to the last one
+    direct: bool = False
+    queue_depth: int = 0
+    block_bytes: int = 0
+    memory_alignment: int = 0
+    offset_alignment: int = 0
+    filesystem: str = ""
+    #: what was not as preferred, and why
+    fallbacks: tuple[str, ...] = ()
+    #: requests that the kernel cut short or interrupted, and that were continued
+    short_results: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"{self.path}: {self.file_bytes:,} bytes in {self.total_s:.3f} s"]
+        parts += [
+            f"{field.name[:-2]} {getattr(self, field.name):.3f}"
+            for field in fields(self)
+            if field.name.endswith("_s") and field.name != "total_s" and getattr(self, field.name)
+        ]
+        if self.engine:
+            parts.append(f"{self.engine}{', direct' if self.direct else ''} on {self.filesystem}")
+        if self.written_by != "ioshape":
+            parts.append(f"written by {self.written_by}")
+        return "; ".join([", ".join(parts), *self.fallbacks])
+
+
+def new_struct() -> Any:
+    """An empty struct ioshape_report."""
+    report = ffi.new("struct ioshape_report *")
+    report.size = ffi.sizeof("struct ioshape_report")
+    return report
+
+
+def from_struct(
+    path: str,
+    struct: Any,
+    *,
+    written_by: str = "ioshape",
+    pickle_s: float = 0.0,
+    fallbacks: tuple[str, ...] = (),
+) -> Report:
+    """What the library filled in, and what only this package knows."""
+    text = ffi.string(struct.fallback_text).decode(errors="replace")
+    return Report(
+        path=path,
+        written_by=written_by,
+        file_bytes=struct.file_bytes,
+        record_bytes=struct.tensor_bytes,
+        pickle_s=pickle_s,
+        stage_s=struct.stage_s,
+        plan_s=struct.plan_s,
+        write_s=struct.write_s,
+        sync_s=struct.sync_s,
+        commit_s=struct.commit_s,
+        total_s=struct.total_s + pickle_s,
+        engine=ffi.string(struct.engine).decode(),
+        layout=ffi.string(struct.layout).decode(),
+        direct=bool(struct.direct),
+        queue_depth=struct.queue_depth,
+        block_bytes=struct.block_bytes,
+        memory_alignment=struct.memory_alignment,
+        offset_alignment=struct.offset_alignment,
+        filesystem=ffi.string(struct.filesystem).decode(errors="replace"),
+        fallbacks=(*fallbacks, *(text.split("; ") if text else ())),
+        short_results=struct.short_results,
+    )

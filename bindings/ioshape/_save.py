@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save() and save_async()."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ioshape import _config, _pickling
+from ioshape import _torch as original
+from ioshape._callbacks import Teller
+from ioshape._context import current
+from ioshape._device import FETCH, Courier
+from ioshape._errors import StorageError
+from ioshape._handle import SaveHandle, raise_unheard, register
+from ioshape._native import ffi, lib
+from ioshape._rawfile import RawFile
+from ioshape._report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO
+
+    from ioshape._report import Progress
+
+_PROTOCOL = 2  # torch's default
+
+
+def save(
+    obj: object,
+    f: str | os.PathLike[str] | IO[bytes],
+    pickle_module: Any = pickle,
+    pickle_protocol: int = _PROTOCOL,
+    _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
+    *,
+    durable: bool | None = None,
+    replace: bool = True,
+    progress: Callable[[Progress], object] | None = None,
+) -> Report:
+    """Saves an object as torch.save does, durably: when this returns, it is on stable storage.
+
+    The first arguments are torch.save's, and so is the file: torch.load opens it. A reader sees the
+    previous file or the new one, never half of one, whatever happens meanwhile. If the save fails
+    or is interrupted (Ctrl-C), the previous file stays as it was.
+
+    Args:
+        obj: the object.
+        f: the path; or a file object, to which torch itself then writes.
+        pickle_module: as in torch.save.
+        pickle_protocol: as in torch.save.
+        durable: False returns without waiting for stable storage; the file is still complete or not
+            there for readers. Default: the setting "durable".
+        replace: False raises FileExistsError if the path exists when the file is complete.
+        progress: is called with a Progress now and then; an exception in it stops the save.
+
+    Returns:
+        A Report: where the time went, and what was not as preferred.
+
+    Raises:
+        StorageError: the file could not be written. It is an OSError with errno and path.
+
+    What torch.save raises for objects that cannot be pickled, this raises.
+    """
+    call = _Call(
+        obj,
+        pickle_module,
+        pickle_protocol,
+        _use_new_zipfile_serialization,
+        _disable_byteorder_record,
+        _is_durable(durable),
+        replace,
+        progress,
+    )
+    if isinstance(f, (str, os.PathLike)):
+        report = call.to_path(os.fspath(f))
+    else:
+        report = call.to_file_object(f)
+    # After the new file is safe: no checkpoint is lost because an earlier one was.
+    raise_unheard()
+    return report
+
+
+def save_async(
+    obj: object,
+    f: str | os.PathLike[str],
+    pickle_module: Any = pickle,
+    pickle_protocol: int = _PROTOCOL,
+    _disable_byteorder_record: bool = False,
+    *,
+    durable: bool | None = None,
+    replace: bool = True,
+    progress: Callable[[Progress], object] | None = None,
+) -> SaveHandle:
+    """Begins to save an object, and returns as soon as the object may change again.
+
+    What the caller waits for is pickling and one copy of the storages in memory; the rest happens
+    on a thread of the library, without the GIL. Several saves may be under way; those to one path
+    are put in place in the order of the calls. When they hold all of the staging memory (setting
+    "staging_bytes"), the call waits for room.
+
+    Arguments and file are those of save(); `progress` is called from other threads, too.
+
+    Returns:
+        A SaveHandle: done(), wait(), result(), report; it can be awaited. If the save fails and
+        nobody asks, the next save raises the error, once it has saved, or begun to; or the end of
+        the process reports it.
+
+    Raises:
+        What torch.save raises for objects that cannot be pickled. Failures of the file are raised
+        by the handle.
+    """
+    if not isinstance(f, (str, os.PathLike)):
+        raise TypeError(
+            f"save_async() takes a path, not {type(f).__name__}; torch writes to file objects "
+            "itself, while you wait: use save()"
+        )
+    call = _Call(
+        obj,
+        pickle_module,
+        pickle_protocol,
+        True,
+        _disable_byteorder_record,
+        _is_durable(durable),
+        replace,
+        progress,
+    )
+    handle = call.begin(os.fspath(f))
+    register(handle)
+    raise_unheard()
+    return handle
+
+
+def _is_durable(keyword: bool | None) -> bool:
+    value = keyword if keyword is not None else _config.value_of("durable")
+    return value is not False
+
+
+@dataclass
+class _Call:
+    """What the caller wants."""
+
+    obj: object
+    pickle_module: Any
+    protocol: int
+    new_format: bool
+    no_byteorder: bool
+    durable: bool
+    replace: bool
+    progress: Callable[[Progress], object] | None
+
+    # ---- Ways -------------------------------------------------------------------------------
+
+    def to_path(self, path: str) -> Report:
+        """Saves, and waits."""
+        try:
+            pickled, pickle_s = self._pickle(path)
+        except _pickling.Unsupported as reason:
+            return self._by_torch(path, str(reason))
+        # Nothing changes the object while its owner waits here, so nothing need be copied. What
+        # lies in a GPU passes through staging memory in any case, while the disk is writing.
+        handle = self._start(pickled, path, pickle_s, borrow=not pickled.has_device_storages)
+        try:
+            return handle.result()
+        except BaseException:
+            handle.abort()  # Ctrl-C
+            raise
+
+    def begin(self, path: str) -> SaveHandle:
+        """Saves in the background."""
+        try:
+            pickled, pickle_s = self._pickle(path)
+        except _pickling.Unsupported as reason:
+            # torch's own writer copies nothing, and keeps the GIL: it is done before we return.
+            try:
+                report = self._by_torch(path, f"{reason}; not in the background")
+            except StorageError as error:
+                return SaveHandle.ended(path, None, error)
+            return SaveHandle.ended(path, report, None)
+        return self._start(pickled, path, pickle_s, borrow=False)
+
+    def to_file_object(self, f: Any) -> Report:
+        """There is no path, so there is nothing to replace and nothing to sync."""
+        begin = time.perf_counter()
+        self._torch_save(f)
+        return Report(
+            path=str(getattr(f, "name", "")),
+            written_by="torch",
+            total_s=time.perf_counter() - begin,
+            fallbacks=("torch wrote to the file object itself: neither atomic nor durable",),
+        )
+
+    def _by_torch(self, path: str, reason: str) -> Report:
+        """torch's own writer, but into a file of ours: still atomic and durable."""
+        with RawFile(path, durable=self.durable, replace=self.replace) as raw:
+            self._torch_save(cast("IO[bytes]", raw))
+            return raw.commit(f"written by torch itself: {reason}")
+
+    def _torch_save(self, f: IO[bytes]) -> None:
+        original.save(
+            self.obj, f, self.pickle_module, self.protocol, self.new_format, self.no_byteorder
+        )
+
+    # ---- Steps ------------------------------------------------------------------------------
+
+    def _pickle(self, path: str) -> tuple[_pickling.Pickled, float]:
+        if not self.new_format:
+            raise _pickling.Unsupported("the format from before torch 1.6 was asked for")
+        begin = time.perf_counter()
+        _pickling.check_arguments(path, self.pickle_module)
+        pickled = _pickling.collect(self.obj, self.pickle_module, self.protocol, self.no_byteorder)
+        return pickled, time.perf_counter() - begin
+
+    def _start(
+        self, pickled: _pickling.Pickled, path: str, pickle_s: float, *, borrow: bool
+    ) -> SaveHandle:
+        context = current()
+        records, keep, failures = _records_for(pickled)
+        options = ffi.new("struct ioshape_save_options *")
+        options.size = ffi.sizeof("struct ioshape_save_options")
+        options.no_replace = not self.replace
+        options.no_sync = not self.durable
+        options.borrow = borrow
+        if not borrow:
+            keep = []  # copied by the time the call returns
+        if self.progress is not None:
+            teller = Teller(self.progress)
+            teller.set_in(options)
+            failures.append(teller)
+            keep.append(teller)
+        out = ffi.new("struct ioshape_save **")
+        try:
+            code = lib.ioshape_save_records_async(
+                context.pointer, os.fsencode(path), records, len(pickled.records), options, out
+            )
+            if code:
+                for source in failures:
+                    if source.failure is not None:
+                        raise source.failure
+                raise context.failure(code, path, "save")
+            return SaveHandle(
+                out[0], context, path, pickle_s=pickle_s, keep=keep, failures=failures
+            )
+        except BaseException:
+            # Ctrl-C between the library's return and ours: nothing may go on with borrowed memory.
+            lib.ioshape_save_free(out[0])
+            raise
+
+
+def _records_for(pickled: _pickling.Pickled) -> tuple[Any, list[Any], list[Any]]:
+    """The records as C takes them; what must live as long; and whose failures are the save's."""
+    records = ffi.new("struct ioshape_record[]", len(pickled.records))
+    keep: list[Any] = [records]
+    couriers: list[Any] = []
+    for record, to in zip(pickled.records, records, strict=True):
+        to.name = name = ffi.new("char[]", record.name.encode())
+        keep.append(name)
+        to.bytes = record.n_bytes
+        to.alignment = record.alignment
+        if not record.n_bytes:
+            continue
+        if record.storage is None:
+            to.data = data = ffi.from_buffer(record.data)
+            keep.append(data)
+        elif pickled.has_device_storages and record.storage.device.type != "cpu":
+            courier = Courier(record.storage)
+            couriers.append(courier)
+            to.fetch = FETCH
+            to.fetch_user = courier.handle
+        else:
+            to.data = ffi.cast("void *", record.storage.data_ptr())
+            keep.append(record.storage)
+    return records, [*keep, *couriers], couriers
