@@ -75,6 +75,48 @@ const char *ioshape_writer_message(struct ioshape_writer *writer);
 /* NULL is fine. Without a successful commit the file is abandoned, without a trace. */
 void ioshape_writer_free(struct ioshape_writer *writer);
 
+/* ---- Whole saves of records ------------------------------------------------------------------ */
+
+/*
+ * Brings bytes [offset, offset + bytes) of a record to `into`. Anything but 0 fails the save with
+ * that code (if it is a negative errno, else -EIO).
+ */
+typedef int (*ioshape_fetch_fn)(void *user, uint64_t offset, void *into, size_t bytes);
+
+struct ioshape_record {
+	const char *name; /* as for ioshape_writer_record() */
+	const void *data; /* NULL if there are no bytes, or if `fetch` brings them */
+	uint64_t bytes;
+	uint32_t alignment; /* 0 chooses */
+	uint32_t reserved;  /* 0 */
+	/* For memory that the CPU cannot read, such as a GPU's; NULL otherwise. */
+	ioshape_fetch_fn fetch;
+	void *fetch_user;
+};
+
+/*
+ * As ioshape_save_tensors(), but saves records, in the given order: for files with a pickle of the
+ * caller's own. The file is the one that a writer given the same records would make. All names are
+ * checked before anything is created (-EEXIST: two are the same).
+ *
+ * `fetch` is called in the order of records and offsets, once for each byte; a large record comes
+ * in pieces. It is called on the calling thread.
+ */
+int ioshape_save_records(struct ioshape_context *context, const char *path,
+			 const struct ioshape_record *records, size_t count,
+			 const struct ioshape_save_options *options);
+
+/*
+ * The same in the background; what ioshape_save_tensors_async() says holds here, too. `fetch` is
+ * called on the calling thread, which then copies the other records, too, without help from others;
+ * it has brought everything by the time the call returns. With options->borrow it is called on the
+ * saving thread, until the save has ended.
+ */
+int ioshape_save_records_async(struct ioshape_context *context, const char *path,
+			       const struct ioshape_record *records, size_t count,
+			       const struct ioshape_save_options *options,
+			       struct ioshape_save **out);
+
 /* ---- Reading --------------------------------------------------------------------------------- */
 
 struct ioshape_reader;

@@ -160,6 +160,13 @@ struct ioshape_save_options {
 	uint32_t no_replace;
 	/* 1: return without waiting for stable storage. Still atomic for readers. */
 	uint32_t no_sync;
+	/*
+	 * 1, background saves only: nothing is copied; what is passed must stay valid and unchanged
+	 * until the save has ended. That is the memory the bytes lie in (`data`, `fetch_user`):
+	 * names, shapes, strides and metadata are copied all the same. Blocking saves borrow
+	 * anyway, and ignore it.
+	 */
+	uint32_t borrow;
 };
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
@@ -183,7 +190,8 @@ struct ioshape_save;
 /*
  * As ioshape_save_tensors(), but returns as soon as the tensors are copied into staging memory:
  * from then on everything passed may be changed or freed (`progress_user` excepted). The rest
- * happens on a thread of the library. A relative path means what it means at the call. Saves to the
+ * happens on a thread of the library. With options->borrow nothing is copied, and the call returns
+ * at once. A relative path means what it means at the call. Saves to the
  * same file take their places in the order of the calls.
  *
  * When earlier saves hold the staging memory the call waits for them, or returns -EAGAIN, as the
@@ -210,6 +218,14 @@ int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
 
 /* What the save did; -EINPROGRESS while it is under way. report->size must be set. Any thread. */
 int ioshape_save_report(struct ioshape_save *save, struct ioshape_report *report);
+
+/*
+ * How far a background save is: what it is doing, and how many bytes of how many. Any thread; any
+ * pointer may be NULL. 0, -EINVAL, -EPERM in a forked child. After the end: IOSHAPE_PHASE_DONE
+ * (also after a failure) with done as far as it came.
+ */
+int ioshape_save_progress(struct ioshape_save *save, enum ioshape_phase *phase,
+			  uint64_t *done_bytes, uint64_t *total_bytes);
 
 /* The sentence about the failure, valid until the save is freed; "" unless it ended and failed. */
 const char *ioshape_save_message(struct ioshape_save *save);

@@ -20,17 +20,58 @@ int ckpt_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
 	return -ret;
 }
 
+/* ---- How far it is --------------------------------------------------------------------------- */
+
+static void note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
+			  uint64_t total_bytes)
+{
+	pthread_mutex_lock(&save->lock);
+	/* Where staging and writing go on at the same time, writing is what is left. */
+	if (phase >= save->phase) {
+		/* The end is when everything has ended, not only the file. */
+		save->phase = MIN(phase, IOSHAPE_PHASE_COMMIT);
+		save->done_bytes = done_bytes;
+		save->total_bytes = total_bytes;
+	}
+	pthread_mutex_unlock(&save->lock);
+}
+
+int ckpt_track(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct ioshape_save *save = user;
+
+	note_progress(save, phase, done_bytes, total_bytes);
+	return save->progress ?
+		       save->progress(save->progress_user, phase, done_bytes, total_bytes) :
+		       0;
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+static int write_file(struct ioshape_save *save, struct ioshape_report *report,
+		      struct base_error *error)
+{
+	struct ckpt_direct direct = { .plan = &save->plan };
+	const struct ckpt_source staged = { ckpt_stage_next, save };
+	const struct ckpt_source borrowed = { ckpt_direct_next, &direct };
+	int ret;
+
+	note_progress(save, IOSHAPE_PHASE_PLAN, 0, save->plan.expected_bytes);
+	ret = ckpt_save(save->context, save->path, &save->plan, save->borrow ? &borrowed : &staged,
+			&save->file_options, &save->turn, report, error);
+	free(direct.scratch);
+	return ret;
+}
+
 static void *run_save(void *argument)
 {
 	struct ioshape_save *save = argument;
-	const struct ckpt_source source = { ckpt_stage_next, save };
 	struct ioshape_report report = { .size = sizeof(report) };
 	struct base_error error = { 0 };
 	bool copying;
 	int ret;
 
-	ret = ckpt_save(save->context, save->path, &save->plan, &source, &save->file_options,
-			&save->abort, &save->turn, &report, &error);
+	ret = write_file(save, &report, &error);
 	if (ret)
 		base_log(&save->context->log,
 			 atomic_load(&save->abort) ? IOSHAPE_LOG_INFO : IOSHAPE_LOG_ERROR, "%s",
@@ -51,6 +92,7 @@ static void *run_save(void *argument)
 	save->report = report;
 	save->result = ret;
 	save->error = error;
+	save->phase = IOSHAPE_PHASE_DONE;
 	save->done = true;
 	pthread_cond_broadcast(&save->change);
 	pthread_mutex_unlock(&save->lock);
@@ -63,60 +105,67 @@ void ckpt_free_save(struct ioshape_save *save)
 {
 	ckpt_plan_free(&save->plan);
 	free(save->chunks);
-	free(save->starts);
 	free(save->path);
 	pthread_cond_destroy(&save->change);
 	pthread_mutex_destroy(&save->lock);
 	free(save);
 }
 
-static int make_save(struct ioshape_save **out, struct ioshape_context *context, const char *path,
-		     const struct ioshape_tensor *tensors, size_t count,
-		     const struct ioshape_save_options *options, struct base_error *error)
+static struct ioshape_save *new_save(struct ioshape_context *context,
+				     const struct ioshape_save_options *options)
 {
 	struct ioshape_save *save = calloc(1, sizeof(*save));
 	pthread_condattr_t attributes;
-	uint64_t start = 0;
-	int ret;
 
 	if (!save)
-		return base_no_memory(error, "a save", sizeof(*save));
+		return NULL;
 	save->owner = context->owner;
 	save->context = context;
 	save->joined = true;
 	save->report.size = sizeof(save->report);
-	save->file_options = (struct ckpt_file_options){
-		.progress = options->progress,
-		.progress_user = options->progress_user,
-		.no_replace = options->no_replace,
-		.no_sync = options->no_sync,
-	};
+	save->borrow = options->borrow;
+	save->progress = options->progress;
+	save->progress_user = options->progress_user;
+	save->file_options = ckpt_file_options(options);
+	save->file_options.progress = ckpt_track;
+	save->file_options.progress_user = save;
+	save->file_options.abort = &save->abort;
 	pthread_mutex_init(&save->lock, NULL);
 	pthread_condattr_init(&attributes);
 	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
 	pthread_cond_init(&save->change, &attributes);
 	pthread_condattr_destroy(&attributes);
 	save->begin_ns = base_now_ns();
+	return save;
+}
+
+static int make_save(struct ioshape_save **out, struct ioshape_context *context, const char *path,
+		     const struct ckpt_payload *payload, const struct ioshape_save_options *options,
+		     struct base_error *error)
+{
+	struct ioshape_save *save = new_save(context, options);
+	int ret;
+
+	if (!save)
+		return base_no_memory(error, "a save", sizeof(*save));
 	/* The thread must not depend on where the application changes its directory to. */
 	ret = ckpt_absolute_path(path, &save->path, error);
 	if (!ret)
-		ret = ckpt_plan_make(&save->plan, tensors, count, options->metadata, error);
+		ret = ckpt_plan_make(&save->plan, save->path, payload, options->metadata, error);
 	if (ret)
 		goto fail;
 	save->report.plan_s = base_seconds(base_now_ns() - save->begin_ns);
-	save->chunk_count = ckpt_chunks_for(save->plan.tensor_bytes);
+	if (save->borrow) {
+		note_progress(save, IOSHAPE_PHASE_PLAN, 0, save->plan.expected_bytes);
+	} else {
+		note_progress(save, IOSHAPE_PHASE_STAGE, 0, save->plan.payload_bytes);
+		save->chunk_count = ckpt_chunks_for(save->plan.payload_bytes);
+	}
 	save->chunks = calloc(MAX(save->chunk_count, 1), sizeof(struct ckpt_chunk *));
-	save->starts = calloc(count + 1, sizeof(*save->starts));
-	if (!save->chunks || !save->starts) {
-		ret = base_no_memory(error, "staging",
-				     (save->chunk_count + count) * sizeof(uint64_t));
+	if (!save->chunks) {
+		ret = base_no_memory(error, "staging", save->chunk_count * sizeof(*save->chunks));
 		goto fail;
 	}
-	for (size_t i = 0; i < count; i++) {
-		save->starts[i] = start;
-		start += save->plan.layouts[i].bytes;
-	}
-	save->starts[count] = start;
 	*out = save;
 	return 0;
 fail:
@@ -152,7 +201,7 @@ static int abandon(struct ioshape_save *save, int ret)
 	return ret;
 }
 
-/* Stages, and leaves the rest to the thread. On failure only the save's own memory is left of it.
+/* Copies, and leaves the rest to the thread. On failure only the save's own memory is left of it.
  */
 static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error *error)
 {
@@ -184,47 +233,58 @@ static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error
 	return 0;
 }
 
+/* The save has its turn from here on. */
+static int begin(struct ioshape_save *save, struct base_error *error)
+{
+	struct ioshape_context *context = save->context;
+	uint64_t begin_ns = base_now_ns();
+	int ret;
+
+	save->admitted = MIN(save->chunk_count, context->pool.limit);
+	if (!save->borrow) {
+		ret = ckpt_pool_admit(&context->pool, save->admitted,
+				      context->staging_full == IOSHAPE_STAGING_REFUSE, error);
+		if (ret)
+			return ret;
+	}
+	ret = ckpt_turn_begin(context, &save->turn, save->path, error);
+	if (ret) {
+		ckpt_pool_leave(&context->pool, save->admitted);
+		return ret;
+	}
+	if (!save->borrow)
+		return stage(save, begin_ns, error);
+	ret = start_writing(save, error);
+	return ret ? abandon(save, ret) : 0;
+}
+
 static int save_async(struct ioshape_context *context, const char *path,
-		      const struct ioshape_tensor *tensors, size_t count,
+		      const struct ckpt_payload *payload,
 		      const struct ioshape_save_options *options, struct ioshape_save **out,
 		      struct base_error *error)
 {
 	struct ioshape_save *save = NULL;
-	uint64_t begin_ns;
 	int ret;
 
-	ret = make_save(&save, context, path, tensors, count, options, error);
+	ret = make_save(&save, context, path, payload, options, error);
 	if (ret)
 		return ret;
-	begin_ns = base_now_ns();
-	save->admitted = MIN(save->chunk_count, context->pool.limit);
-	ret = ckpt_pool_admit(&context->pool, save->admitted,
-			      context->staging_full == IOSHAPE_STAGING_REFUSE, error);
-	if (ret)
-		goto fail;
-	ret = ckpt_turn_begin(context, &save->turn, save->path, error);
+	ret = begin(save, error);
 	if (ret) {
-		ckpt_pool_leave(&context->pool, save->admitted);
-		goto fail;
+		ckpt_free_save(save);
+		return ret;
 	}
-	ret = stage(save, begin_ns, error);
-	if (ret)
-		goto fail;
 	pthread_mutex_lock(&context->lock);
 	save->next = context->background;
 	context->background = save;
 	pthread_mutex_unlock(&context->lock);
 	*out = save;
 	return 0;
-fail:
-	ckpt_free_save(save);
-	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_save_tensors_async(struct ioshape_context *context, const char *path,
-					      const struct ioshape_tensor *tensors, size_t count,
-					      const struct ioshape_save_options *given,
-					      struct ioshape_save **out)
+static int begin_in_background(struct ioshape_context *context, const char *path,
+			       const struct ckpt_payload *payload,
+			       const struct ioshape_save_options *given, struct ioshape_save **out)
 {
 	struct ioshape_save_options options;
 	struct base_error error = { 0 };
@@ -244,6 +304,26 @@ IOSHAPE_EXPORT int ioshape_save_tensors_async(struct ioshape_context *context, c
 				"an asynchronous save cannot fill options.report; ask "
 				"ioshape_save_report() when it is done");
 	if (!ret)
-		ret = save_async(context, path, tensors, count, &options, out, &error);
+		ret = save_async(context, path, payload, &options, out, &error);
 	return ckpt_leave(context, ret, &error);
+}
+
+IOSHAPE_EXPORT int ioshape_save_tensors_async(struct ioshape_context *context, const char *path,
+					      const struct ioshape_tensor *tensors, size_t count,
+					      const struct ioshape_save_options *options,
+					      struct ioshape_save **out)
+{
+	const struct ckpt_payload payload = { .tensors = tensors, .count = count };
+
+	return begin_in_background(context, path, &payload, options, out);
+}
+
+IOSHAPE_EXPORT int ioshape_save_records_async(struct ioshape_context *context, const char *path,
+					      const struct ioshape_record *records, size_t count,
+					      const struct ioshape_save_options *options,
+					      struct ioshape_save **out)
+{
+	const struct ckpt_payload payload = { .raw = true, .records = records, .count = count };
+
+	return begin_in_background(context, path, &payload, options, out);
 }

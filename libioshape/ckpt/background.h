@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Inside the ckpt floor: a save in the background. The caller's thread, helped by others, copies
- * the tensors into chunks of staging memory, which hold their records' bytes one after the other; a
+ * the payload into chunks of staging memory, which hold the records' bytes one after the other; a
  * thread of the save's own writes them from there. If all chunks can be held at once writing begins
  * when copying is over, so that the two do not fight for memory bandwidth while training waits.
  * Otherwise they go round: the writer hands back what it has written, and the copying goes on with
- * that.
+ * that. A save that borrows stages nothing: its thread reads the caller's memory.
  */
 #ifndef CKPT_BACKGROUND_H
 #define CKPT_BACKGROUND_H
@@ -18,7 +18,10 @@ struct ioshape_save {
 	struct ioshape_save *next; /* in context->background, under the context's lock */
 	char *path;
 	struct ckpt_plan plan;
-	struct ckpt_file_options file_options;
+	struct ring_file_options file_options;
+	ioshape_progress_fn progress; /* the caller's; may be NULL */
+	void *progress_user;
+	bool borrow;
 	struct ckpt_turn turn;
 	uint64_t begin_ns;
 	bool joined; /* the thread has been waited for, or never ran */
@@ -26,7 +29,6 @@ struct ioshape_save {
 	atomic_bool abort;
 
 	/* Staging. */
-	uint64_t *starts; /* of each tensor in the staged bytes; one more for the end */
 	struct ckpt_chunk *
 		*chunks; /* by position; NULL before it is filled and after it was written */
 	size_t chunk_count;
@@ -39,9 +41,11 @@ struct ioshape_save {
 	size_t next_to_fill;
 	size_t held; /* chunks in our hands */
 	bool copying;
-	bool failed;  /* copying ended early */
-	bool written; /* writing has ended, well or not */
-	bool done;    /* and so has everything else */
+	bool failed;              /* copying ended early */
+	bool written;             /* writing has ended, well or not */
+	bool done;                /* and so has everything else */
+	enum ioshape_phase phase; /* only ever later ones */
+	uint64_t done_bytes, total_bytes;
 	int result;
 	struct ioshape_report report;
 	struct base_error error;
@@ -49,7 +53,7 @@ struct ioshape_save {
 
 /* ---- Staging (stage.c) ----------------------------------------------------------------------- */
 
-/* Copies all tensors into chunks; returns early if somebody sets `failed`, or the writer ends. */
+/* Copies the payload into chunks; returns early if somebody sets `failed`, or the writer ends. */
 void ckpt_stage_copy(struct ioshape_save *save);
 
 /* Tells the progress callback how far copying is. -ECANCELED if it wants to stop. */
@@ -57,7 +61,7 @@ int ckpt_stage_tell(struct ioshape_save *save, struct base_error *error);
 
 /* A ckpt_source: hands out the staged bytes in order, and hands chunks back that lie behind them.
  */
-int ckpt_stage_next(void *user, size_t tensor, uint64_t offset, const void **data, size_t *bytes,
+int ckpt_stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
 
 /* Nobody copies or writes any more: what is still held, and the rest of the promise, goes back. */
@@ -68,6 +72,9 @@ void ckpt_stage_release(struct ioshape_save *save);
 /* pthread_create, without the application's signals, which are for its own threads. 0 or negative.
  */
 int ckpt_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+
+/* An ioshape_progress_fn for all that a save does: notes how far it is, and tells the caller's. */
+int ckpt_track(void *save, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes);
 
 /* Waits for the save's thread, if it was started. */
 void ckpt_join(struct ioshape_save *save);

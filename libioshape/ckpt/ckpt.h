@@ -117,34 +117,60 @@ int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn,
 		   struct base_error *error);
 void ckpt_turn_end(struct ioshape_context *context, struct ckpt_turn *turn);
 
-/* ---- Plans (plan.c): everything about a save but the tensors' bytes -------------------------- */
+/* ---- Plans (plan*.c): everything about a save but the bytes ---------------------------------- */
+
+/* What a caller wants to be saved, borrowed: tensors, or records with a pickle of its own. */
+struct ckpt_payload {
+	bool raw; /* records */
+	const struct ioshape_tensor *tensors;
+	const struct ioshape_record *records;
+	size_t count;
+};
+
+/* A record to be written, and where its bytes are to be had. */
+struct ckpt_record {
+	const char *name; /* the plan's own */
+	uint64_t bytes;
+	uint64_t start;   /* in the payload: what is staged, one record behind the other */
+	const void *data; /* where it lies as it is saved, unless one of the next two is set */
+	const struct ioshape_tensor *packed; /* must be packed row-major */
+	ioshape_fetch_fn fetch;
+	void *fetch_user;
+	uint32_t alignment; /* 0: by size */
+};
 
 struct ckpt_plan {
-	struct ioshape_tensor
-		*tensors; /* copies: only `data` is still the caller's, and it is not kept longer */
-	struct zip_layout *layouts;  /* how each goes into its record, "data/<i>" */
-	struct zip_tensor_row *rows; /* for the index */
+	const char *path; /* for messages; borrowed */
+	struct ckpt_record *records;
 	size_t count;
-	struct base_buffer pickle; /* data.pkl */
-	struct ioshape_metadata metadata;
-	uint64_t tensor_bytes;   /* sum of the records of the tensors */
+	size_t own; /* of the first records, whose bytes are the plan's; the rest is the payload */
+	bool fetches;            /* some record is brought by a function of the caller's */
+	uint64_t payload_bytes;  /* sum of the records of the payload */
 	uint64_t expected_bytes; /* of the file, the index not counted */
+	struct zip_index index;  /* table and metadata */
 	void *memory;            /* names, shapes and strides of the copies */
 	void *metadata_memory;
+	/* Of tensors only. */
+	struct ioshape_tensor *tensors; /* copies: only `data` is still the caller's */
+	struct zip_layout *layouts;
+	struct zip_tensor_row *rows;
+	struct base_buffer pickle; /* data.pkl */
 };
 
 /*
- * Checks everything and copies it: afterwards only the tensors' data is still the caller's.
- * -EINVAL or IOSHAPE_E_LIMIT for bad arguments.
+ * Checks everything and copies it: afterwards only the payload's bytes are still the caller's, and
+ * the path. -EINVAL, -EEXIST or IOSHAPE_E_LIMIT for bad arguments.
  */
-int ckpt_plan_make(struct ckpt_plan *plan, const struct ioshape_tensor *tensors, size_t count,
+int ckpt_plan_make(struct ckpt_plan *plan, const char *path, const struct ckpt_payload *payload,
 		   const struct ioshape_metadata *metadata, struct base_error *error);
 void ckpt_plan_free(struct ckpt_plan *plan);
 
-/* Copies bytes [offset, offset + bytes) of a tensor's record, packed if need be, from the caller's
- * data. */
-void ckpt_plan_copy(const struct ckpt_plan *plan, size_t tensor, uint64_t offset, void *into,
-		    size_t bytes);
+/*
+ * Copies bytes [offset, offset + bytes) of a record from the caller's memory, packed if need be, or
+ * has them fetched: only that can fail.
+ */
+int ckpt_plan_copy(const struct ckpt_plan *plan, size_t record, uint64_t offset, void *into,
+		   size_t bytes, struct base_error *error);
 
 /*
  * Checks metadata given by a caller (NULL: none) and copies it, with all it points to, into one
@@ -155,28 +181,35 @@ int ckpt_take_metadata(struct ioshape_metadata *into, void **memory,
 
 /* ---- Saving (save.c) ------------------------------------------------------------------------- */
 
-struct ckpt_file_options {
-	ioshape_progress_fn progress;
-	void *progress_user;
-	bool no_replace, no_sync;
-};
-
-/* Where the bytes of the tensors come from. */
+/* Where the bytes of the payload come from. */
 struct ckpt_source {
 	/*
-	 * The next run of bytes of tensor `tensor` from `offset` on: at least one, at most *bytes.
-	 * It stays valid until the next call.
+	 * The next run of bytes of a record from `offset` on: at least one, at most *bytes. It
+	 * stays valid until the next call.
 	 */
-	int (*next)(void *user, size_t tensor, uint64_t offset, const void **data, size_t *bytes,
+	int (*next)(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
 	void *user;
 };
 
-/* One save, from the lane to the report, on the calling thread. The turn has begun. */
+/* A source: the caller's own memory. Zero all but the plan. */
+struct ckpt_direct {
+	const struct ckpt_plan *plan;
+	uint8_t *scratch; /* for what does not lie as it is saved; made at need, to be freed */
+};
+int ckpt_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
+		     struct base_error *error);
+
+/* What the caller's options say about the file. */
+struct ring_file_options ckpt_file_options(const struct ioshape_save_options *options);
+
+/*
+ * One save, from the lane to the report, on the calling thread. The turn has begun. Of the options
+ * what follows from plan and turn is filled in here.
+ */
 int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,
-	      const struct ckpt_source *source, const struct ckpt_file_options *options,
-	      const atomic_bool *abort, struct ckpt_turn *turn, struct ioshape_report *report,
-	      struct base_error *error);
+	      const struct ckpt_source *source, const struct ring_file_options *options,
+	      struct ckpt_turn *turn, struct ioshape_report *report, struct base_error *error);
 
 /* Ends what is in the background, without a trace, and lets go of its handles. For the end of a
  * context. */

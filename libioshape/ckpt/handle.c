@@ -83,6 +83,27 @@ IOSHAPE_EXPORT int ioshape_save_report(struct ioshape_save *save, struct ioshape
 	return ret;
 }
 
+IOSHAPE_EXPORT int ioshape_save_progress(struct ioshape_save *save, enum ioshape_phase *phase,
+					 uint64_t *done_bytes, uint64_t *total_bytes)
+{
+	if (!save)
+		return -EINVAL;
+	if (!is_ours(save))
+		return -EPERM;
+	pthread_mutex_lock(&save->lock);
+	if (phase)
+		*phase = save->phase;
+	/* Threads that help to copy tell nobody how far they are. */
+	if (done_bytes)
+		*done_bytes = save->phase == IOSHAPE_PHASE_STAGE ?
+				      atomic_load(&save->staged_bytes) :
+				      save->done_bytes;
+	if (total_bytes)
+		*total_bytes = save->total_bytes;
+	pthread_mutex_unlock(&save->lock);
+	return 0;
+}
+
 IOSHAPE_EXPORT const char *ioshape_save_message(struct ioshape_save *save)
 {
 	return save && ioshape_save_poll(save) == 1 ? save->error.text : "";

@@ -1,66 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ckpt/ckpt.h"
+#include "ckpt/plan.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* "data/" and the digits of a 64-bit number, "archive/" not counted. */
-#define RECORD_NAME_BYTES 32
-
-/*
- * Names and shapes of all tensors together. The index holds them, too, and has a limit of its own,
- * which would be found out only when everything is written.
- */
-#define MAX_COPY_BYTES (ZIP_MAX_INDEX_BYTES / 2)
-
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* Memory that was counted first and is then handed out piece by piece. */
-struct arena {
-	uint8_t *next;
-};
-
-static void *hand_out(struct arena *arena, const void *from, size_t bytes)
+void *ckpt_hand_out(struct ckpt_arena *arena, const void *from, size_t bytes)
 {
 	void *memory = arena->next;
 
 	if (from && bytes)
 		memcpy(memory, from, bytes);
-	arena->next += base_round_up(bytes, sizeof(uint64_t));
+	arena->next += ckpt_room_for(bytes);
 	return memory;
 }
 
-static size_t room_for(size_t bytes)
+int ckpt_count_copy(size_t *copy_bytes, size_t more, const char *what, struct base_error *error)
 {
-	return base_round_up(bytes, sizeof(uint64_t));
+	*copy_bytes += more;
+	if (*copy_bytes <= CKPT_MAX_COPY_BYTES)
+		return 0;
+	return base_fail(error, IOSHAPE_E_LIMIT,
+			 "the %s take more than %llu bytes; shorten the names or save fewer in one "
+			 "file",
+			 what, CKPT_MAX_COPY_BYTES);
+}
+
+int ckpt_plan_room(struct ckpt_plan *plan, size_t count, size_t copy_bytes,
+		   struct ckpt_arena *arena, struct base_error *error)
+{
+	plan->records = calloc(MAX(count, 1), sizeof(*plan->records));
+	plan->memory = arena->next = malloc(MAX(copy_bytes, 1));
+	if (!plan->records || !plan->memory)
+		return base_no_memory(error, "a plan", copy_bytes + count * sizeof(*plan->records));
+	plan->count = count;
+	return 0;
 }
 
 static int copy_metadata(struct ioshape_metadata *into, void **memory,
 			 const struct ioshape_metadata *from, struct base_error *error)
 {
 	struct ioshape_attribute *attributes;
-	struct arena arena;
+	struct ckpt_arena arena;
 	size_t bytes;
 
-	bytes = room_for(from->attribute_count * sizeof(*attributes)) + room_for(from->blob_bytes);
+	bytes = ckpt_room_for(from->attribute_count * sizeof(*attributes)) +
+		ckpt_room_for(from->blob_bytes);
 	for (size_t i = 0; i < from->attribute_count; i++)
-		bytes += room_for(strlen(from->attributes[i].name) + 1) +
-			 room_for(strlen(from->attributes[i].value) + 1);
+		bytes += ckpt_room_for(strlen(from->attributes[i].name) + 1) +
+			 ckpt_room_for(strlen(from->attributes[i].value) + 1);
 	*memory = arena.next = malloc(MAX(bytes, 1));
 	if (!*memory)
 		return base_no_memory(error, "metadata", bytes);
-	attributes = hand_out(&arena, NULL, from->attribute_count * sizeof(*attributes));
+	attributes = ckpt_hand_out(&arena, NULL, from->attribute_count * sizeof(*attributes));
 	for (size_t i = 0; i < from->attribute_count; i++) {
 		const struct ioshape_attribute *attribute = &from->attributes[i];
 
-		attributes[i].name = hand_out(&arena, attribute->name, strlen(attribute->name) + 1);
+		attributes[i].name =
+			ckpt_hand_out(&arena, attribute->name, strlen(attribute->name) + 1);
 		attributes[i].value =
-			hand_out(&arena, attribute->value, strlen(attribute->value) + 1);
+			ckpt_hand_out(&arena, attribute->value, strlen(attribute->value) + 1);
 	}
 	*into = *from;
-	into->blob = hand_out(&arena, from->blob, from->blob_bytes);
+	into->blob = ckpt_hand_out(&arena, from->blob, from->blob_bytes);
 	into->attributes = attributes;
 	return 0;
 }
@@ -78,149 +82,93 @@ int ckpt_take_metadata(struct ioshape_metadata *into, void **memory,
 	return ret ? ret : copy_metadata(into, memory, &given, error);
 }
 
-/* ---- Checks ---------------------------------------------------------------------------------- */
+/* ---- The plan -------------------------------------------------------------------------------- */
 
-/* Every tensor by itself. Their layouts' strides are written to scratch: this pass only checks. */
-static int check_tensors(const struct ioshape_tensor *tensors, size_t count, size_t *copy_bytes,
-			 struct base_error *error)
+static const char *kind_of(const struct ckpt_payload *payload)
 {
-	int64_t strides[IOSHAPE_MAX_DIMS];
-	struct zip_layout layout = { .strides = strides };
-	int ret = 0;
-
-	*copy_bytes = 0;
-	for (size_t i = 0; !ret && i < count; i++) {
-		ret = zip_layout_tensor(&tensors[i], &layout, error);
-		if (!ret)
-			*copy_bytes += room_for(strlen(tensors[i].name) + 1) +
-				       3 * tensors[i].dims * sizeof(int64_t);
-		if (!ret && *copy_bytes > MAX_COPY_BYTES)
-			ret = base_fail(
-				error, IOSHAPE_E_LIMIT,
-				"the names and shapes of the tensors take more than %llu bytes; "
-				"shorten the names or save fewer in one file",
-				MAX_COPY_BYTES);
-	}
-	return ret;
+	return payload->raw ? "records" : "tensors";
 }
 
-static int check_unique(const struct ioshape_tensor *tensors, size_t count,
-			struct base_error *error)
+int ckpt_check_unique(const struct ckpt_plan *plan, const struct ckpt_payload *payload,
+		      ckpt_name_fn name, int code, struct base_error *error)
 {
 	struct zip_names *names;
 	int ret;
 
-	ret = zip_names_new(&names, count);
-	for (size_t i = 0; !ret && i < count; i++) {
-		ret = zip_names_add(names, tensors[i].name, strlen(tensors[i].name), i);
-		if (ret == -EEXIST) {
-			ret = base_fail(
-				error, -EINVAL,
-				"two tensors are called \"%s\"; names must be unique in a file",
-				tensors[i].name);
-			zip_names_free(names);
-			return ret;
-		}
-	}
+	ret = zip_names_new(&names, payload->count);
 	if (ret)
-		return base_no_memory(error, "names of tensors", count);
+		return base_no_memory(error, "names", payload->count);
+	for (size_t i = 0; !ret && i < payload->count; i++) {
+		const char *one = name(payload, i);
+
+		ret = zip_names_add(names, one, strlen(one), i);
+		if (ret == -EEXIST)
+			ret = base_fail(
+				error, code,
+				"cannot save to %s: two %s are called \"%s\"; names must be "
+				"unique in a file",
+				plan->path, kind_of(payload), ZIP_SHOWN(one));
+		else if (ret)
+			base_no_memory(error, "names", payload->count);
+	}
 	zip_names_free(names);
-	return 0;
+	return ret;
 }
 
-/* ---- The plan -------------------------------------------------------------------------------- */
-
-static void copy_tensor(struct ckpt_plan *plan, size_t i, const struct ioshape_tensor *from,
-			struct arena *arena)
+/*
+ * Where each record will lie: what the file will hold, to the byte but for the index, whose size
+ * nobody needs beforehand. Bounds the sum of the records, too.
+ */
+static int place_records(struct ckpt_plan *plan, struct base_error *error)
 {
-	size_t bytes = from->dims * sizeof(int64_t);
-	struct ioshape_tensor *to = &plan->tensors[i];
-
-	*to = *from;
-	to->name = hand_out(arena, from->name, strlen(from->name) + 1);
-	to->shape = hand_out(arena, from->shape, bytes);
-	to->strides = hand_out(arena, from->strides, bytes);
-	if (!from->strides)
-		to->strides = NULL;
-	plan->layouts[i].strides = hand_out(arena, NULL, bytes);
-	zip_layout_tensor(to, &plan->layouts[i], NULL); /* has succeeded before */
-	plan->tensor_bytes += plan->layouts[i].bytes;
-}
-
-static int copy_tensors(struct ckpt_plan *plan, const struct ioshape_tensor *tensors, size_t count,
-			size_t copy_bytes, struct base_error *error)
-{
-	struct arena arena;
-
-	plan->tensors = calloc(MAX(count, 1), sizeof(*plan->tensors));
-	plan->layouts = calloc(MAX(count, 1), sizeof(*plan->layouts));
-	plan->rows = calloc(MAX(count, 1), sizeof(*plan->rows));
-	plan->memory = arena.next = malloc(MAX(copy_bytes, 1));
-	if (!plan->tensors || !plan->layouts || !plan->rows || !plan->memory)
-		return base_no_memory(error, "a plan", copy_bytes + count * sizeof(*plan->tensors));
-	plan->count = count;
-	for (size_t i = 0; i < count; i++)
-		copy_tensor(plan, i, &tensors[i], &arena);
-	return 0;
-}
-
-/* What the file will hold, to the byte but for the index, whose size nobody needs beforehand. */
-static int expect(struct ckpt_plan *plan, struct base_error *error)
-{
-	char name[RECORD_NAME_BYTES];
-	struct zip_place place;
 	uint64_t cursor = 0;
-	int ret;
+	int ret = 0;
 
-	ret = zip_place_record(0, strlen(ZIP_FOLDER "data.pkl"), plan->pickle.bytes,
-			       ZIP_SMALL_ALIGNMENT, &place);
 	for (size_t i = 0; !ret && i < plan->count; i++) {
-		uint64_t bytes = plan->layouts[i].bytes;
+		struct ckpt_record *record = &plan->records[i];
+		struct zip_place place;
 
+		ret = zip_place_record(cursor, strlen(ZIP_FOLDER) + strlen(record->name),
+				       record->bytes,
+				       record->alignment ? record->alignment :
+							   zip_default_alignment(record->bytes),
+				       &place);
 		cursor = place.end;
-		ret = zip_place_record(
-			cursor, (size_t)snprintf(name, sizeof(name), ZIP_FOLDER "data/%zu", i),
-			bytes, zip_default_alignment(bytes), &place);
+		record->start = plan->payload_bytes;
+		if (!ret && i >= plan->own)
+			plan->payload_bytes += record->bytes;
 	}
 	if (ret)
 		return base_fail(error, ret,
-				 "the tensors are too large for one file; save fewer in it");
-	plan->expected_bytes = place.end;
+				 "what is to be saved to %s is too large for one file; save less "
+				 "in it",
+				 plan->path);
+	plan->expected_bytes = cursor;
 	return 0;
 }
 
-int ckpt_plan_make(struct ckpt_plan *plan, const struct ioshape_tensor *tensors, size_t count,
+int ckpt_plan_make(struct ckpt_plan *plan, const char *path, const struct ckpt_payload *payload,
 		   const struct ioshape_metadata *metadata, struct base_error *error)
 {
-	size_t copy_bytes;
+	/* One place is kept for the index. */
+	size_t most = payload->raw ? ZIP_MAX_RECORDS - 1 : IOSHAPE_MAX_TENSORS;
+	bool given = payload->raw ? payload->records != NULL : payload->tensors != NULL;
 	int ret;
 
 	memset(plan, 0, sizeof(*plan));
-	if (count && !tensors)
-		return base_fail(error, -EINVAL, "%zu tensors were announced, but none given",
-				 count);
-	if (count > IOSHAPE_MAX_TENSORS)
-		return base_fail(error, IOSHAPE_E_LIMIT, "%zu tensors in one file; at most %u fit",
-				 count, IOSHAPE_MAX_TENSORS);
-	ret = ckpt_take_metadata(&plan->metadata, &plan->metadata_memory, metadata, error);
+	plan->path = path;
+	if (payload->count && !given)
+		return base_fail(error, -EINVAL, "%zu %s were announced, but none given",
+				 payload->count, kind_of(payload));
+	if (payload->count > most)
+		return base_fail(error, IOSHAPE_E_LIMIT, "%zu %s in one file; at most %zu fit",
+				 payload->count, kind_of(payload), most);
+	ret = ckpt_take_metadata(&plan->index.metadata, &plan->metadata_memory, metadata, error);
 	if (!ret)
-		ret = check_tensors(tensors, count, &copy_bytes, error);
+		ret = payload->raw ? ckpt_plan_records(plan, payload, error) :
+				     ckpt_plan_tensors(plan, payload, error);
 	if (!ret)
-		ret = check_unique(tensors, count, error);
-	if (!ret)
-		ret = copy_tensors(plan, tensors, count, copy_bytes, error);
-	if (!ret && zip_pickle_tensors(&plan->pickle, plan->tensors, plan->layouts, count))
-		ret = base_no_memory(error, "the pickle", count * 128);
-	if (!ret)
-		ret = expect(plan, error);
-	for (size_t i = 0; !ret && i < count; i++)
-		plan->rows[i] = (struct zip_tensor_row){
-			.name = plan->tensors[i].name,
-			.dtype = plan->tensors[i].dtype,
-			.dims = plan->tensors[i].dims,
-			.shape = plan->tensors[i].shape,
-			.strides = plan->layouts[i].strides,
-		};
+		ret = place_records(plan, error);
 	if (ret)
 		ckpt_plan_free(plan);
 	return ret;
@@ -234,18 +182,37 @@ void ckpt_plan_free(struct ckpt_plan *plan)
 	free(plan->rows);
 	free(plan->layouts);
 	free(plan->tensors);
+	free(plan->records);
 	memset(plan, 0, sizeof(*plan));
 }
 
-void ckpt_plan_copy(const struct ckpt_plan *plan, size_t tensor, uint64_t offset, void *into,
-		    size_t bytes)
+/* ---- Bytes ----------------------------------------------------------------------------------- */
+
+static int fetch(const struct ckpt_plan *plan, const struct ckpt_record *record, uint64_t offset,
+		 void *into, size_t bytes, struct base_error *error)
 {
-	const struct ioshape_tensor *from = &plan->tensors[tensor];
+	int ret = record->fetch(record->fetch_user, offset, into, bytes);
+
+	if (!ret)
+		return 0;
+	return base_fail(error, ret < 0 && ret > -4096 ? ret : -EIO,
+			 "cannot save to %s: fetching record \"%s\" at offset %llu answered %d",
+			 plan->path, ZIP_SHOWN(record->name), (unsigned long long)offset, ret);
+}
+
+int ckpt_plan_copy(const struct ckpt_plan *plan, size_t i, uint64_t offset, void *into,
+		   size_t bytes, struct base_error *error)
+{
+	const struct ckpt_record *record = &plan->records[i];
 
 	if (!bytes)
-		return; /* a tensor without elements may have no data to point into */
-	if (plan->layouts[tensor].as_it_lies)
-		memcpy(into, (const char *)from->data + offset, bytes);
+		return 0; /* a record without bytes may have no data to point into */
+	if (record->fetch)
+		return fetch(plan, record, offset, into, bytes, error);
+	if (record->packed)
+		zip_pack(record->packed, ioshape_dtype_bytes(record->packed->dtype), offset, into,
+			 bytes);
 	else
-		zip_pack(from, ioshape_dtype_bytes(from->dtype), offset, into, bytes);
+		memcpy(into, (const char *)record->data + offset, bytes);
+	return 0;
 }

@@ -10,74 +10,39 @@
 /* Tensors that do not lie as they are saved are packed in pieces of this size. */
 #define PACK_BYTES (256 * KIB)
 
-/* torch's version of the container, and the byte order of the tensors. */
-#define VERSION_TEXT "3\n"
-#define BYTE_ORDER_TEXT (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "little" : "big")
-
-/* data.pkl, byteorder, version: tensor i is record i + 3. */
-#define RECORDS_BEFORE_TENSORS 3u
+/* The caller's function is asked for so much at a time: each call to a device costs its latency. */
+#define FETCH_BYTES (4 * MIB)
 
 /* ---- The file -------------------------------------------------------------------------------- */
 
-static int write_record(struct zip_writer *zip, const char *name, const void *data, size_t bytes,
-			struct base_error *error)
-{
-	int ret;
-
-	ret = zip_writer_begin(zip, name, bytes, 0, error);
-	if (!ret)
-		ret = zip_writer_put(zip, data, bytes, error);
-	if (!ret)
-		ret = zip_writer_end(zip, error);
-	return ret;
-}
-
-static int write_tensor(struct zip_writer *zip, const struct ckpt_plan *plan, size_t tensor,
+static int write_record(struct zip_writer *zip, const struct ckpt_plan *plan, size_t i,
 			const struct ckpt_source *source, struct base_error *error)
 {
-	uint64_t bytes = plan->layouts[tensor].bytes, done = 0;
-	const void *data;
-	char name[32];
+	const struct ckpt_record *record = &plan->records[i];
+	const void *data = record->data;
 	size_t run;
+	uint64_t done;
 	int ret;
 
-	snprintf(name, sizeof(name), "data/%zu", tensor);
-	ret = zip_writer_begin(zip, name, bytes, 0, error);
-	for (; !ret && done < bytes; done += run) {
-		run = bytes - done;
-		ret = source->next(source->user, tensor, done, &data, &run, error);
+	ret = zip_writer_begin(zip, record->name, record->bytes, record->alignment, error);
+	for (done = 0; !ret && done < record->bytes; done += run) {
+		run = record->bytes - done;
+		if (i >= plan->own)
+			ret = source->next(source->user, i, done, &data, &run, error);
 		if (!ret)
 			ret = zip_writer_put(zip, data, run, error);
 	}
-	if (!ret)
-		ret = zip_writer_end(zip, error);
-	return ret;
+	return ret ? ret : zip_writer_end(zip, error);
 }
 
 static int write_file(struct zip_writer *zip, const struct ckpt_plan *plan,
 		      const struct ckpt_source *source, struct base_error *error)
 {
-	const struct zip_index index = {
-		.has_table = true,
-		.tensor_count = plan->count,
-		.tensors = plan->rows,
-		.metadata = plan->metadata,
-	};
-	int ret;
+	int ret = 0;
 
-	ret = write_record(zip, "data.pkl", plan->pickle.data, plan->pickle.bytes, error);
-	if (!ret)
-		ret = write_record(zip, "byteorder", BYTE_ORDER_TEXT, strlen(BYTE_ORDER_TEXT),
-				   error);
-	if (!ret)
-		ret = write_record(zip, "version", VERSION_TEXT, strlen(VERSION_TEXT), error);
-	for (size_t i = 0; !ret && i < plan->count; i++) {
-		plan->rows[i].record = RECORDS_BEFORE_TENSORS + i;
-		ret = write_tensor(zip, plan, i, source, error);
-	}
-	if (!ret)
-		ret = zip_writer_finish(zip, &index, error);
-	return ret;
+	for (size_t i = 0; !ret && i < plan->count; i++)
+		ret = write_record(zip, plan, i, source, error);
+	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
 }
 
 /* Says in the log what the report says of everything that was not as preferred. */
@@ -117,26 +82,19 @@ int ckpt_commit(struct ioshape_context *context, struct ckpt_turn *turn, struct 
 }
 
 int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,
-	      const struct ckpt_source *source, const struct ckpt_file_options *options,
-	      const atomic_bool *abort, struct ckpt_turn *turn, struct ioshape_report *report,
-	      struct base_error *error)
+	      const struct ckpt_source *source, const struct ring_file_options *options,
+	      struct ckpt_turn *turn, struct ioshape_report *report, struct base_error *error)
 {
-	const struct ring_file_options file_options = {
-		.expected_bytes = plan->expected_bytes,
-		.no_replace = options->no_replace,
-		.no_sync = options->no_sync,
-		.remove_stale = ckpt_should_tidy(context, turn->path),
-		.progress = options->progress,
-		.progress_user = options->progress_user,
-		.progress_total = plan->expected_bytes,
-		.abort = abort,
-	};
+	struct ring_file_options file_options = *options;
 	struct ring_notes notes = { 0 };
 	struct ring_writer *file = NULL;
 	struct zip_writer *zip = NULL;
 	struct ring_lane *lane = NULL;
 	int ret;
 
+	file_options.expected_bytes = plan->expected_bytes;
+	file_options.progress_total = plan->expected_bytes;
+	file_options.remove_stale = ckpt_should_tidy(context, turn->path);
 	ret = ckpt_take_lane(context, &lane, error);
 	if (!ret)
 		ret = ring_writer_open(&file, lane, path, &file_options, &notes, error);
@@ -145,7 +103,7 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 	if (!ret)
 		ret = write_file(zip, plan, source, error);
 	ret = ckpt_commit(context, turn, file, &notes, ret, report, error);
-	report->tensor_bytes = plan->tensor_bytes;
+	report->tensor_bytes = plan->payload_bytes;
 	/* The zip writer owns the file as soon as it exists. */
 	if (zip)
 		zip_writer_free(zip);
@@ -155,61 +113,62 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 	return ret;
 }
 
-/* ---- Blocking saves -------------------------------------------------------------------------- */
+/* ---- The caller's own memory ----------------------------------------------------------------- */
 
-/* Reads the caller's own memory. */
-struct direct_source {
-	const struct ckpt_plan *plan;
-	uint8_t *scratch; /* for tensors that must be packed; made at need */
-};
-
-static int next_direct(void *user, size_t tensor, uint64_t offset, const void **data, size_t *bytes,
-		       struct base_error *error)
+int ckpt_direct_next(void *user, size_t i, uint64_t offset, const void **data, size_t *bytes,
+		     struct base_error *error)
 {
-	struct direct_source *source = user;
+	struct ckpt_direct *direct = user;
+	const struct ckpt_record *record = &direct->plan->records[i];
 
-	if (source->plan->layouts[tensor].as_it_lies) {
-		*data = (const char *)source->plan->tensors[tensor].data + offset;
+	if (!record->packed && !record->fetch) {
+		*data = (const char *)record->data + offset;
 		return 0;
 	}
-	if (!source->scratch) {
-		source->scratch = malloc(PACK_BYTES);
-		if (!source->scratch)
-			return base_no_memory(error, "packing a tensor", PACK_BYTES);
+	if (!direct->scratch) {
+		direct->scratch = malloc(MAX(PACK_BYTES, FETCH_BYTES));
+		if (!direct->scratch)
+			return base_no_memory(error, "bytes on their way to a file",
+					      MAX(PACK_BYTES, FETCH_BYTES));
 	}
-	*bytes = MIN(*bytes, PACK_BYTES);
-	ckpt_plan_copy(source->plan, tensor, offset, source->scratch, *bytes);
-	*data = source->scratch;
-	return 0;
+	*bytes = MIN(*bytes, record->fetch ? FETCH_BYTES : PACK_BYTES);
+	*data = direct->scratch;
+	return ckpt_plan_copy(direct->plan, i, offset, direct->scratch, *bytes, error);
 }
 
-static int save_blocking(struct ioshape_context *context, const char *path,
-			 const struct ioshape_tensor *tensors, size_t count,
-			 const struct ioshape_save_options *options, struct ioshape_report *report,
-			 struct base_error *error)
+/* ---- Blocking saves -------------------------------------------------------------------------- */
+
+struct ring_file_options ckpt_file_options(const struct ioshape_save_options *options)
 {
-	const struct ckpt_file_options file_options = {
+	return (struct ring_file_options){
 		.progress = options->progress,
 		.progress_user = options->progress_user,
 		.no_replace = options->no_replace,
 		.no_sync = options->no_sync,
 	};
-	struct direct_source direct = { 0 };
-	const struct ckpt_source source = { next_direct, &direct };
+}
+
+static int save_blocking(struct ioshape_context *context, const char *path,
+			 const struct ckpt_payload *payload,
+			 const struct ioshape_save_options *options, struct ioshape_report *report,
+			 struct base_error *error)
+{
+	const struct ring_file_options file_options = ckpt_file_options(options);
+	struct ckpt_direct direct = { 0 };
+	const struct ckpt_source source = { ckpt_direct_next, &direct };
 	uint64_t begin = base_now_ns();
 	struct ckpt_turn turn;
 	struct ckpt_plan plan;
 	int ret;
 
-	ret = ckpt_plan_make(&plan, tensors, count, options->metadata, error);
+	ret = ckpt_plan_make(&plan, path, payload, options->metadata, error);
 	if (ret)
 		return ret;
 	report->plan_s = base_seconds(base_now_ns() - begin);
 	direct.plan = &plan;
 	ret = ckpt_turn_begin(context, &turn, path, error);
 	if (!ret) {
-		ret = ckpt_save(context, path, &plan, &source, &file_options, NULL, &turn, report,
-				error);
+		ret = ckpt_save(context, path, &plan, &source, &file_options, &turn, report, error);
 		ckpt_turn_end(context, &turn);
 	}
 	free(direct.scratch);
@@ -218,9 +177,8 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_save_tensors(struct ioshape_context *context, const char *path,
-					const struct ioshape_tensor *tensors, size_t count,
-					const struct ioshape_save_options *given)
+static int save(struct ioshape_context *context, const char *path,
+		const struct ckpt_payload *payload, const struct ioshape_save_options *given)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT, ignored = IOSHAPE_REPORT_INIT;
 	struct ioshape_save_options options = { 0 };
@@ -238,8 +196,26 @@ IOSHAPE_EXPORT int ioshape_save_tensors(struct ioshape_context *context, const c
 		ret = base_give_struct(options.report, &ignored, sizeof(ignored), "ioshape_report",
 				       &error);
 	if (!ret)
-		ret = save_blocking(context, path, tensors, count, &options, &report, &error);
+		ret = save_blocking(context, path, payload, &options, &report, &error);
 	if (options.report)
 		base_give_struct(options.report, &report, sizeof(report), "ioshape_report", &error);
 	return ckpt_leave(context, ret, &error);
+}
+
+IOSHAPE_EXPORT int ioshape_save_tensors(struct ioshape_context *context, const char *path,
+					const struct ioshape_tensor *tensors, size_t count,
+					const struct ioshape_save_options *options)
+{
+	const struct ckpt_payload payload = { .tensors = tensors, .count = count };
+
+	return save(context, path, &payload, options);
+}
+
+IOSHAPE_EXPORT int ioshape_save_records(struct ioshape_context *context, const char *path,
+					const struct ioshape_record *records, size_t count,
+					const struct ioshape_save_options *options)
+{
+	const struct ckpt_payload payload = { .raw = true, .records = records, .count = count };
+
+	return save(context, path, &payload, options);
 }

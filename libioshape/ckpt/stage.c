@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between the tensors and a save's thread: copying into chunks, and reading from them. */
+/* Between the caller's memory and a save's thread: copying into chunks, and reading from them. */
 #include "ckpt/background.h"
 
 #include <errno.h>
@@ -11,16 +11,15 @@
 
 /* ---- Copying into chunks --------------------------------------------------------------------- */
 
-/* The tensor that holds byte `position` of the staged bytes: the last that begins at or before it.
- */
-static size_t tensor_at(const struct ioshape_save *save, uint64_t position)
+/* The record that holds byte `position` of the payload: the last that begins at or before it. */
+static size_t record_at(const struct ckpt_plan *plan, uint64_t position)
 {
-	size_t low = 0, high = save->plan.count;
+	size_t low = plan->own, high = plan->count;
 
 	while (high - low > 1) {
 		size_t middle = low + (high - low) / 2;
 
-		if (save->starts[middle] <= position)
+		if (plan->records[middle].start <= position)
 			low = middle;
 		else
 			high = middle;
@@ -28,18 +27,25 @@ static size_t tensor_at(const struct ioshape_save *save, uint64_t position)
 	return low;
 }
 
-static void fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memory)
+static int fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memory,
+		      struct base_error *error)
 {
+	const struct ckpt_plan *plan = &save->plan;
 	uint64_t at = position * CKPT_CHUNK_BYTES;
-	uint64_t end = MIN(at + CKPT_CHUNK_BYTES, save->plan.tensor_bytes), bytes;
-	size_t tensor = tensor_at(save, at);
+	uint64_t end = MIN(at + CKPT_CHUNK_BYTES, plan->payload_bytes), bytes;
+	size_t i = record_at(plan, at);
+	int ret = 0;
 
-	for (; at < end; at += bytes, tensor++) {
-		bytes = MIN(save->starts[tensor + 1], end) - at;
-		ckpt_plan_copy(&save->plan, tensor, at - save->starts[tensor], memory, bytes);
+	for (; !ret && at < end; at += bytes, i++) {
+		const struct ckpt_record *record = &plan->records[i];
+
+		bytes = MIN(record->start + record->bytes, end) - at;
+		ret = ckpt_plan_copy(plan, i, at - record->start, memory, bytes, error);
 		memory += bytes;
-		atomic_fetch_add(&save->staged_bytes, bytes);
+		if (!ret)
+			atomic_fetch_add(&save->staged_bytes, bytes);
 	}
+	return ret;
 }
 
 /* The next chunk to fill, when there may be one more. False when there is none left, or no point.
@@ -81,14 +87,11 @@ static void give_up(struct ioshape_save *save, const struct base_error *error)
 
 int ckpt_stage_tell(struct ioshape_save *save, struct base_error *error)
 {
-	const struct ckpt_file_options *options = &save->file_options;
-
-	if (options->progress &&
-	    options->progress(options->progress_user, IOSHAPE_PHASE_STAGE,
-			      atomic_load(&save->staged_bytes), save->plan.tensor_bytes))
-		return base_fail(error, -ECANCELED,
-				 "the save to %s was stopped by its progress callback", save->path);
-	return 0;
+	if (!ckpt_track(save, IOSHAPE_PHASE_STAGE, atomic_load(&save->staged_bytes),
+			save->plan.payload_bytes))
+		return 0;
+	return base_fail(error, -ECANCELED, "the save to %s was stopped by its progress callback",
+			 save->path);
 }
 
 /* Copies until nothing is left. Only the caller's own thread speaks to the progress callback. */
@@ -105,10 +108,10 @@ static void copy_chunks(struct ioshape_save *save, bool speaks)
 			give_up(save, &error);
 			return;
 		}
-		fill_chunk(save, position, chunk->memory);
+		ret = fill_chunk(save, position, chunk->memory, &error);
 		/* With the last chunk the save may be over in a moment: then it is too late to stop
 		 * it. */
-		if (speaks)
+		if (!ret && speaks)
 			ret = ckpt_stage_tell(save, &error);
 		if (ret)
 			give_up(save, &error);
@@ -124,12 +127,13 @@ static void *copy_in_thread(void *argument)
 
 void ckpt_stage_copy(struct ioshape_save *save)
 {
-	unsigned wanted = save->plan.tensor_bytes < PARALLEL_BYTES ?
-				  0 :
-				  MIN(save->context->copy_threads, MAX_COPY_THREADS) - 1;
+	unsigned wanted = MIN(save->context->copy_threads, MAX_COPY_THREADS) - 1;
 	pthread_t helpers[MAX_COPY_THREADS];
 	unsigned started = 0;
 
+	/* The caller's functions are called in order, and by nobody but the caller's thread. */
+	if (save->plan.payload_bytes < PARALLEL_BYTES || save->plan.fetches)
+		wanted = 0;
 	while (started < wanted && !ckpt_start_thread(&helpers[started], copy_in_thread, save))
 		started++;
 	copy_chunks(save, true);
@@ -178,11 +182,11 @@ static void release_chunk(struct ioshape_save *save, size_t position)
 		pthread_cond_broadcast(&save->change);
 }
 
-int ckpt_stage_next(void *user, size_t tensor, uint64_t offset, const void **data, size_t *bytes,
+int ckpt_stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error)
 {
 	struct ioshape_save *save = user;
-	uint64_t at = save->starts[tensor] + offset;
+	uint64_t at = save->plan.records[record].start + offset;
 	size_t position = at / CKPT_CHUNK_BYTES;
 	struct ckpt_chunk *chunk;
 	int ret;

@@ -13,9 +13,6 @@
 
 #define FOLDER_BYTES (sizeof(ZIP_FOLDER) - 1)
 
-/* Names that begin so are the library's own. */
-#define RESERVED_FOLDER ".ioshape/"
-
 struct zip_writer {
 	struct ring_writer *file;
 	char *path;
@@ -152,56 +149,13 @@ static int push_check(struct zip_writer *writer, uint32_t crc)
 
 /* ---- Beginning a record ---------------------------------------------------------------------- */
 
-/* Whether each part between slashes is a name that unpacks to a file below the folder, wherever
- * that is. */
-static bool parts_valid(const char *name)
-{
-	for (;;) {
-		size_t bytes = strcspn(name, "/");
-
-		if (!bytes || (bytes == 1 && name[0] == '.') ||
-		    (bytes == 2 && name[0] == '.' && name[1] == '.'))
-			return false;
-		if (!name[bytes])
-			return true;
-		name += bytes + 1;
-	}
-}
-
-static int check_record_name(const struct zip_writer *writer, const char *name,
-			     struct base_error *error)
-{
-	size_t bytes;
-
-	if (!name || !*name)
-		return base_fail(error, -EINVAL, "a record for %s has no name; give it one",
-				 writer->path);
-	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
-	if (bytes > IOSHAPE_MAX_NAME_BYTES)
-		return base_fail(
-			error, IOSHAPE_E_LIMIT,
-			"the name of record \"%s\" for %s is longer than %u bytes; shorten it",
-			ZIP_SHOWN(name), writer->path, IOSHAPE_MAX_NAME_BYTES);
-	if (!zip_utf8_valid(name, bytes))
-		return base_fail(error, -EINVAL,
-				 "the name of record \"%s\" for %s is not valid UTF-8; it must be",
-				 ZIP_SHOWN(name), writer->path);
-	if (!parts_valid(name))
-		return base_fail(
-			error, -EINVAL,
-			"cannot write record \"%s\" to %s: names are relative paths without "
-			"\".\", \"..\" or empty parts",
-			ZIP_SHOWN(name), writer->path);
-	return 0;
-}
-
 /* What the caller can do wrong. Nothing has changed when one of these is refused. */
 static int check_begin(const struct zip_writer *writer, const char *name, uint32_t alignment,
 		       struct base_error *error)
 {
 	int ret;
 
-	ret = check_record_name(writer, name, error);
+	ret = zip_check_record(name, alignment, writer->path, error);
 	if (ret)
 		return ret;
 	if (writer->open)
@@ -209,12 +163,6 @@ static int check_begin(const struct zip_writer *writer, const char *name, uint32
 			error, -EINVAL,
 			"cannot begin record \"%s\" of %s while \"%s\" is open; end that first",
 			ZIP_SHOWN(name), writer->path, ZIP_SHOWN(last_name(writer)));
-	if (alignment & (alignment - 1) || alignment > ZIP_LARGE_ALIGNMENT)
-		return base_fail(
-			error, -EINVAL,
-			"cannot align record \"%s\" of %s to %u bytes: it must be a power of two "
-			"up to %u",
-			ZIP_SHOWN(name), writer->path, alignment, ZIP_LARGE_ALIGNMENT);
 	if (zip_names_find(writer->names, name, strlen(name), &(uint64_t){ 0 }))
 		return base_fail(error, -EEXIST,
 				 "record \"%s\" is in %s already; names must be unique",
@@ -294,14 +242,7 @@ int zip_writer_begin(struct zip_writer *writer, const char *name, uint64_t bytes
 	ret = check_usable(writer, error);
 	if (!ret)
 		ret = check_begin(writer, name, alignment, error);
-	if (ret)
-		return ret;
-	if (!strncmp(name, RESERVED_FOLDER, strlen(RESERVED_FOLDER)))
-		return base_fail(error, -EINVAL,
-				 "cannot write record \"%s\" to %s: " RESERVED_FOLDER
-				 " is the library's own",
-				 ZIP_SHOWN(name), writer->path);
-	return begin_record(writer, name, bytes, alignment, error);
+	return ret ? ret : begin_record(writer, name, bytes, alignment, error);
 }
 
 /* ---- The bytes of a record ------------------------------------------------------------------- */

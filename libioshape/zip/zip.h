@@ -69,6 +69,15 @@ int zip_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_
 /* The alignment that a record of this size gets by default. */
 uint32_t zip_default_alignment(uint64_t bytes);
 
+/* ---- Checks (check.c; pure) ------------------------------------------------------------------ */
+
+/*
+ * What a caller wants to call a record, and where it wants it to begin (0: wherever). The library's
+ * own folder is not for callers. -EINVAL or IOSHAPE_E_LIMIT with a sentence naming record and path.
+ */
+int zip_check_record(const char *name, uint32_t alignment, const char *path,
+		     struct base_error *error);
+
 /* ---- Encoding (encode.c; pure) --------------------------------------------------------------- */
 
 /* What the central directory says of one record. */

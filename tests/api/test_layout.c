@@ -81,7 +81,8 @@ AT(ioshape_save_options, progress_user, 24);
 AT(ioshape_save_options, report, 32);
 AT(ioshape_save_options, no_replace, 40);
 AT(ioshape_save_options, no_sync, 44);
-BYTES(ioshape_save_options, 48);
+AT(ioshape_save_options, borrow, 48);
+BYTES(ioshape_save_options, 56);
 
 AT(ioshape_writer_options, size, 0);
 AT(ioshape_writer_options, expected_bytes, 8);
@@ -91,6 +92,16 @@ AT(ioshape_writer_options, metadata, 32);
 AT(ioshape_writer_options, no_replace, 40);
 AT(ioshape_writer_options, no_sync, 44);
 BYTES(ioshape_writer_options, 48);
+
+AT(ioshape_record, name, 0);
+AT(ioshape_record, data, 8);
+AT(ioshape_record, bytes, 16);
+AT(ioshape_record, alignment, 24);
+AT(ioshape_record, reserved, 28);
+AT(ioshape_record, fetch, 32);
+AT(ioshape_record, fetch_user, 40);
+/* These cannot grow either. */
+BYTES(ioshape_record, 48);
 
 AT(ioshape_reader_options, size, 0);
 AT(ioshape_reader_options, no_verify, 8);
@@ -176,7 +187,8 @@ START_TEST(structs_begin_with_their_size_and_zeros)
 	ck_assert_int_eq(context.engine, IOSHAPE_ENGINE_AUTO);
 	ck_assert(!context.log && !context.staging_bytes);
 	ck_assert_uint_eq(save.size, sizeof(save));
-	ck_assert(!save.metadata && !save.progress && !save.report && !save.no_sync);
+	ck_assert(!save.metadata && !save.progress && !save.report && !save.no_sync &&
+		  !save.borrow);
 	ck_assert_uint_eq(writer.size, sizeof(writer));
 	ck_assert(!writer.expected_bytes && !writer.metadata);
 	ck_assert_uint_eq(reader.size, sizeof(reader));

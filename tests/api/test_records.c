@@ -1,0 +1,878 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Records that are handed over in one call: blocking, in the background, and borrowed. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define MIB ((size_t)1 << 20)
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define MOST 8
+
+enum way { BLOCKING, BACKGROUND, BORROWED, WAYS };
+
+static struct ioshape_context *context;
+static char message[1024];
+
+static struct ioshape_context *open_with(uint64_t staging_bytes, enum ioshape_staging_full full)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *opened;
+
+	options.block_bytes = 256 * 1024;
+	options.queue_depth = 4;
+	options.copy_threads = 3;
+	options.staging_bytes = staging_bytes;
+	options.staging_full = full;
+	ck_assert_int_eq(ioshape_context_open(&opened, &options, NULL, 0), 0);
+	return opened;
+}
+
+/* ---- Records, and where their bytes come from ------------------------------------------------ */
+
+/* A function's view of one record, and of the calls for all of them. */
+struct fetched {
+	const uint8_t *memory;
+	uint64_t bytes;
+	uint64_t next; /* the offset that is due */
+	unsigned number;
+	uint64_t fail_from; /* the first byte that cannot be had */
+	int code;
+};
+
+static struct {
+	unsigned number; /* of the record last asked for */
+	unsigned calls;
+	size_t largest;
+	bool other_thread;
+	bool disorder;
+	pthread_t caller;
+} calls;
+
+static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
+{
+	struct fetched *fetched = user;
+
+	calls.calls++;
+	calls.disorder |= offset != fetched->next || fetched->number < calls.number || !bytes ||
+			  bytes > fetched->bytes - offset;
+	calls.number = fetched->number;
+	calls.other_thread |= !pthread_equal(pthread_self(), calls.caller);
+	calls.largest = bytes > calls.largest ? bytes : calls.largest;
+	if (calls.disorder)
+		return -EBADMSG;
+	if (offset + bytes > fetched->fail_from)
+		return fetched->code;
+	memcpy(into, fetched->memory + offset, bytes);
+	fetched->next = offset + bytes;
+	return 0;
+}
+
+struct given {
+	struct ioshape_record records[MOST];
+	struct fetched fetched[MOST];
+	size_t count;
+	uint64_t bytes;
+	uint8_t *memory;
+};
+
+static struct given given;
+
+static void give(struct given *to, const char *name, size_t bytes, uint32_t alignment)
+{
+	struct ioshape_record *record = &to->records[to->count];
+
+	ck_assert_uint_lt(to->count, MOST);
+	*record = (struct ioshape_record){
+		.name = name,
+		.data = bytes ? to->memory + to->bytes : NULL,
+		.bytes = bytes,
+		.alignment = alignment,
+	};
+	to->fetched[to->count] = (struct fetched){
+		.memory = to->memory + to->bytes,
+		.bytes = bytes,
+		.number = (unsigned)to->count,
+		.fail_from = UINT64_MAX,
+	};
+	to->bytes += bytes;
+	to->count++;
+}
+
+/* What torch writes, more or less; `large_bytes` of one record. */
+static void give_all(struct given *to, size_t large_bytes)
+{
+	size_t room = large_bytes + 2 * MIB;
+	uint64_t state = 7;
+
+	*to = (struct given){ .memory = malloc(room) };
+	ck_assert_ptr_nonnull(to->memory);
+	for (size_t i = 0; i < room; i += 8) {
+		uint64_t number = test_random(&state);
+
+		memcpy(to->memory + i, &number, room - i < 8 ? room - i : 8);
+	}
+	give(to, "data.pkl", 1234, 0);
+	give(to, "byteorder", 6, 1);
+	give(to, "data/0", 300001, 0);
+	give(to, "data/1", 0, 0);
+	give(to, "data/2", large_bytes, 0);
+	give(to, "data/3", 77, 4096);
+	give(to, "version", 2, 64);
+	give(to, ".data/serialization_id", 40, 0);
+}
+
+/* From now on these records are brought by a function. */
+static void let_fetch(struct given *of, unsigned which)
+{
+	for (size_t i = 0; i < of->count; i++) {
+		if (!(which >> i & 1))
+			continue;
+		of->records[i].data = NULL;
+		of->records[i].fetch = fetch;
+		of->records[i].fetch_user = &of->fetched[i];
+	}
+	memset(&calls, 0, sizeof(calls));
+	calls.caller = pthread_self();
+}
+
+/* Not the first ones alone, and all. */
+static const unsigned fetches[] = { 0, 1 << 2 | 1 << 4, (1 << MOST) - 1 };
+
+static void setup(void)
+{
+	scratch_setup();
+	give_all(&given, 3 * MIB + 5);
+	context = open_with(64 * MIB, IOSHAPE_STAGING_WAIT);
+}
+
+static void teardown(void)
+{
+	ioshape_context_free(context);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	free(given.memory);
+	scratch_teardown();
+}
+
+/* ---- Saves ----------------------------------------------------------------------------------- */
+
+static int save_by(enum way way, const char *path, const struct ioshape_record *records,
+		   size_t count, const struct ioshape_save_options *options,
+		   struct ioshape_report *report)
+{
+	struct ioshape_save_options own = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *save;
+	int ret;
+
+	if (options)
+		own = *options;
+	own.borrow = way == BORROWED;
+	if (way == BLOCKING) {
+		own.report = report;
+		ret = ioshape_save_records(context, path, records, count, &own);
+	} else {
+		ret = ioshape_save_records_async(context, path, records, count, &own, &save);
+		ck_assert(!ret == !!save);
+	}
+	if (ret || way == BLOCKING) {
+		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		return ret;
+	}
+	ret = ioshape_save_wait(save, -1);
+	snprintf(message, sizeof(message), "%s", ioshape_save_message(save));
+	if (report)
+		ck_assert_int_eq(ioshape_save_report(save, report), 0);
+	ioshape_save_free(save);
+	return ret;
+}
+
+/* The same by a writer. */
+static void write_by_hand(const char *path, const struct given *of,
+			  const struct ioshape_metadata *metadata)
+{
+	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
+	struct ioshape_writer *writer;
+	const uint8_t *at = of->memory;
+
+	options.metadata = metadata;
+	ck_assert_int_eq(ioshape_writer_open(context, path, &options, &writer), 0);
+	for (size_t i = 0; i < of->count; i++) {
+		const struct ioshape_record *record = &of->records[i];
+
+		ck_assert_int_eq(ioshape_writer_record(writer, record->name, at, record->bytes,
+						       record->alignment),
+				 0);
+		at += record->bytes;
+	}
+	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), 0);
+	ioshape_writer_free(writer);
+}
+
+static void must_be_the_same(const char *path, const char *as)
+{
+	size_t bytes;
+	uint8_t *wanted = scratch_read(as, &bytes);
+
+	ck_assert_msg(scratch_same(path, wanted, bytes), "%s is not as %s", path, as);
+	free(wanted);
+}
+
+START_TEST(the_file_is_that_of_a_writer)
+{
+	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	enum way way = (enum way)(_i % WAYS);
+	struct ioshape_reader *reader;
+
+	metadata.step = 12;
+	metadata.blob = "blob";
+	metadata.blob_bytes = 4;
+	options.metadata = &metadata;
+	write_by_hand(scratch_path("expected"), &given, &metadata);
+	let_fetch(&given, fetches[_i / WAYS]);
+	ck_assert_msg(!save_by(way, scratch_path("file"), given.records, given.count, &options,
+			       &report),
+		      "%s", message);
+	must_be_the_same(scratch_path("file"), scratch_path("expected"));
+	ck_assert_uint_eq(report.tensor_bytes, given.bytes);
+	ck_assert_str_eq(report.layout, "single");
+	ck_assert((report.stage_s > 0) == (way == BACKGROUND));
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+	ioshape_reader_free(reader);
+}
+END_TEST
+
+START_TEST(no_records_make_a_file)
+{
+	struct given none = { .count = 0 };
+
+	write_by_hand(scratch_path("expected"), &none, NULL);
+	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), NULL, 0, NULL, NULL), 0);
+	must_be_the_same(scratch_path("file"), scratch_path("expected"));
+}
+END_TEST
+
+START_TEST(many_small_records_are_saved)
+{
+	enum { MANY = 20000 };
+	struct ioshape_record *records = calloc(MANY, sizeof(*records));
+	char(*names)[16] = calloc(MANY, sizeof(*names));
+	struct ioshape_reader *reader;
+
+	for (size_t i = 0; i < MANY; i++) {
+		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
+		records[i] = (struct ioshape_record){ .name = names[i],
+						      .data = given.memory + i,
+						      .bytes = i % 50 };
+	}
+	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), records, MANY, NULL, NULL), 0);
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+	for (size_t i = 0; i < MANY; i += 997) {
+		uint8_t bytes[50];
+
+		ck_assert_int_eq(ioshape_reader_read(reader, i, 0, bytes, i % 50), 0);
+		ck_assert_int_eq(memcmp(bytes, given.memory + i, i % 50), 0);
+	}
+	ioshape_reader_free(reader);
+	free(names);
+	free(records);
+}
+END_TEST
+
+/* ---- Arguments ------------------------------------------------------------------------------- */
+
+static char long_name[IOSHAPE_MAX_NAME_BYTES + 2];
+
+static const struct {
+	struct ioshape_record record;
+	int code;
+	const char *part; /* of the message */
+} refused[] = {
+	{ { .name = NULL }, -EINVAL, "no name" },
+	{ { .name = "" }, -EINVAL, "no name" },
+	{ { .name = long_name }, IOSHAPE_E_LIMIT, "longer" },
+	{ { .name = "\xff" }, -EINVAL, "UTF-8" },
+	{ { .name = "/a" }, -EINVAL, "relative" },
+	{ { .name = "a/../b" }, -EINVAL, "relative" },
+	{ { .name = "a//b" }, -EINVAL, "relative" },
+	{ { .name = "a/" }, -EINVAL, "relative" },
+	{ { .name = ".ioshape/index" }, -EINVAL, ".ioshape/" },
+	{ { .name = "data.pkl" }, -EEXIST, "two records" },
+	{ { .name = "x", .alignment = 3 }, -EINVAL, "align" },
+	{ { .name = "x", .alignment = 8192 }, -EINVAL, "align" },
+	{ { .name = "x", .reserved = 1 }, -EINVAL, "reserved" },
+	{ { .name = "x", .bytes = 1 }, -EINVAL, "no data" },
+	{ { .name = "x", .data = "y", .bytes = 1, .fetch = fetch }, -EINVAL, "both" },
+	{ { .name = "x", .data = "y", .fetch = fetch }, -EINVAL, "both" },
+	{ { .name = "x", .data = "y", .bytes = UINT64_MAX }, -EINVAL, "known size" },
+	{ { .name = "x", .data = "y", .bytes = UINT64_MAX - 1 }, IOSHAPE_E_LIMIT, "too large" },
+	{ { .name = "x", .data = "y", .bytes = (uint64_t)1 << 63 }, IOSHAPE_E_LIMIT, "too large" },
+};
+
+START_TEST(a_record_that_makes_no_sense_is_refused_before_anything_is_created)
+{
+	const char *path = scratch_path("missing/file");
+
+	memset(long_name, 'x', sizeof(long_name) - 1);
+	for (size_t i = 0; i < COUNT(refused); i++) {
+		/* As the last one: those before it are good. */
+		struct given all = given;
+		int ret;
+
+		all.records[MOST - 1] = refused[i].record;
+		let_fetch(&all, 1);
+		ret = save_by((enum way)_i, path, all.records, MOST, NULL, NULL);
+		/* Not -ENOENT: nobody has looked for the directory. */
+		ck_assert_msg(ret == refused[i].code, "%zu: %d, %s", i, ret, message);
+		ck_assert_msg(strstr(message, refused[i].part) && strstr(message, "missing/file"),
+			      "%zu: %s", i, message);
+		ck_assert_uint_eq(calls.calls, 0);
+	}
+}
+END_TEST
+
+START_TEST(other_arguments_are_checked)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save *save = (struct ioshape_save *)&report;
+	const struct ioshape_record *records = given.records;
+	const char *path = scratch_path("file");
+
+	ck_assert_int_eq(ioshape_save_records(NULL, path, records, 1, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_save_records(context, NULL, records, 1, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_save_records(context, path, NULL, 1, NULL), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(ioshape_context_message(context), "records"));
+	ck_assert_int_eq(ioshape_save_records(context, path, records, 4194368, NULL),
+			 IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(ioshape_save_records(context, "", records, 1, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_save_records_async(context, path, records, 1, NULL, NULL),
+			 -EINVAL);
+	ck_assert_int_eq(ioshape_save_records_async(NULL, path, records, 1, NULL, &save), -EINVAL);
+	ck_assert_ptr_null(save);
+	ck_assert_int_eq(ioshape_save_records_async(context, NULL, records, 1, NULL, &save),
+			 -EINVAL);
+	options.report = &report;
+	ck_assert_int_eq(ioshape_save_records_async(context, path, records, 1, &options, &save),
+			 -EINVAL);
+	options.report = NULL;
+	options.size = 0;
+	ck_assert_int_eq(ioshape_save_records(context, path, records, 1, &options), -EINVAL);
+	ck_assert_int_eq(ioshape_save_records_async(context, path, records, 1, &options, &save),
+			 -EINVAL);
+	ck_assert_ptr_null(save);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+}
+END_TEST
+
+START_TEST(what_is_there_may_have_to_stay)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	scratch_write(scratch_path("file"), "old", 3);
+	options.no_replace = 1;
+	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), given.records, given.count,
+				 &options, NULL),
+			 -EEXIST);
+	ck_assert(scratch_same(scratch_path("file"), "old", 3));
+}
+END_TEST
+
+/* ---- Functions that bring the bytes ---------------------------------------------------------- */
+
+START_TEST(each_byte_is_fetched_once_and_in_order)
+{
+	enum way way = (enum way)(_i % WAYS);
+	bool large = _i / WAYS;
+	struct given all;
+
+	/* Five chunks of staging memory, of which there are two. */
+	give_all(&all, large ? 70 * MIB : 20 * MIB);
+	ioshape_context_free(context);
+	context = open_with(32 * MIB, IOSHAPE_STAGING_WAIT);
+	write_by_hand(scratch_path("expected"), &all, NULL);
+	let_fetch(&all, 1 << 0 | 1 << 3 | 1 << 4 | 1 << 7);
+	ck_assert_msg(!save_by(way, scratch_path("file"), all.records, all.count, NULL, NULL), "%s",
+		      message);
+	must_be_the_same(scratch_path("file"), scratch_path("expected"));
+	ck_assert(!calls.disorder);
+	for (size_t i = 0; i < all.count; i++)
+		ck_assert_uint_eq(all.fetched[i].next, all.records[i].fetch ? all.fetched[i].bytes :
+									      0);
+	ck_assert_int_eq(calls.other_thread, way == BORROWED);
+	ck_assert_uint_le(calls.largest, 16 * MIB);
+	ck_assert_uint_ge(calls.calls, 4);
+	free(all.memory);
+}
+END_TEST
+
+static const struct {
+	int answer, code;
+} failures[] = {
+	{ -ENODEV, -ENODEV }, { -1, -1 },         { 1, -EIO },      { IOSHAPE_E_DAMAGED, -EIO },
+	{ INT_MIN, -EIO },    { INT_MAX, -EIO },  { -4095, -4095 }, { -4096, -EIO },
+};
+
+START_TEST(what_cannot_be_fetched_fails_the_save)
+{
+	enum way way = (enum way)(_i % WAYS);
+	bool large = _i / WAYS;
+	struct given all;
+
+	give_all(&all, large ? 70 * MIB : 5 * MIB);
+	ioshape_context_free(context);
+	context = open_with(32 * MIB, IOSHAPE_STAGING_WAIT);
+	scratch_write(scratch_path("file"), "old", 3);
+	for (size_t i = 0; i < COUNT(failures); i++) {
+		int ret;
+
+		let_fetch(&all, 1 << 4);
+		all.fetched[4].next = 0;
+		all.fetched[4].code = failures[i].answer;
+		all.fetched[4].fail_from = i % 2 ? all.fetched[4].bytes - 1 : 0;
+		ret = save_by(way, scratch_path("file"), all.records, all.count, NULL, NULL);
+		ck_assert_msg(ret == failures[i].code, "%zu: %d, %s", i, ret, message);
+		ck_assert_msg(strstr(message, "\"data/2\"") &&
+				      strstr(message, scratch_path("file")),
+			      "%s", message);
+		ck_assert(scratch_same(scratch_path("file"), "old", 3));
+		ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+	}
+	/* And all memory is there again. */
+	let_fetch(&all, 1 << 4);
+	all.fetched[4].next = 0;
+	all.fetched[4].fail_from = UINT64_MAX;
+	ck_assert_int_eq(
+		save_by(way, scratch_path("file"), all.records, all.count, NULL, NULL), 0);
+	free(all.memory);
+}
+END_TEST
+
+struct stop {
+	enum ioshape_phase phase;
+	uint64_t from;
+};
+
+static int stop_there(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	const struct stop *stop = user;
+
+	(void)total;
+	return phase == stop->phase && done >= stop->from;
+}
+
+START_TEST(fetching_can_be_stopped)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct stop stop = { _i == BACKGROUND ? IOSHAPE_PHASE_STAGE : IOSHAPE_PHASE_WRITE,
+			     20 * MIB };
+	struct given all;
+
+	give_all(&all, 60 * MIB);
+	let_fetch(&all, 1 << 4);
+	options.progress = stop_there;
+	options.progress_user = &stop;
+	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), all.records, all.count,
+				 &options, NULL),
+			 -ECANCELED);
+	ck_assert_uint_ge(all.fetched[4].next, 15 * MIB);
+	ck_assert_uint_le(all.fetched[4].next, 40 * MIB);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+	free(all.memory);
+}
+END_TEST
+
+/* ---- A gate in the progress callback: the save stands still in a phase until it is opened ---- */
+
+struct gate {
+	enum ioshape_phase phase;
+	uint64_t from;
+	sem_t reached, opened;
+	atomic_bool passed;
+};
+
+static int stand_still(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct gate *gate = user;
+
+	(void)total;
+	if (phase != gate->phase || done < gate->from || atomic_exchange(&gate->passed, true))
+		return 0;
+	sem_post(&gate->reached);
+	sem_wait(&gate->opened);
+	return 0;
+}
+
+static struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_phase phase, uint64_t from,
+					const char *path, const struct given *of, bool borrow)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *save;
+
+	gate->phase = phase;
+	gate->from = from;
+	sem_init(&gate->reached, 0, 0);
+	sem_init(&gate->opened, 0, 0);
+	atomic_store(&gate->passed, false);
+	options.progress = stand_still;
+	options.progress_user = gate;
+	options.borrow = borrow;
+	ck_assert_msg(!ioshape_save_records_async(context, path, of->records, of->count, &options,
+						  &save),
+		      "%s", ioshape_context_message(context));
+	sem_wait(&gate->reached);
+	return save;
+}
+
+static void *open_gate_later(void *gate)
+{
+	usleep(200000);
+	sem_post(&((struct gate *)gate)->opened);
+	return NULL;
+}
+
+/* ---- Borrowed -------------------------------------------------------------------------------- */
+
+START_TEST(what_is_borrowed_is_read_after_the_call)
+{
+	struct ioshape_record records[MOST];
+	char names[MOST][64];
+	struct given passed = given;
+	struct ioshape_save *save;
+	struct gate gate;
+
+	memcpy(records, given.records, sizeof(records));
+	for (size_t i = 0; i < given.count; i++) {
+		snprintf(names[i], sizeof(names[i]), "%s", records[i].name);
+		passed.records[i].name = names[i];
+	}
+	save = begin_gated(&gate, IOSHAPE_PHASE_PLAN, 0, scratch_path("file"), &passed, true);
+	/* Nothing has been copied but names and the array. */
+	memset(names, 0xff, sizeof(names));
+	memset(&passed, 0xff, sizeof(passed));
+	memset(given.memory, 42, given.bytes);
+	sem_post(&gate.opened);
+	ck_assert_msg(!ioshape_save_wait(save, -1), "%s", ioshape_save_message(save));
+	ioshape_save_free(save);
+	write_by_hand(scratch_path("expected"), &given, NULL);
+	must_be_the_same(scratch_path("file"), scratch_path("expected"));
+}
+END_TEST
+
+START_TEST(tensors_can_be_borrowed_too)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	int64_t shape[2] = { 300, 200 }, strides[2] = { 1000, 2 };
+	char name[] = "tensor", lying[] = "lying";
+	/* One is packed on the way, the other lies as it is saved. */
+	struct ioshape_tensor tensors[] = {
+		{ name, IOSHAPE_FLOAT32, 2, shape, strides, given.memory },
+		{ lying, IOSHAPE_UINT8, 2, shape, NULL, given.memory },
+	};
+	struct ioshape_save *save;
+
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("expected"), tensors, 2, NULL),
+			 0);
+	options.borrow = 1;
+	ck_assert_int_eq(ioshape_save_tensors_async(context, scratch_path("file"), tensors, 2,
+						    &options, &save),
+			 0);
+	memset(shape, 0xff, sizeof(shape));
+	memset(strides, 0xff, sizeof(strides));
+	memset(name, 'x', sizeof(name) - 1);
+	memset(tensors, 0xff, sizeof(tensors));
+	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
+	ck_assert_int_eq(ioshape_save_report(save, &report), 0);
+	ck_assert_double_eq(report.stage_s, 0);
+	ioshape_save_free(save);
+	must_be_the_same(scratch_path("file"), scratch_path("expected"));
+}
+END_TEST
+
+START_TEST(a_blocking_save_ignores_borrow)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	options.borrow = 1;
+	write_by_hand(scratch_path("expected"), &given, NULL);
+	ck_assert_int_eq(ioshape_save_records(context, scratch_path("file"), given.records,
+					      given.count, &options),
+			 0);
+	must_be_the_same(scratch_path("file"), scratch_path("expected"));
+}
+END_TEST
+
+/* Programs built before there was the field. */
+START_TEST(a_shorter_struct_borrows_nothing)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *save;
+
+	options.size = offsetof(struct ioshape_save_options, borrow);
+	options.borrow = 1;
+	write_by_hand(scratch_path("expected"), &given, NULL);
+	ck_assert_int_eq(ioshape_save_records_async(context, scratch_path("file"), given.records,
+						    given.count, &options, &save),
+			 0);
+	memset(given.memory, 0, given.bytes);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
+	ioshape_save_free(save);
+	must_be_the_same(scratch_path("file"), scratch_path("expected"));
+}
+END_TEST
+
+START_TEST(a_borrowed_save_needs_no_staging_memory)
+{
+	struct ioshape_save *first, *second;
+	struct gate gate;
+
+	ioshape_context_free(context);
+	context = open_with(16 * MIB, _i ? IOSHAPE_STAGING_REFUSE : IOSHAPE_STAGING_WAIT);
+	first = begin_gated(&gate, IOSHAPE_PHASE_WRITE, 0, scratch_path("first"), &given, false);
+	if (_i) {
+		ck_assert_int_eq(ioshape_save_records_async(context, scratch_path("second"),
+							    given.records, given.count, NULL,
+							    &second),
+				 -EAGAIN);
+		ck_assert_ptr_null(second);
+	}
+	ck_assert_int_eq(save_by(BORROWED, scratch_path("second"), given.records, given.count, NULL,
+				 NULL),
+			 0);
+	ck_assert_int_eq(ioshape_save_poll(first), 0);
+	sem_post(&gate.opened);
+	ck_assert_int_eq(ioshape_save_wait(first, -1), 0);
+	ioshape_save_free(first);
+	must_be_the_same(scratch_path("second"), scratch_path("first"));
+}
+END_TEST
+
+/* Behind ioshape_save_free(), or the end of the context, nobody may look at the memory again. */
+START_TEST(a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory)
+{
+	const size_t bytes = 30 * MIB;
+	uint8_t *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			       0);
+	struct given one = { .records = { { .name = "one", .data = memory, .bytes = bytes } },
+			     .count = 1 };
+	struct ioshape_save *save;
+	pthread_t opener;
+	struct gate gate;
+
+	ck_assert_ptr_ne(memory, MAP_FAILED);
+	memset(memory, 1, bytes);
+	scratch_write(scratch_path("file"), "old", 3);
+	save = begin_gated(&gate, IOSHAPE_PHASE_WRITE, MIB, scratch_path("file"), &one, true);
+	pthread_create(&opener, NULL, open_gate_later, &gate);
+	if (_i) {
+		ioshape_context_free(context);
+		context = NULL;
+	} else {
+		ioshape_save_free(save);
+	}
+	munmap(memory, bytes);
+	pthread_join(opener, NULL);
+	if (_i)
+		ioshape_save_free(save);
+	ck_assert(scratch_same(scratch_path("file"), "old", 3));
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+}
+END_TEST
+
+START_TEST(borrowed_and_copied_saves_to_one_path_keep_their_order)
+{
+	struct ioshape_save *saves[3];
+	struct gate gates[3];
+
+	saves[0] = begin_gated(&gates[0], IOSHAPE_PHASE_SYNC, 0, scratch_path("file"), &given,
+			       true);
+	given.count--;
+	saves[1] = begin_gated(&gates[1], IOSHAPE_PHASE_PLAN, 0, scratch_path("file"), &given,
+			       false);
+	given.count--;
+	saves[2] = begin_gated(&gates[2], IOSHAPE_PHASE_PLAN, 0, scratch_path("file"), &given,
+			       true);
+	sem_post(&gates[2].opened);
+	sem_post(&gates[1].opened);
+	usleep(50000);
+	for (int i = 0; i < 3; i++)
+		ck_assert_int_eq(ioshape_save_poll(saves[i]), 0);
+	sem_post(&gates[0].opened);
+	for (int i = 0; i < 3; i++) {
+		ck_assert_int_eq(ioshape_save_wait(saves[i], -1), 0);
+		ioshape_save_free(saves[i]);
+	}
+	write_by_hand(scratch_path("expected"), &given, NULL);
+	must_be_the_same(scratch_path("file"), scratch_path("expected"));
+}
+END_TEST
+
+/* ---- Progress -------------------------------------------------------------------------------- */
+
+struct seen {
+	enum ioshape_phase phase;
+	uint64_t done, total;
+};
+
+static struct seen ask(struct ioshape_save *save)
+{
+	struct seen seen = { 0 };
+
+	ck_assert_int_eq(ioshape_save_progress(save, &seen.phase, &seen.done, &seen.total), 0);
+	return seen;
+}
+
+START_TEST(a_save_under_way_says_how_far_it_is)
+{
+	static const enum ioshape_phase phases[] = { IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
+						     IOSHAPE_PHASE_SYNC, IOSHAPE_PHASE_COMMIT,
+						     IOSHAPE_PHASE_DONE };
+	bool borrow = _i % 2;
+	enum ioshape_phase phase = phases[_i / 2];
+	uint64_t from = phase == IOSHAPE_PHASE_WRITE ? MIB : 0;
+	struct ioshape_save *save;
+	struct seen seen;
+	struct gate gate;
+
+	save = begin_gated(&gate, phase, from, scratch_path("file"), &given, borrow);
+	seen = ask(save);
+	/* It is done when it has ended, not when the last thing is told. */
+	ck_assert_int_eq(seen.phase, phase == IOSHAPE_PHASE_DONE ? IOSHAPE_PHASE_COMMIT : phase);
+	ck_assert_uint_ge(seen.total, given.bytes);
+	ck_assert_uint_lt(seen.total, given.bytes + 40000);
+	if (phase == IOSHAPE_PHASE_PLAN)
+		ck_assert_uint_eq(seen.done, 0);
+	else if (phase == IOSHAPE_PHASE_WRITE)
+		ck_assert(seen.done >= from && seen.done < seen.total);
+	else
+		ck_assert_uint_eq(seen.done, seen.total);
+	ck_assert_int_eq(ioshape_save_progress(save, NULL, NULL, NULL), 0);
+	sem_post(&gate.opened);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
+	seen = ask(save);
+	ck_assert_int_eq(seen.phase, IOSHAPE_PHASE_DONE);
+	ck_assert_uint_eq(seen.done, seen.total);
+	ioshape_save_free(save);
+}
+END_TEST
+
+/* Whoever looks all the time, and told by nobody, sees one direction only. */
+START_TEST(progress_never_goes_back)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct seen before = { 0 }, seen;
+	struct ioshape_save *save;
+	struct given all;
+
+	/* More than the staging memory, the second time: staged and written at the same time. */
+	give_all(&all, _i == BACKGROUND ? 40 * MIB : 100 * MIB);
+	options.borrow = _i == BORROWED;
+	ck_assert_int_eq(ioshape_save_records_async(context, scratch_path("file"), all.records,
+						    all.count, &options, &save),
+			 0);
+	do {
+		seen = ask(save);
+		ck_assert_uint_le(seen.done, seen.total);
+		ck_assert_int_ge(seen.phase, before.phase);
+		if (seen.phase == before.phase)
+			ck_assert(seen.done >= before.done && seen.total == before.total);
+		/* The handle is there when staging is over. */
+		if (seen.phase == IOSHAPE_PHASE_STAGE)
+			ck_assert_uint_eq(seen.done, seen.total);
+		before = seen;
+		/* Done means ended. */
+		ck_assert(seen.phase != IOSHAPE_PHASE_DONE || ioshape_save_poll(save) == 1);
+	} while (seen.phase != IOSHAPE_PHASE_DONE);
+	ck_assert_uint_eq(seen.done, seen.total);
+	ck_assert_int_eq(ioshape_save_wait(save, 0), 0);
+	ioshape_save_free(save);
+	free(all.memory);
+}
+END_TEST
+
+START_TEST(a_failed_save_is_done_as_far_as_it_came)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct stop stop = { IOSHAPE_PHASE_WRITE, 2 * MIB };
+	struct ioshape_save *save;
+	struct seen seen;
+
+	options.borrow = (uint32_t)_i;
+	ck_assert_int_eq(ioshape_save_records_async(context, scratch_path("missing/file"),
+						    given.records, given.count, &options, &save),
+			 0);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), -ENOENT);
+	seen = ask(save);
+	ck_assert_int_eq(seen.phase, IOSHAPE_PHASE_DONE);
+	ck_assert_uint_eq(seen.done, 0);
+	ck_assert_uint_ge(seen.total, given.bytes);
+	ioshape_save_free(save);
+
+	options.progress = stop_there;
+	options.progress_user = &stop;
+	ck_assert_int_eq(ioshape_save_records_async(context, scratch_path("file"), given.records,
+						    given.count, &options, &save),
+			 0);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), -ECANCELED);
+	seen = ask(save);
+	ck_assert_int_eq(seen.phase, IOSHAPE_PHASE_DONE);
+	ck_assert(seen.done >= 2 * MIB && seen.done < seen.total);
+	ioshape_save_free(save);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("api/records");
+	TCase *files = tcase_create("files"), *arguments = tcase_create("arguments");
+	TCase *functions = tcase_create("fetch"), *borrowed = tcase_create("borrowed");
+	TCase *progress = tcase_create("progress");
+	TCase *all[] = { files, arguments, functions, borrowed, progress };
+
+	for (size_t i = 0; i < COUNT(all); i++) {
+		tcase_add_checked_fixture(all[i], setup, teardown);
+		tcase_set_timeout(all[i], 60);
+		suite_add_tcase(suite, all[i]);
+	}
+	tcase_add_loop_test(files, the_file_is_that_of_a_writer, 0, WAYS * (int)COUNT(fetches));
+	tcase_add_loop_test(files, no_records_make_a_file, 0, WAYS);
+	tcase_add_loop_test(files, many_small_records_are_saved, 0, WAYS);
+	tcase_add_loop_test(arguments,
+			    a_record_that_makes_no_sense_is_refused_before_anything_is_created, 0,
+			    WAYS);
+	tcase_add_test(arguments, other_arguments_are_checked);
+	tcase_add_loop_test(arguments, what_is_there_may_have_to_stay, 0, WAYS);
+	tcase_add_loop_test(functions, each_byte_is_fetched_once_and_in_order, 0, 2 * WAYS);
+	tcase_add_loop_test(functions, what_cannot_be_fetched_fails_the_save, 0, 2 * WAYS);
+	tcase_add_loop_test(functions, fetching_can_be_stopped, 0, WAYS);
+	tcase_add_test(borrowed, what_is_borrowed_is_read_after_the_call);
+	tcase_add_test(borrowed, tensors_can_be_borrowed_too);
+	tcase_add_test(borrowed, a_blocking_save_ignores_borrow);
+	tcase_add_test(borrowed, a_shorter_struct_borrows_nothing);
+	tcase_add_loop_test(borrowed, a_borrowed_save_needs_no_staging_memory, 0, 2);
+	tcase_add_loop_test(borrowed, a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory, 0,
+			    2);
+	tcase_add_test(borrowed, borrowed_and_copied_saves_to_one_path_keep_their_order);
+	tcase_add_loop_test(progress, a_save_under_way_says_how_far_it_is, 0, 10);
+	tcase_add_loop_test(progress, progress_never_goes_back, 0, WAYS);
+	tcase_add_loop_test(progress, a_failed_save_is_done_as_far_as_it_came, 0, 2);
+	return check_main(suite);
+}
