@@ -185,6 +185,11 @@ public:
 		check(code);
 		return true;
 	}
+	/* Asks it to stop; wait() then throws -ECANCELED, unless it was done already. */
+	void cancel()
+	{
+		check(ioshape_save_cancel(get()));
+	}
 	ioshape_report report() const
 	{
 		ioshape_report report = IOSHAPE_REPORT_INIT;

@@ -216,6 +216,13 @@ int ioshape_save_poll(struct ioshape_save *save);
  */
 int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
 
+/*
+ * Asks a save under way to stop, and returns at once; ioshape_save_wait() then answers -ECANCELED
+ * as soon as no I/O is in flight and no temporary file is left, or 0 if the new file was in place
+ * already. Nothing happens to a save that has ended. Any thread.
+ */
+int ioshape_save_cancel(struct ioshape_save *save);
+
 /* What the save did; -EINPROGRESS while it is under way. report->size must be set. Any thread. */
 int ioshape_save_report(struct ioshape_save *save, struct ioshape_report *report);
 

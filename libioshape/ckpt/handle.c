@@ -109,7 +109,7 @@ IOSHAPE_EXPORT const char *ioshape_save_message(struct ioshape_save *save)
 	return save && ioshape_save_poll(save) == 1 ? save->error.text : "";
 }
 
-static void end_save(struct ioshape_save *save)
+static void ask_to_stop(struct ioshape_save *save)
 {
 	struct ioshape_context *context = save->context;
 
@@ -118,6 +118,23 @@ static void end_save(struct ioshape_save *save)
 	save->turn.abort_waits = true;
 	pthread_cond_broadcast(&context->saves_change);
 	pthread_mutex_unlock(&context->lock);
+}
+
+IOSHAPE_EXPORT int ioshape_save_cancel(struct ioshape_save *save)
+{
+	int ended = ioshape_save_poll(save);
+
+	if (ended < 0)
+		return ended;
+	/* The context may be gone, but not before the save has ended. */
+	if (!ended)
+		ask_to_stop(save);
+	return 0;
+}
+
+static void end_save(struct ioshape_save *save)
+{
+	ask_to_stop(save);
 	ckpt_join(save);
 	save->context = NULL;
 }
