@@ -7,7 +7,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any
 
-from ioshape._native import lib
+from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
     from ioshape._report import Report
@@ -37,7 +37,8 @@ class StorageError(OSError, RuntimeError):
         self.code = code
         self._sentence = sentence
         self.operation = operation
-        self.remedy = sentence.partition("; ")[2]
+        reason = ffi.string(lib.ioshape_strerror(code)).decode()
+        self.remedy = sentence.removesuffix(f": {reason}").partition("; ")[2]
         self.report = None
 
     def __str__(self) -> str:

@@ -224,13 +224,13 @@ class _Call:
         options.no_replace = not self.replace
         options.no_sync = not self.durable
         options.borrow = borrow
-        if not borrow:
-            keep = []  # copied by the time the call returns
+        # What is not borrowed is copied by the time the call returns.
+        keep_longer = [*keep] if borrow else []
         if self.progress is not None:
             teller = Teller(self.progress)
             teller.set_in(options)
             failures.append(teller)
-            keep.append(teller)
+            keep_longer.append(teller)
         out = ffi.new("struct ioshape_save **")
         try:
             code = lib.ioshape_save_records_async(
@@ -242,7 +242,7 @@ class _Call:
                         raise source.failure
                 raise context.failure(code, path, "save")
             return SaveHandle(
-                out[0], context, path, pickle_s=pickle_s, keep=keep, failures=failures
+                out[0], context, path, pickle_s=pickle_s, keep=keep_longer, failures=failures
             )
         except BaseException:
             # Ctrl-C between the library's return and ours: nothing may go on with borrowed memory.
