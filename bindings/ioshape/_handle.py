@@ -243,7 +243,7 @@ class SaveHandle:
             self._watched = True
             threading.Thread(target=self._wait, args=(None,), name="ioshape", daemon=True).start()
 
-    def abort(self) -> None:
+    def _abort(self) -> None:
         """As cancel(), for what Ctrl-C interrupted: nobody will ask."""
         self._asked = True
         self.cancel()

@@ -166,7 +166,7 @@ class _Call:
         try:
             return handle.result()
         except BaseException:
-            handle.abort()  # Ctrl-C
+            handle._abort()  # Ctrl-C
             raise
 
     def begin(self, path: str) -> SaveHandle:
