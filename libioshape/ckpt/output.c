@@ -107,8 +107,8 @@ int ckpt_handle_begin_commit(struct ckpt_handle *handle, struct ckpt_turn *turn,
 	if (!ret && report)
 		ret = base_give_struct(report, &ignored, sizeof(ignored), "ioshape_report",
 				       &handle->error);
-	return ret ? ret : ckpt_turn_begin(handle->output.context, turn, handle->path,
-					   &handle->error);
+	return ret ? ret :
+		     ckpt_turn_begin(handle->output.context, turn, handle->path, &handle->error);
 }
 
 int ckpt_handle_end_commit(struct ckpt_handle *handle, struct ckpt_turn *turn, int ret,
