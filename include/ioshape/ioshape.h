@@ -6,6 +6,7 @@
 #include <ioshape/container.h>
 #include <ioshape/context.h>
 #include <ioshape/errors.h>
+#include <ioshape/file.h>
 #include <ioshape/tensors.h>
 #include <ioshape/version.h>
 

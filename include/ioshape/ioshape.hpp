@@ -83,6 +83,7 @@ template <auto Free> struct deleter {
 
 class save;
 class writer;
+class file;
 class reader;
 
 class context
@@ -127,9 +128,27 @@ public:
 		return report;
 	}
 
-	/* Returns when the tensors may be changed. */
+	/* Returns when the tensors may be changed; with options.borrow, at once. */
 	inline save
 	save_tensors_async(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+			   const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT);
+
+	/* Blocks until the records are durable and in place. */
+	ioshape_report save_records(const std::string &path,
+				    const std::vector<ioshape_record> &records,
+				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		ioshape_report report = IOSHAPE_REPORT_INIT;
+
+		options.report = &report;
+		check(ioshape_save_records(get(), path.c_str(), records.data(), records.size(),
+					   &options));
+		return report;
+	}
+
+	/* Returns when the records may be changed; with options.borrow, at once. */
+	inline save
+	save_records_async(const std::string &path, const std::vector<ioshape_record> &records,
 			   const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT);
 
 	ioshape_context *get() const noexcept
@@ -139,6 +158,7 @@ public:
 
 private:
 	friend class writer;
+	friend class file;
 	friend class reader;
 	void check(int code) const
 	{
@@ -146,6 +166,12 @@ private:
 			throw error(code, ioshape_context_message(get()));
 	}
 	std::unique_ptr<ioshape_context, detail::deleter<ioshape_context_free>> handle_;
+};
+
+/* How far a save is: bytes done, of how many. */
+struct save_progress {
+	ioshape_phase phase;
+	std::uint64_t done_bytes, total_bytes;
 };
 
 /*
@@ -197,6 +223,13 @@ public:
 		check(ioshape_save_report(get(), &report));
 		return report;
 	}
+	save_progress progress() const
+	{
+		save_progress now = {};
+
+		check(ioshape_save_progress(get(), &now.phase, &now.done_bytes, &now.total_bytes));
+		return now;
+	}
 	ioshape_save *get() const noexcept
 	{
 		return handle_.get();
@@ -222,6 +255,17 @@ inline save context::save_tensors_async(const std::string &path,
 	ioshape_save *handle = nullptr;
 
 	check(ioshape_save_tensors_async(get(), path.c_str(), tensors.data(), tensors.size(),
+					 &options, &handle));
+	return save(handle);
+}
+
+inline save context::save_records_async(const std::string &path,
+					const std::vector<ioshape_record> &records,
+					const ioshape_save_options &options)
+{
+	ioshape_save *handle = nullptr;
+
+	check(ioshape_save_records_async(get(), path.c_str(), records.data(), records.size(),
 					 &options, &handle));
 	return save(handle);
 }
@@ -275,6 +319,43 @@ private:
 			throw error(code, ioshape_writer_message(get()));
 	}
 	std::unique_ptr<ioshape_writer, detail::deleter<ioshape_writer_free>> handle_;
+};
+
+/* Bytes in somebody else's format. Without commit() the file is abandoned. */
+class file
+{
+public:
+	file(const context &context, const std::string &path,
+	     const ioshape_file_options &options = IOSHAPE_FILE_OPTIONS_INIT)
+	{
+		ioshape_file *handle = nullptr;
+
+		context.check(ioshape_file_open(context.get(), path.c_str(), &options, &handle));
+		handle_.reset(handle);
+	}
+	void write(const void *data, std::size_t bytes)
+	{
+		check(ioshape_file_write(get(), data, bytes));
+	}
+	ioshape_report commit()
+	{
+		ioshape_report report = IOSHAPE_REPORT_INIT;
+
+		check(ioshape_file_commit(get(), &report));
+		return report;
+	}
+	ioshape_file *get() const noexcept
+	{
+		return handle_.get();
+	}
+
+private:
+	void check(int code) const
+	{
+		if (code < 0)
+			throw error(code, ioshape_file_message(get()));
+	}
+	std::unique_ptr<ioshape_file, detail::deleter<ioshape_file_free>> handle_;
 };
 
 /* Records and tensors of a file. */

@@ -117,6 +117,60 @@ int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn,
 		   struct base_error *error);
 void ckpt_turn_end(struct ioshape_context *context, struct ckpt_turn *turn);
 
+/* ---- Files on their way (output.c) ----------------------------------------------------------- */
+
+struct ckpt_output {
+	struct ioshape_context *context;
+	struct ring_lane *lane;
+	struct ring_writer *file;
+	struct ring_notes notes;
+};
+
+/*
+ * Takes a lane and begins a file at `path`, which is the same as `absolute`, but for messages. Of
+ * the options what follows from the path is filled in here. Afterwards, well or not, it is closed
+ * with ckpt_output_close().
+ */
+int ckpt_output_open(struct ckpt_output *output, struct ioshape_context *context, const char *path,
+		     const char *absolute, const struct ring_file_options *options,
+		     struct base_error *error);
+
+/*
+ * The end of every save: waits for its turn, puts the finished file in place, and adds to the
+ * report what the file and the notes have to say. `ret` is how it went so far: after a failure
+ * there is only the report.
+ */
+int ckpt_output_commit(struct ckpt_output *output, struct ckpt_turn *turn, int ret,
+		       struct ioshape_report *report, struct base_error *error);
+
+/* Abandons the file if it was not committed. A zip writer, if there is one, owns it. */
+void ckpt_output_close(struct ckpt_output *output, struct zip_writer *zip);
+
+/* What the public handles of files have in common. Zero it, and set output.context. */
+struct ckpt_handle {
+	struct ckpt_output output;
+	char *path; /* absolute */
+	uint64_t begin_ns;
+	bool committed;          /* or tried to: only the message and free() remain */
+	struct base_error error; /* of the last call that failed */
+};
+
+/* Afterwards, well or not, it is closed with ckpt_handle_close(). */
+int ckpt_handle_open(struct ckpt_handle *handle, struct ioshape_context *context, const char *path,
+		     const struct ring_file_options *options, struct base_error *error);
+
+/* First in every call on an open handle. Forgets the last failure. */
+int ckpt_handle_enter(struct ckpt_handle *handle);
+
+/* A commit: enter, begin a turn; (the caller finishes the file;) end. After the end, which fills
+ * `report` unless it is NULL, the turn has ended, too. */
+int ckpt_handle_begin_commit(struct ckpt_handle *handle, struct ckpt_turn *turn,
+			     struct ioshape_report *report);
+int ckpt_handle_end_commit(struct ckpt_handle *handle, struct ckpt_turn *turn, int ret,
+			   uint64_t payload_bytes, struct ioshape_report *report);
+
+void ckpt_handle_close(struct ckpt_handle *handle, struct zip_writer *zip);
+
 /* ---- Plans (plan*.c): everything about a save but the bytes ---------------------------------- */
 
 /* What a caller wants to be saved, borrowed: tensors, or records with a pickle of its own. */
@@ -214,14 +268,5 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 /* Ends what is in the background, without a trace, and lets go of its handles. For the end of a
  * context. */
 void ckpt_end_background(struct ioshape_context *context);
-
-/*
- * The end of every save: waits for its turn, puts the finished file in place, and adds to the
- * report what the file and the notes have to say. `ret` is how it went so far: after a failure
- * there is only the report.
- */
-int ckpt_commit(struct ioshape_context *context, struct ckpt_turn *turn, struct ring_writer *file,
-		const struct ring_notes *notes, int ret, struct ioshape_report *report,
-		struct base_error *error);
 
 #endif

@@ -28,8 +28,7 @@ static int check_record(const struct ioshape_record *record, const char *path,
 				 "what has none",
 				 ZIP_SHOWN(record->name), path);
 	if (record->bytes && !record->data && !record->fetch)
-		return base_fail(error, -EINVAL,
-				 "record \"%s\" for %s has %llu bytes but no data",
+		return base_fail(error, -EINVAL, "record \"%s\" for %s has %llu bytes but no data",
 				 ZIP_SHOWN(record->name), path, (unsigned long long)record->bytes);
 	return 0;
 }

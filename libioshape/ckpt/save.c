@@ -3,9 +3,7 @@
 #include "ckpt/ckpt.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* Tensors that do not lie as they are saved are packed in pieces of this size. */
 #define PACK_BYTES (256 * KIB)
@@ -45,71 +43,25 @@ static int write_file(struct zip_writer *zip, const struct ckpt_plan *plan,
 	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
 }
 
-/* Says in the log what the report says of everything that was not as preferred. */
-static void log_save(const struct ioshape_context *context, const char *path,
-		     const struct ioshape_report *report)
-{
-	if (report->fallbacks)
-		base_log(&context->log, IOSHAPE_LOG_INFO, "saving %s: %s", path,
-			 report->fallback_text);
-	base_log(&context->log, IOSHAPE_LOG_DEBUG,
-		 "%s: %llu bytes, %s engine%s, write %.3f s, sync %.3f s, commit %.3f s", path,
-		 (unsigned long long)report->file_bytes, report->engine,
-		 report->direct ? ", direct I/O" : "", report->write_s, report->sync_s,
-		 report->commit_s);
-}
-
-int ckpt_commit(struct ioshape_context *context, struct ckpt_turn *turn, struct ring_writer *file,
-		const struct ring_notes *notes, int ret, struct ioshape_report *report,
-		struct base_error *error)
-{
-	uint64_t begin = base_now_ns();
-
-	if (!ret)
-		ret = ckpt_turn_wait(context, turn, error);
-	report->commit_s += base_seconds(base_now_ns() - begin);
-	if (!ret)
-		ret = ring_writer_commit(file, error);
-	snprintf(report->filesystem, sizeof(report->filesystem), "%s", notes->filesystem);
-	if (file)
-		ring_writer_report(file, report);
-	report->fallbacks = notes->count;
-	report->short_results = notes->short_results;
-	snprintf(report->layout, sizeof(report->layout), "single");
-	snprintf(report->fallback_text, sizeof(report->fallback_text), "%s", notes->text);
-	log_save(context, turn->path, report);
-	return ret;
-}
-
 int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,
 	      const struct ckpt_source *source, const struct ring_file_options *options,
 	      struct ckpt_turn *turn, struct ioshape_report *report, struct base_error *error)
 {
 	struct ring_file_options file_options = *options;
-	struct ring_notes notes = { 0 };
-	struct ring_writer *file = NULL;
 	struct zip_writer *zip = NULL;
-	struct ring_lane *lane = NULL;
+	struct ckpt_output output;
 	int ret;
 
 	file_options.expected_bytes = plan->expected_bytes;
 	file_options.progress_total = plan->expected_bytes;
-	file_options.remove_stale = ckpt_should_tidy(context, turn->path);
-	ret = ckpt_take_lane(context, &lane, error);
+	ret = ckpt_output_open(&output, context, path, turn->path, &file_options, error);
 	if (!ret)
-		ret = ring_writer_open(&file, lane, path, &file_options, &notes, error);
-	if (!ret)
-		ret = zip_writer_new(&zip, file, path, error);
+		ret = zip_writer_new(&zip, output.file, path, error);
 	if (!ret)
 		ret = write_file(zip, plan, source, error);
-	ret = ckpt_commit(context, turn, file, &notes, ret, report, error);
+	ret = ckpt_output_commit(&output, turn, ret, report, error);
 	report->tensor_bytes = plan->payload_bytes;
-	/* The zip writer owns the file as soon as it exists. */
-	if (zip)
-		zip_writer_free(zip);
-	else
-		ring_writer_free(file);
-	ckpt_return_lane(context, lane);
+	ckpt_output_close(&output, zip);
 	return ret;
 }
 

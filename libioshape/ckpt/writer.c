@@ -4,66 +4,40 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct ioshape_writer {
-	struct ioshape_context *context;
-	char *path;
-	struct ring_lane *lane;
+	struct ckpt_handle handle;
 	struct zip_writer *zip; /* owns the file */
-	struct ring_notes notes;
 	struct ioshape_metadata metadata;
 	void *metadata_memory;
-	uint64_t begin_ns;
-	bool committed;          /* or tried to: only the message and free() remain */
-	struct base_error error; /* of the last call that failed */
 };
-
-static int open_zip(struct ioshape_writer *writer, const struct ioshape_writer_options *options,
-		    struct base_error *error)
-{
-	const struct ring_file_options file_options = {
-		.expected_bytes = options->expected_bytes,
-		.no_replace = options->no_replace,
-		.no_sync = options->no_sync,
-		.remove_stale = ckpt_should_tidy(writer->context, writer->path),
-		.progress = options->progress,
-		.progress_user = options->progress_user,
-		.progress_total = options->expected_bytes,
-	};
-	struct ring_writer *file;
-	int ret;
-
-	ret = ckpt_take_lane(writer->context, &writer->lane, error);
-	if (!ret)
-		ret = ring_writer_open(&file, writer->lane, writer->path, &file_options,
-				       &writer->notes, error);
-	if (ret)
-		return ret;
-	ret = zip_writer_new(&writer->zip, file, writer->path, error);
-	if (ret)
-		ring_writer_free(file);
-	return ret;
-}
 
 static int open_writer(struct ioshape_context *context, const char *path,
 		       const struct ioshape_writer_options *options, struct ioshape_writer **out,
 		       struct base_error *error)
 {
+	const struct ring_file_options file_options = {
+		.expected_bytes = options->expected_bytes,
+		.no_replace = options->no_replace,
+		.no_sync = options->no_sync,
+		.progress = options->progress,
+		.progress_user = options->progress_user,
+		.progress_total = options->expected_bytes,
+	};
 	struct ioshape_writer *writer = calloc(1, sizeof(*writer));
+	struct ckpt_handle *handle;
 	int ret;
 
 	if (!writer)
 		return base_no_memory(error, "a writer", sizeof(*writer));
-	writer->context = context;
-	writer->begin_ns = base_now_ns();
-	/* Its turn comes at the commit, wherever the application has changed its directory to. */
-	ret = ckpt_absolute_path(path, &writer->path, error);
+	handle = &writer->handle;
+	handle->output.context = context;
+	ret = ckpt_take_metadata(&writer->metadata, &writer->metadata_memory, options->metadata,
+				 error);
 	if (!ret)
-		ret = ckpt_take_metadata(&writer->metadata, &writer->metadata_memory,
-					 options->metadata, error);
+		ret = ckpt_handle_open(handle, context, path, &file_options, error);
 	if (!ret)
-		ret = open_zip(writer, options, error);
+		ret = zip_writer_new(&writer->zip, handle->output.file, handle->path, error);
 	if (ret) {
 		ioshape_writer_free(writer);
 		return ret;
@@ -97,14 +71,7 @@ IOSHAPE_EXPORT int ioshape_writer_open(struct ioshape_context *context, const ch
 /* First in every call on an open writer. Forgets the last failure. */
 static int enter(struct ioshape_writer *writer)
 {
-	if (!writer)
-		return -EINVAL;
-	memset(&writer->error, 0, sizeof(writer->error));
-	if (writer->committed)
-		return base_fail(&writer->error, -EINVAL,
-				 "the writer of %s has been committed; open a new one",
-				 writer->path);
-	return ckpt_enter(writer->context, &writer->error);
+	return writer ? ckpt_handle_enter(&writer->handle) : -EINVAL;
 }
 
 IOSHAPE_EXPORT int ioshape_writer_begin(struct ioshape_writer *writer, const char *name,
@@ -113,9 +80,10 @@ IOSHAPE_EXPORT int ioshape_writer_begin(struct ioshape_writer *writer, const cha
 	int ret = enter(writer);
 
 	if (!ret && !name)
-		ret = base_fail(&writer->error, -EINVAL, "no name was given for a record of %s",
-				writer->path);
-	return ret ? ret : zip_writer_begin(writer->zip, name, bytes, alignment, &writer->error);
+		ret = base_fail(&writer->handle.error, -EINVAL,
+				"no name was given for a record of %s", writer->handle.path);
+	return ret ? ret :
+		     zip_writer_begin(writer->zip, name, bytes, alignment, &writer->handle.error);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_write(struct ioshape_writer *writer, const void *data,
@@ -124,15 +92,16 @@ IOSHAPE_EXPORT int ioshape_writer_write(struct ioshape_writer *writer, const voi
 	int ret = enter(writer);
 
 	if (!ret && bytes && !data)
-		ret = base_fail(&writer->error, -EINVAL, "no data was given for %s", writer->path);
-	return ret ? ret : zip_writer_put(writer->zip, data, bytes, &writer->error);
+		ret = base_fail(&writer->handle.error, -EINVAL, "no data was given for %s",
+				writer->handle.path);
+	return ret ? ret : zip_writer_put(writer->zip, data, bytes, &writer->handle.error);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_end(struct ioshape_writer *writer)
 {
 	int ret = enter(writer);
 
-	return ret ? ret : zip_writer_end(writer->zip, &writer->error);
+	return ret ? ret : zip_writer_end(writer->zip, &writer->handle.error);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_record(struct ioshape_writer *writer, const char *name,
@@ -141,62 +110,51 @@ IOSHAPE_EXPORT int ioshape_writer_record(struct ioshape_writer *writer, const ch
 	int ret = enter(writer);
 
 	if (!ret && (!name || (bytes && !data)))
-		ret = base_fail(&writer->error, -EINVAL, "no %s was given for a record of %s",
-				name ? "data" : "name", writer->path);
+		ret = base_fail(&writer->handle.error, -EINVAL,
+				"no %s was given for a record of %s", name ? "data" : "name",
+				writer->handle.path);
 	if (!ret && bytes == IOSHAPE_UNKNOWN_BYTES)
 		ret = base_fail(
-			&writer->error, -EINVAL,
+			&writer->handle.error, -EINVAL,
 			"a whole record of %s must have a known size; use begin, write and end",
-			writer->path);
+			writer->handle.path);
 	if (!ret)
-		ret = zip_writer_begin(writer->zip, name, bytes, alignment, &writer->error);
+		ret = zip_writer_begin(writer->zip, name, bytes, alignment, &writer->handle.error);
 	if (!ret)
-		ret = zip_writer_put(writer->zip, data, bytes, &writer->error);
-	return ret ? ret : zip_writer_end(writer->zip, &writer->error);
+		ret = zip_writer_put(writer->zip, data, bytes, &writer->handle.error);
+	return ret ? ret : zip_writer_end(writer->zip, &writer->handle.error);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer,
 					 struct ioshape_report *report)
 {
-	const struct zip_index index = { .metadata = writer ? writer->metadata :
-							      (struct ioshape_metadata){ 0 } };
-	struct ioshape_report full = IOSHAPE_REPORT_INIT;
+	struct zip_index index = { .has_table = false };
 	struct ckpt_turn turn;
-	int ret = enter(writer);
+	int ret;
 
-	if (!ret && report)
-		ret = base_give_struct(report, &full, sizeof(full), "ioshape_report",
-				       &writer->error);
+	if (!writer)
+		return -EINVAL;
+	ret = ckpt_handle_begin_commit(&writer->handle, &turn, report);
 	if (ret)
 		return ret;
-	ret = ckpt_turn_begin(writer->context, &turn, writer->path, &writer->error);
-	if (ret)
-		return ret;
-	ret = zip_writer_finish(writer->zip, &index, &writer->error);
+	index.metadata = writer->metadata;
+	ret = zip_writer_finish(writer->zip, &index, &writer->handle.error);
 	/* A record that is still open can be ended, and the commit tried again. */
-	writer->committed = ret != -EINVAL;
-	ret = ckpt_commit(writer->context, &turn, zip_writer_file(writer->zip), &writer->notes, ret,
-			  &full, &writer->error);
-	ckpt_turn_end(writer->context, &turn);
-	full.tensor_bytes = zip_writer_payload_bytes(writer->zip);
-	full.total_s = base_seconds(base_now_ns() - writer->begin_ns);
-	if (report)
-		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
-	return ret;
+	writer->handle.committed = ret != -EINVAL;
+	return ckpt_handle_end_commit(&writer->handle, &turn, ret,
+				      zip_writer_payload_bytes(writer->zip), report);
 }
 
 IOSHAPE_EXPORT const char *ioshape_writer_message(struct ioshape_writer *writer)
 {
-	return writer ? writer->error.text : "";
+	return writer ? writer->handle.error.text : "";
 }
 
 IOSHAPE_EXPORT void ioshape_writer_free(struct ioshape_writer *writer)
 {
-	if (!writer || ckpt_enter(writer->context, NULL))
+	if (!writer || ckpt_enter(writer->handle.output.context, NULL))
 		return;
-	zip_writer_free(writer->zip);
-	ckpt_return_lane(writer->context, writer->lane);
+	ckpt_handle_close(&writer->handle, writer->zip);
 	free(writer->metadata_memory);
-	free(writer->path);
 	free(writer);
 }

@@ -115,6 +115,7 @@ START_TEST(no_handle_is_an_error)
 	ck_assert_int_eq(ioshape_save_poll(NULL), -EINVAL);
 	ck_assert_int_eq(ioshape_save_wait(NULL, 0), -EINVAL);
 	ck_assert_int_eq(ioshape_save_report(NULL, &report), -EINVAL);
+	ck_assert_int_eq(ioshape_save_progress(NULL, NULL, &number, &number), -EINVAL);
 	ck_assert_str_eq(ioshape_save_message(NULL), "");
 	ck_assert_int_eq(ioshape_writer_record(NULL, "a", "b", 1, 0), -EINVAL);
 	ck_assert_int_eq(ioshape_writer_begin(NULL, "a", 1, 0), -EINVAL);

@@ -168,6 +168,63 @@ START_TEST(metadata_and_records_travel)
 }
 END_TEST
 
+START_TEST(records_are_saved_in_one_call)
+{
+	ioshape::context context;
+	ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	ioshape_record record = {};
+	std::string text("text"), read(4, 0);
+
+	record.name = "text";
+	record.data = text.data();
+	record.bytes = text.size();
+	const std::vector<ioshape_record> records{ record };
+	ck_assert_uint_eq(context.save_records(scratch_path("a.pt"), records).tensor_bytes, 4);
+	ioshape::save save = context.save_records_async(scratch_path("b.pt"), records);
+	options.borrow = 1;
+	ioshape::save next = context.save_records_async(scratch_path("c.pt"), records, options);
+	save.wait();
+	next.wait();
+	ck_assert_int_eq(next.progress().phase, IOSHAPE_PHASE_DONE);
+	ck_assert_uint_eq(next.progress().done_bytes, next.progress().total_bytes);
+	for (const char *name : { "a.pt", "b.pt", "c.pt" }) {
+		const ioshape::reader reader(context, scratch_path(name));
+
+		reader.read(reader.find_record("text"), 0, &read[0], read.size());
+		ck_assert_str_eq(read.c_str(), "text");
+	}
+	ck_assert_int_eq(thrown([&] { ioshape::save().progress(); }), -EINVAL);
+	ck_assert_int_eq(thrown([&] {
+				 context.save_records(scratch_path("d.pt"), { record, record });
+			 }),
+			 -EEXIST);
+	ck_assert_int_eq(
+		thrown([&] {
+			context.save_records_async(scratch_path("d.pt"), { record, record });
+		}),
+		-EEXIST);
+}
+END_TEST
+
+START_TEST(a_file_is_there_when_it_is_committed)
+{
+	ioshape::context context;
+
+	{
+		ioshape::file abandoned(context, scratch_path("file"));
+		abandoned.write("bytes", 5);
+	}
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+	ioshape::file file(context, scratch_path("file"));
+	file.write("by", 2);
+	file.write("tes", 3);
+	ck_assert_uint_eq(file.commit().file_bytes, 5);
+	ck_assert(scratch_same(scratch_path("file"), "bytes", 5));
+	ck_assert_int_eq(thrown([&] { file.write("more", 4); }), -EINVAL);
+	ck_assert_int_eq(thrown([&] { ioshape::file(context, scratch_path("no/file")); }), -ENOENT);
+}
+END_TEST
+
 int main()
 {
 	Suite *suite = suite_create("cpp");
@@ -178,6 +235,8 @@ int main()
 	tcase_add_test(classes, assigning_over_a_save_under_way_aborts_it);
 	tcase_add_test(classes, failures_are_exceptions_with_sentences);
 	tcase_add_test(classes, metadata_and_records_travel);
+	tcase_add_test(classes, records_are_saved_in_one_call);
+	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
 	suite_add_tcase(suite, classes);
 	return check_main(suite);
 }

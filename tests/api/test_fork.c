@@ -24,6 +24,7 @@ const char *__tsan_default_options(void)
 static struct ioshape_context *context;
 static struct ioshape_reader *reader;
 static struct ioshape_writer *writer;
+static struct ioshape_file *file;
 static struct ioshape_save *save;
 static struct sample sample;
 
@@ -71,12 +72,17 @@ static int use_everything(void *argument)
 	struct ioshape_reader *other_reader;
 	struct ioshape_writer *other_writer;
 	struct ioshape_save *other_save;
+	struct ioshape_file *other_file;
+	enum ioshape_phase phase;
 	uint64_t number;
 	char byte;
 	const int answers[] = {
 		ioshape_save_tensors(context, "child", sample.tensors, sample.count, NULL),
 		ioshape_save_tensors_async(context, "child", sample.tensors, sample.count, NULL,
 					   &other_save),
+		ioshape_save_records(context, "child", NULL, 0, NULL),
+		ioshape_save_records_async(context, "child", NULL, 0, NULL, &other_save),
+		ioshape_file_open(context, "child", NULL, &other_file),
 		ioshape_reader_open(context, "file", NULL, &other_reader),
 		ioshape_writer_open(context, "child", NULL, &other_writer),
 		ioshape_context_reserve(context, 1),
@@ -84,6 +90,9 @@ static int use_everything(void *argument)
 		ioshape_save_poll(save),
 		ioshape_save_wait(save, -1),
 		ioshape_save_report(save, &report),
+		ioshape_save_progress(save, &phase, &number, &number),
+		ioshape_file_write(file, "a", 1),
+		ioshape_file_commit(file, NULL),
 		ioshape_writer_record(writer, "a", "b", 1, 0),
 		ioshape_writer_begin(writer, "a", 1, 0),
 		ioshape_writer_write(writer, "a", 1),
@@ -111,6 +120,7 @@ static int use_everything(void *argument)
 	/* All handles can be let go of. */
 	ioshape_save_free(save);
 	ioshape_writer_free(writer);
+	ioshape_file_free(file);
 	ioshape_reader_free(reader);
 	ioshape_context_free(context);
 	return 0;
@@ -147,6 +157,7 @@ START_TEST(a_child_is_refused_everywhere_and_the_parent_goes_on)
 		ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options), 0);
 	ck_assert_int_eq(ioshape_reader_open(context, "file", NULL, &reader), 0);
 	ck_assert_int_eq(ioshape_writer_open(context, "records", NULL, &writer), 0);
+	ck_assert_int_eq(ioshape_file_open(context, "raw", NULL, &file), 0);
 	/* In the middle of a save. */
 	sem_init(&gate.reached, 0, 0);
 	sem_init(&gate.opened, 0, 0);
@@ -159,8 +170,8 @@ START_TEST(a_child_is_refused_everywhere_and_the_parent_goes_on)
 	status = scratch_in_child(use_everything_and_leave, NULL);
 	ck_assert_msg(WIFEXITED(status) && !WEXITSTATUS(status), "call %d", WEXITSTATUS(status));
 	ck_assert_int_ne(access("child", F_OK), 0);
-	/* Two temporary files are under way, and both survive the child. */
-	ck_assert_uint_eq(scratch_temporaries("."), 2);
+	/* Three temporary files are under way, and all survive the child. */
+	ck_assert_uint_eq(scratch_temporaries("."), 3);
 	sem_post(&gate.opened);
 	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
 	ioshape_save_free(save);
@@ -168,6 +179,10 @@ START_TEST(a_child_is_refused_everywhere_and_the_parent_goes_on)
 	ck_assert_int_eq(ioshape_writer_record(writer, "data.pkl", "x", 1, 0), 0);
 	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), 0);
 	ioshape_writer_free(writer);
+	ck_assert_int_eq(ioshape_file_write(file, "raw", 3), 0);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
+	ioshape_file_free(file);
+	ck_assert(scratch_same("raw", "raw", 3));
 	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
 	ioshape_reader_free(reader);
 }

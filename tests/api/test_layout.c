@@ -103,6 +103,14 @@ AT(ioshape_record, fetch_user, 40);
 /* These cannot grow either. */
 BYTES(ioshape_record, 48);
 
+AT(ioshape_file_options, size, 0);
+AT(ioshape_file_options, expected_bytes, 8);
+AT(ioshape_file_options, progress, 16);
+AT(ioshape_file_options, progress_user, 24);
+AT(ioshape_file_options, no_replace, 32);
+AT(ioshape_file_options, no_sync, 36);
+BYTES(ioshape_file_options, 40);
+
 AT(ioshape_reader_options, size, 0);
 AT(ioshape_reader_options, no_verify, 8);
 AT(ioshape_reader_options, progress, 16);
@@ -180,6 +188,7 @@ START_TEST(structs_begin_with_their_size_and_zeros)
 	struct ioshape_save_options save = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_writer_options writer = IOSHAPE_WRITER_OPTIONS_INIT;
 	struct ioshape_reader_options reader = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_file_options file = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
 
@@ -191,6 +200,8 @@ START_TEST(structs_begin_with_their_size_and_zeros)
 		  !save.borrow);
 	ck_assert_uint_eq(writer.size, sizeof(writer));
 	ck_assert(!writer.expected_bytes && !writer.metadata);
+	ck_assert_uint_eq(file.size, sizeof(file));
+	ck_assert(!file.expected_bytes && !file.progress && !file.no_replace && !file.no_sync);
 	ck_assert_uint_eq(reader.size, sizeof(reader));
 	ck_assert(!reader.no_verify && !reader.progress);
 	ck_assert_uint_eq(report.size, sizeof(report));

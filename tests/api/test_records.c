@@ -245,9 +245,9 @@ START_TEST(the_file_is_that_of_a_writer)
 	options.metadata = &metadata;
 	write_by_hand(scratch_path("expected"), &given, &metadata);
 	let_fetch(&given, fetches[_i / WAYS]);
-	ck_assert_msg(!save_by(way, scratch_path("file"), given.records, given.count, &options,
-			       &report),
-		      "%s", message);
+	ck_assert_msg(
+		!save_by(way, scratch_path("file"), given.records, given.count, &options, &report),
+		"%s", message);
 	must_be_the_same(scratch_path("file"), scratch_path("expected"));
 	ck_assert_uint_eq(report.tensor_bytes, given.bytes);
 	ck_assert_str_eq(report.layout, "single");
@@ -414,8 +414,8 @@ START_TEST(each_byte_is_fetched_once_and_in_order)
 	must_be_the_same(scratch_path("file"), scratch_path("expected"));
 	ck_assert(!calls.disorder);
 	for (size_t i = 0; i < all.count; i++)
-		ck_assert_uint_eq(all.fetched[i].next, all.records[i].fetch ? all.fetched[i].bytes :
-									      0);
+		ck_assert_uint_eq(all.fetched[i].next,
+				  all.records[i].fetch ? all.fetched[i].bytes : 0);
 	ck_assert_int_eq(calls.other_thread, way == BORROWED);
 	ck_assert_uint_le(calls.largest, 16 * MIB);
 	ck_assert_uint_ge(calls.calls, 4);
@@ -426,8 +426,8 @@ END_TEST
 static const struct {
 	int answer, code;
 } failures[] = {
-	{ -ENODEV, -ENODEV }, { -1, -1 },         { 1, -EIO },      { IOSHAPE_E_DAMAGED, -EIO },
-	{ INT_MIN, -EIO },    { INT_MAX, -EIO },  { -4095, -4095 }, { -4096, -EIO },
+	{ -ENODEV, -ENODEV }, { -1, -1 },        { 1, -EIO },      { IOSHAPE_E_DAMAGED, -EIO },
+	{ INT_MIN, -EIO },    { INT_MAX, -EIO }, { -4095, -4095 }, { -4096, -EIO },
 };
 
 START_TEST(what_cannot_be_fetched_fails_the_save)
@@ -459,8 +459,7 @@ START_TEST(what_cannot_be_fetched_fails_the_save)
 	let_fetch(&all, 1 << 4);
 	all.fetched[4].next = 0;
 	all.fetched[4].fail_from = UINT64_MAX;
-	ck_assert_int_eq(
-		save_by(way, scratch_path("file"), all.records, all.count, NULL, NULL), 0);
+	ck_assert_int_eq(save_by(way, scratch_path("file"), all.records, all.count, NULL, NULL), 0);
 	free(all.memory);
 }
 END_TEST
@@ -489,9 +488,9 @@ START_TEST(fetching_can_be_stopped)
 	let_fetch(&all, 1 << 4);
 	options.progress = stop_there;
 	options.progress_user = &stop;
-	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), all.records, all.count,
-				 &options, NULL),
-			 -ECANCELED);
+	ck_assert_int_eq(
+		save_by((enum way)_i, scratch_path("file"), all.records, all.count, &options, NULL),
+		-ECANCELED);
 	ck_assert_uint_ge(all.fetched[4].next, 15 * MIB);
 	ck_assert_uint_le(all.fetched[4].next, 40 * MIB);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
@@ -534,9 +533,9 @@ static struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_phase ph
 	options.progress = stand_still;
 	options.progress_user = gate;
 	options.borrow = borrow;
-	ck_assert_msg(!ioshape_save_records_async(context, path, of->records, of->count, &options,
-						  &save),
-		      "%s", ioshape_context_message(context));
+	ck_assert_msg(
+		!ioshape_save_records_async(context, path, of->records, of->count, &options, &save),
+		"%s", ioshape_context_message(context));
 	sem_wait(&gate->reached);
 	return save;
 }
@@ -654,9 +653,9 @@ START_TEST(a_borrowed_save_needs_no_staging_memory)
 				 -EAGAIN);
 		ck_assert_ptr_null(second);
 	}
-	ck_assert_int_eq(save_by(BORROWED, scratch_path("second"), given.records, given.count, NULL,
-				 NULL),
-			 0);
+	ck_assert_int_eq(
+		save_by(BORROWED, scratch_path("second"), given.records, given.count, NULL, NULL),
+		0);
 	ck_assert_int_eq(ioshape_save_poll(first), 0);
 	sem_post(&gate.opened);
 	ck_assert_int_eq(ioshape_save_wait(first, -1), 0);
@@ -669,8 +668,8 @@ END_TEST
 START_TEST(a_borrowed_save_dropped_on_its_way_lets_go_of_the_memory)
 {
 	const size_t bytes = 30 * MIB;
-	uint8_t *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-			       0);
+	uint8_t *memory =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct given one = { .records = { { .name = "one", .data = memory, .bytes = bytes } },
 			     .count = 1 };
 	struct ioshape_save *save;
@@ -702,14 +701,14 @@ START_TEST(borrowed_and_copied_saves_to_one_path_keep_their_order)
 	struct ioshape_save *saves[3];
 	struct gate gates[3];
 
-	saves[0] = begin_gated(&gates[0], IOSHAPE_PHASE_SYNC, 0, scratch_path("file"), &given,
-			       true);
+	saves[0] =
+		begin_gated(&gates[0], IOSHAPE_PHASE_SYNC, 0, scratch_path("file"), &given, true);
 	given.count--;
-	saves[1] = begin_gated(&gates[1], IOSHAPE_PHASE_PLAN, 0, scratch_path("file"), &given,
-			       false);
+	saves[1] =
+		begin_gated(&gates[1], IOSHAPE_PHASE_PLAN, 0, scratch_path("file"), &given, false);
 	given.count--;
-	saves[2] = begin_gated(&gates[2], IOSHAPE_PHASE_PLAN, 0, scratch_path("file"), &given,
-			       true);
+	saves[2] =
+		begin_gated(&gates[2], IOSHAPE_PHASE_PLAN, 0, scratch_path("file"), &given, true);
 	sem_post(&gates[2].opened);
 	sem_post(&gates[1].opened);
 	usleep(50000);

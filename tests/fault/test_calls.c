@@ -27,17 +27,29 @@ static const struct scenario {
 	enum ioshape_engine engine;
 	enum ioshape_direct direct;
 	uint64_t block_bytes;
+	enum { TENSORS, RECORDS, WRITER, RAW } what;
 	bool background;
+	bool borrow;
 	bool no_replace; /* and there is no older file */
-	bool records;    /* through a writer of records */
 } scenarios[] = {
-	{ "uring", IOSHAPE_ENGINE_URING, IOSHAPE_DIRECT_PREFER, 512 << 10, false, false, false },
-	{ "threads in the background", IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_PREFER, 512 << 10,
-	  true, false, false },
-	{ "buffered", IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF, 512 << 10, false, false, false },
-	{ "small", IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER, 4 << 20, false, false, false },
-	{ "no replace", IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER, 512 << 10, false, true, false },
-	{ "records", IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER, 512 << 10, false, false, true },
+	{ .name = "uring", .engine = IOSHAPE_ENGINE_URING, .block_bytes = 512 << 10 },
+	{ .name = "threads in the background",
+	  .engine = IOSHAPE_ENGINE_THREADS,
+	  .block_bytes = 512 << 10,
+	  .background = true },
+	{ .name = "buffered",
+	  .engine = IOSHAPE_ENGINE_BUFFERED,
+	  .direct = IOSHAPE_DIRECT_OFF,
+	  .block_bytes = 512 << 10 },
+	{ .name = "small", .block_bytes = 4 << 20 },
+	{ .name = "no replace", .block_bytes = 512 << 10, .no_replace = true },
+	{ .name = "writer", .block_bytes = 512 << 10, .what = WRITER },
+	{ .name = "records, borrowed",
+	  .block_bytes = 512 << 10,
+	  .what = RECORDS,
+	  .background = true,
+	  .borrow = true },
+	{ .name = "raw", .block_bytes = 512 << 10, .what = RAW },
 };
 
 /* What a child has to tell, in memory that it shares with its parent. */
@@ -75,7 +87,29 @@ static struct ioshape_context *open_context(void)
 	return context;
 }
 
-static int save_records(struct ioshape_context *context)
+static int write_raw(struct ioshape_context *context)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_file *file;
+	int ret;
+
+	options.expected_bytes = sample.total_bytes;
+	ret = ioshape_file_open(context, "file", &options, &file);
+	if (ret) {
+		snprintf(outcome->message, sizeof(outcome->message), "%s",
+			 ioshape_context_message(context));
+		return ret;
+	}
+	for (size_t i = 0; !ret && i < sample.count; i++)
+		ret = ioshape_file_write(file, sample.expected[i], sample.bytes[i]);
+	if (!ret)
+		ret = ioshape_file_commit(file, NULL);
+	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_file_message(file));
+	ioshape_file_free(file);
+	return ret;
+}
+
+static int write_records(struct ioshape_context *context)
 {
 	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
 	struct ioshape_writer *writer;
@@ -101,27 +135,48 @@ static int save_records(struct ioshape_context *context)
 	return ret;
 }
 
+static int begin_save(struct ioshape_context *context, const struct ioshape_save_options *options,
+		      struct ioshape_save **handle)
+{
+	struct ioshape_record records[SAMPLE_TENSORS] = { 0 };
+	char names[SAMPLE_TENSORS][32];
+
+	*handle = NULL;
+	if (scenario->what == TENSORS)
+		return scenario->background ?
+			       ioshape_save_tensors_async(context, "file", sample.tensors,
+							  sample.count, options, handle) :
+			       ioshape_save_tensors(context, "file", sample.tensors, sample.count,
+						    options);
+	for (size_t i = 0; i < sample.count; i++) {
+		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
+		records[i].name = names[i];
+		records[i].data = sample.expected[i];
+		records[i].bytes = sample.bytes[i];
+	}
+	return scenario->background ?
+		       ioshape_save_records_async(context, "file", records, sample.count, options,
+						  handle) :
+		       ioshape_save_records(context, "file", records, sample.count, options);
+}
+
 static int save(struct ioshape_context *context)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *handle;
 	int ret;
 
-	if (scenario->records)
-		return save_records(context);
+	if (scenario->what == WRITER)
+		return write_records(context);
+	if (scenario->what == RAW)
+		return write_raw(context);
 	options.metadata = &sample.metadata;
 	options.no_replace = scenario->no_replace;
-	if (!scenario->background) {
-		ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
+	options.borrow = scenario->borrow;
+	ret = begin_save(context, &options, &handle);
+	if (!handle) {
 		snprintf(outcome->message, sizeof(outcome->message), "%s",
 			 ret ? ioshape_context_message(context) : "");
-		return ret;
-	}
-	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options,
-					 &handle);
-	if (ret) {
-		snprintf(outcome->message, sizeof(outcome->message), "%s",
-			 ioshape_context_message(context));
 		return ret;
 	}
 	ret = ioshape_save_wait(handle, -1);
@@ -211,7 +266,7 @@ static void begin_scenario(int i)
 	restore_old_file();
 	ck_assert_int_eq(save(context), 0);
 	new_file = scratch_read("file", &new_bytes);
-	if (!scenario->records) {
+	if (scenario->what == TENSORS) {
 		char why[256];
 
 		ck_assert_msg(!sample_check(context, "file", &sample, why, sizeof(why)), "%s", why);

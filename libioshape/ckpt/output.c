@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A file on its way, from the lane to the commit; and handles on such files. */
+#include "ckpt/ckpt.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- One file -------------------------------------------------------------------------------- */
+
+int ckpt_output_open(struct ckpt_output *output, struct ioshape_context *context, const char *path,
+		     const char *absolute, const struct ring_file_options *options,
+		     struct base_error *error)
+{
+	struct ring_file_options file_options = *options;
+	int ret;
+
+	*output = (struct ckpt_output){ .context = context };
+	file_options.remove_stale = ckpt_should_tidy(context, absolute);
+	ret = ckpt_take_lane(context, &output->lane, error);
+	if (ret)
+		return ret;
+	return ring_writer_open(&output->file, output->lane, path, &file_options, &output->notes,
+				error);
+}
+
+/* Says in the log what the report says of everything that was not as preferred. */
+static void log_save(const struct ioshape_context *context, const char *path,
+		     const struct ioshape_report *report)
+{
+	if (report->fallbacks)
+		base_log(&context->log, IOSHAPE_LOG_INFO, "saving %s: %s", path,
+			 report->fallback_text);
+	base_log(&context->log, IOSHAPE_LOG_DEBUG,
+		 "%s: %llu bytes, %s engine%s, write %.3f s, sync %.3f s, commit %.3f s", path,
+		 (unsigned long long)report->file_bytes, report->engine,
+		 report->direct ? ", direct I/O" : "", report->write_s, report->sync_s,
+		 report->commit_s);
+}
+
+int ckpt_output_commit(struct ckpt_output *output, struct ckpt_turn *turn, int ret,
+		       struct ioshape_report *report, struct base_error *error)
+{
+	const struct ring_notes *notes = &output->notes;
+	uint64_t begin = base_now_ns();
+
+	if (!ret)
+		ret = ckpt_turn_wait(output->context, turn, error);
+	report->commit_s += base_seconds(base_now_ns() - begin);
+	if (!ret)
+		ret = ring_writer_commit(output->file, error);
+	snprintf(report->filesystem, sizeof(report->filesystem), "%s", notes->filesystem);
+	if (output->file)
+		ring_writer_report(output->file, report);
+	report->fallbacks = notes->count;
+	report->short_results = notes->short_results;
+	snprintf(report->layout, sizeof(report->layout), "single");
+	snprintf(report->fallback_text, sizeof(report->fallback_text), "%s", notes->text);
+	log_save(output->context, turn->path, report);
+	return ret;
+}
+
+void ckpt_output_close(struct ckpt_output *output, struct zip_writer *zip)
+{
+	if (zip)
+		zip_writer_free(zip);
+	else
+		ring_writer_free(output->file);
+	if (output->lane)
+		ckpt_return_lane(output->context, output->lane);
+}
+
+/* ---- Handles --------------------------------------------------------------------------------- */
+
+int ckpt_handle_open(struct ckpt_handle *handle, struct ioshape_context *context, const char *path,
+		     const struct ring_file_options *options, struct base_error *error)
+{
+	int ret;
+
+	handle->output.context = context;
+	handle->begin_ns = base_now_ns();
+	/* Its turn comes at the commit, wherever the application has changed its directory to. */
+	ret = ckpt_absolute_path(path, &handle->path, error);
+	if (ret)
+		return ret;
+	return ckpt_output_open(&handle->output, context, handle->path, handle->path, options,
+				error);
+}
+
+int ckpt_handle_enter(struct ckpt_handle *handle)
+{
+	memset(&handle->error, 0, sizeof(handle->error));
+	if (handle->committed)
+		return base_fail(&handle->error, -EINVAL, "%s has been committed; open a new one",
+				 handle->path);
+	return ckpt_enter(handle->output.context, &handle->error);
+}
+
+int ckpt_handle_begin_commit(struct ckpt_handle *handle, struct ckpt_turn *turn,
+			     struct ioshape_report *report)
+{
+	struct ioshape_report ignored = IOSHAPE_REPORT_INIT;
+	int ret = ckpt_handle_enter(handle);
+
+	/* So that a report that cannot be delivered is not found out after the work. */
+	if (!ret && report)
+		ret = base_give_struct(report, &ignored, sizeof(ignored), "ioshape_report",
+				       &handle->error);
+	return ret ? ret :
+		     ckpt_turn_begin(handle->output.context, turn, handle->path, &handle->error);
+}
+
+int ckpt_handle_end_commit(struct ckpt_handle *handle, struct ckpt_turn *turn, int ret,
+			   uint64_t payload_bytes, struct ioshape_report *report)
+{
+	struct ioshape_report full = IOSHAPE_REPORT_INIT;
+
+	ret = ckpt_output_commit(&handle->output, turn, ret, &full, &handle->error);
+	ckpt_turn_end(handle->output.context, turn);
+	full.tensor_bytes = payload_bytes;
+	full.total_s = base_seconds(base_now_ns() - handle->begin_ns);
+	if (report)
+		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
+	return ret;
+}
+
+void ckpt_handle_close(struct ckpt_handle *handle, struct zip_writer *zip)
+{
+	ckpt_output_close(&handle->output, zip);
+	free(handle->path);
+}

@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files in somebody else's format: whole or not at all, byte for byte. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MIB ((size_t)1 << 20)
+#define ROOM (5 * MIB)
+
+static struct ioshape_context *context;
+static uint8_t *data;
+static unsigned descriptors_before;
+static int working_directory;
+
+static void setup(void)
+{
+	uint64_t state = 5;
+
+	working_directory = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	scratch_setup();
+	data = malloc(ROOM);
+	ck_assert_ptr_nonnull(data);
+	for (size_t i = 0; i < ROOM; i += 8) {
+		uint64_t value = test_random(&state);
+
+		memcpy(data + i, &value, 8);
+	}
+	descriptors_before = scratch_descriptors();
+	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+}
+
+static void teardown(void)
+{
+	ioshape_context_free(context);
+	ck_assert_uint_eq(scratch_descriptors(), descriptors_before);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	free(data);
+	ck_assert_int_eq(fchdir(working_directory), 0);
+	close(working_directory);
+	scratch_teardown();
+}
+
+static struct ioshape_file *open_file(const char *path, const struct ioshape_file_options *options)
+{
+	struct ioshape_file *file;
+
+	ck_assert_msg(!ioshape_file_open(context, path, options, &file), "%s",
+		      ioshape_context_message(context));
+	ck_assert_ptr_nonnull(file);
+	return file;
+}
+
+static void must_write(struct ioshape_file *file, const void *from, size_t bytes)
+{
+	ck_assert_msg(!ioshape_file_write(file, from, bytes), "%s", ioshape_file_message(file));
+}
+
+static void must_commit(struct ioshape_file *file, struct ioshape_report *report)
+{
+	ck_assert_msg(!ioshape_file_commit(file, report), "%s", ioshape_file_message(file));
+	ioshape_file_free(file);
+}
+
+/* ---- What arrives ---------------------------------------------------------------------------- */
+
+/* In pieces of any length, with and without knowing the length: around blocks, and what is small. */
+static const size_t lengths[] = { 0, 1, 65535, 65536, 65537, MIB, MIB + 1, ROOM - 3 };
+
+START_TEST(what_is_written_is_what_is_there)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	size_t bytes = lengths[_i / 3], piece;
+	uint64_t state = (uint64_t)_i;
+	struct ioshape_file *file;
+
+	/* Unknown, right, too much. */
+	options.expected_bytes = _i % 3 == 0 ? 0 : _i % 3 == 1 ? bytes : bytes + 3 * MIB;
+	scratch_write(scratch_path("file"), "old", 3);
+	file = open_file(scratch_path("file"), &options);
+	for (size_t done = 0; done < bytes; done += piece) {
+		piece = test_random_below(&state, 300000);
+		piece = piece < bytes - done ? piece : bytes - done;
+		must_write(file, data + done, piece);
+	}
+	must_write(file, NULL, 0);
+	ck_assert(scratch_same(scratch_path("file"), "old", 3));
+	must_commit(file, &report);
+	ck_assert(scratch_same(scratch_path("file"), data, bytes));
+	ck_assert_uint_eq(report.file_bytes, bytes);
+	ck_assert_uint_eq(report.tensor_bytes, bytes);
+	ck_assert_str_eq(report.layout, "single");
+	ck_assert_str_ne(report.engine, "");
+	ck_assert_str_ne(report.filesystem, "");
+	ck_assert_double_gt(report.total_s, 0);
+	ck_assert_double_ge(report.total_s, report.plan_s + report.write_s + report.sync_s);
+	ck_assert_double_eq(report.stage_s, 0);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+}
+END_TEST
+
+START_TEST(memory_is_free_again_when_a_write_returns)
+{
+	struct ioshape_file *file = open_file(scratch_path("file"), NULL);
+	uint8_t *piece = malloc(MIB);
+
+	for (size_t done = 0; done < 4 * MIB; done += MIB) {
+		memcpy(piece, data + done, MIB);
+		must_write(file, piece, MIB);
+		memset(piece, 0xff, MIB);
+	}
+	free(piece);
+	must_commit(file, NULL);
+	ck_assert(scratch_same(scratch_path("file"), data, 4 * MIB));
+}
+END_TEST
+
+START_TEST(a_file_without_a_commit_leaves_no_trace)
+{
+	struct ioshape_file *file;
+
+	scratch_write(scratch_path("file"), "old", 3);
+	file = open_file(scratch_path("file"), NULL);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 1);
+	must_write(file, data, _i ? ROOM : 10);
+	ioshape_file_free(file);
+	ck_assert(scratch_same(scratch_path("file"), "old", 3));
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+}
+END_TEST
+
+START_TEST(several_files_are_written_at_the_same_time)
+{
+	struct ioshape_file *files[10]; /* more than lanes are kept */
+	char names[10][16];
+
+	for (int i = 0; i < 10; i++) {
+		snprintf(names[i], sizeof(names[i]), "file%d", i);
+		files[i] = open_file(scratch_path(names[i]), NULL);
+	}
+	for (size_t done = 0; done < 2 * MIB; done += MIB / 2)
+		for (int i = 0; i < 10; i++)
+			must_write(files[i], data + i + done, MIB / 2);
+	for (int i = 9; i >= 0; i--)
+		must_commit(files[i], NULL);
+	for (int i = 0; i < 10; i++)
+		ck_assert(scratch_same(scratch_path(names[i]), data + i, 2 * MIB));
+}
+END_TEST
+
+/* ---- Promises that it shares with saves ------------------------------------------------------ */
+
+START_TEST(what_is_there_may_have_to_stay)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_file *file;
+
+	options.no_replace = 1;
+	scratch_write(scratch_path("file"), "old", 3);
+	file = open_file(scratch_path("file"), &options);
+	must_write(file, data, 2 * MIB);
+	ck_assert_int_eq(ioshape_file_commit(file, &report), -EEXIST);
+	ck_assert_ptr_nonnull(strstr(ioshape_file_message(file), scratch_path("file")));
+	ck_assert_uint_eq(report.file_bytes, 2 * MIB);
+	ioshape_file_free(file);
+	ck_assert(scratch_same(scratch_path("file"), "old", 3));
+	file = open_file(scratch_path("other"), &options);
+	must_write(file, data, 10);
+	must_commit(file, NULL);
+	ck_assert(scratch_same(scratch_path("other"), data, 10));
+}
+END_TEST
+
+START_TEST(nobody_need_wait_for_stable_storage)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_file *file;
+
+	options.no_sync = 1;
+	file = open_file(scratch_path("file"), &options);
+	must_write(file, data, 2 * MIB);
+	must_commit(file, &report);
+	ck_assert_double_lt(report.sync_s, 0.001);
+	ck_assert(scratch_same(scratch_path("file"), data, 2 * MIB));
+}
+END_TEST
+
+static void *read_all(void *into)
+{
+	int fd = open(scratch_path("pipe"), O_RDONLY | O_CLOEXEC);
+	size_t done = 0;
+	ssize_t moved;
+
+	while ((moved = read(fd, (uint8_t *)into + done, ROOM - done)) > 0)
+		done += (size_t)moved;
+	close(fd);
+	return NULL;
+}
+
+START_TEST(pipes_and_devices_are_written_straight)
+{
+	uint8_t *read = calloc(1, ROOM);
+	struct ioshape_file *file;
+	pthread_t reader;
+
+	ck_assert_int_eq(mkfifo(scratch_path("pipe"), 0600), 0);
+	ck_assert_int_eq(pthread_create(&reader, NULL, read_all, read), 0);
+	file = open_file(scratch_path("pipe"), NULL);
+	must_write(file, data, 2 * MIB + 7);
+	must_commit(file, NULL);
+	pthread_join(reader, NULL);
+	ck_assert_int_eq(memcmp(read, data, 2 * MIB + 7), 0);
+	free(read);
+
+	file = open_file("/dev/null", NULL);
+	must_write(file, data, MIB);
+	must_commit(file, NULL);
+}
+END_TEST
+
+START_TEST(a_relative_path_means_what_it_meant_at_the_opening)
+{
+	struct ioshape_file *file;
+
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	file = open_file("file", NULL);
+	must_write(file, data, 10);
+	ck_assert_int_eq(chdir("/"), 0);
+	must_commit(file, NULL);
+	ck_assert(scratch_same(scratch_path("file"), data, 10));
+}
+END_TEST
+
+/* ---- Order and progress ---------------------------------------------------------------------- */
+
+static int linger(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	(void)user;
+	(void)done;
+	(void)total;
+	if (phase == IOSHAPE_PHASE_SYNC)
+		usleep(200000);
+	return 0;
+}
+
+START_TEST(a_commit_waits_for_earlier_saves_to_the_path)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save *save;
+	struct ioshape_file *file = open_file(scratch_path("file"), NULL);
+
+	must_write(file, data, 10);
+	options.progress = linger;
+	ck_assert_int_eq(ioshape_save_tensors_async(context, scratch_path("file"), NULL, 0,
+						    &options, &save),
+			 0);
+	must_commit(file, &report);
+	ck_assert_int_eq(ioshape_save_poll(save), 1);
+	ck_assert_double_gt(report.commit_s, 0.05);
+	ioshape_save_free(save);
+	ck_assert(scratch_same(scratch_path("file"), data, 10));
+}
+END_TEST
+
+struct told {
+	enum ioshape_phase phase;
+	uint64_t done, total;
+	enum ioshape_phase stop_in;
+	bool backwards;
+};
+
+static int listen(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct told *told = user;
+
+	told->backwards |= phase < told->phase || done < told->done ||
+			   (told->total && (total != told->total || done > total));
+	told->phase = phase;
+	told->done = done;
+	told->total = total;
+	return phase == told->stop_in;
+}
+
+START_TEST(progress_is_told_and_can_stop)
+{
+	static const enum ioshape_phase stops[] = { IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
+						    IOSHAPE_PHASE_SYNC };
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct told told = { 0 };
+	struct ioshape_file *file;
+	int ret;
+
+	options.expected_bytes = ROOM;
+	options.progress = listen;
+	options.progress_user = &told;
+	file = open_file(scratch_path("file"), &options);
+	must_write(file, data, ROOM);
+	must_commit(file, NULL);
+	ck_assert(!told.backwards && told.phase == IOSHAPE_PHASE_DONE);
+	ck_assert(told.done == ROOM && told.total == ROOM);
+	for (size_t i = 0; i < sizeof(stops) / sizeof(stops[0]); i++) {
+		told = (struct told){ .stop_in = stops[i] };
+		ret = ioshape_file_open(context, scratch_path("other"), &options, &file);
+		if (!ret)
+			ret = ioshape_file_write(file, data, ROOM);
+		if (!ret)
+			ret = ioshape_file_commit(file, NULL);
+		ck_assert_int_eq(ret, -ECANCELED);
+		ioshape_file_free(file);
+	}
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+}
+END_TEST
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+START_TEST(arguments_are_checked)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_report report = { 0 };
+	struct ioshape_file *file = (struct ioshape_file *)&options;
+
+	ck_assert_int_eq(ioshape_file_open(NULL, scratch_path("file"), NULL, &file), -EINVAL);
+	ck_assert_ptr_null(file);
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), NULL, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_file_open(context, NULL, NULL, &file), -EINVAL);
+	ck_assert_int_eq(ioshape_file_open(context, "", NULL, &file), -EINVAL);
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("x/"), NULL, &file), -EINVAL);
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("x/y"), NULL, &file), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(ioshape_context_message(context), "x/y"));
+	options.size = 0;
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &options, &file),
+			 -EINVAL);
+	ck_assert_ptr_nonnull(
+		strstr(ioshape_context_message(context), "ioshape_file_options"));
+	ck_assert_ptr_null(file);
+	ck_assert_int_eq(ioshape_file_write(NULL, data, 1), -EINVAL);
+	ck_assert_int_eq(ioshape_file_commit(NULL, NULL), -EINVAL);
+	ck_assert_str_eq(ioshape_file_message(NULL), "");
+	ioshape_file_free(NULL);
+
+	/* These can be mended. */
+	file = open_file(scratch_path("file"), NULL);
+	ck_assert_str_eq(ioshape_file_message(file), "");
+	ck_assert_int_eq(ioshape_file_write(file, NULL, 1), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(ioshape_file_message(file), scratch_path("file")));
+	must_write(file, data, 10);
+	ck_assert_str_eq(ioshape_file_message(file), "");
+	ck_assert_int_eq(ioshape_file_commit(file, &report), -EINVAL);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
+	ck_assert_int_eq(ioshape_file_write(file, data, 1), -EINVAL);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(ioshape_file_message(file), "committed"));
+	ioshape_file_free(file);
+	ck_assert(scratch_same(scratch_path("file"), data, 10));
+}
+END_TEST
+
+START_TEST(a_failure_is_final_and_leaves_the_old_file)
+{
+	struct rlimit limit, before;
+	struct ioshape_file *file;
+	int ret;
+
+	scratch_write(scratch_path("file"), "old", 3);
+	ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+	limit = before;
+	limit.rlim_cur = MIB;
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+	file = open_file(scratch_path("file"), NULL);
+	ret = ioshape_file_write(file, data, 2 * MIB);
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+	ck_assert_int_eq(ret, -EFBIG);
+	ck_assert_ptr_nonnull(strstr(ioshape_file_message(file), scratch_path("file")));
+	ck_assert_int_eq(ioshape_file_write(file, data, 1), -EIO);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), -EIO);
+	ck_assert_ptr_nonnull(strstr(ioshape_file_message(file), scratch_path("file")));
+	ioshape_file_free(file);
+	ck_assert(scratch_same(scratch_path("file"), "old", 3));
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+
+	file = open_file("/dev/full", NULL);
+	ret = ioshape_file_write(file, data, 2 * MIB);
+	ck_assert_int_eq(ret, -ENOSPC);
+	ck_assert_ptr_nonnull(strstr(ioshape_file_message(file), "/dev/full"));
+	ioshape_file_free(file);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("api/raw");
+	TCase *bytes = tcase_create("bytes"), *promises = tcase_create("promises");
+	TCase *order = tcase_create("order"), *failures = tcase_create("failures");
+	TCase *all[] = { bytes, promises, order, failures };
+
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+		tcase_add_checked_fixture(all[i], setup, teardown);
+		tcase_set_timeout(all[i], 30);
+		suite_add_tcase(suite, all[i]);
+	}
+	tcase_add_loop_test(bytes, what_is_written_is_what_is_there, 0,
+			    3 * (int)(sizeof(lengths) / sizeof(lengths[0])));
+	tcase_add_test(bytes, memory_is_free_again_when_a_write_returns);
+	tcase_add_loop_test(bytes, a_file_without_a_commit_leaves_no_trace, 0, 2);
+	tcase_add_test(bytes, several_files_are_written_at_the_same_time);
+	tcase_add_test(promises, what_is_there_may_have_to_stay);
+	tcase_add_test(promises, nobody_need_wait_for_stable_storage);
+	tcase_add_test(promises, pipes_and_devices_are_written_straight);
+	tcase_add_test(promises, a_relative_path_means_what_it_meant_at_the_opening);
+	tcase_add_test(order, a_commit_waits_for_earlier_saves_to_the_path);
+	tcase_add_test(order, progress_is_told_and_can_stop);
+	tcase_add_test(failures, arguments_are_checked);
+	tcase_add_test(failures, a_failure_is_final_and_leaves_the_old_file);
+	return check_main(suite);
+}
