@@ -196,9 +196,19 @@ def _probe() -> str:
 def problem() -> str:
     """Why torch's pickling cannot be used by itself; "" if it can."""
     global _probed  # noqa: PLW0603
+
+    def probe() -> None:
+        global _probed  # noqa: PLW0603
+        _probed = _probe()
+
     with _probe_lock:
         if _probed is None:
-            _probed = _probe()
+            _probed = "torch's pickling could not be tried"
+            # On a thread of its own, where the caller's torch.device(), skip_data(), FakeTensorMode
+            # and the like do not reach.
+            thread = threading.Thread(target=probe, name="ioshape-probe")
+            thread.start()
+            thread.join()
         return _probed
 
 

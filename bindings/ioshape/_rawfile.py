@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from ioshape._report import Report, from_struct, new_struct
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+_ZEROS_BYTES = 4 << 20
 
 
 class RawFile:
@@ -50,6 +53,16 @@ class RawFile:
 
     def tell(self) -> int:
         """Bytes written so far."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Forward only: what is passed over is zeros. torch does so under skip_data."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)
+        if base is None or base + offset < self._position:
+            raise io.UnsupportedOperation(f"cannot go back in {self.name}, which is being written")
+        zeros = memoryview(bytes(min(_ZEROS_BYTES, base + offset - self._position)))
+        while self._position < base + offset:
+            self.write(zeros[: base + offset - self._position])
         return self._position
 
     def flush(self) -> None:
