@@ -65,17 +65,20 @@ def _replace(pairs: list[tuple[Any, Any]]) -> None:
                     contents[key] = new
 
 
-def patch() -> None:
+def patch(*, load: bool = True) -> None:
     """From now on torch.save and torch.load are ours, in all modules that have them already, too.
 
-    A second call does nothing but count: as many unpatch() undo it.
+    With load=False only torch.save is. As many calls of unpatch() undo it.
     """
     global _depth  # noqa: PLW0603
     with _lock:
         _depth += 1
         # Also where it was done before: modules that were imported since may have the originals
         # from somebody who kept them.
-        _replace([(original.save, _save), (original.load, _load)])
+        pairs: list[tuple[Any, Any]] = [(original.save, _save)]
+        if load:
+            pairs.append((original.load, _load))
+        _replace(pairs)
 
 
 def unpatch() -> None:
@@ -95,9 +98,9 @@ def is_patched() -> bool:
 
 
 @contextlib.contextmanager
-def patched() -> Iterator[None]:
+def patched(*, load: bool = True) -> Iterator[None]:
     """patch() for the length of a with statement."""
-    patch()
+    patch(load=load)
     try:
         yield
     finally:
