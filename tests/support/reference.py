@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the reference of the Python package, in Markdown, from its docstrings.
-
-docs/python.md holds what this prints; tests/house compares. To renew it there:
+"""The parts of docs/python.md that come from the package: its docstrings, its settings.
 
     python tests/support/reference.py --write
+
+renews them there. Without the option, it says whether they are up to date; a test does the same.
 """
 
 import inspect
@@ -14,10 +14,9 @@ from pathlib import Path
 from types import FunctionType
 
 import ioshape
+from ioshape._config import SETTINGS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
-BEGIN = "<!-- Made by tests/support/reference.py from the docstrings -->\n"
-END = "<!-- End of what is made -->\n"
 
 # In the order in which a reader wants them; the rest follows.
 FIRST = ["save", "save_async", "SaveHandle", "wait_all", "load", "Report", "Progress"]
@@ -112,13 +111,32 @@ def reference() -> str:
     return "\n\n".join(describe(name) for name in order) + "\n"
 
 
+def settings() -> str:
+    """The table of settings."""
+    rows = ["| setting | variable | values | default | |", "|---|---|---|---|---|"]
+    rows += [
+        f"| `{one.name}` | `{one.variable}` | {one.values} | {one.default} | {one.about} |"
+        for one in SETTINGS.values()
+    ]
+    return "\n".join(rows)
+
+
+def renewed(page: str) -> str:
+    """The page with all that is made put in its place."""
+    for title, text in (("settings", settings()), ("reference", reference().strip())):
+        begin, end = (f"<!-- {title}: {word} -->" for word in ("made from the source", "end"))
+        before, found, rest = page.partition(begin)
+        assert found, f"{PAGE} has no {begin}"
+        page = f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+    return page
+
+
 def main() -> None:
+    page = PAGE.read_text(encoding="utf-8")
     if sys.argv[1:] == ["--write"]:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n{reference()}\n{END}{after}", encoding="utf-8")
-    else:
-        print(reference())
+        PAGE.write_text(renewed(page), encoding="utf-8")
+    elif renewed(page) != page:
+        sys.exit(f"{PAGE} is not up to date; run this with --write")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/python.md says is what the package does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import reference
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def programs(page: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8").partition("## Reference")[0]
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=f"{page}-{i}")
+        for page in ("python.md", "migration.md")
+        for i, program in enumerate(programs(page))
+    ],
+)
+def test_programs_run(program: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+def test_settings_and_reference_are_up_to_date() -> None:
+    page = reference.PAGE.read_text(encoding="utf-8")
+    assert reference.renewed(page) == page, "run tests/support/reference.py --write"
