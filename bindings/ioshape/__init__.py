@@ -61,9 +61,33 @@ _HOMES = {
     "wait_all": "_handle",
 }
 
-__all__ = [  # noqa: PLE0604 - each name is in the table above
+# The same names, in a form that type checkers understand.
+__all__ = [
+    "CanceledError",
+    "Contents",
+    "DamagedError",
+    "FormatError",
+    "Job",
+    "Progress",
+    "Record",
+    "Report",
+    "SaveHandle",
+    "StorageError",
     "__version__",
-    *_HOMES,
+    "configure",
+    "inspect",
+    "job",
+    "load",
+    "patch",
+    "patched",
+    "reserve",
+    "save",
+    "save_async",
+    "settings",
+    "trim",
+    "unpatch",
+    "verify",
+    "wait_all",
 ]
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ioshape
 import pytest
 import reference
 
@@ -36,3 +37,9 @@ def test_programs_run(program: str, tmp_path: Path) -> None:
 def test_settings_and_reference_are_up_to_date() -> None:
     page = reference.PAGE.read_text(encoding="utf-8")
     assert reference.renewed(page) == page, "run tests/support/reference.py --write"
+
+
+def test_public_names_are_the_same_for_people_and_for_type_checkers() -> None:
+    assert sorted(ioshape.__all__) == sorted([*ioshape._HOMES, "__version__"])
+    for name in ioshape.__all__:
+        assert getattr(ioshape, name) is not None
