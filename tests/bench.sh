@@ -14,9 +14,12 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   save   durable saves, against fio, write() + fsync, and a careful replacement of a tiny file
   load   verified loads, against fio with a cold cache and against read() with a warm one
   async  how long a save in the background holds the caller, against memcpy
+  torch  the Python package, against torch.save, torch.load, safetensors, torch's distributed
+         checkpoint, fio and memcpy
 
   --json FILE    write the figures and all samples to FILE
-  --size BYTES   of tensors in the large runs, such as 512M (default: 4G, which takes 12 GiB of memory)
+  --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch; either takes
+                 12 GiB of memory)
   --rounds N     how often everything is measured in turn (default: 7)
   --dir DIR      measure the filesystem of this directory (default: build/bench); a folder is made
                  in it and removed at the end
@@ -63,6 +66,9 @@ main() {
 	done
 
 	tests/support/setup.sh bench || exit 1
+	if [[ " ${arguments[*]} " == *" torch "* ]]; then
+		tests/support/package.sh || exit 1 # the package of this tree, into .venv
+	fi
 	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1
 	build=build/release
 	options=(--buildtype=release -Dbench=true)

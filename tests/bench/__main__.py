@@ -9,26 +9,35 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import background, fio, load, report, save
+from . import background, fio, load, report, save, torch_figures
 from .setting import Outcome, Setting
 from .worker import Worker, WorkerError
 
-# Each is a function that measures and returns figures: a new benchmark is a module and a line here.
-BENCHMARKS: dict[str, Callable[[Setting], Outcome]] = {
-    "save": save.measure,
-    "load": load.measure,
-    "async": background.measure,
-}
-
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
-# Tensors, a copy of them, and the page cache or staging memory.
-COPIES_IN_MEMORY = 3
-COPIES_ON_DISK = 2
+
+@dataclass(frozen=True)
+class Benchmark:
+    measure: Callable[[Setting], Outcome]
+    size: int = 4 << 30
+    # Tensors, a copy of them, and the page cache or staging memory.
+    copies_in_memory: int = 3
+    copies_on_disk: int = 2
+
+
+# A new benchmark is a module and a line here.
+BENCHMARKS = {
+    "save": Benchmark(save.measure),
+    "load": Benchmark(load.measure),
+    "async": Benchmark(background.measure),
+    # Four processes hold tensors, and one of them a copy; and the page cache.
+    "torch": Benchmark(torch_figures.measure, size=2 << 30, copies_in_memory=6),
+}
 
 
 def size_in_bytes(text: str) -> int:
@@ -42,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests/bench.sh", usage="tests/bench.sh --help tells")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--size", type=size_in_bytes, default=size_in_bytes("4G"))
+    parser.add_argument("--size", type=size_in_bytes)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--worker", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
@@ -55,19 +64,19 @@ def parse_arguments() -> argparse.Namespace:
     return given
 
 
-def refuse_if_too_large(size: int, folder: Path) -> None:
+def refuse_if_too_large(name: str, size: int, folder: Path) -> None:
+    on_disk = size * BENCHMARKS[name].copies_on_disk
+    in_memory = size * BENCHMARKS[name].copies_in_memory
     free = shutil.disk_usage(folder).free
-    if free < size * COPIES_ON_DISK:
-        sys.exit(
-            f"bench: {folder} has {free >> 20} MiB free; this needs {size * COPIES_ON_DISK >> 20}"
-        )
+    if free < on_disk:
+        sys.exit(f"bench: {folder} has {free >> 20} MiB free; {name} needs {on_disk >> 20}")
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cache = report.first_line_of("/proc/meminfo", "Cached").split()[0]
     available += int(cache) << 10 if cache.isdecimal() else 0
-    if available < size * COPIES_IN_MEMORY:
+    if available < in_memory:
         sys.exit(
-            f"bench: {available >> 20} MiB of memory are free; this needs "
-            f"{size * COPIES_IN_MEMORY >> 20}: use a smaller --size"
+            f"bench: {available >> 20} MiB of memory are free; {name} needs {in_memory >> 20}: use "
+            "a smaller --size"
         )
 
 
@@ -80,24 +89,26 @@ def end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> int:
     signal.signal(signal.SIGTERM, end_on_signal)
     given = parse_arguments()
-    refuse_if_too_large(given.size, given.folder)
+    sizes = {name: given.size or BENCHMARKS[name].size for name in given.names}
+    for name, size in sizes.items():
+        refuse_if_too_large(name, size, given.folder)
     if given.json:
         given.json.touch()  # better now than after minutes
     context: dict[str, object] = {
         **report.machine(given.folder),
         "fio_version": fio.version(),
         "rounds": given.rounds,
-        "size": given.size,
+        "sizes": sizes,
         "load_before": os.getloadavg()[0],
     }
     outcomes = {}
     began = time.monotonic()
     try:
         with Worker(given.worker) as worker:
-            setting = Setting(worker, given.folder, given.size, given.rounds)
             for name in given.names:
                 print(f"{name}:", flush=True)
-                outcomes[name] = BENCHMARKS[name](setting)
+                setting = Setting(worker, given.folder, sizes[name], given.rounds)
+                outcomes[name] = BENCHMARKS[name].measure(setting)
     except (WorkerError, fio.FioError, load.CacheError) as error:
         sys.exit(f"bench: {error}")
     context["seconds"] = round(time.monotonic() - began)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save_async: how long the state may not change, and what a training loop notices of saves."""
+
+from functools import partial
+
+from .rounds import (
+    GB,
+    Sample,
+    Samples,
+    median_gb_per_s,
+    median_seconds,
+    time_ratio,
+)
+from .setting import Figure, Outcome, Setting
+from .torch_worker import (
+    OURS,
+    TORCH,
+    TorchWorker,
+    median_part,
+    parts_in_words,
+    sample_of,
+    settle,
+    workers,
+)
+
+MEMCPY = "memcpy"
+NOBODY = "nobody"
+
+LOOP_SHARE = 2  # the loop saves size // LOOP_SHARE
+
+
+def stage(setting: Setting, worker: TorchWorker, n_bytes: float) -> Sample:
+    """The sample is about the call; when the file is durable is a detail of it."""
+    staged = worker.ask("stage", path=setting.folder / OURS)
+    return sample_of({**worker.ask("wait"), **staged}, n_bytes)
+
+
+def measure_stall(setting: Setting, outcome: Outcome) -> None:
+    """Each save is waited for, so that staging memory is free, and warm from the second on."""
+
+    def prepare(worker: TorchWorker) -> dict[str, float | str]:
+        worker.ask("room", bytes=setting.size)
+        return worker.ask("state", size=setting.size)
+
+    setting.say(f"save_async against memcpy: {setting.rounds} rounds")
+    settle(setting)
+    with workers([OURS], prepare) as (crew, answer):
+        worker, n_bytes = crew[OURS], float(answer["bytes"])
+        first = stage(setting, worker, n_bytes)
+        worker.ask("memcpy")
+        samples = setting.compare(
+            {
+                OURS: partial(stage, setting, worker, n_bytes),
+                MEMCPY: lambda: sample_of(worker.ask("memcpy"), n_bytes),
+            },
+            setting.rounds,
+            partial(settle, setting),
+        )
+    ours, theirs = samples[OURS], samples[MEMCPY]
+    outcome.samples["async"] = samples
+    outcome.facts["async"] = {**answer, "first_save": first.details, "last_save": ours[-1].details}
+    outcome.ceilings.append(
+        f"memcpy into warm memory, one thread: {median_gb_per_s(theirs):.2f} GB/s"
+    )
+    outcome.figures.append(
+        Figure(
+            "async_stall_vs_memcpy",
+            time_ratio(ours, theirs),
+            "<=",
+            1.2,
+            f"{median_seconds(ours):.3f} s to {median_seconds(theirs):.3f} s of one thread's "
+            f"memcpy; {parts_in_words(ours, 'pickle stage')}; first save {first.seconds:.3f} s; "
+            f"durable after {median_part(ours, 'durable_s'):.3f} s",
+        )
+    )
+
+
+def train(setting: Setting, worker: TorchWorker, how: str, n_bytes: float) -> Sample:
+    answer = worker.ask("train", how=how, path=setting.folder / "step")
+    return sample_of(answer, 0 if how == NOBODY else n_bytes * int(answer["saves"]))
+
+
+def stalls(samples: Samples, how: str) -> list[Sample]:
+    """What saving added to the loop of the same process in the same round."""
+    return [
+        Sample(saving.seconds - bare.seconds, saving.bytes)
+        for saving, bare in zip(samples[how], samples[f"{how}, no saves"], strict=True)
+    ]
+
+
+def measure_loop(setting: Setting, outcome: Outcome) -> None:
+    size = setting.size // LOOP_SHARE
+    setting.say(f"a training loop that saves {size / GB:.2f} GB: {setting.rounds} rounds")
+    settle(setting)
+    with workers([OURS, TORCH], lambda worker: worker.ask("state", size=size)) as (crew, answer):
+        n_bytes = float(answer["bytes"])
+        loops = {}
+        for how, worker in crew.items():
+            loops[how] = partial(train, setting, worker, how, n_bytes)
+            loops[f"{how}, no saves"] = partial(train, setting, worker, NOBODY, n_bytes)
+        for loop in loops.values():
+            settle(setting)
+            loop()
+        samples = setting.compare(loops, setting.rounds, partial(settle, setting))
+    ours, theirs = stalls(samples, OURS), stalls(samples, TORCH)
+    outcome.samples["loop"] = {**samples, f"{OURS}, added": ours, f"{TORCH}, added": theirs}
+    details = samples[OURS][-1].details
+    outcome.facts["loop"] = {**answer, "last_loop": details}
+    saves = int(details["saves"])
+    bare = median_seconds(samples[f"{OURS}, no saves"])
+    outcome.figures.append(
+        Figure(
+            "loop_stall_vs_torch",
+            time_ratio(ours, theirs),
+            "<=",
+            0.15,
+            f"{median_seconds(ours) / saves * 1e3:.0f} ms to "
+            f"{median_seconds(theirs) / saves * 1e3:.0f} ms for each save of torch.save; in the "
+            f"calls {median_part(samples[OURS], 'in_calls_s') / saves * 1e3:.0f} and "
+            f"{median_part(samples[TORCH], 'in_calls_s') / saves * 1e3:.0f} ms; a step takes "
+            f"{bare / int(details['steps']) * 1e3:.1f} ms",
+        )
+    )

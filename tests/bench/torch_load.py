@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads: a file on the disk and one in the page cache, into memory that is new each time."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from . import fio
+from .load import STRAY, CacheError, cached
+from .rounds import GB, Sample, Samples, fastest, median_gb_per_s, speed_ratio
+from .setting import Figure, Outcome, Setting
+from .torch_save import FIO_TUNINGS
+from .torch_worker import MIB, OURS, TORCH, TorchWorker, sample_of, save, settle, workers
+
+# torch is given its own file and ours; the one that it loads faster counts.
+TORCH_OF_OURS = "torch of our file"
+LOADERS = {OURS: (OURS, OURS), TORCH: (TORCH, TORCH), TORCH_OF_OURS: (TORCH, OURS)}
+
+WARM_CHUNK = MIB
+
+
+def load(
+    setting: Setting,
+    crew: dict[str, TorchWorker],
+    n_bytes: float,
+    who: str,
+    *,
+    check: bool = False,
+) -> Sample:
+    how, file = LOADERS[who]
+    answer = crew[how].ask("load", how=how, path=setting.folder / file, check=int(check))
+    return sample_of(answer, n_bytes)
+
+
+def files(setting: Setting) -> list[Path]:
+    return [setting.folder / how for how in (OURS, TORCH)]
+
+
+def evict(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def fill_cache(path: Path) -> None:
+    buffer = bytearray(WARM_CHUNK)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def chill(setting: Setting) -> None:
+    for path in files(setting):
+        evict(path)
+    setting.rest()
+    for path in files(setting):
+        if (left := cached(setting, path)) > STRAY:
+            raise CacheError(f"{left:.1%} of {path} stay in the page cache; who else reads it?")
+
+
+def warm(setting: Setting) -> None:
+    for path in files(setting):
+        if cached(setting, path) < 1:
+            fill_cache(path)
+        if (there := cached(setting, path)) < 1 - STRAY:
+            raise CacheError(
+                f"only {there:.1%} of {path} fit into the page cache; use a smaller --size"
+            )
+
+
+def judge(samples: Samples, figure: str, target: float, remark: str) -> Figure:
+    yardstick = fastest(samples, [TORCH, TORCH_OF_OURS])
+    ours, theirs = samples[OURS], samples[yardstick]
+    return Figure(
+        figure,
+        speed_ratio(ours, theirs),
+        ">=",
+        target,
+        f"{median_gb_per_s(ours):.2f} GB/s, verified, to {median_gb_per_s(theirs):.2f} GB/s of "
+        f"torch.load{'' if yardstick == TORCH else ' (of our file)'}{remark}",
+    )
+
+
+def measure_cold(
+    setting: Setting, outcome: Outcome, loaders: dict[str, Callable[[], Sample]]
+) -> None:
+    path = setting.folder / OURS
+    setting.say("loads: choosing fio's settings")
+    chill(setting)
+    size = path.stat().st_size // (16 * MIB) * 16 * MIB
+    # fio asks the device itself, whatever is cached: there is nothing to do in between.
+    tunings, speeds = fio.calibrate("read", path, size, lambda: None)
+    tunings = tunings[:FIO_TUNINGS]
+    fios = {str(one): partial(fio.run, one, "read", path, size) for one in tunings}
+    setting.say(f"loads with a cold cache: {setting.rounds} rounds")
+    samples = setting.compare({**fios, **loaders}, setting.rounds, partial(chill, setting))
+    yardstick = fastest(samples, list(fios))
+    ceiling = median_gb_per_s(samples[yardstick])
+    outcome.samples["loads, cold"] = samples
+    outcome.facts["loads, cold"] = {
+        "fio": yardstick,
+        "fio_environment": fio.environment(tunings[0]),
+        "fio_calibration_gb_per_s": speeds,
+    }
+    outcome.ceilings.append(f"direct reads: {ceiling:.2f} GB/s ({yardstick})")
+    outcome.figures += [
+        judge(samples, "load_cold_vs_torch", 1.1, "; cold cache"),
+        Figure(
+            "load_vs_fio",
+            speed_ratio(samples[OURS], samples[yardstick]),
+            ">=",
+            0.92,
+            f"{median_gb_per_s(samples[OURS]):.2f} GB/s to {ceiling:.2f} GB/s of {yardstick}",
+        ),
+    ]
+
+
+def measure_cached(
+    setting: Setting, outcome: Outcome, loaders: dict[str, Callable[[], Sample]]
+) -> None:
+    setting.say(f"loads from the page cache: {setting.rounds} rounds")
+    warm(setting)
+    samples = setting.compare(loaders, setting.rounds, partial(warm, setting))
+    outcome.samples["loads, cached"] = samples
+    outcome.figures.append(judge(samples, "load_cached_vs_torch", 1.0, "; from the page cache"))
+
+
+def measure(setting: Setting, outcome: Outcome) -> None:
+    setting.say(f"{setting.size / GB:.2f} GB: saving what will be loaded")
+    settle(setting)
+    with workers([OURS, TORCH], lambda worker: worker.ask("state", size=setting.size)) as (
+        crew,
+        answer,
+    ):
+        n_bytes = float(answer["bytes"])
+        for how, worker in crew.items():
+            save(setting, worker, how, n_bytes)
+            worker.ask("forget")
+        loaders = {who: partial(load, setting, crew, n_bytes, who) for who in LOADERS}
+        for loader in loaders.values():
+            loader(check=True)
+        measure_cold(setting, outcome, dict(loaders))
+        measure_cached(setting, outcome, dict(loaders))
+    settle(setting)

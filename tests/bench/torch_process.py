@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that saves and loads with torch, ioshape and others, and says how long it took.
+
+It is to the Python benchmarks what bench-worker is to the others, and speaks its language: a line
+of words with tabs in between is a command, a line of JSON the answer. It lives through all rounds,
+so that imports, first touches and what libraries prepare once are not measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import torch_state
+from .worker import Answer
+
+TINY_BYTES = 1 << 10
+
+# Staging is handed out in chunks; this much more than the tensors is surely enough for all of them.
+STAGING_SLACK = 64 << 20
+
+COPY_ALIGNMENT = 64
+
+STEPS_PER_SAVE = 20
+SAVES_PER_LOOP = 3
+WIDTH = 512
+BATCH = 192
+
+
+def cpu_seconds() -> float:
+    """Of all threads, those that have ended and the kernel's own for io_uring included."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+class Cost:
+    """Time and processor time between `with` and its end."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = {}
+
+    def __enter__(self) -> Cost:
+        self.began_cpu, self.began = cpu_seconds(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.answer["seconds"] = time.perf_counter() - self.began
+        self.answer["cpu_seconds"] = cpu_seconds() - self.began_cpu
+
+
+def sync(path: Path, flags: int = 0) -> None:
+    file = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def address_of(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def told(report: Any) -> Answer:
+    """Of an ioshape.Report, what explains a time."""
+    names = ("pickle_s", "stage_s", "plan_s", "write_s", "sync_s", "commit_s", "total_s")
+    return {
+        **{name: float(getattr(report, name)) for name in names},
+        "engine": report.engine,
+        "direct": float(report.direct),
+        "written_by": report.written_by,
+        "fallbacks": "; ".join(report.fallbacks),
+    }
+
+
+class Process:
+    def __init__(self) -> None:
+        self.state: Any = None
+        self.flat: dict[str, torch.Tensor] = {}
+        self.size = 0
+        self.loaded: Any = None
+        self.handle: Any = None
+        self.twin: mmap.mmap | None = None
+        self.began = 0.0
+
+    # ---- What is saved ----------------------------------------------------------------------
+
+    def state_of_size(self, size: str) -> Answer:
+        self.size = int(size)
+        self.state = torch_state.make(self.size)
+        self.flat = torch_state.flatten(self.state, self.size)
+        return {
+            "tensors": float(len(self.flat)),
+            "bytes": float(sum(tensor.nbytes for tensor in self.flat.values())),
+        }
+
+    def tiny_state(self) -> Answer:
+        self.state = {"weights": torch.ones(TINY_BYTES // 4)}
+        return {"bytes": float(TINY_BYTES)}
+
+    def forget(self) -> Answer:
+        self.state, self.flat = None, {}
+        return {}
+
+    # ---- Saving -----------------------------------------------------------------------------
+
+    def save(self, how: str, path: str) -> Answer:
+        return SAVES[how](self, Path(path))
+
+    def save_ioshape(self, path: Path) -> Answer:
+        import ioshape  # noqa: PLC0415 - the others are not to carry it
+
+        with Cost() as cost:
+            report = ioshape.save(self.state, path)
+        return {**cost.answer, **told(report)}
+
+    def save_torch(self, path: Path) -> Answer:
+        with Cost() as cost:
+            torch.save(self.state, path)
+        return cost.answer
+
+    def save_torch_fsync(self, path: Path) -> Answer:
+        with Cost() as cost:
+            torch.save(self.state, path)
+            sync(path)
+        return cost.answer
+
+    def save_safetensors_fsync(self, path: Path) -> Answer:
+        from safetensors.torch import save_file  # noqa: PLC0415
+
+        with Cost() as cost:
+            save_file(self.flat, path)
+            sync(path)
+        return cost.answer
+
+    def save_dcp(self, path: Path) -> Answer:
+        """As it comes: one file for the rank and a file of metadata, both synced."""
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
+
+        with Cost() as cost:
+            save(self.state, checkpoint_id=path, no_dist=True)
+        return cost.answer
+
+    def save_dance(self, path: Path) -> Answer:
+        """What careful people write by hand. The parts are timed, too."""
+        temporary = path.with_name(f"{path.name}.tmp")
+        with Cost() as cost:
+            with temporary.open("wb") as file:
+                torch.save(self.state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            renamed = time.perf_counter()
+            sync(path.parent, os.O_DIRECTORY)
+        cost.answer["without_directory_s"] = renamed - cost.began
+        return cost.answer
+
+    # ---- Checking ---------------------------------------------------------------------------
+
+    def check(self, how: str, path: str) -> Answer:
+        """Loads what was saved with the format's own reader, and compares."""
+        if how == "safetensors":
+            from safetensors.torch import load_file  # noqa: PLC0415
+
+            tensors = load_file(path)
+        elif how == "dcp":
+            from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+            empty = {name: torch.empty_like(tensor) for name, tensor in self.flat.items()}
+            load(empty, checkpoint_id=path, no_dist=True)
+            tensors = empty
+        else:
+            state = torch.load(path, weights_only=True)
+            torch_state.require_plain_equal(state)
+            tensors = torch_state.flatten(state, self.size)
+        torch_state.require_equal(tensors, self.size)
+        return {}
+
+    # ---- In the background ------------------------------------------------------------------
+
+    def make_room(self, bytes: str) -> Answer:  # noqa: A002 - a word of the command
+        """Staging for so much: the default depends on the machine's memory."""
+        import ioshape  # noqa: PLC0415
+
+        ioshape.configure(staging_bytes=int(bytes) + STAGING_SLACK)
+        return {}
+
+    def stage(self, path: str) -> Answer:
+        """Ends when the state may change; `wait` ends when it is durable."""
+        import ioshape  # noqa: PLC0415
+
+        with Cost() as cost:
+            self.handle = ioshape.save_async(self.state, path)
+        self.began = cost.began
+        return cost.answer
+
+    def wait(self) -> Answer:
+        report = self.handle.result()
+        self.handle = None
+        return {"durable_s": time.perf_counter() - self.began, **told(report)}
+
+    def memcpy(self) -> Answer:
+        """glibc's, by one thread, into memory that has been touched; in huge pages, as ours is."""
+        copies, room = [], 0
+        for tensor in self.flat.values():
+            copies.append((room, tensor.data_ptr(), tensor.nbytes))
+            room += -(-tensor.nbytes // COPY_ALIGNMENT) * COPY_ALIGNMENT
+        if self.twin is None:
+            self.twin = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.twin.madvise(mmap.MADV_HUGEPAGE)
+            ctypes.memset(address_of(self.twin), 1, room)
+        start = address_of(self.twin)
+        copy = ctypes.memmove  # on this side of it the same code as memcpy
+        with Cost() as cost:
+            for offset, source, n_bytes in copies:
+                copy(start + offset, source, n_bytes)
+        return cost.answer
+
+    # ---- Training ---------------------------------------------------------------------------
+
+    def train(self, how: str, path: str) -> Answer:
+        """A loop that saves now and then, or never; after the last save it goes on for a while.
+
+        One thread computes, so that there is a core left for what is done in the background, as
+        there is where a GPU computes.
+        """
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, WIDTH),
+            torch.nn.GELU(),
+            torch.nn.Linear(WIDTH, WIDTH),
+            torch.nn.GELU(),
+            torch.nn.Linear(WIDTH, WIDTH),
+        )
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = torch.randn(BATCH, WIDTH)
+        save = SAVES_IN_LOOP[how]
+        in_calls = 0.0
+        with Cost() as cost:
+            for step in range(1, STEPS_PER_SAVE * (SAVES_PER_LOOP + 1)):
+                loss = (model(batch) - batch).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if step % STEPS_PER_SAVE == 0 and save:
+                    called = time.perf_counter()
+                    state = {
+                        **self.state,
+                        "net": model.state_dict(),
+                        "adam": optimizer.state_dict(),
+                    }
+                    save(state, f"{path}-{step}.pt")
+                    in_calls += time.perf_counter() - called
+        if how == "ioshape":
+            import ioshape  # noqa: PLC0415
+
+            ioshape.wait_all()
+        return {
+            **cost.answer,
+            "in_calls_s": in_calls,
+            "steps": float(step),
+            "saves": float(SAVES_PER_LOOP),
+        }
+
+    # ---- Loading ----------------------------------------------------------------------------
+
+    def load(self, how: str, path: str, check: str = "0") -> Answer:
+        """What was loaded before is gone before the clock starts."""
+        self.loaded = None
+        if how == "ioshape":
+            import ioshape  # noqa: PLC0415
+
+            with Cost() as cost:
+                self.loaded = ioshape.load(path)
+        else:
+            with Cost() as cost:
+                self.loaded = torch.load(path)
+        if check == "1":
+            torch_state.require_plain_equal(self.loaded)
+            torch_state.require_equal(torch_state.flatten(self.loaded, self.size), self.size)
+        self.loaded = None
+        return cost.answer
+
+
+SAVES: dict[str, Callable[[Process, Path], Answer]] = {
+    "ioshape": Process.save_ioshape,
+    "torch": Process.save_torch,
+    "torch_fsync": Process.save_torch_fsync,
+    "safetensors_fsync": Process.save_safetensors_fsync,
+    "dcp": Process.save_dcp,
+    "dance": Process.save_dance,
+}
+
+
+def begin_ioshape(state: Any, path: str) -> None:
+    import ioshape  # noqa: PLC0415
+
+    ioshape.save_async(state, path)
+
+
+SAVES_IN_LOOP: dict[str, Callable[[Any, str], None] | None] = {
+    "ioshape": begin_ioshape,
+    "torch": torch.save,
+    "nobody": None,
+}
+
+VERBS: dict[str, Callable[..., Answer]] = {
+    "state": Process.state_of_size,
+    "tiny": Process.tiny_state,
+    "forget": Process.forget,
+    "save": Process.save,
+    "check": Process.check,
+    "room": Process.make_room,
+    "stage": Process.stage,
+    "wait": Process.wait,
+    "memcpy": Process.memcpy,
+    "train": Process.train,
+    "load": Process.load,
+}
+
+
+def main() -> None:
+    # What libraries print is not for the driver. (DCP notes each time that it runs alone.)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    warnings.filterwarnings("ignore", module=r"torch\.distributed\.")
+    process = Process()
+    for line in sys.stdin:
+        verb, *words = line.rstrip("\n").split("\t")
+        try:
+            answer = VERBS[verb](process, **dict(word.split("=", 1) for word in words))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

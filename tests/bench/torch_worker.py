@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's side of torch_process.py, and what its benchmarks have in common."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from statistics import median
+
+from .rounds import Sample
+from .setting import Setting
+from .worker import Answer, Worker
+
+OURS = "ioshape"
+TORCH = "torch"
+
+MIB = 1 << 20
+
+# Processes that import torch and make their tensors at the same time.
+STARTS_AT_ONCE = 2
+
+
+class TorchWorker(Worker):
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.torch_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+
+@contextmanager
+def workers(
+    names: Iterable[str], prepare: Callable[[TorchWorker], Answer]
+) -> Iterator[tuple[dict[str, TorchWorker], Answer]]:
+    """A process for each name: none of them meets memory that another one has left behind.
+
+    With what the first of them answered.
+    """
+    with ExitStack() as stack:
+        started = {name: TorchWorker() for name in names}
+        for worker in started.values():
+            stack.enter_context(worker)
+        with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
+            answers = list(pool.map(prepare, started.values()))
+        yield started, answers[0]
+
+
+def clear(setting: Setting) -> None:
+    """Removes every file and folder."""
+    for path in setting.folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    os.sync()
+
+
+def settle(setting: Setting) -> None:
+    """As Setting.settle(), where there are folders, too."""
+    clear(setting)
+    setting.rest()
+
+
+def sample_of(answer: Answer, n_bytes: float) -> Sample:
+    return Sample(float(answer["seconds"]), n_bytes, answer)
+
+
+def save(setting: Setting, worker: TorchWorker, how: str, n_bytes: float) -> Sample:
+    return sample_of(worker.ask("save", how=how, path=setting.folder / how), n_bytes)
+
+
+def median_part(samples: Iterable[Sample], name: str) -> float:
+    return median(float(sample.details[name]) for sample in samples)
+
+
+def parts_in_words(samples: Iterable[Sample], names: str, digits: int = 3) -> str:
+    """Medians of what the library reported, as in "write 0.512 + sync 0.003"."""
+    samples = list(samples)
+    return " + ".join(
+        f"{name} {median_part(samples, f'{name}_s'):.{digits}f}" for name in names.split()
+    )
