@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands together: finding them, and turning what they raise into a sentence and a code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from ioshape.cli._output import explain, one_line
+
+# Each is a module here with a click command named "command". A new one is one word more.
+COMMANDS = ("run", "inspect", "verify", "bench", "settings", "completion")
+
+COMPLETE_VARIABLE = "_IOSHAPE_COMPLETE"
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141  # as shells report a program that SIGPIPE ended
+
+
+class _Commands(click.Group):
+    """Imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"ioshape.cli.{cmd_name}").command
+        return command
+
+
+def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        import ioshape  # noqa: PLC0415
+
+        click.echo(f"ioshape {ioshape.__version__}")
+        context.exit()
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+@click.option("--debug", is_flag=True, help="Show where in the code an error came from.")
+@click.pass_context
+def commands(context: click.Context, debug: bool) -> None:
+    """Durable, atomic, verified checkpoints for PyTorch: torch.save at the speed of the disk.
+
+    \b
+    ioshape run train.py --lr 1e-3       torch.save in train.py becomes ioshape.save
+    ioshape verify checkpoints/*.pt      every checksum of every file
+    ioshape inspect model.pt             what lies in it, and where
+    ioshape bench /scratch               what this filesystem gives to torch.save, and to ioshape
+
+    "ioshape COMMAND --help" tells more about each command.
+    """
+    context.obj = debug
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(EXIT_USAGE)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    with contextlib.suppress(OSError):  # nobody may be listening
+        click.echo(f"ioshape: {one_line(sentence)}", err=True)
+    sys.exit(code)
+
+
+def _ignore_stdout() -> None:
+    # Python flushes stdout at exit, and would complain that nobody reads it.
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return explain(error)
+    if isinstance(error, ValueError):
+        return str(error)
+    return (
+        f"something that should not happen: {type(error).__name__}: {error}; please report it, "
+        'with what "ioshape --debug" says in addition'
+    )
+
+
+def run() -> NoReturn:
+    """Runs what sys.argv says, and ends the process."""
+    debug = "--debug" in sys.argv[1:2]
+    for stream in (sys.stdout, sys.stderr):
+        # Names in files and of files need not be valid in the terminal's encoding.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = commands.main(
+            prog_name="ioshape", complete_var=COMPLETE_VARIABLE, standalone_mode=False
+        )
+        sys.stdout.flush()
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "ioshape"
+        _fail(f'{error.format_message().rstrip(".")}; see "{path} --help"', EXIT_USAGE)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError as error:
+        if error.filename:
+            _fail(_explain(error), EXIT_FAILED)
+        _ignore_stdout()
+        sys.exit(EXIT_BROKEN_PIPE)
+    except Exception as error:
+        if debug:
+            raise
+        _fail(_explain(error), EXIT_FAILED)
+    sys.exit(code if isinstance(code, int) else 0)

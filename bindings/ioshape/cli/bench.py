@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape bench."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape.cli._output import (
+    SentenceError,
+    Table,
+    columns,
+    human_size,
+    note,
+    one_line,
+    plural,
+    say,
+    say_json,
+    size_option,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ioshape.cli._contest import Contest, Summary
+
+_PREFIX = ".ioshape-bench-"
+_SLACK_BYTES = 64 << 20
+_LEAST_BYTES = 1 << 20
+
+
+def _check_space(folder: Path, n_bytes: int) -> None:
+    """One file at a time is there."""
+    there = os.statvfs(folder)
+    free = there.f_bavail * there.f_frsize
+    needed = n_bytes + n_bytes // 50 + _SLACK_BYTES
+    if free < needed:
+        raise SentenceError(
+            f"{folder} has {human_size(free)} free, and the bench needs {human_size(needed)}; make "
+            "room, or choose a smaller --size"
+        )
+
+
+def _check_memory(n_bytes: int) -> None:
+    """The object, its copy for save_async, and some of everything."""
+    needed = 2 * n_bytes + _SLACK_BYTES * 4
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+            if free < needed:
+                raise SentenceError(
+                    f"{human_size(free)} of memory are free, and the bench needs "
+                    f"{human_size(needed)}; choose a smaller --size"
+                )
+
+
+def _check_folder(path: str) -> Path:
+    folder = Path(path)
+    if not folder.exists():
+        raise SentenceError(f"there is no directory {path}; name one on the filesystem to measure")
+    if not folder.is_dir():
+        raise SentenceError(
+            f"{path} is not a directory; name one on the filesystem to measure, such as "
+            f"{folder.absolute().parent}"
+        )
+    return folder
+
+
+def _terminated(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    """A folder that is gone afterwards, also after Ctrl-C and kill."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    except OSError as error:
+        raise SentenceError(
+            f"cannot make files in {parent}: {error.strerror}; name a directory that you may write"
+        ) from None
+    try:
+        yield folder
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            note(f"ioshape: {folder} could not be removed; remove it")
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """What is being done, on a terminal; it is gone at the end."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where somebody looks
+    from rich.text import Text  # noqa: PLC0415
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(Text(one_line(text)))
+
+
+def _measure(parent: Path, size: int, rounds: int) -> Contest:
+    try:
+        from ioshape.cli._contest import Contest  # noqa: PLC0415 - imports torch
+    except ImportError as error:
+        raise SentenceError(f"the bench needs torch ({error}); pip install torch") from None
+    # Four contestants and a warm-up, the ceiling, and what it takes to find that.
+    total = (4 * (rounds + 1) + rounds) * size + min(size, 256 << 20) * 5
+    with _scratch(parent) as folder:
+        note(
+            f"ioshape: saving {human_size(size)} again and again to {folder}, about "
+            f"{human_size(total)} in all; the folder is removed at the end"
+        )
+        with _status() as tell:
+            contest = Contest(folder, size, tell)
+            try:
+                contest.run(rounds)
+            finally:
+                contest.stop()
+    return contest
+
+
+# ---- Telling -----------------------------------------------------------------------------------
+
+
+def _labels(contest: Contest) -> dict[str, str]:
+    from ioshape.cli import _contest as names  # noqa: PLC0415
+
+    assert contest.ceiling is not None
+    return {
+        names.TORCH: "torch.save (not durable)",
+        names.TORCH_FSYNC: "torch.save + fsync",
+        names.SAVE: "ioshape.save",
+        names.STALL: "ioshape.save_async until it returns",
+        names.ASYNC: "ioshape.save_async until durable",
+        names.CEILING: f"ceiling: {contest.ceiling.name}",
+    }
+
+
+def _ratio(ours: Summary, theirs: Summary) -> float:
+    """Throughput over throughput, within each round; the median of these."""
+    from statistics import median  # noqa: PLC0415
+
+    return median(
+        (a.n_bytes / a.seconds) / (b.n_bytes / b.seconds)
+        for a, b in zip(ours.samples, theirs.samples, strict=True)
+    )
+
+
+def _ratios(contest: Contest) -> dict[str, float]:
+    from ioshape.cli import _contest as names  # noqa: PLC0415
+
+    them = contest.summaries
+    return {
+        "save_vs_torch": _ratio(them[names.SAVE], them[names.TORCH]),
+        "save_vs_torch_fsync": _ratio(them[names.SAVE], them[names.TORCH_FSYNC]),
+        "save_vs_ceiling": _ratio(them[names.SAVE], them[names.CEILING]),
+        "async_stall_vs_torch": 1 / _ratio(them[names.STALL], them[names.TORCH]),
+    }
+
+
+def _as_json(contest: Contest, parent: Path, rounds: int) -> dict[str, Any]:
+    import torch  # noqa: PLC0415
+
+    import ioshape  # noqa: PLC0415
+
+    assert contest.ceiling is not None
+    assert contest.report is not None
+    return {
+        "path": str(parent.absolute()),
+        "filesystem": contest.report.filesystem,
+        "bytes": contest.n_bytes,
+        "tensors": len(contest.state),
+        "rounds": rounds,
+        "ceiling": contest.ceiling.name,
+        "ioshape": ioshape.__version__,
+        "torch": str(torch.__version__),
+        "ratios": _ratios(contest),
+        "medians": {
+            name: {
+                "seconds": summary.seconds,
+                "gb_per_s": summary.gb_per_s,
+                "cpu_seconds_per_gb": summary.cpu_seconds_per_gb,
+            }
+            for name, summary in contest.summaries.items()
+        },
+        "seconds": {
+            name: [sample.seconds for sample in summary.samples]
+            for name, summary in contest.summaries.items()
+        },
+        "report": {**asdict(contest.report), "path": None},
+    }
+
+
+def _show(contest: Contest, parent: Path, rounds: int) -> None:
+    from ioshape.cli import _contest as names  # noqa: PLC0415
+
+    report = contest.report
+    assert report is not None
+    them = contest.summaries
+    say(
+        f"{parent}: {report.filesystem}; {human_size(contest.n_bytes)} in "
+        f"{plural(len(contest.state), 'tensor')}; medians of {plural(rounds, 'round')}"
+    )
+    say()
+    table = Table(*columns("<what", ">seconds", ">GB/s", ">of ceiling", ">CPU s/GB"))
+    for name, label in _labels(contest).items():
+        one = them[name]
+        cpu = one.cpu_seconds_per_gb
+        table.add(
+            label,
+            f"{one.seconds:.3f}",
+            f"{one.gb_per_s:.2f}",
+            # The stall is no writing.
+            "-" if name == names.STALL else f"{_ratio(one, them[names.CEILING]):.0%}",
+            "-" if cpu is None else f"{cpu:.2f}",
+        )
+    table.show()
+    ratios = _ratios(contest)
+    say()
+    say(
+        f"ioshape.save is {ratios['save_vs_torch_fsync']:.2f} times as fast as torch.save + fsync "
+        f"and reaches {ratios['save_vs_ceiling']:.0%} of the ceiling."
+    )
+    say(
+        f"Training waits {them[names.STALL].seconds:.3f} s for save_async, and "
+        f"{them[names.TORCH].seconds:.3f} s for torch.save."
+    )
+    say(f"Engine: {report.engine}, {'direct' if report.direct else 'through the page cache'}.")
+    for fallback in report.fallbacks:
+        say(f"Note: {fallback}.")
+
+
+@click.command(short_help="Measure torch.save, ioshape and the ceiling on a filesystem.")
+@click.argument("path", default=".", type=click.Path(file_okay=False))
+@click.option(
+    "--size",
+    default="1G",
+    show_default=True,
+    metavar="BYTES",
+    callback=size_option,
+    help="What is saved each time, such as 4G or 512M.",
+)
+@click.option(
+    "--rounds",
+    default=3,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    help="How often each is measured.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="Write all numbers to a file as JSON; - for stdout, instead of the table.",
+)
+def command(path: str, size: int, rounds: int, json_path: str | None) -> None:
+    """Saves the tensors of a transformer in several ways to the directory PATH, and compares.
+
+    Side by side, in turns: torch.save without and with fsync, ioshape.save, ioshape.save_async (how
+    long training waits, and until the file is durable), and the ceiling: what the filesystem gives
+    to a program that only writes. That is fio, if it is installed, or direct writes by threads,
+    whichever is faster here.
+
+    Everything is written to a folder below PATH, which is removed at the end, also after Ctrl-C.
+    Whatever else is busy on the machine or the filesystem has its part in the numbers.
+
+    The settings are those that "ioshape settings" shows.
+
+    \b
+    ioshape bench /scratch
+    ioshape bench /scratch --size 8G --rounds 5 --json bench.json
+    """
+    parent = _check_folder(path)
+    if size < _LEAST_BYTES:
+        raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
+    if json_path not in (None, "-") and not Path(json_path).absolute().parent.is_dir():
+        raise SentenceError(f"there is no directory for {json_path}; make it first")
+    _check_space(parent, size)
+    _check_memory(size)
+    contest = _measure(parent, size, rounds)
+    found = _as_json(contest, parent, rounds)
+    if json_path == "-":
+        say_json(found)
+        return
+    _show(contest, parent, rounds)
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape completion."""
+
+from __future__ import annotations
+
+import click
+
+_INSTALL = {
+    "bash": """Put this line into ~/.bashrc:  eval "$(ioshape completion bash)\"""",
+    "zsh": """Put this line into ~/.zshrc, below compinit:  eval "$(ioshape completion zsh)\"""",
+    "fish": "Run once:  ioshape completion fish > ~/.config/fish/completions/ioshape.fish",
+}
+
+
+@click.command(short_help="Print what makes a shell complete ioshape's commands.")
+@click.argument("shell", type=click.Choice(list(_INSTALL)))
+def command(shell: str) -> None:
+    """Prints the script that makes your shell complete commands, options and file names.
+
+    \b
+    bash: put into ~/.bashrc                  eval "$(ioshape completion bash)"
+    zsh:  put into ~/.zshrc, below compinit   eval "$(ioshape completion zsh)"
+    fish: run once   ioshape completion fish > ~/.config/fish/completions/ioshape.fish
+    """
+    from click.shell_completion import get_completion_class  # noqa: PLC0415
+
+    from ioshape.cli._app import COMPLETE_VARIABLE, commands  # noqa: PLC0415
+
+    completion = get_completion_class(shell)
+    assert completion is not None
+    script = completion(commands, {}, "ioshape", COMPLETE_VARIABLE)
+    # Not source(): for bash that starts a bash, to see how old it is.
+    text = script.source_template % script.source_vars()
+    click.echo(f"# {_INSTALL[shell]}\n{text}")

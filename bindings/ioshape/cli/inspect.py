@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape inspect."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape.cli._files import exit_for, files_argument, reason
+from ioshape.cli._output import Table, columns, human_size, note, plural, say, say_json
+
+if TYPE_CHECKING:
+    from ioshape._contents import Contents, Tensor
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "quint8", "qint8", "bits8", "float4_e2m1fn_x2"), 1),
+    **dict.fromkeys(("uint16", "int16", "float16", "bfloat16", "bits16"), 2),
+    **dict.fromkeys(("uint32", "int32", "float32", "complex32", "qint32"), 4),
+    **dict.fromkeys(("uint64", "int64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+_INDEX = ".ioshape/index"
+_ALIGNMENT_LIMIT = 4096
+# Between the data of the last record and the name of the next member: its own checksums and sizes,
+# and the other's header. Nothing else is between.
+_REACH = 24 + 30 + 256
+
+CHECKSUMS = {
+    "blocks": "written by ioshape, with a checksum for each block",
+    "records": "a checksum for each record, as torch.save writes it",
+    "none": "without checksums",
+}
+
+
+def item_bytes(dtype: str) -> int | None:
+    """Bytes of an element; None if that is not known."""
+    return 1 if dtype.startswith("float8_") else _ITEM_BYTES.get(dtype)
+
+
+def tensor_bytes(tensor: Tensor) -> int | None:
+    """Bytes of all elements; None if that is not known."""
+    each = item_bytes(tensor.dtype)
+    return None if each is None else math.prod(tensor.shape) * each
+
+
+def _checksums(contents: Contents) -> str:
+    """What kind of checksums the file has: a key of CHECKSUMS."""
+    if not any(record.crc32 for record in contents.records if record.n_bytes):
+        return "none"
+    # The library hides the index if it uses it, and shows it as any record if it does not fit.
+    if any(record.name == _INDEX for record in contents.records):
+        return "records"
+    end = max(record.file_offset + record.n_bytes for record in contents.records)
+    with Path(contents.path).open("rb") as file:
+        file.seek(end)
+        return "blocks" if f"/{_INDEX}".encode() in file.read(_REACH) else "records"
+
+
+def _aligned(offset: int) -> int:
+    return min(offset & -offset or _ALIGNMENT_LIMIT, _ALIGNMENT_LIMIT)
+
+
+def describe(contents: Contents) -> dict[str, Any]:
+    """All of it, for JSON."""
+    offsets = {record.name: record.file_offset for record in contents.records}
+    tensors = []
+    for tensor in contents.tensors:
+        base = offsets.get(tensor.record)
+        offset = None if base is None else base + tensor.storage_offset
+        tensors.append(
+            {
+                "name": tensor.name,
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "stride": list(tensor.stride),
+                "bytes": tensor_bytes(tensor),
+                "record": tensor.record,
+                "file_offset": offset,
+                "alignment": None if offset is None else _aligned(offset),
+                "location": tensor.location,
+            }
+        )
+    return {
+        "path": contents.path,
+        "file_bytes": contents.file_bytes,
+        "record_bytes": sum(record.n_bytes for record in contents.records),
+        "tensor_bytes": sum(tensor["bytes"] or 0 for tensor in tensors),
+        "checksums": _checksums(contents),
+        "problem": contents.problem or None,
+        "tensors": tensors,
+        "records": [
+            {
+                "name": record.name,
+                "bytes": record.n_bytes,
+                "file_offset": record.file_offset,
+                "alignment": record.alignment,
+                "crc32": f"{record.crc32:08x}",
+            }
+            for record in contents.records
+        ],
+    }
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _tensor_table(tensors: list[dict[str, Any]]) -> Table:
+    elsewhere = any(tensor["location"] != "cpu" for tensor in tensors)
+    titles = ["<tensor", "<dtype", "<shape", ">bytes", "<record", ">offset", ">aligned"]
+    table = Table(*columns(*titles, *(["<from"] if elsewhere else [])))
+    for tensor in tensors:
+        # Without spaces: a column for awk as well.
+        shape = "x".join(map(str, tensor["shape"])) or "scalar"
+        table.add(
+            tensor["name"] or ".",
+            tensor["dtype"],
+            shape,
+            _or_dash(tensor["bytes"]),
+            tensor["record"],
+            _or_dash(tensor["file_offset"]),
+            _or_dash(tensor["alignment"]),
+            *([tensor["location"]] if elsewhere else []),
+        )
+    return table
+
+
+def _record_table(records: list[dict[str, Any]]) -> Table:
+    table = Table(*columns("<record", ">bytes", ">offset", ">aligned", "<crc32"))
+    for record in records:
+        table.add(
+            record["name"],
+            str(record["bytes"]),
+            str(record["file_offset"]),
+            str(record["alignment"]),
+            record["crc32"],
+        )
+    return table
+
+
+def _show(found: dict[str, Any], with_records: bool) -> None:
+    tensors, records = found["tensors"], found["records"]
+    say(f"{found['path']}: {human_size(found['file_bytes'])}, {CHECKSUMS[found['checksums']]}")
+    if tensors:
+        say()
+        _tensor_table(tensors).show()
+    if found["problem"]:
+        say()
+        say(f"Its tensors cannot be listed: {found['problem']}.")
+    if with_records:
+        say()
+        _record_table(records).show()
+    say()
+    say(
+        f"{plural(len(tensors), 'tensor')} of {human_size(found['tensor_bytes'])} in "
+        f"{plural(len(records), 'record')} of {human_size(found['record_bytes'])}; "
+        f"the file has {found['file_bytes']:,} bytes"
+    )
+
+
+@click.command(short_help="List the tensors in files, and where each lies.")
+@files_argument
+@click.option("--records", "with_records", is_flag=True, help="List the archive's records, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: a list of files.")
+def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
+    """Lists the tensors in files of torch.save or ioshape: type, shape, size, and where each lies.
+
+    Only the directory and the pickle are read, and nothing of the pickle is run, so it is safe for
+    files of strangers and quick for large ones. Views of the same storage have the same record.
+    "aligned" is the largest power of two, up to 4096, that the offset in the file is a multiple of.
+
+    \b
+    ioshape inspect model.pt | grep attention
+    ioshape inspect --json model.pt | jq '.[0].tensors[] | select(.dtype == "float32").name'
+
+    Exit code: 0; 1 if a file could not be read.
+    """
+    import ioshape  # noqa: PLC0415
+
+    listed: list[dict[str, Any]] = []
+    failed = False
+    for number, path in enumerate(files):
+        try:
+            found = describe(ioshape.inspect(path))
+        except OSError as error:
+            failed = True
+            if as_json:
+                listed.append({"path": path, "error": reason(path, error)})
+            else:
+                note(f"ioshape: {reason(path, error)}")
+            continue
+        listed.append(found)
+        if not as_json:
+            if number:
+                say()
+            _show(found, with_records)
+    if as_json:
+        say_json(listed)
+    return exit_for(failed)

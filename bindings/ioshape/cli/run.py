@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape run."""
+
+from __future__ import annotations
+
+import click
+
+from ioshape import _run
+from ioshape.cli._output import UsageSentenceError
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[--no-load]",
+    short_help="Run a script with torch.save made durable and atomic.",
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.option("--no-load", is_flag=True, help="Replace torch.save only; torch.load stays torch's.")
+@click.argument("script", metavar="{SCRIPT | -m MODULE}", type=click.Path())
+@click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
+def command(is_module: bool, no_load: bool, script: str, arguments: tuple[str, ...]) -> None:
+    """Runs a script as "python SCRIPT" does, with torch.save and torch.load replaced by ioshape's.
+
+    The script need not know. Python programs that it starts are treated alike: processes of
+    multiprocessing, data loaders, launchers. Everything behind the script's name belongs to the
+    script. A script that never imports torch runs as ever.
+
+    \b
+    ioshape run train.py --lr 1e-3
+    ioshape run -m package.train --lr 1e-3
+    torchrun --nproc-per-node 8 -m ioshape run train.py --lr 1e-3
+    python -X dev -m ioshape run train.py         options for Python itself
+    """
+    try:
+        _run.run(script, arguments, is_module=is_module, load=not no_load)
+    except _run.CannotRun as error:
+        raise UsageSentenceError(str(error)) from None  # as Python's own code for a missing script

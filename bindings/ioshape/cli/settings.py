@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape settings."""
+
+from __future__ import annotations
+
+import click
+
+from ioshape.cli._output import Table, columns, say_json
+
+
+@click.command(short_help="Show the settings, and where each comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def command(as_json: bool) -> None:
+    """Shows the settings as a program that starts here and now would have them.
+
+    Each is the default, or comes from its variable. A program can set them, too, by
+    ioshape.configure(); variables win over that, and keywords of a single call over both.
+
+    \b
+    IOSHAPE_ENGINE=threads ioshape settings
+    """
+    from ioshape import _config  # noqa: PLC0415
+
+    current = _config.settings()
+    if as_json:
+        say_json(
+            {
+                name: {
+                    "value": value,
+                    "from": source,
+                    "variable": _config.SETTINGS[name].variable,
+                    "default": _config.SETTINGS[name].default.replace("`", ""),
+                    "values": _config.SETTINGS[name].values.replace("`", ""),
+                    "about": _config.SETTINGS[name].about.replace("`", ""),
+                }
+                for name, (value, source) in current.items()
+            }
+        )
+        return
+    table = Table(*columns("<setting", "<value", "<from", "<variable", "~about"))
+    for name, (value, source) in current.items():
+        setting = _config.SETTINGS[name]
+        default = setting.default.replace("`", "")
+        shown = {None: default, True: "1", False: "0"}.get(value, str(value))
+        # The variable's name stands in the next column already.
+        origin = "variable" if source == setting.variable else source
+        table.add(name, shown, origin, setting.variable, setting.about.replace("`", ""))
+    table.show()
