@@ -17,11 +17,12 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   gcc        build with gcc, warnings are errors; unit and API tests
   house      floors, exported symbols, headers on their own, versions
   clang      the same tests, built with clang
-  install    examples built against an installed prefix: pkg-config, CMake, C++
+  install    examples built against an installed prefix: pkg-config, CMake, C++; the package from its
+             source archive and as a wheel, on a system without the libraries it is built with
   asan       unit and API tests under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan       unit and API tests under ThreadSanitizer
   valgrind   unit and API tests under valgrind
-  python     files exchanged with torch
+  python     the Python package; files exchanged with torch
   fault      kills, failing storage, full filesystems
   fuzz       the reader against hostile files
 
@@ -106,6 +107,10 @@ build_with_gcc() {
 	CC=gcc CXX=g++ build build/gcc -Dexamples=true
 }
 
+build_package() {
+	check "the Python package is built and installed in .venv" tests/support/package.sh
+}
+
 build_with_asan() {
 	# One build serves the sanitizer's tests and the fuzz targets, which clang alone can make.
 	CC=clang CXX=clang++ build build/asan -Db_sanitize=address,undefined -Db_lundef=false -Dfuzz=true
@@ -149,7 +154,9 @@ python_tests() {
 stage_style() {
 	local c_files=() shell_files=()
 	mapfile -t c_files < <(find include libioshape examples tests -name '*.[ch]' -o -name '*.[ch]pp')
-	mapfile -t shell_files < <(find tests examples .ci -name '*.sh' -o -path '.ci/*' -type f)
+	mapfile -t shell_files < <(
+		find tests examples bindings .ci -name '*.sh' -o -name '*.sbatch' -o -path '.ci/*' -type f
+	)
 	check "C and C++ are formatted" clang-format --dry-run -Werror "${c_files[@]}"
 	check "Python is formatted" ruff format --check .
 	check "ruff finds nothing" ruff check .
@@ -200,7 +207,7 @@ stage_valgrind() {
 }
 
 stage_python() {
-	build_with_gcc && python_tests python tests/python
+	build_with_gcc && build_package && python_tests python tests/python
 }
 
 stage_fault() {

@@ -10,9 +10,9 @@ usage() {
 Usage: tests/support/setup.sh [--help] [build|bench|test]
 
 Installs the system packages that are missing (as root or with passwordless sudo; otherwise says which)
-and makes a Python environment in .venv.
+and makes a Python environment in .venv, to which tests/support/package.sh adds the package itself.
 
-  build   what building the library and reading a file with torch takes (the default)
+  build   what building the library and the Python package takes, and torch (the default)
   bench   build, and what measuring takes
   test    build, and what all tests take
 END
@@ -53,6 +53,11 @@ compiles() { # compiles COMPILER FLAG...: can it make a program?
 	echo 'int main(void) { return 0; }' | "$1" -x c - "${@:2}" -o /dev/null
 }
 
+has_python_headers() {
+	compiles gcc "-I$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+		-include Python.h
+}
+
 look_for_missing() {
 	missing=()
 	need gcc compiles gcc
@@ -64,6 +69,8 @@ look_for_missing() {
 	need libhiredis-dev pkg-config --atleast-version 0.14 hiredis
 	need python3 python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 	need python3-venv python3 -c 'import ensurepip, venv'
+	need python3-dev has_python_headers
+	need util-linux flock --version
 	if [ "$purpose" = bench ]; then
 		need fio fio --version
 		need util-linux findmnt --version
@@ -77,6 +84,7 @@ look_for_missing() {
 	need binutils nm --version
 	need valgrind valgrind --version
 	need e2fsprogs mkfs.ext4 -V
+	need git git --version
 	need unzip unzip -v
 	need util-linux setarch --version
 }
@@ -105,22 +113,30 @@ install_missing() {
 		fail "still missing after the installation: ${missing[*]}"
 }
 
+run_pip() { # run_pip LIST COMMAND...: with what a file in tests/support names
+	local list=tests/support/$1
+	shift
+	.venv/bin/python -m pip --disable-pip-version-check "$@" --requirement "$list" \
+		>.venv/installed.txt 2>&1 || {
+		tail -n 20 .venv/installed.txt >&2
+		fail "the Python packages of $list could not be had"
+	}
+}
+
 make_venv() {
 	local stamp=.venv/complete wanted
 	# A copied folder must not use the original's environment, whose scripts hold absolute paths.
 	wanted=$(pwd && python3 -c 'import sys; print(sys.version, sys.base_prefix)' &&
-		cat tests/support/requirements.txt)
+		cat tests/support/{requirements,callers,wheels}.txt)
 	if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && .venv/bin/python -c '' 2>/dev/null
 	then
 		return
 	fi
 	say "making the Python environment .venv (torch is large: this may take minutes)"
 	python3 -m venv --clear .venv
-	.venv/bin/python -m pip install --disable-pip-version-check \
-		--requirement tests/support/requirements.txt >.venv/installed.txt 2>&1 || {
-		tail -n 20 .venv/installed.txt >&2
-		fail "the Python packages of tests/support/requirements.txt could not be installed"
-	}
+	run_pip requirements.txt install
+	run_pip callers.txt install --no-deps
+	run_pip wheels.txt download --dest .venv/wheels
 	echo "$wanted" >"$stamp"
 }
 
