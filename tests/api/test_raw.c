@@ -75,7 +75,8 @@ static void must_commit(struct ioshape_file *file, struct ioshape_report *report
 
 /* ---- What arrives ---------------------------------------------------------------------------- */
 
-/* In pieces of any length, with and without knowing the length: around blocks, and what is small. */
+/* In pieces of any length, with and without knowing the length: around blocks, and what is small.
+ */
 static const size_t lengths[] = { 0, 1, 65535, 65536, 65537, MIB, MIB + 1, ROOM - 3 };
 
 START_TEST(what_is_written_is_what_is_there)
@@ -266,9 +267,9 @@ START_TEST(a_commit_waits_for_earlier_saves_to_the_path)
 
 	must_write(file, data, 10);
 	options.progress = linger;
-	ck_assert_int_eq(ioshape_save_tensors_async(context, scratch_path("file"), NULL, 0,
-						    &options, &save),
-			 0);
+	ck_assert_int_eq(
+		ioshape_save_tensors_async(context, scratch_path("file"), NULL, 0, &options, &save),
+		0);
 	must_commit(file, &report);
 	ck_assert_int_eq(ioshape_save_poll(save), 1);
 	ck_assert_double_gt(report.commit_s, 0.05);
@@ -346,8 +347,7 @@ START_TEST(arguments_are_checked)
 	options.size = 0;
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &options, &file),
 			 -EINVAL);
-	ck_assert_ptr_nonnull(
-		strstr(ioshape_context_message(context), "ioshape_file_options"));
+	ck_assert_ptr_nonnull(strstr(ioshape_context_message(context), "ioshape_file_options"));
 	ck_assert_ptr_null(file);
 	ck_assert_int_eq(ioshape_file_write(NULL, data, 1), -EINVAL);
 	ck_assert_int_eq(ioshape_file_commit(NULL, NULL), -EINVAL);
