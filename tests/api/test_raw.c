@@ -200,13 +200,19 @@ START_TEST(nobody_need_wait_for_stable_storage)
 }
 END_TEST
 
-static void *read_all(void *into)
+struct reading {
+	const char *path;
+	uint8_t *into; /* ROOM bytes */
+};
+
+static void *read_all(void *argument)
 {
-	int fd = open(scratch_path("pipe"), O_RDONLY | O_CLOEXEC);
+	const struct reading *reading = argument;
+	int fd = open(reading->path, O_RDONLY | O_CLOEXEC);
 	size_t done = 0;
 	ssize_t moved;
 
-	while ((moved = read(fd, (uint8_t *)into + done, ROOM - done)) > 0)
+	while ((moved = read(fd, reading->into + done, ROOM - done)) > 0)
 		done += (size_t)moved;
 	close(fd);
 	return NULL;
@@ -214,18 +220,18 @@ static void *read_all(void *into)
 
 START_TEST(pipes_and_devices_are_written_straight)
 {
-	uint8_t *read = calloc(1, ROOM);
+	struct reading reading = { scratch_path("pipe"), calloc(1, ROOM) };
 	struct ioshape_file *file;
 	pthread_t reader;
 
-	ck_assert_int_eq(mkfifo(scratch_path("pipe"), 0600), 0);
-	ck_assert_int_eq(pthread_create(&reader, NULL, read_all, read), 0);
-	file = open_file(scratch_path("pipe"), NULL);
+	ck_assert_int_eq(mkfifo(reading.path, 0600), 0);
+	ck_assert_int_eq(pthread_create(&reader, NULL, read_all, &reading), 0);
+	file = open_file(reading.path, NULL);
 	must_write(file, data, 2 * MIB + 7);
 	must_commit(file, NULL);
 	pthread_join(reader, NULL);
-	ck_assert_int_eq(memcmp(read, data, 2 * MIB + 7), 0);
-	free(read);
+	ck_assert_int_eq(memcmp(reading.into, data, 2 * MIB + 7), 0);
+	free(reading.into);
 
 	file = open_file("/dev/null", NULL);
 	must_write(file, data, MIB);
