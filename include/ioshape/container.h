@@ -79,7 +79,7 @@ void ioshape_writer_free(struct ioshape_writer *writer);
 
 /*
  * Brings bytes [offset, offset + bytes) of a record to `into`. Anything but 0 fails the save with
- * that code (if it is a negative errno, else -EIO).
+ * that code (if it is a negative errno, else -EIO). It must not save with the same context.
  */
 typedef int (*ioshape_fetch_fn)(void *user, uint64_t offset, void *into, size_t bytes);
 

@@ -75,7 +75,8 @@ static void must_commit(struct ioshape_file *file, struct ioshape_report *report
 
 /* ---- What arrives ---------------------------------------------------------------------------- */
 
-/* In pieces of any length, with and without knowing the length: around blocks, and what is small. */
+/* In pieces of any length, with and without knowing the length: around blocks, and what is small.
+ */
 static const size_t lengths[] = { 0, 1, 65535, 65536, 65537, MIB, MIB + 1, ROOM - 3 };
 
 START_TEST(what_is_written_is_what_is_there)
@@ -199,13 +200,19 @@ START_TEST(nobody_need_wait_for_stable_storage)
 }
 END_TEST
 
-static void *read_all(void *into)
+struct reading {
+	const char *path;
+	uint8_t *into; /* ROOM bytes */
+};
+
+static void *read_all(void *argument)
 {
-	int fd = open(scratch_path("pipe"), O_RDONLY | O_CLOEXEC);
+	const struct reading *reading = argument;
+	int fd = open(reading->path, O_RDONLY | O_CLOEXEC);
 	size_t done = 0;
 	ssize_t moved;
 
-	while ((moved = read(fd, (uint8_t *)into + done, ROOM - done)) > 0)
+	while ((moved = read(fd, reading->into + done, ROOM - done)) > 0)
 		done += (size_t)moved;
 	close(fd);
 	return NULL;
@@ -213,18 +220,18 @@ static void *read_all(void *into)
 
 START_TEST(pipes_and_devices_are_written_straight)
 {
-	uint8_t *read = calloc(1, ROOM);
+	struct reading reading = { scratch_path("pipe"), calloc(1, ROOM) };
 	struct ioshape_file *file;
 	pthread_t reader;
 
-	ck_assert_int_eq(mkfifo(scratch_path("pipe"), 0600), 0);
-	ck_assert_int_eq(pthread_create(&reader, NULL, read_all, read), 0);
-	file = open_file(scratch_path("pipe"), NULL);
+	ck_assert_int_eq(mkfifo(reading.path, 0600), 0);
+	ck_assert_int_eq(pthread_create(&reader, NULL, read_all, &reading), 0);
+	file = open_file(reading.path, NULL);
 	must_write(file, data, 2 * MIB + 7);
 	must_commit(file, NULL);
 	pthread_join(reader, NULL);
-	ck_assert_int_eq(memcmp(read, data, 2 * MIB + 7), 0);
-	free(read);
+	ck_assert_int_eq(memcmp(reading.into, data, 2 * MIB + 7), 0);
+	free(reading.into);
 
 	file = open_file("/dev/null", NULL);
 	must_write(file, data, MIB);
@@ -266,9 +273,9 @@ START_TEST(a_commit_waits_for_earlier_saves_to_the_path)
 
 	must_write(file, data, 10);
 	options.progress = linger;
-	ck_assert_int_eq(ioshape_save_tensors_async(context, scratch_path("file"), NULL, 0,
-						    &options, &save),
-			 0);
+	ck_assert_int_eq(
+		ioshape_save_tensors_async(context, scratch_path("file"), NULL, 0, &options, &save),
+		0);
 	must_commit(file, &report);
 	ck_assert_int_eq(ioshape_save_poll(save), 1);
 	ck_assert_double_gt(report.commit_s, 0.05);
@@ -346,8 +353,7 @@ START_TEST(arguments_are_checked)
 	options.size = 0;
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &options, &file),
 			 -EINVAL);
-	ck_assert_ptr_nonnull(
-		strstr(ioshape_context_message(context), "ioshape_file_options"));
+	ck_assert_ptr_nonnull(strstr(ioshape_context_message(context), "ioshape_file_options"));
 	ck_assert_ptr_null(file);
 	ck_assert_int_eq(ioshape_file_write(NULL, data, 1), -EINVAL);
 	ck_assert_int_eq(ioshape_file_commit(NULL, NULL), -EINVAL);

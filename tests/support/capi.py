@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C API through ctypes: just enough of it to save torch tensors, wherever they lie."""
+"""The C API through ctypes: just enough to save records, and torch tensors wherever they lie."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,48 @@ class CTensor(ctypes.Structure):
     ]
 
 
+FETCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t
+)
+
+
+class CRecord(ctypes.Structure):
+    """struct ioshape_record."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("alignment", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("fetch", FETCH),
+        ("fetch_user", ctypes.c_void_p),
+    ]
+
+
+class CSaveOptions(ctypes.Structure):
+    """struct ioshape_save_options."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("metadata", ctypes.c_void_p),
+        ("progress", ctypes.c_void_p),
+        ("progress_user", ctypes.c_void_p),
+        ("report", ctypes.c_void_p),
+        ("no_replace", ctypes.c_uint32),
+        ("no_sync", ctypes.c_uint32),
+        ("borrow", ctypes.c_uint32),
+    ]
+
+
+class Way(Enum):
+    """How records are saved."""
+
+    BLOCKING = 0
+    BACKGROUND = 1
+    BORROWED = 2
+
+
 class SaveError(Exception):
     """What ioshape_context_message() says."""
 
@@ -57,6 +100,7 @@ class SaveError(Exception):
 def library() -> Any:
     loaded = ctypes.CDLL(str(build_folder() / "libioshape" / "libioshape.so"))
     loaded.ioshape_context_message.restype = ctypes.c_char_p
+    loaded.ioshape_save_message.restype = ctypes.c_char_p
     return loaded
 
 
@@ -93,3 +137,46 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     )
     if code:
         raise SaveError(library().ioshape_context_message(context()).decode())
+
+
+def address_of(data: bytes) -> int | None:
+    """Where it lies, as long as it is alive."""
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value if data else None
+
+
+def c_record(name: str, data: bytes, fetch: bool) -> CRecord:
+    if not fetch:
+        return CRecord(name.encode(), address_of(data), len(data))
+
+    def bring(_user: int, offset: int, into: int, size: int) -> int:
+        ctypes.memmove(into, data[offset : offset + size], size)
+        return 0
+
+    return CRecord(name.encode(), None, len(data), 0, 0, FETCH(bring))
+
+
+def save_records(
+    path: Path, records: Sequence[tuple[str, bytes]], way: Way, fetched: bool = False
+) -> None:
+    """ioshape_save_records() and its kin; if `fetched`, records below data/ come from functions."""
+    given = (CRecord * len(records))(
+        *(c_record(name, data, fetched and name.startswith("data/")) for name, data in records)
+    )
+    count = ctypes.c_size_t(len(records))
+    if way is Way.BLOCKING:
+        code = library().ioshape_save_records(context(), str(path).encode(), given, count, None)
+        if code:
+            raise SaveError(library().ioshape_context_message(context()).decode())
+        return
+    options = CSaveOptions(size=ctypes.sizeof(CSaveOptions), borrow=way is Way.BORROWED)
+    save = ctypes.c_void_p()
+    code = library().ioshape_save_records_async(
+        context(), str(path).encode(), given, count, ctypes.byref(options), ctypes.byref(save)
+    )
+    if code:
+        raise SaveError(library().ioshape_context_message(context()).decode())
+    code = library().ioshape_save_wait(save, ctypes.c_int64(-1))
+    message = library().ioshape_save_message(save).decode()
+    library().ioshape_save_free(save)
+    if code:
+        raise SaveError(message)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch has pickled, saved as records: torch reads it back."""
+
+import io
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from capi import SaveError, Way, save_records
+from tree import program
+
+# From these torch computes where storages lie, which holds for its own layout only.
+LAYOUT = {".format_version", ".storage_alignment"}
+
+Records = list[tuple[str, bytes]]
+
+
+def model() -> dict[str, Any]:
+    """Shared storages, views, odd layouts, plain Python, and one storage of several megabytes."""
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(300, 200)
+    large = torch.randn(1500, 1000)
+    return {
+        "state": layer.state_dict(),
+        "large": large,
+        "view": large[10:20, ::3],
+        "transposed": large.t(),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "bfloat16": torch.arange(77).to(torch.bfloat16),
+        "step": 12,
+        "names": ["a", ("b", 1.5), None],
+    }
+
+
+def pickled(value: object) -> Records:
+    """The records that torch.save makes of it, in their order."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    with zipfile.ZipFile(file) as archive:
+        records = [(name.split("/", 1)[1], archive.read(name)) for name in archive.namelist()]
+    return [(name, data) for name, data in records if name not in LAYOUT]
+
+
+def assert_same(loaded: dict[str, Any], saved: dict[str, Any]) -> None:
+    assert list(loaded) == list(saved)
+    for name, value in saved.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(loaded[name], value), name
+            assert loaded[name].stride() == value.stride(), name
+    for name, value in saved["state"].items():
+        assert torch.equal(loaded["state"][name], value), name
+    assert loaded["step"] == saved["step"]
+    assert loaded["names"] == saved["names"]
+
+
+@pytest.mark.parametrize("fetched", [False, True], ids=["memory", "function"])
+@pytest.mark.parametrize("way", Way)
+def test_torch_reads_its_own_records(tmp_path: Path, way: Way, fetched: bool) -> None:
+    path = tmp_path / "model.pt"
+    value = model()
+    save_records(path, pickled(value), way, fetched)
+    assert_same(torch.load(path, weights_only=True), value)
+    loaded = torch.load(path, weights_only=True, mmap=True)
+    assert_same(loaded, value)
+    assert loaded["view"].untyped_storage().data_ptr() == loaded["large"].data_ptr()
+    subprocess.run([program("unzip"), "-tqq", path], check=True)
+
+
+def test_all_ways_make_the_same_file(tmp_path: Path) -> None:
+    records = pickled(model())
+    files = []
+    for way in Way:
+        for fetched in (False, True):
+            path = tmp_path / f"{way.name}-{fetched}.pt"
+            save_records(path, records, way, fetched)
+            files.append(path.read_bytes())
+    assert all(file == files[0] for file in files)
+
+
+@pytest.mark.parametrize("way", Way)
+def test_failures_name_path_and_record(tmp_path: Path, way: Way) -> None:
+    path = tmp_path / "model.pt"
+    with pytest.raises(SaveError, match=r"model\.pt.*data/0"):
+        save_records(path, [("data/0", b"1"), ("data/0", b"2")], way)
+    with pytest.raises(SaveError, match="missing"):
+        save_records(tmp_path / "missing" / "model.pt", [("data/0", b"1")], way)
+    assert not list(tmp_path.iterdir())
