@@ -19,6 +19,9 @@ struct ring_slot {
 		       */
 	unsigned retries; /* since the last progress */
 	bool in_flight;
+	/* When reading: the failure, kept until somebody asks for the slot. 0 if there is none. */
+	int failed;
+	bool refused; /* the engine did not even take the request */
 };
 
 struct ring_lane {
@@ -75,18 +78,21 @@ void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot);
  * free. */
 int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error);
 
-/* Sends slot->bytes of the slab to or from slot->offset. A failure that comes back at once is
- * reported. */
+/*
+ * Sends slot->bytes of the slab to or from slot->offset. When writing, a failure that comes back at
+ * once is reported. When reading, failures wait for ring_lane_finish(): nobody may ever ask for
+ * what is read ahead.
+ */
 int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 
-/* Waits until this slot is done; others may be done on the way. */
+/* Waits until this slot is done, and tells how it went; others may be done on the way. */
 int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 
 /* What to do about a failed write or read, as the end of a sentence; "" if nothing is known to
  * help. */
 const char *ring_remedy(int code);
 
-/* Waits until nothing is in flight, come what may; the first failure is reported. */
+/* Waits until nothing is in flight, come what may; when writing, the first failure is reported. */
 int ring_lane_drain(struct ring_lane *lane, struct base_error *error);
 
 #endif
