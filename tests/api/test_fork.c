@@ -92,6 +92,7 @@ static int use_everything(void *argument)
 		ioshape_reader_record(reader, 0, &record),
 		ioshape_reader_find_record(reader, "data.pkl", &number),
 		ioshape_reader_read(reader, 0, 0, &byte, 1),
+		ioshape_reader_read_file(reader, 0, &byte, 1),
 		ioshape_reader_verify(reader),
 		ioshape_reader_tensors(reader, &number),
 		ioshape_reader_tensor(reader, 0, &tensor),
