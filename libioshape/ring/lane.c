@@ -77,6 +77,7 @@ int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
 		lane->slots[i].slab = lane->slabs + i * config->block_bytes;
 		ring_lane_give_back(lane, &lane->slots[i]);
 	}
+	lane->limit = MAX(config->depth - 1, 1u);
 	*out = lane;
 	return 0;
 }
@@ -315,6 +316,28 @@ static int tell_failure(const struct ring_lane *lane, const struct ring_slot *sl
 			 lane->ops->id, ring_remedy(slot->failed));
 }
 
+/* A request is done: the slab kept back goes on its way. */
+static int send_ready(struct ring_lane *lane, struct base_error *error)
+{
+	struct ring_slot *slot = lane->ready;
+
+	if (!slot || lane->in_flight >= lane->limit)
+		return 0;
+	lane->ready = NULL;
+	if (!send(lane, slot))
+		return 0;
+	ring_lane_give_back(lane, slot);
+	return tell_failure(lane, slot, error);
+}
+
+/* After a failure nothing more is sent: what is in flight is all there is to wait for. */
+static void drop_ready(struct ring_lane *lane)
+{
+	if (lane->ready)
+		ring_lane_give_back(lane, lane->ready);
+	lane->ready = NULL;
+}
+
 int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
 {
 	int ret;
@@ -324,6 +347,11 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base
 	slot->in_flight = false;
 	slot->failed = 0;
 	slot->refused = false;
+	/* Readers mind the limit themselves: they get their blocks back in order. */
+	if (!lane->reading && lane->in_flight >= lane->limit) {
+		lane->ready = slot;
+		return 0;
+	}
 	ret = send(lane, slot);
 	if (ret && !lane->reading)
 		return tell_failure(lane, slot, error);
@@ -416,6 +444,7 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 	if (!op) {
 		lane->in_flight = 0;
 		lane->engine_failed = true;
+		drop_ready(lane);
 		return base_fail(error, -EIO, "the %s engine lost requests for %s", lane->ops->id,
 				 lane->path);
 	}
@@ -437,6 +466,10 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 		tell_failure(lane, slot, error);
 	if (!slot->in_flight)
 		ring_lane_give_back(lane, slot);
+	if (!ret)
+		ret = send_ready(lane, error);
+	if (ret)
+		drop_ready(lane);
 	return ret;
 }
 

@@ -30,6 +30,13 @@ struct ring_lane {
 	struct ring_slot *slots;
 	struct ring_op *free; /* slots' ops that nobody uses */
 	unsigned in_flight;
+	/*
+	 * Most requests in flight: one less than there are slabs. The one left over is filled while
+	 * the others are under way, and leaves the moment one of them is done. Devices that report
+	 * many completions at a time (virtual disks do) would idle while the next block is copied.
+	 */
+	unsigned limit;
+	struct ring_slot *ready;           /* that one, when writing, once it is full; or NULL */
 	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
 	void *engine;
 	bool engine_failed;  /* a request failed: the next file gets a new one */
@@ -79,9 +86,9 @@ void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot);
 int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error);
 
 /*
- * Sends slot->bytes of the slab to or from slot->offset. When writing, a failure that comes back at
- * once is reported. When reading, failures wait for ring_lane_finish(): nobody may ever ask for
- * what is read ahead.
+ * Sends slot->bytes of the slab to or from slot->offset; when writing, as soon as the limit allows,
+ * and a failure that comes back at once is reported. When reading, failures wait for
+ * ring_lane_finish(): nobody may ever ask for what is read ahead.
  */
 int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 

@@ -208,7 +208,7 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 	stream->piece = stream->scout = 0;
 	go_to(stream, pieces[0].offset);
 	while (!ret && stream->piece < count) {
-		fill_queue(stream, stream->lane->config.depth);
+		fill_queue(stream, stream->lane->limit);
 		if (at == stream->queued) {
 			if (!at)
 				break;  /* pieces without bytes */
@@ -218,6 +218,8 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 		}
 		slot = slot_at(stream, at);
 		ret = ring_lane_finish(stream->lane, slot, reading->error);
+		/* The slab kept back goes on its way before this one is looked at. */
+		fill_queue(stream, stream->lane->config.depth);
 		if (!ret)
 			ret = consume(stream, slot);
 		if (!ret && !at && slot_end(slot) <= keep)

@@ -282,8 +282,63 @@ START_TEST(a_slot_is_waited_for_when_all_are_in_flight)
 	begin(false);
 	for (unsigned i = 0; i < 5 * DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_uint_eq(requests, 5 * DEPTH);
 	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_uint_eq(requests, 5 * DEPTH);
+	end();
+}
+END_TEST
+
+/* The device must not wait for a copy: what it gets when it is done lies ready before. */
+START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
+{
+	struct ring_slot *slot;
+
+	answer = all_of_it;
+	begin(false);
+	for (unsigned i = 0; i < DEPTH; i++)
+		submit(i * BLOCK, BLOCK);
+	ck_assert_uint_eq(requests, DEPTH - 1);
+	for (unsigned i = DEPTH; i < 3 * DEPTH; i++) {
+		/* Before the next one is filled. */
+		ck_assert_int_eq(ring_lane_take(lane, &slot, &error), 0);
+		ck_assert_uint_eq(requests, i);
+		ck_assert_uint_eq(lane->in_flight, DEPTH - 1);
+		ck_assert_uint_eq(asked[i - 1].offset, (i - 1) * BLOCK);
+		slot->offset = i * BLOCK;
+		slot->bytes = BLOCK;
+		ck_assert_int_eq(ring_lane_submit(lane, slot, &error), 0);
+		ck_assert_uint_eq(requests, i);
+	}
+	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_uint_eq(requests, 3 * DEPTH);
+	end();
+}
+END_TEST
+
+START_TEST(the_slab_kept_back_is_not_sent_after_a_failure)
+{
+	answer = no_space;
+	begin(false);
+	for (unsigned i = 0; i < DEPTH; i++)
+		submit(i * BLOCK, BLOCK);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), -ENOSPC);
+	ck_assert_uint_eq(requests, DEPTH - 1);
+	end();
+}
+END_TEST
+
+START_TEST(the_slab_kept_back_may_be_refused)
+{
+	struct ring_slot *slot;
+
+	answer = all_of_it;
+	begin(false);
+	for (unsigned i = 0; i < DEPTH; i++)
+		submit(i * BLOCK, BLOCK);
+	refuse_submit = -EPERM;
+	ck_assert_int_eq(ring_lane_take(lane, &slot, &error), -EPERM);
+	ck_assert_ptr_nonnull(strstr(error.text, "took no request"));
+	ck_assert_int_eq(ring_lane_drain(lane, NULL), 0);
 	end();
 }
 END_TEST
@@ -431,6 +486,9 @@ int main(void)
 	tcase_add_test(results, a_failure_names_path_offset_engine_and_remedy);
 	tcase_add_test(results, the_first_failure_counts_and_all_come_home);
 	tcase_add_test(results, a_slot_is_waited_for_when_all_are_in_flight);
+	tcase_add_test(results, one_slab_is_kept_back_and_leaves_when_a_request_is_done);
+	tcase_add_test(results, the_slab_kept_back_is_not_sent_after_a_failure);
+	tcase_add_test(results, the_slab_kept_back_may_be_refused);
 	tcase_add_test(results, a_failure_in_flight_is_found_when_a_slot_is_waited_for);
 	tcase_add_test(results, a_request_that_was_not_taken_is_an_error_and_its_slot_is_ours);
 	tcase_add_test(results, an_engine_that_refused_is_opened_anew_for_the_next_file);
