@@ -176,6 +176,21 @@ int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, 
 int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset, void *into,
 			size_t bytes);
 
+/* The length of the file. */
+uint64_t ioshape_reader_file_bytes(struct ioshape_reader *reader);
+
+/*
+ * Reads bytes [offset, offset + bytes) of the file as it lies: headers, records and all. What
+ * belongs to records is verified as by ioshape_reader_read(). -ERANGE if the range leaves the file.
+ *
+ * Calls of this and of ioshape_reader_read() that go through the file front to back are as fast as
+ * one ioshape_reader_load(): what follows is read while the caller does other things. The memory
+ * for that (block_bytes * queue_depth) is the reader's until the end of the records is reached,
+ * another of its functions reads, or it is freed.
+ */
+int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into,
+			     size_t bytes);
+
 /*
  * Reads every record and compares every checksum; IOSHAPE_E_DAMAGED names the first damage.
  * -ENODATA if the file was written without checksums (torch's set_crc32_options(False)).

@@ -394,6 +394,14 @@ public:
 	{
 		check(ioshape_reader_read(get(), record, offset, into, bytes));
 	}
+	std::uint64_t file_bytes() const noexcept
+	{
+		return ioshape_reader_file_bytes(get());
+	}
+	void read_file(std::uint64_t offset, void *into, std::size_t bytes) const
+	{
+		check(ioshape_reader_read_file(get(), offset, into, bytes));
+	}
 	void verify() const
 	{
 		check(ioshape_reader_verify(get()));

@@ -10,12 +10,12 @@
 #include <unistd.h>
 
 /*
- * 48 MiB in flight keep the fastest disks seen busy; more of them, or the same in larger blocks,
- * brings nothing (docs/performance.md). 4 MiB is also what a Lustre client sends at most in one
- * request.
+ * 52 MiB in flight, and a block ready to follow, keep the fastest disks seen busy; the same in
+ * larger blocks does not (docs/performance.md). 4 MiB is also what a Lustre client sends at most in
+ * one request.
  */
 #define DEFAULT_BLOCK_BYTES (4 * MIB)
-#define DEFAULT_DEPTH 12u
+#define DEFAULT_DEPTH 14u
 #define DEFAULT_COPY_THREADS 4u
 #define LEAST_STAGING_BYTES (64 * MIB)
 

@@ -5,12 +5,16 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct ioshape_reader {
 	struct ioshape_context *context;
 	struct zip_reader zip;
 	struct ioshape_reader_options options;
-	struct base_error error; /* of the last call that failed */
+	struct base_error error;    /* of the last call that failed */
+	struct ring_stream *stream; /* of who reads onward; made at the first such call */
+	struct ring_lane *lane;     /* the stream's, while something is read ahead */
+	pid_t owner;
 };
 
 static int open_reader(struct ioshape_context *context, const char *path,
@@ -26,6 +30,7 @@ static int open_reader(struct ioshape_context *context, const char *path,
 	if (context->config.engine == IOSHAPE_ENGINE_BUFFERED)
 		direct = IOSHAPE_DIRECT_OFF;
 	reader->context = context;
+	reader->owner = context->owner;
 	reader->options = *options;
 	ret = zip_reader_open(&reader->zip, path, direct, error);
 	if (ret) {
@@ -56,14 +61,6 @@ IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const ch
 	if (!ret)
 		ret = open_reader(context, path, &options, out, &error);
 	return ckpt_leave(context, ret, &error);
-}
-
-IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
-{
-	if (!reader)
-		return;
-	zip_reader_close(&reader->zip);
-	free(reader);
 }
 
 IOSHAPE_EXPORT const char *ioshape_reader_message(struct ioshape_reader *reader)
@@ -171,18 +168,64 @@ static void return_lane(struct ioshape_reader *reader, struct ring_lane *lane)
 		ckpt_return_lane(reader->context, lane);
 }
 
+/* Nothing is read ahead any more. */
+static void stop_stream(struct ioshape_reader *reader)
+{
+	if (!reader->lane)
+		return;
+	ring_stream_stop(reader->stream);
+	return_lane(reader, reader->lane);
+	reader->lane = NULL;
+}
+
+IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
+{
+	if (!reader)
+		return;
+	/* In a child the lane, and what is in flight, are the parent's. */
+	if (reader->owner == getpid()) {
+		stop_stream(reader);
+		ring_stream_free(reader->stream);
+	}
+	zip_reader_close(&reader->zip);
+	free(reader);
+}
+
 static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
 		       bool verify)
 {
 	struct ring_lane *lane;
 	int ret;
 
+	/* One reader uses one lane: what was read ahead is given up for it. */
+	stop_stream(reader);
 	ret = take_lane(reader, &lane);
 	if (!ret)
 		ret = zip_reader_read(&reader->zip, lane, ranges, count, verify,
 				      reader->options.progress, reader->options.progress_user,
 				      &reader->error);
 	return_lane(reader, lane);
+	return ret;
+}
+
+/* Bytes of the file; what follows them is read ahead. */
+static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
+{
+	struct zip_reader *zip = &reader->zip;
+	int ret = 0;
+
+	if (!reader->stream)
+		ret = ring_stream_open(&reader->stream, &zip->input, zip_reader_data_end(zip),
+				       &reader->error);
+	if (!ret && !reader->lane)
+		ret = take_lane(reader, &reader->lane);
+	if (ret)
+		return ret;
+	ret = zip_reader_read_file(zip, reader->lane, reader->stream, offset, into, bytes,
+				   !reader->options.no_verify, reader->options.progress,
+				   reader->options.progress_user, &reader->error);
+	if (ret || ring_stream_is_idle(reader->stream))
+		stop_stream(reader);
 	return ret;
 }
 
@@ -194,7 +237,6 @@ static bool is_outside(uint64_t offset, uint64_t bytes, uint64_t limit)
 IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record,
 				       uint64_t offset, void *into, size_t bytes)
 {
-	const struct zip_range range = { record, offset, bytes, into };
 	const struct zip_entry *entry;
 	int ret = enter(reader);
 
@@ -213,7 +255,31 @@ IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t r
 	if (bytes && !into)
 		return base_fail(&reader->error, -EINVAL, "no memory was given to read \"%s\" into",
 				 entry->name);
-	return read_ranges(reader, &range, 1, !reader->options.no_verify);
+	return read_onward(reader, entry->data_offset + offset, into, bytes);
+}
+
+IOSHAPE_EXPORT uint64_t ioshape_reader_file_bytes(struct ioshape_reader *reader)
+{
+	return reader ? reader->zip.input.bytes : 0;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset,
+					    void *into, size_t bytes)
+{
+	int ret = enter(reader);
+
+	if (ret)
+		return ret;
+	if (is_outside(offset, bytes, reader->zip.input.bytes))
+		return base_fail(&reader->error, -ERANGE,
+				 "%s has %llu bytes; %llu from offset %llu are not all in it",
+				 reader->zip.input.path,
+				 (unsigned long long)reader->zip.input.bytes,
+				 (unsigned long long)bytes, (unsigned long long)offset);
+	if (bytes && !into)
+		return base_fail(&reader->error, -EINVAL, "no memory was given to read %s into",
+				 reader->zip.input.path);
+	return read_onward(reader, offset, into, bytes);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)

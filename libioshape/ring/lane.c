@@ -77,6 +77,7 @@ int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
 		lane->slots[i].slab = lane->slabs + i * config->block_bytes;
 		ring_lane_give_back(lane, &lane->slots[i]);
 	}
+	lane->limit = MAX(config->depth - 1, 1u);
 	*out = lane;
 	return 0;
 }
@@ -264,7 +265,7 @@ void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot)
 	lane->free = &slot->op;
 }
 
-static int send(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+static int send(struct ring_lane *lane, struct ring_slot *slot)
 {
 	int ret;
 
@@ -274,21 +275,15 @@ static int send(struct ring_lane *lane, struct ring_slot *slot, struct base_erro
 	slot->op.bytes = slot->bytes - slot->moved;
 	slot->op.offset = slot->offset + slot->moved;
 	ret = lane->ops->submit(lane->engine, &slot->op);
-	lane->engine_failed |= ret != 0;
-	if (ret)
-		return base_fail(
-			error, ret, "cannot %s %s at offset %llu: the %s engine took no request",
-			lane->verb, lane->path, (unsigned long long)slot->op.offset, lane->ops->id);
+	if (ret) {
+		slot->failed = ret;
+		slot->refused = true;
+		lane->engine_failed = true;
+		return ret;
+	}
 	slot->in_flight = true;
 	lane->in_flight++;
 	return 0;
-}
-
-int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
-{
-	slot->moved = 0;
-	slot->retries = 0;
-	return send(lane, slot, error);
 }
 
 const char *ring_remedy(int code)
@@ -307,14 +302,60 @@ const char *ring_remedy(int code)
 	}
 }
 
-static int fail_slot(struct ring_lane *lane, struct ring_slot *slot, int code,
-		     struct base_error *error)
+static int tell_failure(const struct ring_lane *lane, const struct ring_slot *slot,
+			struct base_error *error)
 {
-	/* Perhaps it was the engine; to open another costs little after a failure. */
-	lane->engine_failed = true;
-	return base_fail(error, code, "cannot %s %s at offset %llu (%zu bytes, %s engine)%s",
-			 lane->verb, lane->path, (unsigned long long)slot->op.offset,
-			 slot->op.bytes, lane->ops->id, ring_remedy(code));
+	if (slot->refused)
+		return base_fail(error, slot->failed,
+				 "cannot %s %s at offset %llu: the %s engine took no request",
+				 lane->verb, lane->path, (unsigned long long)slot->op.offset,
+				 lane->ops->id);
+	return base_fail(error, slot->failed,
+			 "cannot %s %s at offset %llu (%zu bytes, %s engine)%s", lane->verb,
+			 lane->path, (unsigned long long)slot->op.offset, slot->op.bytes,
+			 lane->ops->id, ring_remedy(slot->failed));
+}
+
+/* A request is done: the slab kept back goes on its way. */
+static int send_ready(struct ring_lane *lane, struct base_error *error)
+{
+	struct ring_slot *slot = lane->ready;
+
+	if (!slot || lane->in_flight >= lane->limit)
+		return 0;
+	lane->ready = NULL;
+	if (!send(lane, slot))
+		return 0;
+	ring_lane_give_back(lane, slot);
+	return tell_failure(lane, slot, error);
+}
+
+/* After a failure nothing more is sent: what is in flight is all there is to wait for. */
+static void drop_ready(struct ring_lane *lane)
+{
+	if (lane->ready)
+		ring_lane_give_back(lane, lane->ready);
+	lane->ready = NULL;
+}
+
+int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+{
+	int ret;
+
+	slot->moved = 0;
+	slot->retries = 0;
+	slot->in_flight = false;
+	slot->failed = 0;
+	slot->refused = false;
+	/* Readers mind the limit themselves: they get their blocks back in order. */
+	if (!lane->reading && lane->in_flight >= lane->limit) {
+		lane->ready = slot;
+		return 0;
+	}
+	ret = send(lane, slot);
+	if (ret && !lane->reading)
+		return tell_failure(lane, slot, error);
+	return 0;
 }
 
 /* A file that refuses direct I/O only when it is used: on to the page cache, if we may. */
@@ -350,9 +391,10 @@ static bool may_retry(struct ring_slot *slot)
 /*
  * Decides what a completion means: 0 it is done, 1 the rest must be sent, negative it failed.
  * Direct I/O continues only at aligned places, so of a short result what lies behind the last one
- * is done again.
+ * is done again. -ECANCELED is what becomes of requests whose thread has ended before the kernel
+ * got round to them: a reader may be handed on.
  */
-static int judge(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+static int judge(struct ring_lane *lane, struct ring_slot *slot)
 {
 	int64_t result = slot->op.result;
 	size_t moved;
@@ -361,14 +403,14 @@ static int judge(struct ring_lane *lane, struct ring_slot *slot, struct base_err
 		slot->moved = slot->bytes;
 		return 0;
 	}
-	if (result == -EINTR || result == -EAGAIN) {
+	if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
 		if (!may_retry(slot))
-			return fail_slot(lane, slot, (int)result, error);
+			return (int)result;
 	} else if (result < 0) {
 		if (!leave_direct(lane, (int)result) || !may_retry(slot))
-			return fail_slot(lane, slot, (int)result, error);
+			return (int)result;
 	} else if (result > (int64_t)slot->op.bytes) {
-		return fail_slot(lane, slot, -EIO, error);
+		return -EIO;
 	} else {
 		moved = slot->moved + (size_t)result;
 		if (lane->reading && (!result || slot->offset + moved >= lane->file_bytes)) {
@@ -380,7 +422,7 @@ static int judge(struct ring_lane *lane, struct ring_slot *slot, struct base_err
 			slot->retries = 0;
 		} else if (!may_retry(slot)) {
 			if (!lane->reading)
-				return fail_slot(lane, slot, -EIO, error);
+				return -EIO;
 			/* There is no more: an end that nobody knew of. */
 			slot->moved += (size_t)result;
 			return 0;
@@ -402,18 +444,32 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 	if (!op) {
 		lane->in_flight = 0;
 		lane->engine_failed = true;
+		drop_ready(lane);
 		return base_fail(error, -EIO, "the %s engine lost requests for %s", lane->ops->id,
 				 lane->path);
 	}
 	slot = slot_of(op);
 	slot->in_flight = false;
 	lane->in_flight--;
-	ret = judge(lane, slot, error);
-	if (ret == 1)
-		ret = send(lane, slot, error);
+	ret = judge(lane, slot);
+	if (ret == 1) {
+		ret = send(lane, slot);
+	} else if (ret) {
+		slot->failed = ret;
+		/* Perhaps it was the engine; to open another costs little after a failure. */
+		lane->engine_failed = true;
+	}
 	/* Whoever reads has yet to look at the slab. */
-	if (!slot->in_flight && !lane->reading)
+	if (lane->reading)
+		return 0;
+	if (ret)
+		tell_failure(lane, slot, error);
+	if (!slot->in_flight)
 		ring_lane_give_back(lane, slot);
+	if (!ret)
+		ret = send_ready(lane, error);
+	if (ret)
+		drop_ready(lane);
 	return ret;
 }
 
@@ -435,6 +491,8 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base
 
 	while (!ret && slot->in_flight)
 		ret = reap(lane, error);
+	if (!ret && slot->failed)
+		ret = tell_failure(lane, slot, error);
 	return ret;
 }
 

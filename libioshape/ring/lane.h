@@ -19,6 +19,9 @@ struct ring_slot {
 		       */
 	unsigned retries; /* since the last progress */
 	bool in_flight;
+	/* When reading: the failure, kept until somebody asks for the slot. 0 if there is none. */
+	int failed;
+	bool refused; /* the engine did not even take the request */
 };
 
 struct ring_lane {
@@ -27,6 +30,13 @@ struct ring_lane {
 	struct ring_slot *slots;
 	struct ring_op *free; /* slots' ops that nobody uses */
 	unsigned in_flight;
+	/*
+	 * Most requests in flight: one less than there are slabs. The one left over is filled while
+	 * the others are under way, and leaves the moment one of them is done. Devices that report
+	 * many completions at a time (virtual disks do) would idle while the next block is copied.
+	 */
+	unsigned limit;
+	struct ring_slot *ready;           /* that one, when writing, once it is full; or NULL */
 	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
 	void *engine;
 	bool engine_failed;  /* a request failed: the next file gets a new one */
@@ -75,18 +85,21 @@ void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot);
  * free. */
 int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error);
 
-/* Sends slot->bytes of the slab to or from slot->offset. A failure that comes back at once is
- * reported. */
+/*
+ * Sends slot->bytes of the slab to or from slot->offset; when writing, as soon as the limit allows,
+ * and a failure that comes back at once is reported. When reading, failures wait for
+ * ring_lane_finish(): nobody may ever ask for what is read ahead.
+ */
 int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 
-/* Waits until this slot is done; others may be done on the way. */
+/* Waits until this slot is done, and tells how it went; others may be done on the way. */
 int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 
 /* What to do about a failed write or read, as the end of a sentence; "" if nothing is known to
  * help. */
 const char *ring_remedy(int code);
 
-/* Waits until nothing is in flight, come what may; the first failure is reported. */
+/* Waits until nothing is in flight, come what may; when writing, the first failure is reported. */
 int ring_lane_drain(struct ring_lane *lane, struct base_error *error);
 
 #endif

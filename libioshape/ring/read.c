@@ -4,46 +4,23 @@
  * several threads; the others stream past it through the lane, in big blocks, in order.
  */
 #define _GNU_SOURCE
-#include "ring/lane.h"
+#include "ring/read.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#ifndef __NR_cachestat
-#define __NR_cachestat 451 /* Linux 6.5; the same number on every architecture */
-#endif
+/*
+ * Who reads onward may begin so much before the end of his last read: readers verify whole blocks,
+ * of a megabyte each, also where they want a part of one. At most this share of the slabs is kept
+ * for it.
+ */
+#define LOOK_BACK_BYTES (1 * MIB)
+#define LOOK_BACK_SHARE 4
 
-/* The unit in which we decide whether a stretch is cached. */
-#define STRETCH_BYTES (64 * MIB)
+/* Reads up to this length are left to the page cache until they turn out to follow each other. */
+#define SMALL_BYTES (256 * KIB)
 
-/* Pieces with no more than this between them are read in one go. */
-#define GAP_BYTES (256 * KIB)
-
-/* What one pread brings: it stays in the second-level cache until its checksum is taken. */
-#define SIP_BYTES (256 * KIB)
-
-/* Below this, threads are not worth starting. */
-#define PARALLEL_BYTES (8 * MIB)
-
-#define MAX_THREADS 64u
-
-struct reading {
-	struct ring_lane *lane;
-	const struct ring_input *input;
-	ioshape_progress_fn progress;
-	void *progress_user;
-	uint64_t total;
-	_Atomic uint64_t done;
-	struct base_error *error;
-};
-
-static int tell(struct reading *reading)
+int ring_tell(struct ring_reading *reading)
 {
 	if (reading->progress && reading->progress(reading->progress_user, IOSHAPE_PHASE_READ,
 						   atomic_load(&reading->done), reading->total))
@@ -53,375 +30,188 @@ static int tell(struct reading *reading)
 	return 0;
 }
 
-/* ---- Is it cached? --------------------------------------------------------------------------- */
-
-struct cachestat_range {
-	uint64_t offset, bytes;
-};
-
-struct cachestat_result {
-	uint64_t cached, dirty, writeback, evicted, recently_evicted;
-};
-
-/* Older kernels: asks about a page here and there. */
-static bool is_sampled_cached(int fd, uint64_t offset, uint64_t bytes)
-{
-	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), samples = 16;
-	uint64_t begin = offset / page * page, span = offset + bytes - begin;
-	unsigned char state;
-	unsigned hits = 0;
-	uint8_t *view;
-
-	view = mmap(NULL, span, PROT_READ, MAP_SHARED, fd, (off_t)begin);
-	if (view == MAP_FAILED)
-		return true; /* nothing to map on some filesystems: through the cache is always
-				right */
-	for (uint64_t i = 0; i < samples; i++) {
-		if (!mincore(view + span * i / samples / page * page, page, &state))
-			hits += state & 1;
-	}
-	munmap(view, span);
-	return hits > samples / 2;
-}
-
-static bool is_cached(int fd, uint64_t offset, uint64_t bytes)
-{
-	struct cachestat_range range = { offset, bytes };
-	struct cachestat_result result;
-
-	if (syscall(__NR_cachestat, fd, &range, &result, 0))
-		return is_sampled_cached(fd, offset, bytes);
-	return result.cached * (uint64_t)sysconf(_SC_PAGESIZE) > bytes / 2;
-}
-
-/* ---- Through the page cache ------------------------------------------------------------------ */
-
-struct crew {
-	struct reading *reading;
-	struct ring_piece *pieces;
-	size_t count;
-	size_t batch;        /* pieces taken at a time */
-	_Atomic size_t next; /* piece that nobody has taken yet */
-	_Atomic bool stop;
-};
-
-struct hand {
-	struct crew *crew;
-	pthread_t thread;
-	uint8_t *scratch; /* for pieces that are only verified; made at need */
-	struct base_error error;
-};
-
-static int read_piece(struct hand *hand, struct ring_piece *piece)
-{
-	const struct ring_input *input = hand->crew->reading->input;
-	uint8_t *to = piece->into;
-	uint64_t done, sip;
-	int ret = 0;
-
-	if (!to && !hand->scratch) {
-		hand->scratch = malloc(SIP_BYTES);
-		if (!hand->scratch)
-			return base_no_memory(&hand->error, "verifying", SIP_BYTES);
-	}
-	for (done = 0; !ret && done < piece->bytes; done += sip) {
-		sip = MIN(piece->bytes - done, SIP_BYTES);
-		to = piece->into ? (uint8_t *)piece->into + done : hand->scratch;
-		ret = ring_input_get(input, piece->offset + done, to, sip, &hand->error);
-		if (!ret && piece->want_crc)
-			piece->crc = base_crc32(piece->crc, to, sip);
-	}
-	atomic_fetch_add(&hand->crew->reading->done, piece->bytes);
-	return ret;
-}
-
-/* Works until nothing is left. Only the caller's own thread may speak to the progress callback. */
-static void work(struct hand *hand, bool speaks)
-{
-	struct crew *crew = hand->crew;
-	size_t begin, end;
-	int ret = 0;
-
-	while (!ret && !atomic_load(&crew->stop)) {
-		begin = atomic_fetch_add(&crew->next, crew->batch);
-		if (begin >= crew->count)
-			break;
-		end = MIN(begin + crew->batch, crew->count);
-		for (size_t i = begin; !ret && i < end; i++)
-			ret = read_piece(hand, &crew->pieces[i]);
-		if (!ret && speaks)
-			ret = tell(crew->reading);
-	}
-	if (ret)
-		atomic_store(&crew->stop, true);
-}
-
-static void *work_in_thread(void *argument)
-{
-	work(argument, false);
-	return NULL;
-}
-
-static unsigned start_hands(struct hand *hands, unsigned wanted)
-{
-	sigset_t all, before;
-	unsigned started = 0;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	while (started < wanted &&
-	       !pthread_create(&hands[started].thread, NULL, work_in_thread, &hands[started]))
-		started++;
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return started;
-}
-
-static int read_cached(struct reading *reading, struct ring_piece *pieces, size_t count,
-		       uint64_t bytes)
-{
-	struct crew crew = { .reading = reading, .pieces = pieces, .count = count };
-	unsigned wanted = bytes < PARALLEL_BYTES ? 1 :
-						   MIN(reading->lane->config.threads, MAX_THREADS);
-	struct hand *hands = calloc(wanted, sizeof(*hands));
-	unsigned started;
-	int ret = 0;
-
-	if (!hands)
-		return base_no_memory(reading->error, "reading threads", wanted * sizeof(*hands));
-	/* Small pieces in batches of about a check block, large ones singly. */
-	crew.batch = MAX(1, MIN(64, count * MIB / MAX(bytes, 1)));
-	for (unsigned i = 0; i < wanted; i++)
-		hands[i].crew = &crew;
-	started = start_hands(hands + 1, wanted - 1);
-	work(&hands[0], true);
-	for (unsigned i = 1; i <= started; i++)
-		pthread_join(hands[i].thread, NULL);
-	ret = reading->error ? reading->error->code : 0;
-	for (unsigned i = 0; i < wanted; i++) {
-		if (hands[i].error.code && !ret) {
-			ret = hands[i].error.code;
-			if (reading->error)
-				*reading->error = hands[i].error;
-		}
-		free(hands[i].scratch);
-	}
-	free(hands);
-	return ret;
-}
-
-/* ---- Past the page cache --------------------------------------------------------------------- */
-
-/* One sequential stretch of blocks, and the pieces that its bytes belong to. */
-struct stream {
-	struct reading *reading;
-	struct ring_piece *pieces;
-	size_t count;
-	size_t piece;            /* the first that is not complete */
-	size_t scout;            /* the first that no request covers yet */
-	uint64_t next_offset;    /* where the next request begins, if it continues the last */
-	struct ring_slot **fifo; /* submitted and not yet consumed, oldest at `head` */
-	unsigned head, queued;
-};
-
-static uint64_t piece_end(const struct ring_piece *piece)
-{
-	return piece->offset + piece->bytes;
-}
-
-/*
- * The next request: as much of the coming pieces as a block holds, from an aligned offset, reading
- * over small gaps. False if all is under way.
- */
-static bool next_request(struct stream *stream, uint64_t *offset, size_t *bytes)
-{
-	uint64_t block = stream->reading->lane->config.block_bytes;
-	uint64_t unit = stream->reading->lane->alignment, begin, end;
-
-	while (stream->scout < stream->count &&
-	       (!stream->pieces[stream->scout].bytes ||
-		piece_end(&stream->pieces[stream->scout]) <= stream->next_offset))
-		stream->scout++;
-	if (stream->scout == stream->count)
-		return false;
-	begin = stream->pieces[stream->scout].offset / unit * unit;
-	begin = MAX(begin, stream->next_offset);
-	end = begin;
-	for (size_t i = stream->scout; i < stream->count && end < begin + block; i++) {
-		if (stream->pieces[i].offset > end + GAP_BYTES && end > begin)
-			break;
-		end = MAX(end, piece_end(&stream->pieces[i]));
-	}
-	*offset = begin;
-	*bytes = MIN(base_round_up(end, unit) - begin, block);
-	stream->next_offset = begin + *bytes;
-	return true;
-}
-
-static void consume_piece(struct ring_piece *piece, const uint8_t *data, uint64_t offset,
-			  uint64_t begin, uint64_t end)
-{
-	const uint8_t *from = data + (begin - offset);
-	size_t bytes = end - begin;
-
-	if (!piece->into)
-		piece->crc = base_crc32(piece->crc, from, bytes);
-	else if (piece->want_crc)
-		piece->crc = base_copy_crc32(
-			piece->crc, (uint8_t *)piece->into + (begin - piece->offset), from, bytes);
-	else
-		memcpy((uint8_t *)piece->into + (begin - piece->offset), from, bytes);
-}
-
-/* Hands the bytes of one block to the pieces they belong to. */
-static int consume(struct stream *stream, struct ring_slot *slot)
-{
-	struct reading *reading = stream->reading;
-	uint64_t offset = slot->offset, end = offset + slot->moved, from, to;
-
-	while (stream->piece < stream->count) {
-		struct ring_piece *piece = &stream->pieces[stream->piece];
-
-		from = MAX(piece->offset, offset);
-		to = MIN(piece_end(piece), end);
-		if (from < to) {
-			consume_piece(piece, slot->slab, offset, from, to);
-			atomic_fetch_add(&reading->done, to - from);
-		}
-		if (piece_end(piece) > end) {
-			if (slot->moved < slot->bytes && piece->offset < offset + slot->bytes)
-				return base_fail(reading->error, IOSHAPE_E_DAMAGED,
-						 "%s ends at offset %llu, before what was to be "
-						 "read; it was "
-						 "cut short while open",
-						 reading->input->path, (unsigned long long)end);
-			break;
-		}
-		stream->piece++;
-	}
-	return tell(reading);
-}
-
-static int fill_queue(struct stream *stream)
-{
-	struct ring_lane *lane = stream->reading->lane;
-	struct ring_slot *slot;
-	int ret;
-
-	while (stream->queued < lane->config.depth) {
-		slot = ring_lane_free_slot(lane);
-		if (!slot)
-			return 0;
-		if (!next_request(stream, &slot->offset, &slot->bytes)) {
-			ring_lane_give_back(lane, slot);
-			return 0;
-		}
-		stream->fifo[(stream->head + stream->queued++) % lane->config.depth] = slot;
-		ret = ring_lane_submit(lane, slot, stream->reading->error);
-		if (ret)
-			return ret;
-	}
-	return 0;
-}
-
-static int run_stream(struct stream *stream)
-{
-	struct ring_lane *lane = stream->reading->lane;
-	struct ring_slot *slot;
-	int ret;
-
-	while (!(ret = fill_queue(stream)) && stream->queued) {
-		slot = stream->fifo[stream->head];
-		ret = ring_lane_finish(lane, slot, stream->reading->error);
-		if (!ret)
-			ret = consume(stream, slot);
-		if (ret)
-			break;
-		stream->head = (stream->head + 1) % lane->config.depth;
-		stream->queued--;
-		ring_lane_give_back(lane, slot);
-	}
-	ring_lane_drain(lane, NULL);
-	for (unsigned i = 0; i < stream->queued; i++)
-		ring_lane_give_back(lane, stream->fifo[(stream->head + i) % lane->config.depth]);
-	return ret;
-}
-
-static int read_direct(struct reading *reading, struct ring_piece *pieces, size_t count)
-{
-	struct stream stream = { .reading = reading, .pieces = pieces, .count = count };
-	struct ring_lane *lane = reading->lane;
-	int ret = ring_lane_start(lane, reading->error);
-
-	if (ret)
-		return ret;
-	stream.fifo = calloc(lane->config.depth, sizeof(struct ring_slot *));
-	if (!stream.fifo)
-		return base_no_memory(reading->error, "a read queue",
-				      lane->config.depth * sizeof(struct ring_slot *));
-	ring_lane_attach(lane, reading->input->direct_fd, reading->input->path, true, NULL);
-	lane->direct = true;
-	lane->alignment = ring_lane_direct_alignment(lane, &reading->input->fs);
-	lane->file_bytes = reading->input->bytes;
-	ret = run_stream(&stream);
-	ring_lane_detach(lane);
-	free(stream.fifo);
-	return ret;
-}
-
 /* ---- Which way ------------------------------------------------------------------------------- */
 
 /* Pieces from `first` on that lie within a stretch; at least one. */
 static size_t stretch(const struct ring_piece *pieces, size_t count, size_t first, uint64_t *bytes)
 {
-	uint64_t limit = pieces[first].offset + STRETCH_BYTES;
+	uint64_t limit = pieces[first].offset + RING_STRETCH_BYTES;
 	size_t i;
 
 	*bytes = 0;
-	for (i = first; i < count && (i == first || piece_end(&pieces[i]) <= limit); i++)
+	for (i = first; i < count && (i == first || ring_piece_end(&pieces[i]) <= limit); i++)
 		*bytes += pieces[i].bytes;
 	return i;
 }
 
-static bool goes_cached(const struct ring_lane *lane, const struct ring_input *input,
-			const struct ring_piece *pieces, size_t first, size_t end)
+/*
+ * Where little is wanted of what will be read ahead, all of that counts: the kernel reads ahead,
+ * too, but not as far as we do. It is asked once for many small reads.
+ */
+static bool is_cached_onward(struct ring_stream *stream, uint64_t offset)
 {
-	uint64_t offset = pieces[first].offset;
+	uint64_t end = MIN(offset + RING_STRETCH_BYTES, stream->ahead_end);
 
-	return input->direct_fd < 0 || !ring_lane_direct_alignment(lane, &input->fs) ||
-	       is_cached(input->fd, offset, piece_end(&pieces[end - 1]) - offset);
+	if (offset >= stream->cached_begin && offset < stream->cached_end)
+		return true;
+	if (!ring_is_cached(stream->input->fd, offset, end - offset))
+		return false;
+	stream->cached_begin = offset;
+	stream->cached_end = end;
+	return true;
+}
+
+static bool goes_cached(struct ring_stream *stream, const struct ring_lane *lane,
+			const struct ring_piece *pieces, size_t first, size_t last)
+{
+	const struct ring_input *input = stream->input;
+	uint64_t offset = pieces[first].offset, end = ring_piece_end(&pieces[last - 1]);
+
+	if (ring_stream_covers(stream, offset))
+		return false;
+	if (input->direct_fd < 0 || !ring_lane_direct_alignment(lane, &input->fs))
+		return true;
+	if (end - offset < SMALL_BYTES && end < stream->ahead_end)
+		return is_cached_onward(stream, offset);
+	return ring_is_cached(input->fd, offset, end - offset);
+}
+
+/* Neighbouring stretches that go the same way become one run. */
+static int read_stretches(struct ring_stream *stream, struct ring_reading *reading,
+			  struct ring_piece *pieces, size_t count, uint64_t keep)
+{
+	uint64_t bytes, run_bytes;
+	size_t first, end, next;
+	bool cached;
+	int ret = 0;
+
+	for (first = 0; !ret && first < count; first = end) {
+		end = stretch(pieces, count, first, &run_bytes);
+		cached = goes_cached(stream, reading->lane, pieces, first, end);
+		while (end < count) {
+			next = stretch(pieces, count, end, &bytes);
+			if (goes_cached(stream, reading->lane, pieces, end, next) != cached)
+				break;
+			end = next;
+			run_bytes += bytes;
+		}
+		if (cached)
+			ret = ring_read_cached(reading, pieces + first, end - first, run_bytes);
+		else
+			ret = ring_stream_read(stream, reading, pieces + first, end - first, keep);
+	}
+	return ret;
+}
+
+/* However little there is to read, and whoever reads it, the callback hears of it. */
+static int begin(struct ring_reading *reading, struct ring_piece *pieces, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		reading->total += pieces[i].bytes;
+		pieces[i].crc = 0;
+	}
+	return ring_tell(reading);
 }
 
 int ring_read(struct ring_lane *lane, const struct ring_input *input, struct ring_piece *pieces,
 	      size_t count, ioshape_progress_fn progress, void *progress_user,
 	      struct base_error *error)
 {
-	struct reading reading = { lane, input, progress, progress_user, 0, 0, error };
-	uint64_t bytes, run_bytes;
-	size_t first, end, next;
-	bool cached;
-	int ret = 0;
+	struct ring_reading reading = { lane, input, progress, progress_user, 0, 0, error };
+	struct ring_stream stream = { .input = input };
+	int ret;
 
-	for (size_t i = 0; i < count; i++) {
-		reading.total += pieces[i].bytes;
-		pieces[i].crc = 0;
-	}
-	/* However little there is to read, and whoever reads it, the callback hears of it. */
-	ret = tell(&reading);
-	/* Neighbouring stretches that go the same way become one run. */
-	for (first = 0; !ret && first < count; first = end) {
-		end = stretch(pieces, count, first, &run_bytes);
-		cached = goes_cached(lane, input, pieces, first, end);
-		while (end < count) {
-			next = stretch(pieces, count, end, &bytes);
-			if (goes_cached(lane, input, pieces, end, next) != cached)
-				break;
-			end = next;
-			run_bytes += bytes;
-		}
-		if (cached)
-			ret = read_cached(&reading, pieces + first, end - first, run_bytes);
-		else
-			ret = read_direct(&reading, pieces + first, end - first);
-	}
+	ret = begin(&reading, pieces, count);
+	if (!ret)
+		ret = read_stretches(&stream, &reading, pieces, count, UINT64_MAX);
+	ring_stream_stop(&stream);
 	return ret;
+}
+
+/* ---- Onward ---------------------------------------------------------------------------------- */
+
+static bool continues(const struct ring_run *run, uint64_t begin)
+{
+	return run->bytes && begin <= run->end + RING_GAP_BYTES &&
+	       begin + LOOK_BACK_BYTES >= run->end;
+}
+
+/* Adds a call to the run, or begins another. What was read in the run before it. */
+static uint64_t add_to(struct ring_run *run, bool goes_on, uint64_t begin, uint64_t end)
+{
+	uint64_t before = goes_on ? run->bytes : 0;
+
+	run->bytes = before + (goes_on ? end - MIN(MAX(begin, run->end), end) : end - begin);
+	run->end = goes_on ? MAX(run->end, end) : end;
+	return before;
+}
+
+/*
+ * Whether a call is small and somewhere else: through the page cache with it, whatever is there,
+ * and without a word about it to the stream. Otherwise *before is how far its run has come.
+ */
+static bool is_aside(struct ring_stream *stream, uint64_t block, uint64_t begin, uint64_t end,
+		     uint64_t *before)
+{
+	bool covered = ring_stream_covers(stream, begin);
+	bool goes_on = covered || continues(&stream->run, begin);
+	uint64_t small = stream->lane ? block : SMALL_BYTES;
+	/* What is no longer kept of the past is no reason to turn back. */
+	bool elsewhere = !covered && (!goes_on || begin < stream->run.end);
+
+	if (stream->lane && elsewhere && end - begin < small) {
+		if (add_to(&stream->aside, continues(&stream->aside, begin), begin, end) < block)
+			return true;
+		/* It has become what is read now, and the stream is what was read before. */
+		stream->run = stream->aside;
+		stream->aside.bytes = 0;
+		goes_on = true;
+	}
+	*before = add_to(&stream->run, goes_on, begin, end);
+	return !stream->lane && end - begin < small && *before < block / 8;
+}
+
+/*
+ * How far to read ahead: as far as the lane allows for who has come a long way, not at all for who
+ * has just jumped here. Who jumps about reads little that he does not want.
+ */
+static uint64_t ahead_of(const struct ring_stream *stream, const struct ring_lane *lane,
+			 uint64_t before, uint64_t begin, uint64_t end)
+{
+	uint64_t block = lane->config.block_bytes;
+	uint64_t bytes = MIN(before, stream->end / 8) * 4 + (end - begin) / 8;
+
+	if (end >= stream->end || bytes < block / 2)
+		return 0;
+	if (bytes >= block * lane->config.depth || bytes >= stream->end - end)
+		return stream->end;
+	return end + bytes;
+}
+
+int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct ring_piece *pieces,
+		     size_t count, ioshape_progress_fn progress, void *progress_user,
+		     struct base_error *error)
+{
+	const struct ring_input *input = stream->input;
+	struct ring_reading reading = { lane, input, progress, progress_user, 0, 0, error };
+	uint64_t look_back = lane->config.block_bytes * lane->config.depth / LOOK_BACK_SHARE;
+	uint64_t offset, end, before = 0;
+	int ret;
+
+	ret = begin(&reading, pieces, count);
+	if (ret || !reading.total)
+		return ret;
+	offset = pieces[0].offset;
+	end = ring_piece_end(&pieces[count - 1]);
+	if (is_aside(stream, lane->config.block_bytes, offset, end, &before))
+		return ring_read_cached(&reading, pieces, count, reading.total);
+	stream->ahead_end = ahead_of(stream, lane, before, offset, end);
+	look_back = MIN(end, MIN(look_back, LOOK_BACK_BYTES));
+	return read_stretches(stream, &reading, pieces, count, end - look_back);
+}
+
+bool ring_stream_is_idle(const struct ring_stream *stream)
+{
+	return !stream->lane ||
+	       stream->next_offset <= base_round_up(stream->run.end, stream->lane->alignment);
 }

@@ -163,7 +163,7 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error);
  */
 void ring_writer_free(struct ring_writer *writer);
 
-/* ---- Reading (input.c, read.c) --------------------------------------------------------------- */
+/* ---- Reading (input.c, read.c, cached.c, stream.c) ------------------------------------------- */
 
 /* A file open for reading; immutable, so several threads can share it. */
 struct ring_input {
@@ -200,5 +200,28 @@ struct ring_piece {
 int ring_read(struct ring_lane *lane, const struct ring_input *input, struct ring_piece *pieces,
 	      size_t count, ioshape_progress_fn progress, void *progress_user,
 	      struct base_error *error);
+
+/*
+ * The same for who reads a file call by call: what follows is read ahead while he does other
+ * things, once he has shown that he reads onward. `end` is where that ends: where nobody reads on.
+ * In one thread at a time.
+ */
+struct ring_stream;
+
+int ring_stream_open(struct ring_stream **out, const struct ring_input *input, uint64_t end,
+		     struct base_error *error);
+/*
+ * As ring_read(). Afterwards the lane belongs to the stream, unless ring_stream_is_idle(), and is
+ * to be given again in the next call. After a failure the stream must be stopped.
+ */
+int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct ring_piece *pieces,
+		     size_t count, ioshape_progress_fn progress, void *progress_user,
+		     struct base_error *error);
+/* Nothing has been read ahead: stopping loses nothing. */
+bool ring_stream_is_idle(const struct ring_stream *stream);
+/* Waits until nothing is in flight, and lets go of the lane. It can go on from there. */
+void ring_stream_stop(struct ring_stream *stream);
+/* NULL is fine. */
+void ring_stream_free(struct ring_stream *stream);
 
 #endif

@@ -418,10 +418,9 @@ static int note_limits(struct zip_directory *directory)
 
 	order = malloc(count * sizeof(*order));
 	store->limits = malloc(count * sizeof(*store->limits));
-	if (!order || !store->limits) {
-		free(order);
+	directory->order = order;
+	if (!order || !store->limits)
 		return -ENOMEM;
-	}
 	for (uint64_t i = 0; i < count; i++)
 		order[i] = i;
 	qsort_r(order, count, sizeof(*order), compare_offsets, directory->entries);
@@ -429,7 +428,6 @@ static int note_limits(struct zip_directory *directory)
 		store->limits[order[i]] = i + 1 < count ?
 						  directory->entries[order[i + 1]].header_offset :
 						  directory->offset;
-	free(order);
 	return 0;
 }
 
@@ -554,6 +552,7 @@ void zip_directory_free(struct zip_directory *directory)
 		free(store);
 	}
 	zip_names_free(directory->names);
+	free(directory->order);
 	free(directory->entries);
 	memset(directory, 0, sizeof(*directory));
 }

@@ -8,7 +8,7 @@
  * from it. So no memory is needed for data, and that for bookkeeping is bounded by one batch.
  */
 #define _GNU_SOURCE
-#include "zip/zip.h"
+#include "zip/ranges.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -47,6 +47,7 @@ struct copy {
 struct job {
 	const struct zip_reader *reader;
 	struct ring_lane *lane;
+	struct ring_stream *stream; /* NULL: nothing is read ahead of the last range */
 	const struct zip_range *ranges;
 	bool verify;
 	struct base_error *error;
@@ -122,7 +123,10 @@ static int flush(struct job *job)
 {
 	int ret = 0;
 
-	if (job->piece_count)
+	if (job->piece_count && job->stream)
+		ret = ring_read_onward(job->stream, job->lane, job->pieces, job->piece_count,
+				       job->progress ? tell : NULL, job, job->error);
+	else if (job->piece_count)
 		ret = ring_read(job->lane, &job->reader->input, job->pieces, job->piece_count,
 				job->progress ? tell : NULL, job, job->error);
 	if (!ret)
@@ -331,15 +335,30 @@ static int read_record(struct job *job, const size_t *order, size_t count)
 	return 0;
 }
 
+static int read_between(struct job *job, const struct zip_range *range)
+{
+	const struct note note = { .record = ZIP_NO_RECORD };
+
+	return add_piece(job, range->offset, range->bytes, range->into, false, &note);
+}
+
 static int read_all(struct job *job)
 {
+	const struct zip_range *range;
 	size_t end;
 	int ret;
 
 	for (size_t i = 0; i < job->order_count; i = end) {
 		end = i + 1;
+		range = &job->ranges[job->order[i]];
+		if (range->record == ZIP_NO_RECORD) {
+			ret = read_between(job, range);
+			if (ret)
+				return ret;
+			continue;
+		}
 		while (end < job->order_count &&
-		       job->ranges[job->order[end]].record == job->ranges[job->order[i]].record)
+		       job->ranges[job->order[end]].record == range->record)
 			end++;
 		ret = read_record(job, job->order + i, end - i);
 		if (ret)
@@ -364,6 +383,8 @@ static int check_range(const struct job *job, const struct zip_range *range)
 	const struct zip_entry *entry;
 	char shown[ZIP_SHOWN_NAME_BYTES];
 
+	if (range->record == ZIP_NO_RECORD)
+		return 0;
 	if (range->record >= directory->count)
 		return base_fail(job->error, -ENOENT,
 				 "cannot read record number %" PRIu64 " of %s: it has %" PRIu64,
@@ -386,16 +407,21 @@ static int check_range(const struct job *job, const struct zip_range *range)
 	return 0;
 }
 
+static uint64_t place_of(const struct job *job, const struct zip_range *range)
+{
+	if (range->record == ZIP_NO_RECORD)
+		return range->offset;
+	return job->reader->directory.entries[range->record].data_offset;
+}
+
 static int compare_ranges(const void *a, const void *b, void *user)
 {
 	const struct job *job = user;
 	const struct zip_range *left = &job->ranges[*(const size_t *)a];
 	const struct zip_range *right = &job->ranges[*(const size_t *)b];
-	const struct zip_entry *entries = job->reader->directory.entries;
 
 	if (left->record != right->record)
-		return entries[left->record].data_offset < entries[right->record].data_offset ? -1 :
-												1;
+		return place_of(job, left) < place_of(job, right) ? -1 : 1;
 	return left->offset < right->offset ? -1 : left->offset > right->offset;
 }
 
@@ -433,37 +459,54 @@ static int make_room(struct job *job)
 				      job->copy_room * sizeof(*job->copies));
 }
 
+static int run(struct job *job, size_t count)
+{
+	struct base_error unheard = { 0 };
+	int ret;
+
+	if (!job->error)
+		job->error = &unheard;
+	job->verify &= !job->reader->no_checksums;
+	job->counting = true;
+	ret = sort_ranges(job, count);
+	if (!ret)
+		ret = read_all(job); /* counts */
+	if (!ret)
+		ret = make_room(job);
+	job->counting = false;
+	if (!ret)
+		ret = read_all(job);
+	free(job->copies);
+	free(job->notes);
+	free(job->pieces);
+	free(job->active);
+	free(job->order);
+	return ret;
+}
+
+int zip_read_ranges(const struct zip_reader *reader, struct ring_lane *lane,
+		    struct ring_stream *stream, const struct zip_range *ranges, size_t count,
+		    bool verify, ioshape_progress_fn progress, void *progress_user,
+		    struct base_error *error)
+{
+	struct job job = {
+		.reader = reader,
+		.lane = lane,
+		.stream = stream,
+		.ranges = ranges,
+		.verify = verify,
+		.error = error,
+		.progress = progress,
+		.progress_user = progress_user,
+	};
+
+	return count ? run(&job, count) : 0;
+}
+
 int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
 		    const struct zip_range *ranges, size_t count, bool verify,
 		    ioshape_progress_fn progress, void *progress_user, struct base_error *error)
 {
-	struct base_error unheard = { 0 };
-	struct job job = {
-		.reader = reader,
-		.lane = lane,
-		.ranges = ranges,
-		.verify = verify && !reader->no_checksums,
-		.error = error ? error : &unheard,
-		.counting = true,
-		.progress = progress,
-		.progress_user = progress_user,
-	};
-	int ret;
-
-	if (!count)
-		return 0;
-	ret = sort_ranges(&job, count);
-	if (!ret)
-		ret = read_all(&job); /* counts */
-	if (!ret)
-		ret = make_room(&job);
-	job.counting = false;
-	if (!ret)
-		ret = read_all(&job);
-	free(job.copies);
-	free(job.notes);
-	free(job.pieces);
-	free(job.active);
-	free(job.order);
-	return ret;
+	return zip_read_ranges(reader, lane, NULL, ranges, count, verify, progress, progress_user,
+			       error);
 }

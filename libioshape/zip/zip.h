@@ -236,6 +236,8 @@ struct zip_directory {
 	 * without the folder. */
 	struct zip_entry *entries;
 	uint64_t count;
+	/* The entries as they lie in the file; NULL if that is the order of the directory. */
+	uint64_t *order;
 	struct zip_names *names;
 	uint64_t offset; /* of the central directory: where the last record ends at the latest */
 	void *memory;
@@ -286,7 +288,7 @@ zip_writer_payload_bytes(const struct zip_writer *writer); /* of the records, wi
 /* Frees the ring writer too: without its commit the file is abandoned. NULL is fine. */
 void zip_writer_free(struct zip_writer *writer);
 
-/* ---- Reader (reader.c, ranges.c) ------------------------------------------------------------- */
+/* ---- Reader (reader.c, ranges.c, stretch.c) -------------------------------------------------- */
 
 /* An open archive. Immutable after opening. */
 struct zip_reader {
@@ -329,5 +331,17 @@ struct zip_range {
 int zip_reader_read(const struct zip_reader *reader, struct ring_lane *lane,
 		    const struct zip_range *ranges, size_t count, bool verify,
 		    ioshape_progress_fn progress, void *progress_user, struct base_error *error);
+
+/*
+ * Reads bytes [offset, offset + bytes) of the file, which has them: records, verified as above, and
+ * what lies between them. `stream` is the reader's: calls that continue each other find their bytes
+ * in memory.
+ */
+int zip_reader_read_file(const struct zip_reader *reader, struct ring_lane *lane,
+			 struct ring_stream *stream, uint64_t offset, void *into, uint64_t bytes,
+			 bool verify, ioshape_progress_fn progress, void *progress_user,
+			 struct base_error *error);
+/* Where the last record of the caller's ends, and with it what is read onward. */
+uint64_t zip_reader_data_end(const struct zip_reader *reader);
 
 #endif

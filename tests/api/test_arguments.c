@@ -362,6 +362,14 @@ START_TEST(the_report_of_a_failed_save_is_filled_too)
 	ck_assert_double_lt(report.total_s, 60);
 	ck_assert_uint_lt(strnlen(report.fallback_text, sizeof(report.fallback_text)),
 			  sizeof(report.fallback_text));
+	/* One that fails at the very end has much to report. */
+	scratch_write(scratch_path("file"), "old", 3);
+	options.no_replace = 1;
+	ck_assert_int_eq(save_with(&options), -EEXIST);
+	ck_assert_uint_gt(report.file_bytes, sample.total_bytes);
+	ck_assert_uint_eq(report.tensor_bytes, sample.total_bytes);
+	ck_assert_double_gt(report.write_s, 0);
+	ck_assert_uint_ne(report.filesystem[0], 0);
 }
 END_TEST
 

@@ -1,127 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Saves in the background: what the caller may do meanwhile, and what becomes of them. */
 #define _GNU_SOURCE
+#include "support/async_case.h"
 #include "support/check_main.h"
-#include "support/sample.h"
-#include "support/scratch.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <semaphore.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#define MIB (1u << 20)
-
-static struct ioshape_context *context;
-static struct sample sample;
-static char why[512];
-
-static uint32_t copy_threads = 3;
-
-static struct ioshape_context *open_with(uint64_t staging_bytes, enum ioshape_staging_full full)
-{
-	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	struct ioshape_context *opened;
-
-	options.block_bytes = 256 * 1024;
-	options.queue_depth = 4;
-	options.copy_threads = copy_threads;
-	options.staging_bytes = staging_bytes;
-	options.staging_full = full;
-	ck_assert_int_eq(ioshape_context_open(&opened, &options, NULL, 0), 0);
-	return opened;
-}
-
-static void setup(void)
-{
-	scratch_setup();
-	sample_make(&sample, 3, 2 * MIB);
-	context = open_with(64 * MIB, IOSHAPE_STAGING_WAIT);
-}
-
-static void teardown(void)
-{
-	ioshape_context_free(context);
-	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
-	sample_free(&sample);
-	scratch_teardown();
-}
-
-static struct ioshape_save_options with_metadata(const struct sample *of)
-{
-	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-
-	options.metadata = &of->metadata;
-	return options;
-}
-
-static struct ioshape_save *begin(const char *path, const struct sample *of,
-				  const struct ioshape_save_options *options)
-{
-	struct ioshape_save *save;
-	int ret = ioshape_save_tensors_async(context, path, of->tensors, of->count, options, &save);
-
-	ck_assert_msg(!ret, "%s", ioshape_context_message(context));
-	ck_assert_ptr_nonnull(save);
-	return save;
-}
-
-static void must_hold(const char *path, const struct sample *expected)
-{
-	int ret = sample_check(context, path, expected, why, sizeof(why));
-
-	ck_assert_msg(!ret, "%s", why);
-}
-
-static bool is_there(const char *path)
-{
-	return access(path, F_OK) == 0;
-}
-
-/* ---- A gate in the progress callback: the save stands still in a phase until it is opened ---- */
-
-struct gate {
-	enum ioshape_phase phase;
-	sem_t reached, opened;
-	atomic_bool passed;
-};
-
-static void gate_init(struct gate *gate, enum ioshape_phase phase)
-{
-	gate->phase = phase;
-	sem_init(&gate->reached, 0, 0);
-	sem_init(&gate->opened, 0, 0);
-	atomic_store(&gate->passed, false);
-}
-
-static int stand_still(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
-{
-	struct gate *gate = user;
-
-	(void)done;
-	(void)total;
-	if (phase != gate->phase || atomic_exchange(&gate->passed, true))
-		return 0;
-	sem_post(&gate->reached);
-	sem_wait(&gate->opened);
-	return 0;
-}
-
-static struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_phase phase,
-					const char *path)
-{
-	struct ioshape_save_options options = with_metadata(&sample);
-
-	gate_init(gate, phase);
-	options.progress = stand_still;
-	options.progress_user = gate;
-	return begin(path, &sample, &options);
-}
 
 /* ---- What the caller may do ------------------------------------------------------------------ */
 
@@ -182,14 +68,6 @@ START_TEST(a_save_under_way_says_so)
 	must_hold(scratch_path("file"), &sample);
 }
 END_TEST
-
-static double now(void)
-{
-	struct timespec when;
-
-	clock_gettime(CLOCK_MONOTONIC, &when);
-	return (double)when.tv_sec + (double)when.tv_nsec / 1e9;
-}
 
 START_TEST(waiting_ends_when_the_time_is_up)
 {
@@ -353,108 +231,6 @@ START_TEST(a_save_that_waits_for_its_turn_can_be_dropped)
 }
 END_TEST
 
-/* ---- Staging memory -------------------------------------------------------------------------- */
-
-START_TEST(a_full_stage_refuses_when_told_to)
-{
-	struct ioshape_save *first, *second;
-	struct gate gate;
-	int ret;
-
-	ioshape_context_free(context);
-	context = open_with(16 * MIB, IOSHAPE_STAGING_REFUSE);
-	first = begin_gated(&gate, IOSHAPE_PHASE_WRITE, scratch_path("first"));
-	sem_wait(&gate.reached);
-	ret = ioshape_save_tensors_async(context, scratch_path("second"), sample.tensors,
-					 sample.count, NULL, &second);
-	ck_assert_int_eq(ret, -EAGAIN);
-	ck_assert_ptr_null(second);
-	ck_assert_ptr_nonnull(strstr(ioshape_context_message(context), "staging_bytes"));
-	ck_assert(!is_there(scratch_path("second")));
-	sem_post(&gate.opened);
-	ck_assert_int_eq(ioshape_save_wait(first, -1), 0);
-	/* As soon as a save has ended its memory is free. */
-	for (int i = 0; i < 20; i++) {
-		second = begin(scratch_path("second"), &sample, NULL);
-		ck_assert_int_eq(ioshape_save_wait(second, -1), 0);
-		ioshape_save_free(second);
-	}
-	ioshape_save_free(first);
-}
-END_TEST
-
-static void *open_gate_later(void *gate)
-{
-	usleep(200000);
-	sem_post(&((struct gate *)gate)->opened);
-	return NULL;
-}
-
-START_TEST(a_full_stage_is_waited_for_otherwise)
-{
-	struct ioshape_save *first, *second;
-	pthread_t opener;
-	struct gate gate;
-	double began;
-
-	ioshape_context_free(context);
-	context = open_with(16 * MIB, IOSHAPE_STAGING_WAIT);
-	first = begin_gated(&gate, IOSHAPE_PHASE_WRITE, scratch_path("first"));
-	sem_wait(&gate.reached);
-	pthread_create(&opener, NULL, open_gate_later, &gate);
-	began = now();
-	second = begin(scratch_path("second"), &sample, NULL);
-	ck_assert_double_gt(now() - began, 0.1);
-	pthread_join(opener, NULL);
-	ck_assert_int_eq(ioshape_save_wait(second, -1), 0);
-	ck_assert_int_eq(ioshape_save_wait(first, -1), 0);
-	ioshape_save_free(first);
-	ioshape_save_free(second);
-}
-END_TEST
-
-START_TEST(a_checkpoint_larger_than_the_stage_passes_through_it)
-{
-	struct ioshape_save_options options;
-	struct ioshape_save *save;
-	struct sample large;
-
-	/* Two chunks of staging memory for five of tensors. */
-	sample_make(&large, 5, 70 * MIB);
-	options = with_metadata(&large);
-	ioshape_context_free(context);
-	context = open_with(32 * MIB, _i ? IOSHAPE_STAGING_REFUSE : IOSHAPE_STAGING_WAIT);
-	save = begin(scratch_path("file"), &large, &options);
-	sample_spoil(&large);
-	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
-	ioshape_save_free(save);
-	must_hold(scratch_path("file"), &large);
-	sample_free(&large);
-}
-END_TEST
-
-START_TEST(a_large_save_that_fails_early_does_not_hang)
-{
-	struct ioshape_save *save;
-	struct sample large;
-
-	sample_make(&large, 5, 70 * MIB);
-	ioshape_context_free(context);
-	context = open_with(32 * MIB, IOSHAPE_STAGING_WAIT);
-	save = begin("/dev/full", &large, NULL);
-	ck_assert_int_eq(ioshape_save_wait(save, -1), -ENOSPC);
-	ioshape_save_free(save);
-	save = begin(scratch_path("missing/file"), &large, NULL);
-	ck_assert_int_eq(ioshape_save_wait(save, -1), -ENOENT);
-	ioshape_save_free(save);
-	/* And all of the memory is there again. */
-	save = begin(scratch_path("file"), &large, NULL);
-	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
-	ioshape_save_free(save);
-	sample_free(&large);
-}
-END_TEST
-
 /* ---- The end of saves ------------------------------------------------------------------------ */
 
 static const enum ioshape_phase gated_phases[] = { IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
@@ -518,143 +294,16 @@ START_TEST(the_end_of_the_context_ends_its_saves)
 }
 END_TEST
 
-/* ---- Progress -------------------------------------------------------------------------------- */
-
-struct told {
-	atomic_uint calls;
-	unsigned stop_at;
-	atomic_uint phases; /* a bit for each that was told */
-	atomic_bool stopped;
-};
-
-static int stop_at_nth(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
-{
-	struct told *told = user;
-	unsigned call = atomic_fetch_add(&told->calls, 1) + 1;
-
-	(void)done;
-	(void)total;
-	atomic_fetch_or(&told->phases, 1u << phase);
-	if (call != told->stop_at)
-		return 0;
-	if (phase < IOSHAPE_PHASE_COMMIT)
-		atomic_store(&told->stopped, true);
-	return 1;
-}
-
-static int run_telling(struct told *told, const struct sample *of)
-{
-	struct ioshape_save_options options = with_metadata(of);
-	struct ioshape_save *save;
-	int ret;
-
-	options.progress = stop_at_nth;
-	options.progress_user = told;
-	ret = ioshape_save_tensors_async(context, scratch_path("file"), of->tensors, of->count,
-					 &options, &save);
-	if (ret) {
-		ck_assert_ptr_null(save);
-		return ret;
-	}
-	ret = ioshape_save_wait(save, -1);
-	ioshape_save_free(save);
-	return ret;
-}
-
-/* Each call in turn stops the save, whether that call comes from the caller's thread or from the
- * save's. */
-static void stop_everywhere(const struct sample *of, unsigned step)
-{
-	struct told told = { 0 };
-
-	for (unsigned nth = 1;; nth += step) {
-		int ret;
-
-		scratch_write(scratch_path("file"), "old", 3);
-		memset(&told, 0, sizeof(told));
-		told.stop_at = nth;
-		ret = run_telling(&told, of);
-		if (atomic_load(&told.calls) < nth)
-			break;
-		ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
-		if (atomic_load(&told.stopped)) {
-			ck_assert_int_eq(ret, -ECANCELED);
-			ck_assert_msg(scratch_same(scratch_path("file"), "old", 3),
-				      "stopped at call %u, and the old file is gone", nth);
-		} else {
-			ck_assert_int_eq(ret, 0);
-			must_hold(scratch_path("file"), of);
-		}
-	}
-	ck_assert_uint_eq(atomic_load(&told.phases),
-			  1u << IOSHAPE_PHASE_STAGE | 1u << IOSHAPE_PHASE_PLAN |
-				  1u << IOSHAPE_PHASE_WRITE | 1u << IOSHAPE_PHASE_SYNC |
-				  1u << IOSHAPE_PHASE_COMMIT | 1u << IOSHAPE_PHASE_DONE);
-}
-
-START_TEST(the_callback_can_stop_a_save_at_every_call)
-{
-	stop_everywhere(&sample, 1);
-}
-END_TEST
-
-/* Told that all is staged, it thinks about it for so long that the writer could be through. */
-static int stop_when_all_is_staged(void *user, enum ioshape_phase phase, uint64_t done,
-				   uint64_t total)
-{
-	(void)user;
-	if (phase != IOSHAPE_PHASE_STAGE || done != total)
-		return 0;
-	usleep(300000);
-	return 1;
-}
-
-START_TEST(the_last_word_about_staging_comes_before_the_file_is_in_place)
-{
-	struct ioshape_save_options options;
-	struct ioshape_save *save;
-	struct sample large;
-
-	sample_make(&large, 5, 40 * MIB);
-	options = with_metadata(&large);
-	options.progress = stop_when_all_is_staged;
-	options.no_sync = 1;
-	ioshape_context_free(context);
-	copy_threads = 1; /* so that the caller's own thread stages the last of it */
-	context = open_with(32 * MIB, IOSHAPE_STAGING_WAIT);
-	scratch_write(scratch_path("file"), "old", 3);
-	ck_assert_int_eq(ioshape_save_tensors_async(context, scratch_path("file"), large.tensors,
-						    large.count, &options, &save),
-			 -ECANCELED);
-	ck_assert_ptr_null(save);
-	ck_assert(scratch_same(scratch_path("file"), "old", 3));
-	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
-	sample_free(&large);
-}
-END_TEST
-
-START_TEST(the_callback_can_stop_a_save_larger_than_the_stage)
-{
-	struct sample large;
-
-	sample_make(&large, 5, 50 * MIB);
-	ioshape_context_free(context);
-	context = open_with(32 * MIB, IOSHAPE_STAGING_WAIT);
-	stop_everywhere(&large, scratch_long() ? 1 : 29);
-	sample_free(&large);
-}
-END_TEST
-
 int main(void)
 {
 	Suite *suite = suite_create("api/async");
-	TCase *caller = tcase_create("caller"), *order = tcase_create("order");
-	TCase *staging = tcase_create("staging"), *ends = tcase_create("ends");
-	TCase *progress = tcase_create("progress");
-	TCase *all[] = { caller, order, staging, ends, progress };
+	TCase *caller = tcase_create("caller");
+	TCase *order = tcase_create("order");
+	TCase *ends = tcase_create("ends");
+	TCase *all[] = { caller, order, ends };
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-		tcase_add_checked_fixture(all[i], setup, teardown);
+		tcase_add_checked_fixture(all[i], async_setup, async_teardown);
 		tcase_set_timeout(all[i], scratch_long() ? 600 : 60);
 		suite_add_tcase(suite, all[i]);
 	}
@@ -667,15 +316,8 @@ int main(void)
 	tcase_add_test(order, saves_to_one_path_take_their_places_in_the_order_of_the_calls);
 	tcase_add_test(order, saves_to_other_paths_do_not_wait);
 	tcase_add_test(order, a_save_that_waits_for_its_turn_can_be_dropped);
-	tcase_add_test(staging, a_full_stage_refuses_when_told_to);
-	tcase_add_test(staging, a_full_stage_is_waited_for_otherwise);
-	tcase_add_loop_test(staging, a_checkpoint_larger_than_the_stage_passes_through_it, 0, 2);
-	tcase_add_test(staging, a_large_save_that_fails_early_does_not_hang);
 	tcase_add_loop_test(ends, a_save_dropped_on_its_way_leaves_nothing, 0, 3);
 	tcase_add_test(ends, a_save_dropped_at_any_time_leaves_the_old_file_or_the_new);
 	tcase_add_loop_test(ends, the_end_of_the_context_ends_its_saves, 0, 3);
-	tcase_add_test(progress, the_callback_can_stop_a_save_at_every_call);
-	tcase_add_test(progress, the_last_word_about_staging_comes_before_the_file_is_in_place);
-	tcase_add_test(progress, the_callback_can_stop_a_save_larger_than_the_stage);
 	return check_main(suite);
 }

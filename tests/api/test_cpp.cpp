@@ -162,6 +162,9 @@ START_TEST(metadata_and_records_travel)
 	const ioshape::reader reader(context, scratch_path("a.pt"));
 	reader.read(reader.find_record("text"), 0, &text[0], text.size());
 	ck_assert_str_eq(text.c_str(), "text");
+	std::string file(reader.file_bytes(), 0);
+	reader.read_file(0, &file[0], file.size());
+	ck_assert_int_eq(file.compare(reader.record(0).file_offset, 4, text), 0);
 	ck_assert_int_eq(reader.metadata().step, 12);
 	ck_assert_int_eq(thrown([&] { reader.tensors(); }), IOSHAPE_E_NO_TABLE);
 	reader.verify();

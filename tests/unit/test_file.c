@@ -288,8 +288,6 @@ END_TEST
 
 START_TEST(required_direct_io_is_used_for_files_of_any_length)
 {
-	if (!scratch_direct())
-		return;
 	for (size_t i = 0; i < ARRAY_LENGTH(lengths); i++) {
 		struct file_write write = file_write_defaults();
 
@@ -311,8 +309,6 @@ START_TEST(direct_io_leaves_nothing_in_the_page_cache)
 	void *view;
 	int fd;
 
-	if (!scratch_direct())
-		return;
 	write.config.engine = engines[_i];
 	write_and_compare(&write, 0, 1);
 	write = file_write_defaults();
@@ -510,8 +506,11 @@ int main(void)
 	tcase_add_test(lengths_case, a_file_need_not_be_waited_for_on_stable_storage);
 	tcase_add_loop_test(lengths_case, nil_writes_nothing_and_makes_no_file, 0, 2);
 
-	tcase_add_loop_test(direct, required_direct_io_is_used_for_files_of_any_length, 0, 2);
-	tcase_add_loop_test(direct, direct_io_leaves_nothing_in_the_page_cache, 0, 2);
+	if (scratch_direct()) {
+		tcase_add_loop_test(direct, required_direct_io_is_used_for_files_of_any_length, 0,
+				    2);
+		tcase_add_loop_test(direct, direct_io_leaves_nothing_in_the_page_cache, 0, 2);
+	}
 
 	tcase_add_test(stop, progress_is_told_phase_by_phase_and_block_by_block);
 	tcase_add_test(stop, progress_can_stop_the_write_at_every_call_until_the_commit);

@@ -1,181 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a lane makes of an engine's answers, with an engine that answers as the test says. */
+/* What a lane makes of an engine's answers. */
 #define _GNU_SOURCE
-#include "ring/lane.h"
 #include "support/check_main.h"
-#include "support/scratch.h"
+#include "support/scripted_lane.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
-#define DEPTH 4u
-#define BLOCK (64 * 1024u)
-#define MOST_REQUESTS 4096u
-
-/* ---- The scripted engine --------------------------------------------------------------------- */
-
-/* The result of the nth request (from 0); it may look at what is asked. */
-typedef int64_t (*answer_fn)(const struct ring_op *op, unsigned nth);
-
-static answer_fn answer;
-static struct {
-	uint64_t offset;
-	size_t bytes;
-} asked[MOST_REQUESTS];
-static unsigned requests, opened, closed, attached, detached, lost;
-static int refuse_submit, refuse_open;
-static const char *open_remark = "";
-static struct ring_op *waiting;
-
-static int scripted_open(void **engine, const struct ring_engine_params *params, char *why,
-			 size_t why_bytes)
-{
-	ck_assert_uint_eq(params->depth, DEPTH);
-	ck_assert_uint_eq(params->slabs_bytes, DEPTH * BLOCK);
-	opened++;
-	snprintf(why, why_bytes, "%s", refuse_open ? "scripted refusal" : open_remark);
-	*engine = &requests;
-	return refuse_open;
-}
-
-static void scripted_attach(void *engine, int fd)
-{
-	(void)engine;
-	(void)fd;
-	attached++;
-}
-
-static void scripted_detach(void *engine)
-{
-	(void)engine;
-	detached++;
-}
-
-static int scripted_submit(void *engine, struct ring_op *op)
-{
-	struct ring_op **end = &waiting;
-
-	(void)engine;
-	if (refuse_submit)
-		return refuse_submit;
-	ck_assert_uint_lt(requests, MOST_REQUESTS);
-	asked[requests].offset = op->offset;
-	asked[requests].bytes = op->bytes;
-	op->result = answer(op, requests++);
-	op->next = NULL;
-	while (*end)
-		end = &(*end)->next;
-	*end = op;
-	return 0;
-}
-
-static struct ring_op *scripted_wait(void *engine)
-{
-	struct ring_op *op = waiting;
-
-	(void)engine;
-	if (lost)
-		return NULL;
-	if (op)
-		waiting = op->next;
-	return op;
-}
-
-static void scripted_close(void *engine)
-{
-	(void)engine;
-	closed++;
-}
-
-static struct ring_engine_ops scripted = {
-	.id = "scripted",
-	.direct = true,
-	.open = scripted_open,
-	.attach = scripted_attach,
-	.detach = scripted_detach,
-	.submit = scripted_submit,
-	.wait = scripted_wait,
-	.close = scripted_close,
-};
-
-/* ---- Around each test ------------------------------------------------------------------------ */
-
-static struct ring_lane *lane;
-static struct ring_notes notes;
-static struct base_error error;
-static struct fs_info fs;
-static int fd;
-
-static void begin_with(enum ioshape_direct direct, const struct base_log *log)
-{
-	struct ring_config config = {
-		.direct = direct, .block_bytes = BLOCK, .depth = DEPTH, .threads = 1
-	};
-
-	if (log)
-		config.log = *log;
-	ring_engine_order[0] = &scripted;
-	ring_engine_order[1] = NULL;
-	memset(&notes, 0, sizeof(notes));
-	memset(&error, 0, sizeof(error));
-	fs = (struct fs_info){ .type = "testfs", .offset_alignment = 512, .memory_alignment = 512 };
-	fd = open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-	ck_assert_int_ge(fd, 0);
-	ck_assert_msg(!ring_lane_open(&lane, &config, &error), "%s", error.text);
-}
-
-static void begin(bool reading)
-{
-	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ring_lane_attach(lane, fd, "/the/path", reading, &notes);
-}
-
-static unsigned count_free(void)
-{
-	unsigned count = 0;
-
-	for (struct ring_op *op = lane->free; op; op = op->next)
-		count++;
-	return count;
-}
-
-static void end(void)
-{
-	ring_lane_detach(lane);
-	/* Whatever happened, every slot must be there again, and only once. */
-	ck_assert_uint_eq(count_free(), DEPTH);
-	ck_assert_uint_eq(lane->in_flight, 0);
-	ck_assert_uint_eq(attached, detached);
-	ring_lane_close(lane);
-	ck_assert_uint_eq(opened, closed);
-	close(fd);
-}
-
-static struct ring_slot *submit(uint64_t offset, size_t bytes)
-{
-	struct ring_slot *slot;
-
-	ck_assert_msg(!ring_lane_take(lane, &slot, &error), "%s", error.text);
-	slot->offset = offset;
-	slot->bytes = bytes;
-	ck_assert_msg(!ring_lane_submit(lane, slot, &error), "%s", error.text);
-	return slot;
-}
-
-static bool is_direct(void)
-{
-	return fcntl(fd, F_GETFL) & O_DIRECT;
-}
-
-static int64_t all_of_it(const struct ring_op *op, unsigned nth)
-{
-	(void)nth;
-	return (int64_t)op->bytes;
-}
 
 /* ---- Engines and lanes ----------------------------------------------------------------------- */
 
@@ -453,8 +282,63 @@ START_TEST(a_slot_is_waited_for_when_all_are_in_flight)
 	begin(false);
 	for (unsigned i = 0; i < 5 * DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_uint_eq(requests, 5 * DEPTH);
 	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_uint_eq(requests, 5 * DEPTH);
+	end();
+}
+END_TEST
+
+/* The device must not wait for a copy: what it gets when it is done lies ready before. */
+START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
+{
+	struct ring_slot *slot;
+
+	answer = all_of_it;
+	begin(false);
+	for (unsigned i = 0; i < DEPTH; i++)
+		submit(i * BLOCK, BLOCK);
+	ck_assert_uint_eq(requests, DEPTH - 1);
+	for (unsigned i = DEPTH; i < 3 * DEPTH; i++) {
+		/* Before the next one is filled. */
+		ck_assert_int_eq(ring_lane_take(lane, &slot, &error), 0);
+		ck_assert_uint_eq(requests, i);
+		ck_assert_uint_eq(lane->in_flight, DEPTH - 1);
+		ck_assert_uint_eq(asked[i - 1].offset, (i - 1) * BLOCK);
+		slot->offset = i * BLOCK;
+		slot->bytes = BLOCK;
+		ck_assert_int_eq(ring_lane_submit(lane, slot, &error), 0);
+		ck_assert_uint_eq(requests, i);
+	}
+	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_uint_eq(requests, 3 * DEPTH);
+	end();
+}
+END_TEST
+
+START_TEST(the_slab_kept_back_is_not_sent_after_a_failure)
+{
+	answer = no_space;
+	begin(false);
+	for (unsigned i = 0; i < DEPTH; i++)
+		submit(i * BLOCK, BLOCK);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), -ENOSPC);
+	ck_assert_uint_eq(requests, DEPTH - 1);
+	end();
+}
+END_TEST
+
+START_TEST(the_slab_kept_back_may_be_refused)
+{
+	struct ring_slot *slot;
+
+	answer = all_of_it;
+	begin(false);
+	for (unsigned i = 0; i < DEPTH; i++)
+		submit(i * BLOCK, BLOCK);
+	refuse_submit = -EPERM;
+	ck_assert_int_eq(ring_lane_take(lane, &slot, &error), -EPERM);
+	ck_assert_ptr_nonnull(strstr(error.text, "took no request"));
+	ck_assert_int_eq(ring_lane_drain(lane, NULL), 0);
 	end();
 }
 END_TEST
@@ -549,227 +433,6 @@ START_TEST(an_engine_that_loses_requests_is_found_out)
 }
 END_TEST
 
-/* ---- Direct I/O ------------------------------------------------------------------------------ */
-
-static int64_t not_when_direct(const struct ring_op *op, unsigned nth)
-{
-	(void)nth;
-	return fcntl(op->fd, F_GETFL) & O_DIRECT ? -EINVAL : (int64_t)op->bytes;
-}
-
-START_TEST(direct_io_that_fails_at_use_is_left_with_one_note)
-{
-	answer = not_when_direct;
-	begin(false);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
-	/* All of them have been answered before the first answer is seen. */
-	for (unsigned i = 0; i < DEPTH; i++)
-		submit(i * BLOCK, BLOCK);
-	ck_assert_msg(!ring_lane_drain(lane, &error), "%s", error.text);
-	ck_assert(!is_direct());
-	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_ptr_nonnull(strstr(notes.text, "buffered"));
-	ck_assert_uint_eq(requests, 2 * DEPTH);
-	end();
-}
-END_TEST
-
-START_TEST(direct_io_that_is_required_and_fails_at_use_is_a_failure)
-{
-	answer = not_when_direct;
-	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ring_lane_attach(lane, fd, "/the/path", false, &notes);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
-	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
-	ck_assert(is_direct());
-	end();
-}
-END_TEST
-
-static int64_t invalid(const struct ring_op *op, unsigned nth)
-{
-	(void)op;
-	(void)nth;
-	return -EINVAL;
-}
-
-START_TEST(an_invalid_request_without_direct_io_fails_at_once)
-{
-	answer = invalid;
-	begin(false);
-	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
-	ck_assert_uint_eq(requests, 1);
-	end();
-}
-END_TEST
-
-START_TEST(an_invalid_request_stays_invalid_after_direct_io_was_left)
-{
-	answer = invalid;
-	begin(false);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
-	submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
-	ck_assert_uint_le(requests, 200);
-	end();
-}
-END_TEST
-
-START_TEST(a_filesystem_without_direct_io_is_noted_or_refused)
-{
-	fs = (struct fs_info){ 0 };
-	answer = all_of_it;
-	begin(false);
-	fs.direct_known = true;
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
-	ck_assert(!lane->direct && !is_direct());
-	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_ptr_nonnull(strstr(notes.text, "testfs"));
-	end();
-
-	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ring_lane_attach(lane, fd, "/the/path", false, &notes);
-	fs.direct_known = true;
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), -ENOTSUP);
-	ck_assert_ptr_nonnull(strstr(error.text, "/the/path"));
-	ck_assert_ptr_nonnull(strstr(error.text, "testfs"));
-	ck_assert_ptr_nonnull(strstr(error.text, "direct=prefer"));
-	end();
-}
-END_TEST
-
-START_TEST(direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it)
-{
-	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
-	refuse_open = -EPERM;
-	ring_engine_order[1] = &ring_engine_buffered;
-	ring_engine_order[2] = NULL;
-	if (!ring_lane_start(lane, &error)) {
-		ring_lane_attach(lane, fd, "/the/path", false, &notes);
-		ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), -ENOTSUP);
-		ring_lane_detach(lane);
-	}
-	ck_assert_ptr_nonnull(strstr(error.text, "direct"));
-	ring_lane_close(lane);
-	close(fd);
-}
-END_TEST
-
-START_TEST(direct_io_that_is_not_wanted_is_not_used)
-{
-	begin_with(IOSHAPE_DIRECT_OFF, NULL);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ring_lane_attach(lane, fd, "/the/path", false, &notes);
-	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
-	ck_assert(!lane->direct && !is_direct());
-	ck_assert_uint_eq(notes.count, 0);
-	end();
-}
-END_TEST
-
-/* What a strange filesystem says must not make us write behind a slab's end. */
-START_TEST(an_alignment_that_no_block_has_is_not_used)
-{
-	static const uint32_t strange[] = { 2 * BLOCK, 1u << 31, 3000, UINT32_MAX };
-
-	for (size_t i = 0; i < ARRAY_LENGTH(strange); i++) {
-		answer = all_of_it;
-		begin(false);
-		fs.offset_alignment = strange[i];
-		ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
-		ck_assert(!lane->direct && !is_direct());
-		ck_assert_uint_eq(notes.count, 1);
-		end();
-	}
-}
-END_TEST
-
-/* ---- Reading --------------------------------------------------------------------------------- */
-
-static uint64_t file_bytes;
-static size_t most_at_once;
-
-/* As a file of file_bytes answers, in portions. */
-static int64_t as_a_file(const struct ring_op *op, unsigned nth)
-{
-	size_t there = op->offset < file_bytes ? file_bytes - op->offset : 0;
-
-	(void)nth;
-	ck_assert_int_eq(op->kind, RING_READ);
-	return (int64_t)MIN(MIN(there, op->bytes), most_at_once);
-}
-
-static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_t bytes,
-			   size_t expected)
-{
-	struct ring_slot *slot;
-
-	file_bytes = size;
-	most_at_once = portion;
-	answer = as_a_file;
-	requests = 0;
-	begin(true);
-	lane->direct = true;
-	lane->alignment = 512;
-	slot = submit(offset, bytes);
-	ck_assert_msg(!ring_lane_finish(lane, slot, &error), "%s", error.text);
-	ck_assert(!slot->in_flight);
-	ck_assert_uint_eq(slot->moved, expected);
-	for (unsigned i = 0; i < requests; i++)
-		ck_assert_uint_eq(asked[i].offset % 512, 0);
-	ring_lane_give_back(lane, slot);
-	end();
-}
-
-START_TEST(a_read_goes_on_until_it_has_all)
-{
-	read_direct_as(1 << 20, SIZE_MAX, 4096, 32768, 32768);
-	read_direct_as(1 << 20, 4096, 4096, 32768, 32768);
-	read_direct_as(1 << 20, 512, 0, 8192, 8192);
-}
-END_TEST
-
-START_TEST(a_read_ends_with_the_file)
-{
-	read_direct_as(10000, SIZE_MAX, 0, 32768, 10000);
-	read_direct_as(10000, SIZE_MAX, 8192, 4096, 10000 - 8192);
-	read_direct_as(8192, SIZE_MAX, 0, 32768, 8192);
-	read_direct_as(8192, SIZE_MAX, 8192, 512, 0);
-	read_direct_as(8192, SIZE_MAX, 65536, 512, 0);
-	read_direct_as(0, SIZE_MAX, 0, 512, 0);
-	read_direct_as(10000, 4096, 0, 32768, 10000);
-}
-END_TEST
-
-/* FUSE daemons and network filesystems answer with what they have, also in the middle of a file. */
-START_TEST(an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file)
-{
-	read_direct_as(1 << 20, 5000, 0, 32768, 32768);
-	read_direct_as(1 << 20, 513, 4096, 8192, 8192);
-	read_direct_as(10000, 5000, 0, 32768, 10000);
-}
-END_TEST
-
-START_TEST(a_read_slot_is_not_free_until_it_was_looked_at)
-{
-	struct ring_slot *slot;
-
-	answer = as_a_file;
-	file_bytes = 1 << 20;
-	most_at_once = SIZE_MAX;
-	begin(true);
-	slot = submit(0, BLOCK);
-	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
-	ck_assert_uint_eq(count_free(), DEPTH - 1);
-	ring_lane_give_back(lane, slot);
-	end();
-}
-END_TEST
-
 /* ---- Notes ----------------------------------------------------------------------------------- */
 
 START_TEST(notes_are_clauses_in_order)
@@ -799,9 +462,9 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("ring/lane");
-	TCase *life = tcase_create("life"), *results = tcase_create("results");
-	TCase *direct = tcase_create("direct"), *reading = tcase_create("reading");
 	const int codes = (int)ARRAY_LENGTH(passing_codes);
+	TCase *life = tcase_create("life");
+	TCase *results = tcase_create("results");
 
 	tcase_add_checked_fixture(life, scratch_setup, scratch_teardown);
 	tcase_add_test(life, an_engine_is_opened_at_need_and_once);
@@ -812,7 +475,6 @@ int main(void)
 	tcase_add_test(life, notes_are_clauses_in_order);
 	tcase_add_test(life, too_many_notes_are_counted_and_cut);
 	suite_add_tcase(suite, life);
-
 	tcase_add_checked_fixture(results, scratch_setup, scratch_teardown);
 	tcase_add_test(results, a_short_write_goes_on_where_it_stopped);
 	tcase_add_test(results, a_short_direct_write_goes_on_at_an_aligned_place);
@@ -824,29 +486,14 @@ int main(void)
 	tcase_add_test(results, a_failure_names_path_offset_engine_and_remedy);
 	tcase_add_test(results, the_first_failure_counts_and_all_come_home);
 	tcase_add_test(results, a_slot_is_waited_for_when_all_are_in_flight);
+	tcase_add_test(results, one_slab_is_kept_back_and_leaves_when_a_request_is_done);
+	tcase_add_test(results, the_slab_kept_back_is_not_sent_after_a_failure);
+	tcase_add_test(results, the_slab_kept_back_may_be_refused);
 	tcase_add_test(results, a_failure_in_flight_is_found_when_a_slot_is_waited_for);
 	tcase_add_test(results, a_request_that_was_not_taken_is_an_error_and_its_slot_is_ours);
 	tcase_add_test(results, an_engine_that_refused_is_opened_anew_for_the_next_file);
 	tcase_add_test(results, a_rest_that_is_not_taken_is_an_error);
 	tcase_add_test(results, an_engine_that_loses_requests_is_found_out);
 	suite_add_tcase(suite, results);
-
-	tcase_add_checked_fixture(direct, scratch_setup, scratch_teardown);
-	tcase_add_test(direct, direct_io_that_fails_at_use_is_left_with_one_note);
-	tcase_add_test(direct, direct_io_that_is_required_and_fails_at_use_is_a_failure);
-	tcase_add_test(direct, an_invalid_request_without_direct_io_fails_at_once);
-	tcase_add_test(direct, an_invalid_request_stays_invalid_after_direct_io_was_left);
-	tcase_add_test(direct, a_filesystem_without_direct_io_is_noted_or_refused);
-	tcase_add_test(direct, direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it);
-	tcase_add_test(direct, direct_io_that_is_not_wanted_is_not_used);
-	tcase_add_test(direct, an_alignment_that_no_block_has_is_not_used);
-	suite_add_tcase(suite, direct);
-
-	tcase_add_checked_fixture(reading, scratch_setup, scratch_teardown);
-	tcase_add_test(reading, a_read_goes_on_until_it_has_all);
-	tcase_add_test(reading, a_read_ends_with_the_file);
-	tcase_add_test(reading, an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file);
-	tcase_add_test(reading, a_read_slot_is_not_free_until_it_was_looked_at);
-	suite_add_tcase(suite, reading);
 	return check_main(suite);
 }

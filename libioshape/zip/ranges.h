@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the zip floor: ranges of records, and of what lies between them. */
+#ifndef ZIP_RANGES_H
+#define ZIP_RANGES_H
+
+#include "zip/zip.h"
+
+/* The record of a range that lies between records: its offset is the file's, and nothing is known
+ * about its bytes. */
+#define ZIP_NO_RECORD UINT64_MAX
+
+/* As zip_reader_read(); with a stream (or NULL) that may know the bytes already. */
+int zip_read_ranges(const struct zip_reader *reader, struct ring_lane *lane,
+		    struct ring_stream *stream, const struct zip_range *ranges, size_t count,
+		    bool verify, ioshape_progress_fn progress, void *progress_user,
+		    struct base_error *error);
+
+#endif

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading a stretch of the file as it lies: the records in it, and what lies between them. */
+#define _GNU_SOURCE
+#include "zip/ranges.h"
+
+#include <stdlib.h>
+
+struct stretch {
+	const struct zip_reader *reader;
+	uint64_t begin, end;
+	uint8_t *into;
+	struct zip_range *ranges; /* NULL: they are only counted */
+	size_t count;
+};
+
+/* The nth record in the order of the file. */
+static uint64_t nth_record(const struct zip_directory *directory, uint64_t n)
+{
+	return directory->order ? directory->order[n] : n;
+}
+
+static uint64_t data_end(const struct zip_entry *entry)
+{
+	return entry->data_offset + entry->bytes;
+}
+
+/* The first record, in the order of the file, that ends at this offset or behind it. */
+static uint64_t first_record(const struct zip_directory *directory, uint64_t offset)
+{
+	uint64_t from = 0, to = directory->count, middle;
+
+	while (from < to) {
+		middle = from + (to - from) / 2;
+		if (data_end(&directory->entries[nth_record(directory, middle)]) < offset)
+			from = middle + 1;
+		else
+			to = middle;
+	}
+	return from;
+}
+
+/* `begin` and `end` in the file. */
+static void add_range(struct stretch *stretch, uint64_t record, uint64_t begin, uint64_t end)
+{
+	uint64_t base = 0;
+
+	if (record != ZIP_NO_RECORD)
+		base = stretch->reader->directory.entries[record].data_offset;
+	else if (begin == end)
+		return;
+	if (stretch->ranges)
+		stretch->ranges[stretch->count] = (struct zip_range){
+			.record = record,
+			.offset = begin - base,
+			.bytes = end - begin,
+			.into = begin < end ? stretch->into + (begin - stretch->begin) : NULL,
+		};
+	stretch->count++;
+}
+
+/* Empty records count as read where they lie: they have a checksum, too. */
+static void divide(struct stretch *stretch)
+{
+	const struct zip_directory *directory = &stretch->reader->directory;
+	uint64_t at = stretch->begin, record, begin, end;
+
+	stretch->count = 0;
+	for (uint64_t n = first_record(directory, at); n < directory->count; n++) {
+		record = nth_record(directory, n);
+		begin = MAX(at, directory->entries[record].data_offset);
+		end = MIN(stretch->end, data_end(&directory->entries[record]));
+		if (begin > end)
+			break;
+		add_range(stretch, ZIP_NO_RECORD, at, begin);
+		if (begin < end || !directory->entries[record].bytes)
+			add_range(stretch, record, begin, end);
+		at = end;
+	}
+	add_range(stretch, ZIP_NO_RECORD, at, stretch->end);
+}
+
+uint64_t zip_reader_data_end(const struct zip_reader *reader)
+{
+	const struct zip_directory *directory = &reader->directory;
+
+	/* The index was read when the file was opened. */
+	if (reader->has_index)
+		return directory->entries[directory->count - 1].header_offset;
+	return directory->offset;
+}
+
+int zip_reader_read_file(const struct zip_reader *reader, struct ring_lane *lane,
+			 struct ring_stream *stream, uint64_t offset, void *into, uint64_t bytes,
+			 bool verify, ioshape_progress_fn progress, void *progress_user,
+			 struct base_error *error)
+{
+	struct stretch stretch = {
+		.reader = reader,
+		.begin = offset,
+		.end = offset + bytes,
+		.into = into,
+	};
+	int ret;
+
+	divide(&stretch);
+	if (!stretch.count)
+		return 0;
+	stretch.ranges = calloc(stretch.count, sizeof(*stretch.ranges));
+	if (!stretch.ranges)
+		return base_no_memory(error, "the ranges of a stretch",
+				      stretch.count * sizeof(*stretch.ranges));
+	divide(&stretch);
+	ret = zip_read_ranges(reader, lane, stream, stretch.ranges, stretch.count, verify, progress,
+			      progress_user, error);
+	free(stretch.ranges);
+	return ret;
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading a file call by call, as programs do that think it is a plain file. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LARGE_BYTES (20u << 20)
+
+static struct ioshape_context *context;
+static struct ioshape_reader *reader;
+static struct sample sample;
+static uint8_t *file, *into;
+static size_t file_bytes;
+static unsigned descriptors_before;
+
+static void setup(void)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	scratch_setup();
+	sample_make(&sample, 3, LARGE_BYTES);
+	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	options.metadata = &sample.metadata;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample.tensors,
+					      sample.count, &options),
+			 0);
+	file = scratch_read(scratch_path("file"), &file_bytes);
+	into = malloc(file_bytes + 1);
+	scratch_evict(scratch_path("file"));
+	descriptors_before = scratch_descriptors();
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
+}
+
+static void teardown(void)
+{
+	ioshape_reader_free(reader);
+	ioshape_context_free(context);
+	ck_assert_uint_le(scratch_descriptors(), descriptors_before);
+	sample_free(&sample);
+	free(file);
+	free(into);
+	scratch_teardown();
+}
+
+static void get(uint64_t offset, size_t bytes)
+{
+	memset(into, 0x99, bytes + 1);
+	ck_assert_msg(!ioshape_reader_read_file(reader, offset, into, bytes), "%s",
+		      ioshape_reader_message(reader));
+	if (memcmp(into, file + offset, bytes) != 0 || into[bytes] != 0x99)
+		ck_abort_msg("%zu bytes at %llu differ", bytes, (unsigned long long)offset);
+}
+
+static struct ioshape_record_info info_of(uint64_t record)
+{
+	struct ioshape_record_info info = { .size = sizeof(info) };
+
+	ck_assert_int_eq(ioshape_reader_record(reader, record, &info), 0);
+	return info;
+}
+
+/* The end first, then record by record, each header by itself. */
+START_TEST(as_torch_reads_a_file)
+{
+	uint64_t at = 0;
+
+	ck_assert_uint_eq(ioshape_reader_file_bytes(reader), file_bytes);
+	for (size_t back = 22; back < 300; back += 22)
+		get(file_bytes - back, 22);
+	for (uint64_t i = 0; i < ioshape_reader_records(reader); i++) {
+		struct ioshape_record_info info = info_of(i);
+
+		get(at, 30);
+		get(info.file_offset, info.bytes);
+		at = info.file_offset + info.bytes;
+	}
+}
+END_TEST
+
+START_TEST(records_one_after_another)
+{
+	for (uint64_t i = 0; i < ioshape_reader_records(reader); i++) {
+		struct ioshape_record_info info = info_of(i);
+
+		for (uint64_t at = 0; at < info.bytes; at += 700001) {
+			size_t bytes = info.bytes - at < 700001 ? info.bytes - at : 700001;
+
+			ck_assert_int_eq(ioshape_reader_read(reader, i, at, into, bytes), 0);
+			ck_assert_mem_eq(into, file + info.file_offset + at, bytes);
+		}
+	}
+}
+END_TEST
+
+START_TEST(other_calls_may_come_between)
+{
+	char why[512];
+
+	for (int i = 0; i < 3; i++) {
+		scratch_evict(scratch_path("file"));
+		for (uint64_t at = 0; at + 3000000 < file_bytes; at += 3000000) {
+			get(at, 1000000);
+			switch ((at / 3000000) % 4) {
+			case 0:
+				ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+				break;
+			case 1:
+				ck_assert_int_eq(sample_check(context, scratch_path("file"),
+							      &sample, why, sizeof(why)),
+						 0);
+				break;
+			case 2:
+				ck_assert_int_eq(ioshape_context_trim(context), 0);
+				break;
+			}
+			get(at + 1000000, 2000000);
+		}
+	}
+}
+END_TEST
+
+START_TEST(what_lies_outside_is_refused)
+{
+	static const struct {
+		uint64_t behind, bytes;
+	} ranges[] = { { 0, 1 }, { 1, 0 }, { 0, UINT64_MAX }, { UINT64_MAX >> 1, 1 } };
+
+	get(file_bytes, 0);
+	ck_assert_int_eq(ioshape_reader_read_file(reader, 7, NULL, 0), 0);
+	for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
+		ck_assert_int_eq(ioshape_reader_read_file(reader, file_bytes + ranges[i].behind,
+							  into, ranges[i].bytes),
+				 -ERANGE);
+		ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), scratch_path("file")));
+	}
+	ck_assert_int_eq(ioshape_reader_read_file(reader, file_bytes - 1, into, 2), -ERANGE);
+	ck_assert_int_eq(ioshape_reader_read_file(reader, UINT64_MAX, into, 2), -ERANGE);
+	ck_assert_int_eq(ioshape_reader_read_file(reader, 0, NULL, 1), -EINVAL);
+	ck_assert_int_eq(ioshape_reader_read_file(NULL, 0, into, 1), -EINVAL);
+	ck_assert_uint_eq(ioshape_reader_file_bytes(NULL), 0);
+	/* And the next call is a call like any other. */
+	get(0, 1000);
+	ck_assert_str_eq(ioshape_reader_message(reader), "");
+}
+END_TEST
+
+START_TEST(a_file_that_shrinks_underneath_is_damaged)
+{
+	uint64_t at = 0;
+	int ret = 0;
+
+	get(0, 3000000);
+	ck_assert_int_eq(truncate(scratch_path("file"), 9000000), 0);
+	for (at = 3000000; !ret && at + 100000 < file_bytes; at += 100000)
+		ret = ioshape_reader_read_file(reader, at, into, 100000);
+	ck_assert_int_eq(ret, IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "cut short"));
+	get(0, 3000000);
+}
+END_TEST
+
+static int read_in_child(void *unused)
+{
+	(void)unused;
+	if (ioshape_reader_read_file(reader, 3000000, into, 100) != -EPERM)
+		return 1;
+	ioshape_reader_free(reader);
+	ioshape_context_free(context);
+	return 0;
+}
+
+START_TEST(a_child_touches_nothing_of_what_is_under_way)
+{
+	get(0, 3000000);
+	ck_assert_int_eq(scratch_in_child(read_in_child, NULL), 0);
+	for (uint64_t at = 3000000; at + 1000000 < file_bytes; at += 1000000)
+		get(at, 1000000);
+}
+END_TEST
+
+static void *read_a_part(void *argument)
+{
+	uint64_t at = *(const uint64_t *)argument;
+
+	get(at, 1000000);
+	return NULL;
+}
+
+/* One at a time, but never the same: what a thread has sent for outlives it. */
+START_TEST(a_reader_may_be_handed_from_thread_to_thread)
+{
+	pthread_t thread;
+
+	for (uint64_t at = 0; at + 1000000 < file_bytes; at += 1000000) {
+		ck_assert_int_eq(pthread_create(&thread, NULL, read_a_part, &at), 0);
+		pthread_join(thread, NULL);
+	}
+}
+END_TEST
+
+START_TEST(it_can_be_freed_anywhere)
+{
+	for (size_t bytes = 1000; bytes < file_bytes; bytes += 1700000) {
+		get(0, bytes);
+		get(bytes, 30);
+		ioshape_reader_free(reader);
+		reader = NULL;
+		scratch_evict(scratch_path("file"));
+		ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader),
+				 0);
+	}
+}
+END_TEST
+
+START_TEST(readers_side_by_side)
+{
+	enum { READERS = 10 }; /* more than lanes are kept */
+	struct ioshape_reader *readers[READERS];
+
+	for (int i = 0; i < READERS; i++)
+		ck_assert_int_eq(
+			ioshape_reader_open(context, scratch_path("file"), NULL, &readers[i]), 0);
+	for (uint64_t at = 0; at + 2000000 < file_bytes; at += 2000000) {
+		for (int i = 0; i < READERS; i++) {
+			ck_assert_int_eq(ioshape_reader_read_file(readers[i], at, into, 2000000),
+					 0);
+			ck_assert_mem_eq(into, file + at, 2000000);
+		}
+	}
+	for (int i = 0; i < READERS; i++)
+		ioshape_reader_free(readers[i]);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("api/onward");
+	TCase *tests = tcase_create("onward");
+
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_add_test(tests, as_torch_reads_a_file);
+	tcase_add_test(tests, records_one_after_another);
+	tcase_add_test(tests, other_calls_may_come_between);
+	tcase_add_test(tests, what_lies_outside_is_refused);
+	tcase_add_test(tests, a_file_that_shrinks_underneath_is_damaged);
+	tcase_add_test(tests, a_child_touches_nothing_of_what_is_under_way);
+	tcase_add_test(tests, a_reader_may_be_handed_from_thread_to_thread);
+	tcase_add_test(tests, it_can_be_freed_anywhere);
+	tcase_add_test(tests, readers_side_by_side);
+	tcase_set_timeout(tests, 60);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

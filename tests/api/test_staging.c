@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Saves in the background: the memory that they are staged in, and stopping them. */
+#define _GNU_SOURCE
+#include "support/async_case.h"
+#include "support/check_main.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Staging memory -------------------------------------------------------------------------- */
+
+START_TEST(a_full_stage_refuses_when_told_to)
+{
+	struct ioshape_save *first, *second;
+	struct gate gate;
+	int ret;
+
+	ioshape_context_free(context);
+	context = open_with(16 * MIB, IOSHAPE_STAGING_REFUSE);
+	first = begin_gated(&gate, IOSHAPE_PHASE_WRITE, scratch_path("first"));
+	sem_wait(&gate.reached);
+	ret = ioshape_save_tensors_async(context, scratch_path("second"), sample.tensors,
+					 sample.count, NULL, &second);
+	ck_assert_int_eq(ret, -EAGAIN);
+	ck_assert_ptr_null(second);
+	ck_assert_ptr_nonnull(strstr(ioshape_context_message(context), "staging_bytes"));
+	ck_assert(!is_there(scratch_path("second")));
+	sem_post(&gate.opened);
+	ck_assert_int_eq(ioshape_save_wait(first, -1), 0);
+	/* As soon as a save has ended its memory is free. */
+	for (int i = 0; i < 20; i++) {
+		second = begin(scratch_path("second"), &sample, NULL);
+		ck_assert_int_eq(ioshape_save_wait(second, -1), 0);
+		ioshape_save_free(second);
+	}
+	ioshape_save_free(first);
+}
+END_TEST
+
+START_TEST(a_full_stage_is_waited_for_otherwise)
+{
+	struct ioshape_save *first, *second;
+	pthread_t opener;
+	struct gate gate;
+	double began;
+
+	ioshape_context_free(context);
+	context = open_with(16 * MIB, IOSHAPE_STAGING_WAIT);
+	first = begin_gated(&gate, IOSHAPE_PHASE_WRITE, scratch_path("first"));
+	sem_wait(&gate.reached);
+	pthread_create(&opener, NULL, open_gate_later, &gate);
+	began = now();
+	second = begin(scratch_path("second"), &sample, NULL);
+	ck_assert_double_gt(now() - began, 0.1);
+	pthread_join(opener, NULL);
+	ck_assert_int_eq(ioshape_save_wait(second, -1), 0);
+	ck_assert_int_eq(ioshape_save_wait(first, -1), 0);
+	ioshape_save_free(first);
+	ioshape_save_free(second);
+}
+END_TEST
+
+START_TEST(a_checkpoint_larger_than_the_stage_passes_through_it)
+{
+	struct ioshape_save_options options;
+	struct ioshape_save *save;
+	struct sample large;
+
+	/* Two chunks of staging memory for five of tensors. */
+	sample_make(&large, 5, 70 * MIB);
+	options = with_metadata(&large);
+	ioshape_context_free(context);
+	context = open_with(32 * MIB, _i ? IOSHAPE_STAGING_REFUSE : IOSHAPE_STAGING_WAIT);
+	save = begin(scratch_path("file"), &large, &options);
+	sample_spoil(&large);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
+	ioshape_save_free(save);
+	must_hold(scratch_path("file"), &large);
+	sample_free(&large);
+}
+END_TEST
+
+START_TEST(a_large_save_that_fails_early_does_not_hang)
+{
+	struct ioshape_save *save;
+	struct sample large;
+
+	sample_make(&large, 5, 70 * MIB);
+	ioshape_context_free(context);
+	context = open_with(32 * MIB, IOSHAPE_STAGING_WAIT);
+	save = begin("/dev/full", &large, NULL);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), -ENOSPC);
+	ioshape_save_free(save);
+	save = begin(scratch_path("missing/file"), &large, NULL);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), -ENOENT);
+	ioshape_save_free(save);
+	/* And all of the memory is there again. */
+	save = begin(scratch_path("file"), &large, NULL);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
+	ioshape_save_free(save);
+	sample_free(&large);
+}
+END_TEST
+
+/* ---- Progress -------------------------------------------------------------------------------- */
+
+struct told {
+	atomic_uint calls;
+	unsigned stop_at;
+	atomic_uint phases; /* a bit for each that was told */
+	atomic_bool stopped;
+};
+
+static int stop_at_nth(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct told *told = user;
+	unsigned call = atomic_fetch_add(&told->calls, 1) + 1;
+
+	(void)done;
+	(void)total;
+	atomic_fetch_or(&told->phases, 1u << phase);
+	if (call != told->stop_at)
+		return 0;
+	if (phase < IOSHAPE_PHASE_COMMIT)
+		atomic_store(&told->stopped, true);
+	return 1;
+}
+
+static int run_telling(struct told *told, const struct sample *of)
+{
+	struct ioshape_save_options options = with_metadata(of);
+	struct ioshape_save *save;
+	int ret;
+
+	options.progress = stop_at_nth;
+	options.progress_user = told;
+	ret = ioshape_save_tensors_async(context, scratch_path("file"), of->tensors, of->count,
+					 &options, &save);
+	if (ret) {
+		ck_assert_ptr_null(save);
+		return ret;
+	}
+	ret = ioshape_save_wait(save, -1);
+	ioshape_save_free(save);
+	return ret;
+}
+
+/* Each call in turn stops the save, whether that call comes from the caller's thread or from the
+ * save's. */
+static void stop_everywhere(const struct sample *of, unsigned step)
+{
+	struct told told = { 0 };
+
+	for (unsigned nth = 1;; nth += step) {
+		int ret;
+
+		scratch_write(scratch_path("file"), "old", 3);
+		memset(&told, 0, sizeof(told));
+		told.stop_at = nth;
+		ret = run_telling(&told, of);
+		if (atomic_load(&told.calls) < nth)
+			break;
+		ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+		if (atomic_load(&told.stopped)) {
+			ck_assert_int_eq(ret, -ECANCELED);
+			ck_assert_msg(scratch_same(scratch_path("file"), "old", 3),
+				      "stopped at call %u, and the old file is gone", nth);
+		} else {
+			ck_assert_int_eq(ret, 0);
+			must_hold(scratch_path("file"), of);
+		}
+	}
+	ck_assert_uint_eq(atomic_load(&told.phases),
+			  1u << IOSHAPE_PHASE_STAGE | 1u << IOSHAPE_PHASE_PLAN |
+				  1u << IOSHAPE_PHASE_WRITE | 1u << IOSHAPE_PHASE_SYNC |
+				  1u << IOSHAPE_PHASE_COMMIT | 1u << IOSHAPE_PHASE_DONE);
+}
+
+START_TEST(the_callback_can_stop_a_save_at_every_call)
+{
+	stop_everywhere(&sample, 1);
+}
+END_TEST
+
+/* Told that all is staged, it thinks about it for so long that the writer could be through. */
+static int stop_when_all_is_staged(void *user, enum ioshape_phase phase, uint64_t done,
+				   uint64_t total)
+{
+	(void)user;
+	if (phase != IOSHAPE_PHASE_STAGE || done != total)
+		return 0;
+	usleep(300000);
+	return 1;
+}
+
+START_TEST(the_last_word_about_staging_comes_before_the_file_is_in_place)
+{
+	struct ioshape_save_options options;
+	struct ioshape_save *save;
+	struct sample large;
+
+	sample_make(&large, 5, 40 * MIB);
+	options = with_metadata(&large);
+	options.progress = stop_when_all_is_staged;
+	options.no_sync = 1;
+	ioshape_context_free(context);
+	copy_threads = 1; /* so that the caller's own thread stages the last of it */
+	context = open_with(32 * MIB, IOSHAPE_STAGING_WAIT);
+	scratch_write(scratch_path("file"), "old", 3);
+	ck_assert_int_eq(ioshape_save_tensors_async(context, scratch_path("file"), large.tensors,
+						    large.count, &options, &save),
+			 -ECANCELED);
+	ck_assert_ptr_null(save);
+	ck_assert(scratch_same(scratch_path("file"), "old", 3));
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+	sample_free(&large);
+}
+END_TEST
+
+START_TEST(the_callback_can_stop_a_save_larger_than_the_stage)
+{
+	struct sample large;
+
+	sample_make(&large, 5, 50 * MIB);
+	ioshape_context_free(context);
+	context = open_with(32 * MIB, IOSHAPE_STAGING_WAIT);
+	stop_everywhere(&large, scratch_long() ? 1 : 29);
+	sample_free(&large);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("api/staging");
+	TCase *staging = tcase_create("staging");
+	TCase *progress = tcase_create("progress");
+	TCase *all[] = { staging, progress };
+
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+		tcase_add_checked_fixture(all[i], async_setup, async_teardown);
+		tcase_set_timeout(all[i], scratch_long() ? 600 : 60);
+		suite_add_tcase(suite, all[i]);
+	}
+	tcase_add_test(staging, a_full_stage_refuses_when_told_to);
+	tcase_add_test(staging, a_full_stage_is_waited_for_otherwise);
+	tcase_add_loop_test(staging, a_checkpoint_larger_than_the_stage_passes_through_it, 0, 2);
+	tcase_add_test(staging, a_large_save_that_fails_early_does_not_hang);
+	tcase_add_test(progress, the_callback_can_stop_a_save_at_every_call);
+	tcase_add_test(progress, the_last_word_about_staging_comes_before_the_file_is_in_place);
+	tcase_add_test(progress, the_callback_can_stop_a_save_larger_than_the_stage);
+	return check_main(suite);
+}

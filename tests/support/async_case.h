@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Saves in the background, and a way to hold them up. Each program includes this once. */
+#ifndef TESTS_SUPPORT_ASYNC_CASE_H
+#define TESTS_SUPPORT_ASYNC_CASE_H
+
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <check.h>
+#include <errno.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (1u << 20)
+
+static struct ioshape_context *context;
+static struct sample sample;
+static char why[512];
+
+static uint32_t copy_threads = 3;
+
+static inline struct ioshape_context *open_with(uint64_t staging_bytes,
+						enum ioshape_staging_full full)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *opened;
+
+	options.block_bytes = 256 * 1024;
+	options.queue_depth = 4;
+	options.copy_threads = copy_threads;
+	options.staging_bytes = staging_bytes;
+	options.staging_full = full;
+	ck_assert_int_eq(ioshape_context_open(&opened, &options, NULL, 0), 0);
+	return opened;
+}
+
+static inline void async_setup(void)
+{
+	scratch_setup();
+	sample_make(&sample, 3, 2 * MIB);
+	context = open_with(64 * MIB, IOSHAPE_STAGING_WAIT);
+}
+
+static inline void async_teardown(void)
+{
+	ioshape_context_free(context);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	sample_free(&sample);
+	scratch_teardown();
+}
+
+static inline struct ioshape_save_options with_metadata(const struct sample *of)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	options.metadata = &of->metadata;
+	return options;
+}
+
+static inline struct ioshape_save *begin(const char *path, const struct sample *of,
+					 const struct ioshape_save_options *options)
+{
+	struct ioshape_save *save;
+	int ret = ioshape_save_tensors_async(context, path, of->tensors, of->count, options, &save);
+
+	ck_assert_msg(!ret, "%s", ioshape_context_message(context));
+	ck_assert_ptr_nonnull(save);
+	return save;
+}
+
+static inline void must_hold(const char *path, const struct sample *expected)
+{
+	int ret = sample_check(context, path, expected, why, sizeof(why));
+
+	ck_assert_msg(!ret, "%s", why);
+}
+
+static inline bool is_there(const char *path)
+{
+	return access(path, F_OK) == 0;
+}
+
+/* ---- A gate in the progress callback: the save stands still in a phase until it is opened ---- */
+
+struct gate {
+	enum ioshape_phase phase;
+	sem_t reached, opened;
+	atomic_bool passed;
+};
+
+static inline void gate_init(struct gate *gate, enum ioshape_phase phase)
+{
+	gate->phase = phase;
+	sem_init(&gate->reached, 0, 0);
+	sem_init(&gate->opened, 0, 0);
+	atomic_store(&gate->passed, false);
+}
+
+static inline int stand_still(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct gate *gate = user;
+
+	(void)done;
+	(void)total;
+	if (phase != gate->phase || atomic_exchange(&gate->passed, true))
+		return 0;
+	sem_post(&gate->reached);
+	sem_wait(&gate->opened);
+	return 0;
+}
+
+static inline struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_phase phase,
+					       const char *path)
+{
+	struct ioshape_save_options options = with_metadata(&sample);
+
+	gate_init(gate, phase);
+	options.progress = stand_still;
+	options.progress_user = gate;
+	return begin(path, &sample, &options);
+}
+
+static inline double now(void)
+{
+	struct timespec when;
+
+	clock_gettime(CLOCK_MONOTONIC, &when);
+	return (double)when.tv_sec + (double)when.tv_nsec / 1e9;
+}
+
+static inline void *open_gate_later(void *gate)
+{
+	usleep(200000);
+	sem_post(&((struct gate *)gate)->opened);
+	return NULL;
+}
+
+#endif

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lane over an engine that answers as the test says. The variables are the test's own: each
+ * program includes this once.
+ */
+#ifndef TESTS_SUPPORT_SCRIPTED_LANE_H
+#define TESTS_SUPPORT_SCRIPTED_LANE_H
+
+#include "ring/lane.h"
+#include "support/scratch.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEPTH 4u
+#define BLOCK (64 * 1024u)
+#define MOST_REQUESTS 4096u
+
+/* ---- The scripted engine --------------------------------------------------------------------- */
+
+/* The result of the nth request (from 0); it may look at what is asked. */
+typedef int64_t (*answer_fn)(const struct ring_op *op, unsigned nth);
+
+static answer_fn answer;
+static struct {
+	uint64_t offset;
+	size_t bytes;
+} asked[MOST_REQUESTS];
+static unsigned requests, opened, closed, attached, detached, lost;
+static int refuse_submit, refuse_open;
+static const char *open_remark = "";
+static struct ring_op *waiting;
+
+static inline int scripted_open(void **engine, const struct ring_engine_params *params, char *why,
+				size_t why_bytes)
+{
+	ck_assert_uint_eq(params->depth, DEPTH);
+	ck_assert_uint_eq(params->slabs_bytes, DEPTH * BLOCK);
+	opened++;
+	snprintf(why, why_bytes, "%s", refuse_open ? "scripted refusal" : open_remark);
+	*engine = &requests;
+	return refuse_open;
+}
+
+static inline void scripted_attach(void *engine, int fd)
+{
+	(void)engine;
+	(void)fd;
+	attached++;
+}
+
+static inline void scripted_detach(void *engine)
+{
+	(void)engine;
+	detached++;
+}
+
+static inline int scripted_submit(void *engine, struct ring_op *op)
+{
+	struct ring_op **end = &waiting;
+
+	(void)engine;
+	if (refuse_submit)
+		return refuse_submit;
+	ck_assert_uint_lt(requests, MOST_REQUESTS);
+	asked[requests].offset = op->offset;
+	asked[requests].bytes = op->bytes;
+	op->result = answer(op, requests++);
+	op->next = NULL;
+	while (*end)
+		end = &(*end)->next;
+	*end = op;
+	return 0;
+}
+
+static inline struct ring_op *scripted_wait(void *engine)
+{
+	struct ring_op *op = waiting;
+
+	(void)engine;
+	if (lost)
+		return NULL;
+	if (op)
+		waiting = op->next;
+	return op;
+}
+
+static inline void scripted_close(void *engine)
+{
+	(void)engine;
+	closed++;
+}
+
+static struct ring_engine_ops scripted = {
+	.id = "scripted",
+	.direct = true,
+	.open = scripted_open,
+	.attach = scripted_attach,
+	.detach = scripted_detach,
+	.submit = scripted_submit,
+	.wait = scripted_wait,
+	.close = scripted_close,
+};
+
+/* ---- Around each test ------------------------------------------------------------------------ */
+
+static struct ring_lane *lane;
+static struct ring_notes notes;
+static struct base_error error;
+static struct fs_info fs;
+static int fd;
+
+static inline void begin_with(enum ioshape_direct direct, const struct base_log *log)
+{
+	struct ring_config config = {
+		.direct = direct, .block_bytes = BLOCK, .depth = DEPTH, .threads = 1
+	};
+
+	if (log)
+		config.log = *log;
+	ring_engine_order[0] = &scripted;
+	ring_engine_order[1] = NULL;
+	memset(&notes, 0, sizeof(notes));
+	memset(&error, 0, sizeof(error));
+	fs = (struct fs_info){ .type = "testfs", .offset_alignment = 512, .memory_alignment = 512 };
+	fd = open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	ck_assert_int_ge(fd, 0);
+	ck_assert_msg(!ring_lane_open(&lane, &config, &error), "%s", error.text);
+}
+
+static inline void begin(bool reading)
+{
+	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ring_lane_attach(lane, fd, "/the/path", reading, &notes);
+}
+
+static inline unsigned count_free(void)
+{
+	unsigned count = 0;
+
+	for (struct ring_op *op = lane->free; op; op = op->next)
+		count++;
+	return count;
+}
+
+static inline void end(void)
+{
+	ring_lane_detach(lane);
+	/* Whatever happened, every slot must be there again, and only once. */
+	ck_assert_uint_eq(count_free(), DEPTH);
+	ck_assert_uint_eq(lane->in_flight, 0);
+	ck_assert_uint_eq(attached, detached);
+	ring_lane_close(lane);
+	ck_assert_uint_eq(opened, closed);
+	close(fd);
+}
+
+static inline struct ring_slot *submit(uint64_t offset, size_t bytes)
+{
+	struct ring_slot *slot;
+
+	ck_assert_msg(!ring_lane_take(lane, &slot, &error), "%s", error.text);
+	slot->offset = offset;
+	slot->bytes = bytes;
+	ck_assert_msg(!ring_lane_submit(lane, slot, &error), "%s", error.text);
+	return slot;
+}
+
+static inline bool is_direct(void)
+{
+	return fcntl(fd, F_GETFL) & O_DIRECT;
+}
+
+static inline int64_t all_of_it(const struct ring_op *op, unsigned nth)
+{
+	(void)nth;
+	return (int64_t)op->bytes;
+}
+
+#endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lanes past the page cache: when it is used, when it is left, and where a file ends. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/scripted_lane.h"
+
+#include <errno.h>
+
+/* ---- Direct I/O ------------------------------------------------------------------------------ */
+
+static int64_t not_when_direct(const struct ring_op *op, unsigned nth)
+{
+	(void)nth;
+	return fcntl(op->fd, F_GETFL) & O_DIRECT ? -EINVAL : (int64_t)op->bytes;
+}
+
+START_TEST(direct_io_that_fails_at_use_is_left_with_one_note)
+{
+	answer = not_when_direct;
+	begin(false);
+	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	/* All but the last, which is kept back, have been answered before the first answer is seen.
+	 */
+	for (unsigned i = 0; i < DEPTH; i++)
+		submit(i * BLOCK, BLOCK);
+	ck_assert_msg(!ring_lane_drain(lane, &error), "%s", error.text);
+	ck_assert(!is_direct());
+	ck_assert_uint_eq(notes.count, 1);
+	ck_assert_ptr_nonnull(strstr(notes.text, "buffered"));
+	ck_assert_uint_eq(requests, 2 * DEPTH - 1);
+	end();
+}
+END_TEST
+
+START_TEST(direct_io_that_is_required_and_fails_at_use_is_a_failure)
+{
+	answer = not_when_direct;
+	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ring_lane_attach(lane, fd, "/the/path", false, &notes);
+	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	submit(0, BLOCK);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
+	ck_assert(is_direct());
+	end();
+}
+END_TEST
+
+static int64_t invalid(const struct ring_op *op, unsigned nth)
+{
+	(void)op;
+	(void)nth;
+	return -EINVAL;
+}
+
+START_TEST(an_invalid_request_without_direct_io_fails_at_once)
+{
+	answer = invalid;
+	begin(false);
+	submit(0, BLOCK);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
+	ck_assert_uint_eq(requests, 1);
+	end();
+}
+END_TEST
+
+START_TEST(an_invalid_request_stays_invalid_after_direct_io_was_left)
+{
+	answer = invalid;
+	begin(false);
+	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	submit(0, BLOCK);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), -EINVAL);
+	ck_assert_uint_le(requests, 200);
+	end();
+}
+END_TEST
+
+START_TEST(a_filesystem_without_direct_io_is_noted_or_refused)
+{
+	fs = (struct fs_info){ 0 };
+	answer = all_of_it;
+	begin(false);
+	fs.direct_known = true;
+	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert(!lane->direct && !is_direct());
+	ck_assert_uint_eq(notes.count, 1);
+	ck_assert_ptr_nonnull(strstr(notes.text, "testfs"));
+	end();
+
+	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ring_lane_attach(lane, fd, "/the/path", false, &notes);
+	fs.direct_known = true;
+	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), -ENOTSUP);
+	ck_assert_ptr_nonnull(strstr(error.text, "/the/path"));
+	ck_assert_ptr_nonnull(strstr(error.text, "testfs"));
+	ck_assert_ptr_nonnull(strstr(error.text, "direct=prefer"));
+	end();
+}
+END_TEST
+
+START_TEST(direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it)
+{
+	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
+	refuse_open = -EPERM;
+	ring_engine_order[1] = &ring_engine_buffered;
+	ring_engine_order[2] = NULL;
+	if (!ring_lane_start(lane, &error)) {
+		ring_lane_attach(lane, fd, "/the/path", false, &notes);
+		ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), -ENOTSUP);
+		ring_lane_detach(lane);
+	}
+	ck_assert_ptr_nonnull(strstr(error.text, "direct"));
+	ring_lane_close(lane);
+	close(fd);
+}
+END_TEST
+
+START_TEST(direct_io_that_is_not_wanted_is_not_used)
+{
+	begin_with(IOSHAPE_DIRECT_OFF, NULL);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ring_lane_attach(lane, fd, "/the/path", false, &notes);
+	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+	ck_assert(!lane->direct && !is_direct());
+	ck_assert_uint_eq(notes.count, 0);
+	end();
+}
+END_TEST
+
+/* What a strange filesystem says must not make us write behind a slab's end. */
+START_TEST(an_alignment_that_no_block_has_is_not_used)
+{
+	static const uint32_t strange[] = { 2 * BLOCK, 1u << 31, 3000, UINT32_MAX };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(strange); i++) {
+		answer = all_of_it;
+		begin(false);
+		fs.offset_alignment = strange[i];
+		ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
+		ck_assert(!lane->direct && !is_direct());
+		ck_assert_uint_eq(notes.count, 1);
+		end();
+	}
+}
+END_TEST
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+static uint64_t file_bytes;
+static size_t most_at_once;
+
+/* As a file of file_bytes answers, in portions. */
+static int64_t as_a_file(const struct ring_op *op, unsigned nth)
+{
+	size_t there = op->offset < file_bytes ? file_bytes - op->offset : 0;
+
+	(void)nth;
+	ck_assert_int_eq(op->kind, RING_READ);
+	return (int64_t)MIN(MIN(there, op->bytes), most_at_once);
+}
+
+static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_t bytes,
+			   size_t expected)
+{
+	struct ring_slot *slot;
+
+	file_bytes = size;
+	most_at_once = portion;
+	answer = as_a_file;
+	requests = 0;
+	begin(true);
+	lane->direct = true;
+	lane->alignment = 512;
+	slot = submit(offset, bytes);
+	ck_assert_msg(!ring_lane_finish(lane, slot, &error), "%s", error.text);
+	ck_assert(!slot->in_flight);
+	ck_assert_uint_eq(slot->moved, expected);
+	for (unsigned i = 0; i < requests; i++)
+		ck_assert_uint_eq(asked[i].offset % 512, 0);
+	ring_lane_give_back(lane, slot);
+	end();
+}
+
+START_TEST(a_read_goes_on_until_it_has_all)
+{
+	read_direct_as(1 << 20, SIZE_MAX, 4096, 32768, 32768);
+	read_direct_as(1 << 20, 4096, 4096, 32768, 32768);
+	read_direct_as(1 << 20, 512, 0, 8192, 8192);
+}
+END_TEST
+
+START_TEST(a_read_ends_with_the_file)
+{
+	read_direct_as(10000, SIZE_MAX, 0, 32768, 10000);
+	read_direct_as(10000, SIZE_MAX, 8192, 4096, 10000 - 8192);
+	read_direct_as(8192, SIZE_MAX, 0, 32768, 8192);
+	read_direct_as(8192, SIZE_MAX, 8192, 512, 0);
+	read_direct_as(8192, SIZE_MAX, 65536, 512, 0);
+	read_direct_as(0, SIZE_MAX, 0, 512, 0);
+	read_direct_as(10000, 4096, 0, 32768, 10000);
+}
+END_TEST
+
+/* FUSE daemons and network filesystems answer with what they have, also in the middle of a file. */
+START_TEST(an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file)
+{
+	read_direct_as(1 << 20, 5000, 0, 32768, 32768);
+	read_direct_as(1 << 20, 513, 4096, 8192, 8192);
+	read_direct_as(10000, 5000, 0, 32768, 10000);
+}
+END_TEST
+
+START_TEST(a_read_slot_is_not_free_until_it_was_looked_at)
+{
+	struct ring_slot *slot;
+
+	answer = as_a_file;
+	file_bytes = 1 << 20;
+	most_at_once = SIZE_MAX;
+	begin(true);
+	slot = submit(0, BLOCK);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_uint_eq(count_free(), DEPTH - 1);
+	ring_lane_give_back(lane, slot);
+	end();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/lane, direct");
+	TCase *direct = tcase_create("direct");
+	TCase *reading = tcase_create("reading");
+
+	tcase_add_checked_fixture(direct, scratch_setup, scratch_teardown);
+	tcase_add_test(direct, direct_io_that_fails_at_use_is_left_with_one_note);
+	tcase_add_test(direct, direct_io_that_is_required_and_fails_at_use_is_a_failure);
+	tcase_add_test(direct, an_invalid_request_without_direct_io_fails_at_once);
+	tcase_add_test(direct, an_invalid_request_stays_invalid_after_direct_io_was_left);
+	tcase_add_test(direct, a_filesystem_without_direct_io_is_noted_or_refused);
+	tcase_add_test(direct, direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it);
+	tcase_add_test(direct, direct_io_that_is_not_wanted_is_not_used);
+	tcase_add_test(direct, an_alignment_that_no_block_has_is_not_used);
+	suite_add_tcase(suite, direct);
+	tcase_add_checked_fixture(reading, scratch_setup, scratch_teardown);
+	tcase_add_test(reading, a_read_goes_on_until_it_has_all);
+	tcase_add_test(reading, a_read_ends_with_the_file);
+	tcase_add_test(reading, an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file);
+	tcase_add_test(reading, a_read_slot_is_not_free_until_it_was_looked_at);
+	suite_add_tcase(suite, reading);
+	return check_main(suite);
+}

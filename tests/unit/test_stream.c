@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading onward, call by call: what is read ahead, what is not, and that it is what pread says. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/scripted_lane.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define FILE_BYTES (6u * 1024 * 1024 + 12345)
+#define STREAM_END (FILE_BYTES - 20000) /* as if a directory followed */
+
+static uint8_t *data, *into;
+static struct ring_input input;
+static struct ring_stream *stream;
+
+static void setup(void)
+{
+	uint64_t state = 5;
+
+	scratch_setup();
+	data = malloc(FILE_BYTES + 8);
+	into = malloc(FILE_BYTES + 8);
+	for (size_t i = 0; i < FILE_BYTES; i += 8)
+		base_put_le(data + i, test_random(&state), 8);
+	scratch_write(scratch_path("file"), data, FILE_BYTES);
+	scratch_evict(scratch_path("file"));
+	memset(&error, 0, sizeof(error));
+}
+
+static void teardown(void)
+{
+	free(data);
+	free(into);
+	scratch_teardown();
+}
+
+static void open_stream(const struct ring_config *config)
+{
+	ck_assert_msg(!ring_lane_open(&lane, config, &error), "%s", error.text);
+	ck_assert_msg(!ring_input_open(&input, scratch_path("file"), IOSHAPE_DIRECT_PREFER, &error),
+		      "%s", error.text);
+	ck_assert_msg(!ring_stream_open(&stream, &input, STREAM_END, &error), "%s", error.text);
+}
+
+static void close_stream(void)
+{
+	ring_stream_free(stream);
+	/* Every slab is there again. */
+	ck_assert_uint_eq(lane->in_flight, 0);
+	ck_assert_uint_eq(count_free(), lane->config.depth);
+	ring_input_close(&input);
+	ring_lane_close(lane);
+}
+
+/* As a file answers: the scripted engine's, but for what a test does to it. */
+static int64_t fail_from, fail_to;
+static int64_t as_the_file(const struct ring_op *op, unsigned nth)
+{
+	ssize_t got;
+
+	(void)nth;
+	ck_assert_int_eq(op->kind, RING_READ);
+	if ((int64_t)op->offset >= fail_from && (int64_t)op->offset < fail_to)
+		return -EIO;
+	got = pread(op->fd, op->data, op->bytes, (off_t)op->offset);
+	return got < 0 ? -errno : got;
+}
+
+static void begin_scripted(void)
+{
+	struct ring_config config = { .block_bytes = BLOCK, .depth = DEPTH, .threads = 1 };
+
+	ring_engine_order[0] = &scripted;
+	ring_engine_order[1] = NULL;
+	answer = as_the_file;
+	open_stream(&config);
+}
+
+static int try_get(uint64_t offset, size_t bytes)
+{
+	struct ring_piece piece = {
+		.offset = offset, .bytes = bytes, .into = into, .want_crc = true
+	};
+	int ret;
+
+	memset(into, 0x99, bytes + 1);
+	ret = ring_read_onward(stream, lane, &piece, 1, NULL, NULL, &error);
+	if (ret || ring_stream_is_idle(stream))
+		ring_stream_stop(stream);
+	if (ret)
+		return ret;
+	if (memcmp(into, data + offset, bytes) != 0 || into[bytes] != 0x99)
+		ck_abort_msg("%zu bytes at %llu differ", bytes, (unsigned long long)offset);
+	ck_assert_uint_eq(piece.crc, base_crc32(0, data + offset, bytes));
+	return 0;
+}
+
+static void get(uint64_t offset, size_t bytes)
+{
+	ck_assert_msg(!try_get(offset, bytes), "%s", error.text);
+}
+
+static uint64_t asked_end(unsigned nth)
+{
+	return asked[nth].offset + asked[nth].bytes;
+}
+
+/* One read of the file without gaps, nothing twice. */
+static void check_sequence(unsigned first)
+{
+	for (unsigned i = first + 1; i < requests; i++)
+		ck_assert_uint_eq(asked[i].offset, asked_end(i - 1));
+}
+
+START_TEST(who_reads_onward_finds_the_next_bytes_under_way)
+{
+	uint64_t at = 8 * BLOCK;
+
+	begin_scripted();
+	get(0, at);
+	for (size_t bytes = 30; at + bytes < STREAM_END;
+	     bytes = bytes == 30 ? 3 * BLOCK + 77 : 30) {
+		get(at, bytes);
+		at += bytes;
+		/* As much as there are slabs for is sent for. */
+		if (at > 16 * BLOCK && at + DEPTH * BLOCK < STREAM_END)
+			ck_assert_uint_ge(asked_end(requests - 1), at + (DEPTH - 2) * BLOCK);
+	}
+	check_sequence(0);
+	ck_assert_uint_le(asked_end(requests - 1), base_round_up(STREAM_END, 4096));
+	close_stream();
+}
+END_TEST
+
+START_TEST(small_records_are_read_in_blocks_too)
+{
+	begin_scripted();
+	for (uint64_t at = 0; at + 1000 < STREAM_END; at += 1000) {
+		get(at, 30);
+		get(at + 64, 900);
+	}
+	check_sequence(0);
+	ck_assert_uint_gt(requests, 0);
+	ck_assert_uint_lt(requests, STREAM_END / BLOCK + 20);
+	close_stream();
+}
+END_TEST
+
+START_TEST(who_jumps_about_pays_for_little_that_he_does_not_want)
+{
+	uint64_t state = 9, wanted = 0, read = 0;
+
+	begin_scripted();
+	for (int i = 0; i < 50; i++) {
+		uint64_t bytes = 300000 + test_random_below(&state, 300000);
+		/* Backward each time, or far forward. */
+		uint64_t at = i % 2 ? 4 * MIB + test_random_below(&state, MIB) :
+				      test_random_below(&state, MIB);
+
+		get(at, bytes);
+		wanted += bytes;
+	}
+	for (unsigned i = 0; i < requests; i++)
+		read += asked[i].bytes;
+	ck_assert_uint_le(read, wanted + wanted / 8 + 100 * 4096ull);
+	close_stream();
+}
+END_TEST
+
+START_TEST(small_reads_elsewhere_do_not_disturb)
+{
+	unsigned before;
+
+	begin_scripted();
+	get(0, 8 * BLOCK);
+	get(8 * BLOCK, 8 * BLOCK);
+	for (uint64_t at = 16 * BLOCK; at < 40 * BLOCK; at += 100000) {
+		before = requests;
+		get(FILE_BYTES - 22, 22);
+		get(5 * MIB + 77, 100);
+		get(77, 100);
+		ck_assert_uint_eq(requests, before);
+		get(at, 100000);
+	}
+	check_sequence(0);
+	close_stream();
+}
+END_TEST
+
+/* But they become what is read onward, in time, if they follow each other. */
+START_TEST(small_reads_elsewhere_may_be_the_new_way)
+{
+	unsigned first;
+
+	begin_scripted();
+	get(3 * MIB, 8 * BLOCK);
+	get(3 * MIB + 8 * BLOCK, 8 * BLOCK);
+	first = requests;
+	for (uint64_t at = 0; at < 2 * MIB; at += 8000)
+		get(at, 8000);
+	ck_assert_uint_gt(requests, first);
+	ck_assert_uint_lt(asked[first].offset, MIB);
+	check_sequence(first);
+	close_stream();
+}
+END_TEST
+
+START_TEST(what_was_just_read_may_be_read_again)
+{
+	begin_scripted();
+	get(0, 8 * BLOCK);
+	for (uint64_t at = 8 * BLOCK; at + 2 * BLOCK < STREAM_END; at += BLOCK)
+		get(at - 30000, 30000 + BLOCK);
+	check_sequence(0);
+	close_stream();
+}
+END_TEST
+
+START_TEST(a_jump_back_starts_again)
+{
+	begin_scripted();
+	for (int i = 0; i < 3; i++) {
+		get(0, 20 * BLOCK);
+		get(20 * BLOCK, 20 * BLOCK);
+		get(70 * BLOCK, 10 * BLOCK); /* and a jump forward */
+	}
+	close_stream();
+}
+END_TEST
+
+START_TEST(a_failure_ahead_is_told_to_who_asks_for_its_bytes)
+{
+	uint64_t at;
+	int ret = 0;
+
+	fail_from = 20 * BLOCK + 4096;
+	fail_to = 21 * BLOCK + 8192;
+	begin_scripted();
+	get(0, 8 * BLOCK);
+	for (at = 8 * BLOCK; !ret; at += 1000) {
+		ck_assert_uint_lt(at, 23 * BLOCK);
+		ret = try_get(at, 1000);
+	}
+	ck_assert_int_eq(ret, -EIO);
+	/* The request that failed has the byte that was asked for. */
+	ck_assert_uint_ge(at + 1000, (uint64_t)fail_from);
+	ck_assert_ptr_nonnull(strstr(error.text, "cannot read"));
+	ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
+	/* The storage is well again, and so are we. */
+	fail_to = 0;
+	memset(&error, 0, sizeof(error));
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	get(at, 4 * BLOCK);
+	close_stream();
+}
+END_TEST
+
+START_TEST(a_failure_ahead_is_forgotten_when_nobody_asks)
+{
+	fail_from = 17 * BLOCK;
+	fail_to = INT64_MAX;
+	begin_scripted();
+	get(0, 8 * BLOCK);
+	get(8 * BLOCK, 8 * BLOCK);
+	ck_assert_uint_ge(asked_end(requests - 1), 18 * BLOCK);
+	get(0, 8 * BLOCK);
+	get(8 * BLOCK, BLOCK);
+	close_stream();
+	ck_assert_int_eq(error.code, 0);
+}
+END_TEST
+
+START_TEST(requests_ahead_that_are_not_taken_fail_when_their_bytes_are_asked_for)
+{
+	begin_scripted();
+	get(0, 8 * BLOCK);
+	get(8 * BLOCK, BLOCK);
+	refuse_submit = -EPERM;
+	get(9 * BLOCK, BLOCK);
+	ck_assert_int_eq(try_get(10 * BLOCK, 8 * BLOCK), -EPERM);
+	ck_assert_ptr_nonnull(strstr(error.text, "took no request"));
+	close_stream();
+}
+END_TEST
+
+START_TEST(an_engine_that_loses_requests_is_found_out)
+{
+	begin_scripted();
+	get(0, 8 * BLOCK);
+	get(8 * BLOCK, BLOCK);
+	lost = 1;
+	ck_assert_int_eq(try_get(9 * BLOCK, 8 * BLOCK), -EIO);
+	lost = 0;
+	waiting = NULL;
+	close_stream();
+}
+END_TEST
+
+START_TEST(nothing_is_left_in_flight_wherever_it_ends)
+{
+	for (uint64_t bytes = 5 * BLOCK; bytes < FILE_BYTES; bytes += 9 * BLOCK) {
+		begin_scripted();
+		get(0, bytes);
+		get(bytes, 1000);
+		close_stream();
+		ck_assert_ptr_null(waiting);
+		ck_assert_uint_eq(opened, closed);
+		requests = 0;
+	}
+}
+END_TEST
+
+START_TEST(what_is_in_the_page_cache_is_not_read_past_it)
+{
+	uint8_t *there = malloc(2 * MIB);
+	int file = open(scratch_path("file"), O_RDONLY | O_CLOEXEC);
+
+	/* All of it: the unit of the decision is larger than this file. */
+	for (uint64_t at = 0; at < FILE_BYTES; at += 2 * MIB)
+		ck_assert_int_gt(pread(file, there, 2 * MIB, (off_t)at), 0);
+	close(file);
+	free(there);
+	begin_scripted();
+	for (uint64_t at = 0; at + 700000 < FILE_BYTES; at += 700000)
+		get(at, 700000);
+	ck_assert_uint_eq(requests, 0);
+	close_stream();
+}
+END_TEST
+
+START_TEST(a_file_cut_short_underneath_is_damaged)
+{
+	begin_scripted();
+	get(0, 8 * BLOCK);
+	get(8 * BLOCK, BLOCK);
+	ck_assert_int_eq(truncate(scratch_path("file"), 16 * BLOCK), 0);
+	for (uint64_t at = 9 * BLOCK; at < 16 * BLOCK; at += BLOCK)
+		get(at, BLOCK);
+	/* What was read before the cut may still be had. */
+	for (uint64_t at = 16 * BLOCK; at < 24 * BLOCK; at += BLOCK) {
+		int ret = try_get(at, BLOCK);
+
+		ck_assert(ret == 0 || ret == IOSHAPE_E_DAMAGED);
+		if (at > 20 * BLOCK)
+			ck_assert_int_eq(ret, IOSHAPE_E_DAMAGED);
+	}
+	ck_assert_ptr_nonnull(strstr(error.text, "cut short"));
+	close_stream();
+}
+END_TEST
+
+/* ---- True engines ---------------------------------------------------------------------------- */
+
+static void warm_some(uint64_t *state)
+{
+	int file = open(scratch_path("file"), O_RDONLY | O_CLOEXEC);
+
+	for (int i = 0; i < 20; i++)
+		ck_assert_int_ge(
+			pread(file, into, 200000, (off_t)test_random_below(state, FILE_BYTES)), 0);
+	close(file);
+}
+
+/* Onward, with jumps, of all sizes. */
+static void wander(uint64_t *state)
+{
+	uint64_t at = 0, bytes;
+
+	for (int i = 0; i < 200; i++) {
+		switch (test_random_below(state, 12)) {
+		case 0:
+			at = test_random_below(state, FILE_BYTES);
+			break;
+		case 1:
+			at -= MIN(at, test_random_below(state, 100000));
+			break;
+		case 2:
+			at += test_random_below(state, 500000);
+			break;
+		}
+		bytes = test_random_below(state, 2) ? test_random_below(state, 100) :
+						      test_random_below(state, 700000);
+		at = MIN(at, FILE_BYTES);
+		bytes = MIN(bytes, FILE_BYTES - at);
+		get(at, bytes);
+		at += bytes;
+	}
+}
+
+START_TEST(wherever_one_reads_it_is_what_pread_says)
+{
+	static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
+						       IOSHAPE_ENGINE_BUFFERED };
+	static const unsigned depths[] = { 1, 2, 5 };
+	struct ring_config config = { .engine = engines[_i % 3],
+				      .block_bytes = BLOCK << (_i % 2),
+				      .depth = depths[_i / 3],
+				      .threads = 2 };
+	uint64_t state = 100 + (uint64_t)_i;
+
+	for (int round = 0; round < 3; round++) {
+		scratch_evict(scratch_path("file"));
+		if (round == 1)
+			warm_some(&state);
+		open_stream(&config);
+		wander(&state);
+		close_stream();
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/stream");
+	TCase *ahead = tcase_create("ahead"), *engines = tcase_create("engines");
+
+	tcase_add_checked_fixture(ahead, setup, teardown);
+	tcase_add_test(ahead, what_is_in_the_page_cache_is_not_read_past_it);
+	if (scratch_direct()) {
+		tcase_add_test(ahead, who_reads_onward_finds_the_next_bytes_under_way);
+		tcase_add_test(ahead, small_records_are_read_in_blocks_too);
+		tcase_add_test(ahead, who_jumps_about_pays_for_little_that_he_does_not_want);
+		tcase_add_test(ahead, small_reads_elsewhere_do_not_disturb);
+		tcase_add_test(ahead, small_reads_elsewhere_may_be_the_new_way);
+		tcase_add_test(ahead, what_was_just_read_may_be_read_again);
+		tcase_add_test(ahead, a_jump_back_starts_again);
+		tcase_add_test(ahead, a_failure_ahead_is_told_to_who_asks_for_its_bytes);
+		tcase_add_test(ahead, a_failure_ahead_is_forgotten_when_nobody_asks);
+		tcase_add_test(
+			ahead,
+			requests_ahead_that_are_not_taken_fail_when_their_bytes_are_asked_for);
+		tcase_add_test(ahead, an_engine_that_loses_requests_is_found_out);
+		tcase_add_test(ahead, nothing_is_left_in_flight_wherever_it_ends);
+		tcase_add_test(ahead, a_file_cut_short_underneath_is_damaged);
+	}
+	tcase_set_timeout(ahead, 60);
+	suite_add_tcase(suite, ahead);
+	tcase_add_checked_fixture(engines, setup, teardown);
+	tcase_add_loop_test(engines, wherever_one_reads_it_is_what_pread_says, 0, 9);
+	tcase_set_timeout(engines, 60);
+	suite_add_tcase(suite, engines);
+	return check_main(suite);
+}

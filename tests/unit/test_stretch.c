@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stretches of a file as they lie, whatever records they hold, cut or whole. */
+#define _GNU_SOURCE
+#include "support/archive.h"
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+static const size_t sizes[] = { 300, 0, 1, MIB - 1, MIB, MIB + 1, 2 * MIB + 77, 4096, 0 };
+#define RECORDS ARRAY_LENGTH(sizes)
+#define LARGE 6
+
+/* What files there are. */
+enum kind { INDEXED, TORCH, NO_CHECKSUMS, SHUFFLED, KINDS };
+
+static struct {
+	uint8_t *data[RECORDS];
+	uint8_t *file; /* all of it */
+	uint8_t *into;
+	size_t file_bytes;
+	struct ring_lane *lane;
+	struct ring_stream *stream;
+	struct base_error error;
+	struct zip_reader reader;
+	char path[4096];
+} test;
+
+static void open_lane(enum ioshape_engine engine, unsigned depth)
+{
+	const struct ring_config config = {
+		.engine = engine, .block_bytes = 256 * KIB, .depth = depth, .threads = 2
+	};
+
+	ck_assert_msg(!ring_lane_open(&test.lane, &config, &test.error), "%s", test.error.text);
+}
+
+static void setup(void)
+{
+	uint64_t seed = 3;
+
+	memset(&test, 0, sizeof(test));
+	scratch_setup();
+	snprintf(test.path, sizeof(test.path), "%s", scratch_path("test.pt"));
+	for (size_t i = 0; i < RECORDS; i++) {
+		test.data[i] = malloc(sizes[i] + 8);
+		for (size_t at = 0; at < sizes[i]; at += 8)
+			base_put_le(test.data[i] + at, test_random(&seed), 8);
+	}
+	open_lane(IOSHAPE_ENGINE_AUTO, 4);
+}
+
+static void teardown(void)
+{
+	for (size_t i = 0; i < RECORDS; i++)
+		free(test.data[i]);
+	free(test.file);
+	free(test.into);
+	ring_lane_close(test.lane);
+	scratch_teardown();
+}
+
+static void write_indexed(void)
+{
+	const struct ring_file_options options = { .no_sync = true };
+	struct ring_notes notes = { 0 };
+	struct ring_writer *file;
+	struct zip_writer *writer;
+	char name[32];
+
+	ck_assert_msg(!ring_writer_open(&file, test.lane, test.path, &options, &notes, &test.error),
+		      "%s", test.error.text);
+	ck_assert_int_eq(zip_writer_new(&writer, file, test.path, &test.error), 0);
+	for (size_t i = 0; i < RECORDS; i++) {
+		snprintf(name, sizeof(name), "data/%zu", i);
+		ck_assert_int_eq(zip_writer_begin(writer, name, sizes[i], 0, &test.error), 0);
+		ck_assert_int_eq(zip_writer_put(writer, test.data[i], sizes[i], &test.error), 0);
+		ck_assert_int_eq(zip_writer_end(writer, &test.error), 0);
+	}
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, &test.error), 0);
+	ck_assert_int_eq(ring_writer_commit(zip_writer_file(writer), &test.error), 0);
+	zip_writer_free(writer);
+}
+
+static void write_archive(enum kind kind)
+{
+	struct archive archive = { 0 };
+	struct zip_entry entry;
+	uint8_t *flat;
+	char name[32];
+
+	for (size_t i = 0; i < RECORDS; i++) {
+		snprintf(name, sizeof(name), "archive/data/%zu", i);
+		archive_add(&archive, name, test.data[i], sizes[i], 64, false);
+		if (kind == NO_CHECKSUMS)
+			archive.entries[i].crc32 = 0;
+	}
+	/* Some tools list records in another order than they lie in. */
+	for (size_t i = 0; kind == SHUFFLED && i + 3 < RECORDS; i += 2) {
+		entry = archive.entries[i];
+		archive.entries[i] = archive.entries[i + 3];
+		archive.entries[i + 3] = entry;
+	}
+	archive_finish(&archive);
+	flat = archive_flat(&archive);
+	if (kind == NO_CHECKSUMS)
+		for (size_t i = 0; i < RECORDS; i++)
+			memset(flat + archive.entries[i].header_offset + 14, 0, 4);
+	scratch_write(test.path, flat, archive.bytes);
+	free(flat);
+	archive_free(&archive);
+}
+
+static void open_reader(void)
+{
+	struct zip_reader *reader = &test.reader;
+
+	memset(&test.error, 0, sizeof(test.error));
+	ck_assert_msg(!zip_reader_open(reader, test.path, IOSHAPE_DIRECT_PREFER, &test.error), "%s",
+		      test.error.text);
+	ck_assert_int_eq(ring_stream_open(&test.stream, &reader->input, zip_reader_data_end(reader),
+					  &test.error),
+			 0);
+}
+
+static void close_reader(void)
+{
+	ring_stream_free(test.stream);
+	zip_reader_close(&test.reader);
+}
+
+static void make_file(enum kind kind)
+{
+	if (kind == INDEXED)
+		write_indexed();
+	else
+		write_archive(kind);
+	free(test.file);
+	free(test.into);
+	test.file = scratch_read(test.path, &test.file_bytes);
+	test.into = malloc(test.file_bytes + 1);
+	open_reader();
+	ck_assert_int_eq(test.reader.has_index, kind == INDEXED);
+	ck_assert_int_eq(test.reader.no_checksums, kind == NO_CHECKSUMS);
+	ck_assert_int_eq(test.reader.directory.order != NULL, kind == SHUFFLED);
+}
+
+static int try_get(uint64_t offset, uint64_t bytes)
+{
+	int ret;
+
+	memset(&test.error, 0, sizeof(test.error));
+	memset(test.into, 0x99, bytes + 1);
+	ret = zip_reader_read_file(&test.reader, test.lane, test.stream, offset, test.into, bytes,
+				   true, NULL, NULL, &test.error);
+	if (ret || ring_stream_is_idle(test.stream))
+		ring_stream_stop(test.stream);
+	ck_assert_uint_eq(test.into[bytes], 0x99);
+	return ret;
+}
+
+static void get(uint64_t offset, uint64_t bytes)
+{
+	ck_assert_msg(!try_get(offset, bytes), "%s", test.error.text);
+	if (memcmp(test.into, test.file + offset, bytes) != 0)
+		ck_abort_msg("%llu bytes at %llu differ", (unsigned long long)bytes,
+			     (unsigned long long)offset);
+}
+
+static const struct zip_entry *entry_of(size_t record)
+{
+	char name[32];
+	uint64_t position;
+
+	snprintf(name, sizeof(name), "data/%zu", record);
+	ck_assert(zip_names_find(test.reader.directory.names, name, strlen(name), &position));
+	return &test.reader.directory.entries[position];
+}
+
+/* Where something begins or ends, and a byte before and behind. */
+static size_t find_edges(uint64_t *edges)
+{
+	size_t count = 0;
+
+	edges[count++] = 0;
+	for (size_t i = 0; i < RECORDS; i++) {
+		const struct zip_entry *entry = entry_of(i);
+		const uint64_t here[] = { entry->header_offset, entry->header_offset + 30,
+					  entry->data_offset, entry->data_offset + entry->bytes };
+
+		for (size_t k = 0; k < ARRAY_LENGTH(here); k++)
+			for (uint64_t at = here[k] ? here[k] - 1 : 0; at <= here[k] + 1; at++)
+				if (at > edges[count - 1])
+					edges[count++] = at;
+	}
+	edges[count++] = test.reader.directory.offset;
+	edges[count++] = test.file_bytes - 22;
+	edges[count++] = test.file_bytes;
+	return count;
+}
+
+START_TEST(however_a_file_is_cut_it_is_what_lies_there)
+{
+	uint64_t edges[RECORDS * 12 + 4];
+	size_t count;
+
+	make_file((enum kind)(_i / 2));
+	count = find_edges(edges);
+	for (size_t step = 1; step < 6; step += 2) {
+		if (_i % 2)
+			scratch_evict(test.path);
+		for (size_t i = 0; i < count; i += step)
+			get(edges[i], edges[MIN(i + step, count - 1)] - edges[i]);
+	}
+	/* From each to each. */
+	for (size_t i = 0; i < count; i += 7)
+		for (size_t k = i; k < count; k += 9)
+			get(edges[i], edges[k] - edges[i]);
+	close_reader();
+}
+END_TEST
+
+START_TEST(pieces_of_any_length_one_after_another)
+{
+	static const uint64_t steps[] = { 12345, 65536, MIB, 3 * MIB, 100 * MIB };
+
+	make_file((enum kind)(_i / 2));
+	for (size_t i = 0; i < ARRAY_LENGTH(steps); i++) {
+		if (_i % 2)
+			scratch_evict(test.path);
+		for (uint64_t at = 0; at < test.file_bytes; at += steps[i])
+			get(at, MIN(steps[i], test.file_bytes - at));
+	}
+	close_reader();
+}
+END_TEST
+
+START_TEST(small_memory_does_as_well)
+{
+	ring_lane_close(test.lane);
+	open_lane(IOSHAPE_ENGINE_AUTO, 1 + (unsigned)_i);
+	make_file(INDEXED);
+	scratch_evict(test.path);
+	for (uint64_t at = 0; at < test.file_bytes; at += 90001)
+		get(at, MIN(90001, test.file_bytes - at));
+	get(0, test.file_bytes);
+	close_reader();
+}
+END_TEST
+
+static void flip_byte(uint64_t offset)
+{
+	int fd = open(test.path, O_RDWR | O_CLOEXEC);
+	uint8_t byte = test.file[offset] ^ 0x10;
+
+	test.file[offset] = byte;
+	ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)offset), 1);
+	close(fd);
+}
+
+START_TEST(damage_is_told_by_the_call_that_reads_it_and_by_no_other)
+{
+	const struct zip_entry *entry;
+	uint64_t at, step = 500000;
+	unsigned damaged = 0;
+	int ret;
+
+	make_file(INDEXED);
+	entry = entry_of(LARGE);
+	at = entry->data_offset + MIB + 1000;
+	flip_byte(at);
+	for (int cold = 0; cold < 2; cold++) {
+		if (cold)
+			scratch_evict(test.path);
+		for (uint64_t begin = 0; begin < test.file_bytes; begin += step) {
+			uint64_t end = MIN(begin + step, test.file_bytes);
+			bool touches = begin < entry->data_offset + 2 * MIB &&
+				       end > entry->data_offset + MIB;
+
+			ret = try_get(begin, end - begin);
+			ck_assert_int_eq(ret, touches ? IOSHAPE_E_DAMAGED : 0);
+			if (!touches)
+				continue;
+			damaged++;
+			ck_assert_ptr_nonnull(strstr(test.error.text, "'data/6'"));
+			ck_assert_ptr_nonnull(strstr(test.error.text, "at offset 1048576"));
+		}
+	}
+	ck_assert_uint_ge(damaged, 4);
+	close_reader();
+}
+END_TEST
+
+START_TEST(a_record_of_torch_is_verified_when_all_of_it_is_read)
+{
+	const struct zip_entry *entry;
+
+	make_file(_i ? SHUFFLED : TORCH);
+	entry = entry_of(LARGE);
+	flip_byte(entry->data_offset + 77);
+	get(0, entry->data_offset + entry->bytes - 1);
+	get(entry->data_offset + 1, test.file_bytes - entry->data_offset - 1);
+	ck_assert_int_eq(try_get(entry->data_offset, entry->bytes), IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(test.error.text, "'data/6'"));
+	ck_assert_int_eq(try_get(entry->header_offset, entry->bytes + 500), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(try_get(0, test.file_bytes), IOSHAPE_E_DAMAGED);
+	close_reader();
+}
+END_TEST
+
+START_TEST(nothing_is_claimed_about_what_lies_between)
+{
+	make_file((enum kind)_i);
+	for (size_t i = 0; i < RECORDS; i++)
+		flip_byte(entry_of(i)->data_offset + sizes[i] + 5);
+	flip_byte(test.file_bytes - 5);
+	get(0, test.file_bytes);
+	close_reader();
+}
+END_TEST
+
+START_TEST(unverified_is_unverified)
+{
+	make_file(INDEXED);
+	flip_byte(entry_of(LARGE)->data_offset);
+	ck_assert_int_eq(zip_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+					      test.file_bytes, false, NULL, NULL, &test.error),
+			 0);
+	ck_assert_mem_eq(test.into, test.file, test.file_bytes);
+	close_reader();
+}
+END_TEST
+
+static int count_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	uint64_t *last = user;
+
+	ck_assert_int_eq(phase, IOSHAPE_PHASE_READ);
+	ck_assert_uint_ge(done, *last);
+	ck_assert_uint_le(done, total);
+	*last = done;
+	return done > 4 * MIB;
+}
+
+START_TEST(progress_is_told_and_can_stop_it)
+{
+	uint64_t last = 0, bytes = 2 * MIB;
+
+	make_file(INDEXED);
+	scratch_evict(test.path);
+	ck_assert_int_eq(zip_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+					      bytes, true, count_progress, &last, &test.error),
+			 0);
+	ck_assert_uint_ge(last, bytes);
+	last = 0;
+	ck_assert_int_eq(zip_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+					      test.file_bytes, true, count_progress, &last,
+					      &test.error),
+			 -ECANCELED);
+	close_reader();
+}
+END_TEST
+
+START_TEST(running_out_of_memory_is_survived)
+{
+	unsigned long nth = 0, count;
+	int ret;
+
+	make_file((enum kind)_i);
+	do {
+		scratch_evict(test.path);
+		fail_memory_at(++nth);
+		memset(&test.error, 0, sizeof(test.error));
+		ret = zip_reader_read_file(&test.reader, test.lane, test.stream, 0, test.into,
+					   test.file_bytes / 2, true, NULL, NULL, &test.error);
+		ring_stream_stop(test.stream);
+		count = fail_memory_count();
+		fail_memory_at(0); /* assertions allocate, too */
+		ck_assert_msg(!ret || ret == -ENOMEM, "%s", test.error.text);
+	} while (count >= nth);
+	ck_assert_int_eq(ret, 0);
+	close_reader();
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/stretch");
+	TCase *tests = tcase_create("stretches");
+
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_add_loop_test(tests, however_a_file_is_cut_it_is_what_lies_there, 0, 2 * KINDS);
+	tcase_add_loop_test(tests, pieces_of_any_length_one_after_another, 0, 2 * KINDS);
+	tcase_add_loop_test(tests, small_memory_does_as_well, 0, 3);
+	tcase_add_test(tests, damage_is_told_by_the_call_that_reads_it_and_by_no_other);
+	tcase_add_loop_test(tests, a_record_of_torch_is_verified_when_all_of_it_is_read, 0, 2);
+	tcase_add_loop_test(tests, nothing_is_claimed_about_what_lies_between, 0, KINDS);
+	tcase_add_test(tests, unverified_is_unverified);
+	tcase_add_test(tests, progress_is_told_and_can_stop_it);
+	tcase_add_loop_test(tests, running_out_of_memory_is_survived, 0, KINDS);
+	tcase_set_timeout(tests, 60);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}
