@@ -5,6 +5,7 @@
 #ifndef BASE_BASE_H
 #define BASE_BASE_H
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,6 +63,11 @@ void base_log(const struct base_log *log, enum ioshape_log_level level, const ch
 
 /* Monotonic; nanoseconds. */
 uint64_t base_now_ns(void);
+
+/* A condition variable that waits by this clock, which nobody can set. */
+void base_cond_init(pthread_cond_t *condition);
+/* pthread_cond_wait() for at most so long; false if the time is over. */
+bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t timeout_ms);
 
 static inline double base_seconds(uint64_t ns)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/base.h"
 
+#include <errno.h>
 #include <time.h>
 
 uint64_t base_now_ns(void)
@@ -9,4 +10,32 @@ uint64_t base_now_ns(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+void base_cond_init(pthread_cond_t *condition)
+{
+	pthread_condattr_t attributes;
+
+	pthread_condattr_init(&attributes);
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(condition, &attributes);
+	pthread_condattr_destroy(&attributes);
+}
+
+/* Longer is for ever; it keeps the sum with the clock within its type. */
+#define LONGEST_TIMEOUT_MS (1000ll * 3600 * 24 * 365 * 100)
+
+bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t timeout_ms)
+{
+	struct timespec when;
+
+	timeout_ms = MIN(timeout_ms, LONGEST_TIMEOUT_MS);
+	clock_gettime(CLOCK_MONOTONIC, &when);
+	when.tv_sec += (time_t)(timeout_ms / 1000);
+	when.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+	if (when.tv_nsec >= 1000000000) {
+		when.tv_sec++;
+		when.tv_nsec -= 1000000000;
+	}
+	return pthread_cond_timedwait(condition, lock, &when) != ETIMEDOUT;
 }

@@ -115,7 +115,6 @@ static struct ioshape_save *new_save(struct ioshape_context *context,
 				     const struct ioshape_save_options *options)
 {
 	struct ioshape_save *save = calloc(1, sizeof(*save));
-	pthread_condattr_t attributes;
 
 	if (!save)
 		return NULL;
@@ -131,10 +130,7 @@ static struct ioshape_save *new_save(struct ioshape_context *context,
 	save->file_options.progress_user = save;
 	save->file_options.abort = &save->abort;
 	pthread_mutex_init(&save->lock, NULL);
-	pthread_condattr_init(&attributes);
-	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-	pthread_cond_init(&save->change, &attributes);
-	pthread_condattr_destroy(&attributes);
+	base_cond_init(&save->change);
 	save->begin_ns = base_now_ns();
 	return save;
 }
@@ -243,7 +239,8 @@ static int begin(struct ioshape_save *save, struct base_error *error)
 	save->admitted = MIN(save->chunk_count, context->pool.limit);
 	if (!save->borrow) {
 		ret = ckpt_pool_admit(&context->pool, save->admitted,
-				      context->staging_full == IOSHAPE_STAGING_REFUSE, error);
+				      context->staging_full == IOSHAPE_STAGING_REFUSE,
+				      ckpt_stage_tell, save, error);
 		if (ret)
 			return ret;
 	}

@@ -57,7 +57,7 @@ struct ioshape_save {
 void ckpt_stage_copy(struct ioshape_save *save);
 
 /* Tells the progress callback how far copying is. -ECANCELED if it wants to stop. */
-int ckpt_stage_tell(struct ioshape_save *save, struct base_error *error);
+int ckpt_stage_tell(void *save, struct base_error *error);
 
 /* A ckpt_source: hands out the staged bytes in order, and hands chunks back that lie behind them.
  */

@@ -34,14 +34,22 @@ struct ckpt_pool {
 	size_t limit;    /* chunks that may be admitted at a time */
 	size_t made;     /* chunks that there are, free or not */
 	size_t admitted; /* promised to saves, whether they hold them yet or not */
-	uint64_t next_ticket, serving;
+	struct ckpt_waiter *waiters;
 };
 
 int ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes);
 /* Everything has been handed back. */
 void ckpt_pool_destroy(struct ckpt_pool *pool);
-/* Waits for room, or answers -EAGAIN. `chunks` is at most pool->limit. */
-int ckpt_pool_admit(struct ckpt_pool *pool, size_t chunks, bool refuse, struct base_error *error);
+/* How long a caller waits before its progress callback is asked whether it should. */
+#define CKPT_PATIENCE_MS 100
+
+/*
+ * Waits for room, or answers -EAGAIN. `chunks` is at most pool->limit. While it waits, `go_on` is
+ * asked now and then; anything but 0 ends the waiting with that code.
+ */
+int ckpt_pool_admit(struct ckpt_pool *pool, size_t chunks, bool refuse,
+		    int (*go_on)(void *user, struct base_error *error), void *user,
+		    struct base_error *error);
 /* Gives up a promise (or, after the chunk was put back, ends it). */
 void ckpt_pool_leave(struct ckpt_pool *pool, size_t chunks);
 /* A chunk that was promised. -ENOMEM if there is no memory for it after all. */

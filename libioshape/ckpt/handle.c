@@ -3,7 +3,6 @@
 #include "ckpt/background.h"
 
 #include <errno.h>
-#include <time.h>
 #include <unistd.h>
 
 /* In a child of fork() the thread does not exist and the lock may be held for ever. */
@@ -26,41 +25,24 @@ IOSHAPE_EXPORT int ioshape_save_poll(struct ioshape_save *save)
 	return done;
 }
 
-static struct timespec deadline_after(int64_t timeout_ms)
-{
-	struct timespec when;
-
-	clock_gettime(CLOCK_MONOTONIC, &when);
-	when.tv_sec += (time_t)(timeout_ms / 1000);
-	when.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-	if (when.tv_nsec >= 1000000000) {
-		when.tv_sec++;
-		when.tv_nsec -= 1000000000;
-	}
-	return when;
-}
-
-/* Longer is for ever; it keeps the sum with the clock within its type. */
-#define LONGEST_TIMEOUT_MS (1000ll * 3600 * 24 * 365 * 100)
-
 IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms)
 {
-	bool for_ever = timeout_ms < 0 || timeout_ms > LONGEST_TIMEOUT_MS;
-	struct timespec deadline;
-	int ret = 0;
+	bool for_ever = timeout_ms < 0;
+	uint64_t begin_ns = base_now_ns();
+	int64_t waited_ms = 0;
+	int ret;
 
 	if (!save)
 		return -EINVAL;
 	if (!is_ours(save))
 		return -EPERM;
-	if (!for_ever)
-		deadline = deadline_after(timeout_ms);
 	pthread_mutex_lock(&save->lock);
-	while (!save->done && ret != ETIMEDOUT) {
+	while (!save->done && (for_ever || waited_ms < timeout_ms)) {
 		if (for_ever)
 			pthread_cond_wait(&save->change, &save->lock);
 		else
-			ret = pthread_cond_timedwait(&save->change, &save->lock, &deadline);
+			base_cond_wait_ms(&save->change, &save->lock, timeout_ms - waited_ms);
+		waited_ms = (int64_t)((base_now_ns() - begin_ns) / 1000000);
 	}
 	ret = save->done ? save->result : -ETIMEDOUT;
 	pthread_mutex_unlock(&save->lock);

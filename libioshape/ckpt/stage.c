@@ -48,16 +48,39 @@ static int fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memor
 	return ret;
 }
 
-/* The next chunk to fill, when there may be one more. False when there is none left, or no point.
- */
-static bool claim_chunk(struct ioshape_save *save, size_t *position)
+static void give_up(struct ioshape_save *save, const struct base_error *error)
 {
+	pthread_mutex_lock(&save->lock);
+	if (!save->failed)
+		save->error = *error;
+	save->failed = true;
+	pthread_cond_broadcast(&save->change);
+	pthread_mutex_unlock(&save->lock);
+}
+
+static bool must_wait(const struct ioshape_save *save)
+{
+	return !save->failed && !save->written && save->next_to_fill < save->chunk_count &&
+	       save->held == save->admitted;
+}
+
+/*
+ * The next chunk to fill, when there may be one more. False when there is none left, or no point.
+ */
+static bool claim_chunk(struct ioshape_save *save, bool speaks, size_t *position)
+{
+	struct base_error error = { 0 };
 	bool claimed = false;
 
 	pthread_mutex_lock(&save->lock);
-	while (!save->failed && !save->written && save->next_to_fill < save->chunk_count &&
-	       save->held == save->admitted)
-		pthread_cond_wait(&save->change, &save->lock);
+	while (must_wait(save)) {
+		if (base_cond_wait_ms(&save->change, &save->lock, CKPT_PATIENCE_MS) || !speaks)
+			continue;
+		pthread_mutex_unlock(&save->lock);
+		if (ckpt_stage_tell(save, &error))
+			give_up(save, &error);
+		pthread_mutex_lock(&save->lock);
+	}
 	if (!save->failed && !save->written && save->next_to_fill < save->chunk_count) {
 		*position = save->next_to_fill++;
 		save->held++;
@@ -75,18 +98,10 @@ static void publish_chunk(struct ioshape_save *save, size_t position, struct ckp
 	pthread_mutex_unlock(&save->lock);
 }
 
-static void give_up(struct ioshape_save *save, const struct base_error *error)
+int ckpt_stage_tell(void *user, struct base_error *error)
 {
-	pthread_mutex_lock(&save->lock);
-	if (!save->failed)
-		save->error = *error;
-	save->failed = true;
-	pthread_cond_broadcast(&save->change);
-	pthread_mutex_unlock(&save->lock);
-}
+	struct ioshape_save *save = user;
 
-int ckpt_stage_tell(struct ioshape_save *save, struct base_error *error)
-{
 	if (!ckpt_track(save, IOSHAPE_PHASE_STAGE, atomic_load(&save->staged_bytes),
 			save->plan.payload_bytes))
 		return 0;
@@ -102,7 +117,7 @@ static void copy_chunks(struct ioshape_save *save, bool speaks)
 	size_t position;
 	int ret = 0;
 
-	while (!ret && claim_chunk(save, &position)) {
+	while (!ret && claim_chunk(save, speaks, &position)) {
 		ret = ckpt_pool_get(&save->context->pool, &chunk, &error);
 		if (ret) {
 			give_up(save, &error);

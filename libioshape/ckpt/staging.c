@@ -8,7 +8,7 @@ int ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes)
 {
 	*pool = (struct ckpt_pool){ .limit = MAX(1, limit_bytes / CKPT_CHUNK_BYTES) };
 	pthread_mutex_init(&pool->lock, NULL);
-	pthread_cond_init(&pool->change, NULL);
+	base_cond_init(&pool->change);
 	return 0;
 }
 
@@ -54,14 +54,39 @@ void ckpt_pool_destroy(struct ckpt_pool *pool)
 	pthread_mutex_destroy(&pool->lock);
 }
 
-int ckpt_pool_admit(struct ckpt_pool *pool, size_t chunks, bool refuse, struct base_error *error)
+/* Who waits for room, first come first. */
+struct ckpt_waiter {
+	struct ckpt_waiter *next;
+};
+
+static void join_queue(struct ckpt_pool *pool, struct ckpt_waiter *waiter)
 {
-	uint64_t ticket;
+	struct ckpt_waiter **link = &pool->waiters;
+
+	while (*link)
+		link = &(*link)->next;
+	*link = waiter;
+}
+
+static void leave_queue(struct ckpt_pool *pool, const struct ckpt_waiter *waiter)
+{
+	struct ckpt_waiter **link = &pool->waiters;
+
+	while (*link != waiter)
+		link = &(*link)->next;
+	*link = waiter->next;
+	pthread_cond_broadcast(&pool->change);
+}
+
+int ckpt_pool_admit(struct ckpt_pool *pool, size_t chunks, bool refuse,
+		    int (*go_on)(void *user, struct base_error *error), void *user,
+		    struct base_error *error)
+{
+	struct ckpt_waiter waiter = { NULL };
 	int ret = 0;
 
 	pthread_mutex_lock(&pool->lock);
-	if (refuse &&
-	    (pool->next_ticket != pool->serving || pool->admitted + chunks > pool->limit)) {
+	if (refuse && (pool->waiters || pool->admitted + chunks > pool->limit)) {
 		ret = base_fail(error, -EAGAIN,
 				"no staging memory is free (%llu MiB in all, set by "
 				"staging_bytes); wait for "
@@ -69,13 +94,18 @@ int ckpt_pool_admit(struct ckpt_pool *pool, size_t chunks, bool refuse, struct b
 				(unsigned long long)(pool->limit * CKPT_CHUNK_BYTES / MIB));
 		goto out;
 	}
-	/* Tickets: without them small saves would overtake a large one for ever. */
-	ticket = pool->next_ticket++;
-	while (pool->serving != ticket || pool->admitted + chunks > pool->limit)
-		pthread_cond_wait(&pool->change, &pool->lock);
-	pool->serving++;
-	pool->admitted += chunks;
-	pthread_cond_broadcast(&pool->change);
+	/* A queue: without one small saves would overtake a large one for ever. */
+	join_queue(pool, &waiter);
+	while (!ret && (pool->waiters != &waiter || pool->admitted + chunks > pool->limit)) {
+		if (base_cond_wait_ms(&pool->change, &pool->lock, CKPT_PATIENCE_MS))
+			continue;
+		pthread_mutex_unlock(&pool->lock);
+		ret = go_on(user, error);
+		pthread_mutex_lock(&pool->lock);
+	}
+	leave_queue(pool, &waiter);
+	if (!ret)
+		pool->admitted += chunks;
 out:
 	pthread_mutex_unlock(&pool->lock);
 	return ret;

@@ -62,6 +62,73 @@ START_TEST(a_full_stage_is_waited_for_otherwise)
 }
 END_TEST
 
+static int stop_waiting(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	int *calls = user;
+
+	(void)done, (void)total;
+	ck_assert_int_eq(phase, IOSHAPE_PHASE_STAGE);
+	return ++*calls == 2;
+}
+
+START_TEST(who_waits_for_room_can_be_told_to_stop)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *first, *second = NULL, *third;
+	struct gate gate;
+	int calls = 0;
+
+	ioshape_context_free(context);
+	context = open_with(16 * MIB, IOSHAPE_STAGING_WAIT);
+	first = begin_gated(&gate, IOSHAPE_PHASE_WRITE, scratch_path("first"));
+	sem_wait(&gate.reached);
+	options.progress = stop_waiting;
+	options.progress_user = &calls;
+	ck_assert_int_eq(ioshape_save_tensors_async(context, scratch_path("second"), sample.tensors,
+						    sample.count, &options, &second),
+			 -ECANCELED);
+	ck_assert_ptr_null(second);
+	ck_assert_int_eq(calls, 2);
+	ck_assert_str_ne(ioshape_context_message(context), "");
+	/* Whoever comes next does not wait behind him. */
+	sem_post(&gate.opened);
+	third = begin(scratch_path("third"), &sample, NULL);
+	ck_assert_int_eq(ioshape_save_wait(third, -1), 0);
+	ck_assert_int_eq(ioshape_save_wait(first, -1), 0);
+	ioshape_save_free(first);
+	ioshape_save_free(third);
+	ck_assert(!is_there(scratch_path("second")));
+}
+END_TEST
+
+START_TEST(a_save_that_is_canceled_leaves_the_old_file)
+{
+	struct ioshape_save *save, *next;
+	struct gate gate;
+
+	scratch_write(scratch_path("file"), "old", 3);
+	save = begin_gated(&gate, _i ? IOSHAPE_PHASE_WRITE : IOSHAPE_PHASE_PLAN,
+			   scratch_path("file"));
+	sem_wait(&gate.reached);
+	/* It waits for its turn behind the other. */
+	next = begin(scratch_path("file"), &sample, NULL);
+	ck_assert_int_eq(ioshape_save_cancel(next), 0);
+	ck_assert_int_eq(ioshape_save_wait(next, -1), -ECANCELED);
+	ck_assert_str_ne(ioshape_save_message(next), "");
+	ck_assert_int_eq(ioshape_save_cancel(save), 0);
+	ck_assert_int_eq(ioshape_save_wait(save, 0), -ETIMEDOUT);
+	sem_post(&gate.opened);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), -ECANCELED);
+	ck_assert_int_eq(ioshape_save_cancel(save), 0);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), -ECANCELED);
+	ck_assert(scratch_same(scratch_path("file"), "old", 3));
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+	ioshape_save_free(save);
+	ioshape_save_free(next);
+	ck_assert_int_eq(ioshape_save_cancel(NULL), -EINVAL);
+}
+END_TEST
+
 START_TEST(a_checkpoint_larger_than_the_stage_passes_through_it)
 {
 	struct ioshape_save_options options;
@@ -245,6 +312,8 @@ int main(void)
 	}
 	tcase_add_test(staging, a_full_stage_refuses_when_told_to);
 	tcase_add_test(staging, a_full_stage_is_waited_for_otherwise);
+	tcase_add_test(staging, who_waits_for_room_can_be_told_to_stop);
+	tcase_add_loop_test(staging, a_save_that_is_canceled_leaves_the_old_file, 0, 2);
 	tcase_add_loop_test(staging, a_checkpoint_larger_than_the_stage_passes_through_it, 0, 2);
 	tcase_add_test(staging, a_large_save_that_fails_early_does_not_hang);
 	tcase_add_test(progress, the_callback_can_stop_a_save_at_every_call);
