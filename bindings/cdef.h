@@ -137,7 +137,6 @@ struct ioshape_reader_options {
 	uint32_t no_verify;
 	ioshape_progress_fn progress;
 	void *progress_user;
-	uint32_t fresh_memory;
 	...;
 };
 struct ioshape_record_info {
@@ -167,5 +166,8 @@ void ioshape_reader_free(struct ioshape_reader *reader);
 
 extern "Python" int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 					uint64_t total_bytes);
+/* The same, but only while staging: see make_native.py. */
+int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t done_bytes,
+				 uint64_t total_bytes);
 extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
 extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);

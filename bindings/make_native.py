@@ -11,7 +11,7 @@ def main() -> None:
     cdef, output = map(Path, sys.argv[1:])
     ffi = FFI()
     ffi.cdef(cdef.read_text(encoding="utf-8"))
-    ffi.set_source("ioshape._native", "#include <ioshape/ioshape.h>")
+    ffi.set_source("ioshape._native", '#include "native.h"')
     ffi.emit_c_code(str(output))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ioshape._native import ffi, lib
@@ -15,26 +16,58 @@ if TYPE_CHECKING:
 class Teller:
     """Takes a progress callback to C. An exception in it stops the operation and is kept."""
 
-    def __init__(self, callback: Callable[[Progress], object]) -> None:
+    def __init__(self, callback: Callable[[Progress], object], c_function: Any = None) -> None:
         self.callback = callback
         self.failure: BaseException | None = None
         self.handle = ffi.new_handle(self)
+        self._c_function = c_function or lib.ioshape_py_progress
 
-    def tell(self, phase: int, done_bytes: int, total_bytes: int) -> int:
-        try:
-            self.callback(Progress(PHASES.get(phase, "unknown"), done_bytes, total_bytes))
-        except BaseException as error:
-            self.failure = error
-            return -1
-        return 0
+    @classmethod
+    def for_save(cls, callback: Callable[[Progress], object] | None) -> Teller | None:
+        """Tells the user; or nobody, for the sake of Ctrl-C.
+
+        Signals are looked for between the steps of a callback. While the caller's thread copies, or
+        waits for room, that is needed in any case; on the thread that writes it would only take the
+        GIL.
+        """
+        if callback is not None:
+            return cls(callback)
+        if threading.current_thread() is threading.main_thread():
+            return cls(_ignore, ffi.addressof(lib, "ioshape_py_progress_of_stage"))
+        return None
+
+    @classmethod
+    def for_reader(cls, callback: Callable[[Progress], object] | None) -> Teller | None:
+        """The same for reading, all of which happens on the caller's thread."""
+        if callback is None and threading.current_thread() is not threading.main_thread():
+            return None
+        return cls(callback or _ignore)
+
+    def tell(self, phase: int, done_bytes: int, total_bytes: int) -> None:
+        """What the library calls."""
+        self.callback(Progress(PHASES.get(phase, "unknown"), done_bytes, total_bytes))
 
     def set_in(self, options: Any) -> None:
         """Puts the callback into an option struct."""
-        options.progress = lib.ioshape_py_progress
+        options.progress = self._c_function
         options.progress_user = self.handle
 
 
-@ffi.def_extern(error=-1)  # type: ignore[untyped-decorator]
+def _ignore(_progress: Progress) -> None:
+    pass
+
+
+def keep_failure(kind: Any, value: Any, traceback: Any) -> None:
+    """For functions called from C: an exception stops the operation, and is raised from it here.
+
+    It may also come from before the function's first line: Ctrl-C.
+    """
+    user = traceback.tb_frame.f_locals.get("user") if traceback is not None else None
+    if kind is not None and user is not None:
+        ffi.from_handle(user).failure = value
+
+
+@ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]
 def ioshape_py_progress(user: Any, phase: int, done_bytes: int, total_bytes: int) -> int:
-    teller: Teller = ffi.from_handle(user)
-    return teller.tell(phase, done_bytes, total_bytes)
+    ffi.from_handle(user).tell(phase, done_bytes, total_bytes)
+    return 0

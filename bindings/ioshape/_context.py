@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from typing import Any
@@ -123,7 +124,13 @@ _LEVELS = {
 }
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+def _later(kind: Any, _value: Any, _traceback: Any) -> None:
+    # A log line cannot fail; but Ctrl-C that came just then must not be lost.
+    if kind is not None and issubclass(kind, KeyboardInterrupt):
+        _thread.interrupt_main()
+
+
+@ffi.def_extern(onerror=_later)  # type: ignore[untyped-decorator]
 def ioshape_py_log(_user: Any, level: int, message: Any) -> None:
     import logging  # noqa: PLC0415 - seldom needed, and not quick to import
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ioshape._callbacks import keep_failure
 from ioshape._native import ffi, lib
 
 PIECE_BYTES = 16 << 20
@@ -97,14 +98,7 @@ class Courier:
             self._buffers.clear()
 
 
-def _keep(exception: Any, value: BaseException, traceback: Any) -> None:
-    """An exception in fetch() ends the save there, and is raised from it here."""
-    frame = traceback.tb_frame.f_locals.get("user") if traceback else None
-    if exception and frame is not None:
-        ffi.from_handle(frame).failure = value
-
-
-@ffi.def_extern(error=-5, onerror=_keep)  # type: ignore[untyped-decorator]
+@ffi.def_extern(error=-5, onerror=keep_failure)  # type: ignore[untyped-decorator]
 def ioshape_py_fetch(user: Any, offset: int, into: Any, n_bytes: int) -> int:
     ffi.from_handle(user).fetch(offset, into, n_bytes)
     return 0

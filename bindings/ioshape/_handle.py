@@ -38,7 +38,7 @@ class SaveHandle:
 
     def __init__(
         self,
-        pointer: Any,
+        save: Any,
         context: Context | None,
         path: str,
         *,
@@ -46,8 +46,10 @@ class SaveHandle:
         keep: Iterable[object] = (),
         failures: Iterable[Any] = (),
     ) -> None:
-        # Takes the pointer over: freeing it aborts what has not ended.
-        self._pointer = ffi.gc(pointer, lib.ioshape_save_free)
+        # A pointer to the pointer. When it goes the save is freed, which aborts it if it has not
+        # ended.
+        self._save = save
+        self._pointer = save[0] if save is not None else ffi.NULL
         self._context = context
         self._owner = os.getpid()
         self._pickle_s = pickle_s
@@ -66,13 +68,15 @@ class SaveHandle:
     @classmethod
     def ended(cls, path: str, report: Report | None, error: BaseException | None) -> SaveHandle:
         """The handle of a save that was over before it could be given."""
-        handle = cls(ffi.NULL, None, path)
+        handle = cls(None, None, path)
         handle._report, handle._error, handle._ended = report, error, True
         return handle
 
     def __repr__(self) -> str:
-        ended = "failed" if self._error else "done"
-        state = ended if self.done() else "under way"
+        state = "under way"
+        if self.done():
+            self._settle()
+            state = "failed" if self._error else "done"
         return f"<ioshape.SaveHandle {self.path!r}: {state}>"
 
     # ---- Asking -------------------------------------------------------------------------------
@@ -142,12 +146,13 @@ class SaveHandle:
 
     def add_done_callback(self, callback: Callable[[SaveHandle], object]) -> None:
         """Calls callback(handle) when the save has ended: now, or on a thread of the package."""
+        self._check_owner()
         with self._lock:
             if not self._ended:
                 self._callbacks.append(callback)
                 self._watch()
                 return
-        callback(self)
+        self._call(callback)
 
     def __await__(self) -> Generator[Any, None, Report]:
         import asyncio  # noqa: PLC0415 - not quick to import
@@ -222,11 +227,20 @@ class SaveHandle:
             self._context = None
             callbacks, self._callbacks = self._callbacks, []
         _forget(self)
+        interrupt: BaseException | None = None
         for callback in callbacks:
             try:
-                callback(self)
-            except Exception:  # the save has nothing to do with it
-                sys.excepthook(*sys.exc_info())
+                self._call(callback)
+            except BaseException as error:  # Ctrl-C: the others are called all the same
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _call(self, callback: Callable[[SaveHandle], object]) -> None:
+        try:
+            callback(self)
+        except Exception:  # the save has nothing to do with it
+            sys.excepthook(*sys.exc_info())
 
     def _exception(self, code: int) -> BaseException:
         for source in self._failures:
@@ -271,17 +285,33 @@ def _forget(handle: SaveHandle) -> None:
             _unheard.append(handle)
 
 
-def raise_unheard() -> None:
+def context_of_saves_to(path: str) -> Context | None:
+    """The context of a save under way to this path, if there is one."""
+    if not _under_way:
+        return None
+    place = _place(path)
+    with _registry_lock:
+        for handle in _under_way.values():
+            if handle._context is not None and _place(handle.path) == place:
+                return handle._context
+    return None
+
+
+def _place(path: str) -> str:
+    # As the library tells files apart: by the name in a directory, however that is written.
+    directory, name = os.path.split(path)
+    return os.path.join(os.path.realpath(directory or "."), name)  # noqa: PTH118
+
+
+def raise_unheard(*, but: SaveHandle | None = None) -> None:
     """Raises the first failure of a background save that nobody has asked about."""
     with _registry_lock:
-        ended = [handle for handle in _under_way.values() if handle.done()]
+        ended = [handle for handle in _under_way.values() if handle is not but and handle.done()]
     for handle in ended:
         handle._settle()
     with _registry_lock:
-        unheard = [handle for handle in _unheard if not handle._asked]
-        _unheard.clear()
-        if len(unheard) > 1:
-            _unheard.extend(unheard[1:])
+        unheard = [one for one in _unheard if one is not but and not one._asked]
+        _unheard[:] = [one for one in _unheard if one is but or one in unheard[1:]]
     if unheard:
         unheard[0]._asked = True
         assert unheard[0]._error is not None
@@ -345,15 +375,22 @@ def _wait_at_exit(handles: list[SaveHandle], timeout: float | None, talk: bool) 
         left[0]._wait(max(0.01, min(0.5, limit - now)))
 
 
+def _at_exit(name: str) -> Any:
+    """A setting; its default if it cannot be understood, which must not cost a checkpoint."""
+    try:
+        return _config.value_of(name)
+    except ValueError as error:
+        _say(str(error))
+        return None
+
+
 @atexit.register
 def _finish() -> None:
     """The end of the process: saves under way are finished, failures told."""
     with _registry_lock:
         handles = list(_under_way.values())
     try:
-        timeout = _config.value_of("exit_timeout_s")
-        talk = _config.value_of("exit_progress") is not False
-        _wait_at_exit(handles, timeout, talk)
+        _wait_at_exit(handles, _at_exit("exit_timeout_s"), _at_exit("exit_progress") is not False)
     except KeyboardInterrupt:
         for handle in handles:
             if handle.cancel():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._callbacks import Teller
@@ -28,10 +27,6 @@ class RawRecord(NamedTuple):
     #: of its first byte of data
     file_offset: int
     crc32: int
-
-
-def _ignore(_progress: Progress) -> None:
-    pass
 
 
 def can_read(error: StorageError) -> bool:
@@ -59,12 +54,8 @@ class Reader:
         options = ffi.new("struct ioshape_reader_options *")
         options.size = ffi.sizeof("struct ioshape_reader_options")
         options.no_verify = not verify
-        # The memory that torch gives has just been allocated.
-        options.fresh_memory = True
-        self._teller: Teller | None = None
-        if progress is not None or threading.current_thread() is threading.main_thread():
-            # Also for nobody: between two blocks Python looks for signals, and Ctrl-C gets through.
-            self._teller = Teller(progress or _ignore)
+        self._teller = Teller.for_reader(progress)
+        if self._teller is not None:
             self._teller.set_in(options)
         out = ffi.new("struct ioshape_reader **")
         code = lib.ioshape_reader_open(self._context.pointer, os.fsencode(path), options, out)

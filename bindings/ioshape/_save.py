@@ -15,7 +15,7 @@ from ioshape._callbacks import Teller
 from ioshape._context import current
 from ioshape._device import FETCH, Courier
 from ioshape._errors import StorageError
-from ioshape._handle import SaveHandle, raise_unheard, register
+from ioshape._handle import SaveHandle, context_of_saves_to, raise_unheard, register
 from ioshape._native import ffi, lib
 from ioshape._rawfile import RawFile
 from ioshape._report import Report
@@ -130,7 +130,7 @@ def save_async(
     )
     handle = call.begin(os.fspath(f))
     register(handle)
-    raise_unheard()
+    raise_unheard(but=handle)
     return handle
 
 
@@ -217,7 +217,9 @@ class _Call:
     def _start(
         self, pickled: _pickling.Pickled, path: str, pickle_s: float, *, borrow: bool
     ) -> SaveHandle:
-        context = current()
+        # Settings may have changed, and with them the context; but the order of saves to one path
+        # is kept by the context that they share.
+        context = context_of_saves_to(path) or current()
         records, keep, failures = _records_for(pickled)
         options = ffi.new("struct ioshape_save_options *")
         options.size = ffi.sizeof("struct ioshape_save_options")
@@ -226,12 +228,14 @@ class _Call:
         options.borrow = borrow
         # What is not borrowed is copied by the time the call returns.
         keep_longer = [*keep] if borrow else []
-        if self.progress is not None:
-            teller = Teller(self.progress)
+        teller = Teller.for_save(self.progress)
+        if teller is not None:
             teller.set_in(options)
             failures.append(teller)
             keep_longer.append(teller)
-        out = ffi.new("struct ioshape_save **")
+        # Owned before there is anything to own: whenever a signal comes, a save that has begun is
+        # freed, which ends it, before what it borrows.
+        out = ffi.gc(ffi.new("struct ioshape_save **"), _free)
         try:
             code = lib.ioshape_save_records_async(
                 context.pointer, os.fsencode(path), records, len(pickled.records), options, out
@@ -242,12 +246,15 @@ class _Call:
                         raise source.failure
                 raise context.failure(code, path, "save")
             return SaveHandle(
-                out[0], context, path, pickle_s=pickle_s, keep=keep_longer, failures=failures
+                out, context, path, pickle_s=pickle_s, keep=keep_longer, failures=failures
             )
         except BaseException:
-            # Ctrl-C between the library's return and ours: nothing may go on with borrowed memory.
-            lib.ioshape_save_free(out[0])
+            ffi.release(out)
             raise
+
+
+def _free(save: Any) -> None:
+    lib.ioshape_save_free(save[0])
 
 
 def _records_for(pickled: _pickling.Pickled) -> tuple[Any, list[Any], list[Any]]:
