@@ -40,6 +40,15 @@ _ENUMS = {
 }
 
 
+def encoded(path: str) -> bytes:
+    """A path as C takes it."""
+    if "\0" in path:
+        raise ValueError(
+            f"the path {path!r} has a null character in it; no file can have that name"
+        )
+    return os.fsencode(path)
+
+
 class Context:
     """Settings, kept memory and I/O engines. It lives until its last save and reader have ended."""
 

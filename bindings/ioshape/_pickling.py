@@ -93,8 +93,10 @@ class _Listener(threading.local):
 
 
 _listener = _Listener()
-# First of all: the first package with an answer ends the search. Ours never has one.
-torch.serialization.register_package(-1, _listener.hear, lambda _storage, _location: None)
+# First of all, since the first package with an answer ends the search; ours never has one. And with
+# a priority that nobody else has: torch would compare the functions.
+_FIRST: Any = float("-inf")
+torch.serialization.register_package(_FIRST, _listener.hear, lambda _storage, _location: None)
 
 
 class _PickleComplete(Exception):
@@ -146,8 +148,10 @@ def check_arguments(f: object, pickle_module: Any) -> None:
     _check_save_filelike(f)
 
 
-def _run(obj: object, notes: _Notes, module: Any, protocol: int, no_byteorder: bool) -> None:
-    torch.serialization._save(obj, notes, module, protocol, no_byteorder)  # type: ignore[no-untyped-call]
+def _run(obj: object, notes: _Notes, module: Any, protocol: int) -> None:
+    # Whoever turns the record "byteorder" off here gets it at the end, from the C++ side of torch's
+    # writer. So it is never off.
+    torch.serialization._save(obj, notes, module, protocol, False)  # type: ignore[no-untyped-call]
 
 
 # None until _save() has been tried; then "" if it is as we know it, or why it is not.
@@ -172,7 +176,7 @@ def _probe() -> str:
     notes = Probe(64)
     _listener.begin()
     try:
-        _run(sample, notes, pickle, 2, False)
+        _run(sample, notes, pickle, 2)
         heard = list((_listener.storages or {}).values())
     except Exception as error:
         return f"torch {torch.__version__} pickles in a way that is not known ({error})"
@@ -212,7 +216,12 @@ def problem() -> str:
         return _probed
 
 
-def collect(obj: object, module: Any, protocol: int, no_byteorder: bool) -> Pickled:
+def _skips_data() -> bool:
+    # Not in older versions of torch.
+    return bool(getattr(torch.serialization._serialization_tls, "skip_data", False))
+
+
+def collect(obj: object, module: Any, protocol: int) -> Pickled:
     """Pickles an object as torch.save would. What that raises, this raises.
 
     Storages are not copied: they are the object's own.
@@ -220,13 +229,20 @@ def collect(obj: object, module: Any, protocol: int, no_byteorder: bool) -> Pick
     reason = problem()
     if reason:
         raise Unsupported(reason)
+    if _skips_data():
+        raise Unsupported("the storages' data is skipped")
     notes = _Notes(torch.serialization._get_storage_alignment())
     _listener.begin()
     try:
-        _run(obj, notes, module, protocol, no_byteorder)
+        _run(obj, notes, module, protocol)
     except _PickleComplete:
         notes.pickled.has_device_storages = True
-        for i, storage in enumerate((_listener.storages or {}).values()):
+        storages = list((_listener.storages or {}).values())
+        if any(storage.device.type == "meta" for storage in storages):
+            # torch knows what to say of them; and under FakeTensorMode storages have none of the
+            # keys that we count.
+            raise Unsupported("storages without data") from None
+        for i, storage in enumerate(storages):
             notes.pickled.records.append(
                 Record(
                     f"{_DATA}{i}",

@@ -7,7 +7,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
-from ioshape._context import current
+from ioshape._context import current, encoded
 from ioshape._errors import failure
 from ioshape._native import ffi, lib
 from ioshape._report import Report, from_struct, new_struct
@@ -15,6 +15,7 @@ from ioshape._report import Report, from_struct, new_struct
 if TYPE_CHECKING:
     from types import TracebackType
 
+_PIECE_BYTES = 16 << 20
 _ZEROS_BYTES = 4 << 20
 
 
@@ -30,7 +31,7 @@ class RawFile:
         options.no_sync = not durable
         options.no_replace = not replace
         out = ffi.new("struct ioshape_file **")
-        code = lib.ioshape_file_open(self._context.pointer, os.fsencode(path), options, out)
+        code = lib.ioshape_file_open(self._context.pointer, encoded(path), options, out)
         if code:
             raise self._context.failure(code, path, "save")
         self._pointer: Any = ffi.gc(out[0], lib.ioshape_file_free)
@@ -45,10 +46,12 @@ class RawFile:
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Writes all of it."""
-        view = memoryview(data)
-        if view.nbytes:
-            self._check(lib.ioshape_file_write(self._pointer, ffi.from_buffer(view), view.nbytes))
-        self._position += view.nbytes
+        view = memoryview(data).cast("B")
+        # In pieces: between two of them Python looks for signals, and Ctrl-C gets through.
+        for begin in range(0, view.nbytes, _PIECE_BYTES):
+            piece = view[begin : begin + _PIECE_BYTES]
+            self._check(lib.ioshape_file_write(self._pointer, ffi.from_buffer(piece), piece.nbytes))
+            self._position += piece.nbytes
         return view.nbytes
 
     def tell(self) -> int:

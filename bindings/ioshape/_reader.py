@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import errno
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._callbacks import Teller
-from ioshape._context import current
+from ioshape._context import current, encoded
 from ioshape._errors import StorageError, failure
 from ioshape._native import ffi, lib
 
@@ -58,7 +57,7 @@ class Reader:
         if self._teller is not None:
             self._teller.set_in(options)
         out = ffi.new("struct ioshape_reader **")
-        code = lib.ioshape_reader_open(self._context.pointer, os.fsencode(path), options, out)
+        code = lib.ioshape_reader_open(self._context.pointer, encoded(path), options, out)
         if code:
             raise self._context.failure(code, path, operation)
         self._pointer: Any = ffi.gc(out[0], lib.ioshape_reader_free)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ioshape import _config, _pickling
 from ioshape import _torch as original
 from ioshape._callbacks import Teller
-from ioshape._context import current
+from ioshape._context import current, encoded
 from ioshape._device import FETCH, Courier
 from ioshape._errors import StorageError
 from ioshape._handle import SaveHandle, context_of_saves_to, raise_unheard, register
@@ -211,7 +211,7 @@ class _Call:
             raise _pickling.Unsupported("the format from before torch 1.6 was asked for")
         begin = time.perf_counter()
         _pickling.check_arguments(path, self.pickle_module)
-        pickled = _pickling.collect(self.obj, self.pickle_module, self.protocol, self.no_byteorder)
+        pickled = _pickling.collect(self.obj, self.pickle_module, self.protocol)
         return pickled, time.perf_counter() - begin
 
     def _start(
@@ -238,7 +238,7 @@ class _Call:
         out = ffi.gc(ffi.new("struct ioshape_save **"), _free)
         try:
             code = lib.ioshape_save_records_async(
-                context.pointer, os.fsencode(path), records, len(pickled.records), options, out
+                context.pointer, encoded(path), records, len(pickled.records), options, out
             )
             if code:
                 for source in failures:
@@ -253,8 +253,9 @@ class _Call:
             raise
 
 
-def _free(save: Any) -> None:
-    lib.ioshape_save_free(save[0])
+def _free(save: Any, free: Any = lib.ioshape_save_free) -> None:
+    # `free` is bound here because at the interpreter's end this module may be gone before a save.
+    free(save[0])
 
 
 def _records_for(pickled: _pickling.Pickled) -> tuple[Any, list[Any], list[Any]]:
