@@ -123,7 +123,7 @@ typedef int (*ioshape_progress_fn)(void *user, enum ioshape_phase phase, uint64_
 struct ioshape_report {
 	size_t size; /* sizeof(struct ioshape_report): set before the call */
 	uint64_t file_bytes;
-	uint64_t tensor_bytes; /* of the tensors; for a writer, of all its records */
+	uint64_t tensor_bytes; /* of the tensors; where there are none, of all records or bytes */
 	double stage_s;        /* copying into staging memory, waiting for room in it included */
 	double plan_s;
 	double write_s;
@@ -191,8 +191,8 @@ struct ioshape_save;
  * As ioshape_save_tensors(), but returns as soon as the tensors are copied into staging memory:
  * from then on everything passed may be changed or freed (`progress_user` excepted). The rest
  * happens on a thread of the library. With options->borrow nothing is copied, and the call returns
- * at once. A relative path means what it means at the call. Saves to the
- * same file take their places in the order of the calls.
+ * at once. A relative path means what it means at the call. Saves to the same file take their
+ * places in the order of the calls.
  *
  * When earlier saves hold the staging memory the call waits for them, or returns -EAGAIN, as the
  * context's staging_full says. A checkpoint larger than all of staging_bytes is passed through it
