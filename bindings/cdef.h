@@ -135,6 +135,7 @@ struct ioshape_reader;
 struct ioshape_reader_options {
 	size_t size;
 	uint32_t no_verify;
+	uint32_t fresh_memory;
 	ioshape_progress_fn progress;
 	void *progress_user;
 	...;

@@ -53,6 +53,8 @@ class Reader:
         options = ffi.new("struct ioshape_reader_options *")
         options.size = ffi.sizeof("struct ioshape_reader_options")
         options.no_verify = not verify
+        # Where torch reads to has just been allocated.
+        options.fresh_memory = True
         self._teller = Teller.for_reader(progress)
         if self._teller is not None:
             self._teller.set_in(options)

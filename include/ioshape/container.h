@@ -124,6 +124,11 @@ struct ioshape_reader;
 struct ioshape_reader_options {
 	size_t size;        /* sizeof(struct ioshape_reader_options) */
 	uint32_t no_verify; /* 1: do not compare checksums while reading */
+	/*
+	 * 1: what is read into has just been allocated and never been written to. Large pieces of
+	 * it are then filled in huge pages where the kernel has them, several times as fast.
+	 */
+	uint32_t fresh_memory;
 	ioshape_progress_fn progress;
 	void *progress_user; /* borrowed until the reader is freed */
 };

@@ -121,6 +121,11 @@ uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
  */
 void *base_map(size_t bytes);
 void base_unmap(void *memory, size_t bytes);
+/*
+ * Memory of somebody else's, never written to, that will be filled from beginning to end: wishes
+ * for huge pages. True if there was something to wish for.
+ */
+bool base_expect_fill(void *memory, size_t bytes);
 /* Touches every page now rather than at first use. Safe at any time: contents stay. */
 void base_prefault(void *memory, size_t bytes);
 

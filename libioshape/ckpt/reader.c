@@ -7,6 +7,13 @@
 #include <string.h>
 #include <unistd.h>
 
+/*
+ * Pieces of fresh memory from this size on are worth huge pages. Each costs the process one or two
+ * of the 65,530 mappings it may have: some thousands are enough.
+ */
+#define LARGE_PIECE_BYTES (4 * MIB)
+#define MOST_LARGE_PIECES 8192u
+
 struct ioshape_reader {
 	struct ioshape_context *context;
 	struct zip_reader zip;
@@ -14,6 +21,7 @@ struct ioshape_reader {
 	struct base_error error;    /* of the last call that failed */
 	struct ring_stream *stream; /* of who reads onward; made at the first such call */
 	struct ring_lane *lane;     /* the stream's, while something is read ahead */
+	unsigned expected;          /* pieces of fresh memory that huge pages were asked for */
 	pid_t owner;
 };
 
@@ -191,12 +199,22 @@ IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 	free(reader);
 }
 
+static void expect_fill(struct ioshape_reader *reader, void *into, uint64_t bytes)
+{
+	if (!reader->options.fresh_memory || !into || bytes < LARGE_PIECE_BYTES)
+		return;
+	if (reader->expected < MOST_LARGE_PIECES)
+		reader->expected += base_expect_fill(into, bytes);
+}
+
 static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
 		       bool verify)
 {
 	struct ring_lane *lane;
 	int ret;
 
+	for (size_t i = 0; i < count; i++)
+		expect_fill(reader, ranges[i].into, ranges[i].bytes);
 	/* One reader uses one lane: what was read ahead is given up for it. */
 	stop_stream(reader);
 	ret = take_lane(reader, &lane);
@@ -221,6 +239,7 @@ static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *int
 		ret = take_lane(reader, &reader->lane);
 	if (ret)
 		return ret;
+	expect_fill(reader, into, bytes);
 	ret = zip_reader_read_file(zip, reader->lane, reader->stream, offset, into, bytes,
 				   !reader->options.no_verify, reader->options.progress,
 				   reader->options.progress_user, &reader->error);

@@ -177,6 +177,7 @@ static struct ioshape_save *begin_lingering(struct ioshape_context *context, con
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
 	atomic_store(&go, false);
+	atomic_store(&lingering, false);
 	options.progress = linger;
 	return begin(context, path, one, &options);
 }

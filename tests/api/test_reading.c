@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define LARGE 4 /* the position of the large tensor */
@@ -123,6 +124,55 @@ START_TEST(any_ranges_in_any_order_are_what_was_saved)
 		for (uint8_t *rest = at; rest < into + sample.total_bytes; rest += 4097)
 			ck_assert_uint_eq(*rest, 0x99);
 	}
+}
+END_TEST
+
+/* Whether the kernel was asked for huge pages where this lies ("hg" in smaps). */
+static bool expects_huge_pages(const void *memory)
+{
+	FILE *maps = fopen("/proc/self/smaps", "re");
+	unsigned long begin, end;
+	bool here = false, found = false;
+	char line[4096];
+
+	ck_assert_ptr_nonnull(maps);
+	while (!found && fgets(line, sizeof(line), maps)) {
+		if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
+			here = (uintptr_t)memory >= begin && (uintptr_t)memory < end;
+		else if (here && !strncmp(line, "VmFlags:", 8))
+			found = strstr(line, " hg") != NULL;
+	}
+	fclose(maps);
+	return found;
+}
+
+START_TEST(fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh)
+{
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	const size_t room = 16u << 20;
+	uint8_t *fresh =
+		mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, fresh + 5000 };
+	const uint8_t *middle = fresh + 5000 + LARGE_BYTES / 2;
+
+	ck_assert_ptr_ne(fresh, MAP_FAILED);
+	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
+	ck_assert(!expects_huge_pages(middle));
+	ck_assert_int_eq(munmap(fresh, room), 0);
+
+	fresh = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	request.into = fresh + 5000;
+	middle = fresh + 5000 + LARGE_BYTES / 2;
+	ioshape_reader_free(reader);
+	options.fresh_memory = 1;
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), &options, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
+	ck_assert_mem_eq(request.into, sample.expected[LARGE], LARGE_BYTES);
+	ck_assert(expects_huge_pages(middle));
+	/* Nothing is asked for memory that is not ours to fill. */
+	ck_assert(!expects_huge_pages(fresh));
+	ck_assert(!expects_huge_pages(fresh + room - 1));
+	ck_assert_int_eq(munmap(fresh, room), 0);
 }
 END_TEST
 
@@ -412,6 +462,9 @@ int main(void)
 			    6);
 	tcase_add_test(reading, strides_are_told_and_lead_through_the_bytes);
 	tcase_add_test(reading, any_ranges_in_any_order_are_what_was_saved);
+	if (!access("/sys/kernel/mm/transparent_hugepage", F_OK))
+		tcase_add_test(reading,
+			       fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh);
 	tcase_add_test(reading, what_lies_outside_is_refused_by_name);
 	tcase_add_test(reading, what_is_not_there_is_not_found);
 	tcase_add_test(reading, records_are_listed_in_the_order_of_the_file);
