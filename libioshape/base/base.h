@@ -5,6 +5,7 @@
 #ifndef BASE_BASE_H
 #define BASE_BASE_H
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -67,6 +68,11 @@ static inline double base_seconds(uint64_t ns)
 {
 	return (double)ns / 1e9;
 }
+
+/* ---- Threads (thread.c) ---------------------------------------------------------------------- */
+
+/* A thread of the library's: it blocks all signals. 0 or a negative errno. */
+int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* ---- Options (options.c) --------------------------------------------------------------------- */
 

@@ -65,9 +65,8 @@ void ckpt_stage_release(struct ioshape_save *save);
 
 /* ---- Life (background.c) --------------------------------------------------------------------- */
 
-/* pthread_create, without the application's signals, which are for its own threads. 0 or negative.
- */
-int ckpt_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+/* For stage.c. */
+#define ckpt_start_thread base_start_thread
 
 /* Waits for the save's thread, if it was started. */
 void ckpt_join(struct ioshape_save *save);
