@@ -74,6 +74,11 @@ static inline double base_seconds(uint64_t ns)
 	return (double)ns / 1e9;
 }
 
+/* ---- Threads (thread.c) ---------------------------------------------------------------------- */
+
+/* A thread of the library's: it blocks all signals. 0 or a negative errno. */
+int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+
 /* ---- Options (options.c) --------------------------------------------------------------------- */
 
 /*

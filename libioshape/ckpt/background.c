@@ -3,22 +3,8 @@
 #include "ckpt/background.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-
-int ckpt_start_thread(pthread_t *thread, void *(*run)(void *), void *argument)
-{
-	sigset_t all, before;
-	int ret;
-
-	/* The application's signals are for its own threads. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	ret = pthread_create(thread, NULL, run, argument);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return -ret;
-}
 
 /* ---- How far it is --------------------------------------------------------------------------- */
 
@@ -171,7 +157,7 @@ fail:
 
 static int start_writing(struct ioshape_save *save, struct base_error *error)
 {
-	int ret = ckpt_start_thread(&save->thread, run_save, save);
+	int ret = base_start_thread(&save->thread, run_save, save);
 
 	if (ret)
 		return base_fail(error, ret, "cannot save to %s: no thread could be started",

@@ -69,9 +69,8 @@ void ckpt_stage_release(struct ioshape_save *save);
 
 /* ---- Life (background.c) --------------------------------------------------------------------- */
 
-/* pthread_create, without the application's signals, which are for its own threads. 0 or negative.
- */
-int ckpt_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+/* For stage.c. */
+#define ckpt_start_thread base_start_thread
 
 /* An ioshape_progress_fn for all that a save does: notes how far it is, and tells the caller's. */
 int ckpt_track(void *save, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes);

@@ -149,7 +149,7 @@ void ckpt_stage_copy(struct ioshape_save *save)
 	/* The caller's functions are called in order, and by nobody but the caller's thread. */
 	if (save->plan.payload_bytes < PARALLEL_BYTES || save->plan.fetches)
 		wanted = 0;
-	while (started < wanted && !ckpt_start_thread(&helpers[started], copy_in_thread, save))
+	while (started < wanted && !base_start_thread(&helpers[started], copy_in_thread, save))
 		started++;
 	copy_chunks(save, true);
 	while (started)

@@ -4,7 +4,6 @@
 #include "ring/read.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -133,15 +132,11 @@ static void *work_in_thread(void *argument)
 
 static unsigned start_hands(struct hand *hands, unsigned wanted)
 {
-	sigset_t all, before;
 	unsigned started = 0;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
 	while (started < wanted &&
-	       !pthread_create(&hands[started].thread, NULL, work_in_thread, &hands[started]))
+	       !base_start_thread(&hands[started].thread, work_in_thread, &hands[started]))
 		started++;
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return started;
 }
 

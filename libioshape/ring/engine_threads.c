@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -106,20 +105,15 @@ static void threads_close(void *engine)
 
 static int start_threads(struct pool *pool, unsigned wanted)
 {
-	sigset_t all, before;
 	int ret = 0;
 
-	/* The application's signals are for its own threads. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
 	while (!ret && pool->threads < wanted) {
-		ret = pthread_create(&pool->thread[pool->threads], NULL, serve, pool);
+		ret = base_start_thread(&pool->thread[pool->threads], serve, pool);
 		if (!ret)
 			pool->threads++;
 	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	/* Fewer than wanted are slower, none at all is a failure. */
-	return pool->threads ? 0 : -ret;
+	return pool->threads ? 0 : ret;
 }
 
 static int threads_open(void **engine, const struct ring_engine_params *params, char *why,

@@ -418,17 +418,14 @@ int ring_target_commit(struct ring_target *target, bool no_replace, bool no_sync
 	if (ret || target->stream)
 		return ret;
 	/*
-	 * To sync the directory is to wait for whatever else the filesystem has to do, and if the
-	 * last name of the old file goes, that is to free its blocks (with the discard mount option
-	 * a third of the time of a whole save was seen). Holding it open puts that off until we are
-	 * done.
+	 * When the last name of the old file goes, its blocks are freed, and whoever renames over
+	 * it or syncs the directory waits for that. Holding it open puts it off until we are done.
 	 */
 	old = openat(target->directory_fd, target->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	ret = put_in_place(target, no_replace, error);
 	if (!ret && !no_sync)
 		ret = sync_directory(target, notes, error);
-	if (old >= 0)
-		close(old);
+	ring_release(old);
 	return ret;
 }
 

@@ -36,6 +36,14 @@ int ring_target_commit(struct ring_target *target, bool no_replace, bool no_sync
 /* Without a commit, removes the temporary file. Safe on a zeroed struct with descriptors at -1. */
 void ring_target_close(struct ring_target *target);
 
+/* ---- Replaced files (release.c) -------------------------------------------------------------- */
+
+/* Closes the descriptor of a file that has been replaced, without waiting for its space. */
+void ring_release(int fd);
+
+/* Waits until that space is there; false if nothing was on its way. */
+bool ring_await_releases(void);
+
 #define RING_TEMPORARY_MARK ".ioshape-tmp-"
 
 #define RING_UNKNOWN_MACHINE "00000000"

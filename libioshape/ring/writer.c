@@ -83,19 +83,30 @@ static uint64_t largest_file(void)
 	return limit.rlim_cur;
 }
 
+static int allocate(int fd, uint64_t bytes)
+{
+	int interruptions = 0, ret;
+
+	do {
+		ret = fallocate(fd, 0, 0, (off_t)bytes) ? -errno : 0;
+	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
+	return ret;
+}
+
 static int preallocate(struct ring_writer *writer, struct base_error *error)
 {
 	uint64_t bytes = writer->options.expected_bytes;
-	int interruptions = 0, ret;
+	int ret;
 
 	if (bytes <= SMALL_FILE_BYTES || writer->target.stream)
 		return 0;
 	ret = check_limit(writer, bytes, error);
 	if (ret)
 		return ret;
-	do {
-		ret = fallocate(writer->target.fd, 0, 0, (off_t)bytes) ? -errno : 0;
-	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
+	ret = allocate(writer->target.fd, bytes);
+	/* The space of a file that we have replaced may be on its way. */
+	if ((ret == -ENOSPC || ret == -EDQUOT) && ring_await_releases())
+		ret = allocate(writer->target.fd, bytes);
 	switch (ret) {
 	case 0:
 		return 0;
