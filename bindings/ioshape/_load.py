@@ -139,11 +139,8 @@ def load(
         if verify:
             verify_file(path, progress=progress)
         return by_torch(f, mmap)
-    try:
-        reader = Reader(path, verify=wanted is not False)
-    except StorageError as error:
-        if can_read(error):
-            raise
+    reader = _open(path, verify=wanted is not False)
+    if reader is None:
         return by_torch(f, mmap)
     with reader:
         file = VerifiedFile(reader, progress)
@@ -155,6 +152,16 @@ def load(
             if file.failure is not None and file.failure is not error:
                 raise file.failure from None
             raise
+
+
+def _open(path: str, *, verify: bool) -> Reader | None:
+    """None if torch must read it."""
+    try:
+        return Reader(path, verify=verify)
+    except StorageError as error:
+        if can_read(error):
+            raise
+        return None
 
 
 def _is_mapped(mmap: bool | None) -> bool:

@@ -93,10 +93,9 @@ class _Listener(threading.local):
 
 
 _listener = _Listener()
-# First of all, since the first package with an answer ends the search; ours never has one. And with
-# a priority that nobody else has: torch would compare the functions.
+# First of all, since the first package with an answer ends the search; ours never has one. And a
+# priority that nobody else has: torch would compare the functions.
 _FIRST: Any = float("-inf")
-torch.serialization.register_package(_FIRST, _listener.hear, lambda _storage, _location: None)
 
 
 class _PickleComplete(Exception):
@@ -122,6 +121,9 @@ class _Notes:
     def write_record_metadata(self, _name: str, _n_bytes: int) -> NoReturn:
         raise Unsupported("the storages' data is skipped")
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unsupported(f"torch's writer is asked for {name}()")
+
     def _storage_record(self, name: str, storage: Any, n_bytes: int) -> Record:
         if type(storage) is not torch.UntypedStorage or storage.device.type != "cpu":
             raise Unsupported(f"a storage of type {type(storage).__name__}")
@@ -137,15 +139,15 @@ def alignment_for(n_bytes: int, wanted: int) -> int:
     return wanted if wanted > 64 and wanted & (wanted - 1) == 0 else 64
 
 
-# Without types, in torch.
-_check_dill_version: Any = torch.serialization._check_dill_version
-_check_save_filelike: Any = torch.serialization._check_save_filelike
+def _private(name: str, default: Any) -> Any:
+    """Something of torch's that another version need not have."""
+    return getattr(torch.serialization, name, default)
 
 
 def check_arguments(f: object, pickle_module: Any) -> None:
     """What torch.save checks before it does anything, with its errors."""
-    _check_dill_version(pickle_module)
-    _check_save_filelike(f)
+    _private("_check_dill_version", lambda _module: None)(pickle_module)
+    _private("_check_save_filelike", lambda _file: None)(f)
 
 
 def _run(obj: object, notes: _Notes, module: Any, protocol: int) -> None:
@@ -176,6 +178,7 @@ def _probe() -> str:
     notes = Probe(64)
     _listener.begin()
     try:
+        torch.serialization.register_package(_FIRST, _listener.hear, lambda *_arguments: None)
         _run(sample, notes, pickle, 2)
         heard = list((_listener.storages or {}).values())
     except Exception as error:
@@ -216,11 +219,6 @@ def problem() -> str:
         return _probed
 
 
-def _skips_data() -> bool:
-    # Not in older versions of torch.
-    return bool(getattr(torch.serialization._serialization_tls, "skip_data", False))
-
-
 def collect(obj: object, module: Any, protocol: int) -> Pickled:
     """Pickles an object as torch.save would. What that raises, this raises.
 
@@ -229,9 +227,9 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
     reason = problem()
     if reason:
         raise Unsupported(reason)
-    if _skips_data():
+    if getattr(_private("_serialization_tls", None), "skip_data", False):
         raise Unsupported("the storages' data is skipped")
-    notes = _Notes(torch.serialization._get_storage_alignment())
+    notes = _Notes(_private("_get_storage_alignment", lambda: 64)())
     _listener.begin()
     try:
         _run(obj, notes, module, protocol)

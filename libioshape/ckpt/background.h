@@ -69,9 +69,6 @@ void ckpt_stage_release(struct ioshape_save *save);
 
 /* ---- Life (background.c) --------------------------------------------------------------------- */
 
-/* For stage.c. */
-#define ckpt_start_thread base_start_thread
-
 /* An ioshape_progress_fn for all that a save does: notes how far it is, and tells the caller's. */
 int ckpt_track(void *save, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes);
 

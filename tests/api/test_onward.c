@@ -86,6 +86,34 @@ START_TEST(as_torch_reads_a_file)
 }
 END_TEST
 
+/* It has no checksum, and where its lengths lead is where torch takes the data from. */
+START_TEST(a_header_that_leads_elsewhere_is_damage)
+{
+	static const unsigned fields[] = { 0, 3, 26, 27, 28, 29 };
+	uint64_t at = 0;
+
+	for (uint64_t i = 0; i < ioshape_reader_records(reader); i++) {
+		struct ioshape_record_info info = info_of(i);
+		uint8_t *header = memmem(file + at, info.file_offset - at, "PK\3\4", 4);
+
+		ck_assert_ptr_nonnull(header);
+		for (size_t f = 0; f < sizeof(fields) / sizeof(fields[0]); f++) {
+			uint64_t place = (uint64_t)(header - file);
+
+			header[fields[f]] ^= 1;
+			scratch_write(scratch_path("file"), file, file_bytes);
+			ck_assert_int_eq(ioshape_reader_read_file(reader, place, into, 30),
+					 IOSHAPE_E_DAMAGED);
+			ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), info.name));
+			header[fields[f]] ^= 1;
+		}
+		at = info.file_offset + info.bytes;
+	}
+	scratch_write(scratch_path("file"), file, file_bytes);
+	get(0, file_bytes);
+}
+END_TEST
+
 START_TEST(records_one_after_another)
 {
 	for (uint64_t i = 0; i < ioshape_reader_records(reader); i++) {
@@ -248,6 +276,7 @@ int main(void)
 
 	tcase_add_checked_fixture(tests, setup, teardown);
 	tcase_add_test(tests, as_torch_reads_a_file);
+	tcase_add_test(tests, a_header_that_leads_elsewhere_is_damage);
 	tcase_add_test(tests, records_one_after_another);
 	tcase_add_test(tests, other_calls_may_come_between);
 	tcase_add_test(tests, what_lies_outside_is_refused);
