@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -187,6 +188,63 @@ START_TEST(trouble_of_all_kinds_leaves_the_old_file_or_the_new)
 END_TEST
 
 /* Loads meet the same engine: right bytes, or an error. */
+/* Onward, a piece at a time, as if nothing could go wrong; until it does. */
+static int read_onward(struct ioshape_context *context, char *why, size_t why_bytes)
+{
+	struct ioshape_reader *reader;
+	uint8_t *into = malloc(new_bytes);
+	uint64_t at = 0, bytes;
+	int ret;
+
+	ret = ioshape_reader_open(context, scratch_path("file"), NULL, &reader);
+	ck_assert_int_eq(ret, 0); /* that takes no engine */
+	for (unsigned i = 0; !ret && at < new_bytes; i++, at += bytes) {
+		bytes = i % 3 ? 300000 : 30;
+		bytes = bytes < new_bytes - at ? bytes : new_bytes - at;
+		ret = ioshape_reader_read_file(reader, at, into, bytes);
+		if (!ret)
+			ck_assert_mem_eq(into, new_file + at, bytes);
+	}
+	snprintf(why, why_bytes, "%s", ioshape_reader_message(reader));
+	ioshape_reader_free(reader);
+	free(into);
+	return ret;
+}
+
+START_TEST(trouble_ahead_never_reads_wrong_bytes)
+{
+	uint64_t first = faulty_seed(700000), count = scratch_long() ? SEEDS_LONG : SEEDS;
+	unsigned failed = 0, faults = 0;
+	char why[1024];
+
+	for (uint64_t seed = first; seed < first + count; seed++) {
+		struct faulty_plan plan = make_plan(seed, seed % 2);
+		struct ioshape_context *context;
+		int ret;
+
+		plan.invalid = 0;
+		scratch_write(scratch_path("file"), new_file, new_bytes);
+		scratch_evict(scratch_path("file"));
+		faulty_install(&plan);
+		context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+		ret = read_onward(context, why, sizeof(why));
+		ioshape_context_free(context);
+		faults += (unsigned)faulty_counts()->faults;
+		ck_assert_msg(!faulty_counts()->misuse, "seed %llu", (unsigned long long)seed);
+		if (!ret)
+			continue;
+		failed++;
+		ck_assert_msg(faulty_counts()->hard && ret != IOSHAPE_E_DAMAGED, "seed %llu: %s",
+			      (unsigned long long)seed, why);
+		ck_assert_msg(strstr(why, scratch_path("file")) != NULL, "%s", why);
+	}
+	if (count > 1 && scratch_direct()) {
+		ck_assert_uint_gt(faults, count / 2);
+		ck_assert_uint_gt(failed, 0);
+	}
+}
+END_TEST
+
 START_TEST(trouble_never_loads_wrong_bytes)
 {
 	uint64_t first = faulty_seed(900000), count = scratch_long() ? SEEDS_LONG : SEEDS;
@@ -248,6 +306,7 @@ int main(void)
 	tcase_add_test(tests, trouble_that_passes_never_fails_a_save);
 	tcase_add_test(tests, trouble_of_all_kinds_leaves_the_old_file_or_the_new);
 	tcase_add_test(tests, trouble_never_loads_wrong_bytes);
+	tcase_add_test(tests, trouble_ahead_never_reads_wrong_bytes);
 	tcase_add_test(tests,
 		       an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_it_well);
 	tcase_set_timeout(tests, scratch_long() ? 1800 : 120);
