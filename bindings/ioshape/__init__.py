@@ -61,6 +61,8 @@ _HOMES = {
     "wait_all": "_handle",
 }
 
+_WITH_TORCH = ("_load", "_patch", "_save")
+
 # The same names, in a form that type checkers understand.
 __all__ = [
     "CanceledError",
@@ -97,6 +99,10 @@ def __getattr__(name: str) -> object:
 
         value: object = ffi.string(lib.ioshape_version()).decode()
     elif name in _HOMES:
+        if _HOMES[name] in _WITH_TORCH:
+            # First of all: "ioshape run" patches as soon as torch is imported, and that must not
+            # find a module of ours half imported.
+            import_module("torch")
         value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -322,6 +322,8 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)
 		ranges[i] =
 			(struct zip_range){ i, 0, reader->zip.directory.entries[i].bytes, NULL };
 	ret = read_ranges(reader, ranges, count, true);
+	if (!ret)
+		ret = zip_reader_check_headers(&reader->zip, &reader->error);
 	free(ranges);
 	return ret;
 }

@@ -15,4 +15,12 @@ int zip_read_ranges(const struct zip_reader *reader, struct ring_lane *lane,
 		    bool verify, ioshape_progress_fn progress, void *progress_user,
 		    struct base_error *error);
 
+/*
+ * Compares the ZIP_LOCAL_BYTES of a record's local header with where its data lie. Whoever reads
+ * the file as it lies finds the data by them, and they have no checksum: one wrong bit there, and
+ * right bytes would be taken for the wrong ones.
+ */
+int zip_check_header(const struct zip_reader *reader, const struct zip_entry *entry,
+		     const uint8_t *head, struct base_error *error);
+
 #endif

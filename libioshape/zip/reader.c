@@ -2,7 +2,8 @@
 /* Opening an archive: its directory, its index where it has one, and where each record's data
  * begins. */
 #define _GNU_SOURCE
-#include "zip/zip.h"
+#include "zip/layout.h"
+#include "zip/ranges.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -183,6 +184,45 @@ static int locate_all(struct opening *opening)
 	return ret;
 }
 
+int zip_check_header(const struct zip_reader *reader, const struct zip_entry *entry,
+		     const uint8_t *head, struct base_error *error)
+{
+	char shown[ZIP_SHOWN_NAME_BYTES];
+
+	if (base_get_le(head, 4) == ZIP_LOCAL_SIGNATURE &&
+	    entry->header_offset + ZIP_LOCAL_BYTES + base_get_le(head + ZIP_LOCAL_NAME, 2) +
+			    base_get_le(head + ZIP_LOCAL_EXTRA, 2) ==
+		    entry->data_offset)
+		return 0;
+	return base_fail(error, IOSHAPE_E_DAMAGED,
+			 "%s is damaged: the header of record '%s' at offset %" PRIu64
+			 " of the file does not lead to its data; use another copy or an older "
+			 "checkpoint",
+			 reader->input.path, zip_show_name(shown, entry->name, entry->name_bytes),
+			 entry->header_offset);
+}
+
+static int look_at_header(const struct zip_reader *reader, uint64_t record,
+			  struct base_error *error)
+{
+	const struct zip_entry *entry = &reader->directory.entries[record];
+	uint8_t head[ZIP_LOCAL_BYTES];
+	int ret;
+
+	ret = ring_input_get(&reader->input, entry->header_offset, head, sizeof(head), error);
+	return ret ? ret : zip_check_header(reader, entry, head, error);
+}
+
+int zip_reader_check_headers(const struct zip_reader *reader, struct base_error *error)
+{
+	int ret = 0;
+
+	/* Without an index they were all looked at when the file was opened. */
+	for (uint64_t i = 0; !ret && reader->has_index && i < reader->directory.count; i++)
+		ret = look_at_header(reader, i, error);
+	return ret;
+}
+
 /* That every record's true checksum is 0 happens to no archive with a pickle in it. */
 static bool all_checksums_zero(const struct zip_directory *directory)
 {
@@ -213,6 +253,9 @@ int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_di
 		ret = reader->has_index ? count_checks(&opening) : locate_all(&opening);
 	if (!ret && reader->has_index)
 		ret = name_tensors(&opening);
+	/* By the file's first bytes others tell whether it is a zip at all. */
+	if (!ret && reader->has_index)
+		ret = look_at_header(reader, 0, error);
 	if (!ret && !reader->has_index)
 		reader->no_checksums = all_checksums_zero(&reader->directory);
 	if (ret)

@@ -4,7 +4,6 @@
 #include "zip/layout.h"
 #include "zip/ranges.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 
 struct stretch {
@@ -81,38 +80,24 @@ static void divide(struct stretch *stretch)
 	add_range(stretch, ZIP_NO_RECORD, at, stretch->end);
 }
 
-/*
- * Whoever reads the file as it lies finds a record's data by its local header, which has no
- * checksum: one wrong bit there, and right bytes would be taken for the wrong ones. We know from
- * the index where the data lie. Headers that the stretch has all of are compared with that.
- */
+/* Headers that the stretch has all of. */
 static int check_headers(const struct stretch *stretch, struct base_error *error)
 {
 	const struct zip_directory *directory = &stretch->reader->directory;
-	char shown[ZIP_SHOWN_NAME_BYTES];
+	int ret = 0;
 
-	for (uint64_t n = first_record(directory, stretch->begin); n < directory->count; n++) {
+	for (uint64_t n = first_record(directory, stretch->begin); !ret && n < directory->count;
+	     n++) {
 		const struct zip_entry *entry = &directory->entries[nth_record(directory, n)];
-		const uint8_t *head = stretch->into + (entry->header_offset - stretch->begin);
 
 		if (entry->header_offset + ZIP_LOCAL_BYTES > stretch->end)
 			break;
-		if (entry->header_offset < stretch->begin)
-			continue;
-		if (base_get_le(head, 4) == ZIP_LOCAL_SIGNATURE &&
-		    entry->header_offset + ZIP_LOCAL_BYTES + base_get_le(head + ZIP_LOCAL_NAME, 2) +
-				    base_get_le(head + ZIP_LOCAL_EXTRA, 2) ==
-			    entry->data_offset)
-			continue;
-		return base_fail(error, IOSHAPE_E_DAMAGED,
-				 "%s is damaged: the header of record '%s' at offset %" PRIu64
-				 " of the file does not lead to its data; use another copy or an "
-				 "older checkpoint",
-				 stretch->reader->input.path,
-				 zip_show_name(shown, entry->name, entry->name_bytes),
-				 entry->header_offset);
+		if (entry->header_offset >= stretch->begin)
+			ret = zip_check_header(
+				stretch->reader, entry,
+				stretch->into + (entry->header_offset - stretch->begin), error);
 	}
-	return 0;
+	return ret;
 }
 
 uint64_t zip_reader_data_end(const struct zip_reader *reader)

@@ -312,6 +312,8 @@ struct zip_reader {
 int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_direct direct,
 		    struct base_error *error);
 void zip_reader_close(struct zip_reader *reader);
+/* Looks at all local headers, which loading does not need. */
+int zip_reader_check_headers(const struct zip_reader *reader, struct base_error *error);
 
 /* Part of a record, to be read and verified. */
 struct zip_range {

@@ -105,12 +105,21 @@ START_TEST(a_header_that_leads_elsewhere_is_damage)
 			ck_assert_int_eq(ioshape_reader_read_file(reader, place, into, 30),
 					 IOSHAPE_E_DAMAGED);
 			ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), info.name));
+			if (i == 2 && !f)
+				ck_assert_int_eq(ioshape_reader_verify(reader), IOSHAPE_E_DAMAGED);
 			header[fields[f]] ^= 1;
 		}
 		at = info.file_offset + info.bytes;
 	}
 	scratch_write(scratch_path("file"), file, file_bytes);
 	get(0, file_bytes);
+	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+	/* By the first bytes others tell whether it is a zip. */
+	ioshape_reader_free(reader);
+	file[0] ^= 1;
+	scratch_write(scratch_path("file"), file, file_bytes);
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader),
+			 IOSHAPE_E_DAMAGED);
 }
 END_TEST
 

@@ -4,8 +4,11 @@
 #include "support/check_main.h"
 #include "support/target_case.h"
 
+#include "ring/target.h"
+
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 
@@ -308,6 +311,51 @@ END_TEST
 
 /* ---- Not to replace -------------------------------------------------------------------------- */
 
+static ino_t inode_of(const char *path)
+{
+	struct stat status;
+
+	ck_assert_int_eq(stat(path, &status), 0);
+	return status.st_ino;
+}
+
+/* Whether we still keep its space. */
+static bool is_held(ino_t inode)
+{
+	DIR *listing = opendir("/proc/self/fd");
+	struct dirent *entry;
+	struct stat status;
+	bool held = false;
+
+	while ((entry = readdir(listing)))
+		held = held || (!fstatat(dirfd(listing), entry->d_name, &status, 0) &&
+				status.st_ino == inode);
+	closedir(listing);
+	return held;
+}
+
+START_TEST(the_space_of_a_large_replaced_file_is_given_back)
+{
+	for (int links = 1; links <= 2; links++) {
+		int fd = open("file", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+		ino_t old;
+
+		ck_assert_int_eq(ftruncate(fd, 100 << 20), 0);
+		close(fd);
+		old = inode_of("file");
+		if (links == 2)
+			ck_assert_int_eq(link("file", "other"), 0);
+		must_save("file");
+		ck_assert(scratch_same("file", NEW));
+		/* Soon, if the last name has gone; otherwise at once. */
+		if (links == 1)
+			ring_await_releases();
+		ck_assert(!is_held(old));
+		ck_assert(!ring_await_releases());
+	}
+}
+END_TEST
+
 START_TEST(what_must_not_be_replaced_is_not)
 {
 	struct file_write write = file_write_defaults();
@@ -410,6 +458,7 @@ int main(void)
 	tcase_add_test(rights, a_directory_that_cannot_be_listed_is_written_to);
 	if (!geteuid())
 		tcase_add_test(rights, a_strangers_file_is_replaced_with_a_note);
+	tcase_add_test(replace, the_space_of_a_large_replaced_file_is_given_back);
 	tcase_add_test(replace, what_must_not_be_replaced_is_not);
 	tcase_add_test(replace, what_is_not_there_need_not_be_replaced);
 	tcase_add_test(replace, a_name_taken_meanwhile_is_not_replaced);
