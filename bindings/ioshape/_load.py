@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _config
 from ioshape import _torch as original
 from ioshape._contents import name_damage
 from ioshape._contents import verify as verify_file
-from ioshape._errors import DamagedError, StorageError
+from ioshape._errors import DamagedError, StorageError, failure
+from ioshape._native import lib
 from ioshape._reader import Reader, can_read
 from ioshape._report import Progress
 
@@ -141,6 +146,8 @@ def load(
         return by_torch(f, mmap)
     reader = _open(path, verify=wanted is not False)
     if reader is None:
+        if wanted is not False:
+            _verify_compressed(path)
         return by_torch(f, mmap)
     with reader:
         file = VerifiedFile(reader, progress)
@@ -156,12 +163,37 @@ def load(
 
 def _open(path: str, *, verify: bool) -> Reader | None:
     """None if torch must read it."""
+    # To open a pipe is to take what is in it.
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):  # noqa: PTH116
+            return None
     try:
         return Reader(path, verify=verify)
     except StorageError as error:
         if can_read(error):
             raise
         return None
+
+
+def _verify_compressed(path: str) -> None:
+    """Torch inflates archives that another tool has compressed, but compares no checksums."""
+    if not stat.S_ISREG(os.stat(path).st_mode) or not zipfile.is_zipfile(path):  # noqa: PTH116
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+        reason = str(error)
+    else:
+        if name is None:
+            return
+        reason = f"the checksum of record '{name}' is wrong"
+    raise failure(
+        lib.IOSHAPE_E_DAMAGED,
+        f"{path} is damaged: {reason}; use another copy or an older checkpoint",
+        path,
+        "load",
+    )
 
 
 def _is_mapped(mmap: bool | None) -> bool:

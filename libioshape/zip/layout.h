@@ -48,6 +48,7 @@ static inline uint32_t zip_descriptor_bytes(bool zip64)
 #define ZIP_CENTRAL_EXTRA 30u
 #define ZIP_CENTRAL_COMMENT 32u
 #define ZIP_CENTRAL_DISK 34u
+#define ZIP_CENTRAL_ATTRIBUTES 38u /* MS-DOS attributes in the lower byte, u32 */
 #define ZIP_CENTRAL_OFFSET 42u
 
 /* Zip64 end record: the end record's numbers in full width. */
@@ -88,6 +89,8 @@ static inline uint32_t zip_descriptor_bytes(bool zip64)
 #define ZIP_PADDING_FIELD_ID 0x4246u /* "FB", torch's padding, filled with 'Z' */
 #define ZIP_PADDING_FIELD_BYTES 4u   /* without the padding */
 #define ZIP64_LOCAL_FIELD_BYTES 20u  /* head and both sizes */
+
+#define ZIP_ATTRIBUTE_FOLDER 0x10u
 
 #define ZIP_FLAG_ENCRYPTED 0x0001u
 #define ZIP_FLAG_DESCRIPTOR 0x0008u

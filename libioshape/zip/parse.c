@@ -179,6 +179,8 @@ static int read_numbers(const struct zip_source *source, const struct raw_entry 
 static int check_features(const struct zip_source *source, const struct raw_entry *raw)
 {
 	uint64_t flags = base_get_le(raw->head + ZIP_CENTRAL_FLAGS, 2);
+	struct numbers numbers;
+	int ret;
 
 	if (flags & (ZIP_FLAG_ENCRYPTED | ZIP_FLAG_STRONG | ZIP_FLAG_MASKED))
 		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
@@ -186,11 +188,19 @@ static int check_features(const struct zip_source *source, const struct raw_entr
 	if (flags & ZIP_FLAG_PATCH)
 		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
 			      "is a patch of another file, which is not supported");
-	if (base_get_le(raw->head + ZIP_CENTRAL_METHOD, 2) != ZIP_METHOD_STORED)
-		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
-			      "is compressed; torch zips are stored: repack the archive without "
-			      "compression (zip -0)");
-	return 0;
+	if (base_get_le(raw->head + ZIP_CENTRAL_METHOD, 2) == ZIP_METHOD_STORED)
+		return 0;
+	ret = read_numbers(source, raw, &numbers);
+	if (ret)
+		return ret;
+	/* Whoever believes the method gets rubbish: torch would not notice. */
+	if (numbers.size && numbers.size == numbers.packed)
+		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			      "is said to be compressed and has its full size; the directory is "
+			      "damaged: use another copy");
+	return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
+		      "is compressed; torch zips are stored: repack the archive without "
+		      "compression (zip -0)");
 }
 
 /* Where the entry lies, as far as the directory alone can tell. */
@@ -208,6 +218,12 @@ static int read_place(const struct walk *walk, const struct raw_entry *raw, stru
 	if (numbers.disk)
 		return refuse(source, IOSHAPE_E_FORMAT, raw->name, raw->name_bytes,
 			      "lies in another part of a split zip; join the parts first");
+	/* Of a folder torch reads nothing, and hands out memory as it found it. */
+	if (numbers.size &&
+	    base_get_le(raw->head + ZIP_CENTRAL_ATTRIBUTES, 4) & ZIP_ATTRIBUTE_FOLDER)
+		return refuse(source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
+			      "is said to be a folder and has contents; the directory is damaged: "
+			      "use another copy");
 	if (numbers.size != numbers.packed)
 		return refuse(
 			source, IOSHAPE_E_DAMAGED, raw->name, raw->name_bytes,
