@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples, built and run by a stranger who has only what `meson install` put into a prefix."""
+"""The examples, built and run by a stranger who has only what `meson install` put into a prefix.
+
+And the first of the two commands.
+"""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -139,3 +143,22 @@ def test_cmake_versions(prefix: Path, wanted: str, found: bool, tmp_path: Path) 
         *("-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja"),
         f"-DCMAKE_PREFIX_PATH={prefix}",
     )
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    """It says that it went well, and has cleaned up. What it shows has tests of its own."""
+    said = run(ROOT / "examples" / "quickstart.sh", TMPDIR=tmp_path)
+    assert "torchrun saw: Signal 9 (SIGKILL)" in said
+    assert said.count("every loss the same to the last bit") == 3
+    assert re.search(r"^ours/step-000030-rank-3\.pt: ok", said, re.MULTILINE)
+    assert "== Done." in said
+    assert "\x1b" not in said  # no colours
+    assert not list(tmp_path.glob("ioshape-*"))
+
+
+def test_quickstart_refuses_what_it_does_not_know() -> None:
+    done = subprocess.run(
+        [ROOT / "examples" / "quickstart.sh", "--keeep"], capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert b"Usage: examples/quickstart.sh" in done.stderr

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on four ranks: saved, killed and resumed, and nobody could tell from the losses."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import ioshape
+import pytest
+import torch
+from processes import environment
+from same import assert_same
+from tree import ROOT, program
+
+RANKS = 4
+TIMEOUT_S = 300.0
+
+PLAIN = ROOT / "examples" / "plain_train.py"
+OURS = ROOT / "examples" / "train.py"
+STEPS, SAVE_EVERY = 16, 2
+SIZE = ("--width", "96", "--layers", "1", "--steps", str(STEPS), "--save-every", str(SAVE_EVERY))
+
+# How a training gets checkpoints from us: by import, and without knowing.
+WAYS = pytest.mark.parametrize(
+    "way", [[str(OURS)], ["-m", "ioshape", "run", str(PLAIN)]], ids=["save_async", "ioshape run"]
+)
+
+
+def start(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Four ranks, under torchrun."""
+    ranks = ["--standalone", "--nproc-per-node", str(RANKS)]
+    return subprocess.Popen(
+        [program("torchrun"), *ranks, *map(str, arguments)],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(training: subprocess.Popen[str]) -> str:
+    """Waits for its end, which must be a good one."""
+    try:
+        output, _ = training.communicate(timeout=TIMEOUT_S)
+    finally:
+        kill_all(training)
+    assert training.returncode == 0, output
+    return output
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [found for child in map(int, children) for found in (child, *descendants(child))]
+
+
+def kill_all(training: subprocess.Popen[str]) -> None:
+    """torchrun first, so that it has no time to end its ranks in a kinder way."""
+    for pid in (training.pid, *descendants(training.pid)):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def losses(folder: Path) -> list[str]:
+    """Steps and losses with all digits. A step done twice counts once, if its loss was the same."""
+    file = folder / "losses.txt"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return sorted(set(lines), key=lambda line: int(line.split()[0]))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training with torch.save that nothing has happened to."""
+    folder = tmp_path_factory.mktemp("plain")
+    finish(start(folder, PLAIN, folder, *SIZE))
+    assert len(losses(folder)) == STEPS
+    return folder
+
+
+def wait_for_step(training: subprocess.Popen[str], folder: Path, step: int) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while len(losses(folder)) < step:
+        assert training.poll() is None, training.communicate()
+        assert time.monotonic() < end, "it hangs"
+        time.sleep(0.005)
+
+
+@WAYS
+def test_a_killed_training_has_the_losses_of_one_that_was_not(
+    plain: Path, way: Sequence[str], tmp_path: Path
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)  # shown if the test fails
+    chance = random.Random(seed)
+
+    training = start(tmp_path, *way, tmp_path, *SIZE)
+    try:
+        wait_for_step(training, tmp_path, chance.randrange(2 * SAVE_EVERY, STEPS - SAVE_EVERY))
+        time.sleep(chance.uniform(0, 0.2))
+    finally:
+        kill_all(training)
+    output, _ = training.communicate()
+    assert training.returncode == -signal.SIGKILL, output
+
+    # Whatever was being written: what has a name is whole.
+    files = sorted(tmp_path.glob("*.pt"))
+    assert files
+    for file in files:
+        ioshape.verify(file)
+        torch.load(file, weights_only=True)
+
+    output = finish(start(tmp_path, *way, tmp_path, *SIZE))
+    assert "going on from step" in output
+    assert losses(tmp_path) == losses(plain)
+
+    # It has the same files in the end, and nothing is left of the writers that were killed.
+    assert names(tmp_path) == names(plain)
+    for file in tmp_path.glob("*.pt"):
+        assert_same(torch.load(file), torch.load(plain / file.name))
+        # Both have CRC-32s. Only ours have checksums for each block.
+        assert has_block_checksums(file)
+        assert not has_block_checksums(plain / file.name)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def has_block_checksums(file: Path) -> bool:
+    with zipfile.ZipFile(file) as opened:
+        return any(name.endswith("/.ioshape/index") for name in opened.namelist())
+
+
+@pytest.mark.parametrize("kind", ["resnet", "transformer"])
+def test_models_go_on_from_their_files(kind: str, tmp_path: Path) -> None:
+    finish(start(tmp_path, ROOT / "tests" / "support" / "two_models.py", kind, tmp_path))
+
+    # In a process without ioshape they are what torch.save has written of the same objects.
+    ways = ("torch", "save", "async")
+    compare = (
+        "import sys, torch; from same import assert_same\n"
+        "expected, *ours = [torch.load(file, weights_only=True) for file in sys.argv[1:]]\n"
+        "for loaded in ours: assert_same(loaded, expected)\n"
+        "assert not any(name.partition('.')[0] == 'ioshape' for name in sys.modules)\n"
+        "print(len(ours), 'the same')\n"
+    )
+    for rank in range(RANKS):
+        files = [tmp_path / f"{way}-{rank}.pt" for way in ways]
+        compared = subprocess.run(
+            [sys.executable, "-c", compare, *files],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert compared.stdout == "2 the same\n", compared.stderr
+
+    # All ranks have saved to this one: it is one rank's, whole.
+    ioshape.verify(tmp_path / "shared.pt")
+    shared = torch.load(tmp_path / "shared.pt", weights_only=True)
+    own = torch.load(tmp_path / f"torch-{shared['rank']}.pt", weights_only=True)
+    assert_same(shared, own)
+
+
+def test_the_scripts_differ_in_their_checkpoints_alone() -> None:
+    """So that comparing them shows what ioshape changes in a script, and nothing else."""
+    changed = subprocess.run(
+        [program("diff"), PLAIN, OURS], capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    added = [line for line in changed if line.startswith("> ")]
+    assert any("ioshape.save_async" in line for line in added)
+    assert len(added) <= 24
