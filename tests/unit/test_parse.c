@@ -434,11 +434,26 @@ END_TEST
 
 START_TEST(what_we_do_not_read_is_said)
 {
-	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 8, IOSHAPE_E_FORMAT);
+	struct spoilt spoilt;
+
+	spoil_setup(&spoilt);
+	base_put_le(spoilt.central[1] + ZIP_CENTRAL_METHOD, 8, 2);
+	base_put_le(spoilt.central[1] + ZIP_CENTRAL_PACKED, 1, 4);
+	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_FORMAT);
+	spoil_teardown(&spoilt);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0809, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0848, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x2808, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0828, IOSHAPE_E_FORMAT);
+}
+END_TEST
+
+/* Torch would read rubbish, or nothing at all, without noticing. */
+START_TEST(what_would_mislead_other_readers_is_damage)
+{
+	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 8, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 1, IOSHAPE_E_DAMAGED);
+	CHECK_FIELD(central[1], ZIP_CENTRAL_ATTRIBUTES, 4, 0x10, IOSHAPE_E_DAMAGED);
 }
 END_TEST
 
@@ -835,6 +850,7 @@ int main(void)
 	tcase_add_test(lies, directories_above_the_limit_are_refused);
 	tcase_add_test(lies, impossible_numbers_in_the_directory_are_refused);
 	tcase_add_test(lies, what_we_do_not_read_is_said);
+	tcase_add_test(lies, what_would_mislead_other_readers_is_damage);
 	tcase_add_test(lies, records_that_overlap_are_refused);
 	tcase_add_test(lies, local_headers_that_do_not_match_are_refused);
 	tcase_add_test(lies, names_have_to_make_sense);
