@@ -5,8 +5,6 @@ Every Python below "ioshape run" loads this before the program's first line, so 
 that is not there already.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -21,8 +19,8 @@ class _Finder:
     """First among the finders: what the others find for "torch" gets a sequel."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, name: str, path: "Sequence[str] | None", target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name != "torch":
             return None
         for finder in sys.meta_path:
@@ -36,7 +34,7 @@ class _Finder:
                 return spec
         return None
 
-    def _follow(self, spec: ModuleSpec) -> None:
+    def _follow(self, spec: "ModuleSpec") -> None:
         """Sees to it that patch() is called when the module's code has run.
 
         The loader stays the loader that it is, for whoever asks it for sources or data: only this
@@ -50,7 +48,7 @@ class _Finder:
             _complain(error)
             return
 
-        def execute_and_patch(module: ModuleType) -> None:
+        def execute_and_patch(module: "ModuleType") -> None:
             execute(module)
             contents.pop("exec_module", None)
             if self in sys.meta_path:

@@ -25,6 +25,6 @@ if _folder in sys.path:
     try:
         __import__(__name__)
     except ImportError as error:
-        if error.name != __name__:
+        if getattr(error, "name", __name__) != __name__:
             raise
         sys.modules[__name__] = _this

@@ -77,16 +77,20 @@ def commands(context: click.Context, debug: bool) -> None:
         context.exit(EXIT_USAGE)
 
 
-def _fail(sentence: str, code: int) -> NoReturn:
-    with contextlib.suppress(OSError):  # nobody may be listening
-        click.echo(f"ioshape: {one_line(sentence)}", err=True)
+def _leave(code: int) -> NoReturn:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try again at exit, and complain.
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 1)
     sys.exit(code)
 
 
-def _ignore_stdout() -> None:
-    # Python flushes stdout at exit, and would complain that nobody reads it.
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
+def _fail(sentence: str, code: int) -> NoReturn:
+    with contextlib.suppress(OSError):  # nobody may be listening
+        click.echo(f"ioshape: {one_line(sentence)}", err=True)
+    _leave(code)
 
 
 def _explain(error: Exception) -> str:
@@ -100,32 +104,41 @@ def _explain(error: Exception) -> str:
     )
 
 
+def _call() -> int:
+    """As click's own main(), which has its own ideas about Ctrl-C and closed pipes."""
+    instruction = os.environ.get(COMPLETE_VARIABLE)
+    if instruction:
+        from click.shell_completion import shell_complete  # noqa: PLC0415 - for shells only
+
+        return shell_complete(commands, {}, "ioshape", COMPLETE_VARIABLE, instruction)
+    try:
+        with commands.make_context("ioshape", sys.argv[1:]) as context:
+            code = commands.invoke(context)
+    except click.exceptions.Exit as exit_:  # --help
+        code = exit_.exit_code
+    sys.stdout.flush()
+    return code if isinstance(code, int) else 0
+
+
 def run() -> NoReturn:
     """Runs what sys.argv says, and ends the process."""
-    debug = "--debug" in sys.argv[1:2]
     for stream in (sys.stdout, sys.stderr):
         # Names in files and of files need not be valid in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = commands.main(
-            prog_name="ioshape", complete_var=COMPLETE_VARIABLE, standalone_mode=False
-        )
-        sys.stdout.flush()
+        code = _call()
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "ioshape"
-        _fail(f'{error.format_message().rstrip(".")}; see "{path} --help"', EXIT_USAGE)
+        _fail(f'{error.format_message().rstrip(".")} (see "{path} --help")', EXIT_USAGE)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError as error:
-        if error.filename:
-            _fail(_explain(error), EXIT_FAILED)
-        _ignore_stdout()
-        sys.exit(EXIT_BROKEN_PIPE)
+        _leave(EXIT_INTERRUPTED)
     except Exception as error:
-        if debug:
+        if sys.argv[1:2] == ["--debug"]:
             raise
+        if isinstance(error, BrokenPipeError) and not error.filename:
+            _leave(EXIT_BROKEN_PIPE)
         _fail(_explain(error), EXIT_FAILED)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _GAP = 2
+_BROKEN_WIDTH = 20
 
 
 class SentenceError(click.ClickException):
@@ -139,7 +140,7 @@ class Table:
                 len(column.title),
                 *(
                     # The words of a text that may be broken still want some company.
-                    min(len(row[i]), 30) if broken and column.breaks else len(row[i])
+                    min(len(row[i]), _BROKEN_WIDTH) if broken and column.breaks else len(row[i])
                     for row in self.rows
                 ),
                 0,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _PREFIX = ".ioshape-bench-"
 _SLACK_BYTES = 64 << 20
 _LEAST_BYTES = 1 << 20
+_SHORT_SECONDS = 0.1
 
 
 def _check_space(folder: Path, n_bytes: int) -> None:
@@ -44,7 +45,8 @@ def _check_space(folder: Path, n_bytes: int) -> None:
     there = os.statvfs(folder)
     free = there.f_bavail * there.f_frsize
     needed = n_bytes + n_bytes // 50 + _SLACK_BYTES
-    if free < needed:
+    # Some filesystems do not tell.
+    if there.f_blocks and free < needed:
         raise SentenceError(
             f"{folder} has {human_size(free)} free, and the bench needs {human_size(needed)}; make "
             "room, or choose a smaller --size"
@@ -244,6 +246,8 @@ def _show(contest: Contest, parent: Path, rounds: int) -> None:
     say(f"Engine: {report.engine}, {'direct' if report.direct else 'through the page cache'}.")
     for fallback in report.fallbacks:
         say(f"Note: {fallback}.")
+    if them[names.CEILING].seconds < _SHORT_SECONDS:
+        say("These times are too short to mean much; choose a larger --size.")
 
 
 @click.command(short_help="Measure torch.save, ioshape and the ceiling on a filesystem.")

@@ -6,9 +6,10 @@ from __future__ import annotations
 import click
 
 _INSTALL = {
-    "bash": """Put this line into ~/.bashrc:  eval "$(ioshape completion bash)\"""",
-    "zsh": """Put this line into ~/.zshrc, below compinit:  eval "$(ioshape completion zsh)\"""",
-    "fish": "Run once:  ioshape completion fish > ~/.config/fish/completions/ioshape.fish",
+    "bash": 'To install it, put into ~/.bashrc:  eval "$(ioshape completion bash)"',
+    "zsh": 'To install it, put into ~/.zshrc, below compinit:  eval "$(ioshape completion zsh)"',
+    "fish": "To install it, run once:  "
+    "ioshape completion fish > ~/.config/fish/completions/ioshape.fish",
 }
 
 
@@ -18,9 +19,12 @@ def command(shell: str) -> None:
     """Prints the script that makes your shell complete commands, options and file names.
 
     \b
-    bash: put into ~/.bashrc                  eval "$(ioshape completion bash)"
-    zsh:  put into ~/.zshrc, below compinit   eval "$(ioshape completion zsh)"
-    fish: run once   ioshape completion fish > ~/.config/fish/completions/ioshape.fish
+    bash, in ~/.bashrc:
+      eval "$(ioshape completion bash)"
+    zsh, in ~/.zshrc, below compinit:
+      eval "$(ioshape completion zsh)"
+    fish, once:
+      ioshape completion fish > ~/.config/fish/completions/ioshape.fish
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415
 
@@ -31,4 +35,5 @@ def command(shell: str) -> None:
     script = completion(commands, {}, "ioshape", COMPLETE_VARIABLE)
     # Not source(): for bash that starts a bash, to see how old it is.
     text = script.source_template % script.source_vars()
-    click.echo(f"# {_INSTALL[shell]}\n{text}")
+    # At the end: the first line means something to zsh.
+    click.echo(f"{text.strip()}\n\n# {_INSTALL[shell]}")

@@ -174,7 +174,7 @@ def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
 
     \b
     ioshape inspect model.pt | grep attention
-    ioshape inspect --json model.pt | jq '.[0].tensors[] | select(.dtype == "float32").name'
+    ioshape inspect --json model.pt | jq '.[0].tensors[].name'
 
     Exit code: 0; 1 if a file could not be read.
     """

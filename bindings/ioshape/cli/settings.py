@@ -14,7 +14,8 @@ def command(as_json: bool) -> None:
     """Shows the settings as a program that starts here and now would have them.
 
     Each is the default, or comes from its variable. A program can set them, too, by
-    ioshape.configure(); variables win over that, and keywords of a single call over both.
+    ioshape.configure(), which takes the same names without IOSHAPE_ and in small letters; variables
+    win over that, and keywords of a single call over both.
 
     \b
     IOSHAPE_ENGINE=threads ioshape settings
@@ -37,12 +38,11 @@ def command(as_json: bool) -> None:
             }
         )
         return
-    table = Table(*columns("<setting", "<value", "<from", "<variable", "~about"))
+    table = Table(*columns("<variable", "~value", "<from", "~about"))
     for name, (value, source) in current.items():
         setting = _config.SETTINGS[name]
         default = setting.default.replace("`", "")
         shown = {None: default, True: "1", False: "0"}.get(value, str(value))
-        # The variable's name stands in the next column already.
         origin = "variable" if source == setting.variable else source
-        table.add(name, shown, origin, setting.variable, setting.about.replace("`", ""))
+        table.add(setting.variable, shown, origin, setting.about.replace("`", ""))
     table.show()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ioshape.cli._files import exit_for, files_argument, reason
-from ioshape.cli._output import human_size, say, say_json
+from ioshape.cli._output import human_size, one_line, say, say_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def _progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], obje
         transient=True,
     )
     with bar:
-        task = bar.add_task(escape(path), total=None)
+        task = bar.add_task(escape(one_line(path)), total=None)
 
         def tell(progress: Progress) -> None:
             bar.update(task, completed=progress.done_bytes, total=progress.total_bytes)

@@ -1,0 +1,740 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, as a user meets it: what it prints, on what, and its exit codes."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import sysconfig
+import termios
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+import torch
+from ioshape.cli import _ceiling
+from tree import ROOT
+
+IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
+COMMANDS = ["run", "inspect", "verify", "bench", "settings", "completion"]
+
+Done = subprocess.CompletedProcess[str]
+
+
+def variables(**more: str) -> dict[str, str]:
+    """Those of the tests' own process, without any that the command looks at."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "IOSHAPE_", "COLUMNS", "LINES"))
+    }
+    return {**kept, "TERM": "xterm", **more}
+
+
+def call(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Done:
+    return subprocess.run(
+        [IOSHAPE, *arguments],
+        env=variables() if env is None else env,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def succeed(done: Done) -> str:
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def fail(done: Done, code: int = 1) -> str:
+    """The one sentence on stderr."""
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith("ioshape: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.removeprefix("ioshape: ").rstrip("\n")
+
+
+def on_terminal(*arguments: str | Path, width: int = 120, height: int = 40) -> tuple[int, str]:
+    """The exit code, and what a terminal of this size gets to see."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    with subprocess.Popen(
+        [IOSHAPE, *arguments],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=variables(),
+        start_new_session=True,
+    ) as process:
+        os.close(terminal)
+        seen = b""
+        while True:
+            try:
+                part = os.read(controller, 65536)
+            except OSError:  # EIO: the other side is closed
+                break
+            if not part:
+                break
+            seen += part
+        os.close(controller)
+        return process.wait(timeout=60), seen.decode()
+
+
+# ---- The whole ---------------------------------------------------------------------------------
+
+
+def test_version() -> None:
+    assert succeed(call("--version")) == f"ioshape {ioshape.__version__}\n"
+
+
+def imports_of(*arguments: str | Path) -> set[str]:
+    """The modules that such a call imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ioshape", *arguments],
+        env=variables(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+def test_commands_import_only_what_they_need(model: Path) -> None:
+    """torch takes seconds, rich half of what a small file takes."""
+    for arguments in (
+        ["--version"],
+        ["--help"],
+        ["run", "--help"],
+        ["inspect", model],
+        ["verify", model],
+        ["settings"],
+        ["completion", "zsh"],
+    ):
+        imports = imports_of(*arguments)
+        assert "ioshape.cli" in imports
+        assert not imports & {"torch", "rich", "rich.console", "rich.progress", "numpy"}, arguments
+
+
+def test_importing_the_command_imports_no_click() -> None:
+    code = "import ioshape.cli, sys; print('click' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "False\n"
+
+
+def test_help_lists_every_command() -> None:
+    text = succeed(call("--help"))
+    listed = re.findall(r"^  (\w+) +\S", text.partition("Commands:")[2], re.MULTILINE)
+    assert listed == COMMANDS
+    assert "ioshape run train.py" in text
+    assert succeed(call("-h")) == text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command: str) -> None:
+    text = succeed(call(command, "--help"))
+    assert text.startswith(f"Usage: ioshape {command} ")
+    assert re.search(rf"^  .*\bioshape {command}\b", text.partition("\n")[2], re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
+    assert succeed(call(command, "-h")) == text
+
+
+def test_python_m_is_the_same() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ioshape", "inspect", "--help"],
+        env=variables(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == succeed(call("inspect", "--help"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_reference_page_has_every_command_and_option(command: str) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## ioshape {command}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/cli.md has no section about {command}"
+    usage, _, rest = succeed(call(command, "--help")).partition("\n")
+    assert usage.removeprefix("Usage: ") in section[1]
+    listed = re.findall(r"^  (-.*?)(?:  |$)", rest.partition("Options:")[2], re.MULTILINE)
+    options = set(re.findall(r"--?[a-z][a-z-]*", " ".join(listed)))
+    told = set(re.findall(r"`(--?[a-z][a-z-]*)", section[1]))
+    assert told == options - {"--help", "-h"}
+
+
+def test_no_command_shows_help_and_fails() -> None:
+    done = call()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == succeed(call("--help"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["--frobnicate"], "No such option"),
+        (["verify"], "Missing argument 'FILE...'"),
+        (["inspect", "--json"], "Missing argument 'FILE...'"),
+        (["completion", "csh"], "'csh' is not one of 'bash', 'zsh', 'fish'"),
+        (["bench", "--size", "much"], "'much' is not a number of bytes, such as 1G or 512M"),
+        (["bench", "--size", "1K"], "at least 1.00 MiB"),
+        (["bench", "--rounds", "0"], "0 is not in the range"),
+        (["settings", "engine"], "unexpected extra argument (engine)"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], sentence: str) -> None:
+    assert sentence in fail(call(*arguments), 2)
+
+
+def test_debug_shows_where_an_error_came_from() -> None:
+    env = variables(IOSHAPE_ENGINE="steam")
+    assert "Traceback" not in fail(call("settings", env=env))
+    done = call("--debug", "settings", env=env)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert "_config.py" in done.stderr
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+    state = {f"layer{i}": torch.ones(1) for i in range(5000)}
+    ioshape.save(state, tmp_path / "model.pt")
+    done = subprocess.run(
+        ["bash", "-c", f"{IOSHAPE} inspect model.pt | head -n 1; echo ${{PIPESTATUS[0]}}"],
+        cwd=tmp_path,
+        env=variables(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[1:] == ["141"]
+    assert not done.stderr
+
+
+def test_a_full_disk_below_stdout_is_an_error(model: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [IOSHAPE, "inspect", model],
+            env=variables(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "ioshape: [Errno 28] No space left on device\n")
+
+
+# ---- Files -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Any]:
+    weight = torch.arange(500_000, dtype=torch.float32)
+    return {
+        "model": {
+            "weight": weight.view(1000, 500),
+            "view": weight[7:19],
+            "flags": torch.ones(3) > 0,
+        },
+        "optimizer": [{"step": torch.tensor(3), "half": torch.ones(2, 3, dtype=torch.bfloat16)}],
+        "epoch": 4,
+    }
+
+
+@pytest.fixture(scope="module")
+def model(state: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ours") / "model.pt"
+    ioshape.save(state, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def theirs(state: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("theirs") / "model.pt"
+    torch.save(state, path)
+    return path
+
+
+NAMES = ["model.weight", "model.view", "model.flags", "optimizer[0].step", "optimizer[0].half"]
+
+
+def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:
+    """In the order of NAMES."""
+    return [*state["model"].values(), *state["optimizer"][0].values()]
+
+
+@pytest.mark.parametrize("kind", ["model", "theirs"])
+def test_inspect_tells_where_each_tensor_lies(
+    kind: str, state: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    """The bytes there are the tensor's."""
+    path: Path = request.getfixturevalue(kind)
+    (found,) = json.loads(succeed(call("inspect", "--json", path)))
+    content = path.read_bytes()
+    assert (found["path"], found["file_bytes"]) == (str(path), len(content))
+    assert found["checksums"] == ("blocks" if kind == "model" else "records")
+    assert found["problem"] is None
+    assert [tensor["name"] for tensor in found["tensors"]] == NAMES
+    for tensor, told in zip(tensors_of(state), found["tensors"], strict=True):
+        at = told["file_offset"]
+        values = bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
+        assert content[at : at + told["bytes"]] == values
+        assert f"torch.{told['dtype']}" == str(tensor.dtype)
+        assert (tuple(told["shape"]), tuple(told["stride"])) == (tensor.shape, tensor.stride())
+        assert at % told["alignment"] == 0
+        assert told["alignment"] == 4096 or at % (2 * told["alignment"])
+        assert told["location"] == "cpu"
+    weight, view, flags, *_ = found["tensors"]
+    assert weight["record"] == view["record"] != flags["record"]
+    assert found["tensor_bytes"] == sum(tensor.nbytes for tensor in tensors_of(state))
+    records = {record["name"]: record for record in found["records"]}
+    assert records[weight["record"]]["bytes"] == 2_000_000
+    assert found["record_bytes"] == sum(record["bytes"] for record in found["records"])
+
+
+def test_inspect_prints_a_line_for_each_tensor(model: Path) -> None:
+    lines = succeed(call("inspect", model)).splitlines()
+    assert lines[0].startswith(f"{model}: 1.91 MiB, written by ioshape, with a checksum for each")
+    (weight,) = (line.split() for line in lines if line.startswith("model.weight"))
+    name, dtype, shape, n_bytes, record, offset, aligned = weight
+    assert (name, dtype, shape, n_bytes) == ("model.weight", "float32", "1000x500", "2000000")
+    assert record.startswith("data/")
+    assert (int(offset) % 4096, aligned) == (0, "4096")
+    (step,) = (line.split() for line in lines if line.startswith("optimizer[0].step"))
+    assert step[1:4] == ["int64", "scalar", "8"]
+    assert lines[-1].startswith("5 tensors of 1.91 MiB in ")
+    assert not [line for line in lines if line.startswith("data.pkl")]
+
+
+def test_inspect_prints_records_when_asked(model: Path) -> None:
+    lines = succeed(call("inspect", "--records", model)).splitlines()
+    (pickle,) = (line.split() for line in lines if line.startswith("data.pkl"))
+    assert len(pickle) == 5
+    at, length, crc = int(pickle[2]), int(pickle[1]), pickle[4]
+    assert f"{zlib.crc32(model.read_bytes()[at : at + length]):08x}" == crc
+
+
+def test_inspect_of_several_files_goes_on_after_a_bad_one(
+    model: Path, theirs: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a checkpoint")
+    done = call("inspect", tmp_path / "none.pt", model, text, theirs, tmp_path)
+    assert done.returncode == 1
+    assert str(model) in done.stdout
+    assert str(theirs) in done.stdout
+    assert "a checksum for each record, as torch.save writes it" in done.stdout
+    missing, strange, folder = done.stderr.splitlines()
+    assert "none.pt: No such file or directory" in missing
+    assert "notes.txt" in strange
+    assert folder.endswith(
+        f"{tmp_path} is a directory; name the files in it, such as {tmp_path}/*.pt"
+    )
+    listed = json.loads(call("inspect", "--json", tmp_path / "none.pt", model).stdout)
+    assert [sorted(one)[:1] for one in listed] == [["error"], ["checksums"]]
+
+
+def test_inspect_tells_what_another_tool_changed(model: Path, tmp_path: Path) -> None:
+    """Then our index does not fit any more, and is not used."""
+    changed = tmp_path / "changed.pt"
+    with zipfile.ZipFile(model) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            if name.endswith(("data.pkl", ".ioshape/index")):
+                new.writestr(name, old.read(name))
+    (found,) = json.loads(succeed(call("inspect", "--json", changed)))
+    assert found["checksums"] == "records"
+    assert [record["name"] for record in found["records"]] == ["data.pkl", ".ioshape/index"]
+    # The storages are gone, and it is no secret.
+    assert [tensor["name"] for tensor in found["tensors"]] == NAMES
+    assert {tensor["file_offset"] for tensor in found["tensors"]} == {None}
+    line = next(one for one in call("inspect", changed).stdout.splitlines() if NAMES[0] in one)
+    assert line.split() == [NAMES[0], "float32", "1000x500", "2000000", "data/0", "-", "-"]
+
+
+def test_names_in_a_file_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "odd\x1b[7;35m.pt"
+    ioshape.save({"red\x1b[7;35m\nline\u202e": torch.ones(1), "[bold]é": torch.ones(1)}, path)
+    for out in (
+        succeed(call("inspect", path)),
+        succeed(call("verify", path)),
+        on_terminal("inspect", path)[1],
+        on_terminal("verify", path)[1],
+        call("verify", f"{path}.none").stdout,
+    ):
+        assert "\x1b[7;35m" not in out
+        assert "\u202e" not in out
+        assert r"odd\x1b[7;35m.pt" in out
+    out = succeed(call("inspect", path))
+    assert r"red\x1b[7;35m\nline\u202e" in out
+    assert "[bold]é" in out
+    assert "[bold]é" in on_terminal("inspect", path)[1]
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.pt"))
+    ioshape.save({"é日": torch.ones(1)}, path)
+    env = variables(PYTHONIOENCODING="latin-1")
+    done = subprocess.run([IOSHAPE, "inspect", path], env=env, capture_output=True, check=True)
+    out = done.stdout.decode("latin-1")
+    assert r"caf\udce9.pt: " in out
+    assert "\n" + r"é\u65e5" in out
+    assert "caf" in succeed(call("verify", path))
+
+
+def test_a_wide_terminal_gets_a_table_and_a_narrow_one_lines(model: Path) -> None:
+    wide = on_terminal("inspect", model, width=120)[1]
+    assert "\x1b[1m" in wide  # the titles are bold
+    narrow = on_terminal("inspect", model, width=40)[1].replace("\r\n", "\n")
+    assert narrow == succeed(call("inspect", model))
+
+
+def damage(path: Path, copy: Path, at: int) -> Path:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    copy.write_bytes(content)
+    return copy
+
+
+def offset_of(path: Path, name: str) -> int:
+    (found,) = json.loads(succeed(call("inspect", "--json", path)))
+    offset: int = next(one["file_offset"] for one in found["tensors"] if one["name"] == name)
+    return offset
+
+
+def test_verify(model: Path, theirs: Path) -> None:
+    size = "1.91 MiB"
+    assert succeed(call("verify", model)) == f"{model}: ok, {size}\n"
+    assert succeed(call("verify", theirs, model)) == f"{theirs}: ok, {size}\n{model}: ok, {size}\n"
+    assert not succeed(call("verify", "--quiet", model, theirs))
+    assert not succeed(call("verify", "-q", model))
+
+
+@pytest.mark.parametrize("kind", ["model", "theirs"])
+def test_verify_names_the_damage(
+    kind: str, model: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(kind)
+    bad = damage(path, tmp_path / "bad.pt", offset_of(path, "model.weight") + 1_500_000)
+    for options in ([], ["--quiet"]):
+        done = call("verify", *options, model, bad, model)
+        assert (done.returncode, done.stderr) == (1, "")
+        lines = [line for line in done.stdout.splitlines() if "ok," not in line]
+        assert len(done.stdout.splitlines()) == (1 if options else 3)
+        assert lines[0].startswith(f"{bad} is damaged: the checksum of record 'data/")
+        assert "'model.weight'" in lines[0]
+    (outcome,) = json.loads(call("verify", "--json", bad).stdout)
+    assert outcome["state"] == "damaged"
+    assert outcome["error"] == lines[0]
+
+
+def test_verify_of_what_cannot_be_read(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.pt").write_bytes(model.read_bytes()[:-100])
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "text.pt").write_bytes(b"words " * 100)
+    names = ["cut.pt", "empty.pt", "text.pt", "none.pt", "."]
+    done = call("verify", *names, model, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    *lines, last = done.stdout.splitlines()
+    assert last == f"{model}: ok, 1.91 MiB"
+    for name, line in zip(names, lines, strict=True):
+        assert name in line
+    assert lines[-1] == ". is a directory; name the files in it, such as *.pt"
+    outcomes = json.loads(call("verify", "--json", *names, model, folder=tmp_path).stdout)
+    assert [outcome["path"] for outcome in outcomes] == [*names, str(model)]
+    assert [outcome["state"] for outcome in outcomes][3:] == ["unreadable", "unreadable", "ok"]
+    assert [outcome["error"] for outcome in outcomes] == [*lines, None]
+    assert outcomes[-1]["bytes"] == model.stat().st_size
+
+
+def test_verify_of_a_file_without_checksums_does_not_say_ok(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"a": torch.ones(1000)}, path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    done = call("verify", path)
+    assert done.returncode == 1
+    assert "without checksums" in done.stdout
+    (outcome,) = json.loads(call("verify", "--json", path).stdout)
+    assert outcome["state"] == "without checksums"
+    assert "without checksums" in succeed(call("inspect", path))
+
+
+def test_verify_shows_a_bar_on_a_terminal_and_leaves_only_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    ioshape.save({"a": torch.ones(16 << 20)}, path)
+    code, seen = on_terminal("verify", path)
+    assert code == 0
+    assert "━" in seen
+    assert seen.endswith(f"{path}: ok, 64.0 MiB\r\n")
+    # What the bar was on is erased before the line comes.
+    assert "\x1b[2K" in seen.rpartition("━")[2]
+    for option in ("--quiet", "--json"):
+        assert "━" not in on_terminal("verify", option, path)[1]
+
+
+# ---- Settings ----------------------------------------------------------------------------------
+
+
+def test_settings() -> None:
+    env = variables(IOSHAPE_ENGINE="threads", IOSHAPE_BLOCK_BYTES="8M", IOSHAPE_DURABLE="off")
+    lines = {line.split()[0]: line for line in succeed(call("settings", env=env)).splitlines()}
+    expected = {f"IOSHAPE_{name.upper()}" for name in ioshape.settings()}
+    assert lines.keys() == {"variable", *expected}
+    assert re.match(r"\w+ +threads +variable +what moves the bytes", lines["IOSHAPE_ENGINE"])
+    assert re.match(r"\w+ +8388608 +variable ", lines["IOSHAPE_BLOCK_BYTES"])
+    assert re.match(r"\w+ +0 +variable ", lines["IOSHAPE_DURABLE"])
+    assert re.match(r"\w+ +1 +default +whether a load", lines["IOSHAPE_VERIFY"])
+    found = json.loads(succeed(call("settings", "--json", env=env)))
+    assert found.keys() == ioshape.settings().keys()
+    assert (found["engine"]["value"], found["engine"]["from"]) == ("threads", "IOSHAPE_ENGINE")
+    assert (found["verify"]["value"], found["verify"]["default"]) == (None, "1")
+    # In a window of the usual width, long texts are broken into lines.
+    assert "\x1b[1m" in on_terminal("settings", width=80)[1]
+
+
+def test_settings_say_what_is_wrong_with_a_variable() -> None:
+    sentence = fail(call("settings", env=variables(IOSHAPE_QUEUE_DEPTH="deep")))
+    assert sentence == "IOSHAPE_QUEUE_DEPTH cannot be 'deep'; it takes 1 to 64"
+
+
+# ---- Bench -------------------------------------------------------------------------------------
+
+CONTESTANTS = {
+    "torch_save",
+    "torch_save_fsync",
+    "ioshape_save",
+    "ioshape_save_async_stall",
+    "ioshape_save_async",
+    "ceiling",
+}
+
+
+@pytest.fixture
+def without_fio(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables with a PATH that has no fio: the ceiling is our own then."""
+    return variables(PATH=str(tmp_path_factory.mktemp("bin")))
+
+
+def test_bench(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    numbers = tmp_path / "numbers.json"
+    done = call("bench", scratch, "--size", "8M", "--rounds", "2", "--json", numbers)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(
+        f"ioshape: saving 8.00 MiB again and again to {scratch}/.ioshape-"
+    )
+    assert done.stderr.count("\n") == 1
+    assert not list(scratch.iterdir())
+    found = json.loads(numbers.read_text())
+    assert (found["bytes"], found["rounds"]) == (8 << 20, 2)
+    assert found["path"] == str(scratch)
+    assert found["medians"].keys() == found["seconds"].keys() == CONTESTANTS
+    for name, median in found["medians"].items():
+        first, second = found["seconds"][name]
+        assert median["seconds"] == pytest.approx((first + second) / 2)
+        assert median["seconds"] > 0
+        # Of the file or a little less: the tensors are all that is large in it.
+        each = [8.39 / 1e3 / seconds for seconds in found["seconds"][name]]
+        assert median["gb_per_s"] == pytest.approx(sum(each) / 2, rel=0.02)
+    ours, other = found["seconds"]["ioshape_save"], found["seconds"]["torch_save_fsync"]
+    ratio = sum(b / a for a, b in zip(ours, other, strict=True)) / 2
+    assert found["ratios"]["save_vs_torch_fsync"] == pytest.approx(ratio, rel=0.02)
+    assert found["report"]["engine"] in ("uring", "threads", "buffered")
+    for label in ("torch.save + fsync", "ioshape.save_async until durable", found["ceiling"]):
+        assert label in done.stdout
+
+
+def test_bench_to_stdout_without_fio(tmp_path: Path, without_fio: dict[str, str]) -> None:
+    arguments = ["--size", "4M", "--rounds", "1", "--json", "-"]
+    done = call("bench", *arguments, env=without_fio, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["path"] == str(tmp_path)
+    assert "threads" in found["ceiling"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_takes_fio_where_it_is_faster(tmp_path: Path, without_fio: dict[str, str]) -> None:
+    """One that claims to be the fastest of all, so that it is; then one that does not work."""
+    fake = Path(without_fio["PATH"]) / "fio"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    size = 4 << 20
+    answer = {"jobs": [{"error": 0, "write": {"io_bytes": size, "bw_bytes": 1 << 50}}]}
+    arguments = ["--size", "4M", "--rounds", "1", "--json", "-"]
+    for text, expected in (
+        (f"#!/bin/sh\necho \"$@\" >> {tmp_path}/asked\necho 'note: {{'; echo", None),
+        ("#!/bin/sh\nexit 1\n", "threads"),
+        (f"#!/bin/sh\necho \"$@\" >> {tmp_path}/asked\necho '{json.dumps(answer)}'\n", "fio"),
+    ):
+        fake.write_text(text)
+        fake.chmod(0o755)
+        done = call("bench", *arguments, env=without_fio, folder=scratch)
+        assert done.returncode == 0, done.stderr
+        assert (expected or "threads") in json.loads(done.stdout)["ceiling"]
+    asked = (tmp_path / "asked").read_text()
+    assert f"--size={size} " in asked
+    assert "--direct=1 " in asked
+    assert "--end_fsync=1 " in asked
+
+
+def test_bench_with_real_fio(tmp_path: Path) -> None:
+    """Its answer is understood: the package's own tests are where it is installed."""
+    assert shutil.which("fio"), "fio is not installed; run tests/support/setup.sh test"
+    path = tmp_path / "a:b" / "file"
+    path.parent.mkdir()
+    written = _ceiling.Fio("libaio", 1 << 20, 4).write(path, 8 << 20)
+    assert written.n_bytes == path.stat().st_size == 8 << 20
+    assert 0 < written.seconds < 60
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("n_bytes", [4096, 5 << 20, (4 << 20) + 4096])
+def test_our_own_ceiling_writes_all(tmp_path: Path, n_bytes: int, direct: bool) -> None:
+    path = tmp_path / "ceiling"
+    written = _ceiling.Threads(1 << 20, 3, direct).write(path, n_bytes)
+    content = path.read_bytes()
+    assert 0 < written.n_bytes == len(content) <= n_bytes
+    assert written.n_bytes > n_bytes - (1 << 20)
+    # No block was left out: none is empty.
+    block = min(1 << 20, len(content))
+    parts = {content[at : at + block] for at in range(0, len(content), block)}
+    assert len(parts) == 1
+    assert any(parts.pop())
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "moment"),
+    [
+        (signal.SIGINT, 130, "looking for the ceiling"),
+        (signal.SIGINT, 130, "round"),
+        (signal.SIGTERM, 143, "round"),
+        (signal.SIGHUP, 129, "looking for the ceiling"),
+    ],
+)
+def test_bench_cleans_up_when_it_is_stopped(
+    number: signal.Signals, code: int, moment: str, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [IOSHAPE, "bench", tmp_path, "--size", "64M", "--rounds", "100"],
+        env=variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        files = seen_files(tmp_path, process)
+        until = 9 if moment == "round" else 1
+        for _, _ in zip(range(until), files, strict=False):
+            pass
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    assert not out
+    assert err.startswith("ioshape: saving 64.0 MiB")
+    assert err.count("\n") == 1, err
+    assert not list(tmp_path.iterdir())
+
+
+def seen_files(folder: Path, process: subprocess.Popen[str]) -> Iterator[str]:
+    """Each file that appears below, as the bench writes one after the other."""
+    end = time.monotonic() + 120
+    before: set[tuple[str, int]] = set()
+    while time.monotonic() < end and process.poll() is None:
+        for path in folder.glob(".ioshape-bench-*/*"):
+            try:
+                key = (path.name, path.stat().st_ino)
+            except FileNotFoundError:
+                continue
+            if key not in before:
+                before.add(key)
+                yield path.name
+        time.sleep(0.002)
+    raise AssertionError("the bench writes nothing")
+
+
+def test_bench_looks_first(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for arguments, sentence in (
+        ([tmp_path / "none"], f"there is no directory {tmp_path}/none; name one"),
+        ([tmp_path, "--size", "1000T"], f"{tmp_path} has "),
+        ([tmp_path, "--json", tmp_path / "none" / "x.json"], "there is no directory for "),
+    ):
+        assert fail(call("bench", *arguments)).startswith(sentence)
+    assert f"'{file}' is a file" in fail(call("bench", file), 2)
+    assert "make files in /proc: " in fail(call("bench", "/proc", "--size", "1M"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# ---- Completion --------------------------------------------------------------------------------
+
+
+def complete(shell: str, words: str, number: int) -> list[str]:
+    """What a shell is told when it asks."""
+    asked = variables(
+        _IOSHAPE_COMPLETE=f"{shell}_complete", COMP_WORDS=words, COMP_CWORD=str(number)
+    )
+    return succeed(call(env=asked)).split("\n")
+
+
+def test_completion_in_bash(tmp_path: Path) -> None:
+    """In a bash that has been told as the page says."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "ioshape").symlink_to(IOSHAPE)
+    text = """
+eval "$(ioshape completion bash)"
+COMP_WORDS=(ioshape ver) COMP_CWORD=1
+_ioshape_completion ioshape; echo "${COMPREPLY[@]}"
+COMPREPLY=() COMP_WORDS=(ioshape verify --q) COMP_CWORD=2
+_ioshape_completion ioshape; echo "${COMPREPLY[@]}"
+complete -p ioshape
+"""
+    path = f"{bin_folder}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", text],
+        env=variables(PATH=path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[:2] == ["verify", "--quiet"]
+    assert "_ioshape_completion ioshape" in done.stdout
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_says_how_to_install_it(shell: str) -> None:
+    text = succeed(call("completion", shell))
+    assert f"ioshape completion {shell}" in text.splitlines()[-1]
+    # zsh looks at the first line of a file in its fpath.
+    assert text.startswith("#compdef ioshape\n") == (shell == "zsh")
+    assert f"_IOSHAPE_COMPLETE={shell}_complete" in text
+
+
+def test_completion_offers_commands_options_and_files() -> None:
+    assert "plain,inspect" in complete("bash", "ioshape i", 1)
+    assert set(complete("bash", "ioshape ", 1)) >= {f"plain,{name}" for name in COMMANDS}
+    assert "plain,--records" in complete("bash", "ioshape inspect --", 2)
+    assert complete("bash", "ioshape verify mod", 2)[0].startswith("file,")
+    assert complete("bash", "ioshape bench scr", 2)[0].startswith("dir,")
+    assert "plain,bash" in complete("bash", "ioshape completion ", 2)

@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape run: scripts that know nothing of us save through us, and notice nothing else.
+
+What a script notices is compared with what it notices under plain Python.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(sysconfig.get_path("scripts")) / "ioshape"
+AS_COMMAND = [str(COMMAND), "run"]
+AS_MODULE = [sys.executable, "-m", "ioshape", "run"]
+
+Done = subprocess.CompletedProcess[str]
+
+SAVE = """
+import torch
+torch.save({"a": torch.ones(3)}, "model.pt")
+"""
+
+
+def variables(**more: str) -> dict[str, str]:
+    """Those of the tests' own process, without what changes how Python behaves."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, **more}
+
+
+def run(
+    command: Sequence[str | Path],
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    text: str | None = None,
+) -> Done:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=variables() if env is None else env,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def run_script(folder: Path, text: str, *arguments: str) -> Done:
+    script(folder, text)
+    return run([*AS_COMMAND, "script.py", *arguments], folder)
+
+
+def succeed(done: Done) -> str:
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def is_ours(path: Path) -> bool:
+    """Whether ioshape wrote the file: torch's own have no such record."""
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        return archive.namelist()[-1].endswith("/.ioshape/index")
+
+
+# ---- What a script notices ---------------------------------------------------------------------
+
+LOOK = """
+import json, os, sys, __main__
+print(json.dumps({
+    "argv": sys.argv,
+    "path": sys.path,
+    "name": __name__,
+    "file": __file__,
+    "globals": sorted(globals()),
+    "main": __main__.__dict__ is globals(),
+    "spec": repr(__spec__ and __spec__.name),
+    "package": __package__,
+    "loader": type(__loader__).__name__,
+    "flags": list(sys.flags),
+    "warnings": sys.warnoptions,
+    "xoptions": sys._xoptions,
+    "executable": sys.executable,
+    "unbuffered": sys.stdout.write_through,
+    "modules": sorted(set(sys.modules) - {"_ioshape_hook", "sitecustomize"}),
+    "stdin": sys.stdin.read(),
+}))
+"""
+
+
+def look(command: Sequence[str], folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads(succeed(run(command, folder, text="input")))
+    return found
+
+
+@pytest.mark.parametrize("ours", [AS_COMMAND, AS_MODULE], ids=["command", "module"])
+def test_a_script_sees_what_it_sees_under_python(ours: list[str], tmp_path: Path) -> None:
+    script(tmp_path, LOOK, "sub/script.py")
+    arguments = ["sub/script.py", "--lr", "1", "--help", "-m", "", "--no-load", "a b"]
+    seen = look([*ours, *arguments], tmp_path)
+    assert seen == look([sys.executable, *arguments], tmp_path)
+    assert seen["argv"] == arguments
+    assert seen["path"][0] == str(tmp_path / "sub")  # type: ignore[index]
+
+
+@pytest.mark.parametrize("ours", [AS_COMMAND, AS_MODULE], ids=["command", "module"])
+def test_a_module_sees_what_it_sees_under_python(ours: list[str], tmp_path: Path) -> None:
+    script(tmp_path, LOOK, "package/train.py")
+    arguments = ["-m", "package.train", "--lr", "1", "-m", "--version"]
+    assert look([*ours, *arguments], tmp_path) == look([sys.executable, *arguments], tmp_path)
+
+
+def test_folders_archives_and_stdin_run_as_well(tmp_path: Path) -> None:
+    script(tmp_path, LOOK, "folder/__main__.py")
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", LOOK)
+    for name in ("folder", "app.pyz"):
+        seen = look([*AS_COMMAND, name, "x"], tmp_path)
+        assert seen == look([sys.executable, name, "x"], tmp_path)
+    told = run([*AS_COMMAND, "-", "x"], tmp_path, text="import sys; print(sys.argv)")
+    assert succeed(told) == "['-', 'x']\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-u"],
+        ["-uB"],
+        ["-OO"],
+        ["-X", "dev"],
+        ["-Xutf8", "-bb"],
+        ["-W", "error::UserWarning"],
+        ["-BWignore", "-q"],
+        ["--check-hash-based-pycs", "always", "-u"],
+        ["-P"] if sys.version_info >= (3, 11) else ["-s"],
+    ],
+    ids=" ".join,
+)
+def test_options_of_python_are_the_scripts(options: list[str], tmp_path: Path) -> None:
+    script(tmp_path, LOOK)
+    plain = look([sys.executable, *options, "script.py"], tmp_path)
+    for module in (["-m", "ioshape"], ["-mioshape"]):
+        ours = [sys.executable, *options, *module, "run", "script.py"]
+        assert look(ours, tmp_path) == plain
+
+
+def test_an_option_may_stand_in_one_word_with_the_module(tmp_path: Path) -> None:
+    script(tmp_path, LOOK)
+    plain = look([sys.executable, "-u", "script.py"], tmp_path)
+    assert plain["unbuffered"]
+    assert look([sys.executable, "-um", "ioshape", "run", "script.py"], tmp_path) == plain
+
+
+@pytest.mark.parametrize("option", ["-E", "-I", "-S"])
+def test_options_that_would_leave_us_out_are_refused(option: str, tmp_path: Path) -> None:
+    script(tmp_path, SAVE)
+    # -S leaves out site-packages as well: somebody who uses it says where things are.
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = run(
+        [sys.executable, option, "-m", "ioshape", "run", "script.py"],
+        tmp_path,
+        variables(PYTHONPATH=paths),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ioshape: Python's options -E, -I and -S keep it from")
+    assert not (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('a word')",
+        "raise SystemExit",
+        "import os; os._exit(7)",
+        "def f():\n    1 / 0\nf()",
+        "import nothing_of_this_name",
+        "this is no Python",
+        "raise KeyboardInterrupt",
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "import os; os.abort()",
+        "import torch; torch.nothing",
+    ],
+)
+def test_the_end_is_the_scripts_own(text: str, tmp_path: Path) -> None:
+    """Exit code, signal, and the traceback to the letter."""
+    script(tmp_path, text)
+    plain = run([sys.executable, "script.py"], tmp_path)
+    for ours in (AS_COMMAND, AS_MODULE):
+        done = run([*ours, "script.py"], tmp_path)
+        assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+        assert done.stderr == plain.stderr
+
+
+def test_it_is_the_same_process(tmp_path: Path) -> None:
+    """Launchers send their signals to it, and wait for it."""
+    script(tmp_path, "import os; print(os.getpid())")
+    with subprocess.Popen(
+        [*AS_COMMAND, "script.py"], cwd=tmp_path, env=variables(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        out, _ = process.communicate(timeout=60)
+    assert int(out) == process.pid
+
+
+def test_ctrl_c_is_the_scripts(tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        "import time\n"
+        "try:\n    print('begun', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('heard')\n",
+    )
+    with subprocess.Popen(
+        [*AS_COMMAND, "script.py"], cwd=tmp_path, env=variables(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "heard\n")
+
+
+def test_a_script_without_torch_imports_neither_torch_nor_us(tmp_path: Path) -> None:
+    """Compared above, too; here so that the comparison cannot be between two of the same."""
+    out = succeed(
+        run_script(
+            tmp_path,
+            "import sys\n"
+            "print([name for name in ('torch', 'ioshape', 'cffi', 'click', 'rich', 'numpy') "
+            "if name in sys.modules])",
+        )
+    )
+    assert out == "[]\n"
+
+
+# ---- Saving ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ours", [AS_COMMAND, AS_MODULE], ids=["command", "module"])
+def test_a_script_saves_through_us(ours: list[str], tmp_path: Path) -> None:
+    script(tmp_path, SAVE)
+    assert not succeed(run([sys.executable, "script.py"], tmp_path))
+    assert not is_ours(tmp_path / "model.pt")
+    assert not succeed(run([*ours, "script.py"], tmp_path))
+    assert is_ours(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from torch import save",
+        "from torch.serialization import save",
+        "import torch.serialization; save = torch.serialization.save",
+        "import torch.nn, torch; save = torch.save",
+        "from importlib import import_module; save = import_module('torch').save",
+        # As others do to see whether it is there.
+        "import importlib.util; importlib.util.find_spec('torch'); from torch import save",
+        # Somebody who saves for the script, as the libraries do.
+        "from helper import save",
+        "import threading\ndef f():\n    global save\n    from torch import save\n"
+        "t = threading.Thread(target=f); t.start(); t.join()",
+        # Somebody who uses both. Then torch is imported while ioshape is.
+        "from ioshape import save_async\nfrom torch import save",
+    ],
+)
+def test_every_way_to_get_at_save(imports: str, tmp_path: Path) -> None:
+    script(tmp_path, "from torch import save as keep\ndef save(*a): keep(*a)\n", "helper.py")
+    succeed(run_script(tmp_path, f"{imports}\nimport torch\nsave(torch.ones(2), 'model.pt')\n"))
+    assert is_ours(tmp_path / "model.pt")
+
+
+def test_a_module_saves_through_us(tmp_path: Path) -> None:
+    script(tmp_path, SAVE, "package/train.py")
+    succeed(run([*AS_COMMAND, "-m", "package.train"], tmp_path))
+    assert is_ours(tmp_path / "model.pt")
+
+
+DAMAGE_AND_LOAD = """
+import torch
+torch.save({"layer": {"weight": torch.arange(1e6)}}, "model.pt")
+data = bytearray(open("model.pt", "rb").read())
+at = data.index(torch.arange(1e6).numpy().tobytes()[4000:4100])
+data[at] ^= 1
+open("model.pt", "wb").write(data)
+try:
+    print("loaded", torch.load("model.pt")["layer"]["weight"][:2].tolist())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_script_loads_through_us(tmp_path: Path) -> None:
+    out = succeed(run_script(tmp_path, DAMAGE_AND_LOAD))
+    assert out.startswith("DamagedError ")
+    assert "'layer.weight'" in out
+
+
+def test_no_load_leaves_loading_to_torch(tmp_path: Path) -> None:
+    script(tmp_path, DAMAGE_AND_LOAD + "print(torch.load.__module__, 'save:', torch.save)\n")
+    out = succeed(run([*AS_COMMAND, "--no-load", "script.py"], tmp_path))
+    assert "DamagedError" not in out
+    assert out.startswith("loaded [0.0, 1.0]")
+    assert is_ours_in_name(tmp_path / "model.pt")
+
+
+def is_ours_in_name(path: Path) -> bool:
+    """For a file that is damaged."""
+    return b"/.ioshape/index" in path.read_bytes()
+
+
+def test_torch_is_the_module_that_it_was(tmp_path: Path) -> None:
+    """What looks at its loader and spec finds nothing of ours."""
+    text = """
+import inspect, importlib.machinery, sys, torch, torch.serialization
+print(type(torch.__loader__) is importlib.machinery.SourceFileLoader)
+print(torch.__spec__.loader is torch.__loader__, vars(torch.__loader__).keys())
+print(len(inspect.getsource(torch)) > 1000)
+print([finder for finder in sys.meta_path if "ioshape" in repr(finder)])
+print(inspect.signature(torch.save), torch.save.__name__, torch.save.__doc__[:40])
+"""
+    script(tmp_path, text)
+    plain = succeed(run([sys.executable, "script.py"], tmp_path))
+    assert succeed(run([*AS_COMMAND, "script.py"], tmp_path)) == plain
+    assert plain.startswith("True\nTrue dict_keys(['name', 'path'])\nTrue\n[]\n")
+
+
+# ---- Children ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_processes_of_multiprocessing_save_through_us(method: str, tmp_path: Path) -> None:
+    text = f"""
+import multiprocessing
+
+def work(name):
+    import torch
+    torch.save(torch.ones(3), name)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context({method!r}).Pool(2) as pool:
+        pool.map(work, ["one.pt", "two.pt"])
+"""
+    succeed(run_script(tmp_path, text))
+    assert is_ours(tmp_path / "one.pt")
+    assert is_ours(tmp_path / "two.pt")
+
+
+def test_programs_that_the_script_starts_save_through_us(tmp_path: Path) -> None:
+    """Through a shell, in another folder, by another name of the same Python."""
+    script(tmp_path, SAVE, "below/train.py")
+    text = f"""
+import subprocess
+subprocess.run(["sh", "-c", "cd below && exec {sys.executable} -X dev -W ignore train.py"])
+"""
+    succeed(run_script(tmp_path, text))
+    assert is_ours(tmp_path / "below" / "model.pt")
+
+
+def test_a_child_can_be_left_alone(tmp_path: Path) -> None:
+    script(tmp_path, SAVE, "train.py")
+    text = """
+import os, subprocess, sys
+subprocess.run([sys.executable, "train.py"], env={**os.environ, "IOSHAPE_RUN": "0"})
+"""
+    succeed(run_script(tmp_path, text))
+    assert not is_ours(tmp_path / "model.pt")
+
+
+def test_it_can_be_run_below_itself(tmp_path: Path) -> None:
+    script(tmp_path, SAVE + "import os; print(os.environ['PYTHONPATH'])\n", "train.py")
+    text = f"import subprocess; subprocess.run({[*AS_MODULE, 'train.py']!r})"
+    out = succeed(run_script(tmp_path, text))
+    assert is_ours(tmp_path / "model.pt")
+    assert os.pathsep not in out  # our folder is there once
+
+
+@pytest.mark.parametrize("launcher", ["torchrun -m ioshape run", "ioshape run -m torchrun"])
+def test_torchrun(launcher: str, tmp_path: Path) -> None:
+    text = """
+import os, sys, torch, torch.distributed
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+torch.save(total, f"rank{rank}.pt")
+with open(f"rank{rank}.txt", "w") as file:
+    print(sys.argv, os.environ["LOCAL_WORLD_SIZE"], total.item(), file=file)
+torch.distributed.destroy_process_group()
+"""
+    script(tmp_path, text, "train.py")
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    if launcher.startswith("torchrun"):
+        command = [sys.executable, "-m", *torchrun, "-m", "ioshape", "run"]
+    else:
+        command = [*AS_COMMAND, "-m", *torchrun]
+    done = run([*command, "train.py", "--lr", "1"], tmp_path, variables(OMP_NUM_THREADS="1"))
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert (tmp_path / f"rank{rank}.txt").read_text() == "['train.py', '--lr', '1'] 2 2.0\n"
+        assert is_ours(tmp_path / f"rank{rank}.pt")
+
+
+def test_exit_codes_get_through_torchrun(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; sys.exit(5)", "train.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = run([*torchrun, "-m", "ioshape", "run", "train.py"], tmp_path)
+    assert done.returncode == 1
+    assert "exitcode  : 5" in done.stderr
+
+
+# ---- In the company of others ------------------------------------------------------------------
+
+
+def test_a_hidden_sitecustomize_has_its_turn(tmp_path: Path) -> None:
+    hidden = script(tmp_path, "import sys\nsys.was_here = __file__\n", "site/sitecustomize.py")
+    script(
+        tmp_path,
+        "import sys, sitecustomize; print(sys.was_here, sitecustomize.__file__, sys.path[1])\n"
+        + SAVE,
+    )
+    env = variables(PYTHONPATH=str(hidden.parent))
+    out = succeed(run([*AS_COMMAND, "script.py"], tmp_path, env))
+    assert out.split() == [str(hidden), str(hidden), str(hidden.parent)]
+    assert is_ours(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise ValueError('from the hidden one')",
+        "import nothing_of_this_name",
+        "raise ImportError('without a name')",
+        "no Python",
+    ],
+)
+def test_what_a_hidden_sitecustomize_raises_is_pythons_to_report(text: str, tmp_path: Path) -> None:
+    hidden = script(tmp_path, text, "site/sitecustomize.py")
+    script(tmp_path, "print('goes on')")
+    env = variables(PYTHONPATH=str(hidden.parent))
+    plain = run([sys.executable, "script.py"], tmp_path, env)
+    # Past our command, which is a Python itself and would report it, too.
+    ours = run([sys.executable, "script.py"], tmp_path, below_run(env))
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert ours.stderr == plain.stderr
+    assert plain.stderr or plain.returncode
+
+
+def test_a_hidden_sitecustomize_that_ends_the_program_ends_it(tmp_path: Path) -> None:
+    hidden = script(tmp_path, "raise SystemExit(4)", "site/sitecustomize.py")
+    script(tmp_path, "print('goes on')")
+    env = variables(PYTHONPATH=str(hidden.parent))
+    for one in (env, below_run(env)):
+        done = run([sys.executable, "script.py"], tmp_path, one)
+        assert done.returncode
+        assert not done.stdout
+        assert done.stderr.endswith("\nSystemExit: 4\n")
+
+
+def below_run(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of what "ioshape run" starts."""
+    from ioshape import _run  # noqa: PLC0415 - not before the command itself has been tried
+
+    return _run.environment(env)
+
+
+def test_pythonpath_stays_the_users(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(sys.path)")
+    (tmp_path / "a").mkdir()
+    for before in ("", "a", f"{tmp_path / 'a'}{os.pathsep}", f"{os.pathsep}a"):
+        env = variables(PYTHONPATH=before)
+        plain = succeed(run([sys.executable, "script.py"], tmp_path, env))
+        assert succeed(run([*AS_COMMAND, "script.py"], tmp_path, env)) == plain, before
+
+
+def test_a_torch_that_cannot_be_ours_does_not_stop_the_program(tmp_path: Path) -> None:
+    """But it is said, in one line."""
+    script(tmp_path, "version = 'not the real one'\n", "torch.py")
+    done = run_script(tmp_path, "import torch; print(torch.version)")
+    assert (done.returncode, done.stdout) == (0, "not the real one\n")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("ioshape: torch.save stays torch's own in process ")
+
+
+def test_a_torch_that_fails_at_first_is_ours_when_it_comes(tmp_path: Path) -> None:
+    text = (
+        """
+import os, sys
+sys.path.insert(0, "broken")
+try:
+    import torch
+except RuntimeError as error:
+    print(error)
+sys.path.remove("broken")
+"""
+        + SAVE
+    )
+    script(tmp_path, "raise RuntimeError('no driver')\n", "broken/torch.py")
+    assert succeed(run_script(tmp_path, text)) == "no driver\n"
+    assert is_ours(tmp_path / "model.pt")
+
+
+def test_a_child_where_the_package_is_not_installed_goes_on(tmp_path: Path) -> None:
+    """The line comes when it imports torch, not before: most programs never do."""
+    script(tmp_path, "print('a program')", "plain.py")
+    script(tmp_path, "import torch; print('a trainer')", "train.py")
+    script(tmp_path, "", "site/torch.py")
+    # -I would not do: it ignores our folder, too. -s -S: no site-packages, but then no
+    # sitecustomize either, so that is imported by hand.
+    start = "import sitecustomize, runpy, sys; runpy.run_path(sys.argv[1])"
+    env = below_run(variables(PYTHONPATH=str(tmp_path / "site")))
+    done = run([sys.executable, "-S", "-c", start, "plain.py"], tmp_path, env)
+    assert (done.stdout, done.stderr) == ("a program\n", "")
+    done = run([sys.executable, "-S", "-c", start, "train.py"], tmp_path, env)
+    assert (done.returncode, done.stdout) == (0, "a trainer\n")
+    assert "ModuleNotFoundError: No module named 'ioshape'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# ---- Mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["trian.py"], "did you mean 'train.py'?"),
+        (["sub/tran.py"], "did you mean 'sub/train.py'?"),
+        (["nothing/like/it.py"], "use -m for a module: ioshape run -m package.module"),
+        (["python", "train.py"], "leave the word out: ioshape run train.py"),
+        (["python3.11", "train.py"], "leave the word out: ioshape run train.py"),
+        (["torchrun", "train.py"], "torchrun … -m ioshape run train.py"),
+        (["--lr", "train.py"], '(see "ioshape run --help")'),
+        ([], '(see "ioshape run --help")'),
+        (["-m"], '(see "ioshape run --help")'),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], remedy: str, tmp_path: Path) -> None:
+    script(tmp_path, "", "train.py")
+    script(tmp_path, "", "sub/train.py")
+    done = run([*AS_COMMAND, *arguments], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ioshape: ")
+    assert done.stderr.endswith(f"{remedy}\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_script_may_have_a_dash_in_front(tmp_path: Path) -> None:
+    script(tmp_path, "print('ran')", "-odd.py")
+    assert succeed(run([*AS_COMMAND, "--", "-odd.py"], tmp_path)) == "ran\n"
