@@ -434,13 +434,13 @@ END_TEST
 
 START_TEST(what_we_do_not_read_is_said)
 {
-	struct spoilt spoilt;
+	struct spoilt archive;
 
-	spoil_setup(&spoilt);
-	base_put_le(spoilt.central[1] + ZIP_CENTRAL_METHOD, 8, 2);
-	base_put_le(spoilt.central[1] + ZIP_CENTRAL_PACKED, 1, 4);
-	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_FORMAT);
-	spoil_teardown(&spoilt);
+	spoil_setup(&archive);
+	base_put_le(archive.central[1] + ZIP_CENTRAL_METHOD, 8, 2);
+	base_put_le(archive.central[1] + ZIP_CENTRAL_PACKED, 1, 4);
+	ck_assert_int_eq(spoil_parse(&archive), IOSHAPE_E_FORMAT);
+	spoil_teardown(&archive);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0809, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0848, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x2808, IOSHAPE_E_FORMAT);
