@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No damage to a file goes unnoticed by ioshape.load: what it returns is what was saved."""
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+import torch
+import zoo
+from records import flip, offset_of
+from same import assert_same, describe
+from stock import torch_setting
+
+LARGE = {
+    "model": {
+        "first": zoo.filled(torch.float32, 500_000),
+        "second": zoo.filled(torch.int8, 70_000),
+    },
+    "list": [zoo.filled(torch.float64, 1000), {"deep": zoo.filled(torch.bfloat16, 3)}],
+}
+
+
+SMALL = {"a": torch.arange(50.0), "b": torch.ones(3, dtype=torch.int8), "n": [1, "x"]}
+
+
+@pytest.mark.parametrize("write", [torch.save, ioshape.save])
+@pytest.mark.parametrize(
+    ("record", "at", "name"),
+    [
+        ("data/0", 0, "'model.first'"),
+        ("data/0", 1_999_999, "'model.first'"),
+        ("data/0", 1_048_576, "'model.first'"),
+        ("data/1", 69_999, "'model.second'"),
+        ("data/2", 4000, "'list[0]'"),
+        ("data/3", 5, "'list[1].deep'"),
+    ],
+)
+def test_damage_is_found_and_named(
+    record: str, at: int, name: str, write: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    write(LARGE, path)
+    flip(path, offset_of(path, record) + at, bit=3)
+    readers: list[Callable[[Path], Any]] = [ioshape.load, ioshape.verify]
+    for load in readers:
+        with pytest.raises(ioshape.DamagedError) as raised:
+            load(path)
+        error = raised.value
+        assert name in str(error)
+        assert f"record '{record}'" in str(error)
+        assert str(path) in str(error)
+        assert error.filename == str(path)
+        assert error.remedy
+    torch.load(path)  # finds nothing
+    assert describe(ioshape.load(path, verify=False)) == describe(torch.load(path))
+    assert describe(ioshape.load(path, verify=False)) != describe(LARGE)
+
+
+def test_damage_of_shared_storages_names_all_who_share(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    base = torch.arange(100.0)
+    ioshape.save({name: base[i:] for i, name in enumerate("abcde")}, path)
+    flip(path, offset_of(path, "data/0"))
+    with pytest.raises(ioshape.DamagedError, match=r"'a', 'b', 'c' and 2 more"):
+        ioshape.load(path)
+
+
+def test_verification_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.pt"
+    ioshape.save(SMALL, path)
+    flip(path, offset_of(path, "data/0"))
+    monkeypatch.setenv("IOSHAPE_VERIFY", "0")
+    ioshape.load(path)
+    with pytest.raises(ioshape.DamagedError):
+        ioshape.load(path, verify=True)
+    monkeypatch.setenv("IOSHAPE_VERIFY", "1")
+    with pytest.raises(ioshape.DamagedError):
+        ioshape.load(path)
+    ioshape.load(path, verify=False)
+
+
+@pytest.fixture
+def no_checksums() -> Iterator[None]:
+    with torch_setting("save.compute_crc32", False):
+        yield
+
+
+@pytest.mark.usefixtures("no_checksums")
+def test_files_without_checksums_are_loaded(tmp_path: Path) -> None:
+    torch.save(LARGE, tmp_path / "model.pt")
+    assert_same(ioshape.load(tmp_path / "model.pt"), LARGE)
+
+
+def load_or_fail(path: Path) -> Any:
+    """None if it fails, as it may; what it gives otherwise."""
+    try:
+        return describe(ioshape.load(path))
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        assert str(error)  # noqa: PT017
+        return None
+
+
+WRITERS: dict[str, tuple[Callable[..., Any], int]] = {
+    "ours": (ioshape.save, 1),
+    "theirs": (torch.save, 3),
+}
+
+
+@pytest.mark.parametrize("whose", WRITERS)
+def test_no_flipped_bit_changes_what_is_loaded(whose: str, tmp_path: Path) -> None:
+    write, step = WRITERS[whose]
+    path = tmp_path / "model.pt"
+    write(SMALL, path)
+    places = [(offset, offset * 5 % 8) for offset in range(0, path.stat().st_size, step)]
+    # And all of the directory's first entry for a tensor: there a bit can mean much.
+    entry = path.read_bytes().index(b"/data/0", path.read_bytes().index(b"PK\1\2")) - 60
+    places += [(offset, bit) for offset in range(entry, entry + 60) for bit in range(8)]
+    assert_no_flip_goes_through(path, places)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("whose", WRITERS)
+def test_no_flipped_bit_at_all_changes_what_is_loaded(whose: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    WRITERS[whose][0](SMALL, path)
+    size = path.stat().st_size
+    assert_no_flip_goes_through(path, [(at, bit) for at in range(size) for bit in range(8)])
+
+
+def assert_no_flip_goes_through(path: Path, places: list[tuple[int, int]]) -> None:
+    content = path.read_bytes()
+    expected = describe(SMALL)
+    failures = 0
+    wrong = []
+    for offset, bit in places:
+        damaged = bytearray(content)
+        damaged[offset] ^= 1 << bit
+        path.write_bytes(damaged)
+        found = load_or_fail(path)
+        failures += found is None
+        if found not in (None, expected):
+            wrong.append((offset, bit, content[max(0, offset - 12) : offset + 4]))
+    assert wrong == []
+    assert failures > len(places) // 20  # the data at least
+
+
+def test_damage_in_compressed_archives_is_found(tmp_path: Path) -> None:
+    """torch reads them, but compares nothing."""
+    original, path = tmp_path / "original.pt", tmp_path / "packed.pt"
+    ioshape.save(SMALL, original)
+    with zipfile.ZipFile(original) as source, zipfile.ZipFile(path, "w", 8) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo("archive/data/0")
+        # Not where the compressed stream says how it goes on, but in what it quotes.
+        middle = info.header_offset + 30 + len(info.filename) + info.compress_size // 2
+    places = [(offset, bit) for offset in range(middle, middle + 20) for bit in range(8)]
+    assert_no_flip_goes_through(path, places)
+
+
+@pytest.mark.parametrize("write", [torch.save, ioshape.save])
+def test_no_file_that_is_cut_short_is_loaded(write: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    write(SMALL, path)
+    content = path.read_bytes()
+    lengths = {*range(0, len(content), 61), *range(len(content) - 60, len(content))}
+    for length in sorted(lengths):
+        path.write_bytes(content[:length])
+        assert load_or_fail(path) is None, f"{length} of {len(content)} bytes"
+    path.write_bytes(content + b"more")
+    assert load_or_fail(path) in (None, describe(SMALL))
+
+
+@pytest.mark.parametrize("write", [torch.save, ioshape.save])
+def test_damage_at_the_very_beginning(write: Callable[..., Any], tmp_path: Path) -> None:
+    """There torch looks for what kind of file it is."""
+    path = tmp_path / "model.pt"
+    write(SMALL, path)
+    for offset in range(4):
+        flip(path, offset)
+        for read in (ioshape.load, ioshape.verify):
+            with pytest.raises(ioshape.DamagedError):
+                read(path)
+        flip(path, offset)
+    ioshape.verify(path)
+
+
+def test_a_large_file_that_is_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    ioshape.save(LARGE, path)
+    for length in (path.stat().st_size - 1, 1_500_000, 4096):
+        os.truncate(path, length)
+        with pytest.raises(RuntimeError):
+            ioshape.load(path)
+
+
+def test_zeros_in_the_place_of_data_are_found(tmp_path: Path) -> None:
+    """As a filesystem leaves them after a power failure."""
+    path = tmp_path / "model.pt"
+    ioshape.save(LARGE, path)
+    content = bytearray(path.read_bytes())
+    content[8192:16384] = bytes(8192)
+    path.write_bytes(content)
+    with pytest.raises(ioshape.DamagedError, match=r"'model\.first'"):
+        ioshape.load(path)
