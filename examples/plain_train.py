@@ -196,7 +196,7 @@ class Training:
             dist.all_reduce(stalls, dist.ReduceOp.MAX)
             first_ms, other_ms = (1000 * stalls).tolist()
             text = f"the first save held the training up for {first_ms:.0f} ms"
-            self.say(text + (f", {len(others)} more for {other_ms:.0f} ms each" if others else ""))
+            self.say(text + (f", later ones for {other_ms:.0f} ms each" if others else ""))
 
 
 def parse() -> argparse.Namespace:

@@ -37,9 +37,11 @@ def test_every_public_header_is_installed() -> None:
     assert listed == {path.name for path in HEADERS.iterdir()}
 
 
-@pytest.mark.parametrize("folder", [".ci", "examples", "include", "libioshape", "tests"])
+@pytest.mark.parametrize(
+    "folder", [".ci", "bindings", "examples", "include", "libioshape", "tests"]
+)
 def test_files_name_their_license(folder: str) -> None:
-    named = {".c", ".h", ".cpp", ".hpp", ".py", ".sh", ".map", ".build", ".in"}
+    named = {".c", ".h", ".cpp", ".hpp", ".py", ".pyi", ".sh", ".sbatch", ".map", ".build", ".in"}
     for path in (ROOT / folder).rglob("*"):
         if path.suffix in named and path.is_file() and path.stat().st_size > 0:
             head = path.read_text(encoding="utf-8")[:200]
