@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Description = Any  # nested tuples of str, int, bytes, bool and None
@@ -174,6 +175,9 @@ class _Walk:
     def _tensor(self, tensor: torch.Tensor) -> Description:
         if isinstance(tensor, FakeTensor):
             return self._fake(tensor)
+        if isinstance(tensor, ShardedTensor):
+            shards = [(shard.tensor, shard.metadata) for shard in tensor.local_shards()]
+            return (_name(type(tensor)), self.value(tensor.metadata()), self.value(shards))
         about = (
             _name(type(tensor)),
             str(tensor.dtype),

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks save of models that are spread over them: DTensor, FSDP and FSDP2, DDP; two ranks."""
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sharded
+import torch.distributed as dist
+from same import assert_same_description
+
+if not dist.is_available() or not dist.is_gloo_available():
+    pytest.skip("this torch has no gloo", allow_module_level=True)
+
+RANKS = 2
+
+
+def run(stage: str, folder: Path) -> list[Any]:
+    """What each rank tells."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, sharded.__file__, stage, folder, str(rank), str(RANKS)],
+            stderr=subprocess.PIPE,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    for process, error in zip(processes, errors, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    return [
+        pickle.loads((folder / f"{stage}.{rank}.outcomes").read_bytes()) for rank in range(RANKS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
+    """By rank, what was saved, and what was loaded in processes without ioshape."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return list(zip(run("save", folder), run("load", folder), strict=True))
+
+
+@pytest.mark.parametrize("name", sharded.CASES)
+def test_each_rank_finds_what_it_has_saved(name: str, told: Any) -> None:
+    for saved, loaded in told:
+        assert saved[name]["written by"] == "ioshape"
+        assert_same_description(saved[name]["theirs, by us"], loaded[f"{name}: theirs, whole"])
+        for kind, way in itertools.product(sharded.KINDS, sharded.WAYS):
+            expected = loaded[f"{name}: theirs, {way}"]
+            assert_same_description(loaded[f"{name}: {kind}, {way}"], expected)
+        if name != "fsdp1_local":  # where tensors share a storage without bytes, which torch parts
+            assert_same_description(loaded[f"{name}: ours, whole"], saved[name]["saved"])
+
+
+def test_ranks_have_saved_different_parts(told: Any) -> None:
+    first, second = (saved for saved, _ in told)
+    assert first["distributed_tensors"]["saved"] != second["distributed_tensors"]["saved"]
+    assert first["fsdp2"]["saved"] != second["fsdp2"]["saved"]

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that are spread over processes: what a rank saves of them, and what it finds on loading.
+
+Run as a program it is one rank: sharded.py save|load FOLDER RANK SIZE. In the stage "load" there is
+no ioshape.
+"""
+
+import itertools
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from same import describe
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4))
+
+
+def _train(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    model(torch.arange(12.0).reshape(2, 6)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def distributed_tensors(size: int) -> Any:
+    """Split, replicated, unevenly split; and a parameter."""
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("shards",))
+    base = torch.arange(60.0).reshape(10, 6)
+    return {
+        "rows": distribute_tensor(base, mesh, [Shard(0)]),
+        "columns": distribute_tensor(base, mesh, [Shard(1)]),
+        "replicated": distribute_tensor(base, mesh, [Replicate()]),
+        "uneven": distribute_tensor(torch.arange(7), mesh, [Shard(0)]),
+        "parameter": nn.Parameter(distribute_tensor(base, mesh, [Shard(0)])),
+        "local": DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)]),
+    }
+
+
+def fsdp2(size: int) -> Any:
+    """The state dicts of a model under fully_shard()."""
+    model = _model()
+    for layer in (model[0], model[2]):  # type: ignore[index]
+        fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
+    optimizer = _train(model)
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def fsdp1(_size: int, kind: StateDictType = StateDictType.SHARDED_STATE_DICT) -> Any:
+    """The state dicts of a model in FullyShardedDataParallel, in pieces."""
+    model = FullyShardedDataParallel(_model(), use_orig_params=True, device_id=torch.device("cpu"))
+    optimizer = _train(model)
+    with FullyShardedDataParallel.state_dict_type(model, kind):
+        return {
+            "model": model.state_dict(),
+            "optimizer": FullyShardedDataParallel.optim_state_dict(model, optimizer),
+        }
+
+
+def fsdp1_local(size: int) -> Any:
+    """The same, as flat parameters."""
+    return fsdp1(size, StateDictType.LOCAL_STATE_DICT)
+
+
+def fsdp1_full(size: int) -> Any:
+    """The same, whole."""
+    return fsdp1(size, StateDictType.FULL_STATE_DICT)
+
+
+def ddp(_size: int) -> Any:
+    """A model in DistributedDataParallel."""
+    model = nn.parallel.DistributedDataParallel(_model())
+    return {"model": model.state_dict(), "optimizer": _train(model).state_dict()}
+
+
+_ALL = (distributed_tensors, fsdp2, fsdp1, fsdp1_local, fsdp1_full, ddp)
+CASES: dict[str, Callable[[int], Any]] = {case.__name__: case for case in _ALL}
+
+KINDS = ("theirs", "ours", "background")
+WAYS: dict[str, dict[str, Any]] = {
+    "whole": {"weights_only": False},
+    "safe": {"weights_only": True},
+    "mapped": {"weights_only": False, "mmap": True},
+}
+
+
+def _save(folder: Path, rank: int, size: int) -> dict[str, Any]:
+    import ioshape  # noqa: PLC0415 - not in the other stage
+
+    outcomes: dict[str, Any] = {}
+    for name, build in CASES.items():
+        value = build(size)
+        theirs = folder / f"{name}.{rank}.theirs.pt"
+        torch.save(value, theirs)
+        report = ioshape.save(value, folder / f"{name}.{rank}.ours.pt")
+        ioshape.save_async(value, folder / f"{name}.{rank}.background.pt").wait()
+        outcomes[name] = {
+            "saved": describe(value),
+            "written by": report.written_by,
+            "theirs, by us": describe(ioshape.load(theirs, weights_only=False)),
+        }
+    return outcomes
+
+
+def _load(folder: Path, rank: int, _size: int) -> dict[str, Any]:
+    sys.modules["ioshape"] = None  # type: ignore[assignment]
+    outcomes: dict[str, Any] = {}
+    for name, kind, way in itertools.product(CASES, KINDS, WAYS):
+        path = folder / f"{name}.{rank}.{kind}.pt"
+        try:
+            found = describe(torch.load(path, **WAYS[way]))
+        except Exception as error:
+            found = (type(error).__name__, str(error))
+        outcomes[f"{name}: {kind}, {way}"] = found
+    return outcomes
+
+
+def main() -> None:
+    stage, folder, rank, size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{stage}.store", rank=rank, world_size=size
+    )
+    outcomes = {"save": _save, "load": _load}[stage](folder, rank, size)
+    dist.barrier()
+    dist.destroy_process_group()
+    (folder / f"{stage}.{rank}.outcomes").write_bytes(pickle.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()
