@@ -14,6 +14,7 @@ from .rounds import (
 from .setting import Figure, Outcome, Setting
 from .torch_worker import (
     OURS,
+    ROOM_FOR_ONE,
     TORCH,
     TorchWorker,
     median_part,
@@ -100,13 +101,13 @@ def measure_loop(setting: Setting, outcome: Outcome) -> None:
             loops[f"{how}, no saves"] = partial(train, setting, worker, NOBODY, n_bytes)
         for loop in loops.values():
             settle(setting)
-            loop()
-        samples = setting.compare(loops, setting.rounds, partial(settle, setting))
+            details = loop().details
+        saves, steps = int(details["saves"]), int(details["steps"])
+        room = int(n_bytes * saves * ROOM_FOR_ONE)
+        samples = setting.compare(loops, setting.rounds, partial(settle, setting, room))
     ours, theirs = stalls(samples, OURS), stalls(samples, TORCH)
     outcome.samples["loop"] = {**samples, f"{OURS}, added": ours, f"{TORCH}, added": theirs}
-    details = samples[OURS][-1].details
-    outcome.facts["loop"] = {**answer, "last_loop": details}
-    saves = int(details["saves"])
+    outcome.facts["loop"] = {**answer, "saves": saves, "steps": steps}
     bare = median_seconds(samples[f"{OURS}, no saves"])
     outcome.figures.append(
         Figure(
@@ -118,6 +119,6 @@ def measure_loop(setting: Setting, outcome: Outcome) -> None:
             f"{median_seconds(theirs) / saves * 1e3:.0f} ms for each save of torch.save; in the "
             f"calls {median_part(samples[OURS], 'in_calls_s') / saves * 1e3:.0f} and "
             f"{median_part(samples[TORCH], 'in_calls_s') / saves * 1e3:.0f} ms; a step takes "
-            f"{bare / int(details['steps']) * 1e3:.1f} ms",
+            f"{bare / steps * 1e3:.1f} ms",
         )
     )

@@ -11,7 +11,18 @@ from .load import STRAY, CacheError, cached
 from .rounds import GB, Sample, Samples, fastest, median_gb_per_s, speed_ratio
 from .setting import Figure, Outcome, Setting
 from .torch_save import FIO_TUNINGS
-from .torch_worker import MIB, OURS, TORCH, TorchWorker, sample_of, save, settle, workers
+from .torch_worker import (
+    MIB,
+    OURS,
+    ROOM_FOR_ONE,
+    TORCH,
+    Ballast,
+    TorchWorker,
+    sample_of,
+    save,
+    settle,
+    workers,
+)
 
 # torch is given its own file and ours; the one that it loads faster counts.
 TORCH_OF_OURS = "torch of our file"
@@ -51,15 +62,21 @@ def fill_cache(path: Path) -> None:
 
 
 def chill(setting: Setting) -> None:
+    """torch.load takes memory twice: for the file in the page cache, and for what is loaded."""
     for path in files(setting):
         evict(path)
+    ballast = Ballast(int(2 * setting.size * ROOM_FOR_ONE))
+    ballast.take()
     setting.rest()
     for path in files(setting):
         if (left := cached(setting, path)) > STRAY:
             raise CacheError(f"{left:.1%} of {path} stay in the page cache; who else reads it?")
+    ballast.give()
 
 
 def warm(setting: Setting) -> None:
+    ballast = Ballast(int(setting.size * ROOM_FOR_ONE))
+    ballast.take()
     for path in files(setting):
         if cached(setting, path) < 1:
             fill_cache(path)
@@ -67,6 +84,7 @@ def warm(setting: Setting) -> None:
             raise CacheError(
                 f"only {there:.1%} of {path} fit into the page cache; use a smaller --size"
             )
+    ballast.give()
 
 
 def judge(samples: Samples, figure: str, target: float, remark: str) -> Figure:

@@ -19,6 +19,7 @@ from .setting import Figure, Outcome, Setting
 from .torch_worker import (
     MIB,
     OURS,
+    ROOM_FOR_ONE,
     TORCH,
     TorchWorker,
     clear,
@@ -79,7 +80,7 @@ def measure_large(setting: Setting, outcome: Outcome) -> None:
                 **{how: partial(save, setting, doers[how], how, n_bytes) for how in doers},
             },
             setting.rounds,
-            partial(settle, setting),
+            partial(settle, setting, int(n_bytes * ROOM_FOR_ONE)),
         )
     yardstick = fastest(samples, list(fios))
     outcome.samples["saves"] = samples

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's side of torch_process.py, and what its benchmarks have in common."""
 
+import ctypes
+import mmap
 import os
 import shutil
 import subprocess
@@ -18,6 +20,9 @@ OURS = "ioshape"
 TORCH = "torch"
 
 MIB = 1 << 20
+
+# For a file in the page cache, or for what is loaded; and what comes with it.
+ROOM_FOR_ONE = 1.1
 
 # Processes that import torch and make their tensors at the same time.
 STARTS_AT_ONCE = 2
@@ -51,6 +56,29 @@ def workers(
         yield started, answers[0]
 
 
+class Ballast:
+    """Memory that is held while the storage settles, and given free for whoever comes next.
+
+    A virtual machine may give memory that has been free for some seconds back to its host, and the
+    host takes its time to find it again: seconds for each GB that is touched. Whoever needs new
+    memory or the page cache would pay for that, and whoever does not would not.
+    """
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes = n_bytes
+        self.memory: mmap.mmap | None = None
+
+    def take(self) -> None:
+        self.memory = mmap.mmap(-1, self.n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.memory.madvise(mmap.MADV_HUGEPAGE)
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(self.memory)), 1, self.n_bytes)
+
+    def give(self) -> None:
+        if self.memory:
+            self.memory.close()
+        self.memory = None
+
+
 def clear(setting: Setting) -> None:
     """Removes every file and folder."""
     for path in setting.folder.iterdir():
@@ -61,10 +89,14 @@ def clear(setting: Setting) -> None:
     os.sync()
 
 
-def settle(setting: Setting) -> None:
-    """As Setting.settle(), where there are folders, too."""
+def settle(setting: Setting, needed_bytes: int = 0) -> None:
+    """Nothing is left to do from before, and so much memory is at hand. Files are removed."""
     clear(setting)
+    ballast = Ballast(needed_bytes)
+    if needed_bytes:
+        ballast.take()
     setting.rest()
+    ballast.give()
 
 
 def sample_of(answer: Answer, n_bytes: float) -> Sample:
