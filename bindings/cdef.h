@@ -167,7 +167,7 @@ void ioshape_reader_free(struct ioshape_reader *reader);
 
 extern "Python" int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 					uint64_t total_bytes);
-/* The same, but only while staging: see make_native.py. */
+/* The same, but only while staging: see native.h. */
 int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 				 uint64_t total_bytes);
 extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ioshape._config import configure, settings
-    from ioshape._contents import Contents, Record, inspect, verify
+    from ioshape._contents import Contents, Record, Tensor, inspect, verify
     from ioshape._errors import CanceledError, DamagedError, FormatError, StorageError
     from ioshape._handle import SaveHandle, wait_all
     from ioshape._job import Job, job
@@ -45,6 +45,7 @@ _HOMES = {
     "Report": "_report",
     "SaveHandle": "_handle",
     "StorageError": "_errors",
+    "Tensor": "_contents",
     "configure": "_config",
     "inspect": "_contents",
     "job": "_job",
@@ -75,6 +76,7 @@ __all__ = [
     "Report",
     "SaveHandle",
     "StorageError",
+    "Tensor",
     "__version__",
     "configure",
     "inspect",

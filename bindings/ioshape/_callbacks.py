@@ -19,7 +19,6 @@ class Teller:
     def __init__(self, callback: Callable[[Progress], object], c_function: Any = None) -> None:
         self.callback = callback
         self.failure: BaseException | None = None
-        self.handle = ffi.new_handle(self)
         self._c_function = c_function or lib.ioshape_py_progress
 
     @classmethod
@@ -47,10 +46,16 @@ class Teller:
         """What the library calls."""
         self.callback(Progress(PHASES.get(phase, "unknown"), done_bytes, total_bytes))
 
-    def set_in(self, options: Any) -> None:
-        """Puts the callback into an option struct."""
+    def set_in(self, options: Any) -> Any:
+        """Puts the callback into an option struct. What it gives must live as long as that is used.
+
+        (It refers to this object; if this object referred to it, neither would go before the
+        garbage collector comes.)
+        """
+        handle = ffi.new_handle(self)
         options.progress = self._c_function
-        options.progress_user = self.handle
+        options.progress_user = handle
+        return handle
 
 
 def _ignore(_progress: Progress) -> None:

@@ -22,18 +22,25 @@ def _size(value: object) -> int:
         number = int(digits[:-1] if unit > 1 else digits) * unit
     else:
         number = _count(value)
-    if number <= 0:
-        raise ValueError
     return number
 
 
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError
-    number = int(value)
-    if number <= 0:
-        raise ValueError
-    return number
+    return int(value)
+
+
+def _bounded(
+    parse: Callable[[object], int], low: int, high: int, *, power_of_two: bool = False
+) -> Callable[[object], int]:
+    def parse_bounded(value: object) -> int:
+        number = parse(value)
+        if not low <= number <= high or (power_of_two and number & (number - 1)):
+            raise ValueError
+        return number
+
+    return parse_bounded
 
 
 def _seconds(value: object) -> float:
@@ -46,8 +53,8 @@ def _seconds(value: object) -> float:
 
 
 def _switch(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
+    if value in (True, False):
+        return bool(value)
     if value in ("1", "yes", "true", "on"):
         return True
     if value in ("0", "no", "false", "off"):
@@ -73,7 +80,7 @@ class Setting:
     default: str
     about: str
     parse: Callable[[object], Any]
-    #: Read by the C library itself, which has the default and says what a bad variable should be.
+    #: The C library's, which has the default.
     in_library: bool = True
 
     @property
@@ -103,22 +110,28 @@ SETTINGS = {
             "a power of two, `64K` to `64M`",
             "`4M`",
             "bytes of a request",
-            _size,
+            _bounded(_size, 64 << 10, 64 << 20, power_of_two=True),
         ),
-        Setting("queue_depth", "1 to 64", "14", "requests in flight for a save or a load", _count),
+        Setting(
+            "queue_depth",
+            "1 to 64",
+            "14",
+            "requests in flight for a save or a load",
+            _bounded(_count, 1, 64),
+        ),
         Setting(
             "copy_threads",
             "1 to 64",
             "cores, at most 4",
             "threads that copy tensors for a background save, or read from the page cache",
-            _count,
+            _bounded(_count, 1, 64),
         ),
         Setting(
             "staging_bytes",
             "`16M` or more",
             "a quarter of the memory ÷ ranks of the node",
             "most memory that background saves hold",
-            _size,
+            _bounded(_size, 16 << 20, (1 << 63) - 1),
         ),
         Setting(
             "staging_full",
@@ -171,6 +184,15 @@ SETTINGS = {
 }
 
 _lock = threading.Lock()
+
+
+def _forget_lock() -> None:
+    # Another thread of the parent may have held it.
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
 _configured: dict[str, Any] = {}
 _generation = 0
 
@@ -225,15 +247,8 @@ def _parse(setting: Setting, name: str, value: object) -> Any:
         raise ValueError(f"{name} cannot be {value!r}; it takes {values}") from None
 
 
-def configured(name: str) -> Any:
-    """What a setting of the library is to be: None for what the library itself decides."""
-    if os.environ.get(SETTINGS[name].variable):
-        return None  # the library reads it, and says what is wrong with it
-    return _configured.get(name)
-
-
 def value_of(name: str) -> Any:
-    """A setting of this package: from its variable, from configure(), or None for the default."""
+    """A setting: from its variable, from configure(), or None for the default."""
     setting = SETTINGS[name]
     text = os.environ.get(setting.variable)
     if text:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 from ioshape import _config
@@ -57,7 +59,7 @@ class Context:
         options.size = ffi.sizeof("struct ioshape_context_options")
         options.log = lib.ioshape_py_log
         for setting in _config.SETTINGS.values():
-            value = _config.configured(setting.name) if setting.in_library else None
+            value = _config.value_of(setting.name) if setting.in_library else None
             if value is not None:
                 value = _ENUMS[setting.name][value] if setting.name in _ENUMS else value
                 setattr(options, setting.name, value)
@@ -91,6 +93,9 @@ def _share_of_memory() -> int:
     if ranks == 1 or os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("IOSHAPE_STAGING_BYTES"):
         return 0
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # What the library looks at, too: the limit of a container.
+    with contextlib.suppress(OSError, ValueError):
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return max(memory // 4 // ranks, 64 << 20)
 
 
@@ -143,6 +148,9 @@ def _later(kind: Any, _value: Any, _traceback: Any) -> None:
 def ioshape_py_log(_user: Any, level: int, message: Any) -> None:
     import logging  # noqa: PLC0415 - seldom needed, and not quick to import
 
-    logging.getLogger("ioshape").log(
-        _LEVELS.get(level, 20), "%s", ffi.string(message).decode(errors="replace")
-    )
+    logger = logging.getLogger("ioshape")
+    if not logger.handlers:
+        # As libraries should: without it, programs that never set logging up would have our lines
+        # on stderr.
+        logger.addHandler(logging.NullHandler())
+    logger.log(_LEVELS.get(level, 20), "%s", ffi.string(message).decode(errors="replace"))

@@ -27,18 +27,19 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 class _Pinned:
     """A pinned buffer, and the event that says when what was sent to it has arrived."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, size: int) -> None:
         # Memory that is pinned is kept by torch for the next save.
-        self.memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=device.type != "cpu")
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
         self.event: Any = None
         self.n_bytes = 0
 
 
 class Courier:
-    """Fetches one storage. Use it for one save, from one thread."""
+    """Fetches one storage. Make it where the storage is valid: on the caller's stream."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._source = bytes_of(storage)
+        self._source: torch.Tensor | None = bytes_of(storage)
+        self._n_bytes = storage.nbytes()
         self._device = storage.device
         self._sent = 0  # bytes that are on their way or here
         self._taken = 0
@@ -47,20 +48,20 @@ class Courier:
         self._used = 0  # bytes of the oldest that were taken
         self._stream: Any = None
         self.failure: BaseException | None = None
-        self.handle = ffi.new_handle(self)
-
-    def _begin(self) -> None:
-        self._buffers = [_Pinned(self._device) for _ in range(_BUFFERS)]
         if self._device.type != "cpu":
             # After all that the caller's stream has been asked to do to the storage.
             self._stream = torch.Stream(self._device)
             self._stream.wait_stream(torch.accelerator.current_stream(self._device))
 
+    def _begin(self) -> None:
+        size = min(PIECE_BYTES, self._n_bytes)
+        self._buffers = [_Pinned(self._device, size) for _ in range(_BUFFERS)]
+
     def _send(self) -> None:
         """Sends for the next pieces as long as there is a buffer."""
-        while self._buffers and self._sent < self._source.numel():
+        while self._source is not None and self._buffers and self._sent < self._n_bytes:
             buffer = self._buffers.pop()
-            piece = self._source[self._sent : self._sent + PIECE_BYTES]
+            piece = self._source[self._sent : self._sent + buffer.memory.numel()]
             buffer.n_bytes = piece.numel()
             if self._stream is None:
                 buffer.memory[: buffer.n_bytes].copy_(piece)
@@ -94,8 +95,11 @@ class Courier:
                 self._used = 0
                 self._buffers.append(buffer)
         self._taken += n_bytes
-        if self._taken == self._source.numel():
+        if self._taken == self._n_bytes:
+            # Nothing more will be asked for: the storage is its owner's alone again.
             self._buffers.clear()
+            self._source = None
+            self._stream = None
 
 
 @ffi.def_extern(error=-5, onerror=keep_failure)  # type: ignore[untyped-decorator]

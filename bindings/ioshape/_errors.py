@@ -38,7 +38,10 @@ class StorageError(OSError, RuntimeError):
         self._sentence = sentence
         self.operation = operation
         reason = ffi.string(lib.ioshape_strerror(code)).decode()
-        self.remedy = sentence.removesuffix(f": {reason}").partition("; ")[2]
+        # Behind the path, which may have anything in it.
+        rest = sentence.removesuffix(f": {reason}")
+        rest = rest.rpartition(path)[2] if path else rest
+        self.remedy = rest.partition("; ")[2]
         self.report = None
 
     def __str__(self) -> str:
@@ -75,22 +78,19 @@ _CLASSES: dict[int, type[StorageError]] = {
 }
 
 
-def _add_builtin(builtin: type[OSError], *numbers: int) -> None:
-    # Named after Python's own, so that tracebacks read as everybody expects.
-    named = type(builtin.__name__, (StorageError, builtin), {"__module__": __name__})
-    for number in numbers:
-        _CLASSES[-number] = named
-
-
-_add_builtin(FileNotFoundError, errno.ENOENT)
-_add_builtin(PermissionError, errno.EACCES, errno.EPERM)
-_add_builtin(FileExistsError, errno.EEXIST)
-_add_builtin(IsADirectoryError, errno.EISDIR)
-_add_builtin(NotADirectoryError, errno.ENOTDIR)
-_add_builtin(BlockingIOError, errno.EAGAIN)
-_add_builtin(BrokenPipeError, errno.EPIPE)
+def _class_for(code: int) -> type[StorageError]:
+    """Ours, that is also what Python has for the errno: FileNotFoundError, TimeoutError, ..."""
+    if code not in _CLASSES:
+        builtin = type(OSError(_ERRNOS.get(code, -code), ""))
+        # Named after Python's own, so that tracebacks read as everybody expects.
+        _CLASSES[code] = (
+            type(builtin.__name__, (StorageError, builtin), {"__module__": __name__})
+            if builtin is not OSError
+            else StorageError
+        )
+    return _CLASSES[code]
 
 
 def failure(code: int, sentence: str, path: str, operation: str) -> StorageError:
     """The exception for a code of the library."""
-    return _CLASSES.get(code, StorageError)(code, sentence, path, operation)
+    return _class_for(code)(code, sentence, path, operation)

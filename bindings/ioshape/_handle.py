@@ -17,7 +17,7 @@ from ioshape._native import ffi, lib
 from ioshape._report import PHASES, Progress, Report, from_struct, new_struct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from ioshape._context import Context
 
@@ -58,12 +58,14 @@ class SaveHandle:
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[SaveHandle], object]] = []
         self._watched = False
+        self._background = True  # nobody is waiting for it anyway
         self._asked = False  # somebody knows how it ended
         self._ended = False
         self._report: Report | None = None
         self._error: BaseException | None = None
         #: where the file goes
         self.path = path
+        self._place = _place(path)
 
     @classmethod
     def ended(cls, path: str, report: Report | None, error: BaseException | None) -> SaveHandle:
@@ -221,12 +223,18 @@ class SaveHandle:
             if code:
                 self._error = self._exception(code)
             self._ended = True
-            # What was borrowed, and the memory of the handle, goes now, however long the user
-            # keeps this object.
+            # What was borrowed goes now, however long the user keeps this object.
             self._keep = ()
+            self._failures = ()
             self._context = None
             callbacks, self._callbacks = self._callbacks, []
-        _forget(self)
+        # Only afterwards may the process end.
+        try:
+            self._call_all(callbacks)
+        finally:
+            _forget(self)
+
+    def _call_all(self, callbacks: list[Callable[[SaveHandle], object]]) -> None:
         interrupt: BaseException | None = None
         for callback in callbacks:
             try:
@@ -268,20 +276,60 @@ class SaveHandle:
 _registry_lock = threading.Lock()
 _under_way: dict[int, SaveHandle] = {}
 _unheard: list[SaveHandle] = []
+_starting = 0  # saves that are about to be under way
+_ending = False  # the process has waited for all of them
 
 
-def register(handle: SaveHandle) -> None:
-    """Keeps a background save until it has ended, and its failure until somebody hears of it."""
+_finishing_in = -1  # the process that multiprocessing has been told of
+
+
+def _finish_with_multiprocessing() -> None:
+    """Processes that multiprocessing has forked end without exit handlers, but with its own."""
+    global _finishing_in  # noqa: PLW0603
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and _finishing_in != os.getpid():
+        _finishing_in = os.getpid()
+        util.Finalize(None, _finish, exitpriority=0)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Around the beginning of a save: the end of the process waits for it.
+
+    When that has happened, only the main thread can still save, in exit handlers that run later: to
+    other threads the interpreter's end comes at any moment, and would not wait for their saves.
+    """
+    global _starting  # noqa: PLW0603
+    _finish_with_multiprocessing()
     with _registry_lock:
-        if handle._ended and handle._error is not None:
-            _unheard.append(handle)
-        elif not handle._ended:
+        if _ending and threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("cannot save any more: the interpreter is ending")
+        _starting += 1
+    try:
+        yield
+    finally:
+        with _registry_lock:
+            _starting -= 1
+
+
+def register(handle: SaveHandle, *, background: bool) -> None:
+    """Keeps a save until it has ended, and its failure until somebody hears of it."""
+    handle._background = background
+    handle._asked = not background
+    with _registry_lock:
+        if not handle._ended:
             _under_way[id(handle)] = handle
+        elif handle._error is not None:
+            _unheard.append(handle)
+        ending = _ending
+    if ending:
+        handle._wait(None)  # nobody would, later
 
 
 def _forget(handle: SaveHandle) -> None:
     with _registry_lock:
-        if _under_way.pop(id(handle), None) is not None and handle._error is not None:
+        known = _under_way.pop(id(handle), None) is not None
+        if known and handle._background and handle._error is not None:
             _unheard.append(handle)
 
 
@@ -292,7 +340,7 @@ def context_of_saves_to(path: str) -> Context | None:
     place = _place(path)
     with _registry_lock:
         for handle in _under_way.values():
-            if handle._context is not None and _place(handle.path) == place:
+            if handle._context is not None and handle._place == place:
                 return handle._context
     return None
 
@@ -325,7 +373,7 @@ def wait_all(timeout: float | None = None) -> bool:
     """
     end = None if timeout is None else time.monotonic() + timeout
     with _registry_lock:
-        handles = list(_under_way.values())
+        handles = [handle for handle in _under_way.values() if handle._background]
     for handle in handles:
         if not handle._wait(None if end is None else max(0.0, end - time.monotonic())):
             return False
@@ -352,27 +400,48 @@ def _tell_progress(handles: list[SaveHandle]) -> str:
     return ", ".join(lines)
 
 
-def _wait_at_exit(handles: list[SaveHandle], timeout: float | None, talk: bool) -> None:
+def _left(*, end_if_none: bool = False) -> list[SaveHandle] | None:
+    """Saves that have not ended; None if there is none, and there will be none."""
+    global _ending  # noqa: PLW0603
+    with _registry_lock:
+        handles = list(_under_way.values())
+    # Those that have ended are here until their callbacks have been called.
+    left = [handle for handle in handles if not handle._wait(0)]
+    with _registry_lock:
+        none = not _under_way and not _starting
+        _ending = _ending or (none and end_if_none)
+    return None if none else left
+
+
+def _wait_at_exit(timeout: float | None, talk: bool) -> None:
     begin = time.monotonic()
     next_word = begin + 1.0
-    while True:
-        left = [handle for handle in handles if not handle._wait(0)]
+    while (left := _left(end_if_none=True)) is not None:
         now = time.monotonic()
-        if not left:
-            return
         if timeout is not None and now - begin >= timeout:
-            for handle in left:
-                if handle.cancel():
-                    _say(
-                        f"aborted the save to {handle.path}, which was not complete {timeout:g} s "
-                        "after the program's end (exit_timeout_s); the previous file stands"
-                    )
+            _abort_all(
+                left,
+                f"it was not complete {timeout:g} s after the program's end (exit_timeout_s)",
+            )
             return
-        if talk and now >= next_word:
+        if talk and now >= next_word and left:
             _say(f"finishing before the program ends: {_tell_progress(left)}")
             next_word = now + (5.0 if now - begin > 5 else 2.0)
         limit = next_word if timeout is None else min(next_word, begin + timeout)
-        left[0]._wait(max(0.01, min(0.5, limit - now)))
+        pause = max(0.01, min(0.5, limit - now))
+        if left:
+            left[0]._wait(pause)
+        else:
+            time.sleep(0.01)
+
+
+def _abort_all(handles: list[SaveHandle], why: str) -> None:
+    global _ending  # noqa: PLW0603
+    with _registry_lock:
+        _ending = True
+    for handle in handles:
+        if handle.cancel():
+            _say(f"the save to {handle.path} was aborted: {why}; the previous file stands")
 
 
 def _at_exit(name: str) -> Any:
@@ -387,18 +456,13 @@ def _at_exit(name: str) -> Any:
 @atexit.register
 def _finish() -> None:
     """The end of the process: saves under way are finished, failures told."""
-    with _registry_lock:
-        handles = list(_under_way.values())
     try:
-        _wait_at_exit(handles, _at_exit("exit_timeout_s"), _at_exit("exit_progress") is not False)
+        _wait_at_exit(_at_exit("exit_timeout_s"), _at_exit("exit_progress") is not False)
     except KeyboardInterrupt:
-        for handle in handles:
-            if handle.cancel():
-                _say(
-                    f"interrupted: the save to {handle.path} was aborted; the previous file stands"
-                )
+        _abort_all(_left() or [], "interrupted")
     with _registry_lock:
         unheard = [handle for handle in _unheard if not handle._asked]
+        _unheard.clear()
     for handle in unheard:
         if isinstance(handle._error, StorageError):
             _say(f"a save in the background failed: {handle._error}")
@@ -408,8 +472,10 @@ def _finish() -> None:
 
 def _forget_in_child() -> None:
     # Saves under way are the parent's. The lock may have been held.
-    global _registry_lock  # noqa: PLW0603
+    global _registry_lock, _starting, _ending  # noqa: PLW0603
     _registry_lock = threading.Lock()
+    _starting = 0
+    _ending = False
     _under_way.clear()
     _unheard.clear()
 

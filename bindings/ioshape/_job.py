@@ -28,7 +28,7 @@ class Job(NamedTuple):
 
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def _slurm_local_size() -> int | None:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from typing import IO
 
 
+# The reads at the file's end come in pieces of at most 4 KiB.
+_RECORD_BYTES = (4 << 10) + 1
+
+
 class VerifiedFile:
     """The file as torch.load wants it: every byte of a record is verified before it is handed out.
 
@@ -36,6 +40,7 @@ class VerifiedFile:
         self._progress = progress
         self._size = reader.file_bytes
         self._position = 0
+        self._told = 0
         #: what a read failed with: torch may wrap it
         self.failure: BaseException | None = None
 
@@ -63,8 +68,10 @@ class VerifiedFile:
                 raise
         self._position += count
         if self._progress is not None and count:
+            # What was handed out, once: torch looks at the file's end first, and at headers.
+            self._told = max(self._told, self._position if count >= _RECORD_BYTES else 0)
             try:
-                self._progress(Progress("read", self._position, self._size))
+                self._progress(Progress("read", self._told, self._size))
             except BaseException as error:
                 self.failure = error
                 raise
@@ -177,9 +184,9 @@ def _open(path: str, *, verify: bool) -> Reader | None:
 
 def _verify_compressed(path: str) -> None:
     """Torch inflates archives that another tool has compressed, but compares no checksums."""
-    if not stat.S_ISREG(os.stat(path).st_mode) or not zipfile.is_zipfile(path):  # noqa: PTH116
-        return
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode) or not zipfile.is_zipfile(path):  # noqa: PTH116
+            return
         with zipfile.ZipFile(path) as archive:
             name = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:

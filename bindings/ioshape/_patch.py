@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pickle
 import sys
 import threading
@@ -46,7 +47,16 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: 
 
 
 _lock = threading.RLock()
-_depth = 0
+
+
+def _forget_lock() -> None:
+    # Another thread of the parent may have held it.
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+_loads: list[bool] = []  # for each patch() that is in force, whether it took torch.load as well
 
 
 def _replace(pairs: list[tuple[Any, Any]]) -> None:
@@ -68,11 +78,11 @@ def _replace(pairs: list[tuple[Any, Any]]) -> None:
 def patch(*, load: bool = True) -> None:
     """From now on torch.save and torch.load are ours, in all modules that have them already, too.
 
-    With load=False only torch.save is. As many calls of unpatch() undo it.
+    With load=False only torch.save is. As many calls of unpatch() undo it. Names in modules are
+    found, not what a class, an instance or a functools.partial has kept.
     """
-    global _depth  # noqa: PLW0603
     with _lock:
-        _depth += 1
+        _loads.append(load)
         # Also where it was done before: modules that were imported since may have the originals
         # from somebody who kept them.
         pairs: list[tuple[Any, Any]] = [(original.save, _save)]
@@ -82,14 +92,17 @@ def patch(*, load: bool = True) -> None:
 
 
 def unpatch() -> None:
-    """Undoes patch()."""
-    global _depth  # noqa: PLW0603
+    """Undoes the last patch()."""
     with _lock:
-        if _depth == 0:
+        if not _loads:
             raise RuntimeError("unpatch() without patch()")
-        _depth -= 1
-        if _depth == 0:
-            _replace([(_save, original.save), (_load, original.load)])
+        _loads.pop()
+        pairs: list[tuple[Any, Any]] = []
+        if not _loads:
+            pairs.append((_save, original.save))
+        if not any(_loads):
+            pairs.append((_load, original.load))
+        _replace(pairs)
 
 
 def is_patched() -> bool:

@@ -10,21 +10,25 @@ _save() is private. Before its first use it is tried on a small object; if it is
 collect() raises Unsupported, and the caller goes by the public torch.save.
 
 _save() copies a storage of a GPU to fresh memory before it hands it over. To fetch it piece by
-piece into staging memory instead, we must know it earlier: torch asks every registered package for
-the location of each storage it comes across, so we register one that only listens. If one of the
-storages is not the CPU's, _save() is left when the pickle is complete, and the listener knows the
-storages, in torch's order.
+piece into staging memory instead, we must know it earlier: when the last of the small records
+comes, _save() has all storages in a variable. If one of them is not the CPU's, they are taken from
+there, and _save() is left.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 import threading
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.serialization
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 # Torch needs these two only to compute where records lie from the layout of its own writer. Our
 # records lie on page boundaries; without the two, torch looks at the file's headers.
@@ -73,29 +77,14 @@ class Pickled:
         return sum(record.n_bytes for record in self.records)
 
 
-class _Listener(threading.local):
-    """Which storages torch has come across in this thread, by identity, in order."""
-
-    storages: dict[int, torch.UntypedStorage] | None = None
-    device_seen = False
-
-    def hear(self, storage: Any) -> None:
-        if self.storages is not None and isinstance(storage, torch.UntypedStorage):
-            self.storages.setdefault(storage._cdata, storage)
-            self.device_seen |= storage.device.type not in ("cpu", "meta")
-
-    def begin(self) -> None:
-        self.storages = {}
-        self.device_seen = False
-
-    def end(self) -> None:
-        self.storages = None
+def _on_device(storage: torch.UntypedStorage) -> bool:
+    return storage.device.type not in ("cpu", "meta")
 
 
-_listener = _Listener()
-# First of all, since the first package with an answer ends the search; ours never has one. And a
-# priority that nobody else has: torch would compare the functions.
-_FIRST: Any = float("-inf")
+def _storages_of(frame: FrameType) -> dict[str, torch.UntypedStorage]:
+    """What _save() has gathered, by key; looked at while it calls us."""
+    storages = frame.f_locals.get("serialized_storages")
+    return storages if isinstance(storages, dict) else {}
 
 
 class _PickleComplete(Exception):
@@ -108,6 +97,8 @@ class _Notes:
     def __init__(self, alignment: int) -> None:
         self.pickled = Pickled()
         self.alignment = alignment
+        #: by torch's keys, if some are not the CPU's
+        self.storages: dict[str, torch.UntypedStorage] = {}
 
     def write_record(self, name: str, data: Any, n_bytes: int) -> None:
         if name.startswith(_DATA):
@@ -115,8 +106,11 @@ class _Notes:
         elif name not in _LAYOUT_RECORDS:
             content = data.encode() if isinstance(data, str) else bytes(data)
             self.pickled.records.append(Record(name, content[:n_bytes]))
-        if name == _last_before_storages and _listener.device_seen:
-            raise _PickleComplete
+        if name == _last_before_storages:
+            storages = _storages_of(sys._getframe(1))
+            if any(map(_on_device, storages.values())):
+                self.storages = dict(storages)
+                raise _PickleComplete
 
     def write_record_metadata(self, _name: str, _n_bytes: int) -> NoReturn:
         raise Unsupported("the storages' data is skipped")
@@ -169,40 +163,45 @@ def _probe() -> str:
     shared = torch.arange(6, dtype=torch.int16)
     sample = {"a": shared, "b": shared[2:], "c": torch.ones(2), "d": [1, "x"]}
     names: list[str] = []
+    gathered: list[dict[str, torch.UntypedStorage]] = []
 
     class Probe(_Notes):
         def write_record(self, name: str, data: Any, n_bytes: int) -> None:
+            if not name.startswith(_DATA):
+                gathered.append(dict(_storages_of(sys._getframe(1))))
             names.append(name)
             super().write_record(name, data, n_bytes)
 
     notes = Probe(64)
-    _listener.begin()
     try:
-        torch.serialization.register_package(_FIRST, _listener.hear, lambda *_arguments: None)
         _run(sample, notes, pickle, 2)
-        heard = list((_listener.storages or {}).values())
     except Exception as error:
         return f"torch {torch.__version__} pickles in a way that is not known ({error})"
-    finally:
-        _listener.end()
-    storages = {record.name: record.storage for record in notes.pickled.records if record.storage}
-    expected = {f"{_DATA}{i}": storage for i, storage in enumerate(heard)}
+    written = {record.name: record.storage for record in notes.pickled.records if record.storage}
+    known = {f"{_DATA}{key}": storage for key, storage in gathered[-1].items()} if gathered else {}
     if (
         names[:1] != ["data.pkl"]
         or names[-2:] != ["data/0", "data/1"]
-        or [name for name, storage in storages.items() if storage.data_ptr() == shared.data_ptr()]
-        != ["data/0"]
-        or {name: storage.data_ptr() for name, storage in expected.items()}
-        != {name: storage.data_ptr() for name, storage in storages.items()}
+        or written["data/0"].data_ptr() != shared.data_ptr()
     ):
         return f"torch {torch.__version__} writes records that are not known"
-    _last_before_storages = names[-3]
+    if list(written) == list(known) and all(written[name] is known[name] for name in written):
+        _last_before_storages = names[-3]
+    # Otherwise torch copies the storages of a GPU itself, all of them, before the first is written.
     return ""
+
+
+def _forget_lock() -> None:
+    # Another thread of the parent may have held it.
+    global _probe_lock  # noqa: PLW0603
+    _probe_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 def problem() -> str:
     """Why torch's pickling cannot be used by itself; "" if it can."""
-    global _probed  # noqa: PLW0603
 
     def probe() -> None:
         global _probed  # noqa: PLW0603
@@ -210,13 +209,12 @@ def problem() -> str:
 
     with _probe_lock:
         if _probed is None:
-            _probed = "torch's pickling could not be tried"
             # On a thread of its own, where the caller's torch.device(), skip_data(), FakeTensorMode
             # and the like do not reach.
             thread = threading.Thread(target=probe, name="ioshape-probe")
             thread.start()
             thread.join()
-        return _probed
+        return _probed or ""
 
 
 def collect(obj: object, module: Any, protocol: int) -> Pickled:
@@ -230,25 +228,20 @@ def collect(obj: object, module: Any, protocol: int) -> Pickled:
     if getattr(_private("_serialization_tls", None), "skip_data", False):
         raise Unsupported("the storages' data is skipped")
     notes = _Notes(_private("_get_storage_alignment", lambda: 64)())
-    _listener.begin()
     try:
         _run(obj, notes, module, protocol)
     except _PickleComplete:
         notes.pickled.has_device_storages = True
-        storages = list((_listener.storages or {}).values())
-        if any(storage.device.type == "meta" for storage in storages):
-            # torch knows what to say of them; and under FakeTensorMode storages have none of the
-            # keys that we count.
+        if any(storage.device.type == "meta" for storage in notes.storages.values()):
+            # torch knows what to say of them.
             raise Unsupported("storages without data") from None
-        for i, storage in enumerate(storages):
+        for key, storage in notes.storages.items():
             notes.pickled.records.append(
                 Record(
-                    f"{_DATA}{i}",
+                    f"{_DATA}{key}",
                     storage=storage,
                     alignment=alignment_for(storage.nbytes(), notes.alignment),
                 )
             )
-    finally:
-        _listener.end()
     notes.pickled.records.append(Record(*_VERSION_RECORD))
     return notes.pickled

@@ -24,17 +24,19 @@ class RawFile:
 
     def __init__(self, path: str, *, durable: bool, replace: bool) -> None:
         self.name = path
-        self._context = current()
+        context = current()
         self._position = 0
         options = ffi.new("struct ioshape_file_options *")
         options.size = ffi.sizeof("struct ioshape_file_options")
         options.no_sync = not durable
         options.no_replace = not replace
         out = ffi.new("struct ioshape_file **")
-        code = lib.ioshape_file_open(self._context.pointer, encoded(path), options, out)
+        code = lib.ioshape_file_open(context.pointer, encoded(path), options, out)
         if code:
-            raise self._context.failure(code, path, "save")
+            raise context.failure(code, path, "save")
         self._pointer: Any = ffi.gc(out[0], lib.ioshape_file_free)
+        # After the pointer: in this order Python lets go of them.
+        self._context = context
         self.failure: Exception | None = None
 
     def _check(self, code: int) -> None:

@@ -49,7 +49,7 @@ class Reader:
     ) -> None:
         self.path = path
         self._operation = operation
-        self._context = current()
+        context = current()
         options = ffi.new("struct ioshape_reader_options *")
         options.size = ffi.sizeof("struct ioshape_reader_options")
         options.no_verify = not verify
@@ -57,12 +57,14 @@ class Reader:
         options.fresh_memory = True
         self._teller = Teller.for_reader(progress)
         if self._teller is not None:
-            self._teller.set_in(options)
+            self._keep = self._teller.set_in(options)
         out = ffi.new("struct ioshape_reader **")
-        code = lib.ioshape_reader_open(self._context.pointer, encoded(path), options, out)
+        code = lib.ioshape_reader_open(context.pointer, encoded(path), options, out)
         if code:
-            raise self._context.failure(code, path, operation)
+            raise context.failure(code, path, operation)
         self._pointer: Any = ffi.gc(out[0], lib.ioshape_reader_free)
+        # After the pointer: in this order Python lets go of them.
+        self._context = context
 
     def __enter__(self) -> Reader:
         return self

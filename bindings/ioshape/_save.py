@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 from ioshape import _config, _pickling
 from ioshape import _torch as original
 from ioshape._callbacks import Teller
-from ioshape._context import current, encoded
+from ioshape._context import Context, current, encoded
 from ioshape._device import FETCH, Courier
 from ioshape._errors import StorageError
-from ioshape._handle import SaveHandle, context_of_saves_to, raise_unheard, register
+from ioshape._handle import (
+    SaveHandle,
+    context_of_saves_to,
+    raise_unheard,
+    register,
+    starting,
+)
 from ioshape._native import ffi, lib
 from ioshape._rawfile import RawFile
 from ioshape._report import Report
@@ -129,7 +135,6 @@ def save_async(
         progress,
     )
     handle = call.begin(os.fspath(f))
-    register(handle)
     raise_unheard(but=handle)
     return handle
 
@@ -160,9 +165,11 @@ class _Call:
             pickled, pickle_s = self._pickle(path)
         except _pickling.Unsupported as reason:
             return self._by_torch(path, str(reason))
-        # Nothing changes the object while its owner waits here, so nothing need be copied. What
-        # lies in a GPU passes through staging memory in any case, while the disk is writing.
-        handle = self._start(pickled, path, pickle_s, borrow=not pickled.has_device_storages)
+        # Nothing changes the object while its owner waits here, so nothing need be copied; and what
+        # lies in a GPU is fetched while the disk is writing.
+        with starting():
+            handle = self._start(pickled, path, pickle_s, borrow=True)
+            register(handle, background=False)
         try:
             return handle.result()
         except BaseException:
@@ -178,9 +185,15 @@ class _Call:
             try:
                 report = self._by_torch(path, f"{reason}; not in the background")
             except StorageError as error:
-                return SaveHandle.ended(path, None, error)
-            return SaveHandle.ended(path, report, None)
-        return self._start(pickled, path, pickle_s, borrow=False)
+                handle = SaveHandle.ended(path, None, error)
+            else:
+                handle = SaveHandle.ended(path, report, None)
+            register(handle, background=True)
+            return handle
+        with starting():
+            handle = self._start(pickled, path, pickle_s, borrow=False)
+            register(handle, background=True)
+        return handle
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
@@ -220,42 +233,53 @@ class _Call:
         # Settings may have changed, and with them the context; but the order of saves to one path
         # is kept by the context that they share.
         context = context_of_saves_to(path) or current()
-        records, keep, failures = _records_for(pickled)
+        records, keep, couriers = _records_for(pickled)
         options = ffi.new("struct ioshape_save_options *")
         options.size = ffi.sizeof("struct ioshape_save_options")
         options.no_replace = not self.replace
         options.no_sync = not self.durable
         options.borrow = borrow
+        teller = Teller.for_save(self.progress)
+        tellers = [] if teller is None else [teller]
         # What is not borrowed is copied by the time the call returns.
         keep_longer = [*keep] if borrow else []
-        teller = Teller.for_save(self.progress)
-        if teller is not None:
-            teller.set_in(options)
-            failures.append(teller)
-            keep_longer.append(teller)
+        keep_longer += [one.set_in(options) for one in tellers]
         # Owned before there is anything to own: whenever a signal comes, a save that has begun is
         # freed, which ends it, before what it borrows.
-        out = ffi.gc(ffi.new("struct ioshape_save **"), _free)
+        out = ffi.gc(ffi.new("struct ioshape_save **"), _Freeing(context))
         try:
             code = lib.ioshape_save_records_async(
                 context.pointer, encoded(path), records, len(pickled.records), options, out
             )
             if code:
-                for source in failures:
+                for source in (*couriers, *tellers):
                     if source.failure is not None:
                         raise source.failure
                 raise context.failure(code, path, "save")
             return SaveHandle(
-                out, context, path, pickle_s=pickle_s, keep=keep_longer, failures=failures
+                out,
+                context,
+                path,
+                pickle_s=pickle_s,
+                keep=keep_longer,
+                failures=(*(couriers if borrow else ()), *tellers),
             )
         except BaseException:
             ffi.release(out)
             raise
 
 
-def _free(save: Any, free: Any = lib.ioshape_save_free) -> None:
-    # `free` is bound here because at the interpreter's end this module may be gone before a save.
-    free(save[0])
+class _Freeing:
+    """Frees a save, and lets go of its context only then."""
+
+    def __init__(self, context: Context) -> None:
+        self._context: Context | None = context
+        # At the interpreter's end this module may be gone before a save.
+        self._free = lib.ioshape_save_free
+
+    def __call__(self, save: Any) -> None:
+        self._free(save[0])
+        self._context = None
 
 
 def _records_for(pickled: _pickling.Pickled) -> tuple[Any, list[Any], list[Any]]:
@@ -277,7 +301,8 @@ def _records_for(pickled: _pickling.Pickled) -> tuple[Any, list[Any], list[Any]]
             courier = Courier(record.storage)
             couriers.append(courier)
             to.fetch = FETCH
-            to.fetch_user = courier.handle
+            to.fetch_user = handle = ffi.new_handle(courier)
+            keep.append(handle)
         else:
             to.data = ffi.cast("void *", record.storage.data_ptr())
             keep.append(record.storage)

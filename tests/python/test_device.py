@@ -5,6 +5,9 @@ Where there is no GPU, storages of the CPU take that path here, so that all of i
 from the device itself.
 """
 
+import gc
+import io
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 import torch
 import zoo
 from ioshape import _config, _device, _pickling, _save
+from ioshape._native import ffi
 from records import names_in
 from same import assert_same, describe
 from stock import attempt, stock
@@ -54,15 +58,11 @@ class Couriers:
 def remote(monkeypatch: pytest.MonkeyPatch) -> Couriers:
     """All storages seem to be on a device."""
     seen = Couriers()
-    begin, collect = _pickling._Listener.begin, _pickling.collect
-
-    def begin_with_device(listener: Any) -> None:
-        begin(listener)
-        listener.device_seen = True
+    collect = _pickling.collect
 
     def collect_remote(*arguments: Any) -> Any:
         pickled = collect(*arguments)
-        if not pickled.has_device_storages:
+        if not pickled.has_device_storages and any(one.storage for one in pickled.records):
             raise AssertionError("torch copied the storages itself")
         for record in pickled.records:
             if record.storage is not None:
@@ -79,7 +79,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Couriers:
                 raise torch.AcceleratorError("the device is gone", 1)
             super().fetch(offset, into, n_bytes)
 
-    monkeypatch.setattr(_pickling._Listener, "begin", begin_with_device)
+    monkeypatch.setattr(_pickling, "_on_device", lambda _storage: True)
     monkeypatch.setattr(_pickling, "collect", collect_remote)
     monkeypatch.setattr(_save, "Courier", Courier)
     return seen
@@ -134,6 +134,7 @@ def test_what_is_fetched_is_the_same_file(
     assert stock().load(tmp_path / "fetched.pt").description == describe(value)
 
 
+@pytest.mark.filterwarnings("ignore:backward hook .* will not be serialized")
 @pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("name", [n for n, case in zoo.CASES.items() if not case.refused])
 def test_every_kind_of_object_can_be_fetched(name: str, tmp_path: Path) -> None:
@@ -201,13 +202,7 @@ def test_the_device_may_change_once_the_background_has_it(tmp_path: Path) -> Non
 def test_skipped_data_of_a_device_are_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begin = _pickling._Listener.begin
-
-    def begin_with_device(listener: Any) -> None:
-        begin(listener)
-        listener.device_seen = True
-
-    monkeypatch.setattr(_pickling._Listener, "begin", begin_with_device)
+    monkeypatch.setattr(_pickling, "_on_device", lambda _storage: True)
     with torch.serialization.skip_data():
         report = ioshape.save({"weight": torch.ones(1000)}, tmp_path / "model.pt")
     assert report.written_by == "torch"
@@ -278,3 +273,46 @@ def test_a_gpu_may_hold_more_than_the_staging_memory(tmp_path: Path) -> None:
     handle.wait()
     expected = torch.arange(30 * MIB, dtype=torch.int32)
     assert torch.equal(ioshape.load(tmp_path / "model.pt", map_location="cpu"), expected)
+
+
+class SavesWhileItIsPickled:
+    """As some libraries' objects do: it has a pickle of its own inside."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.tensor = torch.full((5,), 7.0)
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        buffer = io.BytesIO()
+        torch.save(self.tensor, buffer)
+        if self.path is not None:
+            ioshape.save(self.tensor, self.path)
+        return torch.load, (io.BytesIO(buffer.getvalue()),)
+
+
+@pytest.mark.parametrize("to_a_path", [False, True])
+def test_what_is_saved_while_pickling_is_not_mixed_up(
+    to_a_path: bool, remote: Couriers, tmp_path: Path
+) -> None:
+    inner = SavesWhileItIsPickled(tmp_path / "inner.pt" if to_a_path else None)
+    value = {"a": torch.zeros(3), "inner": inner, "b": torch.ones(2)}
+    ioshape.save(value, tmp_path / "model.pt")
+    assert remote.pieces
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert_same(loaded, {"a": torch.zeros(3), "inner": inner.tensor, "b": torch.ones(2)})
+
+
+def test_a_device_storage_is_let_go_when_it_has_been_fetched() -> None:
+    storage = torch.ones(100).untyped_storage()
+    courier = _device.Courier(storage)
+    into = bytearray(storage.nbytes())
+    courier.fetch(0, ffi.from_buffer(into), len(into))
+    assert bytes(into) == bytes(storage)
+    assert courier._source is None
+    gone = weakref.ref(courier)
+    gc.disable()
+    try:
+        del courier
+        assert gone() is None
+    finally:
+        gc.enable()
