@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""configure(), variables and keywords: which of them wins, and what is not taken."""
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+from checkpoints import Gate, checkpoint, left_clean, number_in, wait_until
+from ioshape import _config
+from processes import environment
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for setting in _config.SETTINGS.values():
+        monkeypatch.delenv(setting.variable, raising=False)
+    with left_clean():
+        yield
+        # First, so that what is saved in the end finds the settings as they were.
+        monkeypatch.undo()
+
+
+# For each setting: a value for configure(), one for the variable, and both as they are understood.
+VALUES: dict[str, tuple[Any, str, Any, Any]] = {
+    "engine": ("threads", "buffered", "threads", "buffered"),
+    "direct": ("off", "prefer", "off", "prefer"),
+    "block_bytes": ("1M", "2097152", 1 << 20, 2 << 20),
+    "queue_depth": (3, "5", 3, 5),
+    "copy_threads": (2, "3", 2, 3),
+    "staging_bytes": ("64M", "1G", 64 << 20, 1 << 30),
+    "staging_full": ("refuse", "wait", "refuse", "wait"),
+    "log_level": ("debug", "error", "debug", "error"),
+    "durable": (False, "1", False, True),
+    "verify": (False, "1", False, True),
+    "exit_timeout_s": (10, "2.5", 10, 2.5),
+    "exit_progress": (False, "1", False, True),
+}
+
+
+def test_every_setting_is_tested() -> None:
+    assert list(VALUES) == list(_config.SETTINGS)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_variable_wins_over_configure_and_that_over_the_default(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    given, text, configured, from_variable = VALUES[name]
+    variable = f"IOSHAPE_{name.upper()}"
+    assert ioshape.settings()[name] == (None, "default")
+    ioshape.configure(**{name: given})
+    assert ioshape.settings()[name] == (configured, "configure()")
+    monkeypatch.setenv(variable, text)
+    assert ioshape.settings()[name] == (from_variable, variable)
+    monkeypatch.setenv(variable, "")  # as good as none
+    assert ioshape.settings()[name] == (configured, "configure()")
+    assert len(ioshape.settings()) == len(VALUES)
+
+
+# ---- What settings do ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["threads", "buffered"])
+@pytest.mark.parametrize("how", ["configure", "variable", "both"])
+def test_the_engine_is_the_one_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, how: str
+) -> None:
+    if how != "variable":
+        other = {"threads": "buffered", "buffered": "threads"}[engine]
+        ioshape.configure(engine=engine if how == "configure" else other)
+    if how != "configure":
+        monkeypatch.setenv("IOSHAPE_ENGINE", engine)
+        ioshape.configure()  # variables are read when settings are
+    report = ioshape.save(checkpoint(1, 8 * MIB), tmp_path / "model.pt")
+    assert report.engine == engine
+
+
+@pytest.mark.parametrize("how", ["configure", "variable", "both"])
+def test_blocks_are_as_large_and_as_many_as_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "configure":
+        ioshape.configure(block_bytes="1M", queue_depth=3)
+    elif how == "both":
+        ioshape.configure(block_bytes="2M", queue_depth=5)
+    if how != "configure":
+        monkeypatch.setenv("IOSHAPE_BLOCK_BYTES", "1M")
+        monkeypatch.setenv("IOSHAPE_QUEUE_DEPTH", "3")
+        ioshape.configure()
+    ioshape.configure(engine="threads")
+    report = ioshape.save(checkpoint(1, 8 * MIB), tmp_path / "model.pt")
+    assert (report.block_bytes, report.queue_depth) == (MIB, 3)
+
+
+def test_the_page_cache_is_used_if_asked_for(tmp_path: Path) -> None:
+    default = ioshape.save(checkpoint(1, 8 * MIB), tmp_path / "model.pt")
+    ioshape.configure(direct="off")
+    assert not ioshape.save(checkpoint(1, 8 * MIB), tmp_path / "model.pt").direct
+    ioshape.configure(direct="prefer")
+    again = ioshape.save(checkpoint(1, 8 * MIB), tmp_path / "model.pt")
+    assert again.direct == default.direct
+
+
+def test_staging_memory_has_the_limit_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ioshape.configure(staging_bytes="32M")
+    ioshape.reserve(32 * MIB)
+    with pytest.raises(OSError, match="32"):
+        ioshape.reserve(33 * MIB)
+    monkeypatch.setenv("IOSHAPE_STAGING_BYTES", "48M")
+    ioshape.configure()
+    ioshape.reserve(48 * MIB)
+    with pytest.raises(OSError, match="48"):
+        ioshape.reserve(49 * MIB)
+    ioshape.trim()
+
+
+def _syncs(save: Callable[[], ioshape.Report]) -> bool:
+    """The system call takes more than a microsecond even in memory, to do nothing 30 ns.
+
+    The shortest of three: the machine may have had other things to do just then.
+    """
+    return min(save().sync_s for _ in range(3)) > 4e-7
+
+
+# Keyword, variable, configure(): the first that is given.
+PRECEDENCE = [
+    (keyword, variable, configured)
+    for keyword in (None, True, False)
+    for variable in (None, "1", "0")
+    for configured in (None, True, False)
+]
+
+
+@pytest.mark.parametrize(("keyword", "variable", "configured"), PRECEDENCE)
+def test_durable_and_verify_come_from_the_nearest(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keyword: bool | None,
+    variable: str | None,
+    configured: bool | None,
+) -> None:
+    path, damaged = tmp_path / "model.pt", tmp_path / "damaged.pt"
+    ioshape.save(checkpoint(1), damaged, durable=False)
+    with damaged.open("r+b") as file:
+        file.seek(damaged.stat().st_size // 2)
+        file.write(b"\xff")
+    if variable is not None:
+        monkeypatch.setenv("IOSHAPE_DURABLE", variable)
+        monkeypatch.setenv("IOSHAPE_VERIFY", variable)
+    ioshape.configure(durable=configured, verify=configured)
+    expected = [True, configured, variable and variable == "1", keyword]
+    wanted = next(value for value in reversed(expected) if value is not None)
+
+    assert _syncs(lambda: ioshape.save(checkpoint(1), path, durable=keyword)) == wanted
+    assert (
+        _syncs(lambda: ioshape.save_async(checkpoint(1), path, durable=keyword).result()) == wanted
+    )
+    assert number_in(path) == 1
+    if wanted:
+        with pytest.raises(ioshape.DamagedError):
+            ioshape.load(damaged, verify=keyword)
+    else:
+        assert ioshape.load(damaged, verify=keyword)["number"] == 1
+
+
+def test_what_is_left_out_stays_as_it_is() -> None:
+    ioshape.configure(queue_depth=3, durable=False)
+    ioshape.configure(block_bytes="1M", queue_depth=None)
+    assert ioshape.settings()["queue_depth"] == (3, "configure()")
+    assert ioshape.settings()["durable"] == (False, "configure()")
+    assert ioshape.settings()["block_bytes"] == (MIB, "configure()")
+
+
+def test_saves_under_way_go_on_with_the_settings_they_began_with(tmp_path: Path) -> None:
+    gate = Gate()
+    ioshape.configure(engine="threads", queue_depth=3)
+    first = ioshape.save_async(checkpoint(1, 8 * MIB), tmp_path / "first.pt", progress=gate)
+    gate.await_save()
+    ioshape.configure(engine="buffered", queue_depth=2)
+    second = ioshape.save(checkpoint(2, 8 * MIB), tmp_path / "second.pt")
+    assert second.engine == "buffered"
+    assert not first.done()
+    gate.open()
+    assert (first.result().engine, first.result().queue_depth) == ("threads", 3)
+    assert [number_in(tmp_path / name) for name in ("first.pt", "second.pt")] == [1, 2]
+
+
+def test_settings_may_change_while_others_save(tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def save(thread: int) -> None:
+        try:
+            for number in range(10):
+                state = checkpoint(number, 3 * MIB)
+                ioshape.save_async(state, tmp_path / f"{thread}.pt", durable=False)
+                ioshape.save(state, tmp_path / f"{thread}.pt", durable=False)
+                assert ioshape.load(tmp_path / f"{thread}.pt")["number"] == number
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=save, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    depth = 0
+    while any(thread.is_alive() for thread in threads):
+        depth = depth % 20 + 1
+        ioshape.configure(queue_depth=depth, engine=("threads", "buffered")[depth % 2])
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert [number_in(tmp_path / f"{i}.pt") for i in range(4)] == [9] * 4
+
+
+# ---- What is not taken --------------------------------------------------------------------------
+
+BAD_VALUES: dict[str, list[Any]] = {
+    "engine": ["nil", "URING", "", 1],
+    "direct": ["on", "yes", True],
+    "block_bytes": [0, -1, "64MB", "4 Mi", "", "M", 1.5, True, 65536 - 1, 3 << 20, "128M", 1 << 80],
+    "queue_depth": [0, -1, 65, 1 << 40, "many", 1.5, True],
+    "copy_threads": [0, -1, 65, 1 << 40, "all", True],
+    "staging_bytes": [0, -1, "1M", "lots", 1 << 80, 0.5],
+    "staging_full": ["fail", "", 0],
+    "log_level": ["verbose", "INFO", 10],
+    "durable": ["maybe", 2, 0.5, []],
+    "verify": ["maybe", 2, 0.5],
+    "exit_timeout_s": [-1, "soon", "", float("nan"), True, [3]],
+    "exit_progress": ["maybe", 2],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD_VALUES.items() for value in values]
+)
+def test_bad_values_are_refused_at_once(name: str, value: Any) -> None:
+    """Not at the next save, which may be hours away; and with what would be right."""
+    before = ioshape.settings()
+    good = {"engine": "threads", "exit_timeout_s": 3}
+    with pytest.raises(ValueError, match=f"^{name} cannot be .*; it takes ") as caught:
+        ioshape.configure(**{**good, name: value})
+    assert repr(value) in str(caught.value)
+    assert ioshape.settings() == before  # of several values all are taken, or none
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(TypeError, match="speed"):
+        ioshape.configure(speed="high")  # type: ignore[call-arg]
+
+
+BAD_TEXTS = {
+    "engine": ["nil", "URING"],
+    "direct": ["on"],
+    "block_bytes": ["0", "-1", "64MB", "3M", "1K", "x"],
+    "queue_depth": ["0", "65", "-1", "x"],
+    "copy_threads": ["0", "65", "x"],
+    "staging_bytes": ["1M", "0", "x"],
+    "staging_full": ["fail"],
+    "log_level": ["verbose"],
+    "durable": ["maybe", "2"],
+    "verify": ["maybe", "2"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in BAD_TEXTS.items() for text in texts]
+)
+def test_bad_variables_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    ioshape.save(checkpoint(1), tmp_path / "model.pt")
+    variable = f"IOSHAPE_{name.upper()}"
+    monkeypatch.setenv(variable, text)
+    ioshape.configure()
+    actions: list[Any] = [
+        lambda: ioshape.save(checkpoint(2), tmp_path / "model.pt"),
+        lambda: ioshape.save_async(checkpoint(2), tmp_path / "model.pt"),
+        lambda: ioshape.load(tmp_path / "model.pt"),
+    ]
+    if name == "durable":
+        actions.pop()
+    if name == "verify":
+        actions = actions[2:]
+    for action in actions:
+        with pytest.raises(ValueError, match=variable) as caught:
+            action()
+        assert text in str(caught.value)
+        assert "it takes" in str(caught.value)
+    assert number_in(tmp_path / "model.pt") == 1
+
+
+@pytest.mark.parametrize("name", ["durable", "verify", "exit_timeout_s", "exit_progress", "engine"])
+def test_settings_say_what_is_wrong_too(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    variable = f"IOSHAPE_{name.upper()}"
+    monkeypatch.setenv(variable, "whatever")
+    with pytest.raises(ValueError, match=f"{variable} cannot be 'whatever'; it takes "):
+        ioshape.settings()
+
+
+@pytest.mark.parametrize(
+    ("value", "n_bytes"),
+    [("64K", 1 << 16), ("1m", 1 << 20), (" 2M ", 2 << 20), ("131072", 1 << 17), (1 << 18, 1 << 18)],
+)
+def test_sizes_are_understood(tmp_path: Path, value: Any, n_bytes: int) -> None:
+    ioshape.configure(block_bytes=value, engine="buffered")
+    assert ioshape.settings()["block_bytes"] == (n_bytes, "configure()")
+    assert ioshape.save(checkpoint(1, 4 * MIB), tmp_path / "model.pt").block_bytes == n_bytes
+
+
+@pytest.mark.parametrize("word", ["1", "yes", "true", "on", True])
+def test_switches_are_understood(word: Any) -> None:
+    ioshape.configure(durable=word)
+    assert ioshape.settings()["durable"] == (True, "configure()")
+
+
+# ---- The log ------------------------------------------------------------------------------------
+
+
+def _lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "ioshape" and record.levelno == level
+    ]
+
+
+def test_the_log_has_a_line_for_each_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="ioshape")
+    ioshape.configure(log_level="debug")
+    for i in range(3):
+        ioshape.save(checkpoint(i), tmp_path / f"{i}.pt")
+    ioshape.save_async(checkpoint(3), tmp_path / "3.pt").wait()
+    lines = _lines(caplog, logging.DEBUG)
+    for i in range(4):
+        assert sum(f"{i}.pt" in line for line in lines) == 1, lines
+
+
+def test_the_log_has_failures_in_the_background(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="ioshape")
+    ioshape.configure(log_level="error")
+    handle = ioshape.save_async(checkpoint(1), tmp_path / "missing" / "model.pt")
+    wait_until(handle.done, "the failure")
+    assert handle.exception() is not None
+    ioshape.save(checkpoint(1), tmp_path / "model.pt")
+    assert [record.levelno for record in caplog.records if record.name == "ioshape"] == [
+        logging.ERROR
+    ]
+    assert "missing" in _lines(caplog, logging.ERROR)[0]
+
+
+def test_the_log_tells_of_what_the_dead_left_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="ioshape")
+    ioshape.save(checkpoint(1), tmp_path / "model.pt")
+    # As a killed process of this machine leaves it: nobody holds its lock.
+    killed = subprocess.run(
+        (
+            sys.executable,
+            "-c",
+            "import os, sys, torch, ioshape\n"
+            "def die(progress):\n"
+            "    if progress.phase == 'write': os.kill(os.getpid(), 9)\n"
+            "ioshape.save({'a': torch.ones(1 << 20)}, sys.argv[1], progress=die)\n",
+            str(tmp_path / "model.pt"),
+        ),
+        env=environment(),
+        check=False,
+    )
+    assert killed.returncode == -9
+    left = next(path.name for path in tmp_path.iterdir() if path.name.startswith("."))
+    ioshape.configure()  # a directory is looked through once for each context
+    ioshape.save(checkpoint(2), tmp_path / "model.pt")
+    assert [line for line in _lines(caplog, logging.WARNING) if left in line]
+    assert not (tmp_path / left).exists()
+
+
+# Python has nobody whom it could tell, so it says so on stderr, of which pytest makes a warning.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_log_handler_that_fails_harms_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+            raise ValueError("a handler's own mistake")
+
+    logger = logging.getLogger("ioshape")
+    handler = Failing()
+    logger.addHandler(handler)
+    caplog.set_level(logging.DEBUG, logger="ioshape")
+    try:
+        ioshape.configure(log_level="debug")
+        ioshape.save(checkpoint(1), tmp_path / "model.pt")
+        ioshape.save_async(checkpoint(2), tmp_path / "model.pt").wait()
+        wait_until(lambda: len(seen) == 2, "both lines")
+    finally:
+        logger.removeHandler(handler)
+    assert number_in(tmp_path / "model.pt") == 2
+    assert len(seen) == 2
+
+
+# ---- What importing costs -----------------------------------------------------------------------
+
+
+def _modules_after(statements: str) -> set[str]:
+    code = f"import sys\n{statements}\nprint(*sys.modules)"
+    output = subprocess.run(
+        (sys.executable, "-c", code),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return set(output.split())
+
+
+# What takes longer to import than all of ours.
+COSTLY = {"torch", "numpy", "asyncio", "logging", "click", "rich", "socket", "inspect", "cffi"}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "import ioshape",
+        "import ioshape; dir(ioshape)",
+        "import ioshape; ioshape.__version__",
+        "import ioshape; ioshape.configure(engine='threads'); ioshape.settings()",
+    ],
+)
+def test_importing_costs_next_to_nothing(statements: str) -> None:
+    bare = _modules_after("")
+    added = _modules_after(statements) - bare
+    # Data classes take "inspect".
+    assert not added & COSTLY - ({"inspect"} if "configure" in statements else set())
+    if statements == "import ioshape":
+        assert {name for name in added if name.startswith("ioshape.")} == set()
+
+
+@pytest.mark.parametrize("call", ["job()", "inspect(path)", "verify(path)", "trim()"])
+def test_what_needs_no_torch_imports_none(tmp_path: Path, call: str) -> None:
+    path = tmp_path / "model.pt"
+    ioshape.save(checkpoint(1), path)
+    added = _modules_after(f"import ioshape; path = {str(path)!r}; ioshape.{call}")
+    assert not added & {"torch", "numpy", "asyncio", "click", "rich"}
+
+
+def test_every_public_name_is_there() -> None:
+    for name in ioshape.__all__:
+        assert getattr(ioshape, name) is not None
+    assert set(ioshape.__all__) <= set(dir(ioshape))
+    assert ioshape.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="module 'ioshape' has no attribute 'sava'"):
+        ioshape.sava  # noqa: B018

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python programs in processes of their own: for what happens when they end, fork or are killed."""
+
+import contextlib
+import functools
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from tree import ROOT
+
+#: A program that is not done by then hangs.
+TIMEOUT_S = 120.0
+
+# Whose settings or job must not be those of a test's program.
+_FOREIGN = ("IOSHAPE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
+_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class Finished(NamedTuple):
+    """What a program that has ended has said."""
+
+    stdout: str
+    stderr: str
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without settings and launchers, and with what is given."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
+    }
+    # Programs may use what tests use; and one thread each is enough for what they compute.
+    paths = [str(ROOT / "tests" / "support"), kept.get("PYTHONPATH", "")]
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **more}
+
+
+# ---- The nursery --------------------------------------------------------------------------------
+
+
+class _Nursery:
+    """Our side of nursery.py. It serves one program after the other."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                (sys.executable, str(ROOT / "tests" / "support" / "nursery.py")),
+                env=environment(),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+            )
+        self._connection.settimeout(TIMEOUT_S)
+
+    def start(self, request: object, *files: int) -> int:
+        """The new process's id."""
+        socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+        return int(self._connection.recv(64))
+
+    def status(self) -> int:
+        """Of the program that was started, when it has ended."""
+        return int(self._connection.recv(64))
+
+
+_nursery = functools.cache(_Nursery)
+
+
+class Program:
+    """A program under way."""
+
+    def __init__(self, folder: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        #: where it writes what somebody sees in a terminal
+        self._errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        read_input, write_input = os.pipe()
+        read_output, write_output = os.pipe()
+        request = {
+            "arguments": list(command),
+            "environment": environment(**variables),
+            "folder": str(folder),
+        }
+        self._status: int | None = None
+        self.pid = _nursery().start(request, read_input, write_output, self._errors.fileno())
+        os.close(read_input)
+        os.close(write_output)
+        #: a file, so that a test can close it
+        self.stdin: IO[str] = open(write_input, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, args=(read_output,))
+        self._reader.start()
+
+    def _read(self, output: int) -> None:
+        """All the time, so that it never waits for us to."""
+        with open(output, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def tell(self, line: str) -> None:
+        """Says something to it."""
+        self.stdin.write(line + "\n")
+        self.stdin.flush()
+
+    def expect(self, line: str) -> None:
+        """Waits until it says so."""
+        try:
+            said = self._lines.get(timeout=TIMEOUT_S).rstrip("\n")
+        except queue.Empty:
+            said = "nothing"
+        if said != line:
+            self.kill()
+            raise AssertionError(f"it said {said!r}, not {line!r}\n{self.errors()}")
+
+    def errors(self) -> str:
+        """All that it has written to stderr so far."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def end(self, status: int = 0) -> Finished:
+        """Waits until it has ended, with this exit status (-9: by signal 9)."""
+        ended = self.wait()
+        self._reader.join(TIMEOUT_S)
+        output = "".join(self._lines.get_nowait() for _ in range(self._lines.qsize()))
+        if ended != status:
+            raise AssertionError(f"status {ended}, not {status}\n{output}\n{self.errors()}")
+        return Finished(output, self.errors())
+
+    def wait(self) -> int:
+        """Its status, when it has ended. A program that does not end tells where it hangs."""
+        if self._status is None:
+            try:
+                self._status = _nursery().status()
+            except TimeoutError:
+                os.kill(self.pid, signal.SIGABRT)  # faulthandler prints where all threads are
+                self._status = _nursery().status()
+                raise AssertionError(f"it does not end\n{self.errors()}") from None
+        return self._status
+
+    def kill(self) -> None:
+        """With signal 9, if it has not ended."""
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def close(self) -> None:
+        """Leaves nothing behind."""
+        self.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        self._reader.join(TIMEOUT_S)
+        self._errors.close()
+
+
+# ---- What tests use -----------------------------------------------------------------------------
+
+
+def _written(folder: Path, source: str) -> str:
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(source), encoding="utf-8")
+    return str(program)
+
+
+@contextmanager
+def started_program(
+    folder: Path,
+    source: str,
+    *arguments: str | Path,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Program]:
+    """A program under way, which is killed in the end."""
+    command = [_written(folder, source), *map(str, arguments)]
+    program = Program(folder, command, variables or {})
+    try:
+        yield program
+    finally:
+        program.close()
+
+
+def run_program(
+    folder: Path,
+    source: str,
+    *arguments: str | Path,
+    status: int = 0,
+    variables: Mapping[str, str] | None = None,
+) -> Finished:
+    """Runs a program to its end, which must be with this exit status."""
+    with started_program(folder, source, *arguments, variables=variables) as program:
+        return program.end(status)
+
+
+def run_interpreter(
+    folder: Path,
+    source: str,
+    *arguments: str | Path,
+    prefix: Sequence[str] = (),
+    status: int = 0,
+    variables: Mapping[str, str] | None = None,
+) -> Finished:
+    """The same in an interpreter that is started for it, by a command in front of it if given."""
+    finished = subprocess.run(
+        (*prefix, sys.executable, _written(folder, source), *map(str, arguments)),
+        env=environment(**(variables or {})),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert finished.returncode == status, (
+        f"status {finished.returncode}\n{finished.stdout}\n{finished.stderr}"
+    )
+    return Finished(finished.stdout, finished.stderr)
