@@ -34,13 +34,13 @@ Spec = Any
 
 storages = st.lists(
     st.tuples(st.sampled_from(DTYPES), st.sampled_from([1, 2, 3, 17, 64, 1000, 70_000])),
-    min_size=1,
-    max_size=4,
+    min_size=2,
+    max_size=5,
 )
 
 views = st.tuples(
     st.just("view"),
-    st.integers(0, 3),  # which storage
+    st.integers(0, 9),  # which storage
     st.integers(0, 100),  # from here
     st.integers(0, 200),  # so many
     st.integers(1, 3),  # at this distance
@@ -83,7 +83,12 @@ def containers(inner: st.SearchStrategy[Spec]) -> st.SearchStrategy[Spec]:
     )
 
 
-graphs = st.tuples(storages, st.recursive(leaves, containers, max_leaves=25))
+# Some views in any case, which the rest can refer to.
+graphs = st.tuples(
+    storages,
+    st.lists(views, min_size=2, max_size=6),
+    st.recursive(leaves, containers, max_leaves=25),
+)
 
 
 class _Build:
@@ -146,8 +151,8 @@ class _Build:
 
 
 def build(graph: Any) -> Any:
-    drawn, spec = graph
-    return _Build(drawn)(spec)
+    drawn, first, rest = graph
+    return _Build(drawn)(("list", [*first, rest]))
 
 
 def load_whole(load: Callable[..., Any], path: Path) -> Any:

@@ -89,7 +89,6 @@ def write_tar(path: Path) -> list[torch.Tensor]:
     return [values.reshape(3, 4), values[5:7]]
 
 
-@pytest.mark.filterwarnings("ignore:.*TypedStorage:UserWarning")
 def test_the_tar_format(tmp_path: Path) -> None:
     expected = write_tar(tmp_path / "model.tar")
     outcomes = assert_all_ways_equal(tmp_path / "model.tar")
@@ -102,7 +101,7 @@ def test_the_tar_format(tmp_path: Path) -> None:
     assert not loaded[1].any()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated")
 def test_torchscript_archives(tmp_path: Path) -> None:
     path = tmp_path / "script.pt"
     torch.jit.save(torch.jit.script(torch.nn.Linear(3, 4)), path)

@@ -29,6 +29,13 @@ COMMON = """
 
     old_save, _save = serialization.save, serialization._save
 
+    def edit(before, after):
+        "Another text of _save() here and there."
+        import inspect
+        source = inspect.getsource(_save)
+        assert before in source
+        exec(source.replace(before, after), vars(serialization))
+
     def with_private(name, value):
         "torch.save, for which a private part of the module is still the old one."
         @functools.wraps(old_save)
@@ -58,16 +65,8 @@ OTHERS = {
     ),
     "a record that nobody knows yet": (
         """
-        class Writer:
-            def __init__(self, writer):
-                self.writer = writer
-            def write_record(self, name, data, n_bytes):
-                if name == "byteorder":
-                    self.writer.write_record(".more", b"something", 9)
-                self.writer.write_record(name, data, n_bytes)
-        def changed(obj, zip_file, *arguments):
-            return _save(obj, Writer(zip_file), *arguments)
-        serialization._save = changed
+        marker = "    # Write byte order marker"
+        edit(marker, '    zip_file.write_record(".more", b"something", 9)' + chr(10) + marker)
         """,
         False,
     ),
@@ -90,92 +89,62 @@ OTHERS = {
     "a class of its own for the writer": (
         """
         with_private("_save", _save)
-        def changed(obj, zip_file, *arguments):
-            zip_file.begin_archive()
-        serialization._save = changed
+        edit("zip_file.write_record(name, storage", "zip_file.begin(name).write(storage")
         """,
         True,
     ),
     "storages of other names": (
         """
         with_private("_save", _save)
-        class Writer:
-            def __init__(self, writer):
-                self.writer = writer
-            def write_record(self, name, data, n_bytes):
-                self.writer.write_record(name.replace("data/", "storages/"), data, n_bytes)
-        def changed(obj, zip_file, *arguments):
-            return _save(obj, Writer(zip_file), *arguments)
-        serialization._save = changed
+        edit('name = f"data/{key}"', 'name = f"storages/{key}"')
         """,
         True,
     ),
     "storages in another order": (
         """
         with_private("_save", _save)
-        class Writer:
-            def __init__(self, writer):
-                self.writer, self.kept = writer, []
-            def write_record(self, name, data, n_bytes):
-                if name.startswith("data/"):
-                    self.kept.append((name, data, n_bytes))
-                else:
-                    self.writer.write_record(name, data, n_bytes)
-        def changed(obj, zip_file, *arguments):
-            writer = Writer(zip_file)
-            _save(obj, writer, *arguments)
-            for record in reversed(writer.kept):
-                zip_file.write_record(*record)
-        serialization._save = changed
+        edit("for key in serialized_storages:", "for key in reversed(serialized_storages):")
         """,
         True,
     ),
     "storages that are copied to bytes": (
         """
         with_private("_save", _save)
-        class Writer:
-            def __init__(self, writer):
-                self.writer = writer
-            def write_record(self, name, data, n_bytes):
-                if name.startswith("data/"):
-                    data = bytes(data)
-                self.writer.write_record(name, data, n_bytes)
-        def changed(obj, zip_file, *arguments):
-            return _save(obj, Writer(zip_file), *arguments)
-        serialization._save = changed
+        edit("write_record(name, storage,", "write_record(name, bytes(storage),")
         """,
         True,
+    ),
+    "large storages of a type of their own": (
+        """
+        with_private("_save", _save)
+        edit(
+            "write_record(name, storage,",
+            "write_record(name, bytes(storage) if num_bytes > 100 else storage,",
+        )
+        """,
+        True,
+    ),
+    "other names for what is gathered": (
+        """
+        edit("serialized_storages", "gathered_storages")
+        """,
+        None,
     ),
     "storages that are compressed": (
         """
         with_private("_save", _save)
-        class Writer:
-            def __init__(self, writer):
-                self.writer = writer
-            def write_record(self, name, data, n_bytes):
-                if name.startswith("data/"):
-                    n_bytes //= 2
-                self.writer.write_record(name, data, n_bytes)
-        def changed(obj, zip_file, *arguments):
-            return _save(obj, Writer(zip_file), *arguments)
-        serialization._save = changed
+        edit("(name, storage, num_bytes)", "(name, storage, num_bytes // 2)")
         """,
         True,
     ),
     "large storages by another function": (
         """
         with_private("_save", _save)
-        class Writer:
-            def __init__(self, writer):
-                self.writer = writer
-            def write_record(self, name, data, n_bytes):
-                if name.startswith("data/") and n_bytes > 100:
-                    self.writer.write_large_record(name, data, n_bytes)
-                else:
-                    self.writer.write_record(name, data, n_bytes)
-        def changed(obj, zip_file, *arguments):
-            return _save(obj, Writer(zip_file), *arguments)
-        serialization._save = changed
+        edit(
+            "zip_file.write_record(name, storage, num_bytes)",
+            "(zip_file.write_large if num_bytes > 100 else zip_file.write_record)"
+            "(name, storage, num_bytes)",
+        )
         """,
         True,
     ),

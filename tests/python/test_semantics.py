@@ -113,6 +113,7 @@ def test_ours_is_read_by_us(name: str, folder: Path) -> None:
     assert_alike(name, load_all_ways(ioshape.load, files.ours), files.expected)
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("name", [name for name in SAVED if zoo.CASES[name].exact])
 def test_it_is_what_was_saved(name: str, folder: Path) -> None:
     files = files_of(name, folder)
