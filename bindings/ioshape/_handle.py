@@ -263,7 +263,11 @@ class SaveHandle:
         """Sees to it that callbacks are called when the save ends. The lock is held."""
         if not self._watched:
             self._watched = True
-            threading.Thread(target=self._wait, args=(None,), name="ioshape", daemon=True).start()
+            threading.Thread(target=self._watch_it, name="ioshape", daemon=True).start()
+
+    def _watch_it(self) -> None:
+        _ours.calling = True
+        self._wait(None)
 
     def _abort(self) -> None:
         """As cancel(), for what Ctrl-C interrupted: nobody will ask."""
@@ -277,7 +281,9 @@ _registry_lock = threading.Lock()
 _under_way: dict[int, SaveHandle] = {}
 _unheard: list[SaveHandle] = []
 _starting = 0  # saves that are about to be under way
-_ending = False  # the process has waited for all of them
+_ending = False  # the process is waiting for all of them, or has waited
+_ended = False  # it has waited
+_ours = threading.local()  # .calling: this thread is there to call the users' callbacks
 
 
 _finishing_in = -1  # the process that multiprocessing has been told of
@@ -296,13 +302,16 @@ def _finish_with_multiprocessing() -> None:
 def starting() -> Iterator[None]:
     """Around the beginning of a save: the end of the process waits for it.
 
-    When that has happened, only the main thread can still save, in exit handlers that run later: to
-    other threads the interpreter's end comes at any moment, and would not wait for their saves.
+    From then on only the main thread can save, in its exit handlers, and callbacks can: to other
+    threads the interpreter's end comes at any moment, and would not wait for their saves.
     """
     global _starting  # noqa: PLW0603
     _finish_with_multiprocessing()
     with _registry_lock:
-        if _ending and threading.current_thread() is not threading.main_thread():
+        if _ending and not (
+            threading.current_thread() is threading.main_thread()
+            or getattr(_ours, "calling", False)
+        ):
             raise RuntimeError("cannot save any more: the interpreter is ending")
         _starting += 1
     try:
@@ -321,8 +330,8 @@ def register(handle: SaveHandle, *, background: bool) -> None:
             _under_way[id(handle)] = handle
         elif handle._error is not None:
             _unheard.append(handle)
-        ending = _ending
-    if ending:
+        ended = _ended
+    if ended:
         handle._wait(None)  # nobody would, later
 
 
@@ -400,23 +409,22 @@ def _tell_progress(handles: list[SaveHandle]) -> str:
     return ", ".join(lines)
 
 
-def _left(*, end_if_none: bool = False) -> list[SaveHandle] | None:
+def _left() -> list[SaveHandle] | None:
     """Saves that have not ended; None if there is none, and there will be none."""
-    global _ending  # noqa: PLW0603
+    global _ended  # noqa: PLW0603
     with _registry_lock:
         handles = list(_under_way.values())
     # Those that have ended are here until their callbacks have been called.
     left = [handle for handle in handles if not handle._wait(0)]
     with _registry_lock:
-        none = not _under_way and not _starting
-        _ending = _ending or (none and end_if_none)
-    return None if none else left
+        _ended = not _under_way and not _starting
+        return None if _ended else left
 
 
 def _wait_at_exit(timeout: float | None, talk: bool) -> None:
     begin = time.monotonic()
     next_word = begin + 1.0
-    while (left := _left(end_if_none=True)) is not None:
+    while (left := _left()) is not None:
         now = time.monotonic()
         if timeout is not None and now - begin >= timeout:
             _abort_all(
@@ -436,9 +444,9 @@ def _wait_at_exit(timeout: float | None, talk: bool) -> None:
 
 
 def _abort_all(handles: list[SaveHandle], why: str) -> None:
-    global _ending  # noqa: PLW0603
+    global _ended  # noqa: PLW0603
     with _registry_lock:
-        _ending = True
+        _ended = True
     for handle in handles:
         if handle.cancel():
             _say(f"the save to {handle.path} was aborted: {why}; the previous file stands")
@@ -456,6 +464,9 @@ def _at_exit(name: str) -> Any:
 @atexit.register
 def _finish() -> None:
     """The end of the process: saves under way are finished, failures told."""
+    global _ending  # noqa: PLW0603
+    with _registry_lock:
+        _ending = True
     try:
         _wait_at_exit(_at_exit("exit_timeout_s"), _at_exit("exit_progress") is not False)
     except KeyboardInterrupt:
@@ -472,10 +483,10 @@ def _finish() -> None:
 
 def _forget_in_child() -> None:
     # Saves under way are the parent's. The lock may have been held.
-    global _registry_lock, _starting, _ending  # noqa: PLW0603
+    global _registry_lock, _starting, _ending, _ended  # noqa: PLW0603
     _registry_lock = threading.Lock()
     _starting = 0
-    _ending = False
+    _ending = _ended = False
     _under_way.clear()
     _unheard.clear()
 

@@ -20,7 +20,7 @@ from ioshape import _config, _device, _pickling, _save
 from ioshape._native import ffi
 from records import names_in
 from same import assert_same, describe
-from stock import attempt, stock
+from stock import SURROUNDINGS, attempt, stock
 
 MIB = 1 << 20
 
@@ -188,6 +188,19 @@ def test_a_device_that_fails_fails_the_save(
     remote.fails_at = None
     saved([torch.arange(5)], path, background)  # and nothing of it is left for the next
     assert_same(ioshape.load(path), [torch.arange(5)])
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["save", "save_async"])
+@pytest.mark.parametrize("surroundings", [name for name in SURROUNDINGS if "fake" not in name])
+def test_a_device_is_saved_wherever_the_call_is(
+    surroundings: str, background: bool, remote: Couriers, tmp_path: Path
+) -> None:
+    """Also where new tensors would be made somewhere else."""
+    value = [zoo.filled(torch.float32, 500_000), torch.arange(3)]
+    with SURROUNDINGS[surroundings]():
+        saved(value, tmp_path / "model.pt", background)
+    assert remote.pieces
+    assert_same(torch.load(tmp_path / "model.pt"), value)
 
 
 @pytest.mark.usefixtures("remote")

@@ -873,17 +873,17 @@ def test_ctrl_c_prints_nothing(ctrl_c: dict[str, str]) -> None:
 # ---- kill -9 ------------------------------------------------------------------------------------
 
 KILLED = """
+    import fcntl
     import os
     import random
     import signal
     import sys
     import time
-    import zipfile
     from pathlib import Path
 
     import torch
     import ioshape
-    from checkpoints import checkpoint, names_in, number_in
+    from checkpoints import checkpoint, names_in, number_in, wait_until
 
     MIB = 1 << 20
 
@@ -904,6 +904,15 @@ KILLED = """
             os.pwrite(told, number.to_bytes(8, "little"), 0)
 
 
+    def is_free(left):
+        with left.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+
     rounds, seed = map(int, sys.argv[1:])
     folder = Path("files")
     folder.mkdir()
@@ -911,7 +920,7 @@ KILLED = """
     torch.save(checkpoint(0), path)  # by torch: this process never opens a context of ours
     told = os.open("told", os.O_RDWR | os.O_CREAT)
     chance = random.Random(seed)
-    leftovers = 0
+    leftovers = left_behind = 0
     for i in range(rounds):
         last = int.from_bytes(os.pread(told, 8, 0), "little")
         child = os.fork()
@@ -933,9 +942,11 @@ KILLED = """
         # The one that was told of, or the one after it that nobody was told of any more.
         assert number_in(path) in (finished, finished + 1), (finished, number_in(path))
         assert finished >= last
-        assert len(names_in(folder)) <= 2, "leftovers pile up"
-        leftovers += len(names_in(folder)) - 1
-    print(leftovers, finished)
+        leftovers = max(leftovers, len(names_in(folder)) - 1)
+        left_behind += len(names_in(folder)) > 1
+    print(leftovers, left_behind, finished)
+    # The kernel drops the locks of the last one when its last request has ended.
+    wait_until(lambda: all(is_free(left) for left in folder.glob(".*")), "the end of the locks")
     ioshape.save(checkpoint(1000000), path)
     assert names_in(folder) == ["model.pt"]
     assert number_in(path) == 1000000
@@ -945,9 +956,10 @@ KILLED = """
 def _assert_survives_kills(tmp_path: Path, rounds: int) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     finished = run_program(tmp_path, KILLED, str(rounds), str(seed))
-    leftovers, saves = map(int, finished.stdout.split())
+    leftovers, left_behind, saves = map(int, finished.stdout.split())
+    assert leftovers <= 5  # each process removes what earlier ones have left
     # Otherwise this has not tested what it says.
-    assert leftovers >= rounds // 10
+    assert left_behind >= rounds // 10
     assert saves >= rounds // 3
 
 

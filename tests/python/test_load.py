@@ -25,7 +25,16 @@ import torch
 import zoo
 from records import flip, offset_of
 from same import assert_same, describe
-from stock import WAYS, Outcome, attempt, environment, load_all_ways, stock, torch_setting
+from stock import (
+    SURROUNDINGS,
+    WAYS,
+    Outcome,
+    attempt,
+    environment,
+    load_all_ways,
+    stock,
+    torch_setting,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 STATE = {"weight": torch.arange(1000.0).reshape(10, 100), "note": "x", "half": torch.ones(3)}
@@ -617,6 +626,19 @@ def test_what_was_shared_is_shared(tmp_path: Path) -> None:
         loaded["overlapping"][0, 1] = -1
         assert loaded["base"][5] == -1
         assert loaded["base"] is loaded["again"]
+
+
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.parametrize("write", [torch.save, ioshape.save])
+def test_the_same_is_loaded_wherever_the_call_is(
+    write: Callable[..., Any], surroundings: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    write({**LARGE, "module": torch.nn.Linear(3, 4)}, path)
+    with SURROUNDINGS[surroundings]():
+        expected = attempt(lambda: torch.load(path, weights_only=False), path)
+        assert attempt(lambda: ioshape.load(path, weights_only=False), path) == expected
+    assert expected.error is None
 
 
 def test_each_load_has_memory_of_its_own(ours: Path) -> None:

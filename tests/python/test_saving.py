@@ -22,7 +22,7 @@ import torch
 import zoo
 from records import names_in, offset_of
 from same import assert_same, describe
-from stock import attempt, stock, torch_setting
+from stock import SURROUNDINGS, attempt, stock, torch_setting
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 STATE = {"weight": torch.arange(1000.0).reshape(10, 100), "note": "x", "half": torch.ones(3)}
@@ -551,6 +551,19 @@ def test_the_object_may_change_once_the_background_has_it(tmp_path: Path) -> Non
     handle.wait()
     expected = {"weight": torch.arange(3_000_000.0), "list": [1]}
     assert_same(ioshape.load(tmp_path / "model.pt"), expected)
+
+
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+def test_the_same_is_saved_wherever_the_call_is(
+    surroundings: str, save: Save, tmp_path: Path
+) -> None:
+    ours, theirs = tmp_path / "ours.pt", tmp_path / "theirs.pt"
+    value = {"weight": torch.arange(100_000.0), "module": torch.nn.Linear(3, 4)}
+    with SURROUNDINGS[surroundings]():
+        report = save(value, ours)
+        torch.save(value, theirs)
+    assert report.written_by == "ioshape"
+    assert torch_loads(ours) == torch_loads(theirs) == describe(value)
 
 
 def test_saving_changes_nothing_in_the_object(save: Save, tmp_path: Path) -> None:

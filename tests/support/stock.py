@@ -24,6 +24,7 @@ import torch
 import zoo
 from same import describe
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils import serialization
 
 # Its stubs lack what config modules have at run time.
@@ -65,6 +66,35 @@ def attempt(function: Callable[[], Any], path: Path, *, with_data: bool = True) 
         if error is None:
             description = describe(value, with_data=with_data)
     return Outcome(description, error, told)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
+class _CallsNothing(TorchFunctionMode):
+    """Changes what some functions do, as torch.device() does."""
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+# In which the state of a process can be that saves or loads.
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "default device": lambda: torch.device("meta"),
+    "default dtype": lambda: _default_dtype(torch.float64),
+    "inference mode": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "fake tensors": FakeTensorMode,
+    "functions replaced": _CallsNothing,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
 
 
 # ---- Ways to load -------------------------------------------------------------------------------
