@@ -137,6 +137,7 @@ WRONG_TARGETS: dict[str, Callable[[], Any]] = {
     "int": lambda: 5,
     "bytes": lambda: b"model.pt",
     "object": object,
+    "path of bytes": BytesPath,
     "list": lambda: ["model.pt"],
     "not a file": NotAFile,
     "class": lambda: Path,
@@ -157,7 +158,8 @@ def test_wrong_targets_raise_what_torch_raises(
         torch.save(STATE, WRONG_TARGETS[name]())
     with pytest.raises(type(expected.value)) as raised:
         ioshape.save(STATE, WRONG_TARGETS[name]())
-    if not isinstance(raised.value, ioshape.StorageError):
+    # Ours say more of files, and of paths that are bytes what torch says of bytes.
+    if not isinstance(raised.value, ioshape.StorageError) and name != "path of bytes":
         assert str(raised.value) == str(expected.value)
     assert names_in(tmp_path) == []
 
@@ -558,7 +560,7 @@ def test_the_same_is_saved_wherever_the_call_is(
     surroundings: str, save: Save, tmp_path: Path
 ) -> None:
     ours, theirs = tmp_path / "ours.pt", tmp_path / "theirs.pt"
-    value = {"weight": torch.arange(100_000.0), "module": torch.nn.Linear(3, 4)}
+    value = {"weight": torch.arange(100_000.0), "view": torch.arange(9).reshape(3, 3).t()}
     with SURROUNDINGS[surroundings]():
         report = save(value, ours)
         torch.save(value, theirs)
