@@ -70,6 +70,20 @@ def test_damage_of_shared_storages_names_all_who_share(tmp_path: Path) -> None:
         ioshape.load(path)
 
 
+def test_damage_in_a_state_dict_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.AdamW(module.parameters())
+    ioshape.save({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    flip(path, offset_of(path, "data/1"))
+    with pytest.raises(ioshape.DamagedError, match=r"'model\.0\.bias'"):
+        ioshape.load(path)
+    ioshape.save(torch.ones(5), path)
+    flip(path, offset_of(path, "data/0"))
+    with pytest.raises(ioshape.DamagedError, match="which holds the tensor;"):
+        ioshape.load(path)
+
+
 def test_verification_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pt"
     ioshape.save(SMALL, path)

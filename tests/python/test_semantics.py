@@ -118,3 +118,16 @@ def test_ours_is_read_by_us(name: str, folder: Path) -> None:
 def test_it_is_what_was_saved(name: str, folder: Path) -> None:
     files = files_of(name, folder)
     assert_same(ioshape.load(files.ours, weights_only=False), zoo.build(name))
+
+
+@pytest.mark.filterwarnings("ignore:backward hook .* will not be serialized")
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("name", SAVED)
+def test_every_storage_is_named(name: str, protocol: int, tmp_path: Path) -> None:
+    """Whoever lists a file, or names what is damaged, finds each storage without running it."""
+    path = tmp_path / "model.pt"
+    ioshape.save(zoo.build(name), path, pickle_protocol=protocol, durable=False)
+    contents = ioshape.inspect(path)
+    assert contents.problem == ""
+    storages = {record.name for record in contents.records if record.name.startswith("data/")}
+    assert {tensor.record for tensor in contents.tensors} == storages
