@@ -3,6 +3,7 @@
 
 import os
 import pickle
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,28 @@ def test_damage_in_a_state_dict_is_named(tmp_path: Path) -> None:
     flip(path, offset_of(path, "data/0"))
     with pytest.raises(ioshape.DamagedError, match="which holds the tensor;"):
         ioshape.load(path)
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\2Nr\xff\xff\xff\0.",  # remembers it as number 16777215
+        b"\x80\5\x96\0\0\0\x10\0\0\0\0x.",  # a bytearray of 256 MiB
+        b"\x80\4\x8e\0\0\0\x10\0\0\0\0x.",  # bytes of 256 MiB
+    ],
+)
+def test_a_listing_takes_little_memory_whatever_the_pickle_says(
+    pickled: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3")
+    tracemalloc.start()
+    ioshape.inspect(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20
 
 
 def test_verification_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
