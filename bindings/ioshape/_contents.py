@@ -7,7 +7,7 @@ import io
 import os
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ioshape._errors import DamagedError, StorageError
 from ioshape._reader import RawRecord, Reader
@@ -87,26 +87,38 @@ class Contents:
 # ---- Reading a pickle without running it -------------------------------------------------------
 
 
-class _Thing:
-    """Stands for whatever a global of the pickle is or makes."""
+class _Global(type):
+    """Stands for a global of the pickle, which may be called, or instantiated without a call."""
 
-    def __init__(self, name: str, *arguments: Any) -> None:
-        self.name = name
-        self.parts: dict[Any, Any] = dict(enumerate(arguments))
+    global_name: str
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        rebuilt = _rebuild(self.name, arguments)
-        if rebuilt is not None:
-            return rebuilt
-        made = _Thing(self.name, *arguments)
-        made.parts.update(named)
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        rebuilt = _rebuild(cls.global_name, arguments)
+        thing: Any = cls
+        return thing.__new__(thing, *arguments, **named) if rebuilt is None else rebuilt
+
+
+class _Thing(metaclass=_Global):
+    """Stands for whatever a global of the pickle makes."""
+
+    global_name = ""
+    parts: dict[Any, Any]
+
+    def __new__(cls, *arguments: Any, **named: Any) -> _Thing:
+        made = super().__new__(cls)
+        made.parts = {**dict(enumerate(arguments)), **named}
         return made
 
+    def __call__(self, *arguments: Any, **named: Any) -> _Thing:
+        return _Thing.__new__(_Thing, self, *arguments, **named)
+
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.parts.update(state)
-        else:
-            self.parts["state"] = state
+        # The state of whoever has slots is a pair: what is in __dict__, and what is in the slots.
+        for some in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+            if isinstance(some, dict):
+                self.parts.update(some)
+            elif some is not None:
+                self.parts["state"] = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.parts[key] = value
@@ -125,6 +137,15 @@ class _Thing:
         self.append(value)
 
 
+class _Mapping(dict[Any, Any]):
+    """Stands for an OrderedDict, which may have attributes: those of state_dict() do."""
+
+    attributes: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.attributes = state
+
+
 @dataclass(frozen=True)
 class _Storage:
     kind: str
@@ -140,6 +161,8 @@ class _View:
     stride: tuple[int, ...]
     offset: int
     item_bytes: int
+    #: of a quantized tensor: may have tensors of its own
+    quantizer: Any = None
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
@@ -153,29 +176,48 @@ def _rebuild(name: str, arguments: tuple[Any, ...]) -> Any:
     if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
         return arguments[0] if arguments else None
     if name == "collections.OrderedDict":
-        return dict(*arguments)
+        return _Mapping(*arguments)
     if name in ("builtins.set", "builtins.frozenset", "__builtin__.set", "__builtin__.frozenset"):
-        return list(*arguments)
+        return tuple(*arguments)  # like a frozenset it can be a key
     if name.startswith("torch._utils._rebuild") and len(arguments) >= 4:
         storage, offset, shape, stride = arguments[:4]
         if isinstance(storage, _Storage) and isinstance(offset, int):
             dtype, item_bytes = _DTYPES.get(storage.kind, (storage.kind, 1))
             for argument in arguments[4:]:  # _rebuild_tensor_v3 says the dtype itself
-                if isinstance(argument, _Thing) and argument.name.startswith("torch."):
-                    dtype = argument.name.removeprefix("torch.")
-            return _View(storage, dtype, _numbers(shape), _numbers(stride), offset, item_bytes)
+                if isinstance(argument, _Global) and argument.global_name.startswith("torch."):
+                    dtype = argument.global_name.removeprefix("torch.")
+            quantizer = arguments[4] if name.endswith("_rebuild_qtensor") else None
+            sizes, strides = _numbers(shape), _numbers(stride)
+            return _View(storage, dtype, sizes, strides, offset, item_bytes, quantizer)
     return None
 
 
-class _Unpickler(pickle.Unpickler):
+# The unpickler that is written in Python: the other makes room for as much as the pickle says that
+# there will be, so that a few bytes of a file fill the memory. Its stubs know little of it.
+_PythonUnpickler: Any = pickle._Unpickler
+
+
+class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
+    dispatch: ClassVar = dict(_PythonUnpickler.dispatch)
+
+    def _load_bytearray(self) -> None:
+        # This alone would make room, too.
+        n_bytes = int.from_bytes(self.read(8), "little")
+        data = self.read(n_bytes)
+        if len(data) < n_bytes:
+            raise pickle.UnpicklingError("it ends in the middle")
+        self.append(bytearray(data))
+
+    dispatch[pickle.BYTEARRAY8[0]] = _load_bytearray
+
     def find_class(self, module: str, name: str) -> Any:
         # Nothing is imported, so nothing of the file can run.
-        return _Thing(f"{module}.{name}")
+        return _Global("_Thing", (_Thing,), {"global_name": f"{module}.{name}"})
 
     def persistent_load(self, pid: Any) -> Any:
         if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] not in ("storage", b"storage"):
             raise pickle.UnpicklingError("a reference that is not to a storage")
-        kind = pid[1].name.rpartition(".")[2] if isinstance(pid[1], _Thing) else str(pid[1])
+        kind = str(getattr(pid[1], "global_name", pid[1])).rpartition(".")[2]
         return _Storage(kind, str(pid[2]), str(pid[3]))
 
 
@@ -202,12 +244,15 @@ def _tensors(root: Any) -> Iterator[Tensor]:
                 value.offset * value.item_bytes,
                 value.storage.location,
             )
+            children = [("quantizer", value.quantizer)] if value.quantizer else ()
         elif isinstance(value, _Storage):
             yield Tensor(path, "uint8", (), (), f"data/{value.key}", 0, value.location)
         elif id(value) in seen or depth > _MAX_DEPTH:
             continue
         elif isinstance(value, dict):
             children = list(value.items())
+            if isinstance(value, _Mapping) and value.attributes:
+                children.append(("__dict__", value.attributes))
         elif isinstance(value, (list, tuple)):
             children = list(enumerate(value))
         elif isinstance(value, _Thing):
@@ -299,7 +344,8 @@ def name_damage(error: DamagedError) -> DamagedError:
     names = [tensor.name for tensor in tensors if tensor.record == record]
     if not names:
         return error
-    shown = ", ".join(f"'{name}'" for name in names[:3])
+    # A tensor that was saved by itself has no name.
+    shown = ", ".join(f"'{name}'" if name else "the tensor" for name in names[:3])
     if len(names) > 3:
         shown += f" and {len(names) - 3} more"
     damage, semicolon, remedy = sentence.partition("; ")

@@ -29,7 +29,9 @@ class _Pinned:
 
     def __init__(self, device: torch.device, size: int) -> None:
         # Memory that is pinned is kept by torch for the next save.
-        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
+        self.memory = torch.empty(
+            size, dtype=torch.uint8, device="cpu", pin_memory=device.type != "cpu"
+        )
         self.event: Any = None
         self.n_bytes = 0
 

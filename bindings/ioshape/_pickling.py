@@ -185,7 +185,11 @@ def _probe() -> str:
         or written["data/0"].data_ptr() != shared.data_ptr()
     ):
         return f"torch {torch.__version__} writes records that are not known"
-    if list(written) == list(known) and all(written[name] is known[name] for name in written):
+    # Couriers need torch.accelerator, which older versions of torch have not.
+    is_known = list(written) == list(known) and all(
+        written[name] is known[name] for name in written
+    )
+    if is_known and hasattr(torch, "accelerator"):
         _last_before_storages = names[-3]
     # Otherwise torch copies the storages of a GPU itself, all of them, before the first is written.
     return ""

@@ -164,12 +164,13 @@ def test_a_blocking_save_comes_after_those_in_the_background(
     assert number_in(path) == 2
 
 
-def test_order_is_kept_when_settings_change(tmp_path: Path, gate: Gate) -> None:
+@pytest.mark.parametrize("save", [ioshape.save, _by_torch], ids=["save", "written by torch"])
+def test_order_is_kept_when_settings_change(tmp_path: Path, gate: Gate, save: Save) -> None:
     path = tmp_path / "model.pt"
     first = ioshape.save_async(checkpoint(1, 8 * MIB), path, progress=gate)
     gate.await_save()
     ioshape.configure(engine="threads")
-    thread = threading.Thread(target=ioshape.save, args=(checkpoint(2), path))
+    thread = threading.Thread(target=save, args=(checkpoint(2), path))
     thread.start()
     thread.join(0.3)
     gate.open()
@@ -289,12 +290,13 @@ def test_progress_counts_up(tmp_path: Path) -> None:
     report = handle.result()
     phases = [progress.phase for progress in told]
     assert list(dict.fromkeys(phases)) == ["stage", "plan", "write", "sync", "commit", "done"]
-    for phase in ("stage", "write"):
+    # Threads that help to copy say nothing.
+    for phase, least in (("stage", 1), ("write", 20)):
         steps = [progress for progress in told if progress.phase == phase]
         done = [progress.done_bytes for progress in steps]
         assert done == sorted(done)
         assert len({progress.total_bytes for progress in steps}) == 1
-        assert len(done) >= 3
+        assert len(done) >= least
         assert done[-1] <= steps[-1].total_bytes
     assert told[-1].done_bytes <= report.file_bytes
 
