@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ioshape._context import current, encoded
 from ioshape._errors import failure
+from ioshape._handle import context_of_saves_to
 from ioshape._native import ffi, lib
 from ioshape._report import Report, from_struct, new_struct
 
@@ -24,7 +25,8 @@ class RawFile:
 
     def __init__(self, path: str, *, durable: bool, replace: bool) -> None:
         self.name = path
-        context = current()
+        # As for other saves: the context keeps the order of saves to one path.
+        context = context_of_saves_to(path) or current()
         self._position = 0
         options = ffi.new("struct ioshape_file_options *")
         options.size = ffi.sizeof("struct ioshape_file_options")

@@ -477,25 +477,32 @@ def test_awaiting_raises_what_the_save_failed_with(tmp_path: Path) -> None:
 
 def test_a_task_that_is_canceled_cancels_no_save(tmp_path: Path, gate: Gate) -> None:
     path = tmp_path / "model.pt"
+    complaints: list[object] = []
 
     async def main() -> ioshape.SaveHandle:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
         handle = ioshape.save_async(checkpoint(1), path, progress=gate)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(_awaited(handle), 0.05)
         assert not handle.done()
         gate.open()
         assert (await handle).path == str(path)
+        await asyncio.sleep(0.01)
         return handle
 
     assert asyncio.run(main()).exception() is None
     assert number_in(path) == 1
+    assert complaints == []
 
 
 async def _awaited(handle: ioshape.SaveHandle) -> ioshape.Report:
     return await handle
 
 
-def test_a_failure_that_a_canceled_task_missed_is_told(tmp_path: Path, gate: Gate) -> None:
+@pytest.mark.parametrize("when", ["while the loop runs", "after its end"])
+def test_a_failure_that_a_canceled_task_missed_is_told(
+    tmp_path: Path, gate: Gate, when: str
+) -> None:
     ioshape.save(checkpoint(1), tmp_path / "model.pt")
     handles: list[ioshape.SaveHandle] = []
 
@@ -505,6 +512,11 @@ def test_a_failure_that_a_canceled_task_missed_is_told(tmp_path: Path, gate: Gat
         )
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(_awaited(handles[0]), 0.05)
+        if when == "while the loop runs":
+            gate.open()
+            while not handles[0].done():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
 
     asyncio.run(main())
     gate.open()

@@ -4,7 +4,7 @@
 Nothing of ours is imported here, no thread started and nothing computed, so a program finds the
 interpreter as it would after "import torch", and ends as every program does. processes.py talks to
 it: a request is one packet of JSON, with the program's stdin, stdout and stderr; the answers are
-its process id and, when it has ended, its status.
+its process id, when it has ended a word, and when that has been heard its status.
 """
 
 import array
@@ -40,6 +40,10 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(str(child).encode())
+        # It keeps its process id until somebody knows that it has ended.
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        connection.send(b"ended")
+        connection.recv(64)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         connection.send(str(status).encode())
 

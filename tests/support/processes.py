@@ -72,6 +72,8 @@ class _Nursery:
 
     def status(self) -> int:
         """Of the program that was started, when it has ended."""
+        self._connection.recv(64)
+        self._connection.send(b"heard")
         return int(self._connection.recv(64))
 
 
