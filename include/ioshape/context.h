@@ -67,6 +67,14 @@ enum ioshape_staging_full {
 	IOSHAPE_STAGING_REFUSE    /* the call returns -EAGAIN at once */
 };
 
+/* What a save does while the coordinator that keeps the order of writers is out of reach. */
+enum ioshape_away {
+	/* It waits for a share of time of its own, made from its rank, and then writes. */
+	IOSHAPE_AWAY_STAGGER = 0,
+	IOSHAPE_AWAY_WAIT, /* until the coordinator is back */
+	IOSHAPE_AWAY_FAIL  /* the save fails */
+};
+
 enum ioshape_log_level {
 	IOSHAPE_LOG_ERROR = 1,
 	IOSHAPE_LOG_WARNING = 2,
@@ -97,6 +105,35 @@ struct ioshape_context_options {
 	enum ioshape_log_level log_level;       /* IOSHAPE_LOG_LEVEL */
 	ioshape_log_fn log;                     /* NULL: no log. The library itself never prints. */
 	void *log_user;                         /* borrowed until the context is freed */
+	/*
+	 * IOSHAPE_COORDINATOR: who says which saves may write now; see docs/slots.md.
+	 *   "local"            the processes of this host among themselves, without a server
+	 *   "local:/folder"    the same through this folder, which containers may share
+	 *   "redis://[user[:password]@]host[:port][/db]" (several hosts, with commas, of a cluster)
+	 *   "rediss://..."     the same with TLS
+	 *   "unix:///path/of/socket[?db=N]"
+	 *   "sentinel://[user[:password]@]host[:port],.../service[/db]"
+	 *   "open"             nobody: all write at once
+	 * The default is "local".
+	 */
+	const char *coordinator;
+	/* IOSHAPE_PASSWORD_FILE: its first line is the coordinator's password, if the address has
+	 * none; so is the variable IOSHAPE_PASSWORD. */
+	const char *password_file;
+	const char *pool; /* IOSHAPE_POOL: all saves use this one, whatever their filesystem */
+	const char *job;  /* IOSHAPE_JOB: its name; the default is the launcher's */
+	uint32_t
+		share; /* IOSHAPE_SHARE: of the pool for this job, against others; 1 to 1000; 100 */
+	/* IOSHAPE_SLOTS: writers at a time, if the operator has set nothing; see docs/slots.md */
+	uint32_t slots;
+	uint32_t lease_ms; /* IOSHAPE_LEASE_MS: a dead writer's slot is kept so long; 300 to 600000
+			    */
+	uint32_t stall_ms; /* IOSHAPE_STALL_MS: a writer that moves nothing for so long loses its
+			      slot */
+	enum ioshape_away away;   /* IOSHAPE_AWAY */
+	uint32_t stagger_most_ms; /* IOSHAPE_STAGGER_MOST_MS: the longest share of time to wait for
+				   */
+	uint64_t rate; /* IOSHAPE_RATE: bytes per second of all ranks of the job; 0: any */
 };
 
 #define IOSHAPE_CONTEXT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_context_options)

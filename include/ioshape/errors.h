@@ -23,7 +23,9 @@ enum ioshape_error {
 	/* A count, a length or a nesting in the file or the arguments is above a limit. */
 	IOSHAPE_E_LIMIT = -5003,
 	/* The file is sound, but has no tensor table: not written through the tensor calls. */
-	IOSHAPE_E_NO_TABLE = -5004
+	IOSHAPE_E_NO_TABLE = -5004,
+	/* The coordinator of slots is out of reach, or refuses us. */
+	IOSHAPE_E_COORDINATOR = -5005
 };
 
 /*

@@ -21,6 +21,8 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 		return "above a limit";
 	case IOSHAPE_E_NO_TABLE:
 		return "the file has no tensor table";
+	case IOSHAPE_E_COORDINATOR:
+		return "the coordinator of slots cannot be used";
 	}
 	/* Unlike strerror() this neither translates nor shares a buffer between threads. */
 	text = code < 0 && code > -4096 ? strerrordesc_np(-code) : NULL;

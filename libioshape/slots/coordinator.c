@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which coordinator an address means. */
+#include "slots/slots.h"
+
+#include <string.h>
+
+const struct slots_ops *slots_test_coordinator;
+
+static bool has_scheme(const char *address, const char *scheme)
+{
+	size_t bytes = strlen(scheme);
+
+	return !strncmp(address, scheme, bytes) && (!address[bytes] || address[bytes] == ':');
+}
+
+const struct slots_ops *slots_coordinator_of(const char *address)
+{
+	static const struct {
+		const char *scheme;
+		const struct slots_ops *ops;
+	} known[] = {
+		{ "open", &slots_open },
+	};
+
+	if (slots_test_coordinator && has_scheme(address, "test"))
+		return slots_test_coordinator;
+	for (size_t i = 0; i < ARRAY_LENGTH(known); i++) {
+		if (has_scheme(address, known[i].scheme))
+			return known[i].ops;
+	}
+	return NULL;
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The right to write now. Two layers: coordinators, which keep the order of a pool among all
+ * processes (redis.c, local.c, open.c; one table of functions each), and pools, the part of it that
+ * happens in this process (pool.c and its neighbours): waiting, signs of life, bandwidth, and what
+ * to do while the coordinator is out of reach. All network traffic of the library happens on this
+ * floor.
+ *
+ * The rules by which turns are given are the same for all coordinators: docs/slots.md says them in
+ * words, rules.c in C (pure), slots.lua in Lua.
+ */
+#ifndef SLOTS_SLOTS_H
+#define SLOTS_SLOTS_H
+
+#include "base/base.h"
+
+#include <ioshape/slots.h>
+
+#include <sys/types.h>
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+#define SLOTS_NAME_BYTES 128 /* of pools and of "ahead" texts, with the final 0 */
+#define SLOTS_TEXT_BYTES 64  /* of jobs and nodes */
+#define SLOTS_ID_BYTES 40    /* of requests: the client's 16 hexadecimal digits, '-', a number */
+
+/* Who we are: the same for all requests of a process to a pool. Printable ASCII only. */
+struct slots_identity {
+	char client[17]; /* 16 hexadecimal digits, random: unlike any other client's */
+	char job[SLOTS_TEXT_BYTES];
+	char node[SLOTS_TEXT_BYTES];
+	uint32_t rank;
+	uint32_t ranks; /* of the job, as far as is known; at least 1 */
+	uint32_t share;
+};
+
+/* ---- Coordinators ---------------------------------------------------------------------------- */
+
+/* What a pool is opened with. Strings are borrowed until the pool is closed. */
+struct slots_config {
+	const char *address;  /* ioshape_context_options.coordinator */
+	const char *password; /* NULL if there is none beside the address's */
+	char pool[SLOTS_NAME_BYTES];
+	struct slots_identity identity;
+	uint32_t lease_ms;
+	uint32_t asked_capacity; /* by the job; 0 for none */
+	uint32_t default_capacity;
+	uint64_t rate; /* of the job, bytes per second; 0: any */
+	struct base_log log;
+};
+
+/* A request for a slot. It is made under an id of the client's, so that it can be repeated when the
+ * answer was lost: the second time it changes nothing. */
+struct slots_request {
+	char id[SLOTS_ID_BYTES];
+	uint32_t weight;
+	uint64_t bytes;  /* that are to be written; 0 unknown */
+	bool never_wait; /* if it is not granted at once, it is not queued either */
+};
+
+/* A sign of life. */
+struct slots_beat {
+	char id[SLOTS_ID_BYTES];
+	uint64_t passed; /* bytes so far */
+	bool holding;    /* as far as the client knows */
+	/* For those that hold: what may be reclaimed if the coordinator lost its data. */
+	uint64_t fence;
+	uint64_t epoch;
+	uint32_t weight; /* as granted: 0 for express */
+	uint64_t bytes;
+};
+
+enum slots_state {
+	SLOTS_NONE, /* neither holder nor waiter: never was, timed out, kicked, or lost */
+	SLOTS_WAITING,
+	SLOTS_HOLDING
+};
+
+struct slots_answer {
+	enum slots_state state;
+	uint64_t fence;    /* holders */
+	uint64_t epoch;    /* of the coordinator's data */
+	uint32_t weight;   /* granted; 0: express */
+	uint32_t position; /* waiters: how many are ahead in the queue */
+	uint32_t capacity;
+	uint32_t beat_ms;             /* when the next sign of life is due, at the latest */
+	char ahead[SLOTS_NAME_BYTES]; /* waiters: "job 4711, rank 7 on n03" */
+};
+
+/* A share of the bandwidth: `bytes` may leave, spread evenly, from `start_ms` from now until
+ * `end_ms` from now. bytes is 0 if nothing limits the bandwidth: then ask again after end_ms. */
+struct slots_grant {
+	uint64_t bytes;
+	uint32_t start_ms;
+	uint32_t end_ms;
+};
+
+/*
+ * One coordinator. No member is NULL. A pool's functions may be called from several threads at a
+ * time, except wait(), which one thread calls. All but wait() return soon: within about two
+ * seconds, whatever the network does. IOSHAPE_E_COORDINATOR: out of reach, or it refuses us; the
+ * sentence says why. Nothing needs to be reopened after that: the next call tries anew.
+ */
+struct slots_ops {
+	const char *id;
+	/* Checks the address, connects to nothing yet. -EINVAL, naming what is wrong. */
+	int (*open)(void **pool, const struct slots_config *config, struct base_error *error);
+	int (*acquire)(void *pool, const struct slots_request *request, struct slots_answer *answer,
+		       struct base_error *error);
+	int (*beat)(void *pool, const struct slots_beat *beat, struct slots_answer *answer,
+		    struct base_error *error);
+	/* Also takes back a request. An unknown id is fine. `passed` as in beats. */
+	int (*release)(void *pool, const char *id, uint64_t passed, struct base_error *error);
+	/*
+	 * Waits until something may have happened to a request of this pool's in this process (a
+	 * hint: beat() tells the truth), until interrupt(), or for timeout_ms.
+	 */
+	int (*wait)(void *pool, uint32_t timeout_ms, struct base_error *error);
+	/* Any thread. Ends the wait() under way, or the next one at once. */
+	void (*interrupt)(void *pool);
+	/* Nobody will wait() for some time: what was kept for that may go. */
+	void (*rest)(void *pool);
+	/* Below 0: so many bytes of the last grant were not used. */
+	int (*pace)(void *pool, int64_t bytes, struct slots_grant *grant, struct base_error *error);
+	/* The operator's. */
+	int (*set)(void *pool, const struct ioshape_pool_settings *settings,
+		   struct base_error *error);
+	int (*kick)(void *pool, const char *id, struct base_error *error); /* -ENOENT */
+	int (*status)(void *pool, struct ioshape_pool_status **status, struct base_error *error);
+	/* All names that this coordinator knows, ended by '\n' each, appended. */
+	int (*names)(void *pool, struct base_buffer *names, struct base_error *error);
+	/* No other call is under way. What the process held is given back where that takes no
+	 * waiting. */
+	void (*close)(void *pool);
+};
+
+extern const struct slots_ops slots_redis;
+extern const struct slots_ops slots_local;
+extern const struct slots_ops slots_open;
+
+/* The coordinator that an address names; NULL for a word that is none. */
+const struct slots_ops *slots_coordinator_of(const char *address);
+
+/* Tests put a faulty coordinator here, for addresses "test:..."; nothing else writes to it. */
+extern const struct slots_ops *slots_test_coordinator;
+
+/* A status to be filled: room for members and their strings comes with it (status.c). */
+struct slots_status_maker;
+int slots_status_new(struct slots_status_maker **out, const char *pool, const char *coordinator,
+		     struct base_error *error);
+struct ioshape_pool_status *slots_status_of(struct slots_status_maker *maker);
+/* Copies the member, strings too. 0 or -ENOMEM. */
+int slots_status_add(struct slots_status_maker *maker, bool holder,
+		     const struct ioshape_member *member);
+/* Hands the status over, or frees it all. */
+struct ioshape_pool_status *slots_status_finish(struct slots_status_maker *maker);
+void slots_status_abandon(struct slots_status_maker *maker);
+
+/* ---- Numbers that all coordinators go by (docs/slots.md) --------------------------------------
+ */
+
+#define SLOTS_SMALL_BYTES (16 * MIB) /* up to here a request may be let past the queue */
+#define SLOTS_EXPRESS 1u             /* so many of them at a time */
+#define SLOTS_LISTED 256u            /* waiters in a status */
+#define SLOTS_MOST_CAPACITY 65536u
+
+/* ---- Pools in this process (pool.c, beats.c, away.c) ------------------------------------------
+ */
+
+struct slots_pool;
+
+struct slots_policy {
+	enum ioshape_away away;
+	uint32_t stagger_most_ms;
+	uint32_t stall_ms;
+};
+
+int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
+		    const struct slots_policy *policy, struct base_error *error);
+/* All its slots have been released. */
+void slots_pool_close(struct slots_pool *pool);
+const char *slots_pool_name(const struct slots_pool *pool);
+/* For the operator's functions. */
+const struct slots_ops *slots_pool_ops(const struct slots_pool *pool, void **coordinator);
+
+/* A slot that is held, or was; one thread at a time, but for slots_info(). */
+struct slots_slot;
+
+struct slots_wish {
+	uint32_t weight; /* at least 1 */
+	uint64_t bytes;
+	int64_t timeout_ms; /* as in ioshape_slot_options */
+	ioshape_queue_fn waiting;
+	void *waiting_user;
+	ioshape_lost_fn lost;
+	void *lost_user;
+};
+
+int slots_acquire(struct slots_pool *pool, const struct slots_wish *wish, struct slots_slot **out,
+		  struct base_error *error);
+/*
+ * Before bytes are written. Waits as the bandwidth dial asks; meanwhile `stop` (may be NULL) is
+ * asked ten times a second: anything but 0 ends the waiting and is returned.
+ */
+int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user);
+void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info);
+void slots_release(struct slots_slot *slot);
+
+/* ---- Pure parts -------------------------------------------------------------------------------
+ */
+
+/* When the coordinator is away: how long this writer waits before it writes, in ms (away.c). */
+uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t round, uint32_t capacity,
+			  uint32_t write_ms, uint32_t most_ms);
+
+/* Who this process is, from the launcher's variables (identity.c). `job` may be NULL. */
+void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
+
+#endif
