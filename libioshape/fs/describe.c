@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "fs/fs.h"
+#include "fs/mountinfo.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,9 +20,6 @@
 #define DIO_MEM_ALIGN_AT 0x98
 #define DIO_OFFSET_ALIGN_AT 0x9c
 
-/* Mount tables of big clusters have thousands of lines; what lies beyond this is not looked at. */
-#define MOUNTINFO_BYTES (1 * MIB)
-
 static void read_alignment(struct fs_info *info, const struct statx *status)
 {
 	if (!(status->stx_mask & STATX_DIOALIGN))
@@ -37,25 +34,11 @@ static void read_alignment(struct fs_info *info, const struct statx *status)
 static void read_type(struct fs_info *info, unsigned device_major, unsigned device_minor)
 {
 	struct base_buffer text = { 0 };
-	ssize_t got;
-	int fd;
 
-	fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return;
-	do {
-		if (base_buffer_reserve(&text, 16 * KIB))
-			goto out;
-		got = read(fd, text.data + text.bytes, text.room - text.bytes - 1);
-		if (got > 0)
-			text.bytes += (size_t)got;
-	} while (got > 0 && text.bytes < MOUNTINFO_BYTES);
-	text.data[text.bytes] = 0;
-	fs_mountinfo_type((const char *)text.data, device_major, device_minor, info->type,
-			  sizeof(info->type));
-out:
+	if (!fs_read_mountinfo(&text))
+		fs_mountinfo_type((const char *)text.data, device_major, device_minor, info->type,
+				  sizeof(info->type));
 	base_buffer_free(&text);
-	close(fd);
 }
 
 static void find_type(struct fs_info *info, struct fs_memory *memory, unsigned device_major,

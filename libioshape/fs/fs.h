@@ -39,6 +39,32 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned device_minor,
 		      char *type, size_t type_bytes);
 
+/*
+ * Type and source ("/dev/sda1", "server:/export") of the mount with this number, in the text of a
+ * mountinfo file. Pure. 0 or -ENOENT.
+ */
+int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t type_bytes,
+		       char *source, size_t source_bytes);
+
+/* ---- Pools (pool.c) ---------------------------------------------------------------------------
+ */
+
+#define FS_POOL_BYTES 128
+
+/*
+ * A name for the storage behind a mount, the same on all hosts that share it: "nfs:server:/export",
+ * "lustre:fs1". What one host alone can reach has `host` in its name. Made of characters that are
+ * safe in file names' neighbourhood and in Redis: no space, no brace. Pure.
+ */
+void fs_pool_of_mount(const char *type, const char *source, const char *host,
+		      char name[FS_POOL_BYTES]);
+
+/* The same for the file or directory `path`, whose last part need not exist. */
+int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
+
+/* A number that is the same for paths on one mount, and quick to be had. 0 or a negative errno. */
+int fs_device_of_path(const char *path, uint64_t *device);
+
 /* A name for a statfs magic number: "nfs", "lustre"; "0x…" for one not known here. Pure. */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);
 

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which storage a path shares with others, in one word. */
+#define _GNU_SOURCE
+#include "fs/mountinfo.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+/* Linux 5.8; older headers call the bytes of its field spare. */
+#ifndef STATX_MNT_ID
+#define STATX_MNT_ID 0x1000U
+#endif
+#define MNT_ID_AT 0x90
+
+#define SOURCE_BYTES 512
+
+/* Filesystems that several hosts share, under the source that the mount table says. */
+static bool is_shared(const char *type)
+{
+	static const char *const shared[] = {
+		"9p",        "afs",   "beegfs", "ceph", "cifs",   "fuse",
+		"glusterfs", "gpfs",  "lustre", "nfs",  "nfs4",   "ocfs2",
+		"orangefs",  "panfs", "pvfs2",  "smb3", "wekafs",
+	};
+
+	if (!strncmp(type, "fuse.", 5))
+		return true;
+	for (size_t i = 0; i < ARRAY_LENGTH(shared); i++) {
+		if (!strcmp(type, shared[i]))
+			return true;
+	}
+	return false;
+}
+
+static void make_safe(char *name)
+{
+	static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+				      "0123456789._:@+/-";
+
+	for (; *name; name++) {
+		if (!strchr(allowed, *name))
+			*name = '_';
+	}
+}
+
+/* FNV-1a: what is cut off at the end of a long name still makes a difference. */
+static uint64_t hash(const char *text)
+{
+	uint64_t value = 0xcbf29ce484222325;
+
+	for (; *text; text++)
+		value = (value ^ (unsigned char)*text) * 0x100000001b3;
+	return value;
+}
+
+void fs_pool_of_mount(const char *type, const char *source, const char *host,
+		      char name[FS_POOL_BYTES])
+{
+	char whole[64 + SOURCE_BYTES + 64];
+	const char *slash;
+
+	/* Clients name any of several management servers; the name of the filesystem is what
+	 * counts. */
+	slash = strrchr(source, '/');
+	if (!strcmp(type, "lustre") && slash && slash[1])
+		source = slash + 1;
+	if (!strcmp(type, "nfs4"))
+		type = "nfs";
+	if (is_shared(type))
+		snprintf(whole, sizeof(whole), "%s:%s", type, source);
+	else
+		snprintf(whole, sizeof(whole), "%s:%s@%s", type, source, host);
+	make_safe(whole);
+	if (strlen(whole) < FS_POOL_BYTES)
+		snprintf(name, FS_POOL_BYTES, "%s", whole);
+	else
+		snprintf(name, FS_POOL_BYTES, "%.*s-%016llx", FS_POOL_BYTES - 18, whole,
+			 (unsigned long long)hash(whole));
+}
+
+/* The same for all containers of a host, unlike its name. "" if the kernel does not say. */
+static void name_host(char *host, size_t bytes)
+{
+	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+
+	if (!file || !fgets(host, (int)bytes, file))
+		*host = 0;
+	host[strcspn(host, "-\n")] = 0;
+	if (file)
+		fclose(file);
+}
+
+/* The directory that a path's last part is or will be in. */
+static int look(const char *path, struct statx *status)
+{
+	const char *slash = strrchr(path, '/');
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	int ret = 0;
+
+	if (!directory)
+		return -ENOMEM;
+	if (statx(AT_FDCWD, directory, 0, STATX_BASIC_STATS | STATX_MNT_ID, status))
+		ret = -errno;
+	free(directory);
+	return ret;
+}
+
+int fs_device_of_path(const char *path, uint64_t *device)
+{
+	struct statx status;
+	int ret = look(path, &status);
+
+	if (!ret)
+		*device = makedev(status.stx_dev_major, status.stx_dev_minor);
+	return ret;
+}
+
+int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error)
+{
+	char type[32], source[SOURCE_BYTES], host[40];
+	struct base_buffer text = { 0 };
+	struct statx status;
+	uint64_t mount = 0;
+	int ret;
+
+	ret = look(path, &status);
+	if (ret)
+		return base_fail(error, ret, "cannot look at the directory of %s", path);
+	if (status.stx_mask & STATX_MNT_ID)
+		memcpy(&mount, (const char *)&status + MNT_ID_AT, sizeof(mount));
+	/* Without a mount table the device is name enough for this host. */
+	snprintf(type, sizeof(type), "device");
+	snprintf(source, sizeof(source), "%u:%u", status.stx_dev_major, status.stx_dev_minor);
+	if (mount && !fs_read_mountinfo(&text))
+		fs_mountinfo_mount((const char *)text.data, mount, type, sizeof(type), source,
+				   sizeof(source));
+	base_buffer_free(&text);
+	name_host(host, sizeof(host));
+	fs_pool_of_mount(type, source, host, name);
+	return 0;
+}

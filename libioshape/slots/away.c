@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* When nobody keeps the order: each writer finds a time of its own. Pure. */
+#include "slots/slots.h"
+
+/* Of a writer that knows nothing of the others: it may be one of so many. */
+#define UNKNOWN_RANKS 4u
+
+/* Well mixed (the end of splitmix64): neighbours get numbers far apart. */
+static uint64_t mix(uint64_t value)
+{
+	value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+	value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+	return value ^ (value >> 31);
+}
+
+static uint64_t hash(const char *text)
+{
+	uint64_t value = 0xcbf29ce484222325;
+
+	for (; *text; text++)
+		value = (value ^ (unsigned char)*text) * 0x100000001b3;
+	return value;
+}
+
+/*
+ * The ranks of a job are dealt out over as many turns as it takes when `capacity` write at a time,
+ * so that no two meet that need not. Where the first turn lies is left to chance, by job and round:
+ * two jobs do not meet every time, and no rank is always the last.
+ */
+uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t round, uint32_t capacity,
+			  uint32_t write_ms, uint32_t most_ms)
+{
+	const uint64_t ranks = identity->ranks > 1 ? identity->ranks : UNKNOWN_RANKS;
+	const uint64_t turns = (ranks + capacity - 1) / MAX(capacity, 1);
+	const uint64_t chance = mix(hash(identity->job) + round * 0x9e3779b97f4a7c15);
+	const uint64_t own = identity->ranks > 1 ? identity->rank : mix(hash(identity->client));
+	/* A quarter of a turn, different for each: they must not begin in the same instant. */
+	const uint64_t jitter = mix(chance ^ hash(identity->client)) % (write_ms / 4 + 1);
+	const uint64_t delay = (own + chance) % MAX(turns, 1) * write_ms + jitter;
+	const uint64_t longest = MAX(turns, 1) * write_ms;
+
+	/* Turns that would take too long are made shorter, all alike: the order stays. */
+	if (longest <= most_ms)
+		return (uint32_t)delay;
+	return (uint32_t)((double)delay / (double)(longest + write_ms / 4) * most_ms);
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The second dial: bytes per second. The coordinator hands out shares of bandwidth, each for a
+ * quarter of a second or so; inside a share bytes leave evenly, block by block.
+ */
+#include "slots/pool.h"
+
+#include <time.h>
+
+/* Who waits for bandwidth is asked so often whether it should go on. */
+#define PATIENCE_NS 100000000ull
+
+static uint64_t ms_to_ns(uint64_t ms)
+{
+	return ms * 1000000;
+}
+
+/* Waits on the clock until then. */
+static int wait_until(uint64_t until_ns, int (*stop)(void *user), void *stop_user)
+{
+	uint64_t now;
+	int ret;
+
+	while ((now = base_now_ns()) < until_ns) {
+		const uint64_t nap_ns = MIN(until_ns - now, PATIENCE_NS);
+		const struct timespec nap = { .tv_sec = 0, .tv_nsec = (long)nap_ns };
+
+		ret = stop ? stop(stop_user) : 0;
+		if (ret)
+			return ret;
+		nanosleep(&nap, NULL);
+	}
+	return 0;
+}
+
+/*
+ * A new share. While the coordinator is out of reach the writer keeps the pace that it had, so that
+ * what protects the neighbours does not end with it.
+ */
+static void take_share(struct slots_slot *slot, uint64_t bytes)
+{
+	struct slots_pool *pool = slot->pool;
+	const uint64_t length_ns = slot->grant_end_ns - slot->grant_start_ns;
+	uint64_t now = base_now_ns();
+	struct slots_grant grant;
+
+	slot->grant_used = 0;
+	if (pool->ops->pace(pool->coordinator, (int64_t)bytes, &grant, NULL)) {
+		if (!slot->grant_bytes)
+			atomic_store(&pool->unlimited_until_ns, now + ms_to_ns(1000));
+		slot->grant_start_ns = now;
+		slot->grant_end_ns = now + length_ns;
+		return;
+	}
+	slot->grant_bytes = grant.bytes;
+	slot->grant_start_ns = now + ms_to_ns(grant.start_ms);
+	slot->grant_end_ns = now + ms_to_ns(grant.end_ms);
+	if (!grant.bytes)
+		atomic_store(&pool->unlimited_until_ns, slot->grant_end_ns);
+}
+
+/* When the next byte of the share may leave. */
+static uint64_t due_ns(const struct slots_slot *slot)
+{
+	const uint64_t length_ns = slot->grant_end_ns - slot->grant_start_ns;
+
+	return slot->grant_start_ns +
+	       (uint64_t)((double)length_ns * (double)slot->grant_used / (double)slot->grant_bytes);
+}
+
+static int pace(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user)
+{
+	struct slots_pool *pool = slot->pool;
+	const uint64_t begin_ns = base_now_ns();
+	int ret = 0;
+
+	while (!ret && bytes) {
+		uint64_t piece;
+
+		if (slot->grant_used >= slot->grant_bytes) {
+			take_share(slot, bytes);
+			if (!slot->grant_bytes)
+				break;
+		}
+		piece = MIN(bytes, slot->grant_bytes - slot->grant_used);
+		ret = wait_until(due_ns(slot), stop, stop_user);
+		slot->grant_used += piece;
+		bytes -= piece;
+	}
+	pthread_mutex_lock(&pool->lock);
+	slot->info.paced_s += base_seconds(base_now_ns() - begin_ns);
+	pthread_mutex_unlock(&pool->lock);
+	return ret;
+}
+
+int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user)
+{
+	struct slots_pool *pool = slot->pool;
+	uint64_t now = base_now_ns();
+	int ret = 0;
+
+	atomic_fetch_add(&slot->passed, bytes);
+	if (slot->grant_used < slot->grant_bytes || now >= atomic_load(&pool->unlimited_until_ns))
+		ret = pace(slot, bytes, stop, stop_user);
+	atomic_store(&slot->progress_ns, base_now_ns());
+	return ret;
+}
+
+void slots_pace_end(struct slots_slot *slot)
+{
+	struct slots_pool *pool = slot->pool;
+	struct slots_grant ignored;
+
+	if (slot->grant_used < slot->grant_bytes)
+		pool->ops->pace(pool->coordinator, -(int64_t)(slot->grant_bytes - slot->grant_used),
+				&ignored, NULL);
+	slot->grant_bytes = 0;
+}
