@@ -95,7 +95,7 @@ struct ioshape_slot_info {
 	uint64_t fence;       /* rises with every grant of the pool; 0 without coordination */
 	double waited_s;      /* for the slot */
 	double paced_s;       /* for bandwidth, so far */
-	uint32_t position;   /* in the queue when it began to wait, from 1 on; 0: it did not */
+	uint32_t position;    /* in the queue when it began to wait, from 1 on; 0: it did not */
 	uint32_t capacity;    /* of the pool */
 	uint32_t lost;        /* 1: not held any more */
 	uint32_t express;     /* 1: so small that it was let past the queue */

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include <ioshape/context.h>
+#include <ioshape/slots.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -95,16 +96,18 @@ struct ioshape_metadata {
 enum ioshape_phase {
 	/* Copying tensors away (asynchronous saves, in the caller's thread). */
 	IOSHAPE_PHASE_STAGE = 1,
-	IOSHAPE_PHASE_PLAN = 2, /* the file has been created, its space is not reserved yet */
-	IOSHAPE_PHASE_WRITE = 3,
-	IOSHAPE_PHASE_SYNC = 4,   /* waiting for stable storage */
-	IOSHAPE_PHASE_COMMIT = 5, /* the new file takes the place of the old */
-	IOSHAPE_PHASE_READ = 6,   /* loading or verifying */
-	IOSHAPE_PHASE_DONE = 7
+	IOSHAPE_PHASE_WAIT = 2, /* for a slot: other writers come first; see slots.h */
+	IOSHAPE_PHASE_PLAN = 3, /* the file has been created, its space is not reserved yet */
+	IOSHAPE_PHASE_WRITE = 4,
+	IOSHAPE_PHASE_SYNC = 5,   /* waiting for stable storage */
+	IOSHAPE_PHASE_COMMIT = 6, /* the new file takes the place of the old */
+	IOSHAPE_PHASE_READ = 7,   /* loading or verifying */
+	IOSHAPE_PHASE_DONE = 8
 };
 
 /*
- * Told when a phase begins and about every block in it: done of total bytes, never more than all (a
+ * Told when a phase begins and about every block in it (while it waits for a slot: ten times a
+ * second): done of total bytes, never more than all (a
  * total of 0 is unknown: a writer that was not told what to expect). Called from whichever thread
  * does the work; an asynchronous save larger than the staging memory is staged and written
  * at the same time, and calls from two threads at once. Returning anything but 0 stops the
@@ -142,6 +145,16 @@ struct ioshape_report {
 	uint32_t fallbacks;     /* how often something was not as preferred */
 	uint32_t short_results; /* requests the kernel cut short or interrupted, and we continued */
 	char fallback_text[IOSHAPE_REPORT_TEXT_BYTES]; /* why, each a clause, separated by "; " */
+	double slot_s;                                 /* waiting for a slot */
+	double paced_s;                                /* waiting for bandwidth; part of write_s */
+	uint64_t fence;                                /* of the slot; 0 without coordination */
+	uint32_t position;    /* in the queue when it began to wait, from 1 on; 0: it did not */
+	uint32_t slot_lost;   /* 1: the slot was lost before the file was complete */
+	uint32_t express;     /* 1: small enough to be let past the queue */
+	uint32_t capacity;    /* slots of the pool; 0 without coordination */
+	char coordinator[16]; /* "redis", "local", "open"; "stagger": out of reach */
+	char pool[128];       /* "" without coordination */
+	char ahead[128];      /* who was before it in the queue; "" if nobody */
 };
 
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)
@@ -167,6 +180,8 @@ struct ioshape_save_options {
 	 * anyway, and ignore it.
 	 */
 	uint32_t borrow;
+	ioshape_queue_fn queue; /* told while the save waits for a slot; NULL for none */
+	void *queue_user;       /* borrowed until the save has ended */
 };
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
@@ -233,6 +248,12 @@ int ioshape_save_report(struct ioshape_save *save, struct ioshape_report *report
  */
 int ioshape_save_progress(struct ioshape_save *save, enum ioshape_phase *phase,
 			  uint64_t *done_bytes, uint64_t *total_bytes);
+
+/*
+ * Where a background save stands in the queue for a slot; all zeros if it does not wait for one.
+ * place->size must be set. Any thread. 0, -EINVAL, -EPERM in a forked child.
+ */
+int ioshape_save_place(struct ioshape_save *save, struct ioshape_place *place);
 
 /* The sentence about the failure, valid until the save is freed; "" unless it ended and failed. */
 const char *ioshape_save_message(struct ioshape_save *save);

@@ -32,6 +32,17 @@ int ckpt_track(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64
 		       0;
 }
 
+/* An ioshape_queue_fn: notes where it stands, and tells the caller's. */
+static int track_place(void *user, const struct ioshape_place *place)
+{
+	struct ioshape_save *save = user;
+
+	pthread_mutex_lock(&save->lock);
+	save->place = *place;
+	pthread_mutex_unlock(&save->lock);
+	return save->queue ? save->queue(save->queue_user, place) : 0;
+}
+
 /* ---- Writing --------------------------------------------------------------------------------- */
 
 static int write_file(struct ioshape_save *save, struct ioshape_report *report,
@@ -40,11 +51,12 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 	struct ckpt_direct direct = { .plan = &save->plan };
 	const struct ckpt_source staged = { ckpt_stage_next, save };
 	const struct ckpt_source borrowed = { ckpt_direct_next, &direct };
+	const struct ckpt_watch watch = { track_place, save };
 	int ret;
 
-	note_progress(save, IOSHAPE_PHASE_PLAN, 0, save->plan.expected_bytes);
+	note_progress(save, IOSHAPE_PHASE_WAIT, 0, save->plan.expected_bytes);
 	ret = ckpt_save(save->context, save->path, &save->plan, save->borrow ? &borrowed : &staged,
-			&save->file_options, &save->turn, report, error);
+			&save->file_options, &watch, &save->turn, report, error);
 	free(direct.scratch);
 	return ret;
 }
@@ -111,6 +123,8 @@ static struct ioshape_save *new_save(struct ioshape_context *context,
 	save->borrow = options->borrow;
 	save->progress = options->progress;
 	save->progress_user = options->progress_user;
+	save->queue = options->queue;
+	save->queue_user = options->queue_user;
 	save->file_options = ckpt_file_options(options);
 	save->file_options.progress = ckpt_track;
 	save->file_options.progress_user = save;
@@ -138,7 +152,7 @@ static int make_save(struct ioshape_save **out, struct ioshape_context *context,
 		goto fail;
 	save->report.plan_s = base_seconds(base_now_ns() - save->begin_ns);
 	if (save->borrow) {
-		note_progress(save, IOSHAPE_PHASE_PLAN, 0, save->plan.expected_bytes);
+		note_progress(save, IOSHAPE_PHASE_WAIT, 0, save->plan.expected_bytes);
 	} else {
 		note_progress(save, IOSHAPE_PHASE_STAGE, 0, save->plan.payload_bytes);
 		save->chunk_count = ckpt_chunks_for(save->plan.payload_bytes);

@@ -21,6 +21,8 @@ struct ioshape_save {
 	struct ring_file_options file_options;
 	ioshape_progress_fn progress; /* the caller's; may be NULL */
 	void *progress_user;
+	ioshape_queue_fn queue; /* the same */
+	void *queue_user;
 	bool borrow;
 	struct ckpt_turn turn;
 	uint64_t begin_ns;
@@ -46,6 +48,7 @@ struct ioshape_save {
 	bool done;                /* and so has everything else */
 	enum ioshape_phase phase; /* only ever later ones */
 	uint64_t done_bytes, total_bytes;
+	struct ioshape_place place; /* while it waits for a slot */
 	int result;
 	struct ioshape_report report;
 	struct base_error error;

@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "ring/ring.h"
+#include "slots/slots.h"
 #include "zip/zip.h"
 
 #include <pthread.h>
@@ -64,6 +65,66 @@ static inline uint64_t ckpt_chunks_for(uint64_t bytes)
 	return bytes / CKPT_CHUNK_BYTES + (bytes % CKPT_CHUNK_BYTES != 0);
 }
 
+/* ---- Slots (slot.c): the right to write now -------------------------------------------------- */
+
+/* A context's pools, and what they are opened with. */
+struct ckpt_slots {
+	char *address, *password, *pool_name; /* the last two may be NULL */
+	struct slots_config config;           /* of all pools, but for their names */
+	struct slots_policy policy;
+	pthread_mutex_t lock; /* of what follows */
+	struct ckpt_pool_use *pools;
+	struct ckpt_pool_of_device *devices;
+};
+
+/* Who is told while a save waits. */
+struct ckpt_watch {
+	ioshape_queue_fn queue; /* NULL: nobody */
+	void *queue_user;
+};
+
+/* The slot of one save. */
+struct ckpt_slot {
+	struct slots_slot *slot;       /* NULL once it was released */
+	struct ioshape_slot_info info; /* as of the release */
+	const atomic_bool *abort;
+};
+
+/*
+ * Waits for a slot of the pool that the path belongs to. Afterwards, well or not, it is released,
+ * as often as one likes.
+ */
+int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, const char *path,
+		   const struct ring_file_options *options, const struct ckpt_watch *watch,
+		   struct base_error *error);
+/* For ring_file_options.before_block; `user` is the slot. */
+void ckpt_slot_pass(void *user, uint64_t bytes);
+void ckpt_slot_release(struct ckpt_slot *slot);
+/*
+ * The slots of open handles are shared among all of this context in one pool: a thread that has two
+ * files open at a time must not wait for itself.
+ */
+struct ckpt_shared_slot {
+	struct ckpt_shared_slot *next; /* in the context, under its lock */
+	struct slots_pool *pool;
+	struct ckpt_slot slot;
+	pthread_mutex_t lock; /* of passing */
+	unsigned handles;
+};
+
+int ckpt_shared_slot_take(struct ckpt_shared_slot **shared, struct ioshape_context *context,
+			  const char *path, const struct ring_file_options *options,
+			  struct base_error *error);
+/* As ckpt_slot_pass(); `user` is the shared slot. */
+void ckpt_shared_slot_pass(void *user, uint64_t bytes);
+/* Fills `seen` for the report. NULL is fine. */
+void ckpt_shared_slot_release(struct ckpt_shared_slot *shared, struct ioshape_context *context,
+			      struct ckpt_slot *seen);
+
+/* After the release: what the report has to say. */
+void ckpt_slot_report(const struct ckpt_slot *slot, struct ring_notes *notes,
+		      struct ioshape_report *report);
+
 /* ---- Contexts (context.c, turns.c) ----------------------------------------------------------- */
 
 /* Lanes that are kept for the next save; more than so many at a time come and go. */
@@ -80,6 +141,7 @@ struct ioshape_context {
 	unsigned copy_threads;
 	enum ioshape_staging_full staging_full;
 	struct ckpt_pool pool;
+	struct ckpt_slots slots;
 
 	pthread_mutex_t lock; /* of all below */
 	pthread_cond_t saves_change;
@@ -87,8 +149,9 @@ struct ioshape_context {
 	size_t lane_count;
 	char *tidied[CKPT_KEPT_DIRECTORIES];
 	size_t tidied_count;
-	struct ckpt_turn *turns;         /* saves that have begun, oldest first */
-	struct ioshape_save *background; /* handles not yet freed; async.c */
+	struct ckpt_turn *turns;               /* saves that have begun, oldest first */
+	struct ckpt_shared_slot *shared_slots; /* of open handles */
+	struct ioshape_save *background;       /* handles not yet freed; async.c */
 };
 
 /* First in every call: -EINVAL without a context, -EPERM in a forked child. */
@@ -135,13 +198,12 @@ struct ckpt_output {
 };
 
 /*
- * Takes a lane and begins a file at `path`, which is the same as `absolute`, but for messages. Of
- * the options what follows from the path is filled in here. Afterwards, well or not, it is closed
- * with ckpt_output_close().
+ * Takes a lane of output->context and begins a file at `path`, which is the same as `absolute`, but
+ * for messages. Of the options what follows from the path is filled in here. Afterwards, well or
+ * not, it is closed with ckpt_output_close().
  */
-int ckpt_output_open(struct ckpt_output *output, struct ioshape_context *context, const char *path,
-		     const char *absolute, const struct ring_file_options *options,
-		     struct base_error *error);
+int ckpt_output_open(struct ckpt_output *output, const char *path, const char *absolute,
+		     const struct ring_file_options *options, struct base_error *error);
 
 /*
  * The end of every save: waits for its turn, puts the finished file in place, and adds to the
@@ -157,7 +219,9 @@ void ckpt_output_close(struct ckpt_output *output, struct zip_writer *zip);
 /* What the public handles of files have in common. Zero it, and set output.context. */
 struct ckpt_handle {
 	struct ckpt_output output;
-	char *path; /* absolute */
+	struct ckpt_shared_slot *slot; /* NULL before and after */
+	struct ckpt_slot slot_seen;    /* what became of it */
+	char *path;                    /* absolute */
 	uint64_t begin_ns;
 	bool committed;          /* or tried to: only the message and free() remain */
 	struct base_error error; /* of the last call that failed */
@@ -266,12 +330,13 @@ int ckpt_direct_next(void *user, size_t record, uint64_t offset, const void **da
 struct ring_file_options ckpt_file_options(const struct ioshape_save_options *options);
 
 /*
- * One save, from the lane to the report, on the calling thread. The turn has begun. Of the options
+ * One save, from the slot to the report, on the calling thread. The turn has begun. Of the options
  * what follows from plan and turn is filled in here.
  */
 int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,
 	      const struct ckpt_source *source, const struct ring_file_options *options,
-	      struct ckpt_turn *turn, struct ioshape_report *report, struct base_error *error);
+	      const struct ckpt_watch *watch, struct ckpt_turn *turn, struct ioshape_report *report,
+	      struct base_error *error);
 
 /* Ends what is in the background, without a trace, and lets go of its handles. For the end of a
  * context. */

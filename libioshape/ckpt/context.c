@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
-#include "ckpt/ckpt.h"
+#include "ckpt/slot.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -111,7 +111,7 @@ static int take_environment(struct ioshape_context_options *options, struct base
 	options->direct = (enum ioshape_direct)direct;
 	options->staging_full = (enum ioshape_staging_full)full;
 	options->log_level = (enum ioshape_log_level)level;
-	return ret;
+	return ret ? ret : ckpt_slots_environment(options, error);
 }
 
 static void take_defaults(struct ioshape_context_options *options)
@@ -128,6 +128,7 @@ static void take_defaults(struct ioshape_context_options *options)
 		options->staging_bytes = default_staging_bytes();
 	if (!options->log_level)
 		options->log_level = IOSHAPE_LOG_INFO;
+	ckpt_slots_defaults(options);
 }
 
 static int check_options(const struct ioshape_context_options *options, struct base_error *error)
@@ -156,7 +157,7 @@ static int check_options(const struct ioshape_context_options *options, struct b
 		return base_fail(
 			error, -EINVAL,
 			"the buffered engine was asked for together with direct=require; drop one");
-	return 0;
+	return ckpt_slots_check(options, error);
 }
 
 /* ---- Opening and freeing --------------------------------------------------------------------- */
@@ -194,6 +195,11 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	};
 	context->copy_threads = options.copy_threads;
 	context->staging_full = options.staging_full;
+	ret = ckpt_slots_init(&context->slots, &options, &context->log, error);
+	if (ret) {
+		free(context);
+		return ret;
+	}
 	ckpt_pool_init(&context->pool, options.staging_bytes);
 	pthread_mutex_init(&context->lock, NULL);
 	pthread_cond_init(&context->saves_change, NULL);
@@ -260,6 +266,7 @@ IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 		return;
 	ckpt_end_background(context);
 	trim(context);
+	ckpt_slots_destroy(&context->slots);
 	ckpt_pool_destroy(&context->pool);
 	for (size_t i = 0; i < context->tidied_count; i++)
 		free(context->tidied[i]);

@@ -86,6 +86,21 @@ IOSHAPE_EXPORT int ioshape_save_progress(struct ioshape_save *save, enum ioshape
 	return 0;
 }
 
+IOSHAPE_EXPORT int ioshape_save_place(struct ioshape_save *save, struct ioshape_place *place)
+{
+	struct ioshape_place now = { .size = sizeof(now) };
+
+	if (!save || !place)
+		return -EINVAL;
+	if (!is_ours(save))
+		return -EPERM;
+	pthread_mutex_lock(&save->lock);
+	if (save->phase == IOSHAPE_PHASE_WAIT && save->place.size)
+		now = save->place;
+	pthread_mutex_unlock(&save->lock);
+	return base_give_struct(place, &now, sizeof(now), "ioshape_place", NULL);
+}
+
 IOSHAPE_EXPORT const char *ioshape_save_message(struct ioshape_save *save)
 {
 	return save && ioshape_save_poll(save) == 1 ? save->error.text : "";

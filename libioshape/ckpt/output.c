@@ -9,14 +9,13 @@
 
 /* ---- One file -------------------------------------------------------------------------------- */
 
-int ckpt_output_open(struct ckpt_output *output, struct ioshape_context *context, const char *path,
-		     const char *absolute, const struct ring_file_options *options,
-		     struct base_error *error)
+int ckpt_output_open(struct ckpt_output *output, const char *path, const char *absolute,
+		     const struct ring_file_options *options, struct base_error *error)
 {
+	struct ioshape_context *context = output->context;
 	struct ring_file_options file_options = *options;
 	int ret;
 
-	*output = (struct ckpt_output){ .context = context };
 	file_options.remove_stale = ckpt_should_tidy(context, absolute);
 	ret = ckpt_take_lane(context, &output->lane, error);
 	if (ret)
@@ -76,16 +75,20 @@ void ckpt_output_close(struct ckpt_output *output, struct zip_writer *zip)
 int ckpt_handle_open(struct ckpt_handle *handle, struct ioshape_context *context, const char *path,
 		     const struct ring_file_options *options, struct base_error *error)
 {
+	struct ring_file_options file_options = *options;
 	int ret;
 
 	handle->output.context = context;
 	handle->begin_ns = base_now_ns();
 	/* Its turn comes at the commit, wherever the application has changed its directory to. */
 	ret = ckpt_absolute_path(path, &handle->path, error);
+	if (!ret)
+		ret = ckpt_shared_slot_take(&handle->slot, context, handle->path, options, error);
 	if (ret)
 		return ret;
-	return ckpt_output_open(&handle->output, context, handle->path, handle->path, options,
-				error);
+	file_options.before_block = ckpt_shared_slot_pass;
+	file_options.before_block_user = handle->slot;
+	return ckpt_output_open(&handle->output, handle->path, handle->path, &file_options, error);
 }
 
 int ckpt_handle_enter(struct ckpt_handle *handle)
@@ -116,6 +119,11 @@ int ckpt_handle_end_commit(struct ckpt_handle *handle, struct ckpt_turn *turn, i
 {
 	struct ioshape_report full = IOSHAPE_REPORT_INIT;
 
+	if (ret != -EINVAL) {
+		ckpt_shared_slot_release(handle->slot, handle->output.context, &handle->slot_seen);
+		handle->slot = NULL;
+		ckpt_slot_report(&handle->slot_seen, &handle->output.notes, &full);
+	}
 	ret = ckpt_output_commit(&handle->output, turn, ret, &full, &handle->error);
 	ckpt_turn_end(handle->output.context, turn);
 	full.tensor_bytes = payload_bytes;
@@ -128,5 +136,6 @@ int ckpt_handle_end_commit(struct ckpt_handle *handle, struct ckpt_turn *turn, i
 void ckpt_handle_close(struct ckpt_handle *handle, struct zip_writer *zip)
 {
 	ckpt_output_close(&handle->output, zip);
+	ckpt_shared_slot_release(handle->slot, handle->output.context, &handle->slot_seen);
 	free(handle->path);
 }

@@ -43,22 +43,44 @@ static int write_file(struct zip_writer *zip, const struct ckpt_plan *plan,
 	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
 }
 
+/* With the slot: from the first byte to stable storage. */
+static int write_in_slot(struct ckpt_output *output, struct zip_writer **zip, const char *path,
+			 const struct ckpt_plan *plan, const struct ckpt_source *source,
+			 const struct ring_file_options *options, struct ckpt_turn *turn,
+			 struct base_error *error)
+{
+	int ret;
+
+	ret = ckpt_output_open(output, path, turn->path, options, error);
+	if (!ret)
+		ret = zip_writer_new(zip, output->file, path, error);
+	return ret ? ret : write_file(*zip, plan, source, error);
+}
+
 int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,
 	      const struct ckpt_source *source, const struct ring_file_options *options,
-	      struct ckpt_turn *turn, struct ioshape_report *report, struct base_error *error)
+	      const struct ckpt_watch *watch, struct ckpt_turn *turn, struct ioshape_report *report,
+	      struct base_error *error)
 {
+	struct ckpt_output output = { .context = context };
 	struct ring_file_options file_options = *options;
 	struct zip_writer *zip = NULL;
-	struct ckpt_output output;
+	struct ckpt_slot slot;
 	int ret;
 
 	file_options.expected_bytes = plan->expected_bytes;
 	file_options.progress_total = plan->expected_bytes;
-	ret = ckpt_output_open(&output, context, path, turn->path, &file_options, error);
+	file_options.before_block = ckpt_slot_pass;
+	file_options.before_block_user = &slot;
+	ret = ckpt_slot_take(&slot, context, turn->path, &file_options, watch, error);
 	if (!ret)
-		ret = zip_writer_new(&zip, output.file, path, error);
-	if (!ret)
-		ret = write_file(zip, plan, source, error);
+		ret = write_in_slot(&output, &zip, path, plan, source, &file_options, turn, error);
+	/*
+	 * The bytes are on stable storage. What is left may have to wait for earlier saves to the
+	 * same path, which wait for slots.
+	 */
+	ckpt_slot_release(&slot);
+	ckpt_slot_report(&slot, &output.notes, report);
 	ret = ckpt_output_commit(&output, turn, ret, report, error);
 	report->tensor_bytes = plan->payload_bytes;
 	ckpt_output_close(&output, zip);
@@ -108,6 +130,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	const struct ring_file_options file_options = ckpt_file_options(options);
 	struct ckpt_direct direct = { 0 };
 	const struct ckpt_source source = { ckpt_direct_next, &direct };
+	const struct ckpt_watch watch = { options->queue, options->queue_user };
 	uint64_t begin = base_now_ns();
 	struct ckpt_turn turn;
 	struct ckpt_plan plan;
@@ -120,7 +143,8 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	direct.plan = &plan;
 	ret = ckpt_turn_begin(context, &turn, path, error);
 	if (!ret) {
-		ret = ckpt_save(context, path, &plan, &source, &file_options, &turn, report, error);
+		ret = ckpt_save(context, path, &plan, &source, &file_options, &watch, &turn, report,
+				error);
 		ckpt_turn_end(context, &turn);
 	}
 	free(direct.scratch);

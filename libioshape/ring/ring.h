@@ -124,6 +124,9 @@ struct ring_file_options {
 	/* Set by another thread to stop the write with -ECANCELED at the next block. May be NULL.
 	 */
 	const atomic_bool *abort;
+	/* Told before a block leaves; it may take its time. May be NULL. */
+	void (*before_block)(void *user, uint64_t bytes);
+	void *before_block_user;
 };
 
 /* A file being written from its first byte to its last. */

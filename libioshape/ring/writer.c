@@ -65,6 +65,16 @@ static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct bas
 	return 0;
 }
 
+/* Before bytes leave: the one place where a write can be held up. */
+static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_error *error)
+{
+	const struct ring_file_options *options = &writer->options;
+
+	if (options->before_block)
+		options->before_block(options->before_block_user, bytes);
+	return tell(writer, IOSHAPE_PHASE_WRITE, error);
+}
+
 /* Beyond the limit the kernel sends a signal (SIGXFSZ) that would end the application. */
 static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct base_error *error)
 {
@@ -272,7 +282,7 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 
 	ret = check_limit(writer, writer->submitted + bytes, error);
 	if (!ret)
-		ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+		ret = let_pass(writer, bytes, error);
 	if (ret)
 		return ret;
 	if (writer->target.stream) {
@@ -393,7 +403,7 @@ static int write_rest(struct ring_writer *writer, struct base_error *error)
 	if (is_small(writer)) {
 		ret = check_limit(writer, writer->submitted + writer->used, error);
 		if (!ret)
-			ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+			ret = let_pass(writer, writer->used, error);
 		if (!ret)
 			ret = write_plainly(writer, writer->slot->slab, writer->used, error);
 		if (ret)

@@ -68,13 +68,13 @@ static void name_job(struct slots_identity *identity)
 	take_text(identity->job, text);
 }
 
-static void name_client(char client[17])
+void slots_identify_client(struct slots_identity *identity)
 {
 	uint64_t number = 0;
 
 	if (getrandom(&number, sizeof(number), 0) != sizeof(number))
 		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)getpid();
-	snprintf(client, 17, "%016llx", (unsigned long long)number);
+	snprintf(identity->client, sizeof(identity->client), "%016llx", (unsigned long long)number);
 }
 
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share)
@@ -100,5 +100,5 @@ void slots_identify(struct slots_identity *identity, const char *job, uint32_t s
 		take_text(identity->job, job);
 	else
 		name_job(identity);
-	name_client(identity->client);
+	slots_identify_client(identity);
 }

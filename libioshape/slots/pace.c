@@ -33,6 +33,19 @@ static int wait_until(uint64_t until_ns, int (*stop)(void *user), void *stop_use
 	return 0;
 }
 
+/* Where nobody hands out shares: this rank's part of what the job may use, if that was set. */
+static void take_own_share(struct slots_slot *slot, uint64_t bytes, uint64_t now)
+{
+	const struct slots_config *config = &slot->pool->config;
+	const uint64_t rate = MAX(config->rate / config->identity.ranks, 1);
+
+	slot->grant_bytes = MAX(bytes, rate / 4);
+	/* It goes on where the last one ended, unless that is long ago. */
+	slot->grant_start_ns = MAX(slot->grant_end_ns, now);
+	slot->grant_end_ns =
+		slot->grant_start_ns + (uint64_t)((double)slot->grant_bytes / (double)rate * 1e9);
+}
+
 /*
  * A new share. While the coordinator is out of reach the writer keeps the pace that it had, so that
  * what protects the neighbours does not end with it.
@@ -45,11 +58,19 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 	struct slots_grant grant;
 
 	slot->grant_used = 0;
+	if (pool->ops == &slots_open && pool->config.rate) {
+		take_own_share(slot, bytes, now);
+		return;
+	}
 	if (pool->ops->pace(pool->coordinator, (int64_t)bytes, &grant, NULL)) {
-		if (!slot->grant_bytes)
+		if (slot->grant_bytes) {
+			slot->grant_start_ns = MAX(slot->grant_end_ns, now);
+			slot->grant_end_ns = slot->grant_start_ns + length_ns;
+		} else if (pool->config.rate) {
+			take_own_share(slot, bytes, now);
+		} else {
 			atomic_store(&pool->unlimited_until_ns, now + ms_to_ns(1000));
-		slot->grant_start_ns = now;
-		slot->grant_end_ns = now + length_ns;
+		}
 		return;
 	}
 	slot->grant_bytes = grant.bytes;

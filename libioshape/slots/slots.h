@@ -215,5 +215,7 @@ uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t round,
 
 /* Who this process is, from the launcher's variables (identity.c). `job` may be NULL. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
+/* Only the client's number: each pool of a process is a client of its own. */
+void slots_identify_client(struct slots_identity *identity);
 
 #endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the ckpt floor: the pools of a context, and the slots that its saves take. */
+#ifndef CKPT_SLOT_H
+#define CKPT_SLOT_H
+
+#include "ckpt/ckpt.h"
+
+/* First variables, then defaults, then the check; as for the other options of a context. */
+int ckpt_slots_environment(struct ioshape_context_options *options, struct base_error *error);
+void ckpt_slots_defaults(struct ioshape_context_options *options);
+int ckpt_slots_check(const struct ioshape_context_options *options, struct base_error *error);
+
+/* Connects to nothing yet. On failure there is nothing to destroy. */
+int ckpt_slots_init(struct ckpt_slots *slots, const struct ioshape_context_options *options,
+		    const struct base_log *log, struct base_error *error);
+/* All slots have been released. */
+void ckpt_slots_destroy(struct ckpt_slots *slots);
+
+/* The pool of this name (NULL: the context's), or of what the path is on. It lives as long as the
+ * context. */
+int ckpt_slots_named(struct ckpt_slots *slots, const char *name, struct slots_pool **pool,
+		     struct base_error *error);
+int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path, struct slots_pool **pool,
+		       struct base_error *error);
+
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public slot level: slots for programs that do their own I/O, and the operator's view. */
+#include "ckpt/slot.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct ioshape_slot {
+	pid_t owner;
+	struct slots_slot *slot;
+};
+
+/* ---- Slots ----------------------------------------------------------------------------------- */
+
+static int find_pool(struct ioshape_context *context, const char *name, const char *path,
+		     struct slots_pool **pool, struct base_error *error)
+{
+	if (name || !path)
+		return ckpt_slots_named(&context->slots, name, pool, error);
+	return ckpt_slots_of_path(&context->slots, path, pool, error);
+}
+
+static int acquire(struct ioshape_context *context, const struct ioshape_slot_options *options,
+		   struct ioshape_slot **out, struct base_error *error)
+{
+	const struct slots_wish wish = {
+		.weight = MAX(options->weight, 1),
+		.bytes = options->bytes,
+		.timeout_ms = options->timeout_ms,
+		.waiting = options->waiting,
+		.waiting_user = options->waiting_user,
+		.lost = options->lost,
+		.lost_user = options->lost_user,
+	};
+	struct ioshape_slot *slot;
+	struct slots_pool *pool;
+	int ret;
+
+	if (options->weight > SLOTS_MOST_CAPACITY)
+		return base_fail(error, -EINVAL, "weight is %u; it takes 1 to %u", options->weight,
+				 SLOTS_MOST_CAPACITY);
+	ret = find_pool(context, options->pool, options->path, &pool, error);
+	if (ret)
+		return ret;
+	slot = calloc(1, sizeof(*slot));
+	if (!slot)
+		return base_no_memory(error, "a slot", sizeof(*slot));
+	slot->owner = context->owner;
+	ret = slots_acquire(pool, &wish, &slot->slot, error);
+	if (ret) {
+		free(slot);
+		return ret;
+	}
+	*out = slot;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_slot_acquire(struct ioshape_context *context,
+					const struct ioshape_slot_options *given,
+					struct ioshape_slot **out)
+{
+	struct ioshape_slot_options options;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return -EINVAL;
+	*out = NULL;
+	ret = ckpt_enter(context, &error);
+	if (!ret)
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_slot_options",
+					&error);
+	if (!ret)
+		ret = acquire(context, &options, out, &error);
+	return ckpt_leave(context, ret, &error);
+}
+
+/* In a child of fork() the library's thread does not exist and locks may be held for ever. */
+static int enter(const struct ioshape_slot *slot)
+{
+	if (!slot)
+		return -EINVAL;
+	return slot->owner == getpid() ? 0 : -EPERM;
+}
+
+IOSHAPE_EXPORT int ioshape_slot_pass(struct ioshape_slot *slot, uint64_t bytes)
+{
+	int ret = enter(slot);
+
+	return ret ? ret : slots_pass(slot->slot, bytes, NULL, NULL);
+}
+
+IOSHAPE_EXPORT int ioshape_slot_info(struct ioshape_slot *slot, struct ioshape_slot_info *info)
+{
+	struct ioshape_slot_info now;
+	int ret = enter(slot);
+
+	if (!ret && !info)
+		ret = -EINVAL;
+	if (ret)
+		return ret;
+	slots_info(slot->slot, &now);
+	return base_give_struct(info, &now, sizeof(now), "ioshape_slot_info", NULL);
+}
+
+IOSHAPE_EXPORT void ioshape_slot_release(struct ioshape_slot *slot)
+{
+	if (enter(slot))
+		return;
+	slots_release(slot->slot);
+	free(slot);
+}
+
+/* ---- The operator's view --------------------------------------------------------------------- */
+
+IOSHAPE_EXPORT int ioshape_pool_name(struct ioshape_context *context, const char *path, char *name,
+				     size_t bytes)
+{
+	struct base_error error = { 0 };
+	struct slots_pool *pool;
+	int ret = ckpt_enter(context, &error);
+
+	if (!ret && (!path || !name || !bytes))
+		ret = base_fail(&error, -EINVAL, "no %s was given",
+				path ? "room for a name" : "path");
+	if (!ret)
+		ret = ckpt_slots_of_path(&context->slots, path, &pool, &error);
+	if (!ret && strlen(slots_pool_name(pool)) >= bytes)
+		ret = base_fail(&error, -ENAMETOOLONG,
+				"the pool's name %s does not fit in %zu bytes",
+				slots_pool_name(pool), bytes);
+	if (!ret)
+		snprintf(name, bytes, "%s", slots_pool_name(pool));
+	return ckpt_leave(context, ret, &error);
+}
+
+/* What an operator's call goes to. */
+static int enter_pool(struct ioshape_context *context, const char *name,
+		      const struct slots_ops **ops, void **coordinator, struct base_error *error)
+{
+	struct slots_pool *pool;
+	int ret = ckpt_enter(context, error);
+
+	if (!ret)
+		ret = ckpt_slots_named(&context->slots, name, &pool, error);
+	if (!ret)
+		*ops = slots_pool_ops(pool, coordinator);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_pool_status(struct ioshape_context *context, const char *pool,
+				       struct ioshape_pool_status **out)
+{
+	struct base_error error = { 0 };
+	const struct slots_ops *ops;
+	void *coordinator;
+	int ret;
+
+	if (!out)
+		return -EINVAL;
+	*out = NULL;
+	ret = enter_pool(context, pool, &ops, &coordinator, &error);
+	if (!ret)
+		ret = ops->status(coordinator, out, &error);
+	return ckpt_leave(context, ret, &error);
+}
+
+IOSHAPE_EXPORT int ioshape_pool_set(struct ioshape_context *context, const char *pool,
+				    const struct ioshape_pool_settings *given)
+{
+	struct ioshape_pool_settings settings = { 0 };
+	struct base_error error = { 0 };
+	const struct slots_ops *ops;
+	void *coordinator;
+	int ret;
+
+	ret = enter_pool(context, pool, &ops, &coordinator, &error);
+	if (!ret && !given)
+		ret = base_fail(&error, -EINVAL, "no settings were given");
+	if (!ret)
+		ret = base_take_options(&settings, sizeof(settings), given, "ioshape_pool_settings",
+					&error);
+	if (!ret && settings.capacity > SLOTS_MOST_CAPACITY)
+		ret = base_fail(&error, -EINVAL, "the capacity is %u; it takes 1 to %u",
+				settings.capacity, SLOTS_MOST_CAPACITY);
+	if (!ret)
+		ret = ops->set(coordinator, &settings, &error);
+	return ckpt_leave(context, ret, &error);
+}
+
+IOSHAPE_EXPORT int ioshape_pool_kick(struct ioshape_context *context, const char *pool,
+				     const char *id)
+{
+	struct base_error error = { 0 };
+	const struct slots_ops *ops;
+	void *coordinator;
+	int ret;
+
+	ret = enter_pool(context, pool, &ops, &coordinator, &error);
+	if (!ret && (!id || !*id || strlen(id) >= SLOTS_ID_BYTES))
+		ret = base_fail(&error, -EINVAL,
+				"no id was given that can be one; the pool's status "
+				"lists them");
+	if (!ret)
+		ret = ops->kick(coordinator, id, &error);
+	return ckpt_leave(context, ret, &error);
+}
+
+static int list_names(struct ioshape_context *context, char **names, struct base_error *error)
+{
+	struct base_buffer text = { 0 };
+	const struct slots_ops *ops;
+	void *coordinator;
+	int ret;
+
+	/* Any pool can ask for the names of all. */
+	ret = enter_pool(context, context->slots.pool_name ? NULL : "names", &ops, &coordinator,
+			 error);
+	if (!ret)
+		ret = ops->names(coordinator, &text, error);
+	if (!ret && base_buffer_append(&text, "", 1))
+		ret = base_no_memory(error, "the names of pools", text.bytes);
+	if (ret) {
+		base_buffer_free(&text);
+		return ret;
+	}
+	*names = (char *)text.data;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_pool_names(struct ioshape_context *context, char **names)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!names)
+		return -EINVAL;
+	*names = NULL;
+	ret = ckpt_enter(context, &error);
+	if (!ret)
+		ret = list_names(context, names, &error);
+	return ckpt_leave(context, ret, &error);
+}
+
+IOSHAPE_EXPORT void ioshape_pool_names_free(char *names)
+{
+	free(names);
+}
