@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /*
  * Writers at a time where nobody said anything else: one keeps the storage busy, another fills the
@@ -365,19 +366,29 @@ static int take(struct slots_pool *pool, const char *path, const struct ring_fil
 	return ret;
 }
 
+/* The pool that a file's writer needs a slot of. False if it needs none. */
+static bool find_pool(struct ioshape_context *context, const char *path, struct slots_pool **pool)
+{
+	struct stat status;
+
+	/* What goes nowhere is in nobody's way, nor is what goes to a pipe or a device. */
+	if (context->config.engine == IOSHAPE_ENGINE_NIL ||
+	    (!stat(path, &status) && !S_ISREG(status.st_mode)))
+		return false;
+	/* What cannot be looked at cannot be written either: opening it will say why. */
+	return !ckpt_slots_of_path(&context->slots, path, pool, NULL);
+}
+
 int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, const char *path,
 		   const struct ring_file_options *options, const struct ckpt_watch *watch,
 		   struct base_error *error)
 {
 	struct slots_pool *pool;
-	int ret;
 
 	*slot = (struct ckpt_slot){ .abort = options->abort };
-	/* What goes nowhere is in nobody's way. */
-	if (context->config.engine == IOSHAPE_ENGINE_NIL)
+	if (!find_pool(context, path, &pool))
 		return 0;
-	ret = ckpt_slots_of_path(&context->slots, path, &pool, error);
-	return ret ? ret : take(pool, path, options, watch, &slot->slot, error);
+	return take(pool, path, options, watch, &slot->slot, error);
 }
 
 static int is_aborted(void *user)
@@ -471,14 +482,10 @@ int ckpt_shared_slot_take(struct ckpt_shared_slot **shared, struct ioshape_conte
 			  struct base_error *error)
 {
 	struct slots_pool *pool;
-	int ret;
 
 	*shared = NULL;
-	if (context->config.engine == IOSHAPE_ENGINE_NIL)
+	if (!find_pool(context, path, &pool))
 		return 0;
-	ret = ckpt_slots_of_path(&context->slots, path, &pool, error);
-	if (ret)
-		return ret;
 	*shared = join(context, pool);
 	return *shared ? 0 : take_shared(shared, context, pool, path, options, error);
 }

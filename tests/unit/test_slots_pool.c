@@ -1,0 +1,565 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Slots as one process comes by them, with a coordinator that does what the test says. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/scripted_coordinator.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LEASE_MS 600u
+
+static struct slots_pool *pool;
+static struct script script;
+static struct slots_policy policy;
+static char last_log[512];
+static unsigned warnings, infos;
+
+static void hear(void *user, enum ioshape_log_level level, const char *message)
+{
+	(void)user;
+	snprintf(last_log, sizeof(last_log), "%s", message);
+	warnings += level == IOSHAPE_LOG_WARNING;
+	infos += level == IOSHAPE_LOG_INFO;
+}
+
+static void open_pool(void)
+{
+	struct slots_config config = {
+		.address = "test:",
+		.pool = "p",
+		.lease_ms = LEASE_MS,
+		.default_capacity = 2,
+		.log = { hear, NULL, IOSHAPE_LOG_DEBUG },
+	};
+	struct base_error error = { 0 };
+
+	slots_identify(&config.identity, "J", 0);
+	config.identity.ranks = 4;
+	ck_assert_int_eq(slots_pool_open(&pool, &config, &policy, &error), 0);
+}
+
+static void setup(void)
+{
+	script = (struct script){
+		.acquired = SLOTS_HOLDING,
+		.beaten = SLOTS_HOLDING,
+		.beat_ms = LEASE_MS / 3,
+		.capacity = 2,
+	};
+	policy = (struct slots_policy){ IOSHAPE_AWAY_STAGGER, 400, 60000 };
+	warnings = infos = 0;
+	script_install(&script);
+	open_pool();
+}
+
+static void teardown(void)
+{
+	slots_pool_close(pool);
+}
+
+static struct slots_slot *take(const struct slots_wish *wish)
+{
+	struct slots_wish plain = { .weight = 1 };
+	struct base_error error = { 0 };
+	struct slots_slot *slot;
+
+	ck_assert_msg(slots_acquire(pool, wish ? wish : &plain, &slot, &error) == 0, "%s",
+		      error.text);
+	return slot;
+}
+
+static struct ioshape_slot_info info_of(struct slots_slot *slot)
+{
+	struct ioshape_slot_info info;
+
+	slots_info(slot, &info);
+	return info;
+}
+
+/* Until it is so, or two seconds have passed. */
+#define EVENTUALLY(condition)                                                                      \
+	do {                                                                                       \
+		for (int tries = 0; tries < 400 && !(condition); tries++)                          \
+			usleep(5000);                                                              \
+		ck_assert(condition);                                                              \
+	} while (0)
+
+/* ---- Turns ----------------------------------------------------------------------------------- */
+
+START_TEST(an_uncontended_turn_takes_two_calls)
+{
+	struct slots_slot *slot = take(NULL);
+	struct ioshape_slot_info info = info_of(slot);
+
+	ck_assert_str_eq(info.coordinator, "test");
+	ck_assert_str_eq(info.pool, "p");
+	ck_assert_uint_eq(info.position, 0);
+	ck_assert_uint_eq(info.capacity, 2);
+	ck_assert_uint_ne(info.fence, 0);
+	slots_release(slot);
+	ck_assert_uint_eq(script_counts().acquires, 1);
+	ck_assert_uint_eq(script_counts().releases, 1);
+	ck_assert_uint_eq(script_counts().beats, 0);
+}
+END_TEST
+
+static void *grant_soon(void *argument)
+{
+	(void)argument;
+	usleep(250000);
+	script.beaten = SLOTS_HOLDING;
+	script_change(&script);
+	return NULL;
+}
+
+struct heard_places {
+	unsigned calls;
+	struct ioshape_place last;
+	int answer;
+};
+
+static int hear_place(void *user, const struct ioshape_place *place)
+{
+	struct heard_places *heard = user;
+
+	heard->calls++;
+	heard->last = *place;
+	return heard->answer;
+}
+
+START_TEST(a_waiter_hears_where_it_stands_and_is_woken_by_the_grant)
+{
+	struct heard_places heard = { .answer = 0 };
+	const struct slots_wish wish = { .weight = 1,
+					 .waiting = hear_place,
+					 .waiting_user = &heard };
+	struct slots_slot *slot;
+	pthread_t thread;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script.position = 3;
+	script.beat_ms = 100000;
+	script_change(&script);
+	ck_assert_int_eq(pthread_create(&thread, NULL, grant_soon, NULL), 0);
+	slot = take(&wish);
+	pthread_join(thread, NULL);
+	ck_assert_uint_ge(heard.calls, 2);
+	ck_assert_uint_eq(heard.last.position, 3);
+	ck_assert_str_eq(heard.last.ahead, "job J, rank 7 on n03");
+	ck_assert_str_eq(heard.last.coordinator, "test");
+	ck_assert_uint_eq(info_of(slot).position, 4);
+	ck_assert(info_of(slot).waited_s >= 0.2 && info_of(slot).waited_s < 1.5);
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(who_gives_up_waiting_leaves_the_queue)
+{
+	struct heard_places heard = { .answer = 1 };
+	const struct slots_wish wish = { .weight = 1,
+					 .waiting = hear_place,
+					 .waiting_user = &heard };
+	struct base_error error = { 0 };
+	struct slots_slot *slot;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	ck_assert_int_eq(slots_acquire(pool, &wish, &slot, &error), -ECANCELED);
+	ck_assert_ptr_null(slot);
+	ck_assert_uint_eq(script_counts().releases, 1);
+}
+END_TEST
+
+START_TEST(waiting_ends_with_the_time_out)
+{
+	const struct slots_wish wish = { .weight = 1, .timeout_ms = 150 };
+	struct base_error error = { 0 };
+	uint64_t begin = base_now_ns();
+	struct slots_slot *slot;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	ck_assert_int_eq(slots_acquire(pool, &wish, &slot, &error), -ETIMEDOUT);
+	ck_assert(base_seconds(base_now_ns() - begin) >= 0.15);
+	ck_assert_ptr_nonnull(strstr(error.text, "pool p"));
+	ck_assert_uint_eq(script_counts().releases, 1);
+}
+END_TEST
+
+START_TEST(a_waiter_that_was_forgotten_asks_again)
+{
+	struct slots_slot *slot;
+
+	script.acquired = SLOTS_WAITING;
+	script.beaten = SLOTS_NONE;
+	script.beat_ms = 20;
+	script_change(&script);
+	{
+		pthread_t thread;
+
+		ck_assert_int_eq(pthread_create(&thread, NULL, grant_soon, NULL), 0);
+		slot = take(NULL);
+		pthread_join(thread, NULL);
+	}
+	ck_assert_uint_ge(script_counts().acquires, 2);
+	slots_release(slot);
+}
+END_TEST
+
+/* ---- Signs of life --------------------------------------------------------------------------- */
+
+START_TEST(a_holder_shows_that_it_lives_and_how_far_it_is)
+{
+	struct slots_slot *slot = take(NULL);
+
+	slots_pass(slot, 12345, NULL, NULL);
+	EVENTUALLY(script_counts().beats >= 3);
+	ck_assert_uint_eq(script_counts().passed, 12345);
+	ck_assert(script_counts().holding);
+	ck_assert_uint_eq(info_of(slot).lost, 0);
+	slots_release(slot);
+}
+END_TEST
+
+static char lost_why[256];
+static unsigned lost_calls;
+
+static void hear_loss(void *user, const char *why)
+{
+	(void)user;
+	lost_calls++;
+	snprintf(lost_why, sizeof(lost_why), "%s", why);
+}
+
+START_TEST(a_lost_slot_is_told_once_and_is_not_held_again)
+{
+	const struct slots_wish wish = { .weight = 1, .lost = hear_loss };
+	struct slots_slot *slot = take(&wish);
+
+	lost_calls = 0;
+	script.beaten = SLOTS_NONE;
+	script_change(&script);
+	EVENTUALLY(lost_calls == 1);
+	script.beaten = SLOTS_HOLDING;
+	script_change(&script);
+	usleep(LEASE_MS * 1000);
+	ck_assert_uint_eq(lost_calls, 1);
+	ck_assert_uint_eq(info_of(slot).lost, 1);
+	ck_assert_ptr_nonnull(strstr(info_of(slot).note, "lost"));
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(a_holder_that_moves_nothing_loses_its_slot)
+{
+	const struct slots_wish wish = { .weight = 1, .lost = hear_loss };
+	struct slots_slot *slot;
+
+	slots_pool_close(pool);
+	policy.stall_ms = 700;
+	open_pool();
+	slot = take(&wish);
+	lost_calls = 0;
+	/* While bytes pass it is kept ... */
+	for (int i = 0; i < 20; i++) {
+		slots_pass(slot, 1, NULL, NULL);
+		usleep(50000);
+	}
+	ck_assert_uint_eq(lost_calls, 0);
+	/* ... and when they stop it is given to the next. */
+	EVENTUALLY(lost_calls == 1);
+	ck_assert_ptr_nonnull(strstr(lost_why, "nothing was written"));
+	ck_assert_uint_ge(script_counts().releases, 1);
+	slots_release(slot);
+}
+END_TEST
+
+/* ---- Out of reach ---------------------------------------------------------------------------- */
+
+START_TEST(a_coordinator_that_is_away_makes_nobody_fail)
+{
+	struct slots_slot *slot;
+	struct ioshape_slot_info info;
+
+	script.away = true;
+	script_change(&script);
+	slot = take(NULL);
+	info = info_of(slot);
+	ck_assert_str_eq(info.coordinator, "stagger");
+	ck_assert_uint_eq(info.fence, 0);
+	ck_assert_ptr_nonnull(strstr(info.note, "the script says away"));
+	ck_assert_uint_eq(warnings, 1);
+	ck_assert_ptr_nonnull(strstr(last_log, "saves go on"));
+	slots_release(slot);
+	/* It is known to be away now: no more patience with it, and not another line in the log. */
+	{
+		uint64_t begin = base_now_ns();
+
+		slot = take(NULL);
+		ck_assert(base_seconds(base_now_ns() - begin) < 1.0);
+	}
+	slots_release(slot);
+	ck_assert_uint_eq(warnings, 1);
+	script.away = false;
+	script_change(&script);
+	slot = take(NULL);
+	ck_assert_str_eq(info_of(slot).coordinator, "test");
+	ck_assert_uint_ge(infos, 1);
+	ck_assert_ptr_nonnull(strstr(last_log, "is back"));
+	slots_release(slot);
+}
+END_TEST
+
+static void *come_back_soon(void *argument)
+{
+	(void)argument;
+	usleep(300000);
+	script.away = false;
+	script_change(&script);
+	return NULL;
+}
+
+START_TEST(a_coordinator_that_is_being_restarted_is_waited_for)
+{
+	struct slots_slot *slot;
+	pthread_t thread;
+
+	script.away = true;
+	script_change(&script);
+	ck_assert_int_eq(pthread_create(&thread, NULL, come_back_soon, NULL), 0);
+	slot = take(NULL);
+	pthread_join(thread, NULL);
+	ck_assert_str_eq(info_of(slot).coordinator, "test");
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(fail_fails_and_says_why)
+{
+	struct base_error error = { 0 };
+	const struct slots_wish wish = { .weight = 1 };
+	struct slots_slot *slot;
+
+	slots_pool_close(pool);
+	policy.away = IOSHAPE_AWAY_FAIL;
+	open_pool();
+	script.away = true;
+	script_change(&script);
+	ck_assert_int_eq(slots_acquire(pool, &wish, &slot, &error), IOSHAPE_E_COORDINATOR);
+	ck_assert_ptr_nonnull(strstr(error.text, "the script says away"));
+}
+END_TEST
+
+START_TEST(wait_waits_as_long_as_it_takes)
+{
+	const struct slots_wish wish = { .weight = 1, .timeout_ms = 3000 };
+	struct base_error error = { 0 };
+	struct slots_slot *slot;
+
+	slots_pool_close(pool);
+	policy.away = IOSHAPE_AWAY_WAIT;
+	open_pool();
+	script.away = true;
+	script_change(&script);
+	ck_assert_int_eq(slots_acquire(pool, &wish, &slot, &error), -ETIMEDOUT);
+}
+END_TEST
+
+static void *go_away_soon(void *argument)
+{
+	(void)argument;
+	usleep(200000);
+	script.away = true;
+	script_change(&script);
+	return NULL;
+}
+
+START_TEST(a_waiter_whose_coordinator_goes_away_goes_on_alone)
+{
+	struct slots_slot *slot;
+	pthread_t thread;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	ck_assert_int_eq(pthread_create(&thread, NULL, go_away_soon, NULL), 0);
+	slot = take(NULL);
+	pthread_join(thread, NULL);
+	ck_assert_str_eq(info_of(slot).coordinator, "stagger");
+	ck_assert_uint_ge(info_of(slot).position, 1);
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(a_holder_outlives_a_short_absence_and_loses_its_slot_in_a_long_one)
+{
+	const struct slots_wish wish = { .weight = 1, .lost = hear_loss };
+	struct slots_slot *slot = take(&wish);
+
+	lost_calls = 0;
+	script.away = true;
+	script_change(&script);
+	usleep(LEASE_MS * 1000 / 2);
+	script.away = false;
+	script_change(&script);
+	usleep(LEASE_MS * 1000);
+	ck_assert_uint_eq(lost_calls, 0);
+	script.away = true;
+	script_change(&script);
+	EVENTUALLY(lost_calls == 1);
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(a_release_that_could_not_be_said_is_said_later)
+{
+	struct slots_slot *slot = take(NULL);
+
+	script.away = true;
+	script_change(&script);
+	slots_release(slot);
+	ck_assert_uint_eq(script_counts().releases, 0);
+	script.away = false;
+	script_change(&script);
+	EVENTUALLY(script_counts().releases == 1);
+}
+END_TEST
+
+/* ---- Bandwidth ------------------------------------------------------------------------------- */
+
+START_TEST(bytes_pass_at_the_rate_that_was_set)
+{
+	struct slots_slot *slot = take(NULL);
+	uint64_t begin;
+	double seconds;
+
+	script.rate = 10000000;
+	script_change(&script);
+	begin = base_now_ns();
+	/* The last piece leaves when the others have had their time. */
+	for (int i = 0; i < 11; i++)
+		slots_pass(slot, 500000, NULL, NULL);
+	seconds = base_seconds(base_now_ns() - begin);
+	ck_assert(seconds > 0.45 && seconds < 0.8);
+	ck_assert(info_of(slot).paced_s > 0.4);
+	slots_release(slot);
+}
+END_TEST
+
+static int stop_now(void *user)
+{
+	(void)user;
+	return 1;
+}
+
+START_TEST(waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back)
+{
+	struct slots_slot *slot = take(NULL);
+	uint64_t begin;
+
+	script.rate = 1000;
+	script_change(&script);
+	slots_pass(slot, 1000, NULL, NULL);
+	begin = base_now_ns();
+	ck_assert_int_eq(slots_pass(slot, 100000, stop_now, NULL), 1);
+	ck_assert(base_seconds(base_now_ns() - begin) < 0.5);
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(without_a_limit_the_coordinator_is_seldom_asked)
+{
+	struct slots_slot *slot = take(NULL);
+
+	for (int i = 0; i < 1000; i++)
+		slots_pass(slot, 4 * MIB, NULL, NULL);
+	ck_assert_uint_le(script_counts().paces, 3);
+	slots_release(slot);
+}
+END_TEST
+
+/* ---- A time of one's own --------------------------------------------------------------------- */
+
+START_TEST(the_ranks_of_a_job_are_dealt_out_over_turns)
+{
+	struct slots_identity identity = { .ranks = 64, .job = "J" };
+	unsigned in_turn[8] = { 0 };
+
+	for (uint32_t rank = 0; rank < 64; rank++) {
+		uint32_t ms;
+
+		identity.rank = rank;
+		snprintf(identity.client, sizeof(identity.client), "%016x", rank);
+		ms = slots_stagger_ms(&identity, 5, 8, 1000, 120000);
+		ck_assert_uint_lt(ms, 8 * 1000 + 250);
+		in_turn[ms / 1000]++;
+	}
+	for (int i = 0; i < 8; i++)
+		ck_assert_uint_eq(in_turn[i], 8);
+}
+END_TEST
+
+START_TEST(no_turn_is_later_than_the_longest_wait)
+{
+	struct slots_identity identity = { .ranks = 5000, .job = "J", .client = "x" };
+	uint32_t latest = 0;
+
+	for (uint32_t rank = 0; rank < 5000; rank++) {
+		identity.rank = rank;
+		latest = MAX(latest, slots_stagger_ms(&identity, 0, 1, 30000, 120000));
+	}
+	ck_assert_uint_le(latest, 120000);
+	ck_assert_uint_gt(latest, 110000);
+}
+END_TEST
+
+START_TEST(no_rank_is_always_the_last)
+{
+	struct slots_identity identity = { .ranks = 16, .job = "J", .client = "x" };
+	bool early = false, late = false;
+
+	for (uint64_t round = 0; round < 64; round++) {
+		uint32_t ms = slots_stagger_ms(&identity, round, 1, 1000, 120000);
+
+		early |= ms < 4000;
+		late |= ms > 12000;
+	}
+	ck_assert(early && late);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("slots in one process");
+	TCase *turns = tcase_create("turns"), *pure = tcase_create("own time");
+
+	tcase_add_checked_fixture(turns, setup, teardown);
+	tcase_set_timeout(turns, 20);
+	tcase_add_test(turns, an_uncontended_turn_takes_two_calls);
+	tcase_add_test(turns, a_waiter_hears_where_it_stands_and_is_woken_by_the_grant);
+	tcase_add_test(turns, who_gives_up_waiting_leaves_the_queue);
+	tcase_add_test(turns, waiting_ends_with_the_time_out);
+	tcase_add_test(turns, a_waiter_that_was_forgotten_asks_again);
+	tcase_add_test(turns, a_holder_shows_that_it_lives_and_how_far_it_is);
+	tcase_add_test(turns, a_lost_slot_is_told_once_and_is_not_held_again);
+	tcase_add_test(turns, a_holder_that_moves_nothing_loses_its_slot);
+	tcase_add_test(turns, a_coordinator_that_is_away_makes_nobody_fail);
+	tcase_add_test(turns, a_coordinator_that_is_being_restarted_is_waited_for);
+	tcase_add_test(turns, fail_fails_and_says_why);
+	tcase_add_test(turns, wait_waits_as_long_as_it_takes);
+	tcase_add_test(turns, a_waiter_whose_coordinator_goes_away_goes_on_alone);
+	tcase_add_test(turns, a_holder_outlives_a_short_absence_and_loses_its_slot_in_a_long_one);
+	tcase_add_test(turns, a_release_that_could_not_be_said_is_said_later);
+	tcase_add_test(turns, bytes_pass_at_the_rate_that_was_set);
+	tcase_add_test(turns, waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back);
+	tcase_add_test(turns, without_a_limit_the_coordinator_is_seldom_asked);
+	suite_add_tcase(suite, turns);
+	tcase_add_test(pure, the_ranks_of_a_job_are_dealt_out_over_turns);
+	tcase_add_test(pure, no_turn_is_later_than_the_longest_wait);
+	tcase_add_test(pure, no_rank_is_always_the_last);
+	suite_add_tcase(suite, pure);
+	return check_main(suite);
+}
