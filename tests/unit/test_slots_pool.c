@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@ static struct slots_pool *pool;
 static struct script script;
 static struct slots_policy policy;
 static char last_log[512];
-static unsigned warnings, infos;
+static atomic_uint warnings, infos;
 
 static void hear(void *user, enum ioshape_log_level level, const char *message)
 {
@@ -226,13 +227,13 @@ START_TEST(a_holder_shows_that_it_lives_and_how_far_it_is)
 END_TEST
 
 static char lost_why[256];
-static unsigned lost_calls;
+static atomic_uint lost_calls;
 
 static void hear_loss(void *user, const char *why)
 {
 	(void)user;
-	lost_calls++;
 	snprintf(lost_why, sizeof(lost_why), "%s", why);
+	lost_calls++;
 }
 
 START_TEST(a_lost_slot_is_told_once_and_is_not_held_again)
