@@ -1,0 +1,700 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every coordinator has to do, through the public calls: the same tests for each of them. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/redis_server.h"
+#include "support/scratch.h"
+
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LEASE_MS 900u
+#define MIB (1ull << 20)
+
+enum { LOCAL, REDIS, COORDINATORS };
+
+static struct redis_server server;
+static char address[256];
+static struct ioshape_context *contexts[16]; /* each is a client of its own */
+
+static double now_s(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static struct ioshape_context *open_context(const char *job, uint32_t slots)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *context;
+	char message[512];
+	int ret;
+
+	options.coordinator = address;
+	options.pool = "turns";
+	options.job = job;
+	options.slots = slots;
+	options.lease_ms = LEASE_MS;
+	ret = ioshape_context_open(&context, &options, message, sizeof(message));
+	ck_assert_msg(!ret, "%s", message);
+	return context;
+}
+
+static struct ioshape_slot *take(struct ioshape_context *context,
+				 const struct ioshape_slot_options *given);
+
+static void begin(int which)
+{
+	scratch_setup();
+	if (which == REDIS) {
+		redis_server_init(&server);
+		redis_server_start(&server);
+		snprintf(address, sizeof(address), "unix://%s", server.socket);
+	} else {
+		snprintf(address, sizeof(address), "local:%s", scratch_directory());
+	}
+}
+
+static void end(int which)
+{
+	for (size_t i = 0; i < sizeof(contexts) / sizeof(*contexts); i++) {
+		ioshape_context_free(contexts[i]);
+		contexts[i] = NULL;
+	}
+	if (which == REDIS)
+		redis_server_free(&server);
+	scratch_teardown();
+}
+
+/* `count` clients of job "J", in contexts[]. */
+static void open_clients(unsigned count, uint32_t slots)
+{
+	for (unsigned i = 0; i < count; i++)
+		contexts[i] = open_context("J", slots);
+	/* A server that was just started first lets those in that held slots before. */
+	ioshape_slot_release(take(contexts[0], NULL));
+}
+
+static struct ioshape_slot_options plain(void)
+{
+	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+
+	return options;
+}
+
+static struct ioshape_slot *take(struct ioshape_context *context,
+				 const struct ioshape_slot_options *given)
+{
+	struct ioshape_slot_options options = given ? *given : plain();
+	struct ioshape_slot *slot;
+	int ret;
+
+	if (!options.timeout_ms)
+		options.timeout_ms = 10000;
+	ret = ioshape_slot_acquire(context, &options, &slot);
+	ck_assert_msg(!ret, "%s", ioshape_context_message(context));
+	return slot;
+}
+
+static int try_to_take(struct ioshape_context *context, uint32_t weight)
+{
+	struct ioshape_slot_options options = plain();
+	struct ioshape_slot *slot;
+	int ret;
+
+	options.timeout_ms = -1;
+	options.weight = weight;
+	ret = ioshape_slot_acquire(context, &options, &slot);
+	ioshape_slot_release(slot);
+	return ret;
+}
+
+static struct ioshape_slot_info info_of(struct ioshape_slot *slot)
+{
+	struct ioshape_slot_info info = { .size = sizeof(info) };
+
+	ck_assert_int_eq(ioshape_slot_info(slot, &info), 0);
+	return info;
+}
+
+static struct ioshape_pool_status *status_of(struct ioshape_context *context)
+{
+	struct ioshape_pool_status *status;
+	int ret = ioshape_pool_status(context, NULL, &status);
+
+	ck_assert_msg(!ret, "%s", ioshape_context_message(context));
+	return status;
+}
+
+static void set_capacity(struct ioshape_context *context, uint32_t capacity)
+{
+	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
+
+	settings.capacity = capacity;
+	ck_assert_int_eq(ioshape_pool_set(context, NULL, &settings), 0);
+}
+
+/* A thread that takes a slot, notes when, and gives it back at once. */
+struct visitor {
+	struct ioshape_context *context;
+	struct ioshape_slot_options options;
+	pthread_t thread;
+	int ret;
+	unsigned turn; /* from 1 on, in the order of the grants */
+	double waited_s;
+	struct ioshape_slot_info info;
+};
+
+static atomic_uint turns;
+
+static void *visit(void *argument)
+{
+	struct visitor *visitor = argument;
+	double begin_s = now_s();
+	struct ioshape_slot *slot;
+
+	visitor->ret = ioshape_slot_acquire(visitor->context, &visitor->options, &slot);
+	if (visitor->ret)
+		return NULL;
+	visitor->turn = atomic_fetch_add(&turns, 1) + 1;
+	visitor->waited_s = now_s() - begin_s;
+	visitor->info = info_of(slot);
+	usleep(10000);
+	ioshape_slot_release(slot);
+	return NULL;
+}
+
+static void wait_until_waiting(size_t count)
+{
+	for (int tries = 0; tries < 500; tries++) {
+		struct ioshape_pool_status *status = status_of(contexts[0]);
+		size_t waiting = status->waiter_count;
+
+		ioshape_pool_status_free(status);
+		if (waiting == count)
+			return;
+		usleep(10000);
+	}
+	ck_abort_msg("there are not %zu waiters", count);
+}
+
+/* Returns when it stands in the queue, as the last of `position`. */
+static void send(struct visitor *visitor, struct ioshape_context *context, size_t position)
+{
+	visitor->context = context;
+	visitor->options.size = sizeof(visitor->options);
+	if (!visitor->options.timeout_ms)
+		visitor->options.timeout_ms = 10000;
+	ck_assert_int_eq(pthread_create(&visitor->thread, NULL, visit, visitor), 0);
+	wait_until_waiting(position);
+}
+
+static void await(struct visitor *visitor)
+{
+	pthread_join(visitor->thread, NULL);
+	ck_assert_int_eq(visitor->ret, 0);
+}
+
+/* ---- Turns ----------------------------------------------------------------------------------- */
+
+START_TEST(no_more_hold_than_there_are_slots)
+{
+	struct ioshape_slot *first, *second;
+
+	begin(_i);
+	open_clients(3, 2);
+	first = take(contexts[0], NULL);
+	second = take(contexts[1], NULL);
+	ck_assert_int_eq(try_to_take(contexts[2], 1), -EAGAIN);
+	ck_assert_uint_eq(info_of(first).capacity, 2);
+	ioshape_slot_release(first);
+	ck_assert_int_eq(try_to_take(contexts[2], 1), 0);
+	ioshape_slot_release(second);
+	end(_i);
+}
+END_TEST
+
+START_TEST(who_comes_first_is_served_first)
+{
+	struct visitor visitors[5] = { 0 };
+	struct ioshape_slot *slot;
+
+	begin(_i);
+	open_clients(6, 1);
+	turns = 0;
+	slot = take(contexts[0], NULL);
+	for (unsigned i = 0; i < 5; i++)
+		send(&visitors[i], contexts[i + 1], i + 1);
+	ioshape_slot_release(slot);
+	for (unsigned i = 0; i < 5; i++)
+		await(&visitors[i]);
+	for (unsigned i = 0; i < 5; i++) {
+		ck_assert_uint_eq(visitors[i].turn, i + 1);
+		ck_assert_uint_eq(visitors[i].info.position, i + 1);
+		ck_assert_ptr_nonnull(strstr(visitors[i].info.ahead, "job J, rank 0"));
+		if (i)
+			ck_assert_uint_gt(visitors[i].info.fence, visitors[i - 1].info.fence);
+	}
+	end(_i);
+}
+END_TEST
+
+START_TEST(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
+{
+	struct visitor many[6] = { 0 }, few = { 0 };
+	struct ioshape_slot *slot;
+
+	begin(_i);
+	open_clients(8, 1);
+	contexts[8] = open_context("K", 1);
+	turns = 0;
+	slot = take(contexts[0], NULL);
+	for (unsigned i = 0; i < 6; i++)
+		send(&many[i], contexts[i + 1], i + 1);
+	send(&few, contexts[8], 7);
+	ioshape_slot_release(slot);
+	for (unsigned i = 0; i < 6; i++)
+		await(&many[i]);
+	await(&few);
+	ck_assert_uint_le(few.turn, 3);
+	end(_i);
+}
+END_TEST
+
+START_TEST(heavy_ones_take_as_much_as_they_weigh)
+{
+	struct ioshape_slot_options heavy = plain(), oversized = plain();
+	struct ioshape_slot *slot;
+
+	begin(_i);
+	open_clients(3, 4);
+	heavy.weight = 3;
+	slot = take(contexts[0], &heavy);
+	ck_assert_int_eq(try_to_take(contexts[1], 2), -EAGAIN);
+	ck_assert_int_eq(try_to_take(contexts[1], 1), 0);
+	ioshape_slot_release(slot);
+	/* More than there is comes in alone. */
+	oversized.weight = 9;
+	slot = take(contexts[0], &oversized);
+	ck_assert_int_eq(try_to_take(contexts[1], 1), -EAGAIN);
+	ioshape_slot_release(slot);
+	end(_i);
+}
+END_TEST
+
+START_TEST(a_heavy_one_is_not_passed_by_light_ones)
+{
+	struct visitor heavy = { .options = { .weight = 2 } }, light = { 0 };
+	struct ioshape_slot *first, *second;
+
+	begin(_i);
+	open_clients(4, 2);
+	turns = 0;
+	first = take(contexts[0], NULL);
+	second = take(contexts[1], NULL);
+	send(&heavy, contexts[2], 1);
+	send(&light, contexts[3], 2);
+	ioshape_slot_release(first);
+	usleep(200000);
+	ck_assert_uint_eq(turns, 0);
+	ioshape_slot_release(second);
+	await(&heavy);
+	await(&light);
+	ck_assert_uint_eq(heavy.turn, 1);
+	end(_i);
+}
+END_TEST
+
+START_TEST(a_tiny_one_does_not_sit_behind_terabytes)
+{
+	struct visitor large = { .options = { .bytes = 1ull << 40 } };
+	struct visitor tiny = { .options = { .bytes = 100000 } };
+	struct ioshape_slot_options huge = plain();
+	struct ioshape_slot *slot;
+
+	begin(_i);
+	open_clients(3, 1);
+	turns = 0;
+	huge.bytes = 1ull << 40;
+	slot = take(contexts[0], &huge);
+	send(&large, contexts[1], 1);
+	tiny.context = contexts[2];
+	tiny.options.size = sizeof(tiny.options);
+	ck_assert_int_eq(pthread_create(&tiny.thread, NULL, visit, &tiny), 0);
+	await(&tiny);
+	ck_assert_uint_eq(tiny.turn, 1);
+	ck_assert_uint_eq(tiny.info.express, 1);
+	ck_assert_double_lt(tiny.waited_s, 1.0);
+	ioshape_slot_release(slot);
+	await(&large);
+	ck_assert_uint_eq(large.info.express, 0);
+	end(_i);
+}
+END_TEST
+
+START_TEST(waiting_ends_with_the_time_out_and_leaves_no_trace)
+{
+	struct ioshape_slot_options options = plain();
+	struct ioshape_pool_status *status;
+	struct ioshape_slot *slot, *none;
+	double begin_s;
+
+	begin(_i);
+	open_clients(2, 1);
+	slot = take(contexts[0], NULL);
+	options.timeout_ms = 250;
+	begin_s = now_s();
+	ck_assert_int_eq(ioshape_slot_acquire(contexts[1], &options, &none), -ETIMEDOUT);
+	ck_assert_ptr_null(none);
+	ck_assert_double_ge(now_s() - begin_s, 0.25);
+	status = status_of(contexts[0]);
+	ck_assert_uint_eq(status->waiter_count, 0);
+	ck_assert_uint_eq(status->holder_count, 1);
+	ioshape_pool_status_free(status);
+	ioshape_slot_release(slot);
+	end(_i);
+}
+END_TEST
+
+START_TEST(two_pools_are_two_queues)
+{
+	struct ioshape_slot_options other = plain();
+	struct ioshape_slot *first, *second;
+
+	begin(_i);
+	open_clients(2, 1);
+	first = take(contexts[0], NULL);
+	other.pool = "other";
+	second = take(contexts[0], &other);
+	ck_assert_str_eq(info_of(first).pool, "turns");
+	ck_assert_str_eq(info_of(second).pool, "other");
+	ioshape_slot_release(first);
+	ioshape_slot_release(second);
+	end(_i);
+}
+END_TEST
+
+/* ---- Leases ---------------------------------------------------------------------------------- */
+
+START_TEST(a_slot_is_kept_for_longer_than_a_lease)
+{
+	struct ioshape_slot *slot;
+
+	begin(_i);
+	open_clients(2, 1);
+	slot = take(contexts[0], NULL);
+	usleep(LEASE_MS * 2500);
+	ck_assert_int_eq(try_to_take(contexts[1], 1), -EAGAIN);
+	ck_assert_uint_eq(info_of(slot).lost, 0);
+	ioshape_slot_release(slot);
+	end(_i);
+}
+END_TEST
+
+/* Takes a slot in a process of its own, says so, and holds it. */
+static pid_t start_holder(void)
+{
+	int said[2];
+	char byte;
+	pid_t pid;
+
+	ck_assert_int_eq(pipe(said), 0);
+	pid = fork();
+	if (!pid) {
+		struct ioshape_context *context = open_context("J", 1);
+		struct ioshape_slot *slot;
+		struct ioshape_slot_options options = plain();
+		int ret = ioshape_slot_acquire(context, &options, &slot);
+
+		ret = ret || write(said[1], "h", 1) != 1;
+		while (!ret)
+			pause();
+		_exit(1);
+	}
+	close(said[1]);
+	ck_assert_int_eq(read(said[0], &byte, 1), 1);
+	close(said[0]);
+	return pid;
+}
+
+/* Local: the kernel tells at once. Redis: when the lease is over, and a beat later at the latest.
+ */
+static double longest_reclaim_s(int which)
+{
+	return which == LOCAL ? 0.2 : LEASE_MS * 4 / 3 / 1e3 + 0.2;
+}
+
+START_TEST(the_slot_of_a_killed_process_goes_to_the_next)
+{
+	struct ioshape_slot *slot;
+	double begin_s;
+	pid_t holder;
+
+	begin(_i);
+	open_clients(1, 1);
+	holder = start_holder();
+	ck_assert_int_eq(try_to_take(contexts[0], 1), -EAGAIN);
+	begin_s = now_s();
+	kill(holder, SIGKILL);
+	waitpid(holder, NULL, 0);
+	slot = take(contexts[0], NULL);
+	ck_assert_double_le(now_s() - begin_s, longest_reclaim_s(_i));
+	ioshape_slot_release(slot);
+	end(_i);
+}
+END_TEST
+
+START_TEST(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over)
+{
+	struct ioshape_slot *slot;
+	double begin_s;
+	pid_t holder;
+
+	begin(_i);
+	open_clients(1, 1);
+	holder = start_holder();
+	begin_s = now_s();
+	kill(holder, SIGSTOP);
+	slot = take(contexts[0], NULL);
+	ck_assert_double_le(now_s() - begin_s, LEASE_MS * 4 / 3 / 1e3 + 0.2);
+	/* When it wakes up it does not get it back. */
+	kill(holder, SIGCONT);
+	usleep(LEASE_MS * 1000);
+	ck_assert_uint_eq(info_of(slot).lost, 0);
+	ioshape_slot_release(slot);
+	kill(holder, SIGKILL);
+	waitpid(holder, NULL, 0);
+	end(_i);
+}
+END_TEST
+
+static atomic_uint losses;
+
+static void count_loss(void *user, const char *why)
+{
+	(void)user, (void)why;
+	losses++;
+}
+
+START_TEST(who_is_kicked_hears_of_it)
+{
+	struct ioshape_slot_options options = plain();
+	struct ioshape_pool_status *status;
+	struct ioshape_slot *slot, *next;
+
+	begin(_i);
+	open_clients(2, 1);
+	losses = 0;
+	options.lost = count_loss;
+	slot = take(contexts[0], &options);
+	status = status_of(contexts[1]);
+	ck_assert_uint_eq(status->holder_count, 1);
+	ck_assert_int_eq(ioshape_pool_kick(contexts[1], NULL, status->holders[0].id), 0);
+	ck_assert_int_eq(ioshape_pool_kick(contexts[1], NULL, status->holders[0].id), -ENOENT);
+	ioshape_pool_status_free(status);
+	next = take(contexts[1], NULL);
+	for (int tries = 0; tries < 200 && !losses; tries++)
+		usleep(10000);
+	ck_assert_uint_eq(losses, 1);
+	ck_assert_uint_eq(info_of(slot).lost, 1);
+	ioshape_slot_release(slot);
+	ck_assert_uint_eq(info_of(next).lost, 0);
+	ioshape_slot_release(next);
+	end(_i);
+}
+END_TEST
+
+/* ---- The operator ---------------------------------------------------------------------------- */
+
+START_TEST(what_the_operator_sets_wins_at_once)
+{
+	struct ioshape_pool_settings clear = IOSHAPE_POOL_SETTINGS_INIT;
+	struct visitor visitor = { 0 };
+	struct ioshape_slot *slot;
+
+	begin(_i);
+	open_clients(2, 1);
+	turns = 0;
+	slot = take(contexts[0], NULL);
+	send(&visitor, contexts[1], 1);
+	set_capacity(contexts[0], 2);
+	await(&visitor);
+	ck_assert_uint_eq(visitor.turn, 1);
+	ck_assert_int_eq(try_to_take(contexts[1], 1), 0);
+	clear.clear = 1;
+	ck_assert_int_eq(ioshape_pool_set(contexts[1], NULL, &clear), 0);
+	ck_assert_int_eq(try_to_take(contexts[1], 1), -EAGAIN);
+	ioshape_slot_release(slot);
+	end(_i);
+}
+END_TEST
+
+START_TEST(the_status_tells_all)
+{
+	struct ioshape_slot_options options = plain();
+	struct visitor visitor = { .options = { .bytes = 777 * MIB } };
+	struct ioshape_pool_status *status;
+	struct ioshape_slot *slot;
+	const struct ioshape_member *member;
+	char *names;
+
+	begin(_i);
+	open_clients(2, 1);
+	options.bytes = 1000 * MIB;
+	slot = take(contexts[0], &options);
+	ck_assert_int_eq(ioshape_slot_pass(slot, 12345678), 0);
+	send(&visitor, contexts[1], 1);
+	usleep(LEASE_MS * 1000 / 2);
+	status = status_of(contexts[1]);
+	ck_assert_str_eq(status->pool, "turns");
+	ck_assert_str_eq(status->coordinator, _i == LOCAL ? "local" : "redis");
+	ck_assert_uint_eq(status->capacity, 1);
+	ck_assert_str_eq(status->capacity_by, "job");
+	ck_assert_uint_eq(status->used, 1);
+	ck_assert_uint_eq(status->holder_count, 1);
+	ck_assert_uint_eq(status->waiter_count, 1);
+	ck_assert_uint_eq(status->waiter_listed, 1);
+	ck_assert_uint_eq(status->grants, 2);
+	member = &status->holders[0];
+	ck_assert_str_eq(member->job, "J");
+	ck_assert_uint_eq(member->bytes, 1000 * MIB);
+	ck_assert_uint_eq(member->passed, 12345678);
+	ck_assert_uint_eq(member->fence, info_of(slot).fence);
+	ck_assert(member->since_s > 0.3 && member->since_s < 5);
+	ck_assert(member->lease_s > 0 && member->lease_s <= LEASE_MS / 1e3);
+	ck_assert_uint_eq(status->waiters[0].bytes, 777 * MIB);
+	ioshape_pool_status_free(status);
+	ck_assert_int_eq(ioshape_pool_names(contexts[0], &names), 0);
+	ck_assert_ptr_nonnull(strstr(names, "turns\n"));
+	ioshape_pool_names_free(names);
+	ioshape_slot_release(slot);
+	await(&visitor);
+	end(_i);
+}
+END_TEST
+
+START_TEST(bandwidth_is_shared_by_who_writes)
+{
+	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
+	struct ioshape_slot *first, *second;
+	double begin_s, seconds;
+
+	begin(_i);
+	open_clients(2, 2);
+	settings.pool_rate = 20000000;
+	ck_assert_int_eq(ioshape_pool_set(contexts[0], NULL, &settings), 0);
+	first = take(contexts[0], NULL);
+	second = take(contexts[1], NULL);
+	begin_s = now_s();
+	for (int i = 0; i < 20; i++) {
+		ioshape_slot_pass(first, 500000);
+		ioshape_slot_pass(second, 500000);
+	}
+	seconds = now_s() - begin_s;
+	/* 20 MB at 20 MB/s. */
+	ck_assert_msg(seconds > 0.7 && seconds < 1.6, "%f", seconds);
+	ioshape_slot_release(first);
+	ioshape_slot_release(second);
+	end(_i);
+}
+END_TEST
+
+/* ---- Many ------------------------------------------------------------------------------------ */
+
+/* Who holds a slot takes a byte out of a pipe that has as many as there are slots: if there is none
+ * left, he is one too many. */
+static int take_many_turns(int count, const int tokens[2])
+{
+	struct ioshape_context *context = open_context("J", 2);
+	int ret = 0;
+
+	for (int turn = 0; turn < count && !ret; turn++) {
+		struct ioshape_slot_options options = plain();
+		struct ioshape_slot *slot;
+		char byte;
+
+		options.timeout_ms = 20000;
+		if (ioshape_slot_acquire(context, &options, &slot))
+			return 1;
+		if (read(tokens[0], &byte, 1) != 1)
+			ret = 2;
+		usleep(1000);
+		if (!ret && write(tokens[1], &byte, 1) != 1)
+			ret = 3;
+		ioshape_slot_release(slot);
+	}
+	ioshape_context_free(context);
+	return ret;
+}
+
+START_TEST(processes_at_full_speed_never_exceed_the_capacity)
+{
+	enum { PROCESSES = 8, TURNS = 25 };
+	struct ioshape_pool_status *status;
+	int tokens[2], failed = 0;
+	pid_t pids[PROCESSES];
+
+	begin(_i);
+	open_clients(1, 2);
+	ck_assert_int_eq(pipe2(tokens, O_NONBLOCK), 0);
+	ck_assert_int_eq(write(tokens[1], "xx", 2), 2);
+	for (int i = 0; i < PROCESSES; i++) {
+		pids[i] = fork();
+		if (!pids[i])
+			_exit(take_many_turns(TURNS, tokens));
+	}
+	for (int i = 0; i < PROCESSES; i++) {
+		int ended;
+
+		ck_assert_int_eq(waitpid(pids[i], &ended, 0), pids[i]);
+		failed += !WIFEXITED(ended) || WEXITSTATUS(ended);
+	}
+	ck_assert_int_eq(failed, 0);
+	status = status_of(contexts[0]);
+	ck_assert_uint_eq(status->used, 0);
+	ck_assert_uint_eq(status->grants, PROCESSES * TURNS + 1);
+	ioshape_pool_status_free(status);
+	close(tokens[0]);
+	close(tokens[1]);
+	end(_i);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("turns");
+	TCase *all = tcase_create("of every coordinator");
+
+	tcase_set_timeout(all, 60);
+#define EACH(test) tcase_add_loop_test(all, test, 0, COORDINATORS)
+	EACH(no_more_hold_than_there_are_slots);
+	EACH(who_comes_first_is_served_first);
+	EACH(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many);
+	EACH(heavy_ones_take_as_much_as_they_weigh);
+	EACH(a_heavy_one_is_not_passed_by_light_ones);
+	EACH(a_tiny_one_does_not_sit_behind_terabytes);
+	EACH(waiting_ends_with_the_time_out_and_leaves_no_trace);
+	EACH(two_pools_are_two_queues);
+	EACH(a_slot_is_kept_for_longer_than_a_lease);
+	EACH(the_slot_of_a_killed_process_goes_to_the_next);
+	EACH(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over);
+	EACH(who_is_kicked_hears_of_it);
+	EACH(what_the_operator_sets_wins_at_once);
+	EACH(the_status_tells_all);
+	EACH(bandwidth_is_shared_by_who_writes);
+	EACH(processes_at_full_speed_never_exceed_the_capacity);
+	suite_add_tcase(suite, all);
+	return check_main(suite);
+}
