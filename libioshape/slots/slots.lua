@@ -17,17 +17,19 @@
 
 local MOST_REAPED = 16 -- dead holders, and as many waiters, per call
 local MOST_GRANTED = 32 -- per call
+local MOST_JOBS = 1000 -- remembered although they have nothing in the pool
 local LISTED = 256 -- members in a status
 local KEPT = 24 * 3600 * 1000 -- an abandoned pool is forgotten after so long
 local OPERATORS_LEASE = 15000 -- what an operator's command takes the leases to be
 local GAP = 100 -- silence after which we look whether the server is still the same
+local MOST_BACK = 60 * 1000 -- the clock may go back so far; then time stands still until it is over
 local SMALL_BYTES = 16 * 1024 * 1024
 local EXPRESS = 1
-local AGEING = 1 / 64 -- of each grant's cost passes in virtual time at least
-local LEARNING = 1 / 8 -- weight of the latest write in what is known of the storage's speed
-local FIRST_MS_PER_BYTE = 1e-6
+local LEARNING = 1 / 8 -- weight of the latest write in what is known of speeds
+local FIRST_MS, FIRST_BYTES = 16, 16e6 -- what the first write is taken to have had
 local UNKNOWN_COST = 1000 -- of a request that says no size, from a job not seen before
-local PACE_MS = 250 -- a grant of bandwidth lasts about so long
+local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
+local PACE_TURNS = 8 -- ... shared by so many writers at most
 
 local prefix = string.sub(KEYS[1], 1, -2)
 local M, D, H, Q = KEYS[1], prefix .. 'd', prefix .. 'h', prefix .. 'q'
@@ -49,58 +51,8 @@ local function server_ms()
 	return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- ---- The pool's numbers ---------------------------------------------------------------------------
-
--- Those of :m that are numbers, in the order in which they are read.
-local FIELDS = {
-	'epoch', -- of the data: changes when some may have been lost
-	'hw', -- the latest time seen: ours never goes back
-	'fence', -- the last one given
-	'vt', -- virtual time: the start tag of the last grant
-	'used', -- slots, by weight
-	'express_used',
-	'holders', 'waiters', -- how many
-	'seq', -- of requests that waited
-	'cap', -- capacity, as the jobs ask for it
-	'by', -- 1: a job asked; 0: the default
-	'grace', -- until then only those are let in that held a slot before the data was lost
-	'reclaim', -- until then they may
-	'busy', -- counts the times that the pool began to be used: older tags of jobs are forgotten
-	'speed', -- ms per byte of a slot
-	'free', -- when the pool's bandwidth is free again
-	'grants',
-	'minute', 'this_minute', 'last_minute', -- grants in them
-	'renewed', -- when the keys' expiry was last set
-	'set_capacity', 'set_pool_rate', 'set_job_rate', 'set_small', 'set_express' -- by the operator
-}
-
-local pool, before, now = {}, {}, nil
-
-local function load_pool()
-	local values = call('HMGET', M, 'run', unpack(FIELDS))
-	for i, field in ipairs(FIELDS) do
-		pool[field] = tonumber(values[i + 1] or '0')
-		before[field] = pool[field]
-	end
-	return values[1]
-end
-
-local function store_pool()
-	local changed = {}
-	for _, field in ipairs(FIELDS) do
-		if pool[field] ~= before[field] then
-			changed[#changed + 1] = field
-			changed[#changed + 1] = exact(pool[field])
-		end
-	end
-	if #changed > 0 then
-		call('HSET', M, unpack(changed))
-	end
-end
-
-local function was_set()
-	return pool.set_capacity + pool.set_pool_rate + pool.set_job_rate + pool.set_small
-		+ pool.set_express > 0
+local function server_info()
+	return call('INFO', 'server')
 end
 
 local function keep(...)
@@ -109,17 +61,67 @@ local function keep(...)
 	end
 end
 
+-- ---- The pool's numbers ---------------------------------------------------------------------------
+
+-- All of them, as a new pool has them. They are packed by name, so that an older script carries along
+-- what a newer one added.
+local pool = {
+	epoch = 0, -- of the data: changes when some may have been lost
+	opened = 0, -- when the epoch began
+	grace = 0, -- until then only those are let in that held a slot before the data was lost
+	hw = 0, -- the latest time seen: ours never goes back
+	fence = 0, -- the last one given
+	vt = 0, -- virtual time: slot-milliseconds that a job of share 1 could have had
+	used = 0, -- slots, by weight
+	express_used = 0,
+	holders = 0, waiters = 0, -- how many
+	shares = 0, -- of the jobs that hold or wait, together
+	seq = 0, -- of requests that waited
+	cap = 0, -- capacity, as the jobs ask for it
+	by = 0, -- 1: a job asked; 0: the default
+	busy = 0, -- counts the times that the pool began to be used: older tags of jobs are forgotten
+	ms = FIRST_MS, bytes = FIRST_BYTES, -- time and size of the latest writes
+	free = 0, -- when the pool's bandwidth is free again
+	grants = 0,
+	minute = 0, this_minute = 0, last_minute = 0, -- grants in them
+	renewed = 0, -- when the keys' expiry was last set
+	-- By the operator; 0 if he did not:
+	set_capacity = 0, set_pool_rate = 0, set_job_rate = 0, set_small = 0, set_express = 0
+}
+local now
+
+local function load_pool()
+	local values = call('HMGET', M, 'run', 'pool')
+	if values[2] then
+		for field, value in pairs(cmsgpack.unpack(values[2])) do
+			pool[field] = value
+		end
+	end
+	return values[1], values[2]
+end
+
+local function store_pool()
+	call('HSET', M, 'pool', cmsgpack.pack(pool))
+end
+
+local function was_set()
+	return pool.set_capacity + pool.set_pool_rate + pool.set_job_rate + pool.set_small
+		+ pool.set_express > 0
+end
+
 -- What the operator set is kept until he clears it.
 local function keep_all()
 	pool.renewed = now
 	keep(D, H, Q, S, L, J, P)
-	if not was_set() then
+	if was_set() then
+		call('PERSIST', M)
+	else
 		keep(M)
 	end
 end
 
 local function capacity()
-	return pool.set_capacity > 0 and pool.set_capacity or pool.cap
+	return math.max(pool.set_capacity > 0 and pool.set_capacity or pool.cap, 1)
 end
 
 local function small_bytes()
@@ -132,54 +134,64 @@ end
 
 -- ---- Lost data --------------------------------------------------------------------------------------
 
--- Keys can vanish one by one, where the server is told to evict them. What is left is then worth nothing.
+-- True if there was something.
 local function wipe()
-	call('DEL', D, H, Q, S, L, J)
-	pool.used, pool.express_used, pool.holders, pool.waiters = 0, 0, 0, 0
+	pool.used, pool.express_used, pool.holders, pool.waiters, pool.shares = 0, 0, 0, 0, 0
+	pool.free, pool.renewed = 0, 0
+	local members = call('DEL', D)
+	call('DEL', H, Q, S, L, J, P)
+	return members > 0
 end
 
--- A new epoch begins when the data is not there, or is what another server process, before a crash or
--- a failover, had on its disk or had been sent. Whoever held a slot shows up within a beat, and is let
--- in first.
-local function open_epoch(run, known_epoch, lease, started)
-	local lost_now = known_epoch > 0
-	if run then
-		lost_now = now - pool.hw < lease or pool.holders > 0
-	end
-	pool.epoch = math.max(pool.epoch + 1, now)
-	pool.reclaim = now + lease
-	pool.grace = lost_now and now + math.ceil(lease / 2) or started + math.ceil(lease / 2)
-	if not run then
-		pool.speed = FIRST_MS_PER_BYTE
-		-- The rest must not outlive its counters.
-		wipe()
-	end
+-- Keys can vanish one by one, where the server is told to evict them. What is left is then worth nothing.
+local function is_complete()
+	local members = pool.holders + pool.waiters
+	return call('HLEN', D) == members and call('ZCARD', H) == pool.holders
+		and call('ZCARD', Q) == pool.waiters and call('ZCARD', L) == pool.waiters
+		and (members == 0 or call('EXISTS', J) == 1)
 end
 
-local function look_at_server(run, known_epoch, lease)
-	if run == 'broken' then
-		wipe()
-	elseif run and now - pool.hw < GAP then
+-- The data is not what it was: a new epoch begins. Whoever held a slot shows up within a beat, and is
+-- let in first. How long that is waited for depends on whether there can have been somebody.
+local function open_epoch(somebody, started, known_epoch, lease)
+	pool.epoch = math.max(pool.epoch, known_epoch, now - 1) + 1
+	pool.opened = now
+	pool.grace = (somebody and now or started) + math.ceil(lease / 2)
+end
+
+-- Is the data there, and of one piece, and was it this server process that wrote it? Another one, after
+-- a crash or a failover, has what was on its disk, or what it had been sent.
+local function look_at_data(run, known, clock, known_epoch, lease)
+	local held = pool.holders > 0
+	local jumped = now - clock > MOST_BACK
+	local usable = run and not jumped and is_complete()
+	if usable and math.abs(clock - pool.hw) < GAP then
 		return
 	end
-	local info = call('INFO', 'server')
+	local info = server_info()
 	local current = string.match(info, 'run_id:(%w+)')
-	if run == current then
+	if usable and run == current then
 		return
+	end
+	local somebody = usable and (held or now - pool.hw < lease)
+	if not usable then
+		-- Deadlines of a clock that was wrong are worth nothing either.
+		now = jumped and clock or now
+		local left = wipe()
+		somebody = known_epoch > 0 or left or (known and held)
+		-- Also above those that were given in this millisecond.
+		pool.fence = math.max(pool.fence, (now + 1) * 1024)
 	end
 	local uptime = tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) * 1000
-	open_epoch(run, known_epoch, lease, now - uptime)
+	open_epoch(somebody, clock - uptime, known_epoch, lease)
 	call('HSET', M, 'run', current)
-	if not run then
-		keep(M)
-	end
 end
 
 -- ---- Members ----------------------------------------------------------------------------------------
 
 -- A member is a list; these are its places.
 local NODE, JOB, RANK, SHARE, WEIGHT, BYTES, CLIENT, LEASE = 1, 2, 3, 4, 5, 6, 7, 8
-local STATE, COST, START, SINCE, PASSED, FENCE, TAG, GIVEN = 9, 10, 11, 12, 13, 14, 15, 16
+local STATE, COST, START, SINCE, PASSED, FENCE, TAG, GIVEN, SMALL = 9, 10, 11, 12, 13, 14, 15, 16, 17
 local WAITING, HOLDING = 1, 2
 
 local function load_member(id)
@@ -187,14 +199,15 @@ local function load_member(id)
 	return packed and cmsgpack.unpack(packed)
 end
 
+-- The client asks again, and finds a new epoch. (Takes no memory, so that it always can be done.)
+local function start_anew()
+	call('HDEL', M, 'run')
+	error('IOSHAPE-ANEW')
+end
+
 -- For an id that stands in one of the sets.
 local function must_load_member(id)
-	local member = load_member(id)
-	if not member then
-		call('HSET', M, 'run', 'broken')
-		error('IOSHAPE-ANEW') -- the client asks again, and finds a new epoch
-	end
-	return member
+	return id and load_member(id) or start_anew()
 end
 
 local function store_member(id, member)
@@ -207,13 +220,16 @@ end
 
 -- ---- Jobs -------------------------------------------------------------------------------------------
 
--- A job: {busy, finish, usual, latest}: in which busy time of the pool it was seen, where its next request
--- begins, what its requests usually cost, where the latest one began.
+-- A job is a list, too: in which busy time of the pool it was seen, how many members it has in the pool
+-- and with what share, where its next request begins and where the latest one did, what its requests
+-- without a size usually cost, and time and size of its latest writes.
+local BUSY, MEMBERS, PART, FINISH, LATEST, USUAL, MS, WRITTEN = 1, 2, 3, 4, 5, 6, 7, 8
+
 local function load_job(name)
 	local packed = call('HGET', J, name)
-	local job = packed and cmsgpack.unpack(packed) or {0, 0, UNKNOWN_COST, 0}
-	if job[1] ~= pool.busy then
-		job[1], job[2], job[4] = pool.busy, 0, 0
+	local job = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, UNKNOWN_COST, 0, 0}
+	if job[BUSY] ~= pool.busy then
+		job[BUSY], job[MEMBERS], job[FINISH], job[LATEST] = pool.busy, 0, 0, 0
 	end
 	return job
 end
@@ -222,12 +238,57 @@ local function store_job(name, job)
 	call('HSET', J, name, cmsgpack.pack(job))
 end
 
+local function join(job, share)
+	if job[MEMBERS] == 0 then
+		job[PART] = share
+		pool.shares = pool.shares + share
+	end
+	job[MEMBERS] = job[MEMBERS] + 1
+end
+
+local function leave(name, job)
+	job[MEMBERS] = job[MEMBERS] - 1
+	if job[MEMBERS] == 0 then
+		pool.shares = pool.shares - job[PART]
+		if call('HLEN', J) > MOST_JOBS then
+			call('HDEL', J, name)
+			return
+		end
+	end
+	store_job(name, job)
+end
+
+local function expected_cost(job, bytes, weight)
+	local time = job[USUAL]
+	if bytes > 0 and job[WRITTEN] > 0 then
+		time = 1 + bytes * job[MS] / job[WRITTEN]
+	elseif bytes > 0 then
+		time = 1 + bytes * pool.ms / pool.bytes
+	end
+	return time * weight
+end
+
+-- What a slot was really used for, instead of what was expected: learnt, and charged to the job.
+local function settle(job, member, passed)
+	local time = now - member[SINCE]
+	local cost = time * member[WEIGHT]
+	if passed > 0 then
+		-- Sums, not a mean of speeds: a small write tells little about large ones.
+		job[MS] = job[MS] * (1 - LEARNING) + time
+		job[WRITTEN] = job[WRITTEN] * (1 - LEARNING) + passed
+		pool.ms = pool.ms * (1 - LEARNING) + time
+		pool.bytes = pool.bytes * (1 - LEARNING) + passed
+	end
+	job[FINISH] = math.max(job[FINISH] + (cost - member[COST]) / member[SHARE], 0)
+	job[USUAL] = job[USUAL] + (math.max(time, 1) - job[USUAL]) * LEARNING
+end
+
 -- ---- Coming and going -------------------------------------------------------------------------------
 
 local function forget_waiter(id, member)
 	call('ZREM', Q, member[TAG])
 	call('ZREM', L, id)
-	if member[BYTES] > 0 then
+	if member[SMALL] == 1 then
 		call('ZREM', S, id)
 	end
 	pool.waiters = pool.waiters - 1
@@ -242,38 +303,63 @@ local function forget_holder(id, member)
 	end
 end
 
-local function forget(id, member)
+-- `passed` if it is the holder that says so. What takes no memory comes first: a server that has none
+-- left would refuse the rest if nothing was written before it.
+local function forget(id, member, passed)
 	if member[STATE] == HOLDING then
 		forget_holder(id, member)
 	else
 		forget_waiter(id, member)
 	end
 	call('HDEL', D, id)
+	local name = member[JOB]
+	local job = load_job(name)
+	if job[MEMBERS] == 0 then
+		start_anew()
+	end
+	if member[STATE] == WAITING then
+		job[FINISH] = math.max(job[FINISH] - member[COST] / member[SHARE], 0)
+	elseif passed and member[COST] > 0 then
+		settle(job, member, passed)
+	end
+	leave(name, job)
+end
+
+local function hold(id, member, given, lease)
+	member[STATE], member[SINCE], member[GIVEN] = HOLDING, now, given
+	call('ZADD', H, now + lease, id)
+	store_member(id, member)
+	if pool.holders == 0 then
+		keep(H)
+	end
+	if pool.holders + pool.waiters == 0 then
+		keep(D, J)
+	end
+	pool.holders = pool.holders + 1
+	pool.used = pool.used + given
+	if given == 0 then
+		pool.express_used = pool.express_used + 1
+	end
 end
 
 local function admit(id, member, given, lease)
 	pool.fence = math.max(pool.fence + 1, now * 1024)
 	pool.grants = pool.grants + 1
 	pool.this_minute = pool.this_minute + 1
-	member[STATE], member[FENCE], member[SINCE], member[GIVEN] = HOLDING, pool.fence, now, given
-	call('ZADD', H, now + lease, id)
-	if pool.holders == 0 then
-		keep(H)
+	if given > 0 then
+		-- As if all who want slots were served at once, each by its share; and never behind the one
+		-- that is served, so that new jobs do not pass old ones for ever.
+		pool.vt = math.max(pool.vt + member[COST] / pool.shares, member[START])
 	end
-	pool.holders = pool.holders + 1
-	pool.used = pool.used + given
-	if given == 0 then
-		pool.express_used = pool.express_used + 1
-	else
-		pool.vt = math.max(pool.vt, member[START]) + member[COST] / member[SHARE] * AGEING
-	end
-	store_member(id, member)
+	member[FENCE] = pool.fence
+	hold(id, member, given, lease)
 end
 
--- A slot for who waits. It has a third of its lease to show that it knows.
+-- A slot for who waits. It has half of its lease to show that it knows: if the wake is lost, the next
+-- beat comes after a third.
 local function grant(id, member, given)
 	forget_waiter(id, member)
-	admit(id, member, given, math.ceil(member[LEASE] / 3))
+	admit(id, member, given, math.ceil(member[LEASE] / 2))
 	local wake = prefix .. 'w:' .. member[CLIENT]
 	call('RPUSH', wake, id)
 	call('PEXPIRE', wake, member[LEASE])
@@ -285,8 +371,11 @@ local function fits(weight)
 end
 
 local function grant_those_that_fit()
+	if now < pool.grace then
+		return
+	end
 	local granted = 0
-	while pool.waiters > 0 and granted < MOST_GRANTED do
+	while pool.waiters > 0 and granted < MOST_GRANTED and pool.used < capacity() do
 		local id = string.sub(call('ZRANGE', Q, 0, 0)[1], 17)
 		local member = must_load_member(id)
 		if not fits(member[WEIGHT]) then
@@ -295,7 +384,7 @@ local function grant_those_that_fit()
 		grant(id, member, member[WEIGHT])
 		granted = granted + 1
 	end
-	while pool.waiters > 0 and pool.express_used < express() and granted < MOST_GRANTED do
+	while pool.waiters > 0 and granted < MOST_GRANTED and pool.express_used < express() do
 		local id = call('ZRANGE', S, 0, 0)[1]
 		if not id then
 			break
@@ -313,24 +402,26 @@ end
 
 -- What every operation begins with.
 local function tick(known_epoch, lease)
-	local run = load_pool()
-	now = math.max(server_ms(), pool.hw)
-	look_at_server(run, known_epoch, lease)
+	local run, known = load_pool()
+	local clock = server_ms()
+	now = math.max(clock, pool.hw)
+	look_at_data(run, known, clock, known_epoch, lease)
 	pool.hw = now
 	local minute = math.floor(now / 60000)
 	if minute ~= pool.minute then
 		pool.last_minute = minute == pool.minute + 1 and pool.this_minute or 0
 		pool.this_minute, pool.minute = 0, minute
 	end
-	if pool.holders > 0 then
-		reap(H)
-	end
-	if pool.waiters > 0 then
-		reap(L)
-	end
+	-- Nobody could give a sign of life while the server was away.
 	if now >= pool.grace then
-		grant_those_that_fit()
+		if pool.holders > 0 then
+			reap(H)
+		end
+		if pool.waiters > 0 then
+			reap(L)
+		end
 	end
+	grant_those_that_fit()
 	if now - pool.renewed > KEPT / 4 then
 		keep_all()
 	end
@@ -355,7 +446,7 @@ local function holder(member)
 end
 
 local function waiter(member)
-	local position = call('ZRANK', Q, member[TAG])
+	local position = call('ZRANK', Q, member[TAG]) or start_anew()
 	local beat, ahead, id = math.ceil(member[LEASE] / 3), '', nil
 	if position > 0 then
 		id = string.sub(call('ZRANGE', Q, position - 1, position - 1)[1], 17)
@@ -376,26 +467,26 @@ end
 
 local operations = {}
 
-local function cost_of(bytes, weight, job)
-	local time = bytes > 0 and 1 + bytes * pool.speed or job[3]
-	return time * weight
-end
-
 local function enqueue(id, member)
 	pool.seq = pool.seq + 1
 	member[STATE], member[SINCE] = WAITING, now
 	member[TAG] = string.format('%016.0f', pool.seq) .. id
+	member[SMALL] = member[BYTES] > 0 and member[BYTES] <= small_bytes() and member[WEIGHT] == 1
+		and 1 or 0
+	store_member(id, member)
 	call('ZADD', Q, exact(member[START]), member[TAG])
 	call('ZADD', L, now + member[LEASE], id)
-	if pool.waiters == 0 then
-		keep(Q, L)
-	end
-	if member[BYTES] > 0 and member[BYTES] <= small_bytes() and member[WEIGHT] == 1 then
+	if member[SMALL] == 1 then
 		call('ZADD', S, exact(member[START] + now), id)
 		keep(S)
 	end
+	if pool.waiters == 0 then
+		keep(Q, L)
+	end
+	if pool.holders + pool.waiters == 0 then
+		keep(D, J)
+	end
 	pool.waiters = pool.waiters + 1
-	store_member(id, member)
 end
 
 -- acquire id client node job rank share weight bytes lease asked-capacity default-capacity known-epoch
@@ -408,62 +499,75 @@ function operations.acquire(id, client, node, job_name, rank, share, weight, byt
 	if member then
 		return member[STATE] == HOLDING and holder(member) or waiter(member)
 	end
-	if pool.holders + pool.waiters == 0 then
-		-- Nobody is disturbed: a new busy time begins, and what jobs ask for counts.
+	local idle = pool.holders + pool.waiters == 0
+	if idle or pool.cap == 0 then
+		-- Nobody is disturbed, or what was asked for is lost.
 		pool.cap = tonumber(asked) > 0 and tonumber(asked) or tonumber(usual)
 		pool.by = tonumber(asked) > 0 and 1 or 0
-		pool.busy = pool.busy + 1
-		keep(D, J)
 	end
-	local at_once = now >= pool.grace and pool.waiters == 0 and fits(weight)
-	if never_wait == '1' and not at_once then
-		return nobody()
+	if idle then
+		pool.busy = pool.busy + 1
+		pool.vt, pool.shares = 0, 0
 	end
 	local job = load_job(job_name)
-	local cost = cost_of(bytes, weight, job)
+	local cost = expected_cost(job, bytes, weight)
 	-- Never before one of the same job that came earlier, whatever that was charged since.
-	local start = math.max(pool.vt, job[2], job[4])
-	job[2], job[4] = start + cost / share, start
+	local start = math.max(pool.vt, job[FINISH], job[LATEST])
+	job[FINISH], job[LATEST] = start + cost / share, start
+	join(job, share)
 	store_job(job_name, job)
-	member = {node, job_name, rank, share, weight, bytes, client, lease, 0, cost, start, now, 0, 0, '', 0}
-	if at_once then
+	member = {
+		node, job_name, rank, share, weight, bytes, client, lease, 0, cost, start, now, 0, 0, '', 0, 0
+	}
+	if now >= pool.grace and pool.waiters == 0 and fits(weight) then
 		admit(id, member, weight, lease)
 		return holder(member)
 	end
 	enqueue(id, member)
-	if now >= pool.grace then
-		grant_those_that_fit()
-		member = load_member(id)
+	grant_those_that_fit()
+	member = must_load_member(id)
+	if member[STATE] == HOLDING then
+		return holder(member)
 	end
-	return member[STATE] == HOLDING and holder(member) or waiter(member)
+	if never_wait == '1' then
+		forget(id, member)
+		return nobody()
+	end
+	return waiter(member)
+end
+
+-- A slot that was held when the data was lost, by one that still holds it.
+local function reclaim(id, member)
+	pool.fence = math.max(pool.fence, member[FENCE])
+	local job = load_job(member[JOB])
+	join(job, member[SHARE])
+	store_job(member[JOB], job)
+	hold(id, member, member[GIVEN], member[LEASE])
 end
 
 -- beat id passed lease known-epoch holding fence weight bytes client node job rank share
-function operations.beat(id, passed, lease, known_epoch, holding, fence, weight, bytes, client, node,
+function operations.beat(id, passed, lease, known_epoch, holding, fence, given, bytes, client, node,
 		job_name, rank, share)
 	lease, known_epoch, passed = tonumber(lease), tonumber(known_epoch), tonumber(passed)
 	tick(known_epoch, lease)
 	local member = load_member(id)
-	if not member then
-		-- It held a slot when the data was lost, and is the one that still does.
-		if holding == '0' or known_epoch == pool.epoch or now >= pool.reclaim then
-			return nobody()
+	-- Whoever was given its slot in an epoch that is over may have it again, as long as its lease, had
+	-- it been renewed just then, would last.
+	if holding == '1' and known_epoch ~= pool.epoch and now < pool.opened + lease
+		and not (member and member[STATE] == HOLDING) then
+		if member then
+			forget(id, member)
 		end
-		local given = tonumber(weight)
+		given = tonumber(given)
 		member = {
-			node, job_name, rank, tonumber(share), given, tonumber(bytes), client, lease, HOLDING, 0,
-			pool.vt, now, passed, tonumber(fence), '', given
+			node, job_name, rank, tonumber(share), math.max(given, 1), tonumber(bytes), client, lease,
+			HOLDING, 0, pool.vt, now, passed, tonumber(fence), '', given, 0
 		}
-		if pool.holders == 0 then
-			keep(D, H)
-		end
-		pool.fence = math.max(pool.fence, tonumber(fence))
-		pool.holders = pool.holders + 1
-		pool.used = pool.used + given
-		pool.express_used = pool.express_used + (given == 0 and 1 or 0)
-		call('ZADD', H, now + lease, id)
-		store_member(id, member)
+		reclaim(id, member)
 		return holder(member)
+	end
+	if not member then
+		return nobody()
 	end
 	if member[STATE] == HOLDING then
 		call('ZADD', H, now + lease, id)
@@ -477,19 +581,6 @@ function operations.beat(id, passed, lease, known_epoch, holding, fence, weight,
 	return waiter(member)
 end
 
--- What a slot was really used for, instead of what was expected: learnt, and charged to the job.
-local function settle(member, passed)
-	local time = now - member[SINCE]
-	local job = load_job(member[JOB])
-	local cost = time * member[WEIGHT]
-	if passed >= 1024 * 1024 and time > 0 then
-		pool.speed = pool.speed + (time / passed - pool.speed) * LEARNING
-	end
-	job[2] = math.max(job[2] + (cost - member[COST]) / member[SHARE], 0)
-	job[3] = job[3] + (math.max(cost / member[WEIGHT], 1) - job[3]) * LEARNING
-	store_job(member[JOB], job)
-end
-
 -- release id passed lease known-epoch
 function operations.release(id, passed, lease, known_epoch)
 	tick(tonumber(known_epoch), tonumber(lease))
@@ -497,15 +588,18 @@ function operations.release(id, passed, lease, known_epoch)
 	if not member then
 		return 0
 	end
-	-- First what takes no memory: a server that has none left would refuse the rest.
-	forget(id, member)
-	if member[STATE] == HOLDING and member[COST] > 0 then
-		settle(member, tonumber(passed))
-	end
-	if now >= pool.grace then
-		grant_those_that_fit()
-	end
+	forget(id, member, tonumber(passed))
+	grant_those_that_fit()
 	return 1
+end
+
+-- When this job's bandwidth is free again.
+local function job_free(name)
+	local free = call('HGET', P, name)
+	if not free and call('HLEN', P) >= MOST_JOBS then
+		call('DEL', P) -- what each owes is a fraction of a second
+	end
+	return tonumber(free or '0')
 end
 
 -- pace job bytes job-rate lease known-epoch: {bytes, start, end}
@@ -520,18 +614,21 @@ function operations.pace(job_name, bytes, job_rate, lease, known_epoch)
 		return {0, 0, 10000}
 	end
 	local rate = math.min(job_rate > 0 and job_rate or pool_rate, pool_rate > 0 and pool_rate or job_rate)
-	local job_free = job_rate > 0 and tonumber(call('HGET', P, job_name) or '0') or 0
+	local of_pool = pool_rate > 0 and pool.free or 0
+	local of_job = job_rate > 0 and job_free(job_name) or 0
 	local start = now
 	if bytes > 0 then
-		bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000))
-		start = math.max(now, pool_rate > 0 and pool.free or 0, job_free)
+		local turns = math.min(math.max(pool.holders, 1), PACE_TURNS)
+		bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / turns))
+		start = math.max(now, of_pool, of_job)
+		of_pool, of_job = start, start
 	end
 	-- What comes back was the last that was given, unless others came after it: nobody loses.
 	if pool_rate > 0 then
-		pool.free = (bytes > 0 and start or pool.free) + bytes * 1000 / pool_rate
+		pool.free = of_pool + bytes * 1000 / pool_rate
 	end
 	if job_rate > 0 then
-		call('HSET', P, job_name, exact((bytes > 0 and start or job_free) + bytes * 1000 / job_rate))
+		call('HSET', P, job_name, exact(of_job + bytes * 1000 / job_rate))
 		keep(P)
 	end
 	if bytes <= 0 then
@@ -549,14 +646,8 @@ function operations.set(clear, ...)
 			pool[names[i]] = tonumber(value)
 		end
 	end
-	if was_set() then
-		call('PERSIST', M)
-	else
-		keep(M)
-	end
-	if now >= pool.grace then
-		grant_those_that_fit()
-	end
+	keep_all()
+	grant_those_that_fit()
 	return 1
 end
 
@@ -568,9 +659,7 @@ function operations.kick(id)
 		return 0
 	end
 	forget(id, member)
-	if now >= pool.grace then
-		grant_those_that_fit()
-	end
+	grant_those_that_fit()
 	return 1
 end
 
@@ -583,17 +672,27 @@ local function row(id, member, deadline)
 	}
 end
 
--- status: {{numbers}, {holders}, {waiters}}
+-- status: {{numbers}, {holders, oldest first}, {waiters, the next one first}}
 function operations.status()
-	tick(0, OPERATORS_LEASE)
-	local holders, waiters = {}, {}
-	local held = call('ZRANGE', H, 0, LISTED - 1, 'WITHSCORES')
-	for i = 1, #held, 2 do
-		holders[#holders + 1] = row(held[i], must_load_member(held[i]), held[i + 1])
+	local held, queue, holders, waiters = {}, {}, {}, {}
+	if call('EXISTS', M) == 1 then -- to look must not make a pool
+		tick(0, OPERATORS_LEASE)
+		held = call('ZRANGE', H, 0, LISTED - 1, 'WITHSCORES')
+		queue = call('ZRANGE', Q, 0, LISTED - 1)
 	end
-	for _, tag in ipairs(call('ZRANGE', Q, 0, LISTED - 1)) do
+	for i = 1, #held, 2 do
+		local member = must_load_member(held[i])
+		holders[#holders + 1] = {row(held[i], member, held[i + 1]), fence = member[FENCE]}
+	end
+	table.sort(holders, function(a, b)
+		return a.fence < b.fence
+	end)
+	for i, holder_and_fence in ipairs(holders) do
+		holders[i] = holder_and_fence[1]
+	end
+	for i, tag in ipairs(queue) do
 		local id = string.sub(tag, 17)
-		waiters[#waiters + 1] = row(id, must_load_member(id), call('ZSCORE', L, id))
+		waiters[i] = row(id, must_load_member(id), call('ZSCORE', L, id))
 	end
 	local by = pool.set_capacity > 0 and 2 or pool.by
 	return {
@@ -604,6 +703,13 @@ function operations.status()
 	}
 end
 
+if ARGV[1] ~= 'acquire' then
+	-- A server without memory refuses what may take some, but not if something was written before. Who
+	-- is there shall be able to stay and to go.
+	call('HDEL', M, '')
+end
 local answer = operations[ARGV[1]](unpack(ARGV, 2))
-store_pool()
+if now then
+	store_pool()
+end
 return answer

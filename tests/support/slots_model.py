@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules by which turns are given (docs/slots.md), as plainly as they can be written.
+
+The reference for slots.lua and rules.c: lists that are sorted anew, sums that are taken anew,
+nothing kept twice. Each operation answers as the script does. Costs are slot-milliseconds, times
+milliseconds.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+WAITING, HOLDING = 1, 2
+
+MOST_REAPED = 16
+MOST_GRANTED = 32
+MOST_JOBS = 1000
+LISTED = 256
+OPERATORS_LEASE = 15000
+GAP = 100
+MOST_BACK = 60_000
+SMALL_BYTES = 16 << 20
+LEARNING = 1 / 8
+
+Answer = list[int | str]
+
+
+@dataclass
+class Identity:
+    """Who asks."""
+
+    client: str = "c"
+    node: str = "n"
+    job: str = "j"
+    rank: int = 0
+    share: int = 1
+
+
+@dataclass
+class Member:
+    """One that holds a slot, or waits for one."""
+
+    id: str
+    who: Identity
+    weight: int
+    bytes: int
+    lease: int
+    since: int
+    deadline: int
+    state: int = WAITING
+    cost: float = 0
+    start: float = 0
+    seq: int = 0
+    small: bool = False
+    express_order: float = 0
+    given: int = 0
+    fence: int = 0
+    passed: int = 0
+
+    def describe(self) -> str:
+        return f"job {self.who.job}, rank {self.who.rank} on {self.who.node}"
+
+
+@dataclass
+class Job:
+    """What a pool remembers of a job."""
+
+    share: int = 0  # while it has members
+    finish: float = 0
+    latest: float = 0
+    usual: float = 1000
+    ms: float = 0
+    bytes: float = 0
+
+
+@dataclass
+class Settings:
+    """What the operator set."""
+
+    capacity: int = 0
+    pool_rate: int = 0
+    job_rate: int = 0
+    small: int = 0
+    express: int = 0
+
+    def any(self) -> bool:
+        return any(vars(self).values())
+
+
+@dataclass
+class Grant:
+    """What was so when a slot was given, before it was."""
+
+    member: Member
+    time: int
+    fence: int
+    given: int
+    used: int
+    capacity: int
+    express_used: int
+    express: int
+
+
+@dataclass
+class Numbers:
+    """What is lost with the pool's main key."""
+
+    run: str = ""
+    epoch: int = 0
+    opened: int = 0
+    grace: int = 0
+    hw: int = 0
+    fence: int = 0
+    vt: float = 0
+    seq: int = 0
+    cap: int = 0
+    by: int = 0
+    ms: float = 16
+    bytes: float = 16e6
+    free: float = 0
+    grants: int = 0
+    settings: Settings = field(default_factory=Settings)
+
+
+class Pool:
+    """One pool. `clock` and `server` (its run and its uptime in seconds) are the outer world."""
+
+    def __init__(self, clock: Callable[[], int], server: Callable[[], tuple[str, int]]) -> None:
+        self.clock = clock
+        self.server = server
+        self.numbers = Numbers()
+        self.members: dict[str, Member] = {}
+        self.jobs: dict[str, Job] = {}
+        self.job_free: dict[str, float] = {}
+        self.evicted = False  # a key that is needed to understand the others
+        self.details_evicted = False  # the one that says who they are
+        self.granted: list[Grant] = []  # all, for tests
+        self.woken: list[str] = []
+        self.now = 0
+
+    # -- What follows from the members
+
+    def holders(self) -> list[Member]:
+        """By the end of their lease."""
+        held = [member for member in self.members.values() if member.state == HOLDING]
+        return sorted(held, key=lambda member: (member.deadline, member.id))
+
+    def queue(self) -> list[Member]:
+        """The next one first."""
+        waiting = [member for member in self.members.values() if member.state == WAITING]
+        return sorted(waiting, key=lambda member: (member.start, member.seq))
+
+    def small_queue(self) -> list[Member]:
+        waiting = [member for member in self.queue() if member.small]
+        return sorted(waiting, key=lambda member: (member.express_order, member.id))
+
+    def used(self) -> int:
+        return sum(member.given for member in self.members.values())
+
+    def express_used(self) -> int:
+        return sum(not member.given for member in self.holders())
+
+    def shares(self) -> int:
+        """Of the jobs that have members."""
+        present = {member.who.job for member in self.members.values()}
+        return sum(self.jobs[name].share for name in present)
+
+    def capacity(self) -> int:
+        return max(self.numbers.settings.capacity or self.numbers.cap, 1)
+
+    def small_bytes(self) -> int:
+        return self.numbers.settings.small or SMALL_BYTES
+
+    def express(self) -> int:
+        return self.numbers.settings.express or 1
+
+    def has_members(self, job: str) -> bool:
+        return any(member.who.job == job for member in self.members.values())
+
+    # -- Lost data
+
+    def lose_all(self) -> None:
+        """FLUSHALL."""
+        self.lose_numbers()
+        self.lose_members()
+        self.evicted = self.details_evicted = False
+
+    def evict(self, key: str) -> None:
+        """One key is gone, by the last letter of its name."""
+        if key == "m":
+            self.lose_numbers()
+        elif key == "s":
+            for member in self.members.values():
+                member.small = False
+        elif key == "p":
+            self.job_free.clear()
+        elif self.members and key in self.keys():
+            self.evicted = True
+            self.details_evicted = self.details_evicted or key == "d"
+        elif key == "j":
+            self.jobs.clear()
+
+    def keys(self) -> set[str]:
+        """Those that should exist, by the last letters of their names."""
+        present: dict[str, object] = {
+            "m": self.numbers.run,
+            "p": self.job_free,
+            "j": self.jobs,
+            "d": self.members,
+        }
+        present |= {"h": self.holders(), "q": self.queue(), "l": self.queue()}
+        present |= {"s": self.small_queue()}
+        return {key for key, content in present.items() if content}
+
+    def lose_numbers(self) -> None:
+        """The main key is gone."""
+        self.numbers = Numbers()
+
+    def lose_members(self) -> None:
+        self.members.clear()
+        self.jobs.clear()
+        self.job_free.clear()
+
+    def look_at_data(self, known_epoch: int, lease: int) -> None:
+        numbers, clock = self.numbers, self.clock()
+        lost = not numbers.run
+        jumped = self.now - clock > MOST_BACK
+        run, uptime_s = self.server()
+        if not lost and not self.evicted and not jumped:
+            if abs(clock - numbers.hw) < GAP or run == numbers.run:
+                return
+            somebody = bool(self.holders()) or self.now - numbers.hw < lease
+        else:
+            if jumped:
+                self.now = clock
+            left = bool(self.members) and not self.details_evicted
+            somebody = known_epoch > 0 or left or (not lost and bool(self.holders()))
+            self.lose_members()
+            self.evicted = self.details_evicted = False
+            numbers.fence = max(numbers.fence, (self.now + 1) * 1024)
+            numbers.free = 0
+        numbers.epoch = max(numbers.epoch, known_epoch, self.now - 1) + 1
+        numbers.opened = self.now
+        numbers.grace = (self.now if somebody else clock - uptime_s * 1000) + math.ceil(lease / 2)
+        numbers.run = run
+
+    # -- Coming and going
+
+    def job_of(self, name: str) -> Job:
+        return self.jobs.setdefault(name, Job())
+
+    def expected_cost(self, job: Job, size: int, weight: int) -> float:
+        time = job.usual
+        if size > 0 and job.bytes > 0:
+            time = 1 + size * job.ms / job.bytes
+        elif size > 0:
+            time = 1 + size * self.numbers.ms / self.numbers.bytes
+        return time * weight
+
+    def settle(self, member: Member, passed: int) -> None:
+        """What a slot was really used for, instead of what was expected."""
+        time, job = self.now - member.since, self.jobs[member.who.job]
+        if passed > 0:
+            for known in (job, self.numbers):
+                known.ms = known.ms * (1 - LEARNING) + time
+                known.bytes = known.bytes * (1 - LEARNING) + passed
+        more = time * member.weight - member.cost
+        job.finish = max(job.finish + more / member.who.share, 0)
+        job.usual += (max(time, 1) - job.usual) * LEARNING
+
+    def forget(self, member: Member, passed: int | None = None) -> None:
+        job = self.jobs[member.who.job]
+        del self.members[member.id]
+        if member.state == WAITING:
+            job.finish = max(job.finish - member.cost / member.who.share, 0)
+        elif passed is not None and member.cost > 0:
+            self.settle(member, passed)
+        if not self.has_members(member.who.job) and len(self.jobs) > MOST_JOBS:
+            del self.jobs[member.who.job]
+
+    def admit(self, member: Member, given: int, lease: int) -> None:
+        numbers = self.numbers
+        numbers.fence = max(numbers.fence + 1, self.now * 1024)
+        numbers.grants += 1
+        self.granted.append(
+            Grant(
+                member,
+                self.now,
+                numbers.fence,
+                given,
+                self.used(),
+                self.capacity(),
+                self.express_used(),
+                self.express(),
+            )
+        )
+        if given > 0:
+            numbers.vt = max(numbers.vt + member.cost / self.shares(), member.start)
+        member.state, member.fence, member.since = HOLDING, numbers.fence, self.now
+        member.given, member.deadline = given, self.now + lease
+
+    def fits(self, weight: int) -> bool:
+        return self.used() == 0 or self.used() + weight <= self.capacity()
+
+    def next_to_grant(self) -> tuple[Member, int] | None:
+        queue, small = self.queue(), self.small_queue()
+        if queue and self.fits(queue[0].weight):
+            return queue[0], queue[0].weight
+        if small and self.express_used() < self.express():
+            return small[0], 0
+        return None
+
+    def grant_those_that_fit(self) -> None:
+        if self.now < self.numbers.grace:
+            return
+        for _ in range(MOST_GRANTED):
+            found = self.next_to_grant()
+            if not found:
+                return
+            member, given = found
+            self.admit(member, given, math.ceil(member.lease / 2))
+            self.woken.append(member.id)
+
+    def reap(self, state: int) -> None:
+        dead = [
+            member
+            for member in self.members.values()
+            if member.state == state and member.deadline <= self.now
+        ]
+        dead.sort(key=lambda member: (member.deadline, member.id))
+        for member in dead[:MOST_REAPED]:
+            self.forget(member)
+
+    def tick(self, known_epoch: int, lease: int) -> None:
+        self.now = max(self.clock(), self.numbers.hw)
+        self.look_at_data(known_epoch, lease)
+        self.numbers.hw = self.now
+        if self.now >= self.numbers.grace:
+            self.reap(HOLDING)
+            self.reap(WAITING)
+        self.grant_those_that_fit()
+
+    # -- Answers
+
+    def paced(self) -> int:
+        settings = self.numbers.settings
+        return int(settings.pool_rate + settings.job_rate > 0)
+
+    def answer(self, member: Member | None) -> Answer:
+        epoch, capacity = str(self.numbers.epoch), self.capacity()
+        if member is None:
+            return [0, "0", epoch, 0, 0, capacity, 0, self.paced(), ""]
+        beat = math.ceil(member.lease / 3)
+        if member.state == HOLDING:
+            fence = str(member.fence)
+            return [HOLDING, fence, epoch, member.given, 0, capacity, beat, self.paced(), ""]
+        queue, held = self.queue(), self.holders()
+        position = [waiter.id for waiter in queue].index(member.id)
+        before = held[0] if held else None
+        if position > 0:
+            before = queue[position - 1]
+        else:
+            change = max(before.deadline if before else 0, self.numbers.grace) - self.now
+            beat = max(1, min(beat, change))
+        ahead = before.describe() if before else ""
+        return [WAITING, "0", epoch, 0, position, capacity, beat, self.paced(), ahead]
+
+    # -- Operations
+
+    def acquire(
+        self,
+        id: str,  # noqa: A002
+        who: Identity,
+        weight: int = 1,
+        size: int = 0,
+        lease: int = 15000,
+        asked: int = 0,
+        usual: int = 1,
+        known_epoch: int = 0,
+        never_wait: bool = False,
+    ) -> Answer:
+        self.tick(known_epoch, lease)
+        if id in self.members:
+            return self.answer(self.members[id])
+        numbers = self.numbers
+        if not self.members or numbers.cap == 0:
+            numbers.cap, numbers.by = asked or usual, int(asked > 0)
+        if not self.members:
+            numbers.vt = 0
+            for other in self.jobs.values():
+                other.finish = other.latest = 0
+        job = self.job_of(who.job)
+        if not self.has_members(who.job):
+            job.share = who.share
+        cost = self.expected_cost(job, size, weight)
+        start = max(numbers.vt, job.finish, job.latest)
+        job.finish, job.latest = start + cost / who.share, start
+        at_once = self.now >= numbers.grace and not self.queue() and self.fits(weight)
+        member = Member(id, who, weight, size, lease, self.now, self.now + lease)
+        member.cost, member.start = cost, start
+        self.members[id] = member
+        if at_once:
+            self.admit(member, weight, lease)
+            return self.answer(member)
+        numbers.seq += 1
+        member.seq = numbers.seq
+        member.small = 0 < size <= self.small_bytes() and weight == 1
+        member.express_order = start + self.now
+        self.grant_those_that_fit()
+        if member.state == WAITING and never_wait:
+            self.forget(member)
+            return self.answer(None)
+        return self.answer(member)
+
+    def beat(
+        self,
+        id: str,  # noqa: A002
+        who: Identity,
+        passed: int = 0,
+        lease: int = 15000,
+        known_epoch: int = 0,
+        holding: bool = False,
+        fence: int = 0,
+        given: int = 0,
+        size: int = 0,
+    ) -> Answer:
+        self.tick(known_epoch, lease)
+        numbers, member = self.numbers, self.members.get(id)
+        lost = known_epoch != numbers.epoch and self.now < numbers.opened + lease
+        if holding and lost and (member is None or member.state == WAITING):
+            if member:
+                self.forget(member)
+            job = self.job_of(who.job)
+            if not self.has_members(who.job):
+                job.share = who.share
+            numbers.fence = max(numbers.fence, fence)
+            member = Member(id, who, max(given, 1), size, lease, self.now, self.now + lease)
+            member.state, member.given = HOLDING, given
+            member.fence, member.passed = fence, passed
+            self.members[id] = member
+        elif member:
+            member.deadline = self.now + lease
+            if member.state == HOLDING:
+                member.passed = passed
+        return self.answer(member)
+
+    def release(
+        self,
+        id: str,  # noqa: A002
+        passed: int = 0,
+        lease: int = 15000,
+        known_epoch: int = 0,
+    ) -> int:
+        self.tick(known_epoch, lease)
+        if id not in self.members:
+            return 0
+        self.forget(self.members[id], passed)
+        self.grant_those_that_fit()
+        return 1
+
+    def kick(self, id: str) -> int:  # noqa: A002
+        self.tick(0, OPERATORS_LEASE)
+        if id not in self.members:
+            return 0
+        self.forget(self.members[id])
+        self.grant_those_that_fit()
+        return 1
+
+    def set(self, clear: bool, settings: Settings) -> int:
+        self.tick(0, OPERATORS_LEASE)
+        for name, value in vars(settings).items():
+            if clear or value > 0:
+                setattr(self.numbers.settings, name, value)
+        self.grant_those_that_fit()
+        return 1
+
+    def pace(
+        self, job: str, size: int, job_rate: int, lease: int = 15000, known_epoch: int = 0
+    ) -> Answer:
+        self.tick(known_epoch, lease)
+        numbers, settings = self.numbers, self.numbers.settings
+        limits = [rate for rate in (job_rate, settings.job_rate) if rate > 0]
+        job_rate = min(limits) if limits else 0
+        if not job_rate and not settings.pool_rate:
+            return [0, 0, 10000]
+        rate = min(limit for limit in (job_rate, settings.pool_rate) if limit > 0)
+        of_pool = numbers.free if settings.pool_rate else 0
+        of_job = self.job_free.get(job, 0) if job_rate else 0
+        start: float = self.now
+        if size > 0:
+            turns = min(max(len(self.holders()), 1), 8)
+            size = max(size, math.floor(rate * 250 / 1000 / turns))
+            start = of_pool = of_job = max(self.now, of_pool, of_job)
+        if settings.pool_rate:
+            numbers.free = of_pool + size * 1000 / settings.pool_rate
+        if job_rate:
+            if job not in self.job_free and len(self.job_free) >= MOST_JOBS:
+                self.job_free.clear()
+            self.job_free[job] = of_job + size * 1000 / job_rate
+        if size <= 0:
+            return [0, 0, 0]
+        end = start - self.now + size * 1000 / rate
+        return [str(size), math.floor(start - self.now), math.ceil(end)]
+
+    def row(self, member: Member) -> Answer:
+        who = member.who
+        express = int(member.state == HOLDING and member.given == 0)
+        sizes = [str(member.bytes), str(member.passed), str(member.fence)]
+        times = [str(self.now - member.since), str(member.deadline - self.now)]
+        named = [member.id, who.job, who.node, str(who.rank)]
+        return [*named, member.weight, express, *sizes, *times]
+
+    def status(self) -> tuple[Answer, list[Answer], list[Answer]]:
+        held, queue = [], []
+        if self.numbers.run:
+            self.tick(0, OPERATORS_LEASE)
+            held = sorted(self.holders()[:LISTED], key=lambda member: member.fence)
+            queue = self.queue()
+        numbers, settings = self.numbers, self.numbers.settings
+        used = sum(member.given for member in held)
+        first = [self.capacity(), 2 if settings.capacity else numbers.by, used]
+        rates = [str(settings.pool_rate), str(settings.job_rate), str(self.small_bytes())]
+        rest = [self.express(), str(numbers.grants), len(queue)]
+        return (
+            [*first, *rates, *rest],
+            [self.row(member) for member in held],
+            [self.row(member) for member in queue[:LISTED]],
+        )

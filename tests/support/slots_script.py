@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slots.lua in a redis-server of the test's own, spoken to directly.
+
+For the rules alone: no client library, no library of ours. Where a test wants to say what time it
+is, and which server it is, two functions of the script are replaced by others that take both from
+keys.
+"""
+
+import hashlib
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from tree import LIBRARY, program
+
+SCRIPT = LIBRARY / "slots" / "slots.lua"
+
+Value = str | int | float
+Reply = int | str | None | list["Reply"]
+
+
+class RefusedByRedis(Exception):
+    """An error that the server answered with."""
+
+
+def script_text() -> str:
+    return SCRIPT.read_text(encoding="utf-8")
+
+
+def _replaced(text: str, name: str, body: str) -> str:
+    changed, count = re.subn(
+        rf"^local function {name}\(\)\n.*?^end$",
+        f"local function {name}()\n{body}\nend",
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    if count != 1:
+        raise ValueError(f"{SCRIPT} has no function {name}() that a test could replace")
+    return changed
+
+
+def scripted_text() -> str:
+    """The same rules, but the time is what the key `now` says and the server the one of `info`."""
+    text = _replaced(script_text(), "server_ms", "\treturn tonumber(call('GET', 'now'))")
+    return _replaced(text, "server_info", "\treturn call('GET', 'info')")
+
+
+def info_text(run: int, uptime_s: int) -> str:
+    """What a server says of itself, as far as the script reads it."""
+    return f"# Server\r\nrun_id:{run:040x}\r\nuptime_in_seconds:{uptime_s}\r\n"
+
+
+def _encoded(command: Sequence[Value]) -> bytes:
+    parts = [f"*{len(command)}\r\n".encode()]
+    for value in command:
+        data = str(value).encode()
+        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
+    return b"".join(parts)
+
+
+class Connection:
+    """One connection. Commands can be sent long before their answers are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        self._socket.settimeout(30)
+        self._answers = self._socket.makefile("rb")
+
+    def close(self) -> None:
+        self._answers.close()
+        self._socket.close()
+
+    def send(self, commands: Iterable[Sequence[Value]]) -> None:
+        self._socket.sendall(b"".join(_encoded(command) for command in commands))
+
+    def receive(self) -> Reply:
+        """One answer. An error is raised."""
+        line = self._answers.readline()[:-2]
+        kind, rest = line[:1], line[1:].decode()
+        if kind == b":":
+            return int(rest)
+        if kind == b"+":
+            return rest
+        if kind == b"$":
+            return None if rest == "-1" else self._answers.read(int(rest) + 2)[:-2].decode()
+        if kind == b"*":
+            return [self.receive() for _ in range(int(rest))]
+        raise RefusedByRedis(rest)
+
+    def receive_any(self) -> Reply | RefusedByRedis:
+        try:
+            return self.receive()
+        except RefusedByRedis as error:
+            return error
+
+    def call(self, *command: Value) -> Reply:
+        self.send([command])
+        return self.receive()
+
+    def call_all(self, commands: Sequence[Sequence[Value]]) -> list[Reply | RefusedByRedis]:
+        """At once; errors are among the answers. Not so many that the answers fill the socket."""
+        self.send(commands)
+        return [self.receive_any() for _ in commands]
+
+
+class Server:
+    """A redis-server that listens on a socket in this folder only."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.path = folder / "redis"
+        command = [program("redis-server"), "--port", "0", "--unixsocket", str(self.path)]
+        command += ["--save", "", "--dir", str(folder), "--logfile", str(folder / "redis.log")]
+        self._process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL)
+        self._connect()
+
+    def _connect(self) -> None:
+        for _ in range(500):
+            with suppress(OSError):
+                self.connection = Connection(self.path)
+                if self.connection.call("PING") == "PONG":
+                    return
+            time.sleep(0.02)
+        self._process.kill()
+        raise RuntimeError(f"redis-server did not start; see {self.path.parent / 'redis.log'}")
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class Script:
+    """A script that a server knows, with the key of one pool."""
+
+    def __init__(self, server: Server, text: str, pool: str = "test") -> None:
+        self.connection = server.connection
+        self.prefix = f"{{ios:{pool}}}:"
+        self._text = text
+        self._digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self.load()
+
+    def load(self) -> None:
+        self.connection.call("SCRIPT", "LOAD", self._text)
+
+    def command(self, operation: str, *arguments: Value) -> list[Value]:
+        """For `send` and `call_all`."""
+        return ["EVALSHA", self._digest, 1, self.prefix + "m", operation, *arguments]
+
+    def __call__(self, operation: str, *arguments: Value) -> Reply:
+        return self.connection.call(*self.command(operation, *arguments))
