@@ -13,10 +13,10 @@
  * state's members and jobs lie in one of two areas further on. A state is written where the older
  * of the two lies, so that the newer one holds until the write is complete.
  *
- * Who changes the state holds a lock on one byte of the file; who takes part in the pool holds one
- * on a byte of its own, its number. They are POSIX locks: they end with the process, children do
- * not inherit them, and they hold between containers that share the file. But closing any
- * descriptor of a file drops all its locks that the process has: so a process opens each file once.
+ * Who changes the state has the whole file locked by flock(). Who takes part in the pool has a
+ * POSIX lock on a byte of its own, its number: it ends with the process, children do not inherit
+ * it, and it holds between containers that share the file. But closing any descriptor of a file
+ * drops all POSIX locks on it that the process has: so a process opens each file once.
  */
 #ifndef SLOTS_LOCAL_H
 #define SLOTS_LOCAL_H
@@ -144,13 +144,10 @@ bool local_bury_dead(struct local_file *file, int64_t now);
 /* Whether any other process takes part. */
 bool local_others(struct local_file *file);
 
-/* Not side by side: the kernel would join and cut them. */
-#define LOCAL_LOCK_BYTE (INT64_C(1) << 40)
-#define LOCAL_NUMBER_BYTE(number) (LOCAL_LOCK_BYTE + 16 + 2 * (int64_t)(number))
-/* F_WRLCK: tries; F_UNLCK. 0 or a negative errno. */
-int local_lock_byte(int fd, int64_t byte, short type);
-/* The process that has it locked, 0 if nobody has, -1 if that process cannot be seen from here. */
-pid_t local_locker(int fd, int64_t byte, int64_t bytes);
+/* Tries to lock the whole file. 0 or a negative errno. */
+int local_lock(int fd);
+/* Who has it locked, for the sentence; 0 if that cannot be seen. */
+pid_t local_locker(const struct local_file *file);
 
 /* ---- Waking (local_wake.c) ------------------------------------------------------------------- */
 

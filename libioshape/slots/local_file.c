@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,18 +24,6 @@
 static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct local_file *files;
 
-/* A forked child has none of its parent's locks, so the files are not its own either. */
-static void forget_files(void)
-{
-	files = NULL;
-	files_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-}
-
-static void expect_forks(void)
-{
-	pthread_atfork(NULL, NULL, forget_files);
-}
-
 void local_files_hold(void)
 {
 	pthread_mutex_lock(&files_lock);
@@ -43,6 +32,26 @@ void local_files_hold(void)
 void local_files_go_on(void)
 {
 	pthread_mutex_unlock(&files_lock);
+}
+
+/*
+ * A forked child has nothing to do with the pools of its parent. It must not even keep the
+ * descriptors: the lock on the whole file would outlive the parent if that died while it had it.
+ */
+static void forget_files(void)
+{
+	for (struct local_file *file = files; file; file = file->next) {
+		if (file->fd >= 0)
+			close(file->fd);
+		file->fd = -1;
+	}
+	files = NULL;
+	local_files_go_on();
+}
+
+static void expect_forks(void)
+{
+	pthread_atfork(local_files_hold, local_files_go_on, forget_files);
 }
 
 struct local_file *local_files_find(const struct stat *stat)
@@ -334,19 +343,19 @@ static int wait_for_lock(struct local_file *file, struct base_error *error)
 	do {
 		nanosleep(&pause, NULL);
 		pause.tv_nsec = MIN(pause.tv_nsec * 3 / 2, LONGEST_PAUSE_NS);
-		ret = local_lock_byte(file->fd, LOCAL_LOCK_BYTE, F_WRLCK);
+		ret = local_lock(file->fd);
 		if (!ret)
 			return 0;
-	} while ((ret == -EAGAIN || ret == -EACCES) && base_now_ns() - began < patience);
-	if (ret != -EAGAIN && ret != -EACCES)
+	} while (ret == -EAGAIN && base_now_ns() - began < patience);
+	if (ret != -EAGAIN)
 		return base_fail(error, IOSHAPE_E_COORDINATOR,
 				 "the pool's file \"%s/%s\" cannot be locked (%s)", file->folder,
 				 file->name, strerror(-ret));
 	file->impatient_until_ns = base_now_ns() + PATIENCE_NS;
 	return base_fail(error, IOSHAPE_E_COORDINATOR,
-			 "the pool's file \"%s/%s\" is kept locked by process %d (-1: of another "
-			 "container); continue or end it",
-			 file->folder, file->name, (int)local_locker(file->fd, LOCAL_LOCK_BYTE, 1));
+			 "the pool's file \"%s/%s\" is kept locked by process %d (0: one that "
+			 "cannot be seen from here); continue or end it",
+			 file->folder, file->name, (int)local_locker(file));
 }
 
 static int64_t host_ms(void)
@@ -408,7 +417,7 @@ static int try_to_enter(struct local_file *file, int64_t host, struct base_error
 	ret = open_file(file, error);
 	if (ret)
 		return ret;
-	if (local_lock_byte(file->fd, LOCAL_LOCK_BYTE, F_WRLCK))
+	if (local_lock(file->fd))
 		ret = wait_for_lock(file, error);
 	if (ret)
 		return ret;
@@ -416,7 +425,7 @@ static int try_to_enter(struct local_file *file, int64_t host, struct base_error
 	if (ret == -EAGAIN)
 		close_file(file); /* the lock with it */
 	else if (ret)
-		local_lock_byte(file->fd, LOCAL_LOCK_BYTE, F_UNLCK);
+		flock(file->fd, LOCK_UN);
 	return ret;
 }
 
@@ -449,7 +458,7 @@ int local_leave(struct local_file *file, bool changed, struct base_error *error)
 
 	if (!changed)
 		file->seq = 0; /* what is in memory was ticked on, and is read again */
-	local_lock_byte(file->fd, LOCAL_LOCK_BYTE, F_UNLCK);
+	flock(file->fd, LOCK_UN);
 	if (!ret)
 		local_wake(file, state->woken, state->woken_count);
 	pthread_mutex_unlock(&file->lock);

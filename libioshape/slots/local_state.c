@@ -140,21 +140,48 @@ int local_read(struct local_file *file)
 	return is_zero(file->page, sizeof(file->page)) ? LOCAL_EMPTY : LOCAL_DAMAGED;
 }
 
-static int write_all(int fd, const struct iovec *parts, int count, off_t at)
+/* `done` is what a write said. */
+static int as_error(ssize_t done, size_t wanted)
 {
-	ssize_t wanted = 0, done = pwritev(fd, parts, count, at);
-
-	for (int i = 0; i < count; i++)
-		wanted += (ssize_t)parts[i].iov_len;
 	if (done < 0)
 		return -errno;
-	return done == wanted ? 0 : -ENOSPC;
+	return (size_t)done == wanted ? 0 : -ENOSPC;
+}
+
+/* Behind the header in its half of the page. */
+static int write_inline(struct local_file *file, struct local_header *header, unsigned half)
+{
+	const size_t members = members_bytes(header), jobs = jobs_bytes(header);
+	uint8_t *place = file->page + half * LOCAL_HALF_BYTES, *body = place + sizeof(*header);
+	const size_t bytes = sizeof(*header) + members + jobs;
+
+	memcpy(body, file->state->members, members);
+	memcpy(body + members, file->state->jobs, jobs);
+	memcpy(place, header, sizeof(*header));
+	header->crc = base_crc32(0, place + CHECKED_FROM, bytes - CHECKED_FROM);
+	memcpy(place + offsetof(struct local_header, crc), &header->crc, sizeof(header->crc));
+	return as_error(pwrite(file->fd, place, bytes, (off_t)(half * LOCAL_HALF_BYTES)), bytes);
+}
+
+/* The header last: without it the rest does not count. */
+static int write_apart(struct local_file *file, struct local_header *header, unsigned half)
+{
+	struct rules_state *state = file->state;
+	const size_t members = members_bytes(header), jobs = jobs_bytes(header);
+	const struct iovec parts[2] = { { state->members, members }, { state->jobs, jobs } };
+	int ret = as_error(pwritev(file->fd, parts, 2, area(half)), members + jobs);
+
+	if (ret)
+		return ret;
+	header->crc = checksum(header, state);
+	return as_error(pwrite(file->fd, header, sizeof(*header), (off_t)(half * LOCAL_HALF_BYTES)),
+			sizeof(*header));
 }
 
 int local_write(struct local_file *file, uint32_t flags)
 {
 	const unsigned half = (file->seq + 1) & 1;
-	struct rules_state *state = file->state;
+	const struct rules_state *state = file->state;
 	struct local_header header = {
 		.magic = LOCAL_MAGIC,
 		.version = LOCAL_VERSION,
@@ -165,21 +192,11 @@ int local_write(struct local_file *file, uint32_t flags)
 		.ahead_ms = file->ahead_ms,
 		.numbers = state->pool,
 	};
-	struct iovec parts[3] = {
-		{ &header, sizeof(header) },
-		{ state->members, members_bytes(&header) },
-		{ state->jobs, jobs_bytes(&header) },
-	};
-	int ret = 0;
+	int ret;
 
 	memcpy(header.pool, file->pool, sizeof(header.pool));
-	header.crc = checksum(&header, state);
-	/* The header last: without it the rest does not count. */
-	if (!lies_inline(&header))
-		ret = write_all(file->fd, parts + 1, 2, area(half));
-	if (!ret)
-		ret = write_all(file->fd, parts, lies_inline(&header) ? 3 : 1,
-				(off_t)(half * LOCAL_HALF_BYTES));
+	ret = lies_inline(&header) ? write_inline(file, &header, half) :
+				     write_apart(file, &header, half);
 	/* After a failure nobody knows what is there. */
 	file->seq = ret ? 0 : header.seq;
 	file->crc = header.crc;
