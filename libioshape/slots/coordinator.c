@@ -19,6 +19,7 @@ const struct slots_ops *slots_coordinator_of(const char *address)
 		const char *scheme;
 		const struct slots_ops *ops;
 	} known[] = {
+		{ "local", &slots_local },
 		{ "open", &slots_open },
 	};
 

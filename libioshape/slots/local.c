@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The processes of one host among themselves: the table of functions. */
+#include "slots/local.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* The first that waits asks so often whether who holds a slot is still there; the others less. */
+#define BEAT_MS 20u
+
+static int local_open(void **out, const struct slots_config *config, struct base_error *error)
+{
+	const char *folder = config->address + strlen("local");
+	struct local_pool *pool;
+
+	*out = NULL;
+	if (*folder && (strncmp(folder, ":/", 2) ||
+			strlen(folder) > sizeof(((struct local_file *)NULL)->folder)))
+		return base_fail(
+			error, -EINVAL,
+			"the coordinator is \"%.64s\"; say \"local\", or \"local:/FOLDER\" "
+			"with a path of at most 500 bytes",
+			config->address);
+	pool = calloc(1, sizeof(*pool));
+	if (!pool)
+		return base_no_memory(error, "a pool", sizeof(*pool));
+	pool->config = *config;
+	pool->folder = *folder ? folder + 1 : NULL;
+	atomic_init(&pool->file, NULL);
+	atomic_init(&pool->fifo, -1);
+	pool->interrupt = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (pool->interrupt < 0) {
+		int code = -errno;
+
+		free(pool);
+		return base_fail(error, code, "no eventfd for pool \"%s\"", config->pool);
+	}
+	*out = pool;
+	return 0;
+}
+
+static int file_of(struct local_pool *pool, struct local_file **out, struct base_error *error)
+{
+	struct local_file *none = NULL;
+	int ret;
+
+	*out = atomic_load(&pool->file);
+	if (*out)
+		return 0;
+	ret = local_file_get(out, pool, error);
+	if (ret || atomic_compare_exchange_strong(&pool->file, &none, *out))
+		return ret;
+	/* Another thread was quicker: it is the same one. */
+	local_file_put(*out);
+	*out = none;
+	return 0;
+}
+
+static int enter(struct local_pool *pool, struct local_file **file, int64_t *now,
+		 struct base_error *error)
+{
+	int ret = file_of(pool, file, error);
+
+	return ret ? ret : local_enter(*file, now, error);
+}
+
+/* The others wait for those before them: they come to see a dead one in time. */
+static void beat_in_time(struct slots_answer *answer)
+{
+	if (answer->state == SLOTS_WAITING)
+		answer->beat_ms =
+			(uint32_t)MIN(answer->beat_ms, BEAT_MS * ((uint64_t)answer->position + 1));
+}
+
+static int local_acquire(void *opaque, const struct slots_request *request,
+			 struct slots_answer *answer, struct base_error *error)
+{
+	struct local_pool *pool = opaque;
+	struct local_file *file;
+	int64_t now;
+	int ret = enter(pool, &file, &now, error), full;
+
+	if (ret)
+		return ret;
+	ret = local_take_number(pool, file, now, error);
+	if (ret) {
+		local_leave(file, false, error);
+		return ret;
+	}
+	full = rules_acquire(file->state, now, &pool->config, request, pool->number, answer);
+	if ((full || answer->state != SLOTS_HOLDING) && local_bury_dead(file, now))
+		full = rules_acquire(file->state, now, &pool->config, request, pool->number,
+				     answer);
+	/* While nobody else can let it in: the wake must find where to go. */
+	if (!full && answer->state == SLOTS_WAITING)
+		local_expect_wake(pool, file);
+	ret = local_leave(file, true, error);
+	if (!ret && full)
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "pool \"%s\" has %u members already, more have no room in its "
+				 "file",
+				 pool->config.pool, RULES_MEMBERS);
+	if (!full)
+		beat_in_time(answer);
+	return ret;
+}
+
+static int local_beat(void *opaque, const struct slots_beat *beat, struct slots_answer *answer,
+		      struct base_error *error)
+{
+	struct local_pool *pool = opaque;
+	struct local_file *file;
+	int64_t now;
+	int ret = enter(pool, &file, &now, error);
+
+	if (ret)
+		return ret;
+	rules_beat(file->state, now, &pool->config, beat, answer);
+	if (answer->state == SLOTS_WAITING && local_bury_dead(file, now))
+		rules_beat(file->state, now, &pool->config, beat, answer);
+	beat_in_time(answer);
+	return local_leave(file, true, error);
+}
+
+static int local_release(void *opaque, const char *id, uint64_t passed, struct base_error *error)
+{
+	struct local_pool *pool = opaque;
+	struct local_file *file;
+	int64_t now;
+	int ret = enter(pool, &file, &now, error);
+
+	if (ret)
+		return ret;
+	rules_release(file->state, now, id, passed);
+	return local_leave(file, true, error);
+}
+
+static int wait_for(void *pool, uint32_t timeout_ms, struct base_error *error)
+{
+	return local_wait(pool, timeout_ms, error);
+}
+
+static void local_interrupt(void *opaque)
+{
+	const struct local_pool *pool = opaque;
+	const uint64_t one = 1;
+
+	/* It only fails where it is full, which serves as well. */
+	if (write(pool->interrupt, &one, sizeof(one)) < 0)
+		errno = 0;
+}
+
+/* The FIFO is kept: it costs nothing. */
+static void local_rest(void *pool)
+{
+	(void)pool;
+}
+
+static int local_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
+		      struct base_error *error)
+{
+	struct local_pool *pool = opaque;
+	struct local_file *file;
+	int64_t now;
+	int ret = enter(pool, &file, &now, error);
+
+	if (ret)
+		return ret;
+	rules_pace(file->state, now, &pool->config, bytes, grant);
+	return local_leave(file, true, error);
+}
+
+static int local_set(void *opaque, const struct ioshape_pool_settings *settings,
+		     struct base_error *error)
+{
+	struct local_pool *pool = opaque;
+	struct local_file *file;
+	int64_t now;
+	int ret = enter(pool, &file, &now, error);
+
+	if (ret)
+		return ret;
+	rules_set(file->state, now, settings);
+	return local_leave(file, true, error);
+}
+
+static int local_kick(void *opaque, const char *id, struct base_error *error)
+{
+	struct local_pool *pool = opaque;
+	struct local_file *file;
+	bool found;
+	int64_t now;
+	int ret = enter(pool, &file, &now, error);
+
+	if (ret)
+		return ret;
+	found = rules_kick(file->state, now, id);
+	ret = local_leave(file, true, error);
+	if (!ret && !found)
+		return base_fail(error, -ENOENT, "pool \"%s\" has no member \"%.*s\"",
+				 pool->config.pool, SLOTS_ID_BYTES, id);
+	return ret;
+}
+
+static int local_status(void *opaque, struct ioshape_pool_status **status, struct base_error *error)
+{
+	struct local_pool *pool = opaque;
+	struct slots_status_maker *maker;
+	struct local_file *file;
+	int64_t now;
+	int ret;
+
+	*status = NULL;
+	ret = slots_status_new(&maker, pool->config.pool, "local", error);
+	if (ret)
+		return ret;
+	ret = enter(pool, &file, &now, error);
+	if (!ret) {
+		int listed;
+
+		local_bury_dead(file, now);
+		listed = rules_status(file->state, now, maker);
+		ret = local_leave(file, true, error);
+		if (!ret && listed)
+			ret = base_no_memory(error, "a pool's status", 0);
+	}
+	if (ret)
+		slots_status_abandon(maker);
+	else
+		*status = slots_status_finish(maker);
+	return ret;
+}
+
+/* What is left behind is what the operator set, and what others take part in. */
+static void leave_pool(struct local_pool *pool, struct local_file *file)
+{
+	int64_t now;
+
+	if (local_enter(file, &now, NULL))
+		return; /* the locks end with the descriptor; without them it is dead to others */
+	if (pool->opened == file->opened) {
+		rules_bury(file->state, now, pool->number);
+		local_drop_number(pool, file);
+	}
+	if (local_file_is_last(file) && !rules_was_set(file->state) && !local_others(file))
+		local_retire(file);
+	else
+		local_leave(file, true, NULL);
+}
+
+static void local_close(void *opaque)
+{
+	struct local_pool *pool = opaque;
+	struct local_file *file = atomic_load(&pool->file);
+
+	if (file) {
+		leave_pool(pool, file);
+		local_file_put(file);
+	}
+	if (atomic_load(&pool->fifo) >= 0)
+		close(atomic_load(&pool->fifo));
+	close(pool->interrupt);
+	free(pool);
+}
+
+const struct slots_ops slots_local = {
+	.id = "local",
+	.open = local_open,
+	.acquire = local_acquire,
+	.beat = local_beat,
+	.release = local_release,
+	.wait = wait_for,
+	.interrupt = local_interrupt,
+	.rest = local_rest,
+	.pace = local_pace,
+	.set = local_set,
+	.kick = local_kick,
+	.status = local_status,
+	.names = local_names,
+	.close = local_close,
+};

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of this process, each once; and having one to oneself. */
+#define _GNU_SOURCE
+#include "slots/local.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LOOK_AGAIN_MS 500 /* at the name: whether the file is still what it stands for */
+#define FIRST_PAUSE_NS 20000
+#define LONGEST_PAUSE_NS 2000000
+#define PATIENCE_NS UINT64_C(1000000000) /* for who changes the state: it takes microseconds */
+#define IMPATIENCE_NS UINT64_C(5000000)  /* right after somebody was waited for in vain */
+#define SET_BACK_MS 1000                 /* the host's clock: then time goes on without it */
+#define TRIES 4                          /* to open a file that others are removing */
+
+static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct local_file *files;
+
+void local_files_hold(void)
+{
+	pthread_mutex_lock(&files_lock);
+}
+
+void local_files_go_on(void)
+{
+	pthread_mutex_unlock(&files_lock);
+}
+
+/*
+ * A forked child has nothing to do with the pools of its parent. It must not even keep the
+ * descriptors: the lock on the whole file would outlive the parent if that died while it had it.
+ */
+static void forget_files(void)
+{
+	for (struct local_file *file = files; file; file = file->next) {
+		if (file->fd >= 0)
+			close(file->fd);
+		file->fd = -1;
+	}
+	files = NULL;
+	local_files_go_on();
+}
+
+static void expect_forks(void)
+{
+	pthread_atfork(local_files_hold, local_files_go_on, forget_files);
+}
+
+struct local_file *local_files_find(const struct stat *stat)
+{
+	struct local_file *file = files;
+
+	while (file && (file->fd < 0 || file->dev != stat->st_dev || file->ino != stat->st_ino))
+		file = file->next;
+	return file;
+}
+
+/* FNV-1a. */
+uint64_t local_hash(const char *text)
+{
+	uint64_t hash = 0xcbf29ce484222325u;
+
+	for (; *text; text++)
+		hash = (hash ^ (uint8_t)*text) * 0x100000001b3u;
+	return hash;
+}
+
+void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
+{
+	char plain[81];
+	size_t bytes = strnlen(pool, sizeof(plain) - 1);
+
+	for (size_t i = 0; i < bytes; i++) {
+		const char c = pool[i];
+		bool fine = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') ||
+			    (c >= 'A' && c <= 'Z') || c == '.' || c == '_' || c == '-';
+
+		plain[i] = fine ? c : '_';
+	}
+	plain[bytes] = 0;
+	snprintf(name, LOCAL_FILE_NAME_BYTES, "ioshape-%s-%016" PRIx64 ".slots", plain,
+		 local_hash(pool));
+}
+
+/* ---- The list of files ----------------------------------------------------------------------- */
+
+static void free_file(struct local_file *file)
+{
+	if (file->fd >= 0)
+		close(file->fd);
+	if (file->folder_fd >= 0)
+		close(file->folder_fd);
+	pthread_mutex_destroy(&file->lock);
+	free(file->state);
+	free(file);
+}
+
+static struct local_file *make_file(const struct local_pool *pool, const char *folder)
+{
+	struct local_file *file = calloc(1, sizeof(*file));
+
+	if (!file)
+		return NULL;
+	file->fd = file->folder_fd = -1;
+	file->references = 1;
+	file->log = pool->config.log;
+	pthread_mutex_init(&file->lock, NULL);
+	file->hash = local_hash(pool->config.pool);
+	local_file_name(file->name, pool->config.pool);
+	snprintf(file->folder, sizeof(file->folder), "%s", folder);
+	snprintf(file->pool, sizeof(file->pool), "%s", pool->config.pool);
+	file->state = calloc(1, sizeof(*file->state));
+	if (!file->state) {
+		free_file(file);
+		return NULL;
+	}
+	return file;
+}
+
+static int open_folder(struct local_file *file, struct base_error *error)
+{
+	struct stat stat;
+
+	file->folder_fd = open(file->folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (file->folder_fd < 0 || fstat(file->folder_fd, &stat))
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "the folder \"%s\", where processes take turns, cannot be opened "
+				 "(%s)",
+				 file->folder, strerror(errno));
+	file->folder_dev = stat.st_dev;
+	file->folder_ino = stat.st_ino;
+	return 0;
+}
+
+static struct local_file *find_same(const struct local_file *wanted)
+{
+	struct local_file *file = files;
+
+	while (file && (file->folder_dev != wanted->folder_dev ||
+			file->folder_ino != wanted->folder_ino || strcmp(file->pool, wanted->pool)))
+		file = file->next;
+	return file;
+}
+
+const char *local_folder(const struct local_pool *pool)
+{
+	if (pool->folder)
+		return pool->folder;
+	return access("/dev/shm", W_OK | X_OK) ? "/tmp" : "/dev/shm";
+}
+
+int local_file_get(struct local_file **out, const struct local_pool *pool, struct base_error *error)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	struct local_file *file, *same;
+	int ret;
+
+	*out = NULL;
+	pthread_once(&once, expect_forks);
+	file = make_file(pool, local_folder(pool));
+	if (!file)
+		return base_no_memory(error, "a pool's state", sizeof(struct rules_state));
+	ret = open_folder(file, error);
+	if (ret) {
+		free_file(file);
+		return ret;
+	}
+	local_files_hold();
+	same = find_same(file);
+	if (same) {
+		same->references++;
+	} else {
+		file->next = files;
+		files = file;
+	}
+	local_files_go_on();
+	if (same)
+		free_file(file);
+	*out = same ? same : file;
+	return 0;
+}
+
+bool local_file_is_last(const struct local_file *file)
+{
+	bool last;
+
+	local_files_hold();
+	last = file->references == 1;
+	local_files_go_on();
+	return last;
+}
+
+void local_file_put(struct local_file *file)
+{
+	struct local_file **link = &files;
+	bool last;
+
+	if (!file)
+		return;
+	local_files_hold();
+	last = !--file->references;
+	while (*link && *link != file)
+		link = &(*link)->next;
+	if (last) {
+		if (*link)
+			*link = file->next;
+		free_file(file);
+	}
+	local_files_go_on();
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static void close_file(struct local_file *file)
+{
+	local_files_hold();
+	if (file->fd >= 0)
+		close(file->fd);
+	file->fd = -1;
+	local_files_go_on();
+	file->seq = 0;
+	memset(file->own, 0, sizeof(file->own));
+}
+
+/* Whether the name stands for the file that is open. */
+static bool still_there(const struct local_file *file)
+{
+	struct stat stat;
+
+	return !fstatat(file->folder_fd, file->name, &stat, AT_SYMLINK_NOFOLLOW) &&
+	       stat.st_dev == file->dev && stat.st_ino == file->ino;
+}
+
+/*
+ * Nobody sees it before it is for everybody. Where there are no files without a name, others may
+ * find it unreadable for a moment. Fails with EEXIST where somebody else was quicker.
+ */
+static int create(struct local_file *file)
+{
+	const int flags = O_RDWR | O_CLOEXEC;
+	char path[64];
+	int fd = openat(file->folder_fd, ".", O_TMPFILE | flags, 0666), code;
+
+	if (fd >= 0) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		if (!fchmod(fd, 0666) &&
+		    !linkat(AT_FDCWD, path, file->folder_fd, file->name, AT_SYMLINK_FOLLOW))
+			return fd;
+		code = errno;
+		close(fd);
+		if (code == EEXIST) {
+			errno = code;
+			return -1;
+		}
+	}
+	fd = openat(file->folder_fd, file->name, O_CREAT | O_EXCL | O_NOFOLLOW | flags, 0666);
+	if (fd >= 0 && fchmod(fd, 0666)) {
+		code = errno;
+		close(fd);
+		errno = code;
+		return -1;
+	}
+	return fd;
+}
+
+/* Opens what lies under the name, or creates it. -errno; -EAGAIN: it was there, then not. */
+static int open_or_create(struct local_file *file, struct base_error *error)
+{
+	struct stat stat;
+	bool there = !fstatat(file->folder_fd, file->name, &stat, AT_SYMLINK_NOFOLLOW);
+	int fd;
+
+	if (there && !S_ISREG(stat.st_mode))
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "\"%s/%s\" is no regular file: somebody has put it in the place "
+				 "of the pool's file; have it removed",
+				 file->folder, file->name);
+	if (there && local_files_find(&stat))
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "\"%s/%s\" is a link to another pool's file; have it removed",
+				 file->folder, file->name);
+	/* Never creating what is there: sticky folders refuse that for files of others. */
+	fd = there ? openat(file->folder_fd, file->name,
+			    O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) :
+		     create(file);
+	if (fd < 0 && (errno == EEXIST || errno == ENOENT) && (there || errno == EEXIST))
+		return -EAGAIN;
+	if (fd < 0)
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "the pool's file \"%s/%s\" cannot be %s (%s)", file->folder,
+				 file->name, there ? "opened" : "created", strerror(errno));
+	if (fstat(fd, &stat) || !S_ISREG(stat.st_mode)) {
+		close(fd);
+		return -EAGAIN;
+	}
+	/* Whoever made it may have died before it was for everybody. */
+	if (stat.st_uid == geteuid() && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
+		errno = 0;
+	file->fd = fd;
+	file->dev = stat.st_dev;
+	file->ino = stat.st_ino;
+	file->opened++;
+	return 0;
+}
+
+static int open_file(struct local_file *file, struct base_error *error)
+{
+	int ret = -EAGAIN;
+
+	if (file->fd >= 0)
+		return 0;
+	for (int i = 0; i < TRIES && ret == -EAGAIN; i++) {
+		local_files_hold();
+		ret = open_or_create(file, error);
+		local_files_go_on();
+	}
+	if (ret == -EAGAIN)
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "the pool's file \"%s/%s\" comes and goes: somebody keeps "
+				 "removing it",
+				 file->folder, file->name);
+	return ret;
+}
+
+/* ---- Having it to oneself -------------------------------------------------------------------- */
+
+/* Somebody may have been stopped in the middle, or mean it: it is not waited for without end. */
+static int wait_for_lock(struct local_file *file, struct base_error *error)
+{
+	const uint64_t began = base_now_ns();
+	const uint64_t patience = began < file->impatient_until_ns ? IMPATIENCE_NS : PATIENCE_NS;
+	struct timespec pause = { .tv_nsec = FIRST_PAUSE_NS };
+	int ret;
+
+	do {
+		nanosleep(&pause, NULL);
+		pause.tv_nsec = MIN(pause.tv_nsec * 3 / 2, LONGEST_PAUSE_NS);
+		ret = local_lock(file->fd);
+		if (!ret)
+			return 0;
+	} while (ret == -EAGAIN && base_now_ns() - began < patience);
+	if (ret != -EAGAIN)
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "the pool's file \"%s/%s\" cannot be locked (%s)", file->folder,
+				 file->name, strerror(-ret));
+	file->impatient_until_ns = base_now_ns() + PATIENCE_NS;
+	return base_fail(error, IOSHAPE_E_COORDINATOR,
+			 "the pool's file \"%s/%s\" is kept locked by process %d (0: one that "
+			 "cannot be seen from here); continue or end it",
+			 file->folder, file->name, (int)local_locker(file));
+}
+
+static int64_t host_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Time never goes back: where the host's clock did, the pool's goes on beside it. */
+static int64_t pool_ms(struct local_file *file, int64_t host)
+{
+	const int64_t latest = file->state->pool.clock;
+
+	if (host + file->ahead_ms > RULES_LATEST_MS)
+		file->ahead_ms = 0;
+	if (host + file->ahead_ms + SET_BACK_MS < latest)
+		file->ahead_ms = latest - host;
+	return host + file->ahead_ms;
+}
+
+static void begin_anew(struct local_file *file, int64_t host)
+{
+	file->ahead_ms = 0;
+	rules_make(file->state, host, file->latest_epoch, file->latest_fence);
+}
+
+/* With the lock held. 0, -EAGAIN: it is another file by now, or IOSHAPE_E_COORDINATOR. */
+static int read_state(struct local_file *file, int64_t host, struct base_error *error)
+{
+	const int found = local_read(file);
+
+	if (found < 0)
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "the pool's file \"%s/%s\" cannot be read (%s)", file->folder,
+				 file->name, strerror(-found));
+	if (found == LOCAL_REMOVED && !still_there(file))
+		return -EAGAIN;
+	if (found == LOCAL_DAMAGED)
+		base_log(&file->log, IOSHAPE_LOG_WARNING,
+			 "the pool's file \"%s/%s\" was damaged; the pool begins anew",
+			 file->folder, file->name);
+	if (found != LOCAL_FOUND)
+		begin_anew(file, host);
+	return 0;
+}
+
+static int try_to_enter(struct local_file *file, int64_t host, struct base_error *error)
+{
+	int ret;
+
+	/* As unsigned numbers: the clock may have been set back. */
+	if (file->fd >= 0 && (uint64_t)(host - file->looked) >= LOOK_AGAIN_MS) {
+		if (!still_there(file))
+			close_file(file);
+		file->looked = host;
+	}
+	ret = open_file(file, error);
+	if (ret)
+		return ret;
+	if (local_lock(file->fd))
+		ret = wait_for_lock(file, error);
+	if (ret)
+		return ret;
+	ret = read_state(file, host, error);
+	if (ret == -EAGAIN)
+		close_file(file); /* the lock with it */
+	else if (ret)
+		flock(file->fd, LOCK_UN);
+	return ret;
+}
+
+int local_enter(struct local_file *file, int64_t *now, struct base_error *error)
+{
+	const int64_t host = host_ms();
+	int ret = -EAGAIN;
+
+	pthread_mutex_lock(&file->lock);
+	for (int i = 0; i < TRIES && ret == -EAGAIN; i++)
+		ret = try_to_enter(file, host, error);
+	if (ret == -EAGAIN)
+		ret = base_fail(error, IOSHAPE_E_COORDINATOR,
+				"the pool's file \"%s/%s\" comes and goes: somebody keeps removing "
+				"it",
+				file->folder, file->name);
+	if (ret) {
+		pthread_mutex_unlock(&file->lock);
+		return ret;
+	}
+	*now = pool_ms(file, host);
+	file->state->woken_count = 0;
+	return 0;
+}
+
+int local_leave(struct local_file *file, bool changed, struct base_error *error)
+{
+	const struct rules_state *state = file->state;
+	int ret = changed ? local_write(file, 0) : 0;
+
+	if (!changed)
+		file->seq = 0; /* what is in memory was ticked on, and is read again */
+	flock(file->fd, LOCK_UN);
+	if (!ret)
+		local_wake(file, state->woken, state->woken_count);
+	pthread_mutex_unlock(&file->lock);
+	if (ret)
+		return base_fail(error, IOSHAPE_E_COORDINATOR,
+				 "the pool's file \"%s/%s\" cannot be written (%s)", file->folder,
+				 file->name, strerror(-ret));
+	return 0;
+}
+
+void local_retire(struct local_file *file)
+{
+	/* Those that have it open see that it goes, and look for the name anew. Where it cannot be
+	 * removed, being another user's, whoever opens it next begins anew in it. */
+	if (!local_write(file, LOCAL_GONE))
+		unlinkat(file->folder_fd, file->name, 0);
+	close_file(file);
+	pthread_mutex_unlock(&file->lock);
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * turns [TURNS [FOLDER]]: what a turn costs on one host when nobody else wants one, beside two
+ * pairs of flock() and its undoing. One acquire and one release through the coordinator "local"
+ * against the same number of rounds of the cheapest lock there is, interleaved in 20 rounds, the
+ * median of each. Prints one line of JSON.
+ */
+#include "slots/slots.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#define ROUNDS 20
+
+static void fail(const char *what)
+{
+	printf("{\"error\": \"%s\"}\n", what);
+	exit(1);
+}
+
+static double turn_ns(void *pool, unsigned turns)
+{
+	static uint64_t number;
+	struct base_error error = { 0 };
+	const uint64_t began = base_now_ns();
+
+	for (unsigned i = 0; i < turns; i++) {
+		struct slots_request request = { .weight = 1, .bytes = 64 * MIB };
+		struct slots_answer answer;
+
+		snprintf(request.id, sizeof(request.id), "0123456789abcdef-%" PRIu64, ++number);
+		if (slots_local.acquire(pool, &request, &answer, &error) ||
+		    answer.state != SLOTS_HOLDING ||
+		    slots_local.release(pool, request.id, 64 * MIB, &error))
+			fail(error.text);
+	}
+	return (double)(base_now_ns() - began) / turns;
+}
+
+static double two_pairs_ns(int fd, unsigned turns)
+{
+	const uint64_t began = base_now_ns();
+
+	for (unsigned i = 0; i < 2 * turns; i++) {
+		if (flock(fd, LOCK_EX | LOCK_NB) || flock(fd, LOCK_UN))
+			fail("flock");
+	}
+	return (double)(base_now_ns() - began) / turns;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	const double *left = a, *right = b;
+
+	return (*left > *right) - (*left < *right);
+}
+
+int main(int argc, char **argv)
+{
+	const unsigned turns = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 10) : 20000;
+	const char *folder = argc > 2 ? argv[2] : "/dev/shm";
+	char address[300], path[300];
+	struct slots_config config = {
+		.address = address,
+		.identity = { .client = "0123456789abcdef",
+			      .job = "turns",
+			      .node = "here",
+			      .ranks = 1,
+			      .share = 100 },
+		.lease_ms = 15000,
+		.default_capacity = 2,
+	};
+	double ours[ROUNDS], theirs[ROUNDS];
+	struct base_error error = { 0 };
+	void *pool;
+	int fd;
+
+	if (turns < ROUNDS)
+		fail("too few turns");
+	snprintf(address, sizeof(address), "local:%s", folder);
+	snprintf(path, sizeof(path), "%s/ioshape-turns-%d", folder, (int)getpid());
+	snprintf(config.pool, sizeof(config.pool), "turns-%d", (int)getpid());
+	fd = open(path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+	if (fd < 0 || unlink(path))
+		fail("no file for flock");
+	if (slots_local.open(&pool, &config, &error))
+		fail(error.text);
+	for (unsigned i = 0; i < ROUNDS; i++) {
+		ours[i] = turn_ns(pool, turns / ROUNDS);
+		theirs[i] = two_pairs_ns(fd, turns / ROUNDS);
+	}
+	slots_local.close(pool);
+	close(fd);
+	qsort(ours, ROUNDS, sizeof(ours[0]), by_value);
+	qsort(theirs, ROUNDS, sizeof(theirs[0]), by_value);
+	printf("{\"turn_ns\": %.0f, \"two_flock_pairs_ns\": %.0f, \"ratio\": %.3f}\n",
+	       ours[ROUNDS / 2], theirs[ROUNDS / 2], ours[ROUNDS / 2] / theirs[ROUNDS / 2]);
+	return 0;
+}
