@@ -6,6 +6,7 @@
 #define BASE_BASE_H
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -78,6 +79,22 @@ static inline double base_seconds(uint64_t ns)
 
 /* A thread of the library's: it blocks all signals. 0 or a negative errno. */
 int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+
+/* ---- SIGPIPE (sigpipe.c) --------------------------------------------------------------------- */
+
+/* What a thread's mask was, and whether a signal had come to it before. */
+struct base_held_sigpipe {
+	sigset_t before;
+	bool was_pending;
+};
+
+/*
+ * Around writes to pipes and sockets: a reader that went away must be an error, not a signal that
+ * ends the application. `raised`: a write in between failed or was short, so that there may be a
+ * signal to take back. Both leave errno alone.
+ */
+void base_hold_sigpipe(struct base_held_sigpipe *held);
+void base_let_sigpipe(const struct base_held_sigpipe *held, bool raised);
 
 /* ---- Options (options.c) --------------------------------------------------------------------- */
 

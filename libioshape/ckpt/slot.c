@@ -71,7 +71,7 @@ int ckpt_slots_environment(struct ioshape_context_options *options, struct base_
 void ckpt_slots_defaults(struct ioshape_context_options *options)
 {
 	if (!options->coordinator || !*options->coordinator)
-		options->coordinator = "open"; /* MERGE: local */
+		options->coordinator = "local";
 	if (!options->lease_ms)
 		options->lease_ms = DEFAULT_LEASE_MS;
 	if (!options->stall_ms)

@@ -201,27 +201,15 @@ uint64_t ring_writer_offset(const struct ring_writer *writer)
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
-/* For pipes: a reader that went away must be an error, not a signal that ends the application. */
 static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
 {
-	const struct timespec no_time = { 0, 0 };
-	sigset_t pipe_signal, before, pending;
-	bool was_pending;
+	struct base_held_sigpipe held;
 	ssize_t moved;
-	int code;
 
-	sigemptyset(&pipe_signal);
-	sigaddset(&pipe_signal, SIGPIPE);
-	sigpending(&pending);
-	was_pending = sigismember(&pending, SIGPIPE);
-	pthread_sigmask(SIG_BLOCK, &pipe_signal, &before);
+	base_hold_sigpipe(&held);
 	moved = write(fd, data, bytes);
-	code = errno;
 	/* Also after a short result: the reader may have gone in the middle. */
-	if (moved < (ssize_t)bytes && !was_pending)
-		sigtimedwait(&pipe_signal, NULL, &no_time);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	errno = code;
+	base_let_sigpipe(&held, moved < (ssize_t)bytes);
 	return moved;
 }
 

@@ -21,6 +21,10 @@ const struct slots_ops *slots_coordinator_of(const char *address)
 	} known[] = {
 		{ "local", &slots_local },
 		{ "open", &slots_open },
+		{ "redis", &slots_redis },
+		{ "rediss", &slots_redis },
+		{ "sentinel", &slots_redis },
+		{ "unix", &slots_redis },
 	};
 
 	if (slots_test_coordinator && has_scheme(address, "test"))

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One connection. hiredis makes commands and takes replies apart; sockets never block, and all
+ * waiting is done here, by a deadline: hiredis's own time-outs are for each read of a reply, and
+ * leave a connection behind that is out of step.
+ */
+#define _GNU_SOURCE
+#include "slots/link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CONNECT_NS 1000000000ull
+
+struct slots_link {
+	redisContext *context;
+	struct slots_node node;
+	char name[ADDRESS_HOST_BYTES + 32];
+};
+
+/* ---- Commands -------------------------------------------------------------------------------- */
+
+void link_add_bytes(struct link_command *command, const char *text, size_t bytes)
+{
+	command->texts[command->count] = text;
+	command->bytes[command->count++] = bytes;
+}
+
+void link_add_text(struct link_command *command, const char *text)
+{
+	link_add_bytes(command, text, strlen(text));
+}
+
+void link_add_number(struct link_command *command, uint64_t number)
+{
+	char *text = command->numbers[command->count];
+
+	snprintf(text, sizeof(command->numbers[0]), "%llu", (unsigned long long)number);
+	link_add_text(command, text);
+}
+
+/* ---- Sending and receiving ------------------------------------------------------------------- */
+
+int link_fd(const struct slots_link *link)
+{
+	return link->context->fd;
+}
+
+const char *link_name(const struct slots_link *link)
+{
+	return link->name;
+}
+
+const struct slots_node *link_node(const struct slots_link *link)
+{
+	return &link->node;
+}
+
+/* What hiredis says went wrong. */
+static int lost(struct slots_link *link, char *why)
+{
+	const int code = errno;
+
+	switch (link->context->err) {
+	case REDIS_ERR_EOF:
+		break;
+	case REDIS_ERR_IO:
+		if (code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH) {
+			snprintf(why, LINK_WHY_BYTES, "%s is out of reach (%s)", link->name,
+				 ioshape_strerror(-code));
+			return -code;
+		}
+		break;
+	default:
+		snprintf(why, LINK_WHY_BYTES, "%s does not answer as a Redis does (%.100s)",
+			 link->name, link->context->errstr);
+		return -EPROTO;
+	}
+	snprintf(why, LINK_WHY_BYTES, "%s closed the connection", link->name);
+	return -ECONNRESET;
+}
+
+static int wait_for(struct slots_link *link, short events, uint64_t until_ns, char *why)
+{
+	struct pollfd ready = { .fd = link->context->fd, .events = events };
+	int ret;
+
+	do {
+		ret = poll(&ready, 1, link_time_left_ms(until_ns));
+	} while (ret < 0 && errno == EINTR);
+	if (ret > 0)
+		return 0;
+	if (ret < 0) {
+		ret = -errno;
+		snprintf(why, LINK_WHY_BYTES, "cannot wait for %s (%s)", link->name,
+			 ioshape_strerror(ret));
+		return ret;
+	}
+	snprintf(why, LINK_WHY_BYTES, "%s does not answer in time", link->name);
+	return -ETIMEDOUT;
+}
+
+/* Sends what it takes now. */
+static int push(struct slots_link *link, int *done)
+{
+	struct base_held_sigpipe held;
+	int ret;
+
+	base_hold_sigpipe(&held);
+	ret = redisBufferWrite(link->context, done);
+	base_let_sigpipe(&held, ret != REDIS_OK || !*done);
+	return ret;
+}
+
+int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
+	      char *why)
+{
+	/* Its declaration lacks a const, not its code. */
+	const char **texts = (const char **)(uintptr_t)command->texts;
+	int done = 0, ret;
+
+	if (redisAppendCommandArgv(link->context, command->count, texts, command->bytes) !=
+	    REDIS_OK) {
+		snprintf(why, LINK_WHY_BYTES, "no memory for a command to %s", link->name);
+		return -ENOMEM;
+	}
+	for (;;) {
+		if (push(link, &done) != REDIS_OK)
+			return lost(link, why);
+		if (done)
+			return 0;
+		ret = wait_for(link, POLLOUT, until_ns, why);
+		if (ret)
+			return ret;
+	}
+}
+
+static int take_parsed(struct slots_link *link, redisReply **reply, char *why)
+{
+	void *parsed = NULL;
+
+	if (redisGetReplyFromReader(link->context, &parsed) != REDIS_OK)
+		return lost(link, why);
+	*reply = parsed;
+	return 0;
+}
+
+int link_take(struct slots_link *link, redisReply **reply, char *why)
+{
+	int ret;
+
+	*reply = NULL;
+	ret = take_parsed(link, reply, why);
+	if (ret || *reply)
+		return ret;
+	if (redisBufferRead(link->context) != REDIS_OK)
+		return lost(link, why);
+	return take_parsed(link, reply, why);
+}
+
+int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns, char *why)
+{
+	int ret;
+
+	for (;;) {
+		ret = link_take(link, reply, why);
+		if (ret || *reply)
+			return ret;
+		ret = wait_for(link, POLLIN, until_ns, why);
+		if (ret)
+			return ret;
+	}
+}
+
+int link_ask(struct slots_link *link, const struct link_command *command, redisReply **reply,
+	     uint64_t until_ns, char *why)
+{
+	int ret = link_send(link, command, until_ns, why);
+
+	*reply = NULL;
+	return ret ? ret : link_receive(link, reply, until_ns, why);
+}
+
+/* ---- Error replies --------------------------------------------------------------------------- */
+
+void link_words(const redisReply *reply, char *words, size_t room)
+{
+	size_t used = 0;
+
+	for (size_t i = 0; i < reply->len && used + 1 < room; i++) {
+		char c = reply->str[i];
+
+		words[used++] = c >= ' ' && c <= '~' ? c : '?';
+	}
+	words[used] = 0;
+}
+
+bool link_says(const redisReply *reply, const char *word)
+{
+	return reply->type == REDIS_REPLY_ERROR && reply->str && strstr(reply->str, word);
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+/* Some servers repeat the arguments of a command that they do not know. */
+static void describe_refusal(const redisReply *reply, const char *name, char *why)
+{
+	static const char *const harmless[] = { "WRONGPASS",
+						"NOPERM",
+						"ERR AUTH <password> called",
+						"ERR Client sent AUTH",
+						"ERR invalid password",
+						"ERR wrong number" };
+	char words[200] = "";
+
+	for (size_t i = 0; i < ARRAY_LENGTH(harmless); i++) {
+		if (!strncmp(reply->str, harmless[i], strlen(harmless[i])))
+			link_words(reply, words, sizeof(words));
+	}
+	snprintf(why, LINK_WHY_BYTES, "%s does not take the user or the password%s%s", name,
+		 *words ? ": " : "", words);
+}
+
+int link_show_password(struct slots_link *link, const struct slots_address *address,
+		       uint64_t until_ns, char *why)
+{
+	struct link_command command = { 0 };
+	redisReply *reply;
+	int ret;
+
+	link_add_text(&command, "AUTH");
+	if (*address->user)
+		link_add_text(&command, address->user);
+	link_add_text(&command, address->password);
+	ret = link_ask(link, &command, &reply, until_ns, why);
+	if (!ret && reply->type == REDIS_REPLY_ERROR) {
+		describe_refusal(reply, link->name, why);
+		ret = -EACCES;
+	}
+	freeReplyObject(reply);
+	return ret;
+}
+
+static int select_database(struct slots_link *link, uint32_t database, uint64_t until_ns, char *why)
+{
+	struct link_command command = { 0 };
+	redisReply *reply;
+	char words[200];
+	int ret;
+
+	link_add_text(&command, "SELECT");
+	link_add_number(&command, database);
+	ret = link_ask(link, &command, &reply, until_ns, why);
+	if (!ret && reply->type == REDIS_REPLY_ERROR) {
+		link_words(reply, words, sizeof(words));
+		snprintf(why, LINK_WHY_BYTES, "%s does not give database %u: %s", link->name,
+			 database, words);
+		ret = -EACCES;
+	}
+	freeReplyObject(reply);
+	return ret;
+}
+
+static int greet_server(struct slots_link *link, const struct slots_address *address,
+			uint64_t until_ns, char *why)
+{
+	int ret = 0;
+
+	if (address->has_password || *address->user)
+		ret = link_show_password(link, address, until_ns, why);
+	if (!ret && address->database)
+		ret = select_database(link, address->database, until_ns, why);
+	return ret;
+}
+
+static void name_it(struct slots_link *link, const struct slots_address *address,
+		    const struct slots_node *node)
+{
+	if (!node) {
+		snprintf(link->name, sizeof(link->name), "redis at %s", address->path);
+		return;
+	}
+	link->node = *node;
+	snprintf(link->name, sizeof(link->name),
+		 strchr(node->host, ':') ? "redis at [%s]:%u" : "redis at %s:%u", node->host,
+		 node->port);
+}
+
+static int connect_link(struct slots_link *link, const struct slots_address *address,
+			const struct slots_node *node, uint64_t until_ns, char *why)
+{
+	int fd;
+
+	fd = link_connect(address, node, MIN(until_ns, base_now_ns() + CONNECT_NS), link->name,
+			  why);
+	if (fd < 0)
+		return fd;
+	link->context = redisConnectFd(fd);
+	if (!link->context || link->context->err) {
+		if (!link->context)
+			close(fd);
+		snprintf(why, LINK_WHY_BYTES, "no memory for a connection to %s", link->name);
+		return -ENOMEM;
+	}
+	link->context->flags &= ~REDIS_BLOCK;
+	if (!address->tls)
+		return 0;
+	return link_start_tls(link->context, link->node.host, until_ns, link->name, why);
+}
+
+int link_open(struct slots_link **out, const struct slots_address *address,
+	      const struct slots_node *node, bool greet, uint64_t until_ns, char *why)
+{
+	struct slots_link *link = calloc(1, sizeof(*link));
+	int ret;
+
+	*out = NULL;
+	if (!link) {
+		snprintf(why, LINK_WHY_BYTES, "no memory for a connection");
+		return -ENOMEM;
+	}
+	name_it(link, address, node);
+	ret = connect_link(link, address, node, until_ns, why);
+	if (!ret && greet)
+		ret = greet_server(link, address, until_ns, why);
+	if (ret) {
+		link_close(link);
+		return ret;
+	}
+	*out = link;
+	return 0;
+}
+
+void link_close(struct slots_link *link)
+{
+	struct base_held_sigpipe held;
+
+	if (!link)
+		return;
+	if (link->context) {
+		/* TLS may say good-bye. */
+		base_hold_sigpipe(&held);
+		redisFree(link->context);
+		base_let_sigpipe(&held, true);
+	}
+	free(link);
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One connection to a Redis. One thread at a time uses it. Nothing here waits longer than it is
+ * told to, and no signal comes of a server that went away.
+ *
+ * Results: 0; -ECONNRESET: the server closed the connection; -ETIMEDOUT; or another negative errno.
+ * After anything but 0 the connection is out of step and good for link_close() only. `why` gets the
+ * sentence that goes with it.
+ */
+#ifndef SLOTS_LINK_H
+#define SLOTS_LINK_H
+
+#include "slots/address.h"
+
+#include <hiredis.h>
+
+#define LINK_WHY_BYTES 640
+#define LINK_MOST_ARGUMENTS 24
+
+struct slots_link;
+
+/* A command. Texts are borrowed until it is sent; numbers are kept in it. */
+struct link_command {
+	int count;
+	const char *texts[LINK_MOST_ARGUMENTS];
+	size_t bytes[LINK_MOST_ARGUMENTS];
+	char numbers[LINK_MOST_ARGUMENTS][24];
+};
+
+void link_add_text(struct link_command *command, const char *text);
+void link_add_bytes(struct link_command *command, const char *text, size_t bytes);
+void link_add_number(struct link_command *command, uint64_t number);
+
+/* Connects, shows the password, selects the database. `node` is NULL for an address's socket;
+ * without `greet` neither password nor database are sent. Until `until_ns` at most. */
+int link_open(struct slots_link **out, const struct slots_address *address,
+	      const struct slots_node *node, bool greet, uint64_t until_ns, char *why);
+/* NULL is fine. */
+void link_close(struct slots_link *link);
+
+int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
+	      char *why);
+/* What has come so far: *reply stays NULL if it is not a whole reply. */
+int link_take(struct slots_link *link, redisReply **reply, char *why);
+int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns, char *why);
+/* Both in one. */
+int link_ask(struct slots_link *link, const struct link_command *command, redisReply **reply,
+	     uint64_t until_ns, char *why);
+
+/* Shows the address's password; for servers that ask for it late. */
+int link_show_password(struct slots_link *link, const struct slots_address *address,
+		       uint64_t until_ns, char *why);
+
+int link_fd(const struct slots_link *link);
+const char *link_name(const struct slots_link *link);              /* "redis at host:port" */
+const struct slots_node *link_node(const struct slots_link *link); /* "" and 0 for a socket's */
+
+/* The words of an error reply, without what could mislead a terminal: into `words`. */
+void link_words(const redisReply *reply, char *words, size_t room);
+/* Whether an error reply says this, as its code or, from a script, further behind. */
+bool link_says(const redisReply *reply, const char *word);
+
+/* ---- Sockets (socket.c) -----------------------------------------------------------------------
+ */
+
+/* A connected socket that never blocks, or a negative errno. */
+int link_connect(const struct slots_address *address, const struct slots_node *node,
+		 uint64_t until_ns, const char *name, char *why);
+
+/* Milliseconds until then, at least 0, rounded up. */
+int link_time_left_ms(uint64_t until_ns);
+
+/* ---- TLS (tls.c) ------------------------------------------------------------------------------
+ */
+
+/* Whether this build has it; otherwise `why` says what to install. */
+bool link_has_tls(void);
+int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
+		   char *why);
+
+/* ---- Which server (route.c) -------------------------------------------------------------------
+ */
+
+struct slots_route {
+	const struct slots_address *address;
+	struct slots_node moved; /* in a cluster: where this pool's keys are */
+	bool has_moved;
+	size_t next; /* of the address's hosts: the first that is asked */
+};
+
+/* Finds the server and connects to it. */
+int route_connect(struct slots_route *route, struct slots_link **out, uint64_t until_ns, char *why);
+
+/* Whether an error reply names another node, which is *node then. */
+bool route_is_redirect(const struct slots_link *link, const redisReply *reply,
+		       struct slots_node *node, bool *ask);
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A pool kept by a Redis: its connections (traffic.c, wake.c), what is said (redis.c), and what the
+ * answers mean (replies.c). */
+#ifndef SLOTS_REDIS_H
+#define SLOTS_REDIS_H
+
+#include "slots/link.h"
+#include "slots/slots.h"
+
+#define REDIS_KEY_BYTES (SLOTS_NAME_BYTES + 32)
+
+struct redis_pool {
+	struct slots_config config;
+	struct slots_address address; /* with the password, wherever that came from */
+	char key[REDIS_KEY_BYTES];
+	char wake_key[REDIS_KEY_BYTES];
+	uint64_t epoch;    /* the latest that an answer told; atomic */
+	uint64_t named_ns; /* when the pool's name was last written down; atomic */
+
+	pthread_mutex_t lock; /* for all that follows, but what wait() keeps for itself */
+	struct slots_route route;
+	struct slots_link *commands; /* NULL: none yet, lost, or wait() took it */
+	/* After failures: until then nothing is tried, and the last sentence is the answer. */
+	unsigned failures;
+	uint64_t not_before_ns;
+	char last_failure[LINK_WHY_BYTES];
+	uint64_t random;
+
+	bool waiting; /* wait() is under way: what follows is its own */
+	bool rested;
+	struct slots_link *wake;
+	bool asked;       /* BLPOP was sent, and its answer has not come */
+	bool woken;       /* a wake may have been missed: the next wait() ends at once */
+	uint64_t due_ns;  /* when that answer comes at the latest, if the server is well */
+	int interruption; /* an eventfd */
+};
+
+/* ---- Traffic (traffic.c) ----------------------------------------------------------------------
+ */
+
+/* No call takes longer, whatever the network does. */
+#define REDIS_CALL_NS 2000000000ull
+
+/* A call of the script: begins with the operation; arguments are added by link_add_*(). */
+void redis_begin(const struct redis_pool *pool, struct link_command *command,
+		 const char *operation);
+
+/*
+ * Sends a command and returns what is no error of any kind; *reply is the caller's. It may reach
+ * the server twice: *repeated tells (NULL: nobody asks).
+ */
+int redis_call(struct redis_pool *pool, struct link_command *command, redisReply **reply,
+	       bool *repeated, struct base_error *error);
+/* The same for a key that may be on another node of a cluster. */
+int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *command,
+			 redisReply **reply, struct base_error *error);
+
+/* With the lock. A connection as the back-off allows; failures are noted. */
+int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t until_ns, char *why);
+void redis_note_failure(struct redis_pool *pool, const char *why);
+/* Errors after which another server may be the right one. */
+bool redis_must_look_anew(const redisReply *reply);
+void redis_describe(const struct slots_link *link, const redisReply *reply, char *why);
+
+/* ---- Wakes (wake.c) ---------------------------------------------------------------------------
+ */
+
+int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error);
+void redis_interrupt(void *opaque);
+void redis_rest(void *opaque);
+/* With the lock: whether what rest() had to leave is done by now. */
+void redis_tidy(struct redis_pool *pool);
+
+/* ---- Answers (replies.c) ----------------------------------------------------------------------
+ */
+
+int redis_read_answer(const redisReply *reply, struct slots_answer *answer);
+int redis_read_grant(const redisReply *reply, struct slots_grant *grant);
+int redis_read_status(const redisReply *reply, const char *pool,
+		      struct ioshape_pool_status **status, struct base_error *error);
+int redis_read_number(const redisReply *reply, uint64_t *number);
+
+#endif

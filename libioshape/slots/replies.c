@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the script's answers mean. The server is not trusted to be the one we think it is. */
+#include "slots/redis.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Integers, and numbers as text, which Lua uses above 2^53 or where it was given text. */
+int redis_read_number(const redisReply *reply, uint64_t *number)
+{
+	char *end;
+
+	if (reply->type == REDIS_REPLY_INTEGER) {
+		*number = reply->integer > 0 ? (uint64_t)reply->integer : 0;
+		return 0;
+	}
+	if (reply->type != REDIS_REPLY_STRING || !reply->len)
+		return -EPROTO;
+	if (reply->str[0] == '-') {
+		*number = 0;
+		return 0;
+	}
+	if (reply->str[0] < '0' || reply->str[0] > '9')
+		return -EPROTO;
+	errno = 0;
+	*number = strtoull(reply->str, &end, 10);
+	return errno || end != reply->str + reply->len ? -EPROTO : 0;
+}
+
+static int read_small(const redisReply *reply, uint32_t *number)
+{
+	uint64_t value;
+
+	if (redis_read_number(reply, &value))
+		return -EPROTO;
+	*number = (uint32_t)MIN(value, UINT32_MAX);
+	return 0;
+}
+
+/* Others chose these texts: what could mislead a terminal is left out. */
+static void copy_text(const redisReply *reply, char *into, size_t room)
+{
+	link_words(reply, into, room);
+}
+
+static bool is_list(const redisReply *reply, size_t at_least)
+{
+	return reply->type == REDIS_REPLY_ARRAY && reply->elements >= at_least;
+}
+
+int redis_read_answer(const redisReply *reply, struct slots_answer *answer)
+{
+	redisReply **part = reply->element;
+	uint32_t state;
+
+	memset(answer, 0, sizeof(*answer));
+	if (!is_list(reply, 9) || read_small(part[0], &state) || state > SLOTS_HOLDING ||
+	    redis_read_number(part[1], &answer->fence) ||
+	    redis_read_number(part[2], &answer->epoch) || read_small(part[3], &answer->weight) ||
+	    read_small(part[4], &answer->position) || read_small(part[5], &answer->capacity) ||
+	    read_small(part[6], &answer->beat_ms) || part[8]->type != REDIS_REPLY_STRING)
+		return -EPROTO;
+	answer->state = (enum slots_state)state;
+	copy_text(part[8], answer->ahead, sizeof(answer->ahead));
+	return 0;
+}
+
+int redis_read_grant(const redisReply *reply, struct slots_grant *grant)
+{
+	if (!is_list(reply, 3) || redis_read_number(reply->element[0], &grant->bytes) ||
+	    read_small(reply->element[1], &grant->start_ms) ||
+	    read_small(reply->element[2], &grant->end_ms) || grant->end_ms < grant->start_ms)
+		return -EPROTO;
+	return 0;
+}
+
+/* ---- Status ---------------------------------------------------------------------------------- */
+
+/* {id, job, node, rank, weight, express, bytes, passed, fence, since, left} */
+static int read_member(const redisReply *row, struct ioshape_member *member, char (*texts)[128])
+{
+	redisReply **part = row->element;
+	uint64_t since_ms, left_ms;
+
+	memset(member, 0, sizeof(*member));
+	if (!is_list(row, 11))
+		return -EPROTO;
+	for (size_t i = 0; i < 3; i++) {
+		if (part[i]->type != REDIS_REPLY_STRING)
+			return -EPROTO;
+		copy_text(part[i], texts[i], sizeof(texts[i]));
+	}
+	member->id = texts[0];
+	member->job = texts[1];
+	member->node = texts[2];
+	if (read_small(part[3], &member->rank) || read_small(part[4], &member->weight) ||
+	    read_small(part[5], &member->express) || redis_read_number(part[6], &member->bytes) ||
+	    redis_read_number(part[7], &member->passed) ||
+	    redis_read_number(part[8], &member->fence) || redis_read_number(part[9], &since_ms) ||
+	    redis_read_number(part[10], &left_ms))
+		return -EPROTO;
+	member->since_s = (double)since_ms / 1e3;
+	member->lease_s = (double)left_ms / 1e3;
+	return 0;
+}
+
+static uint64_t fence_of(const redisReply *row)
+{
+	uint64_t fence;
+
+	return is_list(row, 11) && !redis_read_number(row->element[8], &fence) ? fence : 0;
+}
+
+/* The script lists holders by the end of their lease; fences rise with time. */
+static int older_first(const void *left, const void *right)
+{
+	const uint64_t a = fence_of(*(redisReply *const *)left);
+	const uint64_t b = fence_of(*(redisReply *const *)right);
+
+	return (a > b) - (a < b);
+}
+
+static int read_members(const redisReply *list, bool holders, struct slots_status_maker *maker)
+{
+	struct ioshape_member member;
+	char texts[3][128];
+	int ret = 0;
+
+	if (!is_list(list, 0))
+		return -EPROTO;
+	if (holders && list->elements > 1)
+		qsort(list->element, list->elements, sizeof(redisReply *), older_first);
+	for (size_t i = 0; i < list->elements && !ret; i++) {
+		ret = read_member(list->element[i], &member, texts);
+		if (!ret)
+			ret = slots_status_add(maker, holders, &member);
+	}
+	return ret;
+}
+
+static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *status)
+{
+	static const char *const by[] = { "default", "job", "operator" };
+	redisReply **part = numbers->element;
+	uint32_t who, waiters;
+
+	if (!is_list(numbers, 10) || read_small(part[0], &status->capacity) ||
+	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
+	    read_small(part[2], &status->used) || redis_read_number(part[3], &status->pool_rate) ||
+	    redis_read_number(part[4], &status->job_rate) ||
+	    redis_read_number(part[5], &status->small_bytes) ||
+	    read_small(part[6], &status->express) || redis_read_number(part[7], &status->grants) ||
+	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters))
+		return -EPROTO;
+	status->capacity_by = by[who];
+	status->waiter_count = waiters;
+	return 0;
+}
+
+int redis_read_status(const redisReply *reply, const char *pool,
+		      struct ioshape_pool_status **status, struct base_error *error)
+{
+	struct slots_status_maker *maker;
+	int ret;
+
+	*status = NULL;
+	if (!is_list(reply, 3))
+		return -EPROTO;
+	ret = slots_status_new(&maker, pool, "redis", error);
+	if (ret)
+		return ret;
+	ret = read_numbers(reply->element[0], slots_status_of(maker));
+	if (!ret)
+		ret = read_members(reply->element[1], true, maker);
+	if (!ret)
+		ret = read_members(reply->element[2], false, maker);
+	if (ret) {
+		slots_status_abandon(maker);
+		return ret == -ENOMEM ? base_no_memory(error, "a pool's status", 0) : ret;
+	}
+	*status = slots_status_finish(maker);
+	return 0;
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rules as Redis runs them: slots.lua, embedded by the build. */
+#ifndef SLOTS_SCRIPT_H
+#define SLOTS_SCRIPT_H
+
+#include <stddef.h>
+
+extern const char slots_script[];
+extern const size_t slots_script_bytes;
+extern const char slots_script_sha1[];
+
+#endif

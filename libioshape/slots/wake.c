@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Waiting for a turn: BLPOP on this client's own list, on the connection that commands used before.
+ * An interrupted BLPOP stays asked: the next wait() goes on with it, and what it brings is never
+ * taken for another command's answer. Commands that come meanwhile get a connection of their own.
+ *
+ * No wake is lost: what the server pushes stays in the list until a BLPOP takes it; what a BLPOP
+ * took is read by the wait() under way or the next one; and where a connection breaks with a BLPOP
+ * asked, the next wait() ends at once.
+ */
+#define _GNU_SOURCE
+#include "slots/redis.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The server looks for those whose time is over ten times a second. */
+#define LATE_NS 150000000ull
+/* An answer that is so late will not come. */
+#define DEAD_NS 2000000000ull
+
+void redis_interrupt(void *opaque)
+{
+	struct redis_pool *pool = opaque;
+	const uint64_t one = 1;
+
+	/* It fails only where it is full of interruptions already. */
+	while (write(pool->interruption, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
+}
+
+static bool was_interrupted(struct redis_pool *pool)
+{
+	uint64_t count;
+
+	return read(pool->interruption, &count, sizeof(count)) == sizeof(count);
+}
+
+static void drop_wake(struct redis_pool *pool)
+{
+	link_close(pool->wake);
+	pool->wake = NULL;
+	pool->woken |= pool->asked;
+	pool->asked = false;
+}
+
+/* With the lock: an idle connection is for commands, or too many. */
+static void give_back(struct redis_pool *pool, bool keep)
+{
+	if (!pool->wake || pool->asked)
+		return;
+	if (pool->commands) {
+		if (keep)
+			return;
+		link_close(pool->wake);
+	} else {
+		pool->commands = pool->wake;
+	}
+	pool->wake = NULL;
+}
+
+void redis_tidy(struct redis_pool *pool)
+{
+	char why[LINK_WHY_BYTES];
+	redisReply *reply;
+
+	if (!pool->rested || pool->waiting || !pool->wake)
+		return;
+	if (pool->asked) {
+		if (link_take(pool->wake, &reply, why) ||
+		    (!reply && base_now_ns() > pool->due_ns + DEAD_NS)) {
+			drop_wake(pool);
+		} else if (reply) {
+			pool->asked = false;
+			pool->woken |= reply->type != REDIS_REPLY_NIL;
+			freeReplyObject(reply);
+		}
+	}
+	give_back(pool, false);
+}
+
+/* Closing with BLPOP asked could lose a wake: until the server sees it, it may still push to it. */
+void redis_rest(void *opaque)
+{
+	struct redis_pool *pool = opaque;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->rested = true;
+	redis_tidy(pool);
+	pthread_mutex_unlock(&pool->lock);
+}
+
+/* One wait() that is under way. */
+struct watch {
+	struct redis_pool *pool;
+	uint64_t until_ns;
+	bool fresh; /* the connection was made for it */
+	unsigned redirects;
+	char why[LINK_WHY_BYTES];
+};
+
+enum event { NOTHING, ENOUGH, BROKEN };
+
+static int get_link(struct watch *watch)
+{
+	struct redis_pool *pool = watch->pool;
+	int ret = 0;
+
+	if (pool->wake)
+		return 0;
+	pthread_mutex_lock(&pool->lock);
+	watch->fresh = !pool->commands;
+	pool->wake = pool->commands;
+	pool->commands = NULL;
+	if (watch->fresh)
+		ret = redis_obtain(pool, &pool->wake, base_now_ns() + REDIS_CALL_NS, watch->why);
+	pthread_mutex_unlock(&pool->lock);
+	return ret;
+}
+
+static void note_failure(struct watch *watch)
+{
+	pthread_mutex_lock(&watch->pool->lock);
+	redis_note_failure(watch->pool, watch->why);
+	pthread_mutex_unlock(&watch->pool->lock);
+}
+
+static enum event broken(struct watch *watch, int code)
+{
+	const bool asked = watch->pool->asked;
+
+	drop_wake(watch->pool);
+	if (code == -ECONNRESET && !watch->fresh) {
+		/* The server was restarted, perhaps: whoever asks it now will know. */
+		watch->pool->woken = false;
+		return asked ? ENOUGH : NOTHING;
+	}
+	note_failure(watch);
+	return BROKEN;
+}
+
+static enum event ask(struct watch *watch)
+{
+	struct redis_pool *pool = watch->pool;
+	const uint64_t now = base_now_ns();
+	/* 0 would be for ever. */
+	const uint64_t left_ms = MAX((uint64_t)link_time_left_ms(watch->until_ns), 1u);
+	struct link_command command = { 0 };
+	char seconds[32];
+	int ret;
+
+	snprintf(seconds, sizeof(seconds), "%llu.%03u", (unsigned long long)(left_ms / 1000),
+		 (unsigned)(left_ms % 1000));
+	link_add_text(&command, "BLPOP");
+	link_add_text(&command, pool->wake_key);
+	link_add_text(&command, seconds);
+	pool->asked = true;
+	pool->due_ns = now + left_ms * 1000000;
+	ret = link_send(pool->wake, &command, now + REDIS_CALL_NS, watch->why);
+	return ret ? broken(watch, ret) : NOTHING;
+}
+
+static enum event understand(struct watch *watch, const redisReply *reply)
+{
+	struct redis_pool *pool = watch->pool;
+	struct slots_node node;
+	bool asking;
+
+	pool->asked = false;
+	if (reply->type == REDIS_REPLY_NIL)
+		return NOTHING;
+	if (reply->type != REDIS_REPLY_ERROR)
+		return ENOUGH;
+	if (route_is_redirect(pool->wake, reply, &node, &asking) && ++watch->redirects <= 5) {
+		pthread_mutex_lock(&pool->lock);
+		pool->route.moved = node;
+		pool->route.has_moved = true;
+		pthread_mutex_unlock(&pool->lock);
+		drop_wake(pool);
+		return NOTHING;
+	}
+	redis_describe(pool->wake, reply, watch->why);
+	if (redis_must_look_anew(reply))
+		drop_wake(pool);
+	note_failure(watch);
+	return BROKEN;
+}
+
+static enum event receive(struct watch *watch)
+{
+	redisReply *reply;
+	enum event event;
+	int ret;
+
+	ret = link_take(watch->pool->wake, &reply, watch->why);
+	if (ret)
+		return broken(watch, ret);
+	if (!reply)
+		return NOTHING;
+	event = understand(watch, reply);
+	freeReplyObject(reply);
+	return event;
+}
+
+/* Until when it makes sense to wait: an answer that is due about then is waited for. */
+static uint64_t deadline(const struct watch *watch)
+{
+	const struct redis_pool *pool = watch->pool;
+
+	return pool->due_ns <= watch->until_ns + LATE_NS ? watch->until_ns + LATE_NS :
+							   watch->until_ns;
+}
+
+static enum event wait_once(struct watch *watch)
+{
+	struct redis_pool *pool = watch->pool;
+	const uint64_t dead_ns = pool->due_ns + DEAD_NS;
+	const uint64_t until_ns = MIN(deadline(watch), dead_ns);
+	struct pollfd ready[] = {
+		{ .fd = link_fd(pool->wake), .events = POLLIN },
+		{ .fd = pool->interruption, .events = POLLIN },
+	};
+
+	if (poll(ready, ARRAY_LENGTH(ready), link_time_left_ms(until_ns)) < 0)
+		return NOTHING; /* a signal, or no memory: the loop has its end */
+	if (ready[0].revents)
+		return receive(watch);
+	if (ready[1].revents)
+		return ENOUGH;
+	if (base_now_ns() >= dead_ns) {
+		snprintf(watch->why, sizeof(watch->why), "%s does not answer in time",
+			 link_name(pool->wake));
+		return broken(watch, -ETIMEDOUT);
+	}
+	return NOTHING;
+}
+
+static enum event watch_on(struct watch *watch)
+{
+	struct redis_pool *pool = watch->pool;
+	enum event event = NOTHING;
+
+	while (event == NOTHING) {
+		if (was_interrupted(pool))
+			return ENOUGH;
+		if (get_link(watch))
+			return BROKEN;
+		/* The answer to what was asked is worth a moment more. */
+		if (base_now_ns() >= (pool->asked ? deadline(watch) : watch->until_ns))
+			return ENOUGH;
+		if (!pool->asked)
+			event = ask(watch);
+		if (event == NOTHING && pool->asked)
+			event = wait_once(watch);
+	}
+	return event;
+}
+
+int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
+{
+	struct redis_pool *pool = opaque;
+	struct watch watch = {
+		.pool = pool,
+		.until_ns = base_now_ns() + timeout_ms * 1000000ull,
+	};
+	enum event event = ENOUGH;
+
+	pthread_mutex_lock(&pool->lock);
+	pool->rested = false;
+	pool->waiting = true;
+	pthread_mutex_unlock(&pool->lock);
+	if (pool->woken)
+		pool->woken = false;
+	else
+		event = watch_on(&watch);
+	if (event != BROKEN)
+		was_interrupted(pool);
+	pthread_mutex_lock(&pool->lock);
+	pool->waiting = false;
+	give_back(pool, true);
+	pthread_mutex_unlock(&pool->lock);
+	if (event == BROKEN)
+		return base_fail(error, IOSHAPE_E_COORDINATOR, "%s", watch.why);
+	return 0;
+}

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "support/redis_server.h"
+
+#include "support/must.h"
+#include "support/scratch.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PATIENCE_MS 10000
+
+uint16_t redis_server_free_port(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET,
+				   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t bytes = sizeof(any);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	uint16_t port;
+
+	do {
+		MUST(!bind(fd, (struct sockaddr *)&any, sizeof(any)), "no free port");
+		MUST(!getsockname(fd, (struct sockaddr *)&any, &bytes), "no free port");
+		port = ntohs(any.sin_port);
+		/* Cluster nodes listen 10000 higher, too. */
+		any.sin_port = 0;
+		if (port < 50000)
+			break;
+		close(fd);
+		fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	} while (true);
+	close(fd);
+	return port;
+}
+
+void redis_server_init(struct redis_server *server)
+{
+	memset(server, 0, sizeof(*server));
+	/* Not in the tests' usual place: paths of sockets must be short. */
+	strcpy(server->directory, "/tmp/ioshape-redis.XXXXXX");
+	MUST(mkdtemp(server->directory), "no folder for a redis-server");
+	snprintf(server->socket, sizeof(server->socket), "%s/socket", server->directory);
+	snprintf(server->log, sizeof(server->log), "%s/log", server->directory);
+	server->port = redis_server_free_port();
+}
+
+void redis_server_option(struct redis_server *server, const char *name, const char *value)
+{
+	MUST(server->option_count + 2 < (int)(sizeof(server->options) / sizeof(char *)),
+	     "too many options");
+	server->options[server->option_count++] = name;
+	server->options[server->option_count++] = value;
+}
+
+static void run_server(struct redis_server *server, pid_t parent)
+{
+	const char *arguments[64];
+	char port[8], config[112];
+	sigset_t none;
+	int count = 0;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != parent)
+		_exit(1);
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	snprintf(port, sizeof(port), "%u", server->port);
+	snprintf(config, sizeof(config), "%s/sentinel.conf", server->directory);
+	arguments[count++] = server->sentinel ? "redis-sentinel" : "redis-server";
+	if (server->sentinel)
+		arguments[count++] = config;
+	const char *const usual[] = { "--port",    port,        "--bind",
+				      "127.0.0.1", "--dir",     server->directory,
+				      "--logfile", server->log, "--daemonize",
+				      "no" };
+	for (size_t i = 0; i < sizeof(usual) / sizeof(*usual); i++)
+		arguments[count++] = usual[i];
+	if (!server->sentinel) {
+		const char *const more[] = { "--unixsocket",           server->socket, "--save", "",
+					     "--enable-debug-command", "yes" };
+
+		for (size_t i = 0; i < sizeof(more) / sizeof(*more); i++)
+			arguments[count++] = more[i];
+	}
+	for (int i = 0; i < server->option_count; i++)
+		arguments[count++] = server->options[i];
+	arguments[count] = NULL;
+	execvp(arguments[0], (char *const *)(uintptr_t)arguments);
+	perror(arguments[0]);
+	_exit(127);
+}
+
+/* Its first answer, whatever it is: a password may be asked for. */
+static bool answers(const struct redis_server *server)
+{
+	struct timeval patience = { 1, 0 };
+	redisContext *context = redisConnectWithTimeout("127.0.0.1", server->port, patience);
+	redisReply *reply = NULL;
+	bool well;
+
+	if (context && !context->err)
+		reply = redisCommand(context, "PING");
+	well = reply && !(reply->type == REDIS_REPLY_ERROR && strstr(reply->str, "LOADING"));
+	freeReplyObject(reply);
+	redisFree(context);
+	return well;
+}
+
+void redis_server_start(struct redis_server *server)
+{
+	const pid_t parent = getpid();
+	int status;
+
+	MUST(!server->pid, "the redis-server runs already");
+	server->pid = fork();
+	MUST(server->pid >= 0, "no process for a redis-server");
+	if (!server->pid)
+		run_server(server, parent);
+	for (int waited = 0; !answers(server); waited += 10) {
+		MUST(waitpid(server->pid, &status, WNOHANG) == 0,
+		     "the redis-server ended; see %s (is the package redis-server installed?)",
+		     server->log);
+		MUST(waited < PATIENCE_MS, "the redis-server does not answer; see %s", server->log);
+		poll(NULL, 0, 10);
+	}
+}
+
+static void reap(struct redis_server *server, int signal)
+{
+	int status;
+
+	if (!server->pid)
+		return;
+	kill(server->pid, signal);
+	MUST(waitpid(server->pid, &status, 0) == server->pid, "the redis-server was lost");
+	server->pid = 0;
+}
+
+void redis_server_stop(struct redis_server *server)
+{
+	reap(server, SIGTERM);
+}
+
+void redis_server_kill(struct redis_server *server)
+{
+	reap(server, SIGKILL);
+}
+
+void redis_server_signal(struct redis_server *server, int signal)
+{
+	MUST(!kill(server->pid, signal), "no signal for the redis-server");
+}
+
+void redis_server_free(struct redis_server *server)
+{
+	redis_server_kill(server);
+	scratch_remove(server->directory);
+}
+
+static redisReply *say(struct redis_server *server, const char *format, va_list args)
+{
+	struct timeval patience = { 5, 0 };
+	redisContext *context = redisConnectWithTimeout("127.0.0.1", server->port, patience);
+	redisReply *reply;
+
+	MUST(context && !context->err, "cannot connect to our redis-server");
+	reply = redisvCommand(context, format, args);
+	MUST(reply, "no reply to %s", format);
+	redisFree(context);
+	return reply;
+}
+
+redisReply *redis_server_say(struct redis_server *server, const char *format, ...)
+{
+	redisReply *reply;
+	va_list args;
+
+	va_start(args, format);
+	reply = say(server, format, args);
+	va_end(args);
+	return reply;
+}
+
+long long redis_server_tell(struct redis_server *server, const char *format, ...)
+{
+	redisReply *reply;
+	long long number;
+	va_list args;
+
+	va_start(args, format);
+	reply = say(server, format, args);
+	va_end(args);
+	MUST(reply->type != REDIS_REPLY_ERROR, "%s: %s", format, reply->str);
+	number = reply->integer;
+	freeReplyObject(reply);
+	return number;
+}

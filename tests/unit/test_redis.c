@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the Redis coordinator does with a server that is well. tests/fault has those that are not.
+ */
+#include "support/check_main.h"
+#include "support/redis_case.h"
+#include "support/scratch.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <unistd.h>
+
+static struct redis_server server;
+static char address[128];
+
+/* One server for all tests: for half a lease after its start only those are let in that may have
+ * held a slot before. */
+static void start(void)
+{
+	redis_server_init(&server);
+	redis_server_start(&server);
+	snprintf(address, sizeof(address), "unix://%s", server.socket);
+	poll(NULL, 0, LEASE_MS / 2 + 1100);
+}
+
+static void stop(void)
+{
+	redis_server_free(&server);
+}
+
+static void empty(void)
+{
+	redis_server_tell(&server, "FLUSHALL");
+}
+
+static void leave(void)
+{
+}
+
+START_TEST(a_free_slot_is_granted_at_once)
+{
+	void *pool = redis_case_open(address, "1");
+	struct slots_answer answer = redis_case_acquire(pool, "1-1");
+
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_uint_eq(answer.weight, 1);
+	ck_assert_uint_eq(answer.capacity, 1);
+	ck_assert_uint_eq(answer.beat_ms, LEASE_MS / 3);
+	ck_assert_uint_gt(answer.fence, 1000000000000ull); /* milliseconds since 1970, and more */
+	ck_assert_uint_gt(answer.epoch, 1000000000000ull);
+	redis_case_release(pool, "1-1");
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(who_comes_second_waits_and_knows_for_whom)
+{
+	void *first = redis_case_open(address, "1"), *second = redis_case_open(address, "2");
+	struct slots_answer answer;
+
+	redis_case_acquire(first, "1-1");
+	answer = redis_case_acquire(second, "2-1");
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	ck_assert_uint_eq(answer.position, 0);
+	ck_assert_str_eq(answer.ahead, "job job, rank 0 on n01");
+	redis_case_release(first, "1-1");
+	ck_assert_uint_lt(redis_case_wait(second, 5000), 1000);
+	answer = redis_case_beat(second, "2-1", &answer);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_redis.close(first);
+	slots_redis.close(second);
+}
+END_TEST
+
+START_TEST(a_request_made_twice_changes_nothing)
+{
+	void *pool = redis_case_open(address, "1");
+	struct slots_answer once = redis_case_acquire(pool, "1-1");
+	struct slots_answer twice = redis_case_acquire(pool, "1-1");
+
+	ck_assert_int_eq(twice.state, SLOTS_HOLDING);
+	ck_assert_uint_eq(once.fence, twice.fence);
+	redis_case_release(pool, "1-1");
+	redis_case_release(pool, "1-1");
+	redis_case_release(pool, "never was");
+	ck_assert_uint_gt(redis_case_acquire(pool, "1-2").fence, once.fence);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(who_never_waits_is_not_queued)
+{
+	void *pool = redis_case_open(address, "1");
+	struct slots_request request = redis_case_request("1-2");
+	struct ioshape_pool_status *status;
+	struct slots_answer answer;
+
+	redis_case_acquire(pool, "1-1");
+	request.never_wait = true;
+	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, NULL), 0);
+	ck_assert_int_eq(answer.state, SLOTS_NONE);
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->waiter_count, 0);
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(the_status_tells_what_is_known)
+{
+	struct slots_config config = redis_case_config(address, "1");
+	struct slots_request request = redis_case_request("1-1");
+	struct slots_beat beat = { .id = "1-1", .holding = true, .passed = 1ull << 40 };
+	struct ioshape_pool_status *status;
+	struct slots_answer answer;
+	void *pool;
+
+	config.identity.rank = 7;
+	config.asked_capacity = 3;
+	strcpy(config.identity.job, "4711");
+	pool = redis_case_open_config(&config);
+	request.weight = 2;
+	request.bytes = 1ull << 60;
+	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, NULL), 0);
+	ck_assert_int_eq(slots_redis.beat(pool, &beat, &answer, NULL), 0);
+	redis_case_acquire(pool, "1-2");
+	redis_case_acquire(pool, "1-3");
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_str_eq(status->pool, "scratch");
+	ck_assert_str_eq(status->coordinator, "redis");
+	ck_assert_uint_eq(status->capacity, 3);
+	ck_assert_str_eq(status->capacity_by, "job");
+	ck_assert_uint_eq(status->used, 3);
+	ck_assert_uint_eq(status->grants, 2);
+	ck_assert_uint_eq(status->holder_count, 2);
+	ck_assert_str_eq(status->holders[0].id, "1-1");
+	ck_assert_str_eq(status->holders[0].job, "4711");
+	ck_assert_str_eq(status->holders[0].node, "n01");
+	ck_assert_uint_eq(status->holders[0].rank, 7);
+	ck_assert_uint_eq(status->holders[0].weight, 2);
+	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 60);
+	ck_assert_uint_eq(status->holders[0].passed, 1ull << 40);
+	ck_assert_uint_eq(status->holders[0].fence, answer.fence);
+	ck_assert(status->holders[0].lease_s > 1 && status->holders[0].lease_s <= 3);
+	ck_assert_uint_eq(status->waiter_count, 1);
+	ck_assert_uint_eq(status->waiter_listed, 1);
+	ck_assert_str_eq(status->waiters[0].id, "1-3");
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(what_the_operator_sets_wins_until_it_is_cleared)
+{
+	void *pool = redis_case_open(address, "1");
+	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
+	struct ioshape_pool_status *status;
+
+	settings.capacity = 5;
+	settings.pool_rate = 1ull << 40;
+	settings.job_rate = 1ull << 39;
+	settings.small_bytes = 12345;
+	settings.express = 3;
+	ck_assert_int_eq(slots_redis.set(pool, &settings, NULL), 0);
+	ck_assert_uint_eq(redis_case_acquire(pool, "1-1").capacity, 5);
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_str_eq(status->capacity_by, "operator");
+	ck_assert_uint_eq(status->pool_rate, 1ull << 40);
+	ck_assert_uint_eq(status->job_rate, 1ull << 39);
+	ck_assert_uint_eq(status->small_bytes, 12345);
+	ck_assert_uint_eq(status->express, 3);
+	ioshape_pool_status_free(status);
+	memset(&settings, 0, sizeof(settings));
+	settings.clear = 1;
+	ck_assert_int_eq(slots_redis.set(pool, &settings, NULL), 0);
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->capacity, 1);
+	ck_assert_uint_eq(status->pool_rate, 0);
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(who_is_kicked_is_out_and_the_next_one_in)
+{
+	void *first = redis_case_open(address, "1"), *second = redis_case_open(address, "2");
+	struct slots_answer held = redis_case_acquire(first, "1-1"), waits;
+	struct base_error error = { 0 };
+
+	waits = redis_case_acquire(second, "2-1");
+	ck_assert_int_eq(slots_redis.kick(second, "1-1", NULL), 0);
+	ck_assert_int_eq(redis_case_beat(first, "1-1", &held).state, SLOTS_NONE);
+	ck_assert_int_eq(redis_case_beat(second, "2-1", &waits).state, SLOTS_HOLDING);
+	ck_assert_int_eq(slots_redis.kick(second, "1-1", &error), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(error.text, "scratch"));
+	slots_redis.close(first);
+	slots_redis.close(second);
+}
+END_TEST
+
+START_TEST(bandwidth_is_granted_as_the_job_and_the_operator_say)
+{
+	struct slots_config config = redis_case_config(address, "1");
+	struct slots_grant grant;
+	void *pool = redis_case_open_config(&config);
+
+	ck_assert_int_eq(slots_redis.pace(pool, 1 << 20, &grant, NULL), 0);
+	ck_assert_uint_eq(grant.bytes, 0);
+	ck_assert_uint_gt(grant.end_ms, 1000);
+	slots_redis.close(pool);
+	config.rate = 4 << 20;
+	pool = redis_case_open_config(&config);
+	ck_assert_int_eq(slots_redis.pace(pool, 2 << 20, &grant, NULL), 0);
+	ck_assert_uint_eq(grant.bytes, 2 << 20);
+	ck_assert_uint_eq(grant.start_ms, 0);
+	ck_assert_uint_ge(grant.end_ms, 499);
+	ck_assert_uint_le(grant.end_ms, 502);
+	ck_assert_int_eq(slots_redis.pace(pool, 2 << 20, &grant, NULL), 0);
+	ck_assert_uint_gt(grant.start_ms, 300);
+	ck_assert_int_eq(slots_redis.pace(pool, -(2 << 20), &grant, NULL), 0);
+	ck_assert_uint_eq(grant.bytes, 0);
+	ck_assert_int_eq(slots_redis.pace(pool, 1 << 20, &grant, NULL), 0);
+	ck_assert_uint_le(grant.start_ms, 500);
+	slots_redis.close(pool);
+}
+END_TEST
+
+static void names_of(void *pool, char *into, size_t room)
+{
+	struct base_buffer names = { 0 };
+	struct base_error error = { 0 };
+
+	ck_assert_msg(!slots_redis.names(pool, &names, &error), "%s", error.text);
+	ck_assert_uint_lt(names.bytes, room);
+	if (names.bytes)
+		memcpy(into, names.data, names.bytes);
+	into[names.bytes] = 0;
+	base_buffer_free(&names);
+}
+
+START_TEST(pools_in_use_are_known_by_name_and_old_ones_forgotten)
+{
+	struct slots_config config = redis_case_config(address, "1");
+	char names[200];
+	void *pool;
+
+	strcpy(config.pool, "lustre:scratch/{x}\n");
+	pool = redis_case_open_config(&config);
+	names_of(pool, names, sizeof(names));
+	ck_assert_str_eq(names, "");
+	redis_case_acquire(pool, "1-1");
+	ck_assert_int_eq(redis_server_tell(&server, "ZADD {ios:}:pools 1000 ancient"), 1);
+	names_of(pool, names, sizeof(names));
+	ck_assert_str_eq(names, "lustre:scratch/_x__\n");
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:m"), 1);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(a_script_that_the_server_forgot_is_sent_again)
+{
+	void *pool = redis_case_open(address, "1");
+	struct slots_answer answer = redis_case_acquire(pool, "1-1");
+
+	redis_server_tell(&server, "SCRIPT FLUSH");
+	ck_assert_int_eq(redis_case_beat(pool, "1-1", &answer).state, SLOTS_HOLDING);
+	redis_server_tell(&server, "SCRIPT FLUSH");
+	redis_case_release(pool, "1-1");
+	/* From then on its checksum is enough. */
+	redis_server_tell(&server, "CONFIG RESETSTAT");
+	redis_case_acquire(pool, "1-2");
+	redis_case_release(pool, "1-2");
+	redisReply *stats = redis_server_say(&server, "INFO commandstats");
+	ck_assert_ptr_nonnull(strstr(stats->str, "cmdstat_evalsha:calls=2"));
+	ck_assert_ptr_null(strstr(stats->str, "cmdstat_eval:"));
+	freeReplyObject(stats);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(half_lost_data_is_asked_for_anew)
+{
+	void *pool = redis_case_open(address, "1"), *other = redis_case_open(address, "2");
+	struct slots_answer held = redis_case_acquire(pool, "1-1"), waits;
+
+	waits = redis_case_acquire(other, "2-1");
+	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:d"), 1);
+	/* The holder reclaims; who waited is told that it is not known any more. */
+	ck_assert_int_eq(redis_case_beat(other, "2-1", &waits).state, SLOTS_NONE);
+	(void)redis_case_beat(pool, "1-1", &held);
+	slots_redis.close(pool);
+	slots_redis.close(other);
+}
+END_TEST
+
+START_TEST(all_slots_of_a_process_are_kept_when_the_data_is_lost)
+{
+	struct slots_config config = redis_case_config(address, "1");
+	struct slots_answer one, two;
+	void *pool;
+
+	config.asked_capacity = 2;
+	pool = redis_case_open_config(&config);
+	one = redis_case_acquire(pool, "1-1");
+	two = redis_case_acquire(pool, "1-2");
+	redis_server_tell(&server, "FLUSHALL");
+	ck_assert_int_eq(redis_case_beat(pool, "1-1", &one).state, SLOTS_HOLDING);
+	ck_assert_int_eq(redis_case_beat(pool, "1-2", &two).state, SLOTS_HOLDING);
+	slots_redis.close(pool);
+}
+END_TEST
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+START_TEST(waiting_ends_with_its_time)
+{
+	void *pool = redis_case_open(address, "1");
+	unsigned took;
+
+	redis_case_acquire(pool, "1-1");
+	ck_assert_uint_lt(redis_case_wait(pool, 0), 50);
+	took = redis_case_wait(pool, 300);
+	ck_assert_uint_ge(took, 295);
+	ck_assert_uint_lt(took, 600);
+	slots_redis.close(pool);
+}
+END_TEST
+
+static void *interrupt_soon(void *pool)
+{
+	poll(NULL, 0, 100);
+	slots_redis.interrupt(pool);
+	return NULL;
+}
+
+START_TEST(an_interruption_ends_waiting_at_once_and_loses_no_wake)
+{
+	void *holder = redis_case_open(address, "1"), *pool = redis_case_open(address, "2");
+	struct slots_answer answer;
+	pthread_t thread;
+	unsigned took;
+
+	redis_case_acquire(holder, "1-1");
+	answer = redis_case_acquire(pool, "2-1");
+	pthread_create(&thread, NULL, interrupt_soon, pool);
+	took = redis_case_wait(pool, 5000);
+	ck_assert_uint_ge(took, 90);
+	ck_assert_uint_lt(took, 1000);
+	pthread_join(thread, NULL);
+	slots_redis.interrupt(pool);
+	ck_assert_uint_lt(redis_case_wait(pool, 5000), 50); /* the next one, if none is under way */
+	/* Meanwhile commands go on, and the wake comes to whoever waits next. */
+	ck_assert_int_eq(redis_case_beat(pool, "2-1", &answer).state, SLOTS_WAITING);
+	redis_case_release(holder, "1-1");
+	ck_assert_uint_lt(redis_case_wait(pool, 5000), 1000);
+	ck_assert_int_eq(redis_case_beat(pool, "2-1", &answer).state, SLOTS_HOLDING);
+	slots_redis.close(holder);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(a_wake_that_came_while_nobody_waited_is_not_lost)
+{
+	void *holder = redis_case_open(address, "1"), *pool = redis_case_open(address, "2");
+
+	for (int round = 0; round < 2; round++) {
+		redis_case_acquire(holder, "1-1");
+		redis_case_acquire(pool, "2-1");
+		if (round) { /* with BLPOP asked, and rest in between */
+			slots_redis.interrupt(pool);
+			ck_assert_uint_lt(redis_case_wait(pool, 5000), 50);
+			slots_redis.rest(pool);
+		}
+		redis_case_release(holder, "1-1");
+		ck_assert_uint_lt(redis_case_wait(pool, 5000), 1000);
+		redis_case_release(pool, "2-1");
+	}
+	slots_redis.close(holder);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(one_connection_is_enough_at_rest)
+{
+	unsigned before = scratch_descriptors();
+	void *holder = redis_case_open(address, "1"), *pool = redis_case_open(address, "2");
+	struct slots_answer answer;
+
+	ck_assert_uint_eq(scratch_descriptors(), before + 2); /* two eventfds */
+	redis_case_acquire(holder, "1-1");
+	answer = redis_case_acquire(pool, "2-1");
+	ck_assert_uint_eq(scratch_descriptors(), before + 4);
+	redis_case_wait(pool, 100); /* to its end: nothing is open */
+	redis_case_beat(pool, "2-1", &answer);
+	ck_assert_uint_eq(scratch_descriptors(), before + 4);
+	slots_redis.interrupt(pool);
+	redis_case_wait(pool, 1000);
+	redis_case_beat(pool, "2-1", &answer);
+	redis_case_release(holder, "1-1");
+	redis_case_wait(pool, 1000);
+	slots_redis.rest(pool);
+	redis_case_release(pool, "2-1");
+	ck_assert_uint_eq(scratch_descriptors(), before + 4);
+	slots_redis.close(holder);
+	slots_redis.close(pool);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+START_TEST(a_turn_without_waiting_takes_two_commands)
+{
+	void *pool = redis_case_open(address, "1");
+	redisReply *stats;
+	long long calls = 0;
+
+	redis_case_acquire(pool, "1-0");
+	redis_case_release(pool, "1-0");
+	redis_server_tell(&server, "CONFIG RESETSTAT");
+	for (int i = 0; i < 100; i++) {
+		redis_case_acquire(pool, "1-1");
+		redis_case_release(pool, "1-1");
+	}
+	stats = redis_server_say(&server, "INFO stats");
+	calls = atoll(strstr(stats->str, "total_reads_processed:") + 22);
+	ck_assert_int_le(calls, 205);
+	freeReplyObject(stats);
+	slots_redis.close(pool);
+}
+END_TEST
+
+/* ---- Threads --------------------------------------------------------------------------------- */
+
+#define THREADS 4
+#define TURNS 50
+
+struct worker {
+	void *pool;
+	int number;
+	pthread_t thread;
+};
+
+static void *take_turns(void *argument)
+{
+	struct worker *worker = argument;
+	char id[SLOTS_ID_BYTES];
+
+	for (int i = 0; i < TURNS; i++) {
+		snprintf(id, sizeof(id), "1-%d", worker->number * TURNS + i);
+		struct slots_answer answer = redis_case_acquire(worker->pool, id);
+
+		while (answer.state == SLOTS_WAITING) {
+			poll(NULL, 0, 1);
+			answer = redis_case_beat(worker->pool, id, &answer);
+		}
+		MUST(answer.state == SLOTS_HOLDING, "not known any more");
+		redis_case_release(worker->pool, id);
+	}
+	return NULL;
+}
+
+START_TEST(threads_may_call_while_one_of_them_waits)
+{
+	struct worker workers[THREADS];
+	void *pool = redis_case_open(address, "1");
+	struct ioshape_pool_status *status;
+
+	for (int i = 0; i < THREADS; i++) {
+		workers[i].pool = pool;
+		workers[i].number = i;
+		pthread_create(&workers[i].thread, NULL, take_turns, &workers[i]);
+	}
+	for (int i = 0; i < 20; i++)
+		redis_case_wait(pool, 10);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(workers[i].thread, NULL);
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->grants, THREADS * TURNS);
+	ck_assert_uint_eq(status->used, 0);
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
+static Suite *redis_suite(void)
+{
+	Suite *suite = suite_create("redis");
+	TCase *tests = tcase_create("redis");
+
+	tcase_set_timeout(tests, 60);
+	tcase_add_unchecked_fixture(tests, start, stop);
+	tcase_add_checked_fixture(tests, empty, leave);
+	tcase_add_test(tests, a_free_slot_is_granted_at_once);
+	tcase_add_test(tests, who_comes_second_waits_and_knows_for_whom);
+	tcase_add_test(tests, a_request_made_twice_changes_nothing);
+	tcase_add_test(tests, who_never_waits_is_not_queued);
+	tcase_add_test(tests, the_status_tells_what_is_known);
+	tcase_add_test(tests, what_the_operator_sets_wins_until_it_is_cleared);
+	tcase_add_test(tests, who_is_kicked_is_out_and_the_next_one_in);
+	tcase_add_test(tests, bandwidth_is_granted_as_the_job_and_the_operator_say);
+	tcase_add_test(tests, pools_in_use_are_known_by_name_and_old_ones_forgotten);
+	tcase_add_test(tests, a_script_that_the_server_forgot_is_sent_again);
+	tcase_add_test(tests, half_lost_data_is_asked_for_anew);
+	tcase_add_test(tests, all_slots_of_a_process_are_kept_when_the_data_is_lost);
+	tcase_add_test(tests, waiting_ends_with_its_time);
+	tcase_add_test(tests, an_interruption_ends_waiting_at_once_and_loses_no_wake);
+	tcase_add_test(tests, a_wake_that_came_while_nobody_waited_is_not_lost);
+	tcase_add_test(tests, one_connection_is_enough_at_rest);
+	tcase_add_test(tests, a_turn_without_waiting_takes_two_commands);
+	tcase_add_test(tests, threads_may_call_while_one_of_them_waits);
+	suite_add_tcase(suite, tests);
+	return suite;
+}
+
+int main(void)
+{
+	return check_main(redis_suite());
+}
