@@ -31,7 +31,7 @@ class Progress(NamedTuple):
     #: while it waits: requests that are ahead of it in the queue; a handle's progress has this and
     #: the next two, callbacks have not
     position: int = 0
-    #: who goes before it, or holds a slot, such as "job 4711, rank 7 on n03"; "" if it does not wait
+    #: who goes before it, or holds a slot, such as "job 4711, rank 7 on n03"; "" if nobody
     ahead: str = ""
     #: for its turn, so far; 0 if it does not wait
     waited_s: float = 0.0

@@ -233,7 +233,7 @@ def slot(
     timeout: float | None = None,
     progress: Callable[[Place], object] | None = None,
 ) -> Slot:
-    """Waits for its turn to write, for programs that write by themselves. Saves do this on their own.
+    """Waits for a turn to write, for programs that write by themselves. Saves take theirs anyway.
 
         with ioshape.slot("/scratch/run7", nbytes=len(data)) as slot:
             slot.pace(len(data))
