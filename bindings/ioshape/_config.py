@@ -197,10 +197,10 @@ SETTINGS = {
         ),
         Setting(
             "job",
-            "a name of up to 63 characters",
+            "a name of up to 63 letters, digits and signs",
             "the launcher's, see `ioshape.job()`",
             "whose saves these are: jobs that share a pool have their turns by their shares",
-            _text(r"[ -~]{1,63}"),
+            _text(r"[!-~]{1,63}"),
         ),
         Setting(
             "share",

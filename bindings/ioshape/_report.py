@@ -83,7 +83,7 @@ class Report:
     pool: str = ""
     #: of the pool: how many may write at a time; 0 if unknown
     capacity: int = 0
-    #: how many were ahead of it in the queue when it began to wait
+    #: its place in the queue when it began to wait, from 1 on; 0: it did not wait
     position: int = 0
     #: who was ahead of it then, such as "job 4711, rank 7 on n03"; "" if nobody
     ahead: str = ""
@@ -111,9 +111,9 @@ class Report:
     def _turn(self) -> str:
         """How it came by its slot."""
         how = "let past the queue" if self.express else ""
-        if self.ahead and not self.express:
-            # Of the queue, this one included: whoever nobody is ahead of is the first.
-            how = f"{_ordinal(self.position + 1)} in the queue behind {self.ahead}"
+        if self.position and not self.express:
+            behind = f" behind {self.ahead}" if self.ahead else ""
+            how = f"{_ordinal(self.position)} in the queue{behind}"
         parts = [part for part in (how, self.coordinator) if part]
         return f" ({'; '.join(parts)})" if parts else ""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import threading
@@ -74,7 +75,7 @@ class SlotInfo:
     waited_s: float
     #: for bandwidth, so far
     paced_s: float
-    #: requests that were ahead of it when it began to wait
+    #: its place in the queue when it began to wait, from 1 on; 0: it did not wait
     position: int
     #: who was; "" if nobody
     ahead: str
@@ -264,7 +265,7 @@ def slot(
         keep.append(ffi.new("char[]", pool.encode()))
         options.pool = keep[-1]
     if path is not None:
-        keep.append(ffi.new("char[]", encoded(os.fspath(path))))
+        keep.append(ffi.new("char[]", _inside(os.fspath(path))))
         options.path = keep[-1]
     options.weight = weight
     options.bytes = nbytes
@@ -283,12 +284,19 @@ def slot(
         code = lib.ioshape_slot_acquire(context.pointer, options, out)
         if queue.failure is not None:
             raise queue.failure
+        if code == -errno.EAGAIN:  # to Python that is no other case
+            code = -errno.ETIMEDOUT
         if code:
             raise _failure(context, code, pool or os.fsdecode(path or ""), "slot")
         return Slot(context, out)
     except BaseException:
         ffi.release(out)
         raise
+
+
+def _inside(path: str) -> bytes:
+    """The library looks at the folder that a path is in. Of a folder itself, that is meant."""
+    return encoded(os.path.join(path, "") if os.path.isdir(path) else path)  # noqa: PTH112, PTH118
 
 
 def pool_name(path: str | os.PathLike[str]) -> str:
@@ -302,7 +310,7 @@ def pool_name(path: str | os.PathLike[str]) -> str:
 
 def _pool_name(context: Context, path: str) -> str:
     name = ffi.new("char[]", _NAME_BYTES)
-    code = lib.ioshape_pool_name(context.pointer, encoded(path), name, _NAME_BYTES)
+    code = lib.ioshape_pool_name(context.pointer, _inside(path), name, _NAME_BYTES)
     if code:
         raise _failure(context, code, path, "pool_name")
     return _said(name)
