@@ -212,6 +212,8 @@ struct ioshape_save_options {
 	uint32_t no_replace;
 	uint32_t no_sync;
 	uint32_t borrow;
+	ioshape_queue_fn queue;
+	void *queue_user;
 	...;
 };
 struct ioshape_record {

@@ -190,10 +190,10 @@ SETTINGS = {
         ),
         Setting(
             "pool",
-            "a name of up to 127 letters, digits and signs",
+            "up to 127 letters, digits and `._:@+/-`",
             "named after the filesystem",
             "the pool that all saves take their slots from",
-            _text(r"[!-~]{1,127}"),
+            _text(r"[A-Za-z0-9._:@+/-]{1,127}"),
         ),
         Setting(
             "job",
@@ -212,7 +212,7 @@ SETTINGS = {
         Setting(
             "slots",
             "1 to 65536",
-            "a rule, see docs/slots.md",
+            "2",
             "how many may write at a time, if the operator has set nothing",
             _bounded(_count, 1, 65536),
         ),
@@ -225,10 +225,10 @@ SETTINGS = {
         ),
         Setting(
             "stall_ms",
-            "milliseconds",
-            "60000",
+            "`lease_ms` or more",
+            "120000",
             "a writer that has moved nothing for so long loses its slot",
-            _bounded(_count, 1, (1 << 32) - 1),
+            _bounded(_count, 300, (1 << 32) - 1),
         ),
         Setting(
             "away",
@@ -241,7 +241,7 @@ SETTINGS = {
         Setting(
             "stagger_most_ms",
             "milliseconds",
-            "60000",
+            "120000",
             "the longest such wait",
             _bounded(_count, 1, (1 << 32) - 1),
         ),

@@ -28,8 +28,7 @@ class Progress(NamedTuple):
     phase: str
     done_bytes: int
     total_bytes: int
-    #: while it waits: requests that are ahead of it in the queue; a handle's progress has this and
-    #: the next two, callbacks have not
+    #: while it waits: requests that are ahead of it in the queue
     position: int = 0
     #: who goes before it, or holds a slot, such as "job 4711, rank 7 on n03"; "" if nobody
     ahead: str = ""
@@ -59,7 +58,7 @@ class Report:
     sync_s: float = 0.0
     #: waiting for earlier saves to the same path, and putting the file in place
     commit_s: float = 0.0
-    #: waiting for bandwidth, where the operator or the setting "rate" limits it; part of the above
+    #: waiting for bandwidth, where the operator or the setting "rate" limits it; part of write_s
     paced_s: float = 0.0
     total_s: float = 0.0
     #: "uring", "threads", "buffered"; "" if none was reached

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape import _config
-from ioshape._callbacks import keep_failure
+from ioshape._callbacks import QUEUE
 from ioshape._context import Context, current, encoded
 from ioshape._errors import failure
 from ioshape._native import ffi, lib
@@ -99,6 +99,7 @@ class Slot:
         # A pointer to the pointer. When it goes, so does the slot.
         self._slot = slot
         self._context = context
+        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._last: SlotInfo | None = None  # when it was released
 
@@ -114,6 +115,8 @@ class Slot:
         self.release()
 
     def __repr__(self) -> str:
+        if self._owner != os.getpid():
+            return "<ioshape.Slot of the parent process>"
         info = self.info
         state = "released" if self.released else "lost" if info.lost else "held"
         return f"<ioshape.Slot of {info.pool or 'no pool'} ({info.coordinator}): {state}>"
@@ -125,20 +128,18 @@ class Slot:
         the work goes on: a slot that moves nothing for the setting "stall_ms" is taken to hang, and
         is given to the next. One thread at a time.
         """
+        self._check_owner()
         with self._lock:
             if self._last is not None:
                 raise ValueError("the slot has been released")
-            code = lib.ioshape_slot_pass(self._slot[0], nbytes)
-        if code:
-            raise _failure(self._context, code, self.info.pool, "slot")
+            self._check(lib.ioshape_slot_pass(self._slot[0], nbytes))
 
     @property
     def info(self) -> SlotInfo:
         """How it was come by, and whether it is still held."""
+        self._check_owner()
         with self._lock:
-            if self._last is not None:
-                return self._last
-            return self._read()
+            return self._last or self._read()
 
     @property
     def lost(self) -> bool:
@@ -159,16 +160,31 @@ class Slot:
 
         As soon as the bytes are on stable storage: until then they load the storage.
         """
+        if self._owner != os.getpid():
+            return  # the parent still holds it
         with self._lock:
             if self._last is None:
                 self._last = self._read()
                 ffi.release(self._slot)
 
+    def _check_owner(self) -> None:
+        if self._owner != os.getpid():
+            raise failure(
+                -errno.EPERM,
+                "this slot belongs to the parent process; take one after the fork",
+                "",
+                "slot",
+            )
+
+    def _check(self, code: int) -> None:
+        """Of what has no sentence of its own."""
+        if code:
+            reason = ffi.string(lib.ioshape_strerror(code)).decode()
+            raise failure(code, f"cannot use the slot: {reason}", "", "slot")
+
     def _read(self) -> SlotInfo:
         struct = _sized("ioshape_slot_info")
-        code = lib.ioshape_slot_info(self._slot[0], struct)
-        if code:
-            raise _failure(self._context, code, "", "slot")
+        self._check(lib.ioshape_slot_info(self._slot[0], struct))
         return SlotInfo(
             pool=_said(struct.pool),
             coordinator=_said(struct.coordinator),
@@ -204,7 +220,7 @@ class _Queue:
         self.callback = callback
         self.failure: BaseException | None = None
 
-    def tell(self, place: Any) -> None:
+    def tell_place(self, place: Any) -> None:
         """What the library calls."""
         if self.callback is not None:
             self.callback(
@@ -217,12 +233,6 @@ class _Queue:
                     coordinator=_said(place.coordinator),
                 )
             )
-
-
-@ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]
-def ioshape_py_queue(user: Any, place: Any) -> int:
-    ffi.from_handle(user).tell(place)
-    return 0
 
 
 def slot(
@@ -275,7 +285,7 @@ def slot(
     if progress is not None or threading.current_thread() is threading.main_thread():
         # Python looks for signals only in its own code: with it, Ctrl-C ends the waiting.
         keep.append(ffi.new_handle(queue))
-        options.waiting = lib.ioshape_py_queue
+        options.waiting = QUEUE
         options.waiting_user = keep[-1]
     context = current()
     # Owned before there is anything to own, whenever a signal comes.

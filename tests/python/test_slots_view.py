@@ -78,7 +78,8 @@ def test_a_slot_is_held_until_its_block_ends(address: str) -> None:
         assert second.info.fence > info.fence
 
 
-def test_what_never_waits_says_so_at_once(address: str) -> None:
+@pytest.mark.usefixtures("address")
+def test_what_never_waits_says_so_at_once() -> None:
     with ioshape.slot(pool="shared", timeout=0):
         begin = time.monotonic()
         with pytest.raises(TimeoutError):
@@ -86,7 +87,8 @@ def test_what_never_waits_says_so_at_once(address: str) -> None:
         assert time.monotonic() - begin < 2
 
 
-def test_a_released_slot_is_of_no_use_any_more(address: str) -> None:
+@pytest.mark.usefixtures("address")
+def test_a_released_slot_is_of_no_use_any_more() -> None:
     slot = ioshape.slot(pool="shared")
     slot.release()
     slot.release()
@@ -97,7 +99,8 @@ def test_a_released_slot_is_of_no_use_any_more(address: str) -> None:
         slot.pace(1)
 
 
-def test_a_slot_that_nobody_refers_to_is_given_back(address: str) -> None:
+@pytest.mark.usefixtures("address")
+def test_a_slot_that_nobody_refers_to_is_given_back() -> None:
     slot = ioshape.slot(pool="shared")
     del slot
     gc.collect()
@@ -130,7 +133,7 @@ def test_an_exception_in_the_callback_gives_up(
     holder = another("theirs")
     assert holder.hear() == "holds"
 
-    def impatient(place: ioshape.Place) -> None:
+    def impatient(_place: ioshape.Place) -> None:
         raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
@@ -173,7 +176,8 @@ def test_a_kicked_slot_is_lost_and_its_owner_can_see_it(address: str) -> None:
     assert operator.status("shared").used == 0
 
 
-def test_a_heavy_slot_keeps_all_others_out(address: str) -> None:
+@pytest.mark.usefixtures("address")
+def test_a_heavy_slot_keeps_all_others_out() -> None:
     with (
         ioshape.slot(pool="shared", weight=5),
         pytest.raises(TimeoutError),
@@ -220,7 +224,6 @@ def test_pools_are_named_after_filesystems(tmp_path: Path) -> None:
     name = ioshape.pool_name(tmp_path / "model.pt")
     assert name
     assert ioshape.pool_name(tmp_path) == name
-    assert ioshape.pool_name(tmp_path / "not" / "..") == name or True
     assert ioshape.pool_name("/proc") == ioshape.pool_name("/proc/self/x")
     assert ioshape.pool_name("/proc") != ioshape.pool_name("/")
     with pytest.raises(FileNotFoundError):
@@ -259,9 +262,7 @@ def test_a_save_tells_how_it_came_by_its_slot(
     assert pickle.loads(pickle.dumps(report)) == report
 
 
-def test_small_saves_are_let_past_the_queue(
-    tmp_path: Path, address: str, another: Callable[..., Writer]
-) -> None:
+def test_small_saves_are_let_past_the_queue(tmp_path: Path, another: Callable[..., Writer]) -> None:
     ioshape.configure(pool="shared")
     holder = another("theirs")
     assert holder.hear() == "holds"
@@ -281,9 +282,7 @@ def test_ctrl_c_ends_a_save_that_waits(
     with pytest.raises(KeyboardInterrupt):
         ioshape.save(checkpoint(2, 20 << 20), tmp_path / "model.pt")
     assert number_in(tmp_path / "model.pt") == 1
-    await_true(
-        lambda: Operator(address).status("shared").waiter_count == 0, "an empty queue"
-    )
+    await_true(lambda: Operator(address).status("shared").waiter_count == 0, "an empty queue")
 
 
 def test_without_coordination_a_report_says_so(tmp_path: Path) -> None:
@@ -350,9 +349,7 @@ def test_settings_show_no_password(monkeypatch: pytest.MonkeyPatch, address: str
 
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("spoil", ["x{}", "{}\n", " {}"])
-def test_errors_show_no_password(
-    monkeypatch: pytest.MonkeyPatch, address: str, spoil: str
-) -> None:
+def test_errors_show_no_password(monkeypatch: pytest.MonkeyPatch, address: str, spoil: str) -> None:
     bad = spoil.format(address)
     with pytest.raises(ValueError, match="coordinator cannot be") as caught:
         ioshape.configure(coordinator=bad)
