@@ -15,14 +15,16 @@ enum ioshape_log_level {
 	IOSHAPE_LOG_ERROR, IOSHAPE_LOG_WARNING, IOSHAPE_LOG_INFO, IOSHAPE_LOG_DEBUG, ...
 };
 enum ioshape_phase {
-	IOSHAPE_PHASE_STAGE, IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE, IOSHAPE_PHASE_SYNC,
-	IOSHAPE_PHASE_COMMIT, IOSHAPE_PHASE_READ, IOSHAPE_PHASE_DONE, ...
+	IOSHAPE_PHASE_STAGE, IOSHAPE_PHASE_WAIT, IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
+	IOSHAPE_PHASE_SYNC, IOSHAPE_PHASE_COMMIT, IOSHAPE_PHASE_READ, IOSHAPE_PHASE_DONE, ...
 };
+enum ioshape_away { IOSHAPE_AWAY_STAGGER, IOSHAPE_AWAY_WAIT, IOSHAPE_AWAY_FAIL, ... };
 
 #define IOSHAPE_E_FORMAT ...
 #define IOSHAPE_E_DAMAGED ...
 #define IOSHAPE_E_LIMIT ...
 #define IOSHAPE_E_NO_TABLE ...
+#define IOSHAPE_E_COORDINATOR ...
 
 const char *ioshape_version(void);
 const char *ioshape_strerror(int code);
@@ -47,6 +49,17 @@ struct ioshape_context_options {
 	enum ioshape_log_level log_level;
 	ioshape_log_fn log;
 	void *log_user;
+	const char *coordinator;
+	const char *password_file;
+	const char *pool;
+	const char *job;
+	uint32_t share;
+	uint32_t slots;
+	uint32_t lease_ms;
+	uint32_t stall_ms;
+	enum ioshape_away away;
+	uint32_t stagger_most_ms;
+	uint64_t rate;
 	...;
 };
 int ioshape_context_open(struct ioshape_context **out,
@@ -56,6 +69,106 @@ int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
 int ioshape_context_trim(struct ioshape_context *context);
 const char *ioshape_context_message(struct ioshape_context *context);
 void ioshape_context_free(struct ioshape_context *context);
+
+/* ---- Slots ----------------------------------------------------------------------------------- */
+
+struct ioshape_place {
+	size_t size;
+	uint32_t position;
+	uint32_t capacity;
+	double waited_s;
+	char ahead[...];
+	char pool[...];
+	char coordinator[...];
+	...;
+};
+typedef int (*ioshape_queue_fn)(void *user, const struct ioshape_place *place);
+struct ioshape_slot;
+struct ioshape_slot_options {
+	size_t size;
+	const char *pool;
+	const char *path;
+	uint32_t weight;
+	uint64_t bytes;
+	int64_t timeout_ms;
+	ioshape_queue_fn waiting;
+	void *waiting_user;
+	...;
+};
+struct ioshape_slot_info {
+	size_t size;
+	uint64_t fence;
+	double waited_s;
+	double paced_s;
+	uint32_t position;
+	uint32_t capacity;
+	uint32_t lost;
+	uint32_t express;
+	char ahead[...];
+	char pool[...];
+	char coordinator[...];
+	char note[...];
+	...;
+};
+int ioshape_slot_acquire(struct ioshape_context *context,
+			 const struct ioshape_slot_options *options, struct ioshape_slot **out);
+int ioshape_slot_pass(struct ioshape_slot *slot, uint64_t bytes);
+int ioshape_slot_info(struct ioshape_slot *slot, struct ioshape_slot_info *info);
+void ioshape_slot_release(struct ioshape_slot *slot);
+
+int ioshape_pool_name(struct ioshape_context *context, const char *path, char *name, size_t bytes);
+struct ioshape_member {
+	const char *id;
+	const char *job;
+	const char *node;
+	uint32_t rank;
+	uint32_t weight;
+	uint32_t express;
+	uint64_t bytes;
+	uint64_t passed;
+	uint64_t fence;
+	double since_s;
+	double lease_s;
+	...;
+};
+struct ioshape_pool_status {
+	size_t size;
+	const char *pool;
+	const char *coordinator;
+	uint32_t capacity;
+	const char *capacity_by;
+	uint32_t used;
+	uint64_t pool_rate;
+	uint64_t job_rate;
+	uint64_t small_bytes;
+	uint32_t express;
+	uint64_t grants;
+	uint32_t grants_last_minute;
+	const struct ioshape_member *holders;
+	size_t holder_count;
+	const struct ioshape_member *waiters;
+	size_t waiter_listed;
+	size_t waiter_count;
+	...;
+};
+struct ioshape_pool_settings {
+	size_t size;
+	uint32_t capacity;
+	uint64_t pool_rate;
+	uint64_t job_rate;
+	uint64_t small_bytes;
+	uint32_t express;
+	uint32_t clear;
+	...;
+};
+int ioshape_pool_status(struct ioshape_context *context, const char *pool,
+			struct ioshape_pool_status **out);
+void ioshape_pool_status_free(struct ioshape_pool_status *status);
+int ioshape_pool_set(struct ioshape_context *context, const char *pool,
+		     const struct ioshape_pool_settings *settings);
+int ioshape_pool_kick(struct ioshape_context *context, const char *pool, const char *id);
+int ioshape_pool_names(struct ioshape_context *context, char **names);
+void ioshape_pool_names_free(char *names);
 
 /* ---- Saving ---------------------------------------------------------------------------------- */
 
@@ -80,6 +193,16 @@ struct ioshape_report {
 	uint32_t fallbacks;
 	uint32_t short_results;
 	char fallback_text[...];
+	double slot_s;
+	double paced_s;
+	uint64_t fence;
+	uint32_t position;
+	uint32_t slot_lost;
+	uint32_t express;
+	uint32_t capacity;
+	char coordinator[...];
+	char pool[...];
+	char ahead[...];
 	...;
 };
 struct ioshape_save_options {
@@ -89,6 +212,8 @@ struct ioshape_save_options {
 	uint32_t no_replace;
 	uint32_t no_sync;
 	uint32_t borrow;
+	ioshape_queue_fn queue;
+	void *queue_user;
 	...;
 };
 struct ioshape_record {
@@ -110,6 +235,7 @@ int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
 int ioshape_save_report(struct ioshape_save *save, struct ioshape_report *report);
 int ioshape_save_progress(struct ioshape_save *save, enum ioshape_phase *phase,
 			  uint64_t *done_bytes, uint64_t *total_bytes);
+int ioshape_save_place(struct ioshape_save *save, struct ioshape_place *place);
 int ioshape_save_cancel(struct ioshape_save *save);
 const char *ioshape_save_message(struct ioshape_save *save);
 void ioshape_save_free(struct ioshape_save *save);
@@ -172,3 +298,4 @@ int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t 
 				 uint64_t total_bytes);
 extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
 extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);
+extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);

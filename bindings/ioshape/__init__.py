@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ioshape._config import configure, settings
     from ioshape._contents import Contents, Record, Tensor, inspect, verify
-    from ioshape._errors import CanceledError, DamagedError, FormatError, StorageError
+    from ioshape._errors import (
+        CanceledError,
+        CoordinatorError,
+        DamagedError,
+        FormatError,
+        StorageError,
+    )
     from ioshape._handle import SaveHandle, wait_all
     from ioshape._job import Job, job
     from ioshape._load import load
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from ioshape._patch import patch, patched, unpatch
     from ioshape._report import Progress, Report
     from ioshape._save import save, save_async
+    from ioshape._slots import Place, Slot, SlotInfo, pool_name, slot
 
     __version__: str
 
@@ -37,13 +44,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "CanceledError": "_errors",
     "Contents": "_contents",
+    "CoordinatorError": "_errors",
     "DamagedError": "_errors",
     "FormatError": "_errors",
     "Job": "_job",
+    "Place": "_slots",
     "Progress": "_report",
     "Record": "_contents",
     "Report": "_report",
     "SaveHandle": "_handle",
+    "Slot": "_slots",
+    "SlotInfo": "_slots",
     "StorageError": "_errors",
     "Tensor": "_contents",
     "configure": "_config",
@@ -52,10 +63,12 @@ _HOMES = {
     "load": "_load",
     "patch": "_patch",
     "patched": "_patch",
+    "pool_name": "_slots",
     "reserve": "_memory",
     "save": "_save",
     "save_async": "_save",
     "settings": "_config",
+    "slot": "_slots",
     "trim": "_memory",
     "unpatch": "_patch",
     "verify": "_contents",
@@ -68,13 +81,17 @@ _WITH_TORCH = ("_load", "_patch", "_save")
 __all__ = [
     "CanceledError",
     "Contents",
+    "CoordinatorError",
     "DamagedError",
     "FormatError",
     "Job",
+    "Place",
     "Progress",
     "Record",
     "Report",
     "SaveHandle",
+    "Slot",
+    "SlotInfo",
     "StorageError",
     "Tensor",
     "__version__",
@@ -84,10 +101,12 @@ __all__ = [
     "load",
     "patch",
     "patched",
+    "pool_name",
     "reserve",
     "save",
     "save_async",
     "settings",
+    "slot",
     "trim",
     "unpatch",
     "verify",

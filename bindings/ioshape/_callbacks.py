@@ -20,6 +20,7 @@ class Teller:
         self.callback = callback
         self.failure: BaseException | None = None
         self._c_function = c_function or lib.ioshape_py_progress
+        self._place: tuple[int, str, float] = (0, "", 0.0)
 
     @classmethod
     def for_save(cls, callback: Callable[[Progress], object] | None) -> Teller | None:
@@ -44,9 +45,16 @@ class Teller:
 
     def tell(self, phase: int, done_bytes: int, total_bytes: int) -> None:
         """What the library calls."""
-        self.callback(Progress(PHASES.get(phase, "unknown"), done_bytes, total_bytes))
+        name = PHASES.get(phase, "unknown")
+        place = self._place if name == "wait" else ()
+        self.callback(Progress(name, done_bytes, total_bytes, *place))
 
-    def set_in(self, options: Any) -> Any:
+    def tell_place(self, place: Any) -> None:
+        """The same while a save waits for its turn, just before tell()."""
+        ahead = ffi.string(place.ahead).decode(errors="replace")
+        self._place = (place.position, ahead, place.waited_s)
+
+    def set_in(self, options: Any, *, queue: bool = False) -> Any:
         """Puts the callback into an option struct. What it gives must live as long as that is used.
 
         (It refers to this object; if this object referred to it, neither would go before the
@@ -55,6 +63,9 @@ class Teller:
         handle = ffi.new_handle(self)
         options.progress = self._c_function
         options.progress_user = handle
+        if queue and self.callback is not _ignore:
+            options.queue = lib.ioshape_py_queue
+            options.queue_user = handle
         return handle
 
 
@@ -76,3 +87,12 @@ def keep_failure(kind: Any, value: Any, traceback: Any) -> None:
 def ioshape_py_progress(user: Any, phase: int, done_bytes: int, total_bytes: int) -> int:
     ffi.from_handle(user).tell(phase, done_bytes, total_bytes)
     return 0
+
+
+@ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]
+def ioshape_py_queue(user: Any, place: Any) -> int:
+    ffi.from_handle(user).tell_place(place)
+    return 0
+
+
+QUEUE = lib.ioshape_py_queue

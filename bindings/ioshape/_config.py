@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,28 @@ def _word(*words: str) -> Callable[[object], str]:
         return str(value)
 
     return parse
+
+
+def _text(pattern: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(text, str) or not re.fullmatch(pattern, text):
+            raise ValueError
+        return text
+
+    return parse
+
+
+def without_password(text: str) -> str:
+    """The same text with *** where addresses in it have their passwords."""
+    # A password may have any character in it that need not be escaped by those who are careless.
+    text = re.sub(r"(\w+://[^\s:/@,]*):\S*@", r"\1:***@", text)
+    return re.sub(r"([?&]password=)[^\s&]*", r"\1***", text, flags=re.IGNORECASE)
+
+
+def _shown(value: object) -> object:
+    """For people: no setting has a secret but the coordinator's address."""
+    return without_password(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -149,6 +172,87 @@ SETTINGS = {
             _word("error", "warning", "info", "debug"),
         ),
         Setting(
+            "coordinator",
+            "`local`, `local:/FOLDER`, `redis://…`, `rediss://…`, `unix:///SOCKET`, "
+            "`sentinel://…/SERVICE`, `open`",
+            "`local`",
+            "who says which saves may write now: the processes of this host among themselves, a "
+            "Redis, or nobody",
+            _text(r"open|local(:/[^\0\n]*)?|(rediss?|sentinel|unix)://[^\0\n]+|test:[^\0\n]*"),
+        ),
+        Setting(
+            "password_file",
+            "a path",
+            "none",
+            "its first line is the password, if the coordinator's address has none; so is the "
+            "variable `IOSHAPE_PASSWORD`",
+            _text(r"[^\0\n]+"),
+        ),
+        Setting(
+            "pool",
+            "up to 127 letters, digits and `._:@+/-`",
+            "named after the filesystem",
+            "the pool that all saves take their slots from",
+            _text(r"[A-Za-z0-9._:@+/-]{1,127}"),
+        ),
+        Setting(
+            "job",
+            "a name of up to 63 letters, digits and signs",
+            "the launcher's, see `ioshape.job()`",
+            "whose saves these are: jobs that share a pool have their turns by their shares",
+            _text(r"[!-~]{1,63}"),
+        ),
+        Setting(
+            "share",
+            "1 to 1000",
+            "100",
+            "of the pool for this job, against those of others",
+            _bounded(_count, 1, 1000),
+        ),
+        Setting(
+            "slots",
+            "1 to 65536",
+            "2",
+            "how many may write at a time, if the operator has set nothing",
+            _bounded(_count, 1, 65536),
+        ),
+        Setting(
+            "lease_ms",
+            "300 to 600000",
+            "15000",
+            "how long the slot of a writer that died stays taken",
+            _bounded(_count, 300, 600_000),
+        ),
+        Setting(
+            "stall_ms",
+            "`lease_ms` or more",
+            "120000",
+            "a writer that has moved nothing for so long loses its slot",
+            _bounded(_count, 300, (1 << 32) - 1),
+        ),
+        Setting(
+            "away",
+            "`stagger`, `wait`, `fail`",
+            "`stagger`",
+            "what a save does while the coordinator is out of reach: wait for a share of time of "
+            "its own and write, wait until it is back, or fail",
+            _word("stagger", "wait", "fail"),
+        ),
+        Setting(
+            "stagger_most_ms",
+            "milliseconds",
+            "120000",
+            "the longest such wait",
+            _bounded(_count, 1, (1 << 32) - 1),
+        ),
+        Setting(
+            "rate",
+            "bytes, such as `500M`",
+            "any",
+            "bytes per second of all ranks of the job together",
+            _bounded(_size, 1, (1 << 63) - 1),
+        ),
+        Setting(
             "durable",
             "`1`, `0`",
             "`1`",
@@ -207,6 +311,17 @@ def configure(
     staging_bytes: int | str | None = None,
     staging_full: str | None = None,
     log_level: str | None = None,
+    coordinator: str | None = None,
+    password_file: str | os.PathLike[str] | None = None,
+    pool: str | None = None,
+    job: str | None = None,
+    share: int | None = None,
+    slots: int | None = None,
+    lease_ms: int | None = None,
+    stall_ms: int | None = None,
+    away: str | None = None,
+    stagger_most_ms: int | None = None,
+    rate: int | str | None = None,
     durable: bool | None = None,
     verify: bool | None = None,
     exit_timeout_s: float | None = None,
@@ -217,6 +332,9 @@ def configure(
     A variable IOSHAPE_... of the same name, in capitals, wins over what is set here, so that an
     operator has the last word, and the keyword of a single call over both. Saves under way go on
     with the settings that they began with. Sizes may be written "64M".
+
+    A password in the coordinator's address is never shown again: settings() and errors have *** in
+    its place.
     """
     global _generation  # noqa: PLW0603
     given = {name: value for name, value in locals().items() if value is not None}
@@ -244,7 +362,7 @@ def _parse(setting: Setting, name: str, value: object) -> Any:
         return setting.parse(value)
     except ValueError:
         values = setting.values.replace("`", "")
-        raise ValueError(f"{name} cannot be {value!r}; it takes {values}") from None
+        raise ValueError(f"{name} cannot be {_shown(value)!r}; it takes {values}") from None
 
 
 def value_of(name: str) -> Any:
@@ -259,15 +377,17 @@ def value_of(name: str) -> Any:
 def settings() -> dict[str, tuple[Any, str]]:
     """Each setting's value, None for the default, and where it comes from.
 
-    The second of each pair is "default", "configure()", or the name of the variable.
+    The second of each pair is "default", "configure()", or the name of the variable. A password in
+    the coordinator's address is shown as ***.
     """
     found: dict[str, tuple[Any, str]] = {}
     for setting in SETTINGS.values():
         text = os.environ.get(setting.variable)
         if text:
-            found[setting.name] = (_parse(setting, setting.variable, text), setting.variable)
+            value = _parse(setting, setting.variable, text)
+            found[setting.name] = (_shown(value), setting.variable)
         elif setting.name in _configured:
-            found[setting.name] = (_configured[setting.name], "configure()")
+            found[setting.name] = (_shown(_configured[setting.name]), "configure()")
         else:
             found[setting.name] = (None, "default")
     return found

@@ -33,6 +33,11 @@ _ENUMS = {
         "wait": lib.IOSHAPE_STAGING_WAIT,
         "refuse": lib.IOSHAPE_STAGING_REFUSE,
     },
+    "away": {
+        "stagger": lib.IOSHAPE_AWAY_STAGGER,
+        "wait": lib.IOSHAPE_AWAY_WAIT,
+        "fail": lib.IOSHAPE_AWAY_FAIL,
+    },
     "log_level": {
         "error": lib.IOSHAPE_LOG_ERROR,
         "warning": lib.IOSHAPE_LOG_WARNING,
@@ -54,15 +59,19 @@ def encoded(path: str) -> bytes:
 class Context:
     """Settings, kept memory and I/O engines. It lives until its last save and reader have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, **preferred: Any) -> None:
+        """What is given here wins, also over variables."""
         options = ffi.new("struct ioshape_context_options *")
         options.size = ffi.sizeof("struct ioshape_context_options")
+        self._texts: list[Any] = []
         options.log = lib.ioshape_py_log
         for setting in _config.SETTINGS.values():
             value = _config.value_of(setting.name) if setting.in_library else None
+            value = preferred.get(setting.name, value)
+            if value is None and setting.name == "job":
+                value = job().id or None
             if value is not None:
-                value = _ENUMS[setting.name][value] if setting.name in _ENUMS else value
-                setattr(options, setting.name, value)
+                setattr(options, setting.name, self._in_c(setting.name, value))
         if not options.staging_bytes:
             options.staging_bytes = _share_of_memory()
         out = ffi.new("struct ioshape_context **")
@@ -73,6 +82,15 @@ class Context:
             # argument of configure().
             raise ValueError(ffi.string(message).decode(errors="replace"))
         self.pointer: Any = ffi.gc(out[0], lib.ioshape_context_free)
+
+    def _in_c(self, name: str, value: Any) -> Any:
+        """A setting as its field takes it."""
+        if name in _ENUMS:
+            return _ENUMS[name][value]
+        if isinstance(value, str):
+            self._texts.append(ffi.new("char[]", os.fsencode(value)))
+            return self._texts[-1]
+        return value
 
     def failure(self, code: int, path: str, operation: str) -> Exception:
         """The exception for the last call in this thread that failed."""

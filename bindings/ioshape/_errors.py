@@ -63,17 +63,26 @@ class CanceledError(StorageError):
     """The save was canceled, or its progress callback said stop. Its errno is ECANCELED."""
 
 
+class CoordinatorError(StorageError, ConnectionError):
+    """The coordinator of slots is out of reach, or refuses us. Its errno is ENOTCONN.
+
+    Saves raise it only where the setting "away" is "fail".
+    """
+
+
 # The codes of the library that are not errnos, as the nearest errno.
 _ERRNOS = {
     lib.IOSHAPE_E_FORMAT: errno.EINVAL,
     lib.IOSHAPE_E_DAMAGED: errno.EBADMSG,
     lib.IOSHAPE_E_LIMIT: errno.EFBIG,
     lib.IOSHAPE_E_NO_TABLE: errno.ENODATA,
+    lib.IOSHAPE_E_COORDINATOR: errno.ENOTCONN,
 }
 
 _CLASSES: dict[int, type[StorageError]] = {
     lib.IOSHAPE_E_FORMAT: FormatError,
     lib.IOSHAPE_E_DAMAGED: DamagedError,
+    lib.IOSHAPE_E_COORDINATOR: CoordinatorError,
     -errno.ECANCELED: CanceledError,
 }
 

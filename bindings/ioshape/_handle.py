@@ -130,7 +130,14 @@ class SaveHandle:
         done, total = ffi.new("uint64_t *"), ffi.new("uint64_t *")
         self._check_owner()
         lib.ioshape_save_progress(self._pointer, phase, done, total)
-        return Progress(PHASES.get(phase[0], "unknown"), done[0], total[0])
+        name = PHASES.get(phase[0], "unknown")
+        if name != "wait":
+            return Progress(name, done[0], total[0])
+        place = ffi.new("struct ioshape_place *")
+        place.size = ffi.sizeof("struct ioshape_place")
+        lib.ioshape_save_place(self._pointer, place)
+        ahead = ffi.string(place.ahead).decode(errors="replace")
+        return Progress(name, done[0], total[0], place.position, ahead, place.waited_s)
 
     def cancel(self) -> bool:
         """Aborts the save unless it has ended: no file is left, and the previous one stays.
@@ -405,7 +412,8 @@ def _tell_progress(handles: list[SaveHandle]) -> str:
             if progress.total_bytes
             else ""
         )
-        lines.append(f"{handle.path} ({progress.phase}{share})")
+        turn = f" behind {progress.ahead}" if progress.ahead else ""
+        lines.append(f"{handle.path} ({progress.phase}{share}{turn})")
     return ", ".join(lines)
 
 

@@ -11,6 +11,7 @@ from ioshape._native import ffi, lib
 #: The phases of a save or load, as progress callbacks get them.
 PHASES = {
     lib.IOSHAPE_PHASE_STAGE: "stage",
+    lib.IOSHAPE_PHASE_WAIT: "wait",
     lib.IOSHAPE_PHASE_PLAN: "plan",
     lib.IOSHAPE_PHASE_WRITE: "write",
     lib.IOSHAPE_PHASE_SYNC: "sync",
@@ -23,10 +24,16 @@ PHASES = {
 class Progress(NamedTuple):
     """How far a save is."""
 
-    #: "stage", "plan", "write", "sync", "commit" or "done"
+    #: "stage", "wait" (for its turn), "plan", "write", "sync", "commit" or "done"
     phase: str
     done_bytes: int
     total_bytes: int
+    #: while it waits: requests that are ahead of it in the queue
+    position: int = 0
+    #: who goes before it, or holds a slot, such as "job 4711, rank 7 on n03"; "" if nobody
+    ahead: str = ""
+    #: for its turn, so far; 0 if it does not wait
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,11 +51,15 @@ class Report:
     #: copying to staging memory, waiting for room in it included: what a background save costs its
     #: caller beside pickling
     stage_s: float = 0.0
+    #: waiting for its turn to write
+    slot_s: float = 0.0
     plan_s: float = 0.0
     write_s: float = 0.0
     sync_s: float = 0.0
     #: waiting for earlier saves to the same path, and putting the file in place
     commit_s: float = 0.0
+    #: waiting for bandwidth, where the operator or the setting "rate" limits it; part of write_s
+    paced_s: float = 0.0
     total_s: float = 0.0
     #: "uring", "threads", "buffered"; "" if none was reached
     engine: str = ""
@@ -64,11 +75,29 @@ class Report:
     fallbacks: tuple[str, ...] = ()
     #: requests that the kernel cut short or interrupted, and that were continued
     short_results: int = 0
+    #: who kept the order of writers: "redis", "local", "open" (nobody), or "stagger": the
+    #: coordinator was out of reach; "" if the save did not come so far
+    coordinator: str = ""
+    #: the pool of slots; "" without coordination
+    pool: str = ""
+    #: of the pool: how many may write at a time; 0 if unknown
+    capacity: int = 0
+    #: its place in the queue when it began to wait, from 1 on; 0: it did not wait
+    position: int = 0
+    #: who was ahead of it then, such as "job 4711, rank 7 on n03"; "" if nobody
+    ahead: str = ""
+    #: the number of its slot, which rises with every grant of the pool; 0 without one
+    fence: int = 0
+    #: whether the slot was lost while it wrote; the file is as good as any
+    slot_lost: bool = False
+    #: whether it was so small that it was let past the queue
+    express: bool = False
 
     def __str__(self) -> str:
         parts = [f"{self.path}: {self.file_bytes:,} bytes in {self.total_s:.3f} s"]
         parts += [
             f"{field.name[:-2]} {getattr(self, field.name):.3f}"
+            + (self._turn() if field.name == "slot_s" else "")
             for field in fields(self)
             if field.name.endswith("_s") and field.name != "total_s" and getattr(self, field.name)
         ]
@@ -77,6 +106,21 @@ class Report:
         if self.written_by != "ioshape":
             parts.append(f"written by {self.written_by}")
         return "; ".join([", ".join(parts), *self.fallbacks])
+
+    def _turn(self) -> str:
+        """How it came by its slot."""
+        how = "let past the queue" if self.express else ""
+        if self.position and not self.express:
+            behind = f" behind {self.ahead}" if self.ahead else ""
+            how = f"{_ordinal(self.position)} in the queue{behind}"
+        parts = [part for part in (how, self.coordinator) if part]
+        return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _ordinal(number: int) -> str:
+    """ "1st", "2nd", "3rd", "11th"."""
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def new_struct() -> Any:
@@ -103,6 +147,8 @@ def from_struct(
         record_bytes=struct.tensor_bytes,
         pickle_s=pickle_s,
         stage_s=struct.stage_s,
+        slot_s=struct.slot_s,
+        paced_s=struct.paced_s,
         plan_s=struct.plan_s,
         write_s=struct.write_s,
         sync_s=struct.sync_s,
@@ -118,4 +164,12 @@ def from_struct(
         filesystem=ffi.string(struct.filesystem).decode(errors="replace"),
         fallbacks=(*fallbacks, *(text.split("; ") if text else ())),
         short_results=struct.short_results,
+        coordinator=ffi.string(struct.coordinator).decode(errors="replace"),
+        pool=ffi.string(struct.pool).decode(errors="replace"),
+        capacity=struct.capacity,
+        position=struct.position,
+        ahead=ffi.string(struct.ahead).decode(errors="replace"),
+        fence=struct.fence,
+        slot_lost=bool(struct.slot_lost),
+        express=bool(struct.express),
     )

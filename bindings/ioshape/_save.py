@@ -243,7 +243,7 @@ class _Call:
         tellers = [] if teller is None else [teller]
         # What is not borrowed is copied by the time the call returns.
         keep_longer = [*keep] if borrow else []
-        keep_longer += [one.set_in(options) for one in tellers]
+        keep_longer += [one.set_in(options, queue=True) for one in tellers]
         # Owned before there is anything to own: whenever a signal comes, a save that has begun is
         # freed, which ends it, before what it borrows.
         out = ffi.gc(ffi.new("struct ioshape_save **"), _Freeing(context))

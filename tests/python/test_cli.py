@@ -27,7 +27,17 @@ from ioshape.cli import _ceiling
 from tree import ROOT
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
-COMMANDS = ["run", "inspect", "verify", "bench", "settings", "completion"]
+COMMANDS = [
+    "run",
+    "inspect",
+    "verify",
+    "bench",
+    "slots",
+    "top",
+    "exporter",
+    "settings",
+    "completion",
+]
 
 Done = subprocess.CompletedProcess[str]
 
@@ -124,6 +134,9 @@ def test_commands_import_only_what_they_need(model: Path) -> None:
         ["run", "--help"],
         ["inspect", model],
         ["verify", model],
+        ["slots", "status", "--help"],
+        ["top", "--help"],
+        ["exporter", "--help"],
         ["settings"],
         ["completion", "zsh"],
     ):

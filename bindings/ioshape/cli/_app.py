@@ -14,7 +14,17 @@ import click
 from ioshape.cli._output import explain, one_line
 
 # Each is a module here with a click command named "command". A new one is one word more.
-COMMANDS = ("run", "inspect", "verify", "bench", "settings", "completion")
+COMMANDS = (
+    "run",
+    "inspect",
+    "verify",
+    "bench",
+    "slots",
+    "top",
+    "exporter",
+    "settings",
+    "completion",
+)
 
 COMPLETE_VARIABLE = "_IOSHAPE_COMPLETE"
 
@@ -68,6 +78,7 @@ def commands(context: click.Context, debug: bool) -> None:
     ioshape verify checkpoints/*.pt      every checksum of every file
     ioshape inspect model.pt             what lies in it, and where
     ioshape bench /scratch               what this filesystem gives to torch.save, and to ioshape
+    ioshape top                          who writes to shared filesystems now, and who waits
 
     "ioshape COMMAND --help" tells more about each command.
     """
@@ -88,6 +99,9 @@ def _leave(code: int) -> NoReturn:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
+    from ioshape import _config  # noqa: PLC0415
+
+    sentence = _config.without_password(sentence)  # whatever it quotes
     with contextlib.suppress(OSError):  # nobody may be listening
         click.echo(f"ioshape: {one_line(sentence)}", err=True)
     _leave(code)

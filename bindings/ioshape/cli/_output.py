@@ -18,6 +18,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from rich.table import Table as RichTable
+
 _GAP = 2
 _BROKEN_WIDTH = 20
 
@@ -153,7 +155,12 @@ class Table:
 
     def _show_rich(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - takes longer than most commands
-        from rich.table import Table as RichTable  # noqa: PLC0415
+
+        Console().print(self.rich())
+
+    def rich(self) -> RichTable:
+        """The coloured form."""
+        from rich.table import Table as RichTable  # noqa: PLC0415 - slow, as all of rich
         from rich.text import Text  # noqa: PLC0415
 
         table = RichTable(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
@@ -165,7 +172,7 @@ class Table:
             )
         for row in self.rows:
             table.add_row(*map(Text, row))
-        Console().print(table)
+        return table
 
 
 def columns(*titles: str) -> Sequence[Column]:

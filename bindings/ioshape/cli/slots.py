@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape slots."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ioshape.cli._output import (
+    SentenceError,
+    UsageSentenceError,
+    note,
+    one_line,
+    plural,
+    say,
+    say_json,
+)
+from ioshape.cli._pools import (
+    as_json,
+    bytes_option,
+    completed_pool,
+    coordinator_option,
+    duration,
+    existing,
+    headline,
+    limits,
+    not_shown,
+    operator_of,
+    pool_argument,
+    sentences,
+    table_of,
+    who,
+)
+
+if TYPE_CHECKING:
+    from ioshape._slots import Operator, PoolStatus
+
+_MOST = 65536
+
+_pool_argument = click.argument("pool", callback=pool_argument, shell_complete=completed_pool)
+
+
+def _show(status: PoolStatus) -> None:
+    say(headline(status))
+    say(limits(status))
+    if status.holders or status.waiters:
+        say()
+        table_of(status).show()
+    if rest := not_shown(status):
+        say(rest)
+
+
+@click.group(short_help="Show and set who may write now.", no_args_is_help=False)
+def command() -> None:
+    """Shows the pools of slots that writers take turns in, and sets how many may write.
+
+    \b
+    ioshape slots status                          all pools
+    ioshape slots status --path /scratch          the one of a filesystem
+    ioshape slots set lustre:scratch --capacity 8
+
+    What the operator sets wins over what jobs ask for, and stays until it is
+    cleared. "ioshape slots COMMAND --help" tells more about each command.
+
+    Exit code: 0; 1 if there is no such pool or id; 3 if the coordinator is out of
+    reach.
+    """
+
+
+@command.command(short_help="Show pools: capacity, who holds slots, who waits.")
+@click.argument("pool", required=False, callback=pool_argument, shell_complete=completed_pool)
+@click.option("--path", type=click.Path(), help="The pool of the filesystem of this path.")
+@click.option("--json", "in_json", is_flag=True, help="Print them as JSON: a list of pools.")
+@coordinator_option
+def status(pool: str | None, path: str | None, in_json: bool, coordinator: str | None) -> None:
+    """Shows a pool, or all that the coordinator knows: who holds slots, and who waits.
+
+    \b
+    ioshape slots status
+    ioshape slots status lustre:scratch
+    ioshape slots status --path /scratch/run7 --json
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is out of reach.
+    """
+    if pool and path:
+        raise click.UsageError("give a pool or --path, not both")
+    with sentences():
+        operator = operator_of(coordinator)
+        if path:
+            pool = operator.name_for(path)
+        found = [operator.status(name) for name in existing(operator, [pool] if pool else [])]
+    if in_json:
+        say_json([as_json(one) for one in found])
+        return
+    for i, one in enumerate(found):
+        if i:
+            say()
+        _show(one)
+    if not found:
+        note("no pools: nobody has asked this coordinator for a slot so far")
+
+
+@command.command("set", short_help="Set how many may write, and how fast.")
+@_pool_argument
+@click.option("--capacity", type=click.IntRange(1, _MOST), metavar="N", help="Writers at a time.")
+@click.option(
+    "--rate",
+    "pool_rate",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Per second, of all jobs together.",
+)
+@click.option("--job-rate", metavar="BYTES", callback=bytes_option, help="Per second, of each job.")
+@click.option(
+    "--small",
+    "small_bytes",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Saves up to here may pass the queue.",
+)
+@click.option("--express", type=click.IntRange(1, _MOST), metavar="N", help="So many at a time.")
+@coordinator_option
+def set_(
+    pool: str,
+    capacity: int | None,
+    pool_rate: int,
+    job_rate: int,
+    small_bytes: int,
+    express: int | None,
+    coordinator: str | None,
+) -> None:
+    """Sets what is named, for jobs that run and jobs to come; the rest stays as it is.
+
+    \b
+    ioshape slots set lustre:scratch --capacity 8
+    ioshape slots set lustre:scratch --rate 20G --job-rate 5G
+
+    It wins over what jobs ask for, and stays until "ioshape slots clear". Who holds
+    a slot keeps it. A pool that nobody has used so far may be set, too. Sizes are
+    bytes, such as 500M.
+
+    Exit code: 0; 3 if the coordinator is out of reach.
+    """
+    if not any((capacity, pool_rate, job_rate, small_bytes, express)):
+        raise click.UsageError("nothing to set; name at least one option")
+    with sentences():
+        operator = operator_of(coordinator)
+        operator.set(
+            pool,
+            capacity=capacity or 0,
+            pool_rate=pool_rate,
+            job_rate=job_rate,
+            small_bytes=small_bytes,
+            express=express or 0,
+        )
+        now = operator.status(pool)
+    say(headline(now))
+    say(limits(now))
+
+
+@command.command(short_help="Forget what was set.")
+@_pool_argument
+@coordinator_option
+def clear(pool: str, coordinator: str | None) -> None:
+    """Forgets all that "ioshape slots set" set for a pool: jobs and defaults decide again.
+
+    \b
+    ioshape slots clear lustre:scratch
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is out of reach.
+    """
+    with sentences():
+        operator = operator_of(coordinator)
+        existing(operator, [pool])
+        operator.set(pool, clear=True)
+        now = operator.status(pool)
+    say(headline(now))
+    say(limits(now))
+
+
+def _find(operator: Operator, pool: str, member: str) -> tuple[str, str]:
+    """Who that is, and what it would lose."""
+    state = operator.status(pool)
+    for one in state.holders:
+        if one.id == member:
+            slots = plural(one.weight, "slot")
+            return who(one), f"holds {slots} of {pool} since {duration(one.since_s)}"
+    for one in state.waiters:
+        if one.id == member:
+            return who(one), f"waits for a slot of {pool} since {duration(one.since_s)}"
+    return "", ""
+
+
+@command.command(short_help="Take a slot away from who holds it.")
+@_pool_argument
+@click.argument("member", metavar="ID")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@coordinator_option
+def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
+    """Takes a slot, or the place in the queue, away from who has this id.
+
+    \b
+    ioshape slots kick lustre:scratch 9f86d081884c7d65-3
+
+    "ioshape slots status" shows ids. The next in the queue gets the slot. The save
+    that had it goes on without one, and its report says so: nothing is lost, but
+    one more writes at the same time. It asks first.
+
+    Exit code: 0; 1 if there is no such pool or id, or the answer was no; 3 if the
+    coordinator is out of reach.
+    """
+    with sentences():
+        operator = operator_of(coordinator)
+        existing(operator, [pool])
+        whom, what = _find(operator, pool, member)
+        if whom and not yes:
+            if not sys.stdin.isatty():
+                raise UsageSentenceError("there is nobody to ask whether to do it; add --yes")
+            question = f"{whom} {what}. Take that away? Its save goes on without a slot."
+            if not click.confirm(one_line(question), err=True):
+                raise SentenceError("nothing was taken away")
+        # It may stand behind those that are listed, and nobody knows who that is.
+        operator.kick(pool, member)
+    say(f"{whom or member}: taken away; the save goes on without a slot")

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns to write, as Python programs take and see them."""
+
+import gc
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+from checkpoints import checkpoint, left_clean, number_in
+from coordinators import Writer, await_true, coordinator, node, running_redis, writers
+from ioshape import _config
+from ioshape._report import Report
+from ioshape._slots import Operator
+from processes import run_program
+
+SECRET = "tr0ub4dor"
+
+
+@pytest.fixture(autouse=True)
+def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for setting in _config.SETTINGS.values():
+        monkeypatch.delenv(setting.variable, raising=False)
+    monkeypatch.delenv("IOSHAPE_PASSWORD", raising=False)
+    with left_clean():
+        yield
+        monkeypatch.undo()
+
+
+@pytest.fixture(params=["local", "redis"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """One writer at a time, as far as tests ask for no more."""
+    with coordinator(request.param) as value:
+        ioshape.configure(coordinator=value, job="mine", slots=1)
+        yield value
+        ioshape.configure(coordinator="open")  # what is kept for this one goes
+
+
+@pytest.fixture
+def another(address: str) -> Iterator[Callable[..., Writer]]:
+    """Makes other processes that use the pool "shared"."""
+    with writers() as make:
+
+        def made(job: str, rank: int = 0, **asked: Any) -> Writer:
+            asked = {"pool": "shared", **asked}
+            return make(address, json.dumps(asked), job=job, rank=rank, IOSHAPE_SLOTS="1")
+
+        yield made
+
+
+def kind_of(address: str) -> str:
+    return "local" if address.startswith("local") else "redis"
+
+
+# ---- Slots --------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_held_until_its_block_ends(address: str) -> None:
+    with ioshape.slot(pool="shared", nbytes=1000) as slot:
+        slot.pace(400)
+        slot.pace(600)
+        info = slot.info
+        assert (info.pool, info.coordinator, info.capacity) == ("shared", kind_of(address), 1)
+        assert (info.position, info.ahead, info.lost) == (0, "", False)
+        assert info.fence > 0
+        assert repr(slot) == f"<ioshape.Slot of shared ({kind_of(address)}): held>"
+        with pytest.raises(TimeoutError, match="shared"):
+            ioshape.slot(pool="shared", timeout=0.2)
+    assert repr(slot).endswith("released>")
+    with ioshape.slot(pool="shared", timeout=5) as second:
+        assert second.info.fence > info.fence
+
+
+@pytest.mark.usefixtures("address")
+def test_what_never_waits_says_so_at_once() -> None:
+    with ioshape.slot(pool="shared", timeout=0):
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError):
+            ioshape.slot(pool="shared", timeout=0)
+        assert time.monotonic() - begin < 2
+
+
+@pytest.mark.usefixtures("address")
+def test_a_released_slot_is_of_no_use_any_more() -> None:
+    slot = ioshape.slot(pool="shared")
+    slot.release()
+    slot.release()
+    assert slot.released
+    assert not slot.lost
+    assert slot.info.pool == "shared"
+    with pytest.raises(ValueError, match="released"):
+        slot.pace(1)
+
+
+@pytest.mark.usefixtures("address")
+def test_a_slot_that_nobody_refers_to_is_given_back() -> None:
+    slot = ioshape.slot(pool="shared")
+    del slot
+    gc.collect()
+    ioshape.slot(pool="shared", timeout=5).release()
+
+
+def test_who_waits_is_told_its_place(address: str, another: Callable[..., Writer]) -> None:
+    places: list[ioshape.Place] = []
+    holder = another("theirs", rank=7)
+    assert holder.hear() == "holds"
+
+    def told(place: ioshape.Place) -> None:
+        places.append(place)
+        if len(places) == 3:
+            holder.tell("release")
+
+    with ioshape.slot(pool="shared", progress=told) as slot:
+        info = slot.info
+    first = places[0]
+    assert (first.position, first.pool, first.coordinator) == (0, "shared", kind_of(address))
+    assert first.ahead == info.ahead == f"job theirs, rank 7 on {node()}"
+    assert first.capacity == 1
+    assert info.position == 1
+    assert 0 < places[1].waited_s < places[2].waited_s <= info.waited_s
+
+
+def test_an_exception_in_the_callback_gives_up(
+    address: str, another: Callable[..., Writer]
+) -> None:
+    holder = another("theirs")
+    assert holder.hear() == "holds"
+
+    def impatient(_place: ioshape.Place) -> None:
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        ioshape.slot(pool="shared", progress=impatient)
+    assert Operator(address).status("shared").waiter_count == 0
+
+
+def test_ctrl_c_ends_the_waiting(address: str, another: Callable[..., Writer]) -> None:
+    holder = another("theirs")
+    assert holder.hear() == "holds"
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ioshape.slot(pool="shared")
+    assert time.monotonic() - begin < 10
+    assert Operator(address).status("shared").waiter_count == 0
+
+
+def test_other_threads_go_on_while_one_waits(address: str, another: Callable[..., Writer]) -> None:
+    holder = another("theirs")
+    assert holder.hear() == "holds"
+    waiting = threading.Thread(target=lambda: ioshape.slot(pool="shared").release())
+    waiting.start()
+    await_true(lambda: Operator(address).status("shared").waiter_count == 1, "one that waits")
+    holder.tell("release")
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_kicked_slot_is_lost_and_its_owner_can_see_it(address: str) -> None:
+    operator = Operator(address)
+    with ioshape.slot(pool="shared") as slot:
+        (holder,) = operator.status("shared").holders
+        assert not slot.lost
+        operator.kick("shared", holder.id)
+        await_true(lambda: slot.lost, "the loss")
+        assert slot.info.note
+        slot.pace(100)  # going on is allowed
+    assert operator.status("shared").used == 0
+
+
+@pytest.mark.usefixtures("address")
+def test_a_heavy_slot_keeps_all_others_out() -> None:
+    with (
+        ioshape.slot(pool="shared", weight=5),
+        pytest.raises(TimeoutError),
+    ):
+        ioshape.slot(pool="shared", timeout=0.2)
+
+
+def test_in_a_forked_child_a_slot_is_the_parents(tmp_path: Path, address: str) -> None:
+    run_program(
+        tmp_path,
+        """
+        import os, sys, ioshape
+        ioshape.configure(coordinator=sys.argv[1], slots=1)
+        slot = ioshape.slot(pool="shared")
+        child = os.fork()
+        if child == 0:
+            try:
+                slot.pace(1)
+            except PermissionError:
+                del slot
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not slot.lost
+        try:
+            ioshape.slot(pool="shared", timeout=0.2)
+        except TimeoutError:
+            print("still held")
+        slot.release()
+        """,
+        address,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"weight": -1}, {"nbytes": -1}, {"pool": "a\nb"}, {"path": "a\0b"}, {"pool": ""}]
+)
+def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, OverflowError, OSError)):
+        ioshape.slot(**arguments)
+
+
+def test_pools_are_named_after_filesystems(tmp_path: Path) -> None:
+    name = ioshape.pool_name(tmp_path / "model.pt")
+    assert name
+    assert ioshape.pool_name(tmp_path) == name
+    assert ioshape.pool_name("/proc") == ioshape.pool_name("/proc/self/x")
+    assert ioshape.pool_name("/proc") != ioshape.pool_name("/")
+    with pytest.raises(FileNotFoundError):
+        ioshape.pool_name(tmp_path / "no such folder" / "model.pt")
+    ioshape.configure(pool="named")
+    assert ioshape.pool_name(tmp_path) == "named"
+
+
+# ---- Saves --------------------------------------------------------------------------------------
+
+
+def test_a_save_tells_how_it_came_by_its_slot(
+    tmp_path: Path, address: str, another: Callable[..., Writer]
+) -> None:
+    ioshape.configure(pool="shared")
+    alone = ioshape.save(checkpoint(1), tmp_path / "model.pt")
+    assert (alone.coordinator, alone.pool, alone.capacity) == (kind_of(address), "shared", 1)
+    assert (alone.position, alone.ahead, alone.slot_lost) == (0, "", False)
+    assert alone.fence > 0
+    holder = another("theirs", rank=3, weight=1)
+    assert holder.hear() == "holds"
+    # Larger than what is let past the queue.
+    handle = ioshape.save_async(checkpoint(2, 20 << 20), tmp_path / "model.pt")
+    await_true(lambda: handle.progress.phase == "wait", "waiting")
+    await_true(lambda: handle.progress.waited_s > 0, "the time it waits")
+    progress = handle.progress
+    assert (progress.position, progress.ahead) == (0, f"job theirs, rank 3 on {node()}")
+    assert number_in(tmp_path / "model.pt") == 1
+    holder.tell("release")
+    report = handle.result(timeout=60)
+    assert report.slot_s >= progress.waited_s
+    assert (report.position, report.ahead) == (1, progress.ahead)
+    assert report.fence > alone.fence
+    assert "1st in the queue behind job theirs, rank 3 on" in str(report)
+    assert number_in(tmp_path / "model.pt") == 2
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_small_saves_are_let_past_the_queue(tmp_path: Path, another: Callable[..., Writer]) -> None:
+    ioshape.configure(pool="shared")
+    holder = another("theirs")
+    assert holder.hear() == "holds"
+    report = ioshape.save(checkpoint(1), tmp_path / "model.pt")
+    assert report.express
+    assert number_in(tmp_path / "model.pt") == 1
+
+
+def test_ctrl_c_ends_a_save_that_waits(
+    tmp_path: Path, address: str, another: Callable[..., Writer]
+) -> None:
+    ioshape.configure(pool="shared")
+    ioshape.save(checkpoint(1), tmp_path / "model.pt")
+    holder = another("theirs")
+    assert holder.hear() == "holds"
+    threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        ioshape.save(checkpoint(2, 20 << 20), tmp_path / "model.pt")
+    assert number_in(tmp_path / "model.pt") == 1
+    await_true(lambda: Operator(address).status("shared").waiter_count == 0, "an empty queue")
+
+
+def test_without_coordination_a_report_says_so(tmp_path: Path) -> None:
+    ioshape.configure(coordinator="open")
+    report = ioshape.save(checkpoint(1), tmp_path / "model.pt")
+    assert (report.coordinator, report.pool, report.fence) == ("open", "", 0)
+
+
+def test_a_coordinator_that_is_away_fails_no_save_unless_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    away = f"unix://{tmp_path}/nobody.sock"
+    ioshape.configure(coordinator=away, stagger_most_ms=200)
+    report = ioshape.save(checkpoint(1), path)
+    assert report.coordinator == "stagger"
+    assert report.fallbacks
+    assert number_in(path) == 1
+    ioshape.configure(away="fail")
+    with pytest.raises(ioshape.CoordinatorError) as caught:
+        ioshape.save(checkpoint(2), path)
+    assert isinstance(caught.value, ConnectionError)
+    assert isinstance(caught.value, ioshape.StorageError)
+    assert number_in(path) == 1
+    with pytest.raises(ioshape.CoordinatorError):
+        ioshape.slot(path)
+
+
+def test_reports_are_told_in_one_line() -> None:
+    base: dict[str, Any] = {"path": "model.pt", "written_by": "ioshape", "slot_s": 1.204}
+    ahead = "job 4711, rank 7 on n03"
+    waited = Report(**base, position=3, ahead=ahead, coordinator="redis")
+    assert "slot 1.204 (3rd in the queue behind job 4711, rank 7 on n03; redis)" in str(waited)
+    for position, word in ((1, "1st"), (2, "2nd"), (4, "4th"), (11, "11th"), (112, "112th")):
+        assert f"({word} in the queue" in str(Report(**base, position=position, ahead=ahead))
+    small = Report(**base, position=3, ahead=ahead, coordinator="redis", express=True)
+    assert "slot 1.204 (let past the queue; redis)" in str(small)
+    assert "slot" not in str(Report(path="model.pt", written_by="ioshape", coordinator="local"))
+
+
+# ---- Secrets ------------------------------------------------------------------------------------
+
+ADDRESSES = [
+    f"redis://user:{SECRET}@host:6379/0",
+    f"redis://:{SECRET}@host",
+    f"rediss://user:{SECRET}@one:1,two:2/3",
+    f"sentinel://user:{SECRET}@one:1,two/service/0",
+    f"redis://user:{SECRET}@with:{SECRET}@signs/{SECRET}@host",
+    f"redis://:{SECRET}%40@host",
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_settings_show_no_password(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    ioshape.configure(coordinator=address)
+    shown, _ = ioshape.settings()["coordinator"]
+    assert SECRET not in shown
+    assert "***@" in shown
+    assert _config.value_of("coordinator") == address
+    ioshape.configure(coordinator="local")
+    monkeypatch.setenv("IOSHAPE_COORDINATOR", address)
+    assert SECRET not in repr(ioshape.settings())
+    monkeypatch.setenv("IOSHAPE_PASSWORD", SECRET)
+    assert SECRET not in repr(ioshape.settings())
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("spoil", ["x{}", "{}\n", " {}"])
+def test_errors_show_no_password(monkeypatch: pytest.MonkeyPatch, address: str, spoil: str) -> None:
+    bad = spoil.format(address)
+    with pytest.raises(ValueError, match="coordinator cannot be") as caught:
+        ioshape.configure(coordinator=bad)
+    assert SECRET not in str(caught.value)
+    assert caught.value.__suppress_context__
+    monkeypatch.setenv("IOSHAPE_COORDINATOR", bad)
+    with pytest.raises(ValueError, match="IOSHAPE_COORDINATOR cannot be") as caught:
+        ioshape.settings()
+    assert SECRET not in str(caught.value)
+
+
+def test_addresses_without_a_password_are_shown_as_they_are() -> None:
+    for address in (
+        "redis://host:6379/0",
+        "redis://user@host:6379",
+        "redis://one:1,two:2,[::1]:3/0",
+        "unix:///run/redis.sock?db=3",
+        "local:/dev/shm/mine",
+        "sentinel://one:26379,two:26379/service",
+    ):
+        assert _config.without_password(address) == address
+
+
+def test_no_error_of_the_library_shows_a_password(tmp_path: Path) -> None:
+    for password in (SECRET, "wrong"):
+        with running_redis(password="right-" + SECRET) as redis:
+            texts = []
+            for address in (
+                f"redis://:{password}@127.0.0.1:{redis.port}",
+                f"redis://nobody:{password}@127.0.0.1:{redis.port}/0",
+                f"redis://:{password}@127.0.0.1:1",
+                f"redis://:{password}@127.0.0.1:99999",
+                f"redis://:{password}@",
+            ):
+                ioshape.configure(coordinator=address, away="fail")
+                with pytest.raises((ioshape.CoordinatorError, ValueError, OSError)) as caught:
+                    ioshape.save(checkpoint(1), tmp_path / "model.pt")
+                texts.append(repr(caught.value) + str(caught.value))
+            assert not [text for text in texts if password in text]
+
+
+def test_the_password_may_lie_in_a_file_or_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
+    with running_redis(password=SECRET) as redis:
+        ioshape.configure(coordinator=redis.address, away="fail")
+        with pytest.raises(ioshape.CoordinatorError):
+            ioshape.slot(pool="shared")
+        ioshape.configure(password_file=file)
+        with ioshape.slot(pool="shared") as slot:
+            assert slot.info.coordinator == "redis"
+        ioshape.configure(password_file=tmp_path / "none", coordinator=redis.address)
+        with pytest.raises((OSError, ValueError), match="none"):
+            ioshape.slot(pool="shared")
+        _config._configured.pop("password_file")
+        monkeypatch.setenv("IOSHAPE_PASSWORD", SECRET)
+        ioshape.configure()
+        ioshape.slot(pool="shared").release()

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coordinators of a test's own, and processes that hold slots or wait for them."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from processes import environment
+from tree import program
+
+TIMEOUT_S = 60.0
+
+
+def await_true(condition: Callable[[], bool], what: str) -> None:
+    """Looks again and again."""
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {TIMEOUT_S:g} s"
+        time.sleep(0.02)
+
+
+class Redis:
+    """A redis-server on a socket and a port that nobody else knows."""
+
+    def __init__(self, folder: Path, password: str = "") -> None:
+        self.socket = folder / "redis.sock"
+        self._config = folder / "redis.conf"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        lines = [
+            "bind 127.0.0.1",
+            f"port {self.port}",
+            f"unixsocket {self.socket}",
+            f"dir {folder}",
+            'save ""',
+            "enable-debug-command local",
+        ]
+        if password:
+            lines.append(f"requirepass {password}")
+        self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Without a password."""
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        """Returns when it listens."""
+        self._process = subprocess.Popen(
+            [program("redis-server"), self._config], stdout=subprocess.DEVNULL
+        )
+        await_true(self._listens, "redis-server")
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return self.socket.exists() and probe.connect_ex(str(self.socket)) == 0
+
+    def kill(self) -> None:
+        """As a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self.socket.unlink(missing_ok=True)
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """For sockets, whose paths must be short."""
+    folder = Path(tempfile.mkdtemp(prefix="slots-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def running_redis(password: str = "") -> Iterator[Redis]:
+    """Killed in the end."""
+    with short_folder() as folder:
+        redis = Redis(folder, password)
+        redis.start()
+        try:
+            yield redis
+        finally:
+            redis.kill()
+
+
+@contextmanager
+def coordinator(kind: str) -> Iterator[str]:
+    """The address of a new one: "local" or "redis"."""
+    if kind == "redis":
+        with running_redis() as redis:
+            yield redis.address
+    else:
+        with short_folder() as folder:
+            yield f"local:{folder}"
+
+
+_WRITER = """
+import json, sys
+import ioshape
+
+asked = json.loads(sys.argv[1])
+said = []
+
+def waiting(place):
+    if not said:
+        said.append(True)
+        print("waits", flush=True)
+
+slot = ioshape.slot(progress=waiting, **asked)
+print("holds", flush=True)
+for line in sys.stdin:
+    word, *numbers = line.split()
+    if word == "pace":
+        slot.pace(int(numbers[0]))
+    elif word == "lost":
+        print(slot.lost, flush=True)
+    elif word == "release":
+        slot.release()
+        print("released", flush=True)
+"""
+
+
+class Writer:
+    """A process that takes a slot, and does with it what it is told."""
+
+    def __init__(
+        self, address: str, asked: str, *, job: str = "", rank: int = 0, **more: str
+    ) -> None:
+        variables = {"IOSHAPE_COORDINATOR": address, "RANK": str(rank), "WORLD_SIZE": "16", **more}
+        if job:
+            variables["IOSHAPE_JOB"] = job
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, asked],
+            env=environment(**variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, line: str) -> None:
+        """Says something to it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """What it says next."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def close(self) -> None:
+        """Ends it, however it is doing."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def writers() -> Iterator[Callable[..., Writer]]:
+    """Makes writers, and ends them all."""
+    made: list[Writer] = []
+
+    def make(*arguments: str, **more: object) -> Writer:
+        made.append(Writer(*arguments, **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for writer in made:
+            writer.close()
+
+
+def node() -> str:
+    """This host, as pools have it."""
+    return os.uname().nodename
