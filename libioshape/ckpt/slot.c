@@ -310,6 +310,9 @@ int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path, struct slots_
 
 	if (slots->pool_name)
 		return ckpt_slots_named(slots, NULL, pool, error);
+	/* Nobody keeps an order: it makes no difference where they write. */
+	if (slots_coordinator_of(slots->address) == &slots_open)
+		return ckpt_slots_named(slots, "open", pool, error);
 	ret = fs_device_of_path(path, &device);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of %s", path);

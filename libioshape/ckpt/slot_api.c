@@ -120,20 +120,20 @@ IOSHAPE_EXPORT int ioshape_pool_name(struct ioshape_context *context, const char
 				     size_t bytes)
 {
 	struct base_error error = { 0 };
-	struct slots_pool *pool;
+	char whole[FS_POOL_BYTES];
 	int ret = ckpt_enter(context, &error);
 
 	if (!ret && (!path || !name || !bytes))
-		ret = base_fail(&error, -EINVAL, "no %s was given",
-				path ? "room for a name" : "path");
-	if (!ret)
-		ret = ckpt_slots_of_path(&context->slots, path, &pool, &error);
-	if (!ret && strlen(slots_pool_name(pool)) >= bytes)
+		ret = base_fail(&error, -EINVAL, "no %s was given", path ? "room for a name" : "path");
+	if (!ret && context->slots.pool_name)
+		snprintf(whole, sizeof(whole), "%s", context->slots.pool_name);
+	else if (!ret)
+		ret = fs_pool_of_path(path, whole, &error);
+	if (!ret && strlen(whole) >= bytes)
 		ret = base_fail(&error, -ENAMETOOLONG,
-				"the pool's name %s does not fit in %zu bytes",
-				slots_pool_name(pool), bytes);
+				"the name of the pool of %s does not fit in %zu bytes", path, bytes);
 	if (!ret)
-		snprintf(name, bytes, "%s", slots_pool_name(pool));
+		snprintf(name, bytes, "%s", whole);
 	return ckpt_leave(context, ret, &error);
 }
 

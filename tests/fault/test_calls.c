@@ -78,6 +78,8 @@ static struct ioshape_context *open_context(void)
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
 
+	/* The files of the local coordinator are not what this is about. */
+	options.coordinator = "open";
 	options.engine = scenario->engine;
 	options.direct = scenario->direct;
 	options.block_bytes = scenario->block_bytes;
