@@ -4,7 +4,7 @@
  * and writes down what it believes: one line and one write() for each event, so that a kill leaves
  * whole lines. Times are CLOCK_MONOTONIC, in ns: all processes of a host can be compared.
  *
- *     chaos-client turns LOG NAME SEED HOLD_MS WEIGHT
+ *     chaos-client turns LOG NAME SEED HOLD_MS WEIGHT large|mixed
  *     chaos-client saves LOG NAME SEED FILE LARGE_BYTES PAUSE_MS
  *     chaos-client check FILE...        are they all whole, to the bit?
  *     chaos-client status               of the pool, as one line of JSON
@@ -130,9 +130,9 @@ static void hold(struct ioshape_slot *slot, uint64_t hold_ms)
 	}
 }
 
-static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight)
+static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight, bool mixed)
 {
-	static const uint64_t sizes[] = { 0, 64 * MIB, 64 * MIB, 1 * MIB };
+	static const uint64_t sizes[] = { 64 * MIB, 64 * MIB, 0, 1 * MIB };
 	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
 	struct ioshape_slot_info info = { .size = sizeof(info) };
 	struct ioshape_slot *slot;
@@ -140,7 +140,7 @@ static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight)
 	int ret;
 
 	options.weight = weight;
-	options.bytes = sizes[chance(4)];
+	options.bytes = sizes[mixed ? chance(4) : 0];
 	options.waiting = stop_waiting;
 	options.lost = on_lost;
 	options.lost_user = &turn;
@@ -161,10 +161,11 @@ static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight)
 	note(now_ns(), "free turn=%u", turn);
 }
 
-static void take_turns(uint64_t hold_ms, uint32_t weight)
+static void take_turns(uint64_t hold_ms, uint32_t weight, bool mixed)
 {
 	for (unsigned turn = 0; !stop; turn++) {
-		take_turn(turn, chance(hold_ms + 1), weight);
+		/* Some are longer than a lease. */
+		take_turn(turn, chance((chance(8) ? 1 : 30) * hold_ms + 1), weight, mixed);
 		/* Now and then nobody asks: a coordinator that finds itself alone does other
 		 * things. */
 		if (!chance(8))
@@ -319,9 +320,10 @@ static int run(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "";
 
-	if (!strcmp(mode, "turns") && argc == 7) {
+	if (!strcmp(mode, "turns") && argc == 8) {
 		begin(argv);
-		take_turns(strtoull(argv[5], NULL, 10), (uint32_t)strtoul(argv[6], NULL, 10));
+		take_turns(strtoull(argv[5], NULL, 10), (uint32_t)strtoul(argv[6], NULL, 10),
+			   !strcmp(argv[7], "mixed"));
 	} else if (!strcmp(mode, "saves") && argc == 8) {
 		begin(argv);
 		save_files(argv[5], strtoull(argv[6], NULL, 10), strtoull(argv[7], NULL, 10));
