@@ -16,6 +16,7 @@ MOST_REAPED = 16
 MOST_GRANTED = 32
 MOST_JOBS = 1000
 LISTED = 256
+NEAR = 100
 OPERATORS_LEASE = 15000
 GAP = 100
 MOST_BACK = 60_000
@@ -189,9 +190,6 @@ class Pool:
         """One key is gone, by the last letter of its name."""
         if key == "m":
             self.lose_numbers()
-        elif key == "s":
-            for member in self.members.values():
-                member.small = False
         elif key == "p":
             self.job_free.clear()
         elif self.members and key in self.keys():
@@ -357,9 +355,9 @@ class Pool:
         queue, held = self.queue(), self.holders()
         position = [waiter.id for waiter in queue].index(member.id)
         before = held[0] if held else None
-        if position > 0:
+        if 0 < position <= NEAR:
             before = queue[position - 1]
-        else:
+        if position == 0:
             change = max(before.deadline if before else 0, self.numbers.grace) - self.now
             beat = max(1, min(beat, change))
         ahead = before.describe() if before else ""
@@ -511,16 +509,17 @@ class Pool:
         return [*named, member.weight, express, *sizes, *times]
 
     def status(self) -> tuple[Answer, list[Answer], list[Answer]]:
-        held, queue = [], []
+        held: list[Member] = []
+        queue: list[Member] = []
         if self.numbers.run:
             self.tick(0, OPERATORS_LEASE)
             held = sorted(self.holders()[:LISTED], key=lambda member: member.fence)
             queue = self.queue()
         numbers, settings = self.numbers, self.numbers.settings
         used = sum(member.given for member in held)
-        first = [self.capacity(), 2 if settings.capacity else numbers.by, used]
+        first: Answer = [self.capacity(), 2 if settings.capacity else numbers.by, used]
         rates = [str(settings.pool_rate), str(settings.job_rate), str(self.small_bytes())]
-        rest = [self.express(), str(numbers.grants), len(queue)]
+        rest: Answer = [self.express(), str(numbers.grants), len(queue)]
         return (
             [*first, *rates, *rest],
             [self.row(member) for member in held],
