@@ -50,6 +50,11 @@ struct local_header {
 
 #define LOCAL_INLINE_BYTES (LOCAL_HALF_BYTES - sizeof(struct local_header))
 
+union local_half {
+	struct local_header header;
+	uint8_t bytes[LOCAL_HALF_BYTES];
+};
+
 /* One file in this process, shared by all pools that use it. */
 struct local_file {
 	struct local_file *next;
@@ -78,7 +83,7 @@ struct local_file {
 	int64_t ahead_ms;
 	uint64_t latest_fence, latest_epoch;
 	struct rules_state *state;
-	uint8_t page[2 * LOCAL_HALF_BYTES] __attribute__((aligned(16)));
+	union local_half halves[2]; /* the file's first page */
 };
 
 struct local_pool {
@@ -131,7 +136,7 @@ int local_read(struct local_file *file);
 /* 0 or a negative errno. */
 int local_write(struct local_file *file, uint32_t flags);
 /* The newest header in a file's first page that seems to be one; false if there is none. */
-bool local_peek(const uint8_t *page, struct local_header *header);
+bool local_peek(const union local_half halves[2], struct local_header *header);
 
 /* ---- Who is alive (local_alive.c) ------------------------------------------------------------ */
 

@@ -18,16 +18,16 @@ static bool is_ours(const char *name)
 /* What a file of somebody's says: whole states, read without its lock. */
 static bool read_name(int folder, const char *name, struct local_header *header)
 {
-	uint8_t page[2 * LOCAL_HALF_BYTES] = { 0 };
+	union local_half halves[2] = { 0 };
 	char expected[LOCAL_FILE_NAME_BYTES];
 	int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 	bool got;
 
 	if (fd < 0)
 		return false;
-	got = pread(fd, page, sizeof(page), 0) > 0;
+	got = pread(fd, halves, sizeof(halves), 0) > 0;
 	close(fd);
-	if (!got || !local_peek(page, header) || header->flags & LOCAL_GONE || !header->pool[0])
+	if (!got || !local_peek(halves, header) || header->flags & LOCAL_GONE || !header->pool[0])
 		return false;
 	for (const char *c = header->pool; *c; c++) {
 		if (*c < ' ' || *c > '~')

@@ -174,8 +174,11 @@ static void count(struct rules_state *state, const struct rules_member *member, 
 /* The last member moves into its place. */
 static void forget(struct rules_state *state, struct rules_member *member)
 {
+	struct rules_member *last = &state->members[--state->member_count];
+
 	count(state, member, false);
-	*member = state->members[--state->member_count];
+	if (member != last)
+		*member = *last;
 }
 
 static void admit(struct rules_state *state, struct rules_member *member, uint32_t given,
@@ -268,7 +271,15 @@ static void tick(struct rules_state *state, int64_t now)
 
 static void nobody(const struct rules_state *state, struct slots_answer *answer)
 {
-	*answer = (struct slots_answer){ .epoch = state->pool.epoch, .capacity = capacity(state) };
+	/* One by one: to clear the text as well would cost as much as all the rest. */
+	answer->state = SLOTS_NONE;
+	answer->fence = 0;
+	answer->epoch = state->pool.epoch;
+	answer->weight = 0;
+	answer->position = 0;
+	answer->capacity = capacity(state);
+	answer->beat_ms = 0;
+	answer->ahead[0] = 0;
 }
 
 static void holder(const struct rules_state *state, const struct rules_member *member,
@@ -316,9 +327,10 @@ static void waiter(struct rules_state *state, const struct rules_member *member,
 		change = ahead ? ahead->deadline - state->now : 0;
 		answer->beat_ms = (uint32_t)MAX(1, MIN(change, (int64_t)answer->beat_ms));
 	}
-	if (ahead)
-		snprintf(answer->ahead, sizeof(answer->ahead), "job %.48s, rank %u on %.48s",
-			 ahead->job, ahead->rank, ahead->node);
+	/* Where it is too long it ends early. */
+	if (ahead && snprintf(answer->ahead, sizeof(answer->ahead), "job %s, rank %u on %s",
+			      ahead->job, ahead->rank, ahead->node) < 0)
+		answer->ahead[0] = 0;
 }
 
 static void stands(struct rules_state *state, const struct rules_member *member,
@@ -443,16 +455,15 @@ static void settle(struct rules_state *state, const struct rules_member *member,
 
 bool rules_release(struct rules_state *state, int64_t now, const char *id, uint64_t passed)
 {
-	struct rules_member *member, gone;
+	struct rules_member *member;
 
 	tick(state, now);
 	member = find(state, id);
 	if (!member)
 		return false;
-	gone = *member;
+	if (member->state == RULES_HOLDING && member->cost > 0)
+		settle(state, member, passed);
 	forget(state, member);
-	if (gone.state == RULES_HOLDING && gone.cost > 0)
-		settle(state, &gone, passed);
 	grant_those_that_fit(state);
 	return true;
 }
