@@ -27,7 +27,7 @@ struct redis_pool {
 	uint64_t random;
 
 	bool waiting; /* wait() is under way: what follows is its own */
-	bool rested;
+	bool rested;  /* rest() came after the latest wait(); atomic */
 	struct slots_link *wake;
 	bool asked;       /* BLPOP was sent, and its answer has not come */
 	bool woken;       /* a wake may have been missed: the next wait() ends at once */

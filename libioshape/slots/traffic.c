@@ -57,8 +57,9 @@ int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t unti
 
 bool redis_must_look_anew(const redisReply *reply)
 {
-	static const char *const words[] = { "READONLY",    "LOADING",  "MASTERDOWN", "UNBLOCKED",
-					     "CLUSTERDOWN", "TRYAGAIN", "NOAUTH" };
+	static const char *const words[] = { "READONLY",  "LOADING",        "MASTERDOWN",
+					     "UNBLOCKED", "CLUSTERDOWN",    "TRYAGAIN",
+					     "NOAUTH",    "unauthenticated" };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
 		if (link_says(reply, words[i]))
@@ -76,7 +77,7 @@ void redis_describe(const struct slots_link *link, const redisReply *reply, char
 	if (link_says(reply, "NOPERM") || link_says(reply, "can't run this command") ||
 	    link_says(reply, "No permissions"))
 		remedy = "; give its user the rights in docs/coordinator/users.acl";
-	else if (link_says(reply, "NOAUTH"))
+	else if (link_says(reply, "NOAUTH") || link_says(reply, "unauthenticated"))
 		remedy = "; give a password in the address, password_file or IOSHAPE_PASSWORD";
 	else if (link_says(reply, "OOM "))
 		remedy = "; raise its maxmemory";

@@ -67,7 +67,7 @@ void redis_tidy(struct redis_pool *pool)
 	char why[LINK_WHY_BYTES];
 	redisReply *reply;
 
-	if (!pool->rested || pool->waiting || !pool->wake)
+	if (!__atomic_load_n(&pool->rested, __ATOMIC_RELAXED) || pool->waiting || !pool->wake)
 		return;
 	if (pool->asked) {
 		if (link_take(pool->wake, &reply, why) ||
@@ -82,13 +82,18 @@ void redis_tidy(struct redis_pool *pool)
 	give_back(pool, false);
 }
 
-/* Closing with BLPOP asked could lose a wake: until the server sees it, it may still push to it. */
+/*
+ * Closing with BLPOP asked could lose a wake: until the server sees it, it may still push to it.
+ * What cannot be done now, because another thread's call is under way or the answer has not come,
+ * is left to the next call.
+ */
 void redis_rest(void *opaque)
 {
 	struct redis_pool *pool = opaque;
 
-	pthread_mutex_lock(&pool->lock);
-	pool->rested = true;
+	__atomic_store_n(&pool->rested, true, __ATOMIC_RELAXED);
+	if (pthread_mutex_trylock(&pool->lock))
+		return;
 	redis_tidy(pool);
 	pthread_mutex_unlock(&pool->lock);
 }
@@ -269,7 +274,7 @@ int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 	enum event event = ENOUGH;
 
 	pthread_mutex_lock(&pool->lock);
-	pool->rested = false;
+	__atomic_store_n(&pool->rested, false, __ATOMIC_RELAXED);
 	pool->waiting = true;
 	pthread_mutex_unlock(&pool->lock);
 	if (pool->woken)

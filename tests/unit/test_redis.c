@@ -303,6 +303,7 @@ START_TEST(all_slots_of_a_process_are_kept_when_the_data_is_lost)
 	pool = redis_case_open_config(&config);
 	one = redis_case_acquire(pool, "1-1");
 	two = redis_case_acquire(pool, "1-2");
+	poll(NULL, 0, 5); /* epochs are milliseconds */
 	redis_server_tell(&server, "FLUSHALL");
 	ck_assert_int_eq(redis_case_beat(pool, "1-1", &one).state, SLOTS_HOLDING);
 	ck_assert_int_eq(redis_case_beat(pool, "1-2", &two).state, SLOTS_HOLDING);
