@@ -269,6 +269,8 @@ def slot(
         TimeoutError: its turn did not come in that time.
         CoordinatorError: the coordinator is out of reach, and the setting "away" is "fail".
     """
+    if pool == "":
+        raise ValueError("the name of the pool is empty")
     options = _sized("ioshape_slot_options")
     keep: list[Any] = []
     if pool is not None:
