@@ -90,7 +90,7 @@ class Schedule:
         self.looked_at = 0  # grants
         self.commands: list[list[Value]] = []
         self.expected: list[object] = []
-        self.story: deque[str] = deque(maxlen=15)  # of what was compared
+        self.story: deque[str] = deque(maxlen=30)  # of what was compared
         # Some schedules lose no data, in some the clock never goes back.
         self.losses = seed % 3 > 0
         self.jumps = seed % 2 > 0
@@ -285,7 +285,7 @@ class Schedule:
                 [part for one in held for part in (one.id, str(one.deadline))],
                 [f"{one.seq:016}{one.id}" for one in queue],
                 [part for one in alive for part in (one.id, str(one.deadline))],
-                [one.id for one in pool.small_queue()],
+                [f"{one.seq:016}{one.id}" for one in pool.small_queue()],
                 [key for key in "mdhqsljp" if key in present],
                 ["m"] if pool.numbers.settings.any() else [],
             ]
@@ -295,6 +295,7 @@ class Schedule:
         answers = self.script.connection.call_all(self.commands)
         for command, answer, expected in zip(self.commands, answers, self.expected, strict=True):
             told = command[4:] if command[0] == "EVALSHA" else command
+            told = ["what lies in the keys"] if command[0] == "EVAL" else told
             self.story.append(" ".join(repr(part) for part in told)[:200])
             if expected is ...:
                 continue
