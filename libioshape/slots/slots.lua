@@ -9,7 +9,7 @@
 --   :d  hash   who holds or waits, by id (packed)
 --   :h  zset   ids of holders, by the end of their lease
 --   :q  zset   waiters by start tag; the member begins with a number that rises, for those alike
---   :s  zset   the small ones among them, by start tag and age
+--   :s  zset   the small ones among them, by start tags of their own; the same members
 --   :l  zset   ids of waiters, by when they are taken for dead
 --   :j  hash   where each job's next request begins (packed)
 --   :p  hash   when each job's bandwidth is free again
@@ -73,6 +73,7 @@ local pool = {
 	hw = 0, -- the latest time seen: ours never goes back
 	fence = 0, -- the last one given
 	vt = 0, -- virtual time: slot-milliseconds that a job of share 1 could have had
+	small_vt = 0, -- the same, of those that were let past the queue
 	used = 0, -- slots, by weight
 	express_used = 0,
 	holders = 0, waiters = 0, -- how many
@@ -222,17 +223,22 @@ end
 -- ---- Jobs -------------------------------------------------------------------------------------------
 
 -- What is remembered of a job. `members` it has in the pool, with its `share`, in the pool's busy time
--- number `busy`; its next request begins at `finish`, the latest one did at `latest`; `usual` is what those
--- without a size cost; `ms` and `bytes` are time and size of its latest writes.
+-- number `busy`; its next request begins at `finish`, the latest one did at `latest`; `small_finish` is the
+-- same among small ones; `usual` is what those without a size cost; `ms` and `bytes` are time and size of
+-- its latest writes.
 local function new_job()
-	return {busy = 0, members = 0, share = 0, finish = 0, latest = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0}
+	return {
+		busy = 0, members = 0, share = 0, finish = 0, latest = 0, small_finish = 0,
+		usual = UNKNOWN_COST, ms = 0, bytes = 0
+	}
 end
 
 local function load_job(name)
 	local packed = call('HGET', J, name)
 	local job = packed and cmsgpack.unpack(packed) or new_job()
 	if job.busy ~= pool.busy then
-		job.busy, job.members, job.finish, job.latest = pool.busy, 0, 0, 0
+		job.busy, job.members = pool.busy, 0
+		job.finish, job.latest, job.small_finish = 0, 0, 0
 	end
 	return job
 end
@@ -281,8 +287,8 @@ end
 local function forget_waiter(id, member)
 	call('ZREM', Q, member.tag)
 	call('ZREM', L, id)
-	if member.small then
-		call('ZREM', S, id)
+	if member.small_start then
+		call('ZREM', S, member.tag)
 		pool.small_waiters = pool.small_waiters - 1
 	end
 	pool.waiters = pool.waiters - 1
@@ -344,6 +350,8 @@ local function admit(id, member, given, lease)
 		-- As if all who want slots were served at once, each by its share; and never behind the one
 		-- that is served, so that new jobs do not pass old ones for ever.
 		pool.vt = math.max(pool.vt + member.cost / pool.shares, member.start)
+	else
+		pool.small_vt = math.max(pool.small_vt + member.cost / pool.shares, member.small_start)
 	end
 	member.fence = pool.fence
 	hold(id, member, given, lease)
@@ -379,7 +387,7 @@ local function grant_those_that_fit()
 		granted = granted + 1
 	end
 	while pool.small_waiters > 0 and granted < MOST_GRANTED and pool.express_used < express() do
-		local id = call('ZRANGE', S, 0, 0)[1]
+		local id = string.sub(call('ZRANGE', S, 0, 0)[1], 17)
 		grant(id, must_load_member(id), 0)
 		granted = granted + 1
 	end
@@ -476,12 +484,11 @@ if operation == 'acquire' then
 		pool.seq = pool.seq + 1
 		member.state, member.since = WAITING, now
 		member.tag = string.format('%016.0f', pool.seq) .. id
-		member.small = member.bytes > 0 and member.bytes <= small_bytes() and member.weight == 1
 		store_member(id, member)
 		call('ZADD', Q, exact(member.start), member.tag)
 		call('ZADD', L, now + member.lease, id)
-		if member.small then
-			call('ZADD', S, exact(member.start + now), id)
+		if member.small_start then
+			call('ZADD', S, exact(member.small_start), member.tag)
 			if pool.small_waiters == 0 then
 				keep(S)
 			end
@@ -514,20 +521,26 @@ if operation == 'acquire' then
 		end
 		if idle then
 			pool.busy = pool.busy + 1
-			pool.vt, pool.shares = 0, 0
+			pool.vt, pool.small_vt, pool.shares = 0, 0, 0
 		end
 		local job = load_job(job_name)
 		local cost = expected_cost(job, bytes, weight)
 		-- Never before one of the same job that came earlier, whatever that was charged since.
 		local start = math.max(pool.vt, job.finish, job.latest)
 		job.finish, job.latest = start + cost / share, start
+		local at_once = now >= pool.grace and pool.waiters == 0 and fits(weight)
+		local small_start
+		if not at_once and bytes > 0 and bytes <= small_bytes() and weight == 1 then
+			small_start = math.max(pool.small_vt, job.small_finish)
+			job.small_finish = small_start + cost / share
+		end
 		join(job, share)
 		store_job(job_name, job)
 		member = {
 			node = node, job = job_name, rank = rank, client = client, share = share, weight = weight,
-			bytes = bytes, lease = lease, cost = cost, start = start, passed = 0
+			bytes = bytes, lease = lease, cost = cost, start = start, small_start = small_start, passed = 0
 		}
-		if now >= pool.grace and pool.waiters == 0 and fits(weight) then
+		if at_once then
 			admit(id, member, weight, lease)
 			return holder(member)
 		end

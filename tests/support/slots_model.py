@@ -52,8 +52,7 @@ class Member:
     cost: float = 0
     start: float = 0
     seq: int = 0
-    small: bool = False
-    express_order: float = 0
+    small_start: float | None = None  # waits, and may be let past the queue
     given: int = 0
     fence: int = 0
     passed: int = 0
@@ -69,6 +68,7 @@ class Job:
     share: int = 0  # while it has members
     finish: float = 0
     latest: float = 0
+    small_finish: float = 0
     usual: float = 1000
     ms: float = 0
     bytes: float = 0
@@ -113,6 +113,7 @@ class Numbers:
     hw: int = 0
     fence: int = 0
     vt: float = 0
+    small_vt: float = 0
     seq: int = 0
     cap: int = 0
     by: int = 0
@@ -152,8 +153,8 @@ class Pool:
         return sorted(waiting, key=lambda member: (member.start, member.seq))
 
     def small_queue(self) -> list[Member]:
-        waiting = [member for member in self.queue() if member.small]
-        return sorted(waiting, key=lambda member: (member.express_order, member.id))
+        waiting = [member for member in self.queue() if member.small_start is not None]
+        return sorted(waiting, key=lambda member: (member.small_start, member.seq))
 
     def used(self) -> int:
         return sum(member.given for member in self.members.values())
@@ -294,6 +295,9 @@ class Pool:
         )
         if given > 0:
             numbers.vt = max(numbers.vt + member.cost / self.shares(), member.start)
+        elif member.small_start is not None:
+            passed = numbers.small_vt + member.cost / self.shares()
+            numbers.small_vt = max(passed, member.small_start)
         member.state, member.fence, member.since = HOLDING, numbers.fence, self.now
         member.given, member.deadline = given, self.now + lease
 
@@ -384,9 +388,9 @@ class Pool:
         if not self.members or numbers.cap == 0:
             numbers.cap, numbers.by = asked or usual, int(asked > 0)
         if not self.members:
-            numbers.vt = 0
+            numbers.vt = numbers.small_vt = 0
             for other in self.jobs.values():
-                other.finish = other.latest = 0
+                other.finish = other.latest = other.small_finish = 0
         job = self.job_of(who.job)
         if not self.has_members(who.job):
             job.share = who.share
@@ -402,8 +406,9 @@ class Pool:
             return self.answer(member)
         numbers.seq += 1
         member.seq = numbers.seq
-        member.small = 0 < size <= self.small_bytes() and weight == 1
-        member.express_order = start + self.now
+        if 0 < size <= self.small_bytes() and weight == 1:
+            member.small_start = max(numbers.small_vt, job.small_finish)
+            job.small_finish = member.small_start + cost / who.share
         self.grant_those_that_fit()
         if member.state == WAITING and never_wait:
             self.forget(member)
