@@ -243,7 +243,9 @@ START_TEST(a_slot_is_held_as_long_as_it_lives)
 		ioshape::slot slot(context, options);
 
 		slot.pass(5);
-		ck_assert_str_eq(slot.info().pool, "p");
+		const ioshape_slot_info info = slot.info();
+
+		ck_assert_str_eq(info.pool, "p");
 		ck_assert_int_eq(thrown([&] { ioshape::slot(context, options); }), -EAGAIN);
 	}
 	ioshape::slot again(context, options);

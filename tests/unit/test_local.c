@@ -491,6 +491,7 @@ static void stay_in_as_somebody(void (*tell)(char), const char *argument)
 	umask(077);
 	if (!geteuid() && (setgid(4711) || setuid(4711)))
 		_exit(5);
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten with the change of user */
 	stay_in(tell, argument);
 }
 
