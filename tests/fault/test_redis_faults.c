@@ -304,7 +304,7 @@ START_TEST(a_server_killed_again_and_again_costs_neither_descriptors_nor_signals
 		redis_server_start(&server);
 	}
 	until_well(pool, "9-9");
-	stop = true;
+	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
 	for (int i = 0; i < 4; i++) {
 		pthread_join(hammers[i].thread, NULL);
 		ck_assert_uint_gt(hammers[i].well, 0);
