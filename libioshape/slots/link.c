@@ -179,16 +179,18 @@ int link_take(struct slots_link *link, redisReply **reply, char *why)
 
 int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns, char *why)
 {
-	int ret;
+	int ret = 0;
 
-	for (;;) {
-		ret = link_take(link, reply, why);
+	*reply = NULL;
+	while (!ret) {
+		ret = take_parsed(link, reply, why);
 		if (ret || *reply)
 			return ret;
 		ret = wait_for(link, POLLIN, until_ns, why);
-		if (ret)
-			return ret;
+		if (!ret && pull(link) != REDIS_OK)
+			ret = lost(link, why);
 	}
+	return ret;
 }
 
 int link_ask(struct slots_link *link, const struct link_command *command, redisReply **reply,

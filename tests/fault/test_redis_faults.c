@@ -279,7 +279,28 @@ static void *hammer(void *argument)
 	return NULL;
 }
 
-/* SIGPIPE would end this process: libcheck leaves it as it is. */
+/* Sockets of this kind know at once that nobody listens any more, and would raise SIGPIPE. */
+START_TEST(a_dead_server_raises_no_signal)
+{
+	struct base_error error;
+	void *pool;
+
+	signal(SIGPIPE, SIG_DFL);
+	snprintf(address, sizeof(address), "unix://%s", server.socket);
+	redis_server_start(&server);
+	pool = redis_case_open(address, "1");
+	for (int round = 0; round < 2; round++) {
+		until_well(pool, "1-1");
+		redis_server_kill(&server);
+		if (round)
+			slots_redis.wait(pool, 20, NULL);
+		refused(pool, &error);
+		redis_server_start(&server);
+	}
+	slots_redis.close(pool);
+}
+END_TEST
+
 START_TEST(a_server_killed_again_and_again_costs_neither_descriptors_nor_signals)
 {
 	struct hammer hammers[4];
@@ -304,7 +325,7 @@ START_TEST(a_server_killed_again_and_again_costs_neither_descriptors_nor_signals
 		redis_server_start(&server);
 	}
 	until_well(pool, "9-9");
-	stop = true;
+	__atomic_store_n(&stop, true, __ATOMIC_RELAXED);
 	for (int i = 0; i < 4; i++) {
 		pthread_join(hammers[i].thread, NULL);
 		ck_assert_uint_gt(hammers[i].well, 0);
@@ -663,6 +684,7 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, waiting_ends_when_the_server_does);
 	tcase_add_test(tests,
 		       a_server_killed_again_and_again_costs_neither_descriptors_nor_signals);
+	tcase_add_test(tests, a_dead_server_raises_no_signal);
 	tcase_add_test(tests, a_peer_that_never_answers_takes_two_seconds);
 	tcase_add_test(tests, nor_does_one_that_answers_byte_by_byte_take_longer);
 	tcase_add_test(tests, a_network_that_swallows_everything_takes_one_second);
