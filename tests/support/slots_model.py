@@ -8,6 +8,7 @@ milliseconds.
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 WAITING, HOLDING = 1, 2
@@ -124,6 +125,16 @@ class Numbers:
     settings: Settings = field(default_factory=Settings)
 
 
+@dataclass
+class Snapshot:
+    """All that a server knows of a pool."""
+
+    numbers: Numbers
+    members: dict[str, Member]
+    jobs: dict[str, Job]
+    job_free: dict[str, float]
+
+
 class Pool:
     """One pool. `clock` and `server` (its run and its uptime in seconds) are the outer world."""
 
@@ -210,6 +221,16 @@ class Pool:
         present |= {"h": self.holders(), "q": self.queue(), "l": self.queue()}
         present |= {"s": self.small_queue()}
         return {key for key, content in present.items() if content}
+
+    def snapshot(self) -> "Snapshot":
+        return deepcopy(Snapshot(self.numbers, self.members, self.jobs, self.job_free))
+
+    def restore(self, earlier: "Snapshot") -> None:
+        """A server takes over that knows what was so then."""
+        copy = deepcopy(earlier)
+        self.numbers, self.members = copy.numbers, copy.members
+        self.jobs, self.job_free = copy.jobs, copy.job_free
+        self.evicted = self.details_evicted = False
 
     def lose_numbers(self) -> None:
         """The main key is gone."""
