@@ -28,6 +28,7 @@ local SMALL_BYTES = 16 * 1024 * 1024
 local EXPRESS = 1
 local LEARNING = 1 / 8 -- weight of the latest write in what is known of speeds
 local FIRST_MS, FIRST_BYTES = 16, 16e6 -- what the first write is taken to have had
+local BELIEVED = 300 * 1000 -- at most, or eight times its job's usual time: what bytes make us expect
 local UNKNOWN_COST = 1000 -- of a request that says no size, from a job not seen before
 local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
 local PACE_TURNS = 8 -- ... shared by so many writers at most
@@ -73,6 +74,7 @@ local pool = {
 	hw = 0, -- the latest time seen: ours never goes back
 	fence = 0, -- the last one given
 	vt = 0, -- virtual time: slot-milliseconds that a job of share 1 could have had
+	served = 0, -- the highest start tag granted: virtual time is never behind it
 	small_vt = 0, -- the same, of those that were let past the queue
 	used = 0, -- slots, by weight
 	express_used = 0,
@@ -267,19 +269,25 @@ local function leave(name, job)
 	store_job(name, job)
 end
 
--- What a slot was really used for, instead of what was expected: learnt, and charged to the job.
+-- What a slot was really used for, instead of what was expected. `passed` if it is the holder that says
+-- so: then something is to be learnt, too.
 local function settle(job, member, passed)
 	local time = now - member.since
-	local cost = time * member.weight
-	if passed > 0 then
+	local more = time * member.weight - member.cost
+	job.finish = math.max(job.finish + more / member.share, 0)
+	if member.given > 0 then
+		pool.vt = math.max(pool.vt + more / pool.shares, pool.served)
+	end
+	if passed then
+		job.usual = job.usual + (math.max(time, 1) - job.usual) * LEARNING
+	end
+	if passed and passed > 0 then
 		-- Sums, not a mean of speeds: a small write tells little about large ones.
 		job.ms = job.ms * (1 - LEARNING) + time
 		job.bytes = job.bytes * (1 - LEARNING) + passed
 		pool.ms = pool.ms * (1 - LEARNING) + time
 		pool.bytes = pool.bytes * (1 - LEARNING) + passed
 	end
-	job.finish = math.max(job.finish + (cost - member.cost) / member.share, 0)
-	job.usual = job.usual + (math.max(time, 1) - job.usual) * LEARNING
 end
 
 -- ---- Coming and going -------------------------------------------------------------------------------
@@ -319,7 +327,7 @@ local function forget(id, member, passed)
 	end
 	if member.state == WAITING then
 		job.finish = math.max(job.finish - member.cost / member.share, 0)
-	elseif passed and member.cost > 0 then
+	elseif member.cost > 0 then -- it was not reclaimed
 		settle(job, member, passed)
 	end
 	leave(name, job)
@@ -349,7 +357,8 @@ local function admit(id, member, given, lease)
 	if given > 0 then
 		-- As if all who want slots were served at once, each by its share; and never behind the one
 		-- that is served, so that new jobs do not pass old ones for ever.
-		pool.vt = math.max(pool.vt + member.cost / pool.shares, member.start)
+		pool.served = math.max(pool.served, member.start)
+		pool.vt = math.max(pool.vt + member.cost / pool.shares, pool.served)
 	else
 		pool.small_vt = math.max(pool.small_vt + member.cost / pool.shares, member.small_start)
 	end
@@ -472,10 +481,11 @@ local operation, operate = ARGV[1], nil
 if operation == 'acquire' then
 	local function expected_cost(job, bytes, weight)
 		local time = job.usual
-		if bytes > 0 and job.bytes > 0 then
-			time = 1 + bytes * job.ms / job.bytes
-		elseif bytes > 0 then
-			time = 1 + bytes * pool.ms / pool.bytes
+		if bytes > 0 then
+			local known = job.bytes > 0 and job or pool
+			-- Those of its job that queue behind one that announces far too much would have tags far
+			-- too late.
+			time = math.min(1 + bytes * known.ms / known.bytes, math.max(BELIEVED, 8 * job.usual))
 		end
 		return time * weight
 	end
@@ -521,7 +531,7 @@ if operation == 'acquire' then
 		end
 		if idle then
 			pool.busy = pool.busy + 1
-			pool.vt, pool.small_vt, pool.shares = 0, 0, 0
+			pool.vt, pool.served, pool.small_vt, pool.shares = 0, 0, 0, 0
 		end
 		local job = load_job(job_name)
 		local cost = expected_cost(job, bytes, weight)

@@ -7,18 +7,22 @@ runs alone with IOSHAPE_SLOTS_SEED=seed; IOSHAPE_SLOTS_SCHEDULES says how many t
 
 import os
 import subprocess
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
 import pytest
-from slots_model import HOLDING, Answer, Identity, Pool, Settings
+from slots_model import HOLDING, WAITING, Answer, Identity, Pool, Settings, Snapshot
 from slots_script import (
+    RefusedByRedis,
+    Reply,
     Script,
     Server,
     Value,
     info_text,
+    script_text,
     scripted_text,
 )
 from tree import build_folder
@@ -28,6 +32,7 @@ OPERATIONS = 1000  # in each schedule
 AT_ONCE = 50  # operations that are sent together
 LOOKED_AT = 5  # each so many operations the keys are compared, too
 STARTED = 1_700_000_000_000
+KEYS = "mdhqsljp"  # the last letters of their names
 LEASES = [3000, 10000, 15000]
 SIZES = [0, 1, 4096, 1 << 20, 16 << 20, (16 << 20) + 1, 1 << 30, 1 << 40]
 JOBS = [Identity(f"{n:016x}", f"node{n}", f"job{n % 5}", n, 1 << n % 3) for n in range(12)]
@@ -89,6 +94,7 @@ class Schedule:
         self.beliefs: dict[str, Belief] = {}
         self.made = 0
         self.latest = self.time
+        self.replica: Snapshot | None = None
         self.fence = 0  # the last one given
         self.looked_at = 0  # grants
         self.commands: list[list[Value]] = []
@@ -134,20 +140,44 @@ class Schedule:
         self.plain("SET", "now", self.time)
 
     def misfortune(self) -> None:
-        kind = self.random.choice(["flush", "run", "evict", "evict", "evict"])
+        kind = self.random.choice(["flush", "run", "copy", "failover", "evict", "evict", "evict"])
         if self.time < self.latest:
             self.fence = 0  # nobody knows the old ones, nor that it was later once
         if kind == "flush":
             self.plain("FLUSHALL")
+            self.replica = None
             self.pool.lose_all()
+        elif kind == "copy":
+            self.copy_to_replica()
+        elif kind == "failover" and self.replica:
+            self.fail_over(self.replica)
         elif kind == "run":
             self.run += 1
             self.uptime_s = self.random.choice([0, 2, 100_000])
         else:
-            key = self.random.choice("mdhqsljp")
+            key = self.random.choice(KEYS)
             self.plain("DEL", self.script.prefix + key)
             self.pool.evict(key)
         self.tell_world()
+
+    def copy_to_replica(self) -> None:
+        """What a replica has been sent, or a disk."""
+        if self.pool.evicted or not self.pool.numbers.run:
+            return
+        self.plain("DEL", *(f"replica:{key}" for key in KEYS))
+        for key in KEYS:
+            self.plain("COPY", self.script.prefix + key, f"replica:{key}", "REPLACE")
+        self.replica = self.pool.snapshot()
+
+    def fail_over(self, replica: Snapshot) -> None:
+        """What happened since is lost; and it takes some time."""
+        self.time += 1000
+        self.run += 1
+        self.uptime_s = self.random.choice([0, 100_000])
+        for key in KEYS:
+            self.plain("DEL", self.script.prefix + key)
+            self.plain("COPY", f"replica:{key}", self.script.prefix + key, "REPLACE")
+        self.pool.restore(replica)
 
     def some_id(self) -> str:
         known = list(self.beliefs)
@@ -289,7 +319,7 @@ class Schedule:
                 [f"{one.seq:016}{one.id}" for one in queue],
                 [part for one in alive for part in (one.id, str(one.deadline))],
                 [f"{one.seq:016}{one.id}" for one in pool.small_queue()],
-                [key for key in "mdhqsljp" if key in present],
+                [key for key in KEYS if key in present],
                 ["m"] if pool.numbers.settings.any() else [],
             ]
         )
@@ -398,6 +428,86 @@ def seeds(part: int, parts: int) -> list[int]:
     if wanted is not None:
         return [int(wanted)] if part == 0 else []
     return list(range(part, SCHEDULES, parts))
+
+
+def opened(server: Server, pool: str) -> Script:
+    """A new pool, after its grace: with a lease of a millisecond that is short."""
+    server.connection.call("FLUSHALL")
+    script = Script(server, script_text(), pool)
+    script("release", "nobody", 0, 1, 0)
+    time.sleep(0.01)
+    return script
+
+
+def acquire(script: Script, name: str, lease: int = 60_000) -> Reply:
+    return script("acquire", name, "c", "n", "j", 0, 1, 1, 0, lease, 1, 1, 0, 0)
+
+
+def beat(script: Script, name: str) -> Reply:
+    return script("beat", name, 5, 60_000, 0, 0, 0, 1, 0, "c", "n", "j", 0, 1)
+
+
+def state(answer: Reply) -> Reply:
+    return answer[0] if isinstance(answer, list) else answer
+
+
+def test_without_memory_those_who_are_there_can_stay_and_go(server: Server) -> None:
+    script = opened(server, "full")
+    assert state(acquire(script, "first")) == HOLDING
+    assert state(acquire(script, "second")) == WAITING
+    server.connection.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        before = server.connection.call("EVAL", DUMP, 1, script.prefix)
+        with pytest.raises(RefusedByRedis, match="OOM"):
+            acquire(script, "third")
+        assert server.connection.call("EVAL", DUMP, 1, script.prefix) == before
+        assert state(beat(script, "first")) == HOLDING
+        assert state(beat(script, "second")) == WAITING
+        assert script("release", "first", 0, 60_000, 0) == 1
+        assert state(beat(script, "second")) == HOLDING
+        assert script("release", "first", 0, 60_000, 0) == 0
+        assert script("kick", "second") == 1
+        assert script("set", 0, 5, 0, 0, 0, 0) == 1
+        status = script("status")
+    finally:
+        server.connection.call("CONFIG", "SET", "maxmemory", 0)
+    assert isinstance(status, list)
+    assert isinstance(status[0], list)
+    assert status[0][0] == 5
+    assert status[1:] == [[], []]
+    assert state(acquire(script, "third")) == HOLDING
+
+
+def test_looking_makes_no_pool_and_leaving_leaves_nothing_that_lasts(server: Server) -> None:
+    server.connection.call("FLUSHALL")
+    Script(server, script_text(), "none")("status")
+    assert server.connection.call("KEYS", "*") == []
+    script = opened(server, "gone")
+    for name in ("first", "second", "third"):
+        acquire(script, name)
+    script("pace", "j", 1, 1000, 60_000, 0)
+    for name in ("first", "second", "third"):
+        assert script("release", name, 0, 60_000, 0) == 1
+    left = server.connection.call("KEYS", "*")
+    assert isinstance(left, list)
+    assert {str(key)[-1] for key in left} == {"m", "j", "p", "c"}
+    for key in left:
+        expires = server.connection.call("PTTL", str(key))
+        assert isinstance(expires, int)
+        assert 0 < expires <= 24 * 3_600_000
+
+
+def test_members_without_details_begin_anew(server: Server) -> None:
+    script = opened(server, "odd")
+    acquire(script, "first")
+    acquire(script, "second")
+    # Nothing that a server does by itself.
+    server.connection.call("HDEL", script.prefix + "d", "second")
+    server.connection.call("HSET", script.prefix + "d", "other", "x")
+    with pytest.raises(RefusedByRedis, match="IOSHAPE-ANEW"):
+        script("release", "first", 0, 60_000, 0)
+    assert state(beat(script, "first")) == 0
+    assert state(acquire(script, "first", 1)) == WAITING
 
 
 @pytest.mark.parametrize("part", range(8))
