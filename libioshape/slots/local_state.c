@@ -200,3 +200,17 @@ int local_write(struct local_file *file, uint32_t flags)
 	file->latest_epoch = MAX(file->latest_epoch, state->pool.epoch);
 	return ret;
 }
+
+int local_write_gone(int fd, const struct local_header *latest)
+{
+	struct local_header header = *latest;
+
+	header.seq++;
+	header.flags |= LOCAL_GONE;
+	header.member_count = header.job_count = 0;
+	header.crc =
+		base_crc32(0, (uint8_t *)&header + CHECKED_FROM, sizeof(header) - CHECKED_FROM);
+	return as_error(
+		pwrite(fd, &header, sizeof(header), (off_t)((header.seq & 1) * LOCAL_HALF_BYTES)),
+		sizeof(header));
+}
