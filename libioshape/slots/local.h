@@ -78,8 +78,7 @@ struct local_file {
 	uint64_t own[LOCAL_NUMBERS / 64]; /* numbers that pools of this process have */
 
 	/* What was read or written last. */
-	uint64_t seq; /* 0: nothing */
-	uint32_t crc;
+	uint64_t seq; /* of what is in memory; 0: nothing that counts */
 	int64_t ahead_ms;
 	uint64_t latest_fence, latest_epoch;
 	struct rules_state *state;

@@ -410,6 +410,7 @@ START_TEST(forged_states_crash_nobody)
 			failed += ask(i % 8 ? pool : other, id, 1 + i % 3) != 0;
 		}
 		forge(fd, &seed);
+		((struct local_pool *)pool)->file->seq = 0; /* as in another process */
 		failed += look(pool, id) != 0;
 		if (i % 4 == 3)
 			failed += give_back(other, id) != 0;
@@ -449,6 +450,33 @@ START_TEST(the_older_state_serves_where_the_newer_one_is_torn)
 	ck_assert_uint_eq(pool_warnings, 0);
 	close(fd);
 	slots_local.close(other);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(numbers_of_states_may_come_to_their_end)
+{
+	void *pool = open_pool("p", 2, 15000);
+	struct local_file *file;
+	char id[40];
+	int64_t now;
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	file = ((struct local_pool *)pool)->file;
+	ck_assert_int_eq(local_enter(file, &now, &error), 0);
+	file->seq = (UINT64_C(1) << 62) - 4;
+	ck_assert_int_eq(local_leave(file, true, &error), 0);
+	for (int i = 0; i < 8; i++) {
+		snprintf(id, sizeof(id), "b-%d", i);
+		file->seq = 0; /* as in another process */
+		ck_assert_int_eq(ask(pool, id, 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		file->seq = 0;
+		ck_assert_int_eq(look(pool, "a-1"), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		ck_assert_int_eq(give_back(pool, id), 0);
+	}
+	ck_assert_uint_eq(pool_warnings, 0);
 	slots_local.close(pool);
 }
 END_TEST
@@ -830,6 +858,7 @@ int main(void)
 	tcase_add_test(tcase, whatever_is_written_into_the_file_the_next_call_goes_on);
 	tcase_add_test(tcase, forged_states_crash_nobody);
 	tcase_add_test(tcase, the_older_state_serves_where_the_newer_one_is_torn);
+	tcase_add_test(tcase, numbers_of_states_may_come_to_their_end);
 	tcase_add_test(tcase, what_is_no_file_in_its_place_is_not_followed);
 	tcase_add_test(tcase, processes_meet_again_after_the_file_was_removed);
 	tcase_add_test(tcase, users_share_a_pool);
