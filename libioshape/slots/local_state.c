@@ -205,6 +205,8 @@ int local_write(struct local_file *file, uint32_t flags)
 	off_t at;
 	int ret = next_seq(file, &seq);
 
+	/* After a failure nobody knows what is there. */
+	file->seq = 0;
 	if (ret)
 		return ret;
 	at = (off_t)((seq & 1) * LOCAL_HALF_BYTES);
@@ -220,8 +222,7 @@ int local_write(struct local_file *file, uint32_t flags)
 	memcpy(header->pool, file->pool, sizeof(header->pool));
 	header->numbers = state->pool;
 	ret = lies_inline(header) ? write_inline(file, header, at) : write_apart(file, header, at);
-	/* After a failure nobody knows what is there. */
-	file->seq = ret ? 0 : header->seq;
+	file->seq = ret ? 0 : seq;
 	file->latest_fence = MAX(file->latest_fence, state->pool.fence);
 	file->latest_epoch = MAX(file->latest_epoch, state->pool.epoch);
 	return ret;
