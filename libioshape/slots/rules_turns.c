@@ -25,10 +25,8 @@ uint32_t rules_express(const struct rules_state *state)
 	return state->pool.set_express ? state->pool.set_express : SLOTS_EXPRESS;
 }
 
-bool rules_was_set(const struct rules_state *state)
+bool rules_numbers_set(const struct rules_numbers *pool)
 {
-	const struct rules_numbers *pool = &state->pool;
-
 	return pool->set_capacity || pool->set_pool_rate || pool->set_job_rate || pool->set_small ||
 	       pool->set_express;
 }

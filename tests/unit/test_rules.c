@@ -192,12 +192,12 @@ START_TEST(what_the_operator_set_wins_until_it_is_cleared)
 	ask("c1-1", "a", 1, 0);
 	ck_assert_uint_eq(answer.capacity, 2);
 	set_capacity(1);
-	ck_assert(rules_was_set(&state));
+	ck_assert(rules_numbers_set(&state.pool));
 	ask("c2-1", "a", 1, 0);
 	ck_assert_int_eq(answer.state, SLOTS_WAITING);
 	ck_assert_uint_eq(answer.capacity, 1);
 	rules_set(&state, now, &clear);
-	ck_assert(!rules_was_set(&state));
+	ck_assert(!rules_numbers_set(&state.pool));
 	ck_assert_int_eq(look("c2-1"), SLOTS_HOLDING);
 	ck_assert_uint_eq(answer.capacity, 2);
 }
