@@ -461,6 +461,24 @@ START_TEST(answers_of_another_shape_are_not_taken_for_ours)
 }
 END_TEST
 
+/* As Redis before 6.0 says it. Of one that never says anything else nothing can be had. */
+START_TEST(an_old_server_is_asked_in_whole_seconds)
+{
+	struct fake_redis fake;
+	struct base_error error = { 0 };
+	void *pool;
+
+	fake_redis_start(&fake, FAKE_SAYS, "-ERR timeout is not an integer or out of range\r\n");
+	pool = redis_case_open(fake.address, "1");
+	ck_assert_int_eq(slots_redis.wait(pool, 1500, &error), IOSHAPE_E_COORDINATOR);
+	must_say(&error, "timeout is not an integer");
+	ck_assert_int_eq(fake_redis_heard(&fake, "\r\n$5\r\n1.500\r\n"), 1);
+	ck_assert_int_eq(fake_redis_heard(&fake, "\r\n$1\r\n2\r\n"), 1);
+	slots_redis.close(pool);
+	fake_redis_stop(&fake);
+}
+END_TEST
+
 START_TEST(a_name_that_nobody_knows_is_said)
 {
 	struct base_error error;
@@ -690,6 +708,7 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, a_network_that_swallows_everything_takes_one_second);
 	tcase_add_test(tests, what_is_no_answer_of_a_redis_is_said_to_be_none);
 	tcase_add_test(tests, answers_of_another_shape_are_not_taken_for_ours);
+	tcase_add_test(tests, an_old_server_is_asked_in_whole_seconds);
 	tcase_add_test(tests, a_name_that_nobody_knows_is_said);
 	tcase_add_test(tests, passwords_open_doors_and_are_never_said);
 	tcase_add_test(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password);
