@@ -29,13 +29,14 @@ from coordinators import (
     coordinator,
     node,
     running_redis,
+    short_folder,
     writers,
 )
 from ioshape._slots import Member, PoolStatus
 from ioshape.cli.exporter import _MOST_JOBS, _jobs
 from ioshape.cli.top import Rates
 from processes import environment
-from tree import ROOT
+from tree import ROOT, program
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 POOL = "test:shared"
@@ -700,6 +701,43 @@ def test_ps_shows_no_password(guarded: Redis) -> None:
             for path in (Path(f"/proc/{one.process.pid}") / name for name in ("cmdline", "comm"))
         ]
         assert SECRET.encode() not in b"".join(shown)
+
+
+# ---- The configuration that is documented -------------------------------------------------------
+
+
+def test_redis_takes_the_documented_configuration() -> None:
+    """As it is, but for what belongs to the machine; and the user in users.acl can work with it."""
+    folder = ROOT / "docs" / "coordinator"
+    users = (folder / "users.acl").read_text(encoding="utf-8")
+    password = re.findall(r"^user ioshape .*>(\S+)", users, re.MULTILINE)[0]
+    with short_folder() as place, writers() as make:
+        port = str(Redis(place).port)
+        own = ["--port", port, "--dir", place, "--aclfile", folder / "users.acl"]
+        server = subprocess.Popen(
+            [program("redis-server"), str(folder / "redis.conf"), *map(str, own)],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            address = f"redis://ioshape@127.0.0.1:{port}"
+            await_true(
+                lambda: (
+                    call("slots", "status", "--coordinator", address).returncode == 3
+                    and "password"
+                    in call("slots", "status", "--coordinator", address).stderr.lower()
+                ),
+                "redis-server",
+            )
+            known = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_PASSWORD": password}
+            succeed("slots", "set", POOL, "--capacity", "2", **known)
+            writer = make(address, json.dumps({"pool": POOL}), IOSHAPE_PASSWORD=password)
+            while writer.hear() != "holds":
+                pass
+            (found,) = json.loads(succeed("slots", "status", "--json", **known))
+            assert (found["pool"], found["capacity"], found["used"]) == (POOL, 2, 1)
+        finally:
+            server.terminate()
+            server.wait(TIMEOUT_S)
 
 
 # ---- The whole ----------------------------------------------------------------------------------
