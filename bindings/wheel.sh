@@ -8,8 +8,8 @@ usage() {
 	cat <<'END'
 Usage: bindings/wheel.sh [--help] [FOLDER]
 
-Builds the Python package with pip and leaves in FOLDER (dist) a wheel that carries liburing and ISA-L:
-for every CPython from 3.10 on, and the Linux systems that its name tells. What it takes is in .venv
+Builds the Python package with pip and leaves in FOLDER (dist) a wheel that carries liburing, ISA-L and
+hiredis: for every CPython from 3.10 on, and the Linux systems that its name tells. What it takes is in .venv
 after tests/support/setup.sh test.
 END
 }

@@ -304,6 +304,9 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 	/* Whoever made it may have died before it was for everybody. */
 	if (stat.st_uid == geteuid() && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
 		errno = 0;
+	/* Saves a little with every turn; only owners may. */
+	if (fcntl(fd, F_SETFL, O_NOATIME))
+		errno = 0;
 	file->fd = fd;
 	file->dev = stat.st_dev;
 	file->ino = stat.st_ino;
@@ -473,8 +476,8 @@ void local_retire(struct local_file *file)
 {
 	/* Those that have it open see that it goes, and look for the name anew. Where it cannot be
 	 * removed, being another user's, whoever opens it next begins anew in it. */
-	if (!local_write(file, LOCAL_GONE))
-		unlinkat(file->folder_fd, file->name, 0);
+	if (!local_write(file, LOCAL_GONE) && !unlinkat(file->folder_fd, file->name, 0))
+		local_remove_fifos(file->folder_fd, file->hash);
 	close_file(file);
 	pthread_mutex_unlock(&file->lock);
 }

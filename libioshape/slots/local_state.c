@@ -22,7 +22,7 @@ _Static_assert(sizeof(struct local_header) == 184 + 8 * 15, "headers have holes"
 
 static off_t area(unsigned half)
 {
-	return (off_t)(sizeof(((struct local_file *)NULL)->page) + half * AREA_BYTES);
+	return (off_t)(sizeof(((struct local_file *)NULL)->halves) + half * AREA_BYTES);
 }
 
 static size_t members_bytes(const struct local_header *header)
@@ -49,27 +49,21 @@ static bool header_holds(const struct local_header *header)
 	       memchr(header->pool, 0, sizeof(header->pool));
 }
 
-/* The newer of two comes first. */
-static void headers_of(const uint8_t *page, struct local_header headers[2], unsigned order[2])
+/* Which of two is the newer one, if it holds. */
+static unsigned newer_of(const union local_half halves[2])
 {
-	for (unsigned half = 0; half < 2; half++)
-		memcpy(&headers[half], page + half * LOCAL_HALF_BYTES, sizeof(headers[half]));
-	order[0] = headers[1].seq > headers[0].seq;
-	order[1] = !order[0];
+	return halves[1].header.seq > halves[0].header.seq;
 }
 
-bool local_peek(const uint8_t *page, struct local_header *header)
+bool local_peek(const union local_half halves[2], struct local_header *header)
 {
-	struct local_header headers[2];
-	unsigned order[2];
+	const unsigned newer = newer_of(halves);
 
-	headers_of(page, headers, order);
-	for (unsigned i = 0; i < 2; i++) {
-		*header = headers[order[i]];
-		if (header_holds(header))
-			return true;
-	}
-	return false;
+	*header = halves[newer].header;
+	if (header_holds(header))
+		return true;
+	*header = halves[!newer].header;
+	return header_holds(header);
 }
 
 static uint32_t checksum(const struct local_header *header, const struct rules_state *state)
@@ -85,7 +79,7 @@ static uint32_t checksum(const struct local_header *header, const struct rules_s
 static bool read_body(struct local_file *file, const struct local_header *header, unsigned half)
 {
 	const size_t members = members_bytes(header), jobs = jobs_bytes(header);
-	const uint8_t *body = file->page + half * LOCAL_HALF_BYTES + sizeof(*header);
+	const uint8_t *body = file->halves[half].bytes + sizeof(*header);
 	struct rules_state *state = file->state;
 	struct iovec parts[2] = { { state->members, members }, { state->jobs, jobs } };
 
@@ -96,8 +90,9 @@ static bool read_body(struct local_file *file, const struct local_header *header
 	return true;
 }
 
-static bool take(struct local_file *file, const struct local_header *header, unsigned half)
+static bool take(struct local_file *file, unsigned half)
 {
+	const struct local_header *header = &file->halves[half].header;
 	struct rules_state *state = file->state;
 
 	if (!header_holds(header) || strcmp(header->pool, file->pool) ||
@@ -109,7 +104,6 @@ static bool take(struct local_file *file, const struct local_header *header, uns
 	if (!rules_hold(state))
 		return false;
 	file->seq = header->seq;
-	file->crc = header->crc;
 	file->ahead_ms = header->ahead_ms;
 	return true;
 }
@@ -119,25 +113,43 @@ static bool is_zero(const uint8_t *bytes, size_t count)
 	return !bytes[0] && !memcmp(bytes, bytes + 1, count - 1);
 }
 
+/*
+ * Whoever wrote since we did, wrote where the older of the two lies, with a higher number. (If more
+ * than one did, then a higher number lies there all the same.)
+ */
+static bool is_as_we_left_it(const struct local_file *file)
+{
+	const off_t older = ((file->seq + 1) & 1) * LOCAL_HALF_BYTES;
+	uint64_t seq;
+
+	return file->seq &&
+	       pread(file->fd, &seq, sizeof(seq),
+		     older + (off_t)offsetof(struct local_header, seq)) == sizeof(seq) &&
+	       seq == file->seq - 1;
+}
+
 int local_read(struct local_file *file)
 {
-	ssize_t got = pread(file->fd, file->page, sizeof(file->page), 0);
-	struct local_header headers[2];
-	unsigned order[2];
+	ssize_t got;
+	unsigned newer;
 
-	if (got < 0)
-		return -errno;
-	memset(file->page + got, 0, sizeof(file->page) - (size_t)got);
-	headers_of(file->page, headers, order);
-	/* As we left it: nobody else was there. */
-	if (file->seq && headers[order[0]].seq == file->seq && headers[order[0]].crc == file->crc)
+	if (is_as_we_left_it(file))
 		return LOCAL_FOUND;
 	file->seq = 0;
-	for (unsigned i = 0; i < 2; i++) {
-		if (take(file, &headers[order[i]], order[i]))
-			return headers[order[i]].flags & LOCAL_GONE ? LOCAL_REMOVED : LOCAL_FOUND;
+	got = pread(file->fd, file->halves, sizeof(file->halves), 0);
+	if (got < 0)
+		return -errno;
+	if ((size_t)got < sizeof(file->halves))
+		memset((uint8_t *)file->halves + got, 0, sizeof(file->halves) - (size_t)got);
+	newer = newer_of(file->halves);
+	if (!take(file, newer)) {
+		newer = !newer;
+		if (!take(file, newer))
+			return is_zero((const uint8_t *)file->halves, sizeof(file->halves)) ?
+				       LOCAL_EMPTY :
+				       LOCAL_DAMAGED;
 	}
-	return is_zero(file->page, sizeof(file->page)) ? LOCAL_EMPTY : LOCAL_DAMAGED;
+	return file->halves[newer].header.flags & LOCAL_GONE ? LOCAL_REMOVED : LOCAL_FOUND;
 }
 
 /* `done` is what a write said. */
@@ -149,58 +161,83 @@ static int as_error(ssize_t done, size_t wanted)
 }
 
 /* Behind the header in its half of the page. */
-static int write_inline(struct local_file *file, struct local_header *header, unsigned half)
+static int write_inline(struct local_file *file, struct local_header *header, off_t at)
 {
 	const size_t members = members_bytes(header), jobs = jobs_bytes(header);
-	uint8_t *place = file->page + half * LOCAL_HALF_BYTES, *body = place + sizeof(*header);
 	const size_t bytes = sizeof(*header) + members + jobs;
+	uint8_t *body = (uint8_t *)(header + 1);
 
 	memcpy(body, file->state->members, members);
 	memcpy(body + members, file->state->jobs, jobs);
-	memcpy(place, header, sizeof(*header));
-	header->crc = base_crc32(0, place + CHECKED_FROM, bytes - CHECKED_FROM);
-	memcpy(place + offsetof(struct local_header, crc), &header->crc, sizeof(header->crc));
-	return as_error(pwrite(file->fd, place, bytes, (off_t)(half * LOCAL_HALF_BYTES)), bytes);
+	header->crc = base_crc32(0, (uint8_t *)header + CHECKED_FROM, bytes - CHECKED_FROM);
+	return as_error(pwrite(file->fd, header, bytes, at), bytes);
 }
 
 /* The header last: without it the rest does not count. */
-static int write_apart(struct local_file *file, struct local_header *header, unsigned half)
+static int write_apart(struct local_file *file, struct local_header *header, off_t at)
 {
 	struct rules_state *state = file->state;
 	const size_t members = members_bytes(header), jobs = jobs_bytes(header);
 	const struct iovec parts[2] = { { state->members, members }, { state->jobs, jobs } };
-	int ret = as_error(pwritev(file->fd, parts, 2, area(half)), members + jobs);
+	int ret = as_error(pwritev(file->fd, parts, 2, area(header->seq & 1)), members + jobs);
 
 	if (ret)
 		return ret;
 	header->crc = checksum(header, state);
-	return as_error(pwrite(file->fd, header, sizeof(*header), (off_t)(half * LOCAL_HALF_BYTES)),
-			sizeof(*header));
+	return as_error(pwrite(file->fd, header, sizeof(*header), at), sizeof(*header));
+}
+
+/* Where the numbers are at their end, which takes an enemy: they begin anew, in an empty file. */
+static int next_seq(struct local_file *file, uint64_t *seq)
+{
+	*seq = file->seq + 1;
+	if (*seq < MOST_SEQ)
+		return 0;
+	*seq = 1;
+	return ftruncate(file->fd, 0) ? -errno : 0;
 }
 
 int local_write(struct local_file *file, uint32_t flags)
 {
-	const unsigned half = (file->seq + 1) & 1;
 	const struct rules_state *state = file->state;
-	struct local_header header = {
-		.magic = LOCAL_MAGIC,
-		.version = LOCAL_VERSION,
-		.seq = file->seq + 1,
-		.flags = flags,
-		.member_count = state->member_count,
-		.job_count = state->job_count,
-		.ahead_ms = file->ahead_ms,
-		.numbers = state->pool,
-	};
-	int ret;
+	struct local_header *header;
+	uint64_t seq;
+	off_t at;
+	int ret = next_seq(file, &seq);
 
-	memcpy(header.pool, file->pool, sizeof(header.pool));
-	ret = lies_inline(&header) ? write_inline(file, &header, half) :
-				     write_apart(file, &header, half);
 	/* After a failure nobody knows what is there. */
-	file->seq = ret ? 0 : header.seq;
-	file->crc = header.crc;
+	file->seq = 0;
+	if (ret)
+		return ret;
+	at = (off_t)((seq & 1) * LOCAL_HALF_BYTES);
+	header = &file->halves[seq & 1].header;
+	memcpy(header->magic, LOCAL_MAGIC, sizeof(header->magic));
+	header->version = LOCAL_VERSION;
+	header->seq = seq;
+	header->flags = flags;
+	header->member_count = state->member_count;
+	header->job_count = state->job_count;
+	header->unused = 0;
+	header->ahead_ms = file->ahead_ms;
+	memcpy(header->pool, file->pool, sizeof(header->pool));
+	header->numbers = state->pool;
+	ret = lies_inline(header) ? write_inline(file, header, at) : write_apart(file, header, at);
+	file->seq = ret ? 0 : seq;
 	file->latest_fence = MAX(file->latest_fence, state->pool.fence);
 	file->latest_epoch = MAX(file->latest_epoch, state->pool.epoch);
 	return ret;
+}
+
+int local_write_gone(int fd, const struct local_header *latest)
+{
+	struct local_header header = *latest;
+
+	header.seq++;
+	header.flags |= LOCAL_GONE;
+	header.member_count = header.job_count = 0;
+	header.crc =
+		base_crc32(0, (uint8_t *)&header + CHECKED_FROM, sizeof(header) - CHECKED_FROM);
+	return as_error(
+		pwrite(fd, &header, sizeof(header), (off_t)((header.seq & 1) * LOCAL_HALF_BYTES)),
+		sizeof(header));
 }

@@ -141,6 +141,7 @@ struct attempt {
 	uint64_t begin_ns;
 	uint64_t retry_ms;     /* the next time the coordinator does not answer */
 	uint64_t stagger_ns;   /* when it may write without a slot; 0: not decided */
+	uint64_t told_ns;      /* when who waits was asked last; 0: never */
 	struct base_error why; /* it does not answer */
 };
 
@@ -151,7 +152,8 @@ static int ask_to_go_on(struct attempt *attempt, bool away, struct base_error *e
 	const struct slots_wish *wish = &slot->wish;
 	struct ioshape_place place = { .size = sizeof(place) };
 	struct slots_pool *pool = slot->pool;
-	uint64_t waited_ms = (base_now_ns() - attempt->begin_ns) / 1000000;
+	const uint64_t now = base_now_ns();
+	uint64_t waited_ms = (now - attempt->begin_ns) / 1000000;
 
 	if (wish->timeout_ms && (wish->timeout_ms < 0 || waited_ms >= (uint64_t)wish->timeout_ms))
 		return base_fail(
@@ -159,8 +161,10 @@ static int ask_to_go_on(struct attempt *attempt, bool away, struct base_error *e
 			"no slot of pool %s came free in %.1f s; give it more time, or ask "
 			"the operator for more slots",
 			pool->config.pool, (double)waited_ms / 1e3);
-	if (!wish->waiting)
+	/* Signs of life may wake us more often. */
+	if (!wish->waiting || (attempt->told_ns && now - attempt->told_ns < ms_to_ns(PATIENCE_MS)))
 		return 0;
+	attempt->told_ns = now;
 	pthread_mutex_lock(&pool->lock);
 	place.position = slot->answer.position;
 	place.capacity = pool->capacity;

@@ -125,6 +125,6 @@ void rules_bury(struct rules_state *state, int64_t now, uint32_t process);
 uint32_t rules_in_the_way(struct rules_state *state, uint32_t *processes, uint32_t room);
 
 /* Whether the operator has set anything. */
-bool rules_was_set(const struct rules_state *state);
+bool rules_numbers_set(const struct rules_numbers *pool);
 
 #endif

@@ -9,7 +9,7 @@
 --   :d  hash   who holds or waits, by id (packed)
 --   :h  zset   ids of holders, by the end of their lease
 --   :q  zset   waiters by start tag; the member begins with a number that rises, for those alike
---   :s  zset   the small ones among them, by start tag and age
+--   :s  zset   the small ones among them, by start tags of their own; the same members
 --   :l  zset   ids of waiters, by when they are taken for dead
 --   :j  hash   where each job's next request begins (packed)
 --   :p  hash   when each job's bandwidth is free again
@@ -19,6 +19,7 @@ local MOST_REAPED = 16 -- dead holders, and as many waiters, per call
 local MOST_GRANTED = 32 -- per call
 local MOST_JOBS = 1000 -- remembered although they have nothing in the pool
 local LISTED = 256 -- members in a status
+local NEAR = 100 -- up to this position one is told who goes before it, not who holds a slot
 local KEPT = 24 * 3600 * 1000 -- an abandoned pool is forgotten after so long
 local OPERATORS_LEASE = 15000 -- what an operator's command takes the leases to be
 local GAP = 100 -- silence after which we look whether the server is still the same
@@ -27,6 +28,7 @@ local SMALL_BYTES = 16 * 1024 * 1024
 local EXPRESS = 1
 local LEARNING = 1 / 8 -- weight of the latest write in what is known of speeds
 local FIRST_MS, FIRST_BYTES = 16, 16e6 -- what the first write is taken to have had
+local BELIEVED = 300 * 1000 -- at most, or eight times its job's usual time: what bytes make us expect
 local UNKNOWN_COST = 1000 -- of a request that says no size, from a job not seen before
 local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
 local PACE_TURNS = 8 -- ... shared by so many writers at most
@@ -72,9 +74,12 @@ local pool = {
 	hw = 0, -- the latest time seen: ours never goes back
 	fence = 0, -- the last one given
 	vt = 0, -- virtual time: slot-milliseconds that a job of share 1 could have had
+	served = 0, -- the highest start tag granted: virtual time is never behind it
+	small_vt = 0, -- the same, of those that were let past the queue
 	used = 0, -- slots, by weight
 	express_used = 0,
 	holders = 0, waiters = 0, -- how many
+	small_waiters = 0, -- among them, that may be let past the queue
 	shares = 0, -- of the jobs that hold or wait, together
 	seq = 0, -- of requests that waited
 	cap = 0, -- capacity, as the jobs ask for it
@@ -136,7 +141,8 @@ end
 
 -- True if there was something.
 local function wipe()
-	pool.used, pool.express_used, pool.holders, pool.waiters, pool.shares = 0, 0, 0, 0, 0
+	pool.used, pool.express_used, pool.shares = 0, 0, 0
+	pool.holders, pool.waiters, pool.small_waiters = 0, 0, 0
 	pool.free, pool.renewed = 0, 0
 	local members = call('DEL', D)
 	call('DEL', H, Q, S, L, J, P)
@@ -148,6 +154,7 @@ local function is_complete()
 	local members = pool.holders + pool.waiters
 	return call('HLEN', D) == members and call('ZCARD', H) == pool.holders
 		and call('ZCARD', Q) == pool.waiters and call('ZCARD', L) == pool.waiters
+		and call('ZCARD', S) == pool.small_waiters
 		and (members == 0 or call('EXISTS', J) == 1)
 end
 
@@ -189,9 +196,6 @@ end
 
 -- ---- Members ----------------------------------------------------------------------------------------
 
--- A member is a list; these are its places.
-local NODE, JOB, RANK, SHARE, WEIGHT, BYTES, CLIENT, LEASE = 1, 2, 3, 4, 5, 6, 7, 8
-local STATE, COST, START, SINCE, PASSED, FENCE, TAG, GIVEN, SMALL = 9, 10, 11, 12, 13, 14, 15, 16, 17
 local WAITING, HOLDING = 1, 2
 
 local function load_member(id)
@@ -215,21 +219,28 @@ local function store_member(id, member)
 end
 
 local function describe(member)
-	return 'job ' .. member[JOB] .. ', rank ' .. member[RANK] .. ' on ' .. member[NODE]
+	return 'job ' .. member.job .. ', rank ' .. member.rank .. ' on ' .. member.node
 end
 
 -- ---- Jobs -------------------------------------------------------------------------------------------
 
--- A job is a list, too: in which busy time of the pool it was seen, how many members it has in the pool
--- and with what share, where its next request begins and where the latest one did, what its requests
--- without a size usually cost, and time and size of its latest writes.
-local BUSY, MEMBERS, PART, FINISH, LATEST, USUAL, MS, WRITTEN = 1, 2, 3, 4, 5, 6, 7, 8
+-- What is remembered of a job. `members` it has in the pool, with its `share`, in the pool's busy time
+-- number `busy`; its next request begins at `finish`, the latest one did at `latest`; `small_finish` is the
+-- same among small ones; `usual` is what those without a size cost; `ms` and `bytes` are time and size of
+-- its latest writes.
+local function new_job()
+	return {
+		busy = 0, members = 0, share = 0, finish = 0, latest = 0, small_finish = 0,
+		usual = UNKNOWN_COST, ms = 0, bytes = 0
+	}
+end
 
 local function load_job(name)
 	local packed = call('HGET', J, name)
-	local job = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, UNKNOWN_COST, 0, 0}
-	if job[BUSY] ~= pool.busy then
-		job[BUSY], job[MEMBERS], job[FINISH], job[LATEST] = pool.busy, 0, 0, 0
+	local job = packed and cmsgpack.unpack(packed) or new_job()
+	if job.busy ~= pool.busy then
+		job.busy, job.members = pool.busy, 0
+		job.finish, job.latest, job.small_finish = 0, 0, 0
 	end
 	return job
 end
@@ -239,17 +250,17 @@ local function store_job(name, job)
 end
 
 local function join(job, share)
-	if job[MEMBERS] == 0 then
-		job[PART] = share
+	if job.members == 0 then
+		job.share = share
 		pool.shares = pool.shares + share
 	end
-	job[MEMBERS] = job[MEMBERS] + 1
+	job.members = job.members + 1
 end
 
 local function leave(name, job)
-	job[MEMBERS] = job[MEMBERS] - 1
-	if job[MEMBERS] == 0 then
-		pool.shares = pool.shares - job[PART]
+	job.members = job.members - 1
+	if job.members == 0 then
+		pool.shares = pool.shares - job.share
 		if call('HLEN', J) > MOST_JOBS then
 			call('HDEL', J, name)
 			return
@@ -258,38 +269,35 @@ local function leave(name, job)
 	store_job(name, job)
 end
 
-local function expected_cost(job, bytes, weight)
-	local time = job[USUAL]
-	if bytes > 0 and job[WRITTEN] > 0 then
-		time = 1 + bytes * job[MS] / job[WRITTEN]
-	elseif bytes > 0 then
-		time = 1 + bytes * pool.ms / pool.bytes
-	end
-	return time * weight
-end
-
--- What a slot was really used for, instead of what was expected: learnt, and charged to the job.
+-- What a slot was really used for, instead of what was expected. `passed` if it is the holder that says
+-- so: then something is to be learnt, too.
 local function settle(job, member, passed)
-	local time = now - member[SINCE]
-	local cost = time * member[WEIGHT]
-	if passed > 0 then
+	local time = now - member.since
+	local more = time * member.weight - member.cost
+	job.finish = math.max(job.finish + more / member.share, 0)
+	if member.given > 0 then
+		pool.vt = math.max(pool.vt + more / pool.shares, pool.served)
+	end
+	if passed then
+		job.usual = job.usual + (math.max(time, 1) - job.usual) * LEARNING
+	end
+	if passed and passed > 0 then
 		-- Sums, not a mean of speeds: a small write tells little about large ones.
-		job[MS] = job[MS] * (1 - LEARNING) + time
-		job[WRITTEN] = job[WRITTEN] * (1 - LEARNING) + passed
+		job.ms = job.ms * (1 - LEARNING) + time
+		job.bytes = job.bytes * (1 - LEARNING) + passed
 		pool.ms = pool.ms * (1 - LEARNING) + time
 		pool.bytes = pool.bytes * (1 - LEARNING) + passed
 	end
-	job[FINISH] = math.max(job[FINISH] + (cost - member[COST]) / member[SHARE], 0)
-	job[USUAL] = job[USUAL] + (math.max(time, 1) - job[USUAL]) * LEARNING
 end
 
 -- ---- Coming and going -------------------------------------------------------------------------------
 
 local function forget_waiter(id, member)
-	call('ZREM', Q, member[TAG])
+	call('ZREM', Q, member.tag)
 	call('ZREM', L, id)
-	if member[SMALL] == 1 then
-		call('ZREM', S, id)
+	if member.small_start then
+		call('ZREM', S, member.tag)
+		pool.small_waiters = pool.small_waiters - 1
 	end
 	pool.waiters = pool.waiters - 1
 end
@@ -297,8 +305,8 @@ end
 local function forget_holder(id, member)
 	call('ZREM', H, id)
 	pool.holders = pool.holders - 1
-	pool.used = pool.used - member[GIVEN]
-	if member[GIVEN] == 0 then
+	pool.used = pool.used - member.given
+	if member.given == 0 then
 		pool.express_used = pool.express_used - 1
 	end
 end
@@ -306,27 +314,27 @@ end
 -- `passed` if it is the holder that says so. What takes no memory comes first: a server that has none
 -- left would refuse the rest if nothing was written before it.
 local function forget(id, member, passed)
-	if member[STATE] == HOLDING then
+	if member.state == HOLDING then
 		forget_holder(id, member)
 	else
 		forget_waiter(id, member)
 	end
 	call('HDEL', D, id)
-	local name = member[JOB]
+	local name = member.job
 	local job = load_job(name)
-	if job[MEMBERS] == 0 then
+	if job.members == 0 then
 		start_anew()
 	end
-	if member[STATE] == WAITING then
-		job[FINISH] = math.max(job[FINISH] - member[COST] / member[SHARE], 0)
-	elseif passed and member[COST] > 0 then
+	if member.state == WAITING then
+		job.finish = math.max(job.finish - member.cost / member.share, 0)
+	elseif member.cost > 0 then -- it was not reclaimed
 		settle(job, member, passed)
 	end
 	leave(name, job)
 end
 
 local function hold(id, member, given, lease)
-	member[STATE], member[SINCE], member[GIVEN] = HOLDING, now, given
+	member.state, member.since, member.given = HOLDING, now, given
 	call('ZADD', H, now + lease, id)
 	store_member(id, member)
 	if pool.holders == 0 then
@@ -349,9 +357,12 @@ local function admit(id, member, given, lease)
 	if given > 0 then
 		-- As if all who want slots were served at once, each by its share; and never behind the one
 		-- that is served, so that new jobs do not pass old ones for ever.
-		pool.vt = math.max(pool.vt + member[COST] / pool.shares, member[START])
+		pool.served = math.max(pool.served, member.start)
+		pool.vt = math.max(pool.vt + member.cost / pool.shares, pool.served)
+	else
+		pool.small_vt = math.max(pool.small_vt + member.cost / pool.shares, member.small_start)
 	end
-	member[FENCE] = pool.fence
+	member.fence = pool.fence
 	hold(id, member, given, lease)
 end
 
@@ -359,10 +370,10 @@ end
 -- beat comes after a third.
 local function grant(id, member, given)
 	forget_waiter(id, member)
-	admit(id, member, given, math.ceil(member[LEASE] / 2))
-	local wake = prefix .. 'w:' .. member[CLIENT]
+	admit(id, member, given, math.ceil(member.lease / 2))
+	local wake = prefix .. 'w:' .. member.client
 	call('RPUSH', wake, id)
-	call('PEXPIRE', wake, member[LEASE])
+	call('PEXPIRE', wake, member.lease)
 end
 
 -- More than there is may come in when it is alone.
@@ -378,17 +389,14 @@ local function grant_those_that_fit()
 	while pool.waiters > 0 and granted < MOST_GRANTED and pool.used < capacity() do
 		local id = string.sub(call('ZRANGE', Q, 0, 0)[1], 17)
 		local member = must_load_member(id)
-		if not fits(member[WEIGHT]) then
+		if not fits(member.weight) then
 			break
 		end
-		grant(id, member, member[WEIGHT])
+		grant(id, member, member.weight)
 		granted = granted + 1
 	end
-	while pool.waiters > 0 and granted < MOST_GRANTED and pool.express_used < express() do
-		local id = call('ZRANGE', S, 0, 0)[1]
-		if not id then
-			break
-		end
+	while pool.small_waiters > 0 and granted < MOST_GRANTED and pool.express_used < express() do
+		local id = string.sub(call('ZRANGE', S, 0, 0)[1], 17)
 		grant(id, must_load_member(id), 0)
 		granted = granted + 1
 	end
@@ -440,22 +448,24 @@ end
 
 local function holder(member)
 	return {
-		HOLDING, whole(member[FENCE]), whole(pool.epoch), member[GIVEN], 0, capacity(),
-		math.ceil(member[LEASE] / 3), paced(), ''
+		HOLDING, whole(member.fence), whole(pool.epoch), member.given, 0, capacity(),
+		math.ceil(member.lease / 3), paced(), ''
 	}
 end
 
 local function waiter(member)
-	local position = call('ZRANK', Q, member[TAG]) or start_anew()
-	local beat, ahead, id = math.ceil(member[LEASE] / 3), '', nil
-	if position > 0 then
+	local position = call('ZRANK', Q, member.tag) or start_anew()
+	local beat, ahead, id = math.ceil(member.lease / 3), '', nil
+	if position > 0 and position <= NEAR then
 		id = string.sub(call('ZRANGE', Q, position - 1, position - 1)[1], 17)
 	else
-		-- The next one looks whether who holds a slot is still alive.
 		local first = call('ZRANGE', H, 0, 0, 'WITHSCORES')
 		id = first[1]
-		local change = math.max(tonumber(first[2] or 0), pool.grace) - now
-		beat = math.max(1, math.min(beat, change))
+		if position == 0 then
+			-- The next one looks whether who holds a slot is still alive.
+			local change = math.max(tonumber(first[2] or 0), pool.grace) - now
+			beat = math.max(1, math.min(beat, change))
+		end
 	end
 	if id then
 		ahead = describe(must_load_member(id))
@@ -465,250 +475,279 @@ end
 
 -- ---- Operations -------------------------------------------------------------------------------------
 
-local operations = {}
+-- Only the one that is asked for is made: making them all would cost more than most of them do.
+local operation, operate = ARGV[1], nil
 
-local function enqueue(id, member)
-	pool.seq = pool.seq + 1
-	member[STATE], member[SINCE] = WAITING, now
-	member[TAG] = string.format('%016.0f', pool.seq) .. id
-	member[SMALL] = member[BYTES] > 0 and member[BYTES] <= small_bytes() and member[WEIGHT] == 1
-		and 1 or 0
-	store_member(id, member)
-	call('ZADD', Q, exact(member[START]), member[TAG])
-	call('ZADD', L, now + member[LEASE], id)
-	if member[SMALL] == 1 then
-		call('ZADD', S, exact(member[START] + now), id)
-		keep(S)
+if operation == 'acquire' then
+	local function expected_cost(job, bytes, weight)
+		local time = job.usual
+		if bytes > 0 then
+			local known = job.bytes > 0 and job or pool
+			-- Those of its job that queue behind one that announces far too much would have tags far
+			-- too late.
+			time = math.min(1 + bytes * known.ms / known.bytes, math.max(BELIEVED, 8 * job.usual))
+		end
+		return time * weight
 	end
-	if pool.waiters == 0 then
-		keep(Q, L)
-	end
-	if pool.holders + pool.waiters == 0 then
-		keep(D, J)
-	end
-	pool.waiters = pool.waiters + 1
-end
 
--- acquire id client node job rank share weight bytes lease asked-capacity default-capacity known-epoch
--- never-wait
-function operations.acquire(id, client, node, job_name, rank, share, weight, bytes, lease, asked, usual,
-		known_epoch, never_wait)
-	share, weight, bytes, lease = tonumber(share), tonumber(weight), tonumber(bytes), tonumber(lease)
-	tick(tonumber(known_epoch), lease)
-	local member = load_member(id)
-	if member then
-		return member[STATE] == HOLDING and holder(member) or waiter(member)
+	local function enqueue(id, member)
+		pool.seq = pool.seq + 1
+		member.state, member.since = WAITING, now
+		member.tag = string.format('%016.0f', pool.seq) .. id
+		store_member(id, member)
+		call('ZADD', Q, exact(member.start), member.tag)
+		call('ZADD', L, now + member.lease, id)
+		if member.small_start then
+			call('ZADD', S, exact(member.small_start), member.tag)
+			if pool.small_waiters == 0 then
+				keep(S)
+			end
+			pool.small_waiters = pool.small_waiters + 1
+		end
+		if pool.waiters == 0 then
+			keep(Q, L)
+		end
+		if pool.holders + pool.waiters == 0 then
+			keep(D, J)
+		end
+		pool.waiters = pool.waiters + 1
 	end
-	local idle = pool.holders + pool.waiters == 0
-	if idle or pool.cap == 0 then
-		-- Nobody is disturbed, or what was asked for is lost.
-		pool.cap = tonumber(asked) > 0 and tonumber(asked) or tonumber(usual)
-		pool.by = tonumber(asked) > 0 and 1 or 0
-	end
-	if idle then
-		pool.busy = pool.busy + 1
-		pool.vt, pool.shares = 0, 0
-	end
-	local job = load_job(job_name)
-	local cost = expected_cost(job, bytes, weight)
-	-- Never before one of the same job that came earlier, whatever that was charged since.
-	local start = math.max(pool.vt, job[FINISH], job[LATEST])
-	job[FINISH], job[LATEST] = start + cost / share, start
-	join(job, share)
-	store_job(job_name, job)
-	member = {
-		node, job_name, rank, share, weight, bytes, client, lease, 0, cost, start, now, 0, 0, '', 0, 0
-	}
-	if now >= pool.grace and pool.waiters == 0 and fits(weight) then
-		admit(id, member, weight, lease)
-		return holder(member)
-	end
-	enqueue(id, member)
-	grant_those_that_fit()
-	member = must_load_member(id)
-	if member[STATE] == HOLDING then
-		return holder(member)
-	end
-	if never_wait == '1' then
-		forget(id, member)
-		return nobody()
-	end
-	return waiter(member)
-end
 
--- A slot that was held when the data was lost, by one that still holds it.
-local function reclaim(id, member)
-	pool.fence = math.max(pool.fence, member[FENCE])
-	local job = load_job(member[JOB])
-	join(job, member[SHARE])
-	store_job(member[JOB], job)
-	hold(id, member, member[GIVEN], member[LEASE])
-end
-
--- beat id passed lease known-epoch holding fence weight bytes client node job rank share
-function operations.beat(id, passed, lease, known_epoch, holding, fence, given, bytes, client, node,
-		job_name, rank, share)
-	lease, known_epoch, passed = tonumber(lease), tonumber(known_epoch), tonumber(passed)
-	tick(known_epoch, lease)
-	local member = load_member(id)
-	-- Whoever was given its slot in an epoch that is over may have it again, as long as its lease, had
-	-- it been renewed just then, would last.
-	if holding == '1' and known_epoch ~= pool.epoch and now < pool.opened + lease
-		and not (member and member[STATE] == HOLDING) then
+	-- acquire id client node job rank share weight bytes lease asked-capacity default-capacity known-epoch
+	-- never-wait
+	operate = function(id, client, node, job_name, rank, share, weight, bytes, lease, asked, usual,
+			known_epoch, never_wait)
+		share, weight, bytes, lease = tonumber(share), tonumber(weight), tonumber(bytes), tonumber(lease)
+		tick(tonumber(known_epoch), lease)
+		local member = load_member(id)
 		if member then
-			forget(id, member)
+			return member.state == HOLDING and holder(member) or waiter(member)
 		end
-		given = tonumber(given)
+		local idle = pool.holders + pool.waiters == 0
+		if idle or pool.cap == 0 then
+			-- Nobody is disturbed, or what was asked for is lost.
+			pool.cap = tonumber(asked) > 0 and tonumber(asked) or tonumber(usual)
+			pool.by = tonumber(asked) > 0 and 1 or 0
+		end
+		if idle then
+			pool.busy = pool.busy + 1
+			pool.vt, pool.served, pool.small_vt, pool.shares = 0, 0, 0, 0
+		end
+		local job = load_job(job_name)
+		local cost = expected_cost(job, bytes, weight)
+		-- Never before one of the same job that came earlier, whatever that was charged since.
+		local start = math.max(pool.vt, job.finish, job.latest)
+		job.finish, job.latest = start + cost / share, start
+		local at_once = now >= pool.grace and pool.waiters == 0 and fits(weight)
+		local small_start
+		if not at_once and bytes > 0 and bytes <= small_bytes() and weight == 1 then
+			small_start = math.max(pool.small_vt, job.small_finish)
+			job.small_finish = small_start + cost / share
+		end
+		join(job, share)
+		store_job(job_name, job)
 		member = {
-			node, job_name, rank, tonumber(share), math.max(given, 1), tonumber(bytes), client, lease,
-			HOLDING, 0, pool.vt, now, passed, tonumber(fence), '', given, 0
+			node = node, job = job_name, rank = rank, client = client, share = share, weight = weight,
+			bytes = bytes, lease = lease, cost = cost, start = start, small_start = small_start, passed = 0
 		}
-		reclaim(id, member)
-		return holder(member)
-	end
-	if not member then
-		return nobody()
-	end
-	if member[STATE] == HOLDING then
-		call('ZADD', H, now + lease, id)
-		if member[PASSED] ~= passed then
-			member[PASSED] = passed
-			store_member(id, member)
+		if at_once then
+			admit(id, member, weight, lease)
+			return holder(member)
 		end
-		return holder(member)
-	end
-	call('ZADD', L, now + lease, id)
-	return waiter(member)
-end
-
--- release id passed lease known-epoch
-function operations.release(id, passed, lease, known_epoch)
-	tick(tonumber(known_epoch), tonumber(lease))
-	local member = load_member(id)
-	if not member then
-		return 0
-	end
-	forget(id, member, tonumber(passed))
-	grant_those_that_fit()
-	return 1
-end
-
--- When this job's bandwidth is free again.
-local function job_free(name)
-	local free = call('HGET', P, name)
-	if not free and call('HLEN', P) >= MOST_JOBS then
-		call('DEL', P) -- what each owes is a fraction of a second
-	end
-	return tonumber(free or '0')
-end
-
--- pace job bytes job-rate lease known-epoch: {bytes, start, end}
-function operations.pace(job_name, bytes, job_rate, lease, known_epoch)
-	tick(tonumber(known_epoch), tonumber(lease))
-	bytes, job_rate = tonumber(bytes), tonumber(job_rate)
-	if job_rate == 0 or (pool.set_job_rate > 0 and pool.set_job_rate < job_rate) then
-		job_rate = pool.set_job_rate
-	end
-	local pool_rate = pool.set_pool_rate
-	if job_rate == 0 and pool_rate == 0 then
-		return {0, 0, 10000}
-	end
-	local rate = math.min(job_rate > 0 and job_rate or pool_rate, pool_rate > 0 and pool_rate or job_rate)
-	local of_pool = pool_rate > 0 and pool.free or 0
-	local of_job = job_rate > 0 and job_free(job_name) or 0
-	local start = now
-	if bytes > 0 then
-		local turns = math.min(math.max(pool.holders, 1), PACE_TURNS)
-		bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / turns))
-		start = math.max(now, of_pool, of_job)
-		of_pool, of_job = start, start
-	end
-	-- What comes back was the last that was given, unless others came after it: nobody loses.
-	if pool_rate > 0 then
-		pool.free = of_pool + bytes * 1000 / pool_rate
-	end
-	if job_rate > 0 then
-		call('HSET', P, job_name, exact(of_job + bytes * 1000 / job_rate))
-		keep(P)
-	end
-	if bytes <= 0 then
-		return {0, 0, 0}
-	end
-	return {whole(bytes), math.floor(start - now), math.ceil(start - now + bytes * 1000 / rate)}
-end
-
--- set clear capacity pool-rate job-rate small express (0: as it was)
-function operations.set(clear, ...)
-	tick(0, OPERATORS_LEASE)
-	local names = {'set_capacity', 'set_pool_rate', 'set_job_rate', 'set_small', 'set_express'}
-	for i, value in ipairs({...}) do
-		if clear == '1' or tonumber(value) > 0 then
-			pool[names[i]] = tonumber(value)
+		enqueue(id, member)
+		grant_those_that_fit()
+		member = must_load_member(id)
+		if member.state == HOLDING then
+			return holder(member)
 		end
+		if never_wait == '1' then
+			forget(id, member)
+			return nobody()
+		end
+		return waiter(member)
 	end
-	keep_all()
-	grant_those_that_fit()
-	return 1
-end
 
--- kick id
-function operations.kick(id)
-	tick(0, OPERATORS_LEASE)
-	local member = load_member(id)
-	if not member then
-		return 0
+elseif operation == 'beat' then
+	-- A slot that was held when the data was lost, by one that still holds it.
+	local function reclaim(id, member)
+		pool.fence = math.max(pool.fence, member.fence)
+		local job = load_job(member.job)
+		join(job, member.share)
+		store_job(member.job, job)
+		hold(id, member, member.given, member.lease)
 	end
-	forget(id, member)
-	grant_those_that_fit()
-	return 1
-end
 
-local function row(id, member, deadline)
-	return {
-		id, member[JOB], member[NODE], member[RANK], member[WEIGHT],
-		member[STATE] == HOLDING and member[GIVEN] == 0 and 1 or 0, whole(member[BYTES]),
-		whole(member[PASSED]), whole(member[FENCE]), whole(now - member[SINCE]),
-		whole(tonumber(deadline or '0') - now)
-	}
-end
+	-- beat id passed lease known-epoch holding fence weight bytes client node job rank share
+	operate = function(id, passed, lease, known_epoch, holding, fence, given, bytes, client, node,
+			job_name, rank, share)
+		lease, known_epoch, passed = tonumber(lease), tonumber(known_epoch), tonumber(passed)
+		tick(known_epoch, lease)
+		local member = load_member(id)
+		-- Whoever was given its slot in an epoch that is over may have it again, as long as its lease, had
+		-- it been renewed just then, would last.
+		if holding == '1' and known_epoch ~= pool.epoch and now < pool.opened + lease
+			and not (member and member.state == HOLDING) then
+			if member then
+				forget(id, member)
+			end
+			given = tonumber(given)
+			member = {
+				node = node, job = job_name, rank = rank, client = client, share = tonumber(share),
+				weight = math.max(given, 1), bytes = tonumber(bytes), lease = lease, cost = 0,
+				passed = passed, given = given, fence = tonumber(fence)
+			}
+			reclaim(id, member)
+			return holder(member)
+		end
+		if not member then
+			return nobody()
+		end
+		if member.state == HOLDING then
+			call('ZADD', H, now + lease, id)
+			if member.passed ~= passed then
+				member.passed = passed
+				store_member(id, member)
+			end
+			return holder(member)
+		end
+		call('ZADD', L, now + lease, id)
+		return waiter(member)
+	end
 
--- status: {{numbers}, {holders, oldest first}, {waiters, the next one first}}
-function operations.status()
-	local held, queue, holders, waiters = {}, {}, {}, {}
-	if call('EXISTS', M) == 1 then -- to look must not make a pool
+elseif operation == 'release' then
+	-- release id passed lease known-epoch
+	operate = function(id, passed, lease, known_epoch)
+		tick(tonumber(known_epoch), tonumber(lease))
+		local member = load_member(id)
+		if not member then
+			return 0
+		end
+		forget(id, member, tonumber(passed))
+		grant_those_that_fit()
+		return 1
+	end
+
+elseif operation == 'pace' then
+	-- When this job's bandwidth is free again.
+	local function job_free(name)
+		local free = call('HGET', P, name)
+		if not free and call('HLEN', P) >= MOST_JOBS then
+			call('DEL', P) -- what each owes is a fraction of a second
+		end
+		return tonumber(free or '0')
+	end
+
+	-- pace job bytes job-rate lease known-epoch: {bytes, start, end}
+	operate = function(job_name, bytes, job_rate, lease, known_epoch)
+		tick(tonumber(known_epoch), tonumber(lease))
+		bytes, job_rate = tonumber(bytes), tonumber(job_rate)
+		if job_rate == 0 or (pool.set_job_rate > 0 and pool.set_job_rate < job_rate) then
+			job_rate = pool.set_job_rate
+		end
+		local pool_rate = pool.set_pool_rate
+		if job_rate == 0 and pool_rate == 0 then
+			return {0, 0, 10000}
+		end
+		local rate = math.min(job_rate > 0 and job_rate or pool_rate, pool_rate > 0 and pool_rate or job_rate)
+		local of_pool = pool_rate > 0 and pool.free or 0
+		local of_job = job_rate > 0 and job_free(job_name) or 0
+		local start = now
+		if bytes > 0 then
+			local turns = math.min(math.max(pool.holders, 1), PACE_TURNS)
+			bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / turns))
+			start = math.max(now, of_pool, of_job)
+			of_pool, of_job = start, start
+		end
+		-- What comes back was the last that was given, unless others came after it: nobody loses.
+		if pool_rate > 0 then
+			pool.free = of_pool + bytes * 1000 / pool_rate
+		end
+		if job_rate > 0 then
+			call('HSET', P, job_name, exact(of_job + bytes * 1000 / job_rate))
+			keep(P)
+		end
+		if bytes <= 0 then
+			return {0, 0, 0}
+		end
+		return {whole(bytes), math.floor(start - now), math.ceil(start - now + bytes * 1000 / rate)}
+	end
+
+elseif operation == 'set' then
+	-- set clear capacity pool-rate job-rate small express (0: as it was)
+	operate = function(clear, ...)
 		tick(0, OPERATORS_LEASE)
-		held = call('ZRANGE', H, 0, LISTED - 1, 'WITHSCORES')
-		queue = call('ZRANGE', Q, 0, LISTED - 1)
+		local names = {'set_capacity', 'set_pool_rate', 'set_job_rate', 'set_small', 'set_express'}
+		for i, value in ipairs({...}) do
+			if clear == '1' or tonumber(value) > 0 then
+				pool[names[i]] = tonumber(value)
+			end
+		end
+		keep_all()
+		grant_those_that_fit()
+		return 1
 	end
-	for i = 1, #held, 2 do
-		local member = must_load_member(held[i])
-		holders[#holders + 1] = {row(held[i], member, held[i + 1]), fence = member[FENCE]}
+
+elseif operation == 'kick' then
+	-- kick id
+	operate = function(id)
+		tick(0, OPERATORS_LEASE)
+		local member = load_member(id)
+		if not member then
+			return 0
+		end
+		forget(id, member)
+		grant_those_that_fit()
+		return 1
 	end
-	table.sort(holders, function(a, b)
-		return a.fence < b.fence
-	end)
-	for i, holder_and_fence in ipairs(holders) do
-		holders[i] = holder_and_fence[1]
+
+elseif operation == 'status' then
+	local function row(id, member, deadline)
+		return {
+			id, member.job, member.node, member.rank, member.weight,
+			member.state == HOLDING and member.given == 0 and 1 or 0, whole(member.bytes),
+			whole(member.passed), whole(member.fence or 0), whole(now - member.since),
+			whole(tonumber(deadline or '0') - now)
+		}
 	end
-	for i, tag in ipairs(queue) do
-		local id = string.sub(tag, 17)
-		waiters[i] = row(id, must_load_member(id), call('ZSCORE', L, id))
+
+	-- status: {{numbers}, {holders, oldest first}, {waiters, the next one first}}
+	operate = function()
+		local held, queue, holders, waiters = {}, {}, {}, {}
+		if call('EXISTS', M) == 1 then -- to look must not make a pool
+			tick(0, OPERATORS_LEASE)
+			held = call('ZRANGE', H, 0, LISTED - 1, 'WITHSCORES')
+			queue = call('ZRANGE', Q, 0, LISTED - 1)
+		end
+		for i = 1, #held, 2 do
+			local member = must_load_member(held[i])
+			holders[#holders + 1] = {row(held[i], member, held[i + 1]), fence = member.fence}
+		end
+		table.sort(holders, function(a, b)
+			return a.fence < b.fence
+		end)
+		for i, holder_and_fence in ipairs(holders) do
+			holders[i] = holder_and_fence[1]
+		end
+		for i, tag in ipairs(queue) do
+			local id = string.sub(tag, 17)
+			waiters[i] = row(id, must_load_member(id), call('ZSCORE', L, id))
+		end
+		local by = pool.set_capacity > 0 and 2 or pool.by
+		return {
+			{
+				capacity(), by, pool.used, whole(pool.set_pool_rate), whole(pool.set_job_rate),
+				whole(small_bytes()), express(), whole(pool.grants), pool.last_minute, pool.waiters
+			}, holders, waiters
+		}
 	end
-	local by = pool.set_capacity > 0 and 2 or pool.by
-	return {
-		{
-			capacity(), by, pool.used, whole(pool.set_pool_rate), whole(pool.set_job_rate),
-			whole(small_bytes()), express(), whole(pool.grants), pool.last_minute, pool.waiters
-		}, holders, waiters
-	}
 end
 
-if ARGV[1] ~= 'acquire' then
+if operation ~= 'acquire' then
 	-- A server without memory refuses what may take some, but not if something was written before. Who
 	-- is there shall be able to stay and to go.
 	call('HDEL', M, '')
 end
-local answer = operations[ARGV[1]](unpack(ARGV, 2))
+local answer = operate(unpack(ARGV, 2))
 if now then
 	store_pool()
 end

@@ -67,7 +67,7 @@ void redis_tidy(struct redis_pool *pool)
 	char why[LINK_WHY_BYTES];
 	redisReply *reply;
 
-	if (!pool->rested || pool->waiting || !pool->wake)
+	if (!__atomic_load_n(&pool->rested, __ATOMIC_RELAXED) || pool->waiting || !pool->wake)
 		return;
 	if (pool->asked) {
 		if (link_take(pool->wake, &reply, why) ||
@@ -82,13 +82,18 @@ void redis_tidy(struct redis_pool *pool)
 	give_back(pool, false);
 }
 
-/* Closing with BLPOP asked could lose a wake: until the server sees it, it may still push to it. */
+/*
+ * Closing with BLPOP asked could lose a wake: until the server sees it, it may still push to it.
+ * What cannot be done now, because another thread's call is under way or the answer has not come,
+ * is left to the next call.
+ */
 void redis_rest(void *opaque)
 {
 	struct redis_pool *pool = opaque;
 
-	pthread_mutex_lock(&pool->lock);
-	pool->rested = true;
+	__atomic_store_n(&pool->rested, true, __ATOMIC_RELAXED);
+	if (pthread_mutex_trylock(&pool->lock))
+		return;
 	redis_tidy(pool);
 	pthread_mutex_unlock(&pool->lock);
 }
@@ -147,13 +152,15 @@ static enum event ask(struct watch *watch)
 	struct redis_pool *pool = watch->pool;
 	const uint64_t now = base_now_ns();
 	/* 0 would be for ever. */
-	const uint64_t left_ms = MAX((uint64_t)link_time_left_ms(watch->until_ns), 1u);
+	uint64_t left_ms = MAX((uint64_t)link_time_left_ms(watch->until_ns), 1u);
 	struct link_command command = { 0 };
 	char seconds[32];
 	int ret;
 
-	snprintf(seconds, sizeof(seconds), "%llu.%03u", (unsigned long long)(left_ms / 1000),
-		 (unsigned)(left_ms % 1000));
+	if (pool->whole_seconds)
+		left_ms = (left_ms + 999) / 1000 * 1000;
+	snprintf(seconds, sizeof(seconds), pool->whole_seconds ? "%llu" : "%llu.%03u",
+		 (unsigned long long)(left_ms / 1000), (unsigned)(left_ms % 1000));
 	link_add_text(&command, "BLPOP");
 	link_add_text(&command, pool->wake_key);
 	link_add_text(&command, seconds);
@@ -180,6 +187,10 @@ static enum event understand(struct watch *watch, const redisReply *reply)
 		pool->route.has_moved = true;
 		pthread_mutex_unlock(&pool->lock);
 		drop_wake(pool);
+		return NOTHING;
+	}
+	if (link_says(reply, "timeout is not an integer") && !pool->whole_seconds) {
+		pool->whole_seconds = true;
 		return NOTHING;
 	}
 	redis_describe(pool->wake, reply, watch->why);
@@ -269,7 +280,7 @@ int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 	enum event event = ENOUGH;
 
 	pthread_mutex_lock(&pool->lock);
-	pool->rested = false;
+	__atomic_store_n(&pool->rested, false, __ATOMIC_RELAXED);
 	pool->waiting = true;
 	pthread_mutex_unlock(&pool->lock);
 	if (pool->woken)

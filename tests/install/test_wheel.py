@@ -27,7 +27,7 @@ from tree import ROOT, program
 WHEELS = ROOT / ".venv" / "wheels"
 OLDEST_PYTHON = (3, 10)
 # What the extension is linked with and a wheel must carry.
-CARRIED = ("libisal", "liburing")
+CARRIED = ("libhiredis", "libisal", "liburing")
 
 NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info"
@@ -191,7 +191,7 @@ def test_what_is_in_the_wheel(contents: Path) -> None:
     ]
     # A license for what is ours, and for each library that is carried.
     licenses = {name.rpartition("/")[2] for name in about if "/licenses/" in name}
-    assert licenses == {"LICENSE", "ISA-L.txt", "liburing.txt"}
+    assert licenses == {"LICENSE", "ISA-L.txt", "hiredis.txt", "liburing.txt"}
 
 
 @pytest.fixture(scope="module")
@@ -264,9 +264,13 @@ def test_the_wheel_is_typed(stranger: Path, tmp_path: Path) -> None:
 # ---- On a machine without the libraries --------------------------------------------------------
 
 SAVE = """
-import ctypes, sys
+import ctypes, re, sys
 
-for library in ("libisal.so", "libisal.so.2", "liburing.so", "liburing.so.2"):
+for library in (
+    *("libhiredis.so", "libhiredis.so.0.14"),
+    *("libisal.so", "libisal.so.2"),
+    *("liburing.so", "liburing.so.2"),
+):
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -286,7 +290,7 @@ for file in ("sync.pt", "async.pt"):
     assert torch.equal(loaded["weights"], model["weights"]) and loaded["step"] == 7
     ioshape.verify(file)
 mapped = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
-print(*(name for name in mapped if "libisal" in name or "liburing" in name), sep="\\n")
+print(*(name for name in mapped if re.search("lib(hiredis|isal|uring)", name)), sep="\\n")
 """
 
 STOCK = """

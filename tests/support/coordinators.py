@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coordinators of a test's own, and processes that hold slots or wait for them."""
 
+import atexit
+import functools
+import itertools
 import os
 import shutil
 import socket
@@ -40,8 +43,8 @@ class Redis:
             f"port {self.port}",
             f"unixsocket {self.socket}",
             f"dir {folder}",
+            "databases 1000",
             'save ""',
-            "enable-debug-command local",
         ]
         if password:
             lines.append(f"requirepass {password}")
@@ -95,12 +98,31 @@ def running_redis(password: str = "") -> Iterator[Redis]:
             redis.kill()
 
 
+#: A server that has just started might have lost its data: for half a lease it lets nobody in but
+#: those who held a slot before.
+_GRACE_S = 8.5
+
+
+@functools.cache
+def _shared_redis() -> Redis:
+    """One for all tests, that has run for long enough."""
+    folder = short_folder()
+    redis = Redis(folder.__enter__())
+    atexit.register(folder.__exit__, None, None, None)
+    atexit.register(redis.kill)
+    redis.start()
+    time.sleep(_GRACE_S)
+    return redis
+
+
+_databases = itertools.count()
+
+
 @contextmanager
 def coordinator(kind: str) -> Iterator[str]:
     """The address of a new one: "local" or "redis"."""
     if kind == "redis":
-        with running_redis() as redis:
-            yield redis.address
+        yield f"{_shared_redis().address}?db={next(_databases)}"
     else:
         with short_folder() as folder:
             yield f"local:{folder}"

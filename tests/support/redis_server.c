@@ -173,6 +173,10 @@ static redisReply *say(struct redis_server *server, const char *format, va_list 
 	redisReply *reply;
 
 	MUST(context && !context->err, "cannot connect to our redis-server");
+	if (server->password) {
+		reply = redisCommand(context, "AUTH %s %s", server->user, server->password);
+		freeReplyObject(reply);
+	}
 	reply = redisvCommand(context, format, args);
 	MUST(reply, "no reply to %s", format);
 	redisFree(context);

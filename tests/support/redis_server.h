@@ -21,7 +21,8 @@ struct redis_server {
 	char log[96];
 	const char *options[2 * REDIS_SERVER_OPTIONS]; /* "--name", "value", ... */
 	int option_count;
-	bool sentinel; /* redis-sentinel, with the file DIRECTORY/sentinel.conf */
+	const char *user, *password; /* of the operator, if one is asked for */
+	bool sentinel;               /* redis-sentinel, with the file DIRECTORY/sentinel.conf */
 };
 
 /* A port that nobody listens on. */

@@ -71,6 +71,9 @@ look_for_missing() {
 	need python3-venv python3 -c 'import ensurepip, venv'
 	need python3-dev has_python_headers
 	need util-linux flock --version
+	if [ "$purpose" != build ]; then
+		need redis-server redis-server --version
+	fi
 	if [ "$purpose" = bench ]; then
 		need fio fio --version
 		need util-linux findmnt --version
@@ -83,6 +86,7 @@ look_for_missing() {
 	need cmake cmake --version
 	need binutils nm --version
 	need valgrind valgrind --version
+	need redis-sentinel redis-sentinel --version
 	need e2fsprogs mkfs.ext4 -V
 	need git git --version
 	need unzip unzip -v

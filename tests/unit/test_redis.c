@@ -5,6 +5,7 @@
 #include "support/redis_case.h"
 #include "support/scratch.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -303,6 +304,7 @@ START_TEST(all_slots_of_a_process_are_kept_when_the_data_is_lost)
 	pool = redis_case_open_config(&config);
 	one = redis_case_acquire(pool, "1-1");
 	two = redis_case_acquire(pool, "1-2");
+	poll(NULL, 0, 5); /* epochs are milliseconds */
 	redis_server_tell(&server, "FLUSHALL");
 	ck_assert_int_eq(redis_case_beat(pool, "1-1", &one).state, SLOTS_HOLDING);
 	ck_assert_int_eq(redis_case_beat(pool, "1-2", &two).state, SLOTS_HOLDING);
@@ -407,6 +409,24 @@ START_TEST(one_connection_is_enough_at_rest)
 }
 END_TEST
 
+START_TEST(no_descriptor_goes_on_to_programs_that_are_started)
+{
+	bool before[256];
+	void *pool;
+
+	for (int fd = 0; fd < 256; fd++)
+		before[fd] = fcntl(fd, F_GETFD) >= 0;
+	pool = redis_case_open(address, "1");
+	redis_case_acquire(pool, "1-1");
+	for (int fd = 0; fd < 256; fd++) {
+		int flags = fcntl(fd, F_GETFD);
+
+		ck_assert(before[fd] || flags < 0 || flags & FD_CLOEXEC);
+	}
+	slots_redis.close(pool);
+}
+END_TEST
+
 START_TEST(a_turn_without_waiting_takes_two_commands)
 {
 	void *pool = redis_case_open(address, "1");
@@ -505,6 +525,7 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, an_interruption_ends_waiting_at_once_and_loses_no_wake);
 	tcase_add_test(tests, a_wake_that_came_while_nobody_waited_is_not_lost);
 	tcase_add_test(tests, one_connection_is_enough_at_rest);
+	tcase_add_test(tests, no_descriptor_goes_on_to_programs_that_are_started);
 	tcase_add_test(tests, a_turn_without_waiting_takes_two_commands);
 	tcase_add_test(tests, threads_may_call_while_one_of_them_waits);
 	suite_add_tcase(suite, tests);

@@ -1,0 +1,479 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Saves take turns: what they do while they wait, and what they say of it. */
+#define _GNU_SOURCE
+#include "support/async_case.h"
+#include "support/check_main.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static char address[256];
+static struct ioshape_context *other; /* another client of the same pool */
+
+static struct ioshape_context *open_client(const char *job, const char *pool)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *opened;
+	char message[512];
+	int ret;
+
+	options.block_bytes = 256 * 1024;
+	options.queue_depth = 4;
+	options.staging_bytes = 64 * MIB;
+	options.coordinator = address;
+	options.pool = pool;
+	options.job = job;
+	options.slots = 1;
+	ret = ioshape_context_open(&opened, &options, message, sizeof(message));
+	ck_assert_msg(!ret, "%s", message);
+	return opened;
+}
+
+static void setup(void)
+{
+	scratch_setup();
+	sample_make(&sample, 3, 20 * MIB); /* too large to be let past the queue */
+	snprintf(address, sizeof(address), "local:%s", scratch_directory());
+	context = open_client("J", NULL);
+	other = open_client("K", NULL);
+}
+
+static void teardown(void)
+{
+	ioshape_context_free(other);
+	async_teardown();
+}
+
+static struct ioshape_slot *hold(void)
+{
+	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot *slot;
+	int ret;
+
+	options.path = scratch_path("file");
+	ret = ioshape_slot_acquire(other, &options, &slot);
+	ck_assert_msg(!ret, "%s", ioshape_context_message(other));
+	return slot;
+}
+
+static void wait_for_phase(struct ioshape_save *save, enum ioshape_phase expected)
+{
+	enum ioshape_phase phase = 0;
+
+	for (int tries = 0; tries < 1000 && phase != expected; tries++) {
+		ck_assert_int_eq(ioshape_save_progress(save, &phase, NULL, NULL), 0);
+		usleep(2000);
+	}
+	ck_assert_int_eq(phase, expected);
+}
+
+static struct ioshape_report report_of(struct ioshape_save *save)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+
+	ck_assert_int_eq(ioshape_save_report(save, &report), 0);
+	return report;
+}
+
+struct heard {
+	atomic_uint places, waits, plans_before_release;
+	atomic_bool released;
+	struct ioshape_place last;
+};
+
+static int hear_place(void *user, const struct ioshape_place *place)
+{
+	struct heard *heard = user;
+
+	heard->last = *place;
+	heard->places++;
+	return 0;
+}
+
+static int hear_phase(void *user, enum ioshape_phase phase, uint64_t done_bytes,
+		      uint64_t total_bytes)
+{
+	struct heard *heard = user;
+
+	heard->waits += phase == IOSHAPE_PHASE_WAIT;
+	heard->plans_before_release += phase >= IOSHAPE_PHASE_PLAN && !heard->released;
+	if (phase == IOSHAPE_PHASE_WAIT)
+		ck_assert(done_bytes == 0 && total_bytes > 0);
+	return 0;
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+START_TEST(a_save_waits_for_its_turn_after_staging_and_before_the_first_byte)
+{
+	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_place place = { .size = sizeof(place) };
+	struct heard heard = { .places = 0 };
+	struct ioshape_report report;
+	struct ioshape_save *save;
+	struct ioshape_slot *slot = hold();
+
+	options.progress = hear_phase;
+	options.queue = hear_place;
+	options.progress_user = options.queue_user = &heard;
+	/* It returns although nobody may write: training never waits for its turn. */
+	save = begin(scratch_path("file"), &sample, &options);
+	wait_for_phase(save, IOSHAPE_PHASE_WAIT);
+	for (int tries = 0; tries < 1000 && heard.places < 3; tries++)
+		usleep(2000);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	ck_assert_int_eq(ioshape_save_place(save, &place), 0);
+	ck_assert_uint_eq(place.position, 0);
+	ck_assert_uint_eq(place.capacity, 1);
+	ck_assert_str_eq(place.coordinator, "local");
+	ck_assert_msg(strstr(place.ahead, "job K, rank 0 on "), "%s", place.ahead);
+	ck_assert(place.waited_s > 0.1 && place.waited_s < 5);
+	heard.released = true;
+	ioshape_slot_release(slot);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), 0);
+	ck_assert_uint_eq(heard.plans_before_release, 0);
+	ck_assert_uint_ge(heard.waits, 2);
+	ck_assert_int_eq(ioshape_save_place(save, &place), 0);
+	ck_assert_str_eq(place.pool, "");
+	report = report_of(save);
+	ck_assert_str_eq(report.coordinator, "local");
+	ck_assert_uint_eq(report.position, 1);
+	ck_assert_uint_eq(report.capacity, 1);
+	ck_assert_uint_gt(report.fence, 0);
+	ck_assert(report.slot_s > 0.1 && report.slot_s <= report.total_s);
+	ck_assert_ptr_nonnull(strstr(report.ahead, "job K, rank 0 on "));
+	ck_assert_uint_eq(report.slot_lost, 0);
+	ck_assert_str_eq(report.fallback_text, "");
+	ioshape_save_free(save);
+	must_hold(scratch_path("file"), &sample);
+}
+END_TEST
+
+START_TEST(a_save_that_waits_can_be_cancelled_and_leaves_the_queue)
+{
+	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_pool_status *status;
+	struct ioshape_save *save;
+	struct ioshape_slot *slot = hold();
+	char name[128];
+
+	save = begin(scratch_path("file"), &sample, &options);
+	wait_for_phase(save, IOSHAPE_PHASE_WAIT);
+	ck_assert_int_eq(ioshape_save_cancel(save), 0);
+	ck_assert_int_eq(ioshape_save_wait(save, 5000), -ECANCELED);
+	ck_assert_ptr_nonnull(strstr(ioshape_save_message(save), scratch_path("file")));
+	ck_assert_ptr_nonnull(strstr(ioshape_save_message(save), "waited for a slot"));
+	ioshape_save_free(save);
+	ck_assert_int_eq(access(scratch_path("file"), F_OK), -1);
+	ck_assert_int_eq(ioshape_pool_name(other, scratch_path("file"), name, sizeof(name)), 0);
+	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
+	ck_assert_uint_eq(status->waiter_count, 0);
+	ck_assert_uint_eq(status->holder_count, 1);
+	ioshape_pool_status_free(status);
+	ioshape_slot_release(slot);
+}
+END_TEST
+
+START_TEST(freeing_a_context_ends_saves_that_wait)
+{
+	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_slot *slot = hold();
+	struct ioshape_save *save;
+
+	save = begin(scratch_path("file"), &sample, &options);
+	wait_for_phase(save, IOSHAPE_PHASE_WAIT);
+	ioshape_context_free(context);
+	ioshape_save_free(save);
+	context = open_client("J", NULL);
+	ck_assert_int_eq(access(scratch_path("file"), F_OK), -1);
+	ioshape_slot_release(slot);
+}
+END_TEST
+
+static int give_up(void *user, const struct ioshape_place *place)
+{
+	(void)user;
+	return place->waited_s > 0.25;
+}
+
+START_TEST(a_blocking_save_can_give_up_waiting)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_slot *slot = hold();
+
+	options.queue = give_up;
+	options.report = &report;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample.tensors,
+					      sample.count, &options),
+			 -ECANCELED);
+	ck_assert_ptr_nonnull(strstr(ioshape_context_message(context), "waited for a slot"));
+	ioshape_slot_release(slot);
+}
+END_TEST
+
+/* ---- Nobody waits for itself ----------------------------------------------------------------- */
+
+START_TEST(saves_to_one_path_do_not_wait_for_each_other_in_a_ring)
+{
+	enum { SAVES = 12 };
+	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_save *saves[SAVES];
+
+	/* With one slot, and places in the order of the calls: a later one must not keep the slot
+	 * while it waits for an earlier one. */
+	for (int i = 0; i < SAVES; i++) {
+		sample.metadata.step = i;
+		saves[i] = begin(scratch_path("file"), &sample, &options);
+	}
+	for (int i = 0; i < SAVES; i++) {
+		ck_assert_int_eq(ioshape_save_wait(saves[i], 60000), 0);
+		ioshape_save_free(saves[i]);
+	}
+	must_hold(scratch_path("file"), &sample);
+}
+END_TEST
+
+START_TEST(two_files_can_be_open_at_a_time_in_one_thread)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_pool_status *status;
+	struct ioshape_file *first, *second;
+	struct ioshape_writer *third;
+	char name[128];
+
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("first"), &options, &first), 0);
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("second"), &options, &second), 0);
+	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("third"), NULL, &third), 0);
+	ck_assert_int_eq(ioshape_file_write(first, "1", 1), 0);
+	ck_assert_int_eq(ioshape_file_write(second, "2", 1), 0);
+	ck_assert_int_eq(ioshape_pool_name(other, scratch_path("file"), name, sizeof(name)), 0);
+	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
+	ck_assert_uint_eq(status->holder_count, 1);
+	ioshape_pool_status_free(status);
+	ck_assert_int_eq(ioshape_file_commit(first, &report), 0);
+	ck_assert_str_eq(report.coordinator, "local");
+	ioshape_file_free(first);
+	ck_assert_int_eq(ioshape_file_commit(second, NULL), 0);
+	ioshape_file_free(second);
+	ck_assert_int_eq(ioshape_writer_record(third, "r", "3", 1, 0), 0);
+	ck_assert_int_eq(ioshape_writer_commit(third, NULL), 0);
+	ioshape_writer_free(third);
+	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
+	ck_assert_uint_eq(status->used, 0);
+	ioshape_pool_status_free(status);
+}
+END_TEST
+
+START_TEST(a_file_that_is_given_up_gives_its_slot_back)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_file *file;
+
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("first"), &options, &file), 0);
+	ioshape_file_free(file);
+	ioshape_slot_release(hold());
+}
+END_TEST
+
+static void *read_all(void *argument)
+{
+	char piece[4096];
+	int fd = open(argument, O_RDONLY);
+
+	while (read(fd, piece, sizeof(piece)) > 0)
+		;
+	close(fd);
+	return NULL;
+}
+
+START_TEST(what_goes_to_a_pipe_takes_no_slot)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_slot *slot = hold();
+	char path[512];
+	pthread_t reader;
+
+	snprintf(path, sizeof(path), "%s", scratch_path("pipe"));
+	ck_assert_int_eq(mkfifo(path, 0600), 0);
+	ck_assert_int_eq(pthread_create(&reader, NULL, read_all, path), 0);
+	options.report = &report;
+	ck_assert_int_eq(
+		ioshape_save_tensors(context, path, sample.tensors, sample.count, &options), 0);
+	pthread_join(reader, NULL);
+	ck_assert_str_eq(report.coordinator, "");
+	ioshape_slot_release(slot);
+}
+END_TEST
+
+/* ---- What is said ---------------------------------------------------------------------------- */
+
+static struct ioshape_report save_with(struct ioshape_context *with)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save_options options = with_metadata(&sample);
+	int ret;
+
+	options.report = &report;
+	ret = ioshape_save_tensors(with, scratch_path("file"), sample.tensors, sample.count,
+				   &options);
+	ck_assert_msg(!ret, "%s", ioshape_context_message(with));
+	return report;
+}
+
+START_TEST(without_coordination_the_report_says_so)
+{
+	struct ioshape_report report;
+	struct ioshape_context *alone;
+
+	snprintf(address, sizeof(address), "open");
+	alone = open_client("J", NULL);
+	report = save_with(alone);
+	ck_assert_str_eq(report.coordinator, "open");
+	ck_assert_str_eq(report.pool, "");
+	ck_assert_uint_eq(report.fence, 0);
+	ck_assert_uint_eq(report.position, 0);
+	ioshape_context_free(alone);
+}
+END_TEST
+
+START_TEST(a_save_whose_coordinator_is_away_is_saved_all_the_same)
+{
+	struct ioshape_report report;
+	struct ioshape_context *alone;
+
+	snprintf(address, sizeof(address), "unix://%s", scratch_path("there-is-no-such-socket"));
+	alone = open_client("J", NULL);
+	report = save_with(alone);
+	ck_assert_str_eq(report.coordinator, "stagger");
+	ck_assert_uint_ge(report.fallbacks, 1);
+	ck_assert_msg(strstr(report.fallback_text, "no slot was taken"), "%s",
+		      report.fallback_text);
+	ck_assert_ptr_nonnull(strstr(report.fallback_text, "there-is-no-such-socket"));
+	ioshape_context_free(alone);
+	must_hold(scratch_path("file"), &sample);
+}
+END_TEST
+
+START_TEST(pools_are_named_after_filesystems_or_as_one_likes)
+{
+	struct ioshape_context *named = open_client("J", "mine:/scratch+1");
+	char one[128], same[128], elsewhere[128], small[4];
+	struct ioshape_report report;
+
+	ck_assert_int_eq(ioshape_pool_name(context, scratch_path("a"), one, sizeof(one)), 0);
+	ck_assert_int_eq(ioshape_pool_name(other, scratch_path("b"), same, sizeof(same)), 0);
+	ck_assert_int_eq(ioshape_pool_name(context, "/proc/x", elsewhere, sizeof(elsewhere)), 0);
+	ck_assert_str_eq(one, same);
+	ck_assert_str_ne(one, elsewhere);
+	ck_assert_int_eq(ioshape_pool_name(context, scratch_path("a"), small, sizeof(small)),
+			 -ENAMETOOLONG);
+	ck_assert_int_eq(ioshape_pool_name(context, "/no/such/folder/x", one, sizeof(one)),
+			 -ENOENT);
+	ck_assert_int_eq(ioshape_pool_name(named, scratch_path("a"), one, sizeof(one)), 0);
+	ck_assert_str_eq(one, "mine:/scratch+1");
+	report = save_with(named);
+	ck_assert_str_eq(report.pool, "mine:/scratch+1");
+	ioshape_context_free(named);
+}
+END_TEST
+
+START_TEST(the_rate_of_a_job_holds_its_saves_back)
+{
+	static const char *const addresses[] = { "local", "open" };
+
+	for (size_t i = 0; i < 2; i++) {
+		struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+		struct ioshape_context *paced;
+		struct ioshape_report report;
+
+		snprintf(address, sizeof(address), "%s%s%s", addresses[i], i ? "" : ":",
+			 i ? "" : scratch_directory());
+		options.coordinator = address;
+		options.block_bytes = 256 * 1024;
+		options.rate = 40 * MIB;
+		ck_assert_int_eq(ioshape_context_open(&paced, &options, NULL, 0), 0);
+		report = save_with(paced);
+		/* 20 MiB at 40 MiB/s. */
+		ck_assert_msg(report.paced_s > 0.35 && report.write_s < 1.5, "%s: %f %f",
+			      addresses[i], report.paced_s, report.write_s);
+		ioshape_context_free(paced);
+	}
+}
+END_TEST
+
+/* ---- Bad settings ---------------------------------------------------------------------------- */
+
+static void must_refuse(struct ioshape_context_options *options, const char *word)
+{
+	struct ioshape_context *refused;
+	char message[512];
+
+	options->size = sizeof(*options);
+	ck_assert_int_eq(ioshape_context_open(&refused, options, message, sizeof(message)),
+			 -EINVAL);
+	ck_assert_ptr_null(refused);
+	ck_assert_msg(strstr(message, word), "%s", message);
+	ck_assert_ptr_null(strstr(message, "s3cret"));
+}
+
+START_TEST(bad_settings_are_refused_by_name)
+{
+	must_refuse(&(struct ioshape_context_options){ .coordinator = "zookeeper://a" },
+		    "redis://");
+	must_refuse(&(struct ioshape_context_options){ .coordinator = "redis://u:s3cret@h:99999/" },
+		    "coordinator");
+	must_refuse(&(struct ioshape_context_options){ .coordinator = "open:house" }, "open");
+	must_refuse(&(struct ioshape_context_options){ .pool = "a{b}" }, "pool");
+	must_refuse(&(struct ioshape_context_options){ .share = 1001 }, "share");
+	must_refuse(&(struct ioshape_context_options){ .lease_ms = 299 }, "lease_ms");
+	must_refuse(&(struct ioshape_context_options){ .lease_ms = 20000, .stall_ms = 10000 },
+		    "stall_ms");
+	must_refuse(&(struct ioshape_context_options){ .away = 3 }, "away");
+	must_refuse(&(struct ioshape_context_options){ .slots = 65537 }, "slots");
+}
+END_TEST
+
+START_TEST(a_password_file_that_is_not_there_is_named)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *refused;
+	char message[512];
+
+	options.password_file = scratch_path("no-such-file");
+	ck_assert_int_eq(ioshape_context_open(&refused, &options, message, sizeof(message)),
+			 -ENOENT);
+	ck_assert_ptr_nonnull(strstr(message, "no-such-file"));
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("saves in slots");
+	TCase *all = tcase_create("saves in slots");
+
+	tcase_add_checked_fixture(all, setup, teardown);
+	tcase_set_timeout(all, 60);
+	tcase_add_test(all, a_save_waits_for_its_turn_after_staging_and_before_the_first_byte);
+	tcase_add_test(all, a_save_that_waits_can_be_cancelled_and_leaves_the_queue);
+	tcase_add_test(all, freeing_a_context_ends_saves_that_wait);
+	tcase_add_test(all, a_blocking_save_can_give_up_waiting);
+	tcase_add_test(all, saves_to_one_path_do_not_wait_for_each_other_in_a_ring);
+	tcase_add_test(all, two_files_can_be_open_at_a_time_in_one_thread);
+	tcase_add_test(all, a_file_that_is_given_up_gives_its_slot_back);
+	tcase_add_test(all, what_goes_to_a_pipe_takes_no_slot);
+	tcase_add_test(all, without_coordination_the_report_says_so);
+	tcase_add_test(all, a_save_whose_coordinator_is_away_is_saved_all_the_same);
+	tcase_add_test(all, pools_are_named_after_filesystems_or_as_one_likes);
+	tcase_add_test(all, the_rate_of_a_job_holds_its_saves_back);
+	tcase_add_test(all, bad_settings_are_refused_by_name);
+	tcase_add_test(all, a_password_file_that_is_not_there_is_named);
+	suite_add_tcase(suite, all);
+	return check_main(suite);
+}

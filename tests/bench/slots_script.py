@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one call of slots.lua costs the server, with few and with very many waiters.
+
+    python tests/bench/slots_script.py
+
+Server time only (commandstats), of calls as a cluster makes them: others queue, waiters and holders
+give signs of life, holders go and the next ones are let in.
+"""
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from slots_script import RefusedByRedis, Script, Server, Value, script_text
+
+WAITERS = [100, 1000, 10_000, 100_000]
+CAPACITY = 64
+LEASE = 3_600_000  # nobody dies meanwhile
+CALLS = 2000  # in each round
+ROUNDS = 3  # the best counts: others use the machine too
+AT_ONCE = 100
+JOBS = 100
+
+Command = list[Value]
+
+
+class Crowd:
+    """A pool with so many waiters that it can be measured."""
+
+    def __init__(self, server: Server, pool: str, waiters: int) -> None:
+        self.script = Script(server, script_text(), pool)
+        self.connection = server.connection
+        self.random = Random(waiters)
+        self.made = 0
+        # The pool opens with a short lease: a new one waits half of it for holders from before.
+        self.script("release", "nobody", 0, 1, 0)
+        self.call([self.acquire() for _ in range(CAPACITY + waiters)])
+
+    def call(self, commands: list[Command]) -> list[object]:
+        answers: list[object] = []
+        for start in range(0, len(commands), AT_ONCE):
+            answers += self.connection.call_all(commands[start : start + AT_ONCE])
+        for answer in answers:
+            if isinstance(answer, RefusedByRedis):
+                raise answer
+        return answers
+
+    def acquire(self) -> Command:
+        number = self.made
+        self.made += 1
+        who: list[Value] = [f"{number % 5000:016x}", f"node{number % 500}", f"job{number % JOBS}"]
+        size = self.random.choice([1 << 20, 1 << 30, 1 << 34])
+        request: list[Value] = [f"id-{number}", *who, number % 64, 1, 1, size, LEASE]
+        return self.script.command("acquire", *request, CAPACITY, 1, 0, 0)
+
+    def ids(self, key: str) -> list[str]:
+        """Of holders (h), or of waiters (l)."""
+        found = self.connection.call("ZRANGE", self.script.prefix + key, 0, -1)
+        return [str(name) for name in found] if isinstance(found, list) else []
+
+    def beats(self, key: str) -> list[Command]:
+        return [self.beat(name) for name in self.random.choices(self.ids(key), k=CALLS)]
+
+    def beat(self, name: str) -> Command:
+        number = int(name.partition("-")[2])
+        who: list[Value] = [f"{number % 5000:016x}", f"node{number % 500}", f"job{number % JOBS}"]
+        state: list[Value] = [name, number, LEASE, 0, 0, 0, 1, 1 << 30]
+        return self.script.command("beat", *state, *who, number % 64, 1)
+
+    def release(self, holder: str) -> Command:
+        return self.script.command("release", holder, 1 << 30, LEASE, 0)
+
+    def microseconds(self, commands: list[Command]) -> float:
+        """Of one call."""
+        self.connection.call("CONFIG", "RESETSTAT")
+        self.call(commands)
+        stats = str(self.connection.call("INFO", "commandstats"))
+        found = re.search(r"cmdstat_evalsha:calls=(\d+),usec=(\d+)", stats)
+        if found is None:
+            raise RuntimeError("the server does not count its commands")
+        return int(found[2]) / int(found[1])
+
+    def measure_releases(self) -> float:
+        """Each lets the next one in, and another one comes to the queue."""
+        spent: list[float] = []
+        while len(spent) * CAPACITY < CALLS:
+            spent.append(self.microseconds([self.release(held) for held in self.ids("h")]))
+            self.call([self.acquire() for _ in range(CAPACITY)])
+        return sum(spent) / len(spent)
+
+    def measure(self) -> dict[str, float]:
+        acquires = self.microseconds([self.acquire() for _ in range(CALLS // 10)])
+        return {
+            "acquire": acquires,
+            "beat of a waiter": self.microseconds(self.beats("l")),
+            "beat of a holder": self.microseconds(self.beats("h")),
+            "release": self.measure_releases(),
+        }
+
+
+def uncontended(server: Server) -> dict[str, float]:
+    """A turn with nobody else there."""
+    crowd = Crowd(server, "empty", 0)
+    crowd.call([crowd.release(held) for held in crowd.ids("h")])
+    turns = [crowd.acquire() for _ in range(CALLS // 2)]
+    first = crowd.made - len(turns)
+    return {
+        "turn": crowd.microseconds(
+            [
+                command
+                for number, turn in enumerate(turns)
+                for command in (turn, crowd.release(f"id-{first + number}"))
+            ]
+        )
+    }
+
+
+def best(measured: Callable[[], dict[str, float]]) -> dict[str, float]:
+    rounds = [measured() for _ in range(ROUNDS)]
+    return {name: min(each[name] for each in rounds) for name in rounds[0]}
+
+
+def measure_all() -> dict[str, dict[str, float]]:
+    """Microseconds of server time, by number of waiters and by operation."""
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
+        found["0"] = best(lambda: uncontended(server))
+        for waiters in WAITERS:
+            crowd = Crowd(server, f"of{waiters}", waiters)
+            found[str(waiters)] = best(crowd.measure)
+            server.connection.call("FLUSHALL")
+    return found
+
+
+def figures(found: dict[str, dict[str, float]]) -> dict[str, float]:
+    queued = [found[str(waiters)] for waiters in WAITERS]
+    growth = {name: [each[name] for each in queued] for name in queued[0]}
+    return {
+        "script_us_max": max(max(means) for means in growth.values()),
+        "script_us_growth": max(max(means) / min(means) for means in growth.values()),
+    }
+
+
+def measure() -> dict[str, float]:
+    """The figures of the table."""
+    return figures(measure_all())
+
+
+if __name__ == "__main__":
+    everything = measure_all()
+    print(json.dumps({"us": everything, **figures(everything)}, indent=1))

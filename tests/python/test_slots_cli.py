@@ -1,0 +1,785 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's commands, as processes: slots, top, exporter; with real coordinators."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import sysconfig
+import termios
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinators import (
+    TIMEOUT_S,
+    Redis,
+    Writer,
+    await_true,
+    coordinator,
+    node,
+    running_redis,
+    short_folder,
+    writers,
+)
+from ioshape._slots import Member, PoolStatus
+from ioshape.cli.exporter import _MOST_JOBS, _jobs
+from ioshape.cli.top import Rates
+from processes import environment
+from tree import ROOT, program
+
+IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
+POOL = "test:shared"
+SECRET = "tr0ub4dor"
+
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(params=["local", "redis"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    with coordinator(request.param) as value:
+        yield value
+
+
+@pytest.fixture
+def write(address: str) -> Iterator[Callable[..., Writer]]:
+    """Makes processes that use the pool, which admits one at a time."""
+    with writers() as make:
+
+        def made(job: str, rank: int = 0, **asked: Any) -> Writer:
+            asked = {"pool": POOL, **asked}
+            return make(address, json.dumps(asked), job=job, rank=rank, IOSHAPE_SLOTS="1")
+
+        yield made
+
+
+def call(*arguments: str | Path, typed: str | None = None, **variables: str) -> Done:
+    return subprocess.run(
+        [IOSHAPE, *arguments],
+        env=environment(TERM="xterm", **variables),
+        stdin=subprocess.DEVNULL if typed is None else None,
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def succeed(*arguments: str | Path, **variables: str) -> str:
+    done = call(*arguments, **variables)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def fail(code: int, *arguments: str | Path, **variables: str) -> str:
+    """The one sentence on stderr."""
+    done = call(*arguments, **variables)
+    assert done.returncode == code, done.stderr
+    assert not done.stdout
+    assert done.stderr.startswith("ioshape: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.removeprefix("ioshape: ").rstrip("\n")
+
+
+def state(address: str, pool: str = POOL) -> dict[str, Any]:
+    """The pool, as "slots status --json" says it."""
+    (found,) = json.loads(succeed("slots", "status", pool, "--json", "--coordinator", address))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture
+def busy(address: str, write: Callable[..., Writer]) -> tuple[Writer, Writer]:
+    """One that holds the only slot, and one that waits behind it."""
+    holder = write("4711", rank=7, nbytes=1 << 30)
+    assert holder.hear() == "holds"
+    holder.tell("pace 1000000")
+    waiter = write("train", rank=3, nbytes=2 << 30)
+    assert waiter.hear() == "waits"
+    await_true(lambda: state(address)["waiter_count"] == 1, "one that waits")
+    return holder, waiter
+
+
+# ---- Terminals ----------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *arguments: str, width: int = 160, height: int = 40) -> None:
+        self.controller, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        self.before = termios.tcgetattr(terminal)
+        self.terminal = terminal
+        self.process = subprocess.Popen(
+            [IOSHAPE, *arguments],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=environment(TERM="xterm"),
+            preexec_fn=self._take_terminal,  # noqa: PLW1509 - Ctrl-C comes from it
+        )
+        self.seen = ""
+
+    def _take_terminal(self) -> None:
+        os.setsid()
+        fcntl.ioctl(self.terminal, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def await_text(self, text: str) -> None:
+        """Until it has been shown."""
+        await_true(lambda: self._read() and text in self.seen, text)
+
+    def _read(self) -> bool:
+        while select.select([self.controller], [], [], 0.01)[0]:
+            part = os.read(self.controller, 65536)
+            if not part:
+                break
+            self.seen += part.decode(errors="replace")
+        return True
+
+    def type(self, keys: str) -> None:
+        os.write(self.controller, keys.encode())
+
+    def end(self) -> int:
+        """The exit code."""
+        end = time.monotonic() + TIMEOUT_S
+        while self.process.poll() is None and time.monotonic() < end:
+            self._read()
+        self._read()
+        return self.process.wait(1)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.controller)
+        os.close(self.terminal)
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[Terminal]:
+    one = Terminal(*arguments)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+# ---- slots status -------------------------------------------------------------------------------
+
+
+def test_status_has_who_holds_and_who_waits(address: str, busy: tuple[Writer, Writer]) -> None:
+    holder, _ = busy
+    # Holders tell how far they are with their signs of life.
+    await_true(lambda: state(address)["holders"][0]["passed"] == 1_000_000, "the bytes")
+    found = state(address)
+    assert (found["pool"], found["capacity"], found["used"]) == (POOL, 1, 1)
+    assert found["coordinator"] == ("local" if address.startswith("local") else "redis")
+    assert found["capacity_by"] == "job"
+    assert (found["grants"], found["waiter_count"]) == (1, 1)
+    (holds,), (waits,) = found["holders"], found["waiters"]
+    assert (holds["job"], holds["rank"], holds["node"]) == ("4711", 7, node())
+    assert (holds["weight"], holds["bytes"], holds["express"]) == (1, 1 << 30, False)
+    assert holds["fence"] > 0
+    assert (waits["job"], waits["rank"], waits["bytes"]) == ("train", 3, 2 << 30)
+    assert holds["id"] != waits["id"]
+    assert holds["since_s"] > 0
+    assert 0 < holds["lease_s"] <= 15.1
+    holder.tell("release")
+    assert busy[1].hear() == "holds"
+    found = state(address)
+    assert (found["holders"][0]["id"], found["waiters"]) == (waits["id"], [])
+    assert found["grants"] == 2
+
+
+@pytest.mark.usefixtures("busy")
+def test_status_is_a_table_for_people(address: str) -> None:
+    lines = succeed("slots", "status", POOL, "--coordinator", address).splitlines()
+    assert lines[0].startswith(f"{POOL} (")
+    assert "1 of 1 slot taken (capacity: asked for by a job), 1 waiting" in lines[0]
+    assert lines[1].startswith("bandwidth: any for the pool, any for each job; past the queue: 1 ")
+    rows = [line.split() for line in lines[3:]]
+    assert rows[0][:6] == ["state", "job", "node", "rank", "slots", "written"]
+    assert rows[1][:5] == ["holds", "4711", node(), "7", "1"]
+    assert rows[2][:5] == ["waits", "train", node(), "3", "1"]
+
+
+@pytest.mark.usefixtures("busy")
+def test_status_of_all_pools(address: str, write: Callable[..., Writer]) -> None:
+    other = write("other", pool="a:other")
+    assert other.hear() == "holds"
+    found = json.loads(succeed("slots", "status", "--json", "--coordinator", address))
+    assert [(one["pool"], one["used"]) for one in found] == [("a:other", 1), (POOL, 1)]
+    text = succeed("slots", "status", IOSHAPE_COORDINATOR=address)
+    assert "\n\ntest:shared (" in text
+
+
+def test_status_of_a_path_is_that_of_its_filesystem(
+    address: str, tmp_path: Path, write: Callable[..., Writer]
+) -> None:
+    writer = write("4711", pool=None, path=str(tmp_path / "model.pt"))
+    assert writer.hear() == "holds"
+    for path in (tmp_path, tmp_path / "another.pt"):
+        text = succeed("slots", "status", "--path", path, "--json", "--coordinator", address)
+        (found,) = json.loads(text)
+        assert [one["job"] for one in found["holders"]] == ["4711"]
+    sentence = fail(2, "slots", "status", POOL, "--path", tmp_path, "--coordinator", address)
+    assert "not both" in sentence
+
+
+def test_without_pools_there_is_nothing_to_show(address: str) -> None:
+    done = call("slots", "status", "--coordinator", address)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("no pools")
+    assert json.loads(succeed("slots", "status", "--json", "--coordinator", address)) == []
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_pool_that_does_not_exist_is_not_made_by_asking(address: str) -> None:
+    for arguments in (
+        ["slots", "status", "lustre:scrtch"],
+        ["slots", "clear", "lustre:scrtch"],
+        ["slots", "kick", "lustre:scrtch", "0123456789abcdef-1"],
+        ["top", "lustre:scrtch", "--once"],
+    ):
+        sentence = fail(1, *arguments, "--coordinator", address)
+        assert sentence == f"the coordinator knows no pool lustre:scrtch; it knows {POOL}"
+
+
+# ---- set, clear, kick ---------------------------------------------------------------------------
+
+
+def test_what_the_operator_sets_wins_until_it_is_cleared(
+    address: str, busy: tuple[Writer, Writer], write: Callable[..., Writer]
+) -> None:
+    out = succeed("slots", "set", POOL, "--capacity", "2", "--coordinator", address)
+    assert "2 of 2 slots taken (capacity: set by the operator), 0 waiting" in out
+    assert busy[1].hear() == "holds"  # at once
+    third = write("third", nbytes=1 << 30)
+    assert third.hear() == "waits"  # what it asks for does not count
+    assert state(address)["capacity_by"] == "operator"
+    out = succeed("slots", "clear", POOL, "--coordinator", address)
+    assert "2 of 1 slot taken (capacity: asked for by a job), 1 waiting" in out
+
+
+def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
+    at = ("--coordinator", address)
+    succeed("slots", "set", POOL, "--capacity", "7", *at)  # nobody has used it so far
+    succeed("slots", "set", POOL, "--rate", "2G", "--small", "1M", *at)
+    out = succeed("slots", "set", POOL, "--job-rate", "500M", "--express", "3", *at)
+    assert "bandwidth: 2.00 GiB/s for the pool, 500 MiB/s for each job" in out
+    assert "past the queue: 3 at a time of up to 1.00 MiB" in out
+    found = state(address)
+    names = ("capacity", "pool_rate", "job_rate", "small_bytes", "express", "capacity_by")
+    assert [found[name] for name in names] == [7, 2 << 30, 500 << 20, 1 << 20, 3, "operator"]
+    out = succeed("slots", "clear", POOL, *at)
+    assert "capacity: set by the operator" not in out
+    assert "bandwidth: any for the pool, any for each job" in out
+    assert "past the queue: 1 at a time of up to 16.0 MiB" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["set", POOL], "nothing to set"),
+        (["set", POOL, "--capacity", "0"], "0 is not in the range"),
+        (["set", POOL, "--rate", "much"], "'much' is not a number of bytes"),
+        (["set", POOL, "--rate", "0"], "'0' is not at least 1 byte"),
+        (["set", POOL, "--job-rate", "-1"], "'-1' is not at least 1 byte"),
+        (["set", "--capacity", "3"], "Missing argument 'POOL'"),
+        (["set", "redis://host", "--capacity", "3"], "POOL is the name of a pool"),
+        (["kick", POOL], "Missing argument 'ID'"),
+        ([], "Missing command"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["status", "--coordinator", "http://host"], "--coordinator cannot be 'http://host'"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], sentence: str) -> None:
+    code = 1 if "http://host" in arguments else 2
+    assert sentence in fail(code, "slots", *arguments)
+
+
+def test_kicking_gives_the_slot_to_the_next(address: str, busy: tuple[Writer, Writer]) -> None:
+    holder, waiter = busy
+    holder.tell("lost")
+    assert holder.hear() == "False"
+    member = state(address)["holders"][0]["id"]
+    at = ("--coordinator", address)
+    sentence = fail(2, "slots", "kick", POOL, member, *at)
+    assert "--yes" in sentence
+    assert state(address)["holders"][0]["id"] == member
+    out = succeed("slots", "kick", POOL, member, "--yes", *at)
+    assert out.startswith(f"job 4711, rank 7 on {node()}: taken away")
+    assert waiter.hear() == "holds"
+
+    def lost() -> bool:
+        holder.tell("lost")
+        return holder.hear() == "True"
+
+    await_true(lost, "the loss")
+    sentence = fail(1, "slots", "kick", POOL, member, "--yes", *at)
+    assert member in sentence
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_kick_asks_first(address: str, busy: tuple[Writer, Writer], answer: str) -> None:
+    member = state(address)["holders"][0]["id"]
+    with terminal("slots", "kick", POOL, member, "--coordinator", address) as one:
+        one.await_text("[y/N]")
+        assert f"job 4711, rank 7 on {node()} holds 1 slot of {POOL}" in " ".join(one.seen.split())
+        assert "Its save goes on without a slot." in " ".join(one.seen.split())
+        one.type(f"{answer}\r")
+        assert one.end() == (0 if answer == "y" else 1)
+    if answer == "y":
+        assert busy[1].hear() == "holds"
+    else:
+        assert state(address)["holders"][0]["id"] == member
+
+
+def test_a_waiter_that_is_kicked_asks_anew_and_comes_last(
+    address: str, busy: tuple[Writer, Writer], write: Callable[..., Writer]
+) -> None:
+    last = write("train", rank=9, nbytes=1 << 30)
+    assert last.hear() == "waits"
+    await_true(lambda: state(address)["waiter_count"] == 2, "two that wait")
+    first = state(address)["waiters"][0]
+    assert first["rank"] == 3
+    out = succeed("slots", "kick", POOL, first["id"], "--yes", "--coordinator", address)
+    assert out == f"job train, rank 3 on {node()}: taken away; its save asks anew, and comes last\n"
+    await_true(lambda: state(address)["waiter_count"] == 2, "two again")
+    found = state(address)
+    assert [one["rank"] for one in found["waiters"]] == [9, 3]
+    assert found["used"] == 1
+    busy[0].tell("release")
+    assert last.hear() == "holds"
+
+
+# ---- Coordinators that do not answer ------------------------------------------------------------
+
+COMMANDS = [
+    ["slots", "status"],
+    ["slots", "status", POOL],
+    ["slots", "set", POOL, "--capacity", "3"],
+    ["slots", "clear", POOL],
+    ["slots", "kick", POOL, "0123456789abcdef-1", "--yes"],
+    ["top", "--once"],
+    ["top"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_coordinator_out_of_reach_has_an_exit_code_of_its_own(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    address = f"unix://{tmp_path}/none.sock"
+    sentence = fail(3, *arguments, "--coordinator", address)
+    assert "none.sock" in sentence
+
+
+@pytest.mark.parametrize("arguments", [*COMMANDS, ["exporter"]])
+def test_without_coordination_there_are_no_pools(arguments: list[str]) -> None:
+    sentence = fail(1, *arguments, IOSHAPE_COORDINATOR="open")
+    assert 'the coordinator is "open", which keeps no pools' in sentence
+    assert "--coordinator" in sentence
+
+
+# ---- top ----------------------------------------------------------------------------------------
+
+
+def member(one_id: str, passed: int, since_s: float, job: str = "j") -> Member:
+    return Member(one_id, job, "n", 0, 1, False, 0, passed, 1, since_s, 10.0)
+
+
+def pool_of(*holders: Member, waiters: tuple[Member, ...] = ()) -> PoolStatus:
+    return PoolStatus(
+        "p", "local", 4, "job", len(holders), 0, 0, 0, 1, 9, 3, holders, waiters, len(waiters)
+    )
+
+
+def test_rates_are_those_between_two_signs_of_life() -> None:
+    rates = Rates()
+    assert rates.sample([pool_of(member("a", 500, 10.0))], 100.0) == {"a": 50.0}
+    # No news, and no news for long.
+    assert rates.sample([pool_of(member("a", 500, 11.0))], 101.0) == {"a": 50.0}
+    assert rates.sample([pool_of(member("a", 500, 30.0))], 120.0) == {"a": 25.0}
+    assert rates.sample([pool_of(member("a", 700, 35.0))], 125.0) == {"a": 200 / 25}
+    two = [pool_of(member("a", 900, 36.0)), pool_of(member("b", 0, 0.0))]
+    assert rates.sample(two, 126.0) == {"a": 200.0, "b": 0.0}
+    assert rates.sample([], 127.0) == {}
+    assert rates.sample([pool_of(member("a", 900, 38.0))], 128.0) == {"a": 900 / 38}
+
+
+@pytest.mark.usefixtures("busy")
+def test_top_once_has_what_status_has_and_how_fast(address: str) -> None:
+    (found,) = json.loads(succeed("top", "--once", "--json", "--coordinator", address))
+    assert [one["job"] for one in found["holders"]] == ["4711"]
+    assert found["holders"][0]["bytes_per_second"] >= 0
+    assert found["bytes_per_second"] == found["holders"][0]["bytes_per_second"]
+    assert [one["job"] for one in found["waiters"]] == ["train"]
+    known = state(address)
+    assert set(found) == {*known, "bytes_per_second"}
+    text = succeed("top", POOL, "--once", "--coordinator", address)
+    assert re.search(rf"^holds +4711 +{re.escape(node())} +7 .*/s ", text, re.MULTILINE)
+    assert "\x1b" not in text
+
+
+@pytest.mark.usefixtures("busy")
+def test_top_in_a_pipe_prints_each_look(address: str) -> None:
+    for in_json in (True, False):
+        arguments = ["top", "--interval", "0.1", "--coordinator", address]
+        process = subprocess.Popen(
+            [IOSHAPE, *arguments, *(["--json"] if in_json else [])],
+            env=environment(TERM="xterm"),
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(  # noqa: PLW1509
+                signal.SIGINT, signal.default_int_handler
+            ),
+        )
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(10)]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0
+        assert "\x1b" not in "".join(lines) + rest
+        if in_json:
+            assert all(json.loads(line)[0]["pool"] == POOL for line in lines)
+        else:
+            assert sum(line.startswith(POOL) for line in lines) == 2
+
+
+ALTERNATE, NORMAL = "\x1b[?1049h", "\x1b[?1049l"
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("how", ["q", "\x03", "SIGTERM"])
+def test_top_leaves_the_terminal_as_it_was(address: str, how: str) -> None:
+    with terminal("top", "--interval", "0.2", "--coordinator", address) as one:
+        one.await_text("train")
+        assert "4711" in one.seen
+        assert one.seen.count(ALTERNATE) == 1
+        assert NORMAL not in one.seen
+        seen = one.seen.count(POOL)
+        await_true(lambda: one._read() and one.seen.count(POOL) > seen + 2, "more looks")
+        if how == "SIGTERM":
+            one.process.terminate()
+        else:
+            one.type(how)
+        assert one.end() == (143 if how == "SIGTERM" else 0)
+        assert one.seen.count(NORMAL) == 1
+        assert one.seen.rfind("\x1b[?25h") > one.seen.rfind("\x1b[?25l")  # the cursor
+        assert termios.tcgetattr(one.terminal)[:4] == one.before[:4]
+
+
+def test_top_goes_on_when_the_coordinator_does_not() -> None:
+    with running_redis() as redis, writers() as make:
+        asked = json.dumps({"pool": POOL})
+        holder = make(redis.address, asked, job="4711", IOSHAPE_SLOTS="1", IOSHAPE_LEASE_MS="2000")
+        # A server that is new lets nobody in at first.
+        assert holder.hear() in ("holds", "waits")
+        with terminal("top", "--interval", "0.2", "--coordinator", redis.address) as one:
+            one.await_text("4711")
+            assert "redis.sock" not in one.seen
+            redis.kill()
+            one.await_text("redis.sock")
+            redis.start()
+            one.seen = ""
+            one.await_text("ioshape top")
+            one.type("q")
+            assert one.end() == 0
+
+
+# ---- exporter -----------------------------------------------------------------------------------
+
+
+class Exporter:
+    """The command, on a free port."""
+
+    def __init__(self, **variables: str) -> None:
+        self.process = subprocess.Popen(
+            [IOSHAPE, "exporter", "--port", "0"],
+            env=environment(**variables),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        match = re.fullmatch(r"metrics are at (http://127\.0\.0\.1:\d+/metrics)\n", line)
+        assert match, line
+        self.url = match[1]
+
+    def scrape(self) -> dict[str, float]:
+        """Each sample, by its name with labels."""
+        with urllib.request.urlopen(self.url, timeout=TIMEOUT_S) as answer:
+            text = answer.read().decode()
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def exporter(**variables: str) -> Iterator[Exporter]:
+    one = Exporter(**variables)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_the_exporter_serves_what_status_shows(address: str, busy: tuple[Writer, Writer]) -> None:
+    with exporter(IOSHAPE_COORDINATOR=address) as one:
+        found = one.scrape()
+        pool = f'{{pool="{POOL}"}}'
+        assert found["ioshape_up"] == 1
+        assert found[f"ioshape_pool_capacity_slots{pool}"] == 1
+        assert found[f"ioshape_pool_capacity_by_operator{pool}"] == 0
+        assert found[f"ioshape_pool_used_slots{pool}"] == 1
+        assert found[f"ioshape_pool_holders{pool}"] == 1
+        assert found[f"ioshape_pool_waiters{pool}"] == 1
+        assert found[f"ioshape_pool_grants_total{pool}"] == 1
+        assert found[f"ioshape_pool_oldest_slot_seconds{pool}"] > 0
+        assert found[f"ioshape_pool_oldest_wait_seconds{pool}"] > 0
+        assert 0 < found[f"ioshape_pool_shortest_lease_seconds{pool}"] <= 15.1
+        assert found[f'ioshape_job_slots{{job="4711",pool="{POOL}"}}'] == 1
+        assert found[f'ioshape_job_waiters{{job="train",pool="{POOL}"}}'] == 1
+        busy[0].tell("release")
+        assert busy[1].hear() == "holds"
+
+        def granted() -> bool:
+            now = one.scrape()
+            return now[f"ioshape_pool_grants_total{pool}"] == 2 and (
+                now.get(f'ioshape_job_slots{{job="4711",pool="{POOL}"}}') is None
+            )
+
+        await_true(granted, "the next grant")
+        one.process.terminate()
+        assert one.process.wait(TIMEOUT_S) == 0
+
+
+def test_the_exporter_says_that_the_coordinator_is_away_and_back() -> None:
+    with running_redis() as redis, exporter(IOSHAPE_COORDINATOR=redis.address) as one:
+        assert one.scrape()["ioshape_up"] == 1
+        redis.kill()
+        await_true(lambda: one.scrape()["ioshape_up"] == 0, "the outage")
+        redis.start()
+        await_true(lambda: one.scrape()["ioshape_up"] == 1, "the return")
+
+
+def test_the_exporter_begins_while_the_coordinator_is_away(tmp_path: Path) -> None:
+    with exporter(IOSHAPE_COORDINATOR=f"unix://{tmp_path}/none.sock") as one:
+        assert one.scrape()["ioshape_up"] == 0
+
+
+def test_the_documented_metrics_are_those_that_are_served(
+    address: str, busy: tuple[Writer, Writer]
+) -> None:
+    assert busy
+    page = (ROOT / "docs" / "coordinator.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(ioshape_\w+)` \|", page, re.MULTILINE))
+    with exporter(IOSHAPE_COORDINATOR=address) as one:
+        served = {name.partition("{")[0] for name in one.scrape()}
+    assert served == documented
+    used = set(re.findall(r"expr: (ioshape_\w+)", page))
+    assert used
+    assert used <= documented
+
+
+def test_labels_of_jobs_are_bounded() -> None:
+    many = tuple(member(str(i), 10, 1.0, job=f"job{i}") for i in range(200))
+    jobs = _jobs(pool_of(*many, waiters=many[100:]))
+    assert len(jobs) == _MOST_JOBS + 1
+    assert jobs["job0"] == (1, 10, 0)
+    assert jobs["(others)"] == (150, 1500, 100)
+
+
+def test_without_its_package_the_exporter_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None; sys.argv = ['ioshape', 'exporter']\n"
+        "from ioshape.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pip install 'ioshape[exporter]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_a_sentence(address: str) -> None:
+    with exporter(IOSHAPE_COORDINATOR=address) as one:
+        port = one.url.split(":")[2].split("/")[0]
+        sentence = fail(1, "exporter", "--port", port, IOSHAPE_COORDINATOR=address)
+    assert sentence == f"cannot listen on 127.0.0.1, port {port}: Address already in use"
+
+
+# ---- Secrets ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded() -> Iterator[Redis]:
+    with running_redis(password=SECRET) as redis:
+        yield redis
+
+
+def with_password(redis: Redis, password: str = SECRET) -> str:
+    return f"redis://:{password}@127.0.0.1:{redis.port}"
+
+
+ALL_COMMANDS = [
+    *COMMANDS[:-1],
+    ["slots", "status", "--json"],
+    ["top", "--once", "--json"],
+    ["settings"],
+    ["settings", "--json"],
+    ["--debug", "slots", "status"],
+]
+
+
+@pytest.mark.parametrize("arguments", ALL_COMMANDS)
+def test_no_command_prints_a_password(guarded: Redis, tmp_path: Path, arguments: list[str]) -> None:
+    """Whether it is right, wrong, or cannot even be sent."""
+    file = tmp_path / "password"
+    file.write_text(SECRET + "\n")
+    dead = Redis(tmp_path)
+    for variables in (
+        {"IOSHAPE_COORDINATOR": with_password(guarded)},
+        {"IOSHAPE_COORDINATOR": guarded.address, "IOSHAPE_PASSWORD": SECRET},
+        {"IOSHAPE_COORDINATOR": guarded.address, "IOSHAPE_PASSWORD_FILE": str(file)},
+        {"IOSHAPE_COORDINATOR": with_password(guarded, f"wrong-{SECRET}")},
+        {"IOSHAPE_COORDINATOR": f"redis://nobody:{SECRET}@127.0.0.1:{guarded.port}"},
+        {"IOSHAPE_COORDINATOR": with_password(dead)},
+        {"IOSHAPE_COORDINATOR": f"redis://:{SECRET}@host:port"},
+        {"IOSHAPE_COORDINATOR": f"radis://:{SECRET}@host"},
+        {"IOSHAPE_COORDINATOR": f"redis://:{SECRET}@"},
+    ):
+        done = call(*arguments, **variables)
+        assert done.returncode in (0, 1, 2, 3)
+        assert SECRET not in done.stdout + done.stderr
+
+
+def test_the_right_password_lets_commands_in(guarded: Redis) -> None:
+    known = {"IOSHAPE_COORDINATOR": guarded.address, "IOSHAPE_PASSWORD": SECRET}
+    succeed("slots", "set", POOL, "--capacity", "3", **known)
+    assert POOL in succeed("slots", "status", POOL, IOSHAPE_COORDINATOR=with_password(guarded))
+    assert call("slots", "status", IOSHAPE_COORDINATOR=guarded.address).returncode == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["slots", "status"], ["slots", "set", POOL, "--capacity", "3"], ["top"], ["exporter"]],
+)
+def test_a_password_in_an_argument_is_refused_unsaid(arguments: list[str]) -> None:
+    address = f"redis://user:{SECRET}@host"
+    sentence = fail(2, *arguments, "--coordinator", address)
+    assert SECRET not in sentence
+    assert "IOSHAPE_PASSWORD_FILE" in sentence
+    done = call(*arguments, address)
+    assert done.returncode == 2
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_ps_shows_no_password(guarded: Redis) -> None:
+    with exporter(IOSHAPE_COORDINATOR=with_password(guarded)) as one:
+        assert one.scrape()["ioshape_up"] == 1
+        shown = [
+            path.read_bytes()
+            for path in (Path(f"/proc/{one.process.pid}") / name for name in ("cmdline", "comm"))
+        ]
+        assert SECRET.encode() not in b"".join(shown)
+
+
+# ---- The configuration that is documented -------------------------------------------------------
+
+
+def test_redis_takes_the_documented_configuration() -> None:
+    """As it is, but for what belongs to the machine; and the user in users.acl can work with it."""
+    folder = ROOT / "docs" / "coordinator"
+    users = (folder / "users.acl").read_text(encoding="utf-8")
+    password = re.findall(r"^user ioshape .*>(\S+)", users, re.MULTILINE)[0]
+    with short_folder() as place, writers() as make:
+        port = str(Redis(place).port)
+        own = ["--port", port, "--dir", place, "--aclfile", folder / "users.acl"]
+        server = subprocess.Popen(
+            [program("redis-server"), str(folder / "redis.conf"), *map(str, own)],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            address = f"redis://ioshape@127.0.0.1:{port}"
+            await_true(
+                lambda: (
+                    call("slots", "status", "--coordinator", address).returncode == 3
+                    and "password"
+                    in call("slots", "status", "--coordinator", address).stderr.lower()
+                ),
+                "redis-server",
+            )
+            known = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_PASSWORD": password}
+            succeed("slots", "set", POOL, "--capacity", "2", **known)
+            writer = make(address, json.dumps({"pool": POOL}), IOSHAPE_PASSWORD=password)
+            while writer.hear() != "holds":
+                pass
+            (found,) = json.loads(succeed("slots", "status", "--json", **known))
+            assert (found["pool"], found["capacity"], found["used"]) == (POOL, 2, 1)
+        finally:
+            server.terminate()
+            server.wait(TIMEOUT_S)
+
+
+# ---- The whole ----------------------------------------------------------------------------------
+
+SUBCOMMANDS = ["status", "set", "clear", "kick"]
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_the_reference_page_has_every_option_of_the_subcommands(name: str) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## ioshape slots {name}\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/cli.md has no section about slots {name}"
+    text = succeed("slots", name, "--help")
+    usage, _, rest = text.partition("\n")
+    assert usage.removeprefix("Usage: ") in section[1]
+    listed = re.findall(r"^  (-.*?)(?:  |$)", rest.partition("Options:")[2], re.MULTILINE)
+    options = set(re.findall(r"--?[a-z][a-z-]*", " ".join(listed)))
+    told = set(re.findall(r"`(--?[a-z][a-z-]*)", section[1]))
+    assert told == options - {"--help", "-h"}
+    assert re.search(rf"^  .*\bioshape slots {name}\b", rest, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_group_lists_its_commands() -> None:
+    text = succeed("slots", "--help").partition("Commands:")[2]
+    assert sorted(re.findall(r"^  (\w+) +\S", text, re.MULTILINE)) == sorted(SUBCOMMANDS)
+
+
+@pytest.mark.usefixtures("busy")
+def test_the_shell_completes_names_of_pools(address: str) -> None:
+    for words, expected in (("ioshape slots status te", POOL), ("ioshape top x", "")):
+        out = succeed(
+            IOSHAPE_COORDINATOR=address,
+            _IOSHAPE_COMPLETE="bash_complete",
+            COMP_WORDS=words,
+            COMP_CWORD=str(len(words.split()) - 1),
+        )
+        assert out.strip() == (f"plain,{expected}" if expected else "")
+    silent = call(
+        IOSHAPE_COORDINATOR="unix:///none.sock",
+        _IOSHAPE_COMPLETE="bash_complete",
+        COMP_WORDS="ioshape slots status te",
+        COMP_CWORD="3",
+    )
+    assert (silent.returncode, silent.stdout.strip(), silent.stderr) == (0, "", "")

@@ -1,0 +1,878 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Turns among the processes of one host, with real processes that die. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/local_pool.h"
+#include "support/random.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+
+static unsigned entries(void)
+{
+	char command[160];
+	unsigned count = 0;
+	FILE *listing;
+
+	snprintf(command, sizeof(command), "ls -A %s | wc -l", pool_folder);
+	listing = popen(command, "r");
+	MUST(listing && fscanf(listing, "%u", &count) == 1, "no listing");
+	pclose(listing);
+	return count;
+}
+
+START_TEST(an_abandoned_pool_leaves_nothing_behind)
+{
+	void *pool, *other;
+
+	umask(077);
+	pool = open_pool("p", 1, 15000);
+	ck_assert_uint_eq(entries(), 0);
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_uint_eq(entries(), 1);
+	other = open_pool("p", 1, 15000);
+	ck_assert_int_eq(ask(other, "b-1", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	ck_assert_uint_eq(entries(), 2);
+	slots_local.close(other);
+	ck_assert_uint_eq(entries(), 1);
+	slots_local.close(pool);
+	ck_assert_uint_eq(entries(), 0);
+}
+END_TEST
+
+START_TEST(the_file_is_for_all_users_whatever_the_umask)
+{
+	struct stat stat_of;
+	void *pool;
+
+	umask(077);
+	pool = open_pool("p", 1, 15000);
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_int_eq(stat(pool_file, &stat_of), 0);
+	ck_assert_uint_eq(stat_of.st_mode & 07777, 0666);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(what_the_operator_set_survives)
+{
+	const struct ioshape_pool_settings settings = { .capacity = 3 }, clear = { .clear = 1 };
+	void *pool = open_pool("p", 1, 15000);
+
+	ck_assert_int_eq(slots_local.set(pool, &settings, &error), 0);
+	slots_local.close(pool);
+	ck_assert_uint_eq(entries(), 1);
+	pool = open_pool("p", 1, 15000);
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_uint_eq(answer.capacity, 3);
+	ck_assert_int_eq(slots_local.set(pool, &clear, &error), 0);
+	slots_local.close(pool);
+	ck_assert_uint_eq(entries(), 0);
+}
+END_TEST
+
+static void *release_soon(void *pool)
+{
+	usleep(20000);
+	give_back(pool, "a-1");
+	return NULL;
+}
+
+START_TEST(a_release_wakes_the_next_at_once)
+{
+	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
+	double longest = 0;
+	pthread_t thread;
+
+	for (int i = 0; i < 5; i++) {
+		uint64_t began;
+
+		ck_assert_int_eq(ask(first, "a-1", 1), 0);
+		ck_assert_int_eq(ask(second, "b-1", 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_WAITING);
+		ck_assert_uint_le(answer.beat_ms, 20);
+		ck_assert_int_eq(base_start_thread(&thread, release_soon, first), 0);
+		began = base_now_ns();
+		/* Longer than asked for: it is the wake that ends it. */
+		ck_assert_int_eq(slots_local.wait(second, 2000, &error), 0);
+		longest = MAX(longest, ms_since(began));
+		pthread_join(thread, NULL);
+		ck_assert_int_eq(look(second, "b-1"), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		give_back(second, "b-1");
+	}
+	ck_assert_double_lt(longest, 500);
+	slots_local.close(second);
+	slots_local.close(first);
+}
+END_TEST
+
+START_TEST(an_interrupt_ends_this_wait_or_the_next)
+{
+	void *pool = open_pool("p", 1, 15000);
+	uint64_t began = base_now_ns();
+
+	slots_local.interrupt(pool);
+	ck_assert_int_eq(slots_local.wait(pool, 5000, &error), 0);
+	ck_assert_double_lt(ms_since(began), 2000);
+	began = base_now_ns();
+	ck_assert_int_eq(slots_local.wait(pool, 30, &error), 0);
+	ck_assert_double_ge(ms_since(began), 29);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(who_floods_the_wake_with_bytes_does_not_keep_us_busy)
+{
+	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
+	const uint32_t *number;
+	uint64_t began;
+
+	ck_assert_int_eq(ask(first, "a-1", 1), 0);
+	ck_assert_int_eq(ask(second, "b-1", 1), 0);
+	number = &((struct local_pool *)second)->number;
+	began = base_now_ns();
+	for (int i = 0; i < 100; i++) {
+		local_wake(((struct local_pool *)second)->file, number, 1);
+		ck_assert_int_eq(slots_local.wait(second, 1000, &error), 0);
+	}
+	ck_assert_double_ge(ms_since(began), 300);
+	ck_assert_double_le(ms_since(began), 20000);
+	slots_local.close(second);
+	slots_local.close(first);
+}
+END_TEST
+
+START_TEST(a_killed_holder_gives_its_slot_to_the_next_within_50_ms)
+{
+	void *pool = open_pool("p", 1, 15000);
+	double longest = 0;
+
+	for (int i = 0; i < 10; i++) {
+		struct player holder = start_player(stay_in, "h-1");
+		uint64_t began;
+
+		ck_assert_int_eq(hear(&holder), 'h');
+		ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_WAITING);
+		wait_for_slot(pool, "a-1", 50);
+		ck_assert_int_eq(answer.state, SLOTS_WAITING);
+		end_player(&holder, SIGKILL);
+		began = base_now_ns();
+		wait_for_slot(pool, "a-1", 2000);
+		longest = MAX(longest, ms_since(began));
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		ck_assert_int_eq(give_back(pool, "a-1"), 0);
+	}
+	ck_assert_double_le(longest, 50);
+	slots_local.close(pool);
+	ck_assert_uint_eq(entries(), 0);
+}
+END_TEST
+
+START_TEST(killed_waiters_are_passed_over)
+{
+	void *pool = open_pool("p", 1, 15000), *mine = open_pool("p", 1, 15000);
+	struct player waiters[5];
+	uint64_t began;
+	char ids[5][8];
+
+	ck_assert_int_eq(ask(mine, "m-1", 1), 0);
+	for (int i = 0; i < 5; i++) {
+		snprintf(ids[i], sizeof(ids[i]), "w%d-1", i);
+		waiters[i] = start_player(stay_in, ids[i]);
+		ck_assert_int_eq(hear(&waiters[i]), 'w');
+	}
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_uint_eq(answer.position, 5);
+	ck_assert_uint_le(answer.beat_ms, 120);
+	for (int i = 0; i < 5; i++)
+		end_player(&waiters[i], SIGKILL);
+	began = base_now_ns();
+	ck_assert_int_eq(give_back(mine, "m-1"), 0);
+	ck_assert_int_eq(look(pool, "a-1"), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_double_le(ms_since(began), 50);
+	slots_local.close(pool);
+	slots_local.close(mine);
+}
+END_TEST
+
+/* Without end, as fast as it goes; every fourth one with a queue too long for the first page. */
+static void take_turns(void (*tell)(char), const char *argument)
+{
+	void *pool = open_pool("p", 2, 15000);
+	char id[40];
+
+	(void)tell;
+	for (unsigned i = 0;; i++) {
+		snprintf(id, sizeof(id), "%s%d-%u", argument, (int)getpid(), i);
+		if (ask(pool, id, 1))
+			_exit(7);
+		if (i % 4)
+			wait_for_slot(pool, id, 5);
+		give_back(pool, id);
+	}
+}
+
+START_TEST(kills_at_any_moment_leave_a_usable_state_and_no_slot_used)
+{
+	static const char *const names[] = { "a", "b", "c", "d" };
+	void *pool = open_pool("p", 2, 15000);
+	struct ioshape_pool_status *status;
+	struct player players[4];
+	double longest = 0;
+	uint64_t seed = 5, fence = 0;
+	unsigned held = 0;
+	char id[40];
+
+	for (int i = 0; i < 4; i++)
+		players[i] = start_player(take_turns, names[i]);
+	for (int i = 0; i < 300; i++) {
+		const uint64_t victim = test_random_below(&seed, 4);
+		uint64_t began = base_now_ns();
+
+		snprintf(id, sizeof(id), "me-%d", i);
+		ck_assert_msg(!ask(pool, id, 1), "%s", error.text);
+		wait_for_slot(pool, id, 1000);
+		longest = MAX(longest, ms_since(began));
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		ck_assert_uint_gt(answer.fence, fence);
+		fence = answer.fence;
+		held++;
+		ck_assert_msg(!give_back(pool, id), "%s", error.text);
+		usleep((useconds_t)test_random_below(&seed, 3000));
+		ck_assert(WIFSIGNALED(end_player(&players[victim], SIGKILL)));
+		players[victim] = start_player(take_turns, names[victim]);
+	}
+	for (int i = 0; i < 4; i++)
+		end_player(&players[i], SIGKILL);
+	ck_assert_uint_eq(held, 300);
+	ck_assert_double_lt(longest, 1000);
+	ck_assert_uint_eq(pool_warnings, 0);
+	/* Those that died last: nobody waits for what they held, so a request finds them. */
+	ck_assert_int_eq(ask(pool, "last", 2), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_int_eq(give_back(pool, "last"), 0);
+	ck_assert_int_eq(slots_local.status(pool, &status, &error), 0);
+	ck_assert_uint_eq(status->used, 0);
+	ck_assert_uint_eq(status->holder_count, 0);
+	ck_assert_uint_eq(status->waiter_count, 0);
+	ioshape_pool_status_free(status);
+	slots_local.close(pool);
+}
+END_TEST
+
+static void hold_and_look_later(void (*tell)(char), const char *argument)
+{
+	void *pool = open_pool("p", 1, 300);
+
+	(void)argument;
+	if (ask(pool, "h-1", 1))
+		_exit(8);
+	tell('h');
+	usleep(100000); /* it is stopped in here */
+	look(pool, "h-1");
+	tell(answer.state == SLOTS_NONE ? 'n' : 'h');
+}
+
+START_TEST(a_process_that_is_stopped_past_its_lease_loses_its_slot)
+{
+	struct player holder = start_player(hold_and_look_later, NULL);
+	void *pool = open_pool("p", 1, 300);
+	uint64_t began = base_now_ns();
+
+	ck_assert_int_eq(hear(&holder), 'h');
+	kill(holder.pid, SIGSTOP);
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	wait_for_slot(pool, "a-1", 2000);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_double_le(ms_since(began), 800);
+	kill(holder.pid, SIGCONT);
+	ck_assert_int_eq(hear(&holder), 'n');
+	end_player(&holder, 0);
+	slots_local.close(pool);
+}
+END_TEST
+
+static void keep_locked(void (*tell)(char), const char *argument)
+{
+	int fd = open(pool_file, O_RDWR | O_CLOEXEC);
+
+	(void)argument;
+	if (fd < 0 || flock(fd, LOCK_EX))
+		_exit(6);
+	tell('l');
+	for (;;)
+		pause();
+}
+
+START_TEST(a_lock_that_is_kept_for_ever_ends_in_a_sentence)
+{
+	void *pool = open_pool("p", 1, 15000);
+	struct player hostile;
+	uint64_t began;
+	char pid[32];
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	hostile = start_player(keep_locked, NULL);
+	ck_assert_int_eq(hear(&hostile), 'l');
+	began = base_now_ns();
+	ck_assert_int_eq(look(pool, "a-1"), IOSHAPE_E_COORDINATOR);
+	ck_assert_double_lt(ms_since(began), 2000);
+	snprintf(pid, sizeof(pid), "process %d", (int)hostile.pid);
+	ck_assert_msg(strstr(error.text, pid), "%s", error.text);
+	/* The next ones do not wait as long. */
+	began = base_now_ns();
+	for (int i = 0; i < 10; i++)
+		ck_assert_int_eq(give_back(pool, "a-1"), IOSHAPE_E_COORDINATOR);
+	ck_assert_double_lt(ms_since(began), 1000);
+	end_player(&hostile, SIGKILL);
+	ck_assert_int_eq(look(pool, "a-1"), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(whatever_is_written_into_the_file_the_next_call_goes_on)
+{
+	void *pool = open_pool("p", 2, 15000);
+	uint64_t seed = 17, fence = 0;
+	uint8_t bytes[8192];
+	char id[40];
+	int fd;
+
+	ck_assert_int_eq(ask(pool, "first", 1), 0);
+	fd = open(pool_file, O_RDWR | O_CLOEXEC);
+	for (int i = 0; i < 200; i++) {
+		test_random_fill(&seed, bytes, sizeof(bytes));
+		if (i % 4 == 0)
+			REQUIRE(!ftruncate(fd, (off_t)test_random_below(&seed, 5000)));
+		else if (i % 4 == 1)
+			REQUIRE(pwrite(fd, bytes, sizeof(bytes), 0) == sizeof(bytes));
+		else if (i % 4 == 2)
+			REQUIRE(!ftruncate(fd, (off_t)GIB) && pwrite(fd, bytes, 4096, 0) == 4096);
+		snprintf(id, sizeof(id), "a-%d", i);
+		ck_assert_msg(!ask(pool, id, 2), "%s", error.text);
+		give_back(pool, "first");
+		REQUIRE(!look(pool, id) && answer.state == SLOTS_HOLDING);
+		REQUIRE(answer.fence > fence);
+		fence = answer.fence;
+		REQUIRE(!give_back(pool, id));
+	}
+	ck_assert_uint_gt(pool_warnings, 50);
+	close(fd);
+	slots_local.close(pool);
+}
+END_TEST
+
+/* With a checksum that is right: an enemy can count, too. */
+static void forge(int fd, uint64_t *seed)
+{
+	union local_half halves[2];
+	struct local_header *header;
+	size_t bytes;
+
+	REQUIRE(pread(fd, halves, sizeof(halves), 0) > 0);
+	header = &halves[halves[1].header.seq > halves[0].header.seq].header;
+	for (uint64_t i = 1 + test_random_below(seed, 4); i; i--) {
+		uint8_t *place = (uint8_t *)header + offsetof(struct local_header, seq);
+
+		place += test_random_below(seed, test_random_below(seed, 2) ? 1200 : 32);
+		*place = (uint8_t)(test_random_below(seed, 2) ? test_random(seed) : 0xff);
+	}
+	bytes = sizeof(*header) + header->member_count * sizeof(struct rules_member) +
+		header->job_count * sizeof(struct rules_job);
+	bytes = MIN(bytes, LOCAL_HALF_BYTES);
+	header->crc = base_crc32(0, (uint8_t *)header + offsetof(struct local_header, seq),
+				 bytes - offsetof(struct local_header, seq));
+	REQUIRE(pwrite(fd, halves, sizeof(halves), 0) == sizeof(halves));
+}
+
+START_TEST(forged_states_crash_nobody)
+{
+	void *pool = open_pool("p", 2, 15000), *other = open_pool("p", 2, 15000);
+	struct ioshape_pool_status *status;
+	uint64_t seed = 23;
+	unsigned failed = 0;
+	char id[40];
+	int fd;
+
+	ck_assert_int_eq(ask(pool, "first", 1), 0);
+	fd = open(pool_file, O_RDWR | O_CLOEXEC);
+	for (int i = 0; i < 20000; i++) {
+		if (i % 4 == 0) {
+			snprintf(id, sizeof(id), "a-%d", i);
+			failed += ask(i % 8 ? pool : other, id, 1 + i % 3) != 0;
+		}
+		forge(fd, &seed);
+		((struct local_pool *)pool)->file->seq = 0; /* as in another process */
+		failed += look(pool, id) != 0;
+		if (i % 4 == 3)
+			failed += give_back(other, id) != 0;
+		if (i % 64 == 0 && !slots_local.status(pool, &status, &error))
+			ioshape_pool_status_free(status);
+	}
+	ck_assert_uint_lt(failed, 200);
+	close(fd);
+	/* What is left of it is over with the longest lease; a new file is new at once. */
+	ck_assert_int_eq(unlink(pool_file), 0);
+	usleep(600000);
+	ck_assert_int_eq(ask(pool, "last", 2), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(pool);
+	slots_local.close(other);
+}
+END_TEST
+
+START_TEST(the_older_state_serves_where_the_newer_one_is_torn)
+{
+	void *pool = open_pool("p", 2, 15000), *other;
+	union local_half halves[2];
+	int fd;
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_int_eq(ask(pool, "a-2", 1), 0);
+	fd = open(pool_file, O_RDWR | O_CLOEXEC);
+	ck_assert_int_gt(pread(fd, halves, sizeof(halves), 0), 0);
+	halves[halves[1].header.seq > halves[0].header.seq].bytes[700] ^= 1;
+	ck_assert_int_gt(pwrite(fd, halves, sizeof(halves), 0), 0);
+	((struct local_pool *)pool)->file->seq = 0; /* as in a process that was not there */
+	other = open_pool("p", 2, 15000);
+	ck_assert_int_eq(look(other, "a-1"), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_int_eq(look(other, "a-2"), 0); /* never happened */
+	ck_assert_int_eq(answer.state, SLOTS_NONE);
+	ck_assert_uint_eq(pool_warnings, 0);
+	close(fd);
+	slots_local.close(other);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(numbers_of_states_may_come_to_their_end)
+{
+	void *pool = open_pool("p", 2, 15000);
+	struct local_file *file;
+	char id[40];
+	int64_t now;
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	file = ((struct local_pool *)pool)->file;
+	ck_assert_int_eq(local_enter(file, &now, &error), 0);
+	file->seq = (UINT64_C(1) << 62) - 4;
+	ck_assert_int_eq(local_leave(file, true, &error), 0);
+	for (int i = 0; i < 8; i++) {
+		snprintf(id, sizeof(id), "b-%d", i);
+		file->seq = 0; /* as in another process */
+		ck_assert_int_eq(ask(pool, id, 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		file->seq = 0;
+		ck_assert_int_eq(look(pool, "a-1"), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		ck_assert_int_eq(give_back(pool, id), 0);
+	}
+	ck_assert_uint_eq(pool_warnings, 0);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(what_is_no_file_in_its_place_is_not_followed)
+{
+	void *pool = open_pool("p", 1, 15000);
+	char target[128];
+
+	snprintf(target, sizeof(target), "%s/target", pool_folder);
+	for (int i = 0; i < 4; i++) {
+		uint64_t began = base_now_ns();
+
+		if (i == 0)
+			ck_assert_int_eq(symlink(target, pool_file), 0);
+		else if (i == 1)
+			ck_assert_int_eq(mkfifo(pool_file, 0666), 0);
+		else if (i == 2)
+			ck_assert_int_eq(mkdir(pool_file, 0777), 0);
+		else
+			ck_assert_int_eq(symlink("/dev/zero", pool_file), 0);
+		ck_assert_int_eq(ask(pool, "a-1", 1), IOSHAPE_E_COORDINATOR);
+		ck_assert_double_lt(ms_since(began), 2000);
+		ck_assert_msg(strstr(error.text, "have it removed"), "%s", error.text);
+		ck_assert_int_ne(access(target, F_OK), 0);
+		ck_assert_int_eq(remove(pool_file), 0);
+		ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		ck_assert_int_eq(give_back(pool, "a-1"), 0);
+		/* The same where it was good before. */
+		ck_assert_int_eq(unlink(pool_file), 0);
+		usleep(600000);
+	}
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(processes_meet_again_after_the_file_was_removed)
+{
+	void *pool = open_pool("p", 1, 15000);
+	struct player holder;
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_int_eq(unlink(pool_file), 0);
+	holder = start_player(stay_in, "h-1");
+	ck_assert_int_eq(hear(&holder), 'h');
+	usleep(600000);
+	ck_assert_int_eq(look(pool, "a-1"), 0);
+	ck_assert_int_eq(answer.state, SLOTS_NONE);
+	ck_assert_int_eq(ask(pool, "a-2", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	end_player(&holder, SIGKILL);
+	wait_for_slot(pool, "a-2", 2000);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(pool);
+}
+END_TEST
+
+static void stay_in_as_somebody(void (*tell)(char), const char *argument)
+{
+	umask(077);
+	if (!geteuid() && (setgid(4711) || setuid(4711)))
+		_exit(5);
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten with the change of user */
+	stay_in(tell, argument);
+}
+
+START_TEST(users_share_a_pool)
+{
+	struct player other = start_player(stay_in_as_somebody, "o-1"), third;
+	void *pool;
+
+	umask(077);
+	ck_assert_int_eq(hear(&other), 'h');
+	third = start_player(stay_in_as_somebody, "t-1");
+	ck_assert_int_eq(hear(&third), 'w');
+	if (!geteuid())
+		ck_assert_int_eq(seteuid(4712), 0);
+	pool = open_pool("p", 1, 15000);
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	if (!geteuid())
+		ck_assert_int_eq(seteuid(0), 0);
+	ck_assert_int_eq(seteuid(getuid()), 0);
+	end_player(&third, SIGKILL);
+	end_player(&other, SIGKILL);
+	ck_assert_int_eq(seteuid(getuid() ? getuid() : 4712), 0);
+	wait_for_slot(pool, "a-1", 2000);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(pool);
+	ck_assert_int_eq(seteuid(getuid()), 0);
+}
+END_TEST
+
+static void open_and_close(void (*tell)(char), const char *inherited)
+{
+	void *pool = open_pool("p", 1, 15000);
+
+	(void)inherited;
+	if (ask(pool, "child", 1))
+		_exit(8);
+	tell(answer.state == SLOTS_WAITING ? 'w' : 'h');
+	wait_for_slot(pool, "child", 100);
+	tell(answer.state == SLOTS_WAITING ? 'w' : 'h');
+	slots_local.close(pool);
+	tell('c');
+}
+
+START_TEST(a_forked_child_leaves_its_parents_slot_alone)
+{
+	void *pool = open_pool("p", 1, 15000);
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	for (int i = 0; i < 2; i++) {
+		struct player child = start_player(open_and_close, NULL);
+
+		ck_assert_int_eq(hear(&child), 'w');
+		ck_assert_int_eq(hear(&child), 'w');
+		ck_assert_int_eq(hear(&child), 'c');
+		ck_assert_int_eq(end_player(&child, 0), 0);
+	}
+	ck_assert_int_eq(look(pool, "a-1"), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(a_child_does_not_keep_the_lock_of_a_parent_that_died_in_the_middle)
+{
+	void *pool = open_pool("p", 1, 15000);
+	struct local_file *file;
+	struct player child;
+	int64_t now;
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	file = ((struct local_pool *)pool)->file;
+	ck_assert_int_eq(local_enter(file, &now, &error), 0);
+	child = start_player(open_and_close, NULL);
+	close(file->fd); /* as the kernel does when the parent dies */
+	file->fd = -1;
+	pthread_mutex_unlock(&file->lock);
+	ck_assert_int_eq(hear(&child), 'h');
+	ck_assert_int_eq(hear(&child), 'h');
+	end_player(&child, SIGKILL);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(two_opens_of_a_pool_stand_apart)
+{
+	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
+	struct player waiter;
+
+	ck_assert_int_eq(ask(first, "a-1", 1), 0);
+	ck_assert_int_eq(ask(second, "b-1", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	slots_local.close(second);
+	waiter = start_player(stay_in, "w-1");
+	ck_assert_int_eq(hear(&waiter), 'w');
+	second = open_pool("p", 1, 15000);
+	ck_assert_int_eq(ask(second, "b-2", 1), 0);
+	ck_assert_uint_eq(answer.position, 1); /* b-1 went with its pool, w-1 is there */
+	slots_local.close(first);
+	end_player(&waiter, SIGKILL);
+	wait_for_slot(second, "b-2", 1000);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(second);
+}
+END_TEST
+
+START_TEST(pools_have_nothing_to_do_with_each_other)
+{
+	struct base_buffer names = { 0 };
+	void *one = open_pool("p", 1, 15000), *two = open_pool("lustre:/a b/\xc3\xa9", 1, 15000);
+
+	ck_assert_int_eq(ask(one, "a-1", 1), 0);
+	ck_assert_int_eq(ask(two, "a-1", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_int_eq(slots_local.names(one, &names, &error), 0);
+	ck_assert_int_eq(base_buffer_append(&names, "", 1), 0);
+	ck_assert_ptr_nonnull(strstr((char *)names.data, "p\n"));
+	ck_assert_ptr_nonnull(strstr((char *)names.data, "lustre:/a b/"));
+	base_buffer_free(&names);
+	slots_local.close(one);
+	ck_assert_int_eq(look(two, "a-1"), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(two);
+}
+END_TEST
+
+static void list_names(void (*tell)(char), const char *argument)
+{
+	void *pool = open_pool("q", 1, 15000);
+	struct base_buffer names = { 0 };
+
+	(void)argument;
+	if (slots_local.names(pool, &names, &error))
+		_exit(4);
+	tell(names.bytes == 2 && !memcmp(names.data, "p\n", 2) ? 'y' : 'n');
+}
+
+START_TEST(other_processes_see_the_names_and_nothing_that_only_looks_like_one)
+{
+	void *pool = open_pool("p", 1, 15000);
+	char command[400];
+	struct player player;
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	snprintf(command, sizeof(command),
+		 "cd %s && cp ioshape-p-*.slots ioshape-x-0123456789abcdef.slots && "
+		 "ln -s ioshape-p-*.slots ioshape-l-0123456789abcdef.slots && "
+		 "echo > ioshape-e-0123456789abcdef.slots",
+		 pool_folder);
+	ck_assert_int_eq(system(command), 0);
+	player = start_player(list_names, NULL);
+	ck_assert_int_eq(hear(&player), 'y');
+	end_player(&player, 0);
+	slots_local.close(pool);
+}
+END_TEST
+
+static void age(const char *path, time_t seconds)
+{
+	const struct timespec times[2] = { { .tv_sec = time(NULL) - seconds },
+					   { .tv_sec = time(NULL) - seconds } };
+
+	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
+}
+
+START_TEST(what_dead_processes_left_goes_after_a_day)
+{
+	struct player waiter, holder = start_player(stay_in, "h-1");
+	struct base_buffer names = { 0 };
+	void *pool;
+
+	ck_assert_int_eq(hear(&holder), 'h');
+	waiter = start_player(stay_in, "w-1");
+	ck_assert_int_eq(hear(&waiter), 'w');
+	ck_assert_uint_eq(entries(), 2);
+	age(pool_file, 100000);
+	pool = open_pool("q", 1, 15000);
+	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
+	ck_assert_uint_eq(entries(), 2); /* somebody takes part */
+	end_player(&waiter, SIGKILL);
+	end_player(&holder, SIGKILL);
+	age(pool_file, 80000);
+	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
+	ck_assert_uint_eq(entries(), 2);
+	age(pool_file, 100000);
+	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
+	ck_assert_uint_eq(entries(), 0);
+	base_buffer_free(&names);
+	slots_local.close(pool);
+}
+END_TEST
+
+static void *thread_turns(void *pool)
+{
+	static atomic_uint threads;
+	const unsigned thread = atomic_fetch_add(&threads, 1);
+	uintptr_t held = 0;
+
+	for (int i = 0; i < 200; i++) {
+		struct slots_request request = { .weight = 1 };
+		struct slots_answer given;
+		struct base_error why = { 0 };
+
+		snprintf(request.id, sizeof(request.id), "t%u-%d", thread, i);
+		REQUIRE(!slots_local.acquire(pool, &request, &given, &why));
+		held += given.state == SLOTS_HOLDING;
+		REQUIRE(!slots_local.release(pool, request.id, 0, &why));
+	}
+	return (void *)held;
+}
+
+START_TEST(threads_share_a_pool)
+{
+	void *pools[2] = { open_pool("p", 2, 15000), open_pool("p", 2, 15000) };
+	pthread_t threads[8];
+	uintptr_t sum = 0;
+	void *held;
+
+	for (int i = 0; i < 8; i++)
+		ck_assert_int_eq(base_start_thread(&threads[i], thread_turns, pools[i % 2]), 0);
+	for (int i = 0; i < 8; i++) {
+		pthread_join(threads[i], &held);
+		sum += (uintptr_t)held;
+	}
+	ck_assert_uint_gt(sum, 100);
+	ck_assert_int_eq(ask(pools[0], "last", 2), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(pools[0]);
+	slots_local.close(pools[1]);
+	ck_assert_uint_eq(entries(), 0);
+}
+END_TEST
+
+START_TEST(a_long_queue_is_kept_as_well)
+{
+	void *pool = open_pool("p", 1, 15000), *other = open_pool("p", 1, 15000);
+	struct ioshape_pool_status *status;
+	char id[40];
+
+	for (int i = 0; i < 600; i++) {
+		snprintf(id, sizeof(id), "a-%d", i);
+		ck_assert_int_eq(ask(pool, id, 1), 0);
+	}
+	((struct local_pool *)pool)->file->seq = 0; /* as in another process */
+	ck_assert_int_eq(slots_local.status(other, &status, &error), 0);
+	ck_assert_uint_eq(status->waiter_count, 599);
+	ck_assert_str_eq(status->waiters[1].id, "a-2");
+	ioshape_pool_status_free(status);
+	for (int i = 0; i < 600; i++) {
+		snprintf(id, sizeof(id), "a-%d", i);
+		ck_assert_int_eq(look(pool, id), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		ck_assert_int_eq(give_back(pool, id), 0);
+	}
+	ck_assert_uint_eq(pool_warnings, 0);
+	slots_local.close(other);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(leases_end_although_the_clock_was_set_back)
+{
+	void *pool = open_pool("p", 1, 300);
+	struct local_file *file;
+	int64_t now;
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	file = ((struct local_pool *)pool)->file;
+	/* As if all that had happened in an hour. */
+	ck_assert_int_eq(local_enter(file, &now, &error), 0);
+	file->state->pool.clock += 3600000;
+	file->state->members[0].deadline += 3600000;
+	ck_assert_int_eq(local_leave(file, true, &error), 0);
+	ck_assert_int_eq(ask(pool, "b-1", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	wait_for_slot(pool, "b-1", 1000);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(addresses_that_mean_nothing_are_refused)
+{
+	static const char *const wrong[] = { "local:", "local:relative", "local:?", "localx" };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
+		struct slots_config config = { .address = wrong[i], .pool = "p" };
+		void *pool;
+
+		ck_assert_int_eq(slots_local.open(&pool, &config, NULL), -EINVAL);
+		ck_assert_ptr_null(pool);
+	}
+	ck_assert_ptr_eq(slots_coordinator_of("local"), &slots_local);
+	ck_assert_ptr_eq(slots_coordinator_of("local:/tmp"), &slots_local);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("local");
+	TCase *tcase = tcase_create("local");
+
+	tcase_add_checked_fixture(tcase, folder_setup, folder_teardown);
+	tcase_add_test(tcase, an_abandoned_pool_leaves_nothing_behind);
+	tcase_add_test(tcase, the_file_is_for_all_users_whatever_the_umask);
+	tcase_add_test(tcase, what_the_operator_set_survives);
+	tcase_add_test(tcase, a_release_wakes_the_next_at_once);
+	tcase_add_test(tcase, an_interrupt_ends_this_wait_or_the_next);
+	tcase_add_test(tcase, who_floods_the_wake_with_bytes_does_not_keep_us_busy);
+	tcase_add_test(tcase, a_killed_holder_gives_its_slot_to_the_next_within_50_ms);
+	tcase_add_test(tcase, killed_waiters_are_passed_over);
+	tcase_add_test(tcase, kills_at_any_moment_leave_a_usable_state_and_no_slot_used);
+	tcase_add_test(tcase, a_process_that_is_stopped_past_its_lease_loses_its_slot);
+	tcase_add_test(tcase, a_lock_that_is_kept_for_ever_ends_in_a_sentence);
+	tcase_add_test(tcase, whatever_is_written_into_the_file_the_next_call_goes_on);
+	tcase_add_test(tcase, forged_states_crash_nobody);
+	tcase_add_test(tcase, the_older_state_serves_where_the_newer_one_is_torn);
+	tcase_add_test(tcase, numbers_of_states_may_come_to_their_end);
+	tcase_add_test(tcase, what_is_no_file_in_its_place_is_not_followed);
+	tcase_add_test(tcase, processes_meet_again_after_the_file_was_removed);
+	tcase_add_test(tcase, users_share_a_pool);
+	tcase_add_test(tcase, a_forked_child_leaves_its_parents_slot_alone);
+	tcase_add_test(tcase, a_child_does_not_keep_the_lock_of_a_parent_that_died_in_the_middle);
+	tcase_add_test(tcase, two_opens_of_a_pool_stand_apart);
+	tcase_add_test(tcase, pools_have_nothing_to_do_with_each_other);
+	tcase_add_test(tcase, other_processes_see_the_names_and_nothing_that_only_looks_like_one);
+	tcase_add_test(tcase, what_dead_processes_left_goes_after_a_day);
+	tcase_add_test(tcase, threads_share_a_pool);
+	tcase_add_test(tcase, a_long_queue_is_kept_as_well);
+	tcase_add_test(tcase, leases_end_although_the_clock_was_set_back);
+	tcase_add_test(tcase, addresses_that_mean_nothing_are_refused);
+	tcase_set_timeout(tcase, 50);
+	suite_add_tcase(suite, tcase);
+	return check_main(suite);
+}
