@@ -152,7 +152,7 @@ static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight, bool mix
 		     turn, ret, ioshape_context_message(context));
 		return;
 	}
-	ioshape_slot_info(slot, &info);
+	ioshape_slot_get_info(slot, &info);
 	note(held_ns, "got turn=%u fence=%" PRIu64 " by=%s express=%u weight=%u capacity=%u; %s",
 	     turn, info.fence, info.coordinator, info.express, weight, info.capacity, info.note);
 	hold(slot, hold_ms);
@@ -283,7 +283,7 @@ static int print_status(void)
 {
 	struct ioshape_pool_status *status;
 
-	if (ioshape_pool_status(context, NULL, &status)) {
+	if (ioshape_pool_get_status(context, NULL, &status)) {
 		printf("{\"error\": \"out of reach\"}\n");
 		fprintf(stderr, "%s\n", ioshape_context_message(context));
 		return 1;
