@@ -632,6 +632,7 @@ END_TEST
 
 START_TEST(a_replica_is_not_written_to)
 {
+	unsigned before = scratch_descriptors();
 	struct base_error error;
 	void *pool;
 
@@ -640,6 +641,8 @@ START_TEST(a_replica_is_not_written_to)
 	pool = redis_case_open(address, "1");
 	refused(pool, &error);
 	must_say(&error, "READONLY");
+	/* The way is looked for anew: an eventfd is all that is left. */
+	ck_assert_uint_eq(scratch_descriptors(), before + 1);
 	redis_server_tell(&server, "REPLICAOF NO ONE");
 	ck_assert_uint_lt(until_well(pool, "1-1"), 1200);
 	slots_redis.close(pool);
