@@ -16,9 +16,9 @@
 #define CHECKED_FROM offsetof(struct local_header, seq)
 
 /* The same in programs of 32 and 64 bits. */
-_Static_assert(sizeof(struct rules_member) == 264, "members have holes");
-_Static_assert(sizeof(struct rules_job) == 104, "jobs have holes");
-_Static_assert(sizeof(struct local_header) == 184 + 8 * 15, "headers have holes");
+_Static_assert(sizeof(struct rules_member) == 272, "members have holes");
+_Static_assert(sizeof(struct rules_job) == 136, "jobs have holes");
+_Static_assert(sizeof(struct local_header) == 328, "headers have holes");
 
 static off_t area(unsigned half)
 {

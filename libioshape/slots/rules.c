@@ -6,8 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LEARNING (1.0 / 8)
-#define PACE_MS 250
+#define NEAR 100 /* up to this position one is told who goes before it, not who holds a slot */
+#define BELIEVED (300.0 * 1000) /* of what bytes make us expect */
+#define PACE_MS 250             /* a grant of bandwidth lasts about so long, */
+#define PACE_TURNS 8u           /* shared by so many writers at most */
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
@@ -61,12 +63,12 @@ static void waiter(struct rules_state *state, const struct rules_member *member,
 	answer->state = SLOTS_WAITING;
 	answer->beat_ms = rules_third(member->lease);
 	answer->position = position_of(state, member, &ahead);
+	if (!answer->position || answer->position > NEAR)
+		ahead = rules_first(state, RULES_HOLDING, rules_ends_before);
 	if (!answer->position) {
 		/* The next one looks whether who holds a slot is still alive. */
-		int64_t change;
+		const int64_t change = ahead ? ahead->deadline - state->now : 0;
 
-		ahead = rules_first(state, RULES_HOLDING, rules_ends_before);
-		change = ahead ? ahead->deadline - state->now : 0;
 		answer->beat_ms = (uint32_t)MAX(1, MIN(change, (int64_t)answer->beat_ms));
 	}
 	/* Where it is too long it ends early. */
@@ -86,20 +88,39 @@ static void stands(struct rules_state *state, const struct rules_member *member,
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 
+static double expected_cost(const struct rules_state *state, const struct rules_job *job,
+			    uint64_t bytes, uint32_t weight)
+{
+	double time = job->usual;
+
+	if (bytes) {
+		const bool known = job->bytes > 0;
+		const double ms = known ? job->ms : state->pool.ms;
+		const double per = known ? job->bytes : state->pool.bytes;
+
+		/* Those of its job that queue behind one that announces far too much would have
+		 * tags far too late. */
+		time = MIN(1 + (double)bytes * ms / per, MAX(BELIEVED, 8 * job->usual));
+	}
+	return time * weight;
+}
+
 /* A request takes its place in the order of its job, and is charged for. */
 static struct rules_member *enrol(struct rules_state *state, const struct slots_config *config,
-				  const struct slots_request *request, uint32_t process)
+				  const struct slots_request *request, uint32_t process,
+				  bool at_once)
 {
 	const struct slots_identity *identity = &config->identity;
 	struct rules_job *job = rules_job_named(state, identity->job);
-	struct rules_member *member = &state->members[state->member_count++];
-	const double time = request->bytes ? 1 + (double)request->bytes * state->pool.speed :
-					     job->usual;
+	struct rules_member *member = &state->members[state->member_count];
 
+	if (!job)
+		return NULL;
+	state->member_count++;
 	*member = (struct rules_member){
 		.bytes = request->bytes,
 		.since = state->now,
-		.cost = time * request->weight,
+		.cost = expected_cost(state, job, request->bytes, request->weight),
 		/* Never before one of the same job that came earlier, whatever that was charged
 		 * since. */
 		.start = MAX(state->pool.vt, MAX(job->finish, job->latest)),
@@ -114,6 +135,13 @@ static struct rules_member *enrol(struct rules_state *state, const struct slots_
 	rules_put_text(member->node, identity->node, sizeof(member->node));
 	job->finish = member->start + member->cost / member->share;
 	job->latest = member->start;
+	member->small = !at_once && member->bytes && member->bytes <= rules_small_bytes(state) &&
+			member->weight == 1;
+	if (member->small) {
+		member->small_start = MAX(state->pool.small_vt, job->small_finish);
+		job->small_finish = member->small_start + member->cost / member->share;
+	}
+	rules_join(state, job, member->share);
 	return member;
 }
 
@@ -122,9 +150,24 @@ static void enqueue(struct rules_state *state, struct rules_member *member)
 	member->state = RULES_WAITING;
 	member->seq = ++state->pool.seq;
 	member->deadline = state->now + member->lease;
-	member->small = member->bytes && member->bytes <= rules_small_bytes(state) &&
-			member->weight == 1;
 	rules_count(state, member, true);
+}
+
+/* Nobody is disturbed: a new busy time begins, and what jobs ask for counts. */
+static void begin_busy_time(struct rules_state *state, const struct slots_config *config)
+{
+	struct rules_numbers *pool = &state->pool;
+	const bool idle = !state->member_count;
+
+	if (idle || !pool->capacity) {
+		pool->by = config->asked_capacity > 0;
+		pool->capacity = pool->by ? config->asked_capacity : config->default_capacity;
+	}
+	if (idle) {
+		pool->busy++;
+		pool->vt = pool->served = pool->small_vt = 0;
+		state->shares = 0;
+	}
 }
 
 int rules_acquire(struct rules_state *state, int64_t now, const struct slots_config *config,
@@ -140,26 +183,23 @@ int rules_acquire(struct rules_state *state, int64_t now, const struct slots_con
 		stands(state, member, answer);
 		return 0;
 	}
-	if (!state->member_count) {
-		/* Nobody is disturbed: a new busy time begins, and what jobs ask for counts. */
-		state->pool.capacity = config->asked_capacity ? config->asked_capacity :
-								config->default_capacity;
-		state->pool.by = config->asked_capacity > 0;
-		state->pool.busy++;
-	}
-	at_once = !state->waiters && rules_fit(state, request->weight);
-	if (request->never_wait && !at_once) {
-		nobody(state, answer);
-		return 0;
-	}
 	if (state->member_count == RULES_MEMBERS)
 		return -ENOSPC;
-	member = enrol(state, config, request, process);
+	begin_busy_time(state, config);
+	at_once = !state->waiters && rules_fit(state, request->weight);
+	member = enrol(state, config, request, process, at_once);
+	if (!member)
+		return -ENOSPC;
 	if (at_once) {
 		rules_admit(state, member, request->weight, config->lease_ms);
 	} else {
 		enqueue(state, member);
 		rules_let_in(state);
+	}
+	if (member->state == RULES_WAITING && request->never_wait) {
+		rules_forget(state, member, NULL);
+		nobody(state, answer);
+		return 0;
 	}
 	stands(state, member, answer);
 	return 0;
@@ -182,20 +222,6 @@ void rules_beat(struct rules_state *state, int64_t now, const struct slots_confi
 	stands(state, member, answer);
 }
 
-/* What a slot was really used for, instead of what was expected: learnt, and charged to the job. */
-static void settle(struct rules_state *state, const struct rules_member *member, uint64_t passed)
-{
-	const double time = (double)(state->now - member->since);
-	struct rules_job *job = rules_job_named(state, member->job);
-	const double cost = time * member->weight;
-	double *speed = &state->pool.speed;
-
-	if (passed >= MIB && time > 0)
-		*speed += (time / (double)passed - *speed) * LEARNING;
-	job->finish = MAX(job->finish + (cost - member->cost) / member->share, 0);
-	job->usual += (MAX(cost / member->weight, 1) - job->usual) * LEARNING;
-}
-
 bool rules_release(struct rules_state *state, int64_t now, const char *id, uint64_t passed)
 {
 	struct rules_member *member;
@@ -204,9 +230,7 @@ bool rules_release(struct rules_state *state, int64_t now, const char *id, uint6
 	member = rules_find(state, id);
 	if (!member)
 		return false;
-	if (member->state == RULES_HOLDING && member->cost > 0)
-		settle(state, member, passed);
-	rules_forget(state, member);
+	rules_forget(state, member, &passed);
 	rules_let_in(state);
 	return true;
 }
@@ -242,7 +266,8 @@ void rules_pace(struct rules_state *state, int64_t now, const struct slots_confi
 	const double job_rate = lower_rate((double)config->rate, (double)pool->set_job_rate);
 	const double pool_rate = (double)pool->set_pool_rate;
 	const double rate = lower_rate(job_rate, pool_rate);
-	double bytes = (double)wanted, start, *job_free = NULL;
+	double bytes = (double)wanted, start, of_pool, of_job;
+	struct rules_job *job;
 
 	rules_tick(state, now);
 	start = (double)state->now;
@@ -251,18 +276,23 @@ void rules_pace(struct rules_state *state, int64_t now, const struct slots_confi
 		out->end_ms = 10000;
 		return;
 	}
-	if (job_rate > 0)
-		job_free = &rules_job_named(state, config->identity.job)->free;
+	/* One that finds no room among so many owes nothing. */
+	job = job_rate > 0 ? rules_job_named(state, config->identity.job) : NULL;
+	of_pool = pool_rate > 0 ? pool->free : 0;
+	of_job = job ? job->free : 0;
 	if (bytes > 0) {
-		bytes = MAX(bytes, floor_of(rate * PACE_MS / 1000));
-		start = MAX(start, MAX(pool_rate > 0 ? pool->free : 0, job_free ? *job_free : 0));
+		const uint32_t turns = MIN(MAX(state->holders, 1), PACE_TURNS);
+
+		bytes = MAX(bytes, floor_of(rate * PACE_MS / 1000 / turns));
+		start = MAX(start, MAX(of_pool, of_job));
+		of_pool = of_job = start;
 	}
 	/* What comes back was the last that was given, unless others came after it: nobody loses.
 	 */
 	if (pool_rate > 0)
-		pool->free = (bytes > 0 ? start : pool->free) + bytes * 1000 / pool_rate;
-	if (job_free)
-		*job_free = (bytes > 0 ? start : *job_free) + bytes * 1000 / job_rate;
+		pool->free = of_pool + bytes * 1000 / pool_rate;
+	if (job)
+		job->free = of_job + bytes * 1000 / job_rate;
 	if (bytes <= 0)
 		return;
 	start -= (double)state->now;
@@ -297,7 +327,7 @@ bool rules_kick(struct rules_state *state, int64_t now, const char *id)
 	member = rules_find(state, id);
 	if (!member)
 		return false;
-	rules_forget(state, member);
+	rules_forget(state, member, NULL);
 	rules_let_in(state);
 	return true;
 }
@@ -316,6 +346,11 @@ static const struct rules_member *next(struct rules_state *state, enum rules_mem
 			best = member;
 	}
 	return best;
+}
+
+static bool came_before(const struct rules_member *a, const struct rules_member *b)
+{
+	return a->fence < b->fence;
 }
 
 static int list(struct rules_state *state, enum rules_member_state which, rules_before_fn before,
@@ -362,7 +397,7 @@ int rules_status(struct rules_state *state, int64_t now, struct slots_status_mak
 	status->grants = pool->grants;
 	status->grants_last_minute = pool->last_minute;
 	status->waiter_count = state->waiters;
-	ret = list(state, RULES_HOLDING, rules_ends_before, maker);
+	ret = list(state, RULES_HOLDING, came_before, maker);
 	return ret ? ret : list(state, RULES_WAITING, rules_queues_before, maker);
 }
 
@@ -373,7 +408,7 @@ void rules_bury(struct rules_state *state, int64_t now, uint32_t process)
 	state->now = state->pool.clock = MAX(now, state->pool.clock);
 	while (i < state->member_count) {
 		if (state->members[i].process == process)
-			rules_forget(state, &state->members[i]);
+			rules_forget(state, &state->members[i], NULL);
 		else
 			i++;
 	}

@@ -24,7 +24,7 @@ void rules_put_text(char *to, const char *text, size_t room);
 struct rules_member *rules_find(struct rules_state *state, const char *id);
 struct rules_member *rules_first(struct rules_state *state, enum rules_member_state which,
 				 rules_before_fn before);
-/* Makes room for a job that is not known. */
+/* Makes room for a job that is not known. NULL if all have members, who are as many as can be. */
 struct rules_job *rules_job_named(struct rules_state *state, const char *name);
 
 /* What every operation begins with: time passes, the dead go, those that fit come in. */
@@ -33,7 +33,10 @@ void rules_let_in(struct rules_state *state);
 bool rules_fit(const struct rules_state *state, uint32_t weight);
 void rules_admit(struct rules_state *state, struct rules_member *member, uint32_t given,
 		 uint32_t lease);
-void rules_forget(struct rules_state *state, struct rules_member *member);
+/* `passed` if it is the holder that says so, or NULL. */
+void rules_forget(struct rules_state *state, struct rules_member *member, const uint64_t *passed);
+/* Its job has one member more. */
+void rules_join(struct rules_state *state, struct rules_job *job, uint32_t share);
 /* Into the pool's sums, or out of them, by its state as it is. */
 void rules_count(struct rules_state *state, const struct rules_member *member, bool in);
 

@@ -6,13 +6,15 @@
 
 #define MOST_REAPED 16  /* dead holders, and as many waiters, per call */
 #define MOST_GRANTED 32 /* per call */
-#define AGEING (1.0 / 64)
+#define LEARNING (1.0 / 8)
 #define UNKNOWN_COST 1000.0
 #define MINUTE_MS 60000
 
 uint32_t rules_capacity(const struct rules_state *state)
 {
-	return state->pool.set_capacity ? state->pool.set_capacity : state->pool.capacity;
+	const uint32_t set = state->pool.set_capacity;
+
+	return MAX(set ? set : state->pool.capacity, 1);
 }
 
 uint64_t rules_small_bytes(const struct rules_state *state)
@@ -65,35 +67,90 @@ static double used_so_far(const struct rules_state *state, const struct rules_jo
 
 static struct rules_job *room_for_job(struct rules_state *state)
 {
-	struct rules_job *least = &state->jobs[0];
+	struct rules_job *least = NULL;
 
 	if (state->job_count < RULES_JOBS)
 		return &state->jobs[state->job_count++];
 	for (struct rules_job *job = state->jobs; job < state->jobs + RULES_JOBS; job++) {
-		if (used_so_far(state, job) < used_so_far(state, least))
+		if (!job->members &&
+		    (!least || used_so_far(state, job) < used_so_far(state, least)))
 			least = job;
 	}
 	return least;
 }
 
+static struct rules_job *known_job(struct rules_state *state, const char *name)
+{
+	for (uint32_t i = 0; i < state->job_count; i++) {
+		if (!strcmp(state->jobs[i].name, name))
+			return &state->jobs[i];
+	}
+	return NULL;
+}
+
 struct rules_job *rules_job_named(struct rules_state *state, const char *name)
 {
-	struct rules_job *job = NULL;
+	struct rules_job *job = known_job(state, name);
 
-	for (uint32_t i = 0; i < state->job_count && !job; i++) {
-		if (!strcmp(state->jobs[i].name, name))
-			job = &state->jobs[i];
-	}
 	if (!job) {
 		job = room_for_job(state);
+		if (!job)
+			return NULL;
 		*job = (struct rules_job){ .busy = state->pool.busy, .usual = UNKNOWN_COST };
 		rules_put_text(job->name, name, sizeof(job->name));
 	}
 	if (job->busy != state->pool.busy) {
 		job->busy = state->pool.busy;
-		job->finish = job->latest = 0;
+		job->members = 0;
+		job->finish = job->latest = job->small_finish = 0;
 	}
 	return job;
+}
+
+void rules_join(struct rules_state *state, struct rules_job *job, uint32_t share)
+{
+	if (!job->members++) {
+		job->share = share;
+		state->shares += share;
+	}
+}
+
+/* What a slot was really used for, instead of what was expected. */
+static void settle(struct rules_state *state, struct rules_job *job,
+		   const struct rules_member *member, const uint64_t *passed)
+{
+	const double time = (double)(state->now - member->since);
+	const double more = time * member->weight - member->cost;
+	struct rules_numbers *pool = &state->pool;
+
+	job->finish = MAX(job->finish + more / member->share, 0);
+	if (member->given)
+		pool->vt = MAX(pool->vt + more / (double)state->shares, pool->served);
+	if (passed)
+		job->usual += (MAX(time, 1) - job->usual) * LEARNING;
+	if (passed && *passed) {
+		/* Sums, not a mean of speeds: a small write tells little about large ones. */
+		job->ms = job->ms * (1 - LEARNING) + time;
+		job->bytes = job->bytes * (1 - LEARNING) + (double)*passed;
+		pool->ms = pool->ms * (1 - LEARNING) + time;
+		pool->bytes = pool->bytes * (1 - LEARNING) + (double)*passed;
+	}
+}
+
+/* Its job is charged for what it used, or not charged any more. */
+static void leave(struct rules_state *state, const struct rules_member *member,
+		  const uint64_t *passed)
+{
+	struct rules_job *job = known_job(state, member->job);
+
+	if (!job) /* cannot be: it has a member */
+		return;
+	if (member->state == RULES_WAITING)
+		job->finish = MAX(job->finish - member->cost / member->share, 0);
+	else if (member->cost > 0)
+		settle(state, job, member, passed);
+	if (!--job->members)
+		state->shares -= job->share;
 }
 
 /* ---- Order ----------------------------------------------------------------------------------- */
@@ -110,12 +167,10 @@ bool rules_ends_before(const struct rules_member *a, const struct rules_member *
 	return strcmp(a->id, b->id) < 0;
 }
 
-/* Small ones: by start tag and age. */
 static bool slips_before(const struct rules_member *a, const struct rules_member *b)
 {
-	double left = a->start + (double)a->since, right = b->start + (double)b->since;
-
-	return left < right || (left <= right && strcmp(a->id, b->id) < 0);
+	return a->small_start < b->small_start ||
+	       (a->small_start <= b->small_start && a->seq < b->seq);
 }
 
 struct rules_member *rules_first(struct rules_state *state, enum rules_member_state which,
@@ -154,6 +209,8 @@ void rules_count(struct rules_state *state, const struct rules_member *member, b
 
 	if (member->state == RULES_WAITING) {
 		state->waiters += one;
+		if (member->small)
+			state->small_waiters += one;
 		return;
 	}
 	state->holders += one;
@@ -163,11 +220,12 @@ void rules_count(struct rules_state *state, const struct rules_member *member, b
 }
 
 /* The last member moves into its place. */
-void rules_forget(struct rules_state *state, struct rules_member *member)
+void rules_forget(struct rules_state *state, struct rules_member *member, const uint64_t *passed)
 {
 	struct rules_member *last = &state->members[--state->member_count];
 
 	rules_count(state, member, false);
+	leave(state, member, passed);
 	if (member != last)
 		*member = *last;
 }
@@ -186,15 +244,23 @@ void rules_admit(struct rules_state *state, struct rules_member *member, uint32_
 	member->given = given;
 	member->deadline = state->now + lease;
 	rules_count(state, member, true);
-	if (given)
-		pool->vt = MAX(pool->vt, member->start) + member->cost / member->share * AGEING;
+	if (given) {
+		/* As if all who want slots were served at once, each by its share; and never behind
+		 * the one that is served, so that new jobs do not pass old ones for ever. */
+		pool->served = MAX(pool->served, member->start);
+		pool->vt = MAX(pool->vt + member->cost / (double)state->shares, pool->served);
+	} else {
+		pool->small_vt = MAX(pool->small_vt + member->cost / (double)state->shares,
+				     member->small_start);
+	}
 }
 
-/* A slot for who waits. It has a third of its lease to show that it knows. */
+/* A slot for who waits. It has half of its lease to show that it knows: if the wake is lost, the
+ * next beat comes after a third. */
 static void grant(struct rules_state *state, struct rules_member *member, uint32_t given)
 {
 	rules_count(state, member, false);
-	rules_admit(state, member, given, rules_third(member->lease));
+	rules_admit(state, member, given, member->lease / 2 + member->lease % 2);
 	if (state->woken_count < RULES_WOKEN)
 		state->woken[state->woken_count++] = member->process;
 }
@@ -210,18 +276,16 @@ void rules_let_in(struct rules_state *state)
 	struct rules_member *member;
 	int granted = 0;
 
-	while (state->waiters && granted < MOST_GRANTED) {
+	while (state->waiters && granted < MOST_GRANTED && state->used < rules_capacity(state)) {
 		member = rules_first(state, RULES_WAITING, rules_queues_before);
 		if (!rules_fit(state, member->weight))
 			break;
 		grant(state, member, member->weight);
 		granted++;
 	}
-	while (state->waiters && state->express_used < rules_express(state) &&
-	       granted < MOST_GRANTED) {
+	while (state->small_waiters && granted < MOST_GRANTED &&
+	       state->express_used < rules_express(state)) {
 		member = first_small(state);
-		if (!member)
-			break;
 		grant(state, member, 0);
 		granted++;
 	}
@@ -235,7 +299,7 @@ static void reap(struct rules_state *state, enum rules_member_state which)
 
 		if (!member || member->deadline > state->now)
 			return;
-		rules_forget(state, member);
+		rules_forget(state, member, NULL);
 	}
 }
 

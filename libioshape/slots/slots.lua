@@ -390,11 +390,12 @@ local function fits(weight)
 	return pool.used == 0 or pool.used + weight <= capacity()
 end
 
+-- Says how many.
 local function grant_those_that_fit()
-	if now < pool.grace then
-		return
-	end
 	local granted = 0
+	if now < pool.grace then
+		return granted
+	end
 	while pool.waiters > 0 and granted < MOST_GRANTED and pool.used < capacity() do
 		local id = string.sub(call('ZRANGE', Q, 0, 0)[1], 17)
 		local member = must_load_member(id)
@@ -409,6 +410,7 @@ local function grant_those_that_fit()
 		grant(id, must_load_member(id), 0)
 		granted = granted + 1
 	end
+	return granted
 end
 
 local function reap(zset)
@@ -564,8 +566,9 @@ if operation == 'acquire' then
 			return holder(member)
 		end
 		enqueue(id, member)
-		grant_those_that_fit()
-		member = must_load_member(id)
+		if grant_those_that_fit() > 0 then
+			member = must_load_member(id)
+		end
 		if member.state == HOLDING then
 			return holder(member)
 		end

@@ -10,11 +10,6 @@
 #define SENTINELS 3
 #define NODES 3
 
-static unsigned ms_since(uint64_t begin)
-{
-	return (unsigned)((base_now_ns() - begin) / 1000000);
-}
-
 /* A request that goes on through an outage; how long it took until it was answered. */
 static unsigned ask_until_answered(void *pool, const char *id, unsigned most_ms)
 {
@@ -24,11 +19,12 @@ static unsigned ask_until_answered(void *pool, const char *id, unsigned most_ms)
 	struct slots_answer answer;
 
 	while (slots_redis.acquire(pool, &request, &answer, &error)) {
-		ck_assert_msg(ms_since(begin) < most_ms, "after %u ms: %s", most_ms, error.text);
+		ck_assert_msg(redis_case_ms_since(begin) < most_ms, "after %u ms: %s", most_ms,
+			      error.text);
 		memset(&error, 0, sizeof(error));
 		poll(NULL, 0, 20);
 	}
-	return ms_since(begin);
+	return redis_case_ms_since(begin);
 }
 
 /* ---- Sentinel -------------------------------------------------------------------------------- */
@@ -140,7 +136,7 @@ START_TEST(sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 	ask_until_answered(pool, "1-1", 30000);
 	kept = redis_case_beat(pool, "1-1", &held);
 	/* Within the lease the holder's own data is still there, or reclaimed. */
-	if (ms_since(begin) < LEASE_MS - 200) {
+	if (redis_case_ms_since(begin) < LEASE_MS - 200) {
 		ck_assert_int_eq(kept.state, SLOTS_HOLDING);
 		ck_assert_uint_eq(kept.fence, held.fence);
 	}

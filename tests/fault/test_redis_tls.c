@@ -47,18 +47,6 @@ static void teardown(void)
 	redis_server_free(&server);
 }
 
-static unsigned refused(void *pool, struct base_error *error)
-{
-	const struct slots_request request = redis_case_request("1-1");
-	const uint64_t begin = base_now_ns();
-	struct slots_answer answer;
-
-	memset(error, 0, sizeof(*error));
-	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, error),
-			 IOSHAPE_E_COORDINATOR);
-	return (unsigned)((base_now_ns() - begin) / 1000000);
-}
-
 START_TEST(calls_and_waiting_work_as_without_it)
 {
 	unsigned before = scratch_descriptors();
@@ -102,7 +90,7 @@ START_TEST(a_certificate_for_another_name_is_refused)
 
 	start("DNS:elsewhere.example");
 	pool = redis_case_open(address, "1");
-	refused(pool, &error);
+	redis_case_refused(pool, &error);
 	ck_assert_msg(strstr(error.text, "certificate"), "%s", error.text);
 	slots_redis.close(pool);
 }
@@ -116,7 +104,7 @@ START_TEST(a_certificate_that_nobody_vouches_for_is_refused)
 	start("IP:127.0.0.1");
 	unsetenv("SSL_CERT_FILE");
 	pool = redis_case_open(address, "1");
-	refused(pool, &error);
+	redis_case_refused(pool, &error);
 	ck_assert_msg(strstr(error.text, "SSL_CERT_FILE"), "%s", error.text);
 	slots_redis.close(pool);
 }
@@ -131,7 +119,7 @@ START_TEST(a_server_without_tls_is_given_up_in_time)
 	start("IP:127.0.0.1");
 	snprintf(plain, sizeof(plain), "rediss://127.0.0.1:%u", server.port);
 	pool = redis_case_open(plain, "1");
-	ck_assert_uint_lt(refused(pool, &error), 2300);
+	ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
 	slots_redis.close(pool);
 }
 END_TEST
@@ -147,13 +135,14 @@ START_TEST(a_server_that_hangs_or_dies_is_given_up_in_time)
 	fresh = redis_case_open(address, "2");
 	redis_case_acquire(pool, "1-1");
 	redis_server_signal(&server, SIGSTOP);
-	ck_assert_uint_lt(refused(pool, &error), 2300);
-	ck_assert_uint_lt(refused(fresh, &error), 2300); /* in the middle of the handshake */
+	ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
+	ck_assert_uint_lt(redis_case_refused(fresh, &error),
+			  2300); /* in the middle of the handshake */
 	redis_server_signal(&server, SIGCONT);
 	poll(NULL, 0, 300);
 	redis_case_acquire(pool, "1-1");
 	redis_server_kill(&server);
-	refused(pool, &error);
+	redis_case_refused(pool, &error);
 	slots_redis.close(pool);
 	slots_redis.close(fresh);
 }

@@ -33,7 +33,7 @@ AT_ONCE = 50  # operations that are sent together
 LOOKED_AT = 5  # each so many operations the keys are compared, too
 STARTED = 1_700_000_000_000
 KEYS = "mdhqsljp"  # the last letters of their names
-LEASES = [3000, 10000, 15000]
+LEASES = [3000, 10000, 15000, 600_000]
 SIZES = [0, 1, 4096, 1 << 20, 16 << 20, (16 << 20) + 1, 1 << 30, 1 << 40]
 JOBS = [Identity(f"{n:016x}", f"node{n}", f"job{n % 5}", n, 1 << n % 3) for n in range(12)]
 
@@ -133,14 +133,18 @@ class Schedule:
         jump = self.random.random()
         if self.jumps and jump < 0.004:
             self.time -= self.random.choice([50, 500, 30_000, 100_000])
+            if self.pool.numbers.fence < self.fence:
+                self.fence = 0  # it was lost just before
         elif jump < 0.01:
-            self.time += self.random.choice([5000, 20_000, 100_000])
+            self.time += self.random.choice([5000, 20_000, 100_000, 400_000])
         elif jump < 0.6:
             self.time += int(self.random.expovariate(1 / self.random.choice([3, 100, 600])))
         self.plain("SET", "now", self.time)
 
     def misfortune(self) -> None:
-        kind = self.random.choice(["flush", "run", "copy", "failover", "evict", "evict", "evict"])
+        kind = self.random.choice(
+            ["flush", "run", "copy", "copy", "failover", "failover", "evict", "evict"]
+        )
         if self.time < self.latest:
             self.fence = 0  # nobody knows the old ones, nor that it was later once
         if kind == "flush":
@@ -178,6 +182,10 @@ class Schedule:
             self.plain("DEL", self.script.prefix + key)
             self.plain("COPY", f"replica:{key}", self.script.prefix + key, "REPLACE")
         self.pool.restore(replica)
+        self.tell_world()
+        for request, belief in list(self.beliefs.items()):
+            if belief.holding and self.random.random() < 0.5:
+                self.beat(request)
 
     def some_id(self) -> str:
         known = list(self.beliefs)
@@ -211,8 +219,8 @@ class Schedule:
         self.beliefs[request] = belief
         self.believe(request, answer)
 
-    def beat(self) -> None:
-        request = self.some_id()
+    def beat(self, request: str = "") -> None:
+        request = request or self.some_id()
         belief = self.beliefs.get(request) or Belief(JOBS[0], 0, 3000)
         who = belief.who
         belief.passed += self.random.choice([0, 0, 1 << 20])
