@@ -33,6 +33,17 @@ static uint64_t retry_ns(const struct slots_pool *pool)
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
+void slots_watch_leases(struct slots_pool *pool)
+{
+	uint64_t until_ns = 0;
+
+	for (const struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
+		if (slot->stage == STAGE_HELD && (!until_ns || slot->lease_end_ns < until_ns))
+			until_ns = slot->lease_end_ns;
+	}
+	pool->ops->hurry(pool->coordinator, until_ns);
+}
+
 void slots_take_answer(struct slots_slot *slot, const struct slots_answer *answer, uint64_t sent_ns)
 {
 	struct slots_pool *pool = slot->pool;
@@ -56,6 +67,7 @@ void slots_take_answer(struct slots_slot *slot, const struct slots_answer *answe
 	}
 	slot->beat_due_ns =
 		sent_ns + ms_to_ns(answer->beat_ms ? answer->beat_ms : pool->config.lease_ms / 3);
+	slots_watch_leases(pool);
 	if (pool->ops != &slots_open && slot->stage == STAGE_HELD)
 		slots_beats_need(pool, slot->beat_due_ns);
 }
@@ -67,6 +79,7 @@ static void lose(struct slots_slot *slot, const char *why)
 
 	slot->stage = STAGE_LOST;
 	slot->info.lost = 1;
+	slots_watch_leases(pool);
 	snprintf(slot->info.note, sizeof(slot->info.note), "the slot was lost: %s", why);
 	base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
 		 "a slot of pool %s was lost: %s; its writer goes on without it", pool->config.pool,

@@ -154,6 +154,13 @@ static void local_interrupt(void *opaque)
 }
 
 /* The FIFO is kept: it costs nothing. */
+/* No call waits for anybody. */
+static void local_hurry(void *pool, uint64_t until_ns)
+{
+	(void)pool;
+	(void)until_ns;
+}
+
 static void local_rest(void *pool)
 {
 	(void)pool;
@@ -276,6 +283,7 @@ const struct slots_ops slots_local = {
 	.wait = wait_for,
 	.interrupt = local_interrupt,
 	.rest = local_rest,
+	.hurry = local_hurry,
 	.pace = local_pace,
 	.set = local_set,
 	.kick = local_kick,

@@ -50,6 +50,12 @@ static void open_nothing(void *pool)
 	(void)pool;
 }
 
+static void open_hurry(void *pool, uint64_t until_ns)
+{
+	(void)pool;
+	(void)until_ns;
+}
+
 static int open_pace(void *pool, int64_t bytes, struct slots_grant *grant, struct base_error *error)
 {
 	(void)pool, (void)bytes, (void)error;
@@ -99,6 +105,7 @@ const struct slots_ops slots_open = {
 	.wait = open_wait,
 	.interrupt = open_nothing,
 	.rest = open_nothing,
+	.hurry = open_hurry,
 	.pace = open_pace,
 	.set = open_set,
 	.kick = open_kick,

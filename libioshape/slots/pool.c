@@ -450,6 +450,7 @@ void slots_release(struct slots_slot *slot)
 	while (slot->beating)
 		pthread_cond_wait(&pool->change, &pool->lock);
 	take_leave(slot);
+	slots_watch_leases(pool);
 	learn_write_time(pool, slot);
 	say = slot->stage != STAGE_FREE;
 	away = pool->away_ns != 0;

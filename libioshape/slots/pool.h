@@ -92,6 +92,10 @@ void slots_beats_stop(struct slots_pool *pool);
 void slots_take_answer(struct slots_slot *slot, const struct slots_answer *answer,
 		       uint64_t sent_ns);
 
+/* After a slot came or went: calls of the coordinator end before the next lease does. Under the
+ * lock. */
+void slots_watch_leases(struct slots_pool *pool);
+
 /* Notes that the coordinator answered, or did not. Under the lock. */
 void slots_note_back(struct slots_pool *pool);
 void slots_note_away(struct slots_pool *pool, const struct base_error *error);

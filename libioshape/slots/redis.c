@@ -393,6 +393,7 @@ const struct slots_ops slots_redis = {
 	.wait = redis_wait,
 	.interrupt = redis_interrupt,
 	.rest = redis_rest,
+	.hurry = redis_hurry,
 	.pace = redis_pace,
 	.set = redis_set,
 	.kick = redis_kick,

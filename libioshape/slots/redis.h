@@ -16,6 +16,7 @@ struct redis_pool {
 	char wake_key[REDIS_KEY_BYTES];
 	uint64_t epoch;    /* the latest that an answer told; atomic */
 	uint64_t named_ns; /* when the pool's name was last written down; atomic */
+	uint64_t hurry_ns; /* no call lasts longer; 0: as long as any; atomic */
 
 	pthread_mutex_t lock; /* for all that follows, but what wait() keeps for itself */
 	struct slots_route route;
@@ -41,6 +42,10 @@ struct redis_pool {
 
 /* No call takes longer, whatever the network does. */
 #define REDIS_CALL_NS 2000000000ull
+
+void redis_hurry(void *opaque, uint64_t until_ns);
+/* When a call that begins now has to be over. */
+uint64_t redis_call_end(const struct redis_pool *pool);
 
 /* A call of the script: begins with the operation; arguments are added by link_add_*(). */
 void redis_begin(const struct redis_pool *pool, struct link_command *command,

@@ -120,6 +120,9 @@ struct slots_ops {
 	void (*interrupt)(void *pool);
 	/* Nobody will wait() for some time: what was kept for that may go. */
 	void (*rest)(void *pool);
+	/* Any thread. Calls that begin from now on return by then (base_now_ns()), 0: as above. A
+	 * lease ends then, and a thread that waits for an answer could not say so. */
+	void (*hurry)(void *pool, uint64_t until_ns);
 	/* Below 0: so many bytes of the last grant were not used. */
 	int (*pace)(void *pool, int64_t bytes, struct slots_grant *grant, struct base_error *error);
 	/* The operator's. */

@@ -53,6 +53,26 @@ int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t unti
 	return ret;
 }
 
+/* ---- How long it may take ------------------------------------------------------------------- */
+
+void redis_hurry(void *opaque, uint64_t until_ns)
+{
+	struct redis_pool *pool = opaque;
+
+	__atomic_store_n(&pool->hurry_ns, until_ns, __ATOMIC_RELAXED);
+}
+
+uint64_t redis_call_end(const struct redis_pool *pool)
+{
+	const uint64_t hurry_ns = __atomic_load_n(&pool->hurry_ns, __ATOMIC_RELAXED);
+	const uint64_t now = base_now_ns();
+
+	/* That lease is long over: nobody waits to say so. */
+	if (now > hurry_ns + REDIS_CALL_NS)
+		return now + REDIS_CALL_NS;
+	return MIN(now + REDIS_CALL_NS, MAX(now, hurry_ns));
+}
+
 /* ---- Error replies --------------------------------------------------------------------------- */
 
 bool redis_must_look_anew(const redisReply *reply)
@@ -223,7 +243,7 @@ int redis_call(struct redis_pool *pool, struct link_command *command, redisReply
 
 	*reply = NULL;
 	pthread_mutex_lock(&pool->lock);
-	attempt.until_ns = base_now_ns() + REDIS_CALL_NS;
+	attempt.until_ns = redis_call_end(pool);
 	redis_tidy(pool);
 	do {
 		verdict = try_once(&attempt, reply);
@@ -241,7 +261,7 @@ int redis_call(struct redis_pool *pool, struct link_command *command, redisReply
 static int ask_there(const struct redis_pool *pool, const struct slots_node *node,
 		     const struct link_command *command, redisReply **reply, char *why)
 {
-	const uint64_t until_ns = base_now_ns() + REDIS_CALL_NS;
+	const uint64_t until_ns = redis_call_end(pool);
 	struct slots_link *link;
 	int ret;
 
@@ -260,7 +280,7 @@ static int ask_there(const struct redis_pool *pool, const struct slots_node *nod
 static int ask_here(struct redis_pool *pool, const struct link_command *command, redisReply **reply,
 		    struct slots_node *node, bool *moved, char *why)
 {
-	const uint64_t until_ns = base_now_ns() + REDIS_CALL_NS;
+	const uint64_t until_ns = redis_call_end(pool);
 	bool kept, asking;
 	int ret;
 

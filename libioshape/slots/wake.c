@@ -121,7 +121,7 @@ static int get_link(struct watch *watch)
 	pool->wake = pool->commands;
 	pool->commands = NULL;
 	if (watch->fresh)
-		ret = redis_obtain(pool, &pool->wake, base_now_ns() + REDIS_CALL_NS, watch->why);
+		ret = redis_obtain(pool, &pool->wake, redis_call_end(pool), watch->why);
 	pthread_mutex_unlock(&pool->lock);
 	return ret;
 }
@@ -166,7 +166,7 @@ static enum event ask(struct watch *watch)
 	link_add_text(&command, seconds);
 	pool->asked = true;
 	pool->due_ns = now + left_ms * 1000000;
-	ret = link_send(pool->wake, &command, now + REDIS_CALL_NS, watch->why);
+	ret = link_send(pool->wake, &command, redis_call_end(pool), watch->why);
 	return ret ? broken(watch, ret) : NOTHING;
 }
 

@@ -121,6 +121,12 @@ static void scripted_interrupt(void *pool)
 	pthread_mutex_unlock(&state.lock);
 }
 
+static void scripted_hurry(void *pool, uint64_t until_ns)
+{
+	(void)pool;
+	(void)until_ns;
+}
+
 static void scripted_rest(void *pool)
 {
 	(void)pool;
@@ -195,6 +201,7 @@ static const struct slots_ops scripted = {
 	.wait = scripted_wait,
 	.interrupt = scripted_interrupt,
 	.rest = scripted_rest,
+	.hurry = scripted_hurry,
 	.pace = scripted_pace,
 	.set = scripted_set,
 	.kick = scripted_kick,
