@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Redis servers, clients and links that get hurt: what the scenes in chaos_scenes.py are made of."""
+"""Redis servers, clients and links that get hurt: what chaos_scenes.py is made of."""
 
 import contextlib
 import os
@@ -402,7 +402,9 @@ class Client:
             ended = self.process.wait(END_S) == 0
         except subprocess.TimeoutExpired:
             # So that it can be looked at: what each thread is in.
-            self.scene.verdict.hung.append(f"{self.name} does not end: {_threads(self.process.pid)}")
+            self.scene.verdict.hung.append(
+                f"{self.name} does not end: {_threads(self.process.pid)}"
+            )
             self.process.kill()
             self.process.wait()
             return True  # was told
@@ -469,7 +471,9 @@ class Scene:
             number = len(self.clients)
             weight = 2 if number % 5 == 4 and self.capacity > 1 else 1
             job = f"job{number % 3}"
-            added += self.add(1, "turns", str(hold_ms), str(weight), "mixed", IOSHAPE_JOB=job, **more)
+            added += self.add(
+                1, "turns", str(hold_ms), str(weight), "mixed", IOSHAPE_JOB=job, **more
+            )
         return added
 
     def pause(self, most_s: float) -> None:
@@ -545,7 +549,20 @@ class Scene:
                 self.verdict.hung.append(f"{client.name} ended badly: {told}")
         self._await_rest()
         self.verdict.add(judge(self.log, self.harm, self.capacity, self.lease_ms))
+        self._keep()
         return self.verdict
+
+    def _keep(self) -> None:
+        """What explains a fault, where somebody wants it."""
+        keep = os.environ.get("IOSHAPE_CHAOS_KEEP")
+        if not keep or not (self.verdict.faults() or self.verdict.over_after_loss):
+            return
+        into = Path(keep) / f"{self.folder.name}"
+        into.mkdir(parents=True, exist_ok=True)
+        for path in (self.log, self.errors):
+            shutil.copy(path, into)
+        told = [str(vars(self.harm)), *self.verdict.faults(), *self.verdict.over_after_loss]
+        (into / "verdict").write_text("\n".join(told), encoding="utf-8")
 
     def close(self) -> None:
         """Leaves nothing behind."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What can happen to those who take turns, and to who gives them. Each scene is a function of a seed and
-a number of rounds; it returns what chaos_judge.py has found. A seed replays what is done, and when;
-not what the system makes of it.
+What can happen to those who take turns, and to who gives them. Each scene is a function of a seed
+and a number of rounds; it returns what chaos_judge.py has found. A seed replays what is done, and
+when; not what the system makes of it.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from coordinators import await_true, short_folder
 from processes import environment
 
 SHORT_LEASE_MS = 900
-#: Half of it is longer than the longest pause between attempts to connect (1 s), and a look (250 ms).
+#: Half of it is more than the longest pause between attempts to connect (1 s), and a look (250 ms).
 LONG_LEASE_MS = 3000
 
 AOF = ("appendonly yes", "appendfsync everysec", 'save ""')
@@ -161,7 +161,10 @@ def _hurt_redis(here: Scene, server: Server) -> None:
 def clients_stop(kind: str, seed: int, rounds: int) -> Verdict:
     """Clients are stopped for less and for more than a lease, and go on."""
     lease_ms = SHORT_LEASE_MS
-    with a_coordinator(kind) as address, scene(seed, address, lease_ms=lease_ms, capacity=3) as here:
+    with (
+        a_coordinator(kind) as address,
+        scene(seed, address, lease_ms=lease_ms, capacity=3) as here,
+    ):
         here.add_takers(10)
         wakes: dict[Client, float] = {}
         done = 0
@@ -199,6 +202,7 @@ def redis_stops(seed: int, rounds: int) -> Verdict:
 
 # ---- Refusals -----------------------------------------------------------------------------------
 
+
 def _rights() -> list[str]:
     """Of the documented user, all but its name and password."""
     from tree import ROOT  # noqa: PLC0415
@@ -209,7 +213,7 @@ def _rights() -> list[str]:
 
 
 def redis_refuses(seed: int, rounds: int) -> Verdict:
-    """The user is deleted, turned off, or may not run scripts; memory is full; and all is well again."""
+    """Its user is deleted, or may do less; memory is full; and all is well again."""
     with a_server(*NOTHING) as server:
 
         def allow() -> None:
@@ -231,7 +235,16 @@ def redis_refuses(seed: int, rounds: int) -> Verdict:
             here.add_takers(10)
             for _ in range(rounds):
                 here.pause(0.5)
-                ways = ("full", "full", "deleted", "off", "-evalsha", "-blpop", "-zadd", "resetpass")
+                ways = (
+                    "full",
+                    "full",
+                    "deleted",
+                    "off",
+                    "-evalsha",
+                    "-blpop",
+                    "-zadd",
+                    "resetpass",
+                )
                 refuse(here.random.choice(ways))
                 here.pause(2 * SHORT_LEASE_MS / 1000)
                 allow()
@@ -248,7 +261,7 @@ class Watched:
     DOWN_AFTER_MS = 300
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        # A master that is none any more, but was not told yet, loses its replicas: it must not go on.
+        # A master that is none any more, and was not told yet, has no replicas: it must not go on.
         lines = [*AOF, "min-replicas-to-write 1", "min-replicas-max-lag 2"]
         lines += ["repl-diskless-sync-delay 0"]  # or a new master would have none for seconds
         self.servers = [Server(folder / f"r{number}", lines) for number in range(3)]
@@ -311,20 +324,18 @@ class Watched:
         return False
 
 
-def master_fails(seed: int, rounds: int, *, gently: bool = True) -> Verdict:
-    """The master is killed, and a replica takes its place; or the sentinels are told to change them."""
+def master_fails(seed: int, rounds: int) -> Verdict:
+    """The master is killed and a replica takes its place, or the sentinels are told to do that."""
     with ExitStack() as stack:
         watched = Watched(stack.enter_context(short_folder()), stack)
-        here = stack.enter_context(
-            scene(seed, watched.address, lease_ms=LONG_LEASE_MS, capacity=3)
-        )
+        here = stack.enter_context(scene(seed, watched.address, lease_ms=LONG_LEASE_MS, capacity=3))
         here.add_takers(10, hold_ms=100)
-        for _ in range(rounds):
+        for number in range(rounds):
             await_true(watched.settled, "all replicas follow the master")
             here.pause(0.5)
             old = watched.master()
             begin = now()
-            if gently and here.random.random() < 0.1:
+            if number % 10 == 5:
                 with suppress(OSError):  # it was done a moment ago, and asks for patience
                     watched.sentinels[0].ask("SENTINEL", "FAILOVER", "chaos")
             else:
@@ -352,9 +363,7 @@ def link_is_cut(seed: int, rounds: int) -> Verdict:
         server = Server(folder, NOTHING, prefix=network.server, bind=network.ADDRESS)
         server.start()
         stack.callback(server.kill)
-        here = stack.enter_context(
-            scene(seed, server.address, lease_ms=SHORT_LEASE_MS, capacity=3)
-        )
+        here = stack.enter_context(scene(seed, server.address, lease_ms=SHORT_LEASE_MS, capacity=3))
         here.add_takers(5)
         far = f"redis://{network.ADDRESS}:{server.port}"
         for number in range(5):
@@ -422,9 +431,7 @@ def saves_go_on(kind: str, seed: int, rounds: int) -> Verdict:
     """16 processes save real files while everything is done to them and their coordinator."""
     with ExitStack() as stack:
         server = stack.enter_context(a_server(*NOTHING)) if kind == "redis" else None
-        address = (
-            server.address if server else f"local:{stack.enter_context(short_folder())}"
-        )
+        address = server.address if server else f"local:{stack.enter_context(short_folder())}"
         here = stack.enter_context(scene(seed, address, lease_ms=SHORT_LEASE_MS, capacity=2))
         folder = stack.enter_context(short_folder())
         more = {"IOSHAPE_STAGGER_MOST_MS": "100", "IOSHAPE_STAGING_BYTES": str(16 << 20)}
@@ -500,13 +507,17 @@ def main() -> None:
     name, seed, rounds = sys.argv[1:]
     began = time.monotonic()
     verdict = SCENES[name](int(seed), int(rounds))
-    print(json.dumps({
-        "seconds": round(time.monotonic() - began, 1),
-        "counts": verdict.counts,
-        "longest": verdict.longest,
-        "over_after_loss": len(verdict.over_after_loss),
-        "reclaims": sorted(verdict.reclaims)[-3:],
-    }))
+    print(
+        json.dumps(
+            {
+                "seconds": round(time.monotonic() - began, 1),
+                "counts": verdict.counts,
+                "longest": verdict.longest,
+                "over_after_loss": len(verdict.over_after_loss),
+                "reclaims": sorted(verdict.reclaims)[-3:],
+            }
+        )
+    )
     for fault in itertools.islice(verdict.faults(), 20):
         print("FAULT", fault)
     for told in verdict.over_after_loss[:5]:

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The long campaign of chaos: what tests/support/chaos_scenes.py does, many times.
+
+    python tests/bench/slots_chaos.py [--scale X] [--at-once N] [--seed N] [--json FILE] [SCENE...]
+
+Scale 1 is at least 500 kills of Redis, 2,000 of clients, 200 stops past a lease, 100 failovers
+and 100 partitions, in about a quarter of an hour (the scenes wait most of the time). The library
+and the client are those of build/gcc, or of the folder that IOSHAPE_TEST_BUILD names. Where
+IOSHAPE_CHAOS_KEEP names a folder, logs of scenes with faults are kept there.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from chaos import NotPermitted
+from chaos_judge import Verdict
+from chaos_scenes import SCENES
+
+#: Rounds of each scene at scale 1, and in one go.
+ROUNDS = {
+    "redis_dies_with_file": (260, 20),
+    "redis_dies_without": (260, 20),
+    "redis_dies_short_leases": (260, 20),
+    "master_fails": (110, 10),
+    "link_is_cut": (110, 10),
+    "clients_die_redis": (1100, 100),
+    "clients_die_local": (1100, 100),
+    "clients_stop_redis": (260, 40),
+    "clients_stop_local": (260, 40),
+    "saves_go_on_redis": (160, 20),
+    "saves_go_on_local": (160, 20),
+    "line_is_bad": (100, 10),
+    "redis_refuses": (100, 10),
+    "redis_stops": (100, 10),
+    "slots_of_the_dead_redis": (60, 20),
+    "slots_of_the_dead_local": (60, 20),
+}
+
+FIGURES = {
+    "chaos_over": "over",
+    "chaos_dup_fence": "dup_fences",
+    "chaos_fence_back": "fences_back",
+    "chaos_failed_turns": "failed_turns",
+    "chaos_failed_saves": "failed_saves",
+    "chaos_used_at_rest": "used_at_rest",
+    "chaos_hung": "hung",
+}
+
+
+def _play(name: str, seed: int, rounds: int) -> tuple[str, int, Verdict | str]:
+    try:
+        return name, seed, SCENES[name](seed, rounds)
+    except NotPermitted as error:
+        return name, seed, f"not permitted: {error}"
+    except Exception:  # what a scene itself trips over is told, and the others go on
+        return name, seed, traceback.format_exc()
+
+
+class Campaign:
+    """What was reached so far."""
+
+    def __init__(self) -> None:
+        self.all = Verdict()
+        self.reclaims: dict[str, list[float]] = {"redis": [], "local": []}
+        self.faults: list[str] = []
+        self.broken: list[str] = []
+        self.played: dict[str, int] = {}
+
+    def take(self, name: str, seed: int, verdict: Verdict | str) -> None:
+        """One scene that has ended."""
+        if isinstance(verdict, str):
+            self.broken.append(f"{name}, seed {seed}: {verdict}")
+            return
+        self.played[name] = self.played.get(name, 0) + 1
+        kind = "local" if name.endswith("local") else "redis"
+        self.reclaims[kind] += verdict.reclaims
+        self.faults += [f"{name}, seed {seed}: {fault}" for fault in verdict.faults()]
+        self.all.add(verdict)
+
+    def figures(self) -> dict[str, float]:
+        """By the names of the issue, and some more."""
+        found: dict[str, float] = {
+            figure: len(getattr(self.all, name)) for figure, name in FIGURES.items()
+        }
+        found["chaos_over_after_loss"] = len(self.all.over_after_loss)
+        found["chaos_broken_scenes"] = len(self.broken)
+        for figure, kind in (("redis_reclaim_vs_bound", "redis"), ("local_reclaim_ms", "local")):
+            if self.reclaims[kind]:
+                found[figure] = max(self.reclaims[kind])
+        return found
+
+    def told(self) -> dict[str, Any]:
+        """For a file."""
+        return {
+            "figures": self.figures(),
+            "counts": dict(sorted(self.all.counts.items())),
+            "longest_ms": self.all.longest,
+            "over_after_loss": self.all.over_after_loss[:20],
+            "faults": self.faults[:100],
+            "broken": self.broken[:20],
+            "played": self.played,
+            "reclaim_samples": {kind: sorted(of) for kind, of in self.reclaims.items()},
+        }
+
+
+def measure(
+    scale: float = 1.0,
+    *,
+    scenes: Sequence[str] = tuple(ROUNDS),
+    at_once: int = 5,
+    seed: int = 1,
+    file: Path | None = None,
+    until: float | None = None,
+) -> dict[str, float]:
+    """Plays the scenes, several at a time, and writes down what was reached after each."""
+    campaign = Campaign()
+    began = time.monotonic()
+    parts = []
+    for name in scenes:
+        total, each = ROUNDS[name]
+        count = max(1, round(total * scale / each))
+        parts += [(number / count, name, seed * 1000 + number, each) for number in range(count)]
+    parts.sort()  # all kinds advance alike
+    # Started anew, not forked: threads and signals of whoever calls are not taken along.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(at_once, mp_context=context) as pool:
+        waiting = {pool.submit(_play, *part[1:]) for part in parts}
+        for done in as_completed(waiting):
+            if done.cancelled():
+                continue
+            campaign.take(*done.result())
+            if file:
+                told = {**campaign.told(), "seconds": round(time.monotonic() - began)}
+                new = file.with_suffix(".new")
+                new.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+                new.replace(file)
+            if until is not None and time.monotonic() > until:
+                for one in waiting:
+                    one.cancel()
+                until = None
+    return campaign.figures()
+
+
+def main() -> int:
+    """By hand."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(ROUNDS))
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--at-once", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, help="begin nothing new after that")
+    given = parser.parse_args()
+    unknown = set(given.scenes) - set(ROUNDS)
+    if unknown:
+        parser.error(f"there is no scene {', '.join(sorted(unknown))}")
+    os.nice(5)
+    figures = measure(
+        given.scale,
+        scenes=given.scenes or tuple(ROUNDS),
+        at_once=given.at_once,
+        seed=given.seed,
+        file=given.json,
+        until=time.monotonic() + given.seconds if given.seconds else None,
+    )
+    print(json.dumps(figures))
+    return int(any(figures[name] for name in (*FIGURES, "chaos_broken_scenes")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
