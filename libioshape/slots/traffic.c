@@ -77,9 +77,9 @@ uint64_t redis_call_end(const struct redis_pool *pool)
 
 bool redis_must_look_anew(const redisReply *reply)
 {
-	static const char *const words[] = { "READONLY",  "LOADING",        "MASTERDOWN",
-					     "UNBLOCKED", "CLUSTERDOWN",    "TRYAGAIN",
-					     "NOAUTH",    "unauthenticated" };
+	static const char *const words[] = { "READONLY",  "LOADING",         "MASTERDOWN",
+					     "UNBLOCKED", "CLUSTERDOWN",     "TRYAGAIN",
+					     "NOAUTH",    "unauthenticated", "NOREPLICAS" };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
 		if (link_says(reply, words[i]))

@@ -181,6 +181,24 @@ START_TEST(a_replica_is_not_written_to)
 }
 END_TEST
 
+START_TEST(a_master_whose_replicas_have_left_it_is_left)
+{
+	unsigned before = scratch_descriptors();
+	struct base_error error;
+	void *pool;
+
+	redis_server_option(&server, "--min-replicas-to-write", "1");
+	redis_server_start(&server);
+	pool = redis_case_open(address, "1");
+	redis_case_refused(pool, &error);
+	redis_case_must_say(&error, "NOREPLICAS");
+	ck_assert_uint_eq(scratch_descriptors(), before + 1);
+	redis_server_tell(&server, "CONFIG SET min-replicas-to-write 0");
+	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1200);
+	slots_redis.close(pool);
+}
+END_TEST
+
 START_TEST(a_server_without_memory_says_so_and_nothing_is_lost_by_it)
 {
 	struct ioshape_pool_status *status;
@@ -231,6 +249,7 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password);
 	tcase_add_test(tests, the_documented_rights_are_enough_and_each_is_needed);
 	tcase_add_test(tests, a_replica_is_not_written_to);
+	tcase_add_test(tests, a_master_whose_replicas_have_left_it_is_left);
 	tcase_add_test(tests, a_server_without_memory_says_so_and_nothing_is_lost_by_it);
 	tcase_add_test(tests, tls_that_is_not_there_is_refused_with_what_to_install);
 	suite_add_tcase(suite, tests);
