@@ -26,7 +26,7 @@ def programs(setting: Setting) -> Path:
 
 
 def socket_of(address: str) -> Path:
-    return Path(address.removeprefix("unix://"))
+    return Path(address.removeprefix("unix://").partition("?")[0])
 
 
 def context(address: str, pool: str, **settings: str | int) -> dict[str, str | int]:
