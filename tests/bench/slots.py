@@ -2,6 +2,7 @@
 """Taking turns, through Redis and on one host."""
 
 import importlib
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from coordinators import coordinator
@@ -54,7 +55,10 @@ def measure(setting: Setting) -> Outcome:
         "A redis-server of its own, on a Unix socket. Turns and what they are compared with run in "
         "one process, in turns. Everything else happens between processes of this machine."
     )
-    with coordinator("redis") as redis, coordinator("local") as local:
+    # Where the library has it by itself.
+    folder = TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm")
+    with coordinator("redis") as redis, folder as shared:
+        local = f"local:{shared}"
         slots_turns.measure(setting, outcome, redis, local)
         slots_death.measure(setting, outcome, redis, local)
         slots_sharing.measure(setting, outcome, redis, local)
