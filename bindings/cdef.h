@@ -113,7 +113,7 @@ struct ioshape_slot_info {
 int ioshape_slot_acquire(struct ioshape_context *context,
 			 const struct ioshape_slot_options *options, struct ioshape_slot **out);
 int ioshape_slot_pass(struct ioshape_slot *slot, uint64_t bytes);
-int ioshape_slot_info(struct ioshape_slot *slot, struct ioshape_slot_info *info);
+int ioshape_slot_get_info(struct ioshape_slot *slot, struct ioshape_slot_info *info);
 void ioshape_slot_release(struct ioshape_slot *slot);
 
 int ioshape_pool_name(struct ioshape_context *context, const char *path, char *name, size_t bytes);
@@ -161,7 +161,7 @@ struct ioshape_pool_settings {
 	uint32_t clear;
 	...;
 };
-int ioshape_pool_status(struct ioshape_context *context, const char *pool,
+int ioshape_pool_get_status(struct ioshape_context *context, const char *pool,
 			struct ioshape_pool_status **out);
 void ioshape_pool_status_free(struct ioshape_pool_status *status);
 int ioshape_pool_set(struct ioshape_context *context, const char *pool,

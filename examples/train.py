@@ -142,7 +142,7 @@ class Training:
         if self.saving is not None:
             self.say(f"  {self.saving.result()}")
             self.saving = None
-            self.remove_old()
+        self.remove_old()
 
     def remove_old(self) -> None:
         """Leaves the newest. No rank is more than one save ahead, so all ranks have one of them."""

@@ -190,7 +190,7 @@ stage_asan() {
 
 stage_tsan() {
 	CC=clang CXX=clang++ build build/tsan -Db_sanitize=thread -Db_lundef=false &&
-		TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1 \
+		TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1:die_after_fork=0 \
 			slow_meson_tests tsan build/tsan --no-suite fault
 }
 

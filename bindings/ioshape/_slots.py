@@ -184,7 +184,7 @@ class Slot:
 
     def _read(self) -> SlotInfo:
         struct = _sized("ioshape_slot_info")
-        self._check(lib.ioshape_slot_info(self._slot[0], struct))
+        self._check(lib.ioshape_slot_get_info(self._slot[0], struct))
         return SlotInfo(
             pool=_said(struct.pool),
             coordinator=_said(struct.coordinator),
@@ -424,7 +424,7 @@ class Operator:
     def status(self, pool: str) -> PoolStatus:
         """A pool at this moment."""
         out = ffi.new("struct ioshape_pool_status **")
-        code = lib.ioshape_pool_status(self._context.pointer, pool.encode(), out)
+        code = lib.ioshape_pool_get_status(self._context.pointer, pool.encode(), out)
         self._check(code, pool, "status")
         status = ffi.gc(out[0], lib.ioshape_pool_status_free)
         return PoolStatus(

@@ -82,6 +82,7 @@ template <auto Free> struct deleter {
 } // namespace detail
 
 class save;
+class slot;
 class writer;
 class file;
 class reader;
@@ -160,6 +161,7 @@ private:
 	friend class writer;
 	friend class file;
 	friend class reader;
+	friend class slot;
 	void check(int code) const
 	{
 		if (code < 0)
@@ -229,6 +231,15 @@ public:
 
 		check(ioshape_save_progress(get(), &now.phase, &now.done_bytes, &now.total_bytes));
 		return now;
+	}
+	/* Where it stands in the queue for a slot; zeros if it does not wait for one. */
+	ioshape_place place() const
+	{
+		ioshape_place place = {};
+
+		place.size = sizeof(place);
+		check(ioshape_save_place(get(), &place));
+		return place;
 	}
 	ioshape_save *get() const noexcept
 	{
@@ -356,6 +367,45 @@ private:
 			throw error(code, ioshape_file_message(get()));
 	}
 	std::unique_ptr<ioshape_file, detail::deleter<ioshape_file_free>> handle_;
+};
+
+/* A slot, for those who do their own I/O. It is released when it is destroyed. */
+class slot
+{
+public:
+	/* Waits for it. */
+	slot(const context &context, const ioshape_slot_options &options)
+	{
+		ioshape_slot *handle = nullptr;
+
+		context.check(ioshape_slot_acquire(context.get(), &options, &handle));
+		handle_.reset(handle);
+	}
+	/* Before so many bytes are written. */
+	void pass(std::uint64_t bytes)
+	{
+		check(ioshape_slot_pass(get(), bytes));
+	}
+	ioshape_slot_info info() const
+	{
+		ioshape_slot_info info = {};
+
+		info.size = sizeof(info);
+		check(ioshape_slot_get_info(get(), &info));
+		return info;
+	}
+	ioshape_slot *get() const noexcept
+	{
+		return handle_.get();
+	}
+
+private:
+	static void check(int code)
+	{
+		if (code < 0)
+			throw error(code, "");
+	}
+	std::unique_ptr<ioshape_slot, detail::deleter<ioshape_slot_release>> handle_;
 };
 
 /* Records and tensors of a file. */

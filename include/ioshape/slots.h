@@ -106,7 +106,7 @@ struct ioshape_slot_info {
 };
 
 /* 0, -EINVAL, -EPERM. Any thread; not after the release. */
-int ioshape_slot_info(struct ioshape_slot *slot, struct ioshape_slot_info *info);
+int ioshape_slot_get_info(struct ioshape_slot *slot, struct ioshape_slot_info *info);
 
 /* Gives the slot to the next in the queue. NULL is fine. Never waits long, whatever became of the
  * coordinator. */
@@ -157,8 +157,8 @@ struct ioshape_pool_status {
 };
 
 /* *out is to be freed with ioshape_pool_status_free(). `pool` NULL is the context's. */
-int ioshape_pool_status(struct ioshape_context *context, const char *pool,
-			struct ioshape_pool_status **out);
+int ioshape_pool_get_status(struct ioshape_context *context, const char *pool,
+			    struct ioshape_pool_status **out);
 void ioshape_pool_status_free(struct ioshape_pool_status *status);
 
 /* What the operator sets wins over what jobs ask for, and stays until it is cleared. */

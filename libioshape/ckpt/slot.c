@@ -14,9 +14,6 @@
  */
 #define DEFAULT_CAPACITY 2u
 
-#define DEFAULT_LEASE_MS 15000u
-#define DEFAULT_STALL_MS 120000u
-#define DEFAULT_STAGGER_MOST_MS 120000u
 #define MOST_PASSWORD_BYTES 1024
 
 struct ckpt_pool_use {
@@ -30,93 +27,6 @@ struct ckpt_pool_of_device {
 	uint64_t device;
 	struct slots_pool *pool;
 };
-
-/* ---- Options --------------------------------------------------------------------------------- */
-
-static void env_text(const char *variable, const char **value)
-{
-	const char *text = getenv(variable);
-
-	if ((!*value || !**value) && text && *text)
-		*value = text;
-}
-
-int ckpt_slots_environment(struct ioshape_context_options *options, struct base_error *error)
-{
-	static const char *const aways[] = { "stagger", "wait", "fail", NULL };
-	int away = options->away, ret = 0;
-
-	env_text("IOSHAPE_COORDINATOR", &options->coordinator);
-	env_text("IOSHAPE_PASSWORD_FILE", &options->password_file);
-	env_text("IOSHAPE_POOL", &options->pool);
-	env_text("IOSHAPE_JOB", &options->job);
-	if (!away)
-		ret = base_env_choice("IOSHAPE_AWAY", aways, &away, error);
-	if (!ret && !options->share)
-		ret = base_env_count("IOSHAPE_SHARE", &options->share, error);
-	if (!ret && !options->slots)
-		ret = base_env_count("IOSHAPE_SLOTS", &options->slots, error);
-	if (!ret && !options->lease_ms)
-		ret = base_env_count("IOSHAPE_LEASE_MS", &options->lease_ms, error);
-	if (!ret && !options->stall_ms)
-		ret = base_env_count("IOSHAPE_STALL_MS", &options->stall_ms, error);
-	if (!ret && !options->stagger_most_ms)
-		ret = base_env_count("IOSHAPE_STAGGER_MOST_MS", &options->stagger_most_ms, error);
-	if (!ret && !options->rate)
-		ret = base_env_bytes("IOSHAPE_RATE", &options->rate, error);
-	options->away = (enum ioshape_away)away;
-	return ret;
-}
-
-void ckpt_slots_defaults(struct ioshape_context_options *options)
-{
-	if (!options->coordinator || !*options->coordinator)
-		options->coordinator = "local";
-	if (!options->lease_ms)
-		options->lease_ms = DEFAULT_LEASE_MS;
-	if (!options->stall_ms)
-		options->stall_ms = DEFAULT_STALL_MS;
-	if (!options->stagger_most_ms)
-		options->stagger_most_ms = DEFAULT_STAGGER_MOST_MS;
-}
-
-static int check_pool_name(const char *name, struct base_error *error)
-{
-	size_t bytes = strlen(name);
-
-	if (bytes >= SLOTS_NAME_BYTES)
-		return base_fail(error, -EINVAL, "the pool's name has %zu characters; it takes %d",
-				 bytes, SLOTS_NAME_BYTES - 1);
-	if (strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@+/-") !=
-	    bytes)
-		return base_fail(
-			error, -EINVAL,
-			"the pool's name \"%s\" has a character that none can have; it takes "
-			"letters, digits and ._:@+/-",
-			name);
-	return 0;
-}
-
-int ckpt_slots_check(const struct ioshape_context_options *options, struct base_error *error)
-{
-	if ((unsigned)options->away > IOSHAPE_AWAY_FAIL)
-		return base_fail(error, -EINVAL,
-				 "the context option away is %d, which its enum does not have",
-				 (int)options->away);
-	if (options->share > 1000)
-		return base_fail(error, -EINVAL, "share is %u; it takes 1 to 1000", options->share);
-	if (options->slots > SLOTS_MOST_CAPACITY)
-		return base_fail(error, -EINVAL, "slots is %u; it takes 1 to %u", options->slots,
-				 SLOTS_MOST_CAPACITY);
-	if (options->lease_ms < 300 || options->lease_ms > 600000)
-		return base_fail(error, -EINVAL, "lease_ms is %u; it takes 300 to 600000",
-				 options->lease_ms);
-	if (options->stall_ms < options->lease_ms)
-		return base_fail(error, -EINVAL,
-				 "stall_ms is %u; it takes no less than lease_ms, %u",
-				 options->stall_ms, options->lease_ms);
-	return options->pool ? check_pool_name(options->pool, error) : 0;
-}
 
 /* ---- A context's ----------------------------------------------------------------------------- */
 
@@ -265,7 +175,7 @@ int ckpt_slots_named(struct ckpt_slots *slots, const char *name, struct slots_po
 	if (!name)
 		return base_fail(error, -EINVAL,
 				 "no pool was given; name one, or set it for the context");
-	ret = check_pool_name(name, error);
+	ret = ckpt_check_pool_name(name, error);
 	if (ret)
 		return ret;
 	pthread_mutex_lock(&slots->lock);

@@ -10,6 +10,8 @@ int ckpt_slots_environment(struct ioshape_context_options *options, struct base_
 void ckpt_slots_defaults(struct ioshape_context_options *options);
 int ckpt_slots_check(const struct ioshape_context_options *options, struct base_error *error);
 
+int ckpt_check_pool_name(const char *name, struct base_error *error);
+
 /* Connects to nothing yet. On failure there is nothing to destroy. */
 int ckpt_slots_init(struct ckpt_slots *slots, const struct ioshape_context_options *options,
 		    const struct base_log *log, struct base_error *error);

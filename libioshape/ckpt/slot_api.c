@@ -93,7 +93,7 @@ IOSHAPE_EXPORT int ioshape_slot_pass(struct ioshape_slot *slot, uint64_t bytes)
 	return ret ? ret : slots_pass(slot->slot, bytes, NULL, NULL);
 }
 
-IOSHAPE_EXPORT int ioshape_slot_info(struct ioshape_slot *slot, struct ioshape_slot_info *info)
+IOSHAPE_EXPORT int ioshape_slot_get_info(struct ioshape_slot *slot, struct ioshape_slot_info *info)
 {
 	struct ioshape_slot_info now;
 	int ret = enter(slot);
@@ -124,14 +124,16 @@ IOSHAPE_EXPORT int ioshape_pool_name(struct ioshape_context *context, const char
 	int ret = ckpt_enter(context, &error);
 
 	if (!ret && (!path || !name || !bytes))
-		ret = base_fail(&error, -EINVAL, "no %s was given", path ? "room for a name" : "path");
+		ret = base_fail(&error, -EINVAL, "no %s was given",
+				path ? "room for a name" : "path");
 	if (!ret && context->slots.pool_name)
 		snprintf(whole, sizeof(whole), "%s", context->slots.pool_name);
 	else if (!ret)
 		ret = fs_pool_of_path(path, whole, &error);
 	if (!ret && strlen(whole) >= bytes)
 		ret = base_fail(&error, -ENAMETOOLONG,
-				"the name of the pool of %s does not fit in %zu bytes", path, bytes);
+				"the name of the pool of %s does not fit in %zu bytes", path,
+				bytes);
 	if (!ret)
 		snprintf(name, bytes, "%s", whole);
 	return ckpt_leave(context, ret, &error);
@@ -151,8 +153,8 @@ static int enter_pool(struct ioshape_context *context, const char *name,
 	return ret;
 }
 
-IOSHAPE_EXPORT int ioshape_pool_status(struct ioshape_context *context, const char *pool,
-				       struct ioshape_pool_status **out)
+IOSHAPE_EXPORT int ioshape_pool_get_status(struct ioshape_context *context, const char *pool,
+					   struct ioshape_pool_status **out)
 {
 	struct base_error error = { 0 };
 	const struct slots_ops *ops;

@@ -19,12 +19,8 @@ const struct slots_ops *slots_coordinator_of(const char *address)
 		const char *scheme;
 		const struct slots_ops *ops;
 	} known[] = {
-		{ "local", &slots_local },
-		{ "open", &slots_open },
-		{ "redis", &slots_redis },
-		{ "rediss", &slots_redis },
-		{ "sentinel", &slots_redis },
-		{ "unix", &slots_redis },
+		{ "local", &slots_local },  { "open", &slots_open },      { "redis", &slots_redis },
+		{ "rediss", &slots_redis }, { "sentinel", &slots_redis }, { "unix", &slots_redis },
 	};
 
 	if (slots_test_coordinator && has_scheme(address, "test"))

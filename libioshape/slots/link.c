@@ -19,6 +19,7 @@
 struct slots_link {
 	redisContext *context;
 	struct slots_node node;
+	bool tls;
 	char name[ADDRESS_HOST_BYTES + 32];
 };
 
@@ -112,7 +113,7 @@ static int push(struct slots_link *link, int *done)
 
 	base_hold_sigpipe(&held);
 	ret = redisBufferWrite(link->context, done);
-	base_let_sigpipe(&held, ret != REDIS_OK || !*done);
+	base_let_sigpipe(&held, ret != REDIS_OK || !*done || link->tls);
 	return ret;
 }
 
@@ -139,6 +140,20 @@ int link_send(struct slots_link *link, const struct link_command *command, uint6
 	}
 }
 
+/* Takes what has come. TLS may have to write for that. */
+static int pull(struct slots_link *link)
+{
+	struct base_held_sigpipe held;
+	int ret;
+
+	if (!link->tls)
+		return redisBufferRead(link->context);
+	base_hold_sigpipe(&held);
+	ret = redisBufferRead(link->context);
+	base_let_sigpipe(&held, true);
+	return ret;
+}
+
 static int take_parsed(struct slots_link *link, redisReply **reply, char *why)
 {
 	void *parsed = NULL;
@@ -157,23 +172,25 @@ int link_take(struct slots_link *link, redisReply **reply, char *why)
 	ret = take_parsed(link, reply, why);
 	if (ret || *reply)
 		return ret;
-	if (redisBufferRead(link->context) != REDIS_OK)
+	if (pull(link) != REDIS_OK)
 		return lost(link, why);
 	return take_parsed(link, reply, why);
 }
 
 int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns, char *why)
 {
-	int ret;
+	int ret = 0;
 
-	for (;;) {
-		ret = link_take(link, reply, why);
+	*reply = NULL;
+	while (!ret) {
+		ret = take_parsed(link, reply, why);
 		if (ret || *reply)
 			return ret;
 		ret = wait_for(link, POLLIN, until_ns, why);
-		if (ret)
-			return ret;
+		if (!ret && pull(link) != REDIS_OK)
+			ret = lost(link, why);
 	}
+	return ret;
 }
 
 int link_ask(struct slots_link *link, const struct link_command *command, redisReply **reply,
@@ -307,7 +324,8 @@ static int connect_link(struct slots_link *link, const struct slots_address *add
 		return -ENOMEM;
 	}
 	link->context->flags &= ~REDIS_BLOCK;
-	if (!address->tls)
+	link->tls = address->tls;
+	if (!link->tls)
 		return 0;
 	return link_start_tls(link->context, link->node.host, until_ns, link->name, why);
 }

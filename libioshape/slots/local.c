@@ -245,7 +245,8 @@ static void leave_pool(struct local_pool *pool, struct local_file *file)
 		rules_bury(file->state, now, pool->number);
 		local_drop_number(pool, file);
 	}
-	if (local_file_is_last(file) && !rules_was_set(file->state) && !local_others(file))
+	if (local_file_is_last(file) && !rules_numbers_set(&file->state->pool) &&
+	    !local_others(file->fd))
 		local_retire(file);
 	else
 		local_leave(file, true, NULL);

@@ -78,8 +78,7 @@ struct local_file {
 	uint64_t own[LOCAL_NUMBERS / 64]; /* numbers that pools of this process have */
 
 	/* What was read or written last. */
-	uint64_t seq; /* 0: nothing */
-	uint32_t crc;
+	uint64_t seq; /* of what is in memory; 0: nothing that counts */
 	int64_t ahead_ms;
 	uint64_t latest_fence, latest_epoch;
 	struct rules_state *state;
@@ -95,6 +94,7 @@ struct local_pool {
 	int interrupt;        /* eventfd */
 	_Atomic int fifo;     /* -1: none yet */
 	uint64_t fifo_opened; /* of the file when it was made */
+	unsigned hasty;       /* waits in a row that ended at once; of the thread that waits */
 };
 
 /* ---- Files (local_file.c) -------------------------------------------------------------------- */
@@ -138,6 +138,9 @@ int local_write(struct local_file *file, uint32_t flags);
 /* The newest header in a file's first page that seems to be one; false if there is none. */
 bool local_peek(const union local_half halves[2], struct local_header *header);
 
+/* For others that have the file open: it is about to be removed. 0 or a negative errno. */
+int local_write_gone(int fd, const struct local_header *latest);
+
 /* ---- Who is alive (local_alive.c) ------------------------------------------------------------ */
 
 /* All inside of local_enter(). Takes a number for the pool, if it has none. */
@@ -147,7 +150,7 @@ void local_drop_number(struct local_pool *pool, struct local_file *file);
 /* What dead processes held is given to the next. True if there was one. */
 bool local_bury_dead(struct local_file *file, int64_t now);
 /* Whether any other process takes part. */
-bool local_others(struct local_file *file);
+bool local_others(int fd);
 
 /* Tries to lock the whole file. 0 or a negative errno. */
 int local_lock(int fd);
@@ -165,6 +168,9 @@ void local_remove_fifo(struct local_file *file, uint32_t number);
 int local_wait(struct local_pool *pool, uint32_t timeout_ms, struct base_error *error);
 
 /* ---- All pools of a folder (local_names.c) --------------------------------------------------- */
+
+/* FIFOs of a pool in which nobody takes part. */
+void local_remove_fifos(int folder_fd, uint64_t hash);
 
 /* /dev/shm, or where that cannot be written /tmp, or what the address says. */
 const char *local_folder(const struct local_pool *pool);

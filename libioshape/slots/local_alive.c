@@ -81,9 +81,9 @@ static bool is_alive(const struct local_file *file, uint32_t number)
 	return is_own(file, number) || is_locked(file->fd, number, 1);
 }
 
-bool local_others(struct local_file *file)
+bool local_others(int fd)
 {
-	return is_locked(file->fd, 0, LOCAL_NUMBERS);
+	return is_locked(fd, 0, LOCAL_NUMBERS);
 }
 
 int local_take_number(struct local_pool *pool, struct local_file *file, int64_t now,

@@ -476,8 +476,8 @@ void local_retire(struct local_file *file)
 {
 	/* Those that have it open see that it goes, and look for the name anew. Where it cannot be
 	 * removed, being another user's, whoever opens it next begins anew in it. */
-	if (!local_write(file, LOCAL_GONE))
-		unlinkat(file->folder_fd, file->name, 0);
+	if (!local_write(file, LOCAL_GONE) && !unlinkat(file->folder_fd, file->name, 0))
+		local_remove_fifos(file->folder_fd, file->hash);
 	close_file(file);
 	pthread_mutex_unlock(&file->lock);
 }

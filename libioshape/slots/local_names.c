@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which pools have a file in the folder. */
+/* Which pools have a file in the folder; and what dead processes left there. */
 #include "slots/local.h"
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
+
+#define KEPT_S (24 * 3600) /* nobody takes part, and nothing was written */
 
 static bool is_ours(const char *name)
 {
@@ -38,6 +43,50 @@ static bool read_name(int folder, const char *name, struct local_header *header)
 	return !strcmp(name, expected);
 }
 
+void local_remove_fifos(int folder_fd, uint64_t hash)
+{
+	int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
+	struct dirent *entry;
+	char begin[40];
+
+	if (!folder) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	snprintf(begin, sizeof(begin), "ioshape-%016" PRIx64 "-", hash);
+	while ((entry = readdir(folder))) {
+		if (!strncmp(entry->d_name, begin, strlen(begin)))
+			unlinkat(folder_fd, entry->d_name, 0);
+	}
+	closedir(folder);
+}
+
+/* A file of a pool that nobody in this process has open, last changed long ago. */
+static void remove_old(int folder, const char *name)
+{
+	int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	union local_half halves[2] = { 0 };
+	struct local_header header;
+
+	if (fd < 0)
+		return;
+	/* The locks end with the descriptor. */
+	if (!local_lock(fd) && !local_others(fd) && pread(fd, halves, sizeof(halves), 0) > 0 &&
+	    local_peek(halves, &header) && !rules_numbers_set(&header.numbers) &&
+	    !local_write_gone(fd, &header) && !unlinkat(folder, name, 0))
+		local_remove_fifos(folder, local_hash(header.pool));
+	close(fd);
+}
+
+/* Those of this user, as others cannot be removed; root tries them all. */
+static bool is_old(const struct stat *stat)
+{
+	return (stat->st_uid == geteuid() || !geteuid()) &&
+	       stat->st_mtim.tv_sec < time(NULL) - KEPT_S;
+}
+
 static int add_name(struct base_buffer *names, int folder, const char *entry)
 {
 	struct local_header header;
@@ -50,6 +99,8 @@ static int add_name(struct base_buffer *names, int folder, const char *entry)
 	    !S_ISREG(stat.st_mode))
 		return 0;
 	own = local_files_find(&stat);
+	if (!own && is_old(&stat))
+		remove_old(folder, entry);
 	if (!own && !read_name(folder, entry, &header))
 		return 0;
 	pool = own ? own->pool : header.pool;

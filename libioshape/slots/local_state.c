@@ -16,9 +16,9 @@
 #define CHECKED_FROM offsetof(struct local_header, seq)
 
 /* The same in programs of 32 and 64 bits. */
-_Static_assert(sizeof(struct rules_member) == 264, "members have holes");
-_Static_assert(sizeof(struct rules_job) == 104, "jobs have holes");
-_Static_assert(sizeof(struct local_header) == 184 + 8 * 15, "headers have holes");
+_Static_assert(sizeof(struct rules_member) == 272, "members have holes");
+_Static_assert(sizeof(struct rules_job) == 136, "jobs have holes");
+_Static_assert(sizeof(struct local_header) == 328, "headers have holes");
 
 static off_t area(unsigned half)
 {
@@ -104,7 +104,6 @@ static bool take(struct local_file *file, unsigned half)
 	if (!rules_hold(state))
 		return false;
 	file->seq = header->seq;
-	file->crc = header->crc;
 	file->ahead_ms = header->ahead_ms;
 	return true;
 }
@@ -114,21 +113,35 @@ static bool is_zero(const uint8_t *bytes, size_t count)
 	return !bytes[0] && !memcmp(bytes, bytes + 1, count - 1);
 }
 
+/*
+ * Whoever wrote since we did, wrote where the older of the two lies, with a higher number. (If more
+ * than one did, then a higher number lies there all the same.)
+ */
+static bool is_as_we_left_it(const struct local_file *file)
+{
+	const off_t older = ((file->seq + 1) & 1) * LOCAL_HALF_BYTES;
+	uint64_t seq;
+
+	return file->seq &&
+	       pread(file->fd, &seq, sizeof(seq),
+		     older + (off_t)offsetof(struct local_header, seq)) == sizeof(seq) &&
+	       seq == file->seq - 1;
+}
+
 int local_read(struct local_file *file)
 {
-	ssize_t got = pread(file->fd, file->halves, sizeof(file->halves), 0);
+	ssize_t got;
 	unsigned newer;
 
+	if (is_as_we_left_it(file))
+		return LOCAL_FOUND;
+	file->seq = 0;
+	got = pread(file->fd, file->halves, sizeof(file->halves), 0);
 	if (got < 0)
 		return -errno;
 	if ((size_t)got < sizeof(file->halves))
 		memset((uint8_t *)file->halves + got, 0, sizeof(file->halves) - (size_t)got);
 	newer = newer_of(file->halves);
-	/* As we left it: nobody else was there. */
-	if (file->seq && file->halves[newer].header.seq == file->seq &&
-	    file->halves[newer].header.crc == file->crc)
-		return LOCAL_FOUND;
-	file->seq = 0;
 	if (!take(file, newer)) {
 		newer = !newer;
 		if (!take(file, newer))
@@ -174,17 +187,33 @@ static int write_apart(struct local_file *file, struct local_header *header, off
 	return as_error(pwrite(file->fd, header, sizeof(*header), at), sizeof(*header));
 }
 
+/* Where the numbers are at their end, which takes an enemy: they begin anew, in an empty file. */
+static int next_seq(struct local_file *file, uint64_t *seq)
+{
+	*seq = file->seq + 1;
+	if (*seq < MOST_SEQ)
+		return 0;
+	*seq = 1;
+	return ftruncate(file->fd, 0) ? -errno : 0;
+}
+
 int local_write(struct local_file *file, uint32_t flags)
 {
-	const unsigned half = (file->seq + 1) & 1;
-	const off_t at = half * LOCAL_HALF_BYTES;
-	struct local_header *header = &file->halves[half].header;
 	const struct rules_state *state = file->state;
-	int ret;
+	struct local_header *header;
+	uint64_t seq;
+	off_t at;
+	int ret = next_seq(file, &seq);
 
+	/* After a failure nobody knows what is there. */
+	file->seq = 0;
+	if (ret)
+		return ret;
+	at = (off_t)((seq & 1) * LOCAL_HALF_BYTES);
+	header = &file->halves[seq & 1].header;
 	memcpy(header->magic, LOCAL_MAGIC, sizeof(header->magic));
 	header->version = LOCAL_VERSION;
-	header->seq = file->seq + 1;
+	header->seq = seq;
 	header->flags = flags;
 	header->member_count = state->member_count;
 	header->job_count = state->job_count;
@@ -193,10 +222,22 @@ int local_write(struct local_file *file, uint32_t flags)
 	memcpy(header->pool, file->pool, sizeof(header->pool));
 	header->numbers = state->pool;
 	ret = lies_inline(header) ? write_inline(file, header, at) : write_apart(file, header, at);
-	/* After a failure nobody knows what is there. */
-	file->seq = ret ? 0 : header->seq;
-	file->crc = header->crc;
+	file->seq = ret ? 0 : seq;
 	file->latest_fence = MAX(file->latest_fence, state->pool.fence);
 	file->latest_epoch = MAX(file->latest_epoch, state->pool.epoch);
 	return ret;
+}
+
+int local_write_gone(int fd, const struct local_header *latest)
+{
+	struct local_header header = *latest;
+
+	header.seq++;
+	header.flags |= LOCAL_GONE;
+	header.member_count = header.job_count = 0;
+	header.crc =
+		base_crc32(0, (uint8_t *)&header + CHECKED_FROM, sizeof(header) - CHECKED_FROM);
+	return as_error(
+		pwrite(fd, &header, sizeof(header), (off_t)((header.seq & 1) * LOCAL_HALF_BYTES)),
+		sizeof(header));
 }

@@ -92,11 +92,11 @@ static uint64_t due_ns(const struct slots_slot *slot)
 static int pace(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user)
 {
 	struct slots_pool *pool = slot->pool;
-	const uint64_t begin_ns = base_now_ns();
+	uint64_t waited_ns = 0;
 	int ret = 0;
 
 	while (!ret && bytes) {
-		uint64_t piece;
+		uint64_t piece, begin_ns;
 
 		if (slot->grant_used >= slot->grant_bytes) {
 			take_share(slot, bytes);
@@ -104,12 +104,14 @@ static int pace(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user)
 				break;
 		}
 		piece = MIN(bytes, slot->grant_bytes - slot->grant_used);
+		begin_ns = base_now_ns();
 		ret = wait_until(due_ns(slot), stop, stop_user);
+		waited_ns += base_now_ns() - begin_ns;
 		slot->grant_used += piece;
 		bytes -= piece;
 	}
 	pthread_mutex_lock(&pool->lock);
-	slot->info.paced_s += base_seconds(base_now_ns() - begin_ns);
+	slot->info.paced_s += base_seconds(waited_ns);
 	pthread_mutex_unlock(&pool->lock);
 	return ret;
 }

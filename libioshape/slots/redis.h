@@ -29,10 +29,11 @@ struct redis_pool {
 	bool waiting; /* wait() is under way: what follows is its own */
 	bool rested;  /* rest() came after the latest wait(); atomic */
 	struct slots_link *wake;
-	bool asked;       /* BLPOP was sent, and its answer has not come */
-	bool woken;       /* a wake may have been missed: the next wait() ends at once */
-	uint64_t due_ns;  /* when that answer comes at the latest, if the server is well */
-	int interruption; /* an eventfd */
+	bool asked;         /* BLPOP was sent, and its answer has not come */
+	bool woken;         /* a wake may have been missed: the next wait() ends at once */
+	bool whole_seconds; /* a Redis before 6.0 takes no others for BLPOP */
+	uint64_t due_ns;    /* when that answer comes at the latest, if the server is well */
+	int interruption;   /* an eventfd */
 };
 
 /* ---- Traffic (traffic.c) ----------------------------------------------------------------------

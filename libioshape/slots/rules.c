@@ -1,271 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Coming, staying and going, as in slots.lua: the functions have the names that they have there. */
-#include "slots/rules.h"
+/* The operations of slots.lua. Functions have the names that they have there, where those serve. */
+#include "slots/rules_parts.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_REAPED 16  /* dead holders, and as many waiters, per call */
-#define MOST_GRANTED 32 /* per call */
-#define AGEING (1.0 / 64)
-#define LEARNING (1.0 / 8)
-#define FIRST_MS_PER_BYTE 1e-6
-#define UNKNOWN_COST 1000.0
-#define PACE_MS 250
-#define MINUTE_MS 60000
-
-static uint32_t capacity(const struct rules_state *state)
-{
-	return state->pool.set_capacity ? state->pool.set_capacity : state->pool.capacity;
-}
-
-static uint64_t small_bytes(const struct rules_state *state)
-{
-	return state->pool.set_small ? state->pool.set_small : SLOTS_SMALL_BYTES;
-}
-
-static uint32_t express(const struct rules_state *state)
-{
-	return state->pool.set_express ? state->pool.set_express : SLOTS_EXPRESS;
-}
-
-bool rules_was_set(const struct rules_state *state)
-{
-	const struct rules_numbers *pool = &state->pool;
-
-	return pool->set_capacity || pool->set_pool_rate || pool->set_job_rate || pool->set_small ||
-	       pool->set_express;
-}
-
-/* A third, rounded up. */
-static uint32_t third(uint32_t lease)
-{
-	return lease / 3 + (lease % 3 > 0);
-}
-
-static struct rules_member *find(struct rules_state *state, const char *id)
-{
-	for (uint32_t i = 0; i < state->member_count; i++) {
-		if (!strcmp(state->members[i].id, id))
-			return &state->members[i];
-	}
-	return NULL;
-}
-
-/* Zeros behind the text, too: nothing of our memory goes into files. */
-static void put_text(char *to, const char *text, size_t room)
-{
-	size_t bytes = strnlen(text, room - 1);
-
-	memcpy(to, text, bytes);
-	memset(to + bytes, 0, room - bytes);
-}
-
-/* ---- Jobs ------------------------------------------------------------------------------------ */
-
-/* Tags of an earlier busy time count as 0. */
-static double used_so_far(const struct rules_state *state, const struct rules_job *job)
-{
-	return job->busy == state->pool.busy ? job->finish : 0;
-}
-
-static struct rules_job *room_for_job(struct rules_state *state)
-{
-	struct rules_job *least = &state->jobs[0];
-
-	if (state->job_count < RULES_JOBS)
-		return &state->jobs[state->job_count++];
-	for (struct rules_job *job = state->jobs; job < state->jobs + RULES_JOBS; job++) {
-		if (used_so_far(state, job) < used_so_far(state, least))
-			least = job;
-	}
-	return least;
-}
-
-static struct rules_job *load_job(struct rules_state *state, const char *name)
-{
-	struct rules_job *job = NULL;
-
-	for (uint32_t i = 0; i < state->job_count && !job; i++) {
-		if (!strcmp(state->jobs[i].name, name))
-			job = &state->jobs[i];
-	}
-	if (!job) {
-		job = room_for_job(state);
-		*job = (struct rules_job){ .busy = state->pool.busy, .usual = UNKNOWN_COST };
-		put_text(job->name, name, sizeof(job->name));
-	}
-	if (job->busy != state->pool.busy) {
-		job->busy = state->pool.busy;
-		job->finish = job->latest = 0;
-	}
-	return job;
-}
-
-/* ---- Order ----------------------------------------------------------------------------------- */
-
-typedef bool (*before_fn)(const struct rules_member *, const struct rules_member *);
-
-static bool queues_before(const struct rules_member *a, const struct rules_member *b)
-{
-	return a->start < b->start || (a->start <= b->start && a->seq < b->seq);
-}
-
-static bool ends_before(const struct rules_member *a, const struct rules_member *b)
-{
-	if (a->deadline != b->deadline)
-		return a->deadline < b->deadline;
-	return strcmp(a->id, b->id) < 0;
-}
-
-/* Small ones: by start tag and age. */
-static bool slips_before(const struct rules_member *a, const struct rules_member *b)
-{
-	double left = a->start + (double)a->since, right = b->start + (double)b->since;
-
-	return left < right || (left <= right && strcmp(a->id, b->id) < 0);
-}
-
-static struct rules_member *first(struct rules_state *state, enum rules_member_state which,
-				  before_fn before)
-{
-	struct rules_member *best = NULL;
-
-	for (uint32_t i = 0; i < state->member_count; i++) {
-		struct rules_member *member = &state->members[i];
-
-		if (member->state == which && (!best || before(member, best)))
-			best = member;
-	}
-	return best;
-}
-
-static struct rules_member *first_small(struct rules_state *state)
-{
-	struct rules_member *best = NULL;
-
-	for (uint32_t i = 0; i < state->member_count; i++) {
-		struct rules_member *member = &state->members[i];
-
-		if (member->state == RULES_WAITING && member->small &&
-		    (!best || slips_before(member, best)))
-			best = member;
-	}
-	return best;
-}
-
-/* ---- Coming and going ------------------------------------------------------------------------ */
-
-static void count(struct rules_state *state, const struct rules_member *member, bool in)
-{
-	const uint32_t one = in ? 1 : UINT32_MAX;
-
-	if (member->state == RULES_WAITING) {
-		state->waiters += one;
-		return;
-	}
-	state->holders += one;
-	state->used += in ? member->given : -(uint64_t)member->given;
-	if (!member->given)
-		state->express_used += one;
-}
-
-/* The last member moves into its place. */
-static void forget(struct rules_state *state, struct rules_member *member)
-{
-	struct rules_member *last = &state->members[--state->member_count];
-
-	count(state, member, false);
-	if (member != last)
-		*member = *last;
-}
-
-static void admit(struct rules_state *state, struct rules_member *member, uint32_t given,
-		  uint32_t lease)
-{
-	struct rules_numbers *pool = &state->pool;
-
-	pool->fence = MAX(pool->fence + 1, (uint64_t)state->now * 1024);
-	pool->grants++;
-	pool->this_minute++;
-	member->state = RULES_HOLDING;
-	member->fence = pool->fence;
-	member->since = state->now;
-	member->given = given;
-	member->deadline = state->now + lease;
-	count(state, member, true);
-	if (given)
-		pool->vt = MAX(pool->vt, member->start) + member->cost / member->share * AGEING;
-}
-
-/* A slot for who waits. It has a third of its lease to show that it knows. */
-static void grant(struct rules_state *state, struct rules_member *member, uint32_t given)
-{
-	count(state, member, false);
-	admit(state, member, given, third(member->lease));
-	if (state->woken_count < RULES_WOKEN)
-		state->woken[state->woken_count++] = member->process;
-}
-
-/* More than there is may come in when it is alone. */
-static bool fits(const struct rules_state *state, uint32_t weight)
-{
-	return !state->used || state->used + weight <= capacity(state);
-}
-
-static void grant_those_that_fit(struct rules_state *state)
-{
-	struct rules_member *member;
-	int granted = 0;
-
-	while (state->waiters && granted < MOST_GRANTED) {
-		member = first(state, RULES_WAITING, queues_before);
-		if (!fits(state, member->weight))
-			break;
-		grant(state, member, member->weight);
-		granted++;
-	}
-	while (state->waiters && state->express_used < express(state) && granted < MOST_GRANTED) {
-		member = first_small(state);
-		if (!member)
-			break;
-		grant(state, member, 0);
-		granted++;
-	}
-}
-
-/* At most so many, those that ended first: as in Redis, where time is shared. */
-static void reap(struct rules_state *state, enum rules_member_state which)
-{
-	for (int i = 0; i < MOST_REAPED; i++) {
-		struct rules_member *member = first(state, which, ends_before);
-
-		if (!member || member->deadline > state->now)
-			return;
-		forget(state, member);
-	}
-}
-
-/* What every operation begins with. */
-static void tick(struct rules_state *state, int64_t now)
-{
-	struct rules_numbers *pool = &state->pool;
-	int64_t minute;
-
-	state->now = pool->clock = MAX(now, pool->clock);
-	minute = state->now / MINUTE_MS;
-	if (minute != pool->minute) {
-		pool->last_minute = minute == pool->minute + 1 ? pool->this_minute : 0;
-		pool->this_minute = 0;
-		pool->minute = minute;
-	}
-	if (state->holders)
-		reap(state, RULES_HOLDING);
-	if (state->waiters)
-		reap(state, RULES_WAITING);
-	grant_those_that_fit(state);
-}
+#define NEAR 100 /* up to this position one is told who goes before it, not who holds a slot */
+#define BELIEVED (300.0 * 1000) /* of what bytes make us expect */
+#define PACE_MS 250             /* a grant of bandwidth lasts about so long, */
+#define PACE_TURNS 8u           /* shared by so many writers at most */
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
@@ -277,7 +21,7 @@ static void nobody(const struct rules_state *state, struct slots_answer *answer)
 	answer->epoch = state->pool.epoch;
 	answer->weight = 0;
 	answer->position = 0;
-	answer->capacity = capacity(state);
+	answer->capacity = rules_capacity(state);
 	answer->beat_ms = 0;
 	answer->ahead[0] = 0;
 }
@@ -289,7 +33,7 @@ static void holder(const struct rules_state *state, const struct rules_member *m
 	answer->state = SLOTS_HOLDING;
 	answer->fence = member->fence;
 	answer->weight = member->given;
-	answer->beat_ms = third(member->lease);
+	answer->beat_ms = rules_third(member->lease);
 }
 
 /* How many are before it in the queue, and the last of them. */
@@ -301,10 +45,10 @@ static uint32_t position_of(const struct rules_state *state, const struct rules_
 	for (uint32_t i = 0; i < state->member_count; i++) {
 		const struct rules_member *other = &state->members[i];
 
-		if (other->state != RULES_WAITING || !queues_before(other, member))
+		if (other->state != RULES_WAITING || !rules_queues_before(other, member))
 			continue;
 		position++;
-		if (!*ahead || queues_before(*ahead, other))
+		if (!*ahead || rules_queues_before(*ahead, other))
 			*ahead = other;
 	}
 	return position;
@@ -317,14 +61,14 @@ static void waiter(struct rules_state *state, const struct rules_member *member,
 
 	nobody(state, answer);
 	answer->state = SLOTS_WAITING;
-	answer->beat_ms = third(member->lease);
+	answer->beat_ms = rules_third(member->lease);
 	answer->position = position_of(state, member, &ahead);
+	if (!answer->position || answer->position > NEAR)
+		ahead = rules_first(state, RULES_HOLDING, rules_ends_before);
 	if (!answer->position) {
 		/* The next one looks whether who holds a slot is still alive. */
-		int64_t change;
+		const int64_t change = ahead ? ahead->deadline - state->now : 0;
 
-		ahead = first(state, RULES_HOLDING, ends_before);
-		change = ahead ? ahead->deadline - state->now : 0;
 		answer->beat_ms = (uint32_t)MAX(1, MIN(change, (int64_t)answer->beat_ms));
 	}
 	/* Where it is too long it ends early. */
@@ -344,20 +88,39 @@ static void stands(struct rules_state *state, const struct rules_member *member,
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 
+static double expected_cost(const struct rules_state *state, const struct rules_job *job,
+			    uint64_t bytes, uint32_t weight)
+{
+	double time = job->usual;
+
+	if (bytes) {
+		const bool known = job->bytes > 0;
+		const double ms = known ? job->ms : state->pool.ms;
+		const double per = known ? job->bytes : state->pool.bytes;
+
+		/* Those of its job that queue behind one that announces far too much would have
+		 * tags far too late. */
+		time = MIN(1 + (double)bytes * ms / per, MAX(BELIEVED, 8 * job->usual));
+	}
+	return time * weight;
+}
+
 /* A request takes its place in the order of its job, and is charged for. */
 static struct rules_member *enrol(struct rules_state *state, const struct slots_config *config,
-				  const struct slots_request *request, uint32_t process)
+				  const struct slots_request *request, uint32_t process,
+				  bool at_once)
 {
 	const struct slots_identity *identity = &config->identity;
-	struct rules_job *job = load_job(state, identity->job);
-	struct rules_member *member = &state->members[state->member_count++];
-	const double time = request->bytes ? 1 + (double)request->bytes * state->pool.speed :
-					     job->usual;
+	struct rules_job *job = rules_job_named(state, identity->job);
+	struct rules_member *member = &state->members[state->member_count];
 
+	if (!job)
+		return NULL;
+	state->member_count++;
 	*member = (struct rules_member){
 		.bytes = request->bytes,
 		.since = state->now,
-		.cost = time * request->weight,
+		.cost = expected_cost(state, job, request->bytes, request->weight),
 		/* Never before one of the same job that came earlier, whatever that was charged
 		 * since. */
 		.start = MAX(state->pool.vt, MAX(job->finish, job->latest)),
@@ -367,11 +130,18 @@ static struct rules_member *enrol(struct rules_state *state, const struct slots_
 		.lease = config->lease_ms,
 		.process = process,
 	};
-	put_text(member->id, request->id, sizeof(member->id));
-	put_text(member->job, identity->job, sizeof(member->job));
-	put_text(member->node, identity->node, sizeof(member->node));
+	rules_put_text(member->id, request->id, sizeof(member->id));
+	rules_put_text(member->job, identity->job, sizeof(member->job));
+	rules_put_text(member->node, identity->node, sizeof(member->node));
 	job->finish = member->start + member->cost / member->share;
 	job->latest = member->start;
+	member->small = !at_once && member->bytes && member->bytes <= rules_small_bytes(state) &&
+			member->weight == 1;
+	if (member->small) {
+		member->small_start = MAX(state->pool.small_vt, job->small_finish);
+		job->small_finish = member->small_start + member->cost / member->share;
+	}
+	rules_join(state, job, member->share);
 	return member;
 }
 
@@ -380,8 +150,24 @@ static void enqueue(struct rules_state *state, struct rules_member *member)
 	member->state = RULES_WAITING;
 	member->seq = ++state->pool.seq;
 	member->deadline = state->now + member->lease;
-	member->small = member->bytes && member->bytes <= small_bytes(state) && member->weight == 1;
-	count(state, member, true);
+	rules_count(state, member, true);
+}
+
+/* Nobody is disturbed: a new busy time begins, and what jobs ask for counts. */
+static void begin_busy_time(struct rules_state *state, const struct slots_config *config)
+{
+	struct rules_numbers *pool = &state->pool;
+	const bool idle = !state->member_count;
+
+	if (idle || !pool->capacity) {
+		pool->by = config->asked_capacity > 0;
+		pool->capacity = pool->by ? config->asked_capacity : config->default_capacity;
+	}
+	if (idle) {
+		pool->busy++;
+		pool->vt = pool->served = pool->small_vt = 0;
+		state->shares = 0;
+	}
 }
 
 int rules_acquire(struct rules_state *state, int64_t now, const struct slots_config *config,
@@ -391,32 +177,29 @@ int rules_acquire(struct rules_state *state, int64_t now, const struct slots_con
 	struct rules_member *member;
 	bool at_once;
 
-	tick(state, now);
-	member = find(state, request->id);
+	rules_tick(state, now);
+	member = rules_find(state, request->id);
 	if (member) {
 		stands(state, member, answer);
 		return 0;
 	}
-	if (!state->member_count) {
-		/* Nobody is disturbed: a new busy time begins, and what jobs ask for counts. */
-		state->pool.capacity = config->asked_capacity ? config->asked_capacity :
-								config->default_capacity;
-		state->pool.by = config->asked_capacity > 0;
-		state->pool.busy++;
-	}
-	at_once = !state->waiters && fits(state, request->weight);
-	if (request->never_wait && !at_once) {
-		nobody(state, answer);
-		return 0;
-	}
 	if (state->member_count == RULES_MEMBERS)
 		return -ENOSPC;
-	member = enrol(state, config, request, process);
+	begin_busy_time(state, config);
+	at_once = !state->waiters && rules_fit(state, request->weight);
+	member = enrol(state, config, request, process, at_once);
+	if (!member)
+		return -ENOSPC;
 	if (at_once) {
-		admit(state, member, request->weight, config->lease_ms);
+		rules_admit(state, member, request->weight, config->lease_ms);
 	} else {
 		enqueue(state, member);
-		grant_those_that_fit(state);
+		rules_let_in(state);
+	}
+	if (member->state == RULES_WAITING && request->never_wait) {
+		rules_forget(state, member, NULL);
+		nobody(state, answer);
+		return 0;
 	}
 	stands(state, member, answer);
 	return 0;
@@ -427,8 +210,8 @@ void rules_beat(struct rules_state *state, int64_t now, const struct slots_confi
 {
 	struct rules_member *member;
 
-	tick(state, now);
-	member = find(state, beat->id);
+	rules_tick(state, now);
+	member = rules_find(state, beat->id);
 	if (!member) {
 		nobody(state, answer);
 		return;
@@ -439,32 +222,16 @@ void rules_beat(struct rules_state *state, int64_t now, const struct slots_confi
 	stands(state, member, answer);
 }
 
-/* What a slot was really used for, instead of what was expected: learnt, and charged to the job. */
-static void settle(struct rules_state *state, const struct rules_member *member, uint64_t passed)
-{
-	const double time = (double)(state->now - member->since);
-	struct rules_job *job = load_job(state, member->job);
-	const double cost = time * member->weight;
-	double *speed = &state->pool.speed;
-
-	if (passed >= MIB && time > 0)
-		*speed += (time / (double)passed - *speed) * LEARNING;
-	job->finish = MAX(job->finish + (cost - member->cost) / member->share, 0);
-	job->usual += (MAX(cost / member->weight, 1) - job->usual) * LEARNING;
-}
-
 bool rules_release(struct rules_state *state, int64_t now, const char *id, uint64_t passed)
 {
 	struct rules_member *member;
 
-	tick(state, now);
-	member = find(state, id);
+	rules_tick(state, now);
+	member = rules_find(state, id);
 	if (!member)
 		return false;
-	if (member->state == RULES_HOLDING && member->cost > 0)
-		settle(state, member, passed);
-	forget(state, member);
-	grant_those_that_fit(state);
+	rules_forget(state, member, &passed);
+	rules_let_in(state);
 	return true;
 }
 
@@ -499,27 +266,33 @@ void rules_pace(struct rules_state *state, int64_t now, const struct slots_confi
 	const double job_rate = lower_rate((double)config->rate, (double)pool->set_job_rate);
 	const double pool_rate = (double)pool->set_pool_rate;
 	const double rate = lower_rate(job_rate, pool_rate);
-	double bytes = (double)wanted, start, *job_free = NULL;
+	double bytes = (double)wanted, start, of_pool, of_job;
+	struct rules_job *job;
 
-	tick(state, now);
+	rules_tick(state, now);
 	start = (double)state->now;
 	*out = (struct slots_grant){ 0 };
 	if (!(rate > 0)) {
 		out->end_ms = 10000;
 		return;
 	}
-	if (job_rate > 0)
-		job_free = &load_job(state, config->identity.job)->free;
+	/* One that finds no room among so many owes nothing. */
+	job = job_rate > 0 ? rules_job_named(state, config->identity.job) : NULL;
+	of_pool = pool_rate > 0 ? pool->free : 0;
+	of_job = job ? job->free : 0;
 	if (bytes > 0) {
-		bytes = MAX(bytes, floor_of(rate * PACE_MS / 1000));
-		start = MAX(start, MAX(pool_rate > 0 ? pool->free : 0, job_free ? *job_free : 0));
+		const uint32_t turns = MIN(MAX(state->holders, 1), PACE_TURNS);
+
+		bytes = MAX(bytes, floor_of(rate * PACE_MS / 1000 / turns));
+		start = MAX(start, MAX(of_pool, of_job));
+		of_pool = of_job = start;
 	}
 	/* What comes back was the last that was given, unless others came after it: nobody loses.
 	 */
 	if (pool_rate > 0)
-		pool->free = (bytes > 0 ? start : pool->free) + bytes * 1000 / pool_rate;
-	if (job_free)
-		*job_free = (bytes > 0 ? start : *job_free) + bytes * 1000 / job_rate;
+		pool->free = of_pool + bytes * 1000 / pool_rate;
+	if (job)
+		job->free = of_job + bytes * 1000 / job_rate;
 	if (bytes <= 0)
 		return;
 	start -= (double)state->now;
@@ -532,7 +305,7 @@ void rules_set(struct rules_state *state, int64_t now, const struct ioshape_pool
 {
 	struct rules_numbers *pool = &state->pool;
 
-	tick(state, now);
+	rules_tick(state, now);
 	if (settings->clear || settings->capacity)
 		pool->set_capacity = settings->capacity;
 	if (settings->clear || settings->pool_rate)
@@ -543,25 +316,25 @@ void rules_set(struct rules_state *state, int64_t now, const struct ioshape_pool
 		pool->set_small = settings->small_bytes;
 	if (settings->clear || settings->express)
 		pool->set_express = settings->express;
-	grant_those_that_fit(state);
+	rules_let_in(state);
 }
 
 bool rules_kick(struct rules_state *state, int64_t now, const char *id)
 {
 	struct rules_member *member;
 
-	tick(state, now);
-	member = find(state, id);
+	rules_tick(state, now);
+	member = rules_find(state, id);
 	if (!member)
 		return false;
-	forget(state, member);
-	grant_those_that_fit(state);
+	rules_forget(state, member, NULL);
+	rules_let_in(state);
 	return true;
 }
 
 /* The one after `last` in this order; the first if that is NULL. */
 static const struct rules_member *next(struct rules_state *state, enum rules_member_state which,
-				       before_fn before, const struct rules_member *last)
+				       rules_before_fn before, const struct rules_member *last)
 {
 	const struct rules_member *best = NULL;
 
@@ -575,7 +348,12 @@ static const struct rules_member *next(struct rules_state *state, enum rules_mem
 	return best;
 }
 
-static int list(struct rules_state *state, enum rules_member_state which, before_fn before,
+static bool came_before(const struct rules_member *a, const struct rules_member *b)
+{
+	return a->fence < b->fence;
+}
+
+static int list(struct rules_state *state, enum rules_member_state which, rules_before_fn before,
 		struct slots_status_maker *maker)
 {
 	const struct rules_member *member = next(state, which, before, NULL);
@@ -608,19 +386,19 @@ int rules_status(struct rules_state *state, int64_t now, struct slots_status_mak
 	const struct rules_numbers *pool = &state->pool;
 	int ret;
 
-	tick(state, now);
-	status->capacity = capacity(state);
+	rules_tick(state, now);
+	status->capacity = rules_capacity(state);
 	status->capacity_by = pool->set_capacity ? "operator" : pool->by ? "job" : "default";
 	status->used = (uint32_t)MIN(state->used, UINT32_MAX);
 	status->pool_rate = pool->set_pool_rate;
 	status->job_rate = pool->set_job_rate;
-	status->small_bytes = small_bytes(state);
-	status->express = express(state);
+	status->small_bytes = rules_small_bytes(state);
+	status->express = rules_express(state);
 	status->grants = pool->grants;
 	status->grants_last_minute = pool->last_minute;
 	status->waiter_count = state->waiters;
-	ret = list(state, RULES_HOLDING, ends_before, maker);
-	return ret ? ret : list(state, RULES_WAITING, queues_before, maker);
+	ret = list(state, RULES_HOLDING, came_before, maker);
+	return ret ? ret : list(state, RULES_WAITING, rules_queues_before, maker);
 }
 
 void rules_bury(struct rules_state *state, int64_t now, uint32_t process)
@@ -630,16 +408,16 @@ void rules_bury(struct rules_state *state, int64_t now, uint32_t process)
 	state->now = state->pool.clock = MAX(now, state->pool.clock);
 	while (i < state->member_count) {
 		if (state->members[i].process == process)
-			forget(state, &state->members[i]);
+			rules_forget(state, &state->members[i], NULL);
 		else
 			i++;
 	}
-	grant_those_that_fit(state);
+	rules_let_in(state);
 }
 
 uint32_t rules_in_the_way(struct rules_state *state, uint32_t *processes, uint32_t room)
 {
-	const struct rules_member *head = first(state, RULES_WAITING, queues_before);
+	const struct rules_member *head = rules_first(state, RULES_WAITING, rules_queues_before);
 	uint32_t count = 0;
 
 	for (uint32_t i = 0; head && i < state->member_count && count < room; i++) {

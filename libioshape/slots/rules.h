@@ -13,7 +13,7 @@
 #include "slots/slots.h"
 
 #define RULES_MEMBERS 1024u /* that hold or wait, in one pool */
-#define RULES_JOBS 256u     /* that are remembered; the one that used least is forgotten first */
+#define RULES_JOBS 1024u    /* with members, and remembered; who used least goes first */
 #define RULES_WOKEN 128u    /* more than one operation can let in */
 #define RULES_LATEST_MS (INT64_C(1) << 42) /* no clock is later than that */
 
@@ -31,9 +31,10 @@ struct rules_member {
 	uint64_t fence;
 	uint64_t seq; /* rises among those that wait: the order of those alike */
 	int64_t since;
-	int64_t deadline; /* of the lease; of a waiter: until it is taken for dead */
-	double cost;      /* expected when it asked */
-	double start;     /* its tag: the queue is in this order */
+	int64_t deadline;   /* of the lease; of a waiter: until it is taken for dead */
+	double cost;        /* expected when it asked */
+	double start;       /* its tag: the queue is in this order */
+	double small_start; /* its tag among the small ones */
 	uint32_t rank;
 	uint32_t share;
 	uint32_t weight; /* asked for */
@@ -46,11 +47,16 @@ struct rules_member {
 
 struct rules_job {
 	char name[SLOTS_TEXT_BYTES];
-	uint64_t busy; /* in which busy time of the pool it was seen */
-	double finish; /* where its next request begins */
-	double usual;  /* what its requests usually cost, by weight 1 */
-	double latest; /* where the latest one began */
-	double free;   /* when its bandwidth is free again */
+	uint64_t busy;       /* in which busy time of the pool it was seen */
+	double finish;       /* where its next request begins */
+	double latest;       /* where the latest one began */
+	double small_finish; /* as finish, among the small ones */
+	double usual;        /* what those without a size cost, by weight 1 */
+	double ms;           /* time and size of its latest writes */
+	double bytes;
+	double free;      /* when its bandwidth is free again */
+	uint32_t members; /* in the pool */
+	uint32_t share;   /* while there are any */
 };
 
 struct rules_numbers {
@@ -61,9 +67,12 @@ struct rules_numbers {
 	uint64_t busy; /* counts the times that the pool began to be used */
 	uint64_t grants;
 	int64_t minute;
-	double vt;    /* virtual time: the start tag of the last grant, and somewhat more */
-	double speed; /* ms per byte of a slot */
-	double free;  /* when the pool's bandwidth is free again */
+	double vt;       /* virtual time: slot-milliseconds that a job of share 1 could have had */
+	double served;   /* the latest tag that was let in */
+	double small_vt; /* virtual time of those that were let past the queue */
+	double ms;       /* time and size of the latest writes */
+	double bytes;
+	double free; /* when the pool's bandwidth is free again */
 	uint64_t set_pool_rate;
 	uint64_t set_job_rate;
 	uint64_t set_small;
@@ -79,10 +88,12 @@ struct rules_state {
 	struct rules_numbers pool;
 	uint32_t member_count;
 	uint32_t job_count;
-	/* Counted again from the members by rules_hold(). */
+	/* Counted again by rules_hold(). */
 	uint32_t holders;
 	uint32_t waiters;
+	uint32_t small_waiters;
 	uint32_t express_used;
+	uint64_t shares; /* of the jobs that hold or wait, together */
 	uint64_t used;
 	/* Processes of those that waited and were let in since the caller set the count to 0. */
 	uint32_t woken_count;
@@ -125,6 +136,6 @@ void rules_bury(struct rules_state *state, int64_t now, uint32_t process);
 uint32_t rules_in_the_way(struct rules_state *state, uint32_t *processes, uint32_t room);
 
 /* Whether the operator has set anything. */
-bool rules_was_set(const struct rules_state *state);
+bool rules_numbers_set(const struct rules_numbers *pool);
 
 #endif

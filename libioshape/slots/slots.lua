@@ -9,7 +9,7 @@
 --   :d  hash   who holds or waits, by id (packed)
 --   :h  zset   ids of holders, by the end of their lease
 --   :q  zset   waiters by start tag; the member begins with a number that rises, for those alike
---   :s  zset   the small ones among them, by start tag and age
+--   :s  zset   the small ones among them, by start tags of their own; the same members
 --   :l  zset   ids of waiters, by when they are taken for dead
 --   :j  hash   where each job's next request begins (packed)
 --   :p  hash   when each job's bandwidth is free again
@@ -28,6 +28,7 @@ local SMALL_BYTES = 16 * 1024 * 1024
 local EXPRESS = 1
 local LEARNING = 1 / 8 -- weight of the latest write in what is known of speeds
 local FIRST_MS, FIRST_BYTES = 16, 16e6 -- what the first write is taken to have had
+local BELIEVED = 300 * 1000 -- at most, or eight times its job's usual time: what bytes make us expect
 local UNKNOWN_COST = 1000 -- of a request that says no size, from a job not seen before
 local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
 local PACE_TURNS = 8 -- ... shared by so many writers at most
@@ -73,6 +74,8 @@ local pool = {
 	hw = 0, -- the latest time seen: ours never goes back
 	fence = 0, -- the last one given
 	vt = 0, -- virtual time: slot-milliseconds that a job of share 1 could have had
+	served = 0, -- the highest start tag granted: virtual time is never behind it
+	small_vt = 0, -- the same, of those that were let past the queue
 	used = 0, -- slots, by weight
 	express_used = 0,
 	holders = 0, waiters = 0, -- how many
@@ -222,17 +225,22 @@ end
 -- ---- Jobs -------------------------------------------------------------------------------------------
 
 -- What is remembered of a job. `members` it has in the pool, with its `share`, in the pool's busy time
--- number `busy`; its next request begins at `finish`, the latest one did at `latest`; `usual` is what those
--- without a size cost; `ms` and `bytes` are time and size of its latest writes.
+-- number `busy`; its next request begins at `finish`, the latest one did at `latest`; `small_finish` is the
+-- same among small ones; `usual` is what those without a size cost; `ms` and `bytes` are time and size of
+-- its latest writes.
 local function new_job()
-	return {busy = 0, members = 0, share = 0, finish = 0, latest = 0, usual = UNKNOWN_COST, ms = 0, bytes = 0}
+	return {
+		busy = 0, members = 0, share = 0, finish = 0, latest = 0, small_finish = 0,
+		usual = UNKNOWN_COST, ms = 0, bytes = 0
+	}
 end
 
 local function load_job(name)
 	local packed = call('HGET', J, name)
 	local job = packed and cmsgpack.unpack(packed) or new_job()
 	if job.busy ~= pool.busy then
-		job.busy, job.members, job.finish, job.latest = pool.busy, 0, 0, 0
+		job.busy, job.members = pool.busy, 0
+		job.finish, job.latest, job.small_finish = 0, 0, 0
 	end
 	return job
 end
@@ -261,19 +269,25 @@ local function leave(name, job)
 	store_job(name, job)
 end
 
--- What a slot was really used for, instead of what was expected: learnt, and charged to the job.
+-- What a slot was really used for, instead of what was expected. `passed` if it is the holder that says
+-- so: then something is to be learnt, too.
 local function settle(job, member, passed)
 	local time = now - member.since
-	local cost = time * member.weight
-	if passed > 0 then
+	local more = time * member.weight - member.cost
+	job.finish = math.max(job.finish + more / member.share, 0)
+	if member.given > 0 then
+		pool.vt = math.max(pool.vt + more / pool.shares, pool.served)
+	end
+	if passed then
+		job.usual = job.usual + (math.max(time, 1) - job.usual) * LEARNING
+	end
+	if passed and passed > 0 then
 		-- Sums, not a mean of speeds: a small write tells little about large ones.
 		job.ms = job.ms * (1 - LEARNING) + time
 		job.bytes = job.bytes * (1 - LEARNING) + passed
 		pool.ms = pool.ms * (1 - LEARNING) + time
 		pool.bytes = pool.bytes * (1 - LEARNING) + passed
 	end
-	job.finish = math.max(job.finish + (cost - member.cost) / member.share, 0)
-	job.usual = job.usual + (math.max(time, 1) - job.usual) * LEARNING
 end
 
 -- ---- Coming and going -------------------------------------------------------------------------------
@@ -281,8 +295,8 @@ end
 local function forget_waiter(id, member)
 	call('ZREM', Q, member.tag)
 	call('ZREM', L, id)
-	if member.small then
-		call('ZREM', S, id)
+	if member.small_start then
+		call('ZREM', S, member.tag)
 		pool.small_waiters = pool.small_waiters - 1
 	end
 	pool.waiters = pool.waiters - 1
@@ -313,7 +327,7 @@ local function forget(id, member, passed)
 	end
 	if member.state == WAITING then
 		job.finish = math.max(job.finish - member.cost / member.share, 0)
-	elseif passed and member.cost > 0 then
+	elseif member.cost > 0 then -- it was not reclaimed
 		settle(job, member, passed)
 	end
 	leave(name, job)
@@ -343,7 +357,10 @@ local function admit(id, member, given, lease)
 	if given > 0 then
 		-- As if all who want slots were served at once, each by its share; and never behind the one
 		-- that is served, so that new jobs do not pass old ones for ever.
-		pool.vt = math.max(pool.vt + member.cost / pool.shares, member.start)
+		pool.served = math.max(pool.served, member.start)
+		pool.vt = math.max(pool.vt + member.cost / pool.shares, pool.served)
+	else
+		pool.small_vt = math.max(pool.small_vt + member.cost / pool.shares, member.small_start)
 	end
 	member.fence = pool.fence
 	hold(id, member, given, lease)
@@ -364,11 +381,12 @@ local function fits(weight)
 	return pool.used == 0 or pool.used + weight <= capacity()
 end
 
+-- Says how many.
 local function grant_those_that_fit()
-	if now < pool.grace then
-		return
-	end
 	local granted = 0
+	if now < pool.grace then
+		return granted
+	end
 	while pool.waiters > 0 and granted < MOST_GRANTED and pool.used < capacity() do
 		local id = string.sub(call('ZRANGE', Q, 0, 0)[1], 17)
 		local member = must_load_member(id)
@@ -379,10 +397,11 @@ local function grant_those_that_fit()
 		granted = granted + 1
 	end
 	while pool.small_waiters > 0 and granted < MOST_GRANTED and pool.express_used < express() do
-		local id = call('ZRANGE', S, 0, 0)[1]
+		local id = string.sub(call('ZRANGE', S, 0, 0)[1], 17)
 		grant(id, must_load_member(id), 0)
 		granted = granted + 1
 	end
+	return granted
 end
 
 local function reap(zset)
@@ -464,10 +483,11 @@ local operation, operate = ARGV[1], nil
 if operation == 'acquire' then
 	local function expected_cost(job, bytes, weight)
 		local time = job.usual
-		if bytes > 0 and job.bytes > 0 then
-			time = 1 + bytes * job.ms / job.bytes
-		elseif bytes > 0 then
-			time = 1 + bytes * pool.ms / pool.bytes
+		if bytes > 0 then
+			local known = job.bytes > 0 and job or pool
+			-- Those of its job that queue behind one that announces far too much would have tags far
+			-- too late.
+			time = math.min(1 + bytes * known.ms / known.bytes, math.max(BELIEVED, 8 * job.usual))
 		end
 		return time * weight
 	end
@@ -476,12 +496,11 @@ if operation == 'acquire' then
 		pool.seq = pool.seq + 1
 		member.state, member.since = WAITING, now
 		member.tag = string.format('%016.0f', pool.seq) .. id
-		member.small = member.bytes > 0 and member.bytes <= small_bytes() and member.weight == 1
 		store_member(id, member)
 		call('ZADD', Q, exact(member.start), member.tag)
 		call('ZADD', L, now + member.lease, id)
-		if member.small then
-			call('ZADD', S, exact(member.start + now), id)
+		if member.small_start then
+			call('ZADD', S, exact(member.small_start), member.tag)
 			if pool.small_waiters == 0 then
 				keep(S)
 			end
@@ -514,26 +533,33 @@ if operation == 'acquire' then
 		end
 		if idle then
 			pool.busy = pool.busy + 1
-			pool.vt, pool.shares = 0, 0
+			pool.vt, pool.served, pool.small_vt, pool.shares = 0, 0, 0, 0
 		end
 		local job = load_job(job_name)
 		local cost = expected_cost(job, bytes, weight)
 		-- Never before one of the same job that came earlier, whatever that was charged since.
 		local start = math.max(pool.vt, job.finish, job.latest)
 		job.finish, job.latest = start + cost / share, start
+		local at_once = now >= pool.grace and pool.waiters == 0 and fits(weight)
+		local small_start
+		if not at_once and bytes > 0 and bytes <= small_bytes() and weight == 1 then
+			small_start = math.max(pool.small_vt, job.small_finish)
+			job.small_finish = small_start + cost / share
+		end
 		join(job, share)
 		store_job(job_name, job)
 		member = {
 			node = node, job = job_name, rank = rank, client = client, share = share, weight = weight,
-			bytes = bytes, lease = lease, cost = cost, start = start, passed = 0
+			bytes = bytes, lease = lease, cost = cost, start = start, small_start = small_start, passed = 0
 		}
-		if now >= pool.grace and pool.waiters == 0 and fits(weight) then
+		if at_once then
 			admit(id, member, weight, lease)
 			return holder(member)
 		end
 		enqueue(id, member)
-		grant_those_that_fit()
-		member = must_load_member(id)
+		if grant_those_that_fit() > 0 then
+			member = must_load_member(id)
+		end
 		if member.state == HOLDING then
 			return holder(member)
 		end

@@ -89,7 +89,7 @@ int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, c
 	let_wait(context, until_ns, true);
 	base_hold_sigpipe(&held);
 	ret = redisInitiateSSL(context, session);
-	base_let_sigpipe(&held, ret != REDIS_OK);
+	base_let_sigpipe(&held, true);
 	let_wait(context, until_ns, false);
 	if (ret == REDIS_OK)
 		return 0;

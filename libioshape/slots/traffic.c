@@ -256,30 +256,46 @@ static int ask_there(const struct redis_pool *pool, const struct slots_node *nod
 	return ret;
 }
 
+/* With the lock. Where the key is, if it is not here: *moved. */
+static int ask_here(struct redis_pool *pool, const struct link_command *command, redisReply **reply,
+		    struct slots_node *node, bool *moved, char *why)
+{
+	const uint64_t until_ns = base_now_ns() + REDIS_CALL_NS;
+	bool kept, asking;
+	int ret;
+
+	*moved = false;
+	do {
+		kept = pool->commands;
+		if (!kept && redis_obtain(pool, &pool->commands, until_ns, why))
+			return -EAGAIN;
+		ret = link_ask(pool->commands, command, reply, until_ns, why);
+		if (ret)
+			drop(pool);
+	} while (ret == -ECONNRESET && kept);
+	if (ret) {
+		redis_note_failure(pool, why);
+		return ret;
+	}
+	if ((*reply)->type != REDIS_REPLY_ERROR)
+		return 0;
+	*moved = route_is_redirect(pool->commands, *reply, node, &asking);
+	redis_describe(pool->commands, *reply, why);
+	return -EACCES;
+}
+
 int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *command,
 			 redisReply **reply, struct base_error *error)
 {
 	struct slots_node node;
-	bool moved = false, asking;
 	char why[LINK_WHY_BYTES];
-	int ret = 0;
+	bool moved;
+	int ret;
 
 	*reply = NULL;
 	pthread_mutex_lock(&pool->lock);
 	redis_tidy(pool);
-	if (!pool->commands)
-		ret = redis_obtain(pool, &pool->commands, base_now_ns() + REDIS_CALL_NS, why);
-	if (!ret) {
-		ret = link_ask(pool->commands, command, reply, base_now_ns() + REDIS_CALL_NS, why);
-		if (ret) {
-			drop(pool);
-			redis_note_failure(pool, why);
-		} else if ((*reply)->type == REDIS_REPLY_ERROR) {
-			moved = route_is_redirect(pool->commands, *reply, &node, &asking);
-			redis_describe(pool->commands, *reply, why);
-			ret = -EACCES;
-		}
-	}
+	ret = ask_here(pool, command, reply, &node, &moved, why);
 	pthread_mutex_unlock(&pool->lock);
 	if (moved) {
 		freeReplyObject(*reply);

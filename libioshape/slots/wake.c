@@ -152,13 +152,15 @@ static enum event ask(struct watch *watch)
 	struct redis_pool *pool = watch->pool;
 	const uint64_t now = base_now_ns();
 	/* 0 would be for ever. */
-	const uint64_t left_ms = MAX((uint64_t)link_time_left_ms(watch->until_ns), 1u);
+	uint64_t left_ms = MAX((uint64_t)link_time_left_ms(watch->until_ns), 1u);
 	struct link_command command = { 0 };
 	char seconds[32];
 	int ret;
 
-	snprintf(seconds, sizeof(seconds), "%llu.%03u", (unsigned long long)(left_ms / 1000),
-		 (unsigned)(left_ms % 1000));
+	if (pool->whole_seconds)
+		left_ms = (left_ms + 999) / 1000 * 1000;
+	snprintf(seconds, sizeof(seconds), pool->whole_seconds ? "%llu" : "%llu.%03u",
+		 (unsigned long long)(left_ms / 1000), (unsigned)(left_ms % 1000));
 	link_add_text(&command, "BLPOP");
 	link_add_text(&command, pool->wake_key);
 	link_add_text(&command, seconds);
@@ -185,6 +187,10 @@ static enum event understand(struct watch *watch, const redisReply *reply)
 		pool->route.has_moved = true;
 		pthread_mutex_unlock(&pool->lock);
 		drop_wake(pool);
+		return NOTHING;
+	}
+	if (link_says(reply, "timeout is not an integer") && !pool->whole_seconds) {
+		pool->whole_seconds = true;
 		return NOTHING;
 	}
 	redis_describe(pool->wake, reply, watch->why);

@@ -228,6 +228,31 @@ START_TEST(a_file_is_there_when_it_is_committed)
 }
 END_TEST
 
+START_TEST(a_slot_is_held_as_long_as_it_lives)
+{
+	const std::string address = std::string("local:") + scratch_directory();
+	ioshape_context_options settings = ioshape::context::default_options();
+	ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+
+	settings.coordinator = address.c_str();
+	settings.pool = "p";
+	settings.slots = 1;
+	ioshape::context context(settings);
+	options.timeout_ms = -1;
+	{
+		ioshape::slot slot(context, options);
+
+		slot.pass(5);
+		const ioshape_slot_info info = slot.info();
+
+		ck_assert_str_eq(info.pool, "p");
+		ck_assert_int_eq(thrown([&] { ioshape::slot(context, options); }), -EAGAIN);
+	}
+	ioshape::slot again(context, options);
+	ck_assert_int_eq(thrown([&] { ioshape::save().place(); }), -EINVAL);
+}
+END_TEST
+
 int main()
 {
 	Suite *suite = suite_create("cpp");
@@ -240,6 +265,7 @@ int main()
 	tcase_add_test(classes, metadata_and_records_travel);
 	tcase_add_test(classes, records_are_saved_in_one_call);
 	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
+	tcase_add_test(classes, a_slot_is_held_as_long_as_it_lives);
 	suite_add_tcase(suite, classes);
 	return check_main(suite);
 }

@@ -170,7 +170,7 @@ START_TEST(a_save_that_waits_can_be_cancelled_and_leaves_the_queue)
 	ioshape_save_free(save);
 	ck_assert_int_eq(access(scratch_path("file"), F_OK), -1);
 	ck_assert_int_eq(ioshape_pool_name(other, scratch_path("file"), name, sizeof(name)), 0);
-	ck_assert_int_eq(ioshape_pool_status(other, name, &status), 0);
+	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
 	ck_assert_uint_eq(status->waiter_count, 0);
 	ck_assert_uint_eq(status->holder_count, 1);
 	ioshape_pool_status_free(status);
@@ -253,7 +253,7 @@ START_TEST(two_files_can_be_open_at_a_time_in_one_thread)
 	ck_assert_int_eq(ioshape_file_write(first, "1", 1), 0);
 	ck_assert_int_eq(ioshape_file_write(second, "2", 1), 0);
 	ck_assert_int_eq(ioshape_pool_name(other, scratch_path("file"), name, sizeof(name)), 0);
-	ck_assert_int_eq(ioshape_pool_status(other, name, &status), 0);
+	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
 	ck_assert_uint_eq(status->holder_count, 1);
 	ioshape_pool_status_free(status);
 	ck_assert_int_eq(ioshape_file_commit(first, &report), 0);
@@ -264,7 +264,7 @@ START_TEST(two_files_can_be_open_at_a_time_in_one_thread)
 	ck_assert_int_eq(ioshape_writer_record(third, "r", "3", 1, 0), 0);
 	ck_assert_int_eq(ioshape_writer_commit(third, NULL), 0);
 	ioshape_writer_free(third);
-	ck_assert_int_eq(ioshape_pool_status(other, name, &status), 0);
+	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
 	ck_assert_uint_eq(status->used, 0);
 	ioshape_pool_status_free(status);
 }

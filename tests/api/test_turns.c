@@ -125,14 +125,14 @@ static struct ioshape_slot_info info_of(struct ioshape_slot *slot)
 {
 	struct ioshape_slot_info info = { .size = sizeof(info) };
 
-	ck_assert_int_eq(ioshape_slot_info(slot, &info), 0);
+	ck_assert_int_eq(ioshape_slot_get_info(slot, &info), 0);
 	return info;
 }
 
 static struct ioshape_pool_status *status_of(struct ioshape_context *context)
 {
 	struct ioshape_pool_status *status;
-	int ret = ioshape_pool_status(context, NULL, &status);
+	int ret = ioshape_pool_get_status(context, NULL, &status);
 
 	ck_assert_msg(!ret, "%s", ioshape_context_message(context));
 	return status;

@@ -10,11 +10,6 @@
 #define SENTINELS 3
 #define NODES 3
 
-static unsigned ms_since(uint64_t begin)
-{
-	return (unsigned)((base_now_ns() - begin) / 1000000);
-}
-
 /* A request that goes on through an outage; how long it took until it was answered. */
 static unsigned ask_until_answered(void *pool, const char *id, unsigned most_ms)
 {
@@ -24,17 +19,20 @@ static unsigned ask_until_answered(void *pool, const char *id, unsigned most_ms)
 	struct slots_answer answer;
 
 	while (slots_redis.acquire(pool, &request, &answer, &error)) {
-		ck_assert_msg(ms_since(begin) < most_ms, "after %u ms: %s", most_ms, error.text);
+		ck_assert_msg(redis_case_ms_since(begin) < most_ms, "after %u ms: %s", most_ms,
+			      error.text);
 		memset(&error, 0, sizeof(error));
 		poll(NULL, 0, 20);
 	}
-	return ms_since(begin);
+	return redis_case_ms_since(begin);
 }
 
 /* ---- Sentinel -------------------------------------------------------------------------------- */
 
 static struct redis_server master, replica, sentinels[SENTINELS];
 static char replica_of[32], address[512];
+
+static bool sentinels_are_locked;
 
 static void write_sentinel(const struct redis_server *sentinel)
 {
@@ -46,8 +44,11 @@ static void write_sentinel(const struct redis_server *sentinel)
 		 "sentinel down-after-milliseconds trains 500\n"
 		 "sentinel failover-timeout trains 2000\n"
 		 "sentinel auth-pass trains open-SECRET\n"
-		 "protected-mode no\n",
-		 master.port);
+		 "protected-mode no\n%s",
+		 master.port,
+		 sentinels_are_locked ? "requirepass open-SECRET\n"
+					"sentinel sentinel-pass open-SECRET\n" :
+					"");
 	scratch_write(path, text, strlen(text));
 }
 
@@ -71,12 +72,23 @@ static void start_sentinels(void)
 	for (int i = 0; i < SENTINELS; i++) {
 		redis_server_init(&sentinels[i]);
 		sentinels[i].sentinel = true;
+		if (sentinels_are_locked) {
+			sentinels[i].user = "default";
+			sentinels[i].password = "open-SECRET";
+		}
 		write_sentinel(&sentinels[i]);
 		redis_server_start(&sentinels[i]);
 		used += snprintf(address + used, sizeof(address) - (size_t)used, ",127.0.0.1:%u",
 				 sentinels[i].port);
 	}
 	snprintf(address + used, sizeof(address) - (size_t)used, "/trains");
+}
+
+/* Sentinels may ask for a password, too. */
+static void start_locked_sentinels(void)
+{
+	sentinels_are_locked = true;
+	start_sentinels();
 }
 
 static void stop_sentinels(void)
@@ -124,7 +136,7 @@ START_TEST(sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 	ask_until_answered(pool, "1-1", 30000);
 	kept = redis_case_beat(pool, "1-1", &held);
 	/* Within the lease the holder's own data is still there, or reclaimed. */
-	if (ms_since(begin) < LEASE_MS - 200) {
+	if (redis_case_ms_since(begin) < LEASE_MS - 200) {
 		ck_assert_int_eq(kept.state, SLOTS_HOLDING);
 		ck_assert_uint_eq(kept.fence, held.fence);
 	}
@@ -177,6 +189,27 @@ START_TEST(sentinels_that_know_no_such_service_say_so)
 	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, &error),
 			 IOSHAPE_E_COORDINATOR);
 	ck_assert_ptr_nonnull(strstr(error.text, "\"planes\""));
+	ck_assert_ptr_null(strstr(error.text, "SECRET"));
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(sentinels_may_ask_for_the_password)
+{
+	struct base_error error = { 0 };
+	const struct slots_request request = redis_case_request("1-1");
+	struct slots_answer answer;
+	char text[100];
+	void *pool = redis_case_open(address, "1");
+
+	redis_case_acquire(pool, "1-1");
+	slots_redis.close(pool);
+	snprintf(text, sizeof(text), "sentinel://:no-SECRET@127.0.0.1:%u/trains",
+		 sentinels[0].port);
+	pool = redis_case_open(text, "1");
+	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, &error),
+			 IOSHAPE_E_COORDINATOR);
+	ck_assert_ptr_nonnull(strstr(error.text, "WRONGPASS"));
 	ck_assert_ptr_null(strstr(error.text, "SECRET"));
 	slots_redis.close(pool);
 }
@@ -354,6 +387,7 @@ static Suite *redis_suite(void)
 {
 	Suite *suite = suite_create("redis_many");
 	TCase *failover = tcase_create("sentinel"), *cluster = tcase_create("cluster");
+	TCase *locked = tcase_create("locked");
 
 	tcase_set_timeout(failover, 120);
 	tcase_add_checked_fixture(failover, start_sentinels, stop_sentinels);
@@ -361,6 +395,11 @@ static Suite *redis_suite(void)
 	tcase_add_test(failover, a_master_that_was_made_a_replica_is_left);
 	tcase_add_test(failover, sentinels_that_know_no_such_service_say_so);
 	suite_add_tcase(suite, failover);
+	tcase_set_timeout(locked, 120);
+	tcase_add_checked_fixture(locked, start_locked_sentinels, stop_sentinels);
+	tcase_add_test(locked, sentinels_that_know_no_such_service_say_so);
+	tcase_add_test(locked, sentinels_may_ask_for_the_password);
+	suite_add_tcase(suite, locked);
 	tcase_set_timeout(cluster, 120);
 	tcase_add_checked_fixture(cluster, start_cluster, stop_cluster);
 	tcase_add_test(cluster, any_node_of_a_cluster_leads_to_the_pool);

@@ -46,7 +46,8 @@ def functions() -> set[str]:
 
 
 def variables() -> set[str]:
-    return set(VARIABLE.findall(code(LIBRARY / "ckpt" / "context.c")))
+    places = [LIBRARY / "ckpt" / name for name in ("context.c", "slot.c", "slot_options.c")]
+    return {name for place in places for name in VARIABLE.findall(code(place))}
 
 
 def constants() -> set[str]:

@@ -29,13 +29,14 @@ from coordinators import (
     coordinator,
     node,
     running_redis,
+    short_folder,
     writers,
 )
 from ioshape._slots import Member, PoolStatus
 from ioshape.cli.exporter import _MOST_JOBS, _jobs
 from ioshape.cli.top import Rates
 from processes import environment
-from tree import ROOT
+from tree import ROOT, program
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 POOL = "test:shared"
@@ -283,9 +284,10 @@ def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
     found = state(address)
     names = ("capacity", "pool_rate", "job_rate", "small_bytes", "express", "capacity_by")
     assert [found[name] for name in names] == [7, 2 << 30, 500 << 20, 1 << 20, 3, "operator"]
-    succeed("slots", "clear", POOL, *at)
-    found = state(address)
-    assert [found[name] for name in names[1:]] == [0, 0, 16 << 20, 1, "default"]
+    out = succeed("slots", "clear", POOL, *at)
+    assert "capacity: set by the operator" not in out
+    assert "bandwidth: any for the pool, any for each job" in out
+    assert "past the queue: 1 at a time of up to 16.0 MiB" in out
 
 
 @pytest.mark.parametrize(
@@ -337,7 +339,7 @@ def test_kick_asks_first(address: str, busy: tuple[Writer, Writer], answer: str)
     with terminal("slots", "kick", POOL, member, "--coordinator", address) as one:
         one.await_text("[y/N]")
         assert f"job 4711, rank 7 on {node()} holds 1 slot of {POOL}" in " ".join(one.seen.split())
-        assert "goes on without a slot" in " ".join(one.seen.split())
+        assert "Its save goes on without a slot." in " ".join(one.seen.split())
         one.type(f"{answer}\r")
         assert one.end() == (0 if answer == "y" else 1)
     if answer == "y":
@@ -346,13 +348,22 @@ def test_kick_asks_first(address: str, busy: tuple[Writer, Writer], answer: str)
         assert state(address)["holders"][0]["id"] == member
 
 
-def test_a_waiter_can_be_kicked_too(address: str, busy: tuple[Writer, Writer]) -> None:
-    member = state(address)["waiters"][0]["id"]
-    out = succeed("slots", "kick", POOL, member, "--yes", "--coordinator", address)
-    assert out.startswith("job train, rank 3")
-    assert busy[1].hear() == "holds"  # without a slot of the pool
+def test_a_waiter_that_is_kicked_asks_anew_and_comes_last(
+    address: str, busy: tuple[Writer, Writer], write: Callable[..., Writer]
+) -> None:
+    last = write("train", rank=9, nbytes=1 << 30)
+    assert last.hear() == "waits"
+    await_true(lambda: state(address)["waiter_count"] == 2, "two that wait")
+    first = state(address)["waiters"][0]
+    assert first["rank"] == 3
+    out = succeed("slots", "kick", POOL, first["id"], "--yes", "--coordinator", address)
+    assert out == f"job train, rank 3 on {node()}: taken away; its save asks anew, and comes last\n"
+    await_true(lambda: state(address)["waiter_count"] == 2, "two again")
     found = state(address)
-    assert (found["used"], found["waiter_count"]) == (1, 0)
+    assert [one["rank"] for one in found["waiters"]] == [9, 3]
+    assert found["used"] == 1
+    busy[0].tell("release")
+    assert last.hear() == "holds"
 
 
 # ---- Coordinators that do not answer ------------------------------------------------------------
@@ -475,10 +486,12 @@ def test_top_leaves_the_terminal_as_it_was(address: str, how: str) -> None:
 def test_top_goes_on_when_the_coordinator_does_not() -> None:
     with running_redis() as redis, writers() as make:
         asked = json.dumps({"pool": POOL})
-        holder = make(redis.address, asked, job="4711", IOSHAPE_SLOTS="1")
-        assert holder.hear() == "holds"
+        holder = make(redis.address, asked, job="4711", IOSHAPE_SLOTS="1", IOSHAPE_LEASE_MS="2000")
+        # A server that is new lets nobody in at first.
+        assert holder.hear() in ("holds", "waits")
         with terminal("top", "--interval", "0.2", "--coordinator", redis.address) as one:
             one.await_text("4711")
+            assert "redis.sock" not in one.seen
             redis.kill()
             one.await_text("redis.sock")
             redis.start()
@@ -662,7 +675,7 @@ def test_no_command_prints_a_password(guarded: Redis, tmp_path: Path, arguments:
 def test_the_right_password_lets_commands_in(guarded: Redis) -> None:
     known = {"IOSHAPE_COORDINATOR": guarded.address, "IOSHAPE_PASSWORD": SECRET}
     succeed("slots", "set", POOL, "--capacity", "3", **known)
-    assert POOL in succeed("slots", "status", IOSHAPE_COORDINATOR=with_password(guarded))
+    assert POOL in succeed("slots", "status", POOL, IOSHAPE_COORDINATOR=with_password(guarded))
     assert call("slots", "status", IOSHAPE_COORDINATOR=guarded.address).returncode == 3
 
 
@@ -688,6 +701,43 @@ def test_ps_shows_no_password(guarded: Redis) -> None:
             for path in (Path(f"/proc/{one.process.pid}") / name for name in ("cmdline", "comm"))
         ]
         assert SECRET.encode() not in b"".join(shown)
+
+
+# ---- The configuration that is documented -------------------------------------------------------
+
+
+def test_redis_takes_the_documented_configuration() -> None:
+    """As it is, but for what belongs to the machine; and the user in users.acl can work with it."""
+    folder = ROOT / "docs" / "coordinator"
+    users = (folder / "users.acl").read_text(encoding="utf-8")
+    password = re.findall(r"^user ioshape .*>(\S+)", users, re.MULTILINE)[0]
+    with short_folder() as place, writers() as make:
+        port = str(Redis(place).port)
+        own = ["--port", port, "--dir", place, "--aclfile", folder / "users.acl"]
+        server = subprocess.Popen(
+            [program("redis-server"), str(folder / "redis.conf"), *map(str, own)],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            address = f"redis://ioshape@127.0.0.1:{port}"
+            await_true(
+                lambda: (
+                    call("slots", "status", "--coordinator", address).returncode == 3
+                    and "password"
+                    in call("slots", "status", "--coordinator", address).stderr.lower()
+                ),
+                "redis-server",
+            )
+            known = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_PASSWORD": password}
+            succeed("slots", "set", POOL, "--capacity", "2", **known)
+            writer = make(address, json.dumps({"pool": POOL}), IOSHAPE_PASSWORD=password)
+            while writer.hear() != "holds":
+                pass
+            (found,) = json.loads(succeed("slots", "status", "--json", **known))
+            assert (found["pool"], found["capacity"], found["used"]) == (POOL, 2, 1)
+        finally:
+            server.terminate()
+            server.wait(TIMEOUT_S)
 
 
 # ---- The whole ----------------------------------------------------------------------------------
@@ -725,11 +775,11 @@ def test_the_shell_completes_names_of_pools(address: str) -> None:
             COMP_WORDS=words,
             COMP_CWORD=str(len(words.split()) - 1),
         )
-        assert out == (f"plain,{expected}\n" if expected else "")
+        assert out.strip() == (f"plain,{expected}" if expected else "")
     silent = call(
         IOSHAPE_COORDINATOR="unix:///none.sock",
         _IOSHAPE_COMPLETE="bash_complete",
         COMP_WORDS="ioshape slots status te",
         COMP_CWORD="3",
     )
-    assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
+    assert (silent.returncode, silent.stdout.strip(), silent.stderr) == (0, "", "")

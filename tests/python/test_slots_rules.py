@@ -6,27 +6,34 @@ runs alone with IOSHAPE_SLOTS_SEED=seed; IOSHAPE_SLOTS_SCHEDULES says how many t
 """
 
 import os
+import subprocess
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
 import pytest
-from slots_model import HOLDING, Answer, Identity, Pool, Settings
+from slots_model import HOLDING, WAITING, Answer, Identity, Pool, Settings, Snapshot
 from slots_script import (
+    RefusedByRedis,
+    Reply,
     Script,
     Server,
     Value,
     info_text,
+    script_text,
     scripted_text,
 )
+from tree import build_folder
 
 SCHEDULES = int(os.environ.get("IOSHAPE_SLOTS_SCHEDULES", "128"))
 OPERATIONS = 1000  # in each schedule
 AT_ONCE = 50  # operations that are sent together
 LOOKED_AT = 5  # each so many operations the keys are compared, too
 STARTED = 1_700_000_000_000
-LEASES = [3000, 10000, 15000]
+KEYS = "mdhqsljp"  # the last letters of their names
+LEASES = [3000, 10000, 15000, 600_000]
 SIZES = [0, 1, 4096, 1 << 20, 16 << 20, (16 << 20) + 1, 1 << 30, 1 << 40]
 JOBS = [Identity(f"{n:016x}", f"node{n}", f"job{n % 5}", n, 1 << n % 3) for n in range(12)]
 
@@ -76,9 +83,10 @@ class Belief:
 class Schedule:
     """Operations at random; each goes to the model at once, and its answer is remembered."""
 
-    def __init__(self, seed: int, script: Script) -> None:
+    def __init__(self, seed: int, script: Script | None) -> None:
         self.random = Random(seed)
-        self.script = script
+        if script:
+            self.script = script
         self.time = STARTED
         self.run = 1
         self.uptime_s = self.random.choice([0, 3, 100_000])
@@ -86,11 +94,12 @@ class Schedule:
         self.beliefs: dict[str, Belief] = {}
         self.made = 0
         self.latest = self.time
+        self.replica: Snapshot | None = None
         self.fence = 0  # the last one given
         self.looked_at = 0  # grants
         self.commands: list[list[Value]] = []
         self.expected: list[object] = []
-        self.story: deque[str] = deque(maxlen=15)  # of what was compared
+        self.story: deque[str] = deque(maxlen=30)  # of what was compared
         # Some schedules lose no data, in some the clock never goes back.
         self.losses = seed % 3 > 0
         self.jumps = seed % 2 > 0
@@ -124,27 +133,59 @@ class Schedule:
         jump = self.random.random()
         if self.jumps and jump < 0.004:
             self.time -= self.random.choice([50, 500, 30_000, 100_000])
+            if self.pool.numbers.fence < self.fence:
+                self.fence = 0  # it was lost just before
         elif jump < 0.01:
-            self.time += self.random.choice([5000, 20_000, 100_000])
+            self.time += self.random.choice([5000, 20_000, 100_000, 400_000])
         elif jump < 0.6:
             self.time += int(self.random.expovariate(1 / self.random.choice([3, 100, 600])))
         self.plain("SET", "now", self.time)
 
     def misfortune(self) -> None:
-        kind = self.random.choice(["flush", "run", "evict", "evict", "evict"])
+        kind = self.random.choice(
+            ["flush", "run", "copy", "copy", "failover", "failover", "evict", "evict"]
+        )
         if self.time < self.latest:
             self.fence = 0  # nobody knows the old ones, nor that it was later once
         if kind == "flush":
             self.plain("FLUSHALL")
+            self.replica = None
             self.pool.lose_all()
+        elif kind == "copy":
+            self.copy_to_replica()
+        elif kind == "failover" and self.replica:
+            self.fail_over(self.replica)
         elif kind == "run":
             self.run += 1
             self.uptime_s = self.random.choice([0, 2, 100_000])
         else:
-            key = self.random.choice("mdhqsljp")
+            key = self.random.choice(KEYS)
             self.plain("DEL", self.script.prefix + key)
             self.pool.evict(key)
         self.tell_world()
+
+    def copy_to_replica(self) -> None:
+        """What a replica has been sent, or a disk."""
+        if self.pool.evicted or not self.pool.numbers.run:
+            return
+        self.plain("DEL", *(f"replica:{key}" for key in KEYS))
+        for key in KEYS:
+            self.plain("COPY", self.script.prefix + key, f"replica:{key}", "REPLACE")
+        self.replica = self.pool.snapshot()
+
+    def fail_over(self, replica: Snapshot) -> None:
+        """What happened since is lost; and it takes some time."""
+        self.time += 1000
+        self.run += 1
+        self.uptime_s = self.random.choice([0, 100_000])
+        for key in KEYS:
+            self.plain("DEL", self.script.prefix + key)
+            self.plain("COPY", f"replica:{key}", self.script.prefix + key, "REPLACE")
+        self.pool.restore(replica)
+        self.tell_world()
+        for request, belief in list(self.beliefs.items()):
+            if belief.holding and self.random.random() < 0.5:
+                self.beat(request)
 
     def some_id(self) -> str:
         known = list(self.beliefs)
@@ -178,8 +219,8 @@ class Schedule:
         self.beliefs[request] = belief
         self.believe(request, answer)
 
-    def beat(self) -> None:
-        request = self.some_id()
+    def beat(self, request: str = "") -> None:
+        request = request or self.some_id()
         belief = self.beliefs.get(request) or Belief(JOBS[0], 0, 3000)
         who = belief.who
         belief.passed += self.random.choice([0, 0, 1 << 20])
@@ -285,8 +326,8 @@ class Schedule:
                 [part for one in held for part in (one.id, str(one.deadline))],
                 [f"{one.seq:016}{one.id}" for one in queue],
                 [part for one in alive for part in (one.id, str(one.deadline))],
-                [one.id for one in pool.small_queue()],
-                [key for key in "mdhqsljp" if key in present],
+                [f"{one.seq:016}{one.id}" for one in pool.small_queue()],
+                [key for key in KEYS if key in present],
                 ["m"] if pool.numbers.settings.any() else [],
             ]
         )
@@ -295,6 +336,7 @@ class Schedule:
         answers = self.script.connection.call_all(self.commands)
         for command, answer, expected in zip(self.commands, answers, self.expected, strict=True):
             told = command[4:] if command[0] == "EVALSHA" else command
+            told = ["what lies in the keys"] if command[0] == "EVAL" else told
             self.story.append(" ".join(repr(part) for part in told)[:200])
             if expected is ...:
                 continue
@@ -302,6 +344,59 @@ class Schedule:
             assert found == expected
         self.commands.clear()
         self.expected.clear()
+
+    def check_wakes(self) -> None:
+        """Who was let in while it waited was told so. (Lists expire with real time.)"""
+        for client in {who.client for who in JOBS}:
+            woken = [name for name in self.pool.woken if name.startswith(client)]
+            found = self.script.connection.call("LRANGE", f"{self.script.prefix}w:{client}", 0, -1)
+            assert isinstance(found, list)
+            assert found == woken[len(woken) - len(found) :]
+
+
+class Lines(Schedule):
+    """The same for rules.c, which knows neither lost data nor a clock that goes back far."""
+
+    def __init__(self, seed: int) -> None:
+        self.lines: list[str] = [f"{STARTED} make"]
+        self.answers = ["1\t"]
+        super().__init__(seed, None)
+        self.losses = self.jumps = False
+        numbers = self.pool.numbers
+        numbers.run, numbers.epoch, numbers.hw = f"{self.run:040x}", STARTED, STARTED
+        self.uptime_s = 100_000
+
+    def plain(self, *command: Value) -> None:
+        pass
+
+    def operation(self, answer: object, name: str, *arguments: Value) -> None:
+        self.lines.append(" ".join(str(word) for word in (self.time, name, *arguments)))
+        clients = " ".join(woken.partition("-")[0] for woken in self.pool.woken)
+        self.pool.woken.clear()
+        self.answers.append(f"{as_words(answer)}\t{clients}")
+
+    def compare(self) -> None:
+        text = "".join(line + "\n" for line in self.lines)
+        driver = build_folder() / "tests" / "rules-driver"
+        ran = subprocess.run([driver], input=text, capture_output=True, text=True, check=True)
+        found = ran.stdout.splitlines()
+        for number, (line, expected) in enumerate(zip(self.lines, self.answers, strict=True)):
+            answer = found[number] if number < len(found) else "nothing"
+            if line.endswith(" status"):
+                words = answer.split(" ")
+                answer = " ".join(words[:8] + words[9:])
+            if answer != expected:
+                story = "\n".join(self.lines[max(number - 30, 0) : number + 1])
+                raise AssertionError(f"{story}\nis\n{answer}\nnot\n{expected}")
+
+
+def as_words(answer: object) -> str:
+    """As the driver of rules.c prints it."""
+    if isinstance(answer, list) and len(answer) == 3 and isinstance(answer[0], list):
+        first, held, queue = answer
+        rows = [("H", row) for row in held] + [("W", row) for row in queue]
+        return " ".join([as_words(first), *(f"{kind} {as_words(row)}" for kind, row in rows)])
+    return " ".join(str(word) for word in answer) if isinstance(answer, list) else str(answer)
 
 
 def without_minute(answer: object) -> object:
@@ -329,6 +424,8 @@ def run_schedule(seed: int, server: Server) -> None:
             if turn % AT_ONCE == AT_ONCE - 1:
                 schedule.flush()
         schedule.flush()
+        if not schedule.losses:
+            schedule.check_wakes()
     except Exception as error:
         story = "\n".join(schedule.story)
         raise AssertionError(f"IOSHAPE_SLOTS_SEED={seed}\n{story}") from error
@@ -341,7 +438,99 @@ def seeds(part: int, parts: int) -> list[int]:
     return list(range(part, SCHEDULES, parts))
 
 
+def opened(server: Server, pool: str) -> Script:
+    """A new pool, after its grace: with a lease of a millisecond that is short."""
+    server.connection.call("FLUSHALL")
+    script = Script(server, script_text(), pool)
+    script("release", "nobody", 0, 1, 0)
+    time.sleep(0.01)
+    return script
+
+
+def acquire(script: Script, name: str, lease: int = 60_000) -> Reply:
+    return script("acquire", name, "c", "n", "j", 0, 1, 1, 0, lease, 1, 1, 0, 0)
+
+
+def beat(script: Script, name: str) -> Reply:
+    return script("beat", name, 5, 60_000, 0, 0, 0, 1, 0, "c", "n", "j", 0, 1)
+
+
+def state(answer: Reply) -> Reply:
+    return answer[0] if isinstance(answer, list) else answer
+
+
+def test_without_memory_those_who_are_there_can_stay_and_go(server: Server) -> None:
+    script = opened(server, "full")
+    assert state(acquire(script, "first")) == HOLDING
+    assert state(acquire(script, "second")) == WAITING
+    server.connection.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        before = server.connection.call("EVAL", DUMP, 1, script.prefix)
+        with pytest.raises(RefusedByRedis, match="OOM"):
+            acquire(script, "third")
+        assert server.connection.call("EVAL", DUMP, 1, script.prefix) == before
+        assert state(beat(script, "first")) == HOLDING
+        assert state(beat(script, "second")) == WAITING
+        assert script("release", "first", 0, 60_000, 0) == 1
+        assert state(beat(script, "second")) == HOLDING
+        assert script("release", "first", 0, 60_000, 0) == 0
+        assert script("kick", "second") == 1
+        assert script("set", 0, 5, 0, 0, 0, 0) == 1
+        status = script("status")
+    finally:
+        server.connection.call("CONFIG", "SET", "maxmemory", 0)
+    assert isinstance(status, list)
+    assert isinstance(status[0], list)
+    assert status[0][0] == 5
+    assert status[1:] == [[], []]
+    assert state(acquire(script, "third")) == HOLDING
+
+
+def test_looking_makes_no_pool_and_leaving_leaves_nothing_that_lasts(server: Server) -> None:
+    server.connection.call("FLUSHALL")
+    Script(server, script_text(), "none")("status")
+    assert server.connection.call("KEYS", "*") == []
+    script = opened(server, "gone")
+    for name in ("first", "second", "third"):
+        acquire(script, name)
+    script("pace", "j", 1, 1000, 60_000, 0)
+    for name in ("first", "second", "third"):
+        assert script("release", name, 0, 60_000, 0) == 1
+    left = server.connection.call("KEYS", "*")
+    assert isinstance(left, list)
+    assert {str(key)[-1] for key in left} == {"m", "j", "p", "c"}
+    for key in left:
+        expires = server.connection.call("PTTL", str(key))
+        assert isinstance(expires, int)
+        assert 0 < expires <= 24 * 3_600_000
+
+
+def test_members_without_details_begin_anew(server: Server) -> None:
+    script = opened(server, "odd")
+    acquire(script, "first")
+    acquire(script, "second")
+    # Nothing that a server does by itself.
+    server.connection.call("HDEL", script.prefix + "d", "second")
+    server.connection.call("HSET", script.prefix + "d", "other", "x")
+    with pytest.raises(RefusedByRedis, match="IOSHAPE-ANEW"):
+        script("release", "first", 0, 60_000, 0)
+    assert state(beat(script, "first")) == 0
+    assert state(acquire(script, "first", 1)) == WAITING
+
+
 @pytest.mark.parametrize("part", range(8))
 def test_redis_gives_turns_as_the_model_does(part: int, server: Server) -> None:
     for seed in seeds(part, 8):
         run_schedule(seed, server)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_one_host_gives_turns_as_the_model_does(part: int) -> None:
+    for seed in seeds(part, 4):
+        schedule = Lines(seed)
+        try:
+            for _ in range(OPERATIONS):
+                schedule.step()
+            schedule.compare()
+        except Exception as error:
+            raise AssertionError(f"IOSHAPE_SLOTS_SEED={seed}") from error

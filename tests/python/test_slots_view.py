@@ -19,7 +19,7 @@ from coordinators import Writer, await_true, coordinator, node, running_redis, w
 from ioshape import _config
 from ioshape._report import Report
 from ioshape._slots import Operator
-from processes import run_program
+from processes import run_program, started_program
 
 SECRET = "tr0ub4dor"
 
@@ -260,6 +260,61 @@ def test_a_save_tells_how_it_came_by_its_slot(
     assert "1st in the queue behind job theirs, rank 3 on" in str(report)
     assert number_in(tmp_path / "model.pt") == 2
     assert pickle.loads(pickle.dumps(report)) == report
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_progress_callbacks_are_told_the_place(
+    tmp_path: Path, another: Callable[..., Writer], background: bool
+) -> None:
+    ioshape.configure(pool="shared")
+    holder = another("theirs", rank=3)
+    assert holder.hear() == "holds"
+    seen: list[ioshape.Progress] = []
+
+    def told(progress: ioshape.Progress) -> None:
+        seen.append(progress)
+        if sum(one.phase == "wait" for one in seen) == 3:
+            holder.tell("release")
+
+    state = checkpoint(1, 20 << 20)
+    if background:
+        ioshape.save_async(state, tmp_path / "model.pt", progress=told).result(60)
+    else:
+        ioshape.save(state, tmp_path / "model.pt", progress=told)
+    waiting = [one for one in seen if one.phase == "wait" and one.waited_s > 0]
+    assert {(one.position, one.ahead) for one in waiting} == {
+        (0, f"job theirs, rank 3 on {node()}")
+    }
+    times = [one.waited_s for one in waiting]
+    assert times == sorted(times)
+    # No other phase waits.
+    others = [one for one in seen if one.phase != "wait"]
+    assert {(one.position, one.ahead, one.waited_s) for one in others} == {(0, "", 0.0)}
+    phases = [one.phase for one in seen]
+    assert phases.index("wait") < phases.index("write")
+
+
+def test_the_end_of_the_program_says_whom_it_waits_for(
+    tmp_path: Path, address: str, another: Callable[..., Writer]
+) -> None:
+    holder = another("theirs", rank=3)
+    assert holder.hear() == "holds"
+    with started_program(
+        tmp_path,
+        """
+        import sys, torch, ioshape
+        ioshape.configure(coordinator=sys.argv[1], pool="shared", slots=1)
+        ioshape.save_async({"w": torch.ones(20 << 18)}, "model.pt")
+        print("begun", flush=True)
+        """,
+        address,
+    ) as program:
+        program.expect("begun")
+        await_true(lambda: "finishing before" in program.errors(), "the line")
+        assert f"model.pt (wait 0 % behind job theirs, rank 3 on {node()})" in program.errors()
+        holder.tell("release")
+        program.end()
+    assert (tmp_path / "model.pt").exists()
 
 
 def test_small_saves_are_let_past_the_queue(tmp_path: Path, another: Callable[..., Writer]) -> None:

@@ -21,6 +21,9 @@ struct fake_redis {
 	int listener, full[8];
 	bool stop;
 	int connections;
+	char heard[1024]; /* the beginning of all that was said to it */
+	size_t heard_bytes;
+	pthread_mutex_t lock;
 	pthread_t thread;
 };
 
@@ -28,5 +31,7 @@ void fake_redis_start(struct fake_redis *fake, enum fake_manner manner, const ch
 void fake_redis_stop(struct fake_redis *fake);
 /* How many came so far. */
 int fake_redis_connections(struct fake_redis *fake);
+/* How often these words were said to it, as far as it remembers. */
+int fake_redis_heard(struct fake_redis *fake, const char *words);
 
 #endif

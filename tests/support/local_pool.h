@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -128,6 +129,8 @@ static struct player start_player(player_fn play, const char *argument)
 	player.pid = fork();
 	MUST(player.pid >= 0, "no child");
 	if (!player.pid) {
+		/* A test that fails leaves nobody behind. */
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(pipes[0]);
 		tell_fd = pipes[1];
 		play(tell_parent, argument);

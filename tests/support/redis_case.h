@@ -8,6 +8,8 @@
 #include "support/must.h"
 #include "support/redis_server.h"
 
+#include <poll.h>
+
 #define LEASE_MS 3000
 
 static inline struct slots_config redis_case_config(const char *address, const char *client)
@@ -97,6 +99,60 @@ static inline unsigned redis_case_wait(void *pool, uint32_t timeout_ms)
 
 	MUST(!slots_redis.wait(pool, timeout_ms, &error), "%s", error.text);
 	return (unsigned)((base_now_ns() - begin) / 1000000);
+}
+
+/* ---- When the server is not well: for tests run by libcheck ---- */
+
+static inline unsigned redis_case_ms_since(uint64_t begin)
+{
+	return (unsigned)((base_now_ns() - begin) / 1000000);
+}
+
+/* acquire() that is expected to fail: how long it took. */
+static inline unsigned redis_case_refused(void *pool, struct base_error *error)
+{
+	const struct slots_request request = redis_case_request("1-1");
+	const uint64_t begin = base_now_ns();
+	struct slots_answer answer;
+
+	memset(error, 0, sizeof(*error));
+	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, error),
+			 IOSHAPE_E_COORDINATOR);
+	ck_assert_int_eq(error->code, IOSHAPE_E_COORDINATOR);
+	return redis_case_ms_since(begin);
+}
+
+static inline void redis_case_must_say(const struct base_error *error, const char *words)
+{
+	ck_assert_msg(strstr(error->text, words), "\"%s\" lacks \"%s\"", error->text, words);
+}
+
+/* Until an acquire() goes well: what a pool does after an outage. */
+static inline unsigned redis_case_until_well(void *pool, const char *id)
+{
+	const struct slots_request request = redis_case_request(id);
+	const uint64_t begin = base_now_ns();
+	struct base_error error = { 0 };
+	struct slots_answer answer;
+
+	while (slots_redis.acquire(pool, &request, &answer, &error)) {
+		ck_assert_msg(redis_case_ms_since(begin) < 20000, "%s", error.text);
+		poll(NULL, 0, 5);
+	}
+	return redis_case_ms_since(begin);
+}
+
+/* Past the time that a new server keeps for those that held a slot before. */
+static inline struct slots_answer redis_case_hold(void *pool, const char *id)
+{
+	struct slots_answer answer = redis_case_acquire(pool, id);
+
+	for (int i = 0; answer.state != SLOTS_HOLDING && i < 1000; i++) {
+		poll(NULL, 0, 10);
+		answer = redis_case_beat(pool, id, &answer);
+	}
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	return answer;
 }
 
 #endif

@@ -27,7 +27,7 @@
  *
  * A line that is none of these: "?" and what is wrong. Known beforehand: there is no grace, and
  * nothing is reclaimed (EPOCH, HOLDING and what follows in a beat have no effect); pools hold 1024
- * members and 256 jobs.
+ * members and as many jobs.
  */
 #include "slots/rules.h"
 

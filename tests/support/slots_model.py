@@ -8,6 +8,7 @@ milliseconds.
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 WAITING, HOLDING = 1, 2
@@ -22,6 +23,7 @@ GAP = 100
 MOST_BACK = 60_000
 SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
+BELIEVED = 300_000
 
 Answer = list[int | str]
 
@@ -52,8 +54,7 @@ class Member:
     cost: float = 0
     start: float = 0
     seq: int = 0
-    small: bool = False
-    express_order: float = 0
+    small_start: float | None = None  # waits, and may be let past the queue
     given: int = 0
     fence: int = 0
     passed: int = 0
@@ -69,6 +70,7 @@ class Job:
     share: int = 0  # while it has members
     finish: float = 0
     latest: float = 0
+    small_finish: float = 0
     usual: float = 1000
     ms: float = 0
     bytes: float = 0
@@ -113,6 +115,8 @@ class Numbers:
     hw: int = 0
     fence: int = 0
     vt: float = 0
+    served: float = 0
+    small_vt: float = 0
     seq: int = 0
     cap: int = 0
     by: int = 0
@@ -121,6 +125,16 @@ class Numbers:
     free: float = 0
     grants: int = 0
     settings: Settings = field(default_factory=Settings)
+
+
+@dataclass
+class Snapshot:
+    """All that a server knows of a pool."""
+
+    numbers: Numbers
+    members: dict[str, Member]
+    jobs: dict[str, Job]
+    job_free: dict[str, float]
 
 
 class Pool:
@@ -152,8 +166,8 @@ class Pool:
         return sorted(waiting, key=lambda member: (member.start, member.seq))
 
     def small_queue(self) -> list[Member]:
-        waiting = [member for member in self.queue() if member.small]
-        return sorted(waiting, key=lambda member: (member.express_order, member.id))
+        waiting = [member for member in self.queue() if member.small_start is not None]
+        return sorted(waiting, key=lambda member: (member.small_start, member.seq))
 
     def used(self) -> int:
         return sum(member.given for member in self.members.values())
@@ -210,6 +224,16 @@ class Pool:
         present |= {"s": self.small_queue()}
         return {key for key, content in present.items() if content}
 
+    def snapshot(self) -> "Snapshot":
+        return deepcopy(Snapshot(self.numbers, self.members, self.jobs, self.job_free))
+
+    def restore(self, earlier: "Snapshot") -> None:
+        """A server takes over that knows what was so then."""
+        copy = deepcopy(earlier)
+        self.numbers, self.members = copy.numbers, copy.members
+        self.jobs, self.job_free = copy.jobs, copy.job_free
+        self.evicted = self.details_evicted = False
+
     def lose_numbers(self) -> None:
         """The main key is gone."""
         self.numbers = Numbers()
@@ -249,30 +273,34 @@ class Pool:
 
     def expected_cost(self, job: Job, size: int, weight: int) -> float:
         time = job.usual
-        if size > 0 and job.bytes > 0:
-            time = 1 + size * job.ms / job.bytes
-        elif size > 0:
-            time = 1 + size * self.numbers.ms / self.numbers.bytes
+        if size > 0:
+            known = job if job.bytes > 0 else self.numbers
+            time = min(1 + size * known.ms / known.bytes, max(BELIEVED, 8 * job.usual))
         return time * weight
 
-    def settle(self, member: Member, passed: int) -> None:
+    def settle(self, member: Member, passed: int | None) -> None:
         """What a slot was really used for, instead of what was expected."""
-        time, job = self.now - member.since, self.jobs[member.who.job]
-        if passed > 0:
-            for known in (job, self.numbers):
-                known.ms = known.ms * (1 - LEARNING) + time
-                known.bytes = known.bytes * (1 - LEARNING) + passed
+        numbers, job = self.numbers, self.jobs[member.who.job]
+        time = self.now - member.since
         more = time * member.weight - member.cost
         job.finish = max(job.finish + more / member.who.share, 0)
-        job.usual += (max(time, 1) - job.usual) * LEARNING
+        if member.given > 0:
+            numbers.vt = max(numbers.vt + more / self.shares(), numbers.served)
+        if passed is not None:
+            job.usual += (max(time, 1) - job.usual) * LEARNING
+        if passed:
+            for known in (job, numbers):
+                known.ms = known.ms * (1 - LEARNING) + time
+                known.bytes = known.bytes * (1 - LEARNING) + passed
 
     def forget(self, member: Member, passed: int | None = None) -> None:
+        """`passed` if it is the holder that says so."""
         job = self.jobs[member.who.job]
-        del self.members[member.id]
         if member.state == WAITING:
             job.finish = max(job.finish - member.cost / member.who.share, 0)
-        elif passed is not None and member.cost > 0:
+        elif member.cost > 0:
             self.settle(member, passed)
+        del self.members[member.id]
         if not self.has_members(member.who.job) and len(self.jobs) > MOST_JOBS:
             del self.jobs[member.who.job]
 
@@ -293,7 +321,11 @@ class Pool:
             )
         )
         if given > 0:
-            numbers.vt = max(numbers.vt + member.cost / self.shares(), member.start)
+            numbers.served = max(numbers.served, member.start)
+            numbers.vt = max(numbers.vt + member.cost / self.shares(), numbers.served)
+        elif member.small_start is not None:
+            passed = numbers.small_vt + member.cost / self.shares()
+            numbers.small_vt = max(passed, member.small_start)
         member.state, member.fence, member.since = HOLDING, numbers.fence, self.now
         member.given, member.deadline = given, self.now + lease
 
@@ -384,9 +416,9 @@ class Pool:
         if not self.members or numbers.cap == 0:
             numbers.cap, numbers.by = asked or usual, int(asked > 0)
         if not self.members:
-            numbers.vt = 0
+            numbers.vt = numbers.served = numbers.small_vt = 0
             for other in self.jobs.values():
-                other.finish = other.latest = 0
+                other.finish = other.latest = other.small_finish = 0
         job = self.job_of(who.job)
         if not self.has_members(who.job):
             job.share = who.share
@@ -402,8 +434,9 @@ class Pool:
             return self.answer(member)
         numbers.seq += 1
         member.seq = numbers.seq
-        member.small = 0 < size <= self.small_bytes() and weight == 1
-        member.express_order = start + self.now
+        if 0 < size <= self.small_bytes() and weight == 1:
+            member.small_start = max(numbers.small_vt, job.small_finish)
+            job.small_finish = member.small_start + cost / who.share
         self.grant_those_that_fit()
         if member.state == WAITING and never_wait:
             self.forget(member)

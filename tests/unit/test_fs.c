@@ -264,6 +264,89 @@ START_TEST(what_is_not_open_cannot_be_described)
 }
 END_TEST
 
+/* ---- Pools ----------------------------------------------------------------------------------- */
+
+START_TEST(a_mount_is_found_by_its_number)
+{
+	char type[32], source[64];
+
+	ck_assert_int_eq(fs_mountinfo_mount(table, 101, type, sizeof(type), source, sizeof(source)),
+			 0);
+	ck_assert_str_eq(type, "nfs4");
+	ck_assert_str_eq(source, "server:/export/home");
+	ck_assert_int_eq(fs_mountinfo_mount(table, 99, type, sizeof(type), source, sizeof(source)),
+			 0);
+	ck_assert_str_eq(source, "user@host:/x\\040y");
+	ck_assert_int_eq(fs_mountinfo_mount(table, 104, type, sizeof(type), source, sizeof(source)),
+			 0);
+	ck_assert_str_eq(source, "tmpfs");
+	ck_assert_int_eq(fs_mountinfo_mount(table, 10, type, sizeof(type), source, sizeof(source)),
+			 -ENOENT);
+	ck_assert_int_eq(fs_mountinfo_mount(table, 101, type, sizeof(type), source, 5), -ENOENT);
+	ck_assert_int_eq(fs_mountinfo_mount("", 1, type, sizeof(type), source, sizeof(source)),
+			 -ENOENT);
+}
+END_TEST
+
+static const struct {
+	const char *type, *source, *pool;
+} pools[] = {
+	/* The same on every host that mounts it, whatever it calls the way there. */
+	{ "nfs4", "server:/export/home", "nfs:server:/export/home" },
+	{ "nfs", "server:/export/home", "nfs:server:/export/home" },
+	{ "lustre", "10.0.0.1@tcp:10.0.0.2@tcp:/fs1", "lustre:fs1" },
+	{ "lustre", "mgs@o2ib:/fs1", "lustre:fs1" },
+	{ "fuse.juicefs", "JuiceFS:mine", "fuse.juicefs:JuiceFS:mine" },
+	{ "wekafs", "backend/default", "wekafs:backend/default" },
+	/* What one host alone can reach has its name. */
+	{ "ext4", "/dev/root", "ext4:/dev/root@host1" },
+	{ "tmpfs", "tmpfs", "tmpfs:tmpfs@host1" },
+	/* Characters that would mean something elsewhere. */
+	{ "nfs", "a{b}\\040c,d*", "nfs:a_b__040c_d_" },
+};
+
+START_TEST(a_pool_has_the_name_of_the_storage_that_is_shared)
+{
+	char name[FS_POOL_BYTES];
+
+	fs_pool_of_mount(pools[_i].type, pools[_i].source, "host1", name);
+	ck_assert_str_eq(name, pools[_i].pool);
+}
+END_TEST
+
+START_TEST(long_names_are_cut_and_stay_different)
+{
+	char source[400], first[FS_POOL_BYTES], second[FS_POOL_BYTES];
+
+	memset(source, 'a', sizeof(source));
+	source[sizeof(source) - 1] = 0;
+	fs_pool_of_mount("nfs", source, "host1", first);
+	source[sizeof(source) - 2] = 'b';
+	fs_pool_of_mount("nfs", source, "host1", second);
+	ck_assert_uint_eq(strlen(first), FS_POOL_BYTES - 1);
+	ck_assert_str_ne(first, second);
+}
+END_TEST
+
+START_TEST(paths_on_one_mount_share_a_pool)
+{
+	char first[FS_POOL_BYTES], second[FS_POOL_BYTES], elsewhere[FS_POOL_BYTES];
+	struct base_error error = { 0 };
+	uint64_t device, other;
+
+	ck_assert_int_eq(fs_pool_of_path(scratch_path("not-there"), first, &error), 0);
+	ck_assert_int_eq(fs_pool_of_path(scratch_directory(), second, &error), 0);
+	ck_assert_int_eq(fs_pool_of_path("/proc/self", elsewhere, &error), 0);
+	ck_assert_str_eq(first, second);
+	ck_assert_str_ne(first, elsewhere);
+	ck_assert_int_eq(fs_device_of_path(scratch_path("not-there"), &device), 0);
+	ck_assert_int_eq(fs_device_of_path("/proc/self", &other), 0);
+	ck_assert_uint_ne(device, other);
+	ck_assert_int_eq(fs_pool_of_path(scratch_path("no/folder/x"), first, &error), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(error.text, "no/folder"));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("fs");
@@ -277,12 +360,17 @@ int main(void)
 	tcase_add_test(pure, a_huge_table_takes_no_longer_than_its_size_asks);
 	tcase_add_test(pure, any_text_at_all_is_survived);
 	tcase_add_test(pure, magic_numbers_have_names);
+	tcase_add_test(pure, a_mount_is_found_by_its_number);
+	tcase_add_loop_test(pure, a_pool_has_the_name_of_the_storage_that_is_shared, 0,
+			    ARRAY_LENGTH(pools));
+	tcase_add_test(pure, long_names_are_cut_and_stay_different);
 	suite_add_tcase(suite, pure);
 	tcase_add_checked_fixture(real, scratch_setup, scratch_teardown);
 	tcase_add_test(real, a_real_file_is_described);
 	tcase_add_test(real, a_directory_and_proc_are_described);
 	tcase_add_test(real, a_type_is_remembered_for_its_device_only);
 	tcase_add_test(real, what_is_not_open_cannot_be_described);
+	tcase_add_test(real, paths_on_one_mount_share_a_pool);
 	suite_add_tcase(suite, real);
 	return check_main(suite);
 }

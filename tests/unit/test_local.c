@@ -125,6 +125,27 @@ START_TEST(an_interrupt_ends_this_wait_or_the_next)
 }
 END_TEST
 
+START_TEST(who_floods_the_wake_with_bytes_does_not_keep_us_busy)
+{
+	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
+	const uint32_t *number;
+	uint64_t began;
+
+	ck_assert_int_eq(ask(first, "a-1", 1), 0);
+	ck_assert_int_eq(ask(second, "b-1", 1), 0);
+	number = &((struct local_pool *)second)->number;
+	began = base_now_ns();
+	for (int i = 0; i < 100; i++) {
+		local_wake(((struct local_pool *)second)->file, number, 1);
+		ck_assert_int_eq(slots_local.wait(second, 1000, &error), 0);
+	}
+	ck_assert_double_ge(ms_since(began), 300);
+	ck_assert_double_le(ms_since(began), 20000);
+	slots_local.close(second);
+	slots_local.close(first);
+}
+END_TEST
+
 START_TEST(a_killed_holder_gives_its_slot_to_the_next_within_50_ms)
 {
 	void *pool = open_pool("p", 1, 15000);
@@ -389,6 +410,7 @@ START_TEST(forged_states_crash_nobody)
 			failed += ask(i % 8 ? pool : other, id, 1 + i % 3) != 0;
 		}
 		forge(fd, &seed);
+		((struct local_pool *)pool)->file->seq = 0; /* as in another process */
 		failed += look(pool, id) != 0;
 		if (i % 4 == 3)
 			failed += give_back(other, id) != 0;
@@ -428,6 +450,33 @@ START_TEST(the_older_state_serves_where_the_newer_one_is_torn)
 	ck_assert_uint_eq(pool_warnings, 0);
 	close(fd);
 	slots_local.close(other);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(numbers_of_states_may_come_to_their_end)
+{
+	void *pool = open_pool("p", 2, 15000);
+	struct local_file *file;
+	char id[40];
+	int64_t now;
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	file = ((struct local_pool *)pool)->file;
+	ck_assert_int_eq(local_enter(file, &now, &error), 0);
+	file->seq = (UINT64_C(1) << 62) - 4;
+	ck_assert_int_eq(local_leave(file, true, &error), 0);
+	for (int i = 0; i < 8; i++) {
+		snprintf(id, sizeof(id), "b-%d", i);
+		file->seq = 0; /* as in another process */
+		ck_assert_int_eq(ask(pool, id, 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		file->seq = 0;
+		ck_assert_int_eq(look(pool, "a-1"), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		ck_assert_int_eq(give_back(pool, id), 0);
+	}
+	ck_assert_uint_eq(pool_warnings, 0);
 	slots_local.close(pool);
 }
 END_TEST
@@ -491,6 +540,7 @@ static void stay_in_as_somebody(void (*tell)(char), const char *argument)
 	umask(077);
 	if (!geteuid() && (setgid(4711) || setuid(4711)))
 		_exit(5);
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten with the change of user */
 	stay_in(tell, argument);
 }
 
@@ -557,18 +607,21 @@ END_TEST
 START_TEST(a_child_does_not_keep_the_lock_of_a_parent_that_died_in_the_middle)
 {
 	void *pool = open_pool("p", 1, 15000);
-	const struct local_file *file;
+	struct local_file *file;
 	struct player child;
 	int64_t now;
 
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	file = ((struct local_pool *)pool)->file;
-	ck_assert_int_eq(local_enter(((struct local_pool *)pool)->file, &now, &error), 0);
+	ck_assert_int_eq(local_enter(file, &now, &error), 0);
 	child = start_player(open_and_close, NULL);
 	close(file->fd); /* as the kernel does when the parent dies */
+	file->fd = -1;
+	pthread_mutex_unlock(&file->lock);
 	ck_assert_int_eq(hear(&child), 'h');
 	ck_assert_int_eq(hear(&child), 'h');
 	end_player(&child, SIGKILL);
+	slots_local.close(pool);
 }
 END_TEST
 
@@ -642,6 +695,82 @@ START_TEST(other_processes_see_the_names_and_nothing_that_only_looks_like_one)
 	ck_assert_int_eq(hear(&player), 'y');
 	end_player(&player, 0);
 	slots_local.close(pool);
+}
+END_TEST
+
+static void age(const char *path, time_t seconds)
+{
+	const struct timespec times[2] = { { .tv_sec = time(NULL) - seconds },
+					   { .tv_sec = time(NULL) - seconds } };
+
+	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
+}
+
+START_TEST(what_dead_processes_left_goes_after_a_day)
+{
+	struct player waiter, holder = start_player(stay_in, "h-1");
+	struct base_buffer names = { 0 };
+	void *pool;
+
+	ck_assert_int_eq(hear(&holder), 'h');
+	waiter = start_player(stay_in, "w-1");
+	ck_assert_int_eq(hear(&waiter), 'w');
+	ck_assert_uint_eq(entries(), 2);
+	age(pool_file, 100000);
+	pool = open_pool("q", 1, 15000);
+	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
+	ck_assert_uint_eq(entries(), 2); /* somebody takes part */
+	end_player(&waiter, SIGKILL);
+	end_player(&holder, SIGKILL);
+	age(pool_file, 80000);
+	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
+	ck_assert_uint_eq(entries(), 2);
+	age(pool_file, 100000);
+	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
+	ck_assert_uint_eq(entries(), 0);
+	base_buffer_free(&names);
+	slots_local.close(pool);
+}
+END_TEST
+
+static void *thread_turns(void *pool)
+{
+	static atomic_uint threads;
+	const unsigned thread = atomic_fetch_add(&threads, 1);
+	uintptr_t held = 0;
+
+	for (int i = 0; i < 200; i++) {
+		struct slots_request request = { .weight = 1 };
+		struct slots_answer given;
+		struct base_error why = { 0 };
+
+		snprintf(request.id, sizeof(request.id), "t%u-%d", thread, i);
+		REQUIRE(!slots_local.acquire(pool, &request, &given, &why));
+		held += given.state == SLOTS_HOLDING;
+		REQUIRE(!slots_local.release(pool, request.id, 0, &why));
+	}
+	return (void *)held;
+}
+
+START_TEST(threads_share_a_pool)
+{
+	void *pools[2] = { open_pool("p", 2, 15000), open_pool("p", 2, 15000) };
+	pthread_t threads[8];
+	uintptr_t sum = 0;
+	void *held;
+
+	for (int i = 0; i < 8; i++)
+		ck_assert_int_eq(base_start_thread(&threads[i], thread_turns, pools[i % 2]), 0);
+	for (int i = 0; i < 8; i++) {
+		pthread_join(threads[i], &held);
+		sum += (uintptr_t)held;
+	}
+	ck_assert_uint_gt(sum, 100);
+	ck_assert_int_eq(ask(pools[0], "last", 2), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	slots_local.close(pools[0]);
+	slots_local.close(pools[1]);
+	ck_assert_uint_eq(entries(), 0);
 }
 END_TEST
 
@@ -720,6 +849,7 @@ int main(void)
 	tcase_add_test(tcase, what_the_operator_set_survives);
 	tcase_add_test(tcase, a_release_wakes_the_next_at_once);
 	tcase_add_test(tcase, an_interrupt_ends_this_wait_or_the_next);
+	tcase_add_test(tcase, who_floods_the_wake_with_bytes_does_not_keep_us_busy);
 	tcase_add_test(tcase, a_killed_holder_gives_its_slot_to_the_next_within_50_ms);
 	tcase_add_test(tcase, killed_waiters_are_passed_over);
 	tcase_add_test(tcase, kills_at_any_moment_leave_a_usable_state_and_no_slot_used);
@@ -728,6 +858,7 @@ int main(void)
 	tcase_add_test(tcase, whatever_is_written_into_the_file_the_next_call_goes_on);
 	tcase_add_test(tcase, forged_states_crash_nobody);
 	tcase_add_test(tcase, the_older_state_serves_where_the_newer_one_is_torn);
+	tcase_add_test(tcase, numbers_of_states_may_come_to_their_end);
 	tcase_add_test(tcase, what_is_no_file_in_its_place_is_not_followed);
 	tcase_add_test(tcase, processes_meet_again_after_the_file_was_removed);
 	tcase_add_test(tcase, users_share_a_pool);
@@ -736,6 +867,8 @@ int main(void)
 	tcase_add_test(tcase, two_opens_of_a_pool_stand_apart);
 	tcase_add_test(tcase, pools_have_nothing_to_do_with_each_other);
 	tcase_add_test(tcase, other_processes_see_the_names_and_nothing_that_only_looks_like_one);
+	tcase_add_test(tcase, what_dead_processes_left_goes_after_a_day);
+	tcase_add_test(tcase, threads_share_a_pool);
 	tcase_add_test(tcase, a_long_queue_is_kept_as_well);
 	tcase_add_test(tcase, leases_end_although_the_clock_was_set_back);
 	tcase_add_test(tcase, addresses_that_mean_nothing_are_refused);

@@ -5,6 +5,7 @@
 #include "support/redis_case.h"
 #include "support/scratch.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -334,20 +335,29 @@ static void *interrupt_soon(void *pool)
 	return NULL;
 }
 
+/* In the middle of waiting, so that BLPOP stays asked. How long it took. */
+static unsigned wait_interrupted(void *pool)
+{
+	pthread_t thread;
+	unsigned took;
+
+	pthread_create(&thread, NULL, interrupt_soon, pool);
+	took = redis_case_wait(pool, 5000);
+	pthread_join(thread, NULL);
+	return took;
+}
+
 START_TEST(an_interruption_ends_waiting_at_once_and_loses_no_wake)
 {
 	void *holder = redis_case_open(address, "1"), *pool = redis_case_open(address, "2");
 	struct slots_answer answer;
-	pthread_t thread;
 	unsigned took;
 
 	redis_case_acquire(holder, "1-1");
 	answer = redis_case_acquire(pool, "2-1");
-	pthread_create(&thread, NULL, interrupt_soon, pool);
-	took = redis_case_wait(pool, 5000);
+	took = wait_interrupted(pool);
 	ck_assert_uint_ge(took, 90);
 	ck_assert_uint_lt(took, 1000);
-	pthread_join(thread, NULL);
 	slots_redis.interrupt(pool);
 	ck_assert_uint_lt(redis_case_wait(pool, 5000), 50); /* the next one, if none is under way */
 	/* Meanwhile commands go on, and the wake comes to whoever waits next. */
@@ -368,8 +378,7 @@ START_TEST(a_wake_that_came_while_nobody_waited_is_not_lost)
 		redis_case_acquire(holder, "1-1");
 		redis_case_acquire(pool, "2-1");
 		if (round) { /* with BLPOP asked, and rest in between */
-			slots_redis.interrupt(pool);
-			ck_assert_uint_lt(redis_case_wait(pool, 5000), 50);
+			ck_assert_uint_lt(wait_interrupted(pool), 1000);
 			slots_redis.rest(pool);
 		}
 		redis_case_release(holder, "1-1");
@@ -394,17 +403,44 @@ START_TEST(one_connection_is_enough_at_rest)
 	redis_case_wait(pool, 100); /* to its end: nothing is open */
 	redis_case_beat(pool, "2-1", &answer);
 	ck_assert_uint_eq(scratch_descriptors(), before + 4);
-	slots_redis.interrupt(pool);
-	redis_case_wait(pool, 1000);
+	wait_interrupted(pool);
 	redis_case_beat(pool, "2-1", &answer);
+	ck_assert_uint_eq(scratch_descriptors(), before + 5);
 	redis_case_release(holder, "1-1");
 	redis_case_wait(pool, 1000);
 	slots_redis.rest(pool);
 	redis_case_release(pool, "2-1");
 	ck_assert_uint_eq(scratch_descriptors(), before + 4);
+	/* Also where rest comes before the answer: a later call finds it. */
+	redis_case_acquire(pool, "2-2");
+	wait_interrupted(pool);
+	redis_case_beat(pool, "2-2", &answer);
+	slots_redis.rest(pool);
+	ck_assert_uint_eq(scratch_descriptors(), before + 5);
+	redis_server_tell(&server, "RPUSH {ios:scratch}:w:%016d x", 2);
+	redis_case_release(pool, "2-2");
+	ck_assert_uint_eq(scratch_descriptors(), before + 4);
 	slots_redis.close(holder);
 	slots_redis.close(pool);
 	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+START_TEST(no_descriptor_goes_on_to_programs_that_are_started)
+{
+	bool before[256];
+	void *pool;
+
+	for (int fd = 0; fd < 256; fd++)
+		before[fd] = fcntl(fd, F_GETFD) >= 0;
+	pool = redis_case_open(address, "1");
+	redis_case_acquire(pool, "1-1");
+	for (int fd = 0; fd < 256; fd++) {
+		int flags = fcntl(fd, F_GETFD);
+
+		ck_assert(before[fd] || flags < 0 || flags & FD_CLOEXEC);
+	}
+	slots_redis.close(pool);
 }
 END_TEST
 
@@ -506,6 +542,7 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, an_interruption_ends_waiting_at_once_and_loses_no_wake);
 	tcase_add_test(tests, a_wake_that_came_while_nobody_waited_is_not_lost);
 	tcase_add_test(tests, one_connection_is_enough_at_rest);
+	tcase_add_test(tests, no_descriptor_goes_on_to_programs_that_are_started);
 	tcase_add_test(tests, a_turn_without_waiting_takes_two_commands);
 	tcase_add_test(tests, threads_may_call_while_one_of_them_waits);
 	suite_add_tcase(suite, tests);

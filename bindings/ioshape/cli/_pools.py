@@ -121,11 +121,24 @@ def sentences() -> Iterator[None]:
         raise AwayError(str(error)) from error
 
 
+def _is_known(status: PoolStatus) -> bool:
+    """Whether anybody has ever used it, or set something."""
+    return bool(
+        status.grants
+        or status.holders
+        or status.waiter_count
+        or status.capacity_by == "operator"
+        or status.pool_rate
+        or status.job_rate
+    )
+
+
 def existing(operator: Operator, pools: Sequence[str]) -> list[str]:
-    """These pools, or all. To ask for one that is not there would make it."""
+    """These pools, or all that are there."""
     known = operator.names()
     for pool in pools:
-        if pool not in known:
+        # One that was set, but not used for long, need not be among the names.
+        if pool not in known and not _is_known(operator.status(pool)):
             there = f"it knows {', '.join(known)}" if known else "it knows none so far"
             raise SentenceError(f"the coordinator knows no pool {pool}; {there}")
     return list(pools) or known

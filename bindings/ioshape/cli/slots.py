@@ -180,17 +180,24 @@ def clear(pool: str, coordinator: str | None) -> None:
     say(limits(now))
 
 
-def _find(operator: Operator, pool: str, member: str) -> tuple[str, str]:
-    """Who that is, and what it would lose."""
+_GOES_ON = "goes on without a slot"
+_ASKS_ANEW = "asks anew, and comes last"
+
+
+def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
+    """Who that is, what it has, and what becomes of it."""
     state = operator.status(pool)
     for one in state.holders:
         if one.id == member:
             slots = plural(one.weight, "slot")
-            return who(one), f"holds {slots} of {pool} since {duration(one.since_s)}"
+            held = f"holds {slots} of {pool} since {duration(one.since_s)}"
+            return who(one), held, _GOES_ON
     for one in state.waiters:
         if one.id == member:
-            return who(one), f"waits for a slot of {pool} since {duration(one.since_s)}"
-    return "", ""
+            waits = f"waits for a slot of {pool} since {duration(one.since_s)}"
+            return who(one), waits, _ASKS_ANEW
+    # Perhaps it stands behind those that are listed.
+    return "", "", _ASKS_ANEW
 
 
 @command.command(short_help="Take a slot away from who holds it.")
@@ -206,7 +213,8 @@ def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
 
     "ioshape slots status" shows ids. The next in the queue gets the slot. The save
     that had it goes on without one, and its report says so: nothing is lost, but
-    one more writes at the same time. It asks first.
+    one more writes at the same time. Who waits has to ask anew, and comes last. It
+    asks first.
 
     Exit code: 0; 1 if there is no such pool or id, or the answer was no; 3 if the
     coordinator is out of reach.
@@ -214,13 +222,12 @@ def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
     with sentences():
         operator = operator_of(coordinator)
         existing(operator, [pool])
-        whom, what = _find(operator, pool, member)
+        whom, what, then = _find(operator, pool, member)
         if whom and not yes:
             if not sys.stdin.isatty():
                 raise UsageSentenceError("there is nobody to ask whether to do it; add --yes")
-            question = f"{whom} {what}. Take that away? Its save goes on without a slot."
+            question = f"{whom} {what}. Take that away? Its save {then}."
             if not click.confirm(one_line(question), err=True):
                 raise SentenceError("nothing was taken away")
-        # It may stand behind those that are listed, and nobody knows who that is.
         operator.kick(pool, member)
-    say(f"{whom or member}: taken away; the save goes on without a slot")
+    say(f"{whom or member}: taken away; its save {then}")

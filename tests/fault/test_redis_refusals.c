@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A Redis that refuses: passwords, rights, memory, replicas, TLS. */
+#include "support/check_main.h"
+#include "support/fake_redis.h"
+#include "support/redis_case.h"
+#include "support/scratch.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+static struct redis_server server;
+static char address[160];
+
+static void setup(void)
+{
+	redis_server_init(&server);
+	snprintf(address, sizeof(address), "redis://127.0.0.1:%u", server.port);
+}
+
+static void teardown(void)
+{
+	redis_server_free(&server);
+}
+
+START_TEST(passwords_open_doors_and_are_never_said)
+{
+	static const char *const wrong[] = { "", ":no-SECRET@", "ann:no-SECRET@" };
+	struct slots_config config;
+	struct base_error error;
+	char text[200];
+	void *pool;
+
+	redis_server_option(&server, "--requirepass", "open-SECRET");
+	redis_server_start(&server);
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
+		snprintf(text, sizeof(text), "redis://%s127.0.0.1:%u", wrong[i], server.port);
+		pool = redis_case_open(text, "1");
+		redis_case_refused(pool, &error);
+		ck_assert_ptr_null(strstr(error.text, "SECRET"));
+		redis_case_must_say(&error, *wrong[i] ? "WRONGPASS" : "IOSHAPE_PASSWORD");
+		slots_redis.close(pool);
+	}
+	snprintf(text, sizeof(text), "redis://:open-SECRET@127.0.0.1:%u", server.port);
+	pool = redis_case_open(text, "1");
+	redis_case_acquire(pool, "1-1");
+	slots_redis.close(pool);
+	config = redis_case_config(address, "1");
+	config.password = "open-SECRET";
+	pool = redis_case_open_config(&config);
+	redis_case_acquire(pool, "1-1");
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(a_server_that_repeats_its_arguments_does_not_betray_the_password)
+{
+	struct fake_redis fake;
+	struct base_error error;
+	char text[200];
+	void *pool;
+
+	fake_redis_start(&fake, FAKE_SAYS,
+			 "-ERR unknown command `AUTH`, with args beginning with: `SECRET`\r\n");
+	snprintf(text, sizeof(text), "redis://:SECRET@%s", strstr(fake.address, "127"));
+	pool = redis_case_open(text, "1");
+	redis_case_refused(pool, &error);
+	ck_assert_ptr_null(strstr(error.text, "SECRET"));
+	redis_case_must_say(&error, "password");
+	slots_redis.close(pool);
+	fake_redis_stop(&fake);
+}
+END_TEST
+
+/* Which calls were refused for want of a right: each adds one. */
+static unsigned denials;
+
+static void note_denial(int ret, struct base_error *error)
+{
+	if (ret) {
+		ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
+		redis_case_must_say(error, "users.acl");
+		denials++;
+	}
+	memset(error, 0, sizeof(*error));
+}
+
+static void use_all(const char *as)
+{
+	struct ioshape_pool_settings settings = { .capacity = 2, .pool_rate = 1000 };
+	struct slots_request request = redis_case_request("1-1");
+	void *pool = redis_case_open(as, "1");
+	struct base_buffer names = { 0 };
+	struct ioshape_pool_status *status;
+	struct base_error error = { 0 };
+	struct slots_answer answer = { 0 };
+	struct slots_grant grant;
+	struct slots_beat beat;
+
+	redis_server_tell(&server, "FLUSHALL");
+	redis_server_tell(&server, "SCRIPT FLUSH");
+	redis_server_tell(&server, "ZADD {ios:}:pools 1000 ancient");
+	note_denial(slots_redis.acquire(pool, &request, &answer, &error), &error);
+	beat = redis_case_beat_of(request.id, &answer);
+	note_denial(slots_redis.beat(pool, &beat, &answer, &error), &error);
+	for (int i = 2; i < 5; i++) {
+		snprintf(request.id, sizeof(request.id), "1-%d", i);
+		request.bytes = 1 << 20;
+		note_denial(slots_redis.acquire(pool, &request, &answer, &error), &error);
+	}
+	note_denial(slots_redis.pace(pool, 100, &grant, &error), &error);
+	note_denial(slots_redis.status(pool, &status, &error), &error);
+	ioshape_pool_status_free(status);
+	note_denial(slots_redis.release(pool, "1-1", 1 << 20, &error), &error);
+	note_denial(slots_redis.wait(pool, 10, &error), &error);
+	note_denial(slots_redis.set(pool, &settings, &error), &error);
+	note_denial(slots_redis.names(pool, &names, &error), &error);
+	base_buffer_free(&names);
+	slots_redis.close(pool);
+}
+
+START_TEST(the_documented_rights_are_enough_and_each_is_needed)
+{
+	char text[200], rights[1000] = "", *rest, *right;
+	redisReply *reply;
+	FILE *file = fopen(IOSHAPE_USERS_ACL, "re");
+
+	ck_assert_ptr_nonnull(file);
+	while (strncmp(rights, "user ioshape", 12))
+		ck_assert_ptr_nonnull(fgets(rights, sizeof(rights), file));
+	fclose(file);
+	redis_server_option(&server, "--aclfile", IOSHAPE_USERS_ACL);
+	redis_server_start(&server);
+	server.user = "admin";
+	server.password = "CHANGE-THIS-ONE-TOO";
+	poll(NULL, 0, LEASE_MS / 2 + 1100);
+	snprintf(text, sizeof(text), "redis://ioshape:CHANGE-THIS@127.0.0.1:%u", server.port);
+	use_all(text);
+	ck_assert_uint_eq(denials, 0);
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
+	/* Not even behind our back. */
+	reply = redis_server_say(&server, "ACL LOG");
+	ck_assert_uint_eq(reply->elements, 0);
+	freeReplyObject(reply);
+	for (right = strtok_r(rights, " \n", &rest); right; right = strtok_r(NULL, " \n", &rest)) {
+		/* These are for databases, clusters and failovers. */
+		if (*right != '+' || !strcmp(right, "+select") || !strcmp(right, "+asking") ||
+		    !strcmp(right, "+role"))
+			continue;
+		denials = 0;
+		redis_server_tell(&server, "ACL SETUSER ioshape -%s", right + 1);
+		use_all(text);
+		redis_server_tell(&server, "ACL SETUSER ioshape %s", right);
+		/* The registry's rights are missed in silence. */
+		if (!denials && !strcmp(right, "+zrem")) {
+			ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 2);
+			continue;
+		}
+		ck_assert_msg(denials, "nothing needs %s", right);
+	}
+}
+END_TEST
+
+START_TEST(a_replica_is_not_written_to)
+{
+	unsigned before = scratch_descriptors();
+	struct base_error error;
+	void *pool;
+
+	redis_server_option(&server, "--replicaof", "127.0.0.1 1");
+	redis_server_start(&server);
+	pool = redis_case_open(address, "1");
+	redis_case_refused(pool, &error);
+	redis_case_must_say(&error, "READONLY");
+	/* The way is looked for anew: an eventfd is all that is left. */
+	ck_assert_uint_eq(scratch_descriptors(), before + 1);
+	redis_server_tell(&server, "REPLICAOF NO ONE");
+	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1200);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(a_server_without_memory_says_so_and_nothing_is_lost_by_it)
+{
+	struct ioshape_pool_status *status;
+	struct base_error error;
+	void *pool;
+
+	redis_server_start(&server);
+	pool = redis_case_open(address, "1");
+	redis_case_hold(pool, "1-2");
+	redis_server_tell(&server, "CONFIG SET maxmemory 1");
+	redis_case_refused(pool, &error);
+	redis_case_must_say(&error, "maxmemory");
+	slots_redis.release(pool, "1-2", 0, NULL);
+	redis_server_tell(&server, "CONFIG SET maxmemory 0");
+	redis_case_release(pool, "1-2");
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->used, 0);
+	ck_assert_uint_eq(status->holder_count, 0);
+	ioshape_pool_status_free(status);
+	ck_assert_int_eq(redis_case_acquire(pool, "1-3").state, SLOTS_HOLDING);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(tls_that_is_not_there_is_refused_with_what_to_install)
+{
+	struct slots_config config = redis_case_config("rediss://h", "1");
+	struct base_error error = { 0 };
+	void *pool;
+
+	if (!slots_redis.open(&pool, &config, &error)) { /* this build has it */
+		slots_redis.close(pool);
+		return;
+	}
+	ck_assert_int_eq(error.code, -EINVAL);
+	redis_case_must_say(&error, "hiredis_ssl");
+}
+END_TEST
+
+static Suite *redis_suite(void)
+{
+	Suite *suite = suite_create("redis_refusals");
+	TCase *tests = tcase_create("redis_refusals");
+
+	tcase_set_timeout(tests, 120);
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_add_test(tests, passwords_open_doors_and_are_never_said);
+	tcase_add_test(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password);
+	tcase_add_test(tests, the_documented_rights_are_enough_and_each_is_needed);
+	tcase_add_test(tests, a_replica_is_not_written_to);
+	tcase_add_test(tests, a_server_without_memory_says_so_and_nothing_is_lost_by_it);
+	tcase_add_test(tests, tls_that_is_not_there_is_refused_with_what_to_install);
+	suite_add_tcase(suite, tests);
+	return suite;
+}
+
+int main(void)
+{
+	return check_main(redis_suite());
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* TLS to a Redis; built where hiredis can do it. */
+#include "support/check_main.h"
+#include "support/redis_case.h"
+#include "support/scratch.h"
+
+#include <poll.h>
+#include <signal.h>
+
+static struct redis_server server;
+static char certificate[128], key[128], address[64], tls_port[8];
+
+/* A certificate for this name that signs itself. */
+static void certify(const char *name)
+{
+	char command[600];
+
+	snprintf(certificate, sizeof(certificate), "%s/certificate", server.directory);
+	snprintf(key, sizeof(key), "%s/key", server.directory);
+	snprintf(command, sizeof(command),
+		 "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
+		 "-days 2 -subj /CN=test -addext subjectAltName=%s -keyout %s -out %s 2>/dev/null",
+		 name, key, certificate);
+	MUST(!system(command), "openssl made no certificate");
+	MUST(!setenv("SSL_CERT_FILE", certificate, 1), "no environment");
+}
+
+static void start(const char *name)
+{
+	certify(name);
+	snprintf(tls_port, sizeof(tls_port), "%u", redis_server_free_port());
+	snprintf(address, sizeof(address), "rediss://127.0.0.1:%s", tls_port);
+	redis_server_option(&server, "--tls-port", tls_port);
+	redis_server_option(&server, "--tls-cert-file", certificate);
+	redis_server_option(&server, "--tls-key-file", key);
+	redis_server_option(&server, "--tls-auth-clients", "no");
+	redis_server_start(&server);
+}
+
+static void setup(void)
+{
+	redis_server_init(&server);
+}
+
+static void teardown(void)
+{
+	redis_server_free(&server);
+}
+
+START_TEST(calls_and_waiting_work_as_without_it)
+{
+	unsigned before = scratch_descriptors();
+	struct slots_answer answer;
+	struct ioshape_pool_status *status;
+	void *pool, *other;
+
+	start("IP:127.0.0.1");
+	pool = redis_case_open(address, "1");
+	other = redis_case_open(address, "2");
+	answer = redis_case_acquire(pool, "1-1");
+	for (int i = 0; answer.state != SLOTS_HOLDING && i < 500; i++) {
+		poll(NULL, 0, 10);
+		answer = redis_case_beat(pool, "1-1", &answer);
+	}
+	ck_assert_int_eq(redis_case_acquire(other, "2-1").state, SLOTS_WAITING);
+	slots_redis.interrupt(other);
+	ck_assert_uint_lt(redis_case_wait(other, 5000), 100);
+	/* An answer of many TLS records. */
+	for (int i = 0; i < 200; i++) {
+		char id[SLOTS_ID_BYTES];
+
+		snprintf(id, sizeof(id), "1-%d", 1000 + i);
+		redis_case_acquire(pool, id);
+	}
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->waiter_listed, 201);
+	ioshape_pool_status_free(status);
+	redis_case_release(pool, "1-1");
+	ck_assert_uint_lt(redis_case_wait(other, 5000), 1000);
+	slots_redis.close(pool);
+	slots_redis.close(other);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+START_TEST(a_certificate_for_another_name_is_refused)
+{
+	struct base_error error;
+	void *pool;
+
+	start("DNS:elsewhere.example");
+	pool = redis_case_open(address, "1");
+	redis_case_refused(pool, &error);
+	ck_assert_msg(strstr(error.text, "certificate"), "%s", error.text);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(a_certificate_that_nobody_vouches_for_is_refused)
+{
+	struct base_error error;
+	void *pool;
+
+	start("IP:127.0.0.1");
+	unsetenv("SSL_CERT_FILE");
+	pool = redis_case_open(address, "1");
+	redis_case_refused(pool, &error);
+	ck_assert_msg(strstr(error.text, "SSL_CERT_FILE"), "%s", error.text);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(a_server_without_tls_is_given_up_in_time)
+{
+	struct base_error error;
+	char plain[64];
+	void *pool;
+
+	start("IP:127.0.0.1");
+	snprintf(plain, sizeof(plain), "rediss://127.0.0.1:%u", server.port);
+	pool = redis_case_open(plain, "1");
+	ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(a_server_that_hangs_or_dies_is_given_up_in_time)
+{
+	struct base_error error;
+	void *pool, *fresh;
+
+	signal(SIGPIPE, SIG_DFL);
+	start("IP:127.0.0.1");
+	pool = redis_case_open(address, "1");
+	fresh = redis_case_open(address, "2");
+	redis_case_acquire(pool, "1-1");
+	redis_server_signal(&server, SIGSTOP);
+	ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
+	ck_assert_uint_lt(redis_case_refused(fresh, &error),
+			  2300); /* in the middle of the handshake */
+	redis_server_signal(&server, SIGCONT);
+	poll(NULL, 0, 300);
+	redis_case_acquire(pool, "1-1");
+	redis_server_kill(&server);
+	redis_case_refused(pool, &error);
+	slots_redis.close(pool);
+	slots_redis.close(fresh);
+}
+END_TEST
+
+static Suite *tls_suite(void)
+{
+	Suite *suite = suite_create("redis_tls");
+	TCase *tests = tcase_create("redis_tls");
+
+	tcase_set_timeout(tests, 60);
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_add_test(tests, calls_and_waiting_work_as_without_it);
+	tcase_add_test(tests, a_certificate_for_another_name_is_refused);
+	tcase_add_test(tests, a_certificate_that_nobody_vouches_for_is_refused);
+	tcase_add_test(tests, a_server_without_tls_is_given_up_in_time);
+	tcase_add_test(tests, a_server_that_hangs_or_dies_is_given_up_in_time);
+	suite_add_tcase(suite, tests);
+	return suite;
+}
+
+int main(void)
+{
+	return check_main(tls_suite());
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who a process is to the others of its pool: what its launcher says. */
+#define _GNU_SOURCE
+#include "slots/slots.h"
+#include "support/check_main.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void forget_launchers(void)
+{
+	static const char *const variables[] = {
+		"RANK",        "WORLD_SIZE",   "SLURM_JOB_ID",
+		"SLURM_PROCID", "PBS_JOBID",   "LSB_JOBID",
+		"FLUX_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE",
+		"PMI_JOBID",   "MASTER_ADDR",  "MASTER_PORT",
+		"PMI_RANK",    "PMI_SIZE",     "PMIX_RANK",
+		"PMIX_SIZE",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+		"SLURM_STEP_NUM_TASKS",
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(variables); i++)
+		unsetenv(variables[i]);
+}
+
+START_TEST(the_job_of_the_launcher_is_the_job)
+{
+	struct slots_identity identity;
+
+	setenv("TORCHELASTIC_RUN_ID", "run-7", 1);
+	setenv("RANK", "3", 1);
+	setenv("WORLD_SIZE", "8", 1);
+	slots_identify(&identity, NULL, 0);
+	ck_assert_str_eq(identity.job, "run-7");
+	ck_assert_uint_eq(identity.rank, 3);
+	ck_assert_uint_eq(identity.ranks, 8);
+	ck_assert_uint_eq(identity.share, 100);
+	/* Slurm's job is the same whoever starts the ranks inside it. */
+	setenv("SLURM_JOB_ID", "4711", 1);
+	slots_identify(&identity, NULL, 7);
+	ck_assert_str_eq(identity.job, "4711");
+	ck_assert_uint_eq(identity.share, 7);
+	/* And what the user says is what counts. */
+	slots_identify(&identity, "mine", 0);
+	ck_assert_str_eq(identity.job, "mine");
+}
+END_TEST
+
+START_TEST(ranks_without_a_jobs_name_meet_where_they_meet)
+{
+	struct slots_identity identity;
+
+	setenv("TORCHELASTIC_RUN_ID", "none", 1); /* what torchrun says when it was told nothing */
+	setenv("MASTER_ADDR", "n01", 1);
+	setenv("MASTER_PORT", "29500", 1);
+	slots_identify(&identity, NULL, 0);
+	ck_assert_str_eq(identity.job, "n01:29500");
+}
+END_TEST
+
+START_TEST(alone_it_is_one_rank_of_its_terminals_job)
+{
+	struct slots_identity identity, again;
+
+	slots_identify(&identity, NULL, 0);
+	slots_identify(&again, NULL, 0);
+	ck_assert_uint_eq(identity.rank, 0);
+	ck_assert_uint_eq(identity.ranks, 1);
+	ck_assert_str_ne(identity.node, "");
+	ck_assert_str_eq(identity.job, again.job);
+	ck_assert_int_eq(strncmp(identity.job, identity.node, strlen(identity.node)), 0);
+	ck_assert_str_ne(identity.client, again.client);
+	ck_assert_uint_eq(strlen(identity.client), 16);
+}
+END_TEST
+
+START_TEST(what_could_do_harm_in_a_terminal_is_replaced)
+{
+	struct slots_identity identity;
+	char longest[200];
+
+	slots_identify(&identity, "a b\033[31mc\n\xc3\xa9", 0);
+	ck_assert_str_eq(identity.job, "a_b_[31mc___");
+	memset(longest, 'x', sizeof(longest));
+	longest[sizeof(longest) - 1] = 0;
+	slots_identify(&identity, longest, 0);
+	ck_assert_uint_eq(strlen(identity.job), SLOTS_TEXT_BYTES - 1);
+	setenv("RANK", "many", 1);
+	slots_identify(&identity, NULL, 0);
+	ck_assert_uint_eq(identity.rank, 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("identity");
+	TCase *all = tcase_create("identity");
+
+	tcase_add_checked_fixture(all, forget_launchers, NULL);
+	tcase_add_test(all, the_job_of_the_launcher_is_the_job);
+	tcase_add_test(all, ranks_without_a_jobs_name_meet_where_they_meet);
+	tcase_add_test(all, alone_it_is_one_rank_of_its_terminals_job);
+	tcase_add_test(all, what_could_do_harm_in_a_terminal_is_replaced);
+	suite_add_tcase(suite, all);
+	return check_main(suite);
+}
