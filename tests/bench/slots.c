@@ -44,7 +44,7 @@ void run_acquire(struct bench *bench, const struct command *command)
 	bench->slot = acquire(bench, command_number(command, "bytes", USUAL_BYTES),
 			      (int64_t)command_number(command, "timeout_ms", 0));
 	answer_number("at_s", (double)now_ns() / 1e9);
-	if (ioshape_slot_info(bench->slot, &info))
+	if (ioshape_slot_get_info(bench->slot, &info))
 		fail("a slot says nothing of itself");
 	answer_text("coordinator", info.coordinator);
 	answer_number("position", info.position);
