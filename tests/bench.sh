@@ -7,7 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
 	cat <<'END'
-Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--help] NAME...
+Usage: tests/bench.sh [--json FILE] [--size BYTES] [--rounds N] [--dir DIR] [--chaos SCALE] [--help]
+                      NAME...
 
 Installs what is missing (see tests/support/setup.sh), builds for release and measures:
 
@@ -16,6 +17,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   async  how long a save in the background holds the caller, against memcpy
   torch  the Python package, against torch.save, torch.load, safetensors, torch's distributed
          checkpoint, fio and memcpy
+  slots  taking turns, through a redis-server of its own and on this host: what a turn costs, how
+         soon the next one runs, how fair it is, how true the bandwidth (about 3 minutes)
 
   --json FILE    write the figures and all samples to FILE
   --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch; either takes
@@ -23,6 +26,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   --rounds N     how often everything is measured in turn (default: 7)
   --dir DIR      measure the filesystem of this directory (default: build/bench); a folder is made
                  in it and removed at the end
+  --chaos SCALE  for slots: also the campaign of kills, stops, failovers and partitions; 1 is what
+                 a release needs and takes long, 0.01 is a try
 
 Settings of the library (IOSHAPE_BLOCK_BYTES and so on) are taken from the environment. On a quiet
 machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,
@@ -48,7 +53,7 @@ main() {
 			usage
 			exit 0
 			;;
-		--dir | --json | --size | --rounds)
+		--dir | --json | --size | --rounds | --chaos)
 			[ $# -gt 1 ] || fail "$1 needs a value"
 			value=$2
 			case "$1" in
@@ -69,7 +74,7 @@ main() {
 	if [[ " ${arguments[*]} " == *" torch "* ]]; then
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
 	fi
-	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1
+	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
 	build=build/release
 	options=(--buildtype=release -Dbench=true)
 	# As in tests/run.sh: a copied tree must not go on building the original.

@@ -70,44 +70,39 @@ end
 
 -- ---- The pool's numbers ---------------------------------------------------------------------------
 
--- All of them, as a new pool has them. They are packed by name, so that an older script carries along
--- what a newer one added.
-local pool = {
-	epoch = 0, -- of the data: changes when some may have been lost
-	opened = 0, -- when the epoch began
-	grace = 0, -- until then only those are let in that held a slot before the data was lost
-	hw = 0, -- the latest time seen: ours never goes back
-	fence = 0, -- the last one given
-	vt = 0, -- virtual time: slot-milliseconds that a job of share 1 could have had
-	served = 0, -- the highest start tag granted: virtual time is never behind it
-	small_vt = 0, -- the same, of those that were let past the queue
-	used = 0, -- slots, by weight
-	express_used = 0,
-	holders = 0, waiters = 0, -- how many
-	small_waiters = 0, -- among them, that may be let past the queue
-	shares = 0, -- of the jobs that hold or wait, together
-	seq = 0, -- of requests that waited
-	cap = 0, -- capacity, as the jobs ask for it
-	by = 0, -- 1: a job asked; 0: the default
-	busy = 0, -- counts the times that the pool began to be used: older tags of jobs are forgotten
-	ms = FIRST_MS, bytes = FIRST_BYTES, -- time and size of the latest writes
-	free = 0, -- when the pool's bandwidth is free again
-	grants = 0,
-	minute = 0, this_minute = 0, last_minute = 0, -- grants in them
-	renewed = 0, -- when the keys' expiry was last set
-	place = '', -- of the server process that wrote this
-	-- By the operator; 0 if he did not:
-	set_capacity = 0, set_pool_rate = 0, set_job_rate = 0, set_small = 0, set_express = 0
-}
+-- By name, so that an older script carries along what a newer one added. What is not there is 0.
+--
+--   epoch        of the data: changes when some may have been lost
+--   opened       when the epoch began
+--   grace        until then only those are let in that held a slot before the data was lost
+--   hw           the latest time seen: ours never goes back
+--   fence        the last one given
+--   vt           virtual time: slot-milliseconds that a job of share 1 could have had
+--   served       the highest start tag granted: virtual time is never behind it
+--   small_vt     the same, of those that were let past the queue
+--   used         slots, by weight
+--   express_used
+--   holders, waiters: how many; small_waiters: among them, that may be let past the queue
+--   shares       of the jobs that hold or wait, together
+--   seq          of requests that waited
+--   cap          capacity, as the jobs ask for it
+--   by           1: a job asked; 0: the default
+--   busy         counts the times that the pool began to be used: older tags of jobs are forgotten
+--   ms, bytes    time and size of the latest writes
+--   free         when the pool's bandwidth is free again
+--   grants; and this_minute, last_minute: in them; minute: which one this is
+--   renewed      when the keys' expiry was last set
+--   place        of the server process that wrote this
+--   set_capacity, set_pool_rate, set_job_rate, set_small, set_express: by the operator
+local pool
 local now
 
 local function load_pool()
 	local values = call('HMGET', M, 'run', 'pool')
-	if values[2] then
-		for field, value in pairs(cmsgpack.unpack(values[2])) do
-			pool[field] = value
-		end
-	end
+	pool = values[2] and cmsgpack.unpack(values[2]) or {ms = FIRST_MS, bytes = FIRST_BYTES}
+	setmetatable(pool, {__index = function()
+		return 0
+	end})
 	return values[1], values[2]
 end
 
@@ -157,11 +152,13 @@ end
 
 -- Keys can vanish one by one, where the server is told to evict them. What is left is then worth nothing.
 local function is_complete()
-	local members = pool.holders + pool.waiters
-	return call('HLEN', D) == members and call('ZCARD', H) == pool.holders
-		and call('ZCARD', Q) == pool.waiters and call('ZCARD', L) == pool.waiters
-		and call('ZCARD', S) == pool.small_waiters
-		and (members == 0 or call('EXISTS', J) == 1)
+	local held, queued = pool.holders > 0, pool.waiters > 0
+	if not held and not queued then
+		return true
+	end
+	-- M, which is there, stands for those that need not be.
+	return call('EXISTS', D, J, held and H or M, queued and Q or M, queued and L or M,
+		pool.small_waiters > 0 and S or M) == 6
 end
 
 -- The data is not what it was: a new epoch begins. Whoever held a slot shows up within a beat, and is
@@ -729,6 +726,8 @@ elseif operation == 'status' then
 			tick(0, OPERATORS_LEASE)
 			held = call('ZRANGE', H, 0, LISTED - 1, 'WITHSCORES')
 			queue = call('ZRANGE', Q, 0, LISTED - 1)
+		else
+			load_pool()
 		end
 		for i = 1, #held, 2 do
 			local member = must_load_member(held[i])

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import background, fio, load, report, save, torch_figures
+from . import background, fio, load, report, save, slots, torch_figures
 from .setting import Outcome, Setting
 from .worker import Worker, WorkerError
 
@@ -37,6 +37,7 @@ BENCHMARKS = {
     "async": Benchmark(background.measure),
     # Four processes hold tensors, and one of them a copy; and the page cache.
     "torch": Benchmark(torch_figures.measure, size=2 << 30, copies_in_memory=6),
+    "slots": Benchmark(slots.measure, size=slots.TENSOR_BYTES, copies_in_memory=2),
 }
 
 
@@ -53,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--size", type=size_in_bytes)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--chaos", type=float, default=0)
     parser.add_argument("--worker", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()
@@ -107,7 +109,7 @@ def main() -> int:
         with Worker(given.worker) as worker:
             for name in given.names:
                 print(f"{name}:", flush=True)
-                setting = Setting(worker, given.folder, sizes[name], given.rounds)
+                setting = Setting(worker, given.folder, sizes[name], given.rounds, given.chaos)
                 outcomes[name] = BENCHMARKS[name].measure(setting)
     except (WorkerError, fio.FioError, load.CacheError) as error:
         sys.exit(f"bench: {error}")

@@ -97,8 +97,11 @@ struct bench {
 	struct ioshape_context *context;
 	struct ioshape_save *save; /* in the background */
 	uint64_t save_began_ns;
+	struct ioshape_slot *slot; /* that is held */
 };
 
+/* With the settings that the command names. */
+struct ioshape_context *open_context(const struct command *command);
 void run_context(struct bench *bench, const struct command *command);
 void run_reserve(struct bench *bench, const struct command *command);
 void run_save(struct bench *bench, const struct command *command);
@@ -106,6 +109,17 @@ void run_async(struct bench *bench, const struct command *command);
 void run_wait(struct bench *bench, const struct command *command);
 void run_load(struct bench *bench, const struct command *command);
 void end_ours(struct bench *bench);
+
+/* Slots (slots.c, handover.c), and what they are compared with. */
+void run_acquire(struct bench *bench, const struct command *command);
+void run_release(struct bench *bench, const struct command *command);
+void run_turns(struct bench *bench, const struct command *command);
+void run_pings(struct bench *bench, const struct command *command);
+void run_flocks(struct bench *bench, const struct command *command);
+void run_contend(struct bench *bench, const struct command *command);
+void run_stream(struct bench *bench, const struct command *command);
+void run_set(struct bench *bench, const struct command *command);
+void run_handovers(struct bench *bench, const struct command *command);
 
 void run_memcpy(struct bench *bench, const struct command *command);
 void run_write(struct bench *bench, const struct command *command);

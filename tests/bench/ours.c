@@ -10,24 +10,31 @@
 
 /* Keys that begin with IOSHAPE_ are settings as the library's users know them; "staging" is in
  * bytes. */
-void run_context(struct bench *bench, const struct command *command)
+struct ioshape_context *open_context(const struct command *command)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *context;
 	char message[512];
 
-	end_ours(bench);
 	options.staging_bytes = command_number(command, "staging", 0);
 	for (size_t i = 0; i < command->count; i++) {
 		if (!strncmp(command->keys[i], SETTING_PREFIX, strlen(SETTING_PREFIX)))
 			setenv(command->keys[i], command->values[i], 1);
 	}
-	if (ioshape_context_open(&bench->context, &options, message, sizeof(message)))
+	if (ioshape_context_open(&context, &options, message, sizeof(message)))
 		fail("no context: %s", message);
 	/* The next context is not to inherit them. */
 	for (size_t i = 0; i < command->count; i++) {
 		if (!strncmp(command->keys[i], SETTING_PREFIX, strlen(SETTING_PREFIX)))
 			unsetenv(command->keys[i]);
 	}
+	return context;
+}
+
+void run_context(struct bench *bench, const struct command *command)
+{
+	end_ours(bench);
+	bench->context = open_context(command);
 }
 
 static struct ioshape_context *need_context(struct bench *bench)
@@ -184,6 +191,8 @@ void end_ours(struct bench *bench)
 {
 	ioshape_save_free(bench->save);
 	bench->save = NULL;
+	ioshape_slot_release(bench->slot);
+	bench->slot = NULL;
 	ioshape_context_free(bench->context);
 	bench->context = NULL;
 }

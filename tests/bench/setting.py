@@ -29,6 +29,7 @@ class Setting:
     folder: Path  # ours alone, on the filesystem to be measured
     size: int  # bytes of tensors in the large runs
     rounds: int
+    chaos: float = 0  # how long the campaign of faults is; 0: there is none
 
     def settle(self) -> None:
         """Removes every file and waits until the storage has nothing left to do from before."""

@@ -31,6 +31,9 @@ static const struct verb {
 	{ "save", run_save },       { "async", run_async },     { "wait", run_wait },
 	{ "load", run_load },       { "memcpy", run_memcpy },   { "write", run_write },
 	{ "dance", run_dance },     { "read", run_read },       { "cached", run_cached },
+	{ "acquire", run_acquire }, { "release", run_release }, { "turns", run_turns },
+	{ "pings", run_pings },     { "flocks", run_flocks },   { "contend", run_contend },
+	{ "stream", run_stream },   { "set", run_set },         { "handovers", run_handovers },
 };
 
 static void obey(struct bench *bench, const struct command *command)

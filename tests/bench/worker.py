@@ -33,11 +33,18 @@ class Worker:
         self.process.communicate()
 
     def ask(self, verb: str, **values: str | float | Path) -> Answer:
+        self.tell(verb, **values)
+        return self.hear(verb)
+
+    def tell(self, verb: str, **values: str | float | Path) -> None:
+        """Asks, and does not wait for the answer: `hear` does."""
         line = "\t".join([verb, *(f"{key}={value}" for key, value in values.items())])
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+
+    def hear(self, verb: str) -> Answer:
+        assert self.process.stdout is not None
         answer = self.process.stdout.readline()
         if not answer:
             raise WorkerError(f"{verb}: the worker ended with status {self.process.wait()}")

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Slots through the public calls, and what they are compared with. */
+#define _GNU_SOURCE
+#include "bench.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <hiredis/hiredis.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+/* As a rule what is asked for is no small file, which would be let past the queue. */
+#define USUAL_BYTES (64ull << 20)
+
+static struct ioshape_slot *acquire(struct bench *bench, uint64_t bytes, int64_t timeout_ms)
+{
+	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot *slot;
+
+	if (!bench->context)
+		fail("open a context first");
+	options.path = "/";
+	options.bytes = bytes;
+	options.timeout_ms = timeout_ms;
+	if (ioshape_slot_acquire(bench->context, &options, &slot))
+		fail("no slot: %s", ioshape_context_message(bench->context));
+	return slot;
+}
+
+static void pass(struct ioshape_slot *slot, uint64_t bytes)
+{
+	if (ioshape_slot_pass(slot, bytes))
+		fail("a slot lets nothing pass");
+}
+
+/* bytes=N timeout_ms=N; held until `release`, or the end of the process */
+void run_acquire(struct bench *bench, const struct command *command)
+{
+	struct ioshape_slot_info info = { .size = sizeof(info) };
+
+	if (bench->slot)
+		fail("a slot is held already");
+	bench->slot = acquire(bench, command_number(command, "bytes", USUAL_BYTES),
+			      (int64_t)command_number(command, "timeout_ms", 0));
+	answer_number("at_s", (double)now_ns() / 1e9);
+	if (ioshape_slot_get_info(bench->slot, &info))
+		fail("a slot says nothing of itself");
+	answer_text("coordinator", info.coordinator);
+	answer_number("position", info.position);
+}
+
+void run_release(struct bench *bench, const struct command *command)
+{
+	(void)command;
+	ioshape_slot_release(bench->slot);
+	bench->slot = NULL;
+}
+
+/* count=N bytes=N */
+void run_turns(struct bench *bench, const struct command *command)
+{
+	const uint64_t count = command_number(command, "count", 1);
+	const uint64_t bytes = command_number(command, "bytes", USUAL_BYTES);
+	struct cost cost;
+
+	cost_begin(&cost);
+	for (uint64_t i = 0; i < count; i++) {
+		struct ioshape_slot *slot = acquire(bench, bytes, 0);
+
+		pass(slot, bytes);
+		ioshape_slot_release(slot);
+	}
+	cost_end(&cost);
+}
+
+/* count=N turns long, address=unix://... or redis://127.0.0.1:port: two round trips each */
+void run_pings(struct bench *bench, const struct command *command)
+{
+	const uint64_t count = command_number(command, "count", 1);
+	const char *path = command_text(command, "socket");
+	redisContext *server;
+	struct cost cost;
+
+	(void)bench;
+	server = path ? redisConnectUnix(path) :
+			redisConnect("127.0.0.1", (int)command_number(command, "port", 0));
+	if (!server || server->err)
+		fail("no connection: %s", server ? server->errstr : "no memory");
+	/* One that is not measured: the server has to accept. */
+	freeReplyObject(redisCommand(server, "PING"));
+	cost_begin(&cost);
+	for (uint64_t i = 0; i < 2 * count; i++) {
+		redisReply *reply = redisCommand(server, "PING");
+
+		if (!reply)
+			fail("no answer: %s", server->errstr);
+		freeReplyObject(reply);
+	}
+	cost_end(&cost);
+	redisFree(server);
+}
+
+/* count=N turns long, path=FILE: two pairs each */
+void run_flocks(struct bench *bench, const struct command *command)
+{
+	const uint64_t count = command_number(command, "count", 1);
+	const char *path = command_need(command, "path");
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	struct cost cost;
+
+	(void)bench;
+	if (fd < 0)
+		fail("cannot open %s: %s", path, strerror(errno));
+	cost_begin(&cost);
+	for (uint64_t i = 0; i < 2 * count; i++) {
+		if (flock(fd, LOCK_EX) || flock(fd, LOCK_UN))
+			fail("cannot lock %s: %s", path, strerror(errno));
+	}
+	cost_end(&cost);
+	close(fd);
+}
+
+/* What of it lies in the time that is looked at. */
+static double common_s(uint64_t begin, uint64_t end, uint64_t from, uint64_t until)
+{
+	begin = begin > from ? begin : from;
+	end = end < until ? end : until;
+	return end > begin ? (double)(end - begin) / 1e9 : 0;
+}
+
+/*
+ * from_ns=T until_ns=T hold_us=N bytes=N: turns as long as all the others want theirs, too. Between
+ * these times it is counted for how long a slot was held.
+ */
+void run_contend(struct bench *bench, const struct command *command)
+{
+	const uint64_t from = command_number(command, "from_ns", 0);
+	const uint64_t until = command_number(command, "until_ns", 0);
+	const uint64_t bytes = command_number(command, "bytes", USUAL_BYTES);
+	const useconds_t hold_us = (useconds_t)command_number(command, "hold_us", 1000);
+	double held_s = 0;
+	uint64_t turns = 0;
+
+	while (now_ns() < until) {
+		struct ioshape_slot *slot = acquire(bench, bytes, 0);
+		const uint64_t began = now_ns();
+
+		pass(slot, bytes);
+		usleep(hold_us);
+		held_s += common_s(began, now_ns(), from, until);
+		turns++;
+		ioshape_slot_release(slot);
+	}
+	answer_number("held_s", held_s);
+	answer_number("turns", (double)turns);
+}
+
+/* path=FILE seconds=N: one save after another */
+void run_stream(struct bench *bench, const struct command *command)
+{
+	const uint64_t seconds = command_number(command, "seconds", 1);
+	const char *path = command_need(command, "path");
+	const uint64_t began = now_ns();
+	uint64_t saves = 0;
+
+	if (!bench->context)
+		fail("open a context first");
+	while (now_ns() - began < seconds * 1000000000) {
+		if (ioshape_save_tensors(bench->context, path, bench->workload.tensors,
+					 bench->workload.count, NULL))
+			fail("cannot save: %s", ioshape_context_message(bench->context));
+		saves++;
+	}
+	answer_number("saves", (double)saves);
+}
+
+/* capacity=N pool_rate=N job_rate=N, as an operator sets them */
+void run_set(struct bench *bench, const struct command *command)
+{
+	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
+
+	settings.capacity = (uint32_t)command_number(command, "capacity", 0);
+	settings.pool_rate = command_number(command, "pool_rate", 0);
+	settings.job_rate = command_number(command, "job_rate", 0);
+	if (ioshape_pool_set(bench->context, NULL, &settings))
+		fail("cannot set: %s", ioshape_context_message(bench->context));
+}

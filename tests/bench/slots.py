@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking turns, through Redis and on one host."""
+
+import importlib
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from coordinators import coordinator
+
+from . import slots_death, slots_script, slots_sharing, slots_turns
+from .setting import Figure, Outcome, Setting
+
+# What each of the bandwidth's writers saves over and over, at most.
+TENSOR_BYTES = slots_sharing.MOST_TENSOR_BYTES
+
+
+def measure_script(setting: Setting, outcome: Outcome) -> None:
+    setting.say("the script, with 100 to 100,000 waiters")
+    us = slots_script.measure_all()
+    found = slots_script.figures(us)
+    outcome.facts["script_us"] = us
+    worst = max((time, call, n) for n, calls in us.items() for call, time in calls.items())
+    outcome.figures += [
+        Figure(
+            "script_us_max",
+            found["script_us_max"],
+            "<=",
+            60,
+            f"us of server time; the most was {worst[1]} with {worst[2]} waiters",
+        ),
+        Figure(
+            "script_us_growth",
+            found["script_us_growth"],
+            "<=",
+            1.5,
+            "the same call with 100 to 100,000 waiters, slowest to quickest",
+        ),
+    ]
+
+
+def measure_chaos(setting: Setting, outcome: Outcome) -> None:
+    # Only now: a plain run needs nothing of what it needs.
+    campaign = importlib.import_module("tests.bench.slots_chaos")
+    setting.say(f"faults, at scale {setting.chaos:g}")
+    found = campaign.measure(setting.chaos)
+    outcome.facts["chaos"] = found
+    none: Literal["<="] = "<="
+    for name in ("chaos_over", "chaos_dup_fence", "chaos_failed_saves", "chaos_used_at_rest"):
+        outcome.figures.append(Figure(name, float(found[name]), none, 0, ""))
+
+
+def measure(setting: Setting) -> Outcome:
+    outcome = Outcome()
+    outcome.facts["method"] = (
+        "A redis-server of its own, on a Unix socket. Turns and what they are compared with run in "
+        "one process, in turns. Everything else happens between processes of this machine."
+    )
+    # Where the library has it by itself.
+    folder = TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm")
+    with coordinator("redis") as redis, folder as shared:
+        local = f"local:{shared}"
+        slots_turns.measure(setting, outcome, redis, local)
+        slots_death.measure(setting, outcome, redis, local)
+        slots_sharing.measure(setting, outcome, redis, local)
+    measure_script(setting, outcome)
+    if setting.chaos:
+        measure_chaos(setting, outcome)
+    return outcome

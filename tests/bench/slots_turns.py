@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a turn costs, and how soon after a release the next holder runs."""
+
+import json
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slots_script import Connection
+
+from .rounds import Sample, median_seconds, time_ratio
+from .setting import Figure, Outcome, Setting
+from .worker import Worker
+
+ROUNDS_PER_ROUND = 8  # they are short
+REDIS_TURNS, LOCAL_TURNS = 200, 5000  # in each
+COUNTED_TURNS = 100
+CROWD = 4000
+HANDOVERS = 1500
+
+
+def programs(setting: Setting) -> Path:
+    """Where the programs are that measure."""
+    return Path(str(setting.worker.process.args[0])).parent  # type: ignore[index]
+
+
+def socket_of(address: str) -> Path:
+    return Path(address.removeprefix("unix://").partition("?")[0])
+
+
+def context(address: str, pool: str, **settings: str | int) -> dict[str, str | int]:
+    """What a context is opened with."""
+    given = {f"IOSHAPE_{name.upper()}": value for name, value in settings.items()}
+    return {"IOSHAPE_COORDINATOR": address, "IOSHAPE_POOL": pool, **given}
+
+
+def new_worker(setting: Setting, address: str, pool: str, **settings: str | int) -> Worker:
+    """One more process, with a context of these settings."""
+    worker = Worker(programs(setting) / "bench-worker")
+    worker.ask("context", **context(address, pool, **settings))
+    return worker
+
+
+def sample(worker: Worker, verb: str, count: int, **values: str | Path) -> Sample:
+    answer = worker.ask(verb, count=count, **values)
+    return Sample(float(answer["seconds"]) / count, 1, answer)
+
+
+def compare_turns(
+    setting: Setting,
+    outcome: Outcome,
+    name: str,
+    address: str,
+    count: int,
+    verb: str,
+    values: dict[str, str | Path],
+) -> None:
+    """A turn that nobody else wants, against two of something else."""
+    with new_worker(setting, address, "alone") as worker:
+        # The first one connects, or makes the pool.
+        sample(worker, "turns", 1)
+        samples = setting.compare(
+            {
+                "turn": partial(sample, worker, "turns", count),
+                verb: partial(sample, worker, verb, count, **values),
+            },
+            setting.rounds * ROUNDS_PER_ROUND,
+            lambda: None,
+        )
+    ratios = sorted(
+        a.seconds / b.seconds for a, b in zip(samples["turn"], samples[verb], strict=True)
+    )
+    outcome.facts[name] = {
+        "us_per_turn": median_seconds(samples["turn"]) * 1e6,
+        "us_per_two": median_seconds(samples[verb]) * 1e6,
+        "turns_in_each_round": count,
+        "lowest_and_highest_ratio": [ratios[0], ratios[-1]],
+    }
+    outcome.figures.append(
+        Figure(
+            name,
+            time_ratio(samples["turn"], samples[verb]),
+            "<=",
+            3,
+            f"{median_seconds(samples['turn']) * 1e6:.1f} us to "
+            f"{median_seconds(samples[verb]) * 1e6:.1f} us of two {verb}; "
+            f"{len(ratios)} rounds, {ratios[0]:.2f} to {ratios[-1]:.2f}",
+        )
+    )
+
+
+# ---- Commands ------------------------------------------------------------------------------------
+
+
+def sent(monitor: Connection, end: str) -> list[str]:
+    """The names of the commands that clients sent, until somebody said the end."""
+    names: list[str] = []
+    while True:
+        # 1700000000.123456 [0 lua] "HGET" "..."
+        origin, _, command = str(monitor.receive()).partition("[")[2].partition("] ")
+        name = command.split(" ")[0].strip('"').lower()
+        if name == end:
+            return names
+        # The script's own calls are no commands of a client.
+        if not origin.endswith("lua"):
+            names.append(name)
+
+
+def measure_commands(setting: Setting, outcome: Outcome, redis: str) -> None:
+    setting.say(f"commands of {COUNTED_TURNS} turns")
+    monitor, other = Connection(socket_of(redis)), Connection(socket_of(redis))
+    monitor.call("MONITOR")
+    with new_worker(setting, redis, "counted") as worker:
+        names = []
+        for turns in (1, COUNTED_TURNS):
+            worker.ask("turns", count=turns)
+            other.call("ECHO", "")
+            names.append(sent(monitor, "echo"))
+    monitor.close()
+    other.close()
+    first, rest = names
+    outcome.facts["commands"] = {
+        "counted": "by MONITOR: all that clients send; what the script itself calls is not sent",
+        "of_the_first_turn": first,
+        "of_the_others": {name: rest.count(name) for name in set(rest)},
+    }
+    outcome.figures.append(
+        Figure(
+            "commands_per_turn",
+            len(rest) / COUNTED_TURNS,
+            "<=",
+            4,
+            f"{COUNTED_TURNS} turns; the first of a process, connecting, sends {len(first)}",
+        )
+    )
+
+
+# ---- Handing over --------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Thousands of clients that wait, in one process."""
+
+    def __init__(self, program: Path, redis: str, pool: str, count: int) -> None:
+        self.process = subprocess.Popen(
+            [program, socket_of(redis), pool, str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        assert self.process.stdout is not None
+        first = json.loads(self.process.stdout.readline() or "{}")
+        if first.get("waiting") != count:
+            raise RuntimeError(f"no crowd: {first}")
+
+    def end(self) -> dict[str, Any]:
+        """What it did."""
+        said, _ = self.process.communicate()
+        return dict(json.loads(said))
+
+
+def measure_handover(setting: Setting, outcome: Outcome, redis: str) -> None:
+    setting.say(f"{HANDOVERS} handovers before {CROWD} waiting clients")
+    pair: dict[str, str | int] = {"job": "pair", "share": 1000, "lease_ms": 15000, "slots": 1}
+    pool = "handed"
+    with new_worker(setting, redis, pool, **pair) as first:
+        # Held while the crowd gathers.
+        first.ask("acquire")
+        crowd = Crowd(programs(setting) / "bench-crowd", redis, pool, CROWD)
+        first.ask("release")
+        found = first.ask("handovers", count=HANDOVERS, **context(redis, pool, **pair))
+        did = crowd.end()
+    outcome.facts["handover"] = {
+        **found,
+        "handovers": HANDOVERS,
+        "crowd": did,
+        "method": (
+            "two contexts of the public API hand one slot to each other; behind them clients of a "
+            "job with less share queue, each with a connection in BLPOP and one for its signs of "
+            "life, which the library's own code sends in its own time; they share a thread"
+        ),
+    }
+    outcome.figures.append(
+        Figure(
+            "handover_p99_ms",
+            float(found["p99_ms"]),
+            "<=",
+            5,
+            f"half of {HANDOVERS} within {float(found['p50_ms']):.2f} ms, "
+            f"all within {float(found['max_ms']):.2f}",
+        )
+    )
+
+
+def measure(setting: Setting, outcome: Outcome, redis: str, local: str) -> None:
+    setting.say("turns that nobody else wants")
+    compare_turns(
+        setting,
+        outcome,
+        "redis_turn_vs_ping",
+        redis,
+        REDIS_TURNS,
+        "pings",
+        {"socket": socket_of(redis)},
+    )
+    compare_turns(
+        setting,
+        outcome,
+        "local_turn_vs_flock",
+        local,
+        LOCAL_TURNS,
+        "flocks",
+        # Beside the pool's own file.
+        {"path": Path(local.removeprefix("local:")) / "flock"},
+    )
+    measure_commands(setting, outcome, redis)
+    measure_handover(setting, outcome, redis)
