@@ -31,7 +31,7 @@ from chaos_scenes import SCENES
 ROUNDS = {
     "redis_dies_with_file": (260, 20),
     "redis_dies_without": (260, 20),
-    "redis_dies_short_leases": (260, 20),
+    "redis_dies_at_rest": (260, 20),
     "master_fails": (110, 10),
     "link_is_cut": (110, 10),
     "clients_die_redis": (1100, 100),

@@ -27,7 +27,7 @@ SHORT = {
     "line_is_bad": 3,
     "redis_dies_without": 2,
     "redis_dies_with_file": 2,
-    "redis_dies_short_leases": 4,
+    "redis_dies_at_rest": 4,
     "saves_go_on_redis": 7,
     "saves_go_on_local": 7,
     "redis_refuses": 3,
