@@ -244,6 +244,8 @@ struct ioshape_file;
 struct ioshape_file_options {
 	size_t size;
 	uint64_t expected_bytes;
+	ioshape_progress_fn progress;
+	void *progress_user;
 	uint32_t no_replace;
 	uint32_t no_sync;
 	...;

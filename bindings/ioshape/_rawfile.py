@@ -7,6 +7,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
+from ioshape._callbacks import Teller
 from ioshape._context import current, encoded
 from ioshape._errors import failure
 from ioshape._handle import context_of_saves_to
@@ -32,16 +33,25 @@ class RawFile:
         options.size = ffi.sizeof("struct ioshape_file_options")
         options.no_sync = not durable
         options.no_replace = not replace
+        # All of it happens on this thread: Ctrl-C gets through also while it waits for a slot.
+        self._teller = Teller.for_reader(None)
+        self._told = self._teller.set_in(options) if self._teller else None
         out = ffi.new("struct ioshape_file **")
         code = lib.ioshape_file_open(context.pointer, encoded(path), options, out)
         if code:
-            raise context.failure(code, path, "save")
+            raise self._interruption() or context.failure(code, path, "save")
         self._pointer: Any = ffi.gc(out[0], lib.ioshape_file_free)
         # After the pointer: in this order Python lets go of them.
         self._context = context
         self.failure: Exception | None = None
 
+    def _interruption(self) -> BaseException | None:
+        return self._teller.failure if self._teller else None
+
     def _check(self, code: int) -> None:
+        interruption = self._interruption() if code else None
+        if interruption is not None:
+            raise interruption
         if code:
             sentence = ffi.string(lib.ioshape_file_message(self._pointer)).decode(errors="replace")
             # torch wraps what its writer meets: kept, to be raised as it is.

@@ -178,7 +178,7 @@ int ioshape_pool_set(struct ioshape_context *context, const char *pool,
 		     const struct ioshape_pool_settings *settings);
 
 /* Takes a slot, or a place in the queue, away from who has this id. -ENOENT if nobody does. A save
- * whose slot is taken away goes on without one. */
+ * whose slot is taken away goes on without one; one that waits asks anew, and is the last. */
 int ioshape_pool_kick(struct ioshape_context *context, const char *pool, const char *id);
 
 /*

@@ -61,6 +61,8 @@ int ckpt_check_pool_name(const char *name, struct base_error *error)
 {
 	size_t bytes = strlen(name);
 
+	if (!bytes)
+		return base_fail(error, -EINVAL, "the pool's name is empty; give one, or none");
 	if (bytes >= SLOTS_NAME_BYTES)
 		return base_fail(error, -EINVAL, "the pool's name has %zu characters; it takes %d",
 				 bytes, SLOTS_NAME_BYTES - 1);
@@ -92,5 +94,5 @@ int ckpt_slots_check(const struct ioshape_context_options *options, struct base_
 		return base_fail(error, -EINVAL,
 				 "stall_ms is %u; it takes no less than lease_ms, %u",
 				 options->stall_ms, options->lease_ms);
-	return options->pool ? ckpt_check_pool_name(options->pool, error) : 0;
+	return options->pool && *options->pool ? ckpt_check_pool_name(options->pool, error) : 0;
 }

@@ -95,16 +95,18 @@ static void name_host(char *host, size_t bytes)
 		fclose(file);
 }
 
-/* The directory that a path's last part is or will be in. */
+/* What is there, also behind a symbolic link; and what is not will be in its directory. */
 static int look(const char *path, struct statx *status)
 {
 	const char *slash = strrchr(path, '/');
 	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	const unsigned wanted = STATX_BASIC_STATS | STATX_MNT_ID;
 	int ret = 0;
 
 	if (!directory)
 		return -ENOMEM;
-	if (statx(AT_FDCWD, directory, 0, STATX_BASIC_STATS | STATX_MNT_ID, status))
+	if (statx(AT_FDCWD, path, 0, wanted, status) &&
+	    statx(AT_FDCWD, directory, 0, wanted, status))
 		ret = -errno;
 	free(directory);
 	return ret;

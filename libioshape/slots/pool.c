@@ -126,6 +126,7 @@ void slots_note_away(struct slots_pool *pool, const struct base_error *error)
 		"saves fail until it is back",
 	};
 
+	pool->away_why = *error;
 	if (pool->away_ns)
 		return;
 	pool->away_ns = base_now_ns();
@@ -139,10 +140,9 @@ void slots_note_away(struct slots_pool *pool, const struct base_error *error)
 struct attempt {
 	struct slots_slot *slot;
 	uint64_t begin_ns;
-	uint64_t retry_ms;     /* the next time the coordinator does not answer */
-	uint64_t stagger_ns;   /* when it may write without a slot; 0: not decided */
-	uint64_t told_ns;      /* when who waits was asked last; 0: never */
-	struct base_error why; /* it does not answer */
+	uint64_t retry_ms;   /* the next time the coordinator does not answer */
+	uint64_t stagger_ns; /* when it may write without a slot; 0: not decided */
+	uint64_t told_ns;    /* when who waits was asked last; 0: never */
 };
 
 /* Asks who waits. Without the lock. */
@@ -243,7 +243,7 @@ static int wait_while_away(struct attempt *attempt, struct base_error *error)
 
 	attempt->retry_ms = MIN(attempt->retry_ms * 2, RETRY_LAST_MS);
 	if (!restarting && pool->policy.away == IOSHAPE_AWAY_FAIL) {
-		*error = attempt->why;
+		*error = pool->away_why;
 		return error->code;
 	}
 	if (!restarting && pool->policy.away == IOSHAPE_AWAY_STAGGER && !attempt->stagger_ns)
@@ -272,23 +272,23 @@ static int ask(struct attempt *attempt, struct base_error *error)
 {
 	struct slots_slot *slot = attempt->slot;
 	struct slots_pool *pool = slot->pool;
+	struct base_error why = { 0 };
 	struct slots_answer answer;
 	uint64_t sent_ns;
 	int ret;
 
-	memset(&attempt->why, 0, sizeof(attempt->why));
 	slot->stage = STAGE_ASKING;
 	pthread_mutex_unlock(&pool->lock);
 	sent_ns = base_now_ns();
-	ret = pool->ops->acquire(pool->coordinator, &slot->request, &answer, &attempt->why);
+	ret = pool->ops->acquire(pool->coordinator, &slot->request, &answer, &why);
 	pthread_mutex_lock(&pool->lock);
 	if (ret == IOSHAPE_E_COORDINATOR) {
-		slots_note_away(pool, &attempt->why);
+		slots_note_away(pool, &why);
 		slot->stage = STAGE_AWAY;
 		return 0;
 	}
 	if (ret) {
-		*error = attempt->why;
+		*error = why;
 		return ret;
 	}
 	slots_note_back(pool);
@@ -371,7 +371,7 @@ static void fill_info(const struct attempt *attempt)
 		snprintf(
 			info->note, sizeof(info->note),
 			"no slot was taken, the writer waited %.1f s for a time of its own: %.180s",
-			info->waited_s, attempt->why.text);
+			info->waited_s, pool->away_why.text);
 }
 
 int slots_acquire(struct slots_pool *pool, const struct slots_wish *wish, struct slots_slot **out,

@@ -58,10 +58,11 @@ struct slots_pool {
 	pthread_cond_t change; /* of slots */
 	struct slots_slot *slots;
 	uint64_t next_number;
-	uint32_t capacity; /* as last heard; 0 if never */
-	uint32_t write_ms; /* what a slot is held for, as a rule; 0 if not known yet */
-	uint64_t away_ns;  /* since when the coordinator is out of reach; 0 if it is not */
-	uint64_t round;    /* counts saves without it */
+	uint32_t capacity;          /* as last heard; 0 if never */
+	uint32_t write_ms;          /* what a slot is held for, as a rule; 0 if not known yet */
+	uint64_t away_ns;           /* since when the coordinator is out of reach; 0 if it is not */
+	struct base_error away_why; /* as of the latest call that failed */
+	uint64_t round;             /* counts saves without it */
 	struct {
 		char id[SLOTS_ID_BYTES];
 		uint64_t passed, until_ns;

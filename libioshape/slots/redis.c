@@ -273,6 +273,8 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 	link_add_number(&command, settings->express);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);
+	if (!ret)
+		write_name_down(pool);
 	return ret;
 }
 

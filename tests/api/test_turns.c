@@ -541,6 +541,23 @@ START_TEST(what_the_operator_sets_wins_at_once)
 }
 END_TEST
 
+START_TEST(a_pool_that_was_only_set_is_known)
+{
+	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
+	char *names;
+
+	begin(_i);
+	contexts[0] = open_context("J", 1);
+	settings.capacity = 7;
+	ck_assert_int_eq(ioshape_pool_set(contexts[0], "only-set", &settings), 0);
+	ck_assert_int_eq(ioshape_pool_names(contexts[0], &names), 0);
+	ck_assert_ptr_nonnull(strstr(names, "only-set\n"));
+	ioshape_pool_names_free(names);
+	ck_assert_int_eq(ioshape_pool_set(contexts[0], "", &settings), -EINVAL);
+	end(_i);
+}
+END_TEST
+
 START_TEST(the_status_tells_all)
 {
 	struct ioshape_slot_options options = plain();
@@ -692,6 +709,7 @@ int main(void)
 	EACH(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over);
 	EACH(who_is_kicked_hears_of_it);
 	EACH(what_the_operator_sets_wins_at_once);
+	EACH(a_pool_that_was_only_set_is_known);
 	EACH(the_status_tells_all);
 	EACH(bandwidth_is_shared_by_who_writes);
 	EACH(processes_at_full_speed_never_exceed_the_capacity);

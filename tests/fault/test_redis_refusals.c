@@ -112,7 +112,10 @@ static void use_all(const char *as)
 	note_denial(slots_redis.pace(pool, 100, &grant, &error), &error);
 	note_denial(slots_redis.status(pool, &status, &error), &error);
 	ioshape_pool_status_free(status);
-	note_denial(slots_redis.release(pool, "1-1", 1 << 20, &error), &error);
+	for (int i = 1; i < 5; i++) {
+		snprintf(request.id, sizeof(request.id), "1-%d", i);
+		note_denial(slots_redis.release(pool, request.id, 1 << 20, &error), &error);
+	}
 	note_denial(slots_redis.wait(pool, 10, &error), &error);
 	note_denial(slots_redis.set(pool, &settings, &error), &error);
 	note_denial(slots_redis.names(pool, &names, &error), &error);

@@ -326,8 +326,9 @@ def test_small_saves_are_let_past_the_queue(tmp_path: Path, another: Callable[..
     assert number_in(tmp_path / "model.pt") == 1
 
 
+@pytest.mark.parametrize("new_format", [True, False], ids=["ours", "torch's own writer"])
 def test_ctrl_c_ends_a_save_that_waits(
-    tmp_path: Path, address: str, another: Callable[..., Writer]
+    tmp_path: Path, address: str, another: Callable[..., Writer], new_format: bool
 ) -> None:
     ioshape.configure(pool="shared")
     ioshape.save(checkpoint(1), tmp_path / "model.pt")
@@ -335,7 +336,11 @@ def test_ctrl_c_ends_a_save_that_waits(
     assert holder.hear() == "holds"
     threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        ioshape.save(checkpoint(2, 20 << 20), tmp_path / "model.pt")
+        ioshape.save(
+            checkpoint(2, 20 << 20),
+            tmp_path / "model.pt",
+            _use_new_zipfile_serialization=new_format,
+        )
     assert number_in(tmp_path / "model.pt") == 1
     await_true(lambda: Operator(address).status("shared").waiter_count == 0, "an empty queue")
 

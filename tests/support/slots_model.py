@@ -19,7 +19,6 @@ MOST_JOBS = 1000
 LISTED = 256
 NEAR = 100
 OPERATORS_LEASE = 15000
-GAP = 100
 MOST_BACK = 60_000
 SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
@@ -249,7 +248,7 @@ class Pool:
         jumped = self.now - clock > MOST_BACK
         run, uptime_s = self.server()
         if not lost and not self.evicted and not jumped:
-            if abs(clock - numbers.hw) < GAP or run == numbers.run:
+            if run == numbers.run:
                 return
             somebody = bool(self.holders()) or self.now - numbers.hw < lease
         else:

@@ -47,6 +47,9 @@ def _replaced(text: str, name: str, body: str) -> str:
 def scripted_text() -> str:
     """The same rules, but the time is what the key `now` says and the server the one of `info`."""
     text = _replaced(script_text(), "server_ms", "\treturn tonumber(call('GET', 'now'))")
+    text = _replaced(
+        text, "server_place", "\treturn string.match(call('GET', 'info'), 'run_id:(%w+)')"
+    )
     return _replaced(text, "server_info", "\treturn call('GET', 'info')")
 
 

@@ -339,6 +339,12 @@ START_TEST(paths_on_one_mount_share_a_pool)
 	ck_assert_int_eq(fs_pool_of_path("/proc/self", elsewhere, &error), 0);
 	ck_assert_str_eq(first, second);
 	ck_assert_str_ne(first, elsewhere);
+	/* A mount point is what is mounted there, and a link what it leads to. */
+	ck_assert_int_eq(fs_pool_of_path("/proc", second, &error), 0);
+	ck_assert_str_eq(second, elsewhere);
+	ck_assert_int_eq(symlink("/proc/self/status", scratch_path("link")), 0);
+	ck_assert_int_eq(fs_pool_of_path(scratch_path("link"), second, &error), 0);
+	ck_assert_str_eq(second, elsewhere);
 	ck_assert_int_eq(fs_device_of_path(scratch_path("not-there"), &device), 0);
 	ck_assert_int_eq(fs_device_of_path("/proc/self", &other), 0);
 	ck_assert_uint_ne(device, other);

@@ -10,12 +10,24 @@
 static void forget_launchers(void)
 {
 	static const char *const variables[] = {
-		"RANK",        "WORLD_SIZE",   "SLURM_JOB_ID",
-		"SLURM_PROCID", "PBS_JOBID",   "LSB_JOBID",
-		"FLUX_JOB_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE",
-		"PMI_JOBID",   "MASTER_ADDR",  "MASTER_PORT",
-		"PMI_RANK",    "PMI_SIZE",     "PMIX_RANK",
-		"PMIX_SIZE",   "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+		"RANK",
+		"WORLD_SIZE",
+		"SLURM_JOB_ID",
+		"SLURM_PROCID",
+		"PBS_JOBID",
+		"LSB_JOBID",
+		"FLUX_JOB_ID",
+		"TORCHELASTIC_RUN_ID",
+		"PMIX_NAMESPACE",
+		"PMI_JOBID",
+		"MASTER_ADDR",
+		"MASTER_PORT",
+		"PMI_RANK",
+		"PMI_SIZE",
+		"PMIX_RANK",
+		"PMIX_SIZE",
+		"OMPI_COMM_WORLD_RANK",
+		"OMPI_COMM_WORLD_SIZE",
 		"SLURM_STEP_NUM_TASKS",
 	};
 

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One of those who suffer in tests/support/chaos.py. Takes turns, or saves files, until SIGTERM,
+ * and writes down what it believes: one line and one write() for each event, so that a kill leaves
+ * whole lines. Times are CLOCK_MONOTONIC, in ns: all processes of a host can be compared.
+ *
+ *     chaos-client turns LOG NAME SEED HOLD_MS WEIGHT large|mixed
+ *     chaos-client saves LOG NAME SEED FILE LARGE_BYTES PAUSE_MS
+ *     chaos-client check FILE...        are they all whole, to the bit?
+ *     chaos-client status               of the pool, as one line of JSON
+ *
+ * The coordinator and so on come from the environment, as in any program that uses the library.
+ *
+ * A line is "TIME NAME EVENT key=value ...; TEXT". A turn is held from before "got" until after
+ * "release" or "lost".
+ */
+#define _GNU_SOURCE
+#include "support/sample.h"
+
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (1ull << 20)
+
+/* A piece of a write: so often there is progress. */
+#define PIECE_MS 10u
+
+static struct ioshape_context *context;
+static volatile sig_atomic_t stop;
+static const char *name = "-";
+static int events = -1;
+static uint64_t random_state;
+
+static void on_sigterm(int number)
+{
+	(void)number;
+	stop = 1;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Up to, but not, `most`. */
+static uint64_t chance(uint64_t most)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return most ? random_state % most : 0;
+}
+
+__attribute__((noreturn)) static void give_up(const char *what, const char *why)
+{
+	fprintf(stderr, "chaos-client %s: %s: %s\n", name, what, why);
+	_exit(3);
+}
+
+__attribute__((format(printf, 2, 3))) static void note(uint64_t at_ns, const char *format, ...)
+{
+	char line[900];
+	va_list arguments;
+	int used, more;
+
+	used = snprintf(line, sizeof(line), "%" PRIu64 " %s ", at_ns, name);
+	va_start(arguments, format);
+	more = vsnprintf(line + used, sizeof(line) - (size_t)used - 1, format, arguments);
+	va_end(arguments);
+	used += more < (int)sizeof(line) - used - 1 ? more : (int)sizeof(line) - used - 2;
+	line[used++] = '\n';
+	if (write(events, line, (size_t)used) != used)
+		give_up("its log", strerror(errno));
+}
+
+static void sleep_ms(uint64_t ms)
+{
+	struct timespec time = { .tv_sec = (time_t)(ms / 1000),
+				 .tv_nsec = (long)(ms % 1000 * 1000000) };
+
+	nanosleep(&time, NULL);
+}
+
+static void open_context(void)
+{
+	char message[512];
+
+	if (ioshape_context_open(&context, NULL, message, sizeof(message)))
+		give_up("no context", message);
+}
+
+static int stop_waiting(void *user, const struct ioshape_place *place)
+{
+	(void)user;
+	(void)place;
+	return stop;
+}
+
+/* ---- Turns ----------------------------------------------------------------------------------- */
+
+static void on_lost(void *user, const char *why)
+{
+	note(now_ns(), "lost turn=%u; %s", *(const unsigned *)user, why);
+}
+
+static void hold(struct ioshape_slot *slot, uint64_t hold_ms)
+{
+	const uint64_t end_ns = now_ns() + hold_ms * 1000000;
+
+	for (uint64_t now = now_ns(); now < end_ns && !stop; now = now_ns()) {
+		uint64_t left_ms = (end_ns - now) / 1000000 + 1;
+
+		ioshape_slot_pass(slot, MIB);
+		sleep_ms(left_ms < PIECE_MS ? left_ms : PIECE_MS);
+	}
+}
+
+static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight, bool mixed)
+{
+	static const uint64_t sizes[] = { 64 * MIB, 64 * MIB, 0, 1 * MIB };
+	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot_info info = { .size = sizeof(info) };
+	struct ioshape_slot *slot;
+	uint64_t held_ns;
+	int ret;
+
+	options.weight = weight;
+	options.bytes = sizes[mixed ? chance(4) : 0];
+	options.waiting = stop_waiting;
+	options.lost = on_lost;
+	options.lost_user = &turn;
+	note(now_ns(), "ask turn=%u", turn);
+	ret = ioshape_slot_acquire(context, &options, &slot);
+	held_ns = now_ns();
+	if (ret) {
+		note(held_ns, "%s turn=%u code=%d; %s", ret == -ECANCELED ? "gave-up" : "fail",
+		     turn, ret, ioshape_context_message(context));
+		return;
+	}
+	ioshape_slot_get_info(slot, &info);
+	note(held_ns, "got turn=%u fence=%" PRIu64 " by=%s express=%u weight=%u capacity=%u; %s",
+	     turn, info.fence, info.coordinator, info.express, weight, info.capacity, info.note);
+	hold(slot, hold_ms);
+	note(now_ns(), "release turn=%u", turn);
+	ioshape_slot_release(slot);
+	note(now_ns(), "free turn=%u", turn);
+}
+
+static void take_turns(uint64_t hold_ms, uint32_t weight, bool mixed)
+{
+	for (unsigned turn = 0; !stop; turn++) {
+		/* Some are longer than a lease. */
+		take_turn(turn, chance((chance(8) ? 1 : 30) * hold_ms + 1), weight, mixed);
+		/* Now and then nobody asks: a coordinator that finds itself alone does other
+		 * things. */
+		if (!chance(8))
+			sleep_ms(chance(2 * hold_ms + 1));
+	}
+}
+
+/* ---- Saves ----------------------------------------------------------------------------------- */
+
+/* When it had its slot for sure: from its file's creation until its bytes were safe. */
+struct span {
+	_Atomic uint64_t begin_ns, end_ns;
+};
+
+static int on_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct span *span = user;
+
+	(void)done;
+	(void)total;
+	if (phase == IOSHAPE_PHASE_PLAN && !span->begin_ns)
+		span->begin_ns = now_ns();
+	if (phase == IOSHAPE_PHASE_WRITE || phase == IOSHAPE_PHASE_SYNC)
+		span->end_ns = now_ns();
+	return phase == IOSHAPE_PHASE_WAIT && stop;
+}
+
+static void save_once(unsigned round, const char *path, size_t large_bytes)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct span span = { 0 };
+	struct sample sample;
+	int ret;
+
+	sample_make(&sample, random_state >> 16, large_bytes);
+	options.metadata = &sample.metadata;
+	options.progress = on_progress;
+	options.progress_user = &span;
+	options.report = &report;
+	note(now_ns(), "ask turn=%u", round);
+	ret = ioshape_save_tensors(context, path, sample.tensors, sample.count, &options);
+	if (ret)
+		note(now_ns(), "%s turn=%u code=%d; %s",
+		     ret == -ECANCELED && stop ? "gave-up" : "fail", round, ret,
+		     ioshape_context_message(context));
+	else
+		note(now_ns(),
+		     "saved turn=%u fence=%" PRIu64 " by=%s express=%u lost=%u begin=%" PRIu64
+		     " end=%" PRIu64 "; %s",
+		     round, report.fence, report.coordinator, report.express, report.slot_lost,
+		     span.begin_ns, span.end_ns, report.fallback_text);
+	sample_free(&sample);
+}
+
+static void save_files(const char *path, size_t large_bytes, uint64_t pause_ms)
+{
+	for (unsigned round = 0; !stop; round++) {
+		save_once(round, path, (size_t)chance(large_bytes) + 4096);
+		sleep_ms(chance(pause_ms + 1));
+	}
+}
+
+/* ---- Afterwards ------------------------------------------------------------------------------ */
+
+static int check_file(const char *path)
+{
+	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
+	struct ioshape_tensor_info info = { .size = sizeof(info) };
+	struct ioshape_reader *reader;
+	uint64_t index, large = 0;
+	struct sample sample;
+	char why[512];
+	int ret;
+
+	if (ioshape_reader_open(context, path, NULL, &reader)) {
+		printf("%s: %s\n", path, ioshape_context_message(context));
+		return 1;
+	}
+	ret = ioshape_reader_metadata(reader, &metadata);
+	if (!ioshape_reader_find_tensor(reader, "large", &index) &&
+	    !ioshape_reader_tensor(reader, index, &info))
+		large = info.bytes;
+	ioshape_reader_free(reader);
+	if (ret) {
+		printf("%s: no metadata\n", path);
+		return 1;
+	}
+	sample_make(&sample, (uint64_t)metadata.step, large);
+	ret = sample_check(context, path, &sample, why, sizeof(why));
+	sample_free(&sample);
+	if (ret)
+		printf("%s: %s\n", path, why);
+	return ret != 0;
+}
+
+static int check_files(char **paths)
+{
+	int bad = 0;
+
+	for (; *paths; paths++)
+		bad |= check_file(*paths);
+	return bad;
+}
+
+static void print_member(const struct ioshape_member *member, bool more)
+{
+	printf("{\"id\": \"%s\", \"weight\": %u, \"express\": %u, \"fence\": %" PRIu64
+	       ", \"since_s\": %.3f, \"lease_s\": %.3f}%s",
+	       member->id, member->weight, member->express, member->fence, member->since_s,
+	       member->lease_s, more ? ", " : "");
+}
+
+static int print_status(void)
+{
+	struct ioshape_pool_status *status;
+
+	if (ioshape_pool_get_status(context, NULL, &status)) {
+		printf("{\"error\": \"out of reach\"}\n");
+		fprintf(stderr, "%s\n", ioshape_context_message(context));
+		return 1;
+	}
+	printf("{\"capacity\": %u, \"used\": %u, \"waiters\": %zu, \"grants\": %" PRIu64
+	       ", \"holders\": [",
+	       status->capacity, status->used, status->waiter_count, status->grants);
+	for (size_t i = 0; i < status->holder_count; i++)
+		print_member(&status->holders[i], i + 1 < status->holder_count);
+	printf("]}\n");
+	ioshape_pool_status_free(status);
+	return 0;
+}
+
+/* ---- Beginning ------------------------------------------------------------------------------- */
+
+static void begin(char **argv)
+{
+	struct sigaction action = { .sa_handler = on_sigterm };
+
+	events = open(argv[2], O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+	if (events < 0)
+		give_up(argv[2], strerror(errno));
+	name = argv[3];
+	random_state = strtoull(argv[4], NULL, 10) * 2 + 1;
+	for (unsigned i = 0; i < 8; i++)
+		chance(1);
+	sigaction(SIGTERM, &action, NULL);
+	open_context();
+	note(now_ns(), "begin pid=%d", (int)getpid());
+}
+
+static int run(int argc, char **argv)
+{
+	const char *mode = argc > 1 ? argv[1] : "";
+
+	if (!strcmp(mode, "turns") && argc == 8) {
+		begin(argv);
+		take_turns(strtoull(argv[5], NULL, 10), (uint32_t)strtoul(argv[6], NULL, 10),
+			   !strcmp(argv[7], "mixed"));
+	} else if (!strcmp(mode, "saves") && argc == 8) {
+		begin(argv);
+		save_files(argv[5], strtoull(argv[6], NULL, 10), strtoull(argv[7], NULL, 10));
+	} else if (!strcmp(mode, "check")) {
+		open_context();
+		return check_files(argv + 2);
+	} else if (!strcmp(mode, "status")) {
+		open_context();
+		return print_status();
+	} else {
+		give_up("arguments", "see the beginning of chaos_client.c");
+	}
+	note(now_ns(), "stopped");
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	int ret = run(argc, argv);
+
+	ioshape_context_free(context);
+	if (events >= 0)
+		note(now_ns(), "end");
+	return ret;
+}
