@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <ioshape/context.h>
 
@@ -79,6 +80,11 @@ static inline double base_seconds(uint64_t ns)
 
 /* A thread of the library's: it blocks all signals. 0 or a negative errno. */
 int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
+
+/* ---- This process (process.c) ---------------------------------------------------------------- */
+
+/* As getpid(), which costs as much as everything else that a short call of ours does. */
+pid_t base_pid(void);
 
 /* ---- SIGPIPE (sigpipe.c) --------------------------------------------------------------------- */
 

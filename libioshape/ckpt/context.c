@@ -31,7 +31,7 @@ int ckpt_enter(const struct ioshape_context *context, struct base_error *error)
 {
 	if (!context)
 		return base_fail(error, -EINVAL, "no context was given; open one first");
-	if (context->owner != getpid())
+	if (context->owner != base_pid())
 		return base_fail(
 			error, -EPERM,
 			"this context belongs to the parent process; open one after the fork");
@@ -182,7 +182,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	context = calloc(1, sizeof(*context));
 	if (!context)
 		return base_no_memory(error, "a context", sizeof(*context));
-	context->owner = getpid();
+	context->owner = base_pid();
 	context->number = atomic_fetch_add(&next_number, 1);
 	context->log = (struct base_log){ options.log, options.log_user, options.log_level };
 	context->config = (struct ring_config){
@@ -262,7 +262,7 @@ IOSHAPE_EXPORT int ioshape_context_reserve(struct ioshape_context *context, uint
 
 IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 {
-	if (!context || context->owner != getpid())
+	if (!context || context->owner != base_pid())
 		return;
 	ckpt_end_background(context);
 	trim(context);

@@ -3,12 +3,11 @@
 #include "ckpt/background.h"
 
 #include <errno.h>
-#include <unistd.h>
 
 /* In a child of fork() the thread does not exist and the lock may be held for ever. */
 static bool is_ours(const struct ioshape_save *save)
 {
-	return save->owner == getpid();
+	return save->owner == base_pid();
 }
 
 IOSHAPE_EXPORT int ioshape_save_poll(struct ioshape_save *save)

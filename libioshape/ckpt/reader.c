@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /*
  * Pieces of fresh memory from this size on are worth huge pages. Each costs the process one or two
@@ -191,7 +190,7 @@ IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
 	if (!reader)
 		return;
 	/* In a child the lane, and what is in flight, are the parent's. */
-	if (reader->owner == getpid()) {
+	if (reader->owner == base_pid()) {
 		stop_stream(reader);
 		ring_stream_free(reader->stream);
 	}

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct ioshape_slot {
 	pid_t owner;
@@ -83,7 +82,7 @@ static int enter(const struct ioshape_slot *slot)
 {
 	if (!slot)
 		return -EINVAL;
-	return slot->owner == getpid() ? 0 : -EPERM;
+	return slot->owner == base_pid() ? 0 : -EPERM;
 }
 
 IOSHAPE_EXPORT int ioshape_slot_pass(struct ioshape_slot *slot, uint64_t bytes)

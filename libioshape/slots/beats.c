@@ -53,6 +53,9 @@ void slots_take_answer(struct slots_slot *slot, const struct slots_answer *answe
 		pool->capacity = answer->capacity;
 	switch (answer->state) {
 	case SLOTS_HOLDING:
+		/* While it waited nothing could be written. */
+		if (slot->stage != STAGE_HELD)
+			atomic_store(&slot->progress_ns, base_now_ns());
 		slot->stage = STAGE_HELD;
 		/* The coordinator's lease began later than the question was sent; a tenth of it is
 		 * for clocks that differ. */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define CONNECT_NS 1000000000ull
@@ -61,31 +62,37 @@ const struct slots_node *link_node(const struct slots_link *link)
 	return &link->node;
 }
 
+static int is_closed(const struct slots_link *link, char *why)
+{
+	snprintf(why, LINK_WHY_BYTES, "%s closed the connection", link->name);
+	return -ECONNRESET;
+}
+
+/* What the kernel says went wrong. */
+static int is_cut(const struct slots_link *link, int code, char *why)
+{
+	if (code != ETIMEDOUT && code != EHOSTUNREACH && code != ENETUNREACH)
+		return is_closed(link, why);
+	snprintf(why, LINK_WHY_BYTES, "%s is out of reach (%s)", link->name,
+		 ioshape_strerror(-code));
+	return -code;
+}
+
 /* What hiredis says went wrong. */
 static int lost(struct slots_link *link, char *why)
 {
 	const int code = errno;
 
-	switch (link->context->err) {
-	case REDIS_ERR_EOF:
-		break;
-	case REDIS_ERR_IO:
-		if (code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH) {
-			snprintf(why, LINK_WHY_BYTES, "%s is out of reach (%s)", link->name,
-				 ioshape_strerror(-code));
-			return -code;
-		}
-		break;
-	default:
-		snprintf(why, LINK_WHY_BYTES, "%s does not answer as a Redis does (%.100s)",
-			 link->name, link->context->errstr);
-		return -EPROTO;
-	}
-	snprintf(why, LINK_WHY_BYTES, "%s closed the connection", link->name);
-	return -ECONNRESET;
+	if (link->context->err == REDIS_ERR_EOF)
+		return is_closed(link, why);
+	if (link->context->err == REDIS_ERR_IO)
+		return is_cut(link, code, why);
+	snprintf(why, LINK_WHY_BYTES, "%s does not answer as a Redis does (%.100s)", link->name,
+		 link->context->errstr);
+	return -EPROTO;
 }
 
-static int wait_for(struct slots_link *link, short events, uint64_t until_ns, char *why)
+static int wait_for(const struct slots_link *link, short events, uint64_t until_ns, char *why)
 {
 	struct pollfd ready = { .fd = link->context->fd, .events = events };
 	int ret;
@@ -105,32 +112,22 @@ static int wait_for(struct slots_link *link, short events, uint64_t until_ns, ch
 	return -ETIMEDOUT;
 }
 
-/* Sends what it takes now. */
-static int push(struct slots_link *link, int *done)
+/* Through hiredis, which encrypts it and knows nothing of MSG_NOSIGNAL. */
+static int send_encrypted(struct slots_link *link, const char *text, size_t bytes,
+			  uint64_t until_ns, char *why)
 {
 	struct base_held_sigpipe held;
-	int ret;
-
-	base_hold_sigpipe(&held);
-	ret = redisBufferWrite(link->context, done);
-	base_let_sigpipe(&held, ret != REDIS_OK || !*done || link->tls);
-	return ret;
-}
-
-int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
-	      char *why)
-{
-	/* Its declaration lacks a const, not its code. */
-	const char **texts = (const char **)(uintptr_t)command->texts;
 	int done = 0, ret;
 
-	if (redisAppendCommandArgv(link->context, command->count, texts, command->bytes) !=
-	    REDIS_OK) {
+	if (redisAppendFormattedCommand(link->context, text, bytes) != REDIS_OK) {
 		snprintf(why, LINK_WHY_BYTES, "no memory for a command to %s", link->name);
 		return -ENOMEM;
 	}
 	for (;;) {
-		if (push(link, &done) != REDIS_OK)
+		base_hold_sigpipe(&held);
+		ret = redisBufferWrite(link->context, &done);
+		base_let_sigpipe(&held, true);
+		if (ret != REDIS_OK)
 			return lost(link, why);
 		if (done)
 			return 0;
@@ -138,6 +135,45 @@ int link_send(struct slots_link *link, const struct link_command *command, uint6
 		if (ret)
 			return ret;
 	}
+}
+
+static int send_plain(struct slots_link *link, const char *text, size_t bytes, uint64_t until_ns,
+		      char *why)
+{
+	size_t sent = 0;
+
+	while (sent < bytes) {
+		ssize_t now = send(link->context->fd, text + sent, bytes - sent, MSG_NOSIGNAL);
+		int ret = 0;
+
+		if (now >= 0)
+			sent += (size_t)now;
+		else if (errno == EAGAIN)
+			ret = wait_for(link, POLLOUT, until_ns, why);
+		else if (errno != EINTR)
+			ret = is_cut(link, errno, why);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
+	      char *why)
+{
+	/* Its declaration lacks a const, not its code. */
+	const char **texts = (const char **)(uintptr_t)command->texts;
+	char *text = NULL;
+	long long bytes = redisFormatCommandArgv(&text, command->count, texts, command->bytes);
+	int ret;
+
+	if (bytes < 0) {
+		snprintf(why, LINK_WHY_BYTES, "no memory for a command to %s", link->name);
+		return -ENOMEM;
+	}
+	ret = (link->tls ? send_encrypted : send_plain)(link, text, (size_t)bytes, until_ns, why);
+	redisFreeCommand(text);
+	return ret;
 }
 
 /* Takes what has come. TLS may have to write for that. */

@@ -123,9 +123,11 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 	int ret = 0;
 
 	atomic_fetch_add(&slot->passed, bytes);
-	if (slot->grant_used < slot->grant_bytes || now >= atomic_load(&pool->unlimited_until_ns))
+	if (slot->grant_used < slot->grant_bytes || now >= atomic_load(&pool->unlimited_until_ns)) {
 		ret = pace(slot, bytes, stop, stop_user);
-	atomic_store(&slot->progress_ns, base_now_ns());
+		now = base_now_ns();
+	}
+	atomic_store(&slot->progress_ns, now);
 	return ret;
 }
 

@@ -338,7 +338,6 @@ static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_w
 	slot->request.bytes = wish->bytes;
 	slot->request.never_wait = wish->timeout_ms < 0;
 	slot->info.size = sizeof(slot->info);
-	atomic_init(&slot->progress_ns, base_now_ns());
 	return slot;
 }
 
@@ -359,14 +358,14 @@ static void fill_info(const struct attempt *attempt)
 	struct ioshape_slot_info *info = &slot->info;
 	bool free_for_all = slot->stage == STAGE_FREE;
 
-	info->waited_s = seconds_since(attempt->begin_ns);
+	info->waited_s = base_seconds(slot->held_ns - attempt->begin_ns);
 	info->capacity = pool->capacity;
 	info->fence = free_for_all ? 0 : slot->answer.fence;
 	info->express = !free_for_all && pool->ops != &slots_open && !slot->answer.weight;
-	snprintf(info->coordinator, sizeof(info->coordinator), "%s",
-		 free_for_all ? "stagger" : pool->ops->id);
+	memccpy(info->coordinator, free_for_all ? "stagger" : pool->ops->id, 0,
+		sizeof(info->coordinator) - 1);
 	if (pool->ops != &slots_open)
-		snprintf(info->pool, sizeof(info->pool), "%s", pool->config.pool);
+		memcpy(info->pool, pool->config.pool, sizeof(info->pool));
 	if (free_for_all)
 		snprintf(
 			info->note, sizeof(info->note),
@@ -392,9 +391,8 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wish *wish, struct
 	pool->slots = slot;
 	ret = acquire(&attempt, error);
 	if (!ret) {
-		fill_info(&attempt);
 		slot->held_ns = base_now_ns();
-		atomic_store(&slot->progress_ns, slot->held_ns);
+		fill_info(&attempt);
 		*out = slot;
 	} else if (slot->stage == STAGE_UNKNOWN) {
 		slot->stage = STAGE_FREE;

@@ -129,7 +129,8 @@ def sample_line(name: str, ones: list[Sample]) -> str:
 def as_text(outcomes: Mapping[str, Outcome], context: Mapping[str, object]) -> str:
     lines = []
     for name, outcome in outcomes.items():
-        lines += ["", f"== {name}", *figure_lines(outcome), "", "medians, fastest and slowest:"]
+        lines += ["", f"== {name}", *figure_lines(outcome)]
+        lines += ["", "medians, fastest and slowest:"] if outcome.samples else []
         for part, samples in outcome.samples.items():
             lines += [f" {part}", *(sample_line(who, ones) for who, ones in samples.items())]
         lines += ["", "the machine's ceiling in this run:", *(f"  {c}" for c in outcome.ceilings)]

@@ -77,6 +77,7 @@ def compare_turns(
         "turns_in_each_round": count,
         "lowest_and_highest_ratio": [ratios[0], ratios[-1]],
     }
+    outcome.ceilings.append(f"two {verb}: {median_seconds(samples[verb]) * 1e6:.1f} us")
     outcome.figures.append(
         Figure(
             name,

@@ -120,6 +120,11 @@ static void use_all(const char *as)
 	note_denial(slots_redis.set(pool, &settings, &error), &error);
 	note_denial(slots_redis.names(pool, &names, &error), &error);
 	base_buffer_free(&names);
+	/* With the last one the whole job goes. */
+	for (int i = 2; i < 5; i++) {
+		snprintf(request.id, sizeof(request.id), "1-%d", i);
+		note_denial(slots_redis.release(pool, request.id, 0, &error), &error);
+	}
 	slots_redis.close(pool);
 }
 

@@ -279,6 +279,27 @@ START_TEST(a_holder_that_moves_nothing_loses_its_slot)
 }
 END_TEST
 
+START_TEST(what_was_waited_for_long_is_not_taken_to_hang)
+{
+	const struct slots_wish wish = { .weight = 1, .lost = hear_loss };
+	struct slots_slot *slot;
+	pthread_t granter;
+
+	slots_pool_close(pool);
+	policy.stall_ms = 100; /* less than the wait for the grant */
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	open_pool();
+	lost_calls = 0;
+	pthread_create(&granter, NULL, grant_soon, NULL);
+	slot = take(&wish);
+	ck_assert_uint_eq(info_of(slot).lost, 0);
+	ck_assert_uint_eq(lost_calls, 0);
+	pthread_join(granter, NULL);
+	slots_release(slot);
+}
+END_TEST
+
 /* ---- Out of reach ---------------------------------------------------------------------------- */
 
 START_TEST(a_coordinator_that_is_away_makes_nobody_fail)
@@ -547,6 +568,7 @@ int main(void)
 	tcase_add_test(turns, a_holder_shows_that_it_lives_and_how_far_it_is);
 	tcase_add_test(turns, a_lost_slot_is_told_once_and_is_not_held_again);
 	tcase_add_test(turns, a_holder_that_moves_nothing_loses_its_slot);
+	tcase_add_test(turns, what_was_waited_for_long_is_not_taken_to_hang);
 	tcase_add_test(turns, a_coordinator_that_is_away_makes_nobody_fail);
 	tcase_add_test(turns, a_coordinator_that_is_being_restarted_is_waited_for);
 	tcase_add_test(turns, fail_fails_and_says_why);
