@@ -76,8 +76,8 @@ struct ioshape_slot_options {
 
 /*
  * Waits for a slot. Any thread. On success *out is the slot, to be released with
- * ioshape_slot_release(). On failure *out is NULL and nothing is held: -ETIMEDOUT, -ECANCELED,
- * -EINVAL, or IOSHAPE_E_COORDINATOR: out of reach, and the context's `away` is "fail".
+ * ioshape_slot_release(). On failure *out is NULL and nothing is held: -ETIMEDOUT, -EAGAIN,
+ * -ECANCELED, -EINVAL, or IOSHAPE_E_COORDINATOR: out of reach, and the context's `away` is "fail".
  */
 int ioshape_slot_acquire(struct ioshape_context *context,
 			 const struct ioshape_slot_options *options, struct ioshape_slot **out);

@@ -18,6 +18,18 @@ int ckpt_slots_init(struct ckpt_slots *slots, const struct ioshape_context_optio
 /* All slots have been released. */
 void ckpt_slots_destroy(struct ckpt_slots *slots);
 
+/* ---- For save_slot.c and shared_slot.c ------------------------------------------------------- */
+
+/* The pool that a file's writer needs a slot of. False if it needs none, or if there is none to be
+ * had, which is noted in the slot. */
+bool ckpt_slot_find_pool(struct ckpt_slot *slot, struct ioshape_context *context, const char *path,
+			 struct slots_pool **pool);
+int ckpt_slot_wait(struct slots_pool *pool, const char *path,
+		   const struct ring_file_options *options, const struct ckpt_watch *watch,
+		   struct slots_slot **slot, struct base_error *error);
+
+/* ---- Pools ----------------------------------------------------------------------------------- */
+
 /* The pool of this name (NULL: the context's), or of what the path is on. It lives as long as the
  * context. */
 int ckpt_slots_named(struct ckpt_slots *slots, const char *name, struct slots_pool **pool,
