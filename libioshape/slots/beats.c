@@ -207,7 +207,7 @@ static void say_the_unsaid(struct slots_pool *pool)
 	uint64_t passed;
 	int ret;
 
-	while (pool->unsaid_count) {
+	while (pool->unsaid_count && !pool->stop) {
 		const unsigned last = pool->unsaid_count - 1;
 
 		if (base_now_ns() >= pool->unsaid[last].until_ns) {
@@ -279,17 +279,22 @@ static void wait_for_news(struct slots_pool *pool, const struct outlook *outlook
 	ret = pool->ops->wait(pool->coordinator, wait_ms, &error);
 	pthread_mutex_lock(&pool->lock);
 	pool->in_wait = false;
-	for (struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
-		if (slot->stage != STAGE_QUEUED)
-			continue;
-		/* A wake does not say the truth, and may have been for any of them: all ask. */
-		if (ret)
-			take_silence(slot, &error);
-		else
-			slot->beat_due_ns = 0;
+	if (ret && pool->deaf) {
+		if (!pool->stop && wait_ms)
+			base_cond_wait_ms(&pool->thread_change, &pool->lock, wait_ms);
+		return;
 	}
 	if (ret)
-		pthread_cond_broadcast(&pool->change);
+		base_log(&pool->config.log, IOSHAPE_LOG_DEBUG,
+			 "wakes of pool %s cannot be waited for: %s; who waits asks now and then",
+			 pool->config.pool, error.text);
+	pool->deaf = ret != 0;
+	/* A wake does not say the truth, and may have been for any of them: all ask. And so they do
+	 * if the coordinator may be out of reach. */
+	for (struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
+		if (slot->stage == STAGE_QUEUED)
+			slot->beat_due_ns = 0;
+	}
 }
 
 static void look_after_all(struct slots_pool *pool)
@@ -353,6 +358,14 @@ void slots_beats_queue(struct slots_pool *pool, uint64_t due_ns)
 		pthread_cond_signal(&pool->thread_change);
 	else if (due_ns < pool->thread_wakes_ns)
 		pool->ops->interrupt(pool->coordinator);
+}
+
+void slots_beats_by_hand(struct slots_slot *slot)
+{
+	start(slot->pool);
+	if (!slot->pool->started && slot->stage == STAGE_QUEUED && !slot->beating &&
+	    base_now_ns() >= slot->beat_due_ns)
+		beat(slot);
 }
 
 void slots_beats_stop(struct slots_pool *pool)

@@ -10,18 +10,26 @@
 /* Who waits for bandwidth is asked so often whether it should go on. */
 #define PATIENCE_NS 100000000ull
 
+/* At a time: more than any write has, and a number that a double holds. */
+#define MOST_BYTES (1ull << 53)
+
 static uint64_t ms_to_ns(uint64_t ms)
 {
 	return ms * 1000000;
 }
 
-/* Waits on the clock until then. */
-static int wait_until(uint64_t until_ns, int (*stop)(void *user), void *stop_user)
+/*
+ * Waits on the clock until then, but not for ever: a rate that somebody has set far too low must
+ * not stop a save. Nobody takes it for a disk that hangs.
+ */
+static int wait_until(struct slots_slot *slot, uint64_t until_ns, int (*stop)(void *user),
+		      void *stop_user)
 {
-	uint64_t now;
+	uint64_t now = base_now_ns();
 	int ret;
 
-	while ((now = base_now_ns()) < until_ns) {
+	until_ns = MIN(until_ns, now + ms_to_ns(slot->pool->policy.stall_ms));
+	for (; now < until_ns; now = base_now_ns()) {
 		const uint64_t nap_ns = MIN(until_ns - now, PATIENCE_NS);
 		const struct timespec nap = { .tv_sec = 0, .tv_nsec = (long)nap_ns };
 
@@ -29,6 +37,7 @@ static int wait_until(uint64_t until_ns, int (*stop)(void *user), void *stop_use
 		if (ret)
 			return ret;
 		nanosleep(&nap, NULL);
+		atomic_store(&slot->progress_ns, base_now_ns());
 	}
 	return 0;
 }
@@ -46,6 +55,23 @@ static void take_own_share(struct slots_slot *slot, uint64_t bytes, uint64_t now
 		slot->grant_start_ns + (uint64_t)((double)slot->grant_bytes / (double)rate * 1e9);
 }
 
+/* Who is known to be out of reach is not asked: each question would hold up a block. */
+static int ask_for_share(struct slots_pool *pool, uint64_t bytes, struct slots_grant *grant)
+{
+	struct base_error why = { 0 };
+	int ret;
+
+	if (atomic_load(&pool->away_ns))
+		return IOSHAPE_E_COORDINATOR;
+	ret = pool->ops->pace(pool->coordinator, (int64_t)bytes, grant, &why);
+	if (ret) {
+		pthread_mutex_lock(&pool->lock);
+		slots_note_away(pool, &why);
+		pthread_mutex_unlock(&pool->lock);
+	}
+	return ret;
+}
+
 /*
  * A new share. While the coordinator is out of reach the writer keeps the pace that it had, so that
  * what protects the neighbours does not end with it.
@@ -54,15 +80,18 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 {
 	struct slots_pool *pool = slot->pool;
 	const uint64_t length_ns = slot->grant_end_ns - slot->grant_start_ns;
+	struct slots_grant grant = { 0 };
 	uint64_t now = base_now_ns();
-	struct slots_grant grant;
+	bool away;
 
 	slot->grant_used = 0;
 	if (pool->ops == &slots_open && pool->config.rate) {
 		take_own_share(slot, bytes, now);
 		return;
 	}
-	if (pool->ops->pace(pool->coordinator, (int64_t)bytes, &grant, NULL)) {
+	away = ask_for_share(pool, bytes, &grant) != 0;
+	now = base_now_ns();
+	if (away) {
 		if (slot->grant_bytes) {
 			slot->grant_start_ns = MAX(slot->grant_end_ns, now);
 			slot->grant_end_ns = slot->grant_start_ns + length_ns;
@@ -73,7 +102,7 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 		}
 		return;
 	}
-	slot->grant_bytes = grant.bytes;
+	slot->grant_bytes = MIN(grant.bytes, MOST_BYTES);
 	slot->grant_start_ns = now + ms_to_ns(grant.start_ms);
 	slot->grant_end_ns = now + ms_to_ns(grant.end_ms);
 	if (!grant.bytes)
@@ -105,7 +134,7 @@ static int pace(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user)
 		}
 		piece = MIN(bytes, slot->grant_bytes - slot->grant_used);
 		begin_ns = base_now_ns();
-		ret = wait_until(due_ns(slot), stop, stop_user);
+		ret = wait_until(slot, due_ns(slot), stop, stop_user);
 		waited_ns += base_now_ns() - begin_ns;
 		slot->grant_used += piece;
 		bytes -= piece;
@@ -122,6 +151,7 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 	uint64_t now = base_now_ns();
 	int ret = 0;
 
+	bytes = MIN(bytes, MOST_BYTES);
 	atomic_fetch_add(&slot->passed, bytes);
 	if (slot->grant_used < slot->grant_bytes || now >= atomic_load(&pool->unlimited_until_ns)) {
 		ret = pace(slot, bytes, stop, stop_user);
@@ -136,7 +166,7 @@ void slots_pace_end(struct slots_slot *slot)
 	struct slots_pool *pool = slot->pool;
 	struct slots_grant ignored;
 
-	if (slot->grant_used < slot->grant_bytes)
+	if (slot->grant_used < slot->grant_bytes && !atomic_load(&pool->away_ns))
 		pool->ops->pace(pool->coordinator, -(int64_t)(slot->grant_bytes - slot->grant_used),
 				&ignored, NULL);
 	slot->grant_bytes = 0;

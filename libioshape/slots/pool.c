@@ -200,6 +200,8 @@ static int wait_in_queue(struct attempt *attempt, struct base_error *error)
 		pthread_mutex_unlock(&pool->lock);
 		ret = ask_to_go_on(attempt, false, error);
 		pthread_mutex_lock(&pool->lock);
+		if (!pool->started)
+			slots_beats_by_hand(slot);
 		if (!ret && slot->stage == STAGE_QUEUED)
 			base_cond_wait_ms(&pool->change, &pool->lock, patience_ms(attempt));
 	}
@@ -229,6 +231,17 @@ static uint64_t with_jitter(uint64_t ms)
 	return ms / 2 + (chance >> 33) % (ms / 2 + 1);
 }
 
+/* The pool's thread says it as soon as the coordinator listens. The lock is held. */
+static void say_later(struct slots_pool *pool, const struct slots_slot *slot)
+{
+	unsigned i = pool->unsaid_count < SLOTS_UNSAID ? pool->unsaid_count++ : 0;
+
+	memcpy(pool->unsaid[i].id, slot->request.id, sizeof(pool->unsaid[i].id));
+	pool->unsaid[i].passed = atomic_load(&slot->passed);
+	pool->unsaid[i].until_ns = base_now_ns() + ms_to_ns(pool->config.lease_ms);
+	slots_beats_need(pool, base_now_ns());
+}
+
 /*
  * The coordinator did not answer. Returns when it should be asked again, or with STAGE_FREE when
  * the writer goes ahead without it, or with a code. The lock is held, and let go while waiting.
@@ -238,9 +251,13 @@ static int wait_while_away(struct attempt *attempt, struct base_error *error)
 	struct slots_slot *slot = attempt->slot;
 	struct slots_pool *pool = slot->pool;
 	uint64_t now = base_now_ns(), until = now + ms_to_ns(with_jitter(attempt->retry_ms));
-	bool restarting = now - pool->away_ns < ms_to_ns(RESTART_MS);
+	const uint64_t away_ns = atomic_load(&pool->away_ns);
+	bool restarting = now - away_ns < ms_to_ns(RESTART_MS);
 	int ret = 0;
 
+	/* It has answered to another slot meanwhile. */
+	if (!away_ns)
+		return 0;
 	attempt->retry_ms = MIN(attempt->retry_ms * 2, RETRY_LAST_MS);
 	if (!restarting && pool->policy.away == IOSHAPE_AWAY_FAIL) {
 		*error = pool->away_why;
@@ -260,8 +277,11 @@ static int wait_while_away(struct attempt *attempt, struct base_error *error)
 				MIN((int64_t)((until - now) / 1000000) + 1, patience_ms(attempt)));
 		now = base_now_ns();
 	}
-	if (!ret && attempt->stagger_ns && now >= attempt->stagger_ns)
+	if (!ret && attempt->stagger_ns && now >= attempt->stagger_ns) {
 		slot->stage = STAGE_FREE;
+		/* It may stand in the queue, in the way of others. */
+		say_later(pool, slot);
+	}
 	return ret;
 }
 
@@ -282,14 +302,16 @@ static int ask(struct attempt *attempt, struct base_error *error)
 	sent_ns = base_now_ns();
 	ret = pool->ops->acquire(pool->coordinator, &slot->request, &answer, &why);
 	pthread_mutex_lock(&pool->lock);
-	if (ret == IOSHAPE_E_COORDINATOR) {
+	if (!ret && answer.state == SLOTS_NONE && !slot->request.never_wait)
+		ret = base_fail(&why, IOSHAPE_E_COORDINATOR,
+				"the coordinator of pool %s does not keep a request; is it of this "
+				"version?",
+				pool->config.pool);
+	/* Whatever it is: no save fails because of it, unless it was told to. */
+	if (ret) {
 		slots_note_away(pool, &why);
 		slot->stage = STAGE_AWAY;
 		return 0;
-	}
-	if (ret) {
-		*error = why;
-		return ret;
 	}
 	slots_note_back(pool);
 	slots_take_answer(slot, &answer, sent_ns);
@@ -320,8 +342,11 @@ static int acquire(struct attempt *attempt, struct base_error *error)
 		if (!ret && slot->stage != STAGE_HELD && slot->stage != STAGE_QUEUED &&
 		    slot->stage != STAGE_FREE)
 			ret = ask(attempt, error);
-		if (slot->stage == STAGE_QUEUED)
+		/* The next time it is away begins anew. */
+		if (slot->stage == STAGE_QUEUED) {
 			attempt->retry_ms = RETRY_FIRST_MS;
+			attempt->stagger_ns = 0;
+		}
 	}
 	return ret;
 }
@@ -411,17 +436,6 @@ void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info)
 	pthread_mutex_lock(&slot->pool->lock);
 	*info = slot->info;
 	pthread_mutex_unlock(&slot->pool->lock);
-}
-
-/* The pool's thread says it as soon as the coordinator listens. The lock is held. */
-static void say_later(struct slots_pool *pool, const struct slots_slot *slot)
-{
-	unsigned i = pool->unsaid_count < SLOTS_UNSAID ? pool->unsaid_count++ : 0;
-
-	memcpy(pool->unsaid[i].id, slot->request.id, sizeof(pool->unsaid[i].id));
-	pool->unsaid[i].passed = atomic_load(&slot->passed);
-	pool->unsaid[i].until_ns = base_now_ns() + ms_to_ns(pool->config.lease_ms);
-	slots_beats_need(pool, base_now_ns());
 }
 
 static void learn_write_time(struct slots_pool *pool, const struct slots_slot *slot)

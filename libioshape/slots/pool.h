@@ -60,7 +60,7 @@ struct slots_pool {
 	uint64_t next_number;
 	uint32_t capacity;          /* as last heard; 0 if never */
 	uint32_t write_ms;          /* what a slot is held for, as a rule; 0 if not known yet */
-	uint64_t away_ns;           /* since when the coordinator is out of reach; 0 if it is not */
+	_Atomic uint64_t away_ns;   /* since when the coordinator is out of reach; 0 if it is not */
 	struct base_error away_why; /* as of the latest call that failed */
 	uint64_t round;             /* counts saves without it */
 	struct {
@@ -74,6 +74,7 @@ struct slots_pool {
 	bool started, stop;
 	bool asleep;  /* there has been nothing to look after */
 	bool in_wait; /* of the coordinator */
+	bool deaf;    /* wakes cannot be waited for: who waits asks instead */
 	pthread_cond_t thread_change;
 	uint64_t thread_wakes_ns; /* when it looks again by itself */
 };
@@ -86,6 +87,9 @@ struct slots_pool {
 void slots_beats_need(struct slots_pool *pool, uint64_t due_ns);
 /* The same for a slot that stands in the queue: wakes are waited for from now on. */
 void slots_beats_queue(struct slots_pool *pool, uint64_t due_ns);
+/* There is no thread: tries again to start one, and meanwhile gives the signs of life of a slot in
+ * the queue from the thread that waits for it. Under the lock, which it lets go. */
+void slots_beats_by_hand(struct slots_slot *slot);
 void slots_beats_stop(struct slots_pool *pool);
 
 /* Takes an answer over. Under the lock. `sent_ns` is when the question was sent. */

@@ -104,6 +104,10 @@ static int scripted_wait(void *pool, uint32_t timeout_ms, struct base_error *err
 	(void)pool;
 	pthread_mutex_lock(&state.lock);
 	state.counts.waits++;
+	if (state.script.deaf) {
+		pthread_mutex_unlock(&state.lock);
+		return base_fail(error, IOSHAPE_E_COORDINATOR, "the script is deaf");
+	}
 	while (!state.changed && !state.interrupted && base_now_ns() < until)
 		base_cond_wait_ms(&state.change, &state.lock, 5);
 	state.changed = state.interrupted = false;

@@ -17,6 +17,7 @@ struct script {
 	uint32_t capacity;
 	uint64_t rate;       /* of pace(); 0: no limit */
 	uint32_t silence_ms; /* each call takes so long */
+	bool deaf;           /* wait() fails, and nothing else */
 };
 
 struct script_counts {

@@ -16,8 +16,21 @@
 static struct slots_pool *pool;
 static struct script script;
 static struct slots_policy policy;
+static uint32_t ranks;
 static char last_log[512];
 static atomic_uint warnings, infos;
+
+/* Linked in front of the true one: no thread can be had while it says so. */
+static atomic_bool no_threads;
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+			  void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+			  void *argument);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+			  void *argument)
+{
+	return no_threads ? EAGAIN : __real_pthread_create(thread, attributes, run, argument);
+}
 
 static void hear(void *user, enum ioshape_log_level level, const char *message)
 {
@@ -39,7 +52,7 @@ static void open_pool(void)
 	struct base_error error = { 0 };
 
 	slots_identify(&config.identity, "J", 0);
-	config.identity.ranks = 4;
+	config.identity.ranks = ranks;
 	ck_assert_int_eq(slots_pool_open(&pool, &config, &policy, &error), 0);
 }
 
@@ -53,6 +66,8 @@ static void setup(void)
 	};
 	policy = (struct slots_policy){ IOSHAPE_AWAY_STAGGER, 400, 60000 };
 	warnings = infos = 0;
+	ranks = 4;
+	no_threads = false;
 	script_install(&script);
 	open_pool();
 }
@@ -450,6 +465,120 @@ START_TEST(a_release_that_could_not_be_said_is_said_later)
 }
 END_TEST
 
+/* Away from 0.2 to 2.6 s, and again, for a moment, when the time of its own is over that the waiter
+ * had then; then it grants. */
+static void *go_away_twice(void *argument)
+{
+	const uint32_t *own_ms = argument;
+
+	for (int i = 0; i < 2; i++) {
+		usleep(i ? *own_ms * 1000 : 200000);
+		script.away = true;
+		script_change(&script);
+		usleep(i ? 100000 : 2400000);
+		script.away = false;
+		script_change(&script);
+	}
+	usleep(500000);
+	script.beaten = script.acquired = SLOTS_HOLDING;
+	script_change(&script);
+	return NULL;
+}
+
+START_TEST(each_outage_of_a_wait_is_counted_by_itself)
+{
+	struct slots_identity identity = { .job = "J" };
+	struct slots_slot *slot;
+	pthread_t thread;
+	uint32_t own_ms;
+
+	slots_pool_close(pool);
+	ranks = identity.ranks = 64;
+	policy.stagger_most_ms = 4000;
+	open_pool();
+	/* So that it does not come in the first outage, but before the second. */
+	own_ms = slots_stagger_ms(&identity, 0, 2, 1000, policy.stagger_most_ms);
+	ck_assert_msg(own_ms > 1600 && own_ms < 3000, "%u", own_ms);
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	ck_assert_int_eq(pthread_create(&thread, NULL, go_away_twice, &own_ms), 0);
+	slot = take(NULL);
+	pthread_join(thread, NULL);
+	ck_assert_str_eq(info_of(slot).coordinator, "test");
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(an_answer_that_makes_no_sense_fails_nothing)
+{
+	struct slots_slot *slot;
+
+	script.acquired = SLOTS_NONE;
+	script_change(&script);
+	slot = take(NULL);
+	ck_assert_str_eq(info_of(slot).coordinator, "stagger");
+	ck_assert_ptr_nonnull(strstr(info_of(slot).note, "does not keep a request"));
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(who_goes_ahead_alone_leaves_the_queue)
+{
+	struct slots_slot *slot;
+	pthread_t thread;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	ck_assert_int_eq(pthread_create(&thread, NULL, go_away_soon, NULL), 0);
+	slot = take(NULL);
+	pthread_join(thread, NULL);
+	ck_assert_str_eq(info_of(slot).coordinator, "stagger");
+	script.away = false;
+	script_change(&script);
+	/* While it writes. */
+	EVENTUALLY(script_counts().releases == 1);
+	slots_release(slot);
+	ck_assert_uint_eq(script_counts().releases, 1);
+}
+END_TEST
+
+START_TEST(who_cannot_wait_for_wakes_asks_now_and_then)
+{
+	struct slots_slot *slot;
+	pthread_t thread;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script.deaf = true;
+	script.beat_ms = 100;
+	script_change(&script);
+	ck_assert_int_eq(pthread_create(&thread, NULL, grant_soon, NULL), 0);
+	slot = take(NULL);
+	pthread_join(thread, NULL);
+	ck_assert_str_eq(info_of(slot).coordinator, "test");
+	ck_assert_uint_eq(script_counts().acquires, 1);
+	ck_assert_uint_le(script_counts().beats, 8);
+	ck_assert_uint_eq(warnings, 0);
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(without_a_thread_who_waits_asks_himself)
+{
+	const struct slots_wish wish = { .weight = 1, .timeout_ms = 5000 };
+	struct slots_slot *slot;
+
+	script.acquired = SLOTS_WAITING;
+	script.beaten = SLOTS_HOLDING;
+	script.beat_ms = 200;
+	script_change(&script);
+	no_threads = true;
+	slot = take(&wish);
+	ck_assert_uint_ge(script_counts().beats, 1);
+	slots_release(slot);
+	no_threads = false;
+}
+END_TEST
+
 /* ---- Bandwidth ------------------------------------------------------------------------------- */
 
 START_TEST(bytes_pass_at_the_rate_that_was_set)
@@ -488,6 +617,46 @@ START_TEST(waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back)
 	begin = base_now_ns();
 	ck_assert_int_eq(slots_pass(slot, 100000, stop_now, NULL), 1);
 	ck_assert(base_seconds(base_now_ns() - begin) < 0.5);
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(a_rate_that_is_far_too_low_does_not_stop_a_save)
+{
+	const struct slots_wish wish = { .weight = 1, .lost = hear_loss };
+	struct slots_slot *slot;
+	uint64_t begin;
+
+	slots_pool_close(pool);
+	policy.stall_ms = 700;
+	open_pool();
+	lost_calls = 0;
+	slot = take(&wish);
+	script.rate = 1;
+	script_change(&script);
+	slots_pass(slot, 1000, NULL, NULL);
+	begin = base_now_ns();
+	for (int i = 0; i < 3; i++)
+		slots_pass(slot, 1000, NULL, NULL);
+	ck_assert(base_seconds(base_now_ns() - begin) < 3.0);
+	/* And waiting for bandwidth is not taken for a disk that hangs. */
+	ck_assert_uint_eq(lost_calls, 0);
+	slots_release(slot);
+}
+END_TEST
+
+START_TEST(a_coordinator_that_hangs_does_not_hold_up_every_block)
+{
+	struct slots_slot *slot = take(NULL);
+	uint64_t begin;
+
+	script.away = true;
+	script.silence_ms = 300;
+	script_change(&script);
+	begin = base_now_ns();
+	for (int i = 0; i < 20; i++)
+		slots_pass(slot, 4 * MIB, NULL, NULL);
+	ck_assert(base_seconds(base_now_ns() - begin) < 1.0);
 	slots_release(slot);
 }
 END_TEST
@@ -576,6 +745,13 @@ int main(void)
 	tcase_add_test(turns, a_waiter_whose_coordinator_goes_away_goes_on_alone);
 	tcase_add_test(turns, a_holder_outlives_a_short_absence_and_loses_its_slot_in_a_long_one);
 	tcase_add_test(turns, a_release_that_could_not_be_said_is_said_later);
+	tcase_add_test(turns, each_outage_of_a_wait_is_counted_by_itself);
+	tcase_add_test(turns, an_answer_that_makes_no_sense_fails_nothing);
+	tcase_add_test(turns, who_goes_ahead_alone_leaves_the_queue);
+	tcase_add_test(turns, who_cannot_wait_for_wakes_asks_now_and_then);
+	tcase_add_test(turns, without_a_thread_who_waits_asks_himself);
+	tcase_add_test(turns, a_rate_that_is_far_too_low_does_not_stop_a_save);
+	tcase_add_test(turns, a_coordinator_that_hangs_does_not_hold_up_every_block);
 	tcase_add_test(turns, bytes_pass_at_the_rate_that_was_set);
 	tcase_add_test(turns, waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back);
 	tcase_add_test(turns, without_a_limit_the_coordinator_is_seldom_asked);
