@@ -449,7 +449,9 @@ int local_enter(struct local_file *file, int64_t *now, struct base_error *error)
 		pthread_mutex_unlock(&file->lock);
 		return ret;
 	}
-	*now = pool_ms(file, host);
+	/* Anew: it may have waited, or been stopped, since. Nobody else moves the pool's clock now.
+	 */
+	*now = pool_ms(file, host_ms());
 	file->state->woken_count = 0;
 	return 0;
 }

@@ -180,6 +180,7 @@ int rules_acquire(struct rules_state *state, int64_t now, const struct slots_con
 	rules_tick(state, now);
 	member = rules_find(state, request->id);
 	if (member) {
+		member->deadline = state->now + config->lease_ms;
 		stands(state, member, answer);
 		return 0;
 	}
@@ -201,6 +202,9 @@ int rules_acquire(struct rules_state *state, int64_t now, const struct slots_con
 		nobody(state, answer);
 		return 0;
 	}
+	/* Whoever hears this counts on a whole lease, also if it was let in from the queue, for
+	 * half of one. */
+	member->deadline = state->now + config->lease_ms;
 	stands(state, member, answer);
 	return 0;
 }

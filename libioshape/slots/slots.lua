@@ -521,6 +521,17 @@ if operation == 'acquire' then
 		pool.waiters = pool.waiters + 1
 	end
 
+	-- Whoever hears this counts on a whole lease from when it asked, also if its slot was given before,
+	-- for half of one.
+	local function known(id, member)
+		if member.state == HOLDING then
+			call('ZADD', H, now + member.lease, id)
+			return holder(member)
+		end
+		call('ZADD', L, now + member.lease, id)
+		return waiter(member)
+	end
+
 	-- acquire id client node job rank share weight bytes lease asked-capacity default-capacity known-epoch
 	-- never-wait
 	operate = function(id, client, node, job_name, rank, share, weight, bytes, lease, asked, usual,
@@ -529,7 +540,7 @@ if operation == 'acquire' then
 		tick(tonumber(known_epoch), lease)
 		local member = load_member(id)
 		if member then
-			return member.state == HOLDING and holder(member) or waiter(member)
+			return known(id, member)
 		end
 		local idle = pool.holders + pool.waiters == 0
 		if idle or pool.cap == 0 then
@@ -566,14 +577,11 @@ if operation == 'acquire' then
 		if grant_those_that_fit() > 0 then
 			member = must_load_member(id)
 		end
-		if member.state == HOLDING then
-			return holder(member)
-		end
-		if never_wait == '1' then
+		if member.state == WAITING and never_wait == '1' then
 			forget(id, member)
 			return nobody()
 		end
-		return waiter(member)
+		return known(id, member)
 	end
 
 elseif operation == 'beat' then

@@ -486,6 +486,27 @@ def test_without_memory_those_who_are_there_can_stay_and_go(server: Server) -> N
     assert state(acquire(script, "third")) == HOLDING
 
 
+def lease_left(script: Script, name: str) -> int:
+    status = script("status")
+    assert isinstance(status, list)
+    return next(int(str(row[-1])) for rows in status[1:] for row in rows if row[0] == name)  # type: ignore[union-attr, index]
+
+
+def test_whoever_is_told_that_it_holds_can_count_on_a_whole_lease(server: Server) -> None:
+    script = opened(server, "whole")
+    assert state(acquire(script, "first")) == HOLDING
+    assert state(acquire(script, "second")) == WAITING
+    # A small one, let past the queue at once.
+    small = script("acquire", "third", "c", "n", "j", 0, 1, 1, 1, 60_000, 1, 1, 0, 0)
+    assert state(small) == HOLDING
+    assert lease_left(script, "third") > 50_000
+    # One that was let in while it waited has half of it, until it knows. It asks once more.
+    assert script("release", "first", 0, 60_000, 0) == 1
+    assert lease_left(script, "second") <= 30_000
+    assert state(acquire(script, "second")) == HOLDING
+    assert lease_left(script, "second") > 50_000
+
+
 def test_looking_makes_no_pool_and_leaving_leaves_nothing_that_lasts(server: Server) -> None:
     server.connection.call("FLUSHALL")
     Script(server, script_text(), "none")("status")

@@ -107,12 +107,6 @@ class Server:
         """SIGSTOP, SIGCONT."""
         os.kill(self.pid, number)
 
-    def forget(self) -> None:
-        """What it has on disk."""
-        shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
-        for path in self.folder.glob("*.rdb"):
-            path.unlink()
-
     def ask(self, *words: object) -> object:
         """One command, and its answer: a text, a number or a list. Errors are OSErrors."""
         with socket.socket(socket.AF_UNIX) as link:

@@ -37,6 +37,9 @@
 /* A piece of a write: so often there is progress. */
 #define PIECE_MS 10u
 
+/* Some turns are longer than a lease. */
+#define LONG_MS 3000u
+
 static struct ioshape_context *context;
 static volatile sig_atomic_t stop;
 static const char *name = "-";
@@ -163,9 +166,12 @@ static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight, bool mix
 
 static void take_turns(uint64_t hold_ms, uint32_t weight, bool mixed)
 {
+	const uint64_t long_ms = 30 * hold_ms < LONG_MS ? 30 * hold_ms : LONG_MS;
+
 	for (unsigned turn = 0; !stop; turn++) {
-		/* Some are longer than a lease. */
-		take_turn(turn, chance((chance(8) ? 1 : 30) * hold_ms + 1), weight, mixed);
+		uint64_t most_ms = chance(8) || long_ms < hold_ms ? hold_ms : long_ms;
+
+		take_turn(turn, chance(most_ms + 1), weight, mixed);
 		/* Now and then nobody asks: a coordinator that finds itself alone does other
 		 * things. */
 		if (!chance(8))

@@ -22,7 +22,6 @@ a holder does not count:
   between attempts to connect (1 s at most). Even then there are no more than twice the capacity.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -119,10 +118,6 @@ class Verdict:
     def saw(self, name: str, ms: float) -> None:
         """Keeps the longest."""
         self.longest[name] = max(ms, self.longest.get(name, 0.0))
-
-    def as_json(self) -> str:
-        """All but the order."""
-        return json.dumps(self, default=vars, indent=1)
 
 
 @dataclass

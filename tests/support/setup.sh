@@ -88,6 +88,7 @@ look_for_missing() {
 	need valgrind valgrind --version
 	need redis-sentinel redis-sentinel --version
 	need e2fsprogs mkfs.ext4 -V
+	need iproute2 ip -V
 	need git git --version
 	need unzip unzip -v
 	need util-linux setarch --version

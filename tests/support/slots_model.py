@@ -410,6 +410,7 @@ class Pool:
     ) -> Answer:
         self.tick(known_epoch, lease)
         if id in self.members:
+            self.members[id].deadline = self.now + self.members[id].lease
             return self.answer(self.members[id])
         numbers = self.numbers
         if not self.members or numbers.cap == 0:
@@ -440,6 +441,7 @@ class Pool:
         if member.state == WAITING and never_wait:
             self.forget(member)
             return self.answer(None)
+        member.deadline = self.now + lease
         return self.answer(member)
 
     def beat(
