@@ -481,6 +481,13 @@ local function waiter(member)
 	return {WAITING, '0', whole(pool.epoch), 0, position, capacity(), beat, paced(), ahead}
 end
 
+-- Whoever asks about a request that is known shows that it lives, whatever the question was.
+local function renewed(id, member, lease)
+	local holds = member.state == HOLDING
+	call('ZADD', holds and H or L, now + lease, id)
+	return holds and holder(member) or waiter(member)
+end
+
 -- ---- Operations -------------------------------------------------------------------------------------
 
 -- Only the one that is asked for is made: making them all would cost more than most of them do.
@@ -529,7 +536,7 @@ if operation == 'acquire' then
 		tick(tonumber(known_epoch), lease)
 		local member = load_member(id)
 		if member then
-			return member.state == HOLDING and holder(member) or waiter(member)
+			return renewed(id, member, lease)
 		end
 		local idle = pool.holders + pool.waiters == 0
 		if idle or pool.cap == 0 then
@@ -611,16 +618,11 @@ elseif operation == 'beat' then
 		if not member then
 			return nobody()
 		end
-		if member.state == HOLDING then
-			call('ZADD', H, now + lease, id)
-			if member.passed ~= passed then
-				member.passed = passed
-				store_member(id, member)
-			end
-			return holder(member)
+		if member.state == HOLDING and member.passed ~= passed then
+			member.passed = passed
+			store_member(id, member)
 		end
-		call('ZADD', L, now + lease, id)
-		return waiter(member)
+		return renewed(id, member, lease)
 	end
 
 elseif operation == 'release' then
