@@ -507,8 +507,11 @@ int local_leave(struct local_file *file, bool changed, struct base_error *error)
 	pthread_mutex_unlock(&file->lock);
 	if (ret)
 		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the pool's file \"%s/%s\" cannot be written (%s)", file->folder,
-				 file->name, strerror(-ret));
+				 "the pool's file \"%s/%s\" cannot be written (%s)%s", file->folder,
+				 file->name, strerror(-ret),
+				 ret == -EFBIG ? "; raise this process's limit of file sizes "
+						 "(ulimit -f)" :
+						 "");
 	return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 
 static unsigned entries(void)
 {
@@ -889,6 +890,42 @@ START_TEST(a_long_queue_is_kept_as_well)
 }
 END_TEST
 
+static void limit_files(rlim_t bytes)
+{
+	struct rlimit limit;
+
+	MUST(!getrlimit(RLIMIT_FSIZE, &limit), "no limit");
+	limit.rlim_cur = bytes;
+	MUST(!setrlimit(RLIMIT_FSIZE, &limit), "no limit");
+}
+
+/* The kernel would end the process, by a signal. */
+START_TEST(a_limit_of_file_sizes_is_an_error_with_a_remedy)
+{
+	void *pool = open_pool("p", 1, 15000);
+	char id[40];
+	int ret, i;
+
+	limit_files(1024);
+	ret = ask(pool, "a-1", 1);
+	limit_files(RLIM_INFINITY);
+	ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
+	ck_assert_msg(strstr(error.text, "ulimit -f"), "%s", error.text);
+	/* One that a short queue keeps within. */
+	ret = 0;
+	limit_files(20000);
+	for (i = 0; i < 600 && !ret; i++) {
+		snprintf(id, sizeof(id), "b-%d", i);
+		ret = ask(pool, id, 1);
+	}
+	limit_files(RLIM_INFINITY);
+	ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
+	ck_assert_int_gt(i, 2);
+	ck_assert_int_eq(ask(pool, "c-1", 1), 0);
+	slots_local.close(pool);
+}
+END_TEST
+
 START_TEST(leases_end_although_the_clock_was_set_back)
 {
 	void *pool = open_pool("p", 1, 300);
@@ -962,6 +999,7 @@ int main(void)
 	tcase_add_test(tcase, what_dead_processes_left_goes_after_a_day);
 	tcase_add_test(tcase, threads_share_a_pool);
 	tcase_add_test(tcase, a_long_queue_is_kept_as_well);
+	tcase_add_test(tcase, a_limit_of_file_sizes_is_an_error_with_a_remedy);
 	tcase_add_test(tcase, leases_end_although_the_clock_was_set_back);
 	tcase_add_test(tcase, addresses_that_mean_nothing_are_refused);
 	tcase_set_timeout(tcase, 50);
