@@ -96,7 +96,7 @@ static int add_name(struct base_buffer *names, int folder, const char *entry)
 	int ret;
 
 	if (!is_ours(entry) || fstatat(folder, entry, &stat, AT_SYMLINK_NOFOLLOW) ||
-	    !S_ISREG(stat.st_mode))
+	    !S_ISREG(stat.st_mode) || stat.st_nlink != 1)
 		return 0;
 	own = local_files_find(&stat);
 	if (!own && is_old(&stat))

@@ -481,6 +481,14 @@ local function waiter(member)
 	return {WAITING, '0', whole(pool.epoch), 0, position, capacity(), beat, paced(), ahead}
 end
 
+-- Whoever asks about a request that is known shows that it lives, whatever the question was; and counts
+-- on a whole lease from then, also if its slot was given before, for half of one.
+local function renewed(id, member, lease)
+	local holds = member.state == HOLDING
+	call('ZADD', holds and H or L, now + lease, id)
+	return holds and holder(member) or waiter(member)
+end
+
 -- ---- Operations -------------------------------------------------------------------------------------
 
 -- Only the one that is asked for is made: making them all would cost more than most of them do.
@@ -521,17 +529,6 @@ if operation == 'acquire' then
 		pool.waiters = pool.waiters + 1
 	end
 
-	-- Whoever hears this counts on a whole lease from when it asked, also if its slot was given before,
-	-- for half of one.
-	local function known(id, member)
-		if member.state == HOLDING then
-			call('ZADD', H, now + member.lease, id)
-			return holder(member)
-		end
-		call('ZADD', L, now + member.lease, id)
-		return waiter(member)
-	end
-
 	-- acquire id client node job rank share weight bytes lease asked-capacity default-capacity known-epoch
 	-- never-wait
 	operate = function(id, client, node, job_name, rank, share, weight, bytes, lease, asked, usual,
@@ -540,7 +537,7 @@ if operation == 'acquire' then
 		tick(tonumber(known_epoch), lease)
 		local member = load_member(id)
 		if member then
-			return known(id, member)
+			return renewed(id, member, lease)
 		end
 		local idle = pool.holders + pool.waiters == 0
 		if idle or pool.cap == 0 then
@@ -581,7 +578,7 @@ if operation == 'acquire' then
 			forget(id, member)
 			return nobody()
 		end
-		return known(id, member)
+		return renewed(id, member, lease)
 	end
 
 elseif operation == 'beat' then
@@ -619,16 +616,11 @@ elseif operation == 'beat' then
 		if not member then
 			return nobody()
 		end
-		if member.state == HOLDING then
-			call('ZADD', H, now + lease, id)
-			if member.passed ~= passed then
-				member.passed = passed
-				store_member(id, member)
-			end
-			return holder(member)
+		if member.state == HOLDING and member.passed ~= passed then
+			member.passed = passed
+			store_member(id, member)
 		end
-		call('ZADD', L, now + lease, id)
-		return waiter(member)
+		return renewed(id, member, lease)
 	end
 
 elseif operation == 'release' then

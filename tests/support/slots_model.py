@@ -410,7 +410,7 @@ class Pool:
     ) -> Answer:
         self.tick(known_epoch, lease)
         if id in self.members:
-            self.members[id].deadline = self.now + self.members[id].lease
+            self.members[id].deadline = self.now + lease
             return self.answer(self.members[id])
         numbers = self.numbers
         if not self.members or numbers.cap == 0:

@@ -72,7 +72,7 @@ START_TEST(who_comes_second_waits_and_knows_for_whom)
 }
 END_TEST
 
-START_TEST(a_request_made_twice_changes_nothing)
+START_TEST(a_request_made_twice_is_counted_once)
 {
 	void *pool = redis_case_open(address, "1");
 	struct slots_answer once = redis_case_acquire(pool, "1-1");
@@ -528,7 +528,7 @@ static Suite *redis_suite(void)
 	tcase_add_checked_fixture(tests, empty, leave);
 	tcase_add_test(tests, a_free_slot_is_granted_at_once);
 	tcase_add_test(tests, who_comes_second_waits_and_knows_for_whom);
-	tcase_add_test(tests, a_request_made_twice_changes_nothing);
+	tcase_add_test(tests, a_request_made_twice_is_counted_once);
 	tcase_add_test(tests, who_never_waits_is_not_queued);
 	tcase_add_test(tests, the_status_tells_what_is_known);
 	tcase_add_test(tests, what_the_operator_sets_wins_until_it_is_cleared);
