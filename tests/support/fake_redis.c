@@ -43,8 +43,14 @@ static void answer(struct fake_redis *fake, struct pollfd *guest)
 		send(guest->fd, "+", 1, MSG_NOSIGNAL);
 		poll(NULL, 0, 100);
 		return;
+	case FAKE_HANGS_UP:
 	case FAKE_SAYS:
 		bytes = recv(guest->fd, heard, sizeof(heard), 0);
+		if (bytes > 0 && fake->manner == FAKE_HANGS_UP &&
+		    !memmem(heard, (size_t)bytes, fake->words, strlen(fake->words)))
+			return;
+		if (fake->manner == FAKE_HANGS_UP)
+			bytes = 0;
 		if (bytes > 0) {
 			remember(fake, heard, (size_t)bytes);
 			send(guest->fd, fake->words, strlen(fake->words), MSG_NOSIGNAL);

@@ -10,6 +10,7 @@ enum fake_manner {
 	FAKE_SILENT,   /* accepts, and never answers */
 	FAKE_CLOSES,   /* accepts, and closes */
 	FAKE_TRICKLES, /* answers with one byte every 100 ms, without an end */
+	FAKE_HANGS_UP, /* closes at these words, and answers nothing to others */
 	FAKE_SAYS,     /* answers the same to whatever comes */
 	FAKE_FULL      /* does not even accept */
 };
