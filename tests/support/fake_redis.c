@@ -36,11 +36,12 @@ int fake_redis_heard(struct fake_redis *fake, const char *words)
 static void answer(struct fake_redis *fake, struct pollfd *guest)
 {
 	char heard[65536];
+	bool next = fake->words && fake->trickled < strlen(fake->words);
 	ssize_t bytes;
 
 	switch (fake->manner) {
 	case FAKE_TRICKLES:
-		send(guest->fd, "+", 1, MSG_NOSIGNAL);
+		send(guest->fd, next ? fake->words + fake->trickled++ : "+", 1, MSG_NOSIGNAL);
 		poll(NULL, 0, 100);
 		return;
 	case FAKE_HANGS_UP:
