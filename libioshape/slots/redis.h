@@ -35,6 +35,7 @@ struct redis_pool {
 	bool whole_seconds;        /* a Redis before 6.0 takes no others for BLPOP */
 	uint64_t due_ns;           /* when that answer comes at the latest, if the server is well */
 	uint64_t refused_until_ns; /* BLPOP is not tried; 0: it was never refused */
+	uint64_t wakes_ns;         /* wakes were as many as had been due until then */
 	unsigned cut_short;        /* connections that ended in a row with BLPOP asked */
 	int interruption;          /* an eventfd */
 };

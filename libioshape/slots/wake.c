@@ -24,6 +24,9 @@
 #define LATE_NS 150000000ull
 /* An answer that is so late will not come. */
 #define DEAD_NS 2000000000ull
+/* One wake in so many nanoseconds, and so many at once: more come of no honest server. */
+#define WAKE_NS 20000000ull
+#define WAKES_AT_ONCE 10
 /* Rights are given and proxies replaced while we run. */
 #define ASK_AGAIN_NS 30000000000ull
 /* Some proxies close the connection instead of an answer to what they do not know. */
@@ -214,8 +217,10 @@ static enum event understand(struct watch *watch, const redisReply *reply)
 		pool->cut_short = 0;
 	if (reply->type == REDIS_REPLY_NIL)
 		return NOTHING;
-	if (reply->type != REDIS_REPLY_ERROR)
+	if (reply->type != REDIS_REPLY_ERROR) {
+		pool->wakes_ns = MAX(pool->wakes_ns, base_now_ns()) + WAKE_NS;
 		return ENOUGH;
+	}
 	if (route_is_redirect(pool->wake, reply, &node, &asking) && ++watch->redirects <= 5) {
 		pthread_mutex_lock(&pool->lock);
 		pool->route.moved = node;
@@ -300,11 +305,24 @@ static enum event sleep_on(const struct watch *watch)
 	return NOTHING;
 }
 
+/* A list of wakes that has no end must not keep this process, and the server, busy. */
+static void calm_down(const struct watch *watch)
+{
+	struct redis_pool *pool = watch->pool;
+	const uint64_t calm_ns = pool->wakes_ns - MIN(pool->wakes_ns, WAKES_AT_ONCE * WAKE_NS);
+	const uint64_t until_ns = MIN(watch->until_ns, calm_ns);
+	struct pollfd ready = { .fd = pool->interruption, .events = POLLIN };
+
+	if (base_now_ns() < calm_ns)
+		(void)poll(&ready, 1, link_time_left_ms(until_ns));
+}
+
 static enum event watch_on(struct watch *watch)
 {
 	struct redis_pool *pool = watch->pool;
 	enum event event = NOTHING;
 
+	calm_down(watch);
 	while (event == NOTHING) {
 		if (was_interrupted(pool))
 			return ENOUGH;

@@ -44,6 +44,11 @@ static void answer(struct fake_redis *fake, struct pollfd *guest)
 		send(guest->fd, next ? fake->words + fake->trickled++ : "+", 1, MSG_NOSIGNAL);
 		poll(NULL, 0, 100);
 		return;
+	case FAKE_FLOODS:
+		for (int i = 0; i < 100; i++)
+			send(guest->fd, fake->words, strlen(fake->words),
+			     MSG_NOSIGNAL | MSG_DONTWAIT);
+		return;
 	case FAKE_HANGS_UP:
 	case FAKE_SAYS:
 		bytes = recv(guest->fd, heard, sizeof(heard), 0);

@@ -11,6 +11,7 @@ enum fake_manner {
 	FAKE_CLOSES,   /* accepts, and closes */
 	FAKE_TRICKLES, /* a byte every 100 ms, without an end: of the words, then '+' */
 	FAKE_HANGS_UP, /* closes at these words, and answers nothing to others */
+	FAKE_FLOODS,   /* says its words again and again */
 	FAKE_SAYS,     /* answers the same to whatever comes */
 	FAKE_FULL      /* does not even accept */
 };
