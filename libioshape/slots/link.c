@@ -177,6 +177,8 @@ int link_send(struct slots_link *link, const struct link_command *command, uint6
 		return -ENOMEM;
 	}
 	ret = (link->tls ? send_encrypted : send_plain)(link, text, (size_t)bytes, until_ns, why);
+	/* It may hold the password. */
+	explicit_bzero(text, (size_t)bytes);
 	redisFreeCommand(text);
 	return ret;
 }

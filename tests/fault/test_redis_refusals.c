@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A Redis that refuses: passwords, rights, memory, replicas, TLS. */
+#define _GNU_SOURCE
 #include "slots/redis.h"
 #include "support/check_main.h"
 #include "support/fake_redis.h"
@@ -52,6 +53,40 @@ START_TEST(passwords_open_doors_and_are_never_said)
 	pool = redis_case_open_config(&config);
 	redis_case_acquire(pool, "1-1");
 	slots_redis.close(pool);
+}
+END_TEST
+
+/* Whether a text is anywhere on our heap. */
+static bool is_on_the_heap(const char *text)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned long begin = 0, end = 0;
+	char line[400];
+
+	ck_assert_ptr_nonnull(maps);
+	while (fgets(line, sizeof(line), maps) && !strstr(line, "[heap]"))
+		;
+	fclose(maps);
+	ck_assert_int_eq(sscanf(line, "%lx-%lx", &begin, &end), 2);
+	return memmem((void *)begin, end - begin, text, strlen(text));
+}
+
+START_TEST(a_closed_pool_leaves_no_password_in_memory)
+{
+	struct base_error error;
+	char text[300];
+	void *pool;
+
+	/* So long that nothing else is put in its place. */
+	redis_server_option(&server, "--requirepass", "another");
+	redis_server_start(&server);
+	snprintf(text, sizeof(text), "redis://:%0200d-SECRET@127.0.0.1:%u", 0, server.port);
+	pool = redis_case_open(text, "1");
+	redis_case_refused(pool, &error);
+	redis_case_must_say(&error, "WRONGPASS");
+	ck_assert(is_on_the_heap("0000-SECRET"));
+	slots_redis.close(pool);
+	ck_assert(!is_on_the_heap("0000-SECRET"));
 }
 END_TEST
 
@@ -331,6 +366,7 @@ static Suite *redis_suite(void)
 	tcase_set_timeout(tests, 120);
 	tcase_add_checked_fixture(tests, setup, teardown);
 	tcase_add_test(tests, passwords_open_doors_and_are_never_said);
+	tcase_add_test(tests, a_closed_pool_leaves_no_password_in_memory);
 	tcase_add_test(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password);
 	tcase_add_test(tests, the_documented_rights_are_enough_and_each_is_needed);
 	tcase_add_test(tests, without_the_right_to_be_woken_it_sleeps_and_says_so_once);
