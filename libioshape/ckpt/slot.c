@@ -48,9 +48,15 @@ static int take_password(struct ckpt_slots *slots, const char *file_name, struct
 	setvbuf(file, NULL, _IONBF, 0); /* leaves no copy behind */
 	if (!fgets(line, sizeof(line), file))
 		ret = base_fail(error, -EINVAL, "the password file %s is empty", file_name);
+	else if (!strpbrk(line, "\r\n") && fgetc(file) != EOF)
+		ret = base_fail(error, -EINVAL,
+				"the first line of the password file %s is longer than %d bytes",
+				file_name, MOST_PASSWORD_BYTES - 1);
 	fclose(file);
-	if (ret)
+	if (ret) {
+		explicit_bzero(line, sizeof(line));
 		return ret;
+	}
 	line[strcspn(line, "\r\n")] = 0;
 	slots->password = strdup(line);
 	explicit_bzero(line, sizeof(line));

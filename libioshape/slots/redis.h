@@ -30,11 +30,14 @@ struct redis_pool {
 	bool waiting; /* wait() is under way: what follows is its own */
 	bool rested;  /* rest() came after the latest wait(); atomic */
 	struct slots_link *wake;
-	bool asked;         /* BLPOP was sent, and its answer has not come */
-	bool woken;         /* a wake may have been missed: the next wait() ends at once */
-	bool whole_seconds; /* a Redis before 6.0 takes no others for BLPOP */
-	uint64_t due_ns;    /* when that answer comes at the latest, if the server is well */
-	int interruption;   /* an eventfd */
+	bool asked;                /* BLPOP was sent, and its answer has not come */
+	bool woken;                /* a wake may have been missed: the next wait() ends at once */
+	bool whole_seconds;        /* a Redis before 6.0 takes no others for BLPOP */
+	uint64_t due_ns;           /* when that answer comes at the latest, if the server is well */
+	uint64_t refused_until_ns; /* BLPOP is not tried; 0: it was never refused */
+	uint64_t wakes_ns;         /* wakes were as many as had been due until then */
+	unsigned cut_short;        /* connections that ended in a row with BLPOP asked */
+	int interruption;          /* an eventfd */
 };
 
 /* ---- Traffic (traffic.c) ----------------------------------------------------------------------

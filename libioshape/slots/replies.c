@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The script's shortest time is 1 ms; nothing that it waits for is worth so many signs of life. */
+#define LEAST_BEAT_MS 20u
+
 /* Integers, and numbers as text, which Lua uses above 2^53 or where it was given text. */
 int redis_read_number(const redisReply *reply, uint64_t *number)
 {
@@ -62,6 +65,8 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer)
 	    read_small(part[6], &answer->beat_ms) || part[8]->type != REDIS_REPLY_STRING)
 		return -EPROTO;
 	answer->state = (enum slots_state)state;
+	if (answer->beat_ms)
+		answer->beat_ms = MAX(answer->beat_ms, LEAST_BEAT_MS);
 	copy_text(part[8], answer->ahead, sizeof(answer->ahead));
 	return 0;
 }

@@ -500,6 +500,32 @@ START_TEST(a_password_file_that_is_not_there_is_named)
 }
 END_TEST
 
+START_TEST(a_password_that_does_not_fit_is_refused_not_cut)
+{
+	static const size_t lengths[] = { 400, 1023, 1024, 5000 };
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	char message[512];
+
+	options.password_file = scratch_path("password");
+	options.coordinator = "open";
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
+		struct ioshape_context *opened = NULL;
+		FILE *file = fopen(options.password_file, "we");
+		int ret;
+
+		for (size_t k = 0; k < lengths[i]; k++)
+			fputc('p', file);
+		fputs("\nand another line\n", file);
+		fclose(file);
+		ret = ioshape_context_open(&opened, &options, message, sizeof(message));
+		ck_assert_int_eq(ret, lengths[i] < 1024 ? 0 : -EINVAL);
+		if (ret)
+			ck_assert_msg(strstr(message, "1023 bytes"), "%s", message);
+		ioshape_context_free(opened);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("saves in slots");
@@ -523,6 +549,7 @@ int main(void)
 	tcase_add_test(all, the_rate_of_a_job_holds_its_saves_back);
 	tcase_add_test(all, bad_settings_are_refused_by_name);
 	tcase_add_test(all, a_password_file_that_is_not_there_is_named);
+	tcase_add_test(all, a_password_that_does_not_fit_is_refused_not_cut);
 	suite_add_tcase(suite, all);
 	return check_main(suite);
 }
