@@ -105,22 +105,6 @@ static int read_member(const redisReply *row, struct ioshape_member *member, cha
 	return 0;
 }
 
-static uint64_t fence_of(const redisReply *row)
-{
-	uint64_t fence;
-
-	return is_list(row, 11) && !redis_read_number(row->element[8], &fence) ? fence : 0;
-}
-
-/* The script lists holders by the end of their lease; fences rise with time. */
-static int older_first(const void *left, const void *right)
-{
-	const uint64_t a = fence_of(*(redisReply *const *)left);
-	const uint64_t b = fence_of(*(redisReply *const *)right);
-
-	return (a > b) - (a < b);
-}
-
 static int read_members(const redisReply *list, bool holders, struct slots_status_maker *maker)
 {
 	struct ioshape_member member;
@@ -129,8 +113,6 @@ static int read_members(const redisReply *list, bool holders, struct slots_statu
 
 	if (!is_list(list, 0))
 		return -EPROTO;
-	if (holders && list->elements > 1)
-		qsort(list->element, list->elements, sizeof(redisReply *), older_first);
 	for (size_t i = 0; i < list->elements && !ret; i++) {
 		ret = read_member(list->element[i], &member, texts);
 		if (!ret)
@@ -143,18 +125,20 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 {
 	static const char *const by[] = { "default", "job", "operator" };
 	redisReply **part = numbers->element;
-	uint32_t who, waiters;
+	uint32_t who, waiters, holders;
 
-	if (!is_list(numbers, 10) || read_small(part[0], &status->capacity) ||
+	if (!is_list(numbers, 11) || read_small(part[0], &status->capacity) ||
 	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
 	    read_small(part[2], &status->used) || redis_read_number(part[3], &status->pool_rate) ||
 	    redis_read_number(part[4], &status->job_rate) ||
 	    redis_read_number(part[5], &status->small_bytes) ||
 	    read_small(part[6], &status->express) || redis_read_number(part[7], &status->grants) ||
-	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters))
+	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters) ||
+	    read_small(part[10], &holders))
 		return -EPROTO;
 	status->capacity_by = by[who];
 	status->waiter_count = waiters;
+	status->holder_count = holders;
 	return 0;
 }
 

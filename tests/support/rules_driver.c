@@ -21,7 +21,7 @@
  *                        alone if there is no room for one more)
  *   release, set, kick   1 or 0
  *   pace                 BYTES START END
- *   status               10 numbers, then " H" and 11 words for each holder, then " W" and 11 words
+ *   status               11 numbers, then " H" and 11 words for each holder, then " W" and 11 words
  *                        for each waiter
  *   make, bury           1
  *
@@ -179,12 +179,13 @@ static void run_status(int64_t now, char **word)
 	if (slots_status_new(&maker, "driver", "local", &error) || rules_status(&state, now, maker))
 		exit(2);
 	status = slots_status_finish(maker);
-	printf("%u %d %u %" PRIu64 " %" PRIu64 " %" PRIu64 " %u %" PRIu64 " %u %zu",
+	printf("%u %d %u %" PRIu64 " %" PRIu64 " %" PRIu64 " %u %" PRIu64 " %u %zu %zu",
 	       status->capacity,
 	       !strcmp(status->capacity_by, "operator") ? 2 : !strcmp(status->capacity_by, "job"),
 	       status->used, status->pool_rate, status->job_rate, status->small_bytes,
-	       status->express, status->grants, status->grants_last_minute, status->waiter_count);
-	print_rows('H', status->holders, status->holder_count);
+	       status->express, status->grants, status->grants_last_minute, status->waiter_count,
+	       status->holder_count);
+	print_rows('H', status->holders, status->holder_listed);
 	print_rows('W', status->waiters, status->waiter_listed);
 	slots_status_abandon(maker);
 }

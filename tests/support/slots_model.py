@@ -546,15 +546,15 @@ class Pool:
         queue: list[Member] = []
         if self.numbers.run:
             self.tick(0, OPERATORS_LEASE)
-            held = sorted(self.holders()[:LISTED], key=lambda member: member.fence)
+            held = sorted(self.holders(), key=lambda member: member.fence)
             queue = self.queue()
         numbers, settings = self.numbers, self.numbers.settings
         used = sum(member.given for member in held)
         first: Answer = [self.capacity(), 2 if settings.capacity else numbers.by, used]
         rates = [str(settings.pool_rate), str(settings.job_rate), str(self.small_bytes())]
-        rest: Answer = [self.express(), str(numbers.grants), len(queue)]
+        rest: Answer = [self.express(), str(numbers.grants), len(queue), len(held)]
         return (
             [*first, *rates, *rest],
-            [self.row(member) for member in held],
+            [self.row(member) for member in held[:LISTED]],
             [self.row(member) for member in queue[:LISTED]],
         )

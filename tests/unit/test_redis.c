@@ -150,6 +150,40 @@ START_TEST(the_status_tells_what_is_known)
 }
 END_TEST
 
+START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
+{
+	struct slots_config config = redis_case_config(address, "1");
+	struct slots_answer held[300] = { 0 };
+	struct ioshape_pool_status *status;
+	char id[SLOTS_ID_BYTES];
+	void *pool;
+
+	config.asked_capacity = 400;
+	pool = redis_case_open_config(&config);
+	for (int i = 0; i < 300; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		held[i] = redis_case_acquire(pool, id);
+		ck_assert_int_eq(held[i].state, SLOTS_HOLDING);
+	}
+	/* Their leases end last. */
+	poll(NULL, 0, 5);
+	for (int i = 0; i < 100; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		redis_case_beat(pool, id, &held[i]);
+	}
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->holder_count, 300);
+	ck_assert_uint_eq(status->holder_listed, 256);
+	ck_assert_uint_eq(status->used, 300);
+	for (int i = 0; i < 256; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		ck_assert_str_eq(status->holders[i].id, id);
+	}
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
 START_TEST(what_the_operator_sets_wins_until_it_is_cleared)
 {
 	void *pool = redis_case_open(address, "1");
@@ -531,6 +565,7 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, a_request_made_twice_is_counted_once);
 	tcase_add_test(tests, who_never_waits_is_not_queued);
 	tcase_add_test(tests, the_status_tells_what_is_known);
+	tcase_add_test(tests, of_many_holders_the_oldest_are_listed_and_all_are_counted);
 	tcase_add_test(tests, what_the_operator_sets_wins_until_it_is_cleared);
 	tcase_add_test(tests, who_is_kicked_is_out_and_the_next_one_in);
 	tcase_add_test(tests, bandwidth_is_granted_as_the_job_and_the_operator_say);
