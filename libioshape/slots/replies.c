@@ -55,14 +55,14 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer)
 	uint32_t state;
 
 	memset(answer, 0, sizeof(*answer));
-	if (!is_list(reply, 9) || read_small(part[0], &state) || state > SLOTS_HOLDING ||
+	if (!is_list(reply, 8) || read_small(part[0], &state) || state > SLOTS_HOLDING ||
 	    redis_read_number(part[1], &answer->fence) ||
 	    redis_read_number(part[2], &answer->epoch) || read_small(part[3], &answer->weight) ||
 	    read_small(part[4], &answer->position) || read_small(part[5], &answer->capacity) ||
-	    read_small(part[6], &answer->beat_ms) || part[8]->type != REDIS_REPLY_STRING)
+	    read_small(part[6], &answer->beat_ms) || part[7]->type != REDIS_REPLY_STRING)
 		return -EPROTO;
 	answer->state = (enum slots_state)state;
-	copy_text(part[8], answer->ahead, sizeof(answer->ahead));
+	copy_text(part[7], answer->ahead, sizeof(answer->ahead));
 	return 0;
 }
 

@@ -445,19 +445,15 @@ end
 
 -- ---- Answers ----------------------------------------------------------------------------------------
 
-local function paced()
-	return pool.set_pool_rate + pool.set_job_rate > 0 and 1 or 0
-end
-
--- {state, fence, epoch, weight, position, capacity, next beat, paced, ahead}
+-- {state, fence, epoch, weight, position, capacity, next beat, ahead}
 local function nobody()
-	return {0, '0', whole(pool.epoch), 0, 0, capacity(), 0, paced(), ''}
+	return {0, '0', whole(pool.epoch), 0, 0, capacity(), 0, ''}
 end
 
 local function holder(member)
 	return {
 		HOLDING, whole(member.fence), whole(pool.epoch), member.given, 0, capacity(),
-		math.ceil(member.lease / 3), paced(), ''
+		math.ceil(member.lease / 3), ''
 	}
 end
 
@@ -478,7 +474,7 @@ local function waiter(member)
 	if id then
 		ahead = describe(must_load_member(id))
 	end
-	return {WAITING, '0', whole(pool.epoch), 0, position, capacity(), beat, paced(), ahead}
+	return {WAITING, '0', whole(pool.epoch), 0, position, capacity(), beat, ahead}
 end
 
 -- Whoever asks about a request that is known shows that it lives, whatever the question was.

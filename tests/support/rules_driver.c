@@ -16,7 +16,7 @@
  * and answers with one line: what slots.lua returns, parted by single spaces, then a tab, then the
  * clients that were woken, in order (one word for each grant to one that waited):
  *
- *   acquire, beat        STATE FENCE EPOCH WEIGHT POSITION CAPACITY BEAT PACED AHEAD...
+ *   acquire, beat        STATE FENCE EPOCH WEIGHT POSITION CAPACITY BEAT AHEAD...
  *                        (AHEAD is the rest up to the tab: it may be empty or hold spaces; "full"
  *                        alone if there is no room for one more)
  *   release, set, kick   1 or 0
@@ -73,9 +73,9 @@ static void copy(char *to, const char *word, size_t room)
 
 static void print_answer(const struct slots_answer *answer)
 {
-	printf("%d %" PRIu64 " %" PRIu64 " %u %u %u %u %d %s", (int)answer->state, answer->fence,
+	printf("%d %" PRIu64 " %" PRIu64 " %u %u %u %u %s", (int)answer->state, answer->fence,
 	       answer->epoch, answer->weight, answer->position, answer->capacity, answer->beat_ms,
-	       state.pool.set_pool_rate || state.pool.set_job_rate, answer->ahead);
+	       answer->ahead);
 }
 
 static void run_make(int64_t now, char **word)

@@ -371,18 +371,14 @@ class Pool:
 
     # -- Answers
 
-    def paced(self) -> int:
-        settings = self.numbers.settings
-        return int(settings.pool_rate + settings.job_rate > 0)
-
     def answer(self, member: Member | None) -> Answer:
         epoch, capacity = str(self.numbers.epoch), self.capacity()
         if member is None:
-            return [0, "0", epoch, 0, 0, capacity, 0, self.paced(), ""]
+            return [0, "0", epoch, 0, 0, capacity, 0, ""]
         beat = math.ceil(member.lease / 3)
         if member.state == HOLDING:
             fence = str(member.fence)
-            return [HOLDING, fence, epoch, member.given, 0, capacity, beat, self.paced(), ""]
+            return [HOLDING, fence, epoch, member.given, 0, capacity, beat, ""]
         queue, held = self.queue(), self.holders()
         position = [waiter.id for waiter in queue].index(member.id)
         before = held[0] if held else None
@@ -392,7 +388,7 @@ class Pool:
             change = max(before.deadline if before else 0, self.numbers.grace) - self.now
             beat = max(1, min(beat, change))
         ahead = before.describe() if before else ""
-        return [WAITING, "0", epoch, 0, position, capacity, beat, self.paced(), ahead]
+        return [WAITING, "0", epoch, 0, position, capacity, beat, ahead]
 
     # -- Operations
 
