@@ -25,14 +25,24 @@ int redis_read_number(const redisReply *reply, uint64_t *number)
 		return -EPROTO;
 	errno = 0;
 	*number = strtoull(reply->str, &end, 10);
-	return errno || end != reply->str + reply->len ? -EPROTO : 0;
+	if (end != reply->str + reply->len)
+		return -EPROTO;
+	return errno ? -ERANGE : 0;
+}
+
+/* What any client may have made up: one that says too much must not hide all the others. */
+static int read_amount(const redisReply *reply, uint64_t *number)
+{
+	int ret = redis_read_number(reply, number);
+
+	return ret == -ERANGE ? 0 : ret; /* then it is the greatest there is */
 }
 
 static int read_small(const redisReply *reply, uint32_t *number)
 {
 	uint64_t value;
 
-	if (redis_read_number(reply, &value))
+	if (read_amount(reply, &value))
 		return -EPROTO;
 	*number = (uint32_t)MIN(value, UINT32_MAX);
 	return 0;
@@ -95,10 +105,9 @@ static int read_member(const redisReply *row, struct ioshape_member *member, cha
 	member->job = texts[1];
 	member->node = texts[2];
 	if (read_small(part[3], &member->rank) || read_small(part[4], &member->weight) ||
-	    read_small(part[5], &member->express) || redis_read_number(part[6], &member->bytes) ||
-	    redis_read_number(part[7], &member->passed) ||
-	    redis_read_number(part[8], &member->fence) || redis_read_number(part[9], &since_ms) ||
-	    redis_read_number(part[10], &left_ms))
+	    read_small(part[5], &member->express) || read_amount(part[6], &member->bytes) ||
+	    read_amount(part[7], &member->passed) || read_amount(part[8], &member->fence) ||
+	    read_amount(part[9], &since_ms) || read_amount(part[10], &left_ms))
 		return -EPROTO;
 	member->since_s = (double)since_ms / 1e3;
 	member->lease_s = (double)left_ms / 1e3;
@@ -129,10 +138,9 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 
 	if (!is_list(numbers, 11) || read_small(part[0], &status->capacity) ||
 	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
-	    read_small(part[2], &status->used) || redis_read_number(part[3], &status->pool_rate) ||
-	    redis_read_number(part[4], &status->job_rate) ||
-	    redis_read_number(part[5], &status->small_bytes) ||
-	    read_small(part[6], &status->express) || redis_read_number(part[7], &status->grants) ||
+	    read_small(part[2], &status->used) || read_amount(part[3], &status->pool_rate) ||
+	    read_amount(part[4], &status->job_rate) || read_amount(part[5], &status->small_bytes) ||
+	    read_small(part[6], &status->express) || read_amount(part[7], &status->grants) ||
 	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters) ||
 	    read_small(part[10], &holders))
 		return -EPROTO;
