@@ -375,10 +375,12 @@ class PoolStatus:
     #: since the pool began
     grants: int
     grants_last_minute: int
-    #: oldest first
+    #: oldest first; not all if there are many
     holders: tuple[Member, ...]
     #: the next one first; not all if there are many
     waiters: tuple[Member, ...]
+    #: all of them
+    holder_count: int
     #: all of them
     waiter_count: int
 
@@ -439,8 +441,9 @@ class Operator:
             express=status.express,
             grants=status.grants,
             grants_last_minute=status.grants_last_minute,
-            holders=_members(status.holders, status.holder_count),
+            holders=_members(status.holders, status.holder_listed),
             waiters=_members(status.waiters, status.waiter_listed),
+            holder_count=status.holder_count,
             waiter_count=status.waiter_count,
         )
 

@@ -149,8 +149,9 @@ struct ioshape_pool_status {
 	uint32_t express;        /* so many of them at a time */
 	uint64_t grants;         /* since the pool began */
 	uint32_t grants_last_minute;
-	const struct ioshape_member *holders; /* oldest first */
-	size_t holder_count;
+	const struct ioshape_member *holders; /* oldest first; the first 256 */
+	size_t holder_listed;
+	size_t holder_count; /* all */
 	const struct ioshape_member *waiters; /* the next one first; the first 256 */
 	size_t waiter_listed;
 	size_t waiter_count; /* all */

@@ -16,6 +16,9 @@
 #define NAMED_AGAIN_NS (3600ull * 1000000000)
 #define NAME_KEPT_MS (7ull * 24 * 3600 * 1000)
 
+/* Bytes and rates are no more than this: above it Lua's numbers have holes. */
+#define MOST_AMOUNT (UINT64_C(1) << 53)
+
 /* ---- Opening and closing --------------------------------------------------------------------- */
 
 static int take_address(struct redis_pool *pool, struct base_error *error)
@@ -95,6 +98,11 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 
 /* ---- Requests -------------------------------------------------------------------------------- */
 
+static void add_amount(struct link_command *command, uint64_t amount)
+{
+	link_add_number(command, MIN(amount, MOST_AMOUNT));
+}
+
 static uint64_t known_epoch(const struct redis_pool *pool)
 {
 	return __atomic_load_n(&pool->epoch, __ATOMIC_RELAXED);
@@ -173,7 +181,7 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	link_add_number(&command, identity->rank);
 	link_add_number(&command, MAX(identity->share, 1u));
 	link_add_number(&command, request->weight);
-	link_add_number(&command, request->bytes);
+	add_amount(&command, request->bytes);
 	link_add_number(&command, config->lease_ms);
 	link_add_number(&command, config->asked_capacity);
 	link_add_number(&command, config->default_capacity);
@@ -194,14 +202,14 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 
 	redis_begin(pool, &command, "beat");
 	link_add_text(&command, beat->id);
-	link_add_number(&command, beat->passed);
+	add_amount(&command, beat->passed);
 	link_add_number(&command, pool->config.lease_ms);
 	/* The epoch that this slot is of: another slot of ours may have seen a newer one. */
 	link_add_number(&command, beat->holding ? beat->epoch : known_epoch(pool));
 	link_add_number(&command, beat->holding);
 	link_add_number(&command, beat->fence);
 	link_add_number(&command, beat->weight);
-	link_add_number(&command, beat->bytes);
+	add_amount(&command, beat->bytes);
 	link_add_text(&command, identity->client);
 	link_add_text(&command, identity->node);
 	link_add_text(&command, identity->job);
@@ -219,7 +227,7 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 
 	redis_begin(pool, &command, "release");
 	link_add_text(&command, id);
-	link_add_number(&command, passed);
+	add_amount(&command, passed);
 	link_add_number(&command, pool->config.lease_ms);
 	link_add_number(&command, known_epoch(pool));
 	ret = redis_call(pool, &command, &reply, NULL, error);
@@ -239,11 +247,11 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 	int ret;
 
 	memset(grant, 0, sizeof(*grant));
-	snprintf(wanted, sizeof(wanted), "%lld", (long long)bytes);
+	snprintf(wanted, sizeof(wanted), "%lld", (long long)MIN(bytes, (int64_t)MOST_AMOUNT));
 	redis_begin(pool, &command, "pace");
 	link_add_text(&command, pool->config.identity.job);
 	link_add_text(&command, wanted);
-	link_add_number(&command, pool->config.rate);
+	add_amount(&command, pool->config.rate);
 	link_add_number(&command, pool->config.lease_ms);
 	link_add_number(&command, known_epoch(pool));
 	ret = redis_call(pool, &command, &reply, NULL, error);
@@ -267,9 +275,9 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 	redis_begin(pool, &command, "set");
 	link_add_number(&command, settings->clear != 0);
 	link_add_number(&command, settings->capacity);
-	link_add_number(&command, settings->pool_rate);
-	link_add_number(&command, settings->job_rate);
-	link_add_number(&command, settings->small_bytes);
+	add_amount(&command, settings->pool_rate);
+	add_amount(&command, settings->job_rate);
+	add_amount(&command, settings->small_bytes);
 	link_add_number(&command, settings->express);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);

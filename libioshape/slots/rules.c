@@ -406,6 +406,7 @@ int rules_status(struct rules_state *state, int64_t now, struct slots_status_mak
 	status->express = rules_express(state);
 	status->grants = pool->grants;
 	status->grants_last_minute = pool->last_minute;
+	status->holder_count = state->holders;
 	status->waiter_count = state->waiters;
 	ret = list(state, RULES_HOLDING, came_before, maker);
 	return ret ? ret : list(state, RULES_WAITING, rules_queues_before, maker);

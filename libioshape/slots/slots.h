@@ -164,7 +164,7 @@ void slots_status_abandon(struct slots_status_maker *maker);
 
 #define SLOTS_SMALL_BYTES (16 * MIB) /* up to here a request may be let past the queue */
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
-#define SLOTS_LISTED 256u            /* waiters in a status */
+#define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
 #define SLOTS_MOST_CAPACITY 65536u
 
 /* ---- Pools in this process (pool.c, beats.c, away.c) ------------------------------------------

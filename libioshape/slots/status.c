@@ -24,7 +24,7 @@ void slots_status_abandon(struct slots_status_maker *maker)
 {
 	if (!maker)
 		return;
-	free_members(maker->holders, maker->status.holder_count);
+	free_members(maker->holders, maker->status.holder_listed);
 	free_members(maker->waiters, maker->status.waiter_listed);
 	free(maker->pool);
 	free(maker->coordinator);
@@ -77,7 +77,7 @@ int slots_status_add(struct slots_status_maker *maker, bool holder,
 		     const struct ioshape_member *member)
 {
 	struct ioshape_member **list = holder ? &maker->holders : &maker->waiters;
-	size_t *count = holder ? &maker->status.holder_count : &maker->status.waiter_listed;
+	size_t *count = holder ? &maker->status.holder_listed : &maker->status.waiter_listed;
 	struct ioshape_member *more;
 
 	more = reallocarray(*list, *count + 1, sizeof(**list));

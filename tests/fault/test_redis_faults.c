@@ -369,16 +369,18 @@ START_TEST(answers_of_another_shape_are_not_taken_for_ours)
 		"*-1\r\n",
 		"*0\r\n",
 		"$2\r\nno\r\n",
-		"*9\r\n:3\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
-		"*9\r\n:2\r\n$2\r\n1x\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
-		"*9\r\n:2\r\n$21\r\n999999999999999999999\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$"
+		"*8\r\n:3\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
+		"*8\r\n:2\r\n$2\r\n1x\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
+		"*8\r\n:2\r\n$21\r\n999999999999999999999\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$"
 		"0\r\n\r\n",
-		"*9\r\n:2\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
-		"*9\r\n*0\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
+		"*8\r\n:2\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
+		"*8\r\n*0\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
 		"*3\r\n*0\r\n*0\r\n*0\r\n",
-		"*3\r\n*10\r\n:1\r\n:3\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n*0\r\n*"
+		"*3\r\n*11\r\n:1\r\n:3\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n*"
+		"0\r\n*"
 		"0\r\n",
-		"*3\r\n*10\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n*1\r\n*"
+		"*3\r\n*11\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n*"
+		"1\r\n*"
 		"1\r\n:1\r\n*0\r\n",
 		"*3\r\n:5\r\n:9\r\n:2\r\n",
 	};

@@ -890,6 +890,27 @@ START_TEST(a_long_queue_is_kept_as_well)
 }
 END_TEST
 
+START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
+{
+	void *pool = open_pool("p", 400, 15000);
+	struct ioshape_pool_status *status;
+	char id[40];
+
+	for (int i = 0; i < 300; i++) {
+		snprintf(id, sizeof(id), "a-%d", i);
+		ck_assert_int_eq(ask(pool, id, 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	}
+	ck_assert_int_eq(slots_local.status(pool, &status, &error), 0);
+	ck_assert_uint_eq(status->holder_count, 300);
+	ck_assert_uint_eq(status->holder_listed, 256);
+	ck_assert_str_eq(status->holders[0].id, "a-0");
+	ck_assert_str_eq(status->holders[255].id, "a-255");
+	ioshape_pool_status_free(status);
+	slots_local.close(pool);
+}
+END_TEST
+
 static void limit_files(rlim_t bytes)
 {
 	struct rlimit limit;
@@ -999,6 +1020,7 @@ int main(void)
 	tcase_add_test(tcase, what_dead_processes_left_goes_after_a_day);
 	tcase_add_test(tcase, threads_share_a_pool);
 	tcase_add_test(tcase, a_long_queue_is_kept_as_well);
+	tcase_add_test(tcase, of_many_holders_the_oldest_are_listed_and_all_are_counted);
 	tcase_add_test(tcase, a_limit_of_file_sizes_is_an_error_with_a_remedy);
 	tcase_add_test(tcase, leases_end_although_the_clock_was_set_back);
 	tcase_add_test(tcase, addresses_that_mean_nothing_are_refused);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the Redis coordinator does with a server that is well. tests/fault has those that are not.
  */
+#include "slots/redis.h"
 #include "support/check_main.h"
 #include "support/redis_case.h"
 #include "support/scratch.h"
@@ -120,7 +121,7 @@ START_TEST(the_status_tells_what_is_known)
 	strcpy(config.identity.job, "4711");
 	pool = redis_case_open_config(&config);
 	request.weight = 2;
-	request.bytes = 1ull << 60;
+	request.bytes = 1ull << 50;
 	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, NULL), 0);
 	ck_assert_int_eq(slots_redis.beat(pool, &beat, &answer, NULL), 0);
 	redis_case_acquire(pool, "1-2");
@@ -138,13 +139,119 @@ START_TEST(the_status_tells_what_is_known)
 	ck_assert_str_eq(status->holders[0].node, "n01");
 	ck_assert_uint_eq(status->holders[0].rank, 7);
 	ck_assert_uint_eq(status->holders[0].weight, 2);
-	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 60);
+	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 50);
 	ck_assert_uint_eq(status->holders[0].passed, 1ull << 40);
 	ck_assert_uint_eq(status->holders[0].fence, answer.fence);
 	ck_assert(status->holders[0].lease_s > 1 && status->holders[0].lease_s <= 3);
 	ck_assert_uint_eq(status->waiter_count, 1);
 	ck_assert_uint_eq(status->waiter_listed, 1);
 	ck_assert_str_eq(status->waiters[0].id, "1-3");
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
+static redisReply text_reply(const char *text)
+{
+	return (redisReply){ .type = REDIS_REPLY_STRING,
+			     .str = (char *)(uintptr_t)text,
+			     .len = strlen(text) };
+}
+
+static redisReply list_reply(redisReply **parts, size_t count)
+{
+	return (redisReply){ .type = REDIS_REPLY_ARRAY, .element = parts, .elements = count };
+}
+
+START_TEST(numbers_beyond_all_measure_hide_nobody)
+{
+	struct ioshape_pool_settings settings = { .size = sizeof(settings),
+						  .pool_rate = UINT64_MAX,
+						  .job_rate = UINT64_MAX,
+						  .small_bytes = UINT64_MAX };
+	struct slots_request request = redis_case_request("1-1");
+	void *pool = redis_case_open(address, "1");
+	struct ioshape_pool_status *status;
+	struct slots_answer answer;
+
+	request.bytes = UINT64_MAX;
+	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, NULL), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_int_eq(slots_redis.set(pool, &settings, NULL), 0);
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->pool_rate, 1ull << 53);
+	ck_assert_uint_eq(status->small_bytes, 1ull << 53);
+	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 53);
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
+/* What another program sent. */
+START_TEST(numbers_that_no_type_holds_hide_nobody)
+{
+	const char *const row[] = {
+		"id", "job", "n", "1", "1", "0", "18446744073709551616", "18446744073709551616",
+		"1",  "0",   "1"
+	};
+	const char *const numbers[] = {
+		"1", "0", "99999999999", "18446744073709551616", "0", "0", "1", "5", "0", "0", "1"
+	};
+	redisReply leaves[22], list[3], first, held, *of_row[11], *of_numbers[11], *rows, *all[3];
+	struct ioshape_pool_status *status;
+
+	for (size_t i = 0; i < 11; i++) {
+		of_row[i] = &leaves[i];
+		of_numbers[i] = &leaves[11 + i];
+		*of_row[i] = text_reply(row[i]);
+		*of_numbers[i] = text_reply(numbers[i]);
+	}
+	held = list_reply(of_row, 11);
+	rows = &held;
+	first = list_reply(of_numbers, 11);
+	list[0] = list_reply(&rows, 1);
+	list[1] = list_reply(NULL, 0);
+	all[0] = &first;
+	all[1] = &list[0];
+	all[2] = &list[1];
+	list[2] = list_reply(all, 3);
+	ck_assert_int_eq(redis_read_status(&list[2], "p", &status, NULL), 0);
+	ck_assert_uint_eq(status->pool_rate, UINT64_MAX);
+	ck_assert_uint_eq(status->used, UINT32_MAX);
+	ck_assert_uint_eq(status->holders[0].bytes, UINT64_MAX);
+	ioshape_pool_status_free(status);
+}
+END_TEST
+
+START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
+{
+	struct slots_config config = redis_case_config(address, "1");
+	struct slots_answer held[300] = { 0 };
+	struct ioshape_pool_status *status;
+	char id[SLOTS_ID_BYTES];
+	void *pool;
+
+	config.asked_capacity = 400;
+	pool = redis_case_open_config(&config);
+	for (int i = 0; i < 300; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		held[i] = redis_case_acquire(pool, id);
+		ck_assert_int_eq(held[i].state, SLOTS_HOLDING);
+	}
+	/* Their leases end last. */
+	poll(NULL, 0, 5);
+	for (int i = 0; i < 100; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		redis_case_beat(pool, id, &held[i]);
+	}
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->holder_count, 300);
+	ck_assert_uint_eq(status->holder_listed, 256);
+	ck_assert_uint_eq(status->used, 300);
+	for (int i = 0; i < 256; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		ck_assert_str_eq(status->holders[i].id, id);
+	}
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
@@ -531,6 +638,9 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, a_request_made_twice_is_counted_once);
 	tcase_add_test(tests, who_never_waits_is_not_queued);
 	tcase_add_test(tests, the_status_tells_what_is_known);
+	tcase_add_test(tests, numbers_beyond_all_measure_hide_nobody);
+	tcase_add_test(tests, numbers_that_no_type_holds_hide_nobody);
+	tcase_add_test(tests, of_many_holders_the_oldest_are_listed_and_all_are_counted);
 	tcase_add_test(tests, what_the_operator_sets_wins_until_it_is_cleared);
 	tcase_add_test(tests, who_is_kicked_is_out_and_the_next_one_in);
 	tcase_add_test(tests, bandwidth_is_granted_as_the_job_and_the_operator_say);
