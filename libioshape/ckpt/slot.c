@@ -33,7 +33,7 @@ struct ckpt_pool_of_mount {
 static int take_password(struct ckpt_slots *slots, const char *file_name, struct base_error *error)
 {
 	const char *variable = getenv("IOSHAPE_PASSWORD");
-	char line[MOST_PASSWORD_BYTES];
+	char line[MOST_PASSWORD_BYTES], more[2];
 	FILE *file;
 	int ret = 0;
 
@@ -48,7 +48,8 @@ static int take_password(struct ckpt_slots *slots, const char *file_name, struct
 	setvbuf(file, NULL, _IONBF, 0); /* leaves no copy behind */
 	if (!fgets(line, sizeof(line), file))
 		ret = base_fail(error, -EINVAL, "the password file %s is empty", file_name);
-	else if (!strpbrk(line, "\r\n") && fgetc(file) != EOF)
+	else if (!strpbrk(line, "\r\n") && fgets(more, sizeof(more), file) &&
+		 !strpbrk(more, "\r\n"))
 		ret = base_fail(error, -EINVAL,
 				"the first line of the password file %s is longer than %d bytes",
 				file_name, MOST_PASSWORD_BYTES - 1);
@@ -234,5 +235,36 @@ int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path, struct slots_
 	pthread_mutex_lock(&slots->lock);
 	ret = open_for_mount(slots, path, mount, pool, error);
 	pthread_mutex_unlock(&slots->lock);
+	return ret;
+}
+
+/* ---- Pools for one call ---------------------------------------------------------------------- */
+
+int ckpt_slots_borrow(struct ckpt_slots *slots, const char *name, struct slots_pool **pool,
+		      bool *close, struct base_error *error)
+{
+	struct slots_config config = slots->config;
+	const struct ckpt_pool_use *use;
+	int ret;
+
+	*close = false;
+	if (!name)
+		return ckpt_slots_named(slots, NULL, pool, error);
+	ret = ckpt_check_pool_name(name, error);
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&slots->lock);
+	for (use = slots->pools; use && strcmp(slots_pool_name(use->pool), name) != 0;
+	     use = use->next)
+		;
+	pthread_mutex_unlock(&slots->lock);
+	if (use) {
+		*pool = use->pool;
+		return 0;
+	}
+	snprintf(config.pool, sizeof(config.pool), "%s", name);
+	slots_identify_client(&config.identity);
+	ret = slots_pool_open(pool, &config, &slots->policy, error);
+	*close = !ret;
 	return ret;
 }

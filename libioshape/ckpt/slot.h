@@ -37,4 +37,11 @@ int ckpt_slots_named(struct ckpt_slots *slots, const char *name, struct slots_po
 int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path, struct slots_pool **pool,
 		       struct base_error *error);
 
+/*
+ * The same for one call of an operator's, who may look at all pools that there are: one that no
+ * save uses is opened for it, and *close tells the caller to close it again.
+ */
+int ckpt_slots_borrow(struct ckpt_slots *slots, const char *name, struct slots_pool **pool,
+		      bool *close, struct base_error *error);
+
 #endif

@@ -75,13 +75,9 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer)
 	    read_small(part[6], &answer->beat_ms) || part[7]->type != REDIS_REPLY_STRING)
 		return -EPROTO;
 	answer->state = (enum slots_state)state;
-<<<<<<< HEAD
 	if (answer->beat_ms)
 		answer->beat_ms = MAX(answer->beat_ms, LEAST_BEAT_MS);
-	copy_text(part[8], answer->ahead, sizeof(answer->ahead));
-=======
 	copy_text(part[7], answer->ahead, sizeof(answer->ahead));
->>>>>>> fixa
 	return 0;
 }
 

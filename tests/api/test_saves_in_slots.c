@@ -487,6 +487,25 @@ START_TEST(bad_settings_are_refused_by_name)
 }
 END_TEST
 
+START_TEST(to_look_at_hundreds_of_pools_keeps_nothing_open)
+{
+	const struct ioshape_pool_settings settings = { .size = sizeof(settings), .capacity = 3 };
+	unsigned before = scratch_descriptors();
+	struct ioshape_pool_status *status;
+	char name[32];
+
+	for (int i = 0; i < 300; i++) {
+		snprintf(name, sizeof(name), "pool-%d", i);
+		ck_assert_int_eq(ioshape_pool_set(context, name, &settings), 0);
+		ck_assert_int_eq(ioshape_pool_get_status(context, name, &status), 0);
+		ck_assert_uint_eq(status->capacity, 3);
+		ioshape_pool_status_free(status);
+		ck_assert_int_eq(ioshape_pool_kick(context, name, "1-1"), -ENOENT);
+		ck_assert_uint_eq(scratch_descriptors(), before);
+	}
+}
+END_TEST
+
 START_TEST(a_password_file_that_is_not_there_is_named)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
@@ -548,6 +567,7 @@ int main(void)
 	tcase_add_test(all, pools_are_named_after_filesystems_or_as_one_likes);
 	tcase_add_test(all, the_rate_of_a_job_holds_its_saves_back);
 	tcase_add_test(all, bad_settings_are_refused_by_name);
+	tcase_add_test(all, to_look_at_hundreds_of_pools_keeps_nothing_open);
 	tcase_add_test(all, a_password_file_that_is_not_there_is_named);
 	tcase_add_test(all, a_password_that_does_not_fit_is_refused_not_cut);
 	suite_add_tcase(suite, all);
