@@ -183,6 +183,28 @@ IOSHAPE_EXPORT int ioshape_pool_get_status(struct ioshape_context *context, cons
 	return ckpt_leave(context, ret, &error);
 }
 
+static int check_settings(const struct ioshape_pool_settings *settings, struct base_error *error)
+{
+	const struct {
+		const char *name;
+		uint64_t value, most;
+	} limits[] = {
+		{ "the capacity", settings->capacity, SLOTS_MOST_CAPACITY },
+		{ "express", settings->express, SLOTS_MOST_CAPACITY },
+		{ "pool_rate", settings->pool_rate, SLOTS_MOST_BYTES },
+		{ "job_rate", settings->job_rate, SLOTS_MOST_BYTES },
+		{ "small_bytes", settings->small_bytes, SLOTS_MOST_BYTES },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(limits); i++) {
+		if (limits[i].value > limits[i].most)
+			return base_fail(error, -EINVAL, "%s is %llu; it takes 1 to %llu",
+					 limits[i].name, (unsigned long long)limits[i].value,
+					 (unsigned long long)limits[i].most);
+	}
+	return 0;
+}
+
 IOSHAPE_EXPORT int ioshape_pool_set(struct ioshape_context *context, const char *pool,
 				    const struct ioshape_pool_settings *given)
 {
@@ -197,9 +219,8 @@ IOSHAPE_EXPORT int ioshape_pool_set(struct ioshape_context *context, const char 
 	if (!ret)
 		ret = base_take_options(&settings, sizeof(settings), given, "ioshape_pool_settings",
 					&error);
-	if (!ret && settings.capacity > SLOTS_MOST_CAPACITY)
-		ret = base_fail(&error, -EINVAL, "the capacity is %u; it takes 1 to %u",
-				settings.capacity, SLOTS_MOST_CAPACITY);
+	if (!ret)
+		ret = check_settings(&settings, &error);
 	if (!ret)
 		ret = view.ops->set(view.coordinator, &settings, &error);
 	close_view(&view);

@@ -16,9 +16,6 @@
 #define NAMED_AGAIN_NS (3600ull * 1000000000)
 #define NAME_KEPT_MS (7ull * 24 * 3600 * 1000)
 
-/* Bytes and rates are no more than this: above it Lua's numbers have holes. */
-#define MOST_AMOUNT (UINT64_C(1) << 53)
-
 /* ---- Opening and closing --------------------------------------------------------------------- */
 
 static int take_address(struct redis_pool *pool, struct base_error *error)
@@ -100,7 +97,7 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 
 static void add_amount(struct link_command *command, uint64_t amount)
 {
-	link_add_number(command, MIN(amount, MOST_AMOUNT));
+	link_add_number(command, MIN(amount, SLOTS_MOST_BYTES));
 }
 
 static uint64_t known_epoch(const struct redis_pool *pool)
@@ -247,7 +244,7 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 	int ret;
 
 	memset(grant, 0, sizeof(*grant));
-	snprintf(wanted, sizeof(wanted), "%lld", (long long)MIN(bytes, (int64_t)MOST_AMOUNT));
+	snprintf(wanted, sizeof(wanted), "%lld", (long long)MIN(bytes, (int64_t)SLOTS_MOST_BYTES));
 	redis_begin(pool, &command, "pace");
 	link_add_text(&command, pool->config.identity.job);
 	link_add_text(&command, wanted);

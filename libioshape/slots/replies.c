@@ -176,6 +176,6 @@ int redis_read_status(const redisReply *reply, const char *pool,
 		slots_status_abandon(maker);
 		return ret == -ENOMEM ? base_no_memory(error, "a pool's status", 0) : ret;
 	}
-	*status = slots_status_finish(maker);
+	*status = slots_status_of(maker);
 	return 0;
 }

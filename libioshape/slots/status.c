@@ -93,11 +93,6 @@ int slots_status_add(struct slots_status_maker *maker, bool holder,
 	return 0;
 }
 
-struct ioshape_pool_status *slots_status_finish(struct slots_status_maker *maker)
-{
-	return &maker->status;
-}
-
 IOSHAPE_EXPORT void ioshape_pool_status_free(struct ioshape_pool_status *status)
 {
 	slots_status_abandon((struct slots_status_maker *)status);

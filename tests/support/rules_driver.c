@@ -178,7 +178,7 @@ static void run_status(int64_t now, char **word)
 	(void)word;
 	if (slots_status_new(&maker, "driver", "local", &error) || rules_status(&state, now, maker))
 		exit(2);
-	status = slots_status_finish(maker);
+	status = slots_status_of(maker);
 	printf("%u %d %u %" PRIu64 " %" PRIu64 " %" PRIu64 " %u %" PRIu64 " %u %zu %zu",
 	       status->capacity,
 	       !strcmp(status->capacity_by, "operator") ? 2 : !strcmp(status->capacity_by, "job"),

@@ -968,6 +968,28 @@ START_TEST(leases_end_although_the_clock_was_set_back)
 }
 END_TEST
 
+START_TEST(what_may_be_a_password_is_not_repeated)
+{
+	static const struct {
+		const struct slots_ops *ops;
+		const char *address;
+	} wrong[] = {
+		{ &slots_local, "local:redis://me:tr0ub4dor@host" },
+		{ &slots_open, "open:redis://me:tr0ub4dor@host" },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
+		struct slots_config config = { .address = wrong[i].address, .pool = "p" };
+		void *pool;
+
+		error.code = 0;
+		ck_assert_int_eq(wrong[i].ops->open(&pool, &config, &error), -EINVAL);
+		ck_assert_msg(strstr(error.text, wrong[i].ops->id), "%s", error.text);
+		ck_assert_msg(!strstr(error.text, "tr0ub4dor"), "%s", error.text);
+	}
+}
+END_TEST
+
 START_TEST(addresses_that_mean_nothing_are_refused)
 {
 	static const char *const wrong[] = { "local:", "local:relative", "local:?", "localx" };
@@ -1023,6 +1045,7 @@ int main(void)
 	tcase_add_test(tcase, of_many_holders_the_oldest_are_listed_and_all_are_counted);
 	tcase_add_test(tcase, a_limit_of_file_sizes_is_an_error_with_a_remedy);
 	tcase_add_test(tcase, leases_end_although_the_clock_was_set_back);
+	tcase_add_test(tcase, what_may_be_a_password_is_not_repeated);
 	tcase_add_test(tcase, addresses_that_mean_nothing_are_refused);
 	tcase_set_timeout(tcase, 50);
 	suite_add_tcase(suite, tcase);
