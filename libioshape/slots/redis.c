@@ -14,6 +14,8 @@
 /* All pools' names, by when they were last in use (ms since 1970, by the clients' clocks). */
 #define REGISTRY "{ios:}:pools"
 #define NAMED_AGAIN_NS (3600ull * 1000000000)
+#define NAME_FAILED_NS (60ull * 1000000000)
+#define NAME_MOST_NS 250000000ull
 #define NAME_KEPT_MS (7ull * 24 * 3600 * 1000)
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
@@ -141,24 +143,61 @@ static uint64_t wall_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* So that the operator sees it. Nothing depends on it. */
+static int add_name(struct redis_pool *pool, const char *score, bool only_raise, uint64_t most_ns,
+		    struct base_error *error)
+{
+	struct link_command command = { 0 };
+	redisReply *reply;
+	int ret;
+
+	link_add_text(&command, "ZADD");
+	link_add_text(&command, REGISTRY);
+	if (only_raise)
+		link_add_text(&command, "GT");
+	link_add_text(&command, score);
+	link_add_text(&command, pool->config.pool);
+	ret = redis_call_elsewhere(pool, &command, most_ns, &reply, error);
+	freeReplyObject(reply);
+	return ret;
+}
+
+/* What an operator set keeps its score: +inf. A Redis before 6.2 knows no GT and forgets that. */
+static int write_name(struct redis_pool *pool, uint64_t most_ns)
+{
+	struct base_error error = { 0 };
+	char score[24];
+	int ret;
+
+	snprintf(score, sizeof(score), "%llu", (unsigned long long)wall_ms());
+	ret = add_name(pool, score, true, most_ns, &error);
+	if (ret && strstr(error.text, "syntax error"))
+		ret = add_name(pool, score, false, most_ns, NULL);
+	return ret;
+}
+
+/* So that the operator sees it. Nothing depends on it, and no grant waits long for it. */
 static void write_name_down(struct redis_pool *pool)
 {
 	const uint64_t now = base_now_ns();
-	uint64_t last = __atomic_load_n(&pool->named_ns, __ATOMIC_RELAXED);
-	struct link_command command = { 0 };
-	redisReply *reply;
+	uint64_t due_ns = __atomic_load_n(&pool->name_due_ns, __ATOMIC_RELAXED);
 
-	if ((last && now - last < NAMED_AGAIN_NS) ||
-	    !__atomic_compare_exchange_n(&pool->named_ns, &last, now, false, __ATOMIC_RELAXED,
-					 __ATOMIC_RELAXED))
+	if (now < due_ns ||
+	    !__atomic_compare_exchange_n(&pool->name_due_ns, &due_ns, now + NAME_FAILED_NS, false,
+					 __ATOMIC_RELAXED, __ATOMIC_RELAXED))
 		return;
-	link_add_text(&command, "ZADD");
-	link_add_text(&command, REGISTRY);
-	link_add_number(&command, wall_ms());
-	link_add_text(&command, pool->config.pool);
-	if (!redis_call_elsewhere(pool, &command, &reply, NULL))
-		freeReplyObject(reply);
+	if (!write_name(pool, NAME_MOST_NS))
+		__atomic_store_n(&pool->name_due_ns, now + NAMED_AGAIN_NS, __ATOMIC_RELAXED);
+}
+
+/* Where an operator set something, it is to be found as long as that holds. */
+static void write_set_name_down(struct redis_pool *pool,
+				const struct ioshape_pool_settings *settings)
+{
+	if (settings->capacity || settings->pool_rate || settings->job_rate ||
+	    settings->small_bytes || settings->express)
+		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
+	else if (settings->clear && !add_name(pool, "1", false, REDIS_CALL_NS, NULL))
+		write_name(pool, REDIS_CALL_NS);
 }
 
 static int redis_acquire(void *opaque, const struct slots_request *request,
@@ -279,7 +318,7 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);
 	if (!ret)
-		write_name_down(pool);
+		write_set_name_down(pool, settings);
 	return ret;
 }
 
@@ -335,7 +374,7 @@ static int list_names(struct redis_pool *pool, const char *from, const char *to,
 	link_add_text(&command, REGISTRY);
 	link_add_text(&command, from);
 	link_add_text(&command, to);
-	ret = redis_call_elsewhere(pool, &command, reply, error);
+	ret = redis_call_elsewhere(pool, &command, REDIS_CALL_NS, reply, error);
 	if (ret || (*reply)->type == REDIS_REPLY_ARRAY)
 		return ret;
 	freeReplyObject(*reply);
@@ -357,7 +396,7 @@ static void forget_old_names(struct redis_pool *pool, const char *cut)
 		if (old->element[i]->type == REDIS_REPLY_STRING)
 			link_add_bytes(&command, old->element[i]->str, old->element[i]->len);
 	}
-	if (command.count > 2 && !redis_call_elsewhere(pool, &command, &reply, NULL))
+	if (command.count > 2 && !redis_call_elsewhere(pool, &command, REDIS_CALL_NS, &reply, NULL))
 		freeReplyObject(reply);
 	freeReplyObject(old);
 }

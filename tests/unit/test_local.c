@@ -6,6 +6,7 @@
 #include "support/random.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -756,6 +757,50 @@ START_TEST(pools_have_nothing_to_do_with_each_other)
 }
 END_TEST
 
+static void *read_names(void *pool)
+{
+	struct base_buffer names = { 0 };
+
+	MUST(!slots_local.names(pool, &names, NULL), "no names");
+	base_buffer_free(&names);
+	return NULL;
+}
+
+/* Anybody may put files there. */
+START_TEST(a_folder_full_of_files_holds_no_fork_up)
+{
+	const uint64_t no_time_ns = 20000000;
+	void *pool = open_pool("p", 1, 15000);
+	uint64_t begin, longest_ns = 0, took_ns;
+	pthread_t reader;
+	char path[320];
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	for (int i = 0; i < 40000; i++) {
+		snprintf(path, sizeof(path), "%s/ioshape-%d.slots", pool_folder, i);
+		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0666));
+	}
+	begin = base_now_ns();
+	MUST(!pthread_create(&reader, NULL, read_names, pool), "no thread");
+	do {
+		uint64_t fork_ns = base_now_ns();
+		pid_t child = fork();
+
+		if (!child)
+			_exit(0);
+		fork_ns = base_now_ns() - fork_ns;
+		longest_ns = MAX(longest_ns, fork_ns);
+		waitpid(child, NULL, 0);
+	} while (pthread_tryjoin_np(reader, NULL));
+	took_ns = base_now_ns() - begin;
+	/* On a machine that reads them all in no time there is nothing to see. */
+	ck_assert_msg(took_ns < no_time_ns || longest_ns < took_ns / 2, "%llu ms of %llu",
+		      (unsigned long long)longest_ns / 1000000,
+		      (unsigned long long)took_ns / 1000000);
+	slots_local.close(pool);
+}
+END_TEST
+
 static void list_names(void (*tell)(char), const char *argument)
 {
 	void *pool = open_pool("q", 1, 15000);
@@ -1046,6 +1091,7 @@ int main(void)
 	tcase_add_test(tcase, a_limit_of_file_sizes_is_an_error_with_a_remedy);
 	tcase_add_test(tcase, leases_end_although_the_clock_was_set_back);
 	tcase_add_test(tcase, what_may_be_a_password_is_not_repeated);
+	tcase_add_test(tcase, a_folder_full_of_files_holds_no_fork_up);
 	tcase_add_test(tcase, addresses_that_mean_nothing_are_refused);
 	tcase_set_timeout(tcase, 50);
 	suite_add_tcase(suite, tcase);

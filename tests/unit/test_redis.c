@@ -664,6 +664,48 @@ START_TEST(threads_may_call_while_one_of_them_waits)
 }
 END_TEST
 
+/* What an operator set is found by him in years to come, until he takes it back. */
+START_TEST(a_pool_that_was_set_keeps_its_name_whoever_uses_it)
+{
+	struct ioshape_pool_settings settings = { .capacity = 2 };
+	void *operator= redis_case_open(address, "1"), *user = redis_case_open(address, "2");
+	redisReply *score;
+
+	ck_assert_int_eq(slots_redis.set(operator, & settings, NULL), 0);
+	redis_case_acquire(user, "2-1");
+	score = redis_server_say(&server, "ZSCORE {ios:}:pools scratch");
+	ck_assert_str_eq(score->str, "inf");
+	freeReplyObject(score);
+	settings = (struct ioshape_pool_settings){ .clear = 1 };
+	ck_assert_int_eq(slots_redis.set(operator, & settings, NULL), 0);
+	score = redis_server_say(&server, "ZSCORE {ios:}:pools scratch");
+	ck_assert_str_ne(score->str, "inf");
+	ck_assert_uint_gt(strlen(score->str), 12);
+	freeReplyObject(score);
+	slots_redis.close(operator);
+	slots_redis.close(user);
+}
+END_TEST
+
+START_TEST(a_name_that_could_not_be_written_down_is_tried_again)
+{
+	struct redis_pool *pool = redis_case_open(address, "1");
+	const uint64_t minute_ns = 60000000000ull;
+
+	redis_server_tell(&server, "SET {ios:}:pools x");
+	redis_case_acquire(pool, "1-1");
+	ck_assert_uint_le(pool->name_due_ns, base_now_ns() + minute_ns);
+	redis_server_tell(&server, "DEL {ios:}:pools");
+	redis_case_acquire(pool, "1-1");
+	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:}:pools"), 0);
+	pool->name_due_ns = base_now_ns();
+	redis_case_acquire(pool, "1-1");
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
+	ck_assert_uint_gt(pool->name_due_ns, base_now_ns() + minute_ns);
+	slots_redis.close(pool);
+}
+END_TEST
+
 static Suite *redis_suite(void)
 {
 	Suite *suite = suite_create("redis");
@@ -694,6 +736,8 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, one_connection_is_enough_at_rest);
 	tcase_add_test(tests, no_descriptor_goes_on_to_programs_that_are_started);
 	tcase_add_test(tests, a_turn_without_waiting_takes_two_commands);
+	tcase_add_test(tests, a_pool_that_was_set_keeps_its_name_whoever_uses_it);
+	tcase_add_test(tests, a_name_that_could_not_be_written_down_is_tried_again);
 	tcase_add_test(tests, threads_may_call_while_one_of_them_waits);
 	suite_add_tcase(suite, tests);
 	return suite;
