@@ -1,12 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Addresses of coordinators: what they mean, what is wrong with others, and what is never said. */
-#include "slots/address.h"
+#include "slots/link.h"
 #include "support/check_main.h"
 #include "support/random.h"
 
 #include <errno.h>
+#include <netdb.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* In the place of the C library's: a name service that takes its time. */
+int getaddrinfo(const char *restrict host, const char *restrict port,
+		const struct addrinfo *restrict wanted, struct addrinfo **restrict found)
+{
+	(void)host, (void)port, (void)found;
+	if (!(wanted->ai_flags & AI_NUMERICHOST))
+		poll(NULL, 0, 3000);
+	return EAI_NONAME;
+}
 
 static struct slots_address parse(const char *text)
 {
@@ -249,6 +263,32 @@ START_TEST(nodes_of_redirects_are_understood)
 }
 END_TEST
 
+static int look_up_slowly(void)
+{
+	const struct slots_node node = { .host = "hangs", .port = 1 };
+	char why[LINK_WHY_BYTES];
+
+	return link_connect(NULL, &node, base_now_ns() + 10000000, "hangs", why);
+}
+
+START_TEST(a_forked_child_can_look_names_up_however_many_hang_in_its_parent)
+{
+	int status;
+	pid_t child;
+
+	for (int i = 0; i < 4; i++)
+		ck_assert_int_eq(look_up_slowly(), -ETIMEDOUT);
+	/* Then no more are begun. */
+	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
+	child = fork();
+	if (!child)
+		_exit(look_up_slowly() == -ETIMEDOUT ? 0 : 1);
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert_int_eq(status, 0);
+	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
+}
+END_TEST
+
 static Suite *address_suite(void)
 {
 	Suite *suite = suite_create("address");
@@ -265,6 +305,7 @@ static Suite *address_suite(void)
 	tcase_add_test(tests, lengths_are_limited);
 	tcase_add_test(tests, no_text_whatsoever_does_harm);
 	tcase_add_test(tests, nodes_of_redirects_are_understood);
+	tcase_add_test(tests, a_forked_child_can_look_names_up_however_many_hang_in_its_parent);
 	suite_add_tcase(suite, tests);
 	return suite;
 }

@@ -6,23 +6,10 @@
 #include "support/redis_case.h"
 #include "support/scratch.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-/* In the place of the C library's: a name service that takes its time. */
-int getaddrinfo(const char *restrict host, const char *restrict port,
-		const struct addrinfo *restrict wanted, struct addrinfo **restrict found)
-{
-	(void)host, (void)port, (void)found;
-	if (!(wanted->ai_flags & AI_NUMERICHOST))
-		poll(NULL, 0, 3000);
-	return EAI_NONAME;
-}
 
 static struct redis_server server;
 static char address[128];
@@ -233,32 +220,6 @@ START_TEST(numbers_that_no_type_holds_hide_nobody)
 	ck_assert_uint_eq(status->used, UINT32_MAX);
 	ck_assert_uint_eq(status->holders[0].bytes, UINT64_MAX);
 	ioshape_pool_status_free(status);
-}
-END_TEST
-
-static int look_up_slowly(void)
-{
-	const struct slots_node node = { .host = "hangs", .port = 1 };
-	char why[LINK_WHY_BYTES];
-
-	return link_connect(NULL, &node, base_now_ns() + 10000000, "hangs", why);
-}
-
-START_TEST(a_forked_child_can_look_names_up_however_many_hang_in_its_parent)
-{
-	int status;
-	pid_t child;
-
-	for (int i = 0; i < 4; i++)
-		ck_assert_int_eq(look_up_slowly(), -ETIMEDOUT);
-	/* Then no more are begun. */
-	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
-	child = fork();
-	if (!child)
-		_exit(look_up_slowly() == -ETIMEDOUT ? 0 : 1);
-	ck_assert_int_eq(waitpid(child, &status, 0), child);
-	ck_assert_int_eq(status, 0);
-	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
 }
 END_TEST
 
@@ -721,7 +682,6 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, the_status_tells_what_is_known);
 	tcase_add_test(tests, numbers_beyond_all_measure_hide_nobody);
 	tcase_add_test(tests, numbers_that_no_type_holds_hide_nobody);
-	tcase_add_test(tests, a_forked_child_can_look_names_up_however_many_hang_in_its_parent);
 	tcase_add_test(tests, of_many_holders_the_oldest_are_listed_and_all_are_counted);
 	tcase_add_test(tests, what_the_operator_sets_wins_until_it_is_cleared);
 	tcase_add_test(tests, who_is_kicked_is_out_and_the_next_one_in);
