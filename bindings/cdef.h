@@ -145,6 +145,7 @@ struct ioshape_pool_status {
 	uint64_t grants;
 	uint32_t grants_last_minute;
 	const struct ioshape_member *holders;
+	size_t holder_listed;
 	size_t holder_count;
 	const struct ioshape_member *waiters;
 	size_t waiter_listed;

@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _NAME_BYTES = 128
+
+# pace() passes bytes in pieces, as Python looks for signals only in its own code: so large that a
+# piece waits for about so long.
+_PATIENCE_S = 0.2
+_FIRST_PIECE = 4 << 10
+_MOST_PIECE = 4 << 20
 
 
 def _said(text: Any) -> str:
@@ -100,7 +107,10 @@ class Slot:
         self._slot = slot
         self._context = context
         self._owner = os.getpid()
+        self._passing = threading.Lock()  # while a piece is passed; taken before the other
         self._lock = threading.Lock()
+        self._piece = _FIRST_PIECE
+        self._ending = False  # or released
         self._last: SlotInfo | None = None  # when it was released
 
     def __enter__(self) -> Slot:
@@ -126,13 +136,26 @@ class Slot:
 
         It waits as long as the bandwidth set for the job or the pool asks for. It also shows that
         the work goes on: a slot that moves nothing for the setting "stall_ms" is taken to hang, and
-        is given to the next. One thread at a time.
+        is given to the next. One thread at a time. Ctrl-C, or release() by another thread, ends it
+        soon, though not within the same instant.
         """
         self._check_owner()
-        with self._lock:
-            if self._last is not None:
-                raise ValueError("the slot has been released")
-            self._check(lib.ioshape_slot_pass(self._slot[0], nbytes))
+        left = nbytes
+        while True:
+            with self._passing:
+                if self._ending:
+                    raise ValueError("the slot has been released")
+                piece = min(left, self._piece)
+                begin = time.monotonic()
+                self._check(lib.ioshape_slot_pass(self._slot[0], piece))
+                took_s = time.monotonic() - begin
+            if took_s > _PATIENCE_S:
+                self._piece = max(1, min(piece, int(piece * _PATIENCE_S / took_s)))
+            elif piece == self._piece:
+                self._piece = min(2 * piece, _MOST_PIECE)
+            left -= piece
+            if left <= 0:
+                return
 
     @property
     def info(self) -> SlotInfo:
@@ -162,7 +185,8 @@ class Slot:
         """
         if self._owner != os.getpid():
             return  # the parent still holds it
-        with self._lock:
+        self._ending = True
+        with self._passing, self._lock:
             if self._last is None:
                 self._last = self._read()
                 ffi.release(self._slot)
@@ -375,10 +399,12 @@ class PoolStatus:
     #: since the pool began
     grants: int
     grants_last_minute: int
-    #: oldest first
+    #: oldest first; not all if there are many
     holders: tuple[Member, ...]
     #: the next one first; not all if there are many
     waiters: tuple[Member, ...]
+    #: all of them
+    holder_count: int
     #: all of them
     waiter_count: int
 
@@ -439,8 +465,9 @@ class Operator:
             express=status.express,
             grants=status.grants,
             grants_last_minute=status.grants_last_minute,
-            holders=_members(status.holders, status.holder_count),
+            holders=_members(status.holders, status.holder_listed),
             waiters=_members(status.waiters, status.waiter_listed),
+            holder_count=status.holder_count,
             waiter_count=status.waiter_count,
         )
 

@@ -85,7 +85,7 @@ enum ioshape_log_level {
 /*
  * Receives log lines (no newline at the end, valid only during the call). Called from the caller's
  * and from the library's threads, possibly at the same time; it must not call back into the same
- * context.
+ * context, and should be quick: signs of life of slots may wait for it.
  */
 typedef void (*ioshape_log_fn)(void *user, enum ioshape_log_level level, const char *message);
 
@@ -167,9 +167,9 @@ int ioshape_context_trim(struct ioshape_context *context);
 const char *ioshape_context_message(struct ioshape_context *context);
 
 /*
- * Frees the context and what it keeps. NULL is fine. Handles made from it (saves, writers, readers)
- * must have been freed before; a save still in the background is aborted and waited for, leaving no
- * temporary file, and its handle stays valid only for ioshape_save_free().
+ * Frees the context and what it keeps. NULL is fine. Handles made from it (saves, writers, readers,
+ * slots) must have been freed before; a save still in the background is aborted and waited for,
+ * leaving no temporary file, and its handle stays valid only for ioshape_save_free().
  */
 void ioshape_context_free(struct ioshape_context *context);
 

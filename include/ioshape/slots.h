@@ -76,8 +76,8 @@ struct ioshape_slot_options {
 
 /*
  * Waits for a slot. Any thread. On success *out is the slot, to be released with
- * ioshape_slot_release(). On failure *out is NULL and nothing is held: -ETIMEDOUT, -ECANCELED,
- * -EINVAL, or IOSHAPE_E_COORDINATOR: out of reach, and the context's `away` is "fail".
+ * ioshape_slot_release(). On failure *out is NULL and nothing is held: -ETIMEDOUT, -EAGAIN,
+ * -ECANCELED, -EINVAL, or IOSHAPE_E_COORDINATOR: out of reach, and the context's `away` is "fail".
  */
 int ioshape_slot_acquire(struct ioshape_context *context,
 			 const struct ioshape_slot_options *options, struct ioshape_slot **out);
@@ -149,8 +149,9 @@ struct ioshape_pool_status {
 	uint32_t express;        /* so many of them at a time */
 	uint64_t grants;         /* since the pool began */
 	uint32_t grants_last_minute;
-	const struct ioshape_member *holders; /* oldest first */
-	size_t holder_count;
+	const struct ioshape_member *holders; /* oldest first; the first 256 */
+	size_t holder_listed;
+	size_t holder_count; /* all */
 	const struct ioshape_member *waiters; /* the next one first; the first 256 */
 	size_t waiter_listed;
 	size_t waiter_count; /* all */

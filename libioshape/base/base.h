@@ -85,6 +85,9 @@ int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* As getpid(), which costs as much as everything else that a short call of ours does. */
 pid_t base_pid(void);
+/* How large its files may get, in bytes. For a write beyond that the kernel sends a signal,
+ * SIGXFSZ, that would end the application. */
+uint64_t base_largest_file(void);
 
 /* ---- SIGPIPE (sigpipe.c) --------------------------------------------------------------------- */
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which process this is, without asking the kernel every time. */
+/* Which process this is, without asking the kernel every time; and what it may do. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* In a page that is empty again in a child of fork(), however it was forked; NULL: there is none.
@@ -38,4 +39,13 @@ pid_t base_pid(void)
 		atomic_store_explicit(known, pid, memory_order_relaxed);
 	}
 	return pid;
+}
+
+uint64_t base_largest_file(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+		return UINT64_MAX;
+	return limit.rlim_cur;
 }

@@ -51,7 +51,7 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 	struct ckpt_direct direct = { .plan = &save->plan };
 	const struct ckpt_source staged = { ckpt_stage_next, save };
 	const struct ckpt_source borrowed = { ckpt_direct_next, &direct };
-	const struct ckpt_watch watch = { track_place, save };
+	const struct ckpt_watch watch = { track_place, save, false };
 	int ret;
 
 	note_progress(save, IOSHAPE_PHASE_WAIT, 0, save->plan.expected_bytes);

@@ -65,7 +65,8 @@ static inline uint64_t ckpt_chunks_for(uint64_t bytes)
 	return bytes / CKPT_CHUNK_BYTES + (bytes % CKPT_CHUNK_BYTES != 0);
 }
 
-/* ---- Slots (slot.c): the right to write now -------------------------------------------------- */
+/* ---- Slots (slot.c, save_slot.c): the right to write now
+ * -------------------------------------------------- */
 
 /* A context's pools, and what they are opened with. */
 struct ckpt_slots {
@@ -74,20 +75,30 @@ struct ckpt_slots {
 	struct slots_policy policy;
 	pthread_mutex_t lock; /* of what follows */
 	struct ckpt_pool_use *pools;
-	struct ckpt_pool_of_device *devices;
+	struct ckpt_pool_of_mount *mounts;
 };
 
 /* Who is told while a save waits. */
 struct ckpt_watch {
 	ioshape_queue_fn queue; /* NULL: nobody */
 	void *queue_user;
+	/* The save runs in the thread that asked for it: it shares the slot of a file that this
+	 * thread has open, or it would wait for itself. */
+	bool blocking;
 };
 
 /* The slot of one save. */
 struct ckpt_slot {
-	struct slots_slot *slot;       /* NULL once it was released */
-	struct ioshape_slot_info info; /* as of the release */
+	struct ioshape_context *context;
+	struct slots_slot *slot;         /* NULL once it was released, or shared */
+	struct ckpt_shared_slot *shared; /* NULL once it was released, or its own */
+	struct ioshape_slot_info info;   /* as of the release */
+	uint64_t passed;                 /* bytes */
+	/* Who may stop it while it waits for bandwidth. */
 	const atomic_bool *abort;
+	ioshape_progress_fn progress;
+	void *progress_user;
+	uint64_t progress_total;
 };
 
 /*
@@ -100,22 +111,23 @@ int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, cons
 /* For ring_file_options.before_block; `user` is the slot. */
 void ckpt_slot_pass(void *user, uint64_t bytes);
 void ckpt_slot_release(struct ckpt_slot *slot);
+/* ---- Slots that are shared (shared_slot.c) --------------------------------------------------- */
+
 /*
  * The slots of open handles are shared among all of this context in one pool: a thread that has two
  * files open at a time must not wait for itself.
  */
-struct ckpt_shared_slot {
-	struct ckpt_shared_slot *next; /* in the context, under its lock */
-	struct slots_pool *pool;
-	struct ckpt_slot slot;
-	pthread_mutex_t lock; /* of passing */
-	unsigned handles;
-};
+struct ckpt_shared_slot;
 
+/* Takes one, or joins one that is held; NULL if the file needs none. Failures but those of waiting
+ * are notes in `seen`. */
 int ckpt_shared_slot_take(struct ckpt_shared_slot **shared, struct ioshape_context *context,
 			  const char *path, const struct ring_file_options *options,
-			  struct base_error *error);
-/* As ckpt_slot_pass(); `user` is the shared slot. */
+			  struct ckpt_slot *seen, struct base_error *error);
+/* The one that a file has which this thread opened in this pool; NULL if there is none. */
+struct ckpt_shared_slot *ckpt_shared_slot_of_thread(struct ioshape_context *context,
+						    const struct slots_pool *pool);
+/* As ckpt_slot_pass(); `user` is the shared slot, or NULL. */
 void ckpt_shared_slot_pass(void *user, uint64_t bytes);
 /* Fills `seen` for the report. NULL is fine. */
 void ckpt_shared_slot_release(struct ckpt_shared_slot *shared, struct ioshape_context *context,

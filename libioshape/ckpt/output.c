@@ -83,7 +83,8 @@ int ckpt_handle_open(struct ckpt_handle *handle, struct ioshape_context *context
 	/* Its turn comes at the commit, wherever the application has changed its directory to. */
 	ret = ckpt_absolute_path(path, &handle->path, error);
 	if (!ret)
-		ret = ckpt_shared_slot_take(&handle->slot, context, handle->path, options, error);
+		ret = ckpt_shared_slot_take(&handle->slot, context, handle->path, options,
+					    &handle->slot_seen, error);
 	if (ret)
 		return ret;
 	file_options.before_block = ckpt_shared_slot_pass;

@@ -18,11 +18,30 @@ int ckpt_slots_init(struct ckpt_slots *slots, const struct ioshape_context_optio
 /* All slots have been released. */
 void ckpt_slots_destroy(struct ckpt_slots *slots);
 
+/* ---- For save_slot.c and shared_slot.c ------------------------------------------------------- */
+
+/* The pool that a file's writer needs a slot of. False if it needs none, or if there is none to be
+ * had, which is noted in the slot. */
+bool ckpt_slot_find_pool(struct ckpt_slot *slot, struct ioshape_context *context, const char *path,
+			 struct slots_pool **pool);
+int ckpt_slot_wait(struct slots_pool *pool, const char *path,
+		   const struct ring_file_options *options, const struct ckpt_watch *watch,
+		   struct slots_slot **slot, struct base_error *error);
+
+/* ---- Pools ----------------------------------------------------------------------------------- */
+
 /* The pool of this name (NULL: the context's), or of what the path is on. It lives as long as the
  * context. */
 int ckpt_slots_named(struct ckpt_slots *slots, const char *name, struct slots_pool **pool,
 		     struct base_error *error);
 int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path, struct slots_pool **pool,
 		       struct base_error *error);
+
+/*
+ * The same for one call of an operator's, who may look at all pools that there are: one that no
+ * save uses is opened for it, and *close tells the caller to close it again.
+ */
+int ckpt_slots_borrow(struct ckpt_slots *slots, const char *name, struct slots_pool **pool,
+		      bool *close, struct base_error *error);
 
 #endif

@@ -139,34 +139,70 @@ IOSHAPE_EXPORT int ioshape_pool_name(struct ioshape_context *context, const char
 }
 
 /* What an operator's call goes to. */
-static int enter_pool(struct ioshape_context *context, const char *name,
-		      const struct slots_ops **ops, void **coordinator, struct base_error *error)
-{
+struct view {
 	struct slots_pool *pool;
-	int ret = ckpt_enter(context, error);
+	bool close;
+	const struct slots_ops *ops;
+	void *coordinator;
+};
 
+static int open_view(struct ioshape_context *context, const char *name, struct view *view,
+		     struct base_error *error)
+{
+	int ret;
+
+	*view = (struct view){ 0 };
+	ret = ckpt_enter(context, error);
 	if (!ret)
-		ret = ckpt_slots_named(&context->slots, name, &pool, error);
+		ret = ckpt_slots_borrow(&context->slots, name, &view->pool, &view->close, error);
 	if (!ret)
-		*ops = slots_pool_ops(pool, coordinator);
+		view->ops = slots_pool_ops(view->pool, &view->coordinator);
 	return ret;
+}
+
+static void close_view(const struct view *view)
+{
+	if (view->close)
+		slots_pool_close(view->pool);
 }
 
 IOSHAPE_EXPORT int ioshape_pool_get_status(struct ioshape_context *context, const char *pool,
 					   struct ioshape_pool_status **out)
 {
 	struct base_error error = { 0 };
-	const struct slots_ops *ops;
-	void *coordinator;
+	struct view view;
 	int ret;
 
 	if (!out)
 		return -EINVAL;
 	*out = NULL;
-	ret = enter_pool(context, pool, &ops, &coordinator, &error);
+	ret = open_view(context, pool, &view, &error);
 	if (!ret)
-		ret = ops->status(coordinator, out, &error);
+		ret = view.ops->status(view.coordinator, out, &error);
+	close_view(&view);
 	return ckpt_leave(context, ret, &error);
+}
+
+static int check_settings(const struct ioshape_pool_settings *settings, struct base_error *error)
+{
+	const struct {
+		const char *name;
+		uint64_t value, most;
+	} limits[] = {
+		{ "the capacity", settings->capacity, SLOTS_MOST_CAPACITY },
+		{ "express", settings->express, SLOTS_MOST_CAPACITY },
+		{ "pool_rate", settings->pool_rate, SLOTS_MOST_BYTES },
+		{ "job_rate", settings->job_rate, SLOTS_MOST_BYTES },
+		{ "small_bytes", settings->small_bytes, SLOTS_MOST_BYTES },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(limits); i++) {
+		if (limits[i].value > limits[i].most)
+			return base_fail(error, -EINVAL, "%s is %llu; it takes 1 to %llu",
+					 limits[i].name, (unsigned long long)limits[i].value,
+					 (unsigned long long)limits[i].most);
+	}
+	return 0;
 }
 
 IOSHAPE_EXPORT int ioshape_pool_set(struct ioshape_context *context, const char *pool,
@@ -174,21 +210,20 @@ IOSHAPE_EXPORT int ioshape_pool_set(struct ioshape_context *context, const char 
 {
 	struct ioshape_pool_settings settings = { 0 };
 	struct base_error error = { 0 };
-	const struct slots_ops *ops;
-	void *coordinator;
+	struct view view;
 	int ret;
 
-	ret = enter_pool(context, pool, &ops, &coordinator, &error);
+	ret = open_view(context, pool, &view, &error);
 	if (!ret && !given)
 		ret = base_fail(&error, -EINVAL, "no settings were given");
 	if (!ret)
 		ret = base_take_options(&settings, sizeof(settings), given, "ioshape_pool_settings",
 					&error);
-	if (!ret && settings.capacity > SLOTS_MOST_CAPACITY)
-		ret = base_fail(&error, -EINVAL, "the capacity is %u; it takes 1 to %u",
-				settings.capacity, SLOTS_MOST_CAPACITY);
 	if (!ret)
-		ret = ops->set(coordinator, &settings, &error);
+		ret = check_settings(&settings, &error);
+	if (!ret)
+		ret = view.ops->set(view.coordinator, &settings, &error);
+	close_view(&view);
 	return ckpt_leave(context, ret, &error);
 }
 
@@ -196,32 +231,31 @@ IOSHAPE_EXPORT int ioshape_pool_kick(struct ioshape_context *context, const char
 				     const char *id)
 {
 	struct base_error error = { 0 };
-	const struct slots_ops *ops;
-	void *coordinator;
+	struct view view;
 	int ret;
 
-	ret = enter_pool(context, pool, &ops, &coordinator, &error);
+	ret = open_view(context, pool, &view, &error);
 	if (!ret && (!id || !*id || strlen(id) >= SLOTS_ID_BYTES))
 		ret = base_fail(&error, -EINVAL,
 				"no id was given that can be one; the pool's status "
 				"lists them");
 	if (!ret)
-		ret = ops->kick(coordinator, id, &error);
+		ret = view.ops->kick(view.coordinator, id, &error);
+	close_view(&view);
 	return ckpt_leave(context, ret, &error);
 }
 
 static int list_names(struct ioshape_context *context, char **names, struct base_error *error)
 {
 	struct base_buffer text = { 0 };
-	const struct slots_ops *ops;
-	void *coordinator;
+	struct view view;
 	int ret;
 
 	/* Any pool can ask for the names of all. */
-	ret = enter_pool(context, context->slots.pool_name ? NULL : "names", &ops, &coordinator,
-			 error);
+	ret = open_view(context, context->slots.pool_name ? NULL : "names", &view, error);
 	if (!ret)
-		ret = ops->names(coordinator, &text, error);
+		ret = view.ops->names(view.coordinator, &text, error);
+	close_view(&view);
 	if (!ret && base_buffer_append(&text, "", 1))
 		ret = base_no_memory(error, "the names of pools", text.bytes);
 	if (ret) {

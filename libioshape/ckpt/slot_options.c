@@ -9,6 +9,7 @@
 #define DEFAULT_LEASE_MS 15000u
 #define DEFAULT_STALL_MS 120000u
 #define DEFAULT_STAGGER_MOST_MS 120000u
+#define LONGEST_STAGGER_MS (24u * 3600 * 1000)
 
 static void env_text(const char *variable, const char **value)
 {
@@ -94,5 +95,9 @@ int ckpt_slots_check(const struct ioshape_context_options *options, struct base_
 		return base_fail(error, -EINVAL,
 				 "stall_ms is %u; it takes no less than lease_ms, %u",
 				 options->stall_ms, options->lease_ms);
+	if (options->stagger_most_ms > LONGEST_STAGGER_MS)
+		return base_fail(error, -EINVAL,
+				 "stagger_most_ms is %u; it takes at most %u, a day",
+				 options->stagger_most_ms, LONGEST_STAGGER_MS);
 	return options->pool && *options->pool ? ckpt_check_pool_name(options->pool, error) : 0;
 }

@@ -62,8 +62,9 @@ void fs_pool_of_mount(const char *type, const char *source, const char *host,
 /* The same for the file or directory `path`, whose last part need not exist. */
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
-/* A number that is the same for paths on one mount, and quick to be had. 0 or a negative errno. */
-int fs_device_of_path(const char *path, uint64_t *device);
+/* A number that is the same for paths on one mount, and for no others while it is mounted; quick to
+ * be had. 0 or a negative errno. */
+int fs_mount_of_path(const char *path, uint64_t *mount);
 
 /* A name for a statfs magic number: "nfs", "lustre"; "0x…" for one not known here. Pure. */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);

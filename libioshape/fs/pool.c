@@ -112,14 +112,28 @@ static int look(const char *path, struct statx *status)
 	return ret;
 }
 
-int fs_device_of_path(const char *path, uint64_t *device)
+/* The mount's number, or 0 where the kernel does not say it. */
+static uint64_t number_of(const struct statx *status)
+{
+	uint64_t mount = 0;
+
+	if (status->stx_mask & STATX_MNT_ID)
+		memcpy(&mount, (const char *)status + MNT_ID_AT, sizeof(mount));
+	return mount;
+}
+
+int fs_mount_of_path(const char *path, uint64_t *mount)
 {
 	struct statx status;
 	int ret = look(path, &status);
 
-	if (!ret)
-		*device = makedev(status.stx_dev_major, status.stx_dev_minor);
-	return ret;
+	if (ret)
+		return ret;
+	*mount = number_of(&status);
+	/* Not by its device first: two mounts of a server may share one, and have two names. */
+	if (!*mount)
+		*mount = UINT64_C(1) << 63 | makedev(status.stx_dev_major, status.stx_dev_minor);
+	return 0;
 }
 
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error)
@@ -127,14 +141,13 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	char type[32], source[SOURCE_BYTES], host[40];
 	struct base_buffer text = { 0 };
 	struct statx status;
-	uint64_t mount = 0;
+	uint64_t mount;
 	int ret;
 
 	ret = look(path, &status);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of %s", path);
-	if (status.stx_mask & STATX_MNT_ID)
-		memcpy(&mount, (const char *)&status + MNT_ID_AT, sizeof(mount));
+	mount = number_of(&status);
 	/* Without a mount table the device is name enough for this host. */
 	snprintf(type, sizeof(type), "device");
 	snprintf(source, sizeof(source), "%u:%u", status.stx_dev_major, status.stx_dev_minor);

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -75,22 +74,13 @@ static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_erro
 	return tell(writer, IOSHAPE_PHASE_WRITE, error);
 }
 
-/* Beyond the limit the kernel sends a signal (SIGXFSZ) that would end the application. */
+/* Beyond the limit a write would end the application. */
 static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct base_error *error)
 {
 	if (bytes <= writer->most_bytes || writer->target.stream || writer->nil)
 		return 0;
 	return base_fail(error, -EFBIG, "cannot write %s beyond offset %llu%s", writer->target.path,
 			 (unsigned long long)writer->most_bytes, ring_remedy(-EFBIG));
-}
-
-static uint64_t largest_file(void)
-{
-	struct rlimit limit;
-
-	if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY)
-		return UINT64_MAX;
-	return limit.rlim_cur;
 }
 
 static int allocate(int fd, uint64_t bytes)
@@ -183,7 +173,7 @@ int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const cha
 	writer->notes = notes;
 	writer->target.directory_fd = writer->target.fd = writer->target.lock_fd = -1;
 	writer->nil = lane->config.engine == IOSHAPE_ENGINE_NIL;
-	writer->most_bytes = largest_file();
+	writer->most_bytes = base_largest_file();
 	ret = writer->nil ? open_nothing(writer, path, error) : open_file(writer, path, error);
 	writer->plan_ns = base_now_ns() - begin;
 	if (ret) {

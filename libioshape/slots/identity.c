@@ -36,11 +36,13 @@ static uint32_t first_number(const char *const *variables, uint32_t otherwise)
 {
 	uint32_t number = otherwise;
 
-	for (; *variables && number == otherwise; variables++) {
-		if (base_env_count(*variables, &number, NULL))
-			number = otherwise;
+	for (; *variables; variables++) {
+		const char *text = getenv(*variables);
+
+		if (text && *text && !base_env_count(*variables, &number, NULL))
+			return number;
 	}
-	return number;
+	return otherwise;
 }
 
 static void name_job(struct slots_identity *identity)

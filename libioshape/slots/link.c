@@ -17,10 +17,15 @@
 
 #define CONNECT_NS 1000000000ull
 
+/* Of one reply; the longest that is ours lists all pools. */
+#define MOST_REPLY_BYTES (16 * MIB)
+#define MOST_REPLY_ELEMENTS (1u << 20)
+
 struct slots_link {
 	redisContext *context;
 	struct slots_node node;
 	bool tls;
+	size_t reply_bytes; /* that came of a reply which is not whole yet */
 	char name[ADDRESS_HOST_BYTES + 32];
 };
 
@@ -172,22 +177,32 @@ int link_send(struct slots_link *link, const struct link_command *command, uint6
 		return -ENOMEM;
 	}
 	ret = (link->tls ? send_encrypted : send_plain)(link, text, (size_t)bytes, until_ns, why);
+	/* It may hold the password. */
+	explicit_bzero(text, (size_t)bytes);
 	redisFreeCommand(text);
 	return ret;
 }
 
 /* Takes what has come. TLS may have to write for that. */
-static int pull(struct slots_link *link)
+static int pull(struct slots_link *link, char *why)
 {
+	const size_t before = link->context->reader->len;
 	struct base_held_sigpipe held;
 	int ret;
 
-	if (!link->tls)
-		return redisBufferRead(link->context);
-	base_hold_sigpipe(&held);
+	if (link->tls)
+		base_hold_sigpipe(&held);
 	ret = redisBufferRead(link->context);
-	base_let_sigpipe(&held, true);
-	return ret;
+	if (link->tls)
+		base_let_sigpipe(&held, true);
+	if (ret != REDIS_OK)
+		return lost(link, why);
+	link->reply_bytes += link->context->reader->len - before;
+	if (link->reply_bytes <= MOST_REPLY_BYTES)
+		return 0;
+	snprintf(why, LINK_WHY_BYTES, "%s does not answer as a Redis does (a reply has no end)",
+		 link->name);
+	return -EPROTO;
 }
 
 static int take_parsed(struct slots_link *link, redisReply **reply, char *why)
@@ -197,6 +212,8 @@ static int take_parsed(struct slots_link *link, redisReply **reply, char *why)
 	if (redisGetReplyFromReader(link->context, &parsed) != REDIS_OK)
 		return lost(link, why);
 	*reply = parsed;
+	if (parsed)
+		link->reply_bytes = 0;
 	return 0;
 }
 
@@ -208,9 +225,8 @@ int link_take(struct slots_link *link, redisReply **reply, char *why)
 	ret = take_parsed(link, reply, why);
 	if (ret || *reply)
 		return ret;
-	if (pull(link) != REDIS_OK)
-		return lost(link, why);
-	return take_parsed(link, reply, why);
+	ret = pull(link, why);
+	return ret ? ret : take_parsed(link, reply, why);
 }
 
 int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns, char *why)
@@ -223,8 +239,8 @@ int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns,
 		if (ret || *reply)
 			return ret;
 		ret = wait_for(link, POLLIN, until_ns, why);
-		if (!ret && pull(link) != REDIS_OK)
-			ret = lost(link, why);
+		if (!ret)
+			ret = pull(link, why);
 	}
 	return ret;
 }
@@ -343,6 +359,41 @@ static void name_it(struct slots_link *link, const struct slots_address *address
 		 node->port);
 }
 
+/* hiredis makes room for as many elements as a server announces: before 1.0.1, and by default. */
+#if HIREDIS_MAJOR >= 1
+typedef size_t element_count;
+#else
+typedef int element_count;
+#endif
+
+static redisReplyObjectFunctions makers;
+static void *(*make_array)(const redisReadTask *task, element_count elements);
+static pthread_once_t makers_once = PTHREAD_ONCE_INIT;
+
+static void *make_short_array(const redisReadTask *task, element_count elements)
+{
+	return (uint64_t)elements > MOST_REPLY_ELEMENTS ? NULL : make_array(task, elements);
+}
+
+static void choose_makers(void)
+{
+	redisReader *reader = redisReaderCreate();
+
+	if (!reader)
+		return;
+	makers = *reader->fn;
+	make_array = makers.createArray;
+	makers.createArray = make_short_array;
+	redisReaderFree(reader);
+}
+
+static void limit_replies(redisReader *reader)
+{
+	pthread_once(&makers_once, choose_makers);
+	if (make_array)
+		reader->fn = &makers;
+}
+
 static int connect_link(struct slots_link *link, const struct slots_address *address,
 			const struct slots_node *node, uint64_t until_ns, char *why)
 {
@@ -360,6 +411,7 @@ static int connect_link(struct slots_link *link, const struct slots_address *add
 		return -ENOMEM;
 	}
 	link->context->flags &= ~REDIS_BLOCK;
+	limit_replies(link->context->reader);
 	link->tls = address->tls;
 	if (!link->tls)
 		return 0;

@@ -21,9 +21,8 @@ static int local_open(void **out, const struct slots_config *config, struct base
 			strlen(folder) > sizeof(((struct local_file *)NULL)->folder)))
 		return base_fail(
 			error, -EINVAL,
-			"the coordinator is \"%.64s\"; say \"local\", or \"local:/FOLDER\" "
-			"with a path of at most 500 bytes",
-			config->address);
+			"the coordinator's address begins with \"local\"; say \"local\", or "
+			"\"local:/FOLDER\" with a path of at most 500 bytes");
 	pool = calloc(1, sizeof(*pool));
 	if (!pool)
 		return base_no_memory(error, "a pool", sizeof(*pool));
@@ -237,7 +236,7 @@ static int local_status(void *opaque, struct ioshape_pool_status **status, struc
 	if (ret)
 		slots_status_abandon(maker);
 	else
-		*status = slots_status_finish(maker);
+		*status = slots_status_of(maker);
 	return ret;
 }
 

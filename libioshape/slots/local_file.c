@@ -271,22 +271,61 @@ static int create(struct local_file *file)
 	return fd;
 }
 
+static int refuse(const struct local_file *file, const char *what, struct base_error *error)
+{
+	return base_fail(error, IOSHAPE_E_COORDINATOR,
+			 "\"%s/%s\" is %s: somebody has put it in the place of the pool's file; "
+			 "have it removed",
+			 file->folder, file->name, what);
+}
+
+/*
+ * Before it is opened: to close another file of this process's would drop the locks that it has
+ * there. Anybody may give a file of anybody's a second name where the kernel does not protect
+ * hard links.
+ */
+static int check_kind(const struct local_file *file, const struct stat *stat,
+		      struct base_error *error)
+{
+	if (!S_ISREG(stat->st_mode))
+		return refuse(file, "no regular file", error);
+	if (stat->st_nlink > 1 || local_files_find(stat))
+		return refuse(file, "a link to another file", error);
+	return stat->st_nlink ? 0 : -EAGAIN;
+}
+
+/* One that is not for everybody and holds something else was moved here: it is not written to. */
+static bool looks_like_a_pools(int fd, const struct stat *stat)
+{
+	union local_half halves[2];
+
+	if ((stat->st_mode & 0666) == 0666 || !stat->st_size)
+		return true;
+	memset(halves, 0, sizeof(halves));
+	return pread(fd, halves, sizeof(halves), 0) > 0 &&
+	       (!memcmp(halves[0].header.magic, LOCAL_MAGIC, sizeof(LOCAL_MAGIC)) ||
+		!memcmp(halves[1].header.magic, LOCAL_MAGIC, sizeof(LOCAL_MAGIC)));
+}
+
+static int check_opened(const struct local_file *file, int fd, struct stat *stat,
+			struct base_error *error)
+{
+	int ret = fstat(fd, stat) ? -EAGAIN : check_kind(file, stat, error);
+
+	if (!ret && !looks_like_a_pools(fd, stat))
+		ret = refuse(file, "another program's file", error);
+	return ret;
+}
+
 /* Opens what lies under the name, or creates it. -errno; -EAGAIN: it was there, then not. */
 static int open_or_create(struct local_file *file, struct base_error *error)
 {
 	struct stat stat;
 	bool there = !fstatat(file->folder_fd, file->name, &stat, AT_SYMLINK_NOFOLLOW);
-	int fd;
+	int fd, ret = there ? check_kind(file, &stat, error) : 0;
 
-	if (there && !S_ISREG(stat.st_mode))
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "\"%s/%s\" is no regular file: somebody has put it in the place "
-				 "of the pool's file; have it removed",
-				 file->folder, file->name);
-	if (there && local_files_find(&stat))
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "\"%s/%s\" is a link to another pool's file; have it removed",
-				 file->folder, file->name);
+	if (ret)
+		return ret;
 	/* Never creating what is there: sticky folders refuse that for files of others. */
 	fd = there ? openat(file->folder_fd, file->name,
 			    O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) :
@@ -297,9 +336,10 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 		return base_fail(error, IOSHAPE_E_COORDINATOR,
 				 "the pool's file \"%s/%s\" cannot be %s (%s)", file->folder,
 				 file->name, there ? "opened" : "created", strerror(errno));
-	if (fstat(fd, &stat) || !S_ISREG(stat.st_mode)) {
+	ret = check_opened(file, fd, &stat, error);
+	if (ret) {
 		close(fd);
-		return -EAGAIN;
+		return ret;
 	}
 	/* Whoever made it may have died before it was for everybody. */
 	if (stat.st_uid == geteuid() && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
@@ -469,8 +509,11 @@ int local_leave(struct local_file *file, bool changed, struct base_error *error)
 	pthread_mutex_unlock(&file->lock);
 	if (ret)
 		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the pool's file \"%s/%s\" cannot be written (%s)", file->folder,
-				 file->name, strerror(-ret));
+				 "the pool's file \"%s/%s\" cannot be written (%s)%s", file->folder,
+				 file->name, strerror(-ret),
+				 ret == -EFBIG ? "; raise this process's limit of file sizes "
+						 "(ulimit -f)" :
+						 "");
 	return 0;
 }
 

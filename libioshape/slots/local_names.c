@@ -12,6 +12,9 @@
 
 #define KEPT_S (24 * 3600) /* nobody takes part, and nothing was written */
 
+/* Others may fill the folder: more is not looked at. */
+#define MOST_ENTRIES 100000
+
 static bool is_ours(const char *name)
 {
 	const size_t bytes = strlen(name), tail = strlen(".slots");
@@ -56,7 +59,7 @@ void local_remove_fifos(int folder_fd, uint64_t hash)
 		return;
 	}
 	snprintf(begin, sizeof(begin), "ioshape-%016" PRIx64 "-", hash);
-	while ((entry = readdir(folder))) {
+	for (long looked = 0; looked < MOST_ENTRIES && (entry = readdir(folder)); looked++) {
 		if (!strncmp(entry->d_name, begin, strlen(begin)))
 			unlinkat(folder_fd, entry->d_name, 0);
 	}
@@ -87,6 +90,7 @@ static bool is_old(const struct stat *stat)
 	       stat->st_mtim.tv_sec < time(NULL) - KEPT_S;
 }
 
+/* With the lock of this process's files. */
 static int add_name(struct base_buffer *names, int folder, const char *entry)
 {
 	struct local_header header;
@@ -95,8 +99,8 @@ static int add_name(struct base_buffer *names, int folder, const char *entry)
 	const char *pool;
 	int ret;
 
-	if (!is_ours(entry) || fstatat(folder, entry, &stat, AT_SYMLINK_NOFOLLOW) ||
-	    !S_ISREG(stat.st_mode))
+	if (fstatat(folder, entry, &stat, AT_SYMLINK_NOFOLLOW) || !S_ISREG(stat.st_mode) ||
+	    stat.st_nlink != 1)
 		return 0;
 	own = local_files_find(&stat);
 	if (!own && is_old(&stat))
@@ -120,10 +124,15 @@ int local_names(void *opaque, struct base_buffer *names, struct base_error *erro
 		return base_fail(error, IOSHAPE_E_COORDINATOR,
 				 "the folder \"%s\", where processes take turns, cannot be read",
 				 path);
-	local_files_hold();
-	while (!ret && (entry = readdir(folder)))
+	/* fork() waits for the lock: it is held for one file at a time. */
+	for (long looked = 0; !ret && looked < MOST_ENTRIES && (entry = readdir(folder));
+	     looked++) {
+		if (!is_ours(entry->d_name))
+			continue;
+		local_files_hold();
 		ret = add_name(names, dirfd(folder), entry->d_name);
-	local_files_go_on();
+		local_files_go_on();
+	}
 	closedir(folder);
 	return ret ? base_no_memory(error, "names of pools", names->bytes) : 0;
 }

@@ -152,12 +152,26 @@ int local_read(struct local_file *file)
 	return file->halves[newer].header.flags & LOCAL_GONE ? LOCAL_REMOVED : LOCAL_FOUND;
 }
 
-/* `done` is what a write said. */
-static int as_error(ssize_t done, size_t wanted)
+static int write_parts(int fd, const struct iovec *parts, int count, off_t at)
 {
+	size_t wanted = 0;
+	ssize_t done;
+
+	for (int i = 0; i < count; i++)
+		wanted += parts[i].iov_len;
+	if ((uint64_t)at + wanted > base_largest_file())
+		return -EFBIG;
+	done = pwritev(fd, parts, count, at);
 	if (done < 0)
 		return -errno;
 	return (size_t)done == wanted ? 0 : -ENOSPC;
+}
+
+static int write_bytes(int fd, void *data, size_t bytes, off_t at)
+{
+	const struct iovec part = { data, bytes };
+
+	return write_parts(fd, &part, 1, at);
 }
 
 /* Behind the header in its half of the page. */
@@ -170,7 +184,7 @@ static int write_inline(struct local_file *file, struct local_header *header, of
 	memcpy(body, file->state->members, members);
 	memcpy(body + members, file->state->jobs, jobs);
 	header->crc = base_crc32(0, (uint8_t *)header + CHECKED_FROM, bytes - CHECKED_FROM);
-	return as_error(pwrite(file->fd, header, bytes, at), bytes);
+	return write_bytes(file->fd, header, bytes, at);
 }
 
 /* The header last: without it the rest does not count. */
@@ -179,12 +193,12 @@ static int write_apart(struct local_file *file, struct local_header *header, off
 	struct rules_state *state = file->state;
 	const size_t members = members_bytes(header), jobs = jobs_bytes(header);
 	const struct iovec parts[2] = { { state->members, members }, { state->jobs, jobs } };
-	int ret = as_error(pwritev(file->fd, parts, 2, area(header->seq & 1)), members + jobs);
+	int ret = write_parts(file->fd, parts, 2, area(header->seq & 1));
 
 	if (ret)
 		return ret;
 	header->crc = checksum(header, state);
-	return as_error(pwrite(file->fd, header, sizeof(*header), at), sizeof(*header));
+	return write_bytes(file->fd, header, sizeof(*header), at);
 }
 
 /* Where the numbers are at their end, which takes an enemy: they begin anew, in an empty file. */
@@ -237,7 +251,6 @@ int local_write_gone(int fd, const struct local_header *latest)
 	header.member_count = header.job_count = 0;
 	header.crc =
 		base_crc32(0, (uint8_t *)&header + CHECKED_FROM, sizeof(header) - CHECKED_FROM);
-	return as_error(
-		pwrite(fd, &header, sizeof(header), (off_t)((header.seq & 1) * LOCAL_HALF_BYTES)),
-		sizeof(header));
+	return write_bytes(fd, &header, sizeof(header),
+			   (off_t)((header.seq & 1) * LOCAL_HALF_BYTES));
 }

@@ -19,6 +19,12 @@ static void fifo_name(char name[FIFO_NAME_BYTES], const struct local_file *file,
 	snprintf(name, FIFO_NAME_BYTES, "ioshape-%016" PRIx64 "-%u.wake", file->hash, number);
 }
 
+/* With one name only: a second one may be given by anybody to a FIFO of anybody's. */
+static bool is_a_wake(const struct stat *stat)
+{
+	return S_ISFIFO(stat->st_mode) && stat->st_nlink == 1;
+}
+
 /*
  * For reading and writing: so opening does not wait for the other side, and writing raises no
  * SIGPIPE when there is none. Looks before it opens: under this name might be anything, even
@@ -29,10 +35,10 @@ static int open_fifo(const struct local_file *file, const char *name)
 	struct stat stat;
 	int fd;
 
-	if (fstatat(file->folder_fd, name, &stat, AT_SYMLINK_NOFOLLOW) || !S_ISFIFO(stat.st_mode))
+	if (fstatat(file->folder_fd, name, &stat, AT_SYMLINK_NOFOLLOW) || !is_a_wake(&stat))
 		return -1;
 	fd = openat(file->folder_fd, name, O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
-	if (fd >= 0 && (fstat(fd, &stat) || !S_ISFIFO(stat.st_mode))) {
+	if (fd >= 0 && (fstat(fd, &stat) || !is_a_wake(&stat))) {
 		close(fd);
 		fd = -1;
 	}
@@ -43,19 +49,22 @@ void local_expect_wake(struct local_pool *pool, struct local_file *file)
 {
 	char name[FIFO_NAME_BYTES];
 	int fd, before = atomic_load(&pool->fifo);
+	bool made;
 
 	if (before >= 0 && pool->fifo_opened == file->opened)
 		return;
 	pool->fifo_opened = file->opened;
 	fifo_name(name, file, pool->number);
 	/* What a dead process left serves as well, whoever's it was. */
-	if (mkfifoat(file->folder_fd, name, 0666) && errno != EEXIST)
+	made = !mkfifoat(file->folder_fd, name, 0666);
+	if (!made && errno != EEXIST)
 		return;
 	fd = open_fifo(file, name);
 	if (fd < 0)
 		return;
-	/* For all users, whatever the umask; fails where it is somebody else's and so already. */
-	if (fchmod(fd, 0666))
+	/* For all users, whatever the umask. What was there is left as it is: it may be anybody's.
+	 */
+	if (made && fchmod(fd, 0666))
 		errno = 0;
 	if (before < 0) {
 		atomic_store(&pool->fifo, fd);

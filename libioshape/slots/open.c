@@ -11,8 +11,8 @@ static int open_open(void **pool, const struct slots_config *config, struct base
 	*pool = NULL;
 	if (strcmp(config->address, "open"))
 		return base_fail(error, -EINVAL,
-				 "the coordinator is \"%.64s\"; \"open\" takes no more",
-				 config->address);
+				 "the coordinator's address begins with \"open\", which takes no "
+				 "more");
 	return 0;
 }
 

@@ -14,6 +14,8 @@
 /* All pools' names, by when they were last in use (ms since 1970, by the clients' clocks). */
 #define REGISTRY "{ios:}:pools"
 #define NAMED_AGAIN_NS (3600ull * 1000000000)
+#define NAME_FAILED_NS (60ull * 1000000000)
+#define NAME_MOST_NS 250000000ull
 #define NAME_KEPT_MS (7ull * 24 * 3600 * 1000)
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
@@ -95,6 +97,11 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 
 /* ---- Requests -------------------------------------------------------------------------------- */
 
+static void add_amount(struct link_command *command, uint64_t amount)
+{
+	link_add_number(command, MIN(amount, SLOTS_MOST_BYTES));
+}
+
 static uint64_t known_epoch(const struct redis_pool *pool)
 {
 	return __atomic_load_n(&pool->epoch, __ATOMIC_RELAXED);
@@ -136,24 +143,61 @@ static uint64_t wall_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* So that the operator sees it. Nothing depends on it. */
+static int add_name(struct redis_pool *pool, const char *score, bool only_raise, uint64_t most_ns,
+		    struct base_error *error)
+{
+	struct link_command command = { 0 };
+	redisReply *reply;
+	int ret;
+
+	link_add_text(&command, "ZADD");
+	link_add_text(&command, REGISTRY);
+	if (only_raise)
+		link_add_text(&command, "GT");
+	link_add_text(&command, score);
+	link_add_text(&command, pool->config.pool);
+	ret = redis_call_elsewhere(pool, &command, most_ns, &reply, error);
+	freeReplyObject(reply);
+	return ret;
+}
+
+/* What an operator set keeps its score: +inf. A Redis before 6.2 knows no GT and forgets that. */
+static int write_name(struct redis_pool *pool, uint64_t most_ns)
+{
+	struct base_error error = { 0 };
+	char score[24];
+	int ret;
+
+	snprintf(score, sizeof(score), "%llu", (unsigned long long)wall_ms());
+	ret = add_name(pool, score, true, most_ns, &error);
+	if (ret && strstr(error.text, "syntax error"))
+		ret = add_name(pool, score, false, most_ns, NULL);
+	return ret;
+}
+
+/* So that the operator sees it. Nothing depends on it, and no grant waits long for it. */
 static void write_name_down(struct redis_pool *pool)
 {
 	const uint64_t now = base_now_ns();
-	uint64_t last = __atomic_load_n(&pool->named_ns, __ATOMIC_RELAXED);
-	struct link_command command = { 0 };
-	redisReply *reply;
+	uint64_t due_ns = __atomic_load_n(&pool->name_due_ns, __ATOMIC_RELAXED);
 
-	if ((last && now - last < NAMED_AGAIN_NS) ||
-	    !__atomic_compare_exchange_n(&pool->named_ns, &last, now, false, __ATOMIC_RELAXED,
-					 __ATOMIC_RELAXED))
+	if (now < due_ns ||
+	    !__atomic_compare_exchange_n(&pool->name_due_ns, &due_ns, now + NAME_FAILED_NS, false,
+					 __ATOMIC_RELAXED, __ATOMIC_RELAXED))
 		return;
-	link_add_text(&command, "ZADD");
-	link_add_text(&command, REGISTRY);
-	link_add_number(&command, wall_ms());
-	link_add_text(&command, pool->config.pool);
-	if (!redis_call_elsewhere(pool, &command, &reply, NULL))
-		freeReplyObject(reply);
+	if (!write_name(pool, NAME_MOST_NS))
+		__atomic_store_n(&pool->name_due_ns, now + NAMED_AGAIN_NS, __ATOMIC_RELAXED);
+}
+
+/* Where an operator set something, it is to be found as long as that holds. */
+static void write_set_name_down(struct redis_pool *pool,
+				const struct ioshape_pool_settings *settings)
+{
+	if (settings->capacity || settings->pool_rate || settings->job_rate ||
+	    settings->small_bytes || settings->express)
+		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
+	else if (settings->clear && !add_name(pool, "1", false, REDIS_CALL_NS, NULL))
+		write_name(pool, REDIS_CALL_NS);
 }
 
 static int redis_acquire(void *opaque, const struct slots_request *request,
@@ -173,7 +217,7 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	link_add_number(&command, identity->rank);
 	link_add_number(&command, MAX(identity->share, 1u));
 	link_add_number(&command, request->weight);
-	link_add_number(&command, request->bytes);
+	add_amount(&command, request->bytes);
 	link_add_number(&command, config->lease_ms);
 	link_add_number(&command, config->asked_capacity);
 	link_add_number(&command, config->default_capacity);
@@ -194,14 +238,14 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 
 	redis_begin(pool, &command, "beat");
 	link_add_text(&command, beat->id);
-	link_add_number(&command, beat->passed);
+	add_amount(&command, beat->passed);
 	link_add_number(&command, pool->config.lease_ms);
 	/* The epoch that this slot is of: another slot of ours may have seen a newer one. */
 	link_add_number(&command, beat->holding ? beat->epoch : known_epoch(pool));
 	link_add_number(&command, beat->holding);
 	link_add_number(&command, beat->fence);
 	link_add_number(&command, beat->weight);
-	link_add_number(&command, beat->bytes);
+	add_amount(&command, beat->bytes);
 	link_add_text(&command, identity->client);
 	link_add_text(&command, identity->node);
 	link_add_text(&command, identity->job);
@@ -219,7 +263,7 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 
 	redis_begin(pool, &command, "release");
 	link_add_text(&command, id);
-	link_add_number(&command, passed);
+	add_amount(&command, passed);
 	link_add_number(&command, pool->config.lease_ms);
 	link_add_number(&command, known_epoch(pool));
 	ret = redis_call(pool, &command, &reply, NULL, error);
@@ -239,11 +283,11 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 	int ret;
 
 	memset(grant, 0, sizeof(*grant));
-	snprintf(wanted, sizeof(wanted), "%lld", (long long)bytes);
+	snprintf(wanted, sizeof(wanted), "%lld", (long long)MIN(bytes, (int64_t)SLOTS_MOST_BYTES));
 	redis_begin(pool, &command, "pace");
 	link_add_text(&command, pool->config.identity.job);
 	link_add_text(&command, wanted);
-	link_add_number(&command, pool->config.rate);
+	add_amount(&command, pool->config.rate);
 	link_add_number(&command, pool->config.lease_ms);
 	link_add_number(&command, known_epoch(pool));
 	ret = redis_call(pool, &command, &reply, NULL, error);
@@ -267,14 +311,14 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 	redis_begin(pool, &command, "set");
 	link_add_number(&command, settings->clear != 0);
 	link_add_number(&command, settings->capacity);
-	link_add_number(&command, settings->pool_rate);
-	link_add_number(&command, settings->job_rate);
-	link_add_number(&command, settings->small_bytes);
+	add_amount(&command, settings->pool_rate);
+	add_amount(&command, settings->job_rate);
+	add_amount(&command, settings->small_bytes);
 	link_add_number(&command, settings->express);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);
 	if (!ret)
-		write_name_down(pool);
+		write_set_name_down(pool, settings);
 	return ret;
 }
 
@@ -330,7 +374,7 @@ static int list_names(struct redis_pool *pool, const char *from, const char *to,
 	link_add_text(&command, REGISTRY);
 	link_add_text(&command, from);
 	link_add_text(&command, to);
-	ret = redis_call_elsewhere(pool, &command, reply, error);
+	ret = redis_call_elsewhere(pool, &command, REDIS_CALL_NS, reply, error);
 	if (ret || (*reply)->type == REDIS_REPLY_ARRAY)
 		return ret;
 	freeReplyObject(*reply);
@@ -352,7 +396,7 @@ static void forget_old_names(struct redis_pool *pool, const char *cut)
 		if (old->element[i]->type == REDIS_REPLY_STRING)
 			link_add_bytes(&command, old->element[i]->str, old->element[i]->len);
 	}
-	if (command.count > 2 && !redis_call_elsewhere(pool, &command, &reply, NULL))
+	if (command.count > 2 && !redis_call_elsewhere(pool, &command, REDIS_CALL_NS, &reply, NULL))
 		freeReplyObject(reply);
 	freeReplyObject(old);
 }

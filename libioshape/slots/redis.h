@@ -14,9 +14,9 @@ struct redis_pool {
 	struct slots_address address; /* with the password, wherever that came from */
 	char key[REDIS_KEY_BYTES];
 	char wake_key[REDIS_KEY_BYTES];
-	uint64_t epoch;    /* the latest that an answer told; atomic */
-	uint64_t named_ns; /* when the pool's name was last written down; atomic */
-	uint64_t hurry_ns; /* no call lasts longer; 0: as long as any; atomic */
+	uint64_t epoch;       /* the latest that an answer told; atomic */
+	uint64_t name_due_ns; /* when the pool's name is to be written down; atomic */
+	uint64_t hurry_ns;    /* no call lasts longer; 0: as long as any; atomic */
 
 	pthread_mutex_t lock; /* for all that follows, but what wait() keeps for itself */
 	struct slots_route route;
@@ -30,11 +30,14 @@ struct redis_pool {
 	bool waiting; /* wait() is under way: what follows is its own */
 	bool rested;  /* rest() came after the latest wait(); atomic */
 	struct slots_link *wake;
-	bool asked;         /* BLPOP was sent, and its answer has not come */
-	bool woken;         /* a wake may have been missed: the next wait() ends at once */
-	bool whole_seconds; /* a Redis before 6.0 takes no others for BLPOP */
-	uint64_t due_ns;    /* when that answer comes at the latest, if the server is well */
-	int interruption;   /* an eventfd */
+	bool asked;                /* BLPOP was sent, and its answer has not come */
+	bool woken;                /* a wake may have been missed: the next wait() ends at once */
+	bool whole_seconds;        /* a Redis before 6.0 takes no others for BLPOP */
+	uint64_t due_ns;           /* when that answer comes at the latest, if the server is well */
+	uint64_t refused_until_ns; /* BLPOP is not tried; 0: it was never refused */
+	uint64_t wakes_ns;         /* wakes were as many as had been due until then */
+	unsigned cut_short;        /* connections that ended in a row with BLPOP asked */
+	int interruption;          /* an eventfd */
 };
 
 /* ---- Traffic (traffic.c) ----------------------------------------------------------------------
@@ -57,9 +60,10 @@ void redis_begin(const struct redis_pool *pool, struct link_command *command,
  */
 int redis_call(struct redis_pool *pool, struct link_command *command, redisReply **reply,
 	       bool *repeated, struct base_error *error);
-/* The same for a key that may be on another node of a cluster. */
+/* The same for a key that may be on another node of a cluster. It takes `most_ns` here, and as long
+ * there; that this is too short, if it is shorter than usual, is nobody's failure. */
 int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *command,
-			 redisReply **reply, struct base_error *error);
+			 uint64_t most_ns, redisReply **reply, struct base_error *error);
 
 /* With the lock. A connection as the back-off allows; failures are noted. */
 int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t until_ns, char *why);

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The script's shortest time is 1 ms; nothing that it waits for is worth so many signs of life. */
+#define LEAST_BEAT_MS 20u
+
 /* Integers, and numbers as text, which Lua uses above 2^53 or where it was given text. */
 int redis_read_number(const redisReply *reply, uint64_t *number)
 {
@@ -25,14 +28,24 @@ int redis_read_number(const redisReply *reply, uint64_t *number)
 		return -EPROTO;
 	errno = 0;
 	*number = strtoull(reply->str, &end, 10);
-	return errno || end != reply->str + reply->len ? -EPROTO : 0;
+	if (end != reply->str + reply->len)
+		return -EPROTO;
+	return errno ? -ERANGE : 0;
+}
+
+/* What any client may have made up: one that says too much must not hide all the others. */
+static int read_amount(const redisReply *reply, uint64_t *number)
+{
+	int ret = redis_read_number(reply, number);
+
+	return ret == -ERANGE ? 0 : ret; /* then it is the greatest there is */
 }
 
 static int read_small(const redisReply *reply, uint32_t *number)
 {
 	uint64_t value;
 
-	if (redis_read_number(reply, &value))
+	if (read_amount(reply, &value))
 		return -EPROTO;
 	*number = (uint32_t)MIN(value, UINT32_MAX);
 	return 0;
@@ -55,14 +68,16 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer)
 	uint32_t state;
 
 	memset(answer, 0, sizeof(*answer));
-	if (!is_list(reply, 9) || read_small(part[0], &state) || state > SLOTS_HOLDING ||
+	if (!is_list(reply, 8) || read_small(part[0], &state) || state > SLOTS_HOLDING ||
 	    redis_read_number(part[1], &answer->fence) ||
 	    redis_read_number(part[2], &answer->epoch) || read_small(part[3], &answer->weight) ||
 	    read_small(part[4], &answer->position) || read_small(part[5], &answer->capacity) ||
-	    read_small(part[6], &answer->beat_ms) || part[8]->type != REDIS_REPLY_STRING)
+	    read_small(part[6], &answer->beat_ms) || part[7]->type != REDIS_REPLY_STRING)
 		return -EPROTO;
 	answer->state = (enum slots_state)state;
-	copy_text(part[8], answer->ahead, sizeof(answer->ahead));
+	if (answer->beat_ms)
+		answer->beat_ms = MAX(answer->beat_ms, LEAST_BEAT_MS);
+	copy_text(part[7], answer->ahead, sizeof(answer->ahead));
 	return 0;
 }
 
@@ -95,30 +110,13 @@ static int read_member(const redisReply *row, struct ioshape_member *member, cha
 	member->job = texts[1];
 	member->node = texts[2];
 	if (read_small(part[3], &member->rank) || read_small(part[4], &member->weight) ||
-	    read_small(part[5], &member->express) || redis_read_number(part[6], &member->bytes) ||
-	    redis_read_number(part[7], &member->passed) ||
-	    redis_read_number(part[8], &member->fence) || redis_read_number(part[9], &since_ms) ||
-	    redis_read_number(part[10], &left_ms))
+	    read_small(part[5], &member->express) || read_amount(part[6], &member->bytes) ||
+	    read_amount(part[7], &member->passed) || read_amount(part[8], &member->fence) ||
+	    read_amount(part[9], &since_ms) || read_amount(part[10], &left_ms))
 		return -EPROTO;
 	member->since_s = (double)since_ms / 1e3;
 	member->lease_s = (double)left_ms / 1e3;
 	return 0;
-}
-
-static uint64_t fence_of(const redisReply *row)
-{
-	uint64_t fence;
-
-	return is_list(row, 11) && !redis_read_number(row->element[8], &fence) ? fence : 0;
-}
-
-/* The script lists holders by the end of their lease; fences rise with time. */
-static int older_first(const void *left, const void *right)
-{
-	const uint64_t a = fence_of(*(redisReply *const *)left);
-	const uint64_t b = fence_of(*(redisReply *const *)right);
-
-	return (a > b) - (a < b);
 }
 
 static int read_members(const redisReply *list, bool holders, struct slots_status_maker *maker)
@@ -129,8 +127,6 @@ static int read_members(const redisReply *list, bool holders, struct slots_statu
 
 	if (!is_list(list, 0))
 		return -EPROTO;
-	if (holders && list->elements > 1)
-		qsort(list->element, list->elements, sizeof(redisReply *), older_first);
 	for (size_t i = 0; i < list->elements && !ret; i++) {
 		ret = read_member(list->element[i], &member, texts);
 		if (!ret)
@@ -143,18 +139,19 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 {
 	static const char *const by[] = { "default", "job", "operator" };
 	redisReply **part = numbers->element;
-	uint32_t who, waiters;
+	uint32_t who, waiters, holders;
 
-	if (!is_list(numbers, 10) || read_small(part[0], &status->capacity) ||
+	if (!is_list(numbers, 11) || read_small(part[0], &status->capacity) ||
 	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
-	    read_small(part[2], &status->used) || redis_read_number(part[3], &status->pool_rate) ||
-	    redis_read_number(part[4], &status->job_rate) ||
-	    redis_read_number(part[5], &status->small_bytes) ||
-	    read_small(part[6], &status->express) || redis_read_number(part[7], &status->grants) ||
-	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters))
+	    read_small(part[2], &status->used) || read_amount(part[3], &status->pool_rate) ||
+	    read_amount(part[4], &status->job_rate) || read_amount(part[5], &status->small_bytes) ||
+	    read_small(part[6], &status->express) || read_amount(part[7], &status->grants) ||
+	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters) ||
+	    read_small(part[10], &holders))
 		return -EPROTO;
 	status->capacity_by = by[who];
 	status->waiter_count = waiters;
+	status->holder_count = holders;
 	return 0;
 }
 
@@ -179,6 +176,6 @@ int redis_read_status(const redisReply *reply, const char *pool,
 		slots_status_abandon(maker);
 		return ret == -ENOMEM ? base_no_memory(error, "a pool's status", 0) : ret;
 	}
-	*status = slots_status_finish(maker);
+	*status = slots_status_of(maker);
 	return 0;
 }

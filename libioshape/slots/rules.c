@@ -86,6 +86,14 @@ static void stands(struct rules_state *state, const struct rules_member *member,
 		waiter(state, member, answer);
 }
 
+/* Whoever asks about a request that is known shows that it lives, whatever the question was. */
+static void renew(struct rules_state *state, struct rules_member *member,
+		  const struct slots_config *config, struct slots_answer *answer)
+{
+	member->deadline = state->now + config->lease_ms;
+	stands(state, member, answer);
+}
+
 /* ---- Operations ------------------------------------------------------------------------------ */
 
 static double expected_cost(const struct rules_state *state, const struct rules_job *job,
@@ -180,8 +188,7 @@ int rules_acquire(struct rules_state *state, int64_t now, const struct slots_con
 	rules_tick(state, now);
 	member = rules_find(state, request->id);
 	if (member) {
-		member->deadline = state->now + config->lease_ms;
-		stands(state, member, answer);
+		renew(state, member, config, answer);
 		return 0;
 	}
 	if (state->member_count == RULES_MEMBERS)
@@ -220,10 +227,9 @@ void rules_beat(struct rules_state *state, int64_t now, const struct slots_confi
 		nobody(state, answer);
 		return;
 	}
-	member->deadline = state->now + config->lease_ms;
 	if (member->state == RULES_HOLDING)
 		member->passed = beat->passed;
-	stands(state, member, answer);
+	renew(state, member, config, answer);
 }
 
 bool rules_release(struct rules_state *state, int64_t now, const char *id, uint64_t passed)
@@ -400,6 +406,7 @@ int rules_status(struct rules_state *state, int64_t now, struct slots_status_mak
 	status->express = rules_express(state);
 	status->grants = pool->grants;
 	status->grants_last_minute = pool->last_minute;
+	status->holder_count = state->holders;
 	status->waiter_count = state->waiters;
 	ret = list(state, RULES_HOLDING, came_before, maker);
 	return ret ? ret : list(state, RULES_WAITING, rules_queues_before, maker);

@@ -151,12 +151,12 @@ extern const struct slots_ops *slots_test_coordinator;
 struct slots_status_maker;
 int slots_status_new(struct slots_status_maker **out, const char *pool, const char *coordinator,
 		     struct base_error *error);
+/* What was filled so far; at the end it is handed over. */
 struct ioshape_pool_status *slots_status_of(struct slots_status_maker *maker);
 /* Copies the member, strings too. 0 or -ENOMEM. */
 int slots_status_add(struct slots_status_maker *maker, bool holder,
 		     const struct ioshape_member *member);
-/* Hands the status over, or frees it all. */
-struct ioshape_pool_status *slots_status_finish(struct slots_status_maker *maker);
+/* Frees it all: of one that was handed over, callers do it. */
 void slots_status_abandon(struct slots_status_maker *maker);
 
 /* ---- Numbers that all coordinators go by (docs/slots.md) --------------------------------------
@@ -164,8 +164,10 @@ void slots_status_abandon(struct slots_status_maker *maker);
 
 #define SLOTS_SMALL_BYTES (16 * MIB) /* up to here a request may be let past the queue */
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
-#define SLOTS_LISTED 256u            /* waiters in a status */
+#define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
 #define SLOTS_MOST_CAPACITY 65536u
+/* And bytes per second: above it the numbers of slots.lua have holes. */
+#define SLOTS_MOST_BYTES (UINT64_C(1) << 53)
 
 /* ---- Pools in this process (pool.c, beats.c, away.c) ------------------------------------------
  */

@@ -18,7 +18,7 @@
 local MOST_REAPED = 16 -- dead holders, and as many waiters, per call
 local MOST_GRANTED = 32 -- per call
 local MOST_JOBS = 1000 -- remembered although they have nothing in the pool
-local LISTED = 256 -- members in a status
+local LISTED = 256 -- holders, and waiters, in a status
 local NEAR = 100 -- up to this position one is told who goes before it, not who holds a slot
 local KEPT = 24 * 3600 * 1000 -- an abandoned pool is forgotten after so long
 local OPERATORS_LEASE = 15000 -- what an operator's command takes the leases to be
@@ -445,19 +445,15 @@ end
 
 -- ---- Answers ----------------------------------------------------------------------------------------
 
-local function paced()
-	return pool.set_pool_rate + pool.set_job_rate > 0 and 1 or 0
-end
-
--- {state, fence, epoch, weight, position, capacity, next beat, paced, ahead}
+-- {state, fence, epoch, weight, position, capacity, next beat, ahead}
 local function nobody()
-	return {0, '0', whole(pool.epoch), 0, 0, capacity(), 0, paced(), ''}
+	return {0, '0', whole(pool.epoch), 0, 0, capacity(), 0, ''}
 end
 
 local function holder(member)
 	return {
 		HOLDING, whole(member.fence), whole(pool.epoch), member.given, 0, capacity(),
-		math.ceil(member.lease / 3), paced(), ''
+		math.ceil(member.lease / 3), ''
 	}
 end
 
@@ -478,7 +474,15 @@ local function waiter(member)
 	if id then
 		ahead = describe(must_load_member(id))
 	end
-	return {WAITING, '0', whole(pool.epoch), 0, position, capacity(), beat, paced(), ahead}
+	return {WAITING, '0', whole(pool.epoch), 0, position, capacity(), beat, ahead}
+end
+
+-- Whoever asks about a request that is known shows that it lives, whatever the question was; and counts
+-- on a whole lease from then, also if its slot was given before, for half of one.
+local function renewed(id, member, lease)
+	local holds = member.state == HOLDING
+	call('ZADD', holds and H or L, now + lease, id)
+	return holds and holder(member) or waiter(member)
 end
 
 -- ---- Operations -------------------------------------------------------------------------------------
@@ -521,17 +525,6 @@ if operation == 'acquire' then
 		pool.waiters = pool.waiters + 1
 	end
 
-	-- Whoever hears this counts on a whole lease from when it asked, also if its slot was given before,
-	-- for half of one.
-	local function known(id, member)
-		if member.state == HOLDING then
-			call('ZADD', H, now + member.lease, id)
-			return holder(member)
-		end
-		call('ZADD', L, now + member.lease, id)
-		return waiter(member)
-	end
-
 	-- acquire id client node job rank share weight bytes lease asked-capacity default-capacity known-epoch
 	-- never-wait
 	operate = function(id, client, node, job_name, rank, share, weight, bytes, lease, asked, usual,
@@ -540,7 +533,7 @@ if operation == 'acquire' then
 		tick(tonumber(known_epoch), lease)
 		local member = load_member(id)
 		if member then
-			return known(id, member)
+			return renewed(id, member, lease)
 		end
 		local idle = pool.holders + pool.waiters == 0
 		if idle or pool.cap == 0 then
@@ -581,7 +574,7 @@ if operation == 'acquire' then
 			forget(id, member)
 			return nobody()
 		end
-		return known(id, member)
+		return renewed(id, member, lease)
 	end
 
 elseif operation == 'beat' then
@@ -619,16 +612,11 @@ elseif operation == 'beat' then
 		if not member then
 			return nobody()
 		end
-		if member.state == HOLDING then
-			call('ZADD', H, now + lease, id)
-			if member.passed ~= passed then
-				member.passed = passed
-				store_member(id, member)
-			end
-			return holder(member)
+		if member.state == HOLDING and member.passed ~= passed then
+			member.passed = passed
+			store_member(id, member)
 		end
-		call('ZADD', L, now + lease, id)
-		return waiter(member)
+		return renewed(id, member, lease)
 	end
 
 elseif operation == 'release' then
@@ -729,23 +717,23 @@ elseif operation == 'status' then
 
 	-- status: {{numbers}, {holders, oldest first}, {waiters, the next one first}}
 	operate = function()
-		local held, queue, holders, waiters = {}, {}, {}, {}
+		local held, queue, all, holders, waiters = {}, {}, {}, {}, {}
 		if call('EXISTS', M) == 1 then -- to look must not make a pool
 			tick(0, OPERATORS_LEASE)
-			held = call('ZRANGE', H, 0, LISTED - 1, 'WITHSCORES')
+			held = call('ZRANGE', H, 0, -1, 'WITHSCORES')
 			queue = call('ZRANGE', Q, 0, LISTED - 1)
 		else
 			load_pool()
 		end
 		for i = 1, #held, 2 do
 			local member = must_load_member(held[i])
-			holders[#holders + 1] = {row(held[i], member, held[i + 1]), fence = member.fence}
+			all[#all + 1] = {id = held[i], member = member, deadline = held[i + 1]}
 		end
-		table.sort(holders, function(a, b)
-			return a.fence < b.fence
+		table.sort(all, function(a, b)
+			return a.member.fence < b.member.fence
 		end)
-		for i, holder_and_fence in ipairs(holders) do
-			holders[i] = holder_and_fence[1]
+		for i = 1, math.min(#all, LISTED) do
+			holders[i] = row(all[i].id, all[i].member, all[i].deadline)
 		end
 		for i, tag in ipairs(queue) do
 			local id = string.sub(tag, 17)
@@ -755,7 +743,8 @@ elseif operation == 'status' then
 		return {
 			{
 				capacity(), by, pool.used, whole(pool.set_pool_rate), whole(pool.set_job_rate),
-				whole(small_bytes()), express(), whole(pool.grants), pool.last_minute, pool.waiters
+				whole(small_bytes()), express(), whole(pool.grants), pool.last_minute, pool.waiters,
+				pool.holders
 			}, holders, waiters
 		}
 	end

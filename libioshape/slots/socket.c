@@ -19,6 +19,17 @@
 #define MOST_LOOKUPS 4
 static int lookups;
 
+/* A forked child does not have the threads that would count them down. */
+static void forget_lookups(void)
+{
+	__atomic_store_n(&lookups, 0, __ATOMIC_RELAXED);
+}
+
+static void expect_forks(void)
+{
+	pthread_atfork(NULL, NULL, forget_lookups);
+}
+
 int link_time_left_ms(uint64_t until_ns)
 {
 	uint64_t now = base_now_ns();
@@ -81,11 +92,13 @@ static void *run_lookup(void *argument)
 
 static struct lookup *start_lookup(const char *host, const char *port)
 {
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	struct lookup *lookup = calloc(1, sizeof(*lookup));
 	pthread_t thread;
 
 	if (!lookup)
 		return NULL;
+	pthread_once(&once, expect_forks);
 	pthread_mutex_init(&lookup->lock, NULL);
 	base_cond_init(&lookup->changed);
 	snprintf(lookup->host, sizeof(lookup->host), "%s", host);

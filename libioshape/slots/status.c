@@ -24,7 +24,7 @@ void slots_status_abandon(struct slots_status_maker *maker)
 {
 	if (!maker)
 		return;
-	free_members(maker->holders, maker->status.holder_count);
+	free_members(maker->holders, maker->status.holder_listed);
 	free_members(maker->waiters, maker->status.waiter_listed);
 	free(maker->pool);
 	free(maker->coordinator);
@@ -77,7 +77,7 @@ int slots_status_add(struct slots_status_maker *maker, bool holder,
 		     const struct ioshape_member *member)
 {
 	struct ioshape_member **list = holder ? &maker->holders : &maker->waiters;
-	size_t *count = holder ? &maker->status.holder_count : &maker->status.waiter_listed;
+	size_t *count = holder ? &maker->status.holder_listed : &maker->status.waiter_listed;
 	struct ioshape_member *more;
 
 	more = reallocarray(*list, *count + 1, sizeof(**list));
@@ -91,11 +91,6 @@ int slots_status_add(struct slots_status_maker *maker, bool holder,
 	maker->status.holders = maker->holders;
 	maker->status.waiters = maker->waiters;
 	return 0;
-}
-
-struct ioshape_pool_status *slots_status_finish(struct slots_status_maker *maker)
-{
-	return &maker->status;
 }
 
 IOSHAPE_EXPORT void ioshape_pool_status_free(struct ioshape_pool_status *status)

@@ -9,12 +9,11 @@
 
 #ifdef SLOTS_TLS
 
-#include <fcntl.h>
 #include <hiredis_ssl.h>
+#include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
-#include <sys/socket.h>
-#include <sys/time.h>
+#include <poll.h>
 
 bool link_has_tls(void)
 {
@@ -59,20 +58,54 @@ static SSL *new_session(const char *host)
 	return NULL;
 }
 
-/* The handshake waits; afterwards the socket does not again. */
-static void let_wait(redisContext *context, uint64_t until_ns, bool wait)
+static int refused(SSL *session, const char *name, char *why)
 {
-	const int left_ms = MAX(link_time_left_ms(until_ns), 1);
-	const struct timeval left = { left_ms / 1000, left_ms % 1000 * 1000 };
-	int flags = fcntl(context->fd, F_GETFL);
+	const long verdict = SSL_get_verify_result(session);
+	const char *reason = ERR_reason_error_string(ERR_peek_last_error());
 
-	setsockopt(context->fd, SOL_SOCKET, SO_RCVTIMEO, &left, sizeof(left));
-	setsockopt(context->fd, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof(left));
-	fcntl(context->fd, F_SETFL, wait ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
-	if (wait)
-		context->flags |= REDIS_BLOCK;
-	else
-		context->flags &= ~REDIS_BLOCK;
+	if (verdict != X509_V_OK)
+		reason = X509_verify_cert_error_string(verdict);
+	snprintf(why, LINK_WHY_BYTES,
+		 "no TLS with %s (%.100s); does it speak TLS on this port, is its certificate for "
+		 "this name, and does SSL_CERT_FILE name who signed it?",
+		 name, reason ? reason : "the connection ended");
+	return -EPROTO;
+}
+
+/* One step of the handshake: 0 when it is over, or what the socket has to be ready for. */
+static int step(SSL *session, short *events)
+{
+	struct base_held_sigpipe held;
+	int ret;
+
+	base_hold_sigpipe(&held);
+	ERR_clear_error();
+	ret = SSL_do_handshake(session);
+	base_let_sigpipe(&held, true);
+	if (ret == 1)
+		return 0;
+	ret = SSL_get_error(session, ret);
+	*events = ret == SSL_ERROR_WANT_WRITE ? POLLOUT : POLLIN;
+	return ret == SSL_ERROR_WANT_READ || ret == SSL_ERROR_WANT_WRITE ? -EAGAIN : -EPROTO;
+}
+
+/* However slowly the other side speaks, it has until then for all of it. */
+static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name, char *why)
+{
+	struct pollfd ready = { .fd = fd };
+	int ret;
+
+	while ((ret = step(session, &ready.events)) == -EAGAIN) {
+		if (base_now_ns() >= until_ns) {
+			snprintf(why, LINK_WHY_BYTES,
+				 "%s does not answer in time; does it speak TLS on this port?",
+				 name);
+			return -ETIMEDOUT;
+		}
+		/* Whether it failed or not, the clock ends it. */
+		(void)poll(&ready, 1, link_time_left_ms(until_ns));
+	}
+	return ret ? refused(session, name, why) : 0;
 }
 
 int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
@@ -86,18 +119,15 @@ int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, c
 		snprintf(why, LINK_WHY_BYTES, "TLS cannot be set up for %s", name);
 		return -ENOMEM;
 	}
-	let_wait(context, until_ns, true);
+	/* The socket does not block: it begins the handshake, and takes the session over. */
 	base_hold_sigpipe(&held);
 	ret = redisInitiateSSL(context, session);
 	base_let_sigpipe(&held, true);
-	let_wait(context, until_ns, false);
 	if (ret == REDIS_OK)
-		return 0;
-	snprintf(why, LINK_WHY_BYTES,
-		 "no TLS with %s (%.100s); does it speak TLS on this port, is its certificate for "
-		 "this name, and does SSL_CERT_FILE name who signed it?",
-		 name, context->errstr);
-	return -EPROTO;
+		return shake_hands(session, context->fd, until_ns, name, why);
+	ret = refused(session, name, why);
+	SSL_free(session);
+	return ret;
 }
 
 #else

@@ -259,9 +259,10 @@ int redis_call(struct redis_pool *pool, struct link_command *command, redisReply
 /* ---- Elsewhere in a cluster ------------------------------------------------------------------ */
 
 static int ask_there(const struct redis_pool *pool, const struct slots_node *node,
-		     const struct link_command *command, redisReply **reply, char *why)
+		     const struct link_command *command, uint64_t most_ns, redisReply **reply,
+		     char *why)
 {
-	const uint64_t until_ns = redis_call_end(pool);
+	const uint64_t until_ns = MIN(redis_call_end(pool), base_now_ns() + most_ns);
 	struct slots_link *link;
 	int ret;
 
@@ -277,10 +278,10 @@ static int ask_there(const struct redis_pool *pool, const struct slots_node *nod
 }
 
 /* With the lock. Where the key is, if it is not here: *moved. */
-static int ask_here(struct redis_pool *pool, const struct link_command *command, redisReply **reply,
-		    struct slots_node *node, bool *moved, char *why)
+static int ask_here(struct redis_pool *pool, const struct link_command *command, uint64_t most_ns,
+		    redisReply **reply, struct slots_node *node, bool *moved, char *why)
 {
-	const uint64_t until_ns = redis_call_end(pool);
+	const uint64_t until_ns = MIN(redis_call_end(pool), base_now_ns() + most_ns);
 	bool kept, asking;
 	int ret;
 
@@ -294,7 +295,8 @@ static int ask_here(struct redis_pool *pool, const struct link_command *command,
 			drop(pool);
 	} while (ret == -ECONNRESET && kept);
 	if (ret) {
-		redis_note_failure(pool, why);
+		if (ret != -ETIMEDOUT || most_ns == REDIS_CALL_NS)
+			redis_note_failure(pool, why);
 		return ret;
 	}
 	if ((*reply)->type != REDIS_REPLY_ERROR)
@@ -305,7 +307,7 @@ static int ask_here(struct redis_pool *pool, const struct link_command *command,
 }
 
 int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *command,
-			 redisReply **reply, struct base_error *error)
+			 uint64_t most_ns, redisReply **reply, struct base_error *error)
 {
 	struct slots_node node;
 	char why[LINK_WHY_BYTES];
@@ -315,12 +317,12 @@ int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *com
 	*reply = NULL;
 	pthread_mutex_lock(&pool->lock);
 	redis_tidy(pool);
-	ret = ask_here(pool, command, reply, &node, &moved, why);
+	ret = ask_here(pool, command, most_ns, reply, &node, &moved, why);
 	pthread_mutex_unlock(&pool->lock);
 	if (moved) {
 		freeReplyObject(*reply);
 		*reply = NULL;
-		ret = ask_there(pool, &node, command, reply, why);
+		ret = ask_there(pool, &node, command, most_ns, reply, why);
 	}
 	if (!ret)
 		return 0;

@@ -7,6 +7,9 @@
  * No wake is lost: what the server pushes stays in the list until a BLPOP takes it; what a BLPOP
  * took is read by the wait() under way or the next one; and where a connection breaks with a BLPOP
  * asked, the next wait() ends at once.
+ *
+ * A server that refuses BLPOP and nothing else is not out of reach: then wait() only sleeps, and
+ * signs of life are all that tells of a grant.
  */
 #define _GNU_SOURCE
 #include "slots/redis.h"
@@ -21,6 +24,13 @@
 #define LATE_NS 150000000ull
 /* An answer that is so late will not come. */
 #define DEAD_NS 2000000000ull
+/* One wake in so many nanoseconds, and so many at once: more come of no honest server. */
+#define WAKE_NS 20000000ull
+#define WAKES_AT_ONCE 10
+/* Rights are given and proxies replaced while we run. */
+#define ASK_AGAIN_NS 30000000000ull
+/* Some proxies close the connection instead of an answer to what they do not know. */
+#define MOST_CUT_SHORT 3
 
 void redis_interrupt(void *opaque)
 {
@@ -133,11 +143,37 @@ static void note_failure(struct watch *watch)
 	pthread_mutex_unlock(&watch->pool->lock);
 }
 
+/* `why` is the reason. What is left of the connection serves for commands. */
+static enum event refused(struct watch *watch)
+{
+	struct redis_pool *pool = watch->pool;
+
+	if (!pool->refused_until_ns)
+		base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
+			 "nobody can be woken in pool %s, so that slots come seconds later than "
+			 "they could: %s",
+			 pool->config.pool, watch->why);
+	pool->refused_until_ns = base_now_ns() + ASK_AGAIN_NS;
+	pool->cut_short = 0;
+	pool->woken = false;
+	pthread_mutex_lock(&pool->lock);
+	give_back(pool, true);
+	pthread_mutex_unlock(&pool->lock);
+	return NOTHING;
+}
+
 static enum event broken(struct watch *watch, int code)
 {
 	const bool asked = watch->pool->asked;
 
 	drop_wake(watch->pool);
+	if (code == -ECONNRESET && asked && ++watch->pool->cut_short >= MOST_CUT_SHORT) {
+		snprintf(watch->why, sizeof(watch->why),
+			 "the coordinator closes the connection when it is asked to wait; is there "
+			 "a "
+			 "proxy that does not know BLPOP?");
+		return refused(watch);
+	}
 	if (code == -ECONNRESET && !watch->fresh) {
 		/* The server was restarted, perhaps: whoever asks it now will know. */
 		watch->pool->woken = false;
@@ -177,10 +213,14 @@ static enum event understand(struct watch *watch, const redisReply *reply)
 	bool asking;
 
 	pool->asked = false;
+	if (reply->type != REDIS_REPLY_ERROR)
+		pool->cut_short = 0;
 	if (reply->type == REDIS_REPLY_NIL)
 		return NOTHING;
-	if (reply->type != REDIS_REPLY_ERROR)
+	if (reply->type != REDIS_REPLY_ERROR) {
+		pool->wakes_ns = MAX(pool->wakes_ns, base_now_ns()) + WAKE_NS;
 		return ENOUGH;
+	}
 	if (route_is_redirect(pool->wake, reply, &node, &asking) && ++watch->redirects <= 5) {
 		pthread_mutex_lock(&pool->lock);
 		pool->route.moved = node;
@@ -194,8 +234,11 @@ static enum event understand(struct watch *watch, const redisReply *reply)
 		return NOTHING;
 	}
 	redis_describe(pool->wake, reply, watch->why);
-	if (redis_must_look_anew(reply))
+	/* Who refuses a connection for want of room closes it. */
+	if (redis_must_look_anew(reply) || link_says(reply, "max number of clients"))
 		drop_wake(pool);
+	if (!redis_must_look_anew(reply))
+		return refused(watch);
 	note_failure(watch);
 	return BROKEN;
 }
@@ -249,14 +292,44 @@ static enum event wait_once(struct watch *watch)
 	return NOTHING;
 }
 
+/* Without anybody to wake us. */
+static enum event sleep_on(const struct watch *watch)
+{
+	struct redis_pool *pool = watch->pool;
+	const uint64_t until_ns = MIN(watch->until_ns, pool->refused_until_ns);
+	struct pollfd ready = { .fd = pool->interruption, .events = POLLIN };
+
+	if (base_now_ns() >= watch->until_ns)
+		return ENOUGH;
+	(void)poll(&ready, 1, link_time_left_ms(until_ns));
+	return NOTHING;
+}
+
+/* A list of wakes that has no end must not keep this process, and the server, busy. */
+static void calm_down(const struct watch *watch)
+{
+	struct redis_pool *pool = watch->pool;
+	const uint64_t calm_ns = pool->wakes_ns - MIN(pool->wakes_ns, WAKES_AT_ONCE * WAKE_NS);
+	const uint64_t until_ns = MIN(watch->until_ns, calm_ns);
+	struct pollfd ready = { .fd = pool->interruption, .events = POLLIN };
+
+	if (base_now_ns() < calm_ns)
+		(void)poll(&ready, 1, link_time_left_ms(until_ns));
+}
+
 static enum event watch_on(struct watch *watch)
 {
 	struct redis_pool *pool = watch->pool;
 	enum event event = NOTHING;
 
+	calm_down(watch);
 	while (event == NOTHING) {
 		if (was_interrupted(pool))
 			return ENOUGH;
+		if (base_now_ns() < pool->refused_until_ns) {
+			event = sleep_on(watch);
+			continue;
+		}
 		if (get_link(watch))
 			return BROKEN;
 		/* The answer to what was asked is worth a moment more. */

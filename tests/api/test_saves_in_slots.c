@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+static const uint32_t lease_ms = 2000;
 static char address[256];
 static struct ioshape_context *other; /* another client of the same pool */
 
@@ -28,6 +29,7 @@ static struct ioshape_context *open_client(const char *job, const char *pool)
 	options.pool = pool;
 	options.job = job;
 	options.slots = 1;
+	options.lease_ms = lease_ms;
 	ret = ioshape_context_open(&opened, &options, message, sizeof(message));
 	ck_assert_msg(!ret, "%s", message);
 	return opened;
@@ -270,6 +272,51 @@ START_TEST(two_files_can_be_open_at_a_time_in_one_thread)
 }
 END_TEST
 
+START_TEST(a_save_does_not_wait_for_a_file_that_its_own_thread_has_open)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_save_options save_options = with_metadata(&sample);
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_file *file;
+
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("open"), &options, &file), 0);
+	save_options.report = &report;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample.tensors,
+					      sample.count, &save_options),
+			 0);
+	ck_assert_str_eq(report.coordinator, "local");
+	ck_assert(report.slot_s < 0.01);
+	ioshape_file_free(file);
+	must_hold(scratch_path("file"), &sample);
+	/* And nothing is held afterwards. */
+	ioshape_slot_release(hold());
+}
+END_TEST
+
+START_TEST(a_file_does_not_share_a_slot_that_was_lost)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_pool_status *status;
+	struct ioshape_file *first, *second;
+	char name[128];
+
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("first"), &options, &first), 0);
+	ck_assert_int_eq(ioshape_pool_name(other, scratch_path("file"), name, sizeof(name)), 0);
+	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
+	ck_assert_uint_eq(status->holder_count, 1);
+	ck_assert_int_eq(ioshape_pool_kick(other, name, status->holders[0].id), 0);
+	ioshape_pool_status_free(status);
+	/* It hears of it with its next sign of life: after a third of the lease. */
+	usleep(lease_ms * 1000 / 2);
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("second"), &options, &second), 0);
+	ck_assert_int_eq(ioshape_pool_get_status(other, name, &status), 0);
+	ck_assert_uint_eq(status->holder_count, 1);
+	ioshape_pool_status_free(status);
+	ioshape_file_free(first);
+	ioshape_file_free(second);
+}
+END_TEST
+
 START_TEST(a_file_that_is_given_up_gives_its_slot_back)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
@@ -440,6 +487,25 @@ START_TEST(bad_settings_are_refused_by_name)
 }
 END_TEST
 
+START_TEST(to_look_at_hundreds_of_pools_keeps_nothing_open)
+{
+	const struct ioshape_pool_settings settings = { .size = sizeof(settings), .capacity = 3 };
+	unsigned before = scratch_descriptors();
+	struct ioshape_pool_status *status;
+	char name[32];
+
+	for (int i = 0; i < 300; i++) {
+		snprintf(name, sizeof(name), "pool-%d", i);
+		ck_assert_int_eq(ioshape_pool_set(context, name, &settings), 0);
+		ck_assert_int_eq(ioshape_pool_get_status(context, name, &status), 0);
+		ck_assert_uint_eq(status->capacity, 3);
+		ioshape_pool_status_free(status);
+		ck_assert_int_eq(ioshape_pool_kick(context, name, "1-1"), -ENOENT);
+		ck_assert_uint_eq(scratch_descriptors(), before);
+	}
+}
+END_TEST
+
 START_TEST(a_password_file_that_is_not_there_is_named)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
@@ -450,6 +516,32 @@ START_TEST(a_password_file_that_is_not_there_is_named)
 	ck_assert_int_eq(ioshape_context_open(&refused, &options, message, sizeof(message)),
 			 -ENOENT);
 	ck_assert_ptr_nonnull(strstr(message, "no-such-file"));
+}
+END_TEST
+
+START_TEST(a_password_that_does_not_fit_is_refused_not_cut)
+{
+	static const size_t lengths[] = { 400, 1023, 1024, 5000 };
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	char message[512];
+
+	options.password_file = scratch_path("password");
+	options.coordinator = "open";
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
+		struct ioshape_context *opened = NULL;
+		FILE *file = fopen(options.password_file, "we");
+		int ret;
+
+		for (size_t k = 0; k < lengths[i]; k++)
+			fputc('p', file);
+		fputs("\nand another line\n", file);
+		fclose(file);
+		ret = ioshape_context_open(&opened, &options, message, sizeof(message));
+		ck_assert_int_eq(ret, lengths[i] < 1024 ? 0 : -EINVAL);
+		if (ret)
+			ck_assert_msg(strstr(message, "1023 bytes"), "%s", message);
+		ioshape_context_free(opened);
+	}
 }
 END_TEST
 
@@ -466,6 +558,8 @@ int main(void)
 	tcase_add_test(all, a_blocking_save_can_give_up_waiting);
 	tcase_add_test(all, saves_to_one_path_do_not_wait_for_each_other_in_a_ring);
 	tcase_add_test(all, two_files_can_be_open_at_a_time_in_one_thread);
+	tcase_add_test(all, a_save_does_not_wait_for_a_file_that_its_own_thread_has_open);
+	tcase_add_test(all, a_file_does_not_share_a_slot_that_was_lost);
 	tcase_add_test(all, a_file_that_is_given_up_gives_its_slot_back);
 	tcase_add_test(all, what_goes_to_a_pipe_takes_no_slot);
 	tcase_add_test(all, without_coordination_the_report_says_so);
@@ -473,7 +567,9 @@ int main(void)
 	tcase_add_test(all, pools_are_named_after_filesystems_or_as_one_likes);
 	tcase_add_test(all, the_rate_of_a_job_holds_its_saves_back);
 	tcase_add_test(all, bad_settings_are_refused_by_name);
+	tcase_add_test(all, to_look_at_hundreds_of_pools_keeps_nothing_open);
 	tcase_add_test(all, a_password_file_that_is_not_there_is_named);
+	tcase_add_test(all, a_password_that_does_not_fit_is_refused_not_cut);
 	suite_add_tcase(suite, all);
 	return check_main(suite);
 }

@@ -24,6 +24,7 @@
 enum { LOCAL, REDIS, COORDINATORS };
 
 static struct redis_server server;
+static uint32_t lease_ms = LEASE_MS;
 static char address[256];
 static struct ioshape_context *contexts[16]; /* each is a client of its own */
 
@@ -46,7 +47,7 @@ static struct ioshape_context *open_context(const char *job, uint32_t slots)
 	options.pool = "turns";
 	options.job = job;
 	options.slots = slots;
-	options.lease_ms = LEASE_MS;
+	options.lease_ms = lease_ms;
 	ret = ioshape_context_open(&context, &options, message, sizeof(message));
 	ck_assert_msg(!ret, "%s", message);
 	return context;
@@ -541,6 +542,35 @@ START_TEST(what_the_operator_sets_wins_at_once)
 }
 END_TEST
 
+START_TEST(settings_beyond_all_measure_are_refused_by_name)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_pool_settings settings[4];
+	static const char *const names[] = { "express", "pool_rate", "job_rate", "small_bytes" };
+	struct ioshape_context *none;
+	char message[256];
+
+	begin(_i);
+	contexts[0] = open_context("J", 1);
+	for (size_t i = 0; i < 4; i++)
+		settings[i] = (struct ioshape_pool_settings)IOSHAPE_POOL_SETTINGS_INIT;
+	settings[0].express = 65537;
+	settings[1].pool_rate = (UINT64_C(1) << 53) + 1;
+	settings[2].job_rate = UINT64_MAX;
+	settings[3].small_bytes = UINT64_MAX;
+	for (size_t i = 0; i < 4; i++) {
+		ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[i]), -EINVAL);
+		ck_assert_ptr_nonnull(strstr(ioshape_context_message(contexts[0]), names[i]));
+	}
+	settings[1].pool_rate--;
+	ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[1]), 0);
+	options.stagger_most_ms = 24u * 3600 * 1000 + 1;
+	ck_assert_int_eq(ioshape_context_open(&none, &options, message, sizeof(message)), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(message, "stagger_most_ms"));
+	end(_i);
+}
+END_TEST
+
 START_TEST(a_pool_that_was_only_set_is_known)
 {
 	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
@@ -634,8 +664,12 @@ END_TEST
  * left, he is one too many. */
 static int take_many_turns(int count, const int tokens[2])
 {
-	struct ioshape_context *context = open_context("J", 2);
+	struct ioshape_context *context;
 	int ret = 0;
+
+	/* On a machine that has much else to do none of them shall be taken for dead. */
+	lease_ms = 20 * LEASE_MS;
+	context = open_context("J", 2);
 
 	for (int turn = 0; turn < count && !ret; turn++) {
 		struct ioshape_slot_options options = plain();
@@ -709,6 +743,7 @@ int main(void)
 	EACH(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over);
 	EACH(who_is_kicked_hears_of_it);
 	EACH(what_the_operator_sets_wins_at_once);
+	EACH(settings_beyond_all_measure_are_refused_by_name);
 	EACH(a_pool_that_was_only_set_is_known);
 	EACH(the_status_tells_all);
 	EACH(bandwidth_is_shared_by_who_writes);

@@ -10,8 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PAUSE_US 2000 /* time for the one that waits to be waiting in earnest; and as much again   \
-		       */
+#define PAUSE_US                                                                                   \
+	2000 /* time for the one that waits to be waiting in earnest; and as much again            \
+	      */
 #define WRITERS 2
 
 struct relay {

@@ -52,7 +52,8 @@ def measure_chaos(setting: Setting, outcome: Outcome) -> None:
 def measure(setting: Setting) -> Outcome:
     outcome = Outcome()
     outcome.facts["method"] = (
-        "A redis-server of its own, on a Unix socket. Turns and what they are compared with run in "
+        "A redis-server of its own, on a Unix socket, for turns that nobody else wants on TCP as "
+        "well. Turns and what they are compared with run in "
         "one process, in turns. Everything else happens between processes of this machine."
     )
     # Where the library has it by itself.

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A Redis that refuses: passwords, rights, memory, replicas, TLS. */
+#define _GNU_SOURCE
+#include "slots/redis.h"
 #include "support/check_main.h"
 #include "support/fake_redis.h"
 #include "support/redis_case.h"
@@ -54,6 +56,40 @@ START_TEST(passwords_open_doors_and_are_never_said)
 }
 END_TEST
 
+/* Whether a text is anywhere on our heap. */
+static bool is_on_the_heap(const char *text)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned long begin = 0, end = 0;
+	char line[400];
+
+	ck_assert_ptr_nonnull(maps);
+	while (fgets(line, sizeof(line), maps) && !strstr(line, "[heap]"))
+		;
+	fclose(maps);
+	ck_assert_int_eq(sscanf(line, "%lx-%lx", &begin, &end), 2);
+	return memmem((void *)begin, end - begin, text, strlen(text));
+}
+
+START_TEST(a_closed_pool_leaves_no_password_in_memory)
+{
+	struct base_error error;
+	char text[300];
+	void *pool;
+
+	/* So long that nothing else is put in its place. */
+	redis_server_option(&server, "--requirepass", "another");
+	redis_server_start(&server);
+	snprintf(text, sizeof(text), "redis://:%0200d-SECRET@127.0.0.1:%u", 0, server.port);
+	pool = redis_case_open(text, "1");
+	redis_case_refused(pool, &error);
+	redis_case_must_say(&error, "WRONGPASS");
+	ck_assert(is_on_the_heap("0000-SECRET"));
+	slots_redis.close(pool);
+	ck_assert(!is_on_the_heap("0000-SECRET"));
+}
+END_TEST
+
 START_TEST(a_server_that_repeats_its_arguments_does_not_betray_the_password)
 {
 	struct fake_redis fake;
@@ -86,18 +122,28 @@ static void note_denial(int ret, struct base_error *error)
 	memset(error, 0, sizeof(*error));
 }
 
+/* Nothing fails where BLPOP is refused. */
+static void note_logged_denial(void *user, enum ioshape_log_level level, const char *line)
+{
+	(void)user, (void)level;
+	denials += strstr(line, "BLPOP") || strstr(line, "blpop");
+}
+
 static void use_all(const char *as)
 {
+	struct slots_config config = redis_case_config(as, "1");
 	struct ioshape_pool_settings settings = { .capacity = 2, .pool_rate = 1000 };
 	struct slots_request request = redis_case_request("1-1");
-	void *pool = redis_case_open(as, "1");
 	struct base_buffer names = { 0 };
 	struct ioshape_pool_status *status;
 	struct base_error error = { 0 };
 	struct slots_answer answer = { 0 };
 	struct slots_grant grant;
 	struct slots_beat beat;
+	void *pool;
 
+	config.log = (struct base_log){ note_logged_denial, NULL, IOSHAPE_LOG_WARNING };
+	pool = redis_case_open_config(&config);
 	redis_server_tell(&server, "FLUSHALL");
 	redis_server_tell(&server, "SCRIPT FLUSH");
 	redis_server_tell(&server, "ZADD {ios:}:pools 1000 ancient");
@@ -167,6 +213,72 @@ START_TEST(the_documented_rights_are_enough_and_each_is_needed)
 		}
 		ck_assert_msg(denials, "nothing needs %s", right);
 	}
+}
+END_TEST
+
+/* ---- BLPOP, and nothing else ---- */
+
+static unsigned lines;
+
+static void count_line(void *user, enum ioshape_log_level level, const char *line)
+{
+	(void)user, (void)level, (void)line;
+	lines++;
+}
+
+static void *open_counting(const char *at)
+{
+	struct slots_config config = redis_case_config(at, "1");
+
+	lines = 0;
+	config.log = (struct base_log){ count_line, NULL, IOSHAPE_LOG_WARNING };
+	return redis_case_open_config(&config);
+}
+
+START_TEST(without_the_right_to_be_woken_it_sleeps_and_says_so_once)
+{
+	struct redis_pool *pool;
+	struct slots_answer held;
+
+	redis_server_start(&server);
+	pool = open_counting(address);
+	held = redis_case_hold(pool, "1-1");
+	redis_server_tell(&server, "ACL SETUSER default -blpop");
+	for (int i = 0; i < 5; i++) {
+		ck_assert_uint_ge(redis_case_wait(pool, 100), 99);
+		ck_assert_int_eq(redis_case_beat(pool, "1-1", &held).state, SLOTS_HOLDING);
+	}
+	ck_assert_uint_eq(lines, 1);
+	redis_server_tell(&server, "ACL SETUSER default +blpop");
+	/* Not asked at every turn. */
+	redis_server_tell(&server, "RPUSH %s 1", pool->wake_key);
+	ck_assert_uint_ge(redis_case_wait(pool, 100), 99);
+	slots_redis.interrupt(pool);
+	ck_assert_uint_lt(redis_case_wait(pool, 5000), 1000);
+	/* Half a minute later. */
+	pool->refused_until_ns = 1;
+	ck_assert_uint_lt(redis_case_wait(pool, 5000), 1000);
+	ck_assert_uint_eq(lines, 1);
+	slots_redis.close(pool);
+}
+END_TEST
+
+START_TEST(a_proxy_that_hangs_up_at_blpop_is_not_asked_again_and_again)
+{
+	struct fake_redis fake;
+	void *pool;
+
+	fake_redis_start(&fake, FAKE_HANGS_UP, "BLPOP");
+	pool = open_counting(fake.address);
+	for (int i = 0; i < 10; i++) {
+		slots_redis.wait(pool, 50, NULL);
+		poll(NULL, 0, 100);
+	}
+	ck_assert_uint_ge(redis_case_wait(pool, 100), 99);
+	ck_assert_int_eq(fake_redis_connections(&fake), 3);
+	ck_assert_uint_eq(lines, 1);
+	slots_redis.close(pool);
+	fake_redis_stop(&fake);
 }
 END_TEST
 
@@ -254,8 +366,11 @@ static Suite *redis_suite(void)
 	tcase_set_timeout(tests, 120);
 	tcase_add_checked_fixture(tests, setup, teardown);
 	tcase_add_test(tests, passwords_open_doors_and_are_never_said);
+	tcase_add_test(tests, a_closed_pool_leaves_no_password_in_memory);
 	tcase_add_test(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password);
 	tcase_add_test(tests, the_documented_rights_are_enough_and_each_is_needed);
+	tcase_add_test(tests, without_the_right_to_be_woken_it_sleeps_and_says_so_once);
+	tcase_add_test(tests, a_proxy_that_hangs_up_at_blpop_is_not_asked_again_and_again);
 	tcase_add_test(tests, a_replica_is_not_written_to);
 	tcase_add_test(tests, a_master_whose_replicas_have_left_it_is_left);
 	tcase_add_test(tests, a_server_without_memory_says_so_and_nothing_is_lost_by_it);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* TLS to a Redis; built where hiredis can do it. */
 #include "support/check_main.h"
+#include "support/fake_redis.h"
 #include "support/redis_case.h"
 #include "support/scratch.h"
 
@@ -124,6 +125,28 @@ START_TEST(a_server_without_tls_is_given_up_in_time)
 }
 END_TEST
 
+/* A TLS record of 16 KiB is announced, and comes a byte at a time. */
+START_TEST(a_handshake_that_drips_is_given_up_in_time)
+{
+	unsigned before;
+	struct fake_redis fake;
+	struct base_error error;
+	char dripping[64];
+	void *pool;
+
+	certify("IP:127.0.0.1");
+	fake_redis_start(&fake, FAKE_TRICKLES, "\x16\x03\x03\x3f\xff\x02");
+	before = scratch_descriptors();
+	snprintf(dripping, sizeof(dripping), "rediss://%s", strstr(fake.address, "127"));
+	pool = redis_case_open(dripping, "1");
+	ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
+	redis_case_must_say(&error, "in time");
+	slots_redis.close(pool);
+	fake_redis_stop(&fake);
+	ck_assert_uint_le(scratch_descriptors(), before);
+}
+END_TEST
+
 START_TEST(a_server_that_hangs_or_dies_is_given_up_in_time)
 {
 	struct base_error error;
@@ -159,6 +182,7 @@ static Suite *tls_suite(void)
 	tcase_add_test(tests, a_certificate_for_another_name_is_refused);
 	tcase_add_test(tests, a_certificate_that_nobody_vouches_for_is_refused);
 	tcase_add_test(tests, a_server_without_tls_is_given_up_in_time);
+	tcase_add_test(tests, a_handshake_that_drips_is_given_up_in_time);
 	tcase_add_test(tests, a_server_that_hangs_or_dies_is_given_up_in_time);
 	suite_add_tcase(suite, tests);
 	return suite;

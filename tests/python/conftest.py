@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests here need."""
 
+import os
 import signal
+
+from processes import SLOTS
 
 # Whoever starts the tests in the background has them ignore Ctrl-C, and so would every program that
 # they start. What is handled here, and not ignored, is as usual there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.environ["IOSHAPE_COORDINATOR"] = SLOTS

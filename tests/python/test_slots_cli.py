@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ from coordinators import (
     short_folder,
     writers,
 )
-from ioshape._slots import Member, PoolStatus
-from ioshape.cli.exporter import _MOST_JOBS, _jobs
+from ioshape._slots import Member, Operator, PoolStatus
+from ioshape.cli._pools import not_shown
+from ioshape.cli.exporter import _MOST_JOBS, PoolCollector, _jobs
 from ioshape.cli.top import Rates
 from processes import environment
 from tree import ROOT, program
@@ -403,9 +405,29 @@ def member(one_id: str, passed: int, since_s: float, job: str = "j") -> Member:
 
 
 def pool_of(*holders: Member, waiters: tuple[Member, ...] = ()) -> PoolStatus:
+    counts = len(holders), len(waiters)
     return PoolStatus(
-        "p", "local", 4, "job", len(holders), 0, 0, 0, 1, 9, 3, holders, waiters, len(waiters)
+        "p", "local", 4, "job", len(holders), 0, 0, 0, 1, 9, 3, holders, waiters, *counts
     )
+
+
+def test_those_that_are_not_listed_are_counted() -> None:
+    many = replace(pool_of(member("a", 0, 1.0)), holder_count=300, waiter_count=2000)
+    assert not_shown(many) == "... and 299 more that hold slots, 2,000 more that wait"
+    assert not_shown(pool_of(member("a", 0, 1.0))) == ""
+
+
+def test_the_exporter_counts_those_that_are_not_listed() -> None:
+    class Crowded(Operator):
+        def names(self) -> list[str]:
+            return ["p"]
+
+        def status(self, pool: str) -> PoolStatus:
+            return replace(pool_of(member("a", 0, 1.0)), pool=pool, holder_count=300)
+
+    families = PoolCollector(Crowded("local")).collect()
+    (found,) = (one for one in families if one.name == "ioshape_pool_holders")
+    assert [sample.value for sample in found.samples] == [300]
 
 
 def test_rates_are_those_between_two_signs_of_life() -> None:

@@ -507,6 +507,32 @@ def test_whoever_is_told_that_it_holds_can_count_on_a_whole_lease(server: Server
     assert lease_left(script, "second") > 50_000
 
 
+def test_a_request_made_twice_has_a_whole_lease(server: Server) -> None:
+    server.connection.call("FLUSHALL")
+    server.connection.call("SET", "now", STARTED)
+    server.connection.call("SET", "info", info_text(1, 100_000))
+    script = Script(server, scripted_text())
+
+    def alone(name: str) -> Reply:
+        return acquire(script, name, 3000)
+
+    assert state(alone("first")) == HOLDING
+    assert state(alone("second")) == WAITING
+    for turn in range(1, 4):
+        server.connection.call("SET", "now", STARTED + 2000 * turn)
+        assert state(alone("first")) == HOLDING
+        assert state(alone("second")) == WAITING
+    # Nor is it longer than that.
+    server.connection.call("SET", "now", STARTED + 6000 + 3000 - 1)
+    status = script("status")
+    assert isinstance(status, list)
+    assert [len(part) for part in status[1:] if isinstance(part, list)] == [1, 1]
+    server.connection.call("SET", "now", STARTED + 6000 + 3000)
+    status = script("status")
+    assert isinstance(status, list)
+    assert status[1:] == [[], []]
+
+
 def test_looking_makes_no_pool_and_leaving_leaves_nothing_that_lasts(server: Server) -> None:
     server.connection.call("FLUSHALL")
     Script(server, script_text(), "none")("status")

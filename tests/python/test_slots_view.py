@@ -99,6 +99,47 @@ def test_a_released_slot_is_of_no_use_any_more() -> None:
         slot.pace(1)
 
 
+def pace_for_long(slot: ioshape.Slot) -> None:
+    for _ in range(100):
+        slot.pace(1_000_000)
+
+
+@pytest.mark.usefixtures("address")
+def test_ctrl_c_ends_waiting_for_bandwidth_and_the_slot_is_given_back() -> None:
+    ioshape.configure(rate=100_000)
+    asked = threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    begin = time.monotonic()
+    asked.start()
+    with pytest.raises(KeyboardInterrupt), ioshape.slot(pool="shared") as slot:
+        pace_for_long(slot)
+    assert time.monotonic() - begin < 5
+    assert slot.released
+
+
+@pytest.mark.usefixtures("address")
+def test_who_waits_for_bandwidth_keeps_no_other_thread_from_looking_or_releasing() -> None:
+    ioshape.configure(rate=100_000)
+    slot = ioshape.slot(pool="shared")
+    ended: list[BaseException] = []
+
+    def pace() -> None:
+        try:
+            pace_for_long(slot)
+        except ValueError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=pace)
+    thread.start()
+    time.sleep(1)
+    begin = time.monotonic()
+    assert not slot.lost
+    assert time.monotonic() - begin < 0.1
+    slot.release()
+    assert time.monotonic() - begin < 3
+    thread.join(5)
+    assert "released" in str(ended[0])
+
+
 @pytest.mark.usefixtures("address")
 def test_a_slot_that_nobody_refers_to_is_given_back() -> None:
     slot = ioshape.slot(pool="shared")

@@ -297,8 +297,8 @@ static int print_status(void)
 	printf("{\"capacity\": %u, \"used\": %u, \"waiters\": %zu, \"grants\": %" PRIu64
 	       ", \"holders\": [",
 	       status->capacity, status->used, status->waiter_count, status->grants);
-	for (size_t i = 0; i < status->holder_count; i++)
-		print_member(&status->holders[i], i + 1 < status->holder_count);
+	for (size_t i = 0; i < status->holder_listed; i++)
+		print_member(&status->holders[i], i + 1 < status->holder_listed);
 	printf("]}\n");
 	ioshape_pool_status_free(status);
 	return 0;

@@ -36,15 +36,27 @@ int fake_redis_heard(struct fake_redis *fake, const char *words)
 static void answer(struct fake_redis *fake, struct pollfd *guest)
 {
 	char heard[65536];
+	bool next = fake->words && fake->trickled < strlen(fake->words);
 	ssize_t bytes;
 
 	switch (fake->manner) {
 	case FAKE_TRICKLES:
-		send(guest->fd, "+", 1, MSG_NOSIGNAL);
+		send(guest->fd, next ? fake->words + fake->trickled++ : "+", 1, MSG_NOSIGNAL);
 		poll(NULL, 0, 100);
 		return;
+	case FAKE_FLOODS:
+		for (int i = 0; i < 100; i++)
+			send(guest->fd, fake->words, strlen(fake->words),
+			     MSG_NOSIGNAL | MSG_DONTWAIT);
+		return;
+	case FAKE_HANGS_UP:
 	case FAKE_SAYS:
 		bytes = recv(guest->fd, heard, sizeof(heard), 0);
+		if (bytes > 0 && fake->manner == FAKE_HANGS_UP &&
+		    !memmem(heard, (size_t)bytes, fake->words, strlen(fake->words)))
+			return;
+		if (fake->manner == FAKE_HANGS_UP)
+			bytes = 0;
 		if (bytes > 0) {
 			remember(fake, heard, (size_t)bytes);
 			send(guest->fd, fake->words, strlen(fake->words), MSG_NOSIGNAL);

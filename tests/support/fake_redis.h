@@ -9,7 +9,9 @@
 enum fake_manner {
 	FAKE_SILENT,   /* accepts, and never answers */
 	FAKE_CLOSES,   /* accepts, and closes */
-	FAKE_TRICKLES, /* answers with one byte every 100 ms, without an end */
+	FAKE_TRICKLES, /* a byte every 100 ms, without an end: of the words, then '+' */
+	FAKE_HANGS_UP, /* closes at these words, and answers nothing to others */
+	FAKE_FLOODS,   /* says its words again and again */
 	FAKE_SAYS,     /* answers the same to whatever comes */
 	FAKE_FULL      /* does not even accept */
 };
@@ -21,6 +23,7 @@ struct fake_redis {
 	int listener, full[8];
 	bool stop;
 	int connections;
+	size_t trickled;
 	char heard[1024]; /* the beginning of all that was said to it */
 	size_t heard_bytes;
 	pthread_mutex_t lock;

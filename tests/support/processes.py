@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python programs in processes of their own: for what happens when they end, fork or are killed."""
 
+import atexit
 import contextlib
 import functools
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +30,11 @@ _FOREIGN = ("IOSHAPE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTI
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
+#: Where saves of these tests take turns: they do not wait for those of others on this machine.
+SLOTS = f"local:{tempfile.mkdtemp(prefix='ioshape-slots-')}"
+atexit.register(shutil.rmtree, SLOTS.removeprefix("local:"), ignore_errors=True)
+
+
 class Finished(NamedTuple):
     """What a program that has ended has said."""
 
@@ -45,6 +52,7 @@ def environment(**more: str) -> dict[str, str]:
     # Programs may use what tests use; and one thread each is enough for what they compute.
     paths = [str(ROOT / "tests" / "support"), kept.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    kept["IOSHAPE_COORDINATOR"] = SLOTS
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **more}
 
 

@@ -16,12 +16,12 @@
  * and answers with one line: what slots.lua returns, parted by single spaces, then a tab, then the
  * clients that were woken, in order (one word for each grant to one that waited):
  *
- *   acquire, beat        STATE FENCE EPOCH WEIGHT POSITION CAPACITY BEAT PACED AHEAD...
+ *   acquire, beat        STATE FENCE EPOCH WEIGHT POSITION CAPACITY BEAT AHEAD...
  *                        (AHEAD is the rest up to the tab: it may be empty or hold spaces; "full"
  *                        alone if there is no room for one more)
  *   release, set, kick   1 or 0
  *   pace                 BYTES START END
- *   status               10 numbers, then " H" and 11 words for each holder, then " W" and 11 words
+ *   status               11 numbers, then " H" and 11 words for each holder, then " W" and 11 words
  *                        for each waiter
  *   make, bury           1
  *
@@ -73,9 +73,9 @@ static void copy(char *to, const char *word, size_t room)
 
 static void print_answer(const struct slots_answer *answer)
 {
-	printf("%d %" PRIu64 " %" PRIu64 " %u %u %u %u %d %s", (int)answer->state, answer->fence,
+	printf("%d %" PRIu64 " %" PRIu64 " %u %u %u %u %s", (int)answer->state, answer->fence,
 	       answer->epoch, answer->weight, answer->position, answer->capacity, answer->beat_ms,
-	       state.pool.set_pool_rate || state.pool.set_job_rate, answer->ahead);
+	       answer->ahead);
 }
 
 static void run_make(int64_t now, char **word)
@@ -178,13 +178,14 @@ static void run_status(int64_t now, char **word)
 	(void)word;
 	if (slots_status_new(&maker, "driver", "local", &error) || rules_status(&state, now, maker))
 		exit(2);
-	status = slots_status_finish(maker);
-	printf("%u %d %u %" PRIu64 " %" PRIu64 " %" PRIu64 " %u %" PRIu64 " %u %zu",
+	status = slots_status_of(maker);
+	printf("%u %d %u %" PRIu64 " %" PRIu64 " %" PRIu64 " %u %" PRIu64 " %u %zu %zu",
 	       status->capacity,
 	       !strcmp(status->capacity_by, "operator") ? 2 : !strcmp(status->capacity_by, "job"),
 	       status->used, status->pool_rate, status->job_rate, status->small_bytes,
-	       status->express, status->grants, status->grants_last_minute, status->waiter_count);
-	print_rows('H', status->holders, status->holder_count);
+	       status->express, status->grants, status->grants_last_minute, status->waiter_count,
+	       status->holder_count);
+	print_rows('H', status->holders, status->holder_listed);
 	print_rows('W', status->waiters, status->waiter_listed);
 	slots_status_abandon(maker);
 }

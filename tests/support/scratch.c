@@ -19,12 +19,24 @@
 #define BUFFERS 8
 
 static char directory[PATH_MAX / 2];
+static char slots[PATH_MAX / 2 + sizeof(".slots")];
 
 static const char *base(void)
 {
 	const char *chosen = getenv("IOSHAPE_TEST_DIR");
 
 	return chosen && *chosen ? chosen : ".";
+}
+
+/* Saves of this test do not wait for those of others. */
+static void take_turns_alone(void)
+{
+	char address[sizeof("local:") + sizeof(slots)];
+
+	snprintf(slots, sizeof(slots), "%s.slots", directory);
+	MUST(!mkdir(slots, 0777), "mkdir %s", slots);
+	snprintf(address, sizeof(address), "local:%s", slots);
+	setenv("IOSHAPE_COORDINATOR", address, 1);
 }
 
 void scratch_setup(void)
@@ -36,11 +48,14 @@ void scratch_setup(void)
 	strcpy(absolute, directory);
 	snprintf(directory, sizeof(directory), "%s/scratch-XXXXXX", absolute);
 	MUST(mkdtemp(directory), "mkdtemp %s", directory);
+	take_turns_alone();
 }
 
 void scratch_teardown(void)
 {
 	scratch_remove(directory);
+	scratch_remove(slots);
+	unsetenv("IOSHAPE_COORDINATOR");
 }
 
 const char *scratch_directory(void)

@@ -13,7 +13,7 @@
 #include <sys/types.h>
 
 /* For tcase_add_checked_fixture(): a fresh directory for each test, removed after it unless it
- * failed. */
+ * failed. Contexts take turns in a folder of their own beside it. */
 void scratch_setup(void);
 void scratch_teardown(void);
 

@@ -137,6 +137,8 @@ make_venv() {
 	then
 		return
 	fi
+	[ ! -L .venv ] ||
+		fail ".venv is a link to $(readlink .venv), which may be somebody else's; please remove the link"
 	say "making the Python environment .venv (torch is large: this may take minutes)"
 	python3 -m venv --clear .venv
 	run_pip requirements.txt install

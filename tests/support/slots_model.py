@@ -371,18 +371,14 @@ class Pool:
 
     # -- Answers
 
-    def paced(self) -> int:
-        settings = self.numbers.settings
-        return int(settings.pool_rate + settings.job_rate > 0)
-
     def answer(self, member: Member | None) -> Answer:
         epoch, capacity = str(self.numbers.epoch), self.capacity()
         if member is None:
-            return [0, "0", epoch, 0, 0, capacity, 0, self.paced(), ""]
+            return [0, "0", epoch, 0, 0, capacity, 0, ""]
         beat = math.ceil(member.lease / 3)
         if member.state == HOLDING:
             fence = str(member.fence)
-            return [HOLDING, fence, epoch, member.given, 0, capacity, beat, self.paced(), ""]
+            return [HOLDING, fence, epoch, member.given, 0, capacity, beat, ""]
         queue, held = self.queue(), self.holders()
         position = [waiter.id for waiter in queue].index(member.id)
         before = held[0] if held else None
@@ -392,7 +388,7 @@ class Pool:
             change = max(before.deadline if before else 0, self.numbers.grace) - self.now
             beat = max(1, min(beat, change))
         ahead = before.describe() if before else ""
-        return [WAITING, "0", epoch, 0, position, capacity, beat, self.paced(), ahead]
+        return [WAITING, "0", epoch, 0, position, capacity, beat, ahead]
 
     # -- Operations
 
@@ -410,7 +406,7 @@ class Pool:
     ) -> Answer:
         self.tick(known_epoch, lease)
         if id in self.members:
-            self.members[id].deadline = self.now + self.members[id].lease
+            self.members[id].deadline = self.now + lease
             return self.answer(self.members[id])
         numbers = self.numbers
         if not self.members or numbers.cap == 0:
@@ -547,15 +543,15 @@ class Pool:
         queue: list[Member] = []
         if self.numbers.run:
             self.tick(0, OPERATORS_LEASE)
-            held = sorted(self.holders()[:LISTED], key=lambda member: member.fence)
+            held = sorted(self.holders(), key=lambda member: member.fence)
             queue = self.queue()
         numbers, settings = self.numbers, self.numbers.settings
         used = sum(member.given for member in held)
         first: Answer = [self.capacity(), 2 if settings.capacity else numbers.by, used]
         rates = [str(settings.pool_rate), str(settings.job_rate), str(self.small_bytes())]
-        rest: Answer = [self.express(), str(numbers.grants), len(queue)]
+        rest: Answer = [self.express(), str(numbers.grants), len(queue), len(held)]
         return (
             [*first, *rates, *rest],
-            [self.row(member) for member in held],
+            [self.row(member) for member in held[:LISTED]],
             [self.row(member) for member in queue[:LISTED]],
         )

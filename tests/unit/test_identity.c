@@ -103,6 +103,26 @@ START_TEST(what_could_do_harm_in_a_terminal_is_replaced)
 }
 END_TEST
 
+START_TEST(the_first_rank_is_a_rank_like_any_other)
+{
+	struct slots_identity identity;
+
+	setenv("SLURM_PROCID", "5", 1);
+	setenv("RANK", "0", 1);
+	setenv("SLURM_STEP_NUM_TASKS", "16", 1);
+	setenv("WORLD_SIZE", "1", 1);
+	slots_identify(&identity, NULL, 0);
+	ck_assert_uint_eq(identity.rank, 0);
+	ck_assert_uint_eq(identity.ranks, 1);
+	/* What is set to nothing, or to no number, is not set. */
+	setenv("RANK", "", 1);
+	setenv("WORLD_SIZE", "all", 1);
+	slots_identify(&identity, NULL, 0);
+	ck_assert_uint_eq(identity.rank, 5);
+	ck_assert_uint_eq(identity.ranks, 16);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("identity");
@@ -113,6 +133,7 @@ int main(void)
 	tcase_add_test(all, ranks_without_a_jobs_name_meet_where_they_meet);
 	tcase_add_test(all, alone_it_is_one_rank_of_its_terminals_job);
 	tcase_add_test(all, what_could_do_harm_in_a_terminal_is_replaced);
+	tcase_add_test(all, the_first_rank_is_a_rank_like_any_other);
 	suite_add_tcase(suite, all);
 	return check_main(suite);
 }

@@ -6,8 +6,10 @@
 #include "support/random.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 
 static unsigned entries(void)
 {
@@ -514,6 +516,94 @@ START_TEST(what_is_no_file_in_its_place_is_not_followed)
 }
 END_TEST
 
+static void require_untouched(const char *path, mode_t mode, const char *content)
+{
+	struct stat stat_of;
+	char found[64] = "";
+	int fd;
+
+	ck_assert_int_eq(stat(path, &stat_of), 0);
+	ck_assert_uint_eq(stat_of.st_mode & 07777, mode);
+	ck_assert_uint_eq((uint64_t)stat_of.st_size, strlen(content));
+	fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(read(fd, found, sizeof(found) - 1), (ssize_t)strlen(content));
+	ck_assert_str_eq(found, content);
+	close(fd);
+}
+
+static void write_private(const char *path, const char *content)
+{
+	int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(write(fd, content, strlen(content)), (ssize_t)strlen(content));
+	close(fd);
+}
+
+START_TEST(a_private_file_in_its_place_stays_private_and_as_it_was)
+{
+	char secret[128];
+	void *pool = open_pool("p", 1, 15000);
+
+	snprintf(secret, sizeof(secret), "%s/secret", pool_folder);
+	write_private(secret, "mine");
+	ck_assert_int_eq(link(secret, pool_file), 0);
+	ck_assert_int_eq(ask(pool, "a-1", 1), IOSHAPE_E_COORDINATOR);
+	ck_assert_msg(strstr(error.text, "have it removed"), "%s", error.text);
+	require_untouched(secret, 0600, "mine");
+	/* The same with a file that was moved there, and has no other name. */
+	ck_assert_int_eq(unlink(secret), 0);
+	ck_assert_int_eq(ask(pool, "a-1", 1), IOSHAPE_E_COORDINATOR);
+	ck_assert_msg(strstr(error.text, "have it removed"), "%s", error.text);
+	require_untouched(pool_file, 0600, "mine");
+	ck_assert_int_eq(unlink(pool_file), 0);
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(who_died_before_its_file_was_for_everybody_does_not_close_the_pool)
+{
+	void *pool = open_pool("p", 1, 15000);
+	struct stat stat_of;
+
+	write_private(pool_file, "");
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_int_eq(stat(pool_file, &stat_of), 0);
+	ck_assert_uint_eq(stat_of.st_mode & 07777, 0666);
+	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(a_private_fifo_in_the_place_of_a_wake_stays_private_and_is_not_written_to)
+{
+	void *pool = open_pool("p", 1, 15000), *other = open_pool("p", 1, 15000);
+	char secret[128], wake[256];
+	struct stat stat_of;
+
+	snprintf(secret, sizeof(secret), "%s/secret", pool_folder);
+	ck_assert_int_eq(mkfifo(secret, 0600), 0);
+	/* Only who takes part has a number. */
+	ck_assert_int_eq(ask(other, "b-0", 1), 0);
+	ck_assert_int_eq(give_back(other, "b-0"), 0);
+	snprintf(wake, sizeof(wake), "%s/ioshape-%016llx-%u.wake", pool_folder,
+		 (unsigned long long)local_hash("p"), ((struct local_pool *)other)->number);
+	ck_assert_int_eq(link(secret, wake), 0);
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	ck_assert_int_eq(ask(other, "b-1", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	ck_assert_int_eq(give_back(pool, "a-1"), 0);
+	wait_for_slot(other, "b-1", 2000);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_int_eq(stat(secret, &stat_of), 0);
+	ck_assert_uint_eq(stat_of.st_mode & 07777, 0600);
+	ck_assert_int_eq(atomic_load(&((struct local_pool *)other)->fifo), -1);
+	slots_local.close(other);
+	slots_local.close(pool);
+}
+END_TEST
+
 START_TEST(processes_meet_again_after_the_file_was_removed)
 {
 	void *pool = open_pool("p", 1, 15000);
@@ -667,6 +757,50 @@ START_TEST(pools_have_nothing_to_do_with_each_other)
 }
 END_TEST
 
+static void *read_names(void *pool)
+{
+	struct base_buffer names = { 0 };
+
+	MUST(!slots_local.names(pool, &names, NULL), "no names");
+	base_buffer_free(&names);
+	return NULL;
+}
+
+/* Anybody may put files there. */
+START_TEST(a_folder_full_of_files_holds_no_fork_up)
+{
+	const uint64_t no_time_ns = 20000000;
+	void *pool = open_pool("p", 1, 15000);
+	uint64_t begin, longest_ns = 0, took_ns;
+	pthread_t reader;
+	char path[320];
+
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	for (int i = 0; i < 40000; i++) {
+		snprintf(path, sizeof(path), "%s/ioshape-%d.slots", pool_folder, i);
+		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0666));
+	}
+	begin = base_now_ns();
+	MUST(!pthread_create(&reader, NULL, read_names, pool), "no thread");
+	do {
+		uint64_t fork_ns = base_now_ns();
+		pid_t child = fork();
+
+		if (!child)
+			_exit(0);
+		fork_ns = base_now_ns() - fork_ns;
+		longest_ns = MAX(longest_ns, fork_ns);
+		waitpid(child, NULL, 0);
+	} while (pthread_tryjoin_np(reader, NULL));
+	took_ns = base_now_ns() - begin;
+	/* On a machine that reads them all in no time there is nothing to see. */
+	ck_assert_msg(took_ns < no_time_ns || longest_ns < took_ns / 2, "%llu ms of %llu",
+		      (unsigned long long)longest_ns / 1000000,
+		      (unsigned long long)took_ns / 1000000);
+	slots_local.close(pool);
+}
+END_TEST
+
 static void list_names(void (*tell)(char), const char *argument)
 {
 	void *pool = open_pool("q", 1, 15000);
@@ -801,6 +935,63 @@ START_TEST(a_long_queue_is_kept_as_well)
 }
 END_TEST
 
+START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
+{
+	void *pool = open_pool("p", 400, 15000);
+	struct ioshape_pool_status *status;
+	char id[40];
+
+	for (int i = 0; i < 300; i++) {
+		snprintf(id, sizeof(id), "a-%d", i);
+		ck_assert_int_eq(ask(pool, id, 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	}
+	ck_assert_int_eq(slots_local.status(pool, &status, &error), 0);
+	ck_assert_uint_eq(status->holder_count, 300);
+	ck_assert_uint_eq(status->holder_listed, 256);
+	ck_assert_str_eq(status->holders[0].id, "a-0");
+	ck_assert_str_eq(status->holders[255].id, "a-255");
+	ioshape_pool_status_free(status);
+	slots_local.close(pool);
+}
+END_TEST
+
+static void limit_files(rlim_t bytes)
+{
+	struct rlimit limit;
+
+	MUST(!getrlimit(RLIMIT_FSIZE, &limit), "no limit");
+	limit.rlim_cur = bytes;
+	MUST(!setrlimit(RLIMIT_FSIZE, &limit), "no limit");
+}
+
+/* The kernel would end the process, by a signal. */
+START_TEST(a_limit_of_file_sizes_is_an_error_with_a_remedy)
+{
+	void *pool = open_pool("p", 1, 15000);
+	char id[40];
+	int ret, i;
+
+	limit_files(1024);
+	ret = ask(pool, "a-1", 1);
+	limit_files(RLIM_INFINITY);
+	ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
+	ck_assert_msg(strstr(error.text, "ulimit -f"), "%s", error.text);
+	/* One that a short queue keeps within. */
+	ret = 0;
+	limit_files(20000);
+	for (i = 0; i < 600 && !ret; i++) {
+		snprintf(id, sizeof(id), "b-%d", i);
+		ret = ask(pool, id, 1);
+	}
+	limit_files(RLIM_INFINITY);
+	ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
+	ck_assert_int_gt(i, 2);
+	ck_assert_int_eq(ask(pool, "c-1", 1), 0);
+	slots_local.close(pool);
+}
+END_TEST
+
 START_TEST(leases_end_although_the_clock_was_set_back)
 {
 	void *pool = open_pool("p", 1, 300);
@@ -819,6 +1010,28 @@ START_TEST(leases_end_although_the_clock_was_set_back)
 	wait_for_slot(pool, "b-1", 1000);
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(pool);
+}
+END_TEST
+
+START_TEST(what_may_be_a_password_is_not_repeated)
+{
+	static const struct {
+		const struct slots_ops *ops;
+		const char *address;
+	} wrong[] = {
+		{ &slots_local, "local:redis://me:tr0ub4dor@host" },
+		{ &slots_open, "open:redis://me:tr0ub4dor@host" },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
+		struct slots_config config = { .address = wrong[i].address, .pool = "p" };
+		void *pool;
+
+		error.code = 0;
+		ck_assert_int_eq(wrong[i].ops->open(&pool, &config, &error), -EINVAL);
+		ck_assert_msg(strstr(error.text, wrong[i].ops->id), "%s", error.text);
+		ck_assert_msg(!strstr(error.text, "tr0ub4dor"), "%s", error.text);
+	}
 }
 END_TEST
 
@@ -860,6 +1073,10 @@ int main(void)
 	tcase_add_test(tcase, the_older_state_serves_where_the_newer_one_is_torn);
 	tcase_add_test(tcase, numbers_of_states_may_come_to_their_end);
 	tcase_add_test(tcase, what_is_no_file_in_its_place_is_not_followed);
+	tcase_add_test(tcase, a_private_file_in_its_place_stays_private_and_as_it_was);
+	tcase_add_test(tcase, who_died_before_its_file_was_for_everybody_does_not_close_the_pool);
+	tcase_add_test(tcase,
+		       a_private_fifo_in_the_place_of_a_wake_stays_private_and_is_not_written_to);
 	tcase_add_test(tcase, processes_meet_again_after_the_file_was_removed);
 	tcase_add_test(tcase, users_share_a_pool);
 	tcase_add_test(tcase, a_forked_child_leaves_its_parents_slot_alone);
@@ -870,7 +1087,11 @@ int main(void)
 	tcase_add_test(tcase, what_dead_processes_left_goes_after_a_day);
 	tcase_add_test(tcase, threads_share_a_pool);
 	tcase_add_test(tcase, a_long_queue_is_kept_as_well);
+	tcase_add_test(tcase, of_many_holders_the_oldest_are_listed_and_all_are_counted);
+	tcase_add_test(tcase, a_limit_of_file_sizes_is_an_error_with_a_remedy);
 	tcase_add_test(tcase, leases_end_although_the_clock_was_set_back);
+	tcase_add_test(tcase, what_may_be_a_password_is_not_repeated);
+	tcase_add_test(tcase, a_folder_full_of_files_holds_no_fork_up);
 	tcase_add_test(tcase, addresses_that_mean_nothing_are_refused);
 	tcase_set_timeout(tcase, 50);
 	suite_add_tcase(suite, tcase);

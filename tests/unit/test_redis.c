@@ -1,14 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the Redis coordinator does with a server that is well. tests/fault has those that are not.
  */
+#include "slots/redis.h"
 #include "support/check_main.h"
 #include "support/redis_case.h"
 #include "support/scratch.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+/* In the place of the C library's: a name service that takes its time. */
+int getaddrinfo(const char *restrict host, const char *restrict port,
+		const struct addrinfo *restrict wanted, struct addrinfo **restrict found)
+{
+	(void)host, (void)port, (void)found;
+	if (!(wanted->ai_flags & AI_NUMERICHOST))
+		poll(NULL, 0, 3000);
+	return EAI_NONAME;
+}
 
 static struct redis_server server;
 static char address[128];
@@ -72,7 +86,7 @@ START_TEST(who_comes_second_waits_and_knows_for_whom)
 }
 END_TEST
 
-START_TEST(a_request_made_twice_changes_nothing)
+START_TEST(a_request_made_twice_is_counted_once)
 {
 	void *pool = redis_case_open(address, "1");
 	struct slots_answer once = redis_case_acquire(pool, "1-1");
@@ -120,7 +134,7 @@ START_TEST(the_status_tells_what_is_known)
 	strcpy(config.identity.job, "4711");
 	pool = redis_case_open_config(&config);
 	request.weight = 2;
-	request.bytes = 1ull << 60;
+	request.bytes = 1ull << 50;
 	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, NULL), 0);
 	ck_assert_int_eq(slots_redis.beat(pool, &beat, &answer, NULL), 0);
 	redis_case_acquire(pool, "1-2");
@@ -138,13 +152,145 @@ START_TEST(the_status_tells_what_is_known)
 	ck_assert_str_eq(status->holders[0].node, "n01");
 	ck_assert_uint_eq(status->holders[0].rank, 7);
 	ck_assert_uint_eq(status->holders[0].weight, 2);
-	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 60);
+	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 50);
 	ck_assert_uint_eq(status->holders[0].passed, 1ull << 40);
 	ck_assert_uint_eq(status->holders[0].fence, answer.fence);
 	ck_assert(status->holders[0].lease_s > 1 && status->holders[0].lease_s <= 3);
 	ck_assert_uint_eq(status->waiter_count, 1);
 	ck_assert_uint_eq(status->waiter_listed, 1);
 	ck_assert_str_eq(status->waiters[0].id, "1-3");
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
+static redisReply text_reply(const char *text)
+{
+	return (redisReply){ .type = REDIS_REPLY_STRING,
+			     .str = (char *)(uintptr_t)text,
+			     .len = strlen(text) };
+}
+
+static redisReply list_reply(redisReply **parts, size_t count)
+{
+	return (redisReply){ .type = REDIS_REPLY_ARRAY, .element = parts, .elements = count };
+}
+
+START_TEST(numbers_beyond_all_measure_hide_nobody)
+{
+	struct ioshape_pool_settings settings = { .size = sizeof(settings),
+						  .pool_rate = UINT64_MAX,
+						  .job_rate = UINT64_MAX,
+						  .small_bytes = UINT64_MAX };
+	struct slots_request request = redis_case_request("1-1");
+	void *pool = redis_case_open(address, "1");
+	struct ioshape_pool_status *status;
+	struct slots_answer answer;
+
+	request.bytes = UINT64_MAX;
+	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, NULL), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_int_eq(slots_redis.set(pool, &settings, NULL), 0);
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->pool_rate, 1ull << 53);
+	ck_assert_uint_eq(status->small_bytes, 1ull << 53);
+	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 53);
+	ioshape_pool_status_free(status);
+	slots_redis.close(pool);
+}
+END_TEST
+
+/* What another program sent. */
+START_TEST(numbers_that_no_type_holds_hide_nobody)
+{
+	const char *const row[] = {
+		"id", "job", "n", "1", "1", "0", "18446744073709551616", "18446744073709551616",
+		"1",  "0",   "1"
+	};
+	const char *const numbers[] = {
+		"1", "0", "99999999999", "18446744073709551616", "0", "0", "1", "5", "0", "0", "1"
+	};
+	redisReply leaves[22], list[3], first, held, *of_row[11], *of_numbers[11], *rows, *all[3];
+	struct ioshape_pool_status *status;
+
+	for (size_t i = 0; i < 11; i++) {
+		of_row[i] = &leaves[i];
+		of_numbers[i] = &leaves[11 + i];
+		*of_row[i] = text_reply(row[i]);
+		*of_numbers[i] = text_reply(numbers[i]);
+	}
+	held = list_reply(of_row, 11);
+	rows = &held;
+	first = list_reply(of_numbers, 11);
+	list[0] = list_reply(&rows, 1);
+	list[1] = list_reply(NULL, 0);
+	all[0] = &first;
+	all[1] = &list[0];
+	all[2] = &list[1];
+	list[2] = list_reply(all, 3);
+	ck_assert_int_eq(redis_read_status(&list[2], "p", &status, NULL), 0);
+	ck_assert_uint_eq(status->pool_rate, UINT64_MAX);
+	ck_assert_uint_eq(status->used, UINT32_MAX);
+	ck_assert_uint_eq(status->holders[0].bytes, UINT64_MAX);
+	ioshape_pool_status_free(status);
+}
+END_TEST
+
+static int look_up_slowly(void)
+{
+	const struct slots_node node = { .host = "hangs", .port = 1 };
+	char why[LINK_WHY_BYTES];
+
+	return link_connect(NULL, &node, base_now_ns() + 10000000, "hangs", why);
+}
+
+START_TEST(a_forked_child_can_look_names_up_however_many_hang_in_its_parent)
+{
+	int status;
+	pid_t child;
+
+	for (int i = 0; i < 4; i++)
+		ck_assert_int_eq(look_up_slowly(), -ETIMEDOUT);
+	/* Then no more are begun. */
+	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
+	child = fork();
+	if (!child)
+		_exit(look_up_slowly() == -ETIMEDOUT ? 0 : 1);
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert_int_eq(status, 0);
+	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
+}
+END_TEST
+
+START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
+{
+	struct slots_config config = redis_case_config(address, "1");
+	struct slots_answer held[300] = { 0 };
+	struct ioshape_pool_status *status;
+	char id[SLOTS_ID_BYTES];
+	void *pool;
+
+	config.asked_capacity = 400;
+	pool = redis_case_open_config(&config);
+	for (int i = 0; i < 300; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		held[i] = redis_case_acquire(pool, id);
+		ck_assert_int_eq(held[i].state, SLOTS_HOLDING);
+	}
+	/* Their leases end last. */
+	poll(NULL, 0, 5);
+	for (int i = 0; i < 100; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		redis_case_beat(pool, id, &held[i]);
+	}
+	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
+	ck_assert_uint_eq(status->holder_count, 300);
+	ck_assert_uint_eq(status->holder_listed, 256);
+	ck_assert_uint_eq(status->used, 300);
+	for (int i = 0; i < 256; i++) {
+		snprintf(id, sizeof(id), "1-%d", i);
+		ck_assert_str_eq(status->holders[i].id, id);
+	}
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
@@ -518,6 +664,48 @@ START_TEST(threads_may_call_while_one_of_them_waits)
 }
 END_TEST
 
+/* What an operator set is found by him in years to come, until he takes it back. */
+START_TEST(a_pool_that_was_set_keeps_its_name_whoever_uses_it)
+{
+	struct ioshape_pool_settings settings = { .capacity = 2 };
+	void *operator= redis_case_open(address, "1"), *user = redis_case_open(address, "2");
+	redisReply *score;
+
+	ck_assert_int_eq(slots_redis.set(operator, & settings, NULL), 0);
+	redis_case_acquire(user, "2-1");
+	score = redis_server_say(&server, "ZSCORE {ios:}:pools scratch");
+	ck_assert_str_eq(score->str, "inf");
+	freeReplyObject(score);
+	settings = (struct ioshape_pool_settings){ .clear = 1 };
+	ck_assert_int_eq(slots_redis.set(operator, & settings, NULL), 0);
+	score = redis_server_say(&server, "ZSCORE {ios:}:pools scratch");
+	ck_assert_str_ne(score->str, "inf");
+	ck_assert_uint_gt(strlen(score->str), 12);
+	freeReplyObject(score);
+	slots_redis.close(operator);
+	slots_redis.close(user);
+}
+END_TEST
+
+START_TEST(a_name_that_could_not_be_written_down_is_tried_again)
+{
+	struct redis_pool *pool = redis_case_open(address, "1");
+	const uint64_t minute_ns = 60000000000ull;
+
+	redis_server_tell(&server, "SET {ios:}:pools x");
+	redis_case_acquire(pool, "1-1");
+	ck_assert_uint_le(pool->name_due_ns, base_now_ns() + minute_ns);
+	redis_server_tell(&server, "DEL {ios:}:pools");
+	redis_case_acquire(pool, "1-1");
+	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:}:pools"), 0);
+	pool->name_due_ns = base_now_ns();
+	redis_case_acquire(pool, "1-1");
+	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
+	ck_assert_uint_gt(pool->name_due_ns, base_now_ns() + minute_ns);
+	slots_redis.close(pool);
+}
+END_TEST
+
 static Suite *redis_suite(void)
 {
 	Suite *suite = suite_create("redis");
@@ -528,9 +716,13 @@ static Suite *redis_suite(void)
 	tcase_add_checked_fixture(tests, empty, leave);
 	tcase_add_test(tests, a_free_slot_is_granted_at_once);
 	tcase_add_test(tests, who_comes_second_waits_and_knows_for_whom);
-	tcase_add_test(tests, a_request_made_twice_changes_nothing);
+	tcase_add_test(tests, a_request_made_twice_is_counted_once);
 	tcase_add_test(tests, who_never_waits_is_not_queued);
 	tcase_add_test(tests, the_status_tells_what_is_known);
+	tcase_add_test(tests, numbers_beyond_all_measure_hide_nobody);
+	tcase_add_test(tests, numbers_that_no_type_holds_hide_nobody);
+	tcase_add_test(tests, a_forked_child_can_look_names_up_however_many_hang_in_its_parent);
+	tcase_add_test(tests, of_many_holders_the_oldest_are_listed_and_all_are_counted);
 	tcase_add_test(tests, what_the_operator_sets_wins_until_it_is_cleared);
 	tcase_add_test(tests, who_is_kicked_is_out_and_the_next_one_in);
 	tcase_add_test(tests, bandwidth_is_granted_as_the_job_and_the_operator_say);
@@ -544,6 +736,8 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, one_connection_is_enough_at_rest);
 	tcase_add_test(tests, no_descriptor_goes_on_to_programs_that_are_started);
 	tcase_add_test(tests, a_turn_without_waiting_takes_two_commands);
+	tcase_add_test(tests, a_pool_that_was_set_keeps_its_name_whoever_uses_it);
+	tcase_add_test(tests, a_name_that_could_not_be_written_down_is_tried_again);
 	tcase_add_test(tests, threads_may_call_while_one_of_them_waits);
 	suite_add_tcase(suite, tests);
 	return suite;

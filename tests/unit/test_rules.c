@@ -75,7 +75,7 @@ START_TEST(slots_are_given_up_to_the_capacity_and_then_in_order)
 }
 END_TEST
 
-START_TEST(a_repeated_request_changes_nothing)
+START_TEST(a_repeated_request_is_not_counted_twice)
 {
 	uint64_t fence;
 
@@ -85,6 +85,25 @@ START_TEST(a_repeated_request_changes_nothing)
 	ck_assert_uint_eq(answer.fence, fence);
 	ck_assert_uint_eq(state.used, 1);
 	ck_assert_uint_eq(state.pool.grants, 1);
+}
+END_TEST
+
+START_TEST(a_request_made_twice_has_a_whole_lease)
+{
+	ask("c1-1", "a", 2, 0);
+	ask("c2-1", "a", 1, 0);
+	ask("c3-1", "a", 1, 0);
+	ck_assert_uint_eq(answer.position, 1);
+	now += 10000;
+	ask("c1-1", "a", 2, 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ask("c2-1", "a", 1, 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	now += 10000;
+	/* c3-1 is silent and taken for dead. */
+	ck_assert_int_eq(look("c1-1"), SLOTS_HOLDING);
+	ck_assert_int_eq(look("c2-1"), SLOTS_WAITING);
+	ck_assert_int_eq(look("c3-1"), SLOTS_NONE);
 }
 END_TEST
 
@@ -441,7 +460,8 @@ int main(void)
 
 	tcase_add_checked_fixture(tcase, setup, NULL);
 	tcase_add_test(tcase, slots_are_given_up_to_the_capacity_and_then_in_order);
-	tcase_add_test(tcase, a_repeated_request_changes_nothing);
+	tcase_add_test(tcase, a_repeated_request_is_not_counted_twice);
+	tcase_add_test(tcase, a_request_made_twice_has_a_whole_lease);
 	tcase_add_test(tcase, fences_rise_with_every_grant);
 	tcase_add_test(tcase, fences_rise_across_the_loss_of_all_data);
 	tcase_add_test(tcase, jobs_of_equal_shares_take_turns);

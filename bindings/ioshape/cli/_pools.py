@@ -215,6 +215,9 @@ def table_of(
 
 
 def not_shown(status: PoolStatus, most_waiters: int | None = None) -> str:
-    """About waiters that are not in the table; "" if all are."""
-    rest = status.waiter_count - len(status.waiters[:most_waiters])
-    return f"... and {rest:,} more that wait" if rest > 0 else ""
+    """About those that are not in the table; "" if all are."""
+    hold = status.holder_count - len(status.holders)
+    wait = status.waiter_count - len(status.waiters[:most_waiters])
+    rest = [f"{hold:,} more that hold slots"] if hold > 0 else []
+    rest += [f"{wait:,} more that wait"] if wait > 0 else []
+    return f"... and {', '.join(rest)}" if rest else ""

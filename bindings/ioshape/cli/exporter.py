@@ -98,7 +98,7 @@ class PoolCollector:
                 lambda one: one.capacity_by == "operator",
             ),
             ("used_slots", "slots that are taken, by weight", lambda one: one.used),
-            ("holders", "writers that hold slots", lambda one: len(one.holders)),
+            ("holders", "writers that hold slots", lambda one: one.holder_count),
             ("waiters", "writers in the queue", lambda one: one.waiter_count),
             (
                 "oldest_slot_seconds",
