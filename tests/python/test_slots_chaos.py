@@ -193,6 +193,13 @@ def test_the_judge_lets_pass_what_a_stopped_process_cannot_know(tmp_path: Path) 
         assert len(judged(tmp_path, *story, "6000 b release turn=0", harm=harm).over) == faults
 
 
+def test_the_judge_takes_stops_without_time_between_them_for_one(tmp_path: Path) -> None:
+    for again, faults in ((1100, 0), (1200, 1)):
+        harm = Harm(stops=[("a", 0, 1_000_000_000), ("a", again * 1_000_000, 2_000_000_000)])
+        story = [f"0 {got('a', 1)}", f"1500 {got('b', 2)}", "2000 a lost turn=0; why"]
+        assert len(judged(tmp_path, *story, "2100 b release turn=0", harm=harm).over) == faults
+
+
 def test_the_judge_sees_the_dead_hold_nothing(tmp_path: Path) -> None:
     harm = Harm(deaths={"a": 9_000_000})
     story = [f"0 {got('a', 1)}", f"10 {got('b', 2)}", "30 b release turn=0"]

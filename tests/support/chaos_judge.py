@@ -14,6 +14,7 @@ a holder does not count:
   last time at most a third of a lease (and a look) before it was stopped, so that the slot cannot
   go to another before 0.6 of a lease after that.
   From then on until a sixth of a lease after it goes on.
+  Whoever is stopped again before that had no time to be told: that is one stop.
 * DATA LOST (docs/slots.md, "When more than capacity can write", 3): who held a slot when the
   coordinator lost its data (killed without a file or with one that is up to a second old, emptied,
   replaced by a replica) is let in again when it comes back within half a lease; what was granted
@@ -218,16 +219,25 @@ def _without(pieces: Sequence[tuple[int, int]], begin: int, end: int) -> Iterato
             yield end, last
 
 
+def _stops(holding: Holding, harm: Harm, late: int) -> list[tuple[int, int]]:
+    """When it was stopped, until it had time to be told."""
+    joined: list[tuple[int, int]] = []
+    for stopped, went_on in sorted(one[1:] for one in harm.stops if one[0] == holding.client):
+        # What was over before it had this slot does not count for it.
+        if joined and stopped <= joined[-1][1] and holding.begin < joined[-1][1] - late:
+            stopped = joined.pop()[0]  # noqa: PLW2901
+        joined.append((stopped, went_on + late))
+    return joined
+
+
 def _counted(holding: Holding, harm: Harm, lease_ms: int) -> list[tuple[int, int]]:
     """When it counts: all of its time but the windows LATE and STOPPED."""
     lease = lease_ms * MS
     pieces = [(holding.begin, holding.end)]
     if holding.ended_by == "lost":
         pieces = list(_without(pieces, int(holding.end - LATE * lease), holding.end))
-    for client, stopped, went_on in harm.stops:
-        if client == holding.client:
-            late = int(went_on + LATE * lease)
-            pieces = list(_without(pieces, int(stopped + STOPPED_FROM * lease), late))
+    for stopped, late in _stops(holding, harm, int(LATE * lease)):
+        pieces = list(_without(pieces, int(stopped + STOPPED_FROM * lease), late))
     return pieces
 
 
