@@ -151,7 +151,7 @@ struct ioshape_pool_status {
 	uint32_t grants_last_minute;
 	const struct ioshape_member *holders; /* oldest first; the first 256 */
 	size_t holder_listed;
-	size_t holder_count; /* all */
+	size_t holder_count;                  /* all */
 	const struct ioshape_member *waiters; /* the next one first; the first 256 */
 	size_t waiter_listed;
 	size_t waiter_count; /* all */
