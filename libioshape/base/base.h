@@ -71,6 +71,11 @@ void base_cond_init(pthread_cond_t *condition);
 /* pthread_cond_wait() for at most so long; false if the time is over. */
 bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t timeout_ms);
 
+static inline uint64_t base_ms_to_ns(uint64_t ms)
+{
+	return ms * 1000000;
+}
+
 static inline double base_seconds(uint64_t ns)
 {
 	return (double)ns / 1e9;
@@ -143,6 +148,9 @@ uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict f
 
 /* The checksum of A followed by B, given both checksums and the length of B. */
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
+
+/* A number for a text (FNV-1a): to tell texts apart, not to trust one. */
+uint64_t base_hash_text(const char *text);
 
 /* ---- Memory (memory.c) ----------------------------------------------------------------------- */
 

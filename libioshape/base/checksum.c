@@ -55,3 +55,12 @@ uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b)
 	}
 	return crc_a ^ crc_b;
 }
+
+uint64_t base_hash_text(const char *text)
+{
+	uint64_t hash = 0xcbf29ce484222325;
+
+	for (; *text; text++)
+		hash = (hash ^ (unsigned char)*text) * 0x100000001b3;
+	return hash;
+}

@@ -51,6 +51,9 @@ int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t
 
 #define FS_POOL_BYTES 128
 
+/* What a pool's name is made of. */
+#define FS_POOL_CHARACTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:@+/-"
+
 /*
  * A name for the storage behind a mount, the same on all hosts that share it: "nfs:server:/export",
  * "lustre:fs1". What one host alone can reach has `host` in its name. Made of characters that are

@@ -39,23 +39,10 @@ static bool is_shared(const char *type)
 
 static void make_safe(char *name)
 {
-	static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-				      "0123456789._:@+/-";
-
 	for (; *name; name++) {
-		if (!strchr(allowed, *name))
+		if (!strchr(FS_POOL_CHARACTERS, *name))
 			*name = '_';
 	}
-}
-
-/* FNV-1a: what is cut off at the end of a long name still makes a difference. */
-static uint64_t hash(const char *text)
-{
-	uint64_t value = 0xcbf29ce484222325;
-
-	for (; *text; text++)
-		value = (value ^ (unsigned char)*text) * 0x100000001b3;
-	return value;
 }
 
 void fs_pool_of_mount(const char *type, const char *source, const char *host,
@@ -80,7 +67,8 @@ void fs_pool_of_mount(const char *type, const char *source, const char *host,
 		snprintf(name, FS_POOL_BYTES, "%s", whole);
 	else
 		snprintf(name, FS_POOL_BYTES, "%.*s-%016llx", FS_POOL_BYTES - 18, whole,
-			 (unsigned long long)hash(whole));
+			 /* what is cut off makes a difference, too */
+			 (unsigned long long)base_hash_text(whole));
 }
 
 /* The same for all containers of a host, unlike its name. "" if the kernel does not say. */

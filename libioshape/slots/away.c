@@ -13,15 +13,6 @@ static uint64_t mix(uint64_t value)
 	return value ^ (value >> 31);
 }
 
-static uint64_t hash(const char *text)
-{
-	uint64_t value = 0xcbf29ce484222325;
-
-	for (; *text; text++)
-		value = (value ^ (unsigned char)*text) * 0x100000001b3;
-	return value;
-}
-
 /*
  * The ranks of a job are dealt out over as many turns as it takes when `capacity` write at a time,
  * so that no two meet that need not. Where the first turn lies is left to chance, by job and round:
@@ -32,10 +23,11 @@ uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t round,
 {
 	const uint64_t ranks = identity->ranks > 1 ? identity->ranks : UNKNOWN_RANKS;
 	const uint64_t turns = (ranks + capacity - 1) / MAX(capacity, 1);
-	const uint64_t chance = mix(hash(identity->job) + round * 0x9e3779b97f4a7c15);
-	const uint64_t own = identity->ranks > 1 ? identity->rank : mix(hash(identity->client));
+	const uint64_t chance = mix(base_hash_text(identity->job) + round * 0x9e3779b97f4a7c15);
+	const uint64_t own = identity->ranks > 1 ? identity->rank :
+						   mix(base_hash_text(identity->client));
 	/* A quarter of a turn, different for each: they must not begin in the same instant. */
-	const uint64_t jitter = mix(chance ^ hash(identity->client)) % (write_ms / 4 + 1);
+	const uint64_t jitter = mix(chance ^ base_hash_text(identity->client)) % (write_ms / 4 + 1);
 	const uint64_t delay = (own + chance) % MAX(turns, 1) * write_ms + jitter;
 	const uint64_t longest = MAX(turns, 1) * write_ms;
 

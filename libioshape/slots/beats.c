@@ -21,14 +21,9 @@
 /* The coordinator did not answer: ask again so soon. */
 #define RETRY_MS 250
 
-static uint64_t ms_to_ns(uint64_t ms)
-{
-	return ms * 1000000;
-}
-
 static uint64_t retry_ns(const struct slots_pool *pool)
 {
-	return ms_to_ns(MIN(RETRY_MS, pool->config.lease_ms / LOOKS));
+	return base_ms_to_ns(MIN(RETRY_MS, pool->config.lease_ms / LOOKS));
 }
 
 /* ---- Answers --------------------------------------------------------------------------------- */
@@ -59,7 +54,7 @@ void slots_take_answer(struct slots_slot *slot, const struct slots_answer *answe
 		slot->stage = STAGE_HELD;
 		/* The coordinator's lease began later than the question was sent; a tenth of it is
 		 * for clocks that differ. */
-		slot->lease_end_ns = sent_ns + ms_to_ns(pool->config.lease_ms) / 10 * 9;
+		slot->lease_end_ns = sent_ns + base_ms_to_ns(pool->config.lease_ms) / 10 * 9;
 		break;
 	case SLOTS_WAITING:
 		slot->stage = STAGE_QUEUED;
@@ -68,8 +63,8 @@ void slots_take_answer(struct slots_slot *slot, const struct slots_answer *answe
 		slot->stage = STAGE_UNKNOWN;
 		break;
 	}
-	slot->beat_due_ns =
-		sent_ns + ms_to_ns(answer->beat_ms ? answer->beat_ms : pool->config.lease_ms / 3);
+	slot->beat_due_ns = sent_ns + base_ms_to_ns(answer->beat_ms ? answer->beat_ms :
+								      pool->config.lease_ms / 3);
 	slots_watch_leases(pool);
 	if (pool->ops != &slots_open && slot->stage == STAGE_HELD)
 		slots_beats_need(pool, slot->beat_due_ns);
@@ -157,7 +152,7 @@ static bool is_stalled(const struct slots_slot *slot, uint64_t now)
 {
 	const uint64_t progress_ns = atomic_load(&slot->progress_ns);
 
-	return now > progress_ns && now - progress_ns > ms_to_ns(slot->pool->policy.stall_ms);
+	return now > progress_ns && now - progress_ns > base_ms_to_ns(slot->pool->policy.stall_ms);
 }
 
 /* The lock is held, and let go meanwhile. */
@@ -240,7 +235,7 @@ struct outlook {
 
 static struct outlook look_around(const struct slots_pool *pool, uint64_t now)
 {
-	struct outlook outlook = { .due_ns = now + ms_to_ns(pool->config.lease_ms) / LOOKS };
+	struct outlook outlook = { .due_ns = now + base_ms_to_ns(pool->config.lease_ms) / LOOKS };
 
 	for (const struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
 		bool queued = slot->stage == STAGE_QUEUED, held = slot->stage == STAGE_HELD;

@@ -101,7 +101,6 @@ struct local_pool {
 
 /* The name of a pool's file: the same in every process. */
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool);
-uint64_t local_hash(const char *text);
 /* Finds the pool's file, or prepares it: local_enter() opens it. IOSHAPE_E_COORDINATOR. */
 int local_file_get(struct local_file **out, const struct local_pool *pool,
 		   struct base_error *error);

@@ -63,16 +63,6 @@ struct local_file *local_files_find(const struct stat *stat)
 	return file;
 }
 
-/* FNV-1a. */
-uint64_t local_hash(const char *text)
-{
-	uint64_t hash = 0xcbf29ce484222325u;
-
-	for (; *text; text++)
-		hash = (hash ^ (uint8_t)*text) * 0x100000001b3u;
-	return hash;
-}
-
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 {
 	char plain[81];
@@ -87,7 +77,7 @@ void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 	}
 	plain[bytes] = 0;
 	snprintf(name, LOCAL_FILE_NAME_BYTES, "ioshape-%s-%016" PRIx64 ".slots", plain,
-		 local_hash(pool));
+		 base_hash_text(pool));
 }
 
 /* ---- The list of files ----------------------------------------------------------------------- */
@@ -113,7 +103,7 @@ static struct local_file *make_file(const struct local_pool *pool, const char *f
 	file->references = 1;
 	file->log = pool->config.log;
 	pthread_mutex_init(&file->lock, NULL);
-	file->hash = local_hash(pool->config.pool);
+	file->hash = base_hash_text(pool->config.pool);
 	local_file_name(file->name, pool->config.pool);
 	snprintf(file->folder, sizeof(file->folder), "%s", folder);
 	snprintf(file->pool, sizeof(file->pool), "%s", pool->config.pool);

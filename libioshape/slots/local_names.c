@@ -79,7 +79,7 @@ static void remove_old(int folder, const char *name)
 	if (!local_lock(fd) && !local_others(fd) && pread(fd, halves, sizeof(halves), 0) > 0 &&
 	    local_peek(halves, &header) && !rules_numbers_set(&header.numbers) &&
 	    !local_write_gone(fd, &header) && !unlinkat(folder, name, 0))
-		local_remove_fifos(folder, local_hash(header.pool));
+		local_remove_fifos(folder, base_hash_text(header.pool));
 	close(fd);
 }
 

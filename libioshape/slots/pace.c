@@ -13,11 +13,6 @@
 /* At a time: more than any write has, and a number that a double holds. */
 #define MOST_BYTES (1ull << 53)
 
-static uint64_t ms_to_ns(uint64_t ms)
-{
-	return ms * 1000000;
-}
-
 /*
  * Waits on the clock until then, but not for ever: a rate that somebody has set far too low must
  * not stop a save. Nobody takes it for a disk that hangs.
@@ -28,7 +23,7 @@ static int wait_until(struct slots_slot *slot, uint64_t until_ns, int (*stop)(vo
 	uint64_t now = base_now_ns();
 	int ret;
 
-	until_ns = MIN(until_ns, now + ms_to_ns(slot->pool->policy.stall_ms));
+	until_ns = MIN(until_ns, now + base_ms_to_ns(slot->pool->policy.stall_ms));
 	for (; now < until_ns; now = base_now_ns()) {
 		const uint64_t nap_ns = MIN(until_ns - now, PATIENCE_NS);
 		const struct timespec nap = { .tv_sec = 0, .tv_nsec = (long)nap_ns };
@@ -98,13 +93,13 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 		} else if (pool->config.rate) {
 			take_own_share(slot, bytes, now);
 		} else {
-			atomic_store(&pool->unlimited_until_ns, now + ms_to_ns(1000));
+			atomic_store(&pool->unlimited_until_ns, now + base_ms_to_ns(1000));
 		}
 		return;
 	}
 	slot->grant_bytes = MIN(grant.bytes, MOST_BYTES);
-	slot->grant_start_ns = now + ms_to_ns(grant.start_ms);
-	slot->grant_end_ns = now + ms_to_ns(grant.end_ms);
+	slot->grant_start_ns = now + base_ms_to_ns(grant.start_ms);
+	slot->grant_end_ns = now + base_ms_to_ns(grant.end_ms);
 	if (!grant.bytes)
 		atomic_store(&pool->unlimited_until_ns, slot->grant_end_ns);
 }

@@ -20,11 +20,6 @@
 /* What a write is taken to last before one has been seen. */
 #define FIRST_WRITE_MS 1000u
 
-static uint64_t ms_to_ns(uint64_t ms)
-{
-	return ms * 1000000;
-}
-
 static double seconds_since(uint64_t begin_ns)
 {
 	return base_seconds(base_now_ns() - begin_ns);
@@ -162,7 +157,8 @@ static int ask_to_go_on(struct attempt *attempt, bool away, struct base_error *e
 			"the operator for more slots",
 			pool->config.pool, (double)waited_ms / 1e3);
 	/* Signs of life may wake us more often. */
-	if (!wish->waiting || (attempt->told_ns && now - attempt->told_ns < ms_to_ns(PATIENCE_MS)))
+	if (!wish->waiting ||
+	    (attempt->told_ns && now - attempt->told_ns < base_ms_to_ns(PATIENCE_MS)))
 		return 0;
 	attempt->told_ns = now;
 	pthread_mutex_lock(&pool->lock);
@@ -220,7 +216,7 @@ static uint64_t own_time(struct slots_pool *pool)
 	stagger_ms = slots_stagger_ms(&pool->config.identity, pool->round++, capacity,
 				      pool->write_ms ? pool->write_ms : FIRST_WRITE_MS,
 				      pool->policy.stagger_most_ms);
-	return base_now_ns() + ms_to_ns(stagger_ms);
+	return base_now_ns() + base_ms_to_ns(stagger_ms);
 }
 
 /* A random part of the last half of it: those that failed together do not come back together. */
@@ -238,7 +234,7 @@ static void say_later(struct slots_pool *pool, const struct slots_slot *slot)
 
 	memcpy(pool->unsaid[i].id, slot->request.id, sizeof(pool->unsaid[i].id));
 	pool->unsaid[i].passed = atomic_load(&slot->passed);
-	pool->unsaid[i].until_ns = base_now_ns() + ms_to_ns(pool->config.lease_ms);
+	pool->unsaid[i].until_ns = base_now_ns() + base_ms_to_ns(pool->config.lease_ms);
 	slots_beats_need(pool, base_now_ns());
 }
 
@@ -250,9 +246,9 @@ static int wait_while_away(struct attempt *attempt, struct base_error *error)
 {
 	struct slots_slot *slot = attempt->slot;
 	struct slots_pool *pool = slot->pool;
-	uint64_t now = base_now_ns(), until = now + ms_to_ns(with_jitter(attempt->retry_ms));
+	uint64_t now = base_now_ns(), until = now + base_ms_to_ns(with_jitter(attempt->retry_ms));
 	const uint64_t away_ns = atomic_load(&pool->away_ns);
-	bool restarting = now - away_ns < ms_to_ns(RESTART_MS);
+	bool restarting = now - away_ns < base_ms_to_ns(RESTART_MS);
 	int ret = 0;
 
 	/* It has answered to another slot meanwhile. */

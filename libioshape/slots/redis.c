@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "slots/redis.h"
 
+#include "fs/fs.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,11 +48,8 @@ static int take_address(struct redis_pool *pool, struct base_error *error)
 /* The braces of the keys' tag, above all, must not come from a name. */
 static void name_keys(struct redis_pool *pool)
 {
-	static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-				      "0123456789._:@+/-";
-
 	for (char *at = pool->config.pool; *at; at++) {
-		if (!strchr(allowed, *at))
+		if (!strchr(FS_POOL_CHARACTERS, *at))
 			*at = '_';
 	}
 	snprintf(pool->key, sizeof(pool->key), "{ios:%s}:m", pool->config.pool);

@@ -588,7 +588,7 @@ START_TEST(a_private_fifo_in_the_place_of_a_wake_stays_private_and_is_not_writte
 	ck_assert_int_eq(ask(other, "b-0", 1), 0);
 	ck_assert_int_eq(give_back(other, "b-0"), 0);
 	snprintf(wake, sizeof(wake), "%s/ioshape-%016llx-%u.wake", pool_folder,
-		 (unsigned long long)local_hash("p"), ((struct local_pool *)other)->number);
+		 (unsigned long long)base_hash_text("p"), ((struct local_pool *)other)->number);
 	ck_assert_int_eq(link(secret, wake), 0);
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	ck_assert_int_eq(ask(other, "b-1", 1), 0);
