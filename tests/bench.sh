@@ -75,6 +75,13 @@ main() {
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
 	fi
 	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
+	if [[ " ${arguments[*]} " == *" --chaos "* ]]; then
+		# Its client is one of the tests' programs.
+		tests/support/setup.sh test || exit 1
+		CC=gcc CXX=g++ tests/support/build.sh build/gcc -Dtests=true -Dwerror=true \
+			-Dexamples=true >/dev/null || fail "the tests' programs cannot be built"
+		export IOSHAPE_TEST_BUILD="$PWD/build/gcc"
+	fi
 	build=build/release
 	options=(--buildtype=release -Dbench=true)
 	# As in tests/run.sh: a copied tree must not go on building the original.
