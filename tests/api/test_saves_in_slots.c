@@ -448,7 +448,7 @@ START_TEST(the_rate_of_a_job_holds_its_saves_back)
 		ck_assert_int_eq(ioshape_context_open(&paced, &options, NULL, 0), 0);
 		report = save_with(paced);
 		/* 20 MiB at 40 MiB/s. */
-		ck_assert_msg(report.paced_s > 0.35 && report.write_s < 1.5, "%s: %f %f",
+		ck_assert_msg(report.paced_s > 0.25 && report.write_s < 3, "%s: %f %f",
 			      addresses[i], report.paced_s, report.write_s);
 		ioshape_context_free(paced);
 	}

@@ -5,6 +5,7 @@
 
 #include "slots/local.h"
 #include "support/must.h"
+#include "support/scratch.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -117,7 +118,7 @@ static int tell_fd;
 static void tell_parent(char what)
 {
 	if (write(tell_fd, &what, 1) != 1)
-		_exit(9);
+		scratch_leave_child(9);
 }
 
 static struct player start_player(player_fn play, const char *argument)
@@ -134,7 +135,7 @@ static struct player start_player(player_fn play, const char *argument)
 		close(pipes[0]);
 		tell_fd = pipes[1];
 		play(tell_parent, argument);
-		_exit(0);
+		scratch_leave_child(0);
 	}
 	close(pipes[1]);
 	player.told = pipes[0];
@@ -166,7 +167,7 @@ static void stay_in(void (*tell)(char), const char *id)
 	void *pool = open_pool("p", 1, 15000);
 
 	if (ask(pool, id, 1))
-		_exit(8);
+		scratch_leave_child(8);
 	tell(answer.state == SLOTS_HOLDING ? 'h' : 'w');
 	for (;;)
 		pause();

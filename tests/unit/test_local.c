@@ -213,7 +213,7 @@ static void take_turns(void (*tell)(char), const char *argument)
 	for (unsigned i = 0;; i++) {
 		snprintf(id, sizeof(id), "%s%d-%u", argument, (int)getpid(), i);
 		if (ask(pool, id, 1))
-			_exit(7);
+			scratch_leave_child(7);
 		if (i % 4)
 			wait_for_slot(pool, id, 5);
 		give_back(pool, id);
@@ -274,7 +274,7 @@ static void hold_and_look_later(void (*tell)(char), const char *argument)
 
 	(void)argument;
 	if (ask(pool, "h-1", 1))
-		_exit(8);
+		scratch_leave_child(8);
 	tell('h');
 	usleep(100000); /* it is stopped in here */
 	look(pool, "h-1");
@@ -307,7 +307,7 @@ static void keep_locked(void (*tell)(char), const char *argument)
 
 	(void)argument;
 	if (fd < 0 || flock(fd, LOCK_EX))
-		_exit(6);
+		scratch_leave_child(6);
 	tell('l');
 	for (;;)
 		pause();
@@ -375,7 +375,7 @@ END_TEST
 /* With a checksum that is right: an enemy can count, too. */
 static void forge(int fd, uint64_t *seed)
 {
-	union local_half halves[2];
+	union local_half halves[2] = { 0 };
 	struct local_header *header;
 	size_t bytes;
 
@@ -434,7 +434,7 @@ END_TEST
 START_TEST(the_older_state_serves_where_the_newer_one_is_torn)
 {
 	void *pool = open_pool("p", 2, 15000), *other;
-	union local_half halves[2];
+	union local_half halves[2] = { 0 };
 	int fd;
 
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
@@ -629,7 +629,7 @@ static void stay_in_as_somebody(void (*tell)(char), const char *argument)
 {
 	umask(077);
 	if (!geteuid() && (setgid(4711) || setuid(4711)))
-		_exit(5);
+		scratch_leave_child(5);
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten with the change of user */
 	stay_in(tell, argument);
 }
@@ -667,7 +667,7 @@ static void open_and_close(void (*tell)(char), const char *inherited)
 
 	(void)inherited;
 	if (ask(pool, "child", 1))
-		_exit(8);
+		scratch_leave_child(8);
 	tell(answer.state == SLOTS_WAITING ? 'w' : 'h');
 	wait_for_slot(pool, "child", 100);
 	tell(answer.state == SLOTS_WAITING ? 'w' : 'h');
@@ -787,7 +787,7 @@ START_TEST(a_folder_full_of_files_holds_no_fork_up)
 		pid_t child = fork();
 
 		if (!child)
-			_exit(0);
+			scratch_leave_child(0);
 		fork_ns = base_now_ns() - fork_ns;
 		longest_ns = MAX(longest_ns, fork_ns);
 		waitpid(child, NULL, 0);
@@ -808,7 +808,7 @@ static void list_names(void (*tell)(char), const char *argument)
 
 	(void)argument;
 	if (slots_local.names(pool, &names, &error))
-		_exit(4);
+		scratch_leave_child(4);
 	tell(names.bytes == 2 && !memcmp(names.data, "p\n", 2) ? 'y' : 'n');
 }
 
