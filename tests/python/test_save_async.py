@@ -25,6 +25,7 @@ from checkpoints import (
     number_in,
     wait_until,
 )
+from ioshape import _config
 from processes import run_program
 from torch.serialization import skip_data
 
@@ -105,7 +106,9 @@ def test_a_relative_path_means_what_it_means_at_the_call(
 # ---- Several ------------------------------------------------------------------------------------
 
 
-def test_several_are_in_flight(tmp_path: Path) -> None:
+def test_several_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IOSHAPE_SLOTS", "5")
+    _config.reset()  # the context is another from here on
     gates = [Gate() for _ in range(5)]
     handles = [
         ioshape.save_async(checkpoint(i), tmp_path / f"{i}.pt", progress=gate)

@@ -231,7 +231,8 @@ def test_in_a_forked_child_a_slot_is_the_parents(tmp_path: Path, address: str) -
         tmp_path,
         """
         import os, sys, ioshape
-        ioshape.configure(coordinator=sys.argv[1], slots=1)
+        os.environ["IOSHAPE_COORDINATOR"] = sys.argv[1]
+        ioshape.configure(slots=1)
         slot = ioshape.slot(pool="shared")
         child = os.fork()
         if child == 0:
@@ -343,8 +344,9 @@ def test_the_end_of_the_program_says_whom_it_waits_for(
     with started_program(
         tmp_path,
         """
-        import sys, torch, ioshape
-        ioshape.configure(coordinator=sys.argv[1], pool="shared", slots=1)
+        import os, sys, torch, ioshape
+        os.environ["IOSHAPE_COORDINATOR"] = sys.argv[1]
+        ioshape.configure(pool="shared", slots=1)
         ioshape.save_async({"w": torch.ones(20 << 18)}, "model.pt")
         print("begun", flush=True)
         """,
