@@ -152,6 +152,19 @@ int local_read(struct local_file *file)
 	return file->halves[newer].header.flags & LOCAL_GONE ? LOCAL_REMOVED : LOCAL_FOUND;
 }
 
+/* Asked anew twice a second: every time would cost as much as the lock. */
+static uint64_t largest_file(void)
+{
+	static _Atomic uint64_t latest, asked_ns;
+	const uint64_t now = base_now_ns();
+
+	if (now - atomic_load(&asked_ns) > 500000000) {
+		atomic_store(&latest, base_largest_file());
+		atomic_store(&asked_ns, now);
+	}
+	return atomic_load(&latest);
+}
+
 static int write_parts(int fd, const struct iovec *parts, int count, off_t at)
 {
 	size_t wanted = 0;
@@ -159,7 +172,7 @@ static int write_parts(int fd, const struct iovec *parts, int count, off_t at)
 
 	for (int i = 0; i < count; i++)
 		wanted += parts[i].iov_len;
-	if ((uint64_t)at + wanted > base_largest_file())
+	if ((uint64_t)at + wanted > largest_file())
 		return -EFBIG;
 	done = pwritev(fd, parts, count, at);
 	if (done < 0)

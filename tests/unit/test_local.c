@@ -963,6 +963,7 @@ static void limit_files(rlim_t bytes)
 	MUST(!getrlimit(RLIMIT_FSIZE, &limit), "no limit");
 	limit.rlim_cur = bytes;
 	MUST(!setrlimit(RLIMIT_FSIZE, &limit), "no limit");
+	usleep(600000); /* until it is asked for again */
 }
 
 /* The kernel would end the process, by a signal. */
