@@ -25,8 +25,8 @@
 /* An answer that is so late will not come. */
 #define DEAD_NS 2000000000ull
 /* One wake in so many nanoseconds, and so many at once: more come of no honest server. */
-#define WAKE_NS 20000000ull
-#define WAKES_AT_ONCE 10
+#define WAKE_NS 2000000ull
+#define WAKES_AT_ONCE 100
 /* Rights are given and proxies replaced while we run. */
 #define ASK_AGAIN_NS 30000000000ull
 /* Some proxies close the connection instead of an answer to what they do not know. */
