@@ -132,8 +132,8 @@ meson_tests() {
 	[ "$long" = yes ] || selection=(--no-suite long)
 	rm -f "$folder"/meson-logs/testlog*
 	# Many tests wait more than they compute.
-	MESON_TESTTHREADS=$(($(nproc) * 2)) without_randomised_addresses meson test -C "$folder" --no-rebuild --print-errorlogs \
-		"${selection[@]}" "$@" || status=$?
+	MESON_TESTTHREADS=$(($(nproc) * 2)) without_randomised_addresses meson test -C "$folder" \
+		--no-rebuild --print-errorlogs "${selection[@]}" "$@" || status=$?
 	cp "$folder"/meson-logs/testlog*.json "$results/$stage.json" 2>/dev/null
 	note meson "$status" "$stage.json" "$stage: C tests in $folder"
 }

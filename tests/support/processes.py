@@ -32,7 +32,15 @@ _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 #: Where saves of these tests take turns: they do not wait for those of others on this machine.
 SLOTS = f"local:{tempfile.mkdtemp(prefix='ioshape-slots-')}"
-atexit.register(shutil.rmtree, SLOTS.removeprefix("local:"), ignore_errors=True)
+
+
+def _remove_slots(owner: int) -> None:
+    # Not in a child that was forked: its parent goes on.
+    if os.getpid() == owner:
+        shutil.rmtree(SLOTS.removeprefix("local:"), ignore_errors=True)
+
+
+atexit.register(_remove_slots, os.getpid())
 
 
 class Finished(NamedTuple):
