@@ -168,6 +168,9 @@ bool base_expect_fill(void *memory, size_t bytes);
 /* Touches every page now rather than at first use. Safe at any time: contents stay. */
 void base_prefault(void *memory, size_t bytes);
 
+/* Frees a text that may hold a password, and leaves no copy. NULL is fine. */
+void base_free_secret(char *text);
+
 /* Bytes that grow. Zero it to begin. After a failed append it is unchanged. */
 struct base_buffer {
 	uint8_t *data;

@@ -79,6 +79,13 @@ void base_prefault(void *memory, size_t bytes)
 		touch[i] = touch[i];
 }
 
+void base_free_secret(char *text)
+{
+	if (text)
+		explicit_bzero(text, strlen(text));
+	free(text);
+}
+
 int base_buffer_reserve(struct base_buffer *buffer, size_t more)
 {
 	size_t need, room;

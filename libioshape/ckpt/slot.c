@@ -111,13 +111,6 @@ fail:
 	return ret;
 }
 
-static void free_secret(char *text)
-{
-	if (text)
-		explicit_bzero(text, strlen(text));
-	free(text);
-}
-
 void ckpt_slots_destroy(struct ckpt_slots *slots)
 {
 	while (slots->mounts) {
@@ -133,8 +126,8 @@ void ckpt_slots_destroy(struct ckpt_slots *slots)
 		slots_pool_close(first->pool);
 		free(first);
 	}
-	free_secret(slots->address);
-	free_secret(slots->password);
+	base_free_secret(slots->address);
+	base_free_secret(slots->password);
 	free(slots->pool_name);
 	pthread_mutex_destroy(&slots->lock);
 }

@@ -46,8 +46,7 @@ int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned dev
 int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t type_bytes,
 		       char *source, size_t source_bytes);
 
-/* ---- Pools (pool.c) ---------------------------------------------------------------------------
- */
+/* ---- Pools (pool.c) -------------------------------------------------------------------------- */
 
 #define FS_POOL_BYTES 128
 

@@ -60,8 +60,7 @@ void link_words(const redisReply *reply, char *words, size_t room);
 /* Whether an error reply says this, as its code or, from a script, further behind. */
 bool link_says(const redisReply *reply, const char *word);
 
-/* ---- Sockets (socket.c) -----------------------------------------------------------------------
- */
+/* ---- Sockets (socket.c) ---------------------------------------------------------------------- */
 
 /* A connected socket that never blocks, or a negative errno. */
 int link_connect(const struct slots_address *address, const struct slots_node *node,
@@ -70,16 +69,14 @@ int link_connect(const struct slots_address *address, const struct slots_node *n
 /* Milliseconds until then, at least 0, rounded up. */
 int link_time_left_ms(uint64_t until_ns);
 
-/* ---- TLS (tls.c) ------------------------------------------------------------------------------
- */
+/* ---- TLS (tls.c) ----------------------------------------------------------------------------- */
 
 /* Whether this build has it; otherwise `why` says what to install. */
 bool link_has_tls(void);
 int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
 		   char *why);
 
-/* ---- Which server (route.c) -------------------------------------------------------------------
- */
+/* ---- Which server (route.c) ------------------------------------------------------------------ */
 
 struct slots_route {
 	const struct slots_address *address;

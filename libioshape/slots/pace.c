@@ -10,9 +10,6 @@
 /* Who waits for bandwidth is asked so often whether it should go on. */
 #define PATIENCE_NS 100000000ull
 
-/* At a time: more than any write has, and a number that a double holds. */
-#define MOST_BYTES (1ull << 53)
-
 /*
  * Waits on the clock until then, but not for ever: a rate that somebody has set far too low must
  * not stop a save. Nobody takes it for a disk that hangs.
@@ -97,7 +94,7 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 		}
 		return;
 	}
-	slot->grant_bytes = MIN(grant.bytes, MOST_BYTES);
+	slot->grant_bytes = MIN(grant.bytes, SLOTS_MOST_BYTES);
 	slot->grant_start_ns = now + base_ms_to_ns(grant.start_ms);
 	slot->grant_end_ns = now + base_ms_to_ns(grant.end_ms);
 	if (!grant.bytes)
@@ -146,7 +143,7 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 	uint64_t now = base_now_ns();
 	int ret = 0;
 
-	bytes = MIN(bytes, MOST_BYTES);
+	bytes = MIN(bytes, SLOTS_MOST_BYTES);
 	atomic_fetch_add(&slot->passed, bytes);
 	if (slot->grant_used < slot->grant_bytes || now >= atomic_load(&pool->unlimited_until_ns)) {
 		ret = pace(slot, bytes, stop, stop_user);

@@ -29,12 +29,8 @@ static double seconds_since(uint64_t begin_ns)
 
 static void free_pool(struct slots_pool *pool)
 {
-	if (pool->password)
-		explicit_bzero(pool->password, strlen(pool->password));
-	if (pool->address)
-		explicit_bzero(pool->address, strlen(pool->address));
-	free(pool->password);
-	free(pool->address);
+	base_free_secret(pool->password);
+	base_free_secret(pool->address);
 	pthread_cond_destroy(&pool->thread_change);
 	pthread_cond_destroy(&pool->change);
 	pthread_mutex_destroy(&pool->lock);

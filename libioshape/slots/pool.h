@@ -79,8 +79,7 @@ struct slots_pool {
 	uint64_t thread_wakes_ns; /* when it looks again by itself */
 };
 
-/* ---- Signs of life (beats.c) ------------------------------------------------------------------
- */
+/* ---- Signs of life (beats.c) ----------------------------------------------------------------- */
 
 /* Something is there to be looked after; starts the thread if need be. Under the lock. On failure
  * to start it the slot simply ends with its lease. */
@@ -104,8 +103,7 @@ void slots_watch_leases(struct slots_pool *pool);
 void slots_note_back(struct slots_pool *pool);
 void slots_note_away(struct slots_pool *pool, const struct base_error *error);
 
-/* ---- Bandwidth (pace.c) -----------------------------------------------------------------------
- */
+/* ---- Bandwidth (pace.c) ---------------------------------------------------------------------- */
 
 /* What was granted and not used goes back. */
 void slots_pace_end(struct slots_slot *slot);

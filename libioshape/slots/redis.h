@@ -40,8 +40,7 @@ struct redis_pool {
 	int interruption;          /* an eventfd */
 };
 
-/* ---- Traffic (traffic.c) ----------------------------------------------------------------------
- */
+/* ---- Traffic (traffic.c) --------------------------------------------------------------------- */
 
 /* No call takes longer, whatever the network does. */
 #define REDIS_CALL_NS 2000000000ull
@@ -72,8 +71,7 @@ void redis_note_failure(struct redis_pool *pool, const char *why);
 bool redis_must_look_anew(const redisReply *reply);
 void redis_describe(const struct slots_link *link, const redisReply *reply, char *why);
 
-/* ---- Wakes (wake.c) ---------------------------------------------------------------------------
- */
+/* ---- Wakes (wake.c) -------------------------------------------------------------------------- */
 
 int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error);
 void redis_interrupt(void *opaque);
@@ -81,8 +79,7 @@ void redis_rest(void *opaque);
 /* With the lock: whether what rest() had to leave is done by now. */
 void redis_tidy(struct redis_pool *pool);
 
-/* ---- Answers (replies.c) ----------------------------------------------------------------------
- */
+/* ---- Answers (replies.c) --------------------------------------------------------------------- */
 
 int redis_read_answer(const redisReply *reply, struct slots_answer *answer);
 int redis_read_grant(const redisReply *reply, struct slots_grant *grant);

@@ -159,18 +159,16 @@ int slots_status_add(struct slots_status_maker *maker, bool holder,
 /* Frees it all: of one that was handed over, callers do it. */
 void slots_status_abandon(struct slots_status_maker *maker);
 
-/* ---- Numbers that all coordinators go by (docs/slots.md) --------------------------------------
- */
+/* ---- Numbers that all coordinators go by (docs/slots.md) ------------------------------------- */
 
 #define SLOTS_SMALL_BYTES (16 * MIB) /* up to here a request may be let past the queue */
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
 #define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
 #define SLOTS_MOST_CAPACITY 65536u
-/* And bytes per second: above it the numbers of slots.lua have holes. */
+/* In a request, or per second: above it the numbers of slots.lua have holes. */
 #define SLOTS_MOST_BYTES (UINT64_C(1) << 53)
 
-/* ---- Pools in this process (pool.c, beats.c, away.c) ------------------------------------------
- */
+/* ---- Pools in this process (pool.c, beats.c, away.c) ----------------------------------------- */
 
 struct slots_pool;
 
@@ -211,8 +209,7 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info);
 void slots_release(struct slots_slot *slot);
 
-/* ---- Pure parts -------------------------------------------------------------------------------
- */
+/* ---- Pure parts ------------------------------------------------------------------------------ */
 
 /* When the coordinator is away: how long this writer waits before it writes, in ms (away.c). */
 uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t round, uint32_t capacity,
