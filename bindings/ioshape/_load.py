@@ -41,7 +41,7 @@ class VerifiedFile:
         self._size = reader.file_bytes
         self._position = 0
         self._told = 0
-        #: what a read failed with: torch may wrap it
+        #: what a read failed with: torch may wrap it, or lose it and read again
         self.failure: BaseException | None = None
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -159,13 +159,16 @@ def load(
     with reader:
         file = VerifiedFile(reader, progress)
         try:
-            return by_torch(file, mmap=False)
+            loaded = by_torch(file, mmap=False)
+            if file.failure is not None:
+                raise file.failure
         except BaseException as error:
             if isinstance(file.failure, DamagedError):
                 raise name_damage(file.failure) from None
             if file.failure is not None and file.failure is not error:
                 raise file.failure from None
             raise
+        return loaded
 
 
 def _open(path: str, *, verify: bool) -> Reader | None:

@@ -18,6 +18,8 @@ import ioshape
 import pytest
 import torch
 from checkpoints import Gate, checkpoint, left_clean, names_in, number_in, wait_until
+from ioshape import _torch as original
+from ioshape._reader import Reader
 from processes import run_interpreter, run_program
 
 MIB = 1 << 20
@@ -563,6 +565,43 @@ def test_loads_and_verifications_are_stopped_as_well(tmp_path: Path) -> None:
             read(path, progress=_stopping("read", error))
         assert caught.value is error
     assert ioshape.load(path)["number"] == 1
+
+
+def test_torch_cannot_lose_what_a_read_failed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After readinto() torch calls read(), with the exception set; that call may clear it."""
+    path = tmp_path / "model.pt"
+    ioshape.save(checkpoint(1, 8 * MIB), path)
+    by_torch = original.load
+
+    class Forgetful:
+        def __init__(self, file: Any) -> None:
+            self.__dict__.update(seek=file.seek, tell=file.tell, read=file.read)
+            self._readinto = file.readinto
+
+        def readinto(self, buffer: Any) -> int:
+            with contextlib.suppress(StopIt):
+                return int(self._readinto(buffer))
+            return int(self._readinto(buffer))
+
+    def forgetful_load(file: Any, *args: Any, **more: Any) -> Any:
+        forgetful: Any = Forgetful(file)
+        return by_torch(forgetful, *args, **more)
+
+    monkeypatch.setattr(original, "load", forgetful_load)
+    read_file = Reader.read_file
+    calls: list[int] = []
+
+    def read_or_stop(self: Reader, offset: int, into: memoryview) -> None:
+        calls.append(offset)
+        if len(calls) == 3:
+            raise StopIt("enough")
+        read_file(self, offset, into)
+
+    monkeypatch.setattr(Reader, "read_file", read_or_stop)
+    with pytest.raises(StopIt):
+        ioshape.load(path)
 
 
 # ---- Ctrl-C -------------------------------------------------------------------------------------
