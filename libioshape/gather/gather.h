@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The other ranks of a job: notes that they leave each other (boards), and their bytes on the way to
+ * whoever writes them (streams). What the notes and the bytes mean is the business of the floor
+ * above.
+ */
+#ifndef GATHER_GATHER_H
+#define GATHER_GATHER_H
+
+#include "base/base.h"
+#include "slots/slots.h"
+
+#include <ioshape/group.h>
+
+/* ---- Boards (board_*.c) ---------------------------------------------------------------------- */
+
+/* What a board is opened with. Strings are borrowed until it is closed. */
+struct gather_board_config {
+	const char *name;  /* the same for all ranks of a job, another for other jobs; hex digits */
+	uint32_t rank;     /* of ours */
+	uint32_t ranks;    /* of all */
+	const char *directory; /* files: in which the board's own folder is made */
+	const struct slots_config *coordinator; /* redis: its address, password, pool, log */
+	uint32_t deadline_ms;  /* sockets: how long rank 0 is waited for */
+	struct base_log log;
+};
+
+#define GATHER_MAX_NOTE_BYTES (64 * MIB)
+#define GATHER_NAME_BYTES 64 /* of notes and scopes, with the final 0: [a-z0-9-] */
+
+/*
+ * A board holds notes: short texts or bytes under names, in scopes (one for each generation). Any
+ * rank may post and look; a note that is posted again is replaced. Notes may be lost by the medium
+ * (a Redis that starts anew): whoever posted one posts it again by itself, for as long as it has not
+ * dropped the scope.
+ *
+ * A board belongs to one thread at a time. No member is NULL. IOSHAPE_E_COORDINATOR: the board is out
+ * of reach now; the next call tries anew. Calls return within about two seconds.
+ */
+struct gather_board_ops {
+	const char *id; /* "sockets", "redis", "files" */
+	int (*open)(void **board, const struct gather_board_config *config,
+		    struct base_error *error);
+	int (*post)(void *board, const char *scope, const char *name, const void *note,
+		    size_t bytes, struct base_error *error);
+	/* Replaces what `note` holds. -EAGAIN if there is no such note (no sentence). */
+	int (*look)(void *board, const char *scope, const char *name, struct base_buffer *note,
+		    struct base_error *error);
+	/*
+	 * The same for the notes "<prefix>-<rank>" of all ranks for which have[rank] is not set yet,
+	 * in as few round trips as the medium allows. found() is called for each one that is there;
+	 * it may set have[rank].
+	 */
+	int (*collect)(void *board, const char *scope, const char *prefix, const bool *have,
+		       int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
+		       void *user, struct base_error *error);
+	/* Waits until something may have changed, or for timeout_ms. */
+	void (*wait)(void *board, uint32_t timeout_ms);
+	/* Whether the medium knows that this rank's process has ended (sockets: the kernel says so).
+	 */
+	bool (*is_gone)(void *board, uint32_t rank);
+	/* Our own notes in this scope are not needed any more; rank 0: nobody's are. */
+	void (*drop)(void *board, const char *scope);
+	void (*close)(void *board);
+};
+
+extern const struct gather_board_ops gather_board_sockets;
+extern const struct gather_board_ops gather_board_redis;
+extern const struct gather_board_ops gather_board_files;
+
+/* ---- Streams (stream*.c) --------------------------------------------------------------------- */
+
+/*
+ * The bytes of one rank, in order, to the rank that writes them. Memory is bounded on both sides:
+ * the sender is held up while too much has not been taken yet. Both ends are used by one thread
+ * each.
+ *
+ * While a call waits it asks `go_on` about ten times a second; anything but 0 ends the waiting with
+ * that code.
+ */
+struct gather_wait {
+	int (*go_on)(void *user, struct base_error *error);
+	void *user;
+};
+
+/* Memory that another process of this host can map: staging.c makes it. */
+struct gather_shared_memory {
+	int fd;     /* a memfd, sealed against shrinking */
+	void *base; /* NULL: chunks are mapped one by one, see gather_sender_put_shared() */
+};
+
+struct gather_sender;
+
+/* Over a socket of this host to the writer who listens at `address`; it is tried until the writer
+ * listens, or go_on ends it. memory_fd is passed on; -1 for none. */
+int gather_sender_open_local(struct gather_sender **out, const char *address, uint32_t rank,
+			     int memory_fd, const struct gather_wait *wait,
+			     struct base_error *error);
+/* Over the caller's functions. `tag` is the same on both sides, and new for each stream. */
+int gather_sender_open_comm(struct gather_sender **out, const struct ioshape_comm *comm,
+			    uint32_t to, uint32_t tag, uint32_t timeout_ms,
+			    const struct gather_wait *wait, struct base_error *error);
+/* Appends bytes. The memory is free again when it returns. */
+int gather_sender_put(struct gather_sender *sender, const void *data, size_t bytes,
+		      struct base_error *error);
+/*
+ * The same for bytes in the shared memory, at `offset` of its fd: they are not copied, and must stay
+ * as they are until gather_sender_taken() has passed them. Over functions it is the same as the
+ * above.
+ */
+int gather_sender_put_shared(struct gather_sender *sender, const void *data, uint64_t offset,
+			     size_t bytes, struct base_error *error);
+/* Bytes put so far; and of these, what nobody needs any more. */
+uint64_t gather_sender_offset(const struct gather_sender *sender);
+uint64_t gather_sender_taken(struct gather_sender *sender);
+/* Says that this was all, with a checksum of it, and waits until all has been taken. */
+int gather_sender_end(struct gather_sender *sender, uint32_t crc32, struct base_error *error);
+/* Without an end the receiver is told why, or that we are gone. NULL is fine. */
+void gather_sender_free(struct gather_sender *sender, const char *why);
+
+/* Where the ranks of this host bring their bytes to. */
+struct gather_listener;
+
+int gather_listener_open(struct gather_listener **out, const char *address,
+			 struct base_error *error);
+void gather_listener_close(struct gather_listener *listener); /* NULL is fine */
+
+struct gather_receiver;
+
+/* The stream of this rank: waits until it has come. */
+int gather_receiver_open_local(struct gather_receiver **out, struct gather_listener *listener,
+			       uint32_t rank, const struct gather_wait *wait,
+			       struct base_error *error);
+/* `blocks` blocks of block_bytes are received ahead, on a thread of its own. */
+int gather_receiver_open_comm(struct gather_receiver **out, const struct ioshape_comm *comm,
+			      uint32_t from, uint32_t tag, size_t block_bytes, unsigned blocks,
+			      uint32_t timeout_ms, const struct gather_wait *wait,
+			      struct base_error *error);
+/*
+ * The next run of bytes, valid until the next call; *bytes is 0 at the end. A sender that failed or
+ * went away is an error that names the rank and says what it said.
+ */
+int gather_receiver_next(struct gather_receiver *receiver, const void **data, size_t *bytes,
+			 struct base_error *error);
+/* After the end: the sender's checksum. */
+uint32_t gather_receiver_crc32(const struct gather_receiver *receiver);
+/* Before the end the sender is told to stop. NULL is fine. */
+void gather_receiver_free(struct gather_receiver *receiver);
+
+/* ---- Which mode (mode.c; pure) --------------------------------------------------------------- */
+
+struct gather_facts {
+	uint32_t ranks, nodes;
+	uint64_t bytes;      /* of all ranks */
+	uint64_t most_bytes; /* of one rank */
+	uint32_t targets;    /* storage targets of the filesystem; 0 unknown */
+	uint32_t stripes;    /* over which one file goes; 0 unknown */
+	uint32_t capacity;   /* writers at a time; 0 unknown */
+	bool shared;         /* ranks of a node can share memory */
+	bool comm;           /* bytes can travel between nodes */
+};
+
+/* `why` receives a clause for the report, also where what was asked for is not possible. */
+enum ioshape_mode gather_choose_mode(enum ioshape_mode asked, const struct gather_facts *facts,
+				     char *why, size_t why_bytes);
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a generation consists of: manifest.json. Pure: text in, struct out, and back. The text is
+ * untrusted.
+ */
+#ifndef ZIP_MANIFEST_H
+#define ZIP_MANIFEST_H
+
+#include "base/base.h"
+
+#define ZIP_MANIFEST_NAME "manifest.json"
+#define ZIP_MANIFEST_FORMAT "ioshape-generation"
+#define ZIP_MANIFEST_VERSION 1u
+
+#define ZIP_MAX_RANKS 1048576u
+#define ZIP_MAX_MANIFEST_BYTES (256 * MIB)
+#define ZIP_MAX_FILE_NAME_BYTES 255u
+
+struct zip_manifest_file {
+	char *name; /* in the generation's directory: no '/', not "." or ".." */
+	uint64_t bytes;
+	uint32_t crc32; /* of the whole file */
+	bool bundle;    /* a zip of parts; otherwise it is the part of one rank */
+};
+
+struct zip_manifest_part { /* parts[i] is that of rank i */
+	uint32_t file; /* position in files */
+	uint32_t crc32;
+	uint64_t offset; /* of its first byte in the file */
+	uint64_t bytes;
+};
+
+/* Decoded, it owns all that it points to: zip_manifest_free(). */
+struct zip_manifest {
+	uint64_t step;
+	int64_t saved;    /* seconds since 1970 */
+	uint32_t mode;    /* enum ioshape_mode: each, node or rank0 */
+	char attempt[40]; /* hexadecimal digits and '-': which attempt at this step it was */
+	uint32_t rank_count;
+	struct zip_manifest_part *parts;
+	uint32_t file_count;
+	struct zip_manifest_file *files;
+};
+
+/*
+ * Appends the text: JSON, indented so that a person can read it, a line per file and per part, with
+ * a checksum of its own ("crc32" as the last member, over all bytes before its line).
+ */
+int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *manifest);
+
+/*
+ * Every count, name, offset and length is checked: parts inside their files, not overlapping, each
+ * rank once, names unique. `path` is for messages. IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, -ENOMEM;
+ * IOSHAPE_E_FORMAT if it is no manifest or a later version wrote it.
+ */
+int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t bytes,
+			const char *path, struct base_error *error);
+void zip_manifest_free(struct zip_manifest *manifest);
+
+/* "rank-00007.pt": at least five digits. */
+#define ZIP_PART_NAME_BYTES 32
+void zip_part_name(char into[ZIP_PART_NAME_BYTES], uint32_t rank);
+
+#endif
