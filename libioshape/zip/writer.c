@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A torch zip on its way into a file: records one after the other, then the index, then the
- * directory. The bytes themselves pass through to the ring floor, which checksums them while it
- * copies.
+ * A torch zip on its way into a sink: records one after the other, then the index, then the
+ * directory. The bytes themselves pass through to the sink, which checksums them while it copies.
  */
 #define _GNU_SOURCE
 #include "zip/zip.h"
@@ -14,7 +13,7 @@
 #define FOLDER_BYTES (sizeof(ZIP_FOLDER) - 1)
 
 struct zip_writer {
-	struct ring_writer *file;
+	struct zip_sink sink; /* without ops until it is ours */
 	char *path;
 
 	struct zip_entry *entries; /* of records that have begun; the last one may be open */
@@ -38,7 +37,7 @@ struct zip_writer {
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-int zip_writer_new(struct zip_writer **out, struct ring_writer *file, const char *path,
+int zip_writer_new(struct zip_writer **out, struct zip_sink sink, const char *path,
 		   struct base_error *error)
 {
 	struct zip_writer *writer;
@@ -52,7 +51,7 @@ int zip_writer_new(struct zip_writer **out, struct ring_writer *file, const char
 		zip_writer_free(writer);
 		return base_no_memory(error, "a container writer", sizeof(*writer));
 	}
-	writer->file = file;
+	writer->sink = sink;
 	*out = writer;
 	return 0;
 }
@@ -61,8 +60,8 @@ void zip_writer_free(struct zip_writer *writer)
 {
 	if (!writer)
 		return;
-	if (writer->file)
-		ring_writer_free(writer->file);
+	if (writer->sink.ops)
+		writer->sink.ops->free(writer->sink.to);
 	base_buffer_free(&writer->scratch);
 	free(writer->checks);
 	zip_names_free(writer->names);
@@ -71,11 +70,6 @@ void zip_writer_free(struct zip_writer *writer)
 	free(writer->entries);
 	free(writer->path);
 	free(writer);
-}
-
-struct ring_writer *zip_writer_file(struct zip_writer *writer)
-{
-	return writer->file;
 }
 
 uint64_t zip_writer_payload_bytes(const struct zip_writer *writer)
@@ -107,6 +101,18 @@ static int check_usable(const struct zip_writer *writer, struct base_error *erro
 static const char *last_name(const struct zip_writer *writer)
 {
 	return writer->entries[writer->count - 1].name + FOLDER_BYTES;
+}
+
+/* To the sink, which continues `*crc` on the way. */
+static int put_through(struct zip_writer *writer, const void *data, size_t bytes, uint32_t *crc,
+		       struct base_error *error)
+{
+	return writer->sink.ops->put(writer->sink.to, data, bytes, crc, error);
+}
+
+static uint64_t offset_of(const struct zip_writer *writer)
+{
+	return writer->sink.ops->offset(writer->sink.to);
 }
 
 /* ---- Growing arrays -------------------------------------------------------------------------- */
@@ -211,8 +217,8 @@ static int begin_record(struct zip_writer *writer, const char *name, uint64_t by
 
 	if (!alignment)
 		alignment = zip_default_alignment(bytes);
-	ret = zip_place_record(ring_writer_offset(writer->file), FOLDER_BYTES + strlen(name), bytes,
-			       alignment, &writer->place);
+	ret = zip_place_record(offset_of(writer), FOLDER_BYTES + strlen(name), bytes, alignment,
+			       &writer->place);
 	if (ret)
 		return base_fail(error, ret, "record \"%s\" of %llu bytes does not fit into %s",
 				 ZIP_SHOWN(name), (unsigned long long)bytes, writer->path);
@@ -222,8 +228,7 @@ static int begin_record(struct zip_writer *writer, const char *name, uint64_t by
 			  writer->path);
 		return fail_for_good(writer, ret);
 	}
-	ret = ring_writer_put(writer->file, writer->scratch.data, writer->scratch.bytes, NULL,
-			      error);
+	ret = put_through(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
 	if (ret)
 		return fail_for_good(writer, ret);
 	writer->open = true;
@@ -276,7 +281,7 @@ static int put_pieces(struct zip_writer *writer, const uint8_t *data, size_t byt
 
 	for (; bytes; data += piece, bytes -= piece) {
 		piece = MIN(bytes, ZIP_CHECK_BYTES - writer->block_bytes);
-		ret = ring_writer_put(writer->file, data, piece, &writer->block_crc, error);
+		ret = put_through(writer, data, piece, &writer->block_crc, error);
 		if (ret)
 			return fail_for_good(writer, ret);
 		writer->block_bytes += piece;
@@ -334,8 +339,7 @@ static int end_record(struct zip_writer *writer, struct base_error *error)
 	if (ret)
 		base_no_memory(error, "a data descriptor", writer->scratch.room);
 	else
-		ret = ring_writer_put(writer->file, writer->scratch.data, writer->scratch.bytes,
-				      NULL, error);
+		ret = put_through(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
 	if (ret)
 		return fail_for_good(writer, ret);
 	writer->open = false;
@@ -423,12 +427,11 @@ static int write_directory(struct zip_writer *writer, struct base_error *error)
 			error, IOSHAPE_E_LIMIT,
 			"the directory of %s would pass %llu bytes; use fewer or shorter names",
 			writer->path, ZIP_MAX_DIRECTORY_BYTES);
-	ret = zip_encode_directory(&bytes, writer->entries, writer->count,
-				   ring_writer_offset(writer->file));
+	ret = zip_encode_directory(&bytes, writer->entries, writer->count, offset_of(writer));
 	if (ret)
 		base_fail(error, ret, "cannot build the directory of %s", writer->path);
 	else
-		ret = ring_writer_put(writer->file, bytes.data, bytes.bytes, NULL, error);
+		ret = put_through(writer, bytes.data, bytes.bytes, NULL, error);
 	base_buffer_free(&bytes);
 	return ret;
 }
@@ -448,7 +451,7 @@ int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 	if (!ret)
 		ret = write_directory(writer, error);
 	if (!ret)
-		ret = ring_writer_finish(writer->file, error);
+		ret = writer->sink.ops->finish(writer->sink.to, error);
 	writer->finished = true;
 	return ret ? fail_for_good(writer, ret) : 0;
 }

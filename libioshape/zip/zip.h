@@ -259,13 +259,43 @@ int zip_locate(struct zip_directory *directory, uint64_t position, zip_fetch_fn 
 bool zip_data_fits(const struct zip_directory *directory, uint64_t position, uint64_t data_offset);
 void zip_directory_free(struct zip_directory *directory);
 
+/* ---- Sinks (sink.c) -------------------------------------------------------------------------- */
+
+/*
+ * Where a writer's bytes go, front to back. No member is NULL; all are called by the one thread
+ * that has the writer. After a failure only free() follows.
+ */
+struct zip_sink_ops {
+	/* Bytes put so far: where in the archive the next one lies. */
+	uint64_t (*offset)(void *to);
+	/*
+	 * Appends bytes, of which there are some, continuing `*crc` over them on the way (crc may
+	 * be NULL). The memory is free again when it returns.
+	 */
+	int (*put)(void *to, const void *data, size_t bytes, uint32_t *crc,
+		   struct base_error *error);
+	/* That was all: called once, behind the last byte of the archive. */
+	int (*finish)(void *to, struct base_error *error);
+	/* With or without finish(). */
+	void (*free)(void *to);
+};
+
+struct zip_sink {
+	const struct zip_sink_ops *ops;
+	void *to;
+};
+
+/* The whole of a file, which is finished and freed with the sink; ring_writer_commit() is left to
+ * the caller. */
+struct zip_sink zip_sink_of_file(struct ring_writer *file);
+
 /* ---- Writer (writer.c) ----------------------------------------------------------------------- */
 
 struct zip_writer;
 
-/* Takes the ring writer over: it is finished and freed with this one. After a failure it is the
- * caller's. */
-int zip_writer_new(struct zip_writer **out, struct ring_writer *file, const char *path,
+/* Takes the sink over: it is finished and freed with the writer. After a failure it is the
+ * caller's. `path` is for messages. */
+int zip_writer_new(struct zip_writer **out, struct zip_sink sink, const char *path,
 		   struct base_error *error);
 
 /* A record: begin, put any number of times, end. `name` without the folder. alignment 0: by size.
@@ -278,14 +308,13 @@ int zip_writer_end(struct zip_writer *writer, struct base_error *error);
 
 /*
  * Writes the index (its table and metadata from `index`, which may be NULL; the rest is filled in
- * here) and the directory, then finishes the file. ring_writer_commit() is left to the caller.
+ * here) and the directory, then finishes the sink.
  */
 int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 		      struct base_error *error);
-struct ring_writer *zip_writer_file(struct zip_writer *writer);
 uint64_t
 zip_writer_payload_bytes(const struct zip_writer *writer); /* of the records, without the index */
-/* Frees the ring writer too: without its commit the file is abandoned. NULL is fine. */
+/* Frees the sink, too: a file that was not committed is abandoned. NULL is fine. */
 void zip_writer_free(struct zip_writer *writer);
 
 /* ---- Reader (reader.c, ranges.c, stretch.c) -------------------------------------------------- */
