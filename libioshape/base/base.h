@@ -47,6 +47,10 @@ struct base_error {
 int base_fail(struct base_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/* The same for a sentence that has the text of the code in it already: told by somebody else. */
+int base_fail_as_told(struct base_error *error, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
 /* The same for -ENOMEM, naming what the memory was for. */
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes);
 

@@ -338,6 +338,10 @@ struct ckpt_direct {
 int ckpt_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
 
+/* All records of a plan, and the end of the archive. */
+int ckpt_write_records(struct zip_writer *zip, const struct ckpt_plan *plan,
+		       const struct ckpt_source *source, struct base_error *error);
+
 /* What the caller's options say about the file. */
 struct ring_file_options ckpt_file_options(const struct ioshape_save_options *options);
 
@@ -353,5 +357,8 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 /* Ends what is in the background, without a trace, and lets go of its handles. For the end of a
  * context. */
 void ckpt_end_background(struct ioshape_context *context);
+struct ioshape_group;
+/* The same for one group's. */
+void ckpt_end_background_of(struct ioshape_context *context, const struct ioshape_group *group);
 
 #endif
