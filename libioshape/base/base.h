@@ -172,6 +172,30 @@ bool base_expect_fill(void *memory, size_t bytes);
 /* Touches every page now rather than at first use. Safe at any time: contents stay. */
 void base_prefault(void *memory, size_t bytes);
 
+/* ---- Memory that other processes can map (shared.c) ------------------------------------------ */
+
+/*
+ * A memfd: an fd without any memory yet, sealed against shrinking. Whoever maps it cannot be hurt
+ * by what its owner does, and it is gone with the last process that holds it. Negative errno.
+ */
+int base_shared_open(void);
+/* Makes it longer; takes no memory yet. -EFBIG if RLIMIT_FSIZE forbids that. */
+int base_shared_grow(int fd, uint64_t bytes);
+/*
+ * Gets memory for a part of it and maps that for writing, not inherited by forked children. Whole
+ * pages. -ENOMEM if there is none: a later touch cannot fail. base_unmap() undoes the mapping,
+ * base_shared_drop() gives the memory back.
+ */
+int base_shared_map(int fd, uint64_t offset, size_t bytes, void **memory);
+void base_shared_drop(int fd, uint64_t offset, size_t bytes);
+/*
+ * Somebody else's, all of it, for reading: base_unmap(). *view is NULL if it is empty. -EPERM if it
+ * is not sealed against shrinking.
+ */
+int base_shared_view(int fd, const void **view, uint64_t *bytes);
+
+/* ---- Texts and bytes (memory.c) -------------------------------------------------------------- */
+
 /* Frees a text that may hold a password, and leaves no copy. NULL is fine. */
 void base_free_secret(char *text);
 

@@ -21,16 +21,25 @@
 struct ckpt_chunk {
 	struct ckpt_chunk *next;
 	uint8_t *memory;
+	uint64_t offset; /* in a shared pool's fd */
 };
 
 /*
  * Chunks are made at need and kept. A save is admitted when all the chunks that it will hold at a
  * time can be its own: then it can always go on, whatever other saves wait for. First come, first
  * served.
+ *
+ * The chunks of a shared pool are ranges of one memfd, which can be passed to another process of
+ * this host. A forked child that does not execute anything keeps the fd open, and with it the
+ * memory if we die before trimming.
  */
 struct ckpt_pool {
 	pthread_mutex_t lock;
 	pthread_cond_t change;
+	bool shared;
+	int fd; /* shared: -1 before the first chunk was made */
+	uint64_t fd_bytes;
+	struct ckpt_chunk *ranges; /* shared: parts of the fd without memory, for chunks to come */
 	struct ckpt_chunk *free;
 	size_t limit;    /* chunks that may be admitted at a time */
 	size_t made;     /* chunks that there are, free or not */
@@ -38,7 +47,7 @@ struct ckpt_pool {
 	struct ckpt_waiter *waiters;
 };
 
-int ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes);
+void ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes, bool shared);
 /* Everything has been handed back. */
 void ckpt_pool_destroy(struct ckpt_pool *pool);
 /* How long a caller waits before its progress callback is asked whether it should. */
@@ -153,6 +162,7 @@ struct ioshape_context {
 	unsigned copy_threads;
 	enum ioshape_staging_full staging_full;
 	struct ckpt_pool pool;
+	struct ckpt_pool shared_pool; /* of ranks that hand their bytes to another process */
 	struct ckpt_slots slots;
 
 	pthread_mutex_t lock; /* of all below */
