@@ -292,7 +292,7 @@ int ckpt_begin_save(struct ioshape_context *context, const char *path,
 	ret = make_save(&save, context, path, payload, options, share, error);
 	if (ret) {
 		if (share)
-			ckpt_group_give_up(share, error);
+			ckpt_group_give_up(share, error, NULL);
 		return ret;
 	}
 	ret = begin(save, error);
@@ -301,7 +301,7 @@ int ckpt_begin_save(struct ioshape_context *context, const char *path,
 		started = save->started;
 		ckpt_free_save(save);
 		if (share && !started)
-			ckpt_group_give_up(share, error);
+			ckpt_group_give_up(share, error, NULL);
 		return ret;
 	}
 	pthread_mutex_lock(&context->lock);

@@ -46,6 +46,7 @@ struct ioshape_save {
 	size_t chunk_count;
 	size_t admitted;     /* chunks that may be held at a time; shrinks as the last ones go */
 	size_t reader_chunk; /* those before it have been handed back */
+	struct ckpt_chunk *reading; /* the one whose bytes were handed out last; NULL for none */
 	_Atomic uint64_t staged_bytes;
 
 	pthread_mutex_t lock; /* of what follows, and of `chunks` */

@@ -111,6 +111,8 @@ void ckpt_round_end(struct ckpt_round *round);
 /* "<what>-<our rank>". Tries until the deadline. */
 int ckpt_round_post(struct ckpt_round *round, const char *what, struct ckpt_note *note,
 		    struct base_error *error);
+/* Until something may have changed; not for long. */
+void ckpt_round_rest(struct ckpt_round *round);
 /* Says now and then that we live: to be called from whatever takes long. */
 void ckpt_round_beat(struct ckpt_round *round);
 
@@ -212,6 +214,7 @@ bool ckpt_group_shares_memory(const struct ioshape_group *group);
 int ckpt_group_run(struct ioshape_save *save, struct ioshape_report *report,
 		   struct base_error *error);
 /* The save could not even be begun: the others are told so. */
-void ckpt_group_give_up(const struct ckpt_group_share *share, const struct base_error *why);
+int ckpt_group_give_up(const struct ckpt_group_share *share, const struct base_error *why,
+		       struct base_error *error);
 
 #endif

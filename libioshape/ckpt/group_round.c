@@ -67,7 +67,7 @@ static int check_abort(const struct ckpt_round *round, struct base_error *error)
 	return 0;
 }
 
-static void wait_a_little(struct ckpt_round *round)
+void ckpt_round_rest(struct ckpt_round *round)
 {
 	struct ioshape_group *group = round->group;
 
@@ -97,7 +97,7 @@ int ckpt_round_post(struct ckpt_round *round, const char *what, struct ckpt_note
 		if (ret == IOSHAPE_E_COORDINATOR &&
 		    base_now_ns() - begin_ns < group->deadline_ns &&
 		    !group->ops->is_gone(group->board, 0)) {
-			wait_a_little(round);
+			ckpt_round_rest(round);
 			ret = 0;
 			continue;
 		}
@@ -205,7 +205,7 @@ int ckpt_round_await(struct ckpt_round *round, const char *what, uint32_t rank,
 		if (told)
 			told(user);
 		ckpt_round_beat(round);
-		wait_a_little(round);
+		ckpt_round_rest(round);
 	}
 	return ret;
 }
@@ -319,7 +319,7 @@ static int collect(struct ckpt_round *round, const struct ckpt_collection *colle
 			sum_up(round, ranks);
 		ckpt_round_beat(round);
 		if (!check_again)
-			wait_a_little(round);
+			ckpt_round_rest(round);
 	}
 }
 

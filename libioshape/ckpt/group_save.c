@@ -374,6 +374,7 @@ static int put_in_place(struct sum *sum, struct ckpt_attempt *attempt,
 	manifest->step = part->save->step;
 	manifest->saved = (int64_t)time(NULL);
 	manifest->mode = part->plan.mode;
+	snprintf(manifest->attempt, sizeof(manifest->attempt), "%s", attempt->id);
 	manifest->rank_count = ranks;
 	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
 	manifest->files = calloc(ranks, sizeof(*manifest->files));
@@ -458,12 +459,12 @@ static void retain(const struct ckpt_part *part)
 		.keep_last = group->options.keep_last,
 		.keep_every = group->options.keep_every,
 	};
-	struct base_error why = { 0 };
 
 	if (options.keep_last &&
-	    ckpt_prune(group->context, group->directory, &options, NULL, &why))
+	    ioshape_generations_prune(group->context, group->directory, &options, NULL))
 		base_log(&group->context->log, IOSHAPE_LOG_WARNING,
-			 "old generations of %s were not removed: %s", group->directory, why.text);
+			 "old generations of %s were not removed: %s", group->directory,
+			 ioshape_context_message(group->context));
 }
 
 static int lead(struct ckpt_part *part, const struct base_error *own, struct base_error *error)
@@ -489,11 +490,9 @@ static int lead(struct ckpt_part *part, const struct base_error *own, struct bas
 	/* If the plan was not heard, nor will this be: the others find out by their deadline. */
 	if (part->group->ops && !told)
 		say_verdict(part, &failure, &ignored);
-	if (ret)
-		ckpt_attempt_abandon(&attempt);
-	else
+	ckpt_attempt_abandon(&attempt);
+	if (!ret)
 		retain(part);
-	ckpt_attempt_close(&attempt);
 	zip_manifest_free(&sum.manifest);
 	free(sum.have);
 	free(written.parts);
@@ -589,15 +588,17 @@ int ckpt_group_run(struct ioshape_save *save, struct ioshape_report *report,
 	return ret;
 }
 
-void ckpt_group_give_up(const struct ckpt_group_share *share, const struct base_error *why)
+int ckpt_group_give_up(const struct ckpt_group_share *share, const struct base_error *why,
+		       struct base_error *error)
 {
-	struct base_error ignored = { 0 };
 	struct ckpt_part part = { .group = share->group };
+	int ret = 0;
 
 	ckpt_round_begin(&part.round, share->group, share->round, NULL);
 	if (share->group->ops && share->group->options.rank)
-		say_want(&part.round, share->step, 0, why, &ignored);
+		ret = say_want(&part.round, share->step, 0, why, error);
 	else if (share->group->ops)
-		say_plan(&part, why, &ignored);
+		ret = say_plan(&part, why, error);
 	ckpt_round_end(&part.round);
+	return ret;
 }

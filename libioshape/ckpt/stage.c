@@ -223,6 +223,7 @@ int ckpt_stage_next(void *user, size_t record, uint64_t offset, const void **dat
 		ret = await_chunk(save, position, &chunk, error);
 	if (ret)
 		return ret;
+	save->reading = chunk;
 	*data = chunk->memory + at % CKPT_CHUNK_BYTES;
 	*bytes = MIN(*bytes, CKPT_CHUNK_BYTES - at % CKPT_CHUNK_BYTES);
 	return 0;
