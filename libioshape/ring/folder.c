@@ -40,16 +40,21 @@ static void sync_above(const char *path)
 static int make_one(const char *path, struct base_error *error)
 {
 	struct stat status;
+	int ret;
 
 	if (!mkdir(path, 0777)) {
 		sync_above(path);
 		return 0;
 	}
+	ret = -errno;
 	/* A directory above that we may not write to answers EACCES or EROFS even if it is there.
 	 */
-	if (!stat(path, &status) && S_ISDIR(status.st_mode))
-		return 0;
-	return base_fail(error, -errno, "cannot make the directory %s", path);
+	if (!stat(path, &status)) {
+		if (S_ISDIR(status.st_mode))
+			return 0;
+		ret = -ENOTDIR;
+	}
+	return base_fail(error, ret, "cannot make the directory %s", path);
 }
 
 int ring_folder_make(const char *path, struct base_error *error)
