@@ -271,7 +271,8 @@ static void part(struct ioshape_group *group)
 	struct ckpt_round round;
 	bool *have, all = false;
 
-	ckpt_round_begin(&round, group, ckpt_round_reserve(group), NULL);
+	round = (struct ckpt_round){ .group = group };
+	snprintf(round.scope, sizeof(round.scope), "r%016llx-end", (unsigned long long)group->id);
 	if (group->options.rank) {
 		ckpt_note_number(&note, group->id);
 		ckpt_round_post(&round, "bye", &note, NULL);

@@ -184,6 +184,7 @@ struct ckpt_part {
 	struct ioshape_save *save;
 	struct ckpt_group_plan plan;
 	struct ioshape_report *report;
+	enum ioshape_phase phase; /* told last: only ever later ones */
 	/* Of a stream that we wait for: whose, how far it was, and since when. */
 	uint32_t awaited;
 	uint64_t awaited_bytes, awaited_ns;

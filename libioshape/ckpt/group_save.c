@@ -43,7 +43,9 @@ int ckpt_part_track(void *user, enum ioshape_phase phase, uint64_t done_bytes, u
 
 	part->round.done_bytes = done_bytes;
 	ckpt_round_beat(&part->round);
-	return ckpt_track(part->save, phase, done_bytes, total_bytes);
+	/* That a file is complete is not the end. */
+	part->phase = MAX(part->phase, MIN(phase, IOSHAPE_PHASE_COMMIT));
+	return ckpt_track(part->save, part->phase, done_bytes, total_bytes);
 }
 
 /* ---- What each rank wants -------------------------------------------------------------------- */
@@ -420,9 +422,31 @@ static void tell_progress(void *user)
 	struct ckpt_part *part = user;
 
 	if (part->round.group_total)
-		ckpt_track(part->save, IOSHAPE_PHASE_SYNC,
-			   MIN(part->round.group_done, part->round.group_total),
-			   part->round.group_total);
+		ckpt_part_track(part, IOSHAPE_PHASE_SYNC,
+				MIN(part->round.group_done, part->round.group_total),
+				part->round.group_total);
+}
+
+/* Rank 0 may have put the generation in place, and have ended before we heard of it. */
+static bool is_in_place(struct ckpt_part *part)
+{
+	struct ring_folder directory = RING_NO_FOLDER;
+	struct ckpt_generation generation;
+	const char *name = strrchr(part->plan.path, '/');
+	char step_name[CKPT_STEP_NAME_BYTES];
+	bool ours = false;
+
+	ckpt_step_name(step_name, part->save->step);
+	if (!name || ring_folder_open(&directory, part->group->directory, NULL))
+		return false;
+	if (!ckpt_generation_open(&generation, &directory, step_name, part->save->step, NULL)) {
+		ours = !strcmp(generation.manifest.attempt, ckpt_parse_name(name + 1).id);
+		for (uint32_t i = 0; ours && i < generation.manifest.file_count; i++)
+			part->report->generation_bytes += generation.manifest.files[i].bytes;
+		ckpt_generation_close(&generation);
+	}
+	ring_folder_close(&directory);
+	return ours;
 }
 
 static int await_verdict(struct ckpt_part *part, struct base_error *error)
@@ -433,6 +457,8 @@ static int await_verdict(struct ckpt_part *part, struct base_error *error)
 	ret = ckpt_round_await(&part->round, "verdict", 0, &note, tell_progress, part, error);
 	if (!ret)
 		ret = take_verdict(part, &note, error);
+	else if (ret == -ETIMEDOUT && is_in_place(part))
+		ret = error->code = 0;
 	base_buffer_free(&note);
 	return ret;
 }
@@ -555,7 +581,7 @@ static int run_part(struct ckpt_part *part, struct base_error *error)
 		part->plan.bytes[group->options.rank] = save->plan.expected_bytes;
 	if (!own.code && atomic_load(&save->abort))
 		base_fail(&own, -ECANCELED, "the save to %s was stopped", save->path);
-	ckpt_track(save, IOSHAPE_PHASE_WAIT, 0, save->plan.expected_bytes);
+	ckpt_part_track(part, IOSHAPE_PHASE_WAIT, 0, save->plan.expected_bytes);
 	if (!group->options.rank) {
 		ret = lead(part, &own, &failure);
 	} else {
@@ -568,6 +594,9 @@ static int run_part(struct ckpt_part *part, struct base_error *error)
 	}
 	if (ret)
 		base_fail_as_told(error, ret, "%s was not saved: %s", save->path, failure.text);
+	else
+		ckpt_track(save, IOSHAPE_PHASE_DONE, part->report->generation_bytes,
+			   part->report->generation_bytes);
 	free(part->plan.bytes);
 	part->plan.bytes = NULL;
 	return ret;
