@@ -115,6 +115,7 @@ struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
 	bool no_replace;
 	bool no_sync;
+	bool want_crc32;   /* ring_writer_crc32() will be asked */
 	bool remove_stale; /* first tidy the directory of what killed writers left behind */
 	/* Told about each block written and each phase; not 0 stops with -ECANCELED. May be NULL.
 	 */
@@ -150,6 +151,9 @@ uint64_t ring_writer_offset(const struct ring_writer *writer);
 int ring_writer_put(struct ring_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 		    struct base_error *error);
 int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_error *error);
+
+/* With want_crc32, after finish(): the CRC-32 of all bytes of the file. */
+uint32_t ring_writer_crc32(const struct ring_writer *writer);
 
 /* Fills engine, direct, depth, alignment, times and bytes as far as this floor knows them. */
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report);
