@@ -4,6 +4,7 @@
  * writers write, the others bring them their parts; writers say what they have written; rank 0 puts
  * the generation in place, and says how it went.
  */
+#define _GNU_SOURCE
 #include "ckpt/group.h"
 
 #include "ckpt/generation.h"
