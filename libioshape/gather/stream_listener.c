@@ -69,11 +69,6 @@ static void free_newcomer(struct newcomer *newcomer)
 		close(newcomer->memory_fd);
 }
 
-static void remove_newcomer(struct gather_listener *listener, size_t position)
-{
-	listener->newcomers[position] = listener->newcomers[--listener->count];
-}
-
 void gather_listener_close(struct gather_listener *listener)
 {
 	if (!listener)
@@ -169,27 +164,32 @@ static bool hear(struct newcomer *newcomer)
 	return true;
 }
 
+static void drop_newcomer(struct gather_listener *listener, size_t position)
+{
+	free_newcomer(&listener->newcomers[position]);
+	listener->newcomers[position] = listener->newcomers[--listener->count];
+}
+
 static void hear_all(struct gather_listener *listener)
 {
-	for (size_t i = listener->count; i--;) {
-		struct newcomer *newcomer = &listener->newcomers[i];
-		size_t earlier;
+	struct newcomer *newcomers = listener->newcomers;
 
-		if (newcomer->rank != NOBODY)
+	/* From behind: what takes the place of one that goes has been heard. */
+	for (size_t i = listener->count; i--;) {
+		size_t other;
+
+		if (newcomers[i].rank != NOBODY)
 			continue;
-		if (!hear(newcomer)) {
-			free_newcomer(newcomer);
-			remove_newcomer(listener, i);
+		if (!hear(&newcomers[i])) {
+			drop_newcomer(listener, i);
 			continue;
 		}
+		other = find(listener, newcomers[i].rank, i);
 		/* A rank that comes again has given up what it came with before. */
-		earlier = newcomer->rank == NOBODY ? listener->count :
-						     find(listener, newcomer->rank, i);
-		if (earlier < listener->count) {
-			free_newcomer(&listener->newcomers[earlier]);
-			listener->newcomers[earlier] = *newcomer;
-			remove_newcomer(listener, i);
-		}
+		if (newcomers[i].rank != NOBODY && other < listener->count)
+			drop_newcomer(listener, newcomers[i].since_ns > newcomers[other].since_ns ?
+							other :
+							i);
 	}
 }
 
@@ -227,7 +227,7 @@ int listener_await(struct gather_listener *listener, uint32_t rank, struct local
 		if (position < listener->count) {
 			*link = listener->newcomers[position].link;
 			*memory_fd = listener->newcomers[position].memory_fd;
-			remove_newcomer(listener, position);
+			listener->newcomers[position] = listener->newcomers[--listener->count];
 			break;
 		}
 		ret = wait_for_newcomers(listener, wait, error);

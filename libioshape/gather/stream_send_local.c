@@ -73,7 +73,8 @@ static int take_replies(struct local_sender *sender, struct base_error *error)
 			return fail_gone(sender, ret, error);
 		text[bytes] = 0;
 		ret = take_reply(sender, &head, text, error);
-		if (ret)
+		/* Who is done closes. */
+		if (ret || sender->done)
 			return ret;
 	}
 }
