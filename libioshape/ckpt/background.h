@@ -30,8 +30,8 @@ struct ioshape_save {
 	struct ioshape_group *group;
 	uint64_t step;
 	uint64_t round;
-	/* Told before chunks behind `position` go back; it may have to wait for them. */
-	int (*leaving)(void *user, size_t position, struct base_error *error);
+	/* Told when a chunk has been read to its end, before any goes back; it may have to wait. */
+	int (*leaving)(void *user, struct base_error *error);
 	void *leaving_user;
 	size_t lag; /* chunks behind the reader's that are kept nevertheless */
 	uint64_t begin_ns;
@@ -46,6 +46,7 @@ struct ioshape_save {
 	size_t chunk_count;
 	size_t admitted;     /* chunks that may be held at a time; shrinks as the last ones go */
 	size_t reader_chunk; /* those before it have been handed back */
+	size_t read_position;
 	struct ckpt_chunk *reading; /* the one whose bytes were handed out last; NULL for none */
 	_Atomic uint64_t staged_bytes;
 

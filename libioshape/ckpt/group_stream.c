@@ -79,13 +79,12 @@ static int await_taken(struct bringing *bringing, uint64_t end, struct base_erro
 /* ---- Staged ---------------------------------------------------------------------------------- */
 
 /* Chunks go back one later than they could, so that the writer has always one to go on with. */
-static int leaving(void *user, size_t position, struct base_error *error)
+static int leaving(void *user, struct base_error *error)
 {
 	struct bringing *bringing = user;
 	uint64_t end = gather_sender_offset(bringing->sender);
 	int ret;
 
-	(void)position;
 	ret = await_taken(bringing, bringing->part->save->lag ? bringing->chunk_end : end, error);
 	bringing->chunk_end = end;
 	return ret;

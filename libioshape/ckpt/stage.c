@@ -202,8 +202,9 @@ static int leave_behind(struct ioshape_save *save, size_t position, struct base_
 {
 	int ret = 0;
 
-	if (save->leaving && save->reader_chunk + save->lag < position)
-		ret = save->leaving(save->leaving_user, position, error);
+	if (save->leaving && position > save->read_position)
+		ret = save->leaving(save->leaving_user, error);
+	save->read_position = position;
 	while (!ret && save->reader_chunk + save->lag < position)
 		release_chunk(save, save->reader_chunk++);
 	return ret;
