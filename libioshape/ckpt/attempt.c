@@ -42,10 +42,15 @@ void ckpt_job_hash(char into[CKPT_JOB_BYTES], const char *token)
 	snprintf(into, CKPT_JOB_BYTES, "%08x", (uint32_t)(hash ^ hash >> 32));
 }
 
+void ckpt_make_id(char into[CKPT_ATTEMPT_ID_BYTES], const char *job)
+{
+	snprintf(into, CKPT_ATTEMPT_ID_BYTES, "%.8s-%.8s-%08x%08x", job, ring_machine_tag(),
+		 ckpt_process_number(), random_number());
+}
+
 static void make_name(struct ckpt_attempt *attempt, const char *job)
 {
-	snprintf(attempt->id, sizeof(attempt->id), "%.8s-%.8s-%08x%08x", job, ring_machine_tag(),
-		 ckpt_process_number(), random_number());
+	ckpt_make_id(attempt->id, job);
 	snprintf(attempt->name, sizeof(attempt->name), ".step-%010llu.%s",
 		 (unsigned long long)attempt->step, attempt->id);
 }
@@ -239,8 +244,7 @@ static void remove_replaced(struct ckpt_attempt *attempt, const struct replaced 
 
 	if (!*old->name || ring_folder_open_in(&folder, &attempt->directory, old->name, NULL))
 		return;
-	ret = ring_folder_remove(&folder, &attempt->directory, old->name, ZIP_MANIFEST_NAME,
-				 &error);
+	ret = ckpt_remove(&folder, &attempt->directory, old->name, &error);
 	if (ret == -EBUSY)
 		base_log(&attempt->log, IOSHAPE_LOG_INFO,
 			 "%s was replaced while somebody reads it; a later save removes it",

@@ -84,11 +84,23 @@ static bool is_dead(const struct tidying *tidying, const struct ring_folder *fol
 
 /* ---- Removing -------------------------------------------------------------------------------- */
 
+int ckpt_remove(const struct ring_folder *folder, const struct ring_folder *directory,
+		const char *name, struct base_error *error)
+{
+	int claim, ret;
+
+	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
+	if (!ret || ret == -ENOENT)
+		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, error);
+	ring_folder_let_go(&claim);
+	return ret;
+}
+
 static void remove_it(const struct tidying *tidying, const struct ring_folder *folder,
 		      const char *name, const char *what)
 {
 	struct base_error error = { 0 };
-	int ret = ring_folder_remove(folder, tidying->directory, name, ZIP_MANIFEST_NAME, &error);
+	int ret = ckpt_remove(folder, tidying->directory, name, &error);
 
 	if (!ret)
 		base_log(tidying->log, IOSHAPE_LOG_WARNING, "removed %s, %s", folder->path, what);

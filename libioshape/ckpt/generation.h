@@ -88,6 +88,16 @@ void ckpt_attempt_abandon(struct ckpt_attempt *attempt);
  */
 void ckpt_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log);
 
+/*
+ * Removes what is open as `folder` and called `name`, manifest first. -EBUSY, without a sentence,
+ * if somebody reads it: then nothing is touched.
+ */
+int ckpt_remove(const struct ring_folder *folder, const struct ring_folder *directory,
+		const char *name, struct base_error *error);
+
+/* An id for a new name. */
+void ckpt_make_id(char into[CKPT_ATTEMPT_ID_BYTES], const char *job);
+
 /* The first digits of the id of a job's attempts. */
 #define CKPT_JOB_BYTES 9
 void ckpt_job_hash(char into[CKPT_JOB_BYTES], const char *token);
@@ -104,10 +114,57 @@ struct ckpt_generation {
 	int held; /* the manifest's lock: nobody removes it while it is open */
 };
 
+#define CKPT_NO_GENERATION                                                                         \
+	{                                                                                          \
+		.folder = RING_NO_FOLDER, .held = -1                                               \
+	}
+
 /* -ENOENT, without a sentence, if there is no such directory or no manifest in it;
  * IOSHAPE_E_DAMAGED and others if it does not hold. On failure it is closed. */
 int ckpt_generation_open(struct ckpt_generation *generation, const struct ring_folder *directory,
 			 const char *name, uint64_t step, struct base_error *error);
 void ckpt_generation_close(struct ckpt_generation *generation);
+uint64_t ckpt_generation_bytes(const struct ckpt_generation *generation);
+
+/* A name that may be a generation's: also that of one that stepped aside (see attempt.c) while
+ * nothing is in its place. */
+struct ckpt_candidate {
+	uint64_t step;
+	bool aside;
+	char name[CKPT_ATTEMPT_NAME_BYTES];
+};
+
+struct ckpt_candidates {
+	struct ckpt_candidate *all; /* newest first; those aside behind the other of their step */
+	size_t count;
+};
+
+int ckpt_list(const struct ring_folder *directory, struct ckpt_candidates *candidates,
+	      struct base_error *error);
+void ckpt_candidates_free(struct ckpt_candidates *candidates);
+
+/* The directory of that path, absolute whatever the working directory will be. */
+int ckpt_open_directory(struct ring_folder *directory, const char *path, struct base_error *error);
+
+/* Step by step; -ENOENT with a sentence. Those newer ones that do not hold are told to the log. */
+int ckpt_open_step(struct ckpt_generation *generation, const struct ring_folder *directory,
+		   uint64_t step, struct base_error *error);
+int ckpt_open_latest(struct ckpt_generation *generation, const struct ring_folder *directory,
+		     const struct base_log *log, struct base_error *error);
+
+/* ---- Retention (retention.c, pure; prune.c) -------------------------------------------------- */
+
+/*
+ * Which of the complete generations go, given oldest first: sets `goes` for each, and returns how
+ * many. Those stay that are among the newest `keep_last` (0: all), or whose step is a multiple of
+ * keep_every (0: none). The newest stays.
+ */
+size_t ckpt_retention(const uint64_t *steps, size_t count, uint32_t keep_last, uint64_t keep_every,
+		      bool *goes);
+
+/* ioshape_generations_prune(), for who is inside already. `job` as for ckpt_tidy(). */
+int ckpt_prune(struct ioshape_context *context, const char *directory, const char *job,
+	       const struct ioshape_prune_options *options, uint64_t *removed,
+	       struct base_error *error);
 
 #endif

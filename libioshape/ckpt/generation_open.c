@@ -62,7 +62,7 @@ int ckpt_generation_open(struct ckpt_generation *generation, const struct ring_f
 	struct base_error unopened = { 0 };
 	int ret;
 
-	*generation = (struct ckpt_generation){ .folder = RING_NO_FOLDER, .held = -1 };
+	*generation = (struct ckpt_generation)CKPT_NO_GENERATION;
 	ret = ring_folder_open_in(&generation->folder, directory, name, &unopened);
 	if (ret == -ENOENT)
 		return ret;
@@ -82,4 +82,13 @@ void ckpt_generation_close(struct ckpt_generation *generation)
 	zip_manifest_free(&generation->manifest);
 	ring_folder_let_go(&generation->held);
 	ring_folder_close(&generation->folder);
+}
+
+uint64_t ckpt_generation_bytes(const struct ckpt_generation *generation)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < generation->manifest.file_count; i++)
+		bytes += generation->manifest.files[i].bytes;
+	return bytes;
 }

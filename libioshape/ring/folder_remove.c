@@ -11,16 +11,18 @@
 /* Somebody may still put files there. */
 #define MOST_ROUNDS 8
 
-/* With its lock, so that nobody begins to read it; *fd is to be closed afterwards. */
-static int remove_first(const struct ring_folder *folder, const char *first, int *fd,
-			struct base_error *error)
+int ring_folder_claim(const struct ring_folder *folder, const char *name, int *fd,
+		      struct base_error *error)
 {
-	*fd = openat(folder->fd, first, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-	if (*fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-		return -EBUSY;
-	if (!unlinkat(folder->fd, first, 0) || errno == ENOENT)
+	*fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (*fd < 0)
+		return errno == ENOENT ?
+			       -ENOENT :
+			       base_fail(error, -errno, "cannot open %s/%s", folder->path, name);
+	if (!flock(*fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
 		return 0;
-	return base_fail(error, -errno, "cannot remove %s/%s", folder->path, first);
+	ring_folder_let_go(fd);
+	return -EBUSY;
 }
 
 struct removal {
@@ -59,9 +61,8 @@ int ring_folder_remove(const struct ring_folder *folder, const struct ring_folde
 		       const char *name, const char *first, struct base_error *error)
 {
 	struct removal removal = { folder, 0 };
-	int fd, ret;
+	int ret = try_to_remove(folder, first, error);
 
-	ret = remove_first(folder, first, &fd, error);
 	for (int round = 0; !ret; round++) {
 		ret = ring_folder_list(folder, remove_file, &removal, error);
 		if (!ret)
@@ -72,7 +73,5 @@ int ring_folder_remove(const struct ring_folder *folder, const struct ring_folde
 			ret = base_fail(error, -errno, "cannot remove the directory %s (rmdir)",
 					folder->path);
 	}
-	if (fd >= 0)
-		close(fd);
 	return ret;
 }

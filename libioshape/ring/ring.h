@@ -250,7 +250,7 @@ int ring_folder_put(const struct ring_folder *folder, const char *name, const vo
 
 /*
  * Reads a small file: appends it to `into`. `fd` may be NULL; otherwise it receives a descriptor
- * that holds off ring_folder_remove(), where locks work, until ring_folder_let_go().
+ * that holds off ring_folder_claim(), where locks work, until ring_folder_let_go().
  * -ENOENT, without a sentence, if there is none, or if it is just being removed.
  */
 int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
@@ -258,9 +258,17 @@ int ring_folder_get(const struct ring_folder *folder, const char *name, size_t m
 void ring_folder_let_go(int *fd);
 
 /*
+ * Keeps others from beginning to read a small file, until ring_folder_let_go(): before what it
+ * describes is removed. -EBUSY, without a sentence, if somebody reads it now; -ENOENT if there is
+ * none. Where there are no locks it always succeeds.
+ */
+int ring_folder_claim(const struct ring_folder *folder, const char *name, int *fd,
+		      struct base_error *error);
+
+/*
  * Removes a directory: the file `first` in it, then its other files, then itself. `folder` is what
- * is open under that name. -EBUSY, without a sentence, if somebody reads `first`: then nothing is
- * touched. Directories in it are no business of ours: they stay, and so does it (-ENOTEMPTY).
+ * is open under that name. Directories in it are no business of ours: they stay, and so does it
+ * (-ENOTEMPTY).
  */
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
 		       const char *name, const char *first, struct base_error *error);
