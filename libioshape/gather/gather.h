@@ -92,6 +92,8 @@ struct gather_shared_memory {
 
 struct gather_sender;
 
+#define GATHER_ADDRESS_BYTES 80 /* of local streams, with the final 0 */
+
 /* Over a socket of this host to the writer who listens at `address`; it is tried until the writer
  * listens, or go_on ends it. memory_fd is passed on; -1 for none. */
 int gather_sender_open_local(struct gather_sender **out, const char *address, uint32_t rank,
@@ -114,6 +116,9 @@ int gather_sender_put_shared(struct gather_sender *sender, const void *data, uin
 /* Bytes put so far; and of these, what nobody needs any more. */
 uint64_t gather_sender_offset(const struct gather_sender *sender);
 uint64_t gather_sender_taken(struct gather_sender *sender);
+/* Waits until nobody needs what was put before `offset`. */
+int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
+			      struct base_error *error);
 /* Says that this was all, with a checksum of it, and waits until all has been taken. */
 int gather_sender_end(struct gather_sender *sender, uint32_t crc32, struct base_error *error);
 /* Without an end the receiver is told why, or that we are gone. NULL is fine. */

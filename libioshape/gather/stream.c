@@ -60,6 +60,19 @@ uint64_t gather_sender_taken(struct gather_sender *sender)
 	return sender->ops->taken(sender);
 }
 
+int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
+			      struct base_error *error)
+{
+	int ret = sender->failure.code;
+
+	if (!ret && offset > sender->offset)
+		ret = base_fail(&sender->failure, -EINVAL,
+				"bytes of a stream are waited for that were not put");
+	if (!ret && !sender->ended)
+		ret = sender->ops->await_taken(sender, offset, &sender->failure);
+	return keep(&sender->failure, ret, error);
+}
+
 int gather_sender_end(struct gather_sender *sender, uint32_t crc32, struct base_error *error)
 {
 	int ret = sender->failure.code;

@@ -17,6 +17,7 @@ struct stream_sender_ops {
 	int (*put_shared)(struct gather_sender *sender, const void *data, uint64_t offset,
 			  size_t bytes, struct base_error *error);
 	uint64_t (*taken)(struct gather_sender *sender);
+	int (*await_taken)(struct gather_sender *sender, uint64_t offset, struct base_error *error);
 	int (*end)(struct gather_sender *sender, uint32_t crc32, struct base_error *error);
 	/* Ends the stream, not well unless it has ended, and frees it. */
 	void (*close)(struct gather_sender *sender, const char *why);

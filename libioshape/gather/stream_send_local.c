@@ -185,6 +185,19 @@ static uint64_t taken(struct gather_sender *base)
 	return sender->taken;
 }
 
+static int await_taken(struct gather_sender *base, uint64_t offset, struct base_error *error)
+{
+	struct local_sender *sender = (struct local_sender *)base;
+	int ret = offset > sender->said ? say_batch(sender, error) : 0;
+
+	while (!ret && sender->taken < offset) {
+		ret = take_replies(sender, error);
+		if (!ret && sender->taken < offset)
+			ret = local_link_wait(&sender->link, POLLIN, &base->wait, error);
+	}
+	return ret;
+}
+
 static int end(struct gather_sender *base, uint32_t crc32, struct base_error *error)
 {
 	struct local_sender *sender = (struct local_sender *)base;
@@ -227,6 +240,7 @@ static const struct stream_sender_ops ops = {
 	.put = put,
 	.put_shared = put_shared,
 	.taken = taken,
+	.await_taken = await_taken,
 	.end = end,
 	.close = close_sender,
 };
