@@ -194,7 +194,8 @@ int ring_folder_make(const char *path, struct base_error *error);
 int ring_folder_open(struct ring_folder *folder, const char *path, struct base_error *error);
 int ring_folder_open_in(struct ring_folder *folder, const struct ring_folder *parent,
 			const char *name, struct base_error *error);
-/* A new one, opened. -EEXIST, without a sentence, if the name is taken. */
+/* A new one, opened. -EEXIST, without a sentence, if the name is taken, or somebody was quick to
+ * remove it. */
 int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *parent,
 			  const char *name, struct base_error *error);
 /* Safe on RING_NO_FOLDER. Ends its lock. */
