@@ -127,12 +127,13 @@ without_randomised_addresses() {
 
 # meson_tests STAGE FOLDER OPTION...: the C tests in FOLDER that the options select
 meson_tests() {
-	local stage=$1 folder=$2 status=0 selection=()
+	local stage=$1 folder=$2 status=0 selection=() threads
 	shift 2
 	[ "$long" = yes ] || selection=(--no-suite long)
 	rm -f "$folder"/meson-logs/testlog*
-	# Many tests wait more than they compute; under a checker they compute more.
-	MESON_TESTTHREADS=$(($(nproc) * ${threads_per_core:-3})) without_randomised_addresses meson test -C "$folder" \
+	# Many tests wait more than they compute; under valgrind they compute more.
+	threads=$(($(nproc) * ${threads_per_core:-3}))
+	MESON_TESTTHREADS=$threads without_randomised_addresses meson test -C "$folder" \
 		--no-rebuild --print-errorlogs "${selection[@]}" "$@" || status=$?
 	cp "$folder"/meson-logs/testlog*.json "$results/$stage.json" 2>/dev/null
 	note meson "$status" "$stage.json" "$stage: C tests in $folder"
@@ -140,7 +141,7 @@ meson_tests() {
 
 # The same with time for checkers that make programs many times slower.
 slow_meson_tests() {
-	threads_per_core=2 CK_TIMEOUT_MULTIPLIER=10 meson_tests "$@" --timeout-multiplier 10
+	CK_TIMEOUT_MULTIPLIER=10 meson_tests "$@" --timeout-multiplier 10
 }
 
 # python_tests STAGE PATH OPTION...: these Python tests; they find programs and libraries in build/gcc
@@ -206,13 +207,15 @@ stage_valgrind() {
 		--suppressions="'$PWD/tests/support/valgrind.supp'"
 	)
 	build_with_gcc &&
-		slow_meson_tests valgrind build/gcc --no-suite fault --wrap "valgrind ${options[*]}"
+		threads_per_core=2 slow_meson_tests valgrind build/gcc --no-suite fault --wrap "valgrind ${options[*]}"
 }
 
 stage_python() {
-	# Many of these wait, too. Who has nothing left takes from the others.
+	# Many of these wait, too; each process has a torch of its own. Who has nothing left takes from the
+	# others.
+	local processes=$(($(nproc) * 3 / 2))
 	build_with_gcc && build_package &&
-		python_tests python tests/python -n $(($(nproc) * 3 / 2)) --dist worksteal
+		python_tests python tests/python -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
 
 stage_fault() {
