@@ -211,9 +211,9 @@ stage_valgrind() {
 }
 
 stage_python() {
-	# Many of these wait, too; each process has a torch of its own. Who has nothing left takes from the
-	# others.
 	local processes=$(($(nproc) * 3 / 2))
+	# Many of these wait, too, but each process has a torch of its own. Who has nothing left to do takes
+	# from the others.
 	build_with_gcc && build_package &&
 		python_tests python tests/python -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
