@@ -131,7 +131,7 @@ meson_tests() {
 	shift 2
 	[ "$long" = yes ] || selection=(--no-suite long)
 	rm -f "$folder"/meson-logs/testlog*
-	# Many tests wait more than they compute; under valgrind they compute more.
+	# Many tests wait more than they compute; under a checker they compute more.
 	threads=$(($(nproc) * ${threads_per_core:-3}))
 	MESON_TESTTHREADS=$threads without_randomised_addresses meson test -C "$folder" \
 		--no-rebuild --print-errorlogs "${selection[@]}" "$@" || status=$?
@@ -141,7 +141,7 @@ meson_tests() {
 
 # The same with time for checkers that make programs many times slower.
 slow_meson_tests() {
-	CK_TIMEOUT_MULTIPLIER=10 meson_tests "$@" --timeout-multiplier 10
+	threads_per_core=2 CK_TIMEOUT_MULTIPLIER=10 meson_tests "$@" --timeout-multiplier 10
 }
 
 # python_tests STAGE PATH OPTION...: these Python tests; they find programs and libraries in build/gcc
@@ -207,7 +207,7 @@ stage_valgrind() {
 		--suppressions="'$PWD/tests/support/valgrind.supp'"
 	)
 	build_with_gcc &&
-		threads_per_core=2 slow_meson_tests valgrind build/gcc --no-suite fault --wrap "valgrind ${options[*]}"
+		slow_meson_tests valgrind build/gcc --no-suite fault --wrap "valgrind ${options[*]}"
 }
 
 stage_python() {
