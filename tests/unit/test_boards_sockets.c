@@ -466,8 +466,8 @@ START_TEST(test_too_few_descriptors_are_told)
 	ck_assert(!getrlimit(RLIMIT_NOFILE, &before));
 	none = before;
 	none.rlim_cur = 3;
-	pid = try_in_child(1, 1500, -ETIMEDOUT);
 	ck_assert(!setrlimit(RLIMIT_NOFILE, &none));
+	pid = try_in_child(1, 1500, -ETIMEDOUT);
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	ck_assert(!setrlimit(RLIMIT_NOFILE, &before));
 	ck_assert_int_eq(status, 0);
