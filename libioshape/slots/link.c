@@ -20,7 +20,7 @@
 /* Of one reply; the longest that is ours lists all pools. */
 #define MOST_REPLY_BYTES (16 * MIB) /* unless more is expected */
 #define MOST_REPLY_ELEMENTS (1u << 20)
-#define BYTES_PER_S (16 * MIB)
+#define BYTES_PER_S (4 * MIB)
 
 struct slots_link {
 	redisContext *context;
