@@ -66,7 +66,7 @@ def test_shared_library_exports_exactly_what_headers_declare() -> None:
 
 
 def test_mpi_library_exports_exactly_what_its_header_declares() -> None:
-    library = build_folder() / "libioshape" / "libioshape-mpi.so"
+    library = build_folder() / "libioshape" / "mpi" / "libioshape-mpi.so"
     assert defined_symbols("--dynamic", library) == declared_in(MPI)
 
 
