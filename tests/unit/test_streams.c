@@ -68,7 +68,8 @@ static void send_random(const void *argument)
 	struct stream_memory memory;
 	struct gather_sender *sender;
 
-	stream_memory_open(&memory);
+	stream_memory_open(&memory,
+			   plan->most_bytes ? 2 * base_round_up(plan->most_bytes, MIB) : MIB);
 	sender = send_as(plan->rank, plan->with_memory ? memory.fd : -1);
 	stream_send_plan(sender, plan, &memory);
 	gather_sender_free(sender, NULL);
@@ -157,8 +158,11 @@ static void send_growing(const void *argument)
 		stream_fill(memory, i * MIB, MIB, 3);
 		if (gather_sender_put_shared(sender, memory, i * MIB, MIB, &error))
 			stream_fail(error.text);
-		while (gather_sender_taken(sender) < gather_sender_offset(sender))
-			usleep(1000);
+		if (gather_sender_await_taken(sender, gather_sender_offset(sender), &error))
+			stream_fail(error.text);
+		STREAM_MUST(gather_sender_taken(sender) == gather_sender_offset(sender));
+		/* It is ours again. */
+		memset(memory, 0xee, MIB);
 		base_unmap(memory, MIB);
 	}
 	if (gather_sender_end(sender, 0, &error))
@@ -229,7 +233,7 @@ START_TEST(a_slow_receiver_holds_the_sender)
 
 	ck_assert_int_eq(pipe(starter), 0);
 	child = stream_start(receive_later, NULL);
-	stream_memory_open(&memory);
+	stream_memory_open(&memory, 96 * MIB);
 	held.sender = NULL;
 	/* Of the first 8 MiB only those have gone that a socket holds. */
 	held.offset = with_memory ? LOCAL_AHEAD_BYTES : 0;
@@ -246,7 +250,7 @@ START_TEST(a_slow_receiver_holds_the_sender)
 				gather_sender_put(held.sender, memory.base, 8 * MIB, &error), 0);
 			continue;
 		}
-		if (at < STREAM_MEMORY_BYTES)
+		if (at < memory.bytes)
 			stream_fill(memory.base + at, at, 8 * MIB, 5);
 		else
 			break;
@@ -284,7 +288,7 @@ static void send_for_ever(const void *argument)
 	struct gather_sender *sender;
 	struct base_error error = { 0 };
 
-	stream_memory_open(&memory);
+	stream_memory_open(&memory, 4 * MIB);
 	sender = send_as(RANK, memory.fd);
 	if (with_heir)
 		leave_an_heir();
@@ -353,7 +357,7 @@ START_TEST(a_killed_receiver_is_found_out)
 	uint64_t began, killed = 0;
 	int ret = 0;
 
-	stream_memory_open(&memory);
+	stream_memory_open(&memory, 4 * MIB);
 	sender = send_as(RANK, memory.fd);
 	for (began = base_now_ns(); !ret;) {
 		ret = gather_sender_put_shared(sender, memory.base, 0, 3 * MIB + 5, &error);
