@@ -149,6 +149,12 @@ uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict f
 /* The checksum of A followed by B, given both checksums and the length of B. */
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 
+/*
+ * Up to here checksumming bytes, which are in a cache, a second time costs less than combining
+ * checksums.
+ */
+#define BASE_CRC32_TWICE_BYTES (16 * KIB)
+
 /* A number for a text (FNV-1a): to tell texts apart, not to trust one. */
 uint64_t base_hash_text(const char *text);
 

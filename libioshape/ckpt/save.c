@@ -53,7 +53,7 @@ static int write_in_slot(struct ckpt_output *output, struct zip_writer **zip, co
 
 	ret = ckpt_output_open(output, path, turn->path, options, error);
 	if (!ret)
-		ret = zip_writer_new(zip, output->file, path, error);
+		ret = zip_writer_new(zip, zip_sink_of_file(output->file), path, error);
 	return ret ? ret : write_file(*zip, plan, source, error);
 }
 

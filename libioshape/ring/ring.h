@@ -115,6 +115,7 @@ struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
 	bool no_replace;
 	bool no_sync;
+	bool want_crc32;   /* ring_writer_crc32() will be asked */
 	bool remove_stale; /* first tidy the directory of what killed writers left behind */
 	/* Told about each block written and each phase; not 0 stops with -ECANCELED. May be NULL.
 	 */
@@ -150,6 +151,9 @@ uint64_t ring_writer_offset(const struct ring_writer *writer);
 int ring_writer_put(struct ring_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 		    struct base_error *error);
 int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_error *error);
+
+/* With want_crc32, after finish(): the CRC-32 of all bytes of the file. */
+uint32_t ring_writer_crc32(const struct ring_writer *writer);
 
 /* Fills engine, direct, depth, alignment, times and bytes as far as this floor knows them. */
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report);
@@ -277,17 +281,23 @@ const char *ring_machine_tag(void);
 
 /* ---- Reading (input.c, read.c, cached.c, stream.c) ------------------------------------------- */
 
-/* A file open for reading; immutable, so several threads can share it. */
+/*
+ * A file, or a part of one, open for reading; immutable, so several threads can share it. All
+ * offsets below count from the beginning of the part, and nothing outside it is ever returned.
+ */
 struct ring_input {
 	int fd;        /* page cache */
 	int direct_fd; /* past it; -1 if not possible or not wanted */
+	uint64_t base; /* where in the file the part begins: anywhere */
 	uint64_t bytes;
 	struct fs_info fs;
-	char *path; /* for messages; owned */
+	char *path; /* for messages, which say of a part where it begins; owned */
 };
 
-int ring_input_open(struct ring_input *input, const char *path, enum ioshape_direct direct,
-		    struct base_error *error);
+/* The part of `bytes` bytes from `base` on, which the file must have (otherwise IOSHAPE_E_DAMAGED);
+ * 0 and 0 for all of it. */
+int ring_input_open(struct ring_input *input, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, struct base_error *error);
 void ring_input_close(struct ring_input *input);
 
 /* Exactly these bytes through the page cache: for headers. A file that ends too soon is

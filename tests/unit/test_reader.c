@@ -76,7 +76,8 @@ static void write_indexed(size_t first, size_t count)
 
 	ck_assert_msg(!ring_writer_open(&file, test.lane, test.path, &options, &notes, &test.error),
 		      "%s", test.error.text);
-	ck_assert_int_eq(zip_writer_new(&writer, file, test.path, &test.error), 0);
+	ck_assert_int_eq(zip_writer_new(&writer, zip_sink_of_file(file), test.path, &test.error),
+			 0);
 	for (size_t i = first; i < first + count; i++) {
 		ck_assert_int_eq(
 			zip_writer_begin(writer, record_name(name, i), sizes[i], 0, &test.error),
@@ -85,7 +86,7 @@ static void write_indexed(size_t first, size_t count)
 		ck_assert_int_eq(zip_writer_end(writer, &test.error), 0);
 	}
 	ck_assert_int_eq(zip_writer_finish(writer, NULL, &test.error), 0);
-	ck_assert_int_eq(ring_writer_commit(zip_writer_file(writer), &test.error), 0);
+	ck_assert_int_eq(ring_writer_commit(file, &test.error), 0);
 	zip_writer_free(writer);
 }
 
@@ -130,7 +131,7 @@ static void write_file(bool indexed)
 static int try_open(void)
 {
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_open(&test.reader, test.path, IOSHAPE_DIRECT_OFF, &test.error);
+	return zip_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_OFF, &test.error);
 }
 
 static void open_reader(void)
@@ -170,7 +171,8 @@ START_TEST(every_engine_reads_every_record)
 	ring_lane_close(test.lane);
 	open_lane(engines[_i % 3]);
 	ck_assert_int_eq(
-		zip_reader_open(&test.reader, test.path, IOSHAPE_DIRECT_PREFER, &test.error), 0);
+		zip_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER, &test.error),
+		0);
 	ck_assert(test.reader.has_index == (_i < 3));
 	for (size_t i = 0; i < RECORDS; i++) {
 		ck_assert_uint_eq(test.reader.directory.entries[i].bytes, sizes[i]);
