@@ -341,6 +341,9 @@ int ioshape_generation_get_info(struct ioshape_generation *generation,
 				struct ioshape_generation_info *info);
 int ioshape_generation_part(struct ioshape_generation *generation, uint32_t rank,
 			    struct ioshape_part_info *info);
+int ioshape_generation_reader(struct ioshape_generation *generation, uint32_t rank,
+			      const struct ioshape_reader_options *options,
+			      struct ioshape_reader **out);
 int ioshape_generation_verify(struct ioshape_generation *generation, ioshape_progress_fn progress,
 			      void *progress_user);
 void ioshape_generation_free(struct ioshape_generation *generation);

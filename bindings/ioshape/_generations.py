@@ -127,16 +127,13 @@ class Generation:
                 )
             if verify is None:
                 verify = _config.value_of("verify") is not False
-            place = (part.offset, part.n_bytes)
-            reader = Reader(part.file, part=place, verify=verify)
-            handle.check_place()
             return _load.load_through(
-                reader,
+                handle.reader(part, verify=verify),
                 lambda file: original.load(
                     file, map_location, pickle_module, mmap=False, **options
                 ),
                 progress,
-                place,
+                (part.offset, part.n_bytes),
             )
 
     def verify(self, *, progress: Callable[[Progress], object] | None = None) -> None:
@@ -215,9 +212,13 @@ class Handle:
             crc32=info.crc32,
         )
 
-    def check_place(self) -> None:
-        """Fails if another generation has taken its place since it was opened."""
-        self._check(lib.ioshape_generation_check(self._pointer))
+    def reader(self, part: Part, *, verify: bool = True) -> Reader:
+        """Of one rank's part; to be closed before this."""
+
+        def opener(options: Any, out: Any) -> None:
+            self._check(lib.ioshape_generation_reader(self._pointer, part.rank, options, out))
+
+        return Reader(part.file, verify=verify, opener=opener)
 
     def verify(self, progress: Callable[[Progress], object] | None) -> None:
         """Reads and compares all of it."""
