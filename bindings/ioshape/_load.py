@@ -161,7 +161,7 @@ def load(
 
 def load_through(
     reader: Reader,
-    torch_load: Callable[[VerifiedFile], Any],
+    torch_load: Callable[[Any], Any],
     progress: Callable[[Progress], object] | None,
     part: tuple[int, int] | None = None,
 ) -> Any:

@@ -21,8 +21,6 @@ import torch
 from tree import build_folder
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
-if os.environ.get("IOSHAPE_TEST_COMMAND"):
-    IOSHAPE = Path(os.environ["IOSHAPE_TEST_COMMAND"])
 RANKS = 3
 MODES = ["each", "rank0"]
 
@@ -127,7 +125,7 @@ def test_every_rank_loads_its_part(runs: Path, mode: str, by_torch: bool) -> Non
     write(runs, 7, mode, by_torch=by_torch)
     newest = ioshape.latest(runs)
     assert newest is not None
-    told = []
+    told: list[ioshape.Progress] = []
     for rank in range(RANKS):
         assert same(newest.load(rank), state(7, rank))
         loaded = newest.load(rank, "cpu", weights_only=True, verify=False, progress=told.append)
@@ -180,7 +178,7 @@ def test_damage_is_named(runs: Path, mode: str) -> None:
     with pytest.raises(ioshape.DamagedError, match="which holds 'weight'"):
         newest.load(1)
     assert same(newest.load(0), state(7, 0))
-    told = []
+    told: list[ioshape.Progress] = []
     with pytest.raises(ioshape.DamagedError, match=re.escape(part.file)):
         newest.verify(progress=told.append)
     assert told
