@@ -24,7 +24,7 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   valgrind   unit and API tests under valgrind
   python     the Python package; files exchanged with torch
   fault      kills, failing storage, full filesystems
-  fuzz       the reader against hostile files
+  fuzz       the readers against hostile files
 
   --long     also the tests that take long: suite "long" in meson, mark "long" in pytest
 
