@@ -550,7 +550,11 @@ public:
 			ioshape_generation_steps(context.get(), directory.c_str(), &found, &count));
 		const std::unique_ptr<std::uint64_t, detail::deleter<ioshape_steps_free>> owner(
 			found);
-		return std::vector<std::uint64_t>(found, found + count);
+		std::vector<std::uint64_t> steps(count);
+
+		for (std::size_t i = 0; i < count; i++)
+			steps[i] = found[i];
+		return steps;
 	}
 	/* Removes those that are not to be kept; returns how many went. */
 	static std::uint64_t prune(const context &context, const std::string &directory,
