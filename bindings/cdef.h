@@ -294,6 +294,65 @@ int ioshape_reader_verify(struct ioshape_reader *reader);
 const char *ioshape_reader_message(struct ioshape_reader *reader);
 void ioshape_reader_free(struct ioshape_reader *reader);
 
+/* ---- Generations ----------------------------------------------------------------------------- */
+
+enum ioshape_mode {
+	IOSHAPE_MODE_AUTO,
+	IOSHAPE_MODE_EACH,
+	IOSHAPE_MODE_NODE,
+	IOSHAPE_MODE_RANK0,
+	...
+};
+struct ioshape_generation;
+struct ioshape_generation_info {
+	size_t size;
+	uint64_t step;
+	uint32_t ranks;
+	uint32_t files;
+	uint64_t bytes;
+	int64_t saved;
+	enum ioshape_mode mode;
+	const char *path;
+	...;
+};
+struct ioshape_part_info {
+	size_t size;
+	const char *file;
+	const char *name;
+	uint64_t offset;
+	uint64_t bytes;
+	uint32_t crc32;
+	...;
+};
+struct ioshape_prune_options {
+	size_t size;
+	uint32_t keep_last;
+	uint32_t dry_run;
+	uint64_t keep_every;
+	void (*removing)(void *user, uint64_t step, uint64_t bytes);
+	void *removing_user;
+	...;
+};
+int ioshape_generation_open(struct ioshape_context *context, const char *directory, uint64_t step,
+			    struct ioshape_generation **out);
+int ioshape_generation_open_latest(struct ioshape_context *context, const char *directory,
+				   struct ioshape_generation **out);
+int ioshape_generation_get_info(struct ioshape_generation *generation,
+				struct ioshape_generation_info *info);
+int ioshape_generation_part(struct ioshape_generation *generation, uint32_t rank,
+			    struct ioshape_part_info *info);
+int ioshape_generation_reader(struct ioshape_generation *generation, uint32_t rank,
+			      const struct ioshape_reader_options *options,
+			      struct ioshape_reader **out);
+int ioshape_generation_verify(struct ioshape_generation *generation, ioshape_progress_fn progress,
+			      void *progress_user);
+void ioshape_generation_free(struct ioshape_generation *generation);
+int ioshape_generation_steps(struct ioshape_context *context, const char *directory,
+			     uint64_t **steps, size_t *count);
+void ioshape_steps_free(uint64_t *steps);
+int ioshape_generations_prune(struct ioshape_context *context, const char *directory,
+			      const struct ioshape_prune_options *options, uint64_t *removed);
+
 /* ---- Called from C --------------------------------------------------------------------------- */
 
 extern "Python" int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
@@ -304,3 +363,4 @@ int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t 
 extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
 extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);
 extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
+extern "Python" void ioshape_py_removing(void *user, uint64_t step, uint64_t bytes);

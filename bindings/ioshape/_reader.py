@@ -45,6 +45,7 @@ class Reader:
         *,
         verify: bool = True,
         part: tuple[int, int] | None = None,
+        opener: Callable[[Any, Any], None] | None = None,
         operation: str = "load",
         progress: Callable[[Progress], object] | None = None,
     ) -> None:
@@ -63,9 +64,12 @@ class Reader:
         if self._teller is not None:
             self._keep = self._teller.set_in(options)
         out = ffi.new("struct ioshape_reader **")
-        code = lib.ioshape_reader_open(context.pointer, encoded(path), options, out)
-        if code:
-            raise context.failure(code, path, operation)
+        if opener is not None:
+            opener(options, out)  # raises; by the generation that the file belongs to
+        else:
+            code = lib.ioshape_reader_open(context.pointer, encoded(path), options, out)
+            if code:
+                raise context.failure(code, path, operation)
         self._pointer: Any = ffi.gc(out[0], lib.ioshape_reader_free)
         # After the pointer: in this order Python lets go of them.
         self._context = context
