@@ -210,7 +210,7 @@ START_TEST(test_notes_are_whole_whenever_the_writer_dies)
 			}
 		}
 		/* As soon as it writes, for some notes more. */
-		for (const unsigned before = seen; seen < before + 1 + (unsigned)round % 5;) {
+		for (const unsigned before = seen; seen < before + 30 + (unsigned)round % 5;) {
 			if (!board_case_look(&boards, zero, "s1", "n", &note)) {
 				/* The old one is there until the new one is. */
 				REQUIRE(!seen);
