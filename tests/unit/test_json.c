@@ -111,8 +111,7 @@ static const char *const bad[] = {
 	"[{\"x\":{\"b\":1,\"c\":1,\"b\":1}}]",
 	"/* */1",
 	"1 // one",
-	"\xef\xbb\xbf"
-	"1",
+	"\357\273\2771",
 };
 
 START_TEST(json_is_what_the_standard_says)
