@@ -156,10 +156,17 @@ def load(
         if wanted is not False:
             _verify_compressed(path)
         return by_torch(f, mmap)
+    return load_from(reader, progress, lambda file: by_torch(file, mmap=False))
+
+
+def load_from(
+    reader: Reader, progress: Callable[[Progress], object] | None, by_torch: Callable[[Any], Any]
+) -> Any:
+    """What torch loads from the file that a reader has open, which is closed in the end."""
     with reader:
         file = VerifiedFile(reader, progress)
         try:
-            loaded = by_torch(file, mmap=False)
+            loaded = by_torch(file)
             if file.failure is not None:
                 raise file.failure
         except BaseException as error:

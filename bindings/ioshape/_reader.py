@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from ioshape._context import Context
     from ioshape._report import Progress
 
 
@@ -46,10 +47,13 @@ class Reader:
         verify: bool = True,
         operation: str = "load",
         progress: Callable[[Progress], object] | None = None,
+        context: Context | None = None,
+        open_by: Callable[[Any, Any], int] | None = None,
     ) -> None:
+        """Opens a file; or what open_by(options, out) opens, in that context."""
         self.path = path
         self._operation = operation
-        context = current()
+        context = context or current()
         options = ffi.new("struct ioshape_reader_options *")
         options.size = ffi.sizeof("struct ioshape_reader_options")
         options.no_verify = not verify
@@ -59,7 +63,10 @@ class Reader:
         if self._teller is not None:
             self._keep = self._teller.set_in(options)
         out = ffi.new("struct ioshape_reader **")
-        code = lib.ioshape_reader_open(context.pointer, encoded(path), options, out)
+        if open_by is not None:
+            code = open_by(options, out)
+        else:
+            code = lib.ioshape_reader_open(context.pointer, encoded(path), options, out)
         if code:
             raise context.failure(code, path, operation)
         self._pointer: Any = ffi.gc(out[0], lib.ioshape_reader_free)
