@@ -292,6 +292,86 @@ int ioshape_reader_verify(struct ioshape_reader *reader);
 const char *ioshape_reader_message(struct ioshape_reader *reader);
 void ioshape_reader_free(struct ioshape_reader *reader);
 
+/* ---- Groups ---------------------------------------------------------------------------------- */
+
+struct ioshape_comm {
+	size_t size;
+	void *user;
+	int (*send)(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
+		    uint32_t timeout_ms);
+	int (*receive)(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
+		       uint32_t timeout_ms);
+	void (*progress)(void *user);
+	...;
+};
+enum ioshape_mode {
+	IOSHAPE_MODE_AUTO, IOSHAPE_MODE_EACH, IOSHAPE_MODE_NODE, IOSHAPE_MODE_RANK0, ...
+};
+enum ioshape_board {
+	IOSHAPE_BOARD_AUTO, IOSHAPE_BOARD_REDIS, IOSHAPE_BOARD_SOCKETS, IOSHAPE_BOARD_FILES, ...
+};
+struct ioshape_group;
+struct ioshape_group_options {
+	size_t size;
+	uint32_t rank;
+	uint32_t ranks;
+	uint32_t local_ranks;
+	enum ioshape_mode mode;
+	enum ioshape_board board;
+	const char *token;
+	const char *node;
+	const struct ioshape_comm *comm;
+	uint32_t deadline_ms;
+	uint32_t keep_last;
+	uint64_t keep_every;
+	...;
+};
+int ioshape_group_open(struct ioshape_context *context, const char *directory,
+		       const struct ioshape_group_options *options, struct ioshape_group **out);
+int ioshape_group_save_records_async(struct ioshape_group *group, uint64_t step,
+				     const struct ioshape_record *records, size_t count,
+				     const struct ioshape_save_options *options,
+				     struct ioshape_save **out);
+int ioshape_group_fail(struct ioshape_group *group, uint64_t step, const char *why);
+int ioshape_group_latest(struct ioshape_group *group, uint64_t *step);
+void ioshape_group_free(struct ioshape_group *group);
+
+/* ---- Generations ----------------------------------------------------------------------------- */
+
+struct ioshape_generation;
+struct ioshape_generation_info {
+	size_t size;
+	uint64_t step;
+	uint32_t ranks;
+	uint32_t files;
+	uint64_t bytes;
+	int64_t saved;
+	enum ioshape_mode mode;
+	const char *path;
+	...;
+};
+struct ioshape_part_info {
+	size_t size;
+	const char *file;
+	const char *name;
+	uint64_t offset;
+	uint64_t bytes;
+	uint32_t crc32;
+	...;
+};
+int ioshape_generation_open(struct ioshape_context *context, const char *directory, uint64_t step,
+			    struct ioshape_generation **out);
+int ioshape_generation_open_latest(struct ioshape_context *context, const char *directory,
+				   struct ioshape_generation **out);
+int ioshape_generation_get_info(struct ioshape_generation *generation,
+				struct ioshape_generation_info *info);
+int ioshape_generation_part(struct ioshape_generation *generation, uint32_t rank,
+			    struct ioshape_part_info *info);
+int ioshape_generation_reader(struct ioshape_generation *generation, uint32_t rank,
+			      const struct ioshape_reader_options *options,
+			      struct ioshape_reader **out);
+void ioshape_generation_free(struct ioshape_generation *generation);
+
 /* ---- Called from C --------------------------------------------------------------------------- */
 
 extern "Python" int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
@@ -302,3 +382,7 @@ int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t 
 extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
 extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);
 extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
+extern "Python" int ioshape_py_send(void *user, uint32_t to, uint32_t tag, const void *data,
+				    size_t bytes, uint32_t timeout_ms);
+extern "Python" int ioshape_py_receive(void *user, uint32_t from, uint32_t tag, void *into,
+				       size_t bytes, uint32_t timeout_ms);

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         FormatError,
         StorageError,
     )
+    from ioshape._group import save_group, save_group_async
+    from ioshape._group_load import load_group
     from ioshape._handle import SaveHandle, wait_all
     from ioshape._job import Job, job
     from ioshape._load import load
@@ -61,12 +63,15 @@ _HOMES = {
     "inspect": "_contents",
     "job": "_job",
     "load": "_load",
+    "load_group": "_group_load",
     "patch": "_patch",
     "patched": "_patch",
     "pool_name": "_slots",
     "reserve": "_memory",
     "save": "_save",
     "save_async": "_save",
+    "save_group": "_group",
+    "save_group_async": "_group",
     "settings": "_config",
     "slot": "_slots",
     "trim": "_memory",
@@ -75,7 +80,7 @@ _HOMES = {
     "wait_all": "_handle",
 }
 
-_WITH_TORCH = ("_load", "_patch", "_save")
+_WITH_TORCH = ("_group", "_group_load", "_load", "_patch", "_save")
 
 # The same names, in a form that type checkers understand.
 __all__ = [
@@ -99,12 +104,15 @@ __all__ = [
     "inspect",
     "job",
     "load",
+    "load_group",
     "patch",
     "patched",
     "pool_name",
     "reserve",
     "save",
     "save_async",
+    "save_group",
+    "save_group_async",
     "settings",
     "slot",
     "trim",
