@@ -127,6 +127,13 @@ int ioshape_group_save_records_async(struct ioshape_group *group, uint64_t step,
 				     struct ioshape_save **out);
 
 /*
+ * In the place of a save: this rank has nothing to bring to generation `step`. The call that the
+ * other ranks make for it fails, with this sentence and rank in theirs, and so does nobody wait in
+ * vain. 0 if they could be told.
+ */
+int ioshape_group_fail(struct ioshape_group *group, uint64_t step, const char *why);
+
+/*
  * The newest complete generation, the same for all ranks: rank 0 looks, the others are told. All
  * ranks call it. -ENOENT if there is none.
  */

@@ -7,6 +7,7 @@
 #include <ioshape/context.h>
 #include <ioshape/errors.h>
 #include <ioshape/file.h>
+#include <ioshape/group.h>
 #include <ioshape/slots.h>
 #include <ioshape/tensors.h>
 #include <ioshape/version.h>

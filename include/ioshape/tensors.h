@@ -134,7 +134,7 @@ struct ioshape_report {
 	double commit_s; /* waiting for earlier saves to the same file included */
 	double total_s;
 	char engine[16]; /* "uring", "threads", "buffered", "nil" */
-	char layout[16]; /* "single": one process, one file */
+	char layout[16]; /* "single": one process, one file; or a group's: "each", "node", "rank0" */
 	uint32_t direct; /* 1 if blocks went past the page cache, up to the last one */
 	uint32_t queue_depth;
 	uint64_t block_bytes;
@@ -155,6 +155,12 @@ struct ioshape_report {
 	char coordinator[16]; /* "redis", "local", "open"; "stagger": out of reach */
 	char pool[128];       /* "" without coordination */
 	char ahead[128];      /* who was before it in the queue; "" if nobody */
+	/* Of a group's save only. */
+	double group_s;            /* waiting for other ranks */
+	uint64_t generation_bytes; /* of all files; 0 if it failed */
+	uint32_t ranks;
+	uint32_t reserved;
+	char why[160]; /* why the layout is what it is */
 };
 
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)

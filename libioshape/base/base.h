@@ -47,6 +47,10 @@ struct base_error {
 int base_fail(struct base_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/* The same for a sentence that has the text of the code in it already: told by somebody else. */
+int base_fail_as_told(struct base_error *error, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
 /* The same for -ENOMEM, naming what the memory was for. */
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes);
 
@@ -149,6 +153,12 @@ uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict f
 /* The checksum of A followed by B, given both checksums and the length of B. */
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 
+/*
+ * Up to here checksumming bytes, which are in a cache, a second time costs less than combining
+ * checksums.
+ */
+#define BASE_CRC32_TWICE_BYTES (16 * KIB)
+
 /* A number for a text (FNV-1a): to tell texts apart, not to trust one. */
 uint64_t base_hash_text(const char *text);
 
@@ -167,6 +177,30 @@ void base_unmap(void *memory, size_t bytes);
 bool base_expect_fill(void *memory, size_t bytes);
 /* Touches every page now rather than at first use. Safe at any time: contents stay. */
 void base_prefault(void *memory, size_t bytes);
+
+/* ---- Memory that other processes can map (shared.c) ------------------------------------------ */
+
+/*
+ * A memfd: an fd without any memory yet, sealed against shrinking. Whoever maps it cannot be hurt
+ * by what its owner does, and it is gone with the last process that holds it. Negative errno.
+ */
+int base_shared_open(void);
+/* Makes it longer; takes no memory yet. -EFBIG if RLIMIT_FSIZE forbids that. */
+int base_shared_grow(int fd, uint64_t bytes);
+/*
+ * Gets memory for a part of it and maps that for writing, not inherited by forked children. Whole
+ * pages. -ENOMEM if there is none: a later touch cannot fail. base_unmap() undoes the mapping,
+ * base_shared_drop() gives the memory back.
+ */
+int base_shared_map(int fd, uint64_t offset, size_t bytes, void **memory);
+void base_shared_drop(int fd, uint64_t offset, size_t bytes);
+/*
+ * Somebody else's, all of it, for reading: base_unmap(). *view is NULL if it is empty. -EPERM if it
+ * is not sealed against shrinking.
+ */
+int base_shared_view(int fd, const void **view, uint64_t *bytes);
+
+/* ---- Texts and bytes (memory.c) -------------------------------------------------------------- */
 
 /* Frees a text that may hold a password, and leaves no copy. NULL is fine. */
 void base_free_secret(char *text);

@@ -44,15 +44,24 @@ static uint32_t multiply(uint32_t a, uint32_t b)
 	return product;
 }
 
+/*
+ * x^(2^k) for k = 0 to 31. Squaring the last one gives the first one again, so that they serve for
+ * any k.
+ */
+static const uint32_t powers[32] = {
+	0x40000000, 0x20000000, 0x08000000, 0x00800000, 0x00008000, 0xedb88320, 0xb1e6b092,
+	0xa06a2517, 0xed627dae, 0x88d14467, 0xd7bbfe6a, 0xec447f11, 0x8e7ea170, 0x6427800e,
+	0x4d47bae0, 0x09fe548f, 0x83852d0f, 0x30362f1a, 0x7b5a9cc3, 0x31fec169, 0x9fec022a,
+	0x6c8dedc4, 0x15d6874d, 0x5fde7a4e, 0xbad90e37, 0x2e4e5eef, 0x4eaba214, 0xa8a472c0,
+	0x429a969e, 0x148d302a, 0xc40ba6d0, 0xc4e22c3c,
+};
+
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b)
 {
-	uint32_t power = 1u << 23; /* x^8: one byte */
-
-	for (; bytes_b; bytes_b >>= 1) {
+	/* A byte is x^8: k begins at 3. */
+	for (unsigned k = 3; bytes_b && crc_a; bytes_b >>= 1, k++)
 		if (bytes_b & 1)
-			crc_a = multiply(power, crc_a);
-		power = multiply(power, power);
-	}
+			crc_a = multiply(powers[k % 32], crc_a);
 	return crc_a ^ crc_b;
 }
 

@@ -52,6 +52,19 @@ int base_fail(struct base_error *error, int code, const char *format, ...)
 	return code;
 }
 
+int base_fail_as_told(struct base_error *error, int code, const char *format, ...)
+{
+	va_list args;
+
+	if (!error || error->code)
+		return code;
+	error->code = code;
+	va_start(args, format);
+	vsnprintf(error->text, sizeof(error->text), format, args);
+	va_end(args);
+	return code;
+}
+
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes)
 {
 	return base_fail(

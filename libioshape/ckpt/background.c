@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a save in the background begins, and what its thread does. */
-#include "ckpt/background.h"
+#include "ckpt/group.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -45,18 +45,29 @@ static int track_place(void *user, const struct ioshape_place *place)
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
+struct ckpt_source ckpt_source_of(struct ioshape_save *save, struct ckpt_direct *direct)
+{
+	*direct = (struct ckpt_direct){ .plan = &save->plan };
+	return save->borrow ? (struct ckpt_source){ ckpt_direct_next, direct } :
+			      (struct ckpt_source){ ckpt_stage_next, save };
+}
+
+struct ckpt_watch ckpt_watch_of(struct ioshape_save *save)
+{
+	return (struct ckpt_watch){ track_place, save, false };
+}
+
 static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 		      struct base_error *error)
 {
-	struct ckpt_direct direct = { .plan = &save->plan };
-	const struct ckpt_source staged = { ckpt_stage_next, save };
-	const struct ckpt_source borrowed = { ckpt_direct_next, &direct };
-	const struct ckpt_watch watch = { track_place, save, false };
+	struct ckpt_direct direct;
+	const struct ckpt_source source = ckpt_source_of(save, &direct);
+	const struct ckpt_watch watch = ckpt_watch_of(save);
 	int ret;
 
 	note_progress(save, IOSHAPE_PHASE_WAIT, 0, save->plan.expected_bytes);
-	ret = ckpt_save(save->context, save->path, &save->plan, save->borrow ? &borrowed : &staged,
-			&save->file_options, &watch, &save->turn, report, error);
+	ret = ckpt_save(save->context, save->path, &save->plan, &source, &save->file_options,
+			&watch, &save->turn, report, error);
 	free(direct.scratch);
 	return ret;
 }
@@ -69,12 +80,16 @@ static void *run_save(void *argument)
 	bool copying;
 	int ret;
 
-	ret = write_file(save, &report, &error);
+	if (save->group)
+		ret = ckpt_group_run(save, &report, &error);
+	else
+		ret = write_file(save, &report, &error);
 	if (ret)
 		base_log(&save->context->log,
 			 atomic_load(&save->abort) ? IOSHAPE_LOG_INFO : IOSHAPE_LOG_ERROR, "%s",
 			 error.text);
-	ckpt_turn_end(save->context, &save->turn);
+	if (!save->group)
+		ckpt_turn_end(save->context, &save->turn);
 	pthread_mutex_lock(&save->lock);
 	save->written = true;
 	copying = save->copying;
@@ -110,7 +125,8 @@ void ckpt_free_save(struct ioshape_save *save)
 }
 
 static struct ioshape_save *new_save(struct ioshape_context *context,
-				     const struct ioshape_save_options *options)
+				     const struct ioshape_save_options *options,
+				     const struct ckpt_group_share *share)
 {
 	struct ioshape_save *save = calloc(1, sizeof(*save));
 
@@ -132,14 +148,22 @@ static struct ioshape_save *new_save(struct ioshape_context *context,
 	pthread_mutex_init(&save->lock, NULL);
 	base_cond_init(&save->change);
 	save->begin_ns = base_now_ns();
+	save->staging = &context->pool;
+	if (share) {
+		save->group = share->group;
+		save->step = share->step;
+		save->round = share->round;
+		if (ckpt_group_shares_memory(share->group))
+			save->staging = &context->shared_pool;
+	}
 	return save;
 }
 
 static int make_save(struct ioshape_save **out, struct ioshape_context *context, const char *path,
 		     const struct ckpt_payload *payload, const struct ioshape_save_options *options,
-		     struct base_error *error)
+		     const struct ckpt_group_share *share, struct base_error *error)
 {
-	struct ioshape_save *save = new_save(context, options);
+	struct ioshape_save *save = new_save(context, options, share);
 	int ret;
 
 	if (!save)
@@ -177,6 +201,7 @@ static int start_writing(struct ioshape_save *save, struct base_error *error)
 		return base_fail(error, ret, "cannot save to %s: no thread could be started",
 				 save->path);
 	save->joined = false;
+	save->started = true;
 	return 0;
 }
 
@@ -190,7 +215,7 @@ void ckpt_join(struct ioshape_save *save)
 static int abandon(struct ioshape_save *save, int ret)
 {
 	atomic_store(&save->abort, true);
-	if (save->joined)
+	if (save->joined && !save->group)
 		ckpt_turn_end(save->context, &save->turn);
 	ckpt_join(save);
 	ckpt_stage_release(save);
@@ -236,17 +261,17 @@ static int begin(struct ioshape_save *save, struct base_error *error)
 	uint64_t begin_ns = base_now_ns();
 	int ret;
 
-	save->admitted = MIN(save->chunk_count, context->pool.limit);
+	save->admitted = MIN(save->chunk_count, save->staging->limit);
 	if (!save->borrow) {
-		ret = ckpt_pool_admit(&context->pool, save->admitted,
+		ret = ckpt_pool_admit(save->staging, save->admitted,
 				      context->staging_full == IOSHAPE_STAGING_REFUSE,
 				      ckpt_stage_tell, save, error);
 		if (ret)
 			return ret;
 	}
-	ret = ckpt_turn_begin(context, &save->turn, save->path, error);
+	ret = save->group ? 0 : ckpt_turn_begin(context, &save->turn, save->path, error);
 	if (ret) {
-		ckpt_pool_leave(&context->pool, save->admitted);
+		ckpt_pool_leave(save->staging, save->admitted);
 		return ret;
 	}
 	if (!save->borrow)
@@ -255,20 +280,28 @@ static int begin(struct ioshape_save *save, struct base_error *error)
 	return ret ? abandon(save, ret) : 0;
 }
 
-static int save_async(struct ioshape_context *context, const char *path,
-		      const struct ckpt_payload *payload,
-		      const struct ioshape_save_options *options, struct ioshape_save **out,
-		      struct base_error *error)
+int ckpt_begin_save(struct ioshape_context *context, const char *path,
+		    const struct ckpt_payload *payload, const struct ioshape_save_options *options,
+		    const struct ckpt_group_share *share, struct ioshape_save **out,
+		    struct base_error *error)
 {
 	struct ioshape_save *save = NULL;
+	bool started;
 	int ret;
 
-	ret = make_save(&save, context, path, payload, options, error);
-	if (ret)
+	ret = make_save(&save, context, path, payload, options, share, error);
+	if (ret) {
+		if (share)
+			ckpt_group_give_up(share, error, NULL);
 		return ret;
+	}
 	ret = begin(save, error);
 	if (ret) {
+		/* Its thread, if there was one, has told the others itself. */
+		started = save->started;
 		ckpt_free_save(save);
+		if (share && !started)
+			ckpt_group_give_up(share, error, NULL);
 		return ret;
 	}
 	pthread_mutex_lock(&context->lock);
@@ -301,7 +334,7 @@ static int begin_in_background(struct ioshape_context *context, const char *path
 				"an asynchronous save cannot fill options.report; ask "
 				"ioshape_save_report() when it is done");
 	if (!ret)
-		ret = save_async(context, path, payload, &options, out, &error);
+		ret = ckpt_begin_save(context, path, payload, &options, NULL, out, &error);
 	return ckpt_leave(context, ret, &error);
 }
 

@@ -24,9 +24,19 @@ struct ioshape_save {
 	ioshape_queue_fn queue; /* the same */
 	void *queue_user;
 	bool borrow;
-	struct ckpt_turn turn;
+	struct ckpt_pool *staging; /* of the context: where its chunks come from */
+	struct ckpt_turn turn;     /* not of a group's: those have rounds */
+	/* Of a group's: NULL and zeros otherwise. */
+	struct ioshape_group *group;
+	uint64_t step;
+	uint64_t round;
+	/* Told when a chunk has been read to its end, before any goes back; it may have to wait. */
+	int (*leaving)(void *user, struct base_error *error);
+	void *leaving_user;
+	size_t lag; /* chunks behind the reader's that are kept nevertheless */
 	uint64_t begin_ns;
-	bool joined; /* the thread has been waited for, or never ran */
+	bool started; /* the thread */
+	bool joined;  /* it has been waited for, or never ran */
 	pthread_t thread;
 	atomic_bool abort;
 
@@ -35,7 +45,9 @@ struct ioshape_save {
 		*chunks; /* by position; NULL before it is filled and after it was written */
 	size_t chunk_count;
 	size_t admitted;     /* chunks that may be held at a time; shrinks as the last ones go */
-	size_t reader_chunk; /* the one being written; those before it have been handed back */
+	size_t reader_chunk; /* those before it have been handed back */
+	size_t read_position;
+	struct ckpt_chunk *reading; /* the one whose bytes were handed out last; NULL for none */
 	_Atomic uint64_t staged_bytes;
 
 	pthread_mutex_t lock; /* of what follows, and of `chunks` */
@@ -72,8 +84,26 @@ void ckpt_stage_release(struct ioshape_save *save);
 
 /* ---- Life (background.c) --------------------------------------------------------------------- */
 
+/* What makes a save one of a group's. */
+struct ckpt_group_share {
+	struct ioshape_group *group;
+	uint64_t step;
+	uint64_t round;
+};
+
+/* Begins a save; `share` is NULL, or what makes it one of a group's. */
+int ckpt_begin_save(struct ioshape_context *context, const char *path,
+		    const struct ckpt_payload *payload, const struct ioshape_save_options *options,
+		    const struct ckpt_group_share *share, struct ioshape_save **out,
+		    struct base_error *error);
+
 /* An ioshape_progress_fn for all that a save does: notes how far it is, and tells the caller's. */
 int ckpt_track(void *save, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes);
+
+/* Where its bytes are: what it has staged, or what it borrows. direct->scratch is to be freed. */
+struct ckpt_source ckpt_source_of(struct ioshape_save *save, struct ckpt_direct *direct);
+/* Notes where it stands in the queue for a slot. */
+struct ckpt_watch ckpt_watch_of(struct ioshape_save *save);
 
 /* Waits for the save's thread, if it was started. */
 void ckpt_join(struct ioshape_save *save);

@@ -21,16 +21,25 @@
 struct ckpt_chunk {
 	struct ckpt_chunk *next;
 	uint8_t *memory;
+	uint64_t offset; /* in a shared pool's fd */
 };
 
 /*
  * Chunks are made at need and kept. A save is admitted when all the chunks that it will hold at a
  * time can be its own: then it can always go on, whatever other saves wait for. First come, first
  * served.
+ *
+ * The chunks of a shared pool are ranges of one memfd, which can be passed to another process of
+ * this host. A forked child that does not execute anything keeps the fd open, and with it the
+ * memory if we die before trimming.
  */
 struct ckpt_pool {
 	pthread_mutex_t lock;
 	pthread_cond_t change;
+	bool shared;
+	int fd; /* shared: -1 before the first chunk was made */
+	uint64_t fd_bytes;
+	struct ckpt_chunk *ranges; /* shared: parts of the fd without memory, for chunks to come */
 	struct ckpt_chunk *free;
 	size_t limit;    /* chunks that may be admitted at a time */
 	size_t made;     /* chunks that there are, free or not */
@@ -38,7 +47,7 @@ struct ckpt_pool {
 	struct ckpt_waiter *waiters;
 };
 
-int ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes);
+void ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes, bool shared);
 /* Everything has been handed back. */
 void ckpt_pool_destroy(struct ckpt_pool *pool);
 /* How long a caller waits before its progress callback is asked whether it should. */
@@ -153,6 +162,7 @@ struct ioshape_context {
 	unsigned copy_threads;
 	enum ioshape_staging_full staging_full;
 	struct ckpt_pool pool;
+	struct ckpt_pool shared_pool; /* of ranks that hand their bytes to another process */
 	struct ckpt_slots slots;
 
 	pthread_mutex_t lock; /* of all below */
@@ -338,6 +348,10 @@ struct ckpt_direct {
 int ckpt_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
 
+/* All records of a plan, and the end of the archive. */
+int ckpt_write_records(struct zip_writer *zip, const struct ckpt_plan *plan,
+		       const struct ckpt_source *source, struct base_error *error);
+
 /* What the caller's options say about the file. */
 struct ring_file_options ckpt_file_options(const struct ioshape_save_options *options);
 
@@ -353,5 +367,8 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 /* Ends what is in the background, without a trace, and lets go of its handles. For the end of a
  * context. */
 void ckpt_end_background(struct ioshape_context *context);
+struct ioshape_group;
+/* The same for one group's. */
+void ckpt_end_background_of(struct ioshape_context *context, const struct ioshape_group *group);
 
 #endif

@@ -200,7 +200,8 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		free(context);
 		return ret;
 	}
-	ckpt_pool_init(&context->pool, options.staging_bytes);
+	ckpt_pool_init(&context->pool, options.staging_bytes, false);
+	ckpt_pool_init(&context->shared_pool, options.staging_bytes, true);
 	pthread_mutex_init(&context->lock, NULL);
 	pthread_cond_init(&context->saves_change, NULL);
 	*out = context;
@@ -238,6 +239,7 @@ static void trim(struct ioshape_context *context)
 	while (count)
 		ring_lane_close(lanes[--count]);
 	ckpt_pool_trim(&context->pool);
+	ckpt_pool_trim(&context->shared_pool);
 }
 
 IOSHAPE_EXPORT int ioshape_context_trim(struct ioshape_context *context)
@@ -268,6 +270,7 @@ IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 	trim(context);
 	ckpt_slots_destroy(&context->slots);
 	ckpt_pool_destroy(&context->pool);
+	ckpt_pool_destroy(&context->shared_pool);
 	for (size_t i = 0; i < context->tidied_count; i++)
 		free(context->tidied[i]);
 	pthread_cond_destroy(&context->saves_change);

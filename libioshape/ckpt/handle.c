@@ -156,6 +156,22 @@ void ckpt_end_background(struct ioshape_context *context)
 	}
 }
 
+void ckpt_end_background_of(struct ioshape_context *context, const struct ioshape_group *group)
+{
+	struct ioshape_save *save;
+
+	for (;;) {
+		pthread_mutex_lock(&context->lock);
+		for (save = context->background; save && save->group != group; save = save->next)
+			;
+		pthread_mutex_unlock(&context->lock);
+		if (!save)
+			return;
+		forget(context, save);
+		end_save(save);
+	}
+}
+
 IOSHAPE_EXPORT void ioshape_save_free(struct ioshape_save *save)
 {
 	if (!save || !is_ours(save))

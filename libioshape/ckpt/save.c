@@ -33,8 +33,8 @@ static int write_record(struct zip_writer *zip, const struct ckpt_plan *plan, si
 	return ret ? ret : zip_writer_end(zip, error);
 }
 
-static int write_file(struct zip_writer *zip, const struct ckpt_plan *plan,
-		      const struct ckpt_source *source, struct base_error *error)
+int ckpt_write_records(struct zip_writer *zip, const struct ckpt_plan *plan,
+		       const struct ckpt_source *source, struct base_error *error)
 {
 	int ret = 0;
 
@@ -53,8 +53,8 @@ static int write_in_slot(struct ckpt_output *output, struct zip_writer **zip, co
 
 	ret = ckpt_output_open(output, path, turn->path, options, error);
 	if (!ret)
-		ret = zip_writer_new(zip, output->file, path, error);
-	return ret ? ret : write_file(*zip, plan, source, error);
+		ret = zip_writer_new(zip, zip_sink_of_file(output->file), path, error);
+	return ret ? ret : ckpt_write_records(*zip, plan, source, error);
 }
 
 int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,

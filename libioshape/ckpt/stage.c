@@ -118,7 +118,7 @@ static void copy_chunks(struct ioshape_save *save, bool speaks)
 	int ret = 0;
 
 	while (!ret && claim_chunk(save, speaks, &position)) {
-		ret = ckpt_pool_get(&save->context->pool, &chunk, &error);
+		ret = ckpt_pool_get(save->staging, &chunk, &error);
 		if (ret) {
 			give_up(save, &error);
 			return;
@@ -190,11 +190,24 @@ static void release_chunk(struct ioshape_save *save, size_t position)
 	if (leave)
 		save->admitted--;
 	pthread_mutex_unlock(&save->lock);
-	ckpt_pool_put(&save->context->pool, chunk);
+	ckpt_pool_put(save->staging, chunk);
 	if (leave)
-		ckpt_pool_leave(&save->context->pool, 1);
+		ckpt_pool_leave(save->staging, 1);
 	else
 		pthread_cond_broadcast(&save->change);
+}
+
+/* What lies before `position` goes back. */
+static int leave_behind(struct ioshape_save *save, size_t position, struct base_error *error)
+{
+	int ret = 0;
+
+	if (save->leaving && position > save->read_position)
+		ret = save->leaving(save->leaving_user, error);
+	save->read_position = position;
+	while (!ret && save->reader_chunk + save->lag < position)
+		release_chunk(save, save->reader_chunk++);
+	return ret;
 }
 
 int ckpt_stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
@@ -206,11 +219,12 @@ int ckpt_stage_next(void *user, size_t record, uint64_t offset, const void **dat
 	struct ckpt_chunk *chunk;
 	int ret;
 
-	while (save->reader_chunk < position)
-		release_chunk(save, save->reader_chunk++);
-	ret = await_chunk(save, position, &chunk, error);
+	ret = leave_behind(save, position, error);
+	if (!ret)
+		ret = await_chunk(save, position, &chunk, error);
 	if (ret)
 		return ret;
+	save->reading = chunk;
 	*data = chunk->memory + at % CKPT_CHUNK_BYTES;
 	*bytes = MIN(*bytes, CKPT_CHUNK_BYTES - at % CKPT_CHUNK_BYTES);
 	return 0;
@@ -220,10 +234,10 @@ void ckpt_stage_release(struct ioshape_save *save)
 {
 	for (size_t i = 0; i < save->chunk_count; i++) {
 		if (save->chunks[i])
-			ckpt_pool_put(&save->context->pool, save->chunks[i]);
+			ckpt_pool_put(save->staging, save->chunks[i]);
 		save->chunks[i] = NULL;
 	}
-	ckpt_pool_leave(&save->context->pool, save->admitted);
+	ckpt_pool_leave(save->staging, save->admitted);
 	save->admitted = 0;
 	save->held = 0;
 }

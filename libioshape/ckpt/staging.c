@@ -3,56 +3,167 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-int ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes)
+void ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes, bool shared)
 {
-	*pool = (struct ckpt_pool){ .limit = MAX(1, limit_bytes / CKPT_CHUNK_BYTES) };
+	*pool = (struct ckpt_pool){
+		.limit = MAX(1, limit_bytes / CKPT_CHUNK_BYTES),
+		.shared = shared,
+		.fd = -1,
+	};
 	pthread_mutex_init(&pool->lock, NULL);
 	base_cond_init(&pool->change);
+}
+
+/* ---- Shared chunks --------------------------------------------------------------------------- */
+
+static int fail_shared(struct base_error *error, int code)
+{
+	switch (code) {
+	case -EMFILE:
+	case -ENFILE:
+		return base_fail(error, code,
+				 "cannot make shared memory to stage in: no file descriptor is "
+				 "free; raise ulimit -n");
+	case -EFBIG:
+		return base_fail(error, code,
+				 "cannot make shared memory to stage in larger than the limit of "
+				 "file sizes; raise ulimit -f");
+	case -ENOMEM:
+		return base_fail(error, code,
+				 "there are no %llu MiB of shared memory left to stage in; allow "
+				 "the container more memory, or lower staging_bytes",
+				 (unsigned long long)(CKPT_CHUNK_BYTES / MIB));
+	default:
+		return base_fail(error, code,
+				 "cannot make shared memory (memfd_create) to stage in; allow it, "
+				 "or use mode \"each\"");
+	}
+}
+
+/* A part of the fd that nobody uses; longer at need. Under the lock. */
+static int take_range(struct ckpt_pool *pool, struct ckpt_chunk *chunk)
+{
+	struct ckpt_chunk *range = pool->ranges;
+	int ret;
+
+	if (pool->fd < 0) {
+		ret = base_shared_open();
+		if (ret < 0)
+			return ret;
+		pool->fd = ret;
+	}
+	if (range) {
+		pool->ranges = range->next;
+		chunk->offset = range->offset;
+		free(range);
+		return 0;
+	}
+	ret = base_shared_grow(pool->fd, pool->fd_bytes + CKPT_CHUNK_BYTES);
+	if (ret)
+		return ret;
+	chunk->offset = pool->fd_bytes;
+	pool->fd_bytes += CKPT_CHUNK_BYTES;
 	return 0;
 }
 
-static void free_chunk(struct ckpt_chunk *chunk)
+static void keep_range(struct ckpt_pool *pool, struct ckpt_chunk *chunk)
 {
-	base_unmap(chunk->memory, CKPT_CHUNK_BYTES);
-	free(chunk);
+	pthread_mutex_lock(&pool->lock);
+	chunk->next = pool->ranges;
+	pool->ranges = chunk;
+	pthread_mutex_unlock(&pool->lock);
 }
 
-static struct ckpt_chunk *make_chunk(void)
+static int map_shared(struct ckpt_pool *pool, struct ckpt_chunk **chunk, struct base_error *error)
+{
+	void *memory;
+	int ret;
+
+	pthread_mutex_lock(&pool->lock);
+	ret = take_range(pool, *chunk);
+	pthread_mutex_unlock(&pool->lock);
+	if (ret)
+		return fail_shared(error, ret);
+	ret = base_shared_map(pool->fd, (*chunk)->offset, CKPT_CHUNK_BYTES, &memory);
+	if (ret) {
+		keep_range(pool, *chunk);
+		*chunk = NULL;
+		return fail_shared(error, ret);
+	}
+	(*chunk)->memory = memory;
+	return 0;
+}
+
+/* ---- Chunks ---------------------------------------------------------------------------------- */
+
+static void free_chunk(struct ckpt_pool *pool, struct ckpt_chunk *chunk)
+{
+	base_unmap(chunk->memory, CKPT_CHUNK_BYTES);
+	chunk->memory = NULL;
+	if (!pool->shared) {
+		free(chunk);
+		return;
+	}
+	base_shared_drop(pool->fd, chunk->offset, CKPT_CHUNK_BYTES);
+	keep_range(pool, chunk);
+}
+
+static int make_chunk(struct ckpt_pool *pool, struct ckpt_chunk **out, struct base_error *error)
 {
 	struct ckpt_chunk *chunk = calloc(1, sizeof(*chunk));
+	int ret = 0;
 
 	if (!chunk)
-		return NULL;
-	chunk->memory = base_map(CKPT_CHUNK_BYTES);
-	if (!chunk->memory) {
+		return base_no_memory(error, "staging", sizeof(*chunk));
+	if (pool->shared) {
+		ret = map_shared(pool, &chunk, error);
+	} else {
+		chunk->memory = base_map(CKPT_CHUNK_BYTES);
+		if (!chunk->memory)
+			ret = base_no_memory(error, "staging", CKPT_CHUNK_BYTES);
+	}
+	if (ret) {
 		free(chunk);
-		return NULL;
+		return ret;
 	}
 	/* Freshly mapped memory takes a copy at a tenth of the speed: map it in bulk. */
 	base_prefault(chunk->memory, CKPT_CHUNK_BYTES);
-	return chunk;
+	*out = chunk;
+	return 0;
 }
 
 /* One more, which pool->made already counts. */
 static int make_counted_chunk(struct ckpt_pool *pool, struct ckpt_chunk **chunk,
 			      struct base_error *error)
 {
-	*chunk = make_chunk();
-	if (*chunk)
+	int ret = make_chunk(pool, chunk, error);
+
+	if (!ret)
 		return 0;
 	pthread_mutex_lock(&pool->lock);
 	pool->made--;
 	pthread_mutex_unlock(&pool->lock);
-	return base_no_memory(error, "staging", CKPT_CHUNK_BYTES);
+	return ret;
 }
 
 void ckpt_pool_destroy(struct ckpt_pool *pool)
 {
+	struct ckpt_chunk *range, *next;
+
 	ckpt_pool_trim(pool);
+	for (range = pool->ranges; range; range = next) {
+		next = range->next;
+		free(range);
+	}
+	if (pool->fd >= 0)
+		close(pool->fd);
 	pthread_cond_destroy(&pool->change);
 	pthread_mutex_destroy(&pool->lock);
 }
+
+/* ---- Admission ------------------------------------------------------------------------------- */
 
 /* Who waits for room, first come first. */
 struct ckpt_waiter {
@@ -177,6 +288,6 @@ void ckpt_pool_trim(struct ckpt_pool *pool)
 	pthread_mutex_unlock(&pool->lock);
 	for (; chunk; chunk = next) {
 		next = chunk->next;
-		free_chunk(chunk);
+		free_chunk(pool, chunk);
 	}
 }

@@ -37,7 +37,8 @@ static int open_writer(struct ioshape_context *context, const char *path,
 	if (!ret)
 		ret = ckpt_handle_open(handle, context, path, &file_options, error);
 	if (!ret)
-		ret = zip_writer_new(&writer->zip, handle->output.file, handle->path, error);
+		ret = zip_writer_new(&writer->zip, zip_sink_of_file(handle->output.file),
+				     handle->path, error);
 	if (ret) {
 		ioshape_writer_free(writer);
 		return ret;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The other ranks of a job: notes that they leave each other (boards), and their bytes on the way to
- * whoever writes them (streams). What the notes and the bytes mean is the business of the floor
+ * The other ranks of a job: notes that they leave each other (boards), and their bytes on the way
+ * to whoever writes them (streams). What the notes and the bytes mean is the business of the floor
  * above.
  */
 #ifndef GATHER_GATHER_H
@@ -16,12 +16,12 @@
 
 /* What a board is opened with. Strings are borrowed until it is closed. */
 struct gather_board_config {
-	const char *name;  /* the same for all ranks of a job, another for other jobs; hex digits */
-	uint32_t rank;     /* of ours */
-	uint32_t ranks;    /* of all */
-	const char *directory; /* files: in which the board's own folder is made */
+	const char *name; /* the same for all ranks of a job, another for other jobs; hex digits */
+	uint32_t rank;    /* of ours */
+	uint32_t ranks;   /* of all */
+	const char *directory;                  /* files: in which the board's own folder is made */
 	const struct slots_config *coordinator; /* redis: its address, password, pool, log */
-	uint32_t deadline_ms;  /* sockets: how long rank 0 is waited for */
+	uint32_t deadline_ms;                   /* sockets: how long rank 0 is waited for */
 	struct base_log log;
 };
 
@@ -31,11 +31,11 @@ struct gather_board_config {
 /*
  * A board holds notes: short texts or bytes under names, in scopes (one for each generation). Any
  * rank may post and look; a note that is posted again is replaced. Notes may be lost by the medium
- * (a Redis that starts anew): whoever posted one posts it again by itself, for as long as it has not
- * dropped the scope.
+ * (a Redis that starts anew): whoever posted one posts it again by itself, for as long as it has
+ * not dropped the scope.
  *
- * A board belongs to one thread at a time. No member is NULL. IOSHAPE_E_COORDINATOR: the board is out
- * of reach now; the next call tries anew. Calls return within about two seconds.
+ * A board belongs to one thread at a time. No member is NULL. IOSHAPE_E_COORDINATOR: the board is
+ * out of reach now; the next call tries anew. Calls return within about two seconds.
  */
 struct gather_board_ops {
 	const char *id; /* "sockets", "redis", "files" */
@@ -47,16 +47,17 @@ struct gather_board_ops {
 	int (*look)(void *board, const char *scope, const char *name, struct base_buffer *note,
 		    struct base_error *error);
 	/*
-	 * The same for the notes "<prefix>-<rank>" of all ranks for which have[rank] is not set yet,
-	 * in as few round trips as the medium allows. found() is called for each one that is there;
-	 * it may set have[rank].
+	 * The same for the notes "<prefix>-<rank>" of all ranks for which have[rank] is not set
+	 * yet, in as few round trips as the medium allows. found() is called for each one that is
+	 * there; it may set have[rank].
 	 */
 	int (*collect)(void *board, const char *scope, const char *prefix, const bool *have,
 		       int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
 		       void *user, struct base_error *error);
 	/* Waits until something may have changed, or for timeout_ms. */
 	void (*wait)(void *board, uint32_t timeout_ms);
-	/* Whether the medium knows that this rank's process has ended (sockets: the kernel says so).
+	/* Whether the medium knows that this rank's process has ended (sockets: the kernel says
+	 * so).
 	 */
 	bool (*is_gone)(void *board, uint32_t rank);
 	/* Our own notes in this scope are not needed any more; rank 0: nobody's are. */
@@ -91,6 +92,8 @@ struct gather_shared_memory {
 
 struct gather_sender;
 
+#define GATHER_ADDRESS_BYTES 80 /* of local streams, with the final 0 */
+
 /* Over a socket of this host to the writer who listens at `address`; it is tried until the writer
  * listens, or go_on ends it. memory_fd is passed on; -1 for none. */
 int gather_sender_open_local(struct gather_sender **out, const char *address, uint32_t rank,
@@ -104,15 +107,18 @@ int gather_sender_open_comm(struct gather_sender **out, const struct ioshape_com
 int gather_sender_put(struct gather_sender *sender, const void *data, size_t bytes,
 		      struct base_error *error);
 /*
- * The same for bytes in the shared memory, at `offset` of its fd: they are not copied, and must stay
- * as they are until gather_sender_taken() has passed them. Over functions it is the same as the
- * above.
+ * The same for bytes in the shared memory, at `offset` of its fd: they are not copied, and must
+ * stay as they are until gather_sender_taken() has passed them. Over functions it is the same as
+ * the above.
  */
 int gather_sender_put_shared(struct gather_sender *sender, const void *data, uint64_t offset,
 			     size_t bytes, struct base_error *error);
 /* Bytes put so far; and of these, what nobody needs any more. */
 uint64_t gather_sender_offset(const struct gather_sender *sender);
 uint64_t gather_sender_taken(struct gather_sender *sender);
+/* Waits until nobody needs what was put before `offset`. */
+int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
+			      struct base_error *error);
 /* Says that this was all, with a checksum of it, and waits until all has been taken. */
 int gather_sender_end(struct gather_sender *sender, uint32_t crc32, struct base_error *error);
 /* Without an end the receiver is told why, or that we are gone. NULL is fine. */

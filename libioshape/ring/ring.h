@@ -115,6 +115,7 @@ struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
 	bool no_replace;
 	bool no_sync;
+	bool want_crc32;   /* ring_writer_crc32() will be asked */
 	bool remove_stale; /* first tidy the directory of what killed writers left behind */
 	/* Told about each block written and each phase; not 0 stops with -ECANCELED. May be NULL.
 	 */
@@ -151,6 +152,9 @@ int ring_writer_put(struct ring_writer *writer, const void *data, size_t bytes, 
 		    struct base_error *error);
 int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_error *error);
 
+/* With want_crc32, after finish(): the CRC-32 of all bytes of the file. */
+uint32_t ring_writer_crc32(const struct ring_writer *writer);
+
 /* Fills engine, direct, depth, alignment, times and bytes as far as this floor knows them. */
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report);
 
@@ -165,6 +169,114 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error);
 /* Frees the writer; without commit the temporary file is removed. Nothing is in flight afterwards.
  */
 void ring_writer_free(struct ring_writer *writer);
+
+/* ---- Directories (folder*.c) ------------------------------------------------------------------
+ */
+
+/*
+ * An open directory. What is done in it is done by its descriptor, and never through a symbolic
+ * link in it: the same directory, whatever has taken its name since. Names are those of entries,
+ * without '/'.
+ */
+struct ring_folder {
+	int fd;     /* -1 if closed */
+	char *path; /* for messages; owned */
+};
+
+#define RING_NO_FOLDER                                                                             \
+	{                                                                                          \
+		.fd = -1                                                                           \
+	}
+
+/* Makes a directory and those above it where they are missing, as mkdir -p does; durably. */
+int ring_folder_make(const char *path, struct base_error *error);
+/* -ENOENT, -ENOTDIR, ...; on failure it is closed. */
+int ring_folder_open(struct ring_folder *folder, const char *path, struct base_error *error);
+int ring_folder_open_in(struct ring_folder *folder, const struct ring_folder *parent,
+			const char *name, struct base_error *error);
+/* A new one, opened. -EEXIST, without a sentence, if the name is taken. */
+int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *parent,
+			  const char *name, struct base_error *error);
+/* Safe on RING_NO_FOLDER. Ends its lock. */
+void ring_folder_close(struct ring_folder *folder);
+
+/* A lock that ends with this process, or when the last descriptor is closed. */
+enum ring_lock {
+	RING_LOCKED,   /* it is ours now, or was */
+	RING_BUSY,     /* somebody else has it */
+	RING_NO_LOCKS, /* not to be had here */
+};
+
+/* Locks the directory itself, without waiting. */
+enum ring_lock ring_folder_lock(const struct ring_folder *folder);
+
+/* Whether it is (still) the one of this name. */
+bool ring_folder_is_named(const struct ring_folder *folder, const struct ring_folder *parent,
+			  const char *name);
+
+enum ring_entry_kind { RING_FILE, RING_FOLDER, RING_OTHER };
+
+struct ring_entry {
+	enum ring_entry_kind kind;
+	uint64_t bytes;
+	uint32_t owner;   /* user id */
+	int64_t modified; /* seconds since 1970 */
+};
+
+/* -ENOENT, without a sentence, if there is nothing. The name "." is the directory itself. */
+int ring_folder_look(const struct ring_folder *folder, const char *name, struct ring_entry *entry,
+		     struct base_error *error);
+
+/*
+ * Tells each name, "." and ".." left out; anything but 0 ends it with that code. IOSHAPE_E_LIMIT
+ * after a million.
+ */
+int ring_folder_list(const struct ring_folder *folder,
+		     int (*found)(void *user, const char *name, struct base_error *error),
+		     void *user, struct base_error *error);
+
+/* What there is in it is on stable storage, names included. */
+int ring_folder_sync(const struct ring_folder *folder, struct base_error *error);
+
+/* Neither has a sentence. A directory takes the name of another only if that is empty. */
+int ring_folder_rename(const struct ring_folder *folder, const char *from, const char *to);
+/* -EOPNOTSUPP if the filesystem cannot. */
+int ring_folder_swap(const struct ring_folder *folder, const char *one, const char *other);
+
+/* A small file, which appears whole and durable, or not at all; its name is durable after a sync.
+ */
+int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
+		    size_t bytes, struct base_error *error);
+
+/*
+ * Reads a small file: appends it to `into`. `fd` may be NULL; otherwise it receives a descriptor
+ * that holds off ring_folder_claim(), where locks work, until ring_folder_let_go().
+ * -ENOENT, without a sentence, if there is none, or if it is just being removed.
+ */
+int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
+		    struct base_buffer *into, int *fd, struct base_error *error);
+void ring_folder_let_go(int *fd);
+
+/*
+ * Keeps others from beginning to read a small file, until ring_folder_let_go(): before what it
+ * describes is removed. -EBUSY, without a sentence, if somebody reads it now; -ENOENT if there is
+ * none. Where there are no locks it always succeeds.
+ */
+int ring_folder_claim(const struct ring_folder *folder, const char *name, int *fd,
+		      struct base_error *error);
+
+/*
+ * Removes a directory: the file `first` in it, then its other files, then itself. `folder` is what
+ * is open under that name. Directories in it are no business of ours: they stay, and so does it
+ * (-ENOTEMPTY).
+ */
+int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
+		       const char *name, const char *first, struct base_error *error);
+
+/* Eight hex digits that stand for this boot of this machine; RING_UNKNOWN_MACHINE if it does not
+ * tell. */
+#define RING_UNKNOWN_MACHINE "00000000"
+const char *ring_machine_tag(void);
 
 /* ---- Reading (input.c, read.c, cached.c, stream.c) ------------------------------------------- */
 

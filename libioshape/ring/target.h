@@ -46,12 +46,6 @@ bool ring_await_releases(void);
 
 #define RING_TEMPORARY_MARK ".ioshape-tmp-"
 
-#define RING_UNKNOWN_MACHINE "00000000"
-
-/* Eight hex digits that stand for this boot of this machine; RING_UNKNOWN_MACHINE if it does not
- * tell. */
-const char *ring_machine_tag(void);
-
 /*
  * Removes temporary files in a directory whose writers are dead. Touches nothing else, and nothing
  * that another process is still writing. Best effort: returns how many it removed.

@@ -32,6 +32,7 @@ struct ring_writer {
 	struct ring_slot *slot; /* being filled; NULL at a block's boundary */
 	size_t used;            /* of its slab */
 	uint64_t submitted;     /* bytes that have left in full blocks */
+	uint32_t crc;           /* of all bytes put, if wanted */
 	bool through_engine;    /* at least one block has */
 	bool was_direct;
 	bool nil; /* the engine drops everything: there is no file */
@@ -317,18 +318,39 @@ static int append(struct ring_writer *writer, const uint8_t *data, size_t bytes,
 		if (ret)
 			break;
 		piece = MIN(bytes, room);
-		if (!data)
-			memset(to, 0, piece);
-		else if (crc)
+		if (data && crc)
 			*crc = base_copy_crc32(*crc, to, data, piece);
-		else
+		else if (data)
 			memcpy(to, data, piece);
+		else
+			memset(to, 0, piece);
+		if (!data && crc)
+			*crc = base_crc32(*crc, to, piece);
 		writer->used += piece;
 		bytes -= piece;
 		data = data ? data + piece : NULL;
 		if (piece == room)
 			ret = send_block(writer, error);
 	}
+	return ret;
+}
+
+/* As append(), and the checksum of the whole file goes on, too. */
+static int append_checked(struct ring_writer *writer, const uint8_t *data, size_t bytes,
+			  uint32_t *crc, struct base_error *error)
+{
+	uint32_t part = 0;
+	int ret;
+
+	if (!crc)
+		return append(writer, data, bytes, &writer->crc, error);
+	if (bytes <= BASE_CRC32_TWICE_BYTES) {
+		writer->crc = base_crc32(writer->crc, data, bytes);
+		return append(writer, data, bytes, crc, error);
+	}
+	ret = append(writer, data, bytes, &part, error);
+	*crc = base_crc32_combine(*crc, part, bytes);
+	writer->crc = base_crc32_combine(writer->crc, part, bytes);
 	return ret;
 }
 
@@ -341,7 +363,8 @@ static int put(struct ring_writer *writer, const void *data, size_t bytes, uint3
 	if (writer->failed)
 		return base_fail(error, -EIO, "cannot go on with %s after a failure; save again",
 				 writer->target.path);
-	ret = append(writer, data, bytes, crc, error);
+	ret = writer->options.want_crc32 ? append_checked(writer, data, bytes, crc, error) :
+					   append(writer, data, bytes, crc, error);
 	writer->failed = ret != 0;
 	writer->write_ns += base_now_ns() - begin;
 	return ret;
@@ -468,6 +491,11 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 	if (!ret)
 		tell(writer, IOSHAPE_PHASE_DONE, NULL);
 	return ret;
+}
+
+uint32_t ring_writer_crc32(const struct ring_writer *writer)
+{
+	return writer->crc;
 }
 
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report)

@@ -24,7 +24,7 @@ struct zip_manifest_file {
 };
 
 struct zip_manifest_part { /* parts[i] is that of rank i */
-	uint32_t file; /* position in files */
+	uint32_t file;     /* position in files */
 	uint32_t crc32;
 	uint64_t offset; /* of its first byte in the file */
 	uint64_t bytes;

@@ -49,3 +49,26 @@ int zip_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_
 	}
 	return place->end > ZIP_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
 }
+
+int zip_place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
+		     struct zip_place *place)
+{
+	uint64_t end, past;
+
+	memset(place, 0, sizeof(*place));
+	if (!alignment || alignment % ZIP_LARGE_ALIGNMENT || alignment > ZIP_MAX_MEMBER_ALIGNMENT)
+		return -EINVAL;
+	if (!name_bytes || name_bytes > ZIP_MAX_FULL_NAME_BYTES || cursor > ZIP_MAX_FILE_BYTES)
+		return IOSHAPE_E_LIMIT;
+
+	place->zip64 = true;
+	place->header_bytes = (uint32_t)(ZIP_LOCAL_BYTES + name_bytes + ZIP64_LOCAL_FIELD_BYTES +
+					 ZIP_PADDING_FIELD_BYTES);
+	end = cursor + place->header_bytes;
+	past = end % alignment; /* which need not be a power of two */
+	place->data_offset = past ? end + (alignment - past) : end;
+	place->header_offset = place->data_offset - place->header_bytes;
+	place->descriptor_offset = place->data_offset;
+	place->end = place->data_offset;
+	return place->end > ZIP_MAX_FILE_BYTES ? IOSHAPE_E_LIMIT : 0;
+}

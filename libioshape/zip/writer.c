@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A torch zip on its way into a file: records one after the other, then the index, then the
- * directory. The bytes themselves pass through to the ring floor, which checksums them while it
- * copies.
+ * A torch zip on its way into a sink: records one after the other, then the index, then the
+ * directory. The bytes themselves pass through to the sink, which checksums them while it copies.
  */
 #define _GNU_SOURCE
-#include "zip/zip.h"
+#include "zip/entries.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -14,12 +13,10 @@
 #define FOLDER_BYTES (sizeof(ZIP_FOLDER) - 1)
 
 struct zip_writer {
-	struct ring_writer *file;
+	struct zip_sink sink; /* without ops until it is ours */
 	char *path;
 
-	struct zip_entry *entries; /* of records that have begun; the last one may be open */
-	uint64_t count, room;
-	struct zip_names *names;
+	struct zip_entries entries; /* the last one may be open */
 	uint32_t *checks; /* of full blocks, and of the last one of each record that has ended */
 	uint64_t check_count, check_room;
 
@@ -38,7 +35,7 @@ struct zip_writer {
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-int zip_writer_new(struct zip_writer **out, struct ring_writer *file, const char *path,
+int zip_writer_new(struct zip_writer **out, struct zip_sink sink, const char *path,
 		   struct base_error *error)
 {
 	struct zip_writer *writer;
@@ -48,11 +45,11 @@ int zip_writer_new(struct zip_writer **out, struct ring_writer *file, const char
 	if (!writer)
 		return base_no_memory(error, "a container writer", sizeof(*writer));
 	writer->path = strdup(path);
-	if (!writer->path || zip_names_new(&writer->names, 0)) {
+	if (!writer->path) {
 		zip_writer_free(writer);
 		return base_no_memory(error, "a container writer", sizeof(*writer));
 	}
-	writer->file = file;
+	writer->sink = sink;
 	*out = writer;
 	return 0;
 }
@@ -61,21 +58,13 @@ void zip_writer_free(struct zip_writer *writer)
 {
 	if (!writer)
 		return;
-	if (writer->file)
-		ring_writer_free(writer->file);
+	if (writer->sink.ops)
+		writer->sink.ops->free(writer->sink.to);
 	base_buffer_free(&writer->scratch);
 	free(writer->checks);
-	zip_names_free(writer->names);
-	for (uint64_t i = 0; i < writer->count; i++)
-		free(writer->entries[i].name);
-	free(writer->entries);
+	zip_entries_free(&writer->entries);
 	free(writer->path);
 	free(writer);
-}
-
-struct ring_writer *zip_writer_file(struct zip_writer *writer)
-{
-	return writer->file;
 }
 
 uint64_t zip_writer_payload_bytes(const struct zip_writer *writer)
@@ -106,45 +95,19 @@ static int check_usable(const struct zip_writer *writer, struct base_error *erro
 
 static const char *last_name(const struct zip_writer *writer)
 {
-	return writer->entries[writer->count - 1].name + FOLDER_BYTES;
+	return zip_entries_last(&writer->entries)->name + FOLDER_BYTES;
 }
 
-/* ---- Growing arrays -------------------------------------------------------------------------- */
-
-/* Room for one more; twice as much each time, so that the cost per element stays the same. */
-static int grow(void **array, uint64_t count, uint64_t *room, size_t element_bytes)
+/* To the sink, which continues `*crc` on the way. */
+static int put_through(struct zip_writer *writer, const void *data, size_t bytes, uint32_t *crc,
+		       struct base_error *error)
 {
-	uint64_t more = *room ? *room * 2 : 64;
-	void *larger;
-
-	if (count < *room)
-		return 0;
-	larger = reallocarray(*array, more, element_bytes);
-	if (!larger)
-		return -ENOMEM;
-	*array = larger;
-	*room = more;
-	return 0;
+	return writer->sink.ops->put(writer->sink.to, data, bytes, crc, error);
 }
 
-static int grow_entries(struct zip_writer *writer)
+static uint64_t offset_of(const struct zip_writer *writer)
 {
-	void *entries = writer->entries;
-	int ret = grow(&entries, writer->count, &writer->room, sizeof(*writer->entries));
-
-	writer->entries = entries;
-	return ret;
-}
-
-static int push_check(struct zip_writer *writer, uint32_t crc)
-{
-	void *checks = writer->checks;
-	int ret = grow(&checks, writer->check_count, &writer->check_room, sizeof(*writer->checks));
-
-	writer->checks = checks;
-	if (!ret)
-		writer->checks[writer->check_count++] = crc;
-	return ret;
+	return writer->sink.ops->offset(writer->sink.to);
 }
 
 /* ---- Beginning a record ---------------------------------------------------------------------- */
@@ -163,12 +126,12 @@ static int check_begin(const struct zip_writer *writer, const char *name, uint32
 			error, -EINVAL,
 			"cannot begin record \"%s\" of %s while \"%s\" is open; end that first",
 			ZIP_SHOWN(name), writer->path, ZIP_SHOWN(last_name(writer)));
-	if (zip_names_find(writer->names, name, strlen(name), &(uint64_t){ 0 }))
+	if (zip_entries_have(&writer->entries, name))
 		return base_fail(error, -EEXIST,
 				 "record \"%s\" is in %s already; names must be unique",
 				 ZIP_SHOWN(name), writer->path);
 	/* One place is kept for the index, which the reader counts too. */
-	if (writer->count + 1 >= ZIP_MAX_RECORDS)
+	if (writer->entries.count + 1 >= ZIP_MAX_RECORDS)
 		return base_fail(error, IOSHAPE_E_LIMIT, "record \"%s\" of %s is one above %u",
 				 ZIP_SHOWN(name), writer->path, ZIP_MAX_RECORDS);
 	return 0;
@@ -177,31 +140,14 @@ static int check_begin(const struct zip_writer *writer, const char *name, uint32
 /* Takes up the new record; its header lies in scratch afterwards. */
 static int note_record(struct zip_writer *writer, const char *name, uint64_t bytes)
 {
-	const size_t name_bytes = strlen(name);
-	struct zip_entry *entry;
 	int ret;
 
-	ret = grow_entries(writer);
-	if (ret)
-		return ret;
-	entry = &writer->entries[writer->count];
-	entry->name = malloc(FOLDER_BYTES + name_bytes + 1);
-	if (!entry->name)
-		return -ENOMEM;
-	writer->count++; /* the name is freed with the writer from now on */
-	memcpy(entry->name, ZIP_FOLDER, FOLDER_BYTES);
-	memcpy(entry->name + FOLDER_BYTES, name, name_bytes + 1);
-	entry->name_bytes = (uint32_t)(FOLDER_BYTES + name_bytes);
-	entry->crc32 = 0;
-	entry->bytes = 0;
-	entry->header_offset = writer->place.header_offset;
-	entry->data_offset = writer->place.data_offset;
-	ret = zip_names_add(writer->names, entry->name + FOLDER_BYTES, name_bytes,
-			    writer->count - 1);
+	ret = zip_entries_add(&writer->entries, ZIP_FOLDER, name, &writer->place);
 	if (ret)
 		return ret;
 	writer->scratch.bytes = 0;
-	return zip_encode_header(&writer->scratch, entry->name, &writer->place, bytes);
+	return zip_encode_header(&writer->scratch, zip_entries_last(&writer->entries)->name,
+				 &writer->place, bytes);
 }
 
 static int begin_record(struct zip_writer *writer, const char *name, uint64_t bytes,
@@ -211,8 +157,8 @@ static int begin_record(struct zip_writer *writer, const char *name, uint64_t by
 
 	if (!alignment)
 		alignment = zip_default_alignment(bytes);
-	ret = zip_place_record(ring_writer_offset(writer->file), FOLDER_BYTES + strlen(name), bytes,
-			       alignment, &writer->place);
+	ret = zip_place_record(offset_of(writer), FOLDER_BYTES + strlen(name), bytes, alignment,
+			       &writer->place);
 	if (ret)
 		return base_fail(error, ret, "record \"%s\" of %llu bytes does not fit into %s",
 				 ZIP_SHOWN(name), (unsigned long long)bytes, writer->path);
@@ -222,8 +168,7 @@ static int begin_record(struct zip_writer *writer, const char *name, uint64_t by
 			  writer->path);
 		return fail_for_good(writer, ret);
 	}
-	ret = ring_writer_put(writer->file, writer->scratch.data, writer->scratch.bytes, NULL,
-			      error);
+	ret = put_through(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
 	if (ret)
 		return fail_for_good(writer, ret);
 	writer->open = true;
@@ -247,10 +192,22 @@ int zip_writer_begin(struct zip_writer *writer, const char *name, uint64_t bytes
 
 /* ---- The bytes of a record ------------------------------------------------------------------- */
 
+static int push_check(struct zip_writer *writer, uint32_t crc)
+{
+	void *checks = writer->checks;
+	int ret = zip_grow(&checks, writer->check_count, &writer->check_room,
+			   sizeof(*writer->checks));
+
+	writer->checks = checks;
+	if (!ret)
+		writer->checks[writer->check_count++] = crc;
+	return ret;
+}
+
 /* The block is full, or the record ends in it. */
 static int end_block(struct zip_writer *writer, struct base_error *error)
 {
-	struct zip_entry *entry = &writer->entries[writer->count - 1];
+	struct zip_entry *entry = zip_entries_last(&writer->entries);
 
 	if (push_check(writer, writer->block_crc)) {
 		base_no_memory(error, "checksums of blocks",
@@ -276,7 +233,7 @@ static int put_pieces(struct zip_writer *writer, const uint8_t *data, size_t byt
 
 	for (; bytes; data += piece, bytes -= piece) {
 		piece = MIN(bytes, ZIP_CHECK_BYTES - writer->block_bytes);
-		ret = ring_writer_put(writer->file, data, piece, &writer->block_crc, error);
+		ret = put_through(writer, data, piece, &writer->block_crc, error);
 		if (ret)
 			return fail_for_good(writer, ret);
 		writer->block_bytes += piece;
@@ -319,7 +276,7 @@ int zip_writer_put(struct zip_writer *writer, const void *data, size_t bytes,
 
 static int end_record(struct zip_writer *writer, struct base_error *error)
 {
-	struct zip_entry *entry = &writer->entries[writer->count - 1];
+	struct zip_entry *entry = zip_entries_last(&writer->entries);
 	int ret;
 
 	if (writer->block_bytes) {
@@ -334,8 +291,7 @@ static int end_record(struct zip_writer *writer, struct base_error *error)
 	if (ret)
 		base_no_memory(error, "a data descriptor", writer->scratch.room);
 	else
-		ret = ring_writer_put(writer->file, writer->scratch.data, writer->scratch.bytes,
-				      NULL, error);
+		ret = put_through(writer, writer->scratch.data, writer->scratch.bytes, NULL, error);
 	if (ret)
 		return fail_for_good(writer, ret);
 	writer->open = false;
@@ -373,16 +329,17 @@ static int encode_index(struct zip_writer *writer, const struct zip_index *given
 	uint64_t *offsets;
 	int ret;
 
-	offsets = reallocarray(NULL, MAX(writer->count, 1), sizeof(*offsets));
+	offsets = reallocarray(NULL, MAX(writer->entries.count, 1), sizeof(*offsets));
 	if (!offsets)
 		return -ENOMEM;
-	for (uint64_t i = 0; i < writer->count; i++)
-		offsets[i] = writer->entries[i].data_offset;
+	for (uint64_t i = 0; i < writer->entries.count; i++)
+		offsets[i] = writer->entries.list[i].data_offset;
 	if (given)
 		index = *given;
 	index.check_bytes = ZIP_CHECK_BYTES;
-	index.directory_crc32 = zip_directory_crc32(writer->entries, writer->count, FOLDER_BYTES);
-	index.records = writer->count;
+	index.directory_crc32 =
+		zip_directory_crc32(writer->entries.list, writer->entries.count, FOLDER_BYTES);
+	index.records = writer->entries.count;
 	index.data_offsets = offsets;
 	index.check_count = writer->check_count;
 	index.checks = writer->checks;
@@ -412,27 +369,6 @@ out:
 	return ret;
 }
 
-static int write_directory(struct zip_writer *writer, struct base_error *error)
-{
-	struct base_buffer bytes = { 0 };
-	int ret;
-
-	/* A file that could not be read again must not be written. */
-	if (zip_directory_bytes(writer->entries, writer->count) > ZIP_MAX_DIRECTORY_BYTES)
-		return base_fail(
-			error, IOSHAPE_E_LIMIT,
-			"the directory of %s would pass %llu bytes; use fewer or shorter names",
-			writer->path, ZIP_MAX_DIRECTORY_BYTES);
-	ret = zip_encode_directory(&bytes, writer->entries, writer->count,
-				   ring_writer_offset(writer->file));
-	if (ret)
-		base_fail(error, ret, "cannot build the directory of %s", writer->path);
-	else
-		ret = ring_writer_put(writer->file, bytes.data, bytes.bytes, NULL, error);
-	base_buffer_free(&bytes);
-	return ret;
-}
-
 int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 		      struct base_error *error)
 {
@@ -446,9 +382,9 @@ int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 				 ZIP_SHOWN(last_name(writer)), writer->path);
 	ret = write_index(writer, index, error);
 	if (!ret)
-		ret = write_directory(writer, error);
+		ret = zip_put_directory(&writer->sink, &writer->entries, writer->path, error);
 	if (!ret)
-		ret = ring_writer_finish(writer->file, error);
+		ret = writer->sink.ops->finish(writer->sink.to, error);
 	writer->finished = true;
 	return ret ? fail_for_good(writer, ret) : 0;
 }

@@ -66,6 +66,14 @@ struct zip_place {
 int zip_place_record(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint32_t alignment,
 		     struct zip_place *place);
 
+/*
+ * Where a member of a bundle lies, whose length is not known yet: its data begins on the next
+ * multiple of `alignment`, a multiple of ZIP_LARGE_ALIGNMENT, and its header ends there. What is
+ * between cursor and header_offset is for zeros. Codes as above.
+ */
+int zip_place_member(uint64_t cursor, size_t name_bytes, uint64_t alignment,
+		     struct zip_place *place);
+
 /* The alignment that a record of this size gets by default. */
 uint32_t zip_default_alignment(uint64_t bytes);
 
@@ -259,13 +267,43 @@ int zip_locate(struct zip_directory *directory, uint64_t position, zip_fetch_fn 
 bool zip_data_fits(const struct zip_directory *directory, uint64_t position, uint64_t data_offset);
 void zip_directory_free(struct zip_directory *directory);
 
+/* ---- Sinks (sink.c) -------------------------------------------------------------------------- */
+
+/*
+ * Where a writer's bytes go, front to back. No member is NULL; all are called by the one thread
+ * that has the writer. After a failure only free() follows.
+ */
+struct zip_sink_ops {
+	/* Bytes put so far: where in the archive the next one lies. */
+	uint64_t (*offset)(void *to);
+	/*
+	 * Appends bytes, of which there are some, continuing `*crc` over them on the way (crc may
+	 * be NULL). The memory is free again when it returns.
+	 */
+	int (*put)(void *to, const void *data, size_t bytes, uint32_t *crc,
+		   struct base_error *error);
+	/* That was all: called once, behind the last byte of the archive. */
+	int (*finish)(void *to, struct base_error *error);
+	/* With or without finish(). */
+	void (*free)(void *to);
+};
+
+struct zip_sink {
+	const struct zip_sink_ops *ops;
+	void *to;
+};
+
+/* The whole of a file, which is finished and freed with the sink; ring_writer_commit() is left to
+ * the caller. */
+struct zip_sink zip_sink_of_file(struct ring_writer *file);
+
 /* ---- Writer (writer.c) ----------------------------------------------------------------------- */
 
 struct zip_writer;
 
-/* Takes the ring writer over: it is finished and freed with this one. After a failure it is the
- * caller's. */
-int zip_writer_new(struct zip_writer **out, struct ring_writer *file, const char *path,
+/* Takes the sink over: it is finished and freed with the writer. After a failure it is the
+ * caller's. `path` is for messages. */
+int zip_writer_new(struct zip_writer **out, struct zip_sink sink, const char *path,
 		   struct base_error *error);
 
 /* A record: begin, put any number of times, end. `name` without the folder. alignment 0: by size.
@@ -278,15 +316,57 @@ int zip_writer_end(struct zip_writer *writer, struct base_error *error);
 
 /*
  * Writes the index (its table and metadata from `index`, which may be NULL; the rest is filled in
- * here) and the directory, then finishes the file. ring_writer_commit() is left to the caller.
+ * here) and the directory, then finishes the sink.
  */
 int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 		      struct base_error *error);
-struct ring_writer *zip_writer_file(struct zip_writer *writer);
 uint64_t
 zip_writer_payload_bytes(const struct zip_writer *writer); /* of the records, without the index */
-/* Frees the ring writer too: without its commit the file is abandoned. NULL is fine. */
+/* Frees the sink, too: a file that was not committed is abandoned. NULL is fine. */
 void zip_writer_free(struct zip_writer *writer);
+
+/* ---- Bundles (bundle.c) ---------------------------------------------------------------------- */
+
+/*
+ * A zip whose stored members are whole files, one after the other: without a folder, without an
+ * index. Lengths need not be known before.
+ */
+struct zip_bundle;
+
+#define ZIP_MAX_MEMBER_ALIGNMENT (4 * GIB)
+
+/* Where in the file a member lies. */
+struct zip_member {
+	uint64_t offset; /* a multiple of the alignment */
+	uint64_t bytes;
+	uint32_t crc32;
+};
+
+/*
+ * Takes the file over: it is finished and freed with the bundle; ring_writer_commit() is left to
+ * the caller. After a failure it is the caller's. Members begin on multiples of `alignment`: a
+ * multiple of ZIP_LARGE_ALIGNMENT, at most ZIP_MAX_MEMBER_ALIGNMENT. `path` is for messages.
+ */
+int zip_bundle_new(struct zip_bundle **out, struct ring_writer *file, const char *path,
+		   uint64_t alignment, struct base_error *error);
+
+/* A member: begin, put any number of times, end. Of the calls only a refused one (-EINVAL, -EEXIST)
+ * is without consequences; after another failure only free() remains. */
+int zip_bundle_begin(struct zip_bundle *bundle, const char *name, struct base_error *error);
+int zip_bundle_put(struct zip_bundle *bundle, const void *data, size_t bytes,
+		   struct base_error *error);
+int zip_bundle_end(struct zip_bundle *bundle, struct zip_member *member, struct base_error *error);
+
+/*
+ * The open member, to put an archive into: offsets are the member's, and a writer of an archive can
+ * be finished and freed while the member stays open. Valid until the member's end.
+ */
+struct zip_sink zip_sink_of_member(struct zip_bundle *bundle);
+
+/* Writes the directory and finishes the file. */
+int zip_bundle_finish(struct zip_bundle *bundle, struct base_error *error);
+/* Frees the file, too: without its commit it is abandoned. NULL is fine. */
+void zip_bundle_free(struct zip_bundle *bundle);
 
 /* ---- Reader (reader.c, ranges.c, stretch.c) -------------------------------------------------- */
 

@@ -93,7 +93,58 @@ AT(ioshape_report, capacity, 716);
 AT(ioshape_report, coordinator, 720);
 AT(ioshape_report, pool, 736);
 AT(ioshape_report, ahead, 864);
-BYTES(ioshape_report, 992);
+AT(ioshape_report, group_s, 992);
+AT(ioshape_report, generation_bytes, 1000);
+AT(ioshape_report, ranks, 1008);
+AT(ioshape_report, why, 1016);
+BYTES(ioshape_report, 1176);
+
+AT(ioshape_comm, size, 0);
+AT(ioshape_comm, user, 8);
+AT(ioshape_comm, send, 16);
+AT(ioshape_comm, receive, 24);
+AT(ioshape_comm, progress, 32);
+BYTES(ioshape_comm, 40);
+
+AT(ioshape_group_options, size, 0);
+AT(ioshape_group_options, rank, 8);
+AT(ioshape_group_options, ranks, 12);
+AT(ioshape_group_options, local_ranks, 16);
+AT(ioshape_group_options, mode, 20);
+AT(ioshape_group_options, board, 24);
+AT(ioshape_group_options, token, 32);
+AT(ioshape_group_options, node, 40);
+AT(ioshape_group_options, comm, 48);
+AT(ioshape_group_options, deadline_ms, 56);
+AT(ioshape_group_options, keep_last, 60);
+AT(ioshape_group_options, keep_every, 64);
+BYTES(ioshape_group_options, 72);
+
+AT(ioshape_generation_info, size, 0);
+AT(ioshape_generation_info, step, 8);
+AT(ioshape_generation_info, ranks, 16);
+AT(ioshape_generation_info, files, 20);
+AT(ioshape_generation_info, bytes, 24);
+AT(ioshape_generation_info, saved, 32);
+AT(ioshape_generation_info, mode, 40);
+AT(ioshape_generation_info, path, 48);
+BYTES(ioshape_generation_info, 56);
+
+AT(ioshape_part_info, size, 0);
+AT(ioshape_part_info, file, 8);
+AT(ioshape_part_info, name, 16);
+AT(ioshape_part_info, offset, 24);
+AT(ioshape_part_info, bytes, 32);
+AT(ioshape_part_info, crc32, 40);
+BYTES(ioshape_part_info, 48);
+
+AT(ioshape_prune_options, size, 0);
+AT(ioshape_prune_options, keep_last, 8);
+AT(ioshape_prune_options, dry_run, 12);
+AT(ioshape_prune_options, keep_every, 16);
+AT(ioshape_prune_options, removing, 24);
+AT(ioshape_prune_options, removing_user, 32);
+BYTES(ioshape_prune_options, 40);
 
 AT(ioshape_save_options, size, 0);
 AT(ioshape_save_options, metadata, 8);

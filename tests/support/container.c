@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes archives as the library lays them out, of any size: data is zeros, and the file is sparse.
- * And reads any archive as the library does.
+ * And reads any archive as the library does. Bundles are written by the library itself, into a
+ * sparse file.
  *
  *   container write PATH RECORD...
- *   container list PATH        name, bytes, offset of the data and checksum of each record, tabs
- * between container verify PATH      compares all checksums
+ *   container list PATH    name, bytes, offset of the data and checksum of each record, between
+ * tabs container verify PATH  compares all checksums container bundle PATH ALIGNMENT MEMBER...
+ * prints of each member what list prints of a record
  *
  * RECORD is NAME=TEXT, NAME:BYTES, NAME:BYTES:ALIGNMENT or NAME:BYTES:unknown (as if the length
- * were not known beforehand); NAME*COUNT:BYTES makes NAME0, NAME1 and so on.
+ * were not known beforehand); NAME*COUNT:BYTES makes NAME0, NAME1 and so on. MEMBER is NAME@FILE,
+ * which becomes a copy of the file, NAME:BYTES or NAME*COUNT:BYTES.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -142,6 +145,133 @@ static void write_container(const char *path, char **records)
 	free(output.entries);
 }
 
+/* ---- Bundles --------------------------------------------------------------------------------- */
+
+/* The file floor of bundles, in place of that in the library: what is known to be zeros is neither
+ * written nor checksummed byte by byte. */
+struct ring_writer {
+	int fd;
+	uint64_t bytes;
+};
+
+static const uint8_t zeros[MIB];
+
+uint64_t ring_writer_offset(const struct ring_writer *file)
+{
+	return file->bytes;
+}
+
+int ring_writer_put(struct ring_writer *file, const void *data, size_t bytes, uint32_t *crc,
+		    struct base_error *error)
+{
+	(void)error;
+	if (data != zeros) {
+		if (pwrite(file->fd, data, bytes, (off_t)file->bytes) != (ssize_t)bytes)
+			give_up("cannot write", strerror(errno));
+		if (crc)
+			*crc = base_crc32(*crc, data, bytes);
+	} else if (crc) {
+		*crc = base_crc32_combine(*crc, crc_of_zeros(bytes), bytes);
+	}
+	file->bytes += bytes;
+	return 0;
+}
+
+int ring_writer_finish(struct ring_writer *file, struct base_error *error)
+{
+	(void)error;
+	if (ftruncate(file->fd, (off_t)file->bytes))
+		give_up("cannot extend", strerror(errno));
+	return 0;
+}
+
+void ring_writer_free(struct ring_writer *file)
+{
+	close(file->fd);
+}
+
+static void expect(int result, const struct base_error *error)
+{
+	if (result)
+		give_up("refused", error->text);
+}
+
+static void put_copy(struct zip_bundle *bundle, const char *path, struct base_error *error)
+{
+	static uint8_t buffer[300 * KIB];
+	int fd = open(path, O_RDONLY);
+	ssize_t got;
+
+	while ((got = read(fd, buffer, sizeof(buffer))) > 0)
+		expect(zip_bundle_put(bundle, buffer, (size_t)got, error), error);
+	if (got)
+		give_up(path, strerror(errno));
+	close(fd);
+}
+
+static void add_member(struct zip_bundle *bundle, const char *name, const char *file,
+		       uint64_t bytes)
+{
+	struct base_error error = { 0 };
+	struct zip_member member;
+	uint64_t piece;
+
+	expect(zip_bundle_begin(bundle, name, &error), &error);
+	if (file)
+		put_copy(bundle, file, &error);
+	for (; !file && bytes; bytes -= piece) {
+		piece = MIN(bytes, sizeof(zeros));
+		expect(zip_bundle_put(bundle, zeros, piece, &error), &error);
+	}
+	expect(zip_bundle_end(bundle, &member, &error), &error);
+	printf("%s\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\n", name, member.bytes, member.offset,
+	       member.crc32);
+}
+
+static void add_specified_member(struct zip_bundle *bundle, char *specified)
+{
+	char *name, *numbered;
+	uint64_t bytes, copies;
+
+	if (strchr(specified, '@')) {
+		name = strsep(&specified, "@");
+		add_member(bundle, name, specified, 0);
+		return;
+	}
+	name = strsep(&specified, ":");
+	must(specified ? base_parse_bytes(specified, &bytes) : -EINVAL, name);
+	specified = name;
+	name = strsep(&specified, "*");
+	if (!specified) {
+		add_member(bundle, name, NULL, bytes);
+		return;
+	}
+	must(base_parse_bytes(specified, &copies), "count");
+	for (uint64_t i = 0; i < copies; i++) {
+		if (asprintf(&numbered, "%s%" PRIu64, name, i) < 0)
+			give_up(name, "no memory");
+		add_member(bundle, numbered, NULL, bytes);
+		free(numbered);
+	}
+}
+
+static void write_bundle(const char *path, const char *alignment, char **members)
+{
+	struct ring_writer file = { .fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0666) };
+	struct base_error error = { 0 };
+	struct zip_bundle *bundle;
+	uint64_t bytes;
+
+	if (file.fd < 0)
+		give_up(path, strerror(errno));
+	must(base_parse_bytes(alignment, &bytes), "alignment");
+	expect(zip_bundle_new(&bundle, &file, path, bytes, &error), &error);
+	while (*members)
+		add_specified_member(bundle, *members++);
+	expect(zip_bundle_finish(bundle, &error), &error);
+	zip_bundle_free(bundle);
+}
+
 /* ---- Reading
  * ------------------------------------------------------------------------------------------ */
 
@@ -185,8 +315,14 @@ int main(int argc, char **argv)
 		write_container(argv[2], argv + 3);
 		return 0;
 	}
+	if (argc >= 4 && !strcmp(argv[1], "bundle")) {
+		write_bundle(argv[2], argv[3], argv + 4);
+		return 0;
+	}
 	if (argc != 3)
-		give_up("usage", "container write PATH RECORD... | list PATH | verify PATH");
+		give_up("usage",
+			"container write PATH RECORD... | bundle PATH ALIGNMENT MEMBER... | "
+			"list PATH | verify PATH");
 	if (zip_reader_open(&reader, argv[2], IOSHAPE_DIRECT_PREFER, &error))
 		give_up("refused", error.text);
 	if (!strcmp(argv[1], "list"))

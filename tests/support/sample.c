@@ -230,18 +230,12 @@ static int check_metadata(struct ioshape_reader *reader, const struct sample *sa
 	return 0;
 }
 
-int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,
-		 char *why, size_t why_bytes)
+int sample_check_reader(struct ioshape_reader *reader, const struct sample *sample, char *why,
+			size_t why_bytes)
 {
-	struct ioshape_reader *reader;
 	uint64_t count = 0;
 	int ret;
 
-	ret = ioshape_reader_open(context, path, NULL, &reader);
-	if (ret) {
-		snprintf(why, why_bytes, "%s", ioshape_context_message(context));
-		return ret;
-	}
 	ret = ioshape_reader_tensors(reader, &count);
 	if (ret)
 		snprintf(why, why_bytes, "%s", ioshape_reader_message(reader));
@@ -249,8 +243,21 @@ int sample_check(struct ioshape_context *context, const char *path, const struct
 		ret = complain(why, why_bytes, "the number", "tensors");
 	if (!ret)
 		ret = check_data(reader, sample, why, why_bytes);
-	if (!ret)
-		ret = check_metadata(reader, sample, why, why_bytes);
+	return ret ? ret : check_metadata(reader, sample, why, why_bytes);
+}
+
+int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,
+		 char *why, size_t why_bytes)
+{
+	struct ioshape_reader *reader;
+	int ret;
+
+	ret = ioshape_reader_open(context, path, NULL, &reader);
+	if (ret) {
+		snprintf(why, why_bytes, "%s", ioshape_context_message(context));
+		return ret;
+	}
+	ret = sample_check_reader(reader, sample, why, why_bytes);
 	ioshape_reader_free(reader);
 	return ret;
 }

@@ -36,6 +36,10 @@ void sample_spoil(struct sample *sample);
 int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,
 		 char *why, size_t why_bytes);
 
+/* The same for a file that is open. */
+int sample_check_reader(struct ioshape_reader *reader, const struct sample *sample, char *why,
+			size_t why_bytes);
+
 /* A context for tests: small blocks, few threads. Fails the test if it cannot be had. */
 struct ioshape_context *sample_context(enum ioshape_engine engine, enum ioshape_direct direct);
 

@@ -130,6 +130,58 @@ START_TEST(every_length_arrives_through_every_engine)
 }
 END_TEST
 
+/* Puts a piece of some length in one of the ways there are: with a checksum of the caller's that
+ * goes on, without one, or as zeros. What it should become lies in `expected`. */
+static void put_somehow(struct file_write *write, uint64_t *seed, uint8_t *expected, size_t bytes)
+{
+	uint32_t crc = (uint32_t)test_random(seed), before = crc;
+
+	switch (test_random_below(seed, 3)) {
+	case 0:
+		memset(expected, 0, bytes);
+		REQUIRE(!ring_writer_put_zeros(write->writer, bytes, &write->error));
+		break;
+	case 1:
+		memcpy(expected, data, bytes);
+		REQUIRE(!ring_writer_put(write->writer, data, bytes, NULL, &write->error));
+		break;
+	default:
+		memcpy(expected, data, bytes);
+		crc = test_random_below(seed, 2) ? 0 : crc;
+		before = crc;
+		REQUIRE(!ring_writer_put(write->writer, data, bytes, &crc, &write->error));
+		ck_assert_uint_eq(crc, base_crc32(before, data, bytes));
+	}
+}
+
+START_TEST(a_whole_file_has_a_checksum_whatever_it_came_in)
+{
+	uint8_t *expected = malloc(ROOM);
+	uint64_t seed = 5;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(lengths); i++) {
+		struct file_write write = file_write_defaults();
+
+		write.config.engine = engines[_i];
+		write.options.no_sync = write.options.want_crc32 = true;
+		ck_assert_msg(!file_write_open(&write, scratch_path("file")), "%s",
+			      write.error.text);
+		for (size_t done = 0, piece; done < lengths[i]; done += piece) {
+			piece = (size_t)1 << test_random_below(&seed, 20);
+			piece = 1 + test_random_below(&seed, piece);
+			piece = MIN(piece, lengths[i] - done);
+			put_somehow(&write, &seed, expected + done, piece);
+		}
+		ck_assert_msg(!file_write_end(&write), "%s", write.error.text);
+		ck_assert_uint_eq(ring_writer_crc32(write.writer),
+				  base_crc32(0, expected, lengths[i]));
+		file_write_close(&write);
+		ck_assert(scratch_same(scratch_path("file"), expected, lengths[i]));
+	}
+	free(expected);
+}
+END_TEST
+
 /* Larger than the small files' limit, smaller than a block. */
 START_TEST(a_file_within_one_large_block_arrives)
 {
@@ -496,6 +548,8 @@ int main(void)
 		suite_add_tcase(suite, all[i]);
 	}
 	tcase_add_loop_test(lengths_case, every_length_arrives_through_every_engine, 0, count);
+	tcase_add_loop_test(lengths_case, a_whole_file_has_a_checksum_whatever_it_came_in, 0,
+			    count);
 	tcase_add_loop_test(lengths_case, a_file_within_one_large_block_arrives, 0, count);
 	tcase_add_loop_test(lengths_case,
 			    what_is_expected_changes_nothing_but_when_a_full_disk_is_noticed, 0,

@@ -97,6 +97,58 @@ START_TEST(what_no_file_can_hold_is_refused)
 }
 END_TEST
 
+static void check_member(uint64_t cursor, size_t name_bytes, uint64_t alignment)
+{
+	const uint64_t header_bytes = 30 + name_bytes + 20 + 4;
+	struct zip_place place;
+
+	ck_assert_int_eq(zip_place_member(cursor, name_bytes, alignment, &place), 0);
+	ck_assert(place.zip64);
+	ck_assert_uint_eq(place.data_offset % alignment, 0);
+	ck_assert_uint_eq(place.header_bytes, header_bytes);
+	ck_assert_uint_eq(place.header_offset, place.data_offset - header_bytes);
+	ck_assert_uint_ge(place.header_offset, cursor);
+	/* And not a boundary later than needed. */
+	ck_assert_uint_lt(place.header_offset - cursor, alignment);
+}
+
+START_TEST(members_begin_on_the_next_boundary_that_leaves_room)
+{
+	static const uint64_t alignments[] = { 4096, 12288, 65536, 3 * MIB, 4 * GIB };
+	uint64_t seed = 2;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(alignments); i++) {
+		for (uint64_t near = 0; near < 200; near++)
+			check_member(alignments[i] - 100 + near, 13, alignments[i]);
+		check_member(0, 1, alignments[i]);
+		check_member(0, ZIP_MAX_FULL_NAME_BYTES, alignments[i]);
+	}
+	for (int i = 0; i < 20000; i++)
+		check_member(test_random(&seed) >> (2 + test_random_below(&seed, 60)),
+			     1 + test_random_below(&seed, ZIP_MAX_FULL_NAME_BYTES),
+			     4096 * (1 + test_random_below(&seed, MIB)));
+}
+END_TEST
+
+START_TEST(members_that_no_file_can_hold_are_refused)
+{
+	const uint64_t most = INT64_MAX;
+	struct zip_place place;
+
+	ck_assert_int_eq(zip_place_member(most, 8, 4096, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_member(UINT64_MAX, 8, 4096, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_member(most - 4 * GIB, 8, 4 * GIB, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_member(most - 8192, 8, 4096, &place), 0);
+	ck_assert_int_eq(zip_place_member(0, 0, 4096, &place), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_member(0, ZIP_MAX_FULL_NAME_BYTES + 1, 4096, &place),
+			 IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(zip_place_member(0, 8, 0, &place), -EINVAL);
+	ck_assert_int_eq(zip_place_member(0, 8, 64, &place), -EINVAL);
+	ck_assert_int_eq(zip_place_member(0, 8, 4097, &place), -EINVAL);
+	ck_assert_int_eq(zip_place_member(0, 8, 4 * GIB + 4096, &place), -EINVAL);
+}
+END_TEST
+
 START_TEST(names_and_alignments_have_limits)
 {
 	static const uint32_t wrong[] = { 0, 3, 63, 4097, 8192, UINT32_MAX };
@@ -131,6 +183,8 @@ int main(void)
 	tcase_add_test(tests, what_no_file_can_hold_is_refused);
 	tcase_add_test(tests, names_and_alignments_have_limits);
 	tcase_add_test(tests, large_records_begin_on_pages_and_small_ones_on_cache_lines);
+	tcase_add_test(tests, members_begin_on_the_next_boundary_that_leaves_room);
+	tcase_add_test(tests, members_that_no_file_can_hold_are_refused);
 	suite_add_tcase(suite, tests);
 	return check_main(suite);
 }

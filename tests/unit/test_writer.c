@@ -26,6 +26,7 @@ struct ring_writer {
 
 static unsigned long steps, failing_step; /* puts and finishes; the failing one, or 0 */
 static unsigned files;                    /* that have not been freed */
+static struct ring_writer *current;       /* the newest one */
 
 /* What a record of gigabytes is made of: neither stored nor checksummed byte by byte. */
 static const uint8_t zeros[MIB];
@@ -90,6 +91,7 @@ static struct ring_writer *new_file(void)
 	file->fd = memfd_create("container", MFD_CLOEXEC);
 	ck_assert_int_ge(file->fd, 0);
 	files++;
+	current = file;
 	steps = failing_step = 0;
 	return file;
 }
@@ -115,7 +117,9 @@ static struct zip_writer *new_writer(void)
 {
 	struct zip_writer *writer;
 
-	ck_assert_int_eq(zip_writer_new(&writer, new_file(), "/checkpoints/last.pt", NULL), 0);
+	ck_assert_int_eq(
+		zip_writer_new(&writer, zip_sink_of_file(new_file()), "/checkpoints/last.pt", NULL),
+		0);
 	return writer;
 }
 
@@ -132,10 +136,9 @@ static int write_record(struct zip_writer *writer, const char *name, const void 
 	return ret;
 }
 
-static void look_back(struct zip_writer *writer, struct zip_directory *directory,
-		      struct zip_index *index)
+static void look_back(struct zip_directory *directory, struct zip_index *index)
 {
-	struct ring_writer *file = zip_writer_file(writer);
+	struct ring_writer *file = current;
 	struct base_error error = { 0 };
 	struct zip_entry *last;
 	uint8_t *bytes;
@@ -191,10 +194,10 @@ static void expect_records(struct zip_writer *writer, const uint8_t *data)
 {
 	struct zip_directory directory;
 	struct zip_index index;
-	uint8_t *content = content_of(zip_writer_file(writer));
+	uint8_t *content = content_of(current);
 	uint64_t check = 0, payload = 0;
 
-	look_back(writer, &directory, &index);
+	look_back(&directory, &index);
 	ck_assert_uint_eq(directory.count, ARRAY_LENGTH(sizes) + 1);
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
 		const struct zip_entry *entry = &directory.entries[i];
@@ -209,7 +212,7 @@ static void expect_records(struct zip_writer *writer, const uint8_t *data)
 	}
 	ck_assert_uint_eq(index.check_count, check);
 	ck_assert_uint_eq(zip_writer_payload_bytes(writer), payload);
-	ck_assert(zip_writer_file(writer)->finished);
+	ck_assert(current->finished);
 	zip_index_free(&index);
 	zip_directory_free(&directory);
 	free(content);
@@ -256,7 +259,7 @@ START_TEST(data_begins_where_it_was_asked_to)
 	ck_assert_int_eq(write_record(writer, "small", zeros, 256 * KIB - 1, NULL), 0);
 	ck_assert_int_eq(write_record(writer, "large", zeros, 256 * KIB, NULL), 0);
 	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
-	look_back(writer, &directory, &index);
+	look_back(&directory, &index);
 	for (uint32_t i = 0; i < 13; i++)
 		ck_assert_uint_eq(index.data_offsets[i] % (UINT64_C(1) << i), 0);
 	ck_assert_uint_eq(index.data_offsets[13] % 64, 0);
@@ -284,7 +287,7 @@ START_TEST(table_and_metadata_are_in_the_index)
 	ck_assert_int_eq(write_record(writer, "data.pkl", "pickle", 6, NULL), 0);
 	ck_assert_int_eq(write_record(writer, "data/0", "0123456789", 10, NULL), 0);
 	ck_assert_int_eq(zip_writer_finish(writer, &given, NULL), 0);
-	look_back(writer, &directory, &index);
+	look_back(&directory, &index);
 	ck_assert(index.has_table);
 	ck_assert_str_eq(index.tensors[0].name, "w");
 	ck_assert_int_eq(index.metadata.step, 42);
@@ -301,7 +304,7 @@ START_TEST(an_empty_container_is_a_container)
 	struct zip_index index;
 
 	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
-	look_back(writer, &directory, &index);
+	look_back(&directory, &index);
 	ck_assert_uint_eq(directory.count, 1);
 	zip_index_free(&index);
 	zip_directory_free(&directory);
@@ -332,7 +335,7 @@ START_TEST(records_may_pass_four_gigabytes)
 		ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
 		ck_assert_int_eq(write_record(writer, "data/1", "behind", 6, NULL), 0);
 		ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
-		look_back(writer, &directory, &index);
+		look_back(&directory, &index);
 		ck_assert_uint_eq(directory.entries[0].bytes, count * MIB);
 		ck_assert_uint_eq(index.check_count, count + 1);
 		ck_assert_uint_gt(directory.entries[1].header_offset, count * MIB);
@@ -358,7 +361,7 @@ START_TEST(a_hundred_thousand_records_are_no_trouble)
 		REQUIRE(!write_record(writer, name, name, (size_t)length, NULL));
 	}
 	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
-	look_back(writer, &directory, &index);
+	look_back(&directory, &index);
 	ck_assert_uint_eq(directory.count, 100001);
 	ck_assert(zip_names_find(directory.names, "data/77777", 10, &position));
 	ck_assert_uint_eq(position, 77777);
@@ -460,8 +463,8 @@ static uint8_t *write_two(bool misused, uint64_t *bytes)
 		ck_assert_int_eq(zip_writer_put(writer, "abc", 3, NULL), 0);
 	ck_assert_int_eq(zip_writer_end(writer, NULL), 0);
 	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
-	*bytes = zip_writer_file(writer)->bytes;
-	content = content_of(zip_writer_file(writer));
+	*bytes = current->bytes;
+	content = content_of(current);
 	zip_writer_free(writer);
 	return content;
 }
@@ -553,7 +556,8 @@ START_TEST(without_memory_nothing_leaks)
 
 		file = new_file();
 		fail_memory_at(nth);
-		ret = zip_writer_new(&writer, file, "/checkpoints/last.pt", &error);
+		ret = zip_writer_new(&writer, zip_sink_of_file(file), "/checkpoints/last.pt",
+				     &error);
 		if (ret) {
 			fail_memory_at(0);
 			REQUIRE(!writer && files == 1);

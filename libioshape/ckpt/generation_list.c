@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What generations there are in a directory. */
+#define _GNU_SOURCE
+#include "ckpt/generation.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int ckpt_open_directory(struct ring_folder *directory, const char *path, struct base_error *error)
+{
+	char *absolute = NULL, *here;
+	int ret;
+
+	if (*path != '/') {
+		here = getcwd(NULL, 0);
+		if (here && asprintf(&absolute, "%s/%s", strcmp(here, "/") ? here : "", path) < 0)
+			absolute = NULL;
+		free(here);
+	}
+	/* A working directory that was removed has no name. */
+	ret = ring_folder_open(directory, absolute ? absolute : path, error);
+	free(absolute);
+	/* As the user wrote it, without slashes at the end that names are put behind. */
+	for (size_t end = ret ? 0 : strlen(directory->path);
+	     end > 1 && directory->path[end - 1] == '/';)
+		directory->path[--end] = 0;
+	return ret;
+}
+
+/* ---- Listing --------------------------------------------------------------------------------- */
+
+static int add_candidate(void *user, const char *name, struct base_error *error)
+{
+	struct ckpt_candidate candidate = { 0 };
+	struct ckpt_name parsed = ckpt_parse_name(name);
+	struct base_buffer *list = user;
+
+	if (parsed.kind != CKPT_NAME_STEP && parsed.kind != CKPT_NAME_REPLACED)
+		return 0;
+	candidate.step = parsed.step;
+	candidate.aside = parsed.kind == CKPT_NAME_REPLACED;
+	snprintf(candidate.name, sizeof(candidate.name), "%s", name);
+	if (base_buffer_append(list, &candidate, sizeof(candidate)))
+		return base_no_memory(error, "a list of generations", list->bytes);
+	return 0;
+}
+
+static int compare(const void *left, const void *right)
+{
+	const struct ckpt_candidate *a = left, *b = right;
+
+	if (a->step != b->step)
+		return a->step < b->step ? 1 : -1;
+	return a->aside != b->aside ? a->aside - b->aside : strcmp(a->name, b->name);
+}
+
+int ckpt_list(const struct ring_folder *directory, struct ckpt_candidates *candidates,
+	      struct base_error *error)
+{
+	struct base_buffer list = { 0 };
+	int ret = ring_folder_list(directory, add_candidate, &list, error);
+
+	*candidates = (struct ckpt_candidates){ 0 };
+	if (ret) {
+		base_buffer_free(&list);
+		return ret;
+	}
+	/* The buffer's memory is malloc()'s, and the struct's alignment is no stricter. */
+	candidates->all = (struct ckpt_candidate *)(void *)list.data;
+	candidates->count = list.bytes / sizeof(*candidates->all);
+	if (candidates->count)
+		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare);
+	return 0;
+}
+
+void ckpt_candidates_free(struct ckpt_candidates *candidates)
+{
+	free(candidates->all);
+	*candidates = (struct ckpt_candidates){ 0 };
+}
+
+/* ---- Finding --------------------------------------------------------------------------------- */
+
+int ckpt_open_step(struct ckpt_generation *generation, const struct ring_folder *directory,
+		   uint64_t step, struct base_error *error)
+{
+	struct ckpt_candidates candidates;
+	char name[CKPT_STEP_NAME_BYTES];
+	int ret;
+
+	ckpt_step_name(name, step);
+	ret = ckpt_generation_open(generation, directory, name, step, error);
+	if (ret != -ENOENT)
+		return ret;
+	ret = ckpt_list(directory, &candidates, error);
+	if (ret)
+		return ret;
+	ret = -ENOENT;
+	for (size_t i = 0; ret == -ENOENT && i < candidates.count; i++)
+		if (candidates.all[i].step == step)
+			ret = ckpt_generation_open(generation, directory, candidates.all[i].name,
+						   step, error);
+	ckpt_candidates_free(&candidates);
+	if (ret == -ENOENT)
+		base_fail(error, ret, "there is no complete generation of step %llu in %s",
+			  (unsigned long long)step, directory->path);
+	return ret;
+}
+
+/* Whether the next one may be taken instead: not if it was this process that could not. */
+static bool is_its_own_fault(int code)
+{
+	switch (code) {
+	case -ENOMEM:
+	case -EMFILE:
+	case -ENFILE:
+	case -EACCES:
+	case -EPERM:
+		return false;
+	default:
+		return true;
+	}
+}
+
+int ckpt_open_latest(struct ckpt_generation *generation, const struct ring_folder *directory,
+		     const struct base_log *log, struct base_error *error)
+{
+	struct ckpt_candidates candidates;
+	int ret = ckpt_list(directory, &candidates, error);
+
+	*generation = (struct ckpt_generation)CKPT_NO_GENERATION;
+	if (ret)
+		return ret;
+	ret = -ENOENT;
+	for (size_t i = 0; ret && i < candidates.count; i++) {
+		const struct ckpt_candidate *candidate = &candidates.all[i];
+		struct base_error why = { 0 };
+
+		ret = ckpt_generation_open(generation, directory, candidate->name, candidate->step,
+					   &why);
+		if (ret && !is_its_own_fault(ret)) {
+			*error = why;
+			break;
+		}
+		if (ret && ret != -ENOENT)
+			base_log(log, IOSHAPE_LOG_WARNING, "generation %s/%s is passed over: %s",
+				 directory->path, candidate->name, why.text);
+	}
+	ckpt_candidates_free(&candidates);
+	if (ret && !error->code)
+		ret = base_fail(error, -ENOENT, "there is no complete generation in %s",
+				directory->path);
+	return ret;
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whether a directory is a complete generation. */
+#include "ckpt/generation.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+static int read_manifest(struct ckpt_generation *generation, struct base_error *error)
+{
+	struct base_buffer text = { 0 };
+	char path[BASE_ERROR_TEXT_BYTES / 2];
+	int ret;
+
+	ret = ring_folder_get(&generation->folder, ZIP_MANIFEST_NAME, ZIP_MAX_MANIFEST_BYTES, &text,
+			      &generation->held, error);
+	snprintf(path, sizeof(path), "%s/" ZIP_MANIFEST_NAME, generation->folder.path);
+	if (!ret)
+		ret = zip_manifest_decode(&generation->manifest, (const char *)text.data,
+					  text.bytes, path, error);
+	base_buffer_free(&text);
+	return ret;
+}
+
+static int check_file(const struct ckpt_generation *generation,
+		      const struct zip_manifest_file *file, struct base_error *error)
+{
+	struct ring_entry entry;
+	int ret = ring_folder_look(&generation->folder, file->name, &entry, error);
+
+	if (ret == -ENOENT)
+		return base_fail(error, IOSHAPE_E_DAMAGED,
+				 "%s/%s is missing: the generation is incomplete, use another",
+				 generation->folder.path, file->name);
+	if (ret)
+		return ret;
+	if (entry.kind == RING_FILE && entry.bytes == file->bytes)
+		return 0;
+	return base_fail(error, IOSHAPE_E_DAMAGED,
+			 "%s/%s has %llu bytes, but the manifest says %llu: it was changed, use "
+			 "another generation",
+			 generation->folder.path, file->name, (unsigned long long)entry.bytes,
+			 (unsigned long long)file->bytes);
+}
+
+static int check(const struct ckpt_generation *generation, uint64_t step, struct base_error *error)
+{
+	const struct zip_manifest *manifest = &generation->manifest;
+	int ret = 0;
+
+	if (manifest->step != step)
+		return base_fail(error, IOSHAPE_E_DAMAGED,
+				 "%s has the manifest of step %llu; the directory was renamed",
+				 generation->folder.path, (unsigned long long)manifest->step);
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++)
+		ret = check_file(generation, &manifest->files[i], error);
+	return ret;
+}
+
+int ckpt_generation_open(struct ckpt_generation *generation, const struct ring_folder *directory,
+			 const char *name, uint64_t step, struct base_error *error)
+{
+	struct base_error unopened = { 0 };
+	int ret;
+
+	*generation = (struct ckpt_generation)CKPT_NO_GENERATION;
+	ret = ring_folder_open_in(&generation->folder, directory, name, &unopened);
+	if (ret == -ENOENT)
+		return ret;
+	if (ret)
+		return base_fail(error, ret, "cannot open the generation %s/%s", directory->path,
+				 name);
+	ret = read_manifest(generation, error);
+	if (!ret)
+		ret = check(generation, step, error);
+	if (ret)
+		ckpt_generation_close(generation);
+	return ret;
+}
+
+void ckpt_generation_close(struct ckpt_generation *generation)
+{
+	zip_manifest_free(&generation->manifest);
+	ring_folder_let_go(&generation->held);
+	ring_folder_close(&generation->folder);
+}
+
+uint64_t ckpt_generation_bytes(const struct ckpt_generation *generation)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < generation->manifest.file_count; i++)
+		bytes += generation->manifest.files[i].bytes;
+	return bytes;
+}

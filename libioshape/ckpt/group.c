@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups: opening and freeing, and asking for the newest generation. */
+#define _GNU_SOURCE
+#include "ckpt/group.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define DEFAULT_DEADLINE_MS 120000u
+#define SHORTEST_DEADLINE_MS 1000u
+#define LONGEST_DEADLINE_MS 3600000u
+
+/* Rank 0 goes no earlier than the others have read what it said last, but not much later either. */
+#define LONGEST_PARTING_MS 10000u
+
+uint64_t ckpt_random_number(void)
+{
+	uint64_t number = 0;
+
+	if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)getpid();
+	return number ? number : 1;
+}
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+static int take_environment(struct ioshape_group_options *options, struct base_error *error)
+{
+	static const char *const modes[] = { "auto", "each", "node", "rank0", NULL };
+	static const char *const boards[] = { "auto", "redis", "sockets", "files", NULL };
+	int mode = options->mode, board = options->board, ret = 0;
+	const char *node = getenv("IOSHAPE_NODE");
+
+	if (!mode)
+		ret = base_env_choice("IOSHAPE_MODE", modes, &mode, error);
+	if (!ret && !board)
+		ret = base_env_choice("IOSHAPE_BOARD", boards, &board, error);
+	if (!ret && !options->deadline_ms)
+		ret = base_env_count("IOSHAPE_DEADLINE_MS", &options->deadline_ms, error);
+	if ((!options->node || !*options->node) && node && *node)
+		options->node = node;
+	options->mode = (enum ioshape_mode)mode;
+	options->board = (enum ioshape_board)board;
+	if (!options->deadline_ms)
+		options->deadline_ms = DEFAULT_DEADLINE_MS;
+	if (!options->ranks)
+		options->ranks = 1;
+	return ret;
+}
+
+static int check_options(const struct ioshape_group_options *options, struct base_error *error)
+{
+	if ((unsigned)options->mode > IOSHAPE_MODE_RANK0 ||
+	    (unsigned)options->board > IOSHAPE_BOARD_FILES)
+		return base_fail(error, -EINVAL,
+				 "a group option has a value that its enum does not have; zero the "
+				 "struct before filling it in");
+	if (options->ranks > ZIP_MAX_RANKS || options->rank >= options->ranks)
+		return base_fail(error, -EINVAL,
+				 "rank %u of %u cannot be; ranks begin at 0, and there are at most "
+				 "%u",
+				 options->rank, options->ranks, ZIP_MAX_RANKS);
+	if (options->deadline_ms < SHORTEST_DEADLINE_MS ||
+	    options->deadline_ms > LONGEST_DEADLINE_MS)
+		return base_fail(error, -EINVAL, "deadline_ms is %u; it takes %u to %u",
+				 options->deadline_ms, SHORTEST_DEADLINE_MS, LONGEST_DEADLINE_MS);
+	if (options->comm && (options->comm->size < sizeof(struct ioshape_comm) ||
+			      !options->comm->send || !options->comm->receive))
+		return base_fail(error, -EINVAL,
+				 "struct ioshape_comm needs its size, send and receive set");
+	return 0;
+}
+
+/* Which medium: all ranks must come to the same answer without having talked. */
+static int choose_board(struct ioshape_group *group, struct base_error *error)
+{
+	const struct slots_ops *coordinator = slots_coordinator_of(group->coordinator.address);
+	bool redis = coordinator == &slots_redis;
+	enum ioshape_board asked = group->options.board;
+
+	if (group->options.ranks == 1)
+		return 0;
+	if (asked == IOSHAPE_BOARD_REDIS && !redis)
+		return base_fail(error, -EINVAL,
+				 "the group of %s is to meet through Redis, but the coordinator is "
+				 "another; set IOSHAPE_COORDINATOR",
+				 group->directory);
+	if (asked == IOSHAPE_BOARD_REDIS || (!asked && redis))
+		group->ops = &gather_board_redis;
+	else if (asked == IOSHAPE_BOARD_SOCKETS ||
+		 (!asked && group->options.local_ranks == group->options.ranks))
+		group->ops = &gather_board_sockets;
+	else
+		group->ops = &gather_board_files;
+	return 0;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+/* Where this process is: ranks share memory if they can reach each other's sockets. */
+static void find_own_place(struct ioshape_group *group)
+{
+	struct ckpt_group_rank *own = &group->ranks[group->options.rank];
+	char network[32] = "";
+	ssize_t bytes = readlink("/proc/self/ns/net", network, sizeof(network) - 1);
+
+	network[MAX(bytes, 0)] = 0;
+	own->nonce = group->nonce = ckpt_random_number();
+	snprintf(own->node_key, sizeof(own->node_key), "%016llx %s %s",
+		 (unsigned long long)base_hash_text(group->node ? group->node : ""),
+		 ring_machine_tag(), network);
+	snprintf(own->where, sizeof(own->where), "%.40s, process %ld",
+		 group->node ? group->node : group->context->slots.config.identity.node,
+		 (long)base_pid());
+}
+
+static int copy_strings(struct ioshape_group *group, const char *directory,
+			struct base_error *error)
+{
+	const struct ioshape_group_options *options = &group->options;
+	size_t bytes = strlen(directory);
+	char *trimmed;
+	int ret;
+
+	while (bytes > 1 && directory[bytes - 1] == '/')
+		bytes--;
+	trimmed = strndup(directory, bytes);
+	group->token = strdup(options->token && *options->token ?
+				      options->token :
+				      group->context->slots.config.identity.job);
+	if (options->node && *options->node)
+		group->node = strdup(options->node);
+	group->ranks = calloc(options->ranks, sizeof(*group->ranks));
+	if (!trimmed || !group->token || !group->ranks ||
+	    (options->node && *options->node && !group->node)) {
+		free(trimmed);
+		return base_no_memory(error, "a group", options->ranks * sizeof(*group->ranks));
+	}
+	ret = ckpt_absolute_path(trimmed, &group->directory, error);
+	free(trimmed);
+	group->options.token = group->token;
+	group->options.node = group->node;
+	return ret;
+}
+
+static int open_board(struct ioshape_group *group, struct base_error *error)
+{
+	struct gather_board_config config = {
+		.rank = group->options.rank,
+		.ranks = group->options.ranks,
+		.directory = group->directory,
+		.coordinator = &group->coordinator,
+		.deadline_ms = group->options.deadline_ms,
+		.log = group->context->log,
+	};
+	const char *pool_name = group->context->slots.pool_name;
+	char name[17], *text = NULL;
+	int ret;
+
+	ret = choose_board(group, error);
+	if (ret || !group->ops)
+		return ret;
+	if (asprintf(&text, "%s\n%s\n%u", group->token, group->directory, group->options.ranks) < 0)
+		return base_no_memory(error, "a group's name", strlen(group->directory));
+	snprintf(name, sizeof(name), "%016llx", (unsigned long long)base_hash_text(text));
+	free(text);
+	config.name = name;
+	/* Which pool is only a matter of where in the Redis it lies. */
+	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
+		 pool_name ? pool_name : "groups");
+	return group->ops->open(&group->board, &config, error);
+}
+
+static void free_group(struct ioshape_group *group)
+{
+	if (group->board)
+		group->ops->close(group->board);
+	pthread_cond_destroy(&group->change);
+	pthread_mutex_destroy(&group->lock);
+	free(group->directory);
+	free(group->token);
+	free(group->node);
+	free(group->ranks);
+	free(group);
+}
+
+static int open_group(struct ioshape_context *context, const char *directory,
+		      const struct ioshape_group_options *given, struct ioshape_group **out,
+		      struct base_error *error)
+{
+	struct ioshape_group_options options;
+	struct ioshape_group *group;
+	int ret;
+
+	ret = base_take_options(&options, sizeof(options), given, "ioshape_group_options", error);
+	if (!ret)
+		ret = take_environment(&options, error);
+	if (!ret)
+		ret = check_options(&options, error);
+	if (ret)
+		return ret;
+	group = calloc(1, sizeof(*group));
+	if (!group)
+		return base_no_memory(error, "a group", sizeof(*group));
+	group->owner = context->owner;
+	group->context = context;
+	group->options = options;
+	group->coordinator = context->slots.config;
+	group->deadline_ns = base_ms_to_ns(options.deadline_ms);
+	pthread_mutex_init(&group->lock, NULL);
+	base_cond_init(&group->change);
+	ret = copy_strings(group, directory, error);
+	if (!ret) {
+		find_own_place(group);
+		ret = ring_folder_make(group->directory, error);
+	}
+	if (!ret)
+		ret = open_board(group, error);
+	if (!ret)
+		ret = ckpt_group_meet(group, error);
+	if (ret) {
+		free_group(group);
+		return ret;
+	}
+	base_log(&context->log, IOSHAPE_LOG_DEBUG,
+		 "%s: rank %u of %u, on %u nodes, meeting through %s", group->directory,
+		 options.rank, options.ranks, group->node_count,
+		 group->ops ? group->ops->id : "nothing");
+	*out = group;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_group_open(struct ioshape_context *context, const char *directory,
+				      const struct ioshape_group_options *options,
+				      struct ioshape_group **out)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return -EINVAL;
+	*out = NULL;
+	ret = ckpt_enter(context, &error);
+	if (!ret && (!directory || !*directory))
+		ret = base_fail(&error, -EINVAL, "no directory for generations was given");
+	if (!ret)
+		ret = open_group(context, directory, options, out, &error);
+	return ckpt_leave(context, ret, &error);
+}
+
+/* ---- Parting --------------------------------------------------------------------------------- */
+
+static int found_bye(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	bool *have = user;
+
+	(void)note;
+	have[rank] = true;
+	return 0;
+}
+
+/* With rank 0's process goes, on some boards, what it said. */
+static void part(struct ioshape_group *group)
+{
+	uint64_t begin_ns = base_now_ns();
+	struct ckpt_note note = { 0 };
+	struct ckpt_round round;
+	bool *have, all = false;
+
+	round = (struct ckpt_round){ .group = group };
+	snprintf(round.scope, sizeof(round.scope), "r%016llx-end", (unsigned long long)group->id);
+	if (group->options.rank) {
+		ckpt_note_number(&note, group->id);
+		ckpt_round_post(&round, "bye", &note, NULL);
+		return;
+	}
+	have = calloc(group->options.ranks, sizeof(*have));
+	while (have && !all &&
+	       base_now_ns() - begin_ns <
+		       MIN(group->deadline_ns, base_ms_to_ns(LONGEST_PARTING_MS))) {
+		have[0] = true;
+		for (uint32_t rank = 1; rank < group->options.ranks; rank++)
+			have[rank] |= group->ops->is_gone(group->board, rank);
+		if (group->ops->collect(group->board, round.scope, "bye", have, found_bye, have,
+					NULL))
+			break;
+		all = !memchr(have, false, group->options.ranks * sizeof(*have));
+		if (!all)
+			group->ops->wait(group->board, 50);
+	}
+	free(have);
+}
+
+IOSHAPE_EXPORT void ioshape_group_free(struct ioshape_group *group)
+{
+	if (!group || group->owner != base_pid())
+		return;
+	ckpt_end_background_of(group->context, group);
+	if (group->ops)
+		part(group);
+	free_group(group);
+}
+
+/* ---- The newest generation ------------------------------------------------------------------- */
+
+static int look_for_latest(struct ioshape_group *group, uint64_t *step, struct base_error *error)
+{
+	struct ioshape_generation_info info = { .size = sizeof(info) };
+	struct ioshape_generation *generation;
+	int ret;
+
+	ret = ioshape_generation_open_latest(group->context, group->directory, &generation);
+	if (ret)
+		return base_fail_as_told(error, ret, "%s", ioshape_context_message(group->context));
+	ioshape_generation_get_info(generation, &info);
+	*step = info.step;
+	ioshape_generation_free(generation);
+	return 0;
+}
+
+/* Rank 0: looks, and tells. */
+static int tell_latest(struct ckpt_round *round, uint64_t *step, struct base_error *error)
+{
+	struct ckpt_note note = { 0 };
+	int found, ret;
+
+	found = look_for_latest(round->group, step, error);
+	if (!round->group->ops)
+		return found;
+	ckpt_note_number(&note, (uint64_t)(int64_t)found);
+	ckpt_note_number(&note, *step);
+	ckpt_note_text(&note, found ? error->text : "");
+	ret = ckpt_round_post(round, "latest", &note, error);
+	return found ? found : ret;
+}
+
+static int hear_latest(struct ckpt_round *round, uint64_t *step, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	struct ckpt_note_reader reader;
+	char text[BASE_ERROR_TEXT_BYTES];
+	int ret;
+
+	ret = ckpt_round_await(round, "latest", 0, &note, NULL, NULL, error);
+	if (!ret) {
+		reader = ckpt_read_note(&note);
+		ret = (int)(int64_t)ckpt_read_number(&reader);
+		*step = ckpt_read_number(&reader);
+		ckpt_read_text(&reader, text, sizeof(text));
+		if (ret)
+			base_fail_as_told(error, ret, "%s", text);
+	}
+	base_buffer_free(&note);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_group_latest(struct ioshape_group *group, uint64_t *step)
+{
+	struct base_error error = { 0 };
+	struct ckpt_round round;
+	uint64_t found = 0;
+	int ret;
+
+	if (!group || !step)
+		return -EINVAL;
+	*step = 0;
+	ret = ckpt_enter(group->context, &error);
+	if (ret)
+		return ckpt_leave(group->context, ret, &error);
+	ckpt_round_begin(&round, group, ckpt_round_reserve(group), NULL);
+	if (group->options.rank)
+		ret = hear_latest(&round, &found, &error);
+	else
+		ret = tell_latest(&round, &found, &error);
+	ckpt_round_end(&round);
+	*step = found;
+	return ckpt_leave(group->context, ret, &error);
+}

@@ -1,0 +1,634 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A generation, from the first "want" to the verdict. Every rank says what it brings; rank 0 plans;
+ * writers write, the others bring them their parts; writers say what they have written; rank 0 puts
+ * the generation in place, and says how it went.
+ */
+#define _GNU_SOURCE
+#include "ckpt/group.h"
+
+#include "ckpt/generation.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Parts in a bundle begin on multiples of this; in small generations of the lesser one. */
+#define PART_ALIGNMENT (1 * MIB)
+#define SMALL_PART_ALIGNMENT 4096u
+#define SMALL_PARTS_BYTES (64 * MIB)
+
+uint32_t ckpt_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank)
+{
+	uint32_t first = 0;
+
+	if (mode == IOSHAPE_MODE_RANK0)
+		return 0;
+	if (mode != IOSHAPE_MODE_NODE)
+		return rank;
+	while (group->ranks[first].node != group->ranks[rank].node)
+		first++;
+	return first;
+}
+
+bool ckpt_group_shares_memory(const struct ioshape_group *group)
+{
+	return group->options.rank != group->leader && group->options.mode != IOSHAPE_MODE_EACH;
+}
+
+int ckpt_part_track(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes)
+{
+	struct ckpt_part *part = user;
+
+	part->round.done_bytes = done_bytes;
+	ckpt_round_beat(&part->round);
+	/* That a file is complete is not the end. */
+	part->phase = MAX(part->phase, MIN(phase, IOSHAPE_PHASE_COMMIT));
+	return ckpt_track(part->save, part->phase, done_bytes, total_bytes);
+}
+
+/* ---- What each rank wants -------------------------------------------------------------------- */
+
+static int say_want(struct ckpt_round *round, uint64_t step, uint64_t bytes,
+		    const struct base_error *why, struct base_error *error)
+{
+	struct ckpt_note note = { 0 };
+
+	ckpt_note_number(&note, (uint64_t)(int64_t)why->code);
+	ckpt_note_text(&note, why->text);
+	ckpt_note_number(&note, step);
+	ckpt_note_number(&note, bytes);
+	return ckpt_round_post(round, "want", &note, error);
+}
+
+struct wants {
+	struct ckpt_part *part;
+	bool *have;
+	struct base_error failure; /* of one of the ranks */
+};
+
+static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	struct wants *wants = user;
+	struct ckpt_part *part = wants->part;
+	struct ckpt_note_reader reader = ckpt_read_note(note);
+	int code = (int)(int64_t)ckpt_read_number(&reader);
+	char text[BASE_ERROR_TEXT_BYTES];
+	uint64_t step;
+
+	ckpt_read_text(&reader, text, sizeof(text));
+	step = ckpt_read_number(&reader);
+	part->plan.bytes[rank] = ckpt_read_number(&reader);
+	wants->have[rank] = true;
+	if (reader.bad)
+		return base_fail(&wants->failure, -EPROTO, "cannot read what %s wants",
+				 CKPT_SHOWN_RANK(part->group, rank));
+	if (code)
+		return base_fail_as_told(&wants->failure, code, "%s: %s",
+					 CKPT_SHOWN_RANK(part->group, rank), text);
+	if (step != part->save->step)
+		return base_fail(&wants->failure, -EINVAL,
+				 "%s saves step %llu while rank 0 saves step %llu; all ranks must "
+				 "save the same steps in the same order",
+				 CKPT_SHOWN_RANK(part->group, rank), (unsigned long long)step,
+				 (unsigned long long)part->save->step);
+	return 0;
+}
+
+/* ---- The plan: rank 0 ------------------------------------------------------------------------ */
+
+static int collect_wants(struct ckpt_part *part, struct base_error *error)
+{
+	struct ioshape_group *group = part->group;
+	struct wants wants = { .part = part };
+	struct ckpt_collection collection = {
+		.what = "want",
+		.missing = "did not come to save",
+		.found = found_want,
+		.user = &wants,
+	};
+	int ret;
+
+	wants.have = calloc(group->options.ranks, sizeof(bool));
+	if (!wants.have)
+		return base_no_memory(error, "a plan", group->options.ranks);
+	wants.have[0] = true;
+	collection.have = wants.have;
+	ret = ckpt_round_collect(&part->round, &collection, error);
+	if (wants.failure.code)
+		*error = wants.failure;
+	free(wants.have);
+	return ret ? ret : wants.failure.code;
+}
+
+static void choose_mode(struct ckpt_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	struct ckpt_group_plan *plan = &part->plan;
+	struct gather_facts facts = {
+		.ranks = group->options.ranks,
+		.nodes = group->node_count,
+		.shared = true,
+		.comm = group->options.comm != NULL,
+	};
+
+	for (uint32_t rank = 0; rank < facts.ranks; rank++) {
+		facts.bytes += plan->bytes[rank];
+		facts.most_bytes = MAX(facts.most_bytes, plan->bytes[rank]);
+	}
+	plan->mode = gather_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
+	plan->total_bytes = facts.bytes;
+	plan->alignment = facts.bytes < SMALL_PARTS_BYTES ? SMALL_PART_ALIGNMENT : PART_ALIGNMENT;
+}
+
+static int make_plan(struct ckpt_part *part, struct ckpt_attempt *attempt, struct base_error *error)
+{
+	struct ioshape_group *group = part->group;
+	struct ioshape_save *save = part->save;
+	int ret;
+
+	ret = collect_wants(part, error);
+	if (ret)
+		return ret;
+	choose_mode(part);
+	ret = ckpt_attempt_begin(attempt, group->directory, save->step, group->token,
+				 &group->context->log, error);
+	if (!ret && strlen(ckpt_attempt_path(attempt)) >= sizeof(part->plan.path))
+		ret = base_fail(error, -ENAMETOOLONG, "cannot save into %s", group->directory);
+	if (!ret)
+		snprintf(part->plan.path, sizeof(part->plan.path), "%s",
+			 ckpt_attempt_path(attempt));
+	return ret;
+}
+
+static int say_plan(struct ckpt_part *part, const struct base_error *failure,
+		    struct base_error *error)
+{
+	const struct ckpt_group_plan *plan = &part->plan;
+	struct ckpt_note note = { 0 };
+
+	ckpt_note_number(&note, (uint64_t)(int64_t)failure->code);
+	ckpt_note_text(&note, failure->text);
+	ckpt_note_number(&note, plan->mode);
+	ckpt_note_text(&note, plan->why);
+	ckpt_note_text(&note, plan->path);
+	ckpt_note_number(&note, plan->alignment);
+	ckpt_note_number(&note, plan->total_bytes);
+	for (uint32_t rank = 0; plan->bytes && rank < part->group->options.ranks; rank++)
+		ckpt_note_number(&note, plan->bytes[rank]);
+	return ckpt_round_post(&part->round, "plan", &note, error);
+}
+
+/* ---- The plan: the others -------------------------------------------------------------------- */
+
+static int await_plan(struct ckpt_part *part, struct base_error *error)
+{
+	struct ckpt_group_plan *plan = &part->plan;
+	struct base_buffer note = { 0 };
+	char text[BASE_ERROR_TEXT_BYTES];
+	struct ckpt_note_reader reader;
+	int ret, code;
+
+	ret = ckpt_round_await(&part->round, "plan", 0, &note, NULL, NULL, error);
+	if (ret) {
+		base_buffer_free(&note);
+		return ret;
+	}
+	reader = ckpt_read_note(&note);
+	code = (int)(int64_t)ckpt_read_number(&reader);
+	ckpt_read_text(&reader, text, sizeof(text));
+	plan->mode = (enum ioshape_mode)ckpt_read_number(&reader);
+	ckpt_read_text(&reader, plan->why, sizeof(plan->why));
+	ckpt_read_text(&reader, plan->path, sizeof(plan->path));
+	plan->alignment = ckpt_read_number(&reader);
+	plan->total_bytes = ckpt_read_number(&reader);
+	for (uint32_t rank = 0; rank < part->group->options.ranks; rank++)
+		plan->bytes[rank] = ckpt_read_number(&reader);
+	if (code)
+		ret = base_fail_as_told(error, code, "%s", text);
+	else if (reader.bad || plan->mode < IOSHAPE_MODE_EACH || plan->mode > IOSHAPE_MODE_RANK0)
+		ret = base_fail(error, -EPROTO, "cannot read the plan of rank 0");
+	base_buffer_free(&note);
+	return ret;
+}
+
+/* ---- What writers have written --------------------------------------------------------------- */
+
+static int say_done(struct ckpt_part *part, const struct ckpt_written *written,
+		    const struct base_error *failure, struct base_error *error)
+{
+	struct ckpt_note note = { 0 };
+
+	ckpt_note_number(&note, (uint64_t)(int64_t)failure->code);
+	ckpt_note_text(&note, failure->text);
+	ckpt_note_text(&note, written->name);
+	ckpt_note_number(&note, written->bytes);
+	ckpt_note_number(&note, written->crc32);
+	ckpt_note_number(&note, written->count);
+	for (uint32_t i = 0; i < written->count; i++) {
+		ckpt_note_number(&note, written->parts[i].rank);
+		ckpt_note_number(&note, written->parts[i].crc32);
+		ckpt_note_number(&note, written->parts[i].offset);
+		ckpt_note_number(&note, written->parts[i].bytes);
+	}
+	return ckpt_round_post(&part->round, "done", &note, error);
+}
+
+/* Rank 0's list. */
+struct sum {
+	struct ckpt_part *part;
+	struct zip_manifest manifest;
+	bool *have; /* writers; the others count as had */
+	uint32_t parts;
+	struct base_error failure;
+};
+
+static int add_part(struct sum *sum, uint32_t file, uint32_t writer, struct ckpt_note_reader *reader)
+{
+	const struct ioshape_group *group = sum->part->group;
+	uint64_t rank = ckpt_read_number(reader);
+	struct zip_manifest_part made = { .file = file };
+
+	made.crc32 = (uint32_t)ckpt_read_number(reader);
+	made.offset = ckpt_read_number(reader);
+	made.bytes = ckpt_read_number(reader);
+	if (reader->bad || rank >= group->options.ranks ||
+	    ckpt_writer_of(group, sum->part->plan.mode, (uint32_t)rank) != writer)
+		return -EPROTO;
+	sum->manifest.parts[rank] = made;
+	sum->parts++;
+	return 0;
+}
+
+static int add_file(struct sum *sum, uint32_t writer, struct ckpt_note_reader *reader)
+{
+	struct zip_manifest *manifest = &sum->manifest;
+	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
+	char name[ZIP_PART_NAME_BYTES];
+	uint64_t count;
+	int ret = 0;
+
+	ckpt_read_text(reader, name, sizeof(name));
+	file->name = strdup(name);
+	if (!file->name)
+		return -ENOMEM;
+	file->bytes = ckpt_read_number(reader);
+	file->crc32 = (uint32_t)ckpt_read_number(reader);
+	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
+	manifest->file_count++;
+	count = ckpt_read_number(reader);
+	for (uint64_t i = 0; !ret && i < count; i++)
+		ret = add_part(sum, manifest->file_count - 1, writer, reader);
+	return ret;
+}
+
+static int found_done(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	struct sum *sum = user;
+	const struct ioshape_group *group = sum->part->group;
+	struct ckpt_note_reader reader = ckpt_read_note(note);
+	int code = (int)(int64_t)ckpt_read_number(&reader), ret;
+	char text[BASE_ERROR_TEXT_BYTES];
+
+	ckpt_read_text(&reader, text, sizeof(text));
+	sum->have[rank] = true;
+	if (code)
+		return base_fail_as_told(&sum->failure, code, "%s: %s",
+					 CKPT_SHOWN_RANK(group, rank), text);
+	ret = add_file(sum, rank, &reader);
+	return ret ? base_fail(&sum->failure, ret, "cannot use what %s has written",
+			       CKPT_SHOWN_RANK(group, rank)) :
+		     0;
+}
+
+/* Rank 0 has been told by itself. */
+static int add_own(struct sum *sum, const struct ckpt_written *written)
+{
+	struct zip_manifest *manifest = &sum->manifest;
+	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
+
+	file->name = strdup(written->name);
+	if (!file->name)
+		return -ENOMEM;
+	file->bytes = written->bytes;
+	file->crc32 = written->crc32;
+	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
+	for (uint32_t i = 0; i < written->count; i++) {
+		const struct ckpt_written_part *own = &written->parts[i];
+
+		manifest->parts[own->rank] = (struct zip_manifest_part){
+			manifest->file_count,
+			own->crc32,
+			own->offset,
+			own->bytes,
+		};
+	}
+	sum->parts += written->count;
+	manifest->file_count++;
+	return 0;
+}
+
+static int sum_up(struct sum *sum, const struct ckpt_written *written, struct base_error *error)
+{
+	struct ckpt_part *part = sum->part;
+	const struct ioshape_group *group = part->group;
+	const uint32_t ranks = group->options.ranks;
+	struct ckpt_collection collection = {
+		.what = "done",
+		.missing = "did not finish",
+		.have = sum->have,
+		.found = found_done,
+		.user = sum,
+		.signs = true,
+		.tells = true,
+	};
+	int ret;
+
+	for (uint32_t rank = 0; rank < ranks; rank++)
+		sum->have[rank] = ckpt_writer_of(group, part->plan.mode, rank) != rank || !rank;
+	ret = add_own(sum, written);
+	if (ret)
+		return base_no_memory(error, "a manifest", 0);
+	part->round.group_total = part->plan.total_bytes;
+	ret = ckpt_round_collect(&part->round, &collection, error);
+	if (sum->failure.code)
+		*error = sum->failure;
+	if (ret || sum->failure.code)
+		return ret ? ret : sum->failure.code;
+	return sum->parts == ranks ? 0 :
+				     base_fail(error, -EPROTO,
+					       "%u of %u parts of generation %llu were written",
+					       sum->parts, ranks,
+					       (unsigned long long)part->save->step);
+}
+
+/* ---- The verdict ----------------------------------------------------------------------------- */
+
+static int put_in_place(struct sum *sum, struct ckpt_attempt *attempt,
+			const struct ckpt_written *written, struct base_error *error)
+{
+	struct ckpt_part *part = sum->part;
+	const uint32_t ranks = part->group->options.ranks;
+	struct zip_manifest *manifest = &sum->manifest;
+	int ret;
+
+	manifest->step = part->save->step;
+	manifest->saved = (int64_t)time(NULL);
+	manifest->mode = part->plan.mode;
+	snprintf(manifest->attempt, sizeof(manifest->attempt), "%s", attempt->id);
+	manifest->rank_count = ranks;
+	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
+	manifest->files = calloc(ranks, sizeof(*manifest->files));
+	sum->have = calloc(ranks, sizeof(*sum->have));
+	if (!manifest->parts || !manifest->files || !sum->have)
+		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->parts));
+	ret = sum_up(sum, written, error);
+	if (ret)
+		return ret;
+	for (uint32_t i = 0; i < manifest->file_count; i++)
+		part->report->generation_bytes += manifest->files[i].bytes;
+	return ckpt_attempt_commit(attempt, manifest, part->save->file_options.no_replace, error);
+}
+
+static int say_verdict(struct ckpt_part *part, const struct base_error *failure,
+		       struct base_error *error)
+{
+	struct ckpt_note note = { 0 };
+
+	ckpt_note_number(&note, (uint64_t)(int64_t)failure->code);
+	ckpt_note_text(&note, failure->text);
+	ckpt_note_number(&note, part->report->generation_bytes);
+	return ckpt_round_post(&part->round, "verdict", &note, error);
+}
+
+static int take_verdict(struct ckpt_part *part, const struct base_buffer *note,
+			struct base_error *error)
+{
+	struct ckpt_note_reader reader = ckpt_read_note(note);
+	int code = (int)(int64_t)ckpt_read_number(&reader);
+	char text[BASE_ERROR_TEXT_BYTES];
+
+	ckpt_read_text(&reader, text, sizeof(text));
+	part->report->generation_bytes = ckpt_read_number(&reader);
+	if (reader.bad)
+		return base_fail(error, -EPROTO, "cannot read the verdict of rank 0");
+	return code ? base_fail_as_told(error, code, "%s", text) : 0;
+}
+
+/* While others write: how far all are. */
+static void tell_progress(void *user)
+{
+	struct ckpt_part *part = user;
+
+	if (part->round.group_total)
+		ckpt_part_track(part, IOSHAPE_PHASE_SYNC,
+				MIN(part->round.group_done, part->round.group_total),
+				part->round.group_total);
+}
+
+/* Rank 0 may have put the generation in place, and have ended before we heard of it. */
+static bool is_in_place(struct ckpt_part *part)
+{
+	struct ring_folder directory = RING_NO_FOLDER;
+	struct ckpt_generation generation;
+	const char *name = strrchr(part->plan.path, '/');
+	char step_name[CKPT_STEP_NAME_BYTES];
+	bool ours = false;
+
+	ckpt_step_name(step_name, part->save->step);
+	if (!name || ring_folder_open(&directory, part->group->directory, NULL))
+		return false;
+	if (!ckpt_generation_open(&generation, &directory, step_name, part->save->step, NULL)) {
+		ours = !strcmp(generation.manifest.attempt, ckpt_parse_name(name + 1).id);
+		for (uint32_t i = 0; ours && i < generation.manifest.file_count; i++)
+			part->report->generation_bytes += generation.manifest.files[i].bytes;
+		ckpt_generation_close(&generation);
+	}
+	ring_folder_close(&directory);
+	return ours;
+}
+
+static int await_verdict(struct ckpt_part *part, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	int ret;
+
+	ret = ckpt_round_await(&part->round, "verdict", 0, &note, tell_progress, part, error);
+	if (!ret)
+		ret = take_verdict(part, &note, error);
+	else if (ret == -ETIMEDOUT && is_in_place(part))
+		ret = error->code = 0;
+	base_buffer_free(&note);
+	return ret;
+}
+
+/* ---- Rank 0 ---------------------------------------------------------------------------------- */
+
+/* Notes of the round before, which all have read: they have come to this one. */
+static void forget_last_round(const struct ckpt_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	struct ckpt_round last;
+
+	if (!group->ops || !part->round.number)
+		return;
+	ckpt_round_name(&last, part->group, part->round.number - 1);
+	group->ops->drop(group->board, last.scope);
+}
+
+static void retain(const struct ckpt_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	const struct ioshape_prune_options options = {
+		.size = sizeof(options),
+		.keep_last = group->options.keep_last,
+		.keep_every = group->options.keep_every,
+	};
+
+	if (options.keep_last &&
+	    ioshape_generations_prune(group->context, group->directory, &options, NULL))
+		base_log(&group->context->log, IOSHAPE_LOG_WARNING,
+			 "old generations of %s were not removed: %s", group->directory,
+			 ioshape_context_message(group->context));
+}
+
+static int lead(struct ckpt_part *part, const struct base_error *own, struct base_error *error)
+{
+	struct ckpt_attempt attempt = CKPT_NO_ATTEMPT;
+	struct ckpt_written written = { 0 };
+	struct base_error failure = *own, ignored = { 0 };
+	struct sum sum = { .part = part };
+	int ret = own->code, told = 0;
+
+	if (!ret)
+		ret = make_plan(part, &attempt, &failure);
+	if (part->group->ops) {
+		if (!ret)
+			forget_last_round(part);
+		told = say_plan(part, &failure, &failure);
+		ret = ret ? ret : told;
+	}
+	if (!ret)
+		ret = ckpt_write_parts(part, &written, &failure);
+	if (!ret)
+		ret = put_in_place(&sum, &attempt, &written, &failure);
+	/* If the plan was not heard, nor will this be: the others find out by their deadline. */
+	if (part->group->ops && !told)
+		say_verdict(part, &failure, &ignored);
+	ckpt_attempt_abandon(&attempt);
+	if (!ret)
+		retain(part);
+	zip_manifest_free(&sum.manifest);
+	free(sum.have);
+	free(written.parts);
+	*error = failure;
+	return ret;
+}
+
+/* ---- The others ------------------------------------------------------------------------------ */
+
+static int follow(struct ckpt_part *part, struct base_error *error)
+{
+	const struct ioshape_group *group = part->group;
+	struct ckpt_written written = { 0 };
+	struct base_error own = { 0 }, told = { 0 };
+	bool writes;
+	int ret, verdict;
+
+	ret = await_plan(part, error);
+	if (ret)
+		return ret;
+	writes = ckpt_writer_of(group, part->plan.mode, group->options.rank) == group->options.rank;
+	ret = writes ? ckpt_write_parts(part, &written, &own) : ckpt_bring_part(part, &own);
+	if (writes)
+		ret = say_done(part, &written, &own, &own);
+	free(written.parts);
+	/* Who brought his part to nobody waits all the same: the verdict says what was the cause. */
+	verdict = await_verdict(part, &told);
+	if (verdict == -ECANCELED || (!verdict && ret) || (verdict == -ETIMEDOUT && own.code))
+		*error = own.code ? own : told;
+	else
+		*error = told;
+	return error->code;
+}
+
+/* ---- One save -------------------------------------------------------------------------------- */
+
+static void report_group(const struct ckpt_part *part, uint64_t begin_ns, double own_s)
+{
+	static const char *const modes[] = { "", "each", "node", "rank0" };
+	struct ioshape_report *report = part->report;
+
+	report->group_s = MAX(base_seconds(base_now_ns() - begin_ns) - own_s, 0);
+	report->ranks = part->group->options.ranks;
+	snprintf(report->layout, sizeof(report->layout), "%s", modes[part->plan.mode]);
+	snprintf(report->why, sizeof(report->why), "%s", part->plan.why);
+	report->tensor_bytes = part->save->plan.payload_bytes;
+}
+
+static int run_part(struct ckpt_part *part, struct base_error *error)
+{
+	struct ioshape_group *group = part->group;
+	struct ioshape_save *save = part->save;
+	struct base_error own = { 0 }, failure = { 0 };
+	int ret;
+
+	part->plan.bytes = calloc(group->options.ranks, sizeof(*part->plan.bytes));
+	if (!part->plan.bytes)
+		base_no_memory(&own, "a plan", group->options.ranks * sizeof(uint64_t));
+	else
+		part->plan.bytes[group->options.rank] = save->plan.expected_bytes;
+	if (!own.code && atomic_load(&save->abort))
+		base_fail(&own, -ECANCELED, "the save to %s was stopped", save->path);
+	ckpt_part_track(part, IOSHAPE_PHASE_WAIT, 0, save->plan.expected_bytes);
+	if (!group->options.rank) {
+		ret = lead(part, &own, &failure);
+	} else {
+		ret = say_want(&part->round, save->step, save->plan.expected_bytes, &own, &failure);
+		if (!ret)
+			ret = own.code ? (failure = own, own.code) : follow(part, &failure);
+		/* So that rank 0 does not wait for a rank that has given up. */
+		if (ret && !own.code)
+			say_want(&part->round, save->step, 0, &failure, &own);
+	}
+	if (ret)
+		base_fail_as_told(error, ret, "%s was not saved: %s", save->path, failure.text);
+	else
+		ckpt_track(save, IOSHAPE_PHASE_DONE, part->report->generation_bytes,
+			   part->report->generation_bytes);
+	free(part->plan.bytes);
+	part->plan.bytes = NULL;
+	return ret;
+}
+
+int ckpt_group_run(struct ioshape_save *save, struct ioshape_report *report,
+		   struct base_error *error)
+{
+	uint64_t begin_ns = base_now_ns();
+	struct ckpt_part part = { .group = save->group, .save = save, .report = report };
+	int ret;
+
+	ckpt_round_begin(&part.round, save->group, save->round, &save->abort);
+	ret = run_part(&part, error);
+	ckpt_round_end(&part.round);
+	report_group(&part, begin_ns,
+		     report->slot_s + report->plan_s + report->write_s + report->sync_s);
+	return ret;
+}
+
+int ckpt_group_give_up(const struct ckpt_group_share *share, const struct base_error *why,
+		       struct base_error *error)
+{
+	struct ckpt_part part = { .group = share->group };
+	int ret = 0;
+
+	ckpt_round_begin(&part.round, share->group, share->round, NULL);
+	if (share->group->ops && share->group->options.rank)
+		ret = say_want(&part.round, share->step, 0, why, error);
+	else if (share->group->ops)
+		ret = say_plan(&part, why, error);
+	ckpt_round_end(&part.round);
+	return ret;
+}

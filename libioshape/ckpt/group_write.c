@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The writers of a generation: their own part, and those that others bring them, in one file. */
+#include "ckpt/group.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A file that is being written. */
+struct writing {
+	struct ckpt_part *part;
+	struct ckpt_output output;
+	struct zip_writer *zip;    /* of one part alone; it owns the file */
+	struct zip_bundle *bundle; /* of several; the same */
+	struct gather_listener *listener;
+	/* Of the rank that is next, if it comes over the caller's functions: its bytes are on their
+	 * way while the one before it is written. */
+	struct gather_receiver *next;
+	uint32_t next_rank;
+	struct ckpt_written *written;
+};
+
+/* ---- What others bring ----------------------------------------------------------------------- */
+
+/* While a stream is waited for. */
+static int go_on(void *user, struct base_error *error)
+{
+	struct ckpt_part *part = user;
+	struct ioshape_group *group = part->group;
+	uint64_t now_ns = base_now_ns();
+
+	if (ckpt_part_track(part, IOSHAPE_PHASE_WRITE, part->round.done_bytes,
+			    part->plan.total_bytes) ||
+	    atomic_load(&part->save->abort))
+		return base_fail(error, -ECANCELED, "the save was stopped");
+	if (group->ops->is_gone(group->board, part->awaited))
+		return base_fail(error, -ECONNRESET, "%s has ended or was killed",
+				 CKPT_SHOWN_RANK(group, part->awaited));
+	if (part->awaited_bytes != part->round.done_bytes || !part->awaited_ns) {
+		part->awaited_bytes = part->round.done_bytes;
+		part->awaited_ns = now_ns;
+	}
+	if (now_ns - part->awaited_ns > group->deadline_ns)
+		return base_fail(error, -ETIMEDOUT, "%s brought nothing for %u s (deadline_ms)",
+				 CKPT_SHOWN_RANK(group, part->awaited),
+				 group->options.deadline_ms / 1000);
+	return 0;
+}
+
+static bool is_local(const struct ioshape_group *group, uint32_t rank)
+{
+	return group->ranks[rank].node == group->ranks[group->options.rank].node;
+}
+
+static bool writes_for(const struct ckpt_part *part, uint32_t rank)
+{
+	return ckpt_writer_of(part->group, part->plan.mode, rank) == part->group->options.rank;
+}
+
+/* Ranks of other nodes bring their parts when they are told to. */
+static int call_next(struct writing *writing, uint32_t after, struct base_error *error)
+{
+	struct ckpt_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	const struct gather_wait wait = { go_on, part };
+	struct ckpt_note note = { 0 };
+	uint32_t rank = after + 1;
+	int ret;
+
+	while (rank < group->options.ranks && (!writes_for(part, rank) || is_local(group, rank)))
+		rank++;
+	if (writing->next || rank >= group->options.ranks)
+		return 0;
+	ckpt_note_number(&note, rank);
+	ret = ckpt_round_post(&part->round, "turn", &note, error);
+	if (ret)
+		return ret;
+	writing->next_rank = rank;
+	return gather_receiver_open_comm(&writing->next, group->options.comm, rank,
+					 ckpt_stream_tag(part), CKPT_STREAM_BLOCK_BYTES,
+					 CKPT_STREAM_BLOCKS, group->options.deadline_ms, &wait,
+					 error);
+}
+
+static int open_stream(struct writing *writing, uint32_t rank, struct gather_receiver **receiver,
+		       struct base_error *error)
+{
+	struct ckpt_part *part = writing->part;
+	const struct gather_wait wait = { go_on, part };
+	int ret;
+
+	part->awaited = rank;
+	part->awaited_ns = 0;
+	if (is_local(part->group, rank))
+		return gather_receiver_open_local(receiver, writing->listener, rank, &wait, error);
+	ret = call_next(writing, rank - 1, error);
+	if (ret)
+		return ret;
+	*receiver = writing->next;
+	writing->next = NULL;
+	return call_next(writing, rank, error);
+}
+
+static int receive(struct writing *writing, struct gather_receiver *receiver,
+		   struct base_error *error)
+{
+	const void *data;
+	size_t bytes;
+	int ret;
+
+	for (;;) {
+		ret = gather_receiver_next(receiver, &data, &bytes, error);
+		if (ret || !bytes)
+			return ret;
+		ret = zip_bundle_put(writing->bundle, data, bytes, error);
+		if (ret)
+			return ret;
+	}
+}
+
+static int put_part_of(struct writing *writing, uint32_t rank, struct base_error *error)
+{
+	struct ckpt_part *part = writing->part;
+	struct gather_receiver *receiver = NULL;
+	struct ckpt_written_part *made;
+	struct zip_member member;
+	int ret;
+
+	ret = open_stream(writing, rank, &receiver, error);
+	if (!ret)
+		ret = receive(writing, receiver, error);
+	if (!ret)
+		ret = zip_bundle_end(writing->bundle, &member, error);
+	if (!ret && gather_receiver_crc32(receiver) != member.crc32)
+		ret = base_fail(error, -EIO,
+				"what %s brought was damaged on its way: its checksum is another",
+				CKPT_SHOWN_RANK(part->group, rank));
+	gather_receiver_free(receiver);
+	if (ret)
+		return ret;
+	made = &writing->written->parts[writing->written->count++];
+	*made = (struct ckpt_written_part){ rank, member.crc32, member.offset, member.bytes };
+	return 0;
+}
+
+/* ---- Our own part ---------------------------------------------------------------------------- */
+
+static int put_records(struct writing *writing, struct zip_writer *zip, struct base_error *error)
+{
+	struct ioshape_save *save = writing->part->save;
+	struct ckpt_direct direct;
+	const struct ckpt_source source = ckpt_source_of(save, &direct);
+	int ret = ckpt_write_records(zip, &save->plan, &source, error);
+
+	free(direct.scratch);
+	return ret;
+}
+
+static int put_own_member(struct writing *writing, uint32_t rank, struct base_error *error)
+{
+	struct ckpt_written_part *made;
+	struct zip_writer *zip = NULL;
+	struct zip_member member;
+	int ret;
+
+	ret = zip_writer_new(&zip, zip_sink_of_member(writing->bundle), writing->part->save->path,
+			     error);
+	if (!ret)
+		ret = put_records(writing, zip, error);
+	zip_writer_free(zip);
+	if (!ret)
+		ret = zip_bundle_end(writing->bundle, &member, error);
+	if (ret)
+		return ret;
+	made = &writing->written->parts[writing->written->count++];
+	*made = (struct ckpt_written_part){ rank, member.crc32, member.offset, member.bytes };
+	return 0;
+}
+
+/* ---- The file -------------------------------------------------------------------------------- */
+
+static int put_bundle(struct writing *writing, const char *path, struct base_error *error)
+{
+	struct ckpt_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	char name[ZIP_PART_NAME_BYTES];
+	int ret;
+
+	ret = zip_bundle_new(&writing->bundle, writing->output.file, path, part->plan.alignment,
+			     error);
+	for (uint32_t rank = 0; !ret && rank < group->options.ranks; rank++) {
+		if (!writes_for(part, rank))
+			continue;
+		zip_part_name(name, rank);
+		ret = zip_bundle_begin(writing->bundle, name, error);
+		if (ret)
+			break;
+		if (rank == group->options.rank)
+			ret = put_own_member(writing, rank, error);
+		else
+			ret = put_part_of(writing, rank, error);
+	}
+	return ret ? ret : zip_bundle_finish(writing->bundle, error);
+}
+
+static int put_single(struct writing *writing, const char *path, struct base_error *error)
+{
+	int ret = zip_writer_new(&writing->zip, zip_sink_of_file(writing->output.file), path, error);
+
+	return ret ? ret : put_records(writing, writing->zip, error);
+}
+
+static int put_file(struct writing *writing, const char *path, const struct ckpt_turn *turn,
+		    const struct ring_file_options *options, struct base_error *error)
+{
+	struct ckpt_written *written = writing->written;
+	bool single = writing->part->plan.mode == IOSHAPE_MODE_EACH;
+	int ret;
+
+	ret = ckpt_output_open(&writing->output, path, turn->path, options, error);
+	if (!ret)
+		ret = single ? put_single(writing, path, error) : put_bundle(writing, path, error);
+	if (ret)
+		return ret;
+	written->bytes = ring_writer_offset(writing->output.file);
+	written->crc32 = ring_writer_crc32(writing->output.file);
+	if (single)
+		written->parts[written->count++] = (struct ckpt_written_part){
+			writing->part->group->options.rank, written->crc32, 0, written->bytes
+		};
+	return 0;
+}
+
+static void close_file(struct writing *writing)
+{
+	/* Before the file: who still brings something is told to stop. */
+	gather_receiver_free(writing->next);
+	gather_listener_close(writing->listener);
+	if (writing->bundle) {
+		zip_bundle_free(writing->bundle);
+		writing->output.file = NULL;
+	}
+	ckpt_output_close(&writing->output, writing->zip);
+}
+
+/* All that one file takes, from the slot to its place in the attempt. */
+static int write_file(struct writing *writing, const char *path, struct ring_file_options *options,
+		      struct ckpt_turn *turn, struct base_error *error)
+{
+	struct ckpt_part *part = writing->part;
+	const struct ckpt_watch watch = ckpt_watch_of(part->save);
+	struct ckpt_slot slot;
+	int ret;
+
+	options->before_block = ckpt_slot_pass;
+	options->before_block_user = &slot;
+	ret = ckpt_slot_take(&slot, part->group->context, turn->path, options, &watch, error);
+	if (!ret)
+		ret = put_file(writing, path, turn, options, error);
+	ckpt_slot_release(&slot);
+	ckpt_slot_report(&slot, &writing->output.notes, part->report);
+	return ckpt_output_commit(&writing->output, turn, ret, part->report, error);
+}
+
+static int name_file(const struct ckpt_part *part, char name[ZIP_PART_NAME_BYTES], char *path,
+		     size_t room, struct base_error *error)
+{
+	const struct ioshape_group *group = part->group;
+	int bytes;
+
+	if (part->plan.mode == IOSHAPE_MODE_EACH)
+		zip_part_name(name, group->options.rank);
+	else if (part->plan.mode == IOSHAPE_MODE_NODE)
+		snprintf(name, ZIP_PART_NAME_BYTES, "node-%05u.zip",
+			 group->ranks[group->options.rank].node);
+	else
+		snprintf(name, ZIP_PART_NAME_BYTES, "ranks.zip");
+	bytes = snprintf(path, room, "%s/%s", part->plan.path, name);
+	if (bytes < 0 || (size_t)bytes >= room)
+		return base_fail(error, -ENAMETOOLONG, "cannot write into %s", part->plan.path);
+	return 0;
+}
+
+static int begin_file(struct writing *writing, struct ring_file_options *options,
+		      struct base_error *error)
+{
+	struct ckpt_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	char address[GATHER_ADDRESS_BYTES];
+	uint32_t count = 0, local = 0;
+
+	*options = part->save->file_options;
+	options->progress = ckpt_part_track;
+	options->progress_user = part;
+	options->want_crc32 = true;
+	options->no_replace = false; /* that is for the generation */
+	options->expected_bytes = 0;
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		if (!writes_for(part, rank))
+			continue;
+		count++;
+		local += is_local(group, rank);
+		options->expected_bytes += part->plan.bytes[rank] + part->plan.alignment;
+	}
+	if (part->plan.mode == IOSHAPE_MODE_EACH)
+		options->expected_bytes = part->save->plan.expected_bytes;
+	options->progress_total = options->expected_bytes;
+	writing->written->parts = calloc(count, sizeof(*writing->written->parts));
+	if (!writing->written->parts)
+		return base_no_memory(error, "parts", count * sizeof(*writing->written->parts));
+	if (local < 2)
+		return 0;
+	/* Before the slot: the others may come now. */
+	ckpt_stream_address(part, group->options.rank, address, sizeof(address));
+	return gather_listener_open(&writing->listener, address, error);
+}
+
+int ckpt_write_parts(struct ckpt_part *part, struct ckpt_written *written, struct base_error *error)
+{
+	struct writing writing = {
+		.part = part,
+		.output = { .context = part->group->context },
+		.written = written,
+	};
+	struct ring_file_options options;
+	char path[CKPT_PATH_BYTES];
+	struct ckpt_turn turn;
+	int ret;
+
+	ret = name_file(part, written->name, path, sizeof(path), error);
+	if (!ret)
+		ret = ckpt_turn_begin(part->group->context, &turn, path, error);
+	if (ret)
+		return ret;
+	ret = begin_file(&writing, &options, error);
+	if (!ret)
+		ret = write_file(&writing, path, &options, &turn, error);
+	close_file(&writing);
+	ckpt_turn_end(part->group->context, &turn);
+	return ret;
+}

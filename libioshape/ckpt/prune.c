@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The steps of a directory, and the removal of those that are not to be kept. */
+#include "ckpt/generation.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* A pruner's part of the names of what it removes: it belongs to no job. */
+#define NO_JOB "00000000"
+
+/* ---- Steps ----------------------------------------------------------------------------------- */
+
+/*
+ * Keeps of the candidates those that hold, one for each step; in memory that is as long. What
+ * cannot be read counts as not there.
+ */
+static void keep_complete(const struct ring_folder *directory, struct ckpt_candidates *candidates)
+{
+	struct ckpt_generation generation;
+	size_t kept = 0;
+
+	for (size_t i = 0; i < candidates->count; i++) {
+		struct ckpt_candidate *candidate = &candidates->all[i];
+
+		if (kept && candidates->all[kept - 1].step == candidate->step)
+			continue;
+		if (ckpt_generation_open(&generation, directory, candidate->name, candidate->step,
+					 NULL))
+			continue;
+		ckpt_generation_close(&generation);
+		candidates->all[kept++] = *candidate;
+	}
+	candidates->count = kept;
+}
+
+/* Complete ones, oldest first; *steps is to be freed. */
+static int list_steps(const struct ring_folder *directory, uint64_t **steps, size_t *count,
+		      struct base_error *error)
+{
+	struct ckpt_candidates candidates;
+	int ret = ckpt_list(directory, &candidates, error);
+
+	if (ret)
+		return ret;
+	keep_complete(directory, &candidates);
+	*count = candidates.count;
+	*steps = calloc(MAX(*count, 1), sizeof(**steps));
+	if (!*steps)
+		ret = base_no_memory(error, "a list of steps", *count * sizeof(**steps));
+	for (size_t i = 0; !ret && i < *count; i++)
+		(*steps)[i] = candidates.all[*count - 1 - i].step;
+	ckpt_candidates_free(&candidates);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_generation_steps(struct ioshape_context *context, const char *path,
+					    uint64_t **steps, size_t *count)
+{
+	struct ring_folder directory = RING_NO_FOLDER;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!steps || !count)
+		return -EINVAL;
+	*steps = NULL;
+	*count = 0;
+	ret = ckpt_enter(context, &error);
+	if (!ret && !path)
+		ret = base_fail(&error, -EINVAL, "no directory of generations was given");
+	if (!ret)
+		ret = ckpt_open_directory(&directory, path, &error);
+	if (!ret)
+		ret = list_steps(&directory, steps, count, &error);
+	ring_folder_close(&directory);
+	return ckpt_leave(context, ret, &error);
+}
+
+IOSHAPE_EXPORT void ioshape_steps_free(uint64_t *steps)
+{
+	free(steps);
+}
+
+/* ---- Pruning --------------------------------------------------------------------------------- */
+
+struct pruning {
+	struct ring_folder directory;
+	const struct ioshape_prune_options *options;
+	const struct base_log *log;
+	uint64_t removed;
+};
+
+/*
+ * It is called an attempt first: so it disappears at once, and if we die half way, those who tidy
+ * up remove the rest.
+ */
+static int rename_and_remove(struct pruning *pruning, const struct ring_folder *folder,
+			     const char *name, uint64_t step, struct base_error *error)
+{
+	char id[CKPT_ATTEMPT_ID_BYTES], doomed[CKPT_ATTEMPT_NAME_BYTES];
+	struct ring_entry manifest;
+	int ret;
+
+	ckpt_make_id(id, NO_JOB);
+	snprintf(doomed, sizeof(doomed), ".step-%010llu.%s", (unsigned long long)step, id);
+	ret = ring_folder_rename(&pruning->directory, name, doomed);
+	if (ret == -ENOENT) /* another pruner was there before us */
+		return 0;
+	if (ret)
+		return base_fail(error, ret, "cannot remove %s (rename)", folder->path);
+	/* Replaced just now: what we have renamed is the new one. */
+	if (!ring_folder_is_named(folder, &pruning->directory, doomed)) {
+		ring_folder_rename(&pruning->directory, doomed, name);
+		return 0;
+	}
+	ret = ring_folder_remove(folder, &pruning->directory, doomed, ZIP_MANIFEST_NAME, error);
+	if (ret) { /* so that it is found where the sentence says */
+		ring_folder_rename(&pruning->directory, doomed, name);
+		if (!ring_folder_look(folder, ZIP_MANIFEST_NAME, &manifest, NULL))
+			return ret;
+	}
+	pruning->removed++;
+	return ret;
+}
+
+/* The generation is known, but not held: its manifest is ours alone from here on. */
+static int remove_generation(struct pruning *pruning, const struct ring_folder *folder,
+			     uint64_t step, uint64_t bytes, struct base_error *error)
+{
+	char name[CKPT_STEP_NAME_BYTES];
+	int claim, ret;
+
+	ckpt_step_name(name, step);
+	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
+	if (ret == -EBUSY)
+		base_log(pruning->log, IOSHAPE_LOG_INFO, "%s stays: somebody reads it",
+			 folder->path);
+	if (!ret && ring_folder_is_named(folder, &pruning->directory, name)) {
+		if (pruning->options->removing)
+			pruning->options->removing(pruning->options->removing_user, step, bytes);
+		if (pruning->options->dry_run)
+			pruning->removed++;
+		else
+			ret = rename_and_remove(pruning, folder, name, step, error);
+	}
+	ring_folder_let_go(&claim);
+	return ret == -EBUSY || ret == -ENOENT ? 0 : ret;
+}
+
+static int prune_step(struct pruning *pruning, uint64_t step, struct base_error *error)
+{
+	struct ckpt_generation generation;
+	struct ring_folder folder;
+	char name[CKPT_STEP_NAME_BYTES];
+	uint64_t bytes;
+	int ret;
+
+	ckpt_step_name(name, step);
+	/* What is gone, damaged or replaced by now is none of those that were chosen. */
+	if (ckpt_generation_open(&generation, &pruning->directory, name, step, NULL))
+		return 0;
+	bytes = ckpt_generation_bytes(&generation);
+	folder = generation.folder;
+	generation.folder = (struct ring_folder)RING_NO_FOLDER;
+	ckpt_generation_close(&generation);
+	ret = remove_generation(pruning, &folder, step, bytes, error);
+	ring_folder_close(&folder);
+	return ret;
+}
+
+static int prune(struct pruning *pruning, struct base_error *error)
+{
+	const struct ioshape_prune_options *options = pruning->options;
+	uint64_t *steps = NULL;
+	bool *goes = NULL;
+	size_t count = 0;
+	int ret = 0, failed;
+
+	if (!options->keep_last)
+		return 0;
+	ret = list_steps(&pruning->directory, &steps, &count, error);
+	if (!ret) {
+		goes = calloc(MAX(count, 1), sizeof(*goes));
+		if (!goes)
+			ret = base_no_memory(error, "a list of steps", count);
+	}
+	if (!ret)
+		ckpt_retention(steps, count, options->keep_last, options->keep_every, goes);
+	/* One that cannot be removed does not keep the others. */
+	for (size_t i = 0; goes && i < count; i++) {
+		failed = goes[i] ? prune_step(pruning, steps[i], error) : 0;
+		if (!ret)
+			ret = failed;
+	}
+	free(goes);
+	free(steps);
+	return ret;
+}
+
+int ckpt_prune(struct ioshape_context *context, const char *path, const char *job,
+	       const struct ioshape_prune_options *options, uint64_t *removed,
+	       struct base_error *error)
+{
+	struct pruning pruning = {
+		.directory = RING_NO_FOLDER,
+		.options = options,
+		.log = &context->log,
+	};
+	int ret = ckpt_open_directory(&pruning.directory, path, error);
+
+	if (!ret && !options->dry_run)
+		ckpt_tidy(&pruning.directory, job, &context->log);
+	if (!ret)
+		ret = prune(&pruning, error);
+	ring_folder_close(&pruning.directory);
+	if (removed)
+		*removed = pruning.removed;
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_generations_prune(struct ioshape_context *context, const char *path,
+					     const struct ioshape_prune_options *given,
+					     uint64_t *removed)
+{
+	struct ioshape_prune_options options;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (removed)
+		*removed = 0;
+	ret = ckpt_enter(context, &error);
+	if (!ret)
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_prune_options",
+					&error);
+	if (!ret && !path)
+		ret = base_fail(&error, -EINVAL, "no directory of generations was given");
+	if (!ret)
+		ret = ckpt_prune(context, path, NULL, &options, removed, &error);
+	return ckpt_leave(context, ret, &error);
+}

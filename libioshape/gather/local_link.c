@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "gather/local_link.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+int local_address(struct sockaddr_un *to, socklen_t *bytes, const char *address,
+		  struct base_error *error)
+{
+	const size_t length = strlen(address);
+
+	*to = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	if (!length || length >= sizeof(to->sun_path))
+		return base_fail(error, -EINVAL, "\"%s\" is no name for a socket", address);
+	/* Abstract: it begins with a 0, is no file, and ends with the process. */
+	memcpy(to->sun_path + 1, address, length);
+	*bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+	return 0;
+}
+
+int local_link_take(struct local_link *link, int fd)
+{
+	struct ucred other;
+	socklen_t bytes = sizeof(other);
+	int ret = 0;
+
+	*link = (struct local_link){ .fd = fd, .process_fd = -1 };
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &bytes))
+		ret = -errno;
+	else if (other.uid != geteuid())
+		ret = -EPERM;
+	if (ret) {
+		local_link_close(link);
+		return ret;
+	}
+	link->pid = other.pid;
+	/* Its children may have inherited the socket: their end of it says nothing. */
+#ifdef SYS_pidfd_open
+	if (other.pid > 0)
+		link->process_fd = (int)syscall(SYS_pidfd_open, other.pid, 0);
+#endif
+	return 0;
+}
+
+void local_link_close(struct local_link *link)
+{
+	if (link->fd >= 0) {
+		shutdown(link->fd, SHUT_RDWR);
+		close(link->fd);
+	}
+	if (link->process_fd >= 0)
+		close(link->process_fd);
+	link->fd = link->process_fd = -1;
+}
+
+static bool has_ended(const struct local_link *link)
+{
+	struct pollfd process = { .fd = link->process_fd, .events = POLLIN };
+
+	return link->process_fd >= 0 && poll(&process, 1, 0) > 0;
+}
+
+int local_link_send(struct local_link *link, const struct local_head *head, const void *data,
+		    size_t bytes, int fd)
+{
+	struct local_head copy = *head;
+	struct iovec parts[2] = { { &copy, sizeof(copy) }, { NULL, bytes } };
+	union {
+		char room[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr head;
+	} control = { { 0 } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = bytes ? 2 : 1 };
+	ssize_t sent;
+
+	memcpy(&parts[1].iov_base, &data, sizeof(data)); /* it is only read */
+	if (fd >= 0) {
+		message.msg_control = control.room;
+		message.msg_controllen = sizeof(control.room);
+		control.head.cmsg_level = SOL_SOCKET;
+		control.head.cmsg_type = SCM_RIGHTS;
+		control.head.cmsg_len = CMSG_LEN(sizeof(fd));
+		memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
+	}
+	do {
+		sent = sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	} while (sent < 0 && errno == EINTR);
+	if (sent >= 0)
+		return 0;
+	if (errno == EPIPE || errno == ENOTCONN)
+		return -ECONNRESET;
+	if (errno == EAGAIN || errno == ENOBUFS)
+		return has_ended(link) ? -ECONNRESET : -EAGAIN;
+	return -errno;
+}
+
+/* The fd that came along, if any. */
+static int passed_fd(struct msghdr *message)
+{
+	struct cmsghdr *head = CMSG_FIRSTHDR(message);
+	int fd;
+
+	if (!head || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS ||
+	    head->cmsg_len != CMSG_LEN(sizeof(fd)))
+		return -1;
+	memcpy(&fd, CMSG_DATA(head), sizeof(fd));
+	return fd;
+}
+
+static int receive_once(struct local_link *link, struct local_head *head, void *into, size_t room,
+			size_t *bytes, int *fd)
+{
+	struct iovec parts[2] = { { head, sizeof(*head) }, { into, room } };
+	union {
+		char room[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr head;
+	} control = { { 0 } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = room ? 2 : 1 };
+	ssize_t got;
+
+	if (fd) {
+		message.msg_control = control.room;
+		message.msg_controllen = sizeof(control.room);
+	}
+	do {
+		got = recvmsg(link->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	} while (got < 0 && errno == EINTR);
+	if (got < 0)
+		return errno == EWOULDBLOCK ? -EAGAIN : -errno;
+	if (fd)
+		*fd = passed_fd(&message);
+	if (!got)
+		return -ECONNRESET;
+	if ((size_t)got < sizeof(*head) || message.msg_flags & MSG_TRUNC) {
+		if (fd && *fd >= 0) {
+			close(*fd);
+			*fd = -1;
+		}
+		return -EPROTO;
+	}
+	*bytes = (size_t)got - sizeof(*head);
+	return 0;
+}
+
+int local_link_receive(struct local_link *link, struct local_head *head, void *into, size_t room,
+		       size_t *bytes, int *fd)
+{
+	int ret;
+
+	if (fd)
+		*fd = -1;
+	ret = receive_once(link, head, into, room, bytes, fd);
+	/* Whoever closes without having read everything causes ECONNRESET, once: before what it
+	 * said last, which we want to hear. And it may have said something before it ended. */
+	if (ret == -ECONNRESET || (ret == -EAGAIN && has_ended(link))) {
+		ret = receive_once(link, head, into, room, bytes, fd);
+		if (ret == -EAGAIN)
+			ret = -ECONNRESET;
+	}
+	return ret;
+}
+
+int local_link_wait(const struct local_link *link, short events, const struct gather_wait *wait,
+		    struct base_error *error)
+{
+	struct pollfd ready[2] = { { .fd = link->fd, .events = events },
+				   { .fd = link->process_fd, .events = POLLIN } };
+
+	if (poll(ready, 2, STREAM_PATIENCE_MS) > 0)
+		return 0;
+	return stream_go_on(wait, error);
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Directories: made, opened, locked, listed, and their entries renamed. */
+#define _GNU_SOURCE
+#include "ring/ring.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOST_ENTRIES 1000000u
+
+/* ---- Making ---------------------------------------------------------------------------------- */
+
+/* Best effort: some filesystems cannot, and where it matters the sync of what is in it fails, too.
+ */
+static void sync_above(const char *path)
+{
+	char *above = strdup(path), *slash;
+	int fd;
+
+	if (!above)
+		return;
+	slash = strrchr(above, '/');
+	if (slash)
+		slash[slash == above] = 0;
+	fd = open(slash ? above : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd >= 0) {
+		fsync(fd);
+		close(fd);
+	}
+	free(above);
+}
+
+static int make_one(const char *path, struct base_error *error)
+{
+	struct stat status;
+	int ret;
+
+	if (!mkdir(path, 0777)) {
+		sync_above(path);
+		return 0;
+	}
+	ret = -errno;
+	/* A directory above that we may not write to answers EACCES or EROFS even if it is there.
+	 */
+	if (!stat(path, &status)) {
+		if (S_ISDIR(status.st_mode))
+			return 0;
+		ret = -ENOTDIR;
+	}
+	return base_fail(error, ret, "cannot make the directory %s", path);
+}
+
+int ring_folder_make(const char *path, struct base_error *error)
+{
+	char *copy = strdup(path);
+	int ret = 0;
+
+	if (!copy)
+		return base_no_memory(error, "a path", strlen(path));
+	for (size_t end = strlen(copy); end > 1 && copy[end - 1] == '/';)
+		copy[--end] = 0;
+	for (char *slash = strchr(copy + (*copy == '/'), '/'); !ret && slash;
+	     slash = strchr(slash + 1, '/')) {
+		*slash = 0;
+		ret = make_one(copy, error);
+		*slash = '/';
+	}
+	if (!ret)
+		ret = make_one(copy, error);
+	free(copy);
+	return ret;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static int open_at(struct ring_folder *folder, int fd, const char *name, int flags,
+		   struct base_error *error)
+{
+	folder->fd = openat(fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
+	if (folder->fd >= 0)
+		return 0;
+	return base_fail(error, -errno, "cannot open the directory %s", folder->path);
+}
+
+int ring_folder_open(struct ring_folder *folder, const char *path, struct base_error *error)
+{
+	int ret;
+
+	*folder = (struct ring_folder)RING_NO_FOLDER;
+	folder->path = strdup(path);
+	if (!folder->path)
+		return base_no_memory(error, "a path", strlen(path));
+	ret = open_at(folder, AT_FDCWD, path, 0, error);
+	if (ret)
+		ring_folder_close(folder);
+	return ret;
+}
+
+int ring_folder_open_in(struct ring_folder *folder, const struct ring_folder *parent,
+			const char *name, struct base_error *error)
+{
+	int ret;
+
+	*folder = (struct ring_folder)RING_NO_FOLDER;
+	if (asprintf(&folder->path, "%s/%s", parent->path, name) < 0) {
+		folder->path = NULL;
+		return base_no_memory(error, "a path", strlen(parent->path));
+	}
+	ret = open_at(folder, parent->fd, name, O_NOFOLLOW, error);
+	if (ret)
+		ring_folder_close(folder);
+	return ret;
+}
+
+int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *parent,
+			  const char *name, struct base_error *error)
+{
+	int ret;
+
+	*folder = (struct ring_folder)RING_NO_FOLDER;
+	if (mkdirat(parent->fd, name, 0777)) {
+		if (errno == EEXIST)
+			return -EEXIST;
+		return base_fail(error, -errno,
+				 "cannot make a directory in %s; it must be writable",
+				 parent->path);
+	}
+	ret = ring_folder_open_in(folder, parent, name, error);
+	if (ret)
+		unlinkat(parent->fd, name, AT_REMOVEDIR);
+	return ret;
+}
+
+void ring_folder_close(struct ring_folder *folder)
+{
+	if (folder->fd >= 0)
+		close(folder->fd);
+	free(folder->path);
+	*folder = (struct ring_folder)RING_NO_FOLDER;
+}
+
+/* ---- Locks and looks ------------------------------------------------------------------------- */
+
+enum ring_lock ring_folder_lock(const struct ring_folder *folder)
+{
+	if (!flock(folder->fd, LOCK_EX | LOCK_NB))
+		return RING_LOCKED;
+	return errno == EWOULDBLOCK ? RING_BUSY : RING_NO_LOCKS;
+}
+
+bool ring_folder_is_named(const struct ring_folder *folder, const struct ring_folder *parent,
+			  const char *name)
+{
+	struct stat own, named;
+
+	return !fstat(folder->fd, &own) && own.st_nlink &&
+	       !fstatat(parent->fd, name, &named, AT_SYMLINK_NOFOLLOW) &&
+	       own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+}
+
+int ring_folder_look(const struct ring_folder *folder, const char *name, struct ring_entry *entry,
+		     struct base_error *error)
+{
+	struct stat status;
+
+	if (fstatat(folder->fd, name, &status, AT_SYMLINK_NOFOLLOW)) {
+		if (errno == ENOENT)
+			return -ENOENT;
+		return base_fail(error, -errno, "cannot look at %s/%s (stat)", folder->path, name);
+	}
+	entry->kind = S_ISREG(status.st_mode) ? RING_FILE :
+		      S_ISDIR(status.st_mode) ? RING_FOLDER :
+						RING_OTHER;
+	entry->bytes = (uint64_t)status.st_size;
+	entry->owner = status.st_uid;
+	entry->modified = status.st_mtime;
+	return 0;
+}
+
+static bool is_dots(const char *name)
+{
+	return !strcmp(name, ".") || !strcmp(name, "..");
+}
+
+int ring_folder_list(const struct ring_folder *folder,
+		     int (*found)(void *user, const char *name, struct base_error *error),
+		     void *user, struct base_error *error)
+{
+	struct dirent *entry;
+	DIR *listing;
+	int fd, ret = 0;
+
+	/* Opened anew: all duplicates of a descriptor share the position that listing moves. */
+	fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	listing = fd < 0 ? NULL : fdopendir(fd);
+	if (!listing) {
+		ret = base_fail(error, -errno, "cannot list the directory %s", folder->path);
+		if (fd >= 0)
+			close(fd);
+		return ret;
+	}
+	for (unsigned seen = 0; !ret; seen++) {
+		errno = 0;
+		entry = readdir(listing);
+		if (!entry) {
+			if (errno)
+				ret = base_fail(error, -errno, "cannot list the directory %s",
+						folder->path);
+			break;
+		}
+		if (seen == MOST_ENTRIES)
+			ret = base_fail(error, IOSHAPE_E_LIMIT,
+					"cannot list %s: it has more than %u entries", folder->path,
+					MOST_ENTRIES);
+		else if (!is_dots(entry->d_name))
+			ret = found(user, entry->d_name, error);
+	}
+	closedir(listing);
+	return ret;
+}
+
+/* ---- Changes --------------------------------------------------------------------------------- */
+
+int ring_folder_sync(const struct ring_folder *folder, struct base_error *error)
+{
+	/* Filesystems that make names durable by themselves. */
+	if (!fsync(folder->fd) || errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS)
+		return 0;
+	return base_fail(error, -errno,
+			 "cannot bring the directory %s to stable storage (fsync); the storage "
+			 "failed or is full",
+			 folder->path);
+}
+
+int ring_folder_rename(const struct ring_folder *folder, const char *from, const char *to)
+{
+	return renameat(folder->fd, from, folder->fd, to) ? -errno : 0;
+}
+
+int ring_folder_swap(const struct ring_folder *folder, const char *one, const char *other)
+{
+	if (!renameat2(folder->fd, one, folder->fd, other, RENAME_EXCHANGE))
+		return 0;
+	return errno == EINVAL || errno == ENOSYS ? -EOPNOTSUPP : -errno;
+}

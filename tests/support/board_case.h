@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Boards of all kinds, for tests: opened, and used by calls that must succeed. */
+#ifndef TESTS_SUPPORT_BOARD_CASE_H
+#define TESTS_SUPPORT_BOARD_CASE_H
+
+#include "gather/gather.h"
+#include "support/must.h"
+#include "support/redis_server.h"
+#include "support/scratch.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#define BOARD_CASE_PATIENCE_MS 10000
+
+static const struct gather_board_ops *const board_case_kinds[] = {
+	&gather_board_sockets,
+};
+
+struct board_case {
+	const struct gather_board_ops *ops;
+	uint32_t ranks;
+	char name[32];
+	char address[128];
+	struct slots_config coordinator;
+	struct redis_server server;
+};
+
+static inline bool board_case_is(const struct board_case *boards, const char *id)
+{
+	return !strcmp(boards->ops->id, id);
+}
+
+static inline void board_case_begin(struct board_case *boards, int kind, uint32_t ranks)
+{
+	memset(boards, 0, sizeof(*boards));
+	boards->ops = board_case_kinds[kind];
+	boards->ranks = ranks;
+	snprintf(boards->name, sizeof(boards->name), "%x%llx", (unsigned)getpid(),
+		 (unsigned long long)base_now_ns());
+	boards->coordinator = (struct slots_config){ .pool = "scratch" };
+	if (!board_case_is(boards, "redis"))
+		return;
+	redis_server_init(&boards->server);
+	redis_server_start(&boards->server);
+	snprintf(boards->address, sizeof(boards->address), "unix://%s", boards->server.socket);
+	boards->coordinator.address = boards->address;
+}
+
+static inline void board_case_end(struct board_case *boards)
+{
+	if (board_case_is(boards, "redis"))
+		redis_server_free(&boards->server);
+}
+
+static inline int board_case_try(const struct board_case *boards, uint32_t rank,
+				 uint32_t deadline_ms, void **board, struct base_error *error)
+{
+	const struct gather_board_config config = {
+		.name = boards->name,
+		.rank = rank,
+		.ranks = boards->ranks,
+		.directory = scratch_directory(),
+		.coordinator = &boards->coordinator,
+		.deadline_ms = deadline_ms,
+	};
+
+	return boards->ops->open(board, &config, error);
+}
+
+static inline void *board_case_open(const struct board_case *boards, uint32_t rank)
+{
+	struct base_error error = { 0 };
+	void *board;
+
+	MUST(!board_case_try(boards, rank, BOARD_CASE_PATIENCE_MS, &board, &error), "%s",
+	     error.text);
+	return board;
+}
+
+static inline void board_case_post(const struct board_case *boards, void *board, const char *scope,
+				   const char *name, const void *note, size_t bytes)
+{
+	struct base_error error = { 0 };
+
+	MUST(!boards->ops->post(board, scope, name, note, bytes, &error), "%s", error.text);
+}
+
+static inline bool board_case_look(const struct board_case *boards, void *board, const char *scope,
+				   const char *name, struct base_buffer *note)
+{
+	struct base_error error = { 0 };
+	const int ret = boards->ops->look(board, scope, name, note, &error);
+
+	MUST(!ret || ret == -EAGAIN, "%s", error.text);
+	MUST(!error.code, "a sentence for a note that is not there: %s", error.text);
+	return !ret;
+}
+
+/* Waits until the note is there and says this. */
+static inline void board_case_expect(const struct board_case *boards, void *board,
+				     const char *scope, const char *name, const void *text,
+				     size_t bytes)
+{
+	const uint64_t end = base_now_ns() + base_ms_to_ns(BOARD_CASE_PATIENCE_MS);
+	struct base_buffer note = { 0 };
+
+	while (!board_case_look(boards, board, scope, name, &note) || note.bytes != bytes ||
+	       (bytes && memcmp(note.data, text, bytes) != 0)) {
+		MUST(base_now_ns() < end, "no such note: %s-%s", scope, name);
+		boards->ops->wait(board, 500);
+	}
+	base_buffer_free(&note);
+}
+
+/* For collect(): counts notes that say "note of RANK". */
+struct board_case_found {
+	bool *have;
+	uint32_t count, calls;
+};
+
+static inline int board_case_count(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	struct board_case_found *found = user;
+	char text[32];
+
+	found->calls++;
+	snprintf(text, sizeof(text), "note of %u", rank);
+	if (note->bytes == strlen(text) && !memcmp(note->data, text, note->bytes)) {
+		found->count++;
+		found->have[rank] = true;
+	}
+	return 0;
+}
+
+static inline void board_case_post_own(const struct board_case *boards, void *board,
+				       const char *scope, const char *prefix, uint32_t rank)
+{
+	char name[GATHER_NAME_BYTES], text[32];
+
+	snprintf(name, sizeof(name), "%s-%u", prefix, rank);
+	snprintf(text, sizeof(text), "note of %u", rank);
+	board_case_post(boards, board, scope, name, text, strlen(text));
+}
+
+/* Waits until notes of so many ranks have been collected. */
+static inline void board_case_collect(const struct board_case *boards, void *board,
+				      const char *scope, const char *prefix, uint32_t count)
+{
+	const uint64_t end = base_now_ns() + base_ms_to_ns(BOARD_CASE_PATIENCE_MS);
+	bool *have = calloc(boards->ranks, sizeof(bool));
+	struct board_case_found found = { .have = have };
+	struct base_error error = { 0 };
+
+	for (;;) {
+		MUST(!boards->ops->collect(board, scope, prefix, have, board_case_count, &found,
+					   &error),
+		     "%s", error.text);
+		if (found.count >= count)
+			break;
+		MUST(base_now_ns() < end, "only %u of %u notes", found.count, count);
+		boards->ops->wait(board, 500);
+	}
+	MUST(found.count == count && found.calls == count, "notes came twice");
+	free(have);
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attempts with one small file, for the tests of how generations come and go. */
+#ifndef TESTS_SUPPORT_GENERATION_CASE_H
+#define TESTS_SUPPORT_GENERATION_CASE_H
+
+#include "ckpt/generation.h"
+#include "support/scratch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define GENERATION_TOKEN "job 4711"
+
+/* The manifest of one rank's file, with this text in it. */
+struct generation_case {
+	struct zip_manifest manifest;
+	struct zip_manifest_file file;
+	struct zip_manifest_part part;
+	char name[ZIP_PART_NAME_BYTES];
+};
+
+static inline struct zip_manifest *generation_describe(struct generation_case *it, uint64_t step,
+						       const char *attempt, const char *text)
+{
+	uint32_t crc = base_crc32(0, text, strlen(text));
+
+	memset(it, 0, sizeof(*it));
+	zip_part_name(it->name, 0);
+	it->file = (struct zip_manifest_file){ it->name, strlen(text), crc, false };
+	it->part = (struct zip_manifest_part){ 0, crc, 0, strlen(text) };
+	it->manifest = (struct zip_manifest){
+		.step = step,
+		.saved = 1700000000,
+		.mode = IOSHAPE_MODE_EACH,
+		.rank_count = 1,
+		.parts = &it->part,
+		.file_count = 1,
+		.files = &it->file,
+	};
+	snprintf(it->manifest.attempt, sizeof(it->manifest.attempt), "%s", attempt);
+	return &it->manifest;
+}
+
+/* Begins an attempt in "runs" and puts the file into it. */
+static inline int generation_begin(struct ckpt_attempt *attempt, uint64_t step, const char *token,
+				   const char *text, struct base_error *error)
+{
+	int ret = ckpt_attempt_begin(attempt, "runs", step, token, NULL, error);
+
+	return ret ? ret :
+		     ring_folder_put(&attempt->folder, "rank-00000.pt", text, strlen(text), error);
+}
+
+static inline int generation_commit(struct ckpt_attempt *attempt, const char *text, bool no_replace,
+				    struct base_error *error)
+{
+	struct generation_case it;
+
+	return ckpt_attempt_commit(attempt,
+				   generation_describe(&it, attempt->step, attempt->id, text),
+				   no_replace, error);
+}
+
+/* All of it; without a commit the attempt is abandoned. */
+static inline int generation_save(uint64_t step, const char *text, bool no_replace,
+				  struct base_error *error)
+{
+	struct ckpt_attempt attempt;
+	int ret = generation_begin(&attempt, step, GENERATION_TOKEN, text, error);
+
+	if (!ret)
+		ret = generation_commit(&attempt, text, no_replace, error);
+	ckpt_attempt_abandon(&attempt);
+	return ret;
+}
+
+/* Whether the directory of this name in "runs" is a complete generation with this text. */
+static inline bool generation_is(const char *name, uint64_t step, const char *text)
+{
+	struct ring_folder runs;
+	struct ckpt_generation generation;
+	bool is = false;
+	char path[512];
+
+	if (ring_folder_open(&runs, "runs", NULL))
+		return false;
+	if (!ckpt_generation_open(&generation, &runs, name, step, NULL)) {
+		snprintf(path, sizeof(path), "runs/%s/rank-00000.pt", name);
+		is = scratch_same(path, text, strlen(text));
+		ckpt_generation_close(&generation);
+	}
+	ring_folder_close(&runs);
+	return is;
+}
+
+#endif

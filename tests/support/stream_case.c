@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "support/stream_case.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void stream_fail(const char *sentence)
+{
+	fprintf(stderr, "process %d: %s (errno: %s)\n", (int)getpid(), sentence, strerror(errno));
+	abort();
+}
+
+unsigned stream_slowness(void)
+{
+	const char *text = getenv("CK_TIMEOUT_MULTIPLIER");
+
+	return text && atoi(text) > 1 ? (unsigned)atoi(text) : 1;
+}
+
+static int wait_patiently(void *user, struct base_error *error)
+{
+	static uint64_t since;
+
+	(void)user;
+	if (!since)
+		since = base_now_ns();
+	if (base_now_ns() - since < base_ms_to_ns(25000) * stream_slowness())
+		return 0;
+	return base_fail(error, -ETIMEDOUT, "the test waited too long");
+}
+
+const struct gather_wait stream_patient = { wait_patiently, NULL };
+
+uint64_t stream_random(uint64_t seed)
+{
+	uint64_t value = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15);
+
+	value = (value ^ (value >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	value = (value ^ (value >> 27)) * UINT64_C(0x94d049bb133111eb);
+	return value ^ (value >> 31);
+}
+
+static uint64_t word_at(uint64_t at, uint64_t seed)
+{
+	return (at / 8 + seed) * UINT64_C(0x9e3779b97f4a7c15) ^ (at >> 20);
+}
+
+static uint8_t byte_at(uint64_t at, uint64_t seed)
+{
+	return (uint8_t)(word_at(at, seed) >> (8 * (at % 8)));
+}
+
+void stream_fill(void *into, uint64_t at, size_t bytes, uint64_t seed)
+{
+	uint8_t *to = into;
+	size_t i = 0;
+
+	for (; i < bytes && (at + i) % 8; i++)
+		to[i] = byte_at(at + i, seed);
+	for (; i + 8 <= bytes; i += 8) {
+		uint64_t word = word_at(at + i, seed);
+
+		memcpy(to + i, &word, 8);
+	}
+	for (; i < bytes; i++)
+		to[i] = byte_at(at + i, seed);
+}
+
+bool stream_holds(const void *data, uint64_t at, size_t bytes, uint64_t seed)
+{
+	uint8_t wanted[4096];
+
+	for (size_t i = 0; i < bytes; i += sizeof(wanted)) {
+		const size_t step = MIN(sizeof(wanted), bytes - i);
+
+		stream_fill(wanted, at + i, step, seed);
+		if (memcmp(wanted, (const uint8_t *)data + i, step))
+			return false;
+	}
+	return true;
+}
+
+pid_t stream_start(void (*run)(const void *argument), const void *argument)
+{
+	pid_t parent = getpid(), child = fork();
+
+	STREAM_MUST(child >= 0);
+	if (child)
+		return child;
+	/* A test that fails leaves nobody behind. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != parent)
+		_exit(1);
+	run(argument);
+	_exit(0);
+}
+
+void stream_expect_well(pid_t child)
+{
+	int status;
+
+	STREAM_MUST(waitpid(child, &status, 0) == child);
+	STREAM_MUST(WIFEXITED(status) && !WEXITSTATUS(status));
+}
+
+int stream_count_fds(void)
+{
+	DIR *directory = opendir("/proc/self/fd");
+	int count = 0;
+
+	STREAM_MUST(directory);
+	while (readdir(directory))
+		count++;
+	closedir(directory);
+	return count;
+}
+
+void stream_memory_open(struct stream_memory *memory)
+{
+	void *base;
+
+	*memory = (struct stream_memory){ .fd = base_shared_open() };
+	STREAM_MUST(memory->fd >= 0);
+	STREAM_MUST(!base_shared_grow(memory->fd, STREAM_MEMORY_BYTES));
+	STREAM_MUST(!base_shared_map(memory->fd, 0, STREAM_MEMORY_BYTES, &base));
+	memory->base = base;
+}
+
+void stream_memory_close(struct stream_memory *memory)
+{
+	base_unmap(memory->base, STREAM_MEMORY_BYTES);
+	close(memory->fd);
+}
+
+static uint64_t piece_bytes(const struct stream_plan *plan, unsigned piece)
+{
+	const uint64_t dice = stream_random(plan->seed * 1000 + piece);
+
+	if (!piece)
+		return plan->most_bytes;
+	/* Many small ones, few large ones. */
+	return (dice >> 8) % ((MIN(plan->most_bytes, 4 * MIB) >> (dice % 20)) + 1);
+}
+
+uint64_t stream_plan_bytes(const struct stream_plan *plan)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; i < plan->pieces; i++)
+		bytes += piece_bytes(plan, i);
+	return bytes;
+}
+
+/* A place that nobody reads any more. */
+static uint64_t take_place(struct stream_memory *memory, struct gather_sender *sender, size_t bytes)
+{
+	if (memory->used + bytes > STREAM_MEMORY_BYTES) {
+		const uint64_t all = gather_sender_offset(sender);
+
+		memory->used = 0;
+		while (gather_sender_taken(sender) < all)
+			usleep(1000);
+	}
+	memory->used += bytes;
+	return memory->used - bytes;
+}
+
+void stream_send_plan(struct gather_sender *sender, const struct stream_plan *plan,
+		      struct stream_memory *memory)
+{
+	struct base_error error = { 0 };
+	uint32_t crc = 0;
+	int ret = 0;
+
+	for (unsigned i = 0; !ret && i < plan->pieces; i++) {
+		const size_t bytes = piece_bytes(plan, i);
+		const uint64_t place = take_place(memory, sender, bytes);
+		uint8_t *data = memory->base + place;
+
+		stream_fill(data, gather_sender_offset(sender), bytes, plan->seed);
+		crc = base_crc32(crc, data, bytes);
+		if (stream_random(plan->seed + i) % 3) {
+			ret = gather_sender_put_shared(sender, data, place, bytes, &error);
+		} else {
+			ret = gather_sender_put(sender, data, bytes, &error);
+			/* It may change at once. */
+			memset(data, 0xee, bytes);
+		}
+	}
+	if (!ret)
+		ret = gather_sender_end(sender, crc, &error);
+	if (ret)
+		stream_fail(error.text);
+	STREAM_MUST(gather_sender_taken(sender) == stream_plan_bytes(plan));
+}
+
+uint64_t stream_receive_all(struct gather_receiver *receiver, uint64_t seed)
+{
+	struct base_error error = { 0 };
+	const void *data;
+	uint64_t at = 0;
+	size_t bytes;
+
+	for (;; at += bytes) {
+		if (gather_receiver_next(receiver, &data, &bytes, &error))
+			stream_fail(error.text);
+		if (!bytes)
+			return at;
+		if (!stream_holds(data, at, bytes, seed))
+			stream_fail("other bytes came than were sent");
+	}
+}
+
+void stream_receive_plan(struct gather_receiver *receiver, const struct stream_plan *plan)
+{
+	uint8_t block[65536];
+	const uint64_t bytes = stream_plan_bytes(plan);
+	uint32_t crc = 0;
+
+	STREAM_MUST(stream_receive_all(receiver, plan->seed) == bytes);
+	for (uint64_t at = 0; at < bytes; at += sizeof(block)) {
+		const size_t step = MIN(sizeof(block), bytes - at);
+
+		stream_fill(block, at, step, plan->seed);
+		crc = base_crc32(crc, block, step);
+	}
+	STREAM_MUST(gather_receiver_crc32(receiver) == crc);
+}

@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Generations take their place whole; what dead processes leave behind goes, everything else stays.
+ */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/generation_case.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STEP 1000u
+#define PLACE "step-0000001000"
+#define MINE "0123456789abcdef"
+
+static struct base_error error;
+
+static void setup(void)
+{
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	memset(&error, 0, sizeof(error));
+}
+
+static void teardown(void)
+{
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static bool exists(const char *path)
+{
+	struct stat status;
+
+	return !lstat(path, &status);
+}
+
+/* The only attempt in "runs"; "" if there is none. */
+static const char *attempt_name(void)
+{
+	static char name[256];
+	struct dirent *entry;
+	DIR *listing = opendir("runs");
+
+	*name = 0;
+	while ((entry = readdir(listing)))
+		if (ckpt_parse_name(entry->d_name).kind == CKPT_NAME_ATTEMPT)
+			snprintf(name, sizeof(name), "%s", entry->d_name);
+	closedir(listing);
+	return name;
+}
+
+static void tidy(const char *token)
+{
+	struct ring_folder runs;
+	char job[CKPT_JOB_BYTES];
+	unsigned before = scratch_descriptors();
+
+	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
+	if (token)
+		ckpt_job_hash(job, token);
+	ckpt_tidy(&runs, token ? job : NULL, NULL);
+	ring_folder_close(&runs);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+START_TEST(names_are_read_as_they_are_made)
+{
+	static const uint64_t steps[] = { 0, 1, 1000, 9999999999, 10000000000, UINT64_MAX };
+	char name[CKPT_STEP_NAME_BYTES], longer[CKPT_ATTEMPT_NAME_BYTES];
+	struct ckpt_name parsed;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(steps); i++) {
+		ckpt_step_name(name, steps[i]);
+		parsed = ckpt_parse_name(name);
+		ck_assert_int_eq(parsed.kind, CKPT_NAME_STEP);
+		ck_assert_uint_eq(parsed.step, steps[i]);
+		snprintf(longer, sizeof(longer), ".%s.01234567-89abcdef-" MINE, name);
+		parsed = ckpt_parse_name(longer);
+		ck_assert_int_eq(parsed.kind, CKPT_NAME_ATTEMPT);
+		ck_assert_uint_eq(parsed.step, steps[i]);
+		ck_assert_str_eq(parsed.id, "01234567-89abcdef-" MINE);
+		snprintf(longer, sizeof(longer), ".replaced-%s." MINE, name);
+		parsed = ckpt_parse_name(longer);
+		ck_assert_int_eq(parsed.kind, CKPT_NAME_REPLACED);
+		ck_assert_uint_eq(parsed.step, steps[i]);
+	}
+}
+END_TEST
+
+START_TEST(other_names_are_none_of_ours)
+{
+	static const char *const names[] = {
+		"",
+		".",
+		"..",
+		"step",
+		"step-",
+		"step-1000",        /* too short */
+		"step-00000010000", /* a 0 too many */
+		"step-000000100x",
+		"step-0000001000 ",
+		"step-0000001000.pt",
+		"step-18446744073709551616", /* 2^64 */
+		"step-99999999999999999999",
+		"Step-0000001000",
+		".step-0000001000",
+		".step-0000001000.01234567-89abcdef-0123456789abcde",
+		".step-0000001000.01234567-89abcdef-0123456789abcdef0",
+		".step-0000001000.01234567-89ABCDEF-0123456789abcdef",
+		".step-0000001000.01234567_89abcdef-0123456789abcdef",
+		".replaced-step-0000001000",
+		".replaced-step-0000001000.0123",
+		".replaced-step-0000001000.0123456789abcdef-",
+		".replaced-0000001000.0123456789abcdef",
+		".model.pt.ioshape-tmp-00000000-0123456789abcdef",
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(names); i++)
+		ck_assert_msg(ckpt_parse_name(names[i]).kind == CKPT_NAME_OTHER, "%s", names[i]);
+}
+END_TEST
+
+/* ---- Commit ---------------------------------------------------------------------------------- */
+
+START_TEST(a_generation_appears_whole)
+{
+	unsigned before = scratch_descriptors();
+	struct ckpt_attempt attempt;
+
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert(!exists("runs/" PLACE));
+	ck_assert_str_eq(strrchr(ckpt_attempt_path(&attempt), '/') + 1, attempt.name);
+	ck_assert_int_eq(ckpt_parse_name(attempt.name).kind, CKPT_NAME_ATTEMPT);
+	ck_assert_str_eq(ckpt_parse_name(attempt.name).id, attempt.id);
+	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+	ck_assert_uint_eq(scratch_entries("runs/" PLACE), 2);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+	ckpt_attempt_abandon(&attempt);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+}
+END_TEST
+
+START_TEST(directories_above_are_made_as_mkdir_p_does)
+{
+	struct ckpt_attempt attempt;
+	struct stat status;
+	mode_t mask = umask(027);
+
+	ck_assert_int_eq(
+		ckpt_attempt_begin(&attempt, "a/b//c/", STEP, GENERATION_TOKEN, NULL, &error), 0);
+	umask(mask);
+	ck_assert_int_eq(stat("a/b/c", &status), 0);
+	ck_assert_uint_eq(status.st_mode & 07777, 0750);
+	ck_assert_int_eq(stat(ckpt_attempt_path(&attempt), &status), 0);
+	ck_assert_uint_eq(status.st_mode & 07777, 0750);
+	ckpt_attempt_abandon(&attempt);
+	ck_assert_uint_eq(scratch_entries("a/b/c"), 0);
+
+	scratch_write("file", "x", 1);
+	ck_assert_int_eq(
+		ckpt_attempt_begin(&attempt, "file/a", STEP, GENERATION_TOKEN, NULL, &error),
+		-ENOTDIR);
+	ck_assert_ptr_nonnull(strstr(error.text, "directory file: "));
+	ckpt_attempt_abandon(&attempt);
+}
+END_TEST
+
+START_TEST(an_abandoned_attempt_leaves_nothing)
+{
+	unsigned before = scratch_descriptors();
+	struct ckpt_attempt attempt = CKPT_NO_ATTEMPT;
+
+	ckpt_attempt_abandon(&attempt);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ckpt_attempt_abandon(&attempt);
+	ckpt_attempt_abandon(&attempt);
+	ck_assert_uint_eq(scratch_entries("runs"), 0);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+START_TEST(a_generation_is_replaced)
+{
+	unsigned before = scratch_descriptors();
+
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+START_TEST(a_complete_one_is_not_replaced_if_that_is_not_wanted)
+{
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(generation_save(STEP, "new", true, &error), -EEXIST);
+	ck_assert_ptr_nonnull(strstr(error.text, "runs/" PLACE));
+	ck_assert(generation_is(PLACE, STEP, "old one"));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+END_TEST
+
+/* Whatever has the name: without a manifest it is no generation. */
+START_TEST(an_incomplete_one_is_replaced_all_the_same)
+{
+	if (_i == 0) {
+		ck_assert_int_eq(mkdir("runs", 0777), 0);
+		ck_assert_int_eq(mkdir("runs/" PLACE, 0777), 0);
+	} else {
+		ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+		if (_i == 1)
+			unlink("runs/" PLACE "/manifest.json");
+		else if (_i == 2)
+			scratch_write("runs/" PLACE "/manifest.json", "{}", 2);
+		else
+			scratch_write("runs/" PLACE "/rank-00000.pt", "short", 5);
+	}
+	ck_assert(!generation_is(PLACE, STEP, "old one"));
+	ck_assert_int_eq(generation_save(STEP, "new", true, &error), 0);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+END_TEST
+
+START_TEST(what_is_no_directory_is_in_the_way)
+{
+	ck_assert_int_eq(mkdir("runs", 0777), 0);
+	if (_i)
+		ck_assert_int_eq(symlink("/", "runs/" PLACE), 0);
+	else
+		scratch_write("runs/" PLACE, "mine", 4);
+	ck_assert_int_eq(generation_save(STEP, "new", false, &error), -ENOTDIR);
+	ck_assert_ptr_nonnull(strstr(error.text, PLACE));
+	ck_assert(exists("runs/" PLACE));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+END_TEST
+
+START_TEST(what_somebody_reads_is_replaced_but_not_removed)
+{
+	struct ckpt_generation reader;
+	struct ring_folder runs;
+
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
+	ck_assert_int_eq(ckpt_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert(generation_is(attempt_name(), STEP, "old one"));
+	tidy(GENERATION_TOKEN);
+	ck_assert(generation_is(attempt_name(), STEP, "old one"));
+	ckpt_generation_close(&reader);
+	ring_folder_close(&runs);
+	tidy(GENERATION_TOKEN);
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+}
+END_TEST
+
+START_TEST(a_directory_removed_under_an_attempt_fails_it)
+{
+	struct ckpt_attempt attempt;
+
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	scratch_remove(ckpt_attempt_path(&attempt));
+	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), -ENOENT);
+	ckpt_attempt_abandon(&attempt);
+	ck_assert_uint_eq(scratch_entries("runs"), 0);
+}
+END_TEST
+
+/* ---- Dead or alive --------------------------------------------------------------------------- */
+
+/* A process that has begun an attempt, and waits to be killed. */
+static pid_t start_attempt(const char *token)
+{
+	struct ckpt_attempt attempt;
+	int ends[2];
+	char byte;
+	pid_t pid;
+
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+	pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (!pid) {
+		if (generation_begin(&attempt, STEP, token, "new", NULL) ||
+		    write(ends[1], "!", 1) != 1)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	close(ends[1]);
+	ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+	close(ends[0]);
+	return pid;
+}
+
+static void kill_process(pid_t pid)
+{
+	int status;
+
+	kill(pid, SIGKILL);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert(WIFSIGNALED(status));
+}
+
+START_TEST(a_dead_process_s_attempt_goes_with_the_next_save)
+{
+	pid_t pid = start_attempt(_i ? "another job" : GENERATION_TOKEN);
+
+	tidy(GENERATION_TOKEN);
+	ck_assert(*attempt_name()); /* alive */
+	ck_assert_int_eq(generation_save(STEP + 1, "another", false, &error), 0);
+	ck_assert(*attempt_name());
+	kill_process(pid);
+	ck_assert_int_eq(generation_save(STEP + 2, "another", false, &error), 0);
+	ck_assert(!*attempt_name());
+	ck_assert_uint_eq(scratch_entries("runs"), 2);
+}
+END_TEST
+
+START_TEST(an_attempt_of_this_process_is_alive)
+{
+	struct ckpt_attempt attempt;
+
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	tidy(GENERATION_TOKEN);
+	ck_assert_int_eq(generation_save(STEP + 1, "another", false, &error), 0);
+	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+	ck_assert(generation_is("step-0000001001", STEP + 1, "another"));
+}
+END_TEST
+
+/* An attempt as another machine would have left it. */
+static void make_attempt(const char *token, const char *machine, time_t age_s)
+{
+	struct timespec times[2] = { { .tv_sec = time(NULL) - age_s },
+				     { .tv_sec = time(NULL) - age_s } };
+	char job[CKPT_JOB_BYTES], path[256], file[300];
+
+	ckpt_job_hash(job, token);
+	snprintf(path, sizeof(path), "runs/.step-0000001000.%s-%s-" MINE, job, machine);
+	snprintf(file, sizeof(file), "%s/rank-00000.pt", path);
+	mkdir("runs", 0777);
+	ck_assert_int_eq(mkdir(path, 0777), 0);
+	scratch_write(file, "half", 4);
+	ck_assert_int_eq(utimensat(AT_FDCWD, file, times, 0), 0);
+	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+START_TEST(another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)
+{
+	const char *here = ring_machine_tag();
+
+	make_attempt("another job", "deadbeef", 23 * 3600);
+	tidy(GENERATION_TOKEN);
+	ck_assert(*attempt_name());
+	tidy(NULL);
+	ck_assert(*attempt_name());
+	tidy("another job");
+	ck_assert(!*attempt_name());
+
+	make_attempt("another job", "deadbeef", 25 * 3600);
+	tidy(GENERATION_TOKEN);
+	ck_assert(!*attempt_name());
+
+	/* A machine that does not tell which it is is no machine. */
+	make_attempt("another job", RING_UNKNOWN_MACHINE, 0);
+	tidy(GENERATION_TOKEN);
+	ck_assert(*attempt_name());
+	tidy("another job");
+
+	make_attempt("another job", here, 0);
+	tidy(NULL);
+	ck_assert(!*attempt_name() == !!strcmp(here, RING_UNKNOWN_MACHINE));
+}
+END_TEST
+
+/* The day counts from the last write, not from the first. */
+START_TEST(a_file_that_grows_keeps_an_old_attempt)
+{
+	char path[300];
+
+	make_attempt("another job", "deadbeef", 25 * 3600);
+	snprintf(path, sizeof(path), "runs/%s/rank-00000.pt", attempt_name());
+	scratch_write(path, "still growing", 13);
+	tidy(GENERATION_TOKEN);
+	ck_assert(*attempt_name());
+}
+END_TEST
+
+START_TEST(other_users_and_other_things_stay)
+{
+	char path[300], inside[400];
+
+	make_attempt(GENERATION_TOKEN, "deadbeef", 0);
+	snprintf(path, sizeof(path), "runs/%s", attempt_name());
+	if (!geteuid()) {
+		ck_assert_int_eq(chown(path, 65534, (gid_t)-1), 0);
+		tidy(GENERATION_TOKEN);
+		ck_assert(*attempt_name());
+		ck_assert_int_eq(chown(path, 0, (gid_t)-1), 0);
+	}
+	/* A directory in it is not ours, and a link's target neither. */
+	scratch_write("precious", "x", 1);
+	snprintf(inside, sizeof(inside), "%s/link", path);
+	ck_assert_int_eq(symlink("../../precious", inside), 0);
+	snprintf(inside, sizeof(inside), "%s/notes", path);
+	ck_assert_int_eq(mkdir(inside, 0777), 0);
+	tidy(GENERATION_TOKEN);
+	ck_assert(exists(inside));
+	ck_assert_uint_eq(scratch_entries(path), 1);
+	ck_assert(exists("precious"));
+	rmdir(inside);
+	tidy(GENERATION_TOKEN);
+	ck_assert_uint_eq(scratch_entries("runs"), 0);
+
+	/* Of that name, but no directories. */
+	scratch_write("runs/.step-0000001000.01234567-89abcdef-" MINE, "x", 1);
+	ck_assert_int_eq(symlink("..", "runs/.step-0000001001.01234567-89abcdef-" MINE), 0);
+	scratch_write("runs/mine.pt", "x", 1);
+	tidy(GENERATION_TOKEN);
+	ck_assert_uint_eq(scratch_entries("runs"), 3);
+	ck_assert(exists("precious"));
+}
+END_TEST
+
+/* ---- Where names cannot be swapped ----------------------------------------------------------- */
+
+#define REPLACED "runs/.replaced-" PLACE "." MINE
+
+START_TEST(what_stepped_aside_comes_back_if_its_place_is_free)
+{
+	int fd;
+
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(rename("runs/" PLACE, REPLACED), 0);
+	/* While somebody is at it. */
+	fd = open(REPLACED, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	ck_assert_int_eq(flock(fd, LOCK_EX), 0);
+	tidy(NULL);
+	ck_assert(exists(REPLACED));
+	close(fd);
+	tidy(NULL);
+	ck_assert(!exists(REPLACED));
+	ck_assert(generation_is(PLACE, STEP, "old one"));
+}
+END_TEST
+
+START_TEST(what_stepped_aside_goes_if_its_place_is_taken)
+{
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(rename("runs/" PLACE, REPLACED), 0);
+	ck_assert_int_eq(mkdir("runs/" PLACE, 0777), 0);
+	scratch_write("runs/" PLACE "/x", "x", 1);
+	tidy(NULL);
+	ck_assert(!exists(REPLACED));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ckpt/attempt");
+	TCase *names = tcase_create("names"), *commit = tcase_create("commit");
+	TCase *dead = tcase_create("dead or alive");
+
+	tcase_add_test(names, names_are_read_as_they_are_made);
+	tcase_add_test(names, other_names_are_none_of_ours);
+	suite_add_tcase(suite, names);
+	tcase_add_checked_fixture(commit, setup, teardown);
+	tcase_add_test(commit, a_generation_appears_whole);
+	tcase_add_test(commit, directories_above_are_made_as_mkdir_p_does);
+	tcase_add_test(commit, an_abandoned_attempt_leaves_nothing);
+	tcase_add_test(commit, a_generation_is_replaced);
+	tcase_add_test(commit, a_complete_one_is_not_replaced_if_that_is_not_wanted);
+	tcase_add_loop_test(commit, an_incomplete_one_is_replaced_all_the_same, 0, 4);
+	tcase_add_loop_test(commit, what_is_no_directory_is_in_the_way, 0, 2);
+	tcase_add_test(commit, what_somebody_reads_is_replaced_but_not_removed);
+	tcase_add_test(commit, a_directory_removed_under_an_attempt_fails_it);
+	suite_add_tcase(suite, commit);
+	tcase_add_checked_fixture(dead, setup, teardown);
+	tcase_add_loop_test(dead, a_dead_process_s_attempt_goes_with_the_next_save, 0, 2);
+	tcase_add_test(dead, an_attempt_of_this_process_is_alive);
+	tcase_add_test(dead, another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old);
+	tcase_add_test(dead, a_file_that_grows_keeps_an_old_attempt);
+	tcase_add_test(dead, other_users_and_other_things_stay);
+	tcase_add_test(dead, what_stepped_aside_comes_back_if_its_place_is_free);
+	tcase_add_test(dead, what_stepped_aside_goes_if_its_place_is_taken);
+	suite_add_tcase(suite, dead);
+	return check_main(suite);
+}

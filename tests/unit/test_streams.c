@@ -1,0 +1,673 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes from one process of this host to another: exact, bounded, and never waited for in vain. */
+#define _GNU_SOURCE
+#include "gather/local_link.h"
+#include "support/check_main.h"
+#include "support/stream_case.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RANK 7u
+
+static char address[64];
+static int fds_before;
+
+static void begin(void)
+{
+	snprintf(address, sizeof(address), "ioshape-test-%d", (int)getpid());
+	fds_before = stream_count_fds();
+}
+
+static void end(void)
+{
+	ck_assert_int_eq(stream_count_fds(), fds_before);
+}
+
+static struct gather_listener *listen_here(void)
+{
+	struct gather_listener *listener;
+	struct base_error error = { 0 };
+
+	ck_assert_msg(!gather_listener_open(&listener, address, &error), "%s", error.text);
+	return listener;
+}
+
+static struct gather_receiver *receive_from(struct gather_listener *listener, uint32_t rank)
+{
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+
+	ck_assert_msg(
+		!gather_receiver_open_local(&receiver, listener, rank, &stream_patient, &error),
+		"%s", error.text);
+	return receiver;
+}
+
+static struct gather_sender *send_as(uint32_t rank, int memory_fd)
+{
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+
+	if (gather_sender_open_local(&sender, address, rank, memory_fd, &stream_patient, &error))
+		stream_fail(error.text);
+	return sender;
+}
+
+/* ---- What goes in comes out ------------------------------------------------------------------ */
+
+/* A sender with `pieces` random pieces, in a process of its own. */
+static void send_random(const void *argument)
+{
+	const struct stream_plan *plan = argument;
+	struct stream_memory memory;
+	struct gather_sender *sender;
+
+	stream_memory_open(&memory);
+	sender = send_as(plan->rank, plan->with_memory ? memory.fd : -1);
+	stream_send_plan(sender, plan, &memory);
+	gather_sender_free(sender, NULL);
+	stream_memory_close(&memory);
+}
+
+START_TEST(every_byte_comes_in_its_place)
+{
+	struct stream_plan plan = {
+		.rank = RANK,
+		.seed = (uint64_t)_i * 7919 + 1,
+		.pieces = 40,
+		.most_bytes = _i ? MIB : 40 * MIB,
+		.with_memory = _i % 2 == 0,
+	};
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	pid_t child = stream_start(send_random, &plan);
+
+	receiver = receive_from(listener, RANK);
+	stream_receive_plan(receiver, &plan);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	stream_expect_well(child);
+}
+END_TEST
+
+START_TEST(nothing_at_all_is_a_stream_too)
+{
+	struct stream_plan plan = { .rank = RANK, .seed = 1 };
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	pid_t child = stream_start(send_random, &plan);
+
+	receiver = receive_from(listener, RANK);
+	stream_receive_plan(receiver, &plan);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	stream_expect_well(child);
+}
+END_TEST
+
+#define MANY 64u
+
+START_TEST(many_ranks_come_in_any_order)
+{
+	struct gather_listener *listener = listen_here();
+	struct stream_plan plan = { .pieces = 6, .most_bytes = 256 * KIB, .with_memory = true };
+	pid_t children[MANY];
+
+	for (uint32_t i = 0; i < MANY; i++) {
+		plan.rank = i;
+		plan.seed = i + 1;
+		children[i] = stream_start(send_random, &plan);
+	}
+	for (uint32_t i = 0; i < MANY; i++) {
+		struct gather_receiver *receiver;
+
+		plan.rank = (i * 37 + 5) % MANY;
+		plan.seed = plan.rank + 1;
+		receiver = receive_from(listener, plan.rank);
+		stream_receive_plan(receiver, &plan);
+		gather_receiver_free(receiver);
+	}
+	for (uint32_t i = 0; i < MANY; i++)
+		stream_expect_well(children[i]);
+	gather_listener_close(listener);
+}
+END_TEST
+
+/* Memory that grows while the reader has mapped it already. */
+static void send_growing(const void *argument)
+{
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+	int fd = base_shared_open();
+
+	(void)argument;
+	STREAM_MUST(fd >= 0);
+	sender = send_as(RANK, fd);
+	for (unsigned i = 0; i < 4; i++) {
+		void *memory;
+
+		STREAM_MUST(!base_shared_grow(fd, (i + 1) * MIB));
+		STREAM_MUST(!base_shared_map(fd, i * MIB, MIB, &memory));
+		stream_fill(memory, i * MIB, MIB, 3);
+		if (gather_sender_put_shared(sender, memory, i * MIB, MIB, &error))
+			stream_fail(error.text);
+		while (gather_sender_taken(sender) < gather_sender_offset(sender))
+			usleep(1000);
+		base_unmap(memory, MIB);
+	}
+	if (gather_sender_end(sender, 0, &error))
+		stream_fail(error.text);
+	gather_sender_free(sender, NULL);
+	close(fd);
+}
+
+START_TEST(memory_may_grow)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	pid_t child = stream_start(send_growing, NULL);
+
+	receiver = receive_from(listener, RANK);
+	ck_assert_uint_eq(stream_receive_all(receiver, 3), 4 * MIB);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	stream_expect_well(child);
+}
+END_TEST
+
+/* ---- Bounded --------------------------------------------------------------------------------- */
+
+/* Receives nothing before a byte has come through this pipe. */
+static int starter[2];
+
+static void receive_later(const void *argument)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver = receive_from(listener, RANK);
+	char byte;
+
+	(void)argument;
+	STREAM_MUST(read(starter[0], &byte, 1) == 1);
+	stream_receive_all(receiver, 5);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+}
+
+static struct {
+	struct gather_sender *sender;
+	uint64_t most_bytes;
+	unsigned asked;
+} held;
+
+static int look_while_held(void *user, struct base_error *error)
+{
+	(void)user;
+	(void)error;
+	if (!held.sender)
+		return 0;
+	ck_assert_uint_le(gather_sender_offset(held.sender) - gather_sender_taken(held.sender),
+			  held.most_bytes);
+	if (++held.asked == 5)
+		ck_assert_int_eq(write(starter[1], "", 1), 1);
+	return held.asked < 100 ? 0 : -ETIMEDOUT;
+}
+
+START_TEST(a_slow_receiver_holds_the_sender)
+{
+	const struct gather_wait wait = { look_while_held, NULL };
+	const bool with_memory = _i == 0;
+	struct stream_memory memory;
+	struct base_error error = { 0 };
+	pid_t child;
+
+	ck_assert_int_eq(pipe(starter), 0);
+	child = stream_start(receive_later, NULL);
+	stream_memory_open(&memory);
+	held.sender = NULL;
+	held.most_bytes = with_memory ? LOCAL_AHEAD_BYTES : 4 * MIB;
+	ck_assert_msg(!gather_sender_open_local(&held.sender, address, RANK,
+						with_memory ? memory.fd : -1, &wait, &error),
+		      "%s", error.text);
+	/* The same 8 MiB again and again: their place in the stream is a multiple of that. */
+	for (unsigned i = 0; i < 24; i++) {
+		const uint64_t at = gather_sender_offset(held.sender);
+
+		if (!with_memory) {
+			stream_fill(memory.base, at, 8 * MIB, 5);
+			ck_assert_int_eq(
+				gather_sender_put(held.sender, memory.base, 8 * MIB, &error), 0);
+			continue;
+		}
+		if (at < STREAM_MEMORY_BYTES)
+			stream_fill(memory.base + at, at, 8 * MIB, 5);
+		else
+			break;
+		ck_assert_msg(!gather_sender_put_shared(held.sender, memory.base + at, at, 8 * MIB,
+							&error),
+			      "%s", error.text);
+	}
+	ck_assert_msg(!gather_sender_end(held.sender, 0, &error), "%s", error.text);
+	ck_assert_uint_ge(held.asked, 5);
+	ck_assert_uint_eq(gather_sender_taken(held.sender), gather_sender_offset(held.sender));
+	gather_sender_free(held.sender, NULL);
+	stream_memory_close(&memory);
+	stream_expect_well(child);
+	close(starter[0]);
+	close(starter[1]);
+}
+END_TEST
+
+/* ---- Deaths ---------------------------------------------------------------------------------- */
+
+static void send_for_ever(const void *argument)
+{
+	const bool with_heir = argument;
+	struct stream_memory memory;
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+
+	stream_memory_open(&memory);
+	sender = send_as(RANK, memory.fd);
+	/* A child that has the socket as well, as workers of a training job may. */
+	if (with_heir && !fork()) {
+		sleep(3);
+		_exit(0);
+	}
+	for (;;) {
+		if (gather_sender_put_shared(sender, memory.base, 0, 3 * MIB + 5, &error) ||
+		    gather_sender_put(sender, memory.base, 100000, &error))
+			stream_fail(error.text);
+	}
+}
+
+START_TEST(a_killed_sender_is_named)
+{
+	const bool with_heir = _i % 4 == 3;
+	const uint64_t life_ns = base_ms_to_ns(stream_random((uint64_t)_i) % 60);
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+	uint64_t began, killed = 0;
+	const void *data;
+	size_t bytes;
+	pid_t child = stream_start(send_for_ever, with_heir ? "" : NULL);
+	int ret = 0;
+
+	receiver = receive_from(listener, RANK);
+	for (began = base_now_ns(); !ret;) {
+		ret = gather_receiver_next(receiver, &data, &bytes, &error);
+		if (!killed && base_now_ns() - began > life_ns) {
+			kill(child, SIGKILL);
+			killed = base_now_ns();
+		}
+		ck_assert(ret || bytes);
+	}
+	ck_assert_uint_lt(base_now_ns() - killed, base_ms_to_ns(1000) * stream_slowness());
+	ck_assert_int_eq(ret, -ECONNRESET);
+	ck_assert_msg(strstr(error.text, "rank 7 ") && strstr(error.text, "went away"), "%s",
+		      error.text);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	waitpid(child, NULL, 0);
+}
+END_TEST
+
+static void receive_for_ever(const void *argument)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver = receive_from(listener, RANK);
+	const bool with_heir = argument;
+	struct base_error error = { 0 };
+	const void *data;
+	size_t bytes;
+
+	if (with_heir && !fork()) {
+		sleep(3);
+		_exit(0);
+	}
+	for (;;)
+		if (gather_receiver_next(receiver, &data, &bytes, &error))
+			stream_fail(error.text);
+}
+
+START_TEST(a_killed_receiver_is_found_out)
+{
+	const uint64_t life_ns = base_ms_to_ns(stream_random((uint64_t)_i) % 60);
+	pid_t child = stream_start(receive_for_ever, _i % 4 == 3 ? "" : NULL);
+	struct base_error error = { 0 };
+	struct stream_memory memory;
+	struct gather_sender *sender;
+	uint64_t began, killed = 0;
+	int ret = 0;
+
+	stream_memory_open(&memory);
+	sender = send_as(RANK, memory.fd);
+	for (began = base_now_ns(); !ret;) {
+		ret = gather_sender_put_shared(sender, memory.base, 0, 3 * MIB + 5, &error);
+		if (!ret)
+			ret = gather_sender_put(sender, memory.base, 100000, &error);
+		if (!killed && base_now_ns() - began > life_ns) {
+			kill(child, SIGKILL);
+			killed = base_now_ns();
+		}
+	}
+	ck_assert_uint_lt(base_now_ns() - killed, base_ms_to_ns(1000) * stream_slowness());
+	ck_assert_int_eq(ret, -ECONNRESET);
+	ck_assert_msg(strstr(error.text, "rank 7 ") && strstr(error.text, "went away"), "%s",
+		      error.text);
+	/* The same ever after. */
+	ck_assert_int_eq(gather_sender_end(sender, 0, NULL), -ECONNRESET);
+	gather_sender_free(sender, NULL);
+	stream_memory_close(&memory);
+	waitpid(child, NULL, 0);
+}
+END_TEST
+
+/* ---- Failures that are said ------------------------------------------------------------------ */
+
+static void send_and_fail(const void *argument)
+{
+	static const char bytes[100000];
+	struct gather_sender *sender = send_as(RANK, -1);
+	struct base_error error = { 0 };
+
+	for (uintptr_t i = 0; i < (uintptr_t)argument; i++)
+		if (gather_sender_put(sender, bytes, sizeof(bytes), &error))
+			stream_fail(error.text);
+	gather_sender_free(sender, "the tensor \"w\" could not be fetched");
+}
+
+START_TEST(a_sender_says_why_it_failed)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+	const void *data;
+	size_t bytes = 1;
+	pid_t child = stream_start(send_and_fail, (const void *)(uintptr_t)(_i * 100));
+	int ret = 0;
+
+	receiver = receive_from(listener, RANK);
+	while (!ret && bytes)
+		ret = gather_receiver_next(receiver, &data, &bytes, &error);
+	ck_assert_int_eq(ret, -ECANCELED);
+	ck_assert_msg(strstr(error.text, "rank 7 failed: the tensor \"w\" could"), "%s",
+		      error.text);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	stream_expect_well(child);
+}
+END_TEST
+
+static void receive_and_stop(const void *argument)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver = receive_from(listener, RANK);
+	struct base_error error = { 0 };
+	const void *data;
+	size_t bytes;
+
+	(void)argument;
+	if (gather_receiver_next(receiver, &data, &bytes, &error))
+		stream_fail(error.text);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+}
+
+START_TEST(a_receiver_stops_the_sender)
+{
+	static const char bytes[100000];
+	pid_t child = stream_start(receive_and_stop, NULL);
+	struct gather_sender *sender = send_as(RANK, -1);
+	struct base_error error = { 0 };
+	int ret = 0;
+
+	while (!ret)
+		ret = gather_sender_put(sender, bytes, sizeof(bytes), &error);
+	ck_assert_int_eq(ret, -ECANCELED);
+	ck_assert_msg(strstr(error.text, "rank 7 are not wanted: the writer gave up"), "%s",
+		      error.text);
+	gather_sender_free(sender, NULL);
+	stream_expect_well(child);
+}
+END_TEST
+
+static int not_at_all(void *user, struct base_error *error)
+{
+	(void)user;
+	return base_fail(error, -ETIMEDOUT, "the writer of this node was not there in time");
+}
+
+START_TEST(a_writer_that_never_listens_is_explained)
+{
+	const struct gather_wait wait = { not_at_all, NULL };
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(gather_sender_open_local(&sender, address, RANK, -1, &wait, &error),
+			 -ETIMEDOUT);
+	ck_assert_ptr_null(sender);
+	ck_assert_msg(strstr(error.text, "in time; nobody listens at"), "%s", error.text);
+	ck_assert_msg(strstr(error.text, "network namespace"), "%s", error.text);
+}
+END_TEST
+
+START_TEST(a_rank_that_never_comes_ends_when_the_caller_says_so)
+{
+	const struct gather_wait wait = { not_at_all, NULL };
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(gather_receiver_open_local(&receiver, listener, RANK, &wait, &error),
+			 -ETIMEDOUT);
+	ck_assert_ptr_null(receiver);
+	gather_listener_close(listener);
+}
+END_TEST
+
+/* ---- Those who lie --------------------------------------------------------------------------- */
+
+static const struct {
+	const char *what;
+	struct local_head head;
+	size_t extra;
+	const char *sentence;
+} lies[] = {
+	{ "behind the end", { LOCAL_REFERENCE, 0, MIB, 1 }, 0, "outside of its memory" },
+	{ "across the end", { LOCAL_REFERENCE, 0, MIB - 4096, 4097 }, 0, "outside of its memory" },
+	{ "overflow", { LOCAL_REFERENCE, 0, UINT64_MAX - 10, 4096 }, 0, "cannot receive" },
+	{ "far too long", { LOCAL_REFERENCE, 0, 0, GIB }, 0, "cannot receive" },
+	{ "nothing", { LOCAL_REFERENCE, 0, 0, 0 }, 0, "cannot receive" },
+	{ "no bytes", { LOCAL_BYTES, 0, 0, 0 }, 0, "cannot receive" },
+	{ "unknown", { 4711, 0, 0, 0 }, 0, "cannot receive" },
+	{ "too large", { LOCAL_BYTES, 0, 0, 0 }, LOCAL_INLINE_BYTES + 1, "cannot receive" },
+	{ "a wrong end", { LOCAL_END, 0, 17, 0 }, 0, "has sent 17 bytes, of which 0" },
+	{ "shorter than a head", { 0 }, SIZE_MAX, "cannot receive" },
+};
+
+static int connect_raw(void)
+{
+	struct sockaddr_un to;
+	socklen_t bytes;
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	STREAM_MUST(fd >= 0 && !local_address(&to, &bytes, address, NULL));
+	STREAM_MUST(!connect(fd, (const struct sockaddr *)&to, bytes));
+	return fd;
+}
+
+static void say_hello(int fd, uint32_t rank, int memory_fd)
+{
+	const struct local_head hello = { .kind = LOCAL_HELLO, .a = LOCAL_MAGIC, .b = rank };
+	struct local_link link = { .fd = fd, .process_fd = -1 };
+
+	STREAM_MUST(!local_link_send(&link, &hello, NULL, 0, memory_fd));
+}
+
+START_TEST(a_lie_is_refused)
+{
+	static char extra[LOCAL_INLINE_BYTES + 1];
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+	int fd = connect_raw(), memory_fd = base_shared_open();
+	struct local_link link = { .fd = fd, .process_fd = -1 };
+	const void *data;
+	size_t bytes;
+
+	ck_assert_int_eq(base_shared_grow(memory_fd, MIB), 0);
+	say_hello(fd, RANK, memory_fd);
+	if (lies[_i].extra == SIZE_MAX)
+		ck_assert_int_eq(send(fd, "lie", 3, 0), 3);
+	else
+		ck_assert_int_eq(local_link_send(&link, &lies[_i].head, extra, lies[_i].extra, -1),
+				 0);
+	receiver = receive_from(listener, RANK);
+	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
+	ck_assert_msg(strstr(error.text, lies[_i].sentence) && strstr(error.text, "rank 7"),
+		      "%s: %s", lies[_i].what, error.text);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	close(fd);
+	close(memory_fd);
+}
+END_TEST
+
+START_TEST(memory_that_could_shrink_is_refused)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+	int fd = connect_raw(), memory_fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	ck_assert_int_eq(ftruncate(memory_fd, MIB), 0);
+	say_hello(fd, RANK, memory_fd);
+	ck_assert_int_eq(
+		gather_receiver_open_local(&receiver, listener, RANK, &stream_patient, &error),
+		-EPERM);
+	ck_assert_ptr_null(receiver);
+	ck_assert_msg(strstr(error.text, "rank 7") && strstr(error.text, "shrink"), "%s",
+		      error.text);
+	gather_listener_close(listener);
+	close(fd);
+	close(memory_fd);
+}
+END_TEST
+
+START_TEST(our_memory_cannot_shrink)
+{
+	int fd = base_shared_open();
+
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(base_shared_grow(fd, MIB), 0);
+	ck_assert_int_eq(ftruncate(fd, 4096), -1);
+	ck_assert_int_eq(errno, EPERM);
+	close(fd);
+}
+END_TEST
+
+START_TEST(strangers_are_sent_away)
+{
+	struct stream_plan plan = { .rank = RANK, .seed = 4, .pieces = 5, .most_bytes = MIB };
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	int silent = connect_raw(), rude = connect_raw(), gone = connect_raw();
+	pid_t child;
+	char byte;
+
+	ck_assert_int_eq(send(rude, "GET / HTTP/1.0\r\n\r\nwhich is no hello of ours", 42, 0), 42);
+	close(gone);
+	child = stream_start(send_random, &plan);
+	receiver = receive_from(listener, RANK);
+	stream_receive_plan(receiver, &plan);
+	stream_expect_well(child);
+	ck_assert_int_eq(recv(rude, &byte, 1, MSG_DONTWAIT), 0);
+	ck_assert_int_eq(recv(silent, &byte, 1, MSG_DONTWAIT), -1);
+	ck_assert_int_eq(errno, EAGAIN);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	close(silent);
+	close(rude);
+}
+END_TEST
+
+/* Only root can be somebody else for once. */
+static void come_as_nobody(const void *argument)
+{
+	(void)argument;
+	STREAM_MUST(!setresuid(65534, 65534, 65534));
+	say_hello(connect_raw(), RANK, -1);
+}
+
+START_TEST(other_users_are_sent_away)
+{
+	const struct gather_wait wait = { not_at_all, NULL };
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+	pid_t child = stream_start(come_as_nobody, NULL);
+
+	stream_expect_well(child);
+	ck_assert_int_eq(gather_receiver_open_local(&receiver, listener, RANK, &wait, &error),
+			 -ETIMEDOUT);
+	gather_listener_close(listener);
+}
+END_TEST
+
+START_TEST(a_rank_that_comes_again_begins_anew)
+{
+	struct stream_plan plan = { .rank = RANK, .seed = 8, .pieces = 5, .most_bytes = MIB };
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	int first = connect_raw();
+	pid_t child;
+	char byte;
+
+	say_hello(first, RANK, -1);
+	child = stream_start(send_random, &plan);
+	/* It has come when it waits for us to read. */
+	usleep(200000);
+	receiver = receive_from(listener, RANK);
+	stream_receive_plan(receiver, &plan);
+	ck_assert_int_eq(recv(first, &byte, 1, MSG_DONTWAIT), 0);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	close(first);
+	stream_expect_well(child);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("streams");
+	TCase *tests = tcase_create("all");
+
+	tcase_set_timeout(tests, 30);
+	tcase_add_checked_fixture(tests, begin, end);
+	tcase_add_loop_test(tests, every_byte_comes_in_its_place, 0, 8);
+	tcase_add_test(tests, nothing_at_all_is_a_stream_too);
+	tcase_add_test(tests, many_ranks_come_in_any_order);
+	tcase_add_test(tests, memory_may_grow);
+	tcase_add_loop_test(tests, a_slow_receiver_holds_the_sender, 0, 2);
+	tcase_add_loop_test(tests, a_killed_sender_is_named, 0, 12);
+	tcase_add_loop_test(tests, a_killed_receiver_is_found_out, 0, 12);
+	tcase_add_loop_test(tests, a_sender_says_why_it_failed, 0, 3);
+	tcase_add_test(tests, a_receiver_stops_the_sender);
+	tcase_add_test(tests, a_writer_that_never_listens_is_explained);
+	tcase_add_test(tests, a_rank_that_never_comes_ends_when_the_caller_says_so);
+	tcase_add_loop_test(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies));
+	tcase_add_test(tests, memory_that_could_shrink_is_refused);
+	tcase_add_test(tests, our_memory_cannot_shrink);
+	tcase_add_test(tests, strangers_are_sent_away);
+	if (!geteuid())
+		tcase_add_test(tests, other_users_are_sent_away);
+	tcase_add_test(tests, a_rank_that_comes_again_begins_anew);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}
