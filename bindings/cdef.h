@@ -204,6 +204,10 @@ struct ioshape_report {
 	char coordinator[...];
 	char pool[...];
 	char ahead[...];
+	double group_s;
+	uint64_t generation_bytes;
+	uint32_t ranks;
+	char why[...];
 	...;
 };
 struct ioshape_save_options {
