@@ -72,6 +72,14 @@ int board_table_put(struct board_table *table, const char *scope, const char *na
 /* Belongs to the table; NULL if there is none. */
 struct board_note *board_table_get(const struct board_table *table, const char *scope,
 				   const char *name);
+/* Whether there are notes of this scope. */
+bool board_table_has_scope(const struct board_table *table, const char *scope);
+/* Ends with what each() returns, if that is not 0. */
+int board_table_each(const struct board_table *table,
+		     int (*each)(void *user, const struct board_entry *entry), void *user);
+/* Copies the bytes into the table. 0, -ENOSPC or -ENOMEM, with a sentence. */
+int board_table_keep(struct board_table *table, const char *scope, const char *name,
+		     const void *bytes, size_t count, struct base_error *error);
 /* All of a scope; NULL: all. */
 void board_table_drop(struct board_table *table, const char *scope);
 /* Room for the table itself goes, too. Notes that are in use stay valid until they are left, as

@@ -132,6 +132,47 @@ struct board_note *board_table_get(const struct board_table *table, const char *
 	return entry ? entry->note : NULL;
 }
 
+static int has_scope(void *scope, const struct board_entry *entry)
+{
+	return !strcmp(entry->scope, scope);
+}
+
+bool board_table_has_scope(const struct board_table *table, const char *scope)
+{
+	return board_table_each(table, has_scope, (void *)(uintptr_t)scope);
+}
+
+int board_table_each(const struct board_table *table,
+		     int (*each)(void *user, const struct board_entry *entry), void *user)
+{
+	const struct board_entry *entry;
+	int ret = 0;
+
+	for (size_t i = 0; i < table->room && !ret; i++) {
+		for (entry = table->heads[i]; entry && !ret; entry = entry->next)
+			ret = each(user, entry);
+	}
+	return ret;
+}
+
+int board_table_keep(struct board_table *table, const char *scope, const char *name,
+		     const void *bytes, size_t count, struct base_error *error)
+{
+	struct board_note *note;
+	int ret;
+
+	note = board_note_new(table, count, &ret);
+	if (note) {
+		if (count)
+			memcpy(note->data, bytes, count);
+		ret = board_table_put(table, scope, name, note);
+	}
+	if (ret == -ENOSPC)
+		return base_fail(error, ret, "the board's notes have more than %llu bytes",
+				 BOARD_MOST_BYTES);
+	return ret ? base_no_memory(error, "a note", count) : 0;
+}
+
 void board_table_drop(struct board_table *table, const char *scope)
 {
 	struct board_entry **at, *entry;

@@ -339,4 +339,47 @@ void ring_stream_stop(struct ring_stream *stream);
 /* NULL is fine. */
 void ring_stream_free(struct ring_stream *stream);
 
+/* ---- Small files that processes leave each other (shelf.c) ----------------------------------- */
+
+/*
+ * A folder that belongs to this user alone, and small files in it, which appear whole. Nothing is
+ * synced: they need not outlive the machine. Also where NFS keeps for a while what it knows of a
+ * folder: whoever enters it sees what was put there before.
+ */
+struct ring_shelf {
+	char *path; /* owned */
+	uid_t owner;
+	int64_t opened; /* by the clock of its filesystem, seconds since 1970 */
+};
+
+/* Makes the folder, mode 0700, if it is not there; not those above it. */
+int ring_shelf_open(struct ring_shelf *shelf, const char *path, struct base_error *error);
+void ring_shelf_close(struct ring_shelf *shelf);
+/* Makes it again: 0, also if it is there, or a negative errno without a sentence. */
+int ring_shelf_make(const struct ring_shelf *shelf);
+/* A descriptor for the functions below; -ENOENT, without a sentence, if the folder is gone. */
+int ring_shelf_enter(const struct ring_shelf *shelf, struct base_error *error);
+void ring_shelf_leave(int folder_fd);
+
+/* Replaces what has that name. -ENOENT, without a sentence, if the folder is gone. */
+int ring_shelf_put(const struct ring_shelf *shelf, int folder_fd, const char *name,
+		   const void *data, size_t bytes, struct base_error *error);
+/* Replaces what `into` holds. -ENOENT, without a sentence, if there is no such file. *stamp is
+ * another one for a file that was put again. */
+int ring_shelf_get(const struct ring_shelf *shelf, int folder_fd, const char *name,
+		   size_t most_bytes, struct base_buffer *into, uint64_t *stamp,
+		   struct base_error *error);
+bool ring_shelf_has(int folder_fd, const char *name);
+/* Tells each name; anything but 0 ends it with that code. */
+int ring_shelf_list(const struct ring_shelf *shelf, int folder_fd,
+		    int (*found)(void *user, const char *name), void *user,
+		    struct base_error *error);
+void ring_shelf_remove(int folder_fd, const char *name);
+
+/* Removes it and all files in it. */
+void ring_shelf_destroy(const struct ring_shelf *shelf);
+/* Those in `directory` whose names begin with `prefix` and that nobody has changed for so long. */
+void ring_shelf_destroy_old(const struct ring_shelf *shelf, const char *directory,
+			    const char *prefix, int64_t seconds);
+
 #endif

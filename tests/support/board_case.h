@@ -15,6 +15,7 @@
 
 static const struct gather_board_ops *const board_case_kinds[] = {
 	&gather_board_sockets,
+	&gather_board_files,
 };
 
 struct board_case {
