@@ -253,6 +253,27 @@ START_TEST(a_slot_is_held_as_long_as_it_lives)
 }
 END_TEST
 
+START_TEST(generations_are_looked_for)
+{
+	ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+	const std::string directory = scratch_directory();
+	ioshape::context context;
+
+	ck_assert(ioshape::generation::steps(context, directory).empty());
+	options.keep_last = 1;
+	ck_assert_uint_eq(ioshape::generation::prune(context, directory, options), 0);
+	try {
+		ioshape::generation::latest(context, directory);
+		ck_abort_msg("opened what is not there");
+	} catch (const ioshape::error &error) {
+		ck_assert_int_eq(error.raw(), -ENOENT);
+		ck_assert_ptr_nonnull(std::strstr(error.what(), directory.c_str()));
+	}
+	ck_assert_int_eq(thrown([&] { ioshape::generation(context, directory, 7); }), -ENOENT);
+	ck_assert_int_eq(thrown([&] { ioshape::generation::steps(context, "nowhere"); }), -ENOENT);
+}
+END_TEST
+
 int main()
 {
 	Suite *suite = suite_create("cpp");
@@ -266,6 +287,7 @@ int main()
 	tcase_add_test(classes, records_are_saved_in_one_call);
 	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
 	tcase_add_test(classes, a_slot_is_held_as_long_as_it_lives);
+	tcase_add_test(classes, generations_are_looked_for);
 	suite_add_tcase(suite, classes);
 	return check_main(suite);
 }

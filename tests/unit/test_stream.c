@@ -411,7 +411,7 @@ static void wander(uint64_t *state)
 {
 	uint64_t at = 0, bytes;
 
-	for (int i = 0; i < 200; i++) {
+	for (unsigned i = 0; i < scratch_rounds(200); i++) {
 		switch (test_random_below(state, 12)) {
 		case 0:
 			at = test_random_below(state, FILE_BYTES);
