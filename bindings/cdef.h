@@ -204,6 +204,10 @@ struct ioshape_report {
 	char coordinator[...];
 	char pool[...];
 	char ahead[...];
+	double group_s;
+	uint64_t generation_bytes;
+	uint32_t ranks;
+	char why[...];
 	...;
 };
 struct ioshape_save_options {
@@ -294,15 +298,52 @@ int ioshape_reader_verify(struct ioshape_reader *reader);
 const char *ioshape_reader_message(struct ioshape_reader *reader);
 void ioshape_reader_free(struct ioshape_reader *reader);
 
+/* ---- Groups ---------------------------------------------------------------------------------- */
+
+struct ioshape_comm {
+	size_t size;
+	void *user;
+	int (*send)(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
+		    uint32_t timeout_ms);
+	int (*receive)(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
+		       uint32_t timeout_ms);
+	void (*progress)(void *user);
+	...;
+};
+enum ioshape_mode {
+	IOSHAPE_MODE_AUTO, IOSHAPE_MODE_EACH, IOSHAPE_MODE_NODE, IOSHAPE_MODE_RANK0, ...
+};
+enum ioshape_board {
+	IOSHAPE_BOARD_AUTO, IOSHAPE_BOARD_REDIS, IOSHAPE_BOARD_SOCKETS, IOSHAPE_BOARD_FILES, ...
+};
+struct ioshape_group;
+struct ioshape_group_options {
+	size_t size;
+	uint32_t rank;
+	uint32_t ranks;
+	uint32_t local_ranks;
+	enum ioshape_mode mode;
+	enum ioshape_board board;
+	const char *token;
+	const char *node;
+	const struct ioshape_comm *comm;
+	uint32_t deadline_ms;
+	uint32_t keep_last;
+	uint64_t keep_every;
+	...;
+};
+int ioshape_group_open(struct ioshape_context *context, const char *directory,
+		       const struct ioshape_group_options *options, struct ioshape_group **out);
+int ioshape_group_save_records_async(struct ioshape_group *group, uint64_t step,
+				     const struct ioshape_record *records, size_t count,
+				     const struct ioshape_save_options *options,
+				     struct ioshape_save **out);
+int ioshape_group_fail(struct ioshape_group *group, uint64_t step, const char *why);
+int ioshape_group_latest(struct ioshape_group *group, uint64_t *step);
+void ioshape_group_free(struct ioshape_group *group);
+
 /* ---- Generations ----------------------------------------------------------------------------- */
 
-enum ioshape_mode {
-	IOSHAPE_MODE_AUTO,
-	IOSHAPE_MODE_EACH,
-	IOSHAPE_MODE_NODE,
-	IOSHAPE_MODE_RANK0,
-	...
-};
 struct ioshape_generation;
 struct ioshape_generation_info {
 	size_t size;
@@ -364,3 +405,7 @@ extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, co
 extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);
 extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
 extern "Python" void ioshape_py_removing(void *user, uint64_t step, uint64_t bytes);
+extern "Python" int ioshape_py_send(void *user, uint32_t to, uint32_t tag, const void *data,
+				    size_t bytes, uint32_t timeout_ms);
+extern "Python" int ioshape_py_receive(void *user, uint32_t from, uint32_t tag, void *into,
+				       size_t bytes, uint32_t timeout_ms);

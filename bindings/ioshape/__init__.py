@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         StorageError,
     )
     from ioshape._generations import Generation, Part, generations, latest, prune
+    from ioshape._group import save_group, save_group_async
+    from ioshape._group_load import load_group
     from ioshape._handle import SaveHandle, wait_all
     from ioshape._job import Job, job
     from ioshape._load import load
@@ -66,6 +68,7 @@ _HOMES = {
     "job": "_job",
     "latest": "_generations",
     "load": "_load",
+    "load_group": "_group_load",
     "patch": "_patch",
     "patched": "_patch",
     "pool_name": "_slots",
@@ -73,6 +76,8 @@ _HOMES = {
     "reserve": "_memory",
     "save": "_save",
     "save_async": "_save",
+    "save_group": "_group",
+    "save_group_async": "_group",
     "settings": "_config",
     "slot": "_slots",
     "trim": "_memory",
@@ -81,7 +86,7 @@ _HOMES = {
     "wait_all": "_handle",
 }
 
-_WITH_TORCH = ("_load", "_patch", "_save")
+_WITH_TORCH = ("_group", "_group_load", "_load", "_patch", "_save")
 
 # The same names, in a form that type checkers understand.
 __all__ = [
@@ -109,6 +114,7 @@ __all__ = [
     "job",
     "latest",
     "load",
+    "load_group",
     "patch",
     "patched",
     "pool_name",
@@ -116,6 +122,8 @@ __all__ = [
     "reserve",
     "save",
     "save_async",
+    "save_group",
+    "save_group_async",
     "settings",
     "slot",
     "trim",

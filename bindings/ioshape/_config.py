@@ -105,6 +105,8 @@ class Setting:
     parse: Callable[[object], Any]
     #: The C library's, which has the default.
     in_library: bool = True
+    #: Of its contexts; otherwise of its groups.
+    in_context: bool = True
 
     @property
     def variable(self) -> str:
@@ -253,6 +255,39 @@ SETTINGS = {
             _bounded(_size, 1, (1 << 63) - 1),
         ),
         Setting(
+            "mode",
+            "`auto`, `each`, `node`, `rank0`",
+            "`auto`",
+            "who writes a group's checkpoint: every rank, one for each node, or rank 0",
+            _word("auto", "each", "node", "rank0"),
+            in_context=False,
+        ),
+        Setting(
+            "board",
+            "`auto`, `redis`, `sockets`, `files`",
+            "`auto`",
+            "where the ranks of a group leave each other notes: the coordinator, sockets of this "
+            "host, or files beside the generations",
+            _word("auto", "redis", "sockets", "files"),
+            in_context=False,
+        ),
+        Setting(
+            "deadline_ms",
+            "1000 to 3600000",
+            "120000",
+            "a rank that gives no sign of life for so long is lost to its group",
+            _bounded(_count, 1000, 3_600_000),
+            in_context=False,
+        ),
+        Setting(
+            "node",
+            "up to 127 letters, digits and signs",
+            "this host",
+            "ranks of a group with the same name share memory",
+            _text(r"[!-~]{1,127}"),
+            in_context=False,
+        ),
+        Setting(
             "durable",
             "`1`, `0`",
             "`1`",
@@ -322,6 +357,10 @@ def configure(
     away: str | None = None,
     stagger_most_ms: int | None = None,
     rate: int | str | None = None,
+    mode: str | None = None,
+    board: str | None = None,
+    deadline_ms: int | None = None,
+    node: str | None = None,
     durable: bool | None = None,
     verify: bool | None = None,
     exit_timeout_s: float | None = None,

@@ -66,7 +66,8 @@ class Context:
         self._texts: list[Any] = []
         options.log = lib.ioshape_py_log
         for setting in _config.SETTINGS.values():
-            value = _config.value_of(setting.name) if setting.in_library else None
+            of_context = setting.in_library and setting.in_context
+            value = _config.value_of(setting.name) if of_context else None
             value = preferred.get(setting.name, value)
             if value is None and setting.name == "job":
                 value = job().id or None

@@ -18,8 +18,16 @@ from ioshape._report import PHASES, Progress, Report, from_struct, new_struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
+    from typing import Protocol
 
     from ioshape._context import Context
+
+    class Cause(Protocol):
+        """Something that knows more about a failure than its code."""
+
+        def cause(self) -> BaseException | None:
+            """What it met, if it met something."""
+
 
 # How long the library waits at a time. Between two waits Python looks for signals: Ctrl-C.
 _SLICE_MS = 50
@@ -45,6 +53,8 @@ class SaveHandle:
         pickle_s: float = 0.0,
         keep: Iterable[object] = (),
         failures: Iterable[Any] = (),
+        notes: tuple[str, ...] = (),
+        causes: Iterable[Cause] = (),
     ) -> None:
         # A pointer to the pointer. When it goes the save is freed, which aborts it if it has not
         # ended.
@@ -55,6 +65,8 @@ class SaveHandle:
         self._pickle_s = pickle_s
         self._keep: tuple[object, ...] = tuple(keep)
         self._failures = tuple(failures)  # of callbacks; what they raised is what the save raises
+        self._notes = notes  # for the report
+        self._causes = tuple(causes)  # of failures that the library names by their codes only
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[SaveHandle], object]] = []
         self._watched = False
@@ -212,7 +224,9 @@ class SaveHandle:
             left_ms = _SLICE_MS
             if end is not None:
                 left_ms = max(0, min(_SLICE_MS, int((end - time.monotonic()) * 1000) + 1))
-            if lib.ioshape_save_wait(self._pointer, left_ms) != _TIMED_OUT:
+            code = lib.ioshape_save_wait(self._pointer, left_ms)
+            # A save may also have failed with that.
+            if code != _TIMED_OUT or lib.ioshape_save_poll(self._pointer) == 1:
                 self._settle()
                 return True
             if end is not None and time.monotonic() >= end:
@@ -226,13 +240,16 @@ class SaveHandle:
             code = lib.ioshape_save_wait(self._pointer, 0)
             struct = new_struct()
             lib.ioshape_save_report(self._pointer, struct)
-            self._report = from_struct(self.path, struct, pickle_s=self._pickle_s)
+            self._report = from_struct(
+                self.path, struct, pickle_s=self._pickle_s, fallbacks=self._notes
+            )
             if code:
                 self._error = self._exception(code)
             self._ended = True
             # What was borrowed goes now, however long the user keeps this object.
             self._keep = ()
             self._failures = ()
+            self._causes = ()
             self._context = None
             callbacks, self._callbacks = self._callbacks, []
         # Only afterwards may the process end.
@@ -264,6 +281,7 @@ class SaveHandle:
         sentence = ffi.string(lib.ioshape_save_message(self._pointer)).decode(errors="replace")
         error = failure(code, sentence, self.path, "save")
         error.report = self._report
+        error.__cause__ = next(filter(None, (one.cause() for one in self._causes)), None)
         return error
 
     def _watch(self) -> None:
@@ -469,12 +487,28 @@ def _at_exit(name: str) -> Any:
         return None
 
 
+_after_saves: list[Callable[[], object]] = []
+
+
+def after_saves(function: Callable[[], object]) -> None:
+    """Has the end of the process call this, when saves under way are finished."""
+    _after_saves.append(function)
+
+
 @atexit.register
 def _finish() -> None:
     """The end of the process: saves under way are finished, failures told."""
     global _ending  # noqa: PLW0603
     with _registry_lock:
         _ending = True
+    try:
+        _finish_saves()
+    finally:
+        for function in _after_saves:
+            function()
+
+
+def _finish_saves() -> None:
     try:
         _wait_at_exit(_at_exit("exit_timeout_s"), _at_exit("exit_progress") is not False)
     except KeyboardInterrupt:

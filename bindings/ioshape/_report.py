@@ -60,9 +60,12 @@ class Report:
     commit_s: float = 0.0
     #: waiting for bandwidth, where the operator or the setting "rate" limits it; part of write_s
     paced_s: float = 0.0
+    #: of a group's save: waiting for other ranks
+    group_s: float = 0.0
     total_s: float = 0.0
     #: "uring", "threads", "buffered"; "" if none was reached
     engine: str = ""
+    #: "single", or of a group's save "each", "node" or "rank0"
     layout: str = ""
     #: whether blocks went past the page cache, up to the last one
     direct: bool = False
@@ -92,6 +95,12 @@ class Report:
     slot_lost: bool = False
     #: whether it was so small that it was let past the queue
     express: bool = False
+    #: of a group's save: the bytes of all files of the generation; 0 if it failed
+    generation_bytes: int = 0
+    #: of a group's save: how many have a part in it
+    ranks: int = 0
+    #: of a group's save: why the layout is what it is
+    why: str = ""
 
     def __str__(self) -> str:
         parts = [f"{self.path}: {self.file_bytes:,} bytes in {self.total_s:.3f} s"]
@@ -103,6 +112,9 @@ class Report:
         ]
         if self.engine:
             parts.append(f"{self.engine}{', direct' if self.direct else ''} on {self.filesystem}")
+        if self.ranks:
+            of_all = f"part of {self.generation_bytes:,} bytes of {self.ranks} ranks"
+            parts.append(f"{of_all}, {self.layout}: {self.why}")
         if self.written_by != "ioshape":
             parts.append(f"written by {self.written_by}")
         return "; ".join([", ".join(parts), *self.fallbacks])
@@ -172,4 +184,8 @@ def from_struct(
         fence=struct.fence,
         slot_lost=bool(struct.slot_lost),
         express=bool(struct.express),
+        group_s=struct.group_s,
+        generation_bytes=struct.generation_bytes,
+        ranks=struct.ranks,
+        why=ffi.string(struct.why).decode(errors="replace"),
     )

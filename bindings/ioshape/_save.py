@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _config, _pickling
 from ioshape import _torch as original
-from ioshape._callbacks import Teller
-from ioshape._context import Context, current, encoded
-from ioshape._device import FETCH, Courier
+from ioshape._begin import Options, start
+from ioshape._context import current, encoded
 from ioshape._errors import StorageError
-from ioshape._handle import (
-    SaveHandle,
-    context_of_saves_to,
-    raise_unheard,
-    register,
-    starting,
-)
-from ioshape._native import ffi, lib
+from ioshape._handle import SaveHandle, context_of_saves_to, raise_unheard, register, starting
+from ioshape._native import lib
 from ioshape._rawfile import RawFile
 from ioshape._report import Report
 
@@ -77,7 +70,7 @@ def save(
         pickle_protocol,
         _use_new_zipfile_serialization,
         _disable_byteorder_record,
-        _is_durable(durable),
+        is_durable(durable),
         replace,
         progress,
     )
@@ -130,7 +123,7 @@ def save_async(
         pickle_protocol,
         True,
         _disable_byteorder_record,
-        _is_durable(durable),
+        is_durable(durable),
         replace,
         progress,
     )
@@ -139,7 +132,7 @@ def save_async(
     return handle
 
 
-def _is_durable(keyword: bool | None) -> bool:
+def is_durable(keyword: bool | None) -> bool:
     value = keyword if keyword is not None else _config.value_of("durable")
     return value is not False
 
@@ -233,77 +226,13 @@ class _Call:
         # Settings may have changed, and with them the context; but the order of saves to one path
         # is kept by the context that they share.
         context = context_of_saves_to(path) or current()
-        records, keep, couriers = _records_for(pickled)
-        options = ffi.new("struct ioshape_save_options *")
-        options.size = ffi.sizeof("struct ioshape_save_options")
-        options.no_replace = not self.replace
-        options.no_sync = not self.durable
-        options.borrow = borrow
-        teller = Teller.for_save(self.progress)
-        tellers = [] if teller is None else [teller]
-        # What is not borrowed is copied by the time the call returns.
-        keep_longer = [*keep] if borrow else []
-        keep_longer += [one.set_in(options, queue=True) for one in tellers]
-        # Owned before there is anything to own: whenever a signal comes, a save that has begun is
-        # freed, which ends it, before what it borrows.
-        out = ffi.gc(ffi.new("struct ioshape_save **"), _Freeing(context))
-        try:
-            code = lib.ioshape_save_records_async(
-                context.pointer, encoded(path), records, len(pickled.records), options, out
+
+        def begin(records: Any, count: int, options: Any, out: Any) -> int:
+            return lib.ioshape_save_records_async(  # type: ignore[no-any-return]
+                context.pointer, encoded(path), records, count, options, out
             )
-            if code:
-                for source in (*couriers, *tellers):
-                    if source.failure is not None:
-                        raise source.failure
-                raise context.failure(code, path, "save")
-            return SaveHandle(
-                out,
-                context,
-                path,
-                pickle_s=pickle_s,
-                keep=keep_longer,
-                failures=(*(couriers if borrow else ()), *tellers),
-            )
-        except BaseException:
-            ffi.release(out)
-            raise
 
-
-class _Freeing:
-    """Frees a save, and lets go of its context only then."""
-
-    def __init__(self, context: Context) -> None:
-        self._context: Context | None = context
-        # At the interpreter's end this module may be gone before a save.
-        self._free = lib.ioshape_save_free
-
-    def __call__(self, save: Any) -> None:
-        self._free(save[0])
-        self._context = None
-
-
-def _records_for(pickled: _pickling.Pickled) -> tuple[Any, list[Any], list[Any]]:
-    """The records as C takes them; what must live as long; and whose failures are the save's."""
-    records = ffi.new("struct ioshape_record[]", len(pickled.records))
-    keep: list[Any] = [records]
-    couriers: list[Any] = []
-    for record, to in zip(pickled.records, records, strict=True):
-        to.name = name = ffi.new("char[]", record.name.encode())
-        keep.append(name)
-        to.bytes = record.n_bytes
-        to.alignment = record.alignment
-        if not record.n_bytes:
-            continue
-        if record.storage is None:
-            to.data = data = ffi.from_buffer(record.data)
-            keep.append(data)
-        elif pickled.has_device_storages and record.storage.device.type != "cpu":
-            courier = Courier(record.storage)
-            couriers.append(courier)
-            to.fetch = FETCH
-            to.fetch_user = handle = ffi.new_handle(courier)
-            keep.append(handle)
-        else:
-            to.data = ffi.cast("void *", record.storage.data_ptr())
-            keep.append(record.storage)
-    return records, [*keep, *couriers], couriers
+        options = Options(
+            durable=self.durable, replace=self.replace, borrow=borrow, progress=self.progress
+        )
+        return start(begin, context, path, pickled, pickle_s, options)

@@ -1,0 +1,685 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save_group, save_group_async, load_group: the ranks of a job are processes of this host."""
+
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinators import coordinator
+from nodes import run_ranks, started_ranks
+from processes import run_program
+
+MODES = ["each", "node", "rank0"]
+
+#: Well below IOSHAPE_DEADLINE_MS of these jobs: who is told does not wait for it.
+PROMPT_S = 10.0
+
+BEGIN = "from group_program import *\n"
+
+
+def generations_in(folder: Path) -> list[int]:
+    """Steps of the complete ones; and nothing else is there."""
+    steps = []
+    for entry in sorted(folder.iterdir()):
+        assert entry.name.startswith("step-"), entry.name
+        assert (entry / "manifest.json").is_file()
+        steps.append(int(entry.name.removeprefix("step-")))
+    return steps
+
+
+# ---- All is there, or nothing -------------------------------------------------------------------
+
+SAVE_AND_LOAD = (
+    BEGIN
+    + """
+if arguments[2:]:
+    set_up_distributed()
+directory, mode = arguments[:2]
+for step in (5, 1000):
+    report = ioshape.save_group(object_of(rank, step), directory, step, mode=mode)
+    say("saved", step=step, layout=report.layout, why=report.why, ranks=report.ranks,
+        path=report.path, bytes=report.file_bytes, all=report.generation_bytes)
+found = ioshape.load_group(directory, weights_only=True)
+say("loaded", right=is_right(found, rank, 1000))
+say("older", right=is_right(ioshape.load_group(directory, step=5), rank, 5))
+"""
+)
+
+
+@pytest.mark.parametrize("board", ["files", "sockets", "redis"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_all_ranks_save_they_load(tmp_path: Path, mode: str, board: str) -> None:
+    folder = tmp_path / "run"
+    with coordinator("redis" if board == "redis" else "local") as address:
+        said = run_ranks(
+            *(tmp_path, SAVE_AND_LOAD, folder, mode),
+            *(["gloo"] if mode == "rank0" else []),
+            ranks=4,
+            nodes=2,
+            IOSHAPE_BOARD=board,
+            IOSHAPE_COORDINATOR=address,
+        )
+    for lines in said:
+        saved = [line for line in lines if line["event"] == "saved"]
+        assert [line["layout"] for line in saved] == [mode, mode]
+        assert all(line["why"] and line["ranks"] == 4 for line in saved)
+        assert all(line["path"] == str(folder / f"step-{line['step']:010d}") for line in saved)
+        assert all(0 < line["bytes"] <= line["all"] for line in saved)
+        assert [line["right"] for line in lines if "right" in line] == [True, True]
+    files = sorted(path.name for path in (folder / "step-0000001000").iterdir())
+    parts = {
+        "each": [f"rank-0000{rank}.pt" for rank in range(4)],
+        "node": ["node-00000.zip", "node-00001.zip"],
+        "rank0": ["ranks.zip"],
+    }
+    assert files == ["manifest.json", *parts[mode]]
+    if board != "files":
+        assert generations_in(folder) == [5, 1000]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stock_torch_reads_what_unzip_takes_out(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "run"
+    run_ranks(tmp_path, SAVE_AND_LOAD, folder, mode, ranks=3)
+    out = tmp_path / "out"
+    out.mkdir()
+    for file in sorted((folder / "step-0000001000").iterdir()):
+        if file.suffix == ".zip":
+            assert subprocess.run(["unzip", "-tq", file], check=False).returncode == 0
+            subprocess.run(["unzip", "-q", file, "-d", out], check=True)
+            with zipfile.ZipFile(file) as archive:
+                assert archive.testzip() is None
+                for member in archive.infolist():
+                    assert member.compress_type == zipfile.ZIP_STORED
+        elif file.suffix == ".pt":
+            file.rename(out / file.name)
+    names = [f"rank-0000{rank}.pt" for rank in range(3)]
+    assert sorted(path.name for path in out.iterdir()) == names
+    run_program(tmp_path, STOCK, out)
+
+
+STOCK = """
+import sys
+from pathlib import Path
+
+import torch
+
+for rank in range(3):
+    for options in ({"weights_only": True}, {"weights_only": False}, {"mmap": True}):
+        found = torch.load(Path(sys.argv[1]) / f"rank-0000{rank}.pt", **options)
+        generator = torch.Generator().manual_seed(1_000_003 * 1000 + rank)
+        data = torch.randint(0, 256, (20_000,), dtype=torch.uint8, generator=generator)
+        assert torch.equal(found["data"], data)
+        assert torch.equal(found["view"], data[10_000:])
+        assert found["view"].untyped_storage().data_ptr() == found["data"].data_ptr()
+        assert torch.equal(found["weights"], torch.randn(33, 7, generator=generator))
+assert "ioshape" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_of_all_sizes(tmp_path: Path, mode: str) -> None:
+    """Uneven, empty, and one rank with a hundred times the bytes of the others."""
+    folder = tmp_path / "run"
+    said = run_ranks(
+        tmp_path,
+        BEGIN
+        + """
+sizes = [200_000, 20_000_001, 1, 65_536, 0]
+directory, mode = arguments
+own = object_of(rank, 1, sizes[rank]) if sizes[rank] else {}
+ioshape.save_group(own, directory, 1, mode=mode)
+ioshape.save_group_async(object_of(rank, 2, sizes[-rank]), directory, 2, mode=mode).wait()
+found = ioshape.load_group(directory, step=1)
+right = is_right(found, rank, 1, sizes[rank]) if sizes[rank] else found == {}
+say("loaded", right=right, last=is_right(ioshape.load_group(directory), rank, 2, sizes[-rank]))
+for other in range(ranks):
+    found = ioshape.load_group(directory, step=2, rank=other)
+    say("other", right=is_right(found, other, 2, sizes[-other]))
+""",
+        folder,
+        mode,
+        ranks=5,
+    )
+    assert [line.get("right") for lines in said for line in lines] == [True] * 30
+    assert [lines[0]["last"] for lines in said] == [True] * 5
+
+
+def test_a_job_of_one_process(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    said = run_ranks(
+        tmp_path,
+        BEGIN
+        + """
+for mode in ("auto", "each", "node", "rank0"):
+    report = ioshape.save_group(object_of(0, 7), arguments[0], 7, mode=mode)
+    say(mode, layout=report.layout, right=is_right(ioshape.load_group(arguments[0]), 0, 7))
+""",
+        folder,
+        ranks=1,
+    )
+    assert [line["right"] for line in said[0]] == [True] * 4
+    assert generations_in(folder) == [7]
+
+
+# ---- In the background --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_the_background_the_object_may_change_at_once(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "run"
+    said = run_ranks(
+        tmp_path,
+        BEGIN
+        + """
+directory, mode = arguments
+handles = []
+for step in range(1, 6):
+    state = object_of(rank, step, 3_000_000)
+    handles.append(ioshape.save_group_async(state, directory, step, mode=mode))
+    state["data"].zero_()
+    state["weights"].fill_(-1)
+for step, handle in enumerate(handles, start=1):
+    report = handle.result()
+    say("saved", path=handle.path, done=handle.done(), layout=report.layout)
+for step in range(1, 6):
+    found = ioshape.load_group(directory, step=step)
+    say("loaded", right=is_right(found, rank, step, 3_000_000))
+""",
+        folder,
+        mode,
+        ranks=3,
+    )
+    assert [line["right"] for lines in said for line in lines if "right" in line] == [True] * 15
+    assert generations_in(folder) == [1, 2, 3, 4, 5]
+
+
+def test_the_end_of_the_program_waits_for_the_generation(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    program = (
+        BEGIN
+        + """
+ioshape.save_group_async(object_of(rank, 3, 5_000_000), arguments[0], 3)
+ioshape.save_group_async(object_of(rank, 4, 5_000_000), arguments[0], 4)
+time.sleep(0.3 * rank)
+"""
+    )
+    run_ranks(tmp_path, program, folder, ranks=3)
+    assert generations_in(folder) == [3, 4]
+    loaded = "say('loaded', right=is_right(ioshape.load_group(arguments[0]), rank, 4, 5_000_000))"
+    said = run_ranks(tmp_path, BEGIN + loaded, folder, ranks=3)
+    assert [line["right"] for lines in said for line in lines] == [True] * 3
+
+
+# ---- One of them fails --------------------------------------------------------------------------
+
+# Saves step 1, then step 2, in which something happens to rank 2, then step 3. What each raises.
+ONE_FAILS = (
+    BEGIN
+    + """
+import errno, pickle, resource, threading, traceback
+
+directory, how, mode = arguments
+size = 400_000
+
+def attempt(step, state, **options):
+    begin = time.monotonic()
+    try:
+        if how == "async":
+            ioshape.save_group_async(state, directory, step, mode=mode, **options).wait()
+        else:
+            ioshape.save_group(state, directory, step, mode=mode, **options)
+        error = None
+    except BaseException as raised:
+        error = raised
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    say("tried", step=step, kinds=kinds, text=str(error), took_s=time.monotonic() - begin,
+        errno=getattr(error, "errno", None))
+
+attempt(1, object_of(rank, 1, size))
+state = object_of(rank, 2, size)
+options = {}
+if rank == 2:
+    WHAT_HAPPENS
+attempt(2, state, **options)
+AFTERWARDS
+attempt(3, object_of(rank, 3, size))
+found = ioshape.load_group(directory)
+say("loaded", right=is_right(found, rank, 3, size))
+"""
+)
+
+
+def one_fails(
+    folder: Path,
+    what: str,
+    *,
+    how: str = "sync",
+    mode: str = "each",
+    afterwards: str = "",
+    **more: Any,
+) -> list[dict[str, Any]]:
+    """What each rank says of step 2. Before it and after it all was well."""
+    program = ONE_FAILS.replace("WHAT_HAPPENS", what).replace("AFTERWARDS", afterwards)
+    said = run_ranks(folder, program, folder / "run", how, mode, ranks=4, nodes=2, **more)
+    for lines in said:
+        by_step = {line["step"]: line for line in lines if line["event"] == "tried"}
+        for step in (1, 3):
+            assert by_step[step]["text"] == "None", by_step[step]
+        assert lines[-1] == {"event": "loaded", "rank": lines[-1]["rank"], "right": True}
+    entries = sorted(path.name for path in (folder / "run").iterdir())
+    assert [name for name in entries if "step" in name] == ["step-0000000001", "step-0000000003"]
+    return [line for lines in said for line in lines if line.get("step") == 2]
+
+
+def others_name_it(tried: list[dict[str, Any]], *words: str) -> None:
+    for line in tried:
+        if line["rank"] != 2:
+            assert "StorageError" in line["kinds"], line
+            assert "rank 2" in line["text"], line
+            assert "step-0000000002" in line["text"], line
+            assert line["took_s"] < PROMPT_S, line
+            for word in words:
+                assert word in line["text"], line
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["each", "node"])
+def test_an_object_that_cannot_be_pickled(tmp_path: Path, mode: str, how: str) -> None:
+    tried = one_fails(tmp_path, "state['lock'] = threading.Lock()", how=how, mode=mode)
+    assert tried[2]["kinds"][0] == "TypeError", tried[2]
+    assert "lock" in tried[2]["text"]
+    others_name_it(tried, "TypeError", "lock")
+
+
+@pytest.mark.parametrize("mode", ["each", "node"])
+def test_a_callback_that_raises(tmp_path: Path, mode: str) -> None:
+    what = "options['progress'] = lambda _: 1 // 0"
+    tried = one_fails(tmp_path, what, mode=mode)
+    assert tried[2]["kinds"][0] == "ZeroDivisionError", tried[2]
+    others_name_it(tried)
+
+
+@pytest.mark.parametrize("mode", ["each", "node"])
+def test_a_disk_that_is_full_for_one(tmp_path: Path, mode: str) -> None:
+    """The limit of file sizes stands for it; rank 2 writes, in both modes."""
+    what = """limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))"""
+    afterwards = "if rank == 2: resource.setrlimit(resource.RLIMIT_FSIZE, limit)"
+    tried = one_fails(tmp_path, what, mode=mode, afterwards=afterwards)
+    assert tried[2]["errno"] == 27, tried[2]  # EFBIG
+    others_name_it(tried)
+
+
+def test_staging_memory_that_is_refused(tmp_path: Path) -> None:
+    what = """gate = threading.Event()
+    other = object_of(9, 9, 12 << 20)
+    before = ioshape.save_async(other, directory + "-other.pt", progress=lambda now: gate.wait(
+        20 if now.phase != "stage" else 0))
+    state = object_of(rank, 2, 12 << 20)"""
+    tried = one_fails(
+        *(tmp_path, what),
+        how="async",
+        afterwards="""if rank == 2:
+    gate.set()
+    before.wait()""",
+        IOSHAPE_STAGING_BYTES="16M",
+        IOSHAPE_STAGING_FULL="refuse",
+    )
+    assert "BlockingIOError" in tried[2]["kinds"], tried[2]
+    others_name_it(tried)
+
+
+def test_ctrl_c_on_one(tmp_path: Path) -> None:
+    what = """options['progress'] = lambda now: (
+        time.sleep(2) if now.phase == "write" else None)
+    signal = __import__("signal")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()"""
+    tried = one_fails(tmp_path, what)
+    assert tried[2]["kinds"][0] == "KeyboardInterrupt", tried[2]
+    others_name_it(tried)
+
+
+def test_what_torch_must_pickle_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    said = run_ranks(
+        tmp_path,
+        BEGIN
+        + """
+from ioshape import _pickling
+if rank == 1:
+    _pickling._probed = "a torch of next year"
+report = ioshape.save_group(object_of(rank, 1, 1_000_000), arguments[0], 1)
+found = ioshape.load_group(arguments[0], weights_only=True)
+say("done", right=is_right(found, rank, 1, 1_000_000), notes=report.fallbacks)
+""",
+        folder,
+    )
+    assert [lines[0]["right"] for lines in said] == [True, True]
+    assert "a torch of next year" in said[1][0]["notes"][0]
+    assert not any("next year" in note for note in said[0][0]["notes"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+def test_a_rank_that_is_killed(tmp_path: Path, mode: str, victim: int) -> None:
+    """0 leads its node and the job, 1 is a member, 2 leads the other node, 3 is a member of it."""
+    folder = tmp_path / "run"
+    program = (
+        BEGIN
+        + """
+if arguments[1] == "rank0":
+    set_up_distributed()
+for step in range(1, 10_000):
+    begin = time.monotonic()
+    try:
+        ioshape.save_group(object_of(rank, step, 2_000_000), arguments[0], step, mode=arguments[1],
+                           keep_last=2)
+    except Exception as error:
+        say("failed", text=str(error), took_s=time.monotonic() - begin)
+        break
+    say("saved", step=step)
+os._exit(0)
+"""
+    )
+    more = {"ranks": 4, "nodes": 2, "IOSHAPE_DEADLINE_MS": "2000"}
+    with started_ranks(tmp_path, program, folder, mode, **more) as job:  # type: ignore[arg-type]
+        job.await_all("saved")
+        job.members[victim].kill()
+        said = job.end(victim)
+    saved = max(line["step"] for lines in said for line in lines if line["event"] == "saved")
+    for rank, lines in enumerate(said):
+        if rank != victim:
+            assert lines[-1]["event"] == "failed"
+            assert f"rank {victim}" in lines[-1]["text"], lines[-1]
+            assert lines[-1]["took_s"] < 8.0
+    # What stands is whole; the next job goes on from it, and leaves nothing of the dead one.
+    after = (
+        BEGIN
+        + """
+found = ioshape.load_group(arguments[0])
+say("loaded", step=found["step"], right=is_right(found, rank, found["step"], 2_000_000))
+ioshape.save_group(object_of(rank, 20_000), arguments[0], 20_000)
+"""
+    )
+    said = run_ranks(tmp_path, after, folder, ranks=4, nodes=2)
+    assert [lines[0]["right"] for lines in said] == [True] * 4
+    assert {lines[0]["step"] for lines in said} in ({saved}, {saved + 1})
+    assert generations_in(folder)[-1] == 20_000
+
+
+# ---- Which generation ---------------------------------------------------------------------------
+
+EXPLAIN = """
+def explain(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except Exception as error:
+        say("raised", kinds=[kind.__name__ for kind in type(error).__mro__], text=str(error))
+    else:
+        say("raised", kinds=[], text="")
+"""
+
+
+def test_no_generation_there(tmp_path: Path) -> None:
+    program = (
+        BEGIN
+        + EXPLAIN
+        + """
+explain(ioshape.load_group, arguments[0])
+explain(ioshape.load_group, arguments[0], step=3)
+"""
+    )
+    for ranks in (1, 2):
+        for lines in run_ranks(tmp_path, program, tmp_path / "run", ranks=ranks):
+            for line in lines:
+                assert "FileNotFoundError" in line["kinds"], line
+                assert "StorageError" in line["kinds"], line
+                assert str(tmp_path / "run") in line["text"]
+
+
+def test_another_number_of_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    saved = "ioshape.save_group(object_of(rank, 1), arguments[0], 1, mode='node')"
+    run_ranks(tmp_path, BEGIN + saved, folder, ranks=3)
+    program = (
+        BEGIN
+        + EXPLAIN
+        + """
+explain(ioshape.load_group, arguments[0])
+explain(ioshape.load_group, arguments[0], rank=3)
+for other in range(3):
+    found = ioshape.load_group(arguments[0], rank=other)
+    say("other", right=is_right(found, other, 1))
+"""
+    )
+    for ranks in (1, 2):
+        for lines in run_ranks(tmp_path, program, folder, ranks=ranks):
+            assert lines[0]["kinds"][0] == "ValueError"
+            assert "3 ranks" in lines[0]["text"]
+            assert "rank=k" in lines[0]["text"]
+            assert lines[1]["kinds"][0] == "ValueError"
+            assert [line["right"] for line in lines[2:]] == [True] * 3
+
+
+def test_a_complete_generation_is_replaced_or_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    program = (
+        BEGIN
+        + EXPLAIN
+        + """
+ioshape.save_group(object_of(rank, 1), arguments[0], 9)
+explain(ioshape.save_group, object_of(rank, 2), arguments[0], 9, replace=False)
+say("kept", right=is_right(ioshape.load_group(arguments[0]), rank, 1))
+ioshape.save_group(object_of(rank, 2), arguments[0], 9)
+say("replaced", right=is_right(ioshape.load_group(arguments[0]), rank, 2))
+"""
+    )
+    for lines in run_ranks(tmp_path, program, folder):
+        assert "FileExistsError" in lines[0]["kinds"], lines[0]
+        assert [line["right"] for line in lines[1:]] == [True, True]
+    assert generations_in(folder) == [9]
+
+
+def test_generations_are_kept_as_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    program = (
+        BEGIN
+        + """
+for step in range(1, 13):
+    ioshape.save_group(object_of(rank, step), arguments[0], step, keep_last=2, keep_every=5)
+"""
+    )
+    run_ranks(tmp_path, program, folder)
+    assert generations_in(folder) == [5, 10, 11, 12]
+
+
+def test_readers_never_lose_what_they_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    saving = (
+        BEGIN
+        + """
+for step in range(1, 61):
+    ioshape.save_group(object_of(rank, step, 300_000), arguments[0], step, keep_last=1)
+    if step == 1:
+        say("first")
+"""
+    )
+    reading = (
+        BEGIN
+        + """
+from pathlib import Path
+seen = set()
+while not Path(arguments[1]).exists():
+    found = ioshape.load_group(arguments[0], rank=len(seen) % 2)
+    assert is_right(found, found["rank"], found["step"], 300_000), found["step"]
+    seen.add(found["step"])
+    time.sleep(0.002)
+say("read", count=len(seen))
+"""
+    )
+    (tmp_path / "readers").mkdir()
+    with started_ranks(tmp_path, saving, folder) as job:
+        job.await_all("first")
+        with started_ranks(tmp_path / "readers", reading, folder, tmp_path / "end", ranks=1) as one:
+            job.end()
+            (tmp_path / "end").touch()
+            assert one.end()[0][0]["count"] > 3
+    assert generations_in(folder) == [60]
+
+
+# ---- A restart ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["each", "node"])
+def test_what_all_ranks_of_a_node_want_is_read_once(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "run"
+    n_bytes = 48 << 20
+    saved = f"ioshape.save_group(object_of(rank, 1, {n_bytes}), arguments[0], 1, mode={mode!r})"
+    run_ranks(tmp_path, BEGIN + saved, folder, ranks=2)
+    for file in (folder / "step-0000000001").iterdir():
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    said = run_ranks(
+        tmp_path,
+        BEGIN
+        + f"""
+from ioshape import _group_load
+
+def read_bytes():
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["read_bytes"])
+
+before = read_bytes()
+found = ioshape.load_group(arguments[0], rank=1)
+say("loaded", right=is_right(found, 1, 1, {n_bytes}), read=read_bytes() - before)
+""",
+        folder,
+        ranks=4,
+    )
+    assert [lines[0]["right"] for lines in said] == [True] * 4
+    read = sorted(lines[0]["read"] for lines in said)
+    if not sum(read):
+        pytest.skip("the folder for temporary files is on no disk")
+    assert n_bytes <= sum(read) < 1.1 * n_bytes, read
+
+
+def test_only_the_range_of_a_rank_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    n_bytes = 16 << 20
+    program = f"ioshape.save_group(object_of(rank, 1, {n_bytes}), arguments[0], 1, mode='node')"
+    run_ranks(tmp_path, BEGIN + program, folder, ranks=4)
+    bundle = folder / "step-0000000001" / "node-00000.zip"
+    before = bundle.read_bytes()
+    with zipfile.ZipFile(bundle) as archive:
+        at = archive.getinfo("rank-00002.pt").header_offset
+    middle = at + n_bytes // 2
+    bundle.write_bytes(before[:middle] + bytes([before[middle] ^ 1]) + before[middle + 1 :])
+    program = (
+        BEGIN
+        + EXPLAIN
+        + """
+explain(ioshape.load_group, arguments[0])
+"""
+    )
+    said = run_ranks(tmp_path, program, folder, ranks=4)
+    for rank, lines in enumerate(said):
+        if rank == 2:
+            assert "DamagedError" in lines[0]["kinds"], lines[0]
+        else:
+            assert lines[0]["kinds"] == [], lines[0]
+
+
+# ---- Settings -----------------------------------------------------------------------------------
+
+
+def test_settings_and_arguments_reach_the_group(tmp_path: Path) -> None:
+    program = (
+        BEGIN
+        + """
+def layout(step, **options):
+    return ioshape.save_group(object_of(rank, step), arguments[0], step, **options).layout
+
+ioshape.configure(mode="node", board="files", deadline_ms=20_000)
+first = layout(1)
+second = layout(2, mode="each")
+handle = ioshape.save_group_async(object_of(rank, 3), arguments[0], 3, mode="rank0")
+third = layout(4, mode="node")
+say("done", layouts=[first, second, handle.result().layout, third],
+    right=is_right(ioshape.load_group(arguments[0]), rank, 4))
+"""
+    )
+    for lines in run_ranks(tmp_path, program, tmp_path / "run"):
+        assert lines[0]["layouts"] == ["node", "each", "rank0", "node"]
+        assert lines[0]["right"]
+
+
+@pytest.mark.parametrize("board", ["sockets", "files"])
+def test_a_rank_that_never_comes_is_named(tmp_path: Path, board: str) -> None:
+    program = (
+        BEGIN
+        + EXPLAIN
+        + """
+if rank == 1:
+    time.sleep(4)
+else:
+    begin = time.monotonic()
+    explain(ioshape.save_group, {}, arguments[0], 1)
+    say("took", seconds=time.monotonic() - begin)
+"""
+    )
+    said = run_ranks(
+        *(tmp_path, program, tmp_path / "run"),
+        ranks=3,
+        IOSHAPE_DEADLINE_MS="1500",
+        IOSHAPE_BOARD=board,
+    )
+    for rank in (0, 2):
+        raised, took = said[rank]
+        assert "StorageError" in raised["kinds"], raised
+        assert "TimeoutError" in raised["kinds"], raised
+        assert "rank 1" in raised["text"] or "rank 0" in raised["text"], raised
+        assert took["seconds"] < 8
+    assert "rank 1" in said[0][0]["text"]
+
+
+def test_arguments_that_cannot_be_are_refused_before_anybody_waits(tmp_path: Path) -> None:
+    program = (
+        BEGIN
+        + EXPLAIN
+        + """
+for options in ({"step": -1}, {"step": "1"}, {"step": True}, {"step": 1, "mode": "all"},
+                {"step": 1, "keep_last": -1}):
+    explain(ioshape.save_group, {}, arguments[0], **options)
+"""
+    )
+    said = run_ranks(tmp_path, program, tmp_path / "run", ranks=1)
+    kinds = [line["kinds"][0] for line in said[0]]
+    assert kinds == ["ValueError", "TypeError", "TypeError", "ValueError", "ValueError"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_child_that_was_forked_has_no_part_in_it(tmp_path: Path) -> None:
+    program = (
+        BEGIN
+        + """
+handle = ioshape.save_group_async(object_of(rank, 1), arguments[0], 1)
+child = os.fork()
+if not child:
+    try:
+        handle.wait()
+    except PermissionError:
+        os._exit(7)  # without our exit handlers, too
+    os._exit(1)
+say("child", status=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+handle.wait()
+ioshape.save_group(object_of(rank, 2), arguments[0], 2)
+"""
+    )
+    said = run_ranks(tmp_path, program, tmp_path / "run")
+    assert [lines[0]["status"] for lines in said] == [7, 7]
+    assert generations_in(tmp_path / "run") == [1, 2]

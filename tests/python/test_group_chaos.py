@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills at random moments, while ranks save together. The long form is bench/gather_chaos.py."""
+
+from pathlib import Path
+
+from group_chaos import Lane, Scene, lane, scenes
+
+
+def check(made: Lane) -> None:
+    told = made.verdict.told()
+    assert not made.verdict.faults, told
+    # It would find nothing if nothing were saved and loaded.
+    assert told["counts"]["generations"] > told["kills"], told
+    assert told["counts"]["jobs_that_loaded"] > told["kills"] / 2, told
+
+
+def test_kills_at_random_moments(tmp_path: Path) -> None:
+    with lane(tmp_path / "lane", 7) as made:
+        waiting = scenes()
+        made.random.shuffle(waiting)
+        for scene in waiting[:18]:
+            made.play(scene)
+        for victim in ("member", "redis"):
+            made.play(Scene("node", "async", "redis", victim))
+        check(made)

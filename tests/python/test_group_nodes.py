@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups over several nodes: each is a network namespace, which reaches the others by a switch."""
+
+import json
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from coordinators import running_redis
+from nodes import Networks, NotPermitted, networks, run_torchrun, started_ranks
+
+BEGIN = "from group_program import *\n"
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Networks]:
+    try:
+        with networks(3) as made:
+            yield made
+    except NotPermitted as reason:
+        pytest.skip(str(reason))
+
+
+TRAINING = (
+    BEGIN
+    + """
+set_up_distributed()
+directory = arguments[0]
+for step, mode in enumerate(("auto", "each", "node", "rank0"), start=1):
+    report = ioshape.save_group(object_of(rank, step, 3_000_000), directory, step, mode=mode)
+    # A collective of the training between saves, and while one is under way.
+    torch.distributed.barrier()
+    say("saved", layout=report.layout, why=report.why)
+handle = ioshape.save_group_async(object_of(rank, 9, 9_000_000), directory, 9, mode="rank0")
+total = torch.ones(1)
+for _ in range(20):
+    torch.distributed.all_reduce(total)
+    total /= ranks
+handle.wait()
+found = ioshape.load_group(directory)
+job = ioshape.job()
+say("loaded", right=is_right(found, rank, 9, 9_000_000), sum=float(total),
+    local=job.local_world_size, node=rank // job.local_world_size)
+torch.distributed.destroy_process_group()
+"""
+)
+
+
+def test_torchrun_on_two_nodes(tmp_path: Path, network: Networks) -> None:
+    folder = tmp_path / "run"
+    outputs = run_torchrun(tmp_path, TRAINING, folder, network=network, nodes=2, ranks_per_node=2)
+    lines = [json.loads(line) for output in outputs for line in output.splitlines()]
+    loaded = [line for line in lines if line["event"] == "loaded"]
+    assert sorted(line["rank"] for line in loaded) == [0, 1, 2, 3]
+    assert all(line["right"] and line["local"] == 2 and line["sum"] == 1.0 for line in loaded)
+    saved = [line["layout"] for line in lines if line["event"] == "saved" and not line["rank"]]
+    assert saved[1:] == ["each", "node", "rank0"]
+    assert len(set(saved[:1])) == 1
+    files = {
+        step: sorted(path.name for path in (folder / f"step-{step:010d}").iterdir())
+        for step in (2, 3, 4)
+    }
+    assert len(files[2]) == 5
+    assert files[3] == ["manifest.json", "node-00000.zip", "node-00001.zip"]
+    assert files[4] == ["manifest.json", "ranks.zip"]
+    with zipfile.ZipFile(folder / "step-0000000009" / "ranks.zip") as archive:
+        assert archive.testzip() is None
+        assert [name for name in archive.namelist() if name.startswith("rank-")] == [
+            f"rank-0000{rank}.pt" for rank in range(4)
+        ]
+
+
+STEPS = (
+    BEGIN
+    + """
+mode = arguments[1]
+if mode == "rank0":
+    set_up_distributed()
+for step in range(1, 10_000):
+    begin = time.monotonic()
+    try:
+        ioshape.save_group(object_of(rank, step, 2_000_000), arguments[0], step, mode=mode,
+                           keep_last=2)
+    except Exception as error:
+        say("failed", step=step, text=str(error), cause=str(error.__cause__),
+            took_s=time.monotonic() - begin)
+        break
+    say("saved", step=step)
+os._exit(0)
+"""
+)
+
+AFTERWARDS = (
+    BEGIN
+    + """
+found = ioshape.load_group(arguments[0])
+say("loaded", step=found["step"], right=is_right(found, rank, found["step"], 2_000_000))
+ioshape.save_group(object_of(rank, 20_000), arguments[0], 20_000)
+say("entries", names=sorted(os.listdir(arguments[0])))
+"""
+)
+
+
+def check_what_stands(folder: Path, network: Networks, saved: int) -> None:
+    """All ranks load the same generation, bit by bit, and the next save leaves nothing else."""
+    with started_ranks(
+        *(folder, AFTERWARDS, folder / "run"), ranks=6, nodes=3, network=network
+    ) as job:
+        said = job.end()
+    assert [lines[0]["right"] for lines in said] == [True] * 6
+    assert {lines[0]["step"] for lines in said} in ({saved}, {saved + 1})
+    assert not [name for name in said[0][1]["names"] if name.startswith(".step")]
+
+
+@pytest.mark.parametrize("mode", ["each", "node", "rank0"])
+@pytest.mark.parametrize("harm", ["kill rank 3", "cut node 1"])
+def test_a_node_that_is_lost(tmp_path: Path, network: Networks, mode: str, harm: str) -> None:
+    """Rank 2 leads node 1, which has rank 3, too."""
+    with (
+        running_redis() as redis,
+        started_ranks(
+            *(tmp_path, STEPS, tmp_path / "run", mode),
+            ranks=6,
+            nodes=3,
+            network=network,
+            IOSHAPE_DEADLINE_MS="2500",
+            IOSHAPE_BOARD="redis",
+            IOSHAPE_COORDINATOR=redis.address,
+        ) as job,
+    ):
+        job.await_all("saved")
+        time.sleep(0.1)
+        if harm == "kill rank 3":
+            job.members[3].kill()
+            said = job.end(3)
+            failed = [lines[-1] for rank, lines in enumerate(said) if rank != 3]
+            assert all("rank 3" in line["text"] for line in failed), failed
+        elif mode == "rank0":
+            # Notes go by the Redis, whose socket is a file; bytes do not get through any more.
+            network.cut(1)
+            try:
+                said = job.end()
+            finally:
+                network.mend(1)
+            failed = [lines[-1] for lines in said]
+            assert any("rank 2" in line["text"] or "rank 3" in line["text"] for line in failed)
+        else:
+            pytest.skip("nothing of this mode goes over the network but notes")
+    assert all(line["event"] == "failed" and line["took_s"] < 12 for line in failed), failed
+    saved = max(line["step"] for lines in said for line in lines if line["event"] == "saved")
+    check_what_stands(tmp_path, network, saved)
+
+
+def test_a_full_disk_on_one_node(tmp_path: Path, network: Networks) -> None:
+    """The limit of file sizes stands for it, on both ranks of node 1."""
+    program = (
+        BEGIN
+        + """
+import resource
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+ioshape.save_group(object_of(rank, 1, 2_000_000), arguments[0], 1, mode="node")
+if rank in (2, 3):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+try:
+    ioshape.save_group(object_of(rank, 2, 2_000_000), arguments[0], 2, mode="node")
+except OSError as error:
+    say("failed", text=str(error), errno=error.errno)
+resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+found = ioshape.load_group(arguments[0])
+say("loaded", right=is_right(found, rank, 1, 2_000_000))
+"""
+    )
+    with started_ranks(
+        *(tmp_path, program, tmp_path / "run"), ranks=6, nodes=3, network=network
+    ) as job:
+        said = job.end()
+    for lines in said:
+        assert [line["event"] for line in lines] == ["failed", "loaded"], lines
+        assert lines[1]["right"]
+        assert lines[0]["rank"] == 2 or "rank 2" in lines[0]["text"], lines[0]
+    assert said[2][0]["errno"] == 27  # EFBIG

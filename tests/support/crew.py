@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many Python processes at once, forked from one that has imported torch and ioshape.
+
+Run as a program it is that one: it has used nothing of the library, started no thread and computed
+nothing, so whoever is forked finds it all as it would after its imports. Class Crew is the side of
+the tests.
+
+A request is one packet of JSON; with "start" come the new process's stdout and stderr. The answers
+are packets, too: {"started": PID}, and {"ended": PID, "status": STATUS} as soon as it has.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_CLONE_NEWNET = 0x40000000
+_PR_SET_PDEATHSIG = 1
+
+# ---- The process that is forked from -------------------------------------------------------------
+
+
+class _Server:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._alive: set[int] = set()
+
+    def serve(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Returns the request in the child that is to fulfil it; None in the end."""
+        # A child that ends interrupts the waiting.
+        wake, woken = socket.socketpair()
+        for end in (wake, woken):
+            end.setblocking(False)
+        signal.set_wakeup_fd(woken.fileno())
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        while True:
+            ready, _, _ = select.select([self._connection, wake], [], [], 1.0)
+            if wake in ready:
+                wake.recv(4096)
+            self._reap()
+            if self._connection not in ready:
+                continue
+            data, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 20, 2)
+            if not data:
+                for pid in self._alive:
+                    os.kill(pid, signal.SIGKILL)
+                return None
+            request = json.loads(data)
+            if "signal" in request:
+                self._signal(request["pid"], request["signal"])
+                continue
+            child = os.fork()
+            if not child:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for one in (wake, woken, self._connection):
+                    one.close()
+                return request, list(descriptors)
+            self._alive.add(child)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._say(started=child)
+
+    def _say(self, **what: int) -> None:
+        self._connection.send(json.dumps(what).encode())
+
+    def _reap(self) -> None:
+        for pid in list(self._alive):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._alive.discard(pid)
+                self._say(ended=pid, status=os.waitstatus_to_exitcode(status))
+
+    def _signal(self, pid: int, number: int) -> None:
+        """Nobody else has that number: its process has not been waited for."""
+        if pid in self._alive:
+            os.kill(pid, number)
+
+
+def _become(request: dict[str, Any], descriptors: list[int]) -> tuple[Any, types.ModuleType]:
+    """All but the program itself."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for number, descriptor in enumerate(descriptors, start=1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if request["namespace"]:
+        with open(request["namespace"], "rb") as namespace:  # noqa: PTH123
+            if libc.setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.argv[:] = request["arguments"]
+    path = request["arguments"][0]
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    sys.modules["__main__"] = main
+    return compile(Path(path).read_text(encoding="utf-8"), path, "exec"), main
+
+
+# ---- The side of the tests -----------------------------------------------------------------------
+
+
+class Member:
+    """A process under way. It says things by lines of JSON on its stdout."""
+
+    def __init__(self, crew: "Crew", pid: int, output: Path, errors: Path) -> None:
+        self.pid = pid
+        self.status: int | None = None
+        #: when it was seen to have ended, by time.monotonic()
+        self.ended_at = 0.0
+        self._crew = crew
+        self._output = output
+        self._errors = errors
+
+    def said(self) -> list[dict[str, Any]]:
+        """All that it has said so far, by whole lines."""
+        text = self._output.read_text(encoding="utf-8", errors="replace")
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def errors(self) -> str:
+        """Its stderr."""
+        return self._errors.read_text(encoding="utf-8", errors="replace")
+
+    def signal(self, number: int) -> None:
+        """Nothing happens if it has ended."""
+        self._crew.signal(self.pid, number)
+
+    def kill(self) -> None:
+        """As a crash does."""
+        self.signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its status (-9: by signal 9), or None if it has not ended by then."""
+        end = time.monotonic() + timeout_s
+        while self.status is None and (left := end - time.monotonic()) > 0:
+            self._crew.hear(left)
+        return self.status
+
+    def await_said(self, event: str, timeout_s: float) -> dict[str, Any] | None:
+        """The first line with this "event", or None if there is none by then."""
+        end = time.monotonic() + timeout_s
+        while True:
+            found = [line for line in self.said() if line.get("event") == event]
+            if found or time.monotonic() > end or self.status is not None:
+                return found[0] if found else None
+            self._crew.hear(0.005)
+
+
+class Crew:
+    """Starts processes, and hears when they end. For one thread."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._members: dict[int, Member] = {}
+        self._count = 0
+        with theirs:
+            self._process = subprocess.Popen(
+                (sys.executable, str(Path(__file__))),
+                env=dict(variables),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+            )
+
+    def start(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        namespace: str = "",
+    ) -> Member:
+        """A new process, in a folder and, if given, a network namespace (/proc/PID/ns/net)."""
+        self._count += 1
+        output, errors = (folder / f"member-{self._count}.{kind}" for kind in ("out", "err"))
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(variables),
+            "folder": str(folder),
+            "namespace": namespace,
+        }
+        with output.open("wb") as out, errors.open("wb") as err:
+            files = [out.fileno(), err.fileno()]
+            socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+        while (pid := self._take(60.0)) is None:
+            pass
+        self._members[pid] = Member(self, pid, output, errors)
+        return self._members[pid]
+
+    def signal(self, pid: int, number: int) -> None:
+        """To a process that has not ended."""
+        self._connection.send(json.dumps({"pid": pid, "signal": number}).encode())
+
+    def hear(self, timeout_s: float) -> None:
+        """Takes one answer, if one comes in that time."""
+        if select.select([self._connection], [], [], timeout_s)[0]:
+            self._take(timeout_s)
+
+    def _take(self, timeout_s: float) -> int | None:
+        """The process id if one was started."""
+        self._connection.settimeout(timeout_s)
+        answer = json.loads(self._connection.recv(4096) or b"{}")
+        if not answer:
+            raise ConnectionError("the process that ranks are forked from has ended")
+        if "ended" in answer:
+            member = self._members.pop(answer["ended"])
+            member.status = answer["status"]
+            member.ended_at = time.monotonic()
+            return None
+        return int(answer["started"])
+
+    def close(self) -> None:
+        """Kills whoever is left."""
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(30.0)
+        self._process.kill()
+        self._process.wait()
+
+
+if __name__ == "__main__":
+    import ioshape._group_load  # noqa: F401
+    import torch
+    import torch.distributed  # what takes so long
+    import torch.distributed.distributed_c10d  # noqa: F401
+
+    # What is there already is nobody's garbage: looking for some at each end took seconds.
+    gc.collect()
+    gc.freeze()
+    _given = _Server(socket.socket(fileno=os.dup(0))).serve()
+    if _given is not None:
+        # The first folder of the path is that of this file, where tests have their helpers.
+        _code, _main = _become(*_given)
+        exec(_code, _main.__dict__)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs of several ranks begin with: from group_program import *."""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import torch
+import torch.distributed
+
+__all__ = [
+    "Path",
+    "arguments",
+    "ioshape",
+    "is_right",
+    "object_of",
+    "os",
+    "rank",
+    "ranks",
+    "say",
+    "set_up_distributed",
+    "shared_memory",
+    "sys",
+    "time",
+    "torch",
+]
+
+rank, ranks = ioshape.job()[:2]
+arguments = sys.argv[1:]
+
+
+def say(event: str, **more: object) -> None:
+    """For the test that started us."""
+    print(json.dumps({"event": event, "rank": rank, **more}), flush=True)
+
+
+def set_up_distributed(timeout_s: float = 60.0) -> None:
+    """As a training does."""
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def object_of(which: int, step: int, n_bytes: int = 20_000) -> dict[str, Any]:
+    """What this rank saves at this step, bit by bit; also for those who check it."""
+    generator = torch.Generator().manual_seed(1_000_003 * step + which)
+    data = torch.randint(0, 256, (n_bytes,), dtype=torch.uint8, generator=generator)
+    return {
+        "rank": which,
+        "step": step,
+        "data": data,
+        "view": data[n_bytes // 2 :],
+        "weights": torch.randn(33, 7, generator=generator),
+        "text": "x" * (which + 1),
+    }
+
+
+def is_right(found: Any, which: int, step: int, n_bytes: int = 20_000) -> bool:
+    """Whether it is that object."""
+    wanted = object_of(which, step, n_bytes)
+    return (
+        isinstance(found, dict)
+        and list(found) == list(wanted)
+        and all(
+            torch.equal(found[name], value) if torch.is_tensor(value) else found[name] == value
+            for name, value in wanted.items()
+        )
+    )
+
+
+def shared_memory() -> dict[str, int]:
+    """What this process has open or mapped: memory files, and files of /dev/shm."""
+    found = {"memory_files": 0, "shm_files": 0}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            link = str(entry.readlink())
+        except OSError:
+            continue
+        found["memory_files"] += "memfd:" in link
+        found["shm_files"] += link.startswith("/dev/shm/")
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    found["shm_files"] += sum("/dev/shm/" in line for line in maps)
+    return found

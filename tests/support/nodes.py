@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of several ranks on several nodes, each with a network of its own if wanted."""
+
+import atexit
+import functools
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from crew import Crew, Member
+from processes import environment
+
+#: A rank that has not ended by then hangs.
+TIMEOUT_S = 40.0
+
+
+class NotPermitted(Exception):
+    """This machine does not let us have networks of our own."""
+
+
+class Networks:
+    """One network namespace per node, and a switch between them in one more.
+
+    A namespace lives as long as a process in it, and that as long as its input, which is a pipe of
+    ours: however we end, nothing is left.
+    """
+
+    PORT = "ioshape0"
+
+    def __init__(self, nodes: int) -> None:
+        self._holders: list[subprocess.Popen[bytes]] = []
+        try:
+            self._switch = self._hold()
+            self._in(self._switch, "ip", "link", "add", "bridge", "type", "bridge")
+            self._in(self._switch, "ip", "link", "set", "bridge", "up")
+            self._nodes = [self._hold() for _ in range(nodes)]
+            for number, node in enumerate(self._nodes):
+                self._plug_in(number, node)
+        except BaseException:
+            self.close()
+            raise
+
+    def _plug_in(self, number: int, node: int) -> None:
+        socket_name = f"port{number}"
+        self._in(
+            self._switch,
+            *("ip", "link", "add", socket_name, "type", "veth"),
+            *("peer", "name", self.PORT, "netns", str(node)),
+        )
+        self._in(self._switch, "ip", "link", "set", socket_name, "master", "bridge", "up")
+        self._in(node, "ip", "addr", "add", f"{self.address(number)}/24", "dev", self.PORT)
+        for device in ("lo", self.PORT):
+            self._in(node, "ip", "link", "set", device, "up")
+
+    def _hold(self) -> int:
+        # unshare becomes sh, and that cat: the process id stays.
+        holder = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "echo; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._holders.append(holder)
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        if not holder.stdout.readline():
+            raise NotPermitted(f"unshare --net: {holder.stderr.read().decode().strip()}")
+        return holder.pid
+
+    def _in(self, holder: int, *command: str) -> None:
+        done = subprocess.run(
+            [*self._prefix(holder), *command], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise NotPermitted(f"{' '.join(command)}: {done.stderr.strip()}")
+
+    @staticmethod
+    def _prefix(holder: int) -> tuple[str, ...]:
+        return ("nsenter", f"--net=/proc/{holder}/ns/net")
+
+    @staticmethod
+    def address(node: int) -> str:
+        """Of a node."""
+        return f"10.79.0.{node + 1}"
+
+    def prefix(self, node: int) -> tuple[str, ...]:
+        """In front of a command that is to run on a node."""
+        return self._prefix(self._nodes[node])
+
+    def namespace(self, node: int) -> str:
+        """Of a node, for setns()."""
+        return f"/proc/{self._nodes[node]}/ns/net"
+
+    def cut(self, node: int) -> None:
+        """Its cable."""
+        self._in(self._switch, "ip", "link", "set", f"port{node}", "down")
+
+    def mend(self, node: int) -> None:
+        """It."""
+        self._in(self._switch, "ip", "link", "set", f"port{node}", "up")
+
+    def close(self) -> None:
+        """The namespaces go with their last process."""
+        for holder in self._holders:
+            holder.kill()
+            holder.communicate()
+
+
+@contextmanager
+def networks(nodes: int) -> Iterator[Networks]:
+    """Gone in the end. NotPermitted, which tells why, where only root may have them."""
+    if os.geteuid() != 0:
+        raise NotPermitted("network namespaces need root")
+    made = Networks(nodes)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# ---- Ranks --------------------------------------------------------------------------------------
+
+_jobs = itertools.count()
+
+
+@functools.cache
+def crew() -> Crew:
+    """One for all tests."""
+    made = Crew(environment())
+    atexit.register(made.close)
+    return made
+
+
+def free_port() -> int:
+    """A port of this host that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def rank_variables(
+    ranks: int, nodes: int, *, port: int, network: Networks | None = None, **more: str
+) -> list[dict[str, str]]:
+    """What torchrun would have set for each rank, and which node it is on."""
+    name = f"test-{os.getpid()}-{next(_jobs)}"
+    found = []
+    for rank in range(ranks):
+        node = rank * nodes // ranks
+        local = [other for other in range(ranks) if other * nodes // ranks == node]
+        found.append(
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(local.index(rank)),
+                "LOCAL_WORLD_SIZE": str(len(local)),
+                "MASTER_ADDR": network.address(0) if network else "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_RUN_ID": name,
+                "GLOO_SOCKET_IFNAME": network.PORT if network else "lo",
+                "IOSHAPE_NODE": f"{name}-node-{node}",
+                "IOSHAPE_DEADLINE_MS": "20000",
+                **more,
+            }
+        )
+    return found
+
+
+class Ranks:
+    """The ranks of a job under way."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = members
+
+    def said(self, event: str = "") -> list[list[dict[str, Any]]]:
+        """By rank: what each has said, or of that the lines with this "event"."""
+        return [
+            [line for line in member.said() if event in ("", line.get("event"))]
+            for member in self.members
+        ]
+
+    def end(self, *others: int, status: int = 0) -> list[list[dict[str, Any]]]:
+        """Waits until all have ended, with this status but for `others`; what each has said."""
+        end = time.monotonic() + TIMEOUT_S
+        for rank, member in enumerate(self.members):
+            ended = member.wait(max(0.0, end - time.monotonic()))
+            if ended is None:
+                member.signal(signal.SIGABRT)  # faulthandler prints where all threads are
+                member.wait(10.0)
+                raise AssertionError(f"rank {rank} hangs\n{self._told(rank)}")
+            if rank not in others and ended != status:
+                raise AssertionError(f"rank {rank}: status {ended}\n{self._told(rank)}")
+        return self.said()
+
+    def _told(self, rank: int) -> str:
+        return f"{self.members[rank].said()[-5:]}\n{self.members[rank].errors()[-6000:]}"
+
+    def await_all(self, event: str, *, but: Sequence[int] = ()) -> list[dict[str, Any]]:
+        """Waits until each has said so; its first such line."""
+        found = []
+        for rank, member in enumerate(self.members):
+            if rank in but:
+                continue
+            line = member.await_said(event, TIMEOUT_S)
+            if line is None:
+                raise AssertionError(f"rank {rank} does not say {event!r}\n{self._told(rank)}")
+            found.append(line)
+        return found
+
+    def kill(self) -> None:
+        """Whoever is left."""
+        for member in self.members:
+            if member.status is None:
+                member.kill()
+        for member in self.members:
+            member.wait(10.0)
+
+
+@contextmanager
+def started_ranks(
+    folder: Path,
+    source: str,
+    *arguments: object,
+    ranks: int = 2,
+    nodes: int = 1,
+    network: Networks | None = None,
+    each: Mapping[int, Mapping[str, str]] | None = None,
+    **variables: str,
+) -> Iterator[Ranks]:
+    """A program on each rank, killed in the end. `each` has more variables for some ranks.
+
+    Without a network nodes are told apart by their names only. The program begins with all of
+    group_program.py.
+    """
+    program = folder / "ranks.py"
+    program.write_text(textwrap.dedent(source), encoding="utf-8")
+    command = [str(program), *map(str, arguments)]
+    members = []
+    for rank, own in enumerate(
+        rank_variables(ranks, nodes, port=free_port(), network=network, **variables)
+    ):
+        more = (each or {}).get(rank, {})
+        node = rank * nodes // ranks
+        members.append(
+            crew().start(
+                folder,
+                command,
+                environment(**{**own, **more}),
+                network.namespace(node) if network else "",
+            )
+        )
+    job = Ranks(members)
+    try:
+        yield job
+    finally:
+        job.kill()
+
+
+def run_ranks(
+    folder: Path, source: str, *arguments: object, **more: Any
+) -> list[list[dict[str, Any]]]:
+    """Runs a program on each rank to its end; what each has said."""
+    with started_ranks(folder, source, *arguments, **more) as job:
+        return job.end()
+
+
+# ---- torchrun -----------------------------------------------------------------------------------
+
+
+def run_torchrun(
+    folder: Path,
+    source: str,
+    *arguments: object,
+    network: Networks,
+    nodes: int,
+    ranks_per_node: int,
+    **variables: str,
+) -> list[str]:
+    """The real one, on each node; what each node's ranks have printed."""
+    program = folder / "ranks.py"
+    program.write_text(textwrap.dedent(source), encoding="utf-8")
+    launched = []
+    for node in range(nodes):
+        command = [
+            *network.prefix(node),
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node)),
+            *("--node-rank", str(node), "--rdzv-id", f"test-{os.getpid()}"),
+            *("--master-addr", network.address(0), "--master-port", "29500"),
+            str(program),
+            *map(str, arguments),
+        ]
+        more = {
+            "GLOO_SOCKET_IFNAME": network.PORT,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "IOSHAPE_NODE": f"test-{os.getpid()}-node-{node}",
+            **variables,
+        }
+        launched.append(
+            subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment(**more),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+    try:
+        ended = [process.communicate(timeout=TIMEOUT_S) for process in launched]
+    finally:
+        for process in launched:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+    for process, (output, errors) in zip(launched, ended, strict=True):
+        assert process.returncode == 0, f"status {process.returncode}\n{output}\n{errors[-6000:]}"
+    return [output for output, _ in ended]
