@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on four ranks: saved, killed and resumed, and nobody could tell from the losses."""
 
+import io
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import ioshape
 import pytest
 import torch
+from nodes import free_port
 from processes import environment
 from same import assert_same
 from tree import ROOT, program
@@ -23,6 +25,7 @@ TIMEOUT_S = 300.0
 
 PLAIN = ROOT / "examples" / "plain_train.py"
 OURS = ROOT / "examples" / "train.py"
+GROUP = ROOT / "examples" / "group_train.py"
 STEPS, SAVE_EVERY = 16, 2
 SIZE = ("--width", "96", "--layers", "1", "--steps", str(STEPS), "--save-every", str(SAVE_EVERY))
 
@@ -34,11 +37,15 @@ WAYS = pytest.mark.parametrize(
 
 def start(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     """Four ranks, under torchrun."""
-    ranks = ["--standalone", "--nproc-per-node", str(RANKS)]
+    return launch(folder, "--standalone", "--nproc-per-node", str(RANKS), *arguments)
+
+
+def launch(folder: Path, *arguments: str | Path, **more: str) -> subprocess.Popen[str]:
+    """A torchrun, in an environment with more variables."""
     return subprocess.Popen(
-        [program("torchrun"), *ranks, *map(str, arguments)],
+        [program("torchrun"), *map(str, arguments)],
         cwd=folder,
-        env=environment(),
+        env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -140,6 +147,85 @@ def names(folder: Path) -> list[str]:
 def has_block_checksums(file: Path) -> bool:
     with zipfile.ZipFile(file) as opened:
         return any(name.endswith("/.ioshape/index") for name in opened.namelist())
+
+
+# ---- All ranks together ------------------------------------------------------------------------
+
+
+def generations(folder: Path) -> dict[int, list[object]]:
+    """What is in the complete ones: each rank's object, as torch reads it from file or zip."""
+    found = {}
+    for directory in sorted(folder.glob("step-*")):
+        assert (directory / "manifest.json").is_file()
+        parts = {
+            file.name: torch.load(file, weights_only=True) for file in directory.glob("*.pt")
+        }
+        for file in directory.glob("*.zip"):
+            with zipfile.ZipFile(file) as archive:
+                assert archive.testzip() is None
+                for name in archive.namelist():
+                    if name.startswith("rank-"):
+                        member = io.BytesIO(archive.read(name))
+                        parts[name] = torch.load(member, weights_only=True)
+        found[int(directory.name.removeprefix("step-"))] = [parts[name] for name in sorted(parts)]
+    return found
+
+
+def check_group(folder: Path, plain: Path) -> None:
+    """A group's training came to the same as the one with torch.save, and left nothing else."""
+    assert losses(folder) == losses(plain)
+    last = [STEPS - SAVE_EVERY, STEPS]
+    assert names(folder) == ["losses.txt", *(f"step-{step:010d}" for step in last)]
+    for step, objects in generations(folder).items():
+        assert len(objects) == RANKS
+        for rank, loaded in enumerate(objects):
+            assert_same(loaded, torch.load(plain / f"step-{step:06}-rank-{rank}.pt"))
+
+
+def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
+    plain: Path, tmp_path: Path
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)  # shown if the test fails
+    chance = random.Random(seed)
+
+    training = start(tmp_path, GROUP, tmp_path, *SIZE)
+    try:
+        # The second save waits for the first.
+        step = chance.randrange(2 * SAVE_EVERY + 1, STEPS - SAVE_EVERY)
+        wait_for_step(training, tmp_path, step)
+        time.sleep(chance.uniform(0, 0.2))
+    finally:
+        kill_all(training)
+    output, _ = training.communicate()
+    assert training.returncode == -signal.SIGKILL, output
+
+    # Whatever was being written: what has a name is whole.
+    found = generations(tmp_path)
+    assert found
+    assert all(len(objects) == RANKS for objects in found.values())
+
+    output = finish(start(tmp_path, GROUP, tmp_path, *SIZE))
+    assert f"going on from step {max(found)}" in output
+    check_group(tmp_path, plain)
+
+
+def test_a_group_on_two_nodes(plain: Path, tmp_path: Path) -> None:
+    """As the script says how to start it, once for each node."""
+    meeting = f"localhost:{free_port()}"
+    ranks = ("--nnodes", "2", "--nproc-per-node", str(RANKS // 2))
+    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "two")
+    launchers = []
+    try:
+        for node in ("first", "second"):
+            more = {"IOSHAPE_NODE": node}
+            launchers.append(launch(tmp_path, *ranks, *place, GROUP, tmp_path, *SIZE, **more))
+        outputs = [finish(launcher) for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            kill_all(launcher)
+    assert f"step {STEPS}: loss" in "".join(outputs)
+    check_group(tmp_path, plain)
 
 
 @pytest.mark.parametrize("kind", ["resnet", "transformer"])
