@@ -157,9 +157,7 @@ def generations(folder: Path) -> dict[int, list[object]]:
     found = {}
     for directory in sorted(folder.glob("step-*")):
         assert (directory / "manifest.json").is_file()
-        parts = {
-            file.name: torch.load(file, weights_only=True) for file in directory.glob("*.pt")
-        }
+        parts = {file.name: torch.load(file, weights_only=True) for file in directory.glob("*.pt")}
         for file in directory.glob("*.zip"):
             with zipfile.ZipFile(file) as archive:
                 assert archive.testzip() is None
