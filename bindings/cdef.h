@@ -271,6 +271,8 @@ struct ioshape_reader_options {
 	uint32_t fresh_memory;
 	ioshape_progress_fn progress;
 	void *progress_user;
+	uint64_t file_offset;
+	uint64_t file_bytes;
 	...;
 };
 struct ioshape_record_info {

@@ -45,6 +45,7 @@ class Reader:
         path: str,
         *,
         verify: bool = True,
+        part: tuple[int, int] | None = None,
         operation: str = "load",
         progress: Callable[[Progress], object] | None = None,
         context: Context | None = None,
@@ -60,6 +61,9 @@ class Reader:
         # Where torch reads to has just been allocated.
         options.fresh_memory = True
         self._teller = Teller.for_reader(progress)
+        if part is not None:
+            # Offset and length of a member of a bundle; all offsets are its own.
+            options.file_offset, options.file_bytes = part
         if self._teller is not None:
             self._keep = self._teller.set_in(options)
         out = ffi.new("struct ioshape_reader **")
@@ -94,7 +98,7 @@ class Reader:
 
     @property
     def file_bytes(self) -> int:
-        """The length of the file."""
+        """The length of the file, or of its part."""
         return int(lib.ioshape_reader_file_bytes(self._pointer))
 
     def records(self) -> list[RawRecord]:

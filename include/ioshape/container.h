@@ -131,6 +131,13 @@ struct ioshape_reader_options {
 	uint32_t fresh_memory;
 	ioshape_progress_fn progress;
 	void *progress_user; /* borrowed until the reader is freed */
+	/*
+	 * Reads a part of a file, such as a member of a bundle: file_bytes bytes from file_offset
+	 * on, as if they were the whole of it. Offsets and file_bytes of all calls are then the
+	 * part's. 0 and 0: all of the file.
+	 */
+	uint64_t file_offset;
+	uint64_t file_bytes;
 };
 
 #define IOSHAPE_READER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_reader_options)

@@ -5,8 +5,8 @@
  *
  * Such a checkpoint is a generation: a directory "step-0000001000" with a few large files and, put
  * there last, "manifest.json", which lists them with sizes and checksums. What has no manifest that
- * holds is no generation. Each rank's part is an ordinary file of torch.save: by itself ("each"), or
- * as a member of a zip per node ("node") or of one zip for all ("rank0").
+ * holds is no generation. Each rank's part is an ordinary file of torch.save: by itself ("each"),
+ * or as a member of a zip per node ("node") or of one zip for all ("rank0").
  *
  * docs/groups.md tells how ranks find each other, which mode is chosen when, and what happens when
  * something fails.
@@ -33,14 +33,15 @@ struct ioshape_comm {
 	/*
 	 * Sends or receives exactly these bytes. Messages of one pair of ranks and one tag keep
 	 * their order. 0, or a negative errno: -ETIMEDOUT after timeout_ms, -EPIPE or -ECONNRESET
-	 * if the other side is gone. After a failure nothing more is sent to, or received from, that
-	 * rank.
+	 * if the other side is gone. After a failure nothing more is sent to, or received from,
+	 * that rank.
 	 */
 	int (*send)(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
 		    uint32_t timeout_ms);
 	int (*receive)(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
 		       uint32_t timeout_ms);
-	/* Called now and then while the library waits for other things; NULL if nothing needs it. */
+	/* Called now and then while the library waits for other things; NULL if nothing needs it.
+	 */
 	void (*progress)(void *user);
 };
 

@@ -9,6 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Directories that change faster than one can look are not looked at for ever. */
+#define MOST_ROUNDS 16
+
 int ckpt_open_directory(struct ring_folder *directory, const char *path, struct base_error *error)
 {
 	char *absolute = NULL, *here;
@@ -125,33 +128,61 @@ static bool is_its_own_fault(int code)
 	}
 }
 
-int ckpt_open_latest(struct ckpt_generation *generation, const struct ring_folder *directory,
-		     const struct base_log *log, struct base_error *error)
+/* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
+static int open_first(struct ckpt_generation *generation, const struct ring_folder *directory,
+		      const struct ckpt_candidates *candidates, bool *gone,
+		      const struct base_log *log, struct base_error *error)
 {
-	struct ckpt_candidates candidates;
-	int ret = ckpt_list(directory, &candidates, error);
+	int ret = -ENOENT;
 
-	*generation = (struct ckpt_generation)CKPT_NO_GENERATION;
-	if (ret)
-		return ret;
-	ret = -ENOENT;
-	for (size_t i = 0; ret && i < candidates.count; i++) {
-		const struct ckpt_candidate *candidate = &candidates.all[i];
+	for (size_t i = 0; ret && i < candidates->count; i++) {
+		const struct ckpt_candidate *candidate = &candidates->all[i];
 		struct base_error why = { 0 };
 
 		ret = ckpt_generation_open(generation, directory, candidate->name, candidate->step,
 					   &why);
 		if (ret && !is_its_own_fault(ret)) {
 			*error = why;
-			break;
+			return ret;
 		}
-		if (ret && ret != -ENOENT)
+		if (ret == -ENOENT)
+			*gone = true;
+		else if (ret)
 			base_log(log, IOSHAPE_LOG_WARNING, "generation %s/%s is passed over: %s",
 				 directory->path, candidate->name, why.text);
 	}
-	ckpt_candidates_free(&candidates);
-	if (ret && !error->code)
-		ret = base_fail(error, -ENOENT, "there is no complete generation in %s",
+	return ret ? -ENOENT : 0;
+}
+
+/*
+ * Between the look at the names and the look behind one, a newer generation may come and this one
+ * go. So after one that is gone the names are looked at again, until they stay the same.
+ */
+int ckpt_open_latest(struct ckpt_generation *generation, const struct ring_folder *directory,
+		     const struct base_log *log, struct base_error *error)
+{
+	struct ckpt_candidates candidates;
+	uint32_t names, names_before = 0;
+	bool gone = true;
+	int ret = -ENOENT;
+
+	*generation = (struct ckpt_generation)CKPT_NO_GENERATION;
+	for (int round = 0; gone && round < MOST_ROUNDS; round++) {
+		ckpt_generation_close(generation);
+		ret = ckpt_list(directory, &candidates, error);
+		if (ret)
+			return ret;
+		gone = false;
+		ret = open_first(generation, directory, &candidates, &gone, log, error);
+		names = base_crc32(0, candidates.all, candidates.count * sizeof(*candidates.all));
+		if (round && names == names_before)
+			gone = false;
+		names_before = names;
+		ckpt_candidates_free(&candidates);
+		if (error->code)
+			return ret;
+	}
+	return !ret ? 0 :
+		      base_fail(error, ret, "there is no complete generation in %s",
 				directory->path);
-	return ret;
 }

@@ -6,6 +6,7 @@
 #include "ckpt/generation_handle.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 struct verifying {
@@ -133,7 +134,8 @@ static int verify_file(struct verifying *verifying, uint32_t file, size_t first,
 
 	if (!path)
 		return base_no_memory(error, "a path", 1);
-	ret = ring_input_open(&input, path, verifying->generation->context->config.direct, error);
+	ret = ring_input_open(&input, path, verifying->generation->context->config.direct, 0, 0,
+			      error);
 	if (ret)
 		return ret;
 	ret = ckpt_generation_check_place(generation, error);
@@ -153,6 +155,14 @@ static int verify_file(struct verifying *verifying, uint32_t file, size_t first,
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
+/* The sentence of another call, which ends in the text of its code. */
+static int pass_on(uint32_t rank, int code, const char *sentence, struct base_error *error)
+{
+	error->code = code;
+	snprintf(error->text, sizeof(error->text), "the part of rank %u: %s", rank, sentence);
+	return code;
+}
+
 static int verify_part(struct verifying *verifying, uint32_t rank, struct base_error *error)
 {
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
@@ -164,15 +174,13 @@ static int verify_part(struct verifying *verifying, uint32_t rank, struct base_e
 	options.progress_user = verifying;
 	ret = ioshape_generation_reader(generation, rank, &options, &reader);
 	if (ret)
-		return base_fail(error, ret, "the part of rank %u cannot be read: %s", rank,
-				 ioshape_context_message(generation->context));
+		return pass_on(rank, ret, ioshape_context_message(generation->context), error);
 	ret = ioshape_reader_verify(reader);
 	/* Without checksums inside: the manifest's hold. */
 	if (ret == -ENODATA)
 		ret = 0;
 	if (ret)
-		base_fail(error, ret, "the part of rank %u does not hold: %s", rank,
-			  ioshape_reader_message(reader));
+		pass_on(rank, ret, ioshape_reader_message(reader), error);
 	ioshape_reader_free(reader);
 	verifying->done += generation->found.manifest.parts[rank].bytes;
 	return ret;

@@ -159,9 +159,9 @@ struct ckpt_group_plan {
 	enum ioshape_mode mode;
 	char why[160];
 	char path[CKPT_PATH_BYTES]; /* of the attempt */
-	uint64_t alignment;            /* of parts in bundles */
-	uint64_t total_bytes;          /* of all parts; about, as the next */
-	uint64_t *bytes;               /* of each rank's; to be freed */
+	uint64_t alignment;         /* of parts in bundles */
+	uint64_t total_bytes;       /* of all parts; about, as the next */
+	uint64_t *bytes;            /* of each rank's; to be freed */
 };
 
 /* What a writer has written. */
@@ -174,7 +174,7 @@ struct ckpt_written {
 		uint32_t rank;
 		uint32_t crc32;
 		uint64_t offset, bytes;
-	} *parts; /* to be freed */
+	} * parts; /* to be freed */
 };
 
 /* One rank's part in one generation, while it is being saved. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the ranks of a job find each other. Every rank leaves "hello" with a number that it has drawn.
- * When rank 0 has all of them it answers with the "roster". Who finds his own number in it is meant,
- * and says "ready"; others read what is left of an earlier life of the job, and go on waiting. When
- * all are ready rank 0 says "start".
+ * How the ranks of a job find each other. Every rank leaves "hello" with a number that it has
+ * drawn. When rank 0 has all of them it answers with the "roster". Who finds his own number in it
+ * is meant, and says "ready"; others read what is left of an earlier life of the job, and go on
+ * waiting. When all are ready rank 0 says "start".
  */
 #include "ckpt/group.h"
 
@@ -19,7 +19,7 @@
 
 struct meeting {
 	struct ioshape_group *group;
-	bool *have;    /* hello */
+	bool *have; /* hello */
 	bool *ready;
 	bool changed; /* somebody came in a new life */
 };
@@ -92,7 +92,8 @@ static void find_nodes(struct ioshape_group *group)
 	group->node_count = 0;
 	for (uint32_t rank = 0; rank < count; rank++) {
 		for (first = 0;
-		     strcmp(group->ranks[first].node_key, group->ranks[rank].node_key) != 0; first++)
+		     strcmp(group->ranks[first].node_key, group->ranks[rank].node_key) != 0;
+		     first++)
 			;
 		group->ranks[rank].node = first == rank ? group->node_count++ :
 							  group->ranks[first].node;
@@ -139,8 +140,8 @@ static int gather_up(struct meeting *meeting, struct base_error *error)
 		ret = post_roster(group, error);
 	}
 	return ret ? ret :
-		     group->ops->collect(group->board, MEETING, "ready", meeting->ready, found_ready,
-					 meeting, error);
+		     group->ops->collect(group->board, MEETING, "ready", meeting->ready,
+					 found_ready, meeting, error);
 }
 
 static int fail_missing(const struct meeting *meeting, const char *board_says,
@@ -159,13 +160,13 @@ static int fail_missing(const struct meeting *meeting, const char *board_says,
 			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%u",
 						 missing > 1 ? ", " : "", rank);
 	}
-	return base_fail(error, -ETIMEDOUT,
-			 "the group of %s is not complete: %u of %u ranks did not come within %u s "
-			 "(rank %s%s); do all ranks of the job call it, with the same directory and "
-			 "job?%s%s",
-			 group->directory, missing, group->options.ranks,
-			 group->options.deadline_ms / 1000, text, missing > 16 ? ", ..." : "",
-			 *board_says ? " " : "", board_says);
+	return base_fail(
+		error, -ETIMEDOUT,
+		"the group of %s is not complete: %u of %u ranks did not come within %u s "
+		"(rank %s%s); do all ranks of the job call it, with the same directory and "
+		"job?%s%s",
+		group->directory, missing, group->options.ranks, group->options.deadline_ms / 1000,
+		text, missing > 16 ? ", ..." : "", *board_says ? " " : "", board_says);
 }
 
 static int receive_all(struct meeting *meeting, struct base_error *error)
@@ -229,8 +230,7 @@ static bool take_roster(struct ioshape_group *group, const struct base_buffer *n
 			known = nonce == group->nonce;
 		group->ranks[rank].nonce = nonce;
 		group->ranks[rank].node = (uint32_t)ckpt_read_number(&reader);
-		ckpt_read_text(&reader, group->ranks[rank].where,
-			       sizeof(group->ranks[rank].where));
+		ckpt_read_text(&reader, group->ranks[rank].where, sizeof(group->ranks[rank].where));
 	}
 	if (reader.bad || reader.left || !known)
 		return false;

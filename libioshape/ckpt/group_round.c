@@ -94,8 +94,7 @@ int ckpt_round_post(struct ckpt_round *round, const char *what, struct ckpt_note
 				       note->bytes.bytes, &why);
 		if (!ret)
 			break;
-		if (ret == IOSHAPE_E_COORDINATOR &&
-		    base_now_ns() - begin_ns < group->deadline_ns &&
+		if (ret == IOSHAPE_E_COORDINATOR && base_now_ns() - begin_ns < group->deadline_ns &&
 		    !group->ops->is_gone(group->board, 0)) {
 			ckpt_round_rest(round);
 			ret = 0;
@@ -133,8 +132,8 @@ void ckpt_round_beat(struct ckpt_round *round)
 
 /* ---- Waiting for one rank -------------------------------------------------------------------- */
 
-static void hear(struct ckpt_watched *watched, struct ckpt_round *round, const struct base_buffer *note,
-		 bool from_rank0)
+static void hear(struct ckpt_watched *watched, struct ckpt_round *round,
+		 const struct base_buffer *note, bool from_rank0)
 {
 	struct ckpt_note_reader reader = ckpt_read_note(note);
 	uint64_t sign = ckpt_read_number(&reader);
@@ -227,7 +226,8 @@ static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
 
 /* Names those that are missing, as many as fit. */
 static int lost_many(const struct ckpt_round *round, const struct ckpt_collection *collection,
-		     const struct ckpt_watched *ranks, const char *board_says, struct base_error *error)
+		     const struct ckpt_watched *ranks, const char *board_says,
+		     struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
 	char text[MOST_NAMED * CKPT_RANK_BYTES] = "", shown[CKPT_RANK_BYTES];
@@ -267,9 +267,8 @@ static bool somebody_lost(const struct ckpt_round *round, const struct ckpt_coll
 	uint64_t now_ns = base_now_ns();
 
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		if (!collection->have[rank] &&
-		    (group->ops->is_gone(group->board, rank) ||
-		     now_ns - ranks[rank].heard_ns > group->deadline_ns))
+		if (!collection->have[rank] && (group->ops->is_gone(group->board, rank) ||
+						now_ns - ranks[rank].heard_ns > group->deadline_ns))
 			return true;
 	}
 	return false;

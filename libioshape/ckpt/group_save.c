@@ -245,7 +245,8 @@ struct sum {
 	struct base_error failure;
 };
 
-static int add_part(struct sum *sum, uint32_t file, uint32_t writer, struct ckpt_note_reader *reader)
+static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
+		    struct ckpt_note_reader *reader)
 {
 	const struct ioshape_group *group = sum->part->group;
 	uint64_t rank = ckpt_read_number(reader);
@@ -357,11 +358,10 @@ static int sum_up(struct sum *sum, const struct ckpt_written *written, struct ba
 		*error = sum->failure;
 	if (ret || sum->failure.code)
 		return ret ? ret : sum->failure.code;
-	return sum->parts == ranks ? 0 :
-				     base_fail(error, -EPROTO,
-					       "%u of %u parts of generation %llu were written",
-					       sum->parts, ranks,
-					       (unsigned long long)part->save->step);
+	return sum->parts == ranks ?
+		       0 :
+		       base_fail(error, -EPROTO, "%u of %u parts of generation %llu were written",
+				 sum->parts, ranks, (unsigned long long)part->save->step);
 }
 
 /* ---- The verdict ----------------------------------------------------------------------------- */
@@ -545,7 +545,8 @@ static int follow(struct ckpt_part *part, struct base_error *error)
 	if (writes)
 		ret = say_done(part, &written, &own, &own);
 	free(written.parts);
-	/* Who brought his part to nobody waits all the same: the verdict says what was the cause. */
+	/* Who brought his part to nobody waits all the same: the verdict says what was the cause.
+	 */
 	verdict = await_verdict(part, &told);
 	if (verdict == -ECANCELED || (!verdict && ret) || (verdict == -ETIMEDOUT && own.code))
 		*error = own.code ? own : told;

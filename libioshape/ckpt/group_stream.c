@@ -2,8 +2,8 @@
 /*
  * A rank that brings its part to another one, which writes it. The archive is made here, headers,
  * checksums and all, and goes out as a stream. To a writer on this node only references go: the
- * bytes lie in memory that the writer maps. That is the staging memory, or, for a save that borrows,
- * a window of a few chunks that its bytes are copied through.
+ * bytes lie in memory that the writer maps. That is the staging memory, or, for a save that
+ * borrows, a window of a few chunks that its bytes are copied through.
  */
 #include "ckpt/group.h"
 

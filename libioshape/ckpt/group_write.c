@@ -206,7 +206,8 @@ static int put_bundle(struct writing *writing, const char *path, struct base_err
 
 static int put_single(struct writing *writing, const char *path, struct base_error *error)
 {
-	int ret = zip_writer_new(&writing->zip, zip_sink_of_file(writing->output.file), path, error);
+	int ret =
+		zip_writer_new(&writing->zip, zip_sink_of_file(writing->output.file), path, error);
 
 	return ret ? ret : put_records(writing, writing->zip, error);
 }
@@ -226,9 +227,9 @@ static int put_file(struct writing *writing, const char *path, const struct ckpt
 	written->bytes = ring_writer_offset(writing->output.file);
 	written->crc32 = ring_writer_crc32(writing->output.file);
 	if (single)
-		written->parts[written->count++] = (struct ckpt_written_part){
-			writing->part->group->options.rank, written->crc32, 0, written->bytes
-		};
+		written->parts[written->count++] =
+			(struct ckpt_written_part){ writing->part->group->options.rank,
+						    written->crc32, 0, written->bytes };
 	return 0;
 }
 

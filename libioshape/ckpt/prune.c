@@ -114,11 +114,14 @@ static int rename_and_remove(struct pruning *pruning, const struct ring_folder *
 		return 0;
 	}
 	ret = ring_folder_remove(folder, &pruning->directory, doomed, ZIP_MANIFEST_NAME, error);
-	if (ret) { /* so that it is found where the sentence says */
+	/* Somebody else's files: it is complete as it was. */
+	if (ret && !ring_folder_look(folder, ZIP_MANIFEST_NAME, &manifest, NULL)) {
 		ring_folder_rename(&pruning->directory, doomed, name);
-		if (!ring_folder_look(folder, ZIP_MANIFEST_NAME, &manifest, NULL))
-			return ret;
+		return ret;
 	}
+	/* What does not belong there is to be found where the sentence says. */
+	if (ret == -ENOTEMPTY)
+		ring_folder_rename(&pruning->directory, doomed, name);
 	pruning->removed++;
 	return ret;
 }

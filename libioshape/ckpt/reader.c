@@ -39,7 +39,8 @@ static int open_reader(struct ioshape_context *context, const char *path,
 	reader->context = context;
 	reader->owner = context->owner;
 	reader->options = *options;
-	ret = zip_reader_open(&reader->zip, path, direct, error);
+	ret = zip_reader_open(&reader->zip, path, options->file_offset, options->file_bytes, direct,
+			      error);
 	if (ret) {
 		free(reader);
 		return ret;

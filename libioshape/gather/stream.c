@@ -65,7 +65,10 @@ int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
 {
 	int ret = sender->failure.code;
 
-	if (!ret)
+	if (!ret && offset > sender->offset)
+		ret = base_fail(&sender->failure, -EINVAL,
+				"bytes of a stream are waited for that were not put");
+	if (!ret && !sender->ended)
 		ret = sender->ops->await_taken(sender, offset, &sender->failure);
 	return keep(&sender->failure, ret, error);
 }

@@ -190,12 +190,10 @@ static int await_taken(struct gather_sender *base, uint64_t offset, struct base_
 	struct local_sender *sender = (struct local_sender *)base;
 	int ret = offset > sender->said ? say_batch(sender, error) : 0;
 
-	if (!ret)
-		ret = take_replies(sender, error);
 	while (!ret && sender->taken < offset) {
-		ret = local_link_wait(&sender->link, POLLIN, &base->wait, error);
-		if (!ret)
-			ret = take_replies(sender, error);
+		ret = take_replies(sender, error);
+		if (!ret && sender->taken < offset)
+			ret = local_link_wait(&sender->link, POLLIN, &base->wait, error);
 	}
 	return ret;
 }

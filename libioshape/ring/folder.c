@@ -122,6 +122,7 @@ int ring_folder_open_in(struct ring_folder *folder, const struct ring_folder *pa
 int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *parent,
 			  const char *name, struct base_error *error)
 {
+	struct base_error why = { 0 };
 	int ret;
 
 	*folder = (struct ring_folder)RING_NO_FOLDER;
@@ -132,9 +133,14 @@ int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *
 				 "cannot make a directory in %s; it must be writable",
 				 parent->path);
 	}
-	ret = ring_folder_open_in(folder, parent, name, error);
-	if (ret)
+	ret = ring_folder_open_in(folder, parent, name, &why);
+	if (ret == -ENOENT) /* somebody tidying up took it for a dead one's */
+		return -EEXIST;
+	if (ret) {
 		unlinkat(parent->fd, name, AT_REMOVEDIR);
+		if (error)
+			*error = why;
+	}
 	return ret;
 }
 

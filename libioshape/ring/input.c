@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file open for reading, twice: through the page cache and, where possible, past it. */
+/* A file, or a part of one, open for reading, twice: through the page cache and, where possible,
+ * past it. */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/read.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -51,8 +52,32 @@ static int open_direct(struct ring_input *input, enum ioshape_direct direct,
 	return 0;
 }
 
-int ring_input_open(struct ring_input *input, const char *path, enum ioshape_direct direct,
-		    struct base_error *error)
+/* From all of the file to a part of it. */
+static int take_part(struct ring_input *input, const char *path, uint64_t base, uint64_t bytes,
+		     struct base_error *error)
+{
+	char *named;
+
+	if (!base && !bytes)
+		return 0;
+	if (base > input->bytes || bytes > input->bytes - base)
+		return base_fail(error, IOSHAPE_E_DAMAGED,
+				 "cannot load %llu bytes from offset %llu of %s: it has %llu "
+				 "bytes, so that it was cut short or is another file; use another "
+				 "copy",
+				 (unsigned long long)bytes, (unsigned long long)base, path,
+				 (unsigned long long)input->bytes);
+	if (asprintf(&named, "%s (part at offset %llu)", path, (unsigned long long)base) < 0)
+		return base_no_memory(error, "a path", strlen(path));
+	free(input->path);
+	input->path = named;
+	input->base = base;
+	input->bytes = bytes;
+	return 0;
+}
+
+int ring_input_open(struct ring_input *input, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, struct base_error *error)
 {
 	int ret;
 
@@ -62,6 +87,8 @@ int ring_input_open(struct ring_input *input, const char *path, enum ioshape_dir
 	if (!input->path)
 		return base_no_memory(error, "a path", strlen(path));
 	ret = open_buffered(input, path, error);
+	if (!ret)
+		ret = take_part(input, path, base, bytes, error);
 	if (!ret)
 		ret = open_direct(input, direct, error);
 	if (ret)
@@ -80,8 +107,16 @@ void ring_input_close(struct ring_input *input)
 	input->fd = input->direct_fd = -1;
 }
 
-int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
-		   struct base_error *error)
+int ring_cut_short(const struct ring_input *input, uint64_t offset, struct base_error *error)
+{
+	return base_fail(error, IOSHAPE_E_DAMAGED,
+			 "%s ends at offset %llu, before what was to be read; it was cut short "
+			 "while open",
+			 input->path, (unsigned long long)(offset - input->base));
+}
+
+int ring_get_at(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
+		struct base_error *error)
 {
 	size_t done = 0;
 	ssize_t got;
@@ -92,14 +127,20 @@ int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, 
 			continue;
 		if (got < 0)
 			return base_fail(error, -errno, "cannot read %s at offset %llu",
-					 input->path, (unsigned long long)(offset + done));
+					 input->path,
+					 (unsigned long long)(offset + done - input->base));
 		if (!got)
-			return base_fail(error, IOSHAPE_E_DAMAGED,
-					 "%s ends at offset %llu, before what was to be read; it "
-					 "was cut short "
-					 "while open",
-					 input->path, (unsigned long long)(offset + done));
+			return ring_cut_short(input, offset + done, error);
 		done += (size_t)got;
 	}
 	return 0;
+}
+
+int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
+		   struct base_error *error)
+{
+	/* Behind a part of a file other bytes follow. */
+	if (offset > input->bytes || bytes > input->bytes - offset)
+		return ring_cut_short(input, input->base + input->bytes, error);
+	return ring_get_at(input, input->base + offset, into, bytes, error);
 }

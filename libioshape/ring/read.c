@@ -103,14 +103,29 @@ static int read_stretches(struct ring_stream *stream, struct ring_reading *readi
 	return ret;
 }
 
-/* However little there is to read, and whoever reads it, the callback hears of it. */
+/*
+ * However little there is to read, and whoever reads it, the callback hears of it. Offsets become
+ * those of the file, until finish().
+ */
 static int begin(struct ring_reading *reading, struct ring_piece *pieces, size_t count)
 {
+	const struct ring_input *input = reading->input;
+
 	for (size_t i = 0; i < count; i++) {
 		reading->total += pieces[i].bytes;
 		pieces[i].crc = 0;
+		pieces[i].offset += input->base;
 	}
+	/* Behind a part of a file other bytes follow. */
+	if (count && ring_piece_end(&pieces[count - 1]) > input->base + input->bytes)
+		return ring_cut_short(input, input->base + input->bytes, reading->error);
 	return ring_tell(reading);
+}
+
+static void finish(const struct ring_reading *reading, struct ring_piece *pieces, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		pieces[i].offset -= reading->input->base;
 }
 
 int ring_read(struct ring_lane *lane, const struct ring_input *input, struct ring_piece *pieces,
@@ -125,6 +140,7 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	if (!ret)
 		ret = read_stretches(&stream, &reading, pieces, count, UINT64_MAX);
 	ring_stream_stop(&stream);
+	finish(&reading, pieces, count);
 	return ret;
 }
 
@@ -178,8 +194,8 @@ static bool is_aside(struct ring_stream *stream, uint64_t block, uint64_t begin,
 static uint64_t ahead_of(const struct ring_stream *stream, const struct ring_lane *lane,
 			 uint64_t before, uint64_t begin, uint64_t end)
 {
-	uint64_t block = lane->config.block_bytes;
-	uint64_t bytes = MIN(before, stream->end / 8) * 4 + (end - begin) / 8;
+	uint64_t block = lane->config.block_bytes, all = stream->end - stream->input->base;
+	uint64_t bytes = MIN(before, all / 8) * 4 + (end - begin) / 8;
 
 	if (end >= stream->end || bytes < block / 2)
 		return 0;
@@ -188,26 +204,32 @@ static uint64_t ahead_of(const struct ring_stream *stream, const struct ring_lan
 	return end + bytes;
 }
 
+static int read_onward(struct ring_stream *stream, struct ring_reading *reading,
+		       struct ring_piece *pieces, size_t count)
+{
+	const struct ring_lane *lane = reading->lane;
+	uint64_t look_back = lane->config.block_bytes * lane->config.depth / LOOK_BACK_SHARE;
+	uint64_t offset = pieces[0].offset, end = ring_piece_end(&pieces[count - 1]), before = 0;
+
+	if (is_aside(stream, lane->config.block_bytes, offset, end, &before))
+		return ring_read_cached(reading, pieces, count, reading->total);
+	stream->ahead_end = ahead_of(stream, lane, before, offset, end);
+	look_back = MIN(end, MIN(look_back, LOOK_BACK_BYTES));
+	return read_stretches(stream, reading, pieces, count, end - look_back);
+}
+
 int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct ring_piece *pieces,
 		     size_t count, ioshape_progress_fn progress, void *progress_user,
 		     struct base_error *error)
 {
-	const struct ring_input *input = stream->input;
-	struct ring_reading reading = { lane, input, progress, progress_user, 0, 0, error };
-	uint64_t look_back = lane->config.block_bytes * lane->config.depth / LOOK_BACK_SHARE;
-	uint64_t offset, end, before = 0;
+	struct ring_reading reading = { lane, stream->input, progress, progress_user, 0, 0, error };
 	int ret;
 
 	ret = begin(&reading, pieces, count);
-	if (ret || !reading.total)
-		return ret;
-	offset = pieces[0].offset;
-	end = ring_piece_end(&pieces[count - 1]);
-	if (is_aside(stream, lane->config.block_bytes, offset, end, &before))
-		return ring_read_cached(&reading, pieces, count, reading.total);
-	stream->ahead_end = ahead_of(stream, lane, before, offset, end);
-	look_back = MIN(end, MIN(look_back, LOOK_BACK_BYTES));
-	return read_stretches(stream, &reading, pieces, count, end - look_back);
+	if (!ret && reading.total)
+		ret = read_onward(stream, &reading, pieces, count);
+	finish(&reading, pieces, count);
+	return ret;
 }
 
 bool ring_stream_is_idle(const struct ring_stream *stream)

@@ -2,6 +2,9 @@
 /*
  * Inside the ring floor: the two ways to read pieces of a file, through the page cache (cached.c)
  * and past it (stream.c). read.c chooses.
+ *
+ * In here offsets are those of the file, also where a part of it is read: by them direct I/O is
+ * aligned, and the page cache asked.
  */
 #ifndef RING_READ_H
 #define RING_READ_H
@@ -34,6 +37,13 @@ static inline uint64_t ring_piece_end(const struct ring_piece *piece)
 }
 
 /* ---- Through the page cache (cached.c) ------------------------------------------------------- */
+
+/* The sentence for a file that ends there. IOSHAPE_E_DAMAGED. */
+int ring_cut_short(const struct ring_input *input, uint64_t offset, struct base_error *error);
+
+/* ring_input_get(), by the offset in the file. */
+int ring_get_at(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
+		struct base_error *error);
 
 bool ring_is_cached(int fd, uint64_t offset, uint64_t bytes);
 

@@ -194,7 +194,8 @@ int ring_folder_make(const char *path, struct base_error *error);
 int ring_folder_open(struct ring_folder *folder, const char *path, struct base_error *error);
 int ring_folder_open_in(struct ring_folder *folder, const struct ring_folder *parent,
 			const char *name, struct base_error *error);
-/* A new one, opened. -EEXIST, without a sentence, if the name is taken. */
+/* A new one, opened. -EEXIST, without a sentence, if the name is taken, or somebody was quick to
+ * remove it. */
 int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *parent,
 			  const char *name, struct base_error *error);
 /* Safe on RING_NO_FOLDER. Ends its lock. */
@@ -280,17 +281,23 @@ const char *ring_machine_tag(void);
 
 /* ---- Reading (input.c, read.c, cached.c, stream.c) ------------------------------------------- */
 
-/* A file open for reading; immutable, so several threads can share it. */
+/*
+ * A file, or a part of one, open for reading; immutable, so several threads can share it. All
+ * offsets below count from the beginning of the part, and nothing outside it is ever returned.
+ */
 struct ring_input {
 	int fd;        /* page cache */
 	int direct_fd; /* past it; -1 if not possible or not wanted */
+	uint64_t base; /* where in the file the part begins: anywhere */
 	uint64_t bytes;
 	struct fs_info fs;
-	char *path; /* for messages; owned */
+	char *path; /* for messages, which say of a part where it begins; owned */
 };
 
-int ring_input_open(struct ring_input *input, const char *path, enum ioshape_direct direct,
-		    struct base_error *error);
+/* The part of `bytes` bytes from `base` on, which the file must have (otherwise IOSHAPE_E_DAMAGED);
+ * 0 and 0 for all of it. */
+int ring_input_open(struct ring_input *input, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, struct base_error *error);
 void ring_input_close(struct ring_input *input);
 
 /* Exactly these bytes through the page cache: for headers. A file that ends too soon is

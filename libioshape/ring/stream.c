@@ -159,10 +159,7 @@ static int consume(struct ring_stream *stream, struct ring_slot *slot)
 		}
 		if (ring_piece_end(piece) > end) {
 			if (slot->moved < slot->bytes && piece->offset < offset + slot->bytes)
-				return base_fail(reading->error, IOSHAPE_E_DAMAGED,
-						 "%s ends at offset %llu, before what was to be "
-						 "read; it was cut short while open",
-						 reading->input->path, (unsigned long long)end);
+				return ring_cut_short(reading->input, end, reading->error);
 			break;
 		}
 		stream->piece++;
@@ -189,7 +186,7 @@ static int begin(struct ring_stream *stream, struct ring_reading *reading)
 	ring_lane_attach(lane, stream->input->direct_fd, stream->input->path, true, NULL);
 	lane->direct = true;
 	lane->alignment = ring_lane_direct_alignment(lane, &stream->input->fs);
-	lane->file_bytes = stream->input->bytes;
+	lane->file_bytes = stream->input->base + stream->input->bytes;
 	return 0;
 }
 
@@ -258,7 +255,7 @@ int ring_stream_open(struct ring_stream **out, const struct ring_input *input, u
 	if (!stream)
 		return base_no_memory(error, "reading ahead", sizeof(*stream));
 	stream->input = input;
-	stream->end = MIN(end, input->bytes);
+	stream->end = input->base + MIN(end, input->bytes);
 	return 0;
 }
 

@@ -18,7 +18,7 @@
 #define CONNECT_NS 1000000000ull
 
 /* Of one reply; the longest that is ours lists all pools. */
-#define MOST_REPLY_BYTES (16 * MIB)
+#define MOST_REPLY_BYTES (16 * MIB) /* unless more is expected */
 #define MOST_REPLY_ELEMENTS (1u << 20)
 
 struct slots_link {
@@ -26,6 +26,7 @@ struct slots_link {
 	struct slots_node node;
 	bool tls;
 	size_t reply_bytes; /* that came of a reply which is not whole yet */
+	size_t most_reply_bytes;
 	char name[ADDRESS_HOST_BYTES + 32];
 };
 
@@ -44,10 +45,15 @@ void link_add_text(struct link_command *command, const char *text)
 
 void link_add_number(struct link_command *command, uint64_t number)
 {
-	char *text = command->numbers[command->count];
+	char *text = command->numbers[command->number_count++];
 
 	snprintf(text, sizeof(command->numbers[0]), "%llu", (unsigned long long)number);
 	link_add_text(command, text);
+}
+
+void link_expect(struct slots_link *link, size_t most_reply_bytes)
+{
+	link->most_reply_bytes = MAX(most_reply_bytes, MOST_REPLY_BYTES);
 }
 
 /* ---- Sending and receiving ------------------------------------------------------------------- */
@@ -198,7 +204,7 @@ static int pull(struct slots_link *link, char *why)
 	if (ret != REDIS_OK)
 		return lost(link, why);
 	link->reply_bytes += link->context->reader->len - before;
-	if (link->reply_bytes <= MOST_REPLY_BYTES)
+	if (link->reply_bytes <= link->most_reply_bytes)
 		return 0;
 	snprintf(why, LINK_WHY_BYTES, "%s does not answer as a Redis does (a reply has no end)",
 		 link->name);
@@ -430,6 +436,7 @@ int link_open(struct slots_link **out, const struct slots_address *address,
 		return -ENOMEM;
 	}
 	name_it(link, address, node);
+	link_expect(link, 0);
 	ret = connect_link(link, address, node, until_ns, why);
 	if (!ret && greet)
 		ret = greet_server(link, address, until_ns, why);

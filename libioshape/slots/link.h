@@ -15,16 +15,17 @@
 #include <hiredis.h>
 
 #define LINK_WHY_BYTES 640
-#define LINK_MOST_ARGUMENTS 24
+#define LINK_MOST_ARGUMENTS 136
+#define LINK_MOST_NUMBERS 24
 
 struct slots_link;
 
 /* A command. Texts are borrowed until it is sent; numbers are kept in it. */
 struct link_command {
-	int count;
+	int count, number_count;
+	char numbers[LINK_MOST_NUMBERS][24];
 	const char *texts[LINK_MOST_ARGUMENTS];
 	size_t bytes[LINK_MOST_ARGUMENTS];
-	char numbers[LINK_MOST_ARGUMENTS][24];
 };
 
 void link_add_text(struct link_command *command, const char *text);
@@ -40,6 +41,8 @@ void link_close(struct slots_link *link);
 
 int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
 	      char *why);
+/* Replies may be so long, where that is more than usual. */
+void link_expect(struct slots_link *link, size_t most_reply_bytes);
 /* What has come so far: *reply stays NULL if it is not a whole reply. */
 int link_take(struct slots_link *link, redisReply **reply, char *why);
 int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns, char *why);

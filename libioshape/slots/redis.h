@@ -14,9 +14,10 @@ struct redis_pool {
 	struct slots_address address; /* with the password, wherever that came from */
 	char key[REDIS_KEY_BYTES];
 	char wake_key[REDIS_KEY_BYTES];
-	uint64_t epoch;       /* the latest that an answer told; atomic */
-	uint64_t name_due_ns; /* when the pool's name is to be written down; atomic */
-	uint64_t hurry_ns;    /* no call lasts longer; 0: as long as any; atomic */
+	uint64_t epoch;          /* the latest that an answer told; atomic */
+	uint64_t name_due_ns;    /* when the pool's name is to be written down; atomic */
+	size_t most_reply_bytes; /* 0: as usual */
+	uint64_t hurry_ns;       /* no call lasts longer; 0: as long as any; atomic */
 
 	pthread_mutex_t lock; /* for all that follows, but what wait() keeps for itself */
 	struct slots_route route;

@@ -209,6 +209,42 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info);
 void slots_release(struct slots_slot *slot);
 
+/* ---- Notes in a Redis (notes.c) -------------------------------------------------------------- */
+
+/*
+ * Lists of named bytes beside a pool's own keys, each under "{ios:<pool>}:board:<list>". One thread
+ * at a time. Calls return within about two seconds; IOSHAPE_E_COORDINATOR as above. Nothing
+ * outlasts the time that it was last renewed for.
+ */
+struct slots_notes;
+
+#define SLOTS_NOTES_AT_A_TIME 128u
+#define SLOTS_NOTES_KEPT_MS (3600u * 1000)
+#define SLOTS_NOTES_REPLY_BYTES (256 * MIB) /* in one call */
+#define SLOTS_NOTES_LIST_BYTES 192
+
+/* Connects to nothing yet. -EINVAL, naming what is wrong, if the address is no Redis'. */
+int slots_notes_open(struct slots_notes **out, const struct slots_config *config,
+		     struct base_error *error);
+/*
+ * Replaces what has this name, and together with it a second note, a text; `mark` NULL for none.
+ * *fresh (may be NULL): neither was there before, or that cannot be told. It does not renew the
+ * list.
+ */
+int slots_notes_put(struct slots_notes *notes, const char *list, const char *name, const void *data,
+		    size_t bytes, const char *mark, const char *mark_text, bool *fresh,
+		    struct base_error *error);
+/* found() is called for those of `count` names that are there, in order; anything but 0 ends it
+ * with that code. */
+int slots_notes_get(struct slots_notes *notes, const char *list, const char *const *names,
+		    size_t count,
+		    int (*found)(void *user, size_t index, const void *data, size_t bytes),
+		    void *user, struct base_error *error);
+/* It will be kept for SLOTS_NOTES_KEPT_MS from now. */
+int slots_notes_renew(struct slots_notes *notes, const char *list, struct base_error *error);
+int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error);
+void slots_notes_close(struct slots_notes *notes); /* NULL is fine */
+
 /* ---- Pure parts ------------------------------------------------------------------------------ */
 
 /* When the coordinator is away: how long this writer waits before it writes, in ms (away.c). */

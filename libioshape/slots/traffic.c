@@ -108,7 +108,7 @@ void redis_describe(const struct slots_link *link, const redisReply *reply, char
 
 void redis_begin(const struct redis_pool *pool, struct link_command *command, const char *operation)
 {
-	command->count = 0;
+	command->count = command->number_count = 0;
 	link_add_text(command, "EVALSHA");
 	link_add_text(command, slots_script_sha1);
 	link_add_text(command, "1");
@@ -213,6 +213,7 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 
 	if (!kept && redis_obtain(pool, &pool->commands, attempt->until_ns, attempt->why))
 		return FAILED;
+	link_expect(pool->commands, pool->most_reply_bytes);
 	ret = attempt->asking ? say_asking(attempt) : 0;
 	if (!ret)
 		ret = link_ask(pool->commands, attempt->command, reply, attempt->until_ns,

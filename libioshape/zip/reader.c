@@ -236,17 +236,19 @@ static bool all_checksums_zero(const struct zip_directory *directory)
 	return any_bytes;
 }
 
-int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_direct direct,
-		    struct base_error *error)
+int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, struct base_error *error)
 {
-	struct opening opening = { reader, path, error };
+	struct opening opening = { .reader = reader, .error = error };
 	int ret;
 
 	memset(reader, 0, sizeof(*reader));
-	ret = ring_input_open(&reader->input, path, direct, error);
+	ret = ring_input_open(&reader->input, path, base, bytes, direct, error);
 	if (ret)
 		return ret;
-	ret = zip_parse(&reader->directory, reader->input.bytes, fetch, &opening, path, error);
+	opening.path = reader->input.path;
+	ret = zip_parse(&reader->directory, reader->input.bytes, fetch, &opening, opening.path,
+			error);
 	if (!ret)
 		ret = open_index(&opening);
 	if (!ret)

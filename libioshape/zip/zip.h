@@ -386,11 +386,13 @@ struct zip_reader {
 };
 
 /*
+ * Of the file, or of `bytes` bytes from `base` on: ring_input_open(). All offsets count from there.
+ *
  * An index whose own checksum is right but which does not fit the directory means that another tool
  * has repacked the archive. Its records are then read like those of any torch zip.
  */
-int zip_reader_open(struct zip_reader *reader, const char *path, enum ioshape_direct direct,
-		    struct base_error *error);
+int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, struct base_error *error);
 void zip_reader_close(struct zip_reader *reader);
 /* Looks at all local headers, which loading does not need. */
 int zip_reader_check_headers(const struct zip_reader *reader, struct base_error *error);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that save together: real processes, in every mode, and what becomes of it when some fail. */
+/* Ranks that save together: real processes, in every mode, and what becomes of it when some fail.
+ */
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/sample.h"
@@ -7,11 +8,14 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MOST_RANKS 8
@@ -134,8 +138,8 @@ static void open_member(struct member *member)
 	ck_assert_msg(!ret, "rank %u: %s", member->rank, ioshape_context_message(member->context));
 }
 
-static int save_step(struct member *member, uint64_t step, struct ioshape_report *report,
-		     char *why, size_t why_bytes)
+static int save_step(struct member *member, uint64_t step, struct ioshape_report *report, char *why,
+		     size_t why_bytes)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *save;
@@ -182,11 +186,12 @@ static int run_well(struct member *member)
 	open_member(member);
 	for (uint64_t step = 1; step <= member->scene->steps; step++) {
 		ret = save_step(member, step, &report, why, sizeof(why));
-		if (ret) fprintf(stderr, "XX rank %u: %s\n", member->rank, why);
+		ck_assert_msg(!ret, "rank %u: %s", member->rank, why);
 		ck_assert_msg(!ret, "rank %u: %s", member->rank, why);
 		ck_assert_str_eq(report.layout, member->scene->layout);
 		ck_assert_uint_eq(report.ranks, member->scene->ranks);
-		ck_assert_uint_gt(report.generation_bytes, member->scene->ranks * member->scene->bytes);
+		ck_assert_uint_gt(report.generation_bytes,
+				  member->scene->ranks * member->scene->bytes);
 	}
 	ck_assert_int_eq(ioshape_group_latest(member->group, &latest), 0);
 	ck_assert_uint_eq(latest, member->scene->steps);
@@ -208,7 +213,8 @@ static pid_t start(const struct scene *scene, uint32_t rank, int (*run)(struct m
 	return child;
 }
 
-static void run_all(const struct scene *scene, int (*run)(struct member *), int expected[MOST_RANKS])
+static void run_all(const struct scene *scene, int (*run)(struct member *),
+		    int expected[MOST_RANKS])
 {
 	pid_t children[MOST_RANKS];
 	int status;
@@ -238,7 +244,8 @@ static void setup(void)
 		for (uint32_t to = 0; to < MOST_RANKS; to++) {
 			int pair[2];
 
-			ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+			ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair),
+					 0);
 			wires[from][to][0] = pair[0];
 			wires[from][to][1] = pair[1];
 		}
@@ -284,13 +291,22 @@ static const struct scene good[] = {
 	{ .ranks = 4, .nodes = 2, .mode = IOSHAPE_MODE_NODE, .layout = "node", .background = true },
 	{ .ranks = 4, .nodes = 1, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0" },
 	{ .ranks = 5, .nodes = 2, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0", .wired = true },
-	{ .ranks = 6, .nodes = 3, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0", .wired = true,
+	{ .ranks = 6,
+	  .nodes = 3,
+	  .mode = IOSHAPE_MODE_RANK0,
+	  .layout = "rank0",
+	  .wired = true,
 	  .background = true },
 	/* More than all staging memory; one rank has much more than the others. */
 	{ .ranks = 3, .nodes = 1, .layout = "node", .background = true, .more_bytes = 80 * MIB },
 	{ .ranks = 3, .nodes = 1, .layout = "node", .more_bytes = 80 * MIB },
-	{ .ranks = 3, .nodes = 3, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0", .wired = true,
-	  .more_bytes = 80 * MIB, .background = true },
+	{ .ranks = 3,
+	  .nodes = 3,
+	  .mode = IOSHAPE_MODE_RANK0,
+	  .layout = "rank0",
+	  .wired = true,
+	  .more_bytes = 80 * MIB,
+	  .background = true },
 };
 
 START_TEST(saves_and_loads)
@@ -312,13 +328,304 @@ END_TEST
 START_TEST(keeps_as_many_as_asked)
 {
 	const struct scene scene = {
-		.ranks = 3, .nodes = 1, .layout = "node", .bytes = MIB, .steps = 5, .keep_last = 2,
+		.ranks = 3,
+		.nodes = 1,
+		.layout = "node",
+		.bytes = MIB,
+		.steps = 5,
+		.keep_last = 2,
 	};
 
 	run_all(&scene, run_well, NULL);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 2);
 	check_generation(&scene, 4);
 	check_generation(&scene, 5);
+}
+END_TEST
+
+/* ---- Something is not ------------------------------------------------------------------------ */
+
+/* What one rank does in the place of saving step 2, and what the others are told. */
+struct mishap {
+	struct scene scene;
+	uint32_t victim;
+	bool dies;
+	int (*instead)(struct member *member);
+	int expected;     /* of the others' saves; 0: any failure */
+	const char *told; /* is in their sentences */
+	bool goes_on;     /* step 3 succeeds */
+};
+
+static const struct mishap *mishap;
+
+static int die(struct member *member)
+{
+	(void)member;
+	kill(getpid(), SIGKILL);
+	return 0;
+}
+
+static void *kill_later(void *unused)
+{
+	(void)unused;
+	usleep(20000);
+	kill(getpid(), SIGKILL);
+	return NULL;
+}
+
+static int die_while_saving(struct member *member)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	pthread_t thread;
+	char why[1024];
+
+	ck_assert_int_eq(pthread_create(&thread, NULL, kill_later, NULL), 0);
+	save_step(member, 2, &report, why, sizeof(why));
+	pause();
+	return 0;
+}
+
+static int say_why_not(struct member *member)
+{
+	ck_assert_int_eq(ioshape_group_fail(member->group, 2, "the model has burnt"), 0);
+	return 0;
+}
+
+static int save_another_step(struct member *member)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	char why[1024];
+
+	ck_assert_int_eq(save_step(member, 7, &report, why, sizeof(why)), -EINVAL);
+	return 0;
+}
+
+static int be_late(struct member *member)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	char why[1024];
+
+	usleep(2500000);
+	ck_assert_int_lt(save_step(member, 2, &report, why, sizeof(why)), 0);
+	return 0;
+}
+
+static int save_without_space(struct member *member)
+{
+	struct rlimit limit, low;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	char why[1024];
+
+	ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+	low = limit;
+	low.rlim_cur = 1 * MIB;
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &low), 0);
+	ck_assert_int_eq(save_step(member, 2, &report, why, sizeof(why)), -EFBIG);
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+	return 0;
+}
+
+static int cancel(struct member *member)
+{
+	struct ioshape_save *save;
+	struct sample sample;
+	int ret;
+
+	make_sample(&sample, member->scene, member->rank, 2);
+	ret = ioshape_group_save_tensors_async(member->group, 2, sample.tensors, sample.count, NULL,
+					       &save);
+	ck_assert_int_eq(ret, 0);
+	ioshape_save_free(save);
+	sample_free(&sample);
+	return 0;
+}
+
+static int save_badly(struct member *member)
+{
+	struct ioshape_tensor bad = { .name = "", .dtype = IOSHAPE_UINT8 };
+
+	ck_assert_int_eq(ioshape_group_save_tensors(member->group, 2, &bad, 1, NULL), -EINVAL);
+	return 0;
+}
+
+static int run_into_mishap(struct member *member)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	char why[1024], named[16];
+	struct timespec begin, end;
+	int ret;
+
+	open_member(member);
+	ret = save_step(member, 1, &report, why, sizeof(why));
+	ck_assert_msg(!ret, "rank %u: %s", member->rank, why);
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	if (member->rank == mishap->victim) {
+		mishap->instead(member);
+	} else {
+		ret = save_step(member, 2, &report, why, sizeof(why));
+		ck_assert_msg(ret < 0, "rank %u saved without rank %u", member->rank,
+			      mishap->victim);
+		if (mishap->expected)
+			ck_assert_msg(ret == mishap->expected, "rank %u: %d, %s", member->rank, ret,
+				      why);
+		snprintf(named, sizeof(named), "rank %u", mishap->victim);
+		ck_assert_msg(strstr(why, named) != NULL, "rank %u: %s", member->rank, why);
+		ck_assert_msg(strstr(why, mishap->told) != NULL, "rank %u: %s", member->rank, why);
+	}
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	/* Nobody waits for the deadline where there is something to be known before. */
+	ck_assert_int_lt(end.tv_sec - begin.tv_sec, 10);
+	if (mishap->goes_on) {
+		ret = save_step(member, 3, &report, why, sizeof(why));
+		ck_assert_msg(!ret, "rank %u: %s", member->rank, why);
+	}
+	close_member(member);
+	return 0;
+}
+
+#define NODE_OF_4                                                                                  \
+	{                                                                                          \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = 3 * MIB                         \
+	}
+#define EACH_OF_4                                                                                  \
+	{                                                                                          \
+		.ranks = 4, .nodes = 1, .mode = IOSHAPE_MODE_EACH, .layout = "each",               \
+		.bytes = 3 * MIB                                                                   \
+	}
+#define WIRED_4                                                                                    \
+	{                                                                                          \
+		.ranks = 4, .nodes = 2, .mode = IOSHAPE_MODE_RANK0, .layout = "rank0",             \
+		.bytes = 3 * MIB, .wired = true                                                    \
+	}
+#define LARGE_4                                                                                    \
+	{                                                                                          \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = 3 * MIB,                        \
+		.more_bytes = 100 * MIB                                                            \
+	}
+#define HASTY_4                                                                                    \
+	{                                                                                          \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = 3 * MIB, .deadline_ms = 1000    \
+	}
+
+static const struct mishap mishaps[] = {
+	{ NODE_OF_4, 2, true, die, 0, "ended", false },
+	{ NODE_OF_4, 0, true, die, 0, "ended", false },
+	{ EACH_OF_4, 3, true, die, 0, "ended", false },
+	{ WIRED_4, 2, true, die, 0, "ended", false },
+	{ LARGE_4, 3, true, die_while_saving, 0, "", false },
+	{ LARGE_4, 0, true, die_while_saving, 0, "", false },
+	{ NODE_OF_4, 1, false, say_why_not, 0, "burnt", true },
+	{ NODE_OF_4, 0, false, say_why_not, 0, "burnt", true },
+	{ NODE_OF_4, 2, false, save_another_step, -EINVAL, "step 7", true },
+	{ HASTY_4, 2, false, be_late, -ETIMEDOUT, "did not come", true },
+	{ EACH_OF_4, 1, false, save_without_space, -EFBIG, "", true },
+	{ NODE_OF_4, 0, false, save_without_space, -EFBIG, "", true },
+	{ NODE_OF_4, 2, false, cancel, 0, "", true },
+	{ WIRED_4, 3, false, cancel, 0, "", true },
+	{ NODE_OF_4, 0, false, save_badly, -EINVAL, "", true },
+	{ NODE_OF_4, 3, false, save_badly, -EINVAL, "", true },
+};
+
+START_TEST(a_mishap_fails_one_generation)
+{
+	int expected[MOST_RANKS] = { 0 };
+	struct scene again;
+
+	mishap = &mishaps[_i];
+	expected[mishap->victim] = mishap->dies ? -1 : 0;
+	run_all(&mishap->scene, run_into_mishap, expected);
+	check_generation(&mishap->scene, 1);
+	if (mishap->goes_on) {
+		check_generation(&mishap->scene, 3);
+		ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 2);
+	}
+	if (mishap->scene.wired)
+		return;
+	/* The job is started anew: it saves, and what the dead one left behind is gone. */
+	again = mishap->scene;
+	again.steps = 2;
+	run_all(&again, run_well, NULL);
+	check_generation(&again, 2);
+	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")),
+			  2 + (unsigned)mishap->goes_on);
+}
+END_TEST
+
+static int come_alone(struct member *member)
+{
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+	int ret;
+
+	member->context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	options.rank = member->rank;
+	options.ranks = 3;
+	options.local_ranks = 3;
+	options.token = scratch_directory();
+	options.deadline_ms = 1000;
+	ret = ioshape_group_open(member->context, scratch_path("checkpoints"), &options,
+				 &member->group);
+	ck_assert_int_eq(ret, -ETIMEDOUT);
+	ck_assert_ptr_null(member->group);
+	ck_assert_msg(strstr(ioshape_context_message(member->context),
+			     member->rank ? "rank 0" : "rank 1, 2") != NULL,
+		      "%s", ioshape_context_message(member->context));
+	ioshape_context_free(member->context);
+	return 0;
+}
+
+START_TEST(a_group_that_is_not_complete)
+{
+	const struct scene alone = { .ranks = 1, .nodes = 1 };
+	struct member member = { .scene = &alone, .rank = (uint32_t)_i };
+
+	come_alone(&member);
+}
+END_TEST
+
+static int use_in_child(void *argument)
+{
+	struct member *member = argument;
+	uint64_t step;
+
+	if (ioshape_group_latest(member->group, &step) != -EPERM ||
+	    ioshape_group_fail(member->group, 1, "x") != -EPERM ||
+	    ioshape_group_save_tensors(member->group, 1, NULL, 0, NULL) != -EPERM)
+		return 1;
+	ioshape_group_free(member->group);
+	return 0;
+}
+
+START_TEST(a_forked_child_touches_nothing)
+{
+	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = MIB };
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct member member = { .scene = &scene };
+	char why[1024];
+
+	open_member(&member);
+	ck_assert_int_eq(scratch_in_child(use_in_child, &member), 0);
+	ck_assert_int_eq(save_step(&member, 1, &report, why, sizeof(why)), 0);
+	close_member(&member);
+	check_generation(&scene, 1);
+}
+END_TEST
+
+START_TEST(a_step_is_replaced_or_not)
+{
+	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = MIB };
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct member member = { .scene = &scene };
+	char why[1024];
+
+	open_member(&member);
+	ck_assert_int_eq(save_step(&member, 1, &report, why, sizeof(why)), 0);
+	ck_assert_int_eq(save_step(&member, 1, &report, why, sizeof(why)), 0);
+	options.no_replace = 1;
+	ck_assert_int_eq(ioshape_group_save_tensors(member.group, 1, NULL, 0, &options), -EEXIST);
+	close_member(&member);
+	check_generation(&scene, 1);
+	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), 1);
 }
 END_TEST
 
@@ -331,6 +638,11 @@ int main(void)
 	tcase_add_checked_fixture(tests, setup, scratch_teardown);
 	tcase_add_loop_test(tests, saves_and_loads, 0, sizeof(good) / sizeof(*good));
 	tcase_add_test(tests, keeps_as_many_as_asked);
+	tcase_add_loop_test(tests, a_mishap_fails_one_generation, 0,
+			    sizeof(mishaps) / sizeof(*mishaps));
+	tcase_add_loop_test(tests, a_group_that_is_not_complete, 0, 2);
+	tcase_add_test(tests, a_forked_child_touches_nothing);
+	tcase_add_test(tests, a_step_is_replaced_or_not);
 	suite_add_tcase(suite, tests);
 	return check_main(suite);
 }

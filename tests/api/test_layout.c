@@ -229,7 +229,9 @@ AT(ioshape_reader_options, size, 0);
 AT(ioshape_reader_options, no_verify, 8);
 AT(ioshape_reader_options, progress, 16);
 AT(ioshape_reader_options, progress_user, 24);
-BYTES(ioshape_reader_options, 32);
+AT(ioshape_reader_options, file_offset, 32);
+AT(ioshape_reader_options, file_bytes, 40);
+BYTES(ioshape_reader_options, 48);
 
 AT(ioshape_record_info, size, 0);
 AT(ioshape_record_info, name, 8);

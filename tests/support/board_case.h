@@ -16,6 +16,7 @@
 static const struct gather_board_ops *const board_case_kinds[] = {
 	&gather_board_sockets,
 	&gather_board_files,
+	&gather_board_redis,
 };
 
 struct board_case {

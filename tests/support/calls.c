@@ -21,6 +21,11 @@ static enum calls_mode wanted_mode;
 static unsigned long wanted_nth;
 static int wanted_code;
 static const char *wanted_name;
+static struct {
+	const char *name;
+	int code;
+} denied[4];
+static unsigned denied_count;
 
 struct calls_record *calls_record(void)
 {
@@ -46,6 +51,14 @@ void calls_begin_named(const char *name, int code)
 {
 	wanted_name = name;
 	calls_begin(CALLS_FAIL_FIRST, 0, code);
+}
+
+void calls_deny(const char *name, int code)
+{
+	if (denied_count == sizeof(denied) / sizeof(*denied))
+		abort();
+	denied[denied_count].name = name;
+	denied[denied_count++].code = code;
 }
 
 void calls_end(void)
@@ -85,11 +98,17 @@ static bool enter(const char *name, unsigned long *number)
 		errno = wanted_code;
 		return true;
 	}
-	if (*number != wanted_nth)
-		return false;
-	if (wanted_mode == CALLS_KILL_BEFORE)
+	if (*number == wanted_nth && wanted_mode == CALLS_KILL_BEFORE)
 		die();
-	if (wanted_mode != CALLS_FAIL)
+	for (unsigned i = 0; i < denied_count; i++) {
+		if (strcmp(name, denied[i].name))
+			continue;
+		if (*number == wanted_nth && wanted_mode == CALLS_KILL_AFTER)
+			die();
+		errno = denied[i].code;
+		return true;
+	}
+	if (*number != wanted_nth || wanted_mode != CALLS_FAIL)
 		return false;
 	errno = wanted_code;
 	return true;
@@ -135,6 +154,8 @@ WRAP(int, renameat2, (int fd, const char *from, int to_fd, const char *to, unsig
 WRAP(int, linkat, (int fd, const char *from, int to_fd, const char *to, int flags),
      (fd, from, to_fd, to, flags))
 WRAP(int, unlinkat, (int fd, const char *name, int flags), (fd, name, flags))
+WRAP(int, mkdir, (const char *path, mode_t mode), (path, mode))
+WRAP(int, mkdirat, (int fd, const char *name, mode_t mode), (fd, name, mode))
 WRAP(int, fchmod, (int fd, mode_t mode), (fd, mode))
 WRAP(int, fchown, (int fd, uid_t user, gid_t group), (fd, user, group))
 WRAP(int, flock, (int fd, int operation), (fd, operation))

@@ -39,6 +39,9 @@ void calls_begin(enum calls_mode mode, unsigned long nth, int code);
 void calls_begin_named(const char *name, int code);
 void calls_end(void);
 
+/* Besides, every call of this name fails, as if the system did not have it. For good. */
+void calls_deny(const char *name, int code);
+
 /* Of the last calls_begin() in this process or in a child. */
 struct calls_record *calls_record(void);
 

@@ -323,7 +323,7 @@ int main(int argc, char **argv)
 		give_up("usage",
 			"container write PATH RECORD... | bundle PATH ALIGNMENT MEMBER... | "
 			"list PATH | verify PATH");
-	if (zip_reader_open(&reader, argv[2], IOSHAPE_DIRECT_PREFER, &error))
+	if (zip_reader_open(&reader, argv[2], 0, 0, IOSHAPE_DIRECT_PREFER, &error))
 		give_up("refused", error.text);
 	if (!strcmp(argv[1], "list"))
 		list(&reader);

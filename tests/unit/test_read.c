@@ -26,13 +26,28 @@ enum cache { WARM, COLD, MIXED };
 static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
 					       IOSHAPE_ENGINE_BUFFERED };
 
+/* Where tests read a part of a file: as many bytes that are nobody's business are before and behind
+ * it.
+ */
+static uint64_t base;
+
 static uint8_t *data, *into;
-static size_t file_bytes;
+static size_t file_bytes; /* of the part */
 static struct ring_lane *lane;
 static struct ring_input input;
 static struct base_error error;
 static struct ring_piece pieces[MOST_PIECES];
 static unsigned descriptors_before;
+
+static void write_file(void)
+{
+	uint8_t *whole = malloc(file_bytes + 2 * base);
+
+	memset(whole, 0xb5, file_bytes + 2 * base);
+	memcpy(whole + base, data, file_bytes);
+	scratch_write(scratch_path("file"), whole, file_bytes + 2 * base);
+	free(whole);
+}
 
 static void setup(size_t bytes)
 {
@@ -49,13 +64,26 @@ static void setup(size_t bytes)
 
 		memcpy(data + i, &value, 8);
 	}
-	scratch_write(scratch_path("file"), data, file_bytes);
+	write_file();
 	descriptors_before = scratch_descriptors();
 }
 
 static void setup_small(void)
 {
 	setup(SMALL_BYTES);
+}
+
+/* As in a bundle. */
+static void setup_aligned_part(void)
+{
+	base = 3 * MIB;
+	setup(SMALL_BYTES);
+}
+
+static void setup_part_anywhere(void)
+{
+	base = 70001;
+	setup(LARGE_BYTES);
 }
 
 static void setup_large(void)
@@ -81,7 +109,8 @@ static void set_cache(const char *path, enum cache cache)
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
 	/* Some of it, here and there. */
-	for (off_t at = 0; cache == MIXED && at < (off_t)file_bytes; at += (off_t)(512 * KIB))
+	for (off_t at = 0; cache == MIXED && at < (off_t)(file_bytes + 2 * base);
+	     at += (off_t)(512 * KIB))
 		ck_assert_int_ge(pread(fd, scratch, 300 * KIB, at), 0);
 	close(fd);
 	free(scratch);
@@ -95,8 +124,9 @@ static void begin(enum ioshape_engine engine, enum ioshape_direct direct)
 
 	memset(&error, 0, sizeof(error));
 	ck_assert_msg(!ring_lane_open(&lane, &config, &error), "%s", error.text);
-	ck_assert_msg(!ring_input_open(&input, scratch_path("file"), direct, &error), "%s",
-		      error.text);
+	ck_assert_msg(!ring_input_open(&input, scratch_path("file"), base, base ? file_bytes : 0,
+				       direct, &error),
+		      "%s", error.text);
 }
 
 static void end(void)
@@ -233,7 +263,7 @@ START_TEST(the_last_bytes_of_a_file_are_read)
 			read_and_compare(1);
 			end();
 		}
-		scratch_write(scratch_path("file"), data, file_bytes);
+		write_file();
 	}
 }
 END_TEST
@@ -262,7 +292,7 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 {
 	for (int cold = 0; cold < 2; cold++) {
 		for (size_t left = 0; left < file_bytes; left = left * 4 + 50000) {
-			scratch_write(scratch_path("file"), data, file_bytes);
+			write_file();
 			begin(engines[_i], _i == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
 			ck_assert_int_eq(truncate(scratch_path("file"), (off_t)left), 0);
 			set_cache(scratch_path("file"), cold ? COLD : WARM);
@@ -274,7 +304,7 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 					 IOSHAPE_E_DAMAGED);
 			ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
 			/* The lane is as good as before. */
-			scratch_write(scratch_path("file"), data, file_bytes);
+			write_file();
 			memset(&error, 0, sizeof(error));
 			read_and_compare(8);
 			end();
@@ -339,6 +369,67 @@ START_TEST(reading_can_be_stopped_at_any_call)
 }
 END_TEST
 
+/* ---- Parts of files -------------------------------------------------------------------------- */
+
+START_TEST(nothing_around_a_part_is_ever_read)
+{
+	static const uint64_t ends[] = { 1, 4096, 70001 };
+
+	begin(engines[_i % 3], _i % 3 == 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER);
+	set_cache(scratch_path("file"), _i / 3 ? COLD : WARM);
+	ck_assert_uint_eq(input.bytes, file_bytes);
+	for (size_t i = 0; i < ARRAY_LENGTH(ends); i++) {
+		pieces[0] = (struct ring_piece){ .offset = file_bytes - BLOCK,
+						 .bytes = BLOCK + ends[i],
+						 .into = into };
+		memset(&error, 0, sizeof(error));
+		ck_assert_int_eq(ring_read(lane, &input, pieces, 1, NULL, NULL, &error),
+				 IOSHAPE_E_DAMAGED);
+		ck_assert_uint_eq(pieces[0].offset, file_bytes - BLOCK);
+		ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
+		ck_assert_ptr_nonnull(strstr(error.text, "part at offset"));
+		memset(&error, 0, sizeof(error));
+		ck_assert_int_eq(ring_input_get(&input, file_bytes, into, ends[i], &error),
+				 IOSHAPE_E_DAMAGED);
+		ck_assert_int_eq(ring_input_get(&input, -base, into, 1, &error), IOSHAPE_E_DAMAGED);
+	}
+	end();
+}
+END_TEST
+
+START_TEST(parts_lie_in_their_files)
+{
+	const uint64_t whole = file_bytes;
+	const uint64_t wrong[][2] = { { 0, whole + 1 },
+				      { 1, whole },
+				      { whole, 1 },
+				      { whole + 1, 0 },
+				      { 4096, whole - 4095 },
+				      { UINT64_MAX, 2 },
+				      { 4096, UINT64_MAX - 1 },
+				      { UINT64_MAX, UINT64_MAX } };
+	const uint64_t right[][2] = {
+		{ 0, 1 }, { 0, whole }, { whole - 1, 1 }, { whole, 0 }, { 7, 0 }
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
+		memset(&error, 0, sizeof(error));
+		ck_assert_int_eq(ring_input_open(&input, scratch_path("file"), wrong[i][0],
+						 wrong[i][1], IOSHAPE_DIRECT_PREFER, &error),
+				 IOSHAPE_E_DAMAGED);
+		ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
+		ck_assert_int_eq(input.fd, -1);
+	}
+	for (size_t i = 0; i < ARRAY_LENGTH(right); i++) {
+		ck_assert_int_eq(ring_input_open(&input, scratch_path("file"), right[i][0],
+						 right[i][1], IOSHAPE_DIRECT_PREFER, &error),
+				 0);
+		ck_assert_uint_eq(input.bytes, right[i][1]);
+		ring_input_close(&input);
+	}
+}
+END_TEST
+
 /* ---- What can be opened ---------------------------------------------------------------------- */
 
 static void must_not_open(const char *path, int code)
@@ -346,7 +437,7 @@ static void must_not_open(const char *path, int code)
 	unsigned before = scratch_descriptors();
 
 	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(ring_input_open(&input, path, IOSHAPE_DIRECT_PREFER, &error), code);
+	ck_assert_int_eq(ring_input_open(&input, path, 0, 0, IOSHAPE_DIRECT_PREFER, &error), code);
 	ck_assert_ptr_nonnull(strstr(error.text, path));
 	ck_assert_uint_eq(scratch_descriptors(), before);
 	ring_input_close(&input);
@@ -379,10 +470,11 @@ START_TEST(direct_io_is_refused_where_it_was_required_and_is_not_there)
 {
 	memset(&error, 0, sizeof(error));
 	ck_assert_int_lt(
-		ring_input_open(&input, "/proc/self/status", IOSHAPE_DIRECT_REQUIRE, &error), 0);
+		ring_input_open(&input, "/proc/self/status", 0, 0, IOSHAPE_DIRECT_REQUIRE, &error),
+		0);
 	ck_assert_ptr_nonnull(strstr(error.text, "direct"));
-	ck_assert_int_eq(ring_input_open(&input, scratch_path("file"), IOSHAPE_DIRECT_OFF, &error),
-			 0);
+	ck_assert_int_eq(
+		ring_input_open(&input, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_OFF, &error), 0);
 	ck_assert_int_eq(input.direct_fd, -1);
 	ring_input_close(&input);
 }
@@ -417,6 +509,7 @@ int main(void)
 {
 	Suite *suite = suite_create("ring/read");
 	TCase *reading = tcase_create("pieces"), *threads = tcase_create("many bytes");
+	TCase *aligned = tcase_create("aligned part"), *anywhere = tcase_create("part anywhere");
 	TCase *files = tcase_create("files");
 	const int count = (int)ARRAY_LENGTH(engines);
 
@@ -434,7 +527,21 @@ int main(void)
 	tcase_add_loop_test(threads, reading_can_be_stopped_at_any_call, 0, 2);
 	tcase_set_timeout(threads, 60);
 	suite_add_tcase(suite, threads);
+	tcase_add_checked_fixture(aligned, setup_aligned_part, teardown);
+	tcase_add_loop_test(aligned, random_pieces_are_what_pread_says, 0, 3 * count);
+	tcase_add_loop_test(aligned, pieces_without_bytes_are_read_too, 0, count);
+	tcase_add_loop_test(aligned, nothing_around_a_part_is_ever_read, 0, 2 * count);
+	tcase_set_timeout(aligned, 60);
+	suite_add_tcase(suite, aligned);
+	tcase_add_checked_fixture(anywhere, setup_part_anywhere, teardown);
+	tcase_add_loop_test(anywhere, random_pieces_are_what_pread_says, 0, 3 * count);
+	tcase_add_loop_test(anywhere, the_whole_file_in_one_piece, 0, 3 * count);
+	tcase_add_loop_test(anywhere, reading_can_be_stopped_at_any_call, 0, 2);
+	tcase_add_loop_test(anywhere, nothing_around_a_part_is_ever_read, 0, 2 * count);
+	tcase_set_timeout(anywhere, 60);
+	suite_add_tcase(suite, anywhere);
 	tcase_add_checked_fixture(files, setup_small, teardown);
+	tcase_add_test(files, parts_lie_in_their_files);
 	tcase_add_test(files, only_regular_files_are_read);
 	tcase_add_test(files, direct_and_buffered_are_the_same_file_whatever_the_name_becomes);
 	tcase_add_test(files, direct_io_is_refused_where_it_was_required_and_is_not_there);

@@ -131,7 +131,7 @@ static void write_file(bool indexed)
 static int try_open(void)
 {
 	memset(&test.error, 0, sizeof(test.error));
-	return zip_reader_open(&test.reader, test.path, IOSHAPE_DIRECT_OFF, &test.error);
+	return zip_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_OFF, &test.error);
 }
 
 static void open_reader(void)
@@ -171,7 +171,8 @@ START_TEST(every_engine_reads_every_record)
 	ring_lane_close(test.lane);
 	open_lane(engines[_i % 3]);
 	ck_assert_int_eq(
-		zip_reader_open(&test.reader, test.path, IOSHAPE_DIRECT_PREFER, &test.error), 0);
+		zip_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER, &test.error),
+		0);
 	ck_assert(test.reader.has_index == (_i < 3));
 	for (size_t i = 0; i < RECORDS; i++) {
 		ck_assert_uint_eq(test.reader.directory.entries[i].bytes, sizes[i]);

@@ -11,12 +11,18 @@
 #define FILE_BYTES (6u * 1024 * 1024 + 12345)
 #define STREAM_END (FILE_BYTES - 20000) /* as if a directory followed */
 
+/* Where tests read a part of a file: as many bytes that are nobody's business are before and behind
+ * it.
+ */
+static uint64_t base;
+
 static uint8_t *data, *into;
 static struct ring_input input;
 static struct ring_stream *stream;
 
 static void setup(void)
 {
+	uint8_t *whole = malloc(FILE_BYTES + 2 * base);
 	uint64_t state = 5;
 
 	scratch_setup();
@@ -24,9 +30,24 @@ static void setup(void)
 	into = malloc(FILE_BYTES + 8);
 	for (size_t i = 0; i < FILE_BYTES; i += 8)
 		base_put_le(data + i, test_random(&state), 8);
-	scratch_write(scratch_path("file"), data, FILE_BYTES);
+	memset(whole, 0xb5, FILE_BYTES + 2 * base);
+	memcpy(whole + base, data, FILE_BYTES);
+	scratch_write(scratch_path("file"), whole, FILE_BYTES + 2 * base);
+	free(whole);
 	scratch_evict(scratch_path("file"));
 	memset(&error, 0, sizeof(error));
+}
+
+static void setup_aligned_part(void)
+{
+	base = 12288;
+	setup();
+}
+
+static void setup_part_anywhere(void)
+{
+	base = 70001;
+	setup();
 }
 
 static void teardown(void)
@@ -39,7 +60,8 @@ static void teardown(void)
 static void open_stream(const struct ring_config *config)
 {
 	ck_assert_msg(!ring_lane_open(&lane, config, &error), "%s", error.text);
-	ck_assert_msg(!ring_input_open(&input, scratch_path("file"), IOSHAPE_DIRECT_PREFER, &error),
+	ck_assert_msg(!ring_input_open(&input, scratch_path("file"), base, base ? FILE_BYTES : 0,
+				       IOSHAPE_DIRECT_PREFER, &error),
 		      "%s", error.text);
 	ck_assert_msg(!ring_stream_open(&stream, &input, STREAM_END, &error), "%s", error.text);
 }
@@ -351,6 +373,26 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 }
 END_TEST
 
+/* As much as of a file by itself, and nothing behind its end. */
+START_TEST(a_part_is_read_ahead_to_its_end)
+{
+	begin_scripted();
+	get(0, 8 * BLOCK);
+	for (uint64_t at = 8 * BLOCK; at < FILE_BYTES; at += BLOCK)
+		get(at, MIN(BLOCK, FILE_BYTES - at));
+	ck_assert_uint_eq(asked[0].offset, base / 4096 * 4096);
+	check_sequence(0);
+	for (unsigned i = 0; i < requests; i++) {
+		ck_assert_uint_eq(asked[i].offset % 4096, 0);
+		ck_assert_uint_eq(asked[i].bytes % 4096, 0);
+	}
+	ck_assert_uint_eq(asked_end(requests - 1), base_round_up(base + FILE_BYTES, 4096));
+	/* Who had to be asked block by block was not read ahead of. */
+	ck_assert_uint_le(requests, FILE_BYTES / BLOCK + 6);
+	close_stream();
+}
+END_TEST
+
 /* ---- True engines ---------------------------------------------------------------------------- */
 
 static void warm_some(uint64_t *state)
@@ -415,6 +457,7 @@ int main(void)
 {
 	Suite *suite = suite_create("ring/stream");
 	TCase *ahead = tcase_create("ahead"), *engines = tcase_create("engines");
+	TCase *parts[] = { tcase_create("aligned part"), tcase_create("part anywhere") };
 
 	tcase_add_checked_fixture(ahead, setup, teardown);
 	tcase_add_test(ahead, what_is_in_the_page_cache_is_not_read_past_it);
@@ -441,5 +484,14 @@ int main(void)
 	tcase_add_loop_test(engines, wherever_one_reads_it_is_what_pread_says, 0, 9);
 	tcase_set_timeout(engines, 60);
 	suite_add_tcase(suite, engines);
+	for (size_t i = 0; i < ARRAY_LENGTH(parts); i++) {
+		tcase_add_checked_fixture(parts[i], i ? setup_part_anywhere : setup_aligned_part,
+					  teardown);
+		if (scratch_direct())
+			tcase_add_test(parts[i], a_part_is_read_ahead_to_its_end);
+		tcase_add_loop_test(parts[i], wherever_one_reads_it_is_what_pread_says, 0, 9);
+		tcase_set_timeout(parts[i], 60);
+		suite_add_tcase(suite, parts[i]);
+	}
 	return check_main(suite);
 }

@@ -121,8 +121,8 @@ static void open_reader(void)
 	struct zip_reader *reader = &test.reader;
 
 	memset(&test.error, 0, sizeof(test.error));
-	ck_assert_msg(!zip_reader_open(reader, test.path, IOSHAPE_DIRECT_PREFER, &test.error), "%s",
-		      test.error.text);
+	ck_assert_msg(!zip_reader_open(reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER, &test.error),
+		      "%s", test.error.text);
 	ck_assert_int_eq(ring_stream_open(&test.stream, &reader->input, zip_reader_data_end(reader),
 					  &test.error),
 			 0);

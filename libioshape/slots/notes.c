@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Notes that ranks leave each other in a Redis: hashes beside a pool's keys, over its connection.
+ */
+#define _GNU_SOURCE
+#include "slots/redis.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEY_BYTES (REDIS_KEY_BYTES + SLOTS_NOTES_LIST_BYTES)
+
+struct slots_notes {
+	struct redis_pool *pool;
+};
+
+/* On the node of a cluster that has the pool's keys, and within what users.acl allows. */
+static void name_key(const struct slots_notes *notes, char key[KEY_BYTES], const char *list)
+{
+	snprintf(key, KEY_BYTES, "{ios:%s}:board:%s", notes->pool->config.pool, list);
+}
+
+int slots_notes_open(struct slots_notes **out, const struct slots_config *config,
+		     struct base_error *error)
+{
+	struct slots_notes *notes;
+	void *pool;
+	int ret;
+
+	*out = NULL;
+	if (!config || !config->address || slots_coordinator_of(config->address) != &slots_redis)
+		return base_fail(error, -EINVAL,
+				 "ranks cannot meet through the coordinator: it is no Redis");
+	notes = calloc(1, sizeof(*notes));
+	if (!notes)
+		return base_no_memory(error, "notes", sizeof(*notes));
+	ret = slots_redis.open(&pool, config, error);
+	if (ret) {
+		free(notes);
+		return ret;
+	}
+	notes->pool = pool;
+	notes->pool->most_reply_bytes = SLOTS_NOTES_REPLY_BYTES;
+	*out = notes;
+	return 0;
+}
+
+void slots_notes_close(struct slots_notes *notes)
+{
+	if (notes)
+		slots_redis.close(notes->pool);
+	free(notes);
+}
+
+/* A command whose answer is a number. It may have been said twice. */
+static int tell(struct slots_notes *notes, struct link_command *command, uint64_t *number,
+		bool *repeated, struct base_error *error)
+{
+	redisReply *reply;
+	int ret = redis_call(notes->pool, command, &reply, repeated, error);
+
+	*number = !ret && reply->type == REDIS_REPLY_INTEGER ? (uint64_t)reply->integer : 0;
+	freeReplyObject(reply);
+	return ret;
+}
+
+int slots_notes_put(struct slots_notes *notes, const char *list, const char *name, const void *data,
+		    size_t bytes, const char *mark, const char *mark_text, bool *fresh,
+		    struct base_error *error)
+{
+	struct link_command command = { 0 };
+	char key[KEY_BYTES];
+	uint64_t added;
+	bool repeated;
+	int ret;
+
+	name_key(notes, key, list);
+	link_add_text(&command, "HSET");
+	link_add_text(&command, key);
+	link_add_text(&command, name);
+	link_add_bytes(&command, bytes ? data : "", bytes);
+	if (mark) {
+		link_add_text(&command, mark);
+		link_add_text(&command, mark_text);
+	}
+	ret = tell(notes, &command, &added, &repeated, error);
+	if (fresh)
+		*fresh = repeated || added == 2;
+	return ret;
+}
+
+static int not_understood(const char *key, struct base_error *error)
+{
+	return base_fail(error, IOSHAPE_E_COORDINATOR,
+			 "the coordinator's answer about the notes in %s cannot be understood; is "
+			 "it a Redis?",
+			 key);
+}
+
+static int read_notes(const redisReply *reply, size_t count, const char *key,
+		      int (*found)(void *user, size_t index, const void *data, size_t bytes),
+		      void *user, struct base_error *error)
+{
+	int ret = 0;
+
+	if (reply->type != REDIS_REPLY_ARRAY || reply->elements != count)
+		return not_understood(key, error);
+	for (size_t i = 0; i < count && !ret; i++) {
+		const redisReply *note = reply->element[i];
+
+		if (note->type == REDIS_REPLY_STRING)
+			ret = found(user, i, note->str, note->len);
+		else if (note->type != REDIS_REPLY_NIL)
+			ret = not_understood(key, error);
+	}
+	return ret;
+}
+
+int slots_notes_get(struct slots_notes *notes, const char *list, const char *const *names,
+		    size_t count,
+		    int (*found)(void *user, size_t index, const void *data, size_t bytes),
+		    void *user, struct base_error *error)
+{
+	struct link_command command = { 0 };
+	char key[KEY_BYTES];
+	redisReply *reply;
+	int ret;
+
+	name_key(notes, key, list);
+	link_add_text(&command, "HMGET");
+	link_add_text(&command, key);
+	for (size_t i = 0; i < count; i++)
+		link_add_text(&command, names[i]);
+	ret = redis_call(notes->pool, &command, &reply, NULL, error);
+	if (!ret)
+		ret = read_notes(reply, count, key, found, user, error);
+	freeReplyObject(reply);
+	return ret;
+}
+
+int slots_notes_renew(struct slots_notes *notes, const char *list, struct base_error *error)
+{
+	struct link_command command = { 0 };
+	char key[KEY_BYTES];
+	uint64_t number;
+	bool repeated;
+
+	name_key(notes, key, list);
+	link_add_text(&command, "PEXPIRE");
+	link_add_text(&command, key);
+	link_add_number(&command, SLOTS_NOTES_KEPT_MS);
+	return tell(notes, &command, &number, &repeated, error);
+}
+
+int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error)
+{
+	struct link_command command = { 0 };
+	char key[KEY_BYTES];
+	uint64_t number;
+	bool repeated;
+
+	name_key(notes, key, list);
+	link_add_text(&command, "DEL");
+	link_add_text(&command, key);
+	return tell(notes, &command, &number, &repeated, error);
+}

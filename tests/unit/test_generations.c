@@ -1,0 +1,816 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Generations as their readers and their pruners see them. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/generation_case.h"
+#include "support/sample.h"
+
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RANKS 3u
+#define BOUNDARY 4096u
+#define PLACE(step) "runs/step-000000000" #step
+
+static struct ioshape_context *context;
+static struct base_error error;
+static char logged[4096];
+
+static void take_log(void *user, enum ioshape_log_level level, const char *line)
+{
+	size_t length = strlen(logged);
+
+	(void)user;
+	if (level <= IOSHAPE_LOG_WARNING)
+		snprintf(logged + length, sizeof(logged) - length, "%s\n", line);
+}
+
+static struct ioshape_context *open_context(void)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *opened;
+
+	options.coordinator = "open";
+	options.block_bytes = 64 << 10;
+	options.queue_depth = 4;
+	options.log = take_log;
+	ck_assert_int_eq(ioshape_context_open(&opened, &options, NULL, 0), 0);
+	return opened;
+}
+
+static void setup(void)
+{
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	context = open_context();
+	memset(&error, 0, sizeof(error));
+	*logged = 0;
+}
+
+static void teardown(void)
+{
+	ioshape_context_free(context);
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static const char *message(void)
+{
+	return ioshape_context_message(context);
+}
+
+/* ---- Generations of real parts --------------------------------------------------------------- */
+
+/* The tensors of a rank follow from its number and the step. */
+static uint64_t seed_of(uint64_t step, uint32_t rank)
+{
+	return step * 100 + rank + 1;
+}
+
+static void save_part(const char *path, uint64_t step, uint32_t rank)
+{
+	struct sample sample;
+
+	sample_make(&sample, seed_of(step, rank), 50000 + 1000 * rank);
+	ck_assert_msg(!ioshape_save_tensors(context, path, sample.tensors, sample.count, NULL),
+		      "%s", message());
+	sample_free(&sample);
+}
+
+/* Parts one behind the other, as in a bundle, which is a file with more between them. */
+static void join(const char *folder, struct zip_manifest *manifest)
+{
+	struct zip_manifest_file *file = &manifest->files[0];
+	struct base_buffer bundle = { 0 };
+	static const uint8_t zeros[BOUNDARY];
+	char path[512], name[ZIP_PART_NAME_BYTES];
+	uint8_t *data;
+	size_t bytes;
+
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
+		struct zip_manifest_part *part = &manifest->parts[rank];
+
+		base_buffer_append(&bundle, zeros, BOUNDARY - bundle.bytes % BOUNDARY);
+		zip_part_name(name, rank);
+		snprintf(path, sizeof(path), "%s/%s", folder, name);
+		data = scratch_read(path, &bytes);
+		*part = (struct zip_manifest_part){ 0, base_crc32(0, data, bytes), bundle.bytes,
+						    bytes };
+		base_buffer_append(&bundle, data, bytes);
+		free(data);
+		unlink(path);
+	}
+	base_buffer_append(&bundle, "the end", 7);
+	snprintf(path, sizeof(path), "%s/ranks.zip", folder);
+	scratch_write(path, bundle.data, bundle.bytes);
+	*file = (struct zip_manifest_file){ file->name, bundle.bytes,
+					    base_crc32(0, bundle.data, bundle.bytes), true };
+	base_buffer_free(&bundle);
+}
+
+static void describe(const char *folder, struct zip_manifest *manifest)
+{
+	char path[512];
+	uint8_t *data;
+	size_t bytes;
+
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
+		struct zip_manifest_file *file = &manifest->files[rank];
+
+		snprintf(path, sizeof(path), "%s/%s", folder, file->name);
+		data = scratch_read(path, &bytes);
+		file->bytes = bytes;
+		file->crc32 = base_crc32(0, data, bytes);
+		manifest->parts[rank] =
+			(struct zip_manifest_part){ rank, file->crc32, 0, file->bytes };
+		free(data);
+	}
+}
+
+static void save(uint64_t step, bool bundle)
+{
+	struct zip_manifest_part parts[RANKS] = { 0 };
+	struct zip_manifest_file files[RANKS] = { 0 };
+	char names[RANKS][ZIP_PART_NAME_BYTES], path[512], zip[] = "ranks.zip";
+	struct ckpt_attempt attempt;
+	struct zip_manifest manifest = {
+		.step = step,
+		.saved = 1700000000 + (int64_t)step,
+		.mode = bundle ? IOSHAPE_MODE_RANK0 : IOSHAPE_MODE_EACH,
+		.rank_count = RANKS,
+		.parts = parts,
+		.file_count = bundle ? 1 : RANKS,
+		.files = files,
+	};
+
+	ck_assert_int_eq(ckpt_attempt_begin(&attempt, "runs", step, GENERATION_TOKEN, NULL, &error),
+			 0);
+	strcpy(manifest.attempt, attempt.id);
+	for (uint32_t rank = 0; rank < RANKS; rank++) {
+		zip_part_name(names[rank], rank);
+		files[rank].name = bundle ? zip : names[rank];
+		snprintf(path, sizeof(path), "%s/%s", ckpt_attempt_path(&attempt), names[rank]);
+		save_part(path, step, rank);
+	}
+	if (bundle)
+		join(ckpt_attempt_path(&attempt), &manifest);
+	else
+		describe(ckpt_attempt_path(&attempt), &manifest);
+	ck_assert_msg(!ckpt_attempt_commit(&attempt, &manifest, false, &error), "%s", error.text);
+}
+
+static struct ioshape_generation *open_latest(void)
+{
+	struct ioshape_generation *generation;
+
+	ck_assert_msg(!ioshape_generation_open_latest(context, "runs", &generation), "%s",
+		      message());
+	return generation;
+}
+
+static uint64_t step_of(struct ioshape_generation *generation)
+{
+	struct ioshape_generation_info info = { .size = sizeof(info) };
+
+	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
+	return info.step;
+}
+
+static uint64_t latest(void)
+{
+	struct ioshape_generation *generation = open_latest();
+	uint64_t step = step_of(generation);
+
+	ioshape_generation_free(generation);
+	return step;
+}
+
+/* "1 2 3 " */
+static const char *steps(void)
+{
+	static char text[256];
+	uint64_t *found;
+	size_t count, length = 0;
+
+	ck_assert_msg(!ioshape_generation_steps(context, "runs", &found, &count), "%s", message());
+	*text = 0;
+	for (size_t i = 0; i < count; i++)
+		length += (size_t)snprintf(text + length, sizeof(text) - length, "%llu ",
+					   (unsigned long long)found[i]);
+	ioshape_steps_free(found);
+	return text;
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+static void check_part(struct ioshape_generation *generation, uint64_t step, uint32_t rank)
+{
+	struct ioshape_load_request requests[SAMPLE_TENSORS] = { 0 };
+	struct ioshape_reader *reader;
+	struct sample sample;
+	uint64_t count;
+	void *loaded[SAMPLE_TENSORS];
+
+	sample_make(&sample, seed_of(step, rank), 50000 + 1000 * rank);
+	ck_assert_msg(!ioshape_generation_reader(generation, rank, NULL, &reader), "%s", message());
+	ck_assert_int_eq(ioshape_reader_tensors(reader, &count), 0);
+	ck_assert_uint_eq(count, sample.count);
+	for (size_t i = 0; i < count; i++) {
+		loaded[i] = malloc(sample.bytes[i] + 1);
+		requests[i] = (struct ioshape_load_request){ i, 0, sample.bytes[i], loaded[i] };
+	}
+	ck_assert_msg(!ioshape_reader_load(reader, requests, count), "%s",
+		      ioshape_reader_message(reader));
+	for (size_t i = 0; i < count; i++) {
+		REQUIRE(!memcmp(loaded[i], sample.expected[i], sample.bytes[i]));
+		free(loaded[i]);
+	}
+	ioshape_reader_free(reader);
+	sample_free(&sample);
+}
+
+START_TEST(every_rank_finds_its_part)
+{
+	struct ioshape_generation_info info = { .size = sizeof(info) };
+	struct ioshape_part_info part = { .size = sizeof(part) };
+	struct ioshape_generation *generation;
+	char path[512], name[ZIP_PART_NAME_BYTES];
+	uint64_t bytes = 0;
+	unsigned before;
+
+	save(7, _i);
+	before = scratch_descriptors();
+	generation = open_latest();
+	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
+	ck_assert_uint_eq(info.step, 7);
+	ck_assert_uint_eq(info.ranks, RANKS);
+	ck_assert_uint_eq(info.files, _i ? 1 : RANKS);
+	ck_assert_int_eq(info.saved, 1700000007);
+	ck_assert_int_eq(info.mode, _i ? IOSHAPE_MODE_RANK0 : IOSHAPE_MODE_EACH);
+	snprintf(path, sizeof(path), "%s/runs/step-0000000007", scratch_directory());
+	ck_assert_str_eq(info.path, path);
+	for (uint32_t rank = 0; rank < RANKS; rank++) {
+		ck_assert_int_eq(ioshape_generation_part(generation, rank, &part), 0);
+		zip_part_name(name, rank);
+		ck_assert_str_eq(part.name, name);
+		snprintf(path, sizeof(path), "%s/%s", info.path, _i ? "ranks.zip" : name);
+		ck_assert_str_eq(part.file, path);
+		ck_assert(_i ? part.offset && !(part.offset % BOUNDARY) : !part.offset);
+		bytes += part.bytes;
+		check_part(generation, 7, rank);
+	}
+	ck_assert(_i ? bytes < info.bytes : bytes == info.bytes);
+	ck_assert_int_eq(ioshape_generation_part(generation, RANKS, &part), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(message(), "no rank 3"));
+	ioshape_generation_free(generation);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+START_TEST(the_path_holds_after_the_working_directory_changed)
+{
+	struct ioshape_generation *generation;
+
+	save(7, false);
+	generation = open_latest();
+	ck_assert_int_eq(chdir("/"), 0);
+	check_part(generation, 7, 1);
+	ioshape_generation_free(generation);
+}
+END_TEST
+
+/* What can be wrong with a generation, and what opening it says then. */
+static int damage(int how)
+{
+	char garbage[300];
+
+	switch (how) {
+	case 0:
+		unlink(PLACE(3) "/manifest.json");
+		return -ENOENT;
+	case 1:
+		memset(garbage, 'x', sizeof(garbage));
+		scratch_write(PLACE(3) "/manifest.json", garbage, sizeof(garbage));
+		return IOSHAPE_E_FORMAT;
+	case 2:
+		ck_assert_int_eq(truncate(PLACE(3) "/manifest.json", 40), 0);
+		return IOSHAPE_E_DAMAGED;
+	case 3:
+		unlink(PLACE(3) "/rank-00001.pt");
+		return IOSHAPE_E_DAMAGED;
+	case 4:
+		ck_assert_int_eq(truncate(PLACE(3) "/rank-00001.pt", 100), 0);
+		return IOSHAPE_E_DAMAGED;
+	case 5: /* a link to a file of that size */
+		ck_assert_int_eq(rename(PLACE(3) "/rank-00001.pt", "elsewhere"), 0);
+		ck_assert_int_eq(symlink("../../elsewhere", PLACE(3) "/rank-00001.pt"), 0);
+		return IOSHAPE_E_DAMAGED;
+	case 6:
+		scratch_remove(PLACE(3));
+		ck_assert_int_eq(rename(PLACE(1), PLACE(3)), 0);
+		return IOSHAPE_E_DAMAGED;
+	case 7:
+		unlink(PLACE(3) "/manifest.json");
+		ck_assert_int_eq(mkfifo(PLACE(3) "/manifest.json", 0666), 0);
+		return IOSHAPE_E_FORMAT;
+	case 8:
+		unlink(PLACE(3) "/manifest.json");
+		ck_assert_int_eq(
+			symlink("../step-0000000002/manifest.json", PLACE(3) "/manifest.json"), 0);
+		return -ELOOP;
+	}
+	return 0;
+}
+
+START_TEST(one_that_does_not_hold_is_passed_over)
+{
+	struct ioshape_generation *generation;
+	int expected, ret;
+	unsigned before;
+
+	save(1, false);
+	save(2, false);
+	save(3, false);
+	before = scratch_descriptors();
+	ck_assert_uint_eq(latest(), 3);
+	expected = damage(_i);
+	ck_assert_uint_eq(latest(), 2);
+	ck_assert_str_eq(steps(), _i == 6 ? "2 " : "1 2 ");
+	if (expected != -ENOENT)
+		ck_assert_msg(strstr(logged, "step-0000000003") && strstr(logged, "passed over"),
+			      "%s", logged);
+	ret = ioshape_generation_open(context, "runs", 3, &generation);
+	ck_assert_msg(ret == expected || (_i == 2 && ret == IOSHAPE_E_FORMAT), "%d: %s", ret,
+		      message());
+	ck_assert_ptr_null(generation);
+	ck_assert_msg(strstr(message(), _i ? "step-0000000003" : "step 3"), "%s", message());
+	ck_assert_int_eq(ioshape_generation_open(context, "runs", 2, &generation), 0);
+	ioshape_generation_free(generation);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+END_TEST
+
+START_TEST(where_there_is_none_the_answer_is_plain)
+{
+	struct ioshape_generation *generation;
+	size_t count = 1;
+	uint64_t *found;
+
+	ck_assert_int_eq(ioshape_generation_open_latest(context, "nowhere", &generation), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(message(), "nowhere"));
+	ck_assert_int_eq(ioshape_generation_steps(context, "nowhere", &found, &count), -ENOENT);
+	ck_assert_int_eq(mkdir("runs", 0777), 0);
+	ck_assert_int_eq(mkdir("runs/.step-0000000009.01234567-01234567-0123456789abcdef", 0777),
+			 0);
+	ck_assert_int_eq(ioshape_generation_open_latest(context, "runs", &generation), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(message(), "no complete generation"));
+	ck_assert_ptr_null(generation);
+	ck_assert_str_eq(steps(), "");
+}
+END_TEST
+
+START_TEST(one_that_stepped_aside_is_found)
+{
+	const char *aside = "runs/.replaced-step-0000000003.0123456789abcdef";
+	struct ioshape_generation *generation;
+
+	save(2, false);
+	save(3, false);
+	ck_assert_int_eq(rename(PLACE(3), aside), 0);
+	ck_assert_uint_eq(latest(), 3);
+	ck_assert_str_eq(steps(), "2 3 ");
+	ck_assert_int_eq(ioshape_generation_open(context, "runs", 3, &generation), 0);
+	check_part(generation, 3, 0);
+	ioshape_generation_free(generation);
+	/* With another in its place it is the old one. */
+	ck_assert_int_eq(rename(aside, PLACE(3)), 0);
+	save(3, false);
+	ck_assert_str_eq(steps(), "2 3 ");
+}
+END_TEST
+
+START_TEST(a_reader_does_not_mix_old_and_new)
+{
+	struct ioshape_generation *generation;
+	struct ioshape_reader *reader;
+
+	save(3, false);
+	generation = open_latest();
+	save(3, false);
+	ck_assert_int_eq(ioshape_generation_reader(generation, 0, NULL, &reader), -ESTALE);
+	ck_assert_ptr_null(reader);
+	ck_assert_ptr_nonnull(strstr(message(), "open it anew"));
+	ck_assert_int_eq(ioshape_generation_verify(generation, NULL, NULL), -ESTALE);
+	ioshape_generation_free(generation);
+}
+END_TEST
+
+static int use_in_child(void *generation)
+{
+	struct ioshape_generation_info info = { .size = sizeof(info) };
+	struct ioshape_reader *reader;
+	int ret = ioshape_generation_get_info(generation, &info) != -EPERM ||
+		  ioshape_generation_reader(generation, 0, NULL, &reader) != -EPERM ||
+		  ioshape_generation_verify(generation, NULL, NULL) != -EPERM;
+
+	ioshape_generation_free(generation);
+	return ret;
+}
+
+START_TEST(a_forked_child_touches_nothing)
+{
+	struct ioshape_generation *generation;
+
+	save(3, false);
+	generation = open_latest();
+	ck_assert_int_eq(scratch_in_child(use_in_child, generation), 0);
+	check_part(generation, 3, 0);
+	ioshape_generation_free(generation);
+}
+END_TEST
+
+START_TEST(wrong_arguments_are_refused)
+{
+	struct ioshape_generation_info info = { .size = 4096 };
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_generation *generation;
+	struct ioshape_reader *reader;
+	uint64_t *found;
+	size_t count;
+
+	save(3, false);
+	ck_assert_int_eq(ioshape_generation_open(context, NULL, 1, &generation), -EINVAL);
+	ck_assert_int_eq(ioshape_generation_open(context, "runs", 1, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_generation_open(NULL, "runs", 1, &generation), -EINVAL);
+	ck_assert_int_eq(ioshape_generation_steps(context, NULL, &found, &count), -EINVAL);
+	ck_assert_int_eq(ioshape_generation_steps(context, "runs", NULL, &count), -EINVAL);
+	ck_assert_int_eq(ioshape_generations_prune(context, NULL, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_generation_get_info(NULL, &info), -EINVAL);
+	generation = open_latest();
+	ck_assert_int_eq(ioshape_generation_get_info(generation, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_generation_part(generation, 0, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_generation_reader(generation, 0, NULL, NULL), -EINVAL);
+	options.file_offset = 1;
+	ck_assert_int_eq(ioshape_generation_reader(generation, 0, &options, &reader), -EINVAL);
+	ioshape_generation_free(generation);
+	ioshape_generation_free(NULL);
+	ioshape_steps_free(NULL);
+}
+END_TEST
+
+/* ---- Verifying ------------------------------------------------------------------------------- */
+
+static int verify(ioshape_progress_fn progress, void *user)
+{
+	struct ioshape_generation *generation = open_latest();
+	int ret = ioshape_generation_verify(generation, progress, user);
+
+	ioshape_generation_free(generation);
+	return ret;
+}
+
+struct progress {
+	uint64_t done, total, calls, stop_after;
+};
+
+static int see_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct progress *progress = user;
+
+	REQUIRE(phase == IOSHAPE_PHASE_READ);
+	REQUIRE(done >= progress->done && done <= total);
+	REQUIRE(!progress->total || total == progress->total);
+	progress->done = done;
+	progress->total = total;
+	return ++progress->calls == progress->stop_after;
+}
+
+START_TEST(all_is_read_and_compared)
+{
+	struct progress progress = { 0 };
+
+	save(3, _i);
+	ck_assert_msg(!verify(see_progress, &progress), "%s", message());
+	ck_assert_uint_gt(progress.total, RANKS * 50000);
+	ck_assert_uint_ge(progress.calls, RANKS);
+	progress = (struct progress){ .stop_after = 3 };
+	ck_assert_int_eq(verify(see_progress, &progress), -ECANCELED);
+	ck_assert_uint_eq(progress.calls, 3);
+}
+END_TEST
+
+static void flip(const char *path, size_t at)
+{
+	char byte;
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+
+	ck_assert_int_eq(pread(fd, &byte, 1, (off_t)at), 1);
+	byte ^= 1;
+	ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)at), 1);
+	close(fd);
+}
+
+START_TEST(a_changed_bit_is_found_wherever_it_is)
+{
+	const char *path = _i ? PLACE(3) "/ranks.zip" : PLACE(3) "/rank-00001.pt";
+	struct stat status;
+
+	save(3, _i);
+	ck_assert_int_eq(stat(path, &status), 0);
+	/* Also the first and the last, and what is between parts. */
+	for (off_t at = 0; at < status.st_size; at += status.st_size / 40) {
+		flip(path, (size_t)at);
+		ck_assert_int_eq(verify(NULL, NULL), IOSHAPE_E_DAMAGED);
+		ck_assert_ptr_nonnull(strstr(message(), path));
+		flip(path, (size_t)at);
+	}
+	flip(path, (size_t)status.st_size - 1);
+	ck_assert_int_eq(verify(NULL, NULL), IOSHAPE_E_DAMAGED);
+	flip(path, (size_t)status.st_size - 1);
+	ck_assert_int_eq(verify(NULL, NULL), 0);
+}
+END_TEST
+
+/* ---- Pruning --------------------------------------------------------------------------------- */
+
+struct told {
+	char steps[512];
+	uint64_t bytes;
+};
+
+static void tell(void *user, uint64_t step, uint64_t bytes)
+{
+	struct told *told = user;
+	size_t length = strlen(told->steps);
+
+	snprintf(told->steps + length, sizeof(told->steps) - length, "%llu ",
+		 (unsigned long long)step);
+	told->bytes += bytes;
+}
+
+static struct told prune(uint32_t keep_last, uint64_t keep_every, bool dry_run)
+{
+	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+	unsigned before = scratch_descriptors();
+	struct told told = { 0 };
+	uint64_t removed, spaces = 0;
+
+	options.keep_last = keep_last;
+	options.keep_every = keep_every;
+	options.dry_run = dry_run;
+	options.removing = tell;
+	options.removing_user = &told;
+	ck_assert_msg(!ioshape_generations_prune(context, "runs", &options, &removed), "%s",
+		      message());
+	for (const char *c = told.steps; *c; c++)
+		spaces += *c == ' ';
+	ck_assert_uint_eq(removed, spaces);
+	ck_assert_uint_eq(scratch_descriptors(), before);
+	return told;
+}
+
+static void save_some(unsigned count)
+{
+	char text[32];
+
+	for (unsigned step = 1; step <= count; step++) {
+		snprintf(text, sizeof(text), "%u", step);
+		ck_assert_int_eq(generation_save(step, text, false, &error), 0);
+	}
+}
+
+START_TEST(what_is_not_kept_goes_oldest_first)
+{
+	struct told told;
+
+	save_some(8);
+	told = prune(2, 3, true);
+	ck_assert_str_eq(told.steps, "1 2 4 5 ");
+	ck_assert_uint_eq(told.bytes, 4);
+	ck_assert_str_eq(steps(), "1 2 3 4 5 6 7 8 ");
+	told = prune(2, 3, false);
+	ck_assert_str_eq(told.steps, "1 2 4 5 ");
+	ck_assert_str_eq(steps(), "3 6 7 8 ");
+	ck_assert_uint_eq(scratch_entries("runs"), 4);
+	ck_assert_str_eq(prune(2, 3, false).steps, "");
+	ck_assert_str_eq(prune(0, 0, false).steps, "");
+	ck_assert_str_eq(prune(1, 0, false).steps, "3 6 7 ");
+	ck_assert_str_eq(prune(1, 0, false).steps, "");
+	ck_assert_uint_eq(latest(), 8);
+}
+END_TEST
+
+/* Those that do not hold neither count nor go. */
+START_TEST(the_newest_complete_one_stays_whatever_is_newer)
+{
+	save_some(4);
+	unlink(PLACE(4) "/manifest.json");
+	scratch_write(PLACE(3) "/rank-00000.pt", "longer than it was", 18);
+	ck_assert_str_eq(prune(1, 0, false).steps, "1 ");
+	ck_assert_uint_eq(latest(), 2);
+	ck_assert_uint_eq(scratch_entries("runs"), 3);
+}
+END_TEST
+
+static int hold_until_told(void *argument)
+{
+	const int *ends = argument;
+	struct ioshape_context *own = open_context();
+	struct ioshape_generation *generation;
+	char byte = '!';
+
+	if (ioshape_generation_open(own, "runs", 1, &generation) || write(ends[1], &byte, 1) != 1)
+		return 1;
+	for (;;)
+		pause();
+}
+
+START_TEST(one_that_somebody_reads_stays)
+{
+	int ends[2], status;
+	char byte;
+	pid_t pid;
+
+	save_some(3);
+	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+	pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (!pid)
+		_exit(hold_until_told(ends));
+	close(ends[1]);
+	ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+	close(ends[0]);
+	ck_assert_str_eq(prune(1, 0, false).steps, "2 ");
+	ck_assert_str_eq(steps(), "1 3 ");
+	kill(pid, SIGKILL);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert_str_eq(prune(1, 0, false).steps, "1 ");
+}
+END_TEST
+
+START_TEST(attempts_of_the_dead_go_as_well)
+{
+	save_some(2);
+	ck_assert_int_eq(rename(PLACE(1), "runs/.step-0000000001.01234567-00000000-"
+					  "0123456789abcdef"),
+			 0);
+	ck_assert_str_eq(prune(1, 0, false).steps, "");
+	ck_assert_uint_eq(scratch_entries("runs"), 2); /* another machine's, and new */
+	scratch_remove("runs/.step-0000000001.01234567-00000000-0123456789abcdef");
+	ck_assert_int_eq(mkdir("runs/x", 0777), 0);
+	if (strcmp(ring_machine_tag(), RING_UNKNOWN_MACHINE)) {
+		char name[128];
+
+		snprintf(name, sizeof(name), "runs/.step-0000000001.01234567-%s-0123456789abcdef",
+			 ring_machine_tag());
+		ck_assert_int_eq(rename("runs/x", name), 0);
+		prune(0, 0, true);
+		ck_assert_uint_eq(scratch_entries("runs"), 2);
+		prune(0, 0, false);
+		ck_assert_uint_eq(scratch_entries("runs"), 1);
+	}
+}
+END_TEST
+
+START_TEST(what_does_not_belong_there_is_left_and_named)
+{
+	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+
+	save_some(3);
+	ck_assert_int_eq(mkdir(PLACE(1) "/notes", 0777), 0);
+	options.keep_last = 1;
+	ck_assert_int_eq(ioshape_generations_prune(context, "runs", &options, NULL), -ENOTEMPTY);
+	ck_assert_ptr_nonnull(strstr(message(), "notes"));
+	ck_assert_str_eq(steps(), "3 ");
+	ck_assert_int_eq(access(PLACE(1) "/notes", F_OK), 0);
+}
+END_TEST
+
+/* ---- All at once ----------------------------------------------------------------------------- */
+
+#define ROUNDS 60
+
+/* 0 if there is none. */
+static uint64_t newest(struct ioshape_context *own)
+{
+	struct ioshape_generation *generation;
+	uint64_t step;
+
+	if (ioshape_generation_open_latest(own, "runs", &generation))
+		return 0;
+	step = step_of(generation);
+	ioshape_generation_free(generation);
+	return step;
+}
+
+static int prune_often(void *argument)
+{
+	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+	struct ioshape_context *own = open_context();
+	uint64_t removed, all = 0;
+
+	(void)argument;
+	options.keep_last = 1;
+	while (newest(own) < ROUNDS - 1) {
+		if (ioshape_generations_prune(own, "runs", &options, &removed))
+			return 1;
+		all += removed;
+	}
+	ioshape_context_free(own);
+	return all ? 0 : 2;
+}
+
+/* What is open stays whole, and the newest never goes backwards. */
+static int read_often(void *argument)
+{
+	struct ioshape_context *own = open_context();
+	struct ioshape_generation_info info = { .size = sizeof(info) };
+	struct ioshape_generation *generation;
+	char path[512], text[32];
+	uint64_t before = 0;
+
+	(void)argument;
+	while (before < ROUNDS - 1) {
+		if (ioshape_generation_open_latest(own, "runs", &generation) ||
+		    ioshape_generation_get_info(generation, &info) || info.step < before)
+			return 1;
+		before = info.step;
+		usleep(500);
+		snprintf(path, sizeof(path), "%s/rank-00000.pt", info.path);
+		snprintf(text, sizeof(text), "%llu", (unsigned long long)info.step);
+		if (access(path, F_OK) || !scratch_same(path, text, strlen(text)))
+			return 2;
+		ioshape_generation_free(generation);
+	}
+	ioshape_context_free(own);
+	return 0;
+}
+
+START_TEST(savers_pruners_and_readers_get_along)
+{
+	int (*const bodies[])(void *) = { prune_often, prune_often, read_often, read_often };
+	pid_t children[ARRAY_LENGTH(bodies)];
+	char text[32];
+	int status;
+
+	save_some(1);
+	for (size_t i = 0; i < ARRAY_LENGTH(bodies); i++) {
+		children[i] = fork();
+		ck_assert_int_ge(children[i], 0);
+		if (!children[i])
+			scratch_leave_child(bodies[i](NULL));
+	}
+	for (unsigned step = 2; step < ROUNDS; step++) {
+		snprintf(text, sizeof(text), "%u", step);
+		ck_assert_msg(!generation_save(step, text, false, &error), "%s", error.text);
+	}
+	for (size_t i = 0; i < ARRAY_LENGTH(bodies); i++) {
+		ck_assert_int_eq(waitpid(children[i], &status, 0), children[i]);
+		ck_assert_msg(status == 0, "child %zu: status %x", i, (unsigned)status);
+	}
+	prune(1, 0, false);
+	ck_assert_uint_eq(latest(), ROUNDS - 1);
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ckpt/generations");
+	TCase *reading = tcase_create("reading"), *verifying = tcase_create("verifying");
+	TCase *pruning = tcase_create("pruning");
+
+	tcase_add_checked_fixture(reading, setup, teardown);
+	tcase_add_loop_test(reading, every_rank_finds_its_part, 0, 2);
+	tcase_add_test(reading, the_path_holds_after_the_working_directory_changed);
+	tcase_add_loop_test(reading, one_that_does_not_hold_is_passed_over, 0, 9);
+	tcase_add_test(reading, where_there_is_none_the_answer_is_plain);
+	tcase_add_test(reading, one_that_stepped_aside_is_found);
+	tcase_add_test(reading, a_reader_does_not_mix_old_and_new);
+	tcase_add_test(reading, a_forked_child_touches_nothing);
+	tcase_add_test(reading, wrong_arguments_are_refused);
+	tcase_set_timeout(reading, 60);
+	suite_add_tcase(suite, reading);
+	tcase_add_checked_fixture(verifying, setup, teardown);
+	tcase_add_loop_test(verifying, all_is_read_and_compared, 0, 2);
+	tcase_add_loop_test(verifying, a_changed_bit_is_found_wherever_it_is, 0, 2);
+	tcase_set_timeout(verifying, 60);
+	suite_add_tcase(suite, verifying);
+	tcase_add_checked_fixture(pruning, setup, teardown);
+	tcase_add_test(pruning, what_is_not_kept_goes_oldest_first);
+	tcase_add_test(pruning, the_newest_complete_one_stays_whatever_is_newer);
+	tcase_add_test(pruning, one_that_somebody_reads_stays);
+	tcase_add_test(pruning, attempts_of_the_dead_go_as_well);
+	tcase_add_test(pruning, what_does_not_belong_there_is_left_and_named);
+	tcase_add_test(pruning, savers_pruners_and_readers_get_along);
+	tcase_set_timeout(pruning, 60);
+	suite_add_tcase(suite, pruning);
+	return check_main(suite);
+}

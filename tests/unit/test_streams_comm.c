@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams over functions of the caller's, between two processes. */
+#define _GNU_SOURCE
+#include "gather/comm_wire.h"
+#include "support/check_main.h"
+#include "support/pair_comm.h"
+#include "support/stream_case.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCK (64 * KIB)
+#define BLOCKS 4u
+#define TIMEOUT_MS 20000u
+
+static struct pair_comm pair;
+static const struct ioshape_comm *comm;
+
+/* Rank 1 sends, in a child; rank 0 is the test. */
+static pid_t begin(bool synchronous, void (*run)(const void *), const void *argument)
+{
+	pid_t child;
+
+	pair_comm_open(&pair, synchronous);
+	child = stream_start(run, argument);
+	comm = pair_comm_be(&pair, 0);
+	return child;
+}
+
+static void finish(pid_t child)
+{
+	pair_comm_close(&pair);
+	stream_expect_well(child);
+}
+
+static struct gather_sender *send_with(uint32_t tag)
+{
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+
+	if (gather_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, &error))
+		stream_fail(error.text);
+	return sender;
+}
+
+static struct gather_receiver *receive_with(uint32_t tag)
+{
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+
+	if (gather_receiver_open_comm(&receiver, comm, 1, tag, BLOCK, BLOCKS, TIMEOUT_MS,
+				      &stream_patient, &error))
+		stream_fail(error.text);
+	return receiver;
+}
+
+/* ---- What goes in comes out ------------------------------------------------------------------ */
+
+static void send_plans(const void *argument)
+{
+	const struct stream_plan *plan = argument;
+	struct stream_memory memory;
+
+	comm = pair_comm_be(&pair, 1);
+	stream_memory_open(&memory);
+	for (uint32_t tag = 1; plan->rank; plan++, tag++) {
+		struct gather_sender *sender = send_with(tag);
+
+		stream_send_plan(sender, plan, &memory);
+		gather_sender_free(sender, NULL);
+	}
+	stream_memory_close(&memory);
+	pair_comm_close(&pair);
+}
+
+START_TEST(every_byte_comes_in_its_place)
+{
+	const uint64_t seed = 10 * (uint64_t)_i;
+	const struct stream_plan plans[] = {
+		{ .rank = 1, .seed = seed + 1, .pieces = 30, .most_bytes = 20 * MIB },
+		{ .rank = 1, .seed = seed + 2 },
+		{ .rank = 1, .seed = seed + 3, .pieces = 1, .most_bytes = 1 },
+		{ .rank = 1, .seed = seed + 4, .pieces = 1, .most_bytes = BLOCK },
+		{ .rank = 1, .seed = seed + 5, .pieces = 200, .most_bytes = BLOCK },
+		{ .rank = 0 },
+	};
+	pid_t child = begin(_i % 2, send_plans, plans);
+
+	for (uint32_t tag = 1; plans[tag - 1].rank; tag++) {
+		struct gather_receiver *receiver = receive_with(tag);
+
+		stream_receive_plan(receiver, &plans[tag - 1]);
+		gather_receiver_free(receiver);
+	}
+	finish(child);
+}
+END_TEST
+
+/* ---- Ahead, but not without bounds ----------------------------------------------------------- */
+
+START_TEST(blocks_are_received_ahead_and_no_more_than_were_granted)
+{
+	const struct stream_plan plans[] = {
+		{ .rank = 1, .seed = 5, .pieces = 1, .most_bytes = 3 * MIB },
+		{ .rank = 0 },
+	};
+	pid_t child = begin(_i % 2, send_plans, plans);
+	struct gather_receiver *receiver = receive_with(1);
+	struct base_error error = { 0 };
+	const void *data;
+	uint64_t at, before;
+	size_t bytes;
+
+	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	ck_assert_uint_eq(bytes, BLOCK);
+	/* Longer than the sender would wait for a sign of life, if that were short. */
+	usleep(2500000);
+	before = __atomic_load_n(&pair.messages, __ATOMIC_RELAXED);
+	/* Each block is two. */
+	ck_assert_uint_eq(before, 2 * BLOCKS);
+	ck_assert(stream_holds(data, 0, bytes, 5));
+	for (at = bytes; bytes; at += bytes) {
+		ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+		ck_assert(stream_holds(data, at, bytes, 5));
+	}
+	ck_assert_uint_eq(at, 3 * MIB);
+	gather_receiver_free(receiver);
+	finish(child);
+}
+END_TEST
+
+/* ---- Failures that are said, and the stream after that --------------------------------------- */
+
+static const struct stream_plan next_plan = {
+	.rank = 1, .seed = 77, .pieces = 10, .most_bytes = MIB
+};
+
+static void send_next(void)
+{
+	struct gather_sender *sender = send_with(9);
+	struct stream_memory memory;
+
+	stream_memory_open(&memory);
+	stream_send_plan(sender, &next_plan, &memory);
+	stream_memory_close(&memory);
+	gather_sender_free(sender, NULL);
+	pair_comm_close(&pair);
+}
+
+static void receive_next(pid_t child)
+{
+	struct gather_receiver *receiver = receive_with(9);
+
+	stream_receive_plan(receiver, &next_plan);
+	gather_receiver_free(receiver);
+	finish(child);
+}
+
+static void fail_then_send(const void *argument)
+{
+	static const char bytes[3 * BLOCK + 77];
+	struct base_error error = { 0 };
+	struct gather_sender *sender;
+
+	comm = pair_comm_be(&pair, 1);
+	sender = send_with(1);
+	for (uintptr_t i = 0; i < (uintptr_t)argument; i++)
+		if (gather_sender_put(sender, bytes, sizeof(bytes), &error))
+			stream_fail(error.text);
+	gather_sender_free(sender, "the tensor \"w\" could not be fetched");
+	send_next();
+}
+
+START_TEST(a_sender_says_why_it_failed)
+{
+	pid_t child = begin(_i % 2, fail_then_send, (const void *)(uintptr_t)(_i * 5));
+	struct gather_receiver *receiver = receive_with(1);
+	struct base_error error = { 0 };
+	const void *data;
+	size_t bytes = 1;
+	int ret = 0;
+
+	while (!ret && bytes)
+		ret = gather_receiver_next(receiver, &data, &bytes, &error);
+	ck_assert_int_eq(ret, -ECANCELED);
+	ck_assert_msg(strstr(error.text, "rank 1 failed: the tensor \"w\" could"), "%s",
+		      error.text);
+	gather_receiver_free(receiver);
+	receive_next(child);
+}
+END_TEST
+
+static void send_until_stopped(const void *argument)
+{
+	static const char bytes[3 * BLOCK + 77];
+	struct base_error error = { 0 };
+	struct gather_sender *sender;
+	int ret = 0;
+
+	(void)argument;
+	comm = pair_comm_be(&pair, 1);
+	sender = send_with(1);
+	while (!ret)
+		ret = gather_sender_put(sender, bytes, sizeof(bytes), &error);
+	STREAM_MUST(ret == -ECANCELED);
+	STREAM_MUST(strstr(error.text, "rank 0, which writes, wants no more"));
+	STREAM_MUST(gather_sender_end(sender, 0, NULL) == -ECANCELED);
+	gather_sender_free(sender, NULL);
+	send_next();
+}
+
+START_TEST(a_receiver_stops_the_sender)
+{
+	pid_t child = begin(_i % 2, send_until_stopped, NULL);
+	struct gather_receiver *receiver = receive_with(1);
+	struct base_error error = { 0 };
+	const void *data;
+	size_t bytes;
+
+	for (int i = 0; i < _i; i++)
+		ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	gather_receiver_free(receiver);
+	receive_next(child);
+}
+END_TEST
+
+static int no_patience(void *user, struct base_error *error)
+{
+	unsigned *asked = user;
+
+	return ++*asked < 3 ? 0 : base_fail(error, -ETIMEDOUT, "the generation was given up");
+}
+
+static void end_and_give_up(const void *argument)
+{
+	unsigned asked = 0;
+	const struct gather_wait wait = { no_patience, &asked };
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+
+	(void)argument;
+	comm = pair_comm_be(&pair, 1);
+	STREAM_MUST(!gather_sender_open_comm(&sender, comm, 0, 1, TIMEOUT_MS, &wait, &error));
+	STREAM_MUST(!gather_sender_put(sender, "bytes", 5, &error));
+	STREAM_MUST(gather_sender_end(sender, 0, &error) == -ETIMEDOUT);
+	STREAM_MUST(strstr(error.text, "given up"));
+	gather_sender_free(sender, error.text);
+	send_next();
+}
+
+/* The receiver takes its time with the last block, and the sender gives up before it is thanked. */
+START_TEST(giving_up_after_the_end_leaves_nothing_behind)
+{
+	pid_t child = begin(_i % 2, end_and_give_up, NULL);
+	struct gather_receiver *receiver = receive_with(1);
+	struct base_error error = { 0 };
+	const void *data;
+	size_t bytes;
+
+	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	ck_assert_uint_eq(bytes, 5);
+	usleep(3500000);
+	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), 0);
+	ck_assert_uint_eq(bytes, 0);
+	gather_receiver_free(receiver);
+	receive_next(child);
+}
+END_TEST
+
+/* ---- Deaths ---------------------------------------------------------------------------------- */
+
+static void send_for_ever(const void *argument)
+{
+	static const char bytes[3 * BLOCK + 77];
+	struct gather_sender *sender;
+
+	(void)argument;
+	comm = pair_comm_be(&pair, 1);
+	sender = send_with(1);
+	while (!gather_sender_put(sender, bytes, sizeof(bytes), NULL))
+		;
+	gather_sender_free(sender, NULL);
+}
+
+START_TEST(a_killed_sender_is_named)
+{
+	const uint64_t life_ns = base_ms_to_ns(stream_random((uint64_t)_i) % 50);
+	pid_t child = begin(_i % 2, send_for_ever, NULL);
+	struct gather_receiver *receiver = receive_with(1);
+	struct base_error error = { 0 };
+	const uint64_t began = base_now_ns();
+	uint64_t killed = 0;
+	const void *data;
+	size_t bytes;
+	int ret = 0;
+
+	while (!ret) {
+		ret = gather_receiver_next(receiver, &data, &bytes, &error);
+		if (!killed && base_now_ns() - began > life_ns) {
+			kill(child, SIGKILL);
+			killed = base_now_ns();
+		}
+	}
+	ck_assert_uint_lt(base_now_ns() - killed, base_ms_to_ns(1000) * stream_slowness());
+	ck_assert_int_eq(ret, -ECONNRESET);
+	ck_assert_msg(strstr(error.text, "rank 1"), "%s", error.text);
+	gather_receiver_free(receiver);
+	pair_comm_close(&pair);
+	waitpid(child, NULL, 0);
+}
+END_TEST
+
+static void receive_for_ever(const void *argument)
+{
+	struct gather_receiver *receiver;
+	const void *data;
+	size_t bytes;
+
+	(void)argument;
+	comm = pair_comm_be(&pair, 0);
+	if (gather_receiver_open_comm(&receiver, comm, 1, 1, BLOCK, BLOCKS, TIMEOUT_MS,
+				      &stream_patient, NULL))
+		stream_fail("no receiver");
+	while (!gather_receiver_next(receiver, &data, &bytes, NULL))
+		;
+}
+
+START_TEST(a_killed_receiver_is_named)
+{
+	static const char bytes[3 * BLOCK + 77];
+	const uint64_t life_ns = base_ms_to_ns(stream_random((uint64_t)_i) % 50);
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+	uint64_t began, killed = 0;
+	pid_t child;
+	int ret = 0;
+
+	pair_comm_open(&pair, _i % 2);
+	child = stream_start(receive_for_ever, NULL);
+	comm = pair_comm_be(&pair, 1);
+	sender = send_with(1);
+	for (began = base_now_ns(); !ret;) {
+		ret = gather_sender_put(sender, bytes, sizeof(bytes), &error);
+		if (!killed && base_now_ns() - began > life_ns) {
+			kill(child, SIGKILL);
+			killed = base_now_ns();
+		}
+	}
+	ck_assert_uint_lt(base_now_ns() - killed, base_ms_to_ns(1000) * stream_slowness());
+	ck_assert_msg(strstr(error.text, "rank 0"), "%s", error.text);
+	gather_sender_free(sender, NULL);
+	pair_comm_close(&pair);
+	waitpid(child, NULL, 0);
+}
+END_TEST
+
+/* ---- Those who send something else ----------------------------------------------------------- */
+
+static const struct {
+	uint32_t kind;
+	uint64_t a;
+} lies[] = {
+	{ COMM_BLOCK, 0 },
+	{ COMM_BLOCK, BLOCK + 1 },
+	{ COMM_BLOCK, UINT64_MAX },
+	{ COMM_FAIL, STREAM_TEXT_BYTES },
+	{ COMM_GRANT, 1 },
+	{ 4711, 1 },
+	{ COMM_END, 1 },
+};
+
+static void lie(const void *argument)
+{
+	struct comm_link link = { .other = 0, .tag = 1, .timeout_ms = TIMEOUT_MS };
+	const uintptr_t which = (uintptr_t)argument;
+	struct comm_head head;
+
+	link.comm = comm = pair_comm_be(&pair, 1);
+	STREAM_MUST(!comm_link_hear(&link, &head, NULL));
+	STREAM_MUST(head.kind == COMM_GRANT && head.a == BLOCKS && head.b == BLOCK);
+	STREAM_MUST(!comm_link_say(&link, lies[which].kind, lies[which].a, 0, NULL));
+}
+
+START_TEST(a_lie_is_refused)
+{
+	pid_t child = begin(false, lie, (const void *)(uintptr_t)_i);
+	struct gather_receiver *receiver = receive_with(1);
+	struct base_error error = { 0 };
+	const void *data;
+	size_t bytes;
+
+	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
+	ck_assert_msg(strstr(error.text, "rank 1"), "%s", error.text);
+	gather_receiver_free(receiver);
+	finish(child);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("streams_comm");
+	TCase *tests = tcase_create("all");
+
+	tcase_set_timeout(tests, 30);
+	tcase_add_loop_test(tests, every_byte_comes_in_its_place, 0, 6);
+	tcase_add_loop_test(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2);
+	tcase_add_loop_test(tests, a_sender_says_why_it_failed, 0, 4);
+	tcase_add_loop_test(tests, a_receiver_stops_the_sender, 0, 4);
+	tcase_add_loop_test(tests, giving_up_after_the_end_leaves_nothing_behind, 0, 2);
+	tcase_add_loop_test(tests, a_killed_sender_is_named, 0, 8);
+	tcase_add_loop_test(tests, a_killed_receiver_is_named, 0, 8);
+	tcase_add_loop_test(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies));
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}
