@@ -104,7 +104,7 @@ build() {
 }
 
 build_with_gcc() {
-	CC=gcc CXX=g++ build build/gcc -Dexamples=true
+	CC=gcc CXX=g++ build build/gcc -Dexamples=true -Dmpi=enabled
 }
 
 build_package() {

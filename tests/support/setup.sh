@@ -92,6 +92,8 @@ look_for_missing() {
 	need git git --version
 	need unzip unzip -v
 	need util-linux setarch --version
+	need libopenmpi-dev pkg-config --atleast-version 4.0 ompi-c
+	need openmpi-bin mpirun --version
 }
 
 install_missing() {

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Shared memory where there is no more: an error, never SIGBUS. A small tmpfs of this process's own
+ * answers as a container does whose memory is full; mounting it takes root, or a namespace.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "support/tap.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PART (16 * MIB)
+
+static const char *mount_small(void)
+{
+	if (unshare(CLONE_NEWNS) && unshare(CLONE_NEWUSER | CLONE_NEWNS))
+		return "no mounts of one's own are allowed here";
+	if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount("none", "/tmp", "tmpfs", 0, "size=40m"))
+		return "tmpfs cannot be mounted here";
+	return NULL;
+}
+
+static bool holds(const uint8_t *memory, int value)
+{
+	return memory[0] == value && !memcmp(memory, memory + 1, PART - 1);
+}
+
+static void fill_up(void)
+{
+	void *first, *second, *third;
+	struct stat status;
+	int fd = open("/tmp/memory", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+
+	tap_ok(fd >= 0 && !base_shared_grow(fd, 3 * PART), "a file grows without taking memory");
+	tap_ok(!base_shared_map(fd, 0, PART, &first), "the first part is there");
+	tap_ok(!base_shared_map(fd, PART, PART, &second), "the second part is there");
+	memset(first, 1, PART);
+	memset(second, 2, PART);
+	tap_ok(base_shared_map(fd, 2 * PART, PART, &third) == -ENOMEM && !third,
+	       "the third is an error");
+	tap_ok(!fstat(fd, &status) && (uint64_t)status.st_blocks * 512 == 2 * PART,
+	       "of the third nothing is left");
+	tap_ok(holds(first, 1) && holds(second, 2), "the other parts are as they were");
+	base_unmap(first, PART);
+	base_shared_drop(fd, 0, PART);
+	tap_ok(!base_shared_map(fd, 2 * PART, PART, &third), "what one gives back another gets");
+	memset(third, 3, PART);
+	tap_ok(holds(third, 3) && holds(second, 2), "and can use");
+	base_unmap(second, PART);
+	base_unmap(third, PART);
+	close(fd);
+}
+
+int main(void)
+{
+	const char *why_not = mount_small();
+
+	if (why_not)
+		tap_skip("shared memory that is full", why_not);
+	else
+		fill_up();
+	return tap_end();
+}
