@@ -365,6 +365,15 @@ struct ioshape_part_info {
 	uint32_t crc32;
 	...;
 };
+struct ioshape_prune_options {
+	size_t size;
+	uint32_t keep_last;
+	uint32_t dry_run;
+	uint64_t keep_every;
+	void (*removing)(void *user, uint64_t step, uint64_t bytes);
+	void *removing_user;
+	...;
+};
 int ioshape_generation_open(struct ioshape_context *context, const char *directory, uint64_t step,
 			    struct ioshape_generation **out);
 int ioshape_generation_open_latest(struct ioshape_context *context, const char *directory,
@@ -376,7 +385,14 @@ int ioshape_generation_part(struct ioshape_generation *generation, uint32_t rank
 int ioshape_generation_reader(struct ioshape_generation *generation, uint32_t rank,
 			      const struct ioshape_reader_options *options,
 			      struct ioshape_reader **out);
+int ioshape_generation_verify(struct ioshape_generation *generation, ioshape_progress_fn progress,
+			      void *progress_user);
 void ioshape_generation_free(struct ioshape_generation *generation);
+int ioshape_generation_steps(struct ioshape_context *context, const char *directory,
+			     uint64_t **steps, size_t *count);
+void ioshape_steps_free(uint64_t *steps);
+int ioshape_generations_prune(struct ioshape_context *context, const char *directory,
+			      const struct ioshape_prune_options *options, uint64_t *removed);
 
 /* ---- Called from C --------------------------------------------------------------------------- */
 
@@ -388,6 +404,7 @@ int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t 
 extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
 extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);
 extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
+extern "Python" void ioshape_py_removing(void *user, uint64_t step, uint64_t bytes);
 extern "Python" int ioshape_py_send(void *user, uint32_t to, uint32_t tag, const void *data,
 				    size_t bytes, uint32_t timeout_ms);
 extern "Python" int ioshape_py_receive(void *user, uint32_t from, uint32_t tag, void *into,

@@ -59,49 +59,6 @@ struct rank_model {
 	}
 };
 
-// One rank's part of a generation. While it is open nothing removes it.
-class part
-{
-public:
-	part(const ioshape::context &context, const std::string &directory, std::uint64_t step,
-	     std::uint32_t rank)
-	{
-		ioshape_generation *generation = nullptr;
-		ioshape_reader *reader = nullptr;
-
-		check(ioshape_generation_open(context.get(), directory.c_str(), step, &generation),
-		      ioshape_context_message(context.get()));
-		generation_.reset(generation);
-		check(ioshape_generation_reader(generation, rank, nullptr, &reader),
-		      ioshape_context_message(context.get()));
-		reader_.reset(reader);
-	}
-	void load(const char *name, std::vector<float> &into) const
-	{
-		ioshape_load_request request = { 0, 0, into.size() * sizeof(float), into.data() };
-
-		check(ioshape_reader_find_tensor(reader_.get(), name, &request.tensor),
-		      ioshape_reader_message(reader_.get()));
-		check(ioshape_reader_load(reader_.get(), &request, 1),
-		      ioshape_reader_message(reader_.get()));
-	}
-
-private:
-	static void check(int code, const char *message)
-	{
-		if (code < 0)
-			throw ioshape::error(code, message);
-	}
-	template <auto Free> struct deleter {
-		template <typename Handle> void operator()(Handle *handle) const noexcept
-		{
-			Free(handle);
-		}
-	};
-	std::unique_ptr<ioshape_generation, deleter<ioshape_generation_free>> generation_;
-	std::unique_ptr<ioshape_reader, deleter<ioshape_reader_free>> reader_;
-};
-
 // All ranks take up the newest generation, if there is one.
 bool resume(ioshape::context &context, ioshape::group &group, const std::string &directory,
 	    rank_model &model)
@@ -110,9 +67,12 @@ bool resume(ioshape::context &context, ioshape::group &group, const std::string 
 
 	if (!step)
 		return false;
-	const part own(context, directory, *step, model.rank);
-	own.load("weights", model.weights);
-	own.load("momentum", model.momentum);
+	// While it is open nothing removes it.
+	const ioshape::generation generation(context, directory, *step);
+	const ioshape::reader reader = generation.part_reader(model.rank);
+
+	reader.load(reader.find_tensor("weights"), model.weights.data());
+	reader.load(reader.find_tensor("momentum"), model.momentum.data());
 	model.step = *step;
 	return true;
 }

@@ -24,7 +24,7 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   valgrind   unit and API tests under valgrind
   python     the Python package; files exchanged with torch
   fault      kills, failing storage, full filesystems
-  fuzz       the reader against hostile files
+  fuzz       the readers against hostile files
 
   --long     also the tests that take long: suite "long" in meson, mark "long" in pytest
 
@@ -127,12 +127,13 @@ without_randomised_addresses() {
 
 # meson_tests STAGE FOLDER OPTION...: the C tests in FOLDER that the options select
 meson_tests() {
-	local stage=$1 folder=$2 status=0 selection=()
+	local stage=$1 folder=$2 status=0 selection=() threads
 	shift 2
 	[ "$long" = yes ] || selection=(--no-suite long)
 	rm -f "$folder"/meson-logs/testlog*
-	# Many tests wait more than they compute.
-	MESON_TESTTHREADS=$(($(nproc) * 2)) without_randomised_addresses meson test -C "$folder" \
+	# Many tests wait more than they compute; under a checker they compute more.
+	threads=$(($(nproc) * ${threads_per_core:-3}))
+	MESON_TESTTHREADS=$threads without_randomised_addresses meson test -C "$folder" \
 		--no-rebuild --print-errorlogs "${selection[@]}" "$@" || status=$?
 	cp "$folder"/meson-logs/testlog*.json "$results/$stage.json" 2>/dev/null
 	note meson "$status" "$stage.json" "$stage: C tests in $folder"
@@ -140,10 +141,10 @@ meson_tests() {
 
 # The same with time for checkers that make programs many times slower.
 slow_meson_tests() {
-	CK_TIMEOUT_MULTIPLIER=10 meson_tests "$@" --timeout-multiplier 10
+	threads_per_core=2 CK_TIMEOUT_MULTIPLIER=10 meson_tests "$@" --timeout-multiplier 10
 }
 
-# python_tests STAGE PATH...: these Python tests; they find programs and libraries in build/gcc
+# python_tests STAGE PATH OPTION...: these Python tests; they find programs and libraries in build/gcc
 python_tests() {
 	local stage=$1 status=0 selection=()
 	shift
@@ -180,7 +181,8 @@ stage_clang() {
 }
 
 stage_install() {
-	python_tests install tests/install
+	# One process for what is installed, and one for the wheel.
+	python_tests install tests/install -n 2 --dist loadfile
 }
 
 stage_asan() {
@@ -209,14 +211,11 @@ stage_valgrind() {
 }
 
 stage_python() {
-	local slots=(tests/python/test_slots_*.py) log="$results/slots.log"
-	if build_with_gcc && build_package; then
-		# Tests of slots wait for the most part: beside the others.
-		python_tests slots "${slots[@]}" >"$log" 2>&1 &
-		python_tests python tests/python "${slots[@]/#/--ignore=}"
-		wait $!
-		cat "$log"
-	fi
+	local processes=$(($(nproc) * 3 / 2))
+	# Many of these wait, too, but each process has a torch of its own. Who has nothing left to do takes
+	# from the others.
+	build_with_gcc && build_package &&
+		python_tests python tests/python -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
 
 stage_fault() {

@@ -331,14 +331,18 @@ def verify(
         raise name_damage(error) from None
 
 
-def name_damage(error: DamagedError) -> DamagedError:
-    """The same error, with the names of the tensors that lie in the damaged record."""
+def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> DamagedError:
+    """The same error, with the names of the tensors that lie in the damaged record.
+
+    `part` is where a member of a bundle lies in its file.
+    """
     sentence = str(error)
     record = sentence.partition("record '")[2].partition("'")[0]
     if not record.startswith("data/"):
         return error
     try:
-        tensors = inspect(error.filename).tensors
+        with Reader(error.filename, part=part, operation="inspect") as reader:
+            tensors, _problem = _list_tensors(reader, reader.records())
     except (StorageError, ValueError):
         return error
     names = [tensor.name for tensor in tensors if tensor.record == record]

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ioshape import _config
 from ioshape import _torch as original
-from ioshape._context import Context, current, encoded
 from ioshape._errors import CoordinatorError
+from ioshape._generations import Generation, Handle, Part
 from ioshape._group import opened_for_reading
 from ioshape._job import Job, job
-from ioshape._load import load_from
-from ioshape._native import ffi, lib
-from ioshape._reader import Reader
+from ioshape._load import load_through
 from ioshape._sharing import brought_by_one
 from ioshape._slots import Slot, slot
 
@@ -73,18 +71,17 @@ def load_group(
     if step is None and place.world_size > 1:
         step = opened_for_reading(where).latest()
     wanted = verify if verify is not None else _config.value_of("verify")
-    with Generation(where, step) as generation:
-        whose = _whose(generation, place, rank)
-        part = generation.part(whose)
+    # Open until all is read: nobody removes it meanwhile.
+    with Handle(where, step, "load") as generation:
+        part = generation.part(_whose(generation.describe(), place, rank))
         is_cached = (
             rank is not None
             and place.local_world_size > 1
             and brought_by_one(part.file, part.offset, part.n_bytes, lambda: _Turn(part))
         )
         with _Turn(None if is_cached else part) as turn:
-            return load_from(
-                generation.reader(whose, verify=wanted is not False),
-                turn.told_by(progress),
+            return load_through(
+                generation.reader(part, verify=wanted is not False),
                 lambda file: original.load(
                     file,
                     map_location,
@@ -93,6 +90,8 @@ def load_group(
                     mmap=False,
                     **pickle_load_args,
                 ),
+                turn.told_by(progress),
+                (part.offset, part.n_bytes),
             )
 
 
@@ -114,73 +113,6 @@ def _whose(generation: Generation, place: Job, rank: int | None) -> int:
             f"{generation.ranks - 1}"
         )
     return place.rank
-
-
-# ---- Generations --------------------------------------------------------------------------------
-
-
-class Part(NamedTuple):
-    """Where the part of a rank lies."""
-
-    file: str
-    offset: int
-    n_bytes: int
-
-
-class Generation:
-    """An open generation: nothing removes it while it is."""
-
-    def __init__(self, directory: str, step: int | None) -> None:
-        context = current()
-        out = ffi.new("struct ioshape_generation **")
-        where = encoded(directory)
-        if step is None:
-            code = lib.ioshape_generation_open_latest(context.pointer, where, out)
-        else:
-            code = lib.ioshape_generation_open(context.pointer, where, step, out)
-        if code:
-            raise context.failure(code, directory, "load")
-        self._pointer: Any = ffi.gc(out[0], lib.ioshape_generation_free)
-        # After the pointer: in this order Python lets go of them.
-        self._context: Context = context
-        info = ffi.new("struct ioshape_generation_info *")
-        info.size = ffi.sizeof("struct ioshape_generation_info")
-        self._check(lib.ioshape_generation_get_info(self._pointer, info), directory)
-        self.ranks: int = info.ranks
-        self.path: str = os.fsdecode(ffi.string(info.path))
-
-    def __enter__(self) -> Generation:
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        ffi.release(self._pointer)
-
-    def _check(self, code: int, path: str) -> None:
-        if code:
-            raise self._context.failure(code, path, "load")
-
-    def part(self, rank: int) -> Part:
-        """Where it lies."""
-        info = ffi.new("struct ioshape_part_info *")
-        info.size = ffi.sizeof("struct ioshape_part_info")
-        self._check(lib.ioshape_generation_part(self._pointer, rank, info), self.path)
-        return Part(os.fsdecode(ffi.string(info.file)), info.offset, info.bytes)
-
-    def reader(self, rank: int, *, verify: bool) -> Reader:
-        """Of the part of a rank alone."""
-        return Reader(
-            self.part(rank).file,
-            verify=verify,
-            context=self._context,
-            open_by=lambda options, out: lib.ioshape_generation_reader(
-                self._pointer, rank, options, out
-            ),
-        )
 
 
 # ---- Turns --------------------------------------------------------------------------------------

@@ -156,22 +156,25 @@ def load(
         if wanted is not False:
             _verify_compressed(path)
         return by_torch(f, mmap)
-    return load_from(reader, progress, lambda file: by_torch(file, mmap=False))
+    return load_through(reader, lambda file: by_torch(file, mmap=False), progress)
 
 
-def load_from(
-    reader: Reader, progress: Callable[[Progress], object] | None, by_torch: Callable[[Any], Any]
+def load_through(
+    reader: Reader,
+    torch_load: Callable[[Any], Any],
+    progress: Callable[[Progress], object] | None,
+    part: tuple[int, int] | None = None,
 ) -> Any:
-    """What torch loads from the file that a reader has open, which is closed in the end."""
+    """What torch makes of an open file, or of its part. The reader is closed."""
     with reader:
         file = VerifiedFile(reader, progress)
         try:
-            loaded = by_torch(file)
+            loaded = torch_load(file)
             if file.failure is not None:
                 raise file.failure
         except BaseException as error:
             if isinstance(file.failure, DamagedError):
-                raise name_damage(file.failure) from None
+                raise name_damage(file.failure, part) from None
             if file.failure is not None and file.failure is not error:
                 raise file.failure from None
             raise

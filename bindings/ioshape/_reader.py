@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from ioshape._context import Context
     from ioshape._report import Progress
 
 
@@ -46,15 +45,13 @@ class Reader:
         *,
         verify: bool = True,
         part: tuple[int, int] | None = None,
+        opener: Callable[[Any, Any], None] | None = None,
         operation: str = "load",
         progress: Callable[[Progress], object] | None = None,
-        context: Context | None = None,
-        open_by: Callable[[Any, Any], int] | None = None,
     ) -> None:
-        """Opens a file; or what open_by(options, out) opens, in that context."""
         self.path = path
         self._operation = operation
-        context = context or current()
+        context = current()
         options = ffi.new("struct ioshape_reader_options *")
         options.size = ffi.sizeof("struct ioshape_reader_options")
         options.no_verify = not verify
@@ -67,12 +64,12 @@ class Reader:
         if self._teller is not None:
             self._keep = self._teller.set_in(options)
         out = ffi.new("struct ioshape_reader **")
-        if open_by is not None:
-            code = open_by(options, out)
+        if opener is not None:
+            opener(options, out)  # raises; by the generation that the file belongs to
         else:
             code = lib.ioshape_reader_open(context.pointer, encoded(path), options, out)
-        if code:
-            raise context.failure(code, path, operation)
+            if code:
+                raise context.failure(code, path, operation)
         self._pointer: Any = ffi.gc(out[0], lib.ioshape_reader_free)
         # After the pointer: in this order Python lets go of them.
         self._context = context

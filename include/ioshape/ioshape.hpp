@@ -86,6 +86,7 @@ class save;
 class slot;
 class writer;
 class file;
+class generation;
 class reader;
 
 class context
@@ -161,6 +162,7 @@ public:
 private:
 	friend class writer;
 	friend class file;
+	friend class generation;
 	friend class reader;
 	friend class slot;
 	void check(int code) const
@@ -596,12 +598,114 @@ public:
 	}
 
 private:
+	friend class generation;
+	explicit reader(ioshape_reader *handle) : handle_(handle)
+	{
+	}
 	void check(int code) const
 	{
 		if (code < 0)
 			throw error(code, ioshape_reader_message(get()));
 	}
 	std::unique_ptr<ioshape_reader, detail::deleter<ioshape_reader_free>> handle_;
+};
+
+/* A complete checkpoint of all ranks of a job, open for reading. Before its context it goes. */
+class generation
+{
+public:
+	/* Throws -ENOENT if there is none of this step. */
+	generation(const context &context, const std::string &directory, std::uint64_t step)
+		: context_(context.get())
+	{
+		ioshape_generation *handle = nullptr;
+
+		check(ioshape_generation_open(context_, directory.c_str(), step, &handle));
+		handle_.reset(handle);
+	}
+	/* The newest complete one; throws -ENOENT if there is none. */
+	static generation latest(const context &context, const std::string &directory)
+	{
+		ioshape_generation *handle = nullptr;
+
+		context.check(
+			ioshape_generation_open_latest(context.get(), directory.c_str(), &handle));
+		return generation(context.get(), handle);
+	}
+	/* The steps of all complete ones, oldest first. */
+	static std::vector<std::uint64_t> steps(const context &context,
+						const std::string &directory)
+	{
+		std::uint64_t *found = nullptr;
+		std::size_t count = 0;
+
+		context.check(
+			ioshape_generation_steps(context.get(), directory.c_str(), &found, &count));
+		const std::unique_ptr<std::uint64_t, detail::deleter<ioshape_steps_free>> owner(
+			found);
+		std::vector<std::uint64_t> steps(count);
+
+		for (std::size_t i = 0; i < count; i++)
+			steps[i] = found[i];
+		return steps;
+	}
+	/* Removes those that are not to be kept; returns how many went. */
+	static std::uint64_t prune(const context &context, const std::string &directory,
+				   const ioshape_prune_options &options)
+	{
+		std::uint64_t removed = 0;
+
+		context.check(ioshape_generations_prune(context.get(), directory.c_str(), &options,
+							&removed));
+		return removed;
+	}
+	ioshape_generation_info info() const
+	{
+		ioshape_generation_info info = {};
+
+		info.size = sizeof(info);
+		check(ioshape_generation_get_info(get(), &info));
+		return info;
+	}
+	ioshape_part_info part(std::uint32_t rank) const
+	{
+		ioshape_part_info info = {};
+
+		info.size = sizeof(info);
+		check(ioshape_generation_part(get(), rank, &info));
+		return info;
+	}
+	/* What a rank saved. */
+	ioshape::reader
+	part_reader(std::uint32_t rank,
+		    const ioshape_reader_options &options = IOSHAPE_READER_OPTIONS_INIT) const
+	{
+		ioshape_reader *handle = nullptr;
+
+		check(ioshape_generation_reader(get(), rank, &options, &handle));
+		return ioshape::reader(handle);
+	}
+	void verify() const
+	{
+		check(ioshape_generation_verify(get(), nullptr, nullptr));
+	}
+	ioshape_generation *get() const noexcept
+	{
+		return handle_.get();
+	}
+
+private:
+	generation(ioshape_context *context, ioshape_generation *handle)
+		: context_(context), handle_(handle)
+	{
+	}
+	void check(int code) const
+	{
+		if (code < 0)
+			throw error(code, ioshape_context_message(context_));
+	}
+	ioshape_context *context_;
+	std::unique_ptr<ioshape_generation, detail::deleter<ioshape_generation_free>> handle_;
 };
 
 } // namespace ioshape

@@ -134,8 +134,7 @@ static int verify_file(struct verifying *verifying, uint32_t file, size_t first,
 
 	if (!path)
 		return base_no_memory(error, "a path", 1);
-	ret = ring_input_open(&input, path, verifying->generation->context->config.direct, 0, 0,
-			      error);
+	ret = ring_input_open(&input, path, 0, 0, generation->context->config.direct, error);
 	if (ret)
 		return ret;
 	ret = ckpt_generation_check_place(generation, error);

@@ -494,16 +494,29 @@ static void retain(const struct ckpt_part *part)
 			 ioshape_context_message(group->context));
 }
 
+/* Of ranks that are alone everybody knows who it was. */
+static void name_failure(const struct ckpt_part *part, const struct base_error *own,
+			 struct base_error *failure)
+{
+	if (own->code && part->group->ops)
+		base_fail_as_told(failure, own->code, "%s: %s", CKPT_SHOWN_RANK(part->group, 0),
+				  own->text);
+	else if (own->code && !failure->code)
+		*failure = *own;
+}
+
 static int lead(struct ckpt_part *part, const struct base_error *own, struct base_error *error)
 {
 	struct ckpt_attempt attempt = CKPT_NO_ATTEMPT;
 	struct ckpt_written written = { 0 };
-	struct base_error failure = *own, ignored = { 0 };
+	struct base_error own_failure = { 0 }, failure = { 0 }, ignored = { 0 };
 	struct sum sum = { .part = part };
 	int ret = own->code, told = 0;
 
 	if (!ret)
 		ret = make_plan(part, &attempt, &failure);
+	else
+		name_failure(part, own, &failure);
 	if (part->group->ops) {
 		if (!ret)
 			forget_last_round(part);
@@ -511,7 +524,8 @@ static int lead(struct ckpt_part *part, const struct base_error *own, struct bas
 		ret = ret ? ret : told;
 	}
 	if (!ret)
-		ret = ckpt_write_parts(part, &written, &failure);
+		ret = ckpt_write_parts(part, &written, &own_failure);
+	name_failure(part, &own_failure, &failure);
 	if (!ret)
 		ret = put_in_place(&sum, &attempt, &written, &failure);
 	/* If the plan was not heard, nor will this be: the others find out by their deadline. */
@@ -538,18 +552,22 @@ static int follow(struct ckpt_part *part, struct base_error *error)
 	int ret, verdict;
 
 	ret = await_plan(part, error);
-	if (ret)
+	if (ret) {
+		/* Rank 0 may have counted on us already. */
+		say_done(part, &written, error, &own);
 		return ret;
+	}
 	writes = ckpt_writer_of(group, part->plan.mode, group->options.rank) == group->options.rank;
 	ret = writes ? ckpt_write_parts(part, &written, &own) : ckpt_bring_part(part, &own);
-	if (writes)
-		ret = say_done(part, &written, &own, &own);
+	/* Also who has nothing to write tells that it failed: its writer waits for it. */
+	if (writes || ret)
+		say_done(part, &written, &own, &own);
 	free(written.parts);
 	/* Who brought his part to nobody waits all the same: the verdict says what was the cause.
 	 */
 	verdict = await_verdict(part, &told);
-	if (verdict == -ECANCELED || (!verdict && ret) || (verdict == -ETIMEDOUT && own.code))
-		*error = own.code ? own : told;
+	if (own.code && (!verdict || verdict == -ETIMEDOUT || atomic_load(&part->save->abort)))
+		*error = own;
 	else
 		*error = told;
 	return error->code;
@@ -623,13 +641,16 @@ int ckpt_group_give_up(const struct ckpt_group_share *share, const struct base_e
 		       struct base_error *error)
 {
 	struct ckpt_part part = { .group = share->group };
+	struct base_error named = { 0 };
 	int ret = 0;
 
 	ckpt_round_begin(&part.round, share->group, share->round, NULL);
-	if (share->group->ops && share->group->options.rank)
+	if (share->group->ops && share->group->options.rank) {
 		ret = say_want(&part.round, share->step, 0, why, error);
-	else if (share->group->ops)
-		ret = say_plan(&part, why, error);
+	} else if (share->group->ops) {
+		name_failure(&part, why, &named);
+		ret = say_plan(&part, &named, error);
+	}
 	ckpt_round_end(&part.round);
 	return ret;
 }

@@ -269,11 +269,15 @@ static int open_sender(struct bringing *bringing, struct base_error *error)
 	const struct gather_wait wait = { go_on, bringing };
 	uint32_t writer = ckpt_writer_of(group, part->plan.mode, group->options.rank);
 	char address[GATHER_ADDRESS_BYTES];
+	struct ckpt_note here = { 0 };
 	int ret;
 
 	bringing->local = group->ranks[writer].node == group->ranks[group->options.rank].node;
 	if (!bringing->local) {
 		ret = await_turn(bringing, writer, error);
+		/* From here on the writer receives: what fails is said on the stream. */
+		if (!ret)
+			ret = ckpt_round_post(&part->round, "here", &here, error);
 		return ret ? ret :
 			     gather_sender_open_comm(&bringing->sender, group->options.comm, writer,
 						     ckpt_stream_tag(part),

@@ -17,11 +17,36 @@ struct writing {
 	/* Of the rank that is next, if it comes over the caller's functions: its bytes are on their
 	 * way while the one before it is written. */
 	struct gather_receiver *next;
-	uint32_t next_rank;
+	uint32_t next_rank; /* that was called; 0: none */
+	uint64_t looked_ns; /* for it */
 	struct ckpt_written *written;
 };
 
 /* ---- What others bring ----------------------------------------------------------------------- */
+
+/* How often it is looked for a rank that was called. */
+#define LOOK_NS 20000000u
+
+/* A rank that cannot bring its part says so on the board. */
+static int check_failure(struct ckpt_part *part, uint32_t rank, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	struct ckpt_watched watched = { 0 };
+	char text[BASE_ERROR_TEXT_BYTES];
+	struct ckpt_note_reader reader;
+	int ret, code;
+
+	ret = ckpt_round_look(&part->round, "done", rank, &watched, &note, error);
+	if (!ret) {
+		reader = ckpt_read_note(&note);
+		code = (int)(int64_t)ckpt_read_number(&reader);
+		ckpt_read_text(&reader, text, sizeof(text));
+		ret = base_fail_as_told(error, code ? code : -EPROTO, "%s: %s",
+					CKPT_SHOWN_RANK(part->group, rank), text);
+	}
+	base_buffer_free(&note);
+	return ret == -EAGAIN ? 0 : ret;
+}
 
 /* While a stream is waited for. */
 static int go_on(void *user, struct base_error *error)
@@ -34,9 +59,6 @@ static int go_on(void *user, struct base_error *error)
 			    part->plan.total_bytes) ||
 	    atomic_load(&part->save->abort))
 		return base_fail(error, -ECANCELED, "the save was stopped");
-	if (group->ops->is_gone(group->board, part->awaited))
-		return base_fail(error, -ECONNRESET, "%s has ended or was killed",
-				 CKPT_SHOWN_RANK(group, part->awaited));
 	if (part->awaited_bytes != part->round.done_bytes || !part->awaited_ns) {
 		part->awaited_bytes = part->round.done_bytes;
 		part->awaited_ns = now_ns;
@@ -45,7 +67,7 @@ static int go_on(void *user, struct base_error *error)
 		return base_fail(error, -ETIMEDOUT, "%s brought nothing for %u s (deadline_ms)",
 				 CKPT_SHOWN_RANK(group, part->awaited),
 				 group->options.deadline_ms / 1000);
-	return 0;
+	return check_failure(part, part->awaited, error);
 }
 
 static bool is_local(const struct ioshape_group *group, uint32_t rank)
@@ -58,26 +80,45 @@ static bool writes_for(const struct ckpt_part *part, uint32_t rank)
 	return ckpt_writer_of(part->group, part->plan.mode, rank) == part->group->options.rank;
 }
 
-/* Ranks of other nodes bring their parts when they are told to. */
+/* Ranks of other nodes bring their parts when they are called, one after the other. */
 static int call_next(struct writing *writing, uint32_t after, struct base_error *error)
 {
 	struct ckpt_part *part = writing->part;
 	const struct ioshape_group *group = part->group;
-	const struct gather_wait wait = { go_on, part };
 	struct ckpt_note note = { 0 };
 	uint32_t rank = after + 1;
-	int ret;
 
 	while (rank < group->options.ranks && (!writes_for(part, rank) || is_local(group, rank)))
 		rank++;
-	if (writing->next || rank >= group->options.ranks)
+	if (writing->next_rank || rank >= group->options.ranks)
 		return 0;
-	ckpt_note_number(&note, rank);
-	ret = ckpt_round_post(&part->round, "turn", &note, error);
-	if (ret)
-		return ret;
 	writing->next_rank = rank;
-	return gather_receiver_open_comm(&writing->next, group->options.comm, rank,
+	ckpt_note_number(&note, rank);
+	return ckpt_round_post(&part->round, "turn", &note, error);
+}
+
+/*
+ * The one that was called, if it has come: only then it is received, because that cannot be broken
+ * off. Its first blocks travel while the rank before it is still being written.
+ */
+static int receive_next(struct writing *writing, struct base_error *error)
+{
+	struct ckpt_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	const struct gather_wait wait = { go_on, part };
+	struct ckpt_watched watched = { 0 };
+	struct base_buffer note = { 0 };
+	uint64_t now_ns = base_now_ns();
+	int ret;
+
+	if (!writing->next_rank || writing->next || now_ns - writing->looked_ns < LOOK_NS)
+		return 0;
+	writing->looked_ns = now_ns;
+	ret = ckpt_round_look(&part->round, "here", writing->next_rank, &watched, &note, error);
+	base_buffer_free(&note);
+	if (ret)
+		return ret == -EAGAIN ? 0 : ret;
+	return gather_receiver_open_comm(&writing->next, group->options.comm, writing->next_rank,
 					 ckpt_stream_tag(part), CKPT_STREAM_BLOCK_BYTES,
 					 CKPT_STREAM_BLOCKS, group->options.deadline_ms, &wait,
 					 error);
@@ -95,10 +136,18 @@ static int open_stream(struct writing *writing, uint32_t rank, struct gather_rec
 	if (is_local(part->group, rank))
 		return gather_receiver_open_local(receiver, writing->listener, rank, &wait, error);
 	ret = call_next(writing, rank - 1, error);
+	while (!ret && !writing->next) {
+		ret = receive_next(writing, error);
+		if (!ret && !writing->next)
+			ret = go_on(part, error);
+		if (!ret && !writing->next)
+			ckpt_round_rest(&part->round);
+	}
 	if (ret)
 		return ret;
 	*receiver = writing->next;
 	writing->next = NULL;
+	writing->next_rank = 0;
 	return call_next(writing, rank, error);
 }
 
@@ -114,6 +163,8 @@ static int receive(struct writing *writing, struct gather_receiver *receiver,
 		if (ret || !bytes)
 			return ret;
 		ret = zip_bundle_put(writing->bundle, data, bytes, error);
+		if (!ret)
+			ret = receive_next(writing, error);
 		if (ret)
 			return ret;
 	}

@@ -129,7 +129,8 @@ static int make_chunk(struct ckpt_pool *pool, struct ckpt_chunk **out, struct ba
 		return ret;
 	}
 	/* Freshly mapped memory takes a copy at a tenth of the speed: map it in bulk. */
-	base_prefault(chunk->memory, CKPT_CHUNK_BYTES);
+	if (!pool->shared)
+		base_prefault(chunk->memory, CKPT_CHUNK_BYTES);
 	*out = chunk;
 	return 0;
 }

@@ -47,7 +47,7 @@ static int map_memory(struct local_receiver *receiver, struct base_error *error)
 						 "cannot map the shared memory of rank %u",
 				 receiver->base.rank);
 	if (receiver->view)
-		munmap((void *)(uintptr_t)receiver->view, receiver->view_bytes);
+		base_unmap((void *)(uintptr_t)receiver->view, receiver->view_bytes);
 	receiver->view = view;
 	receiver->view_bytes = bytes;
 	return 0;
@@ -171,7 +171,7 @@ static void free_receiver(struct local_receiver *receiver)
 {
 	local_link_close(&receiver->link);
 	if (receiver->view)
-		munmap((void *)(uintptr_t)receiver->view, receiver->view_bytes);
+		base_unmap((void *)(uintptr_t)receiver->view, receiver->view_bytes);
 	if (receiver->memory_fd >= 0)
 		close(receiver->memory_fd);
 	free(receiver);

@@ -182,14 +182,17 @@ static uint64_t taken(struct gather_sender *base)
 
 	if (!base->failure.code && !base->ended)
 		take_replies(sender, &base->failure);
-	return sender->taken;
+	/* What is behind that has been copied. */
+	return sender->taken == sender->said ? base->offset : sender->taken;
 }
 
 static int await_taken(struct gather_sender *base, uint64_t offset, struct base_error *error)
 {
 	struct local_sender *sender = (struct local_sender *)base;
-	int ret = offset > sender->said ? say_batch(sender, error) : 0;
+	int ret = 0;
 
+	/* What is behind that has been copied. */
+	offset = MIN(offset, sender->said);
 	while (!ret && sender->taken < offset) {
 		ret = take_replies(sender, error);
 		if (!ret && sender->taken < offset)

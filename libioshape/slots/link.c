@@ -20,6 +20,7 @@
 /* Of one reply; the longest that is ours lists all pools. */
 #define MOST_REPLY_BYTES (16 * MIB) /* unless more is expected */
 #define MOST_REPLY_ELEMENTS (1u << 20)
+#define BYTES_PER_S (4 * MIB)
 
 struct slots_link {
 	redisContext *context;
@@ -27,6 +28,7 @@ struct slots_link {
 	bool tls;
 	size_t reply_bytes; /* that came of a reply which is not whole yet */
 	size_t most_reply_bytes;
+	size_t sent_bytes; /* of the latest command */
 	char name[ADDRESS_HOST_BYTES + 32];
 };
 
@@ -103,6 +105,17 @@ static int lost(struct slots_link *link, char *why)
 	return -EPROTO;
 }
 
+/*
+ * Where long replies are expected, commands are long as well: for each second that BYTES_PER_S
+ * would take for what has passed there is one more. Where nothing passes it ends as soon as ever.
+ */
+static uint64_t until_with(const struct slots_link *link, uint64_t until_ns)
+{
+	if (link->most_reply_bytes <= MOST_REPLY_BYTES)
+		return until_ns;
+	return until_ns + (link->sent_bytes + link->reply_bytes) * 1000 / (BYTES_PER_S / 1000000);
+}
+
 static int wait_for(const struct slots_link *link, short events, uint64_t until_ns, char *why)
 {
 	struct pollfd ready = { .fd = link->context->fd, .events = events };
@@ -134,6 +147,7 @@ static int send_encrypted(struct slots_link *link, const char *text, size_t byte
 		snprintf(why, LINK_WHY_BYTES, "no memory for a command to %s", link->name);
 		return -ENOMEM;
 	}
+	link->sent_bytes = bytes;
 	for (;;) {
 		base_hold_sigpipe(&held);
 		ret = redisBufferWrite(link->context, &done);
@@ -142,7 +156,7 @@ static int send_encrypted(struct slots_link *link, const char *text, size_t byte
 			return lost(link, why);
 		if (done)
 			return 0;
-		ret = wait_for(link, POLLOUT, until_ns, why);
+		ret = wait_for(link, POLLOUT, until_with(link, until_ns), why);
 		if (ret)
 			return ret;
 	}
@@ -153,14 +167,15 @@ static int send_plain(struct slots_link *link, const char *text, size_t bytes, u
 {
 	size_t sent = 0;
 
+	link->sent_bytes = 0;
 	while (sent < bytes) {
 		ssize_t now = send(link->context->fd, text + sent, bytes - sent, MSG_NOSIGNAL);
 		int ret = 0;
 
 		if (now >= 0)
-			sent += (size_t)now;
+			link->sent_bytes = sent += (size_t)now;
 		else if (errno == EAGAIN)
-			ret = wait_for(link, POLLOUT, until_ns, why);
+			ret = wait_for(link, POLLOUT, until_with(link, until_ns), why);
 		else if (errno != EINTR)
 			ret = is_cut(link, errno, why);
 		if (ret)
@@ -244,7 +259,7 @@ int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns,
 		ret = take_parsed(link, reply, why);
 		if (ret || *reply)
 			return ret;
-		ret = wait_for(link, POLLIN, until_ns, why);
+		ret = wait_for(link, POLLIN, until_with(link, until_ns), why);
 		if (!ret)
 			ret = pull(link, why);
 	}

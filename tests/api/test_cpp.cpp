@@ -257,6 +257,27 @@ START_TEST(a_slot_is_held_as_long_as_it_lives)
 }
 END_TEST
 
+START_TEST(generations_are_looked_for)
+{
+	ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+	const std::string directory = scratch_directory();
+	ioshape::context context;
+
+	ck_assert(ioshape::generation::steps(context, directory).empty());
+	options.keep_last = 1;
+	ck_assert_uint_eq(ioshape::generation::prune(context, directory, options), 0);
+	try {
+		ioshape::generation::latest(context, directory);
+		ck_abort_msg("opened what is not there");
+	} catch (const ioshape::error &error) {
+		ck_assert_int_eq(error.raw(), -ENOENT);
+		ck_assert_ptr_nonnull(std::strstr(error.what(), directory.c_str()));
+	}
+	ck_assert_int_eq(thrown([&] { ioshape::generation(context, directory, 7); }), -ENOENT);
+	ck_assert_int_eq(thrown([&] { ioshape::generation::steps(context, "nowhere"); }), -ENOENT);
+}
+END_TEST
+
 /* What a rank of two has seen. */
 struct seen {
 	std::optional<std::uint64_t> before, after;
@@ -300,18 +321,11 @@ static seen save_as(std::uint32_t rank, std::string directory)
 static std::uint8_t first_byte_of(const ioshape::context &context, const std::string &directory,
 				  std::uint64_t step, std::uint32_t rank)
 {
-	ioshape_generation *generation = nullptr;
-	ioshape_reader *reader = nullptr;
+	const ioshape::generation generation(context, directory, step);
+	const ioshape::reader reader = generation.part_reader(rank);
 	std::uint8_t byte = 0;
 
-	ck_assert_int_eq(
-		ioshape_generation_open(context.get(), directory.c_str(), step, &generation), 0);
-	ck_assert_int_eq(ioshape_generation_reader(generation, rank, nullptr, &reader), 0);
-	ioshape_load_request request = { 0, 0, 1, &byte };
-	ck_assert_int_eq(ioshape_reader_find_tensor(reader, "one", &request.tensor), 0);
-	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
-	ioshape_reader_free(reader);
-	ioshape_generation_free(generation);
+	reader.load({ { reader.find_tensor("one"), 0, 1, &byte } });
 	return byte;
 }
 
@@ -336,6 +350,9 @@ START_TEST(ranks_save_together)
 		ck_assert_uint_eq(first_byte_of(context, directory, 1, rank), 10 + rank);
 		ck_assert_uint_eq(first_byte_of(context, directory, 2, rank), 20 + rank);
 	}
+	ck_assert(ioshape::generation::steps(context, directory) ==
+		  (std::vector<std::uint64_t>{ 1, 2 }));
+	ioshape::generation::latest(context, directory).verify();
 	ck_assert_uint_eq(scratch_entries(directory.c_str()), 2);
 }
 END_TEST
@@ -372,6 +389,7 @@ int main()
 	tcase_add_test(classes, records_are_saved_in_one_call);
 	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
 	tcase_add_test(classes, a_slot_is_held_as_long_as_it_lives);
+	tcase_add_test(classes, generations_are_looked_for);
 	tcase_add_test(classes, ranks_save_together);
 	tcase_add_test(classes, a_group_that_nobody_joins_is_an_exception);
 	suite_add_tcase(suite, classes);

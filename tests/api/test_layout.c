@@ -233,6 +233,32 @@ AT(ioshape_reader_options, file_offset, 32);
 AT(ioshape_reader_options, file_bytes, 40);
 BYTES(ioshape_reader_options, 48);
 
+AT(ioshape_generation_info, size, 0);
+AT(ioshape_generation_info, step, 8);
+AT(ioshape_generation_info, ranks, 16);
+AT(ioshape_generation_info, files, 20);
+AT(ioshape_generation_info, bytes, 24);
+AT(ioshape_generation_info, saved, 32);
+AT(ioshape_generation_info, mode, 40);
+AT(ioshape_generation_info, path, 48);
+BYTES(ioshape_generation_info, 56);
+
+AT(ioshape_part_info, size, 0);
+AT(ioshape_part_info, file, 8);
+AT(ioshape_part_info, name, 16);
+AT(ioshape_part_info, offset, 24);
+AT(ioshape_part_info, bytes, 32);
+AT(ioshape_part_info, crc32, 40);
+BYTES(ioshape_part_info, 48);
+
+AT(ioshape_prune_options, size, 0);
+AT(ioshape_prune_options, keep_last, 8);
+AT(ioshape_prune_options, dry_run, 12);
+AT(ioshape_prune_options, keep_every, 16);
+AT(ioshape_prune_options, removing, 24);
+AT(ioshape_prune_options, removing_user, 32);
+BYTES(ioshape_prune_options, 40);
+
 AT(ioshape_record_info, size, 0);
 AT(ioshape_record_info, name, 8);
 AT(ioshape_record_info, bytes, 16);

@@ -727,10 +727,14 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("turns");
-	TCase *all = tcase_create("of every coordinator");
+	TCase *local = tcase_create("local"), *redis = tcase_create("redis");
 
-	tcase_set_timeout(all, 60);
-#define EACH(test) tcase_add_loop_test(all, test, 0, COORDINATORS)
+	tcase_set_timeout(local, 60);
+	tcase_set_timeout(redis, 60);
+	tcase_set_tags(redis, "redis"); /* a test of its own in meson.build */
+#define EACH(test)                                                                                 \
+	tcase_add_loop_test(local, test, LOCAL, LOCAL + 1);                                        \
+	tcase_add_loop_test(redis, test, REDIS, REDIS + 1)
 	EACH(no_more_hold_than_there_are_slots);
 	EACH(who_comes_first_is_served_first);
 	EACH(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many);
@@ -749,6 +753,7 @@ int main(void)
 	EACH(the_status_tells_all);
 	EACH(bandwidth_is_shared_by_who_writes);
 	EACH(processes_at_full_speed_never_exceed_the_capacity);
-	suite_add_tcase(suite, all);
+	suite_add_tcase(suite, local);
+	suite_add_tcase(suite, redis);
 	return check_main(suite);
 }

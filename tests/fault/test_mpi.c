@@ -36,7 +36,7 @@ static void send_plan(uint32_t tag)
 	struct gather_sender *sender;
 	struct stream_memory memory;
 
-	stream_memory_open(&memory);
+	stream_memory_open(&memory, 16 * MIB);
 	STREAM_MUST(
 		!gather_sender_open_comm(&sender, comm, 0, tag, TIMEOUT_MS, &stream_patient, NULL));
 	stream_send_plan(sender, &plan, &memory);

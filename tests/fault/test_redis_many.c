@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several servers: a master that fails over, as sentinels know, and clusters. */
+#include "gather/gather.h"
 #include "support/check_main.h"
 #include "support/redis_case.h"
 #include "support/scratch.h"
@@ -295,6 +296,34 @@ START_TEST(any_node_of_a_cluster_leads_to_the_pool)
 }
 END_TEST
 
+/* Notes lie where the pool's keys are, whichever node that is. */
+START_TEST(notes_follow_the_pool_in_a_cluster)
+{
+	for (int number = 0; number < 6; number++) {
+		struct slots_config config;
+		struct base_buffer note = { 0 };
+		struct base_error error = { 0 };
+		struct gather_board_config board_config = { .name = "b", .ranks = 1 };
+		char text[100];
+		void *board;
+
+		address_of(number % NODES, text, sizeof(text));
+		config = redis_case_config(text, "1");
+		snprintf(config.pool, sizeof(config.pool), "pool-%d", number);
+		board_config.coordinator = &config;
+		ck_assert_msg(!gather_board_redis.open(&board, &board_config, &error), "%s",
+			      error.text);
+		ck_assert_int_eq(gather_board_redis.post(board, "s1", "n", "x", 1, NULL), 0);
+		ck_assert_int_eq(gather_board_redis.look(board, "s1", "n", &note, NULL), 0);
+		ck_assert_uint_eq(note.bytes, 1);
+		gather_board_redis.drop(board, "s1");
+		ck_assert_int_eq(gather_board_redis.look(board, "s1", "n", &note, NULL), -EAGAIN);
+		base_buffer_free(&note);
+		gather_board_redis.close(board);
+	}
+}
+END_TEST
+
 static int node_of(long long slot)
 {
 	for (int i = 0; i < NODES; i++) {
@@ -403,6 +432,7 @@ static Suite *redis_suite(void)
 	tcase_set_timeout(cluster, 120);
 	tcase_add_checked_fixture(cluster, start_cluster, stop_cluster);
 	tcase_add_test(cluster, any_node_of_a_cluster_leads_to_the_pool);
+	tcase_add_test(cluster, notes_follow_the_pool_in_a_cluster);
 	tcase_add_test(cluster, a_pool_that_is_moved_to_another_node_is_followed);
 	tcase_add_test(cluster, a_cluster_without_the_pools_node_is_away_and_comes_back);
 	suite_add_tcase(suite, cluster);

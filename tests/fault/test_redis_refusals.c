@@ -129,6 +129,27 @@ static void note_logged_denial(void *user, enum ioshape_log_level level, const c
 	denials += strstr(line, "BLPOP") || strstr(line, "blpop");
 }
 
+static int ignore_note(void *user, size_t index, const void *data, size_t bytes)
+{
+	(void)user, (void)index, (void)data, (void)bytes;
+	return 0;
+}
+
+/* What a group's ranks need. */
+static void use_notes(const struct slots_config *config)
+{
+	const char *const names[] = { "n", "m" };
+	struct base_error error = { 0 };
+	struct slots_notes *notes;
+
+	ck_assert_int_eq(slots_notes_open(&notes, config, &error), 0);
+	note_denial(slots_notes_put(notes, "b:s1", "n", "x", 1, ".0", "1", NULL, &error), &error);
+	note_denial(slots_notes_renew(notes, "b:s1", &error), &error);
+	note_denial(slots_notes_get(notes, "b:s1", names, 2, ignore_note, NULL, &error), &error);
+	note_denial(slots_notes_remove(notes, "b:s1", &error), &error);
+	slots_notes_close(notes);
+}
+
 static void use_all(const char *as)
 {
 	struct slots_config config = redis_case_config(as, "1");
@@ -172,6 +193,7 @@ static void use_all(const char *as)
 		note_denial(slots_redis.release(pool, request.id, 0, &error), &error);
 	}
 	slots_redis.close(pool);
+	use_notes(&config);
 }
 
 START_TEST(the_documented_rights_are_enough_and_each_is_needed)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from ioshape._errors import StorageError
+from ioshape._reader import Reader
 from tree import build_folder, program
 
 # Members around 4 GiB, and headers behind it. One of exactly 2^32 - 1 bytes is left out: Info-ZIP
@@ -151,3 +153,53 @@ def test_huge_bundles_pass_every_check(tmp_path: Path) -> None:
     assert "No errors detected" in unzip("-t", path)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
+
+
+# ---- We read one member -------------------------------------------------------------------------
+
+
+def test_a_member_is_read_as_if_it_were_a_file(tmp_path: Path) -> None:
+    files = ranks(tmp_path, 3)
+    path = tmp_path / "ranks.zip"
+    members = bundle(path, 12288, *(f"{file.name}@{file}" for file in files))
+    for file in files:
+        _, offset, _ = member = members[file.name]
+        whole = bytearray(member.n_bytes)
+        with (
+            Reader(str(file)) as alone,
+            Reader(str(path), part=(offset, member.n_bytes)) as inside,
+        ):
+            assert inside.file_bytes == member.n_bytes
+            assert inside.records() == alone.records()
+            inside.verify()
+            inside.read_file(0, memoryview(whole))
+            with pytest.raises(StorageError, match=f"part at offset {offset}"):
+                inside.read_file(1, memoryview(whole))
+        assert whole == file.read_bytes()
+
+
+def test_damage_next_door_is_no_concern(tmp_path: Path) -> None:
+    files = ranks(tmp_path, 3)
+    path = tmp_path / "ranks.zip"
+    members = bundle(path, 4096, *(f"{file.name}@{file}" for file in files))
+    content = bytearray(path.read_bytes())
+    before, middle, behind = members.values()
+    for member in (before, behind):
+        content[member.offset : member.offset + member.n_bytes] = bytes(member.n_bytes)
+    path.write_bytes(content)
+    with Reader(str(path), part=(middle.offset, middle.n_bytes)) as reader:
+        reader.verify()
+    content[middle.offset + middle.n_bytes // 2] ^= 1
+    path.write_bytes(content)
+    with (
+        Reader(str(path), part=(middle.offset, middle.n_bytes)) as reader,
+        pytest.raises(StorageError, match="data/0"),
+    ):
+        reader.verify()
+
+
+def test_a_part_that_leaves_the_file_is_damage(tmp_path: Path) -> None:
+    (file,) = ranks(tmp_path, 1)
+    n_bytes = file.stat().st_size
+    with pytest.raises(StorageError, match="cut short"):
+        Reader(str(file), part=(4096, n_bytes))

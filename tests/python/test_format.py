@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/format.md, read by somebody who knows nothing else: the file is what that page says."""
 
+import json
+import re
 import struct
+import textwrap
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from capi import DTYPES, save
+from tree import ROOT
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -216,7 +220,7 @@ def test_the_example_is_true(tmp_path: Path) -> None:
     save(tmp_path / "example.pt", {"w": torch.arange(6.0).reshape(2, 3)})
     content = (tmp_path / "example.pt").read_bytes()
     page = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
-    lines = page.split("## An example")[1].splitlines()
+    lines = page.split("## An example")[1].split("\n## ")[0].splitlines()
     shown = 0
     for line in lines:
         if line.startswith("    "):
@@ -227,3 +231,17 @@ def test_the_example_is_true(tmp_path: Path) -> None:
     assert f"{len(content)} bytes" in page
     with zipfile.ZipFile(tmp_path / "example.pt") as archive:
         assert shown == archive.getinfo("archive/.ioshape/index").file_size
+
+
+def test_the_manifest_in_the_documentation_holds() -> None:
+    """What unit tests compare the encoder with, and with a checksum that is right."""
+    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+    shown = re.search(r'^    \{\n      "format".*?^    \}\n', page, re.DOTALL | re.MULTILINE)
+    assert shown
+    text = textwrap.dedent(shown[0])
+    body, line, end = text.rpartition('  "crc32"')
+    assert line + end == f'  "crc32": "{zlib.crc32(body.encode()):08x}"\n}}\n'
+    corpus = ROOT / "tests" / "fuzz" / "corpus" / "manifest"
+    assert (corpus / "whole").read_text(encoding="utf-8") == text
+    assert (corpus / "body").read_text(encoding="utf-8") == body
+    assert [part["rank"] for part in json.loads(text)["parts"]] == [0, 1, 2]

@@ -272,7 +272,7 @@ def test_the_signatures_begin_as_those_of_torch() -> None:
         {"map_location": "cuda:77"},
         {"map_location": b"cpu"},
         {"map_location": {"cpu": "cuda:77"}},
-        {"map_location": lambda _storage, _location: None},
+        pytest.param({"map_location": lambda _storage, _location: None}, id="map to function"),
         {"mmap": "yes"},
         {"weights_only": 1},
         {"mmap": True, "map_location": "meta"},

@@ -171,7 +171,9 @@ def test_a_name_that_no_file_can_have_is_refused(save: Save, tmp_path: Path) -> 
     assert names_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("target", [None, 5, b"model.pt", io.BytesIO()], ids=repr)
+@pytest.mark.parametrize(
+    "target", [None, 5, b"model.pt", pytest.param(io.BytesIO(), id="file object")], ids=repr
+)
 def test_the_background_takes_paths_only(target: Any) -> None:
     with pytest.raises(TypeError, match=r"save_async\(\) takes a path, not .*: use save\(\)"):
         ioshape.save_async(STATE, target)

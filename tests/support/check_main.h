@@ -20,7 +20,8 @@ static inline int check_main(Suite *suite)
 
 	srunner_set_tap(runner, "-");
 	srunner_run_all(runner, CK_SILENT);
-	failed = srunner_ntests_failed(runner);
+	/* Tags of a part that nothing has any longer would select nothing. */
+	failed = srunner_ntests_run(runner) > 0 ? srunner_ntests_failed(runner) : 1;
 	srunner_free(runner);
 	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

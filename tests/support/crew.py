@@ -11,6 +11,7 @@ are packets, too: {"started": PID}, and {"ended": PID, "status": STATUS} as soon
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -235,6 +236,9 @@ if __name__ == "__main__":
     import torch.distributed  # what takes so long
     import torch.distributed.distributed_c10d  # noqa: F401
 
+    # What is there already is nobody's garbage: looking for some at each end took seconds.
+    gc.collect()
+    gc.freeze()
     _given = _Server(socket.socket(fileno=os.dup(0))).serve()
     if _given is not None:
         # The first folder of the path is that of this file, where tests have their helpers.

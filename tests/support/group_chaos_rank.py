@@ -10,12 +10,12 @@ from group_program import (
     arguments,
     ioshape,
     is_right,
-    memory_of_others,
     object_of,
     os,
     rank,
     say,
     set_up_distributed,
+    shared_memory,
     time,
 )
 
@@ -96,7 +96,7 @@ def run() -> None:
 
 
 run()
-say("end", memory=memory_of_others(), at=time.monotonic())
+say("end", **shared_memory(), at=time.monotonic())
 if asked["leave"]:
     os._exit(0)  # as a job that is stopped
 Path(directory).stat()

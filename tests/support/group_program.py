@@ -18,13 +18,13 @@ __all__ = [
     "arguments",
     "ioshape",
     "is_right",
-    "memory_of_others",
     "object_of",
     "os",
     "rank",
     "ranks",
     "say",
     "set_up_distributed",
+    "shared_memory",
     "sys",
     "time",
     "torch",
@@ -71,12 +71,16 @@ def is_right(found: Any, which: int, step: int, n_bytes: int = 20_000) -> bool:
     )
 
 
-def memory_of_others() -> int:
-    """Memory files that this process has open: its own staging memory is one."""
-    found = 0
+def shared_memory() -> dict[str, int]:
+    """What this process has open or mapped: memory files, and files of /dev/shm."""
+    found = {"memory_files": 0, "shm_files": 0}
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            found += "memfd:" in str(entry.readlink())
+            link = str(entry.readlink())
         except OSError:
             continue
+        found["memory_files"] += "memfd:" in link
+        found["shm_files"] += link.startswith("/dev/shm/")
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    found["shm_files"] += sum("/dev/shm/" in line for line in maps)
     return found

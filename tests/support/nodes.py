@@ -20,7 +20,7 @@ from crew import Crew, Member
 from processes import environment
 
 #: A rank that has not ended by then hangs.
-TIMEOUT_S = 90.0
+TIMEOUT_S = 40.0
 
 
 class NotPermitted(Exception):

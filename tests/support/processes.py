@@ -25,9 +25,9 @@ from tree import ROOT
 #: A program that is not done by then hangs.
 TIMEOUT_S = 120.0
 
-# Whose settings or job must not be those of a test's program.
+# Whose settings, job or terminal must not be those of a test's program. pytest-xdist has a width.
 _FOREIGN = ("IOSHAPE_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
-_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "COLUMNS", "LINES")
 
 
 #: Where saves of these tests take turns: they do not wait for those of others on this machine.

@@ -211,6 +211,11 @@ bool scratch_under_valgrind(void)
 	return preloaded && strstr(preloaded, "vgpreload");
 }
 
+unsigned scratch_rounds(unsigned rounds)
+{
+	return scratch_under_valgrind() ? (rounds + 4) / 5 : rounds;
+}
+
 bool scratch_long(void)
 {
 	const char *wanted = getenv("IOSHAPE_LONG");

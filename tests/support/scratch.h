@@ -58,6 +58,9 @@ void scratch_leave_child(int status) __attribute__((noreturn));
 /* valgrind complains of what a test does on purpose. */
 bool scratch_under_valgrind(void);
 
+/* Rounds of what is the same code each time: fewer where valgrind makes each slow. */
+unsigned scratch_rounds(unsigned rounds);
+
 /* $IOSHAPE_LONG: tests may take minutes. */
 bool scratch_long(void);
 

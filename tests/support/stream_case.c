@@ -122,20 +122,20 @@ int stream_count_fds(void)
 	return count;
 }
 
-void stream_memory_open(struct stream_memory *memory)
+void stream_memory_open(struct stream_memory *memory, size_t bytes)
 {
 	void *base;
 
-	*memory = (struct stream_memory){ .fd = base_shared_open() };
+	*memory = (struct stream_memory){ .fd = base_shared_open(), .bytes = bytes };
 	STREAM_MUST(memory->fd >= 0);
-	STREAM_MUST(!base_shared_grow(memory->fd, STREAM_MEMORY_BYTES));
-	STREAM_MUST(!base_shared_map(memory->fd, 0, STREAM_MEMORY_BYTES, &base));
+	STREAM_MUST(!base_shared_grow(memory->fd, memory->bytes));
+	STREAM_MUST(!base_shared_map(memory->fd, 0, memory->bytes, &base));
 	memory->base = base;
 }
 
 void stream_memory_close(struct stream_memory *memory)
 {
-	base_unmap(memory->base, STREAM_MEMORY_BYTES);
+	base_unmap(memory->base, memory->bytes);
 	close(memory->fd);
 }
 
@@ -161,7 +161,7 @@ uint64_t stream_plan_bytes(const struct stream_plan *plan)
 /* A place that nobody reads any more. */
 static uint64_t take_place(struct stream_memory *memory, struct gather_sender *sender, size_t bytes)
 {
-	if (memory->used + bytes > STREAM_MEMORY_BYTES) {
+	if (memory->used + bytes > memory->bytes) {
 		const uint64_t all = gather_sender_offset(sender);
 
 		memory->used = 0;

@@ -5,8 +5,6 @@
 
 #include "gather/gather.h"
 
-#define STREAM_MEMORY_BYTES (96 * MIB)
-
 /* Waits for anything, for half a minute in all (times stream_slowness()). */
 extern const struct gather_wait stream_patient;
 
@@ -36,9 +34,10 @@ int stream_count_fds(void);
 struct stream_memory {
 	int fd;
 	uint8_t *base;
-	uint64_t used, generation; /* of the stream, where this round through it began */
+	size_t bytes;
+	size_t used; /* the rest has not been sent from in this round through it */
 };
-void stream_memory_open(struct stream_memory *memory);
+void stream_memory_open(struct stream_memory *memory, size_t bytes);
 void stream_memory_close(struct stream_memory *memory);
 
 /* Random pieces, the same for both sides. */

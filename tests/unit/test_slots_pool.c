@@ -725,7 +725,8 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("slots in one process");
-	TCase *turns = tcase_create("turns"), *pure = tcase_create("own time");
+	TCase *turns = tcase_create("turns"), *away = tcase_create("away");
+	TCase *pure = tcase_create("own time");
 
 	tcase_add_checked_fixture(turns, setup, teardown);
 	tcase_set_timeout(turns, 20);
@@ -738,16 +739,7 @@ int main(void)
 	tcase_add_test(turns, a_lost_slot_is_told_once_and_is_not_held_again);
 	tcase_add_test(turns, a_holder_that_moves_nothing_loses_its_slot);
 	tcase_add_test(turns, what_was_waited_for_long_is_not_taken_to_hang);
-	tcase_add_test(turns, a_coordinator_that_is_away_makes_nobody_fail);
-	tcase_add_test(turns, a_coordinator_that_is_being_restarted_is_waited_for);
-	tcase_add_test(turns, fail_fails_and_says_why);
-	tcase_add_test(turns, wait_waits_as_long_as_it_takes);
-	tcase_add_test(turns, a_waiter_whose_coordinator_goes_away_goes_on_alone);
-	tcase_add_test(turns, a_holder_outlives_a_short_absence_and_loses_its_slot_in_a_long_one);
 	tcase_add_test(turns, a_release_that_could_not_be_said_is_said_later);
-	tcase_add_test(turns, each_outage_of_a_wait_is_counted_by_itself);
-	tcase_add_test(turns, an_answer_that_makes_no_sense_fails_nothing);
-	tcase_add_test(turns, who_goes_ahead_alone_leaves_the_queue);
 	tcase_add_test(turns, who_cannot_wait_for_wakes_asks_now_and_then);
 	tcase_add_test(turns, without_a_thread_who_waits_asks_himself);
 	tcase_add_test(turns, a_rate_that_is_far_too_low_does_not_stop_a_save);
@@ -756,6 +748,19 @@ int main(void)
 	tcase_add_test(turns, waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back);
 	tcase_add_test(turns, without_a_limit_the_coordinator_is_seldom_asked);
 	suite_add_tcase(suite, turns);
+	tcase_add_checked_fixture(away, setup, teardown);
+	tcase_set_timeout(away, 20);
+	tcase_set_tags(away, "away"); /* a test of its own in meson.build */
+	tcase_add_test(away, a_coordinator_that_is_away_makes_nobody_fail);
+	tcase_add_test(away, a_coordinator_that_is_being_restarted_is_waited_for);
+	tcase_add_test(away, fail_fails_and_says_why);
+	tcase_add_test(away, wait_waits_as_long_as_it_takes);
+	tcase_add_test(away, a_waiter_whose_coordinator_goes_away_goes_on_alone);
+	tcase_add_test(away, a_holder_outlives_a_short_absence_and_loses_its_slot_in_a_long_one);
+	tcase_add_test(away, each_outage_of_a_wait_is_counted_by_itself);
+	tcase_add_test(away, an_answer_that_makes_no_sense_fails_nothing);
+	tcase_add_test(away, who_goes_ahead_alone_leaves_the_queue);
+	suite_add_tcase(suite, away);
 	tcase_add_test(pure, the_ranks_of_a_job_are_dealt_out_over_turns);
 	tcase_add_test(pure, no_turn_is_later_than_the_longest_wait);
 	tcase_add_test(pure, no_rank_is_always_the_last);

@@ -378,17 +378,18 @@ START_TEST(a_part_is_read_ahead_to_its_end)
 {
 	begin_scripted();
 	get(0, 8 * BLOCK);
-	for (uint64_t at = 8 * BLOCK; at < FILE_BYTES; at += BLOCK)
-		get(at, MIN(BLOCK, FILE_BYTES - at));
-	ck_assert_uint_eq(asked[0].offset, base / 4096 * 4096);
+	for (uint64_t at = 8 * BLOCK; at < STREAM_END; at += BLOCK)
+		get(at, MIN(BLOCK, STREAM_END - at));
+	ck_assert_uint_eq(asked[0].offset, base / lane->alignment * lane->alignment);
 	check_sequence(0);
 	for (unsigned i = 0; i < requests; i++) {
-		ck_assert_uint_eq(asked[i].offset % 4096, 0);
-		ck_assert_uint_eq(asked[i].bytes % 4096, 0);
+		ck_assert_uint_eq(asked[i].offset % lane->alignment, 0);
+		ck_assert_uint_eq(asked[i].bytes % lane->alignment, 0);
 	}
-	ck_assert_uint_eq(asked_end(requests - 1), base_round_up(base + FILE_BYTES, 4096));
+	ck_assert_uint_eq(asked_end(requests - 1),
+			  base_round_up(base + STREAM_END, lane->alignment));
 	/* Who had to be asked block by block was not read ahead of. */
-	ck_assert_uint_le(requests, FILE_BYTES / BLOCK + 6);
+	ck_assert_uint_le(requests, STREAM_END / BLOCK + 6);
 	close_stream();
 }
 END_TEST
@@ -410,7 +411,7 @@ static void wander(uint64_t *state)
 {
 	uint64_t at = 0, bytes;
 
-	for (int i = 0; i < 200; i++) {
+	for (unsigned i = 0; i < scratch_rounds(200); i++) {
 		switch (test_random_below(state, 12)) {
 		case 0:
 			at = test_random_below(state, FILE_BYTES);

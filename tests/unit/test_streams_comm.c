@@ -64,7 +64,7 @@ static void send_plans(const void *argument)
 	struct stream_memory memory;
 
 	comm = pair_comm_be(&pair, 1);
-	stream_memory_open(&memory);
+	stream_memory_open(&memory, 24 * MIB);
 	for (uint32_t tag = 1; plan->rank; plan++, tag++) {
 		struct gather_sender *sender = send_with(tag);
 
@@ -142,7 +142,7 @@ static void send_next(void)
 	struct gather_sender *sender = send_with(9);
 	struct stream_memory memory;
 
-	stream_memory_open(&memory);
+	stream_memory_open(&memory, 24 * MIB);
 	stream_send_plan(sender, &next_plan, &memory);
 	stream_memory_close(&memory);
 	gather_sender_free(sender, NULL);

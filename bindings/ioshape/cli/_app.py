@@ -18,6 +18,9 @@ COMMANDS = (
     "run",
     "inspect",
     "verify",
+    "ls",
+    "extract",
+    "prune",
     "bench",
     "slots",
     "top",
@@ -77,6 +80,7 @@ def commands(context: click.Context, debug: bool) -> None:
     ioshape run train.py --lr 1e-3       torch.save in train.py becomes ioshape.save
     ioshape verify checkpoints/*.pt      every checksum of every file
     ioshape inspect model.pt             what lies in it, and where
+    ioshape ls checkpoints               the generations that save_group has written there
     ioshape bench /scratch               what this filesystem gives to torch.save, and to ioshape
     ioshape top                          who writes to shared filesystems now, and who waits
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape.cli._files import exit_for, files_argument, reason
-from ioshape.cli._output import human_size, one_line, say, say_json
+from ioshape.cli._files import exit_for, files_argument
+from ioshape.cli._generations import STEP, damaged, open_step
+from ioshape.cli._output import explain, human_size, one_line, say, say_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,8 +51,10 @@ def _progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], obje
         yield tell
 
 
-def _verify(path: str, with_bar: bool) -> dict[str, Any]:
-    """What came of one file, as in the JSON."""
+def _outcome(
+    path: str, verify: Callable[[Callable[[Progress], object] | None], int], with_bar: bool
+) -> dict[str, Any]:
+    """What came of one file or generation, as in the JSON. `verify` returns its bytes."""
     import ioshape  # noqa: PLC0415
 
     begin = time.perf_counter()
@@ -58,13 +62,12 @@ def _verify(path: str, with_bar: bool) -> dict[str, Any]:
     n_bytes: int | None = None
     try:
         with _progress_bar(path, with_bar) as tell:
-            ioshape.verify(path, progress=tell)
-        n_bytes = Path(path).stat().st_size
+            n_bytes = verify(tell)
     except ioshape.DamagedError as error:
         state, error_text = "damaged", str(error)
     except OSError as error:
         state = "without checksums" if error.errno == errno.ENODATA else "unreadable"
-        error_text = reason(path, error)
+        error_text = explain(error)
     return {
         "path": path,
         "state": state,
@@ -74,12 +77,71 @@ def _verify(path: str, with_bar: bool) -> dict[str, Any]:
     }
 
 
-@click.command(short_help="Compare every checksum in files.")
+def _verify_file(path: str, with_bar: bool) -> dict[str, Any]:
+    import ioshape  # noqa: PLC0415
+
+    def verify(tell: Callable[[Progress], object] | None) -> int:
+        ioshape.verify(path, progress=tell)
+        return Path(path).stat().st_size
+
+    return _outcome(path, verify, with_bar)
+
+
+def _verify_generation(directory: str, step: int | None, with_bar: bool) -> dict[str, Any]:
+    name = directory if step is None else os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
+
+    def verify(tell: Callable[[Progress], object] | None) -> int:
+        generation = open_step(directory, step)
+        generation.verify(progress=tell)
+        return generation.n_bytes
+
+    return _outcome(name, verify, with_bar)
+
+
+def _generations(
+    directory: str, step: int | None, every_one: bool, with_bar: bool
+) -> Iterator[dict[str, Any]]:
+    """Of a directory of generations, or of one generation in it."""
+    import ioshape  # noqa: PLC0415
+
+    absolute = Path(directory).absolute()
+    match = STEP.fullmatch(absolute.name)
+    if match:
+        yield _verify_generation(os.path.dirname(absolute), int(match[1]), with_bar)  # noqa: PTH120
+        return
+    if step is None and not every_one:
+        newest = ioshape.latest(directory)
+        if newest is not None:
+            yield _verify_generation(directory, newest.step, with_bar)
+            return
+    if not every_one:
+        yield _verify_generation(directory, step, with_bar)
+        return
+    complete = ioshape.generations(directory)
+    for one in complete:
+        yield _verify_generation(directory, one.step, with_bar)
+    for path, why in damaged(directory, {one.step for one in complete}):
+        yield {"path": path, "state": "damaged", "error": why, "bytes": None, "seconds": 0.0}
+
+
+@click.command(short_help="Compare every checksum in files and generations.")
 @files_argument
+@click.option(
+    "--step",
+    metavar="N",
+    type=click.IntRange(min=0, max=2**64 - 1),
+    help="Of directories: this generation, instead of the newest.",
+)
+@click.option("--all", "every_one", is_flag=True, help="Of directories: every generation.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what is not ok.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON: a list of files.")
-def command(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
+def command(
+    files: tuple[str, ...], step: int | None, every_one: bool, quiet: bool, as_json: bool
+) -> int:
     """Reads files of torch.save or ioshape completely, and compares every checksum in them.
+
+    A directory is one of generations: its newest complete one is read, or the one of --step, or
+    with --all every one. A path that ends in step-... is that generation.
 
     Prints a line for each file: that it is ok, or what is damaged, in which tensor, and where in
     the file. On a terminal a bar shows how far it is.
@@ -87,19 +149,30 @@ def command(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
     \b
     ioshape verify checkpoints/*.pt
     ioshape verify --quiet latest.pt && train --resume latest.pt
+    ioshape verify --all checkpoints/
 
     Exit code: 0 if every file is ok; 1 if one is damaged, cannot be read, or has no checksums.
     """
-    outcomes: list[dict[str, Any]] = []
-    for path in files:
-        outcome = _verify(path, not quiet and not as_json and sys.stderr.isatty())
-        outcomes.append(outcome)
+    if step is not None and every_one:
+        raise click.UsageError("give --step N or --all, not both")
+    with_bar = not quiet and not as_json and sys.stderr.isatty()
+
+    def outcomes() -> Iterator[dict[str, Any]]:
+        for path in files:
+            if Path(path).is_dir():
+                yield from _generations(path, step, every_one, with_bar)
+            else:
+                yield _verify_file(path, with_bar)
+
+    seen = []
+    for outcome in outcomes():
+        seen.append(outcome)
         if as_json:
             continue
         if outcome["error"]:
             say(outcome["error"])
         elif not quiet:
-            say(f"{path}: ok, {human_size(outcome['bytes'])}")
+            say(f"{outcome['path']}: ok, {human_size(outcome['bytes'])}")
     if as_json:
-        say_json(outcomes)
-    return exit_for(any(outcome["error"] for outcome in outcomes))
+        say_json(seen)
+    return exit_for(any(outcome["error"] for outcome in seen))

@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The manifest of a generation: written in one layout, read as any JSON of this meaning. */
+#define _GNU_SOURCE
+#include "zip/manifest.h"
+
+#include "zip/entries.h"
+#include "zip/json.h"
+
+#include <ioshape/group.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What every manifest begins with, of whatever version, and the last line before the final bracket.
+ */
+#define HEAD "{\n  \"format\": \"" ZIP_MANIFEST_FORMAT "\",\n  \"version\": "
+#define TAIL "  \"crc32\": \"%08" PRIx32 "\"\n}\n"
+#define TAIL_BYTES (sizeof("  \"crc32\": \"01234567\"\n}\n") - 1)
+
+#define CRC_BYTES 9 /* digits, with the final 0 */
+
+static const char *const mode_words[] = {
+	[IOSHAPE_MODE_EACH] = "each",
+	[IOSHAPE_MODE_NODE] = "node",
+	[IOSHAPE_MODE_RANK0] = "rank0",
+};
+
+void zip_part_name(char into[ZIP_PART_NAME_BYTES], uint32_t rank)
+{
+	snprintf(into, ZIP_PART_NAME_BYTES, "rank-%05" PRIu32 ".pt", rank);
+}
+
+void zip_manifest_free(struct zip_manifest *manifest)
+{
+	for (uint32_t i = 0; i < manifest->file_count; i++)
+		free(manifest->files[i].name);
+	free(manifest->files);
+	free(manifest->parts);
+	memset(manifest, 0, sizeof(*manifest));
+}
+
+/* ---- What is checked on either way ----------------------------------------------------------- */
+
+/* In the directory of the generation, and beside the manifest. NULL if it is fine, else what is
+ * wrong.
+ */
+static const char *name_problem(const char *name)
+{
+	size_t bytes = strlen(name);
+
+	if (!bytes || bytes > ZIP_MAX_FILE_NAME_BYTES || !zip_utf8_valid(name, bytes))
+		return "the name of a file is empty, too long or not UTF-8";
+	if (strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, "..") ||
+	    !strcmp(name, ZIP_MANIFEST_NAME))
+		return "a file is not one of the generation's own directory";
+	return NULL;
+}
+
+static const char *attempt_problem(const char *attempt)
+{
+	return *attempt && !attempt[strspn(attempt, "0123456789abcdefABCDEF-")] ?
+		       NULL :
+		       "the attempt is not hexadecimal digits";
+}
+
+/* One part against its file. */
+static const char *part_problem(const struct zip_manifest *manifest,
+				const struct zip_manifest_part *part)
+{
+	const struct zip_manifest_file *file;
+
+	if (part->file >= manifest->file_count)
+		return "a part is in a file that is not there";
+	file = &manifest->files[part->file];
+	if (part->offset > file->bytes || part->bytes > file->bytes - part->offset)
+		return "a part leaves its file";
+	if (!file->bundle &&
+	    (part->offset || part->bytes != file->bytes || part->crc32 != file->crc32))
+		return "a file that is no bundle is not the part of its rank";
+	return NULL;
+}
+
+static int compare_places(const void *left, const void *right, void *user)
+{
+	const struct zip_manifest_part *parts = user;
+	const struct zip_manifest_part *a = &parts[*(const uint32_t *)left];
+	const struct zip_manifest_part *b = &parts[*(const uint32_t *)right];
+
+	if (a->file != b->file)
+		return a->file < b->file ? -1 : 1;
+	if (a->offset != b->offset)
+		return a->offset < b->offset ? -1 : 1;
+	return a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
+}
+
+/* Parts that lie in their files. */
+static int check_apart(const struct zip_manifest *manifest, const char **problem)
+{
+	const struct zip_manifest_part *before, *part, *parts = manifest->parts;
+	uint32_t *order = reallocarray(NULL, MAX(manifest->rank_count, 1), sizeof(*order));
+
+	if (!order)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < manifest->rank_count; i++)
+		order[i] = i;
+	qsort_r(order, manifest->rank_count, sizeof(*order), compare_places, manifest->parts);
+	for (uint32_t i = 1; i < manifest->rank_count && !*problem; i++) {
+		before = &parts[order[i - 1]];
+		part = &parts[order[i]];
+		/* In a file of its own even nothing is one rank's only. */
+		if (part->file == before->file && (before->offset + before->bytes > part->offset ||
+						   !manifest->files[part->file].bundle))
+			*problem = "two parts overlap";
+	}
+	free(order);
+	return 0;
+}
+
+static int check_names(const struct zip_manifest *manifest, const char **problem)
+{
+	struct zip_names *names;
+	const char *name;
+	int ret;
+
+	ret = zip_names_new(&names, manifest->file_count);
+	for (uint32_t i = 0; i < manifest->file_count && !ret && !*problem; i++) {
+		name = manifest->files[i].name;
+		*problem = name_problem(name);
+		if (!*problem)
+			ret = zip_names_add(names, name, strlen(name), i);
+	}
+	zip_names_free(names);
+	if (ret != -EEXIST)
+		return ret;
+	*problem = "two files have the same name";
+	return 0;
+}
+
+/* *problem is set if it does not hold together. */
+static int check_all(const struct zip_manifest *manifest, const char **problem)
+{
+	int ret;
+
+	*problem = attempt_problem(manifest->attempt);
+	if (!*problem && (!manifest->rank_count || !manifest->file_count))
+		*problem = "it has no files, or no parts";
+	if (*problem)
+		return 0;
+	ret = check_names(manifest, problem);
+	for (uint32_t i = 0; i < manifest->rank_count && !ret && !*problem; i++)
+		*problem = part_problem(manifest, &manifest->parts[i]);
+	return ret || *problem ? ret : check_apart(manifest, problem);
+}
+
+/* ---- Encoding -------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 2, 3))) static int put(struct base_buffer *out, const char *format,
+						     ...)
+{
+	char line[256]; /* names do not come this way */
+	va_list arguments;
+	int bytes;
+
+	va_start(arguments, format);
+	bytes = vsnprintf(line, sizeof(line), format, arguments);
+	va_end(arguments);
+	return base_buffer_append(out, line, (size_t)bytes);
+}
+
+static int put_files(struct base_buffer *out, const struct zip_manifest *manifest)
+{
+	int ret = put(out, "  \"files\": [");
+
+	for (uint32_t i = 0; i < manifest->file_count && !ret; i++) {
+		const struct zip_manifest_file *file = &manifest->files[i];
+
+		ret = put(out, "%s\n    {\"name\": ", i ? "," : "");
+		if (!ret)
+			ret = zip_json_put_string(out, file->name);
+		if (!ret)
+			ret = put(out,
+				  ", \"bytes\": %" PRIu64 ", \"crc32\": \"%08" PRIx32
+				  "\", \"bundle\": %s}",
+				  file->bytes, file->crc32, file->bundle ? "true" : "false");
+	}
+	return ret ? ret : put(out, "\n  ],\n");
+}
+
+static int put_parts(struct base_buffer *out, const struct zip_manifest *manifest)
+{
+	int ret = put(out, "  \"parts\": [");
+
+	for (uint32_t i = 0; i < manifest->rank_count && !ret; i++) {
+		const struct zip_manifest_part *part = &manifest->parts[i];
+
+		ret = put(out,
+			  "%s\n    {\"rank\": %" PRIu32 ", \"file\": %" PRIu32
+			  ", \"offset\": %" PRIu64 ", \"bytes\": %" PRIu64
+			  ", \"crc32\": \"%08" PRIx32 "\"}",
+			  i ? "," : "", i, part->file, part->offset, part->bytes, part->crc32);
+	}
+	return ret ? ret : put(out, "\n  ],\n");
+}
+
+int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *manifest)
+{
+	const size_t before = out->bytes;
+	const char *problem = NULL;
+	int ret;
+
+	if (manifest->mode < IOSHAPE_MODE_EACH || manifest->mode > IOSHAPE_MODE_RANK0)
+		return -EINVAL;
+	/* What could not be read again must not be written. */
+	if (manifest->rank_count > ZIP_MAX_RANKS || manifest->file_count > ZIP_MAX_RANKS)
+		return IOSHAPE_E_LIMIT;
+	ret = check_all(manifest, &problem);
+	if (ret || problem)
+		return ret ? ret : -EINVAL;
+	ret = put(out, HEAD "%u,\n  \"step\": %" PRIu64 ",\n  \"saved\": %" PRId64 ",\n",
+		  ZIP_MANIFEST_VERSION, manifest->step, manifest->saved);
+	if (!ret)
+		ret = put(out, "  \"mode\": \"%s\",\n  \"attempt\": \"%s\",\n",
+			  mode_words[manifest->mode], manifest->attempt);
+	if (!ret)
+		ret = put_files(out, manifest);
+	if (!ret)
+		ret = put_parts(out, manifest);
+	if (!ret)
+		ret = put(out, TAIL, base_crc32(0, out->data + before, out->bytes - before));
+	if (!ret && out->bytes - before > ZIP_MAX_MANIFEST_BYTES)
+		ret = IOSHAPE_E_LIMIT;
+	if (ret)
+		out->bytes = before;
+	return ret;
+}
+
+/* ---- Decoding -------------------------------------------------------------------------------- */
+
+struct decoding {
+	struct zip_manifest *manifest;
+	uint64_t version;
+	unsigned seen; /* members: a bit for each */
+	uint64_t file_room, part_room;
+	/* Of the file or the part at hand. */
+	char name[ZIP_MAX_FILE_NAME_BYTES + 1];
+	uint64_t rank, file;
+};
+
+/* A member that is known: where it stands in the list is its bit. */
+struct known {
+	const char *name;
+	int (*read)(struct decoding *decoding, struct zip_json *json);
+};
+
+/* Unknown members are for readers of later minor versions. */
+static int read_known(struct decoding *decoding, struct zip_json *json, const char *name,
+		      const struct known *known, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		if (strcmp(name, known[i].name) != 0)
+			continue;
+		decoding->seen |= 1u << i;
+		return known[i].read(decoding, json);
+	}
+	return zip_json_skip(json);
+}
+
+/* Reads an object all of whose known members must be there. */
+static int read_object(struct decoding *decoding, struct zip_json *json,
+		       int (*member)(void *user, struct zip_json *json, const char *name),
+		       size_t count)
+{
+	unsigned outside = decoding->seen;
+	int ret;
+
+	decoding->seen = 0;
+	ret = zip_json_object(json, member, decoding);
+	if (!ret && decoding->seen != (1u << count) - 1)
+		ret = zip_json_fail(json, IOSHAPE_E_DAMAGED, "an object lacks a member");
+	decoding->seen = outside;
+	return ret;
+}
+
+static int read_crc32(struct zip_json *json, uint32_t *crc)
+{
+	char text[CRC_BYTES];
+	int ret = zip_json_string(json, text, sizeof(text));
+
+	if (ret)
+		return ret;
+	if (strlen(text) != CRC_BYTES - 1 || text[strspn(text, "0123456789abcdef")])
+		return zip_json_fail(json, IOSHAPE_E_DAMAGED,
+				     "a checksum is not eight hexadecimal digits");
+	*crc = (uint32_t)strtoul(text, NULL, 16);
+	return 0;
+}
+
+/* ---- Files ---- */
+
+static struct zip_manifest_file *current_file(struct decoding *decoding)
+{
+	return &decoding->manifest->files[decoding->manifest->file_count - 1];
+}
+
+static int read_file_name(struct decoding *decoding, struct zip_json *json)
+{
+	const char *problem;
+	int ret = zip_json_string(json, decoding->name, sizeof(decoding->name));
+
+	if (ret)
+		return ret;
+	problem = name_problem(decoding->name);
+	if (problem)
+		return zip_json_fail(json, IOSHAPE_E_DAMAGED, problem);
+	current_file(decoding)->name = strdup(decoding->name);
+	return current_file(decoding)->name ? 0 : -ENOMEM;
+}
+
+static int read_file_bytes(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_u64(json, &current_file(decoding)->bytes);
+}
+
+static int read_file_crc32(struct decoding *decoding, struct zip_json *json)
+{
+	return read_crc32(json, &current_file(decoding)->crc32);
+}
+
+static int read_file_bundle(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_bool(json, &current_file(decoding)->bundle);
+}
+
+static const struct known of_files[] = {
+	{ "name", read_file_name },
+	{ "bytes", read_file_bytes },
+	{ "crc32", read_file_crc32 },
+	{ "bundle", read_file_bundle },
+};
+
+static int file_member(void *user, struct zip_json *json, const char *name)
+{
+	return read_known(user, json, name, of_files, ARRAY_LENGTH(of_files));
+}
+
+static int read_file(void *user, struct zip_json *json)
+{
+	struct decoding *decoding = user;
+	struct zip_manifest *manifest = decoding->manifest;
+	void *files = manifest->files;
+	int ret;
+
+	if (manifest->file_count == ZIP_MAX_RANKS)
+		return zip_json_fail(json, IOSHAPE_E_LIMIT, "it has too many files");
+	ret = zip_grow(&files, manifest->file_count, &decoding->file_room,
+		       sizeof(*manifest->files));
+	manifest->files = files;
+	if (ret)
+		return ret;
+	memset(&manifest->files[manifest->file_count++], 0, sizeof(*manifest->files));
+	return read_object(decoding, json, file_member, ARRAY_LENGTH(of_files));
+}
+
+static int read_files(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_array(json, read_file, decoding);
+}
+
+/* ---- Parts ---- */
+
+static struct zip_manifest_part *current_part(struct decoding *decoding)
+{
+	return &decoding->manifest->parts[decoding->manifest->rank_count - 1];
+}
+
+static int read_part_rank(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_u64(json, &decoding->rank);
+}
+
+static int read_part_file(struct decoding *decoding, struct zip_json *json)
+{
+	int ret = zip_json_u64(json, &decoding->file);
+
+	/* Whether it is there is known when all files have been read. */
+	current_part(decoding)->file = (uint32_t)MIN(decoding->file, UINT32_MAX);
+	return ret;
+}
+
+static int read_part_offset(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_u64(json, &current_part(decoding)->offset);
+}
+
+static int read_part_bytes(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_u64(json, &current_part(decoding)->bytes);
+}
+
+static int read_part_crc32(struct decoding *decoding, struct zip_json *json)
+{
+	return read_crc32(json, &current_part(decoding)->crc32);
+}
+
+static const struct known of_parts[] = {
+	{ "rank", read_part_rank },   { "file", read_part_file },   { "offset", read_part_offset },
+	{ "bytes", read_part_bytes }, { "crc32", read_part_crc32 },
+};
+
+static int part_member(void *user, struct zip_json *json, const char *name)
+{
+	return read_known(user, json, name, of_parts, ARRAY_LENGTH(of_parts));
+}
+
+static int read_part(void *user, struct zip_json *json)
+{
+	struct decoding *decoding = user;
+	struct zip_manifest *manifest = decoding->manifest;
+	void *parts = manifest->parts;
+	int ret;
+
+	if (manifest->rank_count == ZIP_MAX_RANKS)
+		return zip_json_fail(json, IOSHAPE_E_LIMIT, "it has too many ranks");
+	ret = zip_grow(&parts, manifest->rank_count, &decoding->part_room,
+		       sizeof(*manifest->parts));
+	manifest->parts = parts;
+	if (ret)
+		return ret;
+	memset(&manifest->parts[manifest->rank_count++], 0, sizeof(*manifest->parts));
+	ret = read_object(decoding, json, part_member, ARRAY_LENGTH(of_parts));
+	/* So no rank is there twice, and none is missing. */
+	if (!ret && decoding->rank != manifest->rank_count - 1)
+		ret = zip_json_fail(json, IOSHAPE_E_DAMAGED,
+				    "a rank is missing, there twice or out of order");
+	return ret;
+}
+
+static int read_parts(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_array(json, read_part, decoding);
+}
+
+/* ---- The whole ---- */
+
+/* Both are in the head, which has been looked at. */
+static int read_format(struct decoding *decoding, struct zip_json *json)
+{
+	(void)decoding;
+	return zip_json_skip(json);
+}
+
+static int read_version(struct decoding *decoding, struct zip_json *json)
+{
+	int ret = zip_json_u64(json, &decoding->version);
+
+	if (!ret && decoding->version != ZIP_MANIFEST_VERSION)
+		ret = zip_json_fail(json, IOSHAPE_E_FORMAT, "it is of another version");
+	return ret;
+}
+
+static int read_step(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_u64(json, &decoding->manifest->step);
+}
+
+static int read_saved(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_i64(json, &decoding->manifest->saved);
+}
+
+static int read_mode(struct decoding *decoding, struct zip_json *json)
+{
+	char word[16];
+	int ret = zip_json_string(json, word, sizeof(word));
+
+	for (uint32_t i = 0; i < ARRAY_LENGTH(mode_words) && !ret; i++)
+		if (mode_words[i] && !strcmp(word, mode_words[i]))
+			decoding->manifest->mode = i;
+	if (!ret && !decoding->manifest->mode)
+		ret = zip_json_fail(json, IOSHAPE_E_DAMAGED, "the mode is unknown");
+	return ret;
+}
+
+static int read_attempt(struct decoding *decoding, struct zip_json *json)
+{
+	return zip_json_string(json, decoding->manifest->attempt,
+			       sizeof(decoding->manifest->attempt));
+}
+
+static int read_own_crc32(struct decoding *decoding, struct zip_json *json)
+{
+	uint32_t crc; /* compared before anything was read */
+
+	(void)decoding;
+	return read_crc32(json, &crc);
+}
+
+static const struct known of_manifests[] = {
+	{ "format", read_format }, { "version", read_version }, { "step", read_step },
+	{ "saved", read_saved },   { "mode", read_mode },       { "attempt", read_attempt },
+	{ "files", read_files },   { "parts", read_parts },     { "crc32", read_own_crc32 },
+};
+
+static int manifest_member(void *user, struct zip_json *json, const char *name)
+{
+	return read_known(user, json, name, of_manifests, ARRAY_LENGTH(of_manifests));
+}
+
+/* That it is a manifest, and whole: before a single number of it is believed. */
+static int check_frame(const char *text, size_t bytes, const char *path, struct base_error *error)
+{
+	const size_t head_bytes = sizeof(HEAD) - 1;
+	char tail[TAIL_BYTES + 1];
+
+	if (bytes && memcmp(text, HEAD, MIN(bytes, head_bytes)) != 0)
+		return base_fail(
+			error, IOSHAPE_E_FORMAT,
+			"%s is not the manifest of a generation; give the directory of one", path);
+	if (bytes >= head_bytes + TAIL_BYTES) {
+		snprintf(tail, sizeof(tail), TAIL, base_crc32(0, text, bytes - TAIL_BYTES));
+		if (!memcmp(text + bytes - TAIL_BYTES, tail, TAIL_BYTES))
+			return 0;
+	}
+	return base_fail(error, IOSHAPE_E_DAMAGED,
+			 "%s is damaged or cut short: its checksum is not that of its %zu bytes; "
+			 "use another generation",
+			 path, bytes);
+}
+
+static int decode(struct decoding *decoding, struct zip_json *json)
+{
+	int ret = read_object(decoding, json, manifest_member, ARRAY_LENGTH(of_manifests));
+
+	if (!ret)
+		ret = zip_json_end(json);
+	if (!ret)
+		ret = check_all(decoding->manifest, &json->problem);
+	return !ret && json->problem ? IOSHAPE_E_DAMAGED : ret;
+}
+
+static int tell(const struct decoding *decoding, const struct zip_json *json, int code,
+		const char *path, struct base_error *error)
+{
+	if (code == -ENOMEM)
+		return base_no_memory(error, "the manifest of a generation", json->bytes);
+	if (code == IOSHAPE_E_FORMAT)
+		return base_fail(error, code,
+				 "%s was written by a later version of this library (manifest "
+				 "version %" PRIu64 ", known is %u); use that one",
+				 path, decoding->version, ZIP_MANIFEST_VERSION);
+	return base_fail(error, code,
+			 "%s does not hold: %s (at offset %zu); use another generation", path,
+			 json->problem, json->at);
+}
+
+int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t bytes,
+			const char *path, struct base_error *error)
+{
+	struct decoding decoding = { .manifest = manifest };
+	struct zip_json json = { .text = text, .bytes = bytes };
+	int ret;
+
+	memset(manifest, 0, sizeof(*manifest));
+	if (bytes > ZIP_MAX_MANIFEST_BYTES)
+		return base_fail(error, IOSHAPE_E_LIMIT,
+				 "%s has %zu bytes; manifests have at most %llu", path, bytes,
+				 ZIP_MAX_MANIFEST_BYTES);
+	ret = check_frame(text, bytes, path, error);
+	if (ret)
+		return ret;
+	ret = decode(&decoding, &json);
+	if (!ret)
+		return 0;
+	zip_manifest_free(manifest);
+	return tell(&decoding, &json, ret, path, error);
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any text as a manifest. What is accepted must hold together, and is written and read again. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "zip/json.h"
+#include "zip/manifest.h"
+
+/* Stays on where assert() is compiled away. */
+#define MUST(condition)                                                                            \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);            \
+			abort();                                                                   \
+		}                                                                                  \
+	} while (0)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+static void check_manifest(const struct zip_manifest *manifest)
+{
+	MUST(manifest->rank_count && manifest->rank_count <= ZIP_MAX_RANKS);
+	MUST(manifest->file_count && manifest->file_count <= ZIP_MAX_RANKS);
+	for (uint32_t i = 0; i < manifest->file_count; i++) {
+		const char *name = manifest->files[i].name;
+
+		MUST(*name && strlen(name) <= ZIP_MAX_FILE_NAME_BYTES);
+		MUST(!strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0);
+		MUST(strcmp(name, ZIP_MANIFEST_NAME) != 0);
+	}
+	for (uint32_t i = 0; i < manifest->rank_count; i++) {
+		const struct zip_manifest_part *part = &manifest->parts[i];
+
+		MUST(part->file < manifest->file_count);
+		MUST(part->bytes <= manifest->files[part->file].bytes);
+		MUST(part->offset <= manifest->files[part->file].bytes - part->bytes);
+	}
+}
+
+static void try_text(const uint8_t *text, size_t bytes)
+{
+	struct base_buffer first = { 0 }, second = { 0 };
+	struct zip_manifest manifest, again;
+	struct base_error error = { 0 };
+	int ret;
+
+	ret = zip_manifest_decode(&manifest, (const char *)text, bytes, "manifest.json", &error);
+	MUST(ret == error.code);
+	if (ret) {
+		MUST(!manifest.files && !manifest.parts);
+		return;
+	}
+	check_manifest(&manifest);
+	MUST(!zip_manifest_encode(&first, &manifest));
+	MUST(!zip_manifest_decode(&again, (const char *)first.data, first.bytes, "again", &error));
+	MUST(!zip_manifest_encode(&second, &again));
+	MUST(first.bytes == second.bytes && !memcmp(first.data, second.data, first.bytes));
+	zip_manifest_free(&manifest);
+	zip_manifest_free(&again);
+	base_buffer_free(&first);
+	base_buffer_free(&second);
+}
+
+/* Mutations hardly ever get past the checksum: so each text is tried once more with one that is
+ * right. */
+static void try_with_checksum(const uint8_t *data, size_t bytes)
+{
+	struct base_buffer text = { 0 };
+	char tail[64];
+
+	snprintf(tail, sizeof(tail), "  \"crc32\": \"%08x\"\n}\n", base_crc32(0, data, bytes));
+	MUST(!base_buffer_append(&text, data, bytes));
+	MUST(!base_buffer_append(&text, tail, strlen(tail)));
+	try_text(text.data, text.bytes);
+	base_buffer_free(&text);
+}
+
+/* Without a frame around it. */
+static void try_json(const uint8_t *data, size_t bytes)
+{
+	struct zip_json json = { .text = (const char *)data, .bytes = bytes };
+	int ret = zip_json_skip(&json);
+
+	MUST(json.at <= bytes);
+	MUST(!ret == !json.problem);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+	try_text(data, bytes);
+	try_with_checksum(data, bytes);
+	try_json(data, bytes);
+	return 0;
+}

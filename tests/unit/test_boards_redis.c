@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The board in a Redis: which goes away, forgets, and asks for passwords. */
+#define _GNU_SOURCE
+#include "support/board_case.h"
+#include "support/check_main.h"
+
+#include <poll.h>
+#include <signal.h>
+
+static struct board_case boards;
+
+static void setup(void)
+{
+	scratch_setup();
+	board_case_begin(&boards, 2, 4);
+	ck_assert_str_eq(boards.ops->id, "redis");
+}
+
+static void teardown(void)
+{
+	board_case_end(&boards);
+	scratch_teardown();
+}
+
+static void forget_everything(void)
+{
+	redis_server_kill(&boards.server);
+	redis_server_start(&boards.server);
+	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 0);
+}
+
+START_TEST(test_a_redis_that_forgot_everything_is_told_again)
+{
+	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	uint8_t binary[1000];
+	uint64_t end;
+
+	for (size_t i = 0; i < sizeof(binary); i++)
+		binary[i] = (uint8_t)i;
+	board_case_post(&boards, one, "s1", "n", binary, sizeof(binary));
+	board_case_post(&boards, one, "s1", "m", "second", 6);
+	board_case_post(&boards, one, "s2", "n", "other scope", 11);
+	board_case_post(&boards, one, "s3", "n", "dropped", 7);
+	boards.ops->drop(one, "s3");
+	forget_everything();
+	/* By waiting alone. */
+	end = base_now_ns() + base_ms_to_ns(8000);
+	while (redis_server_tell(&boards.server, "DBSIZE") < 2) {
+		ck_assert_uint_lt(base_now_ns(), end);
+		boards.ops->wait(one, 250);
+	}
+	board_case_expect(&boards, zero, "s1", "n", binary, sizeof(binary));
+	board_case_expect(&boards, zero, "s1", "m", "second", 6);
+	board_case_expect(&boards, zero, "s2", "n", "other scope", 11);
+	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 2);
+	boards.ops->close(one);
+	boards.ops->close(zero);
+}
+END_TEST
+
+/* The next call of any kind notices, without a wait(). */
+START_TEST(test_the_next_call_notices_what_was_forgotten)
+{
+	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	struct board_case_found found = { 0 };
+	struct base_buffer note = { 0 };
+	bool have[4] = { 0 };
+
+	for (int way = 0; way < 3; way++) {
+		const char *const scopes[] = { "look", "collect", "post" };
+		const char *scope = scopes[way];
+
+		board_case_post(&boards, one, scope, "a", "1", 1);
+		board_case_post(&boards, one, scope, "b", "2", 1);
+		redis_server_tell(&boards.server, "FLUSHALL");
+		if (way == 0)
+			ck_assert(!board_case_look(&boards, one, scope, "x", &note));
+		else if (way == 1)
+			ck_assert_int_eq(boards.ops->collect(one, scope, "x", have,
+							     board_case_count, &found, NULL),
+					 0);
+		else
+			board_case_post(&boards, one, scope, "c", "3", 1);
+		ck_assert(board_case_look(&boards, zero, scope, "a", &note));
+		ck_assert(board_case_look(&boards, zero, scope, "b", &note));
+	}
+	/* The latest alone was lost: a replica that did not have it yet became the master. */
+	board_case_post(&boards, one, "s1", "a", "1", 1);
+	board_case_post(&boards, one, "s1", "b", "2", 1);
+	redis_server_tell(&boards.server, "HDEL {ios:scratch}:board:%s:s1 b", boards.name);
+	redis_server_tell(&boards.server, "HSET {ios:scratch}:board:%s:s1 .1 1", boards.name);
+	ck_assert(!board_case_look(&boards, one, "s1", "x", &note));
+	ck_assert(board_case_look(&boards, zero, "s1", "b", &note));
+	boards.ops->close(one);
+	boards.ops->close(zero);
+	base_buffer_free(&note);
+}
+END_TEST
+
+START_TEST(test_a_redis_that_is_away_is_told_soon_and_found_again)
+{
+	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	struct base_buffer note = { 0 };
+	struct base_error error = { 0 };
+	bool have[4] = { 0 };
+	uint64_t began;
+	int ret;
+
+	/* Away, or there and silent. */
+	for (int silent = 0; silent < 2; silent++) {
+		board_case_post(&boards, zero, "s1", "n", "x", 1);
+		if (silent)
+			redis_server_signal(&boards.server, SIGSTOP);
+		else
+			redis_server_kill(&boards.server);
+		for (int i = 0; i < 3; i++) {
+			began = base_now_ns();
+			memset(&error, 0, sizeof(error));
+			ret = i == 0 ? boards.ops->post(one, "s1", "m", "y", 1, &error) :
+			      i == 1 ? boards.ops->look(one, "s1", "n", &note, &error) :
+				       boards.ops->collect(one, "s1", "want", have,
+							   board_case_count, NULL, &error);
+			ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
+			ck_assert_int_eq(error.code, IOSHAPE_E_COORDINATOR);
+			ck_assert_ptr_nonnull(strstr(error.text, boards.server.socket));
+			ck_assert_uint_lt(base_now_ns() - began, 3000000000);
+		}
+		if (silent)
+			redis_server_signal(&boards.server, SIGCONT);
+		else
+			redis_server_start(&boards.server);
+		began = base_now_ns();
+		do {
+			ck_assert_uint_lt(base_now_ns() - began, 5000000000);
+			boards.ops->wait(one, 100);
+			ret = boards.ops->look(one, "s1", "m", &note, NULL);
+		} while (ret);
+		/* Also what could not be posted then. */
+		ck_assert(board_case_look(&boards, one, "s1", "m", &note));
+	}
+	boards.ops->close(one);
+	boards.ops->close(zero);
+	base_buffer_free(&note);
+}
+END_TEST
+
+START_TEST(test_keys_have_an_end_and_the_pools_tag)
+{
+	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	long long left;
+
+	board_case_post(&boards, one, "s1", "n", "x", 1);
+	left = redis_server_tell(&boards.server, "PTTL {ios:scratch}:board:%s:s1", boards.name);
+	ck_assert_int_gt(left, 3590000);
+	ck_assert_int_le(left, 3600000);
+	redis_server_tell(&boards.server, "PEXPIRE {ios:scratch}:board:%s:s1 5000", boards.name);
+	board_case_post(&boards, zero, "s1", "m", "x", 1);
+	left = redis_server_tell(&boards.server, "PTTL {ios:scratch}:board:%s:s1", boards.name);
+	ck_assert_int_gt(left, 3590000);
+	boards.ops->drop(zero, "s1");
+	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 0);
+	/* Whoever posts later makes none that stays for ever. */
+	board_case_post(&boards, one, "s1", "late", "x", 1);
+	left = redis_server_tell(&boards.server, "PTTL {ios:scratch}:board:%s:s1", boards.name);
+	ck_assert_int_gt(left, 3590000);
+	boards.ops->close(one);
+	boards.ops->close(zero);
+}
+END_TEST
+
+START_TEST(test_passwords_stay_out_of_sentences)
+{
+	struct base_error error = { 0 };
+	char address[200];
+	void *board;
+
+	redis_server_tell(&boards.server, "CONFIG SET requirepass RIGHT-ONE");
+	snprintf(address, sizeof(address), "redis://:SECRET-ONE@127.0.0.1:%u", boards.server.port);
+	boards.coordinator.address = address;
+	ck_assert_int_eq(board_case_try(&boards, 0, 100, &board, &error), IOSHAPE_E_COORDINATOR);
+	ck_assert_ptr_null(strstr(error.text, "SECRET"));
+	ck_assert_ptr_nonnull(strstr(error.text, "password"));
+	/* Beside the address, and over TCP. */
+	snprintf(address, sizeof(address), "redis://127.0.0.1:%u", boards.server.port);
+	boards.coordinator.password = "RIGHT-ONE";
+	board = board_case_open(&boards, 0);
+	board_case_post(&boards, board, "s1", "n", "x", 1);
+	board_case_expect(&boards, board, "s1", "n", "x", 1);
+	boards.ops->close(board);
+}
+END_TEST
+
+START_TEST(test_other_coordinators_are_no_board)
+{
+	static const char *const others[] = { "local", "local:/tmp/x", "open", "nonsense" };
+	void *board;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(others); i++) {
+		boards.coordinator.address = others[i];
+		ck_assert_int_eq(board_case_try(&boards, 0, 100, &board, NULL), -EINVAL);
+		ck_assert_ptr_null(board);
+	}
+	boards.coordinator.address = NULL;
+	ck_assert_int_eq(board_case_try(&boards, 0, 100, &board, NULL), -EINVAL);
+}
+END_TEST
+
+/* Somebody else's key, or what a lying server says. */
+START_TEST(test_a_key_of_another_kind_is_an_error)
+{
+	void *board = board_case_open(&boards, 0);
+	struct base_buffer note = { 0 };
+	struct base_error error = { 0 };
+
+	redis_server_tell(&boards.server, "SET {ios:scratch}:board:%s:s1 x", boards.name);
+	ck_assert_int_eq(boards.ops->look(board, "s1", "n", &note, &error), IOSHAPE_E_COORDINATOR);
+	ck_assert_ptr_nonnull(strstr(error.text, "WRONGTYPE"));
+	ck_assert_int_eq(boards.ops->post(board, "s1", "n", "x", 1, NULL), IOSHAPE_E_COORDINATOR);
+	boards.ops->drop(board, "s1");
+	board_case_post(&boards, board, "s1", "n", "x", 1);
+	boards.ops->close(board);
+	base_buffer_free(&note);
+}
+END_TEST
+
+START_TEST(test_the_largest_note_passes)
+{
+	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	uint8_t *bytes = calloc(1, GATHER_MAX_NOTE_BYTES);
+
+	bytes[GATHER_MAX_NOTE_BYTES - 1] = 1;
+	board_case_post(&boards, one, "s1", "n", bytes, GATHER_MAX_NOTE_BYTES);
+	board_case_expect(&boards, zero, "s1", "n", bytes, GATHER_MAX_NOTE_BYTES);
+	free(bytes);
+	boards.ops->close(one);
+	boards.ops->close(zero);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("boards_redis");
+	TCase *tests = tcase_create("redis");
+
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_set_timeout(tests, 60);
+	tcase_add_test(tests, test_a_redis_that_forgot_everything_is_told_again);
+	tcase_add_test(tests, test_the_next_call_notices_what_was_forgotten);
+	tcase_add_test(tests, test_a_redis_that_is_away_is_told_soon_and_found_again);
+	tcase_add_test(tests, test_keys_have_an_end_and_the_pools_tag);
+	tcase_add_test(tests, test_passwords_stay_out_of_sentences);
+	tcase_add_test(tests, test_other_coordinators_are_no_board);
+	tcase_add_test(tests, test_a_key_of_another_kind_is_an_error);
+	tcase_add_test(tests, test_the_largest_note_passes);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

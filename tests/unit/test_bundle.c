@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bundles: archives as members of a larger file, and readers of one member. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "support/random.h"
+#include "support/scratch.h"
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RANKS 3u
+#define BIG (2 * MIB + 777)
+
+static const uint64_t alignments[] = { 4096, 12288, 1 * MIB, 3 * MIB };
+
+static struct {
+	char path[4096];
+	struct ring_lane *lane;
+	struct ring_writer *file; /* the bundle's */
+	struct zip_bundle *bundle;
+	struct zip_member members[RANKS];
+	uint32_t file_crc;
+	uint8_t *content; /* of the whole file */
+	size_t bytes;
+	uint8_t *data[RANKS], *into;
+	struct ring_notes notes;
+	struct base_error error;
+} test;
+
+static void setup(void)
+{
+	const struct ring_config config = { .block_bytes = 256 * KIB, .depth = 4, .threads = 2 };
+	uint64_t seed = 3;
+
+	scratch_setup();
+	memset(&test, 0, sizeof(test));
+	snprintf(test.path, sizeof(test.path), "%s", scratch_path("ranks.zip"));
+	ck_assert_int_eq(ring_lane_open(&test.lane, &config, &test.error), 0);
+	for (size_t i = 0; i < RANKS; i++) {
+		test.data[i] = malloc(BIG);
+		test_random_fill(&seed, test.data[i], BIG);
+	}
+	test.into = malloc(BIG + 64);
+}
+
+static void teardown(void)
+{
+	for (size_t i = 0; i < RANKS; i++)
+		free(test.data[i]);
+	free(test.into);
+	free(test.content);
+	ring_lane_close(test.lane);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	scratch_teardown();
+}
+
+static void must(int ret)
+{
+	ck_assert_msg(!ret, "%s", test.error.text);
+}
+
+static int open_bundle(uint64_t alignment, ioshape_progress_fn progress, void *user)
+{
+	const struct ring_file_options options = {
+		.no_sync = true, .want_crc32 = true, .progress = progress, .progress_user = user
+	};
+	int ret = ring_writer_open(&test.file, test.lane, test.path, &options, &test.notes,
+				   &test.error);
+
+	if (ret)
+		return ret;
+	ret = zip_bundle_new(&test.bundle, test.file, test.path, alignment, &test.error);
+	if (ret)
+		ring_writer_free(test.file);
+	return ret;
+}
+
+/* Two records: one in a piece, one in many of all sizes. */
+static int put_archive(struct zip_writer *writer, unsigned rank)
+{
+	static const size_t pieces[] = { 1, 100, 5000, 70000, MIB, BIG };
+	size_t done = 0, piece;
+	int ret;
+
+	ret = zip_writer_begin(writer, "data.pkl", 6, 0, &test.error);
+	if (!ret)
+		ret = zip_writer_put(writer, "pickle", 6, &test.error);
+	if (!ret)
+		ret = zip_writer_end(writer, &test.error);
+	if (!ret)
+		ret = zip_writer_begin(writer, "data/0", BIG, 0, &test.error);
+	for (unsigned i = 0; !ret && done < BIG; i++, done += piece) {
+		piece = MIN(pieces[i % ARRAY_LENGTH(pieces)], BIG - done);
+		ret = zip_writer_put(writer, test.data[rank] + done, piece, &test.error);
+	}
+	if (!ret)
+		ret = zip_writer_end(writer, &test.error);
+	return ret ? ret : zip_writer_finish(writer, NULL, &test.error);
+}
+
+static int put_member(unsigned rank)
+{
+	struct zip_writer *writer;
+	char name[32];
+	int ret;
+
+	snprintf(name, sizeof(name), "rank-%05u.pt", rank);
+	ret = zip_bundle_begin(test.bundle, name, &test.error);
+	if (!ret)
+		ret = zip_writer_new(&writer, zip_sink_of_member(test.bundle), name, &test.error);
+	if (ret)
+		return ret;
+	ret = put_archive(writer, rank);
+	zip_writer_free(writer);
+	return ret ? ret : zip_bundle_end(test.bundle, &test.members[rank], &test.error);
+}
+
+static int put_all(void)
+{
+	int ret = 0;
+
+	for (unsigned rank = 0; !ret && rank < RANKS; rank++)
+		ret = put_member(rank);
+	if (!ret)
+		ret = zip_bundle_finish(test.bundle, &test.error);
+	if (!ret)
+		ret = ring_writer_commit(test.file, &test.error);
+	if (!ret)
+		test.file_crc = ring_writer_crc32(test.file);
+	return ret;
+}
+
+static void write_bundle(uint64_t alignment)
+{
+	must(open_bundle(alignment, NULL, NULL));
+	must(put_all());
+	zip_bundle_free(test.bundle);
+	free(test.content);
+	test.content = scratch_read(test.path, &test.bytes);
+}
+
+/* ---- What is written ------------------------------------------------------------------------- */
+
+/* The same archive in a file of its own. */
+static uint8_t *alone(unsigned rank, size_t *bytes)
+{
+	const struct ring_file_options options = { .no_sync = true };
+	struct zip_writer *writer;
+	struct ring_writer *file;
+
+	must(ring_writer_open(&file, test.lane, scratch_path("alone"), &options, &test.notes,
+			      &test.error));
+	must(zip_writer_new(&writer, zip_sink_of_file(file), "alone", &test.error));
+	must(put_archive(writer, rank));
+	must(ring_writer_commit(file, &test.error));
+	zip_writer_free(writer);
+	return scratch_read(scratch_path("alone"), bytes);
+}
+
+START_TEST(members_are_the_files_they_would_be_alone)
+{
+	uint64_t end = 0;
+	size_t bytes;
+
+	write_bundle(alignments[_i]);
+	ck_assert_uint_eq(test.file_crc, base_crc32(0, test.content, test.bytes));
+	for (unsigned rank = 0; rank < RANKS; rank++) {
+		const struct zip_member *member = &test.members[rank];
+		uint8_t *expected = alone(rank, &bytes);
+
+		ck_assert_uint_eq(member->offset % alignments[_i], 0);
+		ck_assert_uint_ge(member->offset, end);
+		end = member->offset + member->bytes;
+		ck_assert_uint_eq(member->bytes, bytes);
+		ck_assert_uint_lt(end, test.bytes);
+		if (memcmp(test.content + member->offset, expected, bytes) != 0)
+			ck_abort_msg("member %u differs", rank);
+		ck_assert_uint_eq(member->crc32, base_crc32(0, expected, bytes));
+		free(expected);
+	}
+}
+END_TEST
+
+START_TEST(misuse_is_refused_and_leaves_no_trace)
+{
+	struct zip_member member;
+	uint8_t *before;
+	size_t bytes;
+
+	must(open_bundle(4096, NULL, NULL));
+	must(zip_bundle_begin(test.bundle, "a", &test.error));
+	must(zip_bundle_put(test.bundle, "abc", 3, &test.error));
+	must(zip_bundle_end(test.bundle, &member, &test.error));
+	must(zip_bundle_finish(test.bundle, &test.error));
+	must(ring_writer_commit(test.file, &test.error));
+	zip_bundle_free(test.bundle);
+	before = scratch_read(test.path, &bytes);
+
+	must(open_bundle(4096, NULL, NULL));
+	ck_assert_int_eq(zip_bundle_put(test.bundle, "a", 1, NULL), -EINVAL);
+	ck_assert_int_eq(zip_bundle_end(test.bundle, &member, NULL), -EINVAL);
+	ck_assert_int_eq(zip_bundle_begin(test.bundle, "../a", NULL), -EINVAL);
+	ck_assert_int_eq(zip_bundle_begin(test.bundle, "", NULL), -EINVAL);
+	must(zip_bundle_begin(test.bundle, "a", &test.error));
+	ck_assert_int_eq(zip_bundle_begin(test.bundle, "b", NULL), -EINVAL);
+	ck_assert_int_eq(zip_bundle_finish(test.bundle, NULL), -EINVAL);
+	must(zip_bundle_put(test.bundle, NULL, 0, &test.error));
+	must(zip_bundle_put(test.bundle, "abc", 3, &test.error));
+	must(zip_bundle_end(test.bundle, &member, &test.error));
+	ck_assert_int_eq(zip_bundle_begin(test.bundle, "a", NULL), -EEXIST);
+	must(zip_bundle_finish(test.bundle, &test.error));
+	ck_assert_int_eq(zip_bundle_begin(test.bundle, "b", NULL), -EINVAL);
+	ck_assert_int_eq(zip_bundle_finish(test.bundle, NULL), -EINVAL);
+	must(ring_writer_commit(test.file, &test.error));
+	zip_bundle_free(test.bundle);
+	ck_assert(scratch_same(test.path, before, bytes));
+	free(before);
+}
+END_TEST
+
+START_TEST(alignments_are_checked)
+{
+	static const uint64_t wrong[] = { 0, 64, 4095, 4097, ZIP_MAX_MEMBER_ALIGNMENT + 4096 };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
+		memset(&test.error, 0, sizeof(test.error));
+		ck_assert_int_eq(open_bundle(wrong[i], NULL, NULL), -EINVAL);
+		ck_assert_ptr_nonnull(strstr(test.error.text, test.path));
+		ck_assert_ptr_null(test.bundle);
+	}
+}
+END_TEST
+
+static int stop_at(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	unsigned *left = user;
+
+	(void)phase;
+	(void)done;
+	(void)total;
+	return *left && !--*left;
+}
+
+START_TEST(after_a_failed_write_nothing_more_is_written)
+{
+	unsigned left, nth;
+	int ret = -1;
+
+	for (nth = 2; ret; nth++) {
+		left = nth;
+		memset(&test.error, 0, sizeof(test.error));
+		must(open_bundle(4096, stop_at, &left));
+		ret = put_all();
+		if (ret) {
+			ck_assert_int_eq(ret, -ECANCELED);
+			ck_assert_ptr_nonnull(strstr(test.error.text, "progress callback"));
+			ck_assert_int_lt(zip_bundle_begin(test.bundle, "more", NULL), 0);
+			ck_assert_int_lt(zip_bundle_put(test.bundle, "m", 1, NULL), 0);
+			ck_assert_int_lt(zip_bundle_finish(test.bundle, NULL), 0);
+		}
+		zip_bundle_free(test.bundle);
+		ck_assert_int_eq(access(test.path, F_OK), ret ? -1 : 0);
+	}
+	ck_assert_uint_gt(nth, RANKS * BIG / (256 * KIB));
+}
+END_TEST
+
+START_TEST(without_memory_nothing_leaks)
+{
+	unsigned long nth;
+	int ret = -ENOMEM;
+
+	for (nth = 1; ret; nth++) {
+		memset(&test.error, 0, sizeof(test.error));
+		fail_memory_at(nth);
+		ret = open_bundle(4096, NULL, NULL);
+		if (!ret) {
+			ret = put_all();
+			fail_memory_at(0);
+			zip_bundle_free(test.bundle);
+		}
+		fail_memory_at(0);
+		REQUIRE(!ret || (ret == -ENOMEM && test.error.code == -ENOMEM));
+	}
+	ck_assert_uint_gt(nth, 20);
+}
+END_TEST
+
+/* ---- Reading one member ---------------------------------------------------------------------- */
+
+static int open_member(struct zip_reader *reader, unsigned rank)
+{
+	memset(&test.error, 0, sizeof(test.error));
+	return zip_reader_open(reader, test.path, test.members[rank].offset,
+			       test.members[rank].bytes, IOSHAPE_DIRECT_PREFER, &test.error);
+}
+
+static int read_big(const struct zip_reader *reader)
+{
+	struct zip_range range = { .record = 1, .bytes = BIG, .into = test.into };
+
+	memset(&test.error, 0, sizeof(test.error));
+	return zip_reader_read(reader, test.lane, &range, 1, true, NULL, NULL, &test.error);
+}
+
+START_TEST(a_member_is_read_as_a_file_by_itself)
+{
+	struct zip_reader reader;
+
+	write_bundle(alignments[_i % 4]);
+	for (unsigned rank = 0; rank < RANKS; rank++) {
+		if (_i / 4)
+			scratch_evict(test.path);
+		must(open_member(&reader, rank));
+		ck_assert_uint_eq(reader.directory.count, 3);
+		ck_assert(reader.has_index);
+		must(read_big(&reader));
+		ck_assert(!memcmp(test.into, test.data[rank], BIG));
+		must(zip_reader_check_headers(&reader, &test.error));
+		zip_reader_close(&reader);
+	}
+}
+END_TEST
+
+START_TEST(a_file_of_parts_is_read_onward_to_the_end_of_the_part)
+{
+	const struct zip_member *member;
+	struct ring_stream *stream;
+	struct zip_reader reader;
+	uint64_t piece, at;
+
+	write_bundle(alignments[_i]);
+	scratch_evict(test.path);
+	for (unsigned rank = 0; rank < RANKS; rank++) {
+		member = &test.members[rank];
+		must(open_member(&reader, rank));
+		must(ring_stream_open(&stream, &reader.input, zip_reader_data_end(&reader),
+				      &test.error));
+		for (at = 0; at < member->bytes; at += piece) {
+			piece = MIN(300000, member->bytes - at);
+			must(zip_reader_read_file(&reader, test.lane, stream, at, test.into, piece,
+						  true, NULL, NULL, &test.error));
+			ck_assert(!memcmp(test.into, test.content + member->offset + at, piece));
+			/* The lane goes back as readers give it back. */
+			if (ring_stream_is_idle(stream))
+				ring_stream_stop(stream);
+		}
+		ring_stream_free(stream);
+		zip_reader_close(&reader);
+	}
+}
+END_TEST
+
+/* Every neighbour is damaged as well: a reader of the middle one must not notice. */
+START_TEST(damage_is_found_in_the_part_and_nowhere_else)
+{
+	const struct zip_member *member = &test.members[1];
+	struct zip_reader reader;
+	char offset[64];
+	uint64_t seed = 9, at;
+
+	write_bundle(alignments[_i]);
+	for (int i = 0; i < 20; i++) {
+		at = test_random_below(&seed, test.bytes);
+		if (at >= member->offset && at < member->offset + member->bytes)
+			continue;
+		test.content[at] ^= 0x55;
+		scratch_write(test.path, test.content, test.bytes);
+		must(open_member(&reader, 1));
+		must(read_big(&reader));
+		ck_assert(!memcmp(test.into, test.data[1], BIG));
+		zip_reader_close(&reader);
+	}
+	must(open_member(&reader, 1));
+	at = reader.directory.entries[1].data_offset;
+	zip_reader_close(&reader);
+	for (int i = 0; i < 10; i++) {
+		uint64_t flip = member->offset + at + test_random_below(&seed, BIG);
+
+		test.content[flip] ^= 1;
+		scratch_write(test.path, test.content, test.bytes);
+		must(open_member(&reader, 1));
+		ck_assert_int_eq(read_big(&reader), IOSHAPE_E_DAMAGED);
+		snprintf(offset, sizeof(offset), "part at offset %llu",
+			 (unsigned long long)member->offset);
+		ck_assert_msg(strstr(test.error.text, offset), "%s", test.error.text);
+		ck_assert_ptr_nonnull(strstr(test.error.text, "data/0"));
+		zip_reader_close(&reader);
+		test.content[flip] ^= 1;
+	}
+}
+END_TEST
+
+START_TEST(only_the_part_itself_is_an_archive)
+{
+	struct zip_member *member = &test.members[1], right;
+	struct zip_reader reader;
+
+	write_bundle(1 * MIB);
+	right = *member;
+	for (int by = 1; by < 5000; by += 1 + by) {
+		*member = right;
+		member->bytes -= (uint64_t)by;
+		ck_assert_int_lt(open_member(&reader, 1), 0);
+		*member = right;
+		member->offset += (uint64_t)by;
+		member->bytes -= (uint64_t)by;
+		ck_assert_int_lt(open_member(&reader, 1), 0);
+	}
+	*member = right;
+	member->bytes = test.bytes - member->offset + 1;
+	ck_assert_int_eq(open_member(&reader, 1), IOSHAPE_E_DAMAGED);
+	/* An empty part is none, and not the rest of the file. */
+	*member = (struct zip_member){ .offset = right.offset };
+	ck_assert_int_lt(open_member(&reader, 1), 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/bundle");
+	TCase *written = tcase_create("written"), *read_back = tcase_create("read");
+	const int count = (int)ARRAY_LENGTH(alignments);
+
+	tcase_add_checked_fixture(written, setup, teardown);
+	tcase_add_loop_test(written, members_are_the_files_they_would_be_alone, 0, count);
+	tcase_add_test(written, misuse_is_refused_and_leaves_no_trace);
+	tcase_add_test(written, alignments_are_checked);
+	tcase_add_test(written, after_a_failed_write_nothing_more_is_written);
+	tcase_add_test(written, without_memory_nothing_leaks);
+	tcase_set_timeout(written, 60);
+	suite_add_tcase(suite, written);
+	tcase_add_checked_fixture(read_back, setup, teardown);
+	tcase_add_loop_test(read_back, a_member_is_read_as_a_file_by_itself, 0, 2 * count);
+	tcase_add_loop_test(read_back, a_file_of_parts_is_read_onward_to_the_end_of_the_part, 0,
+			    count);
+	tcase_add_loop_test(read_back, damage_is_found_in_the_part_and_nowhere_else, 0, count);
+	tcase_add_test(read_back, only_the_part_itself_is_an_archive);
+	tcase_set_timeout(read_back, 60);
+	suite_add_tcase(suite, read_back);
+	return check_main(suite);
+}

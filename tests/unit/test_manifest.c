@@ -1,0 +1,542 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Manifests: what is written comes back, and what does not hold together is refused. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "zip/manifest.h"
+
+#include <ioshape/group.h>
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PATH "/checkpoints/step-0000001000/manifest.json"
+#define TAIL_BYTES 24 /* the line of the checksum, and the bracket */
+
+static struct zip_manifest_file node_files[] = {
+	{ .name = (char[]){ "node-00000.zip" },
+	  .bytes = 40000,
+	  .crc32 = 0x0badcafe,
+	  .bundle = true },
+	{ .name = (char[]){ "rank-00002.pt" }, .bytes = 500, .crc32 = 0x00000017, .bundle = false },
+};
+
+static struct zip_manifest_part node_parts[] = {
+	{ .file = 0, .crc32 = 0x11111111, .offset = 4096, .bytes = 1000 },
+	{ .file = 0, .crc32 = 0x22222222, .offset = 8192, .bytes = 31808 },
+	{ .file = 1, .crc32 = 0x00000017, .offset = 0, .bytes = 500 },
+};
+
+static const struct zip_manifest sample = {
+	.step = 1000,
+	.saved = 1700000000,
+	.mode = IOSHAPE_MODE_NODE,
+	.attempt = "1f2e-03",
+	.rank_count = ARRAY_LENGTH(node_parts),
+	.parts = node_parts,
+	.file_count = ARRAY_LENGTH(node_files),
+	.files = node_files,
+};
+
+/* But for its last two lines, which depend on all before. */
+static const char sample_text[] =
+	"{\n"
+	"  \"format\": \"ioshape-generation\",\n"
+	"  \"version\": 1,\n"
+	"  \"step\": 1000,\n"
+	"  \"saved\": 1700000000,\n"
+	"  \"mode\": \"node\",\n"
+	"  \"attempt\": \"1f2e-03\",\n"
+	"  \"files\": [\n"
+	"    {\"name\": \"node-00000.zip\", \"bytes\": 40000, \"crc32\": \"0badcafe\", "
+	"\"bundle\": true},\n"
+	"    {\"name\": \"rank-00002.pt\", \"bytes\": 500, \"crc32\": \"00000017\", "
+	"\"bundle\": false}\n"
+	"  ],\n"
+	"  \"parts\": [\n"
+	"    {\"rank\": 0, \"file\": 0, \"offset\": 4096, \"bytes\": 1000, \"crc32\": "
+	"\"11111111\"},\n"
+	"    {\"rank\": 1, \"file\": 0, \"offset\": 8192, \"bytes\": 31808, \"crc32\": "
+	"\"22222222\"},\n"
+	"    {\"rank\": 2, \"file\": 1, \"offset\": 0, \"bytes\": 500, \"crc32\": "
+	"\"00000017\"}\n"
+	"  ],\n";
+
+static struct base_buffer encoded(const struct zip_manifest *manifest)
+{
+	struct base_buffer out = { 0 };
+
+	ck_assert_int_eq(zip_manifest_encode(&out, manifest), 0);
+	return out;
+}
+
+static void expect_same(const struct zip_manifest *a, const struct zip_manifest *b)
+{
+	ck_assert_uint_eq(a->step, b->step);
+	ck_assert_int_eq(a->saved, b->saved);
+	ck_assert_uint_eq(a->mode, b->mode);
+	ck_assert_str_eq(a->attempt, b->attempt);
+	ck_assert_uint_eq(a->rank_count, b->rank_count);
+	ck_assert_uint_eq(a->file_count, b->file_count);
+	for (uint32_t i = 0; i < a->file_count; i++) {
+		REQUIRE(!strcmp(a->files[i].name, b->files[i].name));
+		REQUIRE(a->files[i].bytes == b->files[i].bytes);
+		REQUIRE(a->files[i].crc32 == b->files[i].crc32);
+		REQUIRE(a->files[i].bundle == b->files[i].bundle);
+	}
+	for (uint32_t i = 0; i < a->rank_count; i++) {
+		REQUIRE(a->parts[i].file == b->parts[i].file);
+		REQUIRE(a->parts[i].crc32 == b->parts[i].crc32);
+		REQUIRE(a->parts[i].offset == b->parts[i].offset);
+		REQUIRE(a->parts[i].bytes == b->parts[i].bytes);
+	}
+}
+
+static void expect_round_trip(const struct zip_manifest *manifest)
+{
+	struct base_buffer text = encoded(manifest);
+	struct base_error error = { 0 };
+	struct zip_manifest again;
+
+	ck_assert_msg(!zip_manifest_decode(&again, (char *)text.data, text.bytes, PATH, &error),
+		      "%s", error.text);
+	expect_same(&again, manifest);
+	zip_manifest_free(&again);
+	base_buffer_free(&text);
+}
+
+/* ---- What is written ------------------------------------------------------------------------- */
+
+START_TEST(it_is_laid_out_for_people)
+{
+	struct base_buffer text = encoded(&sample);
+	char tail[64];
+
+	ck_assert_uint_eq(text.bytes, strlen(sample_text) + TAIL_BYTES);
+	ck_assert_mem_eq(text.data, sample_text, strlen(sample_text));
+	snprintf(tail, sizeof(tail), "  \"crc32\": \"%08x\"\n}\n",
+		 base_crc32(0, sample_text, strlen(sample_text)));
+	ck_assert_uint_eq(strlen(tail), TAIL_BYTES);
+	ck_assert_mem_eq(text.data + strlen(sample_text), tail, TAIL_BYTES);
+	base_buffer_free(&text);
+}
+END_TEST
+
+START_TEST(what_is_written_comes_back)
+{
+	struct zip_manifest_file file = { .name = (char[]){ "f" }, .bundle = true };
+	struct zip_manifest_part part = { .file = 0 };
+	struct zip_manifest smallest = { .mode = IOSHAPE_MODE_RANK0,
+					 .attempt = "0",
+					 .rank_count = 1,
+					 .parts = &part,
+					 .file_count = 1,
+					 .files = &file };
+	char longest[ZIP_MAX_FILE_NAME_BYTES + 1];
+
+	expect_round_trip(&sample);
+	expect_round_trip(&smallest);
+	smallest.step = UINT64_MAX;
+	smallest.saved = INT64_MIN;
+	smallest.mode = IOSHAPE_MODE_EACH;
+	memset(smallest.attempt, 'f', sizeof(smallest.attempt) - 1);
+	file.bytes = UINT64_MAX;
+	file.crc32 = part.crc32 = UINT32_MAX;
+	part.bytes = UINT64_MAX;
+	file.bundle = false;
+	expect_round_trip(&smallest);
+	file.name = (char[]){ "\"quoted\\\" \n\x7f and \xc3\xa4\xf0\x9f\x98\x80" };
+	expect_round_trip(&smallest);
+	memset(longest, '\\', sizeof(longest) - 1);
+	longest[sizeof(longest) - 1] = '\0';
+	file.name = longest;
+	expect_round_trip(&smallest);
+	file.name = (char[]){ "..." };
+	expect_round_trip(&smallest);
+}
+END_TEST
+
+START_TEST(what_could_not_be_read_again_is_not_written)
+{
+	struct zip_manifest wrong = sample;
+	struct base_buffer out = { 0 };
+
+	ck_assert_int_eq(base_buffer_append(&out, "before", 6), 0);
+	wrong.mode = IOSHAPE_MODE_AUTO;
+	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	wrong.mode = 4;
+	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	wrong = sample;
+	wrong.rank_count = 0;
+	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	wrong = sample;
+	wrong.file_count = 1;
+	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	wrong = sample;
+	strcpy(wrong.attempt, "a/b");
+	ck_assert_int_eq(zip_manifest_encode(&out, &wrong), -EINVAL);
+	ck_assert_uint_eq(out.bytes, 6);
+	base_buffer_free(&out);
+}
+END_TEST
+
+START_TEST(parts_are_named_by_rank)
+{
+	char name[ZIP_PART_NAME_BYTES];
+
+	zip_part_name(name, 7);
+	ck_assert_str_eq(name, "rank-00007.pt");
+	zip_part_name(name, UINT32_MAX);
+	ck_assert_str_eq(name, "rank-4294967295.pt");
+}
+END_TEST
+
+/* ---- What is refused ------------------------------------------------------------------------- */
+
+static void expect_refused(const char *text, size_t bytes, int code, const char *why)
+{
+	struct base_error error = { 0 };
+	struct zip_manifest manifest;
+	int ret = zip_manifest_decode(&manifest, text, bytes, PATH, &error);
+
+	ck_assert_msg(ret == code || (!code && ret), "%d instead of %d: %s\n%.*s", ret, code,
+		      error.text, (int)bytes, text);
+	ck_assert_int_eq(error.code, ret);
+	ck_assert_ptr_nonnull(strstr(error.text, PATH));
+	if (why)
+		ck_assert_msg(strstr(error.text, why), "\"%s\" does not say \"%s\"", error.text,
+			      why);
+	ck_assert(!manifest.files && !manifest.parts);
+}
+
+START_TEST(what_is_cut_short_is_refused)
+{
+	struct base_buffer text = encoded(&sample);
+
+	for (size_t bytes = 0; bytes < text.bytes; bytes++) {
+		char *cut = malloc(bytes + !bytes);
+
+		memcpy(cut, text.data, bytes);
+		expect_refused(cut, bytes, IOSHAPE_E_DAMAGED, "damaged");
+		free(cut);
+	}
+	expect_refused(NULL, 0, IOSHAPE_E_DAMAGED, "damaged");
+	base_buffer_free(&text);
+}
+END_TEST
+
+START_TEST(no_byte_can_be_changed_or_added)
+{
+	struct base_buffer text = encoded(&sample);
+	struct base_error error;
+	struct zip_manifest manifest;
+
+	for (size_t at = 0; at < text.bytes; at++) {
+		for (int change = 1; change < 256; change++) {
+			text.data[at] ^= (uint8_t)change;
+			REQUIRE(zip_manifest_decode(&manifest, (char *)text.data, text.bytes, PATH,
+						    &error) < 0);
+			REQUIRE(!manifest.files && !manifest.parts);
+			text.data[at] ^= (uint8_t)change;
+		}
+	}
+	ck_assert_int_eq(base_buffer_append(&text, "\n", 1), 0);
+	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_DAMAGED, "damaged");
+	base_buffer_free(&text);
+}
+END_TEST
+
+/* The sample with another text in place of what is there once, and with a checksum that is right.
+ */
+static struct base_buffer changed(const char *from, const char *to)
+{
+	struct base_buffer text = { 0 };
+	const char *at = strstr(sample_text, from);
+	char tail[64];
+
+	ck_assert_msg(at != NULL, "%s", from);
+	REQUIRE(!base_buffer_append(&text, sample_text, (size_t)(at - sample_text)));
+	REQUIRE(!base_buffer_append(&text, to, strlen(to)));
+	at += strlen(from);
+	REQUIRE(!base_buffer_append(&text, at, strlen(at)));
+	snprintf(tail, sizeof(tail), "  \"crc32\": \"%08x\"\n}\n",
+		 base_crc32(0, text.data, text.bytes));
+	REQUIRE(!base_buffer_append(&text, tail, strlen(tail)));
+	return text;
+}
+
+static const struct {
+	const char *from, *to;
+	int code; /* 0: damaged */
+	const char *why;
+} wrong[] = {
+	{ "\"version\": 1", "\"version\": 2", IOSHAPE_E_FORMAT, "later version" },
+	{ "\"version\": 1", "\"version\": 0", IOSHAPE_E_FORMAT, "version 0" },
+	{ "\"version\": 1", "\"version\": 1.0", 0, "whole number" },
+	{ "ioshape-generation", "somebody-else's", IOSHAPE_E_FORMAT, "not the manifest" },
+	{ "{\n  \"format\"", "{\n  \"else\"", IOSHAPE_E_FORMAT, "not the manifest" },
+
+	{ "\"step\": 1000", "\"step\": 18446744073709551616", 0, "64 bits" },
+	{ "\"step\": 1000", "\"step\": -1", 0, "whole number" },
+	{ "\"step\": 1000", "\"step\": \"1000\"", 0, "whole number" },
+	{ "\"step\": 1000", "\"step\": 1000.5", 0, "whole number" },
+	{ "\"step\": 1000,\n", "", 0, "lacks" },
+	{ "\"step\": 1000", "\"step\": 1000, \"step\": 1000", 0, "twice" },
+	{ "\"step\": 1000", "\"step\": 1000,", 0, NULL },
+	{ "\"step\": 1000", "\"step\" 1000", 0, "colon" },
+	{ "\"saved\": 1700000000", "\"saved\": 9223372036854775808", 0, "64 bits" },
+	{ "\"mode\": \"node\"", "\"mode\": \"auto\"", 0, "mode" },
+	{ "\"mode\": \"node\"", "\"mode\": \"\"", 0, "mode" },
+	{ "\"mode\": \"node\"", "\"mode\": 2", 0, "string" },
+	{ "\"mode\": \"node\"", "\"mode\": \"nodenodenodenodenode\"", IOSHAPE_E_LIMIT, "too long" },
+	{ "1f2e-03", "", 0, "attempt" },
+	{ "1f2e-03", "../etc", 0, "attempt" },
+	{ "1f2e-03", "0123456789012345678901234567890123456789", IOSHAPE_E_LIMIT, "too long" },
+
+	{ "node-00000.zip", "a/b", 0, "own directory" },
+	{ "node-00000.zip", "/etc/passwd", 0, "own directory" },
+	{ "node-00000.zip", "a\\u002fb", 0, "own directory" },
+	{ "node-00000.zip", "..", 0, "own directory" },
+	{ "node-00000.zip", ".", 0, "own directory" },
+	{ "node-00000.zip", "manifest.json", 0, "own directory" },
+	{ "node-00000.zip", "", 0, "empty" },
+	{ "node-00000.zip", "a\\u0000b", 0, "NUL" },
+	{ "node-00000.zip", "a\xff", 0, "UTF-8" },
+	{ "node-00000.zip", "rank-00002.pt", 0, "same name" },
+	{ "node-00000.zip", "\\u0072ank-00002.pt", 0, "same name" },
+	{ "\"name\": \"node-00000.zip\", ", "", 0, "lacks" },
+	{ "\"name\": \"node-00000.zip\"", "\"name\": \"a\", \"name\": \"b\"", 0, "twice" },
+	{ "\"bytes\": 40000", "\"bytes\": 39999", 0, "leaves its file" },
+	{ "\"bytes\": 40000", "\"bytes\": 40000000000000000000000", 0, "64 bits" },
+	{ "\"bundle\": true", "\"bundle\": 1", 0, "true or false" },
+	{ "\"bundle\": true", "\"bundle\": false", 0, "no bundle" },
+	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"0BADCAFE\"", 0, "hexadecimal" },
+	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"badcafe\"", 0, "hexadecimal" },
+	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"0badcafe0\"", IOSHAPE_E_LIMIT, "too long" },
+	{ "\"crc32\": \"0badcafe\"", "\"crc32\": 17", 0, "string" },
+
+	{ "\"rank\": 1", "\"rank\": 0", 0, "rank" },
+	{ "\"rank\": 1", "\"rank\": 2", 0, "rank" },
+	{ "\"rank\": 1", "\"rank\": 4294967297", 0, "rank" },
+	{ "\"rank\": 0", "\"rank\": 1", 0, "rank" },
+	{ "\"rank\": 1, ", "", 0, "lacks" },
+	{ "\"file\": 1", "\"file\": 2", 0, "not there" },
+	{ "\"file\": 1", "\"file\": 4294967297", 0, "not there" },
+	{ "\"offset\": 8192", "\"offset\": 5095", 0, "overlap" },
+	{ "\"offset\": 8192", "\"offset\": 4096", 0, "overlap" },
+	{ "\"offset\": 8192", "\"offset\": 8193", 0, "leaves" },
+	{ "\"offset\": 8192", "\"offset\": 40001", 0, "leaves" },
+	{ "\"offset\": 8192", "\"offset\": 18446744073709551615", 0, "leaves" },
+	{ "\"bytes\": 31808", "\"bytes\": 18446744073709551615", 0, "leaves" },
+	{ "\"offset\": 0, \"bytes\": 500", "\"offset\": 1, \"bytes\": 499", 0, "no bundle" },
+	{ "\"bytes\": 500, \"crc32\": \"00000017\"}\n  ],\n",
+	  "\"bytes\": 500, \"crc32\": \"00000018\"}\n  ],\n", 0, "no bundle" },
+	{ "  \"parts\": [", "  \"others\": [", 0, "lacks" },
+	{ "  \"files\": [", "  \"files\": [],  \"others\": [", 0, "no files" },
+	{ "  \"parts\": [", "  \"parts\": [],  \"others\": [", 0, "no files, or no parts" },
+	{ "  \"parts\": [", "  \"parts\": {", 0, "expected" },
+	{ "  \"files\": [", "  \"x\": [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]],  \"files\": [",
+	  IOSHAPE_E_LIMIT, "nested" },
+	{ "  ],\n  \"parts\"", "  ],, \"parts\"", 0, NULL },
+};
+
+START_TEST(what_does_not_hold_together_is_refused)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
+		struct base_buffer text = changed(wrong[i].from, wrong[i].to);
+
+		expect_refused((char *)text.data, text.bytes,
+			       wrong[i].code ? wrong[i].code : IOSHAPE_E_DAMAGED, wrong[i].why);
+		base_buffer_free(&text);
+	}
+}
+END_TEST
+
+START_TEST(two_ranks_cannot_have_one_file)
+{
+	static const char twice[] =
+		"    {\"rank\": 2, \"file\": 1, \"offset\": 0, \"bytes\": 0, \"crc32\": "
+		"\"00000017\"},\n"
+		"    {\"rank\": 3, \"file\": 1, \"offset\": 0, \"bytes\": 0, \"crc32\": "
+		"\"00000017\"}\n";
+	const char *last = strstr(sample_text, "    {\"rank\": 2");
+	char from[256], *text = NULL;
+	struct base_buffer with;
+
+	snprintf(from, sizeof(from), "%.*s", (int)(strstr(last, "}\n") + 2 - last), last);
+	with = changed(from, twice);
+	ck_assert_int_ge(asprintf(&text, "%.*s", (int)with.bytes, (char *)with.data), 0);
+	/* Also if it is empty. */
+	memcpy(strstr(text, "\"bytes\": 500"), "\"bytes\": 0  ", 12);
+	snprintf(text + with.bytes - TAIL_BYTES, TAIL_BYTES + 1, "  \"crc32\": \"%08x\"\n}\n",
+		 base_crc32(0, text, with.bytes - TAIL_BYTES));
+	expect_refused(text, with.bytes, IOSHAPE_E_DAMAGED, "overlap");
+	free(text);
+	base_buffer_free(&with);
+}
+END_TEST
+
+START_TEST(what_later_versions_add_is_read_over)
+{
+	static const char *const additions[][2] = {
+		{ "  \"files\": [", "  \"new\": {\"a\": [1, null, \"\\u00e4\"]},  \"files\": [" },
+		{ "\"bundle\": true", "\"bundle\": true, \"stripe\": 1.5e6" },
+		{ "\"rank\": 1", "\"host\": \"n1\", \"rank\": 1" },
+		{ "  \"mode\"", "  \t\r\n\"mode\"" },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(additions); i++) {
+		struct base_buffer text = changed(additions[i][0], additions[i][1]);
+		struct base_error error = { 0 };
+		struct zip_manifest manifest;
+
+		ck_assert_msg(!zip_manifest_decode(&manifest, (char *)text.data, text.bytes, PATH,
+						   &error),
+			      "%s", error.text);
+		expect_same(&manifest, &sample);
+		zip_manifest_free(&manifest);
+		base_buffer_free(&text);
+	}
+}
+END_TEST
+
+/* ---- Large ones, and little memory ----------------------------------------------------------- */
+
+static char bundle_name[] = "ranks.zip";
+
+static struct zip_manifest many_ranks(uint32_t ranks)
+{
+	struct zip_manifest manifest = sample;
+
+	manifest.rank_count = ranks;
+	manifest.parts = calloc(ranks, sizeof(*manifest.parts));
+	for (uint32_t i = 0; i < ranks; i++) {
+		/* Backwards, so that there is something to sort. */
+		manifest.parts[i].offset = (uint64_t)(ranks - i) * 4096;
+		manifest.parts[i].bytes = 4096;
+	}
+	manifest.file_count = 1;
+	manifest.files = calloc(1, sizeof(*manifest.files));
+	manifest.files[0] = (struct zip_manifest_file){ .name = bundle_name,
+							.bytes = (ranks + 1ull) * 4096,
+							.bundle = true };
+	return manifest;
+}
+
+START_TEST(a_million_ranks_are_no_trouble)
+{
+	struct zip_manifest manifest = many_ranks(ZIP_MAX_RANKS);
+	uint64_t begin = base_now_ns();
+
+	expect_round_trip(&manifest);
+	ck_assert_double_lt(base_seconds(base_now_ns() - begin), 20);
+	free(manifest.parts);
+	free(manifest.files);
+}
+END_TEST
+
+START_TEST(more_than_a_million_are_refused)
+{
+	struct zip_manifest manifest = many_ranks(ZIP_MAX_RANKS + 1);
+	static const char end[] = "\n  ],\n";
+	struct base_buffer text = { 0 };
+	char more[256];
+
+	ck_assert_int_eq(zip_manifest_encode(&text, &manifest), IOSHAPE_E_LIMIT);
+	manifest.rank_count--;
+	text = encoded(&manifest);
+	text.bytes -= TAIL_BYTES + strlen(end);
+	ck_assert_mem_eq(text.data + text.bytes, end, strlen(end));
+	snprintf(more, sizeof(more),
+		 ",\n{\"rank\":%u,\"file\":0,\"offset\":0,\"bytes\":1,\"crc32\":\"00000000\"}%s",
+		 ZIP_MAX_RANKS, end);
+	REQUIRE(!base_buffer_append(&text, more, strlen(more)));
+	snprintf(more, sizeof(more), "  \"crc32\": \"%08x\"\n}\n",
+		 base_crc32(0, text.data, text.bytes));
+	REQUIRE(!base_buffer_append(&text, more, strlen(more)));
+	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_LIMIT, "too many ranks");
+	base_buffer_free(&text);
+	free(manifest.parts);
+	free(manifest.files);
+	expect_refused("", ZIP_MAX_MANIFEST_BYTES + 1, IOSHAPE_E_LIMIT, "at most");
+}
+END_TEST
+
+START_TEST(a_file_for_each_of_many_ranks_is_no_trouble)
+{
+	const uint32_t ranks = 100000;
+	struct zip_manifest manifest = many_ranks(ranks);
+
+	free(manifest.files);
+	manifest.files = calloc(ranks, sizeof(*manifest.files));
+	manifest.file_count = ranks;
+	for (uint32_t i = 0; i < ranks; i++) {
+		manifest.parts[i] = (struct zip_manifest_part){ .file = i, .bytes = i };
+		manifest.files[i].bytes = i;
+		manifest.files[i].name = malloc(ZIP_PART_NAME_BYTES);
+		zip_part_name(manifest.files[i].name, i);
+	}
+	expect_round_trip(&manifest);
+	zip_manifest_free(&manifest);
+}
+END_TEST
+
+START_TEST(without_memory_nothing_leaks)
+{
+	struct base_buffer text = encoded(&sample), out = { 0 };
+	struct zip_manifest manifest;
+	struct base_error error;
+	unsigned long nth;
+	int ret = -ENOMEM;
+
+	for (nth = 1; ret; nth++) {
+		memset(&error, 0, sizeof(error));
+		fail_memory_at(nth);
+		ret = zip_manifest_decode(&manifest, (char *)text.data, text.bytes, PATH, &error);
+		fail_memory_at(0);
+		REQUIRE(!ret || (ret == -ENOMEM && error.code == -ENOMEM && !manifest.files));
+	}
+	ck_assert_uint_gt(nth, 6);
+	zip_manifest_free(&manifest);
+	ret = -ENOMEM;
+	for (nth = 1; ret; nth++) {
+		fail_memory_at(nth);
+		ret = zip_manifest_encode(&out, &sample);
+		fail_memory_at(0);
+		REQUIRE(!ret || (ret == -ENOMEM && !out.bytes));
+	}
+	ck_assert_uint_gt(nth, 4);
+	base_buffer_free(&out);
+	base_buffer_free(&text);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("zip/manifest");
+	TCase *written = tcase_create("written"), *refused = tcase_create("refused");
+	TCase *large = tcase_create("large");
+
+	tcase_add_test(written, it_is_laid_out_for_people);
+	tcase_add_test(written, what_is_written_comes_back);
+	tcase_add_test(written, what_could_not_be_read_again_is_not_written);
+	tcase_add_test(written, parts_are_named_by_rank);
+	tcase_add_test(written, what_later_versions_add_is_read_over);
+	suite_add_tcase(suite, written);
+	tcase_add_test(refused, what_is_cut_short_is_refused);
+	tcase_add_test(refused, no_byte_can_be_changed_or_added);
+	tcase_add_test(refused, what_does_not_hold_together_is_refused);
+	tcase_add_test(refused, two_ranks_cannot_have_one_file);
+	tcase_set_timeout(refused, 60);
+	suite_add_tcase(suite, refused);
+	tcase_add_test(large, a_million_ranks_are_no_trouble);
+	tcase_add_test(large, more_than_a_million_are_refused);
+	tcase_add_test(large, a_file_for_each_of_many_ranks_is_no_trouble);
+	tcase_add_test(large, without_memory_nothing_leaks);
+	tcase_set_timeout(large, 60);
+	suite_add_tcase(suite, large);
+	return check_main(suite);
+}
