@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -250,6 +251,7 @@ public:
 
 private:
 	friend class context;
+	friend class group;
 	explicit save(ioshape_save *handle) : handle_(handle)
 	{
 	}
@@ -282,6 +284,97 @@ inline save context::save_records_async(const std::string &path,
 					 &options, &handle));
 	return save(handle);
 }
+
+/*
+ * All ranks of a job, which save together. Opening it waits until all have come. The context, and
+ * what options.comm points to, must outlive it. Its destructor aborts saves under way: wait() for
+ * them before.
+ */
+class group
+{
+public:
+	group(const context &context, const std::string &directory,
+	      const ioshape_group_options &options)
+		: context_(context.get())
+	{
+		ioshape_group *handle = nullptr;
+
+		check(ioshape_group_open(context_, directory.c_str(), &options, &handle));
+		handle_.reset(handle);
+	}
+
+	/* Blocks until the parts of all ranks are durable and in place. */
+	ioshape_report save_tensors(std::uint64_t step, const std::vector<ioshape_tensor> &tensors,
+				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		ioshape_report report = IOSHAPE_REPORT_INIT;
+
+		options.report = &report;
+		check(ioshape_group_save_tensors(get(), step, tensors.data(), tensors.size(),
+						 &options));
+		return report;
+	}
+	ioshape_report save_records(std::uint64_t step, const std::vector<ioshape_record> &records,
+				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		ioshape_report report = IOSHAPE_REPORT_INIT;
+
+		options.report = &report;
+		check(ioshape_group_save_records(get(), step, records.data(), records.size(),
+						 &options));
+		return report;
+	}
+
+	/* Returns when this rank's tensors may be changed; with options.borrow, at once. */
+	save save_tensors_async(std::uint64_t step, const std::vector<ioshape_tensor> &tensors,
+				const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		ioshape_save *handle = nullptr;
+
+		check(ioshape_group_save_tensors_async(get(), step, tensors.data(), tensors.size(),
+						       &options, &handle));
+		return save(handle);
+	}
+	save save_records_async(std::uint64_t step, const std::vector<ioshape_record> &records,
+				const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		ioshape_save *handle = nullptr;
+
+		check(ioshape_group_save_records_async(get(), step, records.data(), records.size(),
+						       &options, &handle));
+		return save(handle);
+	}
+	/* In the place of a save: the others' calls for this generation fail and say why. */
+	void fail(std::uint64_t step, const std::string &why)
+	{
+		check(ioshape_group_fail(get(), step, why.c_str()));
+	}
+	/* The newest complete generation, the same on all ranks, which all ask; none if there is
+	 * none. */
+	std::optional<std::uint64_t> latest()
+	{
+		std::uint64_t step = 0;
+		const int code = ioshape_group_latest(get(), &step);
+
+		if (code == -ENOENT)
+			return std::nullopt;
+		check(code);
+		return step;
+	}
+	ioshape_group *get() const noexcept
+	{
+		return handle_.get();
+	}
+
+private:
+	void check(int code) const
+	{
+		if (code < 0)
+			throw error(code, ioshape_context_message(context_));
+	}
+	ioshape_context *context_;
+	std::unique_ptr<ioshape_group, detail::deleter<ioshape_group_free>> handle_;
+};
 
 /* Records into a container. Without commit() the file is abandoned. */
 class writer

@@ -11,7 +11,6 @@
 #define CKPT_GENERATION_H
 
 #include "ckpt/ckpt.h"
-#include "zip/manifest.h"
 
 #include <ioshape/group.h>
 

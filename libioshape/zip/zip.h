@@ -10,6 +10,7 @@
 
 #include "base/base.h"
 #include "ring/ring.h"
+#include "zip/manifest.h"
 
 #include <ioshape/container.h>
 

@@ -6,9 +6,11 @@ extern "C" {
 #include "support/check_main.h"
 #include "support/scratch.h"
 }
+#undef fail /* a macro of check's; here it is a function of a class */
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <thread>
 #include <type_traits>
 #include <unistd.h>
@@ -18,6 +20,8 @@ static_assert(std::is_default_constructible_v<ioshape::save>, "a save to be assi
 static_assert(!std::is_copy_constructible_v<ioshape::save>, "a save has one owner");
 static_assert(std::is_nothrow_move_constructible_v<ioshape::save>, "a save can be moved");
 static_assert(!std::is_convertible_v<ioshape::save, bool>, "a save is asked, not added up");
+static_assert(std::is_nothrow_move_constructible_v<ioshape::group>, "a group can be moved");
+static_assert(!std::is_copy_constructible_v<ioshape::group>, "a group has one owner");
 static_assert(std::is_base_of_v<std::system_error, ioshape::error>, "as the header says");
 
 namespace
@@ -274,11 +278,109 @@ START_TEST(generations_are_looked_for)
 }
 END_TEST
 
+/* What a rank of two has seen. */
+struct seen {
+	std::optional<std::uint64_t> before, after;
+	ioshape_report report = IOSHAPE_REPORT_INIT;
+	int failed = 0;
+	std::string why;
+};
+
+static seen save_as(std::uint32_t rank, std::string directory)
+{
+	ioshape::context context;
+	ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+	const one first(100000, static_cast<std::uint8_t>(10 + rank));
+	one second(200000, static_cast<std::uint8_t>(20 + rank));
+	seen seen;
+
+	options.rank = rank;
+	options.ranks = options.local_ranks = 2;
+	options.token = directory.c_str();
+	options.deadline_ms = 20000;
+	ioshape::group opened(context, directory, options);
+	ioshape::group group = std::move(opened);
+	seen.before = group.latest();
+	seen.report = group.save_tensors(1, first.tensors());
+	ioshape::save save = group.save_tensors_async(2, second.tensors());
+	second.memory.assign(second.memory.size(), 99);
+	save.wait();
+	try {
+		if (rank)
+			group.fail(3, "nothing learned");
+		else
+			group.save_tensors(3, first.tensors());
+	} catch (const ioshape::error &error) {
+		seen.failed = error.raw();
+		seen.why = error.what();
+	}
+	seen.after = group.latest();
+	return seen;
+}
+
+static std::uint8_t first_byte_of(const ioshape::context &context, const std::string &directory,
+				  std::uint64_t step, std::uint32_t rank)
+{
+	const ioshape::generation generation(context, directory, step);
+	const ioshape::reader reader = generation.part_reader(rank);
+	std::uint8_t byte = 0;
+
+	reader.load({ { reader.find_tensor("one"), 0, 1, &byte } });
+	return byte;
+}
+
+START_TEST(ranks_save_together)
+{
+	const std::string directory = scratch_path("run");
+	auto other = std::async(std::launch::async, save_as, 1, directory);
+	const seen first = save_as(0, directory), second = other.get();
+	ioshape::context context;
+
+	for (const seen &seen : { first, second }) {
+		ck_assert(!seen.before);
+		ck_assert(seen.after == 2u);
+		ck_assert_uint_eq(seen.report.ranks, 2);
+		ck_assert_uint_gt(seen.report.generation_bytes, 200000);
+	}
+	ck_assert_int_lt(first.failed, 0);
+	ck_assert_ptr_nonnull(std::strstr(first.why.c_str(), "rank 1"));
+	ck_assert_ptr_nonnull(std::strstr(first.why.c_str(), "nothing learned"));
+	ck_assert_int_eq(second.failed, 0);
+	for (std::uint32_t rank = 0; rank < 2; rank++) {
+		ck_assert_uint_eq(first_byte_of(context, directory, 1, rank), 10 + rank);
+		ck_assert_uint_eq(first_byte_of(context, directory, 2, rank), 20 + rank);
+	}
+	ck_assert(ioshape::generation::steps(context, directory) ==
+		  (std::vector<std::uint64_t>{ 1, 2 }));
+	ioshape::generation::latest(context, directory).verify();
+	ck_assert_uint_eq(scratch_entries(directory.c_str()), 2);
+}
+END_TEST
+
+START_TEST(a_group_that_nobody_joins_is_an_exception)
+{
+	ioshape::context context;
+	ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+
+	options.ranks = options.local_ranks = 2;
+	options.token = scratch_directory();
+	options.deadline_ms = 1000;
+	try {
+		ioshape::group group(context, scratch_path("run"), options);
+		ck_abort_msg("a group of two with one rank");
+	} catch (const std::system_error &error) {
+		ck_assert(error.code() == std::errc::timed_out);
+		ck_assert_ptr_nonnull(std::strstr(error.what(), "rank 1"));
+	}
+}
+END_TEST
+
 int main()
 {
 	Suite *suite = suite_create("cpp");
 	TCase *classes = tcase_create("classes");
 
+	tcase_set_timeout(classes, 60);
 	tcase_add_checked_fixture(classes, scratch_setup, scratch_teardown);
 	tcase_add_test(classes, a_save_can_wait_to_be_assigned);
 	tcase_add_test(classes, assigning_over_a_save_under_way_aborts_it);
@@ -288,6 +390,8 @@ int main()
 	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
 	tcase_add_test(classes, a_slot_is_held_as_long_as_it_lives);
 	tcase_add_test(classes, generations_are_looked_for);
+	tcase_add_test(classes, ranks_save_together);
+	tcase_add_test(classes, a_group_that_nobody_joins_is_an_exception);
 	suite_add_tcase(suite, classes);
 	return check_main(suite);
 }

@@ -319,6 +319,8 @@ static const struct scene good[] = {
 };
 
 #define GOOD_SCENES ((int)(sizeof(good) / sizeof(*good)))
+/* From this one on. */
+#define LARGE_SCENE 8
 
 START_TEST(saves_and_loads)
 {
@@ -668,20 +670,33 @@ START_TEST(a_step_is_replaced_or_not)
 }
 END_TEST
 
-int main(void)
+static TCase *cases(const char *name)
 {
-	Suite *suite = suite_create("group");
-	TCase *tests = tcase_create("saves");
+	TCase *tests = tcase_create(name);
 
 	tcase_set_timeout(tests, 60);
 	tcase_add_checked_fixture(tests, setup, scratch_teardown);
-	tcase_add_loop_test(tests, saves_and_loads, 0, 2 * GOOD_SCENES);
+	return tests;
+}
+
+int main(void)
+{
+	TCase *tests = cases("saves"), *files = cases("files"), *mishap_tests = cases("mishaps");
+	Suite *suite = suite_create("group");
+
+	tcase_add_loop_test(tests, saves_and_loads, 0, GOOD_SCENES);
 	tcase_add_test(tests, keeps_as_many_as_asked);
-	tcase_add_loop_test(tests, a_mishap_fails_one_generation, 0,
-			    sizeof(mishaps) / sizeof(*mishaps));
 	tcase_add_loop_test(tests, a_group_that_is_not_complete, 0, 2);
 	tcase_add_test(tests, a_forked_child_touches_nothing);
 	tcase_add_test(tests, a_step_is_replaced_or_not);
+	/* What takes long whatever the board is not done twice. */
+	tcase_add_loop_test(files, saves_and_loads, GOOD_SCENES, GOOD_SCENES + LARGE_SCENE);
+	tcase_set_tags(files, "files");
+	tcase_add_loop_test(mishap_tests, a_mishap_fails_one_generation, 0,
+			    sizeof(mishaps) / sizeof(*mishaps));
+	tcase_set_tags(mishap_tests, "mishaps");
 	suite_add_tcase(suite, tests);
+	suite_add_tcase(suite, files);
+	suite_add_tcase(suite, mishap_tests);
 	return check_main(suite);
 }

@@ -7,13 +7,19 @@ And the first of the two commands.
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from tree import HEADERS, ROOT, program, sources
 
-EXAMPLES = list(sources("examples"))
+# That one is started by mpirun.
+MPI_EXAMPLE = ROOT / "examples" / "group_trainer.c"
+EXAMPLES = [example for example in sources("examples") if example != MPI_EXAMPLE]
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 
 
@@ -41,7 +47,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(
         meson,
         *("setup", build, ROOT, "--prefix", installed),
-        *("--libdir", "lib", "--buildtype", "release", "-Dwerror=true"),
+        *("--libdir", "lib", "--buildtype", "release", "-Dwerror=true", "-Dmpi=enabled"),
     )
     run(meson, "compile", "-C", build)
     run(meson, "install", "-C", build, "--quiet")
@@ -54,9 +60,9 @@ def compiler_for(example: Path) -> list[str]:
     return ["c++", "-std=c++17"] if example.suffix == ".cpp" else ["cc", "-std=gnu11"]
 
 
-def pkg_config(prefix: Path, *options: str) -> list[str]:
+def pkg_config(prefix: Path, *options: str, package: str = "ioshape") -> list[str]:
     folder = prefix / "lib" / "pkgconfig"
-    return run(program("pkg-config"), *options, "ioshape", PKG_CONFIG_PATH=folder).split()
+    return run(program("pkg-config"), *options, package, PKG_CONFIG_PATH=folder).split()
 
 
 def run_example(executable: Path, folder: Path, **environment: str | Path) -> None:
@@ -77,7 +83,9 @@ def test_what_is_installed(prefix: Path) -> None:
         "lib/libioshape.so",
         "lib/libioshape.so.0",
         f"lib/libioshape.so.{version}",
+        *(f"lib/libioshape-mpi.so{end}" for end in ("", ".0", f".{version}")),
         "lib/pkgconfig/ioshape.pc",
+        "lib/pkgconfig/ioshape-mpi.pc",
         "lib/cmake/ioshape/ioshape-config.cmake",
         "lib/cmake/ioshape/ioshape-config-version.cmake",
     }
@@ -126,6 +134,115 @@ def test_cmake(cmake_build: Path, example: Path, target: str, tmp_path: Path) ->
     executable = cmake_build / f"{example.name}-{target}"
     assert ("libioshape.so" in run(program("ldd"), executable)) == (target == "ioshape")
     run_example(executable, tmp_path / "files")
+
+
+# ---- Ranks that save together -------------------------------------------------------------------
+
+
+def weights_of(generation: Path, ranks: int) -> torch.Tensor:
+    """All ranks' rows, as stock torch reads them from the zip."""
+    (bundle,) = generation.glob("*.zip")
+    rows = []
+    with zipfile.ZipFile(bundle) as archive:
+        for rank in range(ranks):
+            with archive.open(f"rank-{rank:05d}.pt") as member:
+                rows.append(torch.load(member, weights_only=True)["weights"])
+    return torch.cat(rows)
+
+
+def has_learned(weights: torch.Tensor) -> bool:
+    """What the two trainers of several ranks set out to learn."""
+    row, column = torch.arange(weights.shape[0])[:, None], torch.arange(weights.shape[1])
+    return torch.allclose(weights, (7 * row + 3 * column) % 11 / 11, atol=0.01)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Nothing but generations is there."""
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Whatever else is there."""
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+@pytest.fixture(scope="module")
+def group_trainer(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trainer of four processes, in C++."""
+    executable = tmp_path_factory.mktemp("group") / "trainer"
+    rpath = f"-Wl,-rpath,{prefix / 'lib'}"
+    source = ROOT / "examples" / "group_trainer.cpp"
+    flags = pkg_config(prefix, "--cflags", "--libs")
+    run(*compiler_for(source), "-o", executable, source, *flags, rpath)
+    return executable
+
+
+def children_of(process: "subprocess.Popen[str]") -> list[int]:
+    """In the order of their ranks."""
+    return [
+        int(child)
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 2, None])
+def test_a_group_that_is_killed_goes_on(
+    group_trainer: Path, rank: int | None, tmp_path: Path
+) -> None:
+    """One of them, or all at once."""
+    ranks = 4
+    training = subprocess.Popen(
+        [group_trainer, tmp_path, "1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert training.stdout is not None
+        while not training.stdout.readline().startswith("step 20,"):
+            assert training.poll() is None, training.communicate()
+        if rank is not None:
+            os.kill(children_of(training)[rank], signal.SIGKILL)
+            begin = time.monotonic()
+            _, said = training.communicate(timeout=60)
+            # The others have heard of it, and do not wait for their deadline.
+            assert training.returncode == 1
+            assert time.monotonic() - begin < 8
+            assert len(said.splitlines()) == ranks - 1, said
+            for line in said.splitlines():
+                assert f"rank {rank} " in line.partition("was not saved:")[2], said
+    finally:
+        if training.poll() is None:
+            os.killpg(training.pid, signal.SIGKILL)
+        training.communicate()
+    newest = complete_steps(tmp_path)[-1]
+    assert newest >= 10
+    said = run(group_trainer, tmp_path)
+    assert f"going on from step {newest}\n" in said
+    end = newest + 30
+    assert steps_in(tmp_path) == [end - 10, end]
+    assert has_learned(weights_of(tmp_path / f"step-{end:010d}", ranks))
+
+
+@pytest.mark.parametrize(("mode", "file"), [("node", "node-00000.zip"), ("rank0", "ranks.zip")])
+def test_an_mpi_program(prefix: Path, mode: str, file: str, tmp_path: Path) -> None:
+    executable, folder, ranks = tmp_path / "example", tmp_path / "files", 4
+    flags = pkg_config(prefix, "--cflags", "--libs", package="ioshape-mpi")
+    rpath = f"-Wl,-rpath,{prefix / 'lib'}"
+    run(program("mpicc"), "-std=gnu11", "-o", executable, MPI_EXAMPLE, *flags, rpath)
+    begin = (program("mpirun"), "--oversubscribe", "--allow-run-as-root", "-n", str(ranks))
+    for begins_with in ("starting anew\n", "going on from step 30\n"):
+        said = run(*begin, executable, folder, "30", IOSHAPE_MODE=mode)
+        assert begins_with in said
+        assert f"of {ranks} ranks; {mode}: as asked for" in said
+    assert steps_in(folder) == [50, 60]
+    newest = folder / "step-0000000060"
+    assert sorted(path.name for path in newest.iterdir()) == ["manifest.json", file]
+    assert has_learned(weights_of(newest, ranks))
+
+
+# ---- Versions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wanted", "found"), [("0.1", True), ("0.2", False), ("1.0", False)])

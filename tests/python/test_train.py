@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on four ranks: saved, killed and resumed, and nobody could tell from the losses."""
 
+import io
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,10 +12,14 @@ import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ioshape
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
+from coordinators import running_redis
+from nodes import free_port
 from processes import environment
 from same import assert_same
 from tree import ROOT, program
@@ -23,6 +29,7 @@ TIMEOUT_S = 300.0
 
 PLAIN = ROOT / "examples" / "plain_train.py"
 OURS = ROOT / "examples" / "train.py"
+GROUP = ROOT / "examples" / "group_train.py"
 STEPS, SAVE_EVERY = 16, 2
 SIZE = ("--width", "96", "--layers", "1", "--steps", str(STEPS), "--save-every", str(SAVE_EVERY))
 
@@ -34,11 +41,15 @@ WAYS = pytest.mark.parametrize(
 
 def start(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     """Four ranks, under torchrun."""
-    ranks = ["--standalone", "--nproc-per-node", str(RANKS)]
+    return launch(folder, "--standalone", "--nproc-per-node", str(RANKS), *arguments)
+
+
+def launch(folder: Path, *arguments: str | Path, **more: str) -> subprocess.Popen[str]:
+    """A torchrun, in an environment with more variables."""
     return subprocess.Popen(
-        [program("torchrun"), *ranks, *map(str, arguments)],
+        [program("torchrun"), *map(str, arguments)],
         cwd=folder,
-        env=environment(),
+        env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -140,6 +151,204 @@ def names(folder: Path) -> list[str]:
 def has_block_checksums(file: Path) -> bool:
     with zipfile.ZipFile(file) as opened:
         return any(name.endswith("/.ioshape/index") for name in opened.namelist())
+
+
+# ---- All ranks together ------------------------------------------------------------------------
+
+
+def generations(folder: Path) -> dict[int, list[object]]:
+    """What is in the complete ones: each rank's object, as torch reads it from file or zip."""
+    found = {}
+    for directory in sorted(folder.glob("step-*")):
+        assert (directory / "manifest.json").is_file()
+        parts = {file.name: torch.load(file, weights_only=True) for file in directory.glob("*.pt")}
+        for file in directory.glob("*.zip"):
+            with zipfile.ZipFile(file) as archive:
+                assert archive.testzip() is None
+                for name in archive.namelist():
+                    if name.startswith("rank-"):
+                        member = io.BytesIO(archive.read(name))
+                        parts[name] = torch.load(member, weights_only=True)
+        found[int(directory.name.removeprefix("step-"))] = [parts[name] for name in sorted(parts)]
+    return found
+
+
+def check_group(folder: Path, plain: Path) -> None:
+    """A group's training came to the same as the one with torch.save, and left nothing else."""
+    assert losses(folder) == losses(plain)
+    last = [STEPS - SAVE_EVERY, STEPS]
+    assert names(folder) == ["losses.txt", *(f"step-{step:010d}" for step in last)]
+    for step, objects in generations(folder).items():
+        assert len(objects) == RANKS
+        for rank, loaded in enumerate(objects):
+            assert_same(loaded, torch.load(plain / f"step-{step:06}-rank-{rank}.pt"))
+
+
+def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
+    plain: Path, tmp_path: Path
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)  # shown if the test fails
+    chance = random.Random(seed)
+
+    training = start(tmp_path, GROUP, tmp_path, *SIZE)
+    try:
+        # The second save waits for the first.
+        step = chance.randrange(2 * SAVE_EVERY + 1, STEPS - SAVE_EVERY)
+        wait_for_step(training, tmp_path, step)
+        time.sleep(chance.uniform(0, 0.2))
+    finally:
+        kill_all(training)
+    output, _ = training.communicate()
+    assert training.returncode == -signal.SIGKILL, output
+
+    # Whatever was being written: what has a name is whole.
+    found = generations(tmp_path)
+    assert found
+    assert all(len(objects) == RANKS for objects in found.values())
+
+    output = finish(start(tmp_path, GROUP, tmp_path, *SIZE))
+    assert f"going on from step {max(found)}" in output
+    check_group(tmp_path, plain)
+
+
+def finish_all(launchers: Sequence[subprocess.Popen[str]]) -> str:
+    """Waits for all of them."""
+    try:
+        return "".join([finish(launcher) for launcher in launchers])
+    finally:
+        for launcher in launchers:
+            kill_all(launcher)
+
+
+def test_a_group_on_two_nodes(plain: Path, tmp_path: Path) -> None:
+    """As the script says how to start it, once for each node."""
+    meeting = f"localhost:{free_port()}"
+    ranks = ("--nnodes", "2", "--nproc-per-node", str(RANKS // 2))
+    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "two")
+    launchers = [
+        launch(tmp_path, *ranks, *place, GROUP, tmp_path, *SIZE, IOSHAPE_NODE=node)
+        for node in ("first", "second")
+    ]
+    assert f"step {STEPS}: loss" in finish_all(launchers)
+    check_group(tmp_path, plain)
+
+
+# Slurm's commands, as far as the job calls them, on a cluster that is this host.
+SRUN = """#!/bin/bash
+set -e
+[ "$1" = --kill-on-bad-exit=1 ]
+shift
+for node in first second; do
+	IOSHAPE_NODE=$node "$@" &
+	jobs+=($!)
+done
+for job in "${jobs[@]}"; do
+	wait "$job"
+done
+"""
+SCONTROL = """#!/bin/bash
+[ "$*" = "show hostnames first,second" ]
+printf "localhost\nlocalhost\n"
+"""
+
+
+def test_the_slurm_job(plain: Path, tmp_path: Path) -> None:
+    commands, folder = tmp_path / "commands", tmp_path / "run"
+    commands.mkdir()
+    folder.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    here = Path(program("torchrun")).parent
+    job = subprocess.Popen(
+        ["bash", str(ROOT / "examples" / "slurm_group.sbatch"), *SIZE],
+        env=environment(
+            PATH=f"{commands}:{here}:{os.environ['PATH']}",
+            SLURM_SUBMIT_DIR=str(tmp_path),
+            SLURM_JOB_NODELIST="first,second",
+            SLURM_JOB_NUM_NODES="2",
+            SLURM_JOB_ID="4711",
+            REPOSITORY=str(ROOT),
+            CHECKPOINTS=str(folder),
+            RANKS_PER_NODE=str(RANKS // 2),
+            PORT=str(free_port()),
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert f"step {STEPS}: loss" in finish_all([job])
+    check_group(folder, plain)
+
+
+def kubernetes() -> dict[tuple[str, str], dict[str, Any]]:
+    """The objects, by kind and name."""
+    text = (ROOT / "examples" / "kubernetes_group.yaml").read_text(encoding="utf-8")
+    objects = list(yaml.safe_load_all(text))
+    return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+
+def test_the_kubernetes_job(plain: Path, tmp_path: Path) -> None:
+    """What its containers run, in processes of this host."""
+    objects = kubernetes()
+    pod = objects["Job", "train"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    nodes = objects["Job", "train"]["spec"]["completions"]
+    first = f"train-0.{objects['Service', 'train']['metadata']['name']}:29400"
+    torchrun, *arguments = container["command"]
+    assert torchrun == "torchrun"
+    # Of what it says of its cluster, what stands for it here.
+    meeting = f"localhost:{free_port()}"
+    folder = tmp_path / "train"
+    folder.mkdir()
+    stands_for = {
+        first: meeting,
+        "--nproc-per-node=4": f"--nproc-per-node={RANKS // nodes}",
+        "/app/group_train.py": str(GROUP),
+        "/checkpoints/train": str(folder),
+    }
+    text = "\n".join(arguments)
+    for said, here in stands_for.items():
+        assert text.count(said) == 1, said
+        text = text.replace(said, here)
+    settings = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert settings["IOSHAPE_COORDINATOR"] == "redis://coordinator"
+    with running_redis() as redis:
+        settings["IOSHAPE_COORDINATOR"] = redis.address
+        launchers = [
+            launch(tmp_path, *text.split("\n"), *SIZE, **settings, IOSHAPE_NODE=f"train-{pod}")
+            for pod in range(nodes)
+        ]
+        output = finish_all(launchers)
+    assert f"step {STEPS}: loss" in output
+    check_group(folder, plain)
+
+
+def test_the_parts_of_the_kubernetes_job_fit_together() -> None:
+    objects = kubernetes()
+    job = objects["Job", "train"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    assert job["completionMode"] == "Indexed"
+    assert job["completions"] == job["parallelism"]
+    assert f"--nnodes={job['completions']}" in container["command"]
+    assert ("Service", pod["subdomain"]) in objects
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    for mount in container["volumeMounts"]:
+        claim = volumes[mount["name"]]["persistentVolumeClaim"]["claimName"]
+        modes = objects["PersistentVolumeClaim", claim]["spec"]["accessModes"]
+        assert modes == ["ReadWriteMany"]
+    settings = {variable["name"]: variable["value"] for variable in container["env"]}
+    # Settings that the library knows, and an address that is the service of the other part.
+    known = {f"IOSHAPE_{name.upper()}" for name in ioshape.settings()}
+    assert {name for name in settings if name.startswith("IOSHAPE_")} <= known
+    redis = objects["Deployment", "coordinator"]["spec"]["template"]
+    service = objects["Service", "coordinator"]["spec"]
+    assert service["selector"].items() <= redis["metadata"]["labels"].items()
+    for limited in (container, *redis["spec"]["containers"]):
+        assert re.fullmatch(r"\d+[MG]i", limited["resources"]["limits"]["memory"])
+    assert float(settings["IOSHAPE_EXIT_TIMEOUT_S"]) < pod["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("kind", ["resnet", "transformer"])

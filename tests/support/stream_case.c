@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "support/stream_case.h"
+#include "support/scratch.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -22,6 +23,11 @@ unsigned stream_slowness(void)
 	const char *text = getenv("CK_TIMEOUT_MULTIPLIER");
 
 	return text && atoi(text) > 1 ? (unsigned)atoi(text) : 1;
+}
+
+uint64_t stream_soon_ns(void)
+{
+	return base_ms_to_ns(stream_slowness() > 1 ? 30000 : 1000);
 }
 
 static int wait_patiently(void *user, struct base_error *error)
@@ -99,7 +105,7 @@ pid_t stream_start(void (*run)(const void *argument), const void *argument)
 	if (getppid() != parent)
 		_exit(1);
 	run(argument);
-	_exit(0);
+	scratch_leave_child(0);
 }
 
 void stream_expect_well(pid_t child)

@@ -10,6 +10,8 @@ extern const struct gather_wait stream_patient;
 
 /* How many times slower than usual this may be: more than 1 under sanitizers and valgrind. */
 unsigned stream_slowness(void);
+/* How soon a death is found out: a second, but for those. */
+uint64_t stream_soon_ns(void);
 
 /* Ends this process, which may be a child of the test, with a sentence. */
 void stream_fail(const char *sentence) __attribute__((noreturn));

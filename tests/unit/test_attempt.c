@@ -491,6 +491,7 @@ int main(void)
 	tcase_add_loop_test(commit, what_is_no_directory_is_in_the_way, 0, 2);
 	tcase_add_test(commit, what_somebody_reads_is_replaced_but_not_removed);
 	tcase_add_test(commit, a_directory_removed_under_an_attempt_fails_it);
+	tcase_set_timeout(commit, 60);
 	suite_add_tcase(suite, commit);
 	tcase_add_checked_fixture(dead, setup, teardown);
 	tcase_add_loop_test(dead, a_dead_process_s_attempt_goes_with_the_next_save, 0, 2);
@@ -500,6 +501,7 @@ int main(void)
 	tcase_add_test(dead, other_users_and_other_things_stay);
 	tcase_add_test(dead, what_stepped_aside_comes_back_if_its_place_is_free);
 	tcase_add_test(dead, what_stepped_aside_goes_if_its_place_is_taken);
+	tcase_set_timeout(dead, 60);
 	suite_add_tcase(suite, dead);
 	return check_main(suite);
 }

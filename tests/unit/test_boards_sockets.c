@@ -434,7 +434,8 @@ static void count_warning(void *user, enum ioshape_log_level level, const char *
 		warnings++;
 }
 
-static pid_t try_in_child(uint32_t rank, uint32_t deadline_ms, int wanted)
+static pid_t try_in_child(const struct rlimit *limit, uint32_t rank, uint32_t deadline_ms,
+			  int wanted)
 {
 	const pid_t pid = fork();
 	struct base_error error = { 0 };
@@ -443,7 +444,7 @@ static pid_t try_in_child(uint32_t rank, uint32_t deadline_ms, int wanted)
 
 	if (pid)
 		return pid;
-	setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 256, 256 });
+	MUST(!setrlimit(RLIMIT_NOFILE, limit), "no descriptors");
 	ret = board_case_try(&boards, rank, deadline_ms, &board, &error);
 	MUST(ret == wanted, "%d instead of %d: %s", ret, wanted, error.text);
 	if (ret)
@@ -462,17 +463,20 @@ START_TEST(test_too_few_descriptors_are_told)
 	int status;
 	pid_t pid;
 
+	/* There the connection is made, and ended again, before it is refused. */
+	if (scratch_under_valgrind())
+		return;
 	ck_assert_int_eq(boards.ops->open(&of[0], &config, NULL), 0);
 	ck_assert(!getrlimit(RLIMIT_NOFILE, &before));
 	none = before;
 	none.rlim_cur = 3;
 	ck_assert(!setrlimit(RLIMIT_NOFILE, &none));
-	pid = try_in_child(1, 1500, -ETIMEDOUT);
+	pid = try_in_child(&before, 1, 1500, -ETIMEDOUT);
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	ck_assert(!setrlimit(RLIMIT_NOFILE, &before));
 	ck_assert_int_eq(status, 0);
 	ck_assert_uint_eq(warnings, 1);
-	pid = try_in_child(2, 5000, 0);
+	pid = try_in_child(&before, 2, 5000, 0);
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	ck_assert_int_eq(status, 0);
 	close_all();

@@ -231,7 +231,7 @@ END_TEST
 START_TEST(no_byte_can_be_changed_or_added)
 {
 	struct base_buffer text = encoded(&sample);
-	struct base_error error;
+	struct base_error error = { 0 };
 	struct zip_manifest manifest;
 
 	for (size_t at = 0; at < text.bytes; at++) {

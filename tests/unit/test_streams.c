@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes from one process of this host to another: exact, bounded, and never waited for in vain. */
 #define _GNU_SOURCE
-#include "gather/local_link.h"
-#include "support/check_main.h"
-#include "support/stream_case.h"
+#include "support/local_stream_case.h"
+#include "support/scratch.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -13,68 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define RANK 7u
-
-static char address[64];
-static int fds_before;
-
-static void begin(void)
-{
-	snprintf(address, sizeof(address), "ioshape-test-%d", (int)getpid());
-	fds_before = stream_count_fds();
-}
-
-static void end(void)
-{
-	ck_assert_int_eq(stream_count_fds(), fds_before);
-}
-
-static struct gather_listener *listen_here(void)
-{
-	struct gather_listener *listener;
-	struct base_error error = { 0 };
-
-	ck_assert_msg(!gather_listener_open(&listener, address, &error), "%s", error.text);
-	return listener;
-}
-
-static struct gather_receiver *receive_from(struct gather_listener *listener, uint32_t rank)
-{
-	struct gather_receiver *receiver;
-	struct base_error error = { 0 };
-
-	ck_assert_msg(
-		!gather_receiver_open_local(&receiver, listener, rank, &stream_patient, &error),
-		"%s", error.text);
-	return receiver;
-}
-
-static struct gather_sender *send_as(uint32_t rank, int memory_fd)
-{
-	struct gather_sender *sender;
-	struct base_error error = { 0 };
-
-	if (gather_sender_open_local(&sender, address, rank, memory_fd, &stream_patient, &error))
-		stream_fail(error.text);
-	return sender;
-}
-
 /* ---- What goes in comes out ------------------------------------------------------------------ */
-
-/* A sender with `pieces` random pieces, in a process of its own. */
-static void send_random(const void *argument)
-{
-	const struct stream_plan *plan = argument;
-	struct stream_memory memory;
-	struct gather_sender *sender;
-
-	stream_memory_open(&memory,
-			   plan->most_bytes ? 2 * base_round_up(plan->most_bytes, MIB) : MIB);
-	sender = send_as(plan->rank, plan->with_memory ? memory.fd : -1);
-	stream_send_plan(sender, plan, &memory);
-	gather_sender_free(sender, NULL);
-	stream_memory_close(&memory);
-}
 
 START_TEST(every_byte_comes_in_its_place)
 {
@@ -277,8 +215,7 @@ static void leave_an_heir(void)
 	if (fork())
 		return;
 	sleep(3);
-	/* valgrind would search memory for leaks that a child does not have. */
-	kill(getpid(), SIGKILL);
+	scratch_leave_child(0);
 }
 
 static void send_for_ever(const void *argument)
@@ -321,7 +258,7 @@ START_TEST(a_killed_sender_is_named)
 		}
 		ck_assert(ret || bytes);
 	}
-	ck_assert_uint_lt(base_now_ns() - killed, base_ms_to_ns(1000) * stream_slowness());
+	ck_assert_uint_lt(base_now_ns() - killed, stream_soon_ns());
 	ck_assert_int_eq(ret, -ECONNRESET);
 	ck_assert_msg(strstr(error.text, "rank 7 ") && strstr(error.text, "went away"), "%s",
 		      error.text);
@@ -368,7 +305,7 @@ START_TEST(a_killed_receiver_is_found_out)
 			killed = base_now_ns();
 		}
 	}
-	ck_assert_uint_lt(base_now_ns() - killed, base_ms_to_ns(1000) * stream_slowness());
+	ck_assert_uint_lt(base_now_ns() - killed, stream_soon_ns());
 	ck_assert_int_eq(ret, -ECONNRESET);
 	ck_assert_msg(strstr(error.text, "rank 7 ") && strstr(error.text, "went away"), "%s",
 		      error.text);
@@ -449,12 +386,6 @@ START_TEST(a_receiver_stops_the_sender)
 }
 END_TEST
 
-static int not_at_all(void *user, struct base_error *error)
-{
-	(void)user;
-	return base_fail(error, -ETIMEDOUT, "the writer of this node was not there in time");
-}
-
 START_TEST(a_writer_that_never_listens_is_explained)
 {
 	const struct gather_wait wait = { not_at_all, NULL };
@@ -483,178 +414,6 @@ START_TEST(a_rank_that_never_comes_ends_when_the_caller_says_so)
 }
 END_TEST
 
-/* ---- Those who lie --------------------------------------------------------------------------- */
-
-static const struct {
-	const char *what;
-	struct local_head head;
-	size_t extra;
-	const char *sentence;
-} lies[] = {
-	{ "behind the end", { LOCAL_REFERENCE, 0, MIB, 1 }, 0, "outside of its memory" },
-	{ "across the end", { LOCAL_REFERENCE, 0, MIB - 4096, 4097 }, 0, "outside of its memory" },
-	{ "overflow", { LOCAL_REFERENCE, 0, UINT64_MAX - 10, 4096 }, 0, "cannot receive" },
-	{ "far too long", { LOCAL_REFERENCE, 0, 0, GIB }, 0, "cannot receive" },
-	{ "nothing", { LOCAL_REFERENCE, 0, 0, 0 }, 0, "cannot receive" },
-	{ "no bytes", { LOCAL_BYTES, 0, 0, 0 }, 0, "cannot receive" },
-	{ "unknown", { 4711, 0, 0, 0 }, 0, "cannot receive" },
-	{ "too large", { LOCAL_BYTES, 0, 0, 0 }, LOCAL_INLINE_BYTES + 1, "cannot receive" },
-	{ "a wrong end", { LOCAL_END, 0, 17, 0 }, 0, "has sent 17 bytes, of which 0" },
-	{ "shorter than a head", { 0 }, SIZE_MAX, "cannot receive" },
-};
-
-static int connect_raw(void)
-{
-	struct sockaddr_un to;
-	socklen_t bytes;
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	STREAM_MUST(fd >= 0 && !local_address(&to, &bytes, address, NULL));
-	STREAM_MUST(!connect(fd, (const struct sockaddr *)&to, bytes));
-	return fd;
-}
-
-static void say_hello(int fd, uint32_t rank, int memory_fd)
-{
-	const struct local_head hello = { .kind = LOCAL_HELLO, .a = LOCAL_MAGIC, .b = rank };
-	struct local_link link = { .fd = fd, .process_fd = -1 };
-
-	STREAM_MUST(!local_link_send(&link, &hello, NULL, 0, memory_fd));
-}
-
-START_TEST(a_lie_is_refused)
-{
-	static char extra[LOCAL_INLINE_BYTES + 1];
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
-	struct base_error error = { 0 };
-	int fd = connect_raw(), memory_fd = base_shared_open();
-	struct local_link link = { .fd = fd, .process_fd = -1 };
-	const void *data;
-	size_t bytes;
-
-	ck_assert_int_eq(base_shared_grow(memory_fd, MIB), 0);
-	say_hello(fd, RANK, memory_fd);
-	if (lies[_i].extra == SIZE_MAX)
-		ck_assert_int_eq(send(fd, "lie", 3, 0), 3);
-	else
-		ck_assert_int_eq(local_link_send(&link, &lies[_i].head, extra, lies[_i].extra, -1),
-				 0);
-	receiver = receive_from(listener, RANK);
-	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
-	ck_assert_msg(strstr(error.text, lies[_i].sentence) && strstr(error.text, "rank 7"),
-		      "%s: %s", lies[_i].what, error.text);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
-	close(fd);
-	close(memory_fd);
-}
-END_TEST
-
-START_TEST(memory_that_could_shrink_is_refused)
-{
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
-	struct base_error error = { 0 };
-	int fd = connect_raw(), memory_fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	ck_assert_int_eq(ftruncate(memory_fd, MIB), 0);
-	say_hello(fd, RANK, memory_fd);
-	ck_assert_int_eq(
-		gather_receiver_open_local(&receiver, listener, RANK, &stream_patient, &error),
-		-EPERM);
-	ck_assert_ptr_null(receiver);
-	ck_assert_msg(strstr(error.text, "rank 7") && strstr(error.text, "shrink"), "%s",
-		      error.text);
-	gather_listener_close(listener);
-	close(fd);
-	close(memory_fd);
-}
-END_TEST
-
-START_TEST(our_memory_cannot_shrink)
-{
-	int fd = base_shared_open();
-
-	ck_assert_int_ge(fd, 0);
-	ck_assert_int_eq(base_shared_grow(fd, MIB), 0);
-	ck_assert_int_eq(ftruncate(fd, 4096), -1);
-	ck_assert_int_eq(errno, EPERM);
-	close(fd);
-}
-END_TEST
-
-START_TEST(strangers_are_sent_away)
-{
-	struct stream_plan plan = { .rank = RANK, .seed = 4, .pieces = 5, .most_bytes = MIB };
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
-	int silent = connect_raw(), rude = connect_raw(), gone = connect_raw();
-	pid_t child;
-	char byte;
-
-	ck_assert_int_eq(send(rude, "GET / HTTP/1.0\r\n\r\nwhich is no hello of ours", 42, 0), 42);
-	close(gone);
-	child = stream_start(send_random, &plan);
-	receiver = receive_from(listener, RANK);
-	stream_receive_plan(receiver, &plan);
-	stream_expect_well(child);
-	ck_assert_int_eq(recv(rude, &byte, 1, MSG_DONTWAIT), 0);
-	ck_assert_int_eq(recv(silent, &byte, 1, MSG_DONTWAIT), -1);
-	ck_assert_int_eq(errno, EAGAIN);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
-	close(silent);
-	close(rude);
-}
-END_TEST
-
-/* Only root can be somebody else for once. */
-static void come_as_nobody(const void *argument)
-{
-	(void)argument;
-	STREAM_MUST(!setresuid(65534, 65534, 65534));
-	say_hello(connect_raw(), RANK, -1);
-}
-
-START_TEST(other_users_are_sent_away)
-{
-	const struct gather_wait wait = { not_at_all, NULL };
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
-	struct base_error error = { 0 };
-	pid_t child = stream_start(come_as_nobody, NULL);
-
-	stream_expect_well(child);
-	ck_assert_int_eq(gather_receiver_open_local(&receiver, listener, RANK, &wait, &error),
-			 -ETIMEDOUT);
-	gather_listener_close(listener);
-}
-END_TEST
-
-START_TEST(a_rank_that_comes_again_begins_anew)
-{
-	struct stream_plan plan = { .rank = RANK, .seed = 8, .pieces = 5, .most_bytes = MIB };
-	struct gather_listener *listener = listen_here();
-	struct gather_receiver *receiver;
-	int first = connect_raw();
-	pid_t child;
-	char byte;
-
-	say_hello(first, RANK, -1);
-	child = stream_start(send_random, &plan);
-	/* It has come when it waits for us to read. */
-	usleep(200000);
-	receiver = receive_from(listener, RANK);
-	stream_receive_plan(receiver, &plan);
-	ck_assert_int_eq(recv(first, &byte, 1, MSG_DONTWAIT), 0);
-	gather_receiver_free(receiver);
-	gather_listener_close(listener);
-	close(first);
-	stream_expect_well(child);
-}
-END_TEST
-
 int main(void)
 {
 	Suite *suite = suite_create("streams");
@@ -673,13 +432,6 @@ int main(void)
 	tcase_add_test(tests, a_receiver_stops_the_sender);
 	tcase_add_test(tests, a_writer_that_never_listens_is_explained);
 	tcase_add_test(tests, a_rank_that_never_comes_ends_when_the_caller_says_so);
-	tcase_add_loop_test(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies));
-	tcase_add_test(tests, memory_that_could_shrink_is_refused);
-	tcase_add_test(tests, our_memory_cannot_shrink);
-	tcase_add_test(tests, strangers_are_sent_away);
-	if (!geteuid())
-		tcase_add_test(tests, other_users_are_sent_away);
-	tcase_add_test(tests, a_rank_that_comes_again_begins_anew);
 	suite_add_tcase(suite, tests);
 	return check_main(suite);
 }

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tests of streams on one host share: a listener, and both ends. */
+#ifndef TESTS_SUPPORT_LOCAL_STREAM_CASE_H
+#define TESTS_SUPPORT_LOCAL_STREAM_CASE_H
+
+#include "gather/local_link.h"
+#include "support/check_main.h"
+#include "support/stream_case.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define RANK 7u
+
+static char address[64];
+static int fds_before;
+
+static inline void begin(void)
+{
+	snprintf(address, sizeof(address), "ioshape-test-%d", (int)getpid());
+	fds_before = stream_count_fds();
+}
+
+static inline void end(void)
+{
+	ck_assert_int_eq(stream_count_fds(), fds_before);
+}
+
+static inline struct gather_listener *listen_here(void)
+{
+	struct gather_listener *listener;
+	struct base_error error = { 0 };
+
+	ck_assert_msg(!gather_listener_open(&listener, address, &error), "%s", error.text);
+	return listener;
+}
+
+static inline struct gather_receiver *receive_from(struct gather_listener *listener, uint32_t rank)
+{
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+
+	ck_assert_msg(
+		!gather_receiver_open_local(&receiver, listener, rank, &stream_patient, &error),
+		"%s", error.text);
+	return receiver;
+}
+
+static inline struct gather_sender *send_as(uint32_t rank, int memory_fd)
+{
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+
+	if (gather_sender_open_local(&sender, address, rank, memory_fd, &stream_patient, &error))
+		stream_fail(error.text);
+	return sender;
+}
+
+/* A sender with `pieces` random pieces, in a process of its own. */
+static inline void send_random(const void *argument)
+{
+	const struct stream_plan *plan = argument;
+	struct stream_memory memory;
+	struct gather_sender *sender;
+
+	stream_memory_open(&memory,
+			   plan->most_bytes ? 2 * base_round_up(plan->most_bytes, MIB) : MIB);
+	sender = send_as(plan->rank, plan->with_memory ? memory.fd : -1);
+	stream_send_plan(sender, plan, &memory);
+	gather_sender_free(sender, NULL);
+	stream_memory_close(&memory);
+}
+
+static inline int not_at_all(void *user, struct base_error *error)
+{
+	(void)user;
+	return base_fail(error, -ETIMEDOUT, "the writer of this node was not there in time");
+}
+
+#endif
