@@ -224,7 +224,9 @@ class SaveHandle:
             left_ms = _SLICE_MS
             if end is not None:
                 left_ms = max(0, min(_SLICE_MS, int((end - time.monotonic()) * 1000) + 1))
-            if lib.ioshape_save_wait(self._pointer, left_ms) != _TIMED_OUT:
+            code = lib.ioshape_save_wait(self._pointer, left_ms)
+            # A save may also have failed with that.
+            if code != _TIMED_OUT or lib.ioshape_save_poll(self._pointer) == 1:
                 self._settle()
                 return True
             if end is not None and time.monotonic() >= end:

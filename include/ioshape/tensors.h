@@ -233,7 +233,8 @@ int ioshape_save_poll(struct ioshape_save *save);
 /*
  * Waits until the save has ended, at most timeout_ms (negative: as long as it takes). 0 when the
  * file is durable and in place, -ETIMEDOUT if it is still under way, otherwise the code it failed
- * with. Any thread, any number of times.
+ * with: which may be -ETIMEDOUT, too, so ioshape_save_poll() says whether it has ended. Any thread,
+ * any number of times.
  */
 int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
 

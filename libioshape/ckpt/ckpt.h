@@ -214,6 +214,7 @@ void ckpt_turn_end(struct ioshape_context *context, struct ckpt_turn *turn);
 
 struct ckpt_output {
 	struct ioshape_context *context;
+	bool in_new_directory; /* nobody has left anything behind there */
 	struct ring_lane *lane;
 	struct ring_writer *file;
 	struct ring_notes notes;

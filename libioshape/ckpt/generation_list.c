@@ -19,7 +19,10 @@ int ckpt_open_directory(struct ring_folder *directory, const char *path, struct 
 
 	if (*path != '/') {
 		here = getcwd(NULL, 0);
-		if (here && asprintf(&absolute, "%s/%s", strcmp(here, "/") ? here : "", path) < 0)
+		if (here && !strcmp(path, "."))
+			absolute = strdup(here);
+		else if (here &&
+			 asprintf(&absolute, "%s/%s", strcmp(here, "/") ? here : "", path) < 0)
 			absolute = NULL;
 		free(here);
 	}

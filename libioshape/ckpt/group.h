@@ -9,7 +9,6 @@
 
 #include "ckpt/background.h"
 #include "gather/gather.h"
-#include "zip/manifest.h"
 
 #include <limits.h>
 
@@ -152,7 +151,8 @@ struct ckpt_collection {
 int ckpt_round_collect(struct ckpt_round *round, const struct ckpt_collection *collection,
 		       struct base_error *error);
 
-/* ---- Generations being saved (group_save.c, group_write.c, group_stream.c) ------------------- */
+/* ---- Generations being saved (group_save.c, group_lead.c, group_write.c, group_stream.c)
+ * ------------------- */
 
 /* What rank 0 has decided. */
 struct ckpt_group_plan {
@@ -189,6 +189,12 @@ struct ckpt_part {
 	uint32_t awaited;
 	uint64_t awaited_bytes, awaited_ns;
 };
+
+/* Rank 0 (group_lead.c): all of the generation. `own` is what it failed with before, if it did. */
+int ckpt_lead(struct ckpt_part *part, const struct base_error *own, struct base_error *error);
+/* The others are told that there will be none. */
+int ckpt_lead_nowhere(struct ckpt_part *part, const struct base_error *why,
+		      struct base_error *error);
 
 /* The rank that writes the part of this one. */
 uint32_t ckpt_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank);

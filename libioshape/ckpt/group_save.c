@@ -13,12 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-/* Parts in a bundle begin on multiples of this; in small generations of the lesser one. */
-#define PART_ALIGNMENT (1 * MIB)
-#define SMALL_PART_ALIGNMENT 4096u
-#define SMALL_PARTS_BYTES (64 * MIB)
 
 uint32_t ckpt_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank)
 {
@@ -61,124 +55,6 @@ static int say_want(struct ckpt_round *round, uint64_t step, uint64_t bytes,
 	ckpt_note_number(&note, step);
 	ckpt_note_number(&note, bytes);
 	return ckpt_round_post(round, "want", &note, error);
-}
-
-struct wants {
-	struct ckpt_part *part;
-	bool *have;
-	struct base_error failure; /* of one of the ranks */
-};
-
-static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
-{
-	struct wants *wants = user;
-	struct ckpt_part *part = wants->part;
-	struct ckpt_note_reader reader = ckpt_read_note(note);
-	int code = (int)(int64_t)ckpt_read_number(&reader);
-	char text[BASE_ERROR_TEXT_BYTES];
-	uint64_t step;
-
-	ckpt_read_text(&reader, text, sizeof(text));
-	step = ckpt_read_number(&reader);
-	part->plan.bytes[rank] = ckpt_read_number(&reader);
-	wants->have[rank] = true;
-	if (reader.bad)
-		return base_fail(&wants->failure, -EPROTO, "cannot read what %s wants",
-				 CKPT_SHOWN_RANK(part->group, rank));
-	if (code)
-		return base_fail_as_told(&wants->failure, code, "%s: %s",
-					 CKPT_SHOWN_RANK(part->group, rank), text);
-	if (step != part->save->step)
-		return base_fail(&wants->failure, -EINVAL,
-				 "%s saves step %llu while rank 0 saves step %llu; all ranks must "
-				 "save the same steps in the same order",
-				 CKPT_SHOWN_RANK(part->group, rank), (unsigned long long)step,
-				 (unsigned long long)part->save->step);
-	return 0;
-}
-
-/* ---- The plan: rank 0 ------------------------------------------------------------------------ */
-
-static int collect_wants(struct ckpt_part *part, struct base_error *error)
-{
-	struct ioshape_group *group = part->group;
-	struct wants wants = { .part = part };
-	struct ckpt_collection collection = {
-		.what = "want",
-		.missing = "did not come to save",
-		.found = found_want,
-		.user = &wants,
-	};
-	int ret;
-
-	wants.have = calloc(group->options.ranks, sizeof(bool));
-	if (!wants.have)
-		return base_no_memory(error, "a plan", group->options.ranks);
-	wants.have[0] = true;
-	collection.have = wants.have;
-	ret = ckpt_round_collect(&part->round, &collection, error);
-	if (wants.failure.code)
-		*error = wants.failure;
-	free(wants.have);
-	return ret ? ret : wants.failure.code;
-}
-
-static void choose_mode(struct ckpt_part *part)
-{
-	const struct ioshape_group *group = part->group;
-	struct ckpt_group_plan *plan = &part->plan;
-	struct gather_facts facts = {
-		.ranks = group->options.ranks,
-		.nodes = group->node_count,
-		.shared = true,
-		.comm = group->options.comm != NULL,
-	};
-
-	for (uint32_t rank = 0; rank < facts.ranks; rank++) {
-		facts.bytes += plan->bytes[rank];
-		facts.most_bytes = MAX(facts.most_bytes, plan->bytes[rank]);
-	}
-	plan->mode = gather_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
-	plan->total_bytes = facts.bytes;
-	plan->alignment = facts.bytes < SMALL_PARTS_BYTES ? SMALL_PART_ALIGNMENT : PART_ALIGNMENT;
-}
-
-static int make_plan(struct ckpt_part *part, struct ckpt_attempt *attempt, struct base_error *error)
-{
-	struct ioshape_group *group = part->group;
-	struct ioshape_save *save = part->save;
-	int ret;
-
-	ret = collect_wants(part, error);
-	if (ret)
-		return ret;
-	choose_mode(part);
-	ret = ckpt_attempt_begin(attempt, group->directory, save->step, group->token,
-				 &group->context->log, error);
-	if (!ret && strlen(ckpt_attempt_path(attempt)) >= sizeof(part->plan.path))
-		ret = base_fail(error, -ENAMETOOLONG, "cannot save into %s", group->directory);
-	if (!ret)
-		snprintf(part->plan.path, sizeof(part->plan.path), "%s",
-			 ckpt_attempt_path(attempt));
-	return ret;
-}
-
-static int say_plan(struct ckpt_part *part, const struct base_error *failure,
-		    struct base_error *error)
-{
-	const struct ckpt_group_plan *plan = &part->plan;
-	struct ckpt_note note = { 0 };
-
-	ckpt_note_number(&note, (uint64_t)(int64_t)failure->code);
-	ckpt_note_text(&note, failure->text);
-	ckpt_note_number(&note, plan->mode);
-	ckpt_note_text(&note, plan->why);
-	ckpt_note_text(&note, plan->path);
-	ckpt_note_number(&note, plan->alignment);
-	ckpt_note_number(&note, plan->total_bytes);
-	for (uint32_t rank = 0; plan->bytes && rank < part->group->options.ranks; rank++)
-		ckpt_note_number(&note, plan->bytes[rank]);
-	return ckpt_round_post(&part->round, "plan", &note, error);
 }
 
 /* ---- The plan: the others -------------------------------------------------------------------- */
@@ -236,172 +112,7 @@ static int say_done(struct ckpt_part *part, const struct ckpt_written *written,
 	return ckpt_round_post(&part->round, "done", &note, error);
 }
 
-/* Rank 0's list. */
-struct sum {
-	struct ckpt_part *part;
-	struct zip_manifest manifest;
-	bool *have; /* writers; the others count as had */
-	uint32_t parts;
-	struct base_error failure;
-};
-
-static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
-		    struct ckpt_note_reader *reader)
-{
-	const struct ioshape_group *group = sum->part->group;
-	uint64_t rank = ckpt_read_number(reader);
-	struct zip_manifest_part made = { .file = file };
-
-	made.crc32 = (uint32_t)ckpt_read_number(reader);
-	made.offset = ckpt_read_number(reader);
-	made.bytes = ckpt_read_number(reader);
-	if (reader->bad || rank >= group->options.ranks ||
-	    ckpt_writer_of(group, sum->part->plan.mode, (uint32_t)rank) != writer)
-		return -EPROTO;
-	sum->manifest.parts[rank] = made;
-	sum->parts++;
-	return 0;
-}
-
-static int add_file(struct sum *sum, uint32_t writer, struct ckpt_note_reader *reader)
-{
-	struct zip_manifest *manifest = &sum->manifest;
-	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
-	char name[ZIP_PART_NAME_BYTES];
-	uint64_t count;
-	int ret = 0;
-
-	ckpt_read_text(reader, name, sizeof(name));
-	file->name = strdup(name);
-	if (!file->name)
-		return -ENOMEM;
-	file->bytes = ckpt_read_number(reader);
-	file->crc32 = (uint32_t)ckpt_read_number(reader);
-	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
-	manifest->file_count++;
-	count = ckpt_read_number(reader);
-	for (uint64_t i = 0; !ret && i < count; i++)
-		ret = add_part(sum, manifest->file_count - 1, writer, reader);
-	return ret;
-}
-
-static int found_done(void *user, uint32_t rank, const struct base_buffer *note)
-{
-	struct sum *sum = user;
-	const struct ioshape_group *group = sum->part->group;
-	struct ckpt_note_reader reader = ckpt_read_note(note);
-	int code = (int)(int64_t)ckpt_read_number(&reader), ret;
-	char text[BASE_ERROR_TEXT_BYTES];
-
-	ckpt_read_text(&reader, text, sizeof(text));
-	sum->have[rank] = true;
-	if (code)
-		return base_fail_as_told(&sum->failure, code, "%s: %s",
-					 CKPT_SHOWN_RANK(group, rank), text);
-	ret = add_file(sum, rank, &reader);
-	return ret ? base_fail(&sum->failure, ret, "cannot use what %s has written",
-			       CKPT_SHOWN_RANK(group, rank)) :
-		     0;
-}
-
-/* Rank 0 has been told by itself. */
-static int add_own(struct sum *sum, const struct ckpt_written *written)
-{
-	struct zip_manifest *manifest = &sum->manifest;
-	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
-
-	file->name = strdup(written->name);
-	if (!file->name)
-		return -ENOMEM;
-	file->bytes = written->bytes;
-	file->crc32 = written->crc32;
-	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
-	for (uint32_t i = 0; i < written->count; i++) {
-		const struct ckpt_written_part *own = &written->parts[i];
-
-		manifest->parts[own->rank] = (struct zip_manifest_part){
-			manifest->file_count,
-			own->crc32,
-			own->offset,
-			own->bytes,
-		};
-	}
-	sum->parts += written->count;
-	manifest->file_count++;
-	return 0;
-}
-
-static int sum_up(struct sum *sum, const struct ckpt_written *written, struct base_error *error)
-{
-	struct ckpt_part *part = sum->part;
-	const struct ioshape_group *group = part->group;
-	const uint32_t ranks = group->options.ranks;
-	struct ckpt_collection collection = {
-		.what = "done",
-		.missing = "did not finish",
-		.have = sum->have,
-		.found = found_done,
-		.user = sum,
-		.signs = true,
-		.tells = true,
-	};
-	int ret;
-
-	for (uint32_t rank = 0; rank < ranks; rank++)
-		sum->have[rank] = ckpt_writer_of(group, part->plan.mode, rank) != rank || !rank;
-	ret = add_own(sum, written);
-	if (ret)
-		return base_no_memory(error, "a manifest", 0);
-	part->round.group_total = part->plan.total_bytes;
-	ret = ckpt_round_collect(&part->round, &collection, error);
-	if (sum->failure.code)
-		*error = sum->failure;
-	if (ret || sum->failure.code)
-		return ret ? ret : sum->failure.code;
-	return sum->parts == ranks ?
-		       0 :
-		       base_fail(error, -EPROTO, "%u of %u parts of generation %llu were written",
-				 sum->parts, ranks, (unsigned long long)part->save->step);
-}
-
 /* ---- The verdict ----------------------------------------------------------------------------- */
-
-static int put_in_place(struct sum *sum, struct ckpt_attempt *attempt,
-			const struct ckpt_written *written, struct base_error *error)
-{
-	struct ckpt_part *part = sum->part;
-	const uint32_t ranks = part->group->options.ranks;
-	struct zip_manifest *manifest = &sum->manifest;
-	int ret;
-
-	manifest->step = part->save->step;
-	manifest->saved = (int64_t)time(NULL);
-	manifest->mode = part->plan.mode;
-	snprintf(manifest->attempt, sizeof(manifest->attempt), "%s", attempt->id);
-	manifest->rank_count = ranks;
-	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
-	manifest->files = calloc(ranks, sizeof(*manifest->files));
-	sum->have = calloc(ranks, sizeof(*sum->have));
-	if (!manifest->parts || !manifest->files || !sum->have)
-		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->parts));
-	ret = sum_up(sum, written, error);
-	if (ret)
-		return ret;
-	for (uint32_t i = 0; i < manifest->file_count; i++)
-		part->report->generation_bytes += manifest->files[i].bytes;
-	return ckpt_attempt_commit(attempt, manifest, part->save->file_options.no_replace, error);
-}
-
-static int say_verdict(struct ckpt_part *part, const struct base_error *failure,
-		       struct base_error *error)
-{
-	struct ckpt_note note = { 0 };
-
-	ckpt_note_number(&note, (uint64_t)(int64_t)failure->code);
-	ckpt_note_text(&note, failure->text);
-	ckpt_note_number(&note, part->report->generation_bytes);
-	return ckpt_round_post(&part->round, "verdict", &note, error);
-}
 
 static int take_verdict(struct ckpt_part *part, const struct base_buffer *note,
 			struct base_error *error)
@@ -461,83 +172,6 @@ static int await_verdict(struct ckpt_part *part, struct base_error *error)
 	else if (ret == -ETIMEDOUT && is_in_place(part))
 		ret = error->code = 0;
 	base_buffer_free(&note);
-	return ret;
-}
-
-/* ---- Rank 0 ---------------------------------------------------------------------------------- */
-
-/* Notes of the round before, which all have read: they have come to this one. */
-static void forget_last_round(const struct ckpt_part *part)
-{
-	const struct ioshape_group *group = part->group;
-	struct ckpt_round last;
-
-	if (!group->ops || !part->round.number)
-		return;
-	ckpt_round_name(&last, part->group, part->round.number - 1);
-	group->ops->drop(group->board, last.scope);
-}
-
-static void retain(const struct ckpt_part *part)
-{
-	const struct ioshape_group *group = part->group;
-	const struct ioshape_prune_options options = {
-		.size = sizeof(options),
-		.keep_last = group->options.keep_last,
-		.keep_every = group->options.keep_every,
-	};
-
-	if (options.keep_last &&
-	    ioshape_generations_prune(group->context, group->directory, &options, NULL))
-		base_log(&group->context->log, IOSHAPE_LOG_WARNING,
-			 "old generations of %s were not removed: %s", group->directory,
-			 ioshape_context_message(group->context));
-}
-
-/* Of ranks that are alone everybody knows who it was. */
-static void name_failure(const struct ckpt_part *part, const struct base_error *own,
-			 struct base_error *failure)
-{
-	if (own->code && part->group->ops)
-		base_fail_as_told(failure, own->code, "%s: %s", CKPT_SHOWN_RANK(part->group, 0),
-				  own->text);
-	else if (own->code && !failure->code)
-		*failure = *own;
-}
-
-static int lead(struct ckpt_part *part, const struct base_error *own, struct base_error *error)
-{
-	struct ckpt_attempt attempt = CKPT_NO_ATTEMPT;
-	struct ckpt_written written = { 0 };
-	struct base_error own_failure = { 0 }, failure = { 0 }, ignored = { 0 };
-	struct sum sum = { .part = part };
-	int ret = own->code, told = 0;
-
-	if (!ret)
-		ret = make_plan(part, &attempt, &failure);
-	else
-		name_failure(part, own, &failure);
-	if (part->group->ops) {
-		if (!ret)
-			forget_last_round(part);
-		told = say_plan(part, &failure, &failure);
-		ret = ret ? ret : told;
-	}
-	if (!ret)
-		ret = ckpt_write_parts(part, &written, &own_failure);
-	name_failure(part, &own_failure, &failure);
-	if (!ret)
-		ret = put_in_place(&sum, &attempt, &written, &failure);
-	/* If the plan was not heard, nor will this be: the others find out by their deadline. */
-	if (part->group->ops && !told)
-		say_verdict(part, &failure, &ignored);
-	ckpt_attempt_abandon(&attempt);
-	if (!ret)
-		retain(part);
-	zip_manifest_free(&sum.manifest);
-	free(sum.have);
-	free(written.parts);
-	*error = failure;
 	return ret;
 }
 
@@ -603,7 +237,7 @@ static int run_part(struct ckpt_part *part, struct base_error *error)
 		base_fail(&own, -ECANCELED, "the save to %s was stopped", save->path);
 	ckpt_part_track(part, IOSHAPE_PHASE_WAIT, 0, save->plan.expected_bytes);
 	if (!group->options.rank) {
-		ret = lead(part, &own, &failure);
+		ret = ckpt_lead(part, &own, &failure);
 	} else {
 		ret = say_want(&part->round, save->step, save->plan.expected_bytes, &own, &failure);
 		if (!ret)
@@ -641,16 +275,13 @@ int ckpt_group_give_up(const struct ckpt_group_share *share, const struct base_e
 		       struct base_error *error)
 {
 	struct ckpt_part part = { .group = share->group };
-	struct base_error named = { 0 };
 	int ret = 0;
 
 	ckpt_round_begin(&part.round, share->group, share->round, NULL);
-	if (share->group->ops && share->group->options.rank) {
+	if (share->group->ops && share->group->options.rank)
 		ret = say_want(&part.round, share->step, 0, why, error);
-	} else if (share->group->ops) {
-		name_failure(&part, why, &named);
-		ret = say_plan(&part, &named, error);
-	}
+	else if (share->group->ops)
+		ret = ckpt_lead_nowhere(&part, why, error);
 	ckpt_round_end(&part.round);
 	return ret;
 }

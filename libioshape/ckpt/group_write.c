@@ -372,7 +372,7 @@ int ckpt_write_parts(struct ckpt_part *part, struct ckpt_written *written, struc
 {
 	struct writing writing = {
 		.part = part,
-		.output = { .context = part->group->context },
+		.output = { .context = part->group->context, .in_new_directory = true },
 		.written = written,
 	};
 	struct ring_file_options options;

@@ -52,7 +52,8 @@ struct cost {
 };
 
 void cost_begin(struct cost *cost);
-/* Adds "seconds" and "cpu_seconds" (all threads, user and kernel) to the answer. */
+/* Adds "seconds", "cpu_seconds" (all threads, user and kernel) and, on the clock of this machine,
+ * "began_s" and "ended_s" to the answer. */
 void cost_end(const struct cost *cost);
 double seconds_since(uint64_t began_ns);
 uint64_t now_ns(void);
@@ -95,6 +96,7 @@ void workload_spoil(struct workload *workload);
 struct bench {
 	struct workload workload;
 	struct ioshape_context *context;
+	struct ioshape_group *group;
 	struct ioshape_save *save; /* in the background */
 	uint64_t save_began_ns;
 	struct ioshape_slot *slot; /* that is held */
@@ -109,6 +111,21 @@ void run_async(struct bench *bench, const struct command *command);
 void run_wait(struct bench *bench, const struct command *command);
 void run_load(struct bench *bench, const struct command *command);
 void end_ours(struct bench *bench);
+
+/* Adds what it says to the answer (ours.c). */
+void answer_report(const struct ioshape_report *report);
+
+/* Groups (group.c), and their ways between nodes (comm.c): sockets to the others, by their rank. */
+void run_group(struct bench *bench, const struct command *command);
+void run_group_save(struct bench *bench, const struct command *command);
+void run_group_async(struct bench *bench, const struct command *command);
+void run_group_end(struct bench *bench, const struct command *command);
+void end_group(struct bench *bench);
+/* NULL for NULL. */
+const struct ioshape_comm *comm_of(const char *fds, uint32_t rank);
+
+/* Bytes that were copied since the last time it was asked (copied.c, or uncounted.c). */
+void run_copied(struct bench *bench, const struct command *command);
 
 /* Slots (slots.c, handover.c), and what they are compared with. */
 void run_acquire(struct bench *bench, const struct command *command);

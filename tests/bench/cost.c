@@ -43,10 +43,12 @@ void cost_begin(struct cost *cost)
 
 void cost_end(const struct cost *cost)
 {
-	double seconds = seconds_since(cost->began_ns);
+	uint64_t ended_ns = now_ns();
 
-	answer_number("seconds", seconds);
+	answer_number("seconds", (double)(ended_ns - cost->began_ns) / 1e9);
 	answer_number("cpu_seconds", cpu_s() - cost->began_cpu_s);
+	answer_number("began_s", (double)cost->began_ns / 1e9);
+	answer_number("ended_s", (double)ended_ns / 1e9);
 }
 
 static uint64_t status_bytes(const char *field)

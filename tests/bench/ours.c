@@ -55,7 +55,7 @@ void run_reserve(struct bench *bench, const struct command *command)
 	cost_end(&cost);
 }
 
-static void answer_report(const struct ioshape_report *report)
+void answer_report(const struct ioshape_report *report)
 {
 	answer_number("file_bytes", (double)report->file_bytes);
 	answer_number("tensor_bytes", (double)report->tensor_bytes);
@@ -73,6 +73,11 @@ static void answer_report(const struct ioshape_report *report)
 	answer_number("fallbacks", report->fallbacks);
 	answer_text("fallback_text", report->fallback_text);
 	answer_number("short_results", report->short_results);
+	answer_number("slot_s", report->slot_s);
+	answer_number("group_s", report->group_s);
+	answer_number("generation_bytes", (double)report->generation_bytes);
+	answer_text("layout", report->layout);
+	answer_text("why", report->why);
 }
 
 void run_save(struct bench *bench, const struct command *command)
@@ -126,6 +131,7 @@ void run_wait(struct bench *bench, const struct command *command)
 	if (ioshape_save_wait(bench->save, -1))
 		fail("the save in the background failed: %s", ioshape_save_message(bench->save));
 	answer_number("seconds", seconds_since(bench->save_began_ns));
+	answer_number("ended_s", (double)now_ns() / 1e9);
 	ioshape_save_report(bench->save, &report);
 	answer_report(&report);
 	ioshape_save_free(bench->save);
@@ -193,6 +199,7 @@ void end_ours(struct bench *bench)
 	bench->save = NULL;
 	ioshape_slot_release(bench->slot);
 	bench->slot = NULL;
+	end_group(bench);
 	ioshape_context_free(bench->context);
 	bench->context = NULL;
 }

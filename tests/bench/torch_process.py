@@ -16,7 +16,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -331,20 +331,27 @@ VERBS: dict[str, Callable[..., Answer]] = {
 }
 
 
-def main() -> None:
+def await_moment(at: str) -> None:
+    """Nanoseconds of the clock that all processes share: several begin at one moment."""
+    while (left := int(at) - time.monotonic_ns()) > 0:
+        time.sleep(left / 1e9)
+
+
+def serve(subject: Any, verbs: Mapping[str, Callable[..., Answer]]) -> None:
     # What libraries print is not for the driver. (DCP notes each time that it runs alone.)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.filterwarnings("ignore", module=r"torch\.distributed\.")
-    process = Process()
     for line in sys.stdin:
         verb, *words = line.rstrip("\n").split("\t")
+        values = dict(word.split("=", 1) for word in words)
+        await_moment(values.pop("at", "0"))
         try:
-            answer = VERBS[verb](process, **dict(word.split("=", 1) for word in words))
+            answer = verbs[verb](subject, **values)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Process(), VERBS)

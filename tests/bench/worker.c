@@ -2,9 +2,11 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* kind=mixed bytes=N, or kind=equal count=N each=N */
 static void run_tensors(struct bench *bench, const struct command *command)
@@ -27,19 +29,36 @@ static const struct verb {
 	const char *name;
 	void (*run)(struct bench *bench, const struct command *command);
 } verbs[] = {
-	{ "tensors", run_tensors }, { "context", run_context }, { "reserve", run_reserve },
-	{ "save", run_save },       { "async", run_async },     { "wait", run_wait },
-	{ "load", run_load },       { "memcpy", run_memcpy },   { "write", run_write },
-	{ "dance", run_dance },     { "read", run_read },       { "cached", run_cached },
-	{ "acquire", run_acquire }, { "release", run_release }, { "turns", run_turns },
-	{ "pings", run_pings },     { "flocks", run_flocks },   { "contend", run_contend },
-	{ "stream", run_stream },   { "set", run_set },         { "handovers", run_handovers },
+	{ "tensors", run_tensors },     { "context", run_context },
+	{ "reserve", run_reserve },     { "save", run_save },
+	{ "async", run_async },         { "wait", run_wait },
+	{ "load", run_load },           { "memcpy", run_memcpy },
+	{ "write", run_write },         { "dance", run_dance },
+	{ "read", run_read },           { "cached", run_cached },
+	{ "acquire", run_acquire },     { "release", run_release },
+	{ "turns", run_turns },         { "pings", run_pings },
+	{ "flocks", run_flocks },       { "contend", run_contend },
+	{ "stream", run_stream },       { "set", run_set },
+	{ "handovers", run_handovers }, { "group", run_group },
+	{ "copied", run_copied },       { "group_save", run_group_save },
+	{ "group_end", run_group_end }, { "group_async", run_group_async },
 };
+
+/* at=NANOSECONDS: several processes begin at the same moment. */
+static void await_moment(const struct command *command)
+{
+	uint64_t at_ns = command_number(command, "at", 0);
+	struct timespec at = { (time_t)(at_ns / 1000000000), (long)(at_ns % 1000000000) };
+
+	while (at_ns && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR)
+		;
+}
 
 static void obey(struct bench *bench, const struct command *command)
 {
 	for (size_t i = 0; i < sizeof(verbs) / sizeof(*verbs); i++) {
 		if (!strcmp(verbs[i].name, command->verb)) {
+			await_moment(command);
 			verbs[i].run(bench, command);
 			return;
 		}

@@ -299,7 +299,9 @@ def test_verify(runs: Path) -> None:
 def test_verify_of_a_directory_without_generations(tmp_path: Path) -> None:
     done = call("verify", tmp_path)
     assert done.returncode == 1
-    assert "no complete generation" in done.stdout
+    assert "name the files in it" in done.stdout
+    (tmp_path / "step-0000000007").mkdir()
+    assert "has no manifest" in call("verify", tmp_path).stdout
 
 
 def test_prune_by_command(runs: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape.cli._files import exit_for, files_argument
+from ioshape.cli._files import exit_for, files_argument, reason
 from ioshape.cli._generations import STEP, damaged, open_step
 from ioshape.cli._output import explain, human_size, one_line, say, say_json
 
@@ -77,6 +77,10 @@ def _outcome(
     }
 
 
+def _failed(path: str, state: str, sentence: str) -> dict[str, Any]:
+    return {"path": path, "state": state, "error": sentence, "bytes": None, "seconds": 0.0}
+
+
 def _verify_file(path: str, with_bar: bool) -> dict[str, Any]:
     import ioshape  # noqa: PLC0415
 
@@ -109,19 +113,18 @@ def _generations(
     if match:
         yield _verify_generation(os.path.dirname(absolute), int(match[1]), with_bar)  # noqa: PTH120
         return
-    if step is None and not every_one:
-        newest = ioshape.latest(directory)
-        if newest is not None:
-            yield _verify_generation(directory, newest.step, with_bar)
-            return
-    if not every_one:
+    if step is not None:
         yield _verify_generation(directory, step, with_bar)
         return
     complete = ioshape.generations(directory)
-    for one in complete:
+    others = list(damaged(directory, {one.step for one in complete}))
+    for one in complete if every_one else complete[-1:]:
         yield _verify_generation(directory, one.step, with_bar)
-    for path, why in damaged(directory, {one.step for one in complete}):
-        yield {"path": path, "state": "damaged", "error": why, "bytes": None, "seconds": 0.0}
+    if every_one or not complete:
+        for path, why in others:
+            yield _failed(path, "damaged", why)
+    if not complete and not others:
+        yield _failed(directory, "unreadable", reason(directory, FileNotFoundError()))
 
 
 @click.command(short_help="Compare every checksum in files and generations.")

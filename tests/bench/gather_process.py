@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a job in Python: saves and loads with ioshape and torch, and sends over gloo.
+
+It speaks as torch_process.py does. Who it is, it learns from the environment, as under torchrun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import ioshape._group
+import torch
+import torch.distributed
+
+from . import torch_state
+from .torch_process import Cost, serve, told
+from .worker import Answer
+
+MIB = 1 << 20
+GLOO_BLOCK = 4 * MIB
+
+
+def status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) << 10
+    raise KeyError(field)
+
+
+class Moment(Cost):
+    """With the moments when it began and ended, by the clock that all processes share."""
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self.answer["ended_s"] = time.monotonic()
+        self.answer["began_s"] = float(self.answer["ended_s"]) - float(self.answer["seconds"])
+
+
+class Rank:
+    def __init__(self) -> None:
+        self.state: Any = None
+        self.size = 0
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+
+    def meet(self) -> Answer:
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo")
+        return {}
+
+    # ---- What is saved ----------------------------------------------------------------------
+
+    def make(self, size: str) -> Answer:
+        self.size = int(size)
+        self.state = torch_state.make(self.size)
+        flat = torch_state.flatten(self.state, self.size)
+        return {"bytes": float(sum(tensor.nbytes for tensor in flat.values()))}
+
+    def share(self, path: str, size: str) -> Answer:
+        """One tensor, in memory that all ranks share, so that many of them fit."""
+        tensor = torch.from_file(path, shared=True, size=int(size), dtype=torch.uint8)
+        tensor.sum()  # all of it is in this process's memory
+        self.state = {"weights": tensor}
+        return {"bytes": float(tensor.nbytes)}
+
+    def forget(self) -> Answer:
+        self.state = None
+        return {}
+
+    # ---- Saving -----------------------------------------------------------------------------
+
+    def save_group(self, path: str, step: str, mode: str) -> Answer:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = status_bytes("VmRSS")
+        with Moment() as cost:
+            report = ioshape.save_group(self.state, path, int(step), mode=mode)
+        return {
+            **cost.answer,
+            **told(report),
+            "extra_bytes": float(status_bytes("VmHWM") - before),
+        }
+
+    def save_torch(self, path: str) -> Answer:
+        torch.save(self.state, path)
+        return {}
+
+    # ---- Sending ----------------------------------------------------------------------------
+
+    def buffers(self, size: str) -> Answer:
+        """As much as a rank saves, in one piece."""
+        self.buffer = torch.ones(int(size), dtype=torch.uint8)
+        return {}
+
+    def gloo(self, how: str) -> Answer:
+        """The bytes of all ranks go to rank 0."""
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        with Moment() as cost:
+            if rank:
+                for piece in self.pieces(how):
+                    torch.distributed.send(piece, 0)
+            elif how == "at once":
+                # Where they end up does not matter: they are all of one size.
+                works = [
+                    torch.distributed.irecv(self.buffer, other) for other in range(1, ranks)
+                ]
+                for work in works:
+                    work.wait()
+            else:
+                for other in range(1, ranks):
+                    for piece in self.pieces(how):
+                        torch.distributed.recv(piece, other)
+        return cost.answer
+
+    def pieces(self, how: str) -> list[torch.Tensor]:
+        return list(self.buffer.split(GLOO_BLOCK)) if how == "in blocks" else [self.buffer]
+
+    # ---- Loading ----------------------------------------------------------------------------
+
+    def prepare_load(self) -> Answer:
+        """As a process that has just started: it has met nobody yet."""
+        ioshape._group.close()
+        ctypes.CDLL(None).malloc_trim(0)
+        return {}
+
+    def load(self, how: str, path: str, check: str = "0") -> Answer:
+        with Moment() as cost:
+            loaded = ioshape.load_group(path) if how == "ioshape" else torch.load(path)
+        if check == "1":
+            torch_state.require_plain_equal(loaded)
+            torch_state.require_equal(torch_state.flatten(loaded, self.size), self.size)
+        return cost.answer
+
+
+VERBS = {
+    "meet": Rank.meet,
+    "make": Rank.make,
+    "share": Rank.share,
+    "forget": Rank.forget,
+    "save_group": Rank.save_group,
+    "save_torch": Rank.save_torch,
+    "buffers": Rank.buffers,
+    "gloo": Rank.gloo,
+    "prepare_load": Rank.prepare_load,
+    "load": Rank.load,
+}
+
+
+if __name__ == "__main__":
+    serve(Rank(), VERBS)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that are the ranks of a job, and begin things at the same moment."""
+
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import mean
+
+from .rounds import Sample
+from .worker import Answer, Worker
+
+# What is told to all of them takes a moment to reach the last.
+LEAD_NS = 50_000_000
+
+
+class RankWorker(Worker):
+    """Has some files of ours open, and settings of its own."""
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        environment: dict[str, str] | None = None,
+        files: Sequence[int] = (),
+    ) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+            pass_fds=files,
+        )
+
+
+class Ranks:
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+        self.tensor_bytes = 0.0  # of all ranks
+        self.ends: list[list[int]] = []  # of sockets to the others, in each
+
+    def each(self, verb: str, **values: str | float | Path) -> list[Answer]:
+        """One after the other has heard it; they do it at the same time."""
+        for worker in self.workers:
+            worker.tell(verb, **values)
+        return [worker.hear(verb) for worker in self.workers]
+
+    def together_each(
+        self, verb: str, values: Sequence[Mapping[str, str | float | Path]]
+    ) -> list[Answer]:
+        """They all begin at one moment, each with something else."""
+        at = time.monotonic_ns() + LEAD_NS
+        for worker, own in zip(self.workers, values, strict=True):
+            worker.tell(verb, at=at, **own)
+        return [worker.hear(verb) for worker in self.workers]
+
+    def together(self, verb: str, **values: str | float | Path) -> list[Answer]:
+        """They all begin at one moment."""
+        return self.each(verb, at=time.monotonic_ns() + LEAD_NS, **values)
+
+    def make_tensors(self, **values: str | float) -> None:
+        self.tensor_bytes = sum(float(one["bytes"]) for one in self.each("tensors", **values))
+
+
+def all_of(answers: Sequence[Answer], n_bytes: float) -> Sample:
+    """From the moment when the first began to the one when the last had ended."""
+    began = min(float(one["began_s"]) for one in answers)
+    ended = max(float(one["ended_s"]) for one in answers)
+    cpu = sum(float(one["cpu_seconds"]) for one in answers)
+    return Sample(ended - began, n_bytes, {**answers[0], "cpu_seconds": cpu})
+
+
+def one_of(answers: Sequence[Answer], n_bytes: float) -> Sample:
+    """What one of them took: their mean."""
+    return Sample(
+        mean(float(one["seconds"]) for one in answers),
+        n_bytes / len(answers),
+        {
+            "cpu_seconds": sum(float(one["cpu_seconds"]) for one in answers),
+            "longest_s": max(float(one["seconds"]) for one in answers),
+        },
+    )
+
+
+def node_of(rank: int, ranks: int, nodes: int) -> int:
+    return rank * nodes // ranks
+
+
+@contextmanager
+def c_ranks(program: Path, count: int, nodes: int = 1) -> Iterator[Ranks]:
+    """Of nodes of this machine that are told apart by their names; bytes go between them by
+    sockets, from everybody to rank 0."""
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(count - 1)] if nodes > 1 else []
+        ends = [[ours.fileno() for ours, _ in pairs], *([theirs.fileno()] for _, theirs in pairs)]
+        workers = []
+        for rank in range(count):
+            workers.append(RankWorker([program], files=ends[rank] if pairs else ()))
+            stack.enter_context(workers[-1])
+        for pair in pairs:
+            for end in pair:
+                end.close()
+        ranks = Ranks(workers)
+        ranks.ends = ends if pairs else []
+        yield ranks
+
+
+def open_groups(ranks: Ranks, directory: Path, mode: str, *, nodes: int = 1, board: str) -> None:
+    """Anew, and nobody else's."""
+    count, token = len(ranks.workers), uuid.uuid4().hex
+    for rank, worker in enumerate(ranks.workers):
+        more: dict[str, str] = {}
+        if nodes > 1:
+            more = {
+                "node": f"{token}-{node_of(rank, count, nodes)}",
+                "comm": ":".join(map(str, ranks.ends[rank])),
+            }
+        worker.tell(
+            "group",
+            path=directory,
+            rank=rank,
+            ranks=count,
+            mode=mode,
+            board=board,
+            token=token,
+            **more,
+        )
+    for worker in ranks.workers:
+        worker.hear("group")

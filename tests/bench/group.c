@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the library does for a group of ranks, each of which is a process like this one. */
+#define _GNU_SOURCE
+#include "bench.h"
+
+#include <string.h>
+
+static enum ioshape_mode mode_of(const char *name)
+{
+	if (!strcmp(name, "each"))
+		return IOSHAPE_MODE_EACH;
+	if (!strcmp(name, "node"))
+		return IOSHAPE_MODE_NODE;
+	if (!strcmp(name, "rank0"))
+		return IOSHAPE_MODE_RANK0;
+	fail("there is no mode called %s", name);
+}
+
+static enum ioshape_board board_of(const char *name)
+{
+	if (!name)
+		return IOSHAPE_BOARD_AUTO;
+	if (!strcmp(name, "redis"))
+		return IOSHAPE_BOARD_REDIS;
+	if (!strcmp(name, "sockets"))
+		return IOSHAPE_BOARD_SOCKETS;
+	if (!strcmp(name, "files"))
+		return IOSHAPE_BOARD_FILES;
+	fail("there is no board called %s", name);
+}
+
+/* path=DIRECTORY rank=K ranks=N mode=MODE token=TEXT; also local_ranks=N node=NAME board=BOARD
+ * comm=FD:FD (see comm.c). */
+void run_group(struct bench *bench, const struct command *command)
+{
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+	struct cost cost;
+
+	if (!bench->context)
+		fail("open a context first");
+	end_group(bench);
+	options.rank = (uint32_t)command_number(command, "rank", 0);
+	options.ranks = (uint32_t)command_number(command, "ranks", 1);
+	options.local_ranks = (uint32_t)command_number(command, "local_ranks", 0);
+	options.mode = mode_of(command_need(command, "mode"));
+	options.board = board_of(command_text(command, "board"));
+	options.token = command_need(command, "token");
+	options.node = command_text(command, "node");
+	options.comm = comm_of(command_text(command, "comm"), options.rank);
+	cost_begin(&cost);
+	if (ioshape_group_open(bench->context, command_need(command, "path"), &options,
+			       &bench->group))
+		fail("no group: %s", ioshape_context_message(bench->context));
+	cost_end(&cost);
+}
+
+static struct ioshape_group *need_group(struct bench *bench)
+{
+	if (!bench->group)
+		fail("open a group first");
+	return bench->group;
+}
+
+/* step=N */
+void run_group_save(struct bench *bench, const struct command *command)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	uint64_t memory_before;
+	struct cost cost;
+
+	need_group(bench);
+	options.report = &report;
+	memory_before = memory_reset_peak();
+	cost_begin(&cost);
+	if (ioshape_group_save_tensors(bench->group, command_number(command, "step", 0),
+				       bench->workload.tensors, bench->workload.count, &options))
+		fail("cannot save: %s", ioshape_context_message(bench->context));
+	cost_end(&cost);
+	memory_answer(memory_before);
+	answer_report(&report);
+}
+
+/* step=N; ends when the tensors may change: `wait` ends when the generation is complete. */
+void run_group_async(struct bench *bench, const struct command *command)
+{
+	struct cost cost;
+
+	need_group(bench);
+	if (bench->save)
+		fail("a save is in the background already");
+	cost_begin(&cost);
+	bench->save_began_ns = cost.began_ns;
+	if (ioshape_group_save_tensors_async(bench->group, command_number(command, "step", 0),
+					     bench->workload.tensors, bench->workload.count, NULL,
+					     &bench->save))
+		fail("cannot save: %s", ioshape_context_message(bench->context));
+	cost_end(&cost);
+}
+
+void run_group_end(struct bench *bench, const struct command *command)
+{
+	(void)command;
+	end_group(bench);
+}
+
+void end_group(struct bench *bench)
+{
+	ioshape_group_free(bench->group);
+	bench->group = NULL;
+}

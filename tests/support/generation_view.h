@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tests of generations look at them with: "runs" in the directory of the test. */
+#ifndef TESTS_SUPPORT_GENERATION_VIEW_H
+#define TESTS_SUPPORT_GENERATION_VIEW_H
+
+#include "support/check_main.h"
+#include "support/generation_case.h"
+
+#include <ioshape/ioshape.h>
+
+#include <unistd.h>
+
+#define PLACE(step) "runs/step-000000000" #step
+
+static struct ioshape_context *context;
+static struct base_error error;
+static char logged[4096];
+
+static inline void take_log(void *user, enum ioshape_log_level level, const char *line)
+{
+	size_t length = strlen(logged);
+
+	(void)user;
+	if (level <= IOSHAPE_LOG_WARNING)
+		snprintf(logged + length, sizeof(logged) - length, "%s\n", line);
+}
+
+static inline struct ioshape_context *open_context(void)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *opened;
+
+	options.coordinator = "open";
+	options.block_bytes = 64 << 10;
+	options.queue_depth = 4;
+	options.log = take_log;
+	ck_assert_int_eq(ioshape_context_open(&opened, &options, NULL, 0), 0);
+	return opened;
+}
+
+static inline void setup(void)
+{
+	scratch_setup();
+	ck_assert_int_eq(chdir(scratch_directory()), 0);
+	context = open_context();
+	memset(&error, 0, sizeof(error));
+	*logged = 0;
+}
+
+static inline void teardown(void)
+{
+	ioshape_context_free(context);
+	ck_assert_int_eq(chdir("/"), 0);
+	scratch_teardown();
+}
+
+static inline const char *message(void)
+{
+	return ioshape_context_message(context);
+}
+
+static inline struct ioshape_generation *open_latest(void)
+{
+	struct ioshape_generation *generation;
+
+	ck_assert_msg(!ioshape_generation_open_latest(context, "runs", &generation), "%s",
+		      message());
+	return generation;
+}
+
+static inline uint64_t step_of(struct ioshape_generation *generation)
+{
+	struct ioshape_generation_info info = { .size = sizeof(info) };
+
+	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
+	return info.step;
+}
+
+static inline uint64_t latest(void)
+{
+	struct ioshape_generation *generation = open_latest();
+	uint64_t step = step_of(generation);
+
+	ioshape_generation_free(generation);
+	return step;
+}
+
+/* "1 2 3 " */
+static inline const char *steps(void)
+{
+	static char text[256];
+	uint64_t *found;
+	size_t count, length = 0;
+
+	ck_assert_msg(!ioshape_generation_steps(context, "runs", &found, &count), "%s", message());
+	*text = 0;
+	for (size_t i = 0; i < count; i++)
+		length += (size_t)snprintf(text + length, sizeof(text) - length, "%llu ",
+					   (unsigned long long)found[i]);
+	ioshape_steps_free(found);
+	return text;
+}
+
+#endif
