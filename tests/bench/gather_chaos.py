@@ -41,8 +41,9 @@ def together(verdicts: list[Verdict]) -> dict[str, Any]:
     for one in verdicts:
         sum_of_all.kills += one.kills
         sum_of_all.counts += one.counts
-        sum_of_all.longest_s = max(sum_of_all.longest_s, one.longest_s)
-        for name in (*FIGURES, "leftovers", "broken"):
+        for name in ("longest_s", "longest_without_redis_s"):
+            setattr(sum_of_all, name, max(getattr(sum_of_all, name), getattr(one, name)))
+        for name in (*FIGURES, "leftovers", "broken", "unnamed"):
             getattr(sum_of_all, name).extend(getattr(one, name))
     return sum_of_all.told()
 

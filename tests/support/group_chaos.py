@@ -78,7 +78,12 @@ class Verdict:
     leftovers: list[str] = field(default_factory=list)
     #: programs that ended otherwise than they should have
     broken: list[str] = field(default_factory=list)
+    #: from the kill of a rank to the end of the last survivor
     longest_s: float = 0.0
+    #: the same for a Redis: several saves may fail one after the other
+    longest_without_redis_s: float = 0.0
+    #: failures that do not name who was killed
+    unnamed: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
@@ -101,8 +106,10 @@ class Verdict:
             "leftovers": len(self.leftovers),
             "broken": len(self.broken),
             "longest_s": round(self.longest_s, 2),
+            "longest_without_redis_s": round(self.longest_without_redis_s, 2),
+            "unnamed": [sentence[:400] for sentence in self.unnamed[:12]],
             "counts": dict(sorted(self.counts.items())),
-            "faults": self.faults[:40],
+            "faults": [fault[:600] for fault in self.faults[:20]],
         }
 
 
@@ -114,8 +121,6 @@ class Lane:
         self.directory = folder / "generations"
         self.random = random.Random(seed)
         self.verdict = Verdict()
-        #: failures that do not name who was killed, for whoever looks into it
-        self.unnamed: list[str] = []
         self.told_of = 0  # the newest step that somebody was told is saved
         self._stack = contextlib.ExitStack()
         self.redis = Redis(self._stack.enter_context(short_folder()))
@@ -221,12 +226,12 @@ class Lane:
                     f"{member.errors()[-1500:]}"
                 )
             elif rank != scene.rank:
-                self.verdict.longest_s = max(
-                    self.verdict.longest_s, member.ended_at - max(killed_at, back_at)
-                )
+                name = "longest_s" if scene.rank is not None else "longest_without_redis_s"
+                took_s = member.ended_at - max(killed_at, back_at)
+                setattr(self.verdict, name, max(getattr(self.verdict, name), took_s))
                 if member.status:
                     self.verdict.broken.append(
-                        f"{place}: rank {rank}: status {member.status}: {member.errors()[-1500:]}"
+                        f"{place}: rank {rank}: status {member.status}: {member.errors()[-400:]}"
                     )
 
     def _judge(self, job: Ranks, scene: Scene, place: str, before: set[str]) -> None:
@@ -252,7 +257,9 @@ class Lane:
             of_others = scene.rank is not None and line["rank"] != scene.rank
             if of_others and line["step"] > 0 and f"rank {scene.rank}" not in line["text"]:
                 verdict.counts["failures_without_the_name"] += 1
-                self.unnamed.append(f"{place}: {line}")
+                verdict.unnamed.append(
+                    f"{scene.mode}, {scene.how}, {scene.board}, {scene.victim}: {line['text']}"
+                )
         for line in (line for lines in said for line in lines if line["event"] == "end"):
             # Files in memory are the kernel's to free, unless somebody else has them open.
             if line["shm_files"] or line["memory_files"] > 1:

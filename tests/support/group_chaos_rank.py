@@ -23,20 +23,17 @@ asked: dict[str, Any] = json.loads(arguments[0])
 directory = asked["directory"]
 
 
+def failed(step: int, error: Exception) -> None:
+    """Says so."""
+    say("failed", step=step, text=str(error), kind=type(error).__name__, at=time.monotonic())
+
+
 def saved_or_failed(step: int, finish: Any) -> bool:
     """Says how a save ended."""
-    begin = time.monotonic()
     try:
         finish()
     except Exception as error:
-        say(
-            "failed",
-            step=step,
-            text=str(error),
-            kind=type(error).__name__,
-            at=time.monotonic(),
-            took_s=time.monotonic() - begin,
-        )
+        failed(step, error)
         return False
     say("saved", step=step, at=time.monotonic())
     if rank == 0:
@@ -71,7 +68,7 @@ def run() -> None:
         first = newest() + 1
     except Exception as error:
         # Whoever meets the others waits for them, and may do so in vain.
-        say("failed", step=-1, text=str(error), kind=type(error).__name__, at=time.monotonic())
+        failed(-1, error)
         return
     pending: collections.deque[tuple[int, Any]] = collections.deque()
     for step in range(first, first + asked["steps"]):
@@ -81,10 +78,16 @@ def run() -> None:
                 step, lambda s=step, o=state: ioshape.save_group(o, directory, s, **options)
             )
         else:
-            pending.append((step, ioshape.save_group_async(state, directory, step, **options)))
+            try:
+                pending.append((step, ioshape.save_group_async(state, directory, step, **options)))
+            except Exception as error:
+                # An earlier one failed, or the others did not come.
+                failed(step, error)
+                well = False
+            else:
+                well = True
             state["data"].fill_(0)
-            well = True
-            if len(pending) > 2:
+            if well and len(pending) > 2:
                 number, handle = pending.popleft()
                 well = saved_or_failed(number, handle.wait)
         failures += not well
