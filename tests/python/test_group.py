@@ -32,6 +32,17 @@ def generations_in(folder: Path) -> list[int]:
     return steps
 
 
+EXPLAIN = """
+def explain(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except Exception as error:
+        say("raised", kinds=[kind.__name__ for kind in type(error).__mro__], text=str(error))
+    else:
+        say("raised", kinds=[], text="")
+"""
+
+
 # ---- All is there, or nothing -------------------------------------------------------------------
 
 SAVE_AND_LOAD = (
@@ -414,17 +425,32 @@ ioshape.save_group(object_of(rank, 20_000), arguments[0], 20_000)
     assert generations_in(folder)[-1] == 20_000
 
 
-# ---- Which generation ---------------------------------------------------------------------------
-
-EXPLAIN = """
-def explain(function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except Exception as error:
-        say("raised", kinds=[kind.__name__ for kind in type(error).__mro__], text=str(error))
-    else:
-        say("raised", kinds=[], text="")
+def test_a_rank_that_dies_before_all_are_connected(tmp_path: Path) -> None:
+    """Between nodes bytes go over gloo, which is set up with the first group."""
+    program = (
+        BEGIN
+        + EXPLAIN
+        + """
+set_up_distributed()
+torch.distributed.barrier()
+if rank == 2:
+    os.kill(os.getpid(), 9)
+begin = time.monotonic()
+explain(ioshape.save_group, {}, arguments[0], 1, mode="rank0")
+say("took", seconds=time.monotonic() - begin)
+os._exit(0)
 """
+    )
+    more = {"ranks": 4, "nodes": 2, "IOSHAPE_DEADLINE_MS": "2000"}
+    with started_ranks(tmp_path, program, tmp_path / "run", **more) as job:  # type: ignore[arg-type]
+        said = job.end(2)
+    for lines in (said[0], said[1], said[3]):
+        assert "StorageError" in lines[0]["kinds"], lines[0]
+        assert "gloo" in lines[0]["text"], lines[0]
+        assert lines[1]["seconds"] < PROMPT_S, lines[1]
+
+
+# ---- Which generation ---------------------------------------------------------------------------
 
 
 def test_no_generation_there(tmp_path: Path) -> None:

@@ -180,13 +180,16 @@ class Lane:
 
     def _hurt(self, job: Ranks, scene: Scene) -> tuple[float, float]:
         """When the kill was, and when what was killed had come back, if it does."""
+        # Who dies while torch.distributed is being set up is torch's business.
+        for member in job.members:
+            member.await_said("ready", 60.0)
         begin = time.monotonic()
         if self.random.random() < 0.8:
             for member in job.members:
                 member.await_said("loaded", 30.0)
             self._pause(self.random.uniform(0, 0.6))
         else:
-            self._pause(self.random.uniform(0, 0.8))
+            self._pause(self.random.uniform(0, 0.2))
         self.verdict.counts["ms_until_kills"] += round((time.monotonic() - begin) * 1000)
         self.verdict.kills += 1
         self.verdict.counts[f"{scene.mode}, {scene.how}, {scene.board}: {scene.victim}"] += 1

@@ -65,6 +65,7 @@ def run() -> None:
     try:
         if asked["gloo"]:
             set_up_distributed(20.0)
+        say("ready")
         first = newest() + 1
     except Exception as error:
         # Whoever meets the others waits for them, and may do so in vain.
