@@ -103,8 +103,10 @@ int ioshape_group_open(struct ioshape_context *context, const char *directory,
  * with, and what was there before is as it was; so it is if a rank dies. A complete generation of
  * the same step is replaced at once.
  *
- * The other rules are those of ioshape_save_tensors(). options->no_replace: -EEXIST if there is a
- * complete generation of this step. The report's bytes are those of this rank's part.
+ * The other rules are those of ioshape_save_tensors(), but that functions of the caller's (fetch,
+ * progress) are called on a thread of the library's. options->no_replace: -EEXIST if there is a
+ * complete generation of this step; no_sync means nothing here. The report's bytes are those of
+ * this rank's part, or, if it writes for others, of their file.
  */
 int ioshape_group_save_tensors(struct ioshape_group *group, uint64_t step,
 			       const struct ioshape_tensor *tensors, size_t count,

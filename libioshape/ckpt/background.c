@@ -54,7 +54,7 @@ struct ckpt_source ckpt_source_of(struct ioshape_save *save, struct ckpt_direct 
 
 struct ckpt_watch ckpt_watch_of(struct ioshape_save *save)
 {
-	return (struct ckpt_watch){ track_place, save, false };
+	return (struct ckpt_watch){ track_place, save, save->blocks ? &save->caller : NULL };
 }
 
 static int write_file(struct ioshape_save *save, struct ioshape_report *report,
@@ -77,6 +77,7 @@ static void *run_save(void *argument)
 	struct ioshape_save *save = argument;
 	struct ioshape_report report = { .size = sizeof(report) };
 	struct base_error error = { 0 };
+	struct ioshape_group *group;
 	bool copying;
 	int ret;
 
@@ -108,7 +109,11 @@ static void *run_save(void *argument)
 	save->phase = IOSHAPE_PHASE_DONE;
 	save->done = true;
 	pthread_cond_broadcast(&save->change);
+	group = save->group;
 	pthread_mutex_unlock(&save->lock);
+	/* From here on the save may be gone. */
+	if (group)
+		ckpt_group_leave(group);
 	return NULL;
 }
 
@@ -153,6 +158,8 @@ static struct ioshape_save *new_save(struct ioshape_context *context,
 		save->group = share->group;
 		save->step = share->step;
 		save->round = share->round;
+		save->blocks = share->blocks;
+		save->caller = pthread_self();
 		if (ckpt_group_shares_memory(share->group))
 			save->staging = &context->shared_pool;
 	}
@@ -295,13 +302,17 @@ int ckpt_begin_save(struct ioshape_context *context, const char *path,
 			ckpt_group_give_up(share, error, NULL);
 		return ret;
 	}
+	if (share)
+		ckpt_group_enter(share->group);
 	ret = begin(save, error);
 	if (ret) {
 		/* Its thread, if there was one, has told the others itself. */
 		started = save->started;
 		ckpt_free_save(save);
-		if (share && !started)
+		if (share && !started) {
+			ckpt_group_leave(share->group);
 			ckpt_group_give_up(share, error, NULL);
+		}
 		return ret;
 	}
 	pthread_mutex_lock(&context->lock);

@@ -30,6 +30,8 @@ struct ioshape_save {
 	struct ioshape_group *group;
 	uint64_t step;
 	uint64_t round;
+	bool blocks; /* the thread that began it does nothing but wait for it */
+	pthread_t caller;
 	/* Told when a chunk has been read to its end, before any goes back; it may have to wait. */
 	int (*leaving)(void *user, struct base_error *error);
 	void *leaving_user;
@@ -89,6 +91,7 @@ struct ckpt_group_share {
 	struct ioshape_group *group;
 	uint64_t step;
 	uint64_t round;
+	bool blocks; /* the caller does nothing but wait for it */
 };
 
 /* Begins a save; `share` is NULL, or what makes it one of a group's. */

@@ -93,9 +93,10 @@ struct ckpt_slots {
 struct ckpt_watch {
 	ioshape_queue_fn queue; /* NULL: nobody */
 	void *queue_user;
-	/* The save runs in the thread that asked for it: it shares the slot of a file that this
-	 * thread has open, or it would wait for itself. */
-	bool blocking;
+	/* The thread that does nothing but wait for the save; NULL if there is none. The save
+	 * shares the slot of a file that this thread has open, or the two would wait for each
+	 * other. */
+	const pthread_t *blocked;
 };
 
 /* The slot of one save. */
@@ -137,7 +138,8 @@ int ckpt_shared_slot_take(struct ckpt_shared_slot **shared, struct ioshape_conte
 			  struct ckpt_slot *seen, struct base_error *error);
 /* The one that a file has which this thread opened in this pool; NULL if there is none. */
 struct ckpt_shared_slot *ckpt_shared_slot_of_thread(struct ioshape_context *context,
-						    const struct slots_pool *pool);
+						    const struct slots_pool *pool,
+						    pthread_t thread);
 /* As ckpt_slot_pass(); `user` is the shared slot, or NULL. */
 void ckpt_shared_slot_pass(void *user, uint64_t bytes);
 /* Fills `seen` for the report. NULL is fine. */
@@ -371,7 +373,7 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
  * context. */
 void ckpt_end_background(struct ioshape_context *context);
 struct ioshape_group;
-/* The same for one group's. */
-void ckpt_end_background_of(struct ioshape_context *context, const struct ioshape_group *group);
+/* Asks those of one group to stop. */
+void ckpt_stop_background_of(struct ioshape_context *context, const struct ioshape_group *group);
 
 #endif

@@ -181,6 +181,7 @@ static void free_group(struct ioshape_group *group)
 		group->ops->close(group->board);
 	pthread_cond_destroy(&group->change);
 	pthread_mutex_destroy(&group->lock);
+	pthread_mutex_destroy(&group->beginning);
 	free(group->directory);
 	free(group->token);
 	free(group->node);
@@ -215,6 +216,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	group->options = options;
 	group->coordinator = context->slots.config;
 	group->deadline_ns = base_ms_to_ns(options.deadline_ms);
+	pthread_mutex_init(&group->beginning, NULL);
 	pthread_mutex_init(&group->lock, NULL);
 	base_cond_init(&group->change);
 	ret = copy_strings(group, directory, error);
@@ -276,6 +278,8 @@ static void part(struct ioshape_group *group)
 	struct ckpt_round round;
 	bool *have, all = false;
 
+	/* Whatever the medium does: nobody waits long for a farewell. */
+	group->deadline_ns = MIN(group->deadline_ns, base_ms_to_ns(LONGEST_PARTING_MS));
 	round = (struct ckpt_round){ .group = group };
 	snprintf(round.scope, sizeof(round.scope), "r%016llx-end", (unsigned long long)group->id);
 	if (group->options.rank) {
@@ -284,9 +288,7 @@ static void part(struct ioshape_group *group)
 		return;
 	}
 	have = calloc(group->options.ranks, sizeof(*have));
-	while (have && !all &&
-	       base_now_ns() - begin_ns <
-		       MIN(group->deadline_ns, base_ms_to_ns(LONGEST_PARTING_MS))) {
+	while (have && !all && base_now_ns() - begin_ns < group->deadline_ns) {
 		have[0] = true;
 		for (uint32_t rank = 1; rank < group->options.ranks; rank++)
 			have[rank] |= group->ops->is_gone(group->board, rank);
@@ -300,11 +302,36 @@ static void part(struct ioshape_group *group)
 	free(have);
 }
 
+void ckpt_group_enter(struct ioshape_group *group)
+{
+	pthread_mutex_lock(&group->lock);
+	group->running++;
+	pthread_mutex_unlock(&group->lock);
+}
+
+void ckpt_group_leave(struct ioshape_group *group)
+{
+	pthread_mutex_lock(&group->lock);
+	group->running--;
+	pthread_cond_broadcast(&group->change);
+	pthread_mutex_unlock(&group->lock);
+}
+
+/* Their handles stay. */
+static void await_saves(struct ioshape_group *group)
+{
+	pthread_mutex_lock(&group->lock);
+	while (group->running)
+		pthread_cond_wait(&group->change, &group->lock);
+	pthread_mutex_unlock(&group->lock);
+}
+
 IOSHAPE_EXPORT void ioshape_group_free(struct ioshape_group *group)
 {
 	if (!group || group->owner != base_pid())
 		return;
-	ckpt_end_background_of(group->context, group);
+	ckpt_stop_background_of(group->context, group);
+	await_saves(group);
 	if (group->ops)
 		part(group);
 	free_group(group);
@@ -356,7 +383,10 @@ static int hear_latest(struct ckpt_round *round, uint64_t *step, struct base_err
 		ret = (int)(int64_t)ckpt_read_number(&reader);
 		*step = ckpt_read_number(&reader);
 		ckpt_read_text(&reader, text, sizeof(text));
-		if (ret)
+		if (reader.bad)
+			ret = base_fail(error, -EPROTO, "cannot read what rank 0 says of %s",
+					round->group->directory);
+		else if (ret)
 			base_fail_as_told(error, ret, "%s", text);
 	}
 	base_buffer_free(&note);

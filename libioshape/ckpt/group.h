@@ -71,8 +71,11 @@ struct ioshape_group {
 	uint32_t leader;     /* the lowest rank of our node */
 	uint32_t node_ranks; /* of our node */
 
-	pthread_mutex_t lock; /* of what follows */
+	pthread_mutex_t beginning; /* one save at a time is staged: in the order of their rounds */
+	pthread_mutex_t lock;      /* of what follows */
 	pthread_cond_t change;
+	unsigned running;    /* saves that have not ended */
+	bool comm_failed;    /* bytes do not travel between nodes any more; only in rounds */
 	uint64_t kept_round; /* the first one whose notes have not been dropped; only in rounds */
 	uint64_t next_round; /* that will be given out */
 	uint64_t round;      /* whose turn it is */
@@ -133,6 +136,7 @@ struct ckpt_watched {
 	uint64_t sign;     /* its last sign of life, as it says it */
 	uint64_t heard_ns; /* when that, or the beginning, was */
 	uint64_t done_bytes;
+	bool ahead; /* it is in a later round than we */
 };
 
 /* One look: -EAGAIN (no sentence) if the note is not there yet; otherwise as above. */
@@ -222,6 +226,9 @@ uint32_t ckpt_stream_tag(const struct ckpt_part *part);
 
 /* Whether saves of this group are staged in memory that their writer can map. */
 bool ckpt_group_shares_memory(const struct ioshape_group *group);
+/* A save of this group's begins; has ended, and does not know the group any more. */
+void ckpt_group_enter(struct ioshape_group *group);
+void ckpt_group_leave(struct ioshape_group *group);
 /* What a save in the background does if it is a group's. */
 int ckpt_group_run(struct ioshape_save *save, struct ioshape_report *report,
 		   struct base_error *error);

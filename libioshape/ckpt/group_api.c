@@ -13,23 +13,27 @@
  * its round, and the others are told.
  */
 static int begin(struct ioshape_group *group, uint64_t step, const struct ckpt_payload *payload,
-		 const struct ioshape_save_options *options, int checked, struct ioshape_save **out,
-		 struct base_error *error)
+		 const struct ioshape_save_options *options, int checked, bool blocks,
+		 struct ioshape_save **out, struct base_error *error)
 {
-	struct ckpt_group_share share = { group, step, ckpt_round_reserve(group) };
+	struct ckpt_group_share share = { group, step, 0, blocks };
 	char name[CKPT_STEP_NAME_BYTES], *path = NULL;
 	int ret = checked;
 
+	/* Memory is given out in the order of rounds: an earlier one never waits for a later one's.
+	 */
+	pthread_mutex_lock(&group->beginning);
+	share.round = ckpt_round_reserve(group);
 	ckpt_step_name(name, step);
 	if (!ret && asprintf(&path, "%s/%s", group->directory, name) < 0) {
 		path = NULL;
 		ret = base_no_memory(error, "a path", sizeof(name));
 	}
-	if (ret) {
+	if (ret)
 		ckpt_group_give_up(&share, error, NULL);
-		return ret;
-	}
-	ret = ckpt_begin_save(group->context, path, payload, options, &share, out, error);
+	else
+		ret = ckpt_begin_save(group->context, path, payload, options, &share, out, error);
+	pthread_mutex_unlock(&group->beginning);
 	free(path);
 	return ret;
 }
@@ -53,7 +57,7 @@ static int save_async(struct ioshape_group *group, uint64_t step,
 		ret = base_fail(&error, -EINVAL,
 				"an asynchronous save cannot fill options.report; ask "
 				"ioshape_save_report() when it is done");
-	ret = begin(group, step, payload, &options, ret, out, &error);
+	ret = begin(group, step, payload, &options, ret, false, out, &error);
 	return ckpt_leave(group->context, ret, &error);
 }
 
@@ -77,7 +81,7 @@ static int save(struct ioshape_group *group, uint64_t step, const struct ckpt_pa
 	options.borrow = 1;
 	if (!ret && report)
 		ret = base_give_struct(report, &ignored, sizeof(ignored), "ioshape_report", &error);
-	ret = begin(group, step, payload, &options, ret, &save, &error);
+	ret = begin(group, step, payload, &options, ret, true, &save, &error);
 	if (!ret) {
 		ret = ioshape_save_wait(save, -1);
 		if (report)
@@ -140,7 +144,7 @@ IOSHAPE_EXPORT int ioshape_group_fail(struct ioshape_group *group, uint64_t step
 	ret = ckpt_enter(group->context, &error);
 	if (ret)
 		return ckpt_leave(group->context, ret, &error);
-	share = (struct ckpt_group_share){ group, step, ckpt_round_reserve(group) };
+	share = (struct ckpt_group_share){ group, step, ckpt_round_reserve(group), true };
 	base_fail_as_told(&given, -ECANCELED, "%s", why && *why ? why : "it has nothing to save");
 	ret = ckpt_group_give_up(&share, &given, &error);
 	return ckpt_leave(group->context, ret, &error);

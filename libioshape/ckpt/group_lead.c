@@ -88,7 +88,7 @@ static void choose_mode(struct ckpt_part *part)
 		.ranks = group->options.ranks,
 		.nodes = group->node_count,
 		.shared = true,
-		.comm = group->options.comm != NULL,
+		.comm = group->options.comm && !group->comm_failed,
 	};
 
 	for (uint32_t rank = 0; rank < facts.ranks; rank++) {

@@ -133,6 +133,7 @@ void ckpt_round_beat(struct ckpt_round *round)
 		return;
 	round->last_beat_ns = now_ns;
 	ckpt_note_number(&note, now_ns);
+	ckpt_note_number(&note, round->number);
 	ckpt_note_number(&note, round->done_bytes);
 	ckpt_note_number(&note, round->group_done);
 	ckpt_note_number(&note, round->group_total);
@@ -150,11 +151,15 @@ static void hear(struct ckpt_watched *watched, struct ckpt_round *round,
 		 const struct base_buffer *note, bool from_rank0)
 {
 	struct ckpt_note_reader reader = ckpt_read_note(note);
-	uint64_t sign = ckpt_read_number(&reader);
+	uint64_t sign = ckpt_read_number(&reader), number = ckpt_read_number(&reader);
 
 	if (sign != watched->sign)
 		watched->heard_ns = base_now_ns();
 	watched->sign = sign;
+	watched->ahead = number > round->number;
+	/* In an earlier round it is alive, and has nothing to say of this one. */
+	if (number != round->number)
+		return;
 	watched->done_bytes = ckpt_read_number(&reader);
 	if (!from_rank0)
 		return;
@@ -162,11 +167,15 @@ static void hear(struct ckpt_watched *watched, struct ckpt_round *round,
 	round->group_total = ckpt_read_number(&reader);
 }
 
-static int lost(const struct ckpt_round *round, uint32_t rank, bool gone, const char *board_says,
-		struct base_error *error)
+static int lost(const struct ckpt_round *round, uint32_t rank, bool gone, bool ahead,
+		const char *board_says, struct base_error *error)
 {
 	const struct ioshape_group *group = round->group;
 
+	if (ahead)
+		return base_fail(error, -ETIMEDOUT,
+				 "%s went on without having said how this ended for it",
+				 CKPT_SHOWN_RANK(group, rank));
 	if (gone)
 		return base_fail(error, -ETIMEDOUT, "%s has ended or was killed",
 				 CKPT_SHOWN_RANK(group, rank));
@@ -182,7 +191,7 @@ int ckpt_round_look(struct ckpt_round *round, const char *what, uint32_t rank,
 	struct ioshape_group *group = round->group;
 	struct base_error why = { 0 };
 	char name[GATHER_NAME_BYTES];
-	bool gone;
+	bool gone, ahead = watched->ahead;
 	int ret;
 
 	if (!watched->heard_ns)
@@ -199,8 +208,9 @@ int ckpt_round_look(struct ckpt_round *round, const char *what, uint32_t rank,
 	name_note(name, "beat", rank);
 	if (ret == -EAGAIN && !group->ops->look(group->board, group->life, name, note, &why))
 		hear(watched, round, note, rank == 0);
-	if (gone || base_now_ns() - watched->heard_ns > group->deadline_ns)
-		return lost(round, rank, gone, why.text, error);
+	/* Ahead since the last look: so the note would have been there by this one. */
+	if (gone || ahead || base_now_ns() - watched->heard_ns > group->deadline_ns)
+		return lost(round, rank, gone, ahead, why.text, error);
 	return -EAGAIN;
 }
 
@@ -253,8 +263,8 @@ static int lost_many(const struct ckpt_round *round, const struct ckpt_collectio
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		bool is_gone = group->ops->is_gone(group->board, rank);
 
-		if (collection->have[rank] ||
-		    (!is_gone && now_ns - ranks[rank].heard_ns <= group->deadline_ns))
+		if (collection->have[rank] || (!is_gone && !ranks[rank].ahead &&
+					       now_ns - ranks[rank].heard_ns <= group->deadline_ns))
 			continue;
 		gone |= is_gone;
 		if (named == MOST_NAMED) {

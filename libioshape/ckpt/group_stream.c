@@ -45,10 +45,10 @@ void ckpt_stream_address(const struct ckpt_part *part, uint32_t writer, char *in
 		 (unsigned long long)part->round.number, writer);
 }
 
-/* MPI promises tags up to 32767. */
+/* MPI promises tags up to 32767. Other groups may use the same functions. */
 uint32_t ckpt_stream_tag(const struct ckpt_part *part)
 {
-	return (uint32_t)(part->round.number % 16384);
+	return (uint32_t)((part->group->id % 16384 + part->round.number) % 16384);
 }
 
 /* While we wait for the writer: it may have failed, and so may everything. */

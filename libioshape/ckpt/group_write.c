@@ -41,8 +41,9 @@ static int check_failure(struct ckpt_part *part, uint32_t rank, struct base_erro
 		reader = ckpt_read_note(&note);
 		code = (int)(int64_t)ckpt_read_number(&reader);
 		ckpt_read_text(&reader, text, sizeof(text));
-		ret = base_fail_as_told(error, code ? code : -EPROTO, "%s: %s",
-					CKPT_SHOWN_RANK(part->group, rank), text);
+		/* -EAGAIN would mean that there is nothing yet. */
+		ret = base_fail_as_told(error, code < 0 && code != -EAGAIN ? code : -EPROTO,
+					"%s: %s", CKPT_SHOWN_RANK(part->group, rank), text);
 	}
 	base_buffer_free(&note);
 	return ret == -EAGAIN ? 0 : ret;
@@ -188,6 +189,9 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 				"what %s brought was damaged on its way: its checksum is another",
 				CKPT_SHOWN_RANK(part->group, rank));
 	gather_receiver_free(receiver);
+	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
+	if (ret && ret != -ECANCELED && !is_local(part->group, rank))
+		part->group->comm_failed = true;
 	if (ret)
 		return ret;
 	made = &writing->written->parts[writing->written->count++];
@@ -347,6 +351,7 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 	options->progress_user = part;
 	options->want_crc32 = true;
 	options->no_replace = false; /* that is for the generation */
+	options->no_sync = false;    /* a manifest vouches for what is on stable storage */
 	options->expected_bytes = 0;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		if (!writes_for(part, rank))

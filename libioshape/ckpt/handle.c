@@ -156,27 +156,14 @@ void ckpt_end_background(struct ioshape_context *context)
 	}
 }
 
-void ckpt_end_background_of(struct ioshape_context *context, const struct ioshape_group *group)
+void ckpt_stop_background_of(struct ioshape_context *context, const struct ioshape_group *group)
 {
-	struct ioshape_save *save;
-
-	/* All of them first: each waits for those that were begun before it. */
 	pthread_mutex_lock(&context->lock);
-	for (save = context->background; save; save = save->next) {
+	for (struct ioshape_save *save = context->background; save; save = save->next) {
 		if (save->group == group)
 			atomic_store(&save->abort, true);
 	}
 	pthread_mutex_unlock(&context->lock);
-	for (;;) {
-		pthread_mutex_lock(&context->lock);
-		for (save = context->background; save && save->group != group; save = save->next)
-			;
-		pthread_mutex_unlock(&context->lock);
-		if (!save)
-			return;
-		forget(context, save);
-		end_save(save);
-	}
 }
 
 IOSHAPE_EXPORT void ioshape_save_free(struct ioshape_save *save)

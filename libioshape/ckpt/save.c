@@ -130,7 +130,8 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	const struct ring_file_options file_options = ckpt_file_options(options);
 	struct ckpt_direct direct = { 0 };
 	const struct ckpt_source source = { ckpt_direct_next, &direct };
-	const struct ckpt_watch watch = { options->queue, options->queue_user, true };
+	const pthread_t self = pthread_self();
+	const struct ckpt_watch watch = { options->queue, options->queue_user, &self };
 	uint64_t begin = base_now_ns();
 	struct ckpt_turn turn;
 	struct ckpt_plan plan;

@@ -96,8 +96,8 @@ int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, cons
 	};
 	if (!ckpt_slot_find_pool(slot, context, path, &pool))
 		return 0;
-	if (watch->blocking)
-		slot->shared = ckpt_shared_slot_of_thread(context, pool);
+	if (watch->blocked)
+		slot->shared = ckpt_shared_slot_of_thread(context, pool, *watch->blocked);
 	if (slot->shared)
 		return 0;
 	return ckpt_slot_wait(pool, path, options, watch, &slot->slot, error);

@@ -22,16 +22,16 @@ static bool is_lost(const struct ckpt_shared_slot *shared)
 	return info.lost;
 }
 
-/* One that is held already. */
+/* One that is held already; `opener` is NULL, or the thread that it must be of. */
 static struct ckpt_shared_slot *join(struct ioshape_context *context, const struct slots_pool *pool,
-				     bool of_this_thread)
+				     const pthread_t *opener)
 {
 	struct ckpt_shared_slot *shared;
 
 	pthread_mutex_lock(&context->lock);
 	shared = context->shared_slots;
 	while (shared && (shared->pool != pool || is_lost(shared) ||
-			  (of_this_thread && !pthread_equal(shared->opener, pthread_self()))))
+			  (opener && !pthread_equal(shared->opener, *opener))))
 		shared = shared->next;
 	if (shared)
 		shared->users++;
@@ -40,9 +40,9 @@ static struct ckpt_shared_slot *join(struct ioshape_context *context, const stru
 }
 
 struct ckpt_shared_slot *ckpt_shared_slot_of_thread(struct ioshape_context *context,
-						    const struct slots_pool *pool)
+						    const struct slots_pool *pool, pthread_t thread)
 {
-	return join(context, pool, true);
+	return join(context, pool, &thread);
 }
 
 /* One for whoever comes, and for those who come while it is held. */
@@ -83,7 +83,7 @@ int ckpt_shared_slot_take(struct ckpt_shared_slot **shared, struct ioshape_conte
 	*shared = NULL;
 	if (!ckpt_slot_find_pool(seen, context, path, &pool))
 		return 0;
-	*shared = join(context, pool, false);
+	*shared = join(context, pool, NULL);
 	if (*shared)
 		return 0;
 	ret = take(shared, context, pool, path, options, error);

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -695,6 +696,60 @@ START_TEST(going_back_loses_nothing)
 }
 END_TEST
 
+START_TEST(who_has_a_file_open_does_not_wait_for_itself)
+{
+	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = 20 * MIB };
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct member member = { .scene = &scene };
+	struct ioshape_file *file;
+	char why[1024];
+
+	setenv("IOSHAPE_SLOTS", "1", 1);
+	open_member(&member);
+	ck_assert_int_eq(ioshape_file_open(member.context, scratch_path("other"), NULL, &file), 0);
+	ck_assert_int_eq(ioshape_file_write(file, "text", 4), 0);
+	ck_assert_int_eq(save_step(&member, 1, &report, why, sizeof(why)), 0);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
+	ioshape_file_free(file);
+	close_member(&member);
+	check_generation(&scene, 1);
+}
+END_TEST
+
+static void *save_many(void *argument)
+{
+	static atomic_uint next = 10;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct member *member = argument;
+	char why[1024];
+
+	for (int i = 0; i < 4; i++)
+		ck_assert_int_eq(
+			save_step(member, atomic_fetch_add(&next, 1), &report, why, sizeof(why)),
+			0);
+	return NULL;
+}
+
+/* With staging memory for less than two. */
+START_TEST(threads_of_a_rank_save_one_after_the_other)
+{
+	const struct scene scene = {
+		.ranks = 1, .nodes = 1, .bytes = 40 * MIB, .background = true
+	};
+	struct member member = { .scene = &scene };
+	pthread_t threads[3];
+
+	open_member(&member);
+	for (int i = 0; i < 3; i++)
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, save_many, &member), 0);
+	for (int i = 0; i < 3; i++)
+		ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+	close_member(&member);
+	for (uint64_t step = 10; step < 22; step++)
+		check_generation(&scene, step);
+}
+END_TEST
+
 START_TEST(nothing_is_saved_into_nothing)
 {
 	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
@@ -727,6 +782,8 @@ int main(void)
 	tcase_add_test(tests, a_step_is_replaced_or_not);
 	tcase_add_test(tests, going_back_loses_nothing);
 	tcase_add_test(tests, nothing_is_saved_into_nothing);
+	tcase_add_test(tests, who_has_a_file_open_does_not_wait_for_itself);
+	tcase_add_test(tests, threads_of_a_rank_save_one_after_the_other);
 	/* What takes long whatever the board is not done twice. */
 	tcase_add_loop_test(files, saves_and_loads, GOOD_SCENES, GOOD_SCENES + LARGE_SCENE);
 	tcase_set_tags(files, "files");
