@@ -10,7 +10,7 @@ import pytest
 from tree import HEADERS, LIBRARY, ROOT, build_folder, code, program
 
 API = ROOT / "docs" / "api.md"
-PAGES = [API, ROOT / "README.md"]
+PAGES = [API, ROOT / "docs" / "groups.md", ROOT / "README.md"]
 
 COMPILERS = {
     "c": ["cc", "-x", "c", "-std=c11", "-Wstrict-prototypes"],
@@ -46,7 +46,7 @@ def functions() -> set[str]:
 
 
 def variables() -> set[str]:
-    places = [LIBRARY / "ckpt" / name for name in ("context.c", "slot.c", "slot_options.c")]
+    places = [LIBRARY / "ckpt" / name for name in ("context.c", "group.c", "slot.c", "slot_options.c")]
     return {name for place in places for name in VARIABLE.findall(code(place))}
 
 

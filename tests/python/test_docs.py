@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/python.md says is what the package does."""
+"""What the pages say of Python is what the package does."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ def programs(page: str) -> list[str]:
     "program",
     [
         pytest.param(program, id=f"{page}-{i}")
-        for page in ("python.md", "migration.md")
+        for page in ("python.md", "migration.md", "groups.md")
         for i, program in enumerate(programs(page))
     ],
 )
