@@ -20,9 +20,6 @@ from ioshape._native import ffi, lib
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# To find each other. What is sent later has the time that the library gives it.
-_CONNECT = timedelta(minutes=5)
-
 
 class Comm:
     """What the library sends and receives by. It is called on the library's threads."""
@@ -109,8 +106,11 @@ def ioshape_py_receive(
 _comm: Comm | None = None
 
 
-def of_torch() -> Comm | None:
-    """Made at the first call, which all ranks make; None where torch.distributed is not set up."""
+def of_torch(timeout_s: float) -> Comm | None:
+    """Made at the first call, which all ranks make within that time.
+
+    None where torch.distributed is not set up. What torch raises, this raises.
+    """
     global _comm  # noqa: PLW0603
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -120,5 +120,7 @@ def of_torch() -> Comm | None:
         if not distributed.is_gloo_available():
             return None
         # It meets at the store, not in the default group: nothing of NCCL's is waited for.
-        _comm = Comm(distributed.new_group(backend="gloo", timeout=_CONNECT), world)
+        # What is sent later has the time that the library gives it.
+        timeout = timedelta(seconds=timeout_s)
+        _comm = Comm(distributed.new_group(backend="gloo", timeout=timeout), world)
     return _comm

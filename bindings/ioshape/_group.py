@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ioshape import _comm, _config, _handle, _pickling
 from ioshape._begin import Options, start
 from ioshape._context import Context, current, encoded
+from ioshape._errors import failure
 from ioshape._handle import SaveHandle, raise_unheard, register, starting
 from ioshape._job import Job, job
 from ioshape._native import ffi, lib
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _PROTOCOL = 2  # torch's default
+_DEADLINE_MS = 120_000  # the library's default
 _MOST_STEP = (1 << 63) - 1
 
 _MODES = {
@@ -154,13 +157,31 @@ class Group:
         self.directory = directory
         self.key = key
         self.context: Context = current()
-        self.comm = _comm_for(key)
+        # Python looks for signals while it waits for a thread, not while C waits for other ranks.
+        self.comm = in_thread(self._connect)
         self._owner = os.getpid()
         self._texts: list[Any] = []
         self._saves: list[SaveHandle] = []
         self.pointer: Any = ffi.NULL
-        # Python looks for signals while it waits for a thread, not while C waits for other ranks.
         self.pointer = in_thread(self._open, ffi.release)
+
+    def _connect(self) -> _comm.Comm | None:
+        """Where bytes may have to go from node to node."""
+        key, settings = self.key, dict(self.key.settings)
+        several_nodes = key.job.world_size > key.job.local_world_size or settings["node"]
+        if key.mode not in ("auto", "rank0") or not several_nodes or key.job.world_size == 1:
+            return None
+        try:
+            return _comm.of_torch((settings["deadline_ms"] or _DEADLINE_MS) / 1000)
+        except RuntimeError as error:
+            raise failure(
+                -errno.ETIMEDOUT,
+                f"the group of {self.directory} is not complete: torch.distributed cannot connect "
+                f"its ranks by gloo; look whether all are alive, and set GLOO_SOCKET_IFNAME to the "
+                f"network between the nodes: {error}",
+                self.directory,
+                "save",
+            ) from error
 
     def _open(self) -> Any:
         options = ffi.new("struct ioshape_group_options *")
@@ -297,13 +318,6 @@ def _token(place: Job, configured: str | None) -> str:
     # torchrun gives no name to a job unless it is told to, but each has a port of its own.
     parts = [configured or place.id, os.environ.get("MASTER_PORT", "")]
     return ":".join(part for part in parts if part)
-
-
-def _comm_for(key: Key) -> _comm.Comm | None:
-    """Where bytes may have to go from node to node."""
-    may_need = key.mode in ("auto", "rank0")
-    several_nodes = key.job.world_size > key.job.local_world_size or dict(key.settings)["node"]
-    return _comm.of_torch() if may_need and several_nodes else None
 
 
 def _key(mode: str | None, keep_last: int | None, keep_every: int | None) -> Key:

@@ -48,6 +48,8 @@ struct ckpt_pool {
 };
 
 void ckpt_pool_init(struct ckpt_pool *pool, uint64_t limit_bytes, bool shared);
+/* A shared pool's fd, to be passed to another process; the pool's own. */
+int ckpt_pool_share(struct ckpt_pool *pool, int *fd, struct base_error *error);
 /* Everything has been handed back. */
 void ckpt_pool_destroy(struct ckpt_pool *pool);
 /* How long a caller waits before its progress callback is asked whether it should. */

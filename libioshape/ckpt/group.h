@@ -71,6 +71,7 @@ struct ioshape_group {
 
 	pthread_mutex_t lock; /* of what follows */
 	pthread_cond_t change;
+	uint64_t kept_round; /* the first one whose notes have not been dropped; only in rounds */
 	uint64_t next_round; /* that will be given out */
 	uint64_t round;      /* whose turn it is */
 };
@@ -106,6 +107,8 @@ void ckpt_round_name(struct ckpt_round *round, const struct ioshape_group *group
 void ckpt_round_begin(struct ckpt_round *round, struct ioshape_group *group, uint64_t number,
 		      const atomic_bool *abort);
 void ckpt_round_end(struct ckpt_round *round);
+/* Drops the notes of the rounds before it. Rank 0: once all have come to this one. */
+void ckpt_round_forget(const struct ckpt_round *round);
 
 /* "<what>-<our rank>". Tries until the deadline. */
 int ckpt_round_post(struct ckpt_round *round, const char *what, struct ckpt_note *note,

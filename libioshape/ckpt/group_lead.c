@@ -309,18 +309,6 @@ static int say_verdict(struct ckpt_part *part, const struct base_error *failure,
 
 /* ---- Rank 0 ---------------------------------------------------------------------------------- */
 
-/* Notes of the round before, which all have read: they have come to this one. */
-static void forget_last_round(const struct ckpt_part *part)
-{
-	const struct ioshape_group *group = part->group;
-	struct ckpt_round last;
-
-	if (!group->ops || !part->round.number)
-		return;
-	ckpt_round_name(&last, part->group, part->round.number - 1);
-	group->ops->drop(group->board, last.scope);
-}
-
 static void retain(const struct ckpt_part *part)
 {
 	const struct ioshape_group *group = part->group;
@@ -362,7 +350,7 @@ int ckpt_lead(struct ckpt_part *part, const struct base_error *own, struct base_
 		name_failure(part, own, &failure);
 	if (part->group->ops) {
 		if (!ret)
-			forget_last_round(part);
+			ckpt_round_forget(&part->round);
 		told = say_plan(part, &failure, &failure);
 		ret = ret ? ret : told;
 	}

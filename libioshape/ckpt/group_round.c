@@ -41,6 +41,20 @@ void ckpt_round_begin(struct ckpt_round *round, struct ioshape_group *group, uin
 	while (group->round != number)
 		pthread_cond_wait(&group->change, &group->lock);
 	pthread_mutex_unlock(&group->lock);
+	/* What we said in earlier rounds has been read: they had an end. */
+	if (group->options.rank)
+		ckpt_round_forget(round);
+}
+
+void ckpt_round_forget(const struct ckpt_round *round)
+{
+	struct ioshape_group *group = round->group;
+	struct ckpt_round last;
+
+	for (; group->ops && group->kept_round < round->number; group->kept_round++) {
+		ckpt_round_name(&last, group, group->kept_round);
+		group->ops->drop(group->board, last.scope);
+	}
 }
 
 void ckpt_round_end(struct ckpt_round *round)

@@ -161,12 +161,14 @@ static bool is_in_place(struct ckpt_part *part)
 	return ours;
 }
 
-static int await_verdict(struct ckpt_part *part, struct base_error *error)
+/* *heard: there is one; its code may be any, also that of a rank 0 that was not heard. */
+static int await_verdict(struct ckpt_part *part, bool *heard, struct base_error *error)
 {
 	struct base_buffer note = { 0 };
 	int ret;
 
 	ret = ckpt_round_await(&part->round, "verdict", 0, &note, tell_progress, part, error);
+	*heard = !ret;
 	if (!ret)
 		ret = take_verdict(part, &note, error);
 	else if (ret == -ETIMEDOUT && is_in_place(part))
@@ -182,7 +184,7 @@ static int follow(struct ckpt_part *part, struct base_error *error)
 	const struct ioshape_group *group = part->group;
 	struct ckpt_written written = { 0 };
 	struct base_error own = { 0 }, told = { 0 };
-	bool writes;
+	bool writes, heard;
 	int ret, verdict;
 
 	ret = await_plan(part, error);
@@ -199,8 +201,8 @@ static int follow(struct ckpt_part *part, struct base_error *error)
 	free(written.parts);
 	/* Who brought his part to nobody waits all the same: the verdict says what was the cause.
 	 */
-	verdict = await_verdict(part, &told);
-	if (own.code && (!verdict || verdict == -ETIMEDOUT || atomic_load(&part->save->abort)))
+	verdict = await_verdict(part, &heard, &told);
+	if (own.code && (!verdict || !heard || atomic_load(&part->save->abort)))
 		*error = own;
 	else
 		*error = told;

@@ -270,7 +270,7 @@ static int open_sender(struct bringing *bringing, struct base_error *error)
 	uint32_t writer = ckpt_writer_of(group, part->plan.mode, group->options.rank);
 	char address[GATHER_ADDRESS_BYTES];
 	struct ckpt_note here = { 0 };
-	int ret;
+	int ret, fd;
 
 	bringing->local = group->ranks[writer].node == group->ranks[group->options.rank].node;
 	if (!bringing->local) {
@@ -288,9 +288,12 @@ static int open_sender(struct bringing *bringing, struct base_error *error)
 		if (ret)
 			return ret;
 	}
+	ret = ckpt_pool_share(&group->context->shared_pool, &fd, error);
+	if (ret)
+		return ret;
 	ckpt_stream_address(part, writer, address, sizeof(address));
-	return gather_sender_open_local(&bringing->sender, address, group->options.rank,
-					group->context->shared_pool.fd, &wait, error);
+	return gather_sender_open_local(&bringing->sender, address, group->options.rank, fd, &wait,
+					error);
 }
 
 static int bring(struct bringing *bringing, struct base_error *error)

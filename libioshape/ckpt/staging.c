@@ -42,18 +42,39 @@ static int fail_shared(struct base_error *error, int code)
 	}
 }
 
+/* Under the lock. */
+static int need_fd(struct ckpt_pool *pool)
+{
+	int fd;
+
+	if (pool->fd >= 0)
+		return 0;
+	fd = base_shared_open();
+	if (fd < 0)
+		return fd;
+	pool->fd = fd;
+	return 0;
+}
+
+int ckpt_pool_share(struct ckpt_pool *pool, int *fd, struct base_error *error)
+{
+	int ret;
+
+	pthread_mutex_lock(&pool->lock);
+	ret = need_fd(pool);
+	*fd = pool->fd;
+	pthread_mutex_unlock(&pool->lock);
+	return ret ? fail_shared(error, ret) : 0;
+}
+
 /* A part of the fd that nobody uses; longer at need. Under the lock. */
 static int take_range(struct ckpt_pool *pool, struct ckpt_chunk *chunk)
 {
 	struct ckpt_chunk *range = pool->ranges;
-	int ret;
+	int ret = need_fd(pool);
 
-	if (pool->fd < 0) {
-		ret = base_shared_open();
-		if (ret < 0)
-			return ret;
-		pool->fd = ret;
-	}
+	if (ret)
+		return ret;
 	if (range) {
 		pool->ranges = range->next;
 		chunk->offset = range->offset;

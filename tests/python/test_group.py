@@ -32,6 +32,17 @@ def generations_in(folder: Path) -> list[int]:
     return steps
 
 
+EXPLAIN = """
+def explain(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except Exception as error:
+        say("raised", kinds=[kind.__name__ for kind in type(error).__mro__], text=str(error))
+    else:
+        say("raised", kinds=[], text="")
+"""
+
+
 # ---- All is there, or nothing -------------------------------------------------------------------
 
 SAVE_AND_LOAD = (
@@ -209,8 +220,9 @@ ioshape.save_group_async(object_of(rank, 4, 5_000_000), arguments[0], 4)
 time.sleep(0.3 * rank)
 """
     )
-    run_ranks(tmp_path, program, folder, ranks=3)
+    run_ranks(tmp_path, program, folder, ranks=3, nodes=3)
     assert generations_in(folder) == [3, 4]
+    assert not list(folder.glob(".*"))  # they have parted from each other
     loaded = "say('loaded', right=is_right(ioshape.load_group(arguments[0]), rank, 4, 5_000_000))"
     said = run_ranks(tmp_path, BEGIN + loaded, folder, ranks=3)
     assert [line["right"] for lines in said for line in lines] == [True] * 3
@@ -366,8 +378,10 @@ say("done", right=is_right(found, rank, 1, 1_000_000), notes=report.fallbacks)
     assert not any("next year" in note for note in said[0][0]["notes"])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("victim", "mode"),
+    [(0, "each"), (3, "each"), (1, "node"), (2, "node"), (0, "rank0"), (3, "rank0")],
+)
 def test_a_rank_that_is_killed(tmp_path: Path, mode: str, victim: int) -> None:
     """0 leads its node and the job, 1 is a member, 2 leads the other node, 3 is a member of it."""
     folder = tmp_path / "run"
@@ -388,7 +402,7 @@ for step in range(1, 10_000):
 os._exit(0)
 """
     )
-    more = {"ranks": 4, "nodes": 2, "IOSHAPE_DEADLINE_MS": "2000"}
+    more = {"ranks": 4, "nodes": 2, "IOSHAPE_DEADLINE_MS": "1500"}
     with started_ranks(tmp_path, program, folder, mode, **more) as job:  # type: ignore[arg-type]
         job.await_all("saved")
         job.members[victim].kill()
@@ -414,17 +428,32 @@ ioshape.save_group(object_of(rank, 20_000), arguments[0], 20_000)
     assert generations_in(folder)[-1] == 20_000
 
 
-# ---- Which generation ---------------------------------------------------------------------------
-
-EXPLAIN = """
-def explain(function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except Exception as error:
-        say("raised", kinds=[kind.__name__ for kind in type(error).__mro__], text=str(error))
-    else:
-        say("raised", kinds=[], text="")
+def test_a_rank_that_dies_before_all_are_connected(tmp_path: Path) -> None:
+    """Between nodes bytes go over gloo, which is set up with the first group."""
+    program = (
+        BEGIN
+        + EXPLAIN
+        + """
+set_up_distributed()
+torch.distributed.barrier()
+if rank == 2:
+    os.kill(os.getpid(), 9)
+begin = time.monotonic()
+explain(ioshape.save_group, {}, arguments[0], 1, mode="rank0")
+say("took", seconds=time.monotonic() - begin)
+os._exit(0)
 """
+    )
+    more = {"ranks": 4, "nodes": 2, "IOSHAPE_DEADLINE_MS": "2000"}
+    with started_ranks(tmp_path, program, tmp_path / "run", **more) as job:  # type: ignore[arg-type]
+        said = job.end(2)
+    for lines in (said[0], said[1], said[3]):
+        assert "StorageError" in lines[0]["kinds"], lines[0]
+        assert "gloo" in lines[0]["text"], lines[0]
+        assert lines[1]["seconds"] < PROMPT_S, lines[1]
+
+
+# ---- Which generation ---------------------------------------------------------------------------
 
 
 def test_no_generation_there(tmp_path: Path) -> None:

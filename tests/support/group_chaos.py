@@ -28,9 +28,11 @@ from processes import environment
 RANKS, NODES = 4, 2
 DEADLINE_S = 1.5
 
-#: What a machine with other work may need beside the deadlines of a job that ends: that of the
-#: save that is under way, and that of parting from each other.
-GRACE_S = 8.0
+#: What a machine with other work may need beside the deadlines of a job that ends.
+GRACE_S = 12.0
+
+#: Saves under way at once, in the background. Each has a deadline of its own.
+PENDING = 2
 
 MODES = ("each", "node", "rank0")
 WAYS = ("sync", "async")
@@ -155,6 +157,7 @@ class Lane:
             "how": scene.how,
             "gloo": scene.mode == "rank0",
             "steps": 60 if scene.victim == "redis" else 1000,
+            "pending": PENDING,
             "patience": 2 if scene.victim == "redis" else 0,
             "leave": self.random.random() < 0.5,
         }
@@ -180,13 +183,16 @@ class Lane:
 
     def _hurt(self, job: Ranks, scene: Scene) -> tuple[float, float]:
         """When the kill was, and when what was killed had come back, if it does."""
+        # Who dies while torch.distributed is being set up is torch's business.
+        for member in job.members:
+            member.await_said("ready", 60.0)
         begin = time.monotonic()
         if self.random.random() < 0.8:
             for member in job.members:
                 member.await_said("loaded", 30.0)
             self._pause(self.random.uniform(0, 0.6))
         else:
-            self._pause(self.random.uniform(0, 0.8))
+            self._pause(self.random.uniform(0, 0.2))
         self.verdict.counts["ms_until_kills"] += round((time.monotonic() - begin) * 1000)
         self.verdict.kills += 1
         self.verdict.counts[f"{scene.mode}, {scene.how}, {scene.board}: {scene.victim}"] += 1
@@ -210,8 +216,8 @@ class Lane:
     def _await_end(
         self, job: Ranks, scene: Scene, killed_at: float, back_at: float, place: str
     ) -> None:
-        # Whoever meets others who never come waits for one deadline more.
-        bound = 3 * DEADLINE_S + GRACE_S
+        # One for each save, one to meet others who never come, one to part from them.
+        bound = (PENDING + 3) * DEADLINE_S + GRACE_S
         if scene.victim == "redis":
             # It goes on, or fails thrice.
             bound = 6 * DEADLINE_S + GRACE_S + 30.0

@@ -65,6 +65,7 @@ def run() -> None:
     try:
         if asked["gloo"]:
             set_up_distributed(20.0)
+        say("ready")
         first = newest() + 1
     except Exception as error:
         # Whoever meets the others waits for them, and may do so in vain.
@@ -87,7 +88,7 @@ def run() -> None:
             else:
                 well = True
             state["data"].fill_(0)
-            if well and len(pending) > 2:
+            if well and len(pending) > asked["pending"]:
                 number, handle = pending.popleft()
                 well = saved_or_failed(number, handle.wait)
         failures += not well
