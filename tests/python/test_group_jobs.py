@@ -163,6 +163,41 @@ for step in range(1, 5):
     assert [generation.step for generation in ioshape.generations(tmp_path / "run")] == [1]
 
 
+def test_rank_0_dies_before_it_can_say_that_all_is_well(tmp_path: Path) -> None:
+    """The generation is in its place by then: the others find it there, and know it for theirs.
+
+    What rank 0 logs in between is that somebody reads the one that has been replaced.
+    """
+    program = (
+        BEGIN
+        + """
+import logging
+from ioshape._generations import Handle
+
+class Dies(logging.Handler):
+    def emit(self, record):
+        if "was replaced while somebody reads it" in record.getMessage():
+            os.kill(os.getpid(), 9)
+
+logging.getLogger("ioshape").setLevel(logging.INFO)
+if rank == 0:
+    logging.getLogger("ioshape").addHandler(Dies())
+ioshape.save_group(object_of(rank, 1, 2_000_000), arguments[0], 1)
+with Handle(arguments[0], 1, "load"):
+    ioshape.save_group(object_of(rank + 100, 1, 2_000_000), arguments[0], 1)
+say("saved", step=1)
+os._exit(0)
+"""
+    )
+    run = tmp_path / "run"
+    with started_ranks(tmp_path, program, run, ranks=3, IOSHAPE_BOARD="sockets") as job:
+        said = job.end(0)
+    assert job.members[0].status == -signal.SIGKILL
+    assert [[line["event"] for line in lines] for lines in said] == [[], ["saved"], ["saved"]]
+    (generation,) = ioshape.generations(run)
+    assert whose(generation) == 100
+
+
 # ---- Containers ---------------------------------------------------------------------------------
 
 SMALL = 'mount -t tmpfs -o size=4k none /dev/shm && exec "$0" "$@"'
