@@ -161,9 +161,10 @@ int ckpt_open_latest(struct ckpt_generation *generation, const struct ring_folde
 size_t ckpt_retention(const uint64_t *steps, size_t count, uint32_t keep_last, uint64_t keep_every,
 		      bool *goes);
 
-/* ioshape_generations_prune(), for who is inside already. `job` as for ckpt_tidy(). */
+/* ioshape_generations_prune(), for who is inside already. `job` as for ckpt_tidy(). `spared` is a
+ * step that stays in any case; NULL for none. */
 int ckpt_prune(struct ioshape_context *context, const char *directory, const char *job,
-	       const struct ioshape_prune_options *options, uint64_t *removed,
-	       struct base_error *error);
+	       const struct ioshape_prune_options *options, const uint64_t *spared,
+	       uint64_t *removed, struct base_error *error);
 
 #endif

@@ -197,6 +197,10 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	int ret;
 
 	ret = base_take_options(&options, sizeof(options), given, "ioshape_group_options", error);
+	if (!ret && context->config.engine == IOSHAPE_ENGINE_NIL)
+		ret = base_fail(error, -EINVAL,
+				"the engine \"nil\" writes nothing: a generation would have no "
+				"files; choose another");
 	if (!ret)
 		ret = take_environment(&options, error);
 	if (!ret)
@@ -222,6 +226,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 		ret = open_board(group, error);
 	if (!ret)
 		ret = ckpt_group_meet(group, error);
+	snprintf(group->life, sizeof(group->life), "r%016llx-life", (unsigned long long)group->id);
 	if (ret) {
 		free_group(group);
 		return ret;

@@ -64,6 +64,8 @@ struct ioshape_group {
 	uint64_t deadline_ns;
 	uint64_t nonce;
 	uint64_t id; /* the same for all ranks, and no other group's */
+	/* The scope of signs of life: they are the same whichever round a rank is in. */
+	char life[GATHER_NAME_BYTES];
 	struct ckpt_group_rank *ranks;
 	uint32_t node_count;
 	uint32_t leader;     /* the lowest rank of our node */

@@ -8,34 +8,30 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A save's number is taken first of all: whatever becomes of it, this rank has had its round. */
+/*
+ * Options are checked only when the save has its number: whatever becomes of it, this rank has had
+ * its round, and the others are told.
+ */
 static int begin(struct ioshape_group *group, uint64_t step, const struct ckpt_payload *payload,
-		 const struct ioshape_save_options *options, struct ioshape_save **out,
+		 const struct ioshape_save_options *options, int checked, struct ioshape_save **out,
 		 struct base_error *error)
 {
 	struct ckpt_group_share share = { group, step, ckpt_round_reserve(group) };
 	char name[CKPT_STEP_NAME_BYTES], *path = NULL;
-	int ret;
+	int ret = checked;
 
 	ckpt_step_name(name, step);
-	if (asprintf(&path, "%s/%s", group->directory, name) < 0) {
+	if (!ret && asprintf(&path, "%s/%s", group->directory, name) < 0) {
+		path = NULL;
 		ret = base_no_memory(error, "a path", sizeof(name));
+	}
+	if (ret) {
 		ckpt_group_give_up(&share, error, NULL);
 		return ret;
 	}
 	ret = ckpt_begin_save(group->context, path, payload, options, &share, out, error);
 	free(path);
 	return ret;
-}
-
-static int enter(struct ioshape_group *group, const struct ioshape_save_options *given,
-		 struct ioshape_save_options *options, struct base_error *error)
-{
-	int ret = ckpt_enter(group->context, error);
-
-	return ret ? ret :
-		     base_take_options(options, sizeof(*options), given, "ioshape_save_options",
-				       error);
 }
 
 static int save_async(struct ioshape_group *group, uint64_t step,
@@ -49,13 +45,15 @@ static int save_async(struct ioshape_group *group, uint64_t step,
 	if (!group || !out)
 		return -EINVAL;
 	*out = NULL;
-	ret = enter(group, given, &options, &error);
+	ret = ckpt_enter(group->context, &error);
+	if (ret)
+		return ckpt_leave(group->context, ret, &error);
+	ret = base_take_options(&options, sizeof(options), given, "ioshape_save_options", &error);
 	if (!ret && options.report)
 		ret = base_fail(&error, -EINVAL,
 				"an asynchronous save cannot fill options.report; ask "
 				"ioshape_save_report() when it is done");
-	if (!ret)
-		ret = begin(group, step, payload, &options, out, &error);
+	ret = begin(group, step, payload, &options, ret, out, &error);
 	return ckpt_leave(group->context, ret, &error);
 }
 
@@ -70,14 +68,16 @@ static int save(struct ioshape_group *group, uint64_t step, const struct ckpt_pa
 
 	if (!group)
 		return -EINVAL;
-	ret = enter(group, given, &options, &error);
-	report = options.report;
+	ret = ckpt_enter(group->context, &error);
+	if (ret)
+		return ckpt_leave(group->context, ret, &error);
+	ret = base_take_options(&options, sizeof(options), given, "ioshape_save_options", &error);
+	report = ret ? NULL : options.report;
 	options.report = NULL;
 	options.borrow = 1;
 	if (!ret && report)
 		ret = base_give_struct(report, &ignored, sizeof(ignored), "ioshape_report", &error);
-	if (!ret)
-		ret = begin(group, step, payload, &options, &save, &error);
+	ret = begin(group, step, payload, &options, ret, &save, &error);
 	if (!ret) {
 		ret = ioshape_save_wait(save, -1);
 		if (report)

@@ -309,6 +309,7 @@ static int say_verdict(struct ckpt_part *part, const struct base_error *failure,
 
 /* ---- Rank 0 ---------------------------------------------------------------------------------- */
 
+/* The one that was just saved stays, also where a job has gone back to earlier steps. */
 static void retain(const struct ckpt_part *part)
 {
 	const struct ioshape_group *group = part->group;
@@ -317,12 +318,16 @@ static void retain(const struct ckpt_part *part)
 		.keep_last = group->options.keep_last,
 		.keep_every = group->options.keep_every,
 	};
+	struct base_error why = { 0 };
+	char job[CKPT_JOB_BYTES];
 
-	if (options.keep_last &&
-	    ioshape_generations_prune(group->context, group->directory, &options, NULL))
+	if (!options.keep_last)
+		return;
+	ckpt_job_hash(job, group->token);
+	if (ckpt_prune(group->context, group->directory, job, &options, &part->save->step, NULL,
+		       &why))
 		base_log(&group->context->log, IOSHAPE_LOG_WARNING,
-			 "old generations of %s were not removed: %s", group->directory,
-			 ioshape_context_message(group->context));
+			 "old generations of %s were not removed: %s", group->directory, why.text);
 }
 
 /* Of ranks that are alone everybody knows who it was. */

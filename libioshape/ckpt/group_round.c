@@ -139,8 +139,8 @@ void ckpt_round_beat(struct ckpt_round *round)
 	name_note(name, "beat", group->options.rank);
 	/* Best effort: what is lost is said again soon. */
 	if (!note.failed)
-		group->ops->post(group->board, round->scope, name, note.bytes.data,
-				 note.bytes.bytes, NULL);
+		group->ops->post(group->board, group->life, name, note.bytes.data, note.bytes.bytes,
+				 NULL);
 	base_buffer_free(&note.bytes);
 }
 
@@ -197,7 +197,7 @@ int ckpt_round_look(struct ckpt_round *round, const char *what, uint32_t rank,
 		return base_fail_as_told(error, ret, "cannot read what %s says: %s",
 					 CKPT_SHOWN_RANK(group, rank), why.text);
 	name_note(name, "beat", rank);
-	if (ret == -EAGAIN && !group->ops->look(group->board, round->scope, name, note, &why))
+	if (ret == -EAGAIN && !group->ops->look(group->board, group->life, name, note, &why))
 		hear(watched, round, note, rank == 0);
 	if (gone || base_now_ns() - watched->heard_ns > group->deadline_ns)
 		return lost(round, rank, gone, why.text, error);
@@ -321,7 +321,7 @@ static int collect(struct ckpt_round *round, const struct ckpt_collection *colle
 		if (has_all(group, collection->have))
 			return 0;
 		if (!ret && collection->signs)
-			group->ops->collect(group->board, round->scope, "beat", collection->have,
+			group->ops->collect(group->board, group->life, "beat", collection->have,
 					    found_beat, &watching, &why);
 		if (check_again && somebody_lost(round, collection, ranks))
 			return lost_many(round, collection, ranks, why.text, error);

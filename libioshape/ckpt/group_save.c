@@ -202,10 +202,10 @@ static int follow(struct ckpt_part *part, struct base_error *error)
 	/* Who brought his part to nobody waits all the same: the verdict says what was the cause.
 	 */
 	verdict = await_verdict(part, &heard, &told);
-	if (own.code && (!verdict || !heard || atomic_load(&part->save->abort)))
-		*error = own;
-	else
-		*error = told;
+	if (!verdict) /* our part was complete, whatever happened then */
+		return 0;
+	*error = own.code && (verdict == -ETIMEDOUT || atomic_load(&part->save->abort)) ? own :
+											  told;
 	return error->code;
 }
 

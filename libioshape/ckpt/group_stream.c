@@ -56,6 +56,7 @@ static int go_on(void *user, struct base_error *error)
 {
 	struct bringing *bringing = user;
 	struct ckpt_part *part = bringing->part;
+	struct ckpt_note_reader reader;
 	int ret;
 
 	if (ckpt_part_track(part, IOSHAPE_PHASE_WAIT, part->round.done_bytes,
@@ -65,6 +66,10 @@ static int go_on(void *user, struct base_error *error)
 	ret = ckpt_round_look(&part->round, "verdict", 0, &bringing->watched, &bringing->note,
 			      error);
 	if (ret == -EAGAIN)
+		return 0;
+	/* All is well: the writer has all, and its word of that is on the way. */
+	reader = ckpt_read_note(&bringing->note);
+	if (!ret && !ckpt_read_number(&reader) && !reader.bad)
 		return 0;
 	return ret ? ret :
 		     base_fail(error, -EPIPE, "the generation was given up before all was written");

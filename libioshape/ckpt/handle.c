@@ -160,6 +160,13 @@ void ckpt_end_background_of(struct ioshape_context *context, const struct ioshap
 {
 	struct ioshape_save *save;
 
+	/* All of them first: each waits for those that were begun before it. */
+	pthread_mutex_lock(&context->lock);
+	for (save = context->background; save; save = save->next) {
+		if (save->group == group)
+			atomic_store(&save->abort, true);
+	}
+	pthread_mutex_unlock(&context->lock);
 	for (;;) {
 		pthread_mutex_lock(&context->lock);
 		for (save = context->background; save && save->group != group; save = save->next)

@@ -87,6 +87,7 @@ struct pruning {
 	struct ring_folder directory;
 	const struct ioshape_prune_options *options;
 	const struct base_log *log;
+	const uint64_t *spared; /* a step that stays; NULL for none */
 	uint64_t removed;
 };
 
@@ -191,6 +192,8 @@ static int prune(struct pruning *pruning, struct base_error *error)
 		ckpt_retention(steps, count, options->keep_last, options->keep_every, goes);
 	/* One that cannot be removed does not keep the others. */
 	for (size_t i = 0; goes && i < count; i++) {
+		if (pruning->spared && *pruning->spared == steps[i])
+			continue;
 		failed = goes[i] ? prune_step(pruning, steps[i], error) : 0;
 		if (!ret)
 			ret = failed;
@@ -201,12 +204,13 @@ static int prune(struct pruning *pruning, struct base_error *error)
 }
 
 int ckpt_prune(struct ioshape_context *context, const char *path, const char *job,
-	       const struct ioshape_prune_options *options, uint64_t *removed,
-	       struct base_error *error)
+	       const struct ioshape_prune_options *options, const uint64_t *spared,
+	       uint64_t *removed, struct base_error *error)
 {
 	struct pruning pruning = {
 		.directory = RING_NO_FOLDER,
 		.options = options,
+		.spared = spared,
 		.log = &context->log,
 	};
 	int ret = ckpt_open_directory(&pruning.directory, path, error);
@@ -238,6 +242,6 @@ IOSHAPE_EXPORT int ioshape_generations_prune(struct ioshape_context *context, co
 	if (!ret && !path)
 		ret = base_fail(&error, -EINVAL, "no directory of generations was given");
 	if (!ret)
-		ret = ckpt_prune(context, path, NULL, &options, removed, &error);
+		ret = ckpt_prune(context, path, NULL, &options, NULL, removed, &error);
 	return ckpt_leave(context, ret, &error);
 }

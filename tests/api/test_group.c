@@ -486,6 +486,14 @@ static int save_badly(struct member *member)
 	return 0;
 }
 
+static int save_with_wrong_options(struct member *member)
+{
+	struct ioshape_save_options options = { .size = 3 };
+
+	ck_assert_int_eq(ioshape_group_save_tensors(member->group, 2, NULL, 0, &options), -EINVAL);
+	return 0;
+}
+
 static int run_into_mishap(struct member *member)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -563,6 +571,7 @@ static const struct mishap mishaps[] = {
 	{ NODE_OF_4, 2, false, free_at_once, 0, "", true, true },
 	{ WIRED_4, 3, false, free_at_once, 0, "", true, true },
 	{ NODE_OF_4, 0, false, save_badly, -EINVAL, "", true, false },
+	{ NODE_OF_4, 2, false, save_with_wrong_options, -EINVAL, "3 bytes", true, false },
 	{ NODE_OF_4, 3, false, save_badly, -EINVAL, "", true, false },
 };
 
@@ -670,6 +679,33 @@ START_TEST(a_step_is_replaced_or_not)
 }
 END_TEST
 
+START_TEST(going_back_loses_nothing)
+{
+	const struct scene scene = { .ranks = 1, .nodes = 1, .bytes = MIB, .keep_last = 1 };
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct member member = { .scene = &scene };
+	char why[1024];
+
+	open_member(&member);
+	ck_assert_int_eq(save_step(&member, 7, &report, why, sizeof(why)), 0);
+	ck_assert_int_eq(save_step(&member, 5, &report, why, sizeof(why)), 0);
+	close_member(&member);
+	check_generation(&scene, 5);
+	check_generation(&scene, 7);
+}
+END_TEST
+
+START_TEST(nothing_is_saved_into_nothing)
+{
+	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_group *group;
+
+	ck_assert_int_eq(ioshape_group_open(context, scratch_path("checkpoints"), NULL, &group),
+			 -EINVAL);
+	ioshape_context_free(context);
+}
+END_TEST
+
 static TCase *cases(const char *name)
 {
 	TCase *tests = tcase_create(name);
@@ -689,6 +725,8 @@ int main(void)
 	tcase_add_loop_test(tests, a_group_that_is_not_complete, 0, 2);
 	tcase_add_test(tests, a_forked_child_touches_nothing);
 	tcase_add_test(tests, a_step_is_replaced_or_not);
+	tcase_add_test(tests, going_back_loses_nothing);
+	tcase_add_test(tests, nothing_is_saved_into_nothing);
 	/* What takes long whatever the board is not done twice. */
 	tcase_add_loop_test(files, saves_and_loads, GOOD_SCENES, GOOD_SCENES + LARGE_SCENE);
 	tcase_set_tags(files, "files");

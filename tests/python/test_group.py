@@ -402,7 +402,7 @@ for step in range(1, 10_000):
 os._exit(0)
 """
     )
-    more = {"ranks": 4, "nodes": 2, "IOSHAPE_DEADLINE_MS": "1500"}
+    more = {"ranks": 4, "nodes": 2, "IOSHAPE_DEADLINE_MS": "3000"}
     with started_ranks(tmp_path, program, folder, mode, **more) as job:  # type: ignore[arg-type]
         job.await_all("saved")
         job.members[victim].kill()

@@ -26,7 +26,7 @@ from nodes import Ranks, crew, free_port, rank_variables
 from processes import environment
 
 RANKS, NODES = 4, 2
-DEADLINE_S = 1.5
+DEADLINE_S = 2.0
 
 #: What a machine with other work may need beside the deadlines of a job that ends.
 GRACE_S = 12.0
