@@ -154,6 +154,7 @@ cat <<'END'
   diff examples/plain_train.py examples/train.py   what changes in a training script
   docs/migration.md                                what changes besides, and what does not
   docs/python.md                                   the Python package; docs/api.md: the C library
+  examples/group_train.py                          the same training, whose ranks make one checkpoint together
   examples/slurm.sbatch                            the same as a batch job on a cluster
   ioshape bench FOLDER                             torch.save and ioshape on a filesystem of yours
 END

@@ -9,7 +9,6 @@ It prints what was found: generations that load wrong, that are lost, survivors 
 import argparse
 import json
 import multiprocessing
-import os
 import sys
 import tempfile
 import time
@@ -26,8 +25,6 @@ FIGURES = ("bad_generations", "lost_generations", "hangs")
 
 
 def _lane(folder: Path, kills: int, seed: int, until: float) -> Verdict:
-    os.nice(5)
-
     def tell(verdict: Verdict) -> None:
         told = folder / f"lane-{seed}.json"
         told.write_text(json.dumps(verdict.told(), indent=1), encoding="utf-8")

@@ -10,8 +10,8 @@ def check(made: Lane) -> None:
     told = made.verdict.told()
     assert not made.verdict.faults, told
     # It would find nothing if nothing were saved and loaded.
-    assert told["counts"]["generations"] > told["kills"], told
-    assert told["counts"]["jobs_that_loaded"] > told["kills"] / 2, told
+    assert told["counts"]["generations"] > told["kills"] / 2, told
+    assert told["counts"]["jobs_that_loaded"] > told["kills"] / 4, told
 
 
 def test_kills_at_random_moments(tmp_path: Path) -> None:

@@ -26,11 +26,13 @@ from nodes import Ranks, crew, free_port, rank_variables
 from processes import environment
 
 RANKS, NODES = 4, 2
-DEADLINE_S = 1.5
+DEADLINE_S = 2.0
 
-#: What a machine with other work may need beside the deadlines of a job that ends: that of the
-#: save that is under way, and that of parting from each other.
-GRACE_S = 8.0
+#: What a machine with other work may need beside the deadlines of a job that ends.
+GRACE_S = 12.0
+
+#: Saves under way at once, in the background. Each has a deadline of its own.
+PENDING = 2
 
 MODES = ("each", "node", "rank0")
 WAYS = ("sync", "async")
@@ -155,6 +157,7 @@ class Lane:
             "how": scene.how,
             "gloo": scene.mode == "rank0",
             "steps": 60 if scene.victim == "redis" else 1000,
+            "pending": PENDING,
             "patience": 2 if scene.victim == "redis" else 0,
             "leave": self.random.random() < 0.5,
         }
@@ -213,8 +216,8 @@ class Lane:
     def _await_end(
         self, job: Ranks, scene: Scene, killed_at: float, back_at: float, place: str
     ) -> None:
-        # Whoever meets others who never come waits for one deadline more.
-        bound = 3 * DEADLINE_S + GRACE_S
+        # One for each save, one to meet others who never come, one to part from them.
+        bound = (PENDING + 3) * DEADLINE_S + GRACE_S
         if scene.victim == "redis":
             # It goes on, or fails thrice.
             bound = 6 * DEADLINE_S + GRACE_S + 30.0

@@ -88,7 +88,7 @@ def run() -> None:
             else:
                 well = True
             state["data"].fill_(0)
-            if well and len(pending) > 2:
+            if well and len(pending) > asked["pending"]:
                 number, handle = pending.popleft()
                 well = saved_or_failed(number, handle.wait)
         failures += not well

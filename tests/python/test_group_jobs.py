@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several jobs, or several lives of one, that save groups into one directory."""
+
+import itertools
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import ioshape
+import pytest
+from coordinators import await_true
+from group_program import is_right
+from nodes import free_port, rank_variables, started_ranks
+from processes import environment
+
+BEGIN = "from group_program import *\n"
+N_BYTES = 2_000_000
+
+# SLEEPER: a rank that stops itself in the middle of step 2, while it writes or brings its part.
+SAVING = (
+    BEGIN
+    + """
+import signal
+
+directory, salt, first, last = arguments[0], *map(int, arguments[1:])
+
+def fall_asleep(now):
+    if now.phase == "write" and now.done_bytes:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+for step in range(first, last + 1):
+    asleep = os.environ.get("SLEEPER") == str(rank) and step == 2
+    progress = fall_asleep if asleep else None
+    state = object_of(rank + salt, step, 2_000_000)
+    try:
+        ioshape.save_group(state, directory, step, mode="node", progress=progress)
+    except Exception as error:
+        say("failed", step=step, text=str(error))
+        break
+    say("saved", step=step)
+os._exit(0)
+"""
+)
+
+
+def whose(generation: ioshape.Generation) -> int:
+    """The salt of the job whose parts these are: of one job, and right."""
+    objects = [generation.load(rank) for rank in range(generation.ranks)]
+    salt = int(objects[0]["rank"])
+    for rank, found in enumerate(objects):
+        assert is_right(found, rank + salt, generation.step, N_BYTES), generation.path
+    generation.verify()
+    return salt
+
+
+def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
+    """They save the same steps at the same time: each generation is one job's, all of it."""
+    run = tmp_path / "run"
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    last = 10
+    with (
+        started_ranks(folders[0], SAVING, run, 100, 1, last) as first,
+        started_ranks(folders[1], SAVING, run, 200, 1, last) as second,
+    ):
+        for lines in (*first.end(), *second.end()):
+            assert [line["event"] for line in lines] == ["saved"] * last, lines[-1]
+    generations = ioshape.generations(run)
+    assert [generation.step for generation in generations] == list(range(1, last + 1))
+    assert {whose(generation) for generation in generations} <= {100, 200}
+    assert not list(run.glob(".*step-*"))
+
+
+def is_stopped(process: int) -> bool:
+    """By SIGSTOP."""
+    return "\nState:\tT" in Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("victim", [0, 2, 3])
+def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: int) -> None:
+    """It leads the job, or writes, or brings its part; it has slept while all others were killed
+    and the job, of the same name, was started anew."""
+    run = tmp_path / "run"
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    for folder in folders:
+        folder.mkdir()
+    more = {
+        "ranks": 4,
+        "nodes": 2,
+        "IOSHAPE_DEADLINE_MS": "3000",
+        "IOSHAPE_BOARD": "files",
+        "IOSHAPE_JOB": "same",
+        "MASTER_PORT": str(free_port()),
+    }
+    sleeper = {**more, "SLEEPER": str(victim)}
+    with started_ranks(folders[0], SAVING, run, 100, 1, 1000, **sleeper) as old:  # type: ignore[arg-type]
+        old.await_all("saved")
+        await_true(lambda: is_stopped(old.members[victim].pid), "the sleeper")
+        (attempt,) = run.glob(".step-*")
+        others = [member for rank, member in enumerate(old.members) if rank != victim]
+        for member in others:
+            member.kill()
+        for member in others:
+            member.wait(30.0)
+        with started_ranks(folders[1], SAVING, run, 200, 2000, 2003, **more) as new:  # type: ignore[arg-type]
+            for lines in new.end():
+                assert [line["event"] for line in lines] == ["saved"] * 4, lines[-1]
+        # That of a rank 0 that is asleep is alive: it is locked. All others are gone.
+        assert attempt.exists() == (victim == 0)
+        before = {
+            generation.step: (generation.saved, whose(generation))
+            for generation in ioshape.generations(run)
+        }
+        old.members[victim].signal(signal.SIGCONT)
+        said = old.end(*(rank for rank in range(4) if rank != victim))
+        if victim:
+            assert said[victim][-1]["event"] == "failed"
+    after = {
+        generation.step: (generation.saved, whose(generation))
+        for generation in ioshape.generations(run)
+    }
+    # Rank 0 may have had all that it needed of the others, and complete its generation, whole.
+    woke = after.pop(2, None)
+    assert woke is None or (victim == 0 and woke[1] == 100)
+    assert after == before
+    assert {step: salt for step, (_, salt) in after.items()} == {
+        1: 100,
+        **dict.fromkeys(range(2000, 2004), 200),
+    }
+    with started_ranks(folders[2], SAVING, run, 300, 3000, 3000, **more) as last:  # type: ignore[arg-type]
+        last.end()
+    assert [path.name for path in run.glob(".*step-*")] == []
+
+
+def test_after_a_death_every_save_fails(tmp_path: Path) -> None:
+    program = (
+        BEGIN
+        + """
+for step in range(1, 5):
+    if rank == 2 and step == 2:
+        os.kill(os.getpid(), 9)
+    begin = time.monotonic()
+    try:
+        ioshape.save_group(object_of(rank, step), arguments[0], step)
+    except Exception as error:
+        say("failed", step=step, text=str(error), took_s=time.monotonic() - begin)
+    else:
+        say("saved", step=step)
+"""
+    )
+    with started_ranks(
+        tmp_path, program, tmp_path / "run", ranks=4, IOSHAPE_BOARD="sockets"
+    ) as job:
+        said = job.end(2)
+    for rank, lines in enumerate(said):
+        if rank != 2:
+            assert [line["event"] for line in lines] == ["saved", *["failed"] * 3]
+            # Rank 0 says it of rank 2; and is not waited for once it has gone.
+            assert "rank 2" in lines[1]["text"], lines[1]
+            assert all(line["took_s"] < 10 for line in lines[1:]), lines
+    assert [generation.step for generation in ioshape.generations(tmp_path / "run")] == [1]
+
+
+def test_rank_0_dies_before_it_can_say_that_all_is_well(tmp_path: Path) -> None:
+    """The generation is in its place by then: the others find it there, and know it for theirs.
+
+    What rank 0 logs in between is that somebody reads the one that has been replaced.
+    """
+    program = (
+        BEGIN
+        + """
+import logging
+from ioshape._generations import Handle
+
+class Dies(logging.Handler):
+    def emit(self, record):
+        if "was replaced while somebody reads it" in record.getMessage():
+            os.kill(os.getpid(), 9)
+
+logging.getLogger("ioshape").setLevel(logging.INFO)
+if rank == 0:
+    logging.getLogger("ioshape").addHandler(Dies())
+ioshape.save_group(object_of(rank, 1, 2_000_000), arguments[0], 1)
+with Handle(arguments[0], 1, "load"):
+    ioshape.save_group(object_of(rank + 100, 1, 2_000_000), arguments[0], 1)
+say("saved", step=1)
+os._exit(0)
+"""
+    )
+    run = tmp_path / "run"
+    with started_ranks(tmp_path, program, run, ranks=3, IOSHAPE_BOARD="sockets") as job:
+        said = job.end(0)
+    assert job.members[0].status == -signal.SIGKILL
+    assert [[line["event"] for line in lines] for lines in said] == [[], ["saved"], ["saved"]]
+    (generation,) = ioshape.generations(run)
+    assert whose(generation) == 100
+
+
+# ---- Containers ---------------------------------------------------------------------------------
+
+SMALL = 'mount -t tmpfs -o size=4k none /dev/shm && exec "$0" "$@"'
+
+
+def test_a_container_with_a_tiny_dev_shm(tmp_path: Path) -> None:
+    """As container runtimes make it, 64 MiB by default, and smaller: no part lies there."""
+    probe = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", SMALL, "true"], capture_output=True, check=False
+    )
+    if probe.returncode:
+        pytest.skip(f"no mounts of one's own here: {probe.stderr.decode().strip()}")
+    program = tmp_path / "ranks.py"
+    program.write_text(
+        BEGIN
+        + """
+state = object_of(rank, 1, 40_000_000)
+ioshape.save_group_async(state, arguments[0], 1, mode="node").wait()
+say("loaded", right=is_right(ioshape.load_group(arguments[0]), rank, 1, 40_000_000))
+""",
+        encoding="utf-8",
+    )
+    command = ["unshare", "--mount", "sh", "-c", SMALL, sys.executable, str(program)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(tmp_path / "run")],
+            env=environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for variables in rank_variables(3, 1, port=free_port())
+    ]
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all('"right": true' in output for output in outputs), outputs
+    names = itertools.chain.from_iterable(path.iterdir() for path in (tmp_path / "run").iterdir())
+    assert sorted(path.name for path in names) == ["manifest.json", "node-00000.zip"]
