@@ -19,15 +19,18 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          checkpoint, fio and memcpy
   slots  taking turns, through a redis-server of its own and on this host: what a turn costs, how
          soon the next one runs, how fair it is, how true the bandwidth (about 3 minutes)
+  gather ranks that save together: one writer for a node, and for all of them over gloo, against one
+         process, memcpy, fio and gloo; loads at once against torch.load (about 8 minutes)
 
   --json FILE    write the figures and all samples to FILE
-  --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch; either takes
-                 12 GiB of memory)
+  --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch and,
+                 of all ranks, for gather; each takes 12 GiB of memory)
   --rounds N     how often everything is measured in turn (default: 7)
   --dir DIR      measure the filesystem of this directory (default: build/bench); a folder is made
                  in it and removed at the end
   --chaos SCALE  for slots: also the campaign of kills, stops, failovers and partitions; 1 is what
-                 a release needs and takes long, 0.01 is a try
+                 a release needs and takes long, 0.01 is a try. For gather: how many ranks and
+                 servers are killed while ranks save; a release needs 1000
 
 Settings of the library (IOSHAPE_BLOCK_BYTES and so on) are taken from the environment. On a quiet
 machine the large runs are done in about 5 minutes. The exit status tells whether they could be done,
@@ -71,7 +74,7 @@ main() {
 	done
 
 	tests/support/setup.sh bench || exit 1
-	if [[ " ${arguments[*]} " == *" torch "* ]]; then
+	if [[ " ${arguments[*]} " == *" torch "* || " ${arguments[*]} " == *" gather "* ]]; then
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
 	fi
 	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"

@@ -18,6 +18,10 @@ struct writing {
 	 * way while the one before it is written. */
 	struct gather_receiver *next;
 	uint32_t next_rank; /* that was called; 0: none */
+	/* What such streams are received into, in turns: to touch new memory takes as long as the
+	 * bytes do. */
+	void *blocks[2];
+	unsigned streams;   /* so far */
 	uint64_t looked_ns; /* for it */
 	struct ckpt_written *written;
 };
@@ -110,6 +114,7 @@ static int receive_next(struct writing *writing, struct base_error *error)
 	struct ckpt_watched watched = { 0 };
 	struct base_buffer note = { 0 };
 	uint64_t now_ns = base_now_ns();
+	void **memory;
 	int ret;
 
 	if (!writing->next_rank || writing->next || now_ns - writing->looked_ns < LOOK_NS)
@@ -119,10 +124,16 @@ static int receive_next(struct writing *writing, struct base_error *error)
 	base_buffer_free(&note);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
+	memory = &writing->blocks[writing->streams++ % 2];
+	if (!*memory)
+		*memory = base_map(CKPT_STREAM_BLOCKS * CKPT_STREAM_BLOCK_BYTES);
+	if (!*memory)
+		return base_no_memory(error, "blocks of bytes to receive",
+				      CKPT_STREAM_BLOCKS * CKPT_STREAM_BLOCK_BYTES);
 	return gather_receiver_open_comm(&writing->next, group->options.comm, writing->next_rank,
 					 ckpt_stream_tag(part), CKPT_STREAM_BLOCK_BYTES,
-					 CKPT_STREAM_BLOCKS, group->options.deadline_ms, &wait,
-					 error);
+					 CKPT_STREAM_BLOCKS, *memory, group->options.deadline_ms,
+					 &wait, error);
 }
 
 static int open_stream(struct writing *writing, uint32_t rank, struct gather_receiver **receiver,
@@ -292,6 +303,8 @@ static void close_file(struct writing *writing)
 {
 	/* Before the file: who still brings something is told to stop. */
 	gather_receiver_free(writing->next);
+	for (size_t i = 0; i < sizeof(writing->blocks) / sizeof(*writing->blocks); i++)
+		base_unmap(writing->blocks[i], CKPT_STREAM_BLOCKS * CKPT_STREAM_BLOCK_BYTES);
 	gather_listener_close(writing->listener);
 	if (writing->bundle) {
 		zip_bundle_free(writing->bundle);

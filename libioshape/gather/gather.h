@@ -137,10 +137,13 @@ struct gather_receiver;
 int gather_receiver_open_local(struct gather_receiver **out, struct gather_listener *listener,
 			       uint32_t rank, const struct gather_wait *wait,
 			       struct base_error *error);
-/* `blocks` blocks of block_bytes are received ahead, on a thread of its own. */
+/*
+ * `blocks` blocks of block_bytes are received ahead, on a thread of its own. `memory` is so much,
+ * the caller's until the receiver is freed; NULL: the receiver's own, which is new each time.
+ */
 int gather_receiver_open_comm(struct gather_receiver **out, const struct ioshape_comm *comm,
 			      uint32_t from, uint32_t tag, size_t block_bytes, unsigned blocks,
-			      uint32_t timeout_ms, const struct gather_wait *wait,
+			      void *memory, uint32_t timeout_ms, const struct gather_wait *wait,
 			      struct base_error *error);
 /*
  * The next run of bytes, valid until the next call; *bytes is 0 at the end. A sender that failed or

@@ -12,6 +12,7 @@ struct comm_receiver {
 	size_t block_bytes;
 	unsigned blocks;
 	uint8_t *memory;
+	bool owns_memory;
 	bool started;
 	pthread_t thread;
 
@@ -259,7 +260,8 @@ static void close_receiver(struct gather_receiver *base)
 	}
 	pthread_cond_destroy(&receiver->change);
 	pthread_mutex_destroy(&receiver->lock);
-	base_unmap(receiver->memory, receiver->blocks * receiver->block_bytes);
+	if (receiver->owns_memory)
+		base_unmap(receiver->memory, receiver->blocks * receiver->block_bytes);
 	free(receiver->sizes);
 	free(receiver);
 }
@@ -268,7 +270,7 @@ static const struct stream_receiver_ops ops = { .next = next, .close = close_rec
 
 int gather_receiver_open_comm(struct gather_receiver **out, const struct ioshape_comm *comm,
 			      uint32_t from, uint32_t tag, size_t block_bytes, unsigned blocks,
-			      uint32_t timeout_ms, const struct gather_wait *wait,
+			      void *memory, uint32_t timeout_ms, const struct gather_wait *wait,
 			      struct base_error *error)
 {
 	struct comm_receiver *receiver = calloc(1, sizeof(*receiver));
@@ -289,7 +291,8 @@ int gather_receiver_open_comm(struct gather_receiver **out, const struct ioshape
 	pthread_mutex_init(&receiver->lock, NULL);
 	base_cond_init(&receiver->change);
 	receiver->sizes = calloc(receiver->blocks, sizeof(*receiver->sizes));
-	receiver->memory = base_map(receiver->blocks * receiver->block_bytes);
+	receiver->owns_memory = !memory;
+	receiver->memory = memory ? memory : base_map(receiver->blocks * receiver->block_bytes);
 	if (!receiver->sizes || !receiver->memory) {
 		ret = base_no_memory(error, "blocks of bytes to receive",
 				     receiver->blocks * receiver->block_bytes);

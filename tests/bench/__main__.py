@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import background, fio, load, report, save, slots, torch_figures
+from . import background, fio, gather, load, report, save, slots, torch_figures
 from .setting import Outcome, Setting
 from .worker import Worker, WorkerError
 
@@ -37,6 +37,9 @@ BENCHMARKS = {
     "async": Benchmark(background.measure),
     # Four processes hold tensors, and one of them a copy; and the page cache.
     "torch": Benchmark(torch_figures.measure, size=2 << 30, copies_in_memory=6),
+    # Eight processes that hold tensors, a copy and what is staged, and one with as much as all of
+    # them. What one writer writes when its memory is measured is on the disk as well.
+    "gather": Benchmark(gather.measure, size=2 << 30, copies_in_memory=5, copies_on_disk=5),
     "slots": Benchmark(slots.measure, size=slots.TENSOR_BYTES, copies_in_memory=2),
 }
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from statistics import median
 
 from .gather_ranks import Ranks, all_of, c_ranks, one_of, open_groups
-from .rounds import GB, Sample, median_gb_per_s, median_seconds, speed_ratio, time_ratio
+from .rounds import (
+    GB,
+    Sample,
+    interleave,
+    median_gb_per_s,
+    median_seconds,
+    speed_ratio,
+    time_ratio,
+)
 from .setting import Figure, Outcome, Setting
 from .slots_turns import programs
 from .torch_worker import clear
@@ -21,9 +29,6 @@ RANKS = 8
 # As on a real node, where each rank has at least a core of its own.
 FEW_RANKS = 2
 STAGING_SLACK = 64 * MIB
-
-# Whoever copies counts: their number does not depend on the size.
-COUNTED_BYTES_EACH = 64 * MIB
 
 # No turns: what a slot costs is the business of another benchmark.
 OPEN = {"IOSHAPE_COORDINATOR": "open"}
@@ -123,7 +128,8 @@ def compare_stalls(
     settle(setting, directory)
     first = stage(ranks)
     copy(ranks)
-    samples = setting.compare(
+    # What is written meanwhile is our own: nobody is watched for it.
+    samples = interleave(
         {OURS: partial(stage, ranks), PLAIN: partial(copy, ranks)},
         setting.rounds,
         partial(settle, setting, directory),
@@ -181,7 +187,7 @@ def measure_copies(setting: Setting, outcome: Outcome, directory: Path) -> None:
     setting.say("copies of each byte, counted")
     found: dict[str, dict[str, float]] = {}
     with c_ranks(programs(setting) / "bench-counter", RANKS) as ranks:
-        prepare(ranks, COUNTED_BYTES_EACH, directory)
+        prepare(ranks, setting.size // RANKS, directory)
         for how, save_once in {"blocking": save, "async": stage}.items():
             save_once(ranks)
             found[how] = copies(ranks, save_once)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from . import torch_state
 from .torch_process import Cost, serve, told
 from .worker import Answer
 
-MIB = 1 << 20
-GLOO_BLOCK = 4 * MIB
+PAGE = 4096
 
 
 def status_bytes(field: str) -> int:
@@ -62,7 +62,7 @@ class Rank:
     def share(self, path: str, size: str) -> Answer:
         """One tensor, in memory that all ranks share, so that many of them fit."""
         tensor = torch.from_file(path, shared=True, size=int(size), dtype=torch.uint8)
-        tensor.sum()  # all of it is in this process's memory
+        tensor[::PAGE].sum()  # all of it is in this process's memory
         self.state = {"weights": tensor}
         return {"bytes": float(tensor.nbytes)}
 
@@ -99,23 +99,17 @@ class Rank:
         rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         with Moment() as cost:
             if rank:
-                for piece in self.pieces(how):
-                    torch.distributed.send(piece, 0)
+                torch.distributed.send(self.buffer, 0)
             elif how == "at once":
                 # Where they end up does not matter: they are all of one size.
-                works = [
-                    torch.distributed.irecv(self.buffer, other) for other in range(1, ranks)
-                ]
+                works = [torch.distributed.irecv(self.buffer, other) for other in range(1, ranks)]
                 for work in works:
+                    assert work is not None  # as it is for those outside of the group
                     work.wait()
             else:
                 for other in range(1, ranks):
-                    for piece in self.pieces(how):
-                        torch.distributed.recv(piece, other)
+                    torch.distributed.recv(self.buffer, other)
         return cost.answer
-
-    def pieces(self, how: str) -> list[torch.Tensor]:
-        return list(self.buffer.split(GLOO_BLOCK)) if how == "in blocks" else [self.buffer]
 
     # ---- Loading ----------------------------------------------------------------------------
 
@@ -134,7 +128,7 @@ class Rank:
         return cost.answer
 
 
-VERBS = {
+VERBS: dict[str, Callable[..., Answer]] = {
     "meet": Rank.meet,
     "make": Rank.make,
     "share": Rank.share,

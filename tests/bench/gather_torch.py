@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in Python: one writer for all nodes, over gloo; and loads by all ranks of a node at once."""
+"""Ranks in Python: one writer for all nodes, over gloo; and loads by all ranks at once."""
 
 import os
 import socket
@@ -25,12 +25,9 @@ from .worker import Answer
 MIB = 1 << 20
 
 RANKS = 8
-# Of these the fastest is the disk's ceiling here; all of them in huge pages.
-FIO_TUNINGS = [
-    fio.Tuning(engine, block * MIB, depth)
-    for engine, block, depth in (("io_uring", 16, 8), ("io_uring", 4, 32), ("libaio", 16, 16))
-]
-GLOO_WAYS = ("in turn", "in blocks", "at once")
+# Of these the faster is the disk's ceiling here.
+FIO_TUNINGS = [fio.Tuning("io_uring", 4 * MIB, 32), fio.Tuning("libaio", 16 * MIB, 16)]
+GLOO_WAYS = ("in turn", "at once")
 
 # The writer's memory is measured with as much as this, whatever --size is.
 LARGE_BYTES = 8 << 30
@@ -204,9 +201,7 @@ def chill(setting: Setting, ranks: Ranks, directory: Path) -> None:
     ballast.give()
 
 
-def load(
-    ranks: Ranks, how: str, paths: Sequence[Path], *, check: bool = False
-) -> Sample:
+def load(ranks: Ranks, how: str, paths: Sequence[Path], *, check: bool = False) -> Sample:
     answers = ranks.together_each(
         "load", [{"how": how, "path": path, "check": int(check)} for path in paths]
     )

@@ -48,7 +48,7 @@ static struct gather_receiver *receive(uint32_t from, uint32_t tag)
 {
 	struct gather_receiver *receiver;
 
-	STREAM_MUST(!gather_receiver_open_comm(&receiver, comm, from, tag, BLOCK, BLOCKS,
+	STREAM_MUST(!gather_receiver_open_comm(&receiver, comm, from, tag, BLOCK, BLOCKS, NULL,
 					       TIMEOUT_MS, &stream_patient, NULL));
 	return receiver;
 }

@@ -50,7 +50,7 @@ static struct gather_receiver *receive_with(uint32_t tag)
 	struct gather_receiver *receiver;
 	struct base_error error = { 0 };
 
-	if (gather_receiver_open_comm(&receiver, comm, 1, tag, BLOCK, BLOCKS, TIMEOUT_MS,
+	if (gather_receiver_open_comm(&receiver, comm, 1, tag, BLOCK, BLOCKS, NULL, TIMEOUT_MS,
 				      &stream_patient, &error))
 		stream_fail(error.text);
 	return receiver;
@@ -320,7 +320,7 @@ static void receive_for_ever(const void *argument)
 
 	(void)argument;
 	comm = pair_comm_be(&pair, 0);
-	if (gather_receiver_open_comm(&receiver, comm, 1, 1, BLOCK, BLOCKS, TIMEOUT_MS,
+	if (gather_receiver_open_comm(&receiver, comm, 1, 1, BLOCK, BLOCKS, NULL, TIMEOUT_MS,
 				      &stream_patient, NULL))
 		stream_fail("no receiver");
 	while (!gather_receiver_next(receiver, &data, &bytes, NULL))
