@@ -18,7 +18,6 @@ from ioshape._errors import failure
 from ioshape._handle import SaveHandle, raise_unheard, register, starting
 from ioshape._job import Job, job
 from ioshape._native import ffi, lib
-from ioshape._save import is_durable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +56,6 @@ def save_group(
     keep_every: int | None = None,
     pickle_module: Any = pickle,
     pickle_protocol: int = _PROTOCOL,
-    durable: bool | None = None,
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
 ) -> Report:
@@ -83,7 +81,6 @@ def save_group(
         keep_every: besides, those whose step is a multiple of this are kept.
         pickle_module: as in torch.save.
         pickle_protocol: as in torch.save.
-        durable: False returns without waiting for stable storage. Default: the setting "durable".
         replace: False raises FileExistsError if there is a complete generation of this step.
         progress: is called with a Progress of this rank's part now and then; an exception in it
             stops the save, on all ranks.
@@ -97,7 +94,7 @@ def save_group(
     What torch.save raises for objects that cannot be pickled, this raises, on the rank that has
     such an object; on the others it is a StorageError that names that rank.
     """
-    call = _Call(obj, pickle_module, pickle_protocol, is_durable(durable), replace, progress, step)
+    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step)
     report = call.save(_opened(directory, mode, keep_last, keep_every))
     raise_unheard()
     return report
@@ -113,7 +110,6 @@ def save_group_async(
     keep_every: int | None = None,
     pickle_module: Any = pickle,
     pickle_protocol: int = _PROTOCOL,
-    durable: bool | None = None,
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
 ) -> SaveHandle:
@@ -130,7 +126,7 @@ def save_group_async(
         What torch.save raises for objects that cannot be pickled. Other failures are raised by the
         handle.
     """
-    call = _Call(obj, pickle_module, pickle_protocol, is_durable(durable), replace, progress, step)
+    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step)
     handle = call.begin(_opened(directory, mode, keep_last, keep_every))
     raise_unheard(but=handle)
     return handle
@@ -412,7 +408,6 @@ class _Call:
     obj: object
     pickle_module: Any
     protocol: int
-    durable: bool
     replace: bool
     progress: Callable[[Progress], object] | None
     step: int
@@ -461,7 +456,7 @@ class _Call:
                 group.pointer, self.step, records, count, options, out
             )
 
-        options = Options(self.durable, self.replace, borrow, self.progress, notes)
+        options = Options(True, self.replace, borrow, self.progress, notes)
         causes = (group.comm,) if group.comm is not None else ()
         try:
             handle = start(

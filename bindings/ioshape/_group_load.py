@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _config
 from ioshape import _torch as original
-from ioshape._errors import CoordinatorError
+from ioshape._errors import CoordinatorError, failure
 from ioshape._generations import Generation, Handle, Part
 from ioshape._group import opened_for_reading
 from ioshape._job import Job, job
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ioshape._report import Progress
+
+# How long a generation that rank 0 sees may stay unseen here.
+_PATIENCE_S = 10.0
 
 
 def load_group(
@@ -68,11 +73,12 @@ def load_group(
     """
     where = os.fspath(directory)
     place = job()
-    if step is None and place.world_size > 1:
+    agreed = step is None and place.world_size > 1
+    if agreed:
         step = opened_for_reading(where).latest()
     wanted = verify if verify is not None else _config.value_of("verify")
     # Open until all is read: nobody removes it meanwhile.
-    with Handle(where, step, "load") as generation:
+    with _found(where, step) if agreed else Handle(where, step, "load") as generation:
         part = generation.part(_whose(generation.describe(), place, rank))
         is_cached = (
             rank is not None
@@ -93,6 +99,27 @@ def load_group(
                 turn.told_by(progress),
                 (part.offset, part.n_bytes),
             )
+
+
+def _found(where: str, step: int | None) -> Handle:
+    """What rank 0 has found: a network filesystem may show it here a little later.
+
+    That it is not there must not look like "there is none yet" to one rank alone.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return Handle(where, step, "load")
+        except FileNotFoundError as error:
+            if time.monotonic() > end:
+                raise failure(
+                    -errno.ESTALE,
+                    f"cannot load generation {step} of {where}: rank 0 has found it, and this rank "
+                    "has not; is it the same filesystem on all nodes, and did nobody remove it?",
+                    where,
+                    "load",
+                ) from error
+            time.sleep(0.1)
 
 
 def _whose(generation: Generation, place: Job, rank: int | None) -> int:
