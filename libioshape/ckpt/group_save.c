@@ -204,8 +204,7 @@ static int follow(struct ckpt_part *part, struct base_error *error)
 	verdict = await_verdict(part, &heard, &told);
 	if (!verdict) /* our part was complete, whatever happened then */
 		return 0;
-	*error = own.code && (verdict == -ETIMEDOUT || atomic_load(&part->save->abort)) ? own :
-											  told;
+	*error = own.code && (!heard || atomic_load(&part->save->abort)) ? own : told;
 	return error->code;
 }
 
