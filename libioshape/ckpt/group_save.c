@@ -204,8 +204,8 @@ static int follow(struct ckpt_part *part, struct base_error *error)
 	verdict = await_verdict(part, &heard, &told);
 	if (!verdict) /* our part was complete, whatever happened then */
 		return 0;
-	*error = own.code && (verdict == -ETIMEDOUT || atomic_load(&part->save->abort)) ? own :
-											  told;
+	/* A verdict's own code may be -ETIMEDOUT, too: of a rank that was lost. */
+	*error = own.code && (!heard || atomic_load(&part->save->abort)) ? own : told;
 	return error->code;
 }
 
