@@ -15,7 +15,7 @@ def measure_chaos(setting: Setting, outcome: Outcome) -> None:
     found = campaign.measure(kills)
     outcome.facts["chaos"] = found
     faults = {
-        name: len(found[name])
+        name: int(found[name])
         for name in ("bad_generations", "lost_generations", "hangs", "leftovers", "broken")
     }
     outcome.figures.append(
