@@ -130,11 +130,21 @@ static int write_manifest(struct ckpt_attempt *attempt, const struct zip_manifes
 	struct base_buffer text = { 0 };
 	int ret = zip_manifest_encode(&text, manifest);
 
-	if (ret)
-		ret = base_no_memory(error, "a manifest", text.bytes);
+	if (ret == -ENOMEM)
+		base_no_memory(error, "a manifest", text.bytes);
+	else if (ret)
+		base_fail(error, ret,
+			  "cannot write the manifest of %s: what its ranks have written %s",
+			  attempt->folder.path,
+			  ret == IOSHAPE_E_LIMIT ? "is too much for one" : "does not fit together");
 	if (!ret)
 		ret = ring_folder_put(&attempt->folder, ZIP_MANIFEST_NAME, text.data, text.bytes,
 				      error);
+	/* Those whom others have written: what does not hold must not replace what does. */
+	if (!ret)
+		ret = ckpt_check_files(&attempt->folder, manifest,
+				       "all nodes must share the directory",
+				       error);
 	if (!ret)
 		ret = ring_folder_sync(&attempt->folder, error);
 	base_buffer_free(&text);

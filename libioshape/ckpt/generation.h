@@ -69,7 +69,8 @@ static inline const char *ckpt_attempt_path(const struct ckpt_attempt *attempt)
 
 /*
  * Writes the manifest, and makes the attempt the generation of its step, durably: whatever happens,
- * there is the old generation or the new one. -EEXIST with no_replace if there is a complete one.
+ * there is the old generation or the new one. -EEXIST with no_replace if there is a complete one;
+ * IOSHAPE_E_DAMAGED if its files are not there as the manifest says.
  * After a failure it is as it was before, and can only be abandoned.
  */
 int ckpt_attempt_commit(struct ckpt_attempt *attempt, const struct zip_manifest *manifest,
@@ -123,6 +124,9 @@ struct ckpt_generation {
 int ckpt_generation_open(struct ckpt_generation *generation, const struct ring_folder *directory,
 			 const char *name, uint64_t step, struct base_error *error);
 void ckpt_generation_close(struct ckpt_generation *generation);
+/* Whether the files are there with their sizes; `remedy` ends the sentence if not. */
+int ckpt_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
+		     const char *remedy, struct base_error *error);
 uint64_t ckpt_generation_bytes(const struct ckpt_generation *generation);
 
 /* A name that may be a generation's: also that of one that stepped aside (see attempt.c) while

@@ -281,6 +281,49 @@ START_TEST(a_directory_removed_under_an_attempt_fails_it)
 }
 END_TEST
 
+/* What it consists of is told as it is, and not as a lack of memory. */
+START_TEST(what_makes_no_manifest_is_not_put_in_place)
+{
+	struct generation_case it;
+	struct ckpt_attempt attempt;
+	struct zip_manifest *manifest;
+
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	manifest = generation_describe(&it, STEP, attempt.id, "new");
+	it.part.bytes = 0;
+	ck_assert_int_eq(ckpt_attempt_commit(&attempt, manifest, false, &error), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(error.text, "does not fit together"));
+	manifest->rank_count = ZIP_MAX_RANKS + 1;
+	error = (struct base_error){ 0 };
+	ck_assert_int_eq(ckpt_attempt_commit(&attempt, manifest, false, &error), IOSHAPE_E_LIMIT);
+	ck_assert_ptr_nonnull(strstr(error.text, "too much"));
+	ckpt_attempt_abandon(&attempt);
+	ck_assert_uint_eq(scratch_entries("runs"), 0);
+}
+END_TEST
+
+/* Rank 0 hears of files; whether they lie where it looks is seen only there. */
+START_TEST(without_its_files_it_is_not_put_in_place)
+{
+	struct ckpt_attempt attempt;
+	char path[300];
+
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	snprintf(path, sizeof(path), "%s/rank-00000.pt", ckpt_attempt_path(&attempt));
+	if (_i)
+		scratch_write(path, "ne", 2);
+	else
+		ck_assert_int_eq(unlink(path), 0);
+	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(error.text, path));
+	ck_assert_ptr_nonnull(strstr(error.text, "all nodes"));
+	ckpt_attempt_abandon(&attempt);
+	ck_assert(generation_is(PLACE, STEP, "old one"));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+END_TEST
+
 /* ---- Dead or alive --------------------------------------------------------------------------- */
 
 /* A process that has begun an attempt, and waits to be killed. */
@@ -491,6 +534,8 @@ int main(void)
 	tcase_add_loop_test(commit, what_is_no_directory_is_in_the_way, 0, 2);
 	tcase_add_test(commit, what_somebody_reads_is_replaced_but_not_removed);
 	tcase_add_test(commit, a_directory_removed_under_an_attempt_fails_it);
+	tcase_add_test(commit, what_makes_no_manifest_is_not_put_in_place);
+	tcase_add_loop_test(commit, without_its_files_it_is_not_put_in_place, 0, 2);
 	tcase_set_timeout(commit, 60);
 	suite_add_tcase(suite, commit);
 	tcase_add_checked_fixture(dead, setup, teardown);
