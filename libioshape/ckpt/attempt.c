@@ -143,8 +143,7 @@ static int write_manifest(struct ckpt_attempt *attempt, const struct zip_manifes
 	/* Those whom others have written: what does not hold must not replace what does. */
 	if (!ret)
 		ret = ckpt_check_files(&attempt->folder, manifest,
-				       "all nodes must share the directory",
-				       error);
+				       "all nodes must share the directory", error);
 	if (!ret)
 		ret = ring_folder_sync(&attempt->folder, error);
 	base_buffer_free(&text);

@@ -69,7 +69,7 @@ static bool is_this_process(const char *id)
 	return !strncmp(id + 18, number, 8);
 }
 
-static bool is_dead(const struct tidying *tidying, const struct ring_folder *folder, const char *id)
+static bool is_dead(const struct tidying *tidying, struct ring_folder *folder, const char *id)
 {
 	switch (ring_folder_lock(folder)) {
 	case RING_BUSY:
@@ -87,7 +87,8 @@ static bool is_dead(const struct tidying *tidying, const struct ring_folder *fol
 int ckpt_remove(const struct ring_folder *folder, const struct ring_folder *directory,
 		const char *name, struct base_error *error)
 {
-	int claim, ret;
+	struct ring_hold claim;
+	int ret;
 
 	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
 	if (!ret || ret == -ENOENT)

@@ -111,12 +111,12 @@ uint32_t ckpt_process_number(void);
 struct ckpt_generation {
 	struct ring_folder folder;
 	struct zip_manifest manifest;
-	int held; /* the manifest's lock: nobody removes it while it is open */
+	struct ring_hold held; /* on the manifest: nobody removes it while it is open */
 };
 
 #define CKPT_NO_GENERATION                                                                         \
 	{                                                                                          \
-		.folder = RING_NO_FOLDER, .held = -1                                               \
+		.folder = RING_NO_FOLDER, .held = RING_NO_HOLD                                     \
 	}
 
 /* -ENOENT, without a sentence, if there is no such directory or no manifest in it;

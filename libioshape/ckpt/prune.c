@@ -132,7 +132,8 @@ static int remove_generation(struct pruning *pruning, const struct ring_folder *
 			     uint64_t step, uint64_t bytes, struct base_error *error)
 {
 	char name[CKPT_STEP_NAME_BYTES];
-	int claim, ret;
+	struct ring_hold claim;
+	int ret;
 
 	ckpt_step_name(name, step);
 	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);

@@ -481,6 +481,75 @@ START_TEST(other_users_and_other_things_stay)
 }
 END_TEST
 
+/* ---- Children ------------------------------------------------------------------------------- */
+
+/* With all descriptors, as a worker that loads data. */
+static pid_t start_worker(void)
+{
+	pid_t pid = fork();
+
+	ck_assert_int_ge(pid, 0);
+	if (!pid)
+		for (;;)
+			pause();
+	return pid;
+}
+
+START_TEST(locks_end_with_their_use_and_not_with_the_children)
+{
+	struct ckpt_generation reader;
+	struct ckpt_attempt attempt;
+	struct ring_folder runs;
+	pid_t of_attempt, of_reader;
+
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "old one", &error), 0);
+	of_attempt = start_worker();
+	ck_assert_int_eq(generation_commit(&attempt, "old one", false, &error), 0);
+	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
+	ck_assert_int_eq(ckpt_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	of_reader = start_worker();
+	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
+	ck_assert_uint_eq(scratch_entries("runs"), 2);
+	ckpt_generation_close(&reader);
+	ring_folder_close(&runs);
+	tidy(GENERATION_TOKEN);
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+	kill_process(of_attempt);
+	kill_process(of_reader);
+}
+END_TEST
+
+static int close_them(void *user)
+{
+	void **both = user;
+
+	ckpt_generation_close(both[0]);
+	ring_folder_close(&((struct ckpt_attempt *)both[1])->folder);
+	return 0;
+}
+
+START_TEST(a_child_that_closes_ends_no_lock_of_its_parent)
+{
+	struct ckpt_generation reader;
+	struct ckpt_attempt attempt;
+	struct ring_folder runs;
+	void *both[] = { &reader, &attempt };
+
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
+	ck_assert_int_eq(ckpt_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert_int_eq(scratch_in_child(close_them, both), 0);
+	tidy(GENERATION_TOKEN);
+	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
+	tidy(GENERATION_TOKEN);
+	ck_assert(generation_is(attempt_name(), STEP, "old one"));
+	ckpt_generation_close(&reader);
+	ring_folder_close(&runs);
+}
+END_TEST
+
 /* ---- Where names cannot be swapped ----------------------------------------------------------- */
 
 #define REPLACED "runs/.replaced-" PLACE "." MINE
@@ -544,6 +613,8 @@ int main(void)
 	tcase_add_test(dead, another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old);
 	tcase_add_test(dead, a_file_that_grows_keeps_an_old_attempt);
 	tcase_add_test(dead, other_users_and_other_things_stay);
+	tcase_add_test(dead, locks_end_with_their_use_and_not_with_the_children);
+	tcase_add_test(dead, a_child_that_closes_ends_no_lock_of_its_parent);
 	tcase_add_test(dead, what_stepped_aside_comes_back_if_its_place_is_free);
 	tcase_add_test(dead, what_stepped_aside_goes_if_its_place_is_taken);
 	tcase_set_timeout(dead, 60);
