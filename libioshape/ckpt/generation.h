@@ -18,12 +18,19 @@
 
 /* "step-0000001000" */
 #define CKPT_STEP_NAME_BYTES 32
-/* ".step-0000001000.<job>-<machine>-<random>", ".replaced-step-0000001000.<random>" */
+/* ".step-0000001000.<job>-<machine>-<random>", ".replaced-step-0000001000.<random>",
+ * ".pruned-step-0000001000.<random>" */
 #define CKPT_ATTEMPT_NAME_BYTES 96
 /* "<job>-<machine>-<random>": 8, 8 and 16 hexadecimal digits. */
 #define CKPT_ATTEMPT_ID_BYTES 35
 
-enum ckpt_name_kind { CKPT_NAME_OTHER, CKPT_NAME_STEP, CKPT_NAME_ATTEMPT, CKPT_NAME_REPLACED };
+enum ckpt_name_kind {
+	CKPT_NAME_OTHER,
+	CKPT_NAME_STEP,
+	CKPT_NAME_ATTEMPT,
+	CKPT_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
+	CKPT_NAME_PRUNED,   /* stepped aside to be removed: see prune.c */
+};
 
 struct ckpt_name {
 	enum ckpt_name_kind kind;
@@ -33,6 +40,9 @@ struct ckpt_name {
 
 void ckpt_step_name(char into[CKPT_STEP_NAME_BYTES], uint64_t step);
 struct ckpt_name ckpt_parse_name(const char *name);
+/* A name for what steps aside: `kind` is CKPT_NAME_REPLACED or CKPT_NAME_PRUNED. */
+void ckpt_aside_name(char into[CKPT_ATTEMPT_NAME_BYTES], enum ckpt_name_kind kind, uint64_t step,
+		     uint64_t number);
 
 /* ---- Attempts (attempt.c, attempt_tidy.c) ---------------------------------------------------- */
 
@@ -84,7 +94,8 @@ void ckpt_attempt_abandon(struct ckpt_attempt *attempt);
  * not is dead if it was begun on this machine or by this job, and otherwise if nothing in it was
  * touched for a day: locks may not reach across machines. Where there are no locks, those of this
  * job are dead (but for those of this process), and others after a day. `job` is the job's hash, as
- * in an attempt's id, or NULL. Best effort: failures are logged.
+ * in an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken.
+ * Best effort: failures are logged.
  */
 void ckpt_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log);
 
@@ -95,15 +106,15 @@ void ckpt_tidy(const struct ring_folder *directory, const char *job, const struc
 int ckpt_remove(const struct ring_folder *folder, const struct ring_folder *directory,
 		const char *name, struct base_error *error);
 
-/* An id for a new name. */
-void ckpt_make_id(char into[CKPT_ATTEMPT_ID_BYTES], const char *job);
-
 /* The first digits of the id of a job's attempts. */
 #define CKPT_JOB_BYTES 9
 void ckpt_job_hash(char into[CKPT_JOB_BYTES], const char *token);
 
 /* The first half of the last digits of the ids of this process's attempts. */
 uint32_t ckpt_process_number(void);
+
+/* For a new name: that, and random digits. */
+uint64_t ckpt_name_number(void);
 
 /* ---- Generations (generation*.c) ------------------------------------------------------------- */
 
@@ -129,8 +140,8 @@ int ckpt_check_files(const struct ring_folder *folder, const struct zip_manifest
 		     const char *remedy, struct base_error *error);
 uint64_t ckpt_generation_bytes(const struct ckpt_generation *generation);
 
-/* A name that may be a generation's: also that of one that stepped aside (see attempt.c) while
- * nothing is in its place. */
+/* A name that may be a generation's: also that of one that stepped aside while nothing is in its
+ * place. */
 struct ckpt_candidate {
 	uint64_t step;
 	bool aside;

@@ -92,6 +92,10 @@ START_TEST(names_are_read_as_they_are_made)
 		parsed = ckpt_parse_name(longer);
 		ck_assert_int_eq(parsed.kind, CKPT_NAME_REPLACED);
 		ck_assert_uint_eq(parsed.step, steps[i]);
+		ckpt_aside_name(longer, CKPT_NAME_PRUNED, steps[i], i);
+		parsed = ckpt_parse_name(longer);
+		ck_assert_int_eq(parsed.kind, CKPT_NAME_PRUNED);
+		ck_assert_uint_eq(parsed.step, steps[i]);
 	}
 }
 END_TEST
@@ -121,6 +125,8 @@ START_TEST(other_names_are_none_of_ours)
 		".replaced-step-0000001000.0123",
 		".replaced-step-0000001000.0123456789abcdef-",
 		".replaced-0000001000.0123456789abcdef",
+		".pruned-step-0000001000",
+		".pruned-step-0000001000.0123456789abcdefg",
 		".model.pt.ioshape-tmp-00000000-0123456789abcdef",
 	};
 
