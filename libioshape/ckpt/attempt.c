@@ -42,15 +42,15 @@ void ckpt_job_hash(char into[CKPT_JOB_BYTES], const char *token)
 	snprintf(into, CKPT_JOB_BYTES, "%08x", (uint32_t)(hash ^ hash >> 32));
 }
 
-void ckpt_make_id(char into[CKPT_ATTEMPT_ID_BYTES], const char *job)
+uint64_t ckpt_name_number(void)
 {
-	snprintf(into, CKPT_ATTEMPT_ID_BYTES, "%.8s-%.8s-%08x%08x", job, ring_machine_tag(),
-		 ckpt_process_number(), random_number());
+	return (uint64_t)ckpt_process_number() << 32 | random_number();
 }
 
 static void make_name(struct ckpt_attempt *attempt, const char *job)
 {
-	ckpt_make_id(attempt->id, job);
+	snprintf(attempt->id, sizeof(attempt->id), "%.8s-%.8s-%016llx", job, ring_machine_tag(),
+		 (unsigned long long)ckpt_name_number());
 	snprintf(attempt->name, sizeof(attempt->name), ".step-%010llu.%s",
 		 (unsigned long long)attempt->step, attempt->id);
 }
@@ -130,11 +130,20 @@ static int write_manifest(struct ckpt_attempt *attempt, const struct zip_manifes
 	struct base_buffer text = { 0 };
 	int ret = zip_manifest_encode(&text, manifest);
 
-	if (ret)
-		ret = base_no_memory(error, "a manifest", text.bytes);
+	if (ret == -ENOMEM)
+		base_no_memory(error, "a manifest", text.bytes);
+	else if (ret)
+		base_fail(error, ret,
+			  "cannot write the manifest of %s: what its ranks have written %s",
+			  attempt->folder.path,
+			  ret == IOSHAPE_E_LIMIT ? "is too much for one" : "does not fit together");
 	if (!ret)
 		ret = ring_folder_put(&attempt->folder, ZIP_MANIFEST_NAME, text.data, text.bytes,
 				      error);
+	/* Those whom others have written: what does not hold must not replace what does. */
+	if (!ret)
+		ret = ckpt_check_files(&attempt->folder, manifest,
+				       "all nodes must share the directory", error);
 	if (!ret)
 		ret = ring_folder_sync(&attempt->folder, error);
 	base_buffer_free(&text);
@@ -160,8 +169,7 @@ static int step_aside(struct ckpt_attempt *attempt, const char *place, struct re
 {
 	int ret;
 
-	snprintf(old->name, sizeof(old->name), ".replaced-%s.%08x%08x", place,
-		 ckpt_process_number(), random_number());
+	ckpt_aside_name(old->name, CKPT_NAME_REPLACED, attempt->step, ckpt_name_number());
 	ring_folder_close(&old->folder);
 	if (!ring_folder_open_in(&old->folder, &attempt->directory, place, NULL))
 		ring_folder_lock(&old->folder);

@@ -69,7 +69,7 @@ static bool is_this_process(const char *id)
 	return !strncmp(id + 18, number, 8);
 }
 
-static bool is_dead(const struct tidying *tidying, const struct ring_folder *folder, const char *id)
+static bool is_dead(const struct tidying *tidying, struct ring_folder *folder, const char *id)
 {
 	switch (ring_folder_lock(folder)) {
 	case RING_BUSY:
@@ -87,7 +87,8 @@ static bool is_dead(const struct tidying *tidying, const struct ring_folder *fol
 int ckpt_remove(const struct ring_folder *folder, const struct ring_folder *directory,
 		const char *name, struct base_error *error)
 {
-	int claim, ret;
+	struct ring_hold claim;
+	int ret;
 
 	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
 	if (!ret || ret == -ENOENT)
@@ -108,15 +109,20 @@ static void remove_it(const struct tidying *tidying, const struct ring_folder *f
 		base_log(tidying->log, IOSHAPE_LOG_WARNING, "%s", error.text);
 }
 
-/* A process died, or still is, between the two renames of a replacement: see attempt.c. */
-static void tidy_replaced(const struct tidying *tidying, const struct ring_folder *folder,
-			  const char *name, uint64_t step)
+/* A process died, or still is, between the two renames of a replacement, or while it pruned. */
+static void tidy_aside(const struct tidying *tidying, const struct ring_folder *folder,
+		       const char *name, const struct ckpt_name *parsed)
 {
 	char place[CKPT_STEP_NAME_BYTES];
 	struct ring_entry entry;
 	int ret;
 
-	ckpt_step_name(place, step);
+	if (parsed->kind == CKPT_NAME_PRUNED &&
+	    ring_folder_look(folder, ZIP_MANIFEST_NAME, &entry, NULL) == -ENOENT) {
+		remove_it(tidying, folder, name, "which somebody had begun to remove");
+		return;
+	}
+	ckpt_step_name(place, parsed->step);
 	ret = ring_folder_look(tidying->directory, place, &entry, NULL);
 	if (!ret) {
 		remove_it(tidying, folder, name, "which had been replaced");
@@ -135,7 +141,7 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	struct ring_folder folder;
 
 	(void)error;
-	if (parsed.kind != CKPT_NAME_ATTEMPT && parsed.kind != CKPT_NAME_REPLACED)
+	if (parsed.kind == CKPT_NAME_OTHER || parsed.kind == CKPT_NAME_STEP)
 		return 0;
 	if (ring_folder_open_in(&folder, tidying->directory, name, NULL))
 		return 0;
@@ -151,7 +157,7 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 			remove_it(tidying, &folder, name, "left behind by a dead process");
 	} else if (ring_folder_lock(&folder) != RING_BUSY &&
 		   ring_folder_is_named(&folder, tidying->directory, name)) {
-		tidy_replaced(tidying, &folder, name, parsed.step);
+		tidy_aside(tidying, &folder, name, &parsed);
 	}
 out:
 	ring_folder_close(&folder);

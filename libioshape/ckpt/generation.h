@@ -18,12 +18,19 @@
 
 /* "step-0000001000" */
 #define CKPT_STEP_NAME_BYTES 32
-/* ".step-0000001000.<job>-<machine>-<random>", ".replaced-step-0000001000.<random>" */
+/* ".step-0000001000.<job>-<machine>-<random>", ".replaced-step-0000001000.<random>",
+ * ".pruned-step-0000001000.<random>" */
 #define CKPT_ATTEMPT_NAME_BYTES 96
 /* "<job>-<machine>-<random>": 8, 8 and 16 hexadecimal digits. */
 #define CKPT_ATTEMPT_ID_BYTES 35
 
-enum ckpt_name_kind { CKPT_NAME_OTHER, CKPT_NAME_STEP, CKPT_NAME_ATTEMPT, CKPT_NAME_REPLACED };
+enum ckpt_name_kind {
+	CKPT_NAME_OTHER,
+	CKPT_NAME_STEP,
+	CKPT_NAME_ATTEMPT,
+	CKPT_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
+	CKPT_NAME_PRUNED,   /* stepped aside to be removed: see prune.c */
+};
 
 struct ckpt_name {
 	enum ckpt_name_kind kind;
@@ -33,6 +40,9 @@ struct ckpt_name {
 
 void ckpt_step_name(char into[CKPT_STEP_NAME_BYTES], uint64_t step);
 struct ckpt_name ckpt_parse_name(const char *name);
+/* A name for what steps aside: `kind` is CKPT_NAME_REPLACED or CKPT_NAME_PRUNED. */
+void ckpt_aside_name(char into[CKPT_ATTEMPT_NAME_BYTES], enum ckpt_name_kind kind, uint64_t step,
+		     uint64_t number);
 
 /* ---- Attempts (attempt.c, attempt_tidy.c) ---------------------------------------------------- */
 
@@ -69,7 +79,8 @@ static inline const char *ckpt_attempt_path(const struct ckpt_attempt *attempt)
 
 /*
  * Writes the manifest, and makes the attempt the generation of its step, durably: whatever happens,
- * there is the old generation or the new one. -EEXIST with no_replace if there is a complete one.
+ * there is the old generation or the new one. -EEXIST with no_replace if there is a complete one;
+ * IOSHAPE_E_DAMAGED if its files are not there as the manifest says.
  * After a failure it is as it was before, and can only be abandoned.
  */
 int ckpt_attempt_commit(struct ckpt_attempt *attempt, const struct zip_manifest *manifest,
@@ -83,7 +94,8 @@ void ckpt_attempt_abandon(struct ckpt_attempt *attempt);
  * not is dead if it was begun on this machine or by this job, and otherwise if nothing in it was
  * touched for a day: locks may not reach across machines. Where there are no locks, those of this
  * job are dead (but for those of this process), and others after a day. `job` is the job's hash, as
- * in an attempt's id, or NULL. Best effort: failures are logged.
+ * in an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken.
+ * Best effort: failures are logged.
  */
 void ckpt_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log);
 
@@ -94,9 +106,6 @@ void ckpt_tidy(const struct ring_folder *directory, const char *job, const struc
 int ckpt_remove(const struct ring_folder *folder, const struct ring_folder *directory,
 		const char *name, struct base_error *error);
 
-/* An id for a new name. */
-void ckpt_make_id(char into[CKPT_ATTEMPT_ID_BYTES], const char *job);
-
 /* The first digits of the id of a job's attempts. */
 #define CKPT_JOB_BYTES 9
 void ckpt_job_hash(char into[CKPT_JOB_BYTES], const char *token);
@@ -104,18 +113,21 @@ void ckpt_job_hash(char into[CKPT_JOB_BYTES], const char *token);
 /* The first half of the last digits of the ids of this process's attempts. */
 uint32_t ckpt_process_number(void);
 
+/* For a new name: that, and random digits. */
+uint64_t ckpt_name_number(void);
+
 /* ---- Generations (generation*.c) ------------------------------------------------------------- */
 
 /* One that holds: its manifest is sound, and the files are there with their sizes. */
 struct ckpt_generation {
 	struct ring_folder folder;
 	struct zip_manifest manifest;
-	int held; /* the manifest's lock: nobody removes it while it is open */
+	struct ring_hold held; /* on the manifest: nobody removes it while it is open */
 };
 
 #define CKPT_NO_GENERATION                                                                         \
 	{                                                                                          \
-		.folder = RING_NO_FOLDER, .held = -1                                               \
+		.folder = RING_NO_FOLDER, .held = RING_NO_HOLD                                     \
 	}
 
 /* -ENOENT, without a sentence, if there is no such directory or no manifest in it;
@@ -123,10 +135,13 @@ struct ckpt_generation {
 int ckpt_generation_open(struct ckpt_generation *generation, const struct ring_folder *directory,
 			 const char *name, uint64_t step, struct base_error *error);
 void ckpt_generation_close(struct ckpt_generation *generation);
+/* Whether the files are there with their sizes; `remedy` ends the sentence if not. */
+int ckpt_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
+		     const char *remedy, struct base_error *error);
 uint64_t ckpt_generation_bytes(const struct ckpt_generation *generation);
 
-/* A name that may be a generation's: also that of one that stepped aside (see attempt.c) while
- * nothing is in its place. */
+/* A name that may be a generation's: also that of one that stepped aside while nothing is in its
+ * place. */
 struct ckpt_candidate {
 	uint64_t step;
 	bool aside;

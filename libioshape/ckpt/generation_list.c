@@ -44,10 +44,10 @@ static int add_candidate(void *user, const char *name, struct base_error *error)
 	struct ckpt_name parsed = ckpt_parse_name(name);
 	struct base_buffer *list = user;
 
-	if (parsed.kind != CKPT_NAME_STEP && parsed.kind != CKPT_NAME_REPLACED)
+	if (parsed.kind == CKPT_NAME_OTHER || parsed.kind == CKPT_NAME_ATTEMPT)
 		return 0;
 	candidate.step = parsed.step;
-	candidate.aside = parsed.kind == CKPT_NAME_REPLACED;
+	candidate.aside = parsed.kind != CKPT_NAME_STEP;
 	snprintf(candidate.name, sizeof(candidate.name), "%s", name);
 	if (base_buffer_append(list, &candidate, sizeof(candidate)))
 		return base_no_memory(error, "a list of generations", list->bytes);

@@ -5,7 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define REPLACED ".replaced-"
+static const char *const aside_words[] = {
+	[CKPT_NAME_REPLACED] = ".replaced-",
+	[CKPT_NAME_PRUNED] = ".pruned-",
+};
+
 #define RANDOM_DIGITS 16u
 
 void ckpt_step_name(char into[CKPT_STEP_NAME_BYTES], uint64_t step)
@@ -45,9 +49,16 @@ static bool is_id(const char *text)
 	       is_hex(text + 18, RANDOM_DIGITS) && !text[18 + RANDOM_DIGITS];
 }
 
+/* "step-0000001000.<random>" */
+static bool parse_aside(const char *text, uint64_t *step)
+{
+	const char *end = parse_step(text, step);
+
+	return end && *end == '.' && is_hex(end + 1, RANDOM_DIGITS) && !end[1 + RANDOM_DIGITS];
+}
+
 struct ckpt_name ckpt_parse_name(const char *name)
 {
-	const size_t replaced = strlen(REPLACED);
 	struct ckpt_name parsed = { .kind = CKPT_NAME_OTHER };
 	const char *end;
 
@@ -55,11 +66,16 @@ struct ckpt_name ckpt_parse_name(const char *name)
 		end = parse_step(name, &parsed.step);
 		if (end && !*end)
 			parsed.kind = CKPT_NAME_STEP;
-	} else if (!strncmp(name, REPLACED, replaced)) {
-		end = parse_step(name + replaced, &parsed.step);
-		if (end && *end == '.' && is_hex(end + 1, RANDOM_DIGITS) && !end[1 + RANDOM_DIGITS])
-			parsed.kind = CKPT_NAME_REPLACED;
-	} else {
+		return parsed;
+	}
+	for (enum ckpt_name_kind kind = CKPT_NAME_REPLACED; kind <= CKPT_NAME_PRUNED; kind++) {
+		const size_t bytes = strlen(aside_words[kind]);
+
+		if (!strncmp(name, aside_words[kind], bytes) &&
+		    parse_aside(name + bytes, &parsed.step))
+			parsed.kind = kind;
+	}
+	if (parsed.kind == CKPT_NAME_OTHER) {
 		end = parse_step(name + 1, &parsed.step);
 		if (end && *end == '.' && is_id(end + 1)) {
 			parsed.kind = CKPT_NAME_ATTEMPT;
@@ -67,4 +83,14 @@ struct ckpt_name ckpt_parse_name(const char *name)
 		}
 	}
 	return parsed;
+}
+
+void ckpt_aside_name(char into[CKPT_ATTEMPT_NAME_BYTES], enum ckpt_name_kind kind, uint64_t step,
+		     uint64_t number)
+{
+	char place[CKPT_STEP_NAME_BYTES];
+
+	ckpt_step_name(place, step);
+	snprintf(into, CKPT_ATTEMPT_NAME_BYTES, "%s%s.%016llx", aside_words[kind], place,
+		 (unsigned long long)number);
 }

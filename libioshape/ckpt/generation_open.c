@@ -21,39 +21,45 @@ static int read_manifest(struct ckpt_generation *generation, struct base_error *
 	return ret;
 }
 
-static int check_file(const struct ckpt_generation *generation,
-		      const struct zip_manifest_file *file, struct base_error *error)
+static int check_file(const struct ring_folder *folder, const struct zip_manifest_file *file,
+		      const char *remedy, struct base_error *error)
 {
 	struct ring_entry entry;
-	int ret = ring_folder_look(&generation->folder, file->name, &entry, error);
+	int ret = ring_folder_look(folder, file->name, &entry, error);
 
 	if (ret == -ENOENT)
 		return base_fail(error, IOSHAPE_E_DAMAGED,
-				 "%s/%s is missing: the generation is incomplete, use another",
-				 generation->folder.path, file->name);
+				 "%s/%s is missing: the generation is incomplete; %s", folder->path,
+				 file->name, remedy);
 	if (ret)
 		return ret;
 	if (entry.kind == RING_FILE && entry.bytes == file->bytes)
 		return 0;
 	return base_fail(error, IOSHAPE_E_DAMAGED,
-			 "%s/%s has %llu bytes, but the manifest says %llu: it was changed, use "
-			 "another generation",
-			 generation->folder.path, file->name, (unsigned long long)entry.bytes,
-			 (unsigned long long)file->bytes);
+			 "%s/%s has %llu bytes, but the manifest says %llu: it was changed; %s",
+			 folder->path, file->name, (unsigned long long)entry.bytes,
+			 (unsigned long long)file->bytes, remedy);
+}
+
+int ckpt_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
+		     const char *remedy, struct base_error *error)
+{
+	int ret = 0;
+
+	for (uint32_t i = 0; !ret && i < manifest->file_count; i++)
+		ret = check_file(folder, &manifest->files[i], remedy, error);
+	return ret;
 }
 
 static int check(const struct ckpt_generation *generation, uint64_t step, struct base_error *error)
 {
 	const struct zip_manifest *manifest = &generation->manifest;
-	int ret = 0;
 
 	if (manifest->step != step)
 		return base_fail(error, IOSHAPE_E_DAMAGED,
 				 "%s has the manifest of step %llu; the directory was renamed",
 				 generation->folder.path, (unsigned long long)manifest->step);
-	for (uint32_t i = 0; !ret && i < manifest->file_count; i++)
-		ret = check_file(generation, &manifest->files[i], error);
-	return ret;
+	return ckpt_check_files(&generation->folder, manifest, "use another generation", error);
 }
 
 int ckpt_generation_open(struct ckpt_generation *generation, const struct ring_folder *directory,

@@ -159,7 +159,8 @@ static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
 	made.crc32 = (uint32_t)ckpt_read_number(reader);
 	made.offset = ckpt_read_number(reader);
 	made.bytes = ckpt_read_number(reader);
-	if (reader->bad || rank >= group->options.ranks ||
+	/* A rank that was there before has bytes: no part is empty. */
+	if (reader->bad || rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
 	    ckpt_writer_of(group, sum->part->plan.mode, (uint32_t)rank) != writer)
 		return -EPROTO;
 	sum->manifest.parts[rank] = made;

@@ -6,9 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A pruner's part of the names of what it removes: it belongs to no job. */
-#define NO_JOB "00000000"
-
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
 /*
@@ -92,18 +89,17 @@ struct pruning {
 };
 
 /*
- * It is called an attempt first: so it disappears at once, and if we die half way, those who tidy
- * up remove the rest.
+ * It gets a name of its own first: if we die half way, those who tidy up remove the rest. But with
+ * its manifest it still counts, and gets its place back: it may be another than we had looked at.
  */
 static int rename_and_remove(struct pruning *pruning, const struct ring_folder *folder,
 			     const char *name, uint64_t step, struct base_error *error)
 {
-	char id[CKPT_ATTEMPT_ID_BYTES], doomed[CKPT_ATTEMPT_NAME_BYTES];
+	char doomed[CKPT_ATTEMPT_NAME_BYTES];
 	struct ring_entry manifest;
 	int ret;
 
-	ckpt_make_id(id, NO_JOB);
-	snprintf(doomed, sizeof(doomed), ".step-%010llu.%s", (unsigned long long)step, id);
+	ckpt_aside_name(doomed, CKPT_NAME_PRUNED, step, ckpt_name_number());
 	ret = ring_folder_rename(&pruning->directory, name, doomed);
 	if (ret == -ENOENT) /* another pruner was there before us */
 		return 0;
@@ -127,17 +123,23 @@ static int rename_and_remove(struct pruning *pruning, const struct ring_folder *
 	return ret;
 }
 
-/* The generation is known, but not held: its manifest is ours alone from here on. */
-static int remove_generation(struct pruning *pruning, const struct ring_folder *folder,
-			     uint64_t step, uint64_t bytes, struct base_error *error)
+/*
+ * The generation is known, but not held: its manifest is ours alone from here on, and its lock
+ * keeps those who tidy up from putting it back.
+ */
+static int remove_generation(struct pruning *pruning, struct ring_folder *folder, uint64_t step,
+			     uint64_t bytes, struct base_error *error)
 {
 	char name[CKPT_STEP_NAME_BYTES];
-	int claim, ret;
+	struct ring_hold claim;
+	int ret;
 
 	ckpt_step_name(name, step);
 	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
+	if (!ret && ring_folder_lock(folder) == RING_BUSY)
+		ret = -EBUSY;
 	if (ret == -EBUSY)
-		base_log(pruning->log, IOSHAPE_LOG_INFO, "%s stays: somebody reads it",
+		base_log(pruning->log, IOSHAPE_LOG_INFO, "%s stays: somebody uses it",
 			 folder->path);
 	if (!ret && ring_folder_is_named(folder, &pruning->directory, name)) {
 		if (pruning->options->removing)

@@ -146,6 +146,8 @@ int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *
 
 void ring_folder_close(struct ring_folder *folder)
 {
+	if (folder->locked_by == base_pid())
+		flock(folder->fd, LOCK_UN);
 	if (folder->fd >= 0)
 		close(folder->fd);
 	free(folder->path);
@@ -154,10 +156,12 @@ void ring_folder_close(struct ring_folder *folder)
 
 /* ---- Locks and looks ------------------------------------------------------------------------- */
 
-enum ring_lock ring_folder_lock(const struct ring_folder *folder)
+enum ring_lock ring_folder_lock(struct ring_folder *folder)
 {
-	if (!flock(folder->fd, LOCK_EX | LOCK_NB))
+	if (!flock(folder->fd, LOCK_EX | LOCK_NB)) {
+		folder->locked_by = base_pid();
 		return RING_LOCKED;
+	}
 	return errno == EWOULDBLOCK ? RING_BUSY : RING_NO_LOCKS;
 }
 

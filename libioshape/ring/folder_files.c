@@ -41,6 +41,8 @@ static int write_durably(const struct ring_folder *folder, const char *name, int
 
 	if (!ret && fsync(fd))
 		ret = -errno;
+	/* A child that was forked meanwhile has the descriptor, too, and would keep the lock. */
+	flock(fd, LOCK_UN);
 	/* Some network filesystems report lost writes only here. */
 	if (close(fd) && !ret && errno != EINTR)
 		ret = -errno;
@@ -78,7 +80,7 @@ int ring_folder_put(const struct ring_folder *folder, const char *name, const vo
 /* ---- Reading --------------------------------------------------------------------------------- */
 
 /* Shared; -ENOENT if it is just being removed, or has been. */
-static int hold(int fd)
+static int take_hold(int fd)
 {
 	struct stat status;
 
@@ -130,34 +132,38 @@ static int read_all(const struct ring_folder *folder, const char *name, int fd, 
 }
 
 int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
-		    struct base_buffer *into, int *fd, struct base_error *error)
+		    struct base_buffer *into, struct ring_hold *hold, struct base_error *error)
 {
+	struct ring_hold taken = { .owner = base_pid() };
 	size_t bytes = 0;
-	int opened, ret;
+	int ret;
 
-	if (fd)
-		*fd = -1;
+	if (hold)
+		*hold = (struct ring_hold)RING_NO_HOLD;
 	/* O_NONBLOCK: a pipe must be refused, not waited for. */
-	opened = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-	if (opened < 0)
+	taken.fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (taken.fd < 0)
 		return errno == ENOENT ?
 			       -ENOENT :
 			       base_fail(error, -errno, "cannot open %s/%s", folder->path, name);
-	ret = fd ? hold(opened) : 0;
+	ret = hold ? take_hold(taken.fd) : 0;
 	if (!ret)
-		ret = check(folder, name, opened, most_bytes, &bytes, error);
+		ret = check(folder, name, taken.fd, most_bytes, &bytes, error);
 	if (!ret)
-		ret = read_all(folder, name, opened, bytes, into, error);
-	if (!ret && fd)
-		*fd = opened;
+		ret = read_all(folder, name, taken.fd, bytes, into, error);
+	if (!ret && hold)
+		*hold = taken;
 	else
-		close(opened);
+		ring_folder_let_go(&taken);
 	return ret;
 }
 
-void ring_folder_let_go(int *fd)
+void ring_folder_let_go(struct ring_hold *hold)
 {
-	if (*fd >= 0)
-		close(*fd);
-	*fd = -1;
+	if (hold->fd >= 0) {
+		if (hold->owner == base_pid())
+			flock(hold->fd, LOCK_UN);
+		close(hold->fd);
+	}
+	*hold = (struct ring_hold)RING_NO_HOLD;
 }

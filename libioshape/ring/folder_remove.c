@@ -11,17 +11,18 @@
 /* Somebody may still put files there. */
 #define MOST_ROUNDS 8
 
-int ring_folder_claim(const struct ring_folder *folder, const char *name, int *fd,
+int ring_folder_claim(const struct ring_folder *folder, const char *name, struct ring_hold *hold,
 		      struct base_error *error)
 {
-	*fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-	if (*fd < 0)
+	hold->owner = base_pid();
+	hold->fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (hold->fd < 0)
 		return errno == ENOENT ?
 			       -ENOENT :
 			       base_fail(error, -errno, "cannot open %s/%s", folder->path, name);
-	if (!flock(*fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
+	if (!flock(hold->fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
 		return 0;
-	ring_folder_let_go(fd);
+	ring_folder_let_go(hold);
 	return -EBUSY;
 }
 

@@ -179,8 +179,9 @@ void ring_writer_free(struct ring_writer *writer);
  * without '/'.
  */
 struct ring_folder {
-	int fd;     /* -1 if closed */
-	char *path; /* for messages; owned */
+	int fd;          /* -1 if closed */
+	pid_t locked_by; /* the process that has to unlock it; 0: none */
+	char *path;      /* for messages; owned */
 };
 
 #define RING_NO_FOLDER                                                                             \
@@ -198,10 +199,13 @@ int ring_folder_open_in(struct ring_folder *folder, const struct ring_folder *pa
  * remove it. */
 int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *parent,
 			  const char *name, struct base_error *error);
-/* Safe on RING_NO_FOLDER. Ends its lock. */
+/* Safe on RING_NO_FOLDER. Ends its lock, if this process has taken it. */
 void ring_folder_close(struct ring_folder *folder);
 
-/* A lock that ends with this process, or when the last descriptor is closed. */
+/*
+ * A lock. Children of fork() inherit it with the descriptor, and keep it when this process dies; so
+ * who has taken it unlocks it, and does not leave that to the close.
+ */
 enum ring_lock {
 	RING_LOCKED,   /* it is ours now, or was */
 	RING_BUSY,     /* somebody else has it */
@@ -209,7 +213,7 @@ enum ring_lock {
 };
 
 /* Locks the directory itself, without waiting. */
-enum ring_lock ring_folder_lock(const struct ring_folder *folder);
+enum ring_lock ring_folder_lock(struct ring_folder *folder);
 
 /* Whether it is (still) the one of this name. */
 bool ring_folder_is_named(const struct ring_folder *folder, const struct ring_folder *parent,
@@ -244,26 +248,38 @@ int ring_folder_rename(const struct ring_folder *folder, const char *from, const
 /* -EOPNOTSUPP if the filesystem cannot. */
 int ring_folder_swap(const struct ring_folder *folder, const char *one, const char *other);
 
+/* A file whose lock is held: as that of a directory. */
+struct ring_hold {
+	int fd; /* -1: none */
+	pid_t owner;
+};
+
+#define RING_NO_HOLD                                                                               \
+	{                                                                                          \
+		.fd = -1                                                                           \
+	}
+
 /* A small file, which appears whole and durable, or not at all; its name is durable after a sync.
  */
 int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
 		    size_t bytes, struct base_error *error);
 
 /*
- * Reads a small file: appends it to `into`. `fd` may be NULL; otherwise it receives a descriptor
- * that holds off ring_folder_claim(), where locks work, until ring_folder_let_go().
+ * Reads a small file: appends it to `into`. `hold` may be NULL; otherwise it holds off
+ * ring_folder_claim(), where locks work, until ring_folder_let_go().
  * -ENOENT, without a sentence, if there is none, or if it is just being removed.
  */
 int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
-		    struct base_buffer *into, int *fd, struct base_error *error);
-void ring_folder_let_go(int *fd);
+		    struct base_buffer *into, struct ring_hold *hold, struct base_error *error);
+/* Safe on RING_NO_HOLD. In another process than that which has taken it, it only closes. */
+void ring_folder_let_go(struct ring_hold *hold);
 
 /*
  * Keeps others from beginning to read a small file, until ring_folder_let_go(): before what it
  * describes is removed. -EBUSY, without a sentence, if somebody reads it now; -ENOENT if there is
  * none. Where there are no locks it always succeeds.
  */
-int ring_folder_claim(const struct ring_folder *folder, const char *name, int *fd,
+int ring_folder_claim(const struct ring_folder *folder, const char *name, struct ring_hold *hold,
 		      struct base_error *error);
 
 /*

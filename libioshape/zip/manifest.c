@@ -74,6 +74,9 @@ static const char *part_problem(const struct zip_manifest *manifest,
 
 	if (part->file >= manifest->file_count)
 		return "a part is in a file that is not there";
+	/* Also because readers are asked for all of a file by 0 bytes. */
+	if (!part->bytes)
+		return "a part is empty";
 	file = &manifest->files[part->file];
 	if (part->offset > file->bytes || part->bytes > file->bytes - part->offset)
 		return "a part leaves its file";
@@ -110,9 +113,7 @@ static int check_apart(const struct zip_manifest *manifest, const char **problem
 	for (uint32_t i = 1; i < manifest->rank_count && !*problem; i++) {
 		before = &parts[order[i - 1]];
 		part = &parts[order[i]];
-		/* In a file of its own even nothing is one rank's only. */
-		if (part->file == before->file && (before->offset + before->bytes > part->offset ||
-						   !manifest->files[part->file].bundle))
+		if (part->file == before->file && before->offset + before->bytes > part->offset)
 			*problem = "two parts overlap";
 	}
 	free(order);

@@ -92,6 +92,10 @@ START_TEST(names_are_read_as_they_are_made)
 		parsed = ckpt_parse_name(longer);
 		ck_assert_int_eq(parsed.kind, CKPT_NAME_REPLACED);
 		ck_assert_uint_eq(parsed.step, steps[i]);
+		ckpt_aside_name(longer, CKPT_NAME_PRUNED, steps[i], i);
+		parsed = ckpt_parse_name(longer);
+		ck_assert_int_eq(parsed.kind, CKPT_NAME_PRUNED);
+		ck_assert_uint_eq(parsed.step, steps[i]);
 	}
 }
 END_TEST
@@ -121,6 +125,8 @@ START_TEST(other_names_are_none_of_ours)
 		".replaced-step-0000001000.0123",
 		".replaced-step-0000001000.0123456789abcdef-",
 		".replaced-0000001000.0123456789abcdef",
+		".pruned-step-0000001000",
+		".pruned-step-0000001000.0123456789abcdefg",
 		".model.pt.ioshape-tmp-00000000-0123456789abcdef",
 	};
 
@@ -281,6 +287,49 @@ START_TEST(a_directory_removed_under_an_attempt_fails_it)
 }
 END_TEST
 
+/* What it consists of is told as it is, and not as a lack of memory. */
+START_TEST(what_makes_no_manifest_is_not_put_in_place)
+{
+	struct generation_case it;
+	struct ckpt_attempt attempt;
+	struct zip_manifest *manifest;
+
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	manifest = generation_describe(&it, STEP, attempt.id, "new");
+	it.part.bytes = 0;
+	ck_assert_int_eq(ckpt_attempt_commit(&attempt, manifest, false, &error), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(error.text, "does not fit together"));
+	manifest->rank_count = ZIP_MAX_RANKS + 1;
+	error = (struct base_error){ 0 };
+	ck_assert_int_eq(ckpt_attempt_commit(&attempt, manifest, false, &error), IOSHAPE_E_LIMIT);
+	ck_assert_ptr_nonnull(strstr(error.text, "too much"));
+	ckpt_attempt_abandon(&attempt);
+	ck_assert_uint_eq(scratch_entries("runs"), 0);
+}
+END_TEST
+
+/* Rank 0 hears of files; whether they lie where it looks is seen only there. */
+START_TEST(without_its_files_it_is_not_put_in_place)
+{
+	struct ckpt_attempt attempt;
+	char path[300];
+
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	snprintf(path, sizeof(path), "%s/rank-00000.pt", ckpt_attempt_path(&attempt));
+	if (_i)
+		scratch_write(path, "ne", 2);
+	else
+		ck_assert_int_eq(unlink(path), 0);
+	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(error.text, path));
+	ck_assert_ptr_nonnull(strstr(error.text, "all nodes"));
+	ckpt_attempt_abandon(&attempt);
+	ck_assert(generation_is(PLACE, STEP, "old one"));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+END_TEST
+
 /* ---- Dead or alive --------------------------------------------------------------------------- */
 
 /* A process that has begun an attempt, and waits to be killed. */
@@ -438,6 +487,75 @@ START_TEST(other_users_and_other_things_stay)
 }
 END_TEST
 
+/* ---- Children ------------------------------------------------------------------------------- */
+
+/* With all descriptors, as a worker that loads data. */
+static pid_t start_worker(void)
+{
+	pid_t pid = fork();
+
+	ck_assert_int_ge(pid, 0);
+	if (!pid)
+		for (;;)
+			pause();
+	return pid;
+}
+
+START_TEST(locks_end_with_their_use_and_not_with_the_children)
+{
+	struct ckpt_generation reader;
+	struct ckpt_attempt attempt;
+	struct ring_folder runs;
+	pid_t of_attempt, of_reader;
+
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "old one", &error), 0);
+	of_attempt = start_worker();
+	ck_assert_int_eq(generation_commit(&attempt, "old one", false, &error), 0);
+	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
+	ck_assert_int_eq(ckpt_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	of_reader = start_worker();
+	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
+	ck_assert_uint_eq(scratch_entries("runs"), 2);
+	ckpt_generation_close(&reader);
+	ring_folder_close(&runs);
+	tidy(GENERATION_TOKEN);
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+	ck_assert(generation_is(PLACE, STEP, "new"));
+	kill_process(of_attempt);
+	kill_process(of_reader);
+}
+END_TEST
+
+static int close_them(void *user)
+{
+	void **both = user;
+
+	ckpt_generation_close(both[0]);
+	ring_folder_close(&((struct ckpt_attempt *)both[1])->folder);
+	return 0;
+}
+
+START_TEST(a_child_that_closes_ends_no_lock_of_its_parent)
+{
+	struct ckpt_generation reader;
+	struct ckpt_attempt attempt;
+	struct ring_folder runs;
+	void *both[] = { &reader, &attempt };
+
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
+	ck_assert_int_eq(ckpt_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert_int_eq(scratch_in_child(close_them, both), 0);
+	tidy(GENERATION_TOKEN);
+	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
+	tidy(GENERATION_TOKEN);
+	ck_assert(generation_is(attempt_name(), STEP, "old one"));
+	ckpt_generation_close(&reader);
+	ring_folder_close(&runs);
+}
+END_TEST
+
 /* ---- Where names cannot be swapped ----------------------------------------------------------- */
 
 #define REPLACED "runs/.replaced-" PLACE "." MINE
@@ -491,6 +609,8 @@ int main(void)
 	tcase_add_loop_test(commit, what_is_no_directory_is_in_the_way, 0, 2);
 	tcase_add_test(commit, what_somebody_reads_is_replaced_but_not_removed);
 	tcase_add_test(commit, a_directory_removed_under_an_attempt_fails_it);
+	tcase_add_test(commit, what_makes_no_manifest_is_not_put_in_place);
+	tcase_add_loop_test(commit, without_its_files_it_is_not_put_in_place, 0, 2);
 	tcase_set_timeout(commit, 60);
 	suite_add_tcase(suite, commit);
 	tcase_add_checked_fixture(dead, setup, teardown);
@@ -499,6 +619,8 @@ int main(void)
 	tcase_add_test(dead, another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old);
 	tcase_add_test(dead, a_file_that_grows_keeps_an_old_attempt);
 	tcase_add_test(dead, other_users_and_other_things_stay);
+	tcase_add_test(dead, locks_end_with_their_use_and_not_with_the_children);
+	tcase_add_test(dead, a_child_that_closes_ends_no_lock_of_its_parent);
 	tcase_add_test(dead, what_stepped_aside_comes_back_if_its_place_is_free);
 	tcase_add_test(dead, what_stepped_aside_goes_if_its_place_is_taken);
 	tcase_set_timeout(dead, 60);

@@ -150,6 +150,32 @@ START_TEST(attempts_of_the_dead_go_as_well)
 }
 END_TEST
 
+#define PRUNED "runs/.pruned-step-0000000001.0123456789abcdef"
+
+/* A pruner died before it had removed the manifest, or behind that. */
+START_TEST(what_was_to_be_removed_is_there_until_its_manifest_goes)
+{
+	save_some(2);
+	ck_assert_int_eq(rename(PLACE(1), PRUNED), 0);
+	ck_assert_str_eq(steps(), "1 2 ");
+	ck_assert_str_eq(prune(0, 0, false).steps, "");
+	ck_assert(generation_is("step-0000000001", 1, "1"));
+	ck_assert_uint_eq(scratch_entries("runs"), 2);
+
+	ck_assert_int_eq(rename(PLACE(1), PRUNED), 0);
+	ck_assert_int_eq(generation_save(1, "again", false, &error), 0);
+	prune(0, 0, false);
+	ck_assert(generation_is("step-0000000001", 1, "again"));
+	ck_assert_uint_eq(scratch_entries("runs"), 2);
+
+	ck_assert_int_eq(rename(PLACE(1), PRUNED), 0);
+	ck_assert_int_eq(unlink(PRUNED "/manifest.json"), 0);
+	prune(0, 0, false);
+	ck_assert_str_eq(steps(), "2 ");
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+END_TEST
+
 START_TEST(what_does_not_belong_there_is_left_and_named)
 {
 	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
@@ -262,6 +288,7 @@ int main(void)
 	tcase_add_test(pruning, the_newest_complete_one_stays_whatever_is_newer);
 	tcase_add_test(pruning, one_that_somebody_reads_stays);
 	tcase_add_test(pruning, attempts_of_the_dead_go_as_well);
+	tcase_add_test(pruning, what_was_to_be_removed_is_there_until_its_manifest_goes);
 	tcase_add_test(pruning, what_does_not_belong_there_is_left_and_named);
 	tcase_add_test(pruning, savers_pruners_and_readers_get_along);
 	tcase_set_timeout(pruning, 60);
