@@ -64,6 +64,17 @@ static int is_away(const struct files_board *board, struct base_error *error)
 			 board->shelf.path);
 }
 
+/* What an NFS server that is away for a moment, or has changed, brings about: the folder is out of
+ * reach now, and the caller tries anew. The sentence says what it was. */
+static int unless_passing(int ret, struct base_error *error)
+{
+	if (ret != -ESTALE && ret != -EIO && ret != -ETIMEDOUT && ret != -EINTR)
+		return ret;
+	if (error && error->code == ret)
+		error->code = IOSHAPE_E_COORDINATOR;
+	return IOSHAPE_E_COORDINATOR;
+}
+
 static void file_name(char file[BOARD_KEY_BYTES], const char *scope, const char *name)
 {
 	snprintf(file, BOARD_KEY_BYTES, "%s.%s", scope, name);
@@ -83,7 +94,7 @@ static int put(struct files_board *board, const char *scope, const char *name, c
 		ret = fd < 0 ? fd : ring_shelf_put(&board->shelf, fd, file, bytes, count, error);
 		ring_shelf_leave(fd);
 	}
-	return ret == -ENOENT ? is_away(board, error) : ret;
+	return ret == -ENOENT ? is_away(board, error) : unless_passing(ret, error);
 }
 
 struct check {
@@ -174,7 +185,7 @@ static int files_look(void *opaque, const char *scope, const char *name, struct 
 		has_found(board, stamp);
 	if (fd == -ENOENT)
 		return is_away(board, error);
-	return ret == -ENOENT ? -EAGAIN : ret;
+	return ret == -ENOENT ? -EAGAIN : unless_passing(ret, error);
 }
 
 /* What collect() goes by while it lists the folder. */
@@ -245,7 +256,7 @@ static int files_collect(void *opaque, const char *scope, const char *prefix, co
 	base_buffer_free(&collection.note);
 	if (collection.stopped)
 		return collection.stopped;
-	return ret == -ENOENT ? is_away(board, error) : ret;
+	return ret == -ENOENT ? is_away(board, error) : unless_passing(ret, error);
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
