@@ -20,7 +20,8 @@ struct sockets_client {
 	struct sockets_address address;
 	uint32_t rank, ranks;
 	int fd;
-	bool lost;    /* rank 0 closed the connection, or its end of it speaks no sense */
+	bool lost;    /* rank 0 closed the connection */
+	bool garbled; /* or its end of it speaks no sense; both are for good */
 	bool changed; /* for wait() */
 	bool gone[SOCKETS_MOST_RANKS];
 	uint32_t id; /* of the latest request */
@@ -38,11 +39,32 @@ static int lose(struct sockets_client *client)
 	return -ECONNRESET;
 }
 
+/* It may well be alive. */
+static int give_up(struct sockets_client *client)
+{
+	client->garbled = true;
+	client->changed = true;
+	return -EPROTO;
+}
+
+static bool is_over(const struct sockets_client *client)
+{
+	return client->lost || client->garbled;
+}
+
 static int is_lost(const struct sockets_client *client, struct base_error *error)
 {
 	return base_fail(error, IOSHAPE_E_COORDINATOR,
 			 "rank 0 of the group has closed the board at %s, or ended; see what it "
 			 "says",
+			 client->address.text);
+}
+
+static int is_garbled(const struct sockets_client *client, struct base_error *error)
+{
+	return base_fail(error, -EPROTO,
+			 "rank 0 of the group sends what cannot be understood at %s; have all "
+			 "ranks the same version of the library?",
 			 client->address.text);
 }
 
@@ -114,7 +136,7 @@ static int take(struct sockets_client *client)
 		event = wire_read(&client->input, client->fd);
 	}
 	if (event < 0)
-		return lose(client);
+		return event == -EPROTO ? give_up(client) : lose(client);
 	if (event != WIRE_WHOLE)
 		return event;
 	client->body.bytes = client->input.body_bytes;
@@ -181,7 +203,7 @@ static int send_request(struct sockets_client *client, struct wire_head *head, c
 	ssize_t went;
 	int ret;
 
-	ret = client->lost ? -ECONNRESET : flush_unsent(client);
+	ret = client->garbled ? -EPROTO : client->lost ? -ECONNRESET : flush_unsent(client);
 	if (ret)
 		return ret;
 	head->id = ++client->id;
@@ -202,6 +224,8 @@ static int send_request(struct sockets_client *client, struct wire_head *head, c
 
 static int fail(const struct sockets_client *client, int code, struct base_error *error)
 {
+	if (client->garbled || code == -EPROTO)
+		return is_garbled(client, error);
 	if (client->lost)
 		return is_lost(client, error);
 	if (code == -ETIMEDOUT)
@@ -322,7 +346,7 @@ int sockets_client_collect(struct sockets_client *client, const char *scope, con
 /* Whatever has come by itself. */
 static void hear(struct sockets_client *client)
 {
-	while (!client->lost && take(client) > WIRE_NOTHING)
+	while (!is_over(client) && take(client) > WIRE_NOTHING)
 		;
 }
 
@@ -330,7 +354,7 @@ void sockets_client_wait(struct sockets_client *client, uint32_t timeout_ms)
 {
 	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(timeout_ms);
 
-	if (client->lost && !client->changed) {
+	if (is_over(client) && !client->changed) {
 		board_sleep_ms(timeout_ms);
 		return;
 	}
@@ -403,7 +427,7 @@ static void start_anew(struct sockets_client *client)
 	client->unsent_from = 0;
 	memset(&client->input, 0, sizeof(client->input));
 	memset(client->gone, 0, sizeof(client->gone));
-	client->lost = client->changed = false;
+	client->lost = client->garbled = client->changed = false;
 }
 
 static int say_why(const struct sockets_client *client, int code, uint32_t deadline_ms,
@@ -435,6 +459,8 @@ static int say_why(const struct sockets_client *client, int code, uint32_t deadl
 				 "rank 0 of the group has not come to %s within %u ms; it may have "
 				 "failed, or run on another host or in another container",
 				 at, deadline_ms);
+	case -EPROTO:
+		return is_garbled(client, error);
 	default:
 		return base_fail(error, code, "cannot connect to rank 0 of the group at %s", at);
 	}
@@ -444,7 +470,7 @@ static int say_why(const struct sockets_client *client, int code, uint32_t deadl
 static bool may_pass(int code)
 {
 	static const int passing[] = { -ECONNREFUSED, -ECONNRESET, -EAGAIN, -EEXIST,
-				       -EINVAL,       -EACCES,     -EPIPE };
+				       -EINVAL,       -EACCES,     -EPIPE,  -EPROTO };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(passing); i++) {
 		if (code == passing[i])

@@ -31,7 +31,7 @@ struct files_board {
 	uint64_t stamps[16];    /* of files seen lately: others are news */
 	unsigned next_stamp;
 	uint32_t pause_ms; /* of the next wait() */
-	uint32_t check_ms; /* between looks for our own notes, while we wait */
+	uint32_t check_ms; /* between looks for our own notes */
 	uint64_t check_ns; /* the next one */
 };
 
@@ -64,6 +64,17 @@ static int is_away(const struct files_board *board, struct base_error *error)
 			 board->shelf.path);
 }
 
+/* What an NFS server that is away for a moment, or has changed, brings about: the folder is out of
+ * reach now, and the caller tries anew. The sentence says what it was. */
+static int unless_passing(int ret, struct base_error *error)
+{
+	if (ret != -ESTALE && ret != -EIO && ret != -ETIMEDOUT && ret != -EINTR)
+		return ret;
+	if (error && error->code == ret)
+		error->code = IOSHAPE_E_COORDINATOR;
+	return IOSHAPE_E_COORDINATOR;
+}
+
 static void file_name(char file[BOARD_KEY_BYTES], const char *scope, const char *name)
 {
 	snprintf(file, BOARD_KEY_BYTES, "%s.%s", scope, name);
@@ -83,7 +94,41 @@ static int put(struct files_board *board, const char *scope, const char *name, c
 		ret = fd < 0 ? fd : ring_shelf_put(&board->shelf, fd, file, bytes, count, error);
 		ring_shelf_leave(fd);
 	}
-	return ret == -ENOENT ? is_away(board, error) : ret;
+	return ret == -ENOENT ? is_away(board, error) : unless_passing(ret, error);
+}
+
+struct check {
+	struct files_board *board;
+	int folder_fd;
+};
+
+static int check_one(void *opaque, const struct board_entry *entry)
+{
+	struct check *check = opaque;
+	char file[BOARD_KEY_BYTES];
+
+	file_name(file, entry->scope, entry->name);
+	if (ring_shelf_has(check->folder_fd, file))
+		return 0;
+	return ring_shelf_put(&check->board->shelf, check->folder_fd, file, entry->note->data,
+			      entry->note->bytes, NULL);
+}
+
+/* Whether our own notes are still there: an earlier job's rank 0 may have taken them away as it
+ * ended. */
+static void check_own(struct files_board *board)
+{
+	const uint64_t now = base_now_ns();
+	struct check check = { .board = board };
+
+	if (now < board->check_ns)
+		return;
+	check.folder_fd = enter(board, NULL);
+	if (check.folder_fd >= 0)
+		board_table_each(&board->own, check_one, &check);
+	ring_shelf_leave(check.folder_fd);
+	board->check_ms = MIN(2 * board->check_ms, MOST_CHECK_MS);
+	board->check_ns = base_now_ns() + base_ms_to_ns(board->check_ms);
 }
 
 static int files_post(void *opaque, const char *scope, const char *name, const void *note,
@@ -98,8 +143,12 @@ static int files_post(void *opaque, const char *scope, const char *name, const v
 		ret = put(board, scope, name, note, bytes, error);
 	/* Answers may come soon. */
 	board->pause_ms = LEAST_PAUSE_MS;
+	/* Sooner than before, never later: signs of life are posted all the time. */
 	board->check_ms = LEAST_CHECK_MS;
-	board->check_ns = base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS);
+	board->check_ns = MIN(board->check_ns, base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS));
+	/* Who writes for long posts, and does not wait. */
+	if (!ret)
+		check_own(board);
 	return ret;
 }
 
@@ -136,7 +185,7 @@ static int files_look(void *opaque, const char *scope, const char *name, struct 
 		has_found(board, stamp);
 	if (fd == -ENOENT)
 		return is_away(board, error);
-	return ret == -ENOENT ? -EAGAIN : ret;
+	return ret == -ENOENT ? -EAGAIN : unless_passing(ret, error);
 }
 
 /* What collect() goes by while it lists the folder. */
@@ -207,44 +256,10 @@ static int files_collect(void *opaque, const char *scope, const char *prefix, co
 	base_buffer_free(&collection.note);
 	if (collection.stopped)
 		return collection.stopped;
-	return ret == -ENOENT ? is_away(board, error) : ret;
+	return ret == -ENOENT ? is_away(board, error) : unless_passing(ret, error);
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
-
-struct check {
-	struct files_board *board;
-	int folder_fd;
-};
-
-static int check_one(void *opaque, const struct board_entry *entry)
-{
-	struct check *check = opaque;
-	char file[BOARD_KEY_BYTES];
-
-	file_name(file, entry->scope, entry->name);
-	if (ring_shelf_has(check->folder_fd, file))
-		return 0;
-	return ring_shelf_put(&check->board->shelf, check->folder_fd, file, entry->note->data,
-			      entry->note->bytes, NULL);
-}
-
-/* Whether our own notes are still there: an earlier job's rank 0 may have taken them away as it
- * ended. */
-static void check_own(struct files_board *board)
-{
-	const uint64_t now = base_now_ns();
-	struct check check = { .board = board };
-
-	if (now < board->check_ns)
-		return;
-	check.folder_fd = enter(board, NULL);
-	if (check.folder_fd >= 0)
-		board_table_each(&board->own, check_one, &check);
-	ring_shelf_leave(check.folder_fd);
-	board->check_ms = MIN(2 * board->check_ms, MOST_CHECK_MS);
-	board->check_ns = base_now_ns() + base_ms_to_ns(board->check_ms);
-}
 
 static void files_wait(void *opaque, uint32_t timeout_ms)
 {

@@ -20,6 +20,7 @@
 #define RANKS_FOR_A_MS 4u /* with thousands of ranks, pauses grow: together they ask as often */
 #define LEAST_CHECK_MS 1000u
 #define MOST_CHECK_MS 30000u
+#define MOST_CHECK_BYTES MIB /* that are read again at a time */
 #define RENEWED_AFTER_NS (SLOTS_NOTES_KEPT_MS / 6 * UINT64_C(1000000))
 #define MARK_BYTES 16
 
@@ -42,7 +43,7 @@ struct redis_board {
 	uint64_t stamps[16]; /* of notes seen lately: others are news */
 	unsigned next_stamp;
 	uint32_t pause_ms; /* of the next wait() */
-	uint32_t check_ms; /* between looks for our own notes, while we wait */
+	uint32_t check_ms; /* between looks for our own notes */
 	uint64_t check_ns; /* the next one */
 };
 
@@ -154,6 +155,105 @@ static bool is_mark(const struct redis_scope *scope, const void *data, size_t by
 	return bytes == strlen(text) && !memcmp(data, text, bytes);
 }
 
+/* ---- Looking for our own notes --------------------------------------------------------------- */
+
+/* Some of our notes in a scope, and the mark behind them. */
+struct check {
+	struct redis_board *board;
+	struct redis_scope *scope;
+	const struct board_entry *entries[SLOTS_NOTES_AT_A_TIME - 1];
+	bool there[SLOTS_NOTES_AT_A_TIME - 1];
+	size_t count;
+	size_t bytes;
+	bool marked;
+};
+
+static int compare(void *opaque, size_t index, const void *data, size_t bytes)
+{
+	struct check *check = opaque;
+	const struct board_note *note;
+
+	if (index == check->count) {
+		check->marked = is_mark(check->scope, data, bytes);
+		return 0;
+	}
+	note = check->entries[index]->note;
+	check->there[index] = bytes == note->bytes && !memcmp(data, note->data, bytes);
+	return 0;
+}
+
+static int check_some(struct check *check)
+{
+	struct redis_board *board = check->board;
+	const char *names[SLOTS_NOTES_AT_A_TIME];
+	char list[SLOTS_NOTES_LIST_BYTES];
+	int ret;
+
+	for (size_t i = 0; i < check->count; i++)
+		names[i] = check->entries[i]->name;
+	names[check->count] = board->mark;
+	memset(check->there, 0, sizeof(check->there));
+	check->marked = false;
+	name_list(board, list, check->scope->name);
+	ret = slots_notes_get(board->notes, list, names, check->count + 1, compare, check, NULL);
+	if (!ret && !check->marked)
+		restore(board, check->scope);
+	for (size_t i = 0; i < check->count && !ret && check->marked; i++) {
+		const struct board_entry *entry = check->entries[i];
+
+		if (!check->there[i])
+			ret = put(board, check->scope, entry->name, entry->note->data,
+				  entry->note->bytes, check->scope->posted, NULL, NULL);
+	}
+	check->count = check->bytes = 0;
+	return ret;
+}
+
+static int check_one(void *opaque, const struct board_entry *entry)
+{
+	struct check *check = opaque;
+	int ret = 0;
+
+	/* Long ones go by the mark alone. */
+	if (strcmp(entry->scope, check->scope->name) != 0 || entry->note->bytes > MOST_CHECK_BYTES)
+		return 0;
+	if (check->count == ARRAY_LENGTH(check->entries) ||
+	    check->bytes + entry->note->bytes > MOST_CHECK_BYTES)
+		ret = check_some(check);
+	check->entries[check->count++] = entry;
+	check->bytes += entry->note->bytes;
+	return ret;
+}
+
+static int check_scope(struct redis_board *board, struct redis_scope *scope)
+{
+	struct check check = { .board = board, .scope = scope };
+	int ret = board_table_each(&board->own, check_one, &check);
+
+	if (!ret)
+		ret = check_some(&check);
+	if (!ret && base_now_ns() - scope->renewed_ns > RENEWED_AFTER_NS)
+		ret = renew(board, scope, NULL);
+	return ret;
+}
+
+/*
+ * Who asks for something finds out by the mark that something was lost; this is for who does not
+ * ask, and for notes that were lost behind a mark that was posted since.
+ */
+static void check_own(struct redis_board *board)
+{
+	struct redis_scope *scope;
+	int ret = 0;
+
+	if (base_now_ns() < board->check_ns)
+		return;
+	for (scope = board->scopes; scope && !ret; scope = scope->next)
+		ret = check_scope(board, scope);
+	board->check_ms = ret ? LEAST_CHECK_MS : MIN(2 * board->check_ms, MOST_CHECK_MS);
+	board->check_ns = base_now_ns() + base_ms_to_ns(board->check_ms);
+}
+
 /* ---- Posting --------------------------------------------------------------------------------- */
 
 static int enter_scope(struct redis_board *board, const char *name, struct redis_scope **out,
@@ -189,14 +289,18 @@ static int redis_post(void *opaque, const char *scope_name, const char *name, co
 		return ret;
 	scope->posted++;
 	expect_news(board);
+	/* Sooner than before, never later: signs of life are posted all the time. */
 	board->check_ms = LEAST_CHECK_MS;
-	board->check_ns = base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS);
+	board->check_ns = MIN(board->check_ns, base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS));
 	ret = put(board, scope, name, note, bytes, scope->posted, &fresh, error);
 	if (!ret)
 		ret = renew(board, scope, error);
 	/* If earlier ones were lost meanwhile, the mark hides it from now on. */
 	if (!ret && fresh && scope->posted > 1)
 		restore(board, scope);
+	/* Who writes for long posts, and does not wait. */
+	if (!ret)
+		check_own(board);
 	return ret;
 }
 
@@ -327,30 +431,6 @@ static int redis_collect(void *opaque, const char *scope, const char *prefix, co
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-static int check_scope(struct redis_board *board, struct redis_scope *scope)
-{
-	struct question question = begin_question(board, scope->name, NULL, NULL);
-	int ret = ask(&question);
-
-	if (!ret && base_now_ns() - scope->renewed_ns > RENEWED_AFTER_NS)
-		ret = renew(board, scope, NULL);
-	return ret;
-}
-
-/* Who asks for something finds out by that; this is for who only waits. */
-static void check_own(struct redis_board *board)
-{
-	struct redis_scope *scope;
-	int ret = 0;
-
-	if (base_now_ns() < board->check_ns)
-		return;
-	for (scope = board->scopes; scope && !ret; scope = scope->next)
-		ret = check_scope(board, scope);
-	board->check_ms = ret ? LEAST_CHECK_MS : MIN(2 * board->check_ms, MOST_CHECK_MS);
-	board->check_ns = base_now_ns() + base_ms_to_ns(board->check_ms);
-}
-
 static void redis_wait(void *opaque, uint32_t timeout_ms)
 {
 	struct redis_board *board = opaque;
@@ -452,6 +532,7 @@ static int redis_open(void **out, const struct gather_board_config *config,
 	snprintf(board->mark, sizeof(board->mark), ".%" PRIu32, config->rank);
 	board->pause_ms = LEAST_PAUSE_MS;
 	board->check_ms = LEAST_CHECK_MS;
+	board->check_ns = base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS);
 	ret = slots_notes_open(&board->notes, config->coordinator, error);
 	if (!ret)
 		ret = try_it(board, error);

@@ -101,16 +101,29 @@ int local_link_send(struct local_link *link, const struct local_head *head, cons
 	return -errno;
 }
 
-/* The fd that came along, if any. */
+static void close_passed(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+/* The fd that came along, if any. Where there is room for one, there may be for two, and all of
+ * them are ours now: more than one are none. */
 static int passed_fd(struct msghdr *message)
 {
-	struct cmsghdr *head = CMSG_FIRSTHDR(message);
-	int fd;
+	const struct cmsghdr *head = CMSG_FIRSTHDR(message);
+	size_t count;
+	int fd = -1;
 
-	if (!head || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS ||
-	    head->cmsg_len != CMSG_LEN(sizeof(fd)))
+	if (!head || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS)
 		return -1;
-	memcpy(&fd, CMSG_DATA(head), sizeof(fd));
+	count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(fd);
+	for (size_t i = 0; i < count; i++) {
+		memcpy(&fd, CMSG_DATA(head) + i * sizeof(fd), sizeof(fd));
+		if (count > 1)
+			close_passed(&fd);
+	}
 	return fd;
 }
 
@@ -136,14 +149,10 @@ static int receive_once(struct local_link *link, struct local_head *head, void *
 		return errno == EWOULDBLOCK ? -EAGAIN : -errno;
 	if (fd)
 		*fd = passed_fd(&message);
-	if (!got)
-		return -ECONNRESET;
 	if ((size_t)got < sizeof(*head) || message.msg_flags & MSG_TRUNC) {
-		if (fd && *fd >= 0) {
-			close(*fd);
-			*fd = -1;
-		}
-		return -EPROTO;
+		if (fd)
+			close_passed(fd);
+		return got ? -EPROTO : -ECONNRESET;
 	}
 	*bytes = (size_t)got - sizeof(*head);
 	return 0;

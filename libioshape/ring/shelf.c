@@ -131,7 +131,13 @@ int ring_shelf_enter(const struct ring_shelf *shelf, struct base_error *error)
 		return fd;
 	if (fd < 0)
 		return say_open(fd, shelf->path, error);
-	if (!fstat(fd, &stat) && stat.st_uid == shelf->owner && !(stat.st_mode & 022))
+	if (fstat(fd, &stat)) {
+		const int ret = -errno;
+
+		close(fd);
+		return say_open(ret, shelf->path, error);
+	}
+	if (stat.st_uid == shelf->owner && !(stat.st_mode & 022))
 		return fd;
 	close(fd);
 	return base_fail(error, -EACCES, "the folder %s is not ours any more", shelf->path);

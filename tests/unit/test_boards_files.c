@@ -87,6 +87,31 @@ START_TEST(test_a_removed_folder_is_made_again_by_rank_0)
 }
 END_TEST
 
+/* Signs of life are posted all the time, while nobody waits or while somebody does. */
+START_TEST(test_a_lost_note_comes_back_while_others_are_posted)
+{
+	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	uint64_t end;
+
+	board_case_post(&boards, one, "s1", "want-1", "x", 1);
+	for (int waits = 0; waits < 2; waits++) {
+		ck_assert(!unlink(in_folder("s1.want-1")));
+		end = base_now_ns() + base_ms_to_ns(2500);
+		for (int i = 0; access(in_folder("s1.want-1"), F_OK); i++) {
+			ck_assert_uint_lt(base_now_ns(), end);
+			board_case_post(&boards, one, "life", "beat-1", &i, sizeof(i));
+			if (waits)
+				boards.ops->wait(one, 200);
+			else
+				usleep(200000);
+		}
+		board_case_expect(&boards, zero, "s1", "want-1", "x", 1);
+	}
+	boards.ops->close(one);
+	boards.ops->close(zero);
+}
+END_TEST
+
 START_TEST(test_what_is_no_note_is_not_read)
 {
 	void *zero = board_case_open(&boards, 0);
@@ -257,6 +282,7 @@ int main(void)
 	tcase_set_timeout(tests, 60);
 	tcase_add_test(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0);
 	tcase_add_test(tests, test_a_removed_folder_is_made_again_by_rank_0);
+	tcase_add_test(tests, test_a_lost_note_comes_back_while_others_are_posted);
 	tcase_add_test(tests, test_what_is_no_note_is_not_read);
 	tcase_add_test(tests, test_a_folder_of_others_is_not_used);
 	tcase_add_test(tests, test_folders_of_dead_jobs_are_removed_after_a_day);

@@ -97,6 +97,76 @@ START_TEST(test_the_next_call_notices_what_was_forgotten)
 }
 END_TEST
 
+/* A failover loses a note, and what is posted next puts the mark right: in the same scope or in
+ * another one, while nobody waits or while somebody does. */
+START_TEST(test_a_lost_note_comes_back_while_others_are_posted)
+{
+	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	struct base_buffer note = { 0 };
+	uint64_t end;
+
+	board_case_post(&boards, one, "s1", "want-1", "x", 1);
+	for (int way = 0; way < 4; way++) {
+		redis_server_tell(&boards.server,
+				  way < 3 ? "HDEL {ios:scratch}:board:%s:s1 want-1" :
+					    "HSET {ios:scratch}:board:%s:s1 want-1 old",
+				  boards.name);
+		end = base_now_ns() + base_ms_to_ns(2500);
+		for (int i = 0;
+		     !board_case_look(&boards, zero, "s1", "want-1", &note) || note.bytes != 1;
+		     i++) {
+			ck_assert_uint_lt(base_now_ns(), end);
+			board_case_post(&boards, one, way % 2 ? "s1" : "life", "beat-1", &i,
+					sizeof(i));
+			if (way < 2)
+				usleep(200000);
+			else
+				boards.ops->wait(one, 200);
+		}
+	}
+	boards.ops->close(one);
+	boards.ops->close(zero);
+	base_buffer_free(&note);
+}
+END_TEST
+
+/* More than are looked at in one round trip. */
+START_TEST(test_many_lost_notes_come_back)
+{
+	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
+	uint8_t *bytes = calloc(1, 700 * KIB);
+	char name[32];
+	uint64_t end;
+
+	for (int i = 0; i < 300; i++) {
+		snprintf(name, sizeof(name), "n-%d", i);
+		board_case_post(&boards, one, "s1", name, &i, sizeof(i));
+	}
+	board_case_post(&boards, one, "s1", "large", bytes, 700 * KIB);
+	board_case_post(&boards, one, "s1", "larger", bytes, 600 * KIB);
+	for (int i = 0; i < 300; i += 7)
+		redis_server_tell(&boards.server, "HDEL {ios:scratch}:board:%s:s1 n-%d",
+				  boards.name, i);
+	redis_server_tell(&boards.server, "HDEL {ios:scratch}:board:%s:s1 large larger",
+			  boards.name);
+	end = base_now_ns() + base_ms_to_ns(5000);
+	while (redis_server_tell(&boards.server, "HLEN {ios:scratch}:board:%s:s1", boards.name) <
+	       303) {
+		ck_assert_uint_lt(base_now_ns(), end);
+		boards.ops->wait(one, 250);
+	}
+	for (int i = 0; i < 300; i++) {
+		snprintf(name, sizeof(name), "n-%d", i);
+		board_case_expect(&boards, zero, "s1", name, &i, sizeof(i));
+	}
+	board_case_expect(&boards, zero, "s1", "large", bytes, 700 * KIB);
+	board_case_expect(&boards, zero, "s1", "larger", bytes, 600 * KIB);
+	free(bytes);
+	boards.ops->close(one);
+	boards.ops->close(zero);
+}
+END_TEST
+
 START_TEST(test_a_redis_that_is_away_is_told_soon_and_found_again)
 {
 	void *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
@@ -248,6 +318,8 @@ int main(void)
 	tcase_set_timeout(tests, 60);
 	tcase_add_test(tests, test_a_redis_that_forgot_everything_is_told_again);
 	tcase_add_test(tests, test_the_next_call_notices_what_was_forgotten);
+	tcase_add_test(tests, test_a_lost_note_comes_back_while_others_are_posted);
+	tcase_add_test(tests, test_many_lost_notes_come_back);
 	tcase_add_test(tests, test_a_redis_that_is_away_is_told_soon_and_found_again);
 	tcase_add_test(tests, test_keys_have_an_end_and_the_pools_tag);
 	tcase_add_test(tests, test_passwords_stay_out_of_sentences);

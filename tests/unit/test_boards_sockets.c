@@ -335,6 +335,72 @@ START_TEST(test_what_is_no_frame_ends_the_connection)
 }
 END_TEST
 
+/* As rank 0: takes somebody in, and answers what he asks first with this. */
+struct liar {
+	int fd;
+	uint8_t type;
+	uint8_t scope_bytes;
+	uint32_t number;
+};
+
+static void *lie(void *opaque)
+{
+	const struct liar *liar = opaque;
+	uint8_t frame[WIRE_HEAD_BYTES] = { WIRE_DONE }, request[256];
+	const int fd = accept(liar->fd, NULL, NULL);
+
+	REQUIRE(recv(fd, request, WIRE_HEAD_BYTES + 4, MSG_WAITALL) == WIRE_HEAD_BYTES + 4);
+	memcpy(frame + 4, request + 4, 4);
+	REQUIRE(send(fd, frame, sizeof(frame), MSG_NOSIGNAL) == sizeof(frame));
+	REQUIRE(recv(fd, request, sizeof(request), 0) > 0);
+	frame[0] = liar->type;
+	frame[1] = liar->scope_bytes;
+	memcpy(frame + 4, request + 4, 4);
+	base_put_le(frame + 8, liar->number, 4);
+	REQUIRE(send(fd, frame, sizeof(frame), MSG_NOSIGNAL) == sizeof(frame));
+	/* It stays. */
+	recv(fd, request, 1, 0);
+	close(fd);
+	return NULL;
+}
+
+START_TEST(test_a_rank_0_that_makes_no_sense_has_not_ended)
+{
+	static const struct liar liars[] = { { 0, WIRE_DONE, 255, 0 },
+					     { 0, WIRE_DONE, 0, 4711 },
+					     { 0, 99, 0, 0 } };
+	struct sockets_address address;
+
+	sockets_name(&address, boards.name);
+	for (size_t i = 0; i < ARRAY_LENGTH(liars); i++) {
+		struct liar liar = liars[i];
+		struct base_error error = { 0 };
+		struct base_buffer note = { 0 };
+		pthread_t thread;
+
+		liar.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		ck_assert(!bind(liar.fd, (struct sockaddr *)&address.un, address.bytes));
+		ck_assert(!listen(liar.fd, 1));
+		ck_assert(!pthread_create(&thread, NULL, lie, &liar));
+		of[1] = board_case_open(&boards, 1);
+		ck_assert_int_eq(boards.ops->post(of[1], "s1", "n", "x", 1, &error), -EPROTO);
+		ck_assert_ptr_nonnull(strstr(error.text, "rank 0"));
+		ck_assert_ptr_nonnull(strstr(error.text, "cannot be understood"));
+		ck_assert_ptr_null(strstr(error.text, "ended"));
+		ck_assert(!boards.ops->is_gone(of[1], 0));
+		/* Where the next frame begins is not known any more. */
+		if (liar.scope_bytes) {
+			boards.ops->wait(of[1], 10);
+			ck_assert_int_eq(boards.ops->look(of[1], "s1", "n", &note, NULL), -EPROTO);
+			ck_assert(!boards.ops->is_gone(of[1], 0));
+		}
+		close_all();
+		ck_assert(!pthread_join(thread, NULL));
+		close(liar.fd);
+	}
+}
+END_TEST
+
 START_TEST(test_a_stopped_rank_0_is_away_and_comes_back)
 {
 	uint8_t *big = calloc(1, 10 * MIB);
@@ -496,6 +562,7 @@ int main(void)
 	tcase_add_test(tests, test_another_group_of_the_same_name_is_waited_for);
 	tcase_add_test(tests, test_who_stalls_stalls_nobody_else);
 	tcase_add_test(tests, test_what_is_no_frame_ends_the_connection);
+	tcase_add_test(tests, test_a_rank_0_that_makes_no_sense_has_not_ended);
 	tcase_add_test(tests, test_a_stopped_rank_0_is_away_and_comes_back);
 	tcase_add_test(tests, test_what_was_told_can_be_read_while_rank_0_closes);
 	tcase_add_test(tests, test_notes_have_a_limit_together);

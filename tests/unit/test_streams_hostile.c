@@ -74,6 +74,67 @@ START_TEST(a_lie_is_refused)
 }
 END_TEST
 
+/* A message of so many bytes, with so many descriptors. */
+static void send_fds(int fd, const void *data, size_t bytes, unsigned count)
+{
+	const int passed[2] = { 0, 1 };
+	struct iovec part = { NULL, bytes };
+	union {
+		char room[CMSG_SPACE(sizeof(passed))];
+		struct cmsghdr head;
+	} control = { { 0 } };
+	struct msghdr message = { .msg_iov = &part,
+				  .msg_iovlen = 1,
+				  .msg_control = control.room,
+				  .msg_controllen = CMSG_SPACE(count * sizeof(int)) };
+
+	memcpy(&part.iov_base, &data, sizeof(data));
+	control.head.cmsg_level = SOL_SOCKET;
+	control.head.cmsg_type = SCM_RIGHTS;
+	control.head.cmsg_len = CMSG_LEN(count * sizeof(int));
+	memcpy(CMSG_DATA(&control.head), passed, count * sizeof(int));
+	ck_assert_int_eq(sendmsg(fd, &message, MSG_NOSIGNAL), (ssize_t)bytes);
+}
+
+/* end() counts what is left of them. */
+START_TEST(descriptors_that_nobody_wants_are_closed)
+{
+	const struct local_head hello = { LOCAL_HELLO, 0, LOCAL_MAGIC, RANK },
+				no_hello = { LOCAL_END, 0, 0, 0 };
+	static const struct {
+		size_t bytes;
+		unsigned fds;
+		bool no_hello;
+	} messages[] = { { 0, 1, false },
+			 { 0, 2, false },
+			 { 3, 2, false },
+			 { 3, 1, false },
+			 { sizeof(hello), 2, false },
+			 { sizeof(hello), 2, true },
+			 { sizeof(hello), 1, true } };
+	const struct gather_wait wait = { not_at_all, NULL };
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	int fds[ARRAY_LENGTH(messages)];
+
+	for (size_t i = 0; i < ARRAY_LENGTH(messages); i++) {
+		fds[i] = connect_raw();
+		send_fds(fds[i], messages[i].no_hello ? &no_hello : &hello, messages[i].bytes,
+			 messages[i].fds);
+		/* What comes behind it is heard where it was empty. */
+		if (!messages[i].bytes)
+			send_fds(fds[i], &no_hello, sizeof(no_hello), 1);
+	}
+	receiver = receive_from(listener, RANK);
+	gather_receiver_free(receiver);
+	ck_assert_int_eq(gather_receiver_open_local(&receiver, listener, RANK + 1, &wait, NULL),
+			 -ETIMEDOUT);
+	gather_listener_close(listener);
+	for (size_t i = 0; i < ARRAY_LENGTH(messages); i++)
+		close(fds[i]);
+}
+END_TEST
+
 START_TEST(memory_that_could_shrink_is_refused)
 {
 	struct gather_listener *listener = listen_here();
@@ -191,6 +252,7 @@ int main(void)
 	tcase_set_timeout(tests, 30);
 	tcase_add_checked_fixture(tests, begin, end);
 	tcase_add_loop_test(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies));
+	tcase_add_test(tests, descriptors_that_nobody_wants_are_closed);
 	tcase_add_test(tests, memory_that_could_shrink_is_refused);
 	tcase_add_test(tests, our_memory_cannot_shrink);
 	tcase_add_test(tests, strangers_are_sent_away);

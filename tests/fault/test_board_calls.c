@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The board of files, on a server that fails for a moment: at each system call of a post, a look
+ * and a collect, one after the other. The board is out of reach then, and the next call is served.
+ */
+#define _GNU_SOURCE
+#include "support/board_case.h"
+#include "support/calls.h"
+#include "support/check_main.h"
+
+#include <errno.h>
+
+static struct board_case boards;
+static void *zero, *one;
+
+static void setup(void)
+{
+	scratch_setup();
+	board_case_begin(&boards, 1, 4);
+	ck_assert_str_eq(boards.ops->id, "files");
+	zero = board_case_open(&boards, 0);
+	one = board_case_open(&boards, 1);
+}
+
+static void teardown(void)
+{
+	boards.ops->close(one);
+	boards.ops->close(zero);
+	scratch_teardown();
+}
+
+static int post(struct base_error *error)
+{
+	return boards.ops->post(one, "s1", "want-1", "note of 1", 9, error);
+}
+
+static int look(struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	const int ret = boards.ops->look(zero, "s1", "want-1", &note, error);
+
+	if (!ret)
+		ck_assert(note.bytes == 9 && !memcmp(note.data, "note of 1", 9));
+	base_buffer_free(&note);
+	return ret;
+}
+
+static int collect(struct base_error *error)
+{
+	bool have[4] = { 0 };
+	struct board_case_found found = { .have = have };
+	const int ret =
+		boards.ops->collect(zero, "s1", "want", have, board_case_count, &found, error);
+
+	ck_assert_uint_eq(found.count, found.calls);
+	return ret || have[1] ? ret : -EAGAIN;
+}
+
+static int (*const acts[])(struct base_error *error) = { post, look, collect };
+static const int codes[] = { ESTALE, EIO, ETIMEDOUT, EINTR };
+
+START_TEST(test_what_passes_is_tried_anew)
+{
+	const int code = codes[_i];
+	unsigned long failed = 0;
+
+	ck_assert_int_eq(post(NULL), 0);
+	for (size_t act = 0; act < ARRAY_LENGTH(acts); act++) {
+		for (unsigned long nth = 1;; nth++) {
+			struct base_error error = { 0 };
+			int ret;
+
+			calls_begin(CALLS_FAIL, nth, code);
+			ret = acts[act](&error);
+			calls_end();
+			if (atomic_load(&calls_record()->count) < nth) {
+				ck_assert_int_eq(ret, 0);
+				break;
+			}
+			ck_assert_msg(!ret || ret == IOSHAPE_E_COORDINATOR, "%zu, call %lu: %d: %s",
+				      act, nth, ret, error.text);
+			ck_assert_int_eq(error.code, ret);
+			failed += ret != 0;
+			ck_assert_msg(!acts[act](&error), "%zu, call %lu: %s", act, nth,
+				      error.text);
+		}
+	}
+	ck_assert_uint_ge(failed, 5);
+}
+END_TEST
+
+/* What does not pass is no reason to wait. */
+START_TEST(test_what_does_not_pass_is_told)
+{
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(post(NULL), 0);
+	calls_begin_named("write", ENOSPC);
+	ck_assert_int_eq(post(&error), -ENOSPC);
+	calls_end();
+	ck_assert_ptr_nonnull(strstr(error.text, "s1.want-1"));
+	memset(&error, 0, sizeof(error));
+	calls_begin_named("openat64", EACCES);
+	ck_assert_int_eq(look(&error), -EACCES);
+	calls_end();
+	ck_assert_int_eq(error.code, -EACCES);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("board_calls");
+	TCase *tests = tcase_create("files");
+
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_set_timeout(tests, 60);
+	tcase_add_loop_test(tests, test_what_passes_is_tried_anew, 0, (int)ARRAY_LENGTH(codes));
+	tcase_add_test(tests, test_what_does_not_pass_is_told);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}
