@@ -168,8 +168,8 @@ const char *ioshape_context_message(struct ioshape_context *context);
 
 /*
  * Frees the context and what it keeps. NULL is fine. Handles made from it (saves, writers, readers,
- * slots, groups, generations) must have been freed before; a save still in the background is aborted
- * and waited for, leaving no temporary file, and its handle stays valid only for
+ * slots, groups, generations) must have been freed before; a save still in the background is
+ * aborted and waited for, leaving no temporary file, and its handle stays valid only for
  * ioshape_save_free().
  */
 void ioshape_context_free(struct ioshape_context *context);

@@ -134,7 +134,8 @@ struct ioshape_report {
 	double commit_s; /* waiting for earlier saves to the same file included */
 	double total_s;
 	char engine[16]; /* "uring", "threads", "buffered", "nil" */
-	char layout[16]; /* "single": one process, one file; or a group's: "each", "node", "rank0" */
+	char layout[16]; /* "single": one process, one file; or a group's: "each", "node", "rank0"
+			  */
 	uint32_t direct; /* 1 if blocks went past the page cache, up to the last one */
 	uint32_t queue_depth;
 	uint64_t block_bytes;

@@ -16,8 +16,8 @@ int ckpt_output_open(struct ckpt_output *output, const char *path, const char *a
 	struct ring_file_options file_options = *options;
 	int ret;
 
-	file_options.remove_stale =
-		!output->in_new_directory && ckpt_should_tidy(context, absolute);
+	file_options.remove_stale = !output->in_new_directory &&
+				    ckpt_should_tidy(context, absolute);
 	ret = ckpt_take_lane(context, &output->lane, error);
 	if (ret)
 		return ret;

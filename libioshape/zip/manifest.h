@@ -50,8 +50,8 @@ int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *mani
 
 /*
  * Every count, name, offset and length is checked: parts inside their files, not empty, not
- * overlapping, each rank once, names unique. `path` is for messages. IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, -ENOMEM;
- * IOSHAPE_E_FORMAT if it is no manifest or a later version wrote it.
+ * overlapping, each rank once, names unique. `path` is for messages. IOSHAPE_E_DAMAGED,
+ * IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT if it is no manifest or a later version wrote it.
  */
 int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t bytes,
 			const char *path, struct base_error *error);
