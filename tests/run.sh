@@ -16,7 +16,7 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   style      format and checks of C, C++, Python and shell
   gcc        build with gcc, warnings are errors; unit and API tests
   house      floors, exported symbols, headers on their own, versions
-  clang      the same tests, built with clang
+  clang      build with clang, warnings are errors; unit tests (the sanitizers' builds run the API's)
   install    examples built against an installed prefix: pkg-config, CMake, C++; the package from its
              source archive and as a wheel, on a system without the libraries it is built with
   asan       unit and API tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -177,7 +177,7 @@ stage_house() {
 
 stage_clang() {
 	CC=clang CXX=clang++ build build/clang -Dexamples=true &&
-		meson_tests clang build/clang --no-suite fault
+		meson_tests clang build/clang --suite unit --no-suite fault
 }
 
 stage_install() {
@@ -195,7 +195,7 @@ stage_asan() {
 stage_tsan() {
 	CC=clang CXX=clang++ build build/tsan -Db_sanitize=thread -Db_lundef=false &&
 		TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1:die_after_fork=0 \
-			slow_meson_tests tsan build/tsan --no-suite fault
+			slow_meson_tests tsan build/tsan --no-suite fault --no-suite alone
 }
 
 stage_valgrind() {

@@ -113,6 +113,21 @@ static void make_sample(struct sample *sample, const struct scene *scene, uint32
 								    scene->bytes);
 }
 
+/* With staging memory that a large part does not fit into. */
+static struct ioshape_context *open_context(void)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *context;
+	char message[1024];
+
+	options.block_bytes = 256 * 1024;
+	options.queue_depth = 4;
+	options.staging_bytes = 32 * MIB;
+	ck_assert_msg(!ioshape_context_open(&context, &options, message, sizeof(message)), "%s",
+		      message);
+	return context;
+}
+
 static void open_member(struct member *member)
 {
 	static struct ioshape_comm comm = { sizeof(comm), NULL, wire_send, wire_receive, NULL };
@@ -121,7 +136,7 @@ static void open_member(struct member *member)
 	char node[32];
 	int ret;
 
-	member->context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	member->context = open_context();
 	snprintf(node, sizeof(node), "n%u", member->rank * scene->nodes / scene->ranks);
 	comm.user = &member->rank;
 	options.rank = member->rank;
@@ -308,14 +323,14 @@ static const struct scene good[] = {
 	  .wired = true,
 	  .background = true },
 	/* More than all staging memory; one rank has much more than the others. */
-	{ .ranks = 3, .nodes = 1, .layout = "node", .background = true, .more_bytes = 80 * MIB },
-	{ .ranks = 3, .nodes = 1, .layout = "node", .more_bytes = 80 * MIB },
+	{ .ranks = 3, .nodes = 1, .layout = "node", .background = true, .more_bytes = 40 * MIB },
+	{ .ranks = 3, .nodes = 1, .layout = "node", .more_bytes = 40 * MIB },
 	{ .ranks = 3,
 	  .nodes = 3,
 	  .mode = IOSHAPE_MODE_RANK0,
 	  .layout = "rank0",
 	  .wired = true,
-	  .more_bytes = 80 * MIB,
+	  .more_bytes = 40 * MIB,
 	  .background = true },
 };
 
@@ -546,8 +561,7 @@ static int run_into_mishap(struct member *member)
 	}
 #define LARGE_4                                                                                    \
 	{                                                                                          \
-		.ranks = 4, .nodes = 1, .layout = "node", .bytes = 3 * MIB,                        \
-		.more_bytes = 100 * MIB                                                            \
+		.ranks = 4, .nodes = 1, .layout = "node", .bytes = 3 * MIB, .more_bytes = 40 * MIB \
 	}
 #define HASTY_4                                                                                    \
 	{                                                                                          \
@@ -591,11 +605,11 @@ START_TEST(a_mishap_fails_one_generation)
 				  scratch_entries(scratch_path("checkpoints")));
 		ck_assert(mishap->may_come_too_late || !count_of(2));
 	}
-	if (mishap->scene.wired)
+	if (mishap->scene.wired || !mishap->dies)
 		return;
 	/* The job is started anew: it saves, and what the dead one left behind is gone. */
 	again = mishap->scene;
-	again.steps = mishap->goes_on ? 3 : 2;
+	again.steps = 2;
 	run_all(&again, run_well, NULL);
 	check_generation(&again, 2);
 	ck_assert_uint_eq(scratch_entries(scratch_path("checkpoints")), again.steps);
@@ -723,7 +737,7 @@ static void *save_many(void *argument)
 	struct member *member = argument;
 	char why[1024];
 
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < 2; i++)
 		ck_assert_int_eq(
 			save_step(member, atomic_fetch_add(&next, 1), &report, why, sizeof(why)),
 			0);
@@ -734,7 +748,7 @@ static void *save_many(void *argument)
 START_TEST(threads_of_a_rank_save_one_after_the_other)
 {
 	const struct scene scene = {
-		.ranks = 1, .nodes = 1, .bytes = 40 * MIB, .background = true
+		.ranks = 1, .nodes = 1, .bytes = 24 * MIB, .background = true
 	};
 	struct member member = { .scene = &scene };
 	pthread_t threads[3];
@@ -745,7 +759,7 @@ START_TEST(threads_of_a_rank_save_one_after_the_other)
 	for (int i = 0; i < 3; i++)
 		ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
 	close_member(&member);
-	for (uint64_t step = 10; step < 22; step++)
+	for (uint64_t step = 10; step < 16; step++)
 		check_generation(&scene, step);
 }
 END_TEST
@@ -787,8 +801,10 @@ int main(void)
 	/* What takes long whatever the board is not done twice. */
 	tcase_add_loop_test(files, saves_and_loads, GOOD_SCENES, GOOD_SCENES + LARGE_SCENE);
 	tcase_set_tags(files, "files");
+	/* Of valgrind each process asks for much: the first of them, in which ranks die, and some.
+	 */
 	tcase_add_loop_test(mishap_tests, a_mishap_fails_one_generation, 0,
-			    sizeof(mishaps) / sizeof(*mishaps));
+			    scratch_under_valgrind() ? 9 : sizeof(mishaps) / sizeof(*mishaps));
 	tcase_set_tags(mishap_tests, "mishaps");
 	suite_add_tcase(suite, tests);
 	suite_add_tcase(suite, files);

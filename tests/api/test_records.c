@@ -270,21 +270,21 @@ END_TEST
 
 START_TEST(many_small_records_are_saved)
 {
-	enum { MANY = 20000 };
-	struct ioshape_record *records = calloc(MANY, sizeof(*records));
-	char(*names)[16] = calloc(MANY, sizeof(*names));
+	const size_t many = scratch_rounds(20000);
+	struct ioshape_record *records = calloc(many, sizeof(*records));
+	char(*names)[16] = calloc(many, sizeof(*names));
 	struct ioshape_reader *reader;
 
-	for (size_t i = 0; i < MANY; i++) {
+	for (size_t i = 0; i < many; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i] = (struct ioshape_record){ .name = names[i],
 						      .data = given.memory + i,
 						      .bytes = i % 50 };
 	}
-	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), records, MANY, NULL, NULL), 0);
+	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), records, many, NULL, NULL), 0);
 	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
 	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
-	for (size_t i = 0; i < MANY; i += 997) {
+	for (size_t i = 0; i < many; i += 997) {
 		uint8_t bytes[50];
 
 		ck_assert_int_eq(ioshape_reader_read(reader, i, 0, bytes, i % 50), 0);
