@@ -21,7 +21,7 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
              source archive and as a wheel, on a system without the libraries it is built with
   asan       unit and API tests under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan       unit and API tests under ThreadSanitizer
-  valgrind   unit and API tests under valgrind
+  valgrind   unit tests under valgrind; with --long the API tests as well
   python     the Python package; files exchanged with torch
   fault      kills, failing storage, full filesystems
   fuzz       the readers against hostile files
@@ -205,9 +205,11 @@ stage_valgrind() {
 		--leak-check=full
 		--errors-for-leak-kinds=definite
 		--suppressions="'$PWD/tests/support/valgrind.supp'"
-	)
+	) options_of_tests=()
+	[ "$long" = yes ] || options_of_tests=(--suite unit)
 	build_with_gcc &&
-		slow_meson_tests valgrind build/gcc --no-suite fault --wrap "valgrind ${options[*]}"
+		slow_meson_tests valgrind build/gcc "${options_of_tests[@]}" --no-suite fault \
+			--wrap "valgrind ${options[*]}"
 }
 
 stage_python() {

@@ -16,7 +16,7 @@ import ioshape
 import pytest
 import torch
 import zoo
-from ioshape import _config, _device, _pickling, _save
+from ioshape import _begin, _config, _device, _pickling
 from ioshape._native import ffi
 from records import names_in
 from same import assert_same, describe
@@ -81,7 +81,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Couriers:
 
     monkeypatch.setattr(_pickling, "_on_device", lambda _storage: True)
     monkeypatch.setattr(_pickling, "collect", collect_remote)
-    monkeypatch.setattr(_save, "Courier", Courier)
+    monkeypatch.setattr(_begin, "Courier", Courier)
     return seen
 
 

@@ -18,7 +18,7 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
     with lane(tmp_path / "lane", 7) as made:
         waiting = scenes()
         made.random.shuffle(waiting)
-        for scene in waiting[:12]:
+        for scene in waiting[:5]:
             made.play(scene)
         for victim in ("member", "redis"):
             made.play(Scene("node", "async", "redis", victim))

@@ -23,6 +23,8 @@ SAVING = (
     + """
 import signal
 
+from ioshape import _group
+
 directory, salt, first, last = arguments[0], *map(int, arguments[1:])
 
 def fall_asleep(now):
@@ -39,6 +41,8 @@ for step in range(first, last + 1):
         say("failed", step=step, text=str(error))
         break
     say("saved", step=step)
+# As the end of a program does: rank 0 waits until the others have heard of the last save.
+_group.close()
 os._exit(0)
 """
 )
