@@ -15,7 +15,7 @@ from nodes import free_port, rank_variables, started_ranks
 from processes import environment
 
 BEGIN = "from group_program import *\n"
-N_BYTES = 2_000_000
+N_BYTES = 8_000_000
 
 # SLEEPER: a rank that stops itself in the middle of step 2, while it writes or brings its part.
 SAVING = (
@@ -27,14 +27,19 @@ from ioshape import _group
 
 directory, salt, first, last = arguments[0], *map(int, arguments[1:])
 
+slept = False
+
 def fall_asleep(now):
-    if now.phase == "write" and now.done_bytes:
+    global slept
+    # Once; not when all of its part is there already: that generation may be completed.
+    if now.phase == "write" and 0 < now.done_bytes < now.total_bytes // 2 and not slept:
+        slept = True
         os.kill(os.getpid(), signal.SIGSTOP)
 
 for step in range(first, last + 1):
     asleep = os.environ.get("SLEEPER") == str(rank) and step == 2
     progress = fall_asleep if asleep else None
-    state = object_of(rank + salt, step, 2_000_000)
+    state = object_of(rank + salt, step, 8_000_000)
     try:
         ioshape.save_group(state, directory, step, mode="node", progress=progress)
     except Exception as error:
