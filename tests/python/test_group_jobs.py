@@ -191,9 +191,9 @@ class Dies(logging.Handler):
 logging.getLogger("ioshape").setLevel(logging.INFO)
 if rank == 0:
     logging.getLogger("ioshape").addHandler(Dies())
-ioshape.save_group(object_of(rank, 1, 2_000_000), arguments[0], 1)
+ioshape.save_group(object_of(rank, 1, 8_000_000), arguments[0], 1)
 with Handle(arguments[0], 1, "load"):
-    ioshape.save_group(object_of(rank + 100, 1, 2_000_000), arguments[0], 1)
+    ioshape.save_group(object_of(rank + 100, 1, 8_000_000), arguments[0], 1)
 say("saved", step=1)
 os._exit(0)
 """
