@@ -157,6 +157,8 @@ struct ckpt_collection {
 	bool signs; /* ranks give signs of life meanwhile; otherwise the deadline is for all */
 	bool tells; /* rank 0 tells the others how far all are */
 };
+/* Whether it is set for all ranks. */
+bool ckpt_has_all(const struct ioshape_group *group, const bool *have);
 int ckpt_round_collect(struct ckpt_round *round, const struct ckpt_collection *collection,
 		       struct base_error *error);
 

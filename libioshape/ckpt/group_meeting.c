@@ -117,11 +117,6 @@ static int post_roster(struct ioshape_group *group, struct base_error *error)
 	return post(group, "roster-0", &note, error);
 }
 
-static bool has_all(const struct ioshape_group *group, const bool *have)
-{
-	return !memchr(have, false, group->options.ranks * sizeof(*have));
-}
-
 /* One look at the board. */
 static int gather_up(struct meeting *meeting, struct base_error *error)
 {
@@ -131,7 +126,7 @@ static int gather_up(struct meeting *meeting, struct base_error *error)
 	/* Those who are not ready yet may be in a new life, too. */
 	ret = group->ops->collect(group->board, MEETING, "hello", meeting->ready, found_hello,
 				  meeting, error);
-	if (ret || !has_all(group, meeting->have))
+	if (ret || !ckpt_has_all(group, meeting->have))
 		return ret;
 	if (meeting->changed) {
 		meeting->changed = false;
@@ -148,7 +143,7 @@ static int fail_missing(const struct meeting *meeting, const char *board_says,
 			struct base_error *error)
 {
 	const struct ioshape_group *group = meeting->group;
-	const bool *there = has_all(group, meeting->have) ? meeting->ready : meeting->have;
+	const bool *there = ckpt_has_all(group, meeting->have) ? meeting->ready : meeting->have;
 	uint32_t missing = 0;
 	char text[256] = "";
 	size_t used = 0;
@@ -180,7 +175,8 @@ static int receive_all(struct meeting *meeting, struct base_error *error)
 		struct base_error why = { 0 };
 
 		ret = gather_up(meeting, &why);
-		if (!ret && has_all(group, meeting->have) && has_all(group, meeting->ready))
+		if (!ret && ckpt_has_all(group, meeting->have) &&
+		    ckpt_has_all(group, meeting->ready))
 			break;
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
 			return base_fail_as_told(error, ret, "%s", why.text);

@@ -298,7 +298,7 @@ static bool somebody_lost(const struct ckpt_round *round, const struct ckpt_coll
 	return false;
 }
 
-static bool has_all(const struct ioshape_group *group, const bool *have)
+bool ckpt_has_all(const struct ioshape_group *group, const bool *have)
 {
 	return !memchr(have, false, group->options.ranks * sizeof(*have));
 }
@@ -328,7 +328,7 @@ static int collect(struct ckpt_round *round, const struct ckpt_collection *colle
 					  &why);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
 			return base_fail_as_told(error, ret, "%s", why.text);
-		if (has_all(group, collection->have))
+		if (ckpt_has_all(group, collection->have))
 			return 0;
 		if (!ret && collection->signs)
 			group->ops->collect(group->board, group->life, "beat", collection->have,
@@ -353,7 +353,7 @@ int ckpt_round_collect(struct ckpt_round *round, const struct ckpt_collection *c
 	struct ckpt_watched *ranks;
 	int ret;
 
-	if (has_all(round->group, collection->have))
+	if (ckpt_has_all(round->group, collection->have))
 		return 0;
 	ranks = calloc(count, sizeof(*ranks));
 	if (!ranks)

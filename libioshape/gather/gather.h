@@ -84,12 +84,6 @@ struct gather_wait {
 	void *user;
 };
 
-/* Memory that another process of this host can map: staging.c makes it. */
-struct gather_shared_memory {
-	int fd;     /* a memfd, sealed against shrinking */
-	void *base; /* NULL: chunks are mapped one by one, see gather_sender_put_shared() */
-};
-
 struct gather_sender;
 
 #define GATHER_ADDRESS_BYTES 80 /* of local streams, with the final 0 */
