@@ -92,6 +92,8 @@ int base_start_thread(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* ---- This process (process.c) ---------------------------------------------------------------- */
 
+/* A number that nobody else draws, never 0: for names. Not for secrets. */
+uint64_t base_random(void);
 /* As getpid(), which costs as much as everything else that a short call of ours does. */
 pid_t base_pid(void);
 /* How large its files may get, in bytes. For a write beyond that the kernel sends a signal,

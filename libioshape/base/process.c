@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -48,4 +49,14 @@ uint64_t base_largest_file(void)
 	if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY)
 		return UINT64_MAX;
 	return limit.rlim_cur;
+}
+
+uint64_t base_random(void)
+{
+	uint64_t number = 0;
+
+	/* Early in a machine's life there may be no such numbers yet: nobody waits for them. */
+	if (getrandom(&number, sizeof(number), GRND_NONBLOCK) != sizeof(number))
+		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)base_pid() << 40;
+	return number ? number : 1;
 }

@@ -5,23 +5,12 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 /* Names that turn out to be taken, and others who change what is in our place. */
 #define MOST_TRIES 16
 
 /* ---- Names ----------------------------------------------------------------------------------- */
-
-static uint32_t random_number(void)
-{
-	uint32_t number;
-
-	if (getrandom(&number, sizeof(number), GRND_NONBLOCK) != sizeof(number))
-		number = (uint32_t)(base_now_ns() * 0x9e3779b97f4a7c15 >> 32) ^
-			 (uint32_t)base_pid();
-	return number;
-}
 
 uint32_t ckpt_process_number(void)
 {
@@ -31,7 +20,7 @@ uint32_t ckpt_process_number(void)
 
 	if (number >> 32 == (uint64_t)base_pid())
 		return (uint32_t)number;
-	mine = (uint64_t)base_pid() << 32 | random_number();
+	mine = (uint64_t)base_pid() << 32 | (uint32_t)base_random();
 	return (uint32_t)(atomic_compare_exchange_strong(&drawn, &number, mine) ? mine : number);
 }
 
@@ -44,7 +33,7 @@ void ckpt_job_hash(char into[CKPT_JOB_BYTES], const char *token)
 
 uint64_t ckpt_name_number(void)
 {
-	return (uint64_t)ckpt_process_number() << 32 | random_number();
+	return (uint64_t)ckpt_process_number() << 32 | (uint32_t)base_random();
 }
 
 static void make_name(struct ckpt_attempt *attempt, const char *job)

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #define DEFAULT_DEADLINE_MS 120000u
@@ -16,15 +15,6 @@
 
 /* Rank 0 goes no earlier than the others have read what it said last, but not much later either. */
 #define LONGEST_PARTING_MS 10000u
-
-uint64_t ckpt_random_number(void)
-{
-	uint64_t number = 0;
-
-	if (getrandom(&number, sizeof(number), 0) != sizeof(number))
-		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)getpid();
-	return number ? number : 1;
-}
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
@@ -109,7 +99,7 @@ static void find_own_place(struct ioshape_group *group)
 	ssize_t bytes = readlink("/proc/self/ns/net", network, sizeof(network) - 1);
 
 	network[MAX(bytes, 0)] = 0;
-	own->nonce = group->nonce = ckpt_random_number();
+	own->nonce = group->nonce = base_random();
 	snprintf(own->node_key, sizeof(own->node_key), "%016llx %s %s",
 		 (unsigned long long)base_hash_text(group->node ? group->node : ""),
 		 ring_machine_tag(), network);

@@ -37,9 +37,6 @@ uint64_t ckpt_read_number(struct ckpt_note_reader *reader);
 /* Cuts off what does not fit. */
 void ckpt_read_text(struct ckpt_note_reader *reader, char *into, size_t room);
 
-/* A number that nobody else draws. */
-uint64_t ckpt_random_number(void);
-
 /* ---- Groups (group.c, group_meeting.c) ------------------------------------------------------- */
 
 #define CKPT_WHERE_BYTES 64

@@ -105,7 +105,7 @@ static int post_roster(struct ioshape_group *group, struct base_error *error)
 	struct ckpt_note note = { 0 };
 
 	find_nodes(group);
-	group->id = ckpt_random_number();
+	group->id = base_random();
 	ckpt_note_number(&note, group->id);
 	ckpt_note_number(&note, group->options.mode);
 	ckpt_note_number(&note, group->node_count);

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,13 +54,10 @@ int ring_folder_put(const struct ring_folder *folder, const char *name, const vo
 		    size_t bytes, struct base_error *error)
 {
 	char temporary[NAME_MAX + 1];
-	uint64_t random;
 	int fd, ret;
 
-	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) != sizeof(random))
-		random = base_now_ns() ^ ((uint64_t)base_pid() << 40);
 	snprintf(temporary, sizeof(temporary), ".%.200s" RING_TEMPORARY_MARK "%s-%016llx", name,
-		 ring_machine_tag(), (unsigned long long)random);
+		 ring_machine_tag(), (unsigned long long)base_random());
 	fd = openat(folder->fd, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
 		    0666);
 	if (fd < 0)

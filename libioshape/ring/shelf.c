@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,14 +31,8 @@ static int open_folder(const char *path)
 
 static void temporary_name(char name[NAME_BYTES])
 {
-	uint64_t random[2];
-
-	if (getrandom(random, sizeof(random), GRND_NONBLOCK) != sizeof(random)) {
-		random[0] = base_now_ns();
-		random[1] = (uint64_t)getpid();
-	}
-	snprintf(name, NAME_BYTES, TEMPORARY_MARK "%016llx%016llx", (unsigned long long)random[0],
-		 (unsigned long long)random[1]);
+	snprintf(name, NAME_BYTES, TEMPORARY_MARK "%016llx%016llx",
+		 (unsigned long long)base_random(), (unsigned long long)base_random());
 }
 
 static int create(int folder_fd, char name[NAME_BYTES])

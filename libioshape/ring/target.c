@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -185,13 +184,10 @@ const char *ring_machine_tag(void)
 static int make_name(struct ring_target *target, struct base_error *error)
 {
 	char end[64];
-	uint64_t random;
 	int room;
 
-	if (getrandom(&random, sizeof(random), GRND_NONBLOCK) != sizeof(random))
-		random = base_now_ns() ^ ((uint64_t)getpid() << 40);
 	snprintf(end, sizeof(end), RING_TEMPORARY_MARK "%s-%016llx", ring_machine_tag(),
-		 (unsigned long long)random);
+		 (unsigned long long)base_random());
 	room = NAME_MAX - 1 - (int)strlen(end);
 	free(target->temporary);
 	if (asprintf(&target->temporary, ".%.*s%s", room, target->name, end) < 0) {

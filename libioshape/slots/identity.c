@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #define DEFAULT_SHARE 100u
@@ -72,11 +71,8 @@ static void name_job(struct slots_identity *identity)
 
 void slots_identify_client(struct slots_identity *identity)
 {
-	uint64_t number = 0;
-
-	if (getrandom(&number, sizeof(number), 0) != sizeof(number))
-		number = base_now_ns() * 0x9e3779b97f4a7c15 ^ (uint64_t)getpid();
-	snprintf(identity->client, sizeof(identity->client), "%016llx", (unsigned long long)number);
+	snprintf(identity->client, sizeof(identity->client), "%016llx",
+		 (unsigned long long)base_random());
 }
 
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share)
