@@ -201,7 +201,6 @@ static void serve(struct target *target, uint64_t at_ns)
 		return;
 	*(part->previous ? &part->previous->next : &target->first) = part->next;
 	*(part->next ? &part->next->previous : &target->last) = part->previous;
-	target->queue--;
 	seek = !continues(target, part);
 	took_ns = (uint64_t)(((seek ? target->seek_ms / 1000 : 0) +
 			      part->piece.bytes / target->bandwidth) *
@@ -288,6 +287,7 @@ static void finish(void *argument)
 	const uint64_t at_ns = target->free_at_ns;
 
 	target->current = NULL;
+	target->queue--;
 	if (target->failing)
 		io->error = EIO;
 	serve(target, at_ns);

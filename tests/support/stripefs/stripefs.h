@@ -267,7 +267,7 @@ struct target {
 	bool full, failing;
 	/* Statistics. */
 	uint64_t requests, seeks, bytes_read, bytes_written, busy_ns;
-	unsigned int queue, longest_queue;
+	unsigned int queue, longest_queue; /* the one being served included */
 };
 
 extern struct target targets[MAX_TARGETS + 1];
