@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from striped import Mount, StripefsError, striped, stripefs, unmount
+from striped import Mount, StripefsError, striped, stripefs, unavailable, unmount
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 MIB = 1 << 20
 

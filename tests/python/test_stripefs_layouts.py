@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from striped import striped
+from striped import striped, unavailable
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 LOV = "lustre.lov"
 V1, V3, COMPOSITE = 0x0BD10BD0, 0x0BD30BD0, 0x0BD60BD0
@@ -99,6 +101,13 @@ def test_a_layout_is_told_and_set_as_lustre_does() -> None:
             assert setstripe(file, wish(ANY, pool="flash")) == 0
             magic, size, count, targets = layout(pooled)
             assert (magic, size, count, sorted(targets)) == (V3, 1 << 20, 2, [4, 5])
+        with opened(mount.path / "other", os.O_RDWR | os.O_CREAT | DELAY_CREATE) as file:
+            asked = ctypes.create_string_buffer(wish(99), 32)
+            assert ioctl(file, SETSTRIPE, asked) == 0
+            assert parsed(asked.raw) == (V1, 1 << 20, 8, [])  # what came of it
+        with opened(mount.path / "another", os.O_RDWR | os.O_CREAT | DELAY_CREATE) as file:
+            os.setxattr(file, LOV, wish(4))
+            assert len(layout(mount.path / "another")[3]) == 4
         os.setxattr(pooled, LOV, wish(1))  # swallows EEXIST
         assert layout(pooled)[2] == 2
         assert plain.stat().st_blksize == 4 << 20
