@@ -95,6 +95,9 @@ struct ring_config {
 	unsigned depth;     /* slabs, and requests in flight */
 	unsigned threads;   /* that read cached files */
 	struct base_log log;
+	struct fs_wish layout;            /* of new files */
+	uint64_t target_bytes;            /* most in flight for one storage target; 0: by rule */
+	enum ioshape_calibrate calibrate; /* of mounts */
 };
 
 /*
