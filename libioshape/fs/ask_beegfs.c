@@ -2,6 +2,7 @@
 /* New files with a layout on BeeGFS: made by their directory, by name. */
 #define _GNU_SOURCE
 #include "fs/ask.h"
+#include "fs/family.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,20 +11,14 @@
 #include <unistd.h>
 
 #define BEEGFS_MKFILE_STRIPEHINTS 0x4018661bu
-#define BEEGFS_GET_STRIPEINFO 0x800c6619u
 #define BEEGFS_MOST_TARGETS 0xffffu
 
-/* They are part of its client's ABI, on hosts with pointers of 64 bits. */
+/* Part of its client's ABI, on hosts with pointers of 64 bits. */
 struct beegfs_hints {
 	const char *name;
 	uint32_t mode;
 	uint32_t targets; /* 0: as the directory */
 	uint32_t chunk;
-};
-
-struct beegfs_info {
-	uint32_t pattern, chunk;
-	uint16_t targets;
 };
 
 static bool is_ours_and_new(int fd)
@@ -44,7 +39,6 @@ int fs_ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct 
 		.targets = MIN(part->stripe_count, BEEGFS_MOST_TARGETS),
 		.chunk = (uint32_t)part->stripe_bytes,
 	};
-	struct beegfs_info info = { 0 };
 	int fd, code;
 
 	if (sizeof(hints) != 24 || ask->count != 1) {
@@ -72,9 +66,6 @@ int fs_ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct 
 	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
 	/* Whatever its stripes, it is a file like all others. */
 	answer->plain = true;
-	if (ioctl(fd, BEEGFS_GET_STRIPEINFO, &info))
-		fs_refused(answer, "reading back its stripes");
-	else
-		fs_beegfs_layout(info.pattern, info.chunk, info.targets, &answer->got);
+	fs_ask_for_layout(fd, FS_BEEGFS, false, &answer->got);
 	return fd;
 }

@@ -2,6 +2,7 @@
 /* New files with a layout on CephFS: it can be set for as long as a file is empty. */
 #define _GNU_SOURCE
 #include "fs/ask.h"
+#include "fs/family.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -78,15 +79,11 @@ int fs_ask_ceph(int directory_fd, const char *name, mode_t mode, const struct fs
 		struct fs_answer *answer)
 {
 	int fd = fs_create_plainly(directory_fd, name, mode, 0);
-	char text[CEPH_TEXT_BYTES];
-	ssize_t bytes;
 
 	if (fd < 0)
 		return fd;
 	answer->plain = true;
 	set_ceph_layout(fd, ask, answer);
-	bytes = fgetxattr(fd, CEPH_LAYOUT, text, sizeof(text));
-	if (bytes >= 0)
-		fs_ceph_layout(text, (size_t)bytes, &answer->got);
+	fs_ask_for_layout(fd, FS_CEPH, false, &answer->got);
 	return fd;
 }
