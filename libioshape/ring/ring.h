@@ -189,6 +189,12 @@ struct ring_file_options {
 	void *nearly_written_user;
 };
 
+/*
+ * Up to here a file is written with one pwrite: setting up direct I/O and preallocating would cost
+ * more than they bring.
+ */
+#define RING_SMALL_FILE_BYTES (1 * MIB)
+
 /* A file being written from its first byte to its last. */
 struct ring_writer;
 
@@ -228,6 +234,12 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error);
 /* Frees the writer; without commit the temporary file is removed. Nothing is in flight afterwards.
  */
 void ring_writer_free(struct ring_writer *writer);
+
+/*
+ * Makes what room can be made for a file at `path`: waits for the space of files that this process
+ * has replaced, and removes what killed writers left behind in its directory (stale.c).
+ */
+void ring_clear_room(const char *path, const struct base_log *log);
 
 /* ---- Directories (folder*.c) ------------------------------------------------------------------
  */

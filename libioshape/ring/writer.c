@@ -14,12 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/*
- * Up to here a file is written with one pwrite: setting up direct I/O and preallocating would cost
- * more than they bring.
- */
-#define SMALL_FILE_BYTES (1 * MIB)
-
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
 
@@ -112,12 +106,24 @@ static void set_length(struct ring_writer *writer, uint64_t bytes)
 			 ioshape_strerror(-errno));
 }
 
+static int no_room(const struct ring_writer *writer, int code, struct base_error *error)
+{
+	uint64_t free_bytes = writer->fs.free_bytes;
+
+	return base_fail(error, code,
+			 "cannot save to %s: it needs %llu bytes and %llu are free on its "
+			 "filesystem (%s); free space or save elsewhere",
+			 writer->target.path, (unsigned long long)writer->options.expected_bytes,
+			 (unsigned long long)(free_bytes == UINT64_MAX ? 0 : free_bytes),
+			 writer->fs.type);
+}
+
 static int preallocate(struct ring_writer *writer, struct base_error *error)
 {
 	uint64_t bytes = writer->options.expected_bytes;
 	int ret;
 
-	if (bytes <= SMALL_FILE_BYTES || writer->target.stream)
+	if (bytes <= RING_SMALL_FILE_BYTES || writer->target.stream)
 		return 0;
 	ret = check_limit(writer, bytes, error);
 	if (ret)
@@ -133,12 +139,11 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 	case -EDQUOT:
 	case -EFBIG:
 	case -EIO:
-		return base_fail(error, ret,
-				 "cannot save to %s: it needs %llu bytes and %llu are free on its "
-				 "filesystem (%s); free space or save elsewhere",
-				 writer->target.path, (unsigned long long)bytes,
-				 (unsigned long long)writer->fs.free_bytes, writer->fs.type);
+		return no_room(writer, ret, error);
 	default:
+		/* Nothing can be reserved: then what there is free decides. */
+		if (bytes > writer->fs.free_bytes)
+			return no_room(writer, -ENOSPC, error);
 		ring_note(writer->notes, "no preallocation on %s: %s", writer->fs.type,
 			  ioshape_strerror(ret));
 		set_length(writer, bytes);
@@ -443,7 +448,7 @@ static bool is_small(const struct ring_writer *writer)
 	const struct ring_config *config = &writer->lane->config;
 
 	return writer->slot && !writer->through_engine && !writer->target.stream && !writer->nil &&
-	       writer->used <= SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
+	       writer->used <= RING_SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
 
@@ -516,7 +521,8 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	int ret;
 
 	ret = write_rest(writer, error);
-	if (!ret && (writer->through_engine || writer->options.expected_bytes > SMALL_FILE_BYTES))
+	if (!ret &&
+	    (writer->through_engine || writer->options.expected_bytes > RING_SMALL_FILE_BYTES))
 		ret = cut(writer, error);
 	writer->write_ns += base_now_ns() - begin;
 	if (ret)
