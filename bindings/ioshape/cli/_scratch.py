@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands that measure need: a folder of their own, room, and a line that says how far it is."""
+"""What commands that measure need: a folder of their own, room, a line that says how far it is."""
 
 from __future__ import annotations
 
