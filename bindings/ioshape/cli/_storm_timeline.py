@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ioshape.cli._output import human_size, plural
@@ -47,27 +48,31 @@ def _title(storm: Storm) -> str:
         return f"A storm: {WAYS[first]}"
     best = min(others, key=lambda way: storm.summaries[way].makespan_s)
     ratios = Ratios.of(storm.summaries[best], storm.summaries[first])
-    parts = [_times(ratios.makespan, "done"), _times(ratios.mean_completion, "a rank in the mean")]
+    parts = [
+        f"done {_times(ratios.makespan)} sooner",
+        f"the mean rank {_times(ratios.mean_completion)}",
+    ]
     if ratios.reads_p99:
-        parts.append(f"neighbours' slowest 1 % of reads {_factor(ratios.reads_p99)} as long")
+        parts.append(f"a neighbour's p99 {_times(ratios.reads_p99)}")
     return f"{WAYS[best]} against {WAYS[first]}: {', '.join(parts)}"
 
 
-def _factor(ratio: float) -> str:
-    """Of time, given the other over ours."""
-    return f"1/{ratio:.3g}" if ratio >= 2 else f"{1 / ratio:.2f} times"
-
-
-def _times(ratio: float, what: str) -> str:
-    return f"{what} {ratio:.2f}x sooner" if ratio >= 1 else f"{what} {1 / ratio:.2f}x later"
+def _times(ratio: float) -> str:
+    return (
+        f"{ratio:.1f}\N{MULTIPLICATION SIGN}"
+        if ratio < 9.95
+        else f"{ratio:.0f}\N{MULTIPLICATION SIGN}"
+    )
 
 
 def _with_remarks(storm: Storm, turn: Round) -> Panel:
     panel = _panel(storm, turn)
     summary = storm.summaries[turn.way]
+    # Of the round that is drawn, as far as it can be seen there.
+    mean = fmean(rank.end_s for rank in turn.ranks)
     panel.remarks = [
-        f"done after {seconds(summary.makespan_s)}",
-        f"mean {seconds(summary.mean_completion_s)}",
+        f"done after {seconds(turn.makespan_s)}",
+        f"mean {seconds(mean)}",
         f"training held {seconds(summary.stall_s)}",
     ]
     reads: Latency | None = summary.neighbours.reads

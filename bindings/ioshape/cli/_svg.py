@@ -26,7 +26,8 @@ _LABELLED_ROWS = 20
 
 _STYLE = """
 text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;fill:#24292f}
-.card{fill:#fff}.title{font-size:17px;font-weight:600}.head{font-size:13px;font-weight:600}
+.card{fill:#fff}
+.title{font-size:15px;font-weight:600}.head{font-size:13px;font-weight:600}
 .dim{fill:#57606a}.small{font-size:10.5px}.grid{stroke:#d8dee4;stroke-width:1}
 .end{stroke:#24292f;stroke-width:1;stroke-dasharray:3 3}
 .alone{stroke:#cf4446;stroke-width:1;stroke-dasharray:5 4}
@@ -104,14 +105,18 @@ def _header(timeline: Timeline) -> Iterable[str]:
         if phase in there:
             yield f'<rect class="{phase}" x="{_n(x)}" y="63" width="12" height="12" rx="2"/>'
             yield f'<text class="small" x="{_n(x + 17)}" y="73">{label}</text>'
-            x += 36 + 6.2 * len(label)
+            x += 32 + 5.6 * len(label)
     kinds = {dot.kind for panel in timeline.panels for dot in panel.dots}
     for kind, style in (("read", "reads"), ("write", "writes")):
         if kind in kinds:
-            label = f"a neighbour's small {kind}"
+            label = f"neighbour {kind}s"
             yield f'<path class="{style}" d="M{_n(x + 3)} 69h6"/>'
             yield f'<text class="small" x="{_n(x + 17)}" y="73">{label}</text>'
-            x += 36 + 6.0 * len(label)
+            x += 32 + 5.6 * len(label)
+    if timeline.alone_s:
+        label = f"99 % of its reads when nobody saves: {seconds(timeline.alone_s)}"
+        yield f'<path class="alone" d="M{_n(x)} 69h14"/>'
+        yield f'<text class="small" x="{_n(x + 19)}" y="73">{label}</text>'
 
 
 def _row_height(count: int) -> float:
@@ -236,7 +241,3 @@ def _neighbours(dots: list[Dot], top: float, scale: float, alone_s: float | None
     if alone_s:
         y = height_of(alone_s)
         yield f'<path class="alone" d="M{_LEFT} {_n(y)}H{_LEFT + _PLOT}"/>'
-        yield (
-            f'<text class="small" text-anchor="end" x="{_LEFT + _PLOT}" y="{_n(y - 4)}">'
-            f"99 % of reads, when nobody saves: {seconds(alone_s)}</text>"
-        )
