@@ -7,7 +7,7 @@
 
 enum ioshape_engine {
 	IOSHAPE_ENGINE_AUTO, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED,
-	IOSHAPE_ENGINE_NIL, ...
+	IOSHAPE_ENGINE_NIL, IOSHAPE_ENGINE_URING_ASYNC, ...
 };
 enum ioshape_direct { IOSHAPE_DIRECT_PREFER, IOSHAPE_DIRECT_REQUIRE, IOSHAPE_DIRECT_OFF, ... };
 enum ioshape_staging_full { IOSHAPE_STAGING_WAIT, IOSHAPE_STAGING_REFUSE, ... };
@@ -18,11 +18,16 @@ enum ioshape_phase {
 	IOSHAPE_PHASE_STAGE, IOSHAPE_PHASE_WAIT, IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
 	IOSHAPE_PHASE_SYNC, IOSHAPE_PHASE_COMMIT, IOSHAPE_PHASE_READ, IOSHAPE_PHASE_DONE, ...
 };
+enum ioshape_calibrate {
+	IOSHAPE_CALIBRATE_AUTO, IOSHAPE_CALIBRATE_OFF, IOSHAPE_CALIBRATE_AGAIN, ...
+};
+enum ioshape_full { IOSHAPE_FULL_FAIL, IOSHAPE_FULL_WAIT, IOSHAPE_FULL_SKIP, ... };
 enum ioshape_away { IOSHAPE_AWAY_STAGGER, IOSHAPE_AWAY_WAIT, IOSHAPE_AWAY_FAIL, ... };
 
 #define IOSHAPE_E_FORMAT ...
 #define IOSHAPE_E_DAMAGED ...
 #define IOSHAPE_E_LIMIT ...
+#define IOSHAPE_E_SKIPPED ...
 #define IOSHAPE_E_NO_TABLE ...
 #define IOSHAPE_E_COORDINATOR ...
 
@@ -60,6 +65,11 @@ struct ioshape_context_options {
 	enum ioshape_away away;
 	uint32_t stagger_most_ms;
 	uint64_t rate;
+	const char *layout;
+	uint64_t target_bytes;
+	enum ioshape_calibrate calibrate;
+	enum ioshape_full full;
+	uint32_t full_wait_ms;
 	...;
 };
 int ioshape_context_open(struct ioshape_context **out,
@@ -208,6 +218,13 @@ struct ioshape_report {
 	uint64_t generation_bytes;
 	uint32_t ranks;
 	char why[...];
+	double started_s;
+	uint64_t stripe_bytes;
+	uint32_t stripe_count;
+	uint32_t skipped;
+	char stripes[...];
+	char stripes_asked[...];
+	char choice[...];
 	...;
 };
 struct ioshape_save_options {

@@ -118,10 +118,10 @@ SETTINGS = {
     for setting in (
         Setting(
             "engine",
-            "`auto`, `uring`, `threads`, `buffered`",
+            "`auto`, `uring`, `uring-async`, `threads`, `buffered`",
             "`auto`",
             "what moves the bytes; `auto` takes the first that works where the file lies",
-            _word("auto", "uring", "threads", "buffered"),
+            _word("auto", "uring", "uring-async", "threads", "buffered"),
         ),
         Setting(
             "direct",
@@ -255,6 +255,42 @@ SETTINGS = {
             _bounded(_size, 1, (1 << 63) - 1),
         ),
         Setting(
+            "layout",
+            "`auto`, `directory`, or such as `stripe_count=8,stripe_size=4M,pool=flash`",
+            "`auto`",
+            "how new files shall lie on the targets of a striped filesystem",
+            _text(r"[ -~]{1,1023}"),
+        ),
+        Setting(
+            "target_bytes",
+            "`64K` or more",
+            "by rule",
+            "most bytes in flight for one storage target, per file",
+            _bounded(_size, 64 << 10, (1 << 63) - 1),
+        ),
+        Setting(
+            "calibrate",
+            "`auto`, `off`, `again`",
+            "`auto`",
+            "whether the first large save to a mount finds out by a short trial how it is best "
+            "written to",
+            _word("auto", "off", "again"),
+        ),
+        Setting(
+            "full",
+            "`fail`, `wait`, `skip`",
+            "`fail`",
+            "what a save does that does not fit into the free space",
+            _word("fail", "wait", "skip"),
+        ),
+        Setting(
+            "full_wait_ms",
+            "milliseconds",
+            "600000",
+            "how long it waits for room at most",
+            _bounded(_count, 1, (1 << 32) - 1),
+        ),
+        Setting(
             "mode",
             "`auto`, `each`, `node`, `rank0`",
             "`auto`",
@@ -357,6 +393,11 @@ def configure(
     away: str | None = None,
     stagger_most_ms: int | None = None,
     rate: int | str | None = None,
+    layout: str | None = None,
+    target_bytes: int | str | None = None,
+    calibrate: str | None = None,
+    full: str | None = None,
+    full_wait_ms: int | None = None,
     mode: str | None = None,
     board: str | None = None,
     deadline_ms: int | None = None,

@@ -103,6 +103,7 @@ static void *run_save(void *argument)
 	report.stage_s = save->report.stage_s;
 	report.plan_s += save->report.plan_s;
 	report.total_s = base_seconds(base_now_ns() - save->begin_ns);
+	report.started_s = base_wall_seconds() - report.total_s;
 	save->report = report;
 	save->result = ret;
 	save->error = error;

@@ -79,6 +79,11 @@ static inline uint64_t ckpt_chunks_for(uint64_t bytes)
 /* ---- Slots (slot.c, save_slot.c): the right to write now
  * -------------------------------------------------- */
 
+int ckpt_storage_environment(struct ioshape_context_options *options, struct base_error *error);
+void ckpt_storage_defaults(struct ioshape_context_options *options);
+int ckpt_storage_check(const struct ioshape_context_options *options, struct fs_wish *wish,
+		       struct base_error *error);
+
 /* A context's pools, and what they are opened with. */
 struct ckpt_slots {
 	char *address, *password, *pool_name; /* the last two may be NULL */
@@ -123,6 +128,9 @@ int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, cons
 /* For ring_file_options.before_block; `user` is the slot. */
 void ckpt_slot_pass(void *user, uint64_t bytes);
 void ckpt_slot_release(struct ckpt_slot *slot);
+/* The same, for ring_file_options.nearly_written. */
+void ckpt_slot_hand_over(void *user);
+
 /* ---- Slots that are shared (shared_slot.c) --------------------------------------------------- */
 
 /*
@@ -165,6 +173,8 @@ struct ioshape_context {
 	struct ring_config config;
 	unsigned copy_threads;
 	enum ioshape_staging_full staging_full;
+	enum ioshape_full full;
+	uint32_t full_wait_ms;
 	struct ckpt_pool pool;
 	struct ckpt_pool shared_pool; /* of ranks that hand their bytes to another process */
 	struct ckpt_slots slots;

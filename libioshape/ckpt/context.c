@@ -82,7 +82,9 @@ static uint64_t default_staging_bytes(void)
 static int take_environment(struct ioshape_context_options *options, struct base_error *error)
 {
 	/* Not nil: a variable left over from a measurement must not swallow checkpoints. */
-	static const char *const engines[] = { "auto", "uring", "threads", "buffered", NULL };
+	static const char *const engines[] = { "auto",     "uring",       "threads",
+					       "buffered", "uring-async", NULL };
+	enum { NOT_NIL = 4 };
 	static const char *const directs[] = { "prefer", "require", "off", NULL };
 	static const char *const fulls[] = { "wait", "refuse", NULL };
 	static const char *const levels[] = {
@@ -107,10 +109,14 @@ static int take_environment(struct ioshape_context_options *options, struct base
 		ret = base_env_count("IOSHAPE_COPY_THREADS", &options->copy_threads, error);
 	if (!ret && !options->staging_bytes)
 		ret = base_env_bytes("IOSHAPE_STAGING_BYTES", &options->staging_bytes, error);
+	if (!options->engine && engine == NOT_NIL)
+		engine = IOSHAPE_ENGINE_URING_ASYNC;
 	options->engine = (enum ioshape_engine)engine;
 	options->direct = (enum ioshape_direct)direct;
 	options->staging_full = (enum ioshape_staging_full)full;
 	options->log_level = (enum ioshape_log_level)level;
+	if (!ret)
+		ret = ckpt_storage_environment(options, error);
 	return ret ? ret : ckpt_slots_environment(options, error);
 }
 
@@ -128,12 +134,13 @@ static void take_defaults(struct ioshape_context_options *options)
 		options->staging_bytes = default_staging_bytes();
 	if (!options->log_level)
 		options->log_level = IOSHAPE_LOG_INFO;
+	ckpt_storage_defaults(options);
 	ckpt_slots_defaults(options);
 }
 
 static int check_options(const struct ioshape_context_options *options, struct base_error *error)
 {
-	if ((unsigned)options->engine > IOSHAPE_ENGINE_NIL ||
+	if ((unsigned)options->engine > IOSHAPE_ENGINE_URING_ASYNC ||
 	    (unsigned)options->direct > IOSHAPE_DIRECT_OFF ||
 	    (unsigned)options->staging_full > IOSHAPE_STAGING_REFUSE ||
 	    (unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
@@ -168,6 +175,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	static _Atomic uint64_t next_number = 1;
 	struct ioshape_context_options options;
 	struct ioshape_context *context;
+	struct fs_wish wish;
 	int ret;
 
 	ret = base_take_options(&options, sizeof(options), given, "ioshape_context_options", error);
@@ -177,6 +185,8 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		return ret;
 	take_defaults(&options);
 	ret = check_options(&options, error);
+	if (!ret)
+		ret = ckpt_storage_check(&options, &wish, error);
 	if (ret)
 		return ret;
 	context = calloc(1, sizeof(*context));
@@ -191,10 +201,15 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		.block_bytes = options.block_bytes,
 		.depth = options.queue_depth,
 		.threads = options.copy_threads,
+		.layout = wish,
+		.target_bytes = options.target_bytes,
+		.calibrate = options.calibrate,
 		.log = context->log,
 	};
 	context->copy_threads = options.copy_threads;
 	context->staging_full = options.staging_full;
+	context->full = options.full;
+	context->full_wait_ms = options.full_wait_ms;
 	ret = ckpt_slots_init(&context->slots, &options, &context->log, error);
 	if (ret) {
 		free(context);

@@ -130,6 +130,7 @@ int ckpt_handle_end_commit(struct ckpt_handle *handle, struct ckpt_turn *turn, i
 	ckpt_turn_end(handle->output.context, turn);
 	full.tensor_bytes = payload_bytes;
 	full.total_s = base_seconds(base_now_ns() - handle->begin_ns);
+	full.started_s = base_wall_seconds() - full.total_s;
 	if (report)
 		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
 	return ret;
