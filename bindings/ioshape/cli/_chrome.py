@@ -19,6 +19,8 @@ QUARTER_S = 7_889_238
 #: threads of ours, beside those that the profiler shows of the same process
 _FIRST_THREAD = 1_000_000_001
 _NEIGHBOURS = 2_000_000_001
+#: more than a kernel counts up to
+_NEXT_HOST = 10_000_000
 
 
 def write(timeline: Timeline) -> str:
@@ -26,9 +28,10 @@ def write(timeline: Timeline) -> str:
     earliest = min((panel.epoch_s for panel in timeline.panels), default=0.0)
     base_s = int(earliest) // QUARTER_S * QUARTER_S
     events: list[dict[str, Any]] = []
+    pids = _Pids()
     named: set[tuple[int, int, str]] = set()
     for panel in timeline.panels:
-        for event in _panel(panel, (panel.epoch_s - base_s) * 1e6):
+        for event in _panel(panel, (panel.epoch_s - base_s) * 1e6, pids):
             if event["ph"] == "M":
                 key = (event["pid"], event["tid"], event["name"])
                 if key in named:
@@ -47,9 +50,23 @@ def write(timeline: Timeline) -> str:
     )
 
 
-def _panel(panel: Panel, zero_us: float) -> Iterable[dict[str, Any]]:
+class _Pids:
+    """Processes of several hosts may have the same number."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, str] = {}
+
+    def of(self, row: Row) -> int:
+        """The process's own number, if no other host has it."""
+        pid = row.pid
+        while self._hosts.setdefault(pid, row.host) != row.host:
+            pid += _NEXT_HOST
+        return pid
+
+
+def _panel(panel: Panel, zero_us: float, pids: _Pids) -> Iterable[dict[str, Any]]:
     for row in panel.rows:
-        yield from _row(row, zero_us)
+        yield from _row(row, pids.of(row), zero_us)
     threads: dict[str, list[float]] = {}
     for dot in sorted(panel.dots, key=lambda one: one.at_s):
         # Slices of a thread lie in each other or beside each other.
@@ -61,13 +78,13 @@ def _panel(panel: Panel, zero_us: float) -> Iterable[dict[str, Any]]:
         yield _slice(dot.kind, "neighbour", _NEIGHBOURS, thread, zero_us, dot.at_s, dot.took_s, {})
 
 
-def _row(row: Row, zero_us: float) -> Iterable[dict[str, Any]]:
+def _row(row: Row, pid: int, zero_us: float) -> Iterable[dict[str, Any]]:
     ends: list[float] = []
-    yield _name("process_name", row.label, row.pid, 0)
+    yield _name("process_name", row.label, pid, 0)
     for save in sorted(row.saves, key=lambda one: one.begin_s):
         thread = _FIRST_THREAD + _lane(ends, save.begin_s, save.end_s)
-        yield _name("thread_name", "ioshape saves", row.pid, thread)
-        yield from _save(save, row.pid, thread, zero_us)
+        yield _name("thread_name", "ioshape saves", pid, thread)
+        yield from _save(save, pid, thread, zero_us)
 
 
 def _lane(ends: list[float], begin: float, end: float) -> int:
