@@ -38,7 +38,7 @@ def of_stripefs(text: str) -> Counts | None:
     """From its JSON: the object "metadata"."""
     try:
         found = json.loads(text)["metadata"]
-        return {str(name): int(count) for name, count in found.items()}
+        return {str(name): int(count) for name, count in found.items() if name != "total"}
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
 
@@ -88,9 +88,28 @@ def of_md_stats(text: str) -> Counts:
     return found
 
 
-def difference(before: Counts | None, after: Counts | None) -> Counts | None:
-    """What came in between; None if nobody told."""
-    if before is None or after is None:
-        return None
+def difference(before: Counts, after: Counts) -> Counts:
+    """What came in between."""
     found = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count for name, count in found.items() if count > 0}
+
+
+class Counter:
+    """Counts what others ask for, not what asking costs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        first = counts(folder)
+        self._before = counts(folder) if first is not None else None
+        self._asking = (
+            difference(first, self._before)
+            if first is not None and self._before is not None
+            else {}
+        )
+
+    def since(self) -> Counts | None:
+        """Since this was made; None if nobody tells."""
+        after = counts(self._folder)
+        if after is None or self._before is None:
+            return None
+        return difference(self._asking, difference(self._before, after))

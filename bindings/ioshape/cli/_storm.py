@@ -174,15 +174,11 @@ class Measurement:
 
     def _count_metadata(self) -> None:
         """In rounds of their own: neighbours have such operations, too."""
+        if _metadata.counts(self.folder) is None:
+            return
         for way in self.plan.ways:
-            before = _metadata.counts(self.folder)
-            if before is None:
-                return
             self.tell(f"counting metadata operations: {WAYS[way]}")
-            self._once(way, 0, neighbours=False, remove=False)
-            after = _metadata.counts(self.folder)
-            self.storm.summaries[way].metadata = _metadata.difference(before, after)
-            self._remove(way)
+            self._once(way, 0, neighbours=False, count=True)
 
     def _once(
         self,
@@ -191,17 +187,20 @@ class Measurement:
         *,
         neighbours: bool,
         check: bool = False,
-        remove: bool = True,
+        count: bool = False,
     ) -> Round:
         self._step += 1
         target = str(self.folder / way)
         self._settle()
+        counter = _metadata.Counter(self.folder) if count else None
         if neighbours:
             self._begin_neighbours()
         at_ns = now_ns() + _AHEAD_NS + self.plan.ranks * 1_000_000
         answers = self._children.ask(
             self._ranks, _LONGEST_S, do="save", way=way, folder=target, step=self._step, at_ns=at_ns
         )
+        if counter is not None:
+            self.storm.summaries[way].metadata = counter.since()
         operations = self._end_neighbours() if neighbours else []
         found = _round_of(way, number, at_ns, answers, operations, self._ranks)
         if check:
@@ -211,8 +210,7 @@ class Measurement:
                 self._children.ask(
                     some, _LONGEST_S, do="check", way=way, folder=target, step=self._step
                 )
-        if remove:
-            self._remove(way)
+        self._remove(way)
         return found
 
     def _begin_neighbours(self) -> None:
