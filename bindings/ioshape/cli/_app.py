@@ -22,6 +22,7 @@ COMMANDS = (
     "extract",
     "prune",
     "bench",
+    "trace",
     "slots",
     "top",
     "exporter",
