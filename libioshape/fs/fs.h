@@ -211,13 +211,18 @@ int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t
 
 /*
  * A name for the storage behind a mount, the same on all hosts that share it: "nfs:server:/export",
- * "lustre:fs1". What one host alone can reach has `host` in its name. Made of characters that are
- * safe in file names' neighbourhood and in Redis: no space, no brace. Pure.
+ * "lustre:fs1", or "lustre:fs1.flash" for a pool of its targets ("" if none). What one host alone
+ * can reach has `host` in its name. Made of characters that are safe in file names' neighbourhood
+ * and in Redis: no space, no brace. Pure.
  */
-void fs_pool_of_mount(const char *type, const char *source, const char *host,
-		      char name[FS_POOL_BYTES]);
+void fs_pool_of_mount(const char *type, const char *source, const char *target_pool,
+		      const char *host, char name[FS_POOL_BYTES]);
 
-/* The same for the file or directory `path`, whose last part need not exist. */
+/*
+ * The same for the file or directory `path`, whose last part need not exist. The pool of targets is
+ * that of its directory: whoever asks once for each mount, as saves do, takes turns in the pool of
+ * the directory that was first.
+ */
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
 /* A number that is the same for paths on one mount, and for no others while it is mounted; quick to

@@ -87,7 +87,7 @@ static void try_mount_table(const char *text)
 
 	fs_mountinfo_type(text, 0, 46, type, sizeof(type));
 	if (!fs_mountinfo_mount(text, 101, type, sizeof(type), source, sizeof(source))) {
-		fs_pool_of_mount(type, source, "host", pool);
+		fs_pool_of_mount(type, source, "flash", "host", pool);
 		MUST(has_end(pool, sizeof(pool)) &&
 		     strspn(pool, FS_POOL_CHARACTERS) == strlen(pool));
 		MUST(fs_lustre_name(source, &name) < sizeof(source));

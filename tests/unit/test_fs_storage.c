@@ -14,7 +14,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "fs/fs.h"
+#include "fs/storage.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -301,6 +301,30 @@ START_TEST(the_targets_of_a_beegfs_are_counted)
 }
 END_TEST
 
+START_TEST(a_beegfs_is_called_after_its_management_server)
+{
+	const char *root = scratch_directory();
+	char source[32] = "beegfs_nodev", small[8] = "nodev";
+
+	fs_name_beegfs(root, "rw", source, sizeof(source));
+	ck_assert_str_eq(source, "beegfs_nodev");
+	put("cfgFile = /etc/a.conf\nxsysMgmtdHost = no\nsysMgmtdHost = mgmt01 \n"
+	    "connMgmtdPortTCP = 8008\n",
+	    "/proc/fs/beegfs/1-A-host/config");
+	fs_name_beegfs(root, "rw", source, sizeof(source));
+	ck_assert_str_eq(source, "mgmt01:8008");
+	fs_name_beegfs(root, "rw", small, sizeof(small));
+	ck_assert_str_eq(small, "nodev");
+	put("cfgFile = /etc/b.conf\nsysMgmtdHost = mgmt02", "/proc/fs/beegfs/2-A-host/config");
+	fs_name_beegfs(root, "rw,cfgFile=/etc/b.conf", source, sizeof(source));
+	ck_assert_str_eq(source, "mgmt02");
+	fs_name_beegfs(root, "rw,cfgFile=/etc/c.conf", source, sizeof(source));
+	ck_assert_str_eq(source, "mgmt02");
+	fs_name_beegfs(root, "rw,cfgFile=/etc/a.conf", source, sizeof(source));
+	ck_assert_str_eq(source, "mgmt01:8008");
+}
+END_TEST
+
 START_TEST(a_local_disk_turns_or_does_not)
 {
 	struct stat status;
@@ -357,6 +381,7 @@ int main(void)
 	tcase_add_loop_test(cases, members_of_a_family_are_told_apart, 0, ARRAY_LENGTH(flavours));
 	tcase_add_test(cases, an_nfs_mount_tells_what_it_writes_at_a_time);
 	tcase_add_test(cases, the_targets_of_a_beegfs_are_counted);
+	tcase_add_test(cases, a_beegfs_is_called_after_its_management_server);
 	tcase_add_test(cases, a_local_disk_turns_or_does_not);
 	tcase_add_test(cases, unknown_targets_are_not_counted);
 	suite_add_tcase(suite, cases);
