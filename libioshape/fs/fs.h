@@ -138,7 +138,8 @@ struct fs_storage {
 	uint64_t
 		write_unit; /* a request should be a multiple of it: wsize, block size; 0 unknown */
 	uint64_t flight_bytes; /* in flight for one file or target, as the client can; 0 unknown */
-	uint32_t targets;      /* storage targets; 0 unknown */
+	uint32_t targets; /* storage targets, of the directory's pool of targets where the client
+			   * tells which those are; 0 unknown */
 	uint32_t target_count; /* of those in the list below */
 	struct fs_target target[64];
 	struct fs_layout layout;           /* what new files in this directory get */
@@ -215,9 +216,9 @@ struct fs_room {
 };
 
 /*
- * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link), or
- * of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no such
- * directory, or the link leads to nothing yet.
+ * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link),
+ * or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no
+ * such directory, or the link leads to nothing yet.
  */
 int fs_room_of_path(const char *path, struct fs_room *room);
 

@@ -119,8 +119,8 @@ static int read_pool(const struct blob *blob, struct fs_part *part)
 	if (!end)
 		return -EINVAL;
 	for (; name < end; name++) {
-		/* It will be in reports and in names of slot pools. */
-		if (*name <= ' ' || *name >= 0x7f)
+		/* It will be in reports, in names of slot pools and of files in /proc. */
+		if (*name <= ' ' || *name >= 0x7f || *name == '/')
 			return -EINVAL;
 	}
 	memcpy(part->pool, blob->data + POOL_AT, (size_t)(end - (blob->data + POOL_AT)));

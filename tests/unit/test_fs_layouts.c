@@ -82,6 +82,7 @@ static const struct {
 	{ { 0, LAYOUT_RAID0, 1 << 20, 2001, NULL, 0 }, "", -EINVAL },
 	{ { 0, LAYOUT_RAID0, 1 << 20, 0xffdf, NULL, 0 }, "", -EINVAL },
 	{ { 0, LAYOUT_RAID0, 1 << 20, 4, "a\nline", 0 }, "", -EINVAL },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 4, "../../../x", 0 }, "", -EINVAL },
 	{ { 0, LAYOUT_RAID0, 1 << 20, 4, "sixteen--letters", 0 }, "", -EINVAL },
 	{ { 0x0bd20bd0, LAYOUT_RAID0, 1 << 20, 4, NULL, 0 }, "", -EINVAL },
 	{ { 0x0cd10bd0, LAYOUT_RAID0, 1 << 20, 4, NULL, 0 }, "", -EINVAL },

@@ -224,6 +224,35 @@ START_TEST(more_targets_than_have_room_are_counted)
 }
 END_TEST
 
+START_TEST(targets_of_other_pools_are_left_out)
+{
+	static const char place[] = "/sys/fs/lustre";
+	char name[64];
+
+	for (unsigned i = 0; i < 4; i++) {
+		snprintf(name, sizeof(name), "scr-OST%04x-osc-ffff8f3a1c2d4800", i);
+		target(place, name, "1000\n", "400\n");
+	}
+	/* Of two clients that tell it in different places. */
+	put("4\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
+	put("scr-OST0001_UUID\nscr-OST0003_UUID\n",
+	    "/proc/fs/lustre/lov/scr-clilov-ffff8f3a1c2d4800/pools/flash");
+	memset(&storage, 0, sizeof(storage));
+	storage.layout.count = 1;
+	storage.layout.parts[0] = (struct fs_part){ .end = UINT64_MAX, .pool = "disk" };
+	fs_look_at_lustre(scratch_directory(), "scr", 3, &storage);
+	ck_assert_uint_eq(storage.target_count, 4);
+	ck_assert_uint_eq(storage.targets, 4);
+	storage.target_count = 0;
+	strcpy(storage.layout.parts[0].pool, "flash");
+	fs_look_at_lustre(scratch_directory(), "scr", 3, &storage);
+	ck_assert_uint_eq(storage.target_count, 2);
+	ck_assert_uint_eq(storage.targets, 2);
+	for (unsigned i = 0; i < 2; i++)
+		ck_assert_ptr_nonnull(strpbrk(storage.target[i].name + 4, "13"));
+}
+END_TEST
+
 /* ---- Flavours -------------------------------------------------------------------------------- */
 
 static const struct {
@@ -378,6 +407,7 @@ int main(void)
 	tcase_add_test(cases, an_old_client_of_a_lustre_is_read);
 	tcase_add_test(cases, numbers_without_sense_are_not_believed);
 	tcase_add_test(cases, more_targets_than_have_room_are_counted);
+	tcase_add_test(cases, targets_of_other_pools_are_left_out);
 	tcase_add_loop_test(cases, members_of_a_family_are_told_apart, 0, ARRAY_LENGTH(flavours));
 	tcase_add_test(cases, an_nfs_mount_tells_what_it_writes_at_a_time);
 	tcase_add_test(cases, the_targets_of_a_beegfs_are_counted);
