@@ -193,7 +193,7 @@ static int add_component(const struct blob *blob, size_t entry, struct mirror *m
 
 	if (part.begin > part.end || part.begin < mirror->end)
 		return -EINVAL;
-	if (at < ENTRIES_AT || at > blob->bytes || bytes > blob->bytes - at)
+	if (at > blob->bytes || bytes > blob->bytes - at)
 		return -EINVAL;
 	mirror->end = part.end;
 	mirror->stale |= (flags & ENTRY_STALE) != 0;

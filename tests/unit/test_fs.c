@@ -249,6 +249,14 @@ START_TEST(a_type_is_remembered_for_its_device_only)
 				     .type = "another" };
 	ck_assert_int_eq(fs_describe(fd, "major", &memory, &again, NULL), 0);
 	ck_assert_str_eq(again.type, first.type);
+	/* A device's number may be given to another filesystem. */
+	memory.magic++;
+	strcpy(memory.type, "another");
+	ck_assert_int_eq(fs_describe(fd, "magic", &memory, &again, NULL), 0);
+	ck_assert_str_eq(again.type, first.type);
+	strcpy(memory.type, "remembered");
+	ck_assert_int_eq(fs_describe(fd, "same", &memory, &again, NULL), 0);
+	ck_assert_str_eq(again.type, "remembered");
 	close(proc);
 	close(fd);
 }

@@ -66,6 +66,7 @@ static const struct {
 	{ { 0, LAYOUT_RAID0 | LAYOUT_OVERSTRIPED, 1 << 20, 0xfffe, NULL, 0 },
 	  "all x 1M overstriped",
 	  0 },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 0xffe0, NULL, 0 }, "all x 1M overstriped", 0 },
 	{ { 0, LAYOUT_RAID0, 0, 0, NULL, 0 }, "default x default", 0 },
 	{ { 0, 0, 1 << 20, 4, NULL, 0 }, "4 x 1M", 0 },
 	{ { 0, LAYOUT_RAID0, 1 << 20, 2000, NULL, 0 }, "2000 x 1M", 0 },
@@ -352,7 +353,8 @@ static const struct {
 	{ "stripe_unit=65536 stripe_count=1 object_size=100000", "", -EINVAL },
 	{ "stripe_unit=1000 stripe_count=1 object_size=1000", "", -EINVAL },
 	{ "stripe_unit=4194304 stripe_count=99999 object_size=4194304", "", -EINVAL },
-	{ "stripe_unit=18446744073709551616 stripe_count=1 object_size=18446744073709551616", "",
+	/* 4194304 in 64 bits */
+	{ "stripe_unit=18446744073713745920 stripe_count=1 object_size=18446744073713745920", "",
 	  -EINVAL },
 };
 
@@ -417,6 +419,8 @@ START_TEST(the_part_of_a_byte_is_found)
 	ck_assert_ptr_eq(fs_layout_at(&layout, 100 * M), &layout.parts[1]);
 	ck_assert_ptr_eq(fs_layout_at(&layout, 10 * G), &layout.parts[2]);
 	ck_assert_ptr_eq(fs_layout_at(&layout, END), &layout.parts[2]);
+	layout.parts[1].begin = 200 * M;
+	ck_assert_ptr_null(fs_layout_at(&layout, 200 * M - 1));
 	layout.parts[2].end = 20 * G;
 	ck_assert_ptr_null(fs_layout_at(&layout, 20 * G));
 	layout.count = 0;
@@ -444,18 +448,21 @@ END_TEST
 START_TEST(a_text_says_that_it_was_cut)
 {
 	struct fs_layout layout;
-	char text[24];
+	char text[48], whole[96];
 
 	progressive(&layout);
+	strcpy(layout.parts[0].pool, "fifteen-letters");
+	fs_layout_text(&layout, whole, sizeof(whole));
 	for (size_t room = 1; room <= sizeof(text); room++) {
 		memset(text, 'x', sizeof(text));
 		fs_layout_text(&layout, text, room);
 		ck_assert_uint_lt(strlen(text), room);
-		if (room > 3)
-			ck_assert_str_eq(text + strlen(text) - 3, "...");
+		if (room <= 3)
+			continue;
+		ck_assert_str_eq(text + strlen(text) - 3, "...");
+		ck_assert_int_eq(strncmp(text, whole, strlen(text) - 3), 0);
 	}
-	fs_layout_text(&layout, text, sizeof(text));
-	ck_assert_str_eq(text, "to 100M: 1 x 1M; to ...");
+	ck_assert_str_eq(text, "to 100M: 1 x 1M, pool fifteen-letters; to 10...");
 	layout.count = 0;
 	fs_layout_text(&layout, text, sizeof(text));
 	ck_assert_str_eq(text, "");

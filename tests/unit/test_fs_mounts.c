@@ -96,7 +96,7 @@ START_TEST(a_line_of_each_family_is_read)
 		ck_assert_ptr_nonnull(strstr(mount.options + 1, ",rw"));
 	}
 	ck_assert_int_eq(fs_family_of(lines[_i].type, lines[_i].magic), lines[_i].family);
-	ck_assert_str_ne(fs_family_name(lines[_i].family), "");
+	ck_assert_int_eq(fs_family_of(lines[_i].type, 0), lines[_i].family);
 }
 END_TEST
 
@@ -209,6 +209,7 @@ static const struct {
 	{ "rw,xwsize=1,wsize=,vers=x,proto=", "NFS", 0, 0 },
 	{ "wsize=-1,vers=4.x,nconnect=999999", "NFS", 0, 0 },
 	{ "wsize=99999999999999999999,vers=12", "NFS", 0, 0 },
+	{ "wsize25,nconnect99,vers4", "NFS", 0, 0 },
 	{ "wsize", "NFS", 0, 0 },
 	{ "", "NFS", 0, 0 },
 };
@@ -246,6 +247,7 @@ START_TEST(the_name_of_a_lustre_is_found_in_its_source)
 		{ "10.0.0.1,192.168.0.1@o2ib1:10.0.0.2@tcp:/scratch/", "scratch" },
 		{ "fe80::1@tcp:/fs1", "fs1" },
 		{ "mgs:/", "" },
+		{ "10.0.0.1@tcp:10.0.0.2@tcp", "" },
 		{ "fs1", "" },
 		{ "", "" },
 	};

@@ -42,20 +42,27 @@ static void put(const char *text, const char *format, ...)
 }
 
 /* The test's directory is, so the table says, on such a mount. */
-static void mount_as(const char *type, const char *source, const char *options)
+static void mount_as_number(uint64_t number, const char *type, const char *source,
+			    const char *options)
 {
 	struct stat status;
-	uint64_t number;
 	char line[1024];
 
 	ck_assert_int_eq(stat(scratch_directory(), &status), 0);
-	ck_assert_int_eq(fs_mount_of_path(scratch_directory(), &number), 0);
 	snprintf(line, sizeof(line),
 		 "1 0 0:1 / /other rw - ext4 /dev/other rw\n"
 		 "%llu 1 %u:%u / /mnt/a\\040b rw,noatime shared:1 - %s %s %s\n",
 		 (unsigned long long)(number & INT32_MAX), major(status.st_dev),
 		 minor(status.st_dev), type, source, options);
 	put(line, "/proc/self/mountinfo");
+}
+
+static void mount_as(const char *type, const char *source, const char *options)
+{
+	uint64_t number;
+
+	ck_assert_int_eq(fs_mount_of_path(scratch_directory(), &number), 0);
+	mount_as_number(number, type, source, options);
 }
 
 static void look(const char *root)
@@ -100,6 +107,18 @@ START_TEST(without_tables_there_is_what_the_kernel_answers)
 	ck_assert_str_eq(storage.mount_point, "");
 	ck_assert_uint_ne(storage.type[0], 0);
 	ck_assert_uint_gt(storage.total_bytes, 0);
+}
+END_TEST
+
+START_TEST(a_table_without_the_number_of_the_mount_may_have_its_device)
+{
+	uint64_t number;
+
+	ck_assert_int_eq(fs_mount_of_path(scratch_directory(), &number), 0);
+	mount_as_number(number + 100000, "xfs", "/dev/sdx", "rw");
+	look(scratch_directory());
+	ck_assert_str_eq(storage.type, "xfs");
+	ck_assert_str_eq(storage.source, "/dev/sdx");
 }
 END_TEST
 
@@ -337,7 +356,8 @@ START_TEST(a_beegfs_is_called_after_its_management_server)
 
 	fs_name_beegfs(root, "rw", source, sizeof(source));
 	ck_assert_str_eq(source, "beegfs_nodev");
-	put("cfgFile = /etc/a.conf\nxsysMgmtdHost = no\nsysMgmtdHost = mgmt01 \n"
+	put("cfgFile = /etc/a.conf\nxsysMgmtdHost = no\nsysMgmtdHostname = no\nsysMgmtdHost = "
+	    "mgmt01 \n"
 	    "connMgmtdPortTCP = 8008\n",
 	    "/proc/fs/beegfs/1-A-host/config");
 	fs_name_beegfs(root, "rw", source, sizeof(source));
@@ -402,6 +422,7 @@ int main(void)
 	tcase_add_checked_fixture(cases, scratch_setup, scratch_teardown);
 	tcase_add_test(cases, the_real_mount_is_looked_at);
 	tcase_add_test(cases, without_tables_there_is_what_the_kernel_answers);
+	tcase_add_test(cases, a_table_without_the_number_of_the_mount_may_have_its_device);
 	tcase_add_test(cases, what_is_not_open_cannot_be_looked_at);
 	tcase_add_test(cases, the_client_of_a_lustre_is_read);
 	tcase_add_test(cases, an_old_client_of_a_lustre_is_read);
