@@ -56,9 +56,9 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 	const struct fs_part *part = own->count ? &own->parts[0] : NULL;
 	const uint32_t wanted = stripes_by_size(facts);
 	/* BeeGFS says nothing about directories. On Lustre nothing was set if nothing is told. */
-	const uint32_t had = part && part->stripe_count    ? part->stripe_count :
-			     facts->family == FS_BEEGFS    ? BEEGFS_DEFAULT_STRIPES :
-							     LUSTRE_DEFAULT_STRIPES;
+	const uint32_t had = part && part->stripe_count ? part->stripe_count :
+			     facts->family == FS_BEEGFS ? BEEGFS_DEFAULT_STRIPES :
+							  LUSTRE_DEFAULT_STRIPES;
 
 	if (facts->family == FS_CEPH) {
 		snprintf(why, why_bytes,
@@ -117,9 +117,10 @@ static bool is_same(const struct fs_layout *one, const struct fs_layout *other)
 	for (uint32_t i = 0; i < one->count; i++) {
 		const struct fs_part *a = &one->parts[i], *b = &other->parts[i];
 
-		if (a->begin != b->begin || a->end != b->end || a->stripe_bytes != b->stripe_bytes ||
-		    a->stripe_count != b->stripe_count || a->on_metadata != b->on_metadata ||
-		    a->overstriped != b->overstriped || strcmp(a->pool, b->pool) != 0)
+		if (a->begin != b->begin || a->end != b->end ||
+		    a->stripe_bytes != b->stripe_bytes || a->stripe_count != b->stripe_count ||
+		    a->on_metadata != b->on_metadata || a->overstriped != b->overstriped ||
+		    strcmp(a->pool, b->pool) != 0)
 			return false;
 	}
 	return true;

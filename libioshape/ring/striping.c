@@ -43,8 +43,8 @@ int ring_striping_create(struct ring_striping *striping, int directory_fd, const
 	int fd;
 
 	if (!must_ask(striping, directory_fd, directory)) {
-		fd = openat(directory_fd, name,
-			    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+		fd = openat(directory_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+			    mode);
 		return fd < 0 ? -errno : fd;
 	}
 	fd = fs_create_with_layout(directory_fd, name, mode, striping->memory->family,
@@ -66,6 +66,7 @@ void ring_striping_report(const struct ring_striping *striping, const struct fs_
 
 	fs_layout_text(&striping->asked, report->stripes_asked, sizeof(report->stripes_asked));
 	fs_layout_text(layout, report->stripes, sizeof(report->stripes));
-	report->stripe_count = part && part->stripe_count != FS_ALL_TARGETS ? part->stripe_count : 0;
+	report->stripe_count = part && part->stripe_count != FS_ALL_TARGETS ? part->stripe_count :
+									      0;
 	report->stripe_bytes = part ? part->stripe_bytes : 0;
 }
