@@ -46,9 +46,7 @@ static void find_type(int fd, struct fs_info *info, unsigned device_major, unsig
 {
 	fs_magic_name(info->magic, info->type, sizeof(info->type));
 	read_type(info, device_major, device_minor);
-	info->family = fs_family_of(info->type, info->magic);
-	if (info->family == FS_FUSE)
-		info->family = fs_family_behind_fuse(fd);
+	info->family = fs_family_of_open(fd, info->type, info->magic);
 }
 
 /* What is the same for all files of a mount. */
@@ -94,7 +92,7 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)",
 				 path);
 	info->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
-	info->free_bytes = (uint64_t)system.f_bavail * (uint64_t)system.f_frsize;
+	info->free_bytes = fs_free_bytes(&system);
 	info->block_bytes = status.stx_blksize;
 	read_alignment(info, &status);
 	find_mount(fd, info, memory, status.stx_dev_major, status.stx_dev_minor);
