@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
     end: int
     size: int
-    count: int
+    stripes: int
     pool: str
 
 
