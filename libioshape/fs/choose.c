@@ -29,7 +29,7 @@ static const struct step {
 #define LUSTRE_DEFAULT_STRIPES 1u
 #define BEEGFS_DEFAULT_STRIPES 4u
 
-static bool takes_wishes(enum fs_family family)
+bool fs_takes_layouts(enum fs_family family)
 {
 	return family == FS_LUSTRE || family == FS_BEEGFS || family == FS_CEPH;
 }
@@ -157,7 +157,7 @@ int fs_choose_layout(const struct fs_wish *wish, const struct fs_facts *facts,
 	memset(ask, 0, sizeof(*ask));
 	if (why_bytes)
 		*why = 0;
-	if (!takes_wishes(facts->family)) {
+	if (!fs_takes_layouts(facts->family)) {
 		snprintf(why, why_bytes, "no layouts to ask for on %s",
 			 fs_family_name(facts->family));
 		return 0;
