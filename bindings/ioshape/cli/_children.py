@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import os
 import select
 import signal
@@ -75,7 +76,9 @@ class Line:
         """Whether something has come within that time."""
         if self._buffer:
             return True
-        return bool(select.select([self._connection], [], [], max(0.0, seconds))[0])
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(max(0, math.ceil(seconds * 1000))))
 
     def say(self, **what: object) -> None:
         """An answer."""
@@ -158,10 +161,7 @@ class Children:
             if left <= 0:
                 silent = next(child.name for child in asked if child.pid not in answers)
                 raise ChildError(f"{silent} has given no answer for {timeout_s:.0f} s")
-            ready = select.select([child.connection for child in self._children], [], [], left)[0]
-            for child in self._children:
-                if child.connection in ready:
-                    self._take(child)
+            self._listen(left)
             for child in asked:
                 if child.pid not in answers and b"\n" in child.buffer:
                     line, _, rest = bytes(child.buffer).partition(b"\n")
@@ -171,6 +171,22 @@ class Children:
                         raise ChildError(f"{child.name}: {answer['error']}")
                     answers[child.pid] = answer
         return [answers[child.pid] for child in asked]
+
+    def rest(self, seconds: float) -> None:
+        """Sleeps; whoever ends meanwhile is noticed."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._listen(left)
+
+    def _listen(self, seconds: float) -> None:
+        """Takes what comes first, if something comes in that time."""
+        poll = select.poll()
+        for child in self._children:
+            poll.register(child.connection, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(math.ceil(seconds * 1000))}
+        for child in self._children:
+            if child.connection.fileno() in ready:
+                self._take(child)
 
     def _take(self, child: Child) -> None:
         try:

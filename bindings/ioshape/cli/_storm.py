@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import shutil
 import tempfile
@@ -14,25 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ioshape.cli import _metadata, _neighbours
-from ioshape.cli import _storm_rank as names
+from ioshape.cli import _metadata, _neighbours, _storm_rank
 from ioshape.cli._children import Child, Children, now_ns
 from ioshape.cli._neighbours import Habits, Operation
 from ioshape.cli._storm_figures import RankSave, Round, Summary
+from ioshape.cli._ways import GROUPS, USUAL, WAYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-WAYS = {
-    names.TORCH: "torch.save + fsync",
-    names.SAVE: "ioshape.save",
-    names.ASYNC: "ioshape.save_async",
-    names.NODE: "save_group, node",
-    names.RANK0: "save_group, rank0",
-    names.NODE_ASYNC: "save_group_async, node",
-    names.RANK0_ASYNC: "save_group_async, rank0",
-}
-USUAL = (names.TORCH, names.SAVE, names.ASYNC, names.NODE, names.RANK0)
 
 #: until all ranks have heard when to begin
 _AHEAD_NS = 60_000_000
@@ -105,10 +93,11 @@ class Measurement:
 
     def __enter__(self) -> Measurement:
         self._children.__enter__()
+        self._meeting = tempfile.mkdtemp(prefix="ioshape-storm-")
         try:
             self._start()
         except BaseException:
-            self._children.close()
+            self.__exit__()
             raise
         return self
 
@@ -118,11 +107,10 @@ class Measurement:
 
     def _start(self) -> None:
         plan = self.plan
-        self._meeting = tempfile.mkdtemp(prefix="ioshape-storm-")
-        several = plan.nodes > 1 and any(names.GROUPS.get(way) == "rank0" for way in plan.ways)
+        several = plan.nodes > 1 and any(GROUPS.get(way) == "rank0" for way in plan.ways)
         token = f"storm-{uuid.uuid4().hex[:16]}"
         for rank in range(plan.ranks):
-            place = names.Place(
+            place = _storm_rank.Place(
                 rank,
                 plan.ranks,
                 plan.nodes,
@@ -130,7 +118,7 @@ class Measurement:
                 plan.n_bytes,
                 str(Path(self._meeting) / "meeting") if several else "",
             )
-            self._ranks.append(self._children.start(f"rank {rank}", names.rank(place)))
+            self._ranks.append(self._children.start(f"rank {rank}", _storm_rank.rank(place)))
         small = self.folder / "neighbours"
         small.mkdir()
         _neighbours.prepare(small, plan.habits)
@@ -156,7 +144,7 @@ class Measurement:
         self.tell("neighbours alone")
         self._settle()
         self._begin_neighbours()
-        time.sleep(plan.alone_s)
+        self._children.rest(plan.alone_s)
         self.storm.alone = self._end_neighbours()
         if plan.warm_up:
             for way in plan.ways:
@@ -242,8 +230,7 @@ class Measurement:
             ctypes.CDLL(None).syncfs(file)
         finally:
             os.close(file)
-        gc.collect()
-        time.sleep(_SETTLE_S)
+        self._children.rest(_SETTLE_S)
 
 
 def _round_of(

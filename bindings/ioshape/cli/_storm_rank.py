@@ -16,23 +16,12 @@ from ioshape import _group
 from ioshape import _torch as original
 from ioshape.cli._children import Line, now_ns, sleep_until
 from ioshape.cli._contest import make_state
+from ioshape.cli._ways import GROUPS, IN_BACKGROUND, TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ioshape import Report
-
-TORCH = "torch"
-SAVE = "save"
-ASYNC = "async"
-NODE = "node"
-RANK0 = "rank0"
-NODE_ASYNC = "node-async"
-RANK0_ASYNC = "rank0-async"
-
-#: who makes one generation of all ranks, and in which mode
-GROUPS = {NODE: "node", RANK0: "rank0", NODE_ASYNC: "node", RANK0_ASYNC: "rank0"}
-IN_BACKGROUND = (ASYNC, NODE_ASYNC, RANK0_ASYNC)
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "MPI_", "TORCHELASTIC_")
 _DEFAULT_STAGING_BYTES = 64 << 20

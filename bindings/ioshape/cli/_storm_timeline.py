@@ -7,10 +7,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ioshape.cli._output import human_size, plural
-from ioshape.cli._storm import WAYS
 from ioshape.cli._storm_figures import Latency, Neighbours, RankSave, Ratios, Round
 from ioshape.cli._svg import seconds
 from ioshape.cli._timeline import Dot, Panel, Row, Save, Span, Timeline, spans_of
+from ioshape.cli._ways import WAYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

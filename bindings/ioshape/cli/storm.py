@@ -30,6 +30,7 @@ from ioshape.cli._scratch import (
     scratch,
     status,
 )
+from ioshape.cli._ways import USUAL, WAYS
 
 if TYPE_CHECKING:
     from ioshape.cli._storm import Storm
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 _LEAST_BYTES = 64 << 10
 #: what a process takes that has torch, and nothing to save
 _RANK_BYTES = 32 << 20
-_MOST_RANKS = 1024
+_MOST_RANKS = 512
 _USUAL_RANKS = 16
 
 
-def _measure(parent: Path, ways: str, **plan: Any) -> Storm:
+def _measure(parent: Path, **plan: Any) -> Storm:
     # Of the libraries that torch brings. Ranks share the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
@@ -51,7 +52,7 @@ def _measure(parent: Path, ways: str, **plan: Any) -> Storm:
         raise SentenceError(f"the storm needs torch ({error}); pip install torch") from None
     from ioshape.cli._children import ChildError  # noqa: PLC0415
 
-    wanted = _storm.Plan(ways=_ways(ways, _storm.WAYS, _storm.USUAL), **plan)
+    wanted = _storm.Plan(**plan)
     total = wanted.ranks * wanted.n_bytes
     rounds = wanted.rounds + 1
     with scratch(parent) as folder:
@@ -69,18 +70,13 @@ def _measure(parent: Path, ways: str, **plan: Any) -> Storm:
     return measurement.storm
 
 
-def _ways(text: str, known: dict[str, str], usual: tuple[str, ...]) -> tuple[str, ...]:
-    if not text:
-        return usual
+def _ways(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
     ways = tuple(text.split(","))
     for way in ways:
-        if way not in known or ways.count(way) > 1:
-            raise click.BadParameter(
-                f"{way!r} is not one of {', '.join(known)}"
-                if way not in known
-                else f"{way} is named twice",
-                param_hint="--ways",
-            )
+        if way not in WAYS:
+            raise click.BadParameter(f"{way!r} is not one of {', '.join(WAYS)}")
+        if ways.count(way) > 1:
+            raise click.BadParameter(f"{way} is named twice")
     return ways
 
 
@@ -159,7 +155,6 @@ def _ms(latency: Latency | None) -> tuple[str, str]:
 
 
 def _show(storm: Storm, parent: Path) -> None:
-    from ioshape.cli._storm import WAYS  # noqa: PLC0415
     from ioshape.cli._storm_figures import Neighbours  # noqa: PLC0415
 
     plan = storm.plan
@@ -204,7 +199,6 @@ def _show(storm: Storm, parent: Path) -> None:
 
 
 def _sentences(storm: Storm) -> list[str]:
-    from ioshape.cli._storm import WAYS  # noqa: PLC0415
     from ioshape.cli._storm_figures import Ratios  # noqa: PLC0415
 
     first = storm.plan.ways[0]
@@ -246,9 +240,11 @@ def _sentences(storm: Storm) -> list[str]:
 )
 @click.option(
     "--ways",
-    default="",
+    default=",".join(USUAL),
+    show_default=True,
     metavar="WAY,...",
-    help="Which ways are compared, with the first one. [default: torch,save,async,node,rank0]",
+    callback=_ways,
+    help="Which ways are compared, with the first one.",
 )
 @click.option(
     "--rounds",
@@ -299,7 +295,7 @@ def command(
     path: str,
     ranks: int,
     size: int,
-    ways: str,
+    ways: tuple[str, ...],
     rounds: int,
     nodes: int,
     readers: int,
@@ -339,7 +335,7 @@ def command(
         raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
     if ranks % nodes:
         raise click.BadParameter(
-            f"{ranks} ranks are not the same on each of {nodes}", param_hint="--nodes"
+            f"{ranks} ranks cannot be spread evenly over {nodes} nodes", param_hint="--nodes"
         )
     for file in (json_path if json_path != "-" else None, svg_path, trace_path):
         check_file_to_write(file)
@@ -348,7 +344,7 @@ def command(
     check_memory(ranks * (size + size // 2 + _RANK_BYTES))
     habits = Habits(readers=readers)
     storm = _measure(
-        parent, ways, ranks=ranks, n_bytes=size, rounds=rounds, nodes=nodes, habits=habits
+        parent, ways=ways, ranks=ranks, n_bytes=size, rounds=rounds, nodes=nodes, habits=habits
     )
     _draw(storm, svg_path, trace_path)
     found = _as_json(storm, parent)
