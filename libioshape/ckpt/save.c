@@ -78,14 +78,16 @@ static int save_once(struct saving *saving, bool *wrote, struct base_error *erro
 
 	saving->options.before_block = ckpt_slot_pass;
 	saving->options.before_block_user = &slot;
+	saving->options.nearly_written = ckpt_slot_hand_over;
+	saving->options.nearly_written_user = &slot;
 	ret = ckpt_slot_take(&slot, saving->output.context, saving->turn->path, &saving->options,
 			     saving->watch, error);
 	*wrote = !ret;
 	if (!ret)
 		ret = write_in_slot(saving, error);
 	/*
-	 * The bytes are on stable storage. What is left may have to wait for earlier saves to the
-	 * same path, which wait for slots.
+	 * The bytes are on stable storage (or it was handed over before). What is left may have to
+	 * wait for earlier saves to the same path, which wait for slots.
 	 */
 	ckpt_slot_release(&slot);
 	ckpt_slot_report(&slot, &saving->output.notes, saving->report);
