@@ -214,9 +214,9 @@ struct fs_room {
 };
 
 /*
- * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link), or
- * of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no such
- * directory, or the link leads to nothing yet.
+ * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link),
+ * or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no
+ * such directory, or the link leads to nothing yet.
  */
 int fs_room_of_path(const char *path, struct fs_room *room);
 

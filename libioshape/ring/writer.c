@@ -471,7 +471,8 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	int ret;
 
 	ret = write_rest(writer, error);
-	if (!ret && (writer->through_engine || writer->options.expected_bytes > RING_SMALL_FILE_BYTES))
+	if (!ret &&
+	    (writer->through_engine || writer->options.expected_bytes > RING_SMALL_FILE_BYTES))
 		ret = cut(writer, error);
 	writer->write_ns += base_now_ns() - begin;
 	if (ret)
