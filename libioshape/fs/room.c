@@ -111,7 +111,7 @@ void fs_room_type(const struct fs_room *room, char *type, size_t type_bytes)
 	struct base_buffer text = { 0 };
 
 	fs_magic_name(room->magic, type, type_bytes);
-	if (!fs_read_mountinfo(&text))
+	if (!fs_read_mountinfo("", &text))
 		fs_mountinfo_type((const char *)text.data, room->device_major, room->device_minor,
 				  type, type_bytes);
 	base_buffer_free(&text);

@@ -390,7 +390,7 @@ START_TEST(context_options_out_of_range_are_refused)
 		{ .queue_depth = 65, .word = "queue_depth" },
 		{ .copy_threads = 65, .word = "copy_threads" },
 		{ .copy_threads = UINT32_MAX, .word = "copy_threads" },
-		{ .engine = 6, .word = "option" },
+		{ .engine = IOSHAPE_ENGINE_URING_ASYNC + 1, .word = "option" },
 		{ .engine = -1, .word = "option" },
 		{ .direct = 3, .word = "option" },
 		{ .full = 2, .word = "option" },
