@@ -217,6 +217,7 @@ struct fs_room {
 	uint64_t free_bytes;
 	/* Of the file that is there: they are free only when it has been replaced. */
 	uint64_t replaced_bytes;
+	bool no_inodes; /* no file can be created any more, whatever there is free */
 	uint64_t magic;
 	unsigned device_major, device_minor;
 };

@@ -18,6 +18,17 @@ static struct ioshape_save *begin(struct ioshape_context *context, const char *p
 	return save;
 }
 
+static unsigned times_heard(const char *words)
+{
+	unsigned times = 0;
+
+	pthread_mutex_lock(&heard.lock);
+	for (const char *at = heard.lines; (at = strstr(at, words)); at++)
+		times++;
+	pthread_mutex_unlock(&heard.lock);
+	return times;
+}
+
 /* It waits for room, and has told so. */
 static bool is_waiting(struct ioshape_save *save)
 {
@@ -182,6 +193,7 @@ static bool waits(void)
 	REQUIRE_SAID(strstr(report.fallback_text, "waited 0."), report.fallback_text);
 	REQUIRE_SAID(has_heard("waits for room, at most 60.0 s"), heard.lines);
 	REQUIRE_SAID(has_heard("goes on after waiting 0."), heard.lines);
+	REQUIRE_SAID(times_heard("waits for room") == 1, heard.lines);
 	REQUIRE_THAT(holds(&new_sample));
 	fill_up(LEFT_BYTES);
 	pthread_create(&thread, NULL, make_room_soon, NULL);
@@ -424,7 +436,7 @@ static bool no_inodes(void)
 	}
 	ret = save_to(context, file, &new_sample, NULL);
 	REQUIRE_THAT(ret == -ENOSPC);
-	REQUIRE_SAID(strstr(ioshape_context_message(context), "are free on the whole filesystem"),
+	REQUIRE_SAID(strstr(ioshape_context_message(context), "its inodes are used up"),
 		     ioshape_context_message(context));
 	ioshape_context_free(context);
 	context = open_context(IOSHAPE_FULL_WAIT, 400);
@@ -435,6 +447,9 @@ static bool no_inodes(void)
 	ret = save_to(context, file, &new_sample, &report);
 	pthread_join(thread, NULL);
 	REQUIRE_SAID(!ret, ioshape_context_message(context));
+	/* Tried more than once. */
+	REQUIRE_SAID(times_heard("waits for room") == 1, heard.lines);
+	REQUIRE_SAID(times_heard("was written after waiting") == 1, heard.lines);
 	ioshape_context_free(context);
 	return holds(&new_sample);
 }
