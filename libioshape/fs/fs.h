@@ -159,6 +159,13 @@ struct fs_storage {
 int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 		       struct fs_storage *storage, struct base_error *error);
 
+/*
+ * A clause about targets with less than `bytes` free, the fullest first: "OST0003 (1048576 bytes
+ * free), OST0001 (...)", and how many more; "" if there is none, or nobody knows. Pure (room.c).
+ */
+void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
+			  size_t into_bytes);
+
 /* The servers' number, by the quickest way; 0 if it does not tell. */
 uint32_t fs_count_targets(int directory_fd, enum fs_family family);
 
@@ -219,6 +226,7 @@ struct fs_room {
 	uint64_t free_bytes;
 	/* Of the file that is there: they are free only when it has been replaced. */
 	uint64_t replaced_bytes;
+	bool no_inodes; /* no file can be created any more, whatever there is free */
 	uint64_t magic;
 	unsigned device_major, device_minor;
 };
