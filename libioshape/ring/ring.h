@@ -288,10 +288,12 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 /*
  * Removes a directory: the file `first` in it, then its other files, then itself. `folder` is what
  * is open under that name. Directories in it are no business of ours: they stay, and so does it
- * (-ENOTEMPTY).
+ * (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that is removed. -EBUSY,
+ * without a sentence: nothing but files is left that somebody on this host has open over NFS.
  */
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
-		       const char *name, const char *first, struct base_error *error);
+		       const char *name, const char *first, struct ring_hold *hold,
+		       struct base_error *error);
 
 /* Eight hex digits that stand for this boot of this machine; RING_UNKNOWN_MACHINE if it does not
  * tell. */
