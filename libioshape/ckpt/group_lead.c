@@ -100,6 +100,45 @@ static void choose_mode(struct ckpt_part *part)
 	plan->alignment = facts.bytes < SMALL_PARTS_BYTES ? SMALL_PART_ALIGNMENT : PART_ALIGNMENT;
 }
 
+/* What dead attempts of this job hold is room, too. */
+static void remove_dead_attempts(void *user)
+{
+	const struct ioshape_group *group = user;
+	struct ring_folder directory = RING_NO_FOLDER;
+	char job[CKPT_JOB_BYTES];
+
+	if (ring_folder_open(&directory, group->directory, NULL))
+		return;
+	ckpt_job_hash(job, group->token);
+	ckpt_tidy(&directory, job, &group->context->log);
+	ring_folder_close(&directory);
+}
+
+/* For the parts of all ranks; the others wait for the plan, and hear that this rank is alive. */
+static int find_room(struct ckpt_part *part, struct base_error *error)
+{
+	struct ioshape_group *group = part->group;
+	struct ring_file_options options = part->save->file_options;
+	struct ckpt_room room = {
+		.context = group->context,
+		.path = group->directory,
+		.in_directory = true,
+		.needed_bytes = part->plan.total_bytes,
+		.options = &options,
+		.clear = remove_dead_attempts,
+		.clear_user = group,
+	};
+	int ret;
+
+	options.progress = ckpt_part_track;
+	options.progress_user = part;
+	options.progress_total = part->plan.total_bytes;
+	ret = ckpt_room_await(&room, error);
+	/* That it is skipped is noted by all ranks. */
+	ckpt_room_note(&room, 0, &part->notes, error);
+	return ret;
+}
+
 static int make_plan(struct ckpt_part *part, struct ckpt_attempt *attempt, struct base_error *error)
 {
 	struct ioshape_group *group = part->group;
@@ -110,6 +149,9 @@ static int make_plan(struct ckpt_part *part, struct ckpt_attempt *attempt, struc
 	if (ret)
 		return ret;
 	choose_mode(part);
+	ret = find_room(part, error);
+	if (ret)
+		return ret;
 	ret = ckpt_attempt_begin(attempt, group->directory, save->step, group->token,
 				 &group->context->log, error);
 	if (!ret && strlen(ckpt_attempt_path(attempt)) >= sizeof(part->plan.path))
@@ -351,7 +393,8 @@ int ckpt_lead(struct ckpt_part *part, const struct base_error *own, struct base_
 	int ret = own->code, told = 0;
 
 	if (!ret)
-		ret = make_plan(part, &attempt, &failure);
+		ret = ckpt_room_verdict(part->group->context, make_plan(part, &attempt, &failure),
+					&failure);
 	else
 		name_failure(part, own, &failure);
 	if (part->group->ops) {
@@ -365,6 +408,7 @@ int ckpt_lead(struct ckpt_part *part, const struct base_error *own, struct base_
 	name_failure(part, &own_failure, &failure);
 	if (!ret)
 		ret = put_in_place(&sum, &attempt, &written, &failure);
+	ret = ckpt_room_verdict(part->group->context, ret, &failure);
 	/* If the plan was not heard, nor will this be: the others find out by their deadline. */
 	if (part->group->ops && !told)
 		say_verdict(part, &failure, &ignored);

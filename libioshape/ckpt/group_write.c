@@ -324,6 +324,8 @@ static int write_file(struct writing *writing, const char *path, struct ring_fil
 
 	options->before_block = ckpt_slot_pass;
 	options->before_block_user = &slot;
+	options->nearly_written = ckpt_slot_hand_over;
+	options->nearly_written_user = &slot;
 	ret = ckpt_slot_take(&slot, part->group->context, turn->path, options, &watch, error);
 	if (!ret)
 		ret = put_file(writing, path, turn, options, error);
@@ -390,7 +392,9 @@ int ckpt_write_parts(struct ckpt_part *part, struct ckpt_written *written, struc
 {
 	struct writing writing = {
 		.part = part,
-		.output = { .context = part->group->context, .in_new_directory = true },
+		.output = { .context = part->group->context,
+			    .in_new_directory = true,
+			    .notes = part->notes },
 		.written = written,
 	};
 	struct ring_file_options options;
