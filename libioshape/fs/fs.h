@@ -155,6 +155,13 @@ struct fs_storage {
 int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 		       struct fs_storage *storage, struct base_error *error);
 
+/*
+ * A clause about targets with less than `bytes` free, the fullest first: "OST0003 (1048576 bytes
+ * free), OST0001 (...)", and how many more; "" if there is none, or nobody knows. Pure (room.c).
+ */
+void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
+			  size_t into_bytes);
+
 /* The servers' number, by the quickest way; 0 if it does not tell. */
 uint32_t fs_count_targets(int directory_fd, enum fs_family family);
 
@@ -215,9 +222,9 @@ struct fs_room {
 };
 
 /*
- * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link), or
- * of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no such
- * directory, or the link leads to nothing yet.
+ * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link),
+ * or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no
+ * such directory, or the link leads to nothing yet.
  */
 int fs_room_of_path(const char *path, struct fs_room *room);
 
