@@ -241,6 +241,12 @@ void ring_writer_free(struct ring_writer *writer);
  */
 void ring_clear_room(const char *path, const struct base_log *log);
 
+/*
+ * Whether the filesystem reserves so much for a file at `path`, or in the directory of that name;
+ * it is given back at once. False, too, where that cannot be tried.
+ */
+bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes);
+
 /* ---- Directories (folder*.c) ------------------------------------------------------------------
  */
 

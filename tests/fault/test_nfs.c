@@ -151,16 +151,33 @@ static bool what_is_saved_is_loaded(void)
 	return true;
 }
 
-static bool turns_are_of_server_and_export(void)
+static bool it_is_known_for_what_it_is(void)
 {
-	const char *wanted = *version == '3' ? "nfs:127.0.0.1:" NFS_SERVER_FOLDER :
-					       "nfs:127.0.0.1:/export";
-	char name[FS_POOL_BYTES];
-	struct base_error error;
+	const bool third = *version == '3';
+	const char *source = third ? "127.0.0.1:" NFS_SERVER_FOLDER : "127.0.0.1:/export";
+	const char *flavour = third ? "NFSv3 over TCP" : "NFSv4.2 over TCP";
+	char pool[FS_POOL_BYTES], name[FS_POOL_BYTES];
+	struct base_error error = { 0 };
+	struct fs_storage storage;
+	int fd = open(NFS_CLIENT_FOLDER, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int ret = fs_look_at_storage(fd, NFS_CLIENT_FOLDER, "", &storage, &error);
 
-	if (fs_pool_of_path(FILE_HERE, name, &error))
+	close(fd);
+	if (ret || fs_pool_of_path(FILE_HERE, name, &error))
 		return complain("%s", error.text);
-	return !strcmp(name, wanted) || complain("the pool is \"%s\"", name);
+	if (storage.family != FS_NFS || strcmp(storage.flavour, flavour) != 0)
+		return complain("it is taken for %s, %s", fs_family_name(storage.family),
+				storage.flavour);
+	if (strcmp(storage.source, source) != 0 ||
+	    strcmp(storage.mount_point, NFS_CLIENT_FOLDER) != 0)
+		return complain("%s at %s", storage.source, storage.mount_point);
+	if (storage.write_unit != 1 << 20 || !storage.remote || storage.layout.count)
+		return complain("its unit is %llu", (unsigned long long)storage.write_unit);
+	if (storage.total_bytes >> 20 != EXPORT_MIB || storage.free_bytes > storage.total_bytes)
+		return complain("it has %llu bytes", (unsigned long long)storage.total_bytes);
+	/* All hosts that name the server like this take turns. */
+	snprintf(pool, sizeof(pool), "nfs:%s", source);
+	return !strcmp(name, pool) || complain("the pool is \"%s\"", name);
 }
 
 /* The client keeps what is open under another name until it is closed. */
@@ -437,7 +454,7 @@ static const struct {
 	bool alike; /* in both versions: the second one has its turn in the long form */
 } tests[] = {
 	{ "what is saved is loaded, and on the server", what_is_saved_is_loaded, false },
-	{ "turns are those of server and export", turns_are_of_server_and_export, false },
+	{ "it is known for what it is", it_is_known_for_what_it_is, false },
 	{ "a reader here keeps the file that it opened", a_reader_here_keeps_what_it_opened, true },
 	{ "a file replaced by another host is not mixed up",
 	  a_file_replaced_elsewhere_is_not_mixed_up, false },
