@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "support/machine.h"
 
+#include "support/scratch.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -231,15 +233,15 @@ static void choose_memory(void)
 		setenv("TMPDIR", ".", 1);
 }
 
-static void exec_uml(unsigned seconds, int output)
+static void exec_uml(unsigned seconds, const char *folder, int output)
 {
-	char self[PATH_MAX], init[PATH_MAX + 8], folder[64], limit[16], memory[16];
+	char self[PATH_MAX], init[PATH_MAX + 8], own_files[64], limit[16], memory[16];
 	const char *form = getenv("IOSHAPE_LONG");
 	ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
 	self[bytes > 0 ? bytes : 0] = 0;
 	snprintf(init, sizeof(init), "init=%s", self);
-	snprintf(folder, sizeof(folder), "uml_dir=%s", "/tmp/");
+	snprintf(own_files, sizeof(own_files), "uml_dir=%s/", folder);
 	snprintf(limit, sizeof(limit), "%u", seconds);
 	snprintf(memory, sizeof(memory), "mem=%uM", MEMORY_MIB);
 	dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
@@ -249,7 +251,7 @@ static void exec_uml(unsigned seconds, int output)
 	/* timeout ends all of it: the machine is several processes. */
 	execlp("timeout", "timeout", "-s", "KILL", limit, PROGRAM, memory, "rootfstype=hostfs",
 	       "rootflags=/", "ro", init, "con=null", "con0=null,fd:1", "ssl=null", "quiet",
-	       "loglevel=1", folder, INSIDE "=1", form && *form ? "IOSHAPE_LONG=1" : NULL,
+	       "loglevel=1", own_files, INSIDE "=1", form && *form ? "IOSHAPE_LONG=1" : NULL,
 	       (char *)NULL);
 	_exit(127);
 }
@@ -270,33 +272,37 @@ static int forward(FILE *from)
 		} else if (!strncmp(line, END, strlen(END))) {
 			running = false;
 			result = atoi(line + strlen(END));
-		} else if (running || getenv("IOSHAPE_TEST_VERBOSE"))
+		} else if (running) {
 			printf("%s\n", line);
+		}
 		fflush(stdout);
 	}
 	return result;
 }
 
-static int run_uml(unsigned seconds, int (*body)(void), const char **why_not)
+static int run_uml(unsigned seconds, const char **why_not)
 {
-	int ends[2], result;
+	char folder[] = "/tmp/machine-XXXXXX";
+	int ends[2], result = -1;
 	FILE *from;
 	pid_t child;
 
-	(void)body;
 	fflush(NULL);
-	if (pipe2(ends, O_CLOEXEC)) {
-		*why_not = "no pipe";
+	if (!mkdtemp(folder) || pipe2(ends, O_CLOEXEC)) {
+		*why_not = "no folder, or no pipe";
 		return -1;
 	}
 	child = fork();
 	if (!child)
-		exec_uml(seconds, ends[1]);
+		exec_uml(seconds, folder, ends[1]);
 	close(ends[1]);
 	from = fdopen(ends[0], "r");
-	result = forward(from);
-	fclose(from);
+	if (from) {
+		result = forward(from);
+		fclose(from);
+	}
 	exit_status_of(child);
+	scratch_remove(folder);
 	if (result < 0)
 		*why_not = "User-mode Linux does not run here";
 	return result;
@@ -318,5 +324,5 @@ int machine_run(const char *type, const char *const modules[], unsigned seconds,
 		*why_not = "this kernel does not have it, and User-mode Linux is not installed";
 		return -1;
 	}
-	return run_uml(seconds, body, why_not);
+	return run_uml(seconds, why_not);
 }
