@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ioshape._load import load
     from ioshape._memory import reserve, trim
     from ioshape._patch import patch, patched, unpatch
+    from ioshape._probe import Storage, StorageTarget, probe
     from ioshape._report import Progress, Report
     from ioshape._save import save, save_async
     from ioshape._slots import Place, Slot, SlotInfo, pool_name, slot
@@ -60,7 +61,9 @@ _HOMES = {
     "SaveHandle": "_handle",
     "Slot": "_slots",
     "SlotInfo": "_slots",
+    "Storage": "_probe",
     "StorageError": "_errors",
+    "StorageTarget": "_probe",
     "Tensor": "_contents",
     "configure": "_config",
     "generations": "_generations",
@@ -72,6 +75,7 @@ _HOMES = {
     "patch": "_patch",
     "patched": "_patch",
     "pool_name": "_slots",
+    "probe": "_probe",
     "prune": "_generations",
     "reserve": "_memory",
     "save": "_save",
@@ -105,7 +109,9 @@ __all__ = [
     "SaveHandle",
     "Slot",
     "SlotInfo",
+    "Storage",
     "StorageError",
+    "StorageTarget",
     "Tensor",
     "__version__",
     "configure",
@@ -118,6 +124,7 @@ __all__ = [
     "patch",
     "patched",
     "pool_name",
+    "probe",
     "prune",
     "reserve",
     "save",
