@@ -175,10 +175,11 @@ struct fs_info {
 		layout; /* of this file or directory; its count is 0 if it is not striped */
 };
 
-/* The type of the filesystem seen last: reading the mount table costs more than a small save. Zero
- * it. */
+/* Type and family of the filesystem seen last: reading the mount table costs more than a small
+ * save, and a filesystem in user space is asked what it is. Zero it. */
 struct fs_memory {
 	unsigned device_major, device_minor;
+	uint64_t magic;
 	char type[32];
 	enum fs_family family;
 };

@@ -11,31 +11,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-/* Linux 5.8; older headers call the bytes of its field spare. */
-#ifndef STATX_MNT_ID
-#define STATX_MNT_ID 0x1000U
-#endif
-#define MNT_ID_AT 0x90
-
 #define SOURCE_BYTES 512
-
-/* Filesystems that several hosts share, under the source that the mount table says. */
-static bool is_shared(const char *type)
-{
-	static const char *const shared[] = {
-		"9p",        "afs",   "beegfs", "ceph", "cifs",   "fuse",
-		"glusterfs", "gpfs",  "lustre", "nfs",  "nfs4",   "ocfs2",
-		"orangefs",  "panfs", "pvfs2",  "smb3", "wekafs",
-	};
-
-	if (!strncmp(type, "fuse.", 5))
-		return true;
-	for (size_t i = 0; i < ARRAY_LENGTH(shared); i++) {
-		if (!strcmp(type, shared[i]))
-			return true;
-	}
-	return false;
-}
 
 static void make_safe(char *name)
 {
@@ -49,19 +25,21 @@ void fs_pool_of_mount(const char *type, const char *source, const char *host,
 		      char name[FS_POOL_BYTES])
 {
 	char whole[64 + SOURCE_BYTES + 64];
-	const char *slash;
+	const char *part;
+	int bytes = (int)strlen(source);
 
-	/* Clients name any of several management servers; the name of the filesystem is what
-	 * counts. */
-	slash = strrchr(source, '/');
-	if (!strcmp(type, "lustre") && slash && slash[1])
-		source = slash + 1;
+	/* Clients name any of several management servers, and may mount a folder; the name of the
+	 * filesystem is what counts. */
+	if (!strcmp(type, "lustre") && fs_lustre_name(source, &part)) {
+		bytes = (int)fs_lustre_name(source, &part);
+		source = part;
+	}
 	if (!strcmp(type, "nfs4"))
 		type = "nfs";
-	if (is_shared(type))
-		snprintf(whole, sizeof(whole), "%s:%s", type, source);
+	if (fs_type_is_shared(type))
+		snprintf(whole, sizeof(whole), "%s:%.*s", type, bytes, source);
 	else
-		snprintf(whole, sizeof(whole), "%s:%s@%s", type, source, host);
+		snprintf(whole, sizeof(whole), "%s:%.*s@%s", type, bytes, source, host);
 	make_safe(whole);
 	if (strlen(whole) < FS_POOL_BYTES)
 		snprintf(name, FS_POOL_BYTES, "%s", whole);
@@ -88,7 +66,7 @@ static int look(const char *path, struct statx *status)
 {
 	const char *slash = strrchr(path, '/');
 	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-	const unsigned wanted = STATX_BASIC_STATS | STATX_MNT_ID;
+	const unsigned wanted = STATX_BASIC_STATS | FS_STATX_MOUNT;
 	int ret = 0;
 
 	if (!directory)
@@ -100,16 +78,6 @@ static int look(const char *path, struct statx *status)
 	return ret;
 }
 
-/* The mount's number, or 0 where the kernel does not say it. */
-static uint64_t number_of(const struct statx *status)
-{
-	uint64_t mount = 0;
-
-	if (status->stx_mask & STATX_MNT_ID)
-		memcpy(&mount, (const char *)status + MNT_ID_AT, sizeof(mount));
-	return mount;
-}
-
 int fs_mount_of_path(const char *path, uint64_t *mount)
 {
 	struct statx status;
@@ -117,7 +85,7 @@ int fs_mount_of_path(const char *path, uint64_t *mount)
 
 	if (ret)
 		return ret;
-	*mount = number_of(&status);
+	*mount = fs_mount_number(&status);
 	/* Not by its device first: two mounts of a server may share one, and have two names. */
 	if (!*mount)
 		*mount = UINT64_C(1) << 63 | makedev(status.stx_dev_major, status.stx_dev_minor);
@@ -135,11 +103,11 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	ret = look(path, &status);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of %s", path);
-	mount = number_of(&status);
+	mount = fs_mount_number(&status);
 	/* Without a mount table the device is name enough for this host. */
 	snprintf(type, sizeof(type), "device");
 	snprintf(source, sizeof(source), "%u:%u", status.stx_dev_major, status.stx_dev_minor);
-	if (mount && !fs_read_mountinfo(&text))
+	if (mount && !fs_read_mountinfo("", &text))
 		fs_mountinfo_mount((const char *)text.data, mount, type, sizeof(type), source,
 				   sizeof(source));
 	base_buffer_free(&text);
