@@ -271,6 +271,7 @@ def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Co
     """Asks it for the pool of the path."""
     from ioshape import CoordinatorError, StorageError, _config  # noqa: PLC0415
     from ioshape._slots import Operator  # noqa: PLC0415
+    from ioshape.cli._pools import is_known  # noqa: PLC0415
 
     given = str(coordinator or _config.value_of("coordinator") or "local")
     address = _config.without_password(given)
@@ -288,7 +289,8 @@ def look_at_coordination(storage: Storage, coordinator: str | None = None) -> Co
     return Coordination(
         address=address,
         latency_s=took_s,
-        capacity=status.capacity,
+        # Of a pool that nobody has used so far, the first one says how many.
+        capacity=status.capacity if is_known(status) else 0,
         capacity_by=status.capacity_by,
         used=status.used,
         waiting=status.waiter_count,

@@ -19,7 +19,7 @@ from ioshape.cli._output import (
     say,
     say_json,
 )
-from ioshape.cli._pools import bytes_option, coordinator_option
+from ioshape.cli._pools import CAPACITY_BY, bytes_option, coordinator_option
 
 if TYPE_CHECKING:
     from ioshape._probe import Storage
@@ -103,7 +103,10 @@ def _plan(facts: Facts) -> list[tuple[str, str]]:
         ("engine", storage.engine),
         ("because", storage.choice),
         ("not used", storage.engine_note),
-        ("requests", f"{storage.queue_depth} x {human_size(storage.block_bytes)} in flight"),
+        (
+            "requests",
+            f"{human_size(storage.block_bytes)} each, in {plural(storage.queue_depth, 'buffer')}",
+        ),
         ("per target", _unit(storage.target_bytes, "in flight at most")),
         ("calibration", found),
         ("layout", _asked(storage)),
@@ -123,17 +126,19 @@ def _turns(facts: Facts) -> list[tuple[str, str]]:
     rows = [("coordinator", it.address), ("pool", storage.pool)]
     if it.error:
         rows.append(("cannot be asked", it.error))
+    elif it.latency_s:
+        rows[0] = ("coordinator", f"{it.address}; it answered in {it.latency_s * 1000:,.1f} ms")
+    rule = f"{storage.writers}: {storage.writers_why}" if storage.writers else ""
     if it.capacity:
-        by = {"operator": "set by the operator", "job": "asked for by a job"}.get(
-            it.capacity_by, "the default"
-        )
-        answered = f"; it answered in {it.latency_s * 1000:,.1f} ms" if it.latency_s else ""
+        by = CAPACITY_BY.get(it.capacity_by, it.capacity_by)
         rows += [
-            ("writers at a time", f"{it.capacity} ({by}){answered}"),
+            ("writers at a time", f"{it.capacity}, {by}"),
             ("now", f"{it.used} writing, {it.waiting:,} waiting"),
+            *(("holds a slot", who) for who in it.holders),
+            ("the rule is", rule),
         ]
-        rows += [("holds a slot", who) for who in it.holders]
-    rows.append(("by rule", f"{storage.writers}: {storage.writers_why}" if storage.writers else ""))
+    else:
+        rows.append(("writers at a time", rule))
     return [(name, value) for name, value in rows if value]
 
 
