@@ -128,6 +128,9 @@ int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, cons
 /* For ring_file_options.before_block; `user` is the slot. */
 void ckpt_slot_pass(void *user, uint64_t bytes);
 void ckpt_slot_release(struct ckpt_slot *slot);
+/* The same, for ring_file_options.nearly_written. */
+void ckpt_slot_hand_over(void *user);
+
 /* ---- Slots that are shared (shared_slot.c) --------------------------------------------------- */
 
 /*

@@ -324,6 +324,8 @@ static int write_file(struct writing *writing, const char *path, struct ring_fil
 
 	options->before_block = ckpt_slot_pass;
 	options->before_block_user = &slot;
+	options->nearly_written = ckpt_slot_hand_over;
+	options->nearly_written_user = &slot;
 	ret = ckpt_slot_take(&slot, part->group->context, turn->path, options, &watch, error);
 	if (!ret)
 		ret = put_file(writing, path, turn, options, error);

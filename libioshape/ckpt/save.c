@@ -72,12 +72,14 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 	file_options.progress_total = plan->expected_bytes;
 	file_options.before_block = ckpt_slot_pass;
 	file_options.before_block_user = &slot;
+	file_options.nearly_written = ckpt_slot_hand_over;
+	file_options.nearly_written_user = &slot;
 	ret = ckpt_slot_take(&slot, context, turn->path, &file_options, watch, error);
 	if (!ret)
 		ret = write_in_slot(&output, &zip, path, plan, source, &file_options, turn, error);
 	/*
-	 * The bytes are on stable storage. What is left may have to wait for earlier saves to the
-	 * same path, which wait for slots.
+	 * The bytes are on stable storage (or it was handed over before). What is left may have to
+	 * wait for earlier saves to the same path, which wait for slots.
 	 */
 	ckpt_slot_release(&slot);
 	ckpt_slot_report(&slot, &output.notes, report);

@@ -127,6 +127,11 @@ void ckpt_slot_pass(void *user, uint64_t bytes)
 	slot->passed += bytes;
 }
 
+void ckpt_slot_hand_over(void *user)
+{
+	ckpt_slot_release(user);
+}
+
 void ckpt_slot_release(struct ckpt_slot *slot)
 {
 	if (slot->shared)

@@ -496,6 +496,15 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base
 	return ret;
 }
 
+int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *error)
+{
+	int ret = 0;
+
+	while (!ret && (lane->ready || lane->in_flight > most))
+		ret = reap(lane, error);
+	return ret;
+}
+
 int ring_lane_drain(struct ring_lane *lane, struct base_error *error)
 {
 	int first = 0;

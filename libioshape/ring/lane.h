@@ -99,6 +99,9 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base
  * help. */
 const char *ring_remedy(int code);
 
+/* When writing: waits until at most so many requests are in flight, and none waits to be sent. */
+int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *error);
+
 /* Waits until nothing is in flight, come what may; when writing, the first failure is reported. */
 int ring_lane_drain(struct ring_lane *lane, struct base_error *error);
 

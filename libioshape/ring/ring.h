@@ -131,6 +131,13 @@ struct ring_file_options {
 	/* Told before a block leaves; it may take its time. May be NULL. */
 	void (*before_block)(void *user, uint64_t bytes);
 	void *before_block_user;
+	/*
+	 * Told once, by files that go past the page cache: the last request has left, and what is
+	 * still under way is little. Who writes next may begin: the storage would idle while the
+	 * slowest target finishes, and while the file is synced. May be NULL.
+	 */
+	void (*nearly_written)(void *user);
+	void *nearly_written_user;
 };
 
 /* A file being written from its first byte to its last. */

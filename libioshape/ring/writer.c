@@ -397,6 +397,24 @@ static bool is_small(const struct ring_writer *writer)
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
 
+/* The part of the requests that may be in flight when the next writer begins. */
+#define TAIL_PART 4
+
+/* Only what lies on the storage itself: the rest of a file in the page cache leaves at the sync. */
+static int hand_over(struct ring_writer *writer, struct base_error *error)
+{
+	const struct ring_file_options *options = &writer->options;
+	struct ring_lane *lane = writer->lane;
+	int ret;
+
+	if (!options->nearly_written || !writer->through_engine || !lane->direct)
+		return 0;
+	ret = ring_lane_settle(lane, lane->limit / TAIL_PART, error);
+	if (!ret && lane->direct)
+		options->nearly_written(options->nearly_written_user);
+	return ret;
+}
+
 static int write_rest(struct ring_writer *writer, struct base_error *error)
 {
 	int ret = 0;
@@ -417,6 +435,8 @@ static int write_rest(struct ring_writer *writer, struct base_error *error)
 	}
 	if (writer->slot)
 		ret = send_block(writer, error);
+	if (!ret)
+		ret = hand_over(writer, error);
 	if (!ret)
 		ret = ring_lane_drain(writer->lane, error);
 	if (writer->through_engine)
