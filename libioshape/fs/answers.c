@@ -137,3 +137,10 @@ enum fs_family fs_family_behind_fuse(int fd)
 		return FS_GLUSTER;
 	return FS_FUSE;
 }
+
+enum fs_family fs_family_of_open(int fd, const char *type, uint64_t magic)
+{
+	enum fs_family family = fs_family_of(type, magic);
+
+	return family == FS_FUSE ? fs_family_behind_fuse(fd) : family;
+}

@@ -46,9 +46,7 @@ static void find_type(int fd, struct fs_info *info, unsigned device_major, unsig
 {
 	fs_magic_name(info->magic, info->type, sizeof(info->type));
 	read_type(info, device_major, device_minor);
-	info->family = fs_family_of(info->type, info->magic);
-	if (info->family == FS_FUSE)
-		info->family = fs_family_behind_fuse(fd);
+	info->family = fs_family_of_open(fd, info->type, info->magic);
 }
 
 /* What is the same for all files of a mount. */

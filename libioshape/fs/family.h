@@ -17,6 +17,9 @@ enum fs_family fs_family_of(const char *type, uint64_t magic);
  */
 enum fs_family fs_family_behind_fuse(int fd);
 
+/* By all of these. */
+enum fs_family fs_family_of_open(int fd, const char *type, uint64_t magic);
+
 /* The layout of an open file, or what new files in an open directory get. One or two system calls
  * on families that have layouts, none on others. False if it does not tell; *layout is zero then.
  */
