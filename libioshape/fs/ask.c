@@ -30,7 +30,8 @@ void fs_refused(struct fs_answer *answer, const char *what)
 			 ioshape_strerror(-errno));
 }
 
-/* ---- What was given --------------------------------------------------------------------------- */
+/* ---- What was given ---------------------------------------------------------------------------
+ */
 
 static bool part_is_another(const struct fs_part *ask, const struct fs_part *got)
 {
@@ -53,8 +54,8 @@ int fs_differs(const struct fs_layout *ask, const struct fs_layout *got, char *t
 		const struct fs_part *a = &ask->parts[i], *g = &got->parts[i];
 
 		another = part_is_another(a, g);
-		fewer = fewer || (a->stripe_count != FS_ALL_TARGETS &&
-				  g->stripe_count < a->stripe_count);
+		fewer = fewer ||
+			(a->stripe_count != FS_ALL_TARGETS && g->stripe_count < a->stripe_count);
 	}
 	if (text_bytes)
 		*text = 0;
@@ -67,7 +68,8 @@ int fs_differs(const struct fs_layout *ask, const struct fs_layout *got, char *t
 	return another ? 2 : 1;
 }
 
-/* ---- Any -------------------------------------------------------------------------------------- */
+/* ---- Any --------------------------------------------------------------------------------------
+ */
 
 static int ask_for(int directory_fd, const char *name, mode_t mode, enum fs_family family,
 		   const struct fs_layout *ask, struct fs_answer *answer)

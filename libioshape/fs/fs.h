@@ -89,6 +89,9 @@ struct fs_wish {
 	struct fs_layout layout; /* of FS_WISH_LAYOUT; 0 and "" in it are as the directory says */
 };
 
+/* Whether layouts can be asked for there. Pure. */
+bool fs_takes_layouts(enum fs_family family);
+
 /* The setting "layout", see include/ioshape/context.h. Pure. -EINVAL and a sentence. */
 int fs_wish_parse(const char *text, struct fs_wish *wish, struct base_error *error);
 
@@ -182,7 +185,12 @@ struct fs_memory {
 	uint64_t magic;
 	char type[32];
 	enum fs_family family;
+	uint32_t targets; /* storage targets, if they were counted; 0 if it does not tell */
+	bool counted;
 };
+
+/* fs_count_targets(), once for what is in the memory: `directory_fd` is on it. */
+uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
 
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,

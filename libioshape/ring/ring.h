@@ -116,6 +116,7 @@ void ring_lane_close(struct ring_lane *lane);
 
 struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
+	uint32_t files;          /* that are written at a time, for their stripes; 0 unknown */
 	bool no_replace;
 	bool no_sync;
 	bool want_crc32;   /* ring_writer_crc32() will be asked */

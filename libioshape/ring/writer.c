@@ -28,6 +28,7 @@ struct ring_writer {
 	struct ring_file_options options;
 	struct ring_notes *notes;
 	struct ring_target target;
+	struct ring_striping striping;
 	struct fs_info fs;
 	struct ring_slot *slot; /* being filled; NULL at a block's boundary */
 	size_t used;            /* of its slab */
@@ -127,11 +128,40 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 	}
 }
 
+static void plan_stripes(struct ring_writer *writer)
+{
+	const struct ring_file_options *options = &writer->options;
+	struct ring_lane *lane = writer->lane;
+	const bool small = options->expected_bytes && options->expected_bytes <= SMALL_FILE_BYTES;
+
+	writer->striping = (struct ring_striping){
+		.wish = small ? NULL : &lane->config.layout,
+		.bytes = options->expected_bytes,
+		.files = options->files,
+		.memory = &lane->fs_memory,
+		.log = &lane->config.log,
+	};
+}
+
+/* What the new file is on. */
+static int look_at_file(struct ring_writer *writer, const char *path, struct base_error *error)
+{
+	struct fs_memory *memory = &writer->lane->fs_memory;
+	int ret = fs_describe(writer->target.fd, path, memory, &writer->fs, error);
+
+	if (ret || writer->target.stream ||
+	    !ring_striping_guessed_wrong(&writer->striping, &writer->fs))
+		return ret;
+	ret = ring_target_begin_again(&writer->target, &writer->striping, writer->notes, error);
+	return ret ? ret : fs_describe(writer->target.fd, path, memory, &writer->fs, error);
+}
+
 static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
 {
 	int ret;
 
-	ret = ring_target_open(&writer->target, path, writer->notes, error);
+	plan_stripes(writer);
+	ret = ring_target_open(&writer->target, path, &writer->striping, writer->notes, error);
 	if (!ret)
 		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
 	if (ret)
@@ -139,7 +169,7 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	if (writer->options.remove_stale && !writer->target.stream)
 		ring_remove_stale(writer->target.directory_fd, writer->target.directory,
 				  &writer->lane->config.log);
-	ret = fs_describe(writer->target.fd, path, &writer->lane->fs_memory, &writer->fs, error);
+	ret = look_at_file(writer, path, error);
 	if (ret)
 		return ret;
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
@@ -538,6 +568,7 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->block_bytes = lane->config.block_bytes;
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
+	ring_striping_report(&writer->striping, &writer->fs.layout, report);
 }
 
 void ring_writer_free(struct ring_writer *writer)
