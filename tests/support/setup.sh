@@ -73,6 +73,8 @@ look_for_missing() {
 	need util-linux flock --version
 	if [ "$purpose" != build ]; then
 		need redis-server redis-server --version
+		need libfuse3-dev pkg-config --atleast-version 3.14 fuse3
+		need fuse3 fusermount3 --version
 	fi
 	if [ "$purpose" = bench ]; then
 		need fio fio --version

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounts of stripefs, which plays a parallel filesystem; stripefs/README.md says how."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tree import build_folder
+
+TIMEOUT_S = 60.0
+
+#: Where contents lie while it is mounted: memory, so that no disk takes part in the model.
+MEMORY = Path("/dev/shm")
+
+
+class StripefsError(RuntimeError):
+    """It did not do what was asked."""
+
+
+def stripefs() -> Path:
+    """The program."""
+    return build_folder() / "tests" / "support" / "stripefs" / "stripefs"
+
+
+class Mount:
+    """A mounted stripefs.
+
+    Attributes:
+        path: Where it is mounted.
+        backing: Its folder, with what the machine shows of it outside of the mount.
+    """
+
+    def __init__(self, path: Path, backing: Path, process: "subprocess.Popen[str]") -> None:
+        self.path = path
+        self.backing = backing
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Of the process that serves it."""
+        return self._process.pid
+
+    def _ask(self, sentence: str) -> str:
+        # Not through the mount, which may be frozen.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(str(self.backing / "control"))
+            connection.send(sentence.encode())
+            return connection.recv(1 << 20).decode()
+
+    def order(self, sentence: str) -> None:
+        """What stripefs/control.c understands, for example ``target 3 full``.
+
+        Raises:
+            StripefsError: It is no such sentence.
+        """
+        result = int(self._ask(sentence))
+        if result:
+            raise StripefsError(f"{sentence!r}: {os.strerror(result)}")
+
+    def statistics(self) -> dict[str, Any]:
+        """What was counted since it was mounted, or since `reset`."""
+        result: dict[str, Any] = json.loads(self._ask("statistics"))
+        return result
+
+    def reset(self) -> None:
+        """Statistics begin anew."""
+        self.order("reset")
+
+    def kill(self) -> None:
+        """As a crash does: the mount stays, and answers ENOTCONN."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """Unmounts it, whatever state it is in. May be called again."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            if self._process.poll() is None:
+                self.kill()
+        unmount(self.path)
+
+
+def unmount(path: Path) -> None:
+    """Also what a crash left; nothing if nothing is mounted."""
+    command = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-u", "-z"]
+    subprocess.run([*command, path], stderr=subprocess.DEVNULL, check=False, timeout=TIMEOUT_S)
+
+
+def arguments(parameters: dict[str, object]) -> list[str]:
+    """``seek_ms=8`` is ``--seek-ms 8``; a list says it several times; True has no value."""
+    result = []
+    for name, value in parameters.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            result.append("--" + name.replace("_", "-"))
+            if one is not True:
+                result.append(str(one))
+    return result
+
+
+@contextmanager
+def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
+    """A stripefs, mounted while the context lasts.
+
+    Args:
+        profile: ``hdd``, ``ssd`` or ``nfs``.
+        parameters: What ``stripefs --help`` lists, with underscores: ``stripe_count=8``,
+            ``trap=["setstripe-ignored"]``, ``swap_bytes=True``.
+
+    Raises:
+        StripefsError: It could not be mounted.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="stripefs-"))
+    backing = Path(tempfile.mkdtemp(prefix="stripefs-", dir=MEMORY if MEMORY.is_dir() else None))
+    path = folder / "mount"
+    path.mkdir()
+    command = [stripefs(), "--profile", profile, *arguments(parameters), "--backing", backing, path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    mount = Mount(path, backing, process)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != "mounted\n":
+            raise StripefsError(f"it ended with {process.wait(TIMEOUT_S)}: {command}")
+        yield mount
+    finally:
+        mount.end()
+        assert process.stdout is not None
+        process.stdout.close()
+        shutil.rmtree(backing)
+        path.rmdir()
+        folder.rmdir()

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Orders while it is mounted: one sentence each, as the value of user.stripefs.control of the root, or
+ * through the socket "control" in the backing folder, which is there also while nothing else answers.
+ *
+ *	reset                  statistics begin anew
+ *	statistics             (socket only) answers with them
+ *	target N full|failing|slow FACTOR|well
+ *	fsync ERRNO COUNT      the next COUNT fsyncs fail
+ *	freeze                 nothing is answered, until
+ *	lost ERRNO             everything is answered with it, until
+ *	restore                all is well again
+ */
+#include "stripefs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+struct faults faults;
+
+static int do_target(const char *words)
+{
+	unsigned int index;
+	double factor = 1;
+	char what[16];
+	const int count = sscanf(words, "%u %15s %lf", &index, what, &factor);
+	struct target *target;
+
+	if (count < 2 || index >= options.targets || factor <= 0)
+		return -EINVAL;
+	target = &targets[index];
+	if (strcmp(what, "full") == 0) {
+		target->full = true;
+	} else if (strcmp(what, "failing") == 0) {
+		target->failing = true;
+	} else if (strcmp(what, "slow") == 0 && count == 3) {
+		target->slowness = factor;
+	} else if (strcmp(what, "well") == 0) {
+		target->full = target->failing = false;
+		target->slowness = 1;
+	} else {
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int control_do(const char *sentence)
+{
+	int number;
+	unsigned int count = 1;
+
+	if (strncmp(sentence, "target ", 7) == 0)
+		return do_target(sentence + 7);
+	if (strcmp(sentence, "reset") == 0) {
+		statistics_reset();
+	} else if (sscanf(sentence, "fsync %d %u", &number, &count) == 2 && number > 0) {
+		faults.sync_error = number;
+		faults.sync_errors = count;
+	} else if (strcmp(sentence, "freeze") == 0) {
+		faults.frozen = true;
+	} else if (sscanf(sentence, "lost %d", &number) == 1 && number > 0) {
+		faults.lost = number;
+	} else if (strcmp(sentence, "restore") == 0) {
+		faults = (struct faults){ 0 };
+		for (unsigned int i = 0; i < options.targets; i++) {
+			targets[i].full = targets[i].failing = false;
+			targets[i].slowness = 1;
+		}
+	} else {
+		return -EINVAL;
+	}
+	return 0;
+}
+
+int control_open(const char *folder)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (listener < 0 || snprintf(address.sun_path, sizeof(address.sun_path), "%s/control",
+				    folder) >= (int)sizeof(address.sun_path)) {
+		fprintf(stderr, "stripefs: %s/control is too long a path for a socket\n", folder);
+		exit(1);
+	}
+	unlink(address.sun_path);
+	if (bind(listener, (struct sockaddr *)&address, sizeof(address)) || listen(listener, 16)) {
+		fprintf(stderr, "stripefs: cannot listen at %s: %s\n", address.sun_path,
+			strerror(errno));
+		exit(1);
+	}
+	return listener;
+}
+
+void control_serve(int listener)
+{
+	const int peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	const struct timeval soon = { .tv_sec = 1 };
+	char sentence[256], answer[32];
+	ssize_t count;
+
+	if (peer < 0)
+		return;
+	setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof(soon));
+	count = recv(peer, sentence, sizeof(sentence) - 1, 0);
+	if (count > 0) {
+		sentence[count] = '\0';
+		if (strcmp(sentence, "statistics") == 0) {
+			char *text = statistics_text();
+
+			(void)!send(peer, text, strlen(text), MSG_NOSIGNAL);
+			free(text);
+		} else {
+			count = snprintf(answer, sizeof(answer), "%d", -control_do(sentence));
+			(void)!send(peer, answer, (size_t)count, MSG_NOSIGNAL);
+		}
+	}
+	close(peer);
+}

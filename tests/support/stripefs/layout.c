@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which bytes of a file lie in which object on which target. */
+#include "stripefs.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* Round robin over all files, as an allocator does that sees targets of one size. */
+static unsigned int next_target;
+
+const struct pool *pool_find(const char *name)
+{
+	for (unsigned int i = 0; i < options.pool_count; i++)
+		if (strncmp(options.pools[i].name, name, POOL_NAME_BYTES) == 0)
+			return &options.pools[i];
+	return NULL;
+}
+
+void layout_default(struct layout *layout)
+{
+	if (options.progressive.count) {
+		*layout = options.progressive;
+		return;
+	}
+	memset(layout, 0, sizeof(*layout));
+	layout->count = 1;
+	layout->components[0] = (struct component){
+		.end = UINT64_MAX,
+		.stripe_size = options.stripe_size,
+		.count = (uint16_t)options.stripe_count,
+		.first = UINT16_MAX,
+	};
+}
+
+static int make_component(struct component *component)
+{
+	const struct pool *pool = component->pool[0] ? pool_find(component->pool) : NULL;
+	const unsigned int there = pool ? pool->count : options.targets;
+	unsigned int count = component->count, first = component->first;
+
+	if (component->made)
+		return 0;
+	component->made = true;
+	if (component->on_mds) {
+		component->count = 1;
+		component->targets[0] = (uint16_t)options.targets;
+		return 0;
+	}
+	if (count == 0)
+		count = options.stripe_count;
+	/* More than there are is cut to what there is, unless it may lie more than once on one. */
+	if (count == UINT16_MAX || (count > there && !component->overstriped))
+		count = there;
+	if (count > MAX_TARGETS)
+		count = MAX_TARGETS;
+	if (first == UINT16_MAX) {
+		first = next_target++;
+	} else if (pool) {
+		/* The first is a number of the filesystem, not of the pool. */
+		for (first = 0; first < there; first++)
+			if (pool->targets[first] == component->first)
+				break;
+		if (first == there)
+			return -EINVAL;
+	}
+	component->count = (uint16_t)count;
+	for (unsigned int i = 0; i < count; i++) {
+		const unsigned int index = (first + i) % there;
+
+		component->targets[i] = pool ? pool->targets[index] : (uint16_t)index;
+	}
+	return 0;
+}
+
+int layout_create(struct layout *layout, const struct layout *wish)
+{
+	*layout = *wish;
+	layout->generation = 0;
+	for (unsigned int i = 0; i < layout->count; i++) {
+		struct component *component = &layout->components[i];
+
+		component->made = false;
+		if (!component->stripe_size)
+			component->stripe_size = options.stripe_size;
+	}
+	return layout->count ? make_component(&layout->components[0]) : 0;
+}
+
+int layout_make(struct layout *layout, uint64_t offset, uint64_t bytes)
+{
+	int result = 0;
+
+	for (unsigned int i = 0; i < layout->count && !result; i++) {
+		struct component *component = &layout->components[i];
+
+		if (component->made || offset >= component->end ||
+			offset + bytes <= component->start)
+			continue;
+		result = make_component(component);
+		layout->generation++;
+	}
+	return result;
+}
+
+const struct component *layout_component(const struct layout *layout, uint64_t offset)
+{
+	for (unsigned int i = 0; i < layout->count; i++)
+		if (offset >= layout->components[i].start && offset < layout->components[i].end)
+			return &layout->components[i];
+	return NULL;
+}
+
+int layout_target(const struct layout *layout, uint64_t offset)
+{
+	const struct component *component = layout_component(layout, offset);
+
+	if (!component || !component->made)
+		return -EIO;
+	return component->targets[offset / component->stripe_size % component->count];
+}
+
+int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
+	struct piece pieces[static MAX_PARTS])
+{
+	int count = 0;
+
+	while (bytes) {
+		const struct component *component = layout_component(layout, offset);
+		uint64_t stripe, within, length;
+		struct piece piece;
+		int same = 0;
+
+		if (!component || !component->made)
+			return -EIO;
+		/* Stripes are counted from the beginning of the file, whatever the component. */
+		stripe = offset / component->stripe_size;
+		within = offset % component->stripe_size;
+		length = component->stripe_size - within;
+		if (length > bytes)
+			length = bytes;
+		if (length > component->end - offset)
+			length = component->end - offset;
+		piece = (struct piece){
+			.target = component->targets[stripe % component->count],
+			.object = (uint32_t)((component - layout->components) << 16 |
+				(long)(stripe % component->count)),
+			.offset = stripe / component->count * component->stripe_size + within,
+			.bytes = (uint32_t)length,
+		};
+		/* What is contiguous in the object is one request to the target. */
+		while (same < count && (pieces[same].object != piece.object ||
+					       pieces[same].offset + pieces[same].bytes !=
+						       piece.offset))
+			same++;
+		if (same < count)
+			pieces[same].bytes += piece.bytes;
+		else if (count < MAX_PARTS)
+			pieces[count++] = piece;
+		else
+			return -EIO;
+		offset += length;
+		bytes -= (uint32_t)length;
+	}
+	return count;
+}

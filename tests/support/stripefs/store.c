@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory for contents, in blocks: a sparse file that is mapped, or plain memory without a folder. */
+#include "stripefs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* From the beginning of one block to that of the next. */
+#define STRIDE ((uint64_t)BLOCK_BYTES + HEAD_ROOM)
+
+static struct {
+	char *memory;
+	uint32_t blocks;
+	uint32_t touched; /* blocks that were given out once */
+	/* Those that came back: the last one is the warmest. */
+	uint32_t *returned;
+	uint32_t returned_count;
+} store;
+
+static int map_file(const char *folder, uint64_t bytes)
+{
+	char path[4096];
+	int file, result = 0;
+
+	snprintf(path, sizeof(path), "%s/objects", folder);
+	file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	if (file < 0)
+		return -errno;
+	if (ftruncate(file, (off_t)bytes)) {
+		result = -errno;
+	} else {
+		store.memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+		if (store.memory == MAP_FAILED)
+			result = -errno;
+	}
+	close(file);
+	return result;
+}
+
+int store_open(const char *folder, uint64_t bytes, uint64_t prefault)
+{
+	const uint64_t blocks = bytes / BLOCK_BYTES;
+	/* The largest read goes a little beyond the block that it should fill. */
+	const uint64_t mapped = (blocks + 2) * STRIDE;
+	int result = 0;
+
+	store.blocks = (uint32_t)blocks;
+	store.returned = calloc(blocks, sizeof(store.returned[0]));
+	if (!store.returned)
+		return -ENOMEM;
+	if (folder) {
+		result = map_file(folder, mapped);
+	} else {
+		store.memory = mmap(NULL, mapped, PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (store.memory == MAP_FAILED)
+			result = -errno;
+	}
+	if (result)
+		return result;
+	madvise(store.memory, mapped, MADV_HUGEPAGE);
+	if (prefault > bytes)
+		prefault = bytes;
+	for (uint64_t at = 0; at < prefault / BLOCK_BYTES * STRIDE; at += PAGE)
+		((volatile char *)store.memory)[at] = 0;
+	return 0;
+}
+
+uint32_t store_take(void)
+{
+	if (store.returned_count)
+		return store.returned[--store.returned_count];
+	return store.touched < store.blocks ? ++store.touched : 0;
+}
+
+void store_give(uint32_t block)
+{
+	if (block)
+		store.returned[store.returned_count++] = block;
+}
+
+char *store_block(uint32_t block)
+{
+	return store.memory + (block - 1) * STRIDE + HEAD_ROOM;
+}
+
+uint64_t store_free_bytes(void)
+{
+	return ((uint64_t)store.blocks - store.touched + store.returned_count) * BLOCK_BYTES;
+}
