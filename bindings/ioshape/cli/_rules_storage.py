@@ -252,7 +252,8 @@ def media(facts: Facts) -> Iterator[Finding]:
             "there",
             remedies.set_pool(facts, flash[0]),
         )
-    if storage.rotational:
+    # Disks of virtual machines say so, whatever they are.
+    if storage.rotational and not storage.source.startswith(("/dev/vd", "/dev/xvd")):
         yield Finding(
             "spinning-disk",
             "hint",
