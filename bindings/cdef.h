@@ -119,6 +119,7 @@ struct ioshape_storage {
 	const char *file_stripes;
 	uint32_t file_stripe_count;
 	uint32_t is_file;
+	uint32_t asked_stripe_count;
 	uint64_t for_bytes;
 	const char *engine;
 	const char *choice;

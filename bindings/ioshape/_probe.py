@@ -91,6 +91,7 @@ class Storage:
     engine_note: str = ""
     #: the layout that would be asked for; "" if the directory's own is taken
     stripes_asked: str = ""
+    asked_stripe_count: int = 0
     #: and why
     stripes_why: str = ""
     #: of slots
@@ -160,6 +161,7 @@ def _from_struct(struct: Any) -> Storage:
         uring_errno=-struct.uring_code,
         engine_note=_said(struct.engine_note),
         stripes_asked=_said(struct.stripes_asked),
+        asked_stripe_count=_count(struct.asked_stripe_count),
         stripes_why=_said(struct.stripes_why),
         pool=_said(struct.pool),
         writers=struct.writers,
@@ -178,7 +180,7 @@ def probe(
     Args:
         path: a folder, or a file; the last part of it need not exist.
         nbytes: the size of a file that is to be saved; 0 is 4 GiB.
-        files: how many are written by all ranks together; 0 is 1.
+        files: how many are written at the same time; 0 is not known.
         calibrate: find out by a short trial how the filesystem is best written to, which writes a
             file there and removes it again. Otherwise nothing is written.
 

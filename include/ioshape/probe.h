@@ -60,7 +60,9 @@ struct ioshape_storage {
 	const char *target_pool;  /* "" if none */
 	const char *file_stripes; /* of the path itself, if that is a file; "" otherwise */
 	uint32_t file_stripe_count;
-	uint32_t is_file; /* 1: the path is a file that exists */
+	uint32_t is_file;            /* 1: the path is a file that exists */
+	uint32_t asked_stripe_count; /* of stripes_asked, below; 0 if that is "" */
+	uint32_t reserved;
 
 	/* ---- What a save of a file of so many bytes would do ---- */
 	uint64_t for_bytes;
@@ -84,7 +86,7 @@ struct ioshape_storage {
 struct ioshape_probe_options {
 	size_t size;        /* sizeof(struct ioshape_probe_options) */
 	uint64_t bytes;     /* of a file that is to be saved; 0: 4 GiB */
-	uint32_t files;     /* that are written by all ranks together; 0: 1 */
+	uint32_t files;     /* that are written at the same time; 0: not known */
 	uint32_t calibrate; /* 1: find out by a trial, which writes a file and removes it again */
 };
 

@@ -224,7 +224,9 @@ static void choose_engine(struct probe *probe, const struct ring_config *config)
 	shown->engine = ops ? ops->id : "";
 }
 
-static void choose_layout(struct probe *probe, const struct ring_config *config, uint32_t files)
+/* The layout that the file will have: its count is 0 if that is not known. */
+static void choose_layout(struct probe *probe, const struct ring_config *config, uint32_t files,
+			  struct fs_layout *layout)
 {
 	const struct fs_facts facts = {
 		.family = probe->storage.family,
@@ -233,19 +235,24 @@ static void choose_layout(struct probe *probe, const struct ring_config *config,
 		.file_bytes = probe->shown.for_bytes,
 		.writers = files,
 	};
+	const struct fs_part *part;
 	struct fs_layout ask;
 
+	*layout = probe->storage.layout;
 	if (fs_choose_layout(&config->layout, &facts, &ask, probe->stripes_why,
-			     sizeof(probe->stripes_why)) == 1)
-		fs_layout_text(&ask, probe->stripes_asked, sizeof(probe->stripes_asked));
+			     sizeof(probe->stripes_why)) <= 0)
+		return;
+	*layout = ask;
+	fs_layout_text(&ask, probe->stripes_asked, sizeof(probe->stripes_asked));
+	part = fs_layout_main(&ask, probe->shown.for_bytes);
+	probe->shown.asked_stripe_count = part ? part->stripe_count : 0;
 }
 
 static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
-			struct base_error *error)
+			const struct fs_layout *layout, struct base_error *error)
 {
 	struct ioshape_storage *shown = &probe->shown;
-	const uint32_t by_targets =
-		fs_capacity(probe->storage.targets, &probe->storage.layout, shown->for_bytes);
+	const uint32_t by_targets = fs_capacity(probe->storage.targets, layout, shown->for_bytes);
 
 	if (slots->config.asked_capacity) {
 		shown->writers = slots->config.asked_capacity;
@@ -254,8 +261,8 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 	} else if (by_targets) {
 		shown->writers = by_targets;
 		snprintf(probe->writers_why, sizeof(probe->writers_why),
-			 "%u storage targets, and a file lies on %s", probe->storage.targets,
-			 shown->stripes);
+			 "one stripe at a time for each of %u storage targets",
+			 probe->storage.targets);
 	} else {
 		shown->writers = slots->config.default_capacity;
 		snprintf(probe->writers_why, sizeof(probe->writers_why),
@@ -292,6 +299,7 @@ static int look(struct ioshape_context *context, struct probe *probe,
 		const struct ioshape_probe_options *options, const struct ring_folder *folder,
 		const char *file, struct base_error *error)
 {
+	struct fs_layout layout;
 	struct fs_info info;
 	int ret;
 
@@ -312,9 +320,9 @@ static int look(struct ioshape_context *context, struct probe *probe,
 	show_layout(probe);
 	if (file)
 		show_file(probe, folder, file);
+	choose_layout(probe, &context->config, options->files, &layout);
 	choose_engine(probe, &context->config);
-	choose_layout(probe, &context->config, MAX(options->files, 1u));
-	return choose_slots(probe, &context->slots, error);
+	return choose_slots(probe, &context->slots, &layout, error);
 }
 
 static int begin(struct ioshape_context *context, const char *path,

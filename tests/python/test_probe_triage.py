@@ -86,6 +86,7 @@ def facts(
         host=Host(user="eve", kernel="6.1.0", **more),
         coordination=coordination,
         ranks=ranks,
+        files=ranks,
     )
 
 

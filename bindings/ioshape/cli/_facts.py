@@ -121,3 +121,5 @@ class Facts:
     coordination: Coordination
     #: that save together
     ranks: int = 1
+    #: that they write
+    files: int = 1

@@ -45,14 +45,26 @@ def look(
 
     place = job()
     ranks = ranks or place.world_size
-    storage = probe(path, nbytes=n_bytes, files=ranks, calibrate=calibrate)
+    files = _files(ranks, place.local_world_size)
+    storage = probe(path, nbytes=n_bytes, files=files if ranks > 1 else 0, calibrate=calibrate)
     return Facts(
         storage=storage,
         folder=look_at_folder(storage, path),
         host=look_at_host(place.local_world_size),
         coordination=look_at_coordination(storage, coordinator),
         ranks=ranks,
+        files=files,
     )
+
+
+def _files(ranks: int, local_ranks: int) -> int:
+    """How many a checkpoint of so many ranks has, as the setting "mode" says."""
+    from ioshape import _config  # noqa: PLC0415
+
+    mode = _config.value_of("mode")
+    if mode == "rank0":
+        return 1
+    return ranks if mode == "each" else -(-ranks // max(local_ranks, 1))
 
 
 def _text(path: str) -> str:

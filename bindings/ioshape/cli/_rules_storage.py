@@ -131,20 +131,18 @@ def quota(facts: Facts) -> Iterator[Finding]:
 # ---- Layout -------------------------------------------------------------------------------------
 
 
-def _stripes(facts: Facts) -> int:
-    """Of a new file, a number."""
-    storage = facts.storage
-    return storage.target_count if storage.stripe_count < 0 else storage.stripe_count
+def _stripes(facts: Facts, count: int) -> int:
+    """A number, also where it is all targets."""
+    return facts.storage.target_count if count < 0 else count
 
 
 def layout(facts: Facts) -> Iterator[Finding]:
     """Against the sizes of files."""
     storage = facts.storage
-    count = _stripes(facts)
+    count = _stripes(facts, storage.stripe_count)
     if storage.family not in STRIPED or not storage.stripes:
         return
-    files = max(1, min(facts.ranks, storage.writers or facts.ranks))
-    wanted = remedies.wanted_stripes(storage.for_bytes, storage.target_count, files)
+    wanted = remedies.wanted_stripes(storage.for_bytes, storage.target_count, facts.files)
     size = human_size(storage.for_bytes)
     if count and count < wanted and storage.for_bytes >= _GIB:
         yield Finding(
@@ -194,14 +192,14 @@ def _asks_itself(facts: Facts) -> str:
 
 
 def crowd(facts: Facts) -> Iterator[Finding]:
-    """Many ranks with a file each."""
+    """Many files at a time."""
     storage = facts.storage
-    count = _stripes(facts)
-    if facts.ranks < 2 or not count or not storage.target_count:
+    count = _stripes(facts, storage.asked_stripe_count or storage.stripe_count)
+    if facts.files < 2 or not count or not storage.target_count:
         return
     at_a_time = facts.coordination.capacity or storage.writers
     free_for_all = facts.coordination.kind == "open" or not at_a_time
-    writers = facts.ranks if free_for_all else min(facts.ranks, at_a_time)
+    writers = facts.files if free_for_all else min(facts.files, at_a_time)
     if writers * count > 2 * storage.target_count:
         most = max(1, storage.target_count // count)
         yield Finding(
@@ -216,12 +214,12 @@ def crowd(facts: Facts) -> Iterator[Finding]:
                 remedies.quoted("ioshape", "slots", "set", storage.pool, "--capacity", str(most)),
             ),
         )
-    if facts.ranks * count >= _MANY_OBJECTS:
+    if facts.files * count >= _MANY_OBJECTS:
         yield Finding(
             "many-objects",
             "warning",
-            f"a file for each of {facts.ranks:,} ranks with {plural(count, 'stripe')} each makes "
-            f"{facts.ranks * count:,} objects on the servers for every checkpoint; save_group() "
+            f"{facts.files:,} files with {plural(count, 'stripe')} each are "
+            f"{facts.files * count:,} objects on the servers for every checkpoint; save_group() "
             "with one writer for each node makes far fewer",
             ("export IOSHAPE_MODE=node",),
         )

@@ -48,7 +48,7 @@ def _underneath(facts: Facts) -> list[tuple[str, str]]:
         ("filesystem", what),
         ("source", storage.source),
         ("mounted at", storage.mount_point),
-        ("options", storage.options),
+        ("options", ",".join(dict.fromkeys(storage.options.split(",")))),
         ("space", _space(storage.total_bytes, storage.free_bytes)),
         ("inodes", f"{folder.inodes_free:,} of {folder.inodes:,} free" if folder.inodes else ""),
         ("shared", "with other hosts" if storage.remote else "no: this host's own"),
@@ -110,6 +110,7 @@ def _plan(facts: Facts) -> list[tuple[str, str]]:
         ("per target", _unit(storage.target_bytes, "in flight at most")),
         ("calibration", found),
         ("layout", _asked(storage)),
+        ("together with", plural(facts.files - 1, "other file") if facts.files > 1 else ""),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -176,6 +177,7 @@ def _as_json(path: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]
     return {
         "path": path,
         "ranks": facts.ranks,
+        "files": facts.files,
         "storage": asdict(facts.storage),
         "folder": asdict(facts.folder),
         "host": asdict(facts.host),
