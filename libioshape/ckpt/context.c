@@ -9,13 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/*
- * 52 MiB in flight, and a block ready to follow, keep the fastest disks seen busy; the same in
- * larger blocks does not (docs/performance.md). 4 MiB is also what a Lustre client sends at most in
- * one request.
- */
-#define DEFAULT_BLOCK_BYTES (4 * MIB)
-#define DEFAULT_DEPTH 14u
 #define DEFAULT_COPY_THREADS 4u
 #define LEAST_STAGING_BYTES (64 * MIB)
 
@@ -124,10 +117,6 @@ static void take_defaults(struct ioshape_context_options *options)
 {
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
-	if (!options->block_bytes)
-		options->block_bytes = DEFAULT_BLOCK_BYTES;
-	if (!options->queue_depth)
-		options->queue_depth = DEFAULT_DEPTH;
 	if (!options->copy_threads)
 		options->copy_threads = cores > 0 ? MIN((uint32_t)cores, DEFAULT_COPY_THREADS) : 1;
 	if (!options->staging_bytes)
@@ -148,8 +137,9 @@ static int check_options(const struct ioshape_context_options *options, struct b
 			error, -EINVAL,
 			"a context option has a value that its enum does not have; zero the struct "
 			"before filling it in");
-	if (options->block_bytes < 64 * KIB || options->block_bytes > 64 * MIB ||
-	    (options->block_bytes & (options->block_bytes - 1)))
+	if (options->block_bytes &&
+	    (options->block_bytes < 64 * KIB || options->block_bytes > 64 * MIB ||
+	     (options->block_bytes & (options->block_bytes - 1))))
 		return base_fail(error, -EINVAL,
 				 "block_bytes is %llu; it takes a power of two from 64K to 64M",
 				 (unsigned long long)options->block_bytes);

@@ -193,6 +193,7 @@ struct ckpt_part {
 	struct ioshape_save *save;
 	struct ckpt_group_plan plan;
 	struct ioshape_report *report;
+	struct ring_notes notes;  /* for the report: of what was before the file */
 	enum ioshape_phase phase; /* told last: only ever later ones */
 	/* Of a stream that we wait for: whose, how far it was, and since when. */
 	uint32_t awaited;

@@ -393,7 +393,9 @@ int ckpt_write_parts(struct ckpt_part *part, struct ckpt_written *written, struc
 {
 	struct writing writing = {
 		.part = part,
-		.output = { .context = part->group->context, .in_new_directory = true },
+		.output = { .context = part->group->context,
+			    .in_new_directory = true,
+			    .notes = part->notes },
 		.written = written,
 	};
 	struct ring_file_options options;

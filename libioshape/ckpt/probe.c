@@ -174,10 +174,10 @@ static void add_clause(char *text, size_t bytes, const char *clause)
 
 /* Opens it, as a save does, with buffers like a save's, and closes it again. */
 static int try_engine(struct probe *probe, const struct ring_engine_ops *ops,
-		      const struct ring_config *config)
+		      const struct ring_shape *shape, const struct base_log *log)
 {
-	struct ring_engine_params params = { .depth = config->depth, .log = config->log };
-	const size_t bytes = config->block_bytes * config->depth;
+	struct ring_engine_params params = { .depth = shape->depth, .log = *log };
+	const size_t bytes = shape->block_bytes * shape->depth;
 	void *slabs = bytes <= MOST_SLABS_BYTES ? base_map(bytes) : NULL;
 	char why[200] = "";
 	void *engine;
@@ -196,32 +196,37 @@ static int try_engine(struct probe *probe, const struct ring_engine_ops *ops,
 	return ret;
 }
 
-static void choose_engine(struct probe *probe, const struct ring_config *config)
+/* Where the best does not work, the next one is tried, as saves do. */
+static void choose_engine(struct probe *probe, const struct ring_shape *shape,
+			  const struct base_log *log)
+{
+	const struct ring_engine_ops *ops = ring_engine_of(shape->engine);
+	struct ioshape_storage *shown = &probe->shown;
+	int ret = -ENOTSUP;
+
+	if (ops)
+		ret = try_engine(probe, ops, shape, log);
+	for (size_t i = 0; !ops && ring_engine_order[i] && ret; i++) {
+		shown->engine = ring_engine_order[i]->id;
+		ret = try_engine(probe, ring_engine_order[i], shape, log);
+		if (ring_engine_order[i] == &ring_engine_uring)
+			shown->uring_code = ret;
+	}
+	if (ops)
+		shown->engine = ops->id;
+}
+
+static void choose_shape(struct probe *probe, const struct ring_config *config,
+			 const struct fs_layout *layout)
 {
 	struct ioshape_storage *shown = &probe->shown;
-	const struct ring_engine_ops *asked = ring_engine_of(config->engine), *ops = asked;
-	int ret = 0;
+	const struct ring_shape shape = ring_shape_for(config, layout, shown->for_bytes,
+						       probe->choice, sizeof(probe->choice));
 
-	shown->block_bytes = config->block_bytes;
-	shown->queue_depth = config->depth;
+	shown->block_bytes = shape.block_bytes;
+	shown->queue_depth = shape.depth;
 	shown->target_bytes = config->target_bytes;
-	if (asked) {
-		ret = try_engine(probe, asked, config);
-		snprintf(probe->choice, sizeof(probe->choice), "%s",
-			 ret ? "it was asked for, and cannot be used" : "it was asked for");
-	}
-	for (size_t i = 0; !asked && ring_engine_order[i]; i++) {
-		ops = ring_engine_order[i];
-		ret = try_engine(probe, ops, config);
-		if (!i)
-			shown->uring_code = ret;
-		if (!ret)
-			break;
-	}
-	if (!asked)
-		snprintf(probe->choice, sizeof(probe->choice), "%s",
-			 shown->uring_code ? "the best that works here" : "the quickest as a rule");
-	shown->engine = ops ? ops->id : "";
+	choose_engine(probe, &shape, &config->log);
 }
 
 /* The layout that the file will have: its count is 0 if that is not known. */
@@ -321,7 +326,7 @@ static int look(struct ioshape_context *context, struct probe *probe,
 	if (file)
 		show_file(probe, folder, file);
 	choose_layout(probe, &context->config, options->files, &layout);
-	choose_engine(probe, &context->config);
+	choose_shape(probe, &context->config, &layout);
 	return choose_slots(probe, &context->slots, &layout, error);
 }
 

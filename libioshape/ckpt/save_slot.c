@@ -157,8 +157,9 @@ void ckpt_slot_report(const struct ckpt_slot *slot, struct ring_notes *notes,
 {
 	const struct ioshape_slot_info *info = &slot->info;
 
-	report->slot_s = info->waited_s;
-	report->paced_s = info->paced_s;
+	/* A save that found no room has waited for a slot before. */
+	report->slot_s += info->waited_s;
+	report->paced_s += info->paced_s;
 	report->fence = info->fence;
 	report->position = info->position;
 	report->slot_lost = info->lost;

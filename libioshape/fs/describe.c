@@ -92,7 +92,7 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)",
 				 path);
 	info->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
-	info->free_bytes = (uint64_t)system.f_bavail * (uint64_t)system.f_frsize;
+	info->free_bytes = fs_free_bytes(&system);
 	info->block_bytes = status.stx_blksize;
 	read_alignment(info, &status);
 	find_mount(fd, info, memory, status.stx_dev_major, status.stx_dev_minor);

@@ -167,7 +167,7 @@ struct fs_info {
 	char type[32]; /* as /proc/self/mountinfo says it: "ext4", "fuse.sshfs"; else from the magic
 			*/
 	uint64_t magic;            /* statfs f_type */
-	uint64_t free_bytes;       /* available to this user */
+	uint64_t free_bytes;       /* for this user; UINT64_MAX unknown */
 	uint64_t block_bytes;      /* preferred unit of I/O (st_blksize) */
 	uint32_t memory_alignment; /* for direct I/O, 0 if the kernel did not say */
 	uint32_t offset_alignment;
@@ -209,6 +209,31 @@ int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned dev
  */
 int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t type_bytes,
 		       char *source, size_t source_bytes);
+
+/* ---- Room (room.c) --------------------------------------------------------------------------- */
+
+struct fs_room {
+	/* For new bytes of this user, as the filesystem says it; UINT64_MAX if it does not. One
+	 * storage target may be full, or a quota, while there is room on the whole. */
+	uint64_t free_bytes;
+	/* Of the file that is there: they are free only when it has been replaced. */
+	uint64_t replaced_bytes;
+	uint64_t magic;
+	unsigned device_major, device_minor;
+};
+
+/*
+ * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link), or
+ * of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no such
+ * directory, or the link leads to nothing yet.
+ */
+int fs_room_of_path(const char *path, struct fs_room *room);
+
+/* The same for a directory that may have to be made first, with those above it. */
+int fs_room_of_directory(const char *path, struct fs_room *room);
+
+/* The filesystem's type for messages, as in struct fs_info; reads the mount table. */
+void fs_room_type(const struct fs_room *room, char *type, size_t type_bytes);
 
 /* ---- Pools (pool.c) -------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside the fs floor: the mount table of this process. */
+/* Inside the fs floor: the mount table of this process, and what statfs() says. */
 #ifndef FS_MOUNTINFO_H
 #define FS_MOUNTINFO_H
 
@@ -36,5 +36,10 @@ struct statx;
 uint64_t fs_mount_number(const struct statx *status);
 /* To be asked of statx() for it. Linux 5.8; older headers call the bytes of its field spare. */
 #define FS_STATX_MOUNT 0x1000U
+
+struct statfs;
+
+/* For new bytes of this user; UINT64_MAX if the filesystem does not say it (room.c). */
+uint64_t fs_free_bytes(const struct statfs *system);
 
 #endif

@@ -62,6 +62,7 @@ struct ring_engine_ops {
 };
 
 extern const struct ring_engine_ops ring_engine_uring;
+extern const struct ring_engine_ops ring_engine_uring_async;
 extern const struct ring_engine_ops ring_engine_threads;
 extern const struct ring_engine_ops ring_engine_buffered;
 extern const struct ring_engine_ops ring_engine_nil;
@@ -86,19 +87,67 @@ struct ring_notes {
 void ring_note(struct ring_notes *notes, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/* ---- Lanes (lane.c) -------------------------------------------------------------------------- */
+/* ---- Settings -------------------------------------------------------------------------------- */
 
 struct ring_config {
 	enum ioshape_engine engine;
 	enum ioshape_direct direct;
-	size_t block_bytes; /* of a slab, and of a request */
-	unsigned depth;     /* slabs, and requests in flight */
+	size_t block_bytes; /* of a slab, and of a request; 0: chosen for each file */
+	unsigned depth;     /* slabs, and requests in flight; 0: chosen for each file */
 	unsigned threads;   /* that read cached files */
 	struct base_log log;
 	struct fs_wish layout;            /* of new files */
 	uint64_t target_bytes;            /* most in flight for one storage target; 0: by rule */
 	enum ioshape_calibrate calibrate; /* of mounts */
 };
+
+/* ---- Shapes (shape.c) ------------------------------------------------------------------------ */
+
+/*
+ * 52 MiB in flight, and a block ready to follow, keep the fastest disks seen busy; the same in
+ * larger blocks does not (docs/performance.md). 4 MiB is also what a Lustre client sends at most in
+ * one request.
+ */
+#define RING_BLOCK_BYTES (4 * MIB)
+#define RING_DEPTH 14u
+
+/* Slabs of a lane, as far as the user did not fix them; at least two blocks. */
+#define RING_MOST_SLAB_BYTES (128 * MIB)
+#define RING_MOST_DEPTH 64u
+
+/* How a file is written: by which engine, in which requests. */
+struct ring_shape {
+	enum ioshape_engine engine;
+	size_t block_bytes; /* of a slab, and of a request; a multiple of 4096 */
+	unsigned depth;     /* slabs: one more than requests in flight */
+};
+
+/* What the user fixed, and the standard for the rest. Pure. */
+struct ring_shape ring_shape_standard(const struct ring_config *config);
+
+/*
+ * Bytes of a request on stripes of this size: one stripe, or as many small ones as make a request
+ * worth while, or an even part of one too large. 0: no use can be made of them. Pure.
+ */
+size_t ring_stripe_block(uint64_t stripe_bytes);
+
+/* The part of a file's layout that byte `offset` is in; NULL if it is not striped there. Pure. */
+const struct fs_part *ring_stripes_at(const struct fs_layout *layout, uint64_t offset);
+
+/* How much is to be in flight for one file over so many targets, in bytes. Pure. */
+uint64_t ring_flight(uint32_t targets, uint64_t stripe_bytes, uint64_t target_bytes);
+
+/*
+ * The shape for a new file of about so many bytes (0: not known) with this layout, if nothing else
+ * is known. `why` receives a clause for the report. Pure.
+ */
+struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_layout *layout,
+				 uint64_t file_bytes, char *why, size_t why_bytes);
+
+/* How long the request at `offset` is to be, of slabs of this size. Pure. */
+size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
+
+/* ---- Lanes (lane.c) -------------------------------------------------------------------------- */
 
 /*
  * An engine and its slabs. A lane serves one file at a time, in one thread at a time; a context
@@ -141,6 +190,12 @@ struct ring_file_options {
 	void *nearly_written_user;
 };
 
+/*
+ * Up to here a file is written with one pwrite: setting up direct I/O and preallocating would cost
+ * more than they bring.
+ */
+#define RING_SMALL_FILE_BYTES (1 * MIB)
+
 /* A file being written from its first byte to its last. */
 struct ring_writer;
 
@@ -180,6 +235,12 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error);
 /* Frees the writer; without commit the temporary file is removed. Nothing is in flight afterwards.
  */
 void ring_writer_free(struct ring_writer *writer);
+
+/*
+ * Makes what room can be made for a file at `path`: waits for the space of files that this process
+ * has replaced, and removes what killed writers left behind in its directory (stale.c).
+ */
+void ring_clear_room(const char *path, const struct base_log *log);
 
 /* ---- Directories (folder*.c) ------------------------------------------------------------------
  */

@@ -14,12 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/*
- * Up to here a file is written with one pwrite: setting up direct I/O and preallocating would cost
- * more than they bring.
- */
-#define SMALL_FILE_BYTES (1 * MIB)
-
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
 
@@ -32,6 +26,7 @@ struct ring_writer {
 	struct fs_info fs;
 	struct ring_slot *slot; /* being filled; NULL at a block's boundary */
 	size_t used;            /* of its slab */
+	size_t block_bytes;     /* it leaves when so much of it is */
 	uint64_t submitted;     /* bytes that have left in full blocks */
 	uint32_t crc;           /* of all bytes put, if wanted */
 	bool through_engine;    /* at least one block has */
@@ -41,6 +36,7 @@ struct ring_writer {
 	bool finished;       /* complete: may be committed */
 	uint64_t most_bytes; /* that this process may write into one file (ulimit -f) */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
+	char choice[160]; /* why the lane has this shape */
 };
 
 /* Runs before each step: the one place that progress and abort are heeded. */
@@ -95,12 +91,40 @@ static int allocate(int fd, uint64_t bytes)
 	return ret;
 }
 
+/*
+ * Direct writes that extend a file are done one after the other, by FUSE, XFS and others; so where
+ * its space cannot be had ahead, the file is at least as long as it will be. What follows the
+ * expected bytes (an index) is less than a block as a rule. finish() cuts.
+ */
+static void set_length(struct ring_writer *writer, uint64_t bytes)
+{
+	const uint64_t block = writer->lane->shape.block_bytes;
+	const uint64_t length = MIN((bytes / block + 2) * block, writer->most_bytes);
+
+	if (length > bytes && ftruncate(writer->target.fd, (off_t)length))
+		base_log(&writer->lane->config.log, IOSHAPE_LOG_DEBUG,
+			 "cannot set the length of %s: %s", writer->target.path,
+			 ioshape_strerror(-errno));
+}
+
+static int no_room(const struct ring_writer *writer, int code, struct base_error *error)
+{
+	uint64_t free_bytes = writer->fs.free_bytes;
+
+	return base_fail(error, code,
+			 "cannot save to %s: it needs %llu bytes and %llu are free on its "
+			 "filesystem (%s); free space or save elsewhere",
+			 writer->target.path, (unsigned long long)writer->options.expected_bytes,
+			 (unsigned long long)(free_bytes == UINT64_MAX ? 0 : free_bytes),
+			 writer->fs.type);
+}
+
 static int preallocate(struct ring_writer *writer, struct base_error *error)
 {
 	uint64_t bytes = writer->options.expected_bytes;
 	int ret;
 
-	if (bytes <= SMALL_FILE_BYTES || writer->target.stream)
+	if (bytes <= RING_SMALL_FILE_BYTES || writer->target.stream)
 		return 0;
 	ret = check_limit(writer, bytes, error);
 	if (ret)
@@ -116,14 +140,14 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 	case -EDQUOT:
 	case -EFBIG:
 	case -EIO:
-		return base_fail(error, ret,
-				 "cannot save to %s: it needs %llu bytes and %llu are free on its "
-				 "filesystem (%s); free space or save elsewhere",
-				 writer->target.path, (unsigned long long)bytes,
-				 (unsigned long long)writer->fs.free_bytes, writer->fs.type);
+		return no_room(writer, ret, error);
 	default:
+		/* Nothing can be reserved: then what there is free decides. */
+		if (bytes > writer->fs.free_bytes)
+			return no_room(writer, -ENOSPC, error);
 		ring_note(writer->notes, "no preallocation on %s: %s", writer->fs.type,
 			  ioshape_strerror(ret));
+		set_length(writer, bytes);
 		return 0;
 	}
 }
@@ -132,7 +156,8 @@ static void plan_stripes(struct ring_writer *writer)
 {
 	const struct ring_file_options *options = &writer->options;
 	struct ring_lane *lane = writer->lane;
-	const bool small = options->expected_bytes && options->expected_bytes <= SMALL_FILE_BYTES;
+	const bool small = options->expected_bytes &&
+			   options->expected_bytes <= RING_SMALL_FILE_BYTES;
 
 	writer->striping = (struct ring_striping){
 		.wish = small ? NULL : &lane->config.layout,
@@ -156,6 +181,17 @@ static int look_at_file(struct ring_writer *writer, const char *path, struct bas
 	return ret ? ret : fs_describe(writer->target.fd, path, memory, &writer->fs, error);
 }
 
+/* Engine, block and depth for this file. */
+static int take_shape(struct ring_writer *writer, struct base_error *error)
+{
+	struct ring_lane *lane = writer->lane;
+	const struct ring_shape shape = ring_shape_for(&lane->config, &writer->fs.layout,
+						       writer->options.expected_bytes,
+						       writer->choice, sizeof(writer->choice));
+
+	return ring_lane_shape(lane, &shape, error);
+}
+
 static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
 {
 	int ret;
@@ -174,17 +210,21 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 		return ret;
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
 		 writer->fs.type);
-	return preallocate(writer, error);
+	ret = take_shape(writer, error);
+	return ret ? ret : preallocate(writer, error);
 }
 
 /* There is only a name, for messages. */
 static int open_nothing(struct ring_writer *writer, const char *path, struct base_error *error)
 {
+	int ret;
+
 	writer->target.path = strdup(path);
 	if (!writer->target.path)
 		return base_no_memory(error, "a path", strlen(path));
 	ring_note(writer->notes, "the nil engine was asked for: nothing is written");
-	return tell(writer, IOSHAPE_PHASE_PLAN, error);
+	ret = take_shape(writer, error);
+	return ret ? ret : tell(writer, IOSHAPE_PHASE_PLAN, error);
 }
 
 int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const char *path,
@@ -320,6 +360,21 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 	return 0;
 }
 
+/* On stripes a block ends where a stripe does, unless the user has said how long blocks are. */
+static size_t block_at(const struct ring_writer *writer, uint64_t offset)
+{
+	const struct ring_lane *lane = writer->lane;
+	const size_t whole = lane->shape.block_bytes,
+		     unit = MAX(ring_lane_direct_alignment(lane, &writer->fs), 4096);
+	size_t bytes;
+
+	if (lane->config.block_bytes)
+		return whole;
+	/* Whatever the filesystem says of its stripes, what follows must be able to go direct. */
+	bytes = ring_request_bytes(&writer->fs.layout, offset, whole) / unit * unit;
+	return bytes ? bytes : whole;
+}
+
 /* Where the next bytes go, and how many fit. */
 static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room,
 		     struct base_error *error)
@@ -330,9 +385,10 @@ static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room,
 		ret = ring_lane_take(writer->lane, &writer->slot, error);
 		if (ret)
 			return ret;
+		writer->block_bytes = block_at(writer, writer->submitted);
 	}
 	*to = writer->slot->slab + writer->used;
-	*room = writer->lane->config.block_bytes - writer->used;
+	*room = writer->block_bytes - writer->used;
 	return 0;
 }
 
@@ -423,7 +479,7 @@ static bool is_small(const struct ring_writer *writer)
 	const struct ring_config *config = &writer->lane->config;
 
 	return writer->slot && !writer->through_engine && !writer->target.stream && !writer->nil &&
-	       writer->used <= SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
+	       writer->used <= RING_SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
 
@@ -496,7 +552,8 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	int ret;
 
 	ret = write_rest(writer, error);
-	if (!ret && (writer->through_engine || writer->options.expected_bytes > SMALL_FILE_BYTES))
+	if (!ret &&
+	    (writer->through_engine || writer->options.expected_bytes > RING_SMALL_FILE_BYTES))
 		ret = cut(writer, error);
 	writer->write_ns += base_now_ns() - begin;
 	if (ret)
@@ -564,8 +621,9 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 		 writer->nil            ? "nil" :
 					  "buffered");
 	report->direct = writer->was_direct;
-	report->queue_depth = writer->through_engine ? lane->config.depth : 1;
-	report->block_bytes = lane->config.block_bytes;
+	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
+	report->block_bytes = lane->shape.block_bytes;
+	snprintf(report->choice, sizeof(report->choice), "%s", writer->choice);
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
 	ring_striping_report(&writer->striping, &writer->fs.layout, report);

@@ -20,9 +20,9 @@
 		   */
 #define ROOM (6 * MIB)
 
-static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
-					       IOSHAPE_ENGINE_BUFFERED };
-static const char *const engine_names[] = { "uring", "threads", "buffered" };
+static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,
+					       IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED };
+static const char *const engine_names[] = { "uring", "uring-async", "threads", "buffered" };
 
 static uint8_t *data;
 static unsigned descriptors_before;
@@ -122,7 +122,7 @@ START_TEST(every_length_arrives_through_every_engine)
 				continue; /* it left with one plain write */
 			ck_assert_str_eq(write.report.engine, engine_names[_i]);
 			ck_assert_uint_eq(write.report.direct,
-					  direct && scratch_direct() && _i < 2 ? 1u : 0u);
+					  direct && scratch_direct() && _i < 3 ? 1u : 0u);
 			ck_assert_uint_eq(write.report.queue_depth, 4);
 			ck_assert_uint_eq(write.report.block_bytes, BLOCK);
 		}
