@@ -222,10 +222,13 @@ static void choose_shape(struct probe *probe, const struct ring_config *config,
 	struct ioshape_storage *shown = &probe->shown;
 	const struct ring_shape shape = ring_shape_for(config, layout, shown->for_bytes,
 						       probe->choice, sizeof(probe->choice));
+	const struct fs_part *part;
 
 	shown->block_bytes = shape.block_bytes;
 	shown->queue_depth = shape.depth;
-	shown->target_bytes = config->target_bytes;
+	part = fs_layout_main(layout, shown->for_bytes);
+	shown->target_bytes = part ? ring_flight(1, part->stripe_bytes, config->target_bytes) :
+				     config->target_bytes;
 	choose_engine(probe, &shape, &config->log);
 }
 

@@ -335,10 +335,10 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
     ("another clock", facts(ahead_s=90.0), "clock", "warning", "chronyc tracking"),
     (
         "left behind here",
-        facts(temporary=Leftovers(2, GIB)),
+        facts(temporary=Leftovers(1, GIB, names=(".a b.ioshape-tmp-0-1",))),
         "stale-files",
         "hint",
-        "find '/scratch/run 7' -maxdepth 1 -type f -name '.*.ioshape-tmp-*' -delete",
+        "rm -- '/scratch/run 7/.a b.ioshape-tmp-0-1'",
     ),
     (
         "left behind somewhere",

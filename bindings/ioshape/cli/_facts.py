@@ -36,6 +36,8 @@ class Leftovers:
     #: the same that may be in use on another host: nobody here has them
     elsewhere_count: int = 0
     elsewhere_bytes: int = 0
+    #: of the first dead ones
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

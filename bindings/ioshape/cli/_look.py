@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: As the library, which looks at no more of a directory either.
 _MOST_ENTRIES = 100_000
 _MOST_HOLDERS = 3
+_MOST_NAMES = 4
 _DAY_S = 24 * 3600
 
 _TEMPORARY = re.compile(r"\..*\.ioshape-tmp-([0-9a-f]{8})-[0-9a-f]{16}", re.DOTALL)
@@ -126,8 +127,8 @@ def _entries(path: str) -> Iterator[os.DirEntry[str]]:
 
 def _leftovers(path: str) -> tuple[Leftovers, Leftovers]:
     """Temporary files, and directories of generations, that nobody has locked."""
-    files: list[tuple[int, bool]] = []
-    folders: list[tuple[int, bool]] = []
+    files: list[tuple[str, int, bool]] = []
+    folders: list[tuple[str, int, bool]] = []
     machine = _machine()
     for entry in _entries(path):
         match = _TEMPORARY.fullmatch(entry.name)
@@ -136,18 +137,19 @@ def _leftovers(path: str) -> tuple[Leftovers, Leftovers]:
             status = entry.stat(follow_symlinks=False)
             old = time.time() - status.st_mtime > _DAY_S
             if match and entry.is_file(follow_symlinks=False) and _is_free(entry.path):
-                files.append((status.st_size, old or match[1] == machine))
+                files.append((entry.name, status.st_size, old or match[1] == machine))
             elif attempt and entry.is_dir(follow_symlinks=False) and _is_free(entry.path):
-                folders.append((_size_of(entry.path), old or attempt[2] == machine))
+                folders.append((entry.name, _size_of(entry.path), old or attempt[2] == machine))
             elif _ASIDE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                folders.append((_size_of(entry.path), True))
+                folders.append((entry.name, _size_of(entry.path), True))
     return _sum(files), _sum(folders)
 
 
-def _sum(found: list[tuple[int, bool]]) -> Leftovers:
-    dead = [n_bytes for n_bytes, certain in found if certain]
-    unsure = [n_bytes for n_bytes, certain in found if not certain]
-    return Leftovers(len(dead), sum(dead), len(unsure), sum(unsure))
+def _sum(found: list[tuple[str, int, bool]]) -> Leftovers:
+    dead = [n_bytes for _, n_bytes, certain in found if certain]
+    unsure = [n_bytes for _, n_bytes, certain in found if not certain]
+    names = sorted(name for name, _, certain in found if certain)
+    return Leftovers(len(dead), sum(dead), len(unsure), sum(unsure), tuple(names[:_MOST_NAMES]))
 
 
 def _size_of(path: str) -> int:

@@ -12,7 +12,7 @@ from ioshape.cli._output import human_size, plural
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ioshape.cli._facts import Facts
+    from ioshape.cli._facts import Facts, Leftovers
 
 _MEMORY_TYPES = ("tmpfs", "ramfs", "devtmpfs")
 _SMALL_WSIZE = 256 << 10
@@ -112,19 +112,13 @@ def leftovers(facts: Facts) -> Iterator[Finding]:
             if stale.elsewhere_count
             else ""
         )
-        age = () if not stale.elsewhere_count else ("-mmin", "+1440")
         yield Finding(
             "stale-files",
             "hint",
             f"{plural(stale.count + stale.elsewhere_count, 'temporary file')} ({n_bytes}) of "
             f"writers that died {_lie(stale.count + stale.elsewhere_count)} in {where}{unsure}; "
             "the next save from this host removes its own",
-            (
-                remedies.quoted(
-                    *("find", where, "-maxdepth", "1", "-type", "f"),
-                    *("-name", ".*.ioshape-tmp-*", *age, "-delete"),
-                ),
-            ),
+            _removal(where, stale),
         )
     aside = facts.folder.leftovers
     if aside.count or aside.elsewhere_count:
@@ -140,6 +134,18 @@ def leftovers(facts: Facts) -> Iterator[Finding]:
                 remedies.quoted("ioshape", "prune", where, "--keep-last", "1000000", "--yes"),
             ),
         )
+
+
+def _removal(where: str, stale: Leftovers) -> tuple[str, ...]:
+    """Never what a living writer has: those by name, or what nobody has touched for a day."""
+    commands = []
+    if stale.names:
+        commands.append(remedies.quoted("rm", "--", *(f"{where}/{name}" for name in stale.names)))
+    if stale.elsewhere_count or stale.count > len(stale.names):
+        name = ("-name", ".*.ioshape-tmp-*")
+        find = ("find", where, "-maxdepth", "1", "-type", "f", *name, "-mmin", "+1440", "-delete")
+        commands.append(remedies.quoted(*find))
+    return tuple(commands)
 
 
 def _lie(count: int) -> str:
