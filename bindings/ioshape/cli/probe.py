@@ -30,6 +30,8 @@ EXIT_SERIOUS = 4
 
 _MOST_RANKS = 1 << 20
 
+_DISKS = {None: "", True: "it says that it spins", False: "it says that it does not spin"}
+
 
 def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     return [
@@ -52,7 +54,7 @@ def _underneath(facts: Facts) -> list[tuple[str, str]]:
         ("space", _space(storage.total_bytes, storage.free_bytes)),
         ("inodes", f"{folder.inodes_free:,} of {folder.inodes:,} free" if folder.inodes else ""),
         ("shared", "with other hosts" if storage.remote else "no: this host's own"),
-        ("disk", {True: "spins", False: "flash, or says so"}.get(storage.rotational, "")),
+        ("disk", _DISKS[storage.rotational]),
         ("direct I/O", _direct(storage)),
         ("a request", _unit(storage.write_unit, "should be a multiple of")),
         ("the client", _unit(storage.flight_bytes, "has in flight at most")),
@@ -187,7 +189,7 @@ def _as_json(path: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]
 
 
 @click.command(short_help="Tell what a path sits on, what a save would do there, what to mend.")
-@click.argument("path", default=".", type=click.Path())
+@click.argument("path", default=".", type=click.Path(readable=False))
 @click.option(
     "--for",
     "n_bytes",
