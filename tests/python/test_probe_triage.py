@@ -21,6 +21,7 @@ from ioshape.cli._facts import (
     Leftovers,
 )
 from ioshape.cli._triage import triage
+from tree import ROOT
 
 KIB, MIB, GIB, TIB = (1 << 10 * i for i in range(1, 5))
 
@@ -544,12 +545,14 @@ def test_the_triage_finds_what_is_wrong_and_nothing_else(
     assert not finding.sentence.endswith(".")
 
 
-def test_each_rule_has_a_case() -> None:
+def test_each_finding_has_a_case_and_is_described() -> None:
     """So that a new one gets one, too."""
     folder = Path(_triage.__file__).parent
     text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("_rules_*.py"))
     names = set(re.findall(r'yield Finding\(\s*"([\w-]+)"', text))
     assert len(names) == text.count("yield Finding(")
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert not {name for name in names if f"`{name}`" not in page}
     assert names - {name for _, _, name, *_ in TRIAGE} == {"quota-unseen"}
 
 
