@@ -239,6 +239,7 @@ static bool a_pool_of_targets_names_the_pool_of_slots(void)
 
 static bool ceph_and_what_a_directory_inherits(void)
 {
+	unsigned open_before = scratch_descriptors();
 	struct fs_memory memory = { 0 };
 	struct fs_info info;
 
@@ -260,6 +261,7 @@ static bool ceph_and_what_a_directory_inherits(void)
 	unlink(scratch_path("answers/_directory.ceph.dir.layout"));
 	WANT(describe("directory/inner", &memory, &info));
 	WANT(info.family == FS_CEPH && has_layout(&info, ""));
+	WANT(scratch_descriptors() == open_before);
 	return true;
 }
 
