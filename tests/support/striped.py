@@ -125,7 +125,8 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
     backing = Path(tempfile.mkdtemp(prefix="stripefs-", dir=MEMORY if MEMORY.is_dir() else None))
     path = folder / "mount"
     path.mkdir()
-    command = [stripefs(), "--profile", profile, *arguments(parameters), "--backing", backing, path]
+    command: list[str | Path] = [stripefs(), "--profile", profile, *arguments(parameters)]
+    command += ["--backing", backing, path]
     # It ends when nobody holds the other end of its input: also if this process is killed.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     mount = Mount(path, backing, process)

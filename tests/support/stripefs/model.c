@@ -116,6 +116,12 @@ static void wake_waiters(struct node *node)
 	}
 }
 
+/* Whether it is answered before it is on the targets. */
+static bool cached(const struct io *io)
+{
+	return io->write && options.server_cache_bytes;
+}
+
 /* When it is answered, and nothing of it is left to do. */
 static void settle(struct io *io)
 {
@@ -135,7 +141,7 @@ static void answer(void *argument)
 	struct io *io = argument;
 	struct iovec parts[MAX_IOVECS];
 
-	if (io->error)
+	if (io->error && !cached(io))
 		fuse_reply_err(io->request, io->error);
 	else if (io->write)
 		fuse_reply_write(io->request, io->bytes);
@@ -153,12 +159,6 @@ static void answer_after_latency(struct io *io, uint64_t at_ns)
 		model_later(at_ns, answer, io);
 	else
 		answer(io);
-}
-
-/* Whether it is answered before it is on the targets. */
-static bool cached(const struct io *io)
-{
-	return io->write && options.server_cache_bytes;
 }
 
 /* ---- Targets ---------------------------------------------------------------------------------- */
@@ -361,6 +361,11 @@ uint64_t model_metadata(void)
 		mds_free_at_ns = at_ns;
 	}
 	return at_ns + (uint64_t)(options.mds_latency_ms * NS_PER_MS);
+}
+
+uint64_t target_free(const struct target *target)
+{
+	return target->full ? 0 : target->capacity_bytes - target->used_bytes;
 }
 
 void model_open(void)

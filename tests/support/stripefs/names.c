@@ -48,8 +48,15 @@ static void do_forget_multi(fuse_req_t request, size_t count, struct fuse_forget
 
 static void do_getattr(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *file)
 {
+	struct node *node = node_of(ino);
+
 	(void)file;
-	answer_attributes(request, OP_GETATTR, node_of(ino));
+	/* The kernel looks at a directory anew after each change, for the sake of permissions; a real
+	 * client has a lock that says that they are the same. */
+	if (S_ISDIR(node->stat.st_mode))
+		fuse_reply_attr(request, &node->stat, 0);
+	else
+		answer_attributes(request, OP_GETATTR, node);
 }
 
 static void do_setattr(fuse_req_t request, fuse_ino_t ino, struct stat *stat, int which,
@@ -320,7 +327,7 @@ static void do_statfs(fuse_req_t request, fuse_ino_t ino)
 	(void)ino;
 	for (unsigned int i = 0; i < options.targets; i++) {
 		used += targets[i].used_bytes;
-		free += targets[i].capacity_bytes - targets[i].used_bytes;
+		free += target_free(&targets[i]);
 	}
 	if (options.total_capacity)
 		free = used < options.total_capacity ? options.total_capacity - used : 0;
