@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client's cache of its own, as nodes of a cluster have it: a write is answered when the bytes are
- * in the client's memory, and they leave in whole stripes, at most a window of requests at a time for
- * each file. The kernel's page cache is no such client here: it is one for all processes of this
- * machine, and writes file after file.
+ * A client's cache of its own, as nodes of a cluster have it: a write is answered when the bytes
+ * are in the client's memory, and they leave in whole stripes, at most a window of requests at a
+ * time for each file. The kernel's page cache is no such client here: it is one for all processes
+ * of this machine, and writes file after file.
  */
 #include "stripefs.h"
 

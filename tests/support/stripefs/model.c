@@ -45,7 +45,8 @@ uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
-/* ---- Events ----------------------------------------------------------------------------------- */
+/* ---- Events -----------------------------------------------------------------------------------
+ */
 
 static bool before(const struct event *a, const struct event *b)
 {
@@ -97,7 +98,8 @@ uint64_t model_run(void)
 	return event_count ? events[0].at_ns : UINT64_MAX;
 }
 
-/* ---- Requests --------------------------------------------------------------------------------- */
+/* ---- Requests ---------------------------------------------------------------------------------
+ */
 
 static void wake_waiters(struct node *node)
 {
@@ -149,7 +151,7 @@ static void answer(void *argument)
 		fuse_reply_write(io->request, io->bytes);
 	else
 		fuse_reply_iov(io->request, parts,
-			content_read(io->node, io->offset, io->bytes, parts));
+			       content_read(io->node, io->offset, io->bytes, parts));
 	io->answered = true;
 	settle(io);
 }
@@ -163,12 +165,13 @@ static void answer_after_latency(struct io *io, uint64_t at_ns)
 		answer(io);
 }
 
-/* ---- Targets ---------------------------------------------------------------------------------- */
+/* ---- Targets ----------------------------------------------------------------------------------
+ */
 
 static bool continues(const struct target *target, const struct part *part)
 {
 	return part->node_number == target->last_node &&
-		part->piece.object == target->last_object && part->piece.offset == target->last_end;
+	       part->piece.object == target->last_object && part->piece.offset == target->last_end;
 }
 
 /* The one that goes on where the last one ended, for run_bytes; otherwise the oldest. */
@@ -200,11 +203,10 @@ static void serve(struct target *target, uint64_t at_ns)
 		return;
 	*(part->previous ? &part->previous->next : &target->first) = part->next;
 	*(part->next ? &part->next->previous : &target->last) = part->previous;
-	target->queue--;
 	seek = !continues(target, part);
 	took_ns = (uint64_t)(((seek ? target->seek_ms / 1000 : 0) +
-				     part->piece.bytes / target->bandwidth) *
-		target->slowness * NS_PER_S);
+			      part->piece.bytes / target->bandwidth) *
+			     target->slowness * NS_PER_S);
 	if (part->io->arrived_ns > from_ns)
 		from_ns = part->io->arrived_ns;
 	target->last_node = part->node_number;
@@ -238,7 +240,8 @@ static void enqueue(struct io *io)
 	}
 }
 
-/* ---- A server that answers when the data are in its memory ------------------------------------ */
+/* ---- A server that answers when the data are in its memory ------------------------------------
+ */
 
 static void admit(struct io *io)
 {
@@ -275,7 +278,8 @@ static void admit_or_wait(struct io *io)
 	last_waiting = io;
 }
 
-/* ---- From outside ----------------------------------------------------------------------------- */
+/* ---- From outside -----------------------------------------------------------------------------
+ */
 
 static void finish(void *argument)
 {
@@ -285,6 +289,7 @@ static void finish(void *argument)
 	const uint64_t at_ns = target->free_at_ns;
 
 	target->current = NULL;
+	target->queue--;
 	if (target->failing)
 		io->error = EIO;
 	serve(target, at_ns);
@@ -304,7 +309,7 @@ static void finish(void *argument)
 }
 
 static struct io *new_io(struct node *node, uint64_t offset, uint32_t bytes,
-	const struct piece *pieces, unsigned int count)
+			 const struct piece *pieces, unsigned int count)
 {
 	struct io *io = calloc(1, sizeof(*io) + count * sizeof(io->parts[0]));
 
