@@ -7,7 +7,7 @@
 
 enum ioshape_engine {
 	IOSHAPE_ENGINE_AUTO, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED,
-	IOSHAPE_ENGINE_NIL, ...
+	IOSHAPE_ENGINE_NIL, IOSHAPE_ENGINE_URING_ASYNC, ...
 };
 enum ioshape_direct { IOSHAPE_DIRECT_PREFER, IOSHAPE_DIRECT_REQUIRE, IOSHAPE_DIRECT_OFF, ... };
 enum ioshape_staging_full { IOSHAPE_STAGING_WAIT, IOSHAPE_STAGING_REFUSE, ... };
@@ -18,11 +18,16 @@ enum ioshape_phase {
 	IOSHAPE_PHASE_STAGE, IOSHAPE_PHASE_WAIT, IOSHAPE_PHASE_PLAN, IOSHAPE_PHASE_WRITE,
 	IOSHAPE_PHASE_SYNC, IOSHAPE_PHASE_COMMIT, IOSHAPE_PHASE_READ, IOSHAPE_PHASE_DONE, ...
 };
+enum ioshape_calibrate {
+	IOSHAPE_CALIBRATE_AUTO, IOSHAPE_CALIBRATE_OFF, IOSHAPE_CALIBRATE_AGAIN, ...
+};
+enum ioshape_full { IOSHAPE_FULL_FAIL, IOSHAPE_FULL_WAIT, IOSHAPE_FULL_SKIP, ... };
 enum ioshape_away { IOSHAPE_AWAY_STAGGER, IOSHAPE_AWAY_WAIT, IOSHAPE_AWAY_FAIL, ... };
 
 #define IOSHAPE_E_FORMAT ...
 #define IOSHAPE_E_DAMAGED ...
 #define IOSHAPE_E_LIMIT ...
+#define IOSHAPE_E_SKIPPED ...
 #define IOSHAPE_E_NO_TABLE ...
 #define IOSHAPE_E_COORDINATOR ...
 
@@ -60,6 +65,11 @@ struct ioshape_context_options {
 	enum ioshape_away away;
 	uint32_t stagger_most_ms;
 	uint64_t rate;
+	const char *layout;
+	uint64_t target_bytes;
+	enum ioshape_calibrate calibrate;
+	enum ioshape_full full;
+	uint32_t full_wait_ms;
 	...;
 };
 int ioshape_context_open(struct ioshape_context **out,
@@ -69,6 +79,75 @@ int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
 int ioshape_context_trim(struct ioshape_context *context);
 const char *ioshape_context_message(struct ioshape_context *context);
 void ioshape_context_free(struct ioshape_context *context);
+
+/* ---- What a path sits on --------------------------------------------------------------------- */
+
+enum ioshape_answer { IOSHAPE_UNKNOWN, IOSHAPE_NO, IOSHAPE_YES, ... };
+#define IOSHAPE_ALL_TARGETS ...
+struct ioshape_storage_target {
+	const char *name;
+	uint64_t total_bytes;
+	uint64_t free_bytes;
+};
+struct ioshape_storage {
+	size_t size;
+	const char *directory;
+	const char *family;
+	const char *flavour;
+	const char *type;
+	const char *source;
+	const char *mount_point;
+	const char *options;
+	uint64_t total_bytes;
+	uint64_t free_bytes;
+	uint64_t write_unit;
+	uint64_t flight_bytes;
+	uint32_t memory_alignment;
+	uint32_t offset_alignment;
+	enum ioshape_answer direct;
+	enum ioshape_answer rotational;
+	uint32_t remote;
+	uint32_t serial_direct;
+	uint32_t targets;
+	uint32_t target_listed;
+	const struct ioshape_storage_target *target;
+	const char *stripes;
+	uint64_t stripe_bytes;
+	uint32_t stripe_count;
+	uint32_t mirrors;
+	const char *target_pool;
+	const char *file_stripes;
+	uint32_t file_stripe_count;
+	uint32_t is_file;
+	uint32_t asked_stripe_count;
+	uint64_t for_bytes;
+	const char *engine;
+	const char *choice;
+	uint64_t block_bytes;
+	uint32_t queue_depth;
+	int32_t uring_code;
+	uint64_t target_bytes;
+	const char *engine_note;
+	const char *stripes_asked;
+	const char *stripes_why;
+	const char *pool;
+	const char *writers_why;
+	uint32_t writers;
+	uint32_t calibrated;
+	double calibrated_s;
+	double calibrated_rate;
+	...;
+};
+struct ioshape_probe_options {
+	size_t size;
+	uint64_t bytes;
+	uint32_t files;
+	uint32_t calibrate;
+	...;
+};
+int ioshape_probe(struct ioshape_context *context, const char *path,
+		  const struct ioshape_probe_options *options, struct ioshape_storage **out);
+void ioshape_storage_free(struct ioshape_storage *storage);
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
@@ -208,6 +287,13 @@ struct ioshape_report {
 	uint64_t generation_bytes;
 	uint32_t ranks;
 	char why[...];
+	double started_s;
+	uint64_t stripe_bytes;
+	uint32_t stripe_count;
+	uint32_t skipped;
+	char stripes[...];
+	char stripes_asked[...];
+	char choice[...];
 	...;
 };
 struct ioshape_save_options {

@@ -21,6 +21,7 @@ _ENUMS = {
     "engine": {
         "auto": lib.IOSHAPE_ENGINE_AUTO,
         "uring": lib.IOSHAPE_ENGINE_URING,
+        "uring-async": lib.IOSHAPE_ENGINE_URING_ASYNC,
         "threads": lib.IOSHAPE_ENGINE_THREADS,
         "buffered": lib.IOSHAPE_ENGINE_BUFFERED,
     },
@@ -32,6 +33,16 @@ _ENUMS = {
     "staging_full": {
         "wait": lib.IOSHAPE_STAGING_WAIT,
         "refuse": lib.IOSHAPE_STAGING_REFUSE,
+    },
+    "calibrate": {
+        "auto": lib.IOSHAPE_CALIBRATE_AUTO,
+        "off": lib.IOSHAPE_CALIBRATE_OFF,
+        "again": lib.IOSHAPE_CALIBRATE_AGAIN,
+    },
+    "full": {
+        "fail": lib.IOSHAPE_FULL_FAIL,
+        "wait": lib.IOSHAPE_FULL_WAIT,
+        "skip": lib.IOSHAPE_FULL_SKIP,
     },
     "away": {
         "stagger": lib.IOSHAPE_AWAY_STAGGER,

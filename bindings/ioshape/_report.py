@@ -101,14 +101,30 @@ class Report:
     ranks: int = 0
     #: of a group's save: why the layout is what it is
     why: str = ""
+    #: when it began, in seconds since 1970
+    started_s: float = 0.0
+    #: the file's layout on a striped filesystem, such as "8 x 1M, pool flash"; "" elsewhere
+    stripes: str = ""
+    #: the layout that was asked for; "" if none was
+    stripes_asked: str = ""
+    stripe_bytes: int = 0
+    #: over so many storage targets; 0: not striped, or not known
+    stripe_count: int = 0
+    #: why engine, block_bytes and queue_depth are what they are
+    choice: str = ""
+    #: whether it did not fit and was given up, as the setting "full" has it: nothing was written
+    skipped: bool = False
 
     def __str__(self) -> str:
-        parts = [f"{self.path}: {self.file_bytes:,} bytes in {self.total_s:.3f} s"]
+        what = "nothing" if self.skipped else f"{self.file_bytes:,} bytes"
+        parts = [f"{self.path}: {what} in {self.total_s:.3f} s"]
         parts += [
             f"{field.name[:-2]} {getattr(self, field.name):.3f}"
             + (self._turn() if field.name == "slot_s" else "")
             for field in fields(self)
-            if field.name.endswith("_s") and field.name != "total_s" and getattr(self, field.name)
+            if field.name.endswith("_s")
+            and field.name not in ("total_s", "started_s")
+            and getattr(self, field.name)
         ]
         if self.engine:
             parts.append(f"{self.engine}{', direct' if self.direct else ''} on {self.filesystem}")
@@ -188,4 +204,11 @@ def from_struct(
         generation_bytes=struct.generation_bytes,
         ranks=struct.ranks,
         why=ffi.string(struct.why).decode(errors="replace"),
+        started_s=max(0.0, struct.started_s - pickle_s),
+        stripes=ffi.string(struct.stripes).decode(errors="replace"),
+        stripes_asked=ffi.string(struct.stripes_asked).decode(errors="replace"),
+        stripe_bytes=struct.stripe_bytes,
+        stripe_count=struct.stripe_count,
+        choice=ffi.string(struct.choice).decode(errors="replace"),
+        skipped=bool(struct.skipped),
     )

@@ -50,7 +50,10 @@ enum ioshape_engine {
 	IOSHAPE_ENGINE_THREADS,  /* a few threads calling pwrite and pread */
 	IOSHAPE_ENGINE_BUFFERED, /* pwrite and pread on the saving thread, through the page cache */
 	/* Saves drop their bytes and create no file: a baseline for measurements. Reads as AUTO. */
-	IOSHAPE_ENGINE_NIL
+	IOSHAPE_ENGINE_NIL,
+	/* io_uring that never tries a request in the submitting thread (IOSQE_ASYNC): for files
+	 * whose writes would be served one after the other */
+	IOSHAPE_ENGINE_URING_ASYNC
 };
 
 /* Whether bytes go past the page cache (O_DIRECT). */
@@ -75,6 +78,21 @@ enum ioshape_away {
 	IOSHAPE_AWAY_FAIL  /* the save fails */
 };
 
+/* Whether the first large save to a mount finds out by a short trial how it is best written to. */
+enum ioshape_calibrate {
+	IOSHAPE_CALIBRATE_AUTO = 0, /* if nobody has lately; what was found is remembered */
+	IOSHAPE_CALIBRATE_OFF,      /* go by the kind of the filesystem alone */
+	IOSHAPE_CALIBRATE_AGAIN     /* forget what was found before */
+};
+
+/* What a save does that does not fit into the free space of its filesystem. */
+enum ioshape_full {
+	IOSHAPE_FULL_FAIL = 0, /* -ENOSPC, before anything is written */
+	IOSHAPE_FULL_WAIT,     /* until there is room, at most full_wait_ms */
+	/* IOSHAPE_E_SKIPPED, before anything is written: for programs that then train on */
+	IOSHAPE_FULL_SKIP
+};
+
 enum ioshape_log_level {
 	IOSHAPE_LOG_ERROR = 1,
 	IOSHAPE_LOG_WARNING = 2,
@@ -93,7 +111,8 @@ struct ioshape_context_options {
 	size_t size;                /* sizeof(struct ioshape_context_options) */
 	enum ioshape_engine engine; /* IOSHAPE_ENGINE (which does not take "nil") */
 	enum ioshape_direct direct; /* IOSHAPE_DIRECT */
-	/* IOSHAPE_BLOCK_BYTES: bytes per request; a power of two from 64 KiB to 64 MiB */
+	/* IOSHAPE_BLOCK_BYTES: bytes per request; a power of two from 64 KiB to 64 MiB. The
+	 * default is chosen for the filesystem, as that of the next. */
 	uint64_t block_bytes;
 	/* IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
 	uint32_t queue_depth;
@@ -134,6 +153,22 @@ struct ioshape_context_options {
 	uint32_t stagger_most_ms; /* IOSHAPE_STAGGER_MOST_MS: the longest share of time to wait for
 				   */
 	uint64_t rate; /* IOSHAPE_RATE: bytes per second of all ranks of the job; 0: any */
+	/*
+	 * IOSHAPE_LAYOUT: how new files shall lie on the targets of a striped filesystem (Lustre,
+	 * BeeGFS, CephFS); elsewhere it is ignored. See docs/tuning.md.
+	 *   "auto"       by size, where the directory's own layout would be narrower; the default
+	 *   "directory"  as the directory says
+	 *   "stripe_count=8,stripe_size=4M,pool=flash"  any of the three; stripe_count may be "all"
+	 *   "to=100M,stripe_count=1; to=10G,stripe_count=8; stripe_count=32"  progressive
+	 */
+	const char *layout;
+	/* IOSHAPE_TARGET_BYTES: most bytes in flight for one storage target, per file; 0: by rule
+	 */
+	uint64_t target_bytes;
+	enum ioshape_calibrate calibrate; /* IOSHAPE_CALIBRATE */
+	enum ioshape_full full;           /* IOSHAPE_FULL */
+	uint32_t full_wait_ms;            /* IOSHAPE_FULL_WAIT_MS: the longest such wait; 600000 */
+	uint32_t reserved;                /* 0 */
 };
 
 #define IOSHAPE_CONTEXT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_context_options)

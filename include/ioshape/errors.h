@@ -25,7 +25,9 @@ enum ioshape_error {
 	/* The file is sound, but has no tensor table: not written through the tensor calls. */
 	IOSHAPE_E_NO_TABLE = -5004,
 	/* The coordinator of slots is out of reach, or refuses us. */
-	IOSHAPE_E_COORDINATOR = -5005
+	IOSHAPE_E_COORDINATOR = -5005,
+	/* The save did not fit, and was not tried: IOSHAPE_FULL_SKIP was set. */
+	IOSHAPE_E_SKIPPED = -5006
 };
 
 /*

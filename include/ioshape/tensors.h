@@ -133,7 +133,7 @@ struct ioshape_report {
 	double sync_s;
 	double commit_s; /* waiting for earlier saves to the same file included */
 	double total_s;
-	char engine[16]; /* "uring", "threads", "buffered", "nil" */
+	char engine[16]; /* "uring", "uring-async", "threads", "buffered", "nil" */
 	char layout[16]; /* "single": one process, one file; or a group's: "each", "node", "rank0"
 			  */
 	uint32_t direct; /* 1 if blocks went past the page cache, up to the last one */
@@ -162,6 +162,14 @@ struct ioshape_report {
 	uint32_t ranks;
 	uint32_t reserved;
 	char why[160]; /* why the layout is what it is */
+	/* Of every save again. */
+	double started_s;       /* when it began, in seconds since 1970 */
+	uint64_t stripe_bytes;  /* of the file on a striped filesystem; 0 elsewhere */
+	uint32_t stripe_count;  /* over so many storage targets; 0: not striped, or not known */
+	uint32_t skipped;       /* 1: it did not fit, and IOSHAPE_FULL_SKIP was set */
+	char stripes[96];       /* the file's layout in words; "" if not striped */
+	char stripes_asked[96]; /* what was asked for; "" if nothing was */
+	char choice[160];       /* why engine, block_bytes and queue_depth are what they are */
 };
 
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)

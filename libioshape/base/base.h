@@ -69,6 +69,8 @@ void base_log(const struct base_log *log, enum ioshape_log_level level, const ch
 
 /* Monotonic; nanoseconds. */
 uint64_t base_now_ns(void);
+/* By the clock on the wall: since 1970. */
+double base_wall_seconds(void);
 
 /* A condition variable that waits by this clock, which nobody can set. */
 void base_cond_init(pthread_cond_t *condition);

@@ -12,6 +12,14 @@ uint64_t base_now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
+double base_wall_seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
 void base_cond_init(pthread_cond_t *condition)
 {
 	pthread_condattr_t attributes;

@@ -23,6 +23,8 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 		return "the file has no tensor table";
 	case IOSHAPE_E_COORDINATOR:
 		return "the coordinator of slots cannot be used";
+	case IOSHAPE_E_SKIPPED:
+		return "skipped for want of space";
 	}
 	/* Unlike strerror() this neither translates nor shares a buffer between threads. */
 	text = code < 0 && code > -4096 ? strerrordesc_np(-code) : NULL;

@@ -12,8 +12,9 @@ static void note_progress(struct ioshape_save *save, enum ioshape_phase phase, u
 			  uint64_t total_bytes)
 {
 	pthread_mutex_lock(&save->lock);
-	/* Where staging and writing go on at the same time, writing is what is left. */
-	if (phase >= save->phase) {
+	/* Where staging and writing go on at the same time, writing is what is left. Writing that
+	 * has found no room waits again. */
+	if (phase >= save->phase || phase == IOSHAPE_PHASE_WAIT) {
 		/* The end is when everything has ended, not only the file. */
 		save->phase = MIN(phase, IOSHAPE_PHASE_COMMIT);
 		save->done_bytes = done_bytes;
@@ -48,8 +49,9 @@ static int track_place(void *user, const struct ioshape_place *place)
 struct ckpt_source ckpt_source_of(struct ioshape_save *save, struct ckpt_direct *direct)
 {
 	*direct = (struct ckpt_direct){ .plan = &save->plan };
-	return save->borrow ? (struct ckpt_source){ ckpt_direct_next, direct } :
-			      (struct ckpt_source){ ckpt_stage_next, save };
+	return save->borrow ?
+		       (struct ckpt_source){ ckpt_direct_next, ckpt_direct_restart, direct } :
+		       (struct ckpt_source){ ckpt_stage_next, ckpt_stage_restart, save };
 }
 
 struct ckpt_watch ckpt_watch_of(struct ioshape_save *save)
@@ -87,8 +89,10 @@ static void *run_save(void *argument)
 		ret = write_file(save, &report, &error);
 	if (ret)
 		base_log(&save->context->log,
-			 atomic_load(&save->abort) ? IOSHAPE_LOG_INFO : IOSHAPE_LOG_ERROR, "%s",
-			 error.text);
+			 atomic_load(&save->abort) ? IOSHAPE_LOG_INFO :
+			 ret == IOSHAPE_E_SKIPPED  ? IOSHAPE_LOG_WARNING :
+						     IOSHAPE_LOG_ERROR,
+			 "%s", error.text);
 	if (!save->group)
 		ckpt_turn_end(save->context, &save->turn);
 	pthread_mutex_lock(&save->lock);
@@ -103,6 +107,7 @@ static void *run_save(void *argument)
 	report.stage_s = save->report.stage_s;
 	report.plan_s += save->report.plan_s;
 	report.total_s = base_seconds(base_now_ns() - save->begin_ns);
+	report.started_s = base_wall_seconds() - report.total_s;
 	save->report = report;
 	save->result = ret;
 	save->error = error;
@@ -269,6 +274,10 @@ static int begin(struct ioshape_save *save, struct base_error *error)
 	int ret;
 
 	save->admitted = MIN(save->chunk_count, save->staging->limit);
+	/* So that what finds no room in the middle can be written from its beginning again. */
+	if (context->full == IOSHAPE_FULL_WAIT && !save->group &&
+	    save->admitted == save->chunk_count)
+		save->lag = save->chunk_count;
 	if (!save->borrow) {
 		ret = ckpt_pool_admit(save->staging, save->admitted,
 				      context->staging_full == IOSHAPE_STAGING_REFUSE,

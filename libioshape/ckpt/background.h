@@ -81,6 +81,9 @@ int ckpt_stage_tell(void *save, struct base_error *error);
 int ckpt_stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
 
+/* Its restart(): if no chunk has been handed back. */
+bool ckpt_stage_restart(void *user);
+
 /* Nobody copies or writes any more: what is still held, and the rest of the promise, goes back. */
 void ckpt_stage_release(struct ioshape_save *save);
 

@@ -79,12 +79,18 @@ static inline uint64_t ckpt_chunks_for(uint64_t bytes)
 /* ---- Slots (slot.c, save_slot.c): the right to write now
  * -------------------------------------------------- */
 
+int ckpt_storage_environment(struct ioshape_context_options *options, struct base_error *error);
+void ckpt_storage_defaults(struct ioshape_context_options *options);
+int ckpt_storage_check(const struct ioshape_context_options *options, struct fs_wish *wish,
+		       struct base_error *error);
+
 /* A context's pools, and what they are opened with. */
 struct ckpt_slots {
 	char *address, *password, *pool_name; /* the last two may be NULL */
 	struct slots_config config;           /* of all pools, but for their names */
 	struct slots_policy policy;
-	pthread_mutex_t lock; /* of what follows */
+	struct fs_wish layout; /* of new files */
+	pthread_mutex_t lock;  /* of what follows */
 	struct ckpt_pool_use *pools;
 	struct ckpt_pool_of_mount *mounts;
 };
@@ -123,6 +129,9 @@ int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, cons
 /* For ring_file_options.before_block; `user` is the slot. */
 void ckpt_slot_pass(void *user, uint64_t bytes);
 void ckpt_slot_release(struct ckpt_slot *slot);
+/* The same, for ring_file_options.nearly_written. */
+void ckpt_slot_hand_over(void *user);
+
 /* ---- Slots that are shared (shared_slot.c) --------------------------------------------------- */
 
 /*
@@ -165,6 +174,9 @@ struct ioshape_context {
 	struct ring_config config;
 	unsigned copy_threads;
 	enum ioshape_staging_full staging_full;
+	enum ioshape_full full;
+	uint32_t full_wait_ms;
+	_Atomic uint64_t targets_looked_ns; /* when storage targets were last looked at: room.c */
 	struct ckpt_pool pool;
 	struct ckpt_pool shared_pool; /* of ranks that hand their bytes to another process */
 	struct ckpt_slots slots;
@@ -200,11 +212,15 @@ bool ckpt_should_tidy(struct ioshape_context *context, const char *path);
  */
 int ckpt_absolute_path(const char *path, char **absolute, struct base_error *error);
 
+/* Whether a save has the room that it needs, for other saves to the same file. */
+enum ckpt_turn_room { CKPT_ROOM_UNKNOWN, CKPT_ROOM_AWAITED, CKPT_ROOM_TAKEN };
+
 /* A save's place among those to the same file: they commit in the order in which they began. */
 struct ckpt_turn {
 	struct ckpt_turn *next;
-	char *path;       /* absolute; owned */
-	bool abort_waits; /* set under the context's lock to stop waiting */
+	char *path;               /* absolute; owned */
+	bool abort_waits;         /* set under the context's lock to stop waiting */
+	enum ckpt_turn_room room; /* under the context's lock */
 };
 
 int ckpt_turn_begin(struct ioshape_context *context, struct ckpt_turn *turn, const char *path,
@@ -213,6 +229,55 @@ int ckpt_turn_begin(struct ioshape_context *context, struct ckpt_turn *turn, con
 int ckpt_turn_wait(struct ioshape_context *context, struct ckpt_turn *turn,
 		   struct base_error *error);
 void ckpt_turn_end(struct ioshape_context *context, struct ckpt_turn *turn);
+
+void ckpt_turn_note_room(struct ioshape_context *context, struct ckpt_turn *turn,
+			 enum ckpt_turn_room room);
+/* An earlier save to this path waits for room: it goes first. */
+bool ckpt_turn_is_behind(struct ioshape_context *context, const struct ckpt_turn *turn);
+/* A later save to this path has room: it will wait for this one before it ends. */
+bool ckpt_turn_is_overtaken(struct ioshape_context *context, const struct ckpt_turn *turn);
+
+/* ---- Room (room.c): what a save does that does not fit --------------------------------------- */
+
+struct ckpt_room {
+	struct ioshape_context *context;
+	const char *path;  /* absolute */
+	bool in_directory; /* the path is that of a directory, which may have to be made */
+	uint64_t needed_bytes;
+	const struct ring_file_options *options; /* who may stop it while it waits */
+	struct ckpt_turn *turn;                  /* NULL: of no file */
+	/* Makes what room can be made: by default ring_clear_room(). */
+	void (*clear)(void *user);
+	void *clear_user;
+	/* Zeros. */
+	struct fs_room seen;
+	struct base_error why; /* it does not fit */
+	unsigned failures;     /* of writes, for want of room */
+	uint64_t waited_ns;
+};
+
+/*
+ * Before the slot: 0 if there is room, or nobody knows; otherwise what the context's `full` says:
+ * -ENOSPC, IOSHAPE_E_SKIPPED, or after waiting 0, -ENOSPC, or -ECANCELED. Costs one statfs(), and
+ * nothing for small files.
+ */
+int ckpt_room_await(struct ckpt_room *room, struct base_error *error);
+
+/*
+ * After a try that ended with *ret: true if it ended for want of room and is to be tried again;
+ * then *ret and the error are cleared, the try is abandoned by the caller, slot included, and
+ * ckpt_room_await() comes next. `repeats`: its bytes can be had once more. Otherwise *ret and the
+ * error are what the save ends with.
+ */
+bool ckpt_room_again(struct ckpt_room *room, int *ret, bool repeats, struct base_error *error);
+
+/* What the report has to say. */
+void ckpt_room_note(const struct ckpt_room *room, int ret, struct ring_notes *notes,
+		    const struct base_error *error);
+
+/* For what is not tried again: IOSHAPE_E_SKIPPED instead of a want of room, if `full` says so. */
+int ckpt_room_verdict(const struct ioshape_context *context, int ret, struct base_error *error);
+void ckpt_room_note_skip(struct ring_notes *notes, const struct base_error *error);
 
 /* ---- Files on their way (output.c) ----------------------------------------------------------- */
 
@@ -240,7 +305,8 @@ int ckpt_output_open(struct ckpt_output *output, const char *path, const char *a
 int ckpt_output_commit(struct ckpt_output *output, struct ckpt_turn *turn, int ret,
 		       struct ioshape_report *report, struct base_error *error);
 
-/* Abandons the file if it was not committed. A zip writer, if there is one, owns it. */
+/* Abandons the file if it was not committed. A zip writer, if there is one, owns it. Afterwards
+ * another can be opened: the notes stay. */
 void ckpt_output_close(struct ckpt_output *output, struct zip_writer *zip);
 
 /* What the public handles of files have in common. Zero it, and set output.context. */
@@ -260,6 +326,9 @@ int ckpt_handle_open(struct ckpt_handle *handle, struct ioshape_context *context
 
 /* First in every call on an open handle. Forgets the last failure. */
 int ckpt_handle_enter(struct ckpt_handle *handle);
+
+/* Last in those that write: what becomes of a want of room. */
+int ckpt_handle_leave(struct ckpt_handle *handle, int ret);
 
 /* A commit: enter, begin a turn; (the caller finishes the file;) end. After the end, which fills
  * `report` unless it is NULL, the turn has ended, too. */
@@ -342,6 +411,8 @@ struct ckpt_source {
 	 */
 	int (*next)(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
+	/* Goes back to the beginning; false if that is not possible any more. */
+	bool (*restart)(void *user);
 	void *user;
 };
 
@@ -349,9 +420,11 @@ struct ckpt_source {
 struct ckpt_direct {
 	const struct ckpt_plan *plan;
 	uint8_t *scratch; /* for what does not lie as it is saved; made at need, to be freed */
+	bool fetched;     /* something: callers' functions bring each byte once */
 };
 int ckpt_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
+bool ckpt_direct_restart(void *user);
 
 /* All records of a plan, and the end of the archive. */
 int ckpt_write_records(struct zip_writer *zip, const struct ckpt_plan *plan,

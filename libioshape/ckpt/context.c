@@ -9,13 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/*
- * 52 MiB in flight, and a block ready to follow, keep the fastest disks seen busy; the same in
- * larger blocks does not (docs/performance.md). 4 MiB is also what a Lustre client sends at most in
- * one request.
- */
-#define DEFAULT_BLOCK_BYTES (4 * MIB)
-#define DEFAULT_DEPTH 14u
 #define DEFAULT_COPY_THREADS 4u
 #define LEAST_STAGING_BYTES (64 * MIB)
 
@@ -82,7 +75,9 @@ static uint64_t default_staging_bytes(void)
 static int take_environment(struct ioshape_context_options *options, struct base_error *error)
 {
 	/* Not nil: a variable left over from a measurement must not swallow checkpoints. */
-	static const char *const engines[] = { "auto", "uring", "threads", "buffered", NULL };
+	static const char *const engines[] = { "auto",     "uring",       "threads",
+					       "buffered", "uring-async", NULL };
+	enum { NOT_NIL = 4 };
 	static const char *const directs[] = { "prefer", "require", "off", NULL };
 	static const char *const fulls[] = { "wait", "refuse", NULL };
 	static const char *const levels[] = {
@@ -107,10 +102,14 @@ static int take_environment(struct ioshape_context_options *options, struct base
 		ret = base_env_count("IOSHAPE_COPY_THREADS", &options->copy_threads, error);
 	if (!ret && !options->staging_bytes)
 		ret = base_env_bytes("IOSHAPE_STAGING_BYTES", &options->staging_bytes, error);
+	if (!options->engine && engine == NOT_NIL)
+		engine = IOSHAPE_ENGINE_URING_ASYNC;
 	options->engine = (enum ioshape_engine)engine;
 	options->direct = (enum ioshape_direct)direct;
 	options->staging_full = (enum ioshape_staging_full)full;
 	options->log_level = (enum ioshape_log_level)level;
+	if (!ret)
+		ret = ckpt_storage_environment(options, error);
 	return ret ? ret : ckpt_slots_environment(options, error);
 }
 
@@ -118,22 +117,19 @@ static void take_defaults(struct ioshape_context_options *options)
 {
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
-	if (!options->block_bytes)
-		options->block_bytes = DEFAULT_BLOCK_BYTES;
-	if (!options->queue_depth)
-		options->queue_depth = DEFAULT_DEPTH;
 	if (!options->copy_threads)
 		options->copy_threads = cores > 0 ? MIN((uint32_t)cores, DEFAULT_COPY_THREADS) : 1;
 	if (!options->staging_bytes)
 		options->staging_bytes = default_staging_bytes();
 	if (!options->log_level)
 		options->log_level = IOSHAPE_LOG_INFO;
+	ckpt_storage_defaults(options);
 	ckpt_slots_defaults(options);
 }
 
 static int check_options(const struct ioshape_context_options *options, struct base_error *error)
 {
-	if ((unsigned)options->engine > IOSHAPE_ENGINE_NIL ||
+	if ((unsigned)options->engine > IOSHAPE_ENGINE_URING_ASYNC ||
 	    (unsigned)options->direct > IOSHAPE_DIRECT_OFF ||
 	    (unsigned)options->staging_full > IOSHAPE_STAGING_REFUSE ||
 	    (unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
@@ -141,8 +137,9 @@ static int check_options(const struct ioshape_context_options *options, struct b
 			error, -EINVAL,
 			"a context option has a value that its enum does not have; zero the struct "
 			"before filling it in");
-	if (options->block_bytes < 64 * KIB || options->block_bytes > 64 * MIB ||
-	    (options->block_bytes & (options->block_bytes - 1)))
+	if (options->block_bytes &&
+	    (options->block_bytes < 64 * KIB || options->block_bytes > 64 * MIB ||
+	     (options->block_bytes & (options->block_bytes - 1))))
 		return base_fail(error, -EINVAL,
 				 "block_bytes is %llu; it takes a power of two from 64K to 64M",
 				 (unsigned long long)options->block_bytes);
@@ -168,6 +165,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	static _Atomic uint64_t next_number = 1;
 	struct ioshape_context_options options;
 	struct ioshape_context *context;
+	struct fs_wish wish;
 	int ret;
 
 	ret = base_take_options(&options, sizeof(options), given, "ioshape_context_options", error);
@@ -175,8 +173,11 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		ret = take_environment(&options, error);
 	if (ret)
 		return ret;
+	ring_calibration_prepare();
 	take_defaults(&options);
 	ret = check_options(&options, error);
+	if (!ret)
+		ret = ckpt_storage_check(&options, &wish, error);
 	if (ret)
 		return ret;
 	context = calloc(1, sizeof(*context));
@@ -191,15 +192,22 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		.block_bytes = options.block_bytes,
 		.depth = options.queue_depth,
 		.threads = options.copy_threads,
+		.layout = wish,
+		.target_bytes = options.target_bytes,
+		.calibrate = options.calibrate,
+		.opened_s = base_wall_seconds(),
 		.log = context->log,
 	};
 	context->copy_threads = options.copy_threads;
 	context->staging_full = options.staging_full;
+	context->full = options.full;
+	context->full_wait_ms = options.full_wait_ms;
 	ret = ckpt_slots_init(&context->slots, &options, &context->log, error);
 	if (ret) {
 		free(context);
 		return ret;
 	}
+	context->slots.layout = wish;
 	ckpt_pool_init(&context->pool, options.staging_bytes, false);
 	ckpt_pool_init(&context->shared_pool, options.staging_bytes, true);
 	pthread_mutex_init(&context->lock, NULL);

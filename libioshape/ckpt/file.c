@@ -70,7 +70,9 @@ IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *dat
 	ret = ckpt_handle_enter(handle);
 	if (!ret && bytes && !data)
 		ret = base_fail(&handle->error, -EINVAL, "no data was given for %s", handle->path);
-	return ret ? ret : ring_writer_put(handle->output.file, data, bytes, NULL, &handle->error);
+	if (!ret)
+		ret = ring_writer_put(handle->output.file, data, bytes, NULL, &handle->error);
+	return ckpt_handle_leave(handle, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report)

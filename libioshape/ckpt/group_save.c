@@ -14,6 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+uint32_t ckpt_files_of(const struct ioshape_group *group, enum ioshape_mode mode)
+{
+	if (mode == IOSHAPE_MODE_RANK0)
+		return 1;
+	return MAX(mode == IOSHAPE_MODE_NODE ? group->node_count : group->options.ranks, 1);
+}
+
 uint32_t ckpt_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank)
 {
 	uint32_t first = 0;
@@ -222,6 +229,17 @@ static void report_group(const struct ckpt_part *part, uint64_t begin_ns, double
 	report->tensor_bytes = part->save->plan.payload_bytes;
 }
 
+/* On all ranks, whatever they had written by then. */
+static void report_skip(struct ckpt_part *part, const struct base_error *why)
+{
+	struct ioshape_report *report = part->report;
+
+	ckpt_room_note_skip(&part->notes, why);
+	report->skipped = 1;
+	report->fallbacks = part->notes.count;
+	snprintf(report->fallback_text, sizeof(report->fallback_text), "%s", part->notes.text);
+}
+
 static int run_part(struct ckpt_part *part, struct base_error *error)
 {
 	struct ioshape_group *group = part->group;
@@ -247,6 +265,8 @@ static int run_part(struct ckpt_part *part, struct base_error *error)
 		if (ret && !own.code)
 			say_want(&part->round, save->step, 0, &failure, &own);
 	}
+	if (ret == IOSHAPE_E_SKIPPED)
+		report_skip(part, &failure);
 	if (ret)
 		base_fail_as_told(error, ret, "%s was not saved: %s", save->path, failure.text);
 	else

@@ -324,6 +324,8 @@ static int write_file(struct writing *writing, const char *path, struct ring_fil
 
 	options->before_block = ckpt_slot_pass;
 	options->before_block_user = &slot;
+	options->nearly_written = ckpt_slot_hand_over;
+	options->nearly_written_user = &slot;
 	ret = ckpt_slot_take(&slot, part->group->context, turn->path, options, &watch, error);
 	if (!ret)
 		ret = put_file(writing, path, turn, options, error);
@@ -376,6 +378,7 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 	if (part->plan.mode == IOSHAPE_MODE_EACH)
 		options->expected_bytes = part->save->plan.expected_bytes;
 	options->progress_total = options->expected_bytes;
+	options->files = ckpt_files_of(group, part->plan.mode);
 	writing->written->parts = calloc(count, sizeof(*writing->written->parts));
 	if (!writing->written->parts)
 		return base_no_memory(error, "parts", count * sizeof(*writing->written->parts));
@@ -390,7 +393,9 @@ int ckpt_write_parts(struct ckpt_part *part, struct ckpt_written *written, struc
 {
 	struct writing writing = {
 		.part = part,
-		.output = { .context = part->group->context, .in_new_directory = true },
+		.output = { .context = part->group->context,
+			    .in_new_directory = true,
+			    .notes = part->notes },
 		.written = written,
 	};
 	struct ring_file_options options;

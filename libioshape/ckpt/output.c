@@ -29,7 +29,8 @@ int ckpt_output_open(struct ckpt_output *output, const char *path, const char *a
 static void log_save(const struct ioshape_context *context, const char *path,
 		     const struct ioshape_report *report)
 {
-	if (report->fallbacks)
+	/* What is skipped is a line of its own. */
+	if (report->fallbacks && !report->skipped)
 		base_log(&context->log, IOSHAPE_LOG_INFO, "saving %s: %s", path,
 			 report->fallback_text);
 	base_log(&context->log, IOSHAPE_LOG_DEBUG,
@@ -67,30 +68,65 @@ void ckpt_output_close(struct ckpt_output *output, struct zip_writer *zip)
 		zip_writer_free(zip);
 	else
 		ring_writer_free(output->file);
+	output->file = NULL;
 	if (output->lane)
 		ckpt_return_lane(output->context, output->lane);
+	output->lane = NULL;
 }
 
 /* ---- Handles --------------------------------------------------------------------------------- */
 
+static int open_in_slot(struct ckpt_handle *handle, const struct ring_file_options *options,
+			struct base_error *error)
+{
+	struct ring_file_options file_options = *options;
+	int ret;
+
+	ret = ckpt_shared_slot_take(&handle->slot, handle->output.context, handle->path, options,
+				    &handle->slot_seen, error);
+	if (ret)
+		return ret;
+	file_options.before_block = ckpt_shared_slot_pass;
+	file_options.before_block_user = handle->slot;
+	return ckpt_output_open(&handle->output, handle->path, handle->path, &file_options, error);
+}
+
+static void log_skip(const struct ioshape_context *context, int ret, const struct base_error *error)
+{
+	if (ret == IOSHAPE_E_SKIPPED)
+		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", error->text);
+}
+
 int ckpt_handle_open(struct ckpt_handle *handle, struct ioshape_context *context, const char *path,
 		     const struct ring_file_options *options, struct base_error *error)
 {
-	struct ring_file_options file_options = *options;
+	struct ckpt_room room = {
+		.context = context,
+		.needed_bytes = options->expected_bytes,
+		.options = options,
+	};
 	int ret;
 
 	handle->output.context = context;
 	handle->begin_ns = base_now_ns();
 	/* Its turn comes at the commit, wherever the application has changed its directory to. */
 	ret = ckpt_absolute_path(path, &handle->path, error);
-	if (!ret)
-		ret = ckpt_shared_slot_take(&handle->slot, context, handle->path, options,
-					    &handle->slot_seen, error);
 	if (ret)
 		return ret;
-	file_options.before_block = ckpt_shared_slot_pass;
-	file_options.before_block_user = handle->slot;
-	return ckpt_output_open(&handle->output, handle->path, handle->path, &file_options, error);
+	room.path = handle->path;
+	for (;;) {
+		ret = ckpt_room_await(&room, error);
+		if (!ret)
+			ret = open_in_slot(handle, options, error);
+		if (!ckpt_room_again(&room, &ret, true, error))
+			break;
+		ckpt_output_close(&handle->output, NULL);
+		ckpt_shared_slot_release(handle->slot, context, &handle->slot_seen);
+		handle->slot = NULL;
+	}
+	ckpt_room_note(&room, ret, &handle->output.notes, error);
+	log_skip(context, ret, error);
+	return ret;
 }
 
 int ckpt_handle_enter(struct ckpt_handle *handle)
@@ -100,6 +136,19 @@ int ckpt_handle_enter(struct ckpt_handle *handle)
 		return base_fail(&handle->error, -EINVAL, "%s has been committed; open a new one",
 				 handle->path);
 	return ckpt_enter(handle->output.context, &handle->error);
+}
+
+int ckpt_handle_leave(struct ckpt_handle *handle, int ret)
+{
+	struct ioshape_context *context = handle->output.context;
+	struct fs_room seen;
+
+	/* Bytes that have gone to a pipe or a device are not skipped. */
+	if (!ret || (ret == -ENOSPC && fs_room_of_path(handle->path, &seen) == -EINVAL))
+		return ret;
+	ret = ckpt_room_verdict(context, ret, &handle->error);
+	log_skip(context, ret, &handle->error);
+	return ret;
 }
 
 int ckpt_handle_begin_commit(struct ckpt_handle *handle, struct ckpt_turn *turn,
@@ -121,6 +170,10 @@ int ckpt_handle_end_commit(struct ckpt_handle *handle, struct ckpt_turn *turn, i
 {
 	struct ioshape_report full = IOSHAPE_REPORT_INIT;
 
+	ret = ckpt_handle_leave(handle, ret);
+	full.skipped = ret == IOSHAPE_E_SKIPPED;
+	if (full.skipped)
+		ckpt_room_note_skip(&handle->output.notes, &handle->error);
 	if (ret != -EINVAL) {
 		ckpt_shared_slot_release(handle->slot, handle->output.context, &handle->slot_seen);
 		handle->slot = NULL;
@@ -130,6 +183,7 @@ int ckpt_handle_end_commit(struct ckpt_handle *handle, struct ckpt_turn *turn, i
 	ckpt_turn_end(handle->output.context, turn);
 	full.tensor_bytes = payload_bytes;
 	full.total_s = base_seconds(base_now_ns() - handle->begin_ns);
+	full.started_s = base_wall_seconds() - full.total_s;
 	if (report)
 		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
 	return ret;

@@ -43,18 +43,92 @@ int ckpt_write_records(struct zip_writer *zip, const struct ckpt_plan *plan,
 	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
 }
 
+/* What one save is made of, from the slot to the report. */
+struct saving {
+	const char *path;
+	const struct ckpt_plan *plan;
+	const struct ckpt_source *source;
+	struct ring_file_options options;
+	const struct ckpt_watch *watch;
+	struct ckpt_turn *turn;
+	struct ioshape_report *report;
+	struct ckpt_output output;
+	struct zip_writer *zip;
+};
+
 /* With the slot: from the first byte to stable storage. */
-static int write_in_slot(struct ckpt_output *output, struct zip_writer **zip, const char *path,
-			 const struct ckpt_plan *plan, const struct ckpt_source *source,
-			 const struct ring_file_options *options, struct ckpt_turn *turn,
-			 struct base_error *error)
+static int write_in_slot(struct saving *saving, struct base_error *error)
 {
+	struct ckpt_output *output = &saving->output;
 	int ret;
 
-	ret = ckpt_output_open(output, path, turn->path, options, error);
+	ret = ckpt_output_open(output, saving->path, saving->turn->path, &saving->options, error);
+	if (ret)
+		return ret;
+	ckpt_turn_note_room(output->context, saving->turn, CKPT_ROOM_TAKEN);
+	ret = zip_writer_new(&saving->zip, zip_sink_of_file(output->file), saving->path, error);
+	return ret ? ret : ckpt_write_records(saving->zip, saving->plan, saving->source, error);
+}
+
+/* *wrote: it had its slot, and what failed is the file. */
+static int save_once(struct saving *saving, bool *wrote, struct base_error *error)
+{
+	struct ckpt_slot slot;
+	int ret;
+
+	saving->options.before_block = ckpt_slot_pass;
+	saving->options.before_block_user = &slot;
+	saving->options.nearly_written = ckpt_slot_hand_over;
+	saving->options.nearly_written_user = &slot;
+	ret = ckpt_slot_take(&slot, saving->output.context, saving->turn->path, &saving->options,
+			     saving->watch, error);
+	*wrote = !ret;
 	if (!ret)
-		ret = zip_writer_new(zip, zip_sink_of_file(output->file), path, error);
-	return ret ? ret : ckpt_write_records(*zip, plan, source, error);
+		ret = write_in_slot(saving, error);
+	/*
+	 * The bytes are on stable storage (or it was handed over before). What is left may have to
+	 * wait for earlier saves to the same path, which wait for slots.
+	 */
+	ckpt_slot_release(&slot);
+	ckpt_slot_report(&slot, &saving->output.notes, saving->report);
+	return ret;
+}
+
+/* It has met the end of the disk: what is written of it goes, and its time is added up. */
+static void abandon(struct saving *saving)
+{
+	if (saving->output.file)
+		ring_writer_report(saving->output.file, saving->report);
+	ckpt_output_close(&saving->output, saving->zip);
+	saving->zip = NULL;
+	ckpt_turn_note_room(saving->output.context, saving->turn, CKPT_ROOM_UNKNOWN);
+}
+
+static int save_when_there_is_room(struct saving *saving, struct base_error *error)
+{
+	const struct ckpt_source *source = saving->source;
+	struct ckpt_room room = {
+		.context = saving->output.context,
+		.path = saving->turn->path,
+		.needed_bytes = saving->plan->expected_bytes,
+		.options = &saving->options,
+		.turn = saving->turn,
+	};
+	bool wrote;
+	int ret;
+
+	do {
+		wrote = false;
+		ret = ckpt_room_await(&room, error);
+		if (!ret)
+			ret = save_once(saving, &wrote, error);
+		if (!wrote || !ckpt_room_again(&room, &ret, source->restart(source->user), error))
+			break;
+		abandon(saving);
+	} while (true);
+	ckpt_room_note(&room, ret, &saving->output.notes, error);
+	saving->report->skipped = ret == IOSHAPE_E_SKIPPED;
+	return ret;
 }
 
 int ckpt_save(struct ioshape_context *context, const char *path, const struct ckpt_plan *plan,
@@ -62,28 +136,24 @@ int ckpt_save(struct ioshape_context *context, const char *path, const struct ck
 	      const struct ckpt_watch *watch, struct ckpt_turn *turn, struct ioshape_report *report,
 	      struct base_error *error)
 {
-	struct ckpt_output output = { .context = context };
-	struct ring_file_options file_options = *options;
-	struct zip_writer *zip = NULL;
-	struct ckpt_slot slot;
+	struct saving saving = {
+		.path = path,
+		.plan = plan,
+		.source = source,
+		.options = *options,
+		.watch = watch,
+		.turn = turn,
+		.report = report,
+		.output = { .context = context },
+	};
 	int ret;
 
-	file_options.expected_bytes = plan->expected_bytes;
-	file_options.progress_total = plan->expected_bytes;
-	file_options.before_block = ckpt_slot_pass;
-	file_options.before_block_user = &slot;
-	ret = ckpt_slot_take(&slot, context, turn->path, &file_options, watch, error);
-	if (!ret)
-		ret = write_in_slot(&output, &zip, path, plan, source, &file_options, turn, error);
-	/*
-	 * The bytes are on stable storage. What is left may have to wait for earlier saves to the
-	 * same path, which wait for slots.
-	 */
-	ckpt_slot_release(&slot);
-	ckpt_slot_report(&slot, &output.notes, report);
-	ret = ckpt_output_commit(&output, turn, ret, report, error);
+	saving.options.expected_bytes = plan->expected_bytes;
+	saving.options.progress_total = plan->expected_bytes;
+	ret = save_when_there_is_room(&saving, error);
+	ret = ckpt_output_commit(&saving.output, turn, ret, report, error);
 	report->tensor_bytes = plan->payload_bytes;
-	ckpt_output_close(&output, zip);
+	ckpt_output_close(&saving.output, saving.zip);
 	return ret;
 }
 
@@ -106,8 +176,16 @@ int ckpt_direct_next(void *user, size_t i, uint64_t offset, const void **data, s
 					      MAX(PACK_BYTES, FETCH_BYTES));
 	}
 	*bytes = MIN(*bytes, record->fetch ? FETCH_BYTES : PACK_BYTES);
+	direct->fetched |= record->fetch != NULL;
 	*data = direct->scratch;
 	return ckpt_plan_copy(direct->plan, i, offset, direct->scratch, *bytes, error);
+}
+
+bool ckpt_direct_restart(void *user)
+{
+	const struct ckpt_direct *direct = user;
+
+	return !direct->fetched;
 }
 
 /* ---- Blocking saves -------------------------------------------------------------------------- */
@@ -129,7 +207,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 {
 	const struct ring_file_options file_options = ckpt_file_options(options);
 	struct ckpt_direct direct = { 0 };
-	const struct ckpt_source source = { ckpt_direct_next, &direct };
+	const struct ckpt_source source = { ckpt_direct_next, ckpt_direct_restart, &direct };
 	const pthread_t self = pthread_self();
 	const struct ckpt_watch watch = { options->queue, options->queue_user, &self };
 	uint64_t begin = base_now_ns();
@@ -151,6 +229,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	free(direct.scratch);
 	ckpt_plan_free(&plan);
 	report->total_s = base_seconds(base_now_ns() - begin);
+	report->started_s = base_wall_seconds() - report->total_s;
 	return ret;
 }
 
@@ -174,6 +253,8 @@ static int save(struct ioshape_context *context, const char *path,
 				       &error);
 	if (!ret)
 		ret = save_blocking(context, path, payload, &options, &report, &error);
+	if (ret == IOSHAPE_E_SKIPPED)
+		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", error.text);
 	if (options.report)
 		base_give_struct(options.report, &report, sizeof(report), "ioshape_report", &error);
 	return ckpt_leave(context, ret, &error);

@@ -230,6 +230,14 @@ int ckpt_stage_next(void *user, size_t record, uint64_t offset, const void **dat
 	return 0;
 }
 
+bool ckpt_stage_restart(void *user)
+{
+	struct ioshape_save *save = user;
+
+	save->read_position = 0;
+	return !save->reader_chunk;
+}
+
 void ckpt_stage_release(struct ioshape_save *save)
 {
 	for (size_t i = 0; i < save->chunk_count; i++) {

@@ -97,3 +97,44 @@ void ckpt_turn_end(struct ioshape_context *context, struct ckpt_turn *turn)
 	pthread_mutex_unlock(&context->lock);
 	free(turn->path);
 }
+
+/* ---- Room ------------------------------------------------------------------------------------ */
+
+void ckpt_turn_note_room(struct ioshape_context *context, struct ckpt_turn *turn,
+			 enum ckpt_turn_room room)
+{
+	pthread_mutex_lock(&context->lock);
+	turn->room = room;
+	pthread_mutex_unlock(&context->lock);
+}
+
+/* Whether one of the others of its path, from `first` up to `end`, stands so. */
+static bool has_other(const struct ckpt_turn *first, const struct ckpt_turn *end,
+		      const struct ckpt_turn *turn, enum ckpt_turn_room room)
+{
+	const struct ckpt_turn *other = first;
+
+	while (other != end && (other->room != room || strcmp(other->path, turn->path) != 0))
+		other = other->next;
+	return other != end;
+}
+
+bool ckpt_turn_is_behind(struct ioshape_context *context, const struct ckpt_turn *turn)
+{
+	bool behind;
+
+	pthread_mutex_lock(&context->lock);
+	behind = has_other(context->turns, turn, turn, CKPT_ROOM_AWAITED);
+	pthread_mutex_unlock(&context->lock);
+	return behind;
+}
+
+bool ckpt_turn_is_overtaken(struct ioshape_context *context, const struct ckpt_turn *turn)
+{
+	bool overtaken;
+
+	pthread_mutex_lock(&context->lock);
+	overtaken = has_other(turn->next, NULL, turn, CKPT_ROOM_TAKEN);
+	pthread_mutex_unlock(&context->lock);
+	return overtaken;
+}

@@ -75,6 +75,11 @@ static int enter(struct ioshape_writer *writer)
 	return writer ? ckpt_handle_enter(&writer->handle) : -EINVAL;
 }
 
+static int leave(struct ioshape_writer *writer, int ret)
+{
+	return writer ? ckpt_handle_leave(&writer->handle, ret) : ret;
+}
+
 IOSHAPE_EXPORT int ioshape_writer_begin(struct ioshape_writer *writer, const char *name,
 					uint64_t bytes, uint32_t alignment)
 {
@@ -83,8 +88,9 @@ IOSHAPE_EXPORT int ioshape_writer_begin(struct ioshape_writer *writer, const cha
 	if (!ret && !name)
 		ret = base_fail(&writer->handle.error, -EINVAL,
 				"no name was given for a record of %s", writer->handle.path);
-	return ret ? ret :
-		     zip_writer_begin(writer->zip, name, bytes, alignment, &writer->handle.error);
+	if (!ret)
+		ret = zip_writer_begin(writer->zip, name, bytes, alignment, &writer->handle.error);
+	return leave(writer, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_write(struct ioshape_writer *writer, const void *data,
@@ -95,14 +101,18 @@ IOSHAPE_EXPORT int ioshape_writer_write(struct ioshape_writer *writer, const voi
 	if (!ret && bytes && !data)
 		ret = base_fail(&writer->handle.error, -EINVAL, "no data was given for %s",
 				writer->handle.path);
-	return ret ? ret : zip_writer_put(writer->zip, data, bytes, &writer->handle.error);
+	if (!ret)
+		ret = zip_writer_put(writer->zip, data, bytes, &writer->handle.error);
+	return leave(writer, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_end(struct ioshape_writer *writer)
 {
 	int ret = enter(writer);
 
-	return ret ? ret : zip_writer_end(writer->zip, &writer->handle.error);
+	if (!ret)
+		ret = zip_writer_end(writer->zip, &writer->handle.error);
+	return leave(writer, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_record(struct ioshape_writer *writer, const char *name,
@@ -123,7 +133,9 @@ IOSHAPE_EXPORT int ioshape_writer_record(struct ioshape_writer *writer, const ch
 		ret = zip_writer_begin(writer->zip, name, bytes, alignment, &writer->handle.error);
 	if (!ret)
 		ret = zip_writer_put(writer->zip, data, bytes, &writer->handle.error);
-	return ret ? ret : zip_writer_end(writer->zip, &writer->handle.error);
+	if (!ret)
+		ret = zip_writer_end(writer->zip, &writer->handle.error);
+	return leave(writer, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
+#include "fs/family.h"
 #include "fs/mountinfo.h"
 
 #include <errno.h>
@@ -35,27 +36,47 @@ static void read_type(struct fs_info *info, unsigned device_major, unsigned devi
 {
 	struct base_buffer text = { 0 };
 
-	if (!fs_read_mountinfo(&text))
+	if (!fs_read_mountinfo("", &text))
 		fs_mountinfo_type((const char *)text.data, device_major, device_minor, info->type,
 				  sizeof(info->type));
 	base_buffer_free(&text);
 }
 
-static void find_type(struct fs_info *info, struct fs_memory *memory, unsigned device_major,
-		      unsigned device_minor)
+static void find_type(int fd, struct fs_info *info, unsigned device_major, unsigned device_minor)
 {
-	if (memory && *memory->type && memory->device_major == device_major &&
-	    memory->device_minor == device_minor) {
-		memcpy(info->type, memory->type, sizeof(info->type));
-		return;
-	}
 	fs_magic_name(info->magic, info->type, sizeof(info->type));
 	read_type(info, device_major, device_minor);
-	if (memory) {
-		memcpy(memory->type, info->type, sizeof(memory->type));
-		memory->device_major = device_major;
-		memory->device_minor = device_minor;
+	info->family = fs_family_of_open(fd, info->type, info->magic);
+}
+
+/* What is the same for all files of a mount. */
+static void find_mount(int fd, struct fs_info *info, struct fs_memory *memory,
+		       unsigned device_major, unsigned device_minor)
+{
+	/* The kernel gives numbers of devices that are gone to others. */
+	if (memory && *memory->type && memory->device_major == device_major &&
+	    memory->device_minor == device_minor && memory->magic == info->magic) {
+		memcpy(info->type, memory->type, sizeof(info->type));
+		info->family = memory->family;
+		return;
 	}
+	find_type(fd, info, device_major, device_minor);
+	if (!memory)
+		return;
+	memcpy(memory->type, info->type, sizeof(memory->type));
+	memory->family = info->family;
+	memory->magic = info->magic;
+	memory->counted = false;
+	memory->device_major = device_major;
+	memory->device_minor = device_minor;
+}
+
+uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory)
+{
+	if (!memory->counted)
+		memory->targets = fs_count_targets(directory_fd, memory->family);
+	memory->counted = true;
+	return memory->targets;
 }
 
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
@@ -71,9 +92,10 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)",
 				 path);
 	info->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
-	info->free_bytes = (uint64_t)system.f_bavail * (uint64_t)system.f_frsize;
+	info->free_bytes = fs_free_bytes(&system);
 	info->block_bytes = status.stx_blksize;
 	read_alignment(info, &status);
-	find_type(info, memory, status.stx_dev_major, status.stx_dev_minor);
+	find_mount(fd, info, memory, status.stx_dev_major, status.stx_dev_minor);
+	fs_ask_for_layout(fd, info->family, S_ISDIR(status.stx_mode), &info->layout);
 	return 0;
 }

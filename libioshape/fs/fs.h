@@ -9,24 +9,196 @@
 
 #include <sys/types.h>
 
+/* What kind of filesystem, by its type and, where that can lie, by what it answers. */
+enum fs_family {
+	FS_OTHER, /* not known here */
+	FS_LUSTRE,
+	FS_BEEGFS,
+	FS_GPFS,
+	FS_CEPH,
+	FS_NFS,
+	FS_WEKA,
+	FS_DAOS,
+	FS_JUICEFS,
+	FS_ALLUXIO,
+	FS_GLUSTER,
+	FS_FUSE, /* another one in user space */
+	FS_XFS,
+	FS_EXT,
+	FS_BTRFS,
+	FS_ZFS,
+	FS_TMPFS,
+	FS_OVERLAY,
+	FS_FAMILIES /* how many there are */
+};
+
+/* "lustre", "ext4", ...; for messages and reports. Pure. */
+const char *fs_family_name(enum fs_family family);
+
+/* ---- Layouts: how a file lies on storage targets --------------------------------------------- */
+
+#define FS_TARGET_POOL_BYTES 16 /* with its 0; Lustre takes 15 characters */
+#define FS_MOST_PARTS 8
+#define FS_ALL_TARGETS UINT32_MAX
+
+/* A part of a file's length that is striped in one way. Most files have one. */
+struct fs_part {
+	uint64_t begin, end;             /* UINT64_MAX: without end */
+	uint64_t stripe_bytes;           /* 0: as the filesystem likes */
+	uint32_t stripe_count;           /* targets; FS_ALL_TARGETS; 0: as the filesystem likes */
+	bool on_metadata;                /* these bytes lie on a metadata server (Data-on-MDT) */
+	bool overstriped;                /* several stripes may lie on one target */
+	char pool[FS_TARGET_POOL_BYTES]; /* "" if none */
+};
+
+struct fs_layout {
+	uint32_t count;   /* 0: not striped, or it does not tell */
+	uint32_t mirrors; /* copies; 1 as a rule */
+	struct fs_part parts[FS_MOST_PARTS];
+};
+
+/*
+ * From what the filesystem answers. Pure; the bytes are not trusted. -EINVAL if they are no layout,
+ * -ENOTSUP for one that is not understood (foreign, released), -E2BIG for more parts than fit: the
+ * first ones are in `layout` then.
+ */
+int fs_lustre_layout(const void *blob, size_t bytes, struct fs_layout *layout);
+int fs_ceph_layout(const char *text, size_t bytes, struct fs_layout *layout);
+int fs_beegfs_layout(uint32_t pattern, uint32_t chunk_bytes, uint16_t targets,
+		     struct fs_layout *layout);
+
+/* The part that byte `offset` is in; NULL if there is none. Pure. */
+const struct fs_part *fs_layout_at(const struct fs_layout *layout, uint64_t offset);
+/* The part that most of a file of so many bytes is in; NULL if not striped. Pure. */
+const struct fs_part *fs_layout_main(const struct fs_layout *layout, uint64_t file_bytes);
+
+/* "8 x 1M, pool flash", "to 100M: 1 x 1M; 8 x 4M", for reports. Pure. Room for 96 is enough for
+ * most; longer ones end in "...". */
+void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_bytes);
+
+/* ---- Layouts to ask for (wish.c, ask.c) ------------------------------------------------------ */
+
+enum fs_wish_kind {
+	FS_WISH_AUTO,      /* by size */
+	FS_WISH_DIRECTORY, /* none: as the directory says */
+	FS_WISH_LAYOUT     /* this one */
+};
+
+struct fs_wish {
+	enum fs_wish_kind kind;
+	struct fs_layout layout; /* of FS_WISH_LAYOUT; 0 and "" in it are as the directory says */
+};
+
+/* Whether layouts can be asked for there. Pure. */
+bool fs_takes_layouts(enum fs_family family);
+
+/* The setting "layout", see include/ioshape/context.h. Pure. -EINVAL and a sentence. */
+int fs_wish_parse(const char *text, struct fs_wish *wish, struct base_error *error);
+
+/* What the automatic rule needs to know. */
+struct fs_facts {
+	enum fs_family family;
+	struct fs_layout directory; /* what a file gets that asks for nothing */
+	uint32_t targets;           /* 0 unknown */
+	uint64_t file_bytes;        /* 0 unknown */
+	uint32_t writers;           /* files written at a time; 0 unknown: 1 */
+};
+
+/*
+ * What to ask for: 1 and *ask, or 0 if the directory's own layout is as good. `why` receives a
+ * clause for the report. Pure.
+ */
+int fs_choose_layout(const struct fs_wish *wish, const struct fs_facts *facts,
+		     struct fs_layout *ask, char *why, size_t why_bytes);
+
+/*
+ * Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR) with that layout, reads it back, and
+ * if it cannot be had removes the file and creates it plainly: what is returned can be written. A
+ * descriptor, or a negative errno; `note` receives a clause if it is not as asked for, or "".
+ */
+int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum fs_family family,
+			  const struct fs_layout *ask, char *note, size_t note_bytes);
+
+/* How many may write at a time so that each storage target has one: by targets and stripes; 0 if
+ * that is not known. Pure. */
+uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t file_bytes);
+
+/* ---- Mounts (storage.c): what is the same for all files there -------------------------------- */
+
+struct fs_target {
+	char name[64];
+	uint64_t total_bytes, free_bytes;
+};
+
+struct fs_storage {
+	enum fs_family family;
+	char type[32];         /* of the mount table: "lustre", "fuse.juicefs" */
+	char flavour[32];      /* "FSx for Lustre", "BeeOND", "NFSv4.2 over RDMA"; or "" */
+	char source[256];      /* "10.0.0.1@tcp:/scratch", "server:/export" */
+	char mount_point[256]; /* */
+	char options[512];     /* of the mount and of its filesystem, with commas */
+	uint64_t total_bytes, free_bytes;
+	uint64_t
+		write_unit; /* a request should be a multiple of it: wsize, block size; 0 unknown */
+	uint64_t flight_bytes; /* in flight for one file or target, as the client can; 0 unknown */
+	uint32_t targets; /* storage targets, of the directory's pool of targets where the client
+			   * tells which those are; 0 unknown */
+	uint32_t target_count; /* of those in the list below */
+	struct fs_target target[64];
+	struct fs_layout layout;           /* what new files in this directory get */
+	bool remote;                       /* other hosts may share it */
+	bool rotational_known, rotational; /* of a local disk */
+	bool serial_direct; /* known to serve direct writes to one file one after the other */
+};
+
+/*
+ * All that can be found out about the mount of an open directory without writing to it. Costs up to
+ * some hundred system calls: once for each mount. `root` is put before /proc and /sys ("" but in
+ * tests).
+ */
+int fs_look_at_storage(int directory_fd, const char *path, const char *root,
+		       struct fs_storage *storage, struct base_error *error);
+
+/*
+ * A clause about targets with less than `bytes` free, the fullest first: "OST0003 (1048576 bytes
+ * free), OST0001 (...)", and how many more; "" if there is none, or nobody knows. Pure (room.c).
+ */
+void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
+			  size_t into_bytes);
+
+/* The servers' number, by the quickest way; 0 if it does not tell. */
+uint32_t fs_count_targets(int directory_fd, enum fs_family family);
+
+/* ---- Files ----------------------------------------------------------------------------------- */
+
 struct fs_info {
 	char type[32]; /* as /proc/self/mountinfo says it: "ext4", "fuse.sshfs"; else from the magic
 			*/
 	uint64_t magic;            /* statfs f_type */
-	uint64_t free_bytes;       /* available to this user */
+	uint64_t free_bytes;       /* for this user; UINT64_MAX unknown */
 	uint64_t block_bytes;      /* preferred unit of I/O (st_blksize) */
 	uint32_t memory_alignment; /* for direct I/O, 0 if the kernel did not say */
 	uint32_t offset_alignment;
 	bool direct_known; /* the kernel said whether direct I/O works ... */
 	bool direct_works; /* ... and this is what it said */
+	enum fs_family family;
+	struct fs_layout
+		layout; /* of this file or directory; its count is 0 if it is not striped */
 };
 
-/* The type of the filesystem seen last: reading the mount table costs more than a small save. Zero
- * it. */
+/* Type and family of the filesystem seen last: reading the mount table costs more than a small
+ * save, and a filesystem in user space is asked what it is. Zero it. */
 struct fs_memory {
 	unsigned device_major, device_minor;
+	uint64_t magic;
 	char type[32];
+	enum fs_family family;
+	uint32_t targets; /* storage targets, if they were counted; 0 if it does not tell */
+	bool counted;
 };
+
+/* fs_count_targets(), once for what is in the memory: `directory_fd` is on it. */
+uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
 
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
@@ -46,6 +218,32 @@ int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned dev
 int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t type_bytes,
 		       char *source, size_t source_bytes);
 
+/* ---- Room (room.c) --------------------------------------------------------------------------- */
+
+struct fs_room {
+	/* For new bytes of this user, as the filesystem says it; UINT64_MAX if it does not. One
+	 * storage target may be full, or a quota, while there is room on the whole. */
+	uint64_t free_bytes;
+	/* Of the file that is there: they are free only when it has been replaced. */
+	uint64_t replaced_bytes;
+	bool no_inodes; /* no file can be created any more, whatever there is free */
+	uint64_t magic;
+	unsigned device_major, device_minor;
+};
+
+/*
+ * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link),
+ * or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no
+ * such directory, or the link leads to nothing yet.
+ */
+int fs_room_of_path(const char *path, struct fs_room *room);
+
+/* The same for a directory that may have to be made first, with those above it. */
+int fs_room_of_directory(const char *path, struct fs_room *room);
+
+/* The filesystem's type for messages, as in struct fs_info; reads the mount table. */
+void fs_room_type(const struct fs_room *room, char *type, size_t type_bytes);
+
 /* ---- Pools (pool.c) -------------------------------------------------------------------------- */
 
 #define FS_POOL_BYTES 128
@@ -55,13 +253,18 @@ int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t
 
 /*
  * A name for the storage behind a mount, the same on all hosts that share it: "nfs:server:/export",
- * "lustre:fs1". What one host alone can reach has `host` in its name. Made of characters that are
- * safe in file names' neighbourhood and in Redis: no space, no brace. Pure.
+ * "lustre:fs1", or "lustre:fs1.flash" for a pool of its targets ("" if none). What one host alone
+ * can reach has `host` in its name. Made of characters that are safe in file names' neighbourhood
+ * and in Redis: no space, no brace. Pure.
  */
-void fs_pool_of_mount(const char *type, const char *source, const char *host,
-		      char name[FS_POOL_BYTES]);
+void fs_pool_of_mount(const char *type, const char *source, const char *target_pool,
+		      const char *host, char name[FS_POOL_BYTES]);
 
-/* The same for the file or directory `path`, whose last part need not exist. */
+/*
+ * The same for the file or directory `path`, whose last part need not exist. The pool of targets is
+ * that of its directory: whoever asks once for each mount, as saves do, takes turns in the pool of
+ * the directory that was first.
+ */
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
 /* A number that is the same for paths on one mount, and for no others while it is mounted; quick to

@@ -1,11 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside the fs floor: the mount table of this process. */
+/* Inside the fs floor: the mount table of this process, and what statfs() says. */
 #ifndef FS_MOUNTINFO_H
 #define FS_MOUNTINFO_H
 
 #include "fs/fs.h"
 
-/* Its text, ended by a 0, into a zeroed buffer, to be freed either way. 0 or a negative errno. */
-int fs_read_mountinfo(struct base_buffer *text);
+/* `root` before /proc/self/mountinfo. Its text, ended by a 0, into a zeroed buffer, to be freed
+ * either way. 0 or a negative errno. */
+int fs_read_mountinfo(const char *root, struct base_buffer *text);
+
+/* A line of it. What is longer than its place is cut. */
+struct fs_mount {
+	char type[32];
+	char source[256];
+	char mount_point[256];
+	char options[512]; /* of the mount, then of its filesystem, with a comma between them */
+};
+
+/*
+ * The mount with this number, or if `mount` is 0 one of this device (the last one: it hides the
+ * others if it lies over them). Spaces and such are as they are, not as "\040". Pure. 0 or -ENOENT.
+ */
+int fs_mountinfo_line(const char *mountinfo, uint64_t mount, unsigned device_major,
+		      unsigned device_minor, struct fs_mount *found);
+
+/* Whether hosts share filesystems of this type as a rule. Pure. */
+bool fs_type_is_shared(const char *type);
+
+/* "scratch" out of "10.0.0.1@tcp:10.0.0.2@tcp:/scratch/folder", a Lustre mount's source. The bytes
+ * of the name and where it begins; 0 if there is none. Pure. */
+size_t fs_lustre_name(const char *source, const char **name);
+
+/* The number that the kernel gave this mount, or 0 if it does not say. */
+struct statx;
+uint64_t fs_mount_number(const struct statx *status);
+/* To be asked of statx() for it. Linux 5.8; older headers call the bytes of its field spare. */
+#define FS_STATX_MOUNT 0x1000U
+
+struct statfs;
+
+/* For new bytes of this user; UINT64_MAX if the filesystem does not say it (room.c). */
+uint64_t fs_free_bytes(const struct statfs *system);
 
 #endif

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which storage a path shares with others, in one word. */
 #define _GNU_SOURCE
+#include "fs/family.h"
 #include "fs/mountinfo.h"
+#include "fs/storage.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,32 +12,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-
-/* Linux 5.8; older headers call the bytes of its field spare. */
-#ifndef STATX_MNT_ID
-#define STATX_MNT_ID 0x1000U
-#endif
-#define MNT_ID_AT 0x90
+#include <unistd.h>
 
 #define SOURCE_BYTES 512
-
-/* Filesystems that several hosts share, under the source that the mount table says. */
-static bool is_shared(const char *type)
-{
-	static const char *const shared[] = {
-		"9p",        "afs",   "beegfs", "ceph", "cifs",   "fuse",
-		"glusterfs", "gpfs",  "lustre", "nfs",  "nfs4",   "ocfs2",
-		"orangefs",  "panfs", "pvfs2",  "smb3", "wekafs",
-	};
-
-	if (!strncmp(type, "fuse.", 5))
-		return true;
-	for (size_t i = 0; i < ARRAY_LENGTH(shared); i++) {
-		if (!strcmp(type, shared[i]))
-			return true;
-	}
-	return false;
-}
 
 static void make_safe(char *name)
 {
@@ -45,23 +24,28 @@ static void make_safe(char *name)
 	}
 }
 
-void fs_pool_of_mount(const char *type, const char *source, const char *host,
-		      char name[FS_POOL_BYTES])
+void fs_pool_of_mount(const char *type, const char *source, const char *target_pool,
+		      const char *host, char name[FS_POOL_BYTES])
 {
-	char whole[64 + SOURCE_BYTES + 64];
-	const char *slash;
+	char whole[64 + SOURCE_BYTES + FS_TARGET_POOL_BYTES + 64];
+	const char *dot = *target_pool ? "." : "";
+	const char *part;
+	int bytes = (int)strlen(source);
 
-	/* Clients name any of several management servers; the name of the filesystem is what
-	 * counts. */
-	slash = strrchr(source, '/');
-	if (!strcmp(type, "lustre") && slash && slash[1])
-		source = slash + 1;
+	/* Clients name any of several management servers, and may mount a folder; the name of the
+	 * filesystem is what counts. */
+	if (!strcmp(type, "lustre") && fs_lustre_name(source, &part)) {
+		bytes = (int)fs_lustre_name(source, &part);
+		source = part;
+	}
 	if (!strcmp(type, "nfs4"))
 		type = "nfs";
-	if (is_shared(type))
-		snprintf(whole, sizeof(whole), "%s:%s", type, source);
+	if (fs_type_is_shared(type))
+		snprintf(whole, sizeof(whole), "%s:%.*s%s%s", type, bytes, source, dot,
+			 target_pool);
 	else
-		snprintf(whole, sizeof(whole), "%s:%s@%s", type, source, host);
+		snprintf(whole, sizeof(whole), "%s:%.*s%s%s@%s", type, bytes, source, dot,
+			 target_pool, host);
 	make_safe(whole);
 	if (strlen(whole) < FS_POOL_BYTES)
 		snprintf(name, FS_POOL_BYTES, "%s", whole);
@@ -88,7 +72,7 @@ static int look(const char *path, struct statx *status)
 {
 	const char *slash = strrchr(path, '/');
 	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-	const unsigned wanted = STATX_BASIC_STATS | STATX_MNT_ID;
+	const unsigned wanted = STATX_BASIC_STATS | FS_STATX_MOUNT;
 	int ret = 0;
 
 	if (!directory)
@@ -100,16 +84,6 @@ static int look(const char *path, struct statx *status)
 	return ret;
 }
 
-/* The mount's number, or 0 where the kernel does not say it. */
-static uint64_t number_of(const struct statx *status)
-{
-	uint64_t mount = 0;
-
-	if (status->stx_mask & STATX_MNT_ID)
-		memcpy(&mount, (const char *)status + MNT_ID_AT, sizeof(mount));
-	return mount;
-}
-
 int fs_mount_of_path(const char *path, uint64_t *mount)
 {
 	struct statx status;
@@ -117,16 +91,65 @@ int fs_mount_of_path(const char *path, uint64_t *mount)
 
 	if (ret)
 		return ret;
-	*mount = number_of(&status);
+	*mount = fs_mount_number(&status);
 	/* Not by its device first: two mounts of a server may share one, and have two names. */
 	if (!*mount)
 		*mount = UINT64_C(1) << 63 | makedev(status.stx_dev_major, status.stx_dev_minor);
 	return 0;
 }
 
+/* A directory for its own sake, or the one that a file is or will be in. Negative errno. */
+static int open_directory(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	char *parent;
+
+	if (fd >= 0)
+		return fd;
+	parent = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	if (!parent)
+		return -ENOMEM;
+	fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	free(parent);
+	return fd < 0 ? -errno : fd;
+}
+
+/* The pool of targets that new files there lie on, on a Lustre. Disks of another kind are behind
+ * another one, and have nothing to wait for here. "" if there is none. */
+static void find_target_pool(const char *path, const char *type, char pool[FS_TARGET_POOL_BYTES])
+{
+	enum fs_family family = fs_family_of(type, 0);
+	const struct fs_part *part;
+	struct fs_layout layout;
+	int fd;
+
+	*pool = 0;
+	if (family != FS_LUSTRE && family != FS_FUSE)
+		return;
+	fd = open_directory(path);
+	if (fd < 0)
+		return;
+	if (fs_family_of_open(fd, type, 0) == FS_LUSTRE &&
+	    fs_ask_for_layout(fd, FS_LUSTRE, true, &layout)) {
+		part = fs_layout_main(&layout, 0);
+		memcpy(pool, part ? part->pool : "", part ? FS_TARGET_POOL_BYTES : 1);
+	}
+	close(fd);
+}
+
+/* Where the mount table says only that it is a BeeGFS, its client knows whose. */
+static void find_beegfs(const char *mountinfo, uint64_t mount, char *source, size_t source_bytes)
+{
+	struct fs_mount whole;
+
+	if (!fs_mountinfo_line(mountinfo, mount, 0, 0, &whole))
+		fs_name_beegfs("", whole.options, source, source_bytes);
+}
+
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error)
 {
-	char type[32], source[SOURCE_BYTES], host[40];
+	char type[32], source[SOURCE_BYTES], host[40], target_pool[FS_TARGET_POOL_BYTES];
 	struct base_buffer text = { 0 };
 	struct statx status;
 	uint64_t mount;
@@ -135,15 +158,18 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	ret = look(path, &status);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of %s", path);
-	mount = number_of(&status);
+	mount = fs_mount_number(&status);
 	/* Without a mount table the device is name enough for this host. */
 	snprintf(type, sizeof(type), "device");
 	snprintf(source, sizeof(source), "%u:%u", status.stx_dev_major, status.stx_dev_minor);
-	if (mount && !fs_read_mountinfo(&text))
-		fs_mountinfo_mount((const char *)text.data, mount, type, sizeof(type), source,
-				   sizeof(source));
+	if (mount && !fs_read_mountinfo("", &text) &&
+	    !fs_mountinfo_mount((const char *)text.data, mount, type, sizeof(type), source,
+				sizeof(source)) &&
+	    fs_family_of(type, 0) == FS_BEEGFS)
+		find_beegfs((const char *)text.data, mount, source, sizeof(source));
 	base_buffer_free(&text);
+	find_target_pool(path, type, target_pool);
 	name_host(host, sizeof(host));
-	fs_pool_of_mount(type, source, host, name);
+	fs_pool_of_mount(type, source, target_pool, host, name);
 	return 0;
 }

@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* io_uring: the slabs are one registered buffer, the file is registered, both where the kernel lets
- * us. */
+/*
+ * io_uring: the slabs are one registered buffer, the file is registered, both where the kernel lets
+ * us.
+ *
+ * Two engines. The plain one lets the kernel try each request in the submitting thread. Where a
+ * filesystem serves it there and then (FUSE without asynchronous direct I/O), requests are done one
+ * after the other. The other one, "uring-async", has the kernel's workers do them from the start
+ * (IOSQE_ASYNC), as many at a time as there are requests.
+ */
 #define _GNU_SOURCE
 #include "ring/ring.h"
 
@@ -19,6 +26,7 @@ struct uring {
 	uint8_t *slabs; /* registered as buffer 0; NULL if they are not */
 	size_t slabs_bytes;
 	bool has_file_table;
+	bool async;      /* every request goes to the kernel's workers */
 	int attached_fd; /* registered as file 0; -1 if none is */
 	unsigned in_flight;
 	/* Requests in the submission queue that the kernel has not taken yet, oldest first. */
@@ -105,8 +113,19 @@ static void register_slabs(struct uring *uring, const struct ring_engine_params 
 	}
 }
 
-static int uring_open(void **engine, const struct ring_engine_params *params, char *why,
-		      size_t why_bytes)
+/*
+ * By itself the kernel starts four for each core. It keeps the number with the ring, for whichever
+ * thread enters it. Kernels before 5.15 refuse, and keep theirs.
+ */
+static void bound_workers(struct uring *uring, unsigned depth)
+{
+	unsigned most[2] = { depth, depth }; /* for files; for what may take for ever */
+
+	io_uring_register_iowq_max_workers(&uring->ring, most);
+}
+
+static int open_ring(void **engine, const struct ring_engine_params *params, bool async, char *why,
+		     size_t why_bytes)
 {
 	static const int no_file = -1;
 	struct uring *uring;
@@ -137,11 +156,26 @@ static int uring_open(void **engine, const struct ring_engine_params *params, ch
 		return ret;
 	}
 	register_slabs(uring, params, why, why_bytes);
+	uring->async = async;
+	if (async)
+		bound_workers(uring, params->depth);
 	/* An empty place for the file of the moment. Not to have one costs a lookup per request: no
 	 * note. */
 	uring->has_file_table = !io_uring_register_files(&uring->ring, &no_file, 1);
 	*engine = uring;
 	return 0;
+}
+
+static int uring_open(void **engine, const struct ring_engine_params *params, char *why,
+		      size_t why_bytes)
+{
+	return open_ring(engine, params, false, why, why_bytes);
+}
+
+static int uring_async_open(void **engine, const struct ring_engine_params *params, char *why,
+			    size_t why_bytes)
+{
+	return open_ring(engine, params, true, why, why_bytes);
 }
 
 static void set_file(struct uring *uring, int fd)
@@ -189,6 +223,8 @@ static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct ring_o
 	}
 	if (registered)
 		sqe->flags |= IOSQE_FIXED_FILE;
+	if (uring->async)
+		sqe->flags |= IOSQE_ASYNC;
 	io_uring_sqe_set_data(sqe, op);
 }
 
@@ -286,6 +322,17 @@ const struct ring_engine_ops ring_engine_uring = {
 	.id = "uring",
 	.direct = true,
 	.open = uring_open,
+	.attach = uring_attach,
+	.detach = uring_detach,
+	.submit = uring_submit,
+	.wait = uring_wait,
+	.close = uring_close,
+};
+
+const struct ring_engine_ops ring_engine_uring_async = {
+	.id = "uring-async",
+	.direct = true,
+	.open = uring_async_open,
 	.attach = uring_attach,
 	.detach = uring_detach,
 	.submit = uring_submit,

@@ -25,6 +25,8 @@ const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which)
 	switch (which) {
 	case IOSHAPE_ENGINE_URING:
 		return &ring_engine_uring;
+	case IOSHAPE_ENGINE_URING_ASYNC:
+		return &ring_engine_uring_async;
 	case IOSHAPE_ENGINE_THREADS:
 		return &ring_engine_threads;
 	case IOSHAPE_ENGINE_BUFFERED:
@@ -57,8 +59,9 @@ void ring_note(struct ring_notes *notes, const char *format, ...)
 int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
 		   struct base_error *error)
 {
-	size_t slabs_bytes = config->block_bytes * config->depth;
+	const struct ring_shape shape = ring_shape_standard(config);
 	struct ring_lane *lane;
+	int ret;
 
 	*out = NULL;
 	lane = calloc(1, sizeof(*lane));
@@ -66,20 +69,12 @@ int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
 		return base_no_memory(error, "an I/O lane", sizeof(*lane));
 	lane->config = *config;
 	lane->fd = -1;
-	lane->slots = calloc(config->depth, sizeof(*lane->slots));
-	lane->slabs = base_map(slabs_bytes);
-	if (!lane->slots || !lane->slabs) {
-		base_no_memory(error, "I/O buffers", slabs_bytes);
+	ret = ring_lane_shape(lane, &shape, error);
+	if (ret)
 		ring_lane_close(lane);
-		return -ENOMEM;
-	}
-	for (unsigned i = config->depth; i-- > 0;) {
-		lane->slots[i].slab = lane->slabs + i * config->block_bytes;
-		ring_lane_give_back(lane, &lane->slots[i]);
-	}
-	lane->limit = MAX(config->depth - 1, 1u);
-	*out = lane;
-	return 0;
+	else
+		*out = lane;
+	return ret;
 }
 
 void ring_lane_close(struct ring_lane *lane)
@@ -89,26 +84,29 @@ void ring_lane_close(struct ring_lane *lane)
 	ring_lane_drain(lane, NULL);
 	if (lane->ops)
 		lane->ops->close(lane->engine);
-	base_unmap(lane->slabs, lane->config.block_bytes * lane->config.depth);
+	base_unmap(lane->slabs, lane->slabs_bytes);
 	free(lane->slots);
 	free(lane);
 }
 
-/* ---- Engine and file ------------------------------------------------------------------------- */
+/* ---- Engines --------------------------------------------------------------------------------- */
 
 static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops, char *why,
 		      size_t why_bytes)
 {
 	struct ring_engine_params params = {
-		.depth = lane->config.depth,
+		.depth = lane->shape.depth,
 		.slabs = lane->slabs,
-		.slabs_bytes = lane->config.block_bytes * lane->config.depth,
+		.slabs_bytes = lane->slabs_bytes,
 		.log = lane->config.log,
 	};
 	int ret = ops->open(&lane->engine, &params, why, why_bytes);
 
-	if (!ret)
+	if (!ret) {
 		lane->ops = ops;
+		lane->engine_asked = lane->shape.engine;
+		lane->engine_depth = params.depth;
+	}
 	return ret;
 }
 
@@ -130,28 +128,102 @@ static void drop_engine(struct ring_lane *lane)
 	lane->step_down[0] = 0;
 }
 
-int ring_lane_start(struct ring_lane *lane, struct base_error *error)
+/* ---- Shapes ---------------------------------------------------------------------------------- */
+
+/* Room for so many slots and bytes; nothing has changed if it fails. */
+static int make_room(struct ring_lane *lane, const struct ring_shape *shape,
+		     struct base_error *error)
 {
-	const struct ring_engine_ops *asked = ring_engine_of(lane->config.engine);
+	const size_t bytes = shape->block_bytes * shape->depth;
+	struct ring_slot *slots;
+	uint8_t *slabs;
+
+	if (shape->depth > lane->slots_room) {
+		slots = calloc(shape->depth, sizeof(*slots));
+		if (!slots)
+			return base_no_memory(error, "an I/O lane", shape->depth * sizeof(*slots));
+		free(lane->slots);
+		lane->slots = slots;
+		lane->slots_room = shape->depth;
+		lane->free = NULL;
+	}
+	if (bytes > lane->slabs_bytes) {
+		slabs = base_map(bytes);
+		if (!slabs)
+			return base_no_memory(error, "I/O buffers", bytes);
+		/* It may have registered the memory. */
+		if (lane->ops)
+			drop_engine(lane);
+		base_unmap(lane->slabs, lane->slabs_bytes);
+		lane->slabs = slabs;
+		lane->slabs_bytes = bytes;
+	}
+	return 0;
+}
+
+static void cut_slabs(struct ring_lane *lane, const struct ring_shape *shape)
+{
+	lane->shape = *shape;
+	lane->free = NULL;
+	for (unsigned i = shape->depth; i-- > 0;) {
+		lane->slots[i].slab = lane->slabs + i * shape->block_bytes;
+		ring_lane_give_back(lane, &lane->slots[i]);
+	}
+	lane->limit = MAX(shape->depth - 1, 1u);
+}
+
+/* Whether the engine that is open is what asking for this one would give. */
+static bool serves(const struct ring_lane *lane, const struct ring_shape *shape)
+{
+	const struct ring_engine_ops *wanted = ring_engine_of(shape->engine);
+
+	if (shape->depth > lane->engine_depth)
+		return false;
+	return shape->engine == lane->engine_asked ||
+	       lane->ops == (wanted ? wanted : ring_engine_order[0]);
+}
+
+int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
+		    struct base_error *error)
+{
+	const struct ring_shape before = lane->shape;
+	int ret;
+
+	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
+	    shape->depth == before.depth)
+		return 0;
+	ret = make_room(lane, shape, error);
+	if (!ret && lane->ops && !serves(lane, shape))
+		drop_engine(lane);
+	/* Also after a failure: there may be other slots. */
+	if (lane->slabs)
+		cut_slabs(lane, ret ? &before : shape);
+	return ret;
+}
+
+int ring_lane_shape_to_read(struct ring_lane *lane, struct base_error *error)
+{
+	const struct ring_shape shape = ring_shape_standard(&lane->config);
+
+	return ring_lane_shape(lane, &shape, error);
+}
+
+/* ---- Engine and file ------------------------------------------------------------------------- */
+
+/* AUTO's, in order. One that was chosen for the file, and cannot be had, comes first. */
+static int start_any(struct ring_lane *lane, const struct ring_engine_ops *chosen,
+		     struct base_error *error)
+{
 	char why[200] = "";
 	int ret = -ENOTSUP;
 
-	if (lane->engine_failed)
-		drop_engine(lane);
-	if (lane->ops)
-		return 0;
-	if (asked) {
-		ret = try_engine(lane, asked, why, sizeof(why));
-		if (ret)
-			return base_fail(
-				error, ret,
-				"cannot use the %s engine that was asked for (%s); choose another "
-				"or leave the choice to the library",
-				asked->id, why);
+	if (chosen) {
+		ret = try_engine(lane, chosen, why, sizeof(why));
 		remember_step_down(lane, why);
-		return 0;
 	}
 	for (size_t i = 0; ret && ring_engine_order[i]; i++) {
+		if (ring_engine_order[i] == chosen)
+			continue;
 		ret = try_engine(lane, ring_engine_order[i], why, sizeof(why));
 		remember_step_down(lane, why);
 	}
@@ -160,6 +232,28 @@ int ring_lane_start(struct ring_lane *lane, struct base_error *error)
 	if (*lane->step_down)
 		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s",
 			 lane->ops->id, lane->step_down);
+	return 0;
+}
+
+int ring_lane_start(struct ring_lane *lane, struct base_error *error)
+{
+	const struct ring_engine_ops *asked = ring_engine_of(lane->config.engine);
+	char why[200] = "";
+	int ret;
+
+	if (lane->engine_failed)
+		drop_engine(lane);
+	if (lane->ops)
+		return 0;
+	if (!asked)
+		return start_any(lane, ring_engine_of(lane->shape.engine), error);
+	ret = try_engine(lane, asked, why, sizeof(why));
+	if (ret)
+		return base_fail(error, ret,
+				 "cannot use the %s engine that was asked for (%s); choose another "
+				 "or leave the choice to the library",
+				 asked->id, why);
+	remember_step_down(lane, why);
 	return 0;
 }
 
@@ -206,7 +300,7 @@ uint32_t ring_lane_direct_alignment(const struct ring_lane *lane, const struct f
 
 	/* The rest of a short result begins as far into the slab as into the file. */
 	alignment = MAX(alignment, fs->memory_alignment);
-	if (alignment & (alignment - 1) || alignment > lane->config.block_bytes)
+	if (alignment & (alignment - 1) || lane->shape.block_bytes % alignment)
 		return 0;
 	return alignment;
 }
@@ -493,6 +587,15 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base
 		ret = reap(lane, error);
 	if (!ret && slot->failed)
 		ret = tell_failure(lane, slot, error);
+	return ret;
+}
+
+int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *error)
+{
+	int ret = 0;
+
+	while (!ret && (lane->ready || lane->in_flight > most))
+		ret = reap(lane, error);
 	return ret;
 }
 

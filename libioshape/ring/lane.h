@@ -12,7 +12,7 @@
 
 struct ring_slot {
 	struct ring_op op;
-	uint8_t *slab;   /* config.block_bytes of it */
+	uint8_t *slab;   /* shape.block_bytes of it */
 	uint64_t offset; /* what was asked for, whatever the engine has made of op since */
 	size_t bytes;
 	size_t moved; /* on completion: less than bytes only when reading past the end of the file
@@ -26,8 +26,11 @@ struct ring_slot {
 
 struct ring_lane {
 	struct ring_config config;
+	struct ring_shape shape; /* of the file of the moment */
 	uint8_t *slabs;
+	size_t slabs_bytes; /* at least what the shape takes */
 	struct ring_slot *slots;
+	unsigned slots_room;
 	struct ring_op *free; /* slots' ops that nobody uses */
 	unsigned in_flight;
 	/*
@@ -39,7 +42,9 @@ struct ring_lane {
 	struct ring_slot *ready;           /* that one, when writing, once it is full; or NULL */
 	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
 	void *engine;
-	bool engine_failed;  /* a request failed: the next file gets a new one */
+	enum ioshape_engine engine_asked; /* when it was opened */
+	unsigned engine_depth;            /* what it was opened for */
+	bool engine_failed;               /* a request failed: the next file gets a new one */
 	char step_down[256]; /* why the engine is not, or not quite, the preferred one; "" if it is
 			      */
 
@@ -55,6 +60,16 @@ struct ring_lane {
 	uint64_t file_bytes;      /* when reading; UINT64_MAX if not known */
 	struct ring_notes *notes; /* may be NULL */
 };
+
+/*
+ * Cuts the slabs anew, and gets more memory for them if it takes more. The engine is closed only if
+ * it is another one, or too small; the next file opens it. While no slot is taken. On -ENOMEM the
+ * lane keeps the shape that it had.
+ */
+int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
+		    struct base_error *error);
+/* The same for reading. */
+int ring_lane_shape_to_read(struct ring_lane *lane, struct base_error *error);
 
 /* Opens the engine unless a former file did. -EINVAL and the like only if no engine at all works.
  */
@@ -98,6 +113,9 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base
 /* What to do about a failed write or read, as the end of a sentence; "" if nothing is known to
  * help. */
 const char *ring_remedy(int code);
+
+/* When writing: waits until at most so many requests are in flight, and none waits to be sent. */
+int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *error);
 
 /* Waits until nothing is in flight, come what may; when writing, the first failure is reported. */
 int ring_lane_drain(struct ring_lane *lane, struct base_error *error);

@@ -136,6 +136,9 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	struct ring_stream stream = { .input = input };
 	int ret;
 
+	ret = ring_lane_shape_to_read(lane, error);
+	if (ret)
+		return ret;
 	ret = begin(&reading, pieces, count);
 	if (!ret)
 		ret = read_stretches(&stream, &reading, pieces, count, UINT64_MAX);
@@ -194,12 +197,12 @@ static bool is_aside(struct ring_stream *stream, uint64_t block, uint64_t begin,
 static uint64_t ahead_of(const struct ring_stream *stream, const struct ring_lane *lane,
 			 uint64_t before, uint64_t begin, uint64_t end)
 {
-	uint64_t block = lane->config.block_bytes, all = stream->end - stream->input->base;
+	uint64_t block = lane->shape.block_bytes, all = stream->end - stream->input->base;
 	uint64_t bytes = MIN(before, all / 8) * 4 + (end - begin) / 8;
 
 	if (end >= stream->end || bytes < block / 2)
 		return 0;
-	if (bytes >= block * lane->config.depth || bytes >= stream->end - end)
+	if (bytes >= block * lane->shape.depth || bytes >= stream->end - end)
 		return stream->end;
 	return end + bytes;
 }
@@ -208,10 +211,10 @@ static int read_onward(struct ring_stream *stream, struct ring_reading *reading,
 		       struct ring_piece *pieces, size_t count)
 {
 	const struct ring_lane *lane = reading->lane;
-	uint64_t look_back = lane->config.block_bytes * lane->config.depth / LOOK_BACK_SHARE;
+	uint64_t look_back = lane->shape.block_bytes * lane->shape.depth / LOOK_BACK_SHARE;
 	uint64_t offset = pieces[0].offset, end = ring_piece_end(&pieces[count - 1]), before = 0;
 
-	if (is_aside(stream, lane->config.block_bytes, offset, end, &before))
+	if (is_aside(stream, lane->shape.block_bytes, offset, end, &before))
 		return ring_read_cached(reading, pieces, count, reading->total);
 	stream->ahead_end = ahead_of(stream, lane, before, offset, end);
 	look_back = MIN(end, MIN(look_back, LOOK_BACK_BYTES));
@@ -223,8 +226,10 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 		     struct base_error *error)
 {
 	struct ring_reading reading = { lane, stream->input, progress, progress_user, 0, 0, error };
-	int ret;
+	int ret = stream->lane ? 0 : ring_lane_shape_to_read(lane, error);
 
+	if (ret)
+		return ret;
 	ret = begin(&reading, pieces, count);
 	if (!ret && reading.total)
 		ret = read_onward(stream, &reading, pieces, count);

@@ -13,7 +13,7 @@
 
 static struct ring_slot *slot_at(const struct ring_stream *stream, unsigned at)
 {
-	return stream->fifo[(stream->head + at) % stream->lane->config.depth];
+	return stream->fifo[(stream->head + at) % stream->lane->shape.depth];
 }
 
 static uint64_t slot_end(const struct ring_slot *slot)
@@ -25,7 +25,7 @@ static uint64_t slot_end(const struct ring_slot *slot)
 static void let_go(struct ring_stream *stream)
 {
 	ring_lane_give_back(stream->lane, slot_at(stream, 0));
-	stream->head = (stream->head + 1) % stream->lane->config.depth;
+	stream->head = (stream->head + 1) % stream->lane->shape.depth;
 	stream->queued--;
 }
 
@@ -58,7 +58,7 @@ static void go_to(struct ring_stream *stream, uint64_t offset)
 /* Where reading ahead of `from` ends; `from` itself if there is nothing to read ahead. */
 static uint64_t ahead_limit(struct ring_stream *stream, uint64_t from)
 {
-	uint64_t wanted = MIN(from + stream->lane->config.block_bytes, stream->ahead_end), next;
+	uint64_t wanted = MIN(from + stream->lane->shape.block_bytes, stream->ahead_end), next;
 
 	if (wanted <= from)
 		return from;
@@ -79,7 +79,7 @@ static uint64_t ahead_limit(struct ring_stream *stream, uint64_t from)
  */
 static bool next_request(struct ring_stream *stream, uint64_t *offset, size_t *bytes)
 {
-	uint64_t block = stream->lane->config.block_bytes, unit = stream->lane->alignment;
+	uint64_t block = stream->lane->shape.block_bytes, unit = stream->lane->alignment;
 	uint64_t begin = stream->next_offset, end;
 	size_t i;
 
@@ -119,7 +119,7 @@ static void fill_queue(struct ring_stream *stream, unsigned most)
 			ring_lane_give_back(lane, slot);
 			break;
 		}
-		stream->fifo[(stream->head + stream->queued++) % lane->config.depth] = slot;
+		stream->fifo[(stream->head + stream->queued++) % lane->shape.depth] = slot;
 		/* A failure waits in the slot until its bytes are asked for. */
 		ring_lane_submit(lane, slot, NULL);
 	}
@@ -176,10 +176,10 @@ static int begin(struct ring_stream *stream, struct ring_reading *reading)
 
 	if (ret)
 		return ret;
-	stream->fifo = calloc(lane->config.depth, sizeof(struct ring_slot *));
+	stream->fifo = calloc(lane->shape.depth, sizeof(struct ring_slot *));
 	if (!stream->fifo)
 		return base_no_memory(reading->error, "a read queue",
-				      lane->config.depth * sizeof(struct ring_slot *));
+				      lane->shape.depth * sizeof(struct ring_slot *));
 	stream->lane = lane;
 	stream->head = stream->queued = 0;
 	stream->next_offset = stream->clear_end = 0;
@@ -216,7 +216,7 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 		slot = slot_at(stream, at);
 		ret = ring_lane_finish(stream->lane, slot, reading->error);
 		/* The slab kept back goes on its way before this one is looked at. */
-		fill_queue(stream, stream->lane->config.depth);
+		fill_queue(stream, stream->lane->shape.depth);
 		if (!ret)
 			ret = consume(stream, slot);
 		if (!ret && !at && slot_end(slot) <= keep)
@@ -225,7 +225,7 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 			at++;
 	}
 	if (!ret)
-		fill_queue(stream, stream->lane->config.depth);
+		fill_queue(stream, stream->lane->shape.depth);
 	stream->reading = NULL;
 	stream->pieces = NULL;
 	return ret;

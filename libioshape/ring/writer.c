@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A file written front to back: bytes gather in slabs, full slabs leave through the lane. */
 #define _GNU_SOURCE
+#include "ring/calibrate.h"
 #include "ring/lane.h"
 #include "ring/target.h"
 
@@ -14,12 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/*
- * Up to here a file is written with one pwrite: setting up direct I/O and preallocating would cost
- * more than they bring.
- */
-#define SMALL_FILE_BYTES (1 * MIB)
-
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
 
@@ -28,9 +23,11 @@ struct ring_writer {
 	struct ring_file_options options;
 	struct ring_notes *notes;
 	struct ring_target target;
+	struct ring_striping striping;
 	struct fs_info fs;
 	struct ring_slot *slot; /* being filled; NULL at a block's boundary */
 	size_t used;            /* of its slab */
+	size_t block_bytes;     /* it leaves when so much of it is */
 	uint64_t submitted;     /* bytes that have left in full blocks */
 	uint32_t crc;           /* of all bytes put, if wanted */
 	bool through_engine;    /* at least one block has */
@@ -40,6 +37,9 @@ struct ring_writer {
 	bool finished;       /* complete: may be committed */
 	uint64_t most_bytes; /* that this process may write into one file (ulimit -f) */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
+	struct ring_choice choice;
+	char shape_why[160];
+	uint64_t held_ns; /* of write_ns, in the callback that lets blocks pass */
 };
 
 /* Runs before each step: the one place that progress and abort are heeded. */
@@ -69,10 +69,14 @@ static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct bas
 static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
+	const uint64_t begin = base_now_ns();
+	int ret;
 
 	if (options->before_block)
 		options->before_block(options->before_block_user, bytes);
-	return tell(writer, IOSHAPE_PHASE_WRITE, error);
+	ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+	writer->held_ns += base_now_ns() - begin;
+	return ret;
 }
 
 /* Beyond the limit a write would end the application. */
@@ -94,20 +98,69 @@ static int allocate(int fd, uint64_t bytes)
 	return ret;
 }
 
+/*
+ * Direct writes that extend a file wait for all others, on FUSE, XFS and others; so while it is
+ * written it is at least as long as it will be. What follows the expected bytes (an index) is less
+ * than a block as a rule. finish() cuts.
+ */
+static uint64_t length_meanwhile(const struct ring_writer *writer)
+{
+	const uint64_t block = writer->lane->shape.block_bytes;
+	const uint64_t bytes = writer->options.expected_bytes;
+
+	return MAX(bytes, MIN((bytes / block + 2) * block, writer->most_bytes));
+}
+
+static int reserve(struct ring_writer *writer)
+{
+	int ret = allocate(writer->target.fd, length_meanwhile(writer));
+
+	/* A bit less will do. */
+	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
+		ret = allocate(writer->target.fd, writer->options.expected_bytes);
+	return ret;
+}
+
+/* Where space cannot be had ahead. */
+static void set_length(struct ring_writer *writer)
+{
+	if (ftruncate(writer->target.fd, (off_t)length_meanwhile(writer)))
+		base_log(&writer->lane->config.log, IOSHAPE_LOG_DEBUG,
+			 "cannot set the length of %s: %s", writer->target.path,
+			 ioshape_strerror(-errno));
+}
+
+static int no_room(const struct ring_writer *writer, int code, struct base_error *error)
+{
+	const uint64_t bytes = writer->options.expected_bytes, free_bytes = writer->fs.free_bytes;
+
+	/* On the whole; not where the file would lie, or not for this user. */
+	if (free_bytes >= bytes)
+		return base_fail(error, code,
+				 "cannot save to %s: the %llu bytes that it needs cannot be "
+				 "reserved on its filesystem (%s); free space or save elsewhere",
+				 writer->target.path, (unsigned long long)bytes, writer->fs.type);
+	return base_fail(error, code,
+			 "cannot save to %s: it needs %llu bytes and %llu are free on its "
+			 "filesystem (%s); free space or save elsewhere",
+			 writer->target.path, (unsigned long long)bytes,
+			 (unsigned long long)free_bytes, writer->fs.type);
+}
+
 static int preallocate(struct ring_writer *writer, struct base_error *error)
 {
 	uint64_t bytes = writer->options.expected_bytes;
 	int ret;
 
-	if (bytes <= SMALL_FILE_BYTES || writer->target.stream)
+	if (bytes <= RING_SMALL_FILE_BYTES || writer->target.stream)
 		return 0;
 	ret = check_limit(writer, bytes, error);
 	if (ret)
 		return ret;
-	ret = allocate(writer->target.fd, bytes);
+	ret = reserve(writer);
 	/* The space of a file that we have replaced may be on its way. */
 	if ((ret == -ENOSPC || ret == -EDQUOT) && ring_await_releases())
-		ret = allocate(writer->target.fd, bytes);
+		ret = reserve(writer);
 	switch (ret) {
 	case 0:
 		return 0;
@@ -115,23 +168,74 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 	case -EDQUOT:
 	case -EFBIG:
 	case -EIO:
-		return base_fail(error, ret,
-				 "cannot save to %s: it needs %llu bytes and %llu are free on its "
-				 "filesystem (%s); free space or save elsewhere",
-				 writer->target.path, (unsigned long long)bytes,
-				 (unsigned long long)writer->fs.free_bytes, writer->fs.type);
+		return no_room(writer, ret, error);
 	default:
+		/* Nothing can be reserved: then what there is free decides. */
+		if (bytes > writer->fs.free_bytes)
+			return no_room(writer, -ENOSPC, error);
 		ring_note(writer->notes, "no preallocation on %s: %s", writer->fs.type,
 			  ioshape_strerror(ret));
+		set_length(writer);
 		return 0;
 	}
+}
+
+/* Engine, block and depth for this file. */
+static int take_shape(struct ring_writer *writer, struct base_error *error)
+{
+	struct ring_lane *lane = writer->lane;
+	const struct ring_shape shape = ring_shape_chosen(
+		&lane->config, &writer->choice, &writer->fs.layout, writer->options.expected_bytes,
+		writer->shape_why, sizeof(writer->shape_why));
+
+	return ring_lane_shape(lane, &shape, error);
+}
+
+static bool goes_direct(const struct ring_config *config, const struct ring_choice *choice)
+{
+	const struct ring_engine_ops *ops =
+		ring_engine_of(choice->known ? choice->calibration.engine : config->engine);
+
+	return config->direct != IOSHAPE_DIRECT_OFF && (!ops || ops->direct);
+}
+
+static void plan_stripes(struct ring_writer *writer)
+{
+	const struct ring_file_options *options = &writer->options;
+	struct ring_lane *lane = writer->lane;
+	const bool small = options->expected_bytes &&
+			   options->expected_bytes <= RING_SMALL_FILE_BYTES;
+
+	writer->striping = (struct ring_striping){
+		.wish = small ? NULL : &lane->config.layout,
+		.bytes = options->expected_bytes,
+		.files = options->files,
+		.direct = !small && goes_direct(&lane->config, &writer->choice),
+		.memory = &lane->fs_memory,
+		.log = &lane->config.log,
+	};
+}
+
+/* What the new file is on. */
+static int look_at_file(struct ring_writer *writer, const char *path, struct base_error *error)
+{
+	struct fs_memory *memory = &writer->lane->fs_memory;
+	int ret = fs_describe(writer->target.fd, path, memory, &writer->fs, error);
+
+	if (ret || writer->target.stream ||
+	    !ring_striping_guessed_wrong(&writer->striping, &writer->fs))
+		return ret;
+	ret = ring_target_begin_again(&writer->target, &writer->striping, writer->notes, error);
+	return ret ? ret : fs_describe(writer->target.fd, path, memory, &writer->fs, error);
 }
 
 static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
 {
 	int ret;
 
-	ret = ring_target_open(&writer->target, path, writer->notes, error);
+	ring_choose(&writer->lane->config, path, writer->options.expected_bytes, &writer->choice);
+	plan_stripes(writer);
+	ret = ring_target_open(&writer->target, path, &writer->striping, writer->notes, error);
 	if (!ret)
 		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
 	if (ret)
@@ -139,22 +243,27 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	if (writer->options.remove_stale && !writer->target.stream)
 		ring_remove_stale(writer->target.directory_fd, writer->target.directory,
 				  &writer->lane->config.log);
-	ret = fs_describe(writer->target.fd, path, &writer->lane->fs_memory, &writer->fs, error);
+	ret = look_at_file(writer, path, error);
 	if (ret)
 		return ret;
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
 		 writer->fs.type);
-	return preallocate(writer, error);
+	ret = take_shape(writer, error);
+	return ret ? ret : preallocate(writer, error);
 }
 
 /* There is only a name, for messages. */
 static int open_nothing(struct ring_writer *writer, const char *path, struct base_error *error)
 {
+	int ret;
+
 	writer->target.path = strdup(path);
 	if (!writer->target.path)
 		return base_no_memory(error, "a path", strlen(path));
 	ring_note(writer->notes, "the nil engine was asked for: nothing is written");
-	return tell(writer, IOSHAPE_PHASE_PLAN, error);
+	ring_choose(&writer->lane->config, path, 0, &writer->choice);
+	ret = take_shape(writer, error);
+	return ret ? ret : tell(writer, IOSHAPE_PHASE_PLAN, error);
 }
 
 int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const char *path,
@@ -290,6 +399,21 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 	return 0;
 }
 
+/* On stripes a block ends where a stripe does, unless the user has said how long blocks are. */
+static size_t block_at(const struct ring_writer *writer, uint64_t offset)
+{
+	const struct ring_lane *lane = writer->lane;
+	const size_t whole = lane->shape.block_bytes,
+		     unit = MAX(ring_lane_direct_alignment(lane, &writer->fs), 4096);
+	size_t bytes;
+
+	if (lane->config.block_bytes)
+		return whole;
+	/* Whatever the filesystem says of its stripes, what follows must be able to go direct. */
+	bytes = ring_request_bytes(&writer->fs.layout, offset, whole) / unit * unit;
+	return bytes ? bytes : whole;
+}
+
 /* Where the next bytes go, and how many fit. */
 static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room,
 		     struct base_error *error)
@@ -300,9 +424,10 @@ static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room,
 		ret = ring_lane_take(writer->lane, &writer->slot, error);
 		if (ret)
 			return ret;
+		writer->block_bytes = block_at(writer, writer->submitted);
 	}
 	*to = writer->slot->slab + writer->used;
-	*room = writer->lane->config.block_bytes - writer->used;
+	*room = writer->block_bytes - writer->used;
 	return 0;
 }
 
@@ -393,8 +518,26 @@ static bool is_small(const struct ring_writer *writer)
 	const struct ring_config *config = &writer->lane->config;
 
 	return writer->slot && !writer->through_engine && !writer->target.stream && !writer->nil &&
-	       writer->used <= SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
+	       writer->used <= RING_SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
+}
+
+/* The part of the requests that may be in flight when the next writer begins. */
+#define TAIL_PART 4
+
+/* Only what lies on the storage itself: the rest of a file in the page cache leaves at the sync. */
+static int hand_over(struct ring_writer *writer, struct base_error *error)
+{
+	const struct ring_file_options *options = &writer->options;
+	struct ring_lane *lane = writer->lane;
+	int ret;
+
+	if (!options->nearly_written || !writer->through_engine || !lane->direct)
+		return 0;
+	ret = ring_lane_settle(lane, lane->limit / TAIL_PART, error);
+	if (!ret && lane->direct)
+		options->nearly_written(options->nearly_written_user);
+	return ret;
 }
 
 static int write_rest(struct ring_writer *writer, struct base_error *error)
@@ -417,6 +560,8 @@ static int write_rest(struct ring_writer *writer, struct base_error *error)
 	}
 	if (writer->slot)
 		ret = send_block(writer, error);
+	if (!ret)
+		ret = hand_over(writer, error);
 	if (!ret)
 		ret = ring_lane_drain(writer->lane, error);
 	if (writer->through_engine)
@@ -446,7 +591,8 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	int ret;
 
 	ret = write_rest(writer, error);
-	if (!ret && (writer->through_engine || writer->options.expected_bytes > SMALL_FILE_BYTES))
+	if (!ret &&
+	    (writer->through_engine || writer->options.expected_bytes > RING_SMALL_FILE_BYTES))
 		ret = cut(writer, error);
 	writer->write_ns += base_now_ns() - begin;
 	if (ret)
@@ -456,6 +602,10 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	if (!ret && !writer->options.no_sync && !writer->nil)
 		ret = ring_target_sync(&writer->target, error);
 	writer->sync_ns = base_now_ns() - begin;
+	if (!ret && !writer->options.no_sync)
+		ring_choice_went(
+			&writer->choice, writer->submitted,
+			base_seconds(writer->write_ns - writer->held_ns + writer->sync_ns));
 	return ret;
 }
 
@@ -514,10 +664,12 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 		 writer->nil            ? "nil" :
 					  "buffered");
 	report->direct = writer->was_direct;
-	report->queue_depth = writer->through_engine ? lane->config.depth : 1;
-	report->block_bytes = lane->config.block_bytes;
+	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
+	report->block_bytes = lane->shape.block_bytes;
+	snprintf(report->choice, sizeof(report->choice), "%s", writer->shape_why);
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
+	ring_striping_report(&writer->striping, &writer->fs.layout, report);
 }
 
 void ring_writer_free(struct ring_writer *writer)

@@ -380,7 +380,7 @@ START_TEST(context_options_out_of_range_are_refused)
 	static const struct {
 		uint64_t block_bytes;
 		uint32_t queue_depth, copy_threads;
-		int engine, direct, full, level;
+		int engine, direct, full, level, calibrate, disk_full;
 		const char *word;
 	} bad[] = {
 		{ .block_bytes = 1, .word = "block_bytes" },
@@ -390,11 +390,14 @@ START_TEST(context_options_out_of_range_are_refused)
 		{ .queue_depth = 65, .word = "queue_depth" },
 		{ .copy_threads = 65, .word = "copy_threads" },
 		{ .copy_threads = UINT32_MAX, .word = "copy_threads" },
-		{ .engine = 5, .word = "option" },
+		{ .engine = IOSHAPE_ENGINE_URING_ASYNC + 1, .word = "option" },
 		{ .engine = -1, .word = "option" },
 		{ .direct = 3, .word = "option" },
 		{ .full = 2, .word = "option" },
 		{ .level = 5, .word = "option" },
+		{ .calibrate = 3, .word = "calibrate" },
+		{ .disk_full = 3, .word = "full" },
+		{ .disk_full = -1, .word = "full" },
 		{ .engine = IOSHAPE_ENGINE_BUFFERED,
 		  .direct = IOSHAPE_DIRECT_REQUIRE,
 		  .word = "direct" },
@@ -412,6 +415,8 @@ START_TEST(context_options_out_of_range_are_refused)
 		options.direct = (enum ioshape_direct)bad[i].direct;
 		options.staging_full = (enum ioshape_staging_full)bad[i].full;
 		options.log_level = (enum ioshape_log_level)bad[i].level;
+		options.calibrate = (enum ioshape_calibrate)bad[i].calibrate;
+		options.full = (enum ioshape_full)bad[i].disk_full;
 		ck_assert_msg(ioshape_context_open(&other, &options, why, sizeof(why)) == -EINVAL,
 			      "%zu", i);
 		ck_assert_ptr_null(other);

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -602,9 +603,12 @@ START_TEST(the_plan_is_told_before_space_is_reserved)
 {
 	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
 	struct ioshape_context *context = open_context(NULL);
+	const struct rlimit limit = { 2 << 20, 2 << 20 };
 	struct ioshape_writer *writer;
 
-	options.expected_bytes = 1ull << 60; /* more than any disk has */
+	/* Reserving it would be refused. */
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+	options.expected_bytes = 4 << 20;
 	options.progress = stop_at_plan;
 	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("a.pt"), &options, &writer),
 			 -ECANCELED);

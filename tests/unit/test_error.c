@@ -69,7 +69,7 @@ END_TEST
 
 START_TEST(what_is_no_code_is_an_unknown_error)
 {
-	static const int codes[] = { 1, ENOSPC, -4095, -4096, -5000, -5006, INT32_MIN, INT32_MAX };
+	static const int codes[] = { 1, ENOSPC, -4095, -4096, -5000, -5007, INT32_MIN, INT32_MAX };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(codes); i++)
 		ck_assert_str_eq(ioshape_strerror(codes[i]), "unknown error");

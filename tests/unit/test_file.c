@@ -20,9 +20,9 @@
 		   */
 #define ROOM (6 * MIB)
 
-static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
-					       IOSHAPE_ENGINE_BUFFERED };
-static const char *const engine_names[] = { "uring", "threads", "buffered" };
+static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,
+					       IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED };
+static const char *const engine_names[] = { "uring", "uring-async", "threads", "buffered" };
 
 static uint8_t *data;
 static unsigned descriptors_before;
@@ -122,7 +122,7 @@ START_TEST(every_length_arrives_through_every_engine)
 				continue; /* it left with one plain write */
 			ck_assert_str_eq(write.report.engine, engine_names[_i]);
 			ck_assert_uint_eq(write.report.direct,
-					  direct && scratch_direct() && _i < 2 ? 1u : 0u);
+					  direct && scratch_direct() && _i < 3 ? 1u : 0u);
 			ck_assert_uint_eq(write.report.queue_depth, 4);
 			ck_assert_uint_eq(write.report.block_bytes, BLOCK);
 		}
@@ -534,6 +534,71 @@ START_TEST(a_file_above_the_processes_limit_is_an_error_and_no_signal)
 }
 END_TEST
 
+/* ---- The next writer's turn
+ * ------------------------------------------------------------------ */
+
+struct turn {
+	unsigned handed_over;
+	enum ioshape_phase phase; /* of the last call */
+	uint64_t passed;          /* bytes that have left */
+};
+
+static int see_phase(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct turn *turn = user;
+
+	(void)done;
+	(void)total;
+	turn->phase = phase;
+	return 0;
+}
+
+static void see_block(void *user, uint64_t bytes)
+{
+	((struct turn *)user)->passed += bytes;
+}
+
+static void see_hand_over(void *user)
+{
+	struct turn *turn = user;
+
+	turn->handed_over++;
+	ck_assert_int_eq(turn->phase, IOSHAPE_PHASE_WRITE);
+	ck_assert_uint_eq(turn->passed, 2 * SMALL + 777);
+}
+
+static struct turn write_with_turn(enum ioshape_engine engine, enum ioshape_direct direct)
+{
+	struct file_write write = file_write_defaults();
+	struct turn turn = { 0 };
+
+	write.config.engine = engine;
+	write.config.direct = direct;
+	write.options = (struct ring_file_options){
+		.progress = see_phase,
+		.progress_user = &turn,
+		.before_block = see_block,
+		.before_block_user = &turn,
+		.nearly_written = see_hand_over,
+		.nearly_written_user = &turn,
+	};
+	ck_assert_int_eq(file_write_all(&write, scratch_path("turn"), data, 2 * SMALL + 777), 0);
+	return turn;
+}
+
+START_TEST(the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_cache)
+{
+	ck_assert_uint_eq(write_with_turn(IOSHAPE_ENGINE_URING, IOSHAPE_DIRECT_REQUIRE).handed_over,
+			  1);
+	ck_assert_uint_eq(
+		write_with_turn(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_REQUIRE).handed_over, 1);
+	/* They leave at the sync. */
+	ck_assert_uint_eq(write_with_turn(IOSHAPE_ENGINE_URING, IOSHAPE_DIRECT_OFF).handed_over, 0);
+	ck_assert_uint_eq(
+		write_with_turn(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_PREFER).handed_over, 0);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("ring/file");
@@ -570,6 +635,8 @@ int main(void)
 	tcase_add_test(stop, progress_can_stop_the_write_at_every_call_until_the_commit);
 	tcase_add_test(stop, another_thread_can_stop_the_write);
 	tcase_add_test(stop, after_a_failure_nothing_goes_on);
+	tcase_add_test(stop,
+		       the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_cache);
 
 	tcase_add_loop_test(limits, a_file_above_the_processes_limit_is_an_error_and_no_signal, 0,
 			    2 * count);

@@ -71,7 +71,7 @@ static void close_stream(void)
 	ring_stream_free(stream);
 	/* Every slab is there again. */
 	ck_assert_uint_eq(lane->in_flight, 0);
-	ck_assert_uint_eq(count_free(), lane->config.depth);
+	ck_assert_uint_eq(count_free(), lane->shape.depth);
 	ring_input_close(&input);
 	ring_lane_close(lane);
 }

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the fs floor: asking one filesystem or another for a layout. */
+#ifndef FS_ASK_H
+#define FS_ASK_H
+
+#include "fs/fs.h"
+
+/* What came of it. */
+struct fs_answer {
+	struct fs_layout got; /* read back; its count is 0 if nothing was told */
+	bool plain;           /* the file can be used in any case: it was created plainly */
+	char why[96];         /* what was refused, a clause; "" if nothing was */
+};
+
+/*
+ * Each creates a file (O_EXCL) that has the layout or not, which `answer` tells. A descriptor, or a
+ * negative errno; then nothing is left behind, unless it is -EEXIST: then it was somebody else's.
+ */
+int fs_ask_lustre(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
+		  struct fs_answer *answer);
+int fs_ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
+		  struct fs_answer *answer);
+int fs_ask_ceph(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
+		struct fs_answer *answer);
+
+/* As open() creates files for us. A descriptor or a negative errno. */
+int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_flags);
+
+/* Keeps what failed, and errno's words for it; the first time counts. */
+void fs_refused(struct fs_answer *answer, const char *what);
+
+/* What Lustre is told, in the order of bytes of this host. Pure. Returns how many bytes it is. */
+#define FS_LUSTRE_ASK_BYTES 1024
+size_t fs_lustre_ask(const struct fs_layout *ask, uint8_t blob[FS_LUSTRE_ASK_BYTES]);
+
+/*
+ * What CephFS is told: "stripe_unit=... stripe_count=...", from what the file has now. Pure.
+ * -EINVAL if that is not understood.
+ */
+int fs_ceph_ask(const struct fs_layout *ask, const char *now, size_t now_bytes, char *text,
+		size_t text_bytes);
+
+/* What of `got` is not as asked for: 0 nothing; 1 only that there are fewer stripes; 2 anything
+ * else. `text` receives a clause. Pure. */
+int fs_differs(const struct fs_layout *ask, const struct fs_layout *got, char *text,
+	       size_t text_bytes);
+
+#endif

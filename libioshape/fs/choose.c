@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which layout to ask for, and how many may write at a time. docs/layouts.md has the rule in words.
+ */
+#include "fs/fs.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Files up to so many bytes get so many stripes: the rule of FSx for Lustre's own layout. */
+static const struct step {
+	uint64_t bytes;
+	uint32_t stripes;
+} steps[] = {
+	{ 100 * MIB, 1 },
+	{ 10 * GIB, 8 },
+	{ 100 * GIB, 16 },
+	{ UINT64_MAX, 32 },
+};
+
+/* Below the first a block of ours would be cut into many small requests; the second is what Lustre
+ * itself begins with, and what its clients send at most in one request. */
+#define LEAST_STRIPE_BYTES (1 * MIB)
+#define GOOD_STRIPE_BYTES (4 * MIB)
+
+/* Enough for any filesystem, and too few to be a storm. */
+#define MOST_CAPACITY 64u
+
+#define LUSTRE_DEFAULT_STRIPES 1u
+#define BEEGFS_DEFAULT_STRIPES 4u
+
+bool fs_takes_layouts(enum fs_family family)
+{
+	return family == FS_LUSTRE || family == FS_BEEGFS || family == FS_CEPH;
+}
+
+static uint32_t stripes_by_size(const struct fs_facts *facts)
+{
+	const uint32_t writers = MAX(facts->writers, 1);
+	const struct step *step = steps;
+	uint32_t stripes;
+
+	while (facts->file_bytes > step->bytes)
+		step++;
+	stripes = step->stripes;
+	/* Each target serves one file at a time. */
+	if (facts->targets)
+		stripes = MIN(stripes, MAX(facts->targets / writers, 1));
+	return stripes;
+}
+
+static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, char *why,
+			  size_t why_bytes)
+{
+	const struct fs_layout *own = &facts->directory;
+	const struct fs_part *part = own->count ? &own->parts[0] : NULL;
+	const uint32_t wanted = stripes_by_size(facts);
+	/* BeeGFS says nothing about directories. On Lustre nothing was set if nothing is told. */
+	const uint32_t had = part && part->stripe_count ? part->stripe_count :
+			     facts->family == FS_BEEGFS ? BEEGFS_DEFAULT_STRIPES :
+							  LUSTRE_DEFAULT_STRIPES;
+
+	if (facts->family == FS_CEPH) {
+		snprintf(why, why_bytes,
+			 "the directory's layout: CephFS spreads a file's objects by itself");
+		return 0;
+	}
+	if (!facts->file_bytes) {
+		snprintf(why, why_bytes, "the directory's layout: the file's size is not known");
+		return 0;
+	}
+	if (own->count > 1 || own->mirrors > 1 || (part && part->on_metadata)) {
+		snprintf(why, why_bytes, "the directory's layout: it is %s",
+			 own->mirrors > 1 ? "mirrored" : "progressive");
+		return 0;
+	}
+	if (had >= wanted) {
+		snprintf(why, why_bytes, "the directory's layout: %u stripe%s would do", wanted,
+			 wanted == 1 ? "" : "s");
+		return 0;
+	}
+	ask->count = ask->mirrors = 1;
+	ask->parts[0] = (struct fs_part){ .end = UINT64_MAX, .stripe_count = wanted };
+	if (part) {
+		ask->parts[0].stripe_bytes = part->stripe_bytes;
+		memcpy(ask->parts[0].pool, part->pool, sizeof(part->pool));
+		if (part->stripe_bytes && part->stripe_bytes < LEAST_STRIPE_BYTES)
+			ask->parts[0].stripe_bytes = GOOD_STRIPE_BYTES;
+	}
+	snprintf(why, why_bytes, "%u stripes by size: the directory gives %s%u", wanted,
+		 part && part->stripe_count ? "" : "probably ", had);
+	return 1;
+}
+
+/* What a user leaves out is as the directory has it. Asked for nothing, a server would take what is
+ * set for the whole filesystem. */
+static void fill_in(struct fs_part *part, const struct fs_layout *directory)
+{
+	const struct fs_part *own = fs_layout_at(directory, part->begin);
+
+	if (own && own->on_metadata)
+		own = fs_layout_at(directory, own->end);
+	if (!own)
+		return;
+	if (!part->stripe_count)
+		part->stripe_count = own->stripe_count;
+	if (!part->stripe_bytes)
+		part->stripe_bytes = own->stripe_bytes;
+	if (!*part->pool)
+		memcpy(part->pool, own->pool, sizeof(own->pool));
+}
+
+static bool is_same(const struct fs_layout *one, const struct fs_layout *other)
+{
+	if (one->count != other->count || one->mirrors != other->mirrors)
+		return false;
+	for (uint32_t i = 0; i < one->count; i++) {
+		const struct fs_part *a = &one->parts[i], *b = &other->parts[i];
+
+		if (a->begin != b->begin || a->end != b->end ||
+		    a->stripe_bytes != b->stripe_bytes || a->stripe_count != b->stripe_count ||
+		    a->on_metadata != b->on_metadata || a->overstriped != b->overstriped ||
+		    strcmp(a->pool, b->pool) != 0)
+			return false;
+	}
+	return true;
+}
+
+static int choose_wished(const struct fs_wish *wish, const struct fs_facts *facts,
+			 struct fs_layout *ask, char *why, size_t why_bytes)
+{
+	const struct fs_part *part;
+
+	*ask = wish->layout;
+	if (ask->count > 1 && facts->family != FS_LUSTRE) {
+		/* Where there are no components: the one that most of the file would be in. */
+		part = facts->file_bytes ? fs_layout_main(&wish->layout, facts->file_bytes) :
+					   &wish->layout.parts[wish->layout.count - 1];
+		ask->parts[0] = *part;
+		ask->parts[0].begin = 0;
+		ask->parts[0].end = UINT64_MAX;
+		ask->count = 1;
+	}
+	for (uint32_t i = 0; i < ask->count; i++)
+		fill_in(&ask->parts[i], &facts->directory);
+	if (is_same(ask, &facts->directory)) {
+		snprintf(why, why_bytes, "as asked for, which is the directory's layout");
+		return 0;
+	}
+	snprintf(why, why_bytes, "as asked for");
+	return 1;
+}
+
+int fs_choose_layout(const struct fs_wish *wish, const struct fs_facts *facts,
+		     struct fs_layout *ask, char *why, size_t why_bytes)
+{
+	memset(ask, 0, sizeof(*ask));
+	if (why_bytes)
+		*why = 0;
+	if (!fs_takes_layouts(facts->family)) {
+		snprintf(why, why_bytes, "no layouts to ask for on %s",
+			 fs_family_name(facts->family));
+		return 0;
+	}
+	switch (wish->kind) {
+	case FS_WISH_AUTO:
+		return choose_by_size(facts, ask, why, why_bytes);
+	case FS_WISH_LAYOUT:
+		return choose_wished(wish, facts, ask, why, why_bytes);
+	default:
+		snprintf(why, why_bytes, "the directory's layout, as asked for");
+		return 0;
+	}
+}
+
+uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t file_bytes)
+{
+	const struct fs_part *part = fs_layout_main(layout, file_bytes);
+
+	if (!targets || !part || !part->stripe_count)
+		return 0;
+	return MIN(MAX(targets / part->stripe_count, 1), MOST_CAPACITY);
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which family a filesystem is of, by its type. Pure. */
+#include "fs/family.h"
+#include "fs/mountinfo.h"
+
+#include <string.h>
+
+static const char *const names[FS_FAMILIES] = {
+	[FS_OTHER] = "other",     [FS_LUSTRE] = "lustre",   [FS_BEEGFS] = "beegfs",
+	[FS_GPFS] = "gpfs",       [FS_CEPH] = "ceph",       [FS_NFS] = "nfs",
+	[FS_WEKA] = "weka",       [FS_DAOS] = "daos",       [FS_JUICEFS] = "juicefs",
+	[FS_ALLUXIO] = "alluxio", [FS_GLUSTER] = "gluster", [FS_FUSE] = "fuse",
+	[FS_XFS] = "xfs",         [FS_EXT] = "ext",         [FS_BTRFS] = "btrfs",
+	[FS_ZFS] = "zfs",         [FS_TMPFS] = "tmpfs",     [FS_OVERLAY] = "overlay",
+};
+
+const char *fs_family_name(enum fs_family family)
+{
+	return (unsigned)family < FS_FAMILIES ? names[family] : names[FS_OTHER];
+}
+
+/* Types of the mount table; "fuse.NAME" is what a daemon calls itself. */
+static const struct {
+	const char *type;
+	enum fs_family family;
+} types[] = {
+	{ "lustre", FS_LUSTRE },
+	{ "beegfs", FS_BEEGFS },
+	{ "fhgfs", FS_BEEGFS },
+	{ "gpfs", FS_GPFS },
+	{ "ceph", FS_CEPH },
+	{ "fuse.ceph", FS_CEPH },
+	{ "fuse.ceph-fuse", FS_CEPH },
+	{ "nfs", FS_NFS },
+	{ "nfs4", FS_NFS },
+	{ "wekafs", FS_WEKA },
+	{ "fuse.daos", FS_DAOS },
+	{ "fuse.dfuse", FS_DAOS },
+	{ "dfuse", FS_DAOS },
+	{ "fuse.juicefs", FS_JUICEFS },
+	{ "juicefs", FS_JUICEFS },
+	{ "JuiceFS", FS_JUICEFS },
+	{ "fuse.alluxio", FS_ALLUXIO },
+	{ "fuse.alluxio-fuse", FS_ALLUXIO },
+	{ "alluxio-fuse", FS_ALLUXIO },
+	{ "glusterfs", FS_GLUSTER },
+	{ "fuse.glusterfs", FS_GLUSTER },
+	{ "xfs", FS_XFS },
+	{ "ext2", FS_EXT },
+	{ "ext3", FS_EXT },
+	{ "ext4", FS_EXT },
+	{ "btrfs", FS_BTRFS },
+	{ "zfs", FS_ZFS },
+	{ "tmpfs", FS_TMPFS },
+	{ "ramfs", FS_TMPFS },
+	{ "overlay", FS_OVERLAY },
+	{ "fuse.fuse-overlayfs", FS_OVERLAY },
+	{ "fuse", FS_FUSE },
+	{ "fuseblk", FS_FUSE },
+};
+
+static const struct {
+	uint64_t magic;
+	enum fs_family family;
+} magics[] = {
+	{ 0x0bd00bd0, FS_LUSTRE }, { 0x19830326, FS_BEEGFS },  { 0x47504653, FS_GPFS },
+	{ 0x00c36400, FS_CEPH },   { 0x00006969, FS_NFS },     { 0x58465342, FS_XFS },
+	{ 0x0000ef53, FS_EXT },    { 0x9123683e, FS_BTRFS },   { 0x2fc12fc1, FS_ZFS },
+	{ 0x01021994, FS_TMPFS },  { 0x794c7630, FS_OVERLAY }, { FS_FUSE_MAGIC, FS_FUSE },
+};
+
+enum fs_family fs_family_of(const char *type, uint64_t magic)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(types); i++) {
+		if (!strcmp(types[i].type, type))
+			return types[i].family;
+	}
+	if (!strncmp(type, "fuse.", 5))
+		return FS_FUSE;
+	for (size_t i = 0; i < ARRAY_LENGTH(magics); i++) {
+		if (magics[i].magic == magic)
+			return magics[i].family;
+	}
+	return FS_OTHER;
+}
+
+bool fs_type_is_shared(const char *type)
+{
+	static const char *const shared[] = {
+		"9p",        "afs",   "beegfs", "ceph", "cifs",   "fuse",
+		"glusterfs", "gpfs",  "lustre", "nfs",  "nfs4",   "ocfs2",
+		"orangefs",  "panfs", "pvfs2",  "smb3", "wekafs",
+	};
+
+	if (!strncmp(type, "fuse.", 5))
+		return true;
+	for (size_t i = 0; i < ARRAY_LENGTH(shared); i++) {
+		if (!strcmp(type, shared[i]))
+			return true;
+	}
+	return false;
+}

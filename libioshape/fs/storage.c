@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* All that can be found out about a mount without writing to it. */
+#define _GNU_SOURCE
+#include "fs/storage.h"
+#include "fs/family.h"
+#include "fs/mountinfo.h"
+#include "fs/sysfile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/sysmacros.h>
+
+/* What it cuts files into, by default and as a rule. */
+#define JUICEFS_BLOCK (4 * MIB)
+
+static void read_mount(const char *root, const struct statx *status, struct fs_storage *storage)
+{
+	uint64_t number = fs_mount_number(status);
+	struct base_buffer text = { 0 };
+	struct fs_mount mount;
+	int ret = fs_read_mountinfo(root, &text);
+
+	if (!ret)
+		ret = fs_mountinfo_line((const char *)text.data, number, status->stx_dev_major,
+					status->stx_dev_minor, &mount);
+	/* Not in the table of another namespace; its device may be. */
+	if (ret && number && text.data)
+		ret = fs_mountinfo_line((const char *)text.data, 0, status->stx_dev_major,
+					status->stx_dev_minor, &mount);
+	base_buffer_free(&text);
+	if (ret)
+		return;
+	memcpy(storage->type, mount.type, sizeof(storage->type));
+	memcpy(storage->source, mount.source, sizeof(storage->source));
+	memcpy(storage->mount_point, mount.mount_point, sizeof(storage->mount_point));
+	memcpy(storage->options, mount.options, sizeof(storage->options));
+}
+
+static bool is_remote(const struct fs_storage *storage)
+{
+	switch (storage->family) {
+	case FS_XFS:
+	case FS_EXT:
+	case FS_BTRFS:
+	case FS_ZFS:
+	case FS_TMPFS:
+	case FS_OVERLAY:
+		return false;
+	case FS_OTHER:
+	case FS_FUSE:
+		/* A block device behind FUSE is this host's. */
+		return strcmp(storage->type, "fuseblk") && fs_type_is_shared(storage->type);
+	default:
+		return true;
+	}
+}
+
+/* Disks have it beside themselves; partitions, in the folder above. */
+static bool read_rotational(const char *root, unsigned device_major, unsigned device_minor,
+			    bool *rotational)
+{
+	static const char *const above[] = { "", "/.." };
+	uint64_t number;
+	char path[96];
+
+	for (size_t i = 0; i < ARRAY_LENGTH(above); i++) {
+		snprintf(path, sizeof(path), "/sys/dev/block/%u:%u%s/queue/rotational",
+			 device_major, device_minor, above[i]);
+		if (!fs_read_number(root, path, &number)) {
+			*rotational = number;
+			return true;
+		}
+	}
+	return false;
+}
+
+static void look_at_disk(const char *root, const struct statx *status, struct fs_storage *storage)
+{
+	unsigned device_major = status->stx_dev_major, device_minor = status->stx_dev_minor;
+	struct stat source;
+
+	/* btrfs makes up numbers of devices; the mount table names one of its own. */
+	if (!device_major) {
+		if (strncmp(storage->source, "/dev/", 5) || stat(storage->source, &source) ||
+		    !S_ISBLK(source.st_mode))
+			return;
+		device_major = major(source.st_rdev);
+		device_minor = minor(source.st_rdev);
+	}
+	storage->rotational_known =
+		read_rotational(root, device_major, device_minor, &storage->rotational);
+}
+
+static void look_at_lustre(const char *root, struct fs_storage *storage)
+{
+	const char *name = "";
+	size_t bytes = fs_lustre_name(storage->source, &name);
+
+	fs_look_at_lustre(root, name, bytes, storage);
+}
+
+static void look_closer(const char *root, const struct statx *status, struct fs_storage *storage)
+{
+	const struct fs_part *part;
+	struct fs_nfs_options nfs;
+
+	switch (storage->family) {
+	case FS_LUSTRE:
+		look_at_lustre(root, storage);
+		return;
+	case FS_BEEGFS:
+		storage->targets = fs_count_beegfs_targets(root, storage->options);
+		break;
+	case FS_NFS:
+		fs_nfs_options(storage->options, strlen(storage->options), &nfs);
+		storage->write_unit = nfs.write_bytes;
+		return;
+	case FS_JUICEFS:
+		storage->write_unit = JUICEFS_BLOCK;
+		return;
+	default:
+		break;
+	}
+	part = fs_layout_main(&storage->layout, 0);
+	storage->write_unit = part && part->stripe_bytes ? part->stripe_bytes : status->stx_blksize;
+	if (!storage->remote)
+		look_at_disk(root, status, storage);
+}
+
+int fs_look_at_storage(int directory_fd, const char *path, const char *root,
+		       struct fs_storage *storage, struct base_error *error)
+{
+	struct statx status;
+	struct statfs system;
+	uint64_t magic;
+
+	memset(storage, 0, sizeof(*storage));
+	if (statx(directory_fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | FS_STATX_MOUNT, &status))
+		return base_fail(error, -errno, "cannot look at %s (statx)", path);
+	if (fstatfs(directory_fd, &system))
+		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)",
+				 path);
+	magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
+	storage->total_bytes = (uint64_t)system.f_blocks * (uint64_t)system.f_frsize;
+	storage->free_bytes = (uint64_t)system.f_bavail * (uint64_t)system.f_frsize;
+	fs_magic_name(magic, storage->type, sizeof(storage->type));
+	read_mount(root, &status, storage);
+	storage->family = fs_family_of_open(directory_fd, storage->type, magic);
+	storage->remote = is_remote(storage);
+	storage->targets = fs_count_targets(directory_fd, storage->family);
+	fs_ask_for_layout(directory_fd, storage->family, S_ISDIR(status.stx_mode),
+			  &storage->layout);
+	look_closer(root, &status, storage);
+	fs_name_flavour(root, storage);
+	return 0;
+}

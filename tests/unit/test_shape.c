@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* In which requests a file is written, and lanes that change from file to file. */
+#define _GNU_SOURCE
+#include "ring/lane.h"
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "support/file_writer.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LUSTRE_BYTES (64 * KIB) /* stripes are multiples of this */
+
+static struct fs_layout striped(uint64_t stripe_bytes, uint32_t count)
+{
+	return (struct fs_layout){
+		.count = 1,
+		.mirrors = 1,
+		.parts[0] = { .end = UINT64_MAX,
+			      .stripe_bytes = stripe_bytes,
+			      .stripe_count = count },
+	};
+}
+
+/* As the filesystem's default on FSx: wider from part to part; here narrow stripes come first. */
+static struct fs_layout progressive(void)
+{
+	struct fs_layout layout = { .count = 3, .mirrors = 1 };
+
+	layout.parts[0] = (struct fs_part){
+		.end = 1 * MIB, .stripe_bytes = 1 * MIB, .stripe_count = 1, .on_metadata = true
+	};
+	layout.parts[1] = (struct fs_part){
+		.begin = 1 * MIB, .end = 64 * MIB, .stripe_bytes = 1 * MIB, .stripe_count = 2
+	};
+	layout.parts[2] = (struct fs_part){
+		.begin = 64 * MIB, .end = UINT64_MAX, .stripe_bytes = 4 * MIB, .stripe_count = 8
+	};
+	return layout;
+}
+
+static struct ring_shape shape_for(const struct ring_config *config, const struct fs_layout *layout,
+				   uint64_t bytes)
+{
+	char why[160] = "";
+	struct ring_shape shape = ring_shape_for(config, layout, bytes, why, sizeof(why));
+
+	ck_assert_str_ne(why, "");
+	return shape;
+}
+
+/* ---- Rules ----------------------------------------------------------------------------------- */
+
+START_TEST(without_stripes_the_standard_is_four_megabytes_times_fourteen)
+{
+	const struct ring_config config = { .engine = IOSHAPE_ENGINE_AUTO };
+	const struct fs_layout none = { 0 };
+	struct ring_shape shape = shape_for(&config, &none, GIB);
+
+	ck_assert_uint_eq(shape.block_bytes, 4 * MIB);
+	ck_assert_uint_eq(shape.depth, 14);
+	ck_assert_int_eq(shape.engine, IOSHAPE_ENGINE_AUTO);
+}
+END_TEST
+
+START_TEST(a_request_is_a_stripe)
+{
+	static const struct {
+		uint64_t stripe, block;
+	} cases[] = {
+		{ 512 * KIB, 512 * KIB },
+		{ 1 * MIB, 1 * MIB },
+		{ 3 * MIB, 3 * MIB }, /* not a power of two */
+		{ 1088 * KIB, 1088 * KIB },
+		{ 64 * MIB, 64 * MIB },
+		/* Small ones: as many as make 512 KiB. */
+		{ 64 * KIB, 512 * KIB },
+		{ 192 * KIB, 576 * KIB },
+		{ 256 * KIB, 512 * KIB },
+		/* Large ones: even parts. */
+		{ 128 * MIB, 64 * MIB },
+		{ 192 * MIB, 64 * MIB },
+		{ 65 * MIB, 65 * MIB / 2 },
+		/* None at all. */
+		{ 0, 0 },
+		{ 4096, 0 },
+		{ 1 * MIB + 512, 0 },
+	};
+	const struct ring_config config = { 0 };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		struct fs_layout layout = striped(cases[i].stripe, 4);
+
+		ck_assert_uint_eq(ring_stripe_block(cases[i].stripe), cases[i].block);
+		ck_assert_uint_eq(shape_for(&config, &layout, GIB).block_bytes,
+				  cases[i].block ? cases[i].block : 4 * MIB);
+	}
+}
+END_TEST
+
+START_TEST(every_target_has_its_share_in_flight)
+{
+	static const struct {
+		uint64_t stripe;
+		uint32_t count;
+		uint64_t target;
+		unsigned depth;
+	} cases[] = {
+		{ 1 * MIB, 1, 8 * MIB, 9 },    { 1 * MIB, 4, 4 * MIB, 17 },
+		{ 4 * MIB, 4, 4 * MIB, 5 },    { 4 * MIB, 4, 1 * MIB, 5 }, /* a stripe each */
+		{ 4 * MIB, 4, 9 * MIB, 9 },                                /* whole stripes */
+		{ 1 * MIB, 64, 64 * MIB, 64 }, /* requests are limited ... */
+		{ 4 * MIB, 64, 8 * MIB, 32 },  /* ... and memory */
+		{ 64 * MIB, 8, 8 * MIB, 2 },   { 64 * KIB, 8, 1 * MIB, 17 },
+		{ 1 * MIB, 0, 4 * MIB, 5 },    { 1 * MIB, FS_ALL_TARGETS, 4 * MIB, 64 },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		const struct ring_config config = { .target_bytes = cases[i].target };
+		struct fs_layout layout = striped(cases[i].stripe, cases[i].count);
+		struct ring_shape shape = shape_for(&config, &layout, GIB);
+
+		ck_assert_msg(shape.depth == cases[i].depth, "%zu: %u", i, shape.depth);
+		ck_assert(shape.depth * shape.block_bytes <= RING_MOST_SLAB_BYTES);
+	}
+}
+END_TEST
+
+START_TEST(what_the_user_fixed_stays_fixed)
+{
+	const struct fs_layout layout = striped(1 * MIB, 8), none = { 0 };
+	struct ring_config config = { .block_bytes = 2 * MIB, .depth = 3 };
+	struct ring_shape shape = shape_for(&config, &layout, GIB);
+
+	ck_assert_uint_eq(shape.block_bytes, 2 * MIB);
+	ck_assert_uint_eq(shape.depth, 3);
+	config.block_bytes = 0;
+	shape = shape_for(&config, &layout, GIB);
+	ck_assert_uint_eq(shape.block_bytes, 1 * MIB);
+	ck_assert_uint_eq(shape.depth, 3);
+	config = (struct ring_config){ .target_bytes = 2 * MIB, .block_bytes = 512 * KIB };
+	shape = shape_for(&config, &layout, GIB);
+	ck_assert_uint_eq(shape.block_bytes, 512 * KIB);
+	ck_assert_uint_eq(shape.depth, 33);
+	/* One server, so to say. */
+	config.block_bytes = 0;
+	ck_assert_uint_eq(shape_for(&config, &none, GIB).depth, 2);
+}
+END_TEST
+
+/* All requests of a file of so many bytes, in order. */
+static void no_request_crosses(const struct fs_layout *layout, uint64_t bytes)
+{
+	const struct ring_config config = { 0 };
+	const struct ring_shape shape = shape_for(&config, layout, bytes);
+	uint64_t offset = 0;
+
+	while (offset < bytes) {
+		const struct fs_part *part = NULL;
+		size_t length = ring_request_bytes(layout, offset, shape.block_bytes);
+		uint64_t unit;
+
+		for (uint32_t i = 0; i < layout->count; i++) {
+			if (offset >= layout->parts[i].begin && offset < layout->parts[i].end)
+				part = &layout->parts[i];
+		}
+		REQUIRE(part && length && length <= shape.block_bytes);
+		unit = MAX(part->stripe_bytes, ring_stripe_block(part->stripe_bytes));
+		REQUIRE(offset + length <= part->end);
+		REQUIRE(offset / unit == (offset + length - 1) / unit);
+		/* From stripe to stripe, but for parts of large ones. */
+		REQUIRE(part->stripe_bytes > 64 * MIB || offset % unit == 0);
+		offset += length;
+	}
+}
+
+START_TEST(no_request_crosses_from_stripe_to_stripe)
+{
+	const struct fs_layout wider = progressive();
+	uint64_t state = 5;
+
+	no_request_crosses(&wider, 500 * MIB);
+	no_request_crosses(&wider, 30 * MIB);
+	for (unsigned i = 0; i < 500; i++) {
+		uint64_t stripe = (1 + test_random(&state) % 2000) * LUSTRE_BYTES;
+		struct fs_layout layout = striped(stripe, 1 + (uint32_t)test_random(&state) % 40);
+
+		no_request_crosses(&layout, 3 * GIB);
+	}
+}
+END_TEST
+
+START_TEST(slabs_hold_the_largest_request_of_the_parts_that_are_reached)
+{
+	const struct ring_config config = { 0 };
+	const struct fs_layout layout = progressive();
+
+	ck_assert_uint_eq(shape_for(&config, &layout, 30 * MIB).block_bytes, 1 * MIB);
+	ck_assert_uint_eq(shape_for(&config, &layout, 65 * MIB).block_bytes, 4 * MIB);
+	ck_assert_uint_eq(shape_for(&config, &layout, 0).block_bytes, 4 * MIB);
+}
+END_TEST
+
+/* ---- Lanes ----------------------------------------------------------------------------------- */
+
+static struct ring_lane *lane;
+static struct base_error error;
+
+static void open_lane(enum ioshape_engine engine)
+{
+	const struct ring_config config = { .engine = engine, .threads = 1 };
+
+	ck_assert_int_eq(ring_lane_open(&lane, &config, &error), 0);
+}
+
+static int reshape(enum ioshape_engine engine, size_t block_bytes, unsigned depth)
+{
+	const struct ring_shape shape = { engine, block_bytes, depth };
+
+	return ring_lane_shape(lane, &shape, &error);
+}
+
+/* Takes every slab, fills it to the brim, and gives it back: slabs overlap nowhere. */
+static void fill_all(size_t block_bytes, unsigned depth)
+{
+	struct ring_slot *slots[RING_MOST_DEPTH];
+
+	for (unsigned i = 0; i < depth; i++) {
+		slots[i] = ring_lane_free_slot(lane);
+		ck_assert_ptr_nonnull(slots[i]);
+		memset(slots[i]->slab, (int)i + 1, block_bytes);
+	}
+	ck_assert_ptr_null(ring_lane_free_slot(lane));
+	for (unsigned i = 0; i < depth; i++) {
+		ck_assert_uint_eq(slots[i]->slab[0], i + 1);
+		ck_assert_uint_eq(slots[i]->slab[block_bytes - 1], i + 1);
+		ring_lane_give_back(lane, slots[i]);
+	}
+}
+
+START_TEST(slabs_are_cut_anew)
+{
+	static const struct {
+		size_t block;
+		unsigned depth;
+	} cases[] = { { 1 * MIB, 14 }, { 512 * KIB, 64 }, { 3 * MIB, 30 },
+		      { 4 * MIB, 1 },  { 16 * MIB, 4 },   { 4 * MIB, 14 } };
+
+	open_lane(IOSHAPE_ENGINE_AUTO);
+	fill_all(4 * MIB, 14);
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		ck_assert_int_eq(reshape(0, cases[i].block, cases[i].depth), 0);
+		ck_assert_uint_eq(lane->limit, MAX(cases[i].depth - 1, 1));
+		fill_all(cases[i].block, cases[i].depth);
+	}
+	ring_lane_close(lane);
+}
+END_TEST
+
+START_TEST(an_engine_is_kept_while_it_serves)
+{
+	void *engine;
+
+	open_lane(IOSHAPE_ENGINE_AUTO);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	engine = lane->engine;
+	/* Smaller blocks, fewer of them, and what AUTO has opened by its name. */
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 1 * MIB, 14), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 3), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING, 4 * MIB, 14), 0);
+	ck_assert_str_eq(lane->ops->id, "uring");
+	ck_assert_ptr_eq(lane->engine, engine);
+	/* More memory, more requests, another engine. */
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 8 * MIB, 14), 0);
+	ck_assert_ptr_null(lane->ops);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 1 * MIB, 30), 0);
+	ck_assert_ptr_null(lane->ops);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 30), 0);
+	ck_assert_ptr_null(lane->ops);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_str_eq(lane->ops->id, "uring-async");
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 1 * MIB, 30), 0);
+	ck_assert_ptr_null(lane->ops);
+	ring_lane_close(lane);
+}
+END_TEST
+
+static int refuse_open(void **engine, const struct ring_engine_params *params, char *why,
+		       size_t why_bytes)
+{
+	(void)engine;
+	(void)params;
+	snprintf(why, why_bytes, "scripted refusal");
+	return -EPERM;
+}
+
+START_TEST(an_engine_that_was_chosen_and_cannot_be_had_is_replaced)
+{
+	struct ring_engine_ops refusing = ring_engine_uring;
+
+	refusing.open = refuse_open;
+	open_lane(IOSHAPE_ENGINE_AUTO);
+	ring_engine_order[0] = &refusing;
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_BUFFERED, 1 * MIB, 2), 0);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_str_eq(lane->ops->id, "buffered");
+	ck_assert_str_eq(lane->step_down, "");
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 1 * MIB, 2), 0);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ck_assert_str_eq(lane->ops->id, "threads");
+	ck_assert_str_eq(lane->step_down, "scripted refusal");
+	ring_engine_order[0] = &ring_engine_uring;
+	ring_lane_close(lane);
+}
+END_TEST
+
+START_TEST(without_memory_for_it_the_former_shape_stays)
+{
+	int ret;
+
+	for (unsigned long nth = 1; nth <= 2; nth++) {
+		open_lane(IOSHAPE_ENGINE_AUTO);
+		/* The slots, and their slabs. */
+		fail_memory_at(nth);
+		ret = reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 30);
+		fail_memory_at(0);
+		ck_assert_int_eq(ret, -ENOMEM);
+		fill_all(4 * MIB, 14);
+		ck_assert_int_eq(reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 30), 0);
+		fill_all(4 * MIB, 30);
+		ring_lane_close(lane);
+	}
+}
+END_TEST
+
+START_TEST(a_lane_reads_in_the_standard_shape)
+{
+	struct ring_piece piece = { .bytes = 9 * MIB, .want_crc = true };
+	uint8_t *data = malloc(9 * MIB);
+	struct ring_input input;
+	uint64_t state = 3;
+	int fd = open(scratch_path("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+
+	ck_assert_ptr_nonnull(data);
+	test_random_fill(&state, data, 9 * MIB);
+	ck_assert_int_eq(pwrite(fd, data, 9 * MIB, 0), 9 * MIB);
+	ck_assert_int_eq(fsync(fd), 0);
+	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+	open_lane(IOSHAPE_ENGINE_AUTO);
+	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_BUFFERED, 1088 * KIB, 5), 0);
+	ck_assert_int_eq(
+		ring_input_open(&input, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_PREFER, &error),
+		0);
+	ck_assert_msg(!ring_read(lane, &input, &piece, 1, NULL, NULL, &error), "%s", error.text);
+	ck_assert_uint_eq(piece.crc, base_crc32(0, data, 9 * MIB));
+	ck_assert_uint_eq(lane->shape.block_bytes, 4 * MIB);
+	ck_assert_uint_eq(lane->shape.depth, 14);
+	ring_input_close(&input);
+	ring_lane_close(lane);
+	close(fd);
+	free(data);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/shape");
+	TCase *rules = tcase_create("rules"), *lanes = tcase_create("lanes");
+
+	tcase_add_test(rules, without_stripes_the_standard_is_four_megabytes_times_fourteen);
+	tcase_add_test(rules, a_request_is_a_stripe);
+	tcase_add_test(rules, every_target_has_its_share_in_flight);
+	tcase_add_test(rules, what_the_user_fixed_stays_fixed);
+	tcase_add_test(rules, no_request_crosses_from_stripe_to_stripe);
+	tcase_add_test(rules, slabs_hold_the_largest_request_of_the_parts_that_are_reached);
+	suite_add_tcase(suite, rules);
+
+	tcase_add_checked_fixture(lanes, scratch_setup, scratch_teardown);
+	tcase_add_test(lanes, slabs_are_cut_anew);
+	tcase_add_test(lanes, an_engine_is_kept_while_it_serves);
+	tcase_add_test(lanes, an_engine_that_was_chosen_and_cannot_be_had_is_replaced);
+	tcase_add_test(lanes, without_memory_for_it_the_former_shape_stays);
+	tcase_add_test(lanes, a_lane_reads_in_the_standard_shape);
+	suite_add_tcase(suite, lanes);
+	return check_main(suite);
+}
