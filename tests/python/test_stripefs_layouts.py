@@ -164,11 +164,14 @@ def test_components_are_made_when_something_is_written_there() -> None:
             told = os.getxattr(file, LOV)
             assert struct.unpack_from("=II", told) == (COMPOSITE, len(told))
             assert components(told) == [(0x10, 0, 1 << 20, 1, [0]), (0, 1 << 20, end, 3, [])]
-            os.write(file, bytes((1 << 20) + 3 * 65536))
+            os.write(file, b"x")
+            os.fsync(file)
+            assert components(os.getxattr(file, LOV))[1][0] == 0
+            os.pwrite(file, bytes((1 << 20) + 3 * 65536), 0)
             os.fsync(file)
             assert components(os.getxattr(file, LOV))[1] == (0x10, 1 << 20, end, 3, [1, 2, 3])
         written = [target["bytes_written"] for target in mount.statistics()["targets"]]
-        assert written == [1 << 20, 65536, 65536, 65536]
+        assert written == [(1 << 20) + 1, 65536, 65536, 65536]
 
 
 def components(blob: bytes) -> list[tuple[int, int, int, int, list[int]]]:
