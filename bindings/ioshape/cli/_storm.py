@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
 import tempfile
 import time
@@ -43,6 +41,8 @@ class Plan:
     nodes: int = 1
     #: a round before that does not count: it makes buffers and connections
     warm_up: bool = True
+    #: another one, without neighbours, in which metadata operations are counted where that is told
+    count_metadata: bool = True
     #: whether stock torch finds what was saved, after the last round
     check: bool = True
     alone_s: float = 2.0
@@ -150,7 +150,11 @@ class Measurement:
             for way in plan.ways:
                 self.tell(f"warming up: {WAYS[way]}")
                 self._once(way, 0, neighbours=False)
-        self._count_metadata()
+        if plan.count_metadata and _metadata.counts(self.folder) is not None:
+            # Neighbours have such operations, too.
+            for way in plan.ways:
+                self.tell(f"counting metadata operations: {WAYS[way]}")
+                self._once(way, 0, neighbours=False, count=True)
         for number in range(plan.rounds):
             # Who begins changes.
             first = number % len(plan.ways)
@@ -159,14 +163,6 @@ class Measurement:
                 last = plan.check and number == plan.rounds - 1
                 found = self._once(way, number + 1, neighbours=True, check=last)
                 self.storm.summaries[way].rounds.append(found)
-
-    def _count_metadata(self) -> None:
-        """In rounds of their own: neighbours have such operations, too."""
-        if _metadata.counts(self.folder) is None:
-            return
-        for way in self.plan.ways:
-            self.tell(f"counting metadata operations: {WAYS[way]}")
-            self._once(way, 0, neighbours=False, count=True)
 
     def _once(
         self,
@@ -224,12 +220,8 @@ class Measurement:
                 path.unlink()
 
     def _settle(self) -> None:
-        """The storage has nothing left to do from before; of this filesystem only."""
-        file = os.open(self.folder, os.O_RDONLY)
-        try:
-            ctypes.CDLL(None).syncfs(file)
-        finally:
-            os.close(file)
+        """The storage has nothing left to do from before."""
+        _neighbours.sync_filesystem(self.folder)
         self._children.rest(_SETTLE_S)
 
 
