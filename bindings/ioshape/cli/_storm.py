@@ -191,9 +191,10 @@ class Measurement:
             self.tell(f"looking at what was saved: {WAYS[way]}")
             for first in range(0, len(self._ranks), _CHECKED_AT_A_TIME):
                 some = self._ranks[first : first + _CHECKED_AT_A_TIME]
-                self._children.ask(
+                answers = self._children.ask(
                     some, _LONGEST_S, do="check", way=way, folder=target, step=self._step
                 )
+                self.storm.summaries[way].checked_bytes += sum(one["bytes"] for one in answers)
         self._remove(way)
         return found
 

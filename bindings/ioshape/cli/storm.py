@@ -130,6 +130,7 @@ def _way_json(summary: Summary) -> dict[str, Any]:
         "neighbours": _neighbours_json(summary.neighbours),
         "metadata_operations": summary.metadata_operations,
         "metadata": summary.metadata,
+        "checked_bytes": summary.checked_bytes,
         "rounds": [
             {
                 "makespan_s": one.makespan_s,
