@@ -258,7 +258,7 @@ SETTINGS = {
             "layout",
             "`auto`, `directory`, or such as `stripe_count=8,stripe_size=4M,pool=flash`",
             "`auto`",
-            "how new files shall lie on the targets of a striped filesystem",
+            "how new files shall lie on a striped filesystem, see [Layouts](layouts.md)",
             _text(r"[ -~]{1,1023}"),
         ),
         Setting(
