@@ -49,7 +49,7 @@ class Part:
 
 
 # All that matters is said, so that it stands in the results; the rest is stripefs's own.
-MODEL: dict[str, object] = {"targets": 8, "run": "16Mi", "stripe_size": "1Mi", "cache": "through"}
+MODEL: dict[str, object] = {"targets": 8, "run": "16Mi", "stripe_size": "1Mi", "cache": "back"}
 HDD = {**MODEL, "bandwidth": "60M", "seek_ms": 8}
 SSD = {**MODEL, "bandwidth": "250M", "seek_ms": 0.05}
 
@@ -78,21 +78,22 @@ class StormError(Exception):
 
 
 @contextmanager
-def own_coordinator(kind: str) -> Iterator[str]:
-    """Whose slots nobody else takes."""
-    if kind == "redis":
-        with coordinator("redis") as address:
-            yield address
-    else:
-        with tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder:
-            yield f"local:{folder}"
+def own_environment(part: Part) -> Iterator[dict[str, str]]:
+    """A coordinator whose slots nobody else takes, and no memory of other mounts."""
+    with tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder:
+        variables = {**os.environ, "XDG_CACHE_HOME": folder}
+        if part.coordinator == "redis":
+            with coordinator("redis") as address:
+                yield {"IOSHAPE_COORDINATOR": address, **variables}
+        else:
+            yield {"IOSHAPE_COORDINATOR": f"local:{folder}", **variables}
 
 
 def run(part: Part, rounds: int, more: Sequence[str] = ()) -> Found:
     """What the command finds, as it tells it, and what it was found on."""
     with (
         striped(part.profile, **part.parameters) as mount,
-        own_coordinator(part.coordinator) as address,
+        own_environment(part) as variables,
     ):
         command = [
             *(sys.executable, "-m", "ioshape", "--debug", "bench", "storm", mount.path),
@@ -103,7 +104,7 @@ def run(part: Part, rounds: int, more: Sequence[str] = ()) -> Found:
         ]
         done = subprocess.run(
             [str(word) for word in command],
-            env={"IOSHAPE_COORDINATOR": address, **os.environ},
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
