@@ -88,12 +88,12 @@ class Measurement:
         self._ranks: list[Child] = []
         self._neighbours: list[Child] = []
         self._step = 0
+        self._meeting = ""
 
     # ---- Beginning and end ----------------------------------------------------------------------
 
     def __enter__(self) -> Measurement:
         self._children.__enter__()
-        self._meeting = tempfile.mkdtemp(prefix="ioshape-storm-")
         try:
             self._start()
         except BaseException:
@@ -103,11 +103,14 @@ class Measurement:
 
     def __exit__(self, *_what: object) -> None:
         self._children.close()
-        shutil.rmtree(self._meeting, ignore_errors=True)
+        if self._meeting:
+            shutil.rmtree(self._meeting, ignore_errors=True)
 
     def _start(self) -> None:
         plan = self.plan
-        several = plan.nodes > 1 and any(GROUPS.get(way) == "rank0" for way in plan.ways)
+        if plan.nodes > 1 and any(GROUPS.get(way) == "rank0" for way in plan.ways):
+            # Their bytes go from node to node.
+            self._meeting = tempfile.mkdtemp(prefix="ioshape-storm-")
         token = f"storm-{uuid.uuid4().hex[:16]}"
         for rank in range(plan.ranks):
             place = _storm_rank.Place(
@@ -116,7 +119,7 @@ class Measurement:
                 plan.nodes,
                 token,
                 plan.n_bytes,
-                str(Path(self._meeting) / "meeting") if several else "",
+                str(Path(self._meeting) / "meeting") if self._meeting else "",
             )
             self._ranks.append(self._children.start(f"rank {rank}", _storm_rank.rank(place)))
         small = self.folder / "neighbours"
