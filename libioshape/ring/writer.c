@@ -99,16 +99,32 @@ static int allocate(int fd, uint64_t bytes)
 }
 
 /*
- * Direct writes that extend a file are done one after the other, by FUSE, XFS and others; so where
- * its space cannot be had ahead, the file is at least as long as it will be. What follows the
- * expected bytes (an index) is less than a block as a rule. finish() cuts.
+ * Direct writes that extend a file wait for all others, on FUSE, XFS and others; so while it is
+ * written it is at least as long as it will be. What follows the expected bytes (an index) is less
+ * than a block as a rule. finish() cuts.
  */
-static void set_length(struct ring_writer *writer, uint64_t bytes)
+static uint64_t length_meanwhile(const struct ring_writer *writer)
 {
 	const uint64_t block = writer->lane->shape.block_bytes;
-	const uint64_t length = MIN((bytes / block + 2) * block, writer->most_bytes);
+	const uint64_t bytes = writer->options.expected_bytes;
 
-	if (length > bytes && ftruncate(writer->target.fd, (off_t)length))
+	return MAX(bytes, MIN((bytes / block + 2) * block, writer->most_bytes));
+}
+
+static int reserve(struct ring_writer *writer)
+{
+	int ret = allocate(writer->target.fd, length_meanwhile(writer));
+
+	/* A bit less will do. */
+	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
+		ret = allocate(writer->target.fd, writer->options.expected_bytes);
+	return ret;
+}
+
+/* Where space cannot be had ahead. */
+static void set_length(struct ring_writer *writer)
+{
+	if (ftruncate(writer->target.fd, (off_t)length_meanwhile(writer)))
 		base_log(&writer->lane->config.log, IOSHAPE_LOG_DEBUG,
 			 "cannot set the length of %s: %s", writer->target.path,
 			 ioshape_strerror(-errno));
@@ -141,10 +157,10 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 	ret = check_limit(writer, bytes, error);
 	if (ret)
 		return ret;
-	ret = allocate(writer->target.fd, bytes);
+	ret = reserve(writer);
 	/* The space of a file that we have replaced may be on its way. */
 	if ((ret == -ENOSPC || ret == -EDQUOT) && ring_await_releases())
-		ret = allocate(writer->target.fd, bytes);
+		ret = reserve(writer);
 	switch (ret) {
 	case 0:
 		return 0;
@@ -159,7 +175,7 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 			return no_room(writer, -ENOSPC, error);
 		ring_note(writer->notes, "no preallocation on %s: %s", writer->fs.type,
 			  ioshape_strerror(ret));
-		set_length(writer, bytes);
+		set_length(writer);
 		return 0;
 	}
 }
