@@ -89,7 +89,8 @@ struct ckpt_slots {
 	char *address, *password, *pool_name; /* the last two may be NULL */
 	struct slots_config config;           /* of all pools, but for their names */
 	struct slots_policy policy;
-	pthread_mutex_t lock; /* of what follows */
+	struct fs_wish layout; /* of new files */
+	pthread_mutex_t lock;  /* of what follows */
 	struct ckpt_pool_use *pools;
 	struct ckpt_pool_of_mount *mounts;
 };
@@ -175,6 +176,7 @@ struct ioshape_context {
 	enum ioshape_staging_full staging_full;
 	enum ioshape_full full;
 	uint32_t full_wait_ms;
+	_Atomic uint64_t targets_looked_ns; /* when storage targets were last looked at: room.c */
 	struct ckpt_pool pool;
 	struct ckpt_pool shared_pool; /* of ranks that hand their bytes to another process */
 	struct ckpt_slots slots;

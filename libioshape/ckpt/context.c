@@ -207,6 +207,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		free(context);
 		return ret;
 	}
+	context->slots.layout = wish;
 	ckpt_pool_init(&context->pool, options.staging_bytes, false);
 	ckpt_pool_init(&context->shared_pool, options.staging_bytes, true);
 	pthread_mutex_init(&context->lock, NULL);

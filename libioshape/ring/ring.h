@@ -289,6 +289,12 @@ void ring_writer_free(struct ring_writer *writer);
  */
 void ring_clear_room(const char *path, const struct base_log *log);
 
+/*
+ * Whether the filesystem reserves so much for a file at `path`, or in the directory of that name;
+ * it is given back at once. False, too, where that cannot be tried.
+ */
+bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes);
+
 /* ---- Directories (folder*.c) ------------------------------------------------------------------
  */
 
@@ -359,6 +365,14 @@ int ring_folder_list(const struct ring_folder *folder,
 		     int (*found)(void *user, const char *name, struct base_error *error),
 		     void *user, struct base_error *error);
 
+/*
+ * What files in it are like: as fs_describe() of one, which is a new one without a name where there
+ * is such a thing, or any that is there; else of the directory. Where the kernel does not say
+ * whether direct I/O works, it is whether it can be asked for.
+ */
+int ring_folder_try_file(const struct ring_folder *folder, struct fs_info *info,
+			 struct base_error *error);
+
 /* What there is in it is on stable storage, names included. */
 int ring_folder_sync(const struct ring_folder *folder, struct base_error *error);
 
@@ -404,10 +418,12 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 /*
  * Removes a directory: the file `first` in it, then its other files, then itself. `folder` is what
  * is open under that name. Directories in it are no business of ours: they stay, and so does it
- * (-ENOTEMPTY).
+ * (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that is removed. -EBUSY,
+ * without a sentence: nothing but files is left that somebody on this host has open over NFS.
  */
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
-		       const char *name, const char *first, struct base_error *error);
+		       const char *name, const char *first, struct ring_hold *hold,
+		       struct base_error *error);
 
 /* Eight hex digits that stand for this boot of this machine; RING_UNKNOWN_MACHINE if it does not
  * tell. */

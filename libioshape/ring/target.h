@@ -59,7 +59,7 @@ int ring_target_open(struct ring_target *target, const char *path, struct ring_s
 int ring_target_begin_again(struct ring_target *target, struct ring_striping *striping,
 			    struct ring_notes *notes, struct base_error *error);
 
-/* What a file will need (reserve.c). */
+/* What a file will need (space.c). */
 struct ring_reservation {
 	uint64_t bytes;       /* expected */
 	uint64_t most_bytes;  /* that this process may write into one file */
