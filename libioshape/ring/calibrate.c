@@ -173,6 +173,16 @@ static int probe(struct search *search)
 	return 0;
 }
 
+/* All that go direct have been tried, as far as they can be had. */
+static bool is_complete(const struct search *search)
+{
+	for (size_t i = 0; i < BUFFERED; i++) {
+		if (!search->rates[i] && !search->bench.refused[order[i]])
+			return false;
+	}
+	return true;
+}
+
 /* Before another is preferred to the first one, both write again. */
 static size_t choose_surely(struct search *search)
 {
@@ -228,6 +238,9 @@ static int search_all(struct search *search, const struct ring_config *config,
 			try_engine(search, i);
 	}
 	chosen = choose_surely(search);
+	/* The first one has won by being the only one: better to find out another time. */
+	if (!chosen && !is_complete(search))
+		return base_fail(error, -ETIME, TOO_SLOW);
 	/* It may be slow, and cannot be cut off once its bytes are in the page cache. */
 	if (chosen == ENGINES ||
 	    has_time(search, search->bytes, search->rates[chosen] / BUFFERED_PART)) {
