@@ -98,7 +98,7 @@ START_TEST(what_was_found_is_followed_where_it_fits)
 	shape = shape_of(&config, &stripes, why);
 	ck_assert_int_eq(shape.engine, IOSHAPE_ENGINE_URING_ASYNC);
 	ck_assert_uint_eq(shape.block_bytes, MIB);
-	ck_assert_str_eq(why, "found; 2 stripes of 1024K");
+	ck_assert_str_eq(why, "found; 2 stripes of 1M");
 	config.depth = 3;
 	shape = shape_of(&config, &none, why);
 	ck_assert_uint_eq(shape.block_bytes, 4 * MIB);
