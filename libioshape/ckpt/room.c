@@ -190,9 +190,8 @@ int ckpt_room_await(struct ckpt_room *room, struct base_error *error)
 			if (!fits(room))
 				say_too_little(room, &room->why);
 		}
-		if (!room->why.code &&
-		    !(context->full == IOSHAPE_FULL_WAIT && room->turn &&
-		      ckpt_turn_is_behind(room->context, room->turn)))
+		if (!room->why.code && !(context->full == IOSHAPE_FULL_WAIT && room->turn &&
+					 ckpt_turn_is_behind(room->context, room->turn)))
 			return 0;
 		if (!room->why.code)
 			base_fail(&room->why, -ENOSPC,

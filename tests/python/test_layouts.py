@@ -218,8 +218,9 @@ def test_a_server_that_says_yes_and_does_nothing(trap: str, wish: str) -> None:
 
 def test_a_directory_without_a_layout() -> None:
     with striped("ssd", trap=["no-default"], **QUICK) as mount:
-        assert save(mount.path / "file.pt").stripes == "1 x 1M"
-        assert save(mount.path / "file.pt", "stripe_count=4").stripes == "4 x 1M"
+        path = mount.path / "file.pt"
+        assert [(save(path).stripes, save(path).capacity) for _ in range(2)] == [("1 x 1M", 8)] * 2
+        assert save(path, "stripe_count=4").stripes == "4 x 1M"
 
 
 def test_a_layout_that_is_not_told_is_not_believed() -> None:
