@@ -12,6 +12,11 @@ struct ring_striping {
 	const struct fs_wish *wish; /* NULL: as it comes */
 	uint64_t bytes;             /* that the file will have; 0 not known */
 	uint32_t files;             /* written at a time; 0 not known */
+	/*
+	 * It is to be written past the page cache. FUSE decides when a file is opened whether it
+	 * keeps pages of it, and lets direct writes go side by side only if it keeps none.
+	 */
+	bool direct;
 	struct fs_memory *memory;
 	const struct base_log *log;
 	struct fs_layout asked; /* out; its count is 0 if nothing was asked for */
