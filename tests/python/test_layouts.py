@@ -177,9 +177,14 @@ def test_a_mode_is_as_open_would_have_given(lustre: Mount) -> None:
 
 def test_the_lane_of_another_filesystem_asks_as_well(lustre: Mount, tmp_path: Path) -> None:
     """What was remembered of the last file's filesystem does not hold for this one."""
-    for _ in range(2):
-        assert save(tmp_path / "file.pt", "stripe_count=4").stripes_asked == ""
-        assert save(lustre.path / "file.pt", "stripe_count=4").stripes == "4 x 1M"
+    (lustre.path / "mode.pt").touch(0o600)
+    ioshape.configure(layout="stripe_count=4")
+    for name in ("file.pt", "mode.pt"):
+        assert ioshape.save(OBJECT, tmp_path / name).stripes_asked == ""
+        assert ioshape.save(OBJECT, lustre.path / name).stripes == "4 x 1M"
+    assert (lustre.path / "mode.pt").stat().st_mode & 0o777 == 0o600
+    assert not [path for path in lustre.path.iterdir() if path.name.startswith(".")]
+    (lustre.path / "mode.pt").unlink()
 
 
 # ---- Wishes that do not -------------------------------------------------------------------------
