@@ -268,6 +268,9 @@ int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_
 /* With want_crc32, after finish(): the CRC-32 of all bytes of the file. */
 uint32_t ring_writer_crc32(const struct ring_writer *writer);
 
+/* How its file lies; its count is 0 if that is not known. *asked: it was asked for. */
+const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, bool *asked);
+
 /* Fills engine, direct, depth, alignment, times and bytes as far as this floor knows them. */
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report);
 

@@ -530,6 +530,12 @@ uint32_t ring_writer_crc32(const struct ring_writer *writer)
 	return writer->crc;
 }
 
+const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, bool *asked)
+{
+	*asked = writer->striping.asked.count != 0;
+	return &writer->fs.layout;
+}
+
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report)
 {
 	const struct ring_lane *lane = writer->lane;
