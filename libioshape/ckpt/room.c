@@ -49,6 +49,29 @@ static bool fits(struct ckpt_room *room)
 	return ret || room->needed_bytes <= room->seen.free_bytes;
 }
 
+/*
+ * What is removed is counted as free later: by XFS when a thread of its own has come to it, by
+ * btrfs with its next transaction. Who asks them for room gets it.
+ */
+static bool counts_late(const struct ckpt_room *room)
+{
+	static const char *const late[] = { "xfs", "btrfs", "ext4" };
+	char type[32];
+
+	fs_magic_name(room->seen.magic, type, sizeof(type));
+	for (size_t i = 0; i < ARRAY_LENGTH(late); i++) {
+		if (!strcmp(type, late[i]))
+			return true;
+	}
+	return false;
+}
+
+static bool fits_after_all(struct ckpt_room *room)
+{
+	return fits(room) || (counts_late(room) &&
+			      ring_can_reserve(room->path, room->in_directory, room->needed_bytes));
+}
+
 static void clear(const struct ckpt_room *room)
 {
 	if (room->clear)
@@ -260,7 +283,7 @@ int ckpt_room_await(struct ckpt_room *room, struct base_error *error)
 			warn_of_full_targets(room);
 		} else {
 			clear(room);
-			if (!fits(room))
+			if (!fits_after_all(room))
 				say_too_little(room, &room->why);
 		}
 		if (!room->why.code && !(context->full == IOSHAPE_FULL_WAIT && room->turn &&
