@@ -256,18 +256,26 @@ static bool waiting_is_ended(void)
 static bool who_waits_is_in_nobodys_way(void)
 {
 	struct ioshape_context *context = open_context(IOSHAPE_FULL_WAIT, 60000);
-	struct ioshape_save *save = begin(context, file, &new_sample);
+	struct ioshape_save *save = begin(context, file, &new_sample), *next;
+	struct sample small;
 
+	sample_make(&small, 6, 1000);
 	REQUIRE_THAT(is_waiting(save));
+	/* What is small has its room, and comes after it. */
+	next = begin(context, file, &small);
 	REQUIRE_SAID(!save_to(context, elsewhere, &new_sample, NULL),
 		     ioshape_context_message(context));
-	REQUIRE_THAT(!ioshape_save_poll(save));
+	REQUIRE_THAT(ioshape_save_wait(next, 100) == -ETIMEDOUT && !ioshape_save_poll(save));
 	unlink(elsewhere);
 	make_room();
 	REQUIRE_SAID(!ioshape_save_wait(save, 10000), ioshape_save_message(save));
+	REQUIRE_SAID(!ioshape_save_wait(next, 10000), ioshape_save_message(next));
+	REQUIRE_THAT(holds(&small));
 	ioshape_save_free(save);
+	ioshape_save_free(next);
+	sample_free(&small);
 	ioshape_context_free(context);
-	return holds(&new_sample);
+	return true;
 }
 
 /* There is room for one at a time, and the last one is what stays. */
