@@ -80,6 +80,75 @@ int ioshape_context_trim(struct ioshape_context *context);
 const char *ioshape_context_message(struct ioshape_context *context);
 void ioshape_context_free(struct ioshape_context *context);
 
+/* ---- What a path sits on --------------------------------------------------------------------- */
+
+enum ioshape_answer { IOSHAPE_UNKNOWN, IOSHAPE_NO, IOSHAPE_YES, ... };
+#define IOSHAPE_ALL_TARGETS ...
+struct ioshape_storage_target {
+	const char *name;
+	uint64_t total_bytes;
+	uint64_t free_bytes;
+};
+struct ioshape_storage {
+	size_t size;
+	const char *directory;
+	const char *family;
+	const char *flavour;
+	const char *type;
+	const char *source;
+	const char *mount_point;
+	const char *options;
+	uint64_t total_bytes;
+	uint64_t free_bytes;
+	uint64_t write_unit;
+	uint64_t flight_bytes;
+	uint32_t memory_alignment;
+	uint32_t offset_alignment;
+	enum ioshape_answer direct;
+	enum ioshape_answer rotational;
+	uint32_t remote;
+	uint32_t serial_direct;
+	uint32_t targets;
+	uint32_t target_listed;
+	const struct ioshape_storage_target *target;
+	const char *stripes;
+	uint64_t stripe_bytes;
+	uint32_t stripe_count;
+	uint32_t mirrors;
+	const char *target_pool;
+	const char *file_stripes;
+	uint32_t file_stripe_count;
+	uint32_t is_file;
+	uint32_t asked_stripe_count;
+	uint64_t for_bytes;
+	const char *engine;
+	const char *choice;
+	uint64_t block_bytes;
+	uint32_t queue_depth;
+	int32_t uring_code;
+	uint64_t target_bytes;
+	const char *engine_note;
+	const char *stripes_asked;
+	const char *stripes_why;
+	const char *pool;
+	const char *writers_why;
+	uint32_t writers;
+	uint32_t calibrated;
+	double calibrated_s;
+	double calibrated_rate;
+	...;
+};
+struct ioshape_probe_options {
+	size_t size;
+	uint64_t bytes;
+	uint32_t files;
+	uint32_t calibrate;
+	...;
+};
+int ioshape_probe(struct ioshape_context *context, const char *path,
+		  const struct ioshape_probe_options *options, struct ioshape_storage **out);
+void ioshape_storage_free(struct ioshape_storage *storage);
+
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
 struct ioshape_place {

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ioshape._load import load
     from ioshape._memory import reserve, trim
     from ioshape._patch import patch, patched, unpatch
+    from ioshape._probe import Storage, StorageTarget, probe
     from ioshape._report import Progress, Report
     from ioshape._save import save, save_async
     from ioshape._slots import Place, Slot, SlotInfo, pool_name, slot
@@ -62,7 +63,9 @@ _HOMES = {
     "SkippedWarning": "_errors",
     "Slot": "_slots",
     "SlotInfo": "_slots",
+    "Storage": "_probe",
     "StorageError": "_errors",
+    "StorageTarget": "_probe",
     "Tensor": "_contents",
     "configure": "_config",
     "generations": "_generations",
@@ -74,6 +77,7 @@ _HOMES = {
     "patch": "_patch",
     "patched": "_patch",
     "pool_name": "_slots",
+    "probe": "_probe",
     "prune": "_generations",
     "reserve": "_memory",
     "save": "_save",
@@ -108,7 +112,9 @@ __all__ = [
     "SkippedWarning",
     "Slot",
     "SlotInfo",
+    "Storage",
     "StorageError",
+    "StorageTarget",
     "Tensor",
     "__version__",
     "configure",
@@ -121,6 +127,7 @@ __all__ = [
     "patch",
     "patched",
     "pool_name",
+    "probe",
     "prune",
     "reserve",
     "save",

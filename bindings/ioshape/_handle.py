@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ioshape import _config
+from ioshape import _config, _trace
 from ioshape._errors import SkippedWarning, StorageError, failure, warn_skipped
 from ioshape._native import ffi, lib
 from ioshape._report import PHASES, Progress, Report, from_struct, new_struct
@@ -257,6 +257,7 @@ class SaveHandle:
             callbacks, self._callbacks = self._callbacks, []
         # Only afterwards may the process end.
         try:
+            _trace.record(self._report, background=self._background, error=self._error)
             self._call_all(callbacks)
         finally:
             _forget(self)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ioshape import _config, _pickling
+from ioshape import _config, _pickling, _trace
 from ioshape import _torch as original
 from ioshape._begin import Options, start
 from ioshape._context import current, encoded
@@ -192,14 +192,17 @@ class _Call:
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
-        begin = time.perf_counter()
+        begin, started_s = time.perf_counter(), time.time()
         self._torch_save(f)
-        return Report(
+        report = Report(
             path=str(getattr(f, "name", "")),
             written_by="torch",
             total_s=time.perf_counter() - begin,
+            started_s=started_s,
             fallbacks=("torch wrote to the file object itself: neither atomic nor durable",),
         )
+        _trace.record(report)
+        return report
 
     def _by_torch(self, path: str, reason: str) -> Report:
         """torch's own writer, but into a file of ours: still atomic and durable."""
@@ -207,19 +210,21 @@ class _Call:
         try:
             with RawFile(path, durable=self.durable, replace=self.replace) as raw:
                 self._torch_save(cast("IO[bytes]", raw))
-                return raw.commit(f"written by torch itself: {reason}")
+                report = raw.commit(f"written by torch itself: {reason}")
         except StorageError as error:
             if error.code != lib.IOSHAPE_E_SKIPPED:
                 raise
             why = str(error).partition("; ")[0]
-        warn_skipped(path, why)
-        return Report(
-            path=path,
-            written_by="torch",
-            total_s=time.perf_counter() - begin,
-            fallbacks=(f"written by torch itself: {reason}", why),
-            skipped=True,
-        )
+            warn_skipped(path, why)
+            report = Report(
+                path=path,
+                written_by="torch",
+                total_s=time.perf_counter() - begin,
+                fallbacks=(f"written by torch itself: {reason}", why),
+                skipped=True,
+            )
+        _trace.record(report)
+        return report
 
     def _torch_save(self, f: IO[bytes]) -> None:
         original.save(

@@ -8,6 +8,7 @@
 #include <ioshape/errors.h>
 #include <ioshape/file.h>
 #include <ioshape/group.h>
+#include <ioshape/probe.h>
 #include <ioshape/slots.h>
 #include <ioshape/tensors.h>
 #include <ioshape/version.h>

@@ -82,6 +82,9 @@ template <auto Free> struct deleter {
 };
 } // namespace detail
 
+/* What ioshape_probe() found out, with the strings and lists in it. */
+using storage_ptr = std::unique_ptr<ioshape_storage, detail::deleter<ioshape_storage_free>>;
+
 class save;
 class slot;
 class writer;
@@ -153,6 +156,16 @@ public:
 	inline save
 	save_records_async(const std::string &path, const std::vector<ioshape_record> &records,
 			   const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT);
+
+	/* What a path sits on, and what a save would do there. */
+	storage_ptr probe(const std::string &path,
+			  const ioshape_probe_options &options = IOSHAPE_PROBE_OPTIONS_INIT)
+	{
+		ioshape_storage *storage = nullptr;
+
+		check(ioshape_probe(get(), path.c_str(), &options, &storage));
+		return storage_ptr(storage);
+	}
 
 	ioshape_context *get() const noexcept
 	{

@@ -89,7 +89,8 @@ struct ckpt_slots {
 	char *address, *password, *pool_name; /* the last two may be NULL */
 	struct slots_config config;           /* of all pools, but for their names */
 	struct slots_policy policy;
-	pthread_mutex_t lock; /* of what follows */
+	struct fs_wish layout; /* of new files */
+	pthread_mutex_t lock;  /* of what follows */
 	struct ckpt_pool_use *pools;
 	struct ckpt_pool_of_mount *mounts;
 };

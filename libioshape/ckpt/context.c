@@ -173,6 +173,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		ret = take_environment(&options, error);
 	if (ret)
 		return ret;
+	ring_calibration_prepare();
 	take_defaults(&options);
 	ret = check_options(&options, error);
 	if (!ret)
@@ -194,6 +195,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		.layout = wish,
 		.target_bytes = options.target_bytes,
 		.calibrate = options.calibrate,
+		.opened_s = base_wall_seconds(),
 		.log = context->log,
 	};
 	context->copy_threads = options.copy_threads;
@@ -205,6 +207,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		free(context);
 		return ret;
 	}
+	context->slots.layout = wish;
 	ckpt_pool_init(&context->pool, options.staging_bytes, false);
 	ckpt_pool_init(&context->shared_pool, options.staging_bytes, true);
 	pthread_mutex_init(&context->lock, NULL);

@@ -71,8 +71,9 @@ struct ioshape_group {
 	pthread_mutex_t beginning; /* one save at a time is staged: in the order of their rounds */
 	pthread_mutex_t lock;      /* of what follows */
 	pthread_cond_t change;
-	unsigned running;    /* saves that have not ended */
-	bool comm_failed;    /* bytes do not travel between nodes any more; only in rounds */
+	unsigned running;         /* saves that have not ended */
+	struct fs_memory storage; /* below the directory; only in rounds */
+	bool comm_failed;         /* bytes do not travel between nodes any more; only in rounds */
 	uint64_t kept_round; /* the first one whose notes have not been dropped; only in rounds */
 	uint64_t next_round; /* that will be given out */
 	uint64_t round;      /* whose turn it is */
@@ -207,6 +208,9 @@ int ckpt_lead_nowhere(struct ckpt_part *part, const struct base_error *why,
 
 /* The rank that writes the part of this one. */
 uint32_t ckpt_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank);
+
+/* How many files a generation has. */
+uint32_t ckpt_files_of(const struct ioshape_group *group, enum ioshape_mode mode);
 
 /* For the writers: writes the file, with the parts of all ranks whose writer this one is. */
 int ckpt_write_parts(struct ckpt_part *part, struct ckpt_written *written,

@@ -6,17 +6,13 @@
 #define _GNU_SOURCE
 #include "ckpt/generation.h"
 #include "ckpt/group.h"
+#include "ckpt/storage.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-/* Parts in a bundle begin on multiples of this; in small generations of the lesser one. */
-#define PART_ALIGNMENT (1 * MIB)
-#define SMALL_PART_ALIGNMENT 4096u
-#define SMALL_PARTS_BYTES (64 * MIB)
 
 /* ---- What all want --------------------------------------------------------------------------- */
 
@@ -80,24 +76,61 @@ static int collect_wants(struct ckpt_part *part, struct base_error *error)
 	return ret ? ret : wants.failure.code;
 }
 
-static void choose_mode(struct ckpt_part *part)
+/* How the files of a generation lie, which are about of one size. */
+struct files {
+	uint32_t stripes, capacity; /* 0 unknown */
+	uint64_t stripe_bytes;
+};
+
+static struct files files_of(const struct ckpt_part *part, enum ioshape_mode mode, uint64_t bytes,
+			     const struct fs_facts *storage)
 {
-	const struct ioshape_group *group = part->group;
+	const uint32_t count = ckpt_files_of(part->group, mode);
+	const struct ckpt_expected expected = {
+		.wish = &part->group->context->config.layout,
+		.bytes = bytes / count,
+		.files = count,
+	};
+	struct files files = { 0 };
+	struct fs_layout layout;
+	const struct fs_part *most;
+
+	files.capacity = ckpt_stripes_of(storage, &expected, &layout);
+	most = fs_layout_main(&layout, expected.bytes);
+	if (!most)
+		return files;
+	files.stripe_bytes = most->stripe_bytes;
+	files.stripes = most->stripe_count;
+	if (storage->targets || most->stripe_count == FS_ALL_TARGETS)
+		files.stripes = MIN(most->stripe_count, storage->targets);
+	return files;
+}
+
+static void choose_mode(struct ckpt_part *part, const struct ckpt_attempt *attempt)
+{
+	struct ioshape_group *group = part->group;
+	const uint32_t asked_capacity = group->context->slots.config.asked_capacity;
 	struct ckpt_group_plan *plan = &part->plan;
+	struct fs_facts storage;
+	struct files files;
 	struct gather_facts facts = {
 		.ranks = group->options.ranks,
 		.nodes = group->node_count,
 		.shared = true,
+		.bytes = plan->total_bytes,
 		.comm = group->options.comm && !group->comm_failed,
 	};
 
-	for (uint32_t rank = 0; rank < facts.ranks; rank++) {
-		facts.bytes += plan->bytes[rank];
+	for (uint32_t rank = 0; rank < facts.ranks; rank++)
 		facts.most_bytes = MAX(facts.most_bytes, plan->bytes[rank]);
-	}
+	ckpt_look_at_storage(attempt->folder.fd, attempt->folder.path, &group->storage, &storage);
+	files = files_of(part, IOSHAPE_MODE_NODE, facts.bytes, &storage);
+	facts.targets = storage.targets;
+	facts.stripes = files.stripes;
+	facts.capacity = asked_capacity ? asked_capacity : files.capacity;
 	plan->mode = gather_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
-	plan->total_bytes = facts.bytes;
-	plan->alignment = facts.bytes < SMALL_PARTS_BYTES ? SMALL_PART_ALIGNMENT : PART_ALIGNMENT;
+	files = files_of(part, plan->mode, facts.bytes, &storage);
+	plan->alignment = ckpt_part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
 }
 
 /* What dead attempts of this job hold is room, too. */
@@ -148,7 +181,8 @@ static int make_plan(struct ckpt_part *part, struct ckpt_attempt *attempt, struc
 	ret = collect_wants(part, error);
 	if (ret)
 		return ret;
-	choose_mode(part);
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
+		part->plan.total_bytes += part->plan.bytes[rank];
 	ret = find_room(part, error);
 	if (ret)
 		return ret;
@@ -159,6 +193,8 @@ static int make_plan(struct ckpt_part *part, struct ckpt_attempt *attempt, struc
 	if (!ret)
 		snprintf(part->plan.path, sizeof(part->plan.path), "%s",
 			 ckpt_attempt_path(attempt));
+	if (!ret)
+		choose_mode(part, attempt);
 	return ret;
 }
 

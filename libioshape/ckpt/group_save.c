@@ -14,6 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+uint32_t ckpt_files_of(const struct ioshape_group *group, enum ioshape_mode mode)
+{
+	if (mode == IOSHAPE_MODE_RANK0)
+		return 1;
+	return MAX(mode == IOSHAPE_MODE_NODE ? group->node_count : group->options.ranks, 1);
+}
+
 uint32_t ckpt_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank)
 {
 	uint32_t first = 0;

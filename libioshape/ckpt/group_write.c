@@ -378,6 +378,7 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 	if (part->plan.mode == IOSHAPE_MODE_EACH)
 		options->expected_bytes = part->save->plan.expected_bytes;
 	options->progress_total = options->expected_bytes;
+	options->files = ckpt_files_of(group, part->plan.mode);
 	writing->written->parts = calloc(count, sizeof(*writing->written->parts));
 	if (!writing->written->parts)
 		return base_no_memory(error, "parts", count * sizeof(*writing->written->parts));

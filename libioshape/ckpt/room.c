@@ -141,10 +141,10 @@ static void explain(struct ckpt_room *room, const char *more, struct base_error 
 		base_fail_as_told(error, why.code,
 				  "%s (%llu bytes are free on the whole filesystem: %s%s)%s",
 				  why.text, (unsigned long long)room->seen.free_bytes,
-				  *targets ? "of its storage targets are full " :
-					     "one of its storage targets may be full, or its "
-					     "inodes used up",
-				  targets, more);
+				  room->seen.no_inodes ? "its inodes are used up" :
+				  *targets             ? "of its storage targets are full " :
+							 "one of its storage targets may be full",
+				  room->seen.no_inodes ? "" : targets, more);
 	} else {
 		base_fail_as_told(error, why.code, "%s%s", why.text, more);
 	}
@@ -241,23 +241,30 @@ static int keep_waiting(struct ckpt_room *room, uint64_t begin_ns, struct base_e
 	}
 }
 
+static void tell_end(const struct ckpt_room *room, const char *what)
+{
+	base_log(&room->context->log, IOSHAPE_LOG_WARNING, "%s: %s after waiting %.1f s for room",
+		 room->path, what, (double)room->waited_ns / 1e9);
+}
+
 static int wait_for_room(struct ckpt_room *room, struct base_error *error)
 {
 	const uint64_t begin_ns = base_now_ns();
 	int ret;
 
-	base_log(&room->context->log, IOSHAPE_LOG_WARNING, "waits for room, at most %.1f s: %s",
-		 (double)(patience_ns(room) - room->waited_ns) / 1e9, room->why.text);
+	/* Once, however often it is tried. */
+	if (!room->waited_ns)
+		base_log(&room->context->log, IOSHAPE_LOG_WARNING,
+			 "waits for room, at most %.1f s: %s", (double)patience_ns(room) / 1e9,
+			 room->why.text);
 	if (room->turn)
 		ckpt_turn_note_room(room->context, room->turn, CKPT_ROOM_AWAITED);
 	ret = keep_waiting(room, begin_ns, error);
 	if (room->turn)
 		ckpt_turn_note_room(room->context, room->turn, CKPT_ROOM_UNKNOWN);
 	room->waited_ns += base_now_ns() - begin_ns;
-	if (!ret)
-		base_log(&room->context->log, IOSHAPE_LOG_WARNING,
-			 "%s: goes on after waiting %.1f s for room", room->path,
-			 (double)room->waited_ns / 1e9);
+	if (!ret && !room->failures)
+		tell_end(room, "goes on");
 	return ret;
 }
 
@@ -328,6 +335,8 @@ bool ckpt_room_again(struct ckpt_room *room, int *ret, bool repeats, struct base
 void ckpt_room_note(const struct ckpt_room *room, int ret, struct ring_notes *notes,
 		    const struct base_error *error)
 {
+	if (!ret && room->failures)
+		tell_end(room, "was written");
 	if (room->waited_ns)
 		ring_note(notes, "waited %.1f s for room", (double)room->waited_ns / 1e9);
 	if (ret == IOSHAPE_E_SKIPPED)

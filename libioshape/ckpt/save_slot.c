@@ -32,7 +32,7 @@ static int tell_waiting(void *user, const struct ioshape_place *place)
 	return stop;
 }
 
-int ckpt_slot_wait(struct slots_pool *pool, const char *path,
+int ckpt_slot_wait(struct slots_pool *pool, uint32_t capacity, const char *path,
 		   const struct ring_file_options *options, const struct ckpt_watch *watch,
 		   struct slots_slot **slot, struct base_error *error)
 {
@@ -40,6 +40,7 @@ int ckpt_slot_wait(struct slots_pool *pool, const char *path,
 	const struct slots_wish wish = {
 		.weight = 1,
 		.bytes = options->expected_bytes,
+		.default_capacity = capacity,
 		.waiting = tell_waiting,
 		.waiting_user = &waiting,
 	};
@@ -56,8 +57,14 @@ int ckpt_slot_wait(struct slots_pool *pool, const char *path,
 }
 
 bool ckpt_slot_find_pool(struct ckpt_slot *slot, struct ioshape_context *context, const char *path,
-			 struct slots_pool **pool)
+			 const struct ring_file_options *options, struct slots_pool **pool,
+			 uint32_t *capacity)
 {
+	const struct ckpt_expected expected = {
+		.wish = &context->slots.layout,
+		.bytes = options->expected_bytes,
+		.files = options->files,
+	};
 	struct base_error why = { 0 };
 	struct stat status;
 	uint64_t mount;
@@ -66,7 +73,7 @@ bool ckpt_slot_find_pool(struct ckpt_slot *slot, struct ioshape_context *context
 	if (context->config.engine == IOSHAPE_ENGINE_NIL ||
 	    (!stat(path, &status) && !S_ISREG(status.st_mode)))
 		return false;
-	if (!ckpt_slots_of_path(&context->slots, path, pool, &why))
+	if (!ckpt_slots_of_path(&context->slots, path, &expected, pool, capacity, &why))
 		return true;
 	/* What cannot be looked at cannot be written either: opening it will say why. All else is
 	 * no reason not to save, and is said. */
@@ -86,6 +93,7 @@ int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, cons
 		   struct base_error *error)
 {
 	struct slots_pool *pool;
+	uint32_t capacity;
 
 	*slot = (struct ckpt_slot){
 		.context = context,
@@ -94,13 +102,13 @@ int ckpt_slot_take(struct ckpt_slot *slot, struct ioshape_context *context, cons
 		.progress_user = options->progress_user,
 		.progress_total = options->progress_total,
 	};
-	if (!ckpt_slot_find_pool(slot, context, path, &pool))
+	if (!ckpt_slot_find_pool(slot, context, path, options, &pool, &capacity))
 		return 0;
 	if (watch->blocked)
 		slot->shared = ckpt_shared_slot_of_thread(context, pool, *watch->blocked);
 	if (slot->shared)
 		return 0;
-	return ckpt_slot_wait(pool, path, options, watch, &slot->slot, error);
+	return ckpt_slot_wait(pool, capacity, path, options, watch, &slot->slot, error);
 }
 
 /* Asked while it waits for bandwidth. */

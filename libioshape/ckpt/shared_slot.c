@@ -47,8 +47,8 @@ struct ckpt_shared_slot *ckpt_shared_slot_of_thread(struct ioshape_context *cont
 
 /* One for whoever comes, and for those who come while it is held. */
 static int take(struct ckpt_shared_slot **out, struct ioshape_context *context,
-		struct slots_pool *pool, const char *path, const struct ring_file_options *options,
-		struct base_error *error)
+		struct slots_pool *pool, uint32_t capacity, const char *path,
+		const struct ring_file_options *options, struct base_error *error)
 {
 	struct ckpt_shared_slot *shared = calloc(1, sizeof(*shared));
 	const struct ckpt_watch nobody = { .queue = NULL };
@@ -56,7 +56,7 @@ static int take(struct ckpt_shared_slot **out, struct ioshape_context *context,
 
 	if (!shared)
 		return base_no_memory(error, "a slot", sizeof(*shared));
-	ret = ckpt_slot_wait(pool, path, options, &nobody, &shared->slot, error);
+	ret = ckpt_slot_wait(pool, capacity, path, options, &nobody, &shared->slot, error);
 	if (ret) {
 		free(shared);
 		return ret;
@@ -78,15 +78,16 @@ int ckpt_shared_slot_take(struct ckpt_shared_slot **shared, struct ioshape_conte
 			  struct ckpt_slot *seen, struct base_error *error)
 {
 	struct slots_pool *pool;
+	uint32_t capacity;
 	int ret;
 
 	*shared = NULL;
-	if (!ckpt_slot_find_pool(seen, context, path, &pool))
+	if (!ckpt_slot_find_pool(seen, context, path, options, &pool, &capacity))
 		return 0;
 	*shared = join(context, pool, NULL);
 	if (*shared)
 		return 0;
-	ret = take(shared, context, pool, path, options, error);
+	ret = take(shared, context, pool, capacity, path, options, error);
 	if (!ret)
 		(*shared)->first = seen;
 	return ret;

@@ -25,6 +25,7 @@ struct ckpt_pool_of_mount {
 	struct ckpt_pool_of_mount *next;
 	uint64_t mount;
 	struct slots_pool *pool;
+	struct fs_facts storage;
 };
 
 /* ---- A context's ----------------------------------------------------------------------------- */
@@ -183,40 +184,65 @@ int ckpt_slots_named(struct ckpt_slots *slots, const char *name, struct slots_po
 	return ret;
 }
 
+/* Of the directory of a path. What cannot be opened has no storage to tell of. */
+static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *storage)
+{
+	const char *slash = strrchr(path, '/');
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	struct ring_folder folder = RING_NO_FOLDER;
+	struct fs_memory memory = { 0 };
+	uint64_t its_mount;
+
+	/* The path may be a link to somewhere else. */
+	if (directory && !fs_mount_of_path(directory, &its_mount) && its_mount == mount &&
+	    !ring_folder_open(&folder, directory, NULL))
+		ckpt_look_at_storage(folder.fd, directory, &memory, storage);
+	ring_folder_close(&folder);
+	free(directory);
+}
+
 /* The lock is held. */
-static int open_for_mount(struct ckpt_slots *slots, const char *path, uint64_t mount,
-			  struct slots_pool **pool, struct base_error *error)
+static int find_mount(struct ckpt_slots *slots, const char *path, uint64_t mount,
+		      struct ckpt_pool_of_mount **out, struct base_error *error)
 {
 	struct ckpt_pool_of_mount *known;
+	struct slots_pool *pool;
 	char name[FS_POOL_BYTES];
 	int ret;
 
-	for (known = slots->mounts; known; known = known->next) {
-		if (known->mount == mount) {
-			*pool = known->pool;
-			return 0;
-		}
-	}
+	for (known = slots->mounts; known && known->mount != mount; known = known->next)
+		;
+	*out = known;
+	if (known)
+		return 0;
 	ret = fs_pool_of_path(path, name, error);
 	if (!ret)
-		ret = find_or_open(slots, name, pool, error);
+		ret = find_or_open(slots, name, &pool, error);
 	if (ret)
 		return ret;
-	/* Without memory it is found out again next time. */
 	known = calloc(1, sizeof(*known));
-	if (known) {
-		*known = (struct ckpt_pool_of_mount){ slots->mounts, mount, *pool };
-		slots->mounts = known;
-	}
+	if (!known)
+		return base_no_memory(error, "a pool of slots", sizeof(*known));
+	*known = (struct ckpt_pool_of_mount){ slots->mounts, mount, pool, { 0 } };
+	/* The layout of the first directory that is written to stands for all of them: what the
+	 * storage is made of is the same. */
+	if (!slots->config.asked_capacity)
+		look_at_storage(path, mount, &known->storage);
+	slots->mounts = known;
+	*out = known;
 	return 0;
 }
 
-int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path, struct slots_pool **pool,
-		       struct base_error *error)
+int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path,
+		       const struct ckpt_expected *expected, struct slots_pool **pool,
+		       uint32_t *capacity, struct base_error *error)
 {
+	struct ckpt_pool_of_mount *found;
+	struct fs_layout layout;
 	uint64_t mount;
 	int ret;
 
+	*capacity = 0;
 	if (slots->pool_name)
 		return ckpt_slots_named(slots, NULL, pool, error);
 	/* Nobody keeps an order: it makes no difference where they write. */
@@ -226,9 +252,13 @@ int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path, struct slots_
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of %s", path);
 	pthread_mutex_lock(&slots->lock);
-	ret = open_for_mount(slots, path, mount, pool, error);
+	ret = find_mount(slots, path, mount, &found, error);
 	pthread_mutex_unlock(&slots->lock);
-	return ret;
+	if (ret)
+		return ret;
+	*pool = found->pool;
+	*capacity = ckpt_stripes_of(&found->storage, expected, &layout);
+	return 0;
 }
 
 /* ---- Pools for one call ---------------------------------------------------------------------- */

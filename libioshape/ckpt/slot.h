@@ -4,6 +4,7 @@
 #define CKPT_SLOT_H
 
 #include "ckpt/ckpt.h"
+#include "ckpt/storage.h"
 
 /* First variables, then defaults, then the check; as for the other options of a context. */
 int ckpt_slots_environment(struct ioshape_context_options *options, struct base_error *error);
@@ -23,8 +24,10 @@ void ckpt_slots_destroy(struct ckpt_slots *slots);
 /* The pool that a file's writer needs a slot of. False if it needs none, or if there is none to be
  * had, which is noted in the slot. */
 bool ckpt_slot_find_pool(struct ckpt_slot *slot, struct ioshape_context *context, const char *path,
-			 struct slots_pool **pool);
-int ckpt_slot_wait(struct slots_pool *pool, const char *path,
+			 const struct ring_file_options *options, struct slots_pool **pool,
+			 uint32_t *capacity);
+/* With a capacity by rule, or 0. */
+int ckpt_slot_wait(struct slots_pool *pool, uint32_t capacity, const char *path,
 		   const struct ring_file_options *options, const struct ckpt_watch *watch,
 		   struct slots_slot **slot, struct base_error *error);
 
@@ -34,8 +37,11 @@ int ckpt_slot_wait(struct slots_pool *pool, const char *path,
  * context. */
 int ckpt_slots_named(struct ckpt_slots *slots, const char *name, struct slots_pool **pool,
 		     struct base_error *error);
-int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path, struct slots_pool **pool,
-		       struct base_error *error);
+/* `capacity` receives how many files as the expected one may be written there at a time, by rule; 0
+ * if there is none for it, or if somebody said how many. */
+int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path,
+		       const struct ckpt_expected *expected, struct slots_pool **pool,
+		       uint32_t *capacity, struct base_error *error);
 
 /*
  * The same for one call of an operator's, who may look at all pools that there are: one that no

@@ -14,18 +14,23 @@ struct ioshape_slot {
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
-static int find_pool(struct ioshape_context *context, const char *name, const char *path,
-		     struct slots_pool **pool, struct base_error *error)
+static int find_pool(struct ioshape_context *context, const struct ioshape_slot_options *options,
+		     struct slots_pool **pool, uint32_t *capacity, struct base_error *error)
 {
-	if (name || !path)
-		return ckpt_slots_named(&context->slots, name, pool, error);
-	return ckpt_slots_of_path(&context->slots, path, pool, error);
+	/* Whoever writes it, it is as its directory says. */
+	const struct fs_wish none = { .kind = FS_WISH_DIRECTORY };
+	const struct ckpt_expected expected = { .wish = &none, .bytes = options->bytes };
+
+	*capacity = 0;
+	if (options->pool || !options->path)
+		return ckpt_slots_named(&context->slots, options->pool, pool, error);
+	return ckpt_slots_of_path(&context->slots, options->path, &expected, pool, capacity, error);
 }
 
 static int acquire(struct ioshape_context *context, const struct ioshape_slot_options *options,
 		   struct ioshape_slot **out, struct base_error *error)
 {
-	const struct slots_wish wish = {
+	struct slots_wish wish = {
 		.weight = MAX(options->weight, 1),
 		.bytes = options->bytes,
 		.timeout_ms = options->timeout_ms,
@@ -41,7 +46,7 @@ static int acquire(struct ioshape_context *context, const struct ioshape_slot_op
 	if (options->weight > SLOTS_MOST_CAPACITY)
 		return base_fail(error, -EINVAL, "weight is %u; it takes 1 to %u", options->weight,
 				 SLOTS_MOST_CAPACITY);
-	ret = find_pool(context, options->pool, options->path, &pool, error);
+	ret = find_pool(context, options, &pool, &wish.default_capacity, error);
 	if (ret)
 		return ret;
 	slot = calloc(1, sizeof(*slot));

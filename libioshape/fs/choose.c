@@ -29,7 +29,7 @@ static const struct step {
 #define LUSTRE_DEFAULT_STRIPES 1u
 #define BEEGFS_DEFAULT_STRIPES 4u
 
-static bool takes_wishes(enum fs_family family)
+bool fs_takes_layouts(enum fs_family family)
 {
 	return family == FS_LUSTRE || family == FS_BEEGFS || family == FS_CEPH;
 }
@@ -56,9 +56,9 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 	const struct fs_part *part = own->count ? &own->parts[0] : NULL;
 	const uint32_t wanted = stripes_by_size(facts);
 	/* BeeGFS says nothing about directories. On Lustre nothing was set if nothing is told. */
-	const uint32_t had = part && part->stripe_count    ? part->stripe_count :
-			     facts->family == FS_BEEGFS    ? BEEGFS_DEFAULT_STRIPES :
-							     LUSTRE_DEFAULT_STRIPES;
+	const uint32_t had = part && part->stripe_count ? part->stripe_count :
+			     facts->family == FS_BEEGFS ? BEEGFS_DEFAULT_STRIPES :
+							  LUSTRE_DEFAULT_STRIPES;
 
 	if (facts->family == FS_CEPH) {
 		snprintf(why, why_bytes,
@@ -117,9 +117,10 @@ static bool is_same(const struct fs_layout *one, const struct fs_layout *other)
 	for (uint32_t i = 0; i < one->count; i++) {
 		const struct fs_part *a = &one->parts[i], *b = &other->parts[i];
 
-		if (a->begin != b->begin || a->end != b->end || a->stripe_bytes != b->stripe_bytes ||
-		    a->stripe_count != b->stripe_count || a->on_metadata != b->on_metadata ||
-		    a->overstriped != b->overstriped || strcmp(a->pool, b->pool) != 0)
+		if (a->begin != b->begin || a->end != b->end ||
+		    a->stripe_bytes != b->stripe_bytes || a->stripe_count != b->stripe_count ||
+		    a->on_metadata != b->on_metadata || a->overstriped != b->overstriped ||
+		    strcmp(a->pool, b->pool) != 0)
 			return false;
 	}
 	return true;
@@ -156,7 +157,7 @@ int fs_choose_layout(const struct fs_wish *wish, const struct fs_facts *facts,
 	memset(ask, 0, sizeof(*ask));
 	if (why_bytes)
 		*why = 0;
-	if (!takes_wishes(facts->family)) {
+	if (!fs_takes_layouts(facts->family)) {
 		snprintf(why, why_bytes, "no layouts to ask for on %s",
 			 fs_family_name(facts->family));
 		return 0;

@@ -66,8 +66,17 @@ static void find_mount(int fd, struct fs_info *info, struct fs_memory *memory,
 	memcpy(memory->type, info->type, sizeof(memory->type));
 	memory->family = info->family;
 	memory->magic = info->magic;
+	memory->counted = false;
 	memory->device_major = device_major;
 	memory->device_minor = device_minor;
+}
+
+uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory)
+{
+	if (!memory->counted)
+		memory->targets = fs_count_targets(directory_fd, memory->family);
+	memory->counted = true;
+	return memory->targets;
 }
 
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,

@@ -89,6 +89,9 @@ struct fs_wish {
 	struct fs_layout layout; /* of FS_WISH_LAYOUT; 0 and "" in it are as the directory says */
 };
 
+/* Whether layouts can be asked for there. Pure. */
+bool fs_takes_layouts(enum fs_family family);
+
 /* The setting "layout", see include/ioshape/context.h. Pure. -EINVAL and a sentence. */
 int fs_wish_parse(const char *text, struct fs_wish *wish, struct base_error *error);
 
@@ -138,7 +141,8 @@ struct fs_storage {
 	uint64_t
 		write_unit; /* a request should be a multiple of it: wsize, block size; 0 unknown */
 	uint64_t flight_bytes; /* in flight for one file or target, as the client can; 0 unknown */
-	uint32_t targets;      /* storage targets; 0 unknown */
+	uint32_t targets; /* storage targets, of the directory's pool of targets where the client
+			   * tells which those are; 0 unknown */
 	uint32_t target_count; /* of those in the list below */
 	struct fs_target target[64];
 	struct fs_layout layout;           /* what new files in this directory get */
@@ -189,7 +193,12 @@ struct fs_memory {
 	uint64_t magic;
 	char type[32];
 	enum fs_family family;
+	uint32_t targets; /* storage targets, if they were counted; 0 if it does not tell */
+	bool counted;
 };
+
+/* fs_count_targets(), once for what is in the memory: `directory_fd` is on it. */
+uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
 
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
@@ -217,6 +226,7 @@ struct fs_room {
 	uint64_t free_bytes;
 	/* Of the file that is there: they are free only when it has been replaced. */
 	uint64_t replaced_bytes;
+	bool no_inodes; /* no file can be created any more, whatever there is free */
 	uint64_t magic;
 	unsigned device_major, device_minor;
 };
@@ -243,13 +253,18 @@ void fs_room_type(const struct fs_room *room, char *type, size_t type_bytes);
 
 /*
  * A name for the storage behind a mount, the same on all hosts that share it: "nfs:server:/export",
- * "lustre:fs1". What one host alone can reach has `host` in its name. Made of characters that are
- * safe in file names' neighbourhood and in Redis: no space, no brace. Pure.
+ * "lustre:fs1", or "lustre:fs1.flash" for a pool of its targets ("" if none). What one host alone
+ * can reach has `host` in its name. Made of characters that are safe in file names' neighbourhood
+ * and in Redis: no space, no brace. Pure.
  */
-void fs_pool_of_mount(const char *type, const char *source, const char *host,
-		      char name[FS_POOL_BYTES]);
+void fs_pool_of_mount(const char *type, const char *source, const char *target_pool,
+		      const char *host, char name[FS_POOL_BYTES]);
 
-/* The same for the file or directory `path`, whose last part need not exist. */
+/*
+ * The same for the file or directory `path`, whose last part need not exist. The pool of targets is
+ * that of its directory: whoever asks once for each mount, as saves do, takes turns in the pool of
+ * the directory that was first.
+ */
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
 /* A number that is the same for paths on one mount, and for no others while it is mounted; quick to

@@ -35,6 +35,7 @@ static int look(const char *path, struct fs_room *room)
 	if (statfs(path, &system))
 		return -errno;
 	room->free_bytes = fs_free_bytes(&system);
+	room->no_inodes = system.f_files && !system.f_ffree;
 	room->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
 	return 0;
 }

@@ -67,8 +67,7 @@ static int take_size(const struct parsing *parsing, const char *key, const char 
 	if (base_parse_bytes(value, bytes) || !*bytes || *bytes > most || *bytes % SIZE_UNIT)
 		return base_fail(parsing->error, -EINVAL,
 				 "the layout \"%s\" has %s=%s; sizes are multiples of 64K%s",
-				 parsing->all, key, value,
-				 most == UINT32_MAX ? " below 4G" : "");
+				 parsing->all, key, value, most == UINT32_MAX ? " below 4G" : "");
 	return 0;
 }
 

@@ -99,6 +99,7 @@ struct ring_config {
 	struct fs_wish layout;            /* of new files */
 	uint64_t target_bytes;            /* most in flight for one storage target; 0: by rule */
 	enum ioshape_calibrate calibrate; /* of mounts */
+	double opened_s;                  /* seconds since 1970: AGAIN ignores what is older */
 };
 
 /* ---- Shapes (shape.c) ------------------------------------------------------------------------ */
@@ -139,13 +140,59 @@ uint64_t ring_flight(uint32_t targets, uint64_t stripe_bytes, uint64_t target_by
 
 /*
  * The shape for a new file of about so many bytes (0: not known) with this layout, if nothing else
- * is known. `why` receives a clause for the report. Pure.
+ * is known. `why` receives a clause for the report, or "" if it is the standard. Pure.
  */
 struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_layout *layout,
 				 uint64_t file_bytes, char *why, size_t why_bytes);
 
 /* How long the request at `offset` is to be, of slabs of this size. Pure. */
 size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
+
+/* ---- Calibration (calibrate.c, trial.c, calibrated.c, calibration_text.c) -------------------- */
+
+#define RING_MOST_TRIALS 16
+
+struct ring_trial {
+	enum ioshape_engine engine;
+	uint64_t block_bytes;
+	uint32_t depth; /* requests in flight */
+	uint64_t bytes_per_s;
+};
+
+/* What a mount has been found to like. */
+struct ring_calibration {
+	enum ioshape_engine engine;
+	uint64_t block_bytes;       /* 0: by rule, that is by the file's stripes */
+	uint32_t depth;             /* slabs; 0: by rule */
+	uint64_t bytes_per_s;       /* of the trial that won */
+	uint64_t usual_bytes_per_s; /* of saves since then; 0 while there were too few */
+	double measured_at;         /* seconds since 1970 */
+	double took_s;
+	uint32_t trial_count;
+	struct ring_trial trials[RING_MOST_TRIALS]; /* in the order in which they were made */
+};
+
+/* Remembered so long. */
+#define RING_CALIBRATION_DAYS 7
+
+/*
+ * `mount` is the name that fs_pool_of_path() gives. What is remembered, in this process or in the
+ * user's cache folder; -ENOENT. The environment is looked at: not while another thread changes it.
+ */
+int ring_calibration_recall(const char *mount, struct ring_calibration *calibration);
+/* NULL: of all mounts. */
+void ring_calibration_forget(const char *mount);
+
+/*
+ * Tries now, whatever is remembered, in an existing directory, and remembers the result: at most
+ * about 0.3 s. -ENOTSUP with a sentence where there is nothing to choose (memory, too little free
+ * space), -EBUSY if another process is trying just now.
+ */
+int ring_calibrate_now(const char *directory, const struct ring_config *config,
+		       struct ring_calibration *calibration, struct base_error *error);
+
+/* Finds the user's cache folder, by the environment: at the opening of a context. */
+void ring_calibration_prepare(void);
 
 /* ---- Lanes (lane.c) -------------------------------------------------------------------------- */
 
@@ -165,6 +212,7 @@ void ring_lane_close(struct ring_lane *lane);
 
 struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
+	uint32_t files;          /* that are written at a time, for their stripes; 0 unknown */
 	bool no_replace;
 	bool no_sync;
 	bool want_crc32;   /* ring_writer_crc32() will be asked */
@@ -316,6 +364,14 @@ int ring_folder_look(const struct ring_folder *folder, const char *name, struct 
 int ring_folder_list(const struct ring_folder *folder,
 		     int (*found)(void *user, const char *name, struct base_error *error),
 		     void *user, struct base_error *error);
+
+/*
+ * What files in it are like: as fs_describe() of one, which is a new one without a name where there
+ * is such a thing, or any that is there; else of the directory. Where the kernel does not say
+ * whether direct I/O works, it is whether it can be asked for.
+ */
+int ring_folder_try_file(const struct ring_folder *folder, struct fs_info *info,
+			 struct base_error *error);
 
 /* What there is in it is on stable storage, names included. */
 int ring_folder_sync(const struct ring_folder *folder, struct base_error *error);

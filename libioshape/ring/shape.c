@@ -118,8 +118,9 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 	struct ring_shape shape = ring_shape_standard(config);
 	uint32_t targets;
 
+	*why = 0;
 	if (config->block_bytes && config->depth) {
-		snprintf(why, why_bytes, "as asked for");
+		snprintf(why, why_bytes, "blocks as asked for");
 	} else if (part) {
 		/* All of them, however many that are: as many as there can be requests. */
 		targets = MIN(part->stripe_count, RING_MOST_DEPTH);
@@ -133,10 +134,9 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 			 (unsigned long long)part->stripe_bytes / 1024);
 	} else if (config->target_bytes && !config->depth) {
 		shape.depth = slabs_for(config->target_bytes, shape.block_bytes);
-		snprintf(why, why_bytes, "target_bytes");
-	} else {
-		snprintf(why, why_bytes, "%s",
-			 config->block_bytes || config->depth ? "as asked for" : "standard");
+		snprintf(why, why_bytes, "target_bytes as asked for");
+	} else if (config->block_bytes || config->depth) {
+		snprintf(why, why_bytes, "blocks as asked for");
 	}
 	return shape;
 }

@@ -203,6 +203,14 @@ static void forget_temporary(struct ring_target *target)
 	target->temporary = NULL;
 }
 
+static void remove_temporary(struct ring_target *target)
+{
+	unlinkat(target->directory_fd, target->temporary, 0);
+	close(target->fd);
+	target->fd = -1;
+	forget_temporary(target);
+}
+
 /*
  * The lock tells others that the writer lives; the kernel drops it when it dies. Somebody tidying
  * up may have come between creation and lock, and taken the new file for an abandoned one: 1 means
@@ -222,8 +230,8 @@ static int lock_temporary(struct ring_target *target, struct ring_notes *notes)
 }
 
 /* With `mode` it is born: who opens a file keeps it, whatever its mode becomes. */
-static int open_temporary(struct ring_target *target, mode_t mode, struct ring_notes *notes,
-			  struct base_error *error)
+static int open_temporary(struct ring_target *target, struct ring_striping *striping, mode_t mode,
+			  struct ring_notes *notes, struct base_error *error)
 {
 	int ret;
 
@@ -231,10 +239,10 @@ static int open_temporary(struct ring_target *target, mode_t mode, struct ring_n
 		ret = make_name(target, error);
 		if (ret)
 			return ret;
-		target->fd = openat(target->directory_fd, target->temporary,
-				    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
-		if (target->fd < 0) {
-			ret = -errno;
+		ret = ring_striping_create(striping, target->directory_fd, target->directory,
+					   target->temporary, mode, notes);
+		target->fd = MAX(ret, -1);
+		if (ret < 0) {
 			forget_temporary(target); /* it is not ours */
 			if (ret == -EEXIST)
 				continue;
@@ -246,10 +254,7 @@ static int open_temporary(struct ring_target *target, mode_t mode, struct ring_n
 		}
 		if (!lock_temporary(target, notes))
 			return 0;
-		unlinkat(target->directory_fd, target->temporary, 0);
-		close(target->fd);
-		target->fd = -1;
-		forget_temporary(target);
+		remove_temporary(target);
 	}
 	return base_fail(error, -EEXIST, "cannot find a free name for a temporary file in %s",
 			 target->directory);
@@ -257,8 +262,7 @@ static int open_temporary(struct ring_target *target, mode_t mode, struct ring_n
 
 /* The new file looks like the one it replaces: who may read it must not change with its contents.
  */
-static int copy_mode(struct ring_target *target, const struct stat *old, struct ring_notes *notes,
-		     struct base_error *error)
+static int copy_mode(struct ring_target *target, struct ring_notes *notes, struct base_error *error)
 {
 	struct stat new;
 
@@ -266,23 +270,36 @@ static int copy_mode(struct ring_target *target, const struct stat *old, struct 
 		return base_fail(error, -errno, "cannot look at the temporary file of %s",
 				 target->path);
 	/* Only root can give files away; others share them by group at most. */
-	if ((new.st_uid != old->st_uid || new.st_gid != old->st_gid) &&
-	    fchown(target->fd, old->st_uid, old->st_gid) &&
-	    fchown(target->fd, (uid_t)-1, old->st_gid))
+	if ((new.st_uid != target->old_user || new.st_gid != target->old_group) &&
+	    fchown(target->fd, target->old_user, target->old_group) &&
+	    fchown(target->fd, (uid_t)-1, target->old_group))
 		ring_note(notes, "owner of the replaced file not kept: %s",
 			  ioshape_strerror(-errno));
-	if ((new.st_mode & 07777) != (old->st_mode & 07777) &&
-	    fchmod(target->fd, old->st_mode & 07777))
+	if ((new.st_mode & 07777) != target->old_mode && fchmod(target->fd, target->old_mode))
 		ring_note(notes, "mode of the replaced file not kept: %s",
 			  ioshape_strerror(-errno));
 	return 0;
 }
 
-int ring_target_open(struct ring_target *target, const char *path, struct ring_notes *notes,
-		     struct base_error *error)
+static int begin(struct ring_target *target, struct ring_striping *striping,
+		 struct ring_notes *notes, struct base_error *error)
+{
+	int ret = open_temporary(target, striping, target->replaces ? 0600 : 0666, notes, error);
+
+	return ret || !target->replaces ? ret : copy_mode(target, notes, error);
+}
+
+int ring_target_begin_again(struct ring_target *target, struct ring_striping *striping,
+			    struct ring_notes *notes, struct base_error *error)
+{
+	remove_temporary(target);
+	return begin(target, striping, notes, error);
+}
+
+int ring_target_open(struct ring_target *target, const char *path, struct ring_striping *striping,
+		     struct ring_notes *notes, struct base_error *error)
 {
 	struct stat old;
-	bool replaces;
 	int ret;
 
 	memset(target, 0, sizeof(*target));
@@ -303,10 +320,13 @@ int ring_target_open(struct ring_target *target, const char *path, struct ring_n
 		ret = look(target, &old, error);
 	if (ret < 0)
 		goto out;
-	replaces = ret;
-	ret = open_temporary(target, replaces ? 0600 : 0666, notes, error);
-	if (!ret && replaces)
-		ret = copy_mode(target, &old, notes, error);
+	target->replaces = ret;
+	if (target->replaces) {
+		target->old_mode = old.st_mode & 07777;
+		target->old_user = old.st_uid;
+		target->old_group = old.st_gid;
+	}
+	ret = begin(target, striping, notes, error);
 out:
 	if (ret < 0)
 		ring_target_close(target);

@@ -7,6 +7,32 @@
 
 #include "ring/ring.h"
 
+/* How a new file shall lie on storage targets (striping.c). */
+struct ring_striping {
+	const struct fs_wish *wish; /* NULL: as it comes */
+	uint64_t bytes;             /* that the file will have; 0 not known */
+	uint32_t files;             /* written at a time; 0 not known */
+	/*
+	 * It is to be written past the page cache. FUSE decides when a file is opened whether it
+	 * keeps pages of it, and lets direct writes go side by side only if it keeps none.
+	 */
+	bool direct;
+	struct fs_memory *memory;
+	const struct base_log *log;
+	struct fs_layout asked; /* out; its count is 0 if nothing was asked for */
+	bool guessed;           /* that there is nothing to ask for, from the file before */
+};
+
+/* Creates it, as open(O_CREAT | O_EXCL) does, but for its stripes. A descriptor or a negative
+ * errno. */
+int ring_striping_create(struct ring_striping *striping, int directory_fd, const char *directory,
+			 const char *name, mode_t mode, struct ring_notes *notes);
+/* The file is on another kind of filesystem than the one before: it must be created again. */
+bool ring_striping_guessed_wrong(const struct ring_striping *striping, const struct fs_info *file);
+/* After file_bytes are in it. */
+void ring_striping_report(const struct ring_striping *striping, const struct fs_layout *layout,
+			  struct ioshape_report *report);
+
 struct ring_target {
 	char *path;      /* as given, for messages */
 	char *directory; /* of the final file, symbolic links followed */
@@ -15,6 +41,10 @@ struct ring_target {
 	int directory_fd;
 	int fd;      /* what is written to; -1 when closed */
 	int lock_fd; /* a second descriptor of the same open file: keeps its lock past close(fd) */
+	bool replaces; /* a file with this mode and owner */
+	mode_t old_mode;
+	uid_t old_user;
+	gid_t old_group;
 	bool stream; /* a pipe or device: written straight, nothing to rename */
 	bool device; /* a stream whose data can be synced */
 };
@@ -23,8 +53,11 @@ struct ring_target {
  * Finds out what `path` is and opens what to write to. The temporary file is locked for as long as
  * this process lives: see ring_remove_stale().
  */
-int ring_target_open(struct ring_target *target, const char *path, struct ring_notes *notes,
-		     struct base_error *error);
+int ring_target_open(struct ring_target *target, const char *path, struct ring_striping *striping,
+		     struct ring_notes *notes, struct base_error *error);
+/* Another temporary file instead of the one that there is, which is empty. */
+int ring_target_begin_again(struct ring_target *target, struct ring_striping *striping,
+			    struct ring_notes *notes, struct base_error *error);
 
 /* Everything written is on stable storage. */
 int ring_target_sync(struct ring_target *target, struct base_error *error);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A file written front to back: bytes gather in slabs, full slabs leave through the lane. */
 #define _GNU_SOURCE
+#include "ring/calibrate.h"
 #include "ring/lane.h"
 #include "ring/target.h"
 
@@ -22,6 +23,7 @@ struct ring_writer {
 	struct ring_file_options options;
 	struct ring_notes *notes;
 	struct ring_target target;
+	struct ring_striping striping;
 	struct fs_info fs;
 	struct ring_slot *slot; /* being filled; NULL at a block's boundary */
 	size_t used;            /* of its slab */
@@ -35,7 +37,9 @@ struct ring_writer {
 	bool finished;       /* complete: may be committed */
 	uint64_t most_bytes; /* that this process may write into one file (ulimit -f) */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
-	char choice[160]; /* why the lane has this shape */
+	struct ring_choice choice;
+	char shape_why[160];
+	uint64_t held_ns; /* of write_ns, in the callback that lets blocks pass */
 };
 
 /* Runs before each step: the one place that progress and abort are heeded. */
@@ -65,10 +69,14 @@ static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct bas
 static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
+	const uint64_t begin = base_now_ns();
+	int ret;
 
 	if (options->before_block)
 		options->before_block(options->before_block_user, bytes);
-	return tell(writer, IOSHAPE_PHASE_WRITE, error);
+	ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+	writer->held_ns += base_now_ns() - begin;
+	return ret;
 }
 
 /* Beyond the limit a write would end the application. */
@@ -108,14 +116,19 @@ static void set_length(struct ring_writer *writer, uint64_t bytes)
 
 static int no_room(const struct ring_writer *writer, int code, struct base_error *error)
 {
-	uint64_t free_bytes = writer->fs.free_bytes;
+	const uint64_t bytes = writer->options.expected_bytes, free_bytes = writer->fs.free_bytes;
 
+	/* On the whole; not where the file would lie, or not for this user. */
+	if (free_bytes >= bytes)
+		return base_fail(error, code,
+				 "cannot save to %s: the %llu bytes that it needs cannot be "
+				 "reserved on its filesystem (%s); free space or save elsewhere",
+				 writer->target.path, (unsigned long long)bytes, writer->fs.type);
 	return base_fail(error, code,
 			 "cannot save to %s: it needs %llu bytes and %llu are free on its "
 			 "filesystem (%s); free space or save elsewhere",
-			 writer->target.path, (unsigned long long)writer->options.expected_bytes,
-			 (unsigned long long)(free_bytes == UINT64_MAX ? 0 : free_bytes),
-			 writer->fs.type);
+			 writer->target.path, (unsigned long long)bytes,
+			 (unsigned long long)free_bytes, writer->fs.type);
 }
 
 static int preallocate(struct ring_writer *writer, struct base_error *error)
@@ -155,18 +168,58 @@ static int preallocate(struct ring_writer *writer, struct base_error *error)
 static int take_shape(struct ring_writer *writer, struct base_error *error)
 {
 	struct ring_lane *lane = writer->lane;
-	const struct ring_shape shape = ring_shape_for(&lane->config, &writer->fs.layout,
-						       writer->options.expected_bytes,
-						       writer->choice, sizeof(writer->choice));
+	const struct ring_shape shape = ring_shape_chosen(
+		&lane->config, &writer->choice, &writer->fs.layout, writer->options.expected_bytes,
+		writer->shape_why, sizeof(writer->shape_why));
 
 	return ring_lane_shape(lane, &shape, error);
+}
+
+static bool goes_direct(const struct ring_config *config, const struct ring_choice *choice)
+{
+	const struct ring_engine_ops *ops =
+		ring_engine_of(choice->known ? choice->calibration.engine : config->engine);
+
+	return config->direct != IOSHAPE_DIRECT_OFF && (!ops || ops->direct);
+}
+
+static void plan_stripes(struct ring_writer *writer)
+{
+	const struct ring_file_options *options = &writer->options;
+	struct ring_lane *lane = writer->lane;
+	const bool small = options->expected_bytes &&
+			   options->expected_bytes <= RING_SMALL_FILE_BYTES;
+
+	writer->striping = (struct ring_striping){
+		.wish = small ? NULL : &lane->config.layout,
+		.bytes = options->expected_bytes,
+		.files = options->files,
+		.direct = !small && goes_direct(&lane->config, &writer->choice),
+		.memory = &lane->fs_memory,
+		.log = &lane->config.log,
+	};
+}
+
+/* What the new file is on. */
+static int look_at_file(struct ring_writer *writer, const char *path, struct base_error *error)
+{
+	struct fs_memory *memory = &writer->lane->fs_memory;
+	int ret = fs_describe(writer->target.fd, path, memory, &writer->fs, error);
+
+	if (ret || writer->target.stream ||
+	    !ring_striping_guessed_wrong(&writer->striping, &writer->fs))
+		return ret;
+	ret = ring_target_begin_again(&writer->target, &writer->striping, writer->notes, error);
+	return ret ? ret : fs_describe(writer->target.fd, path, memory, &writer->fs, error);
 }
 
 static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
 {
 	int ret;
 
-	ret = ring_target_open(&writer->target, path, writer->notes, error);
+	ring_choose(&writer->lane->config, path, writer->options.expected_bytes, &writer->choice);
+	plan_stripes(writer);
+	ret = ring_target_open(&writer->target, path, &writer->striping, writer->notes, error);
 	if (!ret)
 		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
 	if (ret)
@@ -174,7 +227,7 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	if (writer->options.remove_stale && !writer->target.stream)
 		ring_remove_stale(writer->target.directory_fd, writer->target.directory,
 				  &writer->lane->config.log);
-	ret = fs_describe(writer->target.fd, path, &writer->lane->fs_memory, &writer->fs, error);
+	ret = look_at_file(writer, path, error);
 	if (ret)
 		return ret;
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
@@ -192,6 +245,7 @@ static int open_nothing(struct ring_writer *writer, const char *path, struct bas
 	if (!writer->target.path)
 		return base_no_memory(error, "a path", strlen(path));
 	ring_note(writer->notes, "the nil engine was asked for: nothing is written");
+	ring_choose(&writer->lane->config, path, 0, &writer->choice);
 	ret = take_shape(writer, error);
 	return ret ? ret : tell(writer, IOSHAPE_PHASE_PLAN, error);
 }
@@ -532,6 +586,10 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	if (!ret && !writer->options.no_sync && !writer->nil)
 		ret = ring_target_sync(&writer->target, error);
 	writer->sync_ns = base_now_ns() - begin;
+	if (!ret && !writer->options.no_sync)
+		ring_choice_went(
+			&writer->choice, writer->submitted,
+			base_seconds(writer->write_ns - writer->held_ns + writer->sync_ns));
 	return ret;
 }
 
@@ -592,9 +650,10 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->direct = writer->was_direct;
 	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
 	report->block_bytes = lane->shape.block_bytes;
-	snprintf(report->choice, sizeof(report->choice), "%s", writer->choice);
+	snprintf(report->choice, sizeof(report->choice), "%s", writer->shape_why);
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
+	ring_striping_report(&writer->striping, &writer->fs.layout, report);
 }
 
 void ring_writer_free(struct ring_writer *writer)

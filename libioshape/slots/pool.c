@@ -202,10 +202,11 @@ static int wait_in_queue(struct attempt *attempt, struct base_error *error)
 }
 
 /* When this writer may go ahead, if nobody tells it before. The lock is held. */
-static uint64_t own_time(struct slots_pool *pool)
+static uint64_t own_time(struct slots_pool *pool, const struct slots_wish *wish)
 {
 	uint32_t capacity = pool->capacity              ? pool->capacity :
 			    pool->config.asked_capacity ? pool->config.asked_capacity :
+			    wish->default_capacity      ? wish->default_capacity :
 							  pool->config.default_capacity;
 	uint32_t stagger_ms;
 
@@ -256,7 +257,7 @@ static int wait_while_away(struct attempt *attempt, struct base_error *error)
 		return error->code;
 	}
 	if (!restarting && pool->policy.away == IOSHAPE_AWAY_STAGGER && !attempt->stagger_ns)
-		attempt->stagger_ns = own_time(pool);
+		attempt->stagger_ns = own_time(pool, &attempt->slot->wish);
 	if (attempt->stagger_ns)
 		until = MIN(until, attempt->stagger_ns);
 	while (!ret && now < until) {
@@ -354,6 +355,7 @@ static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_w
 	slot->request.weight = wish->weight;
 	slot->request.bytes = wish->bytes;
 	slot->request.never_wait = wish->timeout_ms < 0;
+	slot->request.default_capacity = wish->default_capacity;
 	slot->info.size = sizeof(slot->info);
 	return slot;
 }

@@ -219,7 +219,8 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	add_amount(&command, request->bytes);
 	link_add_number(&command, config->lease_ms);
 	link_add_number(&command, config->asked_capacity);
-	link_add_number(&command, config->default_capacity);
+	link_add_number(&command, request->default_capacity ? request->default_capacity :
+							      config->default_capacity);
 	link_add_number(&command, known_epoch(pool));
 	link_add_number(&command, request->never_wait);
 	ret = ask_about(pool, &command, answer, error);

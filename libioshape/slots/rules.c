@@ -162,14 +162,17 @@ static void enqueue(struct rules_state *state, struct rules_member *member)
 }
 
 /* Nobody is disturbed: a new busy time begins, and what jobs ask for counts. */
-static void begin_busy_time(struct rules_state *state, const struct slots_config *config)
+static void begin_busy_time(struct rules_state *state, const struct slots_config *config,
+			    const struct slots_request *request)
 {
 	struct rules_numbers *pool = &state->pool;
+	const uint32_t usual = request->default_capacity ? request->default_capacity :
+							   config->default_capacity;
 	const bool idle = !state->member_count;
 
 	if (idle || !pool->capacity) {
 		pool->by = config->asked_capacity > 0;
-		pool->capacity = pool->by ? config->asked_capacity : config->default_capacity;
+		pool->capacity = pool->by ? config->asked_capacity : usual;
 	}
 	if (idle) {
 		pool->busy++;
@@ -193,7 +196,7 @@ int rules_acquire(struct rules_state *state, int64_t now, const struct slots_con
 	}
 	if (state->member_count == RULES_MEMBERS)
 		return -ENOSPC;
-	begin_busy_time(state, config);
+	begin_busy_time(state, config, request);
 	at_once = !state->waiters && rules_fit(state, request->weight);
 	member = enrol(state, config, request, process, at_once);
 	if (!member)

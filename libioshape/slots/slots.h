@@ -54,8 +54,9 @@ struct slots_config {
 struct slots_request {
 	char id[SLOTS_ID_BYTES];
 	uint32_t weight;
-	uint64_t bytes;  /* that are to be written; 0 unknown */
-	bool never_wait; /* if it is not granted at once, it is not queued either */
+	uint64_t bytes;            /* that are to be written; 0 unknown */
+	bool never_wait;           /* if it is not granted at once, it is not queued either */
+	uint32_t default_capacity; /* instead of the pool's; 0: that */
 };
 
 /* A sign of life. */
@@ -192,6 +193,9 @@ struct slots_slot;
 struct slots_wish {
 	uint32_t weight; /* at least 1 */
 	uint64_t bytes;
+	/* By rule, for writers as this one: instead of the pool's, and like that only where neither
+	 * operator nor job said anything. 0: the pool's. */
+	uint32_t default_capacity;
 	int64_t timeout_ms; /* as in ioshape_slot_options */
 	ioshape_queue_fn waiting;
 	void *waiting_user;

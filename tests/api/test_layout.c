@@ -296,6 +296,66 @@ AT(ioshape_load_request, bytes, 16);
 AT(ioshape_load_request, into, 24);
 BYTES(ioshape_load_request, 32);
 
+AT(ioshape_storage_target, name, 0);
+AT(ioshape_storage_target, total_bytes, 8);
+AT(ioshape_storage_target, free_bytes, 16);
+BYTES(ioshape_storage_target, 24);
+
+AT(ioshape_storage, size, 0);
+AT(ioshape_storage, directory, 8);
+AT(ioshape_storage, family, 16);
+AT(ioshape_storage, flavour, 24);
+AT(ioshape_storage, type, 32);
+AT(ioshape_storage, source, 40);
+AT(ioshape_storage, mount_point, 48);
+AT(ioshape_storage, options, 56);
+AT(ioshape_storage, total_bytes, 64);
+AT(ioshape_storage, free_bytes, 72);
+AT(ioshape_storage, write_unit, 80);
+AT(ioshape_storage, flight_bytes, 88);
+AT(ioshape_storage, memory_alignment, 96);
+AT(ioshape_storage, offset_alignment, 100);
+AT(ioshape_storage, direct, 104);
+AT(ioshape_storage, rotational, 108);
+AT(ioshape_storage, remote, 112);
+AT(ioshape_storage, serial_direct, 116);
+AT(ioshape_storage, targets, 120);
+AT(ioshape_storage, target_listed, 124);
+AT(ioshape_storage, target, 128);
+AT(ioshape_storage, stripes, 136);
+AT(ioshape_storage, stripe_bytes, 144);
+AT(ioshape_storage, stripe_count, 152);
+AT(ioshape_storage, mirrors, 156);
+AT(ioshape_storage, target_pool, 160);
+AT(ioshape_storage, file_stripes, 168);
+AT(ioshape_storage, file_stripe_count, 176);
+AT(ioshape_storage, is_file, 180);
+AT(ioshape_storage, asked_stripe_count, 184);
+AT(ioshape_storage, reserved, 188);
+AT(ioshape_storage, for_bytes, 192);
+AT(ioshape_storage, engine, 200);
+AT(ioshape_storage, choice, 208);
+AT(ioshape_storage, block_bytes, 216);
+AT(ioshape_storage, queue_depth, 224);
+AT(ioshape_storage, uring_code, 228);
+AT(ioshape_storage, target_bytes, 232);
+AT(ioshape_storage, engine_note, 240);
+AT(ioshape_storage, stripes_asked, 248);
+AT(ioshape_storage, stripes_why, 256);
+AT(ioshape_storage, pool, 264);
+AT(ioshape_storage, writers_why, 272);
+AT(ioshape_storage, writers, 280);
+AT(ioshape_storage, calibrated, 284);
+AT(ioshape_storage, calibrated_s, 288);
+AT(ioshape_storage, calibrated_rate, 296);
+BYTES(ioshape_storage, 304);
+
+AT(ioshape_probe_options, size, 0);
+AT(ioshape_probe_options, bytes, 8);
+AT(ioshape_probe_options, files, 16);
+AT(ioshape_probe_options, calibrate, 20);
+BYTES(ioshape_probe_options, 24);
+
 #define IS(constant, value) _Static_assert((constant) == (value), #constant " has another value")
 
 IS(IOSHAPE_E_FORMAT, -5001);

@@ -4,6 +4,7 @@
 #include "support/full_case.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 
 static struct ioshape_save *begin(struct ioshape_context *context, const char *path,
@@ -16,6 +17,17 @@ static struct ioshape_save *begin(struct ioshape_context *context, const char *p
 				       &save))
 		fprintf(stderr, "%s\n", ioshape_context_message(context));
 	return save;
+}
+
+static unsigned times_heard(const char *words)
+{
+	unsigned times = 0;
+
+	pthread_mutex_lock(&heard.lock);
+	for (const char *at = heard.lines; (at = strstr(at, words)); at++)
+		times++;
+	pthread_mutex_unlock(&heard.lock);
+	return times;
 }
 
 /* It waits for room, and has told so. */
@@ -182,6 +194,7 @@ static bool waits(void)
 	REQUIRE_SAID(strstr(report.fallback_text, "waited 0."), report.fallback_text);
 	REQUIRE_SAID(has_heard("waits for room, at most 60.0 s"), heard.lines);
 	REQUIRE_SAID(has_heard("goes on after waiting 0."), heard.lines);
+	REQUIRE_SAID(times_heard("waits for room") == 1, heard.lines);
 	REQUIRE_THAT(holds(&new_sample));
 	fill_up(LEFT_BYTES);
 	pthread_create(&thread, NULL, make_room_soon, NULL);
@@ -320,13 +333,19 @@ static bool the_dead_make_room(void)
 /* ---- Found out late: the filesystem reserves nothing, and another writer takes the room -------
  */
 
+struct filling {
+	atomic_uint times;
+	uint64_t from_bytes;
+};
+
 static int fill_it(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
-	atomic_uint *times = user;
+	struct filling *filling = user;
 
 	(void)total;
-	if (phase == IOSHAPE_PHASE_WRITE && done && atomic_load(times)) {
-		atomic_fetch_sub(times, 1);
+	if (phase == IOSHAPE_PHASE_WRITE && done > filling->from_bytes &&
+	    atomic_load(&filling->times)) {
+		atomic_fetch_sub(&filling->times, 1);
 		fill_up(0);
 	}
 	return 0;
@@ -343,14 +362,14 @@ static bool found_out_late(void)
 		struct ioshape_save_options options = options_of(&new_sample);
 		struct ioshape_report report = IOSHAPE_REPORT_INIT;
 		struct ioshape_save *save = NULL;
-		atomic_uint times = 1;
+		struct filling filling = { 1, 0 };
 		pthread_t thread;
 		int ret;
 
 		make_room();
 		REQUIRE_THAT(!save_to(context, file, &old_sample, NULL));
 		options.progress = fill_it;
-		options.progress_user = &times;
+		options.progress_user = &filling;
 		ret = ioshape_save_tensors_async(context, file, new_sample.tensors,
 						 new_sample.count, &options, &save);
 		REQUIRE_THAT(!ret && save);
@@ -363,7 +382,7 @@ static bool found_out_late(void)
 		}
 		ret = ioshape_save_wait(save, 20000);
 		ioshape_save_report(save, &report);
-		REQUIRE_SAID(!atomic_load(&times), "it was not filled");
+		REQUIRE_SAID(!atomic_load(&filling.times), "it was not filled");
 		REQUIRE_SAID(ret == codes[i], ioshape_save_message(save));
 		REQUIRE_THAT(report.skipped == (ret == IOSHAPE_E_SKIPPED));
 		REQUIRE_SAID(ret || strstr(report.fallback_text, "waited "), report.fallback_text);
@@ -373,6 +392,94 @@ static bool found_out_late(void)
 			return false;
 	}
 	return true;
+}
+
+/* A save stands still when it has written something. */
+struct gate {
+	sem_t reached, opened;
+	atomic_bool passed;
+};
+
+static void gate_init(struct gate *gate)
+{
+	sem_init(&gate->reached, 0, 0);
+	sem_init(&gate->opened, 0, 0);
+	atomic_store(&gate->passed, false);
+}
+
+static int stand_still(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	struct gate *gate = user;
+
+	(void)total;
+	if (phase != IOSHAPE_PHASE_WRITE || !done || atomic_exchange(&gate->passed, true))
+		return 0;
+	sem_post(&gate->reached);
+	sem_wait(&gate->opened);
+	return 0;
+}
+
+/* More than one piece of staging memory, the first of which had been written. */
+static bool all_that_is_staged_is_written_again(void)
+{
+	struct ioshape_context *context = open_context(IOSHAPE_FULL_WAIT, 60000);
+	struct filling filling = { 1, 18u << 20 };
+	struct ioshape_save_options options;
+	struct ioshape_save *save = NULL;
+	struct sample large;
+
+	make_room();
+	sample_make(&large, 5, 20u << 20);
+	options = options_of(&large);
+	options.progress = fill_it;
+	options.progress_user = &filling;
+	ioshape_save_tensors_async(context, file, large.tensors, large.count, &options, &save);
+	REQUIRE_SAID(save && is_waiting(save), heard.lines);
+	make_room();
+	REQUIRE_SAID(!ioshape_save_wait(save, 20000), ioshape_save_message(save));
+	REQUIRE_THAT(!atomic_load(&filling.times) && holds(&large));
+	ioshape_save_free(save);
+	sample_free(&large);
+	ioshape_context_free(context);
+	return true;
+}
+
+/* The later one is complete, holds the room, and would wait for the earlier one to end. */
+static bool a_later_save_has_the_room(void)
+{
+	struct ioshape_context *context = open_with_slots(IOSHAPE_FULL_WAIT, 60000, 2);
+	struct ioshape_save_options options;
+	struct ioshape_save *first = NULL, *second;
+	enum ioshape_phase phase = IOSHAPE_PHASE_STAGE;
+	struct sample large;
+	struct gate gate;
+
+	make_room();
+	sample_make(&large, 5, 3 * LARGE_BYTES);
+	gate_init(&gate);
+	options = options_of(&large);
+	options.progress = stand_still;
+	options.progress_user = &gate;
+	ioshape_save_tensors_async(context, file, large.tensors, large.count, &options, &first);
+	REQUIRE_THAT(first);
+	sem_wait(&gate.reached);
+	second = begin(context, file, &new_sample);
+	for (int tries = 0; tries < 500 && phase < IOSHAPE_PHASE_SYNC; tries++) {
+		usleep(10000);
+		ioshape_save_progress(second, &phase, NULL, NULL);
+	}
+	REQUIRE_THAT(phase >= IOSHAPE_PHASE_SYNC);
+	fill_up(0);
+	sem_post(&gate.opened);
+	REQUIRE_THAT(ioshape_save_wait(first, 20000) == -ENOSPC);
+	REQUIRE_SAID(strstr(ioshape_save_message(first), "a later save to it has taken the room"),
+		     ioshape_save_message(first));
+	REQUIRE_SAID(!ioshape_save_wait(second, 20000), ioshape_save_message(second));
+	ioshape_save_free(first);
+	ioshape_save_free(second);
+	sample_free(&large);
+	ioshape_context_free(context);
+	return holds(&new_sample);
 }
 
 /* Bytes that a caller brings once cannot be written again. */
@@ -390,12 +497,12 @@ static bool what_cannot_be_repeated_fails(void)
 	const struct ioshape_record record = { .name = "data.pkl",
 					       .bytes = LARGE_BYTES,
 					       .fetch = fetch_zeros };
-	atomic_uint times = 1;
+	struct filling filling = { 1, 0 };
 	int ret;
 
 	make_room();
 	options.progress = fill_it;
-	options.progress_user = &times;
+	options.progress_user = &filling;
 	ret = ioshape_save_records(context, file, &record, 1, &options);
 	REQUIRE_THAT(ret == -ENOSPC);
 	REQUIRE_SAID(strstr(ioshape_context_message(context), "not tried again"),
@@ -424,7 +531,7 @@ static bool no_inodes(void)
 	}
 	ret = save_to(context, file, &new_sample, NULL);
 	REQUIRE_THAT(ret == -ENOSPC);
-	REQUIRE_SAID(strstr(ioshape_context_message(context), "are free on the whole filesystem"),
+	REQUIRE_SAID(strstr(ioshape_context_message(context), "its inodes are used up"),
 		     ioshape_context_message(context));
 	ioshape_context_free(context);
 	context = open_context(IOSHAPE_FULL_WAIT, 400);
@@ -435,6 +542,9 @@ static bool no_inodes(void)
 	ret = save_to(context, file, &new_sample, &report);
 	pthread_join(thread, NULL);
 	REQUIRE_SAID(!ret, ioshape_context_message(context));
+	/* Tried more than once. */
+	REQUIRE_SAID(times_heard("waits for room") == 1, heard.lines);
+	REQUIRE_SAID(times_heard("was written after waiting") == 1, heard.lines);
 	ioshape_context_free(context);
 	return holds(&new_sample);
 }
@@ -453,6 +563,8 @@ static const struct full_test tests[] = {
 	{ "saves to one file keep their order", order_is_kept, 1 },
 	{ "what the dead left is room", the_dead_make_room, 3 },
 	{ "found out in the middle", found_out_late, 4 },
+	{ "all that is staged is written again", all_that_is_staged_is_written_again, 4 },
+	{ "a later save has the room", a_later_save_has_the_room, 4 },
 	{ "what cannot be repeated fails", what_cannot_be_repeated_fails, 4 },
 	{ "no inodes", no_inodes, 8 },
 };

@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves that do not fit: training goes on over a full disk, or waits for room."""
 
+import errno
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import ioshape
+import pytest
+from checkpoints import checkpoint, names_in, number_in
 from mounts import small_disk
 from processes import run_interpreter
+from striped import striped
+
+MIB = 1 << 20
 
 FULL_DISK = """
     import errno
@@ -162,3 +171,34 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     finished = run_interpreter(tmp_path, FULL_DISK, prefix=small_disk("tmpfs", tmp_path))
     assert "it needs 20" in finished.stdout
     assert "SkippedWarning: the save to disk/model.pt was skipped" in finished.stderr
+
+
+@pytest.fixture
+def _settings() -> Iterator[None]:
+    yield
+    ioshape.configure(full=None, full_wait_ms=None)
+
+
+@pytest.mark.usefixtures("_settings")
+def test_one_storage_target_is_full() -> None:
+    with striped("ssd", targets=4, stripe_count=4) as mount:
+        path = mount.path / "model.pt"
+        ioshape.save(checkpoint(1), path)
+        mount.order("target 2 full")
+        with pytest.raises(ioshape.StorageError, match="one of its storage targets may be") as full:
+            ioshape.save(checkpoint(2, 8 * MIB), path)
+        assert full.value.errno == errno.ENOSPC
+        ioshape.configure(full="skip")
+        with pytest.warns(ioshape.SkippedWarning):
+            assert ioshape.save(checkpoint(2, 8 * MIB), path).skipped
+        assert names_in(mount.path) == ["model.pt"]
+        assert number_in(path) == 1
+        # statfs() showed room all the time: it has to be tried.
+        ioshape.configure(full="wait", full_wait_ms=60_000)
+        well = threading.Timer(0.4, mount.order, ["target 2 well"])
+        well.start()
+        report = ioshape.save(checkpoint(2, 8 * MIB), path)
+        well.join()
+        assert any(clause.startswith("waited 0.") for clause in report.fallbacks), report
+        assert names_in(mount.path) == ["model.pt"]
+        assert number_in(path) == 2

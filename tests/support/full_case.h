@@ -133,7 +133,8 @@ static inline bool has_heard(const char *words)
 	return has;
 }
 
-static inline struct ioshape_context *open_context(enum ioshape_full full, uint32_t full_wait_ms)
+static inline struct ioshape_context *open_with_slots(enum ioshape_full full, uint32_t full_wait_ms,
+						      uint32_t slots)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
@@ -147,7 +148,7 @@ static inline struct ioshape_context *open_context(enum ioshape_full full, uint3
 	options.log = listen_to;
 	/* One for all filesystems, so that what holds a slot is in everybody's way. */
 	options.pool = "room";
-	options.slots = 1;
+	options.slots = slots;
 	if (ioshape_context_open(&context, &options, message, sizeof(message))) {
 		fprintf(stderr, "%s\n", message);
 		abort();
@@ -156,6 +157,11 @@ static inline struct ioshape_context *open_context(enum ioshape_full full, uint3
 	*heard.lines = 0;
 	pthread_mutex_unlock(&heard.lock);
 	return context;
+}
+
+static inline struct ioshape_context *open_context(enum ioshape_full full, uint32_t full_wait_ms)
+{
+	return open_with_slots(full, full_wait_ms, 1);
 }
 
 static inline struct ioshape_save_options options_of(const struct sample *sample)
@@ -196,7 +202,7 @@ static const struct kind {
 } kinds[] = {
 	{ "tmpfs", "mount -t tmpfs -o size=24M none mnt" },
 	{ "ext4", "truncate -s 24M image && mkfs.ext4 -q -F image && mount -o loop image mnt" },
-	{ "ext4 that reserves nothing", "truncate -s 24M image && "
+	{ "ext4 that reserves nothing", "truncate -s 48M image && "
 					"mkfs.ext4 -q -F -O ^extent,^64bit,^has_journal image && "
 					"mount -o loop image mnt" },
 	{ "tmpfs with few inodes", "mount -t tmpfs -o size=24M,nr_inodes=8 none mnt" },

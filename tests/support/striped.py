@@ -126,7 +126,8 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
     path = folder / "mount"
     path.mkdir()
     command = [stripefs(), "--profile", profile, *arguments(parameters), "--backing", backing, path]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # It ends when nobody holds the other end of its input: also if this process is killed.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     mount = Mount(path, backing, process)
     try:
         assert process.stdout is not None
@@ -135,8 +136,9 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
         yield mount
     finally:
         mount.end()
-        assert process.stdout is not None
-        process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
         shutil.rmtree(backing)
         path.rmdir()
         folder.rmdir()

@@ -118,9 +118,7 @@ def main() -> None:
     given = parser.parse_args()
     parameters: dict[str, object] = dict(pair.split("=", maxsplit=1) for pair in given.set)
     with striped(given.profile, **parameters) as mount:
-        figures = storm(
-            mount, given.ranks, given.mib << 20, given.piece_mib << 20, given.alone_s
-        )
+        figures = storm(mount, given.ranks, given.mib << 20, given.piece_mib << 20, given.alone_s)
     json.dump({"profile": given.profile, **parameters, **figures}, sys.stdout)
     print()
 

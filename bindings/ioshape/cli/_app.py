@@ -21,7 +21,9 @@ COMMANDS = (
     "ls",
     "extract",
     "prune",
+    "probe",
     "bench",
+    "trace",
     "slots",
     "top",
     "exporter",
@@ -81,6 +83,7 @@ def commands(context: click.Context, debug: bool) -> None:
     ioshape verify checkpoints/*.pt      every checksum of every file
     ioshape inspect model.pt             what lies in it, and where
     ioshape ls checkpoints               the generations that save_group has written there
+    ioshape probe /scratch               what it sits on, what a save does there, what to mend
     ioshape bench /scratch               what this filesystem gives to torch.save, and to ioshape
     ioshape top                          who writes to shared filesystems now, and who waits
 

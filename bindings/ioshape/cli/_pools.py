@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ioshape._slots import Member, Operator, PoolStatus
 
-_CAPACITY_BY = {
+CAPACITY_BY = {
     "operator": "set by the operator",
     "job": "asked for by a job",
     "default": "the default",
@@ -121,7 +121,7 @@ def sentences() -> Iterator[None]:
         raise AwayError(str(error)) from error
 
 
-def _is_known(status: PoolStatus) -> bool:
+def is_known(status: PoolStatus) -> bool:
     """Whether anybody has ever used it, or set something."""
     return bool(
         status.grants
@@ -138,7 +138,7 @@ def existing(operator: Operator, pools: Sequence[str]) -> list[str]:
     known = operator.names()
     for pool in pools:
         # One that was set, but not used for long, need not be among the names.
-        if pool not in known and not _is_known(operator.status(pool)):
+        if pool not in known and not is_known(operator.status(pool)):
             there = f"it knows {', '.join(known)}" if known else "it knows none so far"
             raise SentenceError(f"the coordinator knows no pool {pool}; {there}")
     return list(pools) or known
@@ -154,7 +154,7 @@ def as_json(status: PoolStatus) -> dict[str, Any]:
 
 def headline(status: PoolStatus) -> str:
     """What is most asked for, in a line."""
-    by = _CAPACITY_BY.get(status.capacity_by, status.capacity_by)
+    by = CAPACITY_BY.get(status.capacity_by, status.capacity_by)
     return (
         f"{status.pool} ({status.coordinator}): "
         f"{status.used} of {plural(status.capacity, 'slot')} taken (capacity: {by}), "

@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -48,25 +47,52 @@ static void do_init(void *unused, struct fuse_conn_info *connection)
 		connection->want |= can & FUSE_CAP_WRITEBACK_CACHE;
 }
 
-/* What the filesystem may have of the kernel's dirty memory: by itself a FUSE has one percent. */
-static void set_dirty_limit(void)
+/* The number of the mounted filesystem. Nobody may ask the mount itself: it is we who would answer. */
+static bool device_number(const char *path, char number[static 32])
 {
-	struct stat stat;
-	char path[128], text[16];
-	const int length = snprintf(text, sizeof(text), "%u", options.dirty_percent);
+	FILE *mounts = fopen("/proc/self/mountinfo", "re");
+	char line[8192], here[32], where[4096];
+	bool found = false;
+
+	while (mounts && fgets(line, sizeof(line), mounts)) {
+		if (sscanf(line, "%*u %*u %31s %*s %4095s", here, where) == 2 &&
+			strcmp(where, path) == 0) {
+			memcpy(number, here, sizeof(here));
+			found = true;
+		}
+	}
+	if (mounts)
+		fclose(mounts);
+	return found;
+}
+
+static void set_limit(const char *number, const char *name, const char *value)
+{
+	char path[128];
 	int file;
 
-	if (!options.dirty_percent || lstat(options.mountpoint, &stat))
+	snprintf(path, sizeof(path), "/sys/class/bdi/%s/%s", number, name);
+	file = open(path, O_WRONLY | O_CLOEXEC);
+	if (file < 0 || write(file, value, strlen(value)) < 0)
+		fprintf(stderr, "stripefs: %s: %s\n", path, strerror(errno));
+	if (file >= 0)
+		close(file);
+}
+
+/* What the filesystem may have of the kernel's dirty memory: by itself a FUSE has one percent. */
+static void set_dirty_limit(const char *path)
+{
+	char number[32], text[16];
+
+	if (!options.dirty_percent)
 		return;
-	for (int i = 0; i < 2; i++) {
-		snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/%s", major(stat.st_dev),
-			minor(stat.st_dev), i ? "max_ratio" : "strict_limit");
-		file = open(path, O_WRONLY | O_CLOEXEC);
-		if (file < 0 || write(file, i ? text : "0", i ? (size_t)length : 1) < 0)
-			fprintf(stderr, "stripefs: %s: %s\n", path, strerror(errno));
-		if (file >= 0)
-			close(file);
+	if (!device_number(path, number)) {
+		fprintf(stderr, "stripefs: %s is not mounted\n", path);
+		return;
 	}
+	snprintf(text, sizeof(text), "%u", options.dirty_percent);
+	set_limit(number, "strict_limit", "0");
+	set_limit(number, "max_ratio", text);
 }
 
 static ssize_t receive(int device, void *buffer, size_t room, void *unused)
@@ -137,14 +163,18 @@ static void wait_until(struct pollfd *files, uint64_t next_ns)
 		pause.tv_sec = (time_t)((next_ns - now) / NS_PER_S);
 		pause.tv_nsec = (long)((next_ns - now) % NS_PER_S);
 	}
-	ppoll(files, 2, next_ns == UINT64_MAX ? NULL : &pause, NULL);
+	ppoll(files, 3, next_ns == UINT64_MAX ? NULL : &pause, NULL);
 }
 
 static void serve(struct fuse_session *session, int listener)
 {
-	struct pollfd files[2] = {
+	/* Whoever holds the other end of a pipe that is our input wants us as long as it lives. */
+	struct stat input;
+	const bool held = !fstat(STDIN_FILENO, &input) && S_ISFIFO(input.st_mode);
+	struct pollfd files[3] = {
 		{ .fd = fuse_session_fd(session), .events = POLLIN },
 		{ .fd = listener, .events = POLLIN },
+		{ .fd = held ? STDIN_FILENO : -1 },
 	};
 
 	while (!fuse_session_exited(session) && !told_to_end) {
@@ -156,11 +186,11 @@ static void serve(struct fuse_session *session, int listener)
 			continue;
 		}
 		next_ns = faults.frozen ? UINT64_MAX : model_run();
-		files[0].revents = files[1].revents = 0;
+		files[0].revents = files[1].revents = files[2].revents = 0;
 		wait_until(files, next_ns);
 		if (files[1].revents)
 			control_serve(listener);
-		if (files[0].revents & POLLERR)
+		if (files[0].revents & POLLERR || files[2].revents)
 			break;
 	}
 }
@@ -193,9 +223,15 @@ int main(int count, char **arguments)
 {
 	const struct sigaction ending = { .sa_handler = end };
 	struct fuse_session *session;
+	char *path;
 	int listener, result;
 
 	options_parse(count, arguments);
+	path = realpath(options.mountpoint, NULL);
+	if (!path) {
+		fprintf(stderr, "stripefs: %s: %s\n", options.mountpoint, strerror(errno));
+		return 1;
+	}
 	/* Timers as exact as the machine can; and storage that does not wait for its clients' processor. */
 	prctl(PR_SET_TIMERSLACK, 1UL);
 	setpriority(PRIO_PROCESS, 0, -15);
@@ -218,9 +254,10 @@ int main(int count, char **arguments)
 		usleep(100);
 	printf("mounted\n");
 	fflush(stdout);
-	set_dirty_limit();
+	set_dirty_limit(path);
 	serve(session, listener);
 	fuse_session_unmount(session);
 	fuse_session_destroy(session);
+	free(path);
 	return 0;
 }

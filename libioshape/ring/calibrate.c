@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which engine a mount likes, by trial; and what becomes of that for one file.
+ *
+ * The trial is short: it lies in front of a save. First a few requests tell how fast the storage is
+ * at all; from that follows how much each candidate may write. Who takes longer than it need be is
+ * cut off. It runs within the slot of the save, so that as few others write as while we save.
+ */
+#define _GNU_SOURCE
+#include "ring/calibrate.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* No trial begins later than this after the beginning; it ends at less than 0.3 s. */
+#define LATEST_MS 180
+
+/* What a candidate may write: so much as takes so long at the speed of the first requests. */
+#define TRIAL_MS 25
+#define MOST_TRIAL_BYTES (16 * MIB)
+#define PROBE_BLOCKS 4
+/* The first requests of a slower storage have to do for the first engine. */
+#define SLOW_PROBE_MS 50
+
+/* Requests of a trial, and how many are in flight. */
+#define TRIAL_BLOCK_BYTES (1 * MIB)
+#define TRIAL_DEPTH 16
+
+/*
+ * Who comes first in the order below stays, unless another is faster by more than this; by more
+ * than the other if there was no time to compare them again.
+ */
+#define MARGIN_PERCENT 10
+#define UNSURE_MARGIN_PERCENT 50
+
+/*
+ * The double of the standard depth, and of its memory, is tried where the storage is far away: the
+ * standard, with more in flight than the first trials, was faster than they by more than the first
+ * of these. It is taken if it is faster by more than the second.
+ */
+#define FAR_PERCENT 50
+#define DEEP_MARGIN_PERCENT 25
+#define DEEP 28u
+
+/* After a failure. */
+#define AGAIN_AFTER_S 600
+
+static const enum ioshape_engine order[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,
+					     IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED };
+#define ENGINES ARRAY_LENGTH(order)
+#define BUFFERED (ENGINES - 1)
+
+/* Tried only if there is time for one that is so many times slower than the best. */
+#define BUFFERED_PART 3
+
+/* ---- Trials ---------------------------------------------------------------------------------- */
+
+struct search {
+	struct ring_bench bench;
+	struct ring_calibration *calibration;
+	size_t block;
+	uint64_t bytes;          /* of a trial */
+	uint64_t rates[ENGINES]; /* 0: not tried, or failed */
+};
+
+/* Requests as long as the real ones, or even parts of them. */
+static size_t trial_block(const struct fs_layout *layout)
+{
+	const struct fs_part *part = ring_stripes_at(layout, 0);
+	const size_t block = part ? ring_stripe_block(part->stripe_bytes) : RING_BLOCK_BYTES;
+
+	if (block % TRIAL_BLOCK_BYTES && block <= RING_BLOCK_BYTES)
+		return block;
+	return TRIAL_BLOCK_BYTES;
+}
+
+static uint64_t best_rate(const struct search *search)
+{
+	uint64_t best = 0;
+
+	for (size_t i = 0; i < ENGINES; i++)
+		best = MAX(best, search->rates[i]);
+	return best;
+}
+
+/*
+ * The first that is as fast as the fastest, but for the margin; ENGINES if there is none. A few
+ * megabytes flatter the page cache: it takes them as fast as memory, and what it does to a
+ * gigabyte is not seen. So it has to be faster by the larger margin.
+ */
+static size_t choose(const struct search *search, unsigned margin_percent)
+{
+	const uint64_t buffered = search->rates[BUFFERED] * 100 / (100 + UNSURE_MARGIN_PERCENT);
+	uint64_t best = 0;
+
+	for (size_t i = 0; i < BUFFERED; i++)
+		best = MAX(best, search->rates[i]);
+	if (buffered > best)
+		return BUFFERED;
+	for (size_t i = 0; i < BUFFERED; i++) {
+		if (search->rates[i] && search->rates[i] * (100 + margin_percent) >= best * 100)
+			return i;
+	}
+	return ENGINES;
+}
+
+static uint64_t ns_for(uint64_t bytes, uint64_t bytes_per_s)
+{
+	return (uint64_t)((double)bytes * 1e9 / (double)MAX(bytes_per_s, 1));
+}
+
+static bool has_time(const struct search *search, uint64_t bytes, uint64_t bytes_per_s)
+{
+	return base_now_ns() + ns_for(bytes, bytes_per_s) < search->bench.end_ns;
+}
+
+static void record(struct search *search, const struct ring_trial *trial)
+{
+	struct ring_calibration *calibration = search->calibration;
+
+	if (calibration->trial_count < RING_MOST_TRIALS)
+		calibration->trials[calibration->trial_count++] = *trial;
+}
+
+/* Who is much slower than the best is cut off. */
+static bool try_engine(struct search *search, size_t i)
+{
+	struct ring_trial trial = { order[i], search->block, TRIAL_DEPTH, 0 };
+	const uint64_t best = best_rate(search);
+	const uint64_t give_up = best ? ns_for(search->bytes, best) * 3 / 2 : 0;
+
+	if (ring_bench_try(&search->bench, &trial, search->bytes, give_up))
+		return false;
+	/* The first may have been held up by somebody else, the others may have been lucky. */
+	if (!search->rates[i])
+		search->rates[i] = trial.bytes_per_s;
+	else if (i)
+		search->rates[i] = MIN(search->rates[i], trial.bytes_per_s);
+	else
+		search->rates[i] = MAX(search->rates[i], trial.bytes_per_s);
+	record(search, &trial);
+	return true;
+}
+
+/* How fast it is at all: the first requests, of which the very first does not count. -ENOTSUP if
+ * no engine can write. */
+static int probe(struct search *search)
+{
+	struct ring_trial trial = { IOSHAPE_ENGINE_AUTO, search->block, PROBE_BLOCKS, 0 };
+	int ret = -ENOTSUP;
+	size_t i;
+
+	for (i = 0; ret && i < ENGINES; i++) {
+		trial.engine = order[i];
+		ret = ring_bench_try(&search->bench, &trial, search->block, 0);
+	}
+	if (!ret)
+		ret = ring_bench_try(&search->bench, &trial, PROBE_BLOCKS * search->block, 0);
+	if (ret)
+		return ret;
+	search->bytes = (uint64_t)((double)trial.bytes_per_s * TRIAL_MS / 1e3);
+	search->bytes = MIN(search->bytes, MOST_TRIAL_BYTES) / search->block * search->block;
+	search->bytes = MAX(search->bytes, PROBE_BLOCKS * search->block);
+	if (ns_for(search->bytes, trial.bytes_per_s) > base_ms_to_ns(SLOW_PROBE_MS)) {
+		search->rates[i - 1] = trial.bytes_per_s;
+		record(search, &trial);
+	}
+	return 0;
+}
+
+/* Before another is preferred to the first one, both write again. */
+static size_t choose_surely(struct search *search)
+{
+	const size_t chosen = choose(search, MARGIN_PERCENT);
+	bool sure;
+
+	if (!chosen || chosen == ENGINES)
+		return chosen;
+	sure = try_engine(search, 0) && try_engine(search, chosen);
+	return choose(search, sure || !search->rates[0] ? MARGIN_PERCENT : UNSURE_MARGIN_PERCENT);
+}
+
+/* Where requests are not stripes it may take more of them to keep a distant storage busy. */
+static void try_depths(struct search *search, size_t chosen)
+{
+	struct ring_calibration *calibration = search->calibration;
+	struct ring_trial usual = { order[chosen], RING_BLOCK_BYTES, RING_DEPTH - 1, 0 };
+	struct ring_trial deep = { order[chosen], RING_BLOCK_BYTES, DEEP - 1, 0 };
+	const uint64_t usual_bytes = usual.depth * usual.block_bytes;
+	const uint64_t deep_bytes = deep.depth * deep.block_bytes;
+
+	calibration->block_bytes = RING_BLOCK_BYTES;
+	calibration->depth = RING_DEPTH;
+	if (!has_time(search, usual_bytes, search->rates[chosen]) ||
+	    ring_bench_try(&search->bench, &usual, usual_bytes, 0))
+		return;
+	record(search, &usual);
+	calibration->bytes_per_s = usual.bytes_per_s;
+	if (usual.bytes_per_s * 100 < search->rates[chosen] * (100 + FAR_PERCENT) ||
+	    !has_time(search, deep_bytes, usual.bytes_per_s) ||
+	    ring_bench_try(&search->bench, &deep, deep_bytes, 0))
+		return;
+	record(search, &deep);
+	if (deep.bytes_per_s * 100 < usual.bytes_per_s * (100 + DEEP_MARGIN_PERCENT))
+		return;
+	calibration->depth = DEEP;
+	calibration->bytes_per_s = deep.bytes_per_s;
+}
+
+static int search_all(struct search *search, const struct ring_config *config,
+		      struct base_error *error)
+{
+	struct ring_calibration *calibration = search->calibration;
+	size_t chosen;
+	int ret;
+
+	search->block = trial_block(&search->bench.fs.layout);
+	ret = probe(search);
+	if (ret)
+		return base_fail(error, ret, "nothing could be written");
+	for (size_t i = 0; i < BUFFERED; i++) {
+		if (!search->rates[i])
+			try_engine(search, i);
+	}
+	chosen = choose_surely(search);
+	/* It may be slow, and cannot be cut off once its bytes are in the page cache. */
+	if (chosen == ENGINES ||
+	    has_time(search, search->bytes, search->rates[chosen] / BUFFERED_PART)) {
+		try_engine(search, BUFFERED);
+		chosen = choose_surely(search);
+	}
+	if (chosen == ENGINES)
+		return base_fail(error, -ETIME, "the storage is too slow to compare");
+	calibration->engine = order[chosen];
+	calibration->bytes_per_s = search->rates[chosen];
+	if (!ring_stripes_at(&search->bench.fs.layout, 0) && chosen < BUFFERED &&
+	    !config->block_bytes && !config->depth)
+		try_depths(search, chosen);
+	return 0;
+}
+
+/* Beside `path`, which need not exist. */
+static int calibrate(const struct ring_config *config, const char *path,
+		     struct ring_calibration *calibration, struct base_error *error)
+{
+	struct search search = { .calibration = calibration };
+	uint64_t begin = base_now_ns();
+	int ret;
+
+	memset(calibration, 0, sizeof(*calibration));
+	search.bench.end_ns = begin + base_ms_to_ns(LATEST_MS);
+	ret = ring_bench_open(&search.bench, config, path, error);
+	if (!ret)
+		ret = search_all(&search, config, error);
+	ring_bench_close(&search.bench);
+	calibration->took_s = base_seconds(base_now_ns() - begin);
+	calibration->measured_at = base_wall_seconds();
+	return ret;
+}
+
+/* ---- Now ------------------------------------------------------------------------------------- */
+
+/* With the turn of this process and of this user's others. */
+static int calibrate_and_keep(const struct ring_config *config, const char *path, const char *mount,
+			      struct ring_turn *turn, struct ring_calibration *calibration,
+			      struct base_error *error)
+{
+	int ret = calibrate(config, path, calibration, error);
+
+	if (!ret)
+		ring_memory_put(mount, calibration);
+	ring_memory_tried(mount, ret ? base_wall_seconds() + AGAIN_AFTER_S : 0, turn);
+	if (!ret)
+		base_log(&config->log, IOSHAPE_LOG_DEBUG, "calibrated %s in %.3f s: %s, %.0f MB/s",
+			 mount, calibration->took_s, ring_engine_name(calibration->engine),
+			 (double)calibration->bytes_per_s / 1e6);
+	return ret;
+}
+
+int ring_calibrate_now(const char *directory, const struct ring_config *config,
+		       struct ring_calibration *calibration, struct base_error *error)
+{
+	char mount[FS_POOL_BYTES], *path = NULL;
+	struct ring_turn turn;
+	int ret;
+
+	ring_calibration_prepare();
+	if (asprintf(&path, "%s/calibration", directory) < 0)
+		return base_no_memory(error, "a path", strlen(directory));
+	ret = fs_pool_of_path(path, mount, error);
+	if (!ret) {
+		ret = ring_memory_try(mount, (double)INT64_MAX, &turn);
+		if (ret)
+			base_fail(error, ret, "somebody else is trying how %s is best written to",
+				  mount);
+	}
+	if (!ret)
+		ret = calibrate_and_keep(config, path, mount, &turn, calibration, error);
+	free(path);
+	return ret;
+}
+
+/* ---- The choice for one file ----------------------------------------------------------------- */
+
+static void say(struct ring_choice *choice, const char *words)
+{
+	snprintf(choice->why, sizeof(choice->why), "%s", words);
+}
+
+/* "2 h ago"; whole units are enough. */
+static void age_text(double seconds, char *text, size_t text_bytes)
+{
+	if (seconds < 120)
+		snprintf(text, text_bytes, "%.0f s ago", MAX(seconds, 0));
+	else if (seconds < 7200)
+		snprintf(text, text_bytes, "%.0f min ago", seconds / 60);
+	else if (seconds < 172800)
+		snprintf(text, text_bytes, "%.0f h ago", seconds / 3600);
+	else
+		snprintf(text, text_bytes, "%.0f days ago", seconds / 86400);
+}
+
+static void size_text(uint64_t bytes, char *text, size_t text_bytes)
+{
+	if (bytes % MIB)
+		snprintf(text, text_bytes, "%lluK", (unsigned long long)(bytes / KIB));
+	else
+		snprintf(text, text_bytes, "%lluM", (unsigned long long)(bytes / MIB));
+}
+
+static void follow(struct ring_choice *choice, const char *when)
+{
+	const struct ring_calibration *calibration = &choice->calibration;
+	char block[32], shape[64] = "";
+
+	choice->known = true;
+	if (calibration->block_bytes) {
+		size_text(calibration->block_bytes, block, sizeof(block));
+		snprintf(shape, sizeof(shape), " %s x %u", block, calibration->depth);
+	}
+	snprintf(choice->why, sizeof(choice->why), "calibrated %s: %s%s, %.2f GB/s", when,
+		 ring_engine_name(calibration->engine), shape,
+		 (double)calibration->bytes_per_s / 1e9);
+}
+
+static bool recall(struct ring_choice *choice, const struct ring_config *config)
+{
+	const double now = base_wall_seconds();
+	const double since = config->calibrate == IOSHAPE_CALIBRATE_AGAIN ? config->opened_s : 0;
+	char when[32];
+
+	if (ring_memory_get(choice->mount, since, now, &choice->calibration))
+		return false;
+	age_text(now - choice->calibration.measured_at, when, sizeof(when));
+	follow(choice, when);
+	return true;
+}
+
+static void try_now(struct ring_choice *choice, const struct ring_config *config, const char *path)
+{
+	struct base_error error = { 0 };
+	struct ring_turn turn;
+	char when[32];
+
+	if (ring_memory_try(choice->mount, base_wall_seconds(), &turn)) {
+		say(choice, "not calibrated: being tried elsewhere, or it failed lately");
+		return;
+	}
+	/* Another process may have been done just now. */
+	if (recall(choice, config)) {
+		ring_memory_tried(choice->mount, 0, &turn);
+		return;
+	}
+	if (calibrate_and_keep(config, path, choice->mount, &turn, &choice->calibration, &error)) {
+		snprintf(choice->why, sizeof(choice->why), "not calibrated: %.100s", error.text);
+		return;
+	}
+	snprintf(when, sizeof(when), "now in %.2f s", choice->calibration.took_s);
+	follow(choice, when);
+}
+
+static bool is_no_file(const char *path)
+{
+	struct stat status;
+
+	return !stat(path, &status) && !S_ISREG(status.st_mode);
+}
+
+void ring_choose(const struct ring_config *config, const char *path, uint64_t expected_bytes,
+		 struct ring_choice *choice)
+{
+	memset(choice, 0, sizeof(*choice));
+	if (config->engine != IOSHAPE_ENGINE_AUTO)
+		say(choice, "as asked for");
+	else if (expected_bytes && expected_bytes < RING_KNOWN_FILE_BYTES)
+		say(choice, "small file");
+	else if (config->calibrate == IOSHAPE_CALIBRATE_OFF)
+		say(choice, "not calibrated: off");
+	else if (config->direct == IOSHAPE_DIRECT_OFF)
+		say(choice, "not calibrated: direct I/O is off");
+	else if (is_no_file(path))
+		say(choice, "not calibrated: no regular file");
+	else if (fs_pool_of_path(path, choice->mount, NULL))
+		say(choice, "not calibrated: nobody knows what it is on");
+	else if (!strncmp(choice->mount, "tmpfs:", 6) || !strncmp(choice->mount, "ramfs:", 6))
+		say(choice, "not calibrated: in memory");
+	else if (recall(choice, config))
+		return;
+	else if (expected_bytes < RING_TRIAL_FILE_BYTES)
+		say(choice, expected_bytes ? "not calibrated: the file is not large enough" :
+					     "not calibrated: the file's size is not known ahead");
+	else
+		try_now(choice, config, path);
+}
+
+struct ring_shape ring_shape_chosen(const struct ring_config *config,
+				    const struct ring_choice *choice,
+				    const struct fs_layout *layout, uint64_t file_bytes, char *why,
+				    size_t why_bytes)
+{
+	const struct ring_calibration *calibration = &choice->calibration;
+	char rule[64] = "";
+	struct ring_shape shape = ring_shape_for(config, layout, file_bytes, rule, sizeof(rule));
+
+	snprintf(why, why_bytes, "%s%s%s", choice->why, *rule ? "; " : "", rule);
+	if (!choice->known)
+		return shape;
+	if (calibration->engine != IOSHAPE_ENGINE_BUFFERED ||
+	    config->direct != IOSHAPE_DIRECT_REQUIRE)
+		shape.engine = calibration->engine;
+	if (*rule || !calibration->block_bytes)
+		return shape;
+	shape.block_bytes = calibration->block_bytes;
+	shape.depth = calibration->depth;
+	return shape;
+}
+
+void ring_choice_went(const struct ring_choice *choice, uint64_t bytes, double seconds)
+{
+	if (choice->known && bytes >= RING_TRIAL_FILE_BYTES && seconds > 0)
+		ring_memory_watch(choice->mount, (uint64_t)((double)bytes / seconds),
+				  base_wall_seconds());
+}

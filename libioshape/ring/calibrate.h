@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the ring floor: which engine, blocks and depth a file is written with, and how that is
+ * found out.
+ */
+#ifndef RING_CALIBRATE_H
+#define RING_CALIBRATE_H
+
+#include "ring/ring.h"
+#include "ring/target.h"
+
+/* A file that is large enough to be worth a trial; and one for which it is worth looking up. */
+#define RING_TRIAL_FILE_BYTES (128 * MIB)
+#define RING_KNOWN_FILE_BYTES (16 * MIB)
+
+/* ---- The choice for one file (calibrate.c) --------------------------------------------------- */
+
+struct ring_choice {
+	bool known; /* the calibration is to be followed */
+	struct ring_calibration calibration;
+	char mount[FS_POOL_BYTES]; /* "" if it was not looked up */
+	char why[128];             /* for the report */
+};
+
+/*
+ * Before the file is created. May try, and take 0.3 s for it: only for a large file on a mount of
+ * which nothing is known.
+ */
+void ring_choose(const struct ring_config *config, const char *path, uint64_t expected_bytes,
+		 struct ring_choice *choice);
+
+/* The shape of the file with this layout. Pure. `why` receives the words of the report. */
+struct ring_shape ring_shape_chosen(const struct ring_config *config,
+				    const struct ring_choice *choice,
+				    const struct fs_layout *layout, uint64_t file_bytes, char *why,
+				    size_t why_bytes);
+
+/* How it went: so many bytes, on stable storage in so many seconds. */
+void ring_choice_went(const struct ring_choice *choice, uint64_t bytes, double seconds);
+
+/* ---- Trials (trial.c) ------------------------------------------------------------------------ */
+
+/* A file to try on, its engines, and what is left of time and space. Zero it. */
+struct ring_bench {
+	struct ring_target direct, buffered; /* two files: see ring_striping.direct */
+	bool has_direct; /* direct I/O works; otherwise all engines write to the second file */
+	struct fs_info fs;
+	uint64_t room_bytes; /* of each file */
+	uint64_t at;         /* where the next trial begins ... */
+	uint64_t step_bytes; /* ... on a stripe */
+	uint8_t *data;       /* what is written, over and over: RING_BLOCK_BYTES */
+	void *engines[8];    /* by enum ioshape_engine; opened at need */
+	bool refused[8];
+	uint64_t end_ns; /* nothing is begun after this */
+};
+
+/* Opens files beside `path`. -ENOTSUP with a sentence where there is nothing to be tried. */
+int ring_bench_open(struct ring_bench *bench, const struct ring_config *config, const char *path,
+		    struct base_error *error);
+void ring_bench_close(struct ring_bench *bench);
+
+/*
+ * Writes `bytes` in blocks, and says how fast. Gives up when it has taken `give_up_ns` (0: never):
+ * then it is slower than it need be. -ETIME if no time is left, or a negative errno.
+ */
+int ring_bench_try(struct ring_bench *bench, struct ring_trial *trial, uint64_t bytes,
+		   uint64_t give_up_ns);
+
+/* ---- What is remembered (calibrated.c) ------------------------------------------------------- */
+
+/* Of this process, or of the disk; not what is older than `since` or has expired by `now` (seconds
+ * since 1970). -ENOENT. */
+int ring_memory_get(const char *mount, double since, double now,
+		    struct ring_calibration *calibration);
+/* In this process, and on disk if that can be. */
+void ring_memory_put(const char *mount, const struct ring_calibration *calibration);
+void ring_memory_drop(const char *mount);
+
+/*
+ * Who finds nothing remembered and wants to try. -EBUSY while somebody else does, here or in
+ * another process of this user. Otherwise ends with ring_memory_tried().
+ */
+struct ring_turn {
+	int lock_fd;
+};
+int ring_memory_try(const char *mount, double now, struct ring_turn *turn);
+/* Nobody of this process tries again before `not_before`. */
+void ring_memory_tried(const char *mount, double not_before, struct ring_turn *turn);
+
+/* A large save went at this speed. Drops what is remembered if the last ones differ from it. */
+void ring_memory_watch(const char *mount, uint64_t bytes_per_s, double now);
+
+/* Saves that are compared, how much they must differ, and how old what is remembered must be. */
+#define RING_WATCHED_SAVES 5
+#define RING_DRIFT 2
+#define RING_LEAST_AGE_S 3600
+
+/* ---- As text (calibration_text.c) ------------------------------------------------------------ */
+
+#define RING_CALIBRATION_TEXT_BYTES 4096
+
+const char *ring_engine_name(enum ioshape_engine engine);
+
+/* Bytes of text, or 0 if there is not enough room. Pure. */
+size_t ring_calibration_print(const char *mount, const struct ring_calibration *calibration,
+			      char *text, size_t text_bytes);
+/* -EINVAL unless it is to the letter what the former prints for this mount. Pure. */
+int ring_calibration_parse(const char *mount, const char *text, size_t text_bytes,
+			   struct ring_calibration *calibration);
+
+#endif

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a new file shall lie on storage targets. */
+#define _GNU_SOURCE
+#include "ring/target.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#define FUSE_MAGIC 0x65735546
+
+/* What it takes to be worth asking: what came before on this mount, or what the directory says. */
+static bool must_ask(struct ring_striping *striping, int directory_fd, const char *directory)
+{
+	struct fs_memory *memory = striping->memory;
+	struct fs_info info;
+	struct fs_facts facts = { .file_bytes = striping->bytes, .writers = striping->files };
+	char why[160];
+	int ask;
+
+	memset(&striping->asked, 0, sizeof(striping->asked));
+	if (!striping->wish || striping->wish->kind == FS_WISH_DIRECTORY)
+		return false;
+	if (striping->wish->kind == FS_WISH_AUTO && !striping->bytes)
+		return false;
+	/* Most files follow others on the same mount, where nothing is to be asked for: they cost
+	 * no call. If this one does not, it is found out when it is looked at. */
+	striping->guessed = *memory->type && !fs_takes_layouts(memory->family);
+	if (striping->guessed || fs_describe(directory_fd, directory, memory, &info, NULL))
+		return false;
+	if (!fs_takes_layouts(info.family))
+		return false;
+	facts.family = info.family;
+	facts.directory = info.layout;
+	facts.targets = fs_remembered_targets(directory_fd, memory);
+	ask = fs_choose_layout(striping->wish, &facts, &striping->asked, why, sizeof(why));
+	base_log(striping->log, IOSHAPE_LOG_DEBUG, "new file in %s: %s", directory, why);
+	return ask > 0;
+}
+
+/* As far as that is known before the first file. */
+static bool is_fuse(const struct ring_striping *striping, int directory_fd)
+{
+	struct statfs system;
+
+	if (*striping->memory->type)
+		return striping->memory->magic == FUSE_MAGIC;
+	return !fstatfs(directory_fd, &system) && system.f_type == FUSE_MAGIC;
+}
+
+/* Direct I/O begins when its engine does: until then it is a file like all others. */
+static int clear_direct(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	return flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) ? -errno : 0;
+}
+
+static int create_plainly(struct ring_striping *striping, int directory_fd, const char *name,
+			  mode_t mode)
+{
+	const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+	int fd = -1;
+
+	if (striping->direct && is_fuse(striping, directory_fd)) {
+		fd = openat(directory_fd, name, flags | O_DIRECT, mode);
+		/* Not where it is refused; but then there is a file on some. */
+		if (fd < 0 && errno == EINVAL)
+			unlinkat(directory_fd, name, 0);
+		else if (fd < 0)
+			return -errno;
+		if (fd >= 0 && !clear_direct(fd))
+			return fd;
+	}
+	if (fd >= 0) {
+		close(fd);
+		unlinkat(directory_fd, name, 0);
+	}
+	fd = openat(directory_fd, name, flags, mode);
+	return fd < 0 ? -errno : fd;
+}
+
+/* The same file, opened for direct I/O instead; or as it was, where that cannot be done. */
+static int open_direct(int directory_fd, const char *name, int fd)
+{
+	int again = openat(directory_fd, name, O_RDWR | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
+	struct stat before, now;
+
+	if (again < 0)
+		return fd;
+	if (clear_direct(again) || fstat(fd, &before) || fstat(again, &now) ||
+	    before.st_ino != now.st_ino || before.st_dev != now.st_dev) {
+		close(again);
+		return fd;
+	}
+	close(fd);
+	return again;
+}
+
+int ring_striping_create(struct ring_striping *striping, int directory_fd, const char *directory,
+			 const char *name, mode_t mode, struct ring_notes *notes)
+{
+	char note[256];
+	int fd;
+
+	if (!must_ask(striping, directory_fd, directory))
+		return create_plainly(striping, directory_fd, name, mode);
+	fd = fs_create_with_layout(directory_fd, name, mode, striping->memory->family,
+				   &striping->asked, note, sizeof(note));
+	if (fd >= 0 && *note)
+		ring_note(notes, "%s", note);
+	if (fd >= 0 && striping->direct && is_fuse(striping, directory_fd))
+		fd = open_direct(directory_fd, name, fd);
+	return fd;
+}
+
+bool ring_striping_guessed_wrong(const struct ring_striping *striping, const struct fs_info *file)
+{
+	return striping->guessed && fs_takes_layouts(file->family);
+}
+
+void ring_striping_report(const struct ring_striping *striping, const struct fs_layout *layout,
+			  struct ioshape_report *report)
+{
+	const struct fs_part *part = fs_layout_main(layout, report->file_bytes);
+
+	fs_layout_text(&striping->asked, report->stripes_asked, sizeof(report->stripes_asked));
+	fs_layout_text(layout, report->stripes, sizeof(report->stripes));
+	report->stripe_count = part && part->stripe_count != FS_ALL_TARGETS ? part->stripe_count :
+									      0;
+	report->stripe_bytes = part ? part->stripe_bytes : 0;
+}

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape probe on real places, under real limits, with real coordinators."""
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+from coordinators import coordinator, running_redis, writers
+from ioshape.cli._facts import SEVERITIES, Coordination, Finding, Folder, Host
+from ioshape.cli._generations import _machine
+from ioshape.cli._look import _is_filtered
+from ioshape.cli.probe import EXIT_SERIOUS
+from processes import environment
+
+TIMEOUT_S = 60.0
+SECRET = "tr0ub4dor"
+MIB = 1 << 20
+
+Done = subprocess.CompletedProcess[str]
+
+
+def call(*arguments: str | Path, prefix: Sequence[str] = (), **variables: str) -> Done:
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "ioshape", "probe", *arguments],
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def probed(*arguments: str | Path, prefix: Sequence[str] = (), **variables: str) -> dict[str, Any]:
+    """The JSON; findings by id."""
+    done = call("--json", *arguments, prefix=prefix, **variables)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    found["findings"] = {one["id"]: one for one in found["findings"]}
+    return found
+
+
+def names(of: type) -> set[str]:
+    return {field.name for field in fields(of)}
+
+
+# ---- Places -------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_described_and_left_alone(tmp_path: Path) -> None:
+    done = call("--json", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert set(found) == {
+        "path",
+        "ranks",
+        "files",
+        "storage",
+        "folder",
+        "host",
+        "coordination",
+        "findings",
+    }
+    assert set(found["storage"]) == names(ioshape.Storage)
+    assert set(found["folder"]) == names(Folder)
+    assert set(found["host"]) == names(Host)
+    assert set(found["coordination"]) == names(Coordination)
+    for one in found["findings"]:
+        assert set(one) == names(Finding)
+        assert one["severity"] in SEVERITIES
+    storage = found["storage"]
+    system = os.statvfs(tmp_path)
+    assert found["path"] == str(tmp_path)
+    assert storage["directory"] == str(tmp_path.resolve())
+    assert storage["total_bytes"] == system.f_blocks * system.f_frsize
+    assert Path(storage["mount_point"]) in [tmp_path.resolve(), *tmp_path.resolve().parents]
+    assert storage["engine"]
+    assert storage["block_bytes"] * storage["queue_depth"] > 0
+    assert storage["pool"] == ioshape.pool_name(tmp_path)
+    assert not found["coordination"]["error"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_gets_the_same(tmp_path: Path) -> None:
+    storage = ioshape.probe(tmp_path / "model.pt", nbytes=123, files=2)
+    assert storage.for_bytes == 123
+    seen = probed(tmp_path / "model.pt", "--for", "123", "--ranks", "2")["storage"]
+    mine = asdict(storage)
+    for changing in ("free_bytes", "targets"):
+        mine.pop(changing), seen.pop(changing)
+    assert mine == seen
+    with pytest.raises(FileNotFoundError, match="none"):
+        ioshape.probe(tmp_path / "none" / "model.pt")
+    with pytest.raises(AttributeError):
+        storage.family = "lustre"  # type: ignore[misc]
+
+
+def test_a_name_that_is_not_there_is_looked_at_where_it_would_be(tmp_path: Path) -> None:
+    for there in ("new.pt", "new/"):
+        found = probed(f"{tmp_path}/{there}")
+        assert found["storage"]["directory"] == str(tmp_path.resolve())
+        assert not found["storage"]["is_file"]
+    done = call(tmp_path / "none" / "new.pt", "--strict")
+    assert done.returncode == 1
+    assert not done.stdout
+    assert done.stderr.count("\n") == 1
+    assert f"{tmp_path}/none/new.pt" in done.stderr
+
+
+def test_people_get_tables_and_commands(tmp_path: Path) -> None:
+    (tmp_path / f".m.ioshape-tmp-{_machine()}-{'0' * 16}").write_bytes(b"x")
+    done = call(tmp_path, "--for", "2G")
+    lines = done.stdout.splitlines()
+    for title in ("what is underneath", "a save of 2.00 GiB", "taking turns"):
+        assert title in lines
+    at = next(i for i, line in enumerate(lines) if line.startswith("hint: 1 temporary file (1 B)"))
+    assert lines[at + 1] == f"    $ {shlex.join(['rm', '--', str(next(tmp_path.iterdir()))])}"
+    assert not any(letter < " " for line in lines for letter in line)  # no colours
+
+
+def apart(mount: str, *at: Path) -> list[str]:
+    """A command that mounts something, seen by the rest of it alone."""
+    root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = ["unshare", "--mount", *root, "sh", "-c", f'{mount} && exec "$@"', *map(str, at)]
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"this machine does not do {mount} ({tried.stderr.strip()})")
+    return command
+
+
+def test_memory_is_no_place_for_checkpoints(tmp_path: Path) -> None:
+    prefix = apart('mount -t tmpfs -o size=3g none "$0"', tmp_path)
+    found = probed(tmp_path, prefix=prefix)
+    assert found["storage"]["family"] == "tmpfs"
+    assert found["findings"]["in-memory"]["severity"] == "serious"
+    # Nor is there room.
+    assert found["findings"]["no-room"]["severity"] == "serious"
+    assert call(tmp_path, prefix=prefix).returncode == 0
+    strict = call(tmp_path, "--strict", "--for", "1M", prefix=prefix)
+    assert strict.returncode == EXIT_SERIOUS
+    assert "serious: " in strict.stdout
+
+
+def test_the_layer_of_a_container_is_known(tmp_path: Path) -> None:
+    # Not on an overlay, which this test's folder may be on.
+    mounts = (
+        'mount -t tmpfs none "$0" && mkdir "$0/u" "$0/l" "$0/w" "$0/m" && '
+        'mount -t overlay -o "lowerdir=$0/l,upperdir=$0/u,workdir=$0/w" overlay "$0/m"'
+    )
+    found = probed(tmp_path / "m", prefix=apart(mounts, tmp_path))
+    assert found["storage"]["family"] == "overlay"
+    assert found["findings"]["container-layer"]
+
+
+def test_a_mount_may_be_read_only(tmp_path: Path) -> None:
+    prefix = apart('mount -t tmpfs -o ro none "$0"', tmp_path)
+    assert probed(tmp_path, prefix=prefix)["findings"]["read-only"]["severity"] == "serious"
+
+
+#: Root may do everything; without these capabilities it is as others are.
+AS_OTHERS = (
+    ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search,-ipc_lock"]
+    if os.geteuid() == 0
+    else []
+)
+
+
+def test_a_folder_may_be_somebody_elses(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    found = probed(tmp_path, prefix=AS_OTHERS)
+    assert found["findings"]["not-writable"]["severity"] == "serious"
+    tmp_path.chmod(0)
+    done = call(tmp_path, prefix=AS_OTHERS)
+    tmp_path.chmod(0o755)
+    assert done.returncode == 1
+    assert str(tmp_path) in done.stderr
+
+
+# ---- What was left behind -----------------------------------------------------------------------
+
+
+def test_what_the_dead_left_is_counted_and_the_living_are_left_alone(tmp_path: Path) -> None:
+    random = "0123456789abcdef"
+    dead = tmp_path / f".a b.pt.ioshape-tmp-{_machine()}-{random}"
+    alive = tmp_path / f".c.pt.ioshape-tmp-{_machine()}-{random}"
+    elsewhere = tmp_path / f".d.pt.ioshape-tmp-12345678-{random}"
+    for path in (dead, alive, elsewhere):
+        path.write_bytes(bytes(MIB))
+    (tmp_path / f".step-0000000007.87654321-{_machine()}-{random}").mkdir()
+    (tmp_path / f".replaced-step-0000000007.{random}").mkdir()
+    (tmp_path / f".pruned-step-0000000008.{random}").mkdir()
+    with alive.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = probed(tmp_path)
+        commands = found["findings"]["stale-files"]["commands"]
+        for command in commands:
+            subprocess.run(command, shell=True, check=True)
+    assert found["folder"]["temporary"] == {
+        "count": 1,
+        "n_bytes": MIB,
+        "elsewhere_count": 1,
+        "elsewhere_bytes": MIB,
+        "names": [dead.name],
+    }
+    assert not dead.exists()
+    assert alive.exists()
+    assert elsewhere.exists()  # somebody may be writing it on another host, until it is a day old
+    assert found["folder"]["leftovers"]["count"] == 3
+    assert len(found["findings"]["stale-generations"]["commands"]) == 2
+
+
+# ---- Limits -------------------------------------------------------------------------------------
+
+#: Filters a system call of this process and its children, as runtimes of containers do.
+REFUSED = """
+import ctypes, errno, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+code = b"".join(struct.pack("HBBI", *step) for step in (
+    (0x20, 0, 0, 0),  # load the call's number
+    (0x15, 0, 1, 425),  # io_uring_setup, on all machines
+    (0x06, 0, 0, 0x00050000 | errno.EPERM),
+    (0x06, 0, 0, 0x7FFF0000),
+))
+steps = ctypes.create_string_buffer(code, len(code))
+program = struct.pack("HxxxxxxP", 4, ctypes.addressof(steps))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
+    found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED])
+    assert found["storage"]["engine"] == "threads"
+    assert "seccomp" in found["findings"]["no-io-uring"]["sentence"]
+    assert "io_uring_setup" in found["findings"]["no-io-uring"]["commands"][0]
+
+
+def test_memory_that_may_be_locked_is_named(tmp_path: Path) -> None:
+    prefix = [*AS_OTHERS, "prlimit", "--memlock=65536:65536"]
+    found = probed(tmp_path, prefix=prefix)
+    assert found["host"]["memlock_bytes"] == 65536
+    assert found["storage"]["engine"] == "uring"
+    finding = found["findings"]["memlock"]
+    assert "64.0 KiB" in finding["sentence"]
+    assert "ulimit" in finding["commands"][0]  # the shell's, or that of a container
+
+
+def test_short_files_and_few_of_them_are_named(tmp_path: Path) -> None:
+    prefix = ["prlimit", f"--fsize={MIB}", "--nofile=64"]
+    found = probed(tmp_path, prefix=prefix)["findings"]
+    assert found["file-size-limit"]["severity"] == "serious"
+    assert "64 files" in found["few-open-files"]["sentence"]
+
+
+@pytest.mark.parametrize(("line", "filtered"), [("0", False), ("1", True), ("2", True)])
+def test_a_filter_is_seen(line: str, filtered: bool) -> None:
+    assert _is_filtered(f"Name:\tx\nSeccomp:\t{line}\nSeccomp_filters:\t1\n") == filtered
+    assert not _is_filtered("Name:\tx\n")
+
+
+# ---- Coordinators -------------------------------------------------------------------------------
+
+
+def test_a_coordinator_out_of_reach_is_a_finding_without_its_password(tmp_path: Path) -> None:
+    with socket.socket() as port:  # bound, so that nobody else listens there
+        port.bind(("127.0.0.1", 0))
+        address = f"redis://:{SECRET}@127.0.0.1:{port.getsockname()[1]}"
+        done = call("--json", tmp_path, IOSHAPE_COORDINATOR=address)
+        shown = call(tmp_path, "--strict", IOSHAPE_COORDINATOR=address, IOSHAPE_AWAY="fail")
+        number = str(port.getsockname()[1])
+    found = {one["id"]: one for one in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 0
+    assert found["coordinator-away"]["severity"] == "warning"
+    assert found["coordinator-away"]["commands"] == [f"redis-cli -h 127.0.0.1 -p {number} ping"]
+    assert shown.returncode == EXIT_SERIOUS
+    assert "away=fail" in shown.stdout
+    for text in (done.stdout, done.stderr, shown.stdout, shown.stderr):
+        assert SECRET not in text
+
+
+def test_a_redis_is_asked(tmp_path: Path) -> None:
+    with running_redis(SECRET) as redis:
+        found = probed(tmp_path, IOSHAPE_COORDINATOR=redis.address, IOSHAPE_PASSWORD=SECRET)
+        refused = probed(tmp_path, IOSHAPE_COORDINATOR=redis.address, IOSHAPE_PASSWORD="wr0ng")
+    assert not found["coordination"]["error"]
+    assert 0 < found["coordination"]["latency_s"] < 1
+    assert "coordinator-away" not in found["findings"]
+    assert refused["findings"]["coordinator-away"]["commands"] == [
+        f"redis-cli -s {redis.socket} ping"
+    ]
+    assert "wr0ng" not in json.dumps(refused)
+
+
+def test_who_writes_now_is_shown(tmp_path: Path) -> None:
+    with coordinator("local") as address, writers() as make:
+        writer = make(address, json.dumps({"path": str(tmp_path)}), job="run7", IOSHAPE_SLOTS="3")
+        assert writer.hear() == "holds"
+        found = probed(tmp_path, IOSHAPE_COORDINATOR=address)["coordination"]
+        shown = call(tmp_path, "--coordinator", address).stdout
+    assert (found["capacity"], found["capacity_by"], found["used"]) == (3, "job", 1)
+    assert found["holders"] == [f"job run7, rank 0 on {os.uname().nodename}"]
+    assert "1 writing, 0 waiting" in shown
