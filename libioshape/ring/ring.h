@@ -452,6 +452,8 @@ struct ring_input {
  * 0 and 0 for all of it. */
 int ring_input_open(struct ring_input *input, const char *path, uint64_t base, uint64_t bytes,
 		    enum ioshape_direct direct, struct base_error *error);
+/* After -ESTALE: has an NFS client find out what a name means by now. */
+void ring_look_anew(const char *path);
 void ring_input_close(struct ring_input *input);
 
 /* Exactly these bytes through the page cache: for headers. A file that ends too soon is
