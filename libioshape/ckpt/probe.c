@@ -216,20 +216,40 @@ static void choose_engine(struct probe *probe, const struct ring_shape *shape,
 		shown->engine = ops->id;
 }
 
-static void choose_shape(struct probe *probe, const struct ring_config *config,
-			 const struct fs_layout *layout)
+/* A trial that cannot be made, for want of space or permission, is no failure of the probe. */
+static void try_now(struct probe *probe, const struct ring_config *config)
 {
-	struct ioshape_storage *shown = &probe->shown;
-	const struct ring_shape shape = ring_shape_for(config, layout, shown->for_bytes,
-						       probe->choice, sizeof(probe->choice));
-	const struct fs_part *part;
+	struct ring_calibration calibration;
+	struct base_error why = { 0 };
 
+	if (!ring_calibrate_now(probe->directory, config, &calibration, &why))
+		return;
+	add_clause(probe->engine_note, sizeof(probe->engine_note), "no trial could be made");
+	add_clause(probe->engine_note, sizeof(probe->engine_note), why.text);
+}
+
+static int choose_shape(struct probe *probe, const struct ring_config *config,
+			const struct fs_layout *layout, struct base_error *error)
+{
+	const struct fs_part *part = fs_layout_main(layout, probe->shown.for_bytes);
+	struct ioshape_storage *shown = &probe->shown;
+	struct ring_calibration calibration;
+	struct ring_shape shape;
+	int ret;
+
+	ret = ring_shape_to_come(config, probe->directory, layout, shown->for_bytes, &shape,
+				 &calibration, probe->choice, sizeof(probe->choice), error);
+	if (ret)
+		return ret;
 	shown->block_bytes = shape.block_bytes;
 	shown->queue_depth = shape.depth;
-	part = fs_layout_main(layout, shown->for_bytes);
 	shown->target_bytes = part ? ring_flight(1, part->stripe_bytes, config->target_bytes) :
 				     config->target_bytes;
+	shown->calibrated = calibration.measured_at > 0;
+	shown->calibrated_s = calibration.measured_at;
+	shown->calibrated_rate = (double)calibration.bytes_per_s;
 	choose_engine(probe, &shape, &config->log);
+	return 0;
 }
 
 /* The layout that the file will have: its count is 0 if that is not known. */
@@ -329,8 +349,10 @@ static int look(struct ioshape_context *context, struct probe *probe,
 	if (file)
 		show_file(probe, folder, file);
 	choose_layout(probe, &context->config, options->files, &layout);
-	choose_shape(probe, &context->config, &layout);
-	return choose_slots(probe, &context->slots, &layout, error);
+	if (options->calibrate)
+		try_now(probe, &context->config);
+	ret = choose_shape(probe, &context->config, &layout, error);
+	return ret ? ret : choose_slots(probe, &context->slots, &layout, error);
 }
 
 static int begin(struct ioshape_context *context, const char *path,

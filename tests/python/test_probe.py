@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -186,6 +187,29 @@ def test_a_folder_may_be_somebody_elses(tmp_path: Path) -> None:
     assert str(tmp_path) in done.stderr
 
 
+def test_a_trial_is_made_only_when_it_is_asked_for_and_is_remembered(tmp_path: Path) -> None:
+    folder, cache = tmp_path / "folder", tmp_path / "cache"
+    folder.mkdir()
+    cache.mkdir()
+    before = probed(folder, XDG_CACHE_HOME=str(cache))["storage"]
+    assert not before["calibrated"]
+    assert list(cache.rglob("*")) == []
+    tried = probed(folder, "--calibrate", XDG_CACHE_HOME=str(cache))["storage"]
+    assert list(folder.iterdir()) == []
+    if "no trial could be made" in tried["engine_note"]:
+        assert tried["direct"] is not True, tried["engine_note"]  # a tmpfs, for one
+        return
+    assert tried["calibrated"]
+    assert abs(tried["calibrated_s"] - time.time()) < 60
+    assert tried["calibrated_rate"] > 0
+    after = probed(folder, XDG_CACHE_HOME=str(cache))["storage"]
+    assert (after["calibrated_s"], after["engine"]) == (tried["calibrated_s"], tried["engine"])
+    shown = call(folder, XDG_CACHE_HOME=str(cache)).stdout
+    assert "measured " in shown
+    without = probed(folder, XDG_CACHE_HOME=str(cache), IOSHAPE_CALIBRATE="off")["storage"]
+    assert not without["calibrated"]
+
+
 # ---- What was left behind -----------------------------------------------------------------------
 
 
@@ -240,7 +264,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
-    found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED])
+    found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED], IOSHAPE_CALIBRATE="off")
     assert found["storage"]["engine"] == "threads"
     assert "seccomp" in found["findings"]["no-io-uring"]["sentence"]
     assert "io_uring_setup" in found["findings"]["no-io-uring"]["commands"][0]
@@ -248,7 +272,7 @@ def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
 
 def test_memory_that_may_be_locked_is_named(tmp_path: Path) -> None:
     prefix = [*AS_OTHERS, "prlimit", "--memlock=65536:65536"]
-    found = probed(tmp_path, prefix=prefix)
+    found = probed(tmp_path, prefix=prefix, IOSHAPE_CALIBRATE="off")
     assert found["host"]["memlock_bytes"] == 65536
     assert found["storage"]["engine"] == "uring"
     finding = found["findings"]["memlock"]

@@ -104,7 +104,7 @@ def _plan(facts: Facts) -> list[tuple[str, str]]:
     rows = [
         ("engine", storage.engine),
         ("because", storage.choice),
-        ("not used", storage.engine_note),
+        ("note", storage.engine_note),
         (
             "requests",
             f"{human_size(storage.block_bytes)} each, in {plural(storage.queue_depth, 'buffer')}",
