@@ -96,7 +96,8 @@ def _layout(stripes: str, storage: Storage) -> str:
 
 def _plan(facts: Facts) -> list[tuple[str, str]]:
     storage = facts.storage
-    found = "not measured; --calibrate does, or the first large save"
+    so_far = "so far" in storage.choice
+    found = "by --calibrate, or by the first large save" if so_far else ""
     if storage.calibrated:
         when = datetime.fromtimestamp(storage.calibrated_s, tz=timezone.utc).astimezone()
         rate = f", {human_size(storage.calibrated_rate)}/s" if storage.calibrated_rate else ""
