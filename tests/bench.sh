@@ -21,6 +21,9 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          soon the next one runs, how fair it is, how true the bandwidth (about 3 minutes)
   gather ranks that save together: one writer for a node, and for all of them over gloo, against one
          process, memcpy, fio and gloo; loads at once against torch.load (about 8 minutes)
+  storm  ranks that save at once, against torch.save, on filesystems that play spinning disks and
+         flash, as striped as large ones, while a neighbour reads small files; --size and --dir
+         have no say in it (about 8 minutes)
 
   --json FILE    write the figures and all samples to FILE
   --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch and,
@@ -74,12 +77,14 @@ main() {
 	done
 
 	tests/support/setup.sh bench || exit 1
-	if [[ " ${arguments[*]} " == *" torch "* || " ${arguments[*]} " == *" gather "* ]]; then
+	case " ${arguments[*]} " in
+	*" torch "* | *" gather "* | *" storm "*)
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
-	fi
+		;;
+	esac
 	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
-	if [[ " ${arguments[*]} " == *" --chaos "* ]]; then
-		# Its client is one of the tests' programs.
+	if [[ " ${arguments[*]} " == *" --chaos "* || " ${arguments[*]} " == *" storm "* ]]; then
+		# Its client is one of the tests' programs, and so is stripefs.
 		tests/support/setup.sh test || exit 1
 		CC=gcc CXX=g++ tests/support/build.sh build/gcc -Dtests=true -Dwerror=true \
 			-Dexamples=true >/dev/null || fail "the tests' programs cannot be built"

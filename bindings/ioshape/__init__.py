@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         CoordinatorError,
         DamagedError,
         FormatError,
+        SkippedWarning,
         StorageError,
     )
     from ioshape._generations import Generation, Part, generations, latest, prune
@@ -59,6 +60,7 @@ _HOMES = {
     "Record": "_contents",
     "Report": "_report",
     "SaveHandle": "_handle",
+    "SkippedWarning": "_errors",
     "Slot": "_slots",
     "SlotInfo": "_slots",
     "Storage": "_probe",
@@ -107,6 +109,7 @@ __all__ = [
     "Record",
     "Report",
     "SaveHandle",
+    "SkippedWarning",
     "Slot",
     "SlotInfo",
     "Storage",

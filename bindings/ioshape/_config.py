@@ -258,7 +258,7 @@ SETTINGS = {
             "layout",
             "`auto`, `directory`, or such as `stripe_count=8,stripe_size=4M,pool=flash`",
             "`auto`",
-            "how new files shall lie on the targets of a striped filesystem",
+            "how new files shall lie on a striped filesystem, see [Layouts](layouts.md)",
             _text(r"[ -~]{1,1023}"),
         ),
         Setting(
@@ -340,6 +340,14 @@ SETTINGS = {
             in_library=False,
         ),
         Setting(
+            "trace",
+            "a folder",
+            "none",
+            "where each process writes down what its saves reported, for `ioshape trace`",
+            _text(r"[^\0\n]+"),
+            in_library=False,
+        ),
+        Setting(
             "exit_timeout_s",
             "seconds",
             "no limit",
@@ -404,6 +412,7 @@ def configure(
     node: str | None = None,
     durable: bool | None = None,
     verify: bool | None = None,
+    trace: str | os.PathLike[str] | None = None,
     exit_timeout_s: float | None = None,
     exit_progress: bool | None = None,
 ) -> None:

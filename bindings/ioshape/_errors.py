@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ioshape._native import ffi, lib
@@ -70,6 +72,13 @@ class CoordinatorError(StorageError, ConnectionError):
     """
 
 
+class SkippedWarning(RuntimeWarning):
+    """A save did not fit and was skipped, as the setting "full" has it: the previous file stands.
+
+    Its Report has `skipped` set.
+    """
+
+
 # The codes of the library that are not errnos, as the nearest errno.
 _ERRNOS = {
     lib.IOSHAPE_E_FORMAT: errno.EINVAL,
@@ -77,6 +86,7 @@ _ERRNOS = {
     lib.IOSHAPE_E_LIMIT: errno.EFBIG,
     lib.IOSHAPE_E_NO_TABLE: errno.ENODATA,
     lib.IOSHAPE_E_COORDINATOR: errno.ENOTCONN,
+    lib.IOSHAPE_E_SKIPPED: errno.ENOSPC,
 }
 
 _CLASSES: dict[int, type[StorageError]] = {
@@ -103,3 +113,14 @@ def _class_for(code: int) -> type[StorageError]:
 def failure(code: int, sentence: str, path: str, operation: str) -> StorageError:
     """The exception for a code of the library."""
     return _class_for(code)(code, sentence, path, operation)
+
+
+_PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
+
+
+def warn_skipped(path: str, why: str) -> None:
+    """Says that a save was skipped, where the program called us, if it did."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"the save to {path} was {why}", SkippedWarning, stacklevel=level)

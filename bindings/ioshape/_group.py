@@ -86,7 +86,8 @@ def save_group(
             stops the save, on all ranks.
 
     Returns:
-        A Report of this rank's part.
+        A Report of this rank's part. On all ranks its `skipped` is set if the generation did not
+        fit into the free space and the setting "full" is "skip": then there is none of this step.
 
     Raises:
         StorageError: the generation could not be saved. It is an OSError with errno and path.

@@ -11,8 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ioshape import _config
-from ioshape._errors import StorageError, failure
+from ioshape import _config, _trace
+from ioshape._errors import SkippedWarning, StorageError, failure, warn_skipped
 from ioshape._native import ffi, lib
 from ioshape._report import PHASES, Progress, Report, from_struct, new_struct
 
@@ -90,7 +90,8 @@ class SaveHandle:
         state = "under way"
         if self.done():
             self._settle()
-            state = "failed" if self._error else "done"
+            skipped = self._report is not None and self._report.skipped
+            state = "failed" if self._error else "skipped" if skipped else "done"
         return f"<ioshape.SaveHandle {self.path!r}: {state}>"
 
     # ---- Asking -------------------------------------------------------------------------------
@@ -102,7 +103,8 @@ class SaveHandle:
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the file is durable and in place, or for `timeout` seconds.
 
-        True if it is, False if the save is still under way; raises what it failed with.
+        True if it is, or was skipped (setting "full"; the report says it), False if the save is
+        still under way; raises what it failed with.
         """
         if not self._wait(timeout):
             return False
@@ -243,7 +245,8 @@ class SaveHandle:
             self._report = from_struct(
                 self.path, struct, pickle_s=self._pickle_s, fallbacks=self._notes
             )
-            if code:
+            # A save that is skipped has not failed: training goes on.
+            if code and code != lib.IOSHAPE_E_SKIPPED:
                 self._error = self._exception(code)
             self._ended = True
             # What was borrowed goes now, however long the user keeps this object.
@@ -254,9 +257,22 @@ class SaveHandle:
             callbacks, self._callbacks = self._callbacks, []
         # Only afterwards may the process end.
         try:
+            _trace.record(self._report, background=self._background, error=self._error)
             self._call_all(callbacks)
         finally:
             _forget(self)
+        # Last: a filter of the program's may make an exception of it.
+        if self._report.skipped:
+            self._warn(self._report)
+
+    def _warn(self, report: Report) -> None:
+        why = report.fallbacks[-1] if report.fallbacks else "skipped"
+        if _ending or getattr(_ours, "calling", False):
+            # Nobody's call: there is no place in the program to warn of, nor to raise an exception.
+            with contextlib.suppress(SkippedWarning):
+                warn_skipped(self.path, why)
+        else:
+            warn_skipped(self.path, why)
 
     def _call_all(self, callbacks: list[Callable[[SaveHandle], object]]) -> None:
         interrupt: BaseException | None = None

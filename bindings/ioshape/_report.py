@@ -112,11 +112,12 @@ class Report:
     stripe_count: int = 0
     #: why engine, block_bytes and queue_depth are what they are
     choice: str = ""
-    #: whether it did not fit and was not tried, as the setting "full" has it
+    #: whether it did not fit and was given up, as the setting "full" has it: nothing was written
     skipped: bool = False
 
     def __str__(self) -> str:
-        parts = [f"{self.path}: {self.file_bytes:,} bytes in {self.total_s:.3f} s"]
+        what = "nothing" if self.skipped else f"{self.file_bytes:,} bytes"
+        parts = [f"{self.path}: {what} in {self.total_s:.3f} s"]
         parts += [
             f"{field.name[:-2]} {getattr(self, field.name):.3f}"
             + (self._turn() if field.name == "slot_s" else "")

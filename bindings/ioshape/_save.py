@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ioshape import _config, _pickling
+from ioshape import _config, _pickling, _trace
 from ioshape import _torch as original
 from ioshape._begin import Options, start
 from ioshape._context import current, encoded
-from ioshape._errors import StorageError
+from ioshape._errors import StorageError, warn_skipped
 from ioshape._handle import SaveHandle, context_of_saves_to, raise_unheard, register, starting
 from ioshape._native import lib
 from ioshape._rawfile import RawFile
@@ -57,7 +57,9 @@ def save(
         progress: is called with a Progress now and then; an exception in it stops the save.
 
     Returns:
-        A Report: where the time went, and what was not as preferred.
+        A Report: where the time went, and what was not as preferred. If the save did not fit into
+        the free space and the setting "full" is "skip", its `skipped` is set, nothing was written,
+        and a SkippedWarning was given.
 
     Raises:
         StorageError: the file could not be written. It is an OSError with errno and path.
@@ -190,20 +192,39 @@ class _Call:
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
-        begin = time.perf_counter()
+        begin, started_s = time.perf_counter(), time.time()
         self._torch_save(f)
-        return Report(
+        report = Report(
             path=str(getattr(f, "name", "")),
             written_by="torch",
             total_s=time.perf_counter() - begin,
+            started_s=started_s,
             fallbacks=("torch wrote to the file object itself: neither atomic nor durable",),
         )
+        _trace.record(report)
+        return report
 
     def _by_torch(self, path: str, reason: str) -> Report:
         """torch's own writer, but into a file of ours: still atomic and durable."""
-        with RawFile(path, durable=self.durable, replace=self.replace) as raw:
-            self._torch_save(cast("IO[bytes]", raw))
-            return raw.commit(f"written by torch itself: {reason}")
+        begin = time.perf_counter()
+        try:
+            with RawFile(path, durable=self.durable, replace=self.replace) as raw:
+                self._torch_save(cast("IO[bytes]", raw))
+                report = raw.commit(f"written by torch itself: {reason}")
+        except StorageError as error:
+            if error.code != lib.IOSHAPE_E_SKIPPED:
+                raise
+            why = str(error).partition("; ")[0]
+            warn_skipped(path, why)
+            report = Report(
+                path=path,
+                written_by="torch",
+                total_s=time.perf_counter() - begin,
+                fallbacks=(f"written by torch itself: {reason}", why),
+                skipped=True,
+            )
+        _trace.record(report)
+        return report
 
     def _torch_save(self, f: IO[bytes]) -> None:
         original.save(

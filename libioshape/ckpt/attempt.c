@@ -274,11 +274,14 @@ int ckpt_attempt_commit(struct ckpt_attempt *attempt, const struct zip_manifest 
 void ckpt_attempt_abandon(struct ckpt_attempt *attempt)
 {
 	struct base_error error = { 0 };
+	int ret = 0;
 
 	if (attempt->folder.fd >= 0 && !attempt->committed &&
-	    ring_folder_is_named(&attempt->folder, &attempt->directory, attempt->name) &&
-	    ring_folder_remove(&attempt->folder, &attempt->directory, attempt->name,
-			       ZIP_MANIFEST_NAME, &error))
+	    ring_folder_is_named(&attempt->folder, &attempt->directory, attempt->name))
+		ret = ring_folder_remove(&attempt->folder, &attempt->directory, attempt->name,
+					 ZIP_MANIFEST_NAME, NULL, &error);
+	/* What is busy goes with the next attempt. */
+	if (ret && ret != -EBUSY)
 		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);
 	ring_folder_close(&attempt->folder);
 	ring_folder_close(&attempt->directory);

@@ -92,7 +92,7 @@ int ckpt_remove(const struct ring_folder *folder, const struct ring_folder *dire
 
 	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
 	if (!ret || ret == -ENOENT)
-		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, error);
+		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, &claim, error);
 	ring_folder_let_go(&claim);
 	return ret;
 }

@@ -89,9 +89,9 @@ static void *run_save(void *argument)
 		ret = write_file(save, &report, &error);
 	if (ret)
 		base_log(&save->context->log,
-			 atomic_load(&save->abort)  ? IOSHAPE_LOG_INFO :
-			 ret == IOSHAPE_E_SKIPPED ? IOSHAPE_LOG_WARNING :
-						    IOSHAPE_LOG_ERROR,
+			 atomic_load(&save->abort) ? IOSHAPE_LOG_INFO :
+			 ret == IOSHAPE_E_SKIPPED  ? IOSHAPE_LOG_WARNING :
+						     IOSHAPE_LOG_ERROR,
 			 "%s", error.text);
 	if (!save->group)
 		ckpt_turn_end(save->context, &save->turn);

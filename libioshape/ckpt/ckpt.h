@@ -176,6 +176,7 @@ struct ioshape_context {
 	enum ioshape_staging_full staging_full;
 	enum ioshape_full full;
 	uint32_t full_wait_ms;
+	_Atomic uint64_t targets_looked_ns; /* when storage targets were last looked at: room.c */
 	struct ckpt_pool pool;
 	struct ckpt_pool shared_pool; /* of ranks that hand their bytes to another process */
 	struct ckpt_slots slots;

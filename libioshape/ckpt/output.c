@@ -29,7 +29,8 @@ int ckpt_output_open(struct ckpt_output *output, const char *path, const char *a
 static void log_save(const struct ioshape_context *context, const char *path,
 		     const struct ioshape_report *report)
 {
-	if (report->fallbacks)
+	/* What is skipped is a line of its own. */
+	if (report->fallbacks && !report->skipped)
 		base_log(&context->log, IOSHAPE_LOG_INFO, "saving %s: %s", path,
 			 report->fallback_text);
 	base_log(&context->log, IOSHAPE_LOG_DEBUG,

@@ -93,7 +93,8 @@ struct pruning {
  * its manifest it still counts, and gets its place back: it may be another than we had looked at.
  */
 static int rename_and_remove(struct pruning *pruning, const struct ring_folder *folder,
-			     const char *name, uint64_t step, struct base_error *error)
+			     const char *name, uint64_t step, struct ring_hold *claim,
+			     struct base_error *error)
 {
 	char doomed[CKPT_ATTEMPT_NAME_BYTES];
 	struct ring_entry manifest;
@@ -110,7 +111,8 @@ static int rename_and_remove(struct pruning *pruning, const struct ring_folder *
 		ring_folder_rename(&pruning->directory, doomed, name);
 		return 0;
 	}
-	ret = ring_folder_remove(folder, &pruning->directory, doomed, ZIP_MANIFEST_NAME, error);
+	ret = ring_folder_remove(folder, &pruning->directory, doomed, ZIP_MANIFEST_NAME, claim,
+				 error);
 	/* Somebody else's files: it is complete as it was. */
 	if (ret && !ring_folder_look(folder, ZIP_MANIFEST_NAME, &manifest, NULL)) {
 		ring_folder_rename(&pruning->directory, doomed, name);
@@ -147,7 +149,7 @@ static int remove_generation(struct pruning *pruning, struct ring_folder *folder
 		if (pruning->options->dry_run)
 			pruning->removed++;
 		else
-			ret = rename_and_remove(pruning, folder, name, step, error);
+			ret = rename_and_remove(pruning, folder, name, step, &claim, error);
 	}
 	ring_folder_let_go(&claim);
 	return ret == -EBUSY || ret == -ENOENT ? 0 : ret;

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -17,6 +18,15 @@
 /* Between two looks at the filesystem, or two tries: twice as long each time, up to the second. */
 #define FIRST_PAUSE_NS 100000000ull
 #define MOST_PAUSE_NS 5000000000ull
+
+/* Smaller files are not worth a look at each storage target, which costs some hundred system calls;
+ * nor is one more often than that. */
+#define WORTH_A_LOOK_BYTES (64 * MIB)
+#define LOOK_AGAIN_NS 60000000000ull
+
+#define TARGETS_BYTES 320
+
+#define LUSTRE_MAGIC 0x0bd00bd0
 
 static bool is_for_want_of_room(int code)
 {
@@ -37,6 +47,29 @@ static bool fits(struct ckpt_room *room)
 
 	/* What cannot be looked at, or is a pipe: opening it will say what there is to say. */
 	return ret || room->needed_bytes <= room->seen.free_bytes;
+}
+
+/*
+ * What is removed is counted as free later: by XFS when a thread of its own has come to it, by
+ * btrfs with its next transaction. Who asks them for room gets it.
+ */
+static bool counts_late(const struct ckpt_room *room)
+{
+	static const char *const late[] = { "xfs", "btrfs", "ext4" };
+	char type[32];
+
+	fs_magic_name(room->seen.magic, type, sizeof(type));
+	for (size_t i = 0; i < ARRAY_LENGTH(late); i++) {
+		if (!strcmp(type, late[i]))
+			return true;
+	}
+	return false;
+}
+
+static bool fits_after_all(struct ckpt_room *room)
+{
+	return fits(room) || (counts_late(room) &&
+			      ring_can_reserve(room->path, room->in_directory, room->needed_bytes));
 }
 
 static void clear(const struct ckpt_room *room)
@@ -65,20 +98,74 @@ static void say_too_little(const struct ckpt_room *room, struct base_error *why)
 							     "");
 }
 
+/*
+ * Storage targets, where a filesystem is made of such and tells of each, that could not hold their
+ * part of the file: which of them it will get is known only when it is created.
+ */
+static void name_full_targets(const struct ckpt_room *room, char *into, size_t into_bytes)
+{
+	const char *slash = strrchr(room->path, '/');
+	char *directory = room->in_directory || !slash ?
+				  strdup(room->path) :
+				  strndup(room->path, (size_t)(slash - room->path) + 1);
+	struct ring_folder folder = RING_NO_FOLDER;
+	const struct fs_part *part;
+	struct fs_storage storage;
+	uint64_t stripes = 1;
+
+	*into = 0;
+	if (directory && !ring_folder_open(&folder, directory, NULL) &&
+	    !fs_look_at_storage(folder.fd, directory, "", &storage, NULL)) {
+		part = fs_layout_main(&storage.layout, room->needed_bytes);
+		if (part && part->stripe_count)
+			stripes = part->stripe_count;
+		/* All of them are the most that it can have. */
+		fs_name_full_targets(&storage,
+				     room->needed_bytes / MIN(stripes, MAX(storage.targets, 1)) + 1,
+				     into, into_bytes);
+	}
+	ring_folder_close(&folder);
+	free(directory);
+}
+
 /* A write found no room. What statfs() says of the whole filesystem may be something else. */
 static void explain(struct ckpt_room *room, const char *more, struct base_error *error)
 {
 	const struct base_error why = *error;
 	bool elsewhere = fits(room) && room->seen.free_bytes != UINT64_MAX;
+	char targets[TARGETS_BYTES];
 
 	*error = (struct base_error){ 0 };
-	if (elsewhere && why.code == -ENOSPC)
+	if (elsewhere && why.code == -ENOSPC) {
+		name_full_targets(room, targets, sizeof(targets));
 		base_fail_as_told(error, why.code,
-				  "%s (%llu bytes are free on the whole filesystem: one of its "
-				  "storage targets may be full, or its inodes used up)%s",
-				  why.text, (unsigned long long)room->seen.free_bytes, more);
-	else
+				  "%s (%llu bytes are free on the whole filesystem: %s%s)%s",
+				  why.text, (unsigned long long)room->seen.free_bytes,
+				  room->seen.no_inodes ? "its inodes are used up" :
+				  *targets             ? "of its storage targets are full " :
+							 "one of its storage targets may be full",
+				  room->seen.no_inodes ? "" : targets, more);
+	} else {
 		base_fail_as_told(error, why.code, "%s%s", why.text, more);
+	}
+}
+
+/* There is room on the whole, but perhaps not on each of its targets. Only Lustre tells of them. */
+static void warn_of_full_targets(struct ckpt_room *room)
+{
+	struct ioshape_context *context = room->context;
+	uint64_t now_ns = base_now_ns(), last_ns = atomic_load(&context->targets_looked_ns);
+	char targets[TARGETS_BYTES];
+
+	if (room->seen.magic != LUSTRE_MAGIC || room->needed_bytes < WORTH_A_LOOK_BYTES ||
+	    (last_ns && now_ns - last_ns < LOOK_AGAIN_NS) ||
+	    !atomic_compare_exchange_strong(&context->targets_looked_ns, &last_ns, now_ns))
+		return;
+	name_full_targets(room, targets, sizeof(targets));
+	if (*targets)
+		base_log(&context->log, IOSHAPE_LOG_WARNING,
+			 "%s may fail: storage targets that could not hold their part of it: %s",
+			 room->path, targets);
 }
 
 /* ---- Skipping -------------------------------------------------------------------------------- */
@@ -154,23 +241,30 @@ static int keep_waiting(struct ckpt_room *room, uint64_t begin_ns, struct base_e
 	}
 }
 
+static void tell_end(const struct ckpt_room *room, const char *what)
+{
+	base_log(&room->context->log, IOSHAPE_LOG_WARNING, "%s: %s after waiting %.1f s for room",
+		 room->path, what, (double)room->waited_ns / 1e9);
+}
+
 static int wait_for_room(struct ckpt_room *room, struct base_error *error)
 {
 	const uint64_t begin_ns = base_now_ns();
 	int ret;
 
-	base_log(&room->context->log, IOSHAPE_LOG_WARNING, "waits for room, at most %.1f s: %s",
-		 (double)(patience_ns(room) - room->waited_ns) / 1e9, room->why.text);
+	/* Once, however often it is tried. */
+	if (!room->waited_ns)
+		base_log(&room->context->log, IOSHAPE_LOG_WARNING,
+			 "waits for room, at most %.1f s: %s", (double)patience_ns(room) / 1e9,
+			 room->why.text);
 	if (room->turn)
 		ckpt_turn_note_room(room->context, room->turn, CKPT_ROOM_AWAITED);
 	ret = keep_waiting(room, begin_ns, error);
 	if (room->turn)
 		ckpt_turn_note_room(room->context, room->turn, CKPT_ROOM_UNKNOWN);
 	room->waited_ns += base_now_ns() - begin_ns;
-	if (!ret)
-		base_log(&room->context->log, IOSHAPE_LOG_WARNING,
-			 "%s: goes on after waiting %.1f s for room", room->path,
-			 (double)room->waited_ns / 1e9);
+	if (!ret && !room->failures)
+		tell_end(room, "goes on");
 	return ret;
 }
 
@@ -185,14 +279,15 @@ int ckpt_room_await(struct ckpt_room *room, struct base_error *error)
 	if (!room->failures) {
 		if (room->needed_bytes <= RING_SMALL_FILE_BYTES)
 			return 0;
-		if (!fits(room)) {
+		if (fits(room)) {
+			warn_of_full_targets(room);
+		} else {
 			clear(room);
-			if (!fits(room))
+			if (!fits_after_all(room))
 				say_too_little(room, &room->why);
 		}
-		if (!room->why.code &&
-		    !(context->full == IOSHAPE_FULL_WAIT && room->turn &&
-		      ckpt_turn_is_behind(room->context, room->turn)))
+		if (!room->why.code && !(context->full == IOSHAPE_FULL_WAIT && room->turn &&
+					 ckpt_turn_is_behind(room->context, room->turn)))
 			return 0;
 		if (!room->why.code)
 			base_fail(&room->why, -ENOSPC,
@@ -240,6 +335,8 @@ bool ckpt_room_again(struct ckpt_room *room, int *ret, bool repeats, struct base
 void ckpt_room_note(const struct ckpt_room *room, int ret, struct ring_notes *notes,
 		    const struct base_error *error)
 {
+	if (!ret && room->failures)
+		tell_end(room, "was written");
 	if (room->waited_ns)
 		ring_note(notes, "waited %.1f s for room", (double)room->waited_ns / 1e9);
 	if (ret == IOSHAPE_E_SKIPPED)

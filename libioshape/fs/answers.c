@@ -5,10 +5,12 @@
 #include "fs/family.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 
 #define LUSTRE_XATTR "lustre.lov"
 #define CEPH_FILE_XATTR "ceph.file.layout"
@@ -24,6 +26,9 @@
 /* Lustre's layouts of some dozen stripes fit; the longest that there is needs the second. */
 #define SMALL_BYTES 2048
 #define LARGE_BYTES 65536
+
+/* How far a directory is followed upwards. */
+#define MOST_LEVELS 32
 
 /* Numbers beyond it are no answer of a filesystem that works. */
 #define MOST_TARGETS 65536
@@ -52,13 +57,32 @@ static int read_lustre_layout(int fd, struct fs_layout *layout, bool *answered)
 	return ret;
 }
 
-static int read_ceph_layout(int fd, bool directory, struct fs_layout *layout)
+static int read_ceph_layout(int fd, const char *attribute, struct fs_layout *layout)
 {
 	char text[512];
-	ssize_t got = fgetxattr(fd, directory ? CEPH_DIRECTORY_XATTR : CEPH_FILE_XATTR, text,
-				sizeof(text));
+	ssize_t got = fgetxattr(fd, attribute, text, sizeof(text));
 
 	return got < 0 ? -errno : fs_ceph_layout(text, (size_t)got, layout);
+}
+
+/* A directory without a layout has that of the next one above it that has one. */
+static int inherit_ceph_layout(int fd, struct fs_layout *layout)
+{
+	int ret = read_ceph_layout(fd, CEPH_DIRECTORY_XATTR, layout), at = fd, above;
+
+	for (int level = 0; ret == -ENODATA && level < MOST_LEVELS; level++) {
+		above = openat(at, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (at != fd)
+			close(at);
+		at = above;
+		if (above < 0)
+			return -errno;
+		/* Another filesystem does not have such an attribute. */
+		ret = read_ceph_layout(above, CEPH_DIRECTORY_XATTR, layout);
+	}
+	if (at != fd)
+		close(at);
+	return ret;
 }
 
 static int read_beegfs_layout(int fd, struct fs_layout *layout)
@@ -82,8 +106,10 @@ bool fs_ask_for_layout(int fd, enum fs_family family, bool directory, struct fs_
 	memset(layout, 0, sizeof(*layout));
 	if (family == FS_LUSTRE)
 		ret = read_lustre_layout(fd, layout, &answered);
+	else if (family == FS_CEPH && directory)
+		ret = inherit_ceph_layout(fd, layout);
 	else if (family == FS_CEPH)
-		ret = read_ceph_layout(fd, directory, layout);
+		ret = read_ceph_layout(fd, CEPH_FILE_XATTR, layout);
 	else if (family == FS_BEEGFS && !directory)
 		ret = read_beegfs_layout(fd, layout);
 	/* The first parts of a long one are better than nothing. */
@@ -129,7 +155,8 @@ enum fs_family fs_family_behind_fuse(int fd)
 	/* A directory without a layout of its own may have none to tell. */
 	if (answered || count_lustre_targets(fd))
 		return FS_LUSTRE;
-	if (!read_ceph_layout(fd, false, &layout) || !read_ceph_layout(fd, true, &layout))
+	if (!read_ceph_layout(fd, CEPH_FILE_XATTR, &layout) ||
+	    !read_ceph_layout(fd, CEPH_DIRECTORY_XATTR, &layout))
 		return FS_CEPH;
 	if (is_beegfs(fd))
 		return FS_BEEGFS;

@@ -30,6 +30,14 @@ void fs_refused(struct fs_answer *answer, const char *what)
 			 ioshape_strerror(-errno));
 }
 
+/* As part of a clause: those of a report are separated by semicolons. */
+static void say_layout(const struct fs_layout *layout, char text[TEXT_BYTES])
+{
+	fs_layout_text(layout, text, TEXT_BYTES);
+	for (; *text; text++)
+		*text = *text == ';' ? ',' : *text;
+}
+
 /* ---- What was given ---------------------------------------------------------------------------
  */
 
@@ -61,8 +69,8 @@ int fs_differs(const struct fs_layout *ask, const struct fs_layout *got, char *t
 		*text = 0;
 	if (!another && !fewer)
 		return 0;
-	fs_layout_text(ask, asked, sizeof(asked));
-	fs_layout_text(got, given, sizeof(given));
+	say_layout(ask, asked);
+	say_layout(got, given);
 	snprintf(text, text_bytes, "layout %s was asked for, %s was given", asked,
 		 got->count ? given : "none");
 	return another ? 2 : 1;
@@ -110,8 +118,8 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
 		}
 	}
 	/* A save matters more than its stripes. */
-	fs_layout_text(ask, asked, sizeof(asked));
-	fs_layout_text(&answer.got, given, sizeof(given));
+	say_layout(ask, asked);
+	say_layout(&answer.got, given);
 	if (!*answer.why)
 		snprintf(answer.why, sizeof(answer.why), "%s was given",
 			 answer.got.count ? given : "none");

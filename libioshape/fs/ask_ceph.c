@@ -3,8 +3,8 @@
 #define _GNU_SOURCE
 #include "fs/ask.h"
 #include "fs/family.h"
+#include "fs/words.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,32 +13,26 @@
 #define CEPH_LAYOUT "ceph.file.layout"
 #define CEPH_TEXT_BYTES 256
 
-/* The number behind "object_size=", 0 if there is none. */
-static uint64_t number_behind(const char *text, size_t bytes, const char *word)
+/* A number above 0. */
+static bool find_number(const char *text, size_t bytes, const char *name, uint64_t *number)
 {
-	const char *at = memmem(text, bytes, word, strlen(word));
-	uint64_t number = 0;
+	const char *value;
+	size_t value_bytes;
 
-	if (!at)
-		return 0;
-	for (at += strlen(word); at < text + bytes && isdigit((unsigned char)*at); at++) {
-		if (number > UINT32_MAX)
-			return 0;
-		number = number * 10 + (uint64_t)(*at - '0');
-	}
-	return number;
+	return fs_find_value(text, bytes, ' ', name, &value, &value_bytes) &&
+	       fs_whole_number(value, value_bytes, number) && *number && *number <= UINT32_MAX;
 }
 
 int fs_ceph_ask(const struct fs_layout *ask, const char *now, size_t now_bytes, char *text,
 		size_t text_bytes)
 {
 	const struct fs_part *part = &ask->parts[0];
-	uint64_t unit = number_behind(now, now_bytes, "stripe_unit=");
-	uint64_t count = number_behind(now, now_bytes, "stripe_count=");
-	uint64_t object = number_behind(now, now_bytes, "object_size=");
+	uint64_t unit, count, object;
 	int length;
 
-	if (!unit || !count || !object || ask->count != 1)
+	if (!find_number(now, now_bytes, "stripe_unit", &unit) ||
+	    !find_number(now, now_bytes, "stripe_count", &count) ||
+	    !find_number(now, now_bytes, "object_size", &object) || ask->count != 1)
 		return -EINVAL;
 	if (part->stripe_bytes)
 		unit = part->stripe_bytes;

@@ -75,11 +75,13 @@ enum fs_family fs_family_of(const char *type, uint64_t magic)
 		if (!strcmp(types[i].type, type))
 			return types[i].family;
 	}
+	if (!strncmp(type, "fuse.", 5))
+		return FS_FUSE;
 	for (size_t i = 0; i < ARRAY_LENGTH(magics); i++) {
 		if (magics[i].magic == magic)
 			return magics[i].family;
 	}
-	return strncmp(type, "fuse.", 5) ? FS_OTHER : FS_FUSE;
+	return FS_OTHER;
 }
 
 bool fs_type_is_shared(const char *type)

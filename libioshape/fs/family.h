@@ -21,7 +21,8 @@ enum fs_family fs_family_behind_fuse(int fd);
 enum fs_family fs_family_of_open(int fd, const char *type, uint64_t magic);
 
 /* The layout of an open file, or what new files in an open directory get. One or two system calls
- * on families that have layouts, none on others. False if it does not tell; *layout is zero then.
+ * on families that have layouts (on Ceph some more for a directory), none on others. False if it
+ * does not tell; *layout is zero then.
  */
 bool fs_ask_for_layout(int fd, enum fs_family family, bool directory, struct fs_layout *layout);
 

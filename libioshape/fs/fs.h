@@ -141,7 +141,8 @@ struct fs_storage {
 	uint64_t
 		write_unit; /* a request should be a multiple of it: wsize, block size; 0 unknown */
 	uint64_t flight_bytes; /* in flight for one file or target, as the client can; 0 unknown */
-	uint32_t targets;      /* storage targets; 0 unknown */
+	uint32_t targets; /* storage targets, of the directory's pool of targets where the client
+			   * tells which those are; 0 unknown */
 	uint32_t target_count; /* of those in the list below */
 	struct fs_target target[64];
 	struct fs_layout layout;           /* what new files in this directory get */
@@ -157,6 +158,13 @@ struct fs_storage {
  */
 int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 		       struct fs_storage *storage, struct base_error *error);
+
+/*
+ * A clause about targets with less than `bytes` free, the fullest first: "OST0003 (1048576 bytes
+ * free), OST0001 (...)", and how many more; "" if there is none, or nobody knows. Pure (room.c).
+ */
+void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
+			  size_t into_bytes);
 
 /* The servers' number, by the quickest way; 0 if it does not tell. */
 uint32_t fs_count_targets(int directory_fd, enum fs_family family);
@@ -218,14 +226,15 @@ struct fs_room {
 	uint64_t free_bytes;
 	/* Of the file that is there: they are free only when it has been replaced. */
 	uint64_t replaced_bytes;
+	bool no_inodes; /* no file can be created any more, whatever there is free */
 	uint64_t magic;
 	unsigned device_major, device_minor;
 };
 
 /*
- * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link), or
- * of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no such
- * directory, or the link leads to nothing yet.
+ * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link),
+ * or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no
+ * such directory, or the link leads to nothing yet.
  */
 int fs_room_of_path(const char *path, struct fs_room *room);
 
@@ -244,13 +253,18 @@ void fs_room_type(const struct fs_room *room, char *type, size_t type_bytes);
 
 /*
  * A name for the storage behind a mount, the same on all hosts that share it: "nfs:server:/export",
- * "lustre:fs1". What one host alone can reach has `host` in its name. Made of characters that are
- * safe in file names' neighbourhood and in Redis: no space, no brace. Pure.
+ * "lustre:fs1", or "lustre:fs1.flash" for a pool of its targets ("" if none). What one host alone
+ * can reach has `host` in its name. Made of characters that are safe in file names' neighbourhood
+ * and in Redis: no space, no brace. Pure.
  */
-void fs_pool_of_mount(const char *type, const char *source, const char *host,
-		      char name[FS_POOL_BYTES]);
+void fs_pool_of_mount(const char *type, const char *source, const char *target_pool,
+		      const char *host, char name[FS_POOL_BYTES]);
 
-/* The same for the file or directory `path`, whose last part need not exist. */
+/*
+ * The same for the file or directory `path`, whose last part need not exist. The pool of targets is
+ * that of its directory: whoever asks once for each mount, as saves do, takes turns in the pool of
+ * the directory that was first.
+ */
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
 /* A number that is the same for paths on one mount, and for no others while it is mounted; quick to

@@ -199,5 +199,5 @@ void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_byte
 	if (layout->count && layout->mirrors > 1)
 		say(&out, ", %u copies", layout->mirrors);
 	if (out.cut && text_bytes > 3)
-		memcpy(text + MIN(strlen(text), text_bytes - 4), "...", 4);
+		memcpy(text + text_bytes - 4, "...", 4);
 }

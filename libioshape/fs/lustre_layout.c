@@ -119,8 +119,8 @@ static int read_pool(const struct blob *blob, struct fs_part *part)
 	if (!end)
 		return -EINVAL;
 	for (; name < end; name++) {
-		/* It will be in reports and in names of slot pools. */
-		if (*name <= ' ' || *name >= 0x7f)
+		/* It will be in reports, in names of slot pools and of files in /proc. */
+		if (*name <= ' ' || *name >= 0x7f || *name == '/')
 			return -EINVAL;
 	}
 	memcpy(part->pool, blob->data + POOL_AT, (size_t)(end - (blob->data + POOL_AT)));
@@ -193,7 +193,7 @@ static int add_component(const struct blob *blob, size_t entry, struct mirror *m
 
 	if (part.begin > part.end || part.begin < mirror->end)
 		return -EINVAL;
-	if (at < ENTRIES_AT || at > blob->bytes || bytes > blob->bytes - at)
+	if (at > blob->bytes || bytes > blob->bytes - at)
 		return -EINVAL;
 	mirror->end = part.end;
 	mirror->stale |= (flags & ENTRY_STALE) != 0;

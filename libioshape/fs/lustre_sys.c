@@ -13,6 +13,8 @@
 /* Entries of a folder that are looked at: hosts mount several filesystems of thousands of targets.
  */
 #define MOST_ENTRIES 20000
+/* Of a list of a pool's targets. */
+#define MEMBERS_BYTES (1 * MIB)
 
 /* Its defaults: requests of 4 MiB, eight in flight to each target. */
 #define REQUEST_BYTES (4 * MIB)
@@ -24,7 +26,9 @@
 #define PARALLEL_DIRECT_MAJOR 2
 #define PARALLEL_DIRECT_MINOR 15
 
-static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre" };
+/* The last one is for root alone; newer clients have lists of pools there. */
+static const char *const places[] = { "/sys/fs/lustre", "/proc/fs/lustre",
+				      "/sys/kernel/debug/lustre" };
 
 struct look {
 	const char *root;
@@ -32,8 +36,9 @@ struct look {
 	const char *name;
 	size_t name_bytes;
 	struct fs_storage *storage;
-	uint32_t targets; /* seen so far */
-	bool tuned;       /* sizes of requests are read */
+	struct base_buffer members; /* of the pool that new files lie in; empty if not known */
+	uint32_t targets;           /* seen so far */
+	bool tuned;                 /* sizes of requests are read */
 };
 
 static bool read_value(const struct look *look, const char *kind, const char *entry,
@@ -71,6 +76,21 @@ static bool is_listed(const struct fs_storage *storage, const char *name, size_t
 	return false;
 }
 
+/* Lines "scratch-OST0003_UUID". */
+static bool is_member(const struct look *look, const char *name, size_t bytes)
+{
+	const char *line;
+
+	if (!look->members.bytes)
+		return true;
+	for (line = (const char *)look->members.data; line; line = strchr(line, '\n')) {
+		line += *line == '\n';
+		if (!strncmp(line, name, bytes) && (line[bytes] == '_' || line[bytes] == '\n'))
+			return true;
+	}
+	return false;
+}
+
 /* A size of requests is the same for all targets, or nearly so: that of the first is taken. */
 static void read_tuning(struct look *look, const char *entry)
 {
@@ -95,7 +115,8 @@ static void read_target(struct look *look, const char *entry)
 	uint64_t total, available;
 	struct fs_target *target;
 
-	if (!bytes || bytes >= sizeof(target->name) || is_listed(storage, entry, bytes))
+	if (!bytes || bytes >= sizeof(target->name) || is_listed(storage, entry, bytes) ||
+	    !is_member(look, entry, bytes))
 		return;
 	look->targets++;
 	read_tuning(look, entry);
@@ -111,6 +132,24 @@ static void read_target(struct look *look, const char *entry)
 	target->name[bytes] = 0;
 	target->total_bytes = total * KIB;
 	target->free_bytes = available * KIB;
+}
+
+/* ---- Pools of targets ------------------------------------------------------------------------ */
+
+static void read_members(struct look *look, const char *entry)
+{
+	const struct fs_part *part = fs_layout_main(&look->storage->layout, 0);
+	const char *behind = entry + look->name_bytes;
+	char path[PATH_BYTES];
+
+	if (look->members.bytes || !part || !*part->pool ||
+	    strncmp(entry, look->name, look->name_bytes) != 0 || strncmp(behind, "-clilov", 7) != 0)
+		return;
+	if ((size_t)snprintf(path, sizeof(path), "%s/lov/%s/pools/%s", look->place, entry,
+			     part->pool) >= sizeof(path))
+		return;
+	if (fs_read_whole(look->root, path, MEMBERS_BYTES, &look->members))
+		base_buffer_free(&look->members);
 }
 
 /* ---- Layout of directories without one ------------------------------------------------------- */
@@ -193,9 +232,14 @@ void fs_look_at_lustre(const char *root, const char *name, size_t name_bytes,
 	storage->serial_direct = is_serial(root);
 	for (size_t i = 0; i < ARRAY_LENGTH(places) && name_bytes; i++) {
 		look.place = places[i];
-		each_entry(&look, "osc", read_target);
+		each_entry(&look, "lov", read_members);
 		each_entry(&look, "lov", read_default);
 	}
-	if (!storage->targets)
+	for (size_t i = 0; i < ARRAY_LENGTH(places) && name_bytes; i++) {
+		look.place = places[i];
+		each_entry(&look, "osc", read_target);
+	}
+	if (!storage->targets || look.members.bytes)
 		storage->targets = look.targets;
+	base_buffer_free(&look.members);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which storage a path shares with others, in one word. */
 #define _GNU_SOURCE
+#include "fs/family.h"
 #include "fs/mountinfo.h"
+#include "fs/storage.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
 #define SOURCE_BYTES 512
 
@@ -21,10 +24,11 @@ static void make_safe(char *name)
 	}
 }
 
-void fs_pool_of_mount(const char *type, const char *source, const char *host,
-		      char name[FS_POOL_BYTES])
+void fs_pool_of_mount(const char *type, const char *source, const char *target_pool,
+		      const char *host, char name[FS_POOL_BYTES])
 {
-	char whole[64 + SOURCE_BYTES + 64];
+	char whole[64 + SOURCE_BYTES + FS_TARGET_POOL_BYTES + 64];
+	const char *dot = *target_pool ? "." : "";
 	const char *part;
 	int bytes = (int)strlen(source);
 
@@ -37,9 +41,11 @@ void fs_pool_of_mount(const char *type, const char *source, const char *host,
 	if (!strcmp(type, "nfs4"))
 		type = "nfs";
 	if (fs_type_is_shared(type))
-		snprintf(whole, sizeof(whole), "%s:%.*s", type, bytes, source);
+		snprintf(whole, sizeof(whole), "%s:%.*s%s%s", type, bytes, source, dot,
+			 target_pool);
 	else
-		snprintf(whole, sizeof(whole), "%s:%.*s@%s", type, bytes, source, host);
+		snprintf(whole, sizeof(whole), "%s:%.*s%s%s@%s", type, bytes, source, dot,
+			 target_pool, host);
 	make_safe(whole);
 	if (strlen(whole) < FS_POOL_BYTES)
 		snprintf(name, FS_POOL_BYTES, "%s", whole);
@@ -92,9 +98,58 @@ int fs_mount_of_path(const char *path, uint64_t *mount)
 	return 0;
 }
 
+/* A directory for its own sake, or the one that a file is or will be in. Negative errno. */
+static int open_directory(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	char *parent;
+
+	if (fd >= 0)
+		return fd;
+	parent = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	if (!parent)
+		return -ENOMEM;
+	fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	free(parent);
+	return fd < 0 ? -errno : fd;
+}
+
+/* The pool of targets that new files there lie on, on a Lustre. Disks of another kind are behind
+ * another one, and have nothing to wait for here. "" if there is none. */
+static void find_target_pool(const char *path, const char *type, char pool[FS_TARGET_POOL_BYTES])
+{
+	enum fs_family family = fs_family_of(type, 0);
+	const struct fs_part *part;
+	struct fs_layout layout;
+	int fd;
+
+	*pool = 0;
+	if (family != FS_LUSTRE && family != FS_FUSE)
+		return;
+	fd = open_directory(path);
+	if (fd < 0)
+		return;
+	if (fs_family_of_open(fd, type, 0) == FS_LUSTRE &&
+	    fs_ask_for_layout(fd, FS_LUSTRE, true, &layout)) {
+		part = fs_layout_main(&layout, 0);
+		memcpy(pool, part ? part->pool : "", part ? FS_TARGET_POOL_BYTES : 1);
+	}
+	close(fd);
+}
+
+/* Where the mount table says only that it is a BeeGFS, its client knows whose. */
+static void find_beegfs(const char *mountinfo, uint64_t mount, char *source, size_t source_bytes)
+{
+	struct fs_mount whole;
+
+	if (!fs_mountinfo_line(mountinfo, mount, 0, 0, &whole))
+		fs_name_beegfs("", whole.options, source, source_bytes);
+}
+
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error)
 {
-	char type[32], source[SOURCE_BYTES], host[40];
+	char type[32], source[SOURCE_BYTES], host[40], target_pool[FS_TARGET_POOL_BYTES];
 	struct base_buffer text = { 0 };
 	struct statx status;
 	uint64_t mount;
@@ -107,11 +162,14 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 	/* Without a mount table the device is name enough for this host. */
 	snprintf(type, sizeof(type), "device");
 	snprintf(source, sizeof(source), "%u:%u", status.stx_dev_major, status.stx_dev_minor);
-	if (mount && !fs_read_mountinfo("", &text))
-		fs_mountinfo_mount((const char *)text.data, mount, type, sizeof(type), source,
-				   sizeof(source));
+	if (mount && !fs_read_mountinfo("", &text) &&
+	    !fs_mountinfo_mount((const char *)text.data, mount, type, sizeof(type), source,
+				sizeof(source)) &&
+	    fs_family_of(type, 0) == FS_BEEGFS)
+		find_beegfs((const char *)text.data, mount, source, sizeof(source));
 	base_buffer_free(&text);
+	find_target_pool(path, type, target_pool);
 	name_host(host, sizeof(host));
-	fs_pool_of_mount(type, source, host, name);
+	fs_pool_of_mount(type, source, target_pool, host, name);
 	return 0;
 }

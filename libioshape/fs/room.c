@@ -35,6 +35,7 @@ static int look(const char *path, struct fs_room *room)
 	if (statfs(path, &system))
 		return -errno;
 	room->free_bytes = fs_free_bytes(&system);
+	room->no_inodes = system.f_files && !system.f_ffree;
 	room->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
 	return 0;
 }
@@ -115,4 +116,48 @@ void fs_room_type(const struct fs_room *room, char *type, size_t type_bytes)
 		fs_mountinfo_type((const char *)text.data, room->device_major, room->device_minor,
 				  type, type_bytes);
 	base_buffer_free(&text);
+}
+
+/* ---- Storage targets ------------------------------------------------------------------------- */
+
+#define MOST_NAMED 3u
+
+/* The fullest of those that come after `last`: by free bytes, then by place. */
+static const struct fs_target *next_full(const struct fs_storage *storage, uint64_t bytes,
+					 const struct fs_target *last)
+{
+	const struct fs_target *found = NULL;
+
+	for (uint32_t i = 0; i < MIN(storage->target_count, ARRAY_LENGTH(storage->target)); i++) {
+		const struct fs_target *target = &storage->target[i];
+
+		if (target->free_bytes >= bytes ||
+		    (found && found->free_bytes <= target->free_bytes))
+			continue;
+		if (!last || target->free_bytes > last->free_bytes ||
+		    (target->free_bytes == last->free_bytes && target > last))
+			found = target;
+	}
+	return found;
+}
+
+void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
+			  size_t into_bytes)
+{
+	const struct fs_target *target = NULL;
+	unsigned named = 0, more = 0;
+	size_t used = 0;
+
+	*into = 0;
+	while ((target = next_full(storage, bytes, target))) {
+		if (named == MOST_NAMED) {
+			more++;
+			continue;
+		}
+		snprintf(into + used, into_bytes - used, "%s%s (%llu bytes free)",
+			 named++ ? ", " : "", target->name, (unsigned long long)target->free_bytes);
+		used = strlen(into);
+	}
+	if (more)
+		snprintf(into + used, into_bytes - used, " and %u more", more);
 }

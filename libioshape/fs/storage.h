@@ -36,6 +36,10 @@ void fs_look_at_lustre(const char *root, const char *name, size_t name_bytes,
 /* How many targets the mount has whose options these are; 0 if /proc/fs/beegfs does not tell. */
 uint32_t fs_count_beegfs_targets(const char *root, const char *options);
 
+/* "mgmt01:8008", its management server, in the place of the mount table's "beegfs_nodev", which is
+ * the same for all. Left alone if /proc/fs/beegfs does not tell. */
+void fs_name_beegfs(const char *root, const char *options, char *source, size_t source_bytes);
+
 /* ---- Names (flavour.c) ----------------------------------------------------------------------- */
 
 /* Which one of its family it is, by all the rest in `storage`. */

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -14,8 +15,13 @@
 int ring_folder_claim(const struct ring_folder *folder, const char *name, struct ring_hold *hold,
 		      struct base_error *error)
 {
+	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+
 	hold->owner = base_pid();
-	hold->fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	/* NFS gives an exclusive lock to who may write only. */
+	hold->fd = openat(folder->fd, name, O_RDWR | flags);
+	if (hold->fd < 0 && errno != ENOENT)
+		hold->fd = openat(folder->fd, name, O_RDONLY | flags);
 	if (hold->fd < 0)
 		return errno == ENOENT ?
 			       -ENOENT :
@@ -26,18 +32,27 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 	return -EBUSY;
 }
 
+/* What an NFS client calls a file that was removed while it was open on this host; it goes when it
+ * is closed, and cannot be removed before. */
+#define HIDDEN_BY_NFS ".nfs"
+
 struct removal {
 	const struct ring_folder *folder;
-	int ret; /* the first failure */
+	bool hidden; /* such a file is there */
+	int ret;     /* the first failure */
 };
 
-static int try_to_remove(const struct ring_folder *folder, const char *name,
-			 struct base_error *error)
+static int try_to_remove(struct removal *removal, const char *name, struct base_error *error)
 {
+	const struct ring_folder *folder = removal->folder;
 	struct ring_entry entry;
 
 	if (!unlinkat(folder->fd, name, 0) || errno == ENOENT)
 		return 0;
+	if (errno == EBUSY && !strncmp(name, HIDDEN_BY_NFS, strlen(HIDDEN_BY_NFS))) {
+		removal->hidden = true;
+		return 0;
+	}
 	if ((errno == EISDIR || errno == EPERM) && !ring_folder_look(folder, name, &entry, error) &&
 	    entry.kind == RING_FOLDER)
 		return base_fail(error, -ENOTEMPTY,
@@ -51,7 +66,7 @@ static int try_to_remove(const struct ring_folder *folder, const char *name,
 static int remove_file(void *user, const char *name, struct base_error *error)
 {
 	struct removal *removal = user;
-	int ret = try_to_remove(removal->folder, name, error);
+	int ret = try_to_remove(removal, name, error);
 
 	if (!removal->ret)
 		removal->ret = ret;
@@ -59,20 +74,28 @@ static int remove_file(void *user, const char *name, struct base_error *error)
 }
 
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
-		       const char *name, const char *first, struct base_error *error)
+		       const char *name, const char *first, struct ring_hold *hold,
+		       struct base_error *error)
 {
-	struct removal removal = { folder, 0 };
-	int ret = try_to_remove(folder, first, error);
+	struct removal removal = { .folder = folder };
+	int ret = try_to_remove(&removal, first, error);
 
+	/* Nobody can begin to read it any more, and while it is open its directory may have to
+	 * stay. */
+	if (!ret && hold)
+		ring_folder_let_go(hold);
 	for (int round = 0; !ret; round++) {
+		removal.hidden = false;
 		ret = ring_folder_list(folder, remove_file, &removal, error);
 		if (!ret)
 			ret = removal.ret;
 		if (ret || !unlinkat(parent->fd, name, AT_REMOVEDIR) || errno == ENOENT)
 			break;
 		if ((errno != ENOTEMPTY && errno != EEXIST) || round == MOST_ROUNDS)
-			ret = base_fail(error, -errno, "cannot remove the directory %s (rmdir)",
-					folder->path);
+			ret = removal.hidden ? -EBUSY :
+					       base_fail(error, -errno,
+							 "cannot remove the directory %s (rmdir)",
+							 folder->path);
 	}
 	return ret;
 }

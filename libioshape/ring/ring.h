@@ -298,6 +298,12 @@ void ring_writer_free(struct ring_writer *writer);
  */
 void ring_clear_room(const char *path, const struct base_log *log);
 
+/*
+ * Whether the filesystem reserves so much for a file at `path`, or in the directory of that name;
+ * it is given back at once. False, too, where that cannot be tried.
+ */
+bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes);
+
 /* ---- Directories (folder*.c) ------------------------------------------------------------------
  */
 
@@ -421,10 +427,12 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 /*
  * Removes a directory: the file `first` in it, then its other files, then itself. `folder` is what
  * is open under that name. Directories in it are no business of ours: they stay, and so does it
- * (-ENOTEMPTY).
+ * (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that is removed. -EBUSY,
+ * without a sentence: nothing but files is left that somebody on this host has open over NFS.
  */
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
-		       const char *name, const char *first, struct base_error *error);
+		       const char *name, const char *first, struct ring_hold *hold,
+		       struct base_error *error);
 
 /* Eight hex digits that stand for this boot of this machine; RING_UNKNOWN_MACHINE if it does not
  * tell. */

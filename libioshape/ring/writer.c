@@ -116,14 +116,19 @@ static void set_length(struct ring_writer *writer, uint64_t bytes)
 
 static int no_room(const struct ring_writer *writer, int code, struct base_error *error)
 {
-	uint64_t free_bytes = writer->fs.free_bytes;
+	const uint64_t bytes = writer->options.expected_bytes, free_bytes = writer->fs.free_bytes;
 
+	/* On the whole; not where the file would lie, or not for this user. */
+	if (free_bytes >= bytes)
+		return base_fail(error, code,
+				 "cannot save to %s: the %llu bytes that it needs cannot be "
+				 "reserved on its filesystem (%s); free space or save elsewhere",
+				 writer->target.path, (unsigned long long)bytes, writer->fs.type);
 	return base_fail(error, code,
 			 "cannot save to %s: it needs %llu bytes and %llu are free on its "
 			 "filesystem (%s); free space or save elsewhere",
-			 writer->target.path, (unsigned long long)writer->options.expected_bytes,
-			 (unsigned long long)(free_bytes == UINT64_MAX ? 0 : free_bytes),
-			 writer->fs.type);
+			 writer->target.path, (unsigned long long)bytes,
+			 (unsigned long long)free_bytes, writer->fs.type);
 }
 
 static int preallocate(struct ring_writer *writer, struct base_error *error)

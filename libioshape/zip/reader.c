@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of a file whose name leads to another one meanwhile. */
+#define MOST_TRIES 4
+
 struct opening {
 	struct zip_reader *reader;
 	const char *path;
@@ -236,8 +239,8 @@ static bool all_checksums_zero(const struct zip_directory *directory)
 	return any_bytes;
 }
 
-int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
-		    enum ioshape_direct direct, struct base_error *error)
+static int open_once(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
+		     enum ioshape_direct direct, struct base_error *error)
 {
 	struct opening opening = { .reader = reader, .error = error };
 	int ret;
@@ -262,6 +265,28 @@ int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, 
 		reader->no_checksums = all_checksums_zero(&reader->directory);
 	if (ret)
 		zip_reader_close(reader);
+	return ret;
+}
+
+int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, struct base_error *error)
+{
+	struct base_error why;
+	int ret = -ESTALE;
+
+	/*
+	 * An NFS client opens what it believes the name to mean, and learns only when it asks for
+	 * something of it that another host has replaced the file; then it looks anew. A part of a
+	 * file is that of no other one.
+	 */
+	for (int tries = 0; ret == -ESTALE && tries < MOST_TRIES; tries++) {
+		memset(&why, 0, sizeof(why));
+		ret = open_once(reader, path, base, bytes, direct, &why);
+		if (base || bytes)
+			break;
+	}
+	if (ret && error && !error->code)
+		*error = why;
 	return ret;
 }
 

@@ -430,6 +430,36 @@ START_TEST(the_temporary_file_is_created_as_it_must_be)
 }
 END_TEST
 
+/* Over NFS the file that a name meant may be gone when something is asked of it: another host has
+ * replaced it, and the name means the new one. */
+START_TEST(a_file_that_another_host_replaced_is_looked_for_anew)
+{
+	static const char *const names[] = { "fstat64", "statx", "fstatfs64", "pread64" };
+	struct ioshape_context *context;
+	struct ioshape_reader *reader;
+	char why[512];
+
+	begin_scenario(0);
+	mode = CALLS_COUNT;
+	run();
+	context = open_context();
+	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
+		calls_begin_named(names[i], ESTALE);
+		ck_assert_msg(!ioshape_reader_open(context, "file", NULL, &reader), "%s: %s",
+			      names[i], ioshape_context_message(context));
+		calls_end();
+		ck_assert_int_ge(calls_find(names[i], 0), 0);
+		ck_assert_msg(!sample_check_reader(reader, &sample, why, sizeof(why)), "%s: %s",
+			      names[i], why);
+		ioshape_reader_free(reader);
+		calls_begin_named(names[i], EIO);
+		ck_assert_int_eq(ioshape_reader_open(context, "file", NULL, &reader), -EIO);
+		calls_end();
+	}
+	ioshape_context_free(context);
+}
+END_TEST
+
 /* ---- Killed at calls ------------------------------------------------------------------------- */
 
 /* A save in this directory from a new context: it tidies. */
@@ -490,6 +520,7 @@ int main(void)
 	tcase_add_loop_test(fail, a_failure_that_matters_fails_the_save, 0, count);
 	tcase_add_loop_test(fail, the_order_of_calls_survives_a_power_failure, 0, count);
 	tcase_add_loop_test(fail, the_temporary_file_is_created_as_it_must_be, 0, count);
+	tcase_add_test(fail, a_file_that_another_host_replaced_is_looked_for_anew);
 	tcase_set_timeout(fail, 240);
 	suite_add_tcase(suite, fail);
 	tcase_add_checked_fixture(killed, setup, teardown);

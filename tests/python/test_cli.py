@@ -35,6 +35,7 @@ COMMANDS = [
     "extract",
     "prune",
     "bench",
+    "trace",
     "slots",
     "top",
     "exporter",

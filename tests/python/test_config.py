@@ -55,6 +55,7 @@ VALUES: dict[str, tuple[Any, str, Any, Any]] = {
     "node": ("rack3-n07", "n03/container-2", "rack3-n07", "n03/container-2"),
     "durable": (False, "1", False, True),
     "verify": (False, "1", False, True),
+    "trace": (Path("/a/b"), "reports", "/a/b", "reports"),
     "exit_timeout_s": (10, "2.5", 10, 2.5),
     "exit_progress": (False, "1", False, True),
 }
@@ -271,6 +272,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "node": ["", "a b", "a\nb", "x" * 128, 1],
     "durable": ["maybe", 2, 0.5, []],
     "verify": ["maybe", 2, 0.5],
+    "trace": ["", 1, "a\nb"],
     "exit_timeout_s": [-1, "soon", "", float("nan"), True, [3]],
     "exit_progress": ["maybe", 2],
 }

@@ -58,6 +58,10 @@ has_python_headers() {
 		-include Python.h
 }
 
+has_nfs_server() {
+	ganesha.nfsd -v && ls /usr/lib/*/ganesha/libfsalvfs.so
+}
+
 look_for_missing() {
 	missing=()
 	need gcc compiles gcc
@@ -90,6 +94,14 @@ look_for_missing() {
 	need valgrind valgrind --version
 	need redis-sentinel redis-sentinel --version
 	need e2fsprogs mkfs.ext4 -V
+	need fuse3 fusermount3 --version
+	need libfuse3-dev pkg-config --exists fuse3
+	need xfsprogs mkfs.xfs -V
+	need btrfs-progs mkfs.btrfs --version
+	need nfs-ganesha-vfs has_nfs_server
+	# A kernel with NFS, for where this one has none or we are not root. Only for that processor.
+	{ [ "$(id -u)" = 0 ] && grep -qw nfs4 /proc/filesystems; } || [ "$(uname -m)" != x86_64 ] ||
+		need user-mode-linux linux.uml --version
 	need iproute2 ip -V
 	need git git --version
 	need unzip unzip -v

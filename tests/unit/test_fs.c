@@ -249,6 +249,14 @@ START_TEST(a_type_is_remembered_for_its_device_only)
 				     .type = "another" };
 	ck_assert_int_eq(fs_describe(fd, "major", &memory, &again, NULL), 0);
 	ck_assert_str_eq(again.type, first.type);
+	/* A device's number may be given to another filesystem. */
+	memory.magic++;
+	strcpy(memory.type, "another");
+	ck_assert_int_eq(fs_describe(fd, "magic", &memory, &again, NULL), 0);
+	ck_assert_str_eq(again.type, first.type);
+	strcpy(memory.type, "remembered");
+	ck_assert_int_eq(fs_describe(fd, "same", &memory, &again, NULL), 0);
+	ck_assert_str_eq(again.type, "remembered");
 	close(proc);
 	close(fd);
 }
@@ -289,27 +297,33 @@ START_TEST(a_mount_is_found_by_its_number)
 END_TEST
 
 static const struct {
-	const char *type, *source, *pool;
+	const char *type, *source, *target_pool, *pool;
 } pools[] = {
 	/* The same on every host that mounts it, whatever it calls the way there. */
-	{ "nfs4", "server:/export/home", "nfs:server:/export/home" },
-	{ "nfs", "server:/export/home", "nfs:server:/export/home" },
-	{ "lustre", "10.0.0.1@tcp:10.0.0.2@tcp:/fs1", "lustre:fs1" },
-	{ "lustre", "mgs@o2ib:/fs1", "lustre:fs1" },
-	{ "fuse.juicefs", "JuiceFS:mine", "fuse.juicefs:JuiceFS:mine" },
-	{ "wekafs", "backend/default", "wekafs:backend/default" },
+	{ "nfs4", "server:/export/home", "", "nfs:server:/export/home" },
+	{ "nfs", "server:/export/home", "", "nfs:server:/export/home" },
+	{ "lustre", "10.0.0.1@tcp:10.0.0.2@tcp:/fs1", "", "lustre:fs1" },
+	{ "lustre", "mgs@o2ib:/fs1", "", "lustre:fs1" },
+	/* Some mount a folder of it; targets may be in pools. */
+	{ "lustre", "mgs@o2ib:/fs1/home/a", "", "lustre:fs1" },
+	{ "lustre", "mgs@o2ib:/fs1/home/a", "flash", "lustre:fs1.flash" },
+	{ "lustre", "mgs", "", "lustre:mgs" },
+	{ "fuse.stripefs", "stripefs", "flash", "fuse.stripefs:stripefs.flash" },
+	{ "beegfs", "mgmt01:8008", "", "beegfs:mgmt01:8008" },
+	{ "fuse.juicefs", "JuiceFS:mine", "", "fuse.juicefs:JuiceFS:mine" },
+	{ "wekafs", "backend/default", "", "wekafs:backend/default" },
 	/* What one host alone can reach has its name. */
-	{ "ext4", "/dev/root", "ext4:/dev/root@host1" },
-	{ "tmpfs", "tmpfs", "tmpfs:tmpfs@host1" },
+	{ "ext4", "/dev/root", "", "ext4:/dev/root@host1" },
+	{ "tmpfs", "tmpfs", "", "tmpfs:tmpfs@host1" },
 	/* Characters that would mean something elsewhere. */
-	{ "nfs", "a{b}\\040c,d*", "nfs:a_b__040c_d_" },
+	{ "nfs", "a{b}\\040c,d*", "", "nfs:a_b__040c_d_" },
 };
 
 START_TEST(a_pool_has_the_name_of_the_storage_that_is_shared)
 {
 	char name[FS_POOL_BYTES];
 
-	fs_pool_of_mount(pools[_i].type, pools[_i].source, "host1", name);
+	fs_pool_of_mount(pools[_i].type, pools[_i].source, pools[_i].target_pool, "host1", name);
 	ck_assert_str_eq(name, pools[_i].pool);
 }
 END_TEST
@@ -320,9 +334,9 @@ START_TEST(long_names_are_cut_and_stay_different)
 
 	memset(source, 'a', sizeof(source));
 	source[sizeof(source) - 1] = 0;
-	fs_pool_of_mount("nfs", source, "host1", first);
+	fs_pool_of_mount("nfs", source, "", "host1", first);
 	source[sizeof(source) - 2] = 'b';
-	fs_pool_of_mount("nfs", source, "host1", second);
+	fs_pool_of_mount("nfs", source, "", "host1", second);
 	ck_assert_uint_eq(strlen(first), FS_POOL_BYTES - 1);
 	ck_assert_str_ne(first, second);
 }

@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layouts that are asked for: the setting, the rule by size, how many may write, what servers are
- * told, and what is made of their answers. All of it pure. */
+ * told, and what is made of their answers; and files that are asked for in vain. */
+#define _GNU_SOURCE
 #include "fs/ask.h"
 #include "support/check_main.h"
 #include "support/random.h"
+#include "support/scratch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- The setting ------------------------------------------------------------------------------
  */
@@ -507,10 +512,89 @@ START_TEST(what_is_given_is_compared_with_what_was_asked)
 }
 END_TEST
 
+/* ---- Files that are asked for in vain
+ * ------------------------------------------------------------ */
+
+/* This folder is on none of these filesystems: a client that has no such requests answers alike. */
+static const enum fs_family families[] = { FS_LUSTRE, FS_BEEGFS, FS_CEPH, FS_EXT };
+
+static int create(enum fs_family family, const char *name, mode_t mode, char *note, size_t bytes)
+{
+	int folder = open(scratch_directory(), O_RDONLY | O_DIRECTORY), fd;
+	struct fs_wish wish;
+
+	ck_assert_int_eq(fs_wish_parse("stripe_count=4,stripe_size=4M", &wish, NULL), 0);
+	fd = fs_create_with_layout(folder, name, mode, family, &wish.layout, note, bytes);
+	close(folder);
+	return fd;
+}
+
+START_TEST(where_there_are_no_layouts_there_is_a_file)
+{
+	mode_t mask = umask(027);
+	struct stat status;
+	char note[256], byte = 'x';
+	int fd = create(families[_i], "new", 0666, note, sizeof(note));
+
+	umask(mask);
+	ck_assert_msg(fd >= 0, "%s", strerror(-fd));
+	ck_assert_int_eq(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+	ck_assert_int_eq(fcntl(fd, F_GETFL) & (O_ACCMODE | O_NONBLOCK), O_RDWR);
+	ck_assert_int_eq(fcntl(fd, F_GETFL) & O_ASYNC, 0);
+	ck_assert_int_eq(pwrite(fd, &byte, 1, 0), 1);
+	ck_assert_int_eq(fstat(fd, &status), 0);
+	ck_assert_int_eq(status.st_mode & 07777, 0640);
+	ck_assert_int_eq(status.st_nlink, 1);
+	ck_assert_msg(strstr(note, "layout 4 x 4M was not to be had (") &&
+			      strstr(note, "), the directory's is used"),
+		      "%s", note);
+	close(fd);
+	ck_assert_int_eq(unlink(scratch_path("new")), 0);
+	ck_assert_int_eq(create(families[_i], "new", 0600, NULL, 0), fd);
+	close(fd);
+}
+END_TEST
+
+START_TEST(what_is_there_is_left_alone)
+{
+	char note[256], bytes[8] = "";
+	int fd = open(scratch_path("old"), O_WRONLY | O_CREAT, 0600);
+
+	ck_assert_int_eq(write(fd, "theirs", 6), 6);
+	close(fd);
+	ck_assert_int_eq(symlink("nowhere", scratch_path("link")), 0);
+	ck_assert_int_eq(create(families[_i], "old", 0666, note, sizeof(note)), -EEXIST);
+	ck_assert_int_eq(create(families[_i], "link", 0666, note, sizeof(note)), -EEXIST);
+	fd = open(scratch_path("old"), O_RDONLY);
+	ck_assert_int_eq(read(fd, bytes, sizeof(bytes)), 6);
+	ck_assert_str_eq(bytes, "theirs");
+	close(fd);
+	ck_assert_int_eq(access(scratch_path("nowhere"), F_OK), -1);
+}
+END_TEST
+
+START_TEST(a_folder_that_is_gone_has_no_file)
+{
+	char note[256];
+	int folder = open(scratch_directory(), O_RDONLY | O_DIRECTORY), gone;
+	struct fs_wish wish;
+
+	ck_assert_int_eq(fs_wish_parse("stripe_count=4", &wish, NULL), 0);
+	ck_assert_int_eq(mkdir(scratch_path("gone"), 0700), 0);
+	gone = open(scratch_path("gone"), O_RDONLY | O_DIRECTORY);
+	ck_assert_int_eq(rmdir(scratch_path("gone")), 0);
+	ck_assert_int_eq(fs_create_with_layout(gone, "new", 0600, families[_i], &wish.layout, note,
+					       sizeof(note)),
+			 -ENOENT);
+	close(gone);
+	close(folder);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("wishes");
-	TCase *pure = tcase_create("pure");
+	TCase *pure = tcase_create("pure"), *files = tcase_create("files");
 
 	tcase_add_loop_test(pure, a_wish_is_understood, 0, ARRAY_LENGTH(understood));
 	tcase_add_loop_test(pure, a_mistake_in_a_wish_is_named, 0, ARRAY_LENGTH(refused));
@@ -524,5 +608,11 @@ int main(void)
 	tcase_add_loop_test(pure, what_is_given_is_compared_with_what_was_asked, 0,
 			    ARRAY_LENGTH(answers));
 	suite_add_tcase(suite, pure);
+	tcase_add_checked_fixture(files, scratch_setup, scratch_teardown);
+	tcase_add_loop_test(files, where_there_are_no_layouts_there_is_a_file, 0,
+			    ARRAY_LENGTH(families));
+	tcase_add_loop_test(files, what_is_there_is_left_alone, 0, ARRAY_LENGTH(families));
+	tcase_add_loop_test(files, a_folder_that_is_gone_has_no_file, 0, ARRAY_LENGTH(families));
+	suite_add_tcase(suite, files);
 	return check_main(suite);
 }

@@ -23,6 +23,7 @@ COMMANDS = (
     "prune",
     "probe",
     "bench",
+    "trace",
     "slots",
     "top",
     "exporter",

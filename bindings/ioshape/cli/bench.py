@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import sys
-import tempfile
-from contextlib import contextmanager
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ioshape.cli._output import (
     SentenceError,
@@ -22,98 +18,25 @@ from ioshape.cli._output import (
     columns,
     human_size,
     note,
-    one_line,
     plural,
     say,
     say_json,
     size_option,
 )
+from ioshape.cli._scratch import (
+    check_file_to_write,
+    check_folder,
+    check_memory,
+    check_space,
+    scratch,
+    status,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ioshape.cli._contest import Contest, Summary
 
-_PREFIX = ".ioshape-bench-"
-_SLACK_BYTES = 64 << 20
 _LEAST_BYTES = 1 << 20
 _SHORT_SECONDS = 0.1
-
-
-def _check_space(folder: Path, n_bytes: int) -> None:
-    """One file at a time is there."""
-    there = os.statvfs(folder)
-    free = there.f_bavail * there.f_frsize
-    needed = n_bytes + n_bytes // 50 + _SLACK_BYTES
-    # Some filesystems do not tell.
-    if there.f_blocks and free < needed:
-        raise SentenceError(
-            f"{folder} has {human_size(free)} free, and the bench needs {human_size(needed)}; make "
-            "room, or choose a smaller --size"
-        )
-
-
-def _check_memory(n_bytes: int) -> None:
-    """The object, its copy for save_async, and some of everything."""
-    needed = 2 * n_bytes + _SLACK_BYTES * 4
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-            if free < needed:
-                raise SentenceError(
-                    f"{human_size(free)} of memory are free, and the bench needs "
-                    f"{human_size(needed)}; choose a smaller --size"
-                )
-
-
-def _check_folder(path: str) -> Path:
-    folder = Path(path)
-    if not folder.exists():
-        raise SentenceError(f"there is no directory {path}; name one on the filesystem to measure")
-    if not folder.is_dir():
-        raise SentenceError(
-            f"{path} is not a directory; name one on the filesystem to measure, such as "
-            f"{folder.absolute().parent}"
-        )
-    return folder
-
-
-def _terminated(number: int, _frame: object) -> None:
-    sys.exit(128 + number)
-
-
-@contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
-    """A folder that is gone afterwards, also after Ctrl-C and kill."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminated)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    except OSError as error:
-        raise SentenceError(
-            f"cannot make files in {parent}: {error.strerror}; name a directory that you may write"
-        ) from None
-    try:
-        yield folder
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        shutil.rmtree(folder, ignore_errors=True)
-        if folder.exists():
-            note(f"ioshape: {folder} could not be removed; remove it")
-
-
-@contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal; it is gone at the end."""
-    if not sys.stderr.isatty():
-        yield lambda _text: None
-        return
-    from rich.console import Console  # noqa: PLC0415 - only where somebody looks
-    from rich.text import Text  # noqa: PLC0415
-
-    with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(Text(one_line(text)))
 
 
 def _measure(parent: Path, size: int, rounds: int) -> Contest:
@@ -123,12 +46,12 @@ def _measure(parent: Path, size: int, rounds: int) -> Contest:
         raise SentenceError(f"the bench needs torch ({error}); pip install torch") from None
     # Four contestants and a warm-up, the ceiling, and what it takes to find that.
     total = (4 * (rounds + 1) + rounds) * size + min(size, 256 << 20) * 5
-    with _scratch(parent) as folder:
+    with scratch(parent) as folder:
         note(
             f"ioshape: saving {human_size(size)} again and again to {folder}, about "
             f"{human_size(total)} in all; the folder is removed at the end"
         )
-        with _status() as tell:
+        with status() as tell:
             contest = Contest(folder, size, tell)
             try:
                 contest.run(rounds)
@@ -250,7 +173,36 @@ def _show(contest: Contest, parent: Path, rounds: int) -> None:
         say("These times are too short to mean much; choose a larger --size.")
 
 
-@click.command(short_help="Measure torch.save, ioshape and the ceiling on a filesystem.")
+class _Bench(click.Command):
+    """Takes a directory, or the name of another bench before it.
+
+    A directory of that name is reached as ./storm.
+    """
+
+    others = ("storm",)
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        if args and args[0] in self.others:
+            other: click.Command = import_module(f"ioshape.cli.{args[0]}").command
+            return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete:
+            found += [CompletionItem(name) for name in self.others if name.startswith(incomplete)]
+        return found
+
+
+@click.command(
+    cls=_Bench, short_help="Measure torch.save, ioshape and the ceiling on a filesystem."
+)
 @click.argument("path", default=".", type=click.Path(file_okay=False))
 @click.option(
     "--size",
@@ -288,17 +240,21 @@ def command(path: str, size: int, rounds: int, json_path: str | None) -> None:
 
     The settings are those that "ioshape settings" shows.
 
+    "ioshape bench storm" is another bench: many processes save together, and neighbours have to
+    live with it; "ioshape bench storm --help" tells more. A directory called storm is ./storm.
+
     \b
     ioshape bench /scratch
+    ioshape bench storm /scratch
     ioshape bench /scratch --size 8G --rounds 5 --json bench.json
     """
-    parent = _check_folder(path)
+    parent = check_folder(path)
     if size < _LEAST_BYTES:
         raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
-    if json_path not in (None, "-") and not Path(json_path).absolute().parent.is_dir():
-        raise SentenceError(f"there is no directory for {json_path}; make it first")
-    _check_space(parent, size)
-    _check_memory(size)
+    if json_path != "-":
+        check_file_to_write(json_path)
+    check_space(parent, size)
+    check_memory(size)
     contest = _measure(parent, size, rounds)
     found = _as_json(contest, parent, rounds)
     if json_path == "-":

@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Saves and loads over NFS: the kernel's client, versions 3 and 4.2, and a server in user space on
+ * the same machine, so that a test sees what the server has, and can play another host by changing
+ * it behind the client's back. Where this kernel has no NFS client another one runs for it: see
+ * support/machine.h.
+ */
+#define _GNU_SOURCE
+#include "ckpt/generation.h"
+#include "fs/fs.h"
+#include "support/generation_case.h"
+#include "support/machine.h"
+#include "support/nfs_server.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+#include "support/tap.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LARGE_BYTES (2u << 20)
+#define EXPORT_MIB 64
+
+#define FILE_HERE NFS_CLIENT_FOLDER "/model.pt"
+#define FILE_THERE NFS_SERVER_FOLDER "/model.pt"
+
+static const char *version; /* that is mounted */
+static struct sample old_sample, new_sample;
+static char complaint[2048];
+
+__attribute__((format(printf, 1, 2))) static bool complain(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(complaint, sizeof(complaint), format, args);
+	va_end(args);
+	return false;
+}
+
+static int save_with(struct ioshape_context *context, const struct sample *sample,
+		     struct ioshape_save_options *options)
+{
+	options->metadata = &sample->metadata;
+	return ioshape_save_tensors(context, FILE_HERE, sample->tensors, sample->count, options);
+}
+
+/* With a context of its own, as another process would. 0, or a code and the complaint. */
+static int save(enum ioshape_engine engine, const struct sample *sample, bool no_replace,
+		struct ioshape_report *report)
+{
+	struct ioshape_context *context = sample_context(engine, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	int ret;
+
+	options.no_replace = no_replace;
+	options.report = report;
+	ret = save_with(context, sample, &options);
+	if (ret)
+		complain("%s", ioshape_context_message(context));
+	ioshape_context_free(context);
+	return ret;
+}
+
+static int check(const char *path, const struct sample *sample, char *why, size_t why_bytes)
+{
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	int ret = sample_check(context, path, sample, why, why_bytes);
+
+	ioshape_context_free(context);
+	return ret;
+}
+
+/* Here, and on the server: what a save calls durable is there. */
+static bool holds(const struct sample *sample)
+{
+	char why[512];
+
+	if (check(FILE_THERE, sample, why, sizeof(why)))
+		return complain("the server does not have it: %s", why);
+	scratch_evict(FILE_HERE);
+	if (check(FILE_HERE, sample, why, sizeof(why)))
+		return complain("the client does not see it: %s", why);
+	return true;
+}
+
+/* Names that the client gave to files that were open when they were replaced, and takes away when
+ * it comes to it. */
+static bool hidden_names_go(const char *folder)
+{
+	for (unsigned tries = 0; tries < 300; tries++) {
+		DIR *listing = opendir(folder);
+		struct dirent *entry = NULL;
+
+		while (listing && (entry = readdir(listing)) &&
+		       strncmp(entry->d_name, ".nfs", 4) != 0)
+			;
+		if (listing)
+			closedir(listing);
+		if (!entry)
+			return true;
+		usleep(10000);
+	}
+	return complain("%s still has a name of the client's in it", folder);
+}
+
+static bool nothing_is_left_behind(void)
+{
+	if (scratch_temporaries(NFS_SERVER_FOLDER))
+		return complain("a temporary file was left behind");
+	return true;
+}
+
+static bool what_is_saved_is_loaded(void)
+{
+	static const struct {
+		enum ioshape_engine engine;
+		const char *name;
+	} engines[] = {
+		{ IOSHAPE_ENGINE_AUTO, NULL },
+		{ IOSHAPE_ENGINE_URING, "uring" },
+		{ IOSHAPE_ENGINE_THREADS, "threads" },
+		{ IOSHAPE_ENGINE_BUFFERED, "buffered" },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(engines); i++) {
+		struct ioshape_report report = IOSHAPE_REPORT_INIT;
+		const struct sample *sample = i % 2 ? &old_sample : &new_sample;
+
+		if (save(engines[i].engine, sample, false, &report) || !holds(sample) ||
+		    !nothing_is_left_behind())
+			return false;
+		if (engines[i].name && strcmp(report.engine, engines[i].name) != 0)
+			return complain("engine \"%s\": %s", report.engine, report.fallback_text);
+		if (report.direct != (engines[i].engine != IOSHAPE_ENGINE_BUFFERED))
+			return complain("%s, direct is %u: %s", report.engine, report.direct,
+					report.fallback_text);
+		if (strncmp(report.filesystem, "nfs", 3) != 0)
+			return complain("the report calls it \"%s\"", report.filesystem);
+	}
+	return true;
+}
+
+static bool it_is_known_for_what_it_is(void)
+{
+	const bool third = *version == '3';
+	const char *source = third ? "127.0.0.1:" NFS_SERVER_FOLDER : "127.0.0.1:/export";
+	const char *flavour = third ? "NFSv3 over TCP" : "NFSv4.2 over TCP";
+	char pool[FS_POOL_BYTES], name[FS_POOL_BYTES];
+	struct base_error error = { 0 };
+	struct fs_storage storage;
+	int fd = open(NFS_CLIENT_FOLDER, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int ret = fs_look_at_storage(fd, NFS_CLIENT_FOLDER, "", &storage, &error);
+
+	close(fd);
+	if (ret || fs_pool_of_path(FILE_HERE, name, &error))
+		return complain("%s", error.text);
+	if (storage.family != FS_NFS || strcmp(storage.flavour, flavour) != 0)
+		return complain("it is taken for %s, %s", fs_family_name(storage.family),
+				storage.flavour);
+	if (strcmp(storage.source, source) != 0 ||
+	    strcmp(storage.mount_point, NFS_CLIENT_FOLDER) != 0)
+		return complain("%s at %s", storage.source, storage.mount_point);
+	if (storage.write_unit != 1 << 20 || !storage.remote || storage.layout.count)
+		return complain("its unit is %llu", (unsigned long long)storage.write_unit);
+	if (storage.total_bytes >> 20 != EXPORT_MIB || storage.free_bytes > storage.total_bytes)
+		return complain("it has %llu bytes", (unsigned long long)storage.total_bytes);
+	/* All hosts that name the server like this take turns. */
+	snprintf(pool, sizeof(pool), "nfs:%s", source);
+	return !strcmp(name, pool) || complain("the pool is \"%s\"", name);
+}
+
+/* The client keeps what is open under another name until it is closed. */
+static bool a_reader_here_keeps_what_it_opened(void)
+{
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_reader *reader = NULL;
+	bool well = !save(IOSHAPE_ENGINE_AUTO, &old_sample, false, NULL);
+	char why[512];
+
+	well = well && (!ioshape_reader_open(context, FILE_HERE, NULL, &reader) ||
+			complain("%s", ioshape_context_message(context)));
+	well = well && !save(IOSHAPE_ENGINE_AUTO, &new_sample, false, NULL);
+	if (well && sample_check_reader(reader, &old_sample, why, sizeof(why)))
+		well = complain("the reader of the old file: %s", why);
+	ioshape_reader_free(reader);
+	ioshape_context_free(context);
+	return well && holds(&new_sample) && hidden_names_go(NFS_SERVER_FOLDER);
+}
+
+/*
+ * The client believes for a while (actimeo) that a name means what it meant. Whenever it finds out
+ * that it does not, opening still succeeds; reading gives all of one file, or ESTALE.
+ */
+static bool another_hosts_file_comes_into_sight(void)
+{
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_reader *reader;
+	bool well = true, seen = false;
+	char why[512];
+	int ret;
+
+	for (unsigned tries = 0; well && !seen && tries < 250; tries++) {
+		if (ioshape_reader_open(context, FILE_HERE, NULL, &reader)) {
+			well = complain("opened anew: %s", ioshape_context_message(context));
+			break;
+		}
+		ret = sample_check_reader(reader, &new_sample, why, sizeof(why));
+		seen = !ret;
+		if (ret && ret != -ESTALE &&
+		    sample_check_reader(reader, &old_sample, why, sizeof(why)))
+			well = complain("neither the old file nor the new one: %s", why);
+		ioshape_reader_free(reader);
+		usleep(20000);
+	}
+	ioshape_context_free(context);
+	if (well && !seen)
+		return complain("the client does not see the file of another host");
+	return well && holds(&new_sample);
+}
+
+/* A reader of a file that another host replaced gets that file or an error, and nothing else. */
+static bool a_file_replaced_elsewhere_is_not_mixed_up(void)
+{
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_reader *reader = NULL;
+	bool well = !save(IOSHAPE_ENGINE_AUTO, &old_sample, false, NULL);
+	char why[512] = "";
+	int ret;
+
+	well = well && (!ioshape_reader_open(context, FILE_HERE, NULL, &reader) ||
+			complain("%s", ioshape_context_message(context)));
+	if (well &&
+	    ioshape_save_tensors(
+		    context, NFS_OTHER_FOLDER "/model.pt", new_sample.tensors, new_sample.count,
+		    &(struct ioshape_save_options){ .size = sizeof(struct ioshape_save_options),
+						    .metadata = &new_sample.metadata }))
+		well = complain("%s", ioshape_context_message(context));
+	if (well) {
+		ret = sample_check_reader(reader, &old_sample, why, sizeof(why));
+		printf("# version %s: a file replaced elsewhere reads as %s\n", version,
+		       ret ? why : "the old one");
+		if (ret && ret != -ESTALE)
+			well = complain("%d instead of ESTALE: %s", ret, why);
+		if (ret && !strstr(why, FILE_HERE))
+			well = complain("the sentence does not name the file: %s", why);
+	}
+	ioshape_reader_free(reader);
+	ioshape_context_free(context);
+	return well && another_hosts_file_comes_into_sight();
+}
+
+struct contender {
+	pthread_t thread;
+	int ret;
+};
+
+static void *contend(void *argument)
+{
+	struct contender *self = argument;
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	options.no_replace = 1;
+	self->ret = save_with(context, &new_sample, &options);
+	ioshape_context_free(context);
+	return NULL;
+}
+
+static bool of_two_that_must_not_replace_one_wins(void)
+{
+	struct contender two[2];
+
+	unlink(FILE_HERE);
+	for (unsigned i = 0; i < 2; i++)
+		pthread_create(&two[i].thread, NULL, contend, &two[i]);
+	for (unsigned i = 0; i < 2; i++)
+		pthread_join(two[i].thread, NULL);
+	if (two[0].ret + two[1].ret != -EEXIST || (two[0].ret && two[1].ret))
+		return complain("they ended with %d and %d", two[0].ret, two[1].ret);
+	if (save(IOSHAPE_ENGINE_AUTO, &old_sample, true, NULL) != -EEXIST)
+		return complain("a third one replaced it");
+	return holds(&new_sample) && nothing_is_left_behind();
+}
+
+/* Dies, or sleeps until it is killed, while it writes. */
+static int stop_while_writing(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	int *pipe_end = user;
+
+	(void)total;
+	if (phase == IOSHAPE_PHASE_WRITE && done) {
+		if (write(*pipe_end, "w", 1) != 1)
+			_exit(2);
+		pause();
+	}
+	return 0;
+}
+
+/* A child that is in the middle of a save. */
+static pid_t writer_in_the_middle(void)
+{
+	int ends[2];
+	pid_t child;
+	char byte;
+
+	fflush(NULL);
+	if (pipe(ends))
+		return -1;
+	child = fork();
+	if (!child) {
+		struct ioshape_context *context =
+			sample_context(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_PREFER);
+		struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+		options.progress = stop_while_writing;
+		options.progress_user = &ends[1];
+		_exit(save_with(context, &new_sample, &options) ? 1 : 0);
+	}
+	close(ends[1]);
+	if (read(ends[0], &byte, 1) != 1)
+		complain("the writer ended early");
+	close(ends[0]);
+	return child;
+}
+
+/* What a living writer has is left alone, what a dead one left goes with the next save. */
+static bool leftovers_go_when_their_writer_is_dead(void)
+{
+	bool well = !save(IOSHAPE_ENGINE_AUTO, &old_sample, false, NULL);
+	pid_t child = writer_in_the_middle();
+
+	if (well && scratch_temporaries(NFS_SERVER_FOLDER) != 1)
+		well = complain("no temporary file of the writer in the middle");
+	well = well && !save(IOSHAPE_ENGINE_AUTO, &old_sample, false, NULL);
+	if (well && scratch_temporaries(NFS_SERVER_FOLDER) != 1)
+		well = complain("the file of a living writer was taken away");
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	well = well && holds(&old_sample);
+	well = well && !save(IOSHAPE_ENGINE_AUTO, &new_sample, false, NULL);
+	return well && nothing_is_left_behind() && holds(&new_sample);
+}
+
+/* Leaves no more room on the server than this. */
+static bool fill_up(uint64_t leave_bytes)
+{
+	struct statvfs status;
+	int fd = open(NFS_SERVER_FOLDER "/filler", O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	uint64_t room;
+	bool well;
+
+	if (fd < 0 || fstatvfs(fd, &status))
+		return complain("cannot fill the server");
+	room = (uint64_t)status.f_bavail * status.f_frsize;
+	well = room <= leave_bytes || !posix_fallocate(fd, 0, (off_t)(room - leave_bytes));
+	close(fd);
+	return well || complain("cannot fill the server");
+}
+
+static bool on_a_full_server_the_old_file_stays(void)
+{
+	static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_THREADS,
+						       IOSHAPE_ENGINE_BUFFERED };
+	bool well = !save(IOSHAPE_ENGINE_AUTO, &old_sample, false, NULL) &&
+		    hidden_names_go(NFS_SERVER_FOLDER) && fill_up(1 << 20);
+
+	for (size_t i = 0; well && i < ARRAY_LENGTH(engines); i++) {
+		int ret = save(engines[i], &new_sample, false, NULL);
+
+		if (ret != -ENOSPC)
+			well = complain("engine %zu: %d instead of ENOSPC", i, ret);
+		else if (!strstr(complaint, FILE_HERE) || !strstr(complaint, "No space left"))
+			well = false;
+		well = well && nothing_is_left_behind() && holds(&old_sample);
+	}
+	unlink(NFS_SERVER_FOLDER "/filler");
+	return well && !save(IOSHAPE_ENGINE_AUTO, &new_sample, false, NULL) && holds(&new_sample);
+}
+
+/* In the folder of generations; that it holds nothing else shows that what went left nothing. */
+static bool generations_are(unsigned count)
+{
+	if (!hidden_names_go("runs"))
+		return false;
+	return scratch_entries("runs") == count ||
+	       complain("%u names instead of %u", scratch_entries("runs"), count);
+}
+
+/* There is no exchange of two names over NFS: the old generation steps aside. */
+static bool a_generation_is_replaced(void)
+{
+	struct base_error error = { 0 };
+	bool well;
+
+	well = (!generation_save(7, "the old one", false, &error) &&
+		!generation_save(7, "the new one", false, &error)) ||
+	       complain("%s", error.text);
+	if (well && !generation_is("step-0000000007", 7, "the new one"))
+		well = complain("the new one is not there");
+	return well && generations_are(1);
+}
+
+static bool prune(struct ioshape_context *context, uint64_t should_go)
+{
+	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+	uint64_t removed = 0;
+
+	options.keep_last = 1;
+	if (ioshape_generations_prune(context, "runs", &options, &removed))
+		return complain("%s", ioshape_context_message(context));
+	return removed == should_go || complain("%u were removed", (unsigned)removed);
+}
+
+/* Version 4 has locks that other hosts see. */
+static bool a_generation_that_is_read_is_not_pruned(void)
+{
+	const char *reading = *version == '3' ? "runs" : NFS_OTHER_FOLDER "/runs";
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_generation *generation = NULL;
+	struct base_error error = { 0 };
+	bool well;
+
+	well = (!generation_save(7, "read", false, &error) &&
+		!generation_save(8, "newer", false, &error)) ||
+	       complain("%s", error.text);
+	well = well && (!ioshape_generation_open(context, reading, 7, &generation) ||
+			complain("%s", ioshape_context_message(context)));
+	well = well && prune(context, 0) && generation_is("step-0000000007", 7, "read");
+	ioshape_generation_free(generation);
+	well = well && prune(context, 1) && generations_are(1);
+	ioshape_context_free(context);
+	return well;
+}
+
+static const struct {
+	const char *name;
+	bool (*test)(void);
+	bool alike; /* in both versions: the second one has its turn in the long form */
+} tests[] = {
+	{ "what is saved is loaded, and on the server", what_is_saved_is_loaded, false },
+	{ "it is known for what it is", it_is_known_for_what_it_is, false },
+	{ "a reader here keeps the file that it opened", a_reader_here_keeps_what_it_opened, true },
+	{ "a file replaced by another host is not mixed up",
+	  a_file_replaced_elsewhere_is_not_mixed_up, false },
+	{ "of two that must not replace one wins", of_two_that_must_not_replace_one_wins, false },
+	{ "leftovers go when their writer is dead", leftovers_go_when_their_writer_is_dead, true },
+	{ "on a full server the old file stays", on_a_full_server_the_old_file_stays, true },
+	{ "a generation is replaced", a_generation_is_replaced, true },
+	{ "a generation that is read is not pruned", a_generation_that_is_read_is_not_pruned,
+	  false },
+};
+
+static void test_version(const char *which, bool all)
+{
+	version = which;
+	if (!tap_ok(nfs_server_mount(version) && !chdir(NFS_CLIENT_FOLDER), "version %s is mounted",
+		    version))
+		return;
+	for (size_t i = 0; i < ARRAY_LENGTH(tests); i++)
+		if ((all || !tests[i].alike) &&
+		    !tap_ok(tests[i].test(), "version %s: %s", version, tests[i].name))
+			printf("# %s\n", complaint);
+	scratch_remove("runs");
+	if (chdir("/run"))
+		perror("chdir");
+	nfs_server_unmount();
+}
+
+static int run(void)
+{
+	scratch_setup();
+	sample_make(&old_sample, 1, 1u << 20);
+	sample_make(&new_sample, 2, LARGE_BYTES);
+	if (tap_ok(nfs_server_start(EXPORT_MIB), "the server runs")) {
+		test_version("4.2", true);
+		test_version("3", scratch_long());
+	}
+	sample_free(&old_sample);
+	sample_free(&new_sample);
+	scratch_teardown();
+	return tap_end();
+}
+
+int main(void)
+{
+	static const char *const modules[] = { "nfsv3", "nfsv4", NULL };
+	const char *why_not = nfs_server_missing();
+	int status = why_not ? -1 : machine_run("nfs4", modules, 60, run, &why_not);
+
+	if (status < 0) {
+		tap_skip("saves and loads over NFS", why_not);
+		status = tap_end();
+	}
+	return status;
+}

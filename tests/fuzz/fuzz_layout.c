@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any bytes as what a filesystem answers about a layout, as a mount table and as options of a
+ * mount: each input is tried as each of them. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fs/mountinfo.h"
+#include "fs/storage.h"
+
+/* Stays on where assert() is compiled away. */
+#define MUST(condition)                                                                            \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);            \
+			abort();                                                                   \
+		}                                                                                  \
+	} while (0)
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+static bool has_end(const char *text, size_t room)
+{
+	return memchr(text, 0, room);
+}
+
+/* What follows from a layout, whatever it says. */
+static void use(const struct fs_layout *layout)
+{
+	char text[96], small[8];
+
+	fs_layout_text(layout, text, sizeof(text));
+	fs_layout_text(layout, small, sizeof(small));
+	MUST(has_end(text, sizeof(text)) && has_end(small, sizeof(small)));
+	MUST(!layout->count == !*text);
+	for (uint64_t offset = 1; offset; offset <<= 7) {
+		const struct fs_part *part = fs_layout_at(layout, offset);
+		const struct fs_part *most = fs_layout_main(layout, offset);
+
+		MUST(!part || (part->begin <= offset && offset <= part->end));
+		MUST(!most || most->begin < offset);
+	}
+}
+
+static void check(const struct fs_layout *layout, int ret)
+{
+	MUST(!ret || ret == -EINVAL || ret == -ENOTSUP || ret == -E2BIG);
+	MUST((!ret || ret == -E2BIG) == (layout->count > 0));
+	MUST(layout->count <= FS_MOST_PARTS);
+	for (uint32_t i = 0; i < layout->count; i++) {
+		const struct fs_part *part = &layout->parts[i];
+
+		MUST(part->begin <= part->end && part->stripe_bytes % (64 * KIB) == 0);
+		MUST(!i || part[-1].end <= part->begin);
+		MUST(has_end(part->pool, sizeof(part->pool)));
+		MUST(part->stripe_count <= 65535 || part->stripe_count == FS_ALL_TARGETS);
+	}
+	use(layout);
+}
+
+/* Mutations hardly ever find both orders of bytes, or a table with an entry that fits. So each
+ * input is also tried as the only component of a layout of components. */
+static void try_component(const uint8_t *data, size_t bytes)
+{
+	uint8_t *blob = calloc(1, 80 + bytes);
+	struct fs_layout layout;
+
+	MUST(blob);
+	base_put_le(blob, 0x0bd60bd0, 4);
+	base_put_le(blob + 4, 80 + bytes, 4);
+	base_put_le(blob + 14, 1, 2);
+	base_put_le(blob + 32 + 16, UINT64_MAX, 8);
+	base_put_le(blob + 32 + 24, 80, 4);
+	base_put_le(blob + 32 + 28, bytes, 4);
+	if (bytes)
+		memcpy(blob + 80, data, bytes);
+	check(&layout, fs_lustre_layout(blob, 80 + bytes, &layout));
+	free(blob);
+}
+
+static void try_mount_table(const char *text)
+{
+	struct fs_mount mount;
+	char type[32], source[64], pool[FS_POOL_BYTES];
+	const char *name;
+
+	fs_mountinfo_type(text, 0, 46, type, sizeof(type));
+	if (!fs_mountinfo_mount(text, 101, type, sizeof(type), source, sizeof(source))) {
+		fs_pool_of_mount(type, source, "flash", "host", pool);
+		MUST(has_end(pool, sizeof(pool)) &&
+		     strspn(pool, FS_POOL_CHARACTERS) == strlen(pool));
+		MUST(fs_lustre_name(source, &name) < sizeof(source));
+	}
+	for (uint64_t number = 0; number < 102; number += 101) {
+		memset(&mount, 0xa5, sizeof(mount));
+		if (fs_mountinfo_line(text, number, 0, 46, &mount))
+			continue;
+		MUST(*mount.type && has_end(mount.type, sizeof(mount.type)));
+		MUST(*mount.mount_point && has_end(mount.mount_point, sizeof(mount.mount_point)));
+		MUST(has_end(mount.source, sizeof(mount.source)));
+		MUST(has_end(mount.options, sizeof(mount.options)));
+	}
+}
+
+static void try_nfs_options(const char *options, size_t bytes)
+{
+	struct fs_nfs_options nfs;
+	char text[32];
+
+	fs_nfs_options(options, bytes, &nfs);
+	MUST(nfs.write_bytes <= GIB && nfs.read_bytes <= GIB && nfs.version < 10 && nfs.minor < 10);
+	fs_nfs_text(&nfs, text, sizeof(text));
+	MUST(has_end(text, sizeof(text)) && !strncmp(text, "NFS", 3));
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+	struct fs_layout layout;
+	char *text = malloc(bytes + 1);
+
+	MUST(text);
+	if (bytes)
+		memcpy(text, data, bytes);
+	text[bytes] = 0;
+	check(&layout, fs_lustre_layout(data, bytes, &layout));
+	try_component(data, bytes);
+	check(&layout, fs_ceph_layout((const char *)data, bytes, &layout));
+	try_nfs_options((const char *)data, bytes);
+	try_mount_table(text);
+	free(text);
+	return 0;
+}

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts on a filesystem with stripes: asked for, given or not, reported, and what follows."""
+
+import errno
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ioshape
+import pytest
+import torch
+from checkpoints import left_clean
+from ioshape import _config
+from nodes import run_ranks
+from striped import Mount, striped
+
+MIB = 1 << 20
+
+#: No waiting: what is tested here is not how fast it is.
+QUICK: dict[str, object] = {
+    "bandwidth": "20G",
+    "seek_ms": 0,
+    "mds_latency_ms": 0,
+    "mds_rate": 1_000_000,
+}
+
+#: An object whose file is larger than the smallest one that is asked for.
+OBJECT = {"weights": torch.arange(3 * MIB // 8)}
+
+
+@pytest.fixture(autouse=True)
+def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for setting in _config.SETTINGS.values():
+        monkeypatch.delenv(setting.variable, raising=False)
+    with left_clean():
+        yield
+        monkeypatch.undo()
+
+
+@pytest.fixture(scope="module")
+def lustre() -> Iterator[Mount]:
+    """Eight targets, files on one of them unless they ask."""
+    with striped("ssd", pool=["flash=4,5,6,7"], **QUICK) as mount:
+        yield mount
+
+
+class Part(NamedTuple):
+    """What lustre.lov says of a component."""
+
+    end: int
+    size: int
+    stripes: int
+    pool: str
+
+
+def layout_of(path: Path) -> list[Part]:
+    """Read with nothing of ours."""
+    blob = os.getxattr(path, "lustre.lov")
+    (magic,) = struct.unpack_from("<I", blob)
+    if magic != 0x0BD60BD0:
+        return [_part(blob, 0, 2**64 - 1)]
+    (count,) = struct.unpack_from("<H", blob, 14)
+    parts = []
+    for entry in range(32, 32 + 48 * count, 48):
+        end, offset = struct.unpack_from("<QI", blob, entry + 16)
+        parts.append(_part(blob, offset, end))
+    return parts
+
+
+def _part(blob: bytes, at: int, end: int) -> Part:
+    magic, size, count = struct.unpack_from("<I20xIH", blob, at)
+    pool = blob[at + 32 : at + 48].rstrip(b"\0").decode() if magic == 0x0BD30BD0 else ""
+    return Part(end, size, count, pool)
+
+
+def save(path: Path, wish: str = "auto", **settings: Any) -> ioshape.Report:
+    """Saves OBJECT; whatever became of the wish, it is there, and nothing else is."""
+    ioshape.configure(layout=wish, **settings)
+    before = set(path.parent.iterdir())
+    report = ioshape.save(OBJECT, path)
+    assert set(path.parent.iterdir()) == before | {path}
+    assert torch.equal(torch.load(path)["weights"], OBJECT["weights"])
+    return report
+
+
+# ---- Wishes that come true ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wish", "parts", "words"),
+    [
+        ("stripe_count=4,stripe_size=4M", [Part(2**64 - 1, 4 * MIB, 4, "")], "4 x 4M"),
+        ("stripe_count=2", [Part(2**64 - 1, MIB, 2, "")], "2 x 1M"),
+        ("stripe_size=64K", [Part(2**64 - 1, MIB // 16, 1, "")], "1 x 64K"),
+        ("stripe_count=4,pool=flash", [Part(2**64 - 1, MIB, 4, "flash")], "4 x 1M, pool flash"),
+        (
+            "to=1M,stripe_count=1; to=8M,stripe_count=2; stripe_count=4,stripe_size=4M",
+            [Part(MIB, MIB, 1, ""), Part(8 * MIB, MIB, 2, ""), Part(2**64 - 1, 4 * MIB, 4, "")],
+            "to 1M: 1 x 1M; to 8M: 2 x 1M; 4 x 4M",
+        ),
+    ],
+)
+def test_a_file_lies_as_it_was_asked_for(
+    lustre: Mount, wish: str, parts: list[Part], words: str
+) -> None:
+    report = save(lustre.path / "file.pt", wish)
+    assert layout_of(lustre.path / "file.pt") == parts
+    assert (report.stripes_asked, report.stripes) == (words, words)
+    assert not report.fallbacks
+
+
+def test_all_targets_are_as_many_as_there_are(lustre: Mount) -> None:
+    report = save(lustre.path / "file.pt", "stripe_count=all")
+    assert layout_of(lustre.path / "file.pt") == [Part(2**64 - 1, MIB, 8, "")]
+    assert (report.stripes_asked, report.stripes) == ("all x 1M", "8 x 1M")
+    assert (report.stripe_count, report.stripe_bytes) == (8, MIB)
+    assert not report.fallbacks
+
+
+def test_the_report_has_the_part_that_most_of_the_file_is_in(lustre: Mount) -> None:
+    report = save(lustre.path / "file.pt", "to=64K,stripe_count=1; stripe_count=4,stripe_size=2M")
+    assert (report.stripe_count, report.stripe_bytes) == (4, 2 * MIB)
+
+
+def test_nothing_is_asked_for_where_the_directory_is_wide_enough(lustre: Mount) -> None:
+    for wish in ("auto", "directory"):
+        lustre.reset()
+        report = save(lustre.path / "file.pt", wish)
+        assert (report.stripes_asked, report.stripes) == ("", "1 x 1M")
+        assert lustre.statistics()["operations"].get("ioctl", 0) <= 2  # targets are counted
+
+
+def test_nothing_is_asked_for_small_files(lustre: Mount) -> None:
+    ioshape.configure(layout="stripe_count=4")
+    report = ioshape.save({"small": torch.zeros(10)}, lustre.path / "file.pt")
+    assert (report.stripes_asked, report.stripes) == ("", "1 x 1M")
+
+
+def test_a_large_file_is_given_stripes_by_its_size(lustre: Mount) -> None:
+    data = torch.zeros(101 * MIB, dtype=torch.uint8)
+    report = ioshape.save(data, lustre.path / "large.pt")
+    assert (report.stripes_asked, report.stripes) == ("8 x 1M", "8 x 1M")
+    assert report.capacity == 1
+    (lustre.path / "large.pt").unlink()
+
+
+def test_a_progressive_directory_is_left_alone() -> None:
+    with striped("ssd", progressive="1Mi:1,eof:2:4Mi", **QUICK) as mount:
+        data = torch.zeros(101 * MIB, dtype=torch.uint8)
+        report = ioshape.save(data, mount.path / "large.pt")
+        assert (report.stripes_asked, report.stripes) == ("", "to 1M: 1 x 1M; 2 x 4M")
+        assert report.capacity == 4
+
+
+def test_a_new_file_does_not_inherit_from_the_one_it_replaces(lustre: Mount) -> None:
+    path = lustre.path / "file.pt"
+    save(path, "stripe_count=4")
+    path.chmod(0o640)
+    assert save(path, "stripe_count=2").stripes == "2 x 1M"
+    assert save(path, "directory").stripes == "1 x 1M"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_mode_is_as_open_would_have_given(lustre: Mount) -> None:
+    old = os.umask(0o027)
+    try:
+        save(lustre.path / "masked.pt", "stripe_count=4")
+    finally:
+        os.umask(old)
+    assert (lustre.path / "masked.pt").stat().st_mode & 0o777 == 0o640
+    (lustre.path / "masked.pt").unlink()
+
+
+def test_the_lane_of_another_filesystem_asks_as_well(lustre: Mount, tmp_path: Path) -> None:
+    """What was remembered of the last file's filesystem does not hold for this one."""
+    for _ in range(2):
+        assert save(tmp_path / "file.pt", "stripe_count=4").stripes_asked == ""
+        assert save(lustre.path / "file.pt", "stripe_count=4").stripes == "4 x 1M"
+
+
+# ---- Wishes that do not -------------------------------------------------------------------------
+
+
+def test_fewer_targets_than_asked_for_are_said(lustre: Mount) -> None:
+    report = save(lustre.path / "file.pt", "stripe_count=100")
+    assert layout_of(lustre.path / "file.pt") == [Part(2**64 - 1, MIB, 8, "")]
+    assert (report.stripes_asked, report.stripes) == ("100 x 1M", "8 x 1M")
+    assert report.fallbacks == ("layout 100 x 1M was asked for, 8 x 1M was given",)
+
+
+def test_an_unknown_pool_leaves_the_directorys_layout(lustre: Mount) -> None:
+    report = save(lustre.path / "file.pt", "stripe_count=4,pool=nowhere")
+    assert layout_of(lustre.path / "file.pt") == [Part(2**64 - 1, MIB, 1, "")]
+    assert report.stripes_asked == "4 x 1M, pool nowhere"
+    assert report.stripes == "1 x 1M"
+    (said,) = report.fallbacks
+    assert said.startswith("layout 4 x 1M, pool nowhere was not to be had (")
+
+
+@pytest.mark.parametrize(
+    ("trap", "wish"),
+    [
+        ("setstripe-ignored", "stripe_count=4"),
+        ("setxattr-ignored", "to=1M,stripe_count=1; stripe_count=4"),
+    ],
+)
+def test_a_server_that_says_yes_and_does_nothing(trap: str, wish: str) -> None:
+    with striped("ssd", trap=[trap], **QUICK) as mount:
+        report = save(mount.path / "file.pt", wish)
+        assert layout_of(mount.path / "file.pt") == [Part(2**64 - 1, MIB, 1, "")]
+        assert report.stripes == "1 x 1M"
+        (said,) = report.fallbacks
+        assert said.endswith("was not to be had (none was given), the directory's is used")
+
+
+def test_a_directory_without_a_layout() -> None:
+    with striped("ssd", trap=["no-default"], **QUICK) as mount:
+        assert save(mount.path / "file.pt").stripes == "1 x 1M"
+        assert save(mount.path / "file.pt", "stripe_count=4").stripes == "4 x 1M"
+
+
+def test_a_layout_that_is_not_told_is_not_believed() -> None:
+    with striped("ssd", trap=["no-layout"], **QUICK) as mount:
+        report = save(mount.path / "file.pt", "stripe_count=4")
+        assert report.stripes == ""
+
+
+# ---- Other filesystems --------------------------------------------------------------------------
+
+
+def test_beegfs() -> None:
+    with striped("ssd", play="beegfs", **QUICK) as mount:
+        report = save(mount.path / "file.pt", "stripe_count=4,stripe_size=1M")
+        assert (report.stripes_asked, report.stripes) == ("4 x 1M", "4 x 1M")
+        assert not report.fallbacks
+        # It takes powers of two only.
+        report = save(mount.path / "file.pt", "stripe_count=4,stripe_size=192K")
+        assert report.stripes == "1 x 1M"
+        (said,) = report.fallbacks
+        assert os.strerror(errno.EINVAL) in said
+        report = save(mount.path / "file.pt", "stripe_count=100")
+        assert report.stripes == "8 x 1M"
+        assert len(report.fallbacks) == 1
+
+
+def test_ceph() -> None:
+    with striped("ssd", play="ceph", **QUICK) as mount:
+        path = mount.path / "file.pt"
+        report = save(path, "stripe_count=4,stripe_size=1M")
+        assert (report.stripes_asked, report.stripes) == ("4 x 1M", "4 x 1M")
+        assert not report.fallbacks
+        said = os.getxattr(path, "ceph.file.layout").decode()
+        assert {"stripe_unit=1048576", "stripe_count=4"} <= set(said.split())
+        assert save(path).stripes_asked == ""
+
+
+# ---- What follows -------------------------------------------------------------------------------
+
+
+def test_as_many_write_as_there_are_targets_for_their_stripes(lustre: Mount) -> None:
+    path = lustre.path / "file.pt"
+    assert save(path).capacity == 8
+    assert save(path, "stripe_count=all").capacity == 1
+    assert save(path, "stripe_count=3").capacity == 2
+    assert save(path, "stripe_count=all", slots=5).capacity == 5
+
+
+def test_parts_of_a_bundle_begin_on_stripes(lustre: Mount, tmp_path: Path) -> None:
+    program = """
+from group_program import *
+object = {"data": torch.zeros(35 << 20, dtype=torch.uint8), "rank": rank}
+report = ioshape.save_group(object, arguments[0], 1)
+found = ioshape.load_group(arguments[0])
+say("saved", stripes=report.stripes, mode=report.layout, right=found["rank"] == rank)
+"""
+    folder = lustre.path / "run"
+    said = run_ranks(
+        *(tmp_path, program, folder), ranks=2, IOSHAPE_LAYOUT="stripe_count=4,stripe_size=5M"
+    )
+    assert all(line["right"] and line["mode"] == "node" for (line,) in said)
+    assert {line["stripes"] for (line,) in said} >= {"4 x 5M"}
+    parts = ioshape.generations(folder)[0].parts()
+    assert [part.offset for part in parts] == [5 * MIB, 45 * MIB]
+    shutil.rmtree(folder)
+
+
+# ---- The setting --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ("automatic", "not understood"),
+        ("stripe_count=0", "1 to 2000, or all"),
+        ("stripe_size=100K", "multiples of 64K"),
+        ("pool=a/b", "names of pools"),
+        ("to=2M;to=1M;stripe_count=2", "do not rise"),
+    ],
+)
+def test_a_mistake_is_a_value_error(tmp_path: Path, wish: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        save(tmp_path / "file.pt", wish)
+    assert not list(tmp_path.iterdir())

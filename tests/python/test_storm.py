@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape bench storm, ioshape trace, and what both draw."""
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import ioshape
+import pytest
+import torch
+from ioshape import _trace
+from ioshape.cli import _chrome, _metadata, _reports, _storm_rank
+from ioshape.cli._children import ChildError, Children, Line
+from ioshape.cli._neighbours import READ, Operation
+from ioshape.cli._storm_figures import Latency, RankSave, Ratios, Round, Summary, percentile
+from ioshape.cli._svg import draw
+from ioshape.cli._timeline import Panel, Row, Save, Timeline, spans_of
+from processes import SLOTS
+from tree import ROOT
+
+IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
+WAYS = ("torch", "async", "node")
+RANKS, ROUNDS = 3, 2
+QUARTER_NS = 7_889_238 * 10**9
+
+Done = subprocess.CompletedProcess[str]
+
+
+def variables(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHONW", "IOSHAPE_"))}
+    return {**kept, "IOSHAPE_COORDINATOR": SLOTS, **more}
+
+
+def call(*arguments: str | Path | int, folder: Path | None = None, **more: str) -> Done:
+    return subprocess.run(
+        [IOSHAPE, *map(str, arguments)],
+        env=variables(**more),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def elements(svg: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return svg.findall(f".//{{http://www.w3.org/2000/svg}}{name}")
+
+
+# ---- The storm ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Measured:
+    output: str
+    numbers: dict[str, Any]
+    picture: ElementTree.Element
+    trace: dict[str, Any]
+    left: list[Path]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """One storm for all who look at it."""
+    folder = tmp_path_factory.mktemp("storm")
+    scratch = folder / "storm"
+    scratch.mkdir()
+    files = [folder / name for name in ("numbers.json", "picture.svg", "trace.json")]
+    done = call(
+        *("bench", "storm", "./storm", "--ranks", RANKS, "--size", "256K", "--rounds", ROUNDS),
+        *("--ways", ",".join(WAYS), "--json", files[0], "--svg", files[1], "--trace", files[2]),
+        folder=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("ioshape: 3 ranks save 256 KiB each to storm/.ioshape-bench-")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return Measured(
+        done.stdout,
+        json.loads(files[0].read_text()),
+        ElementTree.parse(files[1]).getroot(),
+        json.loads(files[2].read_text()),
+        list(scratch.iterdir()),
+    )
+
+
+def test_a_storm_measures_every_way(measured: Measured) -> None:
+    found = measured.numbers
+    assert not measured.left
+    assert (found["ranks"], found["bytes"], found["rounds"]) == (RANKS, 256 << 10, ROUNDS)
+    assert found["alone"]["reads"]["count"] > 20
+    assert found["alone"]["writes"]["count"] > 10
+    assert tuple(found["ways"]) == WAYS
+    for way, one in found["ways"].items():
+        assert len(one["rounds"]) == ROUNDS
+        for turn in one["rounds"]:
+            assert len(turn["completions_s"]) == len(turn["stalls_s"]) == RANKS
+            assert turn["makespan_s"] == max(turn["completions_s"])
+            # What began late ended later than it held its thread.
+            pairs = zip(turn["stalls_s"], turn["completions_s"], strict=True)
+            assert all(0 < stall <= end < 60 for stall, end in pairs)
+        ends = [turn["makespan_s"] for turn in one["rounds"]]
+        assert one["makespan_s"] == statistics.median(ends)
+        assert one["mean_completion_s"] <= one["p99_completion_s"]
+        assert (one["report"] is None) == (way == "torch")
+    ours, theirs = found["ways"]["async"], found["ways"]["torch"]
+    assert found["ratios"]["async"]["makespan"] == theirs["makespan_s"] / ours["makespan_s"]
+    assert found["against"] == "torch"
+    assert found["ways"]["node"]["report"]["layout"] == "node"
+    assert found["ways"]["node"]["report"]["ranks"] == RANKS
+    for label in ("nobody", "torch.save + fsync", "ioshape.save_async", "save_group, node"):
+        assert label in measured.output
+
+
+def test_the_picture_has_a_row_for_each_rank(measured: Measured) -> None:
+    rows = [g for g in elements(measured.picture, "g") if elements(g, "title")]
+    assert len(rows) == RANKS * len(WAYS)
+    names = [row[0].text or "" for row in rows]
+    assert sorted(name.partition(":")[0] for name in names) == sorted(
+        f"rank {rank}" for rank in range(RANKS) for _ in WAYS
+    )
+    phases = {rect.get("class") for row in rows for rect in elements(row, "rect")}
+    assert {"write", "sync", "stage"} <= phases
+    width = float(measured.picture.get("width") or 0)
+    for rect in elements(measured.picture, "rect"):
+        assert float(rect.get("x") or 0) + float(rect.get("width") or 0) <= width
+    texts = " ".join("".join(one.itertext()) for one in elements(measured.picture, "text"))
+    assert "3 ranks save 256 KiB each" in texts
+    assert "torch.save + fsync" in texts
+
+
+def test_the_trace_has_a_slice_for_each_save(measured: Measured) -> None:
+    found = slices(measured.trace)
+    saves = [one for one in found if ", round " in one["name"]]
+    assert len(saves) == RANKS * ROUNDS * len(WAYS)
+    assert len({one["pid"] for one in saves}) == RANKS
+    assert measured.trace["baseTimeNanoseconds"] % QUARTER_NS == 0
+    began_s = measured.trace["baseTimeNanoseconds"] / 1e9 + min(one["ts"] for one in saves) / 1e6
+    assert abs(began_s - time.time()) < 600
+    for save in saves:
+        inner = [
+            one
+            for one in found
+            if one["tid"] == save["tid"]
+            and one["pid"] == save["pid"]
+            and one is not save
+            and save["ts"] - 1 <= one["ts"] < save["ts"] + save["dur"]
+        ]
+        assert {"write"} <= {one["name"] for one in inner} or save["args"].get("layout") == "node"
+        assert sum(one["dur"] for one in inner) <= save["dur"] + 10
+    assert any(one["cat"] == "neighbour" for one in found)
+
+
+def test_help_names_both_benches() -> None:
+    assert "ioshape bench storm /scratch" in call("bench", "--help").stdout
+    text = call("bench", "storm", "--help").stdout
+    assert text.startswith("Usage: ioshape bench storm [OPTIONS] [PATH]\n")
+    assert max(map(len, text.splitlines())) <= 80
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    section = page.partition("\n## ioshape bench storm\n")[2].partition("\n## ")[0]
+    options = set(re.findall(r"^  (--[a-z]+)", text, re.MULTILINE)) - {"--help"}
+    assert set(re.findall(r"`(--[a-z]+)", section)) == options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--ways", "torch,fast"], "'fast' is not one of torch, save, async, node, rank0"),
+        (["--ways", "save,save"], "save is named twice"),
+        (["--ranks", "6", "--nodes", "4"], "6 ranks cannot be spread evenly over 4 nodes"),
+        (["--size", "1K"], "at least 64.0 KiB"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = call("bench", "storm", tmp_path, *arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def ranks_of(parent: int) -> list[int]:
+    """The processes that are called so."""
+    found = []
+    for task in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = task.read_text().rpartition(") ")
+        except OSError:
+            continue
+        if int(rest.split()[1]) == parent and "(rank-" in name:
+            found.append(int(name.split()[0]))
+    return found
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A storm that has begun, and would last for long."""
+    with subprocess.Popen(
+        [IOSHAPE, "bench", "storm", tmp_path, "--ranks", "3", "--size", "1M", "--rounds", "999"],
+        env=variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob(".ioshape-bench-*/torch")):
+            assert time.monotonic() < end
+            assert process.poll() is None
+            time.sleep(0.01)
+        yield process
+        process.kill()
+
+
+def is_over(process: "subprocess.Popen[str]", ranks: list[int], folder: Path) -> str:
+    """What it said; nothing of it is left."""
+    out, err = process.communicate(timeout=60)
+    assert not out
+    assert len(ranks) == 3
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+    assert not list(folder.iterdir())
+    return err
+
+
+def test_a_rank_that_crashes_ends_the_storm(
+    endless: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    ranks = ranks_of(endless.pid)
+    os.kill(ranks[1], signal.SIGKILL)
+    err = is_over(endless, ranks, tmp_path)
+    assert endless.returncode == 1
+    assert re.search(r"^ioshape: the storm has failed: rank \d was ended by SIGKILL$", err, re.M)
+
+
+def test_ctrl_c_leaves_nothing(endless: "subprocess.Popen[str]", tmp_path: Path) -> None:
+    ranks = ranks_of(endless.pid)
+    endless.send_signal(signal.SIGINT)
+    is_over(endless, ranks, tmp_path)
+    assert endless.returncode == 130
+
+
+def test_children_that_fail_are_named() -> None:
+    def refuse(_line: Line) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/none")
+
+    def answer(line: Line) -> None:
+        for request in line.requests():
+            line.say(twice=2 * request["number"])
+
+    def sleep(_line: Line) -> None:
+        time.sleep(60)
+
+    cases = (
+        (refuse, r"^rank 1: FileNotFoundError: \[Errno 2\] No such file or directory: '/none'$"),
+        (lambda _line: os._exit(3), "^rank 1 ended with exit code 3$"),
+        (lambda _line: os.kill(os.getpid(), 15), "^rank 1 was ended by SIGTERM$"),
+        (sleep, "^rank 1 has given no answer for 0 s$"),
+    )
+    for work, sentence in cases:
+        with Children() as children:
+            good = children.start("rank 0", answer)
+            assert children.ask([good], 60, number=21) == [{"twice": 42}]
+            bad = children.start("rank 1", work)
+            with pytest.raises(ChildError, match=sentence):
+                children.ask([good, bad], 0.3, number=1)
+        for child in (good, bad):
+            assert not Path(f"/proc/{child.pid}").exists()
+
+
+def test_a_storm_that_wrote_rubbish_fails(tmp_path: Path) -> None:
+    place = _storm_rank.Place(rank=1, ranks=2, nodes=1, token="", n_bytes=1 << 20)
+    rank = _storm_rank._Rank(place)
+    path = Path(rank._file(str(tmp_path), 7))
+    torch.save(rank.state, path)
+    assert rank.check("torch", str(tmp_path), 7) == {"bytes": path.stat().st_size}
+    torch.save({**rank.state, "rank": torch.tensor(0)}, path)
+    with pytest.raises(ValueError, match="does not hold what was saved"):
+        rank.check("torch", str(tmp_path), 7)
+    (tmp_path / "group").mkdir()
+    with pytest.raises(ValueError, match="no complete generation of step 7"):
+        rank.check("node", str(tmp_path / "group"), 7)
+
+
+# ---- Figures -----------------------------------------------------------------------------------
+
+
+def test_percentiles() -> None:
+    assert percentile([5.0], 99) == 5.0
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.0
+    hundred = [float(i) for i in range(1, 101)]
+    assert (percentile(hundred, 99), percentile(hundred, 100)) == (99.0, 100.0)
+    assert percentile([*hundred, 1000.0], 99) == 100.0
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 50)
+
+
+def turn(number: int, ends: list[float], held: float, reads_ms: list[int]) -> Round:
+    return Round(
+        "torch",
+        number,
+        0,
+        [RankSave(0.5, 0.5 + held, end, None) for end in ends],
+        [Operation(READ, 0, ms * 10**6) for ms in reads_ms],
+    )
+
+
+def test_summaries() -> None:
+    slow = Summary([turn(1, [2.0, 4.0], 1.5, [10, 20]), turn(2, [1.0, 9.0], 2.5, [400])])
+    assert slow.makespan_s == 6.5
+    assert slow.mean_completion_s == 4.0
+    assert slow.p99_completion_s == 9.0
+    assert (slow.stall_s, slow.most_stall_s) == (2.0, 2.0)
+    assert slow.neighbours.reads == Latency(3, 20.0, 400.0, 400.0)
+    assert slow.neighbours.writes is None
+    assert slow.typical.number == 2
+    slow.metadata = {"create": 60, "open": 40}
+    quick = Summary([turn(1, [1.0, 2.0], 0.5, [5])], {"create": 10})
+    ratios = Ratios.of(quick, slow)
+    assert (ratios.makespan, ratios.stall, ratios.reads_p99) == (3.25, 4.0, 80.0)
+    assert (ratios.metadata, ratios.writes_p99) == (10.0, None)
+
+
+def test_counts_of_metadata() -> None:
+    lustre = (
+        "snapshot_time             1700000000.123 secs.nsecs\n"
+        "close                     34 samples [usec] 12 500 9000\n"
+        "create                    2 samples [reqs]\n"
+        "nonsense\n"
+    )
+    assert _metadata.of_md_stats(lustre) == {"close": 34, "create": 2}
+    assert _metadata.of_stripefs('{"metadata": {"total": 3, "open": 3}}') == {"open": 3}
+    for text in ("", "{}", '{"metadata": 7}', '{"metadata": {"open": "x"}}'):
+        assert _metadata.of_stripefs(text) is None
+    assert _metadata.difference({"a": 1, "b": 2}, {"a": 4, "b": 2, "c": 1}) == {"a": 3, "c": 1}
+
+
+def test_parts_lie_behind_each_other() -> None:
+    report = {"pickle_s": 0.1, "stage_s": 0.2, "slot_s": 1.0, "write_s": 2.0, "group_s": 9.0}
+    spans = spans_of(report, 10.0, 14.0)
+    assert [span.phase for span in spans] == ["stage", "wait", "write", "others"]
+    begins = [span.begin_s for span in spans]
+    assert begins == pytest.approx([10.0, 10.3, 11.3, 13.3])
+    assert spans[-1].end_s == 14.0  # no longer than the save
+
+
+def test_a_picture_of_many_ranks_with_odd_names_is_xml() -> None:
+    rows = [
+        Row(
+            f"rank {i}, <&\x1b\x00\u202e>", i, [Save("s", 0, 1 + i, spans_of({"write_s": 1}, 0, 1))]
+        )
+        for i in range(700)
+    ]
+    root = ElementTree.fromstring(draw(Timeline("a & b \x07", [Panel("<p>", rows)])))
+    assert len(elements(root, "g")) == 512
+    assert "and 188 more" in "".join(root.itertext())
+
+
+# ---- Reports of a run --------------------------------------------------------------------------
+
+TRAINING = """
+import ioshape, os, sys, torch
+state = {"a": torch.arange(50_000)}
+folder = sys.argv[1]
+ioshape.save(state, folder + "/a.pt")
+ioshape.save_async(state, folder + "/b.pt").wait()
+ioshape.save_async(state, folder + "/left.pt")
+ioshape.save_group(state, folder + "/group", 5)
+ioshape.save(state, folder + "/old.pt", _use_new_zipfile_serialization=False)
+try:
+    ioshape.save(state, folder + "/none/a.pt")
+except FileNotFoundError:
+    pass
+with open(folder + "/object.pt", "wb") as file:
+    ioshape.save(state, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reports of real saves."""
+    folder = tmp_path_factory.mktemp("run")
+    reports = folder / "reports" / "here"
+    subprocess.run(
+        [sys.executable, "-c", TRAINING, folder],
+        env=variables(IOSHAPE_TRACE=str(reports)),
+        check=True,
+        timeout=60,
+    )
+    return reports
+
+
+def test_saves_leave_their_reports(recorded: Path) -> None:
+    host = ioshape.job().node
+    for path in recorded.iterdir():
+        assert re.fullmatch(rf"{re.escape(host)}-00000-\d+\.jsonl", path.name)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        found = {Path(line["path"]).name: line for line in lines if not line["error"]}
+        assert sorted(found) == [
+            "a.pt",
+            "b.pt",
+            "left.pt",
+            "object.pt",
+            "old.pt",
+            "step-0000000005",
+        ]
+        (failed,) = [line for line in lines if line["error"]]
+        assert failed["path"].endswith("/none/a.pt")
+        assert "/none" in failed["error"]
+        assert found["b.pt"]["background"]
+        assert not found["old.pt"]["background"]
+        for line in lines:
+            assert time.time() - 600 < line["started_s"] < time.time()
+
+
+def test_trace_tells_and_draws_a_run(recorded: Path, tmp_path: Path) -> None:
+    picture, trace, numbers = (tmp_path / name for name in ("a.svg", "a.json", "n.json"))
+    done = call("trace", recorded, "--svg", picture, "--chrome", trace, "--json", numbers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Storm 1, by host:" in done.stdout
+    found = json.loads(numbers.read_text())
+    assert found["saves"] == sum(storm["saves"] for storm in found["storms"]) == 7
+    assert sum(storm["failed"] for storm in found["storms"]) == 1
+    for storm in found["storms"]:
+        assert storm["makespan_s"] >= storm["p99_s"] >= storm["mean_s"] > 0
+        assert list(storm["hosts"]) == [ioshape.job().node]
+    assert len(elements(ElementTree.parse(picture).getroot(), "g")) == 1
+    saves = [one for one in slices(json.loads(trace.read_text())) if "path" in one["args"]]
+    assert len(saves) == 7
+    assert call("trace", recorded, "--json", "-").stdout == numbers.read_text()
+    assert "and no 99." in call("trace", recorded, "--storm", 99).stderr
+
+
+def line_of(**changes: object) -> str:
+    fields = {"ioshape": "save", "host": "h", "rank": 0, "pid": 1, "started_s": 1e9, "total_s": 1}
+    return json.dumps({**fields, **changes})
+
+
+def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
+    wrong = {
+        "{": "it is not JSON",
+        "[" * 30_000: "it is not JSON",
+        "[1]": 'it has no "ioshape": "save"',
+        '{"a": 1}': 'it has no "ioshape": "save"',
+        line_of(total_s="1"): 'its "total_s" is not a number of seconds',
+        line_of(total_s=-1): 'its "total_s" is not a number of seconds',
+        line_of(started_s=float("nan")): 'its "started_s" is not a number of seconds',
+        line_of(slot_s=True): 'its "slot_s" is not a number of seconds',
+        line_of(rank=-1): 'its "rank" is not a whole number',
+        line_of(pid=None): 'its "pid" is not a whole number',
+        line_of(host=7): 'its "host" is not a text',
+        line_of(path="x" * 70_000): "it has more than 65,536 bytes",
+    }
+    lines = [line_of(), *wrong, line_of(path="/b\x1b[31m", started_s=1e9 + 9)]
+    (tmp_path / "h.jsonl").write_text("\n".join(lines))
+    (tmp_path / "notes.txt").write_text("not looked at")
+    done = call("trace", tmp_path, "--json", "-")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"ioshape: {tmp_path}/h.jsonl, line {number}: {reason}"
+        for number, reason in enumerate(wrong.values(), start=2)
+    ]
+    found = json.loads(done.stdout)
+    assert (found["saves"], len(found["storms"]), len(found["problems"])) == (2, 2, len(wrong))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert f"IOSHAPE_TRACE={empty}" in call("trace", empty).stderr
+    assert call("trace", tmp_path / "none").returncode == 1
+
+
+def test_the_line_of_the_page_is_one() -> None:
+    page = (ROOT / "docs" / "timeline.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^```json\n(.*)\n```$", page, re.MULTILINE)
+    save = _reports.parse(line.encode())
+    assert (save.host, save.rank, save.total_s, save.held_s) == ("n03", 7, 1.204, 0.031)
+
+
+def test_processes_of_several_hosts_stay_apart() -> None:
+    saves = [
+        _reports.parse(line_of(host=host, rank=rank, started_s=1e9 + rank / 10).encode())
+        for rank, host in enumerate(["a", "b"])
+    ]
+    (gust,) = _reports.gusts(saves)
+    panel = _reports.panel_of(gust, "t")
+    assert [row.label for row in panel.rows] == ["rank 0, a", "rank 1, b"]
+    found = slices(json.loads(_chrome.write(Timeline("t", [panel]))))
+    assert len({one["pid"] for one in found}) == 2
+    assert gust.makespan_s == pytest.approx(1.1)
+
+
+def test_no_save_fails_because_it_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "file" / "x"))
+    for action in ("always", "error"):
+        monkeypatch.setattr(_trace, "_warned", threading.Event())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter(action)
+            for i in range(2):
+                ioshape.save([i], tmp_path / "a.pt")
+        assert torch.load(tmp_path / "a.pt") == [1]
+        told = [str(one.message) for one in caught]
+        assert len(told) == (1 if action == "always" else 0)
+        assert all("not recorded (setting trace): [Errno 20]" in text for text in told)
+
+
+def test_the_clock_is_that_of_torchs_profiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our slice lies in the one that the profiler has around it."""
+    monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "reports"))
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        torch.profiler.record_function("checkpoint"),
+    ):
+        ioshape.save({"a": torch.zeros(1000)}, tmp_path / "a.pt")
+    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
+    theirs = json.loads((tmp_path / "torch.json").read_text())
+    gusts = _reports.gusts(_reports.read(tmp_path / "reports").saves)
+    panels = [_reports.panel_of(gust, "storm") for gust in gusts]
+    ours = json.loads(_chrome.write(Timeline("run", panels)))
+    if "baseTimeNanoseconds" in theirs:  # not in torch before 2.4
+        assert theirs["baseTimeNanoseconds"] == ours["baseTimeNanoseconds"]
+        (outer,) = [one for one in slices(theirs) if one["name"] == "checkpoint"]
+        (inner,) = [one for one in slices(ours) if one["name"] == "a.pt"]
+        assert inner["pid"] == outer["pid"]
+        slack_us = 2000.0
+        assert outer["ts"] - slack_us <= inner["ts"]
+        assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + slack_us

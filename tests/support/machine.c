@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "support/machine.h"
+
+#include "support/scratch.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/reboot.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <unistd.h>
+
+#define PROGRAM "linux.uml"
+#define MODULES "/usr/lib/uml/modules"
+#define INSIDE "IOSHAPE_TEST_MACHINE" /* set in the machine */
+#define BEGINNING "# a machine of our own runs"
+#define END "# it ends with "
+
+#define MEMORY_MIB 384
+#define NOT_ALLOWED 126 /* namespaces */
+
+/* ---- Inside ---------------------------------------------------------------------------------- */
+
+/* Inserts one module, whose file is named relative to `root`. */
+static bool insert(const char *root, const char *file)
+{
+	char path[PATH_MAX];
+	bool well;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", root, file);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	well = fd >= 0 && (!syscall(SYS_finit_module, fd, "", 0) || errno == EEXIST);
+	if (!well)
+		printf("# cannot insert %s: %s\n", path, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+	return well;
+}
+
+/* "kernel/fs/nfs/nfsv3.ko: kernel/fs/nfs/nfs.ko kernel/net/...": what it needs, the first last. */
+static bool insert_with_needs(const char *root, char *line)
+{
+	char *needs[64], *save, *file = strtok_r(line, ": \n", &save);
+	unsigned count = 0;
+
+	while (count < 64 && (needs[count] = strtok_r(NULL, " \n", &save)))
+		count++;
+	while (count)
+		if (!insert(root, needs[--count]))
+			return false;
+	return insert(root, file);
+}
+
+static bool load_module(const char *name)
+{
+	char root[PATH_MAX / 2], path[PATH_MAX], wanted[64], *line = NULL;
+	struct utsname names;
+	bool found = false;
+	size_t room = 0;
+	FILE *list;
+
+	uname(&names);
+	snprintf(root, sizeof(root), MODULES "/%s", names.release);
+	snprintf(path, sizeof(path), "%s/modules.dep", root);
+	snprintf(wanted, sizeof(wanted), "/%s.ko:", name);
+	list = fopen(path, "re");
+	while (list && !found && getline(&line, &room, list) > 0)
+		found = strstr(line, wanted) && insert_with_needs(root, line);
+	free(line);
+	if (list)
+		fclose(list);
+	return found;
+}
+
+static void raise_loopback(void)
+{
+	struct ifreq request = { .ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING };
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &request))
+		printf("# no loopback: %s\n", strerror(errno));
+	if (fd >= 0)
+		close(fd);
+}
+
+static int run_inside(int (*body)(void))
+{
+	static const char *const in_memory[] = { "/dev/shm", "/tmp", "/var/lib/nfs", "/run" };
+
+	setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin", 1);
+	setenv("HOME", "/run", 1);
+	mount("proc", "/proc", "proc", 0, NULL);
+	mount("sysfs", "/sys", "sysfs", 0, NULL);
+	for (unsigned i = 0; i < sizeof(in_memory) / sizeof(*in_memory); i++)
+		if (mount("none", in_memory[i], "tmpfs", 0, "mode=1777") && errno != ENOENT)
+			printf("# no memory at %s: %s\n", in_memory[i], strerror(errno));
+	raise_loopback();
+	if (chdir("/run"))
+		return 1;
+	mkdir("/run/test", 0777);
+	setenv("IOSHAPE_TEST_DIR", "/run/test", 1);
+	return body();
+}
+
+/* As the first process of the other kernel, which panics if that ever ends. */
+static void run_as_init(const char *const modules[], int (*body)(void))
+{
+	bool well = true;
+	int status = 1;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	printf(BEGINNING "\n");
+	for (unsigned i = 0; modules[i]; i++)
+		well = load_module(modules[i]) && well;
+	if (well)
+		status = run_inside(body);
+	printf(END "%d\n", status);
+	fflush(NULL);
+	tcdrain(STDOUT_FILENO);
+	reboot(RB_POWER_OFF);
+	for (;;)
+		pause();
+}
+
+int machine_start(char *const arguments[], const char *output)
+{
+	pid_t child = fork();
+	int fd;
+
+	if (child)
+		return child;
+	fd = open(output, O_WRONLY | O_CREAT | O_APPEND, 0666);
+	dup2(fd, 1);
+	dup2(fd, 2);
+	execvp(arguments[0], arguments);
+	_exit(127);
+}
+
+bool machine_wait_for_port(unsigned port, unsigned timeout_ms)
+{
+	struct sockaddr_in address = {
+		.sin_family = AF_INET,
+		.sin_port = htons((uint16_t)port),
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+	};
+
+	for (unsigned waited = 0; waited < timeout_ms; waited += 10) {
+		int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		bool there = !connect(fd, (struct sockaddr *)&address, sizeof(address));
+
+		close(fd);
+		if (there)
+			return true;
+		usleep(10000);
+	}
+	return false;
+}
+
+/* ---- Outside --------------------------------------------------------------------------------- */
+
+static bool kernel_has(const char *type)
+{
+	FILE *list = fopen("/proc/filesystems", "re");
+	char line[256], name[64];
+	bool found = false;
+
+	while (list && !found && fgets(line, sizeof(line), list))
+		found = (sscanf(line, "nodev %63s", name) == 1 ||
+			 sscanf(line, "%63s", name) == 1) &&
+			!strcmp(name, type);
+	if (list)
+		fclose(list);
+	return found;
+}
+
+static int exit_status_of(pid_t child)
+{
+	int status;
+
+	if (child < 0 || waitpid(child, &status, 0) != child)
+		return 1;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+/* In a child of ours: first the namespaces, then the first process in them, with which all others
+ * there end. */
+static int run_in_namespaces(unsigned seconds, int (*body)(void))
+{
+	pid_t child;
+
+	fflush(NULL);
+	child = fork();
+	if (child)
+		return exit_status_of(child);
+	if (unshare(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWPID) ||
+	    mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
+		_exit(NOT_ALLOWED);
+	child = fork();
+	if (child)
+		_exit(exit_status_of(child));
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	alarm(seconds);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	_exit(run_inside(body));
+}
+
+/* Where the machine's memory lies, as a file without a name: /dev/shm, if that is large enough. */
+static void choose_memory(void)
+{
+	struct statfs status;
+
+	if (statfs("/dev/shm", &status) ||
+	    (uint64_t)status.f_bavail * (uint64_t)status.f_bsize < 2 * (uint64_t)MEMORY_MIB << 20)
+		setenv("TMPDIR", ".", 1);
+}
+
+static void exec_uml(unsigned seconds, const char *folder, int output)
+{
+	char self[PATH_MAX], init[PATH_MAX + 8], own_files[64], limit[16], memory[16];
+	const char *form = getenv("IOSHAPE_LONG");
+	ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
+
+	self[bytes > 0 ? bytes : 0] = 0;
+	snprintf(init, sizeof(init), "init=%s", self);
+	snprintf(own_files, sizeof(own_files), "uml_dir=%s/", folder);
+	snprintf(limit, sizeof(limit), "%u", seconds);
+	snprintf(memory, sizeof(memory), "mem=%uM", MEMORY_MIB);
+	dup2(open("/dev/null", O_RDONLY), STDIN_FILENO);
+	dup2(output, STDOUT_FILENO);
+	dup2(output, STDERR_FILENO);
+	choose_memory();
+	/* timeout ends all of it: the machine is several processes. */
+	execlp("timeout", "timeout", "-s", "KILL", limit, PROGRAM, memory, "rootfstype=hostfs",
+	       "rootflags=/", "ro", init, "con=null", "con0=null,fd:1", "ssl=null", "quiet",
+	       "loglevel=1", own_files, INSIDE "=1", form && *form ? "IOSHAPE_LONG=1" : NULL,
+	       (char *)NULL);
+	_exit(127);
+}
+
+/* What the machine prints, without what its kernel and its console add. 0 or 1 as `body` said; 1 if
+ * it ended before; -1 if it did not begin. */
+static int forward(FILE *from)
+{
+	char line[4096];
+	bool running = false;
+	int result = -1;
+
+	while (fgets(line, sizeof(line), from)) {
+		line[strcspn(line, "\r\n")] = 0;
+		if (!strcmp(line, BEGINNING)) {
+			running = true;
+			result = 1;
+		} else if (!strncmp(line, END, strlen(END))) {
+			running = false;
+			result = atoi(line + strlen(END));
+		} else if (running) {
+			printf("%s\n", line);
+		}
+		fflush(stdout);
+	}
+	return result;
+}
+
+static int run_uml(unsigned seconds, const char **why_not)
+{
+	char folder[] = "/tmp/machine-XXXXXX";
+	int ends[2], result = -1;
+	FILE *from;
+	pid_t child;
+
+	fflush(NULL);
+	if (!mkdtemp(folder) || pipe2(ends, O_CLOEXEC)) {
+		*why_not = "no folder, or no pipe";
+		return -1;
+	}
+	child = fork();
+	if (!child)
+		exec_uml(seconds, folder, ends[1]);
+	close(ends[1]);
+	from = fdopen(ends[0], "r");
+	if (from) {
+		result = forward(from);
+		fclose(from);
+	}
+	exit_status_of(child);
+	scratch_remove(folder);
+	if (result < 0)
+		*why_not = "User-mode Linux does not run here";
+	return result;
+}
+
+int machine_run(const char *type, const char *const modules[], unsigned seconds, int (*body)(void),
+		const char **why_not)
+{
+	int status;
+
+	if (getpid() == 1 && getenv(INSIDE))
+		run_as_init(modules, body);
+	if (!geteuid() && kernel_has(type)) {
+		status = run_in_namespaces(seconds, body);
+		if (status != NOT_ALLOWED)
+			return status;
+	}
+	if (access("/usr/bin/" PROGRAM, X_OK)) {
+		*why_not = "this kernel does not have it, and User-mode Linux is not installed";
+		return -1;
+	}
+	return run_uml(seconds, why_not);
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much room there is for a file, and which storage targets have too little of it. */
+#define _GNU_SOURCE
+#include "fs/mountinfo.h"
+#include "support/check_main.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+START_TEST(room_is_that_of_what_is_there_or_of_its_directory)
+{
+	struct statfs system;
+	struct fs_room room;
+	char type[32];
+
+	ck_assert_int_eq(statfs(scratch_directory(), &system), 0);
+	ck_assert_int_eq(fs_room_of_path(scratch_path("new"), &room), 0);
+	ck_assert_uint_eq(room.replaced_bytes, 0);
+	ck_assert_uint_eq(room.magic, (uint64_t)(unsigned long)system.f_type & 0xffffffff);
+	ck_assert_uint_gt(room.free_bytes, 0);
+	ck_assert_uint_lt(room.free_bytes, (uint64_t)system.f_blocks * (uint64_t)system.f_bsize);
+	scratch_write(scratch_path("old"), "old", 3);
+	ck_assert_int_eq(fs_room_of_path(scratch_path("old"), &room), 0);
+	ck_assert_uint_gt(room.replaced_bytes, 0);
+	/* What a link leads to counts, not where it lies. */
+	ck_assert_int_eq(symlink("/dev/shm", scratch_path("elsewhere")), 0);
+	ck_assert_int_eq(fs_room_of_path(scratch_path("elsewhere/new"), &room), 0);
+	fs_room_type(&room, type, sizeof(type));
+	ck_assert_str_eq(type, "tmpfs");
+}
+END_TEST
+
+START_TEST(where_nothing_is_known_nothing_is_said)
+{
+	struct fs_room room;
+
+	ck_assert_int_eq(fs_room_of_path(scratch_path("missing/new"), &room), -ENOENT);
+	ck_assert_uint_eq(room.free_bytes, UINT64_MAX);
+	ck_assert_int_eq(symlink("/nowhere/at/all", scratch_path("dangling")), 0);
+	ck_assert_int_eq(fs_room_of_path(scratch_path("dangling"), &room), -ENOENT);
+	ck_assert_int_eq(mkfifo(scratch_path("pipe"), 0600), 0);
+	ck_assert_int_eq(fs_room_of_path(scratch_path("pipe"), &room), -EINVAL);
+	ck_assert_int_eq(fs_room_of_path("/dev/full", &room), -EINVAL);
+	ck_assert_int_eq(fs_room_of_path(scratch_directory(), &room), -EINVAL);
+	/* /proc counts no blocks. */
+	ck_assert_int_eq(fs_room_of_directory("/proc/self", &room), 0);
+	ck_assert_uint_eq(room.free_bytes, UINT64_MAX);
+}
+END_TEST
+
+START_TEST(directories_may_have_to_be_made)
+{
+	struct fs_room there, later;
+
+	ck_assert_int_eq(fs_room_of_directory(scratch_directory(), &there), 0);
+	ck_assert_int_eq(fs_room_of_directory(scratch_path("a/b/c"), &later), 0);
+	ck_assert_uint_eq(later.magic, there.magic);
+	ck_assert_uint_eq(later.device_minor, there.device_minor);
+	ck_assert_int_eq(fs_room_of_directory("missing", &later), 0);
+	scratch_write(scratch_path("file"), "", 0);
+	ck_assert_int_eq(fs_room_of_directory(scratch_path("file/b"), &later), -ENOTDIR);
+}
+END_TEST
+
+START_TEST(only_root_has_what_is_kept_for_root)
+{
+	struct statfs system = {
+		.f_type = 0xef53,
+		.f_blocks = 100,
+		.f_bavail = 5,
+		.f_bfree = 10,
+		.f_frsize = 4096,
+		.f_bsize = 1,
+	};
+
+	ck_assert_uint_eq(fs_free_bytes(&system), (geteuid() ? 5 : 10) * 4096);
+	system.f_type = 0x58465342;
+	ck_assert_uint_eq(fs_free_bytes(&system), 5 * 4096);
+	system.f_frsize = 0;
+	ck_assert_uint_eq(fs_free_bytes(&system), 5);
+	system.f_frsize = 1 << 20;
+	system.f_bavail = UINT64_MAX / 2;
+	ck_assert_uint_eq(fs_free_bytes(&system), UINT64_MAX);
+	system.f_blocks = 0;
+	system.f_bavail = 0;
+	ck_assert_uint_eq(fs_free_bytes(&system), UINT64_MAX);
+}
+END_TEST
+
+START_TEST(the_fullest_targets_are_named)
+{
+	struct fs_storage storage = { .targets = 5, .target_count = 5 };
+	static const uint64_t free_bytes[] = { 900, 5, 70, 5, 0 };
+	char text[200];
+
+	for (unsigned i = 0; i < 5; i++) {
+		snprintf(storage.target[i].name, sizeof(storage.target[i].name), "OST%04u", i);
+		storage.target[i].free_bytes = free_bytes[i];
+	}
+	fs_name_full_targets(&storage, 0, text, sizeof(text));
+	ck_assert_str_eq(text, "");
+	fs_name_full_targets(&storage, 5, text, sizeof(text));
+	ck_assert_str_eq(text, "OST0004 (0 bytes free)");
+	fs_name_full_targets(&storage, 6, text, sizeof(text));
+	ck_assert_str_eq(text, "OST0004 (0 bytes free), OST0001 (5 bytes free), OST0003 (5 bytes "
+			       "free)");
+	fs_name_full_targets(&storage, 1000, text, sizeof(text));
+	ck_assert_str_eq(text, "OST0004 (0 bytes free), OST0001 (5 bytes free), OST0003 (5 bytes "
+			       "free) and 2 more");
+	for (size_t room = 1; room < sizeof(text); room++) {
+		memset(text, 'x', sizeof(text));
+		fs_name_full_targets(&storage, 1000, text, room);
+		ck_assert_uint_lt(strnlen(text, room), room);
+		ck_assert_int_eq(text[room], 'x');
+	}
+	storage.target_count = 0;
+	fs_name_full_targets(&storage, 1000, text, sizeof(text));
+	ck_assert_str_eq(text, "");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("free space");
+	TCase *room = tcase_create("room");
+
+	tcase_add_checked_fixture(room, scratch_setup, scratch_teardown);
+	tcase_add_test(room, room_is_that_of_what_is_there_or_of_its_directory);
+	tcase_add_test(room, where_nothing_is_known_nothing_is_said);
+	tcase_add_test(room, directories_may_have_to_be_made);
+	tcase_add_test(room, only_root_has_what_is_kept_for_root);
+	tcase_add_test(room, the_fullest_targets_are_named);
+	suite_add_tcase(suite, room);
+	return check_main(suite);
+}

@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layouts of every kind out of the bytes that filesystems answer, and out of bytes that are none.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fs/fs.h"
+#include "support/check_main.h"
+#include "support/layouts.h"
+#include "support/random.h"
+
+#define END UINT64_MAX
+
+/* From a copy that ends where the bytes end, so that a read beyond them is noticed. */
+static int parse(const uint8_t *data, size_t bytes, struct fs_layout *layout)
+{
+	uint8_t *copy = malloc(bytes ? bytes : 1);
+	int ret;
+
+	REQUIRE(copy);
+	memcpy(copy, data, bytes);
+	memset(layout, 0xa5, sizeof(*layout));
+	ret = fs_lustre_layout(copy, bytes, layout);
+	free(copy);
+	REQUIRE(layout->count <= FS_MOST_PARTS);
+	REQUIRE(!ret || ret == -EINVAL || ret == -ENOTSUP || ret == -E2BIG);
+	REQUIRE((!ret || ret == -E2BIG) == (layout->count > 0));
+	for (uint32_t i = 0; i < layout->count; i++) {
+		REQUIRE(layout->parts[i].begin <= layout->parts[i].end);
+		REQUIRE(!i || layout->parts[i].begin >= layout->parts[i - 1].end);
+		REQUIRE(memchr(layout->parts[i].pool, 0, FS_TARGET_POOL_BYTES));
+		REQUIRE(layout->parts[i].stripe_bytes % 65536 == 0);
+	}
+	return ret;
+}
+
+static const char *text_of(const struct fs_layout *layout)
+{
+	static char text[96];
+
+	fs_layout_text(layout, text, sizeof(text));
+	return text;
+}
+
+/* ---- Plain ones ------------------------------------------------------------------------------ */
+
+static const struct {
+	struct layout_plain plain;
+	const char *text;
+	int result;
+} plains[] = {
+	{ { 0, LAYOUT_RAID0, 1 << 20, 8, NULL, 8 }, "8 x 1M", 0 },
+	{ { 0, LAYOUT_RAID0, 4 << 20, 1, NULL, 1 }, "1 x 4M", 0 },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 4, "flash", 4 }, "4 x 1M, pool flash", 0 },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 4, "fifteen-letters", 0 },
+	  "4 x 1M, pool fifteen-letters",
+	  0 },
+	{ { LAYOUT_V3, LAYOUT_RAID0, 1 << 16, 2, NULL, 2 }, "2 x 64K", 0 },
+	{ { LAYOUT_SPECIFIC, LAYOUT_RAID0, 3 << 16, 2, "p", 2 }, "2 x 192K, pool p", 0 },
+	{ { 0, LAYOUT_RAID0 | LAYOUT_OVERSTRIPED, 1 << 20, 16, NULL, 16 },
+	  "16 x 1M overstriped",
+	  0 },
+	/* Of directories: all targets, so often each; what is 0 or not said is left open. */
+	{ { 0, LAYOUT_RAID0, 1 << 20, 0xffff, NULL, 0 }, "all x 1M", 0 },
+	{ { 0, LAYOUT_RAID0 | LAYOUT_OVERSTRIPED, 1 << 20, 0xfffe, NULL, 0 },
+	  "all x 1M overstriped",
+	  0 },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 0xffe0, NULL, 0 }, "all x 1M overstriped", 0 },
+	{ { 0, LAYOUT_RAID0, 0, 0, NULL, 0 }, "default x default", 0 },
+	{ { 0, 0, 1 << 20, 4, NULL, 0 }, "4 x 1M", 0 },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 2000, NULL, 0 }, "2000 x 1M", 0 },
+	{ { 0, LAYOUT_METADATA, 1 << 20, 0, NULL, 0 }, "on metadata", 0 },
+	/* On tape, of somebody else, or of a kind that there is not yet. */
+	{ { 0, LAYOUT_RAID0 | LAYOUT_RELEASED, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
+	{ { LAYOUT_FOREIGN, LAYOUT_RAID0, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
+	{ { 0, 0x400, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
+	{ { 0, 0x5, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
+	{ { 0, 0x8, 1 << 20, 4, NULL, 0 }, "", -ENOTSUP },
+	/* What Lustre would not have made. */
+	{ { 0, LAYOUT_RAID0, (1 << 20) + 1, 4, NULL, 0 }, "", -EINVAL },
+	{ { 0, LAYOUT_RAID0, 4096, 4, NULL, 0 }, "", -EINVAL },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 2001, NULL, 0 }, "", -EINVAL },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 0xffdf, NULL, 0 }, "", -EINVAL },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 4, "a\nline", 0 }, "", -EINVAL },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 4, "../../../x", 0 }, "", -EINVAL },
+	{ { 0, LAYOUT_RAID0, 1 << 20, 4, "sixteen--letters", 0 }, "", -EINVAL },
+	{ { 0x0bd20bd0, LAYOUT_RAID0, 1 << 20, 4, NULL, 0 }, "", -EINVAL },
+	{ { 0x0cd10bd0, LAYOUT_RAID0, 1 << 20, 4, NULL, 0 }, "", -EINVAL },
+};
+
+START_TEST(plain_layouts_are_read_in_both_byte_orders)
+{
+	struct fs_layout layout;
+
+	for (int order = 0; order < 2; order++) {
+		struct layout_bytes blob = { .big_endian = order };
+
+		layout_add_plain(&blob, &plains[_i].plain);
+		ck_assert_int_eq(parse(blob.data, blob.bytes, &layout), plains[_i].result);
+		ck_assert_str_eq(text_of(&layout), plains[_i].text);
+		if (!plains[_i].result)
+			ck_assert_uint_eq(layout.mirrors, 1);
+	}
+}
+END_TEST
+
+/* ---- Of components --------------------------------------------------------------------------- */
+
+#define PLAIN(count, size)                                                                         \
+	{                                                                                          \
+		0, LAYOUT_RAID0, size, count, NULL, 0                                              \
+	}
+#define K (1u << 10)
+#define M (1u << 20)
+#define G (1ull << 30)
+
+static const struct composite {
+	const char *text;
+	int result;
+	uint16_t mirrors, count;
+	uint32_t magic;
+	struct layout_component components[12];
+} composites[] = {
+	{ "to 100M: 1 x 1M; to 10G: 8 x 1M; 32 x 1M",
+	  0,
+	  1,
+	  3,
+	  LAYOUT_COMPOSITE,
+	  { { 0, 100 * M, 1, LAYOUT_INIT, { 0, LAYOUT_RAID0, M, 1, NULL, 1 } },
+	    { 100 * M, 10 * G, 2, 0, PLAIN(8, M) },
+	    { 10 * G, END, 3, 0, PLAIN(32, M) } } },
+	{ "to 1M: on metadata; 4 x 4M, pool flash",
+	  0,
+	  1,
+	  2,
+	  LAYOUT_COMPOSITE,
+	  { { 0, M, 1, LAYOUT_INIT, { 0, LAYOUT_METADATA, M, 0, NULL, 0 } },
+	    { M, END, 2, 0, { 0, LAYOUT_RAID0, 4 * M, 4, "flash", 0 } } } },
+	{ "all x 4M", 0, 1, 1, LAYOUT_COMPOSITE, { { 0, END, 1, 0, PLAIN(0xffff, 4 * M) } } },
+	/* One component that grows into the next, as far as its targets have room. */
+	{ "to 10G: 1 x 1M; 4 x 1M",
+	  0,
+	  1,
+	  4,
+	  LAYOUT_EXTENDING,
+	  { { 0, 64 * M, 1, LAYOUT_INIT, { 0, LAYOUT_RAID0, M, 1, NULL, 1 } },
+	    { 64 * M, 10 * G, 2, LAYOUT_EXTENSION, PLAIN(1, 64 * M) },
+	    { 10 * G, 10 * G, 3, 0, PLAIN(4, M) },
+	    { 10 * G, END, 4, LAYOUT_EXTENSION, PLAIN(4, 64 * M) } } },
+	/* Mirrors: the first one that is up to date. */
+	{ "8 x 1M, 2 copies",
+	  0,
+	  2,
+	  2,
+	  LAYOUT_COMPOSITE,
+	  { { 0, END, 0x10001, LAYOUT_INIT, PLAIN(8, M) },
+	    { 0, END, 0x20002, LAYOUT_INIT, PLAIN(2, 4 * M) } } },
+	{ "2 x 4M, 2 copies",
+	  0,
+	  2,
+	  2,
+	  LAYOUT_COMPOSITE,
+	  { { 0, END, 0x10001, LAYOUT_INIT | LAYOUT_STALE, PLAIN(8, M) },
+	    { 0, END, 0x20002, LAYOUT_INIT, PLAIN(2, 4 * M) } } },
+	{ "to 1G: 1 x 1M; 4 x 1M, 3 copies",
+	  0,
+	  3,
+	  5,
+	  LAYOUT_COMPOSITE,
+	  { { 0, 2 * G, 0x10001, LAYOUT_INIT | LAYOUT_STALE, PLAIN(8, M) },
+	    { 2 * G, END, 0x10002, 0, PLAIN(8, M) },
+	    { 0, G, 0x20003, LAYOUT_INIT, PLAIN(1, M) },
+	    { G, END, 0x20004, 0, PLAIN(4, M) },
+	    { 0, END, 0x30005, LAYOUT_INIT, PLAIN(2, 4 * M) } } },
+	/* All are behind: it is still where the bytes go. */
+	{ "8 x 1M, 2 copies",
+	  0,
+	  2,
+	  2,
+	  LAYOUT_COMPOSITE,
+	  { { 0, END, 0x10001, LAYOUT_STALE, PLAIN(8, M) },
+	    { 0, END, 0x20002, LAYOUT_STALE, PLAIN(2, M) } } },
+	/* A copy of a kind that is not known does not hide the other. */
+	{ "2 x 4M, 2 copies",
+	  0,
+	  2,
+	  2,
+	  LAYOUT_COMPOSITE,
+	  { { 0, END, 0x10001, LAYOUT_INIT, { LAYOUT_FOREIGN, 0, 0, 0, NULL, 0 } },
+	    { 0, END, 0x20002, LAYOUT_INIT, PLAIN(2, 4 * M) } } },
+	{ "",
+	  -ENOTSUP,
+	  1,
+	  2,
+	  LAYOUT_COMPOSITE,
+	  { { 0, M, 1, LAYOUT_INIT, PLAIN(1, M) },
+	    { M, END, 2, LAYOUT_INIT, { 0, 0x5, M, 1, NULL, 0 } } } },
+	/* More than have room: the first ones. */
+	{ "to 1M: 1 x 1M; to 2M: 2 x 1M; to 3M: 3 x 1M; to 4M: 4 x 1M; to 5M: 5 x 1M; "
+	  "to 6M: 6 x 1M; to...",
+	  -E2BIG,
+	  1,
+	  9,
+	  LAYOUT_COMPOSITE,
+	  { { 0, M, 1, 0, PLAIN(1, M) },
+	    { M, 2 * M, 2, 0, PLAIN(2, M) },
+	    { 2 * M, 3 * M, 3, 0, PLAIN(3, M) },
+	    { 3 * M, 4 * M, 4, 0, PLAIN(4, M) },
+	    { 4 * M, 5 * M, 5, 0, PLAIN(5, M) },
+	    { 5 * M, 6 * M, 6, 0, PLAIN(6, M) },
+	    { 6 * M, 7 * M, 7, 0, PLAIN(7, M) },
+	    { 7 * M, 8 * M, 8, 0, PLAIN(8, M) },
+	    { 8 * M, END, 9, 0, PLAIN(9, M) } } },
+	/* Wrong ones. */
+	{ "", -EINVAL, 2, 1, LAYOUT_COMPOSITE, { { 0, END, 1, 0, PLAIN(1, M) } } },
+	{ "", -EINVAL, 1, 0, LAYOUT_COMPOSITE, { { 0 } } },
+	{ "", -EINVAL, 1, 1, LAYOUT_COMPOSITE, { { 2 * M, M, 1, 0, PLAIN(1, M) } } },
+	{ "",
+	  -EINVAL,
+	  1,
+	  2,
+	  LAYOUT_COMPOSITE,
+	  { { 0, 2 * M, 1, 0, PLAIN(1, M) }, { M, END, 2, 0, PLAIN(1, M) } } },
+	{ "", -EINVAL, 1, 1, LAYOUT_EXTENDING, { { 0, M, 1, LAYOUT_EXTENSION, PLAIN(1, M) } } },
+	{ "", -EINVAL, 1, 1, LAYOUT_COMPOSITE, { { 0, END, 1, 0, PLAIN(1, 4096) } } },
+	{ "",
+	  -EINVAL,
+	  1,
+	  1,
+	  LAYOUT_COMPOSITE,
+	  { { 0, END, 1, 0, { LAYOUT_COMPOSITE, 1, M, 1, NULL, 0 } } } },
+};
+
+START_TEST(layouts_of_components_are_read_in_both_byte_orders)
+{
+	const struct composite *want = &composites[_i];
+	struct fs_layout layout;
+
+	for (int order = 0; order < 2; order++) {
+		struct layout_bytes blob = { .big_endian = order };
+
+		layout_composite(&blob, want->magic, want->mirrors, want->components, want->count);
+		ck_assert_int_eq(parse(blob.data, blob.bytes, &layout), want->result);
+		ck_assert_str_eq(text_of(&layout), want->text);
+		if (!want->result)
+			ck_assert_uint_eq(layout.mirrors, want->mirrors);
+	}
+}
+END_TEST
+
+/* ---- Bytes that are not trusted -------------------------------------------------------------- */
+
+START_TEST(cut_short_anywhere_it_is_no_layout)
+{
+	struct fs_layout layout;
+	size_t least;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(composites); i++) {
+		struct layout_bytes blob = { .big_endian = i % 2 };
+
+		layout_composite(&blob, composites[i].magic, composites[i].mirrors,
+				 composites[i].components, composites[i].count);
+		for (size_t bytes = 0; bytes < blob.bytes; bytes++)
+			REQUIRE(parse(blob.data, bytes, &layout) == -EINVAL);
+	}
+	for (size_t i = 0; i < ARRAY_LENGTH(plains); i++) {
+		struct layout_bytes blob = { .big_endian = i % 2 };
+
+		if (plains[i].result)
+			continue;
+		layout_add_plain(&blob, &plains[i].plain);
+		/* The list of targets is not looked at. */
+		least = blob.bytes - plains[i].plain.objects * (size_t)24;
+		for (size_t bytes = 0; bytes < least; bytes++)
+			REQUIRE(parse(blob.data, bytes, &layout) == -EINVAL);
+		REQUIRE(!parse(blob.data, least, &layout));
+	}
+}
+END_TEST
+
+START_TEST(absurd_counts_sizes_and_places_are_refused)
+{
+	static const uint64_t absurd[] = { 0xffffffff, 0x80000000, 0x7fffffff, 0xfffffff0,
+					   0x10000,    8193,       31 };
+	/* Size of all, count of entries, place and size of the first and the second one's bytes. */
+	static const struct {
+		size_t at;
+		unsigned bytes;
+	} fields[] = { { 4, 4 },  { 14, 2 },      { 16, 2 },     { 56, 4 },
+		       { 60, 4 }, { 56 + 48, 4 }, { 60 + 48, 4 } };
+	struct fs_layout layout;
+
+	for (size_t field = 0; field < ARRAY_LENGTH(fields); field++) {
+		for (size_t i = 0; i < ARRAY_LENGTH(absurd); i++) {
+			struct layout_bytes blob = { .big_endian = i % 2 };
+
+			layout_composite(&blob, composites[0].magic, 1, composites[0].components,
+					 composites[0].count);
+			layout_put(&blob, fields[field].at, absurd[i], fields[field].bytes);
+			/* 0x10000 and 0x80000000 are 0 in two bytes: then there is nothing wrong.
+			 */
+			if (fields[field].at == 16 && !(absurd[i] & 0xffff))
+				continue;
+			ck_assert_int_eq(parse(blob.data, blob.bytes, &layout), -EINVAL);
+		}
+	}
+}
+END_TEST
+
+START_TEST(any_bytes_at_all_are_survived)
+{
+	struct fs_layout layout;
+	uint64_t state = 11;
+
+	for (int i = 0; i < 20000; i++) {
+		const struct composite *from = &composites[i % ARRAY_LENGTH(composites)];
+		struct layout_bytes blob = { .big_endian = i % 2 };
+		uint64_t changes = 1 + test_random_below(&state, 4);
+
+		layout_composite(&blob, from->magic, from->mirrors, from->components, from->count);
+		while (changes--)
+			blob.data[4 + test_random_below(&state, blob.bytes - 4)] =
+				(uint8_t)test_random(&state);
+		parse(blob.data, blob.bytes, &layout);
+	}
+}
+END_TEST
+
+/* ---- Ceph and BeeGFS ------------------------------------------------------------------------- */
+
+static const struct {
+	const char *text;
+	const char *layout;
+	int result;
+} cephs[] = {
+	{ "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=cephfs_data",
+	  "1 x 4M, pool cephfs_data", 0 },
+	{ "stripe_unit=1048576 stripe_count=8 object_size=4194304 pool=fast pool_namespace=a",
+	  "8 x 1M, pool fast", 0 },
+	/* The order is nobody's promise. A pool's name that has no room is not told. */
+	{ "pool=cephfs.scratch.data object_size=65536 stripe_count=2 stripe_unit=65536", "2 x 64K",
+	  0 },
+	{ "stripe_unit=65536 stripe_count=2 object_size=65536", "2 x 64K", 0 },
+	{ "", "", -EINVAL },
+	{ "stripe_unit=4194304 stripe_count=1 pool=x", "", -EINVAL },
+	{ "stripe_unit=4194304stripe_count=1 object_size=4194304", "", -EINVAL },
+	{ "stripe_unit=4194304 stripe_count= object_size=4194304", "", -EINVAL },
+	{ "stripe_unit=4194304 stripe_count=-1 object_size=4194304", "", -EINVAL },
+	{ "stripe_unit=0 stripe_count=1 object_size=0", "", -EINVAL },
+	{ "stripe_unit=4194304 stripe_count=0 object_size=4194304", "", -EINVAL },
+	{ "stripe_unit=4194304 stripe_count=1 object_size=65536", "", -EINVAL },
+	{ "stripe_unit=65536 stripe_count=1 object_size=100000", "", -EINVAL },
+	{ "stripe_unit=1000 stripe_count=1 object_size=1000", "", -EINVAL },
+	{ "stripe_unit=4194304 stripe_count=99999 object_size=4194304", "", -EINVAL },
+	/* 4194304 in 64 bits */
+	{ "stripe_unit=18446744073713745920 stripe_count=1 object_size=18446744073713745920", "",
+	  -EINVAL },
+};
+
+START_TEST(layouts_of_ceph_are_read)
+{
+	size_t bytes = strlen(cephs[_i].text);
+	char *copy = malloc(bytes + 1);
+	struct fs_layout layout;
+
+	/* Without a 0 behind it, as attributes are. */
+	copy = realloc(copy, bytes ? bytes : 1);
+	memcpy(copy, cephs[_i].text, bytes);
+	ck_assert_int_eq(fs_ceph_layout(copy, bytes, &layout), cephs[_i].result);
+	ck_assert_str_eq(text_of(&layout), cephs[_i].layout);
+	while (bytes--) {
+		int ret = fs_ceph_layout(copy, bytes, &layout);
+
+		REQUIRE(!ret || ret == -EINVAL);
+	}
+	free(copy);
+}
+END_TEST
+
+START_TEST(layouts_of_beegfs_are_read)
+{
+	struct fs_layout layout;
+
+	ck_assert_int_eq(fs_beegfs_layout(1, 512 * K, 4, &layout), 0);
+	ck_assert_str_eq(text_of(&layout), "4 x 512K");
+	ck_assert_int_eq(fs_beegfs_layout(3, M, 2, &layout), 0);
+	ck_assert_str_eq(text_of(&layout), "2 x 1M, 2 copies");
+	ck_assert_int_eq(fs_beegfs_layout(2, 64 * K, 65535, &layout), 0);
+	ck_assert_str_eq(text_of(&layout), "65535 x 64K, 2 copies");
+	ck_assert_int_eq(fs_beegfs_layout(0, M, 2, &layout), -ENOTSUP);
+	ck_assert_int_eq(fs_beegfs_layout(4, M, 2, &layout), -ENOTSUP);
+	ck_assert_int_eq(fs_beegfs_layout(1, 3 * M, 2, &layout), -EINVAL);
+	ck_assert_int_eq(fs_beegfs_layout(1, 32 * K, 2, &layout), -EINVAL);
+	ck_assert_int_eq(fs_beegfs_layout(1, 0, 2, &layout), -EINVAL);
+	ck_assert_int_eq(fs_beegfs_layout(1, M, 0, &layout), -EINVAL);
+	ck_assert_uint_eq(layout.count, 0);
+}
+END_TEST
+
+/* ---- What to do with one --------------------------------------------------------------------- */
+
+static void progressive(struct fs_layout *layout)
+{
+	struct layout_bytes blob = { 0 };
+
+	layout_composite(&blob, composites[0].magic, 1, composites[0].components,
+			 composites[0].count);
+	ck_assert_int_eq(parse(blob.data, blob.bytes, layout), 0);
+}
+
+START_TEST(the_part_of_a_byte_is_found)
+{
+	struct fs_layout layout;
+
+	progressive(&layout);
+	ck_assert_ptr_eq(fs_layout_at(&layout, 0), &layout.parts[0]);
+	ck_assert_ptr_eq(fs_layout_at(&layout, 100 * M - 1), &layout.parts[0]);
+	ck_assert_ptr_eq(fs_layout_at(&layout, 100 * M), &layout.parts[1]);
+	ck_assert_ptr_eq(fs_layout_at(&layout, 10 * G), &layout.parts[2]);
+	ck_assert_ptr_eq(fs_layout_at(&layout, END), &layout.parts[2]);
+	layout.parts[1].begin = 200 * M;
+	ck_assert_ptr_null(fs_layout_at(&layout, 200 * M - 1));
+	layout.parts[2].end = 20 * G;
+	ck_assert_ptr_null(fs_layout_at(&layout, 20 * G));
+	layout.count = 0;
+	ck_assert_ptr_null(fs_layout_at(&layout, 0));
+}
+END_TEST
+
+START_TEST(the_part_of_most_bytes_is_found)
+{
+	struct fs_layout layout;
+
+	progressive(&layout);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 1), &layout.parts[0]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 200 * M), &layout.parts[0]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 200 * M + 1), &layout.parts[1]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 15 * G), &layout.parts[1]);
+	ck_assert_ptr_eq(fs_layout_main(&layout, 100 * G), &layout.parts[2]);
+	/* As long as may be. */
+	ck_assert_ptr_eq(fs_layout_main(&layout, 0), &layout.parts[2]);
+	layout.count = 0;
+	ck_assert_ptr_null(fs_layout_main(&layout, 1));
+}
+END_TEST
+
+START_TEST(a_text_says_that_it_was_cut)
+{
+	struct fs_layout layout;
+	char text[48], whole[96];
+
+	progressive(&layout);
+	strcpy(layout.parts[0].pool, "fifteen-letters");
+	fs_layout_text(&layout, whole, sizeof(whole));
+	for (size_t room = 1; room <= sizeof(text); room++) {
+		memset(text, 'x', sizeof(text));
+		fs_layout_text(&layout, text, room);
+		ck_assert_uint_lt(strlen(text), room);
+		if (room <= 3)
+			continue;
+		ck_assert_str_eq(text + strlen(text) - 3, "...");
+		ck_assert_int_eq(strncmp(text, whole, strlen(text) - 3), 0);
+	}
+	ck_assert_str_eq(text, "to 100M: 1 x 1M, pool fifteen-letters; to 10...");
+	layout.count = 0;
+	fs_layout_text(&layout, text, sizeof(text));
+	ck_assert_str_eq(text, "");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("layouts");
+	TCase *cases = tcase_create("parsers");
+
+	tcase_add_loop_test(cases, plain_layouts_are_read_in_both_byte_orders, 0,
+			    ARRAY_LENGTH(plains));
+	tcase_add_loop_test(cases, layouts_of_components_are_read_in_both_byte_orders, 0,
+			    ARRAY_LENGTH(composites));
+	tcase_add_test(cases, cut_short_anywhere_it_is_no_layout);
+	tcase_add_test(cases, absurd_counts_sizes_and_places_are_refused);
+	tcase_add_test(cases, any_bytes_at_all_are_survived);
+	tcase_add_loop_test(cases, layouts_of_ceph_are_read, 0, ARRAY_LENGTH(cephs));
+	tcase_add_test(cases, layouts_of_beegfs_are_read);
+	tcase_add_test(cases, the_part_of_a_byte_is_found);
+	tcase_add_test(cases, the_part_of_most_bytes_is_found);
+	tcase_add_test(cases, a_text_says_that_it_was_cut);
+	suite_add_tcase(suite, cases);
+	return check_main(suite);
+}

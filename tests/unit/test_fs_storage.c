@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is found out about a mount: with a mount table and client's files of the test's making, in
+ * the place of those in /proc and /sys, and with the real ones.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "fs/storage.h"
+#include "support/check_main.h"
+#include "support/scratch.h"
+
+static struct fs_storage storage;
+
+/* A file below the test's root, with the folders above it. */
+static void put(const char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void put(const char *text, const char *format, ...)
+{
+	char name[256], path[1024];
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(name, sizeof(name), format, arguments);
+	va_end(arguments);
+	snprintf(path, sizeof(path), "%s%s", scratch_directory(), name);
+	for (char *at = strchr(path + strlen(scratch_directory()) + 1, '/'); at;
+	     at = strchr(at + 1, '/')) {
+		*at = 0;
+		ck_assert(!mkdir(path, 0755) || errno == EEXIST);
+		*at = '/';
+	}
+	scratch_write(path, text, strlen(text));
+}
+
+/* The test's directory is, so the table says, on such a mount. */
+static void mount_as_number(uint64_t number, const char *type, const char *source,
+			    const char *options)
+{
+	struct stat status;
+	char line[1024];
+
+	ck_assert_int_eq(stat(scratch_directory(), &status), 0);
+	snprintf(line, sizeof(line),
+		 "1 0 0:1 / /other rw - ext4 /dev/other rw\n"
+		 "%llu 1 %u:%u / /mnt/a\\040b rw,noatime shared:1 - %s %s %s\n",
+		 (unsigned long long)(number & INT32_MAX), major(status.st_dev),
+		 minor(status.st_dev), type, source, options);
+	put(line, "/proc/self/mountinfo");
+}
+
+static void mount_as(const char *type, const char *source, const char *options)
+{
+	uint64_t number;
+
+	ck_assert_int_eq(fs_mount_of_path(scratch_directory(), &number), 0);
+	mount_as_number(number, type, source, options);
+}
+
+static void look(const char *root)
+{
+	struct base_error error = { 0 };
+	int fd = open(scratch_directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	memset(&storage, 0xa5, sizeof(storage));
+	ck_assert_int_ge(fd, 0);
+	ck_assert_msg(!fs_look_at_storage(fd, "here", root, &storage, &error), "%s", error.text);
+	close(fd);
+}
+
+static void target(const char *place, const char *name, const char *total, const char *available)
+{
+	put(total, "%s/osc/%s/kbytestotal", place, name);
+	put(available, "%s/osc/%s/kbytesavail", place, name);
+}
+
+/* ---- Any ------------------------------------------------------------------------------------- */
+
+START_TEST(the_real_mount_is_looked_at)
+{
+	struct statvfs system;
+
+	look("");
+	ck_assert_int_eq(statvfs(scratch_directory(), &system), 0);
+	ck_assert_uint_eq(storage.total_bytes, (uint64_t)system.f_blocks * system.f_frsize);
+	ck_assert_uint_gt(storage.total_bytes, 0);
+	ck_assert_uint_gt(storage.free_bytes, 0);
+	ck_assert_uint_ne(storage.type[0], 0);
+	ck_assert_int_eq(storage.mount_point[0], '/');
+	ck_assert_uint_ne(storage.source[0], 0);
+	ck_assert_ptr_nonnull(strchr(storage.options, 'r'));
+	ck_assert_uint_gt(storage.write_unit, 0);
+}
+END_TEST
+
+START_TEST(without_tables_there_is_what_the_kernel_answers)
+{
+	look(scratch_path("nothing"));
+	ck_assert_str_eq(storage.mount_point, "");
+	ck_assert_uint_ne(storage.type[0], 0);
+	ck_assert_uint_gt(storage.total_bytes, 0);
+}
+END_TEST
+
+START_TEST(a_table_without_the_number_of_the_mount_may_have_its_device)
+{
+	uint64_t number;
+
+	ck_assert_int_eq(fs_mount_of_path(scratch_directory(), &number), 0);
+	mount_as_number(number + 100000, "xfs", "/dev/sdx", "rw");
+	look(scratch_directory());
+	ck_assert_str_eq(storage.type, "xfs");
+	ck_assert_str_eq(storage.source, "/dev/sdx");
+}
+END_TEST
+
+START_TEST(what_is_not_open_cannot_be_looked_at)
+{
+	struct base_error error = { 0 };
+
+	ck_assert_int_eq(fs_look_at_storage(-1, "/some/path", "", &storage, &error), -EBADF);
+	ck_assert_ptr_nonnull(strstr(error.text, "/some/path"));
+}
+END_TEST
+
+/* ---- Lustre ---------------------------------------------------------------------------------- */
+
+START_TEST(the_client_of_a_lustre_is_read)
+{
+	static const char place[] = "/sys/fs/lustre";
+
+	mount_as("lustre", "10.0.0.1@o2ib:/scr/home", "rw,flock");
+	target(place, "scr-OST0000-osc-ffff8f3a1c2d4800", "1000\n", "400\n");
+	target(place, "scr-OST0001-osc-ffff8f3a1c2d4800", "1000\n", "50\n");
+	/* The same target, of another mount; another filesystem's; one that is switched off; one
+	 * that has no sense. */
+	target(place, "scr-OST0001-osc-ffff8f3a1c2d5000", "1000\n", "999\n");
+	target(place, "scr2-OST0000-osc-ffff8f3a1c2d6000", "1000\n", "400\n");
+	put("ffff\n", "%s/osc/scr-OST0002-osc-ffff8f3a1c2d4800/kbytestotal", place);
+	target(place, "scr-OST0003-osc-ffff8f3a1c2d4800", "1000\n", "1001\n");
+	put("256\n", "%s/osc/scr-OST0000-osc-ffff8f3a1c2d4800/max_pages_per_rpc", place);
+	put("16\n", "%s/osc/scr-OST0000-osc-ffff8f3a1c2d4800/max_rpcs_in_flight", place);
+	for (int i = 1; i < 4; i++) {
+		put("256\n", "%s/osc/scr-OST000%d-osc-ffff8f3a1c2d4800/max_pages_per_rpc", place,
+		    i);
+		put("16\n", "%s/osc/scr-OST000%d-osc-ffff8f3a1c2d4800/max_rpcs_in_flight", place,
+		    i);
+	}
+	put("2.15.4\n", "%s/version", place);
+	put("1048576\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripesize", place);
+	put("-1\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripecount", place);
+	look(scratch_directory());
+	ck_assert_int_eq(storage.family, FS_LUSTRE);
+	ck_assert(storage.remote);
+	ck_assert_str_eq(storage.type, "lustre");
+	ck_assert_str_eq(storage.source, "10.0.0.1@o2ib:/scr/home");
+	ck_assert_str_eq(storage.mount_point, "/mnt/a b");
+	ck_assert_str_eq(storage.options, "rw,noatime,rw,flock");
+	ck_assert_str_eq(storage.flavour, "");
+	ck_assert_uint_eq(storage.targets, 4);
+	ck_assert_uint_eq(storage.target_count, 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		bool first = !strcmp(storage.target[i].name, "scr-OST0000");
+
+		ck_assert(first || !strcmp(storage.target[i].name, "scr-OST0001"));
+		ck_assert_uint_eq(storage.target[i].total_bytes, 1000 * KIB);
+		/* Of either mount: they are asked one after the other. */
+		ck_assert(storage.target[i].free_bytes == (first ? 400 : 50) * KIB ||
+			  (!first && storage.target[i].free_bytes == 999 * KIB));
+	}
+	ck_assert_uint_eq(storage.write_unit, 256 * (uint64_t)sysconf(_SC_PAGESIZE));
+	ck_assert_uint_eq(storage.flight_bytes, 16 * storage.write_unit);
+	ck_assert(!storage.serial_direct);
+	ck_assert_uint_eq(storage.layout.count, 1);
+	ck_assert_uint_eq(storage.layout.parts[0].stripe_bytes, MIB);
+	ck_assert_uint_eq(storage.layout.parts[0].stripe_count, FS_ALL_TARGETS);
+}
+END_TEST
+
+START_TEST(an_old_client_of_a_lustre_is_read)
+{
+	static const char place[] = "/proc/fs/lustre";
+
+	mount_as("lustre", "mgs@tcp:/scr", "rw");
+	target(place, "scr-OST0000-osc-ffff8f3a1c2d4800", "1000", "400");
+	put("2", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripecount", place);
+	put("4194304", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripesize", place);
+	put("12", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
+	put("lustre: 2.10.8\nkernel: patchless_client\n", "%s/version", place);
+	look(scratch_directory());
+	ck_assert_uint_eq(storage.target_count, 1);
+	ck_assert_uint_eq(storage.targets, 12);
+	ck_assert_uint_eq(storage.write_unit, 4 * MIB);
+	ck_assert_uint_eq(storage.flight_bytes, 32 * MIB);
+	ck_assert(storage.serial_direct);
+	ck_assert_uint_eq(storage.layout.parts[0].stripe_count, 2);
+}
+END_TEST
+
+START_TEST(numbers_without_sense_are_not_believed)
+{
+	static const char place[] = "/sys/fs/lustre";
+	static const char one[] = "scr-OST0000-osc-ffff8f3a1c2d4800";
+
+	mount_as("lustre", "mgs@tcp:/scr", "rw");
+	target(place, one, "99999999999999999999999\n", "1\n");
+	put("0\n", "%s/osc/%s/max_pages_per_rpc", place, one);
+	put("8\n", "%s/osc/%s/max_rpcs_in_flight", place, one);
+	put("nonsense\n", "%s/version", place);
+	put("1000\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripesize", place);
+	put("4\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/stripecount", place);
+	put("70000\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
+	look(scratch_directory());
+	ck_assert_uint_eq(storage.target_count, 0);
+	ck_assert_uint_eq(storage.targets, 1);
+	ck_assert_uint_eq(storage.write_unit, 4 * MIB);
+	ck_assert_uint_eq(storage.flight_bytes, 32 * MIB);
+	ck_assert(!storage.serial_direct);
+	ck_assert_uint_eq(storage.layout.count, 0);
+}
+END_TEST
+
+START_TEST(more_targets_than_have_room_are_counted)
+{
+	char name[64];
+
+	mount_as("lustre", "mgs@tcp:/scr", "rw");
+	for (unsigned i = 0; i < 70; i++) {
+		snprintf(name, sizeof(name), "scr-OST%04x-osc-ffff8f3a1c2d4800", i);
+		target("/sys/fs/lustre", name, "1000\n", "400\n");
+	}
+	look(scratch_directory());
+	ck_assert_uint_eq(storage.target_count, 64);
+	ck_assert_uint_eq(storage.targets, 70);
+}
+END_TEST
+
+START_TEST(targets_of_other_pools_are_left_out)
+{
+	static const char place[] = "/sys/fs/lustre";
+	char name[64];
+
+	for (unsigned i = 0; i < 4; i++) {
+		snprintf(name, sizeof(name), "scr-OST%04x-osc-ffff8f3a1c2d4800", i);
+		target(place, name, "1000\n", "400\n");
+	}
+	/* Of two clients that tell it in different places. */
+	put("4\n", "%s/lov/scr-clilov-ffff8f3a1c2d4800/numobd", place);
+	put("scr-OST0001_UUID\nscr-OST0003_UUID\n",
+	    "/proc/fs/lustre/lov/scr-clilov-ffff8f3a1c2d4800/pools/flash");
+	memset(&storage, 0, sizeof(storage));
+	storage.layout.count = 1;
+	storage.layout.parts[0] = (struct fs_part){ .end = UINT64_MAX, .pool = "disk" };
+	fs_look_at_lustre(scratch_directory(), "scr", 3, &storage);
+	ck_assert_uint_eq(storage.target_count, 4);
+	ck_assert_uint_eq(storage.targets, 4);
+	storage.target_count = 0;
+	strcpy(storage.layout.parts[0].pool, "flash");
+	fs_look_at_lustre(scratch_directory(), "scr", 3, &storage);
+	ck_assert_uint_eq(storage.target_count, 2);
+	ck_assert_uint_eq(storage.targets, 2);
+	for (unsigned i = 0; i < 2; i++)
+		ck_assert_ptr_nonnull(strpbrk(storage.target[i].name + 4, "13"));
+}
+END_TEST
+
+/* ---- Flavours -------------------------------------------------------------------------------- */
+
+static const struct {
+	const char *type, *source, *options;
+	const char *vendor; /* of the host; NULL: it does not tell */
+	const char *flavour;
+} flavours[] = {
+	{ "lustre", "172.31.4.9@tcp:/q5pdvb4v", "rw", "Amazon EC2\n", "FSx for Lustre" },
+	{ "lustre", "172.31.4.9@tcp:/fsx", "rw", "Amazon EC2\n", "FSx for Lustre" },
+	{ "lustre", "172.31.4.9@efa:/q5pdvb4v/folder", "rw", "Amazon EC2\n", "FSx for Lustre" },
+	{ "lustre", "fs-01.fsx.us-east-1.amazonaws.com@tcp:/x", "rw", "Other\n", "FSx for Lustre" },
+	/* Somebody's own may be called so. */
+	{ "lustre", "172.31.4.9@tcp:/scratch1", "rw", "Amazon EC2\n", "perhaps FSx for Lustre" },
+	{ "lustre", "172.31.4.9@tcp:/q5pdvb4v", "rw", NULL, "perhaps FSx for Lustre" },
+	{ "lustre", "172.31.4.9@tcp:/scratch1", "rw", NULL, "" },
+	{ "lustre", "172.31.4.9@tcp:/q5pdvb4v", "rw", "Supermicro\n", "" },
+	{ "lustre", "172.31.4.9@o2ib:/q5pdvb4v", "rw", "Amazon EC2\n", "" },
+	{ "lustre", "172.31.4.9@tcp:/Q5PDVB4V", "rw", "Amazon EC2\n", "" },
+	{ "lustre", "172.31.4.9@tcp:/scratch", "rw", "Amazon EC2\n", "" },
+	{ "beegfs", "beegfs_nodev", "rw,cfgFile=/etc/beegfs/beegfs-client.conf", NULL, "" },
+	{ "beegfs", "beegfs_nodev", "rw,cfgFile=/tmp/beeond/etc/client.conf", NULL, "BeeOND" },
+	{ "nfs4", "filer:/x", "rw,vers=4.1,proto=rdma", NULL, "NFSv4.1 over RDMA" },
+	{ "nfs", "filer:/x", "rw,vers=3,proto=tcp,nconnect=4", NULL, "NFSv3 over TCP x 4" },
+	{ "fuse.mergerfs", "a:b", "rw", NULL, "mergerfs" },
+	{ "fuse.ceph-fuse", "ceph-fuse", "rw", NULL, "ceph-fuse" },
+	{ "overlay", "overlay", "rw,lowerdir=/a", NULL, "what lies below is hidden" },
+	{ "wekafs", "fs", "rw", NULL, "" },
+};
+
+START_TEST(members_of_a_family_are_told_apart)
+{
+	mount_as(flavours[_i].type, flavours[_i].source, flavours[_i].options);
+	if (flavours[_i].vendor)
+		put(flavours[_i].vendor, "/sys/class/dmi/id/sys_vendor");
+	look(scratch_directory());
+	ck_assert_str_eq(storage.flavour, flavours[_i].flavour);
+	ck_assert_int_eq(storage.remote, strcmp(flavours[_i].type, "overlay") != 0);
+}
+END_TEST
+
+/* ---- Others ---------------------------------------------------------------------------------- */
+
+START_TEST(an_nfs_mount_tells_what_it_writes_at_a_time)
+{
+	mount_as("nfs4", "filer:/x", "rw,vers=4.2,rsize=262144,wsize=524288,proto=tcp");
+	look(scratch_directory());
+	ck_assert_int_eq(storage.family, FS_NFS);
+	ck_assert_uint_eq(storage.write_unit, 524288);
+	ck_assert_uint_eq(storage.layout.count, 0);
+}
+END_TEST
+
+START_TEST(the_targets_of_a_beegfs_are_counted)
+{
+	static const char states[] = "[Target ID: 1] @ node01 [ID: 1]: Online / Good \n"
+				     "[Target ID: 2] @ node01 [ID: 1]: Online / Good \n"
+				     "[Target ID: 3] @ node02 [ID: 2]: Offline / Needs-resync \n";
+
+	mount_as("beegfs", "beegfs_nodev", "rw,cfgFile=/etc/beegfs/two.conf");
+	look(scratch_directory());
+	ck_assert_uint_eq(storage.targets, 0);
+	put(states, "/proc/fs/beegfs/1-A-host/storage_target_state");
+	look(scratch_directory());
+	ck_assert_uint_eq(storage.targets, 3);
+	/* A second mount: now it counts whose settings these are. */
+	put(strchr(states, '\n') + 1, "/proc/fs/beegfs/2-A-host/storage_target_state");
+	look(scratch_directory());
+	ck_assert_uint_eq(storage.targets, 0);
+	put("logLevel = 3\ncfgFile = /etc/beegfs/two.conf2\n", "/proc/fs/beegfs/1-A-host/config");
+	put("logLevel = 3\ncfgFile = /etc/beegfs/two.conf\nx = 1\n",
+	    "/proc/fs/beegfs/2-A-host/config");
+	look(scratch_directory());
+	ck_assert_uint_eq(storage.targets, 2);
+	ck_assert_uint_eq(storage.target_count, 0);
+}
+END_TEST
+
+START_TEST(a_beegfs_is_called_after_its_management_server)
+{
+	const char *root = scratch_directory();
+	char source[32] = "beegfs_nodev", small[8] = "nodev";
+
+	fs_name_beegfs(root, "rw", source, sizeof(source));
+	ck_assert_str_eq(source, "beegfs_nodev");
+	put("cfgFile = /etc/a.conf\nxsysMgmtdHost = no\nsysMgmtdHostname = no\nsysMgmtdHost = "
+	    "mgmt01 \n"
+	    "connMgmtdPortTCP = 8008\n",
+	    "/proc/fs/beegfs/1-A-host/config");
+	fs_name_beegfs(root, "rw", source, sizeof(source));
+	ck_assert_str_eq(source, "mgmt01:8008");
+	fs_name_beegfs(root, "rw", small, sizeof(small));
+	ck_assert_str_eq(small, "nodev");
+	put("cfgFile = /etc/b.conf\nsysMgmtdHost = mgmt02", "/proc/fs/beegfs/2-A-host/config");
+	fs_name_beegfs(root, "rw,cfgFile=/etc/b.conf", source, sizeof(source));
+	ck_assert_str_eq(source, "mgmt02");
+	fs_name_beegfs(root, "rw,cfgFile=/etc/c.conf", source, sizeof(source));
+	ck_assert_str_eq(source, "mgmt02");
+	fs_name_beegfs(root, "rw,cfgFile=/etc/a.conf", source, sizeof(source));
+	ck_assert_str_eq(source, "mgmt01:8008");
+}
+END_TEST
+
+START_TEST(a_local_disk_turns_or_does_not)
+{
+	struct stat status;
+	unsigned device_major, device_minor;
+	char name[64];
+
+	ck_assert_int_eq(stat(scratch_directory(), &status), 0);
+	device_major = major(status.st_dev);
+	device_minor = minor(status.st_dev);
+	mount_as("ext4", "/dev/sda1", "rw");
+	look(scratch_directory());
+	ck_assert(!storage.rotational_known);
+	put("1\n", "/sys/devices/disk/queue/rotational");
+	put("8:1\n", "/sys/devices/disk/part/dev");
+	put("", "/sys/dev/block/nothing");
+	/* A partition, as sysfs shows it: what is asked for is beside the folder above. */
+	snprintf(name, sizeof(name), "sys/dev/block/%u:%u", device_major, device_minor);
+	ck_assert_int_eq(symlink("../../devices/disk/part", scratch_path(name)), 0);
+	look(scratch_directory());
+	if (!device_major) /* numbers that are made up have no disk */
+		return;
+	ck_assert(storage.rotational_known && storage.rotational);
+	put("0\n", "/sys/devices/disk/part/queue/rotational");
+	look(scratch_directory());
+	ck_assert(storage.rotational_known && !storage.rotational);
+}
+END_TEST
+
+START_TEST(unknown_targets_are_not_counted)
+{
+	int fd = open(scratch_directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	/* No Lustre: the question is refused. */
+	for (int family = 0; family < FS_FAMILIES; family++)
+		ck_assert_uint_eq(fs_count_targets(fd, (enum fs_family)family), 0);
+	close(fd);
+	ck_assert_uint_eq(fs_count_targets(-1, FS_LUSTRE), 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("storage");
+	TCase *cases = tcase_create("mounts");
+
+	tcase_add_checked_fixture(cases, scratch_setup, scratch_teardown);
+	tcase_add_test(cases, the_real_mount_is_looked_at);
+	tcase_add_test(cases, without_tables_there_is_what_the_kernel_answers);
+	tcase_add_test(cases, a_table_without_the_number_of_the_mount_may_have_its_device);
+	tcase_add_test(cases, what_is_not_open_cannot_be_looked_at);
+	tcase_add_test(cases, the_client_of_a_lustre_is_read);
+	tcase_add_test(cases, an_old_client_of_a_lustre_is_read);
+	tcase_add_test(cases, numbers_without_sense_are_not_believed);
+	tcase_add_test(cases, more_targets_than_have_room_are_counted);
+	tcase_add_test(cases, targets_of_other_pools_are_left_out);
+	tcase_add_loop_test(cases, members_of_a_family_are_told_apart, 0, ARRAY_LENGTH(flavours));
+	tcase_add_test(cases, an_nfs_mount_tells_what_it_writes_at_a_time);
+	tcase_add_test(cases, the_targets_of_a_beegfs_are_counted);
+	tcase_add_test(cases, a_beegfs_is_called_after_its_management_server);
+	tcase_add_test(cases, a_local_disk_turns_or_does_not);
+	tcase_add_test(cases, unknown_targets_are_not_counted);
+	suite_add_tcase(suite, cases);
+	return check_main(suite);
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What stripes make of a generation: where parts begin, how its files lie, how many may write. */
+#include "ckpt/storage.h"
+#include "support/check_main.h"
+
+#include <string.h>
+
+/* ---- Parts --------------------------------------------------------------------------------------
+ */
+
+static const struct {
+	uint64_t bytes;
+	uint32_t parts;
+	uint64_t stripe_bytes, alignment;
+} alignments[] = {
+	{ 64 * MIB - 1, 8, 4 * MIB, 4096 },
+	{ 0, 0, 0, 4096 },
+	{ GIB, 8, 0, MIB },
+	{ GIB, 8, MIB, MIB },
+	{ GIB, 8, 4 * MIB, 4 * MIB },
+	{ GIB, 8, 16 * MIB, 16 * MIB },
+	/* Multiples of small ones. */
+	{ GIB, 8, 64 * KIB, MIB },
+	{ GIB, 8, 192 * KIB, 1152 * KIB },
+	{ GIB, 8, 960 * KIB, 1920 * KIB },
+	/* Fractions of large ones. */
+	{ 100 * GIB, 8, 64 * MIB, 16 * MIB },
+	{ 100 * GIB, 8, 24 * MIB, 12 * MIB },
+	{ 100 * GIB, 8, 17 * MIB, 17 * MIB / 2 },
+	{ 100 * GIB, 8, 4095 * MIB, 4095 * MIB / 256 },
+	/* Parts that are no larger than that. */
+	{ 64 * MIB, 8, 4 * MIB, 2 * MIB },
+	{ 64 * MIB, 64, 4 * MIB, MIB },
+	{ 128 * MIB, 4, 16 * MIB, 8 * MIB },
+	{ 128 * MIB, 4, 8 * MIB, 8 * MIB },
+	/* No stripe that there could be. */
+	{ GIB, 8, 1, MIB },
+	{ GIB, 8, UINT64_MAX, MIB },
+};
+
+START_TEST(parts_begin_on_stripes)
+{
+	uint64_t alignment = ckpt_part_alignment(alignments[_i].bytes, alignments[_i].parts,
+						 alignments[_i].stripe_bytes);
+	const uint64_t stripe = alignments[_i].stripe_bytes;
+
+	ck_assert_uint_eq(alignment, alignments[_i].alignment);
+	ck_assert_uint_eq(alignment % 4096, 0);
+	if (stripe && stripe % 4096 == 0 && alignment != 4096 && stripe > MIB)
+		ck_assert_uint_eq(stripe % alignment, 0);
+}
+END_TEST
+
+START_TEST(any_stripe_gives_an_alignment_that_bundles_take)
+{
+	for (uint64_t stripe = 64 * KIB; stripe < 4 * GIB; stripe += 64 * KIB * 37) {
+		uint64_t alignment = ckpt_part_alignment(10 * GIB, 8, stripe);
+
+		REQUIRE(alignment >= 4096 && alignment % 4096 == 0 && alignment <= 16 * MIB);
+		/* Where nothing divides it that is large enough, neither is any use. */
+		REQUIRE(alignment == MIB || alignment % stripe == 0 || stripe % alignment == 0);
+	}
+}
+END_TEST
+
+/* ---- Files --------------------------------------------------------------------------------------
+ */
+
+static struct fs_facts lustre(uint32_t targets, uint32_t stripes)
+{
+	return (struct fs_facts){
+		.family = FS_LUSTRE,
+		.targets = targets,
+		.directory = { .count = 1,
+			       .mirrors = 1,
+			       .parts = { { .end = UINT64_MAX,
+					    .stripe_bytes = MIB,
+					    .stripe_count = stripes } } },
+	};
+}
+
+static const struct {
+	const char *wish;
+	uint32_t targets, stripes; /* of the directory */
+	uint64_t bytes;
+	uint32_t files;
+	const char *layout;
+	uint32_t capacity;
+} cases[] = {
+	{ "directory", 8, 1, GIB, 0, "1 x 1M", 8 },
+	{ "directory", 8, 8, GIB, 0, "8 x 1M", 1 },
+	{ "directory", 8, FS_ALL_TARGETS, GIB, 0, "all x 1M", 1 },
+	{ "auto", 8, 1, 32 * MIB, 0, "1 x 1M", 8 },
+	{ "auto", 8, 1, GIB, 0, "8 x 1M", 1 },
+	{ "auto", 8, 1, GIB, 4, "2 x 1M", 4 },
+	{ "auto", 8, 1, GIB, 32, "1 x 1M", 8 },
+	{ "auto", 8, 1, 0, 0, "1 x 1M", 8 },
+	{ "auto", 0, 1, GIB, 0, "8 x 1M", 0 },
+	{ "stripe_count=4", 16, 1, 0, 0, "4 x 1M", 4 },
+	{ "to=1G,stripe_count=1;stripe_count=16", 16, 1, 32 * MIB, 0, "to 1G: 1 x 1M; 16 x 1M",
+	  16 },
+	{ "to=1G,stripe_count=1;stripe_count=16", 16, 1, 32 * GIB, 0, "to 1G: 1 x 1M; 16 x 1M", 1 },
+};
+
+START_TEST(as_many_write_as_there_are_targets_for_their_stripes)
+{
+	struct fs_facts facts = lustre(cases[_i].targets, cases[_i].stripes);
+	struct ckpt_expected expected = { .bytes = cases[_i].bytes, .files = cases[_i].files };
+	struct fs_layout layout;
+	struct fs_wish wish;
+	char text[96];
+
+	ck_assert_int_eq(fs_wish_parse(cases[_i].wish, &wish, NULL), 0);
+	expected.wish = &wish;
+	ck_assert_uint_eq(ckpt_stripes_of(&facts, &expected, &layout), cases[_i].capacity);
+	fs_layout_text(&layout, text, sizeof(text));
+	ck_assert_str_eq(text, cases[_i].layout);
+}
+END_TEST
+
+START_TEST(without_stripes_there_is_no_rule)
+{
+	struct fs_facts facts = { .family = FS_EXT };
+	struct fs_wish wish = { .kind = FS_WISH_AUTO };
+	struct ckpt_expected expected = { .wish = &wish, .bytes = GIB };
+	struct fs_layout layout;
+
+	ck_assert_uint_eq(ckpt_stripes_of(&facts, &expected, &layout), 0);
+	ck_assert_uint_eq(layout.count, 0);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("storage");
+	TCase *pure = tcase_create("pure");
+
+	tcase_add_loop_test(pure, parts_begin_on_stripes, 0, ARRAY_LENGTH(alignments));
+	tcase_add_test(pure, any_stripe_gives_an_alignment_that_bundles_take);
+	tcase_add_loop_test(pure, as_many_write_as_there_are_targets_for_their_stripes, 0,
+			    ARRAY_LENGTH(cases));
+	tcase_add_test(pure, without_stripes_there_is_no_rule);
+	suite_add_tcase(suite, pure);
+	return check_main(suite);
+}
