@@ -57,6 +57,7 @@ static int take_chunk(struct node *node, uint64_t offset)
 			return -ENOSPC;
 	}
 	target->used_bytes += CHUNK_BYTES;
+	sysfs_renew();
 	node->stat.st_blocks += CHUNK_BYTES / 512;
 	return 0;
 }
@@ -67,6 +68,7 @@ static void drop_chunk(struct node *node, uint64_t offset)
 
 	if (index >= 0)
 		targets[index].used_bytes -= CHUNK_BYTES;
+	sysfs_renew();
 	node->stat.st_blocks -= CHUNK_BYTES / 512;
 }
 

@@ -45,6 +45,7 @@ static int do_target(const char *words)
 	} else {
 		return -EINVAL;
 	}
+	sysfs_renew();
 	return 0;
 }
 
@@ -70,6 +71,7 @@ int control_do(const char *sentence)
 			targets[i].full = targets[i].failing = false;
 			targets[i].slowness = 1;
 		}
+		sysfs_renew();
 	} else {
 		return -EINVAL;
 	}

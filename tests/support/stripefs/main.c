@@ -210,6 +210,7 @@ static struct fuse_session *mount_session(void)
 	names_operations(&operations);
 	io_operations(&operations);
 	attributes_operations(&operations);
+	play_operations(&operations);
 	session = fuse_session_new(&args, &operations, sizeof(operations), NULL);
 	if (!session || fuse_session_mount(session, options.mountpoint))
 		exit(1);
@@ -247,6 +248,7 @@ int main(int count, char **arguments)
 	model_open();
 	tree_open();
 	statistics_reset();
+	sysfs_open(options.backing);
 	listener = control_open(options.backing);
 	session = mount_session();
 	/* The kernel's first request comes before anything can be asked. */

@@ -363,6 +363,11 @@ uint64_t model_metadata(void)
 	return at_ns + (uint64_t)(options.mds_latency_ms * NS_PER_MS);
 }
 
+uint64_t target_free(const struct target *target)
+{
+	return target->full ? 0 : target->capacity_bytes - target->used_bytes;
+}
+
 void model_open(void)
 {
 	for (unsigned int i = 0; i <= options.targets; i++) {

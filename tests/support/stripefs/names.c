@@ -320,7 +320,7 @@ static void do_statfs(fuse_req_t request, fuse_ino_t ino)
 	(void)ino;
 	for (unsigned int i = 0; i < options.targets; i++) {
 		used += targets[i].used_bytes;
-		free += targets[i].capacity_bytes - targets[i].used_bytes;
+		free += target_free(&targets[i]);
 	}
 	if (options.total_capacity)
 		free = used < options.total_capacity ? options.total_capacity - used : 0;

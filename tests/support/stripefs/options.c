@@ -67,6 +67,7 @@ static const char help[] =
 	"                         setxattr-ignored: so does setxattr of a layout\n"
 	"                         no-default: a directory without default has no lustre.lov\n"
 	"                         no-layout: no layout is told at all\n"
+	"                         pool-refused: an unknown pool is EINVAL, not ignored\n"
 	"  --swap-bytes           layouts are told in the other byte order\n"
 	"\n"
 	"  --log FILE             a line for each request that a target serves (CSV)\n"
@@ -371,7 +372,8 @@ static void set_other(int letter, const char *name, char *value)
 		break;
 	case 'F':
 		options.traps |= 1u << choice_of(name, value,
-					 "setstripe-ignored setxattr-ignored no-default no-layout");
+					 "setstripe-ignored setxattr-ignored no-default no-layout "
+					 "pool-refused");
 		break;
 	case 'G':
 		options.swap_bytes = true;

@@ -58,6 +58,7 @@ enum trap {
 	TRAP_SETXATTR_IGNORED = 1 << 1,
 	TRAP_NO_DEFAULT = 1 << 2,
 	TRAP_NO_LAYOUT = 1 << 3,
+	TRAP_POOL_REFUSED = 1 << 4,
 };
 
 struct pool {
@@ -69,10 +70,13 @@ struct pool {
 struct component {
 	uint64_t start, end; /* end is UINT64_MAX: to the end of the file */
 	uint64_t stripe_size;
+	/* Of CephFS: an object is full then, and the next ones begin. 0: objects have no end. */
+	uint64_t object_size;
 	uint16_t count; /* 0 in a directory's default: that of the filesystem; 0xffff: all */
 	uint16_t first; /* 0xffff: any */
 	bool overstriped, on_mds, made;
 	char pool[POOL_NAME_BYTES];
+	uint16_t spread; /* how many targets that is: more than count if objects have an end */
 	uint16_t targets[MAX_TARGETS]; /* of a file, once made */
 };
 
@@ -263,6 +267,7 @@ struct target {
 extern struct target targets[MAX_TARGETS + 1];
 
 uint64_t now_ns(void);
+uint64_t target_free(const struct target *target);
 void model_open(void);
 /* Runs what is due, and says when something is next; UINT64_MAX: never. */
 uint64_t model_run(void);
@@ -323,10 +328,11 @@ ssize_t answer_send(int device, struct iovec *parts, int count, void *unused);
 
 /* ---- Operations ------------------------------------------------------------------------------- */
 
-/* names.c, io.c, attributes.c fill in theirs. */
+/* names.c, io.c, attributes.c, play.c fill in theirs. */
 void names_operations(struct fuse_lowlevel_ops *operations);
 void io_operations(struct fuse_lowlevel_ops *operations);
 void attributes_operations(struct fuse_lowlevel_ops *operations);
+void play_operations(struct fuse_lowlevel_ops *operations);
 
 /* The block that the request now being served was read into, directly behind its head. */
 extern uint32_t staged_block;
@@ -369,11 +375,17 @@ int control_do(const char *sentence);
 int control_open(const char *folder);
 void control_serve(int listener);
 
-/* ---- What the filesystem that is played says about layouts: play.c, lustre.c, beegfs.c, ceph.c ---- */
+/* ---- What the filesystem that is played says about layouts: play.c --------------------------- */
 
 /* Into a buffer of 64 KiB; how long it is, or a negative errno: -EOPNOTSUPP if the name means
  * nothing. */
 ssize_t layout_attribute(const struct node *node, const char *name, char *blob);
 int set_layout_attribute(struct node *node, const char *name, const char *value, size_t bytes);
+
+/* ---- What the machine shows of each target: sysfs.c ------------------------------------------- */
+
+void sysfs_open(const char *folder);
+/* Soon: used space has changed. */
+void sysfs_renew(void);
 
 #endif
