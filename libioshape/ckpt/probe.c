@@ -280,6 +280,7 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 			const struct fs_layout *layout, struct base_error *error)
 {
 	struct ioshape_storage *shown = &probe->shown;
+	char text[96];
 	const uint32_t by_targets = fs_capacity(probe->storage.targets, layout, shown->for_bytes);
 
 	if (slots->config.asked_capacity) {
@@ -288,9 +289,9 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 			 "as the setting slots says");
 	} else if (by_targets) {
 		shown->writers = by_targets;
+		fs_layout_text(layout, text, sizeof(text));
 		snprintf(probe->writers_why, sizeof(probe->writers_why),
-			 "one stripe at a time for each of %u storage targets",
-			 probe->storage.targets);
+			 "%u storage targets, and %s for each file", probe->storage.targets, text);
 	} else {
 		shown->writers = slots->config.default_capacity;
 		snprintf(probe->writers_why, sizeof(probe->writers_why),

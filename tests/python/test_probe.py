@@ -22,6 +22,7 @@ from ioshape.cli._generations import _machine
 from ioshape.cli._look import _is_filtered
 from ioshape.cli.probe import EXIT_SERIOUS
 from processes import environment
+from striped import striped
 
 TIMEOUT_S = 60.0
 SECRET = "tr0ub4dor"
@@ -167,6 +168,59 @@ def test_a_mount_may_be_read_only(tmp_path: Path) -> None:
     prefix = apart('mount -t tmpfs -o ro none "$0"', tmp_path)
     assert probed(tmp_path, prefix=prefix)["findings"]["read-only"]["severity"] == "serious"
 
+
+# ---- Striped filesystems ------------------------------------------------------------------------
+
+
+def test_stripes_and_targets_are_shown_and_judged() -> None:
+    source = "10.0.0.1@tcp:/storm"
+    with striped("ssd", targets=8, fsname=source, used=["3=63Gi"]) as mount:
+        # What the client's module shows lies beside the mount: it is put where that would be.
+        (mount.backing / "sys/kernel/debug/lustre/lov/storm-clilov-ff/pools/nvme").mkdir(
+            parents=True
+        )
+        prefix = apart('mount --bind "$0/sys" /sys', mount.backing)
+        found = probed(mount.path, prefix=prefix, IOSHAPE_CALIBRATE="off")
+        plain = probed(mount.path, prefix=prefix, IOSHAPE_LAYOUT="directory")
+        shown = call(mount.path, prefix=prefix).stdout
+        quoted = shlex.quote(str(mount.path))
+    storage = found["storage"]
+    assert (storage["family"], storage["source"]) == ("lustre", source)
+    assert (storage["stripes"], storage["stripe_count"]) == ("1 x 1M", 1)
+    assert (storage["stripes_asked"], storage["asked_stripe_count"]) == ("8 x 1M", 8)
+    assert storage["writers"] == 1
+    assert storage["target_count"] == len(storage["targets"]) == 8
+    free = {one["name"]: one["free_bytes"] >> 30 for one in storage["targets"]}
+    assert free == {f"storm-OST000{i}": 1 if i == 3 else 64 for i in range(8)}
+    assert found["folder"]["target_pools"] == ["nvme"]
+    findings = found["findings"]
+    assert findings["target-full"]["severity"] == "serious"
+    assert "storm-OST0003 98%" in findings["target-full"]["sentence"]
+    assert f"lfs find {quoted} --ost storm-OST0003" in findings["target-full"]["commands"][1]
+    assert findings["few-stripes"]["severity"] == "hint"  # as it asks for more by itself
+    assert findings["flash-unused"]["commands"] == [f"lfs setstripe -p nvme {quoted}"]
+    assert plain["storage"]["stripes_asked"] == ""
+    assert plain["storage"]["writers"] == 8
+    assert plain["findings"]["few-stripes"]["severity"] == "warning"
+    assert plain["findings"]["few-stripes"]["commands"] == [f"lfs setstripe -c 8 -S 4M {quoted}"]
+    assert "storm-OST0003  64.0 GiB  1.00 GiB   98%" in shown.splitlines()
+
+
+def test_a_file_has_a_layout_of_its_own() -> None:
+    with striped("ssd", targets=8, play="beegfs") as mount:
+        path = mount.path / "model.pt"
+        path.write_bytes(b"x")
+        found = probed(path, IOSHAPE_CALIBRATE="off")
+    assert found["storage"]["family"] == "beegfs"
+    assert found["storage"]["is_file"]
+    assert (found["storage"]["file_stripes"], found["storage"]["file_stripe_count"]) == (
+        "1 x 1M",
+        1,
+    )
+    assert found["findings"]["quota-unseen"]["commands"][0].startswith("beegfs quota ")
+
+
+# ---- Where one may not write --------------------------------------------------------------------
 
 #: Root may do everything; without these capabilities it is as others are.
 AS_OTHERS = (

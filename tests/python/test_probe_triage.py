@@ -274,6 +274,7 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
         "hint",
         "lfs setstripe -p scratch-nvme",
     ),
+    ("a name that sounds like it", facts(target_pools=("breakfast", "photos")), "", "", ""),
     ("on flash", facts(target_pool="ssd", target_pools=("nvme", "ssd")), "", "", ""),
     (
         "a disk",
