@@ -6,6 +6,7 @@
 #include <ioshape/probe.h>
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -280,7 +281,7 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 			const struct fs_layout *layout, struct base_error *error)
 {
 	struct ioshape_storage *shown = &probe->shown;
-	char text[96];
+	char text[96], inside[PATH_MAX + 1];
 	const uint32_t by_targets = fs_capacity(probe->storage.targets, layout, shown->for_bytes);
 
 	if (slots->config.asked_capacity) {
@@ -301,7 +302,9 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 		snprintf(probe->pool, sizeof(probe->pool), "%s", slots->pool_name);
 		return 0;
 	}
-	return fs_pool_of_path(probe->directory, probe->pool, error);
+	/* It is asked about what is in the directory. */
+	snprintf(inside, sizeof(inside), "%s/", probe->directory);
+	return fs_pool_of_path(inside, probe->pool, error);
 }
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
