@@ -204,6 +204,8 @@ def test_stripes_and_targets_are_shown_and_judged() -> None:
     assert plain["findings"]["few-stripes"]["severity"] == "warning"
     assert plain["findings"]["few-stripes"]["commands"] == [f"lfs setstripe -c 8 -S 4M {quoted}"]
     assert "storm-OST0003  64.0 GiB  1.00 GiB   98%" in shown.splitlines()
+    rows = [line.split()[0] for line in shown.splitlines() if line.startswith("storm-OST")]
+    assert rows == sorted(free)
 
 
 def test_a_file_has_a_layout_of_its_own() -> None:
