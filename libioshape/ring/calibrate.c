@@ -56,6 +56,8 @@ static const enum ioshape_engine order[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGIN
 /* Tried only if there is time for one that is so many times slower than the best. */
 #define BUFFERED_PART 3
 
+#define TOO_SLOW "too slow to compare anything"
+
 /* ---- Trials ---------------------------------------------------------------------------------- */
 
 struct search {
@@ -220,7 +222,7 @@ static int search_all(struct search *search, const struct ring_config *config,
 	search->block = trial_block(&search->bench.fs.layout);
 	ret = probe(search);
 	if (ret)
-		return base_fail(error, ret, "nothing could be written");
+		return base_fail(error, ret, ret == -ETIME ? TOO_SLOW : "nothing could be written");
 	for (size_t i = 0; i < BUFFERED; i++) {
 		if (!search->rates[i])
 			try_engine(search, i);
@@ -233,7 +235,7 @@ static int search_all(struct search *search, const struct ring_config *config,
 		chosen = choose_surely(search);
 	}
 	if (chosen == ENGINES)
-		return base_fail(error, -ETIME, "the storage is too slow to compare");
+		return base_fail(error, -ETIME, TOO_SLOW);
 	calibration->engine = order[chosen];
 	calibration->bytes_per_s = search->rates[chosen];
 	if (!ring_stripes_at(&search->bench.fs.layout, 0) && chosen < BUFFERED &&

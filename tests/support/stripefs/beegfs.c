@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* BeeGFS's ioctls: what a file's stripes are, and new files with other ones than their directory's. */
+/* BeeGFS's ioctls: what a file's stripes are, and new files with other ones than their directory's.
+ */
 #include "play.h"
 
 #include <errno.h>
@@ -79,8 +80,8 @@ static int make_file(fuse_req_t request, struct node *directory, uint64_t addres
 	if (hints.chunk)
 		wish.components[0].stripe_size = hints.chunk;
 	if (hints.targets)
-		wish.components[0].count =
-			hints.targets < UINT16_MAX ? (uint16_t)hints.targets : UINT16_MAX;
+		wish.components[0].count = hints.targets < UINT16_MAX ? (uint16_t)hints.targets :
+									UINT16_MAX;
 	return layout_create(node->layout, &wish);
 }
 
@@ -91,7 +92,8 @@ bool beegfs_ioctl(fuse_req_t request, struct node *node, unsigned int command, u
 
 	if (command == TEST_IS_BEEGFS)
 		answer_ioctl(request,
-			caller_write(request, test, address, sizeof(test)) ? 0 : -EFAULT, NULL, 0);
+			     caller_write(request, test, address, sizeof(test)) ? 0 : -EFAULT, NULL,
+			     0);
 	else if (command == GET_STRIPEINFO)
 		get_info(request, node, address);
 	else if (command == MKFILE_STRIPEHINTS)

@@ -10,7 +10,8 @@
 static const char fields[][16] = { "stripe_unit", "stripe_count", "object_size", "pool" };
 static const char data_pool[] = "cephfs_data";
 
-/* Of "ceph.file.layout.stripe_unit" what is behind the layout, "" for the whole one; NULL: no layout. */
+/* Of "ceph.file.layout.stripe_unit" what is behind the layout, "" for the whole one; NULL: no
+ * layout. */
 static const char *field_of(const struct node *node, const char *name)
 {
 	const char *prefix = S_ISDIR(node->stat.st_mode) ? "ceph.dir.layout" : "ceph.file.layout";
@@ -32,9 +33,10 @@ static int tell(const struct component *component, const char *field, char *text
 {
 	if (!*field)
 		return snprintf(text, MOST_LAYOUT_BYTES,
-			"stripe_unit=%" PRIu64 " stripe_count=%u object_size=%" PRIu64 " pool=%s",
-			component->stripe_size, component->count, component->object_size,
-			pool_of(component));
+				"stripe_unit=%" PRIu64 " stripe_count=%u object_size=%" PRIu64
+				" pool=%s",
+				component->stripe_size, component->count, component->object_size,
+				pool_of(component));
 	if (strcmp(field, fields[0]) == 0)
 		return snprintf(text, MOST_LAYOUT_BYTES, "%" PRIu64, component->stripe_size);
 	if (strcmp(field, fields[1]) == 0)
@@ -90,7 +92,7 @@ static int set_fields(struct component *component, char *text)
 	int result = 0;
 
 	for (char *word = strtok_r(text, " ", &save); word && !result;
-		word = strtok_r(NULL, " ", &save)) {
+	     word = strtok_r(NULL, " ", &save)) {
 		char *value = strchr(word, '=');
 
 		if (!value)
@@ -105,8 +107,8 @@ static int set_fields(struct component *component, char *text)
 static bool makes_sense(const struct component *component)
 {
 	return component->stripe_size && component->stripe_size % CHUNK_BYTES == 0 &&
-		component->object_size && component->object_size % component->stripe_size == 0 &&
-		component->count && component->count <= MAX_TARGETS;
+	       component->object_size && component->object_size % component->stripe_size == 0 &&
+	       component->count && component->count <= MAX_TARGETS;
 }
 
 int ceph_set(struct node *node, const char *name, const char *value, size_t bytes)

@@ -97,7 +97,7 @@ int layout_make(struct layout *layout, uint64_t offset, uint64_t bytes)
 		struct component *component = &layout->components[i];
 
 		if (component->made || offset >= component->end ||
-			offset + bytes <= component->start)
+		    offset + bytes <= component->start)
 			continue;
 		result = make_component(component);
 		layout->generation++;
@@ -149,7 +149,7 @@ int layout_target(const struct layout *layout, uint64_t offset)
 }
 
 int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
-	struct piece pieces[static MAX_PARTS])
+		 struct piece pieces[static MAX_PARTS])
 {
 	int count = 0;
 
@@ -167,8 +167,7 @@ int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
 			piece.bytes = (uint32_t)(component->end - offset);
 		/* What is contiguous in the object is one request to the target. */
 		while (same < count && (pieces[same].object != piece.object ||
-					       pieces[same].offset + pieces[same].bytes !=
-						       piece.offset))
+					pieces[same].offset + pieces[same].bytes != piece.offset))
 			same++;
 		if (same < count)
 			pieces[same].bytes += piece.bytes;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layouts as Lustre tells and takes them: struct lov_user_md of versions 1 and 3, and composite ones.
- * In the order of bytes of this machine, or the other one.
+ * Layouts as Lustre tells and takes them: struct lov_user_md of versions 1 and 3, and composite
+ * ones. In the order of bytes of this machine, or the other one.
  */
 #include "play.h"
 
@@ -77,10 +77,11 @@ static uint64_t get64(const char *at)
 	return value;
 }
 
-/* ---- Told ------------------------------------------------------------------------------------- */
+/* ---- Told -------------------------------------------------------------------------------------
+ */
 
 static size_t put_component(char *blob, const struct component *component, uint64_t number,
-	uint16_t generation)
+			    uint16_t generation)
 {
 	const bool pool = component->pool[0];
 	const size_t head = pool ? V3_BYTES : V1_BYTES;
@@ -88,10 +89,9 @@ static size_t put_component(char *blob, const struct component *component, uint6
 
 	memset(blob, 0, head + (size_t)objects * OBJECT_BYTES);
 	put32(blob, pool ? MAGIC_V3 : MAGIC_V1);
-	put32(blob + 4, component->on_mds ? PATTERN_MDT :
-			component->overstriped ?
-					    PATTERN_RAID0 | PATTERN_OVERSTRIPING :
-					    PATTERN_RAID0);
+	put32(blob + 4, component->on_mds      ? PATTERN_MDT :
+			component->overstriped ? PATTERN_RAID0 | PATTERN_OVERSTRIPING :
+						 PATTERN_RAID0);
 	put64(blob + 8, number);
 	put64(blob + 16, 0x200000401);
 	put32(blob + 24, (uint32_t)component->stripe_size);
@@ -115,7 +115,7 @@ static size_t put_layout(char *blob, const struct layout *layout, uint64_t numbe
 
 	if (!layout->composite)
 		return put_component(blob, &layout->components[0], number,
-			(uint16_t)layout->generation);
+				     (uint16_t)layout->generation);
 	memset(blob, 0, at);
 	for (unsigned int i = 0; i < layout->count; i++) {
 		const struct component *component = &layout->components[i];
@@ -158,7 +158,8 @@ ssize_t lustre_get(const struct node *node, char *blob)
 	return (ssize_t)put_layout(blob, &layout, 0);
 }
 
-/* ---- Taken ------------------------------------------------------------------------------------ */
+/* ---- Taken ------------------------------------------------------------------------------------
+ */
 
 static int take_component(struct component *component, const char *blob, size_t bytes)
 {
@@ -184,14 +185,14 @@ static int take_component(struct component *component, const char *blob, size_t 
 		memcpy(component->pool, blob + V1_BYTES, POOL_NAME_BYTES);
 		component->pool[POOL_NAME_BYTES - 1] = '\0';
 		if (component->pool[0] && !pool_find(component->pool) &&
-			options.traps & TRAP_POOL_REFUSED)
+		    options.traps & TRAP_POOL_REFUSED)
 			return -EINVAL;
 	}
 	if (component->first != UINT16_MAX && component->first >= options.targets)
 		return -EINVAL;
 	/* Where the bytes are the metadata server's, there is one stripe: the whole component. */
-	if (component->on_mds && (component->start || component->stripe_size != component->end ||
-					 component->count > 1))
+	if (component->on_mds &&
+	    (component->start || component->stripe_size != component->end || component->count > 1))
 		return -EINVAL;
 	return 0;
 }
@@ -204,7 +205,7 @@ static int take_composite(struct layout *layout, const char *blob, size_t bytes)
 
 	/* No mirrors here. */
 	if (!count || count > MAX_COMPONENTS || get16(blob + 16) ||
-		bytes < COMPOSITE_BYTES + (size_t)count * ENTRY_BYTES || get32(blob + 4) > bytes)
+	    bytes < COMPOSITE_BYTES + (size_t)count * ENTRY_BYTES || get32(blob + 4) > bytes)
 		return -EINVAL;
 	for (unsigned int i = 0; i < count && !result; i++) {
 		const char *entry = blob + COMPOSITE_BYTES + i * ENTRY_BYTES;
@@ -214,13 +215,12 @@ static int take_composite(struct layout *layout, const char *blob, size_t bytes)
 		component->start = get64(entry + 8);
 		component->end = get64(entry + 16);
 		if (component->start != end || component->end <= end || at > bytes ||
-			size > bytes - at)
+		    size > bytes - at)
 			return -EINVAL;
 		end = component->end;
 		result = take_component(component, blob + at, size);
 		if (!result && end != UINT64_MAX &&
-			(end % CHUNK_BYTES ||
-				(component->stripe_size && end % component->stripe_size)))
+		    (end % CHUNK_BYTES || (component->stripe_size && end % component->stripe_size)))
 			result = -EINVAL;
 	}
 	layout->composite = true;
@@ -235,8 +235,7 @@ static int take_layout(struct layout *layout, const char *blob, size_t bytes)
 		return take_composite(layout, blob, bytes);
 	layout->count = 1;
 	layout->components[0].end = UINT64_MAX;
-	if (take_component(&layout->components[0], blob, bytes) ||
-		layout->components[0].on_mds)
+	if (take_component(&layout->components[0], blob, bytes) || layout->components[0].on_mds)
 		return -EINVAL;
 	return 0;
 }
@@ -281,7 +280,8 @@ int lustre_set(struct node *node, const char *blob, size_t bytes)
 	return result == -EEXIST ? 0 : result;
 }
 
-/* ---- ioctl ------------------------------------------------------------------------------------ */
+/* ---- ioctl ------------------------------------------------------------------------------------
+ */
 
 static void do_setstripe(fuse_req_t request, struct node *node, uint64_t address)
 {

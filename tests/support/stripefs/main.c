@@ -37,17 +37,19 @@ static void do_init(void *unused, struct fuse_conn_info *connection)
 	connection->time_gran = 1;
 	/* There is no other client that could have changed something. */
 	connection->want &= ~(unsigned int)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS |
-		FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
-		FUSE_CAP_SPLICE_MOVE | FUSE_CAP_ASYNC_DIO | FUSE_CAP_WRITEBACK_CACHE);
+					    FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ |
+					    FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
+					    FUSE_CAP_ASYNC_DIO | FUSE_CAP_WRITEBACK_CACHE);
 	connection->want |= can & (FUSE_CAP_IOCTL_DIR | FUSE_CAP_NO_OPENDIR_SUPPORT |
-					  FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_ATOMIC_O_TRUNC);
+				   FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_ATOMIC_O_TRUNC);
 	if (options.direct == DIRECT_PARALLEL)
 		connection->want |= can & FUSE_CAP_ASYNC_DIO;
 	if (options.cache == CACHE_BACK)
 		connection->want |= can & FUSE_CAP_WRITEBACK_CACHE;
 }
 
-/* The number of the mounted filesystem. Nobody may ask the mount itself: it is we who would answer. */
+/* The number of the mounted filesystem. Nobody may ask the mount itself: it is we who would answer.
+ */
 static bool device_number(const char *path, char number[static 32])
 {
 	FILE *mounts = fopen("/proc/self/mountinfo", "re");
@@ -56,7 +58,7 @@ static bool device_number(const char *path, char number[static 32])
 
 	while (mounts && fgets(line, sizeof(line), mounts)) {
 		if (sscanf(line, "%*u %*u %31s %*s %4095s", here, where) == 2 &&
-			strcmp(where, path) == 0) {
+		    strcmp(where, path) == 0) {
 			memcpy(number, here, sizeof(here));
 			found = true;
 		}
@@ -205,13 +207,14 @@ static struct fuse_session *mount_session(void)
 	struct fuse_session *session;
 
 	snprintf(mount_options, sizeof(mount_options),
-		"fsname=%s,subtype=stripefs,default_permissions%s", options.fsname,
-		geteuid() ? "" : ",allow_other");
+		 "fsname=%s,subtype=stripefs,default_permissions%s", options.fsname,
+		 geteuid() ? "" : ",allow_other");
 	names_operations(&operations);
 	io_operations(&operations);
 	attributes_operations(&operations);
 	play_operations(&operations);
 	session = fuse_session_new(&args, &operations, sizeof(operations), NULL);
+	fuse_opt_free_args(&args);
 	if (!session || fuse_session_mount(session, options.mountpoint))
 		exit(1);
 	if (fuse_session_custom_io(session, &device, fuse_session_fd(session)))
@@ -233,7 +236,8 @@ int main(int count, char **arguments)
 		fprintf(stderr, "stripefs: %s: %s\n", options.mountpoint, strerror(errno));
 		return 1;
 	}
-	/* Timers as exact as the machine can; and storage that does not wait for its clients' processor. */
+	/* Timers as exact as the machine can; and storage that does not wait for its clients'
+	 * processor. */
 	prctl(PR_SET_TIMERSLACK, 1UL);
 	setpriority(PRIO_PROCESS, 0, -15);
 	sigaction(SIGTERM, &ending, NULL);

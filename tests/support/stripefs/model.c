@@ -45,7 +45,8 @@ uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
-/* ---- Events ----------------------------------------------------------------------------------- */
+/* ---- Events -----------------------------------------------------------------------------------
+ */
 
 static bool before(const struct event *a, const struct event *b)
 {
@@ -97,7 +98,8 @@ uint64_t model_run(void)
 	return event_count ? events[0].at_ns : UINT64_MAX;
 }
 
-/* ---- Requests --------------------------------------------------------------------------------- */
+/* ---- Requests ---------------------------------------------------------------------------------
+ */
 
 static void wake_waiters(struct node *node)
 {
@@ -114,6 +116,12 @@ static void wake_waiters(struct node *node)
 		waiter->call(waiter->argument);
 		free(waiter);
 	}
+}
+
+/* Whether it is answered before it is on the targets. */
+static bool cached(const struct io *io)
+{
+	return io->write && options.server_cache_bytes;
 }
 
 /* When it is answered, and nothing of it is left to do. */
@@ -135,13 +143,13 @@ static void answer(void *argument)
 	struct io *io = argument;
 	struct iovec parts[MAX_IOVECS];
 
-	if (io->error)
+	if (io->error && !cached(io))
 		fuse_reply_err(io->request, io->error);
 	else if (io->write)
 		fuse_reply_write(io->request, io->bytes);
 	else
 		fuse_reply_iov(io->request, parts,
-			content_read(io->node, io->offset, io->bytes, parts));
+			       content_read(io->node, io->offset, io->bytes, parts));
 	io->answered = true;
 	settle(io);
 }
@@ -155,18 +163,13 @@ static void answer_after_latency(struct io *io, uint64_t at_ns)
 		answer(io);
 }
 
-/* Whether it is answered before it is on the targets. */
-static bool cached(const struct io *io)
-{
-	return io->write && options.server_cache_bytes;
-}
-
-/* ---- Targets ---------------------------------------------------------------------------------- */
+/* ---- Targets ----------------------------------------------------------------------------------
+ */
 
 static bool continues(const struct target *target, const struct part *part)
 {
 	return part->node_number == target->last_node &&
-		part->piece.object == target->last_object && part->piece.offset == target->last_end;
+	       part->piece.object == target->last_object && part->piece.offset == target->last_end;
 }
 
 /* The one that goes on where the last one ended, for run_bytes; otherwise the oldest. */
@@ -201,8 +204,8 @@ static void serve(struct target *target, uint64_t at_ns)
 	target->queue--;
 	seek = !continues(target, part);
 	took_ns = (uint64_t)(((seek ? target->seek_ms / 1000 : 0) +
-				     part->piece.bytes / target->bandwidth) *
-		target->slowness * NS_PER_S);
+			      part->piece.bytes / target->bandwidth) *
+			     target->slowness * NS_PER_S);
 	if (part->io->arrived_ns > from_ns)
 		from_ns = part->io->arrived_ns;
 	target->last_node = part->node_number;
@@ -236,7 +239,8 @@ static void enqueue(struct io *io)
 	}
 }
 
-/* ---- A server that answers when the data are in its memory ------------------------------------ */
+/* ---- A server that answers when the data are in its memory ------------------------------------
+ */
 
 static void admit(struct io *io)
 {
@@ -273,7 +277,8 @@ static void admit_or_wait(struct io *io)
 	last_waiting = io;
 }
 
-/* ---- From outside ----------------------------------------------------------------------------- */
+/* ---- From outside -----------------------------------------------------------------------------
+ */
 
 static void finish(void *argument)
 {

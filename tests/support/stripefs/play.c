@@ -12,7 +12,7 @@ bool caller_read(fuse_req_t request, void *to, uint64_t address, size_t bytes)
 	const struct iovec there = { (void *)(uintptr_t)address, bytes };
 
 	return process_vm_readv(fuse_req_ctx(request)->pid, &here, 1, &there, 1, 0) ==
-		(ssize_t)bytes;
+	       (ssize_t)bytes;
 }
 
 bool caller_write(fuse_req_t request, const void *from, uint64_t address, size_t bytes)
@@ -21,7 +21,7 @@ bool caller_write(fuse_req_t request, const void *from, uint64_t address, size_t
 	const struct iovec there = { (void *)(uintptr_t)address, bytes };
 
 	return process_vm_writev(fuse_req_ctx(request)->pid, &here, 1, &there, 1, 0) ==
-		(ssize_t)bytes;
+	       (ssize_t)bytes;
 }
 
 ssize_t layout_attribute(const struct node *node, const char *name, char *blob)
@@ -43,8 +43,8 @@ int set_layout_attribute(struct node *node, const char *name, const char *value,
 }
 
 static void do_ioctl(fuse_req_t request, fuse_ino_t ino, unsigned int command, void *argument,
-	struct fuse_file_info *file, unsigned int flags, const void *input, size_t input_bytes,
-	size_t output_bytes)
+		     struct fuse_file_info *file, unsigned int flags, const void *input,
+		     size_t input_bytes, size_t output_bytes)
 {
 	struct node *node = node_of(ino);
 	const uint64_t address = (uintptr_t)argument;

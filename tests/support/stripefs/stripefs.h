@@ -45,12 +45,13 @@ enum {
 	PAGE = 4096,
 };
 
-/* ---- Parameters: options.c -------------------------------------------------------------------- */
+/* ---- Parameters: options.c --------------------------------------------------------------------
+ */
 
 enum play { PLAY_LUSTRE, PLAY_BEEGFS, PLAY_CEPH, PLAY_NFS };
 enum cache { CACHE_THROUGH, CACHE_BACK };
-/* Parallel: as on a recent Lustre. Threads: each call waits for its pieces, calls of several threads
- * do not wait for each other. Serial: one write of a file at a time. */
+/* Parallel: as on a recent Lustre. Threads: each call waits for its pieces, calls of several
+ * threads do not wait for each other. Serial: one write of a file at a time. */
 enum direct { DIRECT_PARALLEL, DIRECT_THREADS, DIRECT_SERIAL, DIRECT_NONE };
 
 enum trap {
@@ -98,7 +99,7 @@ struct options {
 	double seek_ms;
 	uint64_t run_bytes;
 	double latency_ms; /* of each data request, on top of the target's time */
-	double link;	   /* bytes/s into a server that caches; 0: no limit */
+	double link;       /* bytes/s into a server that caches; 0: no limit */
 	uint64_t server_cache_bytes;
 	double mds_latency_ms, mds_rate;
 	uint64_t stripe_size;
@@ -110,7 +111,7 @@ struct options {
 	bool fallocate, swap_bytes, rename_flags;
 	unsigned int pool_count;
 	struct pool pools[MAX_POOLS];
-	struct layout progressive; /* of new files, instead of size and count; none: count is 0 */
+	struct layout progressive;  /* of new files, instead of size and count; none: count is 0 */
 	uint64_t used[MAX_TARGETS]; /* bytes that something else has taken */
 };
 
@@ -121,7 +122,8 @@ void options_parse(int count, char **arguments);
 /* "16Mi", "60M", "4096": whether it is one. */
 bool parse_bytes(const char *text, uint64_t *bytes);
 
-/* ---- Layouts: layout.c ------------------------------------------------------------------------ */
+/* ---- Layouts: layout.c ------------------------------------------------------------------------
+ */
 
 struct piece {
 	uint16_t target; /* options.targets: the metadata server's own storage */
@@ -138,12 +140,13 @@ int layout_create(struct layout *layout, const struct layout *wish);
 int layout_make(struct layout *layout, uint64_t offset, uint64_t bytes);
 /* Which objects the bytes lie in, a piece for each; how many. -EIO without a component there. */
 int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
-	struct piece pieces[static MAX_PARTS]);
+		 struct piece pieces[static MAX_PARTS]);
 const struct component *layout_component(const struct layout *layout, uint64_t offset);
 int layout_target(const struct layout *layout, uint64_t offset);
 const struct pool *pool_find(const char *name);
 
-/* ---- Memory: store.c -------------------------------------------------------------------------- */
+/* ---- Memory: store.c --------------------------------------------------------------------------
+ */
 
 int store_open(const char *folder, uint64_t bytes, uint64_t prefault);
 /* 0: there is none. What is in it is undefined. */
@@ -152,10 +155,11 @@ void store_give(uint32_t block);
 char *store_block(uint32_t block);
 uint64_t store_free_bytes(void);
 
-/* ---- The tree: tree.c ------------------------------------------------------------------------- */
+/* ---- The tree: tree.c -------------------------------------------------------------------------
+ */
 
 struct block {
-	uint32_t index; /* in the store; 0: none */
+	uint32_t index;             /* in the store; 0: none */
 	uint16_t reserved, written; /* a bit for each chunk */
 };
 
@@ -183,8 +187,8 @@ struct node {
 	/* Data requests under way, oldest first, and who waits for them. */
 	struct io *oldest, *newest;
 	struct waiter *waiters;
-	/* Requests that started off a stripe in the last stripe so far: counted when it is not the last
-	 * any more. */
+	/* Requests that started off a stripe in the last stripe so far: counted when it is not the
+	 * last any more. */
 	uint64_t last_stripe, pending_off;
 	bool ever_written;
 	int late_error; /* of a write that was answered before it failed: for the next fsync */
@@ -212,19 +216,21 @@ void entry_remove(struct entry *entry);
 void node_touch(struct node *node, bool modified);
 uint64_t tree_nodes(void);
 
-/* ---- Contents: content.c ---------------------------------------------------------------------- */
+/* ---- Contents: content.c ----------------------------------------------------------------------
+ */
 
 /* Takes space on the targets for these bytes, or -ENOSPC. */
 int content_reserve(struct node *node, uint64_t offset, uint64_t bytes);
 /* Reserved before. staged: the block that buffer is, or 0; taken (set to 0) if it fits as it is. */
 int content_write(struct node *node, uint64_t offset, const char *buffer, uint32_t bytes,
-	uint32_t *staged);
+		  uint32_t *staged);
 /* How many parts; together exactly these bytes. They hold until the next change of the file. */
 int content_read(struct node *node, uint64_t offset, uint32_t bytes, struct iovec *parts);
 void content_punch(struct node *node, uint64_t offset, uint64_t bytes);
 int content_truncate(struct node *node, uint64_t size);
 
-/* ---- Time: model.c ---------------------------------------------------------------------------- */
+/* ---- Time: model.c ----------------------------------------------------------------------------
+ */
 
 struct part {
 	struct part *next, *previous; /* in the target's queue */
@@ -280,7 +286,8 @@ void model_flush(struct node *node, void (*call)(void *argument), void *argument
 /* When the metadata server is done with an operation that comes now. */
 uint64_t model_metadata(void);
 
-/* ---- Answers: answer.c ------------------------------------------------------------------------ */
+/* ---- Answers: answer.c ------------------------------------------------------------------------
+ */
 
 /* Kinds of metadata operations, for the statistics. */
 enum kind {
@@ -318,15 +325,16 @@ void answer_create(fuse_req_t request, struct node *node, const struct fuse_file
 void answer_bytes(fuse_req_t request, enum kind kind, const void *bytes, size_t count);
 void answer_statfs(fuse_req_t request, const struct statvfs *statfs);
 void answer_ioctl(fuse_req_t request, int result, const void *bytes, size_t count);
-/* What getxattr and listxattr answer: a value for which there is room for so many bytes; 0: its size
- * is asked for. Copies it. */
+/* What getxattr and listxattr answer: a value for which there is room for so many bytes; 0: its
+ * size is asked for. Copies it. */
 void answer_value(fuse_req_t request, const void *value, size_t bytes, size_t room);
 /* Fails unless error is 0, after all data requests of the file so far. */
 void answer_synced(fuse_req_t request, struct node *node);
 /* What the kernel is told besides what libfuse has an option for. */
 ssize_t answer_send(int device, struct iovec *parts, int count, void *unused);
 
-/* ---- Operations ------------------------------------------------------------------------------- */
+/* ---- Operations -------------------------------------------------------------------------------
+ */
 
 /* names.c, io.c, attributes.c, play.c fill in theirs. */
 void names_operations(struct fuse_lowlevel_ops *operations);
@@ -337,10 +345,12 @@ void play_operations(struct fuse_lowlevel_ops *operations);
 /* The block that the request now being served was read into, directly behind its head. */
 extern uint32_t staged_block;
 
-/* Gives a new file the layout of its directory, or the filesystem's; none at all if that is to come. */
+/* Gives a new file the layout of its directory, or the filesystem's; none at all if that is to
+ * come. */
 void file_lay_out(struct node *node, const struct node *directory, bool delayed);
 
-/* ---- Faults and figures: statistics.c, control.c ---------------------------------------------- */
+/* ---- Faults and figures: statistics.c, control.c ----------------------------------------------
+ */
 
 struct statistics {
 	uint64_t started_ns;
@@ -368,8 +378,8 @@ void statistics_write(struct node *node, uint64_t offset, uint32_t bytes);
 /* JSON, to be freed. */
 char *statistics_text(void);
 void log_open(const char *path);
-void log_part(const struct part *part, const struct target *target, uint64_t from_ns, uint64_t to_ns,
-	bool seek);
+void log_part(const struct part *part, const struct target *target, uint64_t from_ns,
+	      uint64_t to_ns, bool seek);
 /* A sentence of control.c's language; 0 or a negative errno. */
 int control_do(const char *sentence);
 int control_open(const char *folder);
@@ -382,7 +392,8 @@ void control_serve(int listener);
 ssize_t layout_attribute(const struct node *node, const char *name, char *blob);
 int set_layout_attribute(struct node *node, const char *name, const char *value, size_t bytes);
 
-/* ---- What the machine shows of each target: sysfs.c ------------------------------------------- */
+/* ---- What the machine shows of each target: sysfs.c -------------------------------------------
+ */
 
 void sysfs_open(const char *folder);
 /* Soon: used space has changed. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a machine with the real client shows of each target in /sys/fs/lustre and in debugfs: the same
- * folders below sys/ and debug/ of the backing folder, renewed a moment after something has changed.
+ * What a machine with the real client shows of each target in /sys/fs/lustre and in debugfs: the
+ * same folders below sys/ and debug/ of the backing folder, renewed a moment after something has
+ * changed.
  */
 #include "stripefs.h"
 
@@ -65,8 +66,8 @@ static void put_all(void *unused)
 	(void)unused;
 	to_come = false;
 	for (unsigned int i = 0; i < options.targets; i++) {
-		snprintf(folder, sizeof(folder), "sys/fs/lustre/osc/%s-OST%04x-osc-ffff888100000000",
-			name, i);
+		snprintf(folder, sizeof(folder),
+			 "sys/fs/lustre/osc/%s-OST%04x-osc-ffff888100000000", name, i);
 		put_sizes(folder, targets[i].capacity_bytes, target_free(&targets[i]));
 		total += targets[i].capacity_bytes;
 		free += target_free(&targets[i]);
@@ -94,10 +95,11 @@ void sysfs_open(const char *folder)
 	snprintf(name, sizeof(name), "%s", last ? last + 1 : options.fsname);
 	for (unsigned int i = 0; i < options.targets; i++) {
 		snprintf(path, sizeof(path),
-			"debug/lustre/osc/%s-OST%04x-osc-ffff888100000000/ost_server_uuid", name, i);
+			 "debug/lustre/osc/%s-OST%04x-osc-ffff888100000000/ost_server_uuid", name,
+			 i);
 		put(path, "%s-OST%04x_UUID\tFULL\n", name, i);
-		snprintf(path, sizeof(path), "sys/fs/lustre/osc/%s-OST%04x-osc-ffff888100000000/uuid",
-			name, i);
+		snprintf(path, sizeof(path),
+			 "sys/fs/lustre/osc/%s-OST%04x-osc-ffff888100000000/uuid", name, i);
 		put(path, "%s-OST%04x_UUID\n", name, i);
 	}
 	put_all(NULL);

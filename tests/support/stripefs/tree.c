@@ -67,8 +67,8 @@ struct node *node_create(struct node *directory, mode_t mode, const struct fuse_
 	}
 	/* What the real client says, whatever the stripe size is. */
 	node->stat.st_blksize = options.play == PLAY_LUSTRE ? 4 << 20 :
-		options.play == PLAY_BEEGFS		    ? 512 << 10 :
-		options.play == PLAY_CEPH		    ? 4 << 20 :
+				options.play == PLAY_BEEGFS ? 512 << 10 :
+				options.play == PLAY_CEPH   ? 4 << 20 :
 							      1 << 20;
 	node->next_cookie = 3; /* after "." and ".." */
 	node_touch(node, true);
