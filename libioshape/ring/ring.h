@@ -191,6 +191,15 @@ void ring_calibration_forget(const char *mount);
 int ring_calibrate_now(const char *directory, const struct ring_config *config,
 		       struct ring_calibration *calibration, struct base_error *error);
 
+/*
+ * The shape that a save of so many bytes to this directory would take, with what is remembered; it
+ * tries nothing. calibration->measured_at is 0 if none is followed. `why` is as in the report.
+ */
+int ring_shape_to_come(const struct ring_config *config, const char *directory,
+		       const struct fs_layout *layout, uint64_t file_bytes,
+		       struct ring_shape *shape, struct ring_calibration *calibration, char *why,
+		       size_t why_bytes, struct base_error *error);
+
 /* Finds the user's cache folder, by the environment: at the opening of a context. */
 void ring_calibration_prepare(void);
 
