@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 
 /* No trial begins later than this after the beginning; it ends at less than 0.3 s. */
-#define LATEST_MS 180
+#define LATEST_MS 240
 
 /* What a candidate may write: so much as takes so long at the speed of the first requests. */
 #define TRIAL_MS 25
@@ -55,6 +55,8 @@ static const enum ioshape_engine order[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGIN
 
 /* Tried only if there is time for one that is so many times slower than the best. */
 #define BUFFERED_PART 3
+
+#define TOO_SLOW "too slow to compare anything"
 
 /* ---- Trials ---------------------------------------------------------------------------------- */
 
@@ -171,6 +173,16 @@ static int probe(struct search *search)
 	return 0;
 }
 
+/* All that go direct have been tried, as far as they can be had. */
+static bool is_complete(const struct search *search)
+{
+	for (size_t i = 0; i < BUFFERED; i++) {
+		if (!search->rates[i] && !search->bench.refused[order[i]])
+			return false;
+	}
+	return true;
+}
+
 /* Before another is preferred to the first one, both write again. */
 static size_t choose_surely(struct search *search)
 {
@@ -220,12 +232,16 @@ static int search_all(struct search *search, const struct ring_config *config,
 	search->block = trial_block(&search->bench.fs.layout);
 	ret = probe(search);
 	if (ret)
-		return base_fail(error, ret, "nothing could be written");
+		return base_fail(error, ret, ret == -ETIME ? TOO_SLOW : "nothing could be written");
+	ring_bench_medium(&search->bench, calibration);
 	for (size_t i = 0; i < BUFFERED; i++) {
 		if (!search->rates[i])
 			try_engine(search, i);
 	}
 	chosen = choose_surely(search);
+	/* The first one has won by being the only one: better to find out another time. */
+	if (!chosen && !is_complete(search))
+		return base_fail(error, -ETIME, TOO_SLOW);
 	/* It may be slow, and cannot be cut off once its bytes are in the page cache. */
 	if (chosen == ENGINES ||
 	    has_time(search, search->bytes, search->rates[chosen] / BUFFERED_PART)) {
@@ -233,12 +249,17 @@ static int search_all(struct search *search, const struct ring_config *config,
 		chosen = choose_surely(search);
 	}
 	if (chosen == ENGINES)
-		return base_fail(error, -ETIME, "the storage is too slow to compare");
+		return base_fail(error, -ETIME, TOO_SLOW);
 	calibration->engine = order[chosen];
 	calibration->bytes_per_s = search->rates[chosen];
 	if (!ring_stripes_at(&search->bench.fs.layout, 0) && chosen < BUFFERED &&
 	    !config->block_bytes && !config->depth)
 		try_depths(search, chosen);
+	/* More at a time may be faster than one by one. */
+	if (calibration->target_bytes_per_s)
+		calibration->target_bytes_per_s =
+			MAX(calibration->target_bytes_per_s,
+			    calibration->bytes_per_s / ring_bench_targets(&search->bench));
 	return 0;
 }
 
@@ -410,10 +431,16 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 	else if (recall(choice, config))
 		return;
 	else if (expected_bytes < RING_TRIAL_FILE_BYTES)
-		say(choice, expected_bytes ? "not calibrated: the file is not large enough" :
+		say(choice, expected_bytes ? RING_NOT_LARGE_ENOUGH :
 					     "not calibrated: the file's size is not known ahead");
 	else
 		try_now(choice, config, path);
+}
+
+/* The nearest number of them, but one at least; 0 stays unknown. */
+static uint64_t whole_stripes(uint64_t bytes, uint64_t stripe_bytes)
+{
+	return bytes ? MAX((bytes + stripe_bytes / 2) / stripe_bytes, 1) * stripe_bytes : 0;
 }
 
 struct ring_shape ring_shape_chosen(const struct ring_config *config,
@@ -423,8 +450,15 @@ struct ring_shape ring_shape_chosen(const struct ring_config *config,
 {
 	const struct ring_calibration *calibration = &choice->calibration;
 	char rule[64] = "";
-	struct ring_shape shape = ring_shape_for(config, layout, file_bytes, rule, sizeof(rule));
+	const struct fs_part *part = ring_stripes_at(layout, 0);
+	struct ring_config known = *config;
+	struct ring_shape shape;
 
+	/* Of files that are not striped nobody knows what lies on one target. */
+	if (choice->known && !config->target_bytes && part)
+		known.target_bytes =
+			whole_stripes(ring_target_bytes(calibration), part->stripe_bytes);
+	shape = ring_shape_for(&known, layout, file_bytes, rule, sizeof(rule));
 	snprintf(why, why_bytes, "%s%s%s", choice->why, *rule ? "; " : "", rule);
 	if (!choice->known)
 		return shape;

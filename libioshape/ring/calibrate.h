@@ -22,6 +22,8 @@ struct ring_choice {
 	char why[128];             /* for the report */
 };
 
+#define RING_NOT_LARGE_ENOUGH "not calibrated: the file is not large enough"
+
 /*
  * Before the file is created. May try, and take 0.3 s for it: only for a large file on a mount of
  * which nothing is known.
@@ -65,6 +67,11 @@ void ring_bench_close(struct ring_bench *bench);
  */
 int ring_bench_try(struct ring_bench *bench, struct ring_trial *trial, uint64_t bytes,
 		   uint64_t give_up_ns);
+
+/* What one storage target is like (medium.c). Where that cannot be seen it stays unknown. */
+/* Over which the file of the trial goes. */
+uint32_t ring_bench_targets(const struct ring_bench *bench);
+void ring_bench_medium(const struct ring_bench *bench, struct ring_calibration *calibration);
 
 /* ---- What is remembered (calibrated.c) ------------------------------------------------------- */
 

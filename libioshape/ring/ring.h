@@ -116,11 +116,19 @@ struct ring_config {
 #define RING_MOST_SLAB_BYTES (128 * MIB)
 #define RING_MOST_DEPTH 64u
 
+/* Targets whose requests are counted each for itself; of more, each gets few. */
+#define RING_MOST_ROWS 64u
+
 /* How a file is written: by which engine, in which requests. */
 struct ring_shape {
 	enum ioshape_engine engine;
 	size_t block_bytes; /* of a slab, and of a request; a multiple of 4096 */
 	unsigned depth;     /* slabs: one more than requests in flight */
+	/* Of files that are striped: requests to one target in a row, before it has a pause; 0: any
+	 * number. */
+	uint32_t row;
+	uint32_t targets;
+	uint64_t stripe_bytes;
 };
 
 /* What the user fixed, and the standard for the rest. Pure. */
@@ -162,15 +170,23 @@ struct ring_trial {
 /* What a mount has been found to like. */
 struct ring_calibration {
 	enum ioshape_engine engine;
-	uint64_t block_bytes;       /* 0: by rule, that is by the file's stripes */
-	uint32_t depth;             /* slabs; 0: by rule */
-	uint64_t bytes_per_s;       /* of the trial that won */
+	uint64_t block_bytes; /* 0: by rule, that is by the file's stripes */
+	uint32_t depth;       /* slabs; 0: by rule */
+	uint64_t bytes_per_s; /* of the trial that won */
+	/* Of one storage target: how fast it writes on, and what it takes to write elsewhere; 0 and
+	 * 0 if not known. */
+	uint64_t target_bytes_per_s;
+	uint32_t seek_us;
 	uint64_t usual_bytes_per_s; /* of saves since then; 0 while there were too few */
 	double measured_at;         /* seconds since 1970 */
 	double took_s;
 	uint32_t trial_count;
 	struct ring_trial trials[RING_MOST_TRIALS]; /* in the order in which they were made */
 };
+
+/* What one storage target is given in a row: enough to keep it busy, and that seeks do not count
+ * for much. 0: not known. Pure. */
+uint64_t ring_target_bytes(const struct ring_calibration *calibration);
 
 /* Remembered so long. */
 #define RING_CALIBRATION_DAYS 7
@@ -190,6 +206,15 @@ void ring_calibration_forget(const char *mount);
  */
 int ring_calibrate_now(const char *directory, const struct ring_config *config,
 		       struct ring_calibration *calibration, struct base_error *error);
+
+/*
+ * The shape that a save of so many bytes to this directory would take, with what is remembered; it
+ * tries nothing. calibration->measured_at is 0 if none is followed. `why` is as in the report.
+ */
+int ring_shape_to_come(const struct ring_config *config, const char *directory,
+		       const struct fs_layout *layout, uint64_t file_bytes,
+		       struct ring_shape *shape, struct ring_calibration *calibration, char *why,
+		       size_t why_bytes, struct base_error *error);
 
 /* Finds the user's cache folder, by the environment: at the opening of a context. */
 void ring_calibration_prepare(void);
@@ -267,6 +292,9 @@ int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_
 
 /* With want_crc32, after finish(): the CRC-32 of all bytes of the file. */
 uint32_t ring_writer_crc32(const struct ring_writer *writer);
+
+/* How its file lies; its count is 0 if that is not known. *asked: it was asked for. */
+const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, bool *asked);
 
 /* Fills engine, direct, depth, alignment, times and bytes as far as this floor knows them. */
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report);
@@ -449,6 +477,8 @@ struct ring_input {
  * 0 and 0 for all of it. */
 int ring_input_open(struct ring_input *input, const char *path, uint64_t base, uint64_t bytes,
 		    enum ioshape_direct direct, struct base_error *error);
+/* After -ESTALE: has an NFS client find out what a name means by now. */
+void ring_look_anew(const char *path);
 void ring_input_close(struct ring_input *input);
 
 /* Exactly these bytes through the page cache: for headers. A file that ends too soon is

@@ -7,6 +7,7 @@ does the same with a file that it writes and syncs.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import random
@@ -29,13 +30,17 @@ _OVERWRITTEN = 64
 
 @dataclass(frozen=True)
 class Habits:
-    """What neighbours do."""
+    """What neighbours do.
 
-    readers: int = 2
-    writers: int = 1
+    Many that rest for long, and not one that does not rest: it would wait for the slow ones of its
+    operations, and hardly ever meet them.
+    """
+
+    readers: int = 8
+    writers: int = 2
     files: int = 256
     file_bytes: int = 16 << 10
-    rest_s: float = 0.02
+    rest_s: float = 0.1
 
 
 class Operation(NamedTuple):
@@ -51,18 +56,22 @@ def prepare(folder: Path, habits: Habits) -> None:
     content = random.randbytes(habits.file_bytes)
     for number in range(habits.files):
         (folder / _name(number)).write_bytes(content)
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    sync_filesystem(folder)
     for number in range(habits.files):
         file = os.open(folder / _name(number), os.O_RDONLY)
         try:
-            os.fsync(file)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
+
+
+def sync_filesystem(folder: Path) -> None:
+    """Of this filesystem, and no other."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        ctypes.CDLL(None).syncfs(file)
+    finally:
+        os.close(file)
 
 
 def _name(number: int) -> str:
