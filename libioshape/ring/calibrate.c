@@ -425,7 +425,7 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 	else if (recall(choice, config))
 		return;
 	else if (expected_bytes < RING_TRIAL_FILE_BYTES)
-		say(choice, expected_bytes ? "not calibrated: the file is not large enough" :
+		say(choice, expected_bytes ? RING_NOT_LARGE_ENOUGH :
 					     "not calibrated: the file's size is not known ahead");
 	else
 		try_now(choice, config, path);

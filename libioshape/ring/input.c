@@ -96,6 +96,14 @@ int ring_input_open(struct ring_input *input, const char *path, uint64_t base, u
 	return ret;
 }
 
+void ring_look_anew(const char *path)
+{
+	struct statx status;
+
+	/* Opening may go by what the client knows of a file that is still open; this asks. */
+	statx(AT_FDCWD, path, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &status);
+}
+
 void ring_input_close(struct ring_input *input)
 {
 	if (input->direct_fd >= 0)

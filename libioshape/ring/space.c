@@ -21,17 +21,31 @@ static int allocate(int fd, uint64_t bytes)
 }
 
 /*
- * Direct writes that extend a file are done one after the other, by FUSE, XFS and others; so where
- * its space cannot be had ahead, the file is at least as long as it will be. What follows the
- * expected bytes (an index) is less than a block as a rule. The writer cuts it in the end.
+ * Direct writes that extend a file wait for all others, on FUSE, XFS and others; so while it is
+ * written it is at least as long as it will be. What follows the expected bytes (an index) is less
+ * than a block as a rule. The writer cuts it in the end.
  */
+static uint64_t length_meanwhile(const struct ring_reservation *reservation)
+{
+	const uint64_t block = reservation->block_bytes, bytes = reservation->bytes;
+
+	return MAX(bytes, MIN((bytes / block + 2) * block, reservation->most_bytes));
+}
+
+static int reserve(const struct ring_target *target, const struct ring_reservation *reservation)
+{
+	int ret = allocate(target->fd, length_meanwhile(reservation));
+
+	/* A bit less will do. */
+	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
+		ret = allocate(target->fd, reservation->bytes);
+	return ret;
+}
+
+/* Where space cannot be had ahead. */
 static void set_length(const struct ring_target *target, const struct ring_reservation *reservation)
 {
-	const uint64_t block = reservation->block_bytes;
-	const uint64_t length =
-		MIN((reservation->bytes / block + 2) * block, reservation->most_bytes);
-
-	if (length > reservation->bytes && ftruncate(target->fd, (off_t)length))
+	if (ftruncate(target->fd, (off_t)length_meanwhile(reservation)))
 		base_log(reservation->log, IOSHAPE_LOG_DEBUG, "cannot set the length of %s: %s",
 			 target->path, ioshape_strerror(-errno));
 }
@@ -57,11 +71,11 @@ static int no_room(const struct ring_target *target, const struct ring_reservati
 int ring_target_reserve(struct ring_target *target, const struct ring_reservation *reservation,
 			struct ring_notes *notes, struct base_error *error)
 {
-	int ret = allocate(target->fd, reservation->bytes);
+	int ret = reserve(target, reservation);
 
 	/* The space of a file that we have replaced may be on its way. */
 	if ((ret == -ENOSPC || ret == -EDQUOT) && ring_await_releases())
-		ret = allocate(target->fd, reservation->bytes);
+		ret = reserve(target, reservation);
 	switch (ret) {
 	case 0:
 		return 0;

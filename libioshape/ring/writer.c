@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -455,12 +456,17 @@ static int write_rest(struct ring_writer *writer, struct base_error *error)
 static int cut(struct ring_writer *writer, struct base_error *error)
 {
 	int interruptions = 0, ret;
+	struct stat status;
 
 	if (writer->target.stream || writer->nil)
 		return 0;
 	do {
 		ret = ftruncate(writer->target.fd, (off_t)writer->submitted) ? -errno : 0;
 	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
+	/* Some of FUSE let files only grow: then there may be nothing to cut. */
+	if ((ret == -EOPNOTSUPP || ret == -ENOSYS) && !fstat(writer->target.fd, &status) &&
+	    (uint64_t)status.st_size == writer->submitted)
+		return 0;
 	if (ret)
 		return base_fail(error, ret, "cannot cut %s to its length (ftruncate)",
 				 writer->target.path);
@@ -528,6 +534,12 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 uint32_t ring_writer_crc32(const struct ring_writer *writer)
 {
 	return writer->crc;
+}
+
+const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, bool *asked)
+{
+	*asked = writer->striping.asked.count != 0;
+	return &writer->fs.layout;
 }
 
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report)

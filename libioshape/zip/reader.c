@@ -284,6 +284,8 @@ int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, 
 		ret = open_once(reader, path, base, bytes, direct, &why);
 		if (base || bytes)
 			break;
+		if (ret == -ESTALE)
+			ring_look_anew(path);
 	}
 	if (ret && error && !error->code)
 		*error = why;

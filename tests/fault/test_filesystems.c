@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "fs/fs.h"
+#include "ring/ring.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/tap.h"
@@ -53,6 +54,7 @@ static const struct filesystem {
 	{ "overlay", OVERLAY, NULL, 64, FS_OVERLAY, "overlay", -1, NULL },
 	{ "fuse", FUSE, NULL, 64, FS_FUSE, "fuse", -1, NULL },
 	{ "fuse, uncached", FUSE, "direct", 64, FS_FUSE, "fuse", -1, NULL },
+	{ "fuse, in order", FUSE, "in-order", 64, FS_FUSE, "fuse", -1, "in order" },
 };
 
 static char where[PATH_MAX / 2], file[PATH_MAX];
@@ -286,6 +288,12 @@ static bool tells_the_truth(const struct filesystem *filesystem, enum ioshape_en
 	return true;
 }
 
+/* Several requests in flight may overtake each other. */
+static bool is_in_order(const struct filesystem *filesystem)
+{
+	return filesystem->kind == FUSE && filesystem->options;
+}
+
 /* What is saved is loaded, blocking and in the background, through every engine. */
 static bool round_trip(const struct filesystem *filesystem)
 {
@@ -296,6 +304,10 @@ static bool round_trip(const struct filesystem *filesystem)
 		struct ioshape_save *handle;
 		bool well;
 
+		if (is_in_order(filesystem) && engines[i] != IOSHAPE_ENGINE_BUFFERED) {
+			ioshape_context_free(context);
+			continue;
+		}
 		well = !save(context, &new_sample, &report) ||
 		       complain("%s", ioshape_context_message(context));
 		well = well && holds(&new_sample);
@@ -466,6 +478,52 @@ static bool is_known(const struct filesystem *filesystem)
 	return true;
 }
 
+/* A trial chooses what was fast in it, is remembered, and leaves nothing behind; a save follows. */
+static bool is_calibrated(void)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ring_config config = { .threads = 2 };
+	uint64_t rates[IOSHAPE_ENGINE_URING_ASYNC + 1] = { 0 }, best = 0, chosen;
+	struct ring_calibration found;
+	struct ioshape_context *context;
+	struct base_error error = { 0 };
+	char mnt[PATH_MAX], why[512];
+	int ret;
+
+	snprintf(mnt, sizeof(mnt), "%s/mnt", where);
+	if (ring_calibrate_now(mnt, &config, &found, &error))
+		return complain("%s", error.text);
+	for (uint32_t i = 0; i < found.trial_count; i++) {
+		const struct ring_trial *trial = &found.trials[i];
+		uint64_t *rate = &rates[trial->engine];
+
+		/* Tried again, the one that was chosen was as good, and the others were as bad. */
+		if (trial->engine == found.engine)
+			*rate = MAX(*rate, trial->bytes_per_s);
+		else
+			*rate = *rate ? MIN(*rate, trial->bytes_per_s) : trial->bytes_per_s;
+	}
+	/* A few megabytes into the cache prove nothing. */
+	rates[IOSHAPE_ENGINE_BUFFERED] *= found.engine == IOSHAPE_ENGINE_BUFFERED;
+	for (size_t i = 0; i < ARRAY_LENGTH(rates); i++)
+		best = MAX(best, rates[i]);
+	chosen = rates[found.engine];
+	if (!chosen || chosen < best / 2)
+		return complain("engine %d was chosen, with %llu of %llu bytes/s",
+				(int)found.engine, (unsigned long long)chosen,
+				(unsigned long long)best);
+	if (ioshape_context_open(&context, &options, why, sizeof(why)))
+		return complain("%s", why);
+	ret = save(context, &new_sample, &report);
+	if (ret)
+		complain("%s", ioshape_context_message(context));
+	ioshape_context_free(context);
+	if (!ret && (report.block_bytes % 4096 || strncmp(report.choice, "calibrated ", 11) != 0))
+		ret = -1, complain("the save chose by \"%s\"", report.choice);
+	return !ret && nothing_else_is_there() && holds(&new_sample);
+}
+
 static const struct {
 	const char *name;
 	bool (*test)(const struct filesystem *filesystem);
@@ -497,19 +555,43 @@ static void test_one(const struct filesystem *filesystem, const char *why_not)
 		unmount_one();
 }
 
+/* Trials want more room than what is filled up above; of a file with holes that costs nothing. */
+static void test_calibration(const struct filesystem *filesystem, const char *why_not)
+{
+	struct filesystem large = *filesystem;
+	char name[256];
+
+	large.mebibytes = 1700;
+	snprintf(name, sizeof(name), "%s: it is calibrated", large.name);
+	if (!why_not)
+		why_not = mount_one(&large);
+	if (why_not)
+		tap_skip(name, why_not);
+	else if (!tap_ok(is_calibrated(), "%s", name))
+		printf("# %s\n", complaint);
+	if (*where)
+		unmount_one();
+}
+
 int main(void)
 {
 	const char *why_not = NULL;
 
 	scratch_setup();
+	/* What is remembered of these is of no use to anybody. */
+	setenv("XDG_CACHE_HOME", scratch_directory(), 1);
 	if (geteuid())
 		why_not = "mounting takes root";
 	else if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		why_not = "mounts of one's own are not allowed here";
 	sample_make(&old_sample, 1, 3u << 20);
 	sample_make(&new_sample, 2, LARGE_BYTES);
-	for (size_t i = 0; i < ARRAY_LENGTH(filesystems); i++)
+	for (size_t i = 0; i < ARRAY_LENGTH(filesystems); i++) {
 		test_one(&filesystems[i], why_not);
+		if (filesystems[i].kind == IMAGE && !filesystems[i].options &&
+		    !strstr(filesystems[i].mkfs, "-O"))
+			test_calibration(&filesystems[i], why_not);
+	}
 	sample_free(&old_sample);
 	sample_free(&new_sample);
 	scratch_teardown();

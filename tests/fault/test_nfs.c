@@ -145,6 +145,9 @@ static bool what_is_saved_is_loaded(void)
 		if (report.direct != (engines[i].engine != IOSHAPE_ENGINE_BUFFERED))
 			return complain("%s, direct is %u: %s", report.engine, report.direct,
 					report.fallback_text);
+		/* Only 4.2 reserves space. */
+		if (!strstr(report.fallback_text, "no preallocation") != (*version == '4'))
+			return complain("it reserves space, or not: %s", report.fallback_text);
 		if (strncmp(report.filesystem, "nfs", 3) != 0)
 			return complain("the report calls it \"%s\"", report.filesystem);
 	}
@@ -178,6 +181,43 @@ static bool it_is_known_for_what_it_is(void)
 	/* All hosts that name the server like this take turns. */
 	snprintf(pool, sizeof(pool), "nfs:%s", source);
 	return !strcmp(name, pool) || complain("the pool is \"%s\"", name);
+}
+
+/* The server goes away while a save writes, and comes back: it is waited for. */
+static int lose_the_server(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	bool *lost = user;
+
+	(void)total;
+	if (phase == IOSHAPE_PHASE_WRITE && done && !*lost) {
+		*lost = true;
+		nfs_server_signal(SIGSTOP);
+	}
+	return 0;
+}
+
+static bool a_server_that_is_away_is_waited_for(void)
+{
+	struct ioshape_context *context =
+		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *handle = NULL;
+	bool lost = false, well;
+
+	options.metadata = &new_sample.metadata;
+	options.progress = lose_the_server;
+	options.progress_user = &lost;
+	well = !ioshape_save_tensors_async(context, FILE_HERE, new_sample.tensors, new_sample.count,
+					   &options, &handle) ||
+	       complain("%s", ioshape_context_message(context));
+	if (well && ioshape_save_wait(handle, 300) != -ETIMEDOUT)
+		well = complain("it ended without a server");
+	nfs_server_signal(SIGCONT);
+	well = well &&
+	       (!ioshape_save_wait(handle, -1) || complain("%s", ioshape_save_message(handle)));
+	ioshape_save_free(handle);
+	ioshape_context_free(context);
+	return well && holds(&new_sample) && nothing_is_left_behind();
 }
 
 /* The client keeps what is open under another name until it is closed. */
@@ -258,9 +298,11 @@ static bool a_file_replaced_elsewhere_is_not_mixed_up(void)
 		if (ret && !strstr(why, FILE_HERE))
 			well = complain("the sentence does not name the file: %s", why);
 	}
+	/* While the old one is still open here: opening could go by that. */
+	well = well && another_hosts_file_comes_into_sight();
 	ioshape_reader_free(reader);
 	ioshape_context_free(context);
-	return well && another_hosts_file_comes_into_sight();
+	return well;
 }
 
 struct contender {
@@ -455,6 +497,7 @@ static const struct {
 } tests[] = {
 	{ "what is saved is loaded, and on the server", what_is_saved_is_loaded, false },
 	{ "it is known for what it is", it_is_known_for_what_it_is, false },
+	{ "a server that is away is waited for", a_server_that_is_away_is_waited_for, true },
 	{ "a reader here keeps the file that it opened", a_reader_here_keeps_what_it_opened, true },
 	{ "a file replaced by another host is not mixed up",
 	  a_file_replaced_elsewhere_is_not_mixed_up, false },

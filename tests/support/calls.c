@@ -163,9 +163,6 @@ WRAP(int, fstat64, (int fd, struct stat64 *status), (fd, status))
 WRAP(int, stat64, (const char *path, struct stat64 *status), (path, status))
 WRAP(int, fstatat64, (int fd, const char *name, struct stat64 *status, int flags),
      (fd, name, status, flags))
-WRAP(int, fstatfs64, (int fd, struct statfs64 *status), (fd, status))
-WRAP(int, statx, (int fd, const char *name, int flags, unsigned mask, struct statx *status),
-     (fd, name, flags, mask, status))
 WRAP(int, faccessat, (int fd, const char *name, int mode, int flags), (fd, name, mode, flags))
 WRAP(ssize_t, readlink, (const char *path, char *into, size_t bytes), (path, into, bytes))
 WRAP(int, sync_file_range, (int fd, off64_t offset, off64_t bytes, unsigned flags),
@@ -234,6 +231,36 @@ int __wrap_close(int fd)
 		return -1;
 	}
 	result = __real_close(fd);
+	leave(number);
+	return result;
+}
+
+int __real_statx(int fd, const char *name, int flags, unsigned mask, struct statx *status);
+int __wrap_statx(int fd, const char *name, int flags, unsigned mask, struct statx *status);
+int __wrap_statx(int fd, const char *name, int flags, unsigned mask, struct statx *status)
+{
+	bool temporary = atomic_load(&active) && !*name && is_temporary(fd);
+	unsigned long number;
+	int result;
+
+	if (enter(temporary ? "statx temporary" : "statx", &number))
+		return -1;
+	result = __real_statx(fd, name, flags, mask, status);
+	leave(number);
+	return result;
+}
+
+int __real_fstatfs64(int fd, struct statfs64 *status);
+int __wrap_fstatfs64(int fd, struct statfs64 *status);
+int __wrap_fstatfs64(int fd, struct statfs64 *status)
+{
+	bool temporary = atomic_load(&active) && is_temporary(fd);
+	unsigned long number;
+	int result;
+
+	if (enter(temporary ? "fstatfs64 temporary" : "fstatfs64", &number))
+		return -1;
+	result = __real_fstatfs64(fd, status);
 	leave(number);
 	return result;
 }

@@ -29,7 +29,8 @@ enum calls_mode {
 struct calls_record {
 	atomic_ulong count;
 	/* The "fsync" of a directory is "fsync directory", the "close" of a temporary file "close
-	 * temporary". NULL for a call that was on its way when the end came. */
+	 * temporary", a "statx" or "fstatfs64" of one that is open "statx temporary" and so on.
+	 * NULL for a call that was on its way when the end came. */
 	const char *_Atomic names[CALLS_MOST];
 	mode_t temporary_mode; /* of the last temporary file at its creation, before the umask */
 	int temporary_flags;

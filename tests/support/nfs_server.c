@@ -5,6 +5,7 @@
 #include "support/machine.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -28,6 +29,8 @@ static const char configuration[] =
 	"EXPORT { Export_Id = 7; Path = \"" NFS_SERVER_FOLDER "\"; Pseudo = \"/export\";\n"
 	"	Access_Type = RW; Squash = No_Root_Squash; SecType = sys; Protocols = 3, 4;\n"
 	"	Transports = TCP; FSAL { Name = VFS; } }\n";
+
+static int server = -1;
 
 const char *nfs_server_missing(void)
 {
@@ -63,7 +66,7 @@ bool nfs_server_start(unsigned mebibytes)
 	machine_start(portmapper, "/run/rpcbind.log");
 	if (!machine_wait_for_port(111, START_MS))
 		return false;
-	machine_start(arguments, "/run/ganesha.log");
+	server = machine_start(arguments, "/run/ganesha.log");
 	return machine_wait_for_port(PORT, START_MS) && machine_wait_for_port(MOUNT_PORT, START_MS);
 }
 
@@ -100,4 +103,10 @@ void nfs_server_unmount(void)
 {
 	umount2(NFS_OTHER_FOLDER, MNT_DETACH);
 	umount2(NFS_CLIENT_FOLDER, MNT_DETACH);
+}
+
+void nfs_server_signal(int number)
+{
+	if (server > 0)
+		kill(server, number);
 }

@@ -24,4 +24,7 @@ bool nfs_server_start(unsigned mebibytes);
 bool nfs_server_mount(const char *version);
 void nfs_server_unmount(void);
 
+/* SIGSTOP: it is away; SIGCONT: it is back. */
+void nfs_server_signal(int number);
+
 #endif

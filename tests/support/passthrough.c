@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A FUSE filesystem that shows a directory somewhere else: passthrough DIRECTORY MOUNTPOINT
- * [direct]. It has no fallocate, as many have none; with "direct" it tells the kernel not to cache.
- * For tests; it trusts everybody.
+ * [direct | in-order]. It has no fallocate, as many have none; with "direct" it tells the kernel
+ * not to cache, with "in-order" files can be written from front to back only. For tests; it trusts
+ * everybody.
  */
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 31
@@ -11,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -18,7 +20,7 @@
 #include <unistd.h>
 
 static int root; /* what is shown */
-static int uncached;
+static int uncached, in_order;
 
 /* FUSE paths begin with a slash; relative to the root there is none. */
 static const char *below(const char *path)
@@ -77,12 +79,23 @@ static int pass_read(const char *path, char *into, size_t bytes, off_t offset,
 	return got < 0 ? -errno : (int)got;
 }
 
+/* Whether it is where the file ends. */
+static bool is_end(int fd, off_t offset)
+{
+	struct stat status;
+
+	return !fstat(fd, &status) && status.st_size == offset;
+}
+
 static int pass_write(const char *path, const char *from, size_t bytes, off_t offset,
 		      struct fuse_file_info *file)
 {
-	ssize_t done = pwrite((int)file->fh, from, bytes, offset);
+	ssize_t done;
 
 	(void)path;
+	if (in_order && !is_end((int)file->fh, offset))
+		return -EOPNOTSUPP;
+	done = pwrite((int)file->fh, from, bytes, offset);
 	return done < 0 ? -errno : (int)done;
 }
 
@@ -103,6 +116,8 @@ static int pass_truncate(const char *path, off_t bytes, struct fuse_file_info *f
 {
 	int fd, ret;
 
+	if (in_order)
+		return -EOPNOTSUPP;
 	if (file)
 		return answer(ftruncate((int)file->fh, bytes));
 	fd = openat(root, below(path), O_WRONLY);
@@ -184,7 +199,7 @@ int main(int count, char **arguments)
 	char *fuse_arguments[] = { arguments[0], foreground, arguments[count > 2 ? 2 : 0], NULL };
 
 	if (count < 3) {
-		fprintf(stderr, "Usage: passthrough DIRECTORY MOUNTPOINT [direct]\n");
+		fprintf(stderr, "Usage: passthrough DIRECTORY MOUNTPOINT [direct | in-order]\n");
 		return 2;
 	}
 	root = open(arguments[1], O_RDONLY | O_DIRECTORY);
@@ -193,6 +208,7 @@ int main(int count, char **arguments)
 		return 1;
 	}
 	uncached = count > 3 && !strcmp(arguments[3], "direct");
+	in_order = count > 3 && !strcmp(arguments[3], "in-order");
 	umask(0);
 	return fuse_main(3, fuse_arguments, &operations, NULL);
 }

@@ -108,8 +108,8 @@ static void do_flush(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *
 
 static void do_release(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *file)
 {
-	(void)ino;
 	(void)file;
+	client_flush(node_of(ino));
 	/* Nobody waits for it, but the server has it to do. */
 	answer_error(request, OP_CLOSE, 0);
 }
@@ -118,6 +118,7 @@ static void do_fsync(fuse_req_t request, fuse_ino_t ino, int data_only, struct f
 {
 	(void)data_only;
 	(void)file;
+	client_flush(node_of(ino));
 	answer_synced(request, node_of(ino));
 }
 
@@ -187,6 +188,11 @@ static void do_write(fuse_req_t request, fuse_ino_t ino, const char *buffer, siz
 	if (fuse_req_ctx(request)->uid && !file->writepage)
 		node->stat.st_mode &= ~(mode_t)(S_ISUID | S_ISGID);
 	node_touch(node, true);
+	if (options.cache == CACHE_CLIENT && !(file->flags & O_DIRECT)) {
+		fuse_reply_write(request, bytes);
+		client_write(node, (uint64_t)offset, (uint32_t)bytes);
+		return;
+	}
 	model_io(request, node, true, (uint64_t)offset, (uint32_t)bytes);
 }
 

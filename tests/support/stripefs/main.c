@@ -19,6 +19,9 @@ enum { WRITE_HEAD = sizeof(struct fuse_in_header) + sizeof(struct fuse_write_in)
 
 static volatile sig_atomic_t told_to_end;
 
+/* Signals come while it waits, never between a look at what they say and the waiting. */
+static sigset_t while_waiting;
+
 static void end(int signal_number)
 {
 	(void)signal_number;
@@ -165,7 +168,7 @@ static void wait_until(struct pollfd *files, uint64_t next_ns)
 		pause.tv_sec = (time_t)((next_ns - now) / NS_PER_S);
 		pause.tv_nsec = (long)((next_ns - now) % NS_PER_S);
 	}
-	ppoll(files, 3, next_ns == UINT64_MAX ? NULL : &pause, NULL);
+	ppoll(files, 3, next_ns == UINT64_MAX ? NULL : &pause, &while_waiting);
 }
 
 static void serve(struct fuse_session *session, int listener)
@@ -227,6 +230,7 @@ int main(int count, char **arguments)
 {
 	const struct sigaction ending = { .sa_handler = end };
 	struct fuse_session *session;
+	sigset_t ends;
 	char *path;
 	int listener, result;
 
@@ -240,6 +244,12 @@ int main(int count, char **arguments)
 	 * processor. */
 	prctl(PR_SET_TIMERSLACK, 1UL);
 	setpriority(PRIO_PROCESS, 0, -15);
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGTERM);
+	sigaddset(&ends, SIGINT);
+	sigprocmask(SIG_BLOCK, &ends, &while_waiting);
+	sigdelset(&while_waiting, SIGTERM);
+	sigdelset(&while_waiting, SIGINT);
 	sigaction(SIGTERM, &ending, NULL);
 	sigaction(SIGINT, &ending, NULL);
 	result = store_open(options.backing, options.memory, options.prefault);

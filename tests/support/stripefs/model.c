@@ -108,7 +108,7 @@ static void wake_waiters(struct node *node)
 	while (*at) {
 		struct waiter *waiter = *at;
 
-		if (node->oldest && node->oldest->sequence < waiter->sequence) {
+		if (node->leaving || (node->oldest && node->oldest->sequence < waiter->sequence)) {
 			at = &waiter->next;
 			continue;
 		}
@@ -121,7 +121,7 @@ static void wake_waiters(struct node *node)
 /* Whether it is answered before it is on the targets. */
 static bool cached(const struct io *io)
 {
-	return io->write && options.server_cache_bytes;
+	return io->write && (options.server_cache_bytes || io->write_back);
 }
 
 /* When it is answered, and nothing of it is left to do. */
@@ -133,6 +133,8 @@ static void settle(struct io *io)
 		return;
 	*(io->previous ? &io->previous->next : &node->oldest) = io->next;
 	*(io->next ? &io->next->previous : &node->newest) = io->previous;
+	if (io->write_back)
+		client_sent(node);
 	free(io);
 	wake_waiters(node);
 	node_settle(node);
@@ -201,7 +203,6 @@ static void serve(struct target *target, uint64_t at_ns)
 		return;
 	*(part->previous ? &part->previous->next : &target->first) = part->next;
 	*(part->next ? &part->next->previous : &target->last) = part->previous;
-	target->queue--;
 	seek = !continues(target, part);
 	took_ns = (uint64_t)(((seek ? target->seek_ms / 1000 : 0) +
 			      part->piece.bytes / target->bandwidth) *
@@ -288,6 +289,7 @@ static void finish(void *argument)
 	const uint64_t at_ns = target->free_at_ns;
 
 	target->current = NULL;
+	target->queue--;
 	if (target->failing)
 		io->error = EIO;
 	serve(target, at_ns);
@@ -300,9 +302,34 @@ static void finish(void *argument)
 	/* Whoever wrote it was told that all is well: the next fsync says that it is not. */
 	if (io->error)
 		io->node->late_error = io->error;
-	cached_bytes -= io->bytes;
+	if (!io->write_back)
+		cached_bytes -= io->bytes;
 	settle(io);
 	admit_waiting();
+}
+
+static struct io *new_io(struct node *node, uint64_t offset, uint32_t bytes,
+			 const struct piece *pieces, unsigned int count)
+{
+	struct io *io = calloc(1, sizeof(*io) + count * sizeof(io->parts[0]));
+
+	if (!io)
+		abort();
+	io->node = node;
+	io->offset = offset;
+	io->bytes = bytes;
+	io->sequence = ++io_sequence;
+	io->arrived_ns = now_ns();
+	io->part_count = io->parts_left = count;
+	for (unsigned int i = 0; i < count; i++) {
+		io->parts[i].io = io;
+		io->parts[i].piece = pieces[i];
+		io->parts[i].node_number = node->stat.st_ino;
+	}
+	io->previous = node->newest;
+	*(node->newest ? &node->newest->next : &node->oldest) = io;
+	node->newest = io;
+	return io;
 }
 
 void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset, uint32_t bytes)
@@ -315,36 +342,36 @@ void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset
 		fuse_reply_err(request, -count);
 		return;
 	}
-	io = calloc(1, sizeof(*io) + (size_t)count * sizeof(io->parts[0]));
-	if (!io)
-		abort();
+	io = new_io(node, offset, bytes, pieces, (unsigned int)count);
 	io->request = request;
-	io->node = node;
 	io->write = write;
-	io->offset = offset;
-	io->bytes = bytes;
-	io->sequence = ++io_sequence;
-	io->arrived_ns = now_ns();
-	io->part_count = io->parts_left = (unsigned int)count;
-	for (int i = 0; i < count; i++) {
-		io->parts[i].io = io;
-		io->parts[i].piece = pieces[i];
-		io->parts[i].node_number = node->stat.st_ino;
-	}
-	io->previous = node->newest;
-	*(node->newest ? &node->newest->next : &node->oldest) = io;
-	node->newest = io;
 	if (cached(io))
 		admit_or_wait(io);
 	else
 		enqueue(io);
 }
 
+void model_write_back(struct node *node, uint64_t offset, uint32_t bytes)
+{
+	struct piece pieces[MAX_PARTS];
+	const int count = layout_split(node->layout, offset, bytes, pieces);
+	struct io *io;
+
+	if (count < 0) {
+		node->late_error = -count;
+		node->in_flight--;
+		return;
+	}
+	io = new_io(node, offset, bytes, pieces, (unsigned int)count);
+	io->write = io->write_back = io->answered = true;
+	enqueue(io);
+}
+
 void model_flush(struct node *node, void (*call)(void *argument), void *argument)
 {
 	struct waiter *waiter;
 
-	if (!node->oldest) {
+	if (!node->oldest && !node->leaving) {
 		call(argument);
 		return;
 	}

@@ -54,7 +54,13 @@ static const char help[] =
 	"  --progressive END:COUNT[:SIZE],...  several components; the last END is eof\n"
 	"\n"
 	"Client\n"
-	"  --cache through|back   whether writes are answered by the page cache (through)\n"
+	"  --cache KIND           when a buffered write is answered: through (the default), when "
+	"it is\n"
+	"                         on the targets; back, when it is in the kernel's page cache; "
+	"client, when\n"
+	"                         it is in a client's memory, from where whole stripes leave at "
+	"once\n"
+	"  --window N             of a file: requests that such a client has under way (8)\n"
 	"  --direct KIND          O_DIRECT: parallel (the default); threads (a call waits for its "
 	"pieces,\n"
 	"                         calls of several threads go on); serial (one write of a file at "
@@ -264,6 +270,7 @@ static const struct option long_options[] = {
 	{ "max-write", required_argument, NULL, 'C' },
 	{ "max-background", required_argument, NULL, 'D' },
 	{ "dirty-percent", required_argument, NULL, 'E' },
+	{ "window", required_argument, NULL, 'I' },
 	{ "trap", required_argument, NULL, 'F' },
 	{ "swap-bytes", no_argument, NULL, 'G' },
 	{ "log", required_argument, NULL, 'H' },
@@ -332,6 +339,9 @@ static bool set_plain(int letter, const char *name, const char *value)
 	case 'D':
 		options.max_background = (unsigned int)number_of(name, value);
 		break;
+	case 'I':
+		options.window = (unsigned int)number_of(name, value);
+		break;
 	case 'E':
 		options.dirty_percent = (unsigned int)number_of(name, value);
 		break;
@@ -368,7 +378,7 @@ static void set_other(int letter, const char *name, char *value)
 		add_components(value);
 		break;
 	case 'x':
-		options.cache = choice_of(name, value, "through back");
+		options.cache = choice_of(name, value, "through back client");
 		break;
 	case 'y':
 		options.direct = choice_of(name, value, "parallel threads serial none");
@@ -447,6 +457,7 @@ void options_parse(int count, char **arguments)
 		.capacity = UINT64_C(64) << 30,
 		.memory = UINT64_C(4) << 30,
 		.max_background = 4096,
+		.window = 8,
 		.max_write = BLOCK_BYTES,
 		.direct_alignment = PAGE,
 		.fallocate = true,

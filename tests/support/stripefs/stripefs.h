@@ -49,7 +49,8 @@ enum {
  */
 
 enum play { PLAY_LUSTRE, PLAY_BEEGFS, PLAY_CEPH, PLAY_NFS };
-enum cache { CACHE_THROUGH, CACHE_BACK };
+/* Back: the kernel's; client: one for each file, with a window of requests. */
+enum cache { CACHE_THROUGH, CACHE_BACK, CACHE_CLIENT };
 /* Parallel: as on a recent Lustre. Threads: each call waits for its pieces, calls of several
  * threads do not wait for each other. Serial: one write of a file at a time. */
 enum direct { DIRECT_PARALLEL, DIRECT_THREADS, DIRECT_SERIAL, DIRECT_NONE };
@@ -107,6 +108,7 @@ struct options {
 	uint64_t capacity; /* of each target */
 	uint64_t total_capacity;
 	uint64_t memory, prefault;
+	unsigned int window; /* requests of a file that a client has under way */
 	unsigned int max_background, max_write, direct_alignment, dirty_percent;
 	bool fallocate, swap_bytes, rename_flags;
 	unsigned int pool_count;
@@ -170,6 +172,7 @@ struct attribute {
 };
 
 struct io;
+struct dirty;
 
 struct node {
 	struct stat stat;
@@ -187,6 +190,11 @@ struct node {
 	/* Data requests under way, oldest first, and who waits for them. */
 	struct io *oldest, *newest;
 	struct waiter *waiters;
+	/* A client's cache: a run of bytes that are not asked to be written yet, those that are,
+	 * and how many requests are under way. */
+	uint64_t dirty_begin, dirty_end;
+	struct dirty *leaving;
+	unsigned int in_flight;
 	/* Requests that started off a stripe in the last stripe so far: counted when it is not the
 	 * last any more. */
 	uint64_t last_stripe, pending_off;
@@ -244,7 +252,7 @@ struct io {
 	struct io *next_waiting;    /* for room in a server's cache */
 	fuse_req_t request;
 	struct node *node;
-	bool write, answered;
+	bool write, answered, write_back;
 	uint64_t offset;
 	uint32_t bytes;
 	int error;
@@ -267,7 +275,7 @@ struct target {
 	bool full, failing;
 	/* Statistics. */
 	uint64_t requests, seeks, bytes_read, bytes_written, busy_ns;
-	unsigned int queue, longest_queue;
+	unsigned int queue, longest_queue; /* the one being served included */
 };
 
 extern struct target targets[MAX_TARGETS + 1];
@@ -281,10 +289,22 @@ uint64_t model_run(void);
 void model_later(uint64_t at_ns, void (*call)(void *argument), void *argument);
 /* Answers a read or write when the targets are done with it. */
 void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset, uint32_t bytes);
+/* Bytes whose writer has been answered. */
+void model_write_back(struct node *node, uint64_t offset, uint32_t bytes);
 /* Calls back when all data requests of this file that came before are done. */
 void model_flush(struct node *node, void (*call)(void *argument), void *argument);
 /* When the metadata server is done with an operation that comes now. */
 uint64_t model_metadata(void);
+
+/* ---- A client's cache: client.c ----------------------------------------------------------------
+ */
+
+void client_write(struct node *node, uint64_t offset, uint32_t bytes);
+/* What is dirty is on its way, or will be when the window allows. */
+void client_flush(struct node *node);
+/* A request is done. */
+void client_sent(struct node *node);
+void client_send(struct node *node);
 
 /* ---- Answers: answer.c ------------------------------------------------------------------------
  */

@@ -92,7 +92,8 @@ void node_settle(struct node *node)
 {
 	const nlink_t unlinked = S_ISDIR(node->stat.st_mode) ? 1 : 0;
 
-	if (node->lookups || node->stat.st_nlink > unlinked || node->oldest || node->waiters)
+	if (node->lookups || node->stat.st_nlink > unlinked || node->oldest || node->leaving ||
+	    node->waiters)
 		return;
 	if (S_ISREG(node->stat.st_mode))
 		content_truncate(node, 0);
