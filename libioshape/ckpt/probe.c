@@ -244,8 +244,9 @@ static int choose_shape(struct probe *probe, const struct ring_config *config,
 		return ret;
 	shown->block_bytes = shape.block_bytes;
 	shown->queue_depth = shape.depth;
-	shown->target_bytes = part ? ring_flight(1, part->stripe_bytes, config->target_bytes) :
-				     config->target_bytes;
+	shown->target_bytes = shape.row ? shape.row * shape.block_bytes :
+			      part      ? ring_flight(1, part->stripe_bytes, config->target_bytes) :
+					  config->target_bytes;
 	shown->calibrated = calibration.measured_at > 0;
 	shown->calibrated_s = calibration.measured_at;
 	shown->calibrated_rate = (double)calibration.bytes_per_s;

@@ -254,6 +254,7 @@ static int search_all(struct search *search, const struct ring_config *config,
 	if (!ring_stripes_at(&search->bench.fs.layout, 0) && chosen < BUFFERED &&
 	    !config->block_bytes && !config->depth)
 		try_depths(search, chosen);
+	ring_bench_medium(&search->bench, calibration);
 	return 0;
 }
 
@@ -438,8 +439,13 @@ struct ring_shape ring_shape_chosen(const struct ring_config *config,
 {
 	const struct ring_calibration *calibration = &choice->calibration;
 	char rule[64] = "";
-	struct ring_shape shape = ring_shape_for(config, layout, file_bytes, rule, sizeof(rule));
+	struct ring_config known = *config;
+	struct ring_shape shape;
 
+	/* Of files that are not striped nobody knows what lies on one target. */
+	if (choice->known && !config->target_bytes && ring_stripes_at(layout, 0))
+		known.target_bytes = ring_target_bytes(calibration);
+	shape = ring_shape_for(&known, layout, file_bytes, rule, sizeof(rule));
 	snprintf(why, why_bytes, "%s%s%s", choice->why, *rule ? "; " : "", rule);
 	if (!choice->known)
 		return shape;

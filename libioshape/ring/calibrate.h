@@ -68,6 +68,9 @@ void ring_bench_close(struct ring_bench *bench);
 int ring_bench_try(struct ring_bench *bench, struct ring_trial *trial, uint64_t bytes,
 		   uint64_t give_up_ns);
 
+/* What one storage target is like (medium.c). Where that cannot be seen it stays unknown. */
+void ring_bench_medium(const struct ring_bench *bench, struct ring_calibration *calibration);
+
 /* ---- What is remembered (calibrated.c) ------------------------------------------------------- */
 
 /* Of this process, or of the disk; not what is older than `since` or has expired by `now` (seconds

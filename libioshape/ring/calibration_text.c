@@ -57,6 +57,8 @@ size_t ring_calibration_print(const char *mount, const struct ring_calibration *
 	    mount, (unsigned long long)(calibration->measured_at * 1e3),
 	    (unsigned long long)(calibration->took_s * 1e6));
 	add(text, text_bytes, "usual %llu\n", (unsigned long long)calibration->usual_bytes_per_s);
+	add(text, text_bytes, "target %llu %u\n",
+	    (unsigned long long)calibration->target_bytes_per_s, calibration->seek_us);
 	add_trial(text, text_bytes, "chosen", &chosen);
 	for (uint32_t i = 0; i < calibration->trial_count; i++)
 		add_trial(text, text_bytes, "trial", &calibration->trials[i]);
@@ -130,7 +132,7 @@ static bool take_trial(struct cursor *cursor, struct ring_trial *trial)
 static bool take_head(struct cursor *cursor, const char *mount,
 		      struct ring_calibration *calibration)
 {
-	uint64_t measured_ms, took_us;
+	uint64_t measured_ms, took_us, seek_us;
 	bool well;
 
 	well = take(cursor, "ioshape calibration 1\nmount ") && take(cursor, mount) &&
@@ -138,9 +140,12 @@ static bool take_head(struct cursor *cursor, const char *mount,
 	       take(cursor, "\ntook_us ") && take_number(cursor, MOST_MS, &took_us) &&
 	       take(cursor, "\nusual ") &&
 	       take_number(cursor, MOST_BYTES_PER_S, &calibration->usual_bytes_per_s) &&
-	       take(cursor, "\n");
+	       take(cursor, "\ntarget ") &&
+	       take_number(cursor, MOST_BYTES_PER_S, &calibration->target_bytes_per_s) &&
+	       take(cursor, " ") && take_number(cursor, UINT32_MAX, &seek_us) && take(cursor, "\n");
 	if (!well)
 		return false;
+	calibration->seek_us = (uint32_t)seek_us;
 	calibration->measured_at = (double)measured_ms / 1e3;
 	calibration->took_s = (double)took_us / 1e6;
 	return true;

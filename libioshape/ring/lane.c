@@ -76,6 +76,7 @@ void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool rea
 	lane->notes = notes;
 	lane->direct = false;
 	lane->alignment = 1;
+	ring_rows_begin(&lane->rows, reading ? NULL : &lane->shape);
 	lane->file_bytes = UINT64_MAX;
 	lane->ops->attach(lane->engine, fd);
 	if (*lane->step_down)
@@ -186,6 +187,7 @@ static int send(struct ring_lane *lane, struct ring_slot *slot)
 	}
 	slot->in_flight = true;
 	lane->in_flight++;
+	ring_row_sent(&lane->rows, slot->offset);
 	return 0;
 }
 
@@ -219,26 +221,51 @@ static int tell_failure(const struct ring_lane *lane, const struct ring_slot *sl
 			 lane->ops->id, ring_remedy(slot->failed));
 }
 
-/* A request is done: the slab kept back goes on its way. */
+static bool may_leave(const struct ring_lane *lane, const struct ring_slot *slot)
+{
+	return lane->in_flight < lane->limit && ring_row_has_room(&lane->rows, slot->offset);
+}
+
+/* What was kept back goes on its way, as far as it may; in order, for each target. */
 static int send_ready(struct ring_lane *lane, struct base_error *error)
 {
-	struct ring_slot *slot = lane->ready;
+	struct ring_op **at = &lane->ready;
 
-	if (!slot || lane->in_flight >= lane->limit)
-		return 0;
-	lane->ready = NULL;
-	if (!send(lane, slot))
-		return 0;
-	ring_lane_give_back(lane, slot);
-	return tell_failure(lane, slot, error);
+	while (*at) {
+		struct ring_slot *slot = slot_of(*at);
+
+		if (!may_leave(lane, slot)) {
+			at = &slot->op.next;
+			continue;
+		}
+		*at = slot->op.next;
+		if (send(lane, slot)) {
+			ring_lane_give_back(lane, slot);
+			return tell_failure(lane, slot, error);
+		}
+	}
+	return 0;
 }
 
 /* After a failure nothing more is sent: what is in flight is all there is to wait for. */
 static void drop_ready(struct ring_lane *lane)
 {
-	if (lane->ready)
-		ring_lane_give_back(lane, lane->ready);
-	lane->ready = NULL;
+	while (lane->ready) {
+		struct ring_slot *slot = slot_of(lane->ready);
+
+		lane->ready = slot->op.next;
+		ring_lane_give_back(lane, slot);
+	}
+}
+
+static void keep_back(struct ring_lane *lane, struct ring_slot *slot)
+{
+	struct ring_op **end = &lane->ready;
+
+	while (*end)
+		end = &(*end)->next;
+	slot->op.next = NULL;
+	*end = &slot->op;
 }
 
 int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
@@ -251,9 +278,9 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base
 	slot->failed = 0;
 	slot->refused = false;
 	/* Readers mind the limit themselves: they get their blocks back in order. */
-	if (!lane->reading && lane->in_flight >= lane->limit) {
-		lane->ready = slot;
-		return 0;
+	if (!lane->reading && (lane->ready || !may_leave(lane, slot))) {
+		keep_back(lane, slot);
+		return send_ready(lane, error);
 	}
 	ret = send(lane, slot);
 	if (ret && !lane->reading)
@@ -354,6 +381,7 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 	slot = slot_of(op);
 	slot->in_flight = false;
 	lane->in_flight--;
+	ring_row_done(&lane->rows, slot->offset);
 	ret = judge(lane, slot);
 	if (ret == 1) {
 		ret = send(lane, slot);

@@ -24,6 +24,24 @@ struct ring_slot {
 	bool refused; /* the engine did not even take the request */
 };
 
+/*
+ * Requests to one storage target go in rows: when so many have been sent, all of them have to be
+ * done before more are. A target serves what goes on where it left off before anything else, so
+ * without such pauses a neighbour would wait behind all of a file (rows.c).
+ */
+struct ring_rows {
+	uint64_t stripe_bytes;
+	uint32_t targets; /* 0: no rows */
+	uint32_t length;  /* requests */
+	uint32_t sent[RING_MOST_ROWS], flying[RING_MOST_ROWS];
+};
+
+/* NULL, or a shape without them: there are none. */
+void ring_rows_begin(struct ring_rows *rows, const struct ring_shape *shape);
+bool ring_row_has_room(const struct ring_rows *rows, uint64_t offset);
+void ring_row_sent(struct ring_rows *rows, uint64_t offset);
+void ring_row_done(struct ring_rows *rows, uint64_t offset);
+
 struct ring_lane {
 	struct ring_config config;
 	struct ring_shape shape; /* of the file of the moment */
@@ -39,7 +57,8 @@ struct ring_lane {
 	 * many completions at a time (virtual disks do) would idle while the next block is copied.
 	 */
 	unsigned limit;
-	struct ring_slot *ready;           /* that one, when writing, once it is full; or NULL */
+	struct ring_op *ready; /* when writing: full slabs that may not leave yet, in order */
+	struct ring_rows rows; /* when writing */
 	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
 	void *engine;
 	enum ioshape_engine engine_asked; /* when it was opened */

@@ -116,11 +116,19 @@ struct ring_config {
 #define RING_MOST_SLAB_BYTES (128 * MIB)
 #define RING_MOST_DEPTH 64u
 
+/* Targets whose requests are counted each for itself; of more, each gets few. */
+#define RING_MOST_ROWS 64u
+
 /* How a file is written: by which engine, in which requests. */
 struct ring_shape {
 	enum ioshape_engine engine;
 	size_t block_bytes; /* of a slab, and of a request; a multiple of 4096 */
 	unsigned depth;     /* slabs: one more than requests in flight */
+	/* Of files that are striped: requests to one target in a row, before it has a pause; 0: any
+	 * number. */
+	uint32_t row;
+	uint32_t targets;
+	uint64_t stripe_bytes;
 };
 
 /* What the user fixed, and the standard for the rest. Pure. */
@@ -162,15 +170,23 @@ struct ring_trial {
 /* What a mount has been found to like. */
 struct ring_calibration {
 	enum ioshape_engine engine;
-	uint64_t block_bytes;       /* 0: by rule, that is by the file's stripes */
-	uint32_t depth;             /* slabs; 0: by rule */
-	uint64_t bytes_per_s;       /* of the trial that won */
+	uint64_t block_bytes; /* 0: by rule, that is by the file's stripes */
+	uint32_t depth;       /* slabs; 0: by rule */
+	uint64_t bytes_per_s; /* of the trial that won */
+	/* Of one storage target: how fast it writes on, and what it takes to write elsewhere; 0 and
+	 * 0 if not known. */
+	uint64_t target_bytes_per_s;
+	uint32_t seek_us;
 	uint64_t usual_bytes_per_s; /* of saves since then; 0 while there were too few */
 	double measured_at;         /* seconds since 1970 */
 	double took_s;
 	uint32_t trial_count;
 	struct ring_trial trials[RING_MOST_TRIALS]; /* in the order in which they were made */
 };
+
+/* What one storage target is given in a row: enough to keep it busy, and that seeks do not count
+ * for much. 0: not known. Pure. */
+uint64_t ring_target_bytes(const struct ring_calibration *calibration);
 
 /* Remembered so long. */
 #define RING_CALIBRATION_DAYS 7

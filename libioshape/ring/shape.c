@@ -12,9 +12,9 @@
 #define LEAST_STRIPE_BYTES (64 * KIB)
 
 /*
- * In flight for one storage target, by rule. More keeps a disk's elevator and a flash array's
- * channels busier, and makes a neighbour's small read wait longer behind it (docs/performance.md);
- * the makespan stops gaining somewhere here.
+ * In a row for one storage target, where its speed is not known. More keeps a disk's elevator and a
+ * flash array's channels busier, and makes a neighbour's small read wait longer behind it
+ * (docs/performance.md); the makespan stops gaining somewhere here.
  */
 #define TARGET_BYTES (8 * MIB)
 
@@ -59,6 +59,20 @@ const struct fs_part *ring_stripes_at(const struct fs_layout *layout, uint64_t o
 			return ring_stripe_block(part->stripe_bytes) ? part : NULL;
 	}
 	return NULL;
+}
+
+/* What a target writes in so long keeps it busy; and a seek before it is a tenth of the time. */
+#define ROW_S 0.010
+#define ROW_SEEKS 9
+#define MOST_TARGET_BYTES (32 * MIB)
+
+uint64_t ring_target_bytes(const struct ring_calibration *calibration)
+{
+	const double row_s = MAX(ROW_S, ROW_SEEKS * calibration->seek_us * 1e-6);
+
+	if (!calibration->target_bytes_per_s)
+		return 0;
+	return MIN((uint64_t)((double)calibration->target_bytes_per_s * row_s), MOST_TARGET_BYTES);
 }
 
 uint64_t ring_flight(uint32_t targets, uint64_t stripe_bytes, uint64_t target_bytes)
@@ -130,6 +144,14 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 			shape.depth = slabs_for(
 				ring_flight(targets, part->stripe_bytes, config->target_bytes),
 				shape.block_bytes);
+		if (!config->depth && part->stripe_count <= RING_MOST_ROWS) {
+			shape.row = (uint32_t)(ring_flight(1, part->stripe_bytes,
+							   config->target_bytes) /
+					       shape.block_bytes);
+			shape.row = MAX(shape.row, 1);
+			shape.targets = targets;
+			shape.stripe_bytes = part->stripe_bytes;
+		}
 		snprintf(why, why_bytes, "%u stripes of %llu%c", targets,
 			 (unsigned long long)part->stripe_bytes /
 				 (part->stripe_bytes % MIB ? KIB : MIB),

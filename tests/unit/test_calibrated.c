@@ -25,6 +25,8 @@ static struct ring_calibration sample(void)
 		.depth = 28,
 		.bytes_per_s = 1900000000,
 		.usual_bytes_per_s = 1500000000,
+		.target_bytes_per_s = 60000000,
+		.seek_us = 8000,
 		.measured_at = NOW,
 		.took_s = 0.21,
 		.trial_count = 2,
@@ -40,6 +42,8 @@ static void same(const struct ring_calibration *a, const struct ring_calibration
 	ck_assert_uint_eq(a->depth, b->depth);
 	ck_assert_uint_eq(a->bytes_per_s, b->bytes_per_s);
 	ck_assert_uint_eq(a->usual_bytes_per_s, b->usual_bytes_per_s);
+	ck_assert_uint_eq(a->target_bytes_per_s, b->target_bytes_per_s);
+	ck_assert_uint_eq(a->seek_us, b->seek_us);
 	ck_assert(a->measured_at - b->measured_at < 0.01 && b->measured_at - a->measured_at < 0.01);
 	ck_assert_uint_eq(a->trial_count, b->trial_count);
 	for (uint32_t i = 0; i < a->trial_count; i++) {
@@ -120,9 +124,9 @@ START_TEST(what_is_not_to_the_letter_is_refused)
 		"",
 		"\n",
 		"ioshape calibration 2\n",
-		"ioshape calibration 1\nmount other\nmeasured_ms 1\ntook_us 1\nusual 0\n"
+		"ioshape calibration 1\nmount other\nmeasured_ms 1\ntook_us 1\nusual 0\ntarget 0 0\n"
 		"chosen uring 0 0 1\nend\n",
-#define HEAD "ioshape calibration 1\nmount " MOUNT "\nmeasured_ms 1\ntook_us 1\nusual 0\n"
+#define HEAD "ioshape calibration 1\nmount " MOUNT "\nmeasured_ms 1\ntook_us 1\nusual 0\ntarget 0 0\n"
 		HEAD "chosen auto 0 0 1\nend\n",
 		HEAD "chosen nil 0 0 1\nend\n",
 		HEAD "chosen uringx 0 0 1\nend\n",

@@ -221,7 +221,9 @@ static void open_lane(enum ioshape_engine engine)
 
 static int reshape(enum ioshape_engine engine, size_t block_bytes, unsigned depth)
 {
-	const struct ring_shape shape = { engine, block_bytes, depth };
+	const struct ring_shape shape = { .engine = engine,
+					  .block_bytes = block_bytes,
+					  .depth = depth };
 
 	return ring_lane_shape(lane, &shape, &error);
 }
@@ -370,6 +372,102 @@ START_TEST(a_lane_reads_in_the_standard_shape)
 }
 END_TEST
 
+/* ---- Rows ------------------------------------------------------------------------------------ */
+
+START_TEST(a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap)
+{
+	const struct ring_calibration unknown = { .seek_us = 8000 };
+	const struct ring_calibration spinning = { .target_bytes_per_s = 60000000,
+						   .seek_us = 8000 };
+	const struct ring_calibration flash = { .target_bytes_per_s = 250000000, .seek_us = 50 };
+	const struct ring_calibration array = { .target_bytes_per_s = 20000000000 };
+
+	ck_assert_uint_eq(ring_target_bytes(&unknown), 0);
+	ck_assert_uint_eq(ring_target_bytes(&spinning) / MIB, 4);
+	ck_assert_uint_eq(ring_target_bytes(&flash) / MIB, 2);
+	ck_assert_uint_eq(ring_target_bytes(&array), 32 * MIB);
+}
+END_TEST
+
+START_TEST(a_target_has_a_pause_after_each_row)
+{
+	const struct ring_shape shape = { .row = 2, .targets = 4, .stripe_bytes = MIB };
+	const uint64_t again = 4 * MIB; /* the next stripe on the same target */
+	struct ring_rows rows;
+
+	ring_rows_begin(&rows, &shape);
+	for (uint64_t offset = 0; offset < 2 * again; offset += MIB) {
+		ck_assert(ring_row_has_room(&rows, offset));
+		ring_row_sent(&rows, offset);
+	}
+	/* One of its two requests is done: it has had its row all the same. */
+	ck_assert(!ring_row_has_room(&rows, 2 * again));
+	ring_row_done(&rows, 0);
+	ck_assert(!ring_row_has_room(&rows, 2 * again));
+	ring_row_done(&rows, again);
+	ck_assert(ring_row_has_room(&rows, 2 * again));
+	/* Its neighbours are not asked. */
+	ck_assert(!ring_row_has_room(&rows, 2 * again + MIB));
+}
+END_TEST
+
+START_TEST(files_without_rows_are_never_held_up)
+{
+	const struct ring_shape plain = { .block_bytes = MIB };
+	const struct ring_shape wide = { .row = 1,
+					 .targets = RING_MOST_ROWS + 1,
+					 .stripe_bytes = MIB };
+	const struct ring_shape *const shapes[] = { NULL, &plain, &wide };
+	struct ring_rows rows;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(shapes); i++) {
+		ring_rows_begin(&rows, shapes[i]);
+		for (unsigned n = 0; n < 100; n++) {
+			ring_row_sent(&rows, 0);
+			ck_assert(ring_row_has_room(&rows, 0));
+		}
+		ring_row_done(&rows, 0);
+	}
+}
+END_TEST
+
+/* A file whose requests go in rows arrives as it is: also where all wait, and at odd ends. */
+START_TEST(files_in_rows_arrive)
+{
+	static uint8_t data[3 * MIB + 4321];
+	const struct ring_shape shape = { .engine = (enum ioshape_engine)_i,
+					  .block_bytes = LUSTRE_BYTES,
+					  .depth = 7,
+					  .row = 2,
+					  .targets = 3,
+					  .stripe_bytes = LUSTRE_BYTES };
+	struct ring_notes notes = { 0 };
+	uint64_t seed = 5;
+	int fd;
+
+	for (size_t i = 0; i < sizeof(data); i++)
+		data[i] = (uint8_t)test_random(&seed);
+	open_lane(shape.engine);
+	ck_assert_int_eq(ring_lane_shape(lane, &shape, &error), 0);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	fd = open(scratch_path("rows"), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	ring_lane_attach(lane, fd, "rows", false, &notes);
+	for (size_t at = 0; at < sizeof(data); at += LUSTRE_BYTES) {
+		struct ring_slot *slot;
+
+		ck_assert_int_eq(ring_lane_take(lane, &slot, &error), 0);
+		slot->offset = at;
+		slot->bytes = MIN(LUSTRE_BYTES, sizeof(data) - at);
+		memcpy(slot->slab, data + at, slot->bytes);
+		ck_assert_int_eq(ring_lane_submit(lane, slot, &error), 0);
+	}
+	ck_assert_int_eq(ring_lane_settle(lane, 0, &error), 0);
+	ring_lane_detach(lane);
+	ck_assert(scratch_same(scratch_path("rows"), data, sizeof(data)));
+	close(fd);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("ring/shape");
@@ -381,6 +479,9 @@ int main(void)
 	tcase_add_test(rules, what_the_user_fixed_stays_fixed);
 	tcase_add_test(rules, no_request_crosses_from_stripe_to_stripe);
 	tcase_add_test(rules, slabs_hold_the_largest_request_of_the_parts_that_are_reached);
+	tcase_add_test(rules, a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap);
+	tcase_add_test(rules, a_target_has_a_pause_after_each_row);
+	tcase_add_test(rules, files_without_rows_are_never_held_up);
 	suite_add_tcase(suite, rules);
 
 	tcase_add_checked_fixture(lanes, scratch_setup, scratch_teardown);
@@ -389,6 +490,8 @@ int main(void)
 	tcase_add_test(lanes, an_engine_that_was_chosen_and_cannot_be_had_is_replaced);
 	tcase_add_test(lanes, without_memory_for_it_the_former_shape_stays);
 	tcase_add_test(lanes, a_lane_reads_in_the_standard_shape);
+	tcase_add_loop_test(lanes, files_in_rows_arrive, IOSHAPE_ENGINE_URING,
+			    IOSHAPE_ENGINE_BUFFERED + 1);
 	suite_add_tcase(suite, lanes);
 	return check_main(suite);
 }

@@ -30,13 +30,17 @@ _OVERWRITTEN = 64
 
 @dataclass(frozen=True)
 class Habits:
-    """What neighbours do."""
+    """What neighbours do.
 
-    readers: int = 2
-    writers: int = 1
+    Many that rest for long, and not one that does not rest: it would wait for the slow ones of its
+    operations, and hardly ever meet them.
+    """
+
+    readers: int = 8
+    writers: int = 2
     files: int = 256
     file_bytes: int = 16 << 10
-    rest_s: float = 0.02
+    rest_s: float = 0.1
 
 
 class Operation(NamedTuple):

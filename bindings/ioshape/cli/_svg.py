@@ -44,10 +44,11 @@ def draw(timeline: Timeline) -> str:
     """The whole picture."""
     longest = max((_end_of(panel) for panel in timeline.panels), default=0.0) or 1e-3
     scale = _PLOT / (longest * 1.02)
+    powers = _powers(timeline)
     parts: list[str] = []
     y = float(_HEADER)
     for panel in timeline.panels:
-        lines, height = _panel(panel, y, scale, longest, timeline.alone_s)
+        lines, height = _panel(panel, y, scale, longest, timeline.alone_s, powers)
         parts += lines
         y += height + _GAP
     height = math.ceil(y - _GAP + 12)
@@ -124,7 +125,12 @@ def _row_height(count: int) -> float:
 
 
 def _panel(
-    panel: Panel, top: float, scale: float, longest: float, alone_s: float | None
+    panel: Panel,
+    top: float,
+    scale: float,
+    longest: float,
+    alone_s: float | None,
+    powers: tuple[int, int],
 ) -> tuple[list[str], float]:
     # In this order a convoy looks like one.
     rows = sorted(panel.rows, key=lambda row: (row.end_s, row.rank))
@@ -146,7 +152,7 @@ def _panel(
             f'<text class="small dim" x="{_LEFT}" y="{_n(bottom + 4)}">and {left_out} more</text>'
         )
     if panel.dots:
-        lines += _neighbours(panel.dots, strip, scale, alone_s)
+        lines += _neighbours(panel.dots, strip, scale, alone_s, powers)
     x = _LEFT + panel.end_s * scale
     lines.append(f'<path class="end" d="M{_n(x)} {_n(first - 3)}V{_n(end)}"/>')
     return lines, end + _AXIS - top
@@ -209,11 +215,19 @@ def _row(row: Row, y: float, each: float, scale: float, *, labelled: bool) -> It
         )
 
 
-def _neighbours(dots: list[Dot], top: float, scale: float, alone_s: float | None) -> Iterable[str]:
+def _powers(timeline: Timeline) -> tuple[int, int]:
+    """Of ten, between which neighbours' operations lie; the same in all panels."""
+    took = [max(dot.took_s, 1e-5) for panel in timeline.panels for dot in panel.dots]
+    took += [timeline.alone_s] if timeline.alone_s else []
+    low = math.floor(math.log10(min(took, default=1.0)))
+    return low, max(math.ceil(math.log10(max(took, default=1.0))), low + 1)
+
+
+def _neighbours(
+    dots: list[Dot], top: float, scale: float, alone_s: float | None, powers: tuple[int, int]
+) -> Iterable[str]:
     """How long each took, on a scale of powers of ten; as wide as it was long."""
-    took = [max(dot.took_s, 1e-5) for dot in dots] + ([alone_s] if alone_s else [])
-    low = math.floor(math.log10(min(took)))
-    high = max(math.ceil(math.log10(max(took))), low + 1)
+    low, high = powers
     inner = _STRIP - 8
 
     def height_of(value: float) -> float:

@@ -265,7 +265,7 @@ def _sentences(storm: Storm) -> list[str]:
 )
 @click.option(
     "--readers",
-    default=2,
+    default=8,
     show_default=True,
     metavar="N",
     type=click.IntRange(0, 64),
@@ -313,7 +313,7 @@ def command(
 ) -> None:
     """Has many processes save together to the directory PATH, in several ways, and compares.
 
-    Meanwhile neighbours read small files that lie in no cache, and one writes and syncs some: what
+    Meanwhile neighbours read small files that lie in no cache, and others write and sync some: what
     they notice is measured, too, and before that what they have when nobody saves.
 
     \b
