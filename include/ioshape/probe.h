@@ -94,8 +94,9 @@ struct ioshape_probe_options {
 
 /*
  * Looks at what `path` lies on. It is a directory, or a file, or it does not exist and the
- * directory that it would be in does. Nothing is written unless options->calibrate is set, and
- * nobody but the kernel and the filesystem is asked. `options` may be NULL. Any thread.
+ * directory that it would be in does. Nothing is written unless options->calibrate is set (at
+ * most, an empty file without a name is opened for a moment), and nobody but the kernel and the
+ * filesystem is asked. `options` may be NULL. Any thread.
  *
  * *out is to be freed with ioshape_storage_free(). On failure it is NULL.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A file on its way, from the lane to the commit; and handles on such files. */
-#include "ckpt/ckpt.h"
+#include "ckpt/slot.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -14,6 +14,8 @@ int ckpt_output_open(struct ckpt_output *output, const char *path, const char *a
 {
 	struct ioshape_context *context = output->context;
 	struct ring_file_options file_options = *options;
+	const struct fs_layout *layout;
+	bool asked;
 	int ret;
 
 	file_options.remove_stale = !output->in_new_directory &&
@@ -21,8 +23,14 @@ int ckpt_output_open(struct ckpt_output *output, const char *path, const char *a
 	ret = ckpt_take_lane(context, &output->lane, error);
 	if (ret)
 		return ret;
-	return ring_writer_open(&output->file, output->lane, path, &file_options, &output->notes,
-				error);
+	ret = ring_writer_open(&output->file, output->lane, path, &file_options, &output->notes,
+			       error);
+	if (ret)
+		return ret;
+	layout = ring_writer_layout(output->file, &asked);
+	if (!asked)
+		ckpt_slots_learn(&context->slots, absolute, layout);
+	return 0;
 }
 
 /* Says in the log what the report says of everything that was not as preferred. */

@@ -6,6 +6,7 @@
 #include <ioshape/probe.h>
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -216,20 +217,40 @@ static void choose_engine(struct probe *probe, const struct ring_shape *shape,
 		shown->engine = ops->id;
 }
 
-static void choose_shape(struct probe *probe, const struct ring_config *config,
-			 const struct fs_layout *layout)
+/* A trial that cannot be made, for want of space or permission, is no failure of the probe. */
+static void try_now(struct probe *probe, const struct ring_config *config)
 {
-	struct ioshape_storage *shown = &probe->shown;
-	const struct ring_shape shape = ring_shape_for(config, layout, shown->for_bytes,
-						       probe->choice, sizeof(probe->choice));
-	const struct fs_part *part;
+	struct ring_calibration calibration;
+	struct base_error why = { 0 };
 
+	if (!ring_calibrate_now(probe->directory, config, &calibration, &why))
+		return;
+	add_clause(probe->engine_note, sizeof(probe->engine_note), "no trial could be made");
+	add_clause(probe->engine_note, sizeof(probe->engine_note), why.text);
+}
+
+static int choose_shape(struct probe *probe, const struct ring_config *config,
+			const struct fs_layout *layout, struct base_error *error)
+{
+	const struct fs_part *part = fs_layout_main(layout, probe->shown.for_bytes);
+	struct ioshape_storage *shown = &probe->shown;
+	struct ring_calibration calibration;
+	struct ring_shape shape;
+	int ret;
+
+	ret = ring_shape_to_come(config, probe->directory, layout, shown->for_bytes, &shape,
+				 &calibration, probe->choice, sizeof(probe->choice), error);
+	if (ret)
+		return ret;
 	shown->block_bytes = shape.block_bytes;
 	shown->queue_depth = shape.depth;
-	part = fs_layout_main(layout, shown->for_bytes);
 	shown->target_bytes = part ? ring_flight(1, part->stripe_bytes, config->target_bytes) :
 				     config->target_bytes;
+	shown->calibrated = calibration.measured_at > 0;
+	shown->calibrated_s = calibration.measured_at;
+	shown->calibrated_rate = (double)calibration.bytes_per_s;
 	choose_engine(probe, &shape, &config->log);
+	return 0;
 }
 
 /* The layout that the file will have: its count is 0 if that is not known. */
@@ -260,6 +281,7 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 			const struct fs_layout *layout, struct base_error *error)
 {
 	struct ioshape_storage *shown = &probe->shown;
+	char text[96], inside[PATH_MAX + 1];
 	const uint32_t by_targets = fs_capacity(probe->storage.targets, layout, shown->for_bytes);
 
 	if (slots->config.asked_capacity) {
@@ -268,9 +290,9 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 			 "as the setting slots says");
 	} else if (by_targets) {
 		shown->writers = by_targets;
+		fs_layout_text(layout, text, sizeof(text));
 		snprintf(probe->writers_why, sizeof(probe->writers_why),
-			 "one stripe at a time for each of %u storage targets",
-			 probe->storage.targets);
+			 "%u storage targets, and %s for each file", probe->storage.targets, text);
 	} else {
 		shown->writers = slots->config.default_capacity;
 		snprintf(probe->writers_why, sizeof(probe->writers_why),
@@ -280,7 +302,9 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 		snprintf(probe->pool, sizeof(probe->pool), "%s", slots->pool_name);
 		return 0;
 	}
-	return fs_pool_of_path(probe->directory, probe->pool, error);
+	/* It is asked about what is in the directory. */
+	snprintf(inside, sizeof(inside), "%s/", probe->directory);
+	return fs_pool_of_path(inside, probe->pool, error);
 }
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
@@ -329,8 +353,10 @@ static int look(struct ioshape_context *context, struct probe *probe,
 	if (file)
 		show_file(probe, folder, file);
 	choose_layout(probe, &context->config, options->files, &layout);
-	choose_shape(probe, &context->config, &layout);
-	return choose_slots(probe, &context->slots, &layout, error);
+	if (options->calibrate)
+		try_now(probe, &context->config);
+	ret = choose_shape(probe, &context->config, &layout, error);
+	return ret ? ret : choose_slots(probe, &context->slots, &layout, error);
 }
 
 static int begin(struct ioshape_context *context, const char *path,

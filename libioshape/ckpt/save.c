@@ -65,7 +65,9 @@ static int write_in_slot(struct saving *saving, struct base_error *error)
 	ret = ckpt_output_open(output, saving->path, saving->turn->path, &saving->options, error);
 	if (ret)
 		return ret;
-	ckpt_turn_note_room(output->context, saving->turn, CKPT_ROOM_TAKEN);
+	/* Small ones are in nobody's way. */
+	if (saving->plan->expected_bytes > RING_SMALL_FILE_BYTES)
+		ckpt_turn_note_room(output->context, saving->turn, CKPT_ROOM_TAKEN);
 	ret = zip_writer_new(&saving->zip, zip_sink_of_file(output->file), saving->path, error);
 	return ret ? ret : ckpt_write_records(saving->zip, saving->plan, saving->source, error);
 }

@@ -238,6 +238,7 @@ int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path,
 		       uint32_t *capacity, struct base_error *error)
 {
 	struct ckpt_pool_of_mount *found;
+	struct fs_facts storage;
 	struct fs_layout layout;
 	uint64_t mount;
 	int ret;
@@ -253,12 +254,29 @@ int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path,
 		return base_fail(error, ret, "cannot look at the directory of %s", path);
 	pthread_mutex_lock(&slots->lock);
 	ret = find_mount(slots, path, mount, &found, error);
+	if (!ret) {
+		*pool = found->pool;
+		storage = found->storage;
+	}
 	pthread_mutex_unlock(&slots->lock);
-	if (ret)
-		return ret;
-	*pool = found->pool;
-	*capacity = ckpt_stripes_of(&found->storage, expected, &layout);
-	return 0;
+	if (!ret)
+		*capacity = ckpt_stripes_of(&storage, expected, &layout);
+	return ret;
+}
+
+void ckpt_slots_learn(struct ckpt_slots *slots, const char *path, const struct fs_layout *layout)
+{
+	struct ckpt_pool_of_mount *known;
+	uint64_t mount;
+
+	if (!layout->count || fs_mount_of_path(path, &mount))
+		return;
+	pthread_mutex_lock(&slots->lock);
+	for (known = slots->mounts; known && known->mount != mount; known = known->next)
+		;
+	if (known && fs_takes_layouts(known->storage.family) && !known->storage.directory.count)
+		known->storage.directory = *layout;
+	pthread_mutex_unlock(&slots->lock);
 }
 
 /* ---- Pools for one call ---------------------------------------------------------------------- */

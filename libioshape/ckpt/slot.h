@@ -43,6 +43,9 @@ int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path,
 		       const struct ckpt_expected *expected, struct slots_pool **pool,
 		       uint32_t *capacity, struct base_error *error);
 
+/* A file there that asked for nothing has this layout: where directories do not tell. */
+void ckpt_slots_learn(struct ckpt_slots *slots, const char *path, const struct fs_layout *layout);
+
 /*
  * The same for one call of an operator's, who may look at all pools that there are: one that no
  * save uses is opened for it, and *close tells the caller to close it again.

@@ -101,6 +101,10 @@ static bool has_objects(const uint8_t *blob, size_t bytes)
 		return false;
 	memcpy(&magic, blob, sizeof(magic));
 	memcpy(&count, blob + 28, sizeof(count));
+	if (magic == __builtin_bswap32(MAGIC_V1) || magic == __builtin_bswap32(MAGIC_V3)) {
+		magic = __builtin_bswap32(magic);
+		count = __builtin_bswap16(count);
+	}
 	if (magic == MAGIC_V1)
 		return count && bytes >= V1_BYTES + (size_t)count * OBJECT_BYTES;
 	if (magic == MAGIC_V3)

@@ -26,6 +26,9 @@ static const struct step {
 /* Enough for any filesystem, and too few to be a storm. */
 #define MOST_CAPACITY 64u
 
+/* What stripes and parts are multiples of. */
+#define STRIPE_UNIT (64 * KIB)
+
 #define LUSTRE_DEFAULT_STRIPES 1u
 #define BEEGFS_DEFAULT_STRIPES 4u
 
@@ -92,6 +95,16 @@ static int choose_by_size(const struct fs_facts *facts, struct fs_layout *ask, c
 	return 1;
 }
 
+/* A part ends with a whole stripe: that of the directory, or of what divides it. */
+static uint64_t stripe_that_fits(uint64_t stripe_bytes, uint64_t end)
+{
+	if (end == UINT64_MAX)
+		return stripe_bytes;
+	while (stripe_bytes > STRIPE_UNIT && (end % stripe_bytes || stripe_bytes % STRIPE_UNIT))
+		stripe_bytes /= 2;
+	return MAX(stripe_bytes, STRIPE_UNIT);
+}
+
 /* What a user leaves out is as the directory has it. Asked for nothing, a server would take what is
  * set for the whole filesystem. */
 static void fill_in(struct fs_part *part, const struct fs_layout *directory)
@@ -104,8 +117,8 @@ static void fill_in(struct fs_part *part, const struct fs_layout *directory)
 		return;
 	if (!part->stripe_count)
 		part->stripe_count = own->stripe_count;
-	if (!part->stripe_bytes)
-		part->stripe_bytes = own->stripe_bytes;
+	if (!part->stripe_bytes && own->stripe_bytes)
+		part->stripe_bytes = stripe_that_fits(own->stripe_bytes, part->end);
 	if (!*part->pool)
 		memcpy(part->pool, own->pool, sizeof(own->pool));
 }

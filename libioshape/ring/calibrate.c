@@ -56,6 +56,8 @@ static const enum ioshape_engine order[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGIN
 /* Tried only if there is time for one that is so many times slower than the best. */
 #define BUFFERED_PART 3
 
+#define TOO_SLOW "too slow to compare anything"
+
 /* ---- Trials ---------------------------------------------------------------------------------- */
 
 struct search {
@@ -171,6 +173,16 @@ static int probe(struct search *search)
 	return 0;
 }
 
+/* All that go direct have been tried, as far as they can be had. */
+static bool is_complete(const struct search *search)
+{
+	for (size_t i = 0; i < BUFFERED; i++) {
+		if (!search->rates[i] && !search->bench.refused[order[i]])
+			return false;
+	}
+	return true;
+}
+
 /* Before another is preferred to the first one, both write again. */
 static size_t choose_surely(struct search *search)
 {
@@ -220,12 +232,15 @@ static int search_all(struct search *search, const struct ring_config *config,
 	search->block = trial_block(&search->bench.fs.layout);
 	ret = probe(search);
 	if (ret)
-		return base_fail(error, ret, "nothing could be written");
+		return base_fail(error, ret, ret == -ETIME ? TOO_SLOW : "nothing could be written");
 	for (size_t i = 0; i < BUFFERED; i++) {
 		if (!search->rates[i])
 			try_engine(search, i);
 	}
 	chosen = choose_surely(search);
+	/* The first one has won by being the only one: better to find out another time. */
+	if (!chosen && !is_complete(search))
+		return base_fail(error, -ETIME, TOO_SLOW);
 	/* It may be slow, and cannot be cut off once its bytes are in the page cache. */
 	if (chosen == ENGINES ||
 	    has_time(search, search->bytes, search->rates[chosen] / BUFFERED_PART)) {
@@ -233,7 +248,7 @@ static int search_all(struct search *search, const struct ring_config *config,
 		chosen = choose_surely(search);
 	}
 	if (chosen == ENGINES)
-		return base_fail(error, -ETIME, "the storage is too slow to compare");
+		return base_fail(error, -ETIME, TOO_SLOW);
 	calibration->engine = order[chosen];
 	calibration->bytes_per_s = search->rates[chosen];
 	if (!ring_stripes_at(&search->bench.fs.layout, 0) && chosen < BUFFERED &&
@@ -410,7 +425,7 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 	else if (recall(choice, config))
 		return;
 	else if (expected_bytes < RING_TRIAL_FILE_BYTES)
-		say(choice, expected_bytes ? "not calibrated: the file is not large enough" :
+		say(choice, expected_bytes ? RING_NOT_LARGE_ENOUGH :
 					     "not calibrated: the file's size is not known ahead");
 	else
 		try_now(choice, config, path);

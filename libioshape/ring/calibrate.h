@@ -22,6 +22,8 @@ struct ring_choice {
 	char why[128];             /* for the report */
 };
 
+#define RING_NOT_LARGE_ENOUGH "not calibrated: the file is not large enough"
+
 /*
  * Before the file is created. May try, and take 0.3 s for it: only for a large file on a mount of
  * which nothing is known.

@@ -191,6 +191,15 @@ void ring_calibration_forget(const char *mount);
 int ring_calibrate_now(const char *directory, const struct ring_config *config,
 		       struct ring_calibration *calibration, struct base_error *error);
 
+/*
+ * The shape that a save of so many bytes to this directory would take, with what is remembered; it
+ * tries nothing. calibration->measured_at is 0 if none is followed. `why` is as in the report.
+ */
+int ring_shape_to_come(const struct ring_config *config, const char *directory,
+		       const struct fs_layout *layout, uint64_t file_bytes,
+		       struct ring_shape *shape, struct ring_calibration *calibration, char *why,
+		       size_t why_bytes, struct base_error *error);
+
 /* Finds the user's cache folder, by the environment: at the opening of a context. */
 void ring_calibration_prepare(void);
 
@@ -267,6 +276,9 @@ int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_
 
 /* With want_crc32, after finish(): the CRC-32 of all bytes of the file. */
 uint32_t ring_writer_crc32(const struct ring_writer *writer);
+
+/* How its file lies; its count is 0 if that is not known. *asked: it was asked for. */
+const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, bool *asked);
 
 /* Fills engine, direct, depth, alignment, times and bytes as far as this floor knows them. */
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report);

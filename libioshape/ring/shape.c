@@ -130,8 +130,10 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 			shape.depth = slabs_for(
 				ring_flight(targets, part->stripe_bytes, config->target_bytes),
 				shape.block_bytes);
-		snprintf(why, why_bytes, "%u stripes of %lluK", targets,
-			 (unsigned long long)part->stripe_bytes / 1024);
+		snprintf(why, why_bytes, "%u stripes of %llu%c", targets,
+			 (unsigned long long)part->stripe_bytes /
+				 (part->stripe_bytes % MIB ? KIB : MIB),
+			 part->stripe_bytes % MIB ? 'K' : 'M');
 	} else if (config->target_bytes && !config->depth) {
 		shape.depth = slabs_for(config->target_bytes, shape.block_bytes);
 		snprintf(why, why_bytes, "target_bytes as asked for");

@@ -59,6 +59,27 @@ int ring_target_open(struct ring_target *target, const char *path, struct ring_s
 int ring_target_begin_again(struct ring_target *target, struct ring_striping *striping,
 			    struct ring_notes *notes, struct base_error *error);
 
+/* What a file will need (space.c). */
+struct ring_reservation {
+	uint64_t bytes;       /* expected */
+	uint64_t most_bytes;  /* that this process may write into one file */
+	uint64_t block_bytes; /* of a request */
+	const struct fs_info *fs;
+	const struct base_log *log;
+};
+
+/* Sees to it that there is space for it, or at least that it has its length. -ENOSPC and the like
+ * now, and not in the middle of it. */
+int ring_target_reserve(struct ring_target *target, const struct ring_reservation *reservation,
+			struct ring_notes *notes, struct base_error *error);
+
+/*
+ * Writes all of it, without an engine (plain.c): small files, pipes and devices. Offsets are only
+ * known to regular files.
+ */
+int ring_target_write(struct ring_target *target, const uint8_t *data, size_t bytes,
+		      uint64_t offset, struct ring_notes *notes, struct base_error *error);
+
 /* Everything written is on stable storage. */
 int ring_target_sync(struct ring_target *target, struct base_error *error);
 

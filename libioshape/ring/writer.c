@@ -89,80 +89,21 @@ static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct 
 			 (unsigned long long)writer->most_bytes, ring_remedy(-EFBIG));
 }
 
-static int allocate(int fd, uint64_t bytes)
+static int reserve(struct ring_writer *writer, struct base_error *error)
 {
-	int interruptions = 0, ret;
-
-	do {
-		ret = fallocate(fd, 0, 0, (off_t)bytes) ? -errno : 0;
-	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
-	return ret;
-}
-
-/*
- * Direct writes that extend a file are done one after the other, by FUSE, XFS and others; so where
- * its space cannot be had ahead, the file is at least as long as it will be. What follows the
- * expected bytes (an index) is less than a block as a rule. finish() cuts.
- */
-static void set_length(struct ring_writer *writer, uint64_t bytes)
-{
-	const uint64_t block = writer->lane->shape.block_bytes;
-	const uint64_t length = MIN((bytes / block + 2) * block, writer->most_bytes);
-
-	if (length > bytes && ftruncate(writer->target.fd, (off_t)length))
-		base_log(&writer->lane->config.log, IOSHAPE_LOG_DEBUG,
-			 "cannot set the length of %s: %s", writer->target.path,
-			 ioshape_strerror(-errno));
-}
-
-static int no_room(const struct ring_writer *writer, int code, struct base_error *error)
-{
-	const uint64_t bytes = writer->options.expected_bytes, free_bytes = writer->fs.free_bytes;
-
-	/* On the whole; not where the file would lie, or not for this user. */
-	if (free_bytes >= bytes)
-		return base_fail(error, code,
-				 "cannot save to %s: the %llu bytes that it needs cannot be "
-				 "reserved on its filesystem (%s); free space or save elsewhere",
-				 writer->target.path, (unsigned long long)bytes, writer->fs.type);
-	return base_fail(error, code,
-			 "cannot save to %s: it needs %llu bytes and %llu are free on its "
-			 "filesystem (%s); free space or save elsewhere",
-			 writer->target.path, (unsigned long long)bytes,
-			 (unsigned long long)free_bytes, writer->fs.type);
-}
-
-static int preallocate(struct ring_writer *writer, struct base_error *error)
-{
-	uint64_t bytes = writer->options.expected_bytes;
+	const struct ring_reservation reservation = {
+		.bytes = writer->options.expected_bytes,
+		.most_bytes = writer->most_bytes,
+		.block_bytes = writer->lane->shape.block_bytes,
+		.fs = &writer->fs,
+		.log = &writer->lane->config.log,
+	};
 	int ret;
 
-	if (bytes <= RING_SMALL_FILE_BYTES || writer->target.stream)
+	if (reservation.bytes <= RING_SMALL_FILE_BYTES || writer->target.stream)
 		return 0;
-	ret = check_limit(writer, bytes, error);
-	if (ret)
-		return ret;
-	ret = allocate(writer->target.fd, bytes);
-	/* The space of a file that we have replaced may be on its way. */
-	if ((ret == -ENOSPC || ret == -EDQUOT) && ring_await_releases())
-		ret = allocate(writer->target.fd, bytes);
-	switch (ret) {
-	case 0:
-		return 0;
-	case -ENOSPC:
-	case -EDQUOT:
-	case -EFBIG:
-	case -EIO:
-		return no_room(writer, ret, error);
-	default:
-		/* Nothing can be reserved: then what there is free decides. */
-		if (bytes > writer->fs.free_bytes)
-			return no_room(writer, -ENOSPC, error);
-		ring_note(writer->notes, "no preallocation on %s: %s", writer->fs.type,
-			  ioshape_strerror(ret));
-		set_length(writer, bytes);
-		return 0;
-	}
+	ret = check_limit(writer, reservation.bytes, error);
+	return ret ? ret : ring_target_reserve(&writer->target, &reservation, writer->notes, error);
 }
 
 /* Engine, block and depth for this file. */
@@ -234,7 +175,7 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
 		 writer->fs.type);
 	ret = take_shape(writer, error);
-	return ret ? ret : preallocate(writer, error);
+	return ret ? ret : reserve(writer, error);
 }
 
 /* There is only a name, for messages. */
@@ -286,51 +227,6 @@ uint64_t ring_writer_offset(const struct ring_writer *writer)
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
-static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
-{
-	struct base_held_sigpipe held;
-	ssize_t moved;
-
-	base_hold_sigpipe(&held);
-	moved = write(fd, data, bytes);
-	/* Also after a short result: the reader may have gone in the middle. */
-	base_let_sigpipe(&held, moved < (ssize_t)bytes);
-	return moved;
-}
-
-/* Without an engine: small files, pipes and devices. Offsets are only known to regular files. */
-static int write_plainly(struct ring_writer *writer, const uint8_t *data, size_t bytes,
-			 struct base_error *error)
-{
-	struct ring_target *target = &writer->target;
-	int code, interruptions = 0;
-	size_t done = 0;
-	ssize_t moved;
-
-	while (done < bytes) {
-		if (target->stream)
-			moved = write_without_sigpipe(target->fd, data + done, bytes - done);
-		else
-			moved = pwrite(target->fd, data + done, bytes - done,
-				       (off_t)(writer->submitted + done));
-		if (moved < 0 && errno == EINTR && ++interruptions < MAX_INTERRUPTIONS) {
-			writer->notes->short_results++;
-			continue;
-		}
-		if (moved <= 0) {
-			code = moved ? -errno : -EIO;
-			return base_fail(
-				error, code, "cannot write %s at offset %llu%s", target->path,
-				(unsigned long long)(writer->submitted + done), ring_remedy(code));
-		}
-		interruptions = 0;
-		done += (size_t)moved;
-		if (done < bytes)
-			writer->notes->short_results++;
-	}
-	return 0;
-}
-
 static int start_engine(struct ring_writer *writer, struct base_error *error)
 {
 	struct ring_lane *lane = writer->lane;
@@ -359,7 +255,8 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 	if (ret)
 		return ret;
 	if (writer->target.stream) {
-		ret = write_plainly(writer, slot->slab, bytes, error);
+		ret = ring_target_write(&writer->target, slot->slab, bytes, writer->submitted,
+					writer->notes, error);
 		if (ret)
 			return ret;
 		ring_lane_give_back(writer->lane, slot);
@@ -534,7 +431,8 @@ static int write_rest(struct ring_writer *writer, struct base_error *error)
 		if (!ret)
 			ret = let_pass(writer, writer->used, error);
 		if (!ret)
-			ret = write_plainly(writer, writer->slot->slab, writer->used, error);
+			ret = ring_target_write(&writer->target, writer->slot->slab, writer->used,
+						writer->submitted, writer->notes, error);
 		if (ret)
 			return ret;
 		ring_lane_give_back(writer->lane, writer->slot);
@@ -636,6 +534,12 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 uint32_t ring_writer_crc32(const struct ring_writer *writer)
 {
 	return writer->crc;
+}
+
+const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, bool *asked)
+{
+	*asked = writer->striping.asked.count != 0;
+	return &writer->fs.layout;
 }
 
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report)

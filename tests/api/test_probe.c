@@ -6,6 +6,7 @@
 #include "support/scratch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,6 +91,7 @@ END_TEST
 START_TEST(a_name_without_a_directory_is_in_this_one)
 {
 	struct ioshape_storage *storage;
+	int here = open(".", O_RDONLY | O_DIRECTORY);
 
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
 	storage = probed("new.pt", NULL);
@@ -98,6 +100,8 @@ START_TEST(a_name_without_a_directory_is_in_this_one)
 	storage = probed("/new-in-the-root", NULL);
 	ck_assert_str_eq(storage->directory, "/");
 	ioshape_storage_free(storage);
+	ck_assert_int_eq(fchdir(here), 0);
+	close(here);
 }
 END_TEST
 

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 static struct ioshape_save *begin(struct ioshape_context *context, const char *path,
 				  const struct sample *sample)
@@ -255,18 +256,26 @@ static bool waiting_is_ended(void)
 static bool who_waits_is_in_nobodys_way(void)
 {
 	struct ioshape_context *context = open_context(IOSHAPE_FULL_WAIT, 60000);
-	struct ioshape_save *save = begin(context, file, &new_sample);
+	struct ioshape_save *save = begin(context, file, &new_sample), *next;
+	struct sample small;
 
+	sample_make(&small, 6, 1000);
 	REQUIRE_THAT(is_waiting(save));
+	/* What is small has its room, and comes after it. */
+	next = begin(context, file, &small);
 	REQUIRE_SAID(!save_to(context, elsewhere, &new_sample, NULL),
 		     ioshape_context_message(context));
-	REQUIRE_THAT(!ioshape_save_poll(save));
+	REQUIRE_THAT(ioshape_save_wait(next, 100) == -ETIMEDOUT && !ioshape_save_poll(save));
 	unlink(elsewhere);
 	make_room();
 	REQUIRE_SAID(!ioshape_save_wait(save, 10000), ioshape_save_message(save));
+	REQUIRE_SAID(!ioshape_save_wait(next, 10000), ioshape_save_message(next));
+	REQUIRE_THAT(holds(&small));
 	ioshape_save_free(save);
+	ioshape_save_free(next);
+	sample_free(&small);
 	ioshape_context_free(context);
-	return holds(&new_sample);
+	return true;
 }
 
 /* There is room for one at a time, and the last one is what stays. */
@@ -275,13 +284,15 @@ static bool order_is_kept(void)
 	struct ioshape_context *context = open_context(IOSHAPE_FULL_WAIT, 60000);
 	struct ioshape_save *first = begin(context, file, &new_sample), *second;
 	struct sample last;
+	struct stat status;
 
 	sample_make(&last, 4, LARGE_BYTES);
 	REQUIRE_THAT(is_waiting(first));
-	second = begin(context, file, &last);
+	/* It looks less and less often: the second one is the first to see that there is room. */
+	usleep(750000);
 	unlink(file);
-	make_room();
-	fill_up(LARGE_BYTES + LARGE_BYTES / 2);
+	REQUIRE_THAT(!stat(filler, &status) && !truncate(filler, status.st_size - LARGE_BYTES / 2));
+	second = begin(context, file, &last);
 	REQUIRE_SAID(!ioshape_save_wait(first, 10000), ioshape_save_message(first));
 	REQUIRE_THAT(ioshape_save_wait(second, 100) == -ETIMEDOUT && holds(&new_sample));
 	/* The first file is in its way, and will be until there is room. */

@@ -19,6 +19,15 @@ struct scene {
 
 static const struct scene *scene;
 
+/* Tells the parent that the rank waits for room. */
+static int tell_waiting(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	(void)user, (void)done, (void)total;
+	if (phase == IOSHAPE_PHASE_WAIT && has_heard("waits for room"))
+		write_zeros(scratch_path("waiting"), 1);
+	return 0;
+}
+
 static int play_rank(void *argument)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
@@ -32,6 +41,7 @@ static int play_rank(void *argument)
 	uint64_t latest = 0;
 	int ret;
 
+	save_options.progress = tell_waiting;
 	options.rank = (uint32_t)(uintptr_t)argument;
 	options.ranks = options.local_ranks = RANKS;
 	options.mode = scene->mode;
@@ -81,12 +91,15 @@ static bool play(const struct scene *which, useconds_t room_after_us)
 	int status;
 
 	scene = which;
+	unlink(scratch_path("waiting"));
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
 		pids[rank] = fork();
 		if (!pids[rank])
 			scratch_leave_child(play_rank((void *)(uintptr_t)rank));
 	}
 	if (room_after_us) {
+		for (int tries = 0; tries < 2000 && access(scratch_path("waiting"), F_OK); tries++)
+			usleep(10000);
 		usleep(room_after_us);
 		make_room();
 	}
@@ -127,7 +140,7 @@ static bool groups_wait(void)
 	for (enum ioshape_mode mode = IOSHAPE_MODE_EACH; mode <= IOSHAPE_MODE_RANK0; mode++) {
 		const struct scene waiting = { IOSHAPE_FULL_WAIT, mode, true, 0, 60000 };
 
-		if (!play(&waiting, mode == IOSHAPE_MODE_EACH ? 1300000 : 200000))
+		if (!play(&waiting, mode == IOSHAPE_MODE_EACH ? 1200000 : 50000))
 			return false;
 		shell("rm -rf '%s/runs'", where);
 		fill_up(LEFT_BYTES);

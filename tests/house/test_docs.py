@@ -46,7 +46,7 @@ def functions() -> set[str]:
 
 
 def variables() -> set[str]:
-    files = ("context.c", "group.c", "slot.c", "slot_options.c")
+    files = ("context.c", "group.c", "slot.c", "slot_options.c", "storage_options.c")
     places = [LIBRARY / "ckpt" / name for name in files]
     return {name for place in places for name in VARIABLE.findall(code(place))}
 

@@ -11,3 +11,4 @@ from processes import SLOTS
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["IOSHAPE_COORDINATOR"] = SLOTS
+os.environ["IOSHAPE_CALIBRATE"] = "off"

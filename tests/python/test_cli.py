@@ -34,6 +34,7 @@ COMMANDS = [
     "ls",
     "extract",
     "prune",
+    "probe",
     "bench",
     "trace",
     "slots",

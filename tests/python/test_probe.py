@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from ioshape.cli._generations import _machine
 from ioshape.cli._look import _is_filtered
 from ioshape.cli.probe import EXIT_SERIOUS
 from processes import environment
+from striped import striped
 
 TIMEOUT_S = 60.0
 SECRET = "tr0ub4dor"
@@ -167,6 +169,61 @@ def test_a_mount_may_be_read_only(tmp_path: Path) -> None:
     assert probed(tmp_path, prefix=prefix)["findings"]["read-only"]["severity"] == "serious"
 
 
+# ---- Striped filesystems ------------------------------------------------------------------------
+
+
+def test_stripes_and_targets_are_shown_and_judged() -> None:
+    source = "10.0.0.1@tcp:/storm"
+    with striped("ssd", targets=8, fsname=source, used=["3=63Gi"]) as mount:
+        # What the client's module shows lies beside the mount: it is put where that would be.
+        (mount.backing / "sys/kernel/debug/lustre/lov/storm-clilov-ff/pools/nvme").mkdir(
+            parents=True
+        )
+        prefix = apart('mount --bind "$0/sys" /sys', mount.backing)
+        found = probed(mount.path, prefix=prefix, IOSHAPE_CALIBRATE="off")
+        plain = probed(mount.path, prefix=prefix, IOSHAPE_LAYOUT="directory")
+        shown = call(mount.path, prefix=prefix).stdout
+        quoted = shlex.quote(str(mount.path))
+    storage = found["storage"]
+    assert (storage["family"], storage["source"]) == ("lustre", source)
+    assert (storage["stripes"], storage["stripe_count"]) == ("1 x 1M", 1)
+    assert (storage["stripes_asked"], storage["asked_stripe_count"]) == ("8 x 1M", 8)
+    assert storage["writers"] == 1
+    assert storage["target_count"] == len(storage["targets"]) == 8
+    free = {one["name"]: one["free_bytes"] >> 30 for one in storage["targets"]}
+    assert free == {f"storm-OST000{i}": 1 if i == 3 else 64 for i in range(8)}
+    assert found["folder"]["target_pools"] == ["nvme"]
+    findings = found["findings"]
+    assert findings["target-full"]["severity"] == "serious"
+    assert "storm-OST0003 98%" in findings["target-full"]["sentence"]
+    assert f"lfs find {quoted} --ost storm-OST0003" in findings["target-full"]["commands"][1]
+    assert findings["few-stripes"]["severity"] == "hint"  # as it asks for more by itself
+    assert findings["flash-unused"]["commands"] == [f"lfs setstripe -p nvme {quoted}"]
+    assert plain["storage"]["stripes_asked"] == ""
+    assert plain["storage"]["writers"] == 8
+    assert plain["findings"]["few-stripes"]["severity"] == "warning"
+    assert plain["findings"]["few-stripes"]["commands"] == [f"lfs setstripe -c 8 -S 4M {quoted}"]
+    assert "storm-OST0003  64.0 GiB  1.00 GiB   98%" in shown.splitlines()
+    rows = [line.split()[0] for line in shown.splitlines() if line.startswith("storm-OST")]
+    assert rows == sorted(free)
+
+
+def test_a_file_has_a_layout_of_its_own() -> None:
+    with striped("ssd", targets=8, play="beegfs") as mount:
+        path = mount.path / "model.pt"
+        path.write_bytes(b"x")
+        found = probed(path, IOSHAPE_CALIBRATE="off")
+    assert found["storage"]["family"] == "beegfs"
+    assert found["storage"]["is_file"]
+    assert (found["storage"]["file_stripes"], found["storage"]["file_stripe_count"]) == (
+        "1 x 1M",
+        1,
+    )
+    assert found["findings"]["quota-unseen"]["commands"][0].startswith("beegfs quota ")
+
+
+# ---- Where one may not write --------------------------------------------------------------------
+
 #: Root may do everything; without these capabilities it is as others are.
 AS_OTHERS = (
     ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search,-ipc_lock"]
@@ -184,6 +241,31 @@ def test_a_folder_may_be_somebody_elses(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert done.returncode == 1
     assert str(tmp_path) in done.stderr
+
+
+def test_a_trial_is_made_only_when_it_is_asked_for_and_is_remembered(tmp_path: Path) -> None:
+    folder, cache = tmp_path / "folder", tmp_path / "cache"
+    folder.mkdir()
+    cache.mkdir()
+    asked_for = {"XDG_CACHE_HOME": str(cache), "IOSHAPE_CALIBRATE": "auto"}
+    before = probed(folder, **asked_for)["storage"]
+    assert not before["calibrated"]
+    assert list(cache.rglob("*")) == []
+    tried = probed(folder, "--calibrate", **asked_for)["storage"]
+    assert list(folder.iterdir()) == []
+    if "no trial could be made" in tried["engine_note"]:
+        assert tried["family"] == "tmpfs", tried["engine_note"]
+        return
+    assert tried["calibrated"], (tried["choice"], tried["engine_note"])
+    assert abs(tried["calibrated_s"] - time.time()) < 60
+    assert tried["calibrated_rate"] > 0
+    after = probed(folder, **asked_for)["storage"]
+    assert after["engine"] == tried["engine"]
+    assert after["calibrated_s"] == pytest.approx(tried["calibrated_s"], abs=0.01)
+    shown = call(folder, **asked_for).stdout
+    assert "measured " in shown
+    without = probed(folder, **{**asked_for, "IOSHAPE_CALIBRATE": "off"})["storage"]
+    assert not without["calibrated"]
 
 
 # ---- What was left behind -----------------------------------------------------------------------
@@ -240,7 +322,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
-    found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED])
+    found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED], IOSHAPE_CALIBRATE="off")
     assert found["storage"]["engine"] == "threads"
     assert "seccomp" in found["findings"]["no-io-uring"]["sentence"]
     assert "io_uring_setup" in found["findings"]["no-io-uring"]["commands"][0]
@@ -248,7 +330,7 @@ def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
 
 def test_memory_that_may_be_locked_is_named(tmp_path: Path) -> None:
     prefix = [*AS_OTHERS, "prlimit", "--memlock=65536:65536"]
-    found = probed(tmp_path, prefix=prefix)
+    found = probed(tmp_path, prefix=prefix, IOSHAPE_CALIBRATE="off")
     assert found["host"]["memlock_bytes"] == 65536
     assert found["storage"]["engine"] == "uring"
     finding = found["findings"]["memlock"]

@@ -251,6 +251,26 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
         "warning",
         "ioshape slots set lustre:scratch --capacity 1",
     ),
+    (
+        "one stripe, half a gigabyte",
+        facts(stripes="1 x 4M", stripe_count=1, for_bytes=512 * MIB),
+        "",
+        "",
+        "",
+    ),
+    (
+        "a crowd, but for what is asked",
+        facts(
+            ranks=64,
+            local_ranks=64,
+            stripes_asked="1 x 4M",
+            asked_stripe_count=1,
+            coordination=replace(REDIS, capacity=16),
+        ),
+        "",
+        "",
+        "",
+    ),
     ("many ranks in turns", facts(ranks=64), "", "", ""),
     ("many objects", facts(ranks=1024), "many-objects", "warning", "export IOSHAPE_MODE=node"),
     (
@@ -274,6 +294,7 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
         "hint",
         "lfs setstripe -p scratch-nvme",
     ),
+    ("a name that sounds like it", facts(target_pools=("breakfast", "photos")), "", "", ""),
     ("on flash", facts(target_pool="ssd", target_pools=("nvme", "ssd")), "", "", ""),
     (
         "a disk",

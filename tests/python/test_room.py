@@ -191,7 +191,10 @@ def test_one_storage_target_is_full() -> None:
         ioshape.configure(full="skip")
         with pytest.warns(ioshape.SkippedWarning):
             assert ioshape.save(checkpoint(2, 8 * MIB), path).skipped
-        assert names_in(mount.path) == ["model.pt"]
+            # Found out by whoever writes: rank 0 says what becomes of it.
+            assert ioshape.save_group(checkpoint(2, 8 * MIB), mount.path / "steps", 7).skipped
+        assert names_in(mount.path) == ["model.pt", "steps"]
+        assert not [name for name in names_in(mount.path / "steps") if "step" in name]
         assert number_in(path) == 1
         # statfs() showed room all the time: it has to be tried.
         ioshape.configure(full="wait", full_wait_ms=60_000)
@@ -200,5 +203,5 @@ def test_one_storage_target_is_full() -> None:
         report = ioshape.save(checkpoint(2, 8 * MIB), path)
         well.join()
         assert any(clause.startswith("waited 0.") for clause in report.fallbacks), report
-        assert names_in(mount.path) == ["model.pt"]
+        assert names_in(mount.path) == ["model.pt", "steps"]
         assert number_in(path) == 2

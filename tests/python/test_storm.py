@@ -120,6 +120,7 @@ def test_a_storm_measures_every_way(measured: Measured) -> None:
         assert one["makespan_s"] == statistics.median(ends)
         assert one["mean_completion_s"] <= one["p99_completion_s"]
         assert (one["report"] is None) == (way == "torch")
+        assert RANKS * (256 << 10) < one["checked_bytes"] < RANKS * (320 << 10)
     ours, theirs = found["ways"]["async"], found["ways"]["torch"]
     assert found["ratios"]["async"]["makespan"] == theirs["makespan_s"] / ours["makespan_s"]
     assert found["against"] == "torch"
@@ -166,6 +167,13 @@ def test_the_trace_has_a_slice_for_each_save(measured: Measured) -> None:
         assert {"write"} <= {one["name"] for one in inner} or save["args"].get("layout") == "node"
         assert sum(one["dur"] for one in inner) <= save["dur"] + 10
     assert any(one["cat"] == "neighbour" for one in found)
+
+
+def test_a_directory_called_storm_is_still_one(tmp_path: Path) -> None:
+    (tmp_path / "storm").mkdir()
+    for name in ("./storm", tmp_path / "storm"):
+        done = call("bench", name, "--size", "1K", folder=tmp_path)
+        assert 'at least 1.00 MiB (see "ioshape bench --help")' in done.stderr
 
 
 def test_help_names_both_benches() -> None:
@@ -265,6 +273,7 @@ def test_children_that_fail_are_named() -> None:
     def sleep(_line: Line) -> None:
         time.sleep(60)
 
+    begin = time.monotonic()
     cases = (
         (refuse, r"^rank 1: FileNotFoundError: \[Errno 2\] No such file or directory: '/none'$"),
         (lambda _line: os._exit(3), "^rank 1 ended with exit code 3$"),
@@ -280,6 +289,7 @@ def test_children_that_fail_are_named() -> None:
                 children.ask([good, bad], 0.3, number=1)
         for child in (good, bad):
             assert not Path(f"/proc/{child.pid}").exists()
+    assert time.monotonic() - begin < 50  # whoever sleeps was not waited for
 
 
 def test_a_storm_that_wrote_rubbish_fails(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ static inline int run_tests(const struct full_test *tests, unsigned count)
 	scratch_setup();
 	if (geteuid())
 		why_not = "mounting takes root";
-	else if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
+	else if (unshare(CLONE_NEWNS) || mount("none", "/", "none", MS_REC | MS_PRIVATE, NULL))
 		why_not = "mounts of one's own are not allowed here";
 	sample_make(&old_sample, 1, 1u << 20);
 	sample_make(&new_sample, 2, LARGE_BYTES);

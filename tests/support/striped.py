@@ -43,6 +43,7 @@ class Mount:
         self.path = path
         self.backing = backing
         self._process = process
+        self._killed = False
 
     @property
     def pid(self) -> int:
@@ -78,18 +79,26 @@ class Mount:
 
     def kill(self) -> None:
         """As a crash does: the mount stays, and answers ENOTCONN."""
+        self._killed = True
         self._process.kill()
         self._process.wait()
 
     def end(self) -> None:
-        """Unmounts it, whatever state it is in. May be called again."""
+        """Unmounts it, whatever state it is in. May be called again.
+
+        Raises:
+            StripefsError: It did not end as it should have.
+        """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
             if self._process.poll() is None:
-                self.kill()
+                self._process.kill()
+                self._process.wait()
         unmount(self.path)
+        if self._process.returncode and not self._killed:
+            raise StripefsError(f"stripefs ended with {self._process.returncode}")
 
 
 def unmount(path: Path) -> None:
@@ -125,7 +134,8 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
     backing = Path(tempfile.mkdtemp(prefix="stripefs-", dir=MEMORY if MEMORY.is_dir() else None))
     path = folder / "mount"
     path.mkdir()
-    command = [stripefs(), "--profile", profile, *arguments(parameters), "--backing", backing, path]
+    command: list[str | Path] = [stripefs(), "--profile", profile, *arguments(parameters)]
+    command += ["--backing", backing, path]
     # It ends when nobody holds the other end of its input: also if this process is killed.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     mount = Mount(path, backing, process)
@@ -135,10 +145,12 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
             raise StripefsError(f"it ended with {process.wait(TIMEOUT_S)}: {command}")
         yield mount
     finally:
-        mount.end()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
-        shutil.rmtree(backing)
-        path.rmdir()
-        folder.rmdir()
+        try:
+            mount.end()
+        finally:
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+            shutil.rmtree(backing)
+            path.rmdir()
+            folder.rmdir()

@@ -137,4 +137,4 @@ def _slice(
 
 
 def _name(kind: str, name: str, pid: int, thread: int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "ts": 0, "args": {"name": name}}
+    return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "args": {"name": name}}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import getpass
+import glob
 import os
 import re
 import resource
@@ -106,9 +107,10 @@ def _target_pools(storage: Storage) -> tuple[str, ...]:
     if storage.family != "lustre":
         return ()
     found = {storage.target_pool} - {""}
+    name = glob.escape(storage.source.rpartition("/")[2])
     for root in ("/proc/fs/lustre", "/sys/kernel/debug/lustre"):
         with suppress(OSError):
-            found.update(entry.name for entry in Path(root).glob("lov/*/pools/*"))
+            found.update(entry.name for entry in Path(root).glob(f"lov/{name}-clilov-*/pools/*"))
     return tuple(sorted(found))
 
 

@@ -7,6 +7,7 @@ does the same with a file that it writes and syncs.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import random
@@ -51,18 +52,22 @@ def prepare(folder: Path, habits: Habits) -> None:
     content = random.randbytes(habits.file_bytes)
     for number in range(habits.files):
         (folder / _name(number)).write_bytes(content)
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    sync_filesystem(folder)
     for number in range(habits.files):
         file = os.open(folder / _name(number), os.O_RDONLY)
         try:
-            os.fsync(file)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(file)
+
+
+def sync_filesystem(folder: Path) -> None:
+    """Of this filesystem, and no other."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        ctypes.CDLL(None).syncfs(file)
+    finally:
+        os.close(file)
 
 
 def _name(number: int) -> str:

@@ -113,7 +113,11 @@ def empty_target(facts: Facts, target: str) -> tuple[str, ...]:
     family = facts.storage.family
     if family == "lustre":
         find = ("lfs", "find", place(facts), "--ost", target, "--type", "f", "--size", "+1G")
-        return (quoted(*find) + " | lfs_migrate -y",)
+        no_more = f"osp.{target}-osc-MDT*.max_create_count=0"
+        return (
+            quoted(*find) + " | lfs_migrate -y",
+            quoted("lctl", "set_param", no_more) + "   # on the metadata server: no new files",
+        )
     if family == "beegfs":
         return (
             quoted("beegfs", "entry", "migrate", f"--from-targets={target}", place(facts)),

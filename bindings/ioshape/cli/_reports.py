@@ -114,8 +114,7 @@ def _seconds(
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or not 0 <= value <= most
+        or not 0 <= value <= most  # nor a NaN
     ):
         raise BadLineError(f'its "{name}" is not a number of seconds')
     return float(value)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -261,7 +262,7 @@ def media(facts: Facts) -> Iterator[Finding]:
 
 
 def _has(name: str, words: tuple[str, ...]) -> bool:
-    return any(word in name.lower() for word in words)
+    return any(part.startswith(words) for part in re.findall("[a-z]+", name.lower()))
 
 
 def direct(facts: Facts) -> Iterator[Finding]:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
 import tempfile
 import time
@@ -43,6 +41,8 @@ class Plan:
     nodes: int = 1
     #: a round before that does not count: it makes buffers and connections
     warm_up: bool = True
+    #: another one, without neighbours, in which metadata operations are counted where that is told
+    count_metadata: bool = True
     #: whether stock torch finds what was saved, after the last round
     check: bool = True
     alone_s: float = 2.0
@@ -88,12 +88,12 @@ class Measurement:
         self._ranks: list[Child] = []
         self._neighbours: list[Child] = []
         self._step = 0
+        self._meeting = ""
 
     # ---- Beginning and end ----------------------------------------------------------------------
 
     def __enter__(self) -> Measurement:
         self._children.__enter__()
-        self._meeting = tempfile.mkdtemp(prefix="ioshape-storm-")
         try:
             self._start()
         except BaseException:
@@ -103,11 +103,14 @@ class Measurement:
 
     def __exit__(self, *_what: object) -> None:
         self._children.close()
-        shutil.rmtree(self._meeting, ignore_errors=True)
+        if self._meeting:
+            shutil.rmtree(self._meeting, ignore_errors=True)
 
     def _start(self) -> None:
         plan = self.plan
-        several = plan.nodes > 1 and any(GROUPS.get(way) == "rank0" for way in plan.ways)
+        if plan.nodes > 1 and any(GROUPS.get(way) == "rank0" for way in plan.ways):
+            # Their bytes go from node to node.
+            self._meeting = tempfile.mkdtemp(prefix="ioshape-storm-")
         token = f"storm-{uuid.uuid4().hex[:16]}"
         for rank in range(plan.ranks):
             place = _storm_rank.Place(
@@ -116,7 +119,7 @@ class Measurement:
                 plan.nodes,
                 token,
                 plan.n_bytes,
-                str(Path(self._meeting) / "meeting") if several else "",
+                str(Path(self._meeting) / "meeting") if self._meeting else "",
             )
             self._ranks.append(self._children.start(f"rank {rank}", _storm_rank.rank(place)))
         small = self.folder / "neighbours"
@@ -150,7 +153,11 @@ class Measurement:
             for way in plan.ways:
                 self.tell(f"warming up: {WAYS[way]}")
                 self._once(way, 0, neighbours=False)
-        self._count_metadata()
+        if plan.count_metadata and _metadata.counts(self.folder) is not None:
+            # Neighbours have such operations, too.
+            for way in plan.ways:
+                self.tell(f"counting metadata operations: {WAYS[way]}")
+                self._once(way, 0, neighbours=False, count=True)
         for number in range(plan.rounds):
             # Who begins changes.
             first = number % len(plan.ways)
@@ -159,14 +166,6 @@ class Measurement:
                 last = plan.check and number == plan.rounds - 1
                 found = self._once(way, number + 1, neighbours=True, check=last)
                 self.storm.summaries[way].rounds.append(found)
-
-    def _count_metadata(self) -> None:
-        """In rounds of their own: neighbours have such operations, too."""
-        if _metadata.counts(self.folder) is None:
-            return
-        for way in self.plan.ways:
-            self.tell(f"counting metadata operations: {WAYS[way]}")
-            self._once(way, 0, neighbours=False, count=True)
 
     def _once(
         self,
@@ -195,9 +194,10 @@ class Measurement:
             self.tell(f"looking at what was saved: {WAYS[way]}")
             for first in range(0, len(self._ranks), _CHECKED_AT_A_TIME):
                 some = self._ranks[first : first + _CHECKED_AT_A_TIME]
-                self._children.ask(
+                answers = self._children.ask(
                     some, _LONGEST_S, do="check", way=way, folder=target, step=self._step
                 )
+                self.storm.summaries[way].checked_bytes += sum(one["bytes"] for one in answers)
         self._remove(way)
         return found
 
@@ -224,12 +224,8 @@ class Measurement:
                 path.unlink()
 
     def _settle(self) -> None:
-        """The storage has nothing left to do from before; of this filesystem only."""
-        file = os.open(self.folder, os.O_RDONLY)
-        try:
-            ctypes.CDLL(None).syncfs(file)
-        finally:
-            os.close(file)
+        """The storage has nothing left to do from before."""
+        _neighbours.sync_filesystem(self.folder)
         self._children.rest(_SETTLE_S)
 
 

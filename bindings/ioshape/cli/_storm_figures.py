@@ -94,6 +94,8 @@ class Summary:
     rounds: list[Round] = field(default_factory=list)
     #: of one round without neighbours; None where the filesystem does not tell
     metadata: dict[str, int] | None = None
+    #: that stock torch has read back, and found right
+    checked_bytes: int = 0
 
     @property
     def makespan_s(self) -> float:

@@ -114,7 +114,7 @@ def _header(timeline: Timeline) -> Iterable[str]:
             yield f'<text class="small" x="{_n(x + 17)}" y="73">{label}</text>'
             x += 32 + 5.6 * len(label)
     if timeline.alone_s:
-        label = f"99 % of its reads when nobody saves: {seconds(timeline.alone_s)}"
+        label = f"99 % of reads when nobody saves: {seconds(timeline.alone_s)}"
         yield f'<path class="alone" d="M{_n(x)} 69h14"/>'
         yield f'<text class="small" x="{_n(x + 19)}" y="73">{label}</text>'
 

@@ -43,7 +43,9 @@ def _sections(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _underneath(facts: Facts) -> list[tuple[str, str]]:
     storage, folder = facts.storage, facts.folder
-    what = storage.type or storage.family
+    # What is behind FUSE may be another one than the type says.
+    own = storage.family == "other" or storage.family in storage.type
+    what = storage.type if own else storage.family
     if storage.flavour:
         what += f" ({storage.flavour})"
     rows = [
@@ -96,7 +98,8 @@ def _layout(stripes: str, storage: Storage) -> str:
 
 def _plan(facts: Facts) -> list[tuple[str, str]]:
     storage = facts.storage
-    found = "not measured; --calibrate does, or the first large save"
+    so_far = "so far" in storage.choice
+    found = "by --calibrate, or by the first large save" if so_far else ""
     if storage.calibrated:
         when = datetime.fromtimestamp(storage.calibrated_s, tz=timezone.utc).astimezone()
         rate = f", {human_size(storage.calibrated_rate)}/s" if storage.calibrated_rate else ""
@@ -104,7 +107,7 @@ def _plan(facts: Facts) -> list[tuple[str, str]]:
     rows = [
         ("engine", storage.engine),
         ("because", storage.choice),
-        ("not used", storage.engine_note),
+        ("note", storage.engine_note),
         (
             "requests",
             f"{human_size(storage.block_bytes)} each, in {plural(storage.queue_depth, 'buffer')}",
@@ -147,7 +150,7 @@ def _turns(facts: Facts) -> list[tuple[str, str]]:
 
 def _show_targets(storage: Storage) -> None:
     table = Table(*columns("<target", ">size", ">free", ">full"))
-    for one in storage.targets:
+    for one in sorted(storage.targets, key=lambda one: one.name):
         used = 1 - one.free_bytes / one.total_bytes if one.total_bytes else 0.0
         table.add(one.name, human_size(one.total_bytes), human_size(one.free_bytes), f"{used:.0%}")
     table.show()

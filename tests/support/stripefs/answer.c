@@ -48,7 +48,7 @@ ssize_t answer_send(int device, struct iovec *parts, int count, void *unused)
 	if (more_open_flags && count > 1 && parts[1].iov_len >= sizeof(struct fuse_open_out)) {
 		struct fuse_open_out *last =
 			(struct fuse_open_out *)(void *)((char *)parts[1].iov_base +
-				parts[1].iov_len - sizeof(*last));
+							 parts[1].iov_len - sizeof(*last));
 
 		last->open_flags |= more_open_flags;
 	}
@@ -86,7 +86,7 @@ static void send_open(const struct answer *answer)
 	} else {
 		fill_entry(&entry, answer->node);
 		unless_heard(fuse_reply_create(answer->request, &entry, &answer->file),
-			answer->node);
+			     answer->node);
 	}
 	more_open_flags = 0;
 }
@@ -96,8 +96,8 @@ static void send_ioctl(const struct answer *answer)
 	if (answer->error < 0)
 		fuse_reply_err(answer->request, -answer->error);
 	else
-		fuse_reply_ioctl(answer->request, answer->error, answer->count ? answer->bytes : NULL,
-			answer->count);
+		fuse_reply_ioctl(answer->request, answer->error,
+				 answer->count ? answer->bytes : NULL, answer->count);
 }
 
 static int sync_result(const struct answer *answer)

@@ -21,6 +21,13 @@ static struct attribute **find(struct node *node, const char *name)
 	return at;
 }
 
+/* Whether it means nothing to the filesystem. */
+static bool is_plain(const char *name)
+{
+	return strncmp(name, "user.", 5) == 0 || strncmp(name, "trusted.", 8) == 0 ||
+	       strncmp(name, "security.", 9) == 0;
+}
+
 static void own_value(fuse_req_t request, const char *name, size_t room)
 {
 	char *text = strcmp(name, "user.stripefs.statistics") == 0 ? statistics_text() : NULL;
@@ -62,17 +69,17 @@ static void do_getxattr(fuse_req_t request, fuse_ino_t ino, const char *name, si
 		own_value(request, name, room);
 		return;
 	}
-	if (strncmp(name, "system.", 7) == 0) {
-		/* The kernel asks once, and never again. */
-		fuse_reply_err(request, EOPNOTSUPP);
-		return;
-	}
 	bytes = layout_attribute(node, name, blob);
 	if (bytes != -EOPNOTSUPP) {
 		if (bytes < 0)
 			answer_error(request, OP_GETXATTR, (int)-bytes);
 		else
 			answer_value(request, blob, (size_t)bytes, room);
+		return;
+	}
+	if (!is_plain(name)) {
+		/* Also access control lists, which the kernel asks for. */
+		fuse_reply_err(request, EOPNOTSUPP);
 		return;
 	}
 	attribute = *find(node, name);
@@ -109,7 +116,7 @@ static int set(struct node *node, const char *name, const char *value, size_t by
 }
 
 static void do_setxattr(fuse_req_t request, fuse_ino_t ino, const char *name, const char *value,
-	size_t bytes, int flags)
+			size_t bytes, int flags)
 {
 	struct node *node = node_of(ino);
 	int result;
@@ -119,7 +126,7 @@ static void do_setxattr(fuse_req_t request, fuse_ino_t ino, const char *name, co
 		return;
 	}
 	result = -set_layout_attribute(node, name, value, bytes);
-	if (result == EOPNOTSUPP)
+	if (result == EOPNOTSUPP && is_plain(name))
 		result = set(node, name, value, bytes, flags);
 	answer_error(request, OP_SETXATTR, result);
 }
@@ -140,13 +147,14 @@ static void do_removexattr(fuse_req_t request, fuse_ino_t ino, const char *name)
 static void do_listxattr(fuse_req_t request, fuse_ino_t ino, size_t room)
 {
 	const struct node *node = node_of(ino);
+	static char blob[MOST_BYTES];
 	char *list = NULL;
 	size_t bytes;
 	FILE *text = open_memstream(&list, &bytes);
 
 	if (!text)
 		abort();
-	if (options.play == PLAY_LUSTRE && node->layout)
+	if (layout_attribute(node, "lustre.lov", blob) >= 0)
 		fwrite("lustre.lov", 1, sizeof("lustre.lov"), text);
 	for (const struct attribute *at = node->attributes; at; at = at->next)
 		fwrite(at->name, 1, strlen(at->name) + 1, text);

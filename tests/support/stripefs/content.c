@@ -57,6 +57,7 @@ static int take_chunk(struct node *node, uint64_t offset)
 			return -ENOSPC;
 	}
 	target->used_bytes += CHUNK_BYTES;
+	sysfs_renew();
 	node->stat.st_blocks += CHUNK_BYTES / 512;
 	return 0;
 }
@@ -67,6 +68,7 @@ static void drop_chunk(struct node *node, uint64_t offset)
 
 	if (index >= 0)
 		targets[index].used_bytes -= CHUNK_BYTES;
+	sysfs_renew();
 	node->stat.st_blocks -= CHUNK_BYTES / 512;
 }
 
@@ -100,7 +102,7 @@ static void clear_around(struct block *block, char *memory, uint32_t from, uint3
 }
 
 int content_write(struct node *node, uint64_t offset, const char *buffer, uint32_t bytes,
-	uint32_t *staged)
+		  uint32_t *staged)
 {
 	while (bytes) {
 		struct block *block = &node->blocks[offset / BLOCK_BYTES];
@@ -134,8 +136,8 @@ int content_read(struct node *node, uint64_t offset, uint32_t bytes, struct iove
 
 	while (bytes) {
 		const struct block *block = offset / BLOCK_BYTES < node->block_count ?
-			&node->blocks[offset / BLOCK_BYTES] :
-			NULL;
+						    &node->blocks[offset / BLOCK_BYTES] :
+						    NULL;
 		const uint32_t from = (uint32_t)(offset % BLOCK_BYTES);
 		const uint32_t chunk = from / CHUNK_BYTES;
 		uint32_t length = CHUNK_BYTES - from % CHUNK_BYTES;
@@ -146,7 +148,7 @@ int content_read(struct node *node, uint64_t offset, uint32_t bytes, struct iove
 		if (block && block->written & 1u << chunk)
 			data = store_block(block->index) + from;
 		if (count && (char *)parts[count - 1].iov_base + parts[count - 1].iov_len == data &&
-			data != zeros)
+		    data != zeros)
 			parts[count - 1].iov_len += length;
 		else
 			parts[count++] = (struct iovec){ (char *)(uintptr_t)data, length };
@@ -164,7 +166,8 @@ static void punch_block(struct node *node, uint64_t offset, uint32_t from, uint3
 
 	for (uint32_t at = from; at < to;) {
 		const uint32_t chunk = at / CHUNK_BYTES;
-		const uint32_t end = (chunk + 1) * CHUNK_BYTES < to ? (chunk + 1) * CHUNK_BYTES : to;
+		const uint32_t end = (chunk + 1) * CHUNK_BYTES < to ? (chunk + 1) * CHUNK_BYTES :
+								      to;
 		const uint16_t bit = (uint16_t)(1u << chunk);
 
 		if (end - at == CHUNK_BYTES) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Orders while it is mounted: one sentence each, as the value of user.stripefs.control of the root, or
- * through the socket "control" in the backing folder, which is there also while nothing else answers.
+ * Orders while it is mounted: one sentence each, as the value of user.stripefs.control of the root,
+ *or through the socket "control" in the backing folder, which is there also while nothing else
+ *answers.
  *
  *	reset                  statistics begin anew
  *	statistics             (socket only) answers with them
@@ -45,6 +46,7 @@ static int do_target(const char *words)
 	} else {
 		return -EINVAL;
 	}
+	sysfs_renew();
 	return 0;
 }
 
@@ -70,6 +72,7 @@ int control_do(const char *sentence)
 			targets[i].full = targets[i].failing = false;
 			targets[i].slowness = 1;
 		}
+		sysfs_renew();
 	} else {
 		return -EINVAL;
 	}
@@ -82,7 +85,7 @@ int control_open(const char *folder)
 	const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	if (listener < 0 || snprintf(address.sun_path, sizeof(address.sun_path), "%s/control",
-				    folder) >= (int)sizeof(address.sun_path)) {
+				     folder) >= (int)sizeof(address.sun_path)) {
 		fprintf(stderr, "stripefs: %s/control is too long a path for a socket\n", folder);
 		exit(1);
 	}

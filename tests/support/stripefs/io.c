@@ -48,7 +48,7 @@ static void set_open(struct fuse_file_info *file)
 }
 
 static void do_create(fuse_req_t request, fuse_ino_t parent, const char *name, mode_t mode,
-	struct fuse_file_info *file)
+		      struct fuse_file_info *file)
 {
 	struct node *directory = node_of(parent), *node;
 	struct entry *entry = entry_find(directory, name);
@@ -73,7 +73,7 @@ static void do_create(fuse_req_t request, fuse_ino_t parent, const char *name, m
 		node = node_create(directory, S_IFREG | (mode & 07777), fuse_req_ctx(request));
 		entry_add(directory, name, node);
 		file_lay_out(node, directory,
-			options.play == PLAY_LUSTRE && file->flags & DELAY_CREATE);
+			     options.play == PLAY_LUSTRE && file->flags & DELAY_CREATE);
 	}
 	set_open(file);
 	answer_create(request, node, file);
@@ -93,7 +93,7 @@ static void do_open(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *f
 	}
 	/* Whoever opens a file without objects to write gets the default ones. */
 	if (!node->layout->count && (file->flags & O_ACCMODE) != O_RDONLY &&
-		!(file->flags & DELAY_CREATE))
+	    !(file->flags & DELAY_CREATE))
 		file_lay_out(node, NULL, false);
 	set_open(file);
 	answer_open(request, file);
@@ -108,8 +108,8 @@ static void do_flush(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *
 
 static void do_release(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *file)
 {
-	(void)ino;
 	(void)file;
+	client_flush(node_of(ino));
 	/* Nobody waits for it, but the server has it to do. */
 	answer_error(request, OP_CLOSE, 0);
 }
@@ -118,17 +118,18 @@ static void do_fsync(fuse_req_t request, fuse_ino_t ino, int data_only, struct f
 {
 	(void)data_only;
 	(void)file;
+	client_flush(node_of(ino));
 	answer_synced(request, node_of(ino));
 }
 
 static bool misaligned(const struct fuse_file_info *file, uint64_t offset, uint64_t bytes)
 {
 	return options.direct_alignment > 1 && file->flags & O_DIRECT && !file->writepage &&
-		(offset % options.direct_alignment || bytes % options.direct_alignment);
+	       (offset % options.direct_alignment || bytes % options.direct_alignment);
 }
 
 static void do_read(fuse_req_t request, fuse_ino_t ino, size_t bytes, off_t offset,
-	struct fuse_file_info *file)
+		    struct fuse_file_info *file)
 {
 	struct node *node = node_of(ino);
 
@@ -144,7 +145,8 @@ static void do_read(fuse_req_t request, fuse_ino_t ino, size_t bytes, off_t offs
 	if ((off_t)bytes > node->stat.st_size - offset)
 		bytes = (size_t)(node->stat.st_size - offset);
 	statistics.bytes_read += bytes;
-	/* What was never written anywhere lies nowhere, but a component must be there to be asked. */
+	/* What was never written anywhere lies nowhere, but a component must be there to be asked.
+	 */
 	layout_make(node->layout, (uint64_t)offset, bytes);
 	model_io(request, node, false, (uint64_t)offset, (uint32_t)bytes);
 }
@@ -165,7 +167,7 @@ static int write_now(struct node *node, uint64_t offset, const char *buffer, uin
 }
 
 static void do_write(fuse_req_t request, fuse_ino_t ino, const char *buffer, size_t bytes,
-	off_t offset, struct fuse_file_info *file)
+		     off_t offset, struct fuse_file_info *file)
 {
 	struct node *node = node_of(ino);
 	int result;
@@ -186,11 +188,16 @@ static void do_write(fuse_req_t request, fuse_ino_t ino, const char *buffer, siz
 	if (fuse_req_ctx(request)->uid && !file->writepage)
 		node->stat.st_mode &= ~(mode_t)(S_ISUID | S_ISGID);
 	node_touch(node, true);
+	if (options.cache == CACHE_CLIENT && !(file->flags & O_DIRECT)) {
+		fuse_reply_write(request, bytes);
+		client_write(node, (uint64_t)offset, (uint32_t)bytes);
+		return;
+	}
 	model_io(request, node, true, (uint64_t)offset, (uint32_t)bytes);
 }
 
 static void do_fallocate(fuse_req_t request, fuse_ino_t ino, int mode, off_t offset, off_t bytes,
-	struct fuse_file_info *file)
+			 struct fuse_file_info *file)
 {
 	struct node *node = node_of(ino);
 	int result = 0;

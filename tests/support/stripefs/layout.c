@@ -29,6 +29,7 @@ void layout_default(struct layout *layout)
 		.stripe_size = options.stripe_size,
 		.count = (uint16_t)options.stripe_count,
 		.first = UINT16_MAX,
+		.object_size = options.play == PLAY_CEPH ? options.stripe_size : 0,
 	};
 }
 
@@ -43,6 +44,7 @@ static int make_component(struct component *component)
 	component->made = true;
 	if (component->on_mds) {
 		component->count = 1;
+		component->spread = 1;
 		component->targets[0] = (uint16_t)options.targets;
 		return 0;
 	}
@@ -64,7 +66,8 @@ static int make_component(struct component *component)
 			return -EINVAL;
 	}
 	component->count = (uint16_t)count;
-	for (unsigned int i = 0; i < count; i++) {
+	component->spread = component->object_size ? (uint16_t)there : (uint16_t)count;
+	for (unsigned int i = 0; i < component->spread; i++) {
 		const unsigned int index = (first + i) % there;
 
 		component->targets[i] = pool ? pool->targets[index] : (uint16_t)index;
@@ -94,7 +97,7 @@ int layout_make(struct layout *layout, uint64_t offset, uint64_t bytes)
 		struct component *component = &layout->components[i];
 
 		if (component->made || offset >= component->end ||
-			offset + bytes <= component->start)
+		    offset + bytes <= component->start)
 			continue;
 		result = make_component(component);
 		layout->generation++;
@@ -110,47 +113,61 @@ const struct component *layout_component(const struct layout *layout, uint64_t o
 	return NULL;
 }
 
+/* Where a byte lies; of the piece, how much is contiguous from there on. */
+static struct piece locate(const struct component *component, unsigned int index, uint64_t offset)
+{
+	/* Stripes are counted from the beginning of the file, whatever the component. */
+	const uint64_t stripe = offset / component->stripe_size;
+	const uint64_t within = offset % component->stripe_size;
+	const uint64_t column = stripe % component->count, row = stripe / component->count;
+	struct piece piece = {
+		.target = component->targets[column],
+		.object = (uint32_t)(index << 24 | column),
+		.offset = row * component->stripe_size + within,
+		.bytes = (uint32_t)(component->stripe_size - within),
+	};
+
+	if (component->object_size) {
+		const uint64_t rows = component->object_size / component->stripe_size;
+		const uint64_t object = row / rows * component->count + column;
+
+		/* Its objects may be anywhere; here they go around. */
+		piece.target = component->targets[object % component->spread];
+		piece.object = (uint32_t)object;
+		piece.offset = row % rows * component->stripe_size + within;
+	}
+	return piece;
+}
+
 int layout_target(const struct layout *layout, uint64_t offset)
 {
 	const struct component *component = layout_component(layout, offset);
 
 	if (!component || !component->made)
 		return -EIO;
-	return component->targets[offset / component->stripe_size % component->count];
+	return locate(component, 0, offset).target;
 }
 
 int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
-	struct piece pieces[static MAX_PARTS])
+		 struct piece pieces[static MAX_PARTS])
 {
 	int count = 0;
 
 	while (bytes) {
 		const struct component *component = layout_component(layout, offset);
-		uint64_t stripe, within, length;
 		struct piece piece;
 		int same = 0;
 
 		if (!component || !component->made)
 			return -EIO;
-		/* Stripes are counted from the beginning of the file, whatever the component. */
-		stripe = offset / component->stripe_size;
-		within = offset % component->stripe_size;
-		length = component->stripe_size - within;
-		if (length > bytes)
-			length = bytes;
-		if (length > component->end - offset)
-			length = component->end - offset;
-		piece = (struct piece){
-			.target = component->targets[stripe % component->count],
-			.object = (uint32_t)((component - layout->components) << 16 |
-				(long)(stripe % component->count)),
-			.offset = stripe / component->count * component->stripe_size + within,
-			.bytes = (uint32_t)length,
-		};
+		piece = locate(component, (unsigned int)(component - layout->components), offset);
+		if (piece.bytes > bytes)
+			piece.bytes = bytes;
+		if (piece.bytes > component->end - offset)
+			piece.bytes = (uint32_t)(component->end - offset);
 		/* What is contiguous in the object is one request to the target. */
 		while (same < count && (pieces[same].object != piece.object ||
-					       pieces[same].offset + pieces[same].bytes !=
-						       piece.offset))
+					pieces[same].offset + pieces[same].bytes != piece.offset))
 			same++;
 		if (same < count)
 			pieces[same].bytes += piece.bytes;
@@ -158,8 +175,8 @@ int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
 			pieces[count++] = piece;
 		else
 			return -EIO;
-		offset += length;
-		bytes -= (uint32_t)length;
+		offset += piece.bytes;
+		bytes -= piece.bytes;
 	}
 	return count;
 }

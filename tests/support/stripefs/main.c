@@ -19,6 +19,9 @@ enum { WRITE_HEAD = sizeof(struct fuse_in_header) + sizeof(struct fuse_write_in)
 
 static volatile sig_atomic_t told_to_end;
 
+/* Signals come while it waits, never between a look at what they say and the waiting. */
+static sigset_t while_waiting;
+
 static void end(int signal_number)
 {
 	(void)signal_number;
@@ -37,17 +40,19 @@ static void do_init(void *unused, struct fuse_conn_info *connection)
 	connection->time_gran = 1;
 	/* There is no other client that could have changed something. */
 	connection->want &= ~(unsigned int)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS |
-		FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE |
-		FUSE_CAP_SPLICE_MOVE | FUSE_CAP_ASYNC_DIO | FUSE_CAP_WRITEBACK_CACHE);
+					    FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ |
+					    FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
+					    FUSE_CAP_ASYNC_DIO | FUSE_CAP_WRITEBACK_CACHE);
 	connection->want |= can & (FUSE_CAP_IOCTL_DIR | FUSE_CAP_NO_OPENDIR_SUPPORT |
-					  FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_ATOMIC_O_TRUNC);
+				   FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_ATOMIC_O_TRUNC);
 	if (options.direct == DIRECT_PARALLEL)
 		connection->want |= can & FUSE_CAP_ASYNC_DIO;
 	if (options.cache == CACHE_BACK)
 		connection->want |= can & FUSE_CAP_WRITEBACK_CACHE;
 }
 
-/* The number of the mounted filesystem. Nobody may ask the mount itself: it is we who would answer. */
+/* The number of the mounted filesystem. Nobody may ask the mount itself: it is we who would answer.
+ */
 static bool device_number(const char *path, char number[static 32])
 {
 	FILE *mounts = fopen("/proc/self/mountinfo", "re");
@@ -56,7 +61,7 @@ static bool device_number(const char *path, char number[static 32])
 
 	while (mounts && fgets(line, sizeof(line), mounts)) {
 		if (sscanf(line, "%*u %*u %31s %*s %4095s", here, where) == 2 &&
-			strcmp(where, path) == 0) {
+		    strcmp(where, path) == 0) {
 			memcpy(number, here, sizeof(here));
 			found = true;
 		}
@@ -163,7 +168,7 @@ static void wait_until(struct pollfd *files, uint64_t next_ns)
 		pause.tv_sec = (time_t)((next_ns - now) / NS_PER_S);
 		pause.tv_nsec = (long)((next_ns - now) % NS_PER_S);
 	}
-	ppoll(files, 3, next_ns == UINT64_MAX ? NULL : &pause, NULL);
+	ppoll(files, 3, next_ns == UINT64_MAX ? NULL : &pause, &while_waiting);
 }
 
 static void serve(struct fuse_session *session, int listener)
@@ -205,12 +210,14 @@ static struct fuse_session *mount_session(void)
 	struct fuse_session *session;
 
 	snprintf(mount_options, sizeof(mount_options),
-		"fsname=%s,subtype=stripefs,default_permissions%s", options.fsname,
-		geteuid() ? "" : ",allow_other");
+		 "fsname=%s,subtype=stripefs,default_permissions%s", options.fsname,
+		 geteuid() ? "" : ",allow_other");
 	names_operations(&operations);
 	io_operations(&operations);
 	attributes_operations(&operations);
+	play_operations(&operations);
 	session = fuse_session_new(&args, &operations, sizeof(operations), NULL);
+	fuse_opt_free_args(&args);
 	if (!session || fuse_session_mount(session, options.mountpoint))
 		exit(1);
 	if (fuse_session_custom_io(session, &device, fuse_session_fd(session)))
@@ -223,6 +230,7 @@ int main(int count, char **arguments)
 {
 	const struct sigaction ending = { .sa_handler = end };
 	struct fuse_session *session;
+	sigset_t ends;
 	char *path;
 	int listener, result;
 
@@ -232,9 +240,16 @@ int main(int count, char **arguments)
 		fprintf(stderr, "stripefs: %s: %s\n", options.mountpoint, strerror(errno));
 		return 1;
 	}
-	/* Timers as exact as the machine can; and storage that does not wait for its clients' processor. */
+	/* Timers as exact as the machine can; and storage that does not wait for its clients'
+	 * processor. */
 	prctl(PR_SET_TIMERSLACK, 1UL);
 	setpriority(PRIO_PROCESS, 0, -15);
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGTERM);
+	sigaddset(&ends, SIGINT);
+	sigprocmask(SIG_BLOCK, &ends, &while_waiting);
+	sigdelset(&while_waiting, SIGTERM);
+	sigdelset(&while_waiting, SIGINT);
 	sigaction(SIGTERM, &ending, NULL);
 	sigaction(SIGINT, &ending, NULL);
 	result = store_open(options.backing, options.memory, options.prefault);
@@ -247,6 +262,7 @@ int main(int count, char **arguments)
 	model_open();
 	tree_open();
 	statistics_reset();
+	sysfs_open(options.backing);
 	listener = control_open(options.backing);
 	session = mount_session();
 	/* The kernel's first request comes before anything can be asked. */

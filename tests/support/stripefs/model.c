@@ -45,7 +45,8 @@ uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
-/* ---- Events ----------------------------------------------------------------------------------- */
+/* ---- Events -----------------------------------------------------------------------------------
+ */
 
 static bool before(const struct event *a, const struct event *b)
 {
@@ -97,7 +98,8 @@ uint64_t model_run(void)
 	return event_count ? events[0].at_ns : UINT64_MAX;
 }
 
-/* ---- Requests --------------------------------------------------------------------------------- */
+/* ---- Requests ---------------------------------------------------------------------------------
+ */
 
 static void wake_waiters(struct node *node)
 {
@@ -106,7 +108,7 @@ static void wake_waiters(struct node *node)
 	while (*at) {
 		struct waiter *waiter = *at;
 
-		if (node->oldest && node->oldest->sequence < waiter->sequence) {
+		if (node->leaving || (node->oldest && node->oldest->sequence < waiter->sequence)) {
 			at = &waiter->next;
 			continue;
 		}
@@ -114,6 +116,12 @@ static void wake_waiters(struct node *node)
 		waiter->call(waiter->argument);
 		free(waiter);
 	}
+}
+
+/* Whether it is answered before it is on the targets. */
+static bool cached(const struct io *io)
+{
+	return io->write && (options.server_cache_bytes || io->write_back);
 }
 
 /* When it is answered, and nothing of it is left to do. */
@@ -125,6 +133,8 @@ static void settle(struct io *io)
 		return;
 	*(io->previous ? &io->previous->next : &node->oldest) = io->next;
 	*(io->next ? &io->next->previous : &node->newest) = io->previous;
+	if (io->write_back)
+		client_sent(node);
 	free(io);
 	wake_waiters(node);
 	node_settle(node);
@@ -135,13 +145,13 @@ static void answer(void *argument)
 	struct io *io = argument;
 	struct iovec parts[MAX_IOVECS];
 
-	if (io->error)
+	if (io->error && !cached(io))
 		fuse_reply_err(io->request, io->error);
 	else if (io->write)
 		fuse_reply_write(io->request, io->bytes);
 	else
 		fuse_reply_iov(io->request, parts,
-			content_read(io->node, io->offset, io->bytes, parts));
+			       content_read(io->node, io->offset, io->bytes, parts));
 	io->answered = true;
 	settle(io);
 }
@@ -155,18 +165,13 @@ static void answer_after_latency(struct io *io, uint64_t at_ns)
 		answer(io);
 }
 
-/* Whether it is answered before it is on the targets. */
-static bool cached(const struct io *io)
-{
-	return io->write && options.server_cache_bytes;
-}
-
-/* ---- Targets ---------------------------------------------------------------------------------- */
+/* ---- Targets ----------------------------------------------------------------------------------
+ */
 
 static bool continues(const struct target *target, const struct part *part)
 {
 	return part->node_number == target->last_node &&
-		part->piece.object == target->last_object && part->piece.offset == target->last_end;
+	       part->piece.object == target->last_object && part->piece.offset == target->last_end;
 }
 
 /* The one that goes on where the last one ended, for run_bytes; otherwise the oldest. */
@@ -198,11 +203,10 @@ static void serve(struct target *target, uint64_t at_ns)
 		return;
 	*(part->previous ? &part->previous->next : &target->first) = part->next;
 	*(part->next ? &part->next->previous : &target->last) = part->previous;
-	target->queue--;
 	seek = !continues(target, part);
 	took_ns = (uint64_t)(((seek ? target->seek_ms / 1000 : 0) +
-				     part->piece.bytes / target->bandwidth) *
-		target->slowness * NS_PER_S);
+			      part->piece.bytes / target->bandwidth) *
+			     target->slowness * NS_PER_S);
 	if (part->io->arrived_ns > from_ns)
 		from_ns = part->io->arrived_ns;
 	target->last_node = part->node_number;
@@ -236,7 +240,8 @@ static void enqueue(struct io *io)
 	}
 }
 
-/* ---- A server that answers when the data are in its memory ------------------------------------ */
+/* ---- A server that answers when the data are in its memory ------------------------------------
+ */
 
 static void admit(struct io *io)
 {
@@ -273,7 +278,8 @@ static void admit_or_wait(struct io *io)
 	last_waiting = io;
 }
 
-/* ---- From outside ----------------------------------------------------------------------------- */
+/* ---- From outside -----------------------------------------------------------------------------
+ */
 
 static void finish(void *argument)
 {
@@ -283,6 +289,7 @@ static void finish(void *argument)
 	const uint64_t at_ns = target->free_at_ns;
 
 	target->current = NULL;
+	target->queue--;
 	if (target->failing)
 		io->error = EIO;
 	serve(target, at_ns);
@@ -295,9 +302,34 @@ static void finish(void *argument)
 	/* Whoever wrote it was told that all is well: the next fsync says that it is not. */
 	if (io->error)
 		io->node->late_error = io->error;
-	cached_bytes -= io->bytes;
+	if (!io->write_back)
+		cached_bytes -= io->bytes;
 	settle(io);
 	admit_waiting();
+}
+
+static struct io *new_io(struct node *node, uint64_t offset, uint32_t bytes,
+			 const struct piece *pieces, unsigned int count)
+{
+	struct io *io = calloc(1, sizeof(*io) + count * sizeof(io->parts[0]));
+
+	if (!io)
+		abort();
+	io->node = node;
+	io->offset = offset;
+	io->bytes = bytes;
+	io->sequence = ++io_sequence;
+	io->arrived_ns = now_ns();
+	io->part_count = io->parts_left = count;
+	for (unsigned int i = 0; i < count; i++) {
+		io->parts[i].io = io;
+		io->parts[i].piece = pieces[i];
+		io->parts[i].node_number = node->stat.st_ino;
+	}
+	io->previous = node->newest;
+	*(node->newest ? &node->newest->next : &node->oldest) = io;
+	node->newest = io;
+	return io;
 }
 
 void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset, uint32_t bytes)
@@ -310,36 +342,36 @@ void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset
 		fuse_reply_err(request, -count);
 		return;
 	}
-	io = calloc(1, sizeof(*io) + (size_t)count * sizeof(io->parts[0]));
-	if (!io)
-		abort();
+	io = new_io(node, offset, bytes, pieces, (unsigned int)count);
 	io->request = request;
-	io->node = node;
 	io->write = write;
-	io->offset = offset;
-	io->bytes = bytes;
-	io->sequence = ++io_sequence;
-	io->arrived_ns = now_ns();
-	io->part_count = io->parts_left = (unsigned int)count;
-	for (int i = 0; i < count; i++) {
-		io->parts[i].io = io;
-		io->parts[i].piece = pieces[i];
-		io->parts[i].node_number = node->stat.st_ino;
-	}
-	io->previous = node->newest;
-	*(node->newest ? &node->newest->next : &node->oldest) = io;
-	node->newest = io;
 	if (cached(io))
 		admit_or_wait(io);
 	else
 		enqueue(io);
 }
 
+void model_write_back(struct node *node, uint64_t offset, uint32_t bytes)
+{
+	struct piece pieces[MAX_PARTS];
+	const int count = layout_split(node->layout, offset, bytes, pieces);
+	struct io *io;
+
+	if (count < 0) {
+		node->late_error = -count;
+		node->in_flight--;
+		return;
+	}
+	io = new_io(node, offset, bytes, pieces, (unsigned int)count);
+	io->write = io->write_back = io->answered = true;
+	enqueue(io);
+}
+
 void model_flush(struct node *node, void (*call)(void *argument), void *argument)
 {
 	struct waiter *waiter;
 
-	if (!node->oldest) {
+	if (!node->oldest && !node->leaving) {
 		call(argument);
 		return;
 	}
@@ -361,6 +393,11 @@ uint64_t model_metadata(void)
 		mds_free_at_ns = at_ns;
 	}
 	return at_ns + (uint64_t)(options.mds_latency_ms * NS_PER_MS);
+}
+
+uint64_t target_free(const struct target *target)
+{
+	return target->full ? 0 : target->capacity_bytes - target->used_bytes;
 }
 
 void model_open(void)

@@ -48,12 +48,19 @@ static void do_forget_multi(fuse_req_t request, size_t count, struct fuse_forget
 
 static void do_getattr(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *file)
 {
+	struct node *node = node_of(ino);
+
 	(void)file;
-	answer_attributes(request, OP_GETATTR, node_of(ino));
+	/* The kernel looks at a directory anew after each change, for the sake of permissions; a
+	 * real client has a lock that says that they are the same. */
+	if (S_ISDIR(node->stat.st_mode))
+		fuse_reply_attr(request, &node->stat, 0);
+	else
+		answer_attributes(request, OP_GETATTR, node);
 }
 
 static void do_setattr(fuse_req_t request, fuse_ino_t ino, struct stat *stat, int which,
-	struct fuse_file_info *file)
+		       struct fuse_file_info *file)
 {
 	struct node *node = node_of(ino);
 	struct timespec now;
@@ -116,11 +123,11 @@ static void do_mkdir(fuse_req_t request, fuse_ino_t parent, const char *name, mo
 		answer_error(request, OP_MKDIR, error);
 	else
 		answer_entry(request, OP_MKDIR,
-			add(request, directory, name, S_IFDIR | (mode & 07777)));
+			     add(request, directory, name, S_IFDIR | (mode & 07777)));
 }
 
 static void do_mknod(fuse_req_t request, fuse_ino_t parent, const char *name, mode_t mode,
-	dev_t device)
+		     dev_t device)
 {
 	struct node *directory = node_of(parent), *node;
 	int error = may_add(directory, name);
@@ -220,7 +227,7 @@ static void exchange(struct entry *a, struct entry *b)
 }
 
 static int rename_entry(struct entry *from, struct node *directory, const char *name,
-	unsigned int flags)
+			unsigned int flags)
 {
 	struct entry *to = entry_find(directory, name);
 	struct node *node;
@@ -252,7 +259,7 @@ static int rename_entry(struct entry *from, struct node *directory, const char *
 }
 
 static void do_rename(fuse_req_t request, fuse_ino_t parent, const char *name, fuse_ino_t to_parent,
-	const char *to_name, unsigned int flags)
+		      const char *to_name, unsigned int flags)
 {
 	struct entry *from = entry_find(node_of(parent), name);
 
@@ -266,7 +273,7 @@ static void do_opendir(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info
 }
 
 static size_t add_name(fuse_req_t request, char *buffer, size_t room, const char *name,
-	const struct node *node, uint64_t cookie)
+		       const struct node *node, uint64_t cookie)
 {
 	const struct stat stat = { .st_ino = node->stat.st_ino, .st_mode = node->stat.st_mode };
 	const size_t size = fuse_add_direntry(request, buffer, room, name, &stat, (off_t)cookie);
@@ -275,7 +282,7 @@ static size_t add_name(fuse_req_t request, char *buffer, size_t room, const char
 }
 
 static void do_readdir(fuse_req_t request, fuse_ino_t ino, size_t size, off_t after,
-	struct fuse_file_info *file)
+		       struct fuse_file_info *file)
 {
 	const struct node *directory = node_of(ino);
 	const struct entry *entry = directory->first;
@@ -293,7 +300,7 @@ static void do_readdir(fuse_req_t request, fuse_ino_t ino, size_t size, off_t af
 		entry = entry->next;
 	for (; entry && more; entry = entry->next) {
 		more = add_name(request, buffer + used, size - used, entry->name, entry->node,
-			entry->cookie);
+				entry->cookie);
 		used += more;
 	}
 	answer_bytes(request, OP_READDIR, buffer, used);
@@ -320,7 +327,7 @@ static void do_statfs(fuse_req_t request, fuse_ino_t ino)
 	(void)ino;
 	for (unsigned int i = 0; i < options.targets; i++) {
 		used += targets[i].used_bytes;
-		free += targets[i].capacity_bytes - targets[i].used_bytes;
+		free += target_free(&targets[i]);
 	}
 	if (options.total_capacity)
 		free = used < options.total_capacity ? options.total_capacity - used : 0;

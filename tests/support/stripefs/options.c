@@ -13,17 +13,21 @@ struct options options;
 static const char help[] =
 	"Usage: stripefs [OPTION]... --backing FOLDER MOUNTPOINT\n"
 	"\n"
-	"Mounts a filesystem that plays a parallel one: files are striped over storage targets, and every\n"
-	"request takes the time that the model says. Runs until it is unmounted, or told to end by\n"
+	"Mounts a filesystem that plays a parallel one: files are striped over storage targets, "
+	"and every\n"
+	"request takes the time that the model says. Runs until it is unmounted, or told to end "
+	"by\n"
 	"SIGTERM. Nothing survives that. tests/support/stripefs/README.md says what is modelled.\n"
 	"\n"
 	"Bytes may end in k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024).\n"
 	"\n"
 	"What it is\n"
 	"  --profile NAME         hdd (the default), ssd, nfs: sets what follows; say it first\n"
-	"  --play NAME            lustre (the default), beegfs, ceph, nfs: what it says about layouts\n"
+	"  --play NAME            lustre (the default), beegfs, ceph, nfs: what it says about "
+	"layouts\n"
 	"  --fsname NAME          the mount's source (stripefs); e.g. mgs@tcp:/storm\n"
-	"  --backing FOLDER       where contents lie, the socket control and sys/; better in memory\n"
+	"  --backing FOLDER       where contents lie, the socket control and sys/; better in "
+	"memory\n"
 	"  --memory BYTES         how much contents there can be at most (4Gi)\n"
 	"  --prefault BYTES       of that, made ready at once (0)\n"
 	"\n"
@@ -50,23 +54,34 @@ static const char help[] =
 	"  --progressive END:COUNT[:SIZE],...  several components; the last END is eof\n"
 	"\n"
 	"Client\n"
-	"  --cache through|back   whether writes are answered by the page cache (through)\n"
-	"  --direct KIND          O_DIRECT: parallel (the default); threads (a call waits for its pieces,\n"
-	"                         calls of several threads go on); serial (one write of a file at a time);\n"
+	"  --cache KIND           when a buffered write is answered: through (the default), when "
+	"it is\n"
+	"                         on the targets; back, when it is in the kernel's page cache; "
+	"client, when\n"
+	"                         it is in a client's memory, from where whole stripes leave at "
+	"once\n"
+	"  --window N             of a file: requests that such a client has under way (8)\n"
+	"  --direct KIND          O_DIRECT: parallel (the default); threads (a call waits for its "
+	"pieces,\n"
+	"                         calls of several threads go on); serial (one write of a file at "
+	"a time);\n"
 	"                         none (EINVAL)\n"
 	"  --direct-alignment N   what offsets and lengths of O_DIRECT are multiples of (4096)\n"
 	"  --fallocate yes|no     (yes)\n"
 	"  --rename-flags yes|no  RENAME_NOREPLACE and RENAME_EXCHANGE (yes)\n"
 	"  --max-write BYTES      the largest request (1Mi)\n"
 	"  --max-background N     how many requests the kernel has under way (4096)\n"
-	"  --dirty-percent N      how much of the kernel's dirty memory may be ours (0: its own rule)\n"
+	"  --dirty-percent N      how much of the kernel's dirty memory may be ours (0: its own "
+	"rule)\n"
 	"\n"
 	"What the real one does\n"
 	"  --trap NAME            may be said for several:\n"
-	"                         setstripe-ignored: the setstripe ioctl says yes and does nothing\n"
+	"                         setstripe-ignored: the setstripe ioctl says yes and does "
+	"nothing\n"
 	"                         setxattr-ignored: so does setxattr of a layout\n"
 	"                         no-default: a directory without default has no lustre.lov\n"
 	"                         no-layout: no layout is told at all\n"
+	"                         pool-refused: an unknown pool is EINVAL, not ignored\n"
 	"  --swap-bytes           layouts are told in the other byte order\n"
 	"\n"
 	"  --log FILE             a line for each request that a target serves (CSV)\n"
@@ -167,7 +182,7 @@ static void add_pool(char *text)
 	char *list = strchr(text, '='), *save = NULL;
 
 	if (!list || list == text || list - text >= POOL_NAME_BYTES ||
-		options.pool_count++ == MAX_POOLS)
+	    options.pool_count++ == MAX_POOLS)
 		refuse("--pool %s: NAME=N,N,... with a name of at most 15 characters", text);
 	memcpy(pool->name, text, (size_t)(list - text));
 	for (char *word = strtok_r(list + 1, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
@@ -195,7 +210,8 @@ static void add_components(char *text)
 	uint64_t start = 0;
 
 	for (char *word = strtok_r(text, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
-		struct component *component = &options.progressive.components[options.progressive.count];
+		struct component *component =
+			&options.progressive.components[options.progressive.count];
 		char *inner = NULL;
 		const char *end = strtok_r(word, ":", &inner), *count = strtok_r(NULL, ":", &inner);
 		const char *size = strtok_r(NULL, ":", &inner);
@@ -254,6 +270,7 @@ static const struct option long_options[] = {
 	{ "max-write", required_argument, NULL, 'C' },
 	{ "max-background", required_argument, NULL, 'D' },
 	{ "dirty-percent", required_argument, NULL, 'E' },
+	{ "window", required_argument, NULL, 'I' },
 	{ "trap", required_argument, NULL, 'F' },
 	{ "swap-bytes", no_argument, NULL, 'G' },
 	{ "log", required_argument, NULL, 'H' },
@@ -322,6 +339,9 @@ static bool set_plain(int letter, const char *name, const char *value)
 	case 'D':
 		options.max_background = (unsigned int)number_of(name, value);
 		break;
+	case 'I':
+		options.window = (unsigned int)number_of(name, value);
+		break;
 	case 'E':
 		options.dirty_percent = (unsigned int)number_of(name, value);
 		break;
@@ -351,14 +371,14 @@ static void set_other(int letter, const char *name, char *value)
 		break;
 	case 'v':
 		options.stripe_count = strcmp(value, "-1") == 0 ?
-			UINT16_MAX :
-			(unsigned int)number_of(name, value);
+					       UINT16_MAX :
+					       (unsigned int)number_of(name, value);
 		break;
 	case 'w':
 		add_components(value);
 		break;
 	case 'x':
-		options.cache = choice_of(name, value, "through back");
+		options.cache = choice_of(name, value, "through back client");
 		break;
 	case 'y':
 		options.direct = choice_of(name, value, "parallel threads serial none");
@@ -370,8 +390,10 @@ static void set_other(int letter, const char *name, char *value)
 		options.rename_flags = yes(name, value);
 		break;
 	case 'F':
-		options.traps |= 1u << choice_of(name, value,
-					 "setstripe-ignored setxattr-ignored no-default no-layout");
+		options.traps |=
+			1u << choice_of(name, value,
+					"setstripe-ignored setxattr-ignored no-default no-layout "
+					"pool-refused");
 		break;
 	case 'G':
 		options.swap_bytes = true;
@@ -412,9 +434,10 @@ static void check(void)
 	for (unsigned int i = 0; i < options.progressive.count; i++) {
 		const struct component *component = &options.progressive.components[i];
 
-		if (component->end <= component->start || component->end % CHUNK_BYTES != 
-				(component->end == UINT64_MAX ? CHUNK_BYTES - 1 : 0) ||
-			component->stripe_size % CHUNK_BYTES)
+		if (component->end <= component->start ||
+		    component->end % CHUNK_BYTES !=
+			    (component->end == UINT64_MAX ? CHUNK_BYTES - 1 : 0) ||
+		    component->stripe_size % CHUNK_BYTES)
 			refuse("--progressive: rising multiples of 64Ki");
 	}
 }
@@ -434,6 +457,7 @@ void options_parse(int count, char **arguments)
 		.capacity = UINT64_C(64) << 30,
 		.memory = UINT64_C(4) << 30,
 		.max_background = 4096,
+		.window = 8,
 		.max_write = BLOCK_BYTES,
 		.direct_alignment = PAGE,
 		.fallocate = true,

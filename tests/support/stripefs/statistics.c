@@ -7,27 +7,13 @@
 #include <string.h>
 
 static const char *const names[OP_KINDS] = {
-	[OP_LOOKUP] = "lookup",
-	[OP_GETATTR] = "getattr",
-	[OP_SETATTR] = "setattr",
-	[OP_CREATE] = "create",
-	[OP_OPEN] = "open",
-	[OP_CLOSE] = "close",
-	[OP_UNLINK] = "unlink",
-	[OP_RENAME] = "rename",
-	[OP_LINK] = "link",
-	[OP_SYMLINK] = "symlink",
-	[OP_READLINK] = "readlink",
-	[OP_MKNOD] = "mknod",
-	[OP_MKDIR] = "mkdir",
-	[OP_RMDIR] = "rmdir",
-	[OP_READDIR] = "readdir",
-	[OP_GETXATTR] = "getxattr",
-	[OP_SETXATTR] = "setxattr",
-	[OP_IOCTL] = "ioctl",
-	[OP_STATFS] = "statfs",
-	[OP_FSYNC] = "fsync",
-	[OP_FALLOCATE] = "fallocate",
+	[OP_LOOKUP] = "lookup",     [OP_GETATTR] = "getattr",   [OP_SETATTR] = "setattr",
+	[OP_CREATE] = "create",     [OP_OPEN] = "open",         [OP_CLOSE] = "close",
+	[OP_UNLINK] = "unlink",     [OP_RENAME] = "rename",     [OP_LINK] = "link",
+	[OP_SYMLINK] = "symlink",   [OP_READLINK] = "readlink", [OP_MKNOD] = "mknod",
+	[OP_MKDIR] = "mkdir",       [OP_RMDIR] = "rmdir",       [OP_READDIR] = "readdir",
+	[OP_GETXATTR] = "getxattr", [OP_SETXATTR] = "setxattr", [OP_IOCTL] = "ioctl",
+	[OP_STATFS] = "statfs",     [OP_FSYNC] = "fsync",       [OP_FALLOCATE] = "fallocate",
 };
 
 struct statistics statistics;
@@ -46,9 +32,9 @@ void statistics_reset(void)
 }
 
 /*
- * Larger stripes come in requests of the largest size, so that a request that begins at a multiple of
- * that is where it should be. What begins elsewhere in the last stripe of a file is not counted: that
- * a file's end is no whole stripe is nobody's fault.
+ * Larger stripes come in requests of the largest size, so that a request that begins at a multiple
+ * of that is where it should be. What begins elsewhere in the last stripe of a file is not counted:
+ * that a file's end is no whole stripe is nobody's fault.
  */
 void statistics_write(struct node *node, uint64_t offset, uint32_t bytes)
 {
@@ -128,8 +114,8 @@ void log_open(const char *path)
 	fprintf(log_file, "begin_s,end_s,target,file,offset,bytes,what,seek,waited_s\n");
 }
 
-void log_part(const struct part *part, const struct target *target, uint64_t from_ns, uint64_t to_ns,
-	bool seek)
+void log_part(const struct part *part, const struct target *target, uint64_t from_ns,
+	      uint64_t to_ns, bool seek)
 {
 	if (!log_file)
 		return;

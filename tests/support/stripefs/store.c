@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for contents, in blocks: a sparse file that is mapped, or plain memory without a folder. */
+/* Memory for contents, in blocks: a sparse file that is mapped. */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -46,20 +46,13 @@ int store_open(const char *folder, uint64_t bytes, uint64_t prefault)
 	const uint64_t blocks = bytes / BLOCK_BYTES;
 	/* The largest read goes a little beyond the block that it should fill. */
 	const uint64_t mapped = (blocks + 2) * STRIDE;
-	int result = 0;
+	int result;
 
 	store.blocks = (uint32_t)blocks;
 	store.returned = calloc(blocks, sizeof(store.returned[0]));
 	if (!store.returned)
 		return -ENOMEM;
-	if (folder) {
-		result = map_file(folder, mapped);
-	} else {
-		store.memory = mmap(NULL, mapped, PROT_READ | PROT_WRITE,
-			MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-		if (store.memory == MAP_FAILED)
-			result = -errno;
-	}
+	result = map_file(folder, mapped);
 	if (result)
 		return result;
 	madvise(store.memory, mapped, MADV_HUGEPAGE);

@@ -45,12 +45,14 @@ enum {
 	PAGE = 4096,
 };
 
-/* ---- Parameters: options.c -------------------------------------------------------------------- */
+/* ---- Parameters: options.c --------------------------------------------------------------------
+ */
 
 enum play { PLAY_LUSTRE, PLAY_BEEGFS, PLAY_CEPH, PLAY_NFS };
-enum cache { CACHE_THROUGH, CACHE_BACK };
-/* Parallel: as on a recent Lustre. Threads: each call waits for its pieces, calls of several threads
- * do not wait for each other. Serial: one write of a file at a time. */
+/* Back: the kernel's; client: one for each file, with a window of requests. */
+enum cache { CACHE_THROUGH, CACHE_BACK, CACHE_CLIENT };
+/* Parallel: as on a recent Lustre. Threads: each call waits for its pieces, calls of several
+ * threads do not wait for each other. Serial: one write of a file at a time. */
 enum direct { DIRECT_PARALLEL, DIRECT_THREADS, DIRECT_SERIAL, DIRECT_NONE };
 
 enum trap {
@@ -58,6 +60,7 @@ enum trap {
 	TRAP_SETXATTR_IGNORED = 1 << 1,
 	TRAP_NO_DEFAULT = 1 << 2,
 	TRAP_NO_LAYOUT = 1 << 3,
+	TRAP_POOL_REFUSED = 1 << 4,
 };
 
 struct pool {
@@ -69,10 +72,13 @@ struct pool {
 struct component {
 	uint64_t start, end; /* end is UINT64_MAX: to the end of the file */
 	uint64_t stripe_size;
+	/* Of CephFS: an object is full then, and the next ones begin. 0: objects have no end. */
+	uint64_t object_size;
 	uint16_t count; /* 0 in a directory's default: that of the filesystem; 0xffff: all */
 	uint16_t first; /* 0xffff: any */
 	bool overstriped, on_mds, made;
 	char pool[POOL_NAME_BYTES];
+	uint16_t spread; /* how many targets that is: more than count if objects have an end */
 	uint16_t targets[MAX_TARGETS]; /* of a file, once made */
 };
 
@@ -94,7 +100,7 @@ struct options {
 	double seek_ms;
 	uint64_t run_bytes;
 	double latency_ms; /* of each data request, on top of the target's time */
-	double link;	   /* bytes/s into a server that caches; 0: no limit */
+	double link;       /* bytes/s into a server that caches; 0: no limit */
 	uint64_t server_cache_bytes;
 	double mds_latency_ms, mds_rate;
 	uint64_t stripe_size;
@@ -102,11 +108,12 @@ struct options {
 	uint64_t capacity; /* of each target */
 	uint64_t total_capacity;
 	uint64_t memory, prefault;
+	unsigned int window; /* requests of a file that a client has under way */
 	unsigned int max_background, max_write, direct_alignment, dirty_percent;
 	bool fallocate, swap_bytes, rename_flags;
 	unsigned int pool_count;
 	struct pool pools[MAX_POOLS];
-	struct layout progressive; /* of new files, instead of size and count; none: count is 0 */
+	struct layout progressive;  /* of new files, instead of size and count; none: count is 0 */
 	uint64_t used[MAX_TARGETS]; /* bytes that something else has taken */
 };
 
@@ -117,7 +124,8 @@ void options_parse(int count, char **arguments);
 /* "16Mi", "60M", "4096": whether it is one. */
 bool parse_bytes(const char *text, uint64_t *bytes);
 
-/* ---- Layouts: layout.c ------------------------------------------------------------------------ */
+/* ---- Layouts: layout.c ------------------------------------------------------------------------
+ */
 
 struct piece {
 	uint16_t target; /* options.targets: the metadata server's own storage */
@@ -134,12 +142,13 @@ int layout_create(struct layout *layout, const struct layout *wish);
 int layout_make(struct layout *layout, uint64_t offset, uint64_t bytes);
 /* Which objects the bytes lie in, a piece for each; how many. -EIO without a component there. */
 int layout_split(const struct layout *layout, uint64_t offset, uint32_t bytes,
-	struct piece pieces[static MAX_PARTS]);
+		 struct piece pieces[static MAX_PARTS]);
 const struct component *layout_component(const struct layout *layout, uint64_t offset);
 int layout_target(const struct layout *layout, uint64_t offset);
 const struct pool *pool_find(const char *name);
 
-/* ---- Memory: store.c -------------------------------------------------------------------------- */
+/* ---- Memory: store.c --------------------------------------------------------------------------
+ */
 
 int store_open(const char *folder, uint64_t bytes, uint64_t prefault);
 /* 0: there is none. What is in it is undefined. */
@@ -148,10 +157,11 @@ void store_give(uint32_t block);
 char *store_block(uint32_t block);
 uint64_t store_free_bytes(void);
 
-/* ---- The tree: tree.c ------------------------------------------------------------------------- */
+/* ---- The tree: tree.c -------------------------------------------------------------------------
+ */
 
 struct block {
-	uint32_t index; /* in the store; 0: none */
+	uint32_t index;             /* in the store; 0: none */
 	uint16_t reserved, written; /* a bit for each chunk */
 };
 
@@ -162,6 +172,7 @@ struct attribute {
 };
 
 struct io;
+struct dirty;
 
 struct node {
 	struct stat stat;
@@ -179,8 +190,13 @@ struct node {
 	/* Data requests under way, oldest first, and who waits for them. */
 	struct io *oldest, *newest;
 	struct waiter *waiters;
-	/* Requests that started off a stripe in the last stripe so far: counted when it is not the last
-	 * any more. */
+	/* A client's cache: a run of bytes that are not asked to be written yet, those that are,
+	 * and how many requests are under way. */
+	uint64_t dirty_begin, dirty_end;
+	struct dirty *leaving;
+	unsigned int in_flight;
+	/* Requests that started off a stripe in the last stripe so far: counted when it is not the
+	 * last any more. */
 	uint64_t last_stripe, pending_off;
 	bool ever_written;
 	int late_error; /* of a write that was answered before it failed: for the next fsync */
@@ -208,19 +224,21 @@ void entry_remove(struct entry *entry);
 void node_touch(struct node *node, bool modified);
 uint64_t tree_nodes(void);
 
-/* ---- Contents: content.c ---------------------------------------------------------------------- */
+/* ---- Contents: content.c ----------------------------------------------------------------------
+ */
 
 /* Takes space on the targets for these bytes, or -ENOSPC. */
 int content_reserve(struct node *node, uint64_t offset, uint64_t bytes);
 /* Reserved before. staged: the block that buffer is, or 0; taken (set to 0) if it fits as it is. */
 int content_write(struct node *node, uint64_t offset, const char *buffer, uint32_t bytes,
-	uint32_t *staged);
+		  uint32_t *staged);
 /* How many parts; together exactly these bytes. They hold until the next change of the file. */
 int content_read(struct node *node, uint64_t offset, uint32_t bytes, struct iovec *parts);
 void content_punch(struct node *node, uint64_t offset, uint64_t bytes);
 int content_truncate(struct node *node, uint64_t size);
 
-/* ---- Time: model.c ---------------------------------------------------------------------------- */
+/* ---- Time: model.c ----------------------------------------------------------------------------
+ */
 
 struct part {
 	struct part *next, *previous; /* in the target's queue */
@@ -234,7 +252,7 @@ struct io {
 	struct io *next_waiting;    /* for room in a server's cache */
 	fuse_req_t request;
 	struct node *node;
-	bool write, answered;
+	bool write, answered, write_back;
 	uint64_t offset;
 	uint32_t bytes;
 	int error;
@@ -257,12 +275,13 @@ struct target {
 	bool full, failing;
 	/* Statistics. */
 	uint64_t requests, seeks, bytes_read, bytes_written, busy_ns;
-	unsigned int queue, longest_queue;
+	unsigned int queue, longest_queue; /* the one being served included */
 };
 
 extern struct target targets[MAX_TARGETS + 1];
 
 uint64_t now_ns(void);
+uint64_t target_free(const struct target *target);
 void model_open(void);
 /* Runs what is due, and says when something is next; UINT64_MAX: never. */
 uint64_t model_run(void);
@@ -270,12 +289,25 @@ uint64_t model_run(void);
 void model_later(uint64_t at_ns, void (*call)(void *argument), void *argument);
 /* Answers a read or write when the targets are done with it. */
 void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset, uint32_t bytes);
+/* Bytes whose writer has been answered. */
+void model_write_back(struct node *node, uint64_t offset, uint32_t bytes);
 /* Calls back when all data requests of this file that came before are done. */
 void model_flush(struct node *node, void (*call)(void *argument), void *argument);
 /* When the metadata server is done with an operation that comes now. */
 uint64_t model_metadata(void);
 
-/* ---- Answers: answer.c ------------------------------------------------------------------------ */
+/* ---- A client's cache: client.c ----------------------------------------------------------------
+ */
+
+void client_write(struct node *node, uint64_t offset, uint32_t bytes);
+/* What is dirty is on its way, or will be when the window allows. */
+void client_flush(struct node *node);
+/* A request is done. */
+void client_sent(struct node *node);
+void client_send(struct node *node);
+
+/* ---- Answers: answer.c ------------------------------------------------------------------------
+ */
 
 /* Kinds of metadata operations, for the statistics. */
 enum kind {
@@ -313,28 +345,32 @@ void answer_create(fuse_req_t request, struct node *node, const struct fuse_file
 void answer_bytes(fuse_req_t request, enum kind kind, const void *bytes, size_t count);
 void answer_statfs(fuse_req_t request, const struct statvfs *statfs);
 void answer_ioctl(fuse_req_t request, int result, const void *bytes, size_t count);
-/* What getxattr and listxattr answer: a value for which there is room for so many bytes; 0: its size
- * is asked for. Copies it. */
+/* What getxattr and listxattr answer: a value for which there is room for so many bytes; 0: its
+ * size is asked for. Copies it. */
 void answer_value(fuse_req_t request, const void *value, size_t bytes, size_t room);
 /* Fails unless error is 0, after all data requests of the file so far. */
 void answer_synced(fuse_req_t request, struct node *node);
 /* What the kernel is told besides what libfuse has an option for. */
 ssize_t answer_send(int device, struct iovec *parts, int count, void *unused);
 
-/* ---- Operations ------------------------------------------------------------------------------- */
+/* ---- Operations -------------------------------------------------------------------------------
+ */
 
-/* names.c, io.c, attributes.c fill in theirs. */
+/* names.c, io.c, attributes.c, play.c fill in theirs. */
 void names_operations(struct fuse_lowlevel_ops *operations);
 void io_operations(struct fuse_lowlevel_ops *operations);
 void attributes_operations(struct fuse_lowlevel_ops *operations);
+void play_operations(struct fuse_lowlevel_ops *operations);
 
 /* The block that the request now being served was read into, directly behind its head. */
 extern uint32_t staged_block;
 
-/* Gives a new file the layout of its directory, or the filesystem's; none at all if that is to come. */
+/* Gives a new file the layout of its directory, or the filesystem's; none at all if that is to
+ * come. */
 void file_lay_out(struct node *node, const struct node *directory, bool delayed);
 
-/* ---- Faults and figures: statistics.c, control.c ---------------------------------------------- */
+/* ---- Faults and figures: statistics.c, control.c ----------------------------------------------
+ */
 
 struct statistics {
 	uint64_t started_ns;
@@ -362,18 +398,25 @@ void statistics_write(struct node *node, uint64_t offset, uint32_t bytes);
 /* JSON, to be freed. */
 char *statistics_text(void);
 void log_open(const char *path);
-void log_part(const struct part *part, const struct target *target, uint64_t from_ns, uint64_t to_ns,
-	bool seek);
+void log_part(const struct part *part, const struct target *target, uint64_t from_ns,
+	      uint64_t to_ns, bool seek);
 /* A sentence of control.c's language; 0 or a negative errno. */
 int control_do(const char *sentence);
 int control_open(const char *folder);
 void control_serve(int listener);
 
-/* ---- What the filesystem that is played says about layouts: play.c, lustre.c, beegfs.c, ceph.c ---- */
+/* ---- What the filesystem that is played says about layouts: play.c --------------------------- */
 
 /* Into a buffer of 64 KiB; how long it is, or a negative errno: -EOPNOTSUPP if the name means
  * nothing. */
 ssize_t layout_attribute(const struct node *node, const char *name, char *blob);
 int set_layout_attribute(struct node *node, const char *name, const char *value, size_t bytes);
+
+/* ---- What the machine shows of each target: sysfs.c -------------------------------------------
+ */
+
+void sysfs_open(const char *folder);
+/* Soon: used space has changed. */
+void sysfs_renew(void);
 
 #endif

@@ -67,8 +67,8 @@ struct node *node_create(struct node *directory, mode_t mode, const struct fuse_
 	}
 	/* What the real client says, whatever the stripe size is. */
 	node->stat.st_blksize = options.play == PLAY_LUSTRE ? 4 << 20 :
-		options.play == PLAY_BEEGFS		    ? 512 << 10 :
-		options.play == PLAY_CEPH		    ? 4 << 20 :
+				options.play == PLAY_BEEGFS ? 512 << 10 :
+				options.play == PLAY_CEPH   ? 4 << 20 :
 							      1 << 20;
 	node->next_cookie = 3; /* after "." and ".." */
 	node_touch(node, true);
@@ -92,7 +92,8 @@ void node_settle(struct node *node)
 {
 	const nlink_t unlinked = S_ISDIR(node->stat.st_mode) ? 1 : 0;
 
-	if (node->lookups || node->stat.st_nlink > unlinked || node->oldest || node->waiters)
+	if (node->lookups || node->stat.st_nlink > unlinked || node->oldest || node->leaving ||
+	    node->waiters)
 		return;
 	if (S_ISREG(node->stat.st_mode))
 		content_truncate(node, 0);

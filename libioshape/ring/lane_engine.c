@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine of a lane, and the shape of its slabs: what may change from one file to the next. */
+#include "ring/lane.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct ring_engine_ops *ring_engine_order[] = {
+	&ring_engine_uring,
+	&ring_engine_threads,
+	&ring_engine_buffered,
+	NULL,
+};
+
+const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which)
+{
+	switch (which) {
+	case IOSHAPE_ENGINE_URING:
+		return &ring_engine_uring;
+	case IOSHAPE_ENGINE_URING_ASYNC:
+		return &ring_engine_uring_async;
+	case IOSHAPE_ENGINE_THREADS:
+		return &ring_engine_threads;
+	case IOSHAPE_ENGINE_BUFFERED:
+		return &ring_engine_buffered;
+	case IOSHAPE_ENGINE_NIL:
+		return &ring_engine_nil;
+	default:
+		return NULL;
+	}
+}
+
+/* ---- Engines --------------------------------------------------------------------------------- */
+
+static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops, char *why,
+		      size_t why_bytes)
+{
+	struct ring_engine_params params = {
+		.depth = lane->shape.depth,
+		.slabs = lane->slabs,
+		.slabs_bytes = lane->slabs_bytes,
+		.log = lane->config.log,
+	};
+	int ret = ops->open(&lane->engine, &params, why, why_bytes);
+
+	if (!ret) {
+		lane->ops = ops;
+		lane->engine_asked = lane->shape.engine;
+		lane->engine_depth = params.depth;
+	}
+	return ret;
+}
+
+static void remember_step_down(struct ring_lane *lane, const char *why)
+{
+	size_t used = strlen(lane->step_down);
+
+	if (*why)
+		snprintf(lane->step_down + used, sizeof(lane->step_down) - used, "%s%s",
+			 used ? ", " : "", why);
+}
+
+/* It does not take requests any more: the next file gets another, or the same one anew. */
+static void drop_engine(struct ring_lane *lane)
+{
+	lane->ops->close(lane->engine);
+	lane->ops = NULL;
+	lane->engine_failed = false;
+	lane->step_down[0] = 0;
+}
+
+/* ---- Shapes ---------------------------------------------------------------------------------- */
+
+/* Room for so many slots and bytes; nothing has changed if it fails. */
+static int make_room(struct ring_lane *lane, const struct ring_shape *shape,
+		     struct base_error *error)
+{
+	const size_t bytes = shape->block_bytes * shape->depth;
+	struct ring_slot *slots;
+	uint8_t *slabs;
+
+	if (shape->depth > lane->slots_room) {
+		slots = calloc(shape->depth, sizeof(*slots));
+		if (!slots)
+			return base_no_memory(error, "an I/O lane", shape->depth * sizeof(*slots));
+		free(lane->slots);
+		lane->slots = slots;
+		lane->slots_room = shape->depth;
+		lane->free = NULL;
+	}
+	if (bytes > lane->slabs_bytes) {
+		slabs = base_map(bytes);
+		if (!slabs)
+			return base_no_memory(error, "I/O buffers", bytes);
+		/* It may have registered the memory. */
+		if (lane->ops)
+			drop_engine(lane);
+		base_unmap(lane->slabs, lane->slabs_bytes);
+		lane->slabs = slabs;
+		lane->slabs_bytes = bytes;
+	}
+	return 0;
+}
+
+static void cut_slabs(struct ring_lane *lane, const struct ring_shape *shape)
+{
+	lane->shape = *shape;
+	lane->free = NULL;
+	for (unsigned i = shape->depth; i-- > 0;) {
+		lane->slots[i].slab = lane->slabs + i * shape->block_bytes;
+		ring_lane_give_back(lane, &lane->slots[i]);
+	}
+	lane->limit = MAX(shape->depth - 1, 1u);
+}
+
+/* Whether the engine that is open is what asking for this one would give. */
+static bool serves(const struct ring_lane *lane, const struct ring_shape *shape)
+{
+	const struct ring_engine_ops *wanted = ring_engine_of(shape->engine);
+
+	if (shape->depth > lane->engine_depth)
+		return false;
+	return shape->engine == lane->engine_asked ||
+	       lane->ops == (wanted ? wanted : ring_engine_order[0]);
+}
+
+int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
+		    struct base_error *error)
+{
+	const struct ring_shape before = lane->shape;
+	int ret;
+
+	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
+	    shape->depth == before.depth)
+		return 0;
+	ret = make_room(lane, shape, error);
+	if (!ret && lane->ops && !serves(lane, shape))
+		drop_engine(lane);
+	/* Also after a failure: there may be other slots. */
+	if (lane->slabs)
+		cut_slabs(lane, ret ? &before : shape);
+	return ret;
+}
+
+int ring_lane_shape_to_read(struct ring_lane *lane, struct base_error *error)
+{
+	const struct ring_shape shape = ring_shape_standard(&lane->config);
+
+	return ring_lane_shape(lane, &shape, error);
+}
+
+/* ---- Engine and file ------------------------------------------------------------------------- */
+
+/* AUTO's, in order. One that was chosen for the file, and cannot be had, comes first. */
+static int start_any(struct ring_lane *lane, const struct ring_engine_ops *chosen,
+		     struct base_error *error)
+{
+	char why[200] = "";
+	int ret = -ENOTSUP;
+
+	if (chosen) {
+		ret = try_engine(lane, chosen, why, sizeof(why));
+		remember_step_down(lane, why);
+	}
+	for (size_t i = 0; ret && ring_engine_order[i]; i++) {
+		if (ring_engine_order[i] == chosen)
+			continue;
+		ret = try_engine(lane, ring_engine_order[i], why, sizeof(why));
+		remember_step_down(lane, why);
+	}
+	if (ret)
+		return base_fail(error, ret, "no engine can be used (%s)", lane->step_down);
+	if (*lane->step_down)
+		base_log(&lane->config.log, IOSHAPE_LOG_INFO, "using the %s engine: %s",
+			 lane->ops->id, lane->step_down);
+	return 0;
+}
+
+int ring_lane_start(struct ring_lane *lane, struct base_error *error)
+{
+	const struct ring_engine_ops *asked = ring_engine_of(lane->config.engine);
+	char why[200] = "";
+	int ret;
+
+	if (lane->engine_failed)
+		drop_engine(lane);
+	if (lane->ops)
+		return 0;
+	if (!asked)
+		return start_any(lane, ring_engine_of(lane->shape.engine), error);
+	ret = try_engine(lane, asked, why, sizeof(why));
+	if (ret)
+		return base_fail(error, ret,
+				 "cannot use the %s engine that was asked for (%s); choose another "
+				 "or leave the choice to the library",
+				 asked->id, why);
+	remember_step_down(lane, why);
+	return 0;
+}

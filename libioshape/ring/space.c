@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The space of a new file, before its first byte. */
+#define _GNU_SOURCE
+#include "ring/target.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+/* Interruptions in a row before we believe that they will not end. */
+#define MAX_INTERRUPTIONS 100
+
+static int allocate(int fd, uint64_t bytes)
+{
+	int interruptions = 0, ret;
+
+	do {
+		ret = fallocate(fd, 0, 0, (off_t)bytes) ? -errno : 0;
+	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
+	return ret;
+}
+
+/*
+ * Direct writes that extend a file wait for all others, on FUSE, XFS and others; so while it is
+ * written it is at least as long as it will be. What follows the expected bytes (an index) is less
+ * than a block as a rule. The writer cuts it in the end.
+ */
+static uint64_t length_meanwhile(const struct ring_reservation *reservation)
+{
+	const uint64_t block = reservation->block_bytes, bytes = reservation->bytes;
+
+	return MAX(bytes, MIN((bytes / block + 2) * block, reservation->most_bytes));
+}
+
+static int reserve(const struct ring_target *target, const struct ring_reservation *reservation)
+{
+	int ret = allocate(target->fd, length_meanwhile(reservation));
+
+	/* A bit less will do. */
+	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
+		ret = allocate(target->fd, reservation->bytes);
+	return ret;
+}
+
+/* Where space cannot be had ahead. */
+static void set_length(const struct ring_target *target, const struct ring_reservation *reservation)
+{
+	if (ftruncate(target->fd, (off_t)length_meanwhile(reservation)))
+		base_log(reservation->log, IOSHAPE_LOG_DEBUG, "cannot set the length of %s: %s",
+			 target->path, ioshape_strerror(-errno));
+}
+
+static int no_room(const struct ring_target *target, const struct ring_reservation *reservation,
+		   int code, struct base_error *error)
+{
+	const uint64_t bytes = reservation->bytes, free_bytes = reservation->fs->free_bytes;
+
+	/* On the whole; not where the file would lie, or not for this user. */
+	if (free_bytes >= bytes)
+		return base_fail(error, code,
+				 "cannot save to %s: the %llu bytes that it needs cannot be "
+				 "reserved on its filesystem (%s); free space or save elsewhere",
+				 target->path, (unsigned long long)bytes, reservation->fs->type);
+	return base_fail(error, code,
+			 "cannot save to %s: it needs %llu bytes and %llu are free on its "
+			 "filesystem (%s); free space or save elsewhere",
+			 target->path, (unsigned long long)bytes, (unsigned long long)free_bytes,
+			 reservation->fs->type);
+}
+
+int ring_target_reserve(struct ring_target *target, const struct ring_reservation *reservation,
+			struct ring_notes *notes, struct base_error *error)
+{
+	int ret = reserve(target, reservation);
+
+	/* The space of a file that we have replaced may be on its way. */
+	if ((ret == -ENOSPC || ret == -EDQUOT) && ring_await_releases())
+		ret = reserve(target, reservation);
+	switch (ret) {
+	case 0:
+		return 0;
+	case -ENOSPC:
+	case -EDQUOT:
+	case -EFBIG:
+	case -EIO:
+		return no_room(target, reservation, ret, error);
+	default:
+		/* Nothing can be reserved: then what there is free decides. */
+		if (reservation->bytes > reservation->fs->free_bytes)
+			return no_room(target, reservation, -ENOSPC, error);
+		ring_note(notes, "no preallocation on %s: %s", reservation->fs->type,
+			  ioshape_strerror(ret));
+		set_length(target, reservation);
+		return 0;
+	}
+}

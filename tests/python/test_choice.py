@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which requests files are written to filesystems of several kinds, and by which engine."""
+
+import json
+import os
+import subprocess
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+from checkpoints import checkpoint
+from ioshape import _config
+from striped import Mount, striped
+from tree import build_folder
+
+MIB = 1 << 20
+LARGE = 129 * MIB
+
+
+def write(path: Path, n_bytes: int, *words: str, cache: Path | None = None) -> dict[str, Any]:
+    """What tests/support/requests.c tells of a file that it writes."""
+    done = subprocess.run(
+        [build_folder() / "tests" / "requests", path, str(n_bytes), *words],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def write_patiently(path: Path, cache: Path) -> dict[str, Any]:
+    """The first file for which there was time to try: machines do other things as well."""
+    for _ in range(20):
+        found = write(path, LARGE, "again", cache=cache)
+        if found["choice"].startswith("calibrated now"):
+            return found
+        assert "too slow" in found["choice"], found
+    raise AssertionError(found)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"stripe_size": "1Mi", "stripe_count": 8},
+        {"stripe_size": "4Mi", "stripe_count": 3},
+        {"stripe_size": "3Mi", "stripe_count": 2},
+        {"stripe_size": "16Mi", "stripe_count": 4},
+        {"progressive": "4Mi:1:1Mi,24Mi:2:1Mi,eof:8:4Mi"},
+        {"play": "beegfs", "stripe_size": "512Ki", "stripe_count": 4},
+        {"play": "ceph", "stripe_size": "4Mi", "stripe_count": 2},
+    ],
+    ids=lambda layout: "-".join(str(value) for value in layout.values()),
+)
+def test_no_request_crosses_a_stripe_or_begins_in_one(layout: dict[str, object]) -> None:
+    with striped("ssd", bandwidth="20G", seek_ms=0, **layout) as mount:
+        found = write(mount.path / "file", 40 * MIB + 777)
+        assert found["requests"] > 2
+        assert (found["crossing"], found["off_stripe"]) == (0, 0)
+        seen = mount.statistics()["writes"]
+        assert (seen["crossing"], seen["off_stripe"], seen["misaligned"]) == (0, 0, 0)
+
+
+def slow(fsname: str, direct: str) -> AbstractContextManager[Mount]:
+    """A megabyte takes 17 ms: longer than a busy machine is held up as a rule."""
+    return striped("ssd", bandwidth="60M", seek_ms=0, stripe_count=8, fsname=fsname, direct=direct)
+
+
+def test_a_mount_that_serves_calls_one_by_one_gets_an_engine_that_does_not_wait(
+    tmp_path: Path,
+) -> None:
+    with slow("one-by-one", "threads") as mount:
+        found = write_patiently(mount.path / "file", tmp_path)
+        assert found["engine"] in ("uring-async", "threads"), found
+        # 0.3 s at the speed of all targets; one after the other it takes 2.3.
+        assert found["seconds"] < 1.5, found
+        assert found["block_bytes"] == MIB
+        # Remembered, also by other processes; and for files that are not worth a trial.
+        again = write(mount.path / "file", 20 * MIB, "auto", cache=tmp_path)
+        assert again["engine"] == found["engine"]
+        assert " ago: " in again["choice"]
+        assert ((tmp_path / "ioshape" / "mounts").stat().st_mode & 0o077) == 0
+        assert [path.name for path in mount.path.iterdir()] == ["file"]
+
+
+def test_a_mount_that_serves_requests_side_by_side_keeps_the_plain_engine(tmp_path: Path) -> None:
+    with slow("side-by-side", "parallel") as mount:
+        found = write_patiently(mount.path / "file", tmp_path)
+        assert (found["engine"], found["direct"]) == ("uring", 1), found
+
+
+def test_a_save_tells_why_it_was_written_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with striped("ssd", bandwidth="20G", stripe_count=4, fsname="told", seek_ms=0) as mount:
+        path = mount.path / "model.pt"
+        try:
+            assert ioshape.save(checkpoint(1), path).choice.startswith("small file")
+            assert ioshape.save(checkpoint(1, 17 * MIB), path).choice.startswith(
+                "not calibrated: off; 4 stripes of 1M"
+            )
+            monkeypatch.delenv("IOSHAPE_CALIBRATE")
+            _config.reset()
+            report = ioshape.save(checkpoint(1, 17 * MIB), path)
+            assert report.choice.startswith("not calibrated: the file is not large enough")
+            report = ioshape.save(checkpoint(2, LARGE), path)
+            assert report.choice.startswith(("calibrated now in ", "not calibrated: too slow"))
+            assert report.block_bytes == MIB
+            ioshape.configure(engine="uring-async", block_bytes="2M")
+            report = ioshape.save(checkpoint(3, 17 * MIB), path)
+            assert (report.engine, report.block_bytes) == ("uring-async", 2 * MIB)
+            assert report.choice.startswith("as asked for")
+        finally:
+            _config.reset()
+
+
+def test_files_that_cannot_be_reserved_are_not_extended_block_by_block(tmp_path: Path) -> None:
+    with striped("ssd", fallocate="no", stripe_count=8, fsname="unreserved") as mount:
+        found = write(mount.path / "file", 40 * MIB + 5, "uring", cache=tmp_path)
+        assert (mount.path / "file").stat().st_size == 40 * MIB + 5
+        # 20 ms at the speed of all targets; one after the other it takes 160.
+        assert found["seconds"] < 0.16, found

@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""stripefs does what its README says: its model, its faults, and what it counts."""
+
+import contextlib
+import ctypes
+import errno
+import json
+import mmap
+import os
+import random
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+from striped import Mount, StripefsError, striped, stripefs, unmount
+
+MIB = 1 << 20
+
+#: What a metadata server that costs nothing has.
+INSTANT = {"mds_latency_ms": 0, "mds_rate": 0}
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
+    file = os.open(path, flags, 0o644)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def aligned(size: int, seed: int = 0) -> Iterator[mmap.mmap]:
+    """Random bytes that O_DIRECT takes."""
+    with mmap.mmap(-1, size) as memory:
+        memory.write(random.Random(seed).randbytes(size))
+        yield memory
+
+
+@contextlib.contextmanager
+def preallocated(path: Path, size: int) -> Iterator[int]:
+    """A file for O_DIRECT whose requests go side by side, as its size does not change."""
+    with opened(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT) as file:
+        os.posix_fallocate(file, 0, size)
+        yield file
+
+
+def fails(code: int, call: Callable[..., object], *arguments: object) -> None:
+    with pytest.raises(OSError, match=re.escape(f"[Errno {code}]")):
+        call(*arguments)
+
+
+class Request(ctypes.Structure):
+    """The kernel's struct iocb."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("key", ctypes.c_uint64),
+        ("opcode", ctypes.c_uint16),
+        ("priority", ctypes.c_int16),
+        ("file", ctypes.c_uint32),
+        ("buffer", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("offset", ctypes.c_int64),
+        ("more", ctypes.c_uint64 * 2),
+    )
+
+
+def write_at_once(data: mmap.mmap, *files: int, piece: int = 0) -> float:
+    """All of it to each file, by asynchronous requests in turn; how long that took.
+
+    Of what pwrite() is asked for, the kernel sends one piece after the other.
+    """
+    system = ctypes.CDLL(None).syscall
+    setup, destroy, get_events, submit, write = 206, 207, 208, 209, 1
+    context = ctypes.c_ulong(0)
+    memory = (ctypes.c_char * len(data)).from_buffer(data)
+    piece = piece or len(data)
+    requests = [
+        Request(
+            opcode=write,
+            file=file,
+            buffer=ctypes.addressof(memory) + at,
+            bytes=piece,
+            offset=at,
+        )
+        for at in range(0, len(data), piece)
+        for file in files
+    ]
+    count = ctypes.c_long(len(requests))
+    events = (ctypes.c_int64 * 4 * len(requests))()
+    assert system(setup, count, ctypes.byref(context)) == 0
+    begin = time.monotonic()
+    for request in requests:
+        one = (ctypes.c_void_p * 1)(ctypes.addressof(request))
+        assert system(submit, context, ctypes.c_long(1), one) == 1
+    assert system(get_events, context, count, count, events, None) == len(requests)
+    took_s = time.monotonic() - begin
+    assert [event[2] for event in events] == [piece] * len(requests)
+    system(destroy, context)
+    del memory
+    return took_s
+
+
+def quickest(run: Callable[[], float], good_s: float) -> float:
+    """Of some runs, the first that is good enough: others may use this machine, too."""
+    took_s = run()
+    for _ in range(4):
+        if took_s <= good_s:
+            break
+        took_s = min(took_s, run())
+    return took_s
+
+
+def timed(run: Callable[[], object]) -> float:
+    begin = time.monotonic()
+    run()
+    return time.monotonic() - begin
+
+
+def seeks(mount: Mount) -> int:
+    return sum(target["seeks"] for target in mount.statistics()["targets"])
+
+
+# ---- The model -----------------------------------------------------------------------------------
+
+
+def test_a_sequential_writer_gets_the_bandwidth_that_was_set() -> None:
+    size = 8 * MIB
+    ideal_s = size / 40e6
+    with (
+        striped("hdd", targets=1, bandwidth="40M", **INSTANT) as mount,
+        preallocated(mount.path / "file", size) as file,
+        aligned(size) as data,
+    ):
+
+        def write() -> float:
+            mount.reset()
+            took_s = write_at_once(data, file)
+            busy_s = mount.statistics()["targets"][0]["busy_s"]
+            assert busy_s == pytest.approx(ideal_s + 0.008, rel=1e-3)
+            return took_s
+
+        assert ideal_s <= quickest(write, 1.2 * ideal_s) <= 1.2 * ideal_s
+
+
+def test_writers_that_take_turns_on_a_target_pay_the_seeks() -> None:
+    with (
+        striped("hdd", targets=1, bandwidth="1G", seek_ms=4, **INSTANT) as mount,
+        preallocated(mount.path / "a", 8 * MIB) as a,
+        preallocated(mount.path / "b", 8 * MIB) as b,
+        aligned(MIB) as data,
+    ):
+        begin = time.monotonic()
+        for at in range(0, 8 * MIB, MIB):
+            os.pwrite(a, data, at)
+            os.pwrite(b, data, at)
+        assert seeks(mount) == 16
+        assert time.monotonic() - begin >= 16 * (0.004 + MIB / 1e9)
+        mount.reset()
+        for file in (a, b):
+            for at in range(0, 8 * MIB, MIB):
+                os.pwrite(file, data, at)
+        counted = mount.statistics()["targets"][0]
+        assert counted["seeks"] == 2
+        assert counted["busy_s"] == pytest.approx(2 * 0.004 + 16 * MIB / 1e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("run", "least", "most"), [("64Mi", 2, 4), ("2Mi", 5, 12), ("0", 16, 16)])
+def test_the_elevator_goes_on_with_one_file_for_a_run(run: str, least: int, most: int) -> None:
+    size = 8 * MIB
+    with (
+        striped("hdd", targets=1, bandwidth="60M", seek_ms=1, run=run, **INSTANT) as mount,
+        preallocated(mount.path / "a", size) as a,
+        preallocated(mount.path / "b", size) as b,
+        aligned(size) as data,
+    ):
+        write_at_once(data, a, b, piece=MIB)
+        assert least <= seeks(mount) <= most
+
+
+def test_parts_of_a_request_are_served_by_their_targets_at_the_same_time() -> None:
+    parameters = {"bandwidth": "10M", "stripe_size": "256Ki", "stripe_count": 4, **INSTANT}
+    with (
+        striped("hdd", targets=4, seek_ms=0, **parameters) as mount,
+        preallocated(mount.path / "file", MIB) as file,
+        aligned(MIB) as data,
+    ):
+        took_s = quickest(lambda: timed(lambda: os.pwrite(file, data, 0)), MIB / 20e6)
+        requests = [target["requests"] for target in mount.statistics()["targets"]]
+        assert len(set(requests)) == 1
+    assert MIB / 40e6 <= took_s <= MIB / 20e6
+
+
+@pytest.mark.parametrize(("latency_ms", "rate"), [(0, 200), (5, 0)])
+def test_the_metadata_server_has_a_rate_and_a_latency(latency_ms: int, rate: int) -> None:
+    with striped("ssd", mds_latency_ms=latency_ms, mds_rate=rate) as mount:
+        names = iter(range(1000))
+
+        def make() -> None:
+            for _ in range(10):
+                (mount.path / str(next(names))).mkdir()  # and a lookup
+
+        assert 0.1 <= quickest(lambda: timed(make), 0.2) <= 0.2
+
+
+def test_what_a_server_caches_is_durable_after_fsync_only() -> None:
+    parameters = {"bandwidth": "1500k", "link": 0, "cache": "through", **INSTANT}
+    with striped("nfs", **parameters) as mount, opened(mount.path / "file") as file:
+        os.write(file, bytes(MIB))
+        assert mount.statistics()["targets"][0]["queue"] > 0
+        os.fsync(file)
+        assert mount.statistics()["targets"][0]["queue"] == 0
+        mount.order("target 0 failing")
+        os.write(file, b"x")
+        fails(errno.EIO, os.fsync, file)
+        os.fsync(file)
+
+
+@pytest.mark.parametrize(("direct", "together"), [("parallel", 1), ("threads", 1), ("serial", 4)])
+def test_direct_writes_of_threads(direct: str, together: int) -> None:
+    with (
+        striped("ssd", latency_ms=50, direct=direct, **INSTANT) as mount,
+        preallocated(mount.path / "file", 4 * MIB) as file,
+        aligned(MIB) as data,
+        ThreadPoolExecutor(4) as threads,
+    ):
+
+        def write() -> None:
+            for done in [threads.submit(os.pwrite, file, data, i * MIB) for i in range(4)]:
+                assert done.result() == MIB
+
+        took_s = quickest(lambda: timed(write), 0.095 if together == 1 else 60)
+    assert took_s >= 0.050 * together
+    assert together > 1 or took_s <= 0.095
+
+
+def test_pieces_of_one_asynchronous_write_go_side_by_side_where_they_do() -> None:
+    took_s = {}
+    for direct in ("parallel", "threads"):
+        with (
+            striped("ssd", latency_ms=40, direct=direct, **INSTANT) as mount,
+            preallocated(mount.path / "file", 4 * MIB) as file,
+            aligned(4 * MIB) as data,
+        ):
+            good_s = 0.12 if direct == "parallel" else 60
+            took_s[direct] = quickest(partial(write_at_once, data, file), good_s)
+    assert took_s["parallel"] <= 0.12
+    assert took_s["threads"] >= 0.16
+
+
+# ---- What lies where -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", ["through", "back"])
+def test_every_byte_comes_back(cache: str, tmp_path: Path) -> None:
+    chance = random.Random(5)
+    layout = {"stripe_size": "64Ki", "stripe_count": 3, "cache": cache}
+    with (
+        striped("ssd", targets=5, bandwidth="8G", seek_ms=0, **layout, **INSTANT) as mount,
+        opened(mount.path / "file") as file,
+        opened(tmp_path / "same") as same,
+        aligned(4 * MIB) as data,
+    ):
+        for step in range(120):
+            at, size = chance.randrange(6 * MIB), chance.choice([1, 5000, 70_000, 2 * MIB])
+            if step % 10 == 9:
+                for each in (file, same):
+                    os.ftruncate(each, at)
+            elif step % 10 == 8:
+                with opened(mount.path / "file", os.O_RDWR | os.O_DIRECT) as direct:
+                    at -= at % 4096
+                    assert os.pwrite(direct, data, at) == 4 * MIB
+                os.pwrite(same, data, at)
+            elif step % 10 == 7:
+                for each in (file, same):
+                    os.posix_fallocate(each, at, size)
+            else:
+                for each in (file, same):
+                    os.pwrite(each, data[at % MIB : at % MIB + size], at)
+        os.fsync(file)
+        for folder in (mount.path / "file", tmp_path / "same"):
+            with opened(folder, os.O_RDONLY) as each:
+                os.posix_fadvise(each, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert (mount.path / "file").read_bytes() == (tmp_path / "same").read_bytes()
+
+
+def test_stripes_lie_on_the_targets_in_turn() -> None:
+    with striped("ssd", targets=4, stripe_size="64Ki", stripe_count=3, **INSTANT) as mount:
+        with opened(mount.path / "file") as file:
+            os.write(file, bytes(7 * 65536 + 100))
+            os.fsync(file)
+        before = [target["bytes_written"] for target in mount.statistics()["targets"]]
+        assert before == [3 * 65536, 2 * 65536 + 100, 2 * 65536, 0]
+        # The next file begins on the next target.
+        mount.reset()
+        (mount.path / "next").write_bytes(bytes(1000))
+        after = [target["bytes_written"] for target in mount.statistics()["targets"]]
+        assert after == [0, 1000, 0, 0]
+        used = [target["used_bytes"] for target in mount.statistics()["targets"]]
+        assert used == [3 * 65536, 4 * 65536, 2 * 65536, 0]
+        (mount.path / "file").unlink()
+        (mount.path / "next").unlink()
+        assert not any(target["used_bytes"] for target in mount.statistics()["targets"])
+
+
+def test_space_is_what_the_targets_have() -> None:
+    with striped("ssd", targets=2, capacity="1Gi", used=["0=512Mi"], **INSTANT) as mount:
+        before = os.statvfs(mount.path)
+        assert before.f_blocks * before.f_frsize == 2 << 30
+        assert before.f_bavail * before.f_frsize == (2 << 30) - (512 << 20)
+        (mount.path / "file").write_bytes(bytes(MIB))
+        after = os.statvfs(mount.path)
+        assert (before.f_bavail - after.f_bavail) * after.f_frsize == MIB
+        time.sleep(0.1)
+        shown = sorted(mount.backing.glob("sys/fs/lustre/osc/*-OST*/kbytesavail"))
+        assert [int(path.read_text()) for path in shown] == [511 << 10, 1 << 20]
+
+
+# ---- What is counted -----------------------------------------------------------------------------
+
+
+def test_metadata_operations_are_counted_to_the_last_one() -> None:
+    with striped("ssd", **INSTANT) as mount:
+        mount.reset()
+        (mount.path / "folder").mkdir()
+        with opened(mount.path / "folder" / "a") as file:
+            os.fsync(file)
+        (mount.path / "folder" / "a").rename(mount.path / "folder" / "b")
+        (mount.path / "folder" / "b").unlink()
+        counted = mount.statistics()["metadata"]
+        kinds = {"lookup": 3, "mkdir": 1, "create": 1, "fsync": 1, "close": 1, "rename": 1}
+        kinds["unlink"] = 1
+        assert {name: counted[name] for name in kinds} == kinds
+        assert counted["total"] == sum(kinds.values())
+        assert (
+            json.loads(os.getxattr(mount.path, "user.stripefs.statistics"))["metadata"] == counted
+        )
+
+
+def test_writes_that_cross_a_stripe_or_begin_in_one_are_counted() -> None:
+    def counted() -> tuple[int, int, int]:
+        writes = mount.statistics()["writes"]
+        return writes["requests"], writes["crossing"], writes["off_stripe"]
+
+    with (
+        striped("ssd", stripe_size="256Ki", stripe_count=2, **INSTANT) as mount,
+        opened(mount.path / "file") as file,
+    ):
+        for at in range(4):
+            os.pwrite(file, bytes(1 << 18), at << 18)
+        assert counted() == (4, 0, 0)
+        os.pwrite(file, bytes(4096), 4 << 18)
+        os.pwrite(file, bytes(100), (4 << 18) + 4096)
+        assert counted() == (6, 0, 0)  # the end of a file may be in parts
+        os.pwrite(file, bytes(1 << 18), 5 << 18)
+        assert counted() == (7, 0, 1)  # it was not the end
+        os.pwrite(file, bytes(1 << 18), 1 << 17)
+        assert counted() == (8, 1, 2)
+
+
+def test_the_log_tells_what_each_target_did(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    with striped("ssd", targets=2, stripe_count=2, log=log, **INSTANT) as mount:
+        (mount.path / "file").write_bytes(bytes(4 * MIB))
+    lines = [line.split(",") for line in log.read_text().splitlines()]
+    assert lines[0][:3] == ["begin_s", "end_s", "target"]
+    assert [(line[2], line[5], line[6]) for line in lines[1:]] == [
+        (str(i % 2), str(MIB), "write") for i in range(4)
+    ]
+    assert all(float(line[0]) < float(line[1]) for line in lines[1:])
+
+
+# ---- Faults --------------------------------------------------------------------------------------
+
+
+def test_faults_of_targets() -> None:
+    with striped("ssd", targets=2, **INSTANT) as mount:
+        a, b = mount.path / "a", mount.path / "b"
+        with opened(a), opened(b):
+            mount.order("target 0 full")
+            fails(errno.ENOSPC, a.write_bytes, b"x")
+            b.write_bytes(b"x")
+            assert os.statvfs(mount.path).f_bavail > 0
+            mount.order("target 0 well")
+            mount.order("target 1 failing")
+            a.write_bytes(b"x")
+            fails(errno.EIO, b.write_bytes, b"x")
+            mount.order("target 1 well")
+            mount.order("target 1 slow 10")
+            mount.reset()
+            b.write_bytes(bytes(MIB))
+            busy_s = mount.statistics()["targets"][1]["busy_s"]
+            assert busy_s == pytest.approx(10 * (0.00005 + MIB / 250e6), rel=1e-3)
+        with pytest.raises(StripefsError, match="Invalid"):
+            mount.order("target 2 full")
+
+
+def test_faults_of_fsync_and_of_space() -> None:
+    with (
+        striped("ssd", total_capacity="2Mi", **INSTANT) as mount,
+        opened(mount.path / "file") as file,
+    ):
+        os.setxattr(mount.path, "user.stripefs.control", b"fsync 5 1")
+        os.write(file, b"x")
+        fails(errno.EIO, os.fsync, file)
+        os.fsync(file)
+        fails(errno.ENOSPC, os.posix_fallocate, file, 0, 3 * MIB)
+
+
+def test_a_lost_server_answers_with_an_error_or_not_at_all() -> None:
+    with striped("ssd", **INSTANT) as mount:
+        (mount.path / "file").write_bytes(b"x")
+        mount.order(f"lost {errno.ENOTCONN}")
+        fails(errno.ENOTCONN, (mount.path / "other").stat)
+        mount.order("restore")
+        mount.order("freeze")
+        done = threading.Event()
+
+        def write() -> None:
+            (mount.path / "file").write_bytes(b"y")
+            done.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert not done.wait(0.2)
+        mount.order("restore")
+        thread.join()
+        assert (mount.path / "file").read_bytes() == b"y"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_ends_without_a_trace(frozen: bool) -> None:
+    with striped("ssd") as mount:
+        if frozen:
+            mount.order("freeze")
+        path, backing = mount.path, mount.backing
+    assert not path.exists()
+    assert not backing.exists()
+    assert str(path) not in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+
+def test_it_ends_with_whoever_holds_its_input_and_can_be_unmounted_after_a_crash(
+    tmp_path: Path,
+) -> None:
+    with striped("ssd") as mount:
+        mount.kill()
+        fails(errno.ENOTCONN, os.stat, mount.path)
+    path, backing = tmp_path / "mount", tmp_path / "backing"
+    path.mkdir()
+    backing.mkdir()
+    command: list[str | Path] = [stripefs(), "--backing", backing, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == b"mounted\n"
+            process.stdin.close()
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+            unmount(path)
+    assert not path.is_mount()
+
+
+# ---- Direct I/O ----------------------------------------------------------------------------------
+
+
+def test_direct_io_has_rules() -> None:
+    with (
+        striped("ssd", direct_alignment=65536, fallocate="no", **INSTANT) as mount,
+        opened(mount.path / "file", os.O_RDWR | os.O_CREAT | os.O_DIRECT) as file,
+        aligned(MIB) as data,
+    ):
+        assert os.pwrite(file, data, 0) == MIB
+        fails(errno.EINVAL, os.pwrite, file, bytes(4096), 0)
+        fails(errno.EINVAL, os.pwrite, file, data, 4096)
+        assert mount.statistics()["writes"]["misaligned"] == 2
+        with opened(mount.path / "other") as other:
+            assert os.write(other, b"any") == 3
+    with striped("ssd", direct="none", **INSTANT) as mount:
+        fails(errno.EINVAL, os.open, mount.path / "file", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        (mount.path / "file").touch()
+
+
+def test_help_tells_every_option() -> None:
+    text = subprocess.run(
+        [stripefs(), "--help"], stdout=subprocess.PIPE, check=True, text=True
+    ).stdout
+    for option in ("--profile", "--seek-ms", "--server-cache", "--trap", "--progressive", "--log"):
+        assert option in text
+    wrong = subprocess.run([stripefs(), "--targets", "x"], stderr=subprocess.PIPE, check=False)
+    assert wrong.returncode == 2
+    assert b"--targets" in wrong.stderr

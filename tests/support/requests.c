@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes a file and counts the requests that leave: an engine that looks at each stands before
+ * io_uring. For filesystems that cut requests up before anybody sees them.
+ *
+ *     requests PATH BYTES
+ *
+ * prints {"requests": N, "crossing": N, "off_stripe": N, "longest": BYTES} as to the layout that
+ * the file has been given. The last request of the file is not counted among the latter two.
+ *
+ *     requests PATH BYTES auto | again | ENGINE [BLOCK_BYTES DEPTH]
+ *
+ * counts nothing: it lets the library choose the engine, or takes this one, and prints
+ * {"engine": ..., "block_bytes": N, "depth": N, "direct": 0 | 1, "choice": ..., "seconds": S}
+ */
+#include "ring/ring.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST_REQUESTS 100000
+
+static struct {
+	uint64_t offset;
+	size_t bytes;
+} sent[MOST_REQUESTS];
+static size_t count;
+
+static int counting_submit(void *engine, struct ring_op *op)
+{
+	if (op->kind == RING_WRITE && count < MOST_REQUESTS) {
+		sent[count].offset = op->offset;
+		sent[count++].bytes = op->bytes;
+	}
+	return ring_engine_uring.submit(engine, op);
+}
+
+static int write_file(const char *path, uint64_t bytes, const struct ring_config *config,
+		      struct ioshape_report *report, struct base_error *error)
+{
+	const struct ring_file_options options = { .expected_bytes = bytes };
+	struct ring_notes notes = { 0 };
+	struct ring_writer *writer = NULL;
+	struct ring_lane *lane = NULL;
+	const size_t piece = MIB + 12345; /* as it comes */
+	uint8_t *data = calloc(1, piece);
+	int ret = data ? ring_lane_open(&lane, config, error) : -ENOMEM;
+
+	if (!ret)
+		ret = ring_writer_open(&writer, lane, path, &options, &notes, error);
+	for (uint64_t done = 0; !ret && done < bytes; done += piece)
+		ret = ring_writer_put(writer, data, MIN(piece, bytes - done), NULL, error);
+	if (!ret)
+		ret = ring_writer_finish(writer, error);
+	if (!ret)
+		ret = ring_writer_commit(writer, error);
+	if (!ret)
+		ring_writer_report(writer, report);
+	ring_writer_free(writer);
+	ring_lane_close(lane);
+	free(data);
+	return ret;
+}
+
+static const struct fs_part *part_at(const struct fs_layout *layout, uint64_t offset)
+{
+	for (uint32_t i = 0; i < layout->count; i++) {
+		if (offset >= layout->parts[i].begin && offset < layout->parts[i].end)
+			return &layout->parts[i];
+	}
+	return NULL;
+}
+
+static int tell(const char *path, struct base_error *error)
+{
+	size_t crossing = 0, off_stripe = 0, longest = 0;
+	struct fs_info info;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int ret = fd < 0 ? -errno : fs_describe(fd, path, NULL, &info, error);
+
+	for (size_t i = 0; !ret && i + 1 < count; i++) {
+		const struct fs_part *part = part_at(&info.layout, sent[i].offset);
+		const uint64_t stripe = part ? part->stripe_bytes : 0;
+
+		longest = MAX(longest, sent[i].bytes);
+		if (!stripe)
+			ret = base_fail(error, -EINVAL, "%s has no stripes", path);
+		else if (sent[i].offset % stripe)
+			off_stripe++;
+		else if (sent[i].bytes > stripe || sent[i].offset + sent[i].bytes > part->end)
+			crossing++;
+	}
+	if (fd >= 0)
+		close(fd);
+	if (!ret)
+		printf("{\"requests\": %zu, \"crossing\": %zu, \"off_stripe\": %zu, "
+		       "\"longest\": %zu}\n",
+		       count, crossing, off_stripe, longest);
+	return ret;
+}
+
+static bool take_choice(struct ring_config *config, int given, char **words)
+{
+	if (!strcmp(words[0], "auto") || !strcmp(words[0], "again")) {
+		config->calibrate = words[0][1] == 'g' ? IOSHAPE_CALIBRATE_AGAIN :
+							 IOSHAPE_CALIBRATE_AUTO;
+		config->opened_s = base_wall_seconds();
+		ring_calibration_prepare();
+		return given == 1;
+	}
+	while (config->engine <= IOSHAPE_ENGINE_URING_ASYNC &&
+	       (!ring_engine_of(config->engine) ||
+		strcmp(ring_engine_of(config->engine)->id, words[0]) != 0))
+		config->engine++;
+	if (given == 3) {
+		config->block_bytes = strtoull(words[1], NULL, 10);
+		config->depth = (unsigned)strtoul(words[2], NULL, 10);
+	}
+	return config->engine <= IOSHAPE_ENGINE_URING_ASYNC && (given == 1 || given == 3);
+}
+
+static void tell_choice(const struct ioshape_report *report)
+{
+	printf("{\"engine\": \"%s\", \"block_bytes\": %llu, \"depth\": %u, \"direct\": %u, "
+	       "\"choice\": \"%s\", \"seconds\": %.6f}\n",
+	       report->engine, (unsigned long long)report->block_bytes, report->queue_depth,
+	       report->direct, report->choice, report->write_s + report->sync_s);
+}
+
+int main(int argc, char **argv)
+{
+	struct ring_engine_ops counting = ring_engine_uring;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ring_config config = { .threads = 1, .calibrate = IOSHAPE_CALIBRATE_OFF };
+	struct base_error error = { 0 };
+	int ret;
+
+	if (argc < 3 || (argc > 3 && !take_choice(&config, argc - 3, argv + 3)))
+		return 2;
+	counting.submit = counting_submit;
+	if (argc == 3)
+		ring_engine_order[0] = &counting;
+	ret = write_file(argv[1], strtoull(argv[2], NULL, 10), &config, &report, &error);
+	if (!ret && argc == 3)
+		ret = tell(argv[1], &error);
+	else if (!ret)
+		tell_choice(&report);
+	if (ret)
+		fprintf(stderr, "%s\n", error.text);
+	return ret ? 1 : 0;
+}

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Trials of how a mount is best written to, and what follows for a file. */
+#define _GNU_SOURCE
+#include "ring/calibrate.h"
+#include "support/check_main.h"
+#include "support/file_writer.h"
+#include "support/scratch.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define NOW 1800000000.0
+
+static struct ring_calibration sample(void)
+{
+	return (struct ring_calibration){
+		.engine = IOSHAPE_ENGINE_URING_ASYNC,
+		.block_bytes = 4 * MIB,
+		.depth = 28,
+		.bytes_per_s = 1900000000,
+		.usual_bytes_per_s = 1500000000,
+		.measured_at = NOW,
+		.took_s = 0.21,
+		.trial_count = 2,
+		.trials = { { IOSHAPE_ENGINE_URING, 1 * MIB, 16, 230000000 },
+			    { IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 16, 1900000000 } },
+	};
+}
+
+/* What is remembered is remembered in the folder of this test alone. */
+static void setup(void)
+{
+	scratch_setup();
+	setenv("XDG_CACHE_HOME", scratch_path("cache"), 1);
+	ring_calibration_prepare();
+}
+
+/* ---- What follows for a file ----------------------------------------------------------------- */
+
+static struct ring_choice choice;
+
+static const char *why_of(const struct ring_config *config, const char *path, uint64_t bytes)
+{
+	ring_choose(config, path, bytes, &choice);
+	ck_assert(!choice.known);
+	return choice.why;
+}
+
+START_TEST(what_is_not_tried_says_why)
+{
+	struct ring_config config = { .engine = IOSHAPE_ENGINE_THREADS };
+	const char *path = scratch_path("file");
+
+	ck_assert_str_eq(why_of(&config, path, GIB), "as asked for");
+	config.engine = IOSHAPE_ENGINE_NIL;
+	ck_assert_str_eq(why_of(&config, path, GIB), "as asked for");
+	config.engine = IOSHAPE_ENGINE_AUTO;
+	ck_assert_str_eq(why_of(&config, path, 15 * MIB), "small file");
+	ck_assert_ptr_nonnull(strstr(why_of(&config, path, 127 * MIB), "not large enough"));
+	ck_assert_ptr_nonnull(strstr(why_of(&config, path, 0), "not known ahead"));
+	ck_assert_int_eq(mkfifo(scratch_path("pipe"), 0600), 0);
+	ck_assert_ptr_nonnull(strstr(why_of(&config, scratch_path("pipe"), GIB), "regular"));
+	ck_assert_ptr_nonnull(strstr(why_of(&config, "/dev/null", GIB), "regular"));
+	ck_assert_ptr_nonnull(strstr(why_of(&config, scratch_path("no/file"), GIB), "nobody"));
+	config.calibrate = IOSHAPE_CALIBRATE_OFF;
+	ck_assert_str_eq(why_of(&config, path, GIB), "not calibrated: off");
+	config.calibrate = IOSHAPE_CALIBRATE_AUTO;
+	config.direct = IOSHAPE_DIRECT_OFF;
+	ck_assert_ptr_nonnull(strstr(why_of(&config, path, GIB), "direct I/O is off"));
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+}
+END_TEST
+
+static struct ring_shape shape_of(const struct ring_config *config, const struct fs_layout *layout,
+				  char why[160])
+{
+	return ring_shape_chosen(config, &choice, layout, GIB, why, 160);
+}
+
+START_TEST(what_was_found_is_followed_where_it_fits)
+{
+	const struct fs_layout none = { 0 }, stripes = {
+		.count = 1,
+		.parts[0] = { .end = UINT64_MAX, .stripe_bytes = MIB, .stripe_count = 2 }
+	};
+	struct ring_config config = { .engine = IOSHAPE_ENGINE_AUTO };
+	struct ring_shape shape;
+	char why[160];
+
+	choice = (struct ring_choice){ .known = true, .calibration = sample(), .why = "found" };
+	shape = shape_of(&config, &none, why);
+	ck_assert_int_eq(shape.engine, IOSHAPE_ENGINE_URING_ASYNC);
+	ck_assert_uint_eq(shape.block_bytes, 4 * MIB);
+	ck_assert_uint_eq(shape.depth, 28);
+	ck_assert_str_eq(why, "found");
+	/* Stripes have the last word on blocks, and so has the user. */
+	shape = shape_of(&config, &stripes, why);
+	ck_assert_int_eq(shape.engine, IOSHAPE_ENGINE_URING_ASYNC);
+	ck_assert_uint_eq(shape.block_bytes, MIB);
+	ck_assert_str_eq(why, "found; 2 stripes of 1M");
+	config.depth = 3;
+	shape = shape_of(&config, &none, why);
+	ck_assert_uint_eq(shape.block_bytes, 4 * MIB);
+	ck_assert_uint_eq(shape.depth, 3);
+	ck_assert_str_eq(why, "found; blocks as asked for");
+	/* Nothing goes through the page cache where that is forbidden. */
+	choice.calibration.engine = IOSHAPE_ENGINE_BUFFERED;
+	config = (struct ring_config){ .direct = IOSHAPE_DIRECT_REQUIRE };
+	ck_assert_int_eq(shape_of(&config, &none, why).engine, IOSHAPE_ENGINE_AUTO);
+	choice.known = false;
+	ck_assert_uint_eq(shape_of(&config, &none, why).depth, 14);
+}
+END_TEST
+
+/* Machines that do other things as well, and checkers, are too slow for a trial now and then. */
+static void choose_patiently(const struct ring_config *config, const char *path)
+{
+	struct ring_turn turn;
+
+	for (int i = 0; i < 20; i++) {
+		ring_choose(config, path, GIB, &choice);
+		if (choice.known)
+			return;
+		ck_assert_msg(strstr(choice.why, "too slow") || strstr(choice.why, "Timer"), "%s",
+			      choice.why);
+		/* It would wait for ten minutes. */
+		ck_assert_int_eq(ring_memory_try(choice.mount, base_wall_seconds() + 601, &turn),
+				 0);
+		ring_memory_tried(choice.mount, 0, &turn);
+	}
+	ck_abort_msg("never quick enough");
+}
+
+/* There is nothing to be tried in memory, nor on a disk that is nearly full. */
+static bool can_try(void)
+{
+	const struct ring_config config = { .threads = 1 };
+	struct ring_bench bench = { 0 };
+	int ret = ring_bench_open(&bench, &config, "file", NULL);
+
+	ring_bench_close(&bench);
+	return !ret;
+}
+
+START_TEST(a_large_file_is_tried_for_once)
+{
+	struct ring_config config = { .threads = 1 };
+	const char *path = scratch_path("file");
+	struct ring_calibration found;
+	double first;
+
+	choose_patiently(&config, path);
+	ck_assert_ptr_nonnull(strstr(choice.why, "calibrated now in "));
+	found = choice.calibration;
+	ck_assert_uint_gt(found.bytes_per_s, 0);
+	ck_assert_uint_gt(found.trial_count, 0);
+	first = found.measured_at;
+	/* Nothing is left behind. */
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	ck_assert_int_eq(ring_calibration_recall(choice.mount, &found), 0);
+	/* From now on smaller files follow it as well. */
+	ring_choose(&config, path, 20 * MIB, &choice);
+	ck_assert(choice.known);
+	ck_assert_ptr_nonnull(strstr(choice.why, " s ago: "));
+	ck_assert(choice.calibration.measured_at == first);
+	ring_choose(&config, path, 0, &choice);
+	ck_assert(choice.known);
+	/* Anew, once. */
+	config.calibrate = IOSHAPE_CALIBRATE_AGAIN;
+	config.opened_s = base_wall_seconds();
+	choose_patiently(&config, path);
+	ck_assert(choice.calibration.measured_at > first);
+	first = choice.calibration.measured_at;
+	ring_choose(&config, path, GIB, &choice);
+	ck_assert(choice.known && choice.calibration.measured_at == first);
+}
+END_TEST
+
+START_TEST(a_file_is_written_as_was_found_and_reports_it)
+{
+	struct file_write write = file_write_defaults();
+	struct ring_calibration found = sample();
+	char mount[FS_POOL_BYTES];
+	uint8_t *data = calloc(1, 17 * MIB);
+
+	ck_assert_int_eq(fs_pool_of_path(scratch_path("file"), mount, NULL), 0);
+	found.engine = IOSHAPE_ENGINE_THREADS;
+	found.depth = 5;
+	found.measured_at = base_wall_seconds() - 7300;
+	ring_memory_put(mount, &found);
+	write.config.block_bytes = write.config.depth = 0;
+	write.options.expected_bytes = 17 * MIB;
+	ck_assert_msg(!file_write_all(&write, scratch_path("file"), data, 17 * MIB), "%s",
+		      write.error.text);
+	ck_assert_str_eq(write.report.engine, "threads");
+	ck_assert_uint_eq(write.report.block_bytes, 4 * MIB);
+	ck_assert_uint_eq(write.report.queue_depth, 5);
+	ck_assert_str_eq(write.report.choice, "calibrated 2 h ago: threads 4M x 5, 1.90 GB/s");
+	ck_assert(scratch_same(scratch_path("file"), data, 17 * MIB));
+	free(data);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/calibrate");
+	TCase *files = tcase_create("files");
+
+	tcase_add_checked_fixture(files, setup, scratch_teardown);
+	tcase_add_test(files, what_is_not_tried_says_why);
+	tcase_add_test(files, what_was_found_is_followed_where_it_fits);
+	if (can_try())
+		tcase_add_test(files, a_large_file_is_tried_for_once);
+	tcase_add_test(files, a_file_is_written_as_was_found_and_reports_it);
+	suite_add_tcase(suite, files);
+	return check_main(suite);
+}

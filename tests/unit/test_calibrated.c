@@ -1,0 +1,551 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is remembered of trials: as text, in the process, on disk; for how long, and for whom. */
+#define _GNU_SOURCE
+#include "ring/calibrate.h"
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOUNT "lustre:scratch"
+#define NOW 1800000000.0
+#define DAY 86400.0
+
+static struct ring_calibration sample(void)
+{
+	return (struct ring_calibration){
+		.engine = IOSHAPE_ENGINE_URING_ASYNC,
+		.block_bytes = 4 * MIB,
+		.depth = 28,
+		.bytes_per_s = 1900000000,
+		.usual_bytes_per_s = 1500000000,
+		.measured_at = NOW,
+		.took_s = 0.21,
+		.trial_count = 2,
+		.trials = { { IOSHAPE_ENGINE_URING, 1 * MIB, 16, 230000000 },
+			    { IOSHAPE_ENGINE_URING_ASYNC, 1 * MIB, 16, 1900000000 } },
+	};
+}
+
+static void same(const struct ring_calibration *a, const struct ring_calibration *b)
+{
+	ck_assert_int_eq(a->engine, b->engine);
+	ck_assert_uint_eq(a->block_bytes, b->block_bytes);
+	ck_assert_uint_eq(a->depth, b->depth);
+	ck_assert_uint_eq(a->bytes_per_s, b->bytes_per_s);
+	ck_assert_uint_eq(a->usual_bytes_per_s, b->usual_bytes_per_s);
+	ck_assert(a->measured_at - b->measured_at < 0.01 && b->measured_at - a->measured_at < 0.01);
+	ck_assert_uint_eq(a->trial_count, b->trial_count);
+	for (uint32_t i = 0; i < a->trial_count; i++) {
+		ck_assert_int_eq(a->trials[i].engine, b->trials[i].engine);
+		ck_assert_uint_eq(a->trials[i].block_bytes, b->trials[i].block_bytes);
+		ck_assert_uint_eq(a->trials[i].depth, b->trials[i].depth);
+		ck_assert_uint_eq(a->trials[i].bytes_per_s, b->trials[i].bytes_per_s);
+	}
+}
+
+/* ---- Text ------------------------------------------------------------------------------------ */
+
+static char text[RING_CALIBRATION_TEXT_BYTES];
+
+static size_t print(const struct ring_calibration *calibration)
+{
+	size_t bytes = ring_calibration_print(MOUNT, calibration, text, sizeof(text));
+
+	ck_assert_uint_gt(bytes, 0);
+	ck_assert_uint_eq(bytes, strlen(text));
+	return bytes;
+}
+
+START_TEST(what_is_printed_is_parsed)
+{
+	struct ring_calibration given = sample(), got;
+
+	ck_assert_int_eq(ring_calibration_parse(MOUNT, text, print(&given), &got), 0);
+	same(&given, &got);
+	/* By rule; and as many trials as there can be. */
+	given.block_bytes = given.depth = 0;
+	given.usual_bytes_per_s = 0;
+	given.trial_count = RING_MOST_TRIALS;
+	for (uint32_t i = 0; i < RING_MOST_TRIALS; i++)
+		given.trials[i] = (struct ring_trial){ IOSHAPE_ENGINE_THREADS, 64 * MIB, 64, i };
+	ck_assert_int_eq(ring_calibration_parse(MOUNT, text, print(&given), &got), 0);
+	same(&given, &got);
+	ck_assert_uint_eq(ring_calibration_print(MOUNT, &given, text, strlen(text)), 0);
+	ck_assert_uint_eq(ring_calibration_print(MOUNT, &given, text, 0), 0);
+}
+END_TEST
+
+static bool is_sound(const struct ring_trial *trial)
+{
+	if (trial->engine != IOSHAPE_ENGINE_URING && trial->engine != IOSHAPE_ENGINE_URING_ASYNC &&
+	    trial->engine != IOSHAPE_ENGINE_THREADS && trial->engine != IOSHAPE_ENGINE_BUFFERED)
+		return false;
+	if (!trial->block_bytes && !trial->depth)
+		return true;
+	return trial->block_bytes >= 64 * KIB && trial->block_bytes <= 64 * MIB &&
+	       trial->block_bytes % 4096 == 0 && trial->depth >= 1 && trial->depth <= 64;
+}
+
+/* Whatever lies there, what comes of it can be used. */
+static void parse_soundly(const char *bytes, size_t count)
+{
+	/* Exactly as long as the bytes, so that a sanitizer sees a read behind them. */
+	char *copy = malloc(count + !count);
+	struct ring_calibration got;
+	struct ring_trial chosen;
+
+	memcpy(copy, bytes, count);
+	if (!ring_calibration_parse(MOUNT, copy, count, &got)) {
+		chosen = (struct ring_trial){ got.engine, got.block_bytes, got.depth,
+					      got.bytes_per_s };
+		REQUIRE(is_sound(&chosen) && chosen.bytes_per_s);
+		REQUIRE(got.trial_count <= RING_MOST_TRIALS);
+		for (uint32_t i = 0; i < got.trial_count; i++)
+			REQUIRE(is_sound(&got.trials[i]));
+		REQUIRE(got.measured_at >= 0 && got.took_s >= 0);
+	}
+	free(copy);
+}
+
+START_TEST(what_is_not_to_the_letter_is_refused)
+{
+	static const char *const bad[] = {
+		"",
+		"\n",
+		"ioshape calibration 2\n",
+		"ioshape calibration 1\nmount other\nmeasured_ms 1\ntook_us 1\nusual 0\n"
+		"chosen uring 0 0 1\nend\n",
+#define HEAD "ioshape calibration 1\nmount " MOUNT "\nmeasured_ms 1\ntook_us 1\nusual 0\n"
+		HEAD "chosen auto 0 0 1\nend\n",
+		HEAD "chosen nil 0 0 1\nend\n",
+		HEAD "chosen uringx 0 0 1\nend\n",
+		HEAD "chosen uring 0 0 0\nend\n",
+		HEAD "chosen uring 0 5 1\nend\n",
+		HEAD "chosen uring 1048576 0 1\nend\n",
+		HEAD "chosen uring 4096 4 1\nend\n",
+		HEAD "chosen uring 1048577 4 1\nend\n",
+		HEAD "chosen uring 67112960 4 1\nend\n",
+		HEAD "chosen uring 1048576 65 1\nend\n",
+		HEAD "chosen uring 1048576 -4 1\nend\n",
+		HEAD "chosen uring 1048576 04 1\nend\n",
+		HEAD "chosen uring 1048576 4 1000000000000001\nend\n",
+		HEAD "chosen uring 1048576 4 99999999999999999999\nend\n",
+		HEAD "chosen uring 1048576 4 1\nend\n\n",
+		HEAD "chosen uring 1048576 4 1\n end\n",
+		HEAD "chosen uring  1048576 4 1\nend\n",
+	};
+	struct ring_calibration got;
+
+	ck_assert_int_eq(ring_calibration_parse(MOUNT, HEAD "chosen uring 1048576 4 1\nend\n",
+						strlen(HEAD "chosen uring 1048576 4 1\nend\n"),
+						&got),
+			 0);
+	for (size_t i = 0; i < ARRAY_LENGTH(bad); i++)
+		ck_assert_msg(ring_calibration_parse(MOUNT, bad[i], strlen(bad[i]), &got) ==
+				      -EINVAL,
+			      "%s", bad[i]);
+}
+END_TEST
+
+START_TEST(one_trial_too_many_is_refused)
+{
+	struct ring_calibration given = sample(), got;
+	char longer[2 * RING_CALIBRATION_TEXT_BYTES];
+
+	given.trial_count = RING_MOST_TRIALS;
+	for (uint32_t i = 0; i < RING_MOST_TRIALS; i++)
+		given.trials[i] = given.trials[0];
+	print(&given);
+	*strstr(text, "end\n") = 0;
+	snprintf(longer, sizeof(longer), "%strial uring 1048576 16 5\nend\n", text);
+	ck_assert_int_eq(ring_calibration_parse(MOUNT, longer, strlen(longer), &got), -EINVAL);
+}
+END_TEST
+
+START_TEST(damaged_texts_do_no_harm)
+{
+	struct ring_calibration given = sample(), got;
+	uint64_t state = 9;
+	size_t bytes = print(&given);
+
+	for (size_t i = 0; i < bytes; i++) {
+		ck_assert_int_eq(ring_calibration_parse(MOUNT, text, i, &got), -EINVAL);
+		parse_soundly(text, i);
+	}
+	for (unsigned round = 0; round < scratch_rounds(20000); round++) {
+		char damaged[sizeof(text)];
+
+		memcpy(damaged, text, bytes);
+		for (unsigned n = 0; n <= round % 3; n++)
+			damaged[test_random_below(&state, bytes)] = (char)test_random(&state);
+		parse_soundly(damaged, bytes);
+		damaged[test_random_below(&state, bytes)] =
+			"0123456789 \n"[test_random_below(&state, 12)];
+		parse_soundly(damaged, bytes - test_random_below(&state, 3));
+	}
+}
+END_TEST
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static char cache[4096], unset_home[] = "HOME";
+
+/* The folder of this test alone. Nothing is there yet. */
+static void setup(void)
+{
+	scratch_setup();
+	snprintf(cache, sizeof(cache), "%s", scratch_path("cache"));
+	setenv("XDG_CACHE_HOME", cache, 1);
+	ring_calibration_prepare();
+}
+
+static const char *file_of(const char *mount, const char *end)
+{
+	static char path[8192];
+
+	snprintf(path, sizeof(path), "%s/ioshape/mounts/%016llx%s", cache,
+		 (unsigned long long)base_hash_text(mount), end);
+	return path;
+}
+
+static int get(double now, struct ring_calibration *got)
+{
+	return ring_memory_get(MOUNT, 0, now, got);
+}
+
+/* This process has forgotten it, as if it had begun just now: others have taken its room. */
+static void forget_in_the_process(void)
+{
+	struct ring_calibration other = sample();
+	char mount[32];
+
+	for (int i = 0; i < 32; i++) {
+		snprintf(mount, sizeof(mount), "other-%d", i);
+		ring_memory_put(mount, &other);
+	}
+}
+
+START_TEST(it_is_remembered_in_the_process_and_on_disk)
+{
+	struct ring_calibration given = sample(), got;
+	struct stat status;
+
+	ck_assert_int_eq(get(NOW, &got), -ENOENT);
+	/* Looking makes no folder. */
+	ck_assert_int_ne(access(cache, F_OK), 0);
+	ring_memory_put(MOUNT, &given);
+	ck_assert_int_eq(get(NOW, &got), 0);
+	same(&given, &got);
+	ck_assert_int_eq(stat(file_of(MOUNT, ".txt"), &status), 0);
+	ck_assert_uint_eq(status.st_mode & 077, 0);
+	ck_assert_int_eq(stat(scratch_path("cache/ioshape/mounts"), &status), 0);
+	ck_assert_uint_eq(status.st_mode & 077, 0);
+	ring_calibration_forget(MOUNT);
+	ck_assert_int_eq(get(NOW, &got), -ENOENT);
+	ck_assert_int_ne(access(file_of(MOUNT, ".txt"), F_OK), 0);
+}
+END_TEST
+
+START_TEST(another_process_reads_it_from_disk)
+{
+	struct ring_calibration given = sample(), got;
+
+	ring_memory_put(MOUNT, &given);
+	forget_in_the_process();
+	ck_assert_int_eq(get(NOW + 1, &got), 0);
+	same(&given, &got);
+	forget_in_the_process();
+	ck_assert_int_eq(unlink(file_of(MOUNT, ".txt")), 0);
+	ck_assert_int_eq(get(NOW + 1, &got), -ENOENT);
+}
+END_TEST
+
+START_TEST(it_expires)
+{
+	struct ring_calibration given = sample(), got;
+
+	ring_memory_put(MOUNT, &given);
+	for (int round = 0; round < 2; round++) {
+		ck_assert_int_eq(get(NOW + 6.9 * DAY, &got), 0);
+		ck_assert_int_eq(get(NOW + 7.1 * DAY, &got), -ENOENT);
+		/* A clock that was wrong. */
+		ck_assert_int_eq(get(NOW - 0.5 * 3600, &got), 0);
+		ck_assert_int_eq(get(NOW - 2 * 3600, &got), -ENOENT);
+		/* calibrate=again */
+		ck_assert_int_eq(ring_memory_get(MOUNT, NOW - 1, NOW, &got), 0);
+		ck_assert_int_eq(ring_memory_get(MOUNT, NOW + 1, NOW, &got), -ENOENT);
+		/* The same for what is on disk. */
+		forget_in_the_process();
+	}
+}
+END_TEST
+
+START_TEST(what_others_put_there_is_ignored)
+{
+	struct ring_calibration given = sample(), got;
+	const char *path;
+
+	/* Makes the folder. */
+	ring_memory_put("other", &given);
+	path = file_of(MOUNT, ".txt");
+	scratch_write(path, "garbage\n", 8);
+	ck_assert_int_eq(get(NOW, &got), -ENOENT);
+	ck_assert_int_eq(truncate(path, 1 << 20), 0);
+	ck_assert_int_eq(get(NOW, &got), -ENOENT);
+	/* Of another mount with the same name of file, or put there by hand. */
+	unlink(path);
+	scratch_write(scratch_path("elsewhere"), text,
+		      ring_calibration_print(MOUNT, &given, text, sizeof(text)));
+	ck_assert_int_eq(symlink(scratch_path("elsewhere"), path), 0);
+	ck_assert_int_eq(get(NOW, &got), -ENOENT);
+	unlink(path);
+	ck_assert_int_eq(mkfifo(path, 0600), 0);
+	ck_assert_int_eq(get(NOW, &got), -ENOENT);
+	/* And it is replaced. */
+	ring_memory_put(MOUNT, &given);
+	forget_in_the_process();
+	ck_assert_int_eq(get(NOW, &got), 0);
+}
+END_TEST
+
+static void remembers_in_the_process_alone(void)
+{
+	struct ring_calibration given = sample(), got;
+	struct ring_turn turn;
+
+	ring_calibration_prepare();
+	ring_memory_put(MOUNT, &given);
+	ck_assert_int_eq(get(NOW, &got), 0);
+	ck_assert_int_eq(ring_memory_try(MOUNT, NOW, &turn), 0);
+	ring_memory_tried(MOUNT, 0, &turn);
+	ring_memory_drop(MOUNT);
+	ck_assert_int_eq(get(NOW, &got), -ENOENT);
+}
+
+START_TEST(without_a_folder_the_process_remembers_alone)
+{
+	struct stat status;
+
+	scratch_write(scratch_path("file"), "", 0);
+	setenv("XDG_CACHE_HOME", scratch_path("file"), 1);
+	remembers_in_the_process_alone();
+	ck_assert_int_eq(stat(scratch_path("file"), &status), 0);
+	ck_assert(S_ISREG(status.st_mode));
+	/* Nor is one made for a home that is not there; relative ones are to be ignored. */
+	setenv("XDG_CACHE_HOME", "here", 1);
+	setenv(unset_home, scratch_path("nobody"), 1);
+	remembers_in_the_process_alone();
+	ck_assert_int_ne(access("here", F_OK), 0);
+	ck_assert_int_ne(access(scratch_path("nobody"), F_OK), 0);
+	unsetenv("XDG_CACHE_HOME");
+	unsetenv(unset_home);
+	remembers_in_the_process_alone();
+}
+END_TEST
+
+START_TEST(a_home_has_a_cache)
+{
+	struct ring_calibration given = sample();
+
+	ck_assert_int_eq(mkdir(scratch_path("home"), 0700), 0);
+	unsetenv("XDG_CACHE_HOME");
+	setenv(unset_home, scratch_path("home"), 1);
+	ring_calibration_prepare();
+	ring_memory_put(MOUNT, &given);
+	snprintf(cache, sizeof(cache), "%s", scratch_path("home/.cache"));
+	ck_assert_int_eq(access(file_of(MOUNT, ".txt"), F_OK), 0);
+}
+END_TEST
+
+START_TEST(more_mounts_than_it_has_room_for)
+{
+	struct ring_calibration given = sample(), got;
+	char mount[64];
+
+	setenv("XDG_CACHE_HOME", "nowhere", 1);
+	unsetenv(unset_home);
+	ring_calibration_prepare();
+	ring_memory_put(MOUNT, &given);
+	for (int i = 0; i < 100; i++) {
+		snprintf(mount, sizeof(mount), "mount-%d", i);
+		ring_memory_put(mount, &given);
+		ck_assert_int_eq(ring_memory_get(mount, 0, NOW, &got), 0);
+		/* What is used is kept. */
+		ck_assert_int_eq(get(NOW, &got), 0);
+	}
+	ck_assert_int_eq(ring_memory_get("mount-0", 0, NOW, &got), -ENOENT);
+	ring_memory_drop(NULL);
+	ck_assert_int_eq(get(NOW, &got), -ENOENT);
+	ck_assert_int_eq(ring_memory_get("mount-99", 0, NOW, &got), -ENOENT);
+}
+END_TEST
+
+/* ---- Turns ----------------------------------------------------------------------------------- */
+
+static int child_tries(void *unused)
+{
+	struct ring_turn turn;
+	int ret = ring_memory_try(MOUNT, NOW, &turn);
+
+	(void)unused;
+	return ret == -EBUSY ? 1 : ret ? 2 : 0;
+}
+
+START_TEST(one_of_all_processes_tries)
+{
+	struct ring_turn turn, other;
+
+	ck_assert_int_eq(ring_memory_try(MOUNT, NOW, &turn), 0);
+	ck_assert_int_eq(ring_memory_try(MOUNT, NOW, &other), -EBUSY);
+	ck_assert_int_eq(WEXITSTATUS(scratch_in_child(child_tries, NULL)), 1);
+	/* Other mounts are no concern of it. */
+	ck_assert_int_eq(ring_memory_try("other", NOW, &other), 0);
+	ring_memory_tried("other", 0, &other);
+	ring_memory_tried(MOUNT, 0, &turn);
+	ck_assert_int_eq(scratch_in_child(child_tries, NULL), 0);
+	ck_assert_int_eq(ring_memory_try(MOUNT, NOW, &turn), 0);
+	/* It has failed. */
+	ring_memory_tried(MOUNT, NOW + 600, &turn);
+	ck_assert_int_eq(ring_memory_try(MOUNT, NOW + 599, &turn), -EBUSY);
+	ck_assert_int_eq(ring_memory_try(MOUNT, NOW + 600, &turn), 0);
+	ring_memory_tried(MOUNT, 0, &turn);
+}
+END_TEST
+
+/* ---- Drift ----------------------------------------------------------------------------------- */
+
+static void watch(uint64_t bytes_per_s, unsigned times, double now)
+{
+	while (times--)
+		ring_memory_watch(MOUNT, bytes_per_s, now);
+}
+
+START_TEST(saves_that_become_slower_or_faster_end_what_is_remembered)
+{
+	static const uint64_t speeds[] = { 450, 2100 };
+	struct ring_calibration given = sample(), got;
+
+	given.usual_bytes_per_s = 0;
+	for (size_t i = 0; i < ARRAY_LENGTH(speeds); i++) {
+		ring_memory_put(MOUNT, &given);
+		watch(1000, 4, NOW);
+		ck_assert_int_eq(get(NOW, &got), 0);
+		ck_assert_uint_eq(got.usual_bytes_per_s, 0);
+		/* Five make what is usual, also for other processes. */
+		watch(1000, 1, NOW);
+		ck_assert_int_eq(get(NOW, &got), 0);
+		ck_assert_uint_eq(got.usual_bytes_per_s, 1000);
+		ck_assert_int_eq(ring_calibration_parse(
+					 MOUNT, text,
+					 ring_calibration_print(MOUNT, &got, text, sizeof(text)),
+					 &got),
+				 0);
+		/* Not by a few. */
+		watch(speeds[i], 2, NOW + 7200);
+		watch(1000, 3, NOW + 7200);
+		ck_assert_int_eq(get(NOW + 7200, &got), 0);
+		/* Not so soon. */
+		watch(speeds[i], 3, NOW + 3599);
+		ck_assert_int_eq(get(NOW + 3599, &got), 0);
+		watch(speeds[i], 1, NOW + 3600);
+		ck_assert_int_eq(get(NOW + 3600, &got), -ENOENT);
+		ck_assert_int_ne(access(file_of(MOUNT, ".txt"), F_OK), 0);
+	}
+}
+END_TEST
+
+START_TEST(what_differs_by_less_than_the_double_stays)
+{
+	struct ring_calibration given = sample(), got;
+
+	given.usual_bytes_per_s = 1000;
+	ring_memory_put(MOUNT, &given);
+	watch(510, 20, NOW + DAY);
+	watch(1990, 20, NOW + DAY);
+	ck_assert_int_eq(get(NOW + DAY, &got), 0);
+	ck_assert_uint_eq(got.usual_bytes_per_s, 1000);
+	/* Of what nothing is known nothing is watched. */
+	ring_memory_watch("other", 1, NOW);
+	ck_assert_int_eq(ring_memory_get("other", 0, NOW, &got), -ENOENT);
+}
+END_TEST
+
+static void *use_all(void *seed)
+{
+	uint64_t state = (uint64_t)(uintptr_t)seed;
+	struct ring_calibration given = sample(), got;
+	struct ring_turn turn;
+	char mount[32];
+
+	for (unsigned i = 0; i < 300; i++) {
+		snprintf(mount, sizeof(mount), "mount-%u", (unsigned)test_random_below(&state, 40));
+		switch (test_random_below(&state, 5)) {
+		case 0:
+			ring_memory_put(mount, &given);
+			break;
+		case 1:
+			ring_memory_drop(mount);
+			break;
+		case 2:
+			ring_memory_watch(mount, test_random_below(&state, 5000), NOW + DAY);
+			break;
+		case 3:
+			if (!ring_memory_try(mount, NOW, &turn))
+				ring_memory_tried(mount, 0, &turn);
+			break;
+		default:
+			if (!ring_memory_get(mount, 0, NOW, &got) && got.depth != 28)
+				return seed;
+		}
+	}
+	return NULL;
+}
+
+START_TEST(threads_share_it)
+{
+	pthread_t threads[4];
+	void *failed;
+
+	for (uintptr_t i = 0; i < ARRAY_LENGTH(threads); i++)
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, use_all, (void *)(i + 1)), 0);
+	for (size_t i = 0; i < ARRAY_LENGTH(threads); i++) {
+		pthread_join(threads[i], &failed);
+		ck_assert_ptr_null(failed);
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/calibrated");
+	TCase *texts = tcase_create("text"), *memory = tcase_create("memory");
+
+	tcase_add_test(texts, what_is_printed_is_parsed);
+	tcase_add_test(texts, what_is_not_to_the_letter_is_refused);
+	tcase_add_test(texts, one_trial_too_many_is_refused);
+	tcase_add_test(texts, damaged_texts_do_no_harm);
+	suite_add_tcase(suite, texts);
+
+	tcase_add_checked_fixture(memory, setup, scratch_teardown);
+	tcase_add_test(memory, it_is_remembered_in_the_process_and_on_disk);
+	tcase_add_test(memory, another_process_reads_it_from_disk);
+	tcase_add_test(memory, it_expires);
+	tcase_add_test(memory, what_others_put_there_is_ignored);
+	tcase_add_test(memory, without_a_folder_the_process_remembers_alone);
+	tcase_add_test(memory, a_home_has_a_cache);
+	tcase_add_test(memory, more_mounts_than_it_has_room_for);
+	tcase_add_test(memory, one_of_all_processes_tries);
+	tcase_add_test(memory, saves_that_become_slower_or_faster_end_what_is_remembered);
+	tcase_add_test(memory, what_differs_by_less_than_the_double_stays);
+	tcase_add_test(memory, threads_share_it);
+	suite_add_tcase(suite, memory);
+
+	return check_main(suite);
+}
