@@ -264,10 +264,10 @@ static int search_all(struct search *search, const struct ring_config *config,
 }
 
 /* Beside `path`, which need not exist. */
-static int calibrate(const struct ring_config *config, const char *path,
+static int calibrate(const struct ring_config *config, const char *path, uint64_t leave_bytes,
 		     struct ring_calibration *calibration, struct base_error *error)
 {
-	struct search search = { .calibration = calibration };
+	struct search search = { .calibration = calibration, .bench.leave_bytes = leave_bytes };
 	uint64_t begin = base_now_ns();
 	int ret;
 
@@ -285,11 +285,11 @@ static int calibrate(const struct ring_config *config, const char *path,
 /* ---- Now ------------------------------------------------------------------------------------- */
 
 /* With the turn of this process and of this user's others. */
-static int calibrate_and_keep(const struct ring_config *config, const char *path, const char *mount,
-			      struct ring_turn *turn, struct ring_calibration *calibration,
-			      struct base_error *error)
+static int calibrate_and_keep(const struct ring_config *config, const char *path,
+			      uint64_t leave_bytes, const char *mount, struct ring_turn *turn,
+			      struct ring_calibration *calibration, struct base_error *error)
 {
-	int ret = calibrate(config, path, calibration, error);
+	int ret = calibrate(config, path, leave_bytes, calibration, error);
 
 	if (!ret)
 		ring_memory_put(mount, calibration);
@@ -319,7 +319,7 @@ int ring_calibrate_now(const char *directory, const struct ring_config *config,
 				  mount);
 	}
 	if (!ret)
-		ret = calibrate_and_keep(config, path, mount, &turn, calibration, error);
+		ret = calibrate_and_keep(config, path, 0, mount, &turn, calibration, error);
 	free(path);
 	return ret;
 }
@@ -380,7 +380,8 @@ static bool recall(struct ring_choice *choice, const struct ring_config *config)
 	return true;
 }
 
-static void try_now(struct ring_choice *choice, const struct ring_config *config, const char *path)
+static void try_now(struct ring_choice *choice, const struct ring_config *config, const char *path,
+		    uint64_t expected_bytes)
 {
 	struct base_error error = { 0 };
 	struct ring_turn turn;
@@ -395,7 +396,8 @@ static void try_now(struct ring_choice *choice, const struct ring_config *config
 		ring_memory_tried(choice->mount, 0, &turn);
 		return;
 	}
-	if (calibrate_and_keep(config, path, choice->mount, &turn, &choice->calibration, &error)) {
+	if (calibrate_and_keep(config, path, expected_bytes, choice->mount, &turn,
+			       &choice->calibration, &error)) {
 		snprintf(choice->why, sizeof(choice->why), "not calibrated: %.100s", error.text);
 		return;
 	}
@@ -434,7 +436,7 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 		say(choice, expected_bytes ? RING_NOT_LARGE_ENOUGH :
 					     "not calibrated: the file's size is not known ahead");
 	else
-		try_now(choice, config, path);
+		try_now(choice, config, path, expected_bytes);
 }
 
 /* The nearest number of them, but one at least; 0 stays unknown. */

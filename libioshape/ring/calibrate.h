@@ -47,11 +47,12 @@ struct ring_bench {
 	struct ring_target direct, buffered; /* two files: see ring_striping.direct */
 	bool has_direct; /* direct I/O works; otherwise all engines write to the second file */
 	struct fs_info fs;
-	uint64_t room_bytes; /* of each file */
-	uint64_t at;         /* where the next trial begins ... */
-	uint64_t step_bytes; /* ... on a stripe */
-	uint8_t *data;       /* what is written, over and over: RING_BLOCK_BYTES */
-	void *engines[8];    /* by enum ioshape_engine; opened at need */
+	uint64_t room_bytes;  /* of each file */
+	uint64_t leave_bytes; /* that must be free besides: some filesystems count late */
+	uint64_t at;          /* where the next trial begins ... */
+	uint64_t step_bytes;  /* ... on a stripe */
+	uint8_t *data;        /* what is written, over and over: RING_BLOCK_BYTES */
+	void *engines[8];     /* by enum ioshape_engine; opened at need */
 	bool refused[8];
 	uint64_t end_ns; /* nothing is begun after this */
 };

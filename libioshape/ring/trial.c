@@ -83,7 +83,7 @@ static int check_space(struct ring_bench *bench, const char *path, struct base_e
 		return base_fail(error, -errno, "cannot look at the filesystem of %s", path);
 	free_bytes = (uint64_t)system.f_bavail * system.f_frsize;
 	if (free_bytes / LEAST_FREE_PERCENT * 100 < (uint64_t)system.f_blocks * system.f_frsize ||
-	    free_bytes < 4 * ROOM_BYTES)
+	    free_bytes < 4 * ROOM_BYTES + bench->leave_bytes)
 		return base_fail(error, -ENOTSUP, "too little space is free at %s", path);
 	return 0;
 }
