@@ -24,6 +24,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
   storm  ranks that save at once, against torch.save, on filesystems that play spinning disks and
          flash, as striped as large ones, while a neighbour reads small files; --size and --dir
          have no say in it (about 8 minutes)
+  fs     the engine that is chosen by a short trial against the best of all, on filesystems of several
+         kinds and on the disk; requests that cross stripes. --size has no say in it (about 2 minutes)
 
   --json FILE    write the figures and all samples to FILE
   --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch and,
@@ -83,7 +85,8 @@ main() {
 		;;
 	esac
 	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
-	if [[ " ${arguments[*]} " == *" --chaos "* || " ${arguments[*]} " == *" storm "* ]]; then
+	if [[ " ${arguments[*]} " == *" --chaos "* || " ${arguments[*]} " == *" storm "* ||
+		" ${arguments[*]} " == *" fs "* ]]; then
 		# Its client is one of the tests' programs, and so is stripefs.
 		tests/support/setup.sh test || exit 1
 		CC=gcc CXX=g++ tests/support/build.sh build/gcc -Dtests=true -Dwerror=true \

@@ -120,7 +120,7 @@ SETTINGS = {
             "engine",
             "`auto`, `uring`, `uring-async`, `threads`, `buffered`",
             "`auto`",
-            "what moves the bytes; `auto` takes the first that works where the file lies",
+            "what moves the bytes; `auto` takes what the mount was found to like",
             _word("auto", "uring", "uring-async", "threads", "buffered"),
         ),
         Setting(
@@ -133,15 +133,15 @@ SETTINGS = {
         Setting(
             "block_bytes",
             "a power of two, `64K` to `64M`",
-            "`4M`",
-            "bytes of a request",
+            "by rule",
+            "bytes of a request; by rule a stripe, `4M` where there are none",
             _bounded(_size, 64 << 10, 64 << 20, power_of_two=True),
         ),
         Setting(
             "queue_depth",
             "1 to 64",
-            "14",
-            "requests in flight for a save or a load",
+            "by rule",
+            "requests in flight; by rule as stripes and `target_bytes` have it, else 14",
             _bounded(_count, 1, 64),
         ),
         Setting(

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 
 /* No trial begins later than this after the beginning; it ends at less than 0.3 s. */
-#define LATEST_MS 180
+#define LATEST_MS 240
 
 /* What a candidate may write: so much as takes so long at the speed of the first requests. */
 #define TRIAL_MS 25
@@ -233,6 +233,7 @@ static int search_all(struct search *search, const struct ring_config *config,
 	ret = probe(search);
 	if (ret)
 		return base_fail(error, ret, ret == -ETIME ? TOO_SLOW : "nothing could be written");
+	ring_bench_medium(&search->bench, calibration);
 	for (size_t i = 0; i < BUFFERED; i++) {
 		if (!search->rates[i])
 			try_engine(search, i);
@@ -254,7 +255,11 @@ static int search_all(struct search *search, const struct ring_config *config,
 	if (!ring_stripes_at(&search->bench.fs.layout, 0) && chosen < BUFFERED &&
 	    !config->block_bytes && !config->depth)
 		try_depths(search, chosen);
-	ring_bench_medium(&search->bench, calibration);
+	/* More at a time may be faster than one by one. */
+	if (calibration->target_bytes_per_s)
+		calibration->target_bytes_per_s =
+			MAX(calibration->target_bytes_per_s,
+			    calibration->bytes_per_s / ring_bench_targets(&search->bench));
 	return 0;
 }
 
@@ -432,6 +437,12 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 		try_now(choice, config, path);
 }
 
+/* The nearest number of them, but one at least; 0 stays unknown. */
+static uint64_t whole_stripes(uint64_t bytes, uint64_t stripe_bytes)
+{
+	return bytes ? MAX((bytes + stripe_bytes / 2) / stripe_bytes, 1) * stripe_bytes : 0;
+}
+
 struct ring_shape ring_shape_chosen(const struct ring_config *config,
 				    const struct ring_choice *choice,
 				    const struct fs_layout *layout, uint64_t file_bytes, char *why,
@@ -439,12 +450,14 @@ struct ring_shape ring_shape_chosen(const struct ring_config *config,
 {
 	const struct ring_calibration *calibration = &choice->calibration;
 	char rule[64] = "";
+	const struct fs_part *part = ring_stripes_at(layout, 0);
 	struct ring_config known = *config;
 	struct ring_shape shape;
 
 	/* Of files that are not striped nobody knows what lies on one target. */
-	if (choice->known && !config->target_bytes && ring_stripes_at(layout, 0))
-		known.target_bytes = ring_target_bytes(calibration);
+	if (choice->known && !config->target_bytes && part)
+		known.target_bytes =
+			whole_stripes(ring_target_bytes(calibration), part->stripe_bytes);
 	shape = ring_shape_for(&known, layout, file_bytes, rule, sizeof(rule));
 	snprintf(why, why_bytes, "%s%s%s", choice->why, *rule ? "; " : "", rule);
 	if (!choice->known)

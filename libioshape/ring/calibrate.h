@@ -69,6 +69,8 @@ int ring_bench_try(struct ring_bench *bench, struct ring_trial *trial, uint64_t 
 		   uint64_t give_up_ns);
 
 /* What one storage target is like (medium.c). Where that cannot be seen it stays unknown. */
+/* Over which the file of the trial goes. */
+uint32_t ring_bench_targets(const struct ring_bench *bench);
 void ring_bench_medium(const struct ring_bench *bench, struct ring_calibration *calibration);
 
 /* ---- What is remembered (calibrated.c) ------------------------------------------------------- */

@@ -11,7 +11,7 @@
 
 #define ON_BYTES (1 * MIB)
 #define ELSEWHERE_BYTES (64 * KIB)
-#define ELSEWHERE_WRITES 4
+#define ELSEWHERE_WRITES 2
 /* Where the file is not striped, and in how many rounds over its targets where it is. */
 #define FAR_BYTES (64 * MIB)
 #define FAR_ROUNDS 8
@@ -40,18 +40,24 @@ static double elsewhere(const struct ring_bench *bench, uint64_t far)
 	return base_seconds(sum) / ELSEWHERE_WRITES;
 }
 
+uint32_t ring_bench_targets(const struct ring_bench *bench)
+{
+	const struct fs_part *part = ring_stripes_at(&bench->fs.layout, 0);
+
+	return part ? MAX(part->stripe_count, 1) : 1;
+}
+
 void ring_bench_medium(const struct ring_bench *bench, struct ring_calibration *calibration)
 {
 	const struct fs_part *part = ring_stripes_at(&bench->fs.layout, 0);
-	const uint64_t round = part ? part->stripe_bytes * MAX(part->stripe_count, 1) : ON_BYTES;
+	const uint64_t round = part ? part->stripe_bytes * ring_bench_targets(bench) : ON_BYTES;
 	const uint64_t far = part ? MIN(round * FAR_ROUNDS, bench->room_bytes / 2 / round * round) :
 				    MIN(FAR_BYTES, bench->room_bytes / 2);
 	const size_t bytes = part ? MIN(part->stripe_bytes, ON_BYTES) : ON_BYTES;
 	/* Behind it on the same target. */
 	const uint64_t next = part && bytes == part->stripe_bytes ? round : bytes;
-	const uint32_t targets = part ? MAX(part->stripe_count, 1) : 1;
 	uint64_t on_ns;
-	double rate, seconds;
+	double seconds;
 
 	if (!bench->has_direct || !far || far < bytes || base_now_ns() >= bench->end_ns ||
 	    bytes % 4096 || time_write(bench, 0, bytes) == UINT64_MAX)
@@ -60,10 +66,7 @@ void ring_bench_medium(const struct ring_bench *bench, struct ring_calibration *
 	seconds = elsewhere(bench, far);
 	if (on_ns == UINT64_MAX || seconds < 0)
 		return;
-	rate = (double)bytes * 1e9 / (double)on_ns;
-	seconds -= ELSEWHERE_BYTES / rate;
-	/* More at a time may be faster than one by one. */
-	rate = MAX(rate, (double)calibration->bytes_per_s / targets);
-	calibration->target_bytes_per_s = (uint64_t)rate;
+	calibration->target_bytes_per_s = (uint64_t)((double)bytes * 1e9 / (double)on_ns);
+	seconds -= base_seconds(on_ns) * ELSEWHERE_BYTES / (double)bytes;
 	calibration->seek_us = seconds > 0 ? (uint32_t)(MIN(seconds, 1.0) * 1e6) : 0;
 }

@@ -61,9 +61,10 @@ const struct fs_part *ring_stripes_at(const struct fs_layout *layout, uint64_t o
 	return NULL;
 }
 
-/* What a target writes in so long keeps it busy; and a seek before it is a tenth of the time. */
+/* What a target writes in so long keeps it busy; and a seek before it is a small part of the time.
+ */
 #define ROW_S 0.010
-#define ROW_SEEKS 9
+#define ROW_SEEKS 10
 #define MOST_TARGET_BYTES (32 * MIB)
 
 uint64_t ring_target_bytes(const struct ring_calibration *calibration)

@@ -102,6 +102,13 @@ def run(part: Part, rounds: int, more: Sequence[str] = ()) -> Found:
             *(["--quick"] if part.quick else []),
             *("--json", "-", *more),
         ]
+        # As the first large save of a job would: files of these sizes are too small for a trial.
+        subprocess.run(
+            [sys.executable, "-m", "ioshape", "probe", "--calibrate", str(mount.path)],
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
         done = subprocess.run(
             [str(word) for word in command],
             env=variables,

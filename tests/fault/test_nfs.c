@@ -10,6 +10,7 @@
 #include "fs/fs.h"
 #include "support/generation_case.h"
 #include "support/machine.h"
+#include "support/nfs_case.h"
 #include "support/nfs_server.h"
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -30,96 +31,7 @@
 #define LARGE_BYTES (2u << 20)
 #define EXPORT_MIB 64
 
-#define FILE_HERE NFS_CLIENT_FOLDER "/model.pt"
-#define FILE_THERE NFS_SERVER_FOLDER "/model.pt"
-
 static const char *version; /* that is mounted */
-static struct sample old_sample, new_sample;
-static char complaint[2048];
-
-__attribute__((format(printf, 1, 2))) static bool complain(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(complaint, sizeof(complaint), format, args);
-	va_end(args);
-	return false;
-}
-
-static int save_with(struct ioshape_context *context, const struct sample *sample,
-		     struct ioshape_save_options *options)
-{
-	options->metadata = &sample->metadata;
-	return ioshape_save_tensors(context, FILE_HERE, sample->tensors, sample->count, options);
-}
-
-/* With a context of its own, as another process would. 0, or a code and the complaint. */
-static int save(enum ioshape_engine engine, const struct sample *sample, bool no_replace,
-		struct ioshape_report *report)
-{
-	struct ioshape_context *context = sample_context(engine, IOSHAPE_DIRECT_PREFER);
-	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-	int ret;
-
-	options.no_replace = no_replace;
-	options.report = report;
-	ret = save_with(context, sample, &options);
-	if (ret)
-		complain("%s", ioshape_context_message(context));
-	ioshape_context_free(context);
-	return ret;
-}
-
-static int check(const char *path, const struct sample *sample, char *why, size_t why_bytes)
-{
-	struct ioshape_context *context =
-		sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	int ret = sample_check(context, path, sample, why, why_bytes);
-
-	ioshape_context_free(context);
-	return ret;
-}
-
-/* Here, and on the server: what a save calls durable is there. */
-static bool holds(const struct sample *sample)
-{
-	char why[512];
-
-	if (check(FILE_THERE, sample, why, sizeof(why)))
-		return complain("the server does not have it: %s", why);
-	scratch_evict(FILE_HERE);
-	if (check(FILE_HERE, sample, why, sizeof(why)))
-		return complain("the client does not see it: %s", why);
-	return true;
-}
-
-/* Names that the client gave to files that were open when they were replaced, and takes away when
- * it comes to it. */
-static bool hidden_names_go(const char *folder)
-{
-	for (unsigned tries = 0; tries < 300; tries++) {
-		DIR *listing = opendir(folder);
-		struct dirent *entry = NULL;
-
-		while (listing && (entry = readdir(listing)) &&
-		       strncmp(entry->d_name, ".nfs", 4) != 0)
-			;
-		if (listing)
-			closedir(listing);
-		if (!entry)
-			return true;
-		usleep(10000);
-	}
-	return complain("%s still has a name of the client's in it", folder);
-}
-
-static bool nothing_is_left_behind(void)
-{
-	if (scratch_temporaries(NFS_SERVER_FOLDER))
-		return complain("a temporary file was left behind");
-	return true;
-}
 
 static bool what_is_saved_is_loaded(void)
 {
@@ -544,7 +456,7 @@ int main(void)
 {
 	static const char *const modules[] = { "nfsv3", "nfsv4", NULL };
 	const char *why_not = nfs_server_missing();
-	int status = why_not ? -1 : machine_run("nfs4", modules, 60, run, &why_not);
+	int status = why_not ? -1 : machine_run("nfs4", modules, 50, run, &why_not);
 
 	if (status < 0) {
 		tap_skip("saves and loads over NFS", why_not);

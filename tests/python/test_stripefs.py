@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from striped import Mount, StripefsError, striped, stripefs, unmount
+from striped import Mount, StripefsError, striped, stripefs, unavailable, unmount
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 MIB = 1 << 20
 
@@ -223,6 +225,18 @@ def test_what_a_server_caches_is_durable_after_fsync_only() -> None:
         os.fsync(file)
 
 
+def test_a_client_s_cache_lets_whole_stripes_leave_a_window_at_a_time() -> None:
+    parameters = {"bandwidth": "12M", "seek_ms": 0, "cache": "client", "window": 2, **INSTANT}
+    with striped("hdd", targets=1, **parameters) as mount, opened(mount.path / "file") as file:
+        for _ in range(40):
+            os.write(file, bytes(100_000))
+        assert mount.statistics()["targets"][0]["queue"] == 2
+        os.fsync(file)
+        counted = mount.statistics()["targets"][0]
+        assert counted["bytes_written"] == 40 * 100_000
+        assert (counted["requests"], counted["queue"], counted["longest_queue"]) == (4, 0, 2)
+
+
 @pytest.mark.parametrize(("direct", "together"), [("parallel", 1), ("threads", 1), ("serial", 4)])
 def test_direct_writes_of_threads(direct: str, together: int) -> None:
     with (
@@ -258,7 +272,7 @@ def test_pieces_of_one_asynchronous_write_go_side_by_side_where_they_do() -> Non
 # ---- What lies where -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cache", ["through", "back"])
+@pytest.mark.parametrize("cache", ["through", "back", "client"])
 def test_every_byte_comes_back(cache: str, tmp_path: Path) -> None:
     chance = random.Random(5)
     layout = {"stripe_size": "64Ki", "stripe_count": 3, "cache": cache}

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from striped import striped
+from striped import striped, unavailable
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
 
 LOV = "lustre.lov"
 V1, V3, COMPOSITE = 0x0BD10BD0, 0x0BD30BD0, 0x0BD60BD0
@@ -99,6 +101,13 @@ def test_a_layout_is_told_and_set_as_lustre_does() -> None:
             assert setstripe(file, wish(ANY, pool="flash")) == 0
             magic, size, count, targets = layout(pooled)
             assert (magic, size, count, sorted(targets)) == (V3, 1 << 20, 2, [4, 5])
+        with opened(mount.path / "other", os.O_RDWR | os.O_CREAT | DELAY_CREATE) as file:
+            asked = ctypes.create_string_buffer(wish(99), 32)
+            assert ioctl(file, SETSTRIPE, asked) == 0
+            assert parsed(asked.raw) == (V1, 1 << 20, 8, [])  # what came of it
+        with opened(mount.path / "another", os.O_RDWR | os.O_CREAT | DELAY_CREATE) as file:
+            os.setxattr(file, LOV, wish(4))
+            assert len(layout(mount.path / "another")[3]) == 4
         os.setxattr(pooled, LOV, wish(1))  # swallows EEXIST
         assert layout(pooled)[2] == 2
         assert plain.stat().st_blksize == 4 << 20
@@ -155,11 +164,14 @@ def test_components_are_made_when_something_is_written_there() -> None:
             told = os.getxattr(file, LOV)
             assert struct.unpack_from("=II", told) == (COMPOSITE, len(told))
             assert components(told) == [(0x10, 0, 1 << 20, 1, [0]), (0, 1 << 20, end, 3, [])]
-            os.write(file, bytes((1 << 20) + 3 * 65536))
+            os.write(file, b"x")
+            os.fsync(file)
+            assert components(os.getxattr(file, LOV))[1][0] == 0
+            os.pwrite(file, bytes((1 << 20) + 3 * 65536), 0)
             os.fsync(file)
             assert components(os.getxattr(file, LOV))[1] == (0x10, 1 << 20, end, 3, [1, 2, 3])
         written = [target["bytes_written"] for target in mount.statistics()["targets"]]
-        assert written == [1 << 20, 65536, 65536, 65536]
+        assert written == [(1 << 20) + 1, 65536, 65536, 65536]
 
 
 def components(blob: bytes) -> list[tuple[int, int, int, int, list[int]]]:

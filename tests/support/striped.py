@@ -31,6 +31,13 @@ def stripefs() -> Path:
     return build_folder() / "tests" / "support" / "stripefs" / "stripefs"
 
 
+def unavailable() -> str:
+    """Why nothing can be mounted here; "" if it can."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "stripefs needs /dev/fuse, and the right to use it"
+    return ""
+
+
 class Mount:
     """A mounted stripefs.
 

@@ -124,9 +124,11 @@ START_TEST(what_is_not_to_the_letter_is_refused)
 		"",
 		"\n",
 		"ioshape calibration 2\n",
-		"ioshape calibration 1\nmount other\nmeasured_ms 1\ntook_us 1\nusual 0\ntarget 0 0\n"
+		"ioshape calibration 1\nmount other\nmeasured_ms 1\ntook_us 1\nusual 0\ntarget 0 "
+		"0\n"
 		"chosen uring 0 0 1\nend\n",
-#define HEAD "ioshape calibration 1\nmount " MOUNT "\nmeasured_ms 1\ntook_us 1\nusual 0\ntarget 0 0\n"
+#define HEAD                                                                                       \
+	"ioshape calibration 1\nmount " MOUNT "\nmeasured_ms 1\ntook_us 1\nusual 0\ntarget 0 0\n"
 		HEAD "chosen auto 0 0 1\nend\n",
 		HEAD "chosen nil 0 0 1\nend\n",
 		HEAD "chosen uringx 0 0 1\nend\n",

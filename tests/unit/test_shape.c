@@ -383,8 +383,8 @@ START_TEST(a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap)
 	const struct ring_calibration array = { .target_bytes_per_s = 20000000000 };
 
 	ck_assert_uint_eq(ring_target_bytes(&unknown), 0);
-	ck_assert_uint_eq(ring_target_bytes(&spinning) / MIB, 4);
-	ck_assert_uint_eq(ring_target_bytes(&flash) / MIB, 2);
+	ck_assert_uint_eq(ring_target_bytes(&spinning), 4800000);
+	ck_assert_uint_eq(ring_target_bytes(&flash), 2500000);
 	ck_assert_uint_eq(ring_target_bytes(&array), 32 * MIB);
 }
 END_TEST

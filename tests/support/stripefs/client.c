@@ -11,9 +11,14 @@
 
 struct dirty {
 	struct dirty *next;
-	uint64_t offset;
+	uint64_t offset, sequence;
 	uint32_t bytes;
 };
+
+uint64_t client_oldest(const struct node *node)
+{
+	return node->leaving->sequence;
+}
 
 /* Requests that may leave now, do. */
 void client_send(struct node *node)
@@ -23,7 +28,7 @@ void client_send(struct node *node)
 
 		node->leaving = first->next;
 		node->in_flight++;
-		model_write_back(node, first->offset, first->bytes);
+		model_write_back(node, first->offset, first->bytes, first->sequence);
 		free(first);
 	}
 }
@@ -34,7 +39,11 @@ static void put_leaving(struct node *node, uint64_t offset, uint32_t bytes)
 
 	if (!last)
 		abort();
-	*last = (struct dirty){ .offset = offset, .bytes = bytes };
+	*last = (struct dirty){
+		.offset = offset,
+		.sequence = model_sequence(),
+		.bytes = bytes,
+	};
 	while (*end)
 		end = &(*end)->next;
 	*end = last;

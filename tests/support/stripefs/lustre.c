@@ -297,8 +297,16 @@ static void do_setstripe(fuse_req_t request, struct node *node, uint64_t address
 			result = -EFAULT;
 	}
 	/* Who may not set one is told that all went well. */
-	if (!result && !(options.traps & TRAP_SETSTRIPE_IGNORED))
+	if (!result && !(options.traps & TRAP_SETSTRIPE_IGNORED)) {
 		result = set_layout(node, blob, bytes);
+		/* Of a file, what came of it is told where the wish was: not in memory that is
+		 * constant. */
+		if (!result && S_ISREG(node->stat.st_mode) &&
+		    (lustre_get(node, blob) < 0 ||
+		     !caller_write(request, blob, address,
+				   get32(blob) == MAGIC_V3 ? V3_BYTES : V1_BYTES)))
+			result = -EFAULT;
+	}
 	answer_ioctl(request, result, NULL, 0);
 }
 

@@ -101,6 +101,17 @@ uint64_t model_run(void)
 /* ---- Requests ---------------------------------------------------------------------------------
  */
 
+/* Whether something that came before is still to be done. What waited in a client's cache is
+ * younger in the list than it is. */
+static bool has_older(const struct node *node, uint64_t sequence)
+{
+	const struct io *io = node->oldest;
+
+	while (io && io->sequence >= sequence)
+		io = io->next;
+	return io || (node->leaving && client_oldest(node) < sequence);
+}
+
 static void wake_waiters(struct node *node)
 {
 	struct waiter **at = &node->waiters;
@@ -108,7 +119,7 @@ static void wake_waiters(struct node *node)
 	while (*at) {
 		struct waiter *waiter = *at;
 
-		if (node->leaving || (node->oldest && node->oldest->sequence < waiter->sequence)) {
+		if (has_older(node, waiter->sequence)) {
 			at = &waiter->next;
 			continue;
 		}
@@ -308,6 +319,11 @@ static void finish(void *argument)
 	admit_waiting();
 }
 
+uint64_t model_sequence(void)
+{
+	return ++io_sequence;
+}
+
 static struct io *new_io(struct node *node, uint64_t offset, uint32_t bytes,
 			 const struct piece *pieces, unsigned int count)
 {
@@ -318,7 +334,7 @@ static struct io *new_io(struct node *node, uint64_t offset, uint32_t bytes,
 	io->node = node;
 	io->offset = offset;
 	io->bytes = bytes;
-	io->sequence = ++io_sequence;
+	io->sequence = model_sequence();
 	io->arrived_ns = now_ns();
 	io->part_count = io->parts_left = count;
 	for (unsigned int i = 0; i < count; i++) {
@@ -351,7 +367,7 @@ void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset
 		enqueue(io);
 }
 
-void model_write_back(struct node *node, uint64_t offset, uint32_t bytes)
+void model_write_back(struct node *node, uint64_t offset, uint32_t bytes, uint64_t sequence)
 {
 	struct piece pieces[MAX_PARTS];
 	const int count = layout_split(node->layout, offset, bytes, pieces);
@@ -363,6 +379,7 @@ void model_write_back(struct node *node, uint64_t offset, uint32_t bytes)
 		return;
 	}
 	io = new_io(node, offset, bytes, pieces, (unsigned int)count);
+	io->sequence = sequence;
 	io->write = io->write_back = io->answered = true;
 	enqueue(io);
 }

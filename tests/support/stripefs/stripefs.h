@@ -289,8 +289,10 @@ uint64_t model_run(void);
 void model_later(uint64_t at_ns, void (*call)(void *argument), void *argument);
 /* Answers a read or write when the targets are done with it. */
 void model_io(fuse_req_t request, struct node *node, bool write, uint64_t offset, uint32_t bytes);
-/* Bytes whose writer has been answered. */
-void model_write_back(struct node *node, uint64_t offset, uint32_t bytes);
+/* The place of a request among all. */
+uint64_t model_sequence(void);
+/* Bytes whose writer has been answered; their place is when they were ready to leave. */
+void model_write_back(struct node *node, uint64_t offset, uint32_t bytes, uint64_t sequence);
 /* Calls back when all data requests of this file that came before are done. */
 void model_flush(struct node *node, void (*call)(void *argument), void *argument);
 /* When the metadata server is done with an operation that comes now. */
@@ -305,6 +307,8 @@ void client_flush(struct node *node);
 /* A request is done. */
 void client_sent(struct node *node);
 void client_send(struct node *node);
+/* The place of the first that has not left; there is one. */
+uint64_t client_oldest(const struct node *node);
 
 /* ---- Answers: answer.c ------------------------------------------------------------------------
  */

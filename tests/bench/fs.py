@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice of the engine, and requests on stripes: on stripefs, and on the disk of the folder.
+
+    python -m tests.bench.fs ssd --rounds 3
+
+runs parts of it alone, with stripefs and tests/requests built.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from striped import Mount, striped
+from tree import build_folder
+
+from .rounds import Sample, interleave
+from .setting import Figure, Outcome, Setting
+
+MIB = 1 << 20
+GB = 1e9
+LIMIT_S = 300
+PATIENCE = 20
+
+#: By name, and as they are told to tests/requests: an engine alone has blocks by rule.
+STRIPED: dict[str, tuple[str, ...]] = {
+    name: (name,) for name in ("uring", "uring-async", "threads", "buffered")
+}
+PLAIN: dict[str, tuple[str, ...]] = {
+    **STRIPED,
+    "uring 1M x 17": ("uring", str(MIB), "17"),
+    "uring 4M x 28": ("uring", str(4 * MIB), "28"),
+    "uring 16M x 8": ("uring", str(16 * MIB), "8"),
+}
+#: Less than this part of the best at the first try is not tried again.
+HOPELESS = 0.7
+
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A mount; None is the disk of the benchmark's folder."""
+
+    profile: str | None
+    parameters: dict[str, object] = field(default_factory=dict)
+    n_bytes: int = 512 * MIB
+    candidates: dict[str, tuple[str, ...]] = field(default_factory=lambda: STRIPED)
+
+
+PARTS = {
+    "hdd": Part("hdd", {"stripe_count": -1}, 256 * MIB),
+    "ssd": Part("ssd", {"stripe_count": -1}),
+    "ssd one by one": Part("ssd", {"stripe_count": -1, "direct": "threads"}),
+    "nfs": Part("nfs", candidates=PLAIN),
+    "disk": Part(None, n_bytes=1024 * MIB, candidates=PLAIN),
+}
+
+#: Whose requests are counted as they leave, and as they arrive.
+LAYOUTS: tuple[dict[str, object], ...] = (
+    {"stripe_size": "1Mi", "stripe_count": 8},
+    {"stripe_size": "3Mi", "stripe_count": 4},
+    {"stripe_size": "4Mi", "stripe_count": 8},
+    {"stripe_size": "16Mi", "stripe_count": 4},
+    {"progressive": "4Mi:1:1Mi,64Mi:2:1Mi,eof:8:4Mi"},
+    {"play": "beegfs", "stripe_size": "512Ki", "stripe_count": 4},
+    {"play": "ceph", "stripe_size": "4Mi", "stripe_count": 4},
+)
+
+
+class FsError(Exception):
+    """It could not be measured."""
+
+
+def write(path: Path, n_bytes: int, *words: str, cache: Path | None = None) -> Found:
+    """What tests/support/requests.c tells of a file that it writes."""
+    done = subprocess.run(
+        [build_folder() / "tests" / "requests", path, str(n_bytes), *words],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    if done.returncode:
+        raise FsError(done.stderr)
+    found: Found = json.loads(done.stdout)
+    return found
+
+
+def sample(path: Path, n_bytes: int, *words: str, cache: Path) -> Sample:
+    found = write(path, n_bytes, *words, cache=cache)
+    return Sample(found["seconds"], n_bytes, {"choice": found["choice"], "engine": found["engine"]})
+
+
+def calibrate(path: Path, n_bytes: int, cache: Path) -> Found:
+    """The first file for which there was time to try."""
+    for _ in range(PATIENCE):
+        found = write(path, n_bytes, "again", cache=cache)
+        took = re.match(r"calibrated now in ([0-9.]+) s", found["choice"])
+        if took:
+            return {**found, "took_s": float(took[1])}
+    raise FsError(found["choice"])
+
+
+@contextmanager
+def place(part: Part, folder: Path) -> Iterator[tuple[Path, Mount | None]]:
+    if part.profile is None:
+        yield folder / "fs-file", None
+        return
+    with striped(part.profile, fsname=f"bench-{os.getpid()}", **part.parameters) as mount:
+        yield mount.path / "file", mount
+
+
+def explore(part: Part, path: Path, cache: Path) -> dict[str, float]:
+    """GB/s of each candidate, better of two; what is hopeless has one try."""
+    rates: dict[str, float] = {}
+    for _ in range(2):
+        for name, words in part.candidates.items():
+            if rates.get(name, 1e9) < HOPELESS * max(rates.values(), default=0):
+                continue
+            rate = sample(path, part.n_bytes, *words, cache=cache).gb_per_s
+            rates[name] = max(rates.get(name, 0), rate)
+    return rates
+
+
+def run(part: Part, folder: Path, rounds: int) -> Found:
+    with (
+        place(part, folder) as (path, mount),
+        tempfile.TemporaryDirectory(prefix="ioshape-bench-") as cache_name,
+    ):
+        cache = Path(cache_name)
+        calibrated = calibrate(path, part.n_bytes, cache)
+        rates = explore(part, path, cache)
+        best = max(rates, key=lambda name: rates[name])
+        contestants = {
+            "calibrated": lambda: sample(path, part.n_bytes, "auto", cache=cache),
+            "best": lambda: sample(path, part.n_bytes, *part.candidates[best], cache=cache),
+        }
+        samples = interleave(contestants, rounds, lambda: None)
+        path.unlink()
+        statistics = mount.statistics() if mount else {}
+    remembered = [str(one.details["choice"]) for one in samples["calibrated"]]
+    if not all(" ago: " in choice for choice in remembered):
+        raise FsError(f"it was not remembered: {remembered}")
+    pairs = zip(samples["calibrated"], samples["best"], strict=True)
+    return {
+        "choice": calibrated["choice"],
+        "took_s": calibrated["took_s"],
+        "candidates_gb_per_s": rates,
+        "best": best,
+        "ratio": median(mine.gb_per_s / other.gb_per_s for mine, other in pairs),
+        "samples": samples,
+        "writes": statistics.get("writes"),
+        "model": {"profile": part.profile, **part.parameters, **statistics.get("parameters", {})},
+    }
+
+
+def count_requests(layout: dict[str, object]) -> Found:
+    with striped("ssd", bandwidth="20G", seek_ms=0, **layout) as mount:
+        left = write(mount.path / "file", 200 * MIB + 777)
+        arrived = mount.statistics()["writes"]
+    return {"layout": layout, "left": left, "arrived": arrived}
+
+
+def crossings(counted: list[Found], parts: dict[str, Found]) -> tuple[int, int]:
+    """Of how many requests."""
+    told = [one[side] for one in counted for side in ("left", "arrived")]
+    told += [found["writes"] for found in parts.values() if found["writes"]]
+    bad = sum(one["crossing"] + one["off_stripe"] for one in told)
+    return bad, sum(one["requests"] for one in told)
+
+
+def figures(parts: dict[str, Found], counted: list[Found]) -> list[Figure]:
+    worst = min(parts, key=lambda name: float(parts[name]["ratio"]))
+    slowest = max(parts, key=lambda name: float(parts[name]["took_s"]))
+    ratios = ", ".join(
+        f"{name} {found['ratio']:.2f} ({found['choice'].split(': ', 1)[1].split(',')[0]}; "
+        f"best {found['best']})"
+        for name, found in parts.items()
+    )
+    times = ", ".join(f"{name} {found['took_s']:.2f} s" for name, found in parts.items())
+    result = [
+        Figure("calibration_vs_best", float(parts[worst]["ratio"]), ">=", 0.95, ratios),
+        Figure(
+            "calibration_s",
+            float(parts[slowest]["took_s"]),
+            "<=",
+            0.3,
+            f"{times}; 0 s for the {sum(len(f['samples']['calibrated']) for f in parts.values())} "
+            "files after that",
+        ),
+    ]
+    bad, all_of_them = crossings(counted, parts)
+    result.append(
+        Figure(
+            "stripe_crossings",
+            bad,
+            "<=",
+            0,
+            f"of {all_of_them} write requests, as they leave and as stripefs sees them, on "
+            f"{len(counted)} layouts and in the runs above",
+        )
+    )
+    return result
+
+
+def sentence(name: str, found: Found) -> str:
+    """The model, for those who read the table."""
+    rates = ", ".join(f"{key} {value:.2f}" for key, value in found["candidates_gb_per_s"].items())
+    model = ", ".join(f"{key} {value}" for key, value in found["model"].items())
+    return f"{name} ({model}), GB/s: {rates}"
+
+
+def measure_parts(names: list[str], folder: Path, rounds: int) -> Outcome:
+    outcome = Outcome()
+    parts: dict[str, Found] = {}
+    for name in names:
+        print(f"  {name}", flush=True)
+        parts[name] = run(PARTS[name], folder, rounds)
+        outcome.samples[name] = parts[name]["samples"]
+        outcome.ceilings.append(sentence(name, parts[name]))
+    counted = [count_requests(layout) for layout in LAYOUTS]
+    outcome.figures = figures(parts, counted)
+    outcome.facts["method"] = (
+        "files written by tests/requests: engines in turns, the best of them against the choice; "
+        "stripefs is a filesystem in user space that answers requests when its model says"
+    )
+    outcome.facts["requests"] = counted
+    for name, found in parts.items():
+        outcome.facts[name] = {key: value for key, value in found.items() if key != "samples"}
+    return outcome
+
+
+def measure(setting: Setting) -> Outcome:
+    return measure_parts(list(PARTS), setting.folder, setting.rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.fs")
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", type=Path, default=Path())
+    given = parser.parse_args()
+    outcome = measure_parts(given.parts, given.dir, given.rounds)
+    for figure in outcome.figures:
+        print(
+            f"{figure.name} {figure.value:.3f} {'' if figure.met else '(missed) '}{figure.remark}"
+        )
+    for line in outcome.ceilings:
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
