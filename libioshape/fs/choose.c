@@ -12,7 +12,7 @@ static const struct step {
 	uint64_t bytes;
 	uint32_t stripes;
 } steps[] = {
-	{ 100 * MIB, 1 },
+	{ FS_ONE_STRIPE_BYTES, 1 },
 	{ 10 * GIB, 8 },
 	{ 100 * GIB, 16 },
 	{ UINT64_MAX, 32 },

@@ -40,6 +40,8 @@ const char *fs_family_name(enum fs_family family);
 #define FS_TARGET_POOL_BYTES 16 /* with its 0; Lustre takes 15 characters */
 #define FS_MOST_PARTS 8
 #define FS_ALL_TARGETS UINT32_MAX
+/* Up to here one stripe is enough by the automatic rule. */
+#define FS_ONE_STRIPE_BYTES (100 * MIB)
 
 /* A part of a file's length that is striped in one way. Most files have one. */
 struct fs_part {
@@ -270,6 +272,8 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 /* A number that is the same for paths on one mount, and for no others while it is mounted; quick to
  * be had. 0 or a negative errno. */
 int fs_mount_of_path(const char *path, uint64_t *mount);
+/* The same of the directory that the path is in, whatever is at the path. */
+int fs_mount_of_directory(const char *path, uint64_t *mount);
 
 /* A name for a statfs magic number: "nfs", "lustre"; "0x…" for one not known here. Pure. */
 void fs_magic_name(uint64_t magic, char *type, size_t type_bytes);

@@ -67,21 +67,34 @@ static void name_host(char *host, size_t bytes)
 		fclose(file);
 }
 
-/* What is there, also behind a symbolic link; and what is not will be in its directory. */
-static int look(const char *path, struct statx *status)
+static const unsigned wanted = STATX_BASIC_STATS | FS_STATX_MOUNT;
+
+static int look_at_directory(const char *path, struct statx *status)
 {
 	const char *slash = strrchr(path, '/');
 	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-	const unsigned wanted = STATX_BASIC_STATS | FS_STATX_MOUNT;
-	int ret = 0;
+	int ret;
 
 	if (!directory)
 		return -ENOMEM;
-	if (statx(AT_FDCWD, path, 0, wanted, status) &&
-	    statx(AT_FDCWD, directory, 0, wanted, status))
-		ret = -errno;
+	ret = statx(AT_FDCWD, directory, 0, wanted, status) ? -errno : 0;
 	free(directory);
 	return ret;
+}
+
+/* What is there, also behind a symbolic link; and what is not will be in its directory. */
+static int look(const char *path, struct statx *status)
+{
+	return statx(AT_FDCWD, path, 0, wanted, status) ? look_at_directory(path, status) : 0;
+}
+
+static uint64_t mount_of(const struct statx *status)
+{
+	uint64_t mount = fs_mount_number(status);
+
+	/* Not by its device first: two mounts of a server may share one, and have two names. */
+	return mount ? mount :
+		       UINT64_C(1) << 63 | makedev(status->stx_dev_major, status->stx_dev_minor);
 }
 
 int fs_mount_of_path(const char *path, uint64_t *mount)
@@ -89,13 +102,19 @@ int fs_mount_of_path(const char *path, uint64_t *mount)
 	struct statx status;
 	int ret = look(path, &status);
 
-	if (ret)
-		return ret;
-	*mount = fs_mount_number(&status);
-	/* Not by its device first: two mounts of a server may share one, and have two names. */
-	if (!*mount)
-		*mount = UINT64_C(1) << 63 | makedev(status.stx_dev_major, status.stx_dev_minor);
-	return 0;
+	if (!ret)
+		*mount = mount_of(&status);
+	return ret;
+}
+
+int fs_mount_of_directory(const char *path, uint64_t *mount)
+{
+	struct statx status;
+	int ret = look_at_directory(path, &status);
+
+	if (!ret)
+		*mount = mount_of(&status);
+	return ret;
 }
 
 /* A directory for its own sake, or the one that a file is or will be in. Negative errno. */

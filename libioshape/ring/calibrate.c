@@ -426,7 +426,7 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 		say(choice, "not calibrated: direct I/O is off");
 	else if (is_no_file(path))
 		say(choice, "not calibrated: no regular file");
-	else if (fs_pool_of_path(path, choice->mount, NULL))
+	else if (ring_memory_name(path, choice->mount))
 		say(choice, "not calibrated: nobody knows what it is on");
 	else if (!strncmp(choice->mount, "tmpfs:", 6) || !strncmp(choice->mount, "ramfs:", 6))
 		say(choice, "not calibrated: in memory");

@@ -76,6 +76,10 @@ void ring_bench_medium(const struct ring_bench *bench, struct ring_calibration *
 
 /* ---- What is remembered (calibrated.c) ------------------------------------------------------- */
 
+/* The name of the mount that the file's directory is on, as fs_pool_of_path() gives it; quickly
+ * after the first time. 0 or a negative errno. */
+int ring_memory_name(const char *path, char name[FS_POOL_BYTES]);
+
 /* Of this process, or of the disk; not what is older than `since` or has expired by `now` (seconds
  * since 1970). -ENOENT. */
 int ring_memory_get(const char *mount, double since, double now,

@@ -74,6 +74,47 @@ static void let_go(void)
 	pthread_mutex_unlock(&lock);
 }
 
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+/* Finding one out costs more than a small save, most of it answers of a metadata server. */
+static struct {
+	uint64_t mount;
+	char name[FS_POOL_BYTES];
+} names[MOST_MOUNTS];
+static size_t next_name; /* the oldest one */
+
+static bool find_name(uint64_t mount, char name[FS_POOL_BYTES])
+{
+	bool found = false;
+
+	hold();
+	for (size_t i = 0; !found && i < MOST_MOUNTS; i++) {
+		found = *names[i].name && names[i].mount == mount;
+		if (found)
+			memcpy(name, names[i].name, FS_POOL_BYTES);
+	}
+	let_go();
+	return found;
+}
+
+int ring_memory_name(const char *path, char name[FS_POOL_BYTES])
+{
+	uint64_t mount;
+	int ret = fs_mount_of_directory(path, &mount);
+
+	if (ret || find_name(mount, name))
+		return ret;
+	ret = fs_pool_of_path(path, name, NULL);
+	if (ret)
+		return ret;
+	hold();
+	names[next_name].mount = mount;
+	memcpy(names[next_name].name, name, FS_POOL_BYTES);
+	next_name = (next_name + 1) % MOST_MOUNTS;
+	let_go();
+	return 0;
+}
+
 /* ---- The folder ------------------------------------------------------------------------------ */
 
 void ring_calibration_prepare(void)

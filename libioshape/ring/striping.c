@@ -24,7 +24,8 @@ static bool must_ask(struct ring_striping *striping, int directory_fd, const cha
 	memset(&striping->asked, 0, sizeof(striping->asked));
 	if (!striping->wish || striping->wish->kind == FS_WISH_DIRECTORY)
 		return false;
-	if (striping->wish->kind == FS_WISH_AUTO && !striping->bytes)
+	/* One stripe is what every directory gives, at least. */
+	if (striping->wish->kind == FS_WISH_AUTO && striping->bytes <= FS_ONE_STRIPE_BYTES)
 		return false;
 	/* Most files follow others on the same mount, where nothing is to be asked for: they cost
 	 * no call. If this one does not, it is found out when it is looked at. */

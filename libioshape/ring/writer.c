@@ -35,8 +35,9 @@ struct ring_writer {
 	bool was_direct;
 	bool nil; /* the engine drops everything: there is no file */
 	bool failed;
-	bool finished;       /* complete: may be committed */
-	uint64_t most_bytes; /* that this process may write into one file (ulimit -f) */
+	bool finished;           /* complete: may be committed */
+	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
+	uint64_t first_block_ns; /* when the engine got its first block */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
 	struct ring_choice choice;
 	char shape_why[160];
@@ -234,6 +235,7 @@ static int start_engine(struct ring_writer *writer, struct base_error *error)
 
 	if (ret)
 		return ret;
+	writer->first_block_ns = base_now_ns();
 	ring_lane_attach(lane, writer->target.fd, writer->target.path, false, writer->notes);
 	writer->through_engine = true;
 	if (!writer->nil)
@@ -405,7 +407,26 @@ static bool is_small(const struct ring_writer *writer)
 }
 
 /* The part of the requests that may be in flight when the next writer begins. */
-#define TAIL_PART 4
+#define TAIL_PART 8
+
+/* What it takes to make a file on a network filesystem: some answers of a metadata server. */
+#define BEGINNING_S 0.020
+
+/*
+ * Requests that may be in flight when the next writer begins: what the storage has done with by the
+ * time that one has made his file, at the speed of this one; and a part of them at least.
+ */
+static unsigned tail_requests(const struct ring_writer *writer)
+{
+	const struct ring_lane *lane = writer->lane;
+	const uint64_t flying = lane->in_flight * (uint64_t)lane->shape.block_bytes;
+	const double seconds = base_seconds(base_now_ns() - writer->first_block_ns);
+	const uint64_t done = writer->submitted - MIN(flying, writer->submitted);
+	const double requests =
+		(double)done / MAX(seconds, 1e-6) * BEGINNING_S / (double)lane->shape.block_bytes;
+
+	return MAX((unsigned)MIN(requests, lane->limit / 2.0), lane->limit / TAIL_PART);
+}
 
 /* Only what lies on the storage itself: the rest of a file in the page cache leaves at the sync. */
 static int hand_over(struct ring_writer *writer, struct base_error *error)
@@ -416,7 +437,7 @@ static int hand_over(struct ring_writer *writer, struct base_error *error)
 
 	if (!options->nearly_written || !writer->through_engine || !lane->direct)
 		return 0;
-	ret = ring_lane_settle(lane, lane->limit / TAIL_PART, error);
+	ret = ring_lane_settle(lane, tail_requests(writer), error);
 	if (!ret && lane->direct)
 		options->nearly_written(options->nearly_written_user);
 	return ret;
