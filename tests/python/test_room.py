@@ -17,6 +17,7 @@ MIB = 1 << 20
 
 FULL_DISK = """
     import errno
+    import json
     import logging
     import threading
     import time
@@ -127,6 +128,29 @@ FULL_DISK = """
         assert name == "torch" or "it needs 20" in report.fallbacks[-1], report.fallbacks
         assert [level for level, line in lines if "skipped" in line] == ["WARNING"], lines
         assert names_in(folder) == ["filler", "model.pt"] and number_in(path) == 1, name
+
+    # torch's own writer: its path may have anything in it. Recorded, also where warnings are errors.
+    ioshape.configure(trace="reports")
+    odd = folder / "a; b.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            ioshape.save(too_much, odd, **old)
+        except ioshape.SkippedWarning as warning:
+            assert str(odd) in str(warning) and "o space left" in str(warning), warning
+            assert "free space" not in str(warning), warning  # that is the remedy
+        else:
+            raise AssertionError("no error")
+    try:
+        ioshape.save(too_much, folder / "none" / "a.pt", **old)
+    except FileNotFoundError:
+        pass
+    ioshape.configure(trace=None)
+    (recorded,) = Path("reports").iterdir()
+    skip, failure = map(json.loads, recorded.read_text().splitlines())
+    assert skip["skipped"] and skip["started_s"] > 1e9 and not skip["error"], skip
+    assert str(odd) in skip["fallbacks"][-1], skip
+    assert failure["started_s"] > 1e9 and "none" in failure["error"], failure
 
     # A generation: no attempt is left of it, and the one before is the newest.
     directory = folder / "checkpoints"

@@ -530,6 +530,20 @@ def test_no_save_fails_because_it_cannot_be_recorded(
         assert all("not recorded (setting trace): [Errno 20]" in text for text in told)
 
 
+def test_no_save_fails_because_nobody_knows_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> None:
+        raise RuntimeError("the process group is gone")
+
+    monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "reports"))
+    monkeypatch.setattr(_trace, "job", unknown)
+    monkeypatch.setattr(_trace, "_warned", threading.Event())
+    with pytest.warns(RuntimeWarning, match="not recorded .*: the process group is gone"):
+        ioshape.save([1], tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt") == [1]
+
+
 def test_the_clock_is_that_of_torchs_profiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
