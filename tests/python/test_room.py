@@ -9,6 +9,7 @@ from pathlib import Path
 import ioshape
 import pytest
 from checkpoints import checkpoint, names_in, number_in
+from ioshape import _config
 from mounts import small_disk
 from processes import run_interpreter
 from striped import striped
@@ -129,7 +130,7 @@ FULL_DISK = """
         assert [level for level, line in lines if "skipped" in line] == ["WARNING"], lines
         assert names_in(folder) == ["filler", "model.pt"] and number_in(path) == 1, name
 
-    # torch's own writer: its path may have anything in it. Recorded, also where warnings are errors.
+    # torch's own writer, to a path with anything in it. Recorded, also if warnings are errors.
     ioshape.configure(trace="reports")
     odd = folder / "a; b.pt"
     with warnings.catch_warnings():
@@ -145,7 +146,6 @@ FULL_DISK = """
         ioshape.save(too_much, folder / "none" / "a.pt", **old)
     except FileNotFoundError:
         pass
-    ioshape.configure(trace=None)
     (recorded,) = Path("reports").iterdir()
     skip, failure = map(json.loads, recorded.read_text().splitlines())
     assert skip["skipped"] and skip["started_s"] > 1e9 and not skip["error"], skip
@@ -200,7 +200,7 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
 @pytest.fixture
 def _settings() -> Iterator[None]:
     yield
-    ioshape.configure(full=None, full_wait_ms=None)
+    _config.reset()
 
 
 @pytest.mark.usefixtures("_settings")
