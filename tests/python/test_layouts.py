@@ -340,3 +340,9 @@ def test_a_mistake_is_a_value_error(tmp_path: Path, wish: str, says: str) -> Non
     with pytest.raises(ValueError, match=says):
         save(tmp_path / "file.pt", wish)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_names_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IOSHAPE_LAYOUT", "stripe_cont=3")
+    with pytest.raises(ValueError, match=r'^IOSHAPE_LAYOUT: the layout "stripe_cont=3" has '):
+        ioshape.save([1], tmp_path / "a.pt")
