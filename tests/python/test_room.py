@@ -209,7 +209,7 @@ def _settings() -> Iterator[None]:
     _config.reset()
 
 
-@pytest.mark.usefixtures("_settings")
+@pytest.mark.usefixtures("_mounts_of_stripefs", "_settings")
 def test_one_storage_target_is_full() -> None:
     with striped("ssd", targets=4, stripe_count=4) as mount:
         path = mount.path / "model.pt"

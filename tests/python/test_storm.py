@@ -292,6 +292,7 @@ def is_over(process: "subprocess.Popen[str]", ranks: list[int], folder: Path) ->
     return err
 
 
+@pytest.mark.long
 def test_a_rank_that_crashes_ends_the_storm(
     endless: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
