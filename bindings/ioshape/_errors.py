@@ -32,8 +32,6 @@ class StorageError(OSError, RuntimeError):
     remedy: str
     #: How far a failed save came; None if there is nothing to say.
     report: Report | None
-    #: The sentence without its remedy.
-    _cause: str
 
     def __init__(self, code: int, sentence: str, path: str, operation: str) -> None:
         number = _ERRNOS.get(code, -code)
@@ -51,6 +49,7 @@ class StorageError(OSError, RuntimeError):
             known = known.removesuffix(end)
         rest = known.rpartition(path)[2] if path else known
         self.remedy = rest.partition("; ")[2]
+        # The sentence without it: a "; " may also be one of the path.
         self._cause = (known.removesuffix(f"; {self.remedy}") if self.remedy else known) + end
         self.report = None
 
