@@ -41,6 +41,7 @@ struct ring_target {
 	int directory_fd;
 	int fd;      /* what is written to; -1 when closed */
 	int lock_fd; /* a second descriptor of the same open file: keeps its lock past close(fd) */
+	bool absent; /* nothing was at the path, not even a link */
 	bool replaces; /* a file with this mode and owner */
 	mode_t old_mode;
 	uid_t old_user;

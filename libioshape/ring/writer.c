@@ -581,7 +581,8 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->direct = writer->was_direct;
 	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
 	report->block_bytes = lane->shape.block_bytes;
-	snprintf(report->choice, sizeof(report->choice), "%s", writer->shape_why);
+	snprintf(report->choice, sizeof(report->choice), "%s",
+		 writer->target.stream ? RING_NO_REGULAR_FILE : writer->shape_why);
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
 	ring_striping_report(&writer->striping, &writer->fs.layout, report);
