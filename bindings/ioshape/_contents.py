@@ -352,10 +352,11 @@ def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> Dam
     shown = ", ".join(f"'{name}'" if name else "the tensor" for name in names[:3])
     if len(names) > 3:
         shown += f" and {len(names) - 3} more"
-    damage, semicolon, remedy = sentence.partition("; ")
+    damage = error._cause  # not up to the first "; ", which may be one of the path
+    remedy = sentence.removeprefix(damage)
     return DamagedError(
         error.code,
-        f"{damage}, which holds {shown}{semicolon}{remedy}",
+        f"{damage}, which holds {shown}{remedy}",
         error.filename,
         error.operation,
     )

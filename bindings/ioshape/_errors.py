@@ -32,6 +32,8 @@ class StorageError(OSError, RuntimeError):
     remedy: str
     #: How far a failed save came; None if there is nothing to say.
     report: Report | None
+    #: The sentence without its remedy.
+    _cause: str
 
     def __init__(self, code: int, sentence: str, path: str, operation: str) -> None:
         number = _ERRNOS.get(code, -code)
@@ -41,9 +43,15 @@ class StorageError(OSError, RuntimeError):
         self.operation = operation
         reason = ffi.string(lib.ioshape_strerror(code)).decode()
         # Behind the path, which may have anything in it.
-        rest = sentence.removesuffix(f": {reason}")
-        rest = rest.rpartition(path)[2] if path else rest
+        known = sentence.removesuffix(f": {reason}")
+        end = ""
+        if code == lib.IOSHAPE_E_SKIPPED:  # it is told in the words of what it was skipped for
+            endings = (f": {os.strerror(one)}" for one in (errno.ENOSPC, errno.EDQUOT))
+            end = next(filter(known.endswith, endings), "")
+            known = known.removesuffix(end)
+        rest = known.rpartition(path)[2] if path else known
         self.remedy = rest.partition("; ")[2]
+        self._cause = (known.removesuffix(f"; {self.remedy}") if self.remedy else known) + end
         self.report = None
 
     def __str__(self) -> str:

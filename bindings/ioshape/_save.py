@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _config, _pickling, _trace
@@ -139,6 +139,11 @@ def is_durable(keyword: bool | None) -> bool:
     return value is not False
 
 
+def _begun(path: str, note: str) -> Report:
+    """Of a save that torch is about to write."""
+    return Report(path=path, written_by="torch", fallbacks=(note,), started_s=time.time())
+
+
 @dataclass
 class _Call:
     """What the caller wants."""
@@ -192,37 +197,39 @@ class _Call:
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
-        begin, started_s = time.perf_counter(), time.time()
-        self._torch_save(f)
-        report = Report(
-            path=str(getattr(f, "name", "")),
-            written_by="torch",
-            total_s=time.perf_counter() - begin,
-            started_s=started_s,
-            fallbacks=("torch wrote to the file object itself: neither atomic nor durable",),
+        report = _begun(
+            str(getattr(f, "name", "")),
+            "torch wrote to the file object itself: neither atomic nor durable",
         )
+        begin = time.perf_counter()
+        try:
+            self._torch_save(f)
+        except (OSError, RuntimeError) as error:  # torch's writer raises both
+            _trace.record(replace(report, total_s=time.perf_counter() - begin), error=error)
+            raise
+        report = replace(report, total_s=time.perf_counter() - begin)
         _trace.record(report)
         return report
 
     def _by_torch(self, path: str, reason: str) -> Report:
         """torch's own writer, but into a file of ours: still atomic and durable."""
-        begin = time.perf_counter()
+        note = f"written by torch itself: {reason}"
+        begun, begin = _begun(path, note), time.perf_counter()
         try:
             with RawFile(path, durable=self.durable, replace=self.replace) as raw:
                 self._torch_save(cast("IO[bytes]", raw))
-                report = raw.commit(f"written by torch itself: {reason}")
+                report = raw.commit(note)
         except StorageError as error:
+            begun = replace(begun, total_s=time.perf_counter() - begin)
             if error.code != lib.IOSHAPE_E_SKIPPED:
+                _trace.record(begun, error=error)
                 raise
-            why = str(error).partition("; ")[0]
+            why = error._cause
+            report = replace(begun, fallbacks=(note, why), skipped=True)
+            _trace.record(report)
+            # Last: a filter of the program's may make an exception of it.
             warn_skipped(path, why)
-            report = Report(
-                path=path,
-                written_by="torch",
-                total_s=time.perf_counter() - begin,
-                fallbacks=(f"written by torch itself: {reason}", why),
-                skipped=True,
-            )
+            return report
         _trace.record(report)
         return report
 

@@ -26,7 +26,7 @@ def record(report: Report, *, background: bool = False, error: BaseException | N
         folder = _config.value_of("trace")
         if folder:
             _append(folder, report, background, error)
-    except (OSError, ValueError) as problem:
+    except Exception as problem:  # whatever it is, the checkpoint is worth more
         _warn(f"reports of saves are not recorded (setting trace): {problem}")
 
 

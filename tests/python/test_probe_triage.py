@@ -132,6 +132,42 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
     ("96 %", facts(free_bytes=32 * TIB // 10), "full", "serious", "lfs df -h /scratch"),
     ("too small", facts(free_bytes=3 * GIB), "no-room", "serious", "lfs df"),
     (
+        "too many",
+        facts(ranks=256, for_bytes=8 * GIB, free_bytes=2 * TIB - 1),
+        "no-room",
+        "serious",
+        "lfs df",
+    ),
+    (
+        "many on disks of their own",
+        facts(
+            LOCAL,
+            ranks=256,
+            local_ranks=8,
+            for_bytes=8 * GIB,
+            free_bytes=64 * GIB,
+            total_bytes=100 * GIB,
+        ),
+        "not-shared",
+        "warning",
+        "findmnt",
+    ),
+    (
+        "too many for this host's disk",
+        facts(
+            LOCAL,
+            coordination=Coordination(),
+            ranks=8,
+            local_ranks=8,
+            for_bytes=8 * GIB,
+            free_bytes=63 * GIB,
+            total_bytes=100 * GIB,
+        ),
+        "no-room",
+        "serious",
+        "du -xh",
+    ),
+    (
         "fits barely",
         facts(LOCAL, coordination=Coordination(), free_bytes=4 * GIB),
         "full",
@@ -575,6 +611,22 @@ def test_each_finding_has_a_case_and_is_described() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert not {name for name in names if f"`{name}`" not in page}
     assert names - {name for _, _, name, *_ in TRIAGE} == {"quota-unseen"}
+
+
+def test_a_checkpoint_is_all_of_its_files() -> None:
+    finding = one(facts(ranks=256, for_bytes=8 * GIB, free_bytes=2 * TIB - 1))
+    assert finding.sentence.startswith(
+        "a checkpoint of 256 files, 2.00 TiB together, does not fit into the "
+    )
+    assert any("IOSHAPE_FULL=skip" in command for command in finding.commands)
+
+
+def test_slots_of_each_host_add_up() -> None:
+    shared = replace(REDIS, capacity=2)
+    own = Coordination(capacity=2)
+    assert "crowded-targets" not in found(facts(ranks=64, local_ranks=8, coordination=shared))
+    crowd = found(facts(ranks=64, local_ranks=8, coordination=own))["crowded-targets"]
+    assert crowd.sentence.startswith("16 writers at a time")
 
 
 def test_the_worst_comes_first() -> None:

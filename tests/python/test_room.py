@@ -9,6 +9,7 @@ from pathlib import Path
 import ioshape
 import pytest
 from checkpoints import checkpoint, names_in, number_in
+from ioshape import _config
 from mounts import small_disk
 from processes import run_interpreter
 from striped import striped
@@ -17,6 +18,7 @@ MIB = 1 << 20
 
 FULL_DISK = """
     import errno
+    import json
     import logging
     import threading
     import time
@@ -128,6 +130,28 @@ FULL_DISK = """
         assert [level for level, line in lines if "skipped" in line] == ["WARNING"], lines
         assert names_in(folder) == ["filler", "model.pt"] and number_in(path) == 1, name
 
+    # torch's own writer, to a path with anything in it. Recorded, also if warnings are errors.
+    ioshape.configure(trace="reports")
+    odd = folder / "a; b.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            ioshape.save(too_much, odd, **old)
+        except ioshape.SkippedWarning as warning:
+            assert str(odd) in str(warning) and "o space left" in str(warning), warning
+            assert "free space" not in str(warning), warning  # that is the remedy
+        else:
+            raise AssertionError("no error")
+    try:
+        ioshape.save(too_much, folder / "none" / "a.pt", **old)
+    except FileNotFoundError:
+        pass
+    (recorded,) = Path("reports").iterdir()
+    skip, failure = map(json.loads, recorded.read_text().splitlines())
+    assert skip["skipped"] and skip["started_s"] > 1e9 and not skip["error"], skip
+    assert str(odd) in skip["fallbacks"][-1], skip
+    assert failure["started_s"] > 1e9 and "none" in failure["error"], failure
+
     # A generation: no attempt is left of it, and the one before is the newest.
     directory = folder / "checkpoints"
     filler.unlink()
@@ -176,7 +200,7 @@ def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
 @pytest.fixture
 def _settings() -> Iterator[None]:
     yield
-    ioshape.configure(full=None, full_wait_ms=None)
+    _config.reset()
 
 
 @pytest.mark.usefixtures("_settings")

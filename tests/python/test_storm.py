@@ -360,6 +360,25 @@ def test_counts_of_metadata() -> None:
     assert _metadata.difference({"a": 1, "b": 2}, {"a": 4, "b": 2, "c": 1}) == {"a": 3, "c": 1}
 
 
+def test_metadata_is_counted_of_one_lustre_only(tmp_path: Path) -> None:
+    mounts = (
+        r"36 25 0:40 / /mnt/my\040scratch rw,relatime shared:1 - lustre 10.0.0.1@tcp:/s[1]/team rw"
+        "\n37 25 0:41 / /home rw shared:2 master:3 - lustre 10.0.0.1@o2ib:10.0.0.2@o2ib:/home rw\n"
+        "38 25 0:42 / /local rw - xfs /dev/sda1 rw\n"
+    )
+    scratch = _metadata.lustre_name(mounts, Path("/mnt/my scratch"))
+    assert scratch == "s[1]"
+    assert _metadata.lustre_name(mounts, Path("/home")) == "home"
+    assert _metadata.lustre_name(mounts, Path("/local")) == ""
+    assert _metadata.lustre_name(mounts, Path("/mnt")) == ""
+    for client, count in (("s[1]-MDT0000-mdc-a", 3), ("s[1]-MDT0001-mdc-a", 4), ("home-MDT0", 50)):
+        folder = tmp_path / "sys/fs/lustre/mdc" / client
+        folder.mkdir(parents=True)
+        (folder / "md_stats").write_text(f"create {count} samples [reqs]\n")
+    assert _metadata.of_lustre(scratch, tmp_path) == {"create": 7}
+    assert _metadata.of_lustre("none", tmp_path) is None
+
+
 def test_parts_lie_behind_each_other() -> None:
     report = {"pickle_s": 0.1, "stage_s": 0.2, "slot_s": 1.0, "write_s": 2.0, "group_s": 9.0}
     spans = spans_of(report, 10.0, 14.0)
@@ -528,6 +547,20 @@ def test_no_save_fails_because_it_cannot_be_recorded(
         told = [str(one.message) for one in caught]
         assert len(told) == (1 if action == "always" else 0)
         assert all("not recorded (setting trace): [Errno 20]" in text for text in told)
+
+
+def test_no_save_fails_because_nobody_knows_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> None:
+        raise RuntimeError("the process group is gone")
+
+    monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "reports"))
+    monkeypatch.setattr(_trace, "job", unknown)
+    monkeypatch.setattr(_trace, "_warned", threading.Event())
+    with pytest.warns(RuntimeWarning, match="not recorded .*: the process group is gone"):
+        ioshape.save([1], tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt") == [1]
 
 
 def test_the_clock_is_that_of_torchs_profiler(

@@ -125,3 +125,13 @@ class Facts:
     ranks: int = 1
     #: that they write
     files: int = 1
+
+    @property
+    def hosts(self) -> int:
+        """That the ranks are on, if all have as many as this one."""
+        return -(-self.ranks // max(self.host.local_ranks, 1))
+
+    @property
+    def files_here(self) -> int:
+        """Of them, those that take their room from this filesystem."""
+        return self.files if self.storage.remote else -(-self.files // max(self.hosts, 1))

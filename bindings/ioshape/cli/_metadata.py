@@ -7,19 +7,17 @@ Lustre in the tests, in an extended attribute of its root.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 from pathlib import Path
 
 _STATISTICS = "user.stripefs.statistics"
 _MOST_BYTES = 1 << 20
 
-#: of Lustre's md_stats
-_LUSTRE_FILES = (
-    "/proc/fs/lustre/mdc/*/md_stats",
-    "/sys/fs/lustre/mdc/*/md_stats",
-    "/sys/kernel/debug/lustre/mdc/*/md_stats",
-)
+#: where Lustre has its folder mdc
+_LUSTRE_FOLDERS = ("proc/fs/lustre", "sys/fs/lustre", "sys/kernel/debug/lustre")
 
 Counts = dict[str, int]
 
@@ -50,32 +48,47 @@ def _root_of(folder: Path) -> Path:
 
 
 def _of_lustre(root: Path) -> Counts | None:
-    total: Counts = {}
-    if not _is_lustre(root):
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
         return None
-    for pattern in _LUSTRE_FILES:
-        for path in Path("/").glob(pattern[1:]):
+    name = lustre_name(mounts, root)
+    return of_lustre(name) if name else None
+
+
+def of_lustre(name: str, machine: Path = Path("/")) -> Counts | None:
+    """Of all metadata servers of the filesystem of this name, and of no other one's."""
+    total: Counts = {}
+    for folder in _LUSTRE_FOLDERS:
+        for path in (machine / folder).glob(f"mdc/{glob.escape(name)}-MDT*/md_stats"):
             try:
                 text = path.read_text(encoding="ascii", errors="replace")
             except OSError:
                 continue
-            for name, count in of_md_stats(text).items():
-                total[name] = total.get(name, 0) + count
+            for kind, count in of_md_stats(text).items():
+                total[kind] = total.get(kind, 0) + count
         if total:
             return total
     return None
 
 
-def _is_lustre(root: Path) -> bool:
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
+def lustre_name(mounts: str, root: Path) -> str:
+    """The name of the filesystem at this mount point, by mountinfo; "" if it is not Lustre."""
+    name = ""
     for line in mounts.splitlines():
-        words = line.split()
-        if len(words) > 6 and words[4] == str(root):
-            return "lustre" in words[words.index("-") + 1 :][:1]
-    return False
+        words = line.split(" ")
+        if "-" not in words or len(words) < 10 or _unescaped(words[4]) != str(root):
+            continue
+        kind, source, *_ = words[words.index("-") + 1 :]
+        # Such as 10.0.0.1@tcp:10.0.0.2@tcp:/scratch/of/a/team. The last mount lies above others.
+        rest = _unescaped(source).rpartition(":/")[2]
+        name = rest.partition("/")[0] if kind == "lustre" else ""
+    return name
+
+
+def _unescaped(word: str) -> str:
+    """The kernel writes blanks, tabs, newlines and backslashes as \\040 and so on."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), word)
 
 
 def of_md_stats(text: str) -> Counts:

@@ -17,6 +17,11 @@ _STEPS = ((100 * _MIB, 1), (10 * _GIB, 8), (100 * _GIB, 16), (None, 32))
 
 _STRIPE_BYTES = 4 * _MIB
 
+#: Where it cannot be helped now.
+SKIP_WHAT_DOES_NOT_FIT = (
+    "export IOSHAPE_FULL=skip   # goes on without that checkpoint; or wait, for room",
+)
+
 
 def quoted(*words: str) -> str:
     """A command."""

@@ -49,13 +49,24 @@ def space(facts: Facts) -> Iterator[Finding]:
     storage = facts.storage
     used = used_part(storage.total_bytes, storage.free_bytes)
     free = human_size(storage.free_bytes)
-    if storage.total_bytes and storage.free_bytes < storage.for_bytes:
+    files = facts.files_here
+    needed = storage.for_bytes * files
+    if storage.total_bytes and storage.free_bytes < needed:
         yield Finding(
             "no-room",
             "serious",
-            f"a save of {human_size(storage.for_bytes)} does not fit into the {free} that are "
-            "free; the previous file goes only when the new one is complete",
-            remedies.show_space(facts),
+            (
+                f"a save of {human_size(needed)} does"
+                if files == 1
+                else f"a checkpoint of {files:,} files, {human_size(needed)} together, does"
+            )
+            + f" not fit into the {free} that are free; the previous "
+            + (
+                "file goes only when the new one is complete"
+                if files == 1
+                else "files go only when the new ones are complete"
+            ),
+            (*remedies.show_space(facts), *remedies.SKIP_WHAT_DOES_NOT_FIT),
         )
     elif used > FULL:
         yield Finding(
@@ -199,6 +210,8 @@ def crowd(facts: Facts) -> Iterator[Finding]:
     if facts.files < 2 or not count or not storage.target_count:
         return
     at_a_time = facts.coordination.capacity or storage.writers
+    if facts.coordination.kind == "local":
+        at_a_time *= facts.hosts  # each host has slots of its own
     free_for_all = facts.coordination.kind == "open" or not at_a_time
     writers = facts.files if free_for_all else min(facts.files, at_a_time)
     if writers * count > 2 * storage.target_count:

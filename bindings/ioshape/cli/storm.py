@@ -328,8 +328,8 @@ def command(
     what was saved. "training held" is how long a rank's training has to wait.
 
     Everything is written to a folder below PATH, which is removed at the end, also after Ctrl-C.
-    The settings are those that "ioshape settings" shows. Other users of the filesystem notice a
-    storm.
+    The settings are those that "ioshape settings" shows, but for node, trace and full. Other users
+    of the filesystem notice a storm.
 
     \b
     ioshape bench storm /scratch
