@@ -270,7 +270,7 @@ void ckpt_slots_learn(struct ckpt_slots *slots, const char *path, const struct f
 	struct ckpt_pool_of_mount *known;
 	uint64_t mount;
 
-	if (!layout->count || fs_mount_of_directory(path, &mount))
+	if (!layout->count || fs_mount_of_path(path, &mount))
 		return;
 	pthread_mutex_lock(&slots->lock);
 	for (known = slots->mounts; known && known->mount != mount; known = known->next)

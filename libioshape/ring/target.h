@@ -60,6 +60,9 @@ int ring_target_open(struct ring_target *target, const char *path, struct ring_s
 int ring_target_begin_again(struct ring_target *target, struct ring_striping *striping,
 			    struct ring_notes *notes, struct base_error *error);
 
+/* Blocks for so many bytes from the beginning on, interrupted or not. 0 or a negative errno. */
+int ring_allocate(int fd, uint64_t bytes);
+
 /* What a file will need (space.c). */
 struct ring_reservation {
 	uint64_t bytes;       /* expected */

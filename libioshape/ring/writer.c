@@ -273,6 +273,7 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 		slot->bytes = writer->lane->direct ? base_round_up(bytes, writer->lane->alignment) :
 						     bytes;
 		memset(slot->slab + bytes, 0, slot->bytes - bytes);
+		writer->slot = NULL; /* the lane's now, also after a failure */
 		ret = ring_lane_submit(writer->lane, slot, error);
 		if (ret)
 			return ret;
@@ -511,7 +512,7 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	if (!ret && !writer->options.no_sync && !writer->nil)
 		ret = ring_target_sync(&writer->target, error);
 	writer->sync_ns = base_now_ns() - begin;
-	if (!ret && !writer->options.no_sync)
+	if (!ret && !writer->options.no_sync && !writer->nil && !writer->target.stream)
 		ring_choice_went(
 			&writer->choice, writer->submitted,
 			base_seconds(writer->write_ns - writer->held_ns + writer->sync_ns));
