@@ -92,7 +92,10 @@ class Context:
         if code:
             # A variable with a bad value, as a rule: that is the same kind of mistake as a bad
             # argument of configure().
-            raise ValueError(ffi.string(message).decode(errors="replace"))
+            sentence = ffi.string(message).decode(errors="replace")
+            if sentence.startswith("the layout ") and os.environ.get("IOSHAPE_LAYOUT"):
+                sentence = f"IOSHAPE_LAYOUT: {sentence}"
+            raise ValueError(sentence)
         self.pointer: Any = ffi.gc(out[0], lib.ioshape_context_free)
 
     def _in_c(self, name: str, value: Any) -> Any:

@@ -89,7 +89,9 @@ class SaveHandle:
     def __repr__(self) -> str:
         state = "under way"
         if self.done():
-            self._settle()
+            # Who only looks at it is not to be stopped, though warnings be errors.
+            with contextlib.suppress(SkippedWarning):
+                self._settle()
             skipped = self._report is not None and self._report.skipped
             state = "failed" if self._error else "skipped" if skipped else "done"
         return f"<ioshape.SaveHandle {self.path!r}: {state}>"

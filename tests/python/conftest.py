@@ -4,7 +4,9 @@
 import os
 import signal
 
+import pytest
 from processes import SLOTS
+from striped import unavailable
 
 # Whoever starts the tests in the background has them ignore Ctrl-C, and so would every program that
 # they start. What is handled here, and not ignored, is as usual there.
@@ -12,3 +14,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["IOSHAPE_COORDINATOR"] = SLOTS
 os.environ["IOSHAPE_CALIBRATE"] = "off"
+
+
+@pytest.fixture(scope="session")
+def _mounts_of_stripefs() -> None:
+    """For tests that mount stripefs: where nobody can, they say so."""
+    reason = unavailable()
+    if reason:
+        pytest.skip(reason)

@@ -15,6 +15,8 @@ from ioshape import _config
 from striped import Mount, striped
 from tree import build_folder
 
+pytestmark = pytest.mark.usefixtures("_mounts_of_stripefs")
+
 MIB = 1 << 20
 LARGE = 129 * MIB
 
@@ -44,18 +46,24 @@ def write_patiently(path: Path, cache: Path) -> dict[str, Any]:
     raise AssertionError(found)
 
 
+def name_of(layout: dict[str, object]) -> str:
+    return "-".join(str(value) for value in layout.values())
+
+
 @pytest.mark.parametrize(
     "layout",
     [
-        {"stripe_size": "1Mi", "stripe_count": 8},
-        {"stripe_size": "4Mi", "stripe_count": 3},
-        {"stripe_size": "3Mi", "stripe_count": 2},
-        {"stripe_size": "16Mi", "stripe_count": 4},
-        {"progressive": "4Mi:1:1Mi,24Mi:2:1Mi,eof:8:4Mi"},
-        {"play": "beegfs", "stripe_size": "512Ki", "stripe_count": 4},
-        {"play": "ceph", "stripe_size": "4Mi", "stripe_count": 2},
+        pytest.param(layout, id=name_of(layout), marks=[pytest.mark.long] if long else [])
+        for long, layout in [
+            (True, {"stripe_size": "1Mi", "stripe_count": 8}),
+            (True, {"stripe_size": "4Mi", "stripe_count": 3}),
+            (False, {"stripe_size": "3Mi", "stripe_count": 2}),
+            (True, {"stripe_size": "16Mi", "stripe_count": 4}),
+            (False, {"progressive": "4Mi:1:1Mi,24Mi:2:1Mi,eof:8:4Mi"}),
+            (False, {"play": "beegfs", "stripe_size": "512Ki", "stripe_count": 4}),
+            (True, {"play": "ceph", "stripe_size": "4Mi", "stripe_count": 2}),
+        ]
     ],
-    ids=lambda layout: "-".join(str(value) for value in layout.values()),
 )
 def test_no_request_crosses_a_stripe_or_begins_in_one(layout: dict[str, object]) -> None:
     with striped("ssd", bandwidth="20G", seek_ms=0, **layout) as mount:

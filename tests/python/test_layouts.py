@@ -41,7 +41,7 @@ def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def lustre() -> Iterator[Mount]:
+def lustre(_mounts_of_stripefs: None) -> Iterator[Mount]:
     """Eight targets, files on one of them unless they ask."""
     with striped("ssd", pool=["flash=4,5,6,7"], **QUICK) as mount:
         yield mount
@@ -149,6 +149,7 @@ def test_a_large_file_is_given_stripes_by_its_size(lustre: Mount) -> None:
     (lustre.path / "large.pt").unlink()
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_a_progressive_directory_is_left_alone() -> None:
     with striped("ssd", progressive="1Mi:1,eof:2:4Mi", **QUICK) as mount:
         report = save(mount.path / "file.pt")
@@ -202,6 +203,7 @@ def test_an_unknown_pool_that_is_taken_is_kept(lustre: Mount) -> None:
     assert report.stripes_asked == report.stripes == "4 x 1M, pool nowhere"
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_an_unknown_pool_that_is_refused_leaves_the_directorys_layout() -> None:
     with striped("ssd", trap=["pool-refused"], **QUICK) as mount:
         path = mount.path / "file.pt"
@@ -213,6 +215,7 @@ def test_an_unknown_pool_that_is_refused_leaves_the_directorys_layout() -> None:
         assert said.startswith("layout 4 x 1M, pool nowhere was not to be had (setstripe: ")
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_the_other_order_of_bytes_is_understood() -> None:
     with striped("ssd", swap_bytes=True, **QUICK) as mount:
         for wish, words in (
@@ -224,6 +227,7 @@ def test_the_other_order_of_bytes_is_understood() -> None:
             assert not report.fallbacks
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 @pytest.mark.parametrize(
     ("trap", "wish"),
     [
@@ -240,6 +244,7 @@ def test_a_server_that_says_yes_and_does_nothing(trap: str, wish: str) -> None:
         assert said.endswith("was not to be had (none was given), the directory's is used")
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_a_directory_without_a_layout() -> None:
     with striped("ssd", trap=["no-default"], **QUICK) as mount:
         path = mount.path / "file.pt"
@@ -249,6 +254,7 @@ def test_a_directory_without_a_layout() -> None:
         assert save(path, "stripe_count=4").stripes == "4 x 1M"
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_who_tells_nothing_is_asked_nothing() -> None:
     with striped("ssd", trap=["no-layout"], **QUICK) as mount:
         report = save(mount.path / "file.pt", "stripe_count=4")
@@ -259,6 +265,7 @@ def test_who_tells_nothing_is_asked_nothing() -> None:
 # ---- Other filesystems --------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_beegfs() -> None:
     with striped("ssd", play="beegfs", **QUICK) as mount:
         report = save(mount.path / "file.pt", "stripe_count=4,stripe_size=1M")
@@ -274,6 +281,7 @@ def test_beegfs() -> None:
         assert len(report.fallbacks) == 1
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_ceph() -> None:
     with striped("ssd", play="ceph", **QUICK) as mount:
         path = mount.path / "file.pt"
@@ -340,3 +348,9 @@ def test_a_mistake_is_a_value_error(tmp_path: Path, wish: str, says: str) -> Non
     with pytest.raises(ValueError, match=says):
         save(tmp_path / "file.pt", wish)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_names_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IOSHAPE_LAYOUT", "stripe_cont=3")
+    with pytest.raises(ValueError, match=r'^IOSHAPE_LAYOUT: the layout "stripe_cont=3" has '):
+        ioshape.save([1], tmp_path / "a.pt")

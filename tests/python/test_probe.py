@@ -172,6 +172,7 @@ def test_a_mount_may_be_read_only(tmp_path: Path) -> None:
 # ---- Striped filesystems ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_stripes_and_targets_are_shown_and_judged() -> None:
     source = "10.0.0.1@tcp:/storm"
     with striped("ssd", targets=8, fsname=source, used=["3=63Gi"]) as mount:
@@ -208,6 +209,7 @@ def test_stripes_and_targets_are_shown_and_judged() -> None:
     assert rows == sorted(free)
 
 
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_a_file_has_a_layout_of_its_own() -> None:
     with striped("ssd", targets=8, play="beegfs") as mount:
         path = mount.path / "model.pt"

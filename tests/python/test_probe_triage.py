@@ -361,6 +361,19 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
         "podman run -v '/srv/checkpoints:/scratch/run 7' IMAGE",
     ),
     (
+        "memory of a container below /dev",
+        facts(
+            replace(LOCAL, directory="/dev/shm/run"),
+            family="tmpfs",
+            type="tmpfs",
+            coordination=Coordination(),
+            container="docker",
+        ),
+        "in-memory",
+        "serious",
+        "docker run -v /srv/checkpoints:/checkpoints IMAGE",
+    ),
+    (
         "a container's layer",
         facts(
             LOCAL, family="overlay", type="overlay", coordination=Coordination(), container="docker"

@@ -186,6 +186,12 @@ FULL_DISK = """
         else:
             raise AssertionError("no error")
     assert number_in(path) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        handle = ioshape.save_async(too_much, path)
+        while not handle.done():
+            time.sleep(0.01)
+        assert repr(handle).endswith(": skipped>"), handle
     # At the end of the process, too, it is said.
     ioshape.save_async(too_much, path)
 """
@@ -203,7 +209,7 @@ def _settings() -> Iterator[None]:
     _config.reset()
 
 
-@pytest.mark.usefixtures("_settings")
+@pytest.mark.usefixtures("_mounts_of_stripefs", "_settings")
 def test_one_storage_target_is_full() -> None:
     with striped("ssd", targets=4, stripe_count=4) as mount:
         path = mount.path / "model.pt"

@@ -28,12 +28,12 @@ from ioshape.cli._neighbours import READ, Operation
 from ioshape.cli._storm_figures import Latency, RankSave, Ratios, Round, Summary, percentile
 from ioshape.cli._svg import draw
 from ioshape.cli._timeline import Panel, Row, Save, Timeline, spans_of
+from ioshape.cli._ways import WAYS as LABELS
 from processes import SLOTS
 from tree import ROOT
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
-WAYS = ("torch", "async", "node")
-RANKS, ROUNDS = 3, 2
+ROUNDS = 2
 QUARTER_NS = 7_889_238 * 10**9
 
 Done = subprocess.CompletedProcess[str]
@@ -70,48 +70,70 @@ def elements(svg: ElementTree.Element, name: str) -> list[ElementTree.Element]:
 
 @dataclass
 class Measured:
+    ways: tuple[str, ...]
+    ranks: int
     output: str
     numbers: dict[str, Any]
     picture: ElementTree.Element
     trace: dict[str, Any]
-    left: list[Path]
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """One storm for all who look at it."""
-    folder = tmp_path_factory.mktemp("storm")
+def measure(folder: Path, ranks: int, nodes: int, ways: tuple[str, ...]) -> Measured:
+    """A storm, and that nothing else is left of it."""
     scratch = folder / "storm"
     scratch.mkdir()
     files = [folder / name for name in ("numbers.json", "picture.svg", "trace.json")]
     done = call(
-        *("bench", "storm", "./storm", "--ranks", RANKS, "--size", "256K", "--rounds", ROUNDS),
-        *("--ways", ",".join(WAYS), "--json", files[0], "--svg", files[1], "--trace", files[2]),
+        *("bench", "storm", "./storm", "--ranks", ranks, "--size", "256K", "--rounds", ROUNDS),
+        *("--ways", ",".join(ways), "--nodes", nodes),
+        *("--json", files[0], "--svg", files[1], "--trace", files[2]),
         folder=folder,
+        # What would make it another storm is not listened to.
+        **{"IOSHAPE_NODE": "one", "IOSHAPE_TRACE": str(folder / "reports"), "IOSHAPE_FULL": "skip"},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("ioshape: 3 ranks save 256 KiB each to storm/.ioshape-bench-")
+    words = f"ioshape: {ranks} ranks save 256 KiB each to storm/.ioshape-bench-"
+    assert done.stderr.startswith(words)
     assert done.stderr.count("\n") == 1, done.stderr
+    assert not list(scratch.iterdir())
+    assert not (folder / "reports").exists()
     return Measured(
+        ways,
+        ranks,
         done.stdout,
         json.loads(files[0].read_text()),
         ElementTree.parse(files[1]).getroot(),
         json.loads(files[2].read_text()),
-        list(scratch.iterdir()),
     )
 
 
-def test_a_storm_measures_every_way(measured: Measured) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "ways"),
+    [
+        (3, 1, ("torch", "save", "node")),
+        pytest.param(4, 2, ("torch", "async", "node", "rank0-async"), marks=pytest.mark.long),
+    ],
+)
+def test_a_storm_is_measured_and_drawn_and_traced(
+    ranks: int, nodes: int, ways: tuple[str, ...], tmp_path: Path
+) -> None:
+    """All of it in one test: what is measured once must not be measured by each worker."""
+    measured = measure(tmp_path, ranks, nodes, ways)
+    every_way_is_measured(measured)
+    the_picture_has_a_row_for_each_rank(measured)
+    the_trace_has_a_slice_for_each_save(measured)
+
+
+def every_way_is_measured(measured: Measured) -> None:
     found = measured.numbers
-    assert not measured.left
-    assert (found["ranks"], found["bytes"], found["rounds"]) == (RANKS, 256 << 10, ROUNDS)
+    assert (found["ranks"], found["bytes"], found["rounds"]) == (measured.ranks, 256 << 10, ROUNDS)
     assert found["alone"]["reads"]["count"] > 20
     assert found["alone"]["writes"]["count"] > 10
-    assert tuple(found["ways"]) == WAYS
+    assert tuple(found["ways"]) == measured.ways
     for way, one in found["ways"].items():
         assert len(one["rounds"]) == ROUNDS
         for turn in one["rounds"]:
-            assert len(turn["completions_s"]) == len(turn["stalls_s"]) == RANKS
+            assert len(turn["completions_s"]) == len(turn["stalls_s"]) == measured.ranks
             assert turn["makespan_s"] == max(turn["completions_s"])
             # What began late ended later than it held its thread.
             pairs = zip(turn["stalls_s"], turn["completions_s"], strict=True)
@@ -120,22 +142,23 @@ def test_a_storm_measures_every_way(measured: Measured) -> None:
         assert one["makespan_s"] == statistics.median(ends)
         assert one["mean_completion_s"] <= one["p99_completion_s"]
         assert (one["report"] is None) == (way == "torch")
-        assert RANKS * (256 << 10) < one["checked_bytes"] < RANKS * (320 << 10)
-    ours, theirs = found["ways"]["async"], found["ways"]["torch"]
-    assert found["ratios"]["async"]["makespan"] == theirs["makespan_s"] / ours["makespan_s"]
+        assert measured.ranks * (256 << 10) < one["checked_bytes"] < measured.ranks * (320 << 10)
+    second = measured.ways[1]
+    ours, theirs = found["ways"][second], found["ways"]["torch"]
+    assert found["ratios"][second]["makespan"] == theirs["makespan_s"] / ours["makespan_s"]
     assert found["against"] == "torch"
     assert found["ways"]["node"]["report"]["layout"] == "node"
-    assert found["ways"]["node"]["report"]["ranks"] == RANKS
-    for label in ("nobody", "torch.save + fsync", "ioshape.save_async", "save_group, node"):
+    assert found["ways"]["node"]["report"]["ranks"] == measured.ranks
+    for label in ("nobody", "torch.save + fsync", LABELS[second], "save_group, node"):
         assert label in measured.output
 
 
-def test_the_picture_has_a_row_for_each_rank(measured: Measured) -> None:
+def the_picture_has_a_row_for_each_rank(measured: Measured) -> None:
     rows = [g for g in elements(measured.picture, "g") if elements(g, "title")]
-    assert len(rows) == RANKS * len(WAYS)
+    assert len(rows) == measured.ranks * len(measured.ways)
     names = [row[0].text or "" for row in rows]
     assert sorted(name.partition(":")[0] for name in names) == sorted(
-        f"rank {rank}" for rank in range(RANKS) for _ in WAYS
+        f"rank {rank}" for rank in range(measured.ranks) for _ in measured.ways
     )
     phases = {rect.get("class") for row in rows for rect in elements(row, "rect")}
     assert {"write", "sync", "stage"} <= phases
@@ -143,15 +166,15 @@ def test_the_picture_has_a_row_for_each_rank(measured: Measured) -> None:
     for rect in elements(measured.picture, "rect"):
         assert float(rect.get("x") or 0) + float(rect.get("width") or 0) <= width
     texts = " ".join("".join(one.itertext()) for one in elements(measured.picture, "text"))
-    assert "3 ranks save 256 KiB each" in texts
+    assert f"{measured.ranks} ranks save 256 KiB each" in texts
     assert "torch.save + fsync" in texts
 
 
-def test_the_trace_has_a_slice_for_each_save(measured: Measured) -> None:
+def the_trace_has_a_slice_for_each_save(measured: Measured) -> None:
     found = slices(measured.trace)
     saves = [one for one in found if ", round " in one["name"]]
-    assert len(saves) == RANKS * ROUNDS * len(WAYS)
-    assert len({one["pid"] for one in saves}) == RANKS
+    assert len(saves) == measured.ranks * ROUNDS * len(measured.ways)
+    assert len({one["pid"] for one in saves}) == measured.ranks
     assert measured.trace["baseTimeNanoseconds"] % QUARTER_NS == 0
     began_s = measured.trace["baseTimeNanoseconds"] / 1e9 + min(one["ts"] for one in saves) / 1e6
     assert abs(began_s - time.time()) < 600
@@ -164,7 +187,9 @@ def test_the_trace_has_a_slice_for_each_save(measured: Measured) -> None:
             and one is not save
             and save["ts"] - 1 <= one["ts"] < save["ts"] + save["dur"]
         ]
-        assert {"write"} <= {one["name"] for one in inner} or save["args"].get("layout") == "node"
+        # Of a group, not all ranks write.
+        of_group = save["args"].get("layout") in ("node", "rank0")
+        assert {"write"} <= {one["name"] for one in inner} or of_group
         assert sum(one["dur"] for one in inner) <= save["dur"] + 10
     assert any(one["cat"] == "neighbour" for one in found)
 
@@ -201,6 +226,28 @@ def test_what_cannot_be_is_refused(arguments: list[str], sentence: str, tmp_path
     assert done.returncode == 2
     assert sentence in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_files_that_cannot_be_written_are_told_in_time(tmp_path: Path) -> None:
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    (reports / "h.jsonl").write_text(line_of() + "\n" + line_of(skipped=True) + "\n")
+    before = sorted(tmp_path.iterdir())
+    for words in (("bench", "storm", tmp_path, "--svg"), ("trace", reports, "--chrome")):
+        done = call(*words, "/proc/drawn")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("ioshape: cannot write /proc/drawn: ")
+        assert done.stderr.endswith("; name a file in a directory that you may write\n")
+    # What has failed in the meantime costs nothing but that file; nor is one there before.
+    done = call(
+        "bench", "storm", tmp_path, "--json", tmp_path / "new", "--svg", tmp_path / "none/a"
+    )
+    assert f"there is no directory for {tmp_path}/none/a" in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+    done = call("trace", reports, "--svg", "/dev/full")
+    assert "Storm 1, by host:" in done.stdout
+    assert re.search(r" 0 +1$", done.stdout, re.MULTILINE)  # failed, skipped
+    assert "cannot write /dev/full: No space left on device" in done.stderr
 
 
 def ranks_of(parent: int) -> list[int]:
@@ -245,6 +292,7 @@ def is_over(process: "subprocess.Popen[str]", ranks: list[int], folder: Path) ->
     return err
 
 
+@pytest.mark.long
 def test_a_rank_that_crashes_ends_the_storm(
     endless: "subprocess.Popen[str]", tmp_path: Path
 ) -> None:
@@ -420,21 +468,21 @@ with open(folder + "/object.pt", "wb") as file:
 """
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reports of real saves."""
-    folder = tmp_path_factory.mktemp("run")
-    reports = folder / "reports" / "here"
+def test_saves_leave_reports_that_are_told_and_drawn(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    reports = run / "reports" / "here"
     subprocess.run(
-        [sys.executable, "-c", TRAINING, folder],
+        [sys.executable, "-c", TRAINING, run],
         env=variables(IOSHAPE_TRACE=str(reports)),
         check=True,
         timeout=60,
     )
-    return reports
+    reports_are_of_all_saves(reports)
+    trace_tells_and_draws(reports, tmp_path)
 
 
-def test_saves_leave_their_reports(recorded: Path) -> None:
+def reports_are_of_all_saves(recorded: Path) -> None:
     host = ioshape.job().node
     for path in recorded.iterdir():
         assert re.fullmatch(rf"{re.escape(host)}-00000-\d+\.jsonl", path.name)
@@ -457,7 +505,7 @@ def test_saves_leave_their_reports(recorded: Path) -> None:
             assert time.time() - 600 < line["started_s"] < time.time()
 
 
-def test_trace_tells_and_draws_a_run(recorded: Path, tmp_path: Path) -> None:
+def trace_tells_and_draws(recorded: Path, tmp_path: Path) -> None:
     picture, trace, numbers = (tmp_path / name for name in ("a.svg", "a.json", "n.json"))
     done = call("trace", recorded, "--svg", picture, "--chrome", trace, "--json", numbers)
     assert (done.returncode, done.stderr) == (0, "")
@@ -472,7 +520,7 @@ def test_trace_tells_and_draws_a_run(recorded: Path, tmp_path: Path) -> None:
     saves = [one for one in slices(json.loads(trace.read_text())) if "path" in one["args"]]
     assert len(saves) == 7
     assert call("trace", recorded, "--json", "-").stdout == numbers.read_text()
-    assert "and no 99." in call("trace", recorded, "--storm", 99).stderr
+    assert "and no 99;" in call("trace", recorded, "--storm", 99).stderr
 
 
 def line_of(**changes: object) -> str:
@@ -509,7 +557,10 @@ def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     assert f"IOSHAPE_TRACE={empty}" in call("trace", empty).stderr
-    assert call("trace", tmp_path / "none").returncode == 1
+    assert call("trace", "nothere", folder=tmp_path).stderr == (
+        "ioshape: cannot read the reports in nothere: No such file or directory; name the folder "
+        "that IOSHAPE_TRACE named\n"
+    )
 
 
 def test_the_line_of_the_page_is_one() -> None:

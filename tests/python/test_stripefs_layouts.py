@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from striped import striped, unavailable
+from striped import striped
 
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+pytestmark = pytest.mark.usefixtures("_mounts_of_stripefs")
 
 LOV = "lustre.lov"
 V1, V3, COMPOSITE = 0x0BD10BD0, 0x0BD30BD0, 0x0BD60BD0

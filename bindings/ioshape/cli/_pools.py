@@ -93,7 +93,7 @@ def bytes_option(context: click.Context, option: click.Parameter, text: str | No
         return 0
     number = size_option(context, option, text)
     if not 1 <= number < 1 << 63:
-        raise click.BadParameter(f"{text!r} is not at least 1 byte")
+        raise click.BadParameter(f"{text!r} is not between 1 byte and 8 EiB")
     return number
 
 

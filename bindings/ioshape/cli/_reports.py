@@ -38,6 +38,7 @@ _DETAILS = (
     "stripes",
     "choice",
     "error",
+    "skipped",
 )
 
 
@@ -100,7 +101,9 @@ def parse(line: bytes) -> Recorded:
         details={
             name: found[name]
             for name in _DETAILS
-            if isinstance(found.get(name), (str, int, float)) and found[name] != ""
+            if isinstance(found.get(name), (str, int, float))
+            and found[name] != ""
+            and found[name] is not False
         },
     )
 
@@ -234,6 +237,10 @@ class Gust:
     @property
     def failed(self) -> int:
         return sum(save.error is not None for save in self.saves)
+
+    @property
+    def skipped(self) -> int:
+        return sum(save.details.get("skipped") is True for save in self.saves)
 
     @property
     def ranks(self) -> int:

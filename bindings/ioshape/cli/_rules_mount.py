@@ -55,6 +55,8 @@ def volatile(facts: Facts) -> Iterator[Finding]:
 def _volume(facts: Facts) -> tuple[str, ...]:
     """A place that stays."""
     where = facts.folder.path
+    if where.startswith("/dev/"):
+        where = "/checkpoints"  # a volume over a place for devices helps nobody
     if facts.host.container:
         return remedies.container(
             facts,

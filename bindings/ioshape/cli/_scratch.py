@@ -60,9 +60,38 @@ def check_folder(path: str) -> Path:
 
 
 def check_file_to_write(path: str | None) -> None:
-    """Better before the measurement than after it."""
-    if path is not None and not Path(path).absolute().parent.is_dir():
+    """Better before the measurement than after it. Leaves nothing behind."""
+    if path is None:
+        return
+    file = Path(path)
+    if not file.absolute().parent.is_dir():
         raise SentenceError(f"there is no directory for {path}; make it first")
+    try:
+        if not file.exists():
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            file.unlink()
+        elif file.is_file():  # pipes and devices would notice
+            os.close(os.open(file, os.O_WRONLY | os.O_CLOEXEC))
+    except FileExistsError:
+        pass  # a link to nothing so far
+    except OSError as error:
+        raise _not_to_be_written(path, error) from None
+
+
+def write_file(path: str | None, text: str) -> None:
+    """What was measured, where it was asked for."""
+    if path is None:
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _not_to_be_written(path, error) from None
+
+
+def _not_to_be_written(path: str, error: OSError) -> SentenceError:
+    return SentenceError(
+        f"cannot write {path}: {error.strerror}; name a file in a directory that you may write"
+    )
 
 
 def _terminated(number: int, _frame: object) -> None:

@@ -30,6 +30,7 @@ from ioshape.cli._scratch import (
     check_space,
     scratch,
     status,
+    write_file,
 )
 
 if TYPE_CHECKING:
@@ -261,5 +262,4 @@ def command(path: str, size: int, rounds: int, json_path: str | None) -> None:
         say_json(found)
         return
     _show(contest, parent, rounds)
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_file(json_path, json.dumps(found, indent=2) + "\n")

@@ -29,6 +29,7 @@ from ioshape.cli._scratch import (
     check_space,
     scratch,
     status,
+    write_file,
 )
 from ioshape.cli._ways import USUAL, WAYS
 
@@ -361,14 +362,14 @@ def command(
         check=not quick,
         habits=Habits(readers=readers),
     )
-    _draw(storm, svg_path, trace_path)
     found = _as_json(storm, parent)
+    # What was measured is told first: nothing that becomes of a file can lose it.
     if json_path == "-":
         say_json(found)
-        return
-    _show(storm, parent)
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    else:
+        _show(storm, parent)
+        write_file(json_path, json.dumps(found, indent=2) + "\n")
+    _draw(storm, svg_path, trace_path)
 
 
 def _draw(storm: Storm, svg_path: str | None, trace_path: str | None) -> None:
@@ -376,7 +377,6 @@ def _draw(storm: Storm, svg_path: str | None, trace_path: str | None) -> None:
 
     if svg_path is not None:
         timeline = _storm_timeline.of_typical_rounds(storm, _filesystem(storm))
-        Path(svg_path).write_text(_svg.draw(timeline), encoding="utf-8")
+        write_file(svg_path, _svg.draw(timeline))
     if trace_path is not None:
-        text = _chrome.write(_storm_timeline.of_all_rounds(storm))
-        Path(trace_path).write_text(text, encoding="utf-8")
+        write_file(trace_path, _chrome.write(_storm_timeline.of_all_rounds(storm)))

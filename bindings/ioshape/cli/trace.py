@@ -15,14 +15,13 @@ from ioshape.cli._output import (
     SentenceError,
     Table,
     columns,
-    explain,
     human_size,
     note,
     plural,
     say,
     say_json,
 )
-from ioshape.cli._scratch import check_file_to_write
+from ioshape.cli._scratch import check_file_to_write, write_file
 
 if TYPE_CHECKING:
     from ioshape.cli._reports import Gust, Run
@@ -37,7 +36,10 @@ def _read(folder: str) -> Run:
     try:
         run = _reports.read(Path(folder))
     except OSError as error:
-        raise SentenceError(explain(error)) from None
+        raise SentenceError(
+            f"cannot read the reports in {folder}: {error.strerror}; name the folder that "
+            "IOSHAPE_TRACE named"
+        ) from None
     for problem in run.problems[:_MOST_PROBLEMS]:
         note(f"ioshape: {problem}")
     if len(run.problems) > _MOST_PROBLEMS:
@@ -55,7 +57,7 @@ def _time(seconds: float) -> str:
 
 
 _FIGURES = (">saves", ">bytes", ">all done s", ">mean s", ">p99 s", ">training held s")
-_WAITS = (">wait s", ">longest s", ">failed")
+_WAITS = (">wait s", ">longest s", ">failed", ">skipped")
 
 
 def _cells(gust: Gust) -> list[str]:
@@ -69,6 +71,7 @@ def _cells(gust: Gust) -> list[str]:
         f"{gust.waited_s:.3f}",
         f"{gust.most_waited_s:.3f}",
         f"{gust.failed:,}",
+        f"{gust.skipped:,}",
     ]
 
 
@@ -104,6 +107,7 @@ def _gust_json(gust: Gust) -> dict[str, Any]:
         "mean_wait_s": gust.waited_s,
         "longest_wait_s": gust.most_waited_s,
         "failed": gust.failed,
+        "skipped": gust.skipped,
     }
 
 
@@ -163,8 +167,8 @@ def command(
     A program leaves them there if it runs with IOSHAPE_TRACE=FOLDER, or has called
     ioshape.configure(trace=FOLDER): each process writes a line for each save.
 
-    A storm is what goes on from a moment when a save begins until nobody saves. Times of
-    different hosts are by their own clocks.
+    A storm is what goes on from a moment when a save begins until nobody has saved for a second.
+    Times of different hosts are by their own clocks.
 
     \b
     IOSHAPE_TRACE=/scratch/reports torchrun train.py
@@ -182,15 +186,16 @@ def command(
     if chosen is None:
         chosen = max(range(len(found)), key=lambda i: found[i].makespan_s) + 1
     if chosen > len(found):
-        raise SentenceError(f"there are {plural(len(found), 'storm')}, and no {chosen}.")
-    _draw(found, chosen - 1, svg_path, chrome_path)
+        raise SentenceError(
+            f"there {'is 1 storm' if len(found) == 1 else f'are {len(found):,} storms'}, and no "
+            f"{chosen}; the table that comes without --storm numbers them"
+        )
     if json_path == "-":
         say_json(_as_json(run, found))
     else:
         _show(found, chosen - 1)
-    if json_path not in (None, "-"):
-        text = json.dumps(_as_json(run, found), indent=2)
-        Path(json_path).write_text(text + "\n", encoding="utf-8")
+        write_file(json_path, json.dumps(_as_json(run, found), indent=2) + "\n")
+    _draw(found, chosen - 1, svg_path, chrome_path)
     click.get_current_context().exit(exit_for(bool(run.problems)))
 
 
@@ -213,10 +218,9 @@ def _draw(found: list[Gust], chosen: int, svg_path: str | None, chrome_path: str
             [panel],
             f"storm {chosen + 1} of {len(found)}; hosts' clocks may differ",
         )
-        Path(svg_path).write_text(_svg.draw(timeline), encoding="utf-8")
+        write_file(svg_path, _svg.draw(timeline))
     if chrome_path is not None:
         panels = [
             _reports.panel_of(gust, f"storm {number}") for number, gust in enumerate(found, start=1)
         ]
-        text = _chrome.write(Timeline("ioshape trace", panels))
-        Path(chrome_path).write_text(text, encoding="utf-8")
+        write_file(chrome_path, _chrome.write(Timeline("ioshape trace", panels)))
