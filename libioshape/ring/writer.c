@@ -263,13 +263,11 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 			return ret;
 		ring_lane_give_back(writer->lane, slot);
 	} else {
-		if (!writer->through_engine)
-			ret = start_engine(writer, error);
+		ret = writer->through_engine ? 0 : start_engine(writer, error);
 		if (ret)
 			return ret;
 		slot->offset = writer->submitted;
-		/* Direct I/O takes whole units only: the tail is padded, and cut off by finish().
-		 */
+		/* Direct I/O takes whole units: the tail is padded, and cut off by finish(). */
 		slot->bytes = writer->lane->direct ? base_round_up(bytes, writer->lane->alignment) :
 						     bytes;
 		memset(slot->slab + bytes, 0, slot->bytes - bytes);

@@ -46,7 +46,7 @@ def write_patiently(path: Path, cache: Path) -> dict[str, Any]:
     raise AssertionError(found)
 
 
-def name_of(layout: dict[str, object]) -> str:
+def name_of(layout: Any) -> str:
     return "-".join(str(value) for value in layout.values())
 
 
