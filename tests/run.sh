@@ -16,12 +16,12 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   style      format and checks of C, C++, Python and shell
   gcc        build with gcc, warnings are errors; unit and API tests
   house      floors, exported symbols, headers on their own, versions
-  clang      build with clang, warnings are errors; unit tests (the sanitizers' builds run the API's)
+  clang      build with clang, warnings are errors (the sanitizers' builds, which run, are clang's, too)
   install    examples built against an installed prefix: pkg-config, CMake, C++; the package from its
              source archive and as a wheel, on a system without the libraries it is built with
   asan       unit and API tests under AddressSanitizer and UndefinedBehaviorSanitizer
   tsan       unit and API tests under ThreadSanitizer
-  valgrind   unit tests under valgrind; with --long the API tests as well
+  valgrind   unit tests under valgrind but for the slowest; with --long all, and the API tests
   python     the Python package; files exchanged with torch
   fault      kills, failing storage, full filesystems
   fuzz       the readers against hostile files
@@ -178,8 +178,7 @@ stage_house() {
 }
 
 stage_clang() {
-	CC=clang CXX=clang++ build build/clang -Dexamples=true &&
-		meson_tests clang build/clang --suite unit --no-suite fault
+	CC=clang CXX=clang++ build build/clang -Dexamples=true
 }
 
 stage_install() {
@@ -208,7 +207,7 @@ stage_valgrind() {
 		--errors-for-leak-kinds=definite
 		--suppressions="'$PWD/tests/support/valgrind.supp'"
 	) options_of_tests=()
-	[ "$long" = yes ] || options_of_tests=(--suite unit)
+	[ "$long" = yes ] || options_of_tests=(--suite unit --no-suite slow)
 	build_with_gcc &&
 		slow_meson_tests valgrind build/gcc "${options_of_tests[@]}" --no-suite fault \
 			--wrap "valgrind ${options[*]}"

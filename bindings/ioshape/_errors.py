@@ -82,7 +82,8 @@ class CoordinatorError(StorageError, ConnectionError):
 class SkippedWarning(RuntimeWarning):
     """A save did not fit and was skipped, as the setting "full" has it: the previous file stands.
 
-    Its Report has `skipped` set.
+    Its Report has `skipped` set. The warning is given in the line that saved; of a save in the
+    background in the line that asks for it (wait(), result(), report), or else in the next save.
     """
 
 

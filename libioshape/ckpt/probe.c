@@ -24,6 +24,7 @@ _Static_assert(IOSHAPE_ALL_TARGETS == FS_ALL_TARGETS, "both say all");
 struct probe {
 	struct ioshape_storage shown; /* first: this is what is freed */
 	struct fs_storage storage;
+	uint32_t targets_counted; /* as a save does: it may know less than the former */
 	struct ioshape_storage_target targets[ARRAY_LENGTH(((struct fs_storage *)0)->target)];
 	char *directory; /* owned */
 	char stripes[CLAUSE_BYTES], file_stripes[CLAUSE_BYTES], stripes_asked[CLAUSE_BYTES];
@@ -261,7 +262,7 @@ static void choose_layout(struct probe *probe, const struct ring_config *config,
 	const struct fs_facts facts = {
 		.family = probe->storage.family,
 		.directory = probe->storage.layout,
-		.targets = probe->storage.targets,
+		.targets = probe->targets_counted,
 		.file_bytes = probe->shown.for_bytes,
 		.writers = files,
 	};
@@ -283,7 +284,7 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 {
 	struct ioshape_storage *shown = &probe->shown;
 	char text[96], inside[PATH_MAX + 1];
-	const uint32_t by_targets = fs_capacity(probe->storage.targets, layout, shown->for_bytes);
+	const uint32_t by_targets = fs_capacity(probe->targets_counted, layout, shown->for_bytes);
 
 	if (slots->config.asked_capacity) {
 		shown->writers = slots->config.asked_capacity;
@@ -293,7 +294,7 @@ static int choose_slots(struct probe *probe, const struct ckpt_slots *slots,
 		shown->writers = by_targets;
 		fs_layout_text(layout, text, sizeof(text));
 		snprintf(probe->writers_why, sizeof(probe->writers_why),
-			 "%u storage targets, and %s for each file", probe->storage.targets, text);
+			 "%u storage targets, and %s for each file", probe->targets_counted, text);
 	} else {
 		shown->writers = slots->config.default_capacity;
 		snprintf(probe->writers_why, sizeof(probe->writers_why),
@@ -337,6 +338,8 @@ static int look(struct ioshape_context *context, struct probe *probe,
 	int ret;
 
 	ret = fs_look_at_storage(folder->fd, folder->path, "", &probe->storage, error);
+	if (!ret)
+		probe->targets_counted = fs_count_targets(folder->fd, probe->storage.family);
 	if (!ret)
 		ret = ring_folder_try_file(folder, &info, error);
 	if (ret)

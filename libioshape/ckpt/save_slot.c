@@ -60,7 +60,7 @@ bool ckpt_slot_find_pool(struct ckpt_slot *slot, struct ioshape_context *context
 			 const struct ring_file_options *options, struct slots_pool **pool,
 			 uint32_t *capacity)
 {
-	const struct ckpt_expected expected = {
+	struct ckpt_expected expected = {
 		.wish = &context->slots.layout,
 		.bytes = options->expected_bytes,
 		.files = options->files,
@@ -70,9 +70,14 @@ bool ckpt_slot_find_pool(struct ckpt_slot *slot, struct ioshape_context *context
 	uint64_t mount;
 
 	/* What goes nowhere is in nobody's way, nor is what goes to a pipe or a device. */
-	if (context->config.engine == IOSHAPE_ENGINE_NIL ||
-	    (!stat(path, &status) && !S_ISREG(status.st_mode)))
+	if (context->config.engine == IOSHAPE_ENGINE_NIL)
 		return false;
+	if (!stat(path, &status)) {
+		if (!S_ISREG(status.st_mode))
+			return false;
+	} else {
+		expected.absent = errno == ENOENT;
+	}
 	if (!ckpt_slots_of_path(&context->slots, path, &expected, pool, capacity, &why))
 		return true;
 	/* What cannot be looked at cannot be written either: opening it will say why. All else is

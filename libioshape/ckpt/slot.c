@@ -249,7 +249,8 @@ int ckpt_slots_of_path(struct ckpt_slots *slots, const char *path,
 	/* Nobody keeps an order: it makes no difference where they write. */
 	if (slots_coordinator_of(slots->address) == &slots_open)
 		return ckpt_slots_named(slots, "open", pool, error);
-	ret = fs_mount_of_path(path, &mount);
+	ret = expected->absent ? fs_mount_of_directory(path, &mount) :
+				 fs_mount_of_path(path, &mount);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of %s", path);
 	pthread_mutex_lock(&slots->lock);

@@ -10,6 +10,7 @@ struct ckpt_expected {
 	const struct fs_wish *wish;
 	uint64_t bytes; /* 0 unknown */
 	uint32_t files; /* at a time; 0 unknown */
+	bool absent;    /* there is nothing at the path */
 };
 
 /* Family, targets, and the layout of the directory; zeros where it does not tell. Few

@@ -49,8 +49,8 @@ int fs_ceph_layout(const char *text, size_t bytes, struct fs_layout *layout)
 	    !ceph_number(text, bytes, "stripe_count", &count) ||
 	    !ceph_number(text, bytes, "object_size", &object))
 		return -EINVAL;
-	if (!unit || unit % STRIPE_UNIT || !count || count > MOST_STRIPES || object < unit ||
-	    object % unit)
+	if (!unit || unit > UINT32_MAX || object > UINT32_MAX || unit % STRIPE_UNIT || !count ||
+	    count > MOST_STRIPES || object < unit || object % unit)
 		return -EINVAL;
 	part.stripe_bytes = unit;
 	part.stripe_count = (uint32_t)count;

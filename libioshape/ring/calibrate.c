@@ -424,8 +424,6 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 		say(choice, "not calibrated: off");
 	else if (config->direct == IOSHAPE_DIRECT_OFF)
 		say(choice, "not calibrated: direct I/O is off");
-	else if (is_no_file(path))
-		say(choice, "not calibrated: no regular file");
 	else if (ring_memory_name(path, choice->mount))
 		say(choice, "not calibrated: nobody knows what it is on");
 	else if (!strncmp(choice->mount, "tmpfs:", 6) || !strncmp(choice->mount, "ramfs:", 6))
@@ -435,6 +433,8 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 	else if (expected_bytes < RING_TRIAL_FILE_BYTES)
 		say(choice, expected_bytes ? RING_NOT_LARGE_ENOUGH :
 					     "not calibrated: the file's size is not known ahead");
+	else if (is_no_file(path))
+		say(choice, RING_NO_REGULAR_FILE);
 	else
 		try_now(choice, config, path, expected_bytes);
 }

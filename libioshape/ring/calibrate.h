@@ -22,6 +22,7 @@ struct ring_choice {
 	char why[128];             /* for the report */
 };
 
+#define RING_NO_REGULAR_FILE "not calibrated: no regular file"
 #define RING_NOT_LARGE_ENOUGH "not calibrated: the file is not large enough"
 
 /*

@@ -99,13 +99,15 @@ static bool find_name(uint64_t mount, char name[FS_POOL_BYTES])
 
 int ring_memory_name(const char *path, char name[FS_POOL_BYTES])
 {
-	uint64_t mount;
+	uint64_t mount, its;
 	int ret = fs_mount_of_directory(path, &mount);
 
 	if (ret || find_name(mount, name))
 		return ret;
 	ret = fs_pool_of_path(path, name, NULL);
-	if (ret)
+	/* The path may be a link to somewhere else: then that is the file's, and not the
+	 * directory's. */
+	if (ret || fs_mount_of_path(path, &its) || its != mount)
 		return ret;
 	hold();
 	names[next_name].mount = mount;

@@ -126,7 +126,8 @@ static bool take_trial(struct cursor *cursor, struct ring_trial *trial)
 	/* Both are by rule, or neither is. */
 	if (!trial->block_bytes || !trial->depth)
 		return !trial->block_bytes && !trial->depth;
-	return trial->block_bytes >= 64 * KIB && trial->block_bytes % 4096 == 0;
+	return trial->block_bytes >= 64 * KIB && trial->block_bytes % 4096 == 0 &&
+	       trial->block_bytes * trial->depth <= RING_MOST_SLAB_BYTES;
 }
 
 static bool take_head(struct cursor *cursor, const char *mount,

@@ -280,11 +280,16 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base
 	/* Readers mind the limit themselves: they get their blocks back in order. */
 	if (!lane->reading && (lane->ready || !may_leave(lane, slot))) {
 		keep_back(lane, slot);
-		return send_ready(lane, error);
+		ret = send_ready(lane, error);
+		if (ret)
+			drop_ready(lane);
+		return ret;
 	}
 	ret = send(lane, slot);
-	if (ret && !lane->reading)
+	if (ret && !lane->reading) {
+		ring_lane_give_back(lane, slot);
 		return tell_failure(lane, slot, error);
+	}
 	return 0;
 }
 

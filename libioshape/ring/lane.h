@@ -120,9 +120,10 @@ void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot);
 int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error);
 
 /*
- * Sends slot->bytes of the slab to or from slot->offset; when writing, as soon as the limit allows,
- * and a failure that comes back at once is reported. When reading, failures wait for
- * ring_lane_finish(): nobody may ever ask for what is read ahead.
+ * Sends slot->bytes of the slab to or from slot->offset. When writing, as soon as it may; the slot
+ * is the lane's from here on, also after a failure, and a failure that comes back at once is
+ * reported. When reading, failures wait for ring_lane_finish(): nobody may ever ask for what is
+ * read ahead.
  */
 int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
 

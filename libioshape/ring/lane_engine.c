@@ -133,8 +133,11 @@ int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 	int ret;
 
 	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
-	    shape->depth == before.depth)
+	    shape->depth == before.depth) {
+		/* Its rows may be others. */
+		lane->shape = *shape;
 		return 0;
+	}
 	ret = make_room(lane, shape, error);
 	if (!ret && lane->ops && !serves(lane, shape))
 		drop_engine(lane);

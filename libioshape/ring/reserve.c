@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Asking a filesystem for room, where counting it is not enough. */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/target.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -34,7 +34,8 @@ bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes)
 	/* A file without a name: nothing is left of it, whatever happens. */
 	if (directory >= 0)
 		fd = openat(directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-	can = fd >= 0 && !fallocate(fd, 0, 0, (off_t)bytes);
+	/* Beyond the process's limit asking would end it. */
+	can = fd >= 0 && bytes <= base_largest_file() && !ring_allocate(fd, bytes);
 	if (fd >= 0)
 		close(fd);
 	if (directory >= 0)

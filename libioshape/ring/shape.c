@@ -132,6 +132,7 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 	const struct fs_part *part = widest(layout, file_bytes);
 	struct ring_shape shape = ring_shape_standard(config);
 	uint32_t targets;
+	size_t request;
 
 	*why = 0;
 	if (config->block_bytes && config->depth) {
@@ -139,16 +140,20 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 	} else if (part) {
 		/* All of them, however many that are: as many as there can be requests. */
 		targets = MIN(part->stripe_count, RING_MOST_DEPTH);
+		request = config->block_bytes ? config->block_bytes :
+						ring_stripe_block(part->stripe_bytes);
 		if (!config->block_bytes)
 			shape.block_bytes = largest_block(layout, file_bytes);
 		if (!config->depth)
 			shape.depth = slabs_for(
 				ring_flight(targets, part->stripe_bytes, config->target_bytes),
 				shape.block_bytes);
-		if (!config->depth && part->stripe_count <= RING_MOST_ROWS) {
+		/* A request that spans several targets is in nobody's row. */
+		if (!config->depth && part->stripe_count <= RING_MOST_ROWS &&
+		    request <= part->stripe_bytes) {
 			shape.row = (uint32_t)(ring_flight(1, part->stripe_bytes,
 							   config->target_bytes) /
-					       shape.block_bytes);
+					       request);
 			shape.row = MAX(shape.row, 1);
 			shape.targets = targets;
 			shape.stripe_bytes = part->stripe_bytes;
@@ -171,8 +176,11 @@ size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_
 	const struct fs_part *part = ring_stripes_at(layout, offset);
 	uint64_t bytes, unit;
 
-	if (!part)
-		return block_bytes;
+	if (!part) {
+		/* Not striped here, but perhaps further on. */
+		part = fs_layout_at(layout, offset);
+		return part ? MIN(block_bytes, part->end - offset) : block_bytes;
+	}
 	bytes = ring_stripe_block(part->stripe_bytes);
 	/* Stripes are counted from the beginning of the file, wherever the part begins. */
 	unit = MAX(bytes, part->stripe_bytes);

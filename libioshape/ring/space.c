@@ -10,7 +10,7 @@
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
 
-static int allocate(int fd, uint64_t bytes)
+int ring_allocate(int fd, uint64_t bytes)
 {
 	int interruptions = 0, ret;
 
@@ -34,11 +34,11 @@ static uint64_t length_meanwhile(const struct ring_reservation *reservation)
 
 static int reserve(const struct ring_target *target, const struct ring_reservation *reservation)
 {
-	int ret = allocate(target->fd, length_meanwhile(reservation));
+	int ret = ring_allocate(target->fd, length_meanwhile(reservation));
 
 	/* A bit less will do. */
 	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
-		ret = allocate(target->fd, reservation->bytes);
+		ret = ring_allocate(target->fd, reservation->bytes);
 	return ret;
 }
 

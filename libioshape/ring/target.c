@@ -72,9 +72,9 @@ static int follow(struct ring_target *target, struct base_error *error)
 		return base_no_memory(error, "a path", strlen(target->path));
 	for (int links = 0;; links++) {
 		ret = split(target, path, error);
-		if (!ret)
+		if (!ret && !target->absent)
 			ret = read_link(target, path, &next, error);
-		if (ret || !next)
+		if (ret || target->absent || !next)
 			break;
 		free(path);
 		path = next;
@@ -111,7 +111,15 @@ static int open_if_stream(struct ring_target *target, struct base_error *error)
 {
 	struct stat status;
 
-	if (stat(target->path, &status) || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode))
+	/* Each question about a name may be one to a server: where there is nothing, one will do.
+	 */
+	if (lstat(target->path, &status)) {
+		target->absent = errno == ENOENT;
+		return 0;
+	}
+	if (S_ISLNK(status.st_mode) && stat(target->path, &status))
+		return 0;
+	if (S_ISREG(status.st_mode) || S_ISDIR(status.st_mode))
 		return 0;
 	target->stream = true;
 	target->device = S_ISBLK(status.st_mode);
@@ -133,6 +141,8 @@ static bool may_write(const struct ring_target *target)
 /* 1 and its status if there is a regular file, 0 if there is nothing. */
 static int look(struct ring_target *target, struct stat *old, struct base_error *error)
 {
+	if (target->absent)
+		return 0;
 	if (fstatat(target->directory_fd, target->name, old, 0)) {
 		if (errno == ENOENT)
 			return 0;
@@ -429,7 +439,7 @@ static int sync_directory(struct ring_target *target, struct ring_notes *notes,
 int ring_target_commit(struct ring_target *target, bool no_replace, bool no_sync,
 		       struct ring_notes *notes, struct base_error *error)
 {
-	int ret = close_checked(target, error), old;
+	int ret = close_checked(target, error), old = -1;
 
 	if (ret || target->stream)
 		return ret;
@@ -437,7 +447,8 @@ int ring_target_commit(struct ring_target *target, bool no_replace, bool no_sync
 	 * When the last name of the old file goes, its blocks are freed, and whoever renames over
 	 * it or syncs the directory waits for that. Holding it open puts it off until we are done.
 	 */
-	old = openat(target->directory_fd, target->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if (!target->absent)
+		old = openat(target->directory_fd, target->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	ret = put_in_place(target, no_replace, error);
 	if (!ret && !no_sync)
 		ret = sync_directory(target, notes, error);

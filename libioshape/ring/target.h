@@ -41,6 +41,7 @@ struct ring_target {
 	int directory_fd;
 	int fd;      /* what is written to; -1 when closed */
 	int lock_fd; /* a second descriptor of the same open file: keeps its lock past close(fd) */
+	bool absent; /* nothing was at the path, not even a link */
 	bool replaces; /* a file with this mode and owner */
 	mode_t old_mode;
 	uid_t old_user;
@@ -58,6 +59,9 @@ int ring_target_open(struct ring_target *target, const char *path, struct ring_s
 /* Another temporary file instead of the one that there is, which is empty. */
 int ring_target_begin_again(struct ring_target *target, struct ring_striping *striping,
 			    struct ring_notes *notes, struct base_error *error);
+
+/* Blocks for so many bytes from the beginning on, interrupted or not. 0 or a negative errno. */
+int ring_allocate(int fd, uint64_t bytes);
 
 /* What a file will need (space.c). */
 struct ring_reservation {

@@ -82,7 +82,7 @@ static int check_space(struct ring_bench *bench, const char *path, struct base_e
 	if (fstatvfs(bench->direct.fd, &system))
 		return base_fail(error, -errno, "cannot look at the filesystem of %s", path);
 	free_bytes = (uint64_t)system.f_bavail * system.f_frsize;
-	if (free_bytes / LEAST_FREE_PERCENT * 100 < (uint64_t)system.f_blocks * system.f_frsize ||
+	if (free_bytes / LEAST_FREE_PERCENT < (uint64_t)system.f_blocks * system.f_frsize / 100 ||
 	    free_bytes < 4 * ROOM_BYTES + bench->leave_bytes)
 		return base_fail(error, -ENOTSUP, "too little space is free at %s", path);
 	return 0;
@@ -136,14 +136,22 @@ int ring_bench_open(struct ring_bench *bench, const struct ring_config *config, 
 	return 0;
 }
 
+/* A child that was forked meanwhile keeps the file open, but not its space. */
+static void close_one(struct ring_target *target)
+{
+	if (target->fd >= 0 && ftruncate(target->fd, 0))
+		errno = 0;
+	ring_target_close(target);
+}
+
 void ring_bench_close(struct ring_bench *bench)
 {
 	for (unsigned i = 0; i < ARRAY_LENGTH(bench->engines); i++) {
 		if (bench->engines[i])
 			ring_engine_of((enum ioshape_engine)i)->close(bench->engines[i]);
 	}
-	ring_target_close(&bench->direct);
-	ring_target_close(&bench->buffered);
+	close_one(&bench->direct);
+	close_one(&bench->buffered);
 	base_unmap(bench->data, RING_BLOCK_BYTES);
 }
 

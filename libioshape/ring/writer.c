@@ -263,16 +263,15 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 			return ret;
 		ring_lane_give_back(writer->lane, slot);
 	} else {
-		if (!writer->through_engine)
-			ret = start_engine(writer, error);
+		ret = writer->through_engine ? 0 : start_engine(writer, error);
 		if (ret)
 			return ret;
 		slot->offset = writer->submitted;
-		/* Direct I/O takes whole units only: the tail is padded, and cut off by finish().
-		 */
+		/* Direct I/O takes whole units: the tail is padded, and cut off by finish(). */
 		slot->bytes = writer->lane->direct ? base_round_up(bytes, writer->lane->alignment) :
 						     bytes;
 		memset(slot->slab + bytes, 0, slot->bytes - bytes);
+		writer->slot = NULL; /* the lane's now, also after a failure */
 		ret = ring_lane_submit(writer->lane, slot, error);
 		if (ret)
 			return ret;
@@ -511,7 +510,7 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	if (!ret && !writer->options.no_sync && !writer->nil)
 		ret = ring_target_sync(&writer->target, error);
 	writer->sync_ns = base_now_ns() - begin;
-	if (!ret && !writer->options.no_sync)
+	if (!ret && !writer->options.no_sync && !writer->nil && !writer->target.stream)
 		ring_choice_went(
 			&writer->choice, writer->submitted,
 			base_seconds(writer->write_ns - writer->held_ns + writer->sync_ns));
@@ -581,7 +580,8 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->direct = writer->was_direct;
 	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
 	report->block_bytes = lane->shape.block_bytes;
-	snprintf(report->choice, sizeof(report->choice), "%s", writer->shape_why);
+	snprintf(report->choice, sizeof(report->choice), "%s",
+		 writer->target.stream ? RING_NO_REGULAR_FILE : writer->shape_why);
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
 	ring_striping_report(&writer->striping, &writer->fs.layout, report);

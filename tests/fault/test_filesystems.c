@@ -513,7 +513,11 @@ static bool is_calibrated(void)
 		return complain("engine %d was chosen, with %llu of %llu bytes/s",
 				(int)found.engine, (unsigned long long)chosen,
 				(unsigned long long)best);
-	if (ioshape_context_open(&context, &options, why, sizeof(why)))
+	/* Other tests do without. */
+	setenv("IOSHAPE_CALIBRATE", "auto", 1);
+	ret = ioshape_context_open(&context, &options, why, sizeof(why));
+	setenv("IOSHAPE_CALIBRATE", "off", 1);
+	if (ret)
 		return complain("%s", why);
 	ret = save(context, &new_sample, &report);
 	if (ret)

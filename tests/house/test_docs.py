@@ -10,7 +10,9 @@ import pytest
 from tree import HEADERS, LIBRARY, ROOT, build_folder, code, program
 
 API = ROOT / "docs" / "api.md"
-PAGES = [API, ROOT / "docs" / "groups.md", ROOT / "README.md"]
+README = ROOT / "README.md"
+TUNING = ROOT / "docs" / "tuning.md"
+PAGES = [API, ROOT / "docs" / "groups.md", README]
 
 COMPILERS = {
     "c": ["cc", "-x", "c", "-std=c11", "-Wstrict-prototypes"],
@@ -147,6 +149,20 @@ def test_every_class_is_described() -> None:
     classes = set(re.findall(r"^class (\w+)\s", text, re.MULTILINE))
     assert classes >= {"context", "reader"}
     assert classes <= set(re.findall(r"\bioshape::(\w+)", described()))
+
+
+def test_every_page_is_in_the_readme() -> None:
+    """In its table of pages: a link in passing is not where somebody looks for it."""
+    rows = re.findall(r"^\| `(docs/.*?)\s\|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    named = set(re.findall(r"docs/[\w-]+\.md", "\n".join(rows)))
+    assert named == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+
+
+def test_every_filesystem_is_in_the_tuning_page() -> None:
+    rows = re.findall(
+        r"^\| \[.*?\]\((filesystems/.*?)\)", TUNING.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert set(rows) == {f"filesystems/{p.name}" for p in (ROOT / "docs/filesystems").glob("*.md")}
 
 
 def test_nothing_is_invented() -> None:

@@ -468,6 +468,104 @@ START_TEST(files_in_rows_arrive)
 }
 END_TEST
 
+/* ---- An engine that takes so many requests and no more --------------------------------------- */
+
+static unsigned takes;
+static struct ring_op *taken[32];
+static unsigned taken_count;
+
+static int refusing_open(void **engine, const struct ring_engine_params *params, char *why,
+			 size_t why_bytes)
+{
+	(void)params;
+	(void)why_bytes;
+	*why = 0;
+	*engine = taken;
+	return 0;
+}
+
+static void refusing_attach(void *engine, int fd)
+{
+	(void)engine;
+	(void)fd;
+}
+
+static void refusing_detach(void *engine)
+{
+	(void)engine;
+}
+
+static int refusing_submit(void *engine, struct ring_op *op)
+{
+	(void)engine;
+	if (!takes)
+		return -EPERM;
+	takes--;
+	taken[taken_count++] = op;
+	return 0;
+}
+
+/* The last one first: rows are not done in order. */
+static struct ring_op *refusing_wait(void *engine)
+{
+	(void)engine;
+	if (!taken_count)
+		return NULL;
+	taken_count--;
+	taken[taken_count]->result = (int64_t)taken[taken_count]->bytes;
+	return taken[taken_count];
+}
+
+static const struct ring_engine_ops refusing = {
+	.id = "refusing",
+	.open = refusing_open,
+	.attach = refusing_attach,
+	.detach = refusing_detach,
+	.submit = refusing_submit,
+	.wait = refusing_wait,
+	.close = refusing_detach,
+};
+
+/* Whatever is refused, and whenever: afterwards each slot is free once, and none twice. */
+START_TEST(after_a_refusal_each_slot_is_free_once)
+{
+	const struct ring_shape shape = { .block_bytes = LUSTRE_BYTES,
+					  .depth = 7,
+					  .row = 2,
+					  .targets = 3,
+					  .stripe_bytes = LUSTRE_BYTES };
+	const struct ring_slot *seen[8];
+	struct ring_notes notes = { 0 };
+	struct ring_slot *slot;
+	unsigned count = 0;
+
+	ring_engine_order[0] = &refusing;
+	takes = (unsigned)_i;
+	open_lane(IOSHAPE_ENGINE_AUTO);
+	ck_assert_int_eq(ring_lane_shape(lane, &shape, &error), 0);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ring_lane_attach(lane, 0, "refused", false, &notes);
+	for (uint64_t at = 0; !error.code; at += LUSTRE_BYTES) {
+		ck_assert_uint_lt(at, 32 * LUSTRE_BYTES);
+		if (ring_lane_take(lane, &slot, &error))
+			break;
+		slot->offset = at;
+		slot->bytes = LUSTRE_BYTES;
+		ring_lane_submit(lane, slot, &error);
+	}
+	ck_assert_int_eq(error.code, -EPERM);
+	ring_lane_drain(lane, NULL);
+	for (; (slot = ring_lane_free_slot(lane)); count++) {
+		ck_assert_uint_lt(count, 7);
+		for (unsigned i = 0; i < count; i++)
+			ck_assert_ptr_ne(seen[i], slot);
+		seen[count] = slot;
+	}
+	ck_assert_uint_eq(count, 7);
+	ring_lane_detach(lane);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("ring/shape");
@@ -490,6 +588,7 @@ int main(void)
 	tcase_add_test(lanes, an_engine_that_was_chosen_and_cannot_be_had_is_replaced);
 	tcase_add_test(lanes, without_memory_for_it_the_former_shape_stays);
 	tcase_add_test(lanes, a_lane_reads_in_the_standard_shape);
+	tcase_add_loop_test(lanes, after_a_refusal_each_slot_is_free_once, 0, 20);
 	tcase_add_loop_test(lanes, files_in_rows_arrive, IOSHAPE_ENGINE_URING,
 			    IOSHAPE_ENGINE_BUFFERED + 1);
 	suite_add_tcase(suite, lanes);
