@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -33,14 +34,14 @@ int fs_ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct 
 		  struct fs_answer *answer)
 {
 	const struct fs_part *part = &ask->parts[0];
-	struct beegfs_hints hints = {
-		.name = name,
-		.mode = mode,
-		.targets = MIN(part->stripe_count, BEEGFS_MOST_TARGETS),
-		.chunk = (uint32_t)part->stripe_bytes,
-	};
+	struct beegfs_hints hints;
 	int fd, code;
 
+	memset(&hints, 0, sizeof(hints)); /* what lies between its fields, too */
+	hints.name = name;
+	hints.mode = mode;
+	hints.targets = MIN(part->stripe_count, BEEGFS_MOST_TARGETS);
+	hints.chunk = (uint32_t)part->stripe_bytes;
 	if (sizeof(hints) != 24 || ask->count != 1) {
 		errno = EOPNOTSUPP;
 		fs_refused(answer, "a file with hints");
