@@ -87,7 +87,7 @@ def is_stopped(process: int) -> bool:
     return "\nState:\tT" in Path(f"/proc/{process}/status").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("victim", [0, 2, 3])
+@pytest.mark.parametrize("victim", [0, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: int) -> None:
     """It leads the job, or writes, or brings its part; it has slept while all others were killed
     and the job, of the same name, was started anew."""

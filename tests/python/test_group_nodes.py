@@ -125,7 +125,7 @@ def judge(folder: Path, network: Networks, said: list[list[dict[str, Any]]], *na
     check_what_stands(folder, network, saved)
 
 
-@pytest.mark.parametrize("mode", ["each", "node", "rank0"])
+@pytest.mark.parametrize("mode", [pytest.param("each", marks=pytest.mark.long), "node", "rank0"])
 def test_a_rank_of_another_node_is_killed(tmp_path: Path, network: Networks, mode: str) -> None:
     with (
         running_redis() as redis,

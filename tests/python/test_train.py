@@ -351,7 +351,7 @@ def test_the_parts_of_the_kubernetes_job_fit_together() -> None:
     assert float(settings["IOSHAPE_EXIT_TIMEOUT_S"]) < pod["terminationGracePeriodSeconds"]
 
 
-@pytest.mark.parametrize("kind", ["resnet", "transformer"])
+@pytest.mark.parametrize("kind", [pytest.param("resnet", marks=pytest.mark.long), "transformer"])
 def test_models_go_on_from_their_files(kind: str, tmp_path: Path) -> None:
     finish(start(tmp_path, ROOT / "tests" / "support" / "two_models.py", kind, tmp_path))
 
