@@ -387,7 +387,7 @@ def test_a_limit_on_memory(tmp_path: Path) -> None:
         large = checkpoint(2, 128 * MIB)
         with open("/proc/self/statm") as statm:
             in_use = int(statm.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (in_use + 50 * MIB, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + 56 * MIB, resource.RLIM_INFINITY))
         for _ in range(2):
             try:
                 ioshape.save_async(large, path).wait()
