@@ -495,7 +495,7 @@ static int cut(struct ring_writer *writer, struct base_error *error)
 
 static int finish(struct ring_writer *writer, struct base_error *error)
 {
-	uint64_t begin = base_now_ns();
+	uint64_t begin = base_now_ns(), took_ns;
 	int ret;
 
 	ret = write_rest(writer, error);
@@ -506,14 +506,14 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	if (ret)
 		return ret;
 	ret = tell(writer, IOSHAPE_PHASE_SYNC, error);
-	begin = base_now_ns();
-	if (!ret && !writer->options.no_sync && !writer->nil)
+	if (!ret && !writer->options.no_sync && !writer->nil) {
+		begin = base_now_ns();
 		ret = ring_target_sync(&writer->target, error);
-	writer->sync_ns = base_now_ns() - begin;
-	if (!ret && !writer->options.no_sync && !writer->nil && !writer->target.stream)
-		ring_choice_went(
-			&writer->choice, writer->submitted,
-			base_seconds(writer->write_ns - writer->held_ns + writer->sync_ns));
+		writer->sync_ns = base_now_ns() - begin;
+		took_ns = writer->write_ns - writer->held_ns + writer->sync_ns;
+		if (!ret && !writer->target.stream)
+			ring_choice_went(&writer->choice, writer->submitted, base_seconds(took_ns));
+	}
 	return ret;
 }
 
