@@ -1,18 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the C source of ioshape._native: make_native.py CDEF OUTPUT. The build calls it."""
+"""Writes the C source of ioshape._native from the public headers. The build calls it:
 
+make_native.py NATIVE_H CALLBACKS_H OUTPUT INCLUDE COMPILER...
+"""
+
+import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from cffi import FFI
 
 
 def main() -> None:
-    cdef, output = map(Path, sys.argv[1:])
+    native, callbacks, output, include = map(Path, sys.argv[1:5])
+    headers = preprocessed(native, include, sys.argv[5:])
     ffi = FFI()
-    ffi.cdef(cdef.read_text(encoding="utf-8"))
-    ffi.set_source("ioshape._native", '#include "native.h"')
+    ffi.cdef(constants(headers))
+    ffi.cdef(re.sub(r"^#.*", "", headers, flags=re.MULTILINE))
+    ffi.cdef(callbacks.read_text(encoding="utf-8"))
+    ffi.set_source("ioshape._native", f'#include "{native.name}"')
     ffi.emit_c_code(str(output))
+
+
+def preprocessed(native: Path, include: Path, compiler: list[str]) -> str:
+    """The public headers that native.h includes, as one text; without the system's, whose types
+    cffi knows."""
+    includes = re.findall(
+        r"^#include <ioshape/.*", native.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    with tempfile.TemporaryDirectory() as system:
+        for name in ("stddef.h", "stdint.h"):
+            (Path(system) / name).touch()
+        done = subprocess.run(
+            [*compiler, "-E", "-P", "-dD", "-xc", "-nostdinc", f"-I{system}", f"-I{include}", "-"],
+            input="\n".join(includes) + "\n",
+            stdout=subprocess.PIPE,
+            check=True,
+            encoding="utf-8",
+        )
+    return done.stdout
+
+
+def constants(headers: str) -> str:
+    """The macros of ours that are numbers. cffi leaves their values to the compiler."""
+    names = re.findall(r"^#define (IOSHAPE_\w+) +\(?(?:\d|UINT)", headers, re.MULTILINE)
+    return "".join(f"#define {name} ...\n" for name in names)
 
 
 main()

@@ -86,11 +86,12 @@ static int resume(struct ioshape_context *context, struct ioshape_group *group,
 	uint64_t step;
 	int ret;
 
-	ret = ioshape_group_latest(group, &step);
+	ret = ioshape_group_get_latest(group, &step);
 	if (!ret)
 		ret = ioshape_generation_open(context, directory, step, &generation);
 	if (!ret)
-		ret = ioshape_generation_reader(generation, (uint32_t)model->rank, NULL, &reader);
+		ret = ioshape_generation_open_part(generation, (uint32_t)model->rank, NULL,
+						   &reader);
 	if (!ret)
 		ret = load_tensor(reader, "weights", model->weights);
 	if (!ret)
@@ -99,8 +100,8 @@ static int resume(struct ioshape_context *context, struct ioshape_group *group,
 		model->step = step;
 	else if (ret != -ENOENT)
 		fprintf(stderr, "group_trainer, rank %d: %s\n", model->rank,
-			*ioshape_reader_message(reader) ? ioshape_reader_message(reader) :
-							  ioshape_context_message(context));
+			*ioshape_last_error()->sentence ? ioshape_last_error()->sentence :
+							  ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);
 	ioshape_generation_free(generation);
 	return ret;
@@ -115,29 +116,30 @@ static int end_save(struct ioshape_save **save, int rank)
 	if (!*save)
 		return 0;
 	ret = ioshape_save_wait(*save, -1);
-	ioshape_save_report(*save, &report);
+	ioshape_save_get_report(*save, &report);
 	if (ret)
-		fprintf(stderr, "group_trainer, rank %d: %s\n", rank, ioshape_save_message(*save));
+		fprintf(stderr, "group_trainer, rank %d: %s\n", rank,
+			ioshape_last_error()->sentence);
 	else if (!rank)
 		printf("  saved %.1f MB of %u ranks; %s: %s; training waited for %.1f ms\n",
-		       (double)report.generation_bytes / 1e6, report.ranks, report.layout,
-		       report.why, report.stage_s * 1e3);
+		       (double)report.generation_bytes / 1e6, report.ranks, report.mode, report.why,
+		       report.stage_s * 1e3);
 	ioshape_save_free(*save);
 	*save = NULL;
 	return ret;
 }
 
-static int begin_save(struct ioshape_context *context, struct ioshape_group *group,
-		      const struct model *model, struct ioshape_save **save)
+static int begin_save(struct ioshape_group *group, const struct model *model,
+		      struct ioshape_save **save)
 {
 	struct ioshape_tensor tensors[TENSORS];
 	int ret;
 
 	describe(model, tensors);
-	ret = ioshape_group_save_tensors_async(group, model->step, tensors, TENSORS, NULL, save);
+	ret = ioshape_group_save_tensors(group, model->step, tensors, TENSORS, NULL, save);
 	if (ret)
 		fprintf(stderr, "group_trainer, rank %d: %s\n", model->rank,
-			ioshape_context_message(context));
+			ioshape_last_error()->sentence);
 	return ret;
 }
 
@@ -164,7 +166,7 @@ static int train(struct ioshape_context *context, struct ioshape_group *group,
 		fflush(stdout);
 		ret = end_save(&save, model->rank);
 		if (!ret)
-			ret = begin_save(context, group, model, &save);
+			ret = begin_save(group, model, &save);
 	}
 	return ret ? ret : end_save(&save, model->rank);
 }
@@ -190,7 +192,7 @@ static int run(struct ioshape_context *context, struct ioshape_comm *comm, const
 	ret = ioshape_group_open(context, directory, &options, &group);
 	if (ret) {
 		fprintf(stderr, "group_trainer, rank %d: %s\n", model->rank,
-			ioshape_context_message(context));
+			ioshape_last_error()->sentence);
 		return ret;
 	}
 	ret = train(context, group, directory, model, steps);
@@ -218,9 +220,9 @@ int main(int argc, char **argv)
 	/* Without it there are still the modes each and node. */
 	if (ioshape_comm_of_mpi(MPI_COMM_WORLD, &comm, message, sizeof(message)) && !model->rank)
 		fprintf(stderr, "group_trainer: no bytes between nodes: %s\n", message);
-	ret = ioshape_context_open(&context, NULL, message, sizeof(message));
+	ret = ioshape_context_open(&context, NULL);
 	if (ret)
-		fprintf(stderr, "group_trainer: %s\n", message);
+		fprintf(stderr, "group_trainer: %s\n", ioshape_last_error()->sentence);
 	else
 		ret = run(context, comm, argv[1], model,
 			  argc > 2 ? strtoull(argv[2], NULL, 10) : 30);

@@ -5,7 +5,7 @@
 //
 //	group_trainer_cpp DIRECTORY [STEPS]
 //
-// It needs neither MPI nor a server: the ranks find each other by sockets of the host.
+// It needs neither MPI nor a server: the ranks find each other in the memory of the host.
 // With `unzip DIRECTORY/step-0000000030/node-00000.zip` torch.load("rank-00002.pt") gives a dict
 // with the "weights" and the "momentum" of rank 2.
 #include <ioshape/ioshape.hpp>
@@ -115,7 +115,7 @@ void train(std::uint32_t rank, const std::string &job, const std::string &direct
 	if (rank == 0)
 		std::printf("saved %.1f MB of %u ranks; %s: %s\n",
 			    static_cast<double>(report.generation_bytes) / 1e6, report.ranks,
-			    report.layout, report.why);
+			    report.mode, report.why);
 }
 
 // Of one process: what main() is elsewhere.

@@ -18,6 +18,7 @@ This script knows nothing of ioshape. It has it nevertheless, if it is started a
 import argparse
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -79,6 +80,9 @@ class Training:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.step = 0
         self.stalls: list[float] = []  # seconds, one for each save
+        self.stopping = False  # all ranks are
+        self.told_to_stop = False  # this one is
+        signal.signal(signal.SIGTERM, self.on_sigterm)
         torch.manual_seed(0)  # the same model everywhere
         self.model = Model(options.width, options.layers)
         # Dealt out by size, so that all ranks get about as much.
@@ -107,9 +111,14 @@ class Training:
                 dist.broadcast(updated, src=rank)
                 spread(updated, share)
         self.step += 1
-        mean = loss.detach()
-        dist.all_reduce(mean)
-        return mean.item() / self.ranks
+        sums = torch.tensor([loss.item(), self.told_to_stop])
+        dist.all_reduce(sums)
+        self.stopping = sums[1].item() > 0
+        return sums[0].item() / self.ranks
+
+    def on_sigterm(self, _signal: int, _frame: object) -> None:
+        """The cluster wants its node back: after this step all ranks save and end."""
+        self.told_to_stop = True
 
     # ---- Checkpoints --------------------------------------------------------------------------
 
@@ -176,10 +185,10 @@ class Training:
     def run(self) -> None:
         """Trains to the last step."""
         self.resume()
-        while self.step < self.options.steps:
+        while self.step < self.options.steps and not self.stopping:
             loss = self.learn()
             self.note(loss)
-            if self.step % self.options.save_every == 0:
+            if self.step % self.options.save_every == 0 or self.stopping:
                 self.say(f"step {self.step}: loss {loss:.4f}")
                 before = time.perf_counter()
                 self.save()
@@ -217,7 +226,11 @@ if __name__ == "__main__":
     chosen = parse()
     Path(chosen.folder).mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo")
-    Training(chosen).run()
+    training = Training(chosen)
+    training.run()
     # gloo lets go of the last message here. While Python ends it would be too late: it aborts.
     dist.monitored_barrier()
     dist.destroy_process_group()
+    if training.step < chosen.steps:
+        # As if it had died of the signal: whoever started it knows that there is more to do.
+        sys.exit(128 + signal.SIGTERM)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A small trainer in C: fits a line of many variables by gradient descent, saves a checkpoint in
- *the background every few steps, and goes on from the last one when it is started again.
+ * the background every few steps, and goes on from the last one when it is started again.
  *
  *	trainer DIRECTORY [STEPS]
  *
  * In Python, torch.load("DIRECTORY/model.pt") gives a dict with "weights", "bias", "momentum" and
- *"loss".
+ * "loss".
  */
 #include <ioshape/ioshape.h>
 
@@ -87,7 +87,7 @@ static int resume(struct ioshape_context *context, const char *path, struct mode
 	if (ret == -ENOENT)
 		return ret;
 	if (ret) {
-		fprintf(stderr, "trainer: %s\n", ioshape_context_message(context));
+		fprintf(stderr, "trainer: %s\n", ioshape_last_error()->sentence);
 		return ret;
 	}
 	describe(model, tensors);
@@ -96,7 +96,7 @@ static int resume(struct ioshape_context *context, const char *path, struct mode
 
 		ret = ioshape_reader_find_tensor(reader, tensors[i].name, &requests[i].tensor);
 		if (!ret)
-			ret = ioshape_reader_tensor(reader, requests[i].tensor, &info);
+			ret = ioshape_reader_get_tensor(reader, requests[i].tensor, &info);
 		requests[i].offset = 0;
 		requests[i].bytes = info.bytes;
 		/* The memory is described as const for saving; here it is the same model's, to be
@@ -106,11 +106,11 @@ static int resume(struct ioshape_context *context, const char *path, struct mode
 	if (!ret)
 		ret = ioshape_reader_load(reader, requests, TENSORS);
 	if (!ret)
-		ret = ioshape_reader_metadata(reader, &metadata);
+		ret = ioshape_reader_get_metadata(reader, &metadata);
 	if (!ret)
 		model->step = metadata.step;
 	else
-		fprintf(stderr, "trainer: %s\n", ioshape_reader_message(reader));
+		fprintf(stderr, "trainer: %s\n", ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);
 	return ret;
 }
@@ -131,9 +131,9 @@ static int begin_save(struct ioshape_context *context, const char *path, struct 
 
 	options.metadata = &metadata;
 	describe(model, tensors);
-	ret = ioshape_save_tensors_async(context, path, tensors, TENSORS, &options, save);
+	ret = ioshape_save_tensors(context, path, tensors, TENSORS, &options, save);
 	if (ret)
-		fprintf(stderr, "trainer: %s\n", ioshape_context_message(context));
+		fprintf(stderr, "trainer: %s\n", ioshape_last_error()->sentence);
 	return ret;
 }
 
@@ -147,16 +147,16 @@ static int end_save(struct ioshape_save **save)
 		return 0;
 	ret = ioshape_save_wait(*save, -1);
 	if (ret) {
-		fprintf(stderr, "trainer: %s\n", ioshape_save_message(*save));
+		fprintf(stderr, "trainer: %s\n", ioshape_last_error()->sentence);
 	} else {
-		ioshape_save_report(*save, &report);
+		ioshape_save_get_report(*save, &report);
 		printf("  saved %.1f MB: staged in %.1f ms (training waited), written in %.1f, "
 		       "synced in %.1f, "
 		       "put in place in %.1f ms; engine %s%s on %s%s%s\n",
 		       (double)report.file_bytes / 1e6, report.stage_s * 1e3, report.write_s * 1e3,
 		       report.sync_s * 1e3, report.commit_s * 1e3, report.engine,
 		       report.direct ? ", direct I/O," : "", report.filesystem,
-		       report.fallbacks ? "; " : "", report.fallback_text);
+		       report.fallbacks ? "; " : "", report.steps[0].sentence);
 	}
 	ioshape_save_free(*save);
 	*save = NULL;
@@ -200,7 +200,7 @@ int main(int argc, char **argv)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
-	char message[512], path[4096];
+	char path[4096];
 	struct model *model;
 	int ret;
 
@@ -213,9 +213,9 @@ int main(int argc, char **argv)
 	if (!model)
 		return 1;
 	options.log = print_log;
-	ret = ioshape_context_open(&context, &options, message, sizeof(message));
+	ret = ioshape_context_open(&context, &options);
 	if (ret) {
-		fprintf(stderr, "trainer: %s\n", message);
+		fprintf(stderr, "trainer: %s\n", ioshape_last_error()->sentence);
 		free(model);
 		return 1;
 	}

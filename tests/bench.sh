@@ -26,6 +26,8 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          have no say in it (about 8 minutes)
   fs     the engine that is chosen by a short trial against the best of all, on filesystems of several
          kinds and on the disk; requests that cross stripes. --size has no say in it (about 2 minutes)
+  house  the source itself: lines, circles of calls, public functions, settings, and what the last
+         runs of tests/run.sh took
 
   --json FILE    write the figures and all samples to FILE
   --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch and,
@@ -80,7 +82,7 @@ main() {
 
 	tests/support/setup.sh bench || exit 1
 	case " ${arguments[*]} " in
-	*" torch "* | *" gather "* | *" storm "*)
+	*" torch "* | *" gather "* | *" storm "* | *" house "*)
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
 		;;
 	esac

@@ -6,10 +6,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 # In the order in which they run. Each is a function below.
 stages=(style gcc house clang install asan tsan valgrind python fault fuzz)
+quick_stages=(style gcc house python)
+long_stages=(coverage)
+named_stages=(garbled) # not green yet: what still asserts on wording is counted there
 
 usage() {
 	cat <<'END'
-Usage: tests/run.sh [--long] [--help] [STAGE...]
+Usage: tests/run.sh [--quick | --long] [--help] [STAGE...]
 
 Installs what is missing (see tests/support/setup.sh), then runs all stages or those that are named:
 
@@ -26,23 +29,29 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   fault      kills, failing storage, full filesystems
   fuzz       the readers against hostile files
 
+  garbled    the Python tests with every sentence of the library garbled; only by name
+  coverage   branch coverage of C and Python, written to docs/testing.md; only with --long or by name
+
+  --quick    for daily work: the stages style, gcc, house and python without the slower tests (suite and
+             mark "slow"); minutes instead of twenty
   --long     also the tests that take long: suite "long" in meson, mark "long" in pytest
 
 Reports stay in build/results. The exit status is 0 if nothing failed.
 END
 }
 
-long=no
+length=whole # or quick, or long
 chosen=()
 for argument in "$@"; do
 	case "$argument" in
-	--long) long=yes ;;
+	--quick) length=quick ;;
+	--long) length=long ;;
 	-h | --help)
 		usage
 		exit 0
 		;;
 	*)
-		if [[ " ${stages[*]} " != *" $argument "* ]]; then
+		if [[ " ${stages[*]} ${long_stages[*]} ${named_stages[*]} " != *" $argument "* ]]; then
 			echo "tests/run.sh: there is no stage \"$argument\"; see --help" >&2
 			exit 2
 		fi
@@ -50,9 +59,17 @@ for argument in "$@"; do
 		;;
 	esac
 done
-[ ${#chosen[@]} -gt 0 ] || chosen=("${stages[@]}")
+all_stages=no
+if [ ${#chosen[@]} = 0 ]; then
+	all_stages=yes
+	case "$length" in
+	quick) chosen=("${quick_stages[@]}") ;;
+	whole) chosen=("${stages[@]}") ;;
+	long) chosen=("${stages[@]}" "${long_stages[@]}") ;;
+	esac
+fi
 
-tests/support/setup.sh test || exit 1
+tests/support/setup.sh "$([ $length = long ] && echo long || echo test)" || exit 1
 export PATH="$PWD/.venv/bin:$PATH"
 # Programs of all kinds, also those that tests start, must not read or write the user's own settings.
 export PYTHONDONTWRITEBYTECODE=1
@@ -131,7 +148,10 @@ without_randomised_addresses() {
 meson_tests() {
 	local stage=$1 folder=$2 status=0 selection=() threads
 	shift 2
-	[ "$long" = yes ] || selection=(--no-suite long)
+	case "$length" in
+	quick) selection=(--no-suite long --no-suite slow) ;;
+	whole) selection=(--no-suite long) ;;
+	esac
 	rm -f "$folder"/meson-logs/testlog*
 	# Many tests wait more than they compute; under a checker they compute more.
 	threads=$(($(nproc) * ${threads_per_core:-3}))
@@ -150,7 +170,10 @@ slow_meson_tests() {
 python_tests() {
 	local stage=$1 status=0 selection=()
 	shift
-	[ "$long" = yes ] || selection=(-m "not long")
+	case "$length" in
+	quick) selection=(-m "not long and not slow") ;;
+	whole) selection=(-m "not long") ;;
+	esac
 	IOSHAPE_TEST_BUILD="$PWD/build/gcc" python -m pytest -q --tb=short --junitxml "$results/$stage.xml" \
 		"${selection[@]}" "$@" || status=$?
 	note pytest "$status" "$stage.xml" "$stage: Python tests in $1"
@@ -207,7 +230,7 @@ stage_valgrind() {
 		--errors-for-leak-kinds=definite
 		--suppressions="'$PWD/tests/support/valgrind.supp'"
 	) options_of_tests=()
-	[ "$long" = yes ] || options_of_tests=(--suite unit --no-suite slow)
+	[ "$length" = long ] || options_of_tests=(--suite unit --no-suite slow)
 	build_with_gcc &&
 		slow_meson_tests valgrind build/gcc "${options_of_tests[@]}" --no-suite fault \
 			--wrap "valgrind ${options[*]}"
@@ -221,12 +244,34 @@ stage_python() {
 		python_tests python tests/python -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
 
+# The package with every sentence of the library garbled: a test that fails here shows code that reads sentences.
+stage_garbled() {
+	local site=$PWD/build/garbled/site
+	mkdir -p build/garbled/build
+	build_with_gcc && check "the garbled package is built" \
+		pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target "$site" \
+		--config-settings=build-dir=build/garbled/build --config-settings=setup-args=-Dgarble=true . &&
+		PYTHONPATH=$site python_tests garbled tests/python -n "$(nproc)" --dist worksteal -m "not wording and not long"
+	cp "$results/garbled.xml" build/ # for "tests/bench.sh house"
+}
+
 stage_fault() {
 	build_with_gcc && meson_tests fault build/gcc --suite fault
 }
 
 stage_fuzz() {
 	build_with_asan && meson_tests fuzz build/asan --suite fuzz
+}
+
+stage_coverage() {
+	local folder=build/coverage
+	CC=gcc CXX=g++ build $folder -Db_coverage=true || return
+	find $folder -name '*.gcda' -delete
+	meson_tests coverage $folder --no-suite fuzz
+	build_package && python_tests coverage-python tests/python -n "$(nproc)" --dist worksteal \
+		--cov=ioshape --cov-branch --cov-report="json:$results/coverage-python.json"
+	check "branch coverage is written to docs/testing.md" \
+		python tests/support/branch_coverage.py $folder "$results/coverage-python.json"
 }
 
 for stage in "${chosen[@]}"; do
@@ -237,4 +282,9 @@ for stage in "${chosen[@]}"; do
 done
 
 say "all"
+if [ $all_stages = yes ] && [ $length != long ]; then
+	# For "tests/bench.sh house".
+	name=$([ $length = quick ] && echo quick || echo run)
+	echo "$SECONDS $(git describe --always --dirty 2>/dev/null || echo unknown)" >"build/seconds-$name"
+fi
 python tests/support/tally.py "$results"

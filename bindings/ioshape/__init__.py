@@ -15,12 +15,13 @@ Importing this does not import torch; that happens at the first save or load.
 
 from __future__ import annotations
 
+import os
+import time
+from _thread import allocate_lock, get_ident
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ioshape._config import configure, settings
-    from ioshape._contents import Contents, Record, Tensor, inspect, verify
     from ioshape._errors import (
         CanceledError,
         CoordinatorError,
@@ -29,70 +30,75 @@ if TYPE_CHECKING:
         SkippedWarning,
         StorageError,
     )
-    from ioshape._generations import Generation, Part, generations, latest, prune
-    from ioshape._group import save_group, save_group_async
-    from ioshape._group_load import load_group
-    from ioshape._handle import SaveHandle, wait_all
-    from ioshape._job import Job, job
-    from ioshape._load import load
-    from ioshape._memory import reserve, trim
-    from ioshape._patch import patch, patched, unpatch
+    from ioshape._group.generations import Generation, Part, generations, latest, prune
+    from ioshape._group.group import save_group, save_group_async
+    from ioshape._group.load import load_group
+    from ioshape._load.contents import Contents, Record, Tensor, inspect, verify
+    from ioshape._load.load import load
     from ioshape._probe import Storage, StorageTarget, probe
-    from ioshape._report import Progress, Report
-    from ioshape._save import save, save_async
-    from ioshape._slots import Place, Slot, SlotInfo, pool_name, slot
+    from ioshape._run.patch import patch, patched, unpatch
+    from ioshape._save.handle import SaveHandle, wait_all
+    from ioshape._save.memory import reserve, trim
+    from ioshape._save.report import Progress, Report, Step
+    from ioshape._save.save import save, save_async
+    from ioshape._settings.config import configure, settings
+    from ioshape._settings.job import Job, job
+    from ioshape._slots.slots import Place, Slot, SlotInfo, pool_name, slot
 
     __version__: str
 
-# Where each public name lives. They are imported when they are first used, so that "import ioshape"
-# costs nothing in the processes that never save.
+# Where each public name lives. They are imported when one of them is first used, so that "import
+# ioshape" costs nothing in the processes that never save.
 _HOMES = {
     "CanceledError": "_errors",
-    "Contents": "_contents",
+    "Contents": "_load.contents",
     "CoordinatorError": "_errors",
     "DamagedError": "_errors",
     "FormatError": "_errors",
-    "Generation": "_generations",
-    "Job": "_job",
-    "Part": "_generations",
-    "Place": "_slots",
-    "Progress": "_report",
-    "Record": "_contents",
-    "Report": "_report",
-    "SaveHandle": "_handle",
+    "Generation": "_group.generations",
+    "Job": "_settings.job",
+    "Part": "_group.generations",
+    "Place": "_slots.slots",
+    "Progress": "_save.report",
+    "Record": "_load.contents",
+    "Report": "_save.report",
+    "SaveHandle": "_save.handle",
     "SkippedWarning": "_errors",
-    "Slot": "_slots",
-    "SlotInfo": "_slots",
+    "Slot": "_slots.slots",
+    "SlotInfo": "_slots.slots",
     "Storage": "_probe",
+    "Step": "_save.report",
     "StorageError": "_errors",
     "StorageTarget": "_probe",
-    "Tensor": "_contents",
-    "configure": "_config",
-    "generations": "_generations",
-    "inspect": "_contents",
-    "job": "_job",
-    "latest": "_generations",
-    "load": "_load",
-    "load_group": "_group_load",
-    "patch": "_patch",
-    "patched": "_patch",
-    "pool_name": "_slots",
+    "Tensor": "_load.contents",
+    "configure": "_settings.config",
+    "generations": "_group.generations",
+    "inspect": "_load.contents",
+    "job": "_settings.job",
+    "latest": "_group.generations",
+    "load": "_load.load",
+    "load_group": "_group.load",
+    "patch": "_run.patch",
+    "patched": "_run.patch",
+    "pool_name": "_slots.slots",
     "probe": "_probe",
-    "prune": "_generations",
-    "reserve": "_memory",
-    "save": "_save",
-    "save_async": "_save",
-    "save_group": "_group",
-    "save_group_async": "_group",
-    "settings": "_config",
-    "slot": "_slots",
-    "trim": "_memory",
-    "unpatch": "_patch",
-    "verify": "_contents",
-    "wait_all": "_handle",
+    "prune": "_group.generations",
+    "reserve": "_save.memory",
+    "save": "_save.save",
+    "save_async": "_save.save",
+    "save_group": "_group.group",
+    "save_group_async": "_group.group",
+    "settings": "_settings.config",
+    "slot": "_slots.slots",
+    "trim": "_save.memory",
+    "unpatch": "_run.patch",
+    "verify": "_load.contents",
+    "wait_all": "_save.handle",
 }
 
-_WITH_TORCH = ("_group", "_group_load", "_load", "_patch", "_save")
+# A name of these needs torch, and brings in all others; a name of another module brings in those
+# that need no torch.
+_WITH_TORCH = ("_group.group", "_group.load", "_load.load", "_run.patch", "_save.save")
 
 # The same names, in a form that type checkers understand.
 __all__ = [
@@ -112,6 +118,7 @@ __all__ = [
     "SkippedWarning",
     "Slot",
     "SlotInfo",
+    "Step",
     "Storage",
     "StorageError",
     "StorageTarget",
@@ -147,18 +154,82 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         from ioshape._native import ffi, lib  # noqa: PLC0415
 
-        value: object = ffi.string(lib.ioshape_version()).decode()
+        globals()[name] = ffi.string(lib.ioshape_version()).decode()
     elif name in _HOMES:
-        if _HOMES[name] in _WITH_TORCH:
-            # First of all: "ioshape run" patches as soon as torch is imported, and that must not
-            # find a module of ours half imported.
-            import_module("torch")
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        _bring_in(with_torch=_HOMES[name] in _WITH_TORCH)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
+    value: object = globals()[name]
     return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# ---- Imports and forks ------------------------------------------------------------------------
+
+# A child that is forked while another thread imports a module can never import it: the lock stays
+# taken. So all names come at once, and a fork waits for what happens at the first use.
+
+_PATIENCE_S = 60.0  # of a fork: the thread that imports may be waiting for the one that forks
+
+
+class _FirstUse:
+    """Around what must not be cut off by a fork of another thread."""
+
+    def __init__(self) -> None:
+        self._gate = allocate_lock()  # held for moments, and while the process forks
+        self._threads: list[int] = []  # once for each block that they are in
+        #: this process was forked too early all the same
+        self.was_cut_off = False
+
+    def __enter__(self) -> None:
+        with self._gate:
+            self._threads.append(get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.remove(get_ident())
+
+    def _others(self) -> bool:
+        return any(thread != get_ident() for thread in self._threads)
+
+    def before_fork(self) -> None:
+        end = time.monotonic() + _PATIENCE_S
+        self._gate.acquire()
+        while self._others() and time.monotonic() < end:
+            self._gate.release()
+            time.sleep(0.001)
+            self._gate.acquire()
+
+    def in_parent(self) -> None:
+        self._gate.release()
+
+    def in_child(self) -> None:
+        self.was_cut_off = self._others()
+        self._threads = [thread for thread in self._threads if thread == get_ident()]
+        self._gate.release()
+
+
+_first_use = _FirstUse()
+os.register_at_fork(
+    before=_first_use.before_fork,
+    after_in_parent=_first_use.in_parent,
+    after_in_child=_first_use.in_child,
+)
+
+
+def _bring_in(*, with_torch: bool) -> None:
+    if _first_use.was_cut_off:
+        raise RuntimeError(
+            "cannot use ioshape in this process: it was forked while another thread used ioshape "
+            "for the first time; use it once before you fork"
+        )
+    with _first_use:
+        if with_torch:
+            # First of all: "ioshape run" patches as soon as torch is imported, and that must not
+            # find a module of ours half imported.
+            import_module("torch")
+        for name, home in _HOMES.items():
+            if with_torch or home not in _WITH_TORCH:
+                globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)

@@ -7,12 +7,27 @@ import errno
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
-    from ioshape._report import Report
+    from ioshape._save.report import Report
+
+
+class Facts(NamedTuple):
+    """What is known about a failure."""
+
+    code: int
+    sentence: str
+    path: str
+    operation: str
+    remedy: str = ""
+    record: str | None = None
+    offset: int | None = None
+    rank: int | None = None
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 class StorageError(OSError, RuntimeError):
@@ -20,44 +35,46 @@ class StorageError(OSError, RuntimeError):
 
     It is an OSError, with `errno`, `strerror` and `filename`; also the subclass that Python has for
     the errno, such as FileNotFoundError. It is a RuntimeError, too, because that is what torch.save
-    and torch.load raise for much of this. str() is a sentence with the path, what was done, and
-    what to do about it.
+    and torch.load raise for much of this. str() is one line for people: sentence and remedy.
+    Programs look at the fields.
     """
 
     #: The library's own code: a negative errno, or one of its own.
     code: int
     #: What was being done: "save", "load", "verify", ...
     operation: str
+    #: The file or directory, as it was given; "" if it is about none.
+    path: str
+    #: What failed, and why.
+    sentence: str
     #: What to do about it; "" if nothing is known to help.
     remedy: str
+    #: The record of the file that is damaged, or None.
+    record: str | None
+    #: Where in the file, or None.
+    offset: int | None
+    #: The rank of the group that failed, or None.
+    rank: int | None
+    #: What a save takes for which there is not enough free space; None for other failures.
+    needed_bytes: int | None
+    #: What is free; None if it is not known.
+    free_bytes: int | None
     #: How far a failed save came; None if there is nothing to say.
     report: Report | None
 
-    def __init__(self, code: int, sentence: str, path: str, operation: str) -> None:
-        number = _ERRNOS.get(code, -code)
-        super().__init__(number, os.strerror(number), path)
-        self.code = code
-        self._sentence = sentence
-        self.operation = operation
-        reason = ffi.string(lib.ioshape_strerror(code)).decode()
-        # Behind the path, which may have anything in it.
-        known = sentence.removesuffix(f": {reason}")
-        end = ""
-        if code == lib.IOSHAPE_E_SKIPPED:  # it is told in the words of what it was skipped for
-            endings = (f": {os.strerror(one)}" for one in (errno.ENOSPC, errno.EDQUOT))
-            end = next(filter(known.endswith, endings), "")
-            known = known.removesuffix(end)
-        rest = known.rpartition(path)[2] if path else known
-        self.remedy = rest.partition("; ")[2]
-        # The sentence without it: a "; " may also be one of the path.
-        self._cause = (known.removesuffix(f"; {self.remedy}") if self.remedy else known) + end
+    def __init__(self, facts: Facts) -> None:
+        number = _ERRNOS.get(facts.code, -facts.code)
+        super().__init__(number, os.strerror(number), facts.path)
+        self.facts = facts
+        for name, value in facts._asdict().items():
+            setattr(self, name, value)
         self.report = None
 
     def __str__(self) -> str:
-        return self._sentence
+        return f"{self.sentence}; {self.remedy}" if self.remedy else self.sentence
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return failure, (self.code, self._sentence, self.filename, self.operation)
+        return raised_for, (self.facts,)
 
 
 class DamagedError(StorageError):
@@ -75,7 +92,7 @@ class CanceledError(StorageError):
 class CoordinatorError(StorageError, ConnectionError):
     """The coordinator of slots is out of reach, or refuses us. Its errno is ENOTCONN.
 
-    Saves raise it only where the setting "away" is "fail".
+    Saves raise it only where the setting "unreachable" is "fail".
     """
 
 
@@ -118,10 +135,55 @@ def _class_for(code: int) -> type[StorageError]:
     return _CLASSES[code]
 
 
-def failure(code: int, sentence: str, path: str, operation: str) -> StorageError:
-    """The exception for a code of the library."""
-    return _class_for(code)(code, sentence, path, operation)
+def raised_for(facts: Facts) -> StorageError:
+    """The exception for a failure."""
+    return _class_for(facts.code)(facts)
 
+
+def failure(
+    code: int,
+    sentence: str,
+    path: str,
+    operation: str,
+    *,
+    remedy: str = "",
+    rank: int | None = None,
+) -> StorageError:
+    """The exception for a failure that is found here."""
+    return raised_for(Facts(code, sentence, path, operation, remedy, rank=rank))
+
+
+def last_facts(path: str, operation: str) -> Facts:
+    """About the last call of the library that failed in this thread."""
+    last = lib.ioshape_last_error()
+
+    def told(number: int) -> int | None:
+        return None if number in (-1, _UNTOLD) else int(number)
+
+    def text(pointer: Any) -> str:
+        return str(ffi.string(pointer).decode(errors="replace"))
+
+    return Facts(
+        last.code,
+        text(last.sentence),
+        path,
+        operation,
+        text(last.remedy),
+        text(last.record) or None,
+        told(last.offset),
+        told(last.rank),
+        told(last.needed_bytes),
+        told(last.free_bytes),
+    )
+
+
+def last_failure(path: str, operation: str) -> StorageError:
+    """The exception for it."""
+    return raised_for(last_facts(path, operation))
+
+
+#: A number that the library does not know.
+_UNTOLD = 2**64 - 1
 
 _PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
 

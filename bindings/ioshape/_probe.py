@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ioshape._context import current, encoded
+from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
+from ioshape._settings.context import current, encoded
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Storage:
     #: "lustre", "nfs", "ext", ... or "other"
     family: str
     #: such as "FSx for Lustre" or "NFSv4.2 over RDMA"; or ""
-    flavour: str = ""
+    variant: str = ""
     #: as the mount table has it: "lustre", "nfs4", "fuse.juicefs"
     type: str = ""
     #: such as "server:/export" or "/dev/sda1"
@@ -89,6 +90,8 @@ class Storage:
     uring_errno: int = 0
     #: what of the engines does not work here, and why; or ""
     engine_note: str = ""
+    #: io_uring would not register a save's buffers, mostly for want of memory that may be locked
+    buffers_refused: bool = False
     #: the layout that would be asked for; "" if the directory's own is taken
     stripes_asked: str = ""
     asked_stripe_count: int = 0
@@ -102,6 +105,8 @@ class Storage:
     writers_why: str = ""
     #: whether engine, block and depth were found by a trial
     calibrated: bool = False
+    #: the first save of that size will calibrate
+    trial_to_come: bool = False
     #: when, in seconds since 1970
     calibrated_s: float = 0.0
     #: bytes per second that the trial wrote; 0 if unknown
@@ -124,7 +129,7 @@ def _from_struct(struct: Any) -> Storage:
     return Storage(
         directory=_said(struct.directory),
         family=_said(struct.family),
-        flavour=_said(struct.flavour),
+        variant=_said(struct.variant),
         type=_said(struct.type),
         source=_said(struct.source),
         mount_point=_said(struct.mount_point),
@@ -160,6 +165,7 @@ def _from_struct(struct: Any) -> Storage:
         target_bytes=struct.target_bytes,
         uring_errno=-struct.uring_code,
         engine_note=_said(struct.engine_note),
+        buffers_refused=bool(struct.buffers_refused),
         stripes_asked=_said(struct.stripes_asked),
         asked_stripe_count=_count(struct.asked_stripe_count),
         stripes_why=_said(struct.stripes_why),
@@ -167,6 +173,7 @@ def _from_struct(struct: Any) -> Storage:
         writers=struct.writers,
         writers_why=_said(struct.writers_why),
         calibrated=bool(struct.calibrated),
+        trial_to_come=bool(struct.trial_to_come),
         calibrated_s=struct.calibrated_s,
         calibrated_rate=struct.calibrated_rate,
     )
@@ -200,5 +207,5 @@ def probe(
     out = ffi.new("struct ioshape_storage **")
     code = lib.ioshape_probe(context.pointer, encoded(name), options, out)
     if code:
-        raise context.failure(code, name, "probe")
-    return _from_struct(ffi.gc(out[0], lib.ioshape_storage_free))
+        raise last_failure(name, "probe")
+    return _from_struct(ffi.gc(out[0], lib.ioshape_free))

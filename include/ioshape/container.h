@@ -17,121 +17,159 @@ extern "C" {
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
+/** A file of records that is being written. */
 struct ioshape_writer;
 
+/** How a file of records is written. */
 struct ioshape_writer_options {
-	size_t size; /* sizeof(struct ioshape_writer_options) */
-	/*
+	size_t size; /**< sizeof(struct ioshape_writer_options) */
+	/**
 	 * What all records will hold, if known: lets the file be preallocated, so that a full disk
 	 * is noticed at once. An estimate is fine; 0 if unknown.
 	 */
 	uint64_t expected_bytes;
 	ioshape_progress_fn progress;
-	void *progress_user; /* borrowed until the writer is freed */
-	/* Borrowed during ioshape_writer_open(); NULL for none. */
+	void *progress_user; /**< borrowed until the writer is freed */
+	/** Borrowed during ioshape_writer_open(); NULL for none. */
 	const struct ioshape_metadata *metadata;
-	uint32_t no_replace; /* as in struct ioshape_save_options */
-	uint32_t no_sync;
+	enum ioshape_switch replace; /**< as in struct ioshape_save_options */
+	enum ioshape_switch sync;
 };
 
 #define IOSHAPE_WRITER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_writer_options)
 
-/* For ioshape_writer_begin(): the length is not known yet. */
+/** The length of a record that is not known yet. */
 #define IOSHAPE_UNKNOWN_BYTES UINT64_MAX
 
-/*
- * Begins a new file that will take its place at `path` when ioshape_writer_commit() succeeds. On
- * failure *out is NULL and ioshape_context_message() says why.
+/**
+ * Begins a new file of records, which takes its place at `path` when it is committed.
+ *
+ * @param context  an open context; it must outlive the writer
+ * @param path     the file to make or to replace
+ * @param options  NULL for all defaults
+ * @param out      receives the writer, to be freed with ioshape_writer_free(), or NULL
+ * @return 0 or a negative code
  */
 int ioshape_writer_open(struct ioshape_context *context, const char *path,
 			const struct ioshape_writer_options *options, struct ioshape_writer **out);
 
-/*
- * Writes one whole record. The memory is borrowed during the call. `alignment` is where in the file
- * the data may begin: a power of two up to 4096; 0 chooses (4096 for large records, 64 for small
- * ones). Torch needs "data.pkl" and "version". Names must be unique (-EEXIST). After any failure
- * but -EINVAL, -EEXIST and IOSHAPE_E_LIMIT the writer can only be freed.
+/**
+ * Begins a record. One at a time can be open.
+ *
+ * torch needs the records "data.pkl", as the first, and "version". After any failure but -EINVAL,
+ * -EEXIST and IOSHAPE_E_LIMIT the writer can only be freed.
+ *
+ * @param writer     the writer
+ * @param name       a relative path without ".", ".." or empty parts, unique in the file; names
+ *                   under ".ioshape/" are the library's
+ * @param bytes      length of the record, or IOSHAPE_UNKNOWN_BYTES
+ * @param alignment  where in the file the data may begin: a power of two up to 4096; 0 chooses
+ *                   (4096 from 256 KiB on, 64 below)
+ * @return 0; -EEXIST if the name is taken; another negative code
  */
-int ioshape_writer_record(struct ioshape_writer *writer, const char *name, const void *data,
-			  uint64_t bytes, uint32_t alignment);
+int ioshape_writer_begin_record(struct ioshape_writer *writer, const char *name, uint64_t bytes,
+				uint32_t alignment);
 
-/* The same in pieces: begin, any number of writes, end. One record at a time. */
-int ioshape_writer_begin(struct ioshape_writer *writer, const char *name, uint64_t bytes,
-			 uint32_t alignment);
+/**
+ * Writes all of the record that is open, or its next piece.
+ *
+ * @param writer  the writer
+ * @param data    borrowed during the call
+ * @param bytes   length of the piece
+ * @return 0; -EINVAL if the record would be longer than was announced; another negative code
+ */
 int ioshape_writer_write(struct ioshape_writer *writer, const void *data, size_t bytes);
-/* -EINVAL if fewer or more bytes came than were announced. */
-int ioshape_writer_end(struct ioshape_writer *writer);
 
-/*
- * Completes the container, makes it durable and puts it in place. `report` may be NULL. After this,
- * well or not, the writer can only be asked for its message and freed - unless a record was still
- * open: that is -EINVAL, and can be mended by ending it.
+/**
+ * Ends the record that is open.
+ *
+ * @param writer  the writer
+ * @return 0; -EINVAL if the record is shorter than was announced; another negative code
+ */
+int ioshape_writer_end_record(struct ioshape_writer *writer);
+
+/**
+ * Completes the file, makes it durable and puts it in place.
+ *
+ * After this, well or not, the writer can only be freed; except while a record is open: that is
+ * -EINVAL, and after ioshape_writer_end_record() the file can be committed.
+ *
+ * @param writer  the writer
+ * @param report  filled, also if the commit failed; report->size must be set; may be NULL
+ * @return 0 or a negative code
  */
 int ioshape_writer_commit(struct ioshape_writer *writer, struct ioshape_report *report);
 
-/* The sentence about the writer's last failure; "" if none. Valid until its next call. */
-const char *ioshape_writer_message(struct ioshape_writer *writer);
-
-/* NULL is fine. Without a successful commit the file is abandoned, without a trace. */
+/**
+ * Frees a writer. Without a successful commit its file is abandoned, without a trace.
+ *
+ * @param writer  the writer; NULL is fine
+ */
 void ioshape_writer_free(struct ioshape_writer *writer);
 
 /* ---- Whole saves of records ------------------------------------------------------------------ */
 
-/*
- * Brings bytes [offset, offset + bytes) of a record to `into`. Anything but 0 fails the save with
- * that code (if it is a negative errno, else -EIO). It must not save with the same context.
+/**
+ * Brings bytes [offset, offset + bytes) of a record to `into`.
+ *
+ * Anything but 0 fails the save with that code if it is a negative errno, and with -EIO otherwise.
+ * The function must not save with the same context.
  */
 typedef int (*ioshape_fetch_fn)(void *user, uint64_t offset, void *into, size_t bytes);
 
+/** A record in the caller's memory, or of memory that a function reads. */
 struct ioshape_record {
-	const char *name; /* as for ioshape_writer_record() */
-	const void *data; /* NULL if there are no bytes, or if `fetch` brings them */
+	const char *name; /**< as for ioshape_writer_begin_record() */
+	const void *data; /**< NULL if there are no bytes, or if `fetch` brings them */
 	uint64_t bytes;
-	uint32_t alignment; /* 0 chooses */
-	uint32_t reserved;  /* 0 */
-	/* For memory that the CPU cannot read, such as a GPU's; NULL otherwise. */
+	uint32_t alignment; /**< 0 chooses */
+	uint32_t reserved;  /**< 0 */
+	/** For memory that the CPU cannot read, such as a GPU's; NULL otherwise. */
 	ioshape_fetch_fn fetch;
 	void *fetch_user;
 };
 
-/*
- * As ioshape_save_tensors(), but saves records, in the given order: for files with a pickle of the
- * caller's own. The file is the one that a writer given the same records would make. All names are
- * checked before anything is created (-EEXIST: two are the same).
+/**
+ * Saves records to a file: for files with a pickle of the caller's own.
+ *
+ * The file is the one that a writer given the same records in the same order would make. All names
+ * are checked before anything is created. All that ioshape_save_tensors() says holds here, too.
  *
  * `fetch` is called in the order of records and offsets, once for each byte; a large record comes
- * in pieces. It is called on the calling thread.
+ * in pieces. It is called on the calling thread, which then copies the other records alone, and has
+ * brought everything when the call returns. A background save with options->borrow calls it on the
+ * saving thread instead, until the save has ended.
+ *
+ * @param context  an open context
+ * @param path     the file to make or to replace
+ * @param records  `count` records with different names
+ * @param count    number of records
+ * @param options  NULL for all defaults
+ * @param out      NULL to wait; otherwise receives the save, to be freed with ioshape_save_free(),
+ *                 or NULL if the call fails
+ * @return 0 or a negative code; -EEXIST: two records have one name
  */
 int ioshape_save_records(struct ioshape_context *context, const char *path,
 			 const struct ioshape_record *records, size_t count,
-			 const struct ioshape_save_options *options);
-
-/*
- * The same in the background; what ioshape_save_tensors_async() says holds here, too. `fetch` is
- * called on the calling thread, which then copies the other records, too, without help from others;
- * it has brought everything by the time the call returns. With options->borrow it is called on the
- * saving thread, until the save has ended.
- */
-int ioshape_save_records_async(struct ioshape_context *context, const char *path,
-			       const struct ioshape_record *records, size_t count,
-			       const struct ioshape_save_options *options,
-			       struct ioshape_save **out);
+			 const struct ioshape_save_options *options, struct ioshape_save **out);
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
+/** A torch zip that is open for reading: one of this library or of torch.save(). */
 struct ioshape_reader;
 
+/** How a file is read. */
 struct ioshape_reader_options {
-	size_t size;        /* sizeof(struct ioshape_reader_options) */
-	uint32_t no_verify; /* 1: do not compare checksums while reading */
-	/*
+	size_t size;                /**< sizeof(struct ioshape_reader_options) */
+	enum ioshape_switch verify; /**< compare checksums while reading */
+	/**
 	 * 1: what is read into has just been allocated and never been written to. Large pieces of
 	 * it are then filled in huge pages where the kernel has them, several times as fast.
 	 */
 	uint32_t fresh_memory;
 	ioshape_progress_fn progress;
-	void *progress_user; /* borrowed until the reader is freed */
-	/*
+	void *progress_user; /**< borrowed until the reader is freed */
+	/**
 	 * Reads a part of a file, such as a member of a bundle: file_bytes bytes from file_offset
 	 * on, as if they were the whole of it. Offsets and file_bytes of all calls are then the
 	 * part's. 0 and 0: all of the file.
@@ -142,107 +180,197 @@ struct ioshape_reader_options {
 
 #define IOSHAPE_READER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_reader_options)
 
+/** What a file consists of. */
+struct ioshape_reader_info {
+	size_t size; /**< sizeof(struct ioshape_reader_info): set before the call */
+	uint64_t file_bytes;
+	uint64_t records;   /**< their indices are 0 and up, in the order of the file */
+	uint64_t tensors;   /**< 0 without a table */
+	uint32_t has_table; /**< 1: of tensors; the functions for tensors can be used */
+	uint32_t reserved;
+};
+
+#define IOSHAPE_READER_INFO_INIT IOSHAPE_SIZED(ioshape_reader_info)
+
+/** A record of a file. */
 struct ioshape_record_info {
-	size_t size;      /* sizeof(struct ioshape_record_info): set before the call */
-	const char *name; /* valid until the reader is freed */
+	size_t size;      /**< sizeof(struct ioshape_record_info): set before the call */
+	const char *name; /**< valid until the reader is freed */
 	uint64_t bytes;
-	uint64_t file_offset; /* of the record's first byte of data */
+	uint64_t file_offset; /**< of the record's first byte of data */
 	uint32_t crc32;
 	uint32_t reserved;
 };
 
+#define IOSHAPE_RECORD_INFO_INIT IOSHAPE_SIZED(ioshape_record_info)
+
+/** A tensor of a file. */
 struct ioshape_tensor_info {
-	size_t size;      /* sizeof(struct ioshape_tensor_info): set before the call */
-	const char *name; /* this and shape, strides: valid until the reader is freed */
+	size_t size;      /**< sizeof(struct ioshape_tensor_info): set before the call */
+	const char *name; /**< this, shape and strides: valid until the reader is freed */
 	enum ioshape_dtype dtype;
 	uint32_t dims;
 	const int64_t *shape;
-	const int64_t *strides; /* never NULL if dims > 0; in elements */
-	/* What ioshape_reader_load() delivers: the tensor's memory in this layout. */
+	const int64_t *strides; /**< never NULL if dims > 0; in elements */
+	/** What ioshape_reader_load() delivers: the tensor's memory in this layout. */
 	uint64_t bytes;
-	uint64_t record; /* index of the record that holds it */
+	uint64_t record;        /**< index of the record that holds it */
+	const char *dtype_name; /**< torch's, without the "torch.": "bfloat16" */
 };
 
-/*
- * Opens a torch zip: one that this library wrote, or torch.save(). The file is untrusted: every
- * count and offset in it is checked against the limits and the file's size, in bounded time and
- * memory. On failure *out is NULL and ioshape_context_message() says why.
+#define IOSHAPE_TENSOR_INFO_INIT IOSHAPE_SIZED(ioshape_tensor_info)
+
+/**
+ * Opens a torch zip.
+ *
+ * The file is untrusted: every count and offset in it is checked against limits and the file's
+ * size, in bounded time and memory. The reader goes on with the file that it opened, also when that
+ * is replaced.
+ *
+ * @param context  an open context; it must outlive the reader
+ * @param path     the file
+ * @param options  NULL for all defaults
+ * @param out      receives the reader, to be freed with ioshape_reader_free(), or NULL
+ * @return 0; IOSHAPE_E_FORMAT, IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT; another negative code
  */
 int ioshape_reader_open(struct ioshape_context *context, const char *path,
 			const struct ioshape_reader_options *options, struct ioshape_reader **out);
 
-/* The number of records, in the order of the file. */
-uint64_t ioshape_reader_records(struct ioshape_reader *reader);
-/* -ENOENT if there is no such index. */
-int ioshape_reader_record(struct ioshape_reader *reader, uint64_t index,
-			  struct ioshape_record_info *info);
-/* -ENOENT if there is no such name. */
+/**
+ * Tells what a file consists of.
+ *
+ * @param reader  the reader
+ * @param info    filled; info->size must be set
+ * @return 0 or a negative code
+ */
+int ioshape_reader_get_info(struct ioshape_reader *reader, struct ioshape_reader_info *info);
+
+/**
+ * Tells about a record.
+ *
+ * @param reader  the reader
+ * @param index   of the record
+ * @param info    filled; info->size must be set
+ * @return 0; -ENOENT if there is no such index; another negative code
+ */
+int ioshape_reader_get_record(struct ioshape_reader *reader, uint64_t index,
+			      struct ioshape_record_info *info);
+
+/**
+ * Finds a record by its name.
+ *
+ * @param reader  the reader
+ * @param name    of the record
+ * @param index   receives its index
+ * @return 0; -ENOENT if there is no such name; another negative code
+ */
 int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name, uint64_t *index);
 
-/*
- * Reads bytes [offset, offset + bytes) of a record into `into`. Checksums are verified over the
- * blocks that the range touches where the file has checksums per block, and over the whole record
- * where it has only that one and all of it is read. -ERANGE if the range leaves the record.
- * IOSHAPE_E_DAMAGED names record and offset in the message; what `into` then holds is undefined.
+/**
+ * Reads bytes [offset, offset + bytes) of a record.
+ *
+ * Files of this library have a checksum for each MiB of a record: every block that the range
+ * touches is read and verified. Files of torch.save() have one for each record, which is verified
+ * when all of the record is read. After IOSHAPE_E_DAMAGED what `into` holds is undefined; the error
+ * names record and offset.
+ *
+ * @param reader  the reader
+ * @param record  index of the record
+ * @param offset  in the record
+ * @param into    receives the bytes
+ * @param bytes   how many
+ * @return 0; -ERANGE if the range leaves the record; IOSHAPE_E_DAMAGED; another negative code
  */
 int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record, uint64_t offset, void *into,
 			size_t bytes);
 
-/* The length of the file. */
-uint64_t ioshape_reader_file_bytes(struct ioshape_reader *reader);
-
-/*
- * Reads bytes [offset, offset + bytes) of the file as it lies: headers, records and all. What
- * belongs to records is verified as by ioshape_reader_read(). -ERANGE if the range leaves the file.
+/**
+ * Reads bytes [offset, offset + bytes) of the file as it lies: headers, records and all.
  *
- * Calls of this and of ioshape_reader_read() that go through the file front to back are as fast as
- * one ioshape_reader_load(): what follows is read while the caller does other things. The memory
- * for that (block_bytes * queue_depth) is the reader's until the end of the records is reached,
- * another of its functions reads, or it is freed.
+ * What belongs to records is verified as by ioshape_reader_read().
+ *
+ * Calls of these two that go through the file front to back are as fast as one
+ * ioshape_reader_load(): what follows is read while the caller does other things. The memory for
+ * that (block_bytes * queue_depth) is the reader's until the end of the records is reached, another
+ * of its functions reads, a call fails, or it is freed.
+ *
+ * @param reader  the reader
+ * @param offset  in the file
+ * @param into    receives the bytes
+ * @param bytes   how many
+ * @return 0; -ERANGE if the range leaves the file; IOSHAPE_E_DAMAGED; another negative code
  */
 int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset, void *into,
 			     size_t bytes);
 
-/*
- * Reads every record and compares every checksum; IOSHAPE_E_DAMAGED names the first damage.
- * -ENODATA if the file was written without checksums (torch's set_crc32_options(False)).
+/**
+ * Reads every record and compares every checksum.
+ *
+ * @param reader  the reader
+ * @return 0; IOSHAPE_E_DAMAGED for the first damage; -ENODATA if the file was written without
+ *         checksums (torch's set_crc32_options(False)); another negative code
  */
 int ioshape_reader_verify(struct ioshape_reader *reader);
 
-/*
- * Tensors, for files written through the tensor calls. Others have records only: the functions
- * below then answer IOSHAPE_E_NO_TABLE.
+/**
+ * Tells about a tensor.
+ *
+ * @param reader  the reader
+ * @param index   of the tensor
+ * @param info    filled; info->size must be set
+ * @return 0; -ENOENT if there is no such index; IOSHAPE_E_NO_TABLE if the file was not written
+ *         through the calls for tensors; another negative code
  */
-int ioshape_reader_tensors(struct ioshape_reader *reader, uint64_t *count);
-int ioshape_reader_tensor(struct ioshape_reader *reader, uint64_t index,
-			  struct ioshape_tensor_info *info);
+int ioshape_reader_get_tensor(struct ioshape_reader *reader, uint64_t index,
+			      struct ioshape_tensor_info *info);
+
+/**
+ * Finds a tensor by its name.
+ *
+ * @param reader  the reader
+ * @param name    of the tensor
+ * @param index   receives its index
+ * @return 0; -ENOENT if there is no such name; IOSHAPE_E_NO_TABLE; another negative code
+ */
 int ioshape_reader_find_tensor(struct ioshape_reader *reader, const char *name, uint64_t *index);
 
-/* One tensor, or a range of its bytes, to be read into the caller's memory. */
+/** One tensor, or a range of its bytes, to be read into the caller's memory. */
 struct ioshape_load_request {
-	uint64_t tensor; /* index */
-	uint64_t offset; /* in bytes of its memory */
+	uint64_t tensor; /**< index */
+	uint64_t offset; /**< in bytes of its memory */
 	uint64_t bytes;
 	void *into;
 };
 
-/*
- * Loads any number of tensors or ranges at once, in the order of the file and with reads far ahead:
- * many in one call is much faster than one at a time. Failures as in ioshape_reader_read().
+/**
+ * Loads any number of tensors or ranges at once.
+ *
+ * They are read in the order of the file, far ahead: many in one call are much faster than one at a
+ * time. Ranges may overlap.
+ *
+ * @param reader    the reader
+ * @param requests  what to read, and where to
+ * @param count     number of requests
+ * @return 0; -ENOENT, -ERANGE, IOSHAPE_E_NO_TABLE, IOSHAPE_E_DAMAGED; another negative code
  */
 int ioshape_reader_load(struct ioshape_reader *reader, const struct ioshape_load_request *requests,
 			size_t count);
 
-/*
- * What was given as metadata at the save. metadata->size must be set; its pointers are valid until
- * the reader is freed.
+/**
+ * Tells what was given as metadata at the save; zeros for a file that has none.
+ *
+ * @param reader    the reader
+ * @param metadata  filled, with pointers that are valid until the reader is freed; metadata->size
+ *                  must be set
+ * @return 0 or a negative code
  */
-int ioshape_reader_metadata(struct ioshape_reader *reader, struct ioshape_metadata *metadata);
+int ioshape_reader_get_metadata(struct ioshape_reader *reader, struct ioshape_metadata *metadata);
 
-/* The sentence about the reader's last failure; "" if none. Valid until its next call. */
-const char *ioshape_reader_message(struct ioshape_reader *reader);
-
-/* NULL is fine. */
+/**
+ * Frees a reader.
+ *
+ * @param reader  the reader; NULL is fine
+ */
 void ioshape_reader_free(struct ioshape_reader *reader);
 
 #ifdef __cplusplus

@@ -26,6 +26,7 @@
 extern "C" {
 #endif
 
+/** Settings, kept memory, I/O engines and background saves of one user of the library. */
 struct ioshape_context;
 
 /* Begins an option struct: its size, and zeros. */
@@ -43,88 +44,96 @@ struct ioshape_context;
 	}
 #endif
 
-/* What moves the bytes. */
-enum ioshape_engine {
-	IOSHAPE_ENGINE_AUTO = 0, /* the first of uring, threads, buffered that works here */
-	IOSHAPE_ENGINE_URING,    /* io_uring */
-	IOSHAPE_ENGINE_THREADS,  /* a few threads calling pwrite and pread */
-	IOSHAPE_ENGINE_BUFFERED, /* pwrite and pread on the saving thread, through the page cache */
-	/* Saves drop their bytes and create no file: a baseline for measurements. Reads as AUTO. */
-	IOSHAPE_ENGINE_NIL,
-	/* io_uring that never tries a request in the submitting thread (IOSQE_ASYNC): for files
-	 * whose writes would be served one after the other */
-	IOSHAPE_ENGINE_URING_ASYNC
+/** Whether something is done that can be left out. */
+enum ioshape_switch {
+	IOSHAPE_DEFAULT = 0, /**< on, where nothing else is said */
+	IOSHAPE_ON,
+	IOSHAPE_OFF
 };
 
-/* Whether bytes go past the page cache (O_DIRECT). */
+/** What moves the bytes. */
+enum ioshape_engine {
+	IOSHAPE_ENGINE_AUTO = 0, /**< the first of uring, threads, buffered that works here */
+	IOSHAPE_ENGINE_URING,    /**< io_uring */
+	/** io_uring that never tries a request in the submitting thread (IOSQE_ASYNC): for files
+	 * whose writes would be served one after the other */
+	IOSHAPE_ENGINE_URING_ASYNC,
+	IOSHAPE_ENGINE_THREADS,  /**< a few threads calling pwrite and pread */
+	IOSHAPE_ENGINE_BUFFERED, /**< pwrite and pread on the saving thread, through the page cache
+				  */
+	/** Saves drop their bytes and create no file: a baseline for measurements. Reads as AUTO.
+	 */
+	IOSHAPE_ENGINE_NIL
+};
+
+/** Whether bytes go past the page cache (O_DIRECT). */
 enum ioshape_direct {
-	/* Where the filesystem can; otherwise buffered, and the report says so. */
+	/** Where the filesystem can; otherwise buffered, and the report says so. */
 	IOSHAPE_DIRECT_PREFER = 0,
-	IOSHAPE_DIRECT_REQUIRE, /* fail where it cannot */
+	IOSHAPE_DIRECT_REQUIRE, /**< fail where it cannot */
 	IOSHAPE_DIRECT_OFF
 };
 
-/* What an asynchronous save does when the staging memory is taken by earlier saves. */
-enum ioshape_staging_full {
-	IOSHAPE_STAGING_WAIT = 0, /* the call waits until there is room */
-	IOSHAPE_STAGING_REFUSE    /* the call returns -EAGAIN at once */
+/** What a save does while the coordinator that keeps the order of writers is unreachable. */
+enum ioshape_unreachable {
+	/** It waits for a share of time of its own, made from its rank, and then writes. */
+	IOSHAPE_UNREACHABLE_STAGGER = 0,
+	IOSHAPE_UNREACHABLE_WAIT, /**< until the coordinator is back */
+	IOSHAPE_UNREACHABLE_FAIL  /**< the save fails */
 };
 
-/* What a save does while the coordinator that keeps the order of writers is out of reach. */
-enum ioshape_away {
-	/* It waits for a share of time of its own, made from its rank, and then writes. */
-	IOSHAPE_AWAY_STAGGER = 0,
-	IOSHAPE_AWAY_WAIT, /* until the coordinator is back */
-	IOSHAPE_AWAY_FAIL  /* the save fails */
-};
-
-/* Whether the first large save to a mount finds out by a short trial how it is best written to. */
+/** Whether the first large save to a mount tries how it is best written to. */
 enum ioshape_calibrate {
-	IOSHAPE_CALIBRATE_AUTO = 0, /* if nobody has lately; what was found is remembered */
-	IOSHAPE_CALIBRATE_OFF,      /* go by the kind of the filesystem alone */
-	IOSHAPE_CALIBRATE_AGAIN     /* forget what was found before */
+	IOSHAPE_CALIBRATE_AUTO = 0, /**< if nobody has lately; what was found is remembered */
+	IOSHAPE_CALIBRATE_OFF,      /**< go by the kind of the filesystem alone */
+	IOSHAPE_CALIBRATE_AGAIN     /**< forget what was found before */
 };
 
-/* What a save does that does not fit into the free space of its filesystem. */
+/** What a save does that does not fit into the free space of its filesystem. */
 enum ioshape_full {
-	IOSHAPE_FULL_FAIL = 0, /* -ENOSPC, before anything is written */
-	IOSHAPE_FULL_WAIT,     /* until there is room, at most full_wait_ms */
-	/* IOSHAPE_E_SKIPPED, before anything is written: for programs that then train on */
+	IOSHAPE_FULL_FAIL = 0, /**< -ENOSPC, before anything is written */
+	/** IOSHAPE_E_SKIPPED, before anything is written: for programs that then train on */
 	IOSHAPE_FULL_SKIP
 };
 
+/** How important a line of the log is. */
 enum ioshape_log_level {
 	IOSHAPE_LOG_ERROR = 1,
 	IOSHAPE_LOG_WARNING = 2,
-	IOSHAPE_LOG_INFO = 3, /* the default: one line where something was not as preferred */
+	IOSHAPE_LOG_INFO = 3, /**< the default: one line where something was not as preferred */
 	IOSHAPE_LOG_DEBUG = 4
 };
 
-/*
- * Receives log lines (no newline at the end, valid only during the call). Called from the caller's
- * and from the library's threads, possibly at the same time; it must not call back into the same
- * context, and should be quick: signs of life of slots may wait for it.
+/**
+ * Receives log lines: without a newline, valid only during the call.
+ *
+ * It is called from the caller's and from the library's threads, possibly at the same time. It must
+ * not call back into the same context, and should be quick: heartbeats of slots may wait for it.
  */
 typedef void (*ioshape_log_fn)(void *user, enum ioshape_log_level level, const char *message);
 
+/**
+ * Settings of a context.
+ *
+ * A field left at zero takes its value from the environment variable that is named beside it, if
+ * that is set, and from the built-in default otherwise.
+ */
 struct ioshape_context_options {
-	size_t size;                /* sizeof(struct ioshape_context_options) */
-	enum ioshape_engine engine; /* IOSHAPE_ENGINE (which does not take "nil") */
-	enum ioshape_direct direct; /* IOSHAPE_DIRECT */
-	/* IOSHAPE_BLOCK_BYTES: bytes per request; a power of two from 64 KiB to 64 MiB. The
+	size_t size;                /**< sizeof(struct ioshape_context_options) */
+	enum ioshape_engine engine; /**< IOSHAPE_ENGINE (which does not take "nil") */
+	enum ioshape_direct direct; /**< IOSHAPE_DIRECT */
+	/** IOSHAPE_BLOCK_BYTES: bytes per request; a power of two from 64 KiB to 64 MiB. The
 	 * default is chosen for the filesystem, as that of the next. */
 	uint64_t block_bytes;
-	/* IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
+	/** IOSHAPE_QUEUE_DEPTH: requests in flight per save; 1 to 64 */
 	uint32_t queue_depth;
-	/* IOSHAPE_COPY_THREADS: threads that copy or verify memory; 1 to 64 */
-	uint32_t copy_threads;
-	/* IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may hold; from 16 MiB on */
+	/** The least important lines that `log` is called for; no variable */
+	enum ioshape_log_level log_level;
+	/** IOSHAPE_STAGING_BYTES: most memory that asynchronous saves may hold; from 16 MiB on */
 	uint64_t staging_bytes;
-	enum ioshape_staging_full staging_full; /* IOSHAPE_STAGING_FULL */
-	enum ioshape_log_level log_level;       /* IOSHAPE_LOG_LEVEL */
-	ioshape_log_fn log;                     /* NULL: no log. The library itself never prints. */
-	void *log_user;                         /* borrowed until the context is freed */
-	/*
+	ioshape_log_fn log; /**< NULL: no log. The library itself never prints. */
+	void *log_user;     /**< borrowed until the context is freed */
+	/**
 	 * IOSHAPE_COORDINATOR: who says which saves may write now; see docs/slots.md.
 	 *   "local"            the processes of this host among themselves, without a server
 	 *   "local:/folder"    the same through this folder, which containers may share
@@ -136,24 +145,21 @@ struct ioshape_context_options {
 	 * The default is "local".
 	 */
 	const char *coordinator;
-	/* IOSHAPE_PASSWORD_FILE: its first line is the coordinator's password, if the address has
+	/** IOSHAPE_PASSWORD_FILE: its first line is the coordinator's password, if the address has
 	 * none; so is the variable IOSHAPE_PASSWORD. */
 	const char *password_file;
-	const char *pool; /* IOSHAPE_POOL: all saves use this one, whatever their filesystem */
-	const char *job;  /* IOSHAPE_JOB: its name; the default is the launcher's */
-	uint32_t
-		share; /* IOSHAPE_SHARE: of the pool for this job, against others; 1 to 1000; 100 */
-	/* IOSHAPE_SLOTS: writers at a time, if the operator has set nothing; see docs/slots.md */
+	const char *pool; /**< IOSHAPE_POOL: all saves use this one, whatever their filesystem */
+	const char *job;  /**< IOSHAPE_JOB: its name; the default is the launcher's */
+	uint32_t share; /**< IOSHAPE_SHARE: of the pool for this job, against others; 1 to 1000; 100
+			 */
+	/** IOSHAPE_SLOTS: writers at a time, if the operator has set nothing; see docs/slots.md */
 	uint32_t slots;
-	uint32_t lease_ms; /* IOSHAPE_LEASE_MS: a dead writer's slot is kept so long; 300 to 600000
-			    */
-	uint32_t stall_ms; /* IOSHAPE_STALL_MS: a writer that moves nothing for so long loses its
-			      slot */
-	enum ioshape_away away;   /* IOSHAPE_AWAY */
-	uint32_t stagger_most_ms; /* IOSHAPE_STAGGER_MOST_MS: the longest share of time to wait for
-				   */
-	uint64_t rate; /* IOSHAPE_RATE: bytes per second of all ranks of the job; 0: any */
-	/*
+	uint32_t
+		lease_ms; /**< IOSHAPE_LEASE_MS: a dead writer's slot is kept so long; 300 to 600000
+			   */
+	enum ioshape_unreachable unreachable; /**< IOSHAPE_UNREACHABLE */
+	uint64_t rate; /**< IOSHAPE_RATE: bytes per second of all ranks of the job; 0: any */
+	/**
 	 * IOSHAPE_LAYOUT: how new files shall lie on the targets of a striped filesystem (Lustre,
 	 * BeeGFS, CephFS); elsewhere it is ignored. See docs/tuning.md.
 	 *   "auto"       by size, where the directory's own layout would be narrower; the default
@@ -162,54 +168,59 @@ struct ioshape_context_options {
 	 *   "to=100M,stripe_count=1; to=10G,stripe_count=8; stripe_count=32"  progressive
 	 */
 	const char *layout;
-	/* IOSHAPE_TARGET_BYTES: most bytes in flight for one storage target, per file; 0: by rule
-	 */
-	uint64_t target_bytes;
-	enum ioshape_calibrate calibrate; /* IOSHAPE_CALIBRATE */
-	enum ioshape_full full;           /* IOSHAPE_FULL */
-	uint32_t full_wait_ms;            /* IOSHAPE_FULL_WAIT_MS: the longest such wait; 600000 */
-	uint32_t reserved;                /* 0 */
+	enum ioshape_calibrate calibrate; /**< IOSHAPE_CALIBRATE */
+	enum ioshape_full full;           /**< IOSHAPE_FULL */
 };
 
 #define IOSHAPE_CONTEXT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_context_options)
 
-/*
- * Opens a context. A field left at zero takes its value from the environment variable named above
- * beside it, if that is set, and from the built-in default otherwise. A variable with a value that
- * cannot be understood fails the call, naming it.
+/**
+ * Opens a context.
  *
- * On success *out is the context, to be freed with ioshape_context_free(). On failure *out is NULL
- * and, if `message` is not NULL, it receives up to message_bytes of a sentence that says why.
+ * It creates no file, starts no thread and connects to nothing. An environment variable with a
+ * value that cannot be understood fails the call; the error names it.
+ *
+ * @param out      receives the context, to be freed with ioshape_context_free(), or NULL
+ * @param options  NULL for all defaults
+ * @return 0 or a negative code
  */
 int ioshape_context_open(struct ioshape_context **out,
-			 const struct ioshape_context_options *options, char *message,
-			 size_t message_bytes);
+			 const struct ioshape_context_options *options);
 
-/*
- * Maps and touches staging memory for `bytes` of tensors now, so that the first asynchronous save
- * is as quick as later ones. What saves under way hold counts. Bounded by staging_bytes (-ENOMEM
- * above it).
+/**
+ * Makes staging memory now, so that the first background save is as quick as later ones; or gives
+ * kept memory (staging and I/O buffers) that no save is using back to the system.
+ *
+ * @param context  an open context
+ * @param bytes    of tensors; what saves under way hold counts; 0 gives memory back
+ * @return 0; -ENOMEM above the context's staging_bytes; another negative code
  */
 int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes);
 
-/* Gives kept memory (staging and I/O buffers) that no save is using back to the system. */
-int ioshape_context_trim(struct ioshape_context *context);
-
-/*
- * The sentence about the last call that failed in the calling thread, if that was one on this
- * context; "" otherwise. Valid until the thread's next call on any context.
- */
-const char *ioshape_context_message(struct ioshape_context *context);
-
-/*
- * Frees the context and what it keeps. NULL is fine. Handles made from it (saves, writers, readers,
- * slots, groups, generations) must have been freed before; a save still in the background is
- * aborted and waited for, leaving no temporary file, and its handle stays valid only for
- * ioshape_save_free().
+/**
+ * Frees a context and what it keeps. It must be the last call on it.
+ *
+ * Handles made from it (writers, readers, files, slots, groups, generations) must have been freed
+ * before. A save still in the background is aborted and waited for, leaving no temporary file; its
+ * handle stays valid for ioshape_save_free() only.
+ *
+ * @param context  the context; NULL is fine
  */
 void ioshape_context_free(struct ioshape_context *context);
 
-/* The version of the library in use, as opposed to that of the headers (IOSHAPE_VERSION). */
+/**
+ * Frees memory that a call gave out and that is no handle: steps, names of pools, what a probe
+ * found.
+ *
+ * @param memory  what the call gave; NULL is fine
+ */
+void ioshape_free(void *memory);
+
+/**
+ * Tells the version of the library in use, as opposed to that of the headers (IOSHAPE_VERSION).
+ *
+ * @return a string such as "0.1.0", never NULL
+ */
 const char *ioshape_version(void);
 
 #ifdef __cplusplus

@@ -15,46 +15,63 @@
 extern "C" {
 #endif
 
+/** A file that is being written. */
 struct ioshape_file;
 
+/** How a file is written. */
 struct ioshape_file_options {
-	size_t size; /* sizeof(struct ioshape_file_options) */
-	/*
+	size_t size; /**< sizeof(struct ioshape_file_options) */
+	/**
 	 * What the file will hold, if known: lets it be preallocated, so that a full disk is
 	 * noticed at once. An estimate is fine; 0 if unknown.
 	 */
 	uint64_t expected_bytes;
 	ioshape_progress_fn progress;
-	void *progress_user; /* borrowed until the file is freed */
-	uint32_t no_replace; /* as in struct ioshape_save_options */
-	uint32_t no_sync;
+	void *progress_user;         /**< borrowed until the file is freed */
+	enum ioshape_switch replace; /**< as in struct ioshape_save_options */
+	enum ioshape_switch sync;
 };
 
 #define IOSHAPE_FILE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_file_options)
 
-/*
- * Begins a new file that will take its place at `path` when ioshape_file_commit() succeeds. On
- * failure *out is NULL and ioshape_context_message() says why.
+/**
+ * Begins a new file, which takes its place at `path` when it is committed.
+ *
+ * @param context  an open context; it must outlive the file
+ * @param path     the file to make or to replace
+ * @param options  NULL for all defaults
+ * @param out      receives the file, to be freed with ioshape_file_free(), or NULL
+ * @return 0 or a negative code
  */
 int ioshape_file_open(struct ioshape_context *context, const char *path,
 		      const struct ioshape_file_options *options, struct ioshape_file **out);
 
-/*
- * Appends bytes. The memory is borrowed during the call. After any failure but -EINVAL the file can
- * only be freed.
+/**
+ * Appends bytes. After any failure but -EINVAL the file can only be freed.
+ *
+ * @param file   the file
+ * @param data   borrowed during the call
+ * @param bytes  how many
+ * @return 0 or a negative code
  */
 int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes);
 
-/*
- * Makes the file durable and puts it in place. `report` may be NULL. After this, well or not, the
- * file can only be asked for its message and freed - unless the report was refused (-EINVAL).
+/**
+ * Makes a file durable and puts it in place.
+ *
+ * After this, well or not, the file can only be freed, unless the report was refused (-EINVAL).
+ *
+ * @param file    the file
+ * @param report  filled, also if the commit failed; report->size must be set; may be NULL
+ * @return 0 or a negative code
  */
 int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report);
 
-/* The sentence about the file's last failure; "" if none. Valid until its next call. */
-const char *ioshape_file_message(struct ioshape_file *file);
-
-/* NULL is fine. Without a successful commit the file is abandoned, without a trace. */
+/**
+ * Frees a file. Without a successful commit it is abandoned, without a trace.
+ *
+ * @param file  the file; NULL is fine
+ */
 void ioshape_file_free(struct ioshape_file *file);
 
 #ifdef __cplusplus

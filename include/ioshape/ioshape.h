@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libioshape: checkpoint I/O in an orderly convoy. This header includes the whole C API. */
+/*
+ * libioshape: checkpoint I/O in an orderly convoy. This header includes all that a trainer needs.
+ * ioshape/operator.h (pools, for operators) and ioshape/probe.h (experimental) stand by themselves.
+ */
 #ifndef IOSHAPE_IOSHAPE_H
 #define IOSHAPE_IOSHAPE_H
 
@@ -8,7 +11,6 @@
 #include <ioshape/errors.h>
 #include <ioshape/file.h>
 #include <ioshape/group.h>
-#include <ioshape/probe.h>
 #include <ioshape/slots.h>
 #include <ioshape/tensors.h>
 #include <ioshape/version.h>

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <ioshape/ioshape.h>
+#include <ioshape/probe.h>
 
 namespace ioshape
 {
@@ -48,28 +49,84 @@ inline std::error_code make_error_code(int code) noexcept
 	return { code, category() };
 }
 
-/* What every failure throws. what() is the library's sentence: path, operation, remedy. */
+/* What every failure throws: a copy of what ioshape_last_error() tells. what() is for people. */
 class error : public std::system_error
 {
 public:
-	error(int code, const char *message)
-		: std::system_error(make_error_code(code)), code_(code),
-		  message_(message && *message ? message : ioshape_strerror(code))
+	/* The call of this thread that has just failed, with `code`. */
+	explicit error(int code) : error(code, *ioshape_last_error())
 	{
+	}
+	error(int code, const ioshape_error &last)
+		: std::system_error(make_error_code(code)), code_(code)
+	{
+		if (last.code != code) { /* told by nobody */
+			sentence_ = what_ = ioshape_strerror(code);
+			return;
+		}
+		operation_ = last.operation;
+		path_ = last.path;
+		sentence_ = last.sentence;
+		remedy_ = last.remedy;
+		record_ = last.record;
+		offset_ = last.offset;
+		needed_bytes_ = last.needed_bytes;
+		free_bytes_ = last.free_bytes;
+		rank_ = last.rank;
+		what_ = remedy_.empty() ? sentence_ : sentence_ + "; " + remedy_;
 	}
 	const char *what() const noexcept override
 	{
-		return message_.c_str();
+		return what_.c_str();
 	}
 	/* The code as the C API returned it. */
 	int raw() const noexcept
 	{
 		return code_;
 	}
+	/* The fields of struct ioshape_error. */
+	const std::string &operation() const noexcept
+	{
+		return operation_;
+	}
+	const std::string &path() const noexcept
+	{
+		return path_;
+	}
+	const std::string &sentence() const noexcept
+	{
+		return sentence_;
+	}
+	const std::string &remedy() const noexcept
+	{
+		return remedy_;
+	}
+	const std::string &record() const noexcept
+	{
+		return record_;
+	}
+	std::uint64_t offset() const noexcept
+	{
+		return offset_;
+	}
+	std::uint64_t needed_bytes() const noexcept
+	{
+		return needed_bytes_;
+	}
+	std::uint64_t free_bytes() const noexcept
+	{
+		return free_bytes_;
+	}
+	std::int64_t rank() const noexcept
+	{
+		return rank_;
+	}
 
 private:
 	int code_;
-	std::string message_;
+	std::string what_, operation_, path_, sentence_, remedy_, record_;
+	std::uint64_t offset_ = UINT64_MAX, needed_bytes_ = UINT64_MAX, free_bytes_ = UINT64_MAX;
+	std::int64_t rank_ = -1;
 };
 
 namespace detail
@@ -83,7 +140,7 @@ template <auto Free> struct deleter {
 } // namespace detail
 
 /* What ioshape_probe() found out, with the strings and lists in it. */
-using storage_ptr = std::unique_ptr<ioshape_storage, detail::deleter<ioshape_storage_free>>;
+using storage_ptr = std::unique_ptr<ioshape_storage, detail::deleter<ioshape_free>>;
 
 class save;
 class slot;
@@ -100,12 +157,11 @@ public:
 	}
 	explicit context(const ioshape_context_options &options)
 	{
-		char message[1024] = "";
 		ioshape_context *handle = nullptr;
-		const int code = ioshape_context_open(&handle, &options, message, sizeof(message));
+		const int code = ioshape_context_open(&handle, &options);
 
 		if (code < 0)
-			throw error(code, message);
+			throw error(code);
 		handle_.reset(handle);
 	}
 	static ioshape_context_options default_options()
@@ -118,7 +174,7 @@ public:
 	}
 	void trim()
 	{
-		check(ioshape_context_trim(get()));
+		check(ioshape_context_reserve(get(), 0));
 	}
 
 	/* Blocks until the tensors are durable and in place. */
@@ -130,7 +186,7 @@ public:
 
 		options.report = &report;
 		check(ioshape_save_tensors(get(), path.c_str(), tensors.data(), tensors.size(),
-					   &options));
+					   &options, nullptr));
 		return report;
 	}
 
@@ -148,7 +204,7 @@ public:
 
 		options.report = &report;
 		check(ioshape_save_records(get(), path.c_str(), records.data(), records.size(),
-					   &options));
+					   &options, nullptr));
 		return report;
 	}
 
@@ -181,15 +237,9 @@ private:
 	void check(int code) const
 	{
 		if (code < 0)
-			throw error(code, ioshape_context_message(get()));
+			throw error(code);
 	}
 	std::unique_ptr<ioshape_context, detail::deleter<ioshape_context_free>> handle_;
-};
-
-/* How far a save is: bytes done, of how many. */
-struct save_progress {
-	ioshape_phase phase;
-	std::uint64_t done_bytes, total_bytes;
 };
 
 /*
@@ -207,11 +257,7 @@ public:
 	}
 	bool done() const
 	{
-		const int code = ioshape_save_poll(get());
-
-		if (code < 0)
-			throw error(code, "");
-		return code == 1;
+		return status().phase == IOSHAPE_PHASE_DONE;
 	}
 	/* Throws what the save failed with. */
 	void wait()
@@ -224,7 +270,7 @@ public:
 		const int code =
 			ioshape_save_wait(get(), timeout.count() < 0 ? 0 : timeout.count());
 
-		if (code == -ETIMEDOUT && !done())
+		if (code == -EINPROGRESS)
 			return false;
 		check(code);
 		return true;
@@ -238,23 +284,24 @@ public:
 	{
 		ioshape_report report = IOSHAPE_REPORT_INIT;
 
-		check(ioshape_save_report(get(), &report));
+		check(ioshape_save_get_report(get(), &report));
 		return report;
 	}
-	save_progress progress() const
+	ioshape_save_status status() const
 	{
-		save_progress now = {};
+		ioshape_save_status status = IOSHAPE_SAVE_STATUS_INIT;
 
-		check(ioshape_save_progress(get(), &now.phase, &now.done_bytes, &now.total_bytes));
-		return now;
+		check(ioshape_save_get_status(get(), &status, nullptr));
+		return status;
 	}
 	/* Where it stands in the queue for a slot; zeros if it does not wait for one. */
 	ioshape_place place() const
 	{
+		ioshape_save_status status = IOSHAPE_SAVE_STATUS_INIT;
 		ioshape_place place = {};
 
 		place.size = sizeof(place);
-		check(ioshape_save_place(get(), &place));
+		check(ioshape_save_get_status(get(), &status, &place));
 		return place;
 	}
 	ioshape_save *get() const noexcept
@@ -271,7 +318,7 @@ private:
 	void check(int code) const
 	{
 		if (code < 0)
-			throw error(code, ioshape_save_message(get()));
+			throw error(code);
 	}
 	std::unique_ptr<ioshape_save, detail::deleter<ioshape_save_free>> handle_;
 };
@@ -282,8 +329,8 @@ inline save context::save_tensors_async(const std::string &path,
 {
 	ioshape_save *handle = nullptr;
 
-	check(ioshape_save_tensors_async(get(), path.c_str(), tensors.data(), tensors.size(),
-					 &options, &handle));
+	check(ioshape_save_tensors(get(), path.c_str(), tensors.data(), tensors.size(), &options,
+				   &handle));
 	return save(handle);
 }
 
@@ -293,8 +340,8 @@ inline save context::save_records_async(const std::string &path,
 {
 	ioshape_save *handle = nullptr;
 
-	check(ioshape_save_records_async(get(), path.c_str(), records.data(), records.size(),
-					 &options, &handle));
+	check(ioshape_save_records(get(), path.c_str(), records.data(), records.size(), &options,
+				   &handle));
 	return save(handle);
 }
 
@@ -324,7 +371,7 @@ public:
 
 		options.report = &report;
 		check(ioshape_group_save_tensors(get(), step, tensors.data(), tensors.size(),
-						 &options));
+						 &options, nullptr));
 		return report;
 	}
 	ioshape_report save_records(std::uint64_t step, const std::vector<ioshape_record> &records,
@@ -334,7 +381,7 @@ public:
 
 		options.report = &report;
 		check(ioshape_group_save_records(get(), step, records.data(), records.size(),
-						 &options));
+						 &options, nullptr));
 		return report;
 	}
 
@@ -344,8 +391,8 @@ public:
 	{
 		ioshape_save *handle = nullptr;
 
-		check(ioshape_group_save_tensors_async(get(), step, tensors.data(), tensors.size(),
-						       &options, &handle));
+		check(ioshape_group_save_tensors(get(), step, tensors.data(), tensors.size(),
+						 &options, &handle));
 		return save(handle);
 	}
 	save save_records_async(std::uint64_t step, const std::vector<ioshape_record> &records,
@@ -353,8 +400,8 @@ public:
 	{
 		ioshape_save *handle = nullptr;
 
-		check(ioshape_group_save_records_async(get(), step, records.data(), records.size(),
-						       &options, &handle));
+		check(ioshape_group_save_records(get(), step, records.data(), records.size(),
+						 &options, &handle));
 		return save(handle);
 	}
 	/* In the place of a save: the others' calls for this generation fail and say why. */
@@ -367,7 +414,7 @@ public:
 	std::optional<std::uint64_t> latest()
 	{
 		std::uint64_t step = 0;
-		const int code = ioshape_group_latest(get(), &step);
+		const int code = ioshape_group_get_latest(get(), &step);
 
 		if (code == -ENOENT)
 			return std::nullopt;
@@ -383,7 +430,7 @@ private:
 	void check(int code) const
 	{
 		if (code < 0)
-			throw error(code, ioshape_context_message(context_));
+			throw error(code);
 	}
 	ioshape_context *context_;
 	std::unique_ptr<ioshape_group, detail::deleter<ioshape_group_free>> handle_;
@@ -404,12 +451,14 @@ public:
 	void record(const std::string &name, const void *data, std::uint64_t bytes,
 		    std::uint32_t alignment = 0)
 	{
-		check(ioshape_writer_record(get(), name.c_str(), data, bytes, alignment));
+		begin(name, bytes, alignment);
+		write(data, bytes);
+		end();
 	}
 	void begin(const std::string &name, std::uint64_t bytes = IOSHAPE_UNKNOWN_BYTES,
 		   std::uint32_t alignment = 0)
 	{
-		check(ioshape_writer_begin(get(), name.c_str(), bytes, alignment));
+		check(ioshape_writer_begin_record(get(), name.c_str(), bytes, alignment));
 	}
 	void write(const void *data, std::size_t bytes)
 	{
@@ -417,7 +466,7 @@ public:
 	}
 	void end()
 	{
-		check(ioshape_writer_end(get()));
+		check(ioshape_writer_end_record(get()));
 	}
 	ioshape_report commit()
 	{
@@ -435,7 +484,7 @@ private:
 	void check(int code) const
 	{
 		if (code < 0)
-			throw error(code, ioshape_writer_message(get()));
+			throw error(code);
 	}
 	std::unique_ptr<ioshape_writer, detail::deleter<ioshape_writer_free>> handle_;
 };
@@ -472,7 +521,7 @@ private:
 	void check(int code) const
 	{
 		if (code < 0)
-			throw error(code, ioshape_file_message(get()));
+			throw error(code);
 	}
 	std::unique_ptr<ioshape_file, detail::deleter<ioshape_file_free>> handle_;
 };
@@ -490,9 +539,9 @@ public:
 		handle_.reset(handle);
 	}
 	/* Before so many bytes are written. */
-	void pass(std::uint64_t bytes)
+	void pace(std::uint64_t bytes)
 	{
-		check(ioshape_slot_pass(get(), bytes));
+		check(ioshape_slot_pace(get(), bytes));
 	}
 	ioshape_slot_info info() const
 	{
@@ -511,9 +560,9 @@ private:
 	static void check(int code)
 	{
 		if (code < 0)
-			throw error(code, "");
+			throw error(code);
 	}
-	std::unique_ptr<ioshape_slot, detail::deleter<ioshape_slot_release>> handle_;
+	std::unique_ptr<ioshape_slot, detail::deleter<ioshape_slot_free>> handle_;
 };
 
 /* Records and tensors of a file. */
@@ -529,16 +578,19 @@ public:
 		handle_.reset(handle);
 	}
 
-	std::uint64_t records() const noexcept
+	ioshape_reader_info info() const
 	{
-		return ioshape_reader_records(get());
+		ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
+
+		check(ioshape_reader_get_info(get(), &info));
+		return info;
 	}
 	ioshape_record_info record(std::uint64_t index) const
 	{
 		ioshape_record_info info = {};
 
 		info.size = sizeof(info);
-		check(ioshape_reader_record(get(), index, &info));
+		check(ioshape_reader_get_record(get(), index, &info));
 		return info;
 	}
 	std::uint64_t find_record(const std::string &name) const
@@ -552,10 +604,6 @@ public:
 	{
 		check(ioshape_reader_read(get(), record, offset, into, bytes));
 	}
-	std::uint64_t file_bytes() const noexcept
-	{
-		return ioshape_reader_file_bytes(get());
-	}
 	void read_file(std::uint64_t offset, void *into, std::size_t bytes) const
 	{
 		check(ioshape_reader_read_file(get(), offset, into, bytes));
@@ -565,19 +613,12 @@ public:
 		check(ioshape_reader_verify(get()));
 	}
 
-	std::uint64_t tensors() const
-	{
-		std::uint64_t count = 0;
-
-		check(ioshape_reader_tensors(get(), &count));
-		return count;
-	}
 	ioshape_tensor_info tensor(std::uint64_t index) const
 	{
 		ioshape_tensor_info info = {};
 
 		info.size = sizeof(info);
-		check(ioshape_reader_tensor(get(), index, &info));
+		check(ioshape_reader_get_tensor(get(), index, &info));
 		return info;
 	}
 	std::uint64_t find_tensor(const std::string &name) const
@@ -602,7 +643,7 @@ public:
 	{
 		ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
 
-		check(ioshape_reader_metadata(get(), &metadata));
+		check(ioshape_reader_get_metadata(get(), &metadata));
 		return metadata;
 	}
 	ioshape_reader *get() const noexcept
@@ -618,7 +659,7 @@ private:
 	void check(int code) const
 	{
 		if (code < 0)
-			throw error(code, ioshape_reader_message(get()));
+			throw error(code);
 	}
 	std::unique_ptr<ioshape_reader, detail::deleter<ioshape_reader_free>> handle_;
 };
@@ -639,11 +680,7 @@ public:
 	/* The newest complete one; throws -ENOENT if there is none. */
 	static generation latest(const context &context, const std::string &directory)
 	{
-		ioshape_generation *handle = nullptr;
-
-		context.check(
-			ioshape_generation_open_latest(context.get(), directory.c_str(), &handle));
-		return generation(context.get(), handle);
+		return generation(context, directory, IOSHAPE_LATEST);
 	}
 	/* The steps of all complete ones, oldest first. */
 	static std::vector<std::uint64_t> steps(const context &context,
@@ -653,9 +690,8 @@ public:
 		std::size_t count = 0;
 
 		context.check(
-			ioshape_generation_steps(context.get(), directory.c_str(), &found, &count));
-		const std::unique_ptr<std::uint64_t, detail::deleter<ioshape_steps_free>> owner(
-			found);
+			ioshape_generation_list(context.get(), directory.c_str(), &found, &count));
+		const std::unique_ptr<std::uint64_t, detail::deleter<ioshape_free>> owner(found);
 		std::vector<std::uint64_t> steps(count);
 
 		for (std::size_t i = 0; i < count; i++)
@@ -668,8 +704,8 @@ public:
 	{
 		std::uint64_t removed = 0;
 
-		context.check(ioshape_generations_prune(context.get(), directory.c_str(), &options,
-							&removed));
+		context.check(ioshape_generation_prune(context.get(), directory.c_str(), &options,
+						       &removed));
 		return removed;
 	}
 	ioshape_generation_info info() const
@@ -685,7 +721,7 @@ public:
 		ioshape_part_info info = {};
 
 		info.size = sizeof(info);
-		check(ioshape_generation_part(get(), rank, &info));
+		check(ioshape_generation_get_part(get(), rank, &info));
 		return info;
 	}
 	/* What a rank saved. */
@@ -695,7 +731,7 @@ public:
 	{
 		ioshape_reader *handle = nullptr;
 
-		check(ioshape_generation_reader(get(), rank, &options, &handle));
+		check(ioshape_generation_open_part(get(), rank, &options, &handle));
 		return ioshape::reader(handle);
 	}
 	void verify() const
@@ -708,14 +744,10 @@ public:
 	}
 
 private:
-	generation(ioshape_context *context, ioshape_generation *handle)
-		: context_(context), handle_(handle)
-	{
-	}
 	void check(int code) const
 	{
 		if (code < 0)
-			throw error(code, ioshape_context_message(context_));
+			throw error(code);
 	}
 	ioshape_context *context_;
 	std::unique_ptr<ioshape_generation, detail::deleter<ioshape_generation_free>> handle_;

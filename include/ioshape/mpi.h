@@ -17,31 +17,47 @@
 extern "C" {
 #endif
 
-/*
- * A way for bytes between the ranks of `parent`. Collective: all its ranks call it, between
- * MPI_Init_thread() and MPI_Finalize(). It works on a duplicate of `parent`: nothing of the
- * program's own can get in its way, or the other way round.
+/**
+ * Makes a way for bytes between the ranks of a communicator.
  *
- * The library's threads call MPI while the program does: that takes MPI_THREAD_MULTIPLE. With less
- * the answer is -ENOTSUP, on all ranks; a group without a comm uses the modes "each" and "node",
- * which need no MPI.
+ * All its ranks call this, between MPI_Init_thread() and MPI_Finalize(). It works on a duplicate of
+ * `parent`, so nothing of the program's own can get in its way, or the other way round.
+ *
+ * The library's threads call MPI while the program does, which takes MPI_THREAD_MULTIPLE. A group
+ * without a comm uses the modes "each" and "node", which need no MPI.
  *
  * A message travels through a buffer of the comm's own, so that giving one up after its time is
- * safe, whatever MPI still does with it. -EMSGSIZE above 1 GiB; -EINVAL for tags above what this
- * MPI has.
+ * safe, whatever MPI still does with it. Its functions answer -EMSGSIZE above 1 GiB, and -EINVAL
+ * for tags above what this MPI has.
+ *
+ * @param parent         the communicator
+ * @param out            receives the comm, to be freed with ioshape_comm_mpi_free(), or NULL
+ * @param message        receives a sentence if the call fails; may be NULL
+ * @param message_bytes  size of `message`
+ * @return 0; -ENOTSUP, on all ranks, without MPI_THREAD_MULTIPLE; another negative code
  */
 int ioshape_comm_of_mpi(MPI_Comm parent, struct ioshape_comm **out, char *message,
 			size_t message_bytes);
 
-/* Collective; after the group that uses it, and before MPI_Finalize(). NULL is fine. */
+/**
+ * Frees a comm. All ranks call this, after the group that uses it and before MPI_Finalize().
+ *
+ * @param comm  the comm; NULL is fine
+ */
 void ioshape_comm_mpi_free(struct ioshape_comm *comm);
 
 #define IOSHAPE_MPI_TOKEN_BYTES 33
 
-/*
- * Sets rank, ranks, local_ranks and token of `options`, which may be zero but for its size. The
- * token is a new one, the same on all ranks; `token` keeps it, for as long as `options` is used.
- * Collective.
+/**
+ * Sets rank, ranks, local_ranks and token of a group's options. All ranks call this.
+ *
+ * @param comm           the communicator
+ * @param options        may be zero but for its size
+ * @param token          receives a new token, the same on all ranks; kept as long as `options` is
+ *                       used
+ * @param message        receives a sentence if the call fails; may be NULL
+ * @param message_bytes  size of `message`
+ * @return 0 or a negative code
  */
 int ioshape_group_options_of_mpi(MPI_Comm comm, struct ioshape_group_options *options,
 				 char token[IOSHAPE_MPI_TOKEN_BYTES], char *message,

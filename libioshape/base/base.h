@@ -5,6 +5,7 @@
 #ifndef BASE_BASE_H
 #define BASE_BASE_H
 
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -12,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+
+#include "base/job.h"
 
 #include <ioshape/context.h>
 
@@ -29,30 +32,93 @@
 
 #define BASE_ERROR_TEXT_BYTES 1024
 
+/* Which numbers of an error are set. */
+enum { BASE_KNOWS_OFFSET = 1, BASE_KNOWS_RANK = 2, BASE_KNOWS_SPACE = 4 };
+
 /*
- * The first failure of an operation: a code and the sentence that goes with it. Zero it before use.
- * It lives in handles or on the stack and owns nothing.
+ * The first failure of an operation, as a value. Zero it before use. It lives in handles or on the
+ * stack and owns nothing.
  */
 struct base_error {
-	int code; /* 0 while nothing has failed */
-	char text[BASE_ERROR_TEXT_BYTES];
+	int code;                             /* 0 while nothing has failed */
+	unsigned known;                       /* which numbers below are set */
+	const char *operation;                /* "save", "load", ...; static; NULL: not said */
+	char text[BASE_ERROR_TEXT_BYTES];     /* sentence and remedy */
+	char sentence[BASE_ERROR_TEXT_BYTES]; /* what failed, and why */
+	char remedy[BASE_ERROR_TEXT_BYTES];   /* what to do about it; "" if nothing is known */
+	char path[PATH_MAX];                  /* "" if there is none */
+	char record[256];                     /* "" if it is about none */
+	uint64_t offset;                      /* of the file */
+	uint64_t needed_bytes;
+	uint64_t free_bytes; /* UINT64_MAX: not known */
+	uint32_t rank;
 };
+
+/*
+ * In a format, between the sentence and its remedy: "cannot open %s" BASE_REMEDY "mount it first".
+ * At most once.
+ */
+#define BASE_REMEDY "\x1e"
 
 /*
  * Records a failure and returns `code`, so that `return base_fail(...)` reads well. The first
  * failure is the one that is kept: what fails while cleaning up must not hide it. The sentence
- * should name path, operation and remedy; the text of the code is appended to it after a colon.
- * `error` may be NULL.
+ * should be `cannot WHAT "PATH"`; the text of the errno is appended to it after a colon, because it
+ * says why. `error` may be NULL.
  */
 int base_fail(struct base_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* The same for a sentence that has the text of the code in it already: told by somebody else. */
-int base_fail_as_told(struct base_error *error, int code, const char *format, ...)
+/* The same for a sentence that says why by itself: no errno's text is appended. */
+int base_refuse(struct base_error *error, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+/*
+ * The same failure in other words: what it is about stays, and its remedy, if the format brings
+ * none. Its own sentence may be among the arguments.
+ */
+int base_rephrase(struct base_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
 /* The same for -ENOMEM, naming what the memory was for. */
 int base_no_memory(struct base_error *error, const char *purpose, uint64_t bytes);
+
+/* The failure of something else as that of `error`. Returns its code. */
+int base_pass_on(struct base_error *error, const struct base_error *inner);
+
+/*
+ * Last in every public call that can fail: a failure becomes what ioshape_last_error() tells this
+ * thread, about `operation` and `path` unless the error knows better. Returns `code`.
+ */
+int base_leave(int code, const char *operation, const char *path, const struct base_error *error);
+/* The same where an argument that is needed is NULL: -EINVAL. */
+int base_missing(const char *operation);
+/* What the thread's last public call that failed, failed with: for calls that make such calls. */
+const struct base_error *base_last_error(void);
+
+/*
+ * Rotates the letters of a text, in the build that proves that no program reads sentences
+ * (-Dgarble=true); else nothing.
+ */
+void base_garble(char *text);
+
+/* "38.2 MiB", "512 bytes": for sentences. In BASE_SIZE() the text lives as long as its block. */
+#define BASE_SIZE_BYTES 24
+#define BASE_SIZE(bytes) base_size((char[BASE_SIZE_BYTES]){ 0 }, bytes)
+const char *base_size(char into[BASE_SIZE_BYTES], uint64_t bytes);
+
+/* Sentence and remedy in one line, for people. */
+void base_error_line(const struct base_error *error, char *into, size_t bytes);
+
+/*
+ * What the error is about. After a failure; nothing happens without one. What was set first stays:
+ * who is nearer to the failure knows better.
+ */
+void base_error_about(struct base_error *error, const char *operation, const char *path);
+void base_error_in_record(struct base_error *error, const char *record);
+void base_error_at(struct base_error *error, uint64_t offset);
+void base_error_of_rank(struct base_error *error, uint32_t rank);
+void base_error_space(struct base_error *error, uint64_t needed_bytes, uint64_t free_bytes);
 
 /* ---- Log (log.c) ----------------------------------------------------------------------------- */
 
@@ -133,18 +199,32 @@ int base_take_options(void *into, size_t known, const void *from, const char *wh
 int base_give_struct(void *into, const void *from, size_t known, const char *what,
 		     struct base_error *error);
 
-/*
- * Environment variables. An unset or empty one leaves *value alone. -EINVAL, naming the variable,
- * its value and what is allowed, if it cannot be understood. Sizes take K, M, G, T (binary).
- */
-int base_env_bytes(const char *variable, uint64_t *value, struct base_error *error);
-int base_env_count(const char *variable, uint32_t *value, struct base_error *error);
-/* `words` are the choices for 0, 1, 2, ..., ended by NULL. */
-int base_env_choice(const char *variable, const char *const *words, int *value,
-		    struct base_error *error);
-
 /* "4194304", "4M": a whole number and at most one suffix. -EINVAL, or -ERANGE above 64 bits. */
 int base_parse_bytes(const char *text, uint64_t *value);
+
+/* ---- Settings (settings.c, settings.def) ------------------------------------------------------
+ */
+
+/* Which option struct has a setting's field: struct ioshape_context_options or
+ * struct ioshape_group_options. The others are those of the Python package. */
+enum base_settings_owner { BASE_SETTINGS_CONTEXT, BASE_SETTINGS_GROUP, BASE_SETTINGS_PACKAGE };
+
+/*
+ * Fills what an option struct leaves at zero from variables, and checks both. Defaults are left at
+ * zero. -EINVAL, naming field or variable and what it takes. Texts are the environment's own.
+ */
+int base_settings_take(enum base_settings_owner owner, void *options, struct base_error *error);
+
+/* The longest name of a variable, with its end. */
+#define BASE_SETTING_NAME_BYTES 32
+
+/* A failure because of a text: names the field that it was given in, or the variable that it came
+ * from. Returns the failure's code. */
+int base_settings_blame(struct base_error *error, const char *field, const char *text);
+
+/* Logs a warning for each variable IOSHAPE_... that is none, with the nearest that is one: once in
+ * a process. */
+void base_settings_warn(const struct base_log *log);
 
 /* ---- Checksum (checksum.c) ------------------------------------------------------------------- */
 

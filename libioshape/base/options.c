@@ -13,9 +13,10 @@ static int check_size(size_t size, const char *what, struct base_error *error)
 {
 	if (size >= sizeof(size_t) && size <= LARGEST_STRUCT_BYTES)
 		return 0;
-	return base_fail(error, -EINVAL,
-			 "struct %s says it has %zu bytes; set its size field to sizeof it", what,
-			 size);
+	return base_refuse(error, -EINVAL,
+			   "struct %s says it has %zu bytes" BASE_REMEDY
+			   "set its size field to sizeof it",
+			   what, size);
 }
 
 int base_take_options(void *into, size_t known, const void *from, const char *what,
@@ -34,11 +35,11 @@ int base_take_options(void *into, size_t known, const void *from, const char *wh
 		return ret;
 	for (size_t i = known; i < size; i++) {
 		if (((const unsigned char *)from)[i])
-			return base_fail(error, -EINVAL,
-					 "struct %s sets a field that this version of the library "
-					 "(%s) does not "
-					 "know; use the headers that belong to it",
-					 what, ioshape_version());
+			return base_refuse(error, -EINVAL,
+					   "struct %s sets a field that this version of the "
+					   "library (%s) does not know" BASE_REMEDY
+					   "use the headers that belong to it",
+					   what, ioshape_version());
 	}
 	memcpy(into, from, MIN(size, known));
 	memcpy(into, &known, sizeof(known));
@@ -88,64 +89,4 @@ int base_parse_bytes(const char *text, uint64_t *value)
 		return -ERANGE;
 	*value = number << shift;
 	return 0;
-}
-
-static const char *env_text(const char *variable)
-{
-	const char *text = getenv(variable);
-
-	return text && *text ? text : NULL;
-}
-
-int base_env_bytes(const char *variable, uint64_t *value, struct base_error *error)
-{
-	const char *text = env_text(variable);
-
-	if (!text)
-		return 0;
-	if (base_parse_bytes(text, value))
-		return base_fail(
-			error, -EINVAL,
-			"environment variable %s is \"%.64s\"; it takes a number of bytes, such as "
-			"4194304 or 4M",
-			variable, text);
-	return 0;
-}
-
-int base_env_count(const char *variable, uint32_t *value, struct base_error *error)
-{
-	const char *text = env_text(variable);
-	uint64_t number;
-
-	if (!text)
-		return 0;
-	if (base_parse_bytes(text, &number) || number > UINT32_MAX)
-		return base_fail(error, -EINVAL,
-				 "environment variable %s is \"%.64s\"; it takes a number",
-				 variable, text);
-	*value = (uint32_t)number;
-	return 0;
-}
-
-int base_env_choice(const char *variable, const char *const *words, int *value,
-		    struct base_error *error)
-{
-	const char *text = env_text(variable);
-	char allowed[160] = "";
-	size_t used = 0;
-
-	if (!text)
-		return 0;
-	for (int i = 0; words[i]; i++) {
-		if (!strcmp(text, words[i])) {
-			*value = i;
-			return 0;
-		}
-		if (used < sizeof(allowed))
-			used += (size_t)snprintf(allowed + used, sizeof(allowed) - used, "%s%s",
-						 i ? ", " : "", words[i]);
-	}
-	return base_fail(error, -EINVAL,
-			 "environment variable %s is \"%.64s\"; it takes one of: %s", variable,
-			 text, allowed);
 }

@@ -3,6 +3,13 @@
 
 #include <ioshape/version.h>
 
+#include <stdlib.h>
+
+IOSHAPE_EXPORT void ioshape_free(void *memory)
+{
+	free(memory);
+}
+
 IOSHAPE_EXPORT const char *ioshape_version(void)
 {
 	return IOSHAPE_VERSION;

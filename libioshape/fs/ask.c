@@ -8,35 +8,11 @@
 #include "fs/ask.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define TEXT_BYTES 64
-
-int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_flags)
-{
-	int fd = openat(directory_fd, name,
-			O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | more_flags, mode);
-
-	return fd < 0 ? -errno : fd;
-}
-
-void fs_refused(struct fs_answer *answer, const char *what)
-{
-	if (!*answer->why)
-		snprintf(answer->why, sizeof(answer->why), "%s: %s", what,
-			 ioshape_strerror(-errno));
-}
-
-/* As part of a clause: those of a report are separated by semicolons. */
-static void say_layout(const struct fs_layout *layout, char text[TEXT_BYTES])
-{
-	fs_layout_text(layout, text, TEXT_BYTES);
-	for (; *text; text++)
-		*text = *text == ';' ? ',' : *text;
-}
 
 /* ---- What was given ---------------------------------------------------------------------------
  */
@@ -69,8 +45,8 @@ int fs_differs(const struct fs_layout *ask, const struct fs_layout *got, char *t
 		*text = 0;
 	if (!another && !fewer)
 		return 0;
-	say_layout(ask, asked);
-	say_layout(got, given);
+	fs_layout_words(ask, ", ", asked, sizeof(asked));
+	fs_layout_words(got, ", ", given, sizeof(given));
 	snprintf(text, text_bytes, "layout %s was asked for, %s was given", asked,
 		 got->count ? given : "none");
 	return another ? 2 : 1;
@@ -118,8 +94,8 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
 		}
 	}
 	/* A save matters more than its stripes. */
-	say_layout(ask, asked);
-	say_layout(&answer.got, given);
+	fs_layout_words(ask, ", ", asked, sizeof(asked));
+	fs_layout_words(&answer.got, ", ", given, sizeof(given));
 	if (!*answer.why)
 		snprintf(answer.why, sizeof(answer.why), "%s was given",
 			 answer.got.count ? given : "none");

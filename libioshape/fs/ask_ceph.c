@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include "fs/ask.h"
 #include "fs/family.h"
-#include "fs/words.h"
+#include "fs/text.h"
 
 #include <errno.h>
 #include <stdio.h>

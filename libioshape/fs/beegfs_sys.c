@@ -3,7 +3,7 @@
  * know how full a target is. */
 #include "fs/storage.h"
 #include "fs/sysfile.h"
-#include "fs/words.h"
+#include "fs/text.h"
 
 #include <dirent.h>
 #include <stdio.h>

@@ -139,16 +139,16 @@ static bool is_same(const struct fs_layout *one, const struct fs_layout *other)
 	return true;
 }
 
-static int choose_wished(const struct fs_wish *wish, const struct fs_facts *facts,
+static int choose_wished(const struct fs_layout_request *request, const struct fs_facts *facts,
 			 struct fs_layout *ask, char *why, size_t why_bytes)
 {
 	const struct fs_part *part;
 
-	*ask = wish->layout;
+	*ask = request->layout;
 	if (ask->count > 1 && facts->family != FS_LUSTRE) {
 		/* Where there are no components: the one that most of the file would be in. */
-		part = facts->file_bytes ? fs_layout_main(&wish->layout, facts->file_bytes) :
-					   &wish->layout.parts[wish->layout.count - 1];
+		part = facts->file_bytes ? fs_layout_main(&request->layout, facts->file_bytes) :
+					   &request->layout.parts[request->layout.count - 1];
 		ask->parts[0] = *part;
 		ask->parts[0].begin = 0;
 		ask->parts[0].end = UINT64_MAX;
@@ -164,7 +164,7 @@ static int choose_wished(const struct fs_wish *wish, const struct fs_facts *fact
 	return 1;
 }
 
-int fs_choose_layout(const struct fs_wish *wish, const struct fs_facts *facts,
+int fs_choose_layout(const struct fs_layout_request *request, const struct fs_facts *facts,
 		     struct fs_layout *ask, char *why, size_t why_bytes)
 {
 	memset(ask, 0, sizeof(*ask));
@@ -175,11 +175,11 @@ int fs_choose_layout(const struct fs_wish *wish, const struct fs_facts *facts,
 			 fs_family_name(facts->family));
 		return 0;
 	}
-	switch (wish->kind) {
-	case FS_WISH_AUTO:
+	switch (request->kind) {
+	case FS_REQUEST_AUTO:
 		return choose_by_size(facts, ask, why, why_bytes);
-	case FS_WISH_LAYOUT:
-		return choose_wished(wish, facts, ask, why, why_bytes);
+	case FS_REQUEST_LAYOUT:
+		return choose_wished(request, facts, ask, why, why_bytes);
 	default:
 		snprintf(why, why_bytes, "the directory's layout, as asked for");
 		return 0;

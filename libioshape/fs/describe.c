@@ -87,9 +87,9 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 
 	memset(info, 0, sizeof(*info));
 	if (statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_DIOALIGN, &status))
-		return base_fail(error, -errno, "cannot look at %s (statx)", path);
+		return base_fail(error, -errno, "cannot look at \"%s\" (statx)", path);
 	if (fstatfs(fd, &system))
-		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)",
+		return base_fail(error, -errno, "cannot look at the filesystem of \"%s\" (statfs)",
 				 path);
 	info->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
 	info->free_bytes = fs_free_bytes(&system);

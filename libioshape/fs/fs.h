@@ -77,25 +77,31 @@ const struct fs_part *fs_layout_main(const struct fs_layout *layout, uint64_t fi
 /* "8 x 1M, pool flash", "to 100M: 1 x 1M; 8 x 4M", for reports. Pure. Room for 96 is enough for
  * most; longer ones end in "...". */
 void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_bytes);
+/* The same with another separator than "; ". */
+void fs_layout_words(const struct fs_layout *layout, const char *separator, char *text,
+		     size_t text_bytes);
 
-/* ---- Layouts to ask for (wish.c, ask.c) ------------------------------------------------------ */
+/* ---- Layouts to ask for (layout_request.c, ask.c)
+ * ------------------------------------------------------ */
 
-enum fs_wish_kind {
-	FS_WISH_AUTO,      /* by size */
-	FS_WISH_DIRECTORY, /* none: as the directory says */
-	FS_WISH_LAYOUT     /* this one */
+enum fs_request_kind {
+	FS_REQUEST_AUTO,      /* by size */
+	FS_REQUEST_DIRECTORY, /* none: as the directory says */
+	FS_REQUEST_LAYOUT     /* this one */
 };
 
-struct fs_wish {
-	enum fs_wish_kind kind;
-	struct fs_layout layout; /* of FS_WISH_LAYOUT; 0 and "" in it are as the directory says */
+struct fs_layout_request {
+	enum fs_request_kind kind;
+	struct fs_layout
+		layout; /* of FS_REQUEST_LAYOUT; 0 and "" in it are as the directory says */
 };
 
 /* Whether layouts can be asked for there. Pure. */
 bool fs_takes_layouts(enum fs_family family);
 
 /* The setting "layout", see include/ioshape/context.h. Pure. -EINVAL and a sentence. */
-int fs_wish_parse(const char *text, struct fs_wish *wish, struct base_error *error);
+int fs_layout_request_parse(const char *text, struct fs_layout_request *request,
+			    struct base_error *error);
 
 /* What the automatic rule needs to know. */
 struct fs_facts {
@@ -110,7 +116,7 @@ struct fs_facts {
  * What to ask for: 1 and *ask, or 0 if the directory's own layout is as good. `why` receives a
  * clause for the report. Pure.
  */
-int fs_choose_layout(const struct fs_wish *wish, const struct fs_facts *facts,
+int fs_choose_layout(const struct fs_layout_request *request, const struct fs_facts *facts,
 		     struct fs_layout *ask, char *why, size_t why_bytes);
 
 /*
@@ -135,7 +141,7 @@ struct fs_target {
 struct fs_storage {
 	enum fs_family family;
 	char type[32];         /* of the mount table: "lustre", "fuse.juicefs" */
-	char flavour[32];      /* "FSx for Lustre", "BeeOND", "NFSv4.2 over RDMA"; or "" */
+	char variant[32];      /* "FSx for Lustre", "BeeOND", "NFSv4.2 over RDMA"; or "" */
 	char source[256];      /* "10.0.0.1@tcp:/scratch", "server:/export" */
 	char mount_point[256]; /* */
 	char options[512];     /* of the mount and of its filesystem, with commas */
@@ -163,7 +169,7 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 
 /*
  * A clause about targets with less than `bytes` free, the fullest first: "OST0003 (1048576 bytes
- * free), OST0001 (...)", and how many more; "" if there is none, or nobody knows. Pure (room.c).
+ * free), OST0001 (...)", and how many more; "" if there is none, or nobody knows. Pure (space.c).
  */
 void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
 			  size_t into_bytes);
@@ -220,11 +226,11 @@ int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned dev
 int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t type_bytes,
 		       char *source, size_t source_bytes);
 
-/* ---- Room (room.c) --------------------------------------------------------------------------- */
+/* ---- Free space (space.c) -------------------------------------------------------------------- */
 
-struct fs_room {
+struct fs_space {
 	/* For new bytes of this user, as the filesystem says it; UINT64_MAX if it does not. One
-	 * storage target may be full, or a quota, while there is room on the whole. */
+	 * storage target may be full, or a quota, while there is space on the whole. */
 	uint64_t free_bytes;
 	/* Of the file that is there: they are free only when it has been replaced. */
 	uint64_t replaced_bytes;
@@ -238,13 +244,13 @@ struct fs_room {
  * or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no
  * such directory, or the link leads to nothing yet.
  */
-int fs_room_of_path(const char *path, struct fs_room *room);
+int fs_space_of_path(const char *path, struct fs_space *space);
 
 /* The same for a directory that may have to be made first, with those above it. */
-int fs_room_of_directory(const char *path, struct fs_room *room);
+int fs_space_of_directory(const char *path, struct fs_space *space);
 
 /* The filesystem's type for messages, as in struct fs_info; reads the mount table. */
-void fs_room_type(const struct fs_room *room, char *type, size_t type_bytes);
+void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes);
 
 /* ---- Pools (pool.c) -------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layouts: those that are told in words or numbers, and what to do with one. Pure. */
 #include "fs/fs.h"
-#include "fs/words.h"
+#include "fs/text.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -180,6 +180,12 @@ static void say_part(struct text *text, const struct fs_part *part)
 
 void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_bytes)
 {
+	fs_layout_words(layout, "; ", text, text_bytes);
+}
+
+void fs_layout_words(const struct fs_layout *layout, const char *separator, char *text,
+		     size_t text_bytes)
+{
 	struct text out = { .at = text, .room = text_bytes };
 
 	if (!text_bytes)
@@ -188,7 +194,7 @@ void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_byte
 	for (uint32_t i = 0; i < layout->count && i < FS_MOST_PARTS; i++) {
 		const struct fs_part *part = &layout->parts[i];
 
-		say(&out, "%s", i ? "; " : "");
+		say(&out, "%s", i ? separator : "");
 		if (part->end != UINT64_MAX) {
 			say(&out, "to ");
 			say_bytes(&out, part->end);

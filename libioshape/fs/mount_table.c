@@ -2,7 +2,7 @@
 /* The text of /proc/self/mountinfo. Pure. */
 #define _GNU_SOURCE
 #include "fs/mountinfo.h"
-#include "fs/words.h"
+#include "fs/text.h"
 
 #include <errno.h>
 #include <string.h>

@@ -39,7 +39,7 @@ uint64_t fs_mount_number(const struct statx *status);
 
 struct statfs;
 
-/* For new bytes of this user; UINT64_MAX if the filesystem does not say it (room.c). */
+/* For new bytes of this user; UINT64_MAX if the filesystem does not say it (space.c). */
 uint64_t fs_free_bytes(const struct statfs *system);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fs/storage.h"
-#include "fs/words.h"
+#include "fs/text.h"
 
 #include <stdio.h>
 #include <string.h>

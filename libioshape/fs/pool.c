@@ -176,7 +176,7 @@ int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_erro
 
 	ret = look(path, &status);
 	if (ret)
-		return base_fail(error, ret, "cannot look at the directory of %s", path);
+		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
 	mount = fs_mount_number(&status);
 	/* Without a mount table the device is name enough for this host. */
 	snprintf(type, sizeof(type), "device");

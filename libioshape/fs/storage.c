@@ -140,9 +140,9 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 
 	memset(storage, 0, sizeof(*storage));
 	if (statx(directory_fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | FS_STATX_MOUNT, &status))
-		return base_fail(error, -errno, "cannot look at %s (statx)", path);
+		return base_fail(error, -errno, "cannot look at \"%s\" (statx)", path);
 	if (fstatfs(directory_fd, &system))
-		return base_fail(error, -errno, "cannot look at the filesystem of %s (statfs)",
+		return base_fail(error, -errno, "cannot look at the filesystem of \"%s\" (statfs)",
 				 path);
 	magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
 	storage->total_bytes = (uint64_t)system.f_blocks * (uint64_t)system.f_frsize;
@@ -155,6 +155,6 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 	fs_ask_for_layout(directory_fd, storage->family, S_ISDIR(status.stx_mode),
 			  &storage->layout);
 	look_closer(root, &status, storage);
-	fs_name_flavour(root, storage);
+	fs_name_variant(root, storage);
 	return 0;
 }

@@ -40,9 +40,9 @@ uint32_t fs_count_beegfs_targets(const char *root, const char *options);
  * the same for all. Left alone if /proc/fs/beegfs does not tell. */
 void fs_name_beegfs(const char *root, const char *options, char *source, size_t source_bytes);
 
-/* ---- Names (flavour.c) ----------------------------------------------------------------------- */
+/* ---- Names (variant.c) ----------------------------------------------------------------------- */
 
 /* Which one of its family it is, by all the rest in `storage`. */
-void fs_name_flavour(const char *root, struct fs_storage *storage);
+void fs_name_variant(const char *root, struct fs_storage *storage);
 
 #endif

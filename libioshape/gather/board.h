@@ -18,11 +18,9 @@ int board_check(const char *scope, const char *name, size_t bytes, struct base_e
 int board_check_prefix(const char *scope, const char *prefix, struct base_error *error);
 /* "<prefix>-<rank>" */
 void board_name_of(char name[GATHER_NAME_BYTES], const char *prefix, uint32_t rank);
-/* The hash of a note; and of all that collect() would find with this one's prefix, 0 if it has
- * none. */
 uint64_t board_hash(const char *scope, const char *name);
-uint64_t board_hash_family(const char *scope, const char *name);
-uint64_t board_hash_prefix(const char *scope, const char *prefix);
+/* What the names of all ranks' notes have in common: a number for "want" of "want-7". */
+uint64_t board_hash_family(const char *name);
 
 /* Of boards' names: 0 or -EINVAL. */
 int board_check_config(const struct gather_board_config *config, struct base_error *error);
@@ -32,58 +30,35 @@ void board_sleep_ms(uint32_t ms);
 
 /* ---- Notes in memory (board_table.c) --------------------------------------------------------- */
 
-/* In one table: with everything that belongs to the notes. */
+/* In one table, which keeps what a rank has posted itself. */
 #define BOARD_MOST_BYTES (1 * GIB)
-
-struct board_table;
-
-/* A note's bytes. They do not change; whoever uses it counts. */
-struct board_note {
-	struct board_table *table;
-	uint32_t users; /* atomic */
-	size_t bytes;
-	uint8_t data[];
-};
 
 struct board_entry {
 	struct board_entry *next;
 	uint64_t hash;
 	char scope[GATHER_NAME_BYTES];
 	char name[GATHER_NAME_BYTES];
-	struct board_note *note;
+	size_t bytes;
+	uint8_t data[];
 };
 
-/* Zero it to begin. One thread at a time, but for board_note_new() and board_note_leave(). */
+/* Zero it to begin. */
 struct board_table {
 	struct board_entry **heads;
 	size_t room; /* a power of two, or 0 */
 	size_t count;
-	uint64_t bytes; /* of all notes that anybody uses; atomic */
+	uint64_t bytes;
 };
 
-/* With one user, to be filled. NULL: too many bytes, -ENOSPC, or no memory, -ENOMEM, in *code. */
-struct board_note *board_note_new(struct board_table *table, size_t bytes, int *code);
-struct board_note *board_note_use(struct board_note *note);
-void board_note_leave(struct board_note *note); /* NULL is fine */
-
-/* Takes over the caller's use of the note. 0 or -ENOMEM, and then the note is left. */
+/* Keeps a copy of the bytes, in the place of those that had the name. 0, -E2BIG or -ENOMEM. */
 int board_table_put(struct board_table *table, const char *scope, const char *name,
-		    struct board_note *note);
-/* Belongs to the table; NULL if there is none. */
-struct board_note *board_table_get(const struct board_table *table, const char *scope,
-				   const char *name);
-/* Whether there are notes of this scope. */
-bool board_table_has_scope(const struct board_table *table, const char *scope);
+		    const void *data, size_t bytes, struct base_error *error);
 /* Ends with what each() returns, if that is not 0. */
 int board_table_each(const struct board_table *table,
 		     int (*each)(void *user, const struct board_entry *entry), void *user);
-/* Copies the bytes into the table. 0, -ENOSPC or -ENOMEM, with a sentence. */
-int board_table_keep(struct board_table *table, const char *scope, const char *name,
-		     const void *bytes, size_t count, struct base_error *error);
 /* All of a scope; NULL: all. */
 void board_table_drop(struct board_table *table, const char *scope);
-/* Room for the table itself goes, too. Notes that are in use stay valid until they are left, as
- * long as the struct is there. */
+/* Room for the table itself goes, too. */
 void board_table_free(struct board_table *table);
 
 #endif

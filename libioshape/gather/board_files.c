@@ -7,14 +7,16 @@
  * rank 0 drops their scopes.
  */
 #define _GNU_SOURCE
-#include "gather/board.h"
+#include "gather/board_files.h"
 
+#include "gather/own.h"
 #include "ring/ring.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define FOLDER_MARK ".ioshape-board-"
 #define FORGOTTEN_AFTER_S (24 * 3600)
@@ -26,7 +28,8 @@
 struct files_board {
 	pid_t pid;
 	uint32_t rank, ranks;
-	struct ring_shelf shelf;
+	struct ring_private_folder shelf;
+	int held_fd;            /* the folder; -1: it is opened anew each time */
 	struct board_table own; /* what we posted: posted again if it gets lost */
 	uint64_t stamps[16];    /* of files seen lately: others are news */
 	unsigned next_stamp;
@@ -42,26 +45,35 @@ static bool is_ours(const struct files_board *board)
 
 static int not_ours(struct base_error *error)
 {
-	return base_fail(error, -EPERM,
-			 "this group was opened before fork(): open one in the child");
+	return base_refuse(error, -EPERM,
+			   "this group was opened before fork()" BASE_REMEDY
+			   "open one in the child");
 }
 
 /* Nobody but rank 0 makes it again: otherwise a rank that ends late would leave it behind. */
 static int enter(struct files_board *board, struct base_error *error)
 {
-	int fd = ring_shelf_enter(&board->shelf, error);
+	int fd = board->held_fd;
 
-	if (fd == -ENOENT && !board->rank && !ring_shelf_make(&board->shelf))
-		fd = ring_shelf_enter(&board->shelf, error);
+	if (fd < 0)
+		fd = ring_private_enter(&board->shelf, error);
+	if (fd == -ENOENT && !board->rank && !ring_private_make(&board->shelf))
+		fd = ring_private_enter(&board->shelf, error);
 	return fd;
+}
+
+static void leave(const struct files_board *board, int folder_fd)
+{
+	if (folder_fd != board->held_fd)
+		ring_private_leave(folder_fd);
 }
 
 static int is_away(const struct files_board *board, struct base_error *error)
 {
-	return base_fail(error, IOSHAPE_E_COORDINATOR,
-			 "the folder %s is gone: rank 0 of the group has ended, or somebody "
-			 "removed it",
-			 board->shelf.path);
+	return base_refuse(
+		error, IOSHAPE_E_COORDINATOR,
+		"the folder %s is gone: rank 0 of the group has ended, or somebody removed it",
+		board->shelf.path);
 }
 
 /* What an NFS server that is away for a moment, or has changed, brings about: the folder is out of
@@ -91,8 +103,8 @@ static int put(struct files_board *board, const char *scope, const char *name, c
 	file_name(file, scope, name);
 	for (int i = 0; i < 2 && ret == -ENOENT; i++) {
 		fd = enter(board, error);
-		ret = fd < 0 ? fd : ring_shelf_put(&board->shelf, fd, file, bytes, count, error);
-		ring_shelf_leave(fd);
+		ret = fd < 0 ? fd : ring_private_put(&board->shelf, fd, file, bytes, count, error);
+		leave(board, fd);
 	}
 	return ret == -ENOENT ? is_away(board, error) : unless_passing(ret, error);
 }
@@ -108,10 +120,10 @@ static int check_one(void *opaque, const struct board_entry *entry)
 	char file[BOARD_KEY_BYTES];
 
 	file_name(file, entry->scope, entry->name);
-	if (ring_shelf_has(check->folder_fd, file))
+	if (ring_private_has(check->folder_fd, file))
 		return 0;
-	return ring_shelf_put(&check->board->shelf, check->folder_fd, file, entry->note->data,
-			      entry->note->bytes, NULL);
+	return ring_private_put(&check->board->shelf, check->folder_fd, file, entry->data,
+				entry->bytes, NULL);
 }
 
 /* Whether our own notes are still there: an earlier job's rank 0 may have taken them away as it
@@ -126,7 +138,7 @@ static void check_own(struct files_board *board)
 	check.folder_fd = enter(board, NULL);
 	if (check.folder_fd >= 0)
 		board_table_each(&board->own, check_one, &check);
-	ring_shelf_leave(check.folder_fd);
+	leave(board, check.folder_fd);
 	board->check_ms = MIN(2 * board->check_ms, MOST_CHECK_MS);
 	board->check_ns = base_now_ns() + base_ms_to_ns(board->check_ms);
 }
@@ -138,7 +150,7 @@ static int files_post(void *opaque, const char *scope, const char *name, const v
 	int ret = is_ours(board) ? board_check(scope, name, bytes, error) : not_ours(error);
 
 	if (!ret)
-		ret = board_table_keep(&board->own, scope, name, note, bytes, error);
+		ret = board_table_put(&board->own, scope, name, note, bytes, error);
 	if (!ret)
 		ret = put(board, scope, name, note, bytes, error);
 	/* Answers may come soon. */
@@ -178,9 +190,9 @@ static int files_look(void *opaque, const char *scope, const char *name, struct 
 	file_name(file, scope, name);
 	fd = enter(board, error);
 	ret = fd < 0 ? fd :
-		       ring_shelf_get(&board->shelf, fd, file, GATHER_MAX_NOTE_BYTES, note, &stamp,
-				      error);
-	ring_shelf_leave(fd);
+		       ring_private_get(&board->shelf, fd, file, GATHER_MAX_NOTE_BYTES, note,
+					&stamp, error);
+	leave(board, fd);
 	if (!ret)
 		has_found(board, stamp);
 	if (fd == -ENOENT)
@@ -194,7 +206,7 @@ struct collection {
 	int folder_fd;
 	char begin[BOARD_KEY_BYTES + 2]; /* "<scope>.<prefix>-" */
 	const bool *have;
-	int (*found)(void *user, uint32_t rank, const struct base_buffer *note);
+	gather_found_fn *found;
 	void *user;
 	struct base_buffer note;
 	struct base_error *error;
@@ -226,8 +238,8 @@ static int collect_file(void *opaque, const char *name)
 	if (strncmp(name, collection->begin, length) != 0 ||
 	    !read_rank(name + length, board->ranks, &rank) || collection->have[rank])
 		return 0;
-	ret = ring_shelf_get(&board->shelf, collection->folder_fd, name, GATHER_MAX_NOTE_BYTES,
-			     &collection->note, &stamp, collection->error);
+	ret = ring_private_get(&board->shelf, collection->folder_fd, name, GATHER_MAX_NOTE_BYTES,
+			       &collection->note, &stamp, collection->error);
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
 	has_found(board, stamp);
@@ -236,8 +248,7 @@ static int collect_file(void *opaque, const char *name)
 }
 
 static int files_collect(void *opaque, const char *scope, const char *prefix, const bool *have,
-			 int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
-			 void *user, struct base_error *error)
+			 gather_found_fn *found, void *user, struct base_error *error)
 {
 	struct files_board *board = opaque;
 	struct collection collection = {
@@ -250,9 +261,9 @@ static int files_collect(void *opaque, const char *scope, const char *prefix, co
 	snprintf(collection.begin, sizeof(collection.begin), "%s.%s-", scope, prefix);
 	ret = collection.folder_fd = enter(board, error);
 	if (ret >= 0)
-		ret = ring_shelf_list(&board->shelf, collection.folder_fd, collect_file,
-				      &collection, error);
-	ring_shelf_leave(collection.folder_fd);
+		ret = ring_private_list(&board->shelf, collection.folder_fd, collect_file,
+					&collection, error);
+	leave(board, collection.folder_fd);
 	base_buffer_free(&collection.note);
 	if (collection.stopped)
 		return collection.stopped;
@@ -279,6 +290,12 @@ static bool files_is_gone(void *opaque, uint32_t rank)
 	return false;
 }
 
+static const char *files_remark(void *opaque)
+{
+	(void)opaque;
+	return NULL;
+}
+
 /* ---- Ending ---------------------------------------------------------------------------------- */
 
 struct removal {
@@ -291,7 +308,7 @@ static int remove_file(void *opaque, const char *name)
 	const struct removal *removal = opaque;
 
 	if (!strncmp(name, removal->begin, strlen(removal->begin)))
-		ring_shelf_remove(removal->folder_fd, name);
+		ring_private_remove(removal->folder_fd, name);
 	return 0;
 }
 
@@ -306,16 +323,18 @@ static void files_drop(void *opaque, const char *scope)
 	if (board->rank)
 		return;
 	snprintf(removal.begin, sizeof(removal.begin), "%s.", scope);
-	removal.folder_fd = ring_shelf_enter(&board->shelf, NULL);
+	removal.folder_fd = board->held_fd >= 0 ? board->held_fd :
+						  ring_private_enter(&board->shelf, NULL);
 	if (removal.folder_fd >= 0)
-		ring_shelf_list(&board->shelf, removal.folder_fd, remove_file, &removal, NULL);
-	ring_shelf_leave(removal.folder_fd);
+		ring_private_list(&board->shelf, removal.folder_fd, remove_file, &removal, NULL);
+	leave(board, removal.folder_fd);
 }
 
 static void free_board(struct files_board *board)
 {
 	board_table_free(&board->own);
-	ring_shelf_close(&board->shelf);
+	gather_own_close(board->held_fd);
+	ring_private_close(&board->shelf);
 	free(board);
 }
 
@@ -326,56 +345,118 @@ static void files_close(void *opaque)
 	if (!board || !is_ours(board))
 		return;
 	if (!board->rank)
-		ring_shelf_destroy(&board->shelf);
+		ring_private_destroy(&board->shelf);
 	free_board(board);
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static int open_shelf(struct files_board *board, const struct gather_board_config *config,
-		      struct base_error *error)
+static struct files_board *new_board(const struct gather_board_config *config,
+				     struct base_error *error)
 {
-	const size_t room = strlen(config->directory) + strlen(config->name) + 32;
-	char *path = malloc(room);
-	int ret;
+	struct files_board *board = calloc(1, sizeof(*board));
 
-	if (!path)
-		return base_no_memory(error, "a path", room);
-	snprintf(path, room, "%s/" FOLDER_MARK "%s", config->directory, config->name);
-	ret = ring_shelf_open(&board->shelf, path, error);
+	if (!board) {
+		base_no_memory(error, "a board", sizeof(*board));
+		return NULL;
+	}
+	board->pid = base_pid();
+	board->rank = config->rank;
+	board->ranks = config->ranks;
+	board->held_fd = -1;
+	board->pause_ms = LEAST_PAUSE_MS;
+	board->check_ms = LEAST_CHECK_MS;
+	board->check_ns = base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS);
+	return board;
+}
+
+/* "<directory>/.ioshape-board-<name>", to be freed. */
+static char *name_folder(const struct gather_board_config *config)
+{
+	char *path;
+
+	return asprintf(&path, "%s/" FOLDER_MARK "%s", config->directory, config->name) < 0 ? NULL :
+											      path;
+}
+
+bool files_are_beside(const struct gather_board_config *config)
+{
+	char *path = name_folder(config);
+	const bool is = path && !access(path, F_OK);
+
 	free(path);
-	if (!ret && !config->rank)
-		ring_shelf_destroy_old(&board->shelf, config->directory, FOLDER_MARK,
-				       FORGOTTEN_AFTER_S);
-	return ret;
+	return is;
 }
 
 static int files_open(void **out, const struct gather_board_config *config,
 		      struct base_error *error)
 {
 	struct files_board *board;
+	char *path;
 	int ret;
 
 	*out = NULL;
 	ret = board_check_config(config, error);
 	if (ret)
 		return ret;
-	board = calloc(1, sizeof(*board));
+	board = new_board(config, error);
 	if (!board)
-		return base_no_memory(error, "a board", sizeof(*board));
-	board->pid = base_pid();
-	board->rank = config->rank;
-	board->ranks = config->ranks;
-	board->pause_ms = LEAST_PAUSE_MS;
-	board->check_ms = LEAST_CHECK_MS;
-	board->check_ns = base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS);
-	ret = open_shelf(board, config, error);
+		return -ENOMEM;
+	path = name_folder(config);
+	ret = path ? ring_private_open(&board->shelf, path, error) :
+		     base_no_memory(error, "a path", strlen(config->directory));
+	free(path);
 	if (ret) {
 		free_board(board);
 		return ret;
 	}
+	if (!config->rank)
+		ring_private_destroy_old(&board->shelf, config->directory, FOLDER_MARK,
+					 FORGOTTEN_AFTER_S);
 	*out = board;
 	return 0;
+}
+
+int files_open_held(void **out, const struct gather_board_config *config, const char *path,
+		    int folder_fd, struct base_error *error)
+{
+	struct files_board *board = new_board(config, error);
+
+	*out = board;
+	if (!board)
+		return -ENOMEM;
+	board->held_fd = folder_fd;
+	board->shelf.owner = geteuid();
+	board->shelf.path = strdup(path);
+	if (board->shelf.path)
+		return 0;
+	board->held_fd = -1;
+	free_board(board);
+	*out = NULL;
+	return base_no_memory(error, "a path", strlen(path));
+}
+
+/* ---- Another place --------------------------------------------------------------------------- */
+
+struct copying {
+	void *to;
+	struct base_error *error;
+};
+
+static int copy_one(void *opaque, const struct board_entry *entry)
+{
+	const struct copying *copying = opaque;
+
+	return files_post(copying->to, entry->scope, entry->name, entry->data, entry->bytes,
+			  copying->error);
+}
+
+int files_copy(void *to, const void *opaque, struct base_error *error)
+{
+	const struct files_board *from = opaque;
+	struct copying copying = { to, error };
+
+	return board_table_each(&from->own, copy_one, &copying);
 }
 
 const struct gather_board_ops gather_board_files = {
@@ -386,6 +467,7 @@ const struct gather_board_ops gather_board_files = {
 	.collect = files_collect,
 	.wait = files_wait,
 	.is_gone = files_is_gone,
+	.remark = files_remark,
 	.drop = files_drop,
 	.close = files_close,
 };

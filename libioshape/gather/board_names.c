@@ -25,9 +25,9 @@ bool board_is_name(const char *name)
 static int bad_name(const char *what, const char *name, struct base_error *error)
 {
 	(void)name; /* it may hold anything */
-	return base_fail(error, -EINVAL,
-			 "a board's %s must have 1 to %d letters of a-z, 0-9 and \"-\"", what,
-			 GATHER_NAME_BYTES - 1);
+	return base_refuse(error, -EINVAL,
+			   "a board's %s must have 1 to %d letters of a-z, 0-9 and \"-\"", what,
+			   GATHER_NAME_BYTES - 1);
 }
 
 int board_check(const char *scope, const char *name, size_t bytes, struct base_error *error)
@@ -37,9 +37,10 @@ int board_check(const char *scope, const char *name, size_t bytes, struct base_e
 	if (!board_is_name(name))
 		return bad_name("note", name, error);
 	if (bytes > GATHER_MAX_NOTE_BYTES)
-		return base_fail(error, -E2BIG,
-				 "note %s-%s has %zu bytes; a board takes notes of up to %llu",
-				 scope, name, bytes, GATHER_MAX_NOTE_BYTES);
+		return base_refuse(error, -E2BIG,
+				   "note %s-%s has %zu bytes" BASE_REMEDY
+				   "a board takes notes of up to %llu",
+				   scope, name, bytes, GATHER_MAX_NOTE_BYTES);
 	return 0;
 }
 
@@ -48,8 +49,8 @@ int board_check_prefix(const char *scope, const char *prefix, struct base_error 
 	const int ret = board_check(scope, prefix, 0, error);
 
 	if (!ret && strlen(prefix) + 1 + MOST_RANK_DIGITS >= GATHER_NAME_BYTES)
-		return base_fail(error, -EINVAL, "\"%s\" is too long to begin notes' names with",
-				 prefix);
+		return base_refuse(error, -EINVAL, "\"%s\" is too long to begin notes' names with",
+				   prefix);
 	return ret;
 }
 
@@ -59,30 +60,22 @@ void board_name_of(char name[GATHER_NAME_BYTES], const char *prefix, uint32_t ra
 	snprintf(name, GATHER_NAME_BYTES, "%.52s-%" PRIu32, prefix, rank);
 }
 
-static uint64_t hash_parts(const char *scope, const char *name, size_t length, const char *end)
+uint64_t board_hash(const char *scope, const char *name)
 {
-	char key[BOARD_KEY_BYTES + 4];
+	char key[BOARD_KEY_BYTES];
 
-	snprintf(key, sizeof(key), "%s/%.*s%s", scope, (int)length, name, end);
+	snprintf(key, sizeof(key), "%s/%s", scope, name);
 	return base_hash_text(key);
 }
 
-uint64_t board_hash(const char *scope, const char *name)
-{
-	return hash_parts(scope, name, strlen(name), "");
-}
-
-/* No name has a star: it stands for any rank. */
-uint64_t board_hash_prefix(const char *scope, const char *prefix)
-{
-	return hash_parts(scope, prefix, strlen(prefix), "-*");
-}
-
-uint64_t board_hash_family(const char *scope, const char *name)
+uint64_t board_hash_family(const char *name)
 {
 	const char *dash = strrchr(name, '-');
+	char family[GATHER_NAME_BYTES];
 
-	return dash ? hash_parts(scope, name, (size_t)(dash - name), "-*") : 0;
+	snprintf(family, sizeof(family), "%.*s",
+		 (int)(dash ? dash - name : (ptrdiff_t)strlen(name)), name);
+	return base_hash_text(family);
 }
 
 int board_check_config(const struct gather_board_config *config, struct base_error *error)
@@ -91,8 +84,8 @@ int board_check_config(const struct gather_board_config *config, struct base_err
 		return bad_name("name", config->name, error);
 	if (config->rank < config->ranks)
 		return 0;
-	return base_fail(error, -EINVAL, "there is no rank %" PRIu32 " among %" PRIu32 " ranks",
-			 config->rank, config->ranks);
+	return base_refuse(error, -EINVAL, "there is no rank %" PRIu32 " among %" PRIu32 " ranks",
+			   config->rank, config->ranks);
 }
 
 void board_sleep_ms(uint32_t ms)

@@ -54,8 +54,9 @@ static bool is_ours(const struct redis_board *board)
 
 static int not_ours(struct base_error *error)
 {
-	return base_fail(error, -EPERM,
-			 "this group was opened before fork(): open one in the child");
+	return base_refuse(error, -EPERM,
+			   "this group was opened before fork()" BASE_REMEDY
+			   "open one in the child");
 }
 
 static void name_list(const struct redis_board *board, char list[SLOTS_NOTES_LIST_BYTES],
@@ -127,8 +128,8 @@ static int restore_one(void *opaque, const struct board_entry *entry)
 	if (strcmp(entry->scope, restoring->scope->name) != 0)
 		return 0;
 	/* The mark says that all are there only when they are. */
-	return put(restoring->board, restoring->scope, entry->name, entry->note->data,
-		   entry->note->bytes, 0, NULL, NULL);
+	return put(restoring->board, restoring->scope, entry->name, entry->data, entry->bytes, 0,
+		   NULL, NULL);
 }
 
 /* What fails is tried again by the next call that misses the mark. */
@@ -171,14 +172,14 @@ struct check {
 static int compare(void *opaque, size_t index, const void *data, size_t bytes)
 {
 	struct check *check = opaque;
-	const struct board_note *note;
+	const struct board_entry *entry;
 
 	if (index == check->count) {
 		check->marked = is_mark(check->scope, data, bytes);
 		return 0;
 	}
-	note = check->entries[index]->note;
-	check->there[index] = bytes == note->bytes && !memcmp(data, note->data, bytes);
+	entry = check->entries[index];
+	check->there[index] = bytes == entry->bytes && !memcmp(data, entry->data, bytes);
 	return 0;
 }
 
@@ -202,8 +203,8 @@ static int check_some(struct check *check)
 		const struct board_entry *entry = check->entries[i];
 
 		if (!check->there[i])
-			ret = put(board, check->scope, entry->name, entry->note->data,
-				  entry->note->bytes, check->scope->posted, NULL, NULL);
+			ret = put(board, check->scope, entry->name, entry->data, entry->bytes,
+				  check->scope->posted, NULL, NULL);
 	}
 	check->count = check->bytes = 0;
 	return ret;
@@ -215,13 +216,13 @@ static int check_one(void *opaque, const struct board_entry *entry)
 	int ret = 0;
 
 	/* Long ones go by the mark alone. */
-	if (strcmp(entry->scope, check->scope->name) != 0 || entry->note->bytes > MOST_CHECK_BYTES)
+	if (strcmp(entry->scope, check->scope->name) != 0 || entry->bytes > MOST_CHECK_BYTES)
 		return 0;
 	if (check->count == ARRAY_LENGTH(check->entries) ||
-	    check->bytes + entry->note->bytes > MOST_CHECK_BYTES)
+	    check->bytes + entry->bytes > MOST_CHECK_BYTES)
 		ret = check_some(check);
 	check->entries[check->count++] = entry;
-	check->bytes += entry->note->bytes;
+	check->bytes += entry->bytes;
 	return ret;
 }
 
@@ -284,7 +285,7 @@ static int redis_post(void *opaque, const char *scope_name, const char *name, co
 	if (!ret)
 		ret = enter_scope(board, scope_name, &scope, error);
 	if (!ret)
-		ret = board_table_keep(&board->own, scope_name, name, note, bytes, error);
+		ret = board_table_put(&board->own, scope_name, name, note, bytes, error);
 	if (ret)
 		return ret;
 	scope->posted++;
@@ -319,7 +320,7 @@ struct question {
 	bool has_found;
 
 	const uint32_t *ranks; /* of the names, for collect() */
-	int (*tell)(void *user, uint32_t rank, const struct base_buffer *note);
+	gather_found_fn *tell;
 	void *user;
 	int stopped; /* what tell() said */
 	struct base_error *error;
@@ -402,8 +403,7 @@ static int collect_some(struct question *question, const char *prefix, const uin
 }
 
 static int redis_collect(void *opaque, const char *scope, const char *prefix, const bool *have,
-			 int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
-			 void *user, struct base_error *error)
+			 gather_found_fn *found, void *user, struct base_error *error)
 {
 	struct redis_board *board = opaque;
 	uint32_t ranks[SLOTS_NOTES_AT_A_TIME - 1];
@@ -454,6 +454,12 @@ static bool redis_is_gone(void *opaque, uint32_t rank)
 }
 
 /* ---- Ending ---------------------------------------------------------------------------------- */
+
+static const char *redis_remark(void *opaque)
+{
+	(void)opaque;
+	return NULL;
+}
 
 static void redis_drop(void *opaque, const char *name)
 {
@@ -552,6 +558,7 @@ const struct gather_board_ops gather_board_redis = {
 	.collect = redis_collect,
 	.wait = redis_wait,
 	.is_gone = redis_is_gone,
+	.remark = redis_remark,
 	.drop = redis_drop,
 	.close = redis_close,
 };

@@ -11,43 +11,7 @@
 /* Entries count with their notes, so that many empty notes have a limit as well. */
 static uint64_t cost(size_t bytes)
 {
-	return bytes + sizeof(struct board_note) + sizeof(struct board_entry);
-}
-
-struct board_note *board_note_new(struct board_table *table, size_t bytes, int *code)
-{
-	struct board_note *note;
-
-	*code = -ENOSPC;
-	if (__atomic_add_fetch(&table->bytes, cost(bytes), __ATOMIC_RELAXED) > BOARD_MOST_BYTES)
-		goto give_back;
-	*code = -ENOMEM;
-	note = malloc(sizeof(*note) + bytes);
-	if (!note)
-		goto give_back;
-	note->table = table;
-	note->users = 1;
-	note->bytes = bytes;
-	*code = 0;
-	return note;
-
-give_back:
-	__atomic_sub_fetch(&table->bytes, cost(bytes), __ATOMIC_RELAXED);
-	return NULL;
-}
-
-struct board_note *board_note_use(struct board_note *note)
-{
-	__atomic_add_fetch(&note->users, 1, __ATOMIC_RELAXED);
-	return note;
-}
-
-void board_note_leave(struct board_note *note)
-{
-	if (!note || __atomic_sub_fetch(&note->users, 1, __ATOMIC_ACQ_REL))
-		return;
-	__atomic_sub_fetch(&note->table->bytes, cost(note->bytes), __ATOMIC_RELAXED);
-	free(note);
+	return bytes + sizeof(struct board_entry);
 }
 
 static struct board_entry **find(const struct board_table *table, uint64_t hash, const char *scope,
@@ -81,65 +45,55 @@ static int grow(struct board_table *table)
 	return 0;
 }
 
-static int add(struct board_table *table, uint64_t hash, const char *scope, const char *name,
-	       struct board_note *note)
+static struct board_entry *new_entry(const char *scope, const char *name, const void *data,
+				     size_t bytes)
 {
-	struct board_entry *entry = malloc(sizeof(*entry)), **at;
+	struct board_entry *entry = malloc(sizeof(*entry) + bytes);
 
 	if (!entry)
-		return -ENOMEM;
-	at = &table->heads[hash & (table->room - 1)];
-	entry->next = *at;
-	entry->hash = hash;
+		return NULL;
+	entry->next = NULL;
+	entry->hash = board_hash(scope, name);
 	strcpy(entry->scope, scope);
 	strcpy(entry->name, name);
-	entry->note = note;
-	*at = entry;
-	table->count++;
-	return 0;
+	entry->bytes = bytes;
+	if (bytes)
+		memcpy(entry->data, data, bytes);
+	return entry;
+}
+
+static void remove_at(struct board_table *table, struct board_entry **at)
+{
+	struct board_entry *entry = *at;
+
+	*at = entry->next;
+	table->bytes -= cost(entry->bytes);
+	table->count--;
+	free(entry);
 }
 
 int board_table_put(struct board_table *table, const char *scope, const char *name,
-		    struct board_note *note)
+		    const void *data, size_t bytes, struct base_error *error)
 {
-	const uint64_t hash = board_hash(scope, name);
-	struct board_entry *there;
-	int ret = 0;
+	struct board_entry *entry, **at;
 
-	/* With some room it is only slower if there is no memory to grow. */
-	if (table->count >= table->room && grow(table) && !table->room)
-		ret = -ENOMEM;
-	there = ret ? NULL : *find(table, hash, scope, name);
-	if (there) {
-		board_note_leave(there->note);
-		there->note = note;
-	} else if (!ret) {
-		ret = add(table, hash, scope, name, note);
+	if (table->bytes + cost(bytes) > BOARD_MOST_BYTES)
+		return base_refuse(error, -E2BIG, "the board's notes have more than %llu bytes",
+				   BOARD_MOST_BYTES);
+	entry = new_entry(scope, name, data, bytes);
+	/* A table that cannot grow is only slower, unless it has no room at all. */
+	if (!entry || (table->count >= table->room && grow(table) && !table->room)) {
+		free(entry);
+		return base_no_memory(error, "a note", bytes);
 	}
-	if (ret)
-		board_note_leave(note);
-	return ret;
-}
-
-struct board_note *board_table_get(const struct board_table *table, const char *scope,
-				   const char *name)
-{
-	struct board_entry *entry;
-
-	if (!table->room)
-		return NULL;
-	entry = *find(table, board_hash(scope, name), scope, name);
-	return entry ? entry->note : NULL;
-}
-
-static int has_scope(void *scope, const struct board_entry *entry)
-{
-	return !strcmp(entry->scope, scope);
-}
-
-bool board_table_has_scope(const struct board_table *table, const char *scope)
-{
-	return board_table_each(table, has_scope, (void *)(uintptr_t)scope);
+	at = find(table, entry->hash, scope, name);
+	if (*at)
+		remove_at(table, at);
+	entry->next = *at;
+	*at = entry;
+	table->bytes += cost(bytes);
+	table->count++;
+	return 0;
 }
 
 int board_table_each(const struct board_table *table,
@@ -155,39 +109,16 @@ int board_table_each(const struct board_table *table,
 	return ret;
 }
 
-int board_table_keep(struct board_table *table, const char *scope, const char *name,
-		     const void *bytes, size_t count, struct base_error *error)
-{
-	struct board_note *note;
-	int ret;
-
-	note = board_note_new(table, count, &ret);
-	if (note) {
-		if (count)
-			memcpy(note->data, bytes, count);
-		ret = board_table_put(table, scope, name, note);
-	}
-	if (ret == -ENOSPC)
-		return base_fail(error, ret, "the board's notes have more than %llu bytes",
-				 BOARD_MOST_BYTES);
-	return ret ? base_no_memory(error, "a note", count) : 0;
-}
-
 void board_table_drop(struct board_table *table, const char *scope)
 {
-	struct board_entry **at, *entry;
-
 	for (size_t i = 0; i < table->room; i++) {
-		at = &table->heads[i];
-		while ((entry = *at)) {
-			if (scope && strcmp(entry->scope, scope) != 0) {
-				at = &entry->next;
-				continue;
-			}
-			*at = entry->next;
-			board_note_leave(entry->note);
-			free(entry);
-			table->count--;
+		struct board_entry **at = &table->heads[i];
+
+		while (*at) {
+			if (scope && strcmp((*at)->scope, scope) != 0)
+				at = &(*at)->next;
+			else
+				remove_at(table, at);
 		}
 	}
 }

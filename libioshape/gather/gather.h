@@ -19,14 +19,18 @@ struct gather_board_config {
 	const char *name; /* the same for all ranks of a job, another for other jobs; hex digits */
 	uint32_t rank;    /* of ours */
 	uint32_t ranks;   /* of all */
-	const char *directory;                  /* files: in which the board's own folder is made */
+	const char *directory; /* of the generations: the board's folder may be made in it */
 	const struct slots_config *coordinator; /* redis: its address, password, pool, log */
-	uint32_t deadline_ms;                   /* sockets: how long rank 0 is waited for */
+	uint32_t deadline_ms;                   /* host: how long rank 0 is waited for */
+	const char *memory; /* host: the folder in memory; NULL: /dev/shm or XDG_RUNTIME_DIR */
 	struct base_log log;
 };
 
 #define GATHER_MAX_NOTE_BYTES (64 * MIB)
 #define GATHER_NAME_BYTES 64 /* of notes and scopes, with the final 0: [a-z0-9-] */
+
+/* What collect() calls for each note. */
+typedef int gather_found_fn(void *user, uint32_t rank, const struct base_buffer *note);
 
 /*
  * A board holds notes: short texts or bytes under names, in scopes (one for each generation). Any
@@ -38,7 +42,7 @@ struct gather_board_config {
  * out of reach now; the next call tries anew. Calls return within about two seconds.
  */
 struct gather_board_ops {
-	const char *id; /* "sockets", "redis", "files" */
+	const char *id; /* "host", "redis", "files" */
 	int (*open)(void **board, const struct gather_board_config *config,
 		    struct base_error *error);
 	int (*post)(void *board, const char *scope, const char *name, const void *note,
@@ -56,18 +60,25 @@ struct gather_board_ops {
 		       void *user, struct base_error *error);
 	/* Waits until something may have changed, or for timeout_ms. */
 	void (*wait)(void *board, uint32_t timeout_ms);
-	/* Whether the medium knows that this rank's process has ended (sockets: the kernel says
-	 * so).
-	 */
+	/* Whether the medium knows that this rank has ended (host: its lock is free). */
 	bool (*is_gone)(void *board, uint32_t rank);
+	/* Why the notes lie elsewhere than they should, for the report; NULL: they do not. */
+	const char *(*remark)(void *board);
 	/* Our own notes in this scope are not needed any more; rank 0: nobody's are. */
 	void (*drop)(void *board, const char *scope);
 	void (*close)(void *board);
 };
 
-extern const struct gather_board_ops gather_board_sockets;
+extern const struct gather_board_ops gather_board_host;
 extern const struct gather_board_ops gather_board_redis;
 extern const struct gather_board_ops gather_board_files;
+
+/*
+ * Which ranks can meet in memory and share it: those for whom this is the same. A host has one, or
+ * one for each container that has a /dev/shm of its own.
+ */
+#define GATHER_PLACE_BYTES 48
+void gather_identify_place(char id[GATHER_PLACE_BYTES]);
 
 /* ---- Streams (stream*.c) --------------------------------------------------------------------- */
 

@@ -2,24 +2,33 @@
 #define _GNU_SOURCE
 #include "gather/local_link.h"
 
+#include "gather/place.h"
+
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-int local_address(struct sockaddr_un *to, socklen_t *bytes, const char *address,
-		  struct base_error *error)
+int local_address(struct sockaddr_un *to, const char *address, struct base_error *error)
 {
-	const size_t length = strlen(address);
+	char place[PLACE_PATH_BYTES];
+	size_t length;
+	int ret;
 
 	*to = (struct sockaddr_un){ .sun_family = AF_UNIX };
-	if (!length || length >= sizeof(to->sun_path))
-		return base_fail(error, -EINVAL, "\"%s\" is no name for a socket", address);
-	/* Abstract: it begins with a 0, is no file, and ends with the process. */
-	memcpy(to->sun_path + 1, address, length);
-	*bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+	if (!*address || strchr(address, '/'))
+		return base_refuse(error, -EINVAL, "\"%s\" is no name for a socket", address);
+	ret = place_find(place, NULL, error);
+	if (ret)
+		return ret;
+	length = (size_t)snprintf(to->sun_path, sizeof(to->sun_path), "%s/" LOCAL_SOCKET_MARK "%s",
+				  place, address);
+	if (length >= sizeof(to->sun_path))
+		return base_refuse(error, -EINVAL, "\"%s\" is too long a name for a socket",
+				   address);
 	return 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages between two processes of one user on one host, over an abstract Unix socket that keeps
- * them apart (SOCK_SEQPACKET). Private to this floor.
+ * Messages between two processes of one user on one host, over a Unix socket that keeps them apart
+ * (SOCK_SEQPACKET). It has a name in the folder of place.h. Private to this floor.
  */
 #ifndef GATHER_LOCAL_LINK_H
 #define GATHER_LOCAL_LINK_H
@@ -20,6 +20,8 @@
 #define LOCAL_AHEAD_BYTES (64 * MIB)
 /* The receiver says what it has taken this often, and whenever it has nothing to do. */
 #define LOCAL_TELL_BYTES (4 * MIB)
+
+#define LOCAL_SOCKET_MARK "stream-"
 
 #define LOCAL_MAGIC UINT64_C(0x31656d6165727473) /* "stream" and the version of what follows */
 
@@ -49,9 +51,8 @@ struct local_link {
 	pid_t pid;      /* of the other side; 0 if it is not to be seen from here */
 };
 
-/* -EINVAL if the name is none. */
-int local_address(struct sockaddr_un *to, socklen_t *bytes, const char *address,
-		  struct base_error *error);
+/* Where the socket of this name is. -EINVAL if the name is none. */
+int local_address(struct sockaddr_un *to, const char *address, struct base_error *error);
 /* Takes over a connected socket, also where it fails. -EPERM: it is somebody else's process. */
 int local_link_take(struct local_link *link, int fd);
 /* Nothing is sent after it, also if a forked child has the socket. */

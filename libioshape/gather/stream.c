@@ -28,7 +28,7 @@ int gather_sender_put(struct gather_sender *sender, const void *data, size_t byt
 	int ret = sender->failure.code;
 
 	if (!ret && sender->ended)
-		ret = base_fail(&sender->failure, -EINVAL, "bytes were put into an ended stream");
+		ret = base_refuse(&sender->failure, -EINVAL, "bytes were put into an ended stream");
 	if (!ret && bytes)
 		ret = sender->ops->put(sender, data, bytes, &sender->failure);
 	if (!ret)
@@ -42,7 +42,7 @@ int gather_sender_put_shared(struct gather_sender *sender, const void *data, uin
 	int ret = sender->failure.code;
 
 	if (!ret && sender->ended)
-		ret = base_fail(&sender->failure, -EINVAL, "bytes were put into an ended stream");
+		ret = base_refuse(&sender->failure, -EINVAL, "bytes were put into an ended stream");
 	if (!ret && bytes)
 		ret = sender->ops->put_shared(sender, data, offset, bytes, &sender->failure);
 	if (!ret)
@@ -66,8 +66,8 @@ int gather_sender_await_taken(struct gather_sender *sender, uint64_t offset,
 	int ret = sender->failure.code;
 
 	if (!ret && offset > sender->offset)
-		ret = base_fail(&sender->failure, -EINVAL,
-				"bytes of a stream are waited for that were not put");
+		ret = base_refuse(&sender->failure, -EINVAL,
+				  "bytes of a stream are waited for that were not put");
 	if (!ret && !sender->ended)
 		ret = sender->ops->await_taken(sender, offset, &sender->failure);
 	return keep(&sender->failure, ret, error);

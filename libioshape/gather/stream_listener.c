@@ -3,14 +3,16 @@
 #define _GNU_SOURCE
 #include "gather/local_link.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 /* More than ranks on any host; each is a file descriptor or three. */
 #define MOST_NEWCOMERS 4096u
-/* Who has not said by then who he is goes. */
+/* A connection that has not named its rank by then is closed. */
 #define SILENCE_MS 10000u
 
 struct newcomer {
@@ -24,37 +26,90 @@ struct newcomer {
 
 struct gather_listener {
 	int fd;
-	char address[sizeof(((struct sockaddr_un *)NULL)->sun_path)];
+	struct sockaddr_un at;      /* its path is empty before it is there */
 	struct newcomer *newcomers; /* in no order */
 	struct pollfd *ready;       /* as many, and one for the listener itself */
 	size_t count, room;
 };
+
+/* ---- The socket ------------------------------------------------------------------------------ */
+
+/* It gets its name only when it listens: a socket with a name that nobody listens at is dead. */
+static int listen_at(int fd, const struct sockaddr_un *at)
+{
+	struct sockaddr_un before = { .sun_family = AF_UNIX };
+	int ret = 0;
+
+	snprintf(before.sun_path, sizeof(before.sun_path), "%.*s/.%016llx",
+		 (int)(strrchr(at->sun_path, '/') - at->sun_path), at->sun_path,
+		 (unsigned long long)base_random());
+	if (bind(fd, (const struct sockaddr *)&before, sizeof(before)))
+		return -errno;
+	if (listen(fd, SOMAXCONN) || link(before.sun_path, at->sun_path))
+		ret = errno == EEXIST ? -EADDRINUSE : -errno;
+	unlink(before.sun_path);
+	return ret;
+}
+
+static bool is_dead(const struct sockaddr_un *at)
+{
+	const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	const bool refused = fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof(*at)) &&
+			     errno == ECONNREFUSED;
+
+	if (fd >= 0)
+		close(fd);
+	return refused;
+}
+
+/* Of writers that were killed. */
+static void remove_dead(const struct sockaddr_un *beside)
+{
+	char folder[sizeof(beside->sun_path)];
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	struct dirent *entry;
+	DIR *listing;
+
+	snprintf(folder, sizeof(folder), "%.*s",
+		 (int)(strrchr(beside->sun_path, '/') - beside->sun_path), beside->sun_path);
+	listing = opendir(folder);
+	while (listing && (entry = readdir(listing))) {
+		if (strncmp(entry->d_name, LOCAL_SOCKET_MARK, strlen(LOCAL_SOCKET_MARK)) != 0 ||
+		    snprintf(at.sun_path, sizeof(at.sun_path), "%s/%s", folder, entry->d_name) >=
+			    (int)sizeof(at.sun_path))
+			continue;
+		if (is_dead(&at))
+			unlink(at.sun_path);
+	}
+	if (listing)
+		closedir(listing);
+}
 
 int gather_listener_open(struct gather_listener **out, const char *address,
 			 struct base_error *error)
 {
 	struct gather_listener *listener = calloc(1, sizeof(*listener));
 	struct sockaddr_un at;
-	socklen_t bytes;
 	int ret;
 
 	*out = NULL;
 	if (!listener)
 		return base_no_memory(error, "a socket of a writer", sizeof(*listener));
 	listener->fd = -1;
-	ret = local_address(&at, &bytes, address, error);
+	ret = local_address(&at, address, error);
 	if (ret)
 		goto fail;
-	snprintf(listener->address, sizeof(listener->address), "%s", address);
+	remove_dead(&at);
 	listener->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (listener->fd < 0 || bind(listener->fd, (const struct sockaddr *)&at, bytes) ||
-	    listen(listener->fd, SOMAXCONN)) {
-		ret = base_fail(error, -errno,
-				"cannot listen at \"%s\" for the other ranks of this host; is "
-				"another process there, or ulimit -n too low?",
-				address);
+	ret = listener->fd < 0 ? -errno : listen_at(listener->fd, &at);
+	if (ret) {
+		base_fail(error, ret,
+			  "cannot listen at \"%s\" for the other ranks of this host" BASE_REMEDY
+			  "end the process that does, or raise ulimit -n",
+			  at.sun_path);
 		goto fail;
 	}
+	listener->at = at;
 	*out = listener;
 	return 0;
 fail:
@@ -75,6 +130,8 @@ void gather_listener_close(struct gather_listener *listener)
 		return;
 	for (size_t i = 0; i < listener->count; i++)
 		free_newcomer(&listener->newcomers[i]);
+	if (*listener->at.sun_path)
+		unlink(listener->at.sun_path);
 	if (listener->fd >= 0) {
 		/* Forked children may have it. */
 		shutdown(listener->fd, SHUT_RDWR);
@@ -123,10 +180,11 @@ static int accept_all(struct gather_listener *listener, struct base_error *error
 				return 0;
 			if (errno == EINTR || errno == ECONNABORTED)
 				continue;
-			return base_fail(error, -errno,
-					 "cannot accept other ranks of this host at \"%s\"; raise "
-					 "ulimit -n",
-					 listener->address);
+			return base_fail(
+				error, -errno,
+				"cannot accept other ranks of this host at \"%s\"" BASE_REMEDY
+				"raise ulimit -n",
+				listener->at.sun_path);
 		}
 		newcomer = &listener->newcomers[listener->count];
 		/* Other users are sent away without a word. */

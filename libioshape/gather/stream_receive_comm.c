@@ -112,7 +112,7 @@ static int receive_failure(struct comm_receiver *receiver, uint64_t bytes, struc
 		return ret;
 	/* There is nobody to answer. */
 	receiver->link.broken = true;
-	return base_fail(error, -ECANCELED, "rank %u failed: %s", receiver->link.other, text);
+	return base_refuse(error, -ECANCELED, "rank %u failed: %s", receiver->link.other, text);
 }
 
 static void publish_end(struct comm_receiver *receiver, const struct comm_head *head)
@@ -200,10 +200,10 @@ static void *run(void *argument)
 static int take_end(struct comm_receiver *receiver, struct base_error *error)
 {
 	if (receiver->total_bytes != receiver->base.offset)
-		return base_fail(error, -EPROTO,
-				 "rank %u has sent %llu bytes, of which %llu have come",
-				 receiver->base.rank, (unsigned long long)receiver->total_bytes,
-				 (unsigned long long)receiver->base.offset);
+		return base_refuse(error, -EPROTO,
+				   "rank %u has sent %llu bytes, of which %llu have come",
+				   receiver->base.rank, (unsigned long long)receiver->total_bytes,
+				   (unsigned long long)receiver->base.offset);
 	receiver->base.crc32 = receiver->crc32;
 	receiver->finished = true;
 	pthread_cond_broadcast(&receiver->change);

@@ -27,8 +27,8 @@ static int fail_gone(const struct local_receiver *receiver, int code, struct bas
 {
 	if (code == -ECONNRESET)
 		return base_fail(error, code,
-				 "rank %u (process %d) went away before all of its bytes had come; "
-				 "look for why it ended",
+				 "rank %u (process %d) went away before all of its bytes had "
+				 "come" BASE_REMEDY "look for why it ended",
 				 receiver->base.rank, (int)receiver->link.pid);
 	return base_fail(error, code, "cannot receive the bytes of rank %u (process %d)",
 			 receiver->base.rank, (int)receiver->link.pid);
@@ -67,9 +67,9 @@ static int follow_reference(struct local_receiver *receiver, const struct local_
 	if (end > receiver->view_bytes)
 		ret = map_memory(receiver, error);
 	if (!ret && end > receiver->view_bytes)
-		ret = base_fail(error, -EPROTO,
-				"rank %u (process %d) refers to bytes outside of its memory",
-				receiver->base.rank, (int)receiver->link.pid);
+		ret = base_refuse(error, -EPROTO,
+				  "rank %u (process %d) refers to bytes outside of its memory",
+				  receiver->base.rank, (int)receiver->link.pid);
 	if (ret)
 		return ret;
 	/* A wish: all at once instead of page by page. */
@@ -109,10 +109,10 @@ static int take_end(struct local_receiver *receiver, const struct local_head *he
 		    struct base_error *error)
 {
 	if (head->a != receiver->base.offset)
-		return base_fail(error, -EPROTO,
-				 "rank %u has sent %llu bytes, of which %llu have come",
-				 receiver->base.rank, (unsigned long long)head->a,
-				 (unsigned long long)receiver->base.offset);
+		return base_refuse(error, -EPROTO,
+				   "rank %u has sent %llu bytes, of which %llu have come",
+				   receiver->base.rank, (unsigned long long)head->a,
+				   (unsigned long long)receiver->base.offset);
 	receiver->base.crc32 = (uint32_t)head->b;
 	return tell_done(receiver, error);
 }
@@ -132,9 +132,9 @@ static int take_message(struct local_receiver *receiver, const struct local_head
 	case LOCAL_END:
 		return take_end(receiver, head, error);
 	case LOCAL_FAIL:
-		return base_fail(error, -ECANCELED, "rank %u failed: %.*s", receiver->base.rank,
-				 (int)MIN(extra, STREAM_TEXT_BYTES),
-				 (const char *)receiver->message);
+		return base_refuse(error, -ECANCELED, "rank %u failed: %.*s", receiver->base.rank,
+				   (int)MIN(extra, STREAM_TEXT_BYTES),
+				   (const char *)receiver->message);
 	}
 	return fail_gone(receiver, -EPROTO, error);
 }

@@ -41,8 +41,8 @@ static int hear(struct comm_sender *sender, struct comm_head *head, struct base_
 	if (ret || head->kind != COMM_STOP)
 		return ret;
 	sender->stopped = true;
-	return base_fail(error, -ECANCELED, "rank %u, which writes, wants no more of our bytes",
-			 sender->link.other);
+	return base_refuse(error, -ECANCELED, "rank %u, which writes, wants no more of our bytes",
+			   sender->link.other);
 }
 
 static int await_grant(struct comm_sender *sender, struct base_error *error)
@@ -156,7 +156,7 @@ static int wait_no_longer(void *user, struct base_error *error)
 {
 	const uint64_t *until_ns = user;
 
-	return base_now_ns() < *until_ns ? 0 : base_fail(error, -ETIMEDOUT, "no word came");
+	return base_now_ns() < *until_ns ? 0 : base_refuse(error, -ETIMEDOUT, "no word came");
 }
 
 /* In its turn, so that the next stream between the two finds nothing in its way. */

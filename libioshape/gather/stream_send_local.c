@@ -29,7 +29,7 @@ static int fail_gone(const struct local_sender *sender, int code, struct base_er
 	if (code == -ECONNRESET)
 		return base_fail(error, code,
 				 "the process that writes for rank %u (process %d) went away "
-				 "before it had all bytes; look for why it ended",
+				 "before it had all bytes" BASE_REMEDY "look for why it ended",
 				 sender->rank, (int)sender->link.pid);
 	return base_fail(error, code,
 			 "cannot hand the bytes of rank %u to the process that writes them (%d)",
@@ -50,8 +50,8 @@ static int take_reply(struct local_sender *sender, const struct local_head *head
 		sender->taken = sender->said;
 		return 0;
 	case LOCAL_STOP:
-		return base_fail(error, -ECANCELED, "the bytes of rank %u are not wanted: %s",
-				 sender->rank, text);
+		return base_refuse(error, -ECANCELED, "the bytes of rank %u are not wanted: %s",
+				   sender->rank, text);
 	}
 	return fail_gone(sender, -EPROTO, error);
 }
@@ -251,21 +251,14 @@ static const struct stream_sender_ops ops = {
 /* ---- Connecting ------------------------------------------------------------------------------ */
 
 /* The caller does not want to wait any longer, because of what `inner` says. */
-static int fail_unanswered(int code, struct base_error *inner, const char *address,
+static int fail_unanswered(int code, const struct base_error *inner, const char *path,
 			   struct base_error *error)
 {
-	const char *reason = ioshape_strerror(code);
-	const size_t length = strlen(inner->text), tail = strlen(reason);
-
-	/* Which is appended again. */
-	if (length > tail + 2 && !strcmp(inner->text + length - tail, reason))
-		inner->text[length - tail - 2] = 0;
-	return base_fail(
-		error, code,
-		"%s; nobody listens at \"%s\" for the bytes of this rank (processes in "
-		"containers that do not share a network namespace cannot reach each other: "
-		"let them share it, or give each its own node name)",
-		inner->text, address);
+	return base_refuse(error, code,
+			   "%s: nobody listens at \"%s\" for the bytes of this rank" BASE_REMEDY
+			   "processes in containers that do not share /dev/shm cannot reach each "
+			   "other: let them share it, or give each its own node name",
+			   inner->sentence, path);
 }
 
 static int connect_until(int fd, const char *address, const struct gather_wait *wait,
@@ -274,17 +267,16 @@ static int connect_until(int fd, const char *address, const struct gather_wait *
 	uint64_t pause_ms = 1;
 	struct base_error inner = { 0 };
 	struct sockaddr_un to;
-	socklen_t bytes;
-	int ret = local_address(&to, &bytes, address, error);
+	int ret = local_address(&to, address, error);
 
-	while (!ret && connect(fd, (const struct sockaddr *)&to, bytes)) {
+	while (!ret && connect(fd, (const struct sockaddr *)&to, sizeof(to))) {
 		/* Nobody listens yet, or too many have come at once. */
-		if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR)
+		if (errno != ENOENT && errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR)
 			return base_fail(error, -errno, "cannot connect to the socket \"%s\"",
-					 address);
+					 to.sun_path);
 		ret = stream_go_on(wait, &inner);
 		if (ret)
-			return fail_unanswered(ret, &inner, address, error);
+			return fail_unanswered(ret, &inner, to.sun_path, error);
 		poll(NULL, 0, (int)pause_ms);
 		pause_ms = MIN(pause_ms * 2, STREAM_PATIENCE_MS);
 	}
@@ -310,7 +302,8 @@ int gather_sender_open_local(struct gather_sender **out, const char *address, ui
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0) {
 		ret = base_fail(error, -errno,
-				"cannot make a socket to send bytes of a rank; raise ulimit -n");
+				"cannot make a socket to send bytes of a rank" BASE_REMEDY
+				"raise ulimit -n");
 		goto out;
 	}
 	ret = connect_until(fd, address, wait, error);

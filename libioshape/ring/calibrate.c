@@ -183,16 +183,43 @@ static bool is_complete(const struct search *search)
 	return true;
 }
 
-/* Before another is preferred to the first one, both write again. */
+/*
+ * Before another engine is preferred to the first one, both write again. If there was no time for
+ * that, the other has to be faster by the larger margin.
+ */
 static size_t choose_surely(struct search *search)
 {
 	const size_t chosen = choose(search, MARGIN_PERCENT);
-	bool sure;
+	unsigned margin_percent = MARGIN_PERCENT;
 
-	if (!chosen || chosen == ENGINES)
+	if (chosen == 0 || chosen == ENGINES)
 		return chosen;
-	sure = try_engine(search, 0) && try_engine(search, chosen);
-	return choose(search, sure || !search->rates[0] ? MARGIN_PERCENT : UNSURE_MARGIN_PERCENT);
+	if (!try_engine(search, 0) || !try_engine(search, chosen))
+		margin_percent = search->rates[0] ? UNSURE_MARGIN_PERCENT : MARGIN_PERCENT;
+	return choose(search, margin_percent);
+}
+
+/* Of those that go past the page cache. ENGINES: none of them can be had. */
+static int choose_direct(struct search *search, size_t *chosen)
+{
+	for (size_t i = 0; i < BUFFERED; i++) {
+		if (!search->rates[i])
+			try_engine(search, i);
+	}
+	*chosen = choose_surely(search);
+	/* The first one that won by being the only one is better compared another time. */
+	return *chosen == 0 && !is_complete(search) ? -ETIME : 0;
+}
+
+/* Buffered writes may be slow, and cannot be cut off once their bytes are in the page cache. */
+static int consider_buffered(struct search *search, size_t *chosen)
+{
+	if (*chosen == ENGINES ||
+	    has_time(search, search->bytes, search->rates[*chosen] / BUFFERED_PART)) {
+		try_engine(search, BUFFERED);
+		*chosen = choose_surely(search);
+	}
+	return *chosen == ENGINES ? -ETIME : 0;
 }
 
 /* Where requests are not stripes it may take more of them to keep a distant storage busy. */
@@ -222,6 +249,13 @@ static void try_depths(struct search *search, size_t chosen)
 	calibration->bytes_per_s = deep.bytes_per_s;
 }
 
+static bool depth_is_free(const struct search *search, const struct ring_config *config,
+			  size_t chosen)
+{
+	return !ring_stripes_at(&search->bench.fs.layout, 0) && chosen != BUFFERED &&
+	       !config->block_bytes && !config->depth;
+}
+
 static int search_all(struct search *search, const struct ring_config *config,
 		      struct base_error *error)
 {
@@ -233,27 +267,15 @@ static int search_all(struct search *search, const struct ring_config *config,
 	ret = probe(search);
 	if (ret)
 		return base_fail(error, ret, ret == -ETIME ? TOO_SLOW : "nothing could be written");
-	ring_bench_medium(&search->bench, calibration);
-	for (size_t i = 0; i < BUFFERED; i++) {
-		if (!search->rates[i])
-			try_engine(search, i);
-	}
-	chosen = choose_surely(search);
-	/* The first one has won by being the only one: better to find out another time. */
-	if (!chosen && !is_complete(search))
-		return base_fail(error, -ETIME, TOO_SLOW);
-	/* It may be slow, and cannot be cut off once its bytes are in the page cache. */
-	if (chosen == ENGINES ||
-	    has_time(search, search->bytes, search->rates[chosen] / BUFFERED_PART)) {
-		try_engine(search, BUFFERED);
-		chosen = choose_surely(search);
-	}
-	if (chosen == ENGINES)
-		return base_fail(error, -ETIME, TOO_SLOW);
+	ring_bench_target(&search->bench, calibration);
+	ret = choose_direct(search, &chosen);
+	if (!ret)
+		ret = consider_buffered(search, &chosen);
+	if (ret)
+		return base_refuse(error, ret, TOO_SLOW);
 	calibration->engine = order[chosen];
 	calibration->bytes_per_s = search->rates[chosen];
-	if (!ring_stripes_at(&search->bench.fs.layout, 0) && chosen < BUFFERED &&
-	    !config->block_bytes && !config->depth)
+	if (depth_is_free(search, config, chosen))
 		try_depths(search, chosen);
 	/* More at a time may be faster than one by one. */
 	if (calibration->target_bytes_per_s)
@@ -292,8 +314,9 @@ static int calibrate_and_keep(const struct ring_config *config, const char *path
 	int ret = calibrate(config, path, leave_bytes, calibration, error);
 
 	if (!ret)
-		ring_memory_put(mount, calibration);
-	ring_memory_tried(mount, ret ? base_wall_seconds() + AGAIN_AFTER_S : 0, turn);
+		ring_memory_put(config->memory, mount, calibration);
+	ring_memory_tried(config->memory, mount, ret ? base_wall_seconds() + AGAIN_AFTER_S : 0,
+			  turn);
 	if (!ret)
 		base_log(&config->log, IOSHAPE_LOG_DEBUG, "calibrated %s in %.3f s: %s, %.0f MB/s",
 			 mount, calibration->took_s, ring_engine_name(calibration->engine),
@@ -308,12 +331,11 @@ int ring_calibrate_now(const char *directory, const struct ring_config *config,
 	struct ring_turn turn;
 	int ret;
 
-	ring_calibration_prepare();
 	if (asprintf(&path, "%s/calibration", directory) < 0)
 		return base_no_memory(error, "a path", strlen(directory));
 	ret = fs_pool_of_path(path, mount, error);
 	if (!ret) {
-		ret = ring_memory_try(mount, (double)INT64_MAX, &turn);
+		ret = ring_memory_try(config->memory, mount, (double)INT64_MAX, &turn);
 		if (ret)
 			base_fail(error, ret, "somebody else is trying how %s is best written to",
 				  mount);
@@ -326,9 +348,30 @@ int ring_calibrate_now(const char *directory, const struct ring_config *config,
 
 /* ---- The choice for one file ----------------------------------------------------------------- */
 
-static void say(struct ring_choice *choice, const char *words)
+const char *ring_reason_text(enum ring_reason reason)
 {
-	snprintf(choice->why, sizeof(choice->why), "%s", words);
+	static const char *const texts[] = {
+		[RING_AS_CALIBRATED] = "as calibrated",
+		[RING_AS_ASKED] = "as asked for",
+		[RING_SMALL_FILE] = "small file",
+		[RING_CALIBRATION_OFF] = "not calibrated: off",
+		[RING_DIRECT_OFF] = "not calibrated: direct I/O is off",
+		[RING_UNKNOWN_MOUNT] = "not calibrated: nobody knows what it is on",
+		[RING_IN_MEMORY] = "not calibrated: in memory",
+		[RING_SIZE_UNKNOWN] = "not calibrated: the file's size is not known ahead",
+		[RING_NOT_LARGE] = "not calibrated: the file is not large enough",
+		[RING_NO_REGULAR_FILE] = "not calibrated: no regular file",
+		[RING_TRIED_ELSEWHERE] = "not calibrated: another trial runs, or one failed lately",
+		[RING_TRIAL_FAILED] = "not calibrated",
+	};
+
+	return texts[reason];
+}
+
+static void give_reason(struct ring_choice *choice, enum ring_reason reason)
+{
+	choice->reason = reason;
+	snprintf(choice->why, sizeof(choice->why), "%s", ring_reason_text(reason));
 }
 
 /* "2 h ago"; whole units are enough. */
@@ -357,7 +400,7 @@ static void follow(struct ring_choice *choice, const char *when)
 	const struct ring_calibration *calibration = &choice->calibration;
 	char block[32], shape[64] = "";
 
-	choice->known = true;
+	choice->reason = RING_AS_CALIBRATED;
 	if (calibration->block_bytes) {
 		size_text(calibration->block_bytes, block, sizeof(block));
 		snprintf(shape, sizeof(shape), " %s x %u", block, calibration->depth);
@@ -373,7 +416,7 @@ static bool recall(struct ring_choice *choice, const struct ring_config *config)
 	const double since = config->calibrate == IOSHAPE_CALIBRATE_AGAIN ? config->opened_s : 0;
 	char when[32];
 
-	if (ring_memory_get(choice->mount, since, now, &choice->calibration))
+	if (ring_memory_get(config->memory, choice->mount, since, now, &choice->calibration))
 		return false;
 	age_text(now - choice->calibration.measured_at, when, sizeof(when));
 	follow(choice, when);
@@ -387,18 +430,21 @@ static void try_now(struct ring_choice *choice, const struct ring_config *config
 	struct ring_turn turn;
 	char when[32];
 
-	if (ring_memory_try(choice->mount, base_wall_seconds(), &turn)) {
-		say(choice, "not calibrated: being tried elsewhere, or it failed lately");
+	if (ring_memory_try(config->memory, choice->mount, base_wall_seconds(), &turn)) {
+		give_reason(choice, RING_TRIED_ELSEWHERE);
 		return;
 	}
 	/* Another process may have been done just now. */
 	if (recall(choice, config)) {
-		ring_memory_tried(choice->mount, 0, &turn);
+		ring_memory_tried(config->memory, choice->mount, 0, &turn);
 		return;
 	}
 	if (calibrate_and_keep(config, path, expected_bytes, choice->mount, &turn,
 			       &choice->calibration, &error)) {
-		snprintf(choice->why, sizeof(choice->why), "not calibrated: %.100s", error.text);
+		memset(&choice->calibration, 0, sizeof(choice->calibration));
+		choice->reason = RING_TRIAL_FAILED;
+		snprintf(choice->why, sizeof(choice->why), "%s: %.100s",
+			 ring_reason_text(RING_TRIAL_FAILED), error.text);
 		return;
 	}
 	snprintf(when, sizeof(when), "now in %.2f s", choice->calibration.took_s);
@@ -412,31 +458,68 @@ static bool is_no_file(const char *path)
 	return !stat(path, &status) && !S_ISREG(status.st_mode);
 }
 
+/* Why nothing that is remembered is even looked for; RING_AS_CALIBRATED: it is. */
+static enum ring_reason reason_against(const struct ring_config *config, const char *path,
+				       uint64_t expected_bytes, char mount[FS_POOL_BYTES])
+{
+	if (config->engine != IOSHAPE_ENGINE_AUTO)
+		return RING_AS_ASKED;
+	if (expected_bytes && expected_bytes < RING_KNOWN_FILE_BYTES)
+		return RING_SMALL_FILE;
+	if (config->calibrate == IOSHAPE_CALIBRATE_OFF)
+		return RING_CALIBRATION_OFF;
+	if (config->direct == IOSHAPE_DIRECT_OFF)
+		return RING_DIRECT_OFF;
+	if (ring_memory_name(config->memory, path, mount))
+		return RING_UNKNOWN_MOUNT;
+	if (!strncmp(mount, "tmpfs:", 6) || !strncmp(mount, "ramfs:", 6))
+		return RING_IN_MEMORY;
+	return RING_AS_CALIBRATED;
+}
+
 void ring_choose(const struct ring_config *config, const char *path, uint64_t expected_bytes,
 		 struct ring_choice *choice)
 {
+	enum ring_reason against;
+
 	memset(choice, 0, sizeof(*choice));
-	if (config->engine != IOSHAPE_ENGINE_AUTO)
-		say(choice, "as asked for");
-	else if (expected_bytes && expected_bytes < RING_KNOWN_FILE_BYTES)
-		say(choice, "small file");
-	else if (config->calibrate == IOSHAPE_CALIBRATE_OFF)
-		say(choice, "not calibrated: off");
-	else if (config->direct == IOSHAPE_DIRECT_OFF)
-		say(choice, "not calibrated: direct I/O is off");
-	else if (ring_memory_name(path, choice->mount))
-		say(choice, "not calibrated: nobody knows what it is on");
-	else if (!strncmp(choice->mount, "tmpfs:", 6) || !strncmp(choice->mount, "ramfs:", 6))
-		say(choice, "not calibrated: in memory");
+	choice->memory = config->memory;
+	against = reason_against(config, path, expected_bytes, choice->mount);
+	if (against)
+		give_reason(choice, against);
 	else if (recall(choice, config))
 		return;
+	else if (!expected_bytes)
+		give_reason(choice, RING_SIZE_UNKNOWN);
 	else if (expected_bytes < RING_TRIAL_FILE_BYTES)
-		say(choice, expected_bytes ? RING_NOT_LARGE_ENOUGH :
-					     "not calibrated: the file's size is not known ahead");
+		give_reason(choice, RING_NOT_LARGE);
 	else if (is_no_file(path))
-		say(choice, RING_NO_REGULAR_FILE);
+		give_reason(choice, RING_NO_REGULAR_FILE);
 	else
 		try_now(choice, config, path, expected_bytes);
+}
+
+/* Without a trial: it is looked for as if the file were smaller than those that have one. */
+int ring_foresee(const struct ring_config *config, const char *directory,
+		 const struct fs_layout *layout, uint64_t file_bytes,
+		 struct ring_forecast *forecast, struct base_error *error)
+{
+	const uint64_t untried_bytes = RING_TRIAL_FILE_BYTES - 1;
+	struct ring_choice choice;
+	char *path = NULL;
+
+	memset(forecast, 0, sizeof(*forecast));
+	if (asprintf(&path, "%s/calibration", directory) < 0)
+		return base_no_memory(error, "a path", strlen(directory));
+	ring_choose(config, path, MIN(MAX(file_bytes, 1), untried_bytes), &choice);
+	free(path);
+	forecast->trial_to_come = choice.reason == RING_NOT_LARGE && file_bytes > untried_bytes;
+	if (forecast->trial_to_come)
+		snprintf(choice.why, sizeof(choice.why), "not calibrated so far");
+	forecast->calibration = choice.calibration;
+	forecast->shape = ring_shape_chosen(config, &choice, layout, file_bytes, forecast->why,
+					    sizeof(forecast->why));
+	return 0;
 }
 
 /* The nearest number of them, but one at least; 0 stays unknown. */
@@ -451,18 +534,19 @@ struct ring_shape ring_shape_chosen(const struct ring_config *config,
 				    size_t why_bytes)
 {
 	const struct ring_calibration *calibration = &choice->calibration;
+	const bool follows = choice->reason == RING_AS_CALIBRATED;
 	char rule[64] = "";
 	const struct fs_part *part = ring_stripes_at(layout, 0);
 	struct ring_config known = *config;
 	struct ring_shape shape;
 
 	/* Of files that are not striped nobody knows what lies on one target. */
-	if (choice->known && !config->target_bytes && part)
+	if (follows && part)
 		known.target_bytes =
 			whole_stripes(ring_target_bytes(calibration), part->stripe_bytes);
 	shape = ring_shape_for(&known, layout, file_bytes, rule, sizeof(rule));
 	snprintf(why, why_bytes, "%s%s%s", choice->why, *rule ? "; " : "", rule);
-	if (!choice->known)
+	if (!follows)
 		return shape;
 	if (calibration->engine != IOSHAPE_ENGINE_BUFFERED ||
 	    config->direct != IOSHAPE_DIRECT_REQUIRE)
@@ -476,7 +560,7 @@ struct ring_shape ring_shape_chosen(const struct ring_config *config,
 
 void ring_choice_went(const struct ring_choice *choice, uint64_t bytes, double seconds)
 {
-	if (choice->known && bytes >= RING_TRIAL_FILE_BYTES && seconds > 0)
-		ring_memory_watch(choice->mount, (uint64_t)((double)bytes / seconds),
-				  base_wall_seconds());
+	if (choice->reason == RING_AS_CALIBRATED && bytes >= RING_TRIAL_FILE_BYTES && seconds > 0)
+		ring_memory_watch(choice->memory, choice->mount,
+				  (uint64_t)((double)bytes / seconds), base_wall_seconds());
 }

@@ -6,8 +6,8 @@
 #ifndef RING_CALIBRATE_H
 #define RING_CALIBRATE_H
 
+#include "ring/destination.h"
 #include "ring/ring.h"
-#include "ring/target.h"
 
 /* A file that is large enough to be worth a trial; and one for which it is worth looking up. */
 #define RING_TRIAL_FILE_BYTES (128 * MIB)
@@ -15,15 +15,32 @@
 
 /* ---- The choice for one file (calibrate.c) --------------------------------------------------- */
 
-struct ring_choice {
-	bool known; /* the calibration is to be followed */
-	struct ring_calibration calibration;
-	char mount[FS_POOL_BYTES]; /* "" if it was not looked up */
-	char why[128];             /* for the report */
+/* Why an engine was chosen. */
+enum ring_reason {
+	RING_AS_CALIBRATED, /* the calibration is to be followed */
+	RING_AS_ASKED,
+	RING_SMALL_FILE,
+	RING_CALIBRATION_OFF,
+	RING_DIRECT_OFF,
+	RING_UNKNOWN_MOUNT,
+	RING_IN_MEMORY,
+	RING_SIZE_UNKNOWN,
+	RING_NOT_LARGE,
+	RING_NO_REGULAR_FILE,
+	RING_TRIED_ELSEWHERE,
+	RING_TRIAL_FAILED,
 };
 
-#define RING_NO_REGULAR_FILE "not calibrated: no regular file"
-#define RING_NOT_LARGE_ENOUGH "not calibrated: the file is not large enough"
+struct ring_choice {
+	enum ring_reason reason;
+	struct ring_memory *memory;          /* in which it was looked up */
+	struct ring_calibration calibration; /* zeros if it is not followed */
+	char mount[FS_POOL_BYTES];           /* "" if it was not looked up */
+	char why[128];                       /* for the report */
+};
+
+/* The words of a report for it; those of RING_AS_CALIBRATED and RING_TRIAL_FAILED say more. */
+const char *ring_reason_text(enum ring_reason reason);
 
 /*
  * Before the file is created. May try, and take 0.3 s for it: only for a large file on a mount of
@@ -45,7 +62,7 @@ void ring_choice_went(const struct ring_choice *choice, uint64_t bytes, double s
 
 /* A file to try on, its engines, and what is left of time and space. Zero it. */
 struct ring_bench {
-	struct ring_target direct, buffered; /* two files: see ring_striping.direct */
+	struct ring_destination direct, buffered; /* two files: see ring_striping.direct */
 	bool has_direct; /* direct I/O works; otherwise all engines write to the second file */
 	struct fs_info fs;
 	uint64_t room_bytes;  /* of each file */
@@ -73,21 +90,24 @@ int ring_bench_try(struct ring_bench *bench, struct ring_trial *trial, uint64_t 
 /* What one storage target is like (medium.c). Where that cannot be seen it stays unknown. */
 /* Over which the file of the trial goes. */
 uint32_t ring_bench_targets(const struct ring_bench *bench);
-void ring_bench_medium(const struct ring_bench *bench, struct ring_calibration *calibration);
+void ring_bench_target(const struct ring_bench *bench, struct ring_calibration *calibration);
 
 /* ---- What is remembered (calibrated.c) ------------------------------------------------------- */
 
+/* `memory` may be NULL: then nothing is remembered. */
+
 /* The name of the mount that the file's directory is on, as fs_pool_of_path() gives it; quickly
  * after the first time. 0 or a negative errno. */
-int ring_memory_name(const char *path, char name[FS_POOL_BYTES]);
+int ring_memory_name(struct ring_memory *memory, const char *path, char name[FS_POOL_BYTES]);
 
-/* Of this process, or of the disk; not what is older than `since` or has expired by `now` (seconds
+/* Of this memory, or of the disk; not what is older than `since` or has expired by `now` (seconds
  * since 1970). -ENOENT. */
-int ring_memory_get(const char *mount, double since, double now,
+int ring_memory_get(struct ring_memory *memory, const char *mount, double since, double now,
 		    struct ring_calibration *calibration);
-/* In this process, and on disk if that can be. */
-void ring_memory_put(const char *mount, const struct ring_calibration *calibration);
-void ring_memory_drop(const char *mount);
+/* Also on disk, if that can be. */
+void ring_memory_put(struct ring_memory *memory, const char *mount,
+		     const struct ring_calibration *calibration);
+void ring_memory_drop(struct ring_memory *memory, const char *mount);
 
 /*
  * Who finds nothing remembered and wants to try. -EBUSY while somebody else does, here or in
@@ -96,12 +116,15 @@ void ring_memory_drop(const char *mount);
 struct ring_turn {
 	int lock_fd;
 };
-int ring_memory_try(const char *mount, double now, struct ring_turn *turn);
-/* Nobody of this process tries again before `not_before`. */
-void ring_memory_tried(const char *mount, double not_before, struct ring_turn *turn);
+int ring_memory_try(struct ring_memory *memory, const char *mount, double now,
+		    struct ring_turn *turn);
+/* Nobody who has this memory tries again before `not_before`. */
+void ring_memory_tried(struct ring_memory *memory, const char *mount, double not_before,
+		       struct ring_turn *turn);
 
 /* A large save went at this speed. Drops what is remembered if the last ones differ from it. */
-void ring_memory_watch(const char *mount, uint64_t bytes_per_s, double now);
+void ring_memory_watch(struct ring_memory *memory, const char *mount, uint64_t bytes_per_s,
+		       double now);
 
 /* Saves that are compared, how much they must differ, and how old what is remembered must be. */
 #define RING_WATCHED_SAVES 5

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What mounts have been found to like: remembered in the process, for all its threads and contexts,
- * and in a small file for each mount in the user's cache folder. Where there is no such folder the
- * process remembers alone. Files are read as if anybody had written them.
+ * What mounts have been found to like: remembered by a context, for all its threads, and in a small
+ * file for each mount in the user's cache folder. Where there is no such folder the context
+ * remembers alone. Files are read as if anybody had written them.
  */
 #define _GNU_SOURCE
 #include "ring/calibrate.h"
@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Mounts that a process remembers; of more the one used longest ago goes. */
+/* Mounts that a context remembers; of more the one used longest ago goes. */
 #define MOST_MOUNTS 32
 
 /* Clocks of hosts that share the folder may differ by so much. */
@@ -34,92 +34,22 @@ struct entry {
 	uint64_t used; /* by the count below */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static struct entry entries[MOST_MOUNTS];
-static uint64_t uses;
-static char *folder; /* NULL: none */
+struct ring_memory {
+	char *folder; /* NULL: none */
+	pthread_mutex_t lock;
+	struct entry entries[MOST_MOUNTS];
+	uint64_t uses;
+	/* Finding a name out costs more than a small save, most of it answers of a metadata server.
+	 */
+	struct {
+		uint64_t mount;
+		char name[FS_POOL_BYTES];
+	} names[MOST_MOUNTS];
+	size_t next_name; /* the oldest one */
+};
 
-static void before_fork(void)
-{
-	pthread_mutex_lock(&lock);
-}
-
-static void in_parent(void)
-{
-	pthread_mutex_unlock(&lock);
-}
-
-/* Whoever was trying is not here. */
-static void in_child(void)
-{
-	for (size_t i = 0; i < MOST_MOUNTS; i++)
-		entries[i].trying = false;
-	pthread_mutex_unlock(&lock);
-}
-
-static void begin(void)
-{
-	pthread_atfork(before_fork, in_parent, in_child);
-}
-
-static void hold(void)
-{
-	pthread_once(&once, begin);
-	pthread_mutex_lock(&lock);
-}
-
-static void let_go(void)
-{
-	pthread_mutex_unlock(&lock);
-}
-
-/* ---- Names ----------------------------------------------------------------------------------- */
-
-/* Finding one out costs more than a small save, most of it answers of a metadata server. */
-static struct {
-	uint64_t mount;
-	char name[FS_POOL_BYTES];
-} names[MOST_MOUNTS];
-static size_t next_name; /* the oldest one */
-
-static bool find_name(uint64_t mount, char name[FS_POOL_BYTES])
-{
-	bool found = false;
-
-	hold();
-	for (size_t i = 0; !found && i < MOST_MOUNTS; i++) {
-		found = *names[i].name && names[i].mount == mount;
-		if (found)
-			memcpy(name, names[i].name, FS_POOL_BYTES);
-	}
-	let_go();
-	return found;
-}
-
-int ring_memory_name(const char *path, char name[FS_POOL_BYTES])
-{
-	uint64_t mount, its;
-	int ret = fs_mount_of_directory(path, &mount);
-
-	if (ret || find_name(mount, name))
-		return ret;
-	ret = fs_pool_of_path(path, name, NULL);
-	/* The path may be a link to somewhere else: then that is the file's, and not the
-	 * directory's. */
-	if (ret || fs_mount_of_path(path, &its) || its != mount)
-		return ret;
-	hold();
-	names[next_name].mount = mount;
-	memcpy(names[next_name].name, name, FS_POOL_BYTES);
-	next_name = (next_name + 1) % MOST_MOUNTS;
-	let_go();
-	return 0;
-}
-
-/* ---- The folder ------------------------------------------------------------------------------ */
-
-void ring_calibration_prepare(void)
+/* The user's cache folder, by the environment; NULL if there is none. To be freed. */
+static char *find_folder(void)
 {
 	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
 	char *path = NULL;
@@ -132,21 +62,79 @@ void ring_calibration_prepare(void)
 		if (asprintf(&path, "%s/.cache/ioshape/mounts", home) < 0)
 			path = NULL;
 	}
-	hold();
-	free(folder);
-	folder = path;
-	let_go();
+	return path;
 }
 
+int ring_memory_open(struct ring_memory **out, struct base_error *error)
+{
+	struct ring_memory *memory = calloc(1, sizeof(*memory));
+
+	*out = memory;
+	if (!memory)
+		return base_no_memory(error, "what is known of mounts", sizeof(*memory));
+	pthread_mutex_init(&memory->lock, NULL);
+	memory->folder = find_folder();
+	return 0;
+}
+
+void ring_memory_close(struct ring_memory *memory)
+{
+	if (!memory)
+		return;
+	pthread_mutex_destroy(&memory->lock);
+	free(memory->folder);
+	free(memory);
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+static bool find_name(struct ring_memory *memory, uint64_t mount, char name[FS_POOL_BYTES])
+{
+	bool found = false;
+
+	pthread_mutex_lock(&memory->lock);
+	for (size_t i = 0; !found && i < MOST_MOUNTS; i++) {
+		found = *memory->names[i].name && memory->names[i].mount == mount;
+		if (found)
+			memcpy(name, memory->names[i].name, FS_POOL_BYTES);
+	}
+	pthread_mutex_unlock(&memory->lock);
+	return found;
+}
+
+int ring_memory_name(struct ring_memory *memory, const char *path, char name[FS_POOL_BYTES])
+{
+	uint64_t mount, its;
+	int ret;
+
+	if (!memory)
+		return fs_pool_of_path(path, name, NULL);
+	ret = fs_mount_of_directory(path, &mount);
+	if (ret || find_name(memory, mount, name))
+		return ret;
+	ret = fs_pool_of_path(path, name, NULL);
+	/* The path may be a link to somewhere else: then that is the file's, and not the
+	 * directory's. */
+	if (ret || fs_mount_of_path(path, &its) || its != mount)
+		return ret;
+	pthread_mutex_lock(&memory->lock);
+	memory->names[memory->next_name].mount = mount;
+	memcpy(memory->names[memory->next_name].name, name, FS_POOL_BYTES);
+	memory->next_name = (memory->next_name + 1) % MOST_MOUNTS;
+	pthread_mutex_unlock(&memory->lock);
+	return 0;
+}
+
+/* ---- The folder ------------------------------------------------------------------------------ */
+
 /* The folder, with those above it that may be missing: "ioshape" and the user's cache itself. */
-static int open_shelf(struct ring_shelf *shelf, bool make)
+static int open_shelf(const struct ring_memory *memory, struct ring_private_folder *shelf,
+		      bool make)
 {
 	char *path, *slash[2];
 	int depth = 0, ret;
 
-	hold();
-	path = folder ? strdup(folder) : NULL;
-	let_go();
+	path = memory->folder ? strdup(memory->folder) : NULL;
 	if (!path)
 		return -ENOENT;
 	if (!make && access(path, F_OK)) {
@@ -166,28 +154,29 @@ static int open_shelf(struct ring_shelf *shelf, bool make)
 	}
 	while (depth >= 0)
 		*slash[depth--] = '/';
-	ret = ring_shelf_open(shelf, path, NULL);
+	ret = ring_private_open(shelf, path, NULL);
 	free(path);
 	return ret;
 }
 
 /* A descriptor of the folder, and the shelf it belongs to. */
-static int enter_shelf(struct ring_shelf *shelf, bool make)
+static int enter_shelf(const struct ring_memory *memory, struct ring_private_folder *shelf,
+		       bool make)
 {
-	int ret = open_shelf(shelf, make), fd;
+	int ret = open_shelf(memory, shelf, make), fd;
 
 	if (ret)
 		return ret;
-	fd = ring_shelf_enter(shelf, NULL);
+	fd = ring_private_enter(shelf, NULL);
 	if (fd < 0)
-		ring_shelf_close(shelf);
+		ring_private_close(shelf);
 	return fd;
 }
 
-static void leave_shelf(struct ring_shelf *shelf, int fd)
+static void leave_shelf(struct ring_private_folder *shelf, int fd)
 {
-	ring_shelf_leave(fd);
-	ring_shelf_close(shelf);
+	ring_private_leave(fd);
+	ring_private_close(shelf);
 }
 
 /* Names of mounts have slashes. The name itself is in the file: two may have one hash. */
@@ -196,18 +185,19 @@ static void file_name(const char *mount, const char *end, char name[64])
 	snprintf(name, 64, "%016llx%s", (unsigned long long)base_hash_text(mount), end);
 }
 
-static int read_file(const char *mount, struct ring_calibration *calibration)
+static int read_file(const struct ring_memory *memory, const char *mount,
+		     struct ring_calibration *calibration)
 {
 	struct base_buffer text = { 0 };
-	struct ring_shelf shelf;
+	struct ring_private_folder shelf;
 	uint64_t stamp;
 	char name[64];
-	int fd = enter_shelf(&shelf, false), ret;
+	int fd = enter_shelf(memory, &shelf, false), ret;
 
 	if (fd < 0)
 		return -ENOENT;
 	file_name(mount, ".txt", name);
-	ret = ring_shelf_get(&shelf, fd, name, RING_CALIBRATION_TEXT_BYTES, &text, &stamp, NULL);
+	ret = ring_private_get(&shelf, fd, name, RING_CALIBRATION_TEXT_BYTES, &text, &stamp, NULL);
 	if (!ret)
 		ret = ring_calibration_parse(mount, (const char *)text.data, text.bytes,
 					     calibration);
@@ -216,72 +206,62 @@ static int read_file(const char *mount, struct ring_calibration *calibration)
 	return ret ? -ENOENT : 0;
 }
 
-static void write_file(const char *mount, const struct ring_calibration *calibration)
+static void write_file(const struct ring_memory *memory, const char *mount,
+		       const struct ring_calibration *calibration)
 {
 	char text[RING_CALIBRATION_TEXT_BYTES], name[64];
-	struct ring_shelf shelf;
+	struct ring_private_folder shelf;
 	size_t bytes = ring_calibration_print(mount, calibration, text, sizeof(text));
-	int fd = bytes ? enter_shelf(&shelf, true) : -ENOENT;
+	int fd = bytes ? enter_shelf(memory, &shelf, true) : -ENOENT;
 
 	if (fd < 0)
 		return;
 	file_name(mount, ".txt", name);
-	ring_shelf_put(&shelf, fd, name, text, bytes, NULL);
+	ring_private_put(&shelf, fd, name, text, bytes, NULL);
 	leave_shelf(&shelf, fd);
 }
 
-static int forget_file(void *user, const char *name)
+static void remove_file(const struct ring_memory *memory, const char *mount)
 {
-	ring_shelf_remove(*(int *)user, name);
-	return 0;
-}
-
-/* NULL: all. */
-static void remove_file(const char *mount)
-{
-	struct ring_shelf shelf;
+	struct ring_private_folder shelf;
 	char name[64];
-	int fd = enter_shelf(&shelf, false);
+	int fd = enter_shelf(memory, &shelf, false);
 
 	if (fd < 0)
 		return;
-	if (mount) {
-		file_name(mount, ".txt", name);
-		ring_shelf_remove(fd, name);
-	} else {
-		ring_shelf_list(&shelf, fd, forget_file, &fd, NULL);
-	}
+	file_name(mount, ".txt", name);
+	ring_private_remove(fd, name);
 	leave_shelf(&shelf, fd);
 }
 
-/* ---- The process ----------------------------------------------------------------------------- */
+/* ---- In memory ------------------------------------------------------------------------------- */
 
 /* Under the lock. NULL if there is none. */
-static struct entry *find(const char *mount)
+static struct entry *find(struct ring_memory *memory, const char *mount)
 {
 	for (size_t i = 0; i < MOST_MOUNTS; i++) {
-		if (!strcmp(entries[i].mount, mount)) {
-			entries[i].used = ++uses;
-			return &entries[i];
+		if (!strcmp(memory->entries[i].mount, mount)) {
+			memory->entries[i].used = ++memory->uses;
+			return &memory->entries[i];
 		}
 	}
 	return NULL;
 }
 
 /* Under the lock. The one used longest ago makes room; NULL if all are being tried. */
-static struct entry *find_or_make(const char *mount)
+static struct entry *find_or_make(struct ring_memory *memory, const char *mount)
 {
-	struct entry *entry = find(mount);
+	struct entry *entry = find(memory, mount);
 
 	if (entry)
 		return entry;
 	for (size_t i = 0; i < MOST_MOUNTS; i++) {
-		if (!entries[i].trying && (!entry || entries[i].used < entry->used))
-			entry = &entries[i];
+		if (!memory->entries[i].trying && (!entry || memory->entries[i].used < entry->used))
+			entry = &memory->entries[i];
 	}
 	if (!entry)
 		return NULL;
-	*entry = (struct entry){ .used = ++uses };
+	*entry = (struct entry){ .used = ++memory->uses };
 	snprintf(entry->mount, sizeof(entry->mount), "%s", mount);
 	return entry;
 }
@@ -293,90 +273,85 @@ static bool is_valid(const struct ring_calibration *calibration, double since, d
 	       calibration->measured_at <= now + CLOCKS_S;
 }
 
-static void keep(const char *mount, const struct ring_calibration *calibration)
+static void keep(struct ring_memory *memory, const char *mount,
+		 const struct ring_calibration *calibration)
 {
 	struct entry *entry;
 
-	hold();
-	entry = find_or_make(mount);
+	pthread_mutex_lock(&memory->lock);
+	entry = find_or_make(memory, mount);
 	if (entry) {
 		entry->known = true;
 		entry->calibration = *calibration;
 		entry->watched_count = 0;
 	}
-	let_go();
+	pthread_mutex_unlock(&memory->lock);
 }
 
-int ring_memory_get(const char *mount, double since, double now,
+int ring_memory_get(struct ring_memory *memory, const char *mount, double since, double now,
 		    struct ring_calibration *calibration)
 {
 	const struct entry *entry;
 	bool known;
 
-	hold();
-	entry = find(mount);
+	if (!memory)
+		return -ENOENT;
+	pthread_mutex_lock(&memory->lock);
+	entry = find(memory, mount);
 	known = entry && entry->known && is_valid(&entry->calibration, since, now);
 	if (known)
 		*calibration = entry->calibration;
-	let_go();
+	pthread_mutex_unlock(&memory->lock);
 	if (known)
 		return 0;
-	if (read_file(mount, calibration) || !is_valid(calibration, since, now))
+	if (read_file(memory, mount, calibration) || !is_valid(calibration, since, now))
 		return -ENOENT;
-	keep(mount, calibration);
+	keep(memory, mount, calibration);
 	return 0;
 }
 
-void ring_memory_put(const char *mount, const struct ring_calibration *calibration)
+void ring_memory_put(struct ring_memory *memory, const char *mount,
+		     const struct ring_calibration *calibration)
 {
-	keep(mount, calibration);
-	write_file(mount, calibration);
+	if (!memory)
+		return;
+	keep(memory, mount, calibration);
+	write_file(memory, mount, calibration);
 }
 
-void ring_memory_drop(const char *mount)
+void ring_memory_drop(struct ring_memory *memory, const char *mount)
 {
-	hold();
-	for (size_t i = 0; i < MOST_MOUNTS; i++) {
-		if (*entries[i].mount && (!mount || !strcmp(entries[i].mount, mount)))
-			entries[i].known = false;
-	}
-	let_go();
-	remove_file(mount);
-}
+	struct entry *entry;
 
-int ring_calibration_recall(const char *mount, struct ring_calibration *calibration)
-{
-	ring_calibration_prepare();
-	return ring_memory_get(mount, 0, base_wall_seconds(), calibration);
-}
-
-void ring_calibration_forget(const char *mount)
-{
-	ring_calibration_prepare();
-	ring_memory_drop(mount);
+	pthread_mutex_lock(&memory->lock);
+	entry = find(memory, mount);
+	if (entry)
+		entry->known = false;
+	pthread_mutex_unlock(&memory->lock);
+	remove_file(memory, mount);
 }
 
 /* ---- Turns ----------------------------------------------------------------------------------- */
 
-static void end_trying(const char *mount, double not_before)
+static void end_trying(struct ring_memory *memory, const char *mount, double not_before)
 {
 	struct entry *entry;
 
-	hold();
-	entry = find(mount);
+	pthread_mutex_lock(&memory->lock);
+	entry = find(memory, mount);
 	if (entry) {
 		entry->trying = false;
 		entry->not_before = not_before;
 	}
-	let_go();
+	pthread_mutex_unlock(&memory->lock);
 }
 
 /* Of the processes of this user, where locks work. */
-static int lock_file(const char *mount, struct ring_turn *turn)
+static int lock_file(const struct ring_memory *memory, const char *mount, struct ring_turn *turn)
 {
-	struct ring_shelf shelf;
+	struct ring_private_folder shelf;
 	char name[64];
-	int fd = enter_shelf(&shelf, true), ret = 0;
+	int fd = enter_shelf(memory, &shelf, true), ret = 0;
 
 	turn->lock_fd = -1;
 	if (fd < 0)
@@ -394,27 +369,32 @@ static int lock_file(const char *mount, struct ring_turn *turn)
 	return ret;
 }
 
-int ring_memory_try(const char *mount, double now, struct ring_turn *turn)
+int ring_memory_try(struct ring_memory *memory, const char *mount, double now,
+		    struct ring_turn *turn)
 {
 	struct entry *entry;
 	int ret = -EBUSY;
 
-	hold();
-	entry = find_or_make(mount);
+	turn->lock_fd = -1;
+	if (!memory)
+		return 0;
+	pthread_mutex_lock(&memory->lock);
+	entry = find_or_make(memory, mount);
 	if (entry && !entry->trying && now >= entry->not_before) {
 		entry->trying = true;
 		ret = 0;
 	}
-	let_go();
+	pthread_mutex_unlock(&memory->lock);
 	if (ret)
 		return ret;
-	ret = lock_file(mount, turn);
+	ret = lock_file(memory, mount, turn);
 	if (ret)
-		end_trying(mount, 0);
+		end_trying(memory, mount, 0);
 	return ret;
 }
 
-void ring_memory_tried(const char *mount, double not_before, struct ring_turn *turn)
+void ring_memory_tried(struct ring_memory *memory, const char *mount, double not_before,
+		       struct ring_turn *turn)
 {
 	if (turn->lock_fd >= 0) {
 		/* A forked child may hold it as well. */
@@ -422,7 +402,8 @@ void ring_memory_tried(const char *mount, double not_before, struct ring_turn *t
 		close(turn->lock_fd);
 	}
 	turn->lock_fd = -1;
-	end_trying(mount, not_before);
+	if (memory)
+		end_trying(memory, mount, not_before);
 }
 
 /* ---- Drift ----------------------------------------------------------------------------------- */
@@ -452,17 +433,20 @@ static bool has_drifted(uint64_t usual, uint64_t now)
 	return now > usual * RING_DRIFT || now < usual / RING_DRIFT;
 }
 
-void ring_memory_watch(const char *mount, uint64_t bytes_per_s, double now)
+void ring_memory_watch(struct ring_memory *memory, const char *mount, uint64_t bytes_per_s,
+		       double now)
 {
 	struct ring_calibration calibration;
 	bool drifted = false, settled = false;
 	struct entry *entry;
 	uint64_t middle;
 
-	hold();
-	entry = find(mount);
+	if (!memory)
+		return;
+	pthread_mutex_lock(&memory->lock);
+	entry = find(memory, mount);
 	if (!entry || !entry->known) {
-		let_go();
+		pthread_mutex_unlock(&memory->lock);
 		return;
 	}
 	entry->watched[entry->watched_count++ % RING_WATCHED_SAVES] = bytes_per_s;
@@ -476,9 +460,9 @@ void ring_memory_watch(const char *mount, uint64_t bytes_per_s, double now)
 		}
 	}
 	calibration = entry->calibration;
-	let_go();
+	pthread_mutex_unlock(&memory->lock);
 	if (settled)
-		write_file(mount, &calibration);
+		write_file(memory, mount, &calibration);
 	if (drifted)
-		ring_memory_drop(mount);
+		ring_memory_drop(memory, mount);
 }

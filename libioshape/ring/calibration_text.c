@@ -127,7 +127,7 @@ static bool take_trial(struct cursor *cursor, struct ring_trial *trial)
 	if (!trial->block_bytes || !trial->depth)
 		return !trial->block_bytes && !trial->depth;
 	return trial->block_bytes >= 64 * KIB && trial->block_bytes % 4096 == 0 &&
-	       trial->block_bytes * trial->depth <= RING_MOST_SLAB_BYTES;
+	       trial->block_bytes * trial->depth <= RING_MOST_LANE_BYTES;
 }
 
 static bool take_head(struct cursor *cursor, const char *mount,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * io_uring: the slabs are one registered buffer, the file is registered, both where the kernel lets
- * us.
+ * io_uring: the buffers are one registered buffer, the file is registered, both where the kernel
+ * lets us.
  *
  * Two engines. The plain one lets the kernel try each request in the submitting thread. Where a
  * filesystem serves it there and then (FUSE without asynchronous direct I/O), requests are done one
@@ -23,8 +23,8 @@
 
 struct uring {
 	struct io_uring ring;
-	uint8_t *slabs; /* registered as buffer 0; NULL if they are not */
-	size_t slabs_bytes;
+	uint8_t *memory; /* registered as buffer 0; NULL if they are not */
+	size_t memory_bytes;
 	bool has_file_table;
 	bool async;      /* every request goes to the kernel's workers */
 	int attached_fd; /* registered as file 0; -1 if none is */
@@ -96,18 +96,18 @@ static const char *remedy_for(int code)
 	}
 }
 
-static void register_slabs(struct uring *uring, const struct ring_engine_params *params, char *why,
-			   size_t why_bytes)
+static void register_memory(struct uring *uring, const struct ring_engine_params *params, char *why,
+			    size_t why_bytes)
 {
-	struct iovec slabs = { params->slabs, params->slabs_bytes };
+	struct iovec memory = { params->memory, params->memory_bytes };
 	int ret = -ENOTSUP;
 
-	if (params->slabs && params->slabs_bytes <= MAX_REGISTERED_BYTES)
-		ret = io_uring_register_buffers(&uring->ring, &slabs, 1);
+	if (params->memory && params->memory_bytes <= MAX_REGISTERED_BYTES)
+		ret = io_uring_register_buffers(&uring->ring, &memory, 1);
 	if (!ret) {
-		uring->slabs = params->slabs;
-		uring->slabs_bytes = params->slabs_bytes;
-	} else if (params->slabs) {
+		uring->memory = params->memory;
+		uring->memory_bytes = params->memory_bytes;
+	} else if (params->memory) {
 		snprintf(why, why_bytes, "buffers not registered: %s%s", ioshape_strerror(ret),
 			 remedy_for(ret));
 	}
@@ -155,7 +155,7 @@ static int open_ring(void **engine, const struct ring_engine_params *params, boo
 		free(uring);
 		return ret;
 	}
-	register_slabs(uring, params, why, why_bytes);
+	register_memory(uring, params, why, why_bytes);
 	uring->async = async;
 	if (async)
 		bound_workers(uring, params->depth);
@@ -197,12 +197,12 @@ static void uring_detach(void *engine)
 	set_file(engine, -1);
 }
 
-static bool in_slabs(const struct uring *uring, const struct ring_op *op)
+static bool in_memory(const struct uring *uring, const struct ring_op *op)
 {
 	const uint8_t *data = op->data;
 
-	return uring->slabs && data >= uring->slabs &&
-	       data + op->bytes <= uring->slabs + uring->slabs_bytes;
+	return uring->memory && data >= uring->memory &&
+	       data + op->bytes <= uring->memory + uring->memory_bytes;
 }
 
 static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct ring_op *op)
@@ -211,7 +211,7 @@ static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct ring_o
 	int fd = registered ? 0 : op->fd;
 	unsigned bytes = (unsigned)op->bytes;
 
-	if (in_slabs(uring, op)) {
+	if (in_memory(uring, op)) {
 		if (op->kind == RING_WRITE)
 			io_uring_prep_write_fixed(sqe, fd, op->data, bytes, op->offset, 0);
 		else

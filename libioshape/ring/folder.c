@@ -54,7 +54,7 @@ static int make_one(const char *path, struct base_error *error)
 			return 0;
 		ret = -ENOTDIR;
 	}
-	return base_fail(error, ret, "cannot make the directory %s", path);
+	return base_fail(error, ret, "cannot make the directory \"%s\"", path);
 }
 
 int ring_folder_make(const char *path, struct base_error *error)
@@ -86,7 +86,7 @@ static int open_at(struct ring_folder *folder, int fd, const char *name, int fla
 	folder->fd = openat(fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
 	if (folder->fd >= 0)
 		return 0;
-	return base_fail(error, -errno, "cannot open the directory %s", folder->path);
+	return base_fail(error, -errno, "cannot open the directory \"%s\"", folder->path);
 }
 
 int ring_folder_open(struct ring_folder *folder, const char *path, struct base_error *error)
@@ -130,7 +130,8 @@ int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *
 		if (errno == EEXIST)
 			return -EEXIST;
 		return base_fail(error, -errno,
-				 "cannot make a directory in %s; it must be writable",
+				 "cannot make a directory in \"%s\"" BASE_REMEDY
+				 "it must be writable",
 				 parent->path);
 	}
 	ret = ring_folder_open_in(folder, parent, name, &why);
@@ -183,7 +184,8 @@ int ring_folder_look(const struct ring_folder *folder, const char *name, struct 
 	if (fstatat(folder->fd, name, &status, AT_SYMLINK_NOFOLLOW)) {
 		if (errno == ENOENT)
 			return -ENOENT;
-		return base_fail(error, -errno, "cannot look at %s/%s (stat)", folder->path, name);
+		return base_fail(error, -errno, "cannot look at \"%s/%s\" (stat)", folder->path,
+				 name);
 	}
 	entry->kind = S_ISREG(status.st_mode) ? RING_FILE :
 		      S_ISDIR(status.st_mode) ? RING_FOLDER :
@@ -211,7 +213,7 @@ int ring_folder_list(const struct ring_folder *folder,
 	fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	listing = fd < 0 ? NULL : fdopendir(fd);
 	if (!listing) {
-		ret = base_fail(error, -errno, "cannot list the directory %s", folder->path);
+		ret = base_fail(error, -errno, "cannot list the directory \"%s\"", folder->path);
 		if (fd >= 0)
 			close(fd);
 		return ret;
@@ -221,14 +223,14 @@ int ring_folder_list(const struct ring_folder *folder,
 		entry = readdir(listing);
 		if (!entry) {
 			if (errno)
-				ret = base_fail(error, -errno, "cannot list the directory %s",
+				ret = base_fail(error, -errno, "cannot list the directory \"%s\"",
 						folder->path);
 			break;
 		}
 		if (seen == MOST_ENTRIES)
-			ret = base_fail(error, IOSHAPE_E_LIMIT,
-					"cannot list %s: it has more than %u entries", folder->path,
-					MOST_ENTRIES);
+			ret = base_refuse(error, IOSHAPE_E_LIMIT,
+					  "cannot list \"%s\": it has more than %u entries",
+					  folder->path, MOST_ENTRIES);
 		else if (!is_dots(entry->d_name))
 			ret = found(user, entry->d_name, error);
 	}
@@ -244,8 +246,8 @@ int ring_folder_sync(const struct ring_folder *folder, struct base_error *error)
 	if (!fsync(folder->fd) || errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS)
 		return 0;
 	return base_fail(error, -errno,
-			 "cannot bring the directory %s to stable storage (fsync); the storage "
-			 "failed or is full",
+			 "cannot bring the directory \"%s\" to stable storage (fsync)" BASE_REMEDY
+			 "the storage failed or is full",
 			 folder->path);
 }
 

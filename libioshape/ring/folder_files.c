@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small files in a directory: put there whole, read whole, and held while they are in use. */
 #define _GNU_SOURCE
-#include "ring/target.h"
+#include "ring/destination.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +46,9 @@ static int write_durably(const struct ring_folder *folder, const char *name, int
 	if (close(fd) && !ret && errno != EINTR)
 		ret = -errno;
 	return !ret ? 0 :
-		      base_fail(error, ret, "cannot write %s/%s; the storage failed or is full",
+		      base_fail(error, ret,
+				"cannot write \"%s/%s\"" BASE_REMEDY
+				"the storage failed or is full",
 				folder->path, name);
 }
 
@@ -61,13 +63,13 @@ int ring_folder_put(const struct ring_folder *folder, const char *name, const vo
 	fd = openat(folder->fd, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
 		    0666);
 	if (fd < 0)
-		return base_fail(error, -errno, "cannot create %s/%s", folder->path, name);
+		return base_fail(error, -errno, "cannot create \"%s/%s\"", folder->path, name);
 	/* So that nobody takes it for abandoned, and removes it. */
 	(void)flock(fd, LOCK_EX | LOCK_NB);
 	ret = write_durably(folder, name, fd, data, bytes, error);
 	if (!ret && renameat(folder->fd, temporary, folder->fd, name))
-		ret = base_fail(error, -errno, "cannot put %s/%s in place (rename)", folder->path,
-				name);
+		ret = base_fail(error, -errno, "cannot put \"%s/%s\" in place (rename)",
+				folder->path, name);
 	if (ret)
 		unlinkat(folder->fd, temporary, 0);
 	return ret;
@@ -91,14 +93,16 @@ static int check(const struct ring_folder *folder, const char *name, int fd, siz
 	struct stat status;
 
 	if (fstat(fd, &status))
-		return base_fail(error, -errno, "cannot look at %s/%s (fstat)", folder->path, name);
+		return base_fail(error, -errno, "cannot look at \"%s/%s\" (fstat)", folder->path,
+				 name);
 	if (!S_ISREG(status.st_mode))
-		return base_fail(error, IOSHAPE_E_FORMAT, "%s/%s is not a regular file",
-				 folder->path, name);
+		return base_refuse(error, IOSHAPE_E_FORMAT, "\"%s/%s\" is not a regular file",
+				   folder->path, name);
 	if ((uint64_t)status.st_size > most_bytes)
-		return base_fail(error, IOSHAPE_E_LIMIT,
-				 "%s/%s has %llu bytes; at most %zu are read", folder->path, name,
-				 (unsigned long long)status.st_size, most_bytes);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "\"%s/%s\" has %llu bytes" BASE_REMEDY "at most %zu are read",
+				   folder->path, name, (unsigned long long)status.st_size,
+				   most_bytes);
 	*bytes = (size_t)status.st_size;
 	return 0;
 }
@@ -116,11 +120,12 @@ static int read_all(const struct ring_folder *folder, const char *name, int fd, 
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0)
-			return base_fail(error, -errno, "cannot read %s/%s", folder->path, name);
-		if (!got)
-			return base_fail(error, IOSHAPE_E_DAMAGED,
-					 "%s/%s was cut short while it was read", folder->path,
+			return base_fail(error, -errno, "cannot read \"%s/%s\"", folder->path,
 					 name);
+		if (!got)
+			return base_refuse(error, IOSHAPE_E_DAMAGED,
+					   "\"%s/%s\" was cut short while it was read",
+					   folder->path, name);
 		done += (size_t)got;
 	}
 	into->bytes += bytes;
@@ -139,9 +144,9 @@ int ring_folder_get(const struct ring_folder *folder, const char *name, size_t m
 	/* O_NONBLOCK: a pipe must be refused, not waited for. */
 	taken.fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (taken.fd < 0)
-		return errno == ENOENT ?
-			       -ENOENT :
-			       base_fail(error, -errno, "cannot open %s/%s", folder->path, name);
+		return errno == ENOENT ? -ENOENT :
+					 base_fail(error, -errno, "cannot open \"%s/%s\"",
+						   folder->path, name);
 	ret = hold ? take_hold(taken.fd) : 0;
 	if (!ret)
 		ret = check(folder, name, taken.fd, most_bytes, &bytes, error);

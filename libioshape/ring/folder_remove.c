@@ -23,9 +23,9 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 	if (hold->fd < 0 && errno != ENOENT)
 		hold->fd = openat(folder->fd, name, O_RDONLY | flags);
 	if (hold->fd < 0)
-		return errno == ENOENT ?
-			       -ENOENT :
-			       base_fail(error, -errno, "cannot open %s/%s", folder->path, name);
+		return errno == ENOENT ? -ENOENT :
+					 base_fail(error, -errno, "cannot open \"%s/%s\"",
+						   folder->path, name);
 	if (!flock(hold->fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
 		return 0;
 	ring_folder_let_go(hold);
@@ -55,11 +55,12 @@ static int try_to_remove(struct removal *removal, const char *name, struct base_
 	}
 	if ((errno == EISDIR || errno == EPERM) && !ring_folder_look(folder, name, &entry, error) &&
 	    entry.kind == RING_FOLDER)
-		return base_fail(error, -ENOTEMPTY,
-				 "%s was not removed, because there is a directory in it that does "
-				 "not belong there: %s; look at it, and remove it yourself",
-				 folder->path, name);
-	return base_fail(error, -errno, "cannot remove %s/%s", folder->path, name);
+		return base_refuse(error, -ENOTEMPTY,
+				   "\"%s\" was not removed, because there is a directory in it "
+				   "that does not belong there: %s" BASE_REMEDY
+				   "look at it, and remove it yourself",
+				   folder->path, name);
+	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
 }
 
 /* What cannot be removed does not keep the rest. */
@@ -92,10 +93,11 @@ int ring_folder_remove(const struct ring_folder *folder, const struct ring_folde
 		if (ret || !unlinkat(parent->fd, name, AT_REMOVEDIR) || errno == ENOENT)
 			break;
 		if ((errno != ENOTEMPTY && errno != EEXIST) || round == MOST_ROUNDS)
-			ret = removal.hidden ? -EBUSY :
-					       base_fail(error, -errno,
-							 "cannot remove the directory %s (rmdir)",
-							 folder->path);
+			ret = removal.hidden ?
+				      -EBUSY :
+				      base_fail(error, -errno,
+						"cannot remove the directory \"%s\" (rmdir)",
+						folder->path);
 	}
 	return ret;
 }

@@ -20,13 +20,15 @@ static int open_buffered(struct ring_input *input, const char *path, struct base
 	 */
 	input->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	if (input->fd < 0)
-		return base_fail(error, -errno, "cannot open %s", path);
+		return base_fail(error, -errno, "cannot open \"%s\"", path);
 	if (fstat(input->fd, &status))
-		return base_fail(error, -errno, "cannot look at %s (fstat)", path);
+		return base_fail(error, -errno, "cannot look at \"%s\" (fstat)", path);
 	if (S_ISDIR(status.st_mode))
-		return base_fail(error, -EISDIR, "cannot load %s; give the name of a file", path);
+		return base_fail(error, -EISDIR,
+				 "cannot load \"%s\"" BASE_REMEDY "give the name of a file", path);
 	if (!S_ISREG(status.st_mode))
-		return base_fail(error, -ESPIPE, "cannot load %s; it is not a regular file", path);
+		return base_refuse(error, -ESPIPE, "cannot load \"%s\": it is not a regular file",
+				   path);
 	input->bytes = (uint64_t)status.st_size;
 	return fs_describe(input->fd, path, NULL, &input->fs, error);
 }
@@ -47,7 +49,8 @@ static int open_direct(struct ring_input *input, enum ioshape_direct direct,
 	if (input->direct_fd < 0 && direct == IOSHAPE_DIRECT_REQUIRE)
 		return base_fail(
 			error, -errno,
-			"cannot use direct I/O on %s (%s), which was required; use direct=prefer",
+			"cannot use direct I/O on \"%s\" (%s), which was required" BASE_REMEDY
+			"use direct=prefer",
 			input->path, input->fs.type);
 	return 0;
 }
@@ -61,12 +64,12 @@ static int take_part(struct ring_input *input, const char *path, uint64_t base, 
 	if (!base && !bytes)
 		return 0;
 	if (base > input->bytes || bytes > input->bytes - base)
-		return base_fail(error, IOSHAPE_E_DAMAGED,
-				 "cannot load %llu bytes from offset %llu of %s: it has %llu "
-				 "bytes, so that it was cut short or is another file; use another "
-				 "copy",
-				 (unsigned long long)bytes, (unsigned long long)base, path,
-				 (unsigned long long)input->bytes);
+		return base_refuse(error, IOSHAPE_E_DAMAGED,
+				   "cannot load %llu bytes from offset %llu of %s: it has %llu "
+				   "bytes, so that it was cut short or is another file" BASE_REMEDY
+				   "use another copy",
+				   (unsigned long long)bytes, (unsigned long long)base, path,
+				   (unsigned long long)input->bytes);
 	if (asprintf(&named, "%s (part at offset %llu)", path, (unsigned long long)base) < 0)
 		return base_no_memory(error, "a path", strlen(path));
 	free(input->path);
@@ -117,10 +120,10 @@ void ring_input_close(struct ring_input *input)
 
 int ring_cut_short(const struct ring_input *input, uint64_t offset, struct base_error *error)
 {
-	return base_fail(error, IOSHAPE_E_DAMAGED,
-			 "%s ends at offset %llu, before what was to be read; it was cut short "
-			 "while open",
-			 input->path, (unsigned long long)(offset - input->base));
+	return base_refuse(error, IOSHAPE_E_DAMAGED,
+			   "\"%s\" ends at offset %llu, before what was to be read: it was cut "
+			   "short while open",
+			   input->path, (unsigned long long)(offset - input->base));
 }
 
 int ring_get_at(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
@@ -134,7 +137,7 @@ int ring_get_at(const struct ring_input *input, uint64_t offset, void *into, siz
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0)
-			return base_fail(error, -errno, "cannot read %s at offset %llu",
+			return base_fail(error, -errno, "cannot read \"%s\" at offset %llu",
 					 input->path,
 					 (unsigned long long)(offset + done - input->base));
 		if (!got)
@@ -151,4 +154,14 @@ int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, 
 	if (offset > input->bytes || bytes > input->bytes - offset)
 		return ring_cut_short(input, input->base + input->bytes, error);
 	return ring_get_at(input, input->base + offset, into, bytes, error);
+}
+
+int ring_tell(struct ring_reading *reading)
+{
+	if (reading->progress && reading->progress(reading->progress_user, IOSHAPE_PHASE_READ,
+						   atomic_load(&reading->done), reading->total))
+		return base_refuse(reading->error, -ECANCELED,
+				   "reading \"%s\" was stopped by its progress callback",
+				   reading->input->path);
+	return 0;
 }

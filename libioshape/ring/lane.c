@@ -13,24 +13,6 @@
  * end. */
 #define MAX_RETRIES 100
 
-void ring_note(struct ring_notes *notes, const char *format, ...)
-{
-	size_t used;
-	va_list args;
-
-	if (!notes)
-		return;
-	notes->count++;
-	used = strlen(notes->text);
-	if (used) {
-		snprintf(notes->text + used, sizeof(notes->text) - used, "; ");
-		used = strlen(notes->text);
-	}
-	va_start(args, format);
-	vsnprintf(notes->text + used, sizeof(notes->text) - used, format, args);
-	va_end(args);
-}
-
 int ring_lane_open(struct ring_lane **out, const struct ring_config *config,
 		   struct base_error *error)
 {
@@ -59,8 +41,8 @@ void ring_lane_close(struct ring_lane *lane)
 	ring_lane_drain(lane, NULL);
 	if (lane->ops)
 		lane->ops->close(lane->engine);
-	base_unmap(lane->slabs, lane->slabs_bytes);
-	free(lane->slots);
+	base_unmap(lane->memory, lane->memory_bytes);
+	free(lane->buffers);
 	free(lane);
 }
 
@@ -76,11 +58,11 @@ void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool rea
 	lane->notes = notes;
 	lane->direct = false;
 	lane->alignment = 1;
-	ring_rows_begin(&lane->rows, reading ? NULL : &lane->shape);
+	ring_bursts_begin(&lane->bursts, reading ? NULL : &lane->shape);
 	lane->file_bytes = UINT64_MAX;
 	lane->ops->attach(lane->engine, fd);
 	if (*lane->step_down)
-		ring_note(notes, "%s", lane->step_down);
+		ring_note(notes, IOSHAPE_STEP_ENGINE, "%s", lane->step_down);
 }
 
 void ring_lane_detach(struct ring_lane *lane)
@@ -108,7 +90,7 @@ uint32_t ring_lane_direct_alignment(const struct ring_lane *lane, const struct f
 	/* What the kernel does not say is at most a page on every filesystem known to us. */
 	uint32_t alignment = fs->offset_alignment ? fs->offset_alignment : 4096;
 
-	/* The rest of a short result begins as far into the slab as into the file. */
+	/* The rest of a short result begins as far into the buffer as into the file. */
 	alignment = MAX(alignment, fs->memory_alignment);
 	if (alignment & (alignment - 1) || lane->shape.block_bytes % alignment)
 		return 0;
@@ -134,11 +116,12 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
 	ret = try_direct(lane, fs);
 	if (ret && required)
 		return base_fail(error, ret,
-				 "cannot use direct I/O on %s (%s, %s engine), which was required; "
-				 "use direct=prefer",
+				 "cannot use direct I/O on \"%s\" (%s, %s engine), which was "
+				 "required" BASE_REMEDY "use direct=prefer",
 				 lane->path, fs->type, lane->ops->id);
 	if (ret) {
-		ring_note(lane->notes, "no direct I/O on %s: %s", fs->type, ioshape_strerror(ret));
+		ring_note(lane->notes, IOSHAPE_STEP_DIRECT, "no direct I/O on %s: %s", fs->type,
+			  ioshape_strerror(ret));
 		return 0;
 	}
 	lane->direct = true;
@@ -146,48 +129,43 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
 	return 0;
 }
 
-/* ---- Slots ----------------------------------------------------------------------------------- */
+/* ---- Buffers -----------------------------------------------------------------------------------
+ */
 
-static struct ring_slot *slot_of(struct ring_op *op)
+static struct ring_buffer *buffer_of(struct ring_op *op)
 {
-	return (struct ring_slot *)((char *)op - offsetof(struct ring_slot, op));
+	return (struct ring_buffer *)((char *)op - offsetof(struct ring_buffer, op));
 }
 
-struct ring_slot *ring_lane_free_slot(struct ring_lane *lane)
+struct ring_buffer *ring_lane_free_buffer(struct ring_lane *lane)
 {
 	struct ring_op *op = lane->free;
 
 	if (!op)
 		return NULL;
 	lane->free = op->next;
-	return slot_of(op);
+	return buffer_of(op);
 }
 
-void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot)
-{
-	slot->op.next = lane->free;
-	lane->free = &slot->op;
-}
-
-static int send(struct ring_lane *lane, struct ring_slot *slot)
+static int send(struct ring_lane *lane, struct ring_buffer *buffer)
 {
 	int ret;
 
-	slot->op.fd = lane->fd;
-	slot->op.kind = lane->reading ? RING_READ : RING_WRITE;
-	slot->op.data = slot->slab + slot->moved;
-	slot->op.bytes = slot->bytes - slot->moved;
-	slot->op.offset = slot->offset + slot->moved;
-	ret = lane->ops->submit(lane->engine, &slot->op);
+	buffer->op.fd = lane->fd;
+	buffer->op.kind = lane->reading ? RING_READ : RING_WRITE;
+	buffer->op.data = buffer->data + buffer->moved;
+	buffer->op.bytes = buffer->bytes - buffer->moved;
+	buffer->op.offset = buffer->offset + buffer->moved;
+	ret = lane->ops->submit(lane->engine, &buffer->op);
 	if (ret) {
-		slot->failed = ret;
-		slot->refused = true;
+		buffer->failed = ret;
+		buffer->refused = true;
 		lane->engine_failed = true;
 		return ret;
 	}
-	slot->in_flight = true;
+	buffer->in_flight = true;
 	lane->in_flight++;
-	ring_row_sent(&lane->rows, slot->offset);
+	ring_burst_sent(&lane->bursts, buffer->offset);
 	return 0;
 }
 
@@ -195,35 +173,38 @@ const char *ring_remedy(int code)
 {
 	switch (code) {
 	case -ENOSPC:
-		return "; free space or save elsewhere";
+		return "free space or save elsewhere";
 	case -EDQUOT:
-		return "; free some of your quota or save elsewhere";
+		return "free some of your quota or save elsewhere";
 	case -EIO:
-		return "; the storage failed, see the kernel's log";
+		return "the storage failed, see the kernel's log";
 	case -EFBIG:
-		return "; the filesystem or a limit (ulimit -f) does not allow files this large";
+		return "the filesystem or a limit (ulimit -f) does not allow files this large";
 	default:
 		return "";
 	}
 }
 
-static int tell_failure(const struct ring_lane *lane, const struct ring_slot *slot,
+static int tell_failure(const struct ring_lane *lane, const struct ring_buffer *buffer,
 			struct base_error *error)
 {
-	if (slot->refused)
-		return base_fail(error, slot->failed,
-				 "cannot %s %s at offset %llu: the %s engine took no request",
-				 lane->verb, lane->path, (unsigned long long)slot->op.offset,
-				 lane->ops->id);
-	return base_fail(error, slot->failed,
-			 "cannot %s %s at offset %llu (%zu bytes, %s engine)%s", lane->verb,
-			 lane->path, (unsigned long long)slot->op.offset, slot->op.bytes,
-			 lane->ops->id, ring_remedy(slot->failed));
+	if (buffer->refused)
+		base_fail(error, buffer->failed,
+			  "cannot %s \"%s\" at offset %llu: the %s engine took no request",
+			  lane->verb, lane->path, (unsigned long long)buffer->op.offset,
+			  lane->ops->id);
+	else
+		base_fail(error, buffer->failed,
+			  "cannot %s \"%s\" at offset %llu (%zu bytes, %s engine)" BASE_REMEDY "%s",
+			  lane->verb, lane->path, (unsigned long long)buffer->op.offset,
+			  buffer->op.bytes, lane->ops->id, ring_remedy(buffer->failed));
+	base_error_at(error, buffer->op.offset);
+	return buffer->failed;
 }
 
-static bool may_leave(const struct ring_lane *lane, const struct ring_slot *slot)
+static bool may_leave(const struct ring_lane *lane, const struct ring_buffer *buffer)
 {
-	return lane->in_flight < lane->limit && ring_row_has_room(&lane->rows, slot->offset);
+	return lane->in_flight < lane->limit && ring_burst_has_room(&lane->bursts, buffer->offset);
 }
 
 /* What was kept back goes on its way, as far as it may; in order, for each target. */
@@ -232,16 +213,16 @@ static int send_ready(struct ring_lane *lane, struct base_error *error)
 	struct ring_op **at = &lane->ready;
 
 	while (*at) {
-		struct ring_slot *slot = slot_of(*at);
+		struct ring_buffer *buffer = buffer_of(*at);
 
-		if (!may_leave(lane, slot)) {
-			at = &slot->op.next;
+		if (!may_leave(lane, buffer)) {
+			at = &buffer->op.next;
 			continue;
 		}
-		*at = slot->op.next;
-		if (send(lane, slot)) {
-			ring_lane_give_back(lane, slot);
-			return tell_failure(lane, slot, error);
+		*at = buffer->op.next;
+		if (send(lane, buffer)) {
+			ring_lane_give_back(lane, buffer);
+			return tell_failure(lane, buffer, error);
 		}
 	}
 	return 0;
@@ -251,44 +232,44 @@ static int send_ready(struct ring_lane *lane, struct base_error *error)
 static void drop_ready(struct ring_lane *lane)
 {
 	while (lane->ready) {
-		struct ring_slot *slot = slot_of(lane->ready);
+		struct ring_buffer *buffer = buffer_of(lane->ready);
 
-		lane->ready = slot->op.next;
-		ring_lane_give_back(lane, slot);
+		lane->ready = buffer->op.next;
+		ring_lane_give_back(lane, buffer);
 	}
 }
 
-static void keep_back(struct ring_lane *lane, struct ring_slot *slot)
+static void keep_back(struct ring_lane *lane, struct ring_buffer *buffer)
 {
 	struct ring_op **end = &lane->ready;
 
 	while (*end)
 		end = &(*end)->next;
-	slot->op.next = NULL;
-	*end = &slot->op;
+	buffer->op.next = NULL;
+	*end = &buffer->op;
 }
 
-int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+int ring_lane_submit(struct ring_lane *lane, struct ring_buffer *buffer, struct base_error *error)
 {
 	int ret;
 
-	slot->moved = 0;
-	slot->retries = 0;
-	slot->in_flight = false;
-	slot->failed = 0;
-	slot->refused = false;
+	buffer->moved = 0;
+	buffer->retries = 0;
+	buffer->in_flight = false;
+	buffer->failed = 0;
+	buffer->refused = false;
 	/* Readers mind the limit themselves: they get their blocks back in order. */
-	if (!lane->reading && (lane->ready || !may_leave(lane, slot))) {
-		keep_back(lane, slot);
+	if (!lane->reading && (lane->ready || !may_leave(lane, buffer))) {
+		keep_back(lane, buffer);
 		ret = send_ready(lane, error);
 		if (ret)
 			drop_ready(lane);
 		return ret;
 	}
-	ret = send(lane, slot);
+	ret = send(lane, buffer);
 	if (ret && !lane->reading) {
-		ring_lane_give_back(lane, slot);
-		return tell_failure(lane, slot, error);
+		ring_lane_give_back(lane, buffer);
+		return tell_failure(lane, buffer, error);
 	}
 	return 0;
 }
@@ -306,19 +287,19 @@ static bool leave_direct(struct ring_lane *lane, int code)
 	if (set_direct(lane->fd, false))
 		return false;
 	lane->direct = false;
-	ring_note(lane->notes, "direct I/O failed at use, went on buffered: %s",
-		  ioshape_strerror(code));
+	ring_note(lane->notes, IOSHAPE_STEP_DIRECT,
+		  "direct I/O failed at use, went on buffered: %s", ioshape_strerror(code));
 	return true;
 }
 
 /* Counts the retries in a row, and leaves the device a moment from the third on. */
-static bool may_retry(struct ring_slot *slot)
+static bool may_retry(struct ring_buffer *buffer)
 {
 	const struct timespec pause = { 0, 1000000 };
 
-	if (++slot->retries > MAX_RETRIES)
+	if (++buffer->retries > MAX_RETRIES)
 		return false;
-	if (slot->retries > 2)
+	if (buffer->retries > 2)
 		nanosleep(&pause, NULL);
 	return true;
 }
@@ -329,40 +310,40 @@ static bool may_retry(struct ring_slot *slot)
  * is done again. -ECANCELED is what becomes of requests whose thread has ended before the kernel
  * got round to them: a reader may be handed on.
  */
-static int judge(struct ring_lane *lane, struct ring_slot *slot)
+static int judge(struct ring_lane *lane, struct ring_buffer *buffer)
 {
-	int64_t result = slot->op.result;
+	int64_t result = buffer->op.result;
 	size_t moved;
 
-	if (result == (int64_t)slot->op.bytes) {
-		slot->moved = slot->bytes;
+	if (result == (int64_t)buffer->op.bytes) {
+		buffer->moved = buffer->bytes;
 		return 0;
 	}
 	if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
-		if (!may_retry(slot))
+		if (!may_retry(buffer))
 			return (int)result;
 	} else if (result < 0) {
-		if (!leave_direct(lane, (int)result) || !may_retry(slot))
+		if (!leave_direct(lane, (int)result) || !may_retry(buffer))
 			return (int)result;
-	} else if (result > (int64_t)slot->op.bytes) {
+	} else if (result > (int64_t)buffer->op.bytes) {
 		return -EIO;
 	} else {
-		moved = slot->moved + (size_t)result;
-		if (lane->reading && (!result || slot->offset + moved >= lane->file_bytes)) {
-			slot->moved = moved; /* the end of the file */
+		moved = buffer->moved + (size_t)result;
+		if (lane->reading && (!result || buffer->offset + moved >= lane->file_bytes)) {
+			buffer->moved = moved; /* the end of the file */
 			return 0;
 		}
 		moved -= lane->direct ? moved % lane->alignment : 0;
-		if (moved > slot->moved) {
-			slot->retries = 0;
-		} else if (!may_retry(slot)) {
+		if (moved > buffer->moved) {
+			buffer->retries = 0;
+		} else if (!may_retry(buffer)) {
 			if (!lane->reading)
 				return -EIO;
 			/* There is no more: an end that nobody knew of. */
-			slot->moved += (size_t)result;
+			buffer->moved += (size_t)result;
 			return 0;
 		}
-		slot->moved = moved;
+		buffer->moved = moved;
 	}
 	if (lane->notes)
 		lane->notes->short_results++;
@@ -373,35 +354,35 @@ static int judge(struct ring_lane *lane, struct ring_slot *slot)
 static int reap(struct ring_lane *lane, struct base_error *error)
 {
 	struct ring_op *op = lane->ops->wait(lane->engine);
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 	int ret;
 
 	if (!op) {
 		lane->in_flight = 0;
 		lane->engine_failed = true;
 		drop_ready(lane);
-		return base_fail(error, -EIO, "the %s engine lost requests for %s", lane->ops->id,
-				 lane->path);
+		return base_refuse(error, -EIO, "the %s engine lost requests for %s", lane->ops->id,
+				   lane->path);
 	}
-	slot = slot_of(op);
-	slot->in_flight = false;
+	buffer = buffer_of(op);
+	buffer->in_flight = false;
 	lane->in_flight--;
-	ring_row_done(&lane->rows, slot->offset);
-	ret = judge(lane, slot);
+	ring_burst_done(&lane->bursts, buffer->offset);
+	ret = judge(lane, buffer);
 	if (ret == 1) {
-		ret = send(lane, slot);
+		ret = send(lane, buffer);
 	} else if (ret) {
-		slot->failed = ret;
+		buffer->failed = ret;
 		/* Perhaps it was the engine; to open another costs little after a failure. */
 		lane->engine_failed = true;
 	}
-	/* Whoever reads has yet to look at the slab. */
+	/* Whoever reads has yet to look at the buffer. */
 	if (lane->reading)
 		return 0;
 	if (ret)
-		tell_failure(lane, slot, error);
-	if (!slot->in_flight)
-		ring_lane_give_back(lane, slot);
+		tell_failure(lane, buffer, error);
+	if (!buffer->in_flight)
+		ring_lane_give_back(lane, buffer);
 	if (!ret)
 		ret = send_ready(lane, error);
 	if (ret)
@@ -409,11 +390,11 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 	return ret;
 }
 
-int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error)
+int ring_lane_take(struct ring_lane *lane, struct ring_buffer **buffer, struct base_error *error)
 {
 	int ret;
 
-	while (!(*slot = ring_lane_free_slot(lane))) {
+	while (!(*buffer = ring_lane_free_buffer(lane))) {
 		ret = reap(lane, error);
 		if (ret)
 			return ret;
@@ -421,14 +402,14 @@ int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_
 	return 0;
 }
 
-int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error)
+int ring_lane_finish(struct ring_lane *lane, struct ring_buffer *buffer, struct base_error *error)
 {
 	int ret = 0;
 
-	while (!ret && slot->in_flight)
+	while (!ret && buffer->in_flight)
 		ret = reap(lane, error);
-	if (!ret && slot->failed)
-		ret = tell_failure(lane, slot, error);
+	if (!ret && buffer->failed)
+		ret = tell_failure(lane, buffer, error);
 	return ret;
 }
 

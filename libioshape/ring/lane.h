@@ -1,64 +1,66 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside the ring floor: slabs going round between whoever fills or empties them and the engine.
+ * Inside the ring floor: buffers going round between whoever fills or empties them and the engine.
  *
- * Writing: take a slot, fill its slab, submit it; ...; drain. Reading: take, submit, and finish()
- * each slot in the order of submission before it is given back.
+ * Writing: take a buffer, fill its buffer, submit it; ...; drain. Reading: take, submit, and
+ * finish() each buffer in the order of submission before it is given back.
  */
 #ifndef RING_LANE_H
 #define RING_LANE_H
 
 #include "ring/ring.h"
 
-struct ring_slot {
+struct ring_buffer {
 	struct ring_op op;
-	uint8_t *slab;   /* shape.block_bytes of it */
+	uint8_t *data;   /* shape.block_bytes of it */
 	uint64_t offset; /* what was asked for, whatever the engine has made of op since */
 	size_t bytes;
 	size_t moved; /* on completion: less than bytes only when reading past the end of the file
 		       */
 	unsigned retries; /* since the last progress */
 	bool in_flight;
-	/* When reading: the failure, kept until somebody asks for the slot. 0 if there is none. */
+	/* When reading: the failure, kept until somebody asks for the buffer. 0 if there is none.
+	 */
 	int failed;
 	bool refused; /* the engine did not even take the request */
 };
 
 /*
- * Requests to one storage target go in rows: when so many have been sent, all of them have to be
+ * Requests to one storage target go in bursts: when so many have been sent, all of them have to be
  * done before more are. A target serves what goes on where it left off before anything else, so
- * without such pauses a neighbour would wait behind all of a file (rows.c).
+ * without such pauses a neighbour would wait behind all of a file (bursts.c).
  */
-struct ring_rows {
+struct ring_bursts {
 	uint64_t stripe_bytes;
-	uint32_t targets; /* 0: no rows */
+	uint32_t targets; /* 0: no bursts */
 	uint32_t length;  /* requests */
-	uint32_t sent[RING_MOST_ROWS], flying[RING_MOST_ROWS];
+	uint32_t sent[RING_MOST_BURSTS], flying[RING_MOST_BURSTS];
 };
 
 /* NULL, or a shape without them: there are none. */
-void ring_rows_begin(struct ring_rows *rows, const struct ring_shape *shape);
-bool ring_row_has_room(const struct ring_rows *rows, uint64_t offset);
-void ring_row_sent(struct ring_rows *rows, uint64_t offset);
-void ring_row_done(struct ring_rows *rows, uint64_t offset);
+void ring_bursts_begin(struct ring_bursts *bursts, const struct ring_shape *shape);
+bool ring_burst_has_room(const struct ring_bursts *bursts, uint64_t offset);
+void ring_burst_sent(struct ring_bursts *bursts, uint64_t offset);
+void ring_burst_done(struct ring_bursts *bursts, uint64_t offset);
 
 struct ring_lane {
 	struct ring_config config;
 	struct ring_shape shape; /* of the file of the moment */
-	uint8_t *slabs;
-	size_t slabs_bytes; /* at least what the shape takes */
-	struct ring_slot *slots;
-	unsigned slots_room;
-	struct ring_op *free; /* slots' ops that nobody uses */
+	uint8_t *memory;
+	size_t memory_bytes; /* at least what the shape takes */
+	struct ring_buffer *buffers;
+	unsigned buffers_made;
+	struct ring_op *free; /* buffers' ops that nobody uses */
 	unsigned in_flight;
 	/*
-	 * Most requests in flight: one less than there are slabs. The one left over is filled while
-	 * the others are under way, and leaves the moment one of them is done. Devices that report
-	 * many completions at a time (virtual disks do) would idle while the next block is copied.
+	 * Most requests in flight: one less than there are buffers. The one left over is filled
+	 * while the others are under way, and leaves the moment one of them is done. Devices that
+	 * report many completions at a time (virtual disks do) would idle while the next block is
+	 * copied.
 	 */
 	unsigned limit;
-	struct ring_op *ready; /* when writing: full slabs that may not leave yet, in order */
-	struct ring_rows rows; /* when writing */
+	struct ring_op *ready;     /* when writing: full buffers that may not leave yet, in order */
+	struct ring_bursts bursts; /* when writing */
 	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
 	void *engine;
 	enum ioshape_engine engine_asked; /* when it was opened */
@@ -81,9 +83,9 @@ struct ring_lane {
 };
 
 /*
- * Cuts the slabs anew, and gets more memory for them if it takes more. The engine is closed only if
- * it is another one, or too small; the next file opens it. While no slot is taken. On -ENOMEM the
- * lane keeps the shape that it had.
+ * Cuts the buffers anew, and gets more memory for them if it takes more. The engine is closed only
+ * if it is another one, or too small; the next file opens it. While no buffer is taken. On -ENOMEM
+ * the lane keeps the shape that it had.
  */
 int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 		    struct base_error *error);
@@ -111,26 +113,30 @@ int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct
  */
 uint32_t ring_lane_direct_alignment(const struct ring_lane *lane, const struct fs_info *fs);
 
-/* A free slot; NULL if all are in flight. */
-struct ring_slot *ring_lane_free_slot(struct ring_lane *lane);
-void ring_lane_give_back(struct ring_lane *lane, struct ring_slot *slot);
+/* A free buffer; NULL if all are in flight. */
+struct ring_buffer *ring_lane_free_buffer(struct ring_lane *lane);
+static inline void ring_lane_give_back(struct ring_lane *lane, struct ring_buffer *buffer)
+{
+	buffer->op.next = lane->free;
+	lane->free = &buffer->op;
+}
 
-/* A free slot, waiting for the engine to finish one if need be. When writing, finished slots are
- * free. */
-int ring_lane_take(struct ring_lane *lane, struct ring_slot **slot, struct base_error *error);
+/* A free buffer, waiting for the engine to finish one if need be. When writing, finished buffers
+ * are free. */
+int ring_lane_take(struct ring_lane *lane, struct ring_buffer **buffer, struct base_error *error);
 
 /*
- * Sends slot->bytes of the slab to or from slot->offset. When writing, as soon as it may; the slot
- * is the lane's from here on, also after a failure, and a failure that comes back at once is
+ * Sends buffer->bytes of the buffer to or from buffer->offset. When writing, as soon as it may; the
+ * buffer is the lane's from here on, also after a failure, and a failure that comes back at once is
  * reported. When reading, failures wait for ring_lane_finish(): nobody may ever ask for what is
  * read ahead.
  */
-int ring_lane_submit(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
+int ring_lane_submit(struct ring_lane *lane, struct ring_buffer *buffer, struct base_error *error);
 
-/* Waits until this slot is done, and tells how it went; others may be done on the way. */
-int ring_lane_finish(struct ring_lane *lane, struct ring_slot *slot, struct base_error *error);
+/* Waits until this buffer is done, and tells how it went; others may be done on the way. */
+int ring_lane_finish(struct ring_lane *lane, struct ring_buffer *buffer, struct base_error *error);
 
-/* What to do about a failed write or read, as the end of a sentence; "" if nothing is known to
+/* What to do about a failed write or read; "" if nothing is known to
  * help. */
 const char *ring_remedy(int code);
 

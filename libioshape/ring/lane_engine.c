@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine of a lane, and the shape of its slabs: what may change from one file to the next. */
+/* The engine of a lane, and the shape of its buffers: what may change from one file to the next. */
 #include "ring/lane.h"
 
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct ring_engine_ops *ring_engine_order[] = {
+const struct ring_engine_ops *const ring_engines[] = {
 	&ring_engine_uring,
 	&ring_engine_threads,
 	&ring_engine_buffered,
@@ -34,13 +34,18 @@ const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which)
 
 /* ---- Engines --------------------------------------------------------------------------------- */
 
+static const struct ring_engine_ops *const *engines_of(const struct ring_lane *lane)
+{
+	return lane->config.engines ? lane->config.engines : ring_engines;
+}
+
 static int try_engine(struct ring_lane *lane, const struct ring_engine_ops *ops, char *why,
 		      size_t why_bytes)
 {
 	struct ring_engine_params params = {
 		.depth = lane->shape.depth,
-		.slabs = lane->slabs,
-		.slabs_bytes = lane->slabs_bytes,
+		.memory = lane->memory,
+		.memory_bytes = lane->memory_bytes,
 		.log = lane->config.log,
 	};
 	int ret = ops->open(&lane->engine, &params, why, why_bytes);
@@ -73,44 +78,45 @@ static void drop_engine(struct ring_lane *lane)
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
 
-/* Room for so many slots and bytes; nothing has changed if it fails. */
+/* Room for so many buffers and bytes; nothing has changed if it fails. */
 static int make_room(struct ring_lane *lane, const struct ring_shape *shape,
 		     struct base_error *error)
 {
 	const size_t bytes = shape->block_bytes * shape->depth;
-	struct ring_slot *slots;
-	uint8_t *slabs;
+	struct ring_buffer *buffers;
+	uint8_t *memory;
 
-	if (shape->depth > lane->slots_room) {
-		slots = calloc(shape->depth, sizeof(*slots));
-		if (!slots)
-			return base_no_memory(error, "an I/O lane", shape->depth * sizeof(*slots));
-		free(lane->slots);
-		lane->slots = slots;
-		lane->slots_room = shape->depth;
+	if (shape->depth > lane->buffers_made) {
+		buffers = calloc(shape->depth, sizeof(*buffers));
+		if (!buffers)
+			return base_no_memory(error, "an I/O lane",
+					      shape->depth * sizeof(*buffers));
+		free(lane->buffers);
+		lane->buffers = buffers;
+		lane->buffers_made = shape->depth;
 		lane->free = NULL;
 	}
-	if (bytes > lane->slabs_bytes) {
-		slabs = base_map(bytes);
-		if (!slabs)
+	if (bytes > lane->memory_bytes) {
+		memory = base_map(bytes);
+		if (!memory)
 			return base_no_memory(error, "I/O buffers", bytes);
 		/* It may have registered the memory. */
 		if (lane->ops)
 			drop_engine(lane);
-		base_unmap(lane->slabs, lane->slabs_bytes);
-		lane->slabs = slabs;
-		lane->slabs_bytes = bytes;
+		base_unmap(lane->memory, lane->memory_bytes);
+		lane->memory = memory;
+		lane->memory_bytes = bytes;
 	}
 	return 0;
 }
 
-static void cut_slabs(struct ring_lane *lane, const struct ring_shape *shape)
+static void cut_buffers(struct ring_lane *lane, const struct ring_shape *shape)
 {
 	lane->shape = *shape;
 	lane->free = NULL;
 	for (unsigned i = shape->depth; i-- > 0;) {
-		lane->slots[i].slab = lane->slabs + i * shape->block_bytes;
-		ring_lane_give_back(lane, &lane->slots[i]);
+		lane->buffers[i].data = lane->memory + i * shape->block_bytes;
+		ring_lane_give_back(lane, &lane->buffers[i]);
 	}
 	lane->limit = MAX(shape->depth - 1, 1u);
 }
@@ -123,7 +129,7 @@ static bool serves(const struct ring_lane *lane, const struct ring_shape *shape)
 	if (shape->depth > lane->engine_depth)
 		return false;
 	return shape->engine == lane->engine_asked ||
-	       lane->ops == (wanted ? wanted : ring_engine_order[0]);
+	       lane->ops == (wanted ? wanted : engines_of(lane)[0]);
 }
 
 int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
@@ -134,16 +140,16 @@ int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 
 	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
 	    shape->depth == before.depth) {
-		/* Its rows may be others. */
+		/* Its bursts may be others. */
 		lane->shape = *shape;
 		return 0;
 	}
 	ret = make_room(lane, shape, error);
 	if (!ret && lane->ops && !serves(lane, shape))
 		drop_engine(lane);
-	/* Also after a failure: there may be other slots. */
-	if (lane->slabs)
-		cut_slabs(lane, ret ? &before : shape);
+	/* Also after a failure: there may be other buffers. */
+	if (lane->memory)
+		cut_buffers(lane, ret ? &before : shape);
 	return ret;
 }
 
@@ -160,6 +166,7 @@ int ring_lane_shape_to_read(struct ring_lane *lane, struct base_error *error)
 static int start_any(struct ring_lane *lane, const struct ring_engine_ops *chosen,
 		     struct base_error *error)
 {
+	const struct ring_engine_ops *const *engines = engines_of(lane);
 	char why[200] = "";
 	int ret = -ENOTSUP;
 
@@ -167,10 +174,10 @@ static int start_any(struct ring_lane *lane, const struct ring_engine_ops *chose
 		ret = try_engine(lane, chosen, why, sizeof(why));
 		remember_step_down(lane, why);
 	}
-	for (size_t i = 0; ret && ring_engine_order[i]; i++) {
-		if (ring_engine_order[i] == chosen)
+	for (size_t i = 0; ret && engines[i]; i++) {
+		if (engines[i] == chosen)
 			continue;
-		ret = try_engine(lane, ring_engine_order[i], why, sizeof(why));
+		ret = try_engine(lane, engines[i], why, sizeof(why));
 		remember_step_down(lane, why);
 	}
 	if (ret)
@@ -196,8 +203,8 @@ int ring_lane_start(struct ring_lane *lane, struct base_error *error)
 	ret = try_engine(lane, asked, why, sizeof(why));
 	if (ret)
 		return base_fail(error, ret,
-				 "cannot use the %s engine that was asked for (%s); choose another "
-				 "or leave the choice to the library",
+				 "cannot use the %s engine that was asked for (%s)" BASE_REMEDY
+				 "choose another or leave the choice to the library",
 				 asked->id, why);
 	remember_step_down(lane, why);
 	return 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing without an engine. */
 #define _GNU_SOURCE
+#include "ring/destination.h"
 #include "ring/lane.h"
-#include "ring/target.h"
 
 #include <errno.h>
 #include <unistd.h>
@@ -23,18 +23,18 @@ static ssize_t write_without_sigpipe(int fd, const void *data, size_t bytes)
 }
 
 /* Without an engine: small files, pipes and devices. Offsets are only known to regular files. */
-int ring_target_write(struct ring_target *target, const uint8_t *data, size_t bytes,
-		      uint64_t offset, struct ring_notes *notes, struct base_error *error)
+int ring_destination_write(struct ring_destination *destination, const uint8_t *data, size_t bytes,
+			   uint64_t offset, struct ring_notes *notes, struct base_error *error)
 {
 	int code, interruptions = 0;
 	size_t done = 0;
 	ssize_t moved;
 
 	while (done < bytes) {
-		if (target->stream)
-			moved = write_without_sigpipe(target->fd, data + done, bytes - done);
+		if (destination->stream)
+			moved = write_without_sigpipe(destination->fd, data + done, bytes - done);
 		else
-			moved = pwrite(target->fd, data + done, bytes - done,
+			moved = pwrite(destination->fd, data + done, bytes - done,
 				       (off_t)(offset + done));
 		if (moved < 0 && errno == EINTR && ++interruptions < MAX_INTERRUPTIONS) {
 			notes->short_results++;
@@ -42,8 +42,9 @@ int ring_target_write(struct ring_target *target, const uint8_t *data, size_t by
 		}
 		if (moved <= 0) {
 			code = moved ? -errno : -EIO;
-			return base_fail(error, code, "cannot write %s at offset %llu%s",
-					 target->path, (unsigned long long)(offset + done),
+			return base_fail(error, code,
+					 "cannot write \"%s\" at offset %llu" BASE_REMEDY "%s",
+					 destination->path, (unsigned long long)(offset + done),
 					 ring_remedy(code));
 		}
 		interruptions = 0;

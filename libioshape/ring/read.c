@@ -10,25 +10,15 @@
 #include <stdlib.h>
 
 /*
- * Who reads onward may begin so much before the end of his last read: readers verify whole blocks,
- * of a megabyte each, also where they want a part of one. At most this share of the slabs is kept
- * for it.
+ * A reader that reads onward may begin so much before the end of its last read: readers verify
+ * whole blocks, of a megabyte each, also where they want a part of one. At most this share of the
+ * buffers is kept for it.
  */
 #define LOOK_BACK_BYTES (1 * MIB)
 #define LOOK_BACK_SHARE 4
 
 /* Reads up to this length are left to the page cache until they turn out to follow each other. */
 #define SMALL_BYTES (256 * KIB)
-
-int ring_tell(struct ring_reading *reading)
-{
-	if (reading->progress && reading->progress(reading->progress_user, IOSHAPE_PHASE_READ,
-						   atomic_load(&reading->done), reading->total))
-		return base_fail(reading->error, -ECANCELED,
-				 "reading %s was stopped by its progress callback",
-				 reading->input->path);
-	return 0;
-}
 
 /* ---- Which way ------------------------------------------------------------------------------- */
 
@@ -192,7 +182,7 @@ static bool is_aside(struct ring_stream *stream, uint64_t block, uint64_t begin,
 
 /*
  * How far to read ahead: as far as the lane allows for who has come a long way, not at all for who
- * has just jumped here. Who jumps about reads little that he does not want.
+ * has just jumped here. A reader that jumps about reads little that it does not want.
  */
 static uint64_t ahead_of(const struct ring_stream *stream, const struct ring_lane *lane,
 			 uint64_t before, uint64_t begin, uint64_t end)

@@ -28,7 +28,7 @@ struct ring_reading {
 	struct base_error *error;
 };
 
-/* Tells the progress callback, and -ECANCELED if it wants to stop. */
+/* Tells the progress callback, and -ECANCELED if it wants to stop (input.c). */
 int ring_tell(struct ring_reading *reading);
 
 static inline uint64_t ring_piece_end(const struct ring_piece *piece)
@@ -62,14 +62,14 @@ struct ring_run {
 /*
  * Blocks of one file on their way, in the order of the file, without gaps but where nobody wants to
  * read. First come the pieces of the call; what will probably be asked for next is sent for as
- * well, and waits in its slab.
+ * well, and waits in its buffer.
  */
 struct ring_stream {
 	const struct ring_input *input;
 	uint64_t end; /* nothing is read ahead from here on */
 
-	struct ring_lane *lane;  /* NULL while nothing is under way */
-	struct ring_slot **fifo; /* submitted and not yet let go, oldest at `head` */
+	struct ring_lane *lane;    /* NULL while nothing is under way */
+	struct ring_buffer **fifo; /* submitted and not yet let go, oldest at `head` */
 	unsigned head, queued;
 	uint64_t next_offset; /* where the next request begins, if it continues the last */
 	uint64_t ahead_end;   /* how far this call may read ahead */

@@ -4,7 +4,7 @@
  * it is closed; for 1 GiB, ext4 with the discard mount option took 0.12 s, an eighth of the time of
  * a whole save. Nobody need wait for that: a thread of its own closes large ones.
  */
-#include "ring/target.h"
+#include "ring/destination.h"
 
 #include <stdatomic.h>
 #include <sys/stat.h>

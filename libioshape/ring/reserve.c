@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Asking a filesystem for room, where counting it is not enough. */
 #define _GNU_SOURCE
-#include "ring/target.h"
+#include "ring/destination.h"
 
 #include <fcntl.h>
 #include <stdlib.h>

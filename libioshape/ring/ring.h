@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Moving blocks between aligned memory and files: engines, lanes (an engine with its slabs), files
- * that appear whole or not at all, and checked reads. All file I/O of the library happens on this
- * floor.
+ * Moving blocks between aligned memory and files: engines, lanes (an engine with its buffers),
+ * files that appear whole or not at all, and checked reads. All file I/O of the library happens on
+ * this floor.
  */
 #ifndef RING_RING_H
 #define RING_RING_H
@@ -23,7 +23,7 @@ enum ring_kind { RING_WRITE, RING_READ };
 struct ring_op {
 	enum ring_kind kind;
 	int fd;
-	void *data; /* inside the engine's slab memory, or not: the engine copes */
+	void *data; /* inside the engine's memory, or not: the engine copes */
 	size_t bytes;
 	uint64_t offset;
 	int64_t result;       /* set on completion: bytes moved, or a negative errno */
@@ -32,8 +32,8 @@ struct ring_op {
 
 struct ring_engine_params {
 	unsigned depth; /* most requests in flight */
-	void *slabs;    /* memory that most requests will use; registered where the engine can */
-	size_t slabs_bytes;
+	void *memory;   /* memory that most requests will use; registered where the engine can */
+	size_t memory_bytes;
 	struct base_log log;
 };
 
@@ -67,36 +67,37 @@ extern const struct ring_engine_ops ring_engine_threads;
 extern const struct ring_engine_ops ring_engine_buffered;
 extern const struct ring_engine_ops ring_engine_nil;
 
-/*
- * The engines that AUTO tries, in order, ended by NULL, and the one a name stands for. Tests put
- * faulty engines here; nothing else writes to it.
- */
-extern const struct ring_engine_ops *ring_engine_order[];
+/* The engines that AUTO tries, in order, ended by NULL; and the one that a name stands for. */
+extern const struct ring_engine_ops *const ring_engines[];
 const struct ring_engine_ops *ring_engine_of(enum ioshape_engine which);
 
 /* ---- Notes for the report -------------------------------------------------------------------- */
 
-/* What was not as preferred, and why. Counts and clauses end up in struct ioshape_report. */
+/* What was not as preferred, and why. They end up in struct ioshape_report. */
 struct ring_notes {
 	unsigned count;
 	unsigned short_results;
-	char text[IOSHAPE_REPORT_TEXT_BYTES];
+	struct ioshape_step steps[IOSHAPE_REPORT_STEPS];
 	char filesystem[32]; /* that the file is on: known also where it cannot be begun */
 };
 
-void ring_note(struct ring_notes *notes, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
+void ring_note(struct ring_notes *notes, enum ioshape_step_code code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+void ring_notes_report(const struct ring_notes *notes, struct ioshape_report *report);
 
 /* ---- Settings -------------------------------------------------------------------------------- */
 
 struct ring_config {
 	enum ioshape_engine engine;
+	/* What AUTO tries, in order, ended by NULL. NULL: ring_engines. */
+	const struct ring_engine_ops *const *engines;
+	struct ring_memory *memory; /* NULL: nothing is remembered; borrowed */
 	enum ioshape_direct direct;
-	size_t block_bytes; /* of a slab, and of a request; 0: chosen for each file */
-	unsigned depth;     /* slabs, and requests in flight; 0: chosen for each file */
+	size_t block_bytes; /* of a buffer, and of a request; 0: chosen for each file */
+	unsigned depth;     /* buffers, and requests in flight; 0: chosen for each file */
 	unsigned threads;   /* that read cached files */
 	struct base_log log;
-	struct fs_wish layout;            /* of new files */
+	struct fs_layout_request layout;  /* of new files */
 	uint64_t target_bytes;            /* most in flight for one storage target; 0: by rule */
 	enum ioshape_calibrate calibrate; /* of mounts */
 	double opened_s;                  /* seconds since 1970: AGAIN ignores what is older */
@@ -112,21 +113,21 @@ struct ring_config {
 #define RING_BLOCK_BYTES (4 * MIB)
 #define RING_DEPTH 14u
 
-/* Slabs of a lane, as far as the user did not fix them; at least two blocks. */
-#define RING_MOST_SLAB_BYTES (128 * MIB)
+/* Buffers of a lane, as far as the user did not fix them; at least two blocks. */
+#define RING_MOST_LANE_BYTES (128 * MIB)
 #define RING_MOST_DEPTH 64u
 
 /* Targets whose requests are counted each for itself; of more, each gets few. */
-#define RING_MOST_ROWS 64u
+#define RING_MOST_BURSTS 64u
 
 /* How a file is written: by which engine, in which requests. */
 struct ring_shape {
 	enum ioshape_engine engine;
-	size_t block_bytes; /* of a slab, and of a request; a multiple of 4096 */
-	unsigned depth;     /* slabs: one more than requests in flight */
+	size_t block_bytes; /* of a buffer, and of a request; a multiple of 4096 */
+	unsigned depth;     /* buffers: one more than requests in flight */
 	/* Of files that are striped: requests to one target in a row, before it has a pause; 0: any
 	 * number. */
-	uint32_t row;
+	uint32_t burst;
 	uint32_t targets;
 	uint64_t stripe_bytes;
 };
@@ -153,7 +154,7 @@ uint64_t ring_flight(uint32_t targets, uint64_t stripe_bytes, uint64_t target_by
 struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_layout *layout,
 				 uint64_t file_bytes, char *why, size_t why_bytes);
 
-/* How long the request at `offset` is to be, of slabs of this size. Pure. */
+/* How long the request at `offset` is to be, of buffers of this size. Pure. */
 size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
 
 /* ---- Calibration (calibrate.c, trial.c, calibrated.c, calibration_text.c) -------------------- */
@@ -171,7 +172,7 @@ struct ring_trial {
 struct ring_calibration {
 	enum ioshape_engine engine;
 	uint64_t block_bytes; /* 0: by rule, that is by the file's stripes */
-	uint32_t depth;       /* slabs; 0: by rule */
+	uint32_t depth;       /* buffers; 0: by rule */
 	uint64_t bytes_per_s; /* of the trial that won */
 	/* Of one storage target: how fast it writes on, and what it takes to write elsewhere; 0 and
 	 * 0 if not known. */
@@ -191,13 +192,12 @@ uint64_t ring_target_bytes(const struct ring_calibration *calibration);
 /* Remembered so long. */
 #define RING_CALIBRATION_DAYS 7
 
-/*
- * `mount` is the name that fs_pool_of_path() gives. What is remembered, in this process or in the
- * user's cache folder; -ENOENT. The environment is looked at: not while another thread changes it.
- */
-int ring_calibration_recall(const char *mount, struct ring_calibration *calibration);
-/* NULL: of all mounts. */
-void ring_calibration_forget(const char *mount);
+/* What mounts have been found to like, for a context; and in the user's cache folder, which is
+ * found by the environment: not while another thread changes it. */
+struct ring_memory;
+int ring_memory_open(struct ring_memory **out, struct base_error *error);
+/* Nobody uses it any more. NULL is fine. */
+void ring_memory_close(struct ring_memory *memory);
 
 /*
  * Tries now, whatever is remembered, in an existing directory, and remembers the result: at most
@@ -207,22 +207,23 @@ void ring_calibration_forget(const char *mount);
 int ring_calibrate_now(const char *directory, const struct ring_config *config,
 		       struct ring_calibration *calibration, struct base_error *error);
 
-/*
- * The shape that a save of so many bytes to this directory would take, with what is remembered; it
- * tries nothing. calibration->measured_at is 0 if none is followed. `why` is as in the report.
- */
-int ring_shape_to_come(const struct ring_config *config, const char *directory,
-		       const struct fs_layout *layout, uint64_t file_bytes,
-		       struct ring_shape *shape, struct ring_calibration *calibration, char *why,
-		       size_t why_bytes, struct base_error *error);
+/* How a save would write. */
+struct ring_forecast {
+	struct ring_shape shape;
+	struct ring_calibration calibration; /* that is followed; measured_at is 0 if none is */
+	bool trial_to_come;                  /* the first save as large as this will calibrate */
+	char why[256];                       /* as in the report */
+};
 
-/* Finds the user's cache folder, by the environment: at the opening of a context. */
-void ring_calibration_prepare(void);
+/* Of so many bytes to this directory, with what is remembered; it tries nothing. */
+int ring_foresee(const struct ring_config *config, const char *directory,
+		 const struct fs_layout *layout, uint64_t file_bytes,
+		 struct ring_forecast *forecast, struct base_error *error);
 
 /* ---- Lanes (lane.c) -------------------------------------------------------------------------- */
 
 /*
- * An engine and its slabs. A lane serves one file at a time, in one thread at a time; a context
+ * An engine and its buffers. A lane serves one file at a time, in one thread at a time; a context
  * keeps lanes for the next save. The engine is opened at the first block: small files never pay for
  * it.
  */
@@ -315,7 +316,7 @@ void ring_writer_free(struct ring_writer *writer);
  * Makes what room can be made for a file at `path`: waits for the space of files that this process
  * has replaced, and removes what killed writers left behind in its directory (stale.c).
  */
-void ring_clear_room(const char *path, const struct base_log *log);
+void ring_clear_space(const char *path, const struct base_log *log);
 
 /*
  * Whether the filesystem reserves so much for a file at `path`, or in the directory of that name;
@@ -505,9 +506,8 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	      struct base_error *error);
 
 /*
- * The same for who reads a file call by call: what follows is read ahead while he does other
- * things, once he has shown that he reads onward. `end` is where that ends: where nobody reads on.
- * In one thread at a time.
+ * The same for a reader that reads call by call: once it has shown that it reads onward, what
+ * follows is read ahead between its calls, up to `end`. In one thread at a time.
  */
 struct ring_stream;
 
@@ -534,40 +534,41 @@ void ring_stream_free(struct ring_stream *stream);
  * synced: they need not outlive the machine. Also where NFS keeps for a while what it knows of a
  * folder: whoever enters it sees what was put there before.
  */
-struct ring_shelf {
+struct ring_private_folder {
 	char *path; /* owned */
 	uid_t owner;
 	int64_t opened; /* by the clock of its filesystem, seconds since 1970 */
 };
 
 /* Makes the folder, mode 0700, if it is not there; not those above it. */
-int ring_shelf_open(struct ring_shelf *shelf, const char *path, struct base_error *error);
-void ring_shelf_close(struct ring_shelf *shelf);
+int ring_private_open(struct ring_private_folder *shelf, const char *path,
+		      struct base_error *error);
+void ring_private_close(struct ring_private_folder *shelf);
 /* Makes it again: 0, also if it is there, or a negative errno without a sentence. */
-int ring_shelf_make(const struct ring_shelf *shelf);
+int ring_private_make(const struct ring_private_folder *shelf);
 /* A descriptor for the functions below; -ENOENT, without a sentence, if the folder is gone. */
-int ring_shelf_enter(const struct ring_shelf *shelf, struct base_error *error);
-void ring_shelf_leave(int folder_fd);
+int ring_private_enter(const struct ring_private_folder *shelf, struct base_error *error);
+void ring_private_leave(int folder_fd);
 
 /* Replaces what has that name. -ENOENT, without a sentence, if the folder is gone. */
-int ring_shelf_put(const struct ring_shelf *shelf, int folder_fd, const char *name,
-		   const void *data, size_t bytes, struct base_error *error);
+int ring_private_put(const struct ring_private_folder *shelf, int folder_fd, const char *name,
+		     const void *data, size_t bytes, struct base_error *error);
 /* Replaces what `into` holds. -ENOENT, without a sentence, if there is no such file. *stamp is
  * another one for a file that was put again. */
-int ring_shelf_get(const struct ring_shelf *shelf, int folder_fd, const char *name,
-		   size_t most_bytes, struct base_buffer *into, uint64_t *stamp,
-		   struct base_error *error);
-bool ring_shelf_has(int folder_fd, const char *name);
+int ring_private_get(const struct ring_private_folder *shelf, int folder_fd, const char *name,
+		     size_t most_bytes, struct base_buffer *into, uint64_t *stamp,
+		     struct base_error *error);
+bool ring_private_has(int folder_fd, const char *name);
 /* Tells each name; anything but 0 ends it with that code. */
-int ring_shelf_list(const struct ring_shelf *shelf, int folder_fd,
-		    int (*found)(void *user, const char *name), void *user,
-		    struct base_error *error);
-void ring_shelf_remove(int folder_fd, const char *name);
+int ring_private_list(const struct ring_private_folder *shelf, int folder_fd,
+		      int (*found)(void *user, const char *name), void *user,
+		      struct base_error *error);
+void ring_private_remove(int folder_fd, const char *name);
 
 /* Removes it and all files in it. */
-void ring_shelf_destroy(const struct ring_shelf *shelf);
+void ring_private_destroy(const struct ring_private_folder *shelf);
 /* Those in `directory` whose names begin with `prefix` and that nobody has changed for so long. */
-void ring_shelf_destroy_old(const struct ring_shelf *shelf, const char *directory,
-			    const char *prefix, int64_t seconds);
+void ring_private_destroy_old(const struct ring_private_folder *shelf, const char *directory,
+			      const char *prefix, int64_t seconds);
 
 #endif

@@ -63,17 +63,18 @@ const struct fs_part *ring_stripes_at(const struct fs_layout *layout, uint64_t o
 
 /* What a target writes in so long keeps it busy; and a seek before it is a small part of the time.
  */
-#define ROW_S 0.010
-#define ROW_SEEKS 10
+#define BURST_S 0.010
+#define BURST_SEEKS 10
 #define MOST_TARGET_BYTES (32 * MIB)
 
 uint64_t ring_target_bytes(const struct ring_calibration *calibration)
 {
-	const double row_s = MAX(ROW_S, ROW_SEEKS * calibration->seek_us * 1e-6);
+	const double burst_s = MAX(BURST_S, BURST_SEEKS * calibration->seek_us * 1e-6);
 
 	if (!calibration->target_bytes_per_s)
 		return 0;
-	return MIN((uint64_t)((double)calibration->target_bytes_per_s * row_s), MOST_TARGET_BYTES);
+	return MIN((uint64_t)((double)calibration->target_bytes_per_s * burst_s),
+		   MOST_TARGET_BYTES);
 }
 
 uint64_t ring_flight(uint32_t targets, uint64_t stripe_bytes, uint64_t target_bytes)
@@ -87,7 +88,7 @@ uint64_t ring_flight(uint32_t targets, uint64_t stripe_bytes, uint64_t target_by
 	return each > most / targets ? most : each * targets;
 }
 
-/* The part whose requests are largest, of those that a file of so many bytes reaches: slabs hold
+/* The part whose requests are largest, of those that a file of so many bytes reaches: buffers hold
  * them all. */
 static const struct fs_part *widest(const struct fs_layout *layout, uint64_t file_bytes)
 {
@@ -117,13 +118,13 @@ static size_t largest_block(const struct fs_layout *layout, uint64_t file_bytes)
 	return most;
 }
 
-/* Slabs for so much in flight: one more, which is filled meanwhile. */
-static unsigned slabs_for(uint64_t flight, size_t block_bytes)
+/* Buffers for so much in flight: one more, which is filled meanwhile. */
+static unsigned buffers_for(uint64_t flight, size_t block_bytes)
 {
-	uint64_t most = MAX(RING_MOST_SLAB_BYTES / block_bytes, 2);
-	uint64_t slabs = MAX(flight / block_bytes, 1) + 1;
+	uint64_t most = MAX(RING_MOST_LANE_BYTES / block_bytes, 2);
+	uint64_t buffers = MAX(flight / block_bytes, 1) + 1;
 
-	return (unsigned)MIN(MIN(slabs, most), RING_MOST_DEPTH);
+	return (unsigned)MIN(MIN(buffers, most), RING_MOST_DEPTH);
 }
 
 struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_layout *layout,
@@ -145,16 +146,16 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 		if (!config->block_bytes)
 			shape.block_bytes = largest_block(layout, file_bytes);
 		if (!config->depth)
-			shape.depth = slabs_for(
+			shape.depth = buffers_for(
 				ring_flight(targets, part->stripe_bytes, config->target_bytes),
 				shape.block_bytes);
-		/* A request that spans several targets is in nobody's row. */
-		if (!config->depth && part->stripe_count <= RING_MOST_ROWS &&
+		/* A request that spans several targets is in nobody's burst. */
+		if (!config->depth && part->stripe_count <= RING_MOST_BURSTS &&
 		    request <= part->stripe_bytes) {
-			shape.row = (uint32_t)(ring_flight(1, part->stripe_bytes,
-							   config->target_bytes) /
-					       request);
-			shape.row = MAX(shape.row, 1);
+			shape.burst = (uint32_t)(ring_flight(1, part->stripe_bytes,
+							     config->target_bytes) /
+						 request);
+			shape.burst = MAX(shape.burst, 1);
 			shape.targets = targets;
 			shape.stripe_bytes = part->stripe_bytes;
 		}
@@ -162,9 +163,6 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 			 (unsigned long long)part->stripe_bytes /
 				 (part->stripe_bytes % MIB ? KIB : MIB),
 			 part->stripe_bytes % MIB ? 'K' : 'M');
-	} else if (config->target_bytes && !config->depth) {
-		shape.depth = slabs_for(config->target_bytes, shape.block_bytes);
-		snprintf(why, why_bytes, "target_bytes as asked for");
 	} else if (config->block_bytes || config->depth) {
 		snprintf(why, why_bytes, "blocks as asked for");
 	}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The space of a new file, before its first byte. */
 #define _GNU_SOURCE
-#include "ring/target.h"
+#include "ring/destination.h"
+#include "ring/lane.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,50 +33,57 @@ static uint64_t length_meanwhile(const struct ring_reservation *reservation)
 	return MAX(bytes, MIN((bytes / block + 2) * block, reservation->most_bytes));
 }
 
-static int reserve(const struct ring_target *target, const struct ring_reservation *reservation)
+static int reserve(const struct ring_destination *destination,
+		   const struct ring_reservation *reservation)
 {
-	int ret = ring_allocate(target->fd, length_meanwhile(reservation));
+	int ret = ring_allocate(destination->fd, length_meanwhile(reservation));
 
 	/* A bit less will do. */
 	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
-		ret = ring_allocate(target->fd, reservation->bytes);
+		ret = ring_allocate(destination->fd, reservation->bytes);
 	return ret;
 }
 
 /* Where space cannot be had ahead. */
-static void set_length(const struct ring_target *target, const struct ring_reservation *reservation)
+static void set_length(const struct ring_destination *destination,
+		       const struct ring_reservation *reservation)
 {
-	if (ftruncate(target->fd, (off_t)length_meanwhile(reservation)))
+	if (ftruncate(destination->fd, (off_t)length_meanwhile(reservation)))
 		base_log(reservation->log, IOSHAPE_LOG_DEBUG, "cannot set the length of %s: %s",
-			 target->path, ioshape_strerror(-errno));
+			 destination->path, ioshape_strerror(-errno));
 }
 
-static int no_room(const struct ring_target *target, const struct ring_reservation *reservation,
-		   int code, struct base_error *error)
+static int no_room(const struct ring_destination *destination,
+		   const struct ring_reservation *reservation, int code, struct base_error *error)
 {
 	const uint64_t bytes = reservation->bytes, free_bytes = reservation->fs->free_bytes;
 
 	/* On the whole; not where the file would lie, or not for this user. */
 	if (free_bytes >= bytes)
-		return base_fail(error, code,
-				 "cannot save to %s: the %llu bytes that it needs cannot be "
-				 "reserved on its filesystem (%s); free space or save elsewhere",
-				 target->path, (unsigned long long)bytes, reservation->fs->type);
-	return base_fail(error, code,
-			 "cannot save to %s: it needs %llu bytes and %llu are free on its "
-			 "filesystem (%s); free space or save elsewhere",
-			 target->path, (unsigned long long)bytes, (unsigned long long)free_bytes,
-			 reservation->fs->type);
+		base_fail(error, code,
+			  "cannot save \"%s\": the %s that it needs cannot be reserved on its "
+			  "filesystem (%s)" BASE_REMEDY "%s",
+			  destination->path, BASE_SIZE(bytes), reservation->fs->type,
+			  ring_remedy(code));
+	else
+		base_refuse(error, code,
+			    "cannot save \"%s\": needs %s, %s are free on its filesystem "
+			    "(%s)" BASE_REMEDY "%s",
+			    destination->path, BASE_SIZE(bytes), BASE_SIZE(free_bytes),
+			    reservation->fs->type, ring_remedy(code));
+	base_error_space(error, bytes, free_bytes);
+	return code;
 }
 
-int ring_target_reserve(struct ring_target *target, const struct ring_reservation *reservation,
-			struct ring_notes *notes, struct base_error *error)
+int ring_destination_reserve(struct ring_destination *destination,
+			     const struct ring_reservation *reservation, struct ring_notes *notes,
+			     struct base_error *error)
 {
-	int ret = reserve(target, reservation);
+	int ret = reserve(destination, reservation);
 
 	/* The space of a file that we have replaced may be on its way. */
 	if ((ret == -ENOSPC || ret == -EDQUOT) && ring_await_releases())
-		ret = reserve(target, reservation);
+		ret = reserve(destination, reservation);
 	switch (ret) {
 	case 0:
 		return 0;
@@ -83,14 +91,14 @@ int ring_target_reserve(struct ring_target *target, const struct ring_reservatio
 	case -EDQUOT:
 	case -EFBIG:
 	case -EIO:
-		return no_room(target, reservation, ret, error);
+		return no_room(destination, reservation, ret, error);
 	default:
 		/* Nothing can be reserved: then what there is free decides. */
 		if (reservation->bytes > reservation->fs->free_bytes)
-			return no_room(target, reservation, -ENOSPC, error);
-		ring_note(notes, "no preallocation on %s: %s", reservation->fs->type,
-			  ioshape_strerror(ret));
-		set_length(target, reservation);
+			return no_room(destination, reservation, -ENOSPC, error);
+		ring_note(notes, IOSHAPE_STEP_PREALLOCATE, "no preallocation on %s: %s",
+			  reservation->fs->type, ioshape_strerror(ret));
+		set_length(destination, reservation);
 		return 0;
 	}
 }

@@ -5,7 +5,7 @@
  * be shared, so there only files that nobody has touched for a day count as abandoned.
  */
 #define _GNU_SOURCE
-#include "ring/target.h"
+#include "ring/destination.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -103,7 +103,7 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 	return removed;
 }
 
-void ring_clear_room(const char *path, const struct base_log *log)
+void ring_clear_space(const char *path, const struct base_log *log)
 {
 	/* Behind a symbolic link, as the file will be. */
 	char *resolved = realpath(path, NULL), *directory = resolved ? resolved : strdup(path);

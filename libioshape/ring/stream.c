@@ -11,27 +11,27 @@
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
-static struct ring_slot *slot_at(const struct ring_stream *stream, unsigned at)
+static struct ring_buffer *buffer_at(const struct ring_stream *stream, unsigned at)
 {
 	return stream->fifo[(stream->head + at) % stream->lane->shape.depth];
 }
 
-static uint64_t slot_end(const struct ring_slot *slot)
+static uint64_t buffer_end(const struct ring_buffer *buffer)
 {
-	return slot->offset + slot->bytes;
+	return buffer->offset + buffer->bytes;
 }
 
 /* The oldest block, which is not in flight. */
 static void let_go(struct ring_stream *stream)
 {
-	ring_lane_give_back(stream->lane, slot_at(stream, 0));
+	ring_lane_give_back(stream->lane, buffer_at(stream, 0));
 	stream->head = (stream->head + 1) % stream->lane->shape.depth;
 	stream->queued--;
 }
 
 bool ring_stream_covers(const struct ring_stream *stream, uint64_t offset)
 {
-	return stream->lane && stream->queued && offset >= slot_at(stream, 0)->offset &&
+	return stream->lane && stream->queued && offset >= buffer_at(stream, 0)->offset &&
 	       offset < stream->next_offset;
 }
 
@@ -43,8 +43,8 @@ static void go_to(struct ring_stream *stream, uint64_t offset)
 {
 	bool back = offset < stream->next_offset && !ring_stream_covers(stream, offset);
 
-	while (stream->queued && (back || slot_end(slot_at(stream, 0)) <= offset)) {
-		ring_lane_finish(stream->lane, slot_at(stream, 0), NULL);
+	while (stream->queued && (back || buffer_end(buffer_at(stream, 0)) <= offset)) {
+		ring_lane_finish(stream->lane, buffer_at(stream, 0), NULL);
 		let_go(stream);
 	}
 	if (back) {
@@ -109,19 +109,19 @@ static bool next_request(struct ring_stream *stream, uint64_t *offset, size_t *b
 static void fill_queue(struct ring_stream *stream, unsigned most)
 {
 	struct ring_lane *lane = stream->lane;
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
 	while (stream->queued < most) {
-		slot = ring_lane_free_slot(lane);
-		if (!slot)
+		buffer = ring_lane_free_buffer(lane);
+		if (!buffer)
 			break;
-		if (!next_request(stream, &slot->offset, &slot->bytes)) {
-			ring_lane_give_back(lane, slot);
+		if (!next_request(stream, &buffer->offset, &buffer->bytes)) {
+			ring_lane_give_back(lane, buffer);
 			break;
 		}
-		stream->fifo[(stream->head + stream->queued++) % lane->shape.depth] = slot;
-		/* A failure waits in the slot until its bytes are asked for. */
-		ring_lane_submit(lane, slot, NULL);
+		stream->fifo[(stream->head + stream->queued++) % lane->shape.depth] = buffer;
+		/* A failure waits in the buffer until its bytes are asked for. */
+		ring_lane_submit(lane, buffer, NULL);
 	}
 }
 
@@ -143,10 +143,10 @@ static void consume_piece(struct ring_piece *piece, const uint8_t *data, uint64_
 }
 
 /* Hands the bytes of one block to the pieces they belong to. */
-static int consume(struct ring_stream *stream, struct ring_slot *slot)
+static int consume(struct ring_stream *stream, struct ring_buffer *buffer)
 {
 	struct ring_reading *reading = stream->reading;
-	uint64_t offset = slot->offset, end = offset + slot->moved, from, to;
+	uint64_t offset = buffer->offset, end = offset + buffer->moved, from, to;
 
 	while (stream->piece < stream->count) {
 		struct ring_piece *piece = &stream->pieces[stream->piece];
@@ -154,11 +154,11 @@ static int consume(struct ring_stream *stream, struct ring_slot *slot)
 		from = MAX(piece->offset, offset);
 		to = MIN(ring_piece_end(piece), end);
 		if (from < to) {
-			consume_piece(piece, slot->slab, offset, from, to);
+			consume_piece(piece, buffer->data, offset, from, to);
 			atomic_fetch_add(&reading->done, to - from);
 		}
 		if (ring_piece_end(piece) > end) {
-			if (slot->moved < slot->bytes && piece->offset < offset + slot->bytes)
+			if (buffer->moved < buffer->bytes && piece->offset < offset + buffer->bytes)
 				return ring_cut_short(reading->input, end, reading->error);
 			break;
 		}
@@ -176,10 +176,10 @@ static int begin(struct ring_stream *stream, struct ring_reading *reading)
 
 	if (ret)
 		return ret;
-	stream->fifo = calloc(lane->shape.depth, sizeof(struct ring_slot *));
+	stream->fifo = calloc(lane->shape.depth, sizeof(struct ring_buffer *));
 	if (!stream->fifo)
 		return base_no_memory(reading->error, "a read queue",
-				      lane->shape.depth * sizeof(struct ring_slot *));
+				      lane->shape.depth * sizeof(struct ring_buffer *));
 	stream->lane = lane;
 	stream->head = stream->queued = 0;
 	stream->next_offset = stream->clear_end = 0;
@@ -193,7 +193,7 @@ static int begin(struct ring_stream *stream, struct ring_reading *reading)
 int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 		     struct ring_piece *pieces, size_t count, uint64_t keep)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 	unsigned at = 0; /* the block to be looked at, counted from the oldest */
 	int ret = stream->lane ? 0 : begin(stream, reading);
 
@@ -209,17 +209,17 @@ int ring_stream_read(struct ring_stream *stream, struct ring_reading *reading,
 		if (at == stream->queued) {
 			if (!at)
 				break;  /* pieces without bytes */
-			let_go(stream); /* what was to be kept has taken all slabs */
+			let_go(stream); /* what was to be kept has taken all buffers */
 			at--;
 			continue;
 		}
-		slot = slot_at(stream, at);
-		ret = ring_lane_finish(stream->lane, slot, reading->error);
-		/* The slab kept back goes on its way before this one is looked at. */
+		buffer = buffer_at(stream, at);
+		ret = ring_lane_finish(stream->lane, buffer, reading->error);
+		/* The buffer kept back goes on its way before this one is looked at. */
 		fill_queue(stream, stream->lane->shape.depth);
 		if (!ret)
-			ret = consume(stream, slot);
-		if (!ret && !at && slot_end(slot) <= keep)
+			ret = consume(stream, buffer);
+		if (!ret && !at && buffer_end(buffer) <= keep)
 			let_go(stream);
 		else
 			at++;

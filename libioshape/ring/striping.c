@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a new file shall lie on storage targets. */
 #define _GNU_SOURCE
-#include "ring/target.h"
+#include "ring/destination.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,10 +22,10 @@ static bool must_ask(struct ring_striping *striping, int directory_fd, const cha
 	int ask;
 
 	memset(&striping->asked, 0, sizeof(striping->asked));
-	if (!striping->wish || striping->wish->kind == FS_WISH_DIRECTORY)
+	if (!striping->request || striping->request->kind == FS_REQUEST_DIRECTORY)
 		return false;
 	/* One stripe is what every directory gives, at least. */
-	if (striping->wish->kind == FS_WISH_AUTO && striping->bytes <= FS_ONE_STRIPE_BYTES)
+	if (striping->request->kind == FS_REQUEST_AUTO && striping->bytes <= FS_ONE_STRIPE_BYTES)
 		return false;
 	/* Most files follow others on the same mount, where nothing is to be asked for: they cost
 	 * no call. If this one does not, it is found out when it is looked at. */
@@ -37,7 +37,7 @@ static bool must_ask(struct ring_striping *striping, int directory_fd, const cha
 	facts.family = info.family;
 	facts.directory = info.layout;
 	facts.targets = fs_remembered_targets(directory_fd, memory);
-	ask = fs_choose_layout(striping->wish, &facts, &striping->asked, why, sizeof(why));
+	ask = fs_choose_layout(striping->request, &facts, &striping->asked, why, sizeof(why));
 	base_log(striping->log, IOSHAPE_LOG_DEBUG, "new file in %s: %s", directory, why);
 	return ask > 0;
 }
@@ -112,7 +112,7 @@ int ring_striping_create(struct ring_striping *striping, int directory_fd, const
 	fd = fs_create_with_layout(directory_fd, name, mode, striping->memory->family,
 				   &striping->asked, note, sizeof(note));
 	if (fd >= 0 && *note)
-		ring_note(notes, "%s", note);
+		ring_note(notes, IOSHAPE_STEP_LAYOUT, "%s", note);
 	if (fd >= 0 && striping->direct && is_fuse(striping, directory_fd))
 		fd = open_direct(directory_fd, name, fd);
 	return fd;

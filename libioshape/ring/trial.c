@@ -25,47 +25,47 @@
 
 /* On its own, so that nobody sees it and nothing is left behind; where names of open files can go.
  */
-static void hide(struct ring_target *target, const struct fs_info *fs)
+static void hide(struct ring_destination *destination, const struct fs_info *fs)
 {
 	if (fs->magic == FUSE_MAGIC || fs->family == FS_NFS)
 		return;
-	unlinkat(target->directory_fd, target->temporary, 0);
+	unlinkat(destination->directory_fd, destination->temporary, 0);
 }
 
 /* As a file that is saved: its space is reserved, or at least its length is set. */
-static int make_room(struct ring_target *target, uint64_t bytes)
+static int make_room(struct ring_destination *destination, uint64_t bytes)
 {
-	if (!fallocate(target->fd, 0, 0, (off_t)bytes))
+	if (!fallocate(destination->fd, 0, 0, (off_t)bytes))
 		return 0;
 	if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO)
 		return -errno;
-	return ftruncate(target->fd, (off_t)bytes) ? -errno : 0;
+	return ftruncate(destination->fd, (off_t)bytes) ? -errno : 0;
 }
 
-static int open_one(struct ring_bench *bench, struct ring_target *target,
+static int open_one(struct ring_bench *bench, struct ring_destination *destination,
 		    const struct ring_config *config, const char *path, bool direct,
 		    struct base_error *error)
 {
 	struct ring_notes notes = { 0 };
 	struct fs_memory memory = { 0 };
 	struct ring_striping striping = {
-		.wish = &config->layout,
+		.request = &config->layout,
 		.bytes = ROOM_BYTES,
 		.direct = direct,
 		.memory = &memory,
 		.log = &config->log,
 	};
-	int ret = ring_target_open(target, path, &striping, &notes, error);
+	int ret = ring_destination_open(destination, path, &striping, &notes, error);
 
 	if (ret)
 		return ret;
-	if (target->stream)
-		return base_fail(error, -ENOTSUP, "%s is a pipe or a device", path);
-	ret = fs_describe(target->fd, path, &memory, &bench->fs, error);
+	if (destination->stream)
+		return base_refuse(error, -ENOTSUP, "\"%s\" is a pipe or a device", path);
+	ret = fs_describe(destination->fd, path, &memory, &bench->fs, error);
 	if (ret)
 		return ret;
-	hide(target, &bench->fs);
-	ret = make_room(target, bench->room_bytes);
+	hide(destination, &bench->fs);
+	ret = make_room(destination, bench->room_bytes);
 	if (ret)
 		return base_fail(error, ret == -EIO ? ret : -ENOTSUP, "no space to try in at %s",
 				 path);
@@ -78,13 +78,13 @@ static int check_space(struct ring_bench *bench, const char *path, struct base_e
 	uint64_t free_bytes;
 
 	if (bench->fs.family == FS_TMPFS)
-		return base_fail(error, -ENOTSUP, "%s is in memory", path);
+		return base_refuse(error, -ENOTSUP, "\"%s\" is in memory", path);
 	if (fstatvfs(bench->direct.fd, &system))
-		return base_fail(error, -errno, "cannot look at the filesystem of %s", path);
+		return base_fail(error, -errno, "cannot look at the filesystem of \"%s\"", path);
 	free_bytes = (uint64_t)system.f_bavail * system.f_frsize;
 	if (free_bytes / LEAST_FREE_PERCENT < (uint64_t)system.f_blocks * system.f_frsize / 100 ||
 	    free_bytes < 4 * ROOM_BYTES + bench->leave_bytes)
-		return base_fail(error, -ENOTSUP, "too little space is free at %s", path);
+		return base_refuse(error, -ENOTSUP, "too little space is free at %s", path);
 	return 0;
 }
 
@@ -137,11 +137,11 @@ int ring_bench_open(struct ring_bench *bench, const struct ring_config *config, 
 }
 
 /* A child that was forked meanwhile keeps the file open, but not its space. */
-static void close_one(struct ring_target *target)
+static void close_one(struct ring_destination *destination)
 {
-	if (target->fd >= 0 && ftruncate(target->fd, 0))
+	if (destination->fd >= 0 && ftruncate(destination->fd, 0))
 		errno = 0;
-	ring_target_close(target);
+	ring_destination_close(destination);
 }
 
 void ring_bench_close(struct ring_bench *bench)
@@ -178,8 +178,8 @@ static int get_engine(struct ring_bench *bench, enum ioshape_engine which)
 {
 	const struct ring_engine_params params = {
 		.depth = RING_MOST_DEPTH,
-		.slabs = bench->data,
-		.slabs_bytes = RING_BLOCK_BYTES,
+		.memory = bench->data,
+		.memory_bytes = RING_BLOCK_BYTES,
 	};
 	char why[200];
 	int ret;

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file written front to back: bytes gather in slabs, full slabs leave through the lane. */
+/* A file written front to back: bytes gather in buffers, full buffers leave through the lane. */
 #define _GNU_SOURCE
 #include "ring/calibrate.h"
+#include "ring/destination.h"
 #include "ring/lane.h"
-#include "ring/target.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Interruptions in a row before we believe that they will not end. */
@@ -23,15 +20,15 @@ struct ring_writer {
 	struct ring_lane *lane;
 	struct ring_file_options options;
 	struct ring_notes *notes;
-	struct ring_target target;
+	struct ring_destination file;
 	struct ring_striping striping;
 	struct fs_info fs;
-	struct ring_slot *slot; /* being filled; NULL at a block's boundary */
-	size_t used;            /* of its slab */
-	size_t block_bytes;     /* it leaves when so much of it is */
-	uint64_t submitted;     /* bytes that have left in full blocks */
-	uint32_t crc;           /* of all bytes put, if wanted */
-	bool through_engine;    /* at least one block has */
+	struct ring_buffer *buffer; /* being filled; NULL at a block's boundary */
+	size_t used;                /* bytes of it that are filled */
+	size_t block_bytes;         /* it leaves when so much of it is */
+	uint64_t submitted;         /* bytes that have left in full blocks */
+	uint32_t crc;               /* of all bytes put, if wanted */
+	bool through_engine;        /* at least one block has */
 	bool was_direct;
 	bool nil; /* the engine drops everything: there is no file */
 	bool failed;
@@ -49,21 +46,18 @@ static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct bas
 {
 	const struct ring_file_options *options = &writer->options;
 	uint64_t done = ring_writer_offset(writer);
-	int stop = 0;
+	bool stop = options->abort && atomic_load_explicit(options->abort, memory_order_relaxed);
 
-	if (options->abort && atomic_load_explicit(options->abort, memory_order_relaxed))
-		return base_fail(error, -ECANCELED, "the save to %s was aborted",
-				 writer->target.path);
 	/* The total is an estimate where the caller gave one; more than all of it is never done. */
-	if (options->progress)
+	if (!stop && options->progress)
 		stop = options->progress(
-			options->progress_user, phase,
-			options->progress_total ? MIN(done, options->progress_total) : done,
-			options->progress_total);
-	if (stop && phase < IOSHAPE_PHASE_COMMIT)
-		return base_fail(error, -ECANCELED,
-				 "the save to %s was stopped by its progress callback",
-				 writer->target.path);
+			       options->progress_user, phase,
+			       options->progress_total ? MIN(done, options->progress_total) : done,
+			       options->progress_total) &&
+		       phase < IOSHAPE_PHASE_COMMIT;
+	if (stop)
+		return base_refuse(error, -ECANCELED, "saving \"%s\" was stopped",
+				   writer->file.path);
 	return 0;
 }
 
@@ -81,13 +75,20 @@ static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_erro
 	return ret;
 }
 
+static int fail_again(const struct ring_writer *writer, struct base_error *error)
+{
+	return base_refuse(error, -EIO, "\"%s\" failed before" BASE_REMEDY "save again",
+			   writer->file.path);
+}
+
 /* Beyond the limit a write would end the application. */
 static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct base_error *error)
 {
-	if (bytes <= writer->most_bytes || writer->target.stream || writer->nil)
+	if (bytes <= writer->most_bytes || writer->file.stream || writer->nil)
 		return 0;
-	return base_fail(error, -EFBIG, "cannot write %s beyond offset %llu%s", writer->target.path,
-			 (unsigned long long)writer->most_bytes, ring_remedy(-EFBIG));
+	return base_refuse(error, -EFBIG, "cannot write \"%s\" beyond offset %llu" BASE_REMEDY "%s",
+			   writer->file.path, (unsigned long long)writer->most_bytes,
+			   ring_remedy(-EFBIG));
 }
 
 static int reserve(struct ring_writer *writer, struct base_error *error)
@@ -101,10 +102,11 @@ static int reserve(struct ring_writer *writer, struct base_error *error)
 	};
 	int ret;
 
-	if (reservation.bytes <= RING_SMALL_FILE_BYTES || writer->target.stream)
+	if (reservation.bytes <= RING_SMALL_FILE_BYTES || writer->file.stream)
 		return 0;
 	ret = check_limit(writer, reservation.bytes, error);
-	return ret ? ret : ring_target_reserve(&writer->target, &reservation, writer->notes, error);
+	return ret ? ret :
+		     ring_destination_reserve(&writer->file, &reservation, writer->notes, error);
 }
 
 /* Engine, block and depth for this file. */
@@ -120,8 +122,9 @@ static int take_shape(struct ring_writer *writer, struct base_error *error)
 
 static bool goes_direct(const struct ring_config *config, const struct ring_choice *choice)
 {
+	const bool follows = choice->reason == RING_AS_CALIBRATED;
 	const struct ring_engine_ops *ops =
-		ring_engine_of(choice->known ? choice->calibration.engine : config->engine);
+		ring_engine_of(follows ? choice->calibration.engine : config->engine);
 
 	return config->direct != IOSHAPE_DIRECT_OFF && (!ops || ops->direct);
 }
@@ -134,7 +137,7 @@ static void plan_stripes(struct ring_writer *writer)
 			   options->expected_bytes <= RING_SMALL_FILE_BYTES;
 
 	writer->striping = (struct ring_striping){
-		.wish = small ? NULL : &lane->config.layout,
+		.request = small ? NULL : &lane->config.layout,
 		.bytes = options->expected_bytes,
 		.files = options->files,
 		.direct = !small && goes_direct(&lane->config, &writer->choice),
@@ -147,13 +150,13 @@ static void plan_stripes(struct ring_writer *writer)
 static int look_at_file(struct ring_writer *writer, const char *path, struct base_error *error)
 {
 	struct fs_memory *memory = &writer->lane->fs_memory;
-	int ret = fs_describe(writer->target.fd, path, memory, &writer->fs, error);
+	int ret = fs_describe(writer->file.fd, path, memory, &writer->fs, error);
 
-	if (ret || writer->target.stream ||
+	if (ret || writer->file.stream ||
 	    !ring_striping_guessed_wrong(&writer->striping, &writer->fs))
 		return ret;
-	ret = ring_target_begin_again(&writer->target, &writer->striping, writer->notes, error);
-	return ret ? ret : fs_describe(writer->target.fd, path, memory, &writer->fs, error);
+	ret = ring_destination_begin_again(&writer->file, &writer->striping, writer->notes, error);
+	return ret ? ret : fs_describe(writer->file.fd, path, memory, &writer->fs, error);
 }
 
 static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
@@ -162,13 +165,13 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 
 	ring_choose(&writer->lane->config, path, writer->options.expected_bytes, &writer->choice);
 	plan_stripes(writer);
-	ret = ring_target_open(&writer->target, path, &writer->striping, writer->notes, error);
+	ret = ring_destination_open(&writer->file, path, &writer->striping, writer->notes, error);
 	if (!ret)
 		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
 	if (ret)
 		return ret;
-	if (writer->options.remove_stale && !writer->target.stream)
-		ring_remove_stale(writer->target.directory_fd, writer->target.directory,
+	if (writer->options.remove_stale && !writer->file.stream)
+		ring_remove_stale(writer->file.directory_fd, writer->file.directory,
 				  &writer->lane->config.log);
 	ret = look_at_file(writer, path, error);
 	if (ret)
@@ -184,10 +187,10 @@ static int open_nothing(struct ring_writer *writer, const char *path, struct bas
 {
 	int ret;
 
-	writer->target.path = strdup(path);
-	if (!writer->target.path)
+	writer->file.path = strdup(path);
+	if (!writer->file.path)
 		return base_no_memory(error, "a path", strlen(path));
-	ring_note(writer->notes, "the nil engine was asked for: nothing is written");
+	ring_note(writer->notes, IOSHAPE_STEP_NOTHING, "the nil engine writes nothing");
 	ring_choose(&writer->lane->config, path, 0, &writer->choice);
 	ret = take_shape(writer, error);
 	return ret ? ret : tell(writer, IOSHAPE_PHASE_PLAN, error);
@@ -208,7 +211,7 @@ int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const cha
 	writer->lane = lane;
 	writer->options = *options;
 	writer->notes = notes;
-	writer->target.directory_fd = writer->target.fd = writer->target.lock_fd = -1;
+	writer->file.directory_fd = writer->file.fd = writer->file.lock_fd = -1;
 	writer->nil = lane->config.engine == IOSHAPE_ENGINE_NIL;
 	writer->most_bytes = base_largest_file();
 	ret = writer->nil ? open_nothing(writer, path, error) : open_file(writer, path, error);
@@ -236,7 +239,7 @@ static int start_engine(struct ring_writer *writer, struct base_error *error)
 	if (ret)
 		return ret;
 	writer->first_block_ns = base_now_ns();
-	ring_lane_attach(lane, writer->target.fd, writer->target.path, false, writer->notes);
+	ring_lane_attach(lane, writer->file.fd, writer->file.path, false, writer->notes);
 	writer->through_engine = true;
 	if (!writer->nil)
 		ret = ring_lane_go_direct(lane, &writer->fs, error);
@@ -244,10 +247,10 @@ static int start_engine(struct ring_writer *writer, struct base_error *error)
 	return ret;
 }
 
-/* Sends the slab being filled, all of it or, at the end of the file, what there is. */
+/* Sends the buffer being filled, all of it or, at the end of the file, what there is. */
 static int send_block(struct ring_writer *writer, struct base_error *error)
 {
-	struct ring_slot *slot = writer->slot;
+	struct ring_buffer *buffer = writer->buffer;
 	size_t bytes = writer->used;
 	int ret;
 
@@ -256,27 +259,28 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 		ret = let_pass(writer, bytes, error);
 	if (ret)
 		return ret;
-	if (writer->target.stream) {
-		ret = ring_target_write(&writer->target, slot->slab, bytes, writer->submitted,
-					writer->notes, error);
+	if (writer->file.stream) {
+		ret = ring_destination_write(&writer->file, buffer->data, bytes, writer->submitted,
+					     writer->notes, error);
 		if (ret)
 			return ret;
-		ring_lane_give_back(writer->lane, slot);
+		ring_lane_give_back(writer->lane, buffer);
 	} else {
 		ret = writer->through_engine ? 0 : start_engine(writer, error);
 		if (ret)
 			return ret;
-		slot->offset = writer->submitted;
+		buffer->offset = writer->submitted;
 		/* Direct I/O takes whole units: the tail is padded, and cut off by finish(). */
-		slot->bytes = writer->lane->direct ? base_round_up(bytes, writer->lane->alignment) :
-						     bytes;
-		memset(slot->slab + bytes, 0, slot->bytes - bytes);
-		writer->slot = NULL; /* the lane's now, also after a failure */
-		ret = ring_lane_submit(writer->lane, slot, error);
+		buffer->bytes = writer->lane->direct ?
+					base_round_up(bytes, writer->lane->alignment) :
+					bytes;
+		memset(buffer->data + bytes, 0, buffer->bytes - bytes);
+		writer->buffer = NULL; /* the lane's now, also after a failure */
+		ret = ring_lane_submit(writer->lane, buffer, error);
 		if (ret)
 			return ret;
 	}
-	writer->slot = NULL;
+	writer->buffer = NULL;
 	writer->used = 0;
 	writer->submitted += bytes;
 	return 0;
@@ -303,13 +307,13 @@ static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room,
 {
 	int ret;
 
-	if (!writer->slot) {
-		ret = ring_lane_take(writer->lane, &writer->slot, error);
+	if (!writer->buffer) {
+		ret = ring_lane_take(writer->lane, &writer->buffer, error);
 		if (ret)
 			return ret;
 		writer->block_bytes = block_at(writer, writer->submitted);
 	}
-	*to = writer->slot->slab + writer->used;
+	*to = writer->buffer->data + writer->used;
 	*room = writer->block_bytes - writer->used;
 	return 0;
 }
@@ -369,8 +373,7 @@ static int put(struct ring_writer *writer, const void *data, size_t bytes, uint3
 	int ret;
 
 	if (writer->failed)
-		return base_fail(error, -EIO, "cannot go on with %s after a failure; save again",
-				 writer->target.path);
+		return fail_again(writer, error);
 	ret = writer->options.want_crc32 ? append_checked(writer, data, bytes, crc, error) :
 					   append(writer, data, bytes, crc, error);
 	writer->failed = ret != 0;
@@ -400,7 +403,7 @@ static bool is_small(const struct ring_writer *writer)
 {
 	const struct ring_config *config = &writer->lane->config;
 
-	return writer->slot && !writer->through_engine && !writer->target.stream && !writer->nil &&
+	return writer->buffer && !writer->through_engine && !writer->file.stream && !writer->nil &&
 	       writer->used <= RING_SMALL_FILE_BYTES && config->direct != IOSHAPE_DIRECT_REQUIRE &&
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
@@ -411,10 +414,8 @@ static bool is_small(const struct ring_writer *writer)
 /* What it takes to make a file on a network filesystem: some answers of a metadata server. */
 #define BEGINNING_S 0.020
 
-/*
- * Requests that may be in flight when the next writer begins: what the storage has done with by the
- * time that one has made his file, at the speed of this one; and a part of them at least.
- */
+/* In flight when the next writer begins: what the storage completes while that one creates its
+ * file; and a part of the requests at least. */
 static unsigned tail_requests(const struct ring_writer *writer)
 {
 	const struct ring_lane *lane = writer->lane;
@@ -451,17 +452,18 @@ static int write_rest(struct ring_writer *writer, struct base_error *error)
 		if (!ret)
 			ret = let_pass(writer, writer->used, error);
 		if (!ret)
-			ret = ring_target_write(&writer->target, writer->slot->slab, writer->used,
-						writer->submitted, writer->notes, error);
+			ret = ring_destination_write(&writer->file, writer->buffer->data,
+						     writer->used, writer->submitted, writer->notes,
+						     error);
 		if (ret)
 			return ret;
-		ring_lane_give_back(writer->lane, writer->slot);
-		writer->slot = NULL;
+		ring_lane_give_back(writer->lane, writer->buffer);
+		writer->buffer = NULL;
 		writer->submitted += writer->used;
 		writer->used = 0;
 		return 0;
 	}
-	if (writer->slot)
+	if (writer->buffer)
 		ret = send_block(writer, error);
 	if (!ret)
 		ret = hand_over(writer, error);
@@ -478,18 +480,18 @@ static int cut(struct ring_writer *writer, struct base_error *error)
 	int interruptions = 0, ret;
 	struct stat status;
 
-	if (writer->target.stream || writer->nil)
+	if (writer->file.stream || writer->nil)
 		return 0;
 	do {
-		ret = ftruncate(writer->target.fd, (off_t)writer->submitted) ? -errno : 0;
+		ret = ftruncate(writer->file.fd, (off_t)writer->submitted) ? -errno : 0;
 	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
 	/* Some of FUSE let files only grow: then there may be nothing to cut. */
-	if ((ret == -EOPNOTSUPP || ret == -ENOSYS) && !fstat(writer->target.fd, &status) &&
+	if ((ret == -EOPNOTSUPP || ret == -ENOSYS) && !fstat(writer->file.fd, &status) &&
 	    (uint64_t)status.st_size == writer->submitted)
 		return 0;
 	if (ret)
-		return base_fail(error, ret, "cannot cut %s to its length (ftruncate)",
-				 writer->target.path);
+		return base_fail(error, ret, "cannot cut \"%s\" to its length (ftruncate)",
+				 writer->file.path);
 	return 0;
 }
 
@@ -508,10 +510,10 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	ret = tell(writer, IOSHAPE_PHASE_SYNC, error);
 	if (!ret && !writer->options.no_sync && !writer->nil) {
 		begin = base_now_ns();
-		ret = ring_target_sync(&writer->target, error);
+		ret = ring_destination_sync(&writer->file, error);
 		writer->sync_ns = base_now_ns() - begin;
 		took_ns = writer->write_ns - writer->held_ns + writer->sync_ns;
-		if (!ret && !writer->target.stream)
+		if (!ret && !writer->file.stream)
 			ring_choice_went(&writer->choice, writer->submitted, base_seconds(took_ns));
 	}
 	return ret;
@@ -522,8 +524,7 @@ int ring_writer_finish(struct ring_writer *writer, struct base_error *error)
 	int ret;
 
 	if (writer->failed)
-		return base_fail(error, -EIO, "cannot finish %s after a failure; save again",
-				 writer->target.path);
+		return fail_again(writer, error);
 	ret = finish(writer, error);
 	writer->failed = ret != 0;
 	writer->finished = !ret;
@@ -536,15 +537,15 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 	int ret;
 
 	if (!writer->finished)
-		return base_fail(error, -EIO, "cannot put %s in place before it is complete",
-				 writer->target.path);
+		return base_refuse(error, -EIO, "cannot put \"%s\" in place before it is complete",
+				   writer->file.path);
 	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
 	/* From here on the file must not be used through the engine, which may keep it open. */
 	if (writer->through_engine)
 		ring_lane_detach(writer->lane);
 	if (!ret && !writer->nil)
-		ret = ring_target_commit(&writer->target, writer->options.no_replace,
-					 writer->options.no_sync, writer->notes, error);
+		ret = ring_destination_commit(&writer->file, writer->options.no_replace,
+					      writer->options.no_sync, writer->notes, error);
 	writer->commit_ns = base_now_ns() - begin;
 	if (!ret)
 		tell(writer, IOSHAPE_PHASE_DONE, NULL);
@@ -571,8 +572,7 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->write_s += base_seconds(writer->write_ns);
 	report->sync_s += base_seconds(writer->sync_ns);
 	report->commit_s += base_seconds(writer->commit_ns);
-	/* What was small enough to leave with one plain write is the buffered engine's work in
-	 * spirit. */
+	/* One plain write, as the buffered engine does it. */
 	snprintf(report->engine, sizeof(report->engine), "%s",
 		 writer->through_engine ? lane->ops->id :
 		 writer->nil            ? "nil" :
@@ -581,7 +581,7 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
 	report->block_bytes = lane->shape.block_bytes;
 	snprintf(report->choice, sizeof(report->choice), "%s",
-		 writer->target.stream ? RING_NO_REGULAR_FILE : writer->shape_why);
+		 writer->file.stream ? ring_reason_text(RING_NO_REGULAR_FILE) : writer->shape_why);
 	report->memory_alignment = writer->fs.memory_alignment;
 	report->offset_alignment = writer->fs.offset_alignment;
 	ring_striping_report(&writer->striping, &writer->fs.layout, report);
@@ -592,9 +592,9 @@ void ring_writer_free(struct ring_writer *writer)
 	if (!writer)
 		return;
 	ring_lane_drain(writer->lane, NULL);
-	if (writer->slot)
-		ring_lane_give_back(writer->lane, writer->slot);
+	if (writer->buffer)
+		ring_lane_give_back(writer->lane, writer->buffer);
 	ring_lane_detach(writer->lane);
-	ring_target_close(&writer->target);
+	ring_destination_close(&writer->file);
 	free(writer);
 }

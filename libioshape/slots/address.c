@@ -150,16 +150,16 @@ static int parse_hosts(struct slots_address *address, struct part text, uint16_t
 	do {
 		more = cut(rest, ',', &one, &rest);
 		if (address->node_count == ADDRESS_HOSTS)
-			return base_fail(error, -EINVAL,
-					 "the coordinator's address names more than %u hosts",
-					 ADDRESS_HOSTS);
+			return base_refuse(error, -EINVAL,
+					   "the coordinator's address names more than %u hosts",
+					   ADDRESS_HOSTS);
 		wrong = parse_host(&address->nodes[address->node_count++], one, usual_port);
 		if (wrong)
-			return base_fail(error, -EINVAL,
-					 "host %zu in the coordinator's address %s (in a password, "
-					 "write %%40 for @, %%2F for /, %%3A for :, %%2C for a "
-					 "comma)",
-					 address->node_count, wrong);
+			return base_refuse(
+				error, -EINVAL,
+				"host %zu in the coordinator's address %s (in a password, write "
+				"%%40 for @, %%2F for /, %%3A for :, %%2C for a comma)",
+				address->node_count, wrong);
 	} while (more);
 	return 0;
 }
@@ -179,11 +179,11 @@ static int parse_credentials(struct slots_address *address, struct part text, st
 	address->has_password = cut(until(text, (size_t)(at - text.at)), ':', &user, &password);
 	if (decode(user, address->user, sizeof(address->user)) ||
 	    decode(password, address->password, sizeof(address->password)))
-		return base_fail(error, -EINVAL,
-				 "the user or the password in the coordinator's address is longer "
-				 "than %d bytes, or has a %% that is not followed by two "
-				 "hexadecimal digits (%%25 stands for %%)",
-				 ADDRESS_SECRET_BYTES - 1);
+		return base_refuse(error, -EINVAL,
+				   "the user or the password in the coordinator's address is "
+				   "longer than %d bytes, or has a %% that is not followed by two "
+				   "hexadecimal digits (%%25 stands for %%)",
+				   ADDRESS_SECRET_BYTES - 1);
 	return 0;
 }
 
@@ -192,10 +192,10 @@ static int parse_database(struct slots_address *address, struct part text, struc
 	if (!text.bytes)
 		return 0;
 	if (parse_number(text, MOST_DATABASE, &address->database))
-		return base_fail(error, -EINVAL,
-				 "the database at the end of the coordinator's address is no "
-				 "number from 0 to %u (in a password, write %%2F for /)",
-				 MOST_DATABASE);
+		return base_refuse(error, -EINVAL,
+				   "the database at the end of the coordinator's address is no "
+				   "number from 0 to %u (in a password, write %%2F for /)",
+				   MOST_DATABASE);
 	return 0;
 }
 
@@ -211,9 +211,9 @@ static int parse_servers(struct slots_address *address, struct part text, struct
 	if (!ret)
 		ret = parse_database(address, database, error);
 	if (!ret && address->node_count > 1 && address->database)
-		return base_fail(error, -EINVAL,
-				 "the coordinator's address names several hosts and a database: "
-				 "clusters have database 0 only");
+		return base_refuse(error, -EINVAL,
+				   "the coordinator's address names several hosts and a database: "
+				   "clusters have database 0 only");
 	return ret;
 }
 
@@ -231,9 +231,9 @@ static int parse_sentinels(struct slots_address *address, struct part text,
 	if (ret)
 		return ret;
 	if (!is_host(service, true))
-		return base_fail(error, -EINVAL,
-				 "the coordinator's address lacks the service's name behind the "
-				 "sentinels: sentinel://host,host/service");
+		return base_refuse(error, -EINVAL,
+				   "the coordinator's address lacks the service's name behind the "
+				   "sentinels: sentinel://host,host/service");
 	memcpy(address->service, service.at, service.bytes);
 	return parse_database(address, database, error);
 }
@@ -248,24 +248,24 @@ static int parse_socket(struct slots_address *address, struct part text, struct 
 	if (ret)
 		return ret;
 	if (rest.bytes || authority.bytes == text.bytes)
-		return base_fail(error, -EINVAL,
-				 "the coordinator's address has no absolute path: "
-				 "unix:///path/of/socket");
+		return base_refuse(
+			error, -EINVAL,
+			"the coordinator's address has no absolute path: unix:///path/of/socket");
 	path = after(text, authority.bytes); /* with its / */
 	if (cut(path, '?', &path, &query) && query.bytes) {
 		if (query.bytes < 3 || memcmp(query.at, "db=", 3))
-			return base_fail(error, -EINVAL,
-					 "the coordinator's address may have ?db=N behind the "
-					 "socket's path, and nothing else");
+			return base_refuse(error, -EINVAL,
+					   "the coordinator's address may have ?db=N behind the "
+					   "socket's path, and nothing else");
 		ret = parse_database(address, after(query, 3), error);
 		if (ret)
 			return ret;
 	}
 	if (decode(path, address->path, sizeof(address->path)))
-		return base_fail(error, -EINVAL,
-				 "the path in the coordinator's address is longer than %d bytes, "
-				 "or has a %% that is not followed by two hexadecimal digits",
-				 ADDRESS_PATH_BYTES - 1);
+		return base_refuse(error, -EINVAL,
+				   "the path in the coordinator's address is longer than %d bytes, "
+				   "or has a %% that is not followed by two hexadecimal digits",
+				   ADDRESS_PATH_BYTES - 1);
 	return 0;
 }
 
@@ -288,9 +288,9 @@ int address_parse(struct slots_address *address, const char *text, struct base_e
 
 	memset(address, 0, sizeof(*address));
 	if (bytes > LONGEST_ADDRESS)
-		return base_fail(error, -EINVAL,
-				 "the coordinator's address is longer than %u bytes",
-				 LONGEST_ADDRESS);
+		return base_refuse(error, -EINVAL,
+				   "the coordinator's address is longer than %u bytes",
+				   LONGEST_ADDRESS);
 	for (size_t i = 0; i < ARRAY_LENGTH(schemes); i++) {
 		size_t prefix = strlen(schemes[i].scheme);
 
@@ -304,9 +304,9 @@ int address_parse(struct slots_address *address, const char *text, struct base_e
 			address_wipe(address);
 		return ret;
 	}
-	return base_fail(error, -EINVAL,
-			 "the coordinator's address does not begin with redis://, rediss://, "
-			 "unix:// or sentinel://");
+	return base_refuse(error, -EINVAL,
+			   "the coordinator's address does not begin with redis://, rediss://, "
+			   "unix:// or sentinel://");
 }
 
 void address_wipe(struct slots_address *address)

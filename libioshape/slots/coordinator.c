@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-const struct slots_ops *slots_test_coordinator;
-
 static bool has_scheme(const char *address, const char *scheme)
 {
 	size_t bytes = strlen(scheme);
@@ -23,8 +21,6 @@ const struct slots_ops *slots_coordinator_of(const char *address)
 		{ "rediss", &slots_redis }, { "sentinel", &slots_redis }, { "unix", &slots_redis },
 	};
 
-	if (slots_test_coordinator && has_scheme(address, "test"))
-		return slots_test_coordinator;
 	for (size_t i = 0; i < ARRAY_LENGTH(known); i++) {
 		if (has_scheme(address, known[i].scheme))
 			return known[i].ops;

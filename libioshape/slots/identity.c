@@ -10,11 +10,11 @@
 #define DEFAULT_SHARE 100u
 
 /* Others read it in their logs and terminals: what could do harm there is replaced. */
-static void take_text(char *into, const char *from)
+static void take_text(char *into, size_t room, const char *from)
 {
 	size_t i;
 
-	for (i = 0; from[i] && i < SLOTS_TEXT_BYTES - 1; i++)
+	for (i = 0; from[i] && i < room - 1; i++)
 		into[i] = from[i] > ' ' && from[i] < 0x7f ? from[i] : '_';
 	into[i] = 0;
 }
@@ -24,49 +24,63 @@ static const char *first_set(const char *const *variables)
 	for (; *variables; variables++) {
 		const char *text = getenv(*variables);
 
-		/* torchrun calls a job without a name "none". */
-		if (text && *text && strcmp(text, "none"))
+		if (text && *text)
 			return text;
 	}
 	return NULL;
 }
 
-static uint32_t first_number(const char *const *variables, uint32_t otherwise)
+static void name_job(struct slots_identity *identity, const struct base_job *job)
 {
-	uint32_t number = otherwise;
+	const char *meeting = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+	char text[sizeof(job->id)];
 
-	for (; *variables; variables++) {
-		const char *text = getenv(*variables);
-
-		if (text && *text && !base_env_count(*variables, &number, NULL))
-			return number;
-	}
-	return otherwise;
-}
-
-static void name_job(struct slots_identity *identity)
-{
-	/* Slurm's job is the same job whoever starts the ranks inside it. */
-	static const char *const jobs[] = { "SLURM_JOB_ID",        "PBS_JOBID",
-					    "LSB_JOBID",           "FLUX_JOB_ID",
-					    "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE",
-					    "PMI_JOBID",           NULL };
-	static const char *const meetings[] = { "MASTER_ADDR", NULL };
-	static const char *const ports[] = { "MASTER_PORT", NULL };
-	const char *job = first_set(jobs), *meeting = first_set(meetings);
-	const char *port = first_set(ports);
-	char text[SLOTS_TEXT_BYTES];
-
-	if (job) {
-		take_text(identity->job, job);
-		return;
-	}
 	/* Ranks of one job meet at one place; and what is started by hand shares a terminal. */
-	if (meeting && port)
+	if (*job->id)
+		snprintf(text, sizeof(text), "%s", job->id);
+	else if (meeting && *meeting && port && *port)
 		snprintf(text, sizeof(text), "%.50s:%.8s", meeting, port);
 	else
 		snprintf(text, sizeof(text), "%.50s-%ld", identity->node, (long)getsid(0));
-	take_text(identity->job, text);
+	take_text(identity->job, sizeof(identity->job), text);
+}
+
+/* Without asking a directory service, which may hang. */
+static void name_user(struct slots_identity *identity)
+{
+	static const char *const users[] = { "SLURM_JOB_USER", "USER", "LOGNAME", NULL };
+	const char *user = first_set(users);
+
+	if (user)
+		take_text(identity->user, sizeof(identity->user), user);
+	else
+		snprintf(identity->user, sizeof(identity->user), "uid%lu",
+			 (unsigned long)geteuid());
+}
+
+void slots_name_operator(const struct slots_identity *identity, char who[SLOTS_NAME_BYTES])
+{
+	snprintf(who, SLOTS_NAME_BYTES, "%s@%s", identity->user, identity->node);
+}
+
+void slots_describe_settings(const struct ioshape_pool_settings *settings,
+			     char what[SLOTS_NAME_BYTES])
+{
+	const struct {
+		const char *name;
+		uint64_t value;
+	} parts[] = {
+		{ "capacity", settings->capacity },        { "rate", settings->pool_bytes_per_s },
+		{ "job-rate", settings->job_bytes_per_s }, { "small", settings->small_bytes },
+		{ "express", settings->express },
+	};
+	size_t used = (size_t)snprintf(what, SLOTS_NAME_BYTES, settings->clear ? "clear" : "set");
+
+	for (size_t i = 0; i < ARRAY_LENGTH(parts); i++) {
+		if (parts[i].value && used < SLOTS_NAME_BYTES)
+			used += (size_t)snprintf(what + used, SLOTS_NAME_BYTES - used, " %s=%llu",
+						 parts[i].name, (unsigned long long)parts[i].value);
+	}
 }
 
 void slots_identify_client(struct slots_identity *identity)
@@ -77,26 +91,20 @@ void slots_identify_client(struct slots_identity *identity)
 
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share)
 {
-	static const char *const ranks[] = { "RANK",         "OMPI_COMM_WORLD_RANK",
-					     "SLURM_PROCID", "PMI_RANK",
-					     "PMIX_RANK",    NULL };
-	static const char *const sizes[] = { "WORLD_SIZE",
-					     "OMPI_COMM_WORLD_SIZE",
-					     "SLURM_STEP_NUM_TASKS",
-					     "PMI_SIZE",
-					     "PMIX_SIZE",
-					     NULL };
+	struct base_job found;
 	char node[SLOTS_TEXT_BYTES] = "";
 
 	memset(identity, 0, sizeof(*identity));
 	gethostname(node, sizeof(node) - 1);
-	take_text(identity->node, *node ? node : "?");
-	identity->rank = first_number(ranks, 0);
-	identity->ranks = MAX(first_number(sizes, 1), 1);
+	take_text(identity->node, sizeof(identity->node), *node ? node : "?");
+	name_user(identity);
+	base_job_find(&found);
+	identity->rank = found.rank;
+	identity->ranks = found.ranks;
 	identity->share = share ? share : DEFAULT_SHARE;
 	if (job && *job)
-		take_text(identity->job, job);
+		take_text(identity->job, sizeof(identity->job), job);
 	else
-		name_job(identity);
+		name_job(identity, &found);
 	slots_identify_client(identity);
 }

@@ -8,7 +8,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* The first that waits asks so often whether who holds a slot is still there; the others less. */
+/* The first that waits looks so often whether the holders still exist; the others less often. */
 #define BEAT_MS 20u
 
 static int local_open(void **out, const struct slots_config *config, struct base_error *error)
@@ -19,10 +19,10 @@ static int local_open(void **out, const struct slots_config *config, struct base
 	*out = NULL;
 	if (*folder && (strncmp(folder, ":/", 2) ||
 			strlen(folder) > sizeof(((struct local_file *)NULL)->folder)))
-		return base_fail(
+		return base_refuse(
 			error, -EINVAL,
-			"the coordinator's address begins with \"local\"; say \"local\", or "
-			"\"local:/FOLDER\" with a path of at most 500 bytes");
+			"the coordinator's address begins with \"local\"" BASE_REMEDY
+			"say \"local\", or \"local:/FOLDER\" with a path of at most 500 bytes");
 	pool = calloc(1, sizeof(*pool));
 	if (!pool)
 		return base_no_memory(error, "a pool", sizeof(*pool));
@@ -58,15 +58,14 @@ static int file_of(struct local_pool *pool, struct local_file **out, struct base
 	return 0;
 }
 
-static int enter(struct local_pool *pool, struct local_file **file, int64_t *now,
-		 struct base_error *error)
+static int enter(struct local_pool *pool, struct local_file **file, struct base_error *error)
 {
 	int ret = file_of(pool, file, error);
 
-	return ret ? ret : local_enter(*file, now, error);
+	return ret ? ret : local_enter(*file, error);
 }
 
-/* The others wait for those before them: they come to see a dead one in time. */
+/* Those behind it wait for the ones before them, and see a dead one in time. */
 static void beat_in_time(struct slots_answer *answer)
 {
 	if (answer->state == SLOTS_WAITING)
@@ -79,29 +78,28 @@ static int local_acquire(void *opaque, const struct slots_request *request,
 {
 	struct local_pool *pool = opaque;
 	struct local_file *file;
-	int64_t now;
-	int ret = enter(pool, &file, &now, error), full;
+	int ret = enter(pool, &file, error), full;
 
 	if (ret)
 		return ret;
-	ret = local_take_number(pool, file, now, error);
+	ret = local_take_number(pool, file, error);
 	if (ret) {
-		local_leave(file, false, error);
+		local_leave(file, error);
 		return ret;
 	}
-	full = rules_acquire(file->state, now, &pool->config, request, pool->number, answer);
-	if ((full || answer->state != SLOTS_HOLDING) && local_bury_dead(file, now))
-		full = rules_acquire(file->state, now, &pool->config, request, pool->number,
-				     answer);
+	full = local_queue_acquire(file->table, &pool->config, request, pool->number, answer);
+	if ((full || answer->state != SLOTS_HOLDING) && local_bury_dead(file))
+		full = local_queue_acquire(file->table, &pool->config, request, pool->number,
+					   answer);
 	/* While nobody else can let it in: the wake must find where to go. */
 	if (!full && answer->state == SLOTS_WAITING)
 		local_expect_wake(pool, file);
-	ret = local_leave(file, true, error);
+	ret = local_leave(file, error);
 	if (!ret && full)
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "pool \"%s\" has %u members already, more have no room in its "
-				 "file",
-				 pool->config.pool, RULES_MEMBERS);
+		return base_refuse(
+			error, IOSHAPE_E_COORDINATOR,
+			"pool \"%s\" has %u members already, more have no room in its file",
+			pool->config.pool, LOCAL_MEMBERS);
 	if (!full)
 		beat_in_time(answer);
 	return ret;
@@ -112,29 +110,27 @@ static int local_beat(void *opaque, const struct slots_beat *beat, struct slots_
 {
 	struct local_pool *pool = opaque;
 	struct local_file *file;
-	int64_t now;
-	int ret = enter(pool, &file, &now, error);
+	int ret = enter(pool, &file, error);
 
 	if (ret)
 		return ret;
-	rules_beat(file->state, now, &pool->config, beat, answer);
-	if (answer->state == SLOTS_WAITING && local_bury_dead(file, now))
-		rules_beat(file->state, now, &pool->config, beat, answer);
+	local_queue_beat(file->table, &pool->config, beat, answer);
+	if (answer->state == SLOTS_WAITING && local_bury_dead(file))
+		local_queue_beat(file->table, &pool->config, beat, answer);
 	beat_in_time(answer);
-	return local_leave(file, true, error);
+	return local_leave(file, error);
 }
 
 static int local_release(void *opaque, const char *id, uint64_t passed, struct base_error *error)
 {
 	struct local_pool *pool = opaque;
 	struct local_file *file;
-	int64_t now;
-	int ret = enter(pool, &file, &now, error);
+	int ret = enter(pool, &file, error);
 
 	if (ret)
 		return ret;
-	rules_release(file->state, now, id, passed);
-	return local_leave(file, true, error);
+	local_queue_release(file->table, id, passed);
+	return local_leave(file, error);
 }
 
 static int wait_for(void *pool, uint32_t timeout_ms, struct base_error *error)
@@ -152,7 +148,6 @@ static void local_interrupt(void *opaque)
 		errno = 0;
 }
 
-/* The FIFO is kept: it costs nothing. */
 /* No call waits for anybody. */
 static void local_hurry(void *pool, uint64_t until_ns)
 {
@@ -160,6 +155,7 @@ static void local_hurry(void *pool, uint64_t until_ns)
 	(void)until_ns;
 }
 
+/* The FIFO is kept: it costs nothing. */
 static void local_rest(void *pool)
 {
 	(void)pool;
@@ -170,13 +166,12 @@ static int local_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 {
 	struct local_pool *pool = opaque;
 	struct local_file *file;
-	int64_t now;
-	int ret = enter(pool, &file, &now, error);
+	int ret = enter(pool, &file, error);
 
 	if (ret)
 		return ret;
-	rules_pace(file->state, now, &pool->config, bytes, grant);
-	return local_leave(file, true, error);
+	local_queue_pace(file->table, &pool->config, bytes, grant);
+	return local_leave(file, error);
 }
 
 static int local_set(void *opaque, const struct ioshape_pool_settings *settings,
@@ -184,13 +179,12 @@ static int local_set(void *opaque, const struct ioshape_pool_settings *settings,
 {
 	struct local_pool *pool = opaque;
 	struct local_file *file;
-	int64_t now;
-	int ret = enter(pool, &file, &now, error);
+	int ret = enter(pool, &file, error);
 
 	if (ret)
 		return ret;
-	rules_set(file->state, now, settings);
-	return local_leave(file, true, error);
+	local_queue_set(file->table, &pool->config, settings);
+	return local_leave(file, error);
 }
 
 static int local_kick(void *opaque, const char *id, struct base_error *error)
@@ -198,38 +192,36 @@ static int local_kick(void *opaque, const char *id, struct base_error *error)
 	struct local_pool *pool = opaque;
 	struct local_file *file;
 	bool found;
-	int64_t now;
-	int ret = enter(pool, &file, &now, error);
+	int ret = enter(pool, &file, error);
 
 	if (ret)
 		return ret;
-	found = rules_kick(file->state, now, id);
-	ret = local_leave(file, true, error);
+	found = local_queue_kick(file->table, &pool->config, id);
+	ret = local_leave(file, error);
 	if (!ret && !found)
-		return base_fail(error, -ENOENT, "pool \"%s\" has no member \"%.*s\"",
-				 pool->config.pool, SLOTS_ID_BYTES, id);
+		return base_refuse(error, -ENOENT, "pool \"%s\" has no member \"%.*s\"",
+				   pool->config.pool, SLOTS_ID_BYTES, id);
 	return ret;
 }
 
-static int local_status(void *opaque, struct ioshape_pool_status **status, struct base_error *error)
+static int tell_status(void *opaque, struct ioshape_pool_status **status, struct base_error *error)
 {
 	struct local_pool *pool = opaque;
 	struct slots_status_maker *maker;
 	struct local_file *file;
-	int64_t now;
 	int ret;
 
 	*status = NULL;
 	ret = slots_status_new(&maker, pool->config.pool, "local", error);
 	if (ret)
 		return ret;
-	ret = enter(pool, &file, &now, error);
+	ret = enter(pool, &file, error);
 	if (!ret) {
 		int listed;
 
-		local_bury_dead(file, now);
-		listed = rules_status(file->state, now, maker);
-		ret = local_leave(file, true, error);
+		local_bury_dead(file);
+		listed = local_status(file->table, pool->config.default_capacity, maker);
+		ret = local_leave(file, error);
 		if (!ret && listed)
 			ret = base_no_memory(error, "a pool's status", 0);
 	}
@@ -243,19 +235,18 @@ static int local_status(void *opaque, struct ioshape_pool_status **status, struc
 /* What is left behind is what the operator set, and what others take part in. */
 static void leave_pool(struct local_pool *pool, struct local_file *file)
 {
-	int64_t now;
 
-	if (local_enter(file, &now, NULL))
+	if (local_enter(file, NULL))
 		return; /* the locks end with the descriptor; without them it is dead to others */
 	if (pool->opened == file->opened) {
-		rules_bury(file->state, now, pool->number);
+		local_queue_bury(file->table, pool->number);
 		local_drop_number(pool, file);
 	}
-	if (local_file_is_last(file) && !rules_numbers_set(&file->state->pool) &&
+	if (local_file_is_last(file) && !local_is_set(&file->table->image.head) &&
 	    !local_others(file->fd))
 		local_retire(file);
 	else
-		local_leave(file, true, NULL);
+		local_leave(file, NULL);
 }
 
 static void local_close(void *opaque)
@@ -286,7 +277,7 @@ const struct slots_ops slots_local = {
 	.pace = local_pace,
 	.set = local_set,
 	.kick = local_kick,
-	.status = local_status,
+	.status = tell_status,
 	.names = local_names,
 	.close = local_close,
 };

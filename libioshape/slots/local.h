@@ -1,59 +1,218 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One host without a server: the state of a pool lies in a file that the processes change in turn.
+ * One host without a server: a pool is a queue in a file. Jobs alternate by their shares; within a
+ * job it is first come, first served.
  *
- *     ioshape-POOL-HASH.slots    in /dev/shm, or /tmp, or the folder that the address names
- *     ioshape-HASH-NUMBER.wake   FIFOs of those that wait
+ *     ioshape-POOL-HASH.v2.slots    in /dev/shm, or /tmp, or the folder that the address names
+ *     ioshape-HASH-NUMBER.v2.wake   FIFOs of processes that wait
  *
- * Anybody may write to these files, so nothing in them is believed: the file is never mapped (who
- * shortened it would end us by SIGBUS), a state is checked before it is used, links are not
- * followed, and no lock is waited for without an end.
+ * The file is a table of members, each of which holds a slot or waits for one. Whoever changes the
+ * table has the whole file locked by flock(), and first lets those in that fit. Nothing in the
+ * table is a sum of something else in it, so that every member is true by itself: a process that is
+ * killed between two writes leaves a table that only waits for the next one to look.
  *
- * The file begins with two pages' halves, each a header with as much behind it as fits; a larger
- * state's members and jobs lie in one of two areas further on. A state is written where the older
- * of the two lies, so that the newer one holds until the write is complete.
+ * A process that takes part has a POSIX lock on a byte of its own, its number: the kernel drops it
+ * when the process ends, children do not inherit it, and it holds between containers that share the
+ * file. A member whose number is not locked is dead. But closing any descriptor of a file drops all
+ * POSIX locks on it that the process has: so a process opens each file once.
  *
- * Who changes the state has the whole file locked by flock(). Who takes part in the pool has a
- * POSIX lock on a byte of its own, its number: it ends with the process, children do not inherit
- * it, and it holds between containers that share the file. But closing any descriptor of a file
- * drops all POSIX locks on it that the process has: so a process opens each file once.
+ * Anybody may write to these files, so nothing in them is believed: the file is never mapped
+ * (whoever shortened it would end us by SIGBUS), each record is checked before it is used, links
+ * are not followed, and no lock is waited for without an end.
+ *
+ * The version is part of the names: processes of two versions have a queue each.
  */
 #ifndef SLOTS_LOCAL_H
 #define SLOTS_LOCAL_H
 
-#include "slots/rules.h"
+#include "slots/slots.h"
 
 #include <stdatomic.h>
 #include <sys/stat.h>
 
 #define LOCAL_NUMBERS 4096u /* processes that take part, times the pools that each has opened */
 #define LOCAL_FILE_NAME_BYTES 160
-#define LOCAL_HALF_BYTES 2048u
+#define LOCAL_FILE_END ".v2.slots"
+
+/* ---- The table (local_table.c) --------------------------------------------------------------- */
 
 #define LOCAL_MAGIC "ioslots"
-#define LOCAL_VERSION 1u
-#define LOCAL_GONE 1u /* flag: the file is being removed; look for the name anew */
+#define LOCAL_VERSION 2u
+#define LOCAL_GONE 1u /* flag: the file is being removed; look for the name again */
 
-struct local_header {
+#define LOCAL_PAGE_BYTES 4096u
+/* In the first page, and further on. */
+#define LOCAL_FIRST_JOBS 12u
+#define LOCAL_FIRST_MEMBERS 8u
+#define LOCAL_MORE_JOBS 24u
+#define LOCAL_MORE_MEMBERS 1024u
+/* Jobs are remembered; the one that was seen least lately is replaced. */
+#define LOCAL_JOBS (LOCAL_FIRST_JOBS + LOCAL_MORE_JOBS)
+/* Members hold or wait. */
+#define LOCAL_MEMBERS (LOCAL_FIRST_MEMBERS + LOCAL_MORE_MEMBERS)
+#define LOCAL_WOKEN 64u /* grants in one operation */
+
+/* What the pool is, whoever takes part. All times are CLOCK_MONOTONIC's. All records are shared by
+ * programs of 32 and 64 bits: no type without a fixed width, no padding. */
+struct local_head {
 	char magic[8];
 	uint32_t version;
-	uint32_t crc; /* of all that follows, members and jobs included */
-	uint64_t seq; /* of two that hold the higher one counts */
 	uint32_t flags;
-	uint32_t member_count;
-	uint32_t job_count;
-	uint32_t unused;
-	int64_t ahead_ms; /* of the clock: time went on where the clock was set back */
 	char pool[SLOTS_NAME_BYTES];
-	struct rules_numbers numbers;
+	uint64_t fence; /* the last one given */
+	uint64_t seq;   /* of the last request */
+	uint64_t tag;   /* the highest that was let in */
+	uint64_t grants;
+	uint64_t free_ns; /* when the pool's bandwidth is free again */
+	uint64_t set_pool_rate;
+	uint64_t set_job_rate;
+	uint64_t set_small_bytes;
+	uint64_t minute; /* which one this is */
+	uint32_t this_minute;
+	uint32_t last_minute; /* grants in them */
+	uint32_t set_capacity;
+	uint32_t set_express;
+	uint32_t capacity;   /* as jobs ask for it */
+	uint32_t by_job;     /* 1: a job did; 0: it is the default */
+	uint32_t member_end; /* records from here on are not used */
+	uint32_t job_end;
+	uint32_t acts; /* of operators, so far; the latest SLOTS_ACTS are kept */
+	char unused[260];
 };
 
-#define LOCAL_INLINE_BYTES (LOCAL_HALF_BYTES - sizeof(struct local_header))
-
-union local_half {
-	struct local_header header;
-	uint8_t bytes[LOCAL_HALF_BYTES];
+struct local_job {
+	char name[SLOTS_TEXT_BYTES];
+	char user[24];    /* of its latest request */
+	uint64_t tag;     /* of its request that was let in last */
+	uint64_t written; /* bytes, in these */
+	uint64_t writes;  /* slots that it gave back, or lost */
+	uint64_t free_ns; /* when its bandwidth is free again */
+	uint64_t seen;    /* its latest request's seq */
 };
+
+/* What an operator did. */
+struct local_act {
+	uint64_t wall_ms;
+	char who[56];
+	char what[64];
+};
+
+enum local_state { LOCAL_FREE, LOCAL_WAITING, LOCAL_HOLDING };
+
+struct local_member {
+	char id[SLOTS_ID_BYTES];
+	char job[SLOTS_TEXT_BYTES];
+	char node[SLOTS_TEXT_BYTES];
+	uint64_t bytes;
+	uint64_t passed;
+	uint64_t fence;
+	uint64_t tag;         /* the queue is in this order ... */
+	uint64_t seq;         /* ... and of those alike in this one */
+	uint64_t since_ns;    /* it holds, or waits */
+	uint64_t deadline_ns; /* without a heartbeat it is taken for dead then */
+	uint32_t state;       /* enum local_state */
+	uint32_t rank;
+	uint32_t weight; /* asked for */
+	uint32_t given;  /* 0: express */
+	uint32_t lease_ms;
+	uint32_t process; /* its number */
+	uint32_t small;   /* 1: may be let past the queue */
+	uint32_t unused;
+};
+
+/* The file. A pool with few jobs and members needs the first page alone. */
+struct local_image {
+	struct local_head head;
+	struct local_job first_jobs[LOCAL_FIRST_JOBS];
+	struct local_member first_members[LOCAL_FIRST_MEMBERS];
+	struct local_job more_jobs[LOCAL_MORE_JOBS];
+	struct local_act acts[SLOTS_ACTS];
+	struct local_member more_members[LOCAL_MORE_MEMBERS];
+};
+
+#define LOCAL_PAGES (sizeof(struct local_image) / LOCAL_PAGE_BYTES)
+
+struct local_table {
+	uint64_t now_ns;  /* during an operation */
+	uint64_t wall_ms; /* since 1970 */
+	uint64_t latest_fence;
+	uint32_t woken_count;
+	uint32_t woken[LOCAL_WOKEN]; /* numbers of those that waited and were let in */
+	bool changed[LOCAL_PAGES];
+	union {
+		struct local_image image;
+		uint8_t bytes[sizeof(struct local_image)];
+	};
+};
+
+struct local_job *local_job(struct local_table *table, uint32_t index);
+struct local_member *local_member(struct local_table *table, uint32_t index);
+/* A record was changed, and is to be written. */
+void local_changed(struct local_table *table, const void *record);
+
+/* An empty pool. */
+void local_clear(struct local_table *table, const char *pool);
+
+/* Empty: nothing was ever written. Removed: somebody unlinks the file, or died meanwhile. Damaged:
+ * all of it, or a record that was dropped. */
+enum local_found { LOCAL_FOUND, LOCAL_EMPTY, LOCAL_DAMAGED, LOCAL_RECORD_DAMAGED, LOCAL_REMOVED };
+
+/* Reads the file. enum local_found, or a negative errno. `now_ns` and `wall_ms` are set. */
+int local_read(struct local_table *table, int fd, const char *pool);
+/* Writes what was changed. 0 or a negative errno. */
+int local_write(struct local_table *table, int fd);
+/* The head alone, read without a lock. */
+bool local_read_head(int fd, struct local_head *head);
+/* For others that have the file open: it is about to be removed. 0 or a negative errno. */
+int local_write_gone(int fd, const struct local_head *latest);
+
+/* ---- The queue (local_queue.c) --------------------------------------------------------------- */
+
+/* Operations on a table that was read. Pure: no memory is allocated, nothing read or written. */
+
+/* -ENOSPC if the pool is full. */
+int local_queue_acquire(struct local_table *table, const struct slots_config *config,
+			const struct slots_request *request, uint32_t process,
+			struct slots_answer *answer);
+void local_queue_beat(struct local_table *table, const struct slots_config *config,
+		      const struct slots_beat *beat, struct slots_answer *answer);
+/* False if there is no such member. */
+bool local_queue_release(struct local_table *table, const char *id, uint64_t passed);
+bool local_queue_kick(struct local_table *table, const struct slots_config *config, const char *id);
+void local_queue_pace(struct local_table *table, const struct slots_config *config, int64_t bytes,
+		      struct slots_grant *grant);
+void local_queue_set(struct local_table *table, const struct slots_config *config,
+		     const struct ioshape_pool_settings *settings);
+/* All that this process held and waited for is forgotten. */
+void local_queue_bury(struct local_table *table, uint32_t process);
+/* Processes that would have to be dead for the queue to move: those of the holders, and of the
+ * first that waits, if there is one. Fills in up to `room`, each once, and says how many. */
+uint32_t local_queue_in_the_way(struct local_table *table, uint32_t *processes, uint32_t room);
+/* Whether the operator has set anything. */
+bool local_is_set(const struct local_head *head);
+
+struct local_usage {
+	uint64_t used; /* slots, by weight */
+	uint32_t holders, waiters, express;
+};
+
+/* What every operation begins with: members whose time is over go, those that fit come in. */
+void local_tick(struct local_table *table);
+struct local_usage local_count(struct local_table *table);
+/* Waiters in the order of the queue, holders in that of their grants: the one after `last`, which
+ * is NULL to begin with. */
+struct local_member *local_next(struct local_table *table, enum local_state state,
+				const struct local_member *last);
+uint32_t local_capacity(const struct local_head *head);
+uint64_t local_small_bytes(const struct local_head *head);
+uint32_t local_express(const struct local_head *head);
+
+/* ---- Status (local_status.c) ----------------------------------------------------------------- */
+
+/* 0 or -ENOMEM. `usual` is the capacity where nobody asked for one. */
+int local_status(struct local_table *table, uint32_t usual, struct slots_status_maker *maker);
+
+/* ---- Files (local_file.c) -------------------------------------------------------------------- */
 
 /* One file in this process, shared by all pools that use it. */
 struct local_file {
@@ -72,17 +231,11 @@ struct local_file {
 	int fd;               /* -1: not open */
 	dev_t dev;
 	ino_t ino;
-	uint64_t opened; /* how many times: numbers of an earlier file are worth nothing */
-	int64_t looked;  /* host's clock when the name was last seen to be this file's */
-	uint64_t impatient_until_ns;      /* somebody kept the lock: not everyone waits for him */
+	uint64_t opened;    /* how many times: numbers of an earlier file are worth nothing */
+	uint64_t looked_ns; /* when the name was last seen to be this file's */
+	uint64_t impatient_until_ns;      /* somebody kept the lock: not everyone waits for that */
 	uint64_t own[LOCAL_NUMBERS / 64]; /* numbers that pools of this process have */
-
-	/* What was read or written last. */
-	uint64_t seq; /* of what is in memory; 0: nothing that counts */
-	int64_t ahead_ms;
-	uint64_t latest_fence, latest_epoch;
-	struct rules_state *state;
-	union local_half halves[2]; /* the file's first page */
+	struct local_table *table;
 };
 
 struct local_pool {
@@ -96,8 +249,6 @@ struct local_pool {
 	uint64_t fifo_opened; /* of the file when it was made */
 	unsigned hasty;       /* waits in a row that ended at once; of the thread that waits */
 };
-
-/* ---- Files (local_file.c) -------------------------------------------------------------------- */
 
 /* The name of a pool's file: the same in every process. */
 void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool);
@@ -114,40 +265,20 @@ void local_files_go_on(void);
  * its locks. */
 struct local_file *local_files_find(const struct stat *stat);
 
-/*
- * Has the file to itself, with its state read, until local_leave(). *now is the clock that the
- * pool goes by.
- */
-int local_enter(struct local_file *file, int64_t *now, struct base_error *error);
-/* Writes the state, if it was changed, and lets others in. */
-int local_leave(struct local_file *file, bool changed, struct base_error *error);
-
+/* Has the file to itself, with its table read, until local_leave(). */
+int local_enter(struct local_file *file, struct base_error *error);
+/* Writes what was changed, and lets others in. */
+int local_leave(struct local_file *file, struct base_error *error);
 /* Instead of that: removes the file. Nobody else takes part in it. */
 void local_retire(struct local_file *file);
-
-/* ---- States in files (local_state.c) --------------------------------------------------------- */
-
-/* Empty: nothing was ever written. Removed: somebody unlinks the file, or died while he did. */
-enum local_found { LOCAL_FOUND, LOCAL_EMPTY, LOCAL_DAMAGED, LOCAL_REMOVED };
-
-/* Reads the newest state that holds into file->state. enum local_found, or a negative errno. */
-int local_read(struct local_file *file);
-/* 0 or a negative errno. */
-int local_write(struct local_file *file, uint32_t flags);
-/* The newest header in a file's first page that seems to be one; false if there is none. */
-bool local_peek(const union local_half halves[2], struct local_header *header);
-
-/* For others that have the file open: it is about to be removed. 0 or a negative errno. */
-int local_write_gone(int fd, const struct local_header *latest);
 
 /* ---- Who is alive (local_alive.c) ------------------------------------------------------------ */
 
 /* All inside of local_enter(). Takes a number for the pool, if it has none. */
-int local_take_number(struct local_pool *pool, struct local_file *file, int64_t now,
-		      struct base_error *error);
+int local_take_number(struct local_pool *pool, struct local_file *file, struct base_error *error);
 void local_drop_number(struct local_pool *pool, struct local_file *file);
 /* What dead processes held is given to the next. True if there was one. */
-bool local_bury_dead(struct local_file *file, int64_t now);
+bool local_bury_dead(struct local_file *file);
 /* Whether any other process takes part. */
 bool local_others(int fd);
 
@@ -164,12 +295,14 @@ void local_end_wake(struct local_pool *pool, struct local_file *file);
 void local_wake(struct local_file *file, const uint32_t *numbers, uint32_t count);
 /* The FIFO of one that died. */
 void local_remove_fifo(struct local_file *file, uint32_t number);
+/* FIFOs of a pool in which nobody takes part. */
+void local_remove_fifos(int folder_fd, uint64_t hash);
 int local_wait(struct local_pool *pool, uint32_t timeout_ms, struct base_error *error);
 
 /* ---- All pools of a folder (local_names.c) --------------------------------------------------- */
 
-/* FIFOs of a pool in which nobody takes part. */
-void local_remove_fifos(int folder_fd, uint64_t hash);
+/* Others may fill the folder: more entries are not looked at. */
+#define LOCAL_MOST_ENTRIES 100000
 
 /* /dev/shm, or where that cannot be written /tmp, or what the address says. */
 const char *local_folder(const struct local_pool *pool);

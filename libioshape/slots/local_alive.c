@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Locks on bytes: who may change the state, and who is still there. */
+/* Locks: who may change the table, and which processes still exist. */
 #include "slots/local.h"
 
 #include <errno.h>
@@ -9,8 +9,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define LOOKED_AT 64u /* processes at a time */
-#define ROUNDS 16     /* whoever gets the slot may be dead as well */
+#define LOOKED_AT 256u /* processes at a time */
+#define ROUNDS 16      /* the one that gets the slot may be dead as well */
 
 /* In another call than the numbers: flock() costs half as much, and all depends on that. */
 int local_lock(int fd)
@@ -64,7 +64,7 @@ static bool is_locked(int fd, uint32_t number, uint32_t count)
 		.l_len = 2 * (off_t)count,
 	};
 
-	/* Who cannot be asked about is taken to be alive. */
+	/* A process that cannot be asked about is taken to be alive. */
 	return fcntl(fd, F_GETLK, &lock) || lock.l_type != F_UNLCK;
 }
 
@@ -86,8 +86,7 @@ bool local_others(int fd)
 	return is_locked(fd, 0, LOCAL_NUMBERS);
 }
 
-int local_take_number(struct local_pool *pool, struct local_file *file, int64_t now,
-		      struct base_error *error)
+int local_take_number(struct local_pool *pool, struct local_file *file, struct base_error *error)
 {
 	uint32_t number;
 
@@ -102,12 +101,12 @@ int local_take_number(struct local_pool *pool, struct local_file *file, int64_t 
 		pool->number = number;
 		pool->opened = file->opened;
 		/* Somebody may have had it and died. */
-		rules_bury(file->state, now, number);
+		local_queue_bury(file->table, number);
 		return 0;
 	}
-	return base_fail(error, IOSHAPE_E_COORDINATOR,
-			 "all %u places of the pool's file \"%s/%s\" are taken", LOCAL_NUMBERS,
-			 file->folder, file->name);
+	return base_refuse(error, IOSHAPE_E_COORDINATOR,
+			   "all %u places of the pool's file \"%s/%s\" are taken", LOCAL_NUMBERS,
+			   file->folder, file->name);
 }
 
 void local_drop_number(struct local_pool *pool, struct local_file *file)
@@ -120,18 +119,18 @@ void local_drop_number(struct local_pool *pool, struct local_file *file)
 	pool->opened = 0;
 }
 
-bool local_bury_dead(struct local_file *file, int64_t now)
+bool local_bury_dead(struct local_file *file)
 {
 	uint32_t processes[LOOKED_AT], count;
 	bool found = false, more = true;
 
 	for (int round = 0; round < ROUNDS && more; round++) {
 		more = false;
-		count = rules_in_the_way(file->state, processes, LOOKED_AT);
+		count = local_queue_in_the_way(file->table, processes, LOOKED_AT);
 		for (uint32_t i = 0; i < count; i++) {
 			if (is_alive(file, processes[i]))
 				continue;
-			rules_bury(file->state, now, processes[i]);
+			local_queue_bury(file->table, processes[i]);
 			local_remove_fifo(file, processes[i]);
 			found = more = true;
 		}

@@ -13,12 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOK_AGAIN_MS 500 /* at the name: whether the file is still what it stands for */
+#define LOOK_AGAIN_NS UINT64_C(500000000) /* at the name: does it still stand for the file? */
 #define FIRST_PAUSE_NS 20000
 #define LONGEST_PAUSE_NS 2000000
 #define PATIENCE_NS UINT64_C(1000000000) /* for who changes the state: it takes microseconds */
 #define IMPATIENCE_NS UINT64_C(5000000)  /* right after somebody was waited for in vain */
-#define SET_BACK_MS 1000                 /* the host's clock: then time goes on without it */
 #define TRIES 4                          /* to open a file that others are removing */
 
 static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -76,7 +75,7 @@ void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 		plain[i] = fine ? c : '_';
 	}
 	plain[bytes] = 0;
-	snprintf(name, LOCAL_FILE_NAME_BYTES, "ioshape-%s-%016" PRIx64 ".slots", plain,
+	snprintf(name, LOCAL_FILE_NAME_BYTES, "ioshape-%s-%016" PRIx64 LOCAL_FILE_END, plain,
 		 base_hash_text(pool));
 }
 
@@ -89,7 +88,7 @@ static void free_file(struct local_file *file)
 	if (file->folder_fd >= 0)
 		close(file->folder_fd);
 	pthread_mutex_destroy(&file->lock);
-	free(file->state);
+	free(file->table);
 	free(file);
 }
 
@@ -107,8 +106,8 @@ static struct local_file *make_file(const struct local_pool *pool, const char *f
 	local_file_name(file->name, pool->config.pool);
 	snprintf(file->folder, sizeof(file->folder), "%s", folder);
 	snprintf(file->pool, sizeof(file->pool), "%s", pool->config.pool);
-	file->state = calloc(1, sizeof(*file->state));
-	if (!file->state) {
+	file->table = calloc(1, sizeof(*file->table));
+	if (!file->table) {
 		free_file(file);
 		return NULL;
 	}
@@ -121,10 +120,10 @@ static int open_folder(struct local_file *file, struct base_error *error)
 
 	file->folder_fd = open(file->folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (file->folder_fd < 0 || fstat(file->folder_fd, &stat))
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the folder \"%s\", where processes take turns, cannot be opened "
-				 "(%s)",
-				 file->folder, strerror(errno));
+		return base_refuse(
+			error, IOSHAPE_E_COORDINATOR,
+			"the folder \"%s\", where processes queue for slots, cannot be opened (%s)",
+			file->folder, strerror(errno));
 	file->folder_dev = stat.st_dev;
 	file->folder_ino = stat.st_ino;
 	return 0;
@@ -157,7 +156,7 @@ int local_file_get(struct local_file **out, const struct local_pool *pool, struc
 	pthread_once(&once, expect_forks);
 	file = make_file(pool, local_folder(pool));
 	if (!file)
-		return base_no_memory(error, "a pool's state", sizeof(struct rules_state));
+		return base_no_memory(error, "a pool's table", sizeof(struct local_table));
 	ret = open_folder(file, error);
 	if (ret) {
 		free_file(file);
@@ -216,7 +215,6 @@ static void close_file(struct local_file *file)
 		close(file->fd);
 	file->fd = -1;
 	local_files_go_on();
-	file->seq = 0;
 	memset(file->own, 0, sizeof(file->own));
 }
 
@@ -263,10 +261,11 @@ static int create(struct local_file *file)
 
 static int refuse(const struct local_file *file, const char *what, struct base_error *error)
 {
-	return base_fail(error, IOSHAPE_E_COORDINATOR,
-			 "\"%s/%s\" is %s: somebody has put it in the place of the pool's file; "
-			 "have it removed",
-			 file->folder, file->name, what);
+	return base_refuse(
+		error, IOSHAPE_E_COORDINATOR,
+		"\"%s/%s\" is %s: somebody has put it in the place of the pool's file" BASE_REMEDY
+		"have it removed",
+		file->folder, file->name, what);
 }
 
 /*
@@ -287,14 +286,9 @@ static int check_kind(const struct local_file *file, const struct stat *stat,
 /* One that is not for everybody and holds something else was moved here: it is not written to. */
 static bool looks_like_a_pools(int fd, const struct stat *stat)
 {
-	union local_half halves[2];
+	struct local_head head;
 
-	if ((stat->st_mode & 0666) == 0666 || !stat->st_size)
-		return true;
-	memset(halves, 0, sizeof(halves));
-	return pread(fd, halves, sizeof(halves), 0) > 0 &&
-	       (!memcmp(halves[0].header.magic, LOCAL_MAGIC, sizeof(LOCAL_MAGIC)) ||
-		!memcmp(halves[1].header.magic, LOCAL_MAGIC, sizeof(LOCAL_MAGIC)));
+	return (stat->st_mode & 0666) == 0666 || !stat->st_size || local_read_head(fd, &head);
 }
 
 static int check_opened(const struct local_file *file, int fd, struct stat *stat,
@@ -323,9 +317,9 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 	if (fd < 0 && (errno == EEXIST || errno == ENOENT) && (there || errno == EEXIST))
 		return -EAGAIN;
 	if (fd < 0)
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the pool's file \"%s/%s\" cannot be %s (%s)", file->folder,
-				 file->name, there ? "opened" : "created", strerror(errno));
+		return base_refuse(error, IOSHAPE_E_COORDINATOR,
+				   "the pool's file \"%s/%s\" cannot be %s (%s)", file->folder,
+				   file->name, there ? "opened" : "created", strerror(errno));
 	ret = check_opened(file, fd, &stat, error);
 	if (ret) {
 		close(fd);
@@ -334,7 +328,7 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 	/* Whoever made it may have died before it was for everybody. */
 	if (stat.st_uid == geteuid() && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
 		errno = 0;
-	/* Saves a little with every turn; only owners may. */
+	/* Saves a little with every call; only owners may. */
 	if (fcntl(fd, F_SETFL, O_NOATIME))
 		errno = 0;
 	file->fd = fd;
@@ -356,10 +350,10 @@ static int open_file(struct local_file *file, struct base_error *error)
 		local_files_go_on();
 	}
 	if (ret == -EAGAIN)
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the pool's file \"%s/%s\" comes and goes: somebody keeps "
-				 "removing it",
-				 file->folder, file->name);
+		return base_refuse(
+			error, IOSHAPE_E_COORDINATOR,
+			"the pool's file \"%s/%s\" comes and goes: somebody keeps removing it",
+			file->folder, file->name);
 	return ret;
 }
 
@@ -381,71 +375,46 @@ static int wait_for_lock(struct local_file *file, struct base_error *error)
 			return 0;
 	} while (ret == -EAGAIN && base_now_ns() - began < patience);
 	if (ret != -EAGAIN)
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the pool's file \"%s/%s\" cannot be locked (%s)", file->folder,
-				 file->name, strerror(-ret));
+		return base_refuse(error, IOSHAPE_E_COORDINATOR,
+				   "the pool's file \"%s/%s\" cannot be locked (%s)", file->folder,
+				   file->name, strerror(-ret));
 	file->impatient_until_ns = base_now_ns() + PATIENCE_NS;
-	return base_fail(error, IOSHAPE_E_COORDINATOR,
-			 "the pool's file \"%s/%s\" is kept locked by process %d (0: one that "
-			 "cannot be seen from here); continue or end it",
-			 file->folder, file->name, (int)local_locker(file));
-}
-
-static int64_t host_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-/* Time never goes back: where the host's clock did, the pool's goes on beside it. */
-static int64_t pool_ms(struct local_file *file, int64_t host)
-{
-	const int64_t latest = file->state->pool.clock;
-
-	if (host + file->ahead_ms > RULES_LATEST_MS)
-		file->ahead_ms = 0;
-	if (host + file->ahead_ms + SET_BACK_MS < latest)
-		file->ahead_ms = latest - host;
-	return host + file->ahead_ms;
-}
-
-static void begin_anew(struct local_file *file, int64_t host)
-{
-	file->ahead_ms = 0;
-	rules_make(file->state, host, file->latest_epoch, file->latest_fence);
+	return base_refuse(error, IOSHAPE_E_COORDINATOR,
+			   "the pool's file \"%s/%s\" is kept locked by process %d (0: one that "
+			   "cannot be seen from here)" BASE_REMEDY "continue or end it",
+			   file->folder, file->name, (int)local_locker(file));
 }
 
 /* With the lock held. 0, -EAGAIN: it is another file by now, or IOSHAPE_E_COORDINATOR. */
-static int read_state(struct local_file *file, int64_t host, struct base_error *error)
+static int read_table(struct local_file *file, struct base_error *error)
 {
-	const int found = local_read(file);
+	const int found = local_read(file->table, file->fd, file->pool);
 
 	if (found < 0)
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the pool's file \"%s/%s\" cannot be read (%s)", file->folder,
-				 file->name, strerror(-found));
+		return base_refuse(error, IOSHAPE_E_COORDINATOR,
+				   "the pool's file \"%s/%s\" cannot be read (%s)", file->folder,
+				   file->name, strerror(-found));
 	if (found == LOCAL_REMOVED && !still_there(file))
 		return -EAGAIN;
-	if (found == LOCAL_DAMAGED)
+	if (found == LOCAL_DAMAGED || found == LOCAL_RECORD_DAMAGED)
 		base_log(&file->log, IOSHAPE_LOG_WARNING,
-			 "the pool's file \"%s/%s\" was damaged; the pool begins anew",
-			 file->folder, file->name);
-	if (found != LOCAL_FOUND)
-		begin_anew(file, host);
+			 "the pool's file \"%s/%s\" was damaged; %s", file->folder, file->name,
+			 found == LOCAL_DAMAGED ? "the pool begins empty" :
+						  "members that made no sense were dropped");
+	if (found != LOCAL_FOUND && found != LOCAL_RECORD_DAMAGED)
+		local_clear(file->table, file->pool);
 	return 0;
 }
 
-static int try_to_enter(struct local_file *file, int64_t host, struct base_error *error)
+static int try_to_enter(struct local_file *file, struct base_error *error)
 {
+	const uint64_t now = base_now_ns();
 	int ret;
 
-	/* As unsigned numbers: the clock may have been set back. */
-	if (file->fd >= 0 && (uint64_t)(host - file->looked) >= LOOK_AGAIN_MS) {
+	if (file->fd >= 0 && now - file->looked_ns >= LOOK_AGAIN_NS) {
 		if (!still_there(file))
 			close_file(file);
-		file->looked = host;
+		file->looked_ns = now;
 	}
 	ret = open_file(file, error);
 	if (ret)
@@ -454,7 +423,7 @@ static int try_to_enter(struct local_file *file, int64_t host, struct base_error
 		ret = wait_for_lock(file, error);
 	if (ret)
 		return ret;
-	ret = read_state(file, host, error);
+	ret = read_table(file, error);
 	if (ret == -EAGAIN)
 		close_file(file); /* the lock with it */
 	else if (ret)
@@ -462,56 +431,49 @@ static int try_to_enter(struct local_file *file, int64_t host, struct base_error
 	return ret;
 }
 
-int local_enter(struct local_file *file, int64_t *now, struct base_error *error)
+int local_enter(struct local_file *file, struct base_error *error)
 {
-	const int64_t host = host_ms();
 	int ret = -EAGAIN;
 
 	pthread_mutex_lock(&file->lock);
 	for (int i = 0; i < TRIES && ret == -EAGAIN; i++)
-		ret = try_to_enter(file, host, error);
+		ret = try_to_enter(file, error);
 	if (ret == -EAGAIN)
-		ret = base_fail(error, IOSHAPE_E_COORDINATOR,
-				"the pool's file \"%s/%s\" comes and goes: somebody keeps removing "
-				"it",
-				file->folder, file->name);
-	if (ret) {
+		ret = base_refuse(
+			error, IOSHAPE_E_COORDINATOR,
+			"the pool's file \"%s/%s\" comes and goes: somebody keeps removing it",
+			file->folder, file->name);
+	if (ret)
 		pthread_mutex_unlock(&file->lock);
-		return ret;
-	}
-	/* Anew: it may have waited, or been stopped, since. Nobody else moves the pool's clock now.
-	 */
-	*now = pool_ms(file, host_ms());
-	file->state->woken_count = 0;
-	return 0;
+	return ret;
 }
 
-int local_leave(struct local_file *file, bool changed, struct base_error *error)
+int local_leave(struct local_file *file, struct base_error *error)
 {
-	const struct rules_state *state = file->state;
-	int ret = changed ? local_write(file, 0) : 0;
+	const struct local_table *table = file->table;
+	int ret = local_write(file->table, file->fd);
 
-	if (!changed)
-		file->seq = 0; /* what is in memory was ticked on, and is read again */
 	flock(file->fd, LOCK_UN);
 	if (!ret)
-		local_wake(file, state->woken, state->woken_count);
+		local_wake(file, table->woken, table->woken_count);
 	pthread_mutex_unlock(&file->lock);
 	if (ret)
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the pool's file \"%s/%s\" cannot be written (%s)%s", file->folder,
-				 file->name, strerror(-ret),
-				 ret == -EFBIG ? "; raise this process's limit of file sizes "
-						 "(ulimit -f)" :
-						 "");
+		return base_refuse(error, IOSHAPE_E_COORDINATOR,
+				   "the pool's file \"%s/%s\" cannot be written (%s)" BASE_REMEDY
+				   "%s",
+				   file->folder, file->name, strerror(-ret),
+				   ret == -EFBIG ? "raise this process's limit of file sizes "
+						   "(ulimit -f)" :
+						   "");
 	return 0;
 }
 
 void local_retire(struct local_file *file)
 {
-	/* Those that have it open see that it goes, and look for the name anew. Where it cannot be
-	 * removed, being another user's, whoever opens it next begins anew in it. */
-	if (!local_write(file, LOCAL_GONE) && !unlinkat(file->folder_fd, file->name, 0))
+	/* Those that have it open see that it goes, and look for the name again. Where it cannot be
+	 * removed, being another user's, whoever opens it next begins with an empty pool in it. */
+	if (!local_write_gone(file->fd, &file->table->image.head) &&
+	    !unlinkat(file->folder_fd, file->name, 0))
 		local_remove_fifos(file->folder_fd, file->hash);
 	close_file(file);
 	pthread_mutex_unlock(&file->lock);

@@ -12,74 +12,48 @@
 
 #define KEPT_S (24 * 3600) /* nobody takes part, and nothing was written */
 
-/* Others may fill the folder: more is not looked at. */
-#define MOST_ENTRIES 100000
-
 static bool is_ours(const char *name)
 {
-	const size_t bytes = strlen(name), tail = strlen(".slots");
+	const size_t bytes = strlen(name), tail = strlen(LOCAL_FILE_END);
 
 	return bytes > tail && !strncmp(name, "ioshape-", strlen("ioshape-")) &&
-	       !strcmp(name + bytes - tail, ".slots");
+	       !strcmp(name + bytes - tail, LOCAL_FILE_END);
 }
 
-/* What a file of somebody's says: whole states, read without its lock. */
-static bool read_name(int folder, const char *name, struct local_header *header)
+/* What a file of somebody's says, read without its lock: the name in it does not change. */
+static bool read_name(int folder, const char *name, struct local_head *head)
 {
-	union local_half halves[2] = { 0 };
 	char expected[LOCAL_FILE_NAME_BYTES];
 	int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 	bool got;
 
 	if (fd < 0)
 		return false;
-	got = pread(fd, halves, sizeof(halves), 0) > 0;
+	got = local_read_head(fd, head);
 	close(fd);
-	if (!got || !local_peek(halves, header) || header->flags & LOCAL_GONE || !header->pool[0])
+	if (!got || head->flags & LOCAL_GONE || !head->pool[0])
 		return false;
-	for (const char *c = header->pool; *c; c++) {
+	for (const char *c = head->pool; *c; c++) {
 		if (*c < ' ' || *c > '~')
 			return false;
 	}
 	/* Otherwise it would be a name that leads somewhere else. */
-	local_file_name(expected, header->pool);
+	local_file_name(expected, head->pool);
 	return !strcmp(name, expected);
-}
-
-void local_remove_fifos(int folder_fd, uint64_t hash)
-{
-	int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
-	struct dirent *entry;
-	char begin[40];
-
-	if (!folder) {
-		if (fd >= 0)
-			close(fd);
-		return;
-	}
-	snprintf(begin, sizeof(begin), "ioshape-%016" PRIx64 "-", hash);
-	for (long looked = 0; looked < MOST_ENTRIES && (entry = readdir(folder)); looked++) {
-		if (!strncmp(entry->d_name, begin, strlen(begin)))
-			unlinkat(folder_fd, entry->d_name, 0);
-	}
-	closedir(folder);
 }
 
 /* A file of a pool that nobody in this process has open, last changed long ago. */
 static void remove_old(int folder, const char *name)
 {
 	int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-	union local_half halves[2] = { 0 };
-	struct local_header header;
+	struct local_head head;
 
 	if (fd < 0)
 		return;
 	/* The locks end with the descriptor. */
-	if (!local_lock(fd) && !local_others(fd) && pread(fd, halves, sizeof(halves), 0) > 0 &&
-	    local_peek(halves, &header) && !rules_numbers_set(&header.numbers) &&
-	    !local_write_gone(fd, &header) && !unlinkat(folder, name, 0))
-		local_remove_fifos(folder, base_hash_text(header.pool));
+	if (!local_lock(fd) && !local_others(fd) && local_read_head(fd, &head) &&
+	    !local_is_set(&head) && !local_write_gone(fd, &head) && !unlinkat(folder, name, 0))
+		local_remove_fifos(folder, base_hash_text(head.pool));
 	close(fd);
 }
 
@@ -93,7 +67,7 @@ static bool is_old(const struct stat *stat)
 /* With the lock of this process's files. */
 static int add_name(struct base_buffer *names, int folder, const char *entry)
 {
-	struct local_header header;
+	struct local_head head;
 	struct local_file *own;
 	struct stat stat;
 	const char *pool;
@@ -105,9 +79,9 @@ static int add_name(struct base_buffer *names, int folder, const char *entry)
 	own = local_files_find(&stat);
 	if (!own && is_old(&stat))
 		remove_old(folder, entry);
-	if (!own && !read_name(folder, entry, &header))
+	if (!own && !read_name(folder, entry, &head))
 		return 0;
-	pool = own ? own->pool : header.pool;
+	pool = own ? own->pool : head.pool;
 	ret = base_buffer_append(names, pool, strlen(pool));
 	return ret ? ret : base_buffer_append(names, "\n", 1);
 }
@@ -121,11 +95,11 @@ int local_names(void *opaque, struct base_buffer *names, struct base_error *erro
 	int ret = 0;
 
 	if (!folder)
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "the folder \"%s\", where processes take turns, cannot be read",
-				 path);
+		return base_refuse(
+			error, IOSHAPE_E_COORDINATOR,
+			"the folder \"%s\", where processes queue for slots, cannot be read", path);
 	/* fork() waits for the lock: it is held for one file at a time. */
-	for (long looked = 0; !ret && looked < MOST_ENTRIES && (entry = readdir(folder));
+	for (long looked = 0; !ret && looked < LOCAL_MOST_ENTRIES && (entry = readdir(folder));
 	     looked++) {
 		if (!is_ours(entry->d_name))
 			continue;

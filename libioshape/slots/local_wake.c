@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FIFOs by which those that wait are woken. All of it are hints: time wakes, too. */
+/* FIFOs that wake processes whose requests were granted. A wake is a hint: heartbeats tell, too. */
 #define _GNU_SOURCE
 #include "slots/local.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,7 +18,8 @@
 
 static void fifo_name(char name[FIFO_NAME_BYTES], const struct local_file *file, uint32_t number)
 {
-	snprintf(name, FIFO_NAME_BYTES, "ioshape-%016" PRIx64 "-%u.wake", file->hash, number);
+	snprintf(name, FIFO_NAME_BYTES, "ioshape-%016" PRIx64 "-%u.v%u.wake", file->hash, number,
+		 LOCAL_VERSION);
 }
 
 /* With one name only: a second one may be given by anybody to a FIFO of anybody's. */
@@ -83,6 +86,27 @@ void local_remove_fifo(struct local_file *file, uint32_t number)
 	unlinkat(file->folder_fd, name, 0);
 }
 
+void local_remove_fifos(int folder_fd, uint64_t hash)
+{
+	int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
+	struct dirent *entry;
+	char begin[40], end[16];
+
+	if (!folder) {
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	snprintf(begin, sizeof(begin), "ioshape-%016" PRIx64 "-", hash);
+	snprintf(end, sizeof(end), ".v%u.wake", LOCAL_VERSION);
+	for (long looked = 0; looked < LOCAL_MOST_ENTRIES && (entry = readdir(folder)); looked++) {
+		if (!strncmp(entry->d_name, begin, strlen(begin)) && strstr(entry->d_name, end))
+			unlinkat(folder_fd, entry->d_name, 0);
+	}
+	closedir(folder);
+}
+
 void local_end_wake(struct local_pool *pool, struct local_file *file)
 {
 	if (atomic_load(&pool->fifo) >= 0)
@@ -138,9 +162,9 @@ int local_wait(struct local_pool *pool, uint32_t timeout_ms, struct base_error *
 	int ready = poll(polled, 2, (int)MIN(timeout_ms, INT32_MAX));
 
 	if (ready < 0 && errno != EINTR)
-		return base_fail(error, IOSHAPE_E_COORDINATOR,
-				 "waiting for a turn in pool \"%s\" failed (errno %d)",
-				 pool->config.pool, errno);
+		return base_refuse(error, IOSHAPE_E_COORDINATOR,
+				   "waiting for a slot of pool \"%s\" failed (errno %d)",
+				   pool->config.pool, errno);
 	if (ready <= 0)
 		return 0;
 	if (polled[0].revents)

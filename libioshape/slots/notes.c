@@ -30,8 +30,8 @@ int slots_notes_open(struct slots_notes **out, const struct slots_config *config
 
 	*out = NULL;
 	if (!config || !config->address || slots_coordinator_of(config->address) != &slots_redis)
-		return base_fail(error, -EINVAL,
-				 "ranks cannot meet through the coordinator: it is no Redis");
+		return base_refuse(error, -EINVAL,
+				   "ranks cannot meet through the coordinator: it is no Redis");
 	notes = calloc(1, sizeof(*notes));
 	if (!notes)
 		return base_no_memory(error, "notes", sizeof(*notes));
@@ -92,10 +92,11 @@ int slots_notes_put(struct slots_notes *notes, const char *list, const char *nam
 
 static int not_understood(const char *key, struct base_error *error)
 {
-	return base_fail(error, IOSHAPE_E_COORDINATOR,
-			 "the coordinator's answer about the notes in %s cannot be understood; is "
-			 "it a Redis?",
-			 key);
+	return base_refuse(
+		error, IOSHAPE_E_COORDINATOR,
+		"the coordinator's answer about the notes in %s cannot be understood" BASE_REMEDY
+		"is it a Redis?",
+		key);
 }
 
 static int read_notes(const redisReply *reply, size_t count, const char *key,

@@ -10,9 +10,9 @@ static int open_open(void **pool, const struct slots_config *config, struct base
 {
 	*pool = NULL;
 	if (strcmp(config->address, "open"))
-		return base_fail(error, -EINVAL,
-				 "the coordinator's address begins with \"open\", which takes no "
-				 "more");
+		return base_refuse(
+			error, -EINVAL,
+			"the coordinator's address begins with \"open\", which takes no more");
 	return 0;
 }
 
@@ -65,9 +65,9 @@ static int open_pace(void *pool, int64_t bytes, struct slots_grant *grant, struc
 
 static int refuse(struct base_error *error)
 {
-	return base_fail(error, -ENOTSUP,
-			 "there are no pools without coordination; set another coordinator than "
-			 "\"open\"");
+	return base_refuse(error, -ENOTSUP,
+			   "there are no pools without coordination" BASE_REMEDY
+			   "set another coordinator than \"open\"");
 }
 
 static int open_set(void *pool, const struct ioshape_pool_settings *settings,

@@ -7,7 +7,7 @@
 
 #include <time.h>
 
-/* Who waits for bandwidth is asked so often whether it should go on. */
+/* A writer that waits for bandwidth is asked so often whether to go on. */
 #define PATIENCE_NS 100000000ull
 
 /*
@@ -47,25 +47,26 @@ static void take_own_share(struct slots_slot *slot, uint64_t bytes, uint64_t now
 		slot->grant_start_ns + (uint64_t)((double)slot->grant_bytes / (double)rate * 1e9);
 }
 
-/* Who is known to be out of reach is not asked: each question would hold up a block. */
+/* A coordinator that is known to be unreachable is not asked: each question would hold up a block.
+ */
 static int ask_for_share(struct slots_pool *pool, uint64_t bytes, struct slots_grant *grant)
 {
 	struct base_error why = { 0 };
 	int ret;
 
-	if (atomic_load(&pool->away_ns))
+	if (atomic_load(&pool->unreachable_ns))
 		return IOSHAPE_E_COORDINATOR;
 	ret = pool->ops->pace(pool->coordinator, (int64_t)bytes, grant, &why);
 	if (ret) {
 		pthread_mutex_lock(&pool->lock);
-		slots_note_away(pool, &why);
+		slots_note_unreachable(pool, &why);
 		pthread_mutex_unlock(&pool->lock);
 	}
 	return ret;
 }
 
 /*
- * A new share. While the coordinator is out of reach the writer keeps the pace that it had, so that
+ * A new share. While the coordinator is unreachable the writer keeps the pace that it had, so that
  * what protects the neighbours does not end with it.
  */
 static void take_share(struct slots_slot *slot, uint64_t bytes)
@@ -74,16 +75,16 @@ static void take_share(struct slots_slot *slot, uint64_t bytes)
 	const uint64_t length_ns = slot->grant_end_ns - slot->grant_start_ns;
 	struct slots_grant grant = { 0 };
 	uint64_t now = base_now_ns();
-	bool away;
+	bool unreachable;
 
 	slot->grant_used = 0;
 	if (pool->ops == &slots_open && pool->config.rate) {
 		take_own_share(slot, bytes, now);
 		return;
 	}
-	away = ask_for_share(pool, bytes, &grant) != 0;
+	unreachable = ask_for_share(pool, bytes, &grant) != 0;
 	now = base_now_ns();
-	if (away) {
+	if (unreachable) {
 		if (slot->grant_bytes) {
 			slot->grant_start_ns = MAX(slot->grant_end_ns, now);
 			slot->grant_end_ns = slot->grant_start_ns + length_ns;
@@ -158,7 +159,7 @@ void slots_pace_end(struct slots_slot *slot)
 	struct slots_pool *pool = slot->pool;
 	struct slots_grant ignored;
 
-	if (slot->grant_used < slot->grant_bytes && !atomic_load(&pool->away_ns))
+	if (slot->grant_used < slot->grant_bytes && !atomic_load(&pool->unreachable_ns))
 		pool->ops->pace(pool->coordinator, -(int64_t)(slot->grant_bytes - slot->grant_used),
 				&ignored, NULL);
 	slot->grant_bytes = 0;

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside the slots floor: a pool as this process sees it, and its slots. Whoever wants a slot asks
- * the coordinator in his own thread. One thread of the pool's own does what takes time: it waits
- * for wakes, and gives signs of life for all that wait or hold.
+ * Inside the slots floor: a pool as this process sees it, and its slots. A thread that wants a slot
+ * asks the coordinator itself. One thread of the pool's own does what takes time: it waits for
+ * wakes, and sends heartbeats for all slots that are queued or held.
+ *
+ * acquire.c tells how a slot is acquired and released; it calls heartbeat.c, and both call
+ * contact.c. pool.c opens and closes.
  */
 #ifndef SLOTS_POOL_H
 #define SLOTS_POOL_H
@@ -11,23 +14,26 @@
 
 #include <stdatomic.h>
 
-/* Releases that could not be said yet; older ones are left to the end of their lease. */
-#define SLOTS_UNSAID 64
+/* Releases that did not reach the coordinator; older ones are left to the end of their lease. */
+#define SLOTS_UNSENT 64
+
+/* The thread looks at all slots so often in a lease. The first heartbeat is due after a third. */
+#define SLOTS_LOOKS_PER_LEASE 6
 
 enum slots_stage {
-	STAGE_ASKING,  /* its thread talks to the coordinator */
-	STAGE_QUEUED,  /* its thread waits for the pool's thread to hear something */
-	STAGE_UNKNOWN, /* the coordinator does not know it any more: ask again */
-	STAGE_AWAY,    /* the coordinator is out of reach */
+	STAGE_ASKING,      /* its thread talks to the coordinator */
+	STAGE_QUEUED,      /* its thread sleeps until the pool's thread has news */
+	STAGE_FORGOTTEN,   /* the coordinator does not know it any more: ask again */
+	STAGE_UNREACHABLE, /* the coordinator does not answer */
 	STAGE_HELD,
-	STAGE_LOST, /* it was held */
-	STAGE_FREE  /* to write, without a slot */
+	STAGE_LOST,   /* it was held */
+	STAGE_WITHOUT /* its owner writes without a slot, or does not write */
 };
 
 struct slots_slot {
 	struct slots_pool *pool;
 	struct slots_slot *next; /* in pool->slots */
-	struct slots_wish wish;
+	struct slots_wanted wanted;
 	struct slots_request request;
 	_Atomic uint64_t passed;      /* bytes */
 	_Atomic uint64_t progress_ns; /* when the last of them passed */
@@ -35,10 +41,10 @@ struct slots_slot {
 	/* Under the pool's lock. */
 	enum slots_stage stage;
 	struct slots_answer answer; /* the latest */
-	bool beating;               /* the pool's thread is speaking for it, without the lock */
+	bool in_call;               /* the pool's thread speaks for it, without the lock */
 	uint64_t beat_due_ns;
 	uint64_t lease_end_ns; /* believed no longer than this */
-	uint64_t held_ns;      /* since */
+	uint64_t held_ns;      /* since; 0 until slots_acquire() returns */
 	struct ioshape_slot_info info;
 
 	/* Bandwidth (pace.c), of the thread that passes. */
@@ -58,50 +64,53 @@ struct slots_pool {
 	pthread_cond_t change; /* of slots */
 	struct slots_slot *slots;
 	uint64_t next_number;
-	uint32_t capacity;          /* as last heard; 0 if never */
-	uint32_t write_ms;          /* what a slot is held for, as a rule; 0 if not known yet */
-	_Atomic uint64_t away_ns;   /* since when the coordinator is out of reach; 0 if it is not */
-	struct base_error away_why; /* as of the latest call that failed */
-	uint64_t round;             /* counts saves without it */
+	uint32_t capacity;                 /* as last heard; 0 if never */
+	uint32_t write_ms;                 /* how long slots are held here; 0 if not known yet */
+	_Atomic uint64_t unreachable_ns;   /* since when; 0: the coordinator answers */
+	struct base_error unreachable_why; /* of the latest call that failed */
+	uint64_t round;                    /* counts writes without it */
 	struct {
 		char id[SLOTS_ID_BYTES];
 		uint64_t passed, until_ns;
-	} unsaid[SLOTS_UNSAID];
-	unsigned unsaid_count;
+	} unsent[SLOTS_UNSENT];
+	unsigned unsent_count;
 
-	/* The pool's thread (beats.c). */
+	/* The pool's thread (acquire.c). */
 	pthread_t thread;
 	bool started, stop;
-	bool asleep;  /* there has been nothing to look after */
-	bool in_wait; /* of the coordinator */
-	bool deaf;    /* wakes cannot be waited for: who waits asks instead */
+	bool asleep;   /* there has been nothing to look after */
+	bool in_wait;  /* of the coordinator */
+	bool no_wakes; /* they cannot be waited for: heartbeats alone tell of a grant */
 	pthread_cond_t thread_change;
 	uint64_t thread_wakes_ns; /* when it looks again by itself */
 };
 
-/* ---- Signs of life (beats.c) ----------------------------------------------------------------- */
+/* ---- What the coordinator answers (contact.c) ------------------------------------------------ */
 
-/* Something is there to be looked after; starts the thread if need be. Under the lock. On failure
- * to start it the slot simply ends with its lease. */
-void slots_beats_need(struct slots_pool *pool, uint64_t due_ns);
-/* The same for a slot that stands in the queue: wakes are waited for from now on. */
-void slots_beats_queue(struct slots_pool *pool, uint64_t due_ns);
-/* There is no thread: tries again to start one, and meanwhile gives the signs of life of a slot in
- * the queue from the thread that waits for it. Under the lock, which it lets go. */
-void slots_beats_by_hand(struct slots_slot *slot);
-void slots_beats_stop(struct slots_pool *pool);
-
-/* Takes an answer over. Under the lock. `sent_ns` is when the question was sent. */
+/* All under the lock. */
+void slots_note_reachable(struct slots_pool *pool);
+void slots_note_unreachable(struct slots_pool *pool, const struct base_error *error);
+/* Takes an answer over. `sent_ns` is when the question was sent. */
 void slots_take_answer(struct slots_slot *slot, const struct slots_answer *answer,
 		       uint64_t sent_ns);
-
-/* After a slot came or went: calls of the coordinator end before the next lease does. Under the
- * lock. */
+/* After a slot came or went: calls of the coordinator end before the next lease does. */
 void slots_watch_leases(struct slots_pool *pool);
+/* When a call that failed is tried again, from now. */
+uint64_t slots_retry_ns(const struct slots_pool *pool);
 
-/* Notes that the coordinator answered, or did not. Under the lock. */
-void slots_note_back(struct slots_pool *pool);
-void slots_note_away(struct slots_pool *pool, const struct base_error *error);
+/* ---- Heartbeats (heartbeat.c) ---------------------------------------------------------------- */
+
+/* Sends one, for a slot that is queued or held, and takes the answer. Under the lock, which it lets
+ * go meanwhile. */
+void slots_heartbeat(struct slots_slot *slot);
+/* Of a slot that is queued or held, what is due. Under the lock; true: it was let go meanwhile, and
+ * the list of slots may have changed. */
+bool slots_look_after(struct slots_slot *slot, uint64_t now);
+
+/* ---- Acquiring (acquire.c) ------------------------------------------------------------------- */
+
+/* Ends the pool's thread. */
+void slots_stop(struct slots_pool *pool);
 
 /* ---- Bandwidth (pace.c) ---------------------------------------------------------------------- */
 

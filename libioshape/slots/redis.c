@@ -30,16 +30,17 @@ static int take_address(struct redis_pool *pool, struct base_error *error)
 	if (ret)
 		return ret;
 	if (address->tls && !link_has_tls())
-		return base_fail(error, -EINVAL,
-				 "this library was built without TLS, so that rediss:// cannot be "
-				 "used; install hiredis 1.0 or newer with hiredis_ssl (Debian 13: "
-				 "libhiredis-dev and libssl-dev) and build it again");
+		return base_refuse(error, -EINVAL,
+				   "this library was built without TLS, so that rediss:// cannot "
+				   "be used" BASE_REMEDY
+				   "install hiredis 1.0 or newer with hiredis_ssl (Debian 13: "
+				   "libhiredis-dev and libssl-dev) and build it again");
 	if (address->has_password || !pool->config.password || !*pool->config.password)
 		return 0;
 	if (strlen(pool->config.password) >= sizeof(address->password))
-		return base_fail(error, -EINVAL,
-				 "the coordinator's password is longer than %d bytes",
-				 ADDRESS_SECRET_BYTES - 1);
+		return base_refuse(error, -EINVAL,
+				   "the coordinator's password is longer than %d bytes",
+				   ADDRESS_SECRET_BYTES - 1);
 	strcpy(address->password, pool->config.password);
 	address->has_password = true;
 	return 0;
@@ -109,10 +110,11 @@ static uint64_t known_epoch(const struct redis_pool *pool)
 static int not_understood(const struct redis_pool *pool, const char *operation,
 			  struct base_error *error)
 {
-	return base_fail(error, IOSHAPE_E_COORDINATOR,
-			 "the coordinator's answer to \"%s\" for pool %s cannot be understood; is "
-			 "it a Redis, and do all jobs use the same version of this library?",
-			 operation, pool->config.pool);
+	return base_refuse(
+		error, IOSHAPE_E_COORDINATOR,
+		"the coordinator's answer to \"%s\" for pool %s cannot be understood" BASE_REMEDY
+		"is it a Redis, and do all jobs use the same version of this library?",
+		operation, pool->config.pool);
 }
 
 /* A call whose answer says where a request stands. */
@@ -160,18 +162,13 @@ static int add_name(struct redis_pool *pool, const char *score, bool only_raise,
 	return ret;
 }
 
-/* What an operator set keeps its score: +inf. A Redis before 6.2 knows no GT and forgets that. */
+/* What an operator set keeps its score: +inf. */
 static int write_name(struct redis_pool *pool, uint64_t most_ns)
 {
-	struct base_error error = { 0 };
 	char score[24];
-	int ret;
 
 	snprintf(score, sizeof(score), "%llu", (unsigned long long)wall_ms());
-	ret = add_name(pool, score, true, most_ns, &error);
-	if (ret && strstr(error.text, "syntax error"))
-		ret = add_name(pool, score, false, most_ns, NULL);
-	return ret;
+	return add_name(pool, score, true, most_ns, NULL);
 }
 
 /* So that the operator sees it. Nothing depends on it, and no grant waits long for it. */
@@ -192,7 +189,7 @@ static void write_name_down(struct redis_pool *pool)
 static void write_set_name_down(struct redis_pool *pool,
 				const struct ioshape_pool_settings *settings)
 {
-	if (settings->capacity || settings->pool_rate || settings->job_rate ||
+	if (settings->capacity || settings->pool_bytes_per_s || settings->job_bytes_per_s ||
 	    settings->small_bytes || settings->express)
 		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
 	else if (settings->clear && !add_name(pool, "1", false, REDIS_CALL_NS, NULL))
@@ -223,6 +220,7 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 							      config->default_capacity);
 	link_add_number(&command, known_epoch(pool));
 	link_add_number(&command, request->never_wait);
+	link_add_text(&command, identity->user);
 	ret = ask_about(pool, &command, answer, error);
 	if (!ret)
 		write_name_down(pool);
@@ -304,15 +302,20 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 		     struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
+	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
 	struct link_command command;
 	redisReply *reply;
 	int ret;
 
+	slots_name_operator(&pool->config.identity, who);
+	slots_describe_settings(settings, what);
 	redis_begin(pool, &command, "set");
+	link_add_text(&command, who);
+	link_add_text(&command, what);
 	link_add_number(&command, settings->clear != 0);
 	link_add_number(&command, settings->capacity);
-	add_amount(&command, settings->pool_rate);
-	add_amount(&command, settings->job_rate);
+	add_amount(&command, settings->pool_bytes_per_s);
+	add_amount(&command, settings->job_bytes_per_s);
 	add_amount(&command, settings->small_bytes);
 	link_add_number(&command, settings->express);
 	ret = redis_call(pool, &command, &reply, NULL, error);
@@ -325,13 +328,18 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 static int redis_kick(void *opaque, const char *id, struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
+	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
 	struct link_command command;
 	redisReply *reply;
 	uint64_t found;
 	bool repeated;
 	int ret;
 
+	slots_name_operator(&pool->config.identity, who);
+	snprintf(what, sizeof(what), "kick %.40s", id);
 	redis_begin(pool, &command, "kick");
+	link_add_text(&command, who);
+	link_add_text(&command, what);
 	link_add_text(&command, id);
 	ret = redis_call(pool, &command, &reply, &repeated, error);
 	if (ret)
@@ -343,8 +351,8 @@ static int redis_kick(void *opaque, const char *id, struct base_error *error)
 	/* The first of two calls may be the one that did it. */
 	if (found || repeated)
 		return 0;
-	return base_fail(error, -ENOENT, "nobody holds or waits for a slot of pool %s as %.40s",
-			 pool->config.pool, id);
+	return base_refuse(error, -ENOENT, "nobody holds or waits for a slot of pool %s as %.40s",
+			   pool->config.pool, id);
 }
 
 static int redis_status(void *opaque, struct ioshape_pool_status **status, struct base_error *error)
@@ -356,6 +364,7 @@ static int redis_status(void *opaque, struct ioshape_pool_status **status, struc
 
 	*status = NULL;
 	redis_begin(pool, &command, "status");
+	link_add_number(&command, pool->config.default_capacity);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	if (ret)
 		return ret;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pool kept by a Redis: its connections (traffic.c, wake.c), what is said (redis.c), and what the
- * answers mean (replies.c). */
+/* A pool kept by a Redis: its connections (connections.c), commands (traffic.c) and wakes (wake.c),
+ * what is said (redis.c), and what the answers mean (replies.c). */
 #ifndef SLOTS_REDIS_H
 #define SLOTS_REDIS_H
 
@@ -33,7 +33,6 @@ struct redis_pool {
 	struct slots_link *wake;
 	bool asked;                /* BLPOP was sent, and its answer has not come */
 	bool woken;                /* a wake may have been missed: the next wait() ends at once */
-	bool whole_seconds;        /* a Redis before 6.0 takes no others for BLPOP */
 	uint64_t due_ns;           /* when that answer comes at the latest, if the server is well */
 	uint64_t refused_until_ns; /* BLPOP is not tried; 0: it was never refused */
 	uint64_t wakes_ns;         /* wakes were as many as had been due until then */
@@ -41,14 +40,30 @@ struct redis_pool {
 	int interruption;          /* an eventfd */
 };
 
-/* ---- Traffic (traffic.c) --------------------------------------------------------------------- */
+/* ---- Connections (connections.c) ------------------------------------------------------------- */
 
 /* No call takes longer, whatever the network does. */
 #define REDIS_CALL_NS 2000000000ull
+/* An answer to BLPOP that is so late will not come. */
+#define REDIS_DEAD_NS 2000000000ull
 
 void redis_hurry(void *opaque, uint64_t until_ns);
 /* When a call that begins now has to be over. */
 uint64_t redis_call_end(const struct redis_pool *pool);
+
+/* All with the lock. A connection as the back-off allows; failures are noted. */
+int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t until_ns, char *why);
+void redis_note_failure(struct redis_pool *pool, const char *why);
+/* The connection for wakes is idle: it becomes the one for commands, or is kept if there is one. */
+void redis_give_back(struct redis_pool *pool, bool keep);
+/* Whether what rest() had to leave is done by now. */
+void redis_tidy(struct redis_pool *pool);
+
+/* Of the thread that waits, or with the lock while none does. */
+void redis_drop_wake(struct redis_pool *pool);
+void redis_rest(void *opaque);
+
+/* ---- Traffic (traffic.c) --------------------------------------------------------------------- */
 
 /* A call of the script: begins with the operation; arguments are added by link_add_*(). */
 void redis_begin(const struct redis_pool *pool, struct link_command *command,
@@ -65,9 +80,6 @@ int redis_call(struct redis_pool *pool, struct link_command *command, redisReply
 int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *command,
 			 uint64_t most_ns, redisReply **reply, struct base_error *error);
 
-/* With the lock. A connection as the back-off allows; failures are noted. */
-int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t until_ns, char *why);
-void redis_note_failure(struct redis_pool *pool, const char *why);
 /* Errors after which another server may be the right one. */
 bool redis_must_look_anew(const redisReply *reply);
 void redis_describe(const struct slots_link *link, const redisReply *reply, char *why);
@@ -76,9 +88,6 @@ void redis_describe(const struct slots_link *link, const redisReply *reply, char
 
 int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error);
 void redis_interrupt(void *opaque);
-void redis_rest(void *opaque);
-/* With the lock: whether what rest() had to leave is done by now. */
-void redis_tidy(struct redis_pool *pool);
 
 /* ---- Answers (replies.c) --------------------------------------------------------------------- */
 

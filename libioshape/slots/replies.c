@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The script's shortest time is 1 ms; nothing that it waits for is worth so many signs of life. */
+/* The script's shortest time is 1 ms; nothing that it waits for is worth so many heartbeats. */
 #define LEAST_BEAT_MS 20u
 
 /* Integers, and numbers as text, which Lua uses above 2^53 or where it was given text. */
@@ -110,8 +110,9 @@ static int read_member(const redisReply *row, struct ioshape_member *member, cha
 	member->job = texts[1];
 	member->node = texts[2];
 	if (read_small(part[3], &member->rank) || read_small(part[4], &member->weight) ||
-	    read_small(part[5], &member->express) || read_amount(part[6], &member->bytes) ||
-	    read_amount(part[7], &member->passed) || read_amount(part[8], &member->fence) ||
+	    read_small(part[5], &member->express) ||
+	    read_amount(part[6], &member->expected_bytes) ||
+	    read_amount(part[7], &member->written_bytes) || read_amount(part[8], &member->fence) ||
 	    read_amount(part[9], &since_ms) || read_amount(part[10], &left_ms))
 		return -EPROTO;
 	member->since_s = (double)since_ms / 1e3;
@@ -135,6 +136,54 @@ static int read_members(const redisReply *list, bool holders, struct slots_statu
 	return ret;
 }
 
+/* {job, user, written, writes} */
+static int read_job(const redisReply *row, struct slots_status_maker *maker)
+{
+	struct ioshape_pool_job job = { 0 };
+	char name[SLOTS_NAME_BYTES], user[SLOTS_NAME_BYTES];
+	redisReply **part = row->element;
+
+	if (!is_list(row, 4) || part[0]->type != REDIS_REPLY_STRING ||
+	    part[1]->type != REDIS_REPLY_STRING || read_amount(part[2], &job.written_bytes) ||
+	    read_amount(part[3], &job.writes))
+		return -EPROTO;
+	copy_text(part[0], name, sizeof(name));
+	copy_text(part[1], user, sizeof(user));
+	job.job = name;
+	job.user = user;
+	return slots_status_add_job(maker, &job);
+}
+
+/* {when, who, what} */
+static int read_act(const redisReply *row, struct slots_status_maker *maker)
+{
+	struct ioshape_pool_act act = { 0 };
+	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
+	redisReply **part = row->element;
+	uint64_t when_ms;
+
+	if (!is_list(row, 3) || read_amount(part[0], &when_ms) ||
+	    part[1]->type != REDIS_REPLY_STRING || part[2]->type != REDIS_REPLY_STRING)
+		return -EPROTO;
+	copy_text(part[1], who, sizeof(who));
+	copy_text(part[2], what, sizeof(what));
+	act.at_s = (double)when_ms / 1e3;
+	act.who = who;
+	act.what = what;
+	return slots_status_add_act(maker, &act);
+}
+
+static int read_rows(const redisReply *list,
+		     int (*read)(const redisReply *row, struct slots_status_maker *maker),
+		     struct slots_status_maker *maker)
+{
+	int ret = is_list(list, 0) ? 0 : -EPROTO;
+
+	for (size_t i = 0; !ret && i < list->elements; i++)
+		ret = read(list->element[i], maker);
+	return ret;
+}
+
 static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *status)
 {
 	static const char *const by[] = { "default", "job", "operator" };
@@ -143,9 +192,10 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 
 	if (!is_list(numbers, 11) || read_small(part[0], &status->capacity) ||
 	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
-	    read_small(part[2], &status->used) || read_amount(part[3], &status->pool_rate) ||
-	    read_amount(part[4], &status->job_rate) || read_amount(part[5], &status->small_bytes) ||
-	    read_small(part[6], &status->express) || read_amount(part[7], &status->grants) ||
+	    read_small(part[2], &status->used) || read_amount(part[3], &status->pool_bytes_per_s) ||
+	    read_amount(part[4], &status->job_bytes_per_s) ||
+	    read_amount(part[5], &status->small_bytes) || read_small(part[6], &status->express) ||
+	    read_amount(part[7], &status->grants) ||
 	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters) ||
 	    read_small(part[10], &holders))
 		return -EPROTO;
@@ -162,7 +212,7 @@ int redis_read_status(const redisReply *reply, const char *pool,
 	int ret;
 
 	*status = NULL;
-	if (!is_list(reply, 3))
+	if (!is_list(reply, 5))
 		return -EPROTO;
 	ret = slots_status_new(&maker, pool, "redis", error);
 	if (ret)
@@ -172,6 +222,10 @@ int redis_read_status(const redisReply *reply, const char *pool,
 		ret = read_members(reply->element[1], true, maker);
 	if (!ret)
 		ret = read_members(reply->element[2], false, maker);
+	if (!ret)
+		ret = read_rows(reply->element[3], read_job, maker);
+	if (!ret)
+		ret = read_rows(reply->element[4], read_act, maker);
 	if (ret) {
 		slots_status_abandon(maker);
 		return ret == -ENOMEM ? base_no_memory(error, "a pool's status", 0) : ret;

@@ -79,42 +79,14 @@ static int find_master(const struct slots_address *address, const struct slots_n
 	return ret;
 }
 
-/* After a failover sentinels may name the old master for a moment. */
-static int check_role(struct slots_link *link, uint64_t until_ns, char *why)
-{
-	struct link_command command = { 0 };
-	redisReply *reply;
-	int ret;
-
-	link_add_text(&command, "ROLE");
-	ret = link_ask(link, &command, &reply, until_ns, why);
-	/* Not permitted: then writes will show it. */
-	if (!ret && reply->type == REDIS_REPLY_ARRAY && reply->elements &&
-	    reply->element[0]->type == REDIS_REPLY_STRING &&
-	    strcmp(reply->element[0]->str, "master")) {
-		snprintf(why, LINK_WHY_BYTES, "%s is not the master any more", link_name(link));
-		ret = -EAGAIN;
-	}
-	freeReplyObject(reply);
-	return ret;
-}
-
+/* After a failover sentinels may name the old master for a moment: it says READONLY then. */
 static int connect_master(const struct slots_address *address, const struct slots_node *sentinel,
 			  struct slots_link **out, uint64_t until_ns, char *why)
 {
 	struct slots_node master;
-	int ret;
+	int ret = find_master(address, sentinel, &master, until_ns, why);
 
-	ret = find_master(address, sentinel, &master, until_ns, why);
-	if (!ret)
-		ret = link_open(out, address, &master, true, until_ns, why);
-	if (!ret)
-		ret = check_role(*out, until_ns, why);
-	if (ret) {
-		link_close(*out);
-		*out = NULL;
-	}
-	return ret;
+	return ret ? ret : link_open(out, address, &master, true, until_ns, why);
 }
 
 /* ---- All ------------------------------------------------------------------------------------- */

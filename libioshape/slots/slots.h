@@ -2,18 +2,18 @@
 /*
  * The right to write now. Two layers: coordinators, which keep the order of a pool among all
  * processes (redis.c, local.c, open.c; one table of functions each), and pools, the part of it that
- * happens in this process (pool.c and its neighbours): waiting, signs of life, bandwidth, and what
- * to do while the coordinator is out of reach. All network traffic of the library happens on this
+ * happens in this process (acquire.c and its neighbours): waiting, heartbeats, bandwidth, and what
+ * to do while the coordinator cannot be reached. All network traffic of the library happens on this
  * floor.
  *
- * The rules by which turns are given are the same for all coordinators: docs/slots.md says them in
- * words, rules.c in C (pure), slots.lua in Lua.
+ * docs/slots.md says in words who is next; slots.lua does it for Redis, local_queue.c for one host.
  */
 #ifndef SLOTS_SLOTS_H
 #define SLOTS_SLOTS_H
 
 #include "base/base.h"
 
+#include <ioshape/operator.h>
 #include <ioshape/slots.h>
 
 #include <sys/types.h>
@@ -22,19 +22,23 @@
 
 #define SLOTS_NAME_BYTES 128 /* of pools and of "ahead" texts, with the final 0 */
 #define SLOTS_TEXT_BYTES 64  /* of jobs and nodes */
-#define SLOTS_ID_BYTES 40    /* of requests: the client's 16 hexadecimal digits, '-', a number */
+#define SLOTS_USER_BYTES 24
+#define SLOTS_ID_BYTES 40 /* of requests: the client's 16 hexadecimal digits, '-', a number */
 
 /* Who we are: the same for all requests of a process to a pool. Printable ASCII only. */
 struct slots_identity {
 	char client[17]; /* 16 hexadecimal digits, random: unlike any other client's */
 	char job[SLOTS_TEXT_BYTES];
 	char node[SLOTS_TEXT_BYTES];
+	char user[SLOTS_USER_BYTES];
 	uint32_t rank;
 	uint32_t ranks; /* of the job, as far as is known; at least 1 */
 	uint32_t share;
 };
 
 /* ---- Coordinators ---------------------------------------------------------------------------- */
+
+struct slots_ops;
 
 /* What a pool is opened with. Strings are borrowed until the pool is closed. */
 struct slots_config {
@@ -45,7 +49,8 @@ struct slots_config {
 	uint32_t lease_ms;
 	uint32_t asked_capacity; /* by the job; 0 for none */
 	uint32_t default_capacity;
-	uint64_t rate; /* of the job, bytes per second; 0: any */
+	uint64_t rate;               /* of the job, bytes per second; 0: any */
+	const struct slots_ops *ops; /* the coordinator; NULL: the one that the address names */
 	struct base_log log;
 };
 
@@ -59,7 +64,7 @@ struct slots_request {
 	uint32_t default_capacity; /* instead of the pool's; 0: that */
 };
 
-/* A sign of life. */
+/* A heartbeat. */
 struct slots_beat {
 	char id[SLOTS_ID_BYTES];
 	uint64_t passed; /* bytes so far */
@@ -84,7 +89,7 @@ struct slots_answer {
 	uint32_t weight;   /* granted; 0: express */
 	uint32_t position; /* waiters: how many are ahead in the queue */
 	uint32_t capacity;
-	uint32_t beat_ms;             /* when the next sign of life is due, at the latest */
+	uint32_t beat_ms;             /* when the next heartbeat is due, at the latest */
 	char ahead[SLOTS_NAME_BYTES]; /* waiters: "job 4711, rank 7 on n03" */
 };
 
@@ -99,8 +104,8 @@ struct slots_grant {
 /*
  * One coordinator. No member is NULL. A pool's functions may be called from several threads at a
  * time, except wait(), which one thread calls. All but wait() return soon: within about two
- * seconds, whatever the network does. IOSHAPE_E_COORDINATOR: out of reach, or it refuses us; the
- * sentence says why. Nothing needs to be reopened after that: the next call tries anew.
+ * seconds, whatever the network does. IOSHAPE_E_COORDINATOR: unreachable, or it refuses us; the
+ * sentence says why. Nothing needs to be reopened after that: the next call tries again.
  */
 struct slots_ops {
 	const char *id;
@@ -145,9 +150,6 @@ extern const struct slots_ops slots_open;
 /* The coordinator that an address names; NULL for a word that is none. */
 const struct slots_ops *slots_coordinator_of(const char *address);
 
-/* Tests put a faulty coordinator here, for addresses "test:..."; nothing else writes to it. */
-extern const struct slots_ops *slots_test_coordinator;
-
 /* A status to be filled: room for members and their strings comes with it (status.c). */
 struct slots_status_maker;
 int slots_status_new(struct slots_status_maker **out, const char *pool, const char *coordinator,
@@ -157,6 +159,8 @@ struct ioshape_pool_status *slots_status_of(struct slots_status_maker *maker);
 /* Copies the member, strings too. 0 or -ENOMEM. */
 int slots_status_add(struct slots_status_maker *maker, bool holder,
 		     const struct ioshape_member *member);
+int slots_status_add_job(struct slots_status_maker *maker, const struct ioshape_pool_job *job);
+int slots_status_add_act(struct slots_status_maker *maker, const struct ioshape_pool_act *act);
 /* Frees it all: of one that was handed over, callers do it. */
 void slots_status_abandon(struct slots_status_maker *maker);
 
@@ -165,16 +169,17 @@ void slots_status_abandon(struct slots_status_maker *maker);
 #define SLOTS_SMALL_BYTES (16 * MIB) /* up to here a request may be let past the queue */
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
 #define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
+#define SLOTS_ACTS 8u                /* of operators, that are remembered */
 #define SLOTS_MOST_CAPACITY 65536u
 /* In a request, or per second: above it the numbers of slots.lua have holes. */
 #define SLOTS_MOST_BYTES (UINT64_C(1) << 53)
 
-/* ---- Pools in this process (pool.c, beats.c, away.c) ----------------------------------------- */
+/* ---- Pools in this process (pool.c, acquire.c) ----------------------------------------------- */
 
 struct slots_pool;
 
 struct slots_policy {
-	enum ioshape_away away;
+	enum ioshape_unreachable unreachable;
 	uint32_t stagger_most_ms;
 	uint32_t stall_ms;
 };
@@ -190,7 +195,7 @@ const struct slots_ops *slots_pool_ops(const struct slots_pool *pool, void **coo
 /* A slot that is held, or was; one thread at a time, but for slots_info(). */
 struct slots_slot;
 
-struct slots_wish {
+struct slots_wanted {
 	uint32_t weight; /* at least 1 */
 	uint64_t bytes;
 	/* By rule, for writers as this one: instead of the pool's, and like that only where neither
@@ -203,8 +208,8 @@ struct slots_wish {
 	void *lost_user;
 };
 
-int slots_acquire(struct slots_pool *pool, const struct slots_wish *wish, struct slots_slot **out,
-		  struct base_error *error);
+int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
+		  struct slots_slot **out, struct base_error *error);
 /*
  * Before bytes are written. Waits as the bandwidth dial asks; meanwhile `stop` (may be NULL) is
  * asked ten times a second: anything but 0 ends the waiting and is returned.
@@ -251,12 +256,18 @@ void slots_notes_close(struct slots_notes *notes); /* NULL is fine */
 
 /* ---- Pure parts ------------------------------------------------------------------------------ */
 
-/* When the coordinator is away: how long this writer waits before it writes, in ms (away.c). */
-uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t round, uint32_t capacity,
+/* When the coordinator is unreachable: how long this writer waits before it writes, in ms
+ * (stagger.c). */
+uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, uint32_t capacity,
 			  uint32_t write_ms, uint32_t most_ms);
 
 /* Who this process is, from the launcher's variables (identity.c). `job` may be NULL. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
+/* Who does what an operator does, for the record: "USER@HOST", "set capacity=8". */
+void slots_name_operator(const struct slots_identity *identity, char who[SLOTS_NAME_BYTES]);
+void slots_describe_settings(const struct ioshape_pool_settings *settings,
+			     char what[SLOTS_NAME_BYTES]);
+
 /* Only the client's number: each pool of a process is a client of its own. */
 void slots_identify_client(struct slots_identity *identity);
 

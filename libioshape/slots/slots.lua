@@ -1,11 +1,11 @@
 -- SPDX-License-Identifier: Apache-2.0
--- The rules by which writers take turns, as Redis runs them. docs/slots.md says them in words; rules.c
--- does the same for one host. All times are milliseconds, all costs slot-milliseconds.
+-- Who may write, as Redis decides it. docs/slots.md says the rules in words. All times are milliseconds,
+-- all costs slot-milliseconds.
 --
 -- KEYS[1]      {ios:POOL}:m; the others are beside it, under the same tag
 -- ARGV[1]      the operation; the rest is said at each function of `operations`
 --
---   :m  hash   the pool: counters, clock, what the operator set
+--   :m  hash   the pool: counters, clock, what the operator set, who last did
 --   :d  hash   who holds or waits, by id (packed)
 --   :h  zset   ids of holders, by the end of their lease
 --   :q  zset   waiters by start tag; the member begins with a number that rises, for those alike
@@ -17,7 +17,11 @@
 
 local MOST_REAPED = 16 -- dead holders, and as many waiters, per call
 local MOST_GRANTED = 32 -- per call
-local MOST_JOBS = 1000 -- remembered although they have nothing in the pool
+local MOST_JOBS = 1000 -- when there are more, those that were not seen for longest are forgotten ...
+local KEPT_JOBS = 500 -- ... but for so many that have nothing in the pool
+local TIDIED = 60000 -- not more often than that
+local LISTED_JOBS = 64 -- those that wrote most, in a status
+local KEPT_ACTS = 8 -- of operators
 local LISTED = 256 -- holders, and waiters, in a status
 local NEAR = 100 -- up to this position one is told who goes before it, not who holds a slot
 local KEPT = 24 * 3600 * 1000 -- an abandoned pool is forgotten after so long
@@ -31,7 +35,7 @@ local FIRST_MS, FIRST_BYTES = 16, 16e6 -- what the first write is taken to have 
 local BELIEVED = 300 * 1000 -- at most, or eight times its job's usual time: what bytes make us expect
 local UNKNOWN_COST = 1000 -- of a request that says no size, from a job not seen before
 local PACE_MS = 250 -- a grant of bandwidth lasts about so long ...
-local PACE_TURNS = 8 -- ... shared by so many writers at most
+local PACE_WRITERS = 8 -- ... shared by so many writers at most
 
 local prefix = string.sub(KEYS[1], 1, -2)
 local M, D, H, Q = KEYS[1], prefix .. 'd', prefix .. 'h', prefix .. 'q'
@@ -91,6 +95,7 @@ end
 --   ms, bytes    time and size of the latest writes
 --   free         when the pool's bandwidth is free again
 --   grants; and this_minute, last_minute: in them; minute: which one this is
+--   tidied       when jobs were last forgotten
 --   renewed      when the keys' expiry was last set
 --   place        of the server process that wrote this
 --   set_capacity, set_pool_rate, set_job_rate, set_small, set_express: by the operator
@@ -115,7 +120,7 @@ local function was_set()
 		+ pool.set_express > 0
 end
 
--- What the operator set is kept until he clears it.
+-- What the operator set is kept until it is cleared.
 local function keep_all()
 	pool.renewed = now
 	keep(D, H, Q, S, L, J, P)
@@ -233,11 +238,11 @@ end
 -- What is remembered of a job. `members` it has in the pool, with its `share`, in the pool's busy time
 -- number `busy`; its next request begins at `finish`, the latest one did at `latest`; `small_finish` is the
 -- same among small ones; `usual` is what those without a size cost; `ms` and `bytes` are time and size of
--- its latest writes.
+-- its latest writes. In `writes` slots that it had it wrote `written` bytes; it was last `seen` then.
 local function new_job()
 	return {
 		busy = 0, members = 0, share = 0, finish = 0, latest = 0, small_finish = 0,
-		usual = UNKNOWN_COST, ms = 0, bytes = 0
+		usual = UNKNOWN_COST, ms = 0, bytes = 0, user = '', writes = 0, written = 0, seen = 0
 	}
 end
 
@@ -263,16 +268,32 @@ local function join(job, share)
 	job.members = job.members + 1
 end
 
-local function leave(name, job)
-	job.members = job.members - 1
-	if job.members == 0 then
-		pool.shares = pool.shares - job.share
-		if call('HLEN', J) > MOST_JOBS then
-			call('HDEL', J, name)
-			return
+local function forget_old_jobs()
+	local all, absent = call('HGETALL', J), {}
+	pool.tidied = now
+	for i = 1, #all, 2 do
+		local job = cmsgpack.unpack(all[i + 1])
+		if job.busy ~= pool.busy or job.members == 0 then
+			absent[#absent + 1] = {name = all[i], seen = job.seen or 0}
 		end
 	end
+	table.sort(absent, function(a, b)
+		return a.seen < b.seen or (a.seen == b.seen and a.name < b.name)
+	end)
+	for i = 1, #absent - KEPT_JOBS do
+		call('HDEL', J, absent[i].name)
+	end
+end
+
+local function leave(name, job)
+	job.members, job.seen = job.members - 1, now
 	store_job(name, job)
+	if job.members == 0 then
+		pool.shares = pool.shares - job.share
+		if now - pool.tidied > TIDIED and call('HLEN', J) > MOST_JOBS then
+			forget_old_jobs()
+		end
+	end
 end
 
 -- What a slot was really used for, instead of what was expected. `passed` if it is the holder that says
@@ -336,6 +357,10 @@ local function forget(id, member, passed)
 	elseif member.cost > 0 then -- it was not reclaimed
 		settle(job, member, passed)
 	end
+	if member.state == HOLDING then
+		job.writes = (job.writes or 0) + 1
+		job.written = (job.written or 0) + (passed or member.passed)
+	end
 	leave(name, job)
 end
 
@@ -356,10 +381,19 @@ local function hold(id, member, given, lease)
 	end
 end
 
+local function count_grant()
+	local minute = math.floor(now / 60000)
+	if minute ~= pool.minute then
+		pool.last_minute = minute == pool.minute + 1 and pool.this_minute or 0
+		pool.this_minute, pool.minute = 0, minute
+	end
+	pool.this_minute = pool.this_minute + 1
+	pool.grants = pool.grants + 1
+end
+
 local function admit(id, member, given, lease)
 	pool.fence = math.max(pool.fence + 1, now * 1024)
-	pool.grants = pool.grants + 1
-	pool.this_minute = pool.this_minute + 1
+	count_grant()
 	if given > 0 then
 		-- As if all who want slots were served at once, each by its share; and never behind the one
 		-- that is served, so that new jobs do not pass old ones for ever.
@@ -423,12 +457,7 @@ local function tick(known_epoch, lease)
 	now = math.max(clock, pool.hw)
 	look_at_data(run, known, clock, known_epoch, lease)
 	pool.hw = now
-	local minute = math.floor(now / 60000)
-	if minute ~= pool.minute then
-		pool.last_minute = minute == pool.minute + 1 and pool.this_minute or 0
-		pool.this_minute, pool.minute = 0, minute
-	end
-	-- Nobody could give a sign of life while the server was away.
+	-- Nobody could send a heartbeat while the server was away.
 	if now >= pool.grace then
 		if pool.holders > 0 then
 			reap(H)
@@ -485,6 +514,23 @@ local function renewed(id, member, lease)
 	return holds and holder(member) or waiter(member)
 end
 
+-- ---- Operators ---------------------------------------------------------------------------------------
+
+local function load_acts()
+	local packed = call('HGET', M, 'acts')
+	return packed and cmsgpack.unpack(packed) or {}
+end
+
+-- {when, who, what}, the latest last.
+local function note_act(who, what)
+	local acts = load_acts()
+	acts[#acts + 1] = {whole(now), who, what}
+	if #acts > KEPT_ACTS then
+		table.remove(acts, 1)
+	end
+	call('HSET', M, 'acts', cmsgpack.pack(acts))
+end
+
 -- ---- Operations -------------------------------------------------------------------------------------
 
 -- Only the one that is asked for is made: making them all would cost more than most of them do.
@@ -526,9 +572,9 @@ if operation == 'acquire' then
 	end
 
 	-- acquire id client node job rank share weight bytes lease asked-capacity default-capacity known-epoch
-	-- never-wait
+	-- never-wait user
 	operate = function(id, client, node, job_name, rank, share, weight, bytes, lease, asked, usual,
-			known_epoch, never_wait)
+			known_epoch, never_wait, user)
 		share, weight, bytes, lease = tonumber(share), tonumber(weight), tonumber(bytes), tonumber(lease)
 		tick(tonumber(known_epoch), lease)
 		local member = load_member(id)
@@ -556,6 +602,7 @@ if operation == 'acquire' then
 			small_start = math.max(pool.small_vt, job.small_finish)
 			job.small_finish = small_start + cost / share
 		end
+		job.user = user
 		join(job, share)
 		store_job(job_name, job)
 		member = {
@@ -658,8 +705,8 @@ elseif operation == 'pace' then
 		local of_job = job_rate > 0 and job_free(job_name) or 0
 		local start = now
 		if bytes > 0 then
-			local turns = math.min(math.max(pool.holders, 1), PACE_TURNS)
-			bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / turns))
+			local writers = math.min(math.max(pool.holders, 1), PACE_WRITERS)
+			bytes = math.max(bytes, math.floor(rate * PACE_MS / 1000 / writers))
 			start = math.max(now, of_pool, of_job)
 			of_pool, of_job = start, start
 		end
@@ -678,9 +725,10 @@ elseif operation == 'pace' then
 	end
 
 elseif operation == 'set' then
-	-- set clear capacity pool-rate job-rate small express (0: as it was)
-	operate = function(clear, ...)
+	-- set who what clear capacity pool-rate job-rate small express (0: as it was)
+	operate = function(who, what, clear, ...)
 		tick(0, OPERATORS_LEASE)
+		note_act(who, what)
 		local names = {'set_capacity', 'set_pool_rate', 'set_job_rate', 'set_small', 'set_express'}
 		for i, value in ipairs({...}) do
 			if clear == '1' or tonumber(value) > 0 then
@@ -693,19 +741,55 @@ elseif operation == 'set' then
 	end
 
 elseif operation == 'kick' then
-	-- kick id
-	operate = function(id)
+	-- kick who what id
+	operate = function(who, what, id)
 		tick(0, OPERATORS_LEASE)
 		local member = load_member(id)
 		if not member then
 			return 0
 		end
 		forget(id, member)
+		note_act(who, what)
 		grant_those_that_fit()
 		return 1
 	end
 
 elseif operation == 'status' then
+	-- In the last 60 s, if those of the minute before came evenly.
+	local function grants_last_minute()
+		local minute, left = math.floor(now / 60000), 1 - now % 60000 / 60000
+		local granted = 0
+		if minute == pool.minute then
+			granted = pool.this_minute + pool.last_minute * left
+		elseif minute == pool.minute + 1 then
+			granted = pool.this_minute * left
+		end
+		return math.floor(granted + 0.5)
+	end
+
+	-- Those that wrote most, with what they have written in the slots that they hold.
+	local function job_rows(holders)
+		local all, jobs, held, rows = call('HGETALL', J), {}, {}, {}
+		for _, holder in ipairs(holders) do
+			local member = holder.member
+			held[member.job] = (held[member.job] or 0) + member.passed
+		end
+		for i = 1, #all, 2 do
+			local job = cmsgpack.unpack(all[i + 1])
+			job.name = all[i]
+			job.written = (job.written or 0) + (held[job.name] or 0)
+			jobs[#jobs + 1] = job
+		end
+		table.sort(jobs, function(a, b)
+			return a.written > b.written or (a.written == b.written and a.name < b.name)
+		end)
+		for i = 1, math.min(#jobs, LISTED_JOBS) do
+			local job = jobs[i]
+			rows[i] = {job.name, job.user or '', whole(job.written), whole(job.writes or 0)}
+		end
+		return rows
+	end
+
 	local function row(id, member, deadline)
 		return {
 			id, member.job, member.node, member.rank, member.weight,
@@ -715,13 +799,16 @@ elseif operation == 'status' then
 		}
 	end
 
-	-- status: {{numbers}, {holders, oldest first}, {waiters, the next one first}}
-	operate = function()
-		local held, queue, all, holders, waiters = {}, {}, {}, {}, {}
+	-- status usual-capacity: {{numbers}, {holders, oldest first}, {waiters, the next one first}, {jobs, by what
+	-- they wrote}, {acts of operators, the latest last}}
+	operate = function(usual)
+		local held, queue, all, holders, waiters, jobs = {}, {}, {}, {}, {}, {}
+		local granted, acts = 0, {}
 		if call('EXISTS', M) == 1 then -- to look must not make a pool
 			tick(0, OPERATORS_LEASE)
 			held = call('ZRANGE', H, 0, -1, 'WITHSCORES')
 			queue = call('ZRANGE', Q, 0, LISTED - 1)
+			granted, acts = grants_last_minute(), load_acts()
 		else
 			load_pool()
 		end
@@ -739,13 +826,17 @@ elseif operation == 'status' then
 			local id = string.sub(tag, 17)
 			waiters[i] = row(id, must_load_member(id), call('ZSCORE', L, id))
 		end
+		if now then
+			jobs = job_rows(all)
+		end
+		local slots = pool.set_capacity + pool.cap > 0 and capacity() or tonumber(usual)
 		local by = pool.set_capacity > 0 and 2 or pool.by
 		return {
 			{
-				capacity(), by, pool.used, whole(pool.set_pool_rate), whole(pool.set_job_rate),
-				whole(small_bytes()), express(), whole(pool.grants), pool.last_minute, pool.waiters,
+				slots, by, pool.used, whole(pool.set_pool_rate), whole(pool.set_job_rate),
+				whole(small_bytes()), express(), whole(pool.grants), granted, pool.waiters,
 				pool.holders
-			}, holders, waiters
+			}, holders, waiters, jobs, acts
 		}
 	end
 end

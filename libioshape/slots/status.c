@@ -11,6 +11,8 @@ struct slots_status_maker {
 	struct ioshape_pool_status status;
 	char *pool, *coordinator;
 	struct ioshape_member *holders, *waiters;
+	struct ioshape_pool_job *jobs;
+	struct ioshape_pool_act *acts;
 };
 
 static void free_members(struct ioshape_member *members, size_t count)
@@ -26,6 +28,12 @@ void slots_status_abandon(struct slots_status_maker *maker)
 		return;
 	free_members(maker->holders, maker->status.holder_listed);
 	free_members(maker->waiters, maker->status.waiter_listed);
+	for (size_t i = 0; i < maker->status.job_listed; i++)
+		free((void *)(uintptr_t)maker->jobs[i].job);
+	free(maker->jobs);
+	for (size_t i = 0; i < maker->status.act_listed; i++)
+		free((void *)(uintptr_t)maker->acts[i].who);
+	free(maker->acts);
 	free(maker->pool);
 	free(maker->coordinator);
 	free(maker);
@@ -58,18 +66,21 @@ struct ioshape_pool_status *slots_status_of(struct slots_status_maker *maker)
 	return &maker->status;
 }
 
-/* All its strings in one piece of memory, which begins with the id. */
-static int copy_strings(struct ioshape_member *into, const struct ioshape_member *from)
+/* Strings in one piece of memory, which begins with the first. */
+static int copy_strings(const char **into[], const char *const from[], size_t count)
 {
-	const size_t id = strlen(from->id) + 1, job = strlen(from->job) + 1;
-	const size_t node = strlen(from->node) + 1;
-	char *text = malloc(id + job + node);
+	size_t bytes = 0;
+	char *text;
 
+	for (size_t i = 0; i < count; i++)
+		bytes += strlen(from[i]) + 1;
+	text = malloc(bytes);
 	if (!text)
 		return -ENOMEM;
-	into->id = memcpy(text, from->id, id);
-	into->job = memcpy(text + id, from->job, job);
-	into->node = memcpy(text + id + job, from->node, node);
+	for (size_t i = 0; i < count; i++) {
+		*into[i] = text;
+		text = stpcpy(text, from[i]) + 1;
+	}
 	return 0;
 }
 
@@ -85,11 +96,45 @@ int slots_status_add(struct slots_status_maker *maker, bool holder,
 		return -ENOMEM;
 	*list = more;
 	more[*count] = *member;
-	if (copy_strings(&more[*count], member))
+	if (copy_strings(
+		    (const char **[]){ &more[*count].id, &more[*count].job, &more[*count].node },
+		    (const char *[]){ member->id, member->job, member->node }, 3))
 		return -ENOMEM;
 	++*count;
 	maker->status.holders = maker->holders;
 	maker->status.waiters = maker->waiters;
+	return 0;
+}
+
+int slots_status_add_job(struct slots_status_maker *maker, const struct ioshape_pool_job *job)
+{
+	size_t *count = &maker->status.job_listed;
+	struct ioshape_pool_job *more = reallocarray(maker->jobs, *count + 1, sizeof(*more));
+
+	if (!more)
+		return -ENOMEM;
+	maker->status.jobs = maker->jobs = more;
+	more[*count] = *job;
+	if (copy_strings((const char **[]){ &more[*count].job, &more[*count].user },
+			 (const char *[]){ job->job, job->user }, 2))
+		return -ENOMEM;
+	++*count;
+	return 0;
+}
+
+int slots_status_add_act(struct slots_status_maker *maker, const struct ioshape_pool_act *act)
+{
+	size_t *count = &maker->status.act_listed;
+	struct ioshape_pool_act *more = reallocarray(maker->acts, *count + 1, sizeof(*more));
+
+	if (!more)
+		return -ENOMEM;
+	maker->status.acts = maker->acts = more;
+	more[*count] = *act;
+	if (copy_strings((const char **[]){ &more[*count].who, &more[*count].what },
+			 (const char *[]){ act->who, act->what }, 2))
+		return -ENOMEM;
+	++*count;
 	return 0;
 }
 

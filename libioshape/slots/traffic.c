@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Commands and what can become of them: connections that have to be made anew, scripts that the
+ * Commands and what can become of them: connections that have to be made again, scripts that the
  * server forgot, redirects, refusals.
  */
 #define _GNU_SOURCE
@@ -11,67 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define FIRST_BACKOFF_MS 50u
-#define MOST_BACKOFF_MS 1000u
 #define MOST_REDIRECTS 5
 #define MOST_ANEW 2
-
-/* ---- Back-off -------------------------------------------------------------------------------- */
-
-/* So that thousands of clients do not all come back in the same millisecond. */
-static uint64_t jitter(struct redis_pool *pool, uint64_t most)
-{
-	pool->random ^= pool->random << 13;
-	pool->random ^= pool->random >> 7;
-	pool->random ^= pool->random << 17;
-	return pool->random % (most + 1);
-}
-
-void redis_note_failure(struct redis_pool *pool, const char *why)
-{
-	const unsigned doublings = MIN(pool->failures, 10u);
-	const uint64_t most_ms = MIN(FIRST_BACKOFF_MS << doublings, MOST_BACKOFF_MS);
-
-	pool->failures++;
-	pool->not_before_ns = base_now_ns() + most_ms * 500000 + jitter(pool, most_ms * 500000);
-	if (why != pool->last_failure)
-		snprintf(pool->last_failure, sizeof(pool->last_failure), "%s", why);
-}
-
-int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t until_ns, char *why)
-{
-	int ret;
-
-	*out = NULL;
-	if (pool->failures && base_now_ns() < pool->not_before_ns) {
-		snprintf(why, LINK_WHY_BYTES, "%s", pool->last_failure);
-		return -EAGAIN;
-	}
-	ret = route_connect(&pool->route, out, until_ns, why);
-	if (ret)
-		redis_note_failure(pool, why);
-	return ret;
-}
-
-/* ---- How long it may take ------------------------------------------------------------------- */
-
-void redis_hurry(void *opaque, uint64_t until_ns)
-{
-	struct redis_pool *pool = opaque;
-
-	__atomic_store_n(&pool->hurry_ns, until_ns, __ATOMIC_RELAXED);
-}
-
-uint64_t redis_call_end(const struct redis_pool *pool)
-{
-	const uint64_t hurry_ns = __atomic_load_n(&pool->hurry_ns, __ATOMIC_RELAXED);
-	const uint64_t now = base_now_ns();
-
-	/* That lease is long over: nobody waits to say so. */
-	if (now > hurry_ns + REDIS_CALL_NS)
-		return now + REDIS_CALL_NS;
-	return MIN(now + REDIS_CALL_NS, MAX(now, hurry_ns));
-}
 
 /* ---- Error replies --------------------------------------------------------------------------- */
 
@@ -254,7 +195,7 @@ int redis_call(struct redis_pool *pool, struct link_command *command, redisReply
 		*repeated = attempt.repeated;
 	if (verdict == DONE)
 		return 0;
-	return base_fail(error, IOSHAPE_E_COORDINATOR, "%s", attempt.why);
+	return base_refuse(error, IOSHAPE_E_COORDINATOR, "%s", attempt.why);
 }
 
 /* ---- Elsewhere in a cluster ------------------------------------------------------------------ */
@@ -329,5 +270,5 @@ int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *com
 		return 0;
 	freeReplyObject(*reply);
 	*reply = NULL;
-	return base_fail(error, IOSHAPE_E_COORDINATOR, "%s", why);
+	return base_refuse(error, IOSHAPE_E_COORDINATOR, "%s", why);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waiting for a turn: BLPOP on this client's own list, on the connection that commands used before.
+ * Waiting for a wake: BLPOP on this client's own list, on the connection that commands used before.
  * An interrupted BLPOP stays asked: the next wait() goes on with it, and what it brings is never
  * taken for another command's answer. Commands that come meanwhile get a connection of their own.
  *
@@ -8,8 +8,8 @@
  * took is read by the wait() under way or the next one; and where a connection breaks with a BLPOP
  * asked, the next wait() ends at once.
  *
- * A server that refuses BLPOP and nothing else is not out of reach: then wait() only sleeps, and
- * signs of life are all that tells of a grant.
+ * A server that refuses BLPOP and nothing else is not unreachable: then wait() only sleeps, and
+ * heartbeats alone tell of a grant.
  */
 #define _GNU_SOURCE
 #include "slots/redis.h"
@@ -20,10 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The server looks for those whose time is over ten times a second. */
+/* The server ends a BLPOP so much later: it looks for those ten times a second. */
 #define LATE_NS 150000000ull
-/* An answer that is so late will not come. */
-#define DEAD_NS 2000000000ull
 /* One wake in so many nanoseconds, and so many at once: more come of no honest server. */
 #define WAKE_NS 2000000ull
 #define WAKES_AT_ONCE 100
@@ -47,65 +45,6 @@ static bool was_interrupted(struct redis_pool *pool)
 	uint64_t count;
 
 	return read(pool->interruption, &count, sizeof(count)) == sizeof(count);
-}
-
-static void drop_wake(struct redis_pool *pool)
-{
-	link_close(pool->wake);
-	pool->wake = NULL;
-	pool->woken |= pool->asked;
-	pool->asked = false;
-}
-
-/* With the lock: an idle connection is for commands, or too many. */
-static void give_back(struct redis_pool *pool, bool keep)
-{
-	if (!pool->wake || pool->asked)
-		return;
-	if (pool->commands) {
-		if (keep)
-			return;
-		link_close(pool->wake);
-	} else {
-		pool->commands = pool->wake;
-	}
-	pool->wake = NULL;
-}
-
-void redis_tidy(struct redis_pool *pool)
-{
-	char why[LINK_WHY_BYTES];
-	redisReply *reply;
-
-	if (!__atomic_load_n(&pool->rested, __ATOMIC_RELAXED) || pool->waiting || !pool->wake)
-		return;
-	if (pool->asked) {
-		if (link_take(pool->wake, &reply, why) ||
-		    (!reply && base_now_ns() > pool->due_ns + DEAD_NS)) {
-			drop_wake(pool);
-		} else if (reply) {
-			pool->asked = false;
-			pool->woken |= reply->type != REDIS_REPLY_NIL;
-			freeReplyObject(reply);
-		}
-	}
-	give_back(pool, false);
-}
-
-/*
- * Closing with BLPOP asked could lose a wake: until the server sees it, it may still push to it.
- * What cannot be done now, because another thread's call is under way or the answer has not come,
- * is left to the next call.
- */
-void redis_rest(void *opaque)
-{
-	struct redis_pool *pool = opaque;
-
-	__atomic_store_n(&pool->rested, true, __ATOMIC_RELAXED);
-	if (pthread_mutex_trylock(&pool->lock))
-		return;
-	redis_tidy(pool);
-	pthread_mutex_unlock(&pool->lock);
 }
 
 /* One wait() that is under way. */
@@ -157,7 +96,7 @@ static enum event refused(struct watch *watch)
 	pool->cut_short = 0;
 	pool->woken = false;
 	pthread_mutex_lock(&pool->lock);
-	give_back(pool, true);
+	redis_give_back(pool, true);
 	pthread_mutex_unlock(&pool->lock);
 	return NOTHING;
 }
@@ -166,7 +105,7 @@ static enum event broken(struct watch *watch, int code)
 {
 	const bool asked = watch->pool->asked;
 
-	drop_wake(watch->pool);
+	redis_drop_wake(watch->pool);
 	if (code == -ECONNRESET && asked && ++watch->pool->cut_short >= MOST_CUT_SHORT) {
 		snprintf(watch->why, sizeof(watch->why),
 			 "the coordinator closes the connection when it is asked to wait; is there "
@@ -188,15 +127,13 @@ static enum event ask(struct watch *watch)
 	struct redis_pool *pool = watch->pool;
 	const uint64_t now = base_now_ns();
 	/* 0 would be for ever. */
-	uint64_t left_ms = MAX((uint64_t)link_time_left_ms(watch->until_ns), 1u);
+	const uint64_t left_ms = MAX((uint64_t)link_time_left_ms(watch->until_ns), 1u);
 	struct link_command command = { 0 };
 	char seconds[32];
 	int ret;
 
-	if (pool->whole_seconds)
-		left_ms = (left_ms + 999) / 1000 * 1000;
-	snprintf(seconds, sizeof(seconds), pool->whole_seconds ? "%llu" : "%llu.%03u",
-		 (unsigned long long)(left_ms / 1000), (unsigned)(left_ms % 1000));
+	snprintf(seconds, sizeof(seconds), "%llu.%03u", (unsigned long long)(left_ms / 1000),
+		 (unsigned)(left_ms % 1000));
 	link_add_text(&command, "BLPOP");
 	link_add_text(&command, pool->wake_key);
 	link_add_text(&command, seconds);
@@ -226,17 +163,13 @@ static enum event understand(struct watch *watch, const redisReply *reply)
 		pool->route.moved = node;
 		pool->route.has_moved = true;
 		pthread_mutex_unlock(&pool->lock);
-		drop_wake(pool);
-		return NOTHING;
-	}
-	if (link_says(reply, "timeout is not an integer") && !pool->whole_seconds) {
-		pool->whole_seconds = true;
+		redis_drop_wake(pool);
 		return NOTHING;
 	}
 	redis_describe(pool->wake, reply, watch->why);
 	/* Who refuses a connection for want of room closes it. */
 	if (redis_must_look_anew(reply) || link_says(reply, "max number of clients"))
-		drop_wake(pool);
+		redis_drop_wake(pool);
 	if (!redis_must_look_anew(reply))
 		return refused(watch);
 	note_failure(watch);
@@ -271,7 +204,7 @@ static uint64_t deadline(const struct watch *watch)
 static enum event wait_once(struct watch *watch)
 {
 	struct redis_pool *pool = watch->pool;
-	const uint64_t dead_ns = pool->due_ns + DEAD_NS;
+	const uint64_t dead_ns = pool->due_ns + REDIS_DEAD_NS;
 	const uint64_t until_ns = MIN(deadline(watch), dead_ns);
 	struct pollfd ready[] = {
 		{ .fd = link_fd(pool->wake), .events = POLLIN },
@@ -364,9 +297,9 @@ int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 		was_interrupted(pool);
 	pthread_mutex_lock(&pool->lock);
 	pool->waiting = false;
-	give_back(pool, true);
+	redis_give_back(pool, true);
 	pthread_mutex_unlock(&pool->lock);
 	if (event == BROKEN)
-		return base_fail(error, IOSHAPE_E_COORDINATOR, "%s", watch.why);
+		return base_refuse(error, IOSHAPE_E_COORDINATOR, "%s", watch.why);
 	return 0;
 }

@@ -30,11 +30,11 @@ int zip_bundle_new(struct zip_bundle **out, struct ring_writer *file, const char
 
 	*out = NULL;
 	if (!alignment || alignment % ZIP_LARGE_ALIGNMENT || alignment > ZIP_MAX_MEMBER_ALIGNMENT)
-		return base_fail(error, -EINVAL,
-				 "cannot align members of %s to %llu bytes: it must be a multiple "
-				 "of %u up to %llu",
-				 path, (unsigned long long)alignment, ZIP_LARGE_ALIGNMENT,
-				 ZIP_MAX_MEMBER_ALIGNMENT);
+		return base_refuse(error, -EINVAL,
+				   "cannot align members of %s to %llu bytes: it must be a "
+				   "multiple of %u up to %llu",
+				   path, (unsigned long long)alignment, ZIP_LARGE_ALIGNMENT,
+				   ZIP_MAX_MEMBER_ALIGNMENT);
 	bundle = calloc(1, sizeof(*bundle));
 	if (!bundle)
 		return base_no_memory(error, "a writer of bundles", sizeof(*bundle));
@@ -74,17 +74,22 @@ static int check_usable(const struct zip_bundle *bundle, bool open, struct base_
 {
 	if (bundle->failed)
 		return base_fail(error, bundle->failed,
-				 "cannot write on to %s after an earlier failure; begin a new file",
+				 "cannot write on to \"%s\" after an earlier failure" BASE_REMEDY
+				 "begin a new file",
 				 bundle->path);
 	if (bundle->finished)
-		return base_fail(error, -EINVAL, "%s is complete; begin a new file for more",
-				 bundle->path);
+		return base_refuse(error, -EINVAL,
+				   "\"%s\" is complete" BASE_REMEDY "begin a new file for more",
+				   bundle->path);
 	if (open && !bundle->open)
-		return base_fail(error, -EINVAL, "no member of %s is open; begin one first",
-				 bundle->path);
+		return base_refuse(error, -EINVAL,
+				   "no member of %s is open" BASE_REMEDY "begin one first",
+				   bundle->path);
 	if (!open && bundle->open)
-		return base_fail(error, -EINVAL, "member \"%s\" of %s is still open; end it first",
-				 ZIP_SHOWN(zip_entries_last(&bundle->entries)->name), bundle->path);
+		return base_refuse(
+			error, -EINVAL,
+			"member \"%s\" of \"%s\" is still open" BASE_REMEDY "end it first",
+			ZIP_SHOWN(zip_entries_last(&bundle->entries)->name), bundle->path);
 	return 0;
 }
 
@@ -105,12 +110,14 @@ static int check_begin(const struct zip_bundle *bundle, const char *name, struct
 	if (ret)
 		return ret;
 	if (zip_entries_have(&bundle->entries, name))
-		return base_fail(error, -EEXIST,
-				 "member \"%s\" is in %s already; names must be unique",
-				 ZIP_SHOWN(name), bundle->path);
+		return base_refuse(error, -EEXIST,
+				   "member \"%s\" is in %s already" BASE_REMEDY
+				   "names must be unique",
+				   ZIP_SHOWN(name), bundle->path);
 	if (bundle->entries.count >= ZIP_MAX_RECORDS)
-		return base_fail(error, IOSHAPE_E_LIMIT, "member \"%s\" of %s is one above %u",
-				 ZIP_SHOWN(name), bundle->path, ZIP_MAX_RECORDS);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "member \"%s\" of \"%s\" is one above %u", ZIP_SHOWN(name),
+				   bundle->path, ZIP_MAX_RECORDS);
 	return 0;
 }
 
@@ -146,7 +153,7 @@ int zip_bundle_begin(struct zip_bundle *bundle, const char *name, struct base_er
 	if (!ret)
 		ret = zip_encode_header(&bundle->scratch, name, &place, IOSHAPE_UNKNOWN_BYTES);
 	if (ret) {
-		base_fail(error, ret, "cannot begin member \"%s\" of %s at offset %llu",
+		base_fail(error, ret, "cannot begin member \"%s\" of \"%s\" at offset %llu",
 			  ZIP_SHOWN(name), bundle->path, (unsigned long long)offset);
 		return fail_for_good(bundle, ret);
 	}
@@ -167,8 +174,8 @@ static int put_in_member(struct zip_bundle *bundle, const void *data, size_t byt
 	int ret;
 
 	if (bytes > (uint64_t)INT64_MAX - entry->bytes)
-		return base_fail(error, IOSHAPE_E_LIMIT, "member \"%s\" of %s is too long",
-				 ZIP_SHOWN(entry->name), bundle->path);
+		return base_refuse(error, IOSHAPE_E_LIMIT, "member \"%s\" of \"%s\" is too long",
+				   ZIP_SHOWN(entry->name), bundle->path);
 	entry->bytes += bytes;
 	if (!crc)
 		return put_through(bundle, data, bytes, &entry->crc32, error);

@@ -29,28 +29,31 @@ static int check_name(const char *name, const char *path, struct base_error *err
 	size_t bytes;
 
 	if (!name || !*name)
-		return base_fail(error, -EINVAL, "a record for %s has no name; give it one", path);
+		return base_refuse(error, -EINVAL,
+				   "a record for %s has no name" BASE_REMEDY "give it one", path);
 	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
 	if (bytes > IOSHAPE_MAX_NAME_BYTES)
-		return base_fail(
+		return base_refuse(
 			error, IOSHAPE_E_LIMIT,
-			"the name of record \"%s\" for %s is longer than %u bytes; shorten it",
+			"the name of record \"%s\" for \"%s\" is longer than %u bytes" BASE_REMEDY
+			"shorten it",
 			ZIP_SHOWN(name), path, IOSHAPE_MAX_NAME_BYTES);
 	if (!zip_utf8_valid(name, bytes))
-		return base_fail(error, -EINVAL,
-				 "the name of record \"%s\" for %s is not valid UTF-8; it must be",
-				 ZIP_SHOWN(name), path);
-	if (!parts_valid(name))
-		return base_fail(
+		return base_refuse(
 			error, -EINVAL,
-			"cannot write record \"%s\" to %s: names are relative paths without "
-			"\".\", \"..\" or empty parts",
+			"the name of record \"%s\" for \"%s\" is not valid UTF-8" BASE_REMEDY
+			"it must be",
 			ZIP_SHOWN(name), path);
+	if (!parts_valid(name))
+		return base_refuse(error, -EINVAL,
+				   "cannot write record \"%s\" to \"%s\": names are relative paths "
+				   "without \".\", \"..\" or empty parts",
+				   ZIP_SHOWN(name), path);
 	if (!strncmp(name, RESERVED_FOLDER, strlen(RESERVED_FOLDER)))
-		return base_fail(error, -EINVAL,
-				 "cannot write record \"%s\" to %s: " RESERVED_FOLDER
-				 " is the library's own",
-				 ZIP_SHOWN(name), path);
+		return base_refuse(error, -EINVAL,
+				   "cannot write record \"%s\" to \"%s\": " RESERVED_FOLDER
+				   " is the library's own",
+				   ZIP_SHOWN(name), path);
 	return 0;
 }
 
@@ -60,10 +63,9 @@ int zip_check_record(const char *name, uint32_t alignment, const char *path,
 	int ret = check_name(name, path, error);
 
 	if (!ret && (alignment & (alignment - 1) || alignment > ZIP_LARGE_ALIGNMENT))
-		ret = base_fail(
-			error, -EINVAL,
-			"cannot align record \"%s\" of %s to %u bytes: it must be a power of two "
-			"up to %u",
-			ZIP_SHOWN(name), path, alignment, ZIP_LARGE_ALIGNMENT);
+		ret = base_refuse(error, -EINVAL,
+				  "cannot align record \"%s\" of \"%s\" to %u bytes: it must be a "
+				  "power of two up to %u",
+				  ZIP_SHOWN(name), path, alignment, ZIP_LARGE_ALIGNMENT);
 	return ret;
 }

@@ -43,10 +43,3 @@ IOSHAPE_EXPORT size_t ioshape_dtype_bytes(enum ioshape_dtype dtype)
 
 	return known ? known->bytes : 0;
 }
-
-IOSHAPE_EXPORT const char *ioshape_dtype_name(enum ioshape_dtype dtype)
-{
-	const struct zip_dtype *known = zip_dtype_of((uint32_t)dtype);
-
-	return known ? known->name : NULL;
-}

@@ -21,13 +21,13 @@ int zip_source_get(const struct zip_source *source, uint64_t offset, void *into,
 	int ret;
 
 	if (offset > source->bytes || bytes > source->bytes - offset)
-		return base_fail(source->error, IOSHAPE_E_DAMAGED,
-				 "cannot read %s: it refers to bytes %" PRIu64 " to %" PRIu64
-				 " of itself but has only %" PRIu64
-				 "; it is truncated or overwritten",
-				 source->path, offset, offset + bytes, source->bytes);
+		return base_refuse(source->error, IOSHAPE_E_DAMAGED,
+				   "cannot read \"%s\": it refers to bytes %" PRIu64 " to %" PRIu64
+				   " of itself but has only %" PRIu64
+				   ", so it is truncated or overwritten",
+				   source->path, offset, offset + bytes, source->bytes);
 	ret = source->fetch(source->user, offset, into, bytes);
-	return ret ? base_fail(source->error, ret, "cannot read %s at offset %" PRIu64,
+	return ret ? base_fail(source->error, ret, "cannot read \"%s\" at offset %" PRIu64,
 			       source->path, offset) :
 		     0;
 }
@@ -70,34 +70,36 @@ static int refuse_without_end(const struct zip_source *source)
 	int ret;
 
 	if (!source->bytes)
-		return base_fail(
+		return base_refuse(
 			source->error, IOSHAPE_E_DAMAGED,
-			"cannot load %s: it is empty, truncated or never written; use another copy",
+			"cannot load \"%s\": it is empty, truncated or never written" BASE_REMEDY
+			"use another copy",
 			source->path);
 	ret = zip_source_get(source, 0, head, bytes);
 	if (ret)
 		return ret;
 	if (bytes < 4 ? head[0] == 'P' : base_get_le(head, 4) == ZIP_LOCAL_SIGNATURE)
-		return base_fail(
-			source->error, IOSHAPE_E_DAMAGED,
-			"cannot load %s: it begins like a torch zip but has no end record, so "
-			"it is truncated (%" PRIu64 " bytes are left); use another copy",
-			source->path, source->bytes);
+		return base_refuse(source->error, IOSHAPE_E_DAMAGED,
+				   "cannot load \"%s\": it begins like a torch zip but has no end "
+				   "record, so it is truncated (%" PRIu64
+				   " bytes are left)" BASE_REMEDY "use another copy",
+				   source->path, source->bytes);
 	for (size_t i = 0; i < ARRAY_LENGTH(known_beginnings); i++)
 		if (bytes >= known_beginnings[i].length &&
 		    !memcmp(head, known_beginnings[i].bytes, known_beginnings[i].length))
-			return base_fail(source->error, IOSHAPE_E_FORMAT,
-					 "cannot load %s: it is %s", source->path,
-					 known_beginnings[i].what);
+			return base_refuse(source->error, IOSHAPE_E_FORMAT,
+					   "cannot load \"%s\": it is %s", source->path,
+					   known_beginnings[i].what);
 	if (looks_like_safetensors(head, bytes, source->bytes))
-		return base_fail(source->error, IOSHAPE_E_FORMAT,
-				 "cannot load %s: it looks like a safetensors file; load it with "
-				 "that library",
-				 source->path);
-	return base_fail(
+		return base_refuse(
+			source->error, IOSHAPE_E_FORMAT,
+			"cannot load \"%s\": it looks like a safetensors file" BASE_REMEDY
+			"load it with that library",
+			source->path);
+	return base_refuse(
 		source->error, IOSHAPE_E_FORMAT,
-		"cannot load %s: it has neither the beginning nor the end of a zip; check that "
-		"it was written by torch.save() or by this library",
+		"cannot load \"%s\": it has neither the beginning nor the end of a zip" BASE_REMEDY
+		"check that it was written by torch.save() or by this library",
 		source->path);
 }
 
@@ -105,16 +107,18 @@ static int refuse_without_end(const struct zip_source *source)
 
 static int refuse(const struct zip_source *source, const char *what)
 {
-	return base_fail(source->error, IOSHAPE_E_DAMAGED,
-			 "cannot load %s: %s; the file is damaged or truncated: use another copy",
-			 source->path, what);
+	return base_refuse(source->error, IOSHAPE_E_DAMAGED,
+			   "cannot load \"%s\": %s, so the file is damaged or truncated" BASE_REMEDY
+			   "use another copy",
+			   source->path, what);
 }
 
 static int refuse_disks(const struct zip_source *source)
 {
-	return base_fail(
+	return base_refuse(
 		source->error, IOSHAPE_E_FORMAT,
-		"cannot load %s: it is one part of a zip split over several; join them first",
+		"cannot load \"%s\": it is one part of a zip split over several" BASE_REMEDY
+		"join them first",
 		source->path);
 }
 
@@ -189,16 +193,17 @@ static int check_end(const struct zip_source *source, const struct zip_end *end,
 	if (end->offset > directory_end || directory_end - end->offset != end->bytes)
 		return refuse(source, "its directory does not lie where its end record says");
 	if (!end->count)
-		return base_fail(source->error, IOSHAPE_E_FORMAT,
-				 "cannot load %s: it is a zip without any record, not a torch zip",
-				 source->path);
+		return base_refuse(
+			source->error, IOSHAPE_E_FORMAT,
+			"cannot load \"%s\": it is a zip without any record, not a torch zip",
+			source->path);
 	if (end->count > ZIP_MAX_RECORDS || end->bytes > ZIP_MAX_DIRECTORY_BYTES)
-		return base_fail(source->error, IOSHAPE_E_LIMIT,
-				 "cannot load %s: it says to have %" PRIu64
-				 " records in a directory of %" PRIu64
-				 " bytes; at most %u records and %llu bytes are supported",
-				 source->path, end->count, end->bytes, ZIP_MAX_RECORDS,
-				 (unsigned long long)ZIP_MAX_DIRECTORY_BYTES);
+		return base_refuse(source->error, IOSHAPE_E_LIMIT,
+				   "cannot load \"%s\": it says to have %" PRIu64
+				   " records in a directory of %" PRIu64 " bytes" BASE_REMEDY
+				   "at most %u records and %llu bytes are supported",
+				   source->path, end->count, end->bytes, ZIP_MAX_RECORDS,
+				   (unsigned long long)ZIP_MAX_DIRECTORY_BYTES);
 	if (end->count * ZIP_CENTRAL_BYTES > end->bytes)
 		return refuse(source, "its directory is too short for so many records");
 	return 0;
@@ -245,8 +250,9 @@ int zip_find_end(const struct zip_source *source, struct zip_end *end)
 	int ret;
 
 	if (source->bytes > ZIP_MAX_FILE_BYTES)
-		return base_fail(source->error, IOSHAPE_E_LIMIT,
-				 "cannot load %s: %" PRIu64 " bytes", source->path, source->bytes);
+		return base_refuse(source->error, IOSHAPE_E_LIMIT,
+				   "cannot load \"%s\": %" PRIu64 " bytes", source->path,
+				   source->bytes);
 	tail = malloc(MAX(bytes, 1));
 	if (!tail)
 		return base_no_memory(source->error, "the end of the file", bytes);

@@ -74,10 +74,10 @@ int zip_put_directory(const struct zip_sink *sink, const struct zip_entries *ent
 
 	/* A file that could not be read again must not be written. */
 	if (zip_directory_bytes(entries->list, entries->count) > ZIP_MAX_DIRECTORY_BYTES)
-		return base_fail(
-			error, IOSHAPE_E_LIMIT,
-			"the directory of %s would pass %llu bytes; use fewer or shorter names",
-			path, ZIP_MAX_DIRECTORY_BYTES);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "the directory of %s would pass %llu bytes" BASE_REMEDY
+				   "use fewer or shorter names",
+				   path, ZIP_MAX_DIRECTORY_BYTES);
 	ret = zip_encode_directory(&bytes, entries->list, entries->count,
 				   sink->ops->offset(sink->to));
 	if (ret)

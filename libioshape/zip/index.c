@@ -18,27 +18,32 @@ static int check_attribute(const struct ioshape_attribute *attribute, uint64_t *
 	size_t name_bytes, value_bytes;
 
 	if (!attribute->name || !*attribute->name)
-		return base_fail(error, -EINVAL, "an attribute has no name; give each one");
+		return base_refuse(error, -EINVAL,
+				   "an attribute has no name" BASE_REMEDY "give each one");
 	name_bytes = strnlen(attribute->name, IOSHAPE_MAX_NAME_BYTES + 1);
 	if (name_bytes > IOSHAPE_MAX_NAME_BYTES)
-		return base_fail(error, IOSHAPE_E_LIMIT,
-				 "the name of attribute \"%s\" is longer than %u bytes; shorten it",
-				 ZIP_SHOWN(attribute->name), IOSHAPE_MAX_NAME_BYTES);
+		return base_refuse(
+			error, IOSHAPE_E_LIMIT,
+			"the name of attribute \"%s\" is longer than %u bytes" BASE_REMEDY
+			"shorten it",
+			ZIP_SHOWN(attribute->name), IOSHAPE_MAX_NAME_BYTES);
 	if (!zip_utf8_valid(attribute->name, name_bytes))
-		return base_fail(error, -EINVAL,
-				 "the name of attribute \"%s\" is not valid UTF-8; it must be",
-				 ZIP_SHOWN(attribute->name));
+		return base_refuse(error, -EINVAL,
+				   "the name of attribute \"%s\" is not valid UTF-8" BASE_REMEDY
+				   "it must be",
+				   ZIP_SHOWN(attribute->name));
 	if (!attribute->value)
-		return base_fail(error, -EINVAL,
-				 "attribute \"%s\" has no value; use \"\" for an empty one",
-				 ZIP_SHOWN(attribute->name));
+		return base_refuse(error, -EINVAL,
+				   "attribute \"%s\" has no value" BASE_REMEDY
+				   "use \"\" for an empty one",
+				   ZIP_SHOWN(attribute->name));
 	value_bytes = strnlen(attribute->value, IOSHAPE_MAX_METADATA_BYTES + 1);
 	if (value_bytes <= IOSHAPE_MAX_METADATA_BYTES &&
 	    !zip_utf8_valid(attribute->value, value_bytes))
-		return base_fail(
-			error, -EINVAL,
-			"the value of attribute \"%s\" is not valid UTF-8; use the blob for bytes",
-			ZIP_SHOWN(attribute->name));
+		return base_refuse(error, -EINVAL,
+				   "the value of attribute \"%s\" is not valid UTF-8" BASE_REMEDY
+				   "use the blob for bytes",
+				   ZIP_SHOWN(attribute->name));
 	*bytes += name_bytes + value_bytes;
 	return 0;
 }
@@ -56,10 +61,11 @@ static int check_attributes(const struct ioshape_metadata *metadata, struct zip_
 		if (ret)
 			return ret;
 		if (bytes > IOSHAPE_MAX_METADATA_BYTES)
-			return base_fail(error, IOSHAPE_E_LIMIT,
-					 "blob and attributes together have more than %u bytes; "
-					 "save them as a tensor",
-					 IOSHAPE_MAX_METADATA_BYTES);
+			return base_refuse(
+				error, IOSHAPE_E_LIMIT,
+				"blob and attributes together have more than %u bytes" BASE_REMEDY
+				"save them as a tensor",
+				IOSHAPE_MAX_METADATA_BYTES);
 		ret = zip_names_add(names, name, strlen(name), i);
 		if (ret)
 			return base_fail(error, ret == -EEXIST ? -EINVAL : ret,
@@ -75,23 +81,23 @@ int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_erro
 	int ret;
 
 	if (metadata->blob_bytes > IOSHAPE_MAX_METADATA_BYTES)
-		return base_fail(
-			error, IOSHAPE_E_LIMIT,
-			"the metadata's blob has %zu bytes, more than %u; save it as a tensor",
-			metadata->blob_bytes, IOSHAPE_MAX_METADATA_BYTES);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "the metadata's blob has %zu bytes, more than %u" BASE_REMEDY
+				   "save it as a tensor",
+				   metadata->blob_bytes, IOSHAPE_MAX_METADATA_BYTES);
 	if (metadata->blob_bytes && !metadata->blob)
-		return base_fail(error, -EINVAL, "the metadata's blob is NULL and has %zu bytes",
-				 metadata->blob_bytes);
+		return base_refuse(error, -EINVAL, "the metadata's blob is NULL and has %zu bytes",
+				   metadata->blob_bytes);
 	if (metadata->attribute_count > IOSHAPE_MAX_ATTRIBUTES)
-		return base_fail(error, IOSHAPE_E_LIMIT,
-				 "%zu attributes are more than %u; use the blob",
-				 metadata->attribute_count, IOSHAPE_MAX_ATTRIBUTES);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "%zu attributes are more than %u" BASE_REMEDY "use the blob",
+				   metadata->attribute_count, IOSHAPE_MAX_ATTRIBUTES);
 	if (!metadata->attribute_count)
 		return 0;
 	if (!metadata->attributes)
-		return base_fail(error, -EINVAL,
-				 "the metadata's attributes are NULL and number %zu",
-				 metadata->attribute_count);
+		return base_refuse(error, -EINVAL,
+				   "the metadata's attributes are NULL and number %zu",
+				   metadata->attribute_count);
 
 	ret = zip_names_new(&names, metadata->attribute_count);
 	if (ret)

@@ -34,16 +34,17 @@ struct decoder {
 
 static int damaged(const struct decoder *decoder, const char *what)
 {
-	return base_fail(decoder->error, IOSHAPE_E_DAMAGED,
-			 "record " ZIP_INDEX_RECORD ": %s; torch.load may still read the tensors",
-			 what);
+	return base_refuse(decoder->error, IOSHAPE_E_DAMAGED,
+			   "record " ZIP_INDEX_RECORD ": %s" BASE_REMEDY
+			   "torch.load may still read the tensors",
+			   what);
 }
 
 static int too_many(const struct decoder *decoder, const char *what, uint64_t count, uint64_t limit)
 {
-	return base_fail(decoder->error, IOSHAPE_E_LIMIT,
-			 "record " ZIP_INDEX_RECORD ": %llu %s are more than %llu",
-			 (unsigned long long)count, what, (unsigned long long)limit);
+	return base_refuse(decoder->error, IOSHAPE_E_LIMIT,
+			   "record " ZIP_INDEX_RECORD ": %llu %s are more than %llu",
+			   (unsigned long long)count, what, (unsigned long long)limit);
 }
 
 static bool take(struct view *view, uint64_t bytes, struct view *part)
@@ -107,11 +108,11 @@ static int read_header(struct decoder *decoder, struct view *all)
 	next(&header, INDEX_MAGIC_BYTES);
 	version = next(&header, 4);
 	if (version != INDEX_VERSION)
-		return base_fail(decoder->error, IOSHAPE_E_FORMAT,
-				 "record " ZIP_INDEX_RECORD
-				 " has version %llu and this library knows %u; "
-				 "use a newer one",
-				 (unsigned long long)version, INDEX_VERSION);
+		return base_refuse(decoder->error, IOSHAPE_E_FORMAT,
+				   "record " ZIP_INDEX_RECORD
+				   " has version %llu and this library knows %u" BASE_REMEDY
+				   "use a newer one",
+				   (unsigned long long)version, INDEX_VERSION);
 	decoder->section_count = next(&header, 4);
 	decoder->index->directory_crc32 = (uint32_t)next(&header, 4);
 	next(&header, 4);

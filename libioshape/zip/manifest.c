@@ -517,18 +517,19 @@ static int check_frame(const char *text, size_t bytes, const char *path, struct 
 	char tail[TAIL_BYTES + 1];
 
 	if (bytes && memcmp(text, HEAD, MIN(bytes, head_bytes)) != 0)
-		return base_fail(
-			error, IOSHAPE_E_FORMAT,
-			"%s is not the manifest of a generation; give the directory of one", path);
+		return base_refuse(error, IOSHAPE_E_FORMAT,
+				   "\"%s\" is not the manifest of a generation" BASE_REMEDY
+				   "give the directory of one",
+				   path);
 	if (bytes >= head_bytes + TAIL_BYTES) {
 		snprintf(tail, sizeof(tail), TAIL, base_crc32(0, text, bytes - TAIL_BYTES));
 		if (!memcmp(text + bytes - TAIL_BYTES, tail, TAIL_BYTES))
 			return 0;
 	}
-	return base_fail(error, IOSHAPE_E_DAMAGED,
-			 "%s is damaged or cut short: its checksum is not that of its %zu bytes; "
-			 "use another generation",
-			 path, bytes);
+	return base_refuse(error, IOSHAPE_E_DAMAGED,
+			   "\"%s\" is damaged or cut short: its checksum is not that of its %zu "
+			   "bytes" BASE_REMEDY "use another generation",
+			   path, bytes);
 }
 
 static int decode(struct decoding *decoding, struct zip_json *json)
@@ -549,12 +550,13 @@ static int tell(const struct decoding *decoding, const struct zip_json *json, in
 		return base_no_memory(error, "the manifest of a generation", json->bytes);
 	if (code == IOSHAPE_E_FORMAT)
 		return base_fail(error, code,
-				 "%s was written by a later version of this library (manifest "
-				 "version %" PRIu64 ", known is %u); use that one",
+				 "\"%s\" was written by a later version of this library (manifest "
+				 "version %" PRIu64 ", known is %u)" BASE_REMEDY "use that one",
 				 path, decoding->version, ZIP_MANIFEST_VERSION);
 	return base_fail(error, code,
-			 "%s does not hold: %s (at offset %zu); use another generation", path,
-			 json->problem, json->at);
+			 "\"%s\" does not hold: %s (at offset %zu)" BASE_REMEDY
+			 "use another generation",
+			 path, json->problem, json->at);
 }
 
 int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t bytes,
@@ -566,9 +568,9 @@ int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t 
 
 	memset(manifest, 0, sizeof(*manifest));
 	if (bytes > ZIP_MAX_MANIFEST_BYTES)
-		return base_fail(error, IOSHAPE_E_LIMIT,
-				 "%s has %zu bytes; manifests have at most %llu", path, bytes,
-				 ZIP_MAX_MANIFEST_BYTES);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "\"%s\" has %zu bytes" BASE_REMEDY "manifests have at most %llu",
+				   path, bytes, ZIP_MAX_MANIFEST_BYTES);
 	ret = check_frame(text, bytes, path, error);
 	if (ret)
 		return ret;

@@ -47,8 +47,10 @@ static int refuse(const struct zip_source *source, int code, const char *name, s
 {
 	char shown[ZIP_SHOWN_NAME_BYTES];
 
-	return base_fail(source->error, code, "cannot load %s: record '%s' %s", source->path,
-			 zip_show_name(shown, name, name_bytes), what);
+	base_refuse(source->error, code, "cannot load \"%s\": record '%s' %s", source->path,
+		    zip_show_name(shown, name, name_bytes), what);
+	base_error_in_record(source->error, shown);
+	return code;
 }
 
 /* ---- One entry ------------------------------------------------------------------------------- */
@@ -64,10 +66,10 @@ static int window_hold(struct walk *walk, size_t bytes)
 	if (held >= bytes)
 		return 0;
 	if (bytes - held > left)
-		return base_fail(walk->source.error, IOSHAPE_E_DAMAGED,
-				 "cannot load %s: its directory ends inside an entry; the file is "
-				 "damaged: use another copy",
-				 walk->source.path);
+		return base_refuse(walk->source.error, IOSHAPE_E_DAMAGED,
+				   "cannot load \"%s\": its directory ends inside an entry, so the "
+				   "file is damaged" BASE_REMEDY "use another copy",
+				   walk->source.path);
 	memmove(walk->window, walk->window + walk->at, held);
 	more = (size_t)MIN(WINDOW_BYTES - held, left);
 	ret = zip_source_get(&walk->source, walk->next, walk->window + held, more);
@@ -90,10 +92,11 @@ static int next_raw(struct walk *walk, struct raw_entry *raw)
 		return ret;
 	head = walk->window + walk->at;
 	if (base_get_le(head, 4) != ZIP_CENTRAL_SIGNATURE)
-		return base_fail(walk->source.error, IOSHAPE_E_DAMAGED,
-				 "cannot load %s: its directory is damaged near offset %" PRIu64
-				 ": use another copy",
-				 walk->source.path, walk->next - (walk->filled - walk->at));
+		return base_refuse(
+			walk->source.error, IOSHAPE_E_DAMAGED,
+			"cannot load \"%s\": its directory is damaged near offset %" PRIu64
+				BASE_REMEDY "use another copy",
+			walk->source.path, walk->next - (walk->filled - walk->at));
 	raw->name_bytes = (uint32_t)base_get_le(head + ZIP_CENTRAL_NAME, 2);
 	raw->extra_bytes = (uint32_t)base_get_le(head + ZIP_CENTRAL_EXTRA, 2);
 	raw->comment_bytes = (uint32_t)base_get_le(head + ZIP_CENTRAL_COMMENT, 2);
@@ -358,14 +361,15 @@ static int walk_directory(struct walk *walk, struct zip_directory *directory)
 	for (uint64_t i = 0; i < walk->end.count && !ret; i++)
 		ret = walk_entry(walk, directory);
 	if (!ret && (walk->at != walk->filled || walk->next != walk->end.offset + walk->end.bytes))
-		ret = base_fail(walk->source.error, IOSHAPE_E_DAMAGED,
-				"cannot load %s: its directory is longer than its %" PRIu64
-				" entries; the file is damaged: use another copy",
-				walk->source.path, walk->end.count);
+		ret = base_refuse(walk->source.error, IOSHAPE_E_DAMAGED,
+				  "cannot load \"%s\": its directory is longer than its %" PRIu64
+				  " entries, so the file is damaged" BASE_REMEDY "use another copy",
+				  walk->source.path, walk->end.count);
 	if (!ret && !directory->count)
-		ret = base_fail(walk->source.error, IOSHAPE_E_FORMAT,
-				"cannot load %s: it is a zip of empty folders, not a torch zip",
-				walk->source.path);
+		ret = base_refuse(
+			walk->source.error, IOSHAPE_E_FORMAT,
+			"cannot load \"%s\": it is a zip of empty folders, not a torch zip",
+			walk->source.path);
 	free(walk->window);
 	walk->window = NULL;
 	return ret;
@@ -549,11 +553,11 @@ int zip_locate(struct zip_directory *directory, uint64_t position, zip_fetch_fn 
 	    base_get_le(head + ZIP_LOCAL_NAME, 2) != name_bytes ||
 	    memcmp(head + ZIP_LOCAL_BYTES, entry->name - store->folder_bytes, name_bytes) ||
 	    !local_agrees(head, entry) || !zip_data_fits(directory, position, data_offset))
-		return base_fail(
-			error, IOSHAPE_E_DAMAGED,
-			"cannot load %s: what lies at offset %" PRIu64 " is not the record that "
-			"the directory places there; the file is damaged: use another copy",
-			path, entry->header_offset);
+		return base_refuse(error, IOSHAPE_E_DAMAGED,
+				   "cannot load \"%s\": what lies at offset %" PRIu64
+				   " is not the record that the directory places there, so the "
+				   "file is damaged" BASE_REMEDY "use another copy",
+				   path, entry->header_offset);
 	entry->data_offset = data_offset;
 	return 0;
 }

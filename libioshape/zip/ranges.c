@@ -6,6 +6,9 @@
  * A block that is wanted only in part is read around the wanted part as well, into nowhere, for the
  * sake of its checksum. Where ranges overlap, the first of them gets the bytes and the others copy
  * from it. So no memory is needed for data, and that for bookkeeping is bounded by one batch.
+ *
+ * The ranges are walked through twice, with another taker of what they come to: the first counts,
+ * so that there is memory for what the second reads.
  */
 #define _GNU_SOURCE
 #include "zip/ranges.h"
@@ -44,8 +47,17 @@ struct copy {
 	uint64_t bytes;
 };
 
+struct job;
+
+/* What is done with the pieces to be read, and with the copies, in the order of the file. */
+struct taker {
+	int (*piece)(struct job *job, const struct ring_piece *piece, const struct note *note);
+	int (*copy)(struct job *job, const struct copy *copy);
+};
+
 struct job {
 	const struct zip_reader *reader;
+	const struct taker *taker;
 	struct ring_lane *lane;
 	struct ring_stream *stream; /* NULL: nothing is read ahead of the last range */
 	const struct zip_range *ranges;
@@ -57,10 +69,7 @@ struct job {
 	size_t *active; /* those that touch the current block, in that order */
 	size_t active_count;
 
-	/* Counted in a first pass, in which nothing is read, so that the second knows what it will
-	 * need. */
-	bool counting;
-	uint64_t pieces_needed, copies_needed, bytes_needed;
+	uint64_t pieces_needed, copies_needed, bytes_needed; /* as counted */
 
 	struct ring_piece *pieces;
 	struct note *notes;
@@ -91,14 +100,15 @@ static int damaged(const struct job *job, const struct note *note)
 	const struct zip_entry *entry = &job->reader->directory.entries[note->record];
 	char shown[ZIP_SHOWN_NAME_BYTES];
 
-	return base_fail(job->error, IOSHAPE_E_DAMAGED,
-			 "%s is damaged: the checksum of record '%s' is wrong within the %" PRIu64
-			 " bytes at offset %" PRIu64 " (offset %" PRIu64
-			 " of the file); use another copy or "
-			 "an older checkpoint",
-			 job->reader->input.path,
-			 zip_show_name(shown, entry->name, entry->name_bytes), note->bytes,
-			 note->offset, entry->data_offset + note->offset);
+	base_refuse(job->error, IOSHAPE_E_DAMAGED,
+		    "\"%s\" is damaged: the checksum of record '%s' is wrong within the %" PRIu64
+		    " bytes at offset %" PRIu64 " (offset %" PRIu64 " of the file)" BASE_REMEDY
+		    "use another copy or an older checkpoint",
+		    job->reader->input.path, zip_show_name(shown, entry->name, entry->name_bytes),
+		    note->bytes, note->offset, entry->data_offset + note->offset);
+	base_error_in_record(job->error, shown);
+	base_error_at(job->error, entry->data_offset + note->offset);
+	return IOSHAPE_E_DAMAGED;
 }
 
 static int compare_checksums(struct job *job)
@@ -143,47 +153,46 @@ static int flush(struct job *job)
 	return 0;
 }
 
-static int add_piece(struct job *job, uint64_t offset, uint64_t bytes, void *into, bool want_crc,
-		     const struct note *note)
-{
-	int ret;
+/* ---- Takers ---------------------------------------------------------------------------------- */
 
-	if (job->counting) {
-		job->pieces_needed++;
-		job->bytes_needed += bytes;
-		return 0;
-	}
-	if (job->piece_count == job->piece_room) {
-		ret = flush(job);
-		if (ret)
-			return ret;
-	}
-	job->pieces[job->piece_count] = (struct ring_piece){
-		.offset = offset,
-		.bytes = bytes,
-		.into = into,
-		.want_crc = want_crc,
-	};
+static int count_piece(struct job *job, const struct ring_piece *piece, const struct note *note)
+{
+	(void)note;
+	job->pieces_needed++;
+	job->bytes_needed += piece->bytes;
+	return 0;
+}
+
+static int count_copy(struct job *job, const struct copy *copy)
+{
+	(void)copy;
+	job->copies_needed++;
+	return 0;
+}
+
+static const struct taker counter = { count_piece, count_copy };
+
+static int batch_piece(struct job *job, const struct ring_piece *piece, const struct note *note)
+{
+	const int ret = job->piece_count == job->piece_room ? flush(job) : 0;
+
+	if (ret)
+		return ret;
+	job->pieces[job->piece_count] = *piece;
 	job->notes[job->piece_count++] = *note;
 	return 0;
 }
 
-static int add_copy(struct job *job, void *to, const void *from, uint64_t bytes)
+static int batch_copy(struct job *job, const struct copy *copy)
 {
-	int ret;
+	const int ret = job->copy_count == job->copy_room ? flush(job) : 0;
 
-	if (job->counting) {
-		job->copies_needed++;
-		return 0;
-	}
-	if (job->copy_count == job->copy_room) {
-		ret = flush(job);
-		if (ret)
-			return ret;
-	}
-	job->copies[job->copy_count++] = (struct copy){ to, from, bytes };
-	return 0;
+	if (!ret)
+		job->copies[job->copy_count++] = *copy;
+	return ret;
 }
+
+static const struct taker batcher = { batch_piece, batch_copy };
 
 /* ---- One block ------------------------------------------------------------------------------- */
 
@@ -223,16 +232,21 @@ static struct note note_for(const struct job *job, const struct block *block, ui
 }
 
 /* Bytes [begin, end) of the record go to `into`, or nowhere. */
-static int read_part(struct job *job, const struct block *block, uint64_t begin, uint64_t end,
+static int walk_part(struct job *job, const struct block *block, uint64_t begin, uint64_t end,
 		     void *into)
 {
 	const struct zip_entry *entry = &job->reader->directory.entries[block->record];
 	const struct note note = note_for(job, block, begin, end);
+	const struct ring_piece piece = {
+		.offset = entry->data_offset + begin,
+		.bytes = end - begin,
+		.into = into,
+		.want_crc = block->mode != MODE_PLAIN,
+	};
 
 	if (begin == end || (!into && block->mode == MODE_PLAIN))
 		return 0;
-	return add_piece(job, entry->data_offset + begin, end - begin, into,
-			 block->mode != MODE_PLAIN, &note);
+	return job->taker->piece(job, &piece, &note);
 }
 
 static void *place_in(const struct zip_range *range, uint64_t offset)
@@ -241,10 +255,11 @@ static void *place_in(const struct zip_range *range, uint64_t offset)
 }
 
 /* The parts of the active ranges that lie in this block. They are sorted by where they begin. */
-static int read_block(struct job *job, const struct block *block)
+static int walk_block(struct job *job, const struct block *block)
 {
 	const struct zip_range *range, *reach = NULL; /* the range that got the bytes before `at` */
 	uint64_t at = block->begin, begin, end, shared;
+	struct copy copy;
 	int ret;
 
 	for (size_t i = 0; i < job->active_count; i++) {
@@ -257,23 +272,24 @@ static int read_block(struct job *job, const struct block *block)
 			/* No earlier range ends later than `reach`, and none begins later than this
 			 * one. */
 			shared = MIN(at, end);
-			ret = add_copy(job, place_in(range, begin), place_in(reach, begin),
-				       shared - begin);
+			copy = (struct copy){ place_in(range, begin), place_in(reach, begin),
+					      shared - begin };
+			ret = job->taker->copy(job, &copy);
 			if (ret)
 				return ret;
 			begin = shared;
 		}
 		if (end <= at)
 			continue;
-		ret = read_part(job, block, at, begin, NULL);
+		ret = walk_part(job, block, at, begin, NULL);
 		if (!ret)
-			ret = read_part(job, block, begin, end, place_in(range, begin));
+			ret = walk_part(job, block, begin, end, place_in(range, begin));
 		if (ret)
 			return ret;
 		at = end;
 		reach = range;
 	}
-	return read_part(job, block, at, block->end, NULL);
+	return walk_part(job, block, at, block->end, NULL);
 }
 
 /* ---- One record ------------------------------------------------------------------------------ */
@@ -313,7 +329,7 @@ static void retire(struct job *job, uint64_t end)
 }
 
 /* `order` holds the ranges of one record. */
-static int read_record(struct job *job, const size_t *order, size_t count)
+static int walk_record(struct job *job, const size_t *order, size_t count)
 {
 	const uint64_t record = job->ranges[order[0]].record;
 	const uint64_t bytes = job->reader->directory.entries[record].bytes;
@@ -330,7 +346,7 @@ static int read_record(struct job *job, const size_t *order, size_t count)
 		block.end = block.begin + MIN(unit, bytes - block.begin);
 		while (next < count && job->ranges[order[next]].offset < block.end)
 			job->active[job->active_count++] = order[next++];
-		ret = read_block(job, &block);
+		ret = walk_block(job, &block);
 		if (ret)
 			return ret;
 		retire(job, block.end);
@@ -338,43 +354,50 @@ static int read_record(struct job *job, const size_t *order, size_t count)
 	return 0;
 }
 
-static int read_between(struct job *job, const struct zip_range *range)
+static int walk_between(struct job *job, const struct zip_range *range)
 {
 	const struct note note = { .record = ZIP_NO_RECORD };
+	const struct ring_piece piece = {
+		.offset = range->offset,
+		.bytes = range->bytes,
+		.into = range->into,
+	};
 
-	return add_piece(job, range->offset, range->bytes, range->into, false, &note);
+	return job->taker->piece(job, &piece, &note);
+}
+
+static int walk(struct job *job, const struct taker *taker)
+{
+	const struct zip_range *range;
+	size_t end;
+	int ret = 0;
+
+	job->taker = taker;
+	for (size_t i = 0; !ret && i < job->order_count; i = end) {
+		end = i + 1;
+		range = &job->ranges[job->order[i]];
+		while (range->record != ZIP_NO_RECORD && end < job->order_count &&
+		       job->ranges[job->order[end]].record == range->record)
+			end++;
+		if (range->record == ZIP_NO_RECORD)
+			ret = walk_between(job, range);
+		else
+			ret = walk_record(job, job->order + i, end - i);
+	}
+	return ret;
 }
 
 static int read_all(struct job *job)
 {
-	const struct zip_range *range;
-	size_t end;
-	int ret;
+	int ret = walk(job, &batcher);
 
-	for (size_t i = 0; i < job->order_count; i = end) {
-		end = i + 1;
-		range = &job->ranges[job->order[i]];
-		if (range->record == ZIP_NO_RECORD) {
-			ret = read_between(job, range);
-			if (ret)
-				return ret;
-			continue;
-		}
-		while (end < job->order_count &&
-		       job->ranges[job->order[end]].record == range->record)
-			end++;
-		ret = read_record(job, job->order + i, end - i);
-		if (ret)
-			return ret;
-	}
-	if (job->counting)
-		return 0;
-	ret = flush(job);
+	if (!ret)
+		ret = flush(job);
 	/* The last blocks may have come in on a thread that does not speak to the callback. */
 	if (!ret && job->progress && job->told < job->done && tell(job, IOSHAPE_PHASE_READ, 0, 0))
-		ret = base_fail(job->error, -ECANCELED,
-				"reading %s was stopped by its progress callback",
-				job->reader->input.path);
+		ret = base_refuse(job->error, -ECANCELED,
+				  "reading \"%s\" was stopped by its progress callback",
+				  job->reader->input.path);
 	return ret;
 }
 
@@ -389,25 +412,26 @@ static int check_range(const struct job *job, const struct zip_range *range)
 	if (range->record == ZIP_NO_RECORD)
 		return 0;
 	if (range->record >= directory->count)
-		return base_fail(job->error, -ENOENT,
-				 "cannot read record number %" PRIu64 " of %s: it has %" PRIu64,
-				 range->record, job->reader->input.path, directory->count);
+		return base_refuse(job->error, -ENOENT,
+				   "cannot read record number %" PRIu64 " of %s: it has %" PRIu64,
+				   range->record, job->reader->input.path, directory->count);
 	entry = &directory->entries[range->record];
 	zip_show_name(shown, entry->name, entry->name_bytes);
 	if (range->offset > entry->bytes || range->bytes > entry->bytes - range->offset)
-		return base_fail(job->error, -ERANGE,
-				 "cannot read %" PRIu64 " bytes at offset %" PRIu64
-				 " of record '%s' of %s: it "
-				 "has %" PRIu64 " bytes",
-				 range->bytes, range->offset, shown, job->reader->input.path,
-				 entry->bytes);
-	if (job->verify && !entry->bytes && entry->crc32)
-		return base_fail(
-			job->error, IOSHAPE_E_DAMAGED,
-			"%s is damaged: record '%s' is empty but its checksum is not; use another "
-			"copy or an older checkpoint",
-			job->reader->input.path, shown);
-	return 0;
+		return base_refuse(job->error, -ERANGE,
+				   "cannot read %" PRIu64 " bytes at offset %" PRIu64
+				   " of record '%s' of \"%s\": it has %" PRIu64 " bytes",
+				   range->bytes, range->offset, shown, job->reader->input.path,
+				   entry->bytes);
+	if (!job->verify || entry->bytes || !entry->crc32)
+		return 0;
+	base_refuse(job->error, IOSHAPE_E_DAMAGED,
+		    "\"%s\" is damaged: record '%s' is empty but its checksum is not" BASE_REMEDY
+		    "use another copy or an older checkpoint",
+		    job->reader->input.path, shown);
+	base_error_in_record(job->error, shown);
+	base_error_at(job->error, entry->data_offset);
+	return IOSHAPE_E_DAMAGED;
 }
 
 static uint64_t place_of(const struct job *job, const struct zip_range *range)
@@ -470,13 +494,11 @@ static int run(struct job *job, size_t count)
 	if (!job->error)
 		job->error = &unheard;
 	job->verify &= !job->reader->no_checksums;
-	job->counting = true;
 	ret = sort_ranges(job, count);
 	if (!ret)
-		ret = read_all(job); /* counts */
+		ret = walk(job, &counter);
 	if (!ret)
 		ret = make_room(job);
-	job->counting = false;
 	if (!ret)
 		ret = read_all(job);
 	free(job->copies);

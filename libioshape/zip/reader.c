@@ -47,22 +47,21 @@ static int read_index(struct opening *opening, const struct zip_entry *entry, ui
 	int ret;
 
 	if (entry->bytes > ZIP_MAX_INDEX_BYTES)
-		return base_fail(opening->error, IOSHAPE_E_LIMIT,
-				 "cannot load %s: its index has %" PRIu64
-				 " bytes; at most %llu are supported",
-				 opening->path, entry->bytes, ZIP_MAX_INDEX_BYTES);
+		return base_refuse(opening->error, IOSHAPE_E_LIMIT,
+				   "cannot load \"%s\": its index has %" PRIu64 " bytes" BASE_REMEDY
+				   "at most %llu are supported",
+				   opening->path, entry->bytes, ZIP_MAX_INDEX_BYTES);
 	data = malloc(MAX(entry->bytes, 1));
 	if (!data)
 		return base_no_memory(opening->error, "the index of an archive", entry->bytes);
 	ret = fetch(opening, entry->data_offset, data, entry->bytes);
 	if (!ret && base_crc32(0, data, entry->bytes) != entry->crc32)
-		ret = base_fail(
-			opening->error, IOSHAPE_E_DAMAGED,
-			"cannot load %s: its index (record '" ZIP_INDEX_RECORD
-			"' at offset %" PRIu64
-			") is damaged; use another copy, or torch.load(), which does without "
-			"the index and verifies nothing",
-			opening->path, entry->data_offset);
+		ret = base_refuse(opening->error, IOSHAPE_E_DAMAGED,
+				  "cannot load \"%s\": its index (record '" ZIP_INDEX_RECORD
+				  "' at offset %" PRIu64 ") is damaged" BASE_REMEDY
+				  "use another copy, or torch.load(), which does without the index "
+				  "and verifies nothing",
+				  opening->path, entry->data_offset);
 	if (ret)
 		free(data);
 	else
@@ -97,18 +96,18 @@ static int decode_index(struct opening *opening, const uint8_t *data, uint64_t b
 	ret = zip_index_decode(&reader->index, data, bytes, directory->entries, before,
 			       directory->entries[before].header_offset, &reader->index_problem);
 	if (ret && ret != IOSHAPE_E_DAMAGED && ret != IOSHAPE_E_FORMAT)
-		return base_fail(opening->error, ret, "cannot load %s: %s", opening->path,
+		return base_fail(opening->error, ret, "cannot load \"%s\": %s", opening->path,
 				 reader->index_problem.text);
 	if (ret)
 		return 0;
 	reader->has_index = index_fits(reader);
 	if (!reader->has_index) {
 		zip_index_free(&reader->index);
-		base_fail(&reader->index_problem, IOSHAPE_E_DAMAGED,
-			  "record '" ZIP_INDEX_RECORD
-			  "' of %s does not fit the directory; another tool has "
-			  "changed the archive",
-			  opening->path);
+		base_refuse(
+			&reader->index_problem, IOSHAPE_E_DAMAGED,
+			"record '" ZIP_INDEX_RECORD
+			"' of %s does not fit the directory: another tool has changed the archive",
+			opening->path);
 	}
 	return 0;
 }
@@ -150,12 +149,12 @@ static int count_checks(struct opening *opening)
 	}
 	reader->first_check[index->records] = next;
 	/* The index was decoded against the same sizes: this is about our own arithmetic. */
-	return next == index->check_count ?
-		       0 :
-		       base_fail(opening->error, IOSHAPE_E_DAMAGED,
-				 "cannot load %s: its index has %" PRIu64 " checksums for %" PRIu64
-				 " blocks; use another copy",
-				 opening->path, index->check_count, next);
+	return next == index->check_count ? 0 :
+					    base_refuse(opening->error, IOSHAPE_E_DAMAGED,
+							"cannot load \"%s\": its index has %" PRIu64
+							" checksums for %" PRIu64
+							" blocks" BASE_REMEDY "use another copy",
+							opening->path, index->check_count, next);
 }
 
 static int name_tensors(struct opening *opening)
@@ -168,9 +167,10 @@ static int name_tensors(struct opening *opening)
 	for (uint64_t i = 0; i < reader->index.tensor_count && !ret; i++)
 		ret = zip_names_add(reader->tensor_names, rows[i].name, strlen(rows[i].name), i);
 	if (ret == -EEXIST)
-		return base_fail(
+		return base_refuse(
 			opening->error, IOSHAPE_E_DAMAGED,
-			"cannot load %s: two of its tensors have the same name; use another copy",
+			"cannot load \"%s\": two of its tensors have the same name" BASE_REMEDY
+			"use another copy",
 			opening->path);
 	if (ret)
 		return base_no_memory(opening->error, "the names of tensors",
@@ -197,12 +197,15 @@ int zip_check_header(const struct zip_reader *reader, const struct zip_entry *en
 			    base_get_le(head + ZIP_LOCAL_EXTRA, 2) ==
 		    entry->data_offset)
 		return 0;
-	return base_fail(error, IOSHAPE_E_DAMAGED,
-			 "%s is damaged: the header of record '%s' at offset %" PRIu64
-			 " of the file does not lead to its data; use another copy or an older "
-			 "checkpoint",
-			 reader->input.path, zip_show_name(shown, entry->name, entry->name_bytes),
-			 entry->header_offset);
+	base_refuse(error, IOSHAPE_E_DAMAGED,
+		    "\"%s\" is damaged: the header of record '%s' at offset %" PRIu64
+		    " of the file does not lead to its data" BASE_REMEDY
+		    "use another copy or an older checkpoint",
+		    reader->input.path, zip_show_name(shown, entry->name, entry->name_bytes),
+		    entry->header_offset);
+	base_error_in_record(error, shown);
+	base_error_at(error, entry->header_offset);
+	return IOSHAPE_E_DAMAGED;
 }
 
 static int look_at_header(const struct zip_reader *reader, uint64_t record,

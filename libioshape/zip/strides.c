@@ -94,16 +94,19 @@ static int check_name(const char *name, struct base_error *error)
 	size_t bytes;
 
 	if (!name || !*name)
-		return base_fail(error, -EINVAL, "a tensor has no name; give each tensor one");
+		return base_refuse(error, -EINVAL,
+				   "a tensor has no name" BASE_REMEDY "give each tensor one");
 	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
 	if (bytes > IOSHAPE_MAX_NAME_BYTES)
-		return base_fail(error, IOSHAPE_E_LIMIT,
-				 "the name of tensor \"%s\" is longer than %u bytes; shorten it",
-				 ZIP_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "the name of tensor \"%s\" is longer than %u bytes" BASE_REMEDY
+				   "shorten it",
+				   ZIP_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
 	if (!zip_utf8_valid(name, bytes))
-		return base_fail(error, -EINVAL,
-				 "the name of tensor \"%s\" is not valid UTF-8; it must be",
-				 ZIP_SHOWN(name));
+		return base_refuse(error, -EINVAL,
+				   "the name of tensor \"%s\" is not valid UTF-8" BASE_REMEDY
+				   "it must be",
+				   ZIP_SHOWN(name));
 	return 0;
 }
 
@@ -111,27 +114,28 @@ static int check_shape(const struct ioshape_tensor *tensor, const struct zip_dty
 		       struct base_error *error)
 {
 	if (!dtype)
-		return base_fail(error, -EINVAL,
-				 "tensor \"%s\" has dtype %d, which is not in enum ioshape_dtype",
-				 ZIP_SHOWN(tensor->name), (int)tensor->dtype);
+		return base_refuse(error, -EINVAL,
+				   "tensor \"%s\" has dtype %d, which is not in enum ioshape_dtype",
+				   ZIP_SHOWN(tensor->name), (int)tensor->dtype);
 	if (tensor->dims > IOSHAPE_MAX_DIMS)
-		return base_fail(error, IOSHAPE_E_LIMIT,
-				 "tensor \"%s\" has %u dimensions and torch allows %u; reshape it",
-				 ZIP_SHOWN(tensor->name), tensor->dims, IOSHAPE_MAX_DIMS);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "tensor \"%s\" has %u dimensions and torch allows %u" BASE_REMEDY
+				   "reshape it",
+				   ZIP_SHOWN(tensor->name), tensor->dims, IOSHAPE_MAX_DIMS);
 	if (tensor->dims && !tensor->shape)
-		return base_fail(error, -EINVAL, "tensor \"%s\" has %u dimensions and no shape",
-				 ZIP_SHOWN(tensor->name), tensor->dims);
+		return base_refuse(error, -EINVAL, "tensor \"%s\" has %u dimensions and no shape",
+				   ZIP_SHOWN(tensor->name), tensor->dims);
 	for (uint32_t i = 0; i < tensor->dims; i++) {
 		if (tensor->shape[i] < 0)
-			return base_fail(
+			return base_refuse(
 				error, -EINVAL,
 				"tensor \"%s\" has the negative length %lld in dimension %u",
 				ZIP_SHOWN(tensor->name), (long long)tensor->shape[i], i);
 		if (tensor->strides && tensor->strides[i] < 0)
-			return base_fail(
+			return base_refuse(
 				error, -EINVAL,
-				"tensor \"%s\" has the negative stride %lld in dimension %u; "
-				"save a copy that runs forward",
+				"tensor \"%s\" has the negative stride %lld in dimension "
+				"%u" BASE_REMEDY "save a copy that runs forward",
 				ZIP_SHOWN(tensor->name), (long long)tensor->strides[i], i);
 	}
 	return 0;
@@ -179,17 +183,18 @@ int zip_layout_tensor(const struct ioshape_tensor *tensor, struct zip_layout *la
 
 	if (!count_elements(tensor->dims, tensor->shape, &elements, &span) ||
 	    span > INT64_MAX / dtype->bytes)
-		return base_fail(error, IOSHAPE_E_LIMIT,
-				 "the shape of tensor \"%s\" has more bytes than 63 bits can count",
-				 ZIP_SHOWN(tensor->name));
+		return base_refuse(
+			error, IOSHAPE_E_LIMIT,
+			"the shape of tensor \"%s\" has more bytes than 63 bits can count",
+			ZIP_SHOWN(tensor->name));
 	if (elements && tensor->strides && !reach_fits(tensor, dtype->bytes))
-		return base_fail(
+		return base_refuse(
 			error, IOSHAPE_E_LIMIT,
 			"the strides of tensor \"%s\" reach further than 63 bits can count",
 			ZIP_SHOWN(tensor->name));
 	if (elements && !tensor->data)
-		return base_fail(error, -EINVAL, "tensor \"%s\" has %llu elements and no data",
-				 ZIP_SHOWN(tensor->name), (unsigned long long)elements);
+		return base_refuse(error, -EINVAL, "tensor \"%s\" has %llu elements and no data",
+				   ZIP_SHOWN(tensor->name), (unsigned long long)elements);
 
 	layout->bytes = elements * dtype->bytes;
 	layout->as_it_lies = !tensor->strides ||

@@ -85,11 +85,13 @@ static int check_usable(const struct zip_writer *writer, struct base_error *erro
 {
 	if (writer->failed)
 		return base_fail(error, writer->failed,
-				 "cannot write on to %s after an earlier failure; begin a new file",
+				 "cannot write on to \"%s\" after an earlier failure" BASE_REMEDY
+				 "begin a new file",
 				 writer->path);
 	if (writer->finished)
-		return base_fail(error, -EINVAL, "%s is complete; begin a new file for more",
-				 writer->path);
+		return base_refuse(error, -EINVAL,
+				   "\"%s\" is complete" BASE_REMEDY "begin a new file for more",
+				   writer->path);
 	return 0;
 }
 
@@ -122,18 +124,21 @@ static int check_begin(const struct zip_writer *writer, const char *name, uint32
 	if (ret)
 		return ret;
 	if (writer->open)
-		return base_fail(
+		return base_refuse(
 			error, -EINVAL,
-			"cannot begin record \"%s\" of %s while \"%s\" is open; end that first",
+			"cannot begin record \"%s\" of \"%s\" while \"%s\" is open" BASE_REMEDY
+			"end that first",
 			ZIP_SHOWN(name), writer->path, ZIP_SHOWN(last_name(writer)));
 	if (zip_entries_have(&writer->entries, name))
-		return base_fail(error, -EEXIST,
-				 "record \"%s\" is in %s already; names must be unique",
-				 ZIP_SHOWN(name), writer->path);
+		return base_refuse(error, -EEXIST,
+				   "record \"%s\" is in %s already" BASE_REMEDY
+				   "names must be unique",
+				   ZIP_SHOWN(name), writer->path);
 	/* One place is kept for the index, which the reader counts too. */
 	if (writer->entries.count + 1 >= ZIP_MAX_RECORDS)
-		return base_fail(error, IOSHAPE_E_LIMIT, "record \"%s\" of %s is one above %u",
-				 ZIP_SHOWN(name), writer->path, ZIP_MAX_RECORDS);
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "record \"%s\" of \"%s\" is one above %u", ZIP_SHOWN(name),
+				   writer->path, ZIP_MAX_RECORDS);
 	return 0;
 }
 
@@ -164,7 +169,7 @@ static int begin_record(struct zip_writer *writer, const char *name, uint64_t by
 				 ZIP_SHOWN(name), (unsigned long long)bytes, writer->path);
 	ret = note_record(writer, name, bytes);
 	if (ret) {
-		base_fail(error, ret, "cannot begin record \"%s\" of %s", ZIP_SHOWN(name),
+		base_fail(error, ret, "cannot begin record \"%s\" of \"%s\"", ZIP_SHOWN(name),
 			  writer->path);
 		return fail_for_good(writer, ret);
 	}
@@ -256,21 +261,22 @@ int zip_writer_put(struct zip_writer *writer, const void *data, size_t bytes,
 	if (ret)
 		return ret;
 	if (!writer->open)
-		return base_fail(error, -EINVAL,
-				 "no record of %s is open to be written; begin one first",
-				 writer->path);
+		return base_refuse(error, -EINVAL,
+				   "no record of %s is open to be written" BASE_REMEDY
+				   "begin one first",
+				   writer->path);
 	if (bytes && !data)
-		return base_fail(error, -EINVAL, "cannot write %zu bytes at NULL to %s", bytes,
-				 writer->path);
+		return base_refuse(error, -EINVAL, "cannot write %zu bytes at NULL to %s", bytes,
+				   writer->path);
 	/* Of an unknown length: as much as the largest file holds. */
 	if (bytes > MIN(writer->announced, (uint64_t)INT64_MAX) - writer->done)
-		return base_fail(
-			error, -EINVAL,
-			"record \"%s\" of %s was announced with %llu bytes and would get %llu; "
-			"announce IOSHAPE_UNKNOWN_BYTES if it is not known",
-			ZIP_SHOWN(last_name(writer)), writer->path,
-			(unsigned long long)writer->announced,
-			(unsigned long long)writer->done + bytes);
+		return base_refuse(error, -EINVAL,
+				   "record \"%s\" of \"%s\" was announced with %llu bytes and "
+				   "would get %llu" BASE_REMEDY
+				   "announce IOSHAPE_UNKNOWN_BYTES if it is not known",
+				   ZIP_SHOWN(last_name(writer)), writer->path,
+				   (unsigned long long)writer->announced,
+				   (unsigned long long)writer->done + bytes);
 	return put_pieces(writer, data, bytes, error);
 }
 
@@ -306,14 +312,14 @@ int zip_writer_end(struct zip_writer *writer, struct base_error *error)
 	if (ret)
 		return ret;
 	if (!writer->open)
-		return base_fail(error, -EINVAL, "no record of %s is open to be ended",
-				 writer->path);
+		return base_refuse(error, -EINVAL, "no record of %s is open to be ended",
+				   writer->path);
 	if (writer->announced != IOSHAPE_UNKNOWN_BYTES && writer->done < writer->announced)
-		return base_fail(error, -EINVAL,
-				 "record \"%s\" of %s was announced with %llu bytes and got %llu",
-				 ZIP_SHOWN(last_name(writer)), writer->path,
-				 (unsigned long long)writer->announced,
-				 (unsigned long long)writer->done);
+		return base_refuse(
+			error, -EINVAL,
+			"record \"%s\" of \"%s\" was announced with %llu bytes and got %llu",
+			ZIP_SHOWN(last_name(writer)), writer->path,
+			(unsigned long long)writer->announced, (unsigned long long)writer->done);
 	ret = end_record(writer, error);
 	if (!ret)
 		writer->payload_bytes += writer->done;
@@ -378,8 +384,10 @@ int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 	if (ret)
 		return ret;
 	if (writer->open)
-		return base_fail(error, -EINVAL, "record \"%s\" of %s is still open; end it first",
-				 ZIP_SHOWN(last_name(writer)), writer->path);
+		return base_refuse(error, -EINVAL,
+				   "record \"%s\" of \"%s\" is still open" BASE_REMEDY
+				   "end it first",
+				   ZIP_SHOWN(last_name(writer)), writer->path);
 	ret = write_index(writer, index, error);
 	if (!ret)
 		ret = zip_put_directory(&writer->sink, &writer->entries, writer->path, error);

@@ -5,6 +5,8 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <ioshape/probe.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -37,7 +39,7 @@ static struct ioshape_storage *probed(const char *path, const struct ioshape_pro
 	struct ioshape_storage *storage = NULL;
 	int ret = ioshape_probe(context, path, options, &storage);
 
-	ck_assert_msg(!ret, "%s: %s", path, ioshape_context_message(context));
+	ck_assert_msg(!ret, "%s: %s", path, ioshape_last_error()->sentence);
 	ck_assert_uint_eq(storage->size, sizeof(*storage));
 	return storage;
 }
@@ -64,7 +66,7 @@ START_TEST(a_directory_is_described_and_left_alone)
 	ck_assert_uint_gt(storage->writers, 0);
 	ck_assert_str_ne(storage->writers_why, "");
 	ck_assert_uint_eq(storage->is_file, 0);
-	ioshape_storage_free(storage);
+	ioshape_free(storage);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	ck_assert_uint_eq(scratch_descriptors(), descriptors);
 }
@@ -83,7 +85,7 @@ START_TEST(a_file_a_link_and_a_name_to_be_mean_their_directory)
 
 		ck_assert_str_eq(storage->directory, real);
 		ck_assert_uint_eq(storage->is_file, i < 2);
-		ioshape_storage_free(storage);
+		ioshape_free(storage);
 	}
 }
 END_TEST
@@ -96,10 +98,10 @@ START_TEST(a_name_without_a_directory_is_in_this_one)
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
 	storage = probed("new.pt", NULL);
 	ck_assert_str_eq(storage->directory, real);
-	ioshape_storage_free(storage);
+	ioshape_free(storage);
 	storage = probed("/new-in-the-root", NULL);
 	ck_assert_str_eq(storage->directory, "/");
-	ioshape_storage_free(storage);
+	ioshape_free(storage);
 	ck_assert_int_eq(fchdir(here), 0);
 	close(here);
 }
@@ -117,7 +119,7 @@ START_TEST(the_plan_is_for_what_is_asked)
 	settings.queue_depth = 3;
 	settings.slots = 7;
 	settings.pool = "shared";
-	ck_assert_int_eq(ioshape_context_open(&context, &settings, NULL, 0), 0);
+	ck_assert_int_eq(ioshape_context_open(&context, &settings), 0);
 	options.bytes = 12345;
 	options.files = 9;
 	storage = probed(scratch_directory(), &options);
@@ -127,7 +129,7 @@ START_TEST(the_plan_is_for_what_is_asked)
 	ck_assert_uint_eq(storage->queue_depth, 3);
 	ck_assert_uint_eq(storage->writers, 7);
 	ck_assert_str_eq(storage->pool, "shared");
-	ioshape_storage_free(storage);
+	ioshape_free(storage);
 }
 END_TEST
 
@@ -139,7 +141,7 @@ START_TEST(what_cannot_be_looked_at_is_said)
 
 	ck_assert_int_eq(ioshape_probe(context, path, NULL, &storage), -ENOENT);
 	ck_assert_ptr_null(storage);
-	ck_assert_ptr_nonnull(strstr(ioshape_context_message(context), path));
+	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, path));
 	scratch_write(scratch_path("file"), "x", 1);
 	ck_assert_int_eq(ioshape_probe(context, scratch_path("file/new.pt"), NULL, &storage),
 			 -ENOTDIR);
@@ -149,7 +151,7 @@ START_TEST(what_cannot_be_looked_at_is_said)
 	ck_assert_int_eq(ioshape_probe(context, path, NULL, NULL), -EINVAL);
 	options.size = 0;
 	ck_assert_int_eq(ioshape_probe(context, scratch_directory(), &options, &storage), -EINVAL);
-	ioshape_storage_free(NULL);
+	ioshape_free(NULL);
 }
 END_TEST
 

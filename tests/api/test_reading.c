@@ -3,8 +3,10 @@
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/random.h"
+#include "support/reader_info.h"
 #include "support/sample.h"
 #include "support/scratch.h"
+#include "support/write_record.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +34,7 @@ static void setup(void)
 	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 	options.metadata = &sample.metadata;
 	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample.tensors,
-					      sample.count, &options),
+					      sample.count, &options, NULL),
 			 0);
 	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
 }
@@ -72,7 +74,7 @@ START_TEST(strides_are_told_and_lead_through_the_bytes)
 		int64_t most = 0;
 
 		ck_assert_int_eq(ioshape_reader_find_tensor(reader, tensor->name, &index), 0);
-		ck_assert_int_eq(ioshape_reader_tensor(reader, index, &info), 0);
+		ck_assert_int_eq(ioshape_reader_get_tensor(reader, index, &info), 0);
 		ck_assert_str_eq(info.name, tensor->name);
 		ck_assert(info.dims == 0 || (info.shape && info.strides));
 		for (uint32_t k = 0; k < info.dims; k++) {
@@ -115,7 +117,7 @@ START_TEST(any_ranges_in_any_order_are_what_was_saved)
 			at += requests[i].bytes;
 		}
 		ck_assert_msg(!ioshape_reader_load(reader, requests, count), "%s",
-			      ioshape_reader_message(reader));
+			      ioshape_last_error()->sentence);
 		for (size_t i = 0; i < count; i++)
 			ck_assert_mem_eq(requests[i].into,
 					 (uint8_t *)sample.expected[requests[i].tensor] +
@@ -190,11 +192,11 @@ START_TEST(what_lies_outside_is_refused_by_name)
 							into };
 
 		ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), -ERANGE);
-		ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "large"));
+		ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "large"));
 	}
 	ck_assert_int_eq(ioshape_reader_find_record(reader, "data/4", &record), 0);
 	ck_assert_int_eq(ioshape_reader_read(reader, record, LARGE_BYTES, into, 1), -ERANGE);
-	ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "data/4"));
+	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "data/4"));
 	ck_assert_int_eq(ioshape_reader_read(reader, record, 0, NULL, 1), -EINVAL);
 	ck_assert_int_eq(ioshape_reader_read(reader, record, LARGE_BYTES, NULL, 0), 0);
 	ck_assert_int_eq(
@@ -214,12 +216,12 @@ START_TEST(what_is_not_there_is_not_found)
 	uint64_t index = 77;
 
 	ck_assert_int_eq(ioshape_reader_find_tensor(reader, "nobody", &index), -ENOENT);
-	ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "nobody"));
+	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "nobody"));
 	ck_assert_int_eq(ioshape_reader_find_tensor(reader, "", &index), -ENOENT);
 	ck_assert_int_eq(ioshape_reader_find_record(reader, "archive/data.pkl", &index), -ENOENT);
-	ck_assert_int_eq(ioshape_reader_tensor(reader, sample.count, &tensor), -ENOENT);
-	ck_assert_int_eq(ioshape_reader_tensor(reader, UINT64_MAX, &tensor), -ENOENT);
-	ck_assert_int_eq(ioshape_reader_record(reader, ioshape_reader_records(reader), &record),
+	ck_assert_int_eq(ioshape_reader_get_tensor(reader, sample.count, &tensor), -ENOENT);
+	ck_assert_int_eq(ioshape_reader_get_tensor(reader, UINT64_MAX, &tensor), -ENOENT);
+	ck_assert_int_eq(ioshape_reader_get_record(reader, info_of_reader(reader).records, &record),
 			 -ENOENT);
 	ck_assert_uint_eq(index, 77);
 }
@@ -229,12 +231,12 @@ START_TEST(records_are_listed_in_the_order_of_the_file)
 {
 	uint64_t end = 0, tensors = 0;
 
-	ck_assert_uint_ge(ioshape_reader_records(reader), sample.count + 2);
-	for (uint64_t i = 0; i < ioshape_reader_records(reader); i++) {
+	ck_assert_uint_ge(info_of_reader(reader).records, sample.count + 2);
+	for (uint64_t i = 0; i < info_of_reader(reader).records; i++) {
 		struct ioshape_record_info info = { .size = sizeof(info) };
 		uint64_t found;
 
-		ck_assert_int_eq(ioshape_reader_record(reader, i, &info), 0);
+		ck_assert_int_eq(ioshape_reader_get_record(reader, i, &info), 0);
 		ck_assert_uint_gt(info.file_offset, end);
 		end = info.file_offset + info.bytes;
 		ck_assert_int_eq(ioshape_reader_find_record(reader, info.name, &found), 0);
@@ -257,19 +259,20 @@ START_TEST(files_without_a_table_have_records_only)
 	options.metadata = &sample.metadata;
 	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("records"), &options, &writer),
 			 0);
-	ck_assert_int_eq(ioshape_writer_record(writer, "data.pkl", "abc", 3, 0), 0);
+	ck_assert_int_eq(write_record(writer, "data.pkl", "abc", 3, 0), 0);
 	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), 0);
 	ioshape_writer_free(writer);
 	ioshape_reader_free(reader);
 	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("records"), NULL, &reader), 0);
-	ck_assert_int_eq(ioshape_reader_tensors(reader, &number), IOSHAPE_E_NO_TABLE);
-	ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), scratch_path("records")));
-	ck_assert_int_eq(ioshape_reader_tensor(reader, 0, &tensor), IOSHAPE_E_NO_TABLE);
+	ck_assert_uint_eq(info_of_reader(reader).has_table, 0);
+	ck_assert_uint_eq(info_of_reader(reader).tensors, 0);
+	ck_assert_int_eq(ioshape_reader_get_tensor(reader, 0, &tensor), IOSHAPE_E_NO_TABLE);
+	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("records")));
 	ck_assert_int_eq(ioshape_reader_find_tensor(reader, "a", &number), IOSHAPE_E_NO_TABLE);
 	ck_assert_int_eq(ioshape_reader_load(reader, NULL, 0), IOSHAPE_E_NO_TABLE);
 	ck_assert_int_eq(ioshape_reader_read(reader, 0, 1, into, 2), 0);
 	ck_assert_mem_eq(into, "bc", 2);
-	ck_assert_int_eq(ioshape_reader_metadata(reader, &metadata), 0);
+	ck_assert_int_eq(ioshape_reader_get_metadata(reader, &metadata), 0);
 	ck_assert_int_eq(metadata.step, sample.metadata.step);
 	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
 }
@@ -286,7 +289,7 @@ static void flip(const char *record, uint64_t offset)
 	int fd;
 
 	ck_assert_int_eq(ioshape_reader_find_record(reader, record, &index), 0);
-	ck_assert_int_eq(ioshape_reader_record(reader, index, &info), 0);
+	ck_assert_int_eq(ioshape_reader_get_record(reader, index, &info), 0);
 	fd = open(scratch_path("file"), O_RDWR | O_CLOEXEC);
 	ck_assert_int_eq(pread(fd, &byte, 1, (off_t)(info.file_offset + offset)), 1);
 	byte ^= 0x10;
@@ -326,13 +329,13 @@ START_TEST(damage_is_found_and_named_wherever_it_is)
 				scratch_evict(scratch_path("file"));
 			ck_assert_int_eq(ioshape_reader_load(reader, &request, 1),
 					 IOSHAPE_E_DAMAGED);
-			ck_assert_msg(strstr(ioshape_reader_message(reader), "data/4") &&
-					      strstr(ioshape_reader_message(reader),
+			ck_assert_msg(strstr(ioshape_last_error()->sentence, "data/4") &&
+					      strstr(ioshape_last_error()->sentence,
 						     scratch_path("file")) &&
-					      locates(ioshape_reader_message(reader), places[i]),
-				      "%s", ioshape_reader_message(reader));
+					      locates(ioshape_last_error()->sentence, places[i]),
+				      "%s", ioshape_last_error()->sentence);
 			ck_assert_int_eq(ioshape_reader_verify(reader), IOSHAPE_E_DAMAGED);
-			ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), "data/4"));
+			ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "data/4"));
 			flip("data/4", places[i]);
 		}
 	}
@@ -362,7 +365,7 @@ START_TEST(who_does_not_want_to_verify_gets_what_is_there)
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
 	struct ioshape_reader *careless;
 
-	options.no_verify = 1;
+	options.verify = IOSHAPE_OFF;
 	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), &options, &careless),
 			 0);
 	flip("data/4", 100);
@@ -383,7 +386,7 @@ START_TEST(a_file_cut_short_while_it_is_open_is_damaged)
 		if (cold)
 			scratch_evict(scratch_path("file"));
 		ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), IOSHAPE_E_DAMAGED);
-		ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), scratch_path("file")));
+		ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("file")));
 	}
 }
 END_TEST
@@ -393,7 +396,8 @@ START_TEST(a_reader_keeps_the_file_it_opened)
 	struct ioshape_load_request request = { LARGE, 0, LARGE_BYTES, into };
 
 	/* What takes its place is another file. */
-	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), NULL, 0, NULL), 0);
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), NULL, 0, NULL, NULL),
+			 0);
 	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
 	ck_assert_mem_eq(into, sample.expected[LARGE], LARGE_BYTES);
 }
@@ -442,7 +446,7 @@ START_TEST(the_callback_can_stop_reading_at_every_call)
 		}
 		ck_assert_int_eq(ret, -ECANCELED);
 		ck_assert_uint_eq(told.calls, nth);
-		ck_assert_ptr_nonnull(strstr(ioshape_reader_message(reader), scratch_path("file")));
+		ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("file")));
 	}
 }
 END_TEST

@@ -5,6 +5,7 @@
 #include "support/check_main.h"
 #include "support/sample.h"
 #include "support/scratch.h"
+#include "support/write_record.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -39,11 +40,10 @@ static void setup(void)
 		sample_make(&samples[i], 10 + i, 300000 + 50000 * i);
 	options.block_bytes = 64 * 1024;
 	options.queue_depth = 3;
-	options.copy_threads = 2;
 	options.staging_bytes = 64 << 20;
 	options.log = count_lines;
 	options.log_level = IOSHAPE_LOG_DEBUG;
-	ck_assert_int_eq(ioshape_context_open(&context, &options, NULL, 0), 0);
+	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
 }
 
 static void teardown(void)
@@ -102,7 +102,7 @@ static struct ioshape_save_options options_for(const struct worker *worker)
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
 	options.metadata = &samples[worker->number].metadata;
-	options.no_sync = worker->number % 2;
+	options.sync = worker->number % 2 ? IOSHAPE_OFF : IOSHAPE_ON;
 	return options;
 }
 
@@ -113,8 +113,8 @@ static int save_blocking(struct worker *worker, const char *path)
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 
 	options.report = &report;
-	if (ioshape_save_tensors(context, path, sample->tensors, sample->count, &options))
-		return complain(worker, ioshape_context_message(context));
+	if (ioshape_save_tensors(context, path, sample->tensors, sample->count, &options, NULL))
+		return complain(worker, ioshape_last_error()->sentence);
 	return report.tensor_bytes == sample->total_bytes ?
 		       0 :
 		       complain(worker, "another save's report");
@@ -127,12 +127,11 @@ static int save_in_background(struct worker *worker, const char *path)
 	struct ioshape_save *save;
 	int ret;
 
-	if (ioshape_save_tensors_async(context, path, sample->tensors, sample->count, &options,
-				       &save))
-		return complain(worker, ioshape_context_message(context));
+	if (ioshape_save_tensors(context, path, sample->tensors, sample->count, &options, &save))
+		return complain(worker, ioshape_last_error()->sentence);
 	ret = ioshape_save_wait(save, -1);
 	if (ret)
-		complain(worker, ioshape_save_message(save));
+		complain(worker, ioshape_last_error()->sentence);
 	ioshape_save_free(save);
 	return ret;
 }
@@ -182,14 +181,14 @@ static int fail_and_ask_why(struct worker *worker)
 	char path[64];
 
 	snprintf(path, sizeof(path), "missing-%zu/file", worker->number);
-	if (ioshape_save_tensors(context, path, NULL, 0, NULL) != -ENOENT)
+	if (ioshape_save_tensors(context, path, NULL, 0, NULL, NULL) != -ENOENT)
 		return complain(worker, "no failure");
-	if (!strstr(ioshape_context_message(context), path))
-		return complain(worker, ioshape_context_message(context));
+	if (!strstr(ioshape_last_error()->sentence, path))
+		return complain(worker, ioshape_last_error()->sentence);
 	if (ioshape_context_reserve(context, UINT64_MAX) != -ENOMEM ||
-	    !strstr(ioshape_context_message(context), "reserve"))
-		return complain(worker, ioshape_context_message(context));
-	return ioshape_context_trim(context);
+	    !strstr(ioshape_last_error()->sentence, "reserve"))
+		return complain(worker, ioshape_last_error()->sentence);
+	return ioshape_context_reserve(context, 0);
 }
 
 START_TEST(threads_are_told_of_their_own_failures)
@@ -206,20 +205,20 @@ static int write_records(struct worker *worker)
 	int ret;
 
 	if (ioshape_writer_open(context, worker->path, NULL, &writer))
-		return complain(worker, ioshape_context_message(context));
-	ret = ioshape_writer_record(writer, "data.pkl", sample->expected[4], sample->bytes[4], 0);
+		return complain(worker, ioshape_last_error()->sentence);
+	ret = write_record(writer, "data.pkl", sample->expected[4], sample->bytes[4], 0);
 	if (!ret)
 		ret = ioshape_writer_commit(writer, NULL);
 	if (ret)
-		complain(worker, ioshape_writer_message(writer));
+		complain(worker, ioshape_last_error()->sentence);
 	ioshape_writer_free(writer);
 	if (ret)
 		return ret;
 	if (ioshape_reader_open(context, worker->path, NULL, &reader))
-		return complain(worker, ioshape_context_message(context));
+		return complain(worker, ioshape_last_error()->sentence);
 	ret = ioshape_reader_verify(reader);
 	if (ret)
-		complain(worker, ioshape_reader_message(reader));
+		complain(worker, ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);
 	return ret;
 }
@@ -237,13 +236,14 @@ static int save_and_drop(struct worker *worker)
 	struct ioshape_save *save;
 
 	if (worker->number == 0) {
-		if (ioshape_context_trim(context) || ioshape_context_reserve(context, 32 << 20))
-			return complain(worker, ioshape_context_message(context));
+		if (ioshape_context_reserve(context, 0) ||
+		    ioshape_context_reserve(context, 32 << 20))
+			return complain(worker, ioshape_last_error()->sentence);
 		return 0;
 	}
-	if (ioshape_save_tensors_async(context, worker->path, sample->tensors, sample->count, NULL,
-				       &save))
-		return complain(worker, ioshape_context_message(context));
+	if (ioshape_save_tensors(context, worker->path, sample->tensors, sample->count, NULL,
+				 &save))
+		return complain(worker, ioshape_last_error()->sentence);
 	usleep((useconds_t)(worker->number * 700));
 	ioshape_save_free(save);
 	return 0;

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import background, fio, fs, gather, load, report, save, slots, storm, torch_figures
+from . import background, fio, fs, gather, house, load, report, save, slots, storm, torch_figures
 from .setting import Outcome, Setting
 from .worker import Worker, WorkerError
 
@@ -45,6 +45,8 @@ BENCHMARKS = {
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
+    # Reads the tree.
+    "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
 }
 
 

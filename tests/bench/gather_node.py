@@ -79,7 +79,7 @@ def save_alone(setting: Setting, worker: Worker) -> Sample:
 def prepare(ranks: Ranks, bytes_each: int, directory: Path) -> None:
     ranks.make_tensors(kind="mixed", bytes=bytes_each)
     ranks.each("context", staging=bytes_each + STAGING_SLACK, **OPEN)
-    open_groups(ranks, directory, "node", board="sockets")
+    open_groups(ranks, directory, "node", board="host")
 
 
 # ---- Figures ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ioshape
-import ioshape._group
+import ioshape._group.group
 import torch
 import torch.distributed
 
@@ -115,7 +115,7 @@ class Rank:
 
     def prepare_load(self) -> Answer:
         """As a process that has just started: it has met nobody yet."""
-        ioshape._group.close()
+        ioshape._group.group.close()
         ctypes.CDLL(None).malloc_trim(0)
         return {}
 

@@ -53,8 +53,8 @@ def launch_environment(rank: int, ranks: int, nodes: int, port: int, token: str)
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCHELASTIC_RUN_ID": token,
-        "IOSHAPE_NODE": f"{token}-{node}",
-        "IOSHAPE_BOARD": "sockets",
+        "IOSHAPE_TEST_NODE": f"{token}-{node}",
+        "IOSHAPE_TEST_BOARD": "host",
         "OMP_NUM_THREADS": "1",
     }
 

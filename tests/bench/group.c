@@ -22,8 +22,8 @@ static enum ioshape_board board_of(const char *name)
 		return IOSHAPE_BOARD_AUTO;
 	if (!strcmp(name, "redis"))
 		return IOSHAPE_BOARD_REDIS;
-	if (!strcmp(name, "sockets"))
-		return IOSHAPE_BOARD_SOCKETS;
+	if (!strcmp(name, "host"))
+		return IOSHAPE_BOARD_HOST;
 	if (!strcmp(name, "files"))
 		return IOSHAPE_BOARD_FILES;
 	fail("there is no board called %s", name);
@@ -50,7 +50,7 @@ void run_group(struct bench *bench, const struct command *command)
 	cost_begin(&cost);
 	if (ioshape_group_open(bench->context, command_need(command, "path"), &options,
 			       &bench->group))
-		fail("no group: %s", ioshape_context_message(bench->context));
+		fail("no group: %s", ioshape_last_error()->sentence);
 	cost_end(&cost);
 }
 
@@ -74,8 +74,9 @@ void run_group_save(struct bench *bench, const struct command *command)
 	memory_before = memory_reset_peak();
 	cost_begin(&cost);
 	if (ioshape_group_save_tensors(bench->group, command_number(command, "step", 0),
-				       bench->workload.tensors, bench->workload.count, &options))
-		fail("cannot save: %s", ioshape_context_message(bench->context));
+				       bench->workload.tensors, bench->workload.count, &options,
+				       NULL))
+		fail("cannot save: %s", ioshape_last_error()->sentence);
 	cost_end(&cost);
 	memory_answer(memory_before);
 	answer_report(&report);
@@ -91,10 +92,10 @@ void run_group_async(struct bench *bench, const struct command *command)
 		fail("a save is in the background already");
 	cost_begin(&cost);
 	bench->save_began_ns = cost.began_ns;
-	if (ioshape_group_save_tensors_async(bench->group, command_number(command, "step", 0),
-					     bench->workload.tensors, bench->workload.count, NULL,
-					     &bench->save))
-		fail("cannot save: %s", ioshape_context_message(bench->context));
+	if (ioshape_group_save_tensors(bench->group, command_number(command, "step", 0),
+				       bench->workload.tensors, bench->workload.count, NULL,
+				       &bench->save))
+		fail("cannot save: %s", ioshape_last_error()->sentence);
 	cost_end(&cost);
 }
 

@@ -55,7 +55,7 @@ static void *run(void *argument)
 	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
 
 	options.path = "/";
-	options.bytes = 64ull << 20;
+	options.expected_bytes = 64ull << 20;
 	options.waiting = note_that_it_waits;
 	options.waiting_user = runner;
 	while (atomic_load(&relay->done) < relay->count) {
@@ -70,7 +70,7 @@ static void *run(void *argument)
 			usleep(PAUSE_US / 10);
 		usleep(PAUSE_US + (useconds_t)rand_r(&runner->seed) % PAUSE_US);
 		atomic_store(&relay->released_ns, now_ns());
-		ioshape_slot_release(slot);
+		ioshape_slot_free(slot);
 	}
 	return NULL;
 }

@@ -14,15 +14,14 @@ struct ioshape_context *open_context(const struct command *command)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
-	char message[512];
 
 	options.staging_bytes = command_number(command, "staging", 0);
 	for (size_t i = 0; i < command->count; i++) {
 		if (!strncmp(command->keys[i], SETTING_PREFIX, strlen(SETTING_PREFIX)))
 			setenv(command->keys[i], command->values[i], 1);
 	}
-	if (ioshape_context_open(&context, &options, message, sizeof(message)))
-		fail("no context: %s", message);
+	if (ioshape_context_open(&context, &options))
+		fail("no context: %s", ioshape_last_error()->sentence);
 	/* The next context is not to inherit them. */
 	for (size_t i = 0; i < command->count; i++) {
 		if (!strncmp(command->keys[i], SETTING_PREFIX, strlen(SETTING_PREFIX)))
@@ -51,7 +50,7 @@ void run_reserve(struct bench *bench, const struct command *command)
 	need_context(bench);
 	cost_begin(&cost);
 	if (ioshape_context_reserve(bench->context, command_number(command, "bytes", 0)))
-		fail("cannot reserve: %s", ioshape_context_message(bench->context));
+		fail("cannot reserve: %s", ioshape_last_error()->sentence);
 	cost_end(&cost);
 }
 
@@ -71,12 +70,12 @@ void answer_report(const struct ioshape_report *report)
 	answer_number("block_bytes", (double)report->block_bytes);
 	answer_text("filesystem", report->filesystem);
 	answer_number("fallbacks", report->fallbacks);
-	answer_text("fallback_text", report->fallback_text);
+	answer_text("steps[0].sentence", report->steps[0].sentence);
 	answer_number("short_results", report->short_results);
 	answer_number("slot_s", report->slot_s);
 	answer_number("group_s", report->group_s);
 	answer_number("generation_bytes", (double)report->generation_bytes);
-	answer_text("layout", report->layout);
+	answer_text("layout", report->mode);
 	answer_text("why", report->why);
 }
 
@@ -94,9 +93,9 @@ void run_save(struct bench *bench, const struct command *command)
 	memory_before = memory_reset_peak();
 	cost_begin(&cost);
 	ret = ioshape_save_tensors(bench->context, path, bench->workload.tensors,
-				   bench->workload.count, &options);
+				   bench->workload.count, &options, NULL);
 	if (ret)
-		fail("cannot save: %s", ioshape_context_message(bench->context));
+		fail("cannot save: %s", ioshape_last_error()->sentence);
 	cost_end(&cost);
 	memory_answer(memory_before);
 	answer_report(&report);
@@ -114,10 +113,10 @@ void run_async(struct bench *bench, const struct command *command)
 		fail("a save is in the background already");
 	cost_begin(&cost);
 	bench->save_began_ns = cost.began_ns;
-	ret = ioshape_save_tensors_async(bench->context, path, bench->workload.tensors,
-					 bench->workload.count, NULL, &bench->save);
+	ret = ioshape_save_tensors(bench->context, path, bench->workload.tensors,
+				   bench->workload.count, NULL, &bench->save);
 	if (ret)
-		fail("cannot save: %s", ioshape_context_message(bench->context));
+		fail("cannot save: %s", ioshape_last_error()->sentence);
 	cost_end(&cost);
 }
 
@@ -129,10 +128,10 @@ void run_wait(struct bench *bench, const struct command *command)
 	if (!bench->save)
 		fail("nothing is in the background");
 	if (ioshape_save_wait(bench->save, -1))
-		fail("the save in the background failed: %s", ioshape_save_message(bench->save));
+		fail("the save in the background failed: %s", ioshape_last_error()->sentence);
 	answer_number("seconds", seconds_since(bench->save_began_ns));
 	answer_number("ended_s", (double)now_ns() / 1e9);
-	ioshape_save_report(bench->save, &report);
+	ioshape_save_get_report(bench->save, &report);
 	answer_report(&report);
 	ioshape_save_free(bench->save);
 	bench->save = NULL;
@@ -167,10 +166,10 @@ static void load(struct bench *bench, const char *path)
 
 	cost_begin(&cost);
 	if (ioshape_reader_open(bench->context, path, NULL, &reader))
-		fail("cannot open for loading: %s", ioshape_context_message(bench->context));
+		fail("cannot open for loading: %s", ioshape_last_error()->sentence);
 	requests = make_requests(bench, reader);
 	if (ioshape_reader_load(reader, requests, bench->workload.count))
-		fail("cannot load: %s", ioshape_reader_message(reader));
+		fail("cannot load: %s", ioshape_last_error()->sentence);
 	free(requests);
 	ioshape_reader_free(reader);
 	cost_end(&cost);
@@ -197,7 +196,7 @@ void end_ours(struct bench *bench)
 {
 	ioshape_save_free(bench->save);
 	bench->save = NULL;
-	ioshape_slot_release(bench->slot);
+	ioshape_slot_free(bench->slot);
 	bench->slot = NULL;
 	end_group(bench);
 	ioshape_context_free(bench->context);

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include "bench.h"
 
+#include <ioshape/operator.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <hiredis/hiredis.h>
@@ -21,16 +23,16 @@ static struct ioshape_slot *acquire(struct bench *bench, uint64_t bytes, int64_t
 	if (!bench->context)
 		fail("open a context first");
 	options.path = "/";
-	options.bytes = bytes;
+	options.expected_bytes = bytes;
 	options.timeout_ms = timeout_ms;
 	if (ioshape_slot_acquire(bench->context, &options, &slot))
-		fail("no slot: %s", ioshape_context_message(bench->context));
+		fail("no slot: %s", ioshape_last_error()->sentence);
 	return slot;
 }
 
 static void pass(struct ioshape_slot *slot, uint64_t bytes)
 {
-	if (ioshape_slot_pass(slot, bytes))
+	if (ioshape_slot_pace(slot, bytes))
 		fail("a slot lets nothing pass");
 }
 
@@ -53,7 +55,7 @@ void run_acquire(struct bench *bench, const struct command *command)
 void run_release(struct bench *bench, const struct command *command)
 {
 	(void)command;
-	ioshape_slot_release(bench->slot);
+	ioshape_slot_free(bench->slot);
 	bench->slot = NULL;
 }
 
@@ -69,7 +71,7 @@ void run_turns(struct bench *bench, const struct command *command)
 		struct ioshape_slot *slot = acquire(bench, bytes, 0);
 
 		pass(slot, bytes);
-		ioshape_slot_release(slot);
+		ioshape_slot_free(slot);
 	}
 	cost_end(&cost);
 }
@@ -150,7 +152,7 @@ void run_contend(struct bench *bench, const struct command *command)
 		usleep(hold_us);
 		held_s += common_s(began, now_ns(), from, until);
 		turns++;
-		ioshape_slot_release(slot);
+		ioshape_slot_free(slot);
 	}
 	answer_number("held_s", held_s);
 	answer_number("turns", (double)turns);
@@ -168,8 +170,8 @@ void run_stream(struct bench *bench, const struct command *command)
 		fail("open a context first");
 	while (now_ns() - began < seconds * 1000000000) {
 		if (ioshape_save_tensors(bench->context, path, bench->workload.tensors,
-					 bench->workload.count, NULL))
-			fail("cannot save: %s", ioshape_context_message(bench->context));
+					 bench->workload.count, NULL, NULL))
+			fail("cannot save: %s", ioshape_last_error()->sentence);
 		saves++;
 	}
 	answer_number("saves", (double)saves);
@@ -181,8 +183,8 @@ void run_set(struct bench *bench, const struct command *command)
 	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
 
 	settings.capacity = (uint32_t)command_number(command, "capacity", 0);
-	settings.pool_rate = command_number(command, "pool_rate", 0);
-	settings.job_rate = command_number(command, "job_rate", 0);
+	settings.pool_bytes_per_s = command_number(command, "pool_rate", 0);
+	settings.job_bytes_per_s = command_number(command, "job_rate", 0);
 	if (ioshape_pool_set(bench->context, NULL, &settings))
-		fail("cannot set: %s", ioshape_context_message(bench->context));
+		fail("cannot set: %s", ioshape_last_error()->sentence);
 }

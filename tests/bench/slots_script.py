@@ -60,7 +60,7 @@ class Crowd:
         who: list[Value] = [f"{number % 5000:016x}", f"node{number % 500}", f"job{number % JOBS}"]
         size = self.random.choice([1 << 20, 1 << 30, 1 << 34])
         request: list[Value] = [f"id-{number}", *who, number % 64, 1, 1, size, LEASE]
-        return self.script.command("acquire", *request, CAPACITY, 1, 0, 0)
+        return self.script.command("acquire", *request, CAPACITY, 1, 0, 0, "u")
 
     def ids(self, key: str) -> list[str]:
         """Of holders (h), or of waiters (l)."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint storm on filesystems that are slow by rule: "ioshape bench storm" on stripefs.
+"""A checkpoint storm on filesystems that are slow by rule: the engine of "ioshape bench storm" on
+stripefs.
 
     python -m tests.bench.storm hdd --rounds 2 --ways torch,async
 
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,8 +45,6 @@ class Part:
     #: 0: as many as are asked for
     rounds: int = 0
     coordinator: Literal["local", "redis"] = "local"
-    #: leaves out what other parts do as well
-    quick: bool = False
 
 
 # All that matters is said, so that it stands in the results; the rest is stripefs's own.
@@ -54,9 +53,9 @@ HDD = {**MODEL, "bandwidth": "60M", "seek_ms": 8}
 SSD = {**MODEL, "bandwidth": "250M", "seek_ms": 0.05}
 
 PARTS = {
-    "hdd": Part("hdd", (THEIRS, OURS, "save", "node"), {**HDD, "stripe_count": -1}, quick=True),
+    "hdd": Part("hdd", (THEIRS, OURS, "save", "node"), {**HDD, "stripe_count": -1}),
     "hdd1": Part("hdd", (THEIRS, OURS), {**HDD, "stripe_count": 1}),
-    "ssd": Part("ssd", (THEIRS, OURS, "save", "node"), {**SSD, "stripe_count": -1}, quick=True),
+    "ssd": Part("ssd", (THEIRS, OURS, "save", "node"), {**SSD, "stripe_count": -1}),
     # Ranks of several nodes meet at a Redis, as they do in a cluster that has one.
     "metadata": Part(
         "ssd",
@@ -89,19 +88,12 @@ def own_environment(part: Part) -> Iterator[dict[str, str]]:
             yield {"IOSHAPE_COORDINATOR": f"local:{folder}", **variables}
 
 
-def run(part: Part, rounds: int, more: Sequence[str] = ()) -> Found:
-    """What the command finds, as it tells it, and what it was found on."""
+def run(part: Part, rounds: int, picture: str = "") -> Found:
+    """What the process finds, and what it was found on."""
     with (
         striped(part.profile, **part.parameters) as mount,
         own_environment(part) as variables,
     ):
-        command = [
-            *(sys.executable, "-m", "ioshape", "--debug", "bench", "storm", mount.path),
-            *("--ranks", part.ranks, "--size", part.n_bytes, "--nodes", part.nodes),
-            *("--ways", ",".join(part.ways), "--rounds", part.rounds or rounds),
-            *(["--quick"] if part.quick else []),
-            *("--json", "-", *more),
-        ]
         # As the first large save of a job would: files of these sizes are too small for a trial.
         subprocess.run(
             [sys.executable, "-m", "ioshape", "probe", "--calibrate", str(mount.path)],
@@ -109,8 +101,16 @@ def run(part: Part, rounds: int, more: Sequence[str] = ()) -> Found:
             stdout=subprocess.DEVNULL,
             check=True,
         )
+        plan = {
+            "ranks": part.ranks,
+            "n_bytes": part.n_bytes,
+            "ways": part.ways,
+            "rounds": part.rounds or rounds,
+            "nodes": part.nodes,
+        }
+        program = [sys.executable, "-m", f"{__package__}.storm_process"]
         done = subprocess.run(
-            [str(word) for word in command],
+            [*program, str(mount.path), str(mount.backing), json.dumps(plan), picture],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -119,7 +119,7 @@ def run(part: Part, rounds: int, more: Sequence[str] = ()) -> Found:
             check=False,
         )
         if done.returncode:
-            raise StormError(f"ioshape bench storm ended with exit code {done.returncode}")
+            raise StormError(f"the storm on {part.profile} ended with exit code {done.returncode}")
         found: Found = json.loads(done.stdout)
         found["model"] = {"profile": part.profile, **part.parameters}
         found["counted"] = counted(mount)
@@ -248,8 +248,9 @@ def add(outcome: Outcome, name: str, found: Found) -> None:
 def measure(setting: Setting) -> Outcome:
     outcome = Outcome()
     outcome.facts["method"] = (
-        "ioshape bench storm on stripefs, a filesystem in user space that answers requests when "
-        "its model says; ways in turns, medians of rounds, latencies of all rounds together"
+        "the engine of ioshape bench storm on stripefs, a filesystem in user space that answers "
+        "requests when its model says; ways in turns, medians of rounds, latencies of all rounds "
+        "together"
     )
     for name, part in PARTS.items():
         setting.say(f"{name}: {part.ranks} ranks, {setting.rounds} rounds")
@@ -265,8 +266,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ways", help="such as torch,async,node")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--quick", action="store_true", help="of all parts but metadata")
-    parser.add_argument("--svg", type=Path, metavar="FOLDER", help="timelines go here")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="pictures go here")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     outcome = Outcome()
@@ -274,12 +274,10 @@ def main() -> None:
         part = PARTS[name]
         parameters = {**part.parameters, **dict(one.split("=", 1) for one in given.set)}
         part = replace(part, parameters=parameters)
-        if given.quick and name != "metadata":
-            part = replace(part, quick=True)
         if given.ways:
             part = replace(part, ways=tuple(given.ways.split(",")))
-        more = ["--svg", str(given.svg / f"{name}.svg")] if given.svg else []
-        found = run(part, given.rounds, more)
+        picture = str(given.plot / f"{name}.svg") if given.plot else ""
+        found = run(part, given.rounds, picture)
         add(outcome, name, found)
         print(table(found), flush=True)
     print(report.as_text({"storm": outcome}, {}))
@@ -297,7 +295,7 @@ def table(found: Found) -> str:
         lines.append(
             f"{way:<12}{one['makespan_s']:>9.2f}{one['mean_completion_s']:>7.2f}"
             f"{one['stall_s']:>7.3f}{reads['p50_ms']:>8.1f}{reads['p99_ms']:>8.1f}"
-            f"{one['metadata_operations'] or 0:>6}"
+            f"{sum(one['metadata'].values()):>6}"
         )
     return "\n".join(lines)
 

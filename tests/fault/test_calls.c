@@ -9,6 +9,7 @@
 #include "support/check_main.h"
 #include "support/sample.h"
 #include "support/scratch.h"
+#include "support/write_record.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -85,7 +86,7 @@ static struct ioshape_context *open_context(void)
 	options.block_bytes = scenario->block_bytes;
 	options.queue_depth = 2;
 	options.staging_bytes = 64 << 20;
-	ck_assert_int_eq(ioshape_context_open(&context, &options, NULL, 0), 0);
+	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
 	return context;
 }
 
@@ -99,14 +100,14 @@ static int write_raw(struct ioshape_context *context)
 	ret = ioshape_file_open(context, "file", &options, &file);
 	if (ret) {
 		snprintf(outcome->message, sizeof(outcome->message), "%s",
-			 ioshape_context_message(context));
+			 ioshape_last_error()->sentence);
 		return ret;
 	}
 	for (size_t i = 0; !ret && i < sample.count; i++)
 		ret = ioshape_file_write(file, sample.expected[i], sample.bytes[i]);
 	if (!ret)
 		ret = ioshape_file_commit(file, NULL);
-	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_file_message(file));
+	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_last_error()->sentence);
 	ioshape_file_free(file);
 	return ret;
 }
@@ -121,18 +122,18 @@ static int write_records(struct ioshape_context *context)
 	ret = ioshape_writer_open(context, "file", &options, &writer);
 	if (ret) {
 		snprintf(outcome->message, sizeof(outcome->message), "%s",
-			 ioshape_context_message(context));
+			 ioshape_last_error()->sentence);
 		return ret;
 	}
 	for (size_t i = 0; !ret && i < sample.count; i++) {
 		char name[32];
 
 		snprintf(name, sizeof(name), "data/%zu", i);
-		ret = ioshape_writer_record(writer, name, sample.expected[i], sample.bytes[i], 0);
+		ret = write_record(writer, name, sample.expected[i], sample.bytes[i], 0);
 	}
 	if (!ret)
 		ret = ioshape_writer_commit(writer, NULL);
-	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_writer_message(writer));
+	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_last_error()->sentence);
 	ioshape_writer_free(writer);
 	return ret;
 }
@@ -145,11 +146,10 @@ static int begin_save(struct ioshape_context *context, const struct ioshape_save
 
 	*handle = NULL;
 	if (scenario->what == TENSORS)
-		return scenario->background ?
-			       ioshape_save_tensors_async(context, "file", sample.tensors,
-							  sample.count, options, handle) :
-			       ioshape_save_tensors(context, "file", sample.tensors, sample.count,
-						    options);
+		return scenario->background ? ioshape_save_tensors(context, "file", sample.tensors,
+								   sample.count, options, handle) :
+					      ioshape_save_tensors(context, "file", sample.tensors,
+								   sample.count, options, NULL);
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i].name = names[i];
@@ -157,9 +157,9 @@ static int begin_save(struct ioshape_context *context, const struct ioshape_save
 		records[i].bytes = sample.bytes[i];
 	}
 	return scenario->background ?
-		       ioshape_save_records_async(context, "file", records, sample.count, options,
-						  handle) :
-		       ioshape_save_records(context, "file", records, sample.count, options);
+		       ioshape_save_records(context, "file", records, sample.count, options,
+					    handle) :
+		       ioshape_save_records(context, "file", records, sample.count, options, NULL);
 }
 
 static int save(struct ioshape_context *context)
@@ -173,16 +173,16 @@ static int save(struct ioshape_context *context)
 	if (scenario->what == RAW)
 		return write_raw(context);
 	options.metadata = &sample.metadata;
-	options.no_replace = scenario->no_replace;
+	options.replace = scenario->no_replace ? IOSHAPE_OFF : IOSHAPE_ON;
 	options.borrow = scenario->borrow;
 	ret = begin_save(context, &options, &handle);
 	if (!handle) {
 		snprintf(outcome->message, sizeof(outcome->message), "%s",
-			 ret ? ioshape_context_message(context) : "");
+			 ret ? ioshape_last_error()->sentence : "");
 		return ret;
 	}
 	ret = ioshape_save_wait(handle, -1);
-	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_save_message(handle));
+	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_last_error()->sentence);
 	ioshape_save_free(handle);
 	return ret;
 }
@@ -447,7 +447,7 @@ START_TEST(a_file_that_another_host_replaced_is_looked_for_anew)
 	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
 		calls_begin_named(names[i], ESTALE);
 		ck_assert_msg(!ioshape_reader_open(context, "file", NULL, &reader), "%s: %s",
-			      names[i], ioshape_context_message(context));
+			      names[i], ioshape_last_error()->sentence);
 		calls_end();
 		ck_assert_int_ge(calls_find(names[i], 0), 0);
 		ck_assert_msg(!sample_check_reader(reader, &sample, why, sizeof(why)), "%s: %s",

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/faulty_engine.h"
+#include "support/report_step.h"
 #include "support/sample.h"
 #include "support/sandbox.h"
 #include "support/scratch.h"
@@ -34,10 +35,10 @@ static int save(struct ioshape_context *context, bool background)
 
 	options.metadata = &sample.metadata;
 	if (!background)
-		return ioshape_save_tensors(context, "file", sample.tensors, sample.count,
-					    &options);
-	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options,
-					 &handle);
+		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options,
+					    NULL);
+	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options,
+				   &handle);
 	if (ret)
 		return ret;
 	ret = ioshape_save_wait(handle, -1);
@@ -84,8 +85,7 @@ static int save_and_die(void *argument)
 	struct ioshape_context *context;
 	int ret;
 
-	faulty_install(&victim->plan);
-	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	context = faulty_context(&victim->plan, IOSHAPE_DIRECT_PREFER);
 	ret = save(context, victim->background);
 	ioshape_context_free(context);
 	return ret ? 1 : 0;
@@ -152,23 +152,24 @@ static int save_while_the_door_closes(void *argument)
 	(void)argument;
 	options.report = &report;
 	options.metadata = &sample.metadata;
-	if (ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options))
+	if (ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL))
 		return 1;
 	if (strcmp(report.engine, "uring") != 0)
 		return 0; /* there is none here to be shut down */
 	scratch_write("file", old_file, sizeof(old_file));
 	if (sandbox_refuse(__NR_io_uring_enter, EPERM))
 		return 2;
-	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
+	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL);
 	if (ret != -EPERM || !scratch_same("file", old_file, sizeof(old_file)))
 		return 3;
 	/* One save failed; the next ones go another way, and say so. */
 	for (int i = 0; i < 2; i++) {
-		ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
+		ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options,
+					   NULL);
 		if (ret || !scratch_same("file", new_file, new_bytes))
 			return 4;
 		if (strcmp(report.engine, "threads") != 0 || !report.fallbacks ||
-		    !strstr(report.fallback_text, "io_uring"))
+		    !report_step(&report, IOSHAPE_STEP_ENGINE))
 			return 5;
 	}
 	ioshape_context_free(context);
@@ -192,13 +193,13 @@ static int save_without_uring(void *argument)
 	if (sandbox_refuse(*(int *)argument, EPERM))
 		return 2;
 	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	if (ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options))
+	if (ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL))
 		return 3;
 	ioshape_context_free(context);
 	if (!scratch_same("file", new_file, new_bytes))
 		return 4;
 	return !strcmp(report.engine, "threads") && report.fallbacks == 1 &&
-			       strstr(report.fallback_text, "io_uring") ?
+			       report_step(&report, IOSHAPE_STEP_ENGINE) ?
 		       0 :
 		       5;
 }

@@ -36,7 +36,7 @@ static uint8_t *reference(const struct sample *sample, size_t *bytes)
 
 	options.metadata = &sample->metadata;
 	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample->tensors,
-					      sample->count, &options),
+					      sample->count, &options, NULL),
 			 0);
 	ioshape_context_free(context);
 	return scratch_read(scratch_path("file"), bytes);
@@ -53,7 +53,6 @@ static void setup(void)
 
 static void teardown(void)
 {
-	faulty_remove();
 	free(old_file);
 	free(new_file);
 	sample_free(&old_sample);
@@ -99,19 +98,19 @@ static int save(struct ioshape_context *context, bool background, char *message,
 	int ret;
 
 	options.metadata = &new_sample.metadata;
-	options.no_sync = 1; /* nothing here depends on it, and it takes the time */
+	options.sync = IOSHAPE_OFF; /* nothing here depends on it, and it takes the time */
 	*message = 0;
 	if (!background) {
 		ret = ioshape_save_tensors(context, scratch_path("file"), new_sample.tensors,
-					   new_sample.count, &options);
-		snprintf(message, message_bytes, "%s", ret ? ioshape_context_message(context) : "");
+					   new_sample.count, &options, NULL);
+		snprintf(message, message_bytes, "%s", ret ? ioshape_last_error()->sentence : "");
 		return ret;
 	}
-	ret = ioshape_save_tensors_async(context, scratch_path("file"), new_sample.tensors,
-					 new_sample.count, &options, &handle);
+	ret = ioshape_save_tensors(context, scratch_path("file"), new_sample.tensors,
+				   new_sample.count, &options, &handle);
 	ck_assert_int_eq(ret, 0);
 	ret = ioshape_save_wait(handle, -1);
-	snprintf(message, message_bytes, "%s", ioshape_save_message(handle));
+	snprintf(message, message_bytes, "%s", ioshape_last_error()->sentence);
 	ioshape_save_free(handle);
 	return ret;
 }
@@ -127,11 +126,9 @@ static bool save_under(uint64_t seed, bool hard)
 
 	scratch_write(scratch_path("file"), old_file, old_bytes);
 	descriptors = scratch_descriptors();
-	faulty_install(&plan);
 	/* EINVAL is to be got over only by leaving direct I/O. */
-	context = sample_context(IOSHAPE_ENGINE_AUTO, plan.invalid || seed % 2 ?
-							      IOSHAPE_DIRECT_PREFER :
-							      IOSHAPE_DIRECT_OFF);
+	context = faulty_context(&plan, plan.invalid || seed % 2 ? IOSHAPE_DIRECT_PREFER :
+								   IOSHAPE_DIRECT_OFF);
 	ret = save(context, seed % 5 < 2, message, sizeof(message));
 	ioshape_context_free(context);
 	ck_assert_msg(!faulty_counts()->misuse, "seed %llu: the engine was misused",
@@ -205,7 +202,7 @@ static int read_onward(struct ioshape_context *context, char *why, size_t why_by
 		if (!ret)
 			ck_assert_mem_eq(into, new_file + at, bytes);
 	}
-	snprintf(why, why_bytes, "%s", ioshape_reader_message(reader));
+	snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);
 	free(into);
 	return ret;
@@ -225,8 +222,7 @@ START_TEST(trouble_ahead_never_reads_wrong_bytes)
 		plan.invalid = 0;
 		scratch_write(scratch_path("file"), new_file, new_bytes);
 		scratch_evict(scratch_path("file"));
-		faulty_install(&plan);
-		context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+		context = faulty_context(&plan, IOSHAPE_DIRECT_PREFER);
 		ret = read_onward(context, why, sizeof(why));
 		ioshape_context_free(context);
 		faults += (unsigned)faulty_counts()->faults;
@@ -259,8 +255,7 @@ START_TEST(trouble_never_loads_wrong_bytes)
 		plan.invalid = 0;
 		scratch_write(scratch_path("file"), new_file, new_bytes);
 		scratch_evict(scratch_path("file"));
-		faulty_install(&plan);
-		context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+		context = faulty_context(&plan, IOSHAPE_DIRECT_PREFER);
 		ret = sample_check(context, scratch_path("file"), &new_sample, why, sizeof(why));
 		ioshape_context_free(context);
 		faults += (unsigned)faulty_counts()->faults;
@@ -286,8 +281,7 @@ START_TEST(an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_i
 	char message[1024];
 
 	scratch_write(scratch_path("file"), old_file, old_bytes);
-	faulty_install(&plan);
-	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	context = faulty_context(&plan, IOSHAPE_DIRECT_PREFER);
 	ck_assert_int_eq(save(context, false, message, sizeof(message)), -EPERM);
 	ck_assert_ptr_nonnull(strstr(message, "would not open"));
 	ck_assert(scratch_same(scratch_path("file"), old_file, old_bytes));

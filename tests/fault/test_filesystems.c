@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "fs/fs.h"
 #include "ring/ring.h"
+#include "support/report_step.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/tap.h"
@@ -226,7 +227,7 @@ static int save(struct ioshape_context *context, const struct sample *sample,
 
 	options.metadata = &sample->metadata;
 	options.report = report;
-	return ioshape_save_tensors(context, file, sample->tensors, sample->count, &options);
+	return ioshape_save_tensors(context, file, sample->tensors, sample->count, &options, NULL);
 }
 
 static bool holds(const struct sample *sample)
@@ -264,9 +265,9 @@ static bool tells_the_truth(const struct filesystem *filesystem, enum ioshape_en
 
 	if (report->direct && buffered)
 		return complain("direct with the engine \"buffered\"");
-	if (!report->direct && !buffered && !strstr(report->fallback_text, "direct I/O"))
+	if (!report->direct && !buffered && !report_step(report, IOSHAPE_STEP_DIRECT))
 		return complain("not direct, and why not is not said: \"%s\"",
-				report->fallback_text);
+				report->steps[0].sentence);
 	if (engine == IOSHAPE_ENGINE_THREADS && strcmp(report->engine, "threads") != 0)
 		return complain("the engine is \"%s\"", report->engine);
 	fd = open(file, O_RDONLY | O_CLOEXEC);
@@ -309,22 +310,23 @@ static bool round_trip(const struct filesystem *filesystem)
 			continue;
 		}
 		well = !save(context, &new_sample, &report) ||
-		       complain("%s", ioshape_context_message(context));
+		       complain("%s", ioshape_last_error()->sentence);
 		well = well && holds(&new_sample);
 		if (well &&
 		    strncmp(report.filesystem, filesystem->type, strlen(filesystem->type)) != 0)
 			well = complain("the report calls it \"%s\"", report.filesystem);
 		if (well && i < 2 && filesystem->direct >= 0 &&
 		    (int)report.direct != filesystem->direct)
-			well = complain("direct is %u: %s", report.direct, report.fallback_text);
+			well = complain("direct is %u: %s", report.direct,
+					report.steps[0].sentence);
 		well = well && tells_the_truth(filesystem, engines[i], &report);
 		options.metadata = &old_sample.metadata;
-		well = well && (!ioshape_save_tensors_async(context, file, old_sample.tensors,
-							    old_sample.count, &options, &handle) ||
-				complain("%s", ioshape_context_message(context)));
+		well = well && (!ioshape_save_tensors(context, file, old_sample.tensors,
+						      old_sample.count, &options, &handle) ||
+				complain("%s", ioshape_last_error()->sentence));
 		if (well) {
 			well = !ioshape_save_wait(handle, -1) ||
-			       complain("%s", ioshape_save_message(handle));
+			       complain("%s", ioshape_last_error()->sentence);
 			ioshape_save_free(handle);
 		}
 		well = well && holds(&old_sample) && nothing_else_is_there();
@@ -343,17 +345,19 @@ static bool does_not_replace(const struct filesystem *filesystem)
 	int ret;
 
 	(void)filesystem;
-	options.no_replace = 1;
+	options.replace = IOSHAPE_OFF;
 	options.metadata = &new_sample.metadata;
-	ret = ioshape_save_tensors(context, file, new_sample.tensors, new_sample.count, &options);
+	ret = ioshape_save_tensors(context, file, new_sample.tensors, new_sample.count, &options,
+				   NULL);
 	if (ret != -EEXIST) {
 		ioshape_context_free(context);
 		return complain("replacing it said %d", ret);
 	}
 	unlink(file);
-	ret = ioshape_save_tensors(context, file, new_sample.tensors, new_sample.count, &options);
+	ret = ioshape_save_tensors(context, file, new_sample.tensors, new_sample.count, &options,
+				   NULL);
 	if (ret)
-		complain("%s", ioshape_context_message(context));
+		complain("%s", ioshape_last_error()->sentence);
 	ioshape_context_free(context);
 	return !ret && holds(&new_sample) && nothing_else_is_there();
 }
@@ -366,18 +370,18 @@ static int save_unannounced(struct ioshape_context *context, char *message, size
 	int ret = ioshape_writer_open(context, file, NULL, &writer);
 
 	if (ret) {
-		snprintf(message, message_bytes, "%s", ioshape_context_message(context));
+		snprintf(message, message_bytes, "%s", ioshape_last_error()->sentence);
 		return ret;
 	}
-	ret = ioshape_writer_begin(writer, "data/0", IOSHAPE_UNKNOWN_BYTES, 0);
+	ret = ioshape_writer_begin_record(writer, "data/0", IOSHAPE_UNKNOWN_BYTES, 0);
 	for (unsigned i = 0; !ret && i < LARGE_BYTES >> 20; i++)
 		ret = ioshape_writer_write(writer, (const char *)new_sample.expected[4] + (i << 20),
 					   1 << 20);
 	if (!ret)
-		ret = ioshape_writer_end(writer);
+		ret = ioshape_writer_end_record(writer);
 	if (!ret)
 		ret = ioshape_writer_commit(writer, NULL);
-	snprintf(message, message_bytes, "%s", ioshape_writer_message(writer));
+	snprintf(message, message_bytes, "%s", ioshape_last_error()->sentence);
 	ioshape_writer_free(writer);
 	return ret;
 }
@@ -392,7 +396,7 @@ static bool fails_when_full(bool announced)
 
 		if (announced) {
 			ret = save(context, &new_sample, &report);
-			snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+			snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 		} else {
 			ret = save_unannounced(context, message, sizeof(message));
 		}
@@ -400,12 +404,12 @@ static bool fails_when_full(bool announced)
 		if (ret != -ENOSPC)
 			return complain("engine %zu: %d instead of ENOSPC, \"%s\"", i, ret,
 					message);
-		if (!strstr(message, file) || !strstr(message, "No space left"))
+		if (!strstr(message, file))
 			return complain("engine %zu: \"%s\"", i, message);
 		/* Where space can be reserved that is where it is noticed: before a byte is
 		 * written. */
-		if (announced && !strstr(message, "it needs") &&
-		    !strstr(report.fallback_text, "no preallocation"))
+		if (announced && !strstr(message, "needs ") &&
+		    !report_step(&report, IOSHAPE_STEP_PREALLOCATE))
 			return complain("engine %zu: noticed late, \"%s\"", i, message);
 		if (announced && !*report.filesystem)
 			return complain("engine %zu: the report does not name the filesystem", i);
@@ -424,14 +428,14 @@ static bool survives_being_full(const struct filesystem *filesystem)
 
 	(void)filesystem;
 	if (ret)
-		complain("%s", ioshape_context_message(context));
+		complain("%s", ioshape_last_error()->sentence);
 	if (!ret && (!fill_up(4 << 20) || !fails_when_full(true) || !fails_when_full(false)))
 		ret = -1;
 	make_room();
 	if (!ret) {
 		ret = save(context, &new_sample, NULL);
 		if (ret)
-			complain("with room again: %s", ioshape_context_message(context));
+			complain("with room again: %s", ioshape_last_error()->sentence);
 	}
 	ioshape_context_free(context);
 	return !ret && holds(&new_sample);
@@ -484,15 +488,19 @@ static bool is_calibrated(void)
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ring_config config = { .threads = 2 };
-	uint64_t rates[IOSHAPE_ENGINE_URING_ASYNC + 1] = { 0 }, best = 0, chosen;
+	uint64_t rates[IOSHAPE_ENGINE_BUFFERED + 1] = { 0 }, best = 0, chosen;
 	struct ring_calibration found;
 	struct ioshape_context *context;
 	struct base_error error = { 0 };
-	char mnt[PATH_MAX], why[512];
+	char mnt[PATH_MAX];
 	int ret;
 
 	snprintf(mnt, sizeof(mnt), "%s/mnt", where);
-	if (ring_calibrate_now(mnt, &config, &found, &error))
+	if (ring_memory_open(&config.memory, &error))
+		return complain("%s", error.text);
+	ret = ring_calibrate_now(mnt, &config, &found, &error);
+	ring_memory_close(config.memory);
+	if (ret)
 		return complain("%s", error.text);
 	for (uint32_t i = 0; i < found.trial_count; i++) {
 		const struct ring_trial *trial = &found.trials[i];
@@ -515,13 +523,13 @@ static bool is_calibrated(void)
 				(unsigned long long)best);
 	/* Other tests do without. */
 	setenv("IOSHAPE_CALIBRATE", "auto", 1);
-	ret = ioshape_context_open(&context, &options, why, sizeof(why));
+	ret = ioshape_context_open(&context, &options);
 	setenv("IOSHAPE_CALIBRATE", "off", 1);
 	if (ret)
-		return complain("%s", why);
+		return complain("%s", ioshape_last_error()->sentence);
 	ret = save(context, &new_sample, &report);
 	if (ret)
-		complain("%s", ioshape_context_message(context));
+		complain("%s", ioshape_last_error()->sentence);
 	ioshape_context_free(context);
 	if (!ret && (report.block_bytes % 4096 || strncmp(report.choice, "calibrated ", 11) != 0))
 		ret = -1, complain("the save chose by \"%s\"", report.choice);

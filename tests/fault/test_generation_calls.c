@@ -59,7 +59,7 @@ static struct ioshape_context *open_context(void)
 	struct ioshape_context *context;
 
 	options.coordinator = "open";
-	ck_assert_int_eq(ioshape_context_open(&context, &options, NULL, 0), 0);
+	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
 	return context;
 }
 
@@ -80,10 +80,10 @@ static int prune(struct ioshape_context *context)
 
 	options.keep_last = 1;
 	options.removing = save_again;
-	ret = ioshape_generations_prune(context, "runs", &options, NULL);
+	ret = ioshape_generation_prune(context, "runs", &options, NULL);
 	if (ret)
 		snprintf(outcome->message, sizeof(outcome->message), "%s",
-			 ioshape_context_message(context));
+			 ioshape_last_error()->sentence);
 	return ret;
 }
 
@@ -177,10 +177,10 @@ static const char *read_step(struct ioshape_context *context, uint64_t step)
 	int ret = ioshape_generation_open(context, "runs", step, &generation);
 
 	*text = 0;
-	ck_assert_msg(!ret || ret == -ENOENT, "%s: %s", where(), ioshape_context_message(context));
+	ck_assert_msg(!ret || ret == -ENOENT, "%s: %s", where(), ioshape_last_error()->sentence);
 	if (ret)
 		return text;
-	ck_assert_int_eq(ioshape_generation_part(generation, 0, &part), 0);
+	ck_assert_int_eq(ioshape_generation_get_part(generation, 0, &part), 0);
 	data = scratch_read(part.file, &bytes);
 	ck_assert_uint_lt(bytes, sizeof(text));
 	memcpy(text, data, bytes);
@@ -212,8 +212,8 @@ static void check_either(struct ioshape_context *context)
 
 	ck_assert_msg(is_old(context) || is_new(context), "%s: neither the old nor the new one",
 		      where());
-	ck_assert_msg(!ioshape_generation_open_latest(context, "runs", &generation), "%s: %s",
-		      where(), ioshape_context_message(context));
+	ck_assert_msg(!ioshape_generation_open(context, "runs", IOSHAPE_LATEST, &generation),
+		      "%s: %s", where(), ioshape_last_error()->sentence);
 	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
 	if (scenario->prune)
 		ck_assert_msg(info.step == STEP + 1, "%s", where());

@@ -138,7 +138,6 @@ static void messages_have_a_time_and_a_size(void)
 		STREAM_MUST(comm->receive(comm->user, 1, 30, bytes, sizeof(bytes), 200) ==
 			    -ETIMEDOUT);
 		STREAM_MUST(base_now_ns() - began >= base_ms_to_ns(200));
-		STREAM_MUST(base_now_ns() - began < base_ms_to_ns(5000));
 	}
 	STREAM_MUST(!MPI_Barrier(MPI_COMM_WORLD));
 	if (rank == 1) {

@@ -6,12 +6,13 @@
  * support/machine.h.
  */
 #define _GNU_SOURCE
-#include "ckpt/generation.h"
 #include "fs/fs.h"
+#include "group/generation/generation.h"
 #include "support/generation_case.h"
 #include "support/machine.h"
 #include "support/nfs_case.h"
 #include "support/nfs_server.h"
+#include "support/report_step.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/tap.h"
@@ -53,13 +54,14 @@ static bool what_is_saved_is_loaded(void)
 		    !nothing_is_left_behind())
 			return false;
 		if (engines[i].name && strcmp(report.engine, engines[i].name) != 0)
-			return complain("engine \"%s\": %s", report.engine, report.fallback_text);
+			return complain("engine \"%s\": %s", report.engine,
+					report.steps[0].sentence);
 		if (report.direct != (engines[i].engine != IOSHAPE_ENGINE_BUFFERED))
 			return complain("%s, direct is %u: %s", report.engine, report.direct,
-					report.fallback_text);
+					report.steps[0].sentence);
 		/* Only 4.2 reserves space. */
-		if (!strstr(report.fallback_text, "no preallocation") != (*version == '4'))
-			return complain("it reserves space, or not: %s", report.fallback_text);
+		if (!report_step(&report, IOSHAPE_STEP_PREALLOCATE) != (*version == '4'))
+			return complain("it reserves space, or not: %s", report.steps[0].sentence);
 		if (strncmp(report.filesystem, "nfs", 3) != 0)
 			return complain("the report calls it \"%s\"", report.filesystem);
 	}
@@ -70,7 +72,7 @@ static bool it_is_known_for_what_it_is(void)
 {
 	const bool third = *version == '3';
 	const char *source = third ? "127.0.0.1:" NFS_SERVER_FOLDER : "127.0.0.1:/export";
-	const char *flavour = third ? "NFSv3 over TCP" : "NFSv4.2 over TCP";
+	const char *variant = third ? "NFSv3 over TCP" : "NFSv4.2 over TCP";
 	char pool[FS_POOL_BYTES], name[FS_POOL_BYTES];
 	struct base_error error = { 0 };
 	struct fs_storage storage;
@@ -80,9 +82,9 @@ static bool it_is_known_for_what_it_is(void)
 	close(fd);
 	if (ret || fs_pool_of_path(FILE_HERE, name, &error))
 		return complain("%s", error.text);
-	if (storage.family != FS_NFS || strcmp(storage.flavour, flavour) != 0)
+	if (storage.family != FS_NFS || strcmp(storage.variant, variant) != 0)
 		return complain("it is taken for %s, %s", fs_family_name(storage.family),
-				storage.flavour);
+				storage.variant);
 	if (strcmp(storage.source, source) != 0 ||
 	    strcmp(storage.mount_point, NFS_CLIENT_FOLDER) != 0)
 		return complain("%s at %s", storage.source, storage.mount_point);
@@ -119,14 +121,14 @@ static bool a_server_that_is_away_is_waited_for(void)
 	options.metadata = &new_sample.metadata;
 	options.progress = lose_the_server;
 	options.progress_user = &lost;
-	well = !ioshape_save_tensors_async(context, FILE_HERE, new_sample.tensors, new_sample.count,
-					   &options, &handle) ||
-	       complain("%s", ioshape_context_message(context));
-	if (well && ioshape_save_wait(handle, 300) != -ETIMEDOUT)
+	well = !ioshape_save_tensors(context, FILE_HERE, new_sample.tensors, new_sample.count,
+				     &options, &handle) ||
+	       complain("%s", ioshape_last_error()->sentence);
+	if (well && ioshape_save_wait(handle, 300) != -EINPROGRESS)
 		well = complain("it ended without a server");
 	nfs_server_signal(SIGCONT);
 	well = well &&
-	       (!ioshape_save_wait(handle, -1) || complain("%s", ioshape_save_message(handle)));
+	       (!ioshape_save_wait(handle, -1) || complain("%s", ioshape_last_error()->sentence));
 	ioshape_save_free(handle);
 	ioshape_context_free(context);
 	return well && holds(&new_sample) && nothing_is_left_behind();
@@ -142,7 +144,7 @@ static bool a_reader_here_keeps_what_it_opened(void)
 	char why[512];
 
 	well = well && (!ioshape_reader_open(context, FILE_HERE, NULL, &reader) ||
-			complain("%s", ioshape_context_message(context)));
+			complain("%s", ioshape_last_error()->sentence));
 	well = well && !save(IOSHAPE_ENGINE_AUTO, &new_sample, false, NULL);
 	if (well && sample_check_reader(reader, &old_sample, why, sizeof(why)))
 		well = complain("the reader of the old file: %s", why);
@@ -166,7 +168,7 @@ static bool another_hosts_file_comes_into_sight(void)
 
 	for (unsigned tries = 0; well && !seen && tries < 250; tries++) {
 		if (ioshape_reader_open(context, FILE_HERE, NULL, &reader)) {
-			well = complain("opened anew: %s", ioshape_context_message(context));
+			well = complain("opened anew: %s", ioshape_last_error()->sentence);
 			break;
 		}
 		ret = sample_check_reader(reader, &new_sample, why, sizeof(why));
@@ -194,13 +196,14 @@ static bool a_file_replaced_elsewhere_is_not_mixed_up(void)
 	int ret;
 
 	well = well && (!ioshape_reader_open(context, FILE_HERE, NULL, &reader) ||
-			complain("%s", ioshape_context_message(context)));
+			complain("%s", ioshape_last_error()->sentence));
 	if (well &&
 	    ioshape_save_tensors(
 		    context, NFS_OTHER_FOLDER "/model.pt", new_sample.tensors, new_sample.count,
 		    &(struct ioshape_save_options){ .size = sizeof(struct ioshape_save_options),
-						    .metadata = &new_sample.metadata }))
-		well = complain("%s", ioshape_context_message(context));
+						    .metadata = &new_sample.metadata },
+		    NULL))
+		well = complain("%s", ioshape_last_error()->sentence);
 	if (well) {
 		ret = sample_check_reader(reader, &old_sample, why, sizeof(why));
 		printf("# version %s: a file replaced elsewhere reads as %s\n", version,
@@ -229,7 +232,7 @@ static void *contend(void *argument)
 		sample_context(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_PREFER);
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
-	options.no_replace = 1;
+	options.replace = IOSHAPE_OFF;
 	self->ret = save_with(context, &new_sample, &options);
 	ioshape_context_free(context);
 	return NULL;
@@ -347,7 +350,7 @@ static bool on_a_full_server_the_old_file_stays(void)
 
 		if (ret != -ENOSPC)
 			well = complain("engine %zu: %d instead of ENOSPC", i, ret);
-		else if (!strstr(complaint, FILE_HERE) || !strstr(complaint, "No space left"))
+		else if (!strstr(complaint, FILE_HERE))
 			well = false;
 		well = well && nothing_is_left_behind() && holds(&old_sample);
 	}
@@ -384,8 +387,8 @@ static bool prune(struct ioshape_context *context, uint64_t should_go)
 	uint64_t removed = 0;
 
 	options.keep_last = 1;
-	if (ioshape_generations_prune(context, "runs", &options, &removed))
-		return complain("%s", ioshape_context_message(context));
+	if (ioshape_generation_prune(context, "runs", &options, &removed))
+		return complain("%s", ioshape_last_error()->sentence);
 	return removed == should_go || complain("%u were removed", (unsigned)removed);
 }
 
@@ -403,7 +406,7 @@ static bool a_generation_that_is_read_is_not_pruned(void)
 		!generation_save(8, "newer", false, &error)) ||
 	       complain("%s", error.text);
 	well = well && (!ioshape_generation_open(context, reading, 7, &generation) ||
-			complain("%s", ioshape_context_message(context)));
+			complain("%s", ioshape_last_error()->sentence));
 	well = well && prune(context, 0) && generation_is("step-0000000007", 7, "read");
 	ioshape_generation_free(generation);
 	well = well && prune(context, 1) && generations_are(1);

@@ -453,7 +453,7 @@ START_TEST(a_server_that_wakes_without_an_end_does_not_keep_us_busy)
 }
 END_TEST
 
-START_TEST(a_server_that_wants_a_sign_of_life_each_millisecond_gets_fifty_a_second)
+START_TEST(a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second)
 {
 	struct fake_redis fake;
 	void *pool;
@@ -462,22 +462,6 @@ START_TEST(a_server_that_wants_a_sign_of_life_each_millisecond_gets_fifty_a_seco
 			 "*8\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n");
 	pool = redis_case_open(fake.address, "1");
 	ck_assert_uint_eq(redis_case_acquire(pool, "1-1").beat_ms, 20);
-	slots_redis.close(pool);
-	fake_redis_stop(&fake);
-}
-END_TEST
-
-/* As Redis before 6.0 says it. To one that never says anything else nobody listens. */
-START_TEST(an_old_server_is_asked_in_whole_seconds)
-{
-	struct fake_redis fake;
-	void *pool;
-
-	fake_redis_start(&fake, FAKE_SAYS, "-ERR timeout is not an integer or out of range\r\n");
-	pool = redis_case_open(fake.address, "1");
-	ck_assert_uint_ge(redis_case_wait(pool, 1500), 1499);
-	ck_assert_int_eq(fake_redis_heard(&fake, "\r\n$5\r\n1.500\r\n"), 1);
-	ck_assert_int_eq(fake_redis_heard(&fake, "\r\n$1\r\n2\r\n"), 1);
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
@@ -519,9 +503,7 @@ static Suite *redis_suite(void)
 	tcase_add_test(tests, answers_of_another_shape_are_not_taken_for_ours);
 	tcase_add_test(tests, a_reply_without_an_end_is_given_up_before_it_fills_the_memory);
 	tcase_add_test(tests, a_server_that_wakes_without_an_end_does_not_keep_us_busy);
-	tcase_add_test(tests,
-		       a_server_that_wants_a_sign_of_life_each_millisecond_gets_fifty_a_second);
-	tcase_add_test(tests, an_old_server_is_asked_in_whole_seconds);
+	tcase_add_test(tests, a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second);
 	tcase_add_test(tests, a_name_that_nobody_knows_is_said);
 	suite_add_tcase(suite, tests);
 	return suite;

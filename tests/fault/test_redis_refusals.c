@@ -153,7 +153,7 @@ static void use_notes(const struct slots_config *config)
 static void use_all(const char *as)
 {
 	struct slots_config config = redis_case_config(as, "1");
-	struct ioshape_pool_settings settings = { .capacity = 2, .pool_rate = 1000 };
+	struct ioshape_pool_settings settings = { .capacity = 2, .pool_bytes_per_s = 1000 };
 	struct slots_request request = redis_case_request("1-1");
 	struct base_buffer names = { 0 };
 	struct ioshape_pool_status *status;
@@ -220,9 +220,8 @@ START_TEST(the_documented_rights_are_enough_and_each_is_needed)
 	ck_assert_uint_eq(reply->elements, 0);
 	freeReplyObject(reply);
 	for (right = strtok_r(rights, " \n", &rest); right; right = strtok_r(NULL, " \n", &rest)) {
-		/* These are for databases, clusters and failovers. */
-		if (*right != '+' || !strcmp(right, "+select") || !strcmp(right, "+asking") ||
-		    !strcmp(right, "+role"))
+		/* These are for databases and clusters. */
+		if (*right != '+' || !strcmp(right, "+select") || !strcmp(right, "+asking"))
 			continue;
 		denials = 0;
 		redis_server_tell(&server, "ACL SETUSER ioshape -%s", right + 1);

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tree import HEADERS, ROOT, program, sources
+from tree import HEADERS, LIBRARY, ROOT, program, sources
 
 # That one is started by mpirun.
 MPI_EXAMPLE = ROOT / "examples" / "group_trainer.c"
@@ -77,7 +77,11 @@ def test_there_are_examples_in_c_and_cpp() -> None:
 def test_what_is_installed(prefix: Path) -> None:
     installed = {str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir()}
     version = pkg_config(prefix, "--modversion")[0]
-    assert installed == {
+    pages = {name for name in installed if name.startswith("share/")}
+    functions = re.findall(r"(ioshape_\w+);", (LIBRARY / "ioshape.map").read_text(encoding="utf-8"))
+    assert pages >= {f"share/man/man3/{function}.3" for function in functions}
+    assert "share/man/man7/ioshape.7" in pages
+    assert installed - pages == {
         *(f"include/ioshape/{header.name}" for header in HEADERS.iterdir()),
         "lib/libioshape.a",
         "lib/libioshape.so",

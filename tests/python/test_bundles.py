@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from ioshape._errors import StorageError
-from ioshape._reader import Reader
+from ioshape._load.reader import Reader
 from tree import build_folder, program
 
 # Members around 4 GiB, and headers behind it. One of exactly 2^32 - 1 bytes is left out: Info-ZIP

@@ -11,7 +11,7 @@ from typing import Any
 import ioshape
 import pytest
 from checkpoints import checkpoint
-from ioshape import _config
+from ioshape._settings import config
 from striped import Mount, striped
 from tree import build_folder
 
@@ -34,6 +34,11 @@ def write(path: Path, n_bytes: int, *words: str, cache: Path | None = None) -> d
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def busy_s(mount: Mount) -> float:
+    """What all targets have worked: requests that are served one by one take at least as long."""
+    return sum(float(target["busy_s"]) for target in mount.statistics()["targets"])
 
 
 def write_patiently(path: Path, cache: Path) -> dict[str, Any]:
@@ -87,12 +92,12 @@ def test_a_mount_that_serves_calls_one_by_one_gets_an_engine_that_does_not_wait(
     with slow("one-by-one", direct="threads") as mount:
         found = write_patiently(mount.path / "file", tmp_path)
         assert found["engine"] in ("uring-async", "threads"), found
-        # 0.3 s at the speed of all targets; one after the other it takes 2.3.
-        assert found["seconds"] < 1.5, found
         assert found["block_bytes"] == MIB
         # Remembered, also by other processes; and for files that are not worth a trial.
+        before_s = busy_s(mount)
         again = write(mount.path / "file", 20 * MIB, "auto", cache=tmp_path)
         assert again["engine"] == found["engine"]
+        assert again["seconds"] < busy_s(mount) - before_s
         assert " ago: " in again["choice"]
         assert ((tmp_path / "ioshape" / "mounts").stat().st_mode & 0o077) == 0
         assert [path.name for path in mount.path.iterdir()] == ["file"]
@@ -116,7 +121,7 @@ def test_a_save_tells_why_it_was_written_as_it_was(
                 "not calibrated: off; 4 stripes of 1M"
             )
             monkeypatch.delenv("IOSHAPE_CALIBRATE")
-            _config.reset()
+            config.reset()
             report = ioshape.save(checkpoint(1, 17 * MIB), path)
             assert report.choice.startswith("not calibrated: the file is not large enough")
             report = ioshape.save(checkpoint(2, LARGE), path)
@@ -127,12 +132,11 @@ def test_a_save_tells_why_it_was_written_as_it_was(
             assert (report.engine, report.block_bytes) == ("uring-async", 2 * MIB)
             assert report.choice.startswith("as asked for")
         finally:
-            _config.reset()
+            config.reset()
 
 
 def test_files_that_cannot_be_reserved_are_not_extended_block_by_block(tmp_path: Path) -> None:
     with slow("unreserved", fallocate="no") as mount:
         found = write(mount.path / "file", 80 * MIB + 5, "uring", cache=tmp_path)
         assert (mount.path / "file").stat().st_size == 80 * MIB + 5
-        # 0.2 s at the speed of all targets; one after the other it takes 1.4.
-        assert found["seconds"] < 1, found
+        assert found["seconds"] < busy_s(mount)

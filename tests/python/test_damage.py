@@ -107,15 +107,10 @@ def test_a_listing_takes_little_memory_whatever_the_pickle_says(
     assert peak < 20 << 20
 
 
-def test_verification_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_can_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     ioshape.save(SMALL, path)
     flip(path, offset_of(path, "data/0"))
-    monkeypatch.setenv("IOSHAPE_VERIFY", "0")
-    ioshape.load(path)
-    with pytest.raises(ioshape.DamagedError):
-        ioshape.load(path, verify=True)
-    monkeypatch.setenv("IOSHAPE_VERIFY", "1")
     with pytest.raises(ioshape.DamagedError):
         ioshape.load(path)
     ioshape.load(path, verify=False)
@@ -149,6 +144,7 @@ WRITERS: dict[str, tuple[Callable[..., Any], int]] = {
 
 
 @pytest.mark.parametrize("whose", WRITERS)
+@pytest.mark.slow
 def test_no_flipped_bit_changes_what_is_loaded(whose: str, tmp_path: Path) -> None:
     write, step = WRITERS[whose]
     path = tmp_path / "model.pt"
@@ -246,3 +242,14 @@ def test_zeros_in_the_place_of_data_are_found(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(ioshape.DamagedError, match=r"'model\.first'"):
         ioshape.load(path)
+
+
+@pytest.mark.parametrize("look", [ioshape.inspect, ioshape.verify])
+def test_what_is_no_torch_zip_is_a_format_error(
+    look: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("no archive at all\n" * 100)
+    with pytest.raises(ioshape.FormatError) as caught:
+        look(path)
+    assert caught.value.filename == str(path)

@@ -16,8 +16,11 @@ import ioshape
 import pytest
 import torch
 import zoo
-from ioshape import _begin, _config, _device, _pickling
+from ioshape._group import begin as _begin
 from ioshape._native import ffi
+from ioshape._save import device as _device
+from ioshape._save import pickling
+from ioshape._settings import config
 from records import names_in
 from same import assert_same, describe
 from stock import SURROUNDINGS, attempt, stock
@@ -58,7 +61,7 @@ class Couriers:
 def remote(monkeypatch: pytest.MonkeyPatch) -> Couriers:
     """All storages seem to be on a device."""
     seen = Couriers()
-    collect = _pickling.collect
+    collect = pickling.collect
 
     def collect_remote(*arguments: Any) -> Any:
         pickled = collect(*arguments)
@@ -79,8 +82,8 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Couriers:
                 raise torch.AcceleratorError("the device is gone", 1)
             super().fetch(offset, into, n_bytes)
 
-    monkeypatch.setattr(_pickling, "_on_device", lambda _storage: True)
-    monkeypatch.setattr(_pickling, "collect", collect_remote)
+    monkeypatch.setattr(pickling, "_on_device", lambda _storage: True)
+    monkeypatch.setattr(pickling, "collect", collect_remote)
     monkeypatch.setattr(_begin, "Courier", Courier)
     return seen
 
@@ -88,10 +91,10 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Couriers:
 @pytest.fixture
 def little_staging() -> Iterator[None]:
     """The least that can be set."""
-    before = dict(_config._configured)
+    before = dict(config._configured)
     ioshape.configure(staging_bytes=16 * MIB)
     yield
-    _config.reset()
+    config.reset()
     if before:
         ioshape.configure(**before)
 
@@ -115,6 +118,7 @@ def saved(value: Any, path: Path, background: bool) -> ioshape.Report:
 
 @pytest.mark.parametrize("background", [False, True], ids=["save", "save_async"])
 @pytest.mark.parametrize("piece_bytes", [16 * MIB, 4096, 1000, 100_003])
+@pytest.mark.slow
 def test_what_is_fetched_is_the_same_file(
     piece_bytes: int,
     background: bool,
@@ -137,6 +141,7 @@ def test_what_is_fetched_is_the_same_file(
 @pytest.mark.filterwarnings("ignore:backward hook .* will not be serialized")
 @pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("name", [n for n, case in zoo.CASES.items() if not case.refused])
+@pytest.mark.slow
 def test_every_kind_of_object_can_be_fetched(name: str, tmp_path: Path) -> None:
     value = zoo.build(name)
     saved(value, tmp_path / "fetched.pt", background=True)
@@ -215,7 +220,7 @@ def test_the_device_may_change_once_the_background_has_it(tmp_path: Path) -> Non
 def test_skipped_data_of_a_device_are_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(_pickling, "_on_device", lambda _storage: True)
+    monkeypatch.setattr(pickling, "_on_device", lambda _storage: True)
     with torch.serialization.skip_data():
         report = ioshape.save({"weight": torch.ones(1000)}, tmp_path / "model.pt")
     assert report.written_by == "torch"

@@ -16,6 +16,9 @@ from processes import Finished, run_interpreter, run_program, started_program
 
 MIB = 1 << 20
 
+#: The exit status of a program that lost a checkpoint and would have ended with 0.
+LOST = os.EX_IOERR
+
 # What programs begin with. A save with `progress=slow` takes half a second or longer.
 BEGINNING = """
 import sys
@@ -61,6 +64,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
+@pytest.mark.slow
 def test_saves_in_flight_are_finished(tmp_path: Path, end: str) -> None:
     path = _with_old(tmp_path)
     statement, status, said = ENDS[end]
@@ -111,6 +115,7 @@ def test_callbacks_and_what_they_begin_are_finished(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("how", ["save", "save_async"])
+@pytest.mark.slow
 def test_exit_handlers_may_save(tmp_path: Path, when: str, how: str) -> None:
     """Those that were registered before we were imported run after ours."""
     path = _with_old(tmp_path)
@@ -149,6 +154,7 @@ def test_threads_that_still_save_are_waited_for(tmp_path: Path) -> None:
     assert number_in(path) == 2
 
 
+@pytest.mark.slow
 def test_daemon_threads_may_save_to_the_last_moment(tmp_path: Path) -> None:
     """Which of their saves are finished is open; that each file is whole is not.
 
@@ -161,7 +167,7 @@ def test_daemon_threads_may_save_to_the_last_moment(tmp_path: Path) -> None:
     import logging
 
     logging.basicConfig(level=logging.DEBUG, filename="log")
-    ioshape.configure(log_level="debug", durable=False)
+    ioshape.configure(durable=False)
 
 
     def work(thread):
@@ -193,7 +199,6 @@ def test_logging_goes_on_to_the_end(tmp_path: Path) -> None:
     import logging
 
     logging.basicConfig(level=logging.DEBUG)
-    ioshape.configure(log_level="debug")
     handles = [
         ioshape.save_async(checkpoint(i, 2 * MIB), f"files/{i}.pt", progress=slow)
         for i in range(5)
@@ -274,6 +279,7 @@ def _slowly(
     return finished, reader.data
 
 
+@pytest.mark.slow
 def test_it_says_what_the_end_waits_for(tmp_path: Path) -> None:
     finished, data = _slowly(tmp_path, 2.6)
     lines = finished.stderr.splitlines()
@@ -291,13 +297,8 @@ def test_it_says_what_the_end_waits_for(tmp_path: Path) -> None:
     assert number_in(tmp_path / "read.pt") == 2
 
 
-def test_it_can_be_told_to_be_quiet(tmp_path: Path) -> None:
-    finished, data = _slowly(tmp_path, 2, {"IOSHAPE_EXIT_PROGRESS": "0"})
-    assert finished.stderr == ""
-    assert len(data) > 8 * MIB
-
-
 @pytest.mark.parametrize("how", ["sys.stderr.close()", "sys.stderr = None", "os.close(2)"])
+@pytest.mark.slow
 def test_nobody_need_listen(tmp_path: Path, how: str) -> None:
     """A daemon has closed its stderr. That costs no checkpoint."""
     path = _with_old(tmp_path)
@@ -312,10 +313,11 @@ def test_nobody_need_listen(tmp_path: Path, how: str) -> None:
     )
     # Python itself may find something wrong with the closed descriptor when it ends: 120.
     with started_program(tmp_path, source) as program:
-        assert program.wait() in (0, 120)
+        assert program.wait() in (LOST, 120)
     assert number_in(path) == 2
 
 
+@pytest.mark.slow
 def test_a_failure_that_nobody_heard_of_is_told_in_the_end(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     source = """
@@ -339,21 +341,16 @@ def test_a_failure_that_nobody_heard_of_is_told_in_the_end(tmp_path: Path) -> No
     open("files/model.pt", "w").close()
     late.open()
     """
-    finished = run_program(tmp_path, _program(source))
-    lines = sorted(finished.stderr.splitlines())
-    assert len(lines) == 3, finished.stderr
-    assert lines[0].startswith("ioshape: a save in the background failed: cannot ")
-    assert "model.pt" in lines[0]
-    assert "missing/model.pt" in finished.stderr
+    finished = run_program(tmp_path, _program(source), status=LOST)
+    for path in ("files/model.pt", "files/stopped.pt", "missing/model.pt"):
+        assert finished.stderr.count(path) == 1
+    assert "files/good.pt" not in finished.stderr
     assert "create it first" in finished.stderr
-    assert "without replacing what is there" in finished.stderr
-    assert (
-        "ioshape: the save to files/stopped.pt failed in the background: ValueError('enough')"
-        in lines
-    )
+    assert "ValueError('enough')" in finished.stderr
 
 
 @pytest.mark.parametrize("ask", ["wait()", "exception()", "cancel()"])
+@pytest.mark.slow
 def test_a_failure_that_somebody_heard_of_is_not_told(tmp_path: Path, ask: str) -> None:
     source = f"""
     import contextlib
@@ -371,6 +368,7 @@ def test_a_failure_that_somebody_heard_of_is_not_told(tmp_path: Path, ask: str) 
 
 
 @pytest.mark.parametrize("how", ["variable", "configure"])
+@pytest.mark.slow
 def test_the_end_can_be_given_a_time_limit(tmp_path: Path, how: str) -> None:
     path = _with_old(tmp_path)
     source = """
@@ -379,18 +377,15 @@ def test_the_end_can_be_given_a_time_limit(tmp_path: Path, how: str) -> None:
     ioshape.save_async(checkpoint(3, 100 * MIB), "files/other.pt", progress=slow)
     """
     variables = {"IOSHAPE_EXIT_TIMEOUT_S": "0.3"} if how == "variable" else {}
-    finished = run_program(tmp_path, _program(source), how, variables=variables)  # 20 s without
+    finished = run_program(tmp_path, _program(source), how, variables=variables, status=LOST)
     for name in ("model.pt", "other.pt"):
-        assert re.search(
-            rf"^ioshape: the save to files/{name} was aborted: it was not complete 0\.3 s after "
-            r"the program's end \(exit_timeout_s\); the previous file stands$",
-            finished.stderr,
-            re.MULTILINE,
-        ), finished.stderr
+        assert finished.stderr.count(f'"files/{name}"') == 1
+    assert "exit_timeout_s" in finished.stderr
     assert number_in(path) == 1
     assert names_in(path.parent) == ["model.pt"]
 
 
+@pytest.mark.slow
 def test_no_time_at_all(tmp_path: Path) -> None:
     path = _with_old(tmp_path)
     source = """
@@ -399,23 +394,15 @@ def test_no_time_at_all(tmp_path: Path) -> None:
     while not done.done():
         time.sleep(0.01)
     """
-    finished = run_program(tmp_path, _program(source), variables={"IOSHAPE_EXIT_TIMEOUT_S": "0"})
-    assert finished.stderr.count("the save to files/model.pt was aborted") == 1
+    variables = {"IOSHAPE_EXIT_TIMEOUT_S": "0"}
+    finished = run_program(tmp_path, _program(source), variables=variables, status=LOST)
+    assert finished.stderr.count('"files/model.pt"') == 1
     assert "done.pt" not in finished.stderr
     assert number_in(path) == 1
     assert names_in(path.parent) == ["done.pt", "model.pt"]
 
 
-def test_a_bad_time_limit_costs_no_checkpoint(tmp_path: Path) -> None:
-    path = _with_old(tmp_path)
-    source = """
-    ioshape.save_async(checkpoint(2, 3 * MIB), "files/model.pt", progress=slow)
-    """
-    finished = run_program(tmp_path, _program(source), variables={"IOSHAPE_EXIT_TIMEOUT_S": "soon"})
-    assert number_in(path) == 2
-    assert "IOSHAPE_EXIT_TIMEOUT_S cannot be 'soon'" in finished.stderr
-
-
+@pytest.mark.slow
 def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
     path = _with_old(tmp_path)
     source = """
@@ -426,17 +413,15 @@ def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
         program.expect("ready")
         wait_until(lambda: "finishing before the program ends" in program.errors(), "its waiting")
         os.kill(program.pid, signal.SIGINT)
-        finished = program.end()
-    assert (
-        "ioshape: the save to files/model.pt was aborted: interrupted; the previous file stands"
-        in finished.stderr
-    )
+        finished = program.end(LOST)
+    assert finished.stderr.count('"files/model.pt"') == 1
     assert "Traceback" not in finished.stderr
     assert number_in(path) == 1
     assert names_in(path.parent) == ["model.pt"]
 
 
 @pytest.mark.parametrize("how", ["os._exit(4)", "os.kill(os.getpid(), 9)", "os.abort()"])
+@pytest.mark.slow
 def test_an_end_without_an_end_leaves_the_old_file(tmp_path: Path, how: str) -> None:
     path = _with_old(tmp_path)
     status = {"_": 4, "k": -signal.SIGKILL, "a": -signal.SIGABRT}[how[3]]
@@ -460,9 +445,161 @@ def test_an_end_without_an_end_leaves_the_old_file(tmp_path: Path, how: str) -> 
     assert names_in(path.parent) == ["model.pt", "other.pt"]
 
 
+# ---- The exit status ----------------------------------------------------------------------------
+
+# A save that fails and that nobody asks about.
+LOSING = """
+ioshape.save_async(checkpoint(1), "missing/model.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("", LOST),
+        ("sys.exit(0)", LOST),
+        ("sys.exit(3)", 3),
+        ("raise ValueError", 1),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+    ],
+)
+@pytest.mark.slow
+def test_a_lost_checkpoint_shows_in_the_exit_status(tmp_path: Path, end: str, status: int) -> None:
+    """Unless the program had its own reason to end with another one."""
+    run_program(tmp_path, BEGINNING + LOSING + end, status=status)
+
+
+def test_handlers_of_others_run_all_the_same(tmp_path: Path) -> None:
+    """Those of Python and of C.
+
+    dprintf() is a handler that C's exit() calls with the status, which it takes for a descriptor.
+    """
+    source = f"""
+import atexit
+import ctypes
+import os
+
+libc = ctypes.CDLL(None)
+os.dup2(1, {LOST})
+libc.on_exit(libc.dprintf, b"C before, ")
+atexit.register(print, "Python before", end=", ", flush=True)
+{BEGINNING}
+{LOSING}
+atexit.register(print, "Python after", end=", ", flush=True)
+"""
+    said = run_program(tmp_path, source, status=LOST).stdout
+    assert said == "Python after, Python before, C before, "
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.slow
+def test_a_checkpoint_lost_in_an_exit_handler_shows_too(tmp_path: Path, when: str) -> None:
+    register = """
+import atexit
+
+
+def last_words():
+    import ioshape
+    from checkpoints import checkpoint
+
+    ioshape.save_async(checkpoint(7), "missing/model.pt")
+
+
+atexit.register(last_words)
+"""
+    use = "ioshape.save_async(checkpoint(2), 'model.pt')\n"
+    source = register + BEGINNING + use if when == "before" else BEGINNING + use + register
+    finished = run_program(tmp_path, source, status=LOST)
+    assert "missing/model.pt" in finished.stderr
+
+
+@pytest.mark.slow
+def test_another_ctrl_c_is_no_success(tmp_path: Path) -> None:
+    """A save is at a step that takes no notice of the first one."""
+    path = _with_old(tmp_path)
+    source = """
+    gate = Gate("write")
+    ioshape.save_async(checkpoint(2, 3 * MIB), "files/model.pt", progress=gate)
+    gate.await_save()
+    print("ready", flush=True)
+    """
+    with started_program(tmp_path, _program(source)) as program:
+        program.expect("ready")
+        wait_until(lambda: "finishing before the program ends" in program.errors(), "its waiting")
+        os.kill(program.pid, signal.SIGINT)
+        time.sleep(0.3)
+        os.kill(program.pid, signal.SIGINT)
+        program.end(LOST)
+    assert number_in(path) == 1
+
+
+CHILDREN_THAT_LOSE = """
+import multiprocessing
+import os
+import sys
+
+import ioshape
+from checkpoints import checkpoint
+
+
+def lose(end):
+    ioshape.save_async(checkpoint(1), "missing/model.pt")
+    exec(end)
+
+
+def save(end):
+    ioshape.save_async(checkpoint(1), "good.pt")
+    exec(end)
+
+
+def status_of(method, target, end):
+    process = multiprocessing.get_context(method).Process(target=target, args=(end,))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+if __name__ == "__main__":
+    method = sys.argv[1]
+    print(status_of(method, lose, ""), status_of(method, lose, "sys.exit(0)"))
+    print(status_of(method, lose, "sys.exit(3)"), status_of(method, lose, "raise ValueError"))
+    print(status_of(method, save, ""))
+    try:
+        raise ValueError("while this is handled")
+    except ValueError:
+        print(status_of(method, lose, ""))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.slow
+def test_a_checkpoint_lost_by_a_child_shows_in_its_status(tmp_path: Path, method: str) -> None:
+    finished = run_interpreter(tmp_path, CHILDREN_THAT_LOSE, method)
+    assert finished.stdout.split() == [str(LOST)] * 2 + ["3", "1", "0", str(LOST)]
+
+
+def test_what_the_parent_lost_is_not_its_childrens(tmp_path: Path) -> None:
+    source = f"""
+import atexit
+import os
+
+
+def fork_off():
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+
+
+atexit.register(fork_off)
+{BEGINNING}
+{LOSING}
+"""
+    assert run_program(tmp_path, source, status=LOST).stdout == "0\n"
+
+
 # ---- Children -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_children_do_not_disturb_their_parents_saves(tmp_path: Path) -> None:
     """One fork for each way in which a child can end; all while the parent's save is held."""
     path = _with_old(tmp_path)
@@ -558,6 +695,7 @@ def test_failures_of_the_parent_are_not_the_childs(tmp_path: Path) -> None:
     except FileNotFoundError:
         print("heard")
     """
+    # What this one has heard of is not lost without a word.
     assert run_program(tmp_path, _program(source)).stdout == "heard\n"
     assert names_in(tmp_path / "files") == ["child.pt", "parent.pt"]
 
@@ -614,6 +752,96 @@ def test_forks_at_any_moment(tmp_path: Path) -> None:
     for name in ("0.pt", "1.pt", "2.pt", "child.pt"):
         number_in(tmp_path / "files" / name)
     assert len(names_in(tmp_path / "files")) == 4
+
+
+FIRST_USE = """
+import faulthandler
+import os
+import random
+import threading
+import time
+
+import ioshape
+
+state = {"number": 5}
+
+
+def use(thread):
+    ioshape.save_async(state, f"{thread}.pt", durable=False).wait()
+
+
+def fork_off():
+    pid = os.fork()
+    if not pid:
+        faulthandler.dump_traceback_later(60, exit=True)
+        ioshape.configure(durable=False)
+        ioshape.save(state, "child.pt")
+        os._exit(0)
+    return pid
+
+
+threads = [threading.Thread(target=use, args=(i,)) for i in range(2)]
+for thread in threads:
+    thread.start()
+children = []
+for _ in range(8):
+    time.sleep(random.uniform(0, 0.02))
+    children.append(fork_off())
+statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+assert not any(statuses), statuses
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.mark.long  # once, on a machine with a load of 8, glibc ended a child: "double free"
+def test_forks_while_others_use_the_package_for_the_first_time(tmp_path: Path) -> None:
+    for _ in range(5):
+        run_program(tmp_path, FIRST_USE)
+
+
+def test_a_child_that_was_forked_too_early_says_so(tmp_path: Path) -> None:
+    """The thread that imports waits for the one that forks, which could wait for ever."""
+    source = """
+import os
+import threading
+
+import ioshape
+
+ioshape._PATIENCE_S = 0.01
+forked, importing = threading.Event(), threading.Event()
+
+
+def import_slowly(name):
+    importing.set()
+    forked.wait()
+    raise ImportError(name)
+
+
+def use():
+    try:
+        ioshape.save
+    except ImportError:
+        pass
+
+
+ioshape.import_module = import_slowly
+thread = threading.Thread(target=use)
+thread.start()
+importing.wait()
+pid = os.fork()
+if not pid:
+    try:
+        ioshape.save
+    except RuntimeError as error:
+        print(error, flush=True)
+        os._exit(0)
+    os._exit(1)
+forked.set()
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+    assert "forked while another thread" in run_program(tmp_path, source).stdout
 
 
 # A script as its own module, because the children of "spawn" import it.
@@ -673,6 +901,7 @@ if __name__ == "__main__":
     # What "spawn" and "forkserver" start imports torch: that takes its time.
     ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.long)],
 )
+@pytest.mark.slow
 def test_data_loaders_and_pools_work_during_a_save(tmp_path: Path, method: str) -> None:
     path = _with_old(tmp_path)
     finished = run_interpreter(tmp_path, WITH_CHILDREN, method, "saving")

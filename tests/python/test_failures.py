@@ -18,7 +18,7 @@ import pytest
 import torch
 from checkpoints import Gate, checkpoint, left_clean, names_in, number_in, wait_until
 from ioshape import _torch as original
-from ioshape._reader import Reader
+from ioshape._load.reader import Reader
 from mounts import small_disk
 from processes import run_interpreter, run_program
 
@@ -321,6 +321,7 @@ FULL_DISK = """
         pytest.param("tmpfs", "threads", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, kind: str, engine: str) -> None:
     prefix = small_disk(kind, tmp_path)
     variables = {"IOSHAPE_ENGINE": engine} if engine != "auto" else {}
@@ -507,6 +508,7 @@ def _stopping(at: str, error: BaseException) -> Callable[[ioshape.Progress], Non
 @pytest.mark.parametrize("error", [ValueError("enough"), StopIt("enough"), SystemExit(3)])
 @pytest.mark.parametrize("at", ["stage", "plan", "write", "sync"])
 @pytest.mark.parametrize("background", [False, True])
+@pytest.mark.slow
 def test_an_exception_in_the_progress_callback_stops_the_save(
     tmp_path: Path, background: bool, at: str, error: BaseException
 ) -> None:
@@ -597,7 +599,7 @@ CTRL_C = """
 
     import ioshape
     from checkpoints import Gate, checkpoint, names_in, number_in, wait_until
-    from ioshape import _config
+    from ioshape._settings import config
 
     MIB = 1 << 20
 
@@ -664,7 +666,7 @@ CTRL_C = """
 
     def blocking_save(folder, path):
         slow = Slow()
-        _config.configure(engine="buffered", block_bytes="64K")
+        config.configure(engine="buffered", block_bytes="64K")
         interrupted(
             lambda: ioshape.save(checkpoint(2, 32 * MIB), path, progress=slow),
             lambda: slow.calls > 3,
@@ -696,7 +698,7 @@ CTRL_C = """
 
     def staging(folder, path):
         # Larger than the staging memory: it is copied as fast as the pipe takes it.
-        _config.configure(staging_bytes="16M")
+        config.configure(staging_bytes="16M")
         pipe = SlowPipe(folder, 128 * MIB)
         interrupted(
             lambda: ioshape.save_async(checkpoint(2, 128 * MIB), pipe.path),
@@ -707,7 +709,7 @@ CTRL_C = """
 
 
     def staging_with_progress(folder, path):
-        _config.configure(staging_bytes="16M")
+        config.configure(staging_bytes="16M")
         pipe = SlowPipe(folder, 128 * MIB)
         interrupted(
             lambda: ioshape.save_async(
@@ -720,7 +722,7 @@ CTRL_C = """
 
 
     def waiting_for_room(folder, path):
-        _config.configure(staging_bytes="16M")
+        config.configure(staging_bytes="16M")
         pipe = SlowPipe(folder, 15 * MIB)
         first = ioshape.save_async(checkpoint(2, 15 * MIB), pipe.path)
         interrupted(
@@ -764,7 +766,7 @@ CTRL_C = """
 
     def read(how):
         def run(folder, path):
-            _config.configure(engine="buffered")
+            config.configure(engine="buffered")
             size = ioshape.save(checkpoint(1, 150 * MIB), path, durable=False).file_bytes
             shares = []
             for _ in range(6):
@@ -802,7 +804,6 @@ CTRL_C = """
         logger.setLevel(logging.DEBUG)
         handler = Slow()
         logger.addHandler(handler)
-        _config.configure(log_level="debug")
         try:
             for _ in range(5):
                 begin = time.monotonic()
@@ -838,7 +839,7 @@ CTRL_C = """
             folder = Path(name)
             folder.mkdir()
             path = folder / "model.pt"
-            _config.reset()
+            config.reset()
             ioshape.save(checkpoint(1), path)
             problem = ""
             try:
@@ -885,6 +886,7 @@ def ctrl_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "with a log",
     ],
 )
+@pytest.mark.slow
 def test_ctrl_c(ctrl_c: dict[str, str], scenario: str) -> None:
     """KeyboardInterrupt, soon; the old file stands, nothing is left, the next save works."""
     assert ctrl_c[scenario] == ""
@@ -988,6 +990,7 @@ def _assert_survives_kills(tmp_path: Path, rounds: int) -> None:
     assert saves >= rounds // 3
 
 
+@pytest.mark.slow
 def test_kills_leave_the_old_file_or_the_new(tmp_path: Path) -> None:
     _assert_survives_kills(tmp_path, 30)
 

@@ -274,6 +274,7 @@ def test_ls_tells_the_dead_and_the_damaged(runs: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_verify(runs: Path) -> None:
     for step in (7, 8, 9):
         write(runs, step)
@@ -287,7 +288,7 @@ def test_verify(runs: Path) -> None:
     assert succeed(call("verify", "-q", runs)) == ""
     done = call("verify", "--all", runs)
     assert done.returncode == 1
-    assert "ranks.zip is damaged" in done.stdout.splitlines()[0]
+    assert "ranks.zip" in done.stdout.splitlines()[0]
     outcomes = json.loads(call("verify", "--all", "--json", runs).stdout)
     assert [one["state"] for one in outcomes] == ["damaged", "ok", "ok"]
     done = call("verify", "--step", "5", runs)
@@ -304,17 +305,17 @@ def test_verify_of_a_directory_without_generations(tmp_path: Path) -> None:
     assert "has no manifest" in call("verify", tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_prune_by_command(runs: Path) -> None:
     for step in range(1, 5):
         write(runs, step)
-    done = succeed(call("prune", runs, "--keep-last", "2", "--dry-run"))
-    assert [line.split(":")[0] for line in done.splitlines()[:2]] == [
-        "would remove step 1",
-        "would remove step 2",
-    ]
+    found = json.loads(succeed(call("prune", runs, "--keep-last", "2", "--dry-run", "--json")))
+    assert [one["step"] for one in found["generations"]] == [1, 2]
     assert len(ioshape.generations(runs)) == 4
-    done = succeed(call("prune", runs, "--keep-last", "2"))
-    assert "2 generations" in done.splitlines()[-1]
+    assert call("prune", runs, "--keep-last", "2").returncode == 2  # nobody can be asked
+    assert len(ioshape.generations(runs)) == 4
+    found = json.loads(succeed(call("prune", runs, "--keep-last", "2", "--yes", "--json")))
+    assert [one["step"] for one in found["generations"]] == [1, 2]
     assert [one.step for one in ioshape.generations(runs)] == [3, 4]
     assert call("prune", runs).returncode == 2
     assert call("prune", runs, "--keep-last", "0").returncode == 2

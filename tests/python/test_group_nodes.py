@@ -48,6 +48,7 @@ torch.distributed.destroy_process_group()
 )
 
 
+@pytest.mark.slow
 def test_torchrun_on_two_nodes(tmp_path: Path, network: Networks) -> None:
     folder = tmp_path / "run"
     outputs = run_torchrun(tmp_path, TRAINING, folder, network=network, nodes=2, ranks_per_node=2)
@@ -126,6 +127,7 @@ def judge(folder: Path, network: Networks, said: list[list[dict[str, Any]]], *na
 
 
 @pytest.mark.parametrize("mode", [pytest.param("each", marks=pytest.mark.long), "node", "rank0"])
+@pytest.mark.slow
 def test_a_rank_of_another_node_is_killed(tmp_path: Path, network: Networks, mode: str) -> None:
     with (
         running_redis() as redis,
@@ -144,6 +146,7 @@ def test_a_rank_of_another_node_is_killed(tmp_path: Path, network: Networks, mod
     judge(tmp_path, network, said, "rank 3")
 
 
+@pytest.mark.slow
 def test_a_node_whose_cable_is_cut(tmp_path: Path, network: Networks) -> None:
     """Notes go by files; bytes do not get through any more."""
     with started_ranks(
@@ -152,7 +155,7 @@ def test_a_node_whose_cable_is_cut(tmp_path: Path, network: Networks) -> None:
         nodes=3,
         network=network,
         IOSHAPE_DEADLINE_MS="2500",
-        IOSHAPE_BOARD="files",
+        IOSHAPE_TEST_BOARD="files",
     ) as job:
         job.await_all("saved")
         network.cut(1)

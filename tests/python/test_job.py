@@ -281,6 +281,7 @@ RANK = """
 """
 
 
+@pytest.mark.slow
 def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     launch = """
@@ -306,6 +307,7 @@ def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
     assert len(names_in(tmp_path / "files")) == 5
 
 
+@pytest.mark.slow
 def test_a_process_group_knows_best(tmp_path: Path) -> None:
     """One that a program made by itself, whatever the variables say."""
     finished = run_program(

@@ -13,7 +13,7 @@ import ioshape
 import pytest
 import torch
 from checkpoints import left_clean
-from ioshape import _config
+from ioshape._settings import config
 from nodes import run_ranks
 from striped import Mount, striped
 
@@ -33,7 +33,7 @@ OBJECT = {"weights": torch.arange(3 * MIB // 8)}
 
 @pytest.fixture(autouse=True)
 def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for setting in _config.SETTINGS.values():
+    for setting in config.SETTINGS.values():
         monkeypatch.delenv(setting.variable, raising=False)
     with left_clean():
         yield
@@ -312,6 +312,7 @@ def test_as_many_write_as_there_are_targets_for_their_stripes(lustre: Mount) -> 
     assert save(path, "stripe_count=all", slots=5).capacity == 5
 
 
+@pytest.mark.slow
 def test_parts_of_a_bundle_begin_on_stripes(lustre: Mount, tmp_path: Path) -> None:
     program = """
 from group_program import *

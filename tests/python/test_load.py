@@ -65,6 +65,7 @@ MAPPED = {way for way in WAYS if way.startswith("mapped")}
 
 
 @pytest.mark.parametrize("name", ["views_of_one_storage", "whole_checkpoint", "python_objects"])
+@pytest.mark.slow
 def test_the_format_from_before_torch_1_6(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(zoo.build(name), path, _use_new_zipfile_serialization=False)

@@ -226,6 +226,7 @@ def test_a_name_that_is_too_long_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 5000])
+@pytest.mark.slow
 def test_any_number_of_tensors_loads_in_order(
     tmp_path: Path, load: Callable[[Path], Tensors], count: int
 ) -> None:

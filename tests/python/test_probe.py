@@ -17,10 +17,10 @@ from typing import Any
 import ioshape
 import pytest
 from coordinators import coordinator, running_redis, writers
-from ioshape.cli._facts import SEVERITIES, Coordination, Finding, Folder, Host
-from ioshape.cli._generations import _machine
-from ioshape.cli._look import _is_filtered
-from ioshape.cli.probe import EXIT_SERIOUS
+from ioshape.cli.generations.look import _machine
+from ioshape.cli.probe.command import EXIT_SERIOUS
+from ioshape.cli.probe.facts import SEVERITIES, Coordination, Finding, Folder, Host
+from ioshape.cli.probe.look import _is_filtered
 from processes import environment
 from striped import striped
 
@@ -123,7 +123,7 @@ def test_people_get_tables_and_commands(tmp_path: Path) -> None:
     (tmp_path / f".m.ioshape-tmp-{_machine()}-{'0' * 16}").write_bytes(b"x")
     done = call(tmp_path, "--for", "2G")
     lines = done.stdout.splitlines()
-    for title in ("what is underneath", "a save of 2.00 GiB", "taking turns"):
+    for title in ("what is underneath", "a save of 2.00 GiB", "slots"):
         assert title in lines
     at = next(i for i, line in enumerate(lines) if line.startswith("hint: 1 temporary file (1 B)"))
     assert lines[at + 1] == f"    $ {shlex.join(['rm', '--', str(next(tmp_path.iterdir()))])}"
@@ -361,14 +361,14 @@ def test_a_coordinator_out_of_reach_is_a_finding_without_its_password(tmp_path: 
         port.bind(("127.0.0.1", 0))
         address = f"redis://:{SECRET}@127.0.0.1:{port.getsockname()[1]}"
         done = call("--json", tmp_path, IOSHAPE_COORDINATOR=address)
-        shown = call(tmp_path, "--strict", IOSHAPE_COORDINATOR=address, IOSHAPE_AWAY="fail")
+        shown = call(tmp_path, "--strict", IOSHAPE_COORDINATOR=address, IOSHAPE_UNREACHABLE="fail")
         number = str(port.getsockname()[1])
     found = {one["id"]: one for one in json.loads(done.stdout)["findings"]}
     assert done.returncode == 0
     assert found["coordinator-away"]["severity"] == "warning"
     assert found["coordinator-away"]["commands"] == [f"redis-cli -h 127.0.0.1 -p {number} ping"]
     assert shown.returncode == EXIT_SERIOUS
-    assert "away=fail" in shown.stdout
+    assert "unreachable=fail" in shown.stdout
     for text in (done.stdout, done.stderr, shown.stdout, shown.stderr):
         assert SECRET not in text
 

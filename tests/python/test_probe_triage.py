@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from ioshape import Storage, StorageTarget
-from ioshape.cli import _triage
-from ioshape.cli._facts import (
+from ioshape.cli import probe
+from ioshape.cli.probe.facts import (
     SEVERITIES,
     Coordination,
     Facts,
@@ -20,7 +20,7 @@ from ioshape.cli._facts import (
     Host,
     Leftovers,
 )
-from ioshape.cli._triage import triage
+from ioshape.cli.probe.triage import triage
 from tree import ROOT
 
 KIB, MIB, GIB, TIB = (1 << 10 * i for i in range(1, 5))
@@ -285,7 +285,7 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
         facts(ranks=64, local_ranks=64, coordination=replace(REDIS, capacity=16)),
         "crowded-targets",
         "warning",
-        "ioshape slots set lustre:scratch --capacity 1",
+        "ioshape slots set lustre:scratch --capacity 1 --new",
     ),
     (
         "one stripe, half a gigabyte",
@@ -530,7 +530,7 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
     ("an old kernel", facts(uring_errno=errno.ENOSYS), "no-io-uring", "warning", "uname -r"),
     (
         "little memory to lock",
-        facts(memlock_bytes=8 * MIB, engine_note="buffers not registered: x"),
+        facts(memlock_bytes=8 * MIB, buffers_refused=True),
         "memlock",
         "hint",
         "ulimit -l 114688",
@@ -568,7 +568,7 @@ TRIAGE: list[tuple[str, Facts, str, str, str]] = [
     ),
     (
         "... and saves fail",
-        facts(coordination=replace(REDIS, error="refused", away="fail")),
+        facts(coordination=replace(REDIS, error="refused", unreachable="fail")),
         "coordinator-away",
         "serious",
         "redis-cli",
@@ -617,8 +617,8 @@ def test_the_triage_finds_what_is_wrong_and_nothing_else(
 
 def test_each_finding_has_a_case_and_is_described() -> None:
     """So that a new one gets one, too."""
-    folder = Path(_triage.__file__).parent
-    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("_rules_*.py"))
+    folder = Path(probe.__file__).parent
+    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("rules_*.py"))
     names = set(re.findall(r'yield Finding\(\s*"([\w-]+)"', text))
     assert len(names) == text.count("yield Finding(")
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

@@ -150,6 +150,7 @@ def test_folders_archives_and_stdin_run_as_well(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_options_of_python_are_the_scripts(options: list[str], tmp_path: Path) -> None:
     script(tmp_path, LOOK)
     plain = look([sys.executable, *options, "script.py"], tmp_path)
@@ -198,6 +199,7 @@ def test_options_that_would_leave_us_out_are_refused(option: str, tmp_path: Path
         "import torch; torch.nothing",
     ],
 )
+@pytest.mark.slow
 def test_the_end_is_the_scripts_own(text: str, tmp_path: Path) -> None:
     """Exit code, signal, and the traceback to the letter."""
     script(tmp_path, text)
@@ -252,6 +254,7 @@ def test_a_script_without_torch_imports_neither_torch_nor_us(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ours", [AS_COMMAND, AS_MODULE], ids=["command", "module"])
+@pytest.mark.slow
 def test_a_script_saves_through_us(ours: list[str], tmp_path: Path) -> None:
     script(tmp_path, SAVE)
     assert not succeed(run([sys.executable, "script.py"], tmp_path))
@@ -278,12 +281,14 @@ def test_a_script_saves_through_us(ours: list[str], tmp_path: Path) -> None:
         "from ioshape import save_async\nfrom torch import save",
     ],
 )
+@pytest.mark.slow
 def test_every_way_to_get_at_save(imports: str, tmp_path: Path) -> None:
     script(tmp_path, "from torch import save as keep\ndef save(*a): keep(*a)\n", "helper.py")
     succeed(run_script(tmp_path, f"{imports}\nimport torch\nsave(torch.ones(2), 'model.pt')\n"))
     assert is_ours(tmp_path / "model.pt")
 
 
+@pytest.mark.slow
 def test_a_module_saves_through_us(tmp_path: Path) -> None:
     script(tmp_path, SAVE, "package/train.py")
     succeed(run([*AS_COMMAND, "-m", "package.train"], tmp_path))
@@ -304,12 +309,14 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_script_loads_through_us(tmp_path: Path) -> None:
     out = succeed(run_script(tmp_path, DAMAGE_AND_LOAD))
     assert out.startswith("DamagedError ")
     assert "'layer.weight'" in out
 
 
+@pytest.mark.slow
 def test_no_load_leaves_loading_to_torch(tmp_path: Path) -> None:
     script(tmp_path, DAMAGE_AND_LOAD + "print(torch.load.__module__, 'save:', torch.save)\n")
     out = succeed(run([*AS_COMMAND, "--no-load", "script.py"], tmp_path))
@@ -323,6 +330,7 @@ def is_ours_in_name(path: Path) -> bool:
     return b"/.ioshape/index" in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_torch_is_the_module_that_it_was(tmp_path: Path) -> None:
     """What looks at its loader and spec finds nothing of ours."""
     text = """
@@ -343,6 +351,7 @@ print(inspect.signature(torch.save), torch.save.__name__, torch.save.__doc__[:40
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.slow
 def test_processes_of_multiprocessing_save_through_us(method: str, tmp_path: Path) -> None:
     text = f"""
 import multiprocessing
@@ -360,6 +369,7 @@ if __name__ == "__main__":
     assert is_ours(tmp_path / "two.pt")
 
 
+@pytest.mark.slow
 def test_programs_that_the_script_starts_save_through_us(tmp_path: Path) -> None:
     """Through a shell, in another folder, by another name of the same Python."""
     script(tmp_path, SAVE, "below/train.py")
@@ -371,6 +381,7 @@ subprocess.run(["sh", "-c", "cd below && exec {sys.executable} -X dev -W ignore 
     assert is_ours(tmp_path / "below" / "model.pt")
 
 
+@pytest.mark.slow
 def test_a_child_can_be_left_alone(tmp_path: Path) -> None:
     script(tmp_path, SAVE, "train.py")
     text = """
@@ -381,6 +392,7 @@ subprocess.run([sys.executable, "train.py"], env={**os.environ, "IOSHAPE_RUN": "
     assert not is_ours(tmp_path / "model.pt")
 
 
+@pytest.mark.slow
 def test_it_can_be_run_below_itself(tmp_path: Path) -> None:
     script(tmp_path, SAVE + "import os; print(os.environ['PYTHONPATH'])\n", "train.py")
     text = f"import subprocess; subprocess.run({[*AS_MODULE, 'train.py']!r})"
@@ -390,6 +402,7 @@ def test_it_can_be_run_below_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun -m ioshape run", "ioshape run -m torchrun"])
+@pytest.mark.slow
 def test_torchrun(launcher: str, tmp_path: Path) -> None:
     text = """
 import os, sys, torch, torch.distributed
@@ -415,6 +428,7 @@ torch.distributed.destroy_process_group()
         assert is_ours(tmp_path / f"rank{rank}.pt")
 
 
+@pytest.mark.slow
 def test_exit_codes_get_through_torchrun(tmp_path: Path) -> None:
     script(tmp_path, "import sys; sys.exit(5)", "train.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -426,6 +440,7 @@ def test_exit_codes_get_through_torchrun(tmp_path: Path) -> None:
 # ---- In the company of others ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hidden_sitecustomize_has_its_turn(tmp_path: Path) -> None:
     hidden = script(tmp_path, "import sys\nsys.was_here = __file__\n", "site/sitecustomize.py")
     script(
@@ -473,7 +488,7 @@ def test_a_hidden_sitecustomize_that_ends_the_program_ends_it(tmp_path: Path) ->
 
 def below_run(env: Mapping[str, str]) -> dict[str, str]:
     """The environment of what "ioshape run" starts."""
-    from ioshape import _run  # noqa: PLC0415 - not before the command itself has been tried
+    from ioshape._run import run as _run  # noqa: PLC0415 - not before the command itself has been tried
 
     return _run.environment(env)
 
@@ -496,6 +511,7 @@ def test_a_torch_that_cannot_be_ours_does_not_stop_the_program(tmp_path: Path) -
     assert done.stderr.startswith("ioshape: torch.save stays torch's own in process ")
 
 
+@pytest.mark.slow
 def test_a_torch_that_fails_at_first_is_ours_when_it_comes(tmp_path: Path) -> None:
     text = (
         """

@@ -598,6 +598,6 @@ def test_other_packages_of_torch_are_asked_as_ever(save: Save, tmp_path: Path) -
 def test_the_packages_of_torch_are_left_alone() -> None:
     """Torch sorts them, the functions too, so that no two may have the same priority."""
     registry: Any = torch.serialization._package_registry
-    importlib.import_module("ioshape._save")
+    importlib.import_module("ioshape._save.save")
     functions = [getattr(entry[1], "func", entry[1]) for entry in registry]
     assert {function.__module__ for function in functions} == {"torch.serialization"}

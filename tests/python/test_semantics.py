@@ -66,6 +66,7 @@ def silent(report: ioshape.Report) -> None:
 
 
 @pytest.mark.parametrize("name", zoo.CASES)
+@pytest.mark.slow
 def test_what_torch_saves_is_saved_and_what_it_refuses_is_refused(name: str, folder: Path) -> None:
     files = files_of(name, folder)
     assert files.outcomes["ours"] == files.outcomes["theirs"]
@@ -90,24 +91,28 @@ SAVED = [name for name, case in zoo.CASES.items() if not case.refused]
 
 
 @pytest.mark.parametrize("name", SAVED)
+@pytest.mark.slow
 def test_ours_is_read_by_stock_torch(name: str, folder: Path) -> None:
     files = files_of(name, folder)
     assert_alike(name, stock().load_all_ways(files.ours), files.expected)
 
 
 @pytest.mark.parametrize("name", SAVED)
+@pytest.mark.slow
 def test_ours_of_the_background_is_the_same_file(name: str, folder: Path) -> None:
     files = files_of(name, folder)
     assert files.in_background.read_bytes() == files.ours.read_bytes()
 
 
 @pytest.mark.parametrize("name", SAVED)
+@pytest.mark.slow
 def test_theirs_is_read_by_us(name: str, folder: Path) -> None:
     files = files_of(name, folder)
     assert_alike(name, load_all_ways(ioshape.load, files.theirs), files.expected)
 
 
 @pytest.mark.parametrize("name", SAVED)
+@pytest.mark.slow
 def test_ours_is_read_by_us(name: str, folder: Path) -> None:
     files = files_of(name, folder)
     assert_alike(name, load_all_ways(ioshape.load, files.ours), files.expected)
@@ -123,6 +128,7 @@ def test_it_is_what_was_saved(name: str, folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:backward hook .* will not be serialized")
 @pytest.mark.parametrize("protocol", [2, 5])
 @pytest.mark.parametrize("name", SAVED)
+@pytest.mark.slow
 def test_every_storage_is_named(name: str, protocol: int, tmp_path: Path) -> None:
     """Whoever lists a file, or names what is damaged, finds each storage without running it."""
     path = tmp_path / "model.pt"

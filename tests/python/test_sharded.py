@@ -47,6 +47,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("name", sharded.CASES)
+@pytest.mark.slow
 def test_each_rank_finds_what_it_has_saved(name: str, told: Any) -> None:
     for saved, loaded in told:
         assert saved[name]["written by"] == "ioshape"

@@ -2,7 +2,8 @@
 """Whatever happens to those who take turns, and to who gives them: no slot is held twice.
 
 Short forms of what tests/support/chaos_scenes.py does; tests/bench/slots_chaos.py has long ones.
-IOSHAPE_CHAOS_SEED=seed replays one; without it the seed is fixed, and printed with every fault.
+IOSHAPE_TEST_CHAOS_SEED=seed replays one; without it the seed is fixed, and printed with every
+fault.
 """
 
 import fcntl
@@ -20,7 +21,7 @@ from chaos_judge import Harm, Verdict, judge
 from chaos_scenes import NOTHING, SCENES, SHORT_LEASE_MS, a_server
 from coordinators import await_true, short_folder
 
-SEED = int(os.environ.get("IOSHAPE_CHAOS_SEED", "4"))
+SEED = int(os.environ.get("IOSHAPE_TEST_CHAOS_SEED", "4"))
 
 # Rounds in the short form, of a few seconds each; the longest first.
 SHORT = {
@@ -77,6 +78,7 @@ def must_be_well(results: Results, name: str, rounds: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "rounds"), SHORT.items())
+@pytest.mark.slow
 def test_no_slot_is_held_twice(results: Results, name: str, rounds: int) -> None:
     must_be_well(results, name, rounds)
 
@@ -101,7 +103,7 @@ def test_a_holder_is_told_in_time_even_if_no_answer_comes() -> None:
         proxy = Proxy(here.folder / "proxy", server.socket, 1)
         try:
             here.variables["IOSHAPE_COORDINATOR"] = proxy.address
-            here.add(1, "turns", "100000000", "1", "large", IOSHAPE_STALL_MS="100000000")
+            here.add(1, "turns", "100000000", "1", "large")
             await_true(lambda: " got " in here.log.read_text(encoding="utf-8"), "a slot")
             # Some signs of life were answered by then.
             time.sleep(1.2 * lease_ms / 1000)

@@ -80,7 +80,7 @@ class Simulation:
         """Without a word; an operator sees it."""
         save.done = self.time
         self._writing.pop(save.id, None)
-        self.pool.kick(save.id)
+        self.pool.kick("operator", "kick", save.id)
         self._start_granted()
 
     def run(self, until: float) -> None:
@@ -173,11 +173,13 @@ def fairness(capacity: int, jobs: dict[str, tuple[int, int]], hours: float = 0.2
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
+@pytest.mark.slow
 def test_jobs_of_very_different_sizes_have_equal_parts(capacity: int) -> None:
     assert fairness(capacity, VERY_DIFFERENT) >= 0.95
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
+@pytest.mark.slow
 def test_jobs_of_very_different_sizes_the_other_way_round(capacity: int) -> None:
     jobs = {"one": (1, 32 * MIB), "few": (4, GIB), "some": (16, 4 * GIB), "many": (64, 64 * GIB)}
     # One rank cannot use more than one slot, and has but one turn in a round.
@@ -186,6 +188,7 @@ def test_jobs_of_very_different_sizes_the_other_way_round(capacity: int) -> None
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 8])
+@pytest.mark.slow
 def test_shares_are_respected(capacity: int) -> None:
     simulation = Simulation(capacity)
     shares = {"a": 1, "b": 2, "c": 4}

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +18,9 @@ import ioshape
 import pytest
 from checkpoints import checkpoint, left_clean, number_in
 from coordinators import Writer, await_true, coordinator, node, running_redis, writers
-from ioshape import _config
-from ioshape._report import Report
-from ioshape._slots import Operator
+from ioshape._save.report import Report
+from ioshape._settings import config
+from ioshape._slots.pools import Operator
 from processes import run_program, started_program
 
 SECRET = "tr0ub4dor"
@@ -26,7 +28,7 @@ SECRET = "tr0ub4dor"
 
 @pytest.fixture(autouse=True)
 def _left_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for setting in _config.SETTINGS.values():
+    for setting in config.SETTINGS.values():
         monkeypatch.delenv(setting.variable, raising=False)
     monkeypatch.delenv("IOSHAPE_PASSWORD", raising=False)
     with left_clean():
@@ -131,12 +133,10 @@ def test_who_waits_for_bandwidth_keeps_no_other_thread_from_looking_or_releasing
     thread = threading.Thread(target=pace)
     thread.start()
     time.sleep(1)
-    begin = time.monotonic()
     assert not slot.lost
-    assert time.monotonic() - begin < 0.1
+    assert thread.is_alive()  # it waits on: looking did not wait for it
     slot.release()
-    assert time.monotonic() - begin < 3
-    thread.join(5)
+    thread.join(60)
     assert "released" in str(ended[0])
 
 
@@ -166,6 +166,31 @@ def test_who_waits_is_told_its_place(address: str, another: Callable[..., Writer
     assert first.capacity == 1
     assert info.position == 1
     assert 0 < places[1].waited_s < places[2].waited_s <= info.waited_s
+
+
+@pytest.mark.slow
+def test_a_save_that_waits_for_long_says_so(
+    address: str, another: Callable[..., Writer], tmp_path: Path
+) -> None:
+    """Also to who has neither a callback nor logging."""
+    holder = another("theirs", rank=7)
+    assert holder.hear() == "holds"
+    program = "import ioshape, torch; ioshape.save({'w': torch.ones(1 << 24)}, 'model.pt')"
+    variables = {"IOSHAPE_COORDINATOR": address, "IOSHAPE_POOL": "shared", "IOSHAPE_SLOTS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as waiting:
+        assert waiting.stderr is not None
+        line = waiting.stderr.readline()
+        assert "model.pt" in line, line
+        assert f"job theirs, rank 7 on {node()}" in line
+        holder.tell("release")
+        assert waiting.stderr.read() == ""
+        assert waiting.wait(60) == 0
 
 
 def test_an_exception_in_the_callback_gives_up(
@@ -205,6 +230,7 @@ def test_other_threads_go_on_while_one_waits(address: str, another: Callable[...
     assert not waiting.is_alive()
 
 
+@pytest.mark.slow
 def test_a_kicked_slot_is_lost_and_its_owner_can_see_it(address: str) -> None:
     operator = Operator(address)
     with ioshape.slot(pool="shared") as slot:
@@ -226,6 +252,7 @@ def test_a_heavy_slot_keeps_all_others_out() -> None:
         ioshape.slot(pool="shared", timeout=0.2)
 
 
+@pytest.mark.slow
 def test_in_a_forked_child_a_slot_is_the_parents(tmp_path: Path, address: str) -> None:
     run_program(
         tmp_path,
@@ -397,12 +424,12 @@ def test_without_coordination_a_report_says_so(tmp_path: Path) -> None:
 def test_a_coordinator_that_is_away_fails_no_save_unless_told_to(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     away = f"unix://{tmp_path}/nobody.sock"
-    ioshape.configure(coordinator=away, stagger_most_ms=200)
+    ioshape.configure(coordinator=away)
     report = ioshape.save(checkpoint(1), path)
     assert report.coordinator == "stagger"
     assert report.fallbacks
     assert number_in(path) == 1
-    ioshape.configure(away="fail")
+    ioshape.configure(unreachable="fail")
     with pytest.raises(ioshape.CoordinatorError) as caught:
         ioshape.save(checkpoint(2), path)
     assert isinstance(caught.value, ConnectionError)
@@ -426,23 +453,27 @@ def test_reports_are_told_in_one_line() -> None:
 
 # ---- Secrets ------------------------------------------------------------------------------------
 
-ADDRESSES = [
+# As their users mean them; and as careless ones write them.
+VALID = [
     f"redis://user:{SECRET}@host:6379/0",
     f"redis://:{SECRET}@host",
-    f"rediss://user:{SECRET}@one:1,two:2/3",
     f"sentinel://user:{SECRET}@one:1,two/service/0",
-    f"redis://user:{SECRET}@with:{SECRET}@signs/{SECRET}@host",
     f"redis://:{SECRET}%40@host",
+]
+ADDRESSES = [
+    *VALID,
+    f"rediss://user:{SECRET}@one:1,two:2/3",
+    f"redis://user:{SECRET}@with:{SECRET}@signs/{SECRET}@host",
 ]
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("address", VALID)
 def test_settings_show_no_password(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     ioshape.configure(coordinator=address)
     shown, _ = ioshape.settings()["coordinator"]
     assert SECRET not in shown
     assert "***@" in shown
-    assert _config.value_of("coordinator") == address
+    assert config.value_of("coordinator") == address
     ioshape.configure(coordinator="local")
     monkeypatch.setenv("IOSHAPE_COORDINATOR", address)
     assert SECRET not in repr(ioshape.settings())
@@ -454,13 +485,14 @@ def test_settings_show_no_password(monkeypatch: pytest.MonkeyPatch, address: str
 @pytest.mark.parametrize("spoil", ["x{}", "{}\n", " {}"])
 def test_errors_show_no_password(monkeypatch: pytest.MonkeyPatch, address: str, spoil: str) -> None:
     bad = spoil.format(address)
-    with pytest.raises(ValueError, match="coordinator cannot be") as caught:
+    with pytest.raises(ValueError, match="coordinator") as caught:
         ioshape.configure(coordinator=bad)
     assert SECRET not in str(caught.value)
-    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
     monkeypatch.setenv("IOSHAPE_COORDINATOR", bad)
-    with pytest.raises(ValueError, match="IOSHAPE_COORDINATOR cannot be") as caught:
-        ioshape.settings()
+    with pytest.raises(ValueError, match="IOSHAPE_COORDINATOR") as caught:
+        ioshape.configure()
     assert SECRET not in str(caught.value)
 
 
@@ -473,9 +505,15 @@ def test_addresses_without_a_password_are_shown_as_they_are() -> None:
         "local:/dev/shm/mine",
         "sentinel://one:26379,two:26379/service",
     ):
-        assert _config.without_password(address) == address
+        assert config.without_password(address) == address
 
 
+def save_by(address: str, path: Path) -> None:
+    ioshape.configure(coordinator=address, unreachable="fail")
+    ioshape.save(checkpoint(1), path)
+
+
+@pytest.mark.slow
 def test_no_error_of_the_library_shows_a_password(tmp_path: Path) -> None:
     for password in (SECRET, "wrong"):
         with running_redis(password="right-" + SECRET) as redis:
@@ -487,13 +525,13 @@ def test_no_error_of_the_library_shows_a_password(tmp_path: Path) -> None:
                 f"redis://:{password}@127.0.0.1:99999",
                 f"redis://:{password}@",
             ):
-                ioshape.configure(coordinator=address, away="fail")
                 with pytest.raises((ioshape.CoordinatorError, ValueError, OSError)) as caught:
-                    ioshape.save(checkpoint(1), tmp_path / "model.pt")
+                    save_by(address, tmp_path / "model.pt")
                 texts.append(repr(caught.value) + str(caught.value))
             assert not [text for text in texts if password in text]
 
 
+@pytest.mark.slow
 def test_the_password_may_lie_in_a_file_or_a_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,16 +539,15 @@ def test_the_password_may_lie_in_a_file_or_a_variable(
     file.write_text(f"{SECRET}\n")
     file.chmod(0o600)
     with running_redis(password=SECRET) as redis:
-        ioshape.configure(coordinator=redis.address, away="fail")
+        ioshape.configure(coordinator=redis.address, unreachable="fail")
         with pytest.raises(ioshape.CoordinatorError):
             ioshape.slot(pool="shared")
         ioshape.configure(password_file=file)
         with ioshape.slot(pool="shared") as slot:
             assert slot.info.coordinator == "redis"
-        ioshape.configure(password_file=tmp_path / "none", coordinator=redis.address)
-        with pytest.raises((OSError, ValueError), match="none"):
-            ioshape.slot(pool="shared")
-        _config._configured.pop("password_file")
+        with pytest.raises(ValueError, match="none"):
+            ioshape.configure(password_file=tmp_path / "none", coordinator=redis.address)
+        config._configured.pop("password_file")
         monkeypatch.setenv("IOSHAPE_PASSWORD", SECRET)
         ioshape.configure()
         ioshape.slot(pool="shared").release()

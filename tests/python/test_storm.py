@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,14 +21,15 @@ from xml.etree import ElementTree
 import ioshape
 import pytest
 import torch
-from ioshape import _trace
-from ioshape.cli import _chrome, _metadata, _reports, _storm_rank
-from ioshape.cli._children import ChildError, Children, Line
-from ioshape.cli._neighbours import READ, Operation
-from ioshape.cli._storm_figures import Latency, RankSave, Ratios, Round, Summary, percentile
-from ioshape.cli._svg import draw
-from ioshape.cli._timeline import Panel, Row, Save, Timeline, spans_of
-from ioshape.cli._ways import WAYS as LABELS
+from ioshape._run import trace
+from ioshape.cli.bench.crowd import Crowd, MemberError
+from ioshape.cli.bench.measure import Latency, Ratios, Round, Summary
+from ioshape.cli.bench.neighbours import READ, Operation
+from ioshape.cli.bench.picture import compared
+from ioshape.cli.bench.ranks import Saved
+from ioshape.cli.trace import chrome, plot, reports
+from ioshape.cli.trace.reports import percentile
+from ioshape.cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
 from processes import SLOTS
 from tree import ROOT
 
@@ -61,137 +62,61 @@ def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
-def elements(svg: ElementTree.Element, name: str) -> list[ElementTree.Element]:
-    return svg.findall(f".//{{http://www.w3.org/2000/svg}}{name}")
-
-
 # ---- The storm ---------------------------------------------------------------------------------
 
 
-@dataclass
-class Measured:
-    ways: tuple[str, ...]
-    ranks: int
-    output: str
-    numbers: dict[str, Any]
-    picture: ElementTree.Element
-    trace: dict[str, Any]
-
-
-def measure(folder: Path, ranks: int, nodes: int, ways: tuple[str, ...]) -> Measured:
-    """A storm, and that nothing else is left of it."""
-    scratch = folder / "storm"
-    scratch.mkdir()
-    files = [folder / name for name in ("numbers.json", "picture.svg", "trace.json")]
-    done = call(
-        *("bench", "storm", "./storm", "--ranks", ranks, "--size", "256K", "--rounds", ROUNDS),
-        *("--ways", ",".join(ways), "--nodes", nodes),
-        *("--json", files[0], "--svg", files[1], "--trace", files[2]),
-        folder=folder,
-        # What would make it another storm is not listened to.
-        **{"IOSHAPE_NODE": "one", "IOSHAPE_TRACE": str(folder / "reports"), "IOSHAPE_FULL": "skip"},
-    )
-    assert done.returncode == 0, done.stderr
-    words = f"ioshape: {ranks} ranks save 256 KiB each to storm/.ioshape-bench-"
-    assert done.stderr.startswith(words)
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert not list(scratch.iterdir())
-    assert not (folder / "reports").exists()
-    return Measured(
-        ways,
-        ranks,
-        done.stdout,
-        json.loads(files[0].read_text()),
-        ElementTree.parse(files[1]).getroot(),
-        json.loads(files[2].read_text()),
-    )
-
-
 @pytest.mark.parametrize(
-    ("ranks", "nodes", "ways"),
+    ("ranks", "ways"),
     [
-        (3, 1, ("torch", "save", "node")),
-        pytest.param(4, 2, ("torch", "async", "node", "rank0-async"), marks=pytest.mark.long),
+        (3, ("torch", "save", "node")),
+        pytest.param(4, ("async", "rank0", "torch"), marks=pytest.mark.long),
     ],
 )
-def test_a_storm_is_measured_and_drawn_and_traced(
-    ranks: int, nodes: int, ways: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_storm_is_measured_and_drawn(ranks: int, ways: tuple[str, ...], tmp_path: Path) -> None:
     """All of it in one test: what is measured once must not be measured by each worker."""
-    measured = measure(tmp_path, ranks, nodes, ways)
-    every_way_is_measured(measured)
-    the_picture_has_a_row_for_each_rank(measured)
-    the_trace_has_a_slice_for_each_save(measured)
+    pytest.importorskip("matplotlib")
+    scratch = tmp_path / "storm"
+    scratch.mkdir()
+    numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.svg"
+    done = call(
+        *("bench", "storm", "./storm", "--ranks", ranks, "--size", "256K", "--rounds", ROUNDS),
+        *("--ways", ",".join(ways), "--json", numbers, "--plot", picture),
+        folder=tmp_path,
+        # Settings that would make it another storm do not count.
+        **{
+            "IOSHAPE_TEST_NODE": "one",
+            "IOSHAPE_TRACE": str(tmp_path / "reports"),
+            "IOSHAPE_FULL": "skip",
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not list(scratch.iterdir())
+    assert not (tmp_path / "reports").exists()
+    every_way_is_measured(json.loads(numbers.read_text()), ranks, ways)
+    ElementTree.parse(picture)
 
 
-def every_way_is_measured(measured: Measured) -> None:
-    found = measured.numbers
-    assert (found["ranks"], found["bytes"], found["rounds"]) == (measured.ranks, 256 << 10, ROUNDS)
+def every_way_is_measured(found: dict[str, Any], ranks: int, ways: tuple[str, ...]) -> None:
+    assert (found["ranks"], found["bytes"], found["against"]) == (ranks, 256 << 10, ways[0])
     assert found["alone"]["reads"]["count"] > 20
     assert found["alone"]["writes"]["count"] > 10
-    assert tuple(found["ways"]) == measured.ways
+    assert tuple(found["ways"]) == ways
     for way, one in found["ways"].items():
         assert len(one["rounds"]) == ROUNDS
         for turn in one["rounds"]:
-            assert len(turn["completions_s"]) == len(turn["stalls_s"]) == measured.ranks
+            assert len(turn["completions_s"]) == len(turn["stalls_s"]) == ranks
             assert turn["makespan_s"] == max(turn["completions_s"])
             # What began late ended later than it held its thread.
             pairs = zip(turn["stalls_s"], turn["completions_s"], strict=True)
-            assert all(0 < stall <= end < 60 for stall, end in pairs)
+            assert all(0 < stall <= end for stall, end in pairs)
         ends = [turn["makespan_s"] for turn in one["rounds"]]
         assert one["makespan_s"] == statistics.median(ends)
-        assert one["mean_completion_s"] <= one["p99_completion_s"]
         assert (one["report"] is None) == (way == "torch")
-        assert measured.ranks * (256 << 10) < one["checked_bytes"] < measured.ranks * (320 << 10)
-    second = measured.ways[1]
-    ours, theirs = found["ways"][second], found["ways"]["torch"]
-    assert found["ratios"][second]["makespan"] == theirs["makespan_s"] / ours["makespan_s"]
-    assert found["against"] == "torch"
-    assert found["ways"]["node"]["report"]["layout"] == "node"
-    assert found["ways"]["node"]["report"]["ranks"] == measured.ranks
-    for label in ("nobody", "torch.save + fsync", LABELS[second], "save_group, node"):
-        assert label in measured.output
-
-
-def the_picture_has_a_row_for_each_rank(measured: Measured) -> None:
-    rows = [g for g in elements(measured.picture, "g") if elements(g, "title")]
-    assert len(rows) == measured.ranks * len(measured.ways)
-    names = [row[0].text or "" for row in rows]
-    assert sorted(name.partition(":")[0] for name in names) == sorted(
-        f"rank {rank}" for rank in range(measured.ranks) for _ in measured.ways
-    )
-    phases = {rect.get("class") for row in rows for rect in elements(row, "rect")}
-    assert {"write", "sync", "stage"} <= phases
-    width = float(measured.picture.get("width") or 0)
-    for rect in elements(measured.picture, "rect"):
-        assert float(rect.get("x") or 0) + float(rect.get("width") or 0) <= width
-    texts = " ".join("".join(one.itertext()) for one in elements(measured.picture, "text"))
-    assert f"{measured.ranks} ranks save 256 KiB each" in texts
-    assert "torch.save + fsync" in texts
-
-
-def the_trace_has_a_slice_for_each_save(measured: Measured) -> None:
-    found = slices(measured.trace)
-    saves = [one for one in found if ", round " in one["name"]]
-    assert len(saves) == measured.ranks * ROUNDS * len(measured.ways)
-    assert len({one["pid"] for one in saves}) == measured.ranks
-    assert measured.trace["baseTimeNanoseconds"] % QUARTER_NS == 0
-    began_s = measured.trace["baseTimeNanoseconds"] / 1e9 + min(one["ts"] for one in saves) / 1e6
-    assert abs(began_s - time.time()) < 600
-    for save in saves:
-        inner = [
-            one
-            for one in found
-            if one["tid"] == save["tid"]
-            and one["pid"] == save["pid"]
-            and one is not save
-            and save["ts"] - 1 <= one["ts"] < save["ts"] + save["dur"]
-        ]
-        # Of a group, not all ranks write.
-        of_group = save["args"].get("layout") in ("node", "rank0")
-        assert {"write"} <= {one["name"] for one in inner} or of_group
-        assert sum(one["dur"] for one in inner) <= save["dur"] + 10
-    assert any(one["cat"] == "neighbour" for one in found)
+        if way in ("node", "rank0"):
+            assert one["report"]["ranks"] == ranks
+    ours, theirs = (found["ways"][way] for way in (ways[1], ways[0]))
+    assert found["ratios"][ways[1]]["makespan"] == theirs["makespan_s"] / ours["makespan_s"]
 
 
 def test_a_directory_called_storm_is_still_one(tmp_path: Path) -> None:
@@ -201,66 +126,60 @@ def test_a_directory_called_storm_is_still_one(tmp_path: Path) -> None:
         assert 'at least 1.00 MiB (see "ioshape bench --help")' in done.stderr
 
 
-def test_help_names_both_benches() -> None:
-    assert "ioshape bench storm /scratch" in call("bench", "--help").stdout
-    text = call("bench", "storm", "--help").stdout
-    assert text.startswith("Usage: ioshape bench storm [OPTIONS] [PATH]\n")
-    assert max(map(len, text.splitlines())) <= 80
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    section = page.partition("\n## ioshape bench storm\n")[2].partition("\n## ")[0]
-    options = set(re.findall(r"^  (--[a-z]+)", text, re.MULTILINE)) - {"--help"}
-    assert set(re.findall(r"`(--[a-z]+)", section)) == options
-
-
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--ways", "torch,fast"], "'fast' is not one of torch, save, async, node, rank0"),
-        (["--ways", "save,save"], "save is named twice"),
-        (["--ranks", "6", "--nodes", "4"], "6 ranks cannot be spread evenly over 4 nodes"),
-        (["--size", "1K"], "at least 64.0 KiB"),
-    ],
+    "arguments",
+    [["--ways", "torch,fast"], ["--ways", "save,save"], ["--size", "1K"], ["--ranks", "0"]],
 )
-def test_what_cannot_be_is_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:
-    done = call("bench", "storm", tmp_path, *arguments)
-    assert done.returncode == 2
-    assert sentence in done.stderr
+def test_what_cannot_be_is_refused(arguments: list[str], tmp_path: Path) -> None:
+    assert call("bench", "storm", tmp_path, *arguments).returncode == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_need_matplotlib_and_say_so_before_the_measurement(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from ioshape.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "bench", "storm", tmp_path, "--plot", tmp_path / "a.svg"],
+        env=variables(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install 'ioshape[plot]'" in done.stderr
+    pytest.importorskip("matplotlib")
+    assert call("bench", "storm", tmp_path, "--plot", "a.txt").returncode == 1
     assert not list(tmp_path.iterdir())
 
 
 def test_files_that_cannot_be_written_are_told_in_time(tmp_path: Path) -> None:
-    reports = tmp_path / "reports"
-    reports.mkdir()
-    (reports / "h.jsonl").write_text(line_of() + "\n" + line_of(skipped=True) + "\n")
+    runs = tmp_path / "reports"
+    runs.mkdir()
+    (runs / "h.jsonl").write_text(line_of() + "\n" + line_of(skipped=True) + "\n")
     before = sorted(tmp_path.iterdir())
-    for words in (("bench", "storm", tmp_path, "--svg"), ("trace", reports, "--chrome")):
-        done = call(*words, "/proc/drawn")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("ioshape: cannot write /proc/drawn: ")
-        assert done.stderr.endswith("; name a file in a directory that you may write\n")
-    # What has failed in the meantime costs nothing but that file; nor is one there before.
-    done = call(
-        "bench", "storm", tmp_path, "--json", tmp_path / "new", "--svg", tmp_path / "none/a"
-    )
-    assert f"there is no directory for {tmp_path}/none/a" in done.stderr
+    for words in (("bench", "storm", tmp_path, "--json"), ("trace", runs, "--chrome")):
+        for path in ("/proc/drawn", tmp_path / "none" / "a"):
+            done = call(*words, path)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert str(path) in done.stderr
     assert sorted(tmp_path.iterdir()) == before
-    done = call("trace", reports, "--svg", "/dev/full")
+    # A file that fails later costs nothing else.
+    done = call("trace", runs, "--json", "/dev/full")
+    assert done.returncode == 1
     assert "Storm 1, by host:" in done.stdout
-    assert re.search(r" 0 +1$", done.stdout, re.MULTILINE)  # failed, skipped
-    assert "cannot write /dev/full: No space left on device" in done.stderr
 
 
 def ranks_of(parent: int) -> list[int]:
-    """The processes that are called so."""
+    """Its children: the ranks come first."""
     found = []
     for task in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = task.read_text().rpartition(") ")
         except OSError:
             continue
-        if int(rest.split()[1]) == parent and "(rank-" in name:
+        if int(rest.split()[1]) == parent:
             found.append(int(name.split()[0]))
-    return found
+    return sorted(found)
 
 
 @pytest.fixture
@@ -286,7 +205,7 @@ def is_over(process: "subprocess.Popen[str]", ranks: list[int], folder: Path) ->
     """What it said; nothing of it is left."""
     out, err = process.communicate(timeout=60)
     assert not out
-    assert len(ranks) == 3
+    assert len(ranks) > 3
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
     assert not list(folder.iterdir())
     return err
@@ -300,9 +219,10 @@ def test_a_rank_that_crashes_ends_the_storm(
     os.kill(ranks[1], signal.SIGKILL)
     err = is_over(endless, ranks, tmp_path)
     assert endless.returncode == 1
-    assert re.search(r"^ioshape: the storm has failed: rank \d was ended by SIGKILL$", err, re.M)
+    assert re.search(r"rank 1 was ended by SIGKILL$", err, re.M)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(endless: "subprocess.Popen[str]", tmp_path: Path) -> None:
     ranks = ranks_of(endless.pid)
     endless.send_signal(signal.SIGINT)
@@ -310,48 +230,32 @@ def test_ctrl_c_leaves_nothing(endless: "subprocess.Popen[str]", tmp_path: Path)
     assert endless.returncode == 130
 
 
-def test_children_that_fail_are_named() -> None:
-    def refuse(_line: Line) -> None:
+def test_members_that_fail_are_named() -> None:
+    def refuse(_connection: Connection) -> None:
         raise FileNotFoundError(2, "No such file or directory", "/none")
 
-    def answer(line: Line) -> None:
-        for request in line.requests():
-            line.say(twice=2 * request["number"])
+    def answer(connection: Connection) -> None:
+        while True:
+            connection.send(2 * connection.recv())
 
-    def sleep(_line: Line) -> None:
-        time.sleep(60)
+    def sleep(_connection: Connection) -> None:
+        time.sleep(600)
 
-    begin = time.monotonic()
     cases = (
-        (refuse, r"^rank 1: FileNotFoundError: \[Errno 2\] No such file or directory: '/none'$"),
-        (lambda _line: os._exit(3), "^rank 1 ended with exit code 3$"),
-        (lambda _line: os.kill(os.getpid(), 15), "^rank 1 was ended by SIGTERM$"),
-        (sleep, "^rank 1 has given no answer for 0 s$"),
+        (refuse, "^rank 1: FileNotFoundError: .*'/none'$"),
+        (lambda _connection: os._exit(3), "^rank 1 ended with exit code 3$"),
+        (lambda _connection: os.kill(os.getpid(), 15), "^rank 1 was ended by SIGTERM$"),
+        (sleep, "^rank 1 did not answer within 1 s$"),
     )
     for work, sentence in cases:
-        with Children() as children:
-            good = children.start("rank 0", answer)
-            assert children.ask([good], 60, number=21) == [{"twice": 42}]
-            bad = children.start("rank 1", work)
-            with pytest.raises(ChildError, match=sentence):
-                children.ask([good, bad], 0.3, number=1)
-        for child in (good, bad):
-            assert not Path(f"/proc/{child.pid}").exists()
-    assert time.monotonic() - begin < 50  # whoever sleeps was not waited for
-
-
-def test_a_storm_that_wrote_rubbish_fails(tmp_path: Path) -> None:
-    place = _storm_rank.Place(rank=1, ranks=2, nodes=1, token="", n_bytes=1 << 20)
-    rank = _storm_rank._Rank(place)
-    path = Path(rank._file(str(tmp_path), 7))
-    torch.save(rank.state, path)
-    assert rank.check("torch", str(tmp_path), 7) == {"bytes": path.stat().st_size}
-    torch.save({**rank.state, "rank": torch.tensor(0)}, path)
-    with pytest.raises(ValueError, match="does not hold what was saved"):
-        rank.check("torch", str(tmp_path), 7)
-    (tmp_path / "group").mkdir()
-    with pytest.raises(ValueError, match="no complete generation of step 7"):
-        rank.check("node", str(tmp_path / "group"), 7)
+        with Crowd() as crowd:
+            good = crowd.start("rank 0", answer)
+            assert crowd.ask([good], 60, 21) == [42]
+            bad = crowd.start("rank 1", work)
+            with pytest.raises(MemberError, match=sentence):
+                crowd.ask([good, bad], 1, 1)
+            pids = [member.process.pid for member in (good, bad)]
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 # ---- Figures -----------------------------------------------------------------------------------
@@ -359,72 +263,38 @@ def test_a_storm_that_wrote_rubbish_fails(tmp_path: Path) -> None:
 
 def test_percentiles() -> None:
     assert percentile([5.0], 99) == 5.0
-    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
     assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.0
     hundred = [float(i) for i in range(1, 101)]
     assert (percentile(hundred, 99), percentile(hundred, 100)) == (99.0, 100.0)
     assert percentile([*hundred, 1000.0], 99) == 100.0
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
 
 
-def turn(number: int, ends: list[float], held: float, reads_ms: list[int]) -> Round:
+def turn(ends_s: list[float], held_s: float, reads_ms: list[int]) -> Round:
+    def ns(seconds: float) -> int:
+        return round(seconds * 1e9)
+
     return Round(
         "torch",
-        number,
         0,
-        [RankSave(0.5, 0.5 + held, end, None) for end in ends],
+        [Saved(ns(0.5), ns(0.5 + held_s), ns(end)) for end in ends_s],
         [Operation(READ, 0, ms * 10**6) for ms in reads_ms],
     )
 
 
 def test_summaries() -> None:
-    slow = Summary([turn(1, [2.0, 4.0], 1.5, [10, 20]), turn(2, [1.0, 9.0], 2.5, [400])])
-    assert slow.makespan_s == 6.5
-    assert slow.mean_completion_s == 4.0
-    assert slow.p99_completion_s == 9.0
+    slow = Summary([turn([2.0, 4.0], 1.5, [10, 20]), turn([1.0, 9.0], 2.5, [400])])
+    assert (slow.makespan_s, slow.mean_completion_s) == (6.5, 4.0)
     assert (slow.stall_s, slow.most_stall_s) == (2.0, 2.0)
     assert slow.neighbours.reads == Latency(3, 20.0, 400.0, 400.0)
     assert slow.neighbours.writes is None
-    assert slow.typical.number == 2
-    slow.metadata = {"create": 60, "open": 40}
-    quick = Summary([turn(1, [1.0, 2.0], 0.5, [5])], {"create": 10})
-    ratios = Ratios.of(quick, slow)
-    assert (ratios.makespan, ratios.stall, ratios.reads_p99) == (3.25, 4.0, 80.0)
-    assert (ratios.metadata, ratios.writes_p99) == (10.0, None)
+    assert slow.typical is slow.rounds[1]
+    quick = Summary([turn([1.0, 2.0], 0.5, [5])])
+    assert Ratios.of(quick, slow) == Ratios(3.25, 4.0 / 1.5, 80.0)
 
 
-def test_counts_of_metadata() -> None:
-    lustre = (
-        "snapshot_time             1700000000.123 secs.nsecs\n"
-        "close                     34 samples [usec] 12 500 9000\n"
-        "create                    2 samples [reqs]\n"
-        "nonsense\n"
-    )
-    assert _metadata.of_md_stats(lustre) == {"close": 34, "create": 2}
-    assert _metadata.of_stripefs('{"metadata": {"total": 3, "open": 3}}') == {"open": 3}
-    for text in ("", "{}", '{"metadata": 7}', '{"metadata": {"open": "x"}}'):
-        assert _metadata.of_stripefs(text) is None
-    assert _metadata.difference({"a": 1, "b": 2}, {"a": 4, "b": 2, "c": 1}) == {"a": 3, "c": 1}
-
-
-def test_metadata_is_counted_of_one_lustre_only(tmp_path: Path) -> None:
-    mounts = (
-        r"36 25 0:40 / /mnt/my\040scratch rw,relatime shared:1 - lustre 10.0.0.1@tcp:/s[1]/team rw"
-        "\n37 25 0:41 / /home rw shared:2 master:3 - lustre 10.0.0.1@o2ib:10.0.0.2@o2ib:/home rw\n"
-        "38 25 0:42 / /local rw - xfs /dev/sda1 rw\n"
-    )
-    scratch = _metadata.lustre_name(mounts, Path("/mnt/my scratch"))
-    assert scratch == "s[1]"
-    assert _metadata.lustre_name(mounts, Path("/home")) == "home"
-    assert _metadata.lustre_name(mounts, Path("/local")) == ""
-    assert _metadata.lustre_name(mounts, Path("/mnt")) == ""
-    for client, count in (("s[1]-MDT0000-mdc-a", 3), ("s[1]-MDT0001-mdc-a", 4), ("home-MDT0", 50)):
-        folder = tmp_path / "sys/fs/lustre/mdc" / client
-        folder.mkdir(parents=True)
-        (folder / "md_stats").write_text(f"create {count} samples [reqs]\n")
-    assert _metadata.of_lustre(scratch, tmp_path) == {"create": 7}
-    assert _metadata.of_lustre("none", tmp_path) is None
+def test_what_is_slower_is_called_so() -> None:
+    words = compared(Ratios(0.7, 1.02, 9.3)).split(", ")
+    assert [text.rpartition(" ")[2] for text in words] == ["slower", "fast", "faster"]
 
 
 def test_parts_lie_behind_each_other() -> None:
@@ -436,16 +306,40 @@ def test_parts_lie_behind_each_other() -> None:
     assert spans[-1].end_s == 14.0  # no longer than the save
 
 
-def test_a_picture_of_many_ranks_with_odd_names_is_xml() -> None:
-    rows = [
-        Row(
-            f"rank {i}, <&\x1b\x00\u202e>", i, [Save("s", 0, 1 + i, spans_of({"write_s": 1}, 0, 1))]
-        )
-        for i in range(700)
-    ]
-    root = ElementTree.fromstring(draw(Timeline("a & b \x07", [Panel("<p>", rows)])))
-    assert len(elements(root, "g")) == 512
-    assert "and 188 more" in "".join(root.itertext())
+def picture(label: str, ranks: int) -> Timeline:
+    spans = [Span(phase, i, i + 1.0) for i, phase in enumerate(PHASES)]
+    rows = [Row(label, i, [Save("s", 0, len(spans), spans)]) for i in range(ranks)]
+    dots = [Dot(kind, at, 0.01) for kind in ("read", "write") for at in (0.1, 0.2)]
+    return Timeline(label, [Panel(label, rows, dots, remarks=[label])] * 2, label, 0.005)
+
+
+def test_pictures_show_any_name(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for ranks in (3, 700):
+        plot.draw(picture("<&\x1b\x00\u202e $x_", ranks), str(tmp_path / "a.svg"))
+        ElementTree.parse(tmp_path / "a.svg")
+
+
+def test_nothing_of_a_picture_is_clipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The legend in particular: with all of its entries it is wide."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+
+    def savefig(figure: Any, *arguments: Any, **more: Any) -> None:
+        drawn.append(figure)
+        save(figure, *arguments, **more)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    plot.draw(picture("a" * 100, 3), str(tmp_path / "a.png"))
+    (figure,) = drawn
+    inside = figure.bbox.padded(1)
+    for artist in [*figure.legends, figure._suptitle, *(axes.title for axes in figure.axes)]:
+        box = artist.get_window_extent()
+        assert inside.contains(box.x0, box.y0), artist
+        assert inside.contains(box.x1, box.y1), artist
 
 
 # ---- Reports of a run --------------------------------------------------------------------------
@@ -468,6 +362,7 @@ with open(folder + "/object.pt", "wb") as file:
 """
 
 
+@pytest.mark.slow
 def test_saves_leave_reports_that_are_told_and_drawn(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -506,8 +401,8 @@ def reports_are_of_all_saves(recorded: Path) -> None:
 
 
 def trace_tells_and_draws(recorded: Path, tmp_path: Path) -> None:
-    picture, trace, numbers = (tmp_path / name for name in ("a.svg", "a.json", "n.json"))
-    done = call("trace", recorded, "--svg", picture, "--chrome", trace, "--json", numbers)
+    trace, numbers = (tmp_path / name for name in ("a.json", "n.json"))
+    done = call("trace", recorded, "--chrome", trace, "--json", numbers)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Storm 1, by host:" in done.stdout
     found = json.loads(numbers.read_text())
@@ -516,11 +411,10 @@ def trace_tells_and_draws(recorded: Path, tmp_path: Path) -> None:
     for storm in found["storms"]:
         assert storm["makespan_s"] >= storm["p99_s"] >= storm["mean_s"] > 0
         assert list(storm["hosts"]) == [ioshape.job().node]
-    assert len(elements(ElementTree.parse(picture).getroot(), "g")) == 1
     saves = [one for one in slices(json.loads(trace.read_text())) if "path" in one["args"]]
     assert len(saves) == 7
     assert call("trace", recorded, "--json", "-").stdout == numbers.read_text()
-    assert "and no 99;" in call("trace", recorded, "--storm", 99).stderr
+    assert call("trace", recorded, "--storm", 99).returncode == 1
 
 
 def line_of(**changes: object) -> str:
@@ -557,28 +451,25 @@ def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     assert f"IOSHAPE_TRACE={empty}" in call("trace", empty).stderr
-    assert call("trace", "nothere", folder=tmp_path).stderr == (
-        "ioshape: cannot read the reports in nothere: No such file or directory; name the folder "
-        "that IOSHAPE_TRACE named\n"
-    )
+    assert call("trace", "nothere", folder=tmp_path).returncode == 1
 
 
 def test_the_line_of_the_page_is_one() -> None:
     page = (ROOT / "docs" / "timeline.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^```json\n(.*)\n```$", page, re.MULTILINE)
-    save = _reports.parse(line.encode())
+    save = reports.parse(line.encode())
     assert (save.host, save.rank, save.total_s, save.held_s) == ("n03", 7, 1.204, 0.031)
 
 
 def test_processes_of_several_hosts_stay_apart() -> None:
     saves = [
-        _reports.parse(line_of(host=host, rank=rank, started_s=1e9 + rank / 10).encode())
+        reports.parse(line_of(host=host, rank=rank, started_s=1e9 + rank / 10).encode())
         for rank, host in enumerate(["a", "b"])
     ]
-    (gust,) = _reports.gusts(saves)
-    panel = _reports.panel_of(gust, "t")
+    (gust,) = reports.gusts(saves)
+    panel = reports.panel_of(gust, "t")
     assert [row.label for row in panel.rows] == ["rank 0, a", "rank 1, b"]
-    found = slices(json.loads(_chrome.write(Timeline("t", [panel]))))
+    found = slices(json.loads(chrome.write(Timeline("t", [panel]))))
     assert len({one["pid"] for one in found}) == 2
     assert gust.makespan_s == pytest.approx(1.1)
 
@@ -589,7 +480,7 @@ def test_no_save_fails_because_it_cannot_be_recorded(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "file" / "x"))
     for action in ("always", "error"):
-        monkeypatch.setattr(_trace, "_warned", threading.Event())
+        monkeypatch.setattr(trace, "_warned", threading.Event())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter(action)
             for i in range(2):
@@ -607,8 +498,8 @@ def test_no_save_fails_because_nobody_knows_the_job(
         raise RuntimeError("the process group is gone")
 
     monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "reports"))
-    monkeypatch.setattr(_trace, "job", unknown)
-    monkeypatch.setattr(_trace, "_warned", threading.Event())
+    monkeypatch.setattr(trace, "job", unknown)
+    monkeypatch.setattr(trace, "_warned", threading.Event())
     with pytest.warns(RuntimeWarning, match="not recorded .*: the process group is gone"):
         ioshape.save([1], tmp_path / "a.pt")
     assert torch.load(tmp_path / "a.pt") == [1]
@@ -626,9 +517,9 @@ def test_the_clock_is_that_of_torchs_profiler(
         ioshape.save({"a": torch.zeros(1000)}, tmp_path / "a.pt")
     profiler.export_chrome_trace(str(tmp_path / "torch.json"))
     theirs = json.loads((tmp_path / "torch.json").read_text())
-    gusts = _reports.gusts(_reports.read(tmp_path / "reports").saves)
-    panels = [_reports.panel_of(gust, "storm") for gust in gusts]
-    ours = json.loads(_chrome.write(Timeline("run", panels)))
+    gusts = reports.gusts(reports.read(tmp_path / "reports").saves)
+    panels = [reports.panel_of(gust, "storm") for gust in gusts]
+    ours = json.loads(chrome.write(Timeline("run", panels)))
     if "baseTimeNanoseconds" in theirs:  # not in torch before 2.4
         assert theirs["baseTimeNanoseconds"] == ours["baseTimeNanoseconds"]
         (outer,) = [one for one in slices(theirs) if one["name"] == "checkpoint"]

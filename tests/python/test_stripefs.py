@@ -4,7 +4,6 @@
 import contextlib
 import ctypes
 import errno
-import json
 import mmap
 import os
 import platform
@@ -390,9 +389,6 @@ def test_metadata_operations_are_counted_to_the_last_one() -> None:
         kinds["unlink"] = 1
         assert {name: counted[name] for name in kinds} == kinds
         assert counted["total"] == sum(kinds.values())
-        assert (
-            json.loads(os.getxattr(mount.path, "user.stripefs.statistics"))["metadata"] == counted
-        )
 
 
 def test_writes_that_cross_a_stripe_or_begin_in_one_are_counted() -> None:

@@ -108,6 +108,7 @@ def wait_for_step(training: subprocess.Popen[str], folder: Path, step: int) -> N
 
 
 @WAYS
+@pytest.mark.slow
 def test_a_killed_training_has_the_losses_of_one_that_was_not(
     plain: Path, way: Sequence[str], tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def check_group(folder: Path, plain: Path) -> None:
             assert_same(loaded, torch.load(plain / f"step-{step:06}-rank-{rank}.pt"))
 
 
+@pytest.mark.slow
 def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
     plain: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +214,28 @@ def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
     check_group(tmp_path, plain)
 
 
+@pytest.mark.parametrize("script", [PLAIN, GROUP], ids=["alone", "group"])
+@pytest.mark.slow
+def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path) -> None:
+    """As Slurm and Kubernetes tell it, some time before they kill."""
+    size = (*SIZE, "--steps", "1000000", "--save-every", "1000000")
+    training = start(tmp_path, script, tmp_path, *size)
+    try:
+        wait_for_step(training, tmp_path, 3)
+        training.terminate()
+        output, _ = training.communicate(timeout=TIMEOUT_S)
+    finally:
+        kill_all(training)
+    assert training.returncode != 0  # it has not come to its last step
+    step = len(losses(tmp_path))
+    assert f"step {step}: loss" in output
+    if script == GROUP:
+        assert list(generations(tmp_path)) == [step]
+    else:
+        files = [f"step-{step:06}-rank-{rank}.pt" for rank in range(RANKS)]
+        assert names(tmp_path) == ["losses.txt", *files]
+
+
 def finish_all(launchers: Sequence[subprocess.Popen[str]]) -> str:
     """Waits for all of them."""
     try:
@@ -221,65 +245,18 @@ def finish_all(launchers: Sequence[subprocess.Popen[str]]) -> str:
             kill_all(launcher)
 
 
+@pytest.mark.slow
 def test_a_group_on_two_nodes(plain: Path, tmp_path: Path) -> None:
     """As the script says how to start it, once for each node."""
     meeting = f"localhost:{free_port()}"
     ranks = ("--nnodes", "2", "--nproc-per-node", str(RANKS // 2))
     place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "two")
     launchers = [
-        launch(tmp_path, *ranks, *place, GROUP, tmp_path, *SIZE, IOSHAPE_NODE=node)
+        launch(tmp_path, *ranks, *place, GROUP, tmp_path, *SIZE, IOSHAPE_TEST_NODE=node)
         for node in ("first", "second")
     ]
     assert f"step {STEPS}: loss" in finish_all(launchers)
     check_group(tmp_path, plain)
-
-
-# Slurm's commands, as far as the job calls them, on a cluster that is this host.
-SRUN = """#!/bin/bash
-set -e
-[ "$1" = --kill-on-bad-exit=1 ]
-shift
-for node in first second; do
-	IOSHAPE_NODE=$node "$@" &
-	jobs+=($!)
-done
-for job in "${jobs[@]}"; do
-	wait "$job"
-done
-"""
-SCONTROL = """#!/bin/bash
-[ "$*" = "show hostnames first,second" ]
-printf "localhost\nlocalhost\n"
-"""
-
-
-def test_the_slurm_job(plain: Path, tmp_path: Path) -> None:
-    commands, folder = tmp_path / "commands", tmp_path / "run"
-    commands.mkdir()
-    folder.mkdir()
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (commands / name).write_text(text)
-        (commands / name).chmod(0o755)
-    here = Path(program("torchrun")).parent
-    job = subprocess.Popen(
-        ["bash", str(ROOT / "examples" / "slurm_group.sbatch"), *SIZE],
-        env=environment(
-            PATH=f"{commands}:{here}:{os.environ['PATH']}",
-            SLURM_SUBMIT_DIR=str(tmp_path),
-            SLURM_JOB_NODELIST="first,second",
-            SLURM_JOB_NUM_NODES="2",
-            SLURM_JOB_ID="4711",
-            REPOSITORY=str(ROOT),
-            CHECKPOINTS=str(folder),
-            RANKS_PER_NODE=str(RANKS // 2),
-            PORT=str(free_port()),
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert f"step {STEPS}: loss" in finish_all([job])
-    check_group(folder, plain)
 
 
 def kubernetes() -> dict[tuple[str, str], dict[str, Any]]:
@@ -289,6 +266,7 @@ def kubernetes() -> dict[tuple[str, str], dict[str, Any]]:
     return {(one["kind"], one["metadata"]["name"]): one for one in objects}
 
 
+@pytest.mark.slow
 def test_the_kubernetes_job(plain: Path, tmp_path: Path) -> None:
     """What its containers run, in processes of this host."""
     objects = kubernetes()
@@ -317,7 +295,7 @@ def test_the_kubernetes_job(plain: Path, tmp_path: Path) -> None:
     with running_redis() as redis:
         settings["IOSHAPE_COORDINATOR"] = redis.address
         launchers = [
-            launch(tmp_path, *text.split("\n"), *SIZE, **settings, IOSHAPE_NODE=f"train-{pod}")
+            launch(tmp_path, *text.split("\n"), *SIZE, **settings, IOSHAPE_TEST_NODE=f"train-{pod}")
             for pod in range(nodes)
         ]
         output = finish_all(launchers)
@@ -348,10 +326,11 @@ def test_the_parts_of_the_kubernetes_job_fit_together() -> None:
     assert service["selector"].items() <= redis["metadata"]["labels"].items()
     for limited in (container, *redis["spec"]["containers"]):
         assert re.fullmatch(r"\d+[MG]i", limited["resources"]["limits"]["memory"])
-    assert float(settings["IOSHAPE_EXIT_TIMEOUT_S"]) < pod["terminationGracePeriodSeconds"]
+    assert pod["terminationGracePeriodSeconds"] > 30  # which torchrun gives its ranks
 
 
 @pytest.mark.parametrize("kind", [pytest.param("resnet", marks=pytest.mark.long), "transformer"])
+@pytest.mark.slow
 def test_models_go_on_from_their_files(kind: str, tmp_path: Path) -> None:
     finish(start(tmp_path, ROOT / "tests" / "support" / "two_models.py", kind, tmp_path))
 

@@ -20,20 +20,15 @@ static struct ioshape_context *context;
 static struct sample sample;
 static char why[512];
 
-static uint32_t copy_threads = 3;
-
-static inline struct ioshape_context *open_with(uint64_t staging_bytes,
-						enum ioshape_staging_full full)
+static inline struct ioshape_context *open_with(uint64_t staging_bytes)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *opened;
 
 	options.block_bytes = 256 * 1024;
 	options.queue_depth = 4;
-	options.copy_threads = copy_threads;
 	options.staging_bytes = staging_bytes;
-	options.staging_full = full;
-	ck_assert_int_eq(ioshape_context_open(&opened, &options, NULL, 0), 0);
+	ck_assert_int_eq(ioshape_context_open(&opened, &options), 0);
 	return opened;
 }
 
@@ -41,7 +36,7 @@ static inline void async_setup(void)
 {
 	scratch_setup();
 	sample_make(&sample, 3, 2 * MIB);
-	context = open_with(64 * MIB, IOSHAPE_STAGING_WAIT);
+	context = open_with(64 * MIB);
 }
 
 static inline void async_teardown(void)
@@ -64,9 +59,9 @@ static inline struct ioshape_save *begin(const char *path, const struct sample *
 					 const struct ioshape_save_options *options)
 {
 	struct ioshape_save *save;
-	int ret = ioshape_save_tensors_async(context, path, of->tensors, of->count, options, &save);
+	int ret = ioshape_save_tensors(context, path, of->tensors, of->count, options, &save);
 
-	ck_assert_msg(!ret, "%s", ioshape_context_message(context));
+	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
 	ck_assert_ptr_nonnull(save);
 	return save;
 }

@@ -14,7 +14,7 @@
 #define BOARD_CASE_PATIENCE_MS 10000
 
 static const struct gather_board_ops *const board_case_kinds[] = {
-	&gather_board_sockets,
+	&gather_board_host,
 	&gather_board_files,
 	&gather_board_redis,
 };
@@ -23,6 +23,7 @@ struct board_case {
 	const struct gather_board_ops *ops;
 	uint32_t ranks;
 	char name[32];
+	const char *memory; /* of the board of a host; NULL: the usual */
 	char address[128];
 	struct slots_config coordinator;
 	struct redis_server server;
@@ -65,6 +66,7 @@ static inline int board_case_try(const struct board_case *boards, uint32_t rank,
 		.directory = scratch_directory(),
 		.coordinator = &boards->coordinator,
 		.deadline_ms = deadline_ms,
+		.memory = boards->memory,
 	};
 
 	return boards->ops->open(board, &config, error);

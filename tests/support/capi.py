@@ -78,8 +78,8 @@ class CSaveOptions(ctypes.Structure):
         ("progress", ctypes.c_void_p),
         ("progress_user", ctypes.c_void_p),
         ("report", ctypes.c_void_p),
-        ("no_replace", ctypes.c_uint32),
-        ("no_sync", ctypes.c_uint32),
+        ("replace", ctypes.c_uint32),
+        ("sync", ctypes.c_uint32),
         ("borrow", ctypes.c_uint32),
     ]
 
@@ -92,25 +92,40 @@ class Way(Enum):
     BORROWED = 2
 
 
+class CError(ctypes.Structure):
+    """struct ioshape_error, as far as it is used here."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("code", ctypes.c_int),
+        ("operation", ctypes.c_char_p),
+        ("path", ctypes.c_char_p),
+        ("sentence", ctypes.c_char_p),
+        ("remedy", ctypes.c_char_p),
+    )
+
+
 class SaveError(Exception):
-    """What ioshape_context_message() says."""
+    """What ioshape_last_error() says."""
 
 
 @cache
 def library() -> Any:
     loaded = ctypes.CDLL(str(build_folder() / "libioshape" / "libioshape.so"))
-    loaded.ioshape_context_message.restype = ctypes.c_char_p
-    loaded.ioshape_save_message.restype = ctypes.c_char_p
+    loaded.ioshape_last_error.restype = ctypes.POINTER(CError)
     return loaded
+
+
+def last_error() -> SaveError:
+    error = library().ioshape_last_error().contents
+    return SaveError(f"{error.sentence.decode()}; {error.remedy.decode()}")
 
 
 @cache
 def context() -> ctypes.c_void_p:
     opened = ctypes.c_void_p()
-    message = ctypes.create_string_buffer(1024)
-    code = library().ioshape_context_open(ctypes.byref(opened), None, message, len(message))
-    if code:
-        raise SaveError(message.value.decode())
+    if library().ioshape_context_open(ctypes.byref(opened), None):
+        raise last_error()
     return opened
 
 
@@ -133,10 +148,10 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """ioshape_save_tensors(): the strides are torch's own."""
     given = (CTensor * len(tensors))(*(c_tensor(*item) for item in tensors.items()))
     code = library().ioshape_save_tensors(
-        context(), str(path).encode(), given, ctypes.c_size_t(len(tensors)), None
+        context(), str(path).encode(), given, ctypes.c_size_t(len(tensors)), None, None
     )
     if code:
-        raise SaveError(library().ioshape_context_message(context()).decode())
+        raise last_error()
 
 
 def address_of(data: bytes) -> int | None:
@@ -164,19 +179,20 @@ def save_records(
     )
     count = ctypes.c_size_t(len(records))
     if way is Way.BLOCKING:
-        code = library().ioshape_save_records(context(), str(path).encode(), given, count, None)
+        code = library().ioshape_save_records(
+            context(), str(path).encode(), given, count, None, None
+        )
         if code:
-            raise SaveError(library().ioshape_context_message(context()).decode())
+            raise last_error()
         return
     options = CSaveOptions(size=ctypes.sizeof(CSaveOptions), borrow=way is Way.BORROWED)
     save = ctypes.c_void_p()
-    code = library().ioshape_save_records_async(
+    code = library().ioshape_save_records(
         context(), str(path).encode(), given, count, ctypes.byref(options), ctypes.byref(save)
     )
     if code:
-        raise SaveError(library().ioshape_context_message(context()).decode())
+        raise last_error()
     code = library().ioshape_save_wait(save, ctypes.c_int64(-1))
-    message = library().ioshape_save_message(save).decode()
     library().ioshape_save_free(save)
     if code:
-        raise SaveError(message)
+        raise last_error()

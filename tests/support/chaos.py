@@ -438,7 +438,6 @@ class Scene:
             "IOSHAPE_POOL": "chaos",
             "IOSHAPE_SLOTS": str(capacity),
             "IOSHAPE_LEASE_MS": str(lease_ms),
-            "IOSHAPE_STAGGER_MOST_MS": "300",
             "IOSHAPE_BLOCK_BYTES": "65536",
             "WORLD_SIZE": "16",
             **more,
@@ -548,7 +547,7 @@ class Scene:
 
     def _keep(self) -> None:
         """What explains a fault, where somebody wants it."""
-        keep = os.environ.get("IOSHAPE_CHAOS_KEEP")
+        keep = os.environ.get("IOSHAPE_TEST_CHAOS_KEEP")
         if not keep or not (self.verdict.faults() or self.verdict.over_after_loss):
             return
         into = Path(keep) / f"{self.folder.name}"

@@ -18,6 +18,7 @@
 #include "support/sample.h"
 
 #include <ioshape/ioshape.h>
+#include <ioshape/operator.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -102,14 +103,12 @@ static void sleep_ms(uint64_t ms)
 static void open_context(void)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	char message[512];
-
 	/* A save that goes past the page cache hands its slot over before its end, which nobody
 	 * sees from outside; one through the cache keeps it until its bytes are on the disk. */
 	options.direct = IOSHAPE_DIRECT_OFF;
 
-	if (ioshape_context_open(&context, &options, message, sizeof(message)))
-		give_up("no context", message);
+	if (ioshape_context_open(&context, &options))
+		give_up("no context", ioshape_last_error()->sentence);
 }
 
 static int stop_waiting(void *user, const struct ioshape_place *place)
@@ -133,7 +132,7 @@ static void hold(struct ioshape_slot *slot, uint64_t hold_ms)
 	for (uint64_t now = now_ns(); now < end_ns && !stop; now = now_ns()) {
 		uint64_t left_ms = (end_ns - now) / 1000000 + 1;
 
-		ioshape_slot_pass(slot, MIB);
+		ioshape_slot_pace(slot, MIB);
 		sleep_ms(left_ms < PIECE_MS ? left_ms : PIECE_MS);
 	}
 }
@@ -148,7 +147,7 @@ static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight, bool mix
 	int ret;
 
 	options.weight = weight;
-	options.bytes = sizes[mixed ? chance(4) : 0];
+	options.expected_bytes = sizes[mixed ? chance(4) : 0];
 	options.waiting = stop_waiting;
 	options.lost = on_lost;
 	options.lost_user = &turn;
@@ -157,7 +156,7 @@ static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight, bool mix
 	held_ns = now_ns();
 	if (ret) {
 		note(held_ns, "%s turn=%u code=%d; %s", ret == -ECANCELED ? "gave-up" : "fail",
-		     turn, ret, ioshape_context_message(context));
+		     turn, ret, ioshape_last_error()->sentence);
 		return;
 	}
 	ioshape_slot_get_info(slot, &info);
@@ -165,7 +164,7 @@ static void take_turn(unsigned turn, uint64_t hold_ms, uint32_t weight, bool mix
 	     turn, info.fence, info.coordinator, info.express, weight, info.capacity, info.note);
 	hold(slot, hold_ms);
 	note(now_ns(), "release turn=%u", turn);
-	ioshape_slot_release(slot);
+	ioshape_slot_free(slot);
 	note(now_ns(), "free turn=%u", turn);
 }
 
@@ -218,17 +217,17 @@ static void save_once(unsigned round, const char *path, size_t large_bytes)
 	options.progress_user = &span;
 	options.report = &report;
 	note(now_ns(), "ask turn=%u", round);
-	ret = ioshape_save_tensors(context, path, sample.tensors, sample.count, &options);
+	ret = ioshape_save_tensors(context, path, sample.tensors, sample.count, &options, NULL);
 	if (ret)
 		note(now_ns(), "%s turn=%u code=%d; %s",
 		     ret == -ECANCELED && stop ? "gave-up" : "fail", round, ret,
-		     ioshape_context_message(context));
+		     ioshape_last_error()->sentence);
 	else
 		note(now_ns(),
 		     "saved turn=%u fence=%" PRIu64 " by=%s express=%u lost=%u begin=%" PRIu64
 		     " end=%" PRIu64 "; %s",
 		     round, report.fence, report.coordinator, report.express, report.slot_lost,
-		     span.begin_ns, span.end_ns, report.fallback_text);
+		     span.begin_ns, span.end_ns, report.steps[0].sentence);
 	sample_free(&sample);
 }
 
@@ -253,12 +252,12 @@ static int check_file(const char *path)
 	int ret;
 
 	if (ioshape_reader_open(context, path, NULL, &reader)) {
-		printf("%s: %s\n", path, ioshape_context_message(context));
+		printf("%s: %s\n", path, ioshape_last_error()->sentence);
 		return 1;
 	}
-	ret = ioshape_reader_metadata(reader, &metadata);
+	ret = ioshape_reader_get_metadata(reader, &metadata);
 	if (!ioshape_reader_find_tensor(reader, "large", &index) &&
-	    !ioshape_reader_tensor(reader, index, &info))
+	    !ioshape_reader_get_tensor(reader, index, &info))
 		large = info.bytes;
 	ioshape_reader_free(reader);
 	if (ret) {
@@ -296,7 +295,7 @@ static int print_status(void)
 
 	if (ioshape_pool_get_status(context, NULL, &status)) {
 		printf("{\"error\": \"out of reach\"}\n");
-		fprintf(stderr, "%s\n", ioshape_context_message(context));
+		fprintf(stderr, "%s\n", ioshape_last_error()->sentence);
 		return 1;
 	}
 	printf("{\"capacity\": %u, \"used\": %u, \"waiters\": %zu, \"grants\": %" PRIu64

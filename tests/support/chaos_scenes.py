@@ -99,7 +99,7 @@ def slots_of_the_dead(kind: str, seed: int, rounds: int) -> Verdict:
         scene(seed, address, lease_ms=lease_ms, capacity=1) as here,
     ):
         # Nobody is so quick that the slot is free for a moment: holders hold until they are killed.
-        here.add(3, "turns", "100000000", "1", "large", IOSHAPE_STALL_MS="100000000")
+        here.add(3, "turns", "100000000", "1", "large")
         for _ in range(rounds):
             await_true(lambda: _holder_of(here) is not None, "a holder")
             here.pause(0.5 if kind == "redis" else 0.05)
@@ -441,7 +441,7 @@ def saves_go_on(kind: str, seed: int, rounds: int) -> Verdict:
         address = server.address if server else f"local:{stack.enter_context(short_folder())}"
         here = stack.enter_context(scene(seed, address, lease_ms=SHORT_LEASE_MS, capacity=2))
         folder = stack.enter_context(short_folder())
-        more = {"IOSHAPE_STAGGER_MOST_MS": "100", "IOSHAPE_STAGING_BYTES": str(16 << 20)}
+        more = {"IOSHAPE_STAGING_BYTES": str(16 << 20)}
         # Larger than what is let past the queue.
         here.add(SAVERS, "saves", str(folder / "rank-{}.pt"), str(1 << 20), "100", **more)
         harms: list[Callable[[], None]] = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import ioshape
 import torch
-from ioshape import _config
+from ioshape._settings import config
 
 #: What a gate waits for a test, so that a test that fails does not hang.
 LONGEST_WAIT_S = 60.0
@@ -78,5 +78,5 @@ class Gate:
 def left_clean() -> Iterator[None]:
     """For a fixture: no test leaves settings, saves or failures to the next."""
     yield
-    _config.reset()
+    config.reset()
     assert ioshape.wait_all(LONGEST_WAIT_S), "a save is still under way"

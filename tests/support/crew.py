@@ -231,7 +231,7 @@ class Crew:
 
 
 if __name__ == "__main__":
-    import ioshape._group_load  # noqa: F401
+    import ioshape._group.load  # noqa: F401
     import torch
     import torch.distributed  # what takes so long
     import torch.distributed.distributed_c10d  # noqa: F401

@@ -2,7 +2,9 @@
 #define _GNU_SOURCE
 #include "support/faulty_engine.h"
 
+#include "save/context/context.h"
 #include "support/random.h"
+#include "support/sample.h"
 
 #include <check.h>
 #include <errno.h>
@@ -35,7 +37,6 @@ struct faulty {
 
 static struct faulty_plan plan;
 static struct faulty_counts counts;
-static const struct ring_engine_ops *order_before[8];
 /* Several engines can be open at a time, each used by its own thread. */
 static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 
@@ -284,22 +285,16 @@ static struct ring_engine_ops faulty_ops = {
 
 /* ---- For tests ------------------------------------------------------------------------------- */
 
-void faulty_install(const struct faulty_plan *wanted)
+struct ioshape_context *faulty_context(const struct faulty_plan *wanted, enum ioshape_direct direct)
 {
+	static const struct ring_engine_ops *const engines[] = { &faulty_ops, NULL };
+	struct ioshape_context *context = sample_context(IOSHAPE_ENGINE_AUTO, direct);
+
 	plan = *wanted;
 	memset(&counts, 0, sizeof(counts));
 	faulty_ops.direct = plan.inner->direct;
-	if (!order_before[0])
-		for (size_t i = 0; i + 1 < ARRAY_LENGTH(order_before) && ring_engine_order[i]; i++)
-			order_before[i] = ring_engine_order[i];
-	ring_engine_order[0] = &faulty_ops;
-	ring_engine_order[1] = NULL;
-}
-
-void faulty_remove(void)
-{
-	for (size_t i = 0; order_before[0] && order_before[i]; i++)
-		ring_engine_order[i] = order_before[i];
+	context->config.engines = engines;
+	return context;
 }
 
 const struct faulty_counts *faulty_counts(void)

@@ -28,7 +28,7 @@ struct faulty_plan {
 	unsigned long kill_before_completion, kill_after_completion;
 };
 
-/* What has happened, for all engines since faulty_install(). */
+/* What has happened, for all engines since faulty_context(). */
 struct faulty_counts {
 	unsigned long opened, closed, submitted, completed;
 	unsigned long faults; /* requests that did not do what was asked, by our doing */
@@ -37,9 +37,8 @@ struct faulty_counts {
 	unsigned long misuse; /* calls that break the contract in ring.h */
 };
 
-/* From now on AUTO uses it, and nothing else. Not while a lane is open. */
-void faulty_install(const struct faulty_plan *plan);
-void faulty_remove(void);
+/* A context whose AUTO uses it, and nothing else. One at a time. */
+struct ioshape_context *faulty_context(const struct faulty_plan *plan, enum ioshape_direct direct);
 
 const struct faulty_counts *faulty_counts(void);
 

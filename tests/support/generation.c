@@ -7,7 +7,7 @@
  *                                process ends without tidying
  */
 #define _GNU_SOURCE
-#include "ckpt/generation.h"
+#include "group/generation/generation.h"
 #include "support/file_writer.h"
 
 #include <fcntl.h>
@@ -42,7 +42,7 @@ static struct base_buffer read_file(const char *path)
 	return data;
 }
 
-static void write_each(const struct ckpt_attempt *attempt, struct zip_manifest *manifest,
+static void write_each(const struct group_attempt *attempt, struct zip_manifest *manifest,
 		       char **paths)
 {
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
@@ -61,7 +61,7 @@ static void write_each(const struct ckpt_attempt *attempt, struct zip_manifest *
 	manifest->file_count = manifest->rank_count;
 }
 
-static void write_bundle(const struct ckpt_attempt *attempt, struct zip_manifest *manifest,
+static void write_bundle(const struct group_attempt *attempt, struct zip_manifest *manifest,
 			 char **paths)
 {
 	struct file_write write = file_write_defaults();
@@ -71,7 +71,7 @@ static void write_bundle(const struct ckpt_attempt *attempt, struct zip_manifest
 	struct zip_member member;
 	struct base_buffer whole;
 
-	snprintf(path, sizeof(path), "%s/ranks.zip", ckpt_attempt_path(attempt));
+	snprintf(path, sizeof(path), "%s/ranks.zip", group_attempt_path(attempt));
 	must(file_write_open(&write, path));
 	must(zip_bundle_new(&bundle, write.writer, path, BOUNDARY, &error));
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
@@ -96,7 +96,7 @@ static void write_bundle(const struct ckpt_attempt *attempt, struct zip_manifest
 	manifest->file_count = 1;
 }
 
-static void write_generation(struct ckpt_attempt *attempt, const char *mode, char **paths,
+static void write_generation(struct group_attempt *attempt, const char *mode, char **paths,
 			     int count)
 {
 	static struct zip_manifest_part parts[MOST_RANKS];
@@ -113,21 +113,21 @@ static void write_generation(struct ckpt_attempt *attempt, const char *mode, cha
 
 	snprintf(manifest.attempt, sizeof(manifest.attempt), "%s", attempt->id);
 	(each ? write_each : write_bundle)(attempt, &manifest, paths);
-	must(ckpt_attempt_commit(attempt, &manifest, false, &error));
+	must(group_attempt_commit(attempt, &manifest, false, &error));
 }
 
 int main(int argc, char **argv)
 {
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 	char byte;
 
 	if (argc < 4)
 		return 2;
-	must(ckpt_attempt_begin(&attempt, argv[2], strtoull(argv[3], NULL, 10), "a job of tests",
-				NULL, &error));
+	must(group_attempt_begin(&attempt, argv[2], strtoull(argv[3], NULL, 10), "a job of tests",
+				 NULL, &error));
 	if (!strcmp(argv[1], "begin")) {
 		must(ring_folder_put(&attempt.folder, "rank-00000.pt", "half", 4, &error));
-		puts(ckpt_attempt_path(&attempt));
+		puts(group_attempt_path(&attempt));
 		fflush(stdout);
 		return read(0, &byte, 1) < 0;
 	}

@@ -3,7 +3,7 @@
 #ifndef TESTS_SUPPORT_GENERATION_CASE_H
 #define TESTS_SUPPORT_GENERATION_CASE_H
 
-#include "ckpt/generation.h"
+#include "group/generation/generation.h"
 #include "support/scratch.h"
 
 #include <stdio.h>
@@ -42,35 +42,35 @@ static inline struct zip_manifest *generation_describe(struct generation_case *i
 }
 
 /* Begins an attempt in "runs" and puts the file into it. */
-static inline int generation_begin(struct ckpt_attempt *attempt, uint64_t step, const char *token,
+static inline int generation_begin(struct group_attempt *attempt, uint64_t step, const char *token,
 				   const char *text, struct base_error *error)
 {
-	int ret = ckpt_attempt_begin(attempt, "runs", step, token, NULL, error);
+	int ret = group_attempt_begin(attempt, "runs", step, token, NULL, error);
 
 	return ret ? ret :
 		     ring_folder_put(&attempt->folder, "rank-00000.pt", text, strlen(text), error);
 }
 
-static inline int generation_commit(struct ckpt_attempt *attempt, const char *text, bool no_replace,
-				    struct base_error *error)
+static inline int generation_commit(struct group_attempt *attempt, const char *text,
+				    bool no_replace, struct base_error *error)
 {
 	struct generation_case it;
 
-	return ckpt_attempt_commit(attempt,
-				   generation_describe(&it, attempt->step, attempt->id, text),
-				   no_replace, error);
+	return group_attempt_commit(attempt,
+				    generation_describe(&it, attempt->step, attempt->id, text),
+				    no_replace, error);
 }
 
 /* All of it; without a commit the attempt is abandoned. */
 static inline int generation_save(uint64_t step, const char *text, bool no_replace,
 				  struct base_error *error)
 {
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 	int ret = generation_begin(&attempt, step, GENERATION_TOKEN, text, error);
 
 	if (!ret)
 		ret = generation_commit(&attempt, text, no_replace, error);
-	ckpt_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
 	return ret;
 }
 
@@ -78,16 +78,16 @@ static inline int generation_save(uint64_t step, const char *text, bool no_repla
 static inline bool generation_is(const char *name, uint64_t step, const char *text)
 {
 	struct ring_folder runs;
-	struct ckpt_generation generation;
+	struct group_generation generation;
 	bool is = false;
 	char path[512];
 
 	if (ring_folder_open(&runs, "runs", NULL))
 		return false;
-	if (!ckpt_generation_open(&generation, &runs, name, step, NULL)) {
+	if (!group_generation_open(&generation, &runs, name, step, NULL)) {
 		snprintf(path, sizeof(path), "runs/%s/rank-00000.pt", name);
 		is = scratch_same(path, text, strlen(text));
-		ckpt_generation_close(&generation);
+		group_generation_close(&generation);
 	}
 	ring_folder_close(&runs);
 	return is;

@@ -34,7 +34,7 @@ static inline struct ioshape_context *open_context(void)
 	options.block_bytes = 64 << 10;
 	options.queue_depth = 4;
 	options.log = take_log;
-	ck_assert_int_eq(ioshape_context_open(&opened, &options, NULL, 0), 0);
+	ck_assert_int_eq(ioshape_context_open(&opened, &options), 0);
 	return opened;
 }
 
@@ -56,14 +56,14 @@ static inline void teardown(void)
 
 static inline const char *message(void)
 {
-	return ioshape_context_message(context);
+	return ioshape_last_error()->sentence;
 }
 
 static inline struct ioshape_generation *open_latest(void)
 {
 	struct ioshape_generation *generation;
 
-	ck_assert_msg(!ioshape_generation_open_latest(context, "runs", &generation), "%s",
+	ck_assert_msg(!ioshape_generation_open(context, "runs", IOSHAPE_LATEST, &generation), "%s",
 		      message());
 	return generation;
 }
@@ -92,12 +92,12 @@ static inline const char *steps(void)
 	uint64_t *found;
 	size_t count, length = 0;
 
-	ck_assert_msg(!ioshape_generation_steps(context, "runs", &found, &count), "%s", message());
+	ck_assert_msg(!ioshape_generation_list(context, "runs", &found, &count), "%s", message());
 	*text = 0;
 	for (size_t i = 0; i < count; i++)
 		length += (size_t)snprintf(text + length, sizeof(text) - length, "%llu ",
 					   (unsigned long long)found[i]);
-	ioshape_steps_free(found);
+	ioshape_free(found);
 	return text;
 }
 

@@ -36,7 +36,7 @@ PENDING = 2
 
 MODES = ("each", "node", "rank0")
 WAYS = ("sync", "async")
-BOARDS = ("sockets", "files", "redis")
+BOARDS = ("host", "files", "redis")
 VICTIMS = ("writer", "member", "rank 0", "redis")
 
 
@@ -166,7 +166,7 @@ class Lane:
             RANKS,
             NODES,
             port=free_port(),
-            IOSHAPE_BOARD=scene.board,
+            IOSHAPE_TEST_BOARD=scene.board,
             IOSHAPE_DEADLINE_MS=str(round(DEADLINE_S * 1000)),
         )
         if scene.board == "redis":
@@ -308,5 +308,5 @@ def campaign(
             if told is not None:
                 told(one.verdict)
         # The last one has to be loaded, too.
-        one.play(Scene("each", "sync", "sockets", "member"))
+        one.play(Scene("each", "sync", "host", "member"))
         return one.verdict

@@ -74,7 +74,7 @@ def is_right(found: Any, which: int, step: int, n_bytes: int = 20_000) -> bool:
 
 
 def shared_memory() -> dict[str, int]:
-    """What this process has open or mapped: memory files, and files of /dev/shm."""
+    """What this process has open or mapped: memory files, and files of /dev/shm but the board's."""
     found = {"memory_files": 0, "shm_files": 0}
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -82,7 +82,7 @@ def shared_memory() -> dict[str, int]:
         except OSError:
             continue
         found["memory_files"] += "memfd:" in link
-        found["shm_files"] += link.startswith("/dev/shm/")
+        found["shm_files"] += link.startswith("/dev/shm/") and "/board-" not in link
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    found["shm_files"] += sum("/dev/shm/" in line for line in maps)
+    found["shm_files"] += sum("/dev/shm/" in line and "/board-" not in line for line in maps)
     return found

@@ -247,7 +247,7 @@ static void choose_memory(void)
 static void exec_uml(unsigned seconds, const char *folder, int output)
 {
 	char self[PATH_MAX], init[PATH_MAX + 8], own_files[64], limit[16], memory[16];
-	const char *form = getenv("IOSHAPE_LONG");
+	const char *form = getenv("IOSHAPE_TEST_LONG");
 	ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
 	self[bytes > 0 ? bytes : 0] = 0;
@@ -262,7 +262,7 @@ static void exec_uml(unsigned seconds, const char *folder, int output)
 	/* Asked to end, it ends all processes that it is made of. */
 	execlp("timeout", "timeout", "-k", "5", limit, PROGRAM, memory, "rootfstype=hostfs",
 	       "rootflags=/", "ro", init, "con=null", "con0=null,fd:1", "ssl=null", "quiet",
-	       "loglevel=1", own_files, INSIDE "=1", form && *form ? "IOSHAPE_LONG=1" : NULL,
+	       "loglevel=1", own_files, INSIDE "=1", form && *form ? "IOSHAPE_TEST_LONG=1" : NULL,
 	       (char *)NULL);
 	_exit(127);
 }

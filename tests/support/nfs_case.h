@@ -34,7 +34,8 @@ static inline int save_with(struct ioshape_context *context, const struct sample
 			    struct ioshape_save_options *options)
 {
 	options->metadata = &sample->metadata;
-	return ioshape_save_tensors(context, FILE_HERE, sample->tensors, sample->count, options);
+	return ioshape_save_tensors(context, FILE_HERE, sample->tensors, sample->count, options,
+				    NULL);
 }
 
 /* With a context of its own, as another process would. 0, or a code and the complaint. */
@@ -45,11 +46,11 @@ static inline int save(enum ioshape_engine engine, const struct sample *sample, 
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	int ret;
 
-	options.no_replace = no_replace;
+	options.replace = no_replace ? IOSHAPE_OFF : IOSHAPE_ON;
 	options.report = report;
 	ret = save_with(context, sample, &options);
 	if (ret)
-		complain("%s", ioshape_context_message(context));
+		complain("%s", ioshape_last_error()->sentence);
 	ioshape_context_free(context);
 	return ret;
 }

@@ -166,7 +166,7 @@ def rank_variables(
                 "MASTER_PORT": str(port),
                 "TORCHELASTIC_RUN_ID": name,
                 "GLOO_SOCKET_IFNAME": network.PORT if network else "lo",
-                "IOSHAPE_NODE": f"{name}-node-{node}",
+                "IOSHAPE_TEST_NODE": f"{name}-node-{node}",
                 "IOSHAPE_DEADLINE_MS": "20000",
                 **more,
             }
@@ -301,7 +301,7 @@ def run_torchrun(
         more = {
             "GLOO_SOCKET_IFNAME": network.PORT,
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "IOSHAPE_NODE": f"test-{os.getpid()}-node-{node}",
+            "IOSHAPE_TEST_NODE": f"test-{os.getpid()}-node-{node}",
             **variables,
         }
         launched.append(

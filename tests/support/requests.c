@@ -109,10 +109,9 @@ static bool take_choice(struct ring_config *config, int given, char **words)
 		config->calibrate = words[0][1] == 'g' ? IOSHAPE_CALIBRATE_AGAIN :
 							 IOSHAPE_CALIBRATE_AUTO;
 		config->opened_s = base_wall_seconds();
-		ring_calibration_prepare();
-		return given == 1;
+		return given == 1 && !ring_memory_open(&config->memory, NULL);
 	}
-	while (config->engine <= IOSHAPE_ENGINE_URING_ASYNC &&
+	while (config->engine <= IOSHAPE_ENGINE_BUFFERED &&
 	       (!ring_engine_of(config->engine) ||
 		strcmp(ring_engine_of(config->engine)->id, words[0]) != 0))
 		config->engine++;
@@ -120,7 +119,7 @@ static bool take_choice(struct ring_config *config, int given, char **words)
 		config->block_bytes = strtoull(words[1], NULL, 10);
 		config->depth = (unsigned)strtoul(words[2], NULL, 10);
 	}
-	return config->engine <= IOSHAPE_ENGINE_URING_ASYNC && (given == 1 || given == 3);
+	return config->engine <= IOSHAPE_ENGINE_BUFFERED && (given == 1 || given == 3);
 }
 
 static void tell_choice(const struct ioshape_report *report)
@@ -134,6 +133,7 @@ static void tell_choice(const struct ioshape_report *report)
 int main(int argc, char **argv)
 {
 	struct ring_engine_ops counting = ring_engine_uring;
+	const struct ring_engine_ops *const engines[] = { &counting, NULL };
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ring_config config = { .threads = 1, .calibrate = IOSHAPE_CALIBRATE_OFF };
 	struct base_error error = { 0 };
@@ -143,7 +143,7 @@ int main(int argc, char **argv)
 		return 2;
 	counting.submit = counting_submit;
 	if (argc == 3)
-		ring_engine_order[0] = &counting;
+		config.engines = engines;
 	ret = write_file(argv[1], strtoull(argv[2], NULL, 10), &config, &report, &error);
 	if (!ret && argc == 3)
 		ret = tell(argv[1], &error);
@@ -151,5 +151,6 @@ int main(int argc, char **argv)
 		tell_choice(&report);
 	if (ret)
 		fprintf(stderr, "%s\n", error.text);
+	ring_memory_close(config.memory);
 	return ret ? 1 : 0;
 }

@@ -165,9 +165,9 @@ static int check_info(struct ioshape_reader *reader, const struct sample *sample
 	int ret = ioshape_reader_find_tensor(reader, tensor->name, index);
 
 	if (!ret)
-		ret = ioshape_reader_tensor(reader, *index, &info);
+		ret = ioshape_reader_get_tensor(reader, *index, &info);
 	if (ret) {
-		snprintf(why, why_bytes, "%s", ioshape_reader_message(reader));
+		snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
 		return ret;
 	}
 	if (info.dtype != tensor->dtype || info.dims != tensor->dims)
@@ -199,7 +199,7 @@ static int check_data(struct ioshape_reader *reader, const struct sample *sample
 		goto out;
 	ret = ioshape_reader_load(reader, requests, sample->count);
 	if (ret) {
-		snprintf(why, why_bytes, "%s", ioshape_reader_message(reader));
+		snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
 		goto out;
 	}
 	for (size_t i = 0; !ret && i < sample->count; i++)
@@ -214,7 +214,7 @@ static int check_metadata(struct ioshape_reader *reader, const struct sample *sa
 			  size_t why_bytes)
 {
 	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
-	int ret = ioshape_reader_metadata(reader, &metadata);
+	int ret = ioshape_reader_get_metadata(reader, &metadata);
 
 	if (ret)
 		return ret;
@@ -233,13 +233,13 @@ static int check_metadata(struct ioshape_reader *reader, const struct sample *sa
 int sample_check_reader(struct ioshape_reader *reader, const struct sample *sample, char *why,
 			size_t why_bytes)
 {
-	uint64_t count = 0;
+	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
 	int ret;
 
-	ret = ioshape_reader_tensors(reader, &count);
+	ret = ioshape_reader_get_info(reader, &info);
 	if (ret)
-		snprintf(why, why_bytes, "%s", ioshape_reader_message(reader));
-	else if (count != sample->count)
+		snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
+	else if (info.tensors != sample->count)
 		ret = complain(why, why_bytes, "the number", "tensors");
 	if (!ret)
 		ret = check_data(reader, sample, why, why_bytes);
@@ -254,7 +254,7 @@ int sample_check(struct ioshape_context *context, const char *path, const struct
 
 	ret = ioshape_reader_open(context, path, NULL, &reader);
 	if (ret) {
-		snprintf(why, why_bytes, "%s", ioshape_context_message(context));
+		snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
 		return ret;
 	}
 	ret = sample_check_reader(reader, sample, why, why_bytes);
@@ -266,16 +266,14 @@ struct ioshape_context *sample_context(enum ioshape_engine engine, enum ioshape_
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
-	char message[1024];
 	int ret;
 
 	options.engine = engine;
 	options.direct = direct;
 	options.block_bytes = 64 * 1024;
 	options.queue_depth = 4;
-	options.copy_threads = 2;
 	options.staging_bytes = 64 << 20;
-	ret = ioshape_context_open(&context, &options, message, sizeof(message));
-	MUST(!ret, "%s", message);
+	ret = ioshape_context_open(&context, &options);
+	MUST(!ret, "%s", ioshape_last_error()->sentence);
 	return context;
 }

@@ -218,7 +218,7 @@ unsigned scratch_rounds(unsigned rounds)
 
 bool scratch_long(void)
 {
-	const char *wanted = getenv("IOSHAPE_LONG");
+	const char *wanted = getenv("IOSHAPE_TEST_LONG");
 
 	return wanted && *wanted && strcmp(wanted, "0") != 0;
 }

@@ -61,7 +61,7 @@ bool scratch_under_valgrind(void);
 /* Rounds of what is the same code each time: fewer where valgrind makes each slow. */
 unsigned scratch_rounds(unsigned rounds);
 
-/* $IOSHAPE_LONG: tests may take minutes. */
+/* $IOSHAPE_TEST_LONG: tests may take minutes. */
 bool scratch_long(void);
 
 #endif

@@ -26,7 +26,9 @@ static int begin(struct base_error *error)
 	pthread_mutex_unlock(&state.lock);
 	if (script.silence_ms)
 		usleep(script.silence_ms * 1000);
-	return script.away ? base_fail(error, IOSHAPE_E_COORDINATOR, "the script says away") : 0;
+	return script.unreachable ?
+		       base_fail(error, IOSHAPE_E_COORDINATOR, "the script says unreachable") :
+		       0;
 }
 
 static int scripted_open(void **pool, const struct slots_config *config, struct base_error *error)
@@ -196,7 +198,7 @@ static void scripted_close(void *pool)
 	(void)pool;
 }
 
-static const struct slots_ops scripted = {
+const struct slots_ops script_coordinator = {
 	.id = "test",
 	.open = scripted_open,
 	.acquire = scripted_acquire,
@@ -223,7 +225,6 @@ void script_install(const struct script *script)
 	state.free_ns = 0;
 	pthread_mutex_unlock(&state.lock);
 	base_cond_init(&state.change);
-	slots_test_coordinator = &scripted;
 }
 
 void script_change(const struct script *script)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A coordinator that does what a test says, at addresses "test:". One pool at a time. All of it can
- * be changed while pools are open; each change is heard by who wait()s.
+ * A coordinator that does what a test says: the `ops` of a pool's config. One pool at a time. All
+ * of it can be changed while pools are open; each change ends a wait().
  */
 #ifndef TESTS_SUPPORT_SCRIPTED_COORDINATOR_H
 #define TESTS_SUPPORT_SCRIPTED_COORDINATOR_H
@@ -9,7 +9,7 @@
 #include "slots/slots.h"
 
 struct script {
-	bool away;                 /* all calls fail with IOSHAPE_E_COORDINATOR */
+	bool unreachable;          /* all calls fail with IOSHAPE_E_COORDINATOR */
 	enum slots_state acquired; /* what acquire() answers */
 	enum slots_state beaten;   /* what beat() answers */
 	uint32_t position;         /* of waiters */
@@ -27,6 +27,8 @@ struct script_counts {
 	char released[64]; /* the last id */
 	bool holding;      /* as of the last beat */
 };
+
+extern const struct slots_ops script_coordinator;
 
 void script_install(const struct script *script);
 void script_change(const struct script *script);

@@ -38,7 +38,7 @@ static inline int scripted_open(void **engine, const struct ring_engine_params *
 				size_t why_bytes)
 {
 	ck_assert_uint_eq(params->depth, DEPTH);
-	ck_assert_uint_eq(params->slabs_bytes, DEPTH * BLOCK);
+	ck_assert_uint_eq(params->memory_bytes, DEPTH * BLOCK);
 	opened++;
 	snprintf(why, why_bytes, "%s", refuse_open ? "scripted refusal" : open_remark);
 	*engine = &requests;
@@ -107,6 +107,7 @@ static struct ring_engine_ops scripted = {
 
 /* ---- Around each test ------------------------------------------------------------------------ */
 
+static const struct ring_engine_ops *tried_engines[4];
 static struct ring_lane *lane;
 static struct ring_notes notes;
 static struct base_error error;
@@ -115,14 +116,16 @@ static int fd;
 
 static inline void begin_with(enum ioshape_direct direct, const struct base_log *log)
 {
-	struct ring_config config = {
-		.direct = direct, .block_bytes = BLOCK, .depth = DEPTH, .threads = 1
-	};
+	struct ring_config config = { .engines = tried_engines,
+				      .direct = direct,
+				      .block_bytes = BLOCK,
+				      .depth = DEPTH,
+				      .threads = 1 };
 
 	if (log)
 		config.log = *log;
-	ring_engine_order[0] = &scripted;
-	ring_engine_order[1] = NULL;
+	tried_engines[0] = &scripted;
+	tried_engines[1] = NULL;
 	memset(&notes, 0, sizeof(notes));
 	memset(&error, 0, sizeof(error));
 	fs = (struct fs_info){ .type = "testfs", .offset_alignment = 512, .memory_alignment = 512 };
@@ -150,7 +153,7 @@ static inline unsigned count_free(void)
 static inline void end(void)
 {
 	ring_lane_detach(lane);
-	/* Whatever happened, every slot must be there again, and only once. */
+	/* Whatever happened, every buffer must be there again, and only once. */
 	ck_assert_uint_eq(count_free(), DEPTH);
 	ck_assert_uint_eq(lane->in_flight, 0);
 	ck_assert_uint_eq(attached, detached);
@@ -159,15 +162,15 @@ static inline void end(void)
 	close(fd);
 }
 
-static inline struct ring_slot *submit(uint64_t offset, size_t bytes)
+static inline struct ring_buffer *submit(uint64_t offset, size_t bytes)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
-	ck_assert_msg(!ring_lane_take(lane, &slot, &error), "%s", error.text);
-	slot->offset = offset;
-	slot->bytes = bytes;
-	ck_assert_msg(!ring_lane_submit(lane, slot, &error), "%s", error.text);
-	return slot;
+	ck_assert_msg(!ring_lane_take(lane, &buffer, &error), "%s", error.text);
+	buffer->offset = offset;
+	buffer->bytes = bytes;
+	ck_assert_msg(!ring_lane_submit(lane, buffer, &error), "%s", error.text);
+	return buffer;
 }
 
 static inline bool is_direct(void)

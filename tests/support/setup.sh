@@ -7,19 +7,20 @@ PATH=$PATH:/usr/sbin:/sbin # where mkfs is, also for those who are not root
 
 usage() {
 	cat <<'END'
-Usage: tests/support/setup.sh [--help] [build|bench|test]
+Usage: tests/support/setup.sh [--help] [build|bench|test|long]
 
 Installs the system packages that are missing (as root or with passwordless sudo; otherwise says which)
 and makes a Python environment in .venv, to which tests/support/package.sh adds the package itself.
 
   build   what building the library and the Python package takes, and torch (the default)
   bench   build, and what measuring takes
-  test    build, and what all tests take
+  test    build, and what all tests take but the longest
+  long    test, and what tests/run.sh --long takes
 END
 }
 
 case "${1:-build}" in
-build | bench | test) purpose=${1:-build} ;;
+build | bench | test | long) purpose=${1:-build} ;;
 -h | --help)
 	usage
 	exit 0
@@ -79,23 +80,23 @@ look_for_missing() {
 		need redis-server redis-server --version
 		need libfuse3-dev pkg-config --atleast-version 3.14 fuse3
 		need fuse3 fusermount3 --version
-	fi
-	if [ "$purpose" = bench ]; then
 		need fio fio --version
 		need util-linux findmnt --version
 	fi
-	[ "$purpose" = test ] || return 0
+	case "$purpose" in
+	test | long) ;;
+	*) return 0 ;;
+	esac
 	need clang compiles clang
 	need libclang-rt-14-dev compiles clang -fsanitize=address
 	need check pkg-config --atleast-version 0.15 check
 	need shellcheck shellcheck --version
+	need groff-base groff --version
 	need cmake cmake --version
 	need binutils nm --version
 	need valgrind valgrind --version
 	need redis-sentinel redis-sentinel --version
 	need e2fsprogs mkfs.ext4 -V
-	need fuse3 fusermount3 --version
-	need libfuse3-dev pkg-config --exists fuse3
 	need xfsprogs mkfs.xfs -V
 	need btrfs-progs mkfs.btrfs --version
 	need nfs-ganesha-vfs has_nfs_server
@@ -108,6 +109,12 @@ look_for_missing() {
 	need util-linux setarch --version
 	need libopenmpi-dev pkg-config --atleast-version 4.0 ompi-c
 	need openmpi-bin mpirun --version
+	[ "$purpose" = long ] || return 0
+	# Without a configuration Slurm's programs do not even tell their version.
+	need slurmctld command -v slurmctld
+	need slurmd command -v slurmd
+	need slurm-client command -v srun
+	need munge command -v munged
 }
 
 install_missing() {

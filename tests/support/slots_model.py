@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules by which turns are given (docs/slots.md), as plainly as they can be written.
+"""Who may write (docs/slots.md), as plainly as it can be written.
 
-The reference for slots.lua and rules.c: lists that are sorted anew, sums that are taken anew,
+The reference for slots.lua: lists that are sorted anew, sums that are taken anew,
 nothing kept twice. Each operation answers as the script does. Costs are slot-milliseconds, times
 milliseconds.
 """
@@ -16,6 +16,10 @@ WAITING, HOLDING = 1, 2
 MOST_REAPED = 16
 MOST_GRANTED = 32
 MOST_JOBS = 1000
+KEPT_JOBS = 500
+TIDIED = 60_000
+LISTED_JOBS = 64
+KEPT_ACTS = 8
 LISTED = 256
 NEAR = 100
 OPERATORS_LEASE = 15000
@@ -36,6 +40,7 @@ class Identity:
     job: str = "j"
     rank: int = 0
     share: int = 1
+    user: str = "u"
 
 
 @dataclass
@@ -73,6 +78,10 @@ class Job:
     usual: float = 1000
     ms: float = 0
     bytes: float = 0
+    user: str = ""
+    writes: int = 0
+    written: int = 0
+    seen: int = 0
 
 
 @dataclass
@@ -123,6 +132,9 @@ class Numbers:
     bytes: float = 16e6
     free: float = 0
     grants: int = 0
+    granted: list[int] = field(default_factory=list)  # when, in this clock minute and the last
+    tidied: int = 0
+    acts: list[Answer] = field(default_factory=list)
     settings: Settings = field(default_factory=Settings)
 
 
@@ -299,14 +311,30 @@ class Pool:
             job.finish = max(job.finish - member.cost / member.who.share, 0)
         elif member.cost > 0:
             self.settle(member, passed)
+        if member.state == HOLDING:
+            job.writes += 1
+            job.written += member.passed if passed is None else passed
+        job.seen = self.now
         del self.members[member.id]
-        if not self.has_members(member.who.job) and len(self.jobs) > MOST_JOBS:
-            del self.jobs[member.who.job]
+        if not self.has_members(member.who.job):
+            self.forget_old_jobs()
+
+    def forget_old_jobs(self) -> None:
+        if self.now - self.numbers.tidied <= TIDIED or len(self.jobs) <= MOST_JOBS:
+            return
+        self.numbers.tidied = self.now
+        absent = [name for name in self.jobs if not self.has_members(name)]
+        absent.sort(key=lambda name: (self.jobs[name].seen, name))
+        for name in absent[: max(len(absent) - KEPT_JOBS, 0)]:
+            del self.jobs[name]
 
     def admit(self, member: Member, given: int, lease: int) -> None:
         numbers = self.numbers
         numbers.fence = max(numbers.fence + 1, self.now * 1024)
         numbers.grants += 1
+        if self.clock_went_back():
+            numbers.granted.clear()
+        numbers.granted.append(self.now)
         self.granted.append(
             Grant(
                 member,
@@ -416,6 +444,7 @@ class Pool:
             for other in self.jobs.values():
                 other.finish = other.latest = other.small_finish = 0
         job = self.job_of(who.job)
+        job.user = who.user
         if not self.has_members(who.job):
             job.share = who.share
         cost = self.expected_cost(job, size, weight)
@@ -486,16 +515,22 @@ class Pool:
         self.grant_those_that_fit()
         return 1
 
-    def kick(self, id: str) -> int:  # noqa: A002
+    def note_act(self, who: str, what: str) -> None:
+        self.numbers.acts.append([str(self.now), who, what])
+        del self.numbers.acts[:-KEPT_ACTS]
+
+    def kick(self, who: str, what: str, id: str) -> int:  # noqa: A002
         self.tick(0, OPERATORS_LEASE)
         if id not in self.members:
             return 0
         self.forget(self.members[id])
+        self.note_act(who, what)
         self.grant_those_that_fit()
         return 1
 
-    def set(self, clear: bool, settings: Settings) -> int:
+    def set(self, who: str, what: str, clear: bool, settings: Settings) -> int:
         self.tick(0, OPERATORS_LEASE)
+        self.note_act(who, what)
         for name, value in vars(settings).items():
             if clear or value > 0:
                 setattr(self.numbers.settings, name, value)
@@ -538,20 +573,48 @@ class Pool:
         named = [member.id, who.job, who.node, str(who.rank)]
         return [*named, member.weight, express, *sizes, *times]
 
-    def status(self) -> tuple[Answer, list[Answer], list[Answer]]:
+    def clock_went_back(self) -> bool:
+        """By more than a minute, since the latest grant."""
+        granted = self.numbers.granted
+        return bool(granted) and granted[-1] // 60_000 > self.now // 60_000
+
+    def grants_last_minute(self) -> int:
+        if self.clock_went_back():
+            return 0
+        minute, left = self.now // 60_000, 1 - self.now % 60_000 / 60_000
+        present = sum(at // 60_000 == minute for at in self.numbers.granted)
+        before = sum(at // 60_000 == minute - 1 for at in self.numbers.granted)
+        return math.floor(present + before * left + 0.5)
+
+    def job_rows(self) -> list[Answer]:
+        written = {name: job.written for name, job in self.jobs.items()}
+        for member in self.holders():
+            written[member.who.job] += member.passed
+        order = sorted(self.jobs, key=lambda name: (-written[name], name))
+        return [
+            [name, self.jobs[name].user, str(written[name]), str(self.jobs[name].writes)]
+            for name in order[:LISTED_JOBS]
+        ]
+
+    def status(self, usual: int) -> list[Answer | list[Answer]]:
         held: list[Member] = []
         queue: list[Member] = []
+        granted, jobs, acts = 0, list[Answer](), list[Answer]()
         if self.numbers.run:
             self.tick(0, OPERATORS_LEASE)
+            granted, jobs, acts = self.grants_last_minute(), self.job_rows(), self.numbers.acts[:]
             held = sorted(self.holders(), key=lambda member: member.fence)
             queue = self.queue()
         numbers, settings = self.numbers, self.numbers.settings
         used = sum(member.given for member in held)
-        first: Answer = [self.capacity(), 2 if settings.capacity else numbers.by, used]
+        capacity = self.capacity() if settings.capacity or numbers.cap else usual
+        first: Answer = [capacity, 2 if settings.capacity else numbers.by, used]
         rates = [str(settings.pool_rate), str(settings.job_rate), str(self.small_bytes())]
-        rest: Answer = [self.express(), str(numbers.grants), len(queue), len(held)]
-        return (
+        rest: Answer = [self.express(), str(numbers.grants), granted, len(queue), len(held)]
+        return [
             [*first, *rates, *rest],
             [self.row(member) for member in held[:LISTED]],
             [self.row(member) for member in queue[:LISTED]],
-        )
+            jobs,
+            acts,
+        ]

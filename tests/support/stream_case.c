@@ -27,7 +27,8 @@ unsigned stream_slowness(void)
 
 uint64_t stream_soon_ns(void)
 {
-	return base_ms_to_ns(stream_slowness() > 1 ? 30000 : 1000);
+	/* Of the 25 s after which a test gives up. */
+	return base_ms_to_ns(20000) * stream_slowness();
 }
 
 static int wait_patiently(void *user, struct base_error *error)

@@ -38,6 +38,15 @@ def unavailable() -> str:
     return ""
 
 
+def ask(backing: Path, sentence: str) -> str:
+    """What the stripefs that has this folder answers, beside the mount, which may be frozen."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(str(backing / "control"))
+        connection.send(sentence.encode())
+        return connection.recv(1 << 20).decode()
+
+
 class Mount:
     """A mounted stripefs.
 
@@ -57,27 +66,19 @@ class Mount:
         """Of the process that serves it."""
         return self._process.pid
 
-    def _ask(self, sentence: str) -> str:
-        # Not through the mount, which may be frozen.
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(TIMEOUT_S)
-            connection.connect(str(self.backing / "control"))
-            connection.send(sentence.encode())
-            return connection.recv(1 << 20).decode()
-
     def order(self, sentence: str) -> None:
         """What stripefs/control.c understands, for example ``target 3 full``.
 
         Raises:
             StripefsError: It is no such sentence.
         """
-        result = int(self._ask(sentence))
+        result = int(ask(self.backing, sentence))
         if result:
             raise StripefsError(f"{sentence!r}: {os.strerror(result)}")
 
     def statistics(self) -> dict[str, Any]:
         """What was counted since it was mounted, or since `reset`."""
-        result: dict[str, Any] = json.loads(self._ask("statistics"))
+        result: dict[str, Any] = json.loads(ask(self.backing, "statistics"))
         return result
 
     def reset(self) -> None:

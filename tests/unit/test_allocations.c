@@ -43,10 +43,11 @@ static struct ioshape_context *open_context(enum ioshape_engine engine)
 	options.block_bytes = 64 * KIB;
 	options.queue_depth = 2;
 	options.staging_bytes = 64 * MIB;
-	options.copy_threads = 2;
 	*message = 0;
-	if (ioshape_context_open(&context, &options, message, sizeof(message)))
+	if (ioshape_context_open(&context, &options)) {
+		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 		return NULL;
+	}
 	return context;
 }
 
@@ -58,21 +59,21 @@ static int save(struct ioshape_context *context)
 
 	options.metadata = &sample.metadata;
 	options.report = &report;
-	options.no_sync = 1;
-	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options);
-	snprintf(message, sizeof(message), "%s", ret ? ioshape_context_message(context) : "");
+	options.sync = IOSHAPE_OFF;
+	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL);
+	snprintf(message, sizeof(message), "%s", ret ? ioshape_last_error()->sentence : "");
 	return ret;
 }
 
 /* The end of a save that has begun, or not. */
-static int await(struct ioshape_context *context, int ret, struct ioshape_save *handle)
+static int await(int ret, struct ioshape_save *handle)
 {
 	if (ret) {
-		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 		return handle ? -EBADMSG : ret;
 	}
 	ret = ioshape_save_wait(handle, -1);
-	snprintf(message, sizeof(message), "%s", ioshape_save_message(handle));
+	snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 	ioshape_save_free(handle);
 	return ret;
 }
@@ -84,11 +85,11 @@ static int begin(struct ioshape_context *context, bool borrow)
 	int ret;
 
 	options.metadata = &sample.metadata;
-	options.no_sync = 1;
+	options.sync = IOSHAPE_OFF;
 	options.borrow = borrow;
-	ret = ioshape_save_tensors_async(context, "file", sample.tensors, sample.count, &options,
-					 &handle);
-	return await(context, ret, handle);
+	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options,
+				   &handle);
+	return await(ret, handle);
 }
 
 static int save_in_background(struct ioshape_context *context)
@@ -117,7 +118,7 @@ static int save_fetched(struct ioshape_context *context, bool background)
 	int ret;
 
 	options.metadata = &sample.metadata;
-	options.no_sync = 1;
+	options.sync = IOSHAPE_OFF;
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i].name = names[i];
@@ -130,12 +131,12 @@ static int save_fetched(struct ioshape_context *context, bool background)
 		}
 	}
 	if (background) {
-		ret = ioshape_save_records_async(context, "file", records, sample.count, &options,
-						 &handle);
-		return await(context, ret, handle);
+		ret = ioshape_save_records(context, "file", records, sample.count, &options,
+					   &handle);
+		return await(ret, handle);
 	}
-	ret = ioshape_save_records(context, "file", records, sample.count, &options);
-	snprintf(message, sizeof(message), "%s", ret ? ioshape_context_message(context) : "");
+	ret = ioshape_save_records(context, "file", records, sample.count, &options, NULL);
+	snprintf(message, sizeof(message), "%s", ret ? ioshape_last_error()->sentence : "");
 	return ret;
 }
 
@@ -155,17 +156,17 @@ static int save_raw(struct ioshape_context *context)
 	struct ioshape_file *file;
 	int ret;
 
-	options.no_sync = 1;
+	options.sync = IOSHAPE_OFF;
 	ret = ioshape_file_open(context, "file", &options, &file);
 	if (ret) {
-		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 		return file ? -EBADMSG : ret;
 	}
 	for (size_t i = 0; !ret && i < sample.count; i++)
 		ret = ioshape_file_write(file, sample.expected[i], sample.bytes[i]);
 	if (!ret)
 		ret = ioshape_file_commit(file, NULL);
-	snprintf(message, sizeof(message), "%s", ioshape_file_message(file));
+	snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 	ioshape_file_free(file);
 	return ret;
 }
@@ -178,23 +179,23 @@ static int save_records(struct ioshape_context *context)
 	int ret;
 
 	options.metadata = &sample.metadata;
-	options.no_sync = 1;
+	options.sync = IOSHAPE_OFF;
 	ret = ioshape_writer_open(context, "file", &options, &writer);
 	if (ret) {
-		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 		return writer ? -EBADMSG : ret;
 	}
 	for (size_t i = 0; !ret && i < sample.count; i++) {
 		snprintf(name, sizeof(name), "data/%zu", i);
-		ret = ioshape_writer_begin(writer, name, IOSHAPE_UNKNOWN_BYTES, 0);
+		ret = ioshape_writer_begin_record(writer, name, IOSHAPE_UNKNOWN_BYTES, 0);
 		if (!ret)
 			ret = ioshape_writer_write(writer, sample.expected[i], sample.bytes[i]);
 		if (!ret)
-			ret = ioshape_writer_end(writer);
+			ret = ioshape_writer_end_record(writer);
 	}
 	if (!ret)
 		ret = ioshape_writer_commit(writer, NULL);
-	snprintf(message, sizeof(message), "%s", ioshape_writer_message(writer));
+	snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 	ioshape_writer_free(writer);
 	return ret;
 }
@@ -209,7 +210,7 @@ static int load(struct ioshape_context *context)
 
 	ret = ioshape_reader_open(context, "file", NULL, &reader);
 	if (ret) {
-		snprintf(message, sizeof(message), "%s", ioshape_context_message(context));
+		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 		return reader ? -EBADMSG : ret;
 	}
 	for (size_t i = 0; i < sample.count; i++) {
@@ -222,7 +223,7 @@ static int load(struct ioshape_context *context)
 			ret = -EBADMSG;
 	if (!ret)
 		ret = ioshape_reader_verify(reader);
-	snprintf(message, sizeof(message), "%s", ioshape_reader_message(reader));
+	snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);
 	return ret;
 }

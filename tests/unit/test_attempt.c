@@ -50,7 +50,7 @@ static const char *attempt_name(void)
 
 	*name = 0;
 	while ((entry = readdir(listing)))
-		if (ckpt_parse_name(entry->d_name).kind == CKPT_NAME_ATTEMPT)
+		if (group_parse_name(entry->d_name).kind == GROUP_NAME_ATTEMPT)
 			snprintf(name, sizeof(name), "%s", entry->d_name);
 	closedir(listing);
 	return name;
@@ -59,13 +59,13 @@ static const char *attempt_name(void)
 static void tidy(const char *token)
 {
 	struct ring_folder runs;
-	char job[CKPT_JOB_BYTES];
+	char job[GROUP_JOB_BYTES];
 	unsigned before = scratch_descriptors();
 
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
 	if (token)
-		ckpt_job_hash(job, token);
-	ckpt_tidy(&runs, token ? job : NULL, NULL);
+		group_job_hash(job, token);
+	group_tidy(&runs, token ? job : NULL, NULL);
 	ring_folder_close(&runs);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
@@ -75,26 +75,26 @@ static void tidy(const char *token)
 START_TEST(names_are_read_as_they_are_made)
 {
 	static const uint64_t steps[] = { 0, 1, 1000, 9999999999, 10000000000, UINT64_MAX };
-	char name[CKPT_STEP_NAME_BYTES], longer[CKPT_ATTEMPT_NAME_BYTES];
-	struct ckpt_name parsed;
+	char name[GROUP_STEP_NAME_BYTES], longer[GROUP_ATTEMPT_NAME_BYTES];
+	struct group_name parsed;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(steps); i++) {
-		ckpt_step_name(name, steps[i]);
-		parsed = ckpt_parse_name(name);
-		ck_assert_int_eq(parsed.kind, CKPT_NAME_STEP);
+		group_step_name(name, steps[i]);
+		parsed = group_parse_name(name);
+		ck_assert_int_eq(parsed.kind, GROUP_NAME_STEP);
 		ck_assert_uint_eq(parsed.step, steps[i]);
 		snprintf(longer, sizeof(longer), ".%s.01234567-89abcdef-" MINE, name);
-		parsed = ckpt_parse_name(longer);
-		ck_assert_int_eq(parsed.kind, CKPT_NAME_ATTEMPT);
+		parsed = group_parse_name(longer);
+		ck_assert_int_eq(parsed.kind, GROUP_NAME_ATTEMPT);
 		ck_assert_uint_eq(parsed.step, steps[i]);
 		ck_assert_str_eq(parsed.id, "01234567-89abcdef-" MINE);
 		snprintf(longer, sizeof(longer), ".replaced-%s." MINE, name);
-		parsed = ckpt_parse_name(longer);
-		ck_assert_int_eq(parsed.kind, CKPT_NAME_REPLACED);
+		parsed = group_parse_name(longer);
+		ck_assert_int_eq(parsed.kind, GROUP_NAME_REPLACED);
 		ck_assert_uint_eq(parsed.step, steps[i]);
-		ckpt_aside_name(longer, CKPT_NAME_PRUNED, steps[i], i);
-		parsed = ckpt_parse_name(longer);
-		ck_assert_int_eq(parsed.kind, CKPT_NAME_PRUNED);
+		group_aside_name(longer, GROUP_NAME_PRUNED, steps[i], i);
+		parsed = group_parse_name(longer);
+		ck_assert_int_eq(parsed.kind, GROUP_NAME_PRUNED);
 		ck_assert_uint_eq(parsed.step, steps[i]);
 	}
 }
@@ -131,7 +131,7 @@ START_TEST(other_names_are_none_of_ours)
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(names); i++)
-		ck_assert_msg(ckpt_parse_name(names[i]).kind == CKPT_NAME_OTHER, "%s", names[i]);
+		ck_assert_msg(group_parse_name(names[i]).kind == GROUP_NAME_OTHER, "%s", names[i]);
 }
 END_TEST
 
@@ -140,57 +140,57 @@ END_TEST
 START_TEST(a_generation_appears_whole)
 {
 	unsigned before = scratch_descriptors();
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
 	ck_assert(!exists("runs/" PLACE));
-	ck_assert_str_eq(strrchr(ckpt_attempt_path(&attempt), '/') + 1, attempt.name);
-	ck_assert_int_eq(ckpt_parse_name(attempt.name).kind, CKPT_NAME_ATTEMPT);
-	ck_assert_str_eq(ckpt_parse_name(attempt.name).id, attempt.id);
+	ck_assert_str_eq(strrchr(group_attempt_path(&attempt), '/') + 1, attempt.name);
+	ck_assert_int_eq(group_parse_name(attempt.name).kind, GROUP_NAME_ATTEMPT);
+	ck_assert_str_eq(group_parse_name(attempt.name).id, attempt.id);
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
 	ck_assert(generation_is(PLACE, STEP, "new"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert_uint_eq(scratch_entries("runs/" PLACE), 2);
 	ck_assert_uint_eq(scratch_descriptors(), before);
-	ckpt_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
 	ck_assert(generation_is(PLACE, STEP, "new"));
 }
 END_TEST
 
 START_TEST(directories_above_are_made_as_mkdir_p_does)
 {
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 	struct stat status;
 	mode_t mask = umask(027);
 
 	ck_assert_int_eq(
-		ckpt_attempt_begin(&attempt, "a/b//c/", STEP, GENERATION_TOKEN, NULL, &error), 0);
+		group_attempt_begin(&attempt, "a/b//c/", STEP, GENERATION_TOKEN, NULL, &error), 0);
 	umask(mask);
 	ck_assert_int_eq(stat("a/b/c", &status), 0);
 	ck_assert_uint_eq(status.st_mode & 07777, 0750);
-	ck_assert_int_eq(stat(ckpt_attempt_path(&attempt), &status), 0);
+	ck_assert_int_eq(stat(group_attempt_path(&attempt), &status), 0);
 	ck_assert_uint_eq(status.st_mode & 07777, 0750);
-	ckpt_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("a/b/c"), 0);
 
 	scratch_write("file", "x", 1);
 	ck_assert_int_eq(
-		ckpt_attempt_begin(&attempt, "file/a", STEP, GENERATION_TOKEN, NULL, &error),
+		group_attempt_begin(&attempt, "file/a", STEP, GENERATION_TOKEN, NULL, &error),
 		-ENOTDIR);
-	ck_assert_ptr_nonnull(strstr(error.text, "directory file: "));
-	ckpt_attempt_abandon(&attempt);
+	ck_assert_ptr_nonnull(strstr(error.sentence, "file\": "));
+	group_attempt_abandon(&attempt);
 }
 END_TEST
 
 START_TEST(an_abandoned_attempt_leaves_nothing)
 {
 	unsigned before = scratch_descriptors();
-	struct ckpt_attempt attempt = CKPT_NO_ATTEMPT;
+	struct group_attempt attempt = GROUP_NO_ATTEMPT;
 
-	ckpt_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
-	ckpt_attempt_abandon(&attempt);
-	ckpt_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
@@ -256,18 +256,18 @@ END_TEST
 
 START_TEST(what_somebody_reads_is_replaced_but_not_removed)
 {
-	struct ckpt_generation reader;
+	struct group_generation reader;
 	struct ring_folder runs;
 
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
-	ck_assert_int_eq(ckpt_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
 	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
 	ck_assert(generation_is(PLACE, STEP, "new"));
 	ck_assert(generation_is(attempt_name(), STEP, "old one"));
 	tidy(GENERATION_TOKEN);
 	ck_assert(generation_is(attempt_name(), STEP, "old one"));
-	ckpt_generation_close(&reader);
+	group_generation_close(&reader);
 	ring_folder_close(&runs);
 	tidy(GENERATION_TOKEN);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
@@ -277,12 +277,12 @@ END_TEST
 
 START_TEST(a_directory_removed_under_an_attempt_fails_it)
 {
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
-	scratch_remove(ckpt_attempt_path(&attempt));
+	scratch_remove(group_attempt_path(&attempt));
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), -ENOENT);
-	ckpt_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 }
 END_TEST
@@ -291,19 +291,19 @@ END_TEST
 START_TEST(what_makes_no_manifest_is_not_put_in_place)
 {
 	struct generation_case it;
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 	struct zip_manifest *manifest;
 
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
 	manifest = generation_describe(&it, STEP, attempt.id, "new");
 	it.part.bytes = 0;
-	ck_assert_int_eq(ckpt_attempt_commit(&attempt, manifest, false, &error), -EINVAL);
+	ck_assert_int_eq(group_attempt_commit(&attempt, manifest, false, &error), -EINVAL);
 	ck_assert_ptr_nonnull(strstr(error.text, "does not fit together"));
 	manifest->rank_count = ZIP_MAX_RANKS + 1;
 	error = (struct base_error){ 0 };
-	ck_assert_int_eq(ckpt_attempt_commit(&attempt, manifest, false, &error), IOSHAPE_E_LIMIT);
+	ck_assert_int_eq(group_attempt_commit(&attempt, manifest, false, &error), IOSHAPE_E_LIMIT);
 	ck_assert_ptr_nonnull(strstr(error.text, "too much"));
-	ckpt_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 }
 END_TEST
@@ -311,12 +311,12 @@ END_TEST
 /* Rank 0 hears of files; whether they lie where it looks is seen only there. */
 START_TEST(without_its_files_it_is_not_put_in_place)
 {
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 	char path[300];
 
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
-	snprintf(path, sizeof(path), "%s/rank-00000.pt", ckpt_attempt_path(&attempt));
+	snprintf(path, sizeof(path), "%s/rank-00000.pt", group_attempt_path(&attempt));
 	if (_i)
 		scratch_write(path, "ne", 2);
 	else
@@ -324,7 +324,7 @@ START_TEST(without_its_files_it_is_not_put_in_place)
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), IOSHAPE_E_DAMAGED);
 	ck_assert_ptr_nonnull(strstr(error.text, path));
 	ck_assert_ptr_nonnull(strstr(error.text, "all nodes"));
-	ckpt_attempt_abandon(&attempt);
+	group_attempt_abandon(&attempt);
 	ck_assert(generation_is(PLACE, STEP, "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
@@ -335,7 +335,7 @@ END_TEST
 /* A process that has begun an attempt, and waits to be killed. */
 static pid_t start_attempt(const char *token)
 {
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 	int ends[2];
 	char byte;
 	pid_t pid;
@@ -382,7 +382,7 @@ END_TEST
 
 START_TEST(an_attempt_of_this_process_is_alive)
 {
-	struct ckpt_attempt attempt;
+	struct group_attempt attempt;
 
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
 	tidy(GENERATION_TOKEN);
@@ -398,9 +398,9 @@ static void make_attempt(const char *token, const char *machine, time_t age_s)
 {
 	struct timespec times[2] = { { .tv_sec = time(NULL) - age_s },
 				     { .tv_sec = time(NULL) - age_s } };
-	char job[CKPT_JOB_BYTES], path[256], file[300];
+	char job[GROUP_JOB_BYTES], path[256], file[300];
 
-	ckpt_job_hash(job, token);
+	group_job_hash(job, token);
 	snprintf(path, sizeof(path), "runs/.step-0000001000.%s-%s-" MINE, job, machine);
 	snprintf(file, sizeof(file), "%s/rank-00000.pt", path);
 	mkdir("runs", 0777);
@@ -503,8 +503,8 @@ static pid_t start_worker(void)
 
 START_TEST(locks_end_with_their_use_and_not_with_the_children)
 {
-	struct ckpt_generation reader;
-	struct ckpt_attempt attempt;
+	struct group_generation reader;
+	struct group_attempt attempt;
 	struct ring_folder runs;
 	pid_t of_attempt, of_reader;
 
@@ -512,11 +512,11 @@ START_TEST(locks_end_with_their_use_and_not_with_the_children)
 	of_attempt = start_worker();
 	ck_assert_int_eq(generation_commit(&attempt, "old one", false, &error), 0);
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
-	ck_assert_int_eq(ckpt_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
 	of_reader = start_worker();
 	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
 	ck_assert_uint_eq(scratch_entries("runs"), 2);
-	ckpt_generation_close(&reader);
+	group_generation_close(&reader);
 	ring_folder_close(&runs);
 	tidy(GENERATION_TOKEN);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
@@ -530,28 +530,28 @@ static int close_them(void *user)
 {
 	void **both = user;
 
-	ckpt_generation_close(both[0]);
-	ring_folder_close(&((struct ckpt_attempt *)both[1])->folder);
+	group_generation_close(both[0]);
+	ring_folder_close(&((struct group_attempt *)both[1])->folder);
 	return 0;
 }
 
 START_TEST(a_child_that_closes_ends_no_lock_of_its_parent)
 {
-	struct ckpt_generation reader;
-	struct ckpt_attempt attempt;
+	struct group_generation reader;
+	struct group_attempt attempt;
 	struct ring_folder runs;
 	void *both[] = { &reader, &attempt };
 
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
-	ck_assert_int_eq(ckpt_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
+	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
 	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
 	ck_assert_int_eq(scratch_in_child(close_them, both), 0);
 	tidy(GENERATION_TOKEN);
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
 	tidy(GENERATION_TOKEN);
 	ck_assert(generation_is(attempt_name(), STEP, "old one"));
-	ckpt_generation_close(&reader);
+	group_generation_close(&reader);
 	ring_folder_close(&runs);
 }
 END_TEST
@@ -592,7 +592,7 @@ END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ckpt/attempt");
+	Suite *suite = suite_create("group/attempt");
 	TCase *names = tcase_create("names"), *commit = tcase_create("commit");
 	TCase *dead = tcase_create("dead or alive");
 

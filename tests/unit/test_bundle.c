@@ -258,7 +258,7 @@ START_TEST(after_a_failed_write_nothing_more_is_written)
 		ret = put_all();
 		if (ret) {
 			ck_assert_int_eq(ret, -ECANCELED);
-			ck_assert_ptr_nonnull(strstr(test.error.text, "progress callback"));
+			ck_assert_int_eq(test.error.code, -ECANCELED);
 			ck_assert_int_lt(zip_bundle_begin(test.bundle, "more", NULL), 0);
 			ck_assert_int_lt(zip_bundle_put(test.bundle, "m", 1, NULL), 0);
 			ck_assert_int_lt(zip_bundle_finish(test.bundle, NULL), 0);

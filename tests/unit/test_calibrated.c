@@ -202,6 +202,14 @@ END_TEST
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 static char cache[4096], unset_home[] = "HOME";
+static struct ring_memory *memory;
+
+/* As another context, which has nothing in memory yet. */
+static void begin_anew(void)
+{
+	ring_memory_close(memory);
+	ck_assert_int_eq(ring_memory_open(&memory, NULL), 0);
+}
 
 /* The folder of this test alone. Nothing is there yet. */
 static void setup(void)
@@ -209,7 +217,14 @@ static void setup(void)
 	scratch_setup();
 	snprintf(cache, sizeof(cache), "%s", scratch_path("cache"));
 	setenv("XDG_CACHE_HOME", cache, 1);
-	ring_calibration_prepare();
+	begin_anew();
+}
+
+static void teardown(void)
+{
+	ring_memory_close(memory);
+	memory = NULL;
+	scratch_teardown();
 }
 
 static const char *file_of(const char *mount, const char *end)
@@ -223,22 +238,10 @@ static const char *file_of(const char *mount, const char *end)
 
 static int get(double now, struct ring_calibration *got)
 {
-	return ring_memory_get(MOUNT, 0, now, got);
+	return ring_memory_get(memory, MOUNT, 0, now, got);
 }
 
-/* This process has forgotten it, as if it had begun just now: others have taken its room. */
-static void forget_in_the_process(void)
-{
-	struct ring_calibration other = sample();
-	char mount[32];
-
-	for (int i = 0; i < 32; i++) {
-		snprintf(mount, sizeof(mount), "other-%d", i);
-		ring_memory_put(mount, &other);
-	}
-}
-
-START_TEST(it_is_remembered_in_the_process_and_on_disk)
+START_TEST(it_is_remembered_in_memory_and_on_disk)
 {
 	struct ring_calibration given = sample(), got;
 	struct stat status;
@@ -246,14 +249,14 @@ START_TEST(it_is_remembered_in_the_process_and_on_disk)
 	ck_assert_int_eq(get(NOW, &got), -ENOENT);
 	/* Looking makes no folder. */
 	ck_assert_int_ne(access(cache, F_OK), 0);
-	ring_memory_put(MOUNT, &given);
+	ring_memory_put(memory, MOUNT, &given);
 	ck_assert_int_eq(get(NOW, &got), 0);
 	same(&given, &got);
 	ck_assert_int_eq(stat(file_of(MOUNT, ".txt"), &status), 0);
 	ck_assert_uint_eq(status.st_mode & 077, 0);
 	ck_assert_int_eq(stat(scratch_path("cache/ioshape/mounts"), &status), 0);
 	ck_assert_uint_eq(status.st_mode & 077, 0);
-	ring_calibration_forget(MOUNT);
+	ring_memory_drop(memory, MOUNT);
 	ck_assert_int_eq(get(NOW, &got), -ENOENT);
 	ck_assert_int_ne(access(file_of(MOUNT, ".txt"), F_OK), 0);
 }
@@ -263,11 +266,11 @@ START_TEST(another_process_reads_it_from_disk)
 {
 	struct ring_calibration given = sample(), got;
 
-	ring_memory_put(MOUNT, &given);
-	forget_in_the_process();
+	ring_memory_put(memory, MOUNT, &given);
+	begin_anew();
 	ck_assert_int_eq(get(NOW + 1, &got), 0);
 	same(&given, &got);
-	forget_in_the_process();
+	begin_anew();
 	ck_assert_int_eq(unlink(file_of(MOUNT, ".txt")), 0);
 	ck_assert_int_eq(get(NOW + 1, &got), -ENOENT);
 }
@@ -277,7 +280,7 @@ START_TEST(it_expires)
 {
 	struct ring_calibration given = sample(), got;
 
-	ring_memory_put(MOUNT, &given);
+	ring_memory_put(memory, MOUNT, &given);
 	for (int round = 0; round < 2; round++) {
 		ck_assert_int_eq(get(NOW + 6.9 * DAY, &got), 0);
 		ck_assert_int_eq(get(NOW + 7.1 * DAY, &got), -ENOENT);
@@ -285,10 +288,10 @@ START_TEST(it_expires)
 		ck_assert_int_eq(get(NOW - 0.5 * 3600, &got), 0);
 		ck_assert_int_eq(get(NOW - 2 * 3600, &got), -ENOENT);
 		/* calibrate=again */
-		ck_assert_int_eq(ring_memory_get(MOUNT, NOW - 1, NOW, &got), 0);
-		ck_assert_int_eq(ring_memory_get(MOUNT, NOW + 1, NOW, &got), -ENOENT);
+		ck_assert_int_eq(ring_memory_get(memory, MOUNT, NOW - 1, NOW, &got), 0);
+		ck_assert_int_eq(ring_memory_get(memory, MOUNT, NOW + 1, NOW, &got), -ENOENT);
 		/* The same for what is on disk. */
-		forget_in_the_process();
+		begin_anew();
 	}
 }
 END_TEST
@@ -299,7 +302,7 @@ START_TEST(what_others_put_there_is_ignored)
 	const char *path;
 
 	/* Makes the folder. */
-	ring_memory_put("other", &given);
+	ring_memory_put(memory, "other", &given);
 	path = file_of(MOUNT, ".txt");
 	scratch_write(path, "garbage\n", 8);
 	ck_assert_int_eq(get(NOW, &got), -ENOENT);
@@ -315,44 +318,44 @@ START_TEST(what_others_put_there_is_ignored)
 	ck_assert_int_eq(mkfifo(path, 0600), 0);
 	ck_assert_int_eq(get(NOW, &got), -ENOENT);
 	/* And it is replaced. */
-	ring_memory_put(MOUNT, &given);
-	forget_in_the_process();
+	ring_memory_put(memory, MOUNT, &given);
+	begin_anew();
 	ck_assert_int_eq(get(NOW, &got), 0);
 }
 END_TEST
 
-static void remembers_in_the_process_alone(void)
+static void remembers_alone(void)
 {
 	struct ring_calibration given = sample(), got;
 	struct ring_turn turn;
 
-	ring_calibration_prepare();
-	ring_memory_put(MOUNT, &given);
+	begin_anew();
+	ring_memory_put(memory, MOUNT, &given);
 	ck_assert_int_eq(get(NOW, &got), 0);
-	ck_assert_int_eq(ring_memory_try(MOUNT, NOW, &turn), 0);
-	ring_memory_tried(MOUNT, 0, &turn);
-	ring_memory_drop(MOUNT);
+	ck_assert_int_eq(ring_memory_try(memory, MOUNT, NOW, &turn), 0);
+	ring_memory_tried(memory, MOUNT, 0, &turn);
+	ring_memory_drop(memory, MOUNT);
 	ck_assert_int_eq(get(NOW, &got), -ENOENT);
 }
 
-START_TEST(without_a_folder_the_process_remembers_alone)
+START_TEST(without_a_folder_the_context_remembers_alone)
 {
 	struct stat status;
 
 	scratch_write(scratch_path("file"), "", 0);
 	setenv("XDG_CACHE_HOME", scratch_path("file"), 1);
-	remembers_in_the_process_alone();
+	remembers_alone();
 	ck_assert_int_eq(stat(scratch_path("file"), &status), 0);
 	ck_assert(S_ISREG(status.st_mode));
 	/* Nor is one made for a home that is not there; relative ones are to be ignored. */
 	setenv("XDG_CACHE_HOME", "here", 1);
 	setenv(unset_home, scratch_path("nobody"), 1);
-	remembers_in_the_process_alone();
+	remembers_alone();
 	ck_assert_int_ne(access("here", F_OK), 0);
 	ck_assert_int_ne(access(scratch_path("nobody"), F_OK), 0);
 	unsetenv("XDG_CACHE_HOME");
 	unsetenv(unset_home);
-	remembers_in_the_process_alone();
+	remembers_alone();
 }
 END_TEST
 
@@ -363,8 +366,8 @@ START_TEST(a_home_has_a_cache)
 	ck_assert_int_eq(mkdir(scratch_path("home"), 0700), 0);
 	unsetenv("XDG_CACHE_HOME");
 	setenv(unset_home, scratch_path("home"), 1);
-	ring_calibration_prepare();
-	ring_memory_put(MOUNT, &given);
+	begin_anew();
+	ring_memory_put(memory, MOUNT, &given);
 	snprintf(cache, sizeof(cache), "%s", scratch_path("home/.cache"));
 	ck_assert_int_eq(access(file_of(MOUNT, ".txt"), F_OK), 0);
 }
@@ -377,19 +380,16 @@ START_TEST(more_mounts_than_it_has_room_for)
 
 	setenv("XDG_CACHE_HOME", "nowhere", 1);
 	unsetenv(unset_home);
-	ring_calibration_prepare();
-	ring_memory_put(MOUNT, &given);
+	begin_anew();
+	ring_memory_put(memory, MOUNT, &given);
 	for (int i = 0; i < 100; i++) {
 		snprintf(mount, sizeof(mount), "mount-%d", i);
-		ring_memory_put(mount, &given);
-		ck_assert_int_eq(ring_memory_get(mount, 0, NOW, &got), 0);
+		ring_memory_put(memory, mount, &given);
+		ck_assert_int_eq(ring_memory_get(memory, mount, 0, NOW, &got), 0);
 		/* What is used is kept. */
 		ck_assert_int_eq(get(NOW, &got), 0);
 	}
-	ck_assert_int_eq(ring_memory_get("mount-0", 0, NOW, &got), -ENOENT);
-	ring_memory_drop(NULL);
-	ck_assert_int_eq(get(NOW, &got), -ENOENT);
-	ck_assert_int_eq(ring_memory_get("mount-99", 0, NOW, &got), -ENOENT);
+	ck_assert_int_eq(ring_memory_get(memory, "mount-0", 0, NOW, &got), -ENOENT);
 }
 END_TEST
 
@@ -398,9 +398,12 @@ END_TEST
 static int child_tries(void *unused)
 {
 	struct ring_turn turn;
-	int ret = ring_memory_try(MOUNT, NOW, &turn);
+	int ret;
 
 	(void)unused;
+	begin_anew();
+	ret = ring_memory_try(memory, MOUNT, NOW, &turn);
+
 	return ret == -EBUSY ? 1 : ret ? 2 : 0;
 }
 
@@ -408,20 +411,20 @@ START_TEST(one_of_all_processes_tries)
 {
 	struct ring_turn turn, other;
 
-	ck_assert_int_eq(ring_memory_try(MOUNT, NOW, &turn), 0);
-	ck_assert_int_eq(ring_memory_try(MOUNT, NOW, &other), -EBUSY);
+	ck_assert_int_eq(ring_memory_try(memory, MOUNT, NOW, &turn), 0);
+	ck_assert_int_eq(ring_memory_try(memory, MOUNT, NOW, &other), -EBUSY);
 	ck_assert_int_eq(WEXITSTATUS(scratch_in_child(child_tries, NULL)), 1);
 	/* Other mounts are no concern of it. */
-	ck_assert_int_eq(ring_memory_try("other", NOW, &other), 0);
-	ring_memory_tried("other", 0, &other);
-	ring_memory_tried(MOUNT, 0, &turn);
+	ck_assert_int_eq(ring_memory_try(memory, "other", NOW, &other), 0);
+	ring_memory_tried(memory, "other", 0, &other);
+	ring_memory_tried(memory, MOUNT, 0, &turn);
 	ck_assert_int_eq(scratch_in_child(child_tries, NULL), 0);
-	ck_assert_int_eq(ring_memory_try(MOUNT, NOW, &turn), 0);
+	ck_assert_int_eq(ring_memory_try(memory, MOUNT, NOW, &turn), 0);
 	/* It has failed. */
-	ring_memory_tried(MOUNT, NOW + 600, &turn);
-	ck_assert_int_eq(ring_memory_try(MOUNT, NOW + 599, &turn), -EBUSY);
-	ck_assert_int_eq(ring_memory_try(MOUNT, NOW + 600, &turn), 0);
-	ring_memory_tried(MOUNT, 0, &turn);
+	ring_memory_tried(memory, MOUNT, NOW + 600, &turn);
+	ck_assert_int_eq(ring_memory_try(memory, MOUNT, NOW + 599, &turn), -EBUSY);
+	ck_assert_int_eq(ring_memory_try(memory, MOUNT, NOW + 600, &turn), 0);
+	ring_memory_tried(memory, MOUNT, 0, &turn);
 }
 END_TEST
 
@@ -430,7 +433,7 @@ END_TEST
 static void watch(uint64_t bytes_per_s, unsigned times, double now)
 {
 	while (times--)
-		ring_memory_watch(MOUNT, bytes_per_s, now);
+		ring_memory_watch(memory, MOUNT, bytes_per_s, now);
 }
 
 START_TEST(saves_that_become_slower_or_faster_end_what_is_remembered)
@@ -440,7 +443,7 @@ START_TEST(saves_that_become_slower_or_faster_end_what_is_remembered)
 
 	given.usual_bytes_per_s = 0;
 	for (size_t i = 0; i < ARRAY_LENGTH(speeds); i++) {
-		ring_memory_put(MOUNT, &given);
+		ring_memory_put(memory, MOUNT, &given);
 		watch(1000, 4, NOW);
 		ck_assert_int_eq(get(NOW, &got), 0);
 		ck_assert_uint_eq(got.usual_bytes_per_s, 0);
@@ -472,14 +475,14 @@ START_TEST(what_differs_by_less_than_the_double_stays)
 	struct ring_calibration given = sample(), got;
 
 	given.usual_bytes_per_s = 1000;
-	ring_memory_put(MOUNT, &given);
+	ring_memory_put(memory, MOUNT, &given);
 	watch(510, 20, NOW + DAY);
 	watch(1990, 20, NOW + DAY);
 	ck_assert_int_eq(get(NOW + DAY, &got), 0);
 	ck_assert_uint_eq(got.usual_bytes_per_s, 1000);
 	/* Of what nothing is known nothing is watched. */
-	ring_memory_watch("other", 1, NOW);
-	ck_assert_int_eq(ring_memory_get("other", 0, NOW, &got), -ENOENT);
+	ring_memory_watch(memory, "other", 1, NOW);
+	ck_assert_int_eq(ring_memory_get(memory, "other", 0, NOW, &got), -ENOENT);
 }
 END_TEST
 
@@ -494,20 +497,21 @@ static void *use_all(void *seed)
 		snprintf(mount, sizeof(mount), "mount-%u", (unsigned)test_random_below(&state, 40));
 		switch (test_random_below(&state, 5)) {
 		case 0:
-			ring_memory_put(mount, &given);
+			ring_memory_put(memory, mount, &given);
 			break;
 		case 1:
-			ring_memory_drop(mount);
+			ring_memory_drop(memory, mount);
 			break;
 		case 2:
-			ring_memory_watch(mount, test_random_below(&state, 5000), NOW + DAY);
+			ring_memory_watch(memory, mount, test_random_below(&state, 5000),
+					  NOW + DAY);
 			break;
 		case 3:
-			if (!ring_memory_try(mount, NOW, &turn))
-				ring_memory_tried(mount, 0, &turn);
+			if (!ring_memory_try(memory, mount, NOW, &turn))
+				ring_memory_tried(memory, mount, 0, &turn);
 			break;
 		default:
-			if (!ring_memory_get(mount, 0, NOW, &got) && got.depth != 28)
+			if (!ring_memory_get(memory, mount, 0, NOW, &got) && got.depth != 28)
 				return seed;
 		}
 	}
@@ -531,7 +535,7 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("ring/calibrated");
-	TCase *texts = tcase_create("text"), *memory = tcase_create("memory");
+	TCase *texts = tcase_create("text"), *memories = tcase_create("memory");
 
 	tcase_add_test(texts, what_is_printed_is_parsed);
 	tcase_add_test(texts, what_is_not_to_the_letter_is_refused);
@@ -539,19 +543,19 @@ int main(void)
 	tcase_add_test(texts, damaged_texts_do_no_harm);
 	suite_add_tcase(suite, texts);
 
-	tcase_add_checked_fixture(memory, setup, scratch_teardown);
-	tcase_add_test(memory, it_is_remembered_in_the_process_and_on_disk);
-	tcase_add_test(memory, another_process_reads_it_from_disk);
-	tcase_add_test(memory, it_expires);
-	tcase_add_test(memory, what_others_put_there_is_ignored);
-	tcase_add_test(memory, without_a_folder_the_process_remembers_alone);
-	tcase_add_test(memory, a_home_has_a_cache);
-	tcase_add_test(memory, more_mounts_than_it_has_room_for);
-	tcase_add_test(memory, one_of_all_processes_tries);
-	tcase_add_test(memory, saves_that_become_slower_or_faster_end_what_is_remembered);
-	tcase_add_test(memory, what_differs_by_less_than_the_double_stays);
-	tcase_add_test(memory, threads_share_it);
-	suite_add_tcase(suite, memory);
+	tcase_add_checked_fixture(memories, setup, teardown);
+	tcase_add_test(memories, it_is_remembered_in_memory_and_on_disk);
+	tcase_add_test(memories, another_process_reads_it_from_disk);
+	tcase_add_test(memories, it_expires);
+	tcase_add_test(memories, what_others_put_there_is_ignored);
+	tcase_add_test(memories, without_a_folder_the_context_remembers_alone);
+	tcase_add_test(memories, a_home_has_a_cache);
+	tcase_add_test(memories, more_mounts_than_it_has_room_for);
+	tcase_add_test(memories, one_of_all_processes_tries);
+	tcase_add_test(memories, saves_that_become_slower_or_faster_end_what_is_remembered);
+	tcase_add_test(memories, what_differs_by_less_than_the_double_stays);
+	tcase_add_test(memories, threads_share_it);
+	suite_add_tcase(suite, memories);
 
 	return check_main(suite);
 }

@@ -32,14 +32,14 @@ static const enum ioshape_engine kinds[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGIN
 
 static const struct ring_engine_ops *ops;
 static void *engine;
-static uint8_t *slabs;
+static uint8_t *buffers;
 static char why[200];
 
 static int open_with(unsigned depth, void *memory, size_t bytes)
 {
 	struct ring_engine_params params = { .depth = depth,
-					     .slabs = memory,
-					     .slabs_bytes = bytes };
+					     .memory = memory,
+					     .memory_bytes = bytes };
 
 	memset(why, 'x', sizeof(why));
 	return ops->open(&engine, &params, why, sizeof(why));
@@ -48,9 +48,9 @@ static int open_with(unsigned depth, void *memory, size_t bytes)
 static void open_engine(int which)
 {
 	ops = engines[which];
-	slabs = base_map(DEPTH * BLOCK);
-	ck_assert_ptr_nonnull(slabs);
-	ck_assert_msg(!open_with(DEPTH, slabs, DEPTH * BLOCK), "%s: %s", ops->id, why);
+	buffers = base_map(DEPTH * BLOCK);
+	ck_assert_ptr_nonnull(buffers);
+	ck_assert_msg(!open_with(DEPTH, buffers, DEPTH * BLOCK), "%s: %s", ops->id, why);
 	ck_assert_uint_lt(strlen(why), sizeof(why));
 }
 
@@ -58,7 +58,7 @@ static void close_engine(void)
 {
 	ck_assert_ptr_null(ops->wait(engine));
 	ops->close(engine);
-	base_unmap(slabs, DEPTH * BLOCK);
+	base_unmap(buffers, DEPTH * BLOCK);
 }
 
 static int open_file(const char *name, int flags)
@@ -113,11 +113,11 @@ START_TEST(what_is_written_is_read_again)
 
 	open_engine(_i);
 	ops->attach(engine, fd);
-	test_random_fill(&state, slabs, BLOCK);
-	ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs, BLOCK, 3 * BLOCK), BLOCK);
-	memset(slabs + BLOCK, 0, BLOCK);
-	ck_assert_int_eq(carry_out(RING_READ, fd, slabs + BLOCK, BLOCK, 3 * BLOCK), BLOCK);
-	ck_assert_mem_eq(slabs, slabs + BLOCK, BLOCK);
+	test_random_fill(&state, buffers, BLOCK);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, buffers, BLOCK, 3 * BLOCK), BLOCK);
+	memset(buffers + BLOCK, 0, BLOCK);
+	ck_assert_int_eq(carry_out(RING_READ, fd, buffers + BLOCK, BLOCK, 3 * BLOCK), BLOCK);
+	ck_assert_mem_eq(buffers, buffers + BLOCK, BLOCK);
 	ops->detach(engine);
 	close(fd);
 	close_engine();
@@ -136,9 +136,9 @@ START_TEST(requests_need_be_neither_aligned_nor_in_the_slabs)
 	ck_assert_int_eq(carry_out(RING_WRITE, fd, own + 1, 5001, 7), 5001);
 	ck_assert_int_eq(carry_out(RING_READ, fd, back + 3, 5001, 7), 5001);
 	ck_assert_mem_eq(own + 1, back + 3, 5001);
-	/* Across the end of the slabs' memory there is nothing, just before it there is. */
-	memcpy(slabs + DEPTH * BLOCK - 11, own, 11);
-	ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs + DEPTH * BLOCK - 11, 11, 0), 11);
+	/* Across the end of the buffers' memory there is nothing, just before it there is. */
+	memcpy(buffers + DEPTH * BLOCK - 11, own, 11);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, buffers + DEPTH * BLOCK - 11, 11, 0), 11);
 	ck_assert_int_eq(carry_out(RING_READ, fd, back, 11, 0), 11);
 	ck_assert_mem_eq(own, back, 11);
 	ops->detach(engine);
@@ -178,8 +178,9 @@ START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 	for (unsigned round = 0; round < 20; round++) {
 		memset(seen, 0, sizeof(seen));
 		for (unsigned i = 0; i < DEPTH; i++) {
-			memset(slabs + i * BLOCK, (int)(round + i), BLOCK);
-			requests[i] = request(RING_WRITE, fd, slabs + i * BLOCK, BLOCK, i * BLOCK);
+			memset(buffers + i * BLOCK, (int)(round + i), BLOCK);
+			requests[i] =
+				request(RING_WRITE, fd, buffers + i * BLOCK, BLOCK, i * BLOCK);
 			ck_assert_int_eq(ops->submit(engine, &requests[i]), 0);
 		}
 		/* Each comes back once, in whatever order, and as it was but for the result. */
@@ -191,7 +192,7 @@ START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 			ck_assert_int_eq(op->result, BLOCK);
 			ck_assert_uint_eq(op->bytes, BLOCK);
 			ck_assert_uint_eq(op->offset, (uint64_t)(op - requests) * BLOCK);
-			ck_assert_ptr_eq(op->data, slabs + (size_t)(op - requests) * BLOCK);
+			ck_assert_ptr_eq(op->data, buffers + (size_t)(op - requests) * BLOCK);
 		}
 		ck_assert_ptr_null(ops->wait(engine));
 	}
@@ -224,7 +225,7 @@ START_TEST(any_order_of_calls_over_many_files_loses_nothing)
 		int fd = open_file("file", O_RDWR | O_TRUNC);
 
 		for (unsigned i = 0; i < DEPTH; i++) {
-			requests[i].data = slabs + i * BLOCK;
+			requests[i].data = buffers + i * BLOCK;
 			requests[i].next = idle;
 			idle = &requests[i];
 		}
@@ -263,21 +264,21 @@ START_TEST(a_number_given_to_another_file_leads_to_the_other_file)
 
 	open_engine(_i);
 	ops->attach(engine, first);
-	memset(slabs, 'a', BLOCK);
-	ck_assert_int_eq(carry_out(RING_WRITE, first, slabs, 100, 0), 100);
+	memset(buffers, 'a', BLOCK);
+	ck_assert_int_eq(carry_out(RING_WRITE, first, buffers, 100, 0), 100);
 	ops->detach(engine);
 	close(first);
 	second = open_file("second", O_RDWR);
 	ck_assert_int_eq(first, second);
 	ops->attach(engine, second);
-	memset(slabs, 'b', BLOCK);
-	ck_assert_int_eq(carry_out(RING_WRITE, second, slabs, 100, 0), 100);
+	memset(buffers, 'b', BLOCK);
+	ck_assert_int_eq(carry_out(RING_WRITE, second, buffers, 100, 0), 100);
 	ops->detach(engine);
 	close(second);
-	memset(slabs, 'a', 100);
-	ck_assert(scratch_same(scratch_path("first"), slabs, 100));
-	memset(slabs, 'b', 100);
-	ck_assert(scratch_same(scratch_path("second"), slabs, 100));
+	memset(buffers, 'a', 100);
+	ck_assert(scratch_same(scratch_path("first"), buffers, 100));
+	memset(buffers, 'b', 100);
+	ck_assert(scratch_same(scratch_path("second"), buffers, 100));
 	close_engine();
 }
 END_TEST
@@ -310,11 +311,11 @@ START_TEST(the_end_of_the_file_cuts_reads_short)
 	fd = open_file("file", O_RDWR);
 	open_engine(_i);
 	ops->attach(engine, fd);
-	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 0), 10);
-	ck_assert_mem_eq(slabs, "0123456789", 10);
-	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 7), 3);
-	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 10), 0);
-	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 1 << 30), 0);
+	ck_assert_int_eq(carry_out(RING_READ, fd, buffers, BLOCK, 0), 10);
+	ck_assert_mem_eq(buffers, "0123456789", 10);
+	ck_assert_int_eq(carry_out(RING_READ, fd, buffers, BLOCK, 7), 3);
+	ck_assert_int_eq(carry_out(RING_READ, fd, buffers, BLOCK, 10), 0);
+	ck_assert_int_eq(carry_out(RING_READ, fd, buffers, BLOCK, 1 << 30), 0);
 	ops->detach(engine);
 	close(fd);
 	close_engine();
@@ -328,21 +329,21 @@ START_TEST(what_the_kernel_refuses_completes_with_its_code)
 	open_engine(_i);
 	ck_assert_int_ge(full, 0);
 	ops->attach(engine, full);
-	ck_assert_int_eq(carry_out(RING_WRITE, full, slabs, BLOCK, 0), -ENOSPC);
+	ck_assert_int_eq(carry_out(RING_WRITE, full, buffers, BLOCK, 0), -ENOSPC);
 	ops->detach(engine);
 	close(full);
 
 	scratch_write(scratch_path("file"), "0123456789", 10);
 	reader = open_file("file", O_RDONLY);
 	ops->attach(engine, reader);
-	ck_assert_int_eq(carry_out(RING_WRITE, reader, slabs, BLOCK, 0), -EBADF);
-	ck_assert_int_eq(carry_out(RING_READ, reader, slabs, BLOCK, 0), 10);
+	ck_assert_int_eq(carry_out(RING_WRITE, reader, buffers, BLOCK, 0), -EBADF);
+	ck_assert_int_eq(carry_out(RING_READ, reader, buffers, BLOCK, 0), 10);
 	ops->detach(engine);
 	close(reader);
 
 	writer = open_file("file", O_WRONLY);
 	ops->attach(engine, writer);
-	ck_assert_int_eq(carry_out(RING_READ, writer, slabs, BLOCK, 0), -EBADF);
+	ck_assert_int_eq(carry_out(RING_READ, writer, buffers, BLOCK, 0), -EBADF);
 	ops->detach(engine);
 	close(writer);
 	close_engine();
@@ -373,14 +374,14 @@ START_TEST(direct_files_are_written_and_read)
 	open_engine(_i);
 	ops->attach(engine, fd);
 	for (unsigned i = 0; i < 4; i++) {
-		memset(slabs + i * BLOCK, 'a' + (int)i, BLOCK);
-		ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs + i * BLOCK, BLOCK, i * BLOCK),
+		memset(buffers + i * BLOCK, 'a' + (int)i, BLOCK);
+		ck_assert_int_eq(carry_out(RING_WRITE, fd, buffers + i * BLOCK, BLOCK, i * BLOCK),
 				 BLOCK);
 	}
-	ck_assert_int_eq(carry_out(RING_READ, fd, slabs, BLOCK, 2 * BLOCK), BLOCK);
-	ck_assert_uint_eq(slabs[BLOCK - 1], 'c');
+	ck_assert_int_eq(carry_out(RING_READ, fd, buffers, BLOCK, 2 * BLOCK), BLOCK);
+	ck_assert_uint_eq(buffers[BLOCK - 1], 'c');
 	/* An offset that no direct I/O takes. */
-	ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs, BLOCK, 1), -EINVAL);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, buffers, BLOCK, 1), -EINVAL);
 	ops->detach(engine);
 	close(fd);
 	close_engine();
@@ -472,28 +473,29 @@ END_TEST
 
 static int works_unregistered(void *argument)
 {
-	/* Enough for the ring itself, which newer kernels count, too, and too little for the slabs.
+	/* Enough for the ring itself, which newer kernels count, too, and too little for the
+	 * buffers.
 	 */
 	const struct rlimit little = { 4 * BLOCK, 4 * BLOCK };
 	int fd = *(int *)argument;
 	struct ring_op op;
 
-	slabs = base_map(DEPTH * BLOCK);
-	memset(slabs, 'u', DEPTH * BLOCK);
+	buffers = base_map(DEPTH * BLOCK);
+	memset(buffers, 'u', DEPTH * BLOCK);
 	if (setrlimit(RLIMIT_MEMLOCK, &little) || (!geteuid() && setuid(NOBODY)))
 		return 99;
 	ops = &ring_engine_uring;
-	if (open_with(DEPTH, slabs, DEPTH * BLOCK))
+	if (open_with(DEPTH, buffers, DEPTH * BLOCK))
 		return 1;
 	if (!strstr(why, "RLIMIT_MEMLOCK"))
 		return 2;
 	ops->attach(engine, fd);
-	op = request(RING_WRITE, fd, slabs, BLOCK, 0);
+	op = request(RING_WRITE, fd, buffers, BLOCK, 0);
 	if (ops->submit(engine, &op) || ops->wait(engine) != &op || op.result != BLOCK)
 		return 3;
 	ops->detach(engine);
 	ops->close(engine);
-	base_unmap(slabs, DEPTH * BLOCK);
+	base_unmap(buffers, DEPTH * BLOCK);
 	return 0;
 }
 
@@ -513,21 +515,21 @@ static int fails_when_shut_out(void *argument)
 	struct ring_op first, second;
 
 	ops = &ring_engine_uring;
-	slabs = base_map(DEPTH * BLOCK);
-	if (open_with(DEPTH, slabs, DEPTH * BLOCK) || sandbox_refuse(__NR_io_uring_enter, EPERM))
+	buffers = base_map(DEPTH * BLOCK);
+	if (open_with(DEPTH, buffers, DEPTH * BLOCK) || sandbox_refuse(__NR_io_uring_enter, EPERM))
 		return 99;
 	ops->attach(engine, fd);
-	first = request(RING_WRITE, fd, slabs, BLOCK, 0);
+	first = request(RING_WRITE, fd, buffers, BLOCK, 0);
 	if (ops->submit(engine, &first) || ops->wait(engine) != &first || first.result != -EPERM)
 		return 1;
-	second = request(RING_WRITE, fd, slabs, BLOCK, 0);
+	second = request(RING_WRITE, fd, buffers, BLOCK, 0);
 	if (ops->submit(engine, &second) != -EPERM)
 		return 2;
 	if (ops->wait(engine))
 		return 3;
 	ops->detach(engine);
 	ops->close(engine);
-	base_unmap(slabs, DEPTH * BLOCK);
+	base_unmap(buffers, DEPTH * BLOCK);
 	return 0;
 }
 
@@ -546,7 +548,7 @@ START_TEST(nil_moves_nothing)
 
 	open_engine(TRUE_ENGINES);
 	ops->attach(engine, fd);
-	ck_assert_int_eq(carry_out(RING_WRITE, fd, slabs, BLOCK, 0), BLOCK);
+	ck_assert_int_eq(carry_out(RING_WRITE, fd, buffers, BLOCK, 0), BLOCK);
 	ops->detach(engine);
 	ck_assert_int_eq(lseek(fd, 0, SEEK_END), 0);
 	close(fd);

@@ -14,7 +14,61 @@ START_TEST(the_first_failure_is_the_one_that_is_kept)
 	ck_assert_int_eq(base_fail(&error, -ENOSPC, "cannot write %s", "/a/b"), -ENOSPC);
 	ck_assert_int_eq(base_fail(&error, -EIO, "cannot remove %s", "/a/c"), -EIO);
 	ck_assert_int_eq(error.code, -ENOSPC);
-	ck_assert_str_eq(error.text, "cannot write /a/b: No space left on device");
+	ck_assert_str_eq(error.sentence, "cannot write /a/b: No space left on device");
+}
+END_TEST
+
+START_TEST(the_remedy_is_told_from_the_sentence_whatever_the_path_is)
+{
+	static const char *const paths[] = { "a; b", "a" BASE_REMEDY "b", "%s; ", "" };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(paths); i++) {
+		struct base_error error = { 0 };
+		char sentence[64];
+
+		base_refuse(&error, -EINVAL, "cannot open \"%s\"" BASE_REMEDY "mount %s first",
+			    paths[i], paths[i]);
+		snprintf(sentence, sizeof(sentence), "cannot open \"%s\"", paths[i]);
+		ck_assert_str_eq(error.sentence, sentence);
+		snprintf(sentence, sizeof(sentence), "mount %s first", paths[i]);
+		ck_assert_str_eq(error.remedy, sentence);
+	}
+}
+END_TEST
+
+START_TEST(the_reason_stands_before_the_remedy)
+{
+	struct base_error error = { 0 };
+	char line[128];
+
+	base_fail(&error, -ENOSPC, "cannot write \"%s\"" BASE_REMEDY "free space", "a");
+	ck_assert_str_eq(error.sentence, "cannot write \"a\": No space left on device");
+	ck_assert_str_eq(error.remedy, "free space");
+	base_error_line(&error, line, sizeof(line));
+	ck_assert_str_eq(line, "cannot write \"a\": No space left on device; free space");
+	base_error_line(&error, line, 47);
+	ck_assert_str_eq(line, "cannot write \"a\": No space left on device; fre");
+}
+END_TEST
+
+START_TEST(what_an_error_is_about_is_said_once_and_only_after_a_failure)
+{
+	struct base_error error = { 0 };
+
+	base_error_about(&error, "save", "a");
+	base_error_at(&error, 1);
+	ck_assert_str_eq(error.path, "");
+	ck_assert_uint_eq(error.known, 0);
+	base_refuse(&error, -EIO, "it failed");
+	base_error_about(&error, NULL, "near");
+	base_error_about(&error, "save", "far");
+	base_error_at(&error, 1);
+	base_error_at(&error, 2);
+	base_error_space(&error, 3, UINT64_MAX);
+	ck_assert_str_eq(error.path, "near");
+	ck_assert_str_eq(error.operation, "save");
+	ck_assert_uint_eq(error.known, BASE_KNOWS_OFFSET | BASE_KNOWS_SPACE);
+	ck_assert_uint_eq(error.offset, 1);
 }
 END_TEST
 
@@ -25,13 +79,43 @@ START_TEST(nobody_need_listen_to_a_failure)
 }
 END_TEST
 
+START_TEST(sizes_are_told_in_the_unit_that_suits_them)
+{
+	static const struct {
+		uint64_t bytes;
+		const char *shown;
+	} sizes[] = {
+		{ 0, "0 bytes" },           { 1023, "1023 bytes" },   { 1024, "1.0 KiB" },
+		{ MIB - 1, "1.0 MiB" },     { 40004242, "38.2 MiB" }, { 1023 * GIB, "1023.0 GiB" },
+		{ UINT64_MAX, "16.0 EiB" },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++)
+		ck_assert_str_eq(BASE_SIZE(sizes[i].bytes), sizes[i].shown);
+}
+END_TEST
+
+START_TEST(the_same_failure_in_other_words_keeps_what_it_is_about)
+{
+	struct base_error error = { 0 };
+
+	base_refuse(&error, -ENOSPC, "it is full" BASE_REMEDY "free space");
+	base_error_space(&error, 2, 1);
+	base_rephrase(&error, IOSHAPE_E_SKIPPED, "skipped: %s", error.sentence);
+	ck_assert_int_eq(error.code, IOSHAPE_E_SKIPPED);
+	ck_assert_str_eq(error.sentence, "skipped: it is full");
+	ck_assert_str_eq(error.remedy, "free space");
+	ck_assert_uint_eq(error.needed_bytes, 2);
+}
+END_TEST
+
 START_TEST(out_of_memory_says_how_much_and_for_what)
 {
 	struct base_error error = { 0 };
 
 	ck_assert_int_eq(base_no_memory(&error, "a plan", 123456789012ull), -ENOMEM);
-	ck_assert_ptr_nonnull(strstr(error.text, "a plan"));
-	ck_assert_ptr_nonnull(strstr(error.text, "123456789012"));
+	ck_assert_ptr_nonnull(strstr(error.sentence, "a plan"));
+	ck_assert_ptr_nonnull(strstr(error.sentence, "115.0 GiB"));
 }
 END_TEST
 
@@ -48,9 +132,11 @@ START_TEST(a_sentence_too_long_is_cut_but_not_its_reason)
 		path[length] = 0;
 		base_fail(&error, -EIO, "%s", path);
 		ck_assert_int_eq(error.code, -EIO);
-		ck_assert_uint_lt(strnlen(error.text, sizeof(error.text)), sizeof(error.text));
-		ck_assert_int_eq(error.text[0], 'p');
-		ck_assert_str_eq(error.text + strlen(error.text) - strlen(": Input/output error"),
+		ck_assert_uint_lt(strnlen(error.sentence, sizeof(error.sentence)),
+				  sizeof(error.sentence));
+		ck_assert_int_eq(error.sentence[0], 'p');
+		ck_assert_str_eq(error.sentence + strlen(error.sentence) -
+					 strlen(": Input/output error"),
 				 ": Input/output error");
 	}
 }
@@ -149,7 +235,12 @@ int main(void)
 	Suite *suite = suite_create("base/error");
 	TCase *tests = tcase_create("errors, log and clock");
 
+	tcase_add_test(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is);
+	tcase_add_test(tests, the_reason_stands_before_the_remedy);
+	tcase_add_test(tests, what_an_error_is_about_is_said_once_and_only_after_a_failure);
 	tcase_add_test(tests, the_first_failure_is_the_one_that_is_kept);
+	tcase_add_test(tests, sizes_are_told_in_the_unit_that_suits_them);
+	tcase_add_test(tests, the_same_failure_in_other_words_keeps_what_it_is_about);
 	tcase_add_test(tests, nobody_need_listen_to_a_failure);
 	tcase_add_test(tests, out_of_memory_says_how_much_and_for_what);
 	tcase_add_test(tests, a_sentence_too_long_is_cut_but_not_its_reason);

@@ -15,55 +15,55 @@
 START_TEST(room_is_that_of_what_is_there_or_of_its_directory)
 {
 	struct statfs system;
-	struct fs_room room;
+	struct fs_space room;
 	char type[32];
 
 	ck_assert_int_eq(statfs(scratch_directory(), &system), 0);
-	ck_assert_int_eq(fs_room_of_path(scratch_path("new"), &room), 0);
+	ck_assert_int_eq(fs_space_of_path(scratch_path("new"), &room), 0);
 	ck_assert_uint_eq(room.replaced_bytes, 0);
 	ck_assert_uint_eq(room.magic, (uint64_t)(unsigned long)system.f_type & 0xffffffff);
 	ck_assert_uint_gt(room.free_bytes, 0);
 	ck_assert_uint_lt(room.free_bytes, (uint64_t)system.f_blocks * (uint64_t)system.f_bsize);
 	scratch_write(scratch_path("old"), "old", 3);
-	ck_assert_int_eq(fs_room_of_path(scratch_path("old"), &room), 0);
+	ck_assert_int_eq(fs_space_of_path(scratch_path("old"), &room), 0);
 	ck_assert_uint_gt(room.replaced_bytes, 0);
 	/* What a link leads to counts, not where it lies. */
 	ck_assert_int_eq(symlink("/dev/shm", scratch_path("elsewhere")), 0);
-	ck_assert_int_eq(fs_room_of_path(scratch_path("elsewhere/new"), &room), 0);
-	fs_room_type(&room, type, sizeof(type));
+	ck_assert_int_eq(fs_space_of_path(scratch_path("elsewhere/new"), &room), 0);
+	fs_space_type(&room, type, sizeof(type));
 	ck_assert_str_eq(type, "tmpfs");
 }
 END_TEST
 
 START_TEST(where_nothing_is_known_nothing_is_said)
 {
-	struct fs_room room;
+	struct fs_space room;
 
-	ck_assert_int_eq(fs_room_of_path(scratch_path("missing/new"), &room), -ENOENT);
+	ck_assert_int_eq(fs_space_of_path(scratch_path("missing/new"), &room), -ENOENT);
 	ck_assert_uint_eq(room.free_bytes, UINT64_MAX);
 	ck_assert_int_eq(symlink("/nowhere/at/all", scratch_path("dangling")), 0);
-	ck_assert_int_eq(fs_room_of_path(scratch_path("dangling"), &room), -ENOENT);
+	ck_assert_int_eq(fs_space_of_path(scratch_path("dangling"), &room), -ENOENT);
 	ck_assert_int_eq(mkfifo(scratch_path("pipe"), 0600), 0);
-	ck_assert_int_eq(fs_room_of_path(scratch_path("pipe"), &room), -EINVAL);
-	ck_assert_int_eq(fs_room_of_path("/dev/full", &room), -EINVAL);
-	ck_assert_int_eq(fs_room_of_path(scratch_directory(), &room), -EINVAL);
+	ck_assert_int_eq(fs_space_of_path(scratch_path("pipe"), &room), -EINVAL);
+	ck_assert_int_eq(fs_space_of_path("/dev/full", &room), -EINVAL);
+	ck_assert_int_eq(fs_space_of_path(scratch_directory(), &room), -EINVAL);
 	/* /proc counts no blocks. */
-	ck_assert_int_eq(fs_room_of_directory("/proc/self", &room), 0);
+	ck_assert_int_eq(fs_space_of_directory("/proc/self", &room), 0);
 	ck_assert_uint_eq(room.free_bytes, UINT64_MAX);
 }
 END_TEST
 
 START_TEST(directories_may_have_to_be_made)
 {
-	struct fs_room there, later;
+	struct fs_space there, later;
 
-	ck_assert_int_eq(fs_room_of_directory(scratch_directory(), &there), 0);
-	ck_assert_int_eq(fs_room_of_directory(scratch_path("a/b/c"), &later), 0);
+	ck_assert_int_eq(fs_space_of_directory(scratch_directory(), &there), 0);
+	ck_assert_int_eq(fs_space_of_directory(scratch_path("a/b/c"), &later), 0);
 	ck_assert_uint_eq(later.magic, there.magic);
 	ck_assert_uint_eq(later.device_minor, there.device_minor);
-	ck_assert_int_eq(fs_room_of_directory("missing", &later), 0);
+	ck_assert_int_eq(fs_space_of_directory("missing", &later), 0);
 	scratch_write(scratch_path("file"), "", 0);
-	ck_assert_int_eq(fs_room_of_directory(scratch_path("file/b"), &later), -ENOTDIR);
+	ck_assert_int_eq(fs_space_of_directory(scratch_path("file/b"), &later), -ENOTDIR);
 }
 END_TEST
 

@@ -113,11 +113,11 @@ START_TEST(a_short_buffer_for_the_type_is_not_overrun)
 }
 END_TEST
 
-START_TEST(a_huge_table_takes_no_longer_than_its_size_asks)
+START_TEST(a_huge_table_is_looked_through_once)
 {
-	const size_t lines = 20000;
+	/* To look at all the rest of the table from every line would take minutes. */
+	const size_t lines = 200000;
 	struct base_buffer text = { 0 };
-	uint64_t begin;
 	char line[128];
 
 	for (size_t i = 0; i < lines; i++) {
@@ -127,11 +127,8 @@ START_TEST(a_huge_table_takes_no_longer_than_its_size_asks)
 		ck_assert_int_eq(base_buffer_append(&text, line, (size_t)length), 0);
 	}
 	ck_assert_int_eq(base_buffer_append(&text, "", 1), 0);
-	begin = base_now_ns();
 	ck_assert_str_eq(type_of((const char *)text.data, 7, lines - 1), "squashfs");
 	ck_assert_ptr_null(type_of((const char *)text.data, 7, lines));
-	/* Looking at all the rest of the table from every line would take that long. */
-	ck_assert_double_lt(base_seconds(base_now_ns() - begin), 0.1);
 	base_buffer_free(&text);
 }
 END_TEST
@@ -377,7 +374,7 @@ int main(void)
 	tcase_add_test(pure, malformed_lines_are_passed_over);
 	tcase_add_test(pure, fields_do_not_come_together_from_several_lines);
 	tcase_add_test(pure, a_short_buffer_for_the_type_is_not_overrun);
-	tcase_add_test(pure, a_huge_table_takes_no_longer_than_its_size_asks);
+	tcase_add_test(pure, a_huge_table_is_looked_through_once);
 	tcase_add_test(pure, any_text_at_all_is_survived);
 	tcase_add_test(pure, magic_numbers_have_names);
 	tcase_add_test(pure, a_mount_is_found_by_its_number);

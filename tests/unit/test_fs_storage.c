@@ -164,7 +164,7 @@ START_TEST(the_client_of_a_lustre_is_read)
 	ck_assert_str_eq(storage.source, "10.0.0.1@o2ib:/scr/home");
 	ck_assert_str_eq(storage.mount_point, "/mnt/a b");
 	ck_assert_str_eq(storage.options, "rw,noatime,rw,flock");
-	ck_assert_str_eq(storage.flavour, "");
+	ck_assert_str_eq(storage.variant, "");
 	ck_assert_uint_eq(storage.targets, 4);
 	ck_assert_uint_eq(storage.target_count, 2);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -272,13 +272,13 @@ START_TEST(targets_of_other_pools_are_left_out)
 }
 END_TEST
 
-/* ---- Flavours -------------------------------------------------------------------------------- */
+/* ---- variants -------------------------------------------------------------------------------- */
 
 static const struct {
 	const char *type, *source, *options;
 	const char *vendor; /* of the host; NULL: it does not tell */
-	const char *flavour;
-} flavours[] = {
+	const char *variant;
+} variants[] = {
 	{ "lustre", "172.31.4.9@tcp:/q5pdvb4v", "rw", "Amazon EC2\n", "FSx for Lustre" },
 	{ "lustre", "172.31.4.9@tcp:/fsx", "rw", "Amazon EC2\n", "FSx for Lustre" },
 	{ "lustre", "172.31.4.9@efa:/q5pdvb4v/folder", "rw", "Amazon EC2\n", "FSx for Lustre" },
@@ -303,12 +303,12 @@ static const struct {
 
 START_TEST(members_of_a_family_are_told_apart)
 {
-	mount_as(flavours[_i].type, flavours[_i].source, flavours[_i].options);
-	if (flavours[_i].vendor)
-		put(flavours[_i].vendor, "/sys/class/dmi/id/sys_vendor");
+	mount_as(variants[_i].type, variants[_i].source, variants[_i].options);
+	if (variants[_i].vendor)
+		put(variants[_i].vendor, "/sys/class/dmi/id/sys_vendor");
 	look(scratch_directory());
-	ck_assert_str_eq(storage.flavour, flavours[_i].flavour);
-	ck_assert_int_eq(storage.remote, strcmp(flavours[_i].type, "overlay") != 0);
+	ck_assert_str_eq(storage.variant, variants[_i].variant);
+	ck_assert_int_eq(storage.remote, strcmp(variants[_i].type, "overlay") != 0);
 }
 END_TEST
 
@@ -429,7 +429,7 @@ int main(void)
 	tcase_add_test(cases, numbers_without_sense_are_not_believed);
 	tcase_add_test(cases, more_targets_than_have_room_are_counted);
 	tcase_add_test(cases, targets_of_other_pools_are_left_out);
-	tcase_add_loop_test(cases, members_of_a_family_are_told_apart, 0, ARRAY_LENGTH(flavours));
+	tcase_add_loop_test(cases, members_of_a_family_are_told_apart, 0, ARRAY_LENGTH(variants));
 	tcase_add_test(cases, an_nfs_mount_tells_what_it_writes_at_a_time);
 	tcase_add_test(cases, the_targets_of_a_beegfs_are_counted);
 	tcase_add_test(cases, a_beegfs_is_called_after_its_management_server);

@@ -21,20 +21,20 @@ END_TEST
 
 START_TEST(slabs_do_not_overlap)
 {
-	struct ring_slot *slots[DEPTH];
+	struct ring_buffer *buffers[DEPTH];
 
 	begin(false);
 	for (unsigned i = 0; i < DEPTH; i++) {
-		slots[i] = ring_lane_free_slot(lane);
-		ck_assert_ptr_nonnull(slots[i]);
-		memset(slots[i]->slab, (int)i, BLOCK);
-		ck_assert_uint_eq((uintptr_t)slots[i]->slab % 4096, 0);
+		buffers[i] = ring_lane_free_buffer(lane);
+		ck_assert_ptr_nonnull(buffers[i]);
+		memset(buffers[i]->data, (int)i, BLOCK);
+		ck_assert_uint_eq((uintptr_t)buffers[i]->data % 4096, 0);
 	}
-	ck_assert_ptr_null(ring_lane_free_slot(lane));
+	ck_assert_ptr_null(ring_lane_free_buffer(lane));
 	for (unsigned i = 0; i < DEPTH; i++) {
-		ck_assert_uint_eq(slots[i]->slab[0], i);
-		ck_assert_uint_eq(slots[i]->slab[BLOCK - 1], i);
-		ring_lane_give_back(lane, slots[i]);
+		ck_assert_uint_eq(buffers[i]->data[0], i);
+		ck_assert_uint_eq(buffers[i]->data[BLOCK - 1], i);
+		ring_lane_give_back(lane, buffers[i]);
 	}
 	end();
 }
@@ -61,13 +61,13 @@ START_TEST(the_next_engine_is_used_and_the_reason_is_reported_and_logged)
 
 	begin_with(IOSHAPE_DIRECT_PREFER, &log);
 	refuse_open = -EPERM;
-	ring_engine_order[1] = &ring_engine_threads;
-	ring_engine_order[2] = NULL;
+	tried_engines[1] = &ring_engine_threads;
+	tried_engines[2] = NULL;
 	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "threads");
 	ring_lane_attach(lane, fd, "/the/path", false, &notes);
 	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_ptr_nonnull(strstr(notes.text, "scripted refusal"));
+	ck_assert_ptr_nonnull(strstr(notes.steps[0].sentence, "scripted refusal"));
 	ck_assert_uint_eq(heard.lines, 1);
 	ck_assert_ptr_nonnull(strstr(heard.last, "threads"));
 	ck_assert_ptr_nonnull(strstr(heard.last, "scripted refusal"));
@@ -86,7 +86,7 @@ START_TEST(what_had_to_be_stepped_down_is_noted_for_every_file)
 		memset(&notes, 0, sizeof(notes));
 		ring_lane_attach(lane, fd, "/the/path", false, &notes);
 		ck_assert_uint_eq(notes.count, 1);
-		ck_assert_str_eq(notes.text, "buffers not registered");
+		ck_assert_str_eq(notes.steps[0].sentence, "buffers not registered");
 		ring_lane_detach(lane);
 	}
 	end();
@@ -186,19 +186,15 @@ START_TEST(interruptions_are_sat_out)
 }
 END_TEST
 
-START_TEST(interruptions_without_end_are_a_failure_after_bounded_time)
+START_TEST(interruptions_without_end_are_a_failure_after_a_bounded_number)
 {
-	uint64_t begun;
-
 	storm_code = passing_codes[_i];
 	storm_length = UINT32_MAX;
 	answer = _i % 2 ? storm : storm_from_the_second_on;
 	begin(false);
-	begun = base_now_ns();
 	submit(0, BLOCK);
 	ck_assert_int_eq(ring_lane_drain(lane, &error), storm_code ? storm_code : -EIO);
 	ck_assert_uint_le(requests, 200);
-	ck_assert_double_lt(base_seconds(base_now_ns() - begun), 5.0);
 	ck_assert_ptr_nonnull(strstr(error.text, "/the/path"));
 	end();
 }
@@ -251,7 +247,7 @@ START_TEST(a_failure_names_path_offset_engine_and_remedy)
 	submit(123456, 4096);
 	ck_assert_int_eq(ring_lane_drain(lane, &error), -ENOSPC);
 	ck_assert_uint_eq(requests, 1);
-	ck_assert_ptr_nonnull(strstr(error.text, "cannot write /the/path at offset 123456"));
+	ck_assert_ptr_nonnull(strstr(error.sentence, "\"/the/path\" at offset 123456"));
 	ck_assert_ptr_nonnull(strstr(error.text, "scripted engine"));
 	ck_assert_ptr_nonnull(strstr(error.text, "free space"));
 	end();
@@ -291,7 +287,7 @@ END_TEST
 /* The device must not wait for a copy: what it gets when it is done lies ready before. */
 START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
 	answer = all_of_it;
 	begin(false);
@@ -300,13 +296,13 @@ START_TEST(one_slab_is_kept_back_and_leaves_when_a_request_is_done)
 	ck_assert_uint_eq(requests, DEPTH - 1);
 	for (unsigned i = DEPTH; i < 3 * DEPTH; i++) {
 		/* Before the next one is filled. */
-		ck_assert_int_eq(ring_lane_take(lane, &slot, &error), 0);
+		ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
 		ck_assert_uint_eq(requests, i);
 		ck_assert_uint_eq(lane->in_flight, DEPTH - 1);
 		ck_assert_uint_eq(asked[i - 1].offset, (i - 1) * BLOCK);
-		slot->offset = i * BLOCK;
-		slot->bytes = BLOCK;
-		ck_assert_int_eq(ring_lane_submit(lane, slot, &error), 0);
+		buffer->offset = i * BLOCK;
+		buffer->bytes = BLOCK;
+		ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), 0);
 		ck_assert_uint_eq(requests, i);
 	}
 	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
@@ -329,14 +325,14 @@ END_TEST
 
 START_TEST(the_slab_kept_back_may_be_refused)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
 	answer = all_of_it;
 	begin(false);
 	for (unsigned i = 0; i < DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
 	refuse_submit = -EPERM;
-	ck_assert_int_eq(ring_lane_take(lane, &slot, &error), -EPERM);
+	ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), -EPERM);
 	ck_assert_ptr_nonnull(strstr(error.text, "took no request"));
 	ck_assert_int_eq(ring_lane_drain(lane, NULL), 0);
 	end();
@@ -345,13 +341,13 @@ END_TEST
 
 START_TEST(a_failure_in_flight_is_found_when_a_slot_is_waited_for)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
 	answer = no_space;
 	begin(false);
 	for (unsigned i = 0; i < DEPTH; i++)
 		submit(i * BLOCK, BLOCK);
-	ck_assert_int_eq(ring_lane_take(lane, &slot, &error), -ENOSPC);
+	ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), -ENOSPC);
 	ck_assert_int_eq(ring_lane_drain(lane, NULL), -ENOSPC);
 	end();
 }
@@ -359,34 +355,34 @@ END_TEST
 
 START_TEST(a_request_that_was_not_taken_is_an_error_and_its_slot_is_free)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
 	answer = all_of_it;
 	begin(false);
-	ck_assert_int_eq(ring_lane_take(lane, &slot, &error), 0);
-	slot->offset = 77;
-	slot->bytes = BLOCK;
+	ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+	buffer->offset = 77;
+	buffer->bytes = BLOCK;
 	refuse_submit = -EBUSY;
-	ck_assert_int_eq(ring_lane_submit(lane, slot, &error), -EBUSY);
+	ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), -EBUSY);
 	ck_assert_ptr_nonnull(strstr(error.text, "/the/path"));
 	ck_assert_ptr_nonnull(strstr(error.text, "scripted"));
 	ck_assert_uint_eq(lane->in_flight, 0);
-	ck_assert_ptr_eq(ring_lane_free_slot(lane), slot);
-	ring_lane_give_back(lane, slot);
+	ck_assert_ptr_eq(ring_lane_free_buffer(lane), buffer);
+	ring_lane_give_back(lane, buffer);
 	end();
 }
 END_TEST
 
 START_TEST(an_engine_that_refused_is_opened_anew_for_the_next_file)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
 	answer = all_of_it;
 	begin(false);
-	ck_assert_int_eq(ring_lane_take(lane, &slot, &error), 0);
-	slot->bytes = BLOCK;
+	ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+	buffer->bytes = BLOCK;
 	refuse_submit = -EPERM;
-	ck_assert_int_eq(ring_lane_submit(lane, slot, &error), -EPERM);
+	ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), -EPERM);
 	ring_lane_detach(lane);
 	refuse_submit = 0;
 	memset(&error, 0, sizeof(error));
@@ -435,27 +431,31 @@ END_TEST
 
 /* ---- Notes ----------------------------------------------------------------------------------- */
 
-START_TEST(notes_are_clauses_in_order)
+START_TEST(notes_are_kept_in_order_with_their_codes)
 {
+	struct ioshape_report report = { 0 };
 	struct ring_notes some = { 0 };
 
-	ring_note(NULL, "to nobody");
-	ring_note(&some, "no %s", "this");
-	ck_assert_str_eq(some.text, "no this");
-	ring_note(&some, "no that");
-	ck_assert_str_eq(some.text, "no this; no that");
-	ck_assert_uint_eq(some.count, 2);
+	ring_note(NULL, IOSHAPE_STEP_LOCK, "to nobody");
+	ring_note(&some, IOSHAPE_STEP_DIRECT, "no %s; so", "this");
+	ring_note(&some, IOSHAPE_STEP_LOCK, "no that");
+	ring_notes_report(&some, &report);
+	ck_assert_uint_eq(report.fallbacks, 2);
+	ck_assert_str_eq(report.steps[0].sentence, "no this; so");
+	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_DIRECT);
+	ck_assert_str_eq(report.steps[1].sentence, "no that");
+	ck_assert_int_eq(report.steps[1].code, IOSHAPE_STEP_LOCK);
 }
 END_TEST
 
-START_TEST(too_many_notes_are_counted_and_cut)
+START_TEST(too_many_notes_are_counted)
 {
 	struct ring_notes some = { 0 };
 
 	for (unsigned i = 0; i < 1000; i++)
-		ring_note(&some, "note %u", i);
+		ring_note(&some, IOSHAPE_STEP_LOCK, "note %u", i);
 	ck_assert_uint_eq(some.count, 1000);
-	ck_assert_uint_lt(strnlen(some.text, sizeof(some.text)), sizeof(some.text));
+	ck_assert_str_eq(some.steps[0].sentence, "note 0");
 }
 END_TEST
 
@@ -472,15 +472,15 @@ int main(void)
 	tcase_add_test(life, the_next_engine_is_used_and_the_reason_is_reported_and_logged);
 	tcase_add_test(life, what_had_to_be_stepped_down_is_noted_for_every_file);
 	tcase_add_test(life, no_engine_at_all_is_an_error_with_all_the_reasons);
-	tcase_add_test(life, notes_are_clauses_in_order);
-	tcase_add_test(life, too_many_notes_are_counted_and_cut);
+	tcase_add_test(life, notes_are_kept_in_order_with_their_codes);
+	tcase_add_test(life, too_many_notes_are_counted);
 	suite_add_tcase(suite, life);
 	tcase_add_checked_fixture(results, scratch_setup, scratch_teardown);
 	tcase_add_test(results, a_short_write_goes_on_where_it_stopped);
 	tcase_add_test(results, a_short_direct_write_goes_on_at_an_aligned_place);
 	tcase_add_loop_test(results, interruptions_are_sat_out, 0, codes);
-	tcase_add_loop_test(results, interruptions_without_end_are_a_failure_after_bounded_time, 0,
-			    codes);
+	tcase_add_loop_test(results, interruptions_without_end_are_a_failure_after_a_bounded_number,
+			    0, codes);
 	tcase_add_test(results, progress_however_slow_is_no_failure);
 	tcase_add_test(results, more_than_was_asked_for_is_a_failure);
 	tcase_add_test(results, a_failure_names_path_offset_engine_and_remedy);

@@ -26,7 +26,7 @@ START_TEST(direct_io_that_fails_at_use_is_left_with_one_note)
 	ck_assert_msg(!ring_lane_drain(lane, &error), "%s", error.text);
 	ck_assert(!is_direct());
 	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_ptr_nonnull(strstr(notes.text, "buffered"));
+	ck_assert_ptr_nonnull(strstr(notes.steps[0].sentence, "buffered"));
 	ck_assert_uint_eq(requests, 2 * DEPTH - 1);
 	end();
 }
@@ -85,7 +85,7 @@ START_TEST(a_filesystem_without_direct_io_is_noted_or_refused)
 	ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), 0);
 	ck_assert(!lane->direct && !is_direct());
 	ck_assert_uint_eq(notes.count, 1);
-	ck_assert_ptr_nonnull(strstr(notes.text, "testfs"));
+	ck_assert_ptr_nonnull(strstr(notes.steps[0].sentence, "testfs"));
 	end();
 
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
@@ -104,8 +104,8 @@ START_TEST(direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it)
 {
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
 	refuse_open = -EPERM;
-	ring_engine_order[1] = &ring_engine_buffered;
-	ring_engine_order[2] = NULL;
+	tried_engines[1] = &ring_engine_buffered;
+	tried_engines[2] = NULL;
 	if (!ring_lane_start(lane, &error)) {
 		ring_lane_attach(lane, fd, "/the/path", false, &notes);
 		ck_assert_int_eq(ring_lane_go_direct(lane, &fs, &error), -ENOTSUP);
@@ -129,7 +129,7 @@ START_TEST(direct_io_that_is_not_wanted_is_not_used)
 }
 END_TEST
 
-/* What a strange filesystem says must not make us write behind a slab's end. */
+/* What a strange filesystem says must not make us write behind a buffer's end. */
 START_TEST(an_alignment_that_no_block_has_is_not_used)
 {
 	static const uint32_t strange[] = { 2 * BLOCK, 1u << 31, 3000, UINT32_MAX };
@@ -164,7 +164,7 @@ static int64_t as_a_file(const struct ring_op *op, unsigned nth)
 static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_t bytes,
 			   size_t expected)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
 	file_bytes = size;
 	most_at_once = portion;
@@ -173,13 +173,13 @@ static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_
 	begin(true);
 	lane->direct = true;
 	lane->alignment = 512;
-	slot = submit(offset, bytes);
-	ck_assert_msg(!ring_lane_finish(lane, slot, &error), "%s", error.text);
-	ck_assert(!slot->in_flight);
-	ck_assert_uint_eq(slot->moved, expected);
+	buffer = submit(offset, bytes);
+	ck_assert_msg(!ring_lane_finish(lane, buffer, &error), "%s", error.text);
+	ck_assert(!buffer->in_flight);
+	ck_assert_uint_eq(buffer->moved, expected);
 	for (unsigned i = 0; i < requests; i++)
 		ck_assert_uint_eq(asked[i].offset % 512, 0);
-	ring_lane_give_back(lane, slot);
+	ring_lane_give_back(lane, buffer);
 	end();
 }
 
@@ -214,16 +214,16 @@ END_TEST
 
 START_TEST(a_read_slot_is_not_free_until_it_was_looked_at)
 {
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 
 	answer = as_a_file;
 	file_bytes = 1 << 20;
 	most_at_once = SIZE_MAX;
 	begin(true);
-	slot = submit(0, BLOCK);
+	buffer = submit(0, BLOCK);
 	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
 	ck_assert_uint_eq(count_free(), DEPTH - 1);
-	ring_lane_give_back(lane, slot);
+	ring_lane_give_back(lane, buffer);
 	end();
 }
 END_TEST

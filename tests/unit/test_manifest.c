@@ -431,10 +431,9 @@ static struct zip_manifest many_ranks(uint32_t ranks)
 START_TEST(a_million_ranks_are_no_trouble)
 {
 	struct zip_manifest manifest = many_ranks(scratch_rounds(ZIP_MAX_RANKS));
-	uint64_t begin = base_now_ns();
 
+	/* Anything quadratic in ranks would outlast the time that a test has. */
 	expect_round_trip(&manifest);
-	ck_assert_double_lt(base_seconds(base_now_ns() - begin), 20);
 	free(manifest.parts);
 	free(manifest.files);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Structs of other versions of the headers, and settings from the environment. */
+#define _GNU_SOURCE
 #include "base/base.h"
 #include "support/check_main.h"
 
@@ -170,89 +171,157 @@ START_TEST(what_is_no_size_is_refused)
 }
 END_TEST
 
-START_TEST(an_unset_or_empty_variable_changes_nothing)
-{
-	static const char *const words[] = { "zero", "one", NULL };
-	uint64_t bytes = 5;
-	uint32_t count = 6;
-	int choice = 7;
+/* ---- The table of settings ------------------------------------------------------------------- */
 
-	for (int set = 0; set < 2; set++) {
-		if (set)
-			setenv("IOSHAPE_TEST", "", 1);
-		else
-			unsetenv("IOSHAPE_TEST");
-		ck_assert_int_eq(base_env_bytes("IOSHAPE_TEST", &bytes, NULL), 0);
-		ck_assert_int_eq(base_env_count("IOSHAPE_TEST", &count, NULL), 0);
-		ck_assert_int_eq(base_env_choice("IOSHAPE_TEST", words, &choice, NULL), 0);
+static struct ioshape_context_options options;
+static struct base_error error;
+
+static int take(void)
+{
+	memset(&error, 0, sizeof(error));
+	return base_settings_take(BASE_SETTINGS_CONTEXT, &options, &error);
+}
+
+static void begin(void)
+{
+	unsetenv("IOSHAPE_CALIBRATE");
+	memset(&options, 0, sizeof(options));
+}
+
+START_TEST(what_nobody_sets_stays_zero)
+{
+	static const struct ioshape_context_options zeros;
+
+	setenv("IOSHAPE_ENGINE", "", 1);
+	setenv("IOSHAPE_POOL", "", 1);
+	setenv("IOSHAPE_LEASE_MS", "", 1);
+	ck_assert_int_eq(take(), 0);
+	ck_assert_mem_eq(&options, &zeros, sizeof(zeros));
+}
+END_TEST
+
+START_TEST(variables_fill_what_the_program_left_open)
+{
+	setenv("IOSHAPE_ENGINE", "uring-async", 1);
+	setenv("IOSHAPE_DIRECT", "off", 1);
+	setenv("IOSHAPE_BLOCK_BYTES", "1M", 1);
+	setenv("IOSHAPE_LEASE_MS", "600000", 1);
+	setenv("IOSHAPE_POOL", "a", 1);
+	options.direct = IOSHAPE_DIRECT_REQUIRE;
+	ck_assert_int_eq(take(), 0);
+	ck_assert_int_eq(options.engine, IOSHAPE_ENGINE_URING_ASYNC);
+	ck_assert_int_eq(options.direct, IOSHAPE_DIRECT_REQUIRE);
+	ck_assert_uint_eq(options.block_bytes, MIB);
+	ck_assert_uint_eq(options.lease_ms, 600000);
+	ck_assert_str_eq(options.pool, "a");
+}
+END_TEST
+
+/* The words of the table have the order of the enums. */
+START_TEST(each_word_means_its_constant)
+{
+	static const struct {
+		const char *variable, *word;
+		size_t offset;
+		int value;
+	} words[] = {
+#define WORD(variable, word, field, value)                                                         \
+	{ variable, word, offsetof(struct ioshape_context_options, field), value }
+		WORD("IOSHAPE_ENGINE", "auto", engine, IOSHAPE_ENGINE_AUTO),
+		WORD("IOSHAPE_ENGINE", "uring", engine, IOSHAPE_ENGINE_URING),
+		WORD("IOSHAPE_ENGINE", "threads", engine, IOSHAPE_ENGINE_THREADS),
+		WORD("IOSHAPE_ENGINE", "buffered", engine, IOSHAPE_ENGINE_BUFFERED),
+		WORD("IOSHAPE_DIRECT", "prefer", direct, IOSHAPE_DIRECT_PREFER),
+		WORD("IOSHAPE_DIRECT", "require", direct, IOSHAPE_DIRECT_REQUIRE),
+		WORD("IOSHAPE_UNREACHABLE", "stagger", unreachable, IOSHAPE_UNREACHABLE_STAGGER),
+		WORD("IOSHAPE_UNREACHABLE", "wait", unreachable, IOSHAPE_UNREACHABLE_WAIT),
+		WORD("IOSHAPE_UNREACHABLE", "fail", unreachable, IOSHAPE_UNREACHABLE_FAIL),
+		WORD("IOSHAPE_CALIBRATE", "auto", calibrate, IOSHAPE_CALIBRATE_AUTO),
+		WORD("IOSHAPE_CALIBRATE", "off", calibrate, IOSHAPE_CALIBRATE_OFF),
+		WORD("IOSHAPE_CALIBRATE", "again", calibrate, IOSHAPE_CALIBRATE_AGAIN),
+		WORD("IOSHAPE_FULL", "fail", full, IOSHAPE_FULL_FAIL),
+		WORD("IOSHAPE_FULL", "skip", full, IOSHAPE_FULL_SKIP),
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
+		int found;
+
+		memset(&options, 0, sizeof(options));
+		setenv(words[i].variable, words[i].word, 1);
+		ck_assert_int_eq(take(), 0);
+		memcpy(&found, (char *)&options + words[i].offset, sizeof(found));
+		ck_assert_msg(found == words[i].value, "%s", words[i].word);
+		unsetenv(words[i].variable);
 	}
-	ck_assert_uint_eq(bytes, 5);
-	ck_assert_uint_eq(count, 6);
-	ck_assert_int_eq(choice, 7);
 }
 END_TEST
 
-START_TEST(variables_are_read)
+START_TEST(a_variable_that_makes_no_sense_is_named)
 {
-	static const char *const words[] = { "zero", "one", "two", NULL };
-	uint64_t bytes;
-	uint32_t count;
-	int choice;
-
-	setenv("IOSHAPE_TEST", "64M", 1);
-	ck_assert_int_eq(base_env_bytes("IOSHAPE_TEST", &bytes, NULL), 0);
-	ck_assert_uint_eq(bytes, 64 * MIB);
-	setenv("IOSHAPE_TEST", "4294967295", 1);
-	ck_assert_int_eq(base_env_count("IOSHAPE_TEST", &count, NULL), 0);
-	ck_assert_uint_eq(count, UINT32_MAX);
-	for (int i = 0; words[i]; i++) {
-		setenv("IOSHAPE_TEST", words[i], 1);
-		ck_assert_int_eq(base_env_choice("IOSHAPE_TEST", words, &choice, NULL), 0);
-		ck_assert_int_eq(choice, i);
-	}
-}
-END_TEST
-
-START_TEST(a_variable_that_makes_no_sense_is_named_with_its_value_and_what_is_allowed)
-{
-	static const char *const words[] = { "wait", "refuse", NULL };
-	struct base_error error = { 0 };
-	uint64_t bytes = 5;
-	uint32_t count = 6;
-	int choice = 7;
-
-	setenv("IOSHAPE_TEST", "lots", 1);
-	ck_assert_int_eq(base_env_bytes("IOSHAPE_TEST", &bytes, &error), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(error.text, "IOSHAPE_TEST is \"lots\""));
-	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(base_env_count("IOSHAPE_TEST", &count, &error), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(error.text, "IOSHAPE_TEST is \"lots\""));
-	memset(&error, 0, sizeof(error));
-	ck_assert_int_eq(base_env_choice("IOSHAPE_TEST", words, &choice, &error), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(error.text, "IOSHAPE_TEST is \"lots\""));
-	ck_assert_ptr_nonnull(strstr(error.text, "wait, refuse"));
-	memset(&error, 0, sizeof(error));
-	setenv("IOSHAPE_TEST", "4294967296", 1);
-	ck_assert_int_eq(base_env_count("IOSHAPE_TEST", &count, &error), -EINVAL);
-	ck_assert_uint_eq(bytes, 5);
-	ck_assert_uint_eq(count, 6);
-	ck_assert_int_eq(choice, 7);
-}
-END_TEST
-
-START_TEST(neither_a_long_value_nor_many_choices_overflow_the_sentence)
-{
-	static const char *words[200];
+	static const char *const bad[][2] = {
+		{ "IOSHAPE_ENGINE", "nil" },         { "IOSHAPE_ENGINE", "(nil)" },
+		{ "IOSHAPE_ENGINE", "uring " },      { "IOSHAPE_ENGINE", "u" },
+		{ "IOSHAPE_BLOCK_BYTES", "lots" },   { "IOSHAPE_BLOCK_BYTES", "3M" },
+		{ "IOSHAPE_BLOCK_BYTES", "128M" },   { "IOSHAPE_BLOCK_BYTES", "0" },
+		{ "IOSHAPE_QUEUE_DEPTH", "0" },      { "IOSHAPE_QUEUE_DEPTH", "4294967297" },
+		{ "IOSHAPE_LEASE_MS", "299" },       { "IOSHAPE_LEASE_MS", "600001" },
+		{ "IOSHAPE_STAGING_BYTES", "8E" },   { "IOSHAPE_JOB", "a b" },
+		{ "IOSHAPE_JOB", "\xc3\xa9" },       { "IOSHAPE_COORDINATOR", "open\n" },
+		{ "IOSHAPE_PASSWORD_FILE", "a\x7f" }
+	};
 	static char value[8192];
-	struct base_error error = { 0 };
-	int choice = 7;
 
-	for (size_t i = 0; i + 1 < ARRAY_LENGTH(words); i++)
-		words[i] = "a-choice-with-a-name";
+	for (size_t i = 0; i < ARRAY_LENGTH(bad); i++) {
+		memset(&options, 0, sizeof(options));
+		setenv(bad[i][0], bad[i][1], 1);
+		ck_assert_int_eq(take(), -EINVAL);
+		ck_assert_msg(strstr(error.sentence, bad[i][0]), "%s: %s", bad[i][0], error.text);
+		ck_assert_str_ne(error.remedy, "");
+		unsetenv(bad[i][0]);
+	}
 	memset(value, 'v', sizeof(value) - 1);
-	setenv("IOSHAPE_TEST", value, 1);
-	ck_assert_int_eq(base_env_choice("IOSHAPE_TEST", words, &choice, &error), -EINVAL);
-	ck_assert_uint_lt(strlen(error.text), BASE_ERROR_TEXT_BYTES);
+	setenv("IOSHAPE_ENGINE", value, 1);
+	ck_assert_int_eq(take(), -EINVAL);
+	ck_assert_uint_lt(strlen(error.text), 256);
+}
+END_TEST
+
+START_TEST(a_secret_is_not_repeated)
+{
+	setenv("IOSHAPE_COORDINATOR", "redis://u:s3cret@h\n", 1);
+	ck_assert_int_eq(take(), -EINVAL);
+	ck_assert_ptr_null(strstr(error.text, "s3cret"));
+}
+END_TEST
+
+static char heard[1024];
+
+static void listen(void *user, enum ioshape_log_level level, const char *line)
+{
+	(void)user, (void)level;
+	strcat(strcat(heard, line), "\n");
+}
+
+START_TEST(variables_that_are_no_settings_are_told_with_the_nearest_one_once)
+{
+	const struct base_log nobody = { 0 }, log = { listen, NULL, IOSHAPE_LOG_WARNING };
+
+	clearenv();
+	setenv("IOSHAPE_ENGIN", "threads", 1);
+	setenv("IOSHAPE_LAESE_MS", "300", 1);
+	setenv("IOSHAPE_ENGINE", "threads", 1);
+	setenv("IOSHAPE_PASSWORD", "s3cret", 1);
+	setenv("IOSHAPE_RUN", "1", 1);
+	setenv("IOSHAPE_TEST_NODE", "a", 1);
+	setenv("OTHER_ENGIN", "a", 1);
+	base_settings_warn(&nobody);
+	base_settings_warn(&log);
+	ck_assert_ptr_nonnull(strstr(heard, "IOSHAPE_ENGIN; did you mean IOSHAPE_ENGINE?"));
+	ck_assert_ptr_nonnull(strstr(heard, "IOSHAPE_LAESE_MS; did you mean IOSHAPE_LEASE_MS?"));
+	ck_assert_ptr_eq(strchr(strchr(heard, '\n') + 1, '\n'), heard + strlen(heard) - 1);
+	*heard = 0;
+	base_settings_warn(&log);
+	ck_assert_str_eq(heard, "");
 }
 END_TEST
 
@@ -270,11 +339,14 @@ int main(void)
 	suite_add_tcase(suite, structs);
 	tcase_add_test(environment, sizes_are_numbers_with_at_most_one_binary_suffix);
 	tcase_add_test(environment, what_is_no_size_is_refused);
-	tcase_add_test(environment, an_unset_or_empty_variable_changes_nothing);
-	tcase_add_test(environment, variables_are_read);
+	tcase_add_checked_fixture(environment, begin, NULL);
+	tcase_add_test(environment, what_nobody_sets_stays_zero);
+	tcase_add_test(environment, variables_fill_what_the_program_left_open);
+	tcase_add_test(environment, each_word_means_its_constant);
+	tcase_add_test(environment, a_variable_that_makes_no_sense_is_named);
+	tcase_add_test(environment, a_secret_is_not_repeated);
 	tcase_add_test(environment,
-		       a_variable_that_makes_no_sense_is_named_with_its_value_and_what_is_allowed);
-	tcase_add_test(environment, neither_a_long_value_nor_many_choices_overflow_the_sentence);
+		       variables_that_are_no_settings_are_told_with_the_nearest_one_once);
 	suite_add_tcase(suite, environment);
 	return check_main(suite);
 }

@@ -38,7 +38,7 @@ static struct told prune(uint32_t keep_last, uint64_t keep_every, bool dry_run)
 	options.dry_run = dry_run;
 	options.removing = tell;
 	options.removing_user = &told;
-	ck_assert_msg(!ioshape_generations_prune(context, "runs", &options, &removed), "%s",
+	ck_assert_msg(!ioshape_generation_prune(context, "runs", &options, &removed), "%s",
 		      message());
 	for (const char *c = told.steps; *c; c++)
 		spaces += *c == ' ';
@@ -183,7 +183,7 @@ START_TEST(what_does_not_belong_there_is_left_and_named)
 	save_some(3);
 	ck_assert_int_eq(mkdir(PLACE(1) "/notes", 0777), 0);
 	options.keep_last = 1;
-	ck_assert_int_eq(ioshape_generations_prune(context, "runs", &options, NULL), -ENOTEMPTY);
+	ck_assert_int_eq(ioshape_generation_prune(context, "runs", &options, NULL), -ENOTEMPTY);
 	ck_assert_ptr_nonnull(strstr(message(), "notes"));
 	ck_assert_str_eq(steps(), "3 ");
 	ck_assert_int_eq(access(PLACE(1) "/notes", F_OK), 0);
@@ -200,7 +200,7 @@ static uint64_t newest(struct ioshape_context *own)
 	struct ioshape_generation *generation;
 	uint64_t step;
 
-	if (ioshape_generation_open_latest(own, "runs", &generation))
+	if (ioshape_generation_open(own, "runs", IOSHAPE_LATEST, &generation))
 		return 0;
 	step = step_of(generation);
 	ioshape_generation_free(generation);
@@ -216,7 +216,7 @@ static int prune_often(void *argument)
 	(void)argument;
 	options.keep_last = 1;
 	while (newest(own) < ROUNDS - 1) {
-		if (ioshape_generations_prune(own, "runs", &options, &removed))
+		if (ioshape_generation_prune(own, "runs", &options, &removed))
 			return 1;
 		all += removed;
 	}
@@ -235,7 +235,7 @@ static int read_often(void *argument)
 
 	(void)argument;
 	while (before < ROUNDS - 1) {
-		if (ioshape_generation_open_latest(own, "runs", &generation) ||
+		if (ioshape_generation_open(own, "runs", IOSHAPE_LATEST, &generation) ||
 		    ioshape_generation_get_info(generation, &info) || info.step < before)
 			return 1;
 		before = info.step;
@@ -280,7 +280,7 @@ END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ckpt/prune");
+	Suite *suite = suite_create("group/prune");
 	TCase *pruning = tcase_create("pruning");
 
 	tcase_add_checked_fixture(pruning, setup, teardown);

@@ -119,6 +119,7 @@ START_TEST(the_status_tells_what_is_known)
 	config.identity.rank = 7;
 	config.asked_capacity = 3;
 	strcpy(config.identity.job, "4711");
+	strcpy(config.identity.user, "ann");
 	pool = redis_case_open_config(&config);
 	request.weight = 2;
 	request.bytes = 1ull << 50;
@@ -139,8 +140,14 @@ START_TEST(the_status_tells_what_is_known)
 	ck_assert_str_eq(status->holders[0].node, "n01");
 	ck_assert_uint_eq(status->holders[0].rank, 7);
 	ck_assert_uint_eq(status->holders[0].weight, 2);
-	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 50);
-	ck_assert_uint_eq(status->holders[0].passed, 1ull << 40);
+	ck_assert_uint_eq(status->holders[0].expected_bytes, 1ull << 50);
+	ck_assert_uint_eq(status->grants_last_minute, 2);
+	ck_assert_uint_eq(status->job_listed, 1);
+	ck_assert_str_eq(status->jobs[0].job, "4711");
+	ck_assert_str_eq(status->jobs[0].user, "ann");
+	ck_assert_uint_eq(status->jobs[0].written_bytes, 1ull << 40);
+	ck_assert_uint_eq(status->act_listed, 0);
+	ck_assert_uint_eq(status->holders[0].written_bytes, 1ull << 40);
 	ck_assert_uint_eq(status->holders[0].fence, answer.fence);
 	ck_assert(status->holders[0].lease_s > 1 && status->holders[0].lease_s <= 3);
 	ck_assert_uint_eq(status->waiter_count, 1);
@@ -166,8 +173,8 @@ static redisReply list_reply(redisReply **parts, size_t count)
 START_TEST(numbers_beyond_all_measure_hide_nobody)
 {
 	struct ioshape_pool_settings settings = { .size = sizeof(settings),
-						  .pool_rate = UINT64_MAX,
-						  .job_rate = UINT64_MAX,
+						  .pool_bytes_per_s = UINT64_MAX,
+						  .job_bytes_per_s = UINT64_MAX,
 						  .small_bytes = UINT64_MAX };
 	struct slots_request request = redis_case_request("1-1");
 	void *pool = redis_case_open(address, "1");
@@ -179,9 +186,9 @@ START_TEST(numbers_beyond_all_measure_hide_nobody)
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	ck_assert_int_eq(slots_redis.set(pool, &settings, NULL), 0);
 	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
-	ck_assert_uint_eq(status->pool_rate, 1ull << 53);
+	ck_assert_uint_eq(status->pool_bytes_per_s, 1ull << 53);
 	ck_assert_uint_eq(status->small_bytes, 1ull << 53);
-	ck_assert_uint_eq(status->holders[0].bytes, 1ull << 53);
+	ck_assert_uint_eq(status->holders[0].expected_bytes, 1ull << 53);
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
@@ -197,7 +204,7 @@ START_TEST(numbers_that_no_type_holds_hide_nobody)
 	const char *const numbers[] = {
 		"1", "0", "99999999999", "18446744073709551616", "0", "0", "1", "5", "0", "0", "1"
 	};
-	redisReply leaves[22], list[3], first, held, *of_row[11], *of_numbers[11], *rows, *all[3];
+	redisReply leaves[22], list[3], first, held, *of_row[11], *of_numbers[11], *rows, *all[5];
 	struct ioshape_pool_status *status;
 
 	for (size_t i = 0; i < 11; i++) {
@@ -213,12 +220,12 @@ START_TEST(numbers_that_no_type_holds_hide_nobody)
 	list[1] = list_reply(NULL, 0);
 	all[0] = &first;
 	all[1] = &list[0];
-	all[2] = &list[1];
-	list[2] = list_reply(all, 3);
+	all[2] = all[3] = all[4] = &list[1];
+	list[2] = list_reply(all, 5);
 	ck_assert_int_eq(redis_read_status(&list[2], "p", &status, NULL), 0);
-	ck_assert_uint_eq(status->pool_rate, UINT64_MAX);
+	ck_assert_uint_eq(status->pool_bytes_per_s, UINT64_MAX);
 	ck_assert_uint_eq(status->used, UINT32_MAX);
-	ck_assert_uint_eq(status->holders[0].bytes, UINT64_MAX);
+	ck_assert_uint_eq(status->holders[0].expected_bytes, UINT64_MAX);
 	ioshape_pool_status_free(status);
 }
 END_TEST
@@ -264,16 +271,16 @@ START_TEST(what_the_operator_sets_wins_until_it_is_cleared)
 	struct ioshape_pool_status *status;
 
 	settings.capacity = 5;
-	settings.pool_rate = 1ull << 40;
-	settings.job_rate = 1ull << 39;
+	settings.pool_bytes_per_s = 1ull << 40;
+	settings.job_bytes_per_s = 1ull << 39;
 	settings.small_bytes = 12345;
 	settings.express = 3;
 	ck_assert_int_eq(slots_redis.set(pool, &settings, NULL), 0);
 	ck_assert_uint_eq(redis_case_acquire(pool, "1-1").capacity, 5);
 	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
 	ck_assert_str_eq(status->capacity_by, "operator");
-	ck_assert_uint_eq(status->pool_rate, 1ull << 40);
-	ck_assert_uint_eq(status->job_rate, 1ull << 39);
+	ck_assert_uint_eq(status->pool_bytes_per_s, 1ull << 40);
+	ck_assert_uint_eq(status->job_bytes_per_s, 1ull << 39);
 	ck_assert_uint_eq(status->small_bytes, 12345);
 	ck_assert_uint_eq(status->express, 3);
 	ioshape_pool_status_free(status);
@@ -282,7 +289,7 @@ START_TEST(what_the_operator_sets_wins_until_it_is_cleared)
 	ck_assert_int_eq(slots_redis.set(pool, &settings, NULL), 0);
 	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
 	ck_assert_uint_eq(status->capacity, 1);
-	ck_assert_uint_eq(status->pool_rate, 0);
+	ck_assert_uint_eq(status->pool_bytes_per_s, 0);
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
@@ -292,6 +299,7 @@ START_TEST(who_is_kicked_is_out_and_the_next_one_in)
 {
 	void *first = redis_case_open(address, "1"), *second = redis_case_open(address, "2");
 	struct slots_answer held = redis_case_acquire(first, "1-1"), waits;
+	struct ioshape_pool_status *status;
 	struct base_error error = { 0 };
 
 	waits = redis_case_acquire(second, "2-1");
@@ -299,7 +307,12 @@ START_TEST(who_is_kicked_is_out_and_the_next_one_in)
 	ck_assert_int_eq(redis_case_beat(first, "1-1", &held).state, SLOTS_NONE);
 	ck_assert_int_eq(redis_case_beat(second, "2-1", &waits).state, SLOTS_HOLDING);
 	ck_assert_int_eq(slots_redis.kick(second, "1-1", &error), -ENOENT);
-	ck_assert_ptr_nonnull(strstr(error.text, "scratch"));
+	ck_assert_int_eq(slots_redis.status(second, &status, NULL), 0);
+	ck_assert_uint_eq(status->act_listed, 1);
+	ck_assert_str_eq(status->acts[0].what, "kick 1-1");
+	ck_assert_str_eq(status->acts[0].who, "@n01");
+	ck_assert_double_ge(status->acts[0].at_s, 1e9);
+	ioshape_pool_status_free(status);
 	slots_redis.close(first);
 	slots_redis.close(second);
 }

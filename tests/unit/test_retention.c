@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which generations are kept: every directory of a few steps, every policy. */
-#include "ckpt/generation.h"
+#include "group/generation/generation.h"
 #include "support/check_main.h"
 
 #include <string.h>
@@ -34,7 +34,7 @@ START_TEST(every_small_case_is_as_documented)
 		for (uint32_t last = 0; last <= STEPS + 1; last++) {
 			for (uint64_t every = 0; every <= STEPS + 1; every++) {
 				memset(goes, 0x55, sizeof(goes));
-				going = ckpt_retention(steps, count, last, every, goes);
+				going = group_retention(steps, count, last, every, goes);
 				expected = 0;
 				for (size_t i = 0; i < count; i++) {
 					REQUIRE(goes[i] ==
@@ -54,16 +54,16 @@ START_TEST(large_numbers_do_not_wrap)
 	const uint64_t steps[] = { 0, 1, UINT64_MAX - 1, UINT64_MAX };
 	bool goes[4];
 
-	ck_assert_uint_eq(ckpt_retention(steps, 4, 1, 0, goes), 3);
-	ck_assert_uint_eq(ckpt_retention(steps, 4, UINT32_MAX, 0, goes), 0);
-	ck_assert_uint_eq(ckpt_retention(steps, 4, 1, UINT64_MAX - 1, goes), 1);
+	ck_assert_uint_eq(group_retention(steps, 4, 1, 0, goes), 3);
+	ck_assert_uint_eq(group_retention(steps, 4, UINT32_MAX, 0, goes), 0);
+	ck_assert_uint_eq(group_retention(steps, 4, 1, UINT64_MAX - 1, goes), 1);
 	ck_assert(!goes[0] && goes[1] && !goes[2] && !goes[3]);
 }
 END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ckpt/retention");
+	Suite *suite = suite_create("group/retention");
 	TCase *all = tcase_create("all");
 
 	tcase_add_test(all, every_small_case_is_as_documented);

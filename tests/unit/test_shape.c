@@ -127,14 +127,14 @@ START_TEST(every_target_has_its_share_in_flight)
 		struct ring_shape shape = shape_for(&config, &layout, GIB);
 
 		ck_assert_msg(shape.depth == cases[i].depth, "%zu: %u", i, shape.depth);
-		ck_assert(shape.depth * shape.block_bytes <= RING_MOST_SLAB_BYTES);
+		ck_assert(shape.depth * shape.block_bytes <= RING_MOST_LANE_BYTES);
 	}
 }
 END_TEST
 
 START_TEST(what_the_user_fixed_stays_fixed)
 {
-	const struct fs_layout layout = striped(1 * MIB, 8), none = { 0 };
+	const struct fs_layout layout = striped(1 * MIB, 8);
 	struct ring_config config = { .block_bytes = 2 * MIB, .depth = 3 };
 	struct ring_shape shape = shape_for(&config, &layout, GIB);
 
@@ -148,9 +148,6 @@ START_TEST(what_the_user_fixed_stays_fixed)
 	shape = shape_for(&config, &layout, GIB);
 	ck_assert_uint_eq(shape.block_bytes, 512 * KIB);
 	ck_assert_uint_eq(shape.depth, 33);
-	/* One server, so to say. */
-	config.block_bytes = 0;
-	ck_assert_uint_eq(shape_for(&config, &none, GIB).depth, 2);
 }
 END_TEST
 
@@ -196,7 +193,7 @@ START_TEST(no_request_crosses_from_stripe_to_stripe)
 }
 END_TEST
 
-START_TEST(slabs_hold_the_largest_request_of_the_parts_that_are_reached)
+START_TEST(buffers_hold_the_largest_request_of_the_parts_that_are_reached)
 {
 	const struct ring_config config = { 0 };
 	const struct fs_layout layout = progressive();
@@ -212,9 +209,13 @@ END_TEST
 static struct ring_lane *lane;
 static struct base_error error;
 
+/* Those that AUTO tries. */
+static const struct ring_engine_ops *engines[] = { &ring_engine_uring, &ring_engine_threads,
+						   &ring_engine_buffered, NULL };
+
 static void open_lane(enum ioshape_engine engine)
 {
-	const struct ring_config config = { .engine = engine, .threads = 1 };
+	const struct ring_config config = { .engine = engine, .engines = engines, .threads = 1 };
 
 	ck_assert_int_eq(ring_lane_open(&lane, &config, &error), 0);
 }
@@ -228,25 +229,25 @@ static int reshape(enum ioshape_engine engine, size_t block_bytes, unsigned dept
 	return ring_lane_shape(lane, &shape, &error);
 }
 
-/* Takes every slab, fills it to the brim, and gives it back: slabs overlap nowhere. */
+/* Takes every buffer, fills it to the brim, and gives it back: buffers overlap nowhere. */
 static void fill_all(size_t block_bytes, unsigned depth)
 {
-	struct ring_slot *slots[RING_MOST_DEPTH];
+	struct ring_buffer *buffers[RING_MOST_DEPTH];
 
 	for (unsigned i = 0; i < depth; i++) {
-		slots[i] = ring_lane_free_slot(lane);
-		ck_assert_ptr_nonnull(slots[i]);
-		memset(slots[i]->slab, (int)i + 1, block_bytes);
+		buffers[i] = ring_lane_free_buffer(lane);
+		ck_assert_ptr_nonnull(buffers[i]);
+		memset(buffers[i]->data, (int)i + 1, block_bytes);
 	}
-	ck_assert_ptr_null(ring_lane_free_slot(lane));
+	ck_assert_ptr_null(ring_lane_free_buffer(lane));
 	for (unsigned i = 0; i < depth; i++) {
-		ck_assert_uint_eq(slots[i]->slab[0], i + 1);
-		ck_assert_uint_eq(slots[i]->slab[block_bytes - 1], i + 1);
-		ring_lane_give_back(lane, slots[i]);
+		ck_assert_uint_eq(buffers[i]->data[0], i + 1);
+		ck_assert_uint_eq(buffers[i]->data[block_bytes - 1], i + 1);
+		ring_lane_give_back(lane, buffers[i]);
 	}
 }
 
-START_TEST(slabs_are_cut_anew)
+START_TEST(buffers_are_cut_anew)
 {
 	static const struct {
 		size_t block;
@@ -309,8 +310,8 @@ START_TEST(an_engine_that_was_chosen_and_cannot_be_had_is_replaced)
 	struct ring_engine_ops refusing = ring_engine_uring;
 
 	refusing.open = refuse_open;
+	engines[0] = &refusing;
 	open_lane(IOSHAPE_ENGINE_AUTO);
-	ring_engine_order[0] = &refusing;
 	ck_assert_int_eq(reshape(IOSHAPE_ENGINE_BUFFERED, 1 * MIB, 2), 0);
 	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "buffered");
@@ -319,7 +320,6 @@ START_TEST(an_engine_that_was_chosen_and_cannot_be_had_is_replaced)
 	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
 	ck_assert_str_eq(lane->ops->id, "threads");
 	ck_assert_str_eq(lane->step_down, "scripted refusal");
-	ring_engine_order[0] = &ring_engine_uring;
 	ring_lane_close(lane);
 }
 END_TEST
@@ -330,7 +330,7 @@ START_TEST(without_memory_for_it_the_former_shape_stays)
 
 	for (unsigned long nth = 1; nth <= 2; nth++) {
 		open_lane(IOSHAPE_ENGINE_AUTO);
-		/* The slots, and their slabs. */
+		/* The buffers, and their buffers. */
 		fail_memory_at(nth);
 		ret = reshape(IOSHAPE_ENGINE_AUTO, 4 * MIB, 30);
 		fail_memory_at(0);
@@ -372,7 +372,8 @@ START_TEST(a_lane_reads_in_the_standard_shape)
 }
 END_TEST
 
-/* ---- Rows ------------------------------------------------------------------------------------ */
+/* ---- Bursts ------------------------------------------------------------------------------------
+ */
 
 START_TEST(a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap)
 {
@@ -391,54 +392,54 @@ END_TEST
 
 START_TEST(a_target_has_a_pause_after_each_row)
 {
-	const struct ring_shape shape = { .row = 2, .targets = 4, .stripe_bytes = MIB };
+	const struct ring_shape shape = { .burst = 2, .targets = 4, .stripe_bytes = MIB };
 	const uint64_t again = 4 * MIB; /* the next stripe on the same target */
-	struct ring_rows rows;
+	struct ring_bursts bursts;
 
-	ring_rows_begin(&rows, &shape);
+	ring_bursts_begin(&bursts, &shape);
 	for (uint64_t offset = 0; offset < 2 * again; offset += MIB) {
-		ck_assert(ring_row_has_room(&rows, offset));
-		ring_row_sent(&rows, offset);
+		ck_assert(ring_burst_has_room(&bursts, offset));
+		ring_burst_sent(&bursts, offset);
 	}
 	/* One of its two requests is done: it has had its row all the same. */
-	ck_assert(!ring_row_has_room(&rows, 2 * again));
-	ring_row_done(&rows, 0);
-	ck_assert(!ring_row_has_room(&rows, 2 * again));
-	ring_row_done(&rows, again);
-	ck_assert(ring_row_has_room(&rows, 2 * again));
+	ck_assert(!ring_burst_has_room(&bursts, 2 * again));
+	ring_burst_done(&bursts, 0);
+	ck_assert(!ring_burst_has_room(&bursts, 2 * again));
+	ring_burst_done(&bursts, again);
+	ck_assert(ring_burst_has_room(&bursts, 2 * again));
 	/* Its neighbours are not asked. */
-	ck_assert(!ring_row_has_room(&rows, 2 * again + MIB));
+	ck_assert(!ring_burst_has_room(&bursts, 2 * again + MIB));
 }
 END_TEST
 
 START_TEST(files_without_rows_are_never_held_up)
 {
 	const struct ring_shape plain = { .block_bytes = MIB };
-	const struct ring_shape wide = { .row = 1,
-					 .targets = RING_MOST_ROWS + 1,
+	const struct ring_shape wide = { .burst = 1,
+					 .targets = RING_MOST_BURSTS + 1,
 					 .stripe_bytes = MIB };
 	const struct ring_shape *const shapes[] = { NULL, &plain, &wide };
-	struct ring_rows rows;
+	struct ring_bursts bursts;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(shapes); i++) {
-		ring_rows_begin(&rows, shapes[i]);
+		ring_bursts_begin(&bursts, shapes[i]);
 		for (unsigned n = 0; n < 100; n++) {
-			ring_row_sent(&rows, 0);
-			ck_assert(ring_row_has_room(&rows, 0));
+			ring_burst_sent(&bursts, 0);
+			ck_assert(ring_burst_has_room(&bursts, 0));
 		}
-		ring_row_done(&rows, 0);
+		ring_burst_done(&bursts, 0);
 	}
 }
 END_TEST
 
-/* A file whose requests go in rows arrives as it is: also where all wait, and at odd ends. */
+/* A file whose requests go in bursts arrives as it is: also where all wait, and at odd ends. */
 START_TEST(files_in_rows_arrive)
 {
 	static uint8_t data[3 * MIB + 4321];
 	const struct ring_shape shape = { .engine = (enum ioshape_engine)_i,
 					  .block_bytes = LUSTRE_BYTES,
 					  .depth = 7,
-					  .row = 2,
+					  .burst = 2,
 					  .targets = 3,
 					  .stripe_bytes = LUSTRE_BYTES };
 	struct ring_notes notes = { 0 };
@@ -450,20 +451,20 @@ START_TEST(files_in_rows_arrive)
 	open_lane(shape.engine);
 	ck_assert_int_eq(ring_lane_shape(lane, &shape, &error), 0);
 	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	fd = open(scratch_path("rows"), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	ring_lane_attach(lane, fd, "rows", false, &notes);
+	fd = open(scratch_path("bursts"), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	ring_lane_attach(lane, fd, "bursts", false, &notes);
 	for (size_t at = 0; at < sizeof(data); at += LUSTRE_BYTES) {
-		struct ring_slot *slot;
+		struct ring_buffer *buffer;
 
-		ck_assert_int_eq(ring_lane_take(lane, &slot, &error), 0);
-		slot->offset = at;
-		slot->bytes = MIN(LUSTRE_BYTES, sizeof(data) - at);
-		memcpy(slot->slab, data + at, slot->bytes);
-		ck_assert_int_eq(ring_lane_submit(lane, slot, &error), 0);
+		ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+		buffer->offset = at;
+		buffer->bytes = MIN(LUSTRE_BYTES, sizeof(data) - at);
+		memcpy(buffer->data, data + at, buffer->bytes);
+		ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), 0);
 	}
 	ck_assert_int_eq(ring_lane_settle(lane, 0, &error), 0);
 	ring_lane_detach(lane);
-	ck_assert(scratch_same(scratch_path("rows"), data, sizeof(data)));
+	ck_assert(scratch_same(scratch_path("bursts"), data, sizeof(data)));
 	close(fd);
 }
 END_TEST
@@ -505,7 +506,7 @@ static int refusing_submit(void *engine, struct ring_op *op)
 	return 0;
 }
 
-/* The last one first: rows are not done in order. */
+/* The last one first: bursts are not done in order. */
 static struct ring_op *refusing_wait(void *engine)
 {
 	(void)engine;
@@ -526,20 +527,20 @@ static const struct ring_engine_ops refusing = {
 	.close = refusing_detach,
 };
 
-/* Whatever is refused, and whenever: afterwards each slot is free once, and none twice. */
+/* Whatever is refused, and whenever: afterwards each buffer is free once, and none twice. */
 START_TEST(after_a_refusal_each_slot_is_free_once)
 {
 	const struct ring_shape shape = { .block_bytes = LUSTRE_BYTES,
 					  .depth = 7,
-					  .row = 2,
+					  .burst = 2,
 					  .targets = 3,
 					  .stripe_bytes = LUSTRE_BYTES };
-	const struct ring_slot *seen[8];
+	const struct ring_buffer *seen[8];
 	struct ring_notes notes = { 0 };
-	struct ring_slot *slot;
+	struct ring_buffer *buffer;
 	unsigned count = 0;
 
-	ring_engine_order[0] = &refusing;
+	engines[0] = &refusing;
 	takes = (unsigned)_i;
 	open_lane(IOSHAPE_ENGINE_AUTO);
 	ck_assert_int_eq(ring_lane_shape(lane, &shape, &error), 0);
@@ -547,19 +548,19 @@ START_TEST(after_a_refusal_each_slot_is_free_once)
 	ring_lane_attach(lane, 0, "refused", false, &notes);
 	for (uint64_t at = 0; !error.code; at += LUSTRE_BYTES) {
 		ck_assert_uint_lt(at, 32 * LUSTRE_BYTES);
-		if (ring_lane_take(lane, &slot, &error))
+		if (ring_lane_take(lane, &buffer, &error))
 			break;
-		slot->offset = at;
-		slot->bytes = LUSTRE_BYTES;
-		ring_lane_submit(lane, slot, &error);
+		buffer->offset = at;
+		buffer->bytes = LUSTRE_BYTES;
+		ring_lane_submit(lane, buffer, &error);
 	}
 	ck_assert_int_eq(error.code, -EPERM);
 	ring_lane_drain(lane, NULL);
-	for (; (slot = ring_lane_free_slot(lane)); count++) {
+	for (; (buffer = ring_lane_free_buffer(lane)); count++) {
 		ck_assert_uint_lt(count, 7);
 		for (unsigned i = 0; i < count; i++)
-			ck_assert_ptr_ne(seen[i], slot);
-		seen[count] = slot;
+			ck_assert_ptr_ne(seen[i], buffer);
+		seen[count] = buffer;
 	}
 	ck_assert_uint_eq(count, 7);
 	ring_lane_detach(lane);
@@ -576,14 +577,14 @@ int main(void)
 	tcase_add_test(rules, every_target_has_its_share_in_flight);
 	tcase_add_test(rules, what_the_user_fixed_stays_fixed);
 	tcase_add_test(rules, no_request_crosses_from_stripe_to_stripe);
-	tcase_add_test(rules, slabs_hold_the_largest_request_of_the_parts_that_are_reached);
+	tcase_add_test(rules, buffers_hold_the_largest_request_of_the_parts_that_are_reached);
 	tcase_add_test(rules, a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap);
 	tcase_add_test(rules, a_target_has_a_pause_after_each_row);
 	tcase_add_test(rules, files_without_rows_are_never_held_up);
 	suite_add_tcase(suite, rules);
 
 	tcase_add_checked_fixture(lanes, scratch_setup, scratch_teardown);
-	tcase_add_test(lanes, slabs_are_cut_anew);
+	tcase_add_test(lanes, buffers_are_cut_anew);
 	tcase_add_test(lanes, an_engine_is_kept_while_it_serves);
 	tcase_add_test(lanes, an_engine_that_was_chosen_and_cannot_be_had_is_replaced);
 	tcase_add_test(lanes, without_memory_for_it_the_former_shape_stays);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging memory that another process can map. */
 #define _GNU_SOURCE
-#include "ckpt/ckpt.h"
+#include "save/background/staging.h"
 #include "support/check_main.h"
 
 #include <errno.h>
@@ -16,24 +16,24 @@
 
 #define CHUNKS 4u
 
-static struct ckpt_pool pool;
+static struct save_staging pool;
 static struct base_error error;
 
 static void begin(void)
 {
-	ckpt_pool_init(&pool, CHUNKS * CKPT_CHUNK_BYTES, true);
+	save_staging_init(&pool, CHUNKS * SAVE_CHUNK_BYTES, true);
 }
 
 static void end(void)
 {
-	ckpt_pool_destroy(&pool);
+	save_staging_destroy(&pool);
 }
 
-static struct ckpt_chunk *get(void)
+static struct save_chunk *get(void)
 {
-	struct ckpt_chunk *chunk;
+	struct save_chunk *chunk;
 
-	ck_assert_msg(!ckpt_pool_get(&pool, &chunk, &error), "%s", error.text);
+	ck_assert_msg(!save_staging_get(&pool, &chunk, &error), "%s", error.text);
 	return chunk;
 }
 
@@ -48,29 +48,29 @@ static uint64_t bytes_held(void)
 START_TEST(a_pool_that_nobody_uses_takes_nothing)
 {
 	ck_assert_int_eq(pool.fd, -1);
-	ckpt_pool_trim(&pool);
+	save_staging_trim(&pool);
 	ck_assert_int_eq(pool.fd, -1);
 }
 END_TEST
 
 START_TEST(what_is_written_into_a_chunk_is_at_its_offset_of_the_fd)
 {
-	struct ckpt_chunk *chunks[CHUNKS];
+	struct save_chunk *chunks[CHUNKS];
 	uint64_t bytes;
 	const void *view;
 
 	for (unsigned i = 0; i < CHUNKS; i++) {
 		chunks[i] = get();
-		memset(chunks[i]->memory, (int)i + 1, CKPT_CHUNK_BYTES);
+		memset(chunks[i]->memory, (int)i + 1, SAVE_CHUNK_BYTES);
 	}
 	ck_assert_int_eq(base_shared_view(pool.fd, &view, &bytes), 0);
-	ck_assert_uint_eq(bytes, CHUNKS * CKPT_CHUNK_BYTES);
+	ck_assert_uint_eq(bytes, CHUNKS * SAVE_CHUNK_BYTES);
 	for (unsigned i = 0; i < CHUNKS; i++) {
 		const uint8_t *seen = (const uint8_t *)view + chunks[i]->offset;
 
-		ck_assert_int_eq(memcmp(seen, chunks[i]->memory, CKPT_CHUNK_BYTES), 0);
-		ck_assert_int_eq(seen[CKPT_CHUNK_BYTES - 1], (int)i + 1);
-		ckpt_pool_put(&pool, chunks[i]);
+		ck_assert_int_eq(memcmp(seen, chunks[i]->memory, SAVE_CHUNK_BYTES), 0);
+		ck_assert_int_eq(seen[SAVE_CHUNK_BYTES - 1], (int)i + 1);
+		save_staging_put(&pool, chunks[i]);
 	}
 	munmap((void *)(uintptr_t)view, bytes);
 }
@@ -78,36 +78,36 @@ END_TEST
 
 START_TEST(trimming_gives_the_memory_back_and_the_range_is_used_again)
 {
-	struct ckpt_chunk *chunks[CHUNKS];
+	struct save_chunk *chunks[CHUNKS];
 
 	for (unsigned round = 0; round < 3; round++) {
 		struct stat status;
 
 		for (unsigned i = 0; i < CHUNKS; i++)
 			chunks[i] = get();
-		ck_assert_uint_eq(bytes_held(), CHUNKS * CKPT_CHUNK_BYTES);
+		ck_assert_uint_eq(bytes_held(), CHUNKS * SAVE_CHUNK_BYTES);
 		for (unsigned i = 0; i < CHUNKS; i++)
 			for (unsigned j = 0; j < i; j++)
 				ck_assert_uint_ne(chunks[i]->offset, chunks[j]->offset);
 		for (unsigned i = 1; i < CHUNKS; i++)
-			ckpt_pool_put(&pool, chunks[i]);
+			save_staging_put(&pool, chunks[i]);
 		chunks[0]->memory[5] = 77;
-		ckpt_pool_trim(&pool);
-		ck_assert_uint_eq(bytes_held(), CKPT_CHUNK_BYTES);
+		save_staging_trim(&pool);
+		ck_assert_uint_eq(bytes_held(), SAVE_CHUNK_BYTES);
 		ck_assert_uint_eq(chunks[0]->memory[5], 77);
-		ckpt_pool_put(&pool, chunks[0]);
-		ckpt_pool_trim(&pool);
+		save_staging_put(&pool, chunks[0]);
+		save_staging_trim(&pool);
 		ck_assert_uint_eq(bytes_held(), 0);
 		ck_assert_uint_eq(pool.made, 0);
 		ck_assert_int_eq(fstat(pool.fd, &status), 0);
-		ck_assert_int_eq(status.st_size, (off_t)(CHUNKS * CKPT_CHUNK_BYTES));
+		ck_assert_int_eq(status.st_size, (off_t)(CHUNKS * SAVE_CHUNK_BYTES));
 	}
 }
 END_TEST
 
 START_TEST(it_cannot_shrink_and_is_not_passed_on_by_execution)
 {
-	ckpt_pool_put(&pool, get());
+	save_staging_put(&pool, get());
 	ck_assert_int_eq(fcntl(pool.fd, F_GETFD), FD_CLOEXEC);
 	ck_assert_int_eq(fcntl(pool.fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_SEAL);
 	ck_assert_int_eq(ftruncate(pool.fd, 4096), -1);
@@ -116,35 +116,35 @@ END_TEST
 
 START_TEST(without_descriptors_or_room_for_files_it_says_what_to_raise)
 {
-	struct ckpt_chunk *first, *second;
+	struct save_chunk *first, *second;
 	struct rlimit before, little;
 
 	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
 	little = (struct rlimit){ 0, before.rlim_max };
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &little), 0);
-	ck_assert_int_eq(ckpt_pool_get(&pool, &first, &error), -EMFILE);
+	ck_assert_int_eq(save_staging_get(&pool, &first, &error), -EMFILE);
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
 	ck_assert_ptr_nonnull(strstr(error.text, "raise ulimit -n"));
 	ck_assert_uint_eq(pool.made, 0);
 	first = get();
 	ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
-	little = (struct rlimit){ CKPT_CHUNK_BYTES + 4096, before.rlim_max };
+	little = (struct rlimit){ SAVE_CHUNK_BYTES + 4096, before.rlim_max };
 	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &little), 0);
 	error.code = 0;
-	ck_assert_int_eq(ckpt_pool_get(&pool, &second, &error), -EFBIG);
+	ck_assert_int_eq(save_staging_get(&pool, &second, &error), -EFBIG);
 	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
 	ck_assert_ptr_nonnull(strstr(error.text, "raise ulimit -f"));
 	ck_assert_uint_eq(pool.made, 1);
 	error.code = 0;
 	second = get();
-	ckpt_pool_put(&pool, first);
-	ckpt_pool_put(&pool, second);
+	save_staging_put(&pool, first);
+	save_staging_put(&pool, second);
 }
 END_TEST
 
 START_TEST(a_forked_child_does_not_have_it)
 {
-	struct ckpt_chunk *chunk = get();
+	struct save_chunk *chunk = get();
 	pid_t child = fork();
 	int status;
 
@@ -155,7 +155,7 @@ START_TEST(a_forked_child_does_not_have_it)
 	}
 	ck_assert_int_eq(waitpid(child, &status, 0), child);
 	ck_assert_int_eq(status, 0);
-	ckpt_pool_put(&pool, chunk);
+	save_staging_put(&pool, chunk);
 }
 END_TEST
 

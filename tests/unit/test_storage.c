@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What stripes make of a generation: where parts begin, how its files lie, how many may write. */
-#include "ckpt/storage.h"
+#include "group/save/part.h"
 #include "support/check_main.h"
 
 #include <string.h>
@@ -40,8 +40,8 @@ static const struct {
 
 START_TEST(parts_begin_on_stripes)
 {
-	uint64_t alignment = ckpt_part_alignment(alignments[_i].bytes, alignments[_i].parts,
-						 alignments[_i].stripe_bytes);
+	uint64_t alignment = group_part_alignment(alignments[_i].bytes, alignments[_i].parts,
+						  alignments[_i].stripe_bytes);
 	const uint64_t stripe = alignments[_i].stripe_bytes;
 
 	ck_assert_uint_eq(alignment, alignments[_i].alignment);
@@ -54,7 +54,7 @@ END_TEST
 START_TEST(any_stripe_gives_an_alignment_that_bundles_take)
 {
 	for (uint64_t stripe = 64 * KIB; stripe < 4 * GIB; stripe += 64 * KIB * 37) {
-		uint64_t alignment = ckpt_part_alignment(10 * GIB, 8, stripe);
+		uint64_t alignment = group_part_alignment(10 * GIB, 8, stripe);
 
 		REQUIRE(alignment >= 4096 && alignment % 4096 == 0 && alignment <= 16 * MIB);
 		/* Where nothing divides it that is large enough, neither is any use. */
@@ -80,7 +80,7 @@ static struct fs_facts lustre(uint32_t targets, uint32_t stripes)
 }
 
 static const struct {
-	const char *wish;
+	const char *request;
 	uint32_t targets, stripes; /* of the directory */
 	uint64_t bytes;
 	uint32_t files;
@@ -105,14 +105,14 @@ static const struct {
 START_TEST(as_many_write_as_there_are_targets_for_their_stripes)
 {
 	struct fs_facts facts = lustre(cases[_i].targets, cases[_i].stripes);
-	struct ckpt_expected expected = { .bytes = cases[_i].bytes, .files = cases[_i].files };
+	struct save_expected expected = { .bytes = cases[_i].bytes, .files = cases[_i].files };
 	struct fs_layout layout;
-	struct fs_wish wish;
+	struct fs_layout_request request;
 	char text[96];
 
-	ck_assert_int_eq(fs_wish_parse(cases[_i].wish, &wish, NULL), 0);
-	expected.wish = &wish;
-	ck_assert_uint_eq(ckpt_stripes_of(&facts, &expected, &layout), cases[_i].capacity);
+	ck_assert_int_eq(fs_layout_request_parse(cases[_i].request, &request, NULL), 0);
+	expected.request = &request;
+	ck_assert_uint_eq(save_stripes_of(&facts, &expected, &layout), cases[_i].capacity);
 	fs_layout_text(&layout, text, sizeof(text));
 	ck_assert_str_eq(text, cases[_i].layout);
 }
@@ -121,11 +121,11 @@ END_TEST
 START_TEST(without_stripes_there_is_no_rule)
 {
 	struct fs_facts facts = { .family = FS_EXT };
-	struct fs_wish wish = { .kind = FS_WISH_AUTO };
-	struct ckpt_expected expected = { .wish = &wish, .bytes = GIB };
+	struct fs_layout_request request = { .kind = FS_REQUEST_AUTO };
+	struct save_expected expected = { .request = &request, .bytes = GIB };
 	struct fs_layout layout;
 
-	ck_assert_uint_eq(ckpt_stripes_of(&facts, &expected, &layout), 0);
+	ck_assert_uint_eq(save_stripes_of(&facts, &expected, &layout), 0);
 	ck_assert_uint_eq(layout.count, 0);
 }
 END_TEST

@@ -69,7 +69,7 @@ static void open_stream(const struct ring_config *config)
 static void close_stream(void)
 {
 	ring_stream_free(stream);
-	/* Every slab is there again. */
+	/* Every buffer is there again. */
 	ck_assert_uint_eq(lane->in_flight, 0);
 	ck_assert_uint_eq(count_free(), lane->shape.depth);
 	ring_input_close(&input);
@@ -92,10 +92,12 @@ static int64_t as_the_file(const struct ring_op *op, unsigned nth)
 
 static void begin_scripted(void)
 {
-	struct ring_config config = { .block_bytes = BLOCK, .depth = DEPTH, .threads = 1 };
+	struct ring_config config = {
+		.engines = tried_engines, .block_bytes = BLOCK, .depth = DEPTH, .threads = 1
+	};
 
-	ring_engine_order[0] = &scripted;
-	ring_engine_order[1] = NULL;
+	tried_engines[0] = &scripted;
+	tried_engines[1] = NULL;
 	answer = as_the_file;
 	open_stream(&config);
 }
@@ -146,7 +148,7 @@ START_TEST(who_reads_onward_finds_the_next_bytes_under_way)
 	     bytes = bytes == 30 ? 3 * BLOCK + 77 : 30) {
 		get(at, bytes);
 		at += bytes;
-		/* As much as there are slabs for is sent for. */
+		/* As much as there are buffers for is sent for. */
 		if (at > 16 * BLOCK && at + DEPTH * BLOCK < STREAM_END)
 			ck_assert_uint_ge(asked_end(requests - 1), at + (DEPTH - 2) * BLOCK);
 	}

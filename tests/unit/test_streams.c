@@ -395,8 +395,35 @@ START_TEST(a_writer_that_never_listens_is_explained)
 	ck_assert_int_eq(gather_sender_open_local(&sender, address, RANK, -1, &wait, &error),
 			 -ETIMEDOUT);
 	ck_assert_ptr_null(sender);
-	ck_assert_msg(strstr(error.text, "in time; nobody listens at"), "%s", error.text);
-	ck_assert_msg(strstr(error.text, "network namespace"), "%s", error.text);
+	ck_assert_int_eq(error.code, -ETIMEDOUT);
+	ck_assert_msg(strstr(error.text, address), "%s", error.text);
+}
+END_TEST
+
+/* Its socket has a name until the next writer of this user comes. */
+static void listen_and_die(const void *argument)
+{
+	(void)argument;
+	listen_here();
+	kill(getpid(), SIGKILL);
+}
+
+START_TEST(a_killed_writer_leaves_no_socket)
+{
+	struct gather_listener *listener;
+	struct sockaddr_un dead;
+	int status;
+	pid_t child;
+
+	ck_assert_int_eq(local_address(&dead, address, NULL), 0);
+	child = stream_start(listen_and_die, NULL);
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert(WIFSIGNALED(status));
+	ck_assert(!access(dead.sun_path, F_OK));
+	strcat(address, "-next");
+	listener = listen_here();
+	ck_assert(access(dead.sun_path, F_OK));
+	gather_listener_close(listener);
 }
 END_TEST
 
@@ -431,6 +458,7 @@ int main(void)
 	tcase_add_loop_test(tests, a_sender_says_why_it_failed, 0, 3);
 	tcase_add_test(tests, a_receiver_stops_the_sender);
 	tcase_add_test(tests, a_writer_that_never_listens_is_explained);
+	tcase_add_test(tests, a_killed_writer_leaves_no_socket);
 	tcase_add_test(tests, a_rank_that_never_comes_ends_when_the_caller_says_so);
 	suite_add_tcase(suite, tests);
 	return check_main(suite);

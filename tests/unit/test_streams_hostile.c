@@ -3,8 +3,10 @@
 #define _GNU_SOURCE
 #include "support/local_stream_case.h"
 
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 /* ---- Those who lie --------------------------------------------------------------------------- */
 
@@ -29,11 +31,10 @@ static const struct {
 static int connect_raw(void)
 {
 	struct sockaddr_un to;
-	socklen_t bytes;
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-	STREAM_MUST(fd >= 0 && !local_address(&to, &bytes, address, NULL));
-	STREAM_MUST(!connect(fd, (const struct sockaddr *)&to, bytes));
+	STREAM_MUST(fd >= 0 && !local_address(&to, address, NULL));
+	STREAM_MUST(!connect(fd, (const struct sockaddr *)&to, sizeof(to)));
 	return fd;
 }
 
@@ -198,12 +199,22 @@ START_TEST(strangers_are_sent_away)
 }
 END_TEST
 
-/* Only root can be somebody else for once. */
+/* Only root can be somebody else for once. The folder keeps them out; and should one get to the
+ * socket, its messages are not taken. */
 static void come_as_nobody(const void *argument)
 {
+	struct sockaddr_un to, opened = { .sun_family = AF_UNIX };
+	int file, fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
 	(void)argument;
+	STREAM_MUST(fd >= 0 && !local_address(&to, address, NULL));
+	STREAM_MUST(!chmod(to.sun_path, 0777));
+	file = open(to.sun_path, O_PATH | O_CLOEXEC);
+	snprintf(opened.sun_path, sizeof(opened.sun_path), "/proc/self/fd/%d", file);
 	STREAM_MUST(!setresuid(65534, 65534, 65534));
-	say_hello(connect_raw(), RANK, -1);
+	STREAM_MUST(connect(fd, (const struct sockaddr *)&to, sizeof(to)) && errno == EACCES);
+	STREAM_MUST(!connect(fd, (const struct sockaddr *)&opened, sizeof(opened)));
+	say_hello(fd, RANK, -1);
 }
 
 START_TEST(other_users_are_sent_away)

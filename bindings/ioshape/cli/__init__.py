@@ -6,6 +6,6 @@ from __future__ import annotations
 
 def main() -> None:
     """What the installed command and "python -m ioshape" call."""
-    from ioshape.cli._app import run  # noqa: PLC0415 - click is not needed to import this
+    from ioshape.cli.app import run  # noqa: PLC0415 - click is not needed to import this
 
     run()

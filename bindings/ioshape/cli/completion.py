@@ -28,7 +28,7 @@ def command(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415
 
-    from ioshape.cli._app import COMPLETE_VARIABLE, commands  # noqa: PLC0415
+    from ioshape.cli.app import COMPLETE_VARIABLE, commands  # noqa: PLC0415
 
     completion = get_completion_class(shell)
     assert completion is not None

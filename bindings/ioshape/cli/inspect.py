@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape.cli._files import exit_for, files_argument, reason
-from ioshape.cli._output import Table, columns, human_size, note, plural, say, say_json
+from ioshape.cli.output import Table, columns, human_size, note, plural, say, say_json
+from ioshape.cli.paths import exit_for, files_argument, reason
 
 if TYPE_CHECKING:
-    from ioshape._contents import Contents, Tensor
+    from ioshape._load.contents import Contents, Tensor
 
 _ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8", "quint8", "qint8", "bits8", "float4_e2m1fn_x2"), 1),

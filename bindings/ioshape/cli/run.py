@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import click
 
-from ioshape import _run
-from ioshape.cli._output import UsageSentenceError
+from ioshape._run import run as _run
+from ioshape.cli.output import UsageSentenceError
 
 
 @click.command(
@@ -31,6 +31,12 @@ def command(is_module: bool, no_load: bool, script: str, arguments: tuple[str, .
     torchrun --nproc-per-node 8 -m ioshape run train.py --lr 1e-3
     python -X dev -m ioshape run train.py         options for Python itself
     """
+    from ioshape._settings import config  # noqa: PLC0415
+
+    # Now, and not at the first save, hours from here.
+    wrong = config.mistakes()
+    if wrong:
+        raise UsageSentenceError("\n".join(wrong))
     try:
         _run.run(script, arguments, is_module=is_module, load=not no_load)
     except _run.CannotRun as error:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ioshape.cli._files import exit_for, files_argument, reason
-from ioshape.cli._generations import STEP, damaged, open_step
-from ioshape.cli._output import explain, human_size, one_line, say, say_json
+from ioshape.cli.generations.look import STEP, damaged, open_step
+from ioshape.cli.output import explain, human_size, one_line, say, say_json
+from ioshape.cli.paths import exit_for, files_argument, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

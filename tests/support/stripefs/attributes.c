@@ -28,23 +28,6 @@ static bool is_plain(const char *name)
 	       strncmp(name, "security.", 9) == 0;
 }
 
-static void own_value(fuse_req_t request, const char *name, size_t room)
-{
-	char *text = strcmp(name, "user.stripefs.statistics") == 0 ? statistics_text() : NULL;
-	const size_t size = text ? strlen(text) : 0;
-
-	if (!text)
-		fuse_reply_err(request, ENODATA);
-	else if (!room)
-		/* It may have grown when it is asked for. */
-		fuse_reply_xattr(request, size + 256);
-	else if (room < size)
-		fuse_reply_err(request, ERANGE);
-	else
-		fuse_reply_buf(request, text, size);
-	free(text);
-}
-
 static void own_order(fuse_req_t request, const char *name, const char *value, size_t bytes)
 {
 	char sentence[256];
@@ -66,7 +49,7 @@ static void do_getxattr(fuse_req_t request, fuse_ino_t ino, const char *name, si
 	ssize_t bytes = -EOPNOTSUPP;
 
 	if (strncmp(name, own, sizeof(own) - 1) == 0) {
-		own_value(request, name, room);
+		fuse_reply_err(request, ENODATA);
 		return;
 	}
 	bytes = layout_attribute(node, name, blob);

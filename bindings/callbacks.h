@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What C calls in Python, in the form that cffi reads. Threads of the library call some of them. */
+
+extern "Python" int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
+					uint64_t total_bytes);
+/* The same, but only while staging: see native.h. */
+int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t done_bytes,
+				 uint64_t total_bytes);
+/* What an exit status of 0 becomes; 0 leaves it. See native.h. */
+void ioshape_py_end_with(int status);
+extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
+extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);
+extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
+extern "Python" void ioshape_py_removing(void *user, uint64_t step, uint64_t bytes);
+extern "Python" int ioshape_py_send(void *user, uint32_t to, uint32_t tag, const void *data,
+				    size_t bytes, uint32_t timeout_ms);
+extern "Python" int ioshape_py_receive(void *user, uint32_t from, uint32_t tag, void *into,
+				       size_t bytes, uint32_t timeout_ms);
+
+/* base/job.h, which the compiler compares. */
+struct base_job {
+	uint32_t rank;
+	uint32_t ranks;
+	uint32_t local_rank;
+	uint32_t local_ranks;
+	char id[256];
+	char launcher[16];
+};
+void base_job_find(struct base_job *job);

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From records to a save under way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ioshape._errors import last_failure
+from ioshape._native import ffi, lib
+from ioshape._save.callbacks import Teller
+from ioshape._save.device import FETCH, Courier
+from ioshape._save.handle import SaveHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ioshape._save.handle import Cause
+    from ioshape._save.pickling import Pickled
+    from ioshape._save.report import Progress
+    from ioshape._settings.context import Context
+
+
+class Options(NamedTuple):
+    """How to save."""
+
+    durable: bool
+    replace: bool
+    #: what is saved stays as it is until the save has ended
+    borrow: bool
+    progress: Callable[[Progress], object] | None
+    #: what was not as preferred before the library came to it
+    notes: tuple[str, ...] = ()
+
+
+def start(
+    begin: Callable[[Any, int, Any, Any], int],
+    context: Context,
+    path: str,
+    pickled: Pickled,
+    pickle_s: float,
+    wanted: Options,
+    owner: object = None,
+    causes: Iterable[Cause] = (),
+) -> SaveHandle:
+    """Has begin(records, count, options, out) begin a save; `owner` lives until it is freed."""
+    records, keep, couriers = _records_for(pickled)
+    options = ffi.new("struct ioshape_save_options *")
+    options.size = ffi.sizeof("struct ioshape_save_options")
+    options.replace = lib.IOSHAPE_ON if wanted.replace else lib.IOSHAPE_OFF
+    options.sync = lib.IOSHAPE_ON if wanted.durable else lib.IOSHAPE_OFF
+    options.borrow = wanted.borrow
+    teller = Teller.for_save(wanted.progress)
+    tellers = [] if teller is None else [teller]
+    # What is not borrowed is copied by the time the call returns.
+    keep_longer = [*keep] if wanted.borrow else []
+    keep_longer += [one.set_in(options, queue=True) for one in tellers]
+    # Owned before there is anything to own: whenever a signal comes, a save that has begun is
+    # freed, which ends it, before what it borrows.
+    out = ffi.gc(ffi.new("struct ioshape_save **"), _Freeing(context, owner))
+    try:
+        code = begin(records, len(pickled.records), options, out)
+        if code:
+            for source in (*couriers, *tellers):
+                if source.failure is not None:
+                    raise source.failure
+            raise last_failure(path, "save")
+        return SaveHandle(
+            out,
+            context,
+            path,
+            pickle_s=pickle_s,
+            keep=keep_longer,
+            failures=(*(couriers if wanted.borrow else ()), *tellers),
+            notes=wanted.notes,
+            causes=causes,
+        )
+    except BaseException:
+        ffi.release(out)
+        raise
+
+
+class _Freeing:
+    """Frees a save, and lets go of its context, and of what else it needs, only then."""
+
+    def __init__(self, context: Context, owner: object) -> None:
+        self._context: Context | None = context
+        self._owner: object = owner
+        # At the interpreter's end this module may be gone before a save.
+        self._free = lib.ioshape_save_free
+
+    def __call__(self, save: Any) -> None:
+        self._free(save[0])
+        self._owner = None
+        self._context = None
+
+
+def _records_for(pickled: Pickled) -> tuple[Any, list[Any], list[Any]]:
+    """The records as C takes them; what must live as long; and whose failures are the save's."""
+    records = ffi.new("struct ioshape_record[]", len(pickled.records))
+    keep: list[Any] = [records]
+    couriers: list[Any] = []
+    for record, to in zip(pickled.records, records, strict=True):
+        to.name = name = ffi.new("char[]", record.name.encode())
+        keep.append(name)
+        to.bytes = record.n_bytes
+        to.alignment = record.alignment
+        if not record.n_bytes:
+            continue
+        if record.storage is None:
+            to.data = data = ffi.from_buffer(record.data)
+            keep.append(data)
+        elif pickled.has_device_storages and record.storage.device.type != "cpu":
+            courier = Courier(record.storage)
+            couriers.append(courier)
+            to.fetch = FETCH
+            to.fetch_user = handle = ffi.new_handle(courier)
+            keep.append(handle)
+        else:
+            to.data = ffi.cast("void *", record.storage.data_ptr())
+            keep.append(record.storage)
+    return records, [*keep, *couriers], couriers

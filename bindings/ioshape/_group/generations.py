@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generations on disk: what there is, what lies in it, and what goes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from ioshape._errors import last_failure
+from ioshape._load.reader import Reader
+from ioshape._native import ffi, lib
+from ioshape._save.callbacks import Teller, keep_failure
+from ioshape._settings.context import current, encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ioshape._save.report import Progress
+
+Mode = Literal["each", "node", "rank0"]
+
+MODES: dict[int, Mode] = {
+    lib.IOSHAPE_MODE_EACH: "each",
+    lib.IOSHAPE_MODE_NODE: "node",
+    lib.IOSHAPE_MODE_RANK0: "rank0",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank saved, and where it lies."""
+
+    rank: int
+    #: path of the file that it lies in
+    file: str
+    #: "rank-00007.pt": its name in the zip, or of the file itself
+    name: str
+    #: of its first byte in the file; 0 if it is a file of its own
+    offset: int
+    n_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A complete checkpoint of all ranks of a job."""
+
+    step: int
+    #: of its directory
+    path: str
+    #: when it was completed; in UTC
+    saved: datetime
+    #: "each", "node" or "rank0": which ranks wrote files
+    mode: Mode
+    #: how many saved it
+    ranks: int
+    #: how many there are, the manifest not counted
+    files: int
+    #: of these files
+    n_bytes: int
+
+    def parts(self) -> list[Part]:
+        """Where each rank's part lies.
+
+        Raises:
+            StorageError: the generation is not there any more, or does not hold.
+        """
+        with _open(self) as handle:
+            return [handle.part(rank) for rank in range(self.ranks)]
+
+    def load(
+        self,
+        rank: int,
+        map_location: Any = None,
+        pickle_module: Any = None,
+        *,
+        weights_only: bool | None = None,
+        mmap: bool | None = None,
+        verify: bool | None = None,
+        progress: Callable[[Progress], object] | None = None,
+        **pickle_load_args: Any,
+    ) -> Any:
+        """Loads what a rank saved; only its range of the file is read.
+
+        Args:
+            rank: whose part, from 0 to `ranks` - 1.
+            map_location: as in torch.load.
+            pickle_module: as in torch.load.
+            weights_only: as in torch.load.
+            mmap: as in torch.load; only for parts that are files of their own (mode "each").
+            verify: False compares no checksums.
+            progress: is called with a Progress now and then; an exception in it stops the load.
+            pickle_load_args: as in torch.load.
+
+        Raises:
+            DamagedError: a checksum is wrong; the message names the tensor and where it lies.
+            StorageError: the generation is not there any more, has no such rank, or could not be
+                read.
+        """
+        import torch  # noqa: F401, PLC0415 - before any module of ours that needs it
+
+        from ioshape import _torch as original  # noqa: PLC0415
+        from ioshape._load import load as _load  # noqa: PLC0415
+
+        options = {"weights_only": weights_only, **pickle_load_args}
+        # Open until all is read: nobody removes it meanwhile.
+        with _open(self, operation="load") as handle:
+            part = handle.part(rank)
+            if mmap:
+                if self.mode != "each":
+                    raise ValueError(
+                        f"mmap=True maps a whole file, but the part of rank {rank} lies in "
+                        f'{part.file} beside others; use mmap=False, or "ioshape extract" first'
+                    )
+                return _load.load(
+                    part.file,
+                    map_location,
+                    pickle_module,
+                    mmap=True,
+                    verify=verify,
+                    progress=progress,
+                    **options,
+                )
+            return _load.load_through(
+                handle.reader(part, verify=verify is not False),
+                lambda file: original.load(
+                    file, map_location, pickle_module, mmap=False, **options
+                ),
+                progress,
+                (part.offset, part.n_bytes),
+            )
+
+    def verify(self, *, progress: Callable[[Progress], object] | None = None) -> None:
+        """Reads all of it and compares all checksums, those of the manifest included.
+
+        Returns if every one is right.
+
+        Raises:
+            DamagedError: one is not.
+            StorageError: it is not there any more, or could not be read.
+        """
+        with _open(self, operation="verify") as handle:
+            handle.verify(progress)
+
+
+class Handle:
+    """A generation that is open: while it is, nothing removes it."""
+
+    def __init__(self, directory: str, step: int | None, operation: str) -> None:
+        """The newest one if step is None."""
+        self._context = current()
+        self._directory = directory
+        self._operation = operation
+        out = ffi.new("struct ioshape_generation **")
+        path = encoded(directory)
+        wanted = lib.IOSHAPE_LATEST if step is None else step
+        code = lib.ioshape_generation_open(self._context.pointer, path, wanted, out)
+        self._check(code)
+        self._pointer: Any = ffi.gc(out[0], lib.ioshape_generation_free)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        ffi.release(self._pointer)
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise last_failure(self._directory, self._operation)
+
+    def describe(self) -> Generation:
+        """What it is."""
+        info = ffi.new("struct ioshape_generation_info *")
+        info.size = ffi.sizeof("struct ioshape_generation_info")
+        self._check(lib.ioshape_generation_get_info(self._pointer, info))
+        return Generation(
+            step=info.step,
+            path=os.fsdecode(ffi.string(info.path)),
+            saved=datetime.fromtimestamp(info.saved_s, tz=timezone.utc),
+            mode=MODES[info.mode],
+            ranks=info.ranks,
+            files=info.files,
+            n_bytes=info.bytes,
+        )
+
+    def part(self, rank: int) -> Part:
+        """Where a rank's part lies."""
+        if rank < 0:
+            raise ValueError(f"rank is {rank}; ranks count from 0")
+        info = ffi.new("struct ioshape_part_info *")
+        info.size = ffi.sizeof("struct ioshape_part_info")
+        self._check(lib.ioshape_generation_get_part(self._pointer, rank, info))
+        return Part(
+            rank=rank,
+            file=os.fsdecode(ffi.string(info.file)),
+            name=os.fsdecode(ffi.string(info.name)),
+            offset=info.offset,
+            n_bytes=info.bytes,
+            crc32=info.crc32,
+        )
+
+    def reader(self, part: Part, *, verify: bool = True) -> Reader:
+        """Of one rank's part; to be closed before this."""
+
+        def opener(options: Any, out: Any) -> None:
+            self._check(lib.ioshape_generation_open_part(self._pointer, part.rank, options, out))
+
+        return Reader(part.file, verify=verify, opener=opener)
+
+    def verify(self, progress: Callable[[Progress], object] | None) -> None:
+        """Reads and compares all of it."""
+        teller = Teller.for_reader(progress)
+        user = ffi.new_handle(teller) if teller is not None else ffi.NULL
+        callback = lib.ioshape_py_progress if teller is not None else ffi.NULL
+        code = lib.ioshape_generation_verify(self._pointer, callback, user)
+        if code and teller is not None and teller.failure is not None:
+            raise teller.failure
+        self._check(code)
+
+
+def _open(generation: Generation, operation: str = "load") -> Handle:
+    directory = os.path.dirname(generation.path)  # noqa: PTH120 - of a path that may be odd
+    return Handle(directory, generation.step, operation)
+
+
+# ---- What users call ---------------------------------------------------------------------------
+
+
+def latest(directory: str | os.PathLike[str]) -> Generation | None:
+    """The newest complete generation in a directory; None if there is none.
+
+    What is being written, damaged, or left behind by a job that died does not count.
+
+    Args:
+        directory: what was given to save_group().
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    try:
+        with Handle(os.fspath(directory), None, "load") as handle:
+            return handle.describe()
+    except FileNotFoundError:
+        return None
+
+
+def generations(directory: str | os.PathLike[str]) -> list[Generation]:
+    """The complete generations in a directory, oldest first.
+
+    A look at names and manifests; the files themselves are not read.
+
+    Args:
+        directory: what was given to save_group().
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    path = os.fspath(directory)
+    context = current()
+    steps, count = ffi.new("uint64_t **"), ffi.new("size_t *")
+    code = lib.ioshape_generation_list(context.pointer, encoded(path), steps, count)
+    if code == -errno.ENOENT:
+        return []
+    if code:
+        raise last_failure(path, "load")
+    found = ffi.unpack(steps[0], count[0]) if count[0] else []
+    lib.ioshape_free(steps[0])
+    complete = []
+    for step in found:
+        try:
+            with Handle(path, step, "load") as handle:
+                complete.append(handle.describe())
+        except OSError:  # removed or replaced just now
+            continue
+    return complete
+
+
+def prune(
+    directory: str | os.PathLike[str],
+    *,
+    keep_last: int,
+    keep_every: int = 0,
+    dry_run: bool = False,
+) -> list[int]:
+    """Removes complete generations that are not to be kept, oldest first, and what dead jobs left.
+
+    The newest complete one stays, and so does one that somebody has open, also on another host
+    where locks reach.
+
+    Args:
+        directory: what was given to save_group().
+        keep_last: how many of the newest stay; at least 1.
+        keep_every: besides, those whose step is a multiple of this stay; 0: none.
+        dry_run: True removes nothing.
+
+    Returns:
+        The steps of those that went, or with dry_run would go.
+
+    Raises:
+        StorageError: one could not be removed. The others have been, nevertheless.
+    """
+    path = os.fspath(directory)
+    removed = remove(path, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
+    return [step for step, _n_bytes in removed]
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.removed: list[tuple[int, int]] = []
+        self.failure: BaseException | None = None
+
+
+@ffi.def_extern(onerror=keep_failure)  # type: ignore[untyped-decorator]
+def ioshape_py_removing(user: Any, step: int, n_bytes: int) -> None:
+    cast("_Listener", ffi.from_handle(user)).removed.append((step, n_bytes))
+
+
+def remove(
+    directory: str, *, keep_last: int, keep_every: int, dry_run: bool
+) -> list[tuple[int, int]]:
+    """As prune(); steps and bytes."""
+    if keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last}; at least the newest generation stays")
+    if keep_every < 0:
+        raise ValueError(f"keep_every is {keep_every}; it is a number of steps, or 0 for none")
+    context = current()
+    listener = _Listener()
+    user = ffi.new_handle(listener)
+    options = ffi.new("struct ioshape_prune_options *")
+    options.size = ffi.sizeof("struct ioshape_prune_options")
+    options.keep_last = keep_last
+    options.keep_every = keep_every
+    options.dry_run = dry_run
+    options.removing = lib.ioshape_py_removing
+    options.removing_user = user
+    code = lib.ioshape_generation_prune(context.pointer, encoded(directory), options, ffi.NULL)
+    if listener.failure is not None:
+        raise listener.failure
+    if code:
+        raise last_failure(directory, "prune")
+    return listener.removed

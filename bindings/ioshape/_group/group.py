@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save_group() and save_group_async(): one checkpoint of all ranks of a job."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ioshape._errors import failure, last_failure
+from ioshape._group import comm as _comm
+from ioshape._group.begin import Options, start
+from ioshape._native import ffi, lib
+from ioshape._save import handle as _handle
+from ioshape._save import pickling
+from ioshape._save.handle import SaveHandle, raise_unheard, register, starting
+from ioshape._settings import config
+from ioshape._settings.context import Context, current, encoded
+from ioshape._settings.job import Job, job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from ioshape._save.report import Progress, Report
+
+    T = TypeVar("T")
+
+_PROTOCOL = 2  # torch's default
+_DEADLINE_MS = 120_000  # the library's default
+_MOST_STEP = (1 << 63) - 1
+
+_MODES = {
+    "auto": lib.IOSHAPE_MODE_AUTO,
+    "each": lib.IOSHAPE_MODE_EACH,
+    "node": lib.IOSHAPE_MODE_NODE,
+    "rank0": lib.IOSHAPE_MODE_RANK0,
+}
+
+
+def save_group(
+    obj: object,
+    directory: str | os.PathLike[str],
+    step: int,
+    *,
+    mode: str | None = None,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = _PROTOCOL,
+    replace: bool = True,
+    progress: Callable[[Progress], object] | None = None,
+) -> Report:
+    """Saves the objects of all ranks as one checkpoint, which exists as a whole or not at all.
+
+    All ranks of the job (see ioshape.job()) call it, with the same arguments but for their object,
+    in the same order of steps. When it returns, on any rank, the generation "step-0000001000" is in
+    the directory, complete and on stable storage, with every rank's part in it. If a rank fails or
+    dies, it raises on all others, with a sentence that names that rank, and what was there before
+    is as it was.
+
+    Each part is an ordinary file of torch.save: by itself, or in a zip of several, which unzip
+    takes apart.
+
+    Args:
+        obj: this rank's object.
+        directory: where the generations are; it is made if it is not there.
+        step: which generation this is; a complete one of the same step is replaced.
+        mode: who writes: "each" rank, one for each "node", "rank0", or "auto". Default: the setting
+            "mode". The report says which it was, and why.
+        keep_last: complete generations to keep, newest first; older ones are removed when this one
+            is complete. Default: all.
+        keep_every: besides, those whose step is a multiple of this are kept.
+        pickle_module: as in torch.save.
+        pickle_protocol: as in torch.save.
+        replace: False raises FileExistsError if there is a complete generation of this step.
+        progress: is called with a Progress of this rank's part now and then; an exception in it
+            stops the save, on all ranks.
+
+    Returns:
+        A Report of this rank's part. On all ranks its `skipped` is set if the generation did not
+        fit into the free space and the setting "full" is "skip": then there is none of this step.
+
+    Raises:
+        StorageError: the generation could not be saved. It is an OSError with errno and path.
+
+    What torch.save raises for objects that cannot be pickled, this raises, on the rank that has
+    such an object; on the others it is a StorageError that names that rank.
+    """
+    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step)
+    report = call.save(_opened(directory, mode, keep_last, keep_every))
+    raise_unheard()
+    return report
+
+
+def save_group_async(
+    obj: object,
+    directory: str | os.PathLike[str],
+    step: int,
+    *,
+    mode: str | None = None,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = _PROTOCOL,
+    replace: bool = True,
+    progress: Callable[[Progress], object] | None = None,
+) -> SaveHandle:
+    """Begins to save the objects of all ranks, and returns as soon as this rank's may change again.
+
+    Arguments and files are those of save_group(). All ranks call it; at the first call for a
+    directory they wait for each other, later ones wait for nobody. Generations are written one
+    after the other.
+
+    Returns:
+        A SaveHandle, as save_async() gives it. It is done when the whole generation is.
+
+    Raises:
+        What torch.save raises for objects that cannot be pickled. Other failures are raised by the
+        handle.
+    """
+    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step)
+    handle = call.begin(_opened(directory, mode, keep_last, keep_every))
+    raise_unheard(but=handle)
+    return handle
+
+
+# ---- Groups -------------------------------------------------------------------------------------
+
+
+class Key(NamedTuple):
+    """What a group was opened with. Ranks that differ in it do not find each other."""
+
+    job: Job
+    mode: str
+    keep_last: int
+    keep_every: int
+    #: of the process
+    settings: tuple[tuple[str, Any], ...]
+
+
+class Group:
+    """An open group, and the context that it lives in."""
+
+    def __init__(self, directory: str, key: Key) -> None:
+        self.directory = directory
+        self.key = key
+        self.context: Context = current()
+        # Python looks for signals while it waits for a thread, not while C waits for other ranks.
+        self.comm = in_thread(self._connect)
+        self._owner = os.getpid()
+        self._texts: list[Any] = []
+        self._saves: list[SaveHandle] = []
+        self.pointer: Any = ffi.NULL
+        self.pointer = in_thread(self._open, ffi.release)
+
+    def _connect(self) -> _comm.Comm | None:
+        """Where bytes may have to go from node to node."""
+        key, settings = self.key, dict(self.key.settings)
+        # Tests put several nodes on one host.
+        played = os.environ.get("IOSHAPE_TEST_NODE")
+        several_nodes = key.job.world_size > key.job.local_world_size or played
+        if key.mode not in ("auto", "rank0") or not several_nodes or key.job.world_size == 1:
+            return None
+        try:
+            return _comm.of_torch((settings["deadline_ms"] or _DEADLINE_MS) / 1000)
+        except RuntimeError as error:
+            raise failure(
+                -errno.ETIMEDOUT,
+                f"the group of {self.directory} is not complete: torch.distributed cannot connect "
+                f"its ranks by gloo: {error}",
+                self.directory,
+                "save",
+                remedy="look whether all are alive, and set GLOO_SOCKET_IFNAME to the network "
+                "between the nodes",
+            ) from error
+
+    def _open(self) -> Any:
+        options = ffi.new("struct ioshape_group_options *")
+        options.size = ffi.sizeof("struct ioshape_group_options")
+        settings = dict(self.key.settings)
+        options.rank = self.key.job.rank
+        options.ranks = self.key.job.world_size
+        options.local_ranks = _local_ranks(self.key.job)
+        options.mode = _MODES[self.key.mode]
+        options.deadline_ms = settings["deadline_ms"] or 0
+        options.keep_last = self.key.keep_last
+        options.keep_every = self.key.keep_every
+        options.token = self._in_c(_token(self.key.job, settings["job"]))
+        if self.comm is not None:
+            options.comm = self.comm.struct
+        out = ffi.new("struct ioshape_group **")
+        code = lib.ioshape_group_open(self.context.pointer, encoded(self.directory), options, out)
+        if code:
+            error = last_failure(self.directory, "save")
+            error.__cause__ = self.comm.cause() if self.comm is not None else None
+            raise error
+        # The context and the functions that it sends by outlive it.
+        return ffi.gc(out[0], _Closing(self.context, self.comm))
+
+    def _in_c(self, text: str) -> Any:
+        if not text:
+            return ffi.NULL
+        self._texts.append(ffi.new("char[]", text.encode()))
+        return self._texts[-1]
+
+    @property
+    def is_mine(self) -> bool:
+        """Not the parent's."""
+        return self._owner == os.getpid()
+
+    def path_of(self, step: int) -> str:
+        """Of a generation, as the library names it."""
+        return os.path.join(self.directory, f"step-{step:010d}")  # noqa: PTH118
+
+    def add(self, handle: SaveHandle) -> None:
+        """Notes a save."""
+        self._saves = [one for one in self._saves if not one.done()] + [handle]
+
+    def wait(self) -> None:
+        """For its saves, however they end."""
+        for handle in self._saves:
+            handle._wait(None)
+        self._saves = []
+
+    def fail(self, step: int, error: BaseException) -> None:
+        """Has the others know that this rank has nothing to bring."""
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        lib.ioshape_group_fail(self.pointer, step, why[:500].encode(errors="replace"))
+
+    def latest(self) -> int:
+        """The step of the newest complete generation, the same on all ranks, which all ask."""
+
+        def ask() -> int:
+            step = ffi.new("uint64_t *")
+            code = lib.ioshape_group_get_latest(self.pointer, step)
+            if code:
+                raise last_failure(self.directory, "load")
+            return int(step[0])
+
+        return in_thread(ask)
+
+    def close(self) -> None:
+        """As its end does; after its saves."""
+        if self.is_mine and self.pointer != ffi.NULL:
+            ffi.release(self.pointer)
+
+
+class _Closing:
+    """Frees a group, and lets go of what it needs only then."""
+
+    def __init__(self, context: Context, comm: _comm.Comm | None) -> None:
+        self._context: Context | None = context
+        self._comm = comm
+        # At the interpreter's end this module may be gone before a group.
+        self._free = lib.ioshape_group_free
+
+    def __call__(self, group: Any) -> None:
+        self._free(group)
+        self._comm = None
+        self._context = None
+
+
+def in_thread(
+    function: Callable[[], T], unwanted: Callable[[T], object] = lambda _result: None
+) -> T:
+    """What it returns or raises. Ctrl-C gets through; what it still returns then is `unwanted`."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+    lock = threading.Lock()
+    gone = False
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:
+            errors.append(error)
+        else:
+            with lock:
+                results.append(result)
+                left = gone
+            if left:
+                unwanted(result)
+        ended.set()
+
+    threading.Thread(target=run, name="ioshape-group", daemon=True).start()
+    try:
+        ended.wait()
+    except BaseException:  # Ctrl-C
+        with lock:
+            gone = True
+        if results:
+            unwanted(results[0])
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _local_ranks(place: Job) -> int:
+    """0 if nobody says."""
+    return place.local_world_size if place.local_world_size > 1 or place.world_size == 1 else 0
+
+
+def _token(place: Job, configured: str | None) -> str:
+    """What the ranks of the job have in common, and no other job on this host; "" if nothing."""
+    # torchrun gives no name to a job unless it is told to, but each has a port of its own.
+    parts = [configured or place.id, os.environ.get("MASTER_PORT", "")]
+    return ":".join(part for part in parts if part)
+
+
+def _key(mode: str | None, keep_last: int | None, keep_every: int | None) -> Key:
+    settings = tuple(
+        (name, config.value_of(name))
+        for name, setting in config.SETTINGS.items()
+        if setting.owner != "package" and name != "mode"
+    )
+    chosen = mode if mode is not None else config.value_of("mode") or "auto"
+    if chosen not in _MODES:
+        raise ValueError(f"mode cannot be {mode!r}; it takes {', '.join(_MODES)}")
+    for name, number in (("keep_last", keep_last), ("keep_every", keep_every)):
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise ValueError(f"{name} cannot be {number!r}; it takes a number from 1 on")
+    return Key(job(), chosen, keep_last or 0, keep_every or 0, settings)
+
+
+# Held while ranks find each other: all of them open their groups in the same order.
+_lock = threading.Lock()
+_groups: dict[str, Group] = {}
+
+
+def _opened(
+    directory: str | os.PathLike[str],
+    mode: str | None,
+    keep_last: int | None,
+    keep_every: int | None,
+) -> Group:
+    """The group of this directory; made anew when what it was opened with has changed."""
+    where = os.path.abspath(os.fspath(directory))  # noqa: PTH100 - links are the user's business
+    key = _key(mode, keep_last, keep_every)
+    with _lock:
+        group = _groups.get(where)
+        if group is not None and group.key == key:
+            return group
+        return _replace(where, key)
+
+
+def opened_for_reading(directory: str) -> Group:
+    """The group of this directory, whatever it is opened with; made if there is none."""
+    where = os.path.abspath(directory)  # noqa: PTH100
+    key = _key(None, None, None)
+    with _lock:
+        group = _groups.get(where)
+        if group is not None and (group.key.job, group.key.settings) == (key.job, key.settings):
+            return group
+        return _replace(where, key)
+
+
+def _replace(where: str, key: Key) -> Group:
+    before = _groups.pop(where, None)
+    if before is not None:
+        # Generations of a directory come one after the other.
+        before.wait()
+        before.close()
+    group = Group(where, key)
+    _groups[where] = group
+    return group
+
+
+def close() -> None:
+    """Closes all groups, when their saves have ended. The end of the process does it."""
+    with _lock:
+        groups = list(_groups.values())
+        _groups.clear()
+    for group in groups:
+        group.wait()
+        group.close()
+
+
+_handle.after_saves(close)
+
+
+def _forget_in_child() -> None:
+    # The groups are the parent's, and closing them here does nothing. The lock may have been held.
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+# ---- Saves --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Call:
+    """What the caller wants."""
+
+    obj: object
+    pickle_module: Any
+    protocol: int
+    replace: bool
+    progress: Callable[[Progress], object] | None
+    step: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.step, bool) or not isinstance(self.step, int):
+            raise TypeError(f"step is a number, not {type(self.step).__name__}")
+        if not 0 <= self.step <= _MOST_STEP:
+            raise ValueError(f"step cannot be {self.step}; it is from 0 to 2^63 - 1")
+
+    def save(self, group: Group) -> Report:
+        """Saves, and waits."""
+        with starting():
+            handle = self._start(group, borrow=True)
+            register(handle, background=False)
+        try:
+            return handle.result()
+        except BaseException:
+            handle._abort()  # Ctrl-C
+            raise
+
+    def begin(self, group: Group) -> SaveHandle:
+        """Saves in the background."""
+        with starting():
+            handle = self._start(group, borrow=False)
+            register(handle, background=True)
+        return handle
+
+    def _start(self, group: Group, *, borrow: bool) -> SaveHandle:
+        path = group.path_of(self.step)
+        begin = time.perf_counter()
+        try:
+            pickled, notes = self._pickle(path)
+        except BaseException as error:
+            # The others must not wait for this rank until it seems to be dead.
+            group.fail(self.step, error)
+            raise
+        pickle_s = time.perf_counter() - begin
+
+        has_begun = False
+
+        def begin_in_c(records: Any, count: int, options: Any, out: Any) -> int:
+            nonlocal has_begun
+            has_begun = True
+            return lib.ioshape_group_save_records(  # type: ignore[no-any-return]
+                group.pointer, self.step, records, count, options, out
+            )
+
+        options = Options(True, self.replace, borrow, self.progress, notes)
+        causes = (group.comm,) if group.comm is not None else ()
+        try:
+            handle = start(
+                begin_in_c, group.context, path, pickled, pickle_s, options, group, causes
+            )
+        except BaseException as error:
+            if not has_begun:  # otherwise the library has told them
+                group.fail(self.step, error)
+            raise
+        group.add(handle)
+        return handle
+
+    def _pickle(self, path: str) -> tuple[pickling.Pickled, tuple[str, ...]]:
+        pickling.check_arguments(path, self.pickle_module)
+        try:
+            return pickling.collect(self.obj, self.pickle_module, self.protocol), ()
+        except pickling.Unsupported as reason:
+            pickled = pickling.by_torch(self.obj, self.pickle_module, self.protocol)
+            return pickled, (f"pickled by torch itself, to memory: {reason}",)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load_group(): this rank's part of the newest complete generation."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from ioshape import _torch as original
+from ioshape._errors import CoordinatorError, failure
+from ioshape._group.generations import Generation, Handle, Part
+from ioshape._group.group import opened_for_reading
+from ioshape._group.sharing import brought_by_one
+from ioshape._load.load import load_through
+from ioshape._settings.job import Job, job
+from ioshape._slots.slots import Slot, slot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ioshape._save.report import Progress
+
+# How long a generation that rank 0 sees may stay unseen here.
+_PATIENCE_S = 10.0
+
+
+def load_group(
+    directory: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    map_location: Any = None,
+    pickle_module: Any = None,
+    weights_only: bool | None = None,
+    verify: bool | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """Loads this rank's object from the newest complete generation in a directory.
+
+    Without `step` all ranks of the job (see ioshape.job()) call it: rank 0 looks which generation
+    is the newest, and all load from the same one. With it, and in a program of one process, nobody
+    waits for anybody. Only this rank's range of the files is read, and its checksums are compared.
+
+    A generation of another number of ranks has no part that would be this rank's: say whose part
+    you want by `rank`, as often as you like, or go through ioshape.generations(directory). Where
+    all ranks of a node want the same part, one brings it from the storage, and the others take it
+    from the page cache.
+
+    Args:
+        directory: where the generations are, as for save_group().
+        step: of the generation. Default: the newest complete one.
+        rank: whose part. Default: this rank's.
+        map_location: as in torch.load.
+        pickle_module: as in torch.load.
+        weights_only: as in torch.load.
+        verify: False compares no checksums.
+        progress: is called with a Progress now and then; an exception in it stops the load.
+        pickle_load_args: as in torch.load.
+
+    Raises:
+        FileNotFoundError: there is no complete generation, or not of this step.
+        ValueError: it was saved by another number of ranks, and `rank` was not given.
+        DamagedError: a checksum is wrong.
+        StorageError: it could not be read. It is an OSError with errno and path.
+
+    What torch.load raises for other reasons, this raises.
+    """
+    where = os.fspath(directory)
+    place = job()
+    agreed = step is None and place.world_size > 1
+    if agreed:
+        step = opened_for_reading(where).latest()
+    # Open until all is read: nobody removes it meanwhile.
+    with _found(where, step) if agreed else Handle(where, step, "load") as generation:
+        part = generation.part(_whose(generation.describe(), place, rank))
+        is_cached = (
+            rank is not None
+            and place.local_world_size > 1
+            and brought_by_one(part.file, part.offset, part.n_bytes, lambda: _Turn(part))
+        )
+        with _Turn(None if is_cached else part) as turn:
+            return load_through(
+                generation.reader(part, verify=verify is not False),
+                lambda file: original.load(
+                    file,
+                    map_location,
+                    pickle_module,
+                    weights_only=weights_only,
+                    mmap=False,
+                    **pickle_load_args,
+                ),
+                turn.told_by(progress),
+                (part.offset, part.n_bytes),
+            )
+
+
+def _found(where: str, step: int | None) -> Handle:
+    """What rank 0 has found: a network filesystem may show it here a little later.
+
+    That it is not there must not look like "there is none yet" to one rank alone.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return Handle(where, step, "load")
+        except FileNotFoundError as error:
+            if time.monotonic() > end:
+                raise failure(
+                    -errno.ESTALE,
+                    f'cannot load generation {step} of "{where}": rank 0 has found it, and this '
+                    "rank has not",
+                    where,
+                    "load",
+                    remedy="is it the same filesystem on all nodes, and did nobody remove it?",
+                ) from error
+            time.sleep(0.1)
+
+
+def _whose(generation: Generation, place: Job, rank: int | None) -> int:
+    if rank is not None:
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise TypeError(f"rank is a number, not {type(rank).__name__}")
+        if not 0 <= rank < generation.ranks:
+            raise ValueError(
+                f"{generation.path} has no rank {rank}: it was saved by {generation.ranks} ranks"
+            )
+        return rank
+    if generation.ranks != place.world_size:
+        job_has = f"{place.world_size} rank{'s' if place.world_size > 1 else ''}"
+        raise ValueError(
+            f"{generation.path} was saved by {generation.ranks} ranks, and this job has {job_has}: "
+            "load_group(..., rank=k) loads the part of rank k, and "
+            "ioshape.generations(directory)[-1].load(k) as well, for k from 0 to "
+            f"{generation.ranks - 1}"
+        )
+    return place.rank
+
+
+# ---- Turns --------------------------------------------------------------------------------------
+
+
+class _Turn:
+    """A slot of the pool that the part lies in, while it is read: a restart is a storm, too.
+
+    None where nothing is read from there.
+    """
+
+    def __init__(self, part: Part | None) -> None:
+        self._slot: Slot | None = None
+        self._told = 0
+        if part is None:
+            return
+        try:
+            self._slot = slot(part.file, nbytes=part.n_bytes)
+        except CoordinatorError as error:
+            # A job that waits for its checkpoint is not kept from it.
+            logging.getLogger("ioshape").warning("reads without a turn: %s", error)
+
+    def __enter__(self) -> _Turn:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if self._slot is not None:
+            self._slot.release()
+
+    def told_by(
+        self, progress: Callable[[Progress], object] | None
+    ) -> Callable[[Progress], object] | None:
+        """The caller's, and the slot's: that shows that the work goes on."""
+        held = self._slot
+        if held is None:
+            return progress
+
+        def tell(now: Progress) -> None:
+            if now.done_bytes > self._told:
+                held.pace(now.done_bytes - self._told)
+                self._told = now.done_bytes
+            if progress is not None:
+                progress(now)
+
+        return tell

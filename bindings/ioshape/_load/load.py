@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load(), and the file object through which torch.load reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from ioshape import _torch as original
+from ioshape._errors import DamagedError, StorageError, failure
+from ioshape._load.contents import name_damage
+from ioshape._load.contents import verify as verify_file
+from ioshape._load.reader import Reader, can_read
+from ioshape._native import lib
+from ioshape._save.report import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO
+
+
+# The reads at the file's end come in pieces of at most 4 KiB.
+_RECORD_BYTES = (4 << 10) + 1
+
+
+class VerifiedFile:
+    """The file as torch.load wants it: every byte of a record is verified before it is handed out.
+
+    torch reads the small parts at the file's end, then one record after the other, each with one
+    call, into the memory where it is to stay. The reader recognises that and reads ahead.
+    """
+
+    def __init__(self, reader: Reader, progress: Callable[[Progress], object] | None) -> None:
+        self._reader = reader
+        self._progress = progress
+        self._size = reader.file_bytes
+        self._position = 0
+        self._told = 0
+        #: what a read failed with: torch may wrap it, or lose it and read again
+        self.failure: BaseException | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As for any file."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"negative position {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        """As for any file."""
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer, but for the end of the file."""
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(view.nbytes, self._size - self._position))
+        if count:
+            try:
+                self._reader.read_file(self._position, view[:count])
+            except BaseException as error:
+                self.failure = error
+                raise
+        self._position += count
+        if self._progress is not None and count:
+            # What was handed out, once: torch looks at the file's end first, and at headers.
+            self._told = max(self._told, self._position if count >= _RECORD_BYTES else 0)
+            try:
+                self._progress(Progress("read", self._told, self._size))
+            except BaseException as error:
+                self.failure = error
+                raise
+        return count
+
+    def read(self, n_bytes: int = -1) -> bytes:
+        """As for any file."""
+        left = max(0, self._size - self._position)
+        data = bytearray(left if n_bytes < 0 else min(n_bytes, left))
+        self.readinto(data)
+        return bytes(data)
+
+    def readline(self) -> bytes:
+        """As for any file; torch asks for it only in formats that do not come here."""
+        line = bytearray()
+        while not line.endswith(b"\n") and (more := self.read(1)):
+            line += more
+        return bytes(line)
+
+
+def load(
+    f: str | os.PathLike[str] | IO[bytes],
+    map_location: Any = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    verify: bool | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """Loads what torch.save or ioshape.save has saved, and verifies its checksums on the way.
+
+    The arguments are torch.load's, and torch.load does the unpickling, with its rules of what is
+    safe (weights_only) and its map_location. The bytes come through the library, which reads ahead
+    past the page cache and compares a checksum for each MiB. (Files of torch.save have one for each
+    storage.)
+
+    With mmap=True storages are mapped, not read, so there is nothing to verify yet; mmap=True with
+    verify=True verifies the whole file first. Files in the formats from before torch 1.6, and
+    file objects, are read by torch alone.
+
+    Args:
+        f: the path, or a file object.
+        map_location: as in torch.load.
+        pickle_module: as in torch.load.
+        weights_only: as in torch.load.
+        mmap: as in torch.load.
+        verify: False compares no checksums.
+        progress: is called with a Progress now and then; an exception in it stops the load.
+        pickle_load_args: as in torch.load.
+
+    Raises:
+        DamagedError: a checksum is wrong; the message names the tensor and where it lies.
+        StorageError: the file could not be read. It is an OSError with errno and path.
+
+    What torch.load raises for other reasons, this raises.
+    """
+
+    def by_torch(file: Any, mmap: bool | None) -> Any:
+        return original.load(
+            file,
+            map_location,
+            pickle_module,
+            weights_only=weights_only,
+            mmap=mmap,
+            **pickle_load_args,
+        )
+
+    if not isinstance(f, (str, os.PathLike)):
+        return by_torch(f, mmap)
+    path = os.fspath(f)
+    if isinstance(path, str) and path.endswith(".safetensors"):
+        return by_torch(f, mmap)  # newer versions of torch read them
+    if _is_mapped(mmap):
+        if verify:
+            verify_file(path, progress=progress)
+        return by_torch(f, mmap)
+    reader = _open(path, verify=verify is not False)
+    if reader is None:
+        if verify is not False:
+            _verify_compressed(path)
+        return by_torch(f, mmap)
+    return load_through(reader, lambda file: by_torch(file, mmap=False), progress)
+
+
+def load_through(
+    reader: Reader,
+    torch_load: Callable[[Any], Any],
+    progress: Callable[[Progress], object] | None,
+    part: tuple[int, int] | None = None,
+) -> Any:
+    """What torch makes of an open file, or of its part. The reader is closed."""
+    with reader:
+        file = VerifiedFile(reader, progress)
+        try:
+            loaded = torch_load(file)
+            if file.failure is not None:
+                raise file.failure
+        except BaseException as error:
+            if isinstance(file.failure, DamagedError):
+                raise name_damage(file.failure, part) from None
+            if file.failure is not None and file.failure is not error:
+                raise file.failure from None
+            raise
+        return loaded
+
+
+def _open(path: str, *, verify: bool) -> Reader | None:
+    """None if torch must read it."""
+    # To open a pipe is to take what is in it.
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):  # noqa: PTH116
+            return None
+    try:
+        return Reader(path, verify=verify)
+    except StorageError as error:
+        if can_read(error):
+            raise
+        return None
+
+
+def _verify_compressed(path: str) -> None:
+    """Torch inflates archives that another tool has compressed, but compares no checksums."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode) or not zipfile.is_zipfile(path):  # noqa: PTH116
+            return
+        with zipfile.ZipFile(path) as archive:
+            name = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+        reason = str(error)
+    else:
+        if name is None:
+            return
+        reason = f"the checksum of record '{name}' is wrong"
+    raise failure(
+        lib.IOSHAPE_E_DAMAGED,
+        f'"{path}" is damaged: {reason}',
+        path,
+        "load",
+        remedy="use another copy or an older checkpoint",
+    )
+
+
+def _is_mapped(mmap: bool | None) -> bool:
+    if mmap is not None:
+        return mmap
+    try:
+        from torch.utils.serialization import config  # noqa: PLC0415
+    except ImportError:
+        return False  # older versions of torch have no such default
+    return bool(config.load.mmap)

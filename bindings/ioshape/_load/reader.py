@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An open torch zip."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ioshape._errors import StorageError, last_failure
+from ioshape._native import ffi, lib
+from ioshape._save.callbacks import Teller
+from ioshape._settings.context import current, encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from ioshape._save.report import Progress
+
+
+class RawRecord(NamedTuple):
+    """A member of the archive."""
+
+    name: str
+    n_bytes: int
+    #: of its first byte of data
+    file_offset: int
+    crc32: int
+
+
+def can_read(error: StorageError) -> bool:
+    """False if the file is none of ours to read, though torch may be able to.
+
+    It is another format, larger than any of ours, or not a regular file.
+    """
+    return error.code not in (lib.IOSHAPE_E_FORMAT, lib.IOSHAPE_E_LIMIT, -errno.ESPIPE)
+
+
+class Reader:
+    """Reads and verifies records. For one thread at a time."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        verify: bool = True,
+        part: tuple[int, int] | None = None,
+        opener: Callable[[Any, Any], None] | None = None,
+        operation: str = "load",
+        progress: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.path = path
+        self._operation = operation
+        context = current()
+        options = ffi.new("struct ioshape_reader_options *")
+        options.size = ffi.sizeof("struct ioshape_reader_options")
+        options.verify = lib.IOSHAPE_ON if verify else lib.IOSHAPE_OFF
+        # Where torch reads to has just been allocated.
+        options.fresh_memory = True
+        self._teller = Teller.for_reader(progress)
+        if part is not None:
+            # Offset and length of a member of a bundle; all offsets are its own.
+            options.file_offset, options.file_bytes = part
+        if self._teller is not None:
+            self._keep = self._teller.set_in(options)
+        out = ffi.new("struct ioshape_reader **")
+        if opener is not None:
+            opener(options, out)  # raises; by the generation that the file belongs to
+        else:
+            code = lib.ioshape_reader_open(context.pointer, encoded(path), options, out)
+            if code:
+                raise last_failure(path, operation)
+        self._pointer: Any = ffi.gc(out[0], lib.ioshape_reader_free)
+        # After the pointer: in this order Python lets go of them.
+        self._context = context
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        ffi.release(self._pointer)
+
+    def _check(self, code: int) -> None:
+        if not code:
+            return
+        if self._teller is not None and self._teller.failure is not None:
+            raise self._teller.failure
+        raise last_failure(self.path, self._operation)
+
+    @property
+    def file_bytes(self) -> int:
+        """The length of the file, or of its part."""
+        return int(self._info().file_bytes)
+
+    def _info(self) -> Any:
+        info = ffi.new("struct ioshape_reader_info *")
+        info.size = ffi.sizeof("struct ioshape_reader_info")
+        self._check(lib.ioshape_reader_get_info(self._pointer, info))
+        return info
+
+    def records(self) -> list[RawRecord]:
+        """All members, in the order of the file."""
+        info = ffi.new("struct ioshape_record_info *")
+        info.size = ffi.sizeof("struct ioshape_record_info")
+        found = []
+        for index in range(self._info().records):
+            self._check(lib.ioshape_reader_get_record(self._pointer, index, info))
+            name = ffi.string(info.name).decode(errors="replace")
+            found.append(RawRecord(name, info.bytes, info.file_offset, info.crc32))
+        return found
+
+    def read_file(self, offset: int, into: memoryview) -> None:
+        """Reads bytes of the file as it lies; those of records are verified."""
+        self._check(
+            lib.ioshape_reader_read_file(
+                self._pointer, offset, ffi.from_buffer(into, require_writable=True), into.nbytes
+            )
+        )
+
+    def verify(self) -> None:
+        """Reads all of it, and compares all checksums."""
+        self._check(lib.ioshape_reader_verify(self._pointer))

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""patch(): torch.save and torch.load become ours, for code that is not ours to edit."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.serialization
+
+from ioshape import _torch as original
+from ioshape._load.load import load as our_load
+from ioshape._save.save import save as our_save
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@functools.wraps(original.save)
+def _save(
+    obj: object,
+    f: Any,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = 2,
+    _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
+) -> None:
+    our_save(
+        obj,
+        f,
+        pickle_module,
+        pickle_protocol,
+        _use_new_zipfile_serialization,
+        _disable_byteorder_record,
+    )
+
+
+@functools.wraps(original.load)
+def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: Any) -> Any:
+    return our_load(f, map_location, pickle_module, **named)
+
+
+_lock = threading.RLock()
+
+
+def _forget_lock() -> None:
+    # Another thread of the parent may have held it.
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+_loads: list[bool] = []  # for each patch() that is in force, whether it took torch.load as well
+
+
+def _replace(pairs: list[tuple[Any, Any]]) -> None:
+    """Puts the second of each pair wherever a module has the first: `from torch import save`."""
+    for name, module in list(sys.modules.items()):
+        # Our own modules must go on reaching torch's functions.
+        if module is None or name == "ioshape" or name.startswith("ioshape."):
+            continue
+        # Not getattr(): modules that load others lazily would do so.
+        contents = getattr(module, "__dict__", None)
+        if not isinstance(contents, dict):
+            continue
+        for key, value in list(contents.items()):
+            for old, new in pairs:
+                if value is old:
+                    contents[key] = new
+
+
+def patch(*, load: bool = True) -> None:
+    """From now on torch.save and torch.load are ours, in all modules that have them already, too.
+
+    With load=False only torch.save is. As many calls of unpatch() undo it. Names in modules are
+    found, not what a class, an instance or a functools.partial has kept.
+    """
+    with _lock:
+        _loads.append(load)
+        # Also where it was done before: modules that were imported since may have the originals
+        # from somebody who kept them.
+        pairs: list[tuple[Any, Any]] = [(original.save, _save)]
+        if load:
+            pairs.append((original.load, _load))
+        _replace(pairs)
+
+
+def unpatch() -> None:
+    """Undoes the last patch()."""
+    with _lock:
+        if not _loads:
+            raise RuntimeError("unpatch() without patch()")
+        _loads.pop()
+        pairs: list[tuple[Any, Any]] = []
+        if not _loads:
+            pairs.append((_save, original.save))
+        if not any(_loads):
+            pairs.append((_load, original.load))
+        _replace(pairs)
+
+
+def is_patched() -> bool:
+    """Whether torch.save is ours."""
+    return torch.save is _save
+
+
+@contextlib.contextmanager
+def patched(*, load: bool = True) -> Iterator[None]:
+    """patch() for the length of a with statement."""
+    patch(load=load)
+    try:
+        yield
+    finally:
+        unpatch()

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How "ioshape run" becomes the program that it runs.
+
+The process replaces itself by the same Python with the program's arguments, and nothing of ours in
+the way but a folder in PYTHONPATH: what that Python runs before the program, startup/, waits for
+torch to be imported. So the program has the sys.argv, sys.path, __main__, exit code and tracebacks
+that "python train.py" has, and what it starts inherits the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+STARTUP = Path(__file__).resolve().parent / "startup"
+
+#: "1", "no-load", or "0" for a child process that is to be left alone.
+VARIABLE = "IOSHAPE_RUN"
+
+# Programs that start training scripts. They are not scripts, so "ioshape run torchrun" cannot work.
+_LAUNCHERS = {
+    "torchrun": "torchrun … -m ioshape run train.py",
+    "accelerate": "ioshape run -m accelerate.commands.launch … train.py",
+    "deepspeed": "ioshape run -m deepspeed.launcher.runner … train.py",
+    "srun": "srun … ioshape run train.py",
+    "mpirun": "mpirun … ioshape run train.py",
+    "mpiexec": "mpiexec … ioshape run train.py",
+}
+
+
+class CannotRun(Exception):
+    """A sentence for the user."""
+
+
+def environment(variables: Mapping[str, str], *, load: bool = True) -> dict[str, str]:
+    """The variables under which a Python makes torch.save ours."""
+    before = variables.get("PYTHONPATH", "")
+    # Without the first condition an empty variable would become an entry for the current folder.
+    others = [entry for entry in before.split(os.pathsep) if entry != str(STARTUP)]
+    entries = [str(STARTUP), *(others if before else [])]
+    return {
+        **variables,
+        "PYTHONPATH": os.pathsep.join(entries),
+        VARIABLE: "1" if load else "no-load",
+    }
+
+
+def interpreter_options(arguments: Sequence[str]) -> list[str]:
+    """Of orig_argv, as in "python -u -X dev -m ioshape run train.py": what stands before -m."""
+    options: list[str] = []
+    rest = iter(arguments[1:])
+    for word in rest:
+        if not word.startswith("-") or word in ("-", "--"):
+            break
+        if word.startswith("--"):
+            options.append(word)
+            if word == "--check-hash-based-pycs":
+                options += [next(rest, "")]
+            continue
+        ends = [position for position, letter in enumerate(word) if position and letter in "cmWX"]
+        if not ends:
+            options.append(word)
+        elif word[ends[0]] in "WX":
+            options.append(word)
+            if ends[0] == len(word) - 1:
+                options.append(next(rest, ""))
+        else:  # "-m", or "-um"
+            options += [word[: ends[0]]] if ends[0] > 1 else []
+            break
+    return options
+
+
+def _options() -> list[str]:
+    """What the user gave to Python itself."""
+    if getattr(sys.modules["__main__"], "__spec__", None) is None:
+        # An installed command: options in its first line are the installer's choice, for us alone.
+        return []
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise CannotRun(
+            "Python's options -E, -I and -S keep it from reading PYTHONPATH, by which torch.save "
+            "is replaced; leave them out"
+        )
+    return interpreter_options(sys.orig_argv)
+
+
+def _check_package() -> None:
+    if not sys.executable:
+        raise CannotRun("Python does not know where its own program lies, so it cannot run another")
+    try:
+        from ioshape import _native  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise CannotRun(f"the package is not complete ({error}); install it again") from None
+
+
+def check_script(script: str) -> None:
+    """Says what is wrong with a script that is not there."""
+    if script == "-" or os.path.lexists(script):
+        return
+    sentence = f"there is no script {script!r} in {Path.cwd()}"
+    if Path(script).is_absolute():
+        sentence = f"there is no script {script!r}"
+    name = Path(script).name
+    folder = Path(script).parent
+    scripts = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
+    from difflib import get_close_matches  # noqa: PLC0415 - only for those who mistyped
+
+    similar = get_close_matches(name, scripts, 1)
+    if name in _LAUNCHERS:
+        remedy = f"with {name} it is: {_LAUNCHERS[name]}"
+    elif name.startswith("python"):
+        remedy = "leave the word out: ioshape run train.py"
+    elif similar:
+        remedy = f"did you mean {str(folder / similar[0])!r}?"
+    else:
+        remedy = "check the path, or use -m for a module: ioshape run -m package.module"
+    raise CannotRun(f"{sentence}; {remedy}")
+
+
+def run(program: str, arguments: Sequence[str], *, is_module: bool, load: bool) -> NoReturn:
+    """Becomes that program. Only a failure comes back, as CannotRun."""
+    _check_package()
+    if is_module:
+        what = ["-m", program]
+    else:
+        check_script(program)
+        # What begins with a dash is an option for Python, wherever we put it.
+        what = [f"./{program}" if program.startswith("-") and program != "-" else program]
+    command = [sys.executable, *_options(), *what, *arguments]
+    try:
+        os.execve(sys.executable, command, environment(os.environ, load=load))
+    except OSError as error:
+        raise CannotRun(f"{sys.executable} could not be started: {error.strerror}") from None

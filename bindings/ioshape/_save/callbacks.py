@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress callbacks in Python, called from C."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ioshape._native import ffi, lib
+from ioshape._save.report import PHASES, Progress
+from ioshape._visitors import visiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Teller:
+    """Takes a progress callback to C. An exception in it stops the operation and is kept."""
+
+    def __init__(self, callback: Callable[[Progress], object], c_function: Any = None) -> None:
+        self.callback = callback
+        self.failure: BaseException | None = None
+        self._c_function = c_function or lib.ioshape_py_progress
+        self._place: tuple[int, str, float] = (0, "", 0.0)
+
+    @classmethod
+    def for_save(cls, callback: Callable[[Progress], object] | None) -> Teller | None:
+        """Tells the user; or nobody, for the sake of Ctrl-C.
+
+        Signals are looked for between the steps of a callback. While the caller's thread copies, or
+        waits for staging memory, that is needed in any case. On the writing thread it would only
+        take the GIL.
+        """
+        if callback is not None:
+            return cls(callback)
+        if threading.current_thread() is threading.main_thread():
+            return cls(_ignore, ffi.addressof(lib, "ioshape_py_progress_of_stage"))
+        return None
+
+    @classmethod
+    def for_reader(cls, callback: Callable[[Progress], object] | None) -> Teller | None:
+        """The same for reading, all of which happens on the caller's thread."""
+        if callback is None and threading.current_thread() is not threading.main_thread():
+            return None
+        return cls(callback or _ignore)
+
+    def tell(self, phase: int, done_bytes: int, total_bytes: int) -> None:
+        """What the library calls."""
+        name = PHASES.get(phase, "unknown")
+        place = self._place if name == "wait" else ()
+        self.callback(Progress(name, done_bytes, total_bytes, *place))
+
+    def tell_place(self, place: Any) -> None:
+        """The same while a save waits for its turn, just before tell()."""
+        ahead = ffi.string(place.ahead).decode(errors="replace")
+        self._place = (place.position, ahead, place.waited_s)
+
+    def set_in(self, options: Any, *, queue: bool = False) -> Any:
+        """Puts the callback into an option struct. What it gives must live as long as that is used.
+
+        (It refers to this object; if this object referred to it, neither would go before the
+        garbage collector comes.)
+        """
+        handle = ffi.new_handle(self)
+        options.progress = self._c_function
+        options.progress_user = handle
+        if queue and self.callback is not _ignore:
+            options.queue = lib.ioshape_py_queue
+            options.queue_user = handle
+        return handle
+
+
+def _ignore(_progress: Progress) -> None:
+    pass
+
+
+def keep_failure(kind: Any, value: Any, traceback: Any) -> None:
+    """For functions called from C: an exception stops the operation, and is raised from it here.
+
+    It may also come from before the function's first line: Ctrl-C.
+    """
+    user = traceback.tb_frame.f_locals.get("user") if traceback is not None else None
+    if kind is not None and user is not None:
+        ffi.from_handle(user).failure = value
+
+
+@ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]
+def ioshape_py_progress(user: Any, phase: int, done_bytes: int, total_bytes: int) -> int:
+    with visiting():
+        ffi.from_handle(user).tell(phase, done_bytes, total_bytes)
+    return 0
+
+
+@ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]
+def ioshape_py_queue(user: Any, place: Any) -> int:
+    with visiting():
+        ffi.from_handle(user).tell_place(place)
+    return 0
+
+
+QUEUE = lib.ioshape_py_queue

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is kept between saves."""
+
+from __future__ import annotations
+
+from ioshape._errors import last_failure
+from ioshape._native import lib
+from ioshape._settings.context import current, current_if_any
+
+
+def reserve(n_bytes: int) -> None:
+    """Makes the memory for background saves of so many bytes now.
+
+    The first save in the background is then as quick as later ones.
+    """
+    context = current()
+    code = lib.ioshape_context_reserve(context.pointer, n_bytes)
+    if code:
+        raise last_failure("", "reserve")
+
+
+def trim() -> None:
+    """Gives memory that is kept for the next save back to the system."""
+    context = current_if_any()
+    if context is not None:
+        lib.ioshape_context_reserve(context.pointer, 0)

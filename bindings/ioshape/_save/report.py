@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save did, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from ioshape._native import ffi, lib
+
+_CODES = {
+    lib.IOSHAPE_STEP_ENGINE: "engine",
+    lib.IOSHAPE_STEP_DIRECT: "direct",
+    lib.IOSHAPE_STEP_PREALLOCATE: "preallocate",
+    lib.IOSHAPE_STEP_LAYOUT: "layout",
+    lib.IOSHAPE_STEP_LOCK: "lock",
+    lib.IOSHAPE_STEP_OWNER: "owner",
+    lib.IOSHAPE_STEP_SYNC: "sync",
+    lib.IOSHAPE_STEP_NOTHING: "nothing",
+    lib.IOSHAPE_STEP_SLOT: "slot",
+    lib.IOSHAPE_STEP_SKIPPED: "skipped",
+    lib.IOSHAPE_STEP_GROUP: "group",
+}
+
+#: The phases of a save or load, as progress callbacks get them.
+PHASES = {
+    lib.IOSHAPE_PHASE_STAGE: "stage",
+    lib.IOSHAPE_PHASE_WAIT: "wait",
+    lib.IOSHAPE_PHASE_PLAN: "plan",
+    lib.IOSHAPE_PHASE_WRITE: "write",
+    lib.IOSHAPE_PHASE_SYNC: "sync",
+    lib.IOSHAPE_PHASE_COMMIT: "commit",
+    lib.IOSHAPE_PHASE_READ: "read",
+    lib.IOSHAPE_PHASE_DONE: "done",
+}
+
+
+class Progress(NamedTuple):
+    """How far a save is."""
+
+    #: "stage", "wait" (for its turn), "plan", "write", "sync", "commit" or "done"
+    phase: str
+    done_bytes: int
+    total_bytes: int
+    #: while it waits: requests that are ahead of it in the queue
+    position: int = 0
+    #: who goes before it, or holds a slot, such as "job 4711, rank 7 on n03"; "" if nobody
+    ahead: str = ""
+    #: for its turn, so far; 0 if it does not wait
+    waited_s: float = 0.0
+
+
+class Step(str):
+    """What was not as preferred, and why: a sentence for people, with a code for programs."""
+
+    #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "nothing", "slot",
+    #: "skipped", "group"; "torch": torch itself wrote the file, or this package could not do all
+    code: str
+
+    def __new__(cls, sentence: str, code: str) -> Step:
+        step = super().__new__(cls, sentence)
+        step.code = code
+        return step
+
+    def __reduce__(self) -> tuple[type[Step], tuple[str, str]]:
+        return Step, (str(self), self.code)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a save did. Times are in seconds on the clock on the wall."""
+
+    path: str
+    #: "ioshape", or "torch" where the call was handed to torch's own writer
+    written_by: str
+    file_bytes: int = 0
+    #: of the storages and the pickle
+    record_bytes: int = 0
+    #: torch's pickling of everything but the storages' bytes
+    pickle_s: float = 0.0
+    #: copying to staging memory, waiting for room in it included: what a background save costs its
+    #: caller beside pickling
+    stage_s: float = 0.0
+    #: waiting for its turn to write
+    slot_s: float = 0.0
+    plan_s: float = 0.0
+    write_s: float = 0.0
+    sync_s: float = 0.0
+    #: waiting for earlier saves to the same path, and putting the file in place
+    commit_s: float = 0.0
+    #: waiting for bandwidth, where the operator or the setting "rate" limits it; part of write_s
+    paced_s: float = 0.0
+    #: of a group's save: waiting for other ranks
+    group_s: float = 0.0
+    total_s: float = 0.0
+    #: "uring", "threads", "buffered"; "" if none was reached
+    engine: str = ""
+    #: "single", or of a group's save "each", "node" or "rank0"
+    layout: str = ""
+    #: whether blocks went past the page cache, up to the last one
+    direct: bool = False
+    queue_depth: int = 0
+    block_bytes: int = 0
+    memory_alignment: int = 0
+    offset_alignment: int = 0
+    filesystem: str = ""
+    #: what was not as preferred, and why: each a sentence with a `code`
+    fallbacks: tuple[Step, ...] = ()
+    #: requests that the kernel cut short or interrupted, and that were continued
+    short_results: int = 0
+    #: who kept the order of writers: "redis", "local", "open" (nobody), or "stagger": the
+    #: coordinator was out of reach; "" if the save did not come so far
+    coordinator: str = ""
+    #: the pool of slots; "" without coordination
+    pool: str = ""
+    #: of the pool: how many may write at a time; 0 if unknown
+    capacity: int = 0
+    #: its place in the queue when it began to wait, from 1 on; 0: it did not wait
+    position: int = 0
+    #: who was ahead of it then, such as "job 4711, rank 7 on n03"; "" if nobody
+    ahead: str = ""
+    #: the number of its slot, which rises with every grant of the pool; 0 without one
+    fence: int = 0
+    #: whether the slot was lost while it wrote; the file is as good as any
+    slot_lost: bool = False
+    #: whether it was so small that it was let past the queue
+    express: bool = False
+    #: of a group's save: the bytes of all files of the generation; 0 if it failed
+    generation_bytes: int = 0
+    #: of a group's save: how many have a part in it
+    ranks: int = 0
+    #: of a group's save: why the layout is what it is
+    why: str = ""
+    #: when it began, in seconds since 1970
+    started_s: float = 0.0
+    #: the file's layout on a striped filesystem, such as "8 x 1M, pool flash"; "" elsewhere
+    stripes: str = ""
+    #: the layout that was asked for; "" if none was
+    stripes_asked: str = ""
+    stripe_bytes: int = 0
+    #: over so many storage targets; 0: not striped, or not known
+    stripe_count: int = 0
+    #: why engine, block_bytes and queue_depth are what they are
+    choice: str = ""
+    #: whether it did not fit and was given up, as the setting "full" has it: nothing was written
+    skipped: bool = False
+
+    def __str__(self) -> str:
+        what = "nothing" if self.skipped else f"{self.file_bytes:,} bytes"
+        parts = [f"{self.path}: {what} in {self.total_s:.3f} s"]
+        parts += [
+            f"{field.name[:-2]} {getattr(self, field.name):.3f}"
+            + (self._turn() if field.name == "slot_s" else "")
+            for field in fields(self)
+            if field.name.endswith("_s")
+            and field.name not in ("total_s", "started_s")
+            and getattr(self, field.name)
+        ]
+        if self.engine:
+            parts.append(f"{self.engine}{', direct' if self.direct else ''} on {self.filesystem}")
+        if self.ranks:
+            of_all = f"part of {self.generation_bytes:,} bytes of {self.ranks} ranks"
+            parts.append(f"{of_all}, {self.layout}: {self.why}")
+        if self.written_by != "ioshape":
+            parts.append(f"written by {self.written_by}")
+        return "; ".join([", ".join(parts), *self.fallbacks])
+
+    def _turn(self) -> str:
+        """How it came by its slot."""
+        how = "let past the queue" if self.express else ""
+        if self.position and not self.express:
+            behind = f" behind {self.ahead}" if self.ahead else ""
+            how = f"{_ordinal(self.position)} in the queue{behind}"
+        parts = [part for part in (how, self.coordinator) if part]
+        return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _ordinal(number: int) -> str:
+    """ "1st", "2nd", "3rd", "11th"."""
+    teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def new_struct() -> Any:
+    """An empty struct ioshape_report."""
+    report = ffi.new("struct ioshape_report *")
+    report.size = ffi.sizeof("struct ioshape_report")
+    return report
+
+
+def from_struct(
+    path: str,
+    struct: Any,
+    *,
+    written_by: str = "ioshape",
+    pickle_s: float = 0.0,
+    fallbacks: tuple[Step, ...] = (),
+) -> Report:
+    """What the library filled in, and what only this package knows."""
+    told = struct.steps[0 : min(struct.fallbacks, len(struct.steps))]
+    steps = [
+        Step(ffi.string(one.sentence).decode(errors="replace"), _CODES[one.code]) for one in told
+    ]
+    return Report(
+        path=path,
+        written_by=written_by,
+        file_bytes=struct.file_bytes,
+        record_bytes=struct.tensor_bytes,
+        pickle_s=pickle_s,
+        stage_s=struct.stage_s,
+        slot_s=struct.slot_s,
+        paced_s=struct.paced_s,
+        plan_s=struct.plan_s,
+        write_s=struct.write_s,
+        sync_s=struct.sync_s,
+        commit_s=struct.commit_s,
+        total_s=struct.total_s + pickle_s,
+        engine=ffi.string(struct.engine).decode(),
+        layout=ffi.string(struct.mode).decode(),
+        direct=bool(struct.direct),
+        queue_depth=struct.queue_depth,
+        block_bytes=struct.block_bytes,
+        memory_alignment=struct.memory_alignment,
+        offset_alignment=struct.offset_alignment,
+        filesystem=ffi.string(struct.filesystem).decode(errors="replace"),
+        fallbacks=(*fallbacks, *steps),
+        short_results=struct.short_results,
+        coordinator=ffi.string(struct.coordinator).decode(errors="replace"),
+        pool=ffi.string(struct.pool).decode(errors="replace"),
+        capacity=struct.capacity,
+        position=struct.position,
+        ahead=ffi.string(struct.ahead).decode(errors="replace"),
+        fence=struct.fence,
+        slot_lost=bool(struct.slot_lost),
+        express=bool(struct.express),
+        group_s=struct.group_s,
+        generation_bytes=struct.generation_bytes,
+        ranks=struct.ranks,
+        why=ffi.string(struct.why).decode(errors="replace"),
+        started_s=max(0.0, struct.started_s - pickle_s),
+        stripes=ffi.string(struct.stripes).decode(errors="replace"),
+        stripes_asked=ffi.string(struct.stripes_asked).decode(errors="replace"),
+        stripe_bytes=struct.stripe_bytes,
+        stripe_count=struct.stripe_count,
+        choice=ffi.string(struct.choice).decode(errors="replace"),
+        skipped=bool(struct.skipped),
+    )

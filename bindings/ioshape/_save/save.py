@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save() and save_async()."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from ioshape import _torch as original
+from ioshape._errors import StorageError, warn_skipped
+from ioshape._group.begin import Options, start
+from ioshape._native import lib
+from ioshape._run import trace
+from ioshape._save import pickling
+from ioshape._save.handle import SaveHandle, context_of_saves_to, raise_unheard, register, starting
+from ioshape._save.rawfile import RawFile
+from ioshape._save.report import Report, Step
+from ioshape._settings import config
+from ioshape._settings.context import current, encoded
+from ioshape._settings.setting import switch_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO
+
+    from ioshape._save.report import Progress
+
+_PROTOCOL = 2  # torch's default
+
+
+def save(
+    obj: object,
+    f: str | os.PathLike[str] | IO[bytes],
+    pickle_module: Any = pickle,
+    pickle_protocol: int = _PROTOCOL,
+    _use_new_zipfile_serialization: bool = True,
+    _disable_byteorder_record: bool = False,
+    *,
+    durable: bool | None = None,
+    replace: bool = True,
+    progress: Callable[[Progress], object] | None = None,
+) -> Report:
+    """Saves an object as torch.save does, durably: when this returns, it is on stable storage.
+
+    The first arguments are torch.save's, and so is the file: torch.load opens it. A reader sees the
+    previous file or the new one, never half of one, whatever happens meanwhile. If the save fails
+    or is interrupted (Ctrl-C), the previous file stays as it was.
+
+    Args:
+        obj: the object.
+        f: the path; or a file object, to which torch itself then writes.
+        pickle_module: as in torch.save.
+        pickle_protocol: as in torch.save.
+        durable: False returns without waiting for stable storage; the file is still complete or not
+            there for readers. Default: the setting "durable".
+        replace: False raises FileExistsError if the path exists when the file is complete.
+        progress: is called with a Progress now and then; an exception in it stops the save.
+
+    Returns:
+        A Report: where the time went, and what was not as preferred. If the save did not fit into
+        the free space and the setting "full" is "skip", its `skipped` is set, nothing was written,
+        and a SkippedWarning was given.
+
+    Raises:
+        StorageError: the file could not be written. It is an OSError with errno and path.
+
+    What torch.save raises for objects that cannot be pickled, this raises.
+    """
+    call = _Call(
+        obj,
+        pickle_module,
+        pickle_protocol,
+        _use_new_zipfile_serialization,
+        _disable_byteorder_record,
+        is_durable(durable),
+        replace,
+        progress,
+    )
+    if isinstance(f, (str, os.PathLike)):
+        report = call.to_path(os.fspath(f))
+    else:
+        report = call.to_file_object(f)
+    # After the new file is safe: no checkpoint is lost because an earlier one was.
+    raise_unheard()
+    return report
+
+
+def save_async(
+    obj: object,
+    f: str | os.PathLike[str],
+    pickle_module: Any = pickle,
+    pickle_protocol: int = _PROTOCOL,
+    _disable_byteorder_record: bool = False,
+    *,
+    durable: bool | None = None,
+    replace: bool = True,
+    progress: Callable[[Progress], object] | None = None,
+) -> SaveHandle:
+    """Begins to save an object, and returns as soon as the object may change again.
+
+    What the caller waits for is pickling and one copy of the storages in memory; the rest happens
+    on a thread of the library, without the GIL. Several saves may be under way; those to one path
+    are put in place in the order of the calls. When they hold all of the staging memory (setting
+    "staging_bytes"), the call waits for room.
+
+    Arguments and file are those of save(); `progress` is called from other threads, too.
+
+    Returns:
+        A SaveHandle: done(), wait(), result(), report; it can be awaited. If the save fails and
+        nobody asks, the next save raises the error, once it has saved, or begun to; or the end of
+        the process reports it.
+
+    Raises:
+        What torch.save raises for objects that cannot be pickled. Failures of the file are raised
+        by the handle.
+    """
+    if not isinstance(f, (str, os.PathLike)):
+        raise TypeError(
+            f"save_async() takes a path, not {type(f).__name__}; torch writes to file objects "
+            "itself, while you wait: use save()"
+        )
+    call = _Call(
+        obj,
+        pickle_module,
+        pickle_protocol,
+        True,
+        _disable_byteorder_record,
+        is_durable(durable),
+        replace,
+        progress,
+    )
+    handle = call.begin(os.fspath(f))
+    raise_unheard(but=handle)
+    return handle
+
+
+def is_durable(keyword: bool | None) -> bool:
+    if keyword is not None:
+        return switch_argument("durable", keyword)
+    return config.value_of("durable") is not False
+
+
+def _begun(path: str, note: str) -> Report:
+    """Of a save that torch is about to write."""
+    return Report(
+        path=path, written_by="torch", fallbacks=(Step(note, "torch"),), started_s=time.time()
+    )
+
+
+@dataclass
+class _Call:
+    """What the caller wants."""
+
+    obj: object
+    pickle_module: Any
+    protocol: int
+    new_format: bool
+    no_byteorder: bool
+    durable: bool
+    replace: bool
+    progress: Callable[[Progress], object] | None
+
+    # ---- Ways -------------------------------------------------------------------------------
+
+    def to_path(self, path: str) -> Report:
+        """Saves, and waits."""
+        try:
+            pickled, pickle_s = self._pickle(path)
+        except pickling.Unsupported as reason:
+            return self._by_torch(path, str(reason))
+        # Nothing changes the object while its owner waits here, so nothing need be copied; and what
+        # lies in a GPU is fetched while the disk is writing.
+        with starting():
+            handle = self._start(pickled, path, pickle_s, borrow=True)
+            register(handle, background=False)
+        try:
+            return handle.result()
+        except BaseException:
+            handle._abort()  # Ctrl-C
+            raise
+
+    def begin(self, path: str) -> SaveHandle:
+        """Saves in the background."""
+        try:
+            pickled, pickle_s = self._pickle(path)
+        except pickling.Unsupported as reason:
+            # torch's own writer copies nothing, and keeps the GIL: it is done before we return.
+            try:
+                report = self._by_torch(path, f"{reason}; not in the background")
+            except StorageError as error:
+                handle = SaveHandle.ended(path, None, error)
+            else:
+                handle = SaveHandle.ended(path, report, None)
+            register(handle, background=True)
+            return handle
+        with starting():
+            handle = self._start(pickled, path, pickle_s, borrow=False)
+            register(handle, background=True)
+        return handle
+
+    def to_file_object(self, f: Any) -> Report:
+        """There is no path, so there is nothing to replace and nothing to sync."""
+        report = _begun(
+            str(getattr(f, "name", "")),
+            "torch wrote to the file object itself: neither atomic nor durable",
+        )
+        begin = time.perf_counter()
+        try:
+            self._torch_save(f)
+        except (OSError, RuntimeError) as error:  # torch's writer raises both
+            trace.record(replace(report, total_s=time.perf_counter() - begin), error=error)
+            raise
+        report = replace(report, total_s=time.perf_counter() - begin)
+        trace.record(report)
+        return report
+
+    def _by_torch(self, path: str, reason: str) -> Report:
+        """torch's own writer, but into a file of ours: still atomic and durable."""
+        note = f"written by torch itself: {reason}"
+        begun, begin = _begun(path, note), time.perf_counter()
+        try:
+            with RawFile(path, durable=self.durable, replace=self.replace) as raw:
+                self._torch_save(cast("IO[bytes]", raw))
+                report = raw.commit(note)
+        except StorageError as error:
+            begun = replace(begun, total_s=time.perf_counter() - begin)
+            if error.code != lib.IOSHAPE_E_SKIPPED:
+                trace.record(begun, error=error)
+                raise
+            why = error.sentence
+            report = replace(
+                begun, fallbacks=(Step(note, "torch"), Step(why, "skipped")), skipped=True
+            )
+            trace.record(report)
+            # Last: a filter of the program's may make an exception of it.
+            warn_skipped(path, why)
+            return report
+        trace.record(report)
+        return report
+
+    def _torch_save(self, f: IO[bytes]) -> None:
+        original.save(
+            self.obj, f, self.pickle_module, self.protocol, self.new_format, self.no_byteorder
+        )
+
+    # ---- Steps ------------------------------------------------------------------------------
+
+    def _pickle(self, path: str) -> tuple[pickling.Pickled, float]:
+        if not self.new_format:
+            raise pickling.Unsupported("the format from before torch 1.6 was asked for")
+        begin = time.perf_counter()
+        pickling.check_arguments(path, self.pickle_module)
+        pickled = pickling.collect(self.obj, self.pickle_module, self.protocol)
+        return pickled, time.perf_counter() - begin
+
+    def _start(
+        self, pickled: pickling.Pickled, path: str, pickle_s: float, *, borrow: bool
+    ) -> SaveHandle:
+        # Settings may have changed, and with them the context; but the order of saves to one path
+        # is kept by the context that they share.
+        context = context_of_saves_to(path) or current()
+
+        def begin(records: Any, count: int, options: Any, out: Any) -> int:
+            return lib.ioshape_save_records(  # type: ignore[no-any-return]
+                context.pointer, encoded(path), records, count, options, out
+            )
+
+        options = Options(
+            durable=self.durable, replace=self.replace, borrow=borrow, progress=self.progress
+        )
+        return start(begin, context, path, pickled, pickle_s, options)

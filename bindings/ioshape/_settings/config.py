@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: configure(), IOSHAPE_* variables and keyword arguments, in rising precedence."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ioshape._settings.setting import shown, without_password
+from ioshape._settings.table import SETTINGS
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+__all__ = ["SETTINGS", "configure", "settings", "value_of", "without_password"]
+
+#: Variables of ours that are no settings.
+_OTHERS = ("IOSHAPE_PASSWORD", "IOSHAPE_RUN")
+
+_lock = threading.Lock()
+
+
+def _forget_lock() -> None:
+    # Another thread of the parent may have held it.
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+_configured: dict[str, Any] = {}
+_generation = 0
+
+
+def configure(
+    *,
+    # made from the table: begin
+    engine: Literal["auto", "uring", "uring-async", "threads", "buffered"] | None = None,
+    direct: Literal["prefer", "require", "off"] | None = None,
+    block_bytes: int | str | None = None,
+    queue_depth: int | None = None,
+    staging_bytes: int | str | None = None,
+    coordinator: str | None = None,
+    password_file: str | os.PathLike[str] | None = None,
+    pool: str | None = None,
+    job: str | None = None,
+    share: int | None = None,
+    slots: int | None = None,
+    lease_ms: int | None = None,
+    unreachable: Literal["stagger", "wait", "fail"] | None = None,
+    rate: int | str | None = None,
+    layout: str | None = None,
+    calibrate: Literal["auto", "off", "again"] | None = None,
+    full: Literal["fail", "skip"] | None = None,
+    mode: Literal["auto", "each", "node", "rank0"] | None = None,
+    deadline_ms: int | None = None,
+    durable: bool | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    exit_timeout_s: float | None = None,
+    # made from the table: end
+) -> None:
+    """Sets what the process prefers; what is left out stays as it is.
+
+    A variable IOSHAPE_... of the same name, in capitals, wins over what is set here, so that an
+    operator has the last word, and the keyword of a single call over both. Saves under way go on
+    with the settings that they began with. Sizes may be written "64M".
+
+    A password in the coordinator's address is never shown again: settings() and errors have *** in
+    its place.
+
+    Raises:
+        ValueError: a value cannot be used, alone or together with the others, variables included.
+            Then nothing of this call is set.
+    """
+    global _configured, _generation  # noqa: PLW0603
+    given = {name: value for name, value in locals().items() if value is not None}
+    parsed = {name: SETTINGS[name].parse(value, name) for name, value in given.items()}
+    # Not before it is needed: the library, that is.
+    from ioshape._settings import context  # noqa: PLC0415
+
+    with _lock:
+        wanted = {**_configured, **parsed}
+        made = context.Context(wanted)  # checks all of them
+        _configured = wanted
+        _generation += 1
+        context.adopt(made, _generation)
+
+
+def reset() -> None:
+    """Forgets what was configured. For tests."""
+    global _configured, _generation  # noqa: PLW0603
+    with _lock:
+        _configured = {}
+        _generation += 1
+
+
+def generation() -> int:
+    """Changes whenever configure() was called."""
+    return _generation
+
+
+def configured() -> dict[str, Any]:
+    """What configure() has set."""
+    return _configured
+
+
+def value_of(name: str, among: dict[str, Any] | None = None) -> Any:
+    """A setting: from its variable, from configure(), or None for the default."""
+    setting = SETTINGS[name]
+    text = os.environ.get(setting.variable)
+    if text:
+        return setting.parse(text, setting.variable)
+    return (_configured if among is None else among).get(name)
+
+
+def settings() -> dict[str, tuple[Any, str]]:
+    """Each setting's value, None for the default, and where it comes from.
+
+    The second of each pair is "default", "configure()", or the name of the variable. A password in
+    the coordinator's address is shown as ***.
+    """
+    found: dict[str, tuple[Any, str]] = {}
+    for setting in SETTINGS.values():
+        value = value_of(setting.name)
+        source = "default" if value is None else "configure()"
+        if os.environ.get(setting.variable):
+            source = setting.variable
+        found[setting.name] = (shown(value), source)
+    return found
+
+
+def mistakes() -> list[str]:
+    """What is wrong with the variables, for those who begin something: a sentence for each."""
+    found = _unknown()
+    for setting in SETTINGS.values():
+        try:
+            value_of(setting.name)
+        except ValueError as error:
+            found.append(str(error))
+    if not found:
+        from ioshape._settings import context  # noqa: PLC0415
+
+        try:
+            context.Context()
+        except ValueError as error:
+            found.append(without_password(str(error)))
+    return found
+
+
+def _unknown() -> list[str]:
+    known = [setting.variable for setting in SETTINGS.values()]
+    found = []
+    for name in sorted(os.environ):
+        if not name.startswith("IOSHAPE_") or name in (*known, *_OTHERS):
+            continue
+        if name.startswith("IOSHAPE_TEST_"):
+            continue
+        from difflib import get_close_matches  # noqa: PLC0415 - only for those who mistyped
+
+        nearest = get_close_matches(name, known, 1)
+        remedy = f"did you mean {nearest[0]}?" if nearest else '"ioshape settings" lists them'
+        found.append(f"there is no setting {name}; {remedy}")
+    return found

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's context of this process: made at need, remade when the settings change."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ioshape._errors import last_failure
+from ioshape._native import ffi, lib
+from ioshape._settings import config
+from ioshape._visitors import visiting
+
+if TYPE_CHECKING:
+    from ioshape._settings.setting import Setting
+
+
+def encoded(path: str) -> bytes:
+    """A path as C takes it."""
+    if "\0" in path:
+        raise ValueError(
+            f"the path {path!r} has a null character in it; no file can have that name"
+        )
+    return os.fsencode(path)
+
+
+class Context:
+    """Settings, kept memory and I/O engines. It lives until its last save and reader have ended."""
+
+    def __init__(self, configured: dict[str, Any] | None = None, **preferred: Any) -> None:
+        """Raises ValueError if a setting cannot be used.
+
+        Args:
+            configured: in the place of what configure() has set.
+            preferred: settings that win, also over variables.
+        """
+        options = ffi.new("struct ioshape_context_options *")
+        options.size = ffi.sizeof("struct ioshape_context_options")
+        self._texts: list[Any] = []
+        options.log = lib.ioshape_py_log
+        self.debugs = _debugs()
+        options.log_level = lib.IOSHAPE_LOG_DEBUG if self.debugs else lib.IOSHAPE_LOG_INFO
+        for setting in config.SETTINGS.values():
+            value = preferred.get(setting.name)
+            if value is None:
+                value = config.value_of(setting.name, configured)
+                # The library reads the variables itself, and names them if they are bad.
+                if os.environ.get(setting.variable):
+                    continue
+            if value is not None and setting.owner == "context":
+                setattr(options, setting.name, self._in_c(setting, value))
+        out = ffi.new("struct ioshape_context **")
+        if lib.ioshape_context_open(out, options):
+            # A variable with a bad value, as a rule: that is the same kind of mistake as a bad
+            # argument of configure().
+            raise ValueError(str(last_failure("", "open")))
+        self.pointer: Any = ffi.gc(out[0], lib.ioshape_context_free)
+
+    def _in_c(self, setting: Setting, value: Any) -> Any:
+        """A value as its field takes it."""
+        if setting.kind == "choice":
+            return setting.words.index(value)
+        if isinstance(value, str):
+            self._texts.append(ffi.new("char[]", os.fsencode(value)))
+            return self._texts[-1]
+        return value
+
+
+def _debugs() -> bool:
+    """Whether somebody listens to lines that only debugging is for: each takes the GIL."""
+    logging = sys.modules.get("logging")
+    return logging is not None and logging.getLogger("ioshape").isEnabledFor(logging.DEBUG)
+
+
+_lock = threading.Lock()
+_current: Context | None = None
+_current_generation = -1
+
+
+def current() -> Context:
+    """The context for a new save or reader."""
+    global _current, _current_generation  # noqa: PLW0603
+    with _lock:
+        generation = config.generation()
+        if _current is None or generation != _current_generation or _current.debugs != _debugs():
+            _current = Context()
+            _current_generation = generation
+        return _current
+
+
+def adopt(context: Context, generation: int) -> None:
+    """Makes it the one for new saves and readers: configure() has made it to try its settings."""
+    global _current, _current_generation
+    with _lock:
+        _current, _current_generation = context, generation
+
+
+def current_if_any() -> Context | None:
+    """The context, if there is one."""
+    return _current
+
+
+def _forget_in_child() -> None:
+    # The parent's context answers -EPERM here, and freeing it does nothing. Somebody may have held
+    # the lock.
+    global _current, _lock  # noqa: PLW0603
+    _current = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+_LEVELS = {
+    lib.IOSHAPE_LOG_ERROR: 40,
+    lib.IOSHAPE_LOG_WARNING: 30,
+    lib.IOSHAPE_LOG_INFO: 20,
+    lib.IOSHAPE_LOG_DEBUG: 10,
+}
+
+
+def _later(kind: Any, _value: Any, _traceback: Any) -> None:
+    # A log line cannot fail; but Ctrl-C that came just then must not be lost.
+    if kind is not None and issubclass(kind, KeyboardInterrupt):
+        _thread.interrupt_main()
+
+
+@ffi.def_extern(onerror=_later)  # type: ignore[untyped-decorator]
+def ioshape_py_log(_user: Any, level: int, message: Any) -> None:
+    import logging  # noqa: PLC0415 - seldom needed, and not quick to import
+
+    logger = logging.getLogger("ioshape")
+    text = ffi.string(message).decode(errors="replace")
+    if logger.hasHandlers():
+        with visiting():
+            logger.log(_LEVELS.get(level, 20), "%s", text)
+    elif level == lib.IOSHAPE_LOG_WARNING and sys.stderr is not None:
+        # Who has not set logging up still hears why a save waits. Errors are raised.
+        print(f"ioshape: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes forked from this one that answer its questions, and are gone at the end.
+
+The parent imports what they need before it forks them, and starts no thread until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing import connection as connections
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkProcess
+
+_PR_SET_PDEATHSIG = 1
+_CONTEXT = multiprocessing.get_context("fork")
+
+
+def now_ns() -> int:
+    """A clock that all processes of this host share and nobody sets."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+class MemberError(Exception):
+    """A sentence about a process that failed."""
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """The last answer of a process that raised."""
+
+    sentence: str
+
+
+@dataclass
+class Member:
+    """A process, as its parent sees it."""
+
+    process: ForkProcess
+    connection: Connection
+
+    @property
+    def name(self) -> str:
+        return self.process.name
+
+    def tell(self, message: object) -> None:
+        """Sends a message. That the process is gone is noticed when its answer is awaited."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(message)
+
+
+class Crowd:
+    """All of them; none is left when this is closed."""
+
+    def __init__(self) -> None:
+        self._members: list[Member] = []
+
+    def __enter__(self) -> Crowd:
+        gc.collect()
+        gc.freeze()  # otherwise each child's collector copies all pages of the parent
+        return self
+
+    def __exit__(self, *_what: object) -> None:
+        for member in self._members:
+            member.process.kill()
+        for member in self._members:
+            member.process.join()
+            member.connection.close()
+        self._members.clear()
+        gc.unfreeze()
+
+    def start(self, name: str, work: Callable[[Connection], object]) -> Member:
+        """Forks a process that does this work and ends. What it raises is its last answer."""
+        ours, theirs = _CONTEXT.Pipe()
+        process = _CONTEXT.Process(target=_live, args=(theirs, work, os.getpid()), name=name)
+        process.start()
+        theirs.close()
+        member = Member(process, ours)
+        self._members.append(member)
+        return member
+
+    def ask(self, asked: Sequence[Member], timeout_s: float, message: object) -> list[Any]:
+        """Sends all of them this message; their answers, in the same order."""
+        for member in asked:
+            member.tell(message)
+        return self.hear(asked, timeout_s)
+
+    def hear(self, asked: Sequence[Member], timeout_s: float) -> list[Any]:
+        """One answer of each.
+
+        Raises:
+            MemberError: one of all, also of those that were not asked, failed or is gone.
+        """
+        answers: dict[str, Any] = {}
+        end = time.monotonic() + timeout_s
+        while len(answers) < len(asked):
+            missing = [member for member in asked if member.name not in answers]
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise MemberError(f"{missing[0].name} did not answer within {timeout_s:.0f} s")
+            ready = connections.wait(
+                [one.connection for one in missing]
+                + [one.process.sentinel for one in self._members],
+                left_s,
+            )
+            for member in missing:
+                if member.connection in ready:
+                    answers[member.name] = _answer_of(member)
+            self._check()
+        return [answers[member.name] for member in asked]
+
+    def rest(self, seconds: float) -> None:
+        """Sleeps. A process that ends meanwhile is an error."""
+        connections.wait([one.process.sentinel for one in self._members], seconds)
+        self._check()
+
+    def _check(self) -> None:
+        for member in self._members:
+            if member.process.exitcode is not None:
+                raise MemberError(_how_it_ended(member))
+
+
+def _answer_of(member: Member) -> Any:
+    try:
+        answer = member.connection.recv()
+    except (EOFError, ConnectionResetError):
+        member.process.join()
+        raise MemberError(_how_it_ended(member)) from None
+    if isinstance(answer, _Failed):
+        raise MemberError(f"{member.name}: {answer.sentence}")
+    return answer
+
+
+def _how_it_ended(member: Member) -> str:
+    if member.connection.poll():
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            last = member.connection.recv()
+            if isinstance(last, _Failed):
+                return f"{member.name}: {last.sentence}"
+    code = member.process.exitcode or 0
+    if code < 0:
+        return f"{member.name} was ended by {signal.Signals(-code).name}"
+    return f"{member.name} ended with exit code {code}"
+
+
+def _live(connection: Connection, work: Callable[[Connection], object], parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends us
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before that call
+        os._exit(1)
+    try:
+        work(connection)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            connection.send(_Failed(f"{type(error).__name__}: {error}"))
+        os._exit(1)

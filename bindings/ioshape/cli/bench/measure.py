@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A storm: many ranks save together, in several ways in turns, beside neighbours at work."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from ioshape.cli.bench import neighbours, ranks
+from ioshape.cli.bench.crowd import Crowd, Member, now_ns
+from ioshape.cli.bench.neighbours import READ, WRITE, Operation
+from ioshape.cli.bench.ranks import Order, Saved
+from ioshape.cli.trace.reports import percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+#: until all ranks have heard when to begin
+_AHEAD_NS = 60_000_000
+#: what a disk does after files were removed
+_SETTLE_S = 0.3
+_ALONE_S = 2.0
+_READY_TIMEOUT_S = 300.0
+_SAVE_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    ranks: int
+    n_bytes: int
+    #: the first is what the others are compared with
+    ways: tuple[str, ...]
+    rounds: int = 3
+    #: the ranks of a group act as if they were on so many
+    nodes: int = 1
+
+
+# ---- Figures ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Round:
+    """All ranks once, in one way."""
+
+    way: str
+    #: when all were told to save, by now_ns()
+    at_ns: int
+    ranks: list[Saved]
+    #: of neighbours, begun while ranks were saving
+    operations: list[Operation] = field(default_factory=list)
+
+    @property
+    def completions_s(self) -> list[float]:
+        """Until each rank's file was durable."""
+        return [(rank.end_ns - self.at_ns) / 1e9 for rank in self.ranks]
+
+    @property
+    def stalls_s(self) -> list[float]:
+        """How long each rank's training waited."""
+        return [(rank.returned_ns - rank.begin_ns) / 1e9 for rank in self.ranks]
+
+    @property
+    def makespan_s(self) -> float:
+        return max(self.completions_s)
+
+
+@dataclass
+class Latency:
+    """Of neighbours' operations."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+    most_ms: float
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation], kind: str) -> Latency | None:
+        """None if there were none of this kind."""
+        took = [one.took_ns / 1e6 for one in operations if one.kind == kind]
+        if not took:
+            return None
+        return cls(len(took), percentile(took, 50), percentile(took, 99), max(took))
+
+
+@dataclass
+class Neighbours:
+    """How long neighbours' operations took."""
+
+    reads: Latency | None
+    writes: Latency | None
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation]) -> Neighbours:
+        return cls(Latency.of(operations, READ), Latency.of(operations, WRITE))
+
+
+@dataclass
+class Summary:
+    """All rounds of one way. Seconds are medians of the rounds."""
+
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def makespan_s(self) -> float:
+        return median(one.makespan_s for one in self.rounds)
+
+    @property
+    def mean_completion_s(self) -> float:
+        return median(fmean(one.completions_s) for one in self.rounds)
+
+    @property
+    def stall_s(self) -> float:
+        """In the mean of the ranks."""
+        return median(fmean(one.stalls_s) for one in self.rounds)
+
+    @property
+    def most_stall_s(self) -> float:
+        """Of the rank that waited longest."""
+        return median(max(one.stalls_s) for one in self.rounds)
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Over the operations of all rounds."""
+        return Neighbours.of([one for turn in self.rounds for one in turn.operations])
+
+    @property
+    def typical(self) -> Round:
+        """The round whose makespan is the median, or the next above it."""
+        return sorted(self.rounds, key=lambda one: one.makespan_s)[len(self.rounds) // 2]
+
+
+@dataclass
+class Ratios:
+    """One way against another: more than 1 is better than the other."""
+
+    makespan: float
+    mean_completion: float
+    reads_p99: float | None
+
+    @classmethod
+    def of(cls, ours: Summary, theirs: Summary) -> Ratios:
+        mine, other = ours.neighbours.reads, theirs.neighbours.reads
+        return cls(
+            theirs.makespan_s / ours.makespan_s,
+            theirs.mean_completion_s / ours.mean_completion_s,
+            other.p99_ms / mine.p99_ms if mine and other else None,
+        )
+
+
+# ---- Measuring ----------------------------------------------------------------------------------
+
+
+class Storm:
+    """Processes that stand ready, what is done with them, and what was measured.
+
+    Whoever enters it has started no thread; from then on threads do no harm. The folder is the
+    caller's to remove.
+
+    Raises:
+        MemberError: a rank or a neighbour failed; none is left.
+    """
+
+    def __init__(
+        self, plan: Plan, folder: Path, tell: Callable[[str], None] = lambda _text: None
+    ) -> None:
+        self.plan = plan
+        self.tell = tell
+        self.summaries = {way: Summary() for way in plan.ways}
+        #: of neighbours while nobody saved
+        self.alone: list[Operation] = []
+        #: seconds since 1970 less seconds of now_ns()
+        self.epoch_s = time.time() - now_ns() / 1e9
+        self._folder = folder
+        self._crowd = Crowd()
+        self._ranks: list[Member] = []
+        self._neighbours: list[Member] = []
+        self._step = 0
+
+    def __enter__(self) -> Storm:
+        self._crowd.__enter__()
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_what: object) -> None:
+        self._crowd.__exit__()
+
+    def _start(self) -> None:
+        plan = self.plan
+        token = f"storm-{uuid.uuid4().hex[:16]}"
+        for number in range(plan.ranks):
+            place = ranks.Place(number, plan.ranks, plan.nodes, token, plan.n_bytes)
+            self._ranks.append(self._crowd.start(f"rank {number}", ranks.rank(place)))
+        small = self._folder / "neighbours"
+        small.mkdir()
+        neighbours.prepare(small)
+        for kind, count in (
+            (neighbours.reader, neighbours.READERS),
+            (neighbours.writer, neighbours.WRITERS),
+        ):
+            for number in range(count):
+                name = f"neighbour {len(self._neighbours)}"
+                self._neighbours.append(self._crowd.start(name, kind(small, number)))
+        for way in plan.ways:
+            (self._folder / way).mkdir()
+        self._crowd.hear([*self._ranks, *self._neighbours], _READY_TIMEOUT_S)
+
+    def measure(self) -> None:
+        """Fills the summaries."""
+        plan = self.plan
+        self.tell("neighbours alone")
+        self._settle()
+        self._begin_neighbours()
+        self._crowd.rest(_ALONE_S)
+        self.alone = self._end_neighbours()
+        for way in plan.ways:
+            self.tell(f"warming up: {way}")
+            self.save_once(way)  # makes buffers and connections, and does not count
+            self.remove(way)
+        for number in range(plan.rounds):
+            first = number % len(plan.ways)  # another way begins each round
+            for way in plan.ways[first:] + plan.ways[:first]:
+                self.tell(f"round {number + 1} of {plan.rounds}: {way}")
+                self.summaries[way].rounds.append(self._round(way))
+
+    def _round(self, way: str) -> Round:
+        self._settle()
+        self._begin_neighbours()
+        found = self.save_once(way)
+        end_ns = max(rank.end_ns for rank in found.ranks)
+        operations = self._end_neighbours()
+        self.remove(way)
+        found.operations = [one for one in operations if found.at_ns <= one.at_ns < end_ns]
+        return found
+
+    def save_once(self, way: str) -> Round:
+        """All ranks save. The files are the caller's to remove()."""
+        self._step += 1
+        folder = self._folder / way
+        at_ns = now_ns() + _AHEAD_NS + self.plan.ranks * 1_000_000
+        order = Order(way, str(folder), self._step, at_ns)
+        return Round(way, at_ns, self._crowd.ask(self._ranks, _SAVE_TIMEOUT_S, order))
+
+    def remove(self, way: str) -> None:
+        """What was saved so."""
+        folder = self._folder / way
+        for path in folder.glob("step-*"):  # what a group keeps beside them stays open
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _begin_neighbours(self) -> None:
+        for member in self._neighbours:
+            member.tell("begin")
+
+    def _end_neighbours(self) -> list[Operation]:
+        answers = self._crowd.ask(self._neighbours, _READY_TIMEOUT_S, "end")
+        return [one for operations in answers for one in operations]
+
+    def _settle(self) -> None:
+        """The storage has nothing left to do from before."""
+        neighbours.sync_filesystem(self._folder)
+        self._crowd.rest(_SETTLE_S)

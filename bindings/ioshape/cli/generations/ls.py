@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape ls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ioshape.cli.generations.look import check_directory, damaged, directory_argument, unfinished
+from ioshape.cli.output import Table, columns, human_size, note, say, say_json
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ioshape import Generation
+    from ioshape.cli.generations.look import Unfinished
+
+_STATES = {
+    True: "being written",
+    False: "left by a dead process",
+    None: "unfinished",
+}
+
+
+def _local(time: datetime) -> str:
+    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _show(complete: list[Generation], others: list[Unfinished]) -> None:
+    table = Table(*columns(">step", "<saved", "<mode", ">ranks", ">files", ">size", "<state"))
+    for one in complete:
+        table.add(
+            str(one.step),
+            _local(one.saved),
+            one.mode,
+            str(one.ranks),
+            str(one.files),
+            human_size(one.n_bytes),
+            "complete",
+        )
+    for other in others:
+        size = human_size(other.n_bytes)
+        state = _STATES[other.alive]
+        table.add(str(other.step), _local(other.touched), "-", "-", "-", size, state)
+    table.show()
+
+
+@click.command(short_help="List the generations in a directory.")
+@directory_argument
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(directory: str, as_json: bool) -> int:
+    """Lists the generations in a directory that save_group() was given, oldest first.
+
+    What is not complete comes behind them: what is being written, and what was left behind by
+    processes that died, which the next save there removes. It is told by a lock, which is not seen
+    from every machine: "unfinished" may be either. Sizes and times of those are as of now.
+
+    \b
+    ioshape ls checkpoints
+    ioshape ls --json checkpoints | jq '.generations[-1].step'
+
+    Exit code: 0; 1 if the directory could not be read, or one in it is damaged.
+    """
+    import ioshape  # noqa: PLC0415
+
+    check_directory(directory)
+    complete = ioshape.generations(directory)
+    others = unfinished(directory)
+    broken = list(damaged(directory, {one.step for one in complete}))
+    if as_json:
+        say_json(
+            {
+                "directory": directory,
+                "generations": [
+                    {
+                        "step": one.step,
+                        "path": one.path,
+                        "saved": one.saved.isoformat(),
+                        "mode": one.mode,
+                        "ranks": one.ranks,
+                        "files": one.files,
+                        "bytes": one.n_bytes,
+                    }
+                    for one in complete
+                ],
+                "unfinished": [
+                    {
+                        "step": other.step,
+                        "path": other.path,
+                        "touched": other.touched.isoformat(),
+                        "bytes": other.n_bytes,
+                        "alive": other.alive,
+                    }
+                    for other in others
+                ],
+                "damaged": [{"path": path, "error": why} for path, why in broken],
+            }
+        )
+    elif complete or others:
+        _show(complete, others)
+    elif not broken:
+        say(f"There is no generation in {directory}.")
+    if not as_json:
+        for _path, why in broken:
+            note(f"ioshape: {why}")
+    return 1 if broken else 0

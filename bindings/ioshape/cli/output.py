@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands print: text that stays text, sizes, tables.
+
+Names come from files that may be anybody's: nothing of them may act on the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.table import Table as RichTable
+
+_GAP = 2
+_BROKEN_WIDTH = 20
+_LEAST_CUT = 8
+
+
+class SentenceError(click.ClickException):
+    """Ends the command with a sentence on stderr, and exit code 1."""
+
+
+class UsageSentenceError(SentenceError):
+    """The same with exit code 2, where a hint at --help would not help."""
+
+    exit_code = 2
+
+
+def one_line(text: str) -> str:
+    """The same text, with what a terminal would act on, or not show, as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def explain(error: OSError) -> str:
+    """The package's own are sentences; Python's become like them."""
+    if hasattr(error, "operation") or not error.filename:
+        return str(error)
+    return f"{os.fsdecode(error.filename)}: {error.strerror}"
+
+
+def say(text: str = "") -> None:
+    """A line on stdout."""
+    click.echo(one_line(text))
+
+
+def note(text: str) -> None:
+    """A line on stderr: about the work, not its result."""
+    click.echo(one_line(text), err=True)
+
+
+def say_json(value: object) -> None:
+    """JSON on stdout, to be read by people, too."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def human_size(n_bytes: float) -> str:
+    """Three digits and a unit."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        # What would be rounded to 1024 is one of the larger unit.
+        if n_bytes < 1023.5:
+            break
+        n_bytes, unit = n_bytes / 1024, larger
+    digits = 0 if unit == "B" or n_bytes >= 99.95 else 1 if n_bytes >= 9.995 else 2
+    return f"{n_bytes:.{digits}f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """Three digits and a unit."""
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 tensor", "2,000 tensors"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def size_option(_context: click.Context, _option: click.Parameter, text: str) -> int:
+    """For options that take a number of bytes, such as 64M."""
+    from ioshape._settings.setting import number_of_bytes  # noqa: PLC0415
+
+    try:
+        return number_of_bytes(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number of bytes, such as 1G or 512M") from None
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of a table."""
+
+    title: str
+    right: bool = False
+    #: may be broken into several lines on a terminal
+    breaks: bool = False
+    #: goes where the window is narrow, the highest first; 0: stays
+    optional: int = 0
+    #: may be cut where the window is narrow
+    cut: bool = False
+
+
+class Table:
+    """Rows under titles: with bold titles on a terminal that is wide enough, else plain lines.
+
+    A plain row is one line, however long, for grep and awk, and for narrow windows.
+    """
+
+    def __init__(self, *columns: Column) -> None:
+        self.columns = columns
+        self.rows: list[list[str]] = []
+
+    def add(self, *cells: str) -> None:
+        """Adds a row."""
+        self.rows.append([one_line(cell) for cell in cells])
+
+    def show(self) -> None:
+        """Prints it."""
+        if sys.stdout.isatty() and self._needed() <= shutil.get_terminal_size().columns:
+            self._show_rich()
+        else:
+            for line in self.lines():
+                click.echo(line)
+
+    def lines(self) -> Iterable[str]:
+        """The plain form."""
+        titles = [column.title for column in self.columns]
+        widths = self._widths()
+        for row in [titles, *self.rows]:
+            cells = [
+                cell.rjust(width) if column.right else cell.ljust(width)
+                for cell, width, column in zip(row, widths, self.columns, strict=True)
+            ]
+            yield (" " * _GAP).join(cells).rstrip()
+
+    def _widths(self, *, broken: bool = False) -> list[int]:
+        return [
+            max(
+                len(column.title),
+                *(
+                    # The words of a text that may be broken still want some company.
+                    min(len(row[i]), _BROKEN_WIDTH) if broken and column.breaks else len(row[i])
+                    for row in self.rows
+                ),
+                0,
+            )
+            for i, column in enumerate(self.columns)
+        ]
+
+    def _needed(self) -> int:
+        return sum(self._widths(broken=True)) + _GAP * len(self.columns)
+
+    def fitted(self, width: int) -> Table:
+        """What fits into a window: without optional columns, then with others cut."""
+        kept = list(range(len(self.columns)))
+        while (fitted := self._only(kept))._needed() > width:
+            most = max(kept, key=lambda i: self.columns[i].optional)
+            if not self.columns[most].optional:
+                break
+            kept.remove(most)
+        return fitted._cut(width)
+
+    def _only(self, kept: list[int]) -> Table:
+        table = Table(*(self.columns[i] for i in kept))
+        table.rows = [[row[i] for i in kept] for row in self.rows]
+        return table
+
+    def _cut(self, width: int) -> Table:
+        cut = [i for i, column in enumerate(self.columns) if column.cut]
+        while (excess := self._needed() - width) > 0 and cut:
+            widths = self._widths()
+            widest = max(cut, key=lambda i: widths[i])
+            most = max(widths[widest] - excess, _LEAST_CUT)
+            if most >= widths[widest]:
+                break
+            for row in self.rows:
+                if len(row[widest]) > most:
+                    row[widest] = row[widest][: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
+        return self
+
+    def _show_rich(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - takes longer than most commands
+
+        Console().print(self.rich())
+
+    def rich(self) -> RichTable:
+        """The form for terminals."""
+        from rich.table import Table as RichTable  # noqa: PLC0415 - slow, as all of rich
+        from rich.text import Text  # noqa: PLC0415
+
+        table = RichTable(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+        for column in self.columns:
+            table.add_column(
+                column.title,
+                justify="right" if column.right else "left",
+                no_wrap=not column.breaks,
+            )
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def columns(*titles: str) -> Sequence[Column]:
+    """Columns from words: "<name" is aligned left, ">size" right, "~about" left and may break."""
+    return [Column(title[1:], right=title[0] == ">", breaks=title[0] == "~") for title in titles]

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape slots."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ioshape.cli.output import (
+    SentenceError,
+    UsageSentenceError,
+    note,
+    one_line,
+    plural,
+    say,
+    say_json,
+)
+from ioshape.cli.slots.pools import (
+    act_line,
+    as_json,
+    bytes_option,
+    completed_pool,
+    coordinator_option,
+    duration,
+    existing,
+    headline,
+    limits,
+    not_shown,
+    operator_of,
+    pool_argument,
+    sentences,
+    table_of,
+    who,
+)
+from ioshape.cli.suggest import Group
+
+if TYPE_CHECKING:
+    from ioshape._slots.pools import Operator, PoolStatus
+
+_MOST = 65536
+
+_pool_argument = click.argument("pool", callback=pool_argument, shell_complete=completed_pool)
+
+
+def _show(status: PoolStatus) -> None:
+    say(headline(status))
+    say(limits(status))
+    if status.acts:
+        say(act_line(status.acts[-1]))
+    if status.holders or status.waiters:
+        say()
+        table_of(status.holders, status.waiters).show()
+    if rest := not_shown(status, len(status.holders), len(status.waiters)):
+        say(rest)
+
+
+@click.group(cls=Group, short_help="Show and set who may write now.", no_args_is_help=False)
+def command() -> None:
+    """Shows the pools whose slots writers wait for, and sets how many may write.
+
+    \b
+    ioshape slots status                          all pools
+    ioshape slots status --path /scratch          the one of a filesystem
+    ioshape slots set lustre:scratch --capacity 8
+
+    What the operator sets wins over what jobs ask for, and stays until it is
+    cleared. "ioshape slots COMMAND --help" tells more about each command.
+
+    Exit code: 0; 1 if there is no such pool or id; 3 if the coordinator is
+    unreachable.
+    """
+
+
+@command.command(short_help="Show pools: capacity, who holds slots, who waits.")
+@click.argument("pool", required=False, callback=pool_argument, shell_complete=completed_pool)
+@click.option("--path", type=click.Path(), help="The pool of the filesystem of this path.")
+@click.option("--json", "in_json", is_flag=True, help="Print them as JSON: a list of pools.")
+@coordinator_option
+def status(pool: str | None, path: str | None, in_json: bool, coordinator: str | None) -> None:
+    """Shows a pool, or all that the coordinator knows: who holds slots, and who waits.
+
+    \b
+    ioshape slots status
+    ioshape slots status lustre:scratch
+    ioshape slots status --path /scratch/run7 --json
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
+    """
+    if pool and path:
+        raise click.UsageError("give a pool or --path, not both")
+    with sentences():
+        operator = operator_of(coordinator)
+        if path:
+            pool = operator.name_for(path)
+        found = [operator.status(name) for name in existing(operator, [pool] if pool else [])]
+    if in_json:
+        say_json([as_json(one) for one in found])
+        return
+    for i, one in enumerate(found):
+        if i:
+            say()
+        _show(one)
+    if not found:
+        note("no pools: nobody has asked this coordinator for a slot so far")
+
+
+@command.command("set", short_help="Set how many may write, and how fast.")
+@_pool_argument
+@click.option("--capacity", type=click.IntRange(1, _MOST), metavar="N", help="Writers at a time.")
+@click.option(
+    "--rate",
+    "pool_rate",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Per second, of all jobs together.",
+)
+@click.option("--job-rate", metavar="BYTES", callback=bytes_option, help="Per second, of each job.")
+@click.option(
+    "--small",
+    "small_bytes",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Saves up to here may pass the queue.",
+)
+@click.option("--express", type=click.IntRange(1, _MOST), metavar="N", help="So many at a time.")
+@click.option("--new", is_flag=True, help="Also a pool that nobody has used or set so far.")
+@coordinator_option
+def set_(
+    pool: str,
+    capacity: int | None,
+    pool_rate: int,
+    job_rate: int,
+    small_bytes: int,
+    express: int | None,
+    new: bool,
+    coordinator: str | None,
+) -> None:
+    """Sets what is named, for jobs that run and jobs to come; the rest stays as it is.
+
+    \b
+    ioshape slots set lustre:scratch --capacity 8
+    ioshape slots set lustre:scratch --rate 20G --job-rate 5G
+
+    It wins over what jobs ask for, and stays until "ioshape slots clear". Who holds
+    a slot keeps it. A pool that nobody has used or set so far is refused, since it
+    may be mistyped; --new sets it. Sizes are bytes, such as 500M.
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
+    """
+    if not any((capacity, pool_rate, job_rate, small_bytes, express)):
+        raise click.UsageError("nothing to set; name at least one option")
+    with sentences():
+        operator = operator_of(coordinator)
+        if not new:
+            existing(operator, [pool], " (--new sets one that nobody has used)")
+        operator.set(
+            pool,
+            capacity=capacity or 0,
+            pool_rate=pool_rate,
+            job_rate=job_rate,
+            small_bytes=small_bytes,
+            express=express or 0,
+        )
+        now = operator.status(pool)
+    say(headline(now))
+    say(limits(now))
+
+
+@command.command(short_help="Forget what was set.")
+@_pool_argument
+@coordinator_option
+def clear(pool: str, coordinator: str | None) -> None:
+    """Forgets all that "ioshape slots set" set for a pool: jobs and defaults decide again.
+
+    \b
+    ioshape slots clear lustre:scratch
+
+    Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
+    """
+    with sentences():
+        operator = operator_of(coordinator)
+        existing(operator, [pool])
+        operator.set(pool, clear=True)
+        now = operator.status(pool)
+    say(headline(now))
+    say(limits(now))
+
+
+_GOES_ON = "goes on without a slot"
+_ASKS_AGAIN = "asks again, and comes last"
+
+
+def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
+    """Who that is, what it has, and what becomes of it."""
+    state = operator.status(pool)
+    for one in state.holders:
+        if one.id == member:
+            slots = plural(one.weight, "slot")
+            held = f"holds {slots} of {pool} since {duration(one.since_s)}"
+            return who(one), held, _GOES_ON
+    for one in state.waiters:
+        if one.id == member:
+            waits = f"waits for a slot of {pool} since {duration(one.since_s)}"
+            return who(one), waits, _ASKS_AGAIN
+    # Perhaps it stands behind those that are listed.
+    return "", "", _ASKS_AGAIN
+
+
+@command.command(short_help="Take a slot away from who holds it.")
+@_pool_argument
+@click.argument("member", metavar="ID")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@coordinator_option
+def kick(pool: str, member: str, yes: bool, coordinator: str | None) -> None:
+    """Takes a slot, or the place in the queue, away from who has this id.
+
+    \b
+    ioshape slots kick lustre:scratch 9f86d081884c7d65-3
+
+    "ioshape slots status" shows ids. The next in the queue gets the slot. The save
+    that had it goes on without one, and its report says so: nothing is lost, but
+    one more writes at the same time. Who waits has to ask again, and comes last. It
+    asks first.
+
+    Exit code: 0; 1 if there is no such pool or id, or the answer was no; 3 if the
+    coordinator is unreachable.
+    """
+    with sentences():
+        operator = operator_of(coordinator)
+        existing(operator, [pool])
+        whom, what, then = _find(operator, pool, member)
+        if whom and not yes:
+            if not sys.stdin.isatty():
+                raise UsageSentenceError("there is nobody to ask whether to do it; add --yes")
+            question = f"{whom} {what}. Take that away? Its save {then}."
+            if not click.confirm(one_line(question), err=True):
+                raise SentenceError("nothing was taken away")
+        operator.kick(pool, member)
+    say(f"{whom or member}: taken away; its save {then}")

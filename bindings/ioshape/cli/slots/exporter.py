@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape exporter."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape.cli.output import SentenceError, note
+from ioshape.cli.slots.pools import coordinator_option, operator_of, sentences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ioshape._slots.pools import Operator, PoolStatus
+
+# Several servers may ask at the same time: the coordinator hears of it once.
+_CACHE_S = 1.0
+# Labels are for ever: no more jobs than these of a pool have their own, the rest is one.
+_MOST_JOBS = 50
+_OTHERS = "(others)"
+
+
+def _jobs(pool: PoolStatus) -> dict[str, tuple[int, int, int]]:
+    """Slots, bytes and waiters of each job; of those beyond the limit together."""
+    slots: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
+    waiters: Counter[str] = Counter()
+    for one in pool.holders:
+        slots[one.job] += one.weight
+        passed[one.job] += one.passed
+    for one in pool.waiters:
+        waiters[one.job] += 1
+    jobs: dict[str, tuple[int, int, int]] = {}
+    for job in [*slots, *(job for job in waiters if job not in slots)]:
+        name = job if len(jobs) < _MOST_JOBS else _OTHERS
+        before = jobs.get(name, (0, 0, 0))
+        mine = (slots[job], passed[job], waiters[job])
+        jobs[name] = (before[0] + mine[0], before[1] + mine[1], before[2] + mine[2])
+    return jobs
+
+
+class PoolCollector:
+    """Asks the coordinator when somebody asks us."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self._lock = threading.Lock()
+        self._asked = float("-inf")
+        self._pools: list[PoolStatus] = []
+        self._up = False
+        self._took = 0.0
+
+    def collect(self) -> Iterable[Any]:
+        """For prometheus_client."""
+        with self._lock:
+            if time.monotonic() - self._asked >= _CACHE_S:
+                self._ask()
+            jobs = [*self._about_jobs(), *self._about_writes()]
+            return [*self._about_us(), *self._about_pools(), *jobs]
+
+    def _ask(self) -> None:
+        begin = time.monotonic()
+        try:
+            self._pools = [self._operator.status(name) for name in self._operator.names()]
+            self._up = True
+        except OSError:
+            self._pools, self._up = [], False
+        self._asked = time.monotonic()
+        self._took = self._asked - begin
+
+    def _about_us(self) -> Iterable[Any]:
+        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+        yield GaugeMetricFamily(
+            "ioshape_up", "1 if the coordinator answers, 0 if it is away", value=float(self._up)
+        )
+        yield GaugeMetricFamily(
+            "ioshape_scrape_seconds", "how long the coordinator took", value=self._took
+        )
+
+    def _about_pools(self) -> Iterable[Any]:
+        from prometheus_client.core import (  # noqa: PLC0415
+            CounterMetricFamily,
+            GaugeMetricFamily,
+        )
+
+        gauges: tuple[tuple[str, str, Callable[[PoolStatus], float]], ...] = (
+            ("capacity_slots", "slots of the pool", lambda one: one.capacity),
+            (
+                "capacity_by_operator",
+                "1 if the operator has set the capacity",
+                lambda one: one.capacity_by == "operator",
+            ),
+            ("used_slots", "slots that are taken, by weight", lambda one: one.used),
+            ("holders", "writers that hold slots", lambda one: one.holder_count),
+            ("waiters", "writers in the queue", lambda one: one.waiter_count),
+            (
+                "oldest_slot_seconds",
+                "how long the oldest holder has had its slot",
+                lambda one: max((member.since_s for member in one.holders), default=0),
+            ),
+            (
+                "oldest_wait_seconds",
+                "how long the longest in the queue has waited",
+                lambda one: max((member.since_s for member in one.waiters), default=0),
+            ),
+            (
+                "shortest_lease_seconds",
+                "what the lease nearest to its end has left",
+                lambda one: min((member.lease_s for member in one.holders), default=0),
+            ),
+            (
+                "rate_limit_bytes_per_second",
+                "set by the operator for the pool; 0: any",
+                lambda one: one.pool_rate,
+            ),
+            (
+                "job_rate_limit_bytes_per_second",
+                "set by the operator for each job; 0: any",
+                lambda one: one.job_rate,
+            ),
+        )
+        for name, about, value in gauges:
+            family = GaugeMetricFamily(f"ioshape_pool_{name}", about, labels=["pool"])
+            for one in self._pools:
+                family.add_metric([one.pool], float(value(one)))
+            yield family
+        grants = CounterMetricFamily("ioshape_pool_grants", "slots given so far", labels=["pool"])
+        for one in self._pools:
+            grants.add_metric([one.pool], one.grants)
+        yield grants
+
+    def _about_jobs(self) -> Iterable[Any]:
+        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+        families = [
+            GaugeMetricFamily(f"ioshape_job_{name}", about, labels=["pool", "job"])
+            for name, about in (
+                ("slots", "slots that the job's writers hold, by weight"),
+                ("passed_bytes", "bytes that have gone through the slots it holds now"),
+                ("waiters", "of its writers among the first of the queue"),
+            )
+        ]
+        for one in self._pools:
+            for job, values in _jobs(one).items():
+                for family, value in zip(families, values, strict=True):
+                    family.add_metric([one.pool, job], value)
+        return families
+
+    def _about_writes(self) -> Iterable[Any]:
+        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
+
+        labels = ["pool", "job", "user"]
+        written = CounterMetricFamily(
+            "ioshape_job_written_bytes", "bytes that the job wrote in its slots", labels=labels
+        )
+        writes = CounterMetricFamily("ioshape_job_writes", "slots that the job had", labels=labels)
+        for one in self._pools:
+            for job in one.jobs[:_MOST_JOBS]:
+                written.add_metric([one.pool, job.job, job.user], job.written_bytes)
+                writes.add_metric([one.pool, job.job, job.user], job.writes)
+        return written, writes
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    sys.exit(0)
+
+
+@click.command(short_help="Serve the same to Prometheus.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9721, show_default=True, help="To listen on."
+)
+@click.option(
+    "--address",
+    default="127.0.0.1",
+    show_default=True,
+    help="To listen on; 0.0.0.0 for all of this host.",
+)
+@coordinator_option
+def command(port: int, address: str, coordinator: str | None) -> int:
+    """Serves the state of all pools as metrics for Prometheus, until it is ended.
+
+    \b
+    ioshape exporter
+    ioshape exporter --address 0.0.0.0 --coordinator redis://redis.cluster
+
+    Each request asks the coordinator, at most once a second. While that is
+    unreachable, ioshape_up is 0. Needs prometheus_client: pip install 'ioshape[exporter]'.
+
+    Exit code: 0 when it is ended by SIGTERM; 130 by Ctrl-C; 1 if it cannot begin.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+    except ImportError:
+        raise SentenceError(
+            "the exporter needs the package prometheus_client, which is not installed; install it: "
+            "pip install 'ioshape[exporter]'"
+        ) from None
+    with sentences():
+        collector = PoolCollector(operator_of(coordinator))
+    registry = CollectorRegistry()
+    registry.register(collector)  # asks the coordinator, to know the names of the metrics
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        raise SentenceError(f"cannot listen on {address}, port {port}: {error.strerror}") from None
+    signal.signal(signal.SIGTERM, _terminate)
+    note(f"metrics are at http://{address}:{server.server_port}/metrics")
+    thread.join()
+    return 0

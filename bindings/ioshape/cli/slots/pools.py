@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator's commands have in common: the coordinator, its errors, and what a pool is."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ioshape.cli.output import (
+    Column,
+    SentenceError,
+    Table,
+    UsageSentenceError,
+    human_size,
+    plural,
+    size_option,
+)
+from ioshape.cli.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from click.shell_completion import CompletionItem
+
+    from ioshape._slots.pools import Member, Operator, PoolAct, PoolStatus
+
+CAPACITY_BY = {
+    "operator": "set by the operator",
+    "job": "asked for by a job",
+    "default": "the default",
+}
+
+
+class AwayError(SentenceError):
+    """The coordinator is unreachable. A code of its own: for scripts, that is another matter."""
+
+    exit_code = 3
+
+
+def completed_pool(
+    context: click.Context, _argument: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """For the shell: names of pools that the coordinator knows."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415
+
+    try:
+        names = operator_of(context.params.get("coordinator")).names()
+    except Exception:  # nobody could be told
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _coordinator(
+    _context: click.Context, _option: click.Parameter, address: str | None
+) -> str | None:
+    from ioshape._settings import config  # noqa: PLC0415
+
+    if address is None:
+        return None
+    if config.without_password(address) != address:
+        raise UsageSentenceError(
+            "everybody on this machine can see a password in a command line (and this one, now); "
+            "give the address without it, and the password in IOSHAPE_PASSWORD or in a file that "
+            "IOSHAPE_PASSWORD_FILE names"
+        )
+    return str(config.SETTINGS["coordinator"].parse(address, "--coordinator"))
+
+
+def pool_argument(
+    _context: click.Context, _argument: click.Parameter, value: str | tuple[str, ...] | None
+) -> str | tuple[str, ...] | None:
+    """Refuses what is no name; an address could have a password, and would be printed."""
+    for name in (value,) if isinstance(value, str) else value or ():
+        if "://" in name:
+            raise click.UsageError("POOL is the name of a pool; --coordinator takes addresses")
+    return value
+
+
+coordinator_option = click.option(
+    "--coordinator",
+    metavar="ADDRESS",
+    callback=_coordinator,
+    is_eager=True,  # also for completing names of pools
+    help="Ask this one, such as redis://host; default: the setting.",
+)
+
+
+def bytes_option(context: click.Context, option: click.Parameter, text: str | None) -> int:
+    """For options that take a number of bytes; 0 if they were not given."""
+    if text is None:
+        return 0
+    number = size_option(context, option, text)
+    if not 1 <= number < 1 << 63:
+        raise click.BadParameter(f"{text!r} is not between 1 byte and 8 EiB")
+    return number
+
+
+def operator_of(coordinator: str | None) -> Operator:
+    """For the coordinator of this address, or of the settings."""
+    from ioshape._settings import config  # noqa: PLC0415
+    from ioshape._slots.pools import Operator  # noqa: PLC0415
+
+    if (coordinator or config.value_of("coordinator")) == "open":
+        raise SentenceError(
+            'the coordinator is "open", which keeps no pools; name another one with --coordinator '
+            "or in IOSHAPE_COORDINATOR"
+        )
+    return Operator(coordinator)
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Around what asks the coordinator."""
+    from ioshape import CoordinatorError  # noqa: PLC0415
+
+    try:
+        yield
+    except CoordinatorError as error:
+        raise AwayError(str(error)) from error
+
+
+def is_known(status: PoolStatus) -> bool:
+    """Whether anybody has ever used it, or set something."""
+    return bool(
+        status.grants
+        or status.holders
+        or status.waiter_count
+        or status.capacity_by == "operator"
+        or status.pool_rate
+        or status.job_rate
+    )
+
+
+def existing(operator: Operator, pools: Sequence[str], hint: str = "") -> list[str]:
+    """These pools, or all that are there. The hint ends the sentence about one that is not."""
+    known = operator.names()
+    for pool in pools:
+        # One that was set, but not used for long, need not be among the names.
+        if pool not in known and not is_known(operator.status(pool)):
+            there = f"; it knows {', '.join(known)}" if known else "; it knows none so far"
+            near = did_you_mean(pool, known) or there
+            raise SentenceError(f'the coordinator knows no pool "{pool}"{near}{hint}')
+    return list(pools) or known
+
+
+# ---- Telling ------------------------------------------------------------------------------------
+
+
+def as_json(status: PoolStatus) -> dict[str, Any]:
+    """A pool as the JSON has it."""
+    return asdict(status)
+
+
+def headline(status: PoolStatus) -> str:
+    """What is most asked for, in a line."""
+    by = CAPACITY_BY.get(status.capacity_by, status.capacity_by)
+    return (
+        f"{status.pool} ({status.coordinator}): "
+        f"{status.used} of {plural(status.capacity, 'slot')} taken (capacity: {by}), "
+        f"{status.waiter_count:,} waiting; {plural(status.grants_last_minute, 'grant')} in the "
+        f"last minute, {status.grants:,} in all"
+    )
+
+
+def limits(status: PoolStatus) -> str:
+    """What else is set."""
+    pool_rate = f"{human_size(status.pool_rate)}/s" if status.pool_rate else "any"
+    job_rate = f"{human_size(status.job_rate)}/s" if status.job_rate else "any"
+    return (
+        f"bandwidth: {pool_rate} for the pool, {job_rate} for each job; past the queue: "
+        f"{status.express} at a time of up to {human_size(status.small_bytes)}"
+    )
+
+
+def act_line(act: PoolAct) -> str:
+    """What an operator did, when, and who it was."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(act.at_s))
+    return f"latest change: {act.what}, by {act.who} at {at}"
+
+
+def who(member: Member) -> str:
+    """As the library says it to those behind."""
+    return f"job {member.job}, rank {member.rank} on {member.node}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, in two parts at most."""
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} m"
+
+
+def table_of(
+    holders: Sequence[Member], waiters: Sequence[Member], rates: dict[str, float] | None = None
+) -> Table:
+    """Holders and waiters; how fast each holder writes, where that is known."""
+    titles = [Column("state"), Column("job", cut=True), Column("node", optional=3, cut=True)]
+    titles += [Column("rank", right=True), Column("slots", right=True, optional=5)]
+    titles += [Column("written", right=True, optional=2), Column("of", right=True, optional=4)]
+    titles += [Column("per second", right=True)] if rates is not None else []
+    titles += [Column("for", right=True, optional=1), Column("lease", right=True, optional=6)]
+    table = Table(*titles, Column("id"))
+    for state, members in (("holds", holders), ("waits", waiters)):
+        for one in members:
+            held = state == "holds"
+            cells = [
+                "express" if held and one.express else state,
+                one.job,
+                one.node,
+                str(one.rank),
+                str(one.weight),
+                human_size(one.passed) if held else "",
+                human_size(one.bytes) if one.bytes else "?",
+            ]
+            if rates is not None:
+                cells.append(f"{human_size(rates[one.id])}/s" if one.id in rates else "")
+            table.add(*cells, duration(one.since_s), duration(one.lease_s), one.id)
+    return table
+
+
+def not_shown(status: PoolStatus, holders: int, waiters: int) -> str:
+    """About those that are not in a table of so many; "" if all are."""
+    hold, wait = status.holder_count - holders, status.waiter_count - waiters
+    rest = [f"{hold:,} more that hold slots"] if hold > 0 else []
+    rest += [f"{wait:,} more that wait"] if wait > 0 else []
+    return f"... and {', '.join(rest)}" if rest else ""

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suggestions for words that were mistyped."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """To end a sentence with; "" if nothing known is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+class Group(click.Group):
+    """Names the nearest of its commands for one that it lacks. Old versions of click do not."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing:
+            known = self.list_commands(ctx)
+            if name not in known:
+                ctx.fail(f'there is no command "{name}"{did_you_mean(name, known)}')
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Option structs filled from variables and checked, by the one table of settings. */
+#define _GNU_SOURCE
+#include "base/base.h"
+
+#include <ioshape/group.h>
+
+#include <errno.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PREFIX "IOSHAPE_"
+
+enum kind { KIND_CHOICE, KIND_BYTES, KIND_POWER, KIND_COUNT, KIND_TEXT, KIND_NAME, KIND_OTHER };
+
+struct setting {
+	const char *name;
+	enum base_settings_owner owner;
+	enum kind kind;
+	size_t offset; /* of the field */
+	uint64_t least, most;
+	const char *values; /* for people; of a choice its words */
+};
+
+#define OFFSET_CONTEXT(name) offsetof(struct ioshape_context_options, name)
+#define OFFSET_GROUP(name) offsetof(struct ioshape_group_options, name)
+#define OFFSET_PACKAGE(name) 0
+#define ROW(owner, name, kind, least, most, values)                                                \
+	{ #name, BASE_SETTINGS_##owner, KIND_##kind, OFFSET_##owner(name), least, most, values },
+#define CHOICE(owner, name, words, about, user) ROW(owner, name, CHOICE, 0, 0, words)
+#define BYTES(owner, name, least, most, values, otherwise, about, user)                            \
+	ROW(owner, name, BYTES, least, most, values)
+#define POWER(owner, name, least, most, values, otherwise, about, user)                            \
+	ROW(owner, name, POWER, least, most, values)
+#define COUNT(owner, name, least, most, otherwise, about, user)                                    \
+	ROW(owner, name, COUNT, least, most, #least " to " #most)
+#define TEXT(owner, name, most, values, otherwise, about, user)                                    \
+	ROW(owner, name, TEXT, 1, most, values)
+#define NAME(owner, name, most, values, otherwise, about, user)                                    \
+	ROW(owner, name, NAME, 1, most, values)
+#define PATH(owner, name, most, values, otherwise, about, user)                                    \
+	ROW(owner, name, TEXT, 1, most, values)
+#define SWITCH(owner, name, otherwise, about, user) ROW(owner, name, OTHER, 0, 0, "yes, no")
+#define SECONDS(owner, name, values, otherwise, about, user) ROW(owner, name, OTHER, 0, 0, values)
+
+static const struct setting settings[] = {
+#include "base/settings.def"
+};
+
+/* ---- For people ------------------------------------------------------------------------------ */
+
+static void name_variable(const char *name, char into[BASE_SETTING_NAME_BYTES])
+{
+	size_t used = (size_t)snprintf(into, BASE_SETTING_NAME_BYTES, PREFIX);
+
+	for (const char *at = name; *at && used < BASE_SETTING_NAME_BYTES - 1; at++)
+		into[used++] = *at >= 'a' && *at <= 'z' ? (char)(*at - 'a' + 'A') : *at;
+	into[used] = 0;
+}
+
+/* What a setting takes: without the marks that the reference has, a choice's words with commas. */
+static void show_values(const struct setting *setting, char *into, size_t bytes)
+{
+	size_t used = 0;
+
+	for (const char *at = setting->values; *at && used + 3 < bytes; at++) {
+		if (*at == ' ' && at[1] == '(')
+			break; /* for programs only */
+		if (*at == ' ' && setting->kind == KIND_CHOICE)
+			into[used++] = ',';
+		if (*at != '`')
+			into[used++] = *at;
+	}
+	into[used] = 0;
+}
+
+/* `where` is the variable or the field. */
+static int refuse_number(const struct setting *setting, const char *where, const char *value,
+			 struct base_error *error)
+{
+	char values[256];
+
+	show_values(setting, values, sizeof(values));
+	return base_refuse(error, -EINVAL, "%s cannot be \"%.64s\"" BASE_REMEDY "it takes %s",
+			   where, value, values);
+}
+
+/* Without the text: an address has a password in it, and may have been taken for something else. */
+static int refuse_text(const struct setting *setting, const char *where, struct base_error *error)
+{
+	char values[256];
+
+	show_values(setting, values, sizeof(values));
+	return base_refuse(error, -EINVAL,
+			   "%s is too long, or has a character that it cannot have" BASE_REMEDY
+			   "it takes %s",
+			   where, values);
+}
+
+/* ---- Fields ---------------------------------------------------------------------------------- */
+
+static bool has_text(const struct setting *setting)
+{
+	return setting->kind == KIND_TEXT || setting->kind == KIND_NAME;
+}
+
+static uint64_t number_in(const struct setting *setting, const void *field)
+{
+	const uint64_t *bytes = field;
+	const uint32_t *number = field; /* or an enum */
+
+	return setting->kind == KIND_BYTES || setting->kind == KIND_POWER ? *bytes : *number;
+}
+
+static void put_number(const struct setting *setting, void *field, uint64_t value)
+{
+	uint64_t *bytes = field;
+	uint32_t *number = field;
+
+	if (setting->kind == KIND_BYTES || setting->kind == KIND_POWER)
+		*bytes = value;
+	else
+		*number = (uint32_t)value;
+}
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+/* The place of a word among the words, or how many there are; (words) are found by nobody. */
+static uint64_t find_word(const char *words, const char *word)
+{
+	size_t bytes = strlen(word);
+	uint64_t place = 0;
+
+	while (*words) {
+		size_t length = strcspn(words, " ");
+
+		if (length == bytes && *words != '(' && !memcmp(words, word, bytes))
+			break;
+		place++;
+		words += length + (words[length] == ' ');
+	}
+	return place;
+}
+
+static bool is_good_text(const struct setting *setting, const char *text)
+{
+	const unsigned char *at = (const unsigned char *)text;
+	size_t bytes = strlen(text);
+
+	while (*at >= ' ' && *at != 0x7f &&
+	       (setting->kind != KIND_NAME || (*at > ' ' && *at < 0x7f)))
+		at++;
+	return !*at && bytes >= setting->least && bytes <= setting->most;
+}
+
+static bool is_good_number(const struct setting *setting, uint64_t number)
+{
+	if (setting->kind == KIND_CHOICE)
+		return number < find_word(setting->values, "");
+	return number >= setting->least && number <= setting->most &&
+	       (setting->kind != KIND_POWER || !(number & (number - 1)));
+}
+
+static int take_text(const struct setting *setting, const char *variable, const char **field,
+		     struct base_error *error)
+{
+	const char *text = getenv(variable);
+	bool given = *field && **field;
+
+	if (!given)
+		*field = text && *text ? text : NULL;
+	if (!*field || is_good_text(setting, *field))
+		return 0;
+	return refuse_text(setting, given ? setting->name : variable, error);
+}
+
+static int take_number(const struct setting *setting, const char *variable, void *field,
+		       struct base_error *error)
+{
+	uint64_t number = number_in(setting, field);
+	const char *text = getenv(variable);
+	char given[24];
+
+	if (number) {
+		snprintf(given, sizeof(given), "%llu", (unsigned long long)number);
+		return is_good_number(setting, number) ?
+			       0 :
+			       refuse_number(setting, setting->name, given, error);
+	}
+	if (!text || !*text)
+		return 0;
+	if (setting->kind == KIND_CHOICE)
+		number = find_word(setting->values, text);
+	else if (base_parse_bytes(text, &number))
+		number = 0; /* as bad as no number */
+	if (!is_good_number(setting, number))
+		return refuse_number(setting, variable, text, error);
+	put_number(setting, field, number);
+	return 0;
+}
+
+int base_settings_take(enum base_settings_owner owner, void *options, struct base_error *error)
+{
+	int ret = 0;
+
+	for (size_t i = 0; !ret && i < ARRAY_LENGTH(settings); i++) {
+		const struct setting *setting = &settings[i];
+		void *field = (char *)options + setting->offset;
+		char variable[BASE_SETTING_NAME_BYTES];
+
+		if (setting->owner != owner)
+			continue;
+		name_variable(setting->name, variable);
+		ret = has_text(setting) ? take_text(setting, variable, field, error) :
+					  take_number(setting, variable, field, error);
+	}
+	return ret;
+}
+
+int base_settings_blame(struct base_error *error, const char *field, const char *text)
+{
+	char variable[BASE_SETTING_NAME_BYTES];
+
+	name_variable(field, variable);
+	/* base_settings_take() gives the environment's own text. */
+	return base_rephrase(error, error->code, "%s: %s",
+			     text && getenv(variable) == text ? variable : field, error->sentence);
+}
+
+/* ---- Variables that are none ----------------------------------------------------------------- */
+
+/* How many letters must be changed, added or left out to make one of the other; many if many. */
+static unsigned distance(const char *from, const char *to)
+{
+	unsigned row[BASE_SETTING_NAME_BYTES + 1], columns = (unsigned)strlen(to);
+
+	if (columns >= BASE_SETTING_NAME_BYTES)
+		return BASE_SETTING_NAME_BYTES;
+	for (unsigned i = 0; i <= columns; i++)
+		row[i] = i;
+	for (; *from; from++) {
+		unsigned diagonal = row[0]++;
+
+		for (unsigned i = 0; i < columns; i++) {
+			unsigned changed = diagonal + (*from != to[i]);
+
+			diagonal = row[i + 1];
+			row[i + 1] = MIN(MIN(row[i], diagonal) + 1, changed);
+		}
+	}
+	return row[columns];
+}
+
+/* Ours that are no settings: of the package, of tests. */
+static bool is_other(const char *name)
+{
+	static const char tests[] = PREFIX "TEST_";
+
+	return !strcmp(name, PREFIX "PASSWORD") || !strcmp(name, PREFIX "RUN") ||
+	       !strncmp(name, tests, strlen(tests));
+}
+
+/* How far the nearest name is: 0 if it is one. */
+static unsigned find_nearest(const char *name, char nearest[BASE_SETTING_NAME_BYTES])
+{
+	unsigned best = UINT_MAX;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(settings); i++) {
+		char variable[BASE_SETTING_NAME_BYTES];
+		unsigned away;
+
+		name_variable(settings[i].name, variable);
+		away = distance(name, variable);
+		if (away < best) {
+			best = away;
+			memcpy(nearest, variable, sizeof(variable));
+		}
+	}
+	return best;
+}
+
+void base_settings_warn(const struct base_log *log)
+{
+	static atomic_flag warned = ATOMIC_FLAG_INIT;
+
+	if (!log->write || atomic_flag_test_and_set(&warned))
+		return;
+	for (char **at = environ; at && *at; at++) {
+		char name[2 * BASE_SETTING_NAME_BYTES], nearest[BASE_SETTING_NAME_BYTES];
+
+		snprintf(name, sizeof(name), "%.*s", (int)strcspn(*at, "="), *at);
+		if (strncmp(name, PREFIX, strlen(PREFIX)) != 0 || is_other(name))
+			continue;
+		if (find_nearest(name, nearest))
+			base_log(log, IOSHAPE_LOG_WARNING,
+				 "there is no setting %s; did you mean %s?", name, nearest);
+	}
+}

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A generation while it is written, and how it takes its place; and what processes that died have
+ * left in a directory of generations.
+ */
+#include "group/generation/generation.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Names that turn out to be taken, and other processes that change what is in our place. */
+#define MOST_TRIES 16
+
+/* What is not locked and not ours is left alone for so long. */
+#define ABANDONED_AFTER_S ((int64_t)24 * 3600)
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+/* The first half of the last digits of the ids of this process's attempts. */
+static uint32_t process_number(void)
+{
+	/* The process in the upper half: a forked child draws a number of its own. */
+	static _Atomic uint64_t drawn;
+	uint64_t number = atomic_load(&drawn), mine;
+
+	if (number >> 32 == (uint64_t)base_pid())
+		return (uint32_t)number;
+	mine = (uint64_t)base_pid() << 32 | (uint32_t)base_random();
+	return (uint32_t)(atomic_compare_exchange_strong(&drawn, &number, mine) ? mine : number);
+}
+
+void group_job_hash(char into[GROUP_JOB_BYTES], const char *token)
+{
+	uint64_t hash = base_hash_text(token);
+
+	snprintf(into, GROUP_JOB_BYTES, "%08x", (uint32_t)(hash ^ hash >> 32));
+}
+
+uint64_t group_name_number(void)
+{
+	return (uint64_t)process_number() << 32 | (uint32_t)base_random();
+}
+
+static void make_name(struct group_attempt *attempt, const char *job)
+{
+	snprintf(attempt->id, sizeof(attempt->id), "%.8s-%.8s-%016llx", job, ring_machine_tag(),
+		 (unsigned long long)group_name_number());
+	snprintf(attempt->name, sizeof(attempt->name), ".step-%010llu.%s",
+		 (unsigned long long)attempt->step, attempt->id);
+}
+
+/* ---- Begin ----------------------------------------------------------------------------------- */
+
+/* -EAGAIN: try another name. */
+static int make_folder(struct group_attempt *attempt, struct base_error *error)
+{
+	int ret =
+		ring_folder_create_in(&attempt->folder, &attempt->directory, attempt->name, error);
+
+	if (ret == -EEXIST)
+		return -EAGAIN;
+	if (ret)
+		return ret;
+	switch (ring_folder_lock(&attempt->folder)) {
+	case RING_LOCKED:
+		/* Another process may have come between, tidying up, and removed it... */
+		if (ring_folder_is_named(&attempt->folder, &attempt->directory, attempt->name))
+			return 0;
+		break;
+	case RING_BUSY: /* ...or is about to */
+		break;
+	case RING_NO_LOCKS:
+		base_log(
+			&attempt->log, IOSHAPE_LOG_DEBUG,
+			"no locks on directories in %s: what dead jobs leave there is known by age",
+			attempt->directory.path);
+		return 0;
+	}
+	ring_folder_close(&attempt->folder);
+	return -EAGAIN;
+}
+
+int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
+			const char *token, const struct base_log *log, struct base_error *error)
+{
+	char job[GROUP_JOB_BYTES];
+	int ret;
+
+	*attempt = (struct group_attempt)GROUP_NO_ATTEMPT;
+	attempt->step = step;
+	if (log)
+		attempt->log = *log;
+	group_job_hash(job, token);
+	ret = ring_folder_make(directory, error);
+	if (!ret)
+		ret = ring_folder_open(&attempt->directory, directory, error);
+	if (ret)
+		return ret;
+	group_tidy(&attempt->directory, job, &attempt->log);
+	for (int tries = 0; tries < MOST_TRIES; tries++) {
+		make_name(attempt, job);
+		ret = make_folder(attempt, error);
+		if (ret != -EAGAIN)
+			break;
+	}
+	if (ret == -EAGAIN)
+		base_fail(error, ret, "cannot find a free name in %s", directory);
+	if (ret)
+		group_attempt_abandon(attempt);
+	return ret;
+}
+
+/* ---- Commit ---------------------------------------------------------------------------------- */
+
+/* What had the place of a generation, and how it is called now. */
+struct replaced {
+	char name[GROUP_ATTEMPT_NAME_BYTES]; /* "" if there was nothing */
+	struct ring_folder folder;           /* where the two could not be swapped: locked */
+};
+
+static int write_manifest(struct group_attempt *attempt, const struct zip_manifest *manifest,
+			  struct base_error *error)
+{
+	struct base_buffer text = { 0 };
+	int ret = zip_manifest_encode(&text, manifest);
+
+	if (ret == -ENOMEM)
+		base_no_memory(error, "a manifest", text.bytes);
+	else if (ret)
+		base_fail(error, ret,
+			  "cannot write the manifest of %s: what its ranks have written %s",
+			  attempt->folder.path,
+			  ret == IOSHAPE_E_LIMIT ? "is too much for one" : "does not fit together");
+	if (!ret)
+		ret = ring_folder_put(&attempt->folder, ZIP_MANIFEST_NAME, text.data, text.bytes,
+				      error);
+	/* Other ranks have written them: what does not hold must not replace what does. */
+	if (!ret)
+		ret = group_check_files(&attempt->folder, manifest,
+					"all nodes must share the directory", error);
+	if (!ret)
+		ret = ring_folder_sync(&attempt->folder, error);
+	base_buffer_free(&text);
+	return ret;
+}
+
+static bool is_complete(const struct group_attempt *attempt, const char *place)
+{
+	struct group_generation generation;
+
+	if (group_generation_open(&generation, &attempt->directory, place, attempt->step, NULL))
+		return false;
+	group_generation_close(&generation);
+	return true;
+}
+
+/*
+ * Filesystems that cannot swap names (NFS): the old one steps aside first. Should we die before the
+ * new one has its name, readers and group_tidy() know the old one by the name that it has then. Its
+ * lock keeps others from putting it back meanwhile.
+ */
+static int step_aside(struct group_attempt *attempt, const char *place, struct replaced *old)
+{
+	int ret;
+
+	group_aside_name(old->name, GROUP_NAME_REPLACED, attempt->step, group_name_number());
+	ring_folder_close(&old->folder);
+	if (!ring_folder_open_in(&old->folder, &attempt->directory, place, NULL))
+		ring_folder_lock(&old->folder);
+	ret = ring_folder_rename(&attempt->directory, place, old->name);
+	if (ret)
+		*old->name = 0;
+	return ret;
+}
+
+/* -EAGAIN: another process changed something at the same time. */
+static int try_to_place(struct group_attempt *attempt, const char *place, bool no_replace,
+			struct replaced *old)
+{
+	struct ring_entry entry;
+	int ret;
+
+	/* Directories take no name of another that holds something. */
+	ret = ring_folder_rename(&attempt->directory, attempt->name, place);
+	if (ret != -ENOTEMPTY && ret != -EEXIST)
+		return ret;
+	if (no_replace && is_complete(attempt, place))
+		return -EEXIST;
+	/* For the second time another generation has come before us: the one that we had moved, or
+	 * a new one. */
+	if (*old->name && ring_folder_look(&attempt->directory, old->name, &entry, NULL) != -ENOENT)
+		return -EBUSY;
+	*old->name = 0;
+	ret = ring_folder_swap(&attempt->directory, attempt->name, place);
+	if (!ret) {
+		strcpy(old->name, attempt->name);
+		return 0;
+	}
+	if (ret == -EOPNOTSUPP)
+		ret = step_aside(attempt, place, old);
+	return !ret || ret == -ENOENT ? -EAGAIN : ret;
+}
+
+/* As it was before, as far as that can be done. */
+static void take_back(struct group_attempt *attempt, const char *place, bool placed,
+		      struct replaced *old)
+{
+	if (placed && !strcmp(old->name, attempt->name)) {
+		ring_folder_swap(&attempt->directory, attempt->name, place);
+		return;
+	}
+	if (placed)
+		ring_folder_rename(&attempt->directory, place, attempt->name);
+	if (*old->name)
+		ring_folder_rename(&attempt->directory, old->name, place);
+}
+
+static int put_in_place(struct group_attempt *attempt, const char *place, bool no_replace,
+			struct replaced *old, struct base_error *error)
+{
+	int ret = -EAGAIN;
+
+	for (int tries = 0; ret == -EAGAIN && tries < MOST_TRIES; tries++)
+		ret = try_to_place(attempt, place, no_replace, old);
+	if (ret) {
+		take_back(attempt, place, false, old);
+		return base_fail(error, ret, "cannot put \"%s/%s\" in place%s" BASE_REMEDY "%s",
+				 attempt->directory.path, place,
+				 ret == -EEXIST ? " without replacing what is there" :
+				 ret == -ENOENT ? ", because it was removed while it was written" :
+						  "",
+				 ret == -EEXIST ? "choose another step" : "");
+	}
+	ret = ring_folder_sync(&attempt->directory, error);
+	if (ret)
+		take_back(attempt, place, true, old);
+	return ret;
+}
+
+/*
+ * Removes what is open as `folder` and called `name`, manifest first. -EBUSY, without a sentence,
+ * if a process reads it: then nothing is touched.
+ */
+static int remove_generation(const struct ring_folder *folder, const struct ring_folder *directory,
+			     const char *name, struct base_error *error)
+{
+	struct ring_hold claim;
+	int ret;
+
+	ret = ring_folder_claim(folder, ZIP_MANIFEST_NAME, &claim, error);
+	if (!ret || ret == -ENOENT)
+		ret = ring_folder_remove(folder, directory, name, ZIP_MANIFEST_NAME, &claim, error);
+	ring_folder_let_go(&claim);
+	return ret;
+}
+
+/* It is not needed any more: what fails here is left to the next group_tidy(). */
+static void remove_replaced(struct group_attempt *attempt, const struct replaced *old)
+{
+	struct base_error error = { 0 };
+	struct ring_folder folder;
+	int ret;
+
+	if (!*old->name || ring_folder_open_in(&folder, &attempt->directory, old->name, NULL))
+		return;
+	ret = remove_generation(&folder, &attempt->directory, old->name, &error);
+	if (ret == -EBUSY)
+		base_log(&attempt->log, IOSHAPE_LOG_INFO,
+			 "%s was replaced while a process reads it; a later save removes it",
+			 folder.path);
+	else if (ret)
+		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);
+	ring_folder_close(&folder);
+}
+
+int group_attempt_commit(struct group_attempt *attempt, const struct zip_manifest *manifest,
+			 bool no_replace, struct base_error *error)
+{
+	struct replaced old = { .folder = RING_NO_FOLDER };
+	char place[GROUP_STEP_NAME_BYTES];
+	int ret;
+
+	group_step_name(place, attempt->step);
+	ret = write_manifest(attempt, manifest, error);
+	if (!ret)
+		ret = put_in_place(attempt, place, no_replace, &old, error);
+	if (!ret) {
+		attempt->committed = true;
+		remove_replaced(attempt, &old);
+		group_attempt_abandon(attempt);
+	}
+	ring_folder_close(&old.folder);
+	return ret;
+}
+
+void group_attempt_abandon(struct group_attempt *attempt)
+{
+	struct base_error error = { 0 };
+	int ret = 0;
+
+	if (attempt->folder.fd >= 0 && !attempt->committed &&
+	    ring_folder_is_named(&attempt->folder, &attempt->directory, attempt->name))
+		ret = ring_folder_remove(&attempt->folder, &attempt->directory, attempt->name,
+					 ZIP_MANIFEST_NAME, NULL, &error);
+	/* What is busy goes with the next attempt. */
+	if (ret && ret != -EBUSY)
+		base_log(&attempt->log, IOSHAPE_LOG_WARNING, "%s", error.text);
+	ring_folder_close(&attempt->folder);
+	ring_folder_close(&attempt->directory);
+}
+
+struct tidying {
+	const struct ring_folder *directory;
+	const char *job; /* NULL: none */
+	const struct base_log *log;
+};
+
+/* ---- Dead or alive --------------------------------------------------------------------------- */
+
+struct last_touch {
+	const struct ring_folder *folder;
+	int64_t seconds;
+};
+
+static int see_touch(void *user, const char *name, struct base_error *error)
+{
+	struct last_touch *last = user;
+	struct ring_entry entry;
+	int ret = ring_folder_look(last->folder, name, &entry, error);
+
+	if (!ret)
+		last->seconds = MAX(last->seconds, entry.modified);
+	return ret == -ENOENT ? 0 : ret;
+}
+
+static bool is_untouched(const struct ring_folder *folder)
+{
+	struct last_touch last = { folder, 0 };
+
+	return !see_touch(&last, ".", NULL) && !ring_folder_list(folder, see_touch, &last, NULL) &&
+	       time(NULL) - last.seconds > ABANDONED_AFTER_S;
+}
+
+static bool is_own_user(const struct ring_folder *folder)
+{
+	struct ring_entry entry;
+
+	return !ring_folder_look(folder, ".", &entry, NULL) && entry.owner == geteuid();
+}
+
+static bool is_this_job(const struct tidying *tidying, const char *id)
+{
+	return tidying->job && !strncmp(id, tidying->job, 8);
+}
+
+static bool is_this_machine(const char *id)
+{
+	const char *machine = ring_machine_tag();
+
+	return strcmp(machine, RING_UNKNOWN_MACHINE) && !strncmp(id + 9, machine, 8);
+}
+
+static bool is_this_process(const char *id)
+{
+	char number[9];
+
+	snprintf(number, sizeof(number), "%08x", process_number());
+	return !strncmp(id + 18, number, 8);
+}
+
+static bool is_dead(const struct tidying *tidying, struct ring_folder *folder, const char *id)
+{
+	switch (ring_folder_lock(folder)) {
+	case RING_BUSY:
+		return false;
+	case RING_LOCKED:
+		return is_this_machine(id) || is_this_job(tidying, id) || is_untouched(folder);
+	case RING_NO_LOCKS:
+		break;
+	}
+	return is_this_job(tidying, id) ? !is_this_process(id) : is_untouched(folder);
+}
+
+/* ---- Removing -------------------------------------------------------------------------------- */
+
+static void remove_it(const struct tidying *tidying, const struct ring_folder *folder,
+		      const char *name, const char *what)
+{
+	struct base_error error = { 0 };
+	int ret = remove_generation(folder, tidying->directory, name, &error);
+
+	if (!ret)
+		base_log(tidying->log, IOSHAPE_LOG_WARNING, "removed %s, %s", folder->path, what);
+	else if (ret != -EBUSY)
+		base_log(tidying->log, IOSHAPE_LOG_WARNING, "%s", error.text);
+}
+
+/* A process died, or still is, between the two renames of a replacement, or while it pruned. */
+static void tidy_aside(const struct tidying *tidying, const struct ring_folder *folder,
+		       const char *name, const struct group_name *parsed)
+{
+	char place[GROUP_STEP_NAME_BYTES];
+	struct ring_entry entry;
+	int ret;
+
+	if (parsed->kind == GROUP_NAME_PRUNED &&
+	    ring_folder_look(folder, ZIP_MANIFEST_NAME, &entry, NULL) == -ENOENT) {
+		remove_it(tidying, folder, name, "which another process had begun to remove");
+		return;
+	}
+	group_step_name(place, parsed->step);
+	ret = ring_folder_look(tidying->directory, place, &entry, NULL);
+	if (!ret) {
+		remove_it(tidying, folder, name, "which had been replaced");
+	} else if (ret == -ENOENT) {
+		ret = ring_folder_rename(tidying->directory, name, place);
+		base_log(tidying->log, IOSHAPE_LOG_WARNING,
+			 ret ? "%s: cannot rename it to %s" : "%s: renamed back to %s",
+			 folder->path, place);
+	}
+}
+
+static int tidy_one(void *user, const char *name, struct base_error *error)
+{
+	const struct tidying *tidying = user;
+	struct group_name parsed = group_parse_name(name);
+	struct ring_folder folder;
+
+	(void)error;
+	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP)
+		return 0;
+	if (ring_folder_open_in(&folder, tidying->directory, name, NULL))
+		return 0;
+	if (!is_own_user(&folder))
+		goto out;
+	/*
+	 * The name is compared under the lock: the attempt may have been committed between our open
+	 * and its unlock, and would be a complete generation by now.
+	 */
+	if (parsed.kind == GROUP_NAME_ATTEMPT) {
+		if (is_dead(tidying, &folder, parsed.id) &&
+		    ring_folder_is_named(&folder, tidying->directory, name))
+			remove_it(tidying, &folder, name, "left behind by a dead process");
+	} else if (ring_folder_lock(&folder) != RING_BUSY &&
+		   ring_folder_is_named(&folder, tidying->directory, name)) {
+		tidy_aside(tidying, &folder, name, &parsed);
+	}
+out:
+	ring_folder_close(&folder);
+	return 0;
+}
+
+void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log)
+{
+	struct tidying tidying = { directory, job, log };
+	struct base_error error = { 0 };
+
+	if (ring_folder_list(directory, tidy_one, &tidying, &error))
+		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
+}

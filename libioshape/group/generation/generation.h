@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Generations on disk: directories of files that are written under a name of their own (an
+ * attempt), put in place with their manifest, opened, counted and removed.
+ *
+ * All of it is checked against other processes that do the same in the same directory: attempts are
+ * locked by their writer, manifests by their readers, and the kernel drops those locks when a
+ * process dies. Where a filesystem has no locks, time decides, as said at each function.
+ */
+#ifndef GROUP_GENERATION_H
+#define GROUP_GENERATION_H
+
+#include "save/save.h"
+
+#include <ioshape/group.h>
+
+/* ---- Names (names.c; pure) ------------------------------------------------------------------- */
+
+/* "step-0000001000" */
+#define GROUP_STEP_NAME_BYTES 32
+/* ".step-0000001000.<job>-<machine>-<random>", ".replaced-step-0000001000.<random>",
+ * ".pruned-step-0000001000.<random>" */
+#define GROUP_ATTEMPT_NAME_BYTES 96
+/* "<job>-<machine>-<random>": 8, 8 and 16 hexadecimal digits. */
+#define GROUP_ATTEMPT_ID_BYTES 35
+
+enum group_name_kind {
+	GROUP_NAME_OTHER,
+	GROUP_NAME_STEP,
+	GROUP_NAME_ATTEMPT,
+	GROUP_NAME_REPLACED, /* stepped aside for another of its step: see attempt.c */
+	GROUP_NAME_PRUNED,   /* stepped aside to be removed: see prune.c */
+};
+
+struct group_name {
+	enum group_name_kind kind;
+	uint64_t step;
+	char id[GROUP_ATTEMPT_ID_BYTES]; /* of an attempt */
+};
+
+void group_step_name(char into[GROUP_STEP_NAME_BYTES], uint64_t step);
+struct group_name group_parse_name(const char *name);
+/* A name for what steps aside: `kind` is GROUP_NAME_REPLACED or GROUP_NAME_PRUNED. */
+void group_aside_name(char into[GROUP_ATTEMPT_NAME_BYTES], enum group_name_kind kind, uint64_t step,
+		      uint64_t number);
+
+/* ---- Attempts (attempt.c) -------------------------------------------------------------------- */
+
+struct group_attempt {
+	struct ring_folder directory; /* of the generations */
+	struct ring_folder folder;    /* of this attempt; locked, where locks work */
+	char name[GROUP_ATTEMPT_NAME_BYTES];
+	char id[GROUP_ATTEMPT_ID_BYTES]; /* for zip_manifest.attempt */
+	uint64_t step;
+	bool committed;
+	struct base_log log;
+};
+
+/* To begin with; group_attempt_abandon() is safe on it. */
+#define GROUP_NO_ATTEMPT                                                                           \
+	{                                                                                          \
+		.directory = RING_NO_FOLDER, .folder = RING_NO_FOLDER                              \
+	}
+
+/*
+ * Makes `directory` if it is not there, removes what dead jobs left in it (group_tidy), and makes a
+ * new directory in it, for the files of generation `step`. Its writers need only the path: rank 0
+ * alone holds the attempt. Other processes take it for alive as long as this one is.
+ * `token` is that of the job.
+ */
+int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
+			const char *token, const struct base_log *log, struct base_error *error);
+
+/* Valid until commit or abandon. */
+static inline const char *group_attempt_path(const struct group_attempt *attempt)
+{
+	return attempt->folder.path;
+}
+
+/*
+ * Writes the manifest, and makes the attempt the generation of its step, durably: whatever happens,
+ * there is the old generation or the new one. -EEXIST with no_replace if there is a complete one;
+ * IOSHAPE_E_DAMAGED if its files are not there as the manifest says.
+ * After a failure it is as it was before, and can only be abandoned.
+ */
+int group_attempt_commit(struct group_attempt *attempt, const struct zip_manifest *manifest,
+			 bool no_replace, struct base_error *error);
+
+/* Ends every attempt: without a commit, nothing is left of it. */
+void group_attempt_abandon(struct group_attempt *attempt);
+
+/*
+ * Removes attempts of this user whose processes are dead. One that is locked is alive. One that is
+ * not is dead if it was begun on this machine or by this job, and otherwise if nothing in it was
+ * touched for a day: locks may not reach across machines. Where there are no locks, those of this
+ * job are dead (but for those of this process), and others after a day. `job` is the job's hash, as
+ * in an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken.
+ * Best effort: failures are logged.
+ */
+void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log);
+
+/* The first digits of the id of a job's attempts. */
+#define GROUP_JOB_BYTES 9
+void group_job_hash(char into[GROUP_JOB_BYTES], const char *token);
+
+/* For a new name: digits of this process, and random ones. */
+uint64_t group_name_number(void);
+
+/* ---- Generations (open.c, list.c) ------------------------------------------------------------ */
+
+/* One that holds: its manifest is sound, and the files are there with their sizes. */
+struct group_generation {
+	struct ring_folder folder;
+	struct zip_manifest manifest;
+	struct ring_hold held; /* on the manifest: no process removes it while it is open */
+};
+
+#define GROUP_NO_GENERATION                                                                        \
+	{                                                                                          \
+		.folder = RING_NO_FOLDER, .held = RING_NO_HOLD                                     \
+	}
+
+/* -ENOENT, without a sentence, if there is no such directory or no manifest in it;
+ * IOSHAPE_E_DAMAGED and others if it does not hold. On failure it is closed. */
+int group_generation_open(struct group_generation *generation, const struct ring_folder *directory,
+			  const char *name, uint64_t step, struct base_error *error);
+void group_generation_close(struct group_generation *generation);
+/* Whether the files are there with their sizes; `remedy` ends the sentence if not. */
+int group_check_files(const struct ring_folder *folder, const struct zip_manifest *manifest,
+		      const char *remedy, struct base_error *error);
+uint64_t group_generation_bytes(const struct group_generation *generation);
+
+/* A name that may be a generation's: also that of one that stepped aside while nothing is in its
+ * place. */
+struct group_candidate {
+	uint64_t step;
+	bool aside;
+	char name[GROUP_ATTEMPT_NAME_BYTES];
+};
+
+struct group_candidates {
+	struct group_candidate *all; /* newest first; those aside behind the other of their step */
+	size_t count;
+};
+
+int group_list_generations(const struct ring_folder *directory, struct group_candidates *candidates,
+			   struct base_error *error);
+void group_candidates_free(struct group_candidates *candidates);
+
+/* The directory of that path, absolute whatever the working directory will be. */
+int group_open_directory(struct ring_folder *directory, const char *path, struct base_error *error);
+
+/* Step by step; -ENOENT with a sentence. Those newer ones that do not hold are told to the log. */
+int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
+		    uint64_t step, struct base_error *error);
+int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
+		      const struct base_log *log, struct base_error *error);
+
+/* ---- Retention (prune.c) --------------------------------------------------------------------- */
+
+/*
+ * Which of the complete generations go, given oldest first: sets `goes` for each, and returns how
+ * many. Those stay that are among the newest `keep_last` (0: all), or whose step is a multiple of
+ * keep_every (0: none). The newest stays.
+ */
+size_t group_retention(const uint64_t *steps, size_t count, uint32_t keep_last, uint64_t keep_every,
+		       bool *goes);
+
+/* ioshape_generation_prune(), for calls that are on a context already. `job` as for group_tidy().
+ * `spared` is a step that stays in any case; NULL for none. */
+int group_prune(struct ioshape_context *context, const char *directory, const char *job,
+		const struct ioshape_prune_options *options, const uint64_t *spared,
+		uint64_t *removed, struct base_error *error);
+
+#endif

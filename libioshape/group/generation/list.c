@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What generations there are in a directory. */
+#define _GNU_SOURCE
+#include "group/generation/generation.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Directories that change faster than one can look are not looked at for ever. */
+#define MOST_ROUNDS 16
+
+int group_open_directory(struct ring_folder *directory, const char *path, struct base_error *error)
+{
+	char *absolute = NULL, *here;
+	int ret;
+
+	if (*path != '/') {
+		here = getcwd(NULL, 0);
+		if (here && !strcmp(path, "."))
+			absolute = strdup(here);
+		else if (here &&
+			 asprintf(&absolute, "%s/%s", strcmp(here, "/") ? here : "", path) < 0)
+			absolute = NULL;
+		free(here);
+	}
+	/* A working directory that was removed has no name. */
+	ret = ring_folder_open(directory, absolute ? absolute : path, error);
+	free(absolute);
+	/* As the user wrote it, without slashes at the end that names are put behind. */
+	for (size_t end = ret ? 0 : strlen(directory->path);
+	     end > 1 && directory->path[end - 1] == '/';)
+		directory->path[--end] = 0;
+	return ret;
+}
+
+/* ---- Listing --------------------------------------------------------------------------------- */
+
+static int add_candidate(void *user, const char *name, struct base_error *error)
+{
+	struct group_candidate candidate = { 0 };
+	struct group_name parsed = group_parse_name(name);
+	struct base_buffer *list = user;
+
+	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_ATTEMPT)
+		return 0;
+	candidate.step = parsed.step;
+	candidate.aside = parsed.kind != GROUP_NAME_STEP;
+	snprintf(candidate.name, sizeof(candidate.name), "%s", name);
+	if (base_buffer_append(list, &candidate, sizeof(candidate)))
+		return base_no_memory(error, "a list of generations", list->bytes);
+	return 0;
+}
+
+static int compare(const void *left, const void *right)
+{
+	const struct group_candidate *a = left, *b = right;
+
+	if (a->step != b->step)
+		return a->step < b->step ? 1 : -1;
+	return a->aside != b->aside ? a->aside - b->aside : strcmp(a->name, b->name);
+}
+
+int group_list_generations(const struct ring_folder *directory, struct group_candidates *candidates,
+			   struct base_error *error)
+{
+	struct base_buffer list = { 0 };
+	int ret = ring_folder_list(directory, add_candidate, &list, error);
+
+	*candidates = (struct group_candidates){ 0 };
+	if (ret) {
+		base_buffer_free(&list);
+		return ret;
+	}
+	/* The buffer's memory is malloc()'s, and the struct's alignment is no stricter. */
+	candidates->all = (struct group_candidate *)(void *)list.data;
+	candidates->count = list.bytes / sizeof(*candidates->all);
+	if (candidates->count)
+		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare);
+	return 0;
+}
+
+void group_candidates_free(struct group_candidates *candidates)
+{
+	free(candidates->all);
+	*candidates = (struct group_candidates){ 0 };
+}
+
+/* ---- Finding --------------------------------------------------------------------------------- */
+
+int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
+		    uint64_t step, struct base_error *error)
+{
+	struct group_candidates candidates;
+	char name[GROUP_STEP_NAME_BYTES];
+	int ret;
+
+	group_step_name(name, step);
+	ret = group_generation_open(generation, directory, name, step, error);
+	if (ret != -ENOENT)
+		return ret;
+	ret = group_list_generations(directory, &candidates, error);
+	if (ret)
+		return ret;
+	ret = -ENOENT;
+	for (size_t i = 0; ret == -ENOENT && i < candidates.count; i++)
+		if (candidates.all[i].step == step)
+			ret = group_generation_open(generation, directory, candidates.all[i].name,
+						    step, error);
+	group_candidates_free(&candidates);
+	if (ret == -ENOENT)
+		base_fail(error, ret, "there is no complete generation of step %llu in %s",
+			  (unsigned long long)step, directory->path);
+	return ret;
+}
+
+/* Whether the next one may be taken instead: not if it was this process that could not. */
+static bool is_its_own_fault(int code)
+{
+	switch (code) {
+	case -ENOMEM:
+	case -EMFILE:
+	case -ENFILE:
+	case -EACCES:
+	case -EPERM:
+		return false;
+	default:
+		return true;
+	}
+}
+
+/* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
+static int open_first(struct group_generation *generation, const struct ring_folder *directory,
+		      const struct group_candidates *candidates, bool *gone,
+		      const struct base_log *log, struct base_error *error)
+{
+	int ret = -ENOENT;
+
+	for (size_t i = 0; ret && i < candidates->count; i++) {
+		const struct group_candidate *candidate = &candidates->all[i];
+		struct base_error why = { 0 };
+
+		ret = group_generation_open(generation, directory, candidate->name, candidate->step,
+					    &why);
+		if (ret && !is_its_own_fault(ret)) {
+			*error = why;
+			return ret;
+		}
+		if (ret == -ENOENT)
+			*gone = true;
+		else if (ret)
+			base_log(log, IOSHAPE_LOG_WARNING, "generation %s/%s is passed over: %s",
+				 directory->path, candidate->name, why.text);
+	}
+	return ret ? -ENOENT : 0;
+}
+
+/*
+ * Between the look at the names and the look behind one, a newer generation may come and this one
+ * go. So after one that is gone the names are looked at again, until they stay the same.
+ */
+int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
+		      const struct base_log *log, struct base_error *error)
+{
+	struct group_candidates candidates;
+	uint32_t names, names_before = 0;
+	bool gone = true;
+	int ret = -ENOENT;
+
+	*generation = (struct group_generation)GROUP_NO_GENERATION;
+	for (int round = 0; gone && round < MOST_ROUNDS; round++) {
+		group_generation_close(generation);
+		ret = group_list_generations(directory, &candidates, error);
+		if (ret)
+			return ret;
+		gone = false;
+		ret = open_first(generation, directory, &candidates, &gone, log, error);
+		names = base_crc32(0, candidates.all, candidates.count * sizeof(*candidates.all));
+		if (round && names == names_before)
+			gone = false;
+		names_before = names;
+		group_candidates_free(&candidates);
+		if (error->code)
+			return ret;
+	}
+	return !ret ? 0 :
+		      base_fail(error, ret, "there is no complete generation in %s",
+				directory->path);
+}

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups: opening and freeing, and asking for the newest generation. */
+#define _GNU_SOURCE
+#include "group/group.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEFAULT_DEADLINE_MS 120000u
+
+/* Rank 0 goes no earlier than the others have read what it said last, but not much later either. */
+#define LONGEST_PARTING_MS 10000u
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+/* For tests, which put several nodes on one host: no settings, and not promised. */
+static int take_test_variables(struct ioshape_group_options *options, struct base_error *error)
+{
+	static const char *const boards[] = { "auto", "redis", "host", "files" };
+	const char *board = getenv("IOSHAPE_TEST_BOARD"), *node = getenv("IOSHAPE_TEST_NODE");
+
+	if (!options->node || !*options->node)
+		options->node = node;
+	if (options->board || !board || !*board)
+		return 0;
+	for (size_t i = 0; i < ARRAY_LENGTH(boards); i++) {
+		if (!strcmp(board, boards[i])) {
+			options->board = (enum ioshape_board)i;
+			return 0;
+		}
+	}
+	return base_refuse(error, -EINVAL, "IOSHAPE_TEST_BOARD cannot be \"%.64s\"", board);
+}
+
+static int check_options(const struct ioshape_group_options *options, struct base_error *error)
+{
+	if ((unsigned)options->board > IOSHAPE_BOARD_FILES)
+		return base_refuse(
+			error, -EINVAL,
+			"a group option has a value that its enum does not have" BASE_REMEDY
+			"zero the struct before filling it in");
+	if (options->ranks > ZIP_MAX_RANKS || options->rank >= options->ranks)
+		return base_refuse(error, -EINVAL,
+				   "rank %u of %u cannot be" BASE_REMEDY
+				   "ranks begin at 0, and there are at most %u",
+				   options->rank, options->ranks, ZIP_MAX_RANKS);
+	if (options->comm && (options->comm->size < sizeof(struct ioshape_comm) ||
+			      !options->comm->send || !options->comm->receive))
+		return base_refuse(error, -EINVAL,
+				   "struct ioshape_comm needs its size, send and receive set");
+	return 0;
+}
+
+/* Which medium: all ranks must come to the same answer without having talked. */
+static int choose_board(struct ioshape_group *group, struct base_error *error)
+{
+	const struct slots_ops *coordinator = slots_coordinator_of(group->coordinator.address);
+	bool redis = coordinator == &slots_redis;
+	enum ioshape_board asked = group->options.board;
+
+	if (group->options.ranks == 1)
+		return 0;
+	if (asked == IOSHAPE_BOARD_REDIS && !redis)
+		return base_refuse(error, -EINVAL,
+				   "the group of %s is to meet through Redis, but the coordinator "
+				   "is another" BASE_REMEDY "set IOSHAPE_COORDINATOR",
+				   group->directory);
+	if (asked == IOSHAPE_BOARD_REDIS || (!asked && redis))
+		group->ops = &gather_board_redis;
+	else if (asked == IOSHAPE_BOARD_HOST ||
+		 (!asked && group->options.local_ranks == group->options.ranks))
+		group->ops = &gather_board_host;
+	else
+		group->ops = &gather_board_files;
+	return 0;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+/* Where this process is: ranks share memory if they can meet in it. */
+static void find_own_place(struct ioshape_group *group)
+{
+	struct group_rank *own = &group->ranks[group->options.rank];
+	char place[GATHER_PLACE_BYTES];
+
+	gather_identify_place(place);
+	own->nonce = group->nonce = base_random();
+	snprintf(own->node_key, sizeof(own->node_key), "%08x %s",
+		 (unsigned)base_hash_text(group->node ? group->node : ""), place);
+	snprintf(own->where, sizeof(own->where), "%.40s, process %ld",
+		 group->node ? group->node : save_slots_config(group->context)->identity.node,
+		 (long)base_pid());
+}
+
+static int copy_strings(struct ioshape_group *group, const char *directory,
+			struct base_error *error)
+{
+	const struct ioshape_group_options *options = &group->options;
+	size_t bytes = strlen(directory);
+	char *trimmed;
+	int ret;
+
+	while (bytes > 1 && directory[bytes - 1] == '/')
+		bytes--;
+	trimmed = strndup(directory, bytes);
+	group->token = strdup(options->token && *options->token ?
+				      options->token :
+				      save_slots_config(group->context)->identity.job);
+	if (options->node && *options->node)
+		group->node = strdup(options->node);
+	group->ranks = calloc(options->ranks, sizeof(*group->ranks));
+	group->leaders = calloc(options->ranks, sizeof(*group->leaders));
+	if (!trimmed || !group->token || !group->ranks || !group->leaders ||
+	    (options->node && *options->node && !group->node)) {
+		free(trimmed);
+		return base_no_memory(error, "a group", options->ranks * sizeof(*group->ranks));
+	}
+	ret = save_absolute_path(trimmed, &group->directory, error);
+	free(trimmed);
+	group->options.token = group->token;
+	group->options.node = group->node;
+	return ret;
+}
+
+static int open_board(struct ioshape_group *group, struct base_error *error)
+{
+	struct gather_board_config config = {
+		.rank = group->options.rank,
+		.ranks = group->options.ranks,
+		.directory = group->directory,
+		.coordinator = &group->coordinator,
+		.deadline_ms = group->options.deadline_ms,
+		.log = *save_log(group->context),
+	};
+	const char *pool_name = save_pool_name(group->context);
+	char name[17], *text = NULL;
+	int ret;
+
+	ret = choose_board(group, error);
+	if (ret || !group->ops)
+		return ret;
+	if (asprintf(&text, "%s\n%s\n%u", group->token, group->directory, group->options.ranks) < 0)
+		return base_no_memory(error, "a group's name", strlen(group->directory));
+	snprintf(name, sizeof(name), "%016llx", (unsigned long long)base_hash_text(text));
+	free(text);
+	config.name = name;
+	/* Which pool is only a matter of where in the Redis it lies. */
+	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
+		 pool_name ? pool_name : "groups");
+	return group->ops->open(&group->board, &config, error);
+}
+
+static void free_group(struct ioshape_group *group)
+{
+	if (group->board)
+		group->ops->close(group->board);
+	pthread_cond_destroy(&group->change);
+	pthread_mutex_destroy(&group->lock);
+	pthread_mutex_destroy(&group->beginning);
+	free(group->directory);
+	free(group->token);
+	free(group->node);
+	free(group->ranks);
+	free(group->leaders);
+	free(group);
+}
+
+static int open_group(struct ioshape_context *context, const char *directory,
+		      const struct ioshape_group_options *given, struct ioshape_group **out,
+		      struct base_error *error)
+{
+	struct ioshape_group_options options;
+	struct ioshape_group *group;
+	int ret;
+
+	ret = base_take_options(&options, sizeof(options), given, "ioshape_group_options", error);
+	if (!ret && save_config(context)->engine == IOSHAPE_ENGINE_NIL)
+		ret = base_refuse(error, -EINVAL,
+				  "the engine \"nil\" writes nothing: a generation would have no "
+				  "files" BASE_REMEDY "choose another");
+	if (!ret)
+		ret = base_settings_take(BASE_SETTINGS_GROUP, &options, error);
+	if (!ret)
+		ret = take_test_variables(&options, error);
+	if (!options.ranks)
+		options.ranks = 1;
+	if (!options.deadline_ms)
+		options.deadline_ms = DEFAULT_DEADLINE_MS;
+	if (!ret)
+		ret = check_options(&options, error);
+	if (ret)
+		return ret;
+	group = calloc(1, sizeof(*group));
+	if (!group)
+		return base_no_memory(error, "a group", sizeof(*group));
+	group->owner = base_pid();
+	group->context = context;
+	group->options = options;
+	group->coordinator = *save_slots_config(context);
+	group->deadline_ns = base_ms_to_ns(options.deadline_ms);
+	pthread_mutex_init(&group->beginning, NULL);
+	pthread_mutex_init(&group->lock, NULL);
+	base_cond_init(&group->change);
+	ret = copy_strings(group, directory, error);
+	if (!ret) {
+		find_own_place(group);
+		ret = ring_folder_make(group->directory, error);
+	}
+	if (!ret)
+		ret = open_board(group, error);
+	if (!ret)
+		ret = group_meet(group, error);
+	snprintf(group->life, sizeof(group->life), "r%016llx-life", (unsigned long long)group->id);
+	if (ret) {
+		free_group(group);
+		return ret;
+	}
+	base_log(save_log(context), IOSHAPE_LOG_DEBUG,
+		 "%s: rank %u of %u, on %u nodes, meeting through %s", group->directory,
+		 options.rank, options.ranks, group->node_count,
+		 group->ops ? group->ops->id : "nothing");
+	*out = group;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_group_open(struct ioshape_context *context, const char *directory,
+				      const struct ioshape_group_options *options,
+				      struct ioshape_group **out)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return base_missing("open");
+	*out = NULL;
+	ret = save_enter(context, &error);
+	if (!ret && (!directory || !*directory))
+		ret = base_refuse(&error, -EINVAL, "no directory for generations was given");
+	if (!ret)
+		ret = open_group(context, directory, options, out, &error);
+	return base_leave(ret, "open", directory, &error);
+}
+
+/* ---- Parting --------------------------------------------------------------------------------- */
+
+static int found_bye(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	bool *have = user;
+
+	(void)note;
+	have[rank] = true;
+	return 0;
+}
+
+/* With rank 0's process goes, on some boards, what it said. */
+static void part(struct ioshape_group *group)
+{
+	uint64_t begin_ns = base_now_ns();
+	struct group_note note = { 0 };
+	struct group_round round;
+	bool *have, all = false;
+
+	/* Whatever the board does: no rank waits long for a farewell. */
+	group->deadline_ns = MIN(group->deadline_ns, base_ms_to_ns(LONGEST_PARTING_MS));
+	round = (struct group_round){ .group = group };
+	snprintf(round.scope, sizeof(round.scope), "r%016llx-end", (unsigned long long)group->id);
+	if (group->options.rank) {
+		group_note_number(&note, group->id);
+		group_round_post(&round, "bye", &note, NULL);
+		return;
+	}
+	have = calloc(group->options.ranks, sizeof(*have));
+	while (have && !all && base_now_ns() - begin_ns < group->deadline_ns) {
+		have[0] = true;
+		for (uint32_t rank = 1; rank < group->options.ranks; rank++)
+			have[rank] |= group->ops->is_gone(group->board, rank);
+		if (group->ops->collect(group->board, round.scope, "bye", have, found_bye, have,
+					NULL))
+			break;
+		all = group_has_all(group, have);
+		if (!all)
+			group->ops->wait(group->board, 50);
+	}
+	free(have);
+}
+
+/* Their handles stay. */
+static void await_saves(struct ioshape_group *group)
+{
+	pthread_mutex_lock(&group->lock);
+	while (group->running)
+		pthread_cond_wait(&group->change, &group->lock);
+	pthread_mutex_unlock(&group->lock);
+}
+
+IOSHAPE_EXPORT void ioshape_group_free(struct ioshape_group *group)
+{
+	if (!group || group->owner != base_pid())
+		return;
+	save_stop_background_of(group->context, group);
+	await_saves(group);
+	if (group->ops)
+		part(group);
+	free_group(group);
+}
+
+/* ---- The newest generation ------------------------------------------------------------------- */
+
+static int look_for_latest(struct ioshape_group *group, uint64_t *step, struct base_error *error)
+{
+	struct ioshape_generation_info info = { .size = sizeof(info) };
+	struct ioshape_generation *generation;
+	int ret;
+
+	ret = ioshape_generation_open(group->context, group->directory, IOSHAPE_LATEST,
+				      &generation);
+	if (ret)
+		return base_pass_on(error, base_last_error());
+	ioshape_generation_get_info(generation, &info);
+	*step = info.step;
+	ioshape_generation_free(generation);
+	return 0;
+}
+
+/* Rank 0: looks, and tells. */
+static int tell_latest(struct group_round *round, uint64_t *step, struct base_error *error)
+{
+	struct group_note note = { 0 };
+	int found, ret;
+
+	found = look_for_latest(round->group, step, error);
+	if (!round->group->ops)
+		return found;
+	group_note_error(&note, error);
+	group_note_number(&note, *step);
+	ret = group_round_post(round, "latest", &note, error);
+	return found ? found : ret;
+}
+
+static int hear_latest(struct group_round *round, uint64_t *step, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	struct group_note_reader reader;
+	int ret;
+
+	ret = group_round_await(round, "latest", 0, &note, NULL, NULL, error);
+	if (!ret) {
+		reader = group_read_note(&note);
+		ret = group_read_error(&reader, error);
+		*step = group_read_number(&reader);
+		if (!ret && reader.bad)
+			ret = base_refuse(error, -EPROTO, "cannot read what rank 0 says of %s",
+					  round->group->directory);
+	}
+	base_buffer_free(&note);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_group_get_latest(struct ioshape_group *group, uint64_t *step)
+{
+	struct base_error error = { 0 };
+	struct group_round round;
+	uint64_t found = 0;
+	int ret;
+
+	if (!group || !step)
+		return base_missing("load");
+	*step = 0;
+	ret = save_enter(group->context, &error);
+	if (ret)
+		return base_leave(ret, "load", group->directory, &error);
+	group_round_begin(&round, group, group_round_reserve(group), NULL);
+	if (group->options.rank)
+		ret = hear_latest(&round, &found, &error);
+	else
+		ret = tell_latest(&round, &found, &error);
+	group_round_end(&round);
+	*step = found;
+	return base_leave(ret, "load", group->directory, &error);
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the group floor. What all ranks do together is a round: opening, a save, asking for
+ * the newest generation. Rounds are numbered alike on all ranks and happen one after the other. In
+ * each, every rank leaves its notes on the board, and rank 0 decides.
+ */
+#ifndef GROUP_GROUP_H
+#define GROUP_GROUP_H
+
+#include "gather/gather.h"
+#include "save/save.h"
+
+#include <limits.h>
+
+#define GROUP_PATH_BYTES PATH_MAX
+
+/* ---- Notes (notes.c; pure) ------------------------------------------------------------------- */
+
+/* Appended to a buffer; a failure is remembered in `failed`. */
+struct group_note {
+	struct base_buffer bytes;
+	bool failed;
+};
+
+void group_note_number(struct group_note *note, uint64_t number);
+void group_note_text(struct group_note *note, const char *text);
+void group_note_error(struct group_note *note, const struct base_error *error);
+
+/* Reading: what does not fit sets `bad`, and gives zeros from then on. */
+struct group_note_reader {
+	const uint8_t *at;
+	size_t left;
+	bool bad;
+};
+
+struct group_note_reader group_read_note(const struct base_buffer *note);
+uint64_t group_read_number(struct group_note_reader *reader);
+/* Cuts off what does not fit. */
+void group_read_text(struct group_note_reader *reader, char *into, size_t into_bytes);
+/* Another rank's failure as that of `error`; returns its code. 0 if it did not fail, or is bad. */
+int group_read_error(struct group_note_reader *reader, struct base_error *error);
+
+/* ---- Groups (group.c, meeting.c) ------------------------------------------------------------- */
+
+#define GROUP_WHERE_BYTES 64
+
+struct group_rank {
+	uint64_t nonce; /* of this life of the rank's process */
+	uint32_t node;
+	char node_key[GROUP_WHERE_BYTES]; /* equal: they can share memory */
+	char where[GROUP_WHERE_BYTES];    /* for messages: "n03, process 4711" */
+};
+
+struct ioshape_group {
+	pid_t owner;
+	struct ioshape_context *context;
+	struct ioshape_group_options options; /* strings are those below */
+	char *directory;                      /* absolute */
+	char *token;
+	char *node;
+	const struct gather_board_ops *ops; /* NULL: there is only this rank */
+	void *board;
+	struct slots_config coordinator;
+	uint64_t deadline_ns;
+	uint64_t nonce;
+	uint64_t id; /* the same for all ranks, and no other group's */
+	/* The scope of heartbeats: the same whichever round a rank is in. */
+	char life[GATHER_NAME_BYTES];
+	struct group_rank *ranks;
+	uint32_t *leaders; /* by node: its lowest rank, by which nodes are numbered */
+	uint32_t node_count;
+
+	pthread_mutex_t beginning; /* one save at a time is staged: in the order of their rounds */
+	pthread_mutex_t lock;      /* of what follows */
+	pthread_cond_t change;
+	unsigned running;         /* saves that have not ended */
+	struct fs_memory storage; /* below the directory; only in rounds */
+	bool comm_failed;         /* bytes do not travel between nodes any more; only in rounds */
+	uint64_t kept_round; /* the first one whose notes have not been dropped; only in rounds */
+	uint64_t next_round; /* that will be given out */
+	uint64_t round;      /* that is going on */
+};
+
+/* Everybody finds everybody (meeting.c). The board is open. */
+int group_meet(struct ioshape_group *group, struct base_error *error);
+
+/* ---- Ranks (ranks.c; pure) ------------------------------------------------------------------- */
+
+/* Numbers the nodes by their keys. -ENOMEM. */
+int group_find_nodes(struct ioshape_group *group);
+/* From the ranks' nodes, which another process has numbered. False if it cannot be so. */
+bool group_find_leaders(struct ioshape_group *group, uint64_t node_count);
+
+/* The rank that writes the part of this one. */
+uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mode, uint32_t rank);
+
+/* How many files a generation has. */
+uint32_t group_files_of(const struct ioshape_group *group, enum ioshape_mode mode);
+
+/* Whether it is set for all ranks. */
+bool group_has_all(const struct ioshape_group *group, const bool *have);
+
+/* "rank 3 (n03, process 4711)": for messages; valid until the end of the block it stands in. */
+#define GROUP_RANK_BYTES 96
+const char *group_show_rank(const struct ioshape_group *group, uint32_t rank,
+			    char into[GROUP_RANK_BYTES]);
+#define GROUP_SHOWN_RANK(group, rank) group_show_rank(group, rank, (char[GROUP_RANK_BYTES]){ 0 })
+
+/* What a rank has failed with, named, as the failure of `error`. Returns its code. */
+int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
+		       const struct base_error *failure, struct base_error *error);
+
+/* ---- Rounds (round.c) ------------------------------------------------------------------------ */
+
+struct group_round {
+	struct ioshape_group *group;
+	uint64_t number;
+	char scope[GATHER_NAME_BYTES]; /* on the board */
+	const atomic_bool *abort;      /* NULL: it cannot be stopped */
+	/* How far this rank is: part of its heartbeats. */
+	uint64_t done_bytes;
+	uint64_t last_beat_ns;
+	/* What rank 0 last said of all: for progress. */
+	uint64_t group_done, group_total;
+};
+
+/* The next number; to be begun later, in this order, by whatever thread. */
+uint64_t group_round_reserve(struct ioshape_group *group);
+/* Waits until the rounds before it have ended. */
+void group_round_begin(struct group_round *round, struct ioshape_group *group, uint64_t number,
+		       const atomic_bool *abort);
+void group_round_end(struct group_round *round);
+/* Drops the notes of the rounds before it. Rank 0: once all have come to this one. */
+void group_round_forget(const struct group_round *round);
+
+/* "<what>-<our rank>". Tries until the deadline. */
+int group_round_post(struct group_round *round, const char *what, struct group_note *note,
+		     struct base_error *error);
+/* Until something may have changed; not for long. */
+void group_round_rest(struct group_round *round);
+/* Sends a heartbeat now and then: to be called from whatever takes long. */
+void group_round_beat(struct group_round *round);
+
+/*
+ * Waits for "<what>-<rank>". A rank that is gone, or sent no heartbeat until the deadline, is
+ * -ETIMEDOUT with a sentence that names it. `told` (may be NULL) is called now and then.
+ */
+int group_round_await(struct group_round *round, const char *what, uint32_t rank,
+		      struct base_buffer *note, void (*told)(void *user), void *user,
+		      struct base_error *error);
+
+/* What is known of a rank that is waited for. Zero it. */
+struct group_watched {
+	uint64_t beat;     /* its last heartbeat, as it says it */
+	uint64_t heard_ns; /* when that, or the beginning, was */
+	uint64_t done_bytes;
+	bool ahead; /* it is in a later round than we */
+};
+
+/* One look: -EAGAIN (no sentence) if the note is not there yet; otherwise as above. */
+int group_round_look(struct group_round *round, const char *what, uint32_t rank,
+		     struct group_watched *watched, struct base_buffer *note,
+		     struct base_error *error);
+
+/*
+ * The same for all ranks for which have[rank] is not set; found() sets it. found() may end it with
+ * a code. Ranks that were lost are named together.
+ */
+struct group_collection {
+	const char *what;
+	const char *missing; /* for the sentence: "did not come to save" */
+	bool *have;
+	int (*found)(void *user, uint32_t rank, const struct base_buffer *note);
+	void *user;
+	bool beats; /* ranks send heartbeats meanwhile; otherwise the deadline is for all */
+	bool tells; /* rank 0 tells the others how far all are */
+};
+int group_round_collect(struct group_round *round, const struct group_collection *collection,
+			struct base_error *error);
+
+#endif

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How the ranks of a job find each other. Every rank leaves "hello" with a number that it has
+ * drawn. When rank 0 has all of them it answers with the "roster". A rank that finds its own
+ * number in it says "ready". Other ranks have read what is left of an earlier life of the job, and
+ * go on waiting. When all are ready rank 0 says "start".
+ */
+#include "group/group.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MEETING "meeting"
+
+/* How often the board is asked, at least. */
+#define LOOK_MS 100u
+
+struct meeting {
+	struct ioshape_group *group;
+	bool *have; /* hello */
+	bool *ready;
+	bool changed; /* a rank came in a new life */
+};
+
+static int post(struct ioshape_group *group, const char *name, struct group_note *note,
+		struct base_error *error)
+{
+	int ret;
+
+	if (note->failed)
+		ret = base_no_memory(error, "a note to the other ranks", note->bytes.bytes);
+	else
+		ret = group->ops->post(group->board, MEETING, name, note->bytes.data,
+				       note->bytes.bytes, error);
+	base_buffer_free(&note->bytes);
+	return ret;
+}
+
+static int say_hello(struct ioshape_group *group, struct base_error *error)
+{
+	const struct group_rank *own = &group->ranks[group->options.rank];
+	struct group_note note = { 0 };
+	char name[GATHER_NAME_BYTES];
+
+	group_note_number(&note, own->nonce);
+	group_note_number(&note, group->options.ranks);
+	group_note_text(&note, own->node_key);
+	group_note_text(&note, own->where);
+	snprintf(name, sizeof(name), "hello-%u", group->options.rank);
+	return post(group, name, &note, error);
+}
+
+/* ---- Rank 0 ---------------------------------------------------------------------------------- */
+
+static int found_hello(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	struct meeting *meeting = user;
+	struct ioshape_group *group = meeting->group;
+	struct group_rank *known = &group->ranks[rank];
+	struct group_note_reader reader = group_read_note(note);
+	uint64_t nonce = group_read_number(&reader);
+
+	/* Of an earlier life with another number of ranks: this one will say hello again. */
+	if (group_read_number(&reader) != group->options.ranks)
+		return 0;
+	group_read_text(&reader, known->node_key, sizeof(known->node_key));
+	group_read_text(&reader, known->where, sizeof(known->where));
+	if (reader.bad)
+		return 0;
+	meeting->changed |= !meeting->have[rank] || known->nonce != nonce;
+	known->nonce = nonce;
+	meeting->have[rank] = true;
+	return 0;
+}
+
+static int found_ready(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	struct meeting *meeting = user;
+	struct group_note_reader reader = group_read_note(note);
+
+	meeting->ready[rank] = group_read_number(&reader) == meeting->group->id;
+	return 0;
+}
+
+static int post_roster(struct ioshape_group *group, struct base_error *error)
+{
+	struct group_note note = { 0 };
+
+	if (group_find_nodes(group))
+		return base_no_memory(error, "a list of nodes", group->options.ranks);
+	group->id = base_random();
+	group_note_number(&note, group->id);
+	group_note_number(&note, group->options.mode);
+	group_note_number(&note, group->node_count);
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		group_note_number(&note, group->ranks[rank].nonce);
+		group_note_number(&note, group->ranks[rank].node);
+		group_note_text(&note, group->ranks[rank].where);
+	}
+	return post(group, "roster-0", &note, error);
+}
+
+/* One look at the board. */
+static int gather_up(struct meeting *meeting, struct base_error *error)
+{
+	struct ioshape_group *group = meeting->group;
+	int ret;
+
+	/* Ranks that are not ready yet may be in a new life, too. */
+	ret = group->ops->collect(group->board, MEETING, "hello", meeting->ready, found_hello,
+				  meeting, error);
+	if (ret || !group_has_all(group, meeting->have))
+		return ret;
+	if (meeting->changed) {
+		meeting->changed = false;
+		memset(meeting->ready, 0, group->options.ranks * sizeof(*meeting->ready));
+		meeting->ready[0] = true;
+		ret = post_roster(group, error);
+	}
+	return ret ? ret :
+		     group->ops->collect(group->board, MEETING, "ready", meeting->ready,
+					 found_ready, meeting, error);
+}
+
+static int fail_missing(const struct meeting *meeting, const char *board_says,
+			struct base_error *error)
+{
+	const struct ioshape_group *group = meeting->group;
+	const bool *there = group_has_all(group, meeting->have) ? meeting->ready : meeting->have;
+	uint32_t missing = 0;
+	char text[256] = "";
+	size_t used = 0;
+
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		if (there[rank])
+			continue;
+		if (missing++ < 16)
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%u",
+						 missing > 1 ? ", " : "", rank);
+	}
+	return base_refuse(error, -ETIMEDOUT,
+			   "the group of %s is not complete: %u of %u ranks did not come within %u "
+			   "s (rank %s%s)" BASE_REMEDY
+			   "do all ranks of the job call it, with the same directory and job?%s%s",
+			   group->directory, missing, group->options.ranks,
+			   group->options.deadline_ms / 1000, text, missing > 16 ? ", ..." : "",
+			   *board_says ? " " : "", board_says);
+}
+
+static int receive_all(struct meeting *meeting, struct base_error *error)
+{
+	struct ioshape_group *group = meeting->group;
+	uint64_t begin_ns = base_now_ns();
+	struct group_note note = { 0 };
+	int ret;
+
+	for (;;) {
+		struct base_error why = { 0 };
+
+		ret = gather_up(meeting, &why);
+		if (!ret && group_has_all(group, meeting->have) &&
+		    group_has_all(group, meeting->ready))
+			break;
+		if (ret && ret != IOSHAPE_E_COORDINATOR)
+			return base_pass_on(error, &why);
+		if (base_now_ns() - begin_ns > group->deadline_ns)
+			return fail_missing(meeting, why.text, error);
+		group->ops->wait(group->board, LOOK_MS);
+	}
+	group_note_number(&note, group->id);
+	return post(group, "start-0", &note, error);
+}
+
+static int meet_as_host(struct ioshape_group *group, struct base_error *error)
+{
+	struct meeting meeting = {
+		.group = group,
+		.have = calloc(group->options.ranks, sizeof(bool)),
+		.ready = calloc(group->options.ranks, sizeof(bool)),
+		.changed = true,
+	};
+	int ret;
+
+	if (meeting.have && meeting.ready) {
+		meeting.have[0] = meeting.ready[0] = true;
+		ret = receive_all(&meeting, error);
+	} else {
+		ret = base_no_memory(error, "a meeting", group->options.ranks);
+	}
+	free(meeting.have);
+	free(meeting.ready);
+	return ret;
+}
+
+/* ---- The others ------------------------------------------------------------------------------ */
+
+/* True if the roster knows us in this life. */
+static bool take_roster(struct ioshape_group *group, const struct base_buffer *note)
+{
+	struct group_note_reader reader = group_read_note(note);
+	uint64_t id = group_read_number(&reader), mode = group_read_number(&reader);
+	uint64_t nodes = group_read_number(&reader);
+	bool known = false;
+
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		uint64_t nonce = group_read_number(&reader);
+
+		if (rank == group->options.rank)
+			known = nonce == group->nonce;
+		group->ranks[rank].nonce = nonce;
+		group->ranks[rank].node = (uint32_t)group_read_number(&reader);
+		group_read_text(&reader, group->ranks[rank].where,
+				sizeof(group->ranks[rank].where));
+	}
+	if (reader.bad || reader.left || !known || !group_find_leaders(group, nodes))
+		return false;
+	group->id = id;
+	group->options.mode = (enum ioshape_mode)mode;
+	return true;
+}
+
+static int look_for_roster(struct ioshape_group *group, struct base_buffer *note, bool *started,
+			   struct base_error *error)
+{
+	struct group_note_reader reader;
+	struct group_note ready = { 0 };
+	char name[GATHER_NAME_BYTES];
+	uint64_t before = group->id;
+	int ret;
+
+	ret = group->ops->look(group->board, MEETING, "roster-0", note, error);
+	if (ret)
+		return ret == -EAGAIN ? 0 : ret;
+	if (!take_roster(group, note)) {
+		group->id = 0;
+		return 0;
+	}
+	if (group->id != before) {
+		group_note_number(&ready, group->id);
+		snprintf(name, sizeof(name), "ready-%u", group->options.rank);
+		ret = post(group, name, &ready, error);
+		if (ret) {
+			group->id = before; /* to be said again */
+			return ret;
+		}
+	}
+	ret = group->ops->look(group->board, MEETING, "start-0", note, error);
+	if (ret)
+		return ret == -EAGAIN ? 0 : ret;
+	reader = group_read_note(note);
+	*started = group_read_number(&reader) == group->id && !reader.bad;
+	return 0;
+}
+
+static int meet_as_guest(struct ioshape_group *group, struct base_error *error)
+{
+	uint64_t begin_ns = base_now_ns();
+	struct base_buffer note = { 0 };
+	bool started = false;
+	int ret = 0;
+
+	while (!started) {
+		struct base_error why = { 0 };
+
+		ret = look_for_roster(group, &note, &started, &why);
+		if (ret && ret != IOSHAPE_E_COORDINATOR) {
+			ret = base_pass_on(error, &why);
+			break;
+		}
+		ret = 0;
+		if (!started && (group->ops->is_gone(group->board, 0) ||
+				 base_now_ns() - begin_ns > group->deadline_ns)) {
+			ret = base_refuse(error, -ETIMEDOUT,
+					  "the group of %s is not complete: rank 0 %s" BASE_REMEDY
+					  "do all ranks of the job call it, with the same "
+					  "directory and job?%s%s",
+					  group->directory,
+					  group->ops->is_gone(group->board, 0) ? "has ended" :
+										 "did not start it",
+					  *why.text ? " " : "", why.text);
+			break;
+		}
+		if (!started)
+			group->ops->wait(group->board, LOOK_MS);
+	}
+	base_buffer_free(&note);
+	return ret;
+}
+
+/* ---- All ranks ------------------------------------------------------------------------------- */
+
+int group_meet(struct ioshape_group *group, struct base_error *error)
+{
+	struct base_error why = { 0 };
+	uint64_t begin_ns = base_now_ns();
+	int ret = 0;
+
+	if (!group->ops)
+		return group_find_nodes(group) ? base_no_memory(error, "a list of nodes", 1) : 0;
+	while ((ret = say_hello(group, &why)) == IOSHAPE_E_COORDINATOR &&
+	       base_now_ns() - begin_ns < group->deadline_ns) {
+		group->ops->wait(group->board, LOOK_MS);
+		why = (struct base_error){ 0 };
+	}
+	if (ret)
+		return base_refuse(error, ret, "cannot begin the group of %s: %s", group->directory,
+				   why.text);
+	return group->options.rank ? meet_as_guest(group, error) : meet_as_host(group, error);
+}

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rounds: what all ranks of a group do together, one after the other. */
+#include "group/group.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How long a look at the board may leave us asleep: aborts are heeded no later. */
+#define LOOK_MS 100u
+
+/* Ranks that one sentence names. */
+#define MOST_NAMED 8u
+
+/* ---- Turns ----------------------------------------------------------------------------------- */
+
+uint64_t group_round_reserve(struct ioshape_group *group)
+{
+	uint64_t number;
+
+	pthread_mutex_lock(&group->lock);
+	number = group->next_round++;
+	pthread_mutex_unlock(&group->lock);
+	return number;
+}
+
+/* Only its scope. */
+static void name_round(struct group_round *round, const struct ioshape_group *group,
+		       uint64_t number)
+{
+	snprintf(round->scope, sizeof(round->scope), "r%016llx-%llu", (unsigned long long)group->id,
+		 (unsigned long long)number);
+}
+
+void group_round_begin(struct group_round *round, struct ioshape_group *group, uint64_t number,
+		       const atomic_bool *abort)
+{
+	*round = (struct group_round){ .group = group, .number = number, .abort = abort };
+	name_round(round, group, number);
+	/* Also one that has been aborted waits: the others count on this rank in every round. */
+	pthread_mutex_lock(&group->lock);
+	while (group->round != number)
+		pthread_cond_wait(&group->change, &group->lock);
+	pthread_mutex_unlock(&group->lock);
+	/* What we said in earlier rounds has been read: they had an end. */
+	if (group->options.rank)
+		group_round_forget(round);
+}
+
+void group_round_forget(const struct group_round *round)
+{
+	struct ioshape_group *group = round->group;
+	struct group_round last;
+
+	for (; group->ops && group->kept_round < round->number; group->kept_round++) {
+		name_round(&last, group, group->kept_round);
+		group->ops->drop(group->board, last.scope);
+	}
+}
+
+void group_round_end(struct group_round *round)
+{
+	struct ioshape_group *group = round->group;
+
+	pthread_mutex_lock(&group->lock);
+	group->round++;
+	pthread_cond_broadcast(&group->change);
+	pthread_mutex_unlock(&group->lock);
+}
+
+/* ---- Notes ----------------------------------------------------------------------------------- */
+
+static void name_note(char into[GATHER_NAME_BYTES], const char *what, uint32_t rank)
+{
+	snprintf(into, GATHER_NAME_BYTES, "%s-%u", what, rank);
+}
+
+static int check_abort(const struct group_round *round, struct base_error *error)
+{
+	if (round->abort && atomic_load_explicit(round->abort, memory_order_relaxed))
+		return base_refuse(error, -ECANCELED, "the save was stopped");
+	return 0;
+}
+
+void group_round_rest(struct group_round *round)
+{
+	struct ioshape_group *group = round->group;
+
+	if (group->options.comm && group->options.comm->progress)
+		group->options.comm->progress(group->options.comm->user);
+	group->ops->wait(group->board, LOOK_MS);
+}
+
+int group_round_post(struct group_round *round, const char *what, struct group_note *note,
+		     struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	uint64_t begin_ns = base_now_ns();
+	char name[GATHER_NAME_BYTES];
+	int ret = 0;
+
+	if (note->failed)
+		ret = base_no_memory(error, "a note to the other ranks", note->bytes.bytes);
+	name_note(name, what, group->options.rank);
+	while (!ret && group->ops) {
+		struct base_error why = { 0 };
+
+		ret = group->ops->post(group->board, round->scope, name, note->bytes.data,
+				       note->bytes.bytes, &why);
+		if (!ret)
+			break;
+		if (ret == IOSHAPE_E_COORDINATOR && base_now_ns() - begin_ns < group->deadline_ns &&
+		    !group->ops->is_gone(group->board, 0)) {
+			group_round_rest(round);
+			ret = 0;
+			continue;
+		}
+		base_refuse(error, ret, "cannot tell the other ranks of %s: %s", group->directory,
+			    why.text);
+	}
+	base_buffer_free(&note->bytes);
+	return ret;
+}
+
+void group_round_beat(struct group_round *round)
+{
+	struct ioshape_group *group = round->group;
+	uint64_t now_ns = base_now_ns();
+	struct group_note note = { 0 };
+	char name[GATHER_NAME_BYTES];
+
+	/* Several in a deadline, so that one that is late or lost does no harm. */
+	if (!group->ops || now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
+		return;
+	round->last_beat_ns = now_ns;
+	group_note_number(&note, now_ns);
+	group_note_number(&note, round->number);
+	group_note_number(&note, round->done_bytes);
+	group_note_number(&note, round->group_done);
+	group_note_number(&note, round->group_total);
+	name_note(name, "beat", group->options.rank);
+	/* Best effort: what is lost is said again soon. */
+	if (!note.failed)
+		group->ops->post(group->board, group->life, name, note.bytes.data, note.bytes.bytes,
+				 NULL);
+	base_buffer_free(&note.bytes);
+}
+
+/* ---- Waiting for one rank -------------------------------------------------------------------- */
+
+static void hear(struct group_watched *watched, struct group_round *round,
+		 const struct base_buffer *note, bool from_rank0)
+{
+	struct group_note_reader reader = group_read_note(note);
+	uint64_t beat = group_read_number(&reader), number = group_read_number(&reader);
+
+	if (beat != watched->beat)
+		watched->heard_ns = base_now_ns();
+	watched->beat = beat;
+	watched->ahead = number > round->number;
+	/* In an earlier round it is alive, and has nothing to say of this one. */
+	if (number != round->number)
+		return;
+	watched->done_bytes = group_read_number(&reader);
+	if (!from_rank0)
+		return;
+	round->group_done = group_read_number(&reader);
+	round->group_total = group_read_number(&reader);
+}
+
+static int lost(const struct group_round *round, uint32_t rank, bool gone, bool ahead,
+		const char *board_says, struct base_error *error)
+{
+	const struct ioshape_group *group = round->group;
+
+	if (ahead)
+		base_refuse(error, -ETIMEDOUT,
+			    "%s went on without having said how this ended for it",
+			    GROUP_SHOWN_RANK(group, rank));
+	else if (gone)
+		base_refuse(error, -ETIMEDOUT, "%s has ended or was killed",
+			    GROUP_SHOWN_RANK(group, rank));
+	else
+		base_refuse(error, -ETIMEDOUT, "%s sent no heartbeat for %u s (deadline_ms)%s%s",
+			    GROUP_SHOWN_RANK(group, rank), group->options.deadline_ms / 1000,
+			    *board_says ? "; " : "", board_says);
+	base_error_of_rank(error, rank);
+	return -ETIMEDOUT;
+}
+
+int group_round_look(struct group_round *round, const char *what, uint32_t rank,
+		     struct group_watched *watched, struct base_buffer *note,
+		     struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	struct base_error why = { 0 };
+	char name[GATHER_NAME_BYTES];
+	bool gone, ahead = watched->ahead;
+	int ret;
+
+	if (!watched->heard_ns)
+		watched->heard_ns = base_now_ns();
+	/* In this order: what it said before it went is still there. */
+	gone = group->ops->is_gone(group->board, rank);
+	name_note(name, what, rank);
+	ret = group->ops->look(group->board, round->scope, name, note, &why);
+	if (!ret)
+		return 0;
+	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
+		return base_refuse(error, ret, "cannot read what %s says: %s",
+				   GROUP_SHOWN_RANK(group, rank), why.text);
+	name_note(name, "beat", rank);
+	if (ret == -EAGAIN && !group->ops->look(group->board, group->life, name, note, &why))
+		hear(watched, round, note, rank == 0);
+	/* Ahead since the last look: so the note would have been there by this one. */
+	if (gone || ahead || base_now_ns() - watched->heard_ns > group->deadline_ns)
+		return lost(round, rank, gone, ahead, why.text, error);
+	return -EAGAIN;
+}
+
+int group_round_await(struct group_round *round, const char *what, uint32_t rank,
+		      struct base_buffer *note, void (*told)(void *user), void *user,
+		      struct base_error *error)
+{
+	struct group_watched watched = { 0 };
+	int ret;
+
+	while ((ret = group_round_look(round, what, rank, &watched, note, error)) == -EAGAIN) {
+		ret = check_abort(round, error);
+		if (ret)
+			return ret;
+		if (told)
+			told(user);
+		group_round_beat(round);
+		group_round_rest(round);
+	}
+	return ret;
+}
+
+/* ---- Waiting for many ------------------------------------------------------------------------ */
+
+struct watching {
+	struct group_round *round;
+	struct group_watched *ranks;
+};
+
+static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	struct watching *watching = user;
+
+	hear(&watching->ranks[rank], watching->round, note, false);
+	return 0;
+}
+
+/* Names those that are missing, as many as fit. */
+static int lost_many(const struct group_round *round, const struct group_collection *collection,
+		     const struct group_watched *ranks, const char *board_says,
+		     struct base_error *error)
+{
+	const struct ioshape_group *group = round->group;
+	char text[MOST_NAMED * GROUP_RANK_BYTES] = "", shown[GROUP_RANK_BYTES];
+	uint64_t now_ns = base_now_ns();
+	unsigned named = 0, more = 0;
+	uint32_t first = 0;
+	size_t used = 0;
+	bool gone = false;
+
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		bool is_gone = group->ops->is_gone(group->board, rank);
+
+		if (collection->have[rank] || (!is_gone && !ranks[rank].ahead &&
+					       now_ns - ranks[rank].heard_ns <= group->deadline_ns))
+			continue;
+		gone |= is_gone;
+		if (!named)
+			first = rank;
+		if (named == MOST_NAMED) {
+			more++;
+			continue;
+		}
+		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s",
+					 named++ ? ", " : "", group_show_rank(group, rank, shown));
+	}
+	if (more)
+		snprintf(shown, sizeof(shown), " and %u more", more);
+	if (gone)
+		base_refuse(error, -ETIMEDOUT, "%s%s ended or was killed", text, more ? shown : "");
+	else
+		base_refuse(error, -ETIMEDOUT, "%s%s %s within %u s (deadline_ms)%s%s", text,
+			    more ? shown : "", collection->missing,
+			    group->options.deadline_ms / 1000, *board_says ? "; " : "", board_says);
+	base_error_of_rank(error, first);
+	return -ETIMEDOUT;
+}
+
+static bool somebody_lost(const struct group_round *round,
+			  const struct group_collection *collection,
+			  const struct group_watched *ranks)
+{
+	const struct ioshape_group *group = round->group;
+	uint64_t now_ns = base_now_ns();
+
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		if (!collection->have[rank] && (group->ops->is_gone(group->board, rank) ||
+						now_ns - ranks[rank].heard_ns > group->deadline_ns))
+			return true;
+	}
+	return false;
+}
+
+static void sum_up(struct group_round *round, const struct group_watched *ranks)
+{
+	round->group_done = round->done_bytes;
+	for (uint32_t rank = 0; rank < round->group->options.ranks; rank++)
+		round->group_done += ranks[rank].done_bytes;
+}
+
+static int collect(struct group_round *round, const struct group_collection *collection,
+		   struct group_watched *ranks, struct base_error *error)
+{
+	struct ioshape_group *group = round->group;
+	struct watching watching = { round, ranks };
+	struct base_error why;
+	bool check_again;
+	int ret;
+
+	for (;;) {
+		why = (struct base_error){ 0 };
+		/* What a rank said before it went is still there: looked for once more. */
+		check_again = somebody_lost(round, collection, ranks);
+		ret = group->ops->collect(group->board, round->scope, collection->what,
+					  collection->have, collection->found, collection->user,
+					  &why);
+		if (ret && ret != IOSHAPE_E_COORDINATOR)
+			return base_pass_on(error, &why);
+		if (group_has_all(group, collection->have))
+			return 0;
+		if (!ret && collection->beats)
+			group->ops->collect(group->board, group->life, "beat", collection->have,
+					    found_beat, &watching, &why);
+		if (check_again && somebody_lost(round, collection, ranks))
+			return lost_many(round, collection, ranks, why.text, error);
+		ret = check_abort(round, error);
+		if (ret)
+			return ret;
+		if (collection->tells)
+			sum_up(round, ranks);
+		group_round_beat(round);
+		if (!check_again)
+			group_round_rest(round);
+	}
+}
+
+int group_round_collect(struct group_round *round, const struct group_collection *collection,
+			struct base_error *error)
+{
+	uint32_t count = round->group->options.ranks;
+	struct group_watched *ranks;
+	int ret;
+
+	if (group_has_all(round->group, collection->have))
+		return 0;
+	ranks = calloc(count, sizeof(*ranks));
+	if (!ranks)
+		return base_no_memory(error, "what is known of ranks", count * sizeof(*ranks));
+	for (uint32_t rank = 0; rank < count; rank++)
+		ranks[rank].heard_ns = base_now_ns();
+	ret = collect(round, collection, ranks, error);
+	free(ranks);
+	return ret;
+}

@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rank 0's part in a generation besides its own: it hears what all want, plans, hears what was
+ * written, puts the generation in place, and says how it went.
+ */
+#define _GNU_SOURCE
+#include "group/generation/generation.h"
+#include "group/save/part.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- What all ranks want --------------------------------------------------------------------- */
+
+struct wants {
+	struct group_part *part;
+	bool *have;
+	struct base_error failure; /* of one of the ranks */
+};
+
+static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	struct wants *wants = user;
+	struct group_part *part = wants->part;
+	struct group_note_reader reader = group_read_note(note);
+	struct base_error theirs = { 0 };
+	uint64_t step;
+
+	group_read_error(&reader, &theirs);
+	step = group_read_number(&reader);
+	part->plan.bytes[rank] = group_read_number(&reader);
+	wants->have[rank] = true;
+	if (reader.bad)
+		return base_refuse(&wants->failure, -EPROTO, "cannot read what %s wants",
+				   GROUP_SHOWN_RANK(part->group, rank));
+	if (theirs.code)
+		return group_fail_of_rank(part->group, rank, &theirs, &wants->failure);
+	if (step != part->step)
+		return base_refuse(&wants->failure, -EINVAL,
+				   "%s saves step %llu while rank 0 saves step %llu" BASE_REMEDY
+				   "all ranks must save the same steps in the same order",
+				   GROUP_SHOWN_RANK(part->group, rank), (unsigned long long)step,
+				   (unsigned long long)part->step);
+	return 0;
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+static int collect_wants(struct group_part *part, struct base_error *error)
+{
+	struct ioshape_group *group = part->group;
+	struct wants wants = { .part = part };
+	struct group_collection collection = {
+		.what = "want",
+		.missing = "did not come to save",
+		.found = found_want,
+		.user = &wants,
+	};
+	int ret;
+
+	wants.have = calloc(group->options.ranks, sizeof(bool));
+	if (!wants.have)
+		return base_no_memory(error, "a plan", group->options.ranks);
+	wants.have[0] = true;
+	collection.have = wants.have;
+	ret = group_round_collect(&part->round, &collection, error);
+	if (wants.failure.code)
+		*error = wants.failure;
+	free(wants.have);
+	return ret ? ret : wants.failure.code;
+}
+
+/* How the files of a generation lie, which are about of one size. */
+struct files {
+	uint32_t stripes, capacity; /* 0 unknown */
+	uint64_t stripe_bytes;
+};
+
+static struct files files_of(const struct group_part *part, enum ioshape_mode mode, uint64_t bytes,
+			     const struct fs_facts *storage)
+{
+	const uint32_t count = group_files_of(part->group, mode);
+	const struct save_expected expected = {
+		.request = &save_config(part->group->context)->layout,
+		.bytes = bytes / count,
+		.files = count,
+	};
+	struct files files = { 0 };
+	struct fs_layout layout;
+	const struct fs_part *most;
+
+	files.capacity = save_stripes_of(storage, &expected, &layout);
+	most = fs_layout_main(&layout, expected.bytes);
+	if (!most)
+		return files;
+	files.stripe_bytes = most->stripe_bytes;
+	files.stripes = most->stripe_count;
+	if (storage->targets || most->stripe_count == FS_ALL_TARGETS)
+		files.stripes = MIN(most->stripe_count, storage->targets);
+	return files;
+}
+
+static void choose_mode(struct group_part *part, const struct group_attempt *attempt)
+{
+	struct ioshape_group *group = part->group;
+	const uint32_t asked_capacity = save_slots_config(group->context)->asked_capacity;
+	struct group_plan *plan = &part->plan;
+	struct fs_facts storage;
+	struct files files;
+	struct gather_facts facts = {
+		.ranks = group->options.ranks,
+		.nodes = group->node_count,
+		.shared = true,
+		.bytes = plan->total_bytes,
+		.comm = group->options.comm && !group->comm_failed,
+	};
+
+	for (uint32_t rank = 0; rank < facts.ranks; rank++)
+		facts.most_bytes = MAX(facts.most_bytes, plan->bytes[rank]);
+	save_look_at_storage(attempt->folder.fd, attempt->folder.path, &group->storage, &storage);
+	files = files_of(part, IOSHAPE_MODE_NODE, facts.bytes, &storage);
+	facts.targets = storage.targets;
+	facts.stripes = files.stripes;
+	facts.capacity = asked_capacity ? asked_capacity : files.capacity;
+	plan->mode = gather_choose_mode(group->options.mode, &facts, plan->why, sizeof(plan->why));
+	files = files_of(part, plan->mode, facts.bytes, &storage);
+	plan->alignment = group_part_alignment(facts.bytes, facts.ranks, files.stripe_bytes);
+}
+
+/* What dead attempts of this job hold can be freed. */
+static void remove_dead_attempts(void *user)
+{
+	const struct ioshape_group *group = user;
+	struct ring_folder directory = RING_NO_FOLDER;
+	char job[GROUP_JOB_BYTES];
+
+	if (ring_folder_open(&directory, group->directory, NULL))
+		return;
+	group_job_hash(job, group->token);
+	group_tidy(&directory, job, save_log(group->context));
+	ring_folder_close(&directory);
+}
+
+/* For the parts of all ranks. */
+static int check_space(struct group_part *part, struct base_error *error)
+{
+	struct ioshape_group *group = part->group;
+	const struct save_space space = {
+		.context = group->context,
+		.path = group->directory,
+		.in_directory = true,
+		.needed_bytes = part->plan.total_bytes,
+		.clear = remove_dead_attempts,
+		.clear_user = group,
+	};
+
+	return save_space_check(&space, &part->notes, error);
+}
+
+static int make_plan(struct group_part *part, struct group_attempt *attempt,
+		     struct base_error *error)
+{
+	struct ioshape_group *group = part->group;
+	int ret;
+
+	ret = collect_wants(part, error);
+	if (ret)
+		return ret;
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++)
+		part->plan.total_bytes += part->plan.bytes[rank];
+	ret = check_space(part, error);
+	if (ret)
+		return ret;
+	ret = group_attempt_begin(attempt, group->directory, part->step, group->token,
+				  save_log(group->context), error);
+	if (!ret && strlen(group_attempt_path(attempt)) >= sizeof(part->plan.path))
+		ret = base_fail(error, -ENAMETOOLONG, "cannot save into \"%s\"", group->directory);
+	if (!ret)
+		snprintf(part->plan.path, sizeof(part->plan.path), "%s",
+			 group_attempt_path(attempt));
+	if (!ret)
+		choose_mode(part, attempt);
+	return ret;
+}
+
+static int say_plan(struct group_part *part, const struct base_error *failure,
+		    struct base_error *error)
+{
+	const struct group_plan *plan = &part->plan;
+	struct group_note note = { 0 };
+
+	group_note_error(&note, failure);
+	group_note_number(&note, plan->mode);
+	group_note_text(&note, plan->why);
+	group_note_text(&note, plan->path);
+	group_note_number(&note, plan->alignment);
+	group_note_number(&note, plan->total_bytes);
+	for (uint32_t rank = 0; plan->bytes && rank < part->group->options.ranks; rank++)
+		group_note_number(&note, plan->bytes[rank]);
+	return group_round_post(&part->round, "plan", &note, error);
+}
+
+/* ---- What was written ------------------------------------------------------------------------ */
+
+/* What rank 0 has heard from the writers. */
+struct sum {
+	struct group_part *part;
+	struct zip_manifest manifest;
+	bool *have; /* of the writers; the other ranks count as heard */
+	uint32_t parts;
+	struct base_error failure;
+};
+
+static int add_part(struct sum *sum, uint32_t file, uint32_t writer,
+		    struct group_note_reader *reader)
+{
+	const struct ioshape_group *group = sum->part->group;
+	uint64_t rank = group_read_number(reader);
+	struct zip_manifest_part made = { .file = file };
+
+	made.crc32 = (uint32_t)group_read_number(reader);
+	made.offset = group_read_number(reader);
+	made.bytes = group_read_number(reader);
+	/* A rank that was there before has bytes: no part is empty. */
+	if (reader->bad || rank >= group->options.ranks || sum->manifest.parts[rank].bytes ||
+	    group_writer_of(group, sum->part->plan.mode, (uint32_t)rank) != writer)
+		return -EPROTO;
+	sum->manifest.parts[rank] = made;
+	sum->parts++;
+	return 0;
+}
+
+static int add_file(struct sum *sum, uint32_t writer, struct group_note_reader *reader)
+{
+	struct zip_manifest *manifest = &sum->manifest;
+	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
+	char name[ZIP_PART_NAME_BYTES];
+	uint64_t count;
+	int ret = 0;
+
+	group_read_text(reader, name, sizeof(name));
+	file->name = strdup(name);
+	if (!file->name)
+		return -ENOMEM;
+	file->bytes = group_read_number(reader);
+	file->crc32 = (uint32_t)group_read_number(reader);
+	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
+	manifest->file_count++;
+	count = group_read_number(reader);
+	for (uint64_t i = 0; !ret && i < count; i++)
+		ret = add_part(sum, manifest->file_count - 1, writer, reader);
+	return ret;
+}
+
+static int found_done(void *user, uint32_t rank, const struct base_buffer *note)
+{
+	struct sum *sum = user;
+	const struct ioshape_group *group = sum->part->group;
+	struct group_note_reader reader = group_read_note(note);
+	struct base_error theirs = { 0 };
+	int ret;
+
+	sum->have[rank] = true;
+	if (group_read_error(&reader, &theirs))
+		return group_fail_of_rank(group, rank, &theirs, &sum->failure);
+	ret = add_file(sum, rank, &reader);
+	return ret ? base_fail(&sum->failure, ret, "cannot use what %s has written",
+			       GROUP_SHOWN_RANK(group, rank)) :
+		     0;
+}
+
+/* Rank 0 has been told by itself. */
+static int add_own(struct sum *sum, const struct group_written *written)
+{
+	struct zip_manifest *manifest = &sum->manifest;
+	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
+
+	file->name = strdup(written->name);
+	if (!file->name)
+		return -ENOMEM;
+	file->bytes = written->bytes;
+	file->crc32 = written->crc32;
+	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
+	for (uint32_t i = 0; i < written->count; i++) {
+		const struct group_written_part *own = &written->parts[i];
+
+		manifest->parts[own->rank] = (struct zip_manifest_part){
+			manifest->file_count,
+			own->crc32,
+			own->offset,
+			own->bytes,
+		};
+	}
+	sum->parts += written->count;
+	manifest->file_count++;
+	return 0;
+}
+
+static int sum_up(struct sum *sum, const struct group_written *written, struct base_error *error)
+{
+	struct group_part *part = sum->part;
+	const struct ioshape_group *group = part->group;
+	const uint32_t ranks = group->options.ranks;
+	struct group_collection collection = {
+		.what = "done",
+		.missing = "did not finish",
+		.have = sum->have,
+		.found = found_done,
+		.user = sum,
+		.beats = true,
+		.tells = true,
+	};
+	int ret;
+
+	for (uint32_t rank = 0; rank < ranks; rank++)
+		sum->have[rank] = group_writer_of(group, part->plan.mode, rank) != rank || !rank;
+	ret = add_own(sum, written);
+	if (ret)
+		return base_no_memory(error, "a manifest", 0);
+	part->round.group_total = part->plan.total_bytes;
+	ret = group_round_collect(&part->round, &collection, error);
+	if (sum->failure.code)
+		*error = sum->failure;
+	if (ret || sum->failure.code)
+		return ret ? ret : sum->failure.code;
+	return sum->parts == ranks ?
+		       0 :
+		       base_refuse(error, -EPROTO, "%u of %u parts of generation %llu were written",
+				   sum->parts, ranks, (unsigned long long)part->step);
+}
+
+/* ---- The verdict ----------------------------------------------------------------------------- */
+
+static int commit(struct sum *sum, struct group_attempt *attempt,
+		  const struct group_written *written, struct base_error *error)
+{
+	struct group_part *part = sum->part;
+	const uint32_t ranks = part->group->options.ranks;
+	struct zip_manifest *manifest = &sum->manifest;
+	int ret;
+
+	manifest->step = part->step;
+	manifest->saved = (int64_t)time(NULL);
+	manifest->mode = part->plan.mode;
+	snprintf(manifest->attempt, sizeof(manifest->attempt), "%s", attempt->id);
+	manifest->rank_count = ranks;
+	manifest->parts = calloc(ranks, sizeof(*manifest->parts));
+	manifest->files = calloc(ranks, sizeof(*manifest->files));
+	sum->have = calloc(ranks, sizeof(*sum->have));
+	if (!manifest->parts || !manifest->files || !sum->have)
+		return base_no_memory(error, "a manifest", ranks * sizeof(*manifest->parts));
+	ret = sum_up(sum, written, error);
+	if (ret)
+		return ret;
+	for (uint32_t i = 0; i < manifest->file_count; i++)
+		part->report->generation_bytes += manifest->files[i].bytes;
+	return group_attempt_commit(attempt, manifest, part->task->file_options.no_replace, error);
+}
+
+static int say_verdict(struct group_part *part, const struct base_error *failure,
+		       struct base_error *error)
+{
+	struct group_note note = { 0 };
+
+	group_note_error(&note, failure);
+	group_note_number(&note, part->report->generation_bytes);
+	return group_round_post(&part->round, "verdict", &note, error);
+}
+
+/* ---- Rank 0 ---------------------------------------------------------------------------------- */
+
+/* The one that was just saved stays, also where a job has gone back to earlier steps. */
+static void retain(const struct group_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	const struct ioshape_prune_options options = {
+		.size = sizeof(options),
+		.keep_last = group->options.keep_last,
+		.keep_every = group->options.keep_every,
+	};
+	struct base_error why = { 0 };
+	char job[GROUP_JOB_BYTES];
+
+	if (!options.keep_last)
+		return;
+	group_job_hash(job, group->token);
+	if (group_prune(group->context, group->directory, job, &options, &part->step, NULL, &why))
+		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
+			 "old generations of %s were not removed: %s", group->directory, why.text);
+}
+
+/* What rank 0 failed with itself. A rank that is alone needs no name. */
+static int fail_own(const struct group_part *part, const struct base_error *own,
+		    struct base_error *error)
+{
+	if (part->group->ops)
+		return group_fail_of_rank(part->group, 0, own, error);
+	return base_pass_on(error, own);
+}
+
+/* Plans, and tells the others: the plan, or why there is none. *told: they have been told. */
+static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
+			 const struct base_error *own, bool *told, struct base_error *error)
+{
+	struct base_error unsaid = { 0 };
+	int ret;
+
+	ret = own->code ? fail_own(part, own, error) : make_plan(part, attempt, error);
+	ret = save_space_verdict(part->group->context, ret, error);
+	if (!part->group->ops)
+		return ret;
+	if (!ret)
+		group_round_forget(&part->round);
+	*told = !say_plan(part, error, &unsaid);
+	if (!ret && !*told) {
+		*error = unsaid;
+		ret = unsaid.code;
+	}
+	return ret;
+}
+
+static int write_and_commit(struct group_part *part, struct group_attempt *attempt,
+			    struct base_error *error)
+{
+	struct group_written written = { 0 };
+	struct sum sum = { .part = part };
+	struct base_error own = { 0 };
+	int ret;
+
+	if (group_write_parts(part, &written, &own))
+		ret = fail_own(part, &own, error);
+	else
+		ret = commit(&sum, attempt, &written, error);
+	zip_manifest_free(&sum.manifest);
+	free(sum.have);
+	free(written.parts);
+	return save_space_verdict(part->group->context, ret, error);
+}
+
+int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error)
+{
+	struct group_attempt attempt = GROUP_NO_ATTEMPT;
+	struct base_error unsaid = { 0 };
+	bool told = false;
+	int ret;
+
+	ret = plan_and_tell(part, &attempt, own, &told, error);
+	if (!ret)
+		ret = write_and_commit(part, &attempt, error);
+	/* Ranks that have not heard the plan find out by their deadline. */
+	if (told)
+		say_verdict(part, error, &unsaid);
+	group_attempt_abandon(&attempt);
+	if (!ret)
+		retain(part);
+	return ret;
+}
+
+int group_lead_nowhere(struct group_part *part, const struct base_error *why,
+		       struct base_error *error)
+{
+	struct base_error named = { 0 };
+
+	fail_own(part, why, &named);
+	return say_plan(part, &named, error);
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the group floor: a generation that is being saved, and one rank's part in it. */
+#ifndef GROUP_SAVE_PART_H
+#define GROUP_SAVE_PART_H
+
+#include "group/group.h"
+
+/* What rank 0 has decided. */
+struct group_plan {
+	enum ioshape_mode mode;
+	char why[160];
+	char path[GROUP_PATH_BYTES]; /* of the attempt */
+	uint64_t alignment;          /* of parts in bundles */
+	uint64_t total_bytes;        /* of all parts; about, as the next */
+	uint64_t *bytes;             /* of each rank's; to be freed */
+};
+
+/* What a writer has written. */
+struct group_written {
+	char name[ZIP_PART_NAME_BYTES];
+	uint64_t bytes;
+	uint32_t crc32;
+	uint32_t count;
+	struct group_written_part {
+		uint32_t rank;
+		uint32_t crc32;
+		uint64_t offset, bytes;
+	} * parts; /* to be freed */
+};
+
+/* One rank's part in one generation, while it is being saved. */
+struct group_part {
+	struct group_round round;
+	struct ioshape_group *group;
+	struct ioshape_save *save;
+	const struct save_task *task;
+	uint64_t step;
+	struct group_plan plan;
+	struct ioshape_report *report;
+	struct ring_notes notes;  /* for the report: of what was before the file */
+	enum ioshape_phase phase; /* told last: only ever later ones */
+	/* Of a stream that we wait for: whose, how far it was, and since when. */
+	uint32_t awaited;
+	uint64_t awaited_bytes, awaited_ns;
+};
+
+/* Rank 0 (lead.c): all of the generation. `own` is what this rank failed with before, if it did. */
+int group_lead(struct group_part *part, const struct base_error *own, struct base_error *error);
+/* The others are told that there will be none. */
+int group_lead_nowhere(struct group_part *part, const struct base_error *why,
+		       struct base_error *error);
+
+/* For the writers: writes the file, with the parts of all ranks whose writer this one is. */
+int group_write_parts(struct group_part *part, struct group_written *written,
+		      struct base_error *error);
+/* For the others: sends our part to its writer. */
+int group_send_part(struct group_part *part, struct base_error *error);
+
+/* An ioshape_progress_fn for all that takes long in a part: tells the caller's, and the others. */
+int group_part_track(void *part, enum ioshape_phase phase, uint64_t done_bytes,
+		     uint64_t total_bytes);
+/* The same, and -ECANCELED if the save shall stop. */
+int group_part_go_on(struct group_part *part, enum ioshape_phase phase, uint64_t done_bytes,
+		     uint64_t total_bytes, struct base_error *error);
+
+/* What parts of a generation begin on multiples of, in bundles: stripe_bytes may be 0. Pure. */
+uint64_t group_part_alignment(uint64_t bytes, uint32_t parts, uint64_t stripe_bytes);
+
+/* Streams of this generation. */
+void group_stream_address(const struct group_part *part, uint32_t writer, char *into,
+			  size_t into_bytes);
+uint32_t group_stream_tag(const struct group_part *part);
+/* Each block is two messages, between which both sides wait for each other: with 4 MiB a save by
+ * rank 0 over gloo took a fifth longer. Two streams are received at a time. */
+#define GROUP_STREAM_BLOCK_BYTES (16 * MIB)
+#define GROUP_STREAM_BLOCKS 3u
+
+/* ---- Shares (save/api.c, save/save.c) -------------------------------------------------------- */
+
+/* What one rank has in one save: from the call that begins it to the end of the save's thread. */
+struct group_share {
+	struct ioshape_group *group;
+	uint64_t step;
+	uint64_t round;
+};
+
+/* A rank's part in a save, for save_begin(); `user` is a struct group_share from malloc(). */
+extern const struct save_collective_ops group_save_ops;
+/* The save could not even be begun: the others are told so. */
+int group_give_up(const struct group_share *share, const struct base_error *why,
+		  struct base_error *error);
+
+#endif

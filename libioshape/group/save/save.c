@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A generation, from the first "want" to the verdict. Every rank says how much it saves; rank 0
+ * plans; writers write, the other ranks send them their parts; writers say what they have written;
+ * rank 0 puts the generation in place and says how it went.
+ */
+#define _GNU_SOURCE
+#include "group/save/part.h"
+
+#include "group/generation/generation.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- What each rank wants -------------------------------------------------------------------- */
+
+static int say_want(struct group_part *part, uint64_t bytes, const struct base_error *why,
+		    struct base_error *error)
+{
+	struct group_note note = { 0 };
+
+	group_note_error(&note, why);
+	group_note_number(&note, part->step);
+	group_note_number(&note, bytes);
+	return group_round_post(&part->round, "want", &note, error);
+}
+
+/* ---- The plan: the others -------------------------------------------------------------------- */
+
+static int await_plan(struct group_part *part, struct base_error *error)
+{
+	struct group_plan *plan = &part->plan;
+	struct base_buffer note = { 0 };
+	struct group_note_reader reader;
+	int ret;
+
+	ret = group_round_await(&part->round, "plan", 0, &note, NULL, NULL, error);
+	if (ret) {
+		base_buffer_free(&note);
+		return ret;
+	}
+	reader = group_read_note(&note);
+	ret = group_read_error(&reader, error);
+	plan->mode = (enum ioshape_mode)group_read_number(&reader);
+	group_read_text(&reader, plan->why, sizeof(plan->why));
+	group_read_text(&reader, plan->path, sizeof(plan->path));
+	plan->alignment = group_read_number(&reader);
+	plan->total_bytes = group_read_number(&reader);
+	for (uint32_t rank = 0; rank < part->group->options.ranks; rank++)
+		plan->bytes[rank] = group_read_number(&reader);
+	if (!ret &&
+	    (reader.bad || plan->mode < IOSHAPE_MODE_EACH || plan->mode > IOSHAPE_MODE_RANK0))
+		ret = base_refuse(error, -EPROTO, "cannot read the plan of rank 0");
+	base_buffer_free(&note);
+	return ret;
+}
+
+/* ---- What writers have written --------------------------------------------------------------- */
+
+static int say_done(struct group_part *part, const struct group_written *written,
+		    const struct base_error *failure, struct base_error *error)
+{
+	struct group_note note = { 0 };
+
+	group_note_error(&note, failure);
+	group_note_text(&note, written->name);
+	group_note_number(&note, written->bytes);
+	group_note_number(&note, written->crc32);
+	group_note_number(&note, written->count);
+	for (uint32_t i = 0; i < written->count; i++) {
+		group_note_number(&note, written->parts[i].rank);
+		group_note_number(&note, written->parts[i].crc32);
+		group_note_number(&note, written->parts[i].offset);
+		group_note_number(&note, written->parts[i].bytes);
+	}
+	return group_round_post(&part->round, "done", &note, error);
+}
+
+/* ---- The verdict ----------------------------------------------------------------------------- */
+
+static int take_verdict(struct group_part *part, const struct base_buffer *note,
+			struct base_error *error)
+{
+	struct group_note_reader reader = group_read_note(note);
+	int ret = group_read_error(&reader, error);
+
+	part->report->generation_bytes = group_read_number(&reader);
+	if (!ret && reader.bad)
+		ret = base_refuse(error, -EPROTO, "cannot read the verdict of rank 0");
+	return ret;
+}
+
+/* While others write: how far all are. */
+static void tell_progress(void *user)
+{
+	struct group_part *part = user;
+
+	if (part->round.group_total)
+		group_part_track(part, IOSHAPE_PHASE_SYNC,
+				 MIN(part->round.group_done, part->round.group_total),
+				 part->round.group_total);
+}
+
+/* Rank 0 may have put the generation in place, and have ended before we heard of it. */
+static bool is_in_place(struct group_part *part)
+{
+	struct ring_folder directory = RING_NO_FOLDER;
+	struct group_generation generation;
+	const char *name = strrchr(part->plan.path, '/');
+	char step_name[GROUP_STEP_NAME_BYTES];
+	bool ours = false;
+
+	group_step_name(step_name, part->step);
+	if (!name || ring_folder_open(&directory, part->group->directory, NULL))
+		return false;
+	if (!group_generation_open(&generation, &directory, step_name, part->step, NULL)) {
+		ours = !strcmp(generation.manifest.attempt, group_parse_name(name + 1).id);
+		for (uint32_t i = 0; ours && i < generation.manifest.file_count; i++)
+			part->report->generation_bytes += generation.manifest.files[i].bytes;
+		group_generation_close(&generation);
+	}
+	ring_folder_close(&directory);
+	return ours;
+}
+
+/* *heard: there is one; its code may be any, also that of a rank 0 that was not heard. */
+static int await_verdict(struct group_part *part, bool *heard, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	int ret;
+
+	ret = group_round_await(&part->round, "verdict", 0, &note, tell_progress, part, error);
+	*heard = !ret;
+	if (!ret)
+		ret = take_verdict(part, &note, error);
+	else if (ret == -ETIMEDOUT && is_in_place(part))
+		ret = error->code = 0;
+	base_buffer_free(&note);
+	return ret;
+}
+
+/* ---- The others ------------------------------------------------------------------------------ */
+
+/* Writes our file, or sends our part to its writer. */
+static void do_own_part(struct group_part *part, struct base_error *own)
+{
+	const struct ioshape_group *group = part->group;
+	const uint32_t rank = group->options.rank;
+	bool writes = group_writer_of(group, part->plan.mode, rank) == rank;
+	struct group_written written = { 0 };
+	int ret;
+
+	ret = writes ? group_write_parts(part, &written, own) : group_send_part(part, own);
+	/* A rank that sends its part says only that it failed: its writer waits for it. */
+	if (writes || ret)
+		say_done(part, &written, own, own);
+	free(written.parts);
+}
+
+/* Also a rank whose part failed hears the verdict: it names the cause. */
+static int await_end(struct group_part *part, const struct base_error *own,
+		     struct base_error *error)
+{
+	struct base_error told = { 0 };
+	bool heard;
+	int ret;
+
+	ret = await_verdict(part, &heard, &told);
+	/* A generation that is in place holds our part, whatever happened to us after it. */
+	if (!ret)
+		return 0;
+	*error = own->code && (!heard || save_is_stopped(part->save)) ? *own : told;
+	return error->code;
+}
+
+static int follow(struct group_part *part, struct base_error *error)
+{
+	struct group_written nothing = { 0 };
+	struct base_error own = { 0 };
+	int ret;
+
+	ret = await_plan(part, error);
+	if (ret) {
+		/* Rank 0 may have counted on us already. */
+		say_done(part, &nothing, error, &own);
+		return ret;
+	}
+	do_own_part(part, &own);
+	return await_end(part, &own, error);
+}
+
+/* All ranks but rank 0. `own` is what this rank failed with before, if it did. */
+static int take_part(struct group_part *part, const struct base_error *own,
+		     struct base_error *error)
+{
+	struct base_error unsaid = { 0 };
+	int ret;
+
+	ret = say_want(part, part->task->expected_bytes, own, error);
+	if (ret)
+		return ret;
+	if (own->code) {
+		*error = *own;
+		return own->code;
+	}
+	ret = follow(part, error);
+	/* So that rank 0 does not wait for a rank that has given up. */
+	if (ret)
+		say_want(part, 0, error, &unsaid);
+	return ret;
+}
+
+/* ---- One save -------------------------------------------------------------------------------- */
+
+static void report_group(const struct group_part *part, uint64_t begin_ns, double own_s)
+{
+	static const char *const modes[] = { "", "each", "node", "rank0" };
+	struct ioshape_report *report = part->report;
+
+	report->group_s = MAX(base_seconds(base_now_ns() - begin_ns) - own_s, 0);
+	report->ranks = part->group->options.ranks;
+	snprintf(report->mode, sizeof(report->mode), "%s", modes[part->plan.mode]);
+	snprintf(report->why, sizeof(report->why), "%s", part->plan.why);
+	report->tensor_bytes = part->task->payload_bytes;
+}
+
+/* For ranks that write no file. Writers report these notes with the file's. */
+static void report_notes(const struct group_part *part)
+{
+	ring_notes_report(&part->notes, part->report);
+}
+
+static void report_board(struct group_part *part)
+{
+	const struct ioshape_group *group = part->group;
+	const char *remark = group->ops ? group->ops->remark(group->board) : NULL;
+
+	if (remark) {
+		ring_note(&part->notes, IOSHAPE_STEP_GROUP, "%s", remark);
+		report_notes(part);
+	}
+}
+
+/* On all ranks, whatever they had written by then. */
+static void report_skip(struct group_part *part, const struct base_error *why)
+{
+	save_space_note_skip(&part->notes, why);
+	part->report->skipped = 1;
+	report_notes(part);
+}
+
+static int prepare(struct group_part *part, struct base_error *error)
+{
+	const struct ioshape_group *group = part->group;
+	const struct save_task *task = part->task;
+
+	part->plan.bytes = calloc(group->options.ranks, sizeof(*part->plan.bytes));
+	if (!part->plan.bytes)
+		return base_no_memory(error, "a plan", group->options.ranks * sizeof(uint64_t));
+	part->plan.bytes[group->options.rank] = task->expected_bytes;
+	if (save_is_stopped(part->save))
+		return base_refuse(error, -ECANCELED, "the save to \"%s\" was stopped", task->path);
+	return 0;
+}
+
+static int run_part(struct group_part *part, struct base_error *error)
+{
+	const struct save_task *task = part->task;
+	struct base_error own = { 0 }, failure = { 0 };
+	int ret;
+
+	prepare(part, &own);
+	group_part_track(part, IOSHAPE_PHASE_WAIT, 0, task->expected_bytes);
+	ret = part->group->options.rank ? take_part(part, &own, &failure) :
+					  group_lead(part, &own, &failure);
+	if (ret == IOSHAPE_E_SKIPPED)
+		report_skip(part, &failure);
+	if (ret)
+		base_rephrase(error, base_pass_on(error, &failure), "%s was not saved: %s",
+			      task->path, failure.sentence);
+	else
+		save_track(part->save, IOSHAPE_PHASE_DONE, part->report->generation_bytes,
+			   part->report->generation_bytes);
+	free(part->plan.bytes);
+	part->plan.bytes = NULL;
+	return ret;
+}
+
+static int run(void *user, struct ioshape_save *save, const struct save_task *task,
+	       struct ioshape_report *report, struct base_error *error)
+{
+	const struct group_share *share = user;
+	uint64_t begin_ns = base_now_ns();
+	struct group_part part = {
+		.group = share->group,
+		.save = save,
+		.task = task,
+		.step = share->step,
+		.report = report,
+	};
+	int ret;
+
+	group_round_begin(&part.round, share->group, share->round, task->file_options.abort);
+	report_board(&part);
+	ret = run_part(&part, error);
+	group_round_end(&part.round);
+	report_group(&part, begin_ns,
+		     report->slot_s + report->plan_s + report->write_s + report->sync_s);
+	return ret;
+}
+
+int group_give_up(const struct group_share *share, const struct base_error *why,
+		  struct base_error *error)
+{
+	struct group_part part = { .group = share->group, .step = share->step };
+	int ret = 0;
+
+	group_round_begin(&part.round, share->group, share->round, NULL);
+	if (share->group->ops && share->group->options.rank)
+		ret = say_want(&part, 0, why, error);
+	else if (share->group->ops)
+		ret = group_lead_nowhere(&part, why, error);
+	group_round_end(&part.round);
+	return ret;
+}
+
+static void give_up(void *user, const struct base_error *why)
+{
+	group_give_up(user, why, NULL);
+}
+
+static void leave(void *user)
+{
+	struct group_share *share = user;
+	struct ioshape_group *group = share->group;
+
+	free(share);
+	pthread_mutex_lock(&group->lock);
+	group->running--;
+	pthread_cond_broadcast(&group->change);
+	pthread_mutex_unlock(&group->lock);
+}
+
+const struct save_collective_ops group_save_ops = { run, give_up, leave };

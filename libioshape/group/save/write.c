@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The writers of a generation: their own part, and those that other ranks send, in one file. */
+#include "group/save/part.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A file that is being written. */
+struct writing {
+	struct group_part *part;
+	struct zip_writer *zip;    /* of one part alone; it owns the file */
+	struct zip_bundle *bundle; /* of several; the same */
+	struct gather_listener *listener;
+	/* Of the rank that is next, if it comes over the caller's functions: its bytes are on their
+	 * way while the one before it is written. */
+	struct gather_receiver *next;
+	uint32_t next_rank; /* that was called; 0: none */
+	/* What such streams are received into, alternating: to touch new memory takes as long as
+	 * the bytes do. */
+	void *blocks[2];
+	unsigned streams;   /* so far */
+	uint64_t looked_ns; /* for it */
+	struct group_written *written;
+	char path[GROUP_PATH_BYTES];
+};
+
+/* ---- What other ranks send ------------------------------------------------------------------- */
+
+/* How often it is looked for a rank that was called. */
+#define LOOK_NS 20000000u
+
+/* A rank that cannot send its part says so on the board. */
+static int check_failure(struct group_part *part, uint32_t rank, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	struct group_watched watched = { 0 };
+	struct group_note_reader reader;
+	struct base_error theirs = { 0 };
+	int ret;
+
+	ret = group_round_look(&part->round, "done", rank, &watched, &note, error);
+	if (!ret) {
+		reader = group_read_note(&note);
+		group_read_error(&reader, &theirs);
+		if (!theirs.code)
+			base_refuse(&theirs, -EPROTO, "cannot read what it failed with");
+		/* That would mean that there is nothing yet. */
+		if (theirs.code == -EAGAIN)
+			theirs.code = -EPROTO;
+		ret = group_fail_of_rank(part->group, rank, &theirs, error);
+	}
+	base_buffer_free(&note);
+	return ret == -EAGAIN ? 0 : ret;
+}
+
+/* While a stream is waited for. */
+static int go_on(void *user, struct base_error *error)
+{
+	struct group_part *part = user;
+	struct ioshape_group *group = part->group;
+	uint64_t now_ns = base_now_ns();
+	int ret;
+
+	ret = group_part_go_on(part, IOSHAPE_PHASE_WRITE, part->round.done_bytes,
+			       part->plan.total_bytes, error);
+	if (ret)
+		return ret;
+	if (part->awaited_bytes != part->round.done_bytes || !part->awaited_ns) {
+		part->awaited_bytes = part->round.done_bytes;
+		part->awaited_ns = now_ns;
+	}
+	if (now_ns - part->awaited_ns > group->deadline_ns) {
+		ret = base_refuse(error, -ETIMEDOUT, "%s sent nothing for %u s (deadline_ms)",
+				  GROUP_SHOWN_RANK(group, part->awaited),
+				  group->options.deadline_ms / 1000);
+		base_error_of_rank(error, part->awaited);
+		return ret;
+	}
+	return check_failure(part, part->awaited, error);
+}
+
+static bool is_local(const struct ioshape_group *group, uint32_t rank)
+{
+	return group->ranks[rank].node == group->ranks[group->options.rank].node;
+}
+
+static bool writes_for(const struct group_part *part, uint32_t rank)
+{
+	return group_writer_of(part->group, part->plan.mode, rank) == part->group->options.rank;
+}
+
+/* Ranks of other nodes send their parts when they are called, one after the other. */
+static int call_next(struct writing *writing, uint32_t after, struct base_error *error)
+{
+	struct group_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	struct group_note note = { 0 };
+	uint32_t rank = after + 1;
+
+	while (rank < group->options.ranks && (!writes_for(part, rank) || is_local(group, rank)))
+		rank++;
+	if (writing->next_rank || rank >= group->options.ranks)
+		return 0;
+	writing->next_rank = rank;
+	group_note_number(&note, rank);
+	return group_round_post(&part->round, "call", &note, error);
+}
+
+/*
+ * The one that was called, if it has come: only then it is received, because that cannot be broken
+ * off. Its first blocks travel while the rank before it is still being written.
+ */
+static int receive_next(struct writing *writing, struct base_error *error)
+{
+	struct group_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	const struct gather_wait wait = { go_on, part };
+	struct group_watched watched = { 0 };
+	struct base_buffer note = { 0 };
+	uint64_t now_ns = base_now_ns();
+	void **memory;
+	int ret;
+
+	if (!writing->next_rank || writing->next || now_ns - writing->looked_ns < LOOK_NS)
+		return 0;
+	writing->looked_ns = now_ns;
+	ret = group_round_look(&part->round, "here", writing->next_rank, &watched, &note, error);
+	base_buffer_free(&note);
+	if (ret)
+		return ret == -EAGAIN ? 0 : ret;
+	memory = &writing->blocks[writing->streams++ % 2];
+	if (!*memory)
+		*memory = base_map(GROUP_STREAM_BLOCKS * GROUP_STREAM_BLOCK_BYTES);
+	if (!*memory)
+		return base_no_memory(error, "blocks of bytes to receive",
+				      GROUP_STREAM_BLOCKS * GROUP_STREAM_BLOCK_BYTES);
+	return gather_receiver_open_comm(&writing->next, group->options.comm, writing->next_rank,
+					 group_stream_tag(part), GROUP_STREAM_BLOCK_BYTES,
+					 GROUP_STREAM_BLOCKS, *memory, group->options.deadline_ms,
+					 &wait, error);
+}
+
+static int open_stream(struct writing *writing, uint32_t rank, struct gather_receiver **receiver,
+		       struct base_error *error)
+{
+	struct group_part *part = writing->part;
+	const struct gather_wait wait = { go_on, part };
+	int ret;
+
+	part->awaited = rank;
+	part->awaited_ns = 0;
+	if (is_local(part->group, rank))
+		return gather_receiver_open_local(receiver, writing->listener, rank, &wait, error);
+	ret = call_next(writing, rank - 1, error);
+	while (!ret && !writing->next) {
+		ret = receive_next(writing, error);
+		if (!ret && !writing->next)
+			ret = go_on(part, error);
+		if (!ret && !writing->next)
+			group_round_rest(&part->round);
+	}
+	if (ret)
+		return ret;
+	*receiver = writing->next;
+	writing->next = NULL;
+	writing->next_rank = 0;
+	return call_next(writing, rank, error);
+}
+
+static int receive(struct writing *writing, struct gather_receiver *receiver,
+		   struct base_error *error)
+{
+	const void *data;
+	size_t bytes;
+	int ret;
+
+	for (;;) {
+		ret = gather_receiver_next(receiver, &data, &bytes, error);
+		if (ret || !bytes)
+			return ret;
+		ret = zip_bundle_put(writing->bundle, data, bytes, error);
+		if (!ret)
+			ret = receive_next(writing, error);
+		if (ret)
+			return ret;
+	}
+}
+
+static int put_part_of(struct writing *writing, uint32_t rank, struct base_error *error)
+{
+	struct group_part *part = writing->part;
+	struct gather_receiver *receiver = NULL;
+	struct group_written_part *made;
+	struct zip_member member;
+	int ret;
+
+	ret = open_stream(writing, rank, &receiver, error);
+	if (!ret)
+		ret = receive(writing, receiver, error);
+	if (!ret)
+		ret = zip_bundle_end(writing->bundle, &member, error);
+	if (!ret && gather_receiver_crc32(receiver) != member.crc32)
+		ret = base_refuse(error, -EIO,
+				  "what %s sent was damaged on its way: its checksum is another",
+				  GROUP_SHOWN_RANK(part->group, rank));
+	gather_receiver_free(receiver);
+	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
+	if (ret && ret != -ECANCELED && !is_local(part->group, rank))
+		part->group->comm_failed = true;
+	if (ret)
+		return ret;
+	made = &writing->written->parts[writing->written->count++];
+	*made = (struct group_written_part){ rank, member.crc32, member.offset, member.bytes };
+	return 0;
+}
+
+/* ---- Our own part ---------------------------------------------------------------------------- */
+
+static int put_own_member(struct writing *writing, uint32_t rank, struct base_error *error)
+{
+	struct group_written_part *made;
+	struct zip_writer *zip = NULL;
+	struct zip_member member;
+	int ret;
+
+	ret = zip_writer_new(&zip, zip_sink_of_member(writing->bundle), writing->part->task->path,
+			     error);
+	if (!ret)
+		ret = save_write_payload(writing->part->save, zip, error);
+	zip_writer_free(zip);
+	if (!ret)
+		ret = zip_bundle_end(writing->bundle, &member, error);
+	if (ret)
+		return ret;
+	made = &writing->written->parts[writing->written->count++];
+	*made = (struct group_written_part){ rank, member.crc32, member.offset, member.bytes };
+	return 0;
+}
+
+/* ---- The file -------------------------------------------------------------------------------- */
+
+static int put_bundle(struct writing *writing, struct ring_writer *file, struct base_error *error)
+{
+	struct group_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	char name[ZIP_PART_NAME_BYTES];
+	int ret;
+
+	ret = zip_bundle_new(&writing->bundle, file, writing->path, part->plan.alignment, error);
+	for (uint32_t rank = 0; !ret && rank < group->options.ranks; rank++) {
+		if (!writes_for(part, rank))
+			continue;
+		zip_part_name(name, rank);
+		ret = zip_bundle_begin(writing->bundle, name, error);
+		if (ret)
+			break;
+		if (rank == group->options.rank)
+			ret = put_own_member(writing, rank, error);
+		else
+			ret = put_part_of(writing, rank, error);
+	}
+	return ret ? ret : zip_bundle_finish(writing->bundle, error);
+}
+
+static int put_single(struct writing *writing, struct ring_writer *file, struct base_error *error)
+{
+	int ret = zip_writer_new(&writing->zip, zip_sink_of_file(file), writing->path, error);
+
+	return ret ? ret : save_write_payload(writing->part->save, writing->zip, error);
+}
+
+static int put_file(void *user, struct ring_writer *file, struct base_error *error)
+{
+	struct writing *writing = user;
+	const struct group_part *part = writing->part;
+	struct group_written *written = writing->written;
+	bool single = part->plan.mode == IOSHAPE_MODE_EACH;
+	int ret;
+
+	ret = single ? put_single(writing, file, error) : put_bundle(writing, file, error);
+	if (ret)
+		return ret;
+	written->bytes = ring_writer_offset(file);
+	written->crc32 = ring_writer_crc32(file);
+	if (single)
+		written->parts[written->count++] =
+			(struct group_written_part){ part->group->options.rank, written->crc32, 0,
+						     written->bytes };
+	return 0;
+}
+
+static void free_file(void *user, struct ring_writer *file)
+{
+	struct writing *writing = user;
+
+	/* Before the file: ranks that still send something are told to stop. */
+	gather_receiver_free(writing->next);
+	for (size_t i = 0; i < ARRAY_LENGTH(writing->blocks); i++)
+		base_unmap(writing->blocks[i], GROUP_STREAM_BLOCKS * GROUP_STREAM_BLOCK_BYTES);
+	gather_listener_close(writing->listener);
+	if (writing->bundle)
+		zip_bundle_free(writing->bundle);
+	else if (writing->zip)
+		zip_writer_free(writing->zip);
+	else
+		ring_writer_free(file);
+}
+
+static int name_file(struct writing *writing, struct base_error *error)
+{
+	const struct group_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	char *name = writing->written->name;
+	int bytes;
+
+	if (part->plan.mode == IOSHAPE_MODE_EACH)
+		zip_part_name(name, group->options.rank);
+	else if (part->plan.mode == IOSHAPE_MODE_NODE)
+		snprintf(name, ZIP_PART_NAME_BYTES, "node-%05u.zip",
+			 group->ranks[group->options.rank].node);
+	else
+		snprintf(name, ZIP_PART_NAME_BYTES, "ranks.zip");
+	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s", part->plan.path, name);
+	if (bytes < 0 || (size_t)bytes >= sizeof(writing->path))
+		return base_fail(error, -ENAMETOOLONG, "cannot write into \"%s\"", part->plan.path);
+	return 0;
+}
+
+static int begin_file(struct writing *writing, struct ring_file_options *options,
+		      struct base_error *error)
+{
+	struct group_part *part = writing->part;
+	const struct ioshape_group *group = part->group;
+	char address[GATHER_ADDRESS_BYTES];
+	uint32_t count = 0, local = 0;
+
+	*options = part->task->file_options;
+	options->progress = group_part_track;
+	options->progress_user = part;
+	options->want_crc32 = true;
+	options->no_replace = false; /* that is for the generation */
+	options->no_sync = false;    /* a manifest vouches for what is on stable storage */
+	options->expected_bytes = 0;
+	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
+		if (!writes_for(part, rank))
+			continue;
+		count++;
+		local += is_local(group, rank);
+		options->expected_bytes += part->plan.bytes[rank] + part->plan.alignment;
+	}
+	if (part->plan.mode == IOSHAPE_MODE_EACH)
+		options->expected_bytes = part->task->expected_bytes;
+	options->progress_total = options->expected_bytes;
+	options->files = group_files_of(group, part->plan.mode);
+	writing->written->parts = calloc(count, sizeof(*writing->written->parts));
+	if (!writing->written->parts)
+		return base_no_memory(error, "parts", count * sizeof(*writing->written->parts));
+	if (local < 2)
+		return 0;
+	/* Before the slot: the others may come now. */
+	group_stream_address(part, group->options.rank, address, sizeof(address));
+	return gather_listener_open(&writing->listener, address, error);
+}
+
+int group_write_parts(struct group_part *part, struct group_written *written,
+		      struct base_error *error)
+{
+	const struct save_watch watch = save_watch_of(part->save);
+	struct writing writing = { .part = part, .written = written };
+	struct save_file file = {
+		.context = part->group->context,
+		.path = writing.path,
+		.absolute = writing.path,
+		.notes = &part->notes,
+		.in_new_directory = true,
+		.put = put_file,
+		.free = free_file,
+		.user = &writing,
+	};
+	int ret;
+
+	ret = name_file(&writing, error);
+	if (!ret)
+		ret = begin_file(&writing, &file.options, error);
+	if (ret) {
+		free_file(&writing, NULL);
+		return ret;
+	}
+	return save_write_file(&file, &watch, NULL, part->report, error);
+}

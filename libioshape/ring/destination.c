@@ -1,0 +1,499 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "ring/destination.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* As many links as the kernel itself follows. */
+#define MAX_LINKS 40
+
+/* Names that turn out to be taken; each holds 64 random bits, so one would do. */
+#define MAX_NAMES 16
+
+/* ---- Where the path leads -------------------------------------------------------------------- */
+
+/* Splits into directory and name. "a" is "." and "a". */
+static int split(struct ring_destination *destination, const char *path, struct base_error *error)
+{
+	const char *slash = strrchr(path, '/');
+
+	free(destination->directory);
+	free(destination->name);
+	destination->directory = !slash        ? strdup(".") :
+				 slash == path ? strdup("/") :
+						 strndup(path, (size_t)(slash - path));
+	destination->name = strdup(slash ? slash + 1 : path);
+	if (!destination->directory || !destination->name)
+		return base_no_memory(error, "a path", strlen(path));
+	/* A link that ends in a slash. */
+	if (!*destination->name)
+		return base_fail(error, -EISDIR,
+				 "cannot save to \"%s\"" BASE_REMEDY
+				 "give the name of a file in it",
+				 destination->path);
+	return 0;
+}
+
+/* What a link in the destination's directory says, as a path of our own; NULL if it is none. */
+static int read_link(const struct ring_destination *destination, const char *path, char **out,
+		     struct base_error *error)
+{
+	char text[PATH_MAX];
+	ssize_t bytes = readlink(path, text, sizeof(text) - 1);
+
+	*out = NULL;
+	if (bytes < 0)
+		return errno == EINVAL || errno == ENOENT ?
+			       0 :
+			       base_fail(error, -errno, "cannot look at \"%s\" (readlink)",
+					 destination->path);
+	text[bytes] = 0;
+	if (text[0] == '/')
+		*out = strdup(text);
+	else if (asprintf(out, "%s/%s", destination->directory, text) < 0)
+		*out = NULL;
+	return *out ? 0 : base_no_memory(error, "a path", (uint64_t)bytes);
+}
+
+/* Follows links from path to path, also a last one that leads to nothing yet, as open() would. */
+static int follow(struct ring_destination *destination, struct base_error *error)
+{
+	char *path = strdup(destination->path), *next;
+	int ret;
+
+	if (!path)
+		return base_no_memory(error, "a path", strlen(destination->path));
+	for (int links = 0;; links++) {
+		ret = split(destination, path, error);
+		if (!ret && !destination->absent)
+			ret = read_link(destination, path, &next, error);
+		if (ret || destination->absent || !next)
+			break;
+		free(path);
+		path = next;
+		if (links == MAX_LINKS) {
+			ret = base_refuse(error, -ELOOP,
+					  "cannot save to \"%s\": too many symbolic links",
+					  destination->path);
+			break;
+		}
+	}
+	free(path);
+	return ret;
+}
+
+/* ---- What is there --------------------------------------------------------------------------- */
+
+static int open_directory(struct ring_destination *destination, struct base_error *error)
+{
+	destination->directory_fd =
+		open(destination->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	/* One may write into a directory that one may not list; it just cannot be synced then. */
+	if (destination->directory_fd < 0 && errno == EACCES)
+		destination->directory_fd =
+			open(destination->directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (destination->directory_fd < 0)
+		return base_fail(
+			error, -errno,
+			"cannot save to \"%s\": cannot open its directory \"%s\"" BASE_REMEDY "%s",
+			destination->path, destination->directory,
+			errno == ENOENT ? "create it first" : "");
+	return 0;
+}
+
+/*
+ * 1 if the path leads to a pipe or a device, which has been opened. By the path as it was given:
+ * the text of a link such as /dev/stdout or /dev/fd/63 ("pipe:[4711]") leads nowhere.
+ */
+static int open_if_stream(struct ring_destination *destination, struct base_error *error)
+{
+	struct stat status;
+
+	/* Each question about a name may be one to a server: where there is nothing, one will do.
+	 */
+	if (lstat(destination->path, &status)) {
+		destination->absent = errno == ENOENT;
+		return 0;
+	}
+	if (S_ISLNK(status.st_mode) && stat(destination->path, &status))
+		return 0;
+	if (S_ISREG(status.st_mode) || S_ISDIR(status.st_mode))
+		return 0;
+	destination->stream = true;
+	destination->device = S_ISBLK(status.st_mode);
+	destination->fd = open(destination->path, O_WRONLY | O_NOCTTY | O_CLOEXEC);
+	if (destination->fd < 0)
+		return base_fail(error, -errno, "cannot open \"%s\" for writing",
+				 destination->path);
+	return 1;
+}
+
+/* A rename would replace a file whatever its mode; who protected it did not mean that. */
+static bool may_write(const struct ring_destination *destination)
+{
+	/* Without the flag it is a system call that every sandbox knows. */
+	int flags = getuid() == geteuid() && getgid() == getegid() ? 0 : AT_EACCESS;
+
+	return !faccessat(destination->directory_fd, destination->name, W_OK, flags);
+}
+
+/* 1 and its status if there is a regular file, 0 if there is nothing. */
+static int look(struct ring_destination *destination, struct stat *old, struct base_error *error)
+{
+	if (destination->absent)
+		return 0;
+	if (fstatat(destination->directory_fd, destination->name, old, 0)) {
+		if (errno == ENOENT)
+			return 0;
+		return base_fail(error, -errno, "cannot look at \"%s\" (stat)", destination->path);
+	}
+	if (S_ISDIR(old->st_mode))
+		return base_fail(error, -EISDIR,
+				 "cannot save to \"%s\"" BASE_REMEDY
+				 "give the name of a file in it",
+				 destination->path);
+	if (!S_ISREG(old->st_mode))
+		return base_refuse(error, -EBUSY,
+				   "cannot save to \"%s\": it is changing under our hands",
+				   destination->path);
+	if (!may_write(destination))
+		return base_fail(error, -errno, "cannot replace \"%s\": the file is not writable",
+				 destination->path);
+	return 1;
+}
+
+/* ---- The temporary file ---------------------------------------------------------------------- */
+
+static char machine_tag[9];
+static pthread_once_t machine_tag_once = PTHREAD_ONCE_INIT;
+
+static void read_machine_tag(void)
+{
+	char text[64];
+	ssize_t bytes = 0;
+	int fd;
+
+	fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		bytes = read(fd, text, sizeof(text));
+		close(fd);
+	}
+	if (bytes > 0)
+		snprintf(machine_tag, sizeof(machine_tag), "%08x",
+			 base_crc32(0, text, (size_t)bytes));
+	else
+		strcpy(machine_tag, RING_UNKNOWN_MACHINE);
+}
+
+const char *ring_machine_tag(void)
+{
+	pthread_once(&machine_tag_once, read_machine_tag);
+	return machine_tag;
+}
+
+/* ".model.pt.ioshape-tmp-<machine>-<random>", the first part shortened so that it is a legal name.
+ */
+static int make_name(struct ring_destination *destination, struct base_error *error)
+{
+	char end[64];
+	int room;
+
+	snprintf(end, sizeof(end), RING_TEMPORARY_MARK "%s-%016llx", ring_machine_tag(),
+		 (unsigned long long)base_random());
+	room = NAME_MAX - 1 - (int)strlen(end);
+	free(destination->temporary);
+	if (asprintf(&destination->temporary, ".%.*s%s", room, destination->name, end) < 0) {
+		destination->temporary = NULL;
+		return base_no_memory(error, "a name", NAME_MAX);
+	}
+	return 0;
+}
+
+static void forget_temporary(struct ring_destination *destination)
+{
+	free(destination->temporary);
+	destination->temporary = NULL;
+}
+
+static void remove_temporary(struct ring_destination *destination)
+{
+	unlinkat(destination->directory_fd, destination->temporary, 0);
+	close(destination->fd);
+	destination->fd = -1;
+	forget_temporary(destination);
+}
+
+/*
+ * The lock tells others that the writer lives; the kernel drops it when it dies. Somebody tidying
+ * up may have come between creation and lock, and taken the new file for an abandoned one: 1 means
+ * try again.
+ */
+static int lock_temporary(struct ring_destination *destination, struct ring_notes *notes)
+{
+	struct stat status;
+
+	if (flock(destination->fd, LOCK_EX | LOCK_NB)) {
+		if (errno == EWOULDBLOCK)
+			return 1;
+		ring_note(notes, IOSHAPE_STEP_LOCK, "no file locks here: %s",
+			  ioshape_strerror(-errno));
+		return 0;
+	}
+	return fstat(destination->fd, &status) || !status.st_nlink;
+}
+
+/* With `mode` it is born: who opens a file keeps it, whatever its mode becomes. */
+static int open_temporary(struct ring_destination *destination, struct ring_striping *striping,
+			  mode_t mode, struct ring_notes *notes, struct base_error *error)
+{
+	int ret;
+
+	for (int attempt = 0; attempt < MAX_NAMES; attempt++) {
+		ret = make_name(destination, error);
+		if (ret)
+			return ret;
+		ret = ring_striping_create(striping, destination->directory_fd,
+					   destination->directory, destination->temporary, mode,
+					   notes);
+		destination->fd = MAX(ret, -1);
+		if (ret < 0) {
+			forget_temporary(destination); /* it is not ours */
+			if (ret == -EEXIST)
+				continue;
+			return base_fail(error, ret,
+					 "cannot create a temporary file for %s in %s" BASE_REMEDY
+					 "the directory must be writable, because the file is "
+					 "replaced as a whole",
+					 destination->path, destination->directory);
+		}
+		if (!lock_temporary(destination, notes))
+			return 0;
+		remove_temporary(destination);
+	}
+	return base_refuse(error, -EEXIST, "cannot find a free name for a temporary file in %s",
+			   destination->directory);
+}
+
+/* The new file looks like the one it replaces: who may read it must not change with its contents.
+ */
+static int copy_mode(struct ring_destination *destination, struct ring_notes *notes,
+		     struct base_error *error)
+{
+	struct stat new;
+
+	if (fstat(destination->fd, &new))
+		return base_fail(error, -errno, "cannot look at the temporary file of \"%s\"",
+				 destination->path);
+	/* Only root can give files away; others share them by group at most. */
+	if ((new.st_uid != destination->old_user || new.st_gid != destination->old_group) &&
+	    fchown(destination->fd, destination->old_user, destination->old_group) &&
+	    fchown(destination->fd, (uid_t)-1, destination->old_group))
+		ring_note(notes, IOSHAPE_STEP_OWNER, "owner of the replaced file not kept: %s",
+			  ioshape_strerror(-errno));
+	if ((new.st_mode & 07777) != destination->old_mode &&
+	    fchmod(destination->fd, destination->old_mode))
+		ring_note(notes, IOSHAPE_STEP_OWNER, "mode of the replaced file not kept: %s",
+			  ioshape_strerror(-errno));
+	return 0;
+}
+
+static int begin(struct ring_destination *destination, struct ring_striping *striping,
+		 struct ring_notes *notes, struct base_error *error)
+{
+	int ret = open_temporary(destination, striping, destination->replaces ? 0600 : 0666, notes,
+				 error);
+
+	return ret || !destination->replaces ? ret : copy_mode(destination, notes, error);
+}
+
+int ring_destination_begin_again(struct ring_destination *destination,
+				 struct ring_striping *striping, struct ring_notes *notes,
+				 struct base_error *error)
+{
+	remove_temporary(destination);
+	return begin(destination, striping, notes, error);
+}
+
+int ring_destination_open(struct ring_destination *destination, const char *path,
+			  struct ring_striping *striping, struct ring_notes *notes,
+			  struct base_error *error)
+{
+	struct stat old;
+	int ret;
+
+	memset(destination, 0, sizeof(*destination));
+	destination->directory_fd = destination->fd = destination->lock_fd = -1;
+	if (!*path || path[strlen(path) - 1] == '/')
+		return base_refuse(error, -EINVAL,
+				   "cannot save to \"%s\"" BASE_REMEDY "give the name of a file",
+				   path);
+	destination->path = strdup(path);
+	if (!destination->path)
+		return base_no_memory(error, "a path", strlen(path));
+	ret = open_if_stream(destination, error);
+	if (ret)
+		goto out;
+	ret = follow(destination, error);
+	if (!ret)
+		ret = open_directory(destination, error);
+	if (!ret)
+		ret = look(destination, &old, error);
+	if (ret < 0)
+		goto out;
+	destination->replaces = ret;
+	if (destination->replaces) {
+		destination->old_mode = old.st_mode & 07777;
+		destination->old_user = old.st_uid;
+		destination->old_group = old.st_gid;
+	}
+	ret = begin(destination, striping, notes, error);
+out:
+	if (ret < 0)
+		ring_destination_close(destination);
+	return MIN(ret, 0);
+}
+
+/* ---- The end --------------------------------------------------------------------------------- */
+
+int ring_destination_sync(struct ring_destination *destination, struct base_error *error)
+{
+	if (destination->stream && !destination->device)
+		return 0;
+	/*
+	 * Once only: after a failure the kernel may call the lost pages clean, so that a second
+	 * fsync would succeed over a file with holes.
+	 */
+	if (fsync(destination->fd))
+		return base_fail(error, -errno,
+				 "cannot bring \"%s\" to stable storage (fsync)" BASE_REMEDY
+				 "the storage failed or is full, save again or elsewhere",
+				 destination->path);
+	return 0;
+}
+
+/* Some network filesystems report lost writes only here. */
+static int close_checked(struct ring_destination *destination, struct base_error *error)
+{
+	int fd = destination->fd;
+
+	destination->fd = -1;
+	if (!destination->stream) {
+		destination->lock_fd = dup(fd);
+		if (destination->lock_fd < 0) {
+			destination->fd = fd;
+			return base_fail(error, -errno,
+					 "cannot finish \"%s\" (dup)" BASE_REMEDY "raise ulimit -n",
+					 destination->path);
+		}
+	}
+	/* After EINTR Linux has closed it all the same. */
+	if (close(fd) && errno != EINTR)
+		return base_fail(error, -errno,
+				 "cannot finish \"%s\" (close)" BASE_REMEDY
+				 "the storage failed or is full",
+				 destination->path);
+	return 0;
+}
+
+/* 0 if the name was free and is now ours; decided by the kernel, so that of two writers one wins.
+ */
+static int link_into_place(struct ring_destination *destination)
+{
+	int fd = destination->directory_fd;
+
+	if (!renameat2(fd, destination->temporary, fd, destination->name, RENAME_NOREPLACE)) {
+		forget_temporary(destination);
+		return 0;
+	}
+	if (errno != EINVAL && errno != ENOSYS)
+		return -errno;
+	/* A filesystem without that flag; the temporary name goes when the destination is closed.
+	 */
+	return linkat(fd, destination->temporary, fd, destination->name, 0) ? -errno : 0;
+}
+
+static int put_in_place(struct ring_destination *destination, bool no_replace,
+			struct base_error *error)
+{
+	int fd = destination->directory_fd, ret;
+
+	if (no_replace) {
+		ret = link_into_place(destination);
+		return !ret ? 0 :
+			      base_fail(error, ret, "cannot put \"%s\" in place%s" BASE_REMEDY "%s",
+					destination->path,
+					ret == -EEXIST ? " without replacing what is there" : "",
+					ret == -EEXIST ? "choose another name" : "");
+	}
+	if (renameat(fd, destination->temporary, fd, destination->name))
+		return base_fail(error, -errno, "cannot put \"%s\" in place (rename)",
+				 destination->path);
+	forget_temporary(destination);
+	return 0;
+}
+
+static int sync_directory(struct ring_destination *destination, struct ring_notes *notes,
+			  struct base_error *error)
+{
+	if (!fsync(destination->directory_fd))
+		return 0;
+	/* Filesystems that make names durable by themselves, or a directory that may not be read.
+	 */
+	if (errno == EINVAL || errno == EBADF || errno == EOPNOTSUPP || errno == ENOSYS) {
+		ring_note(notes, IOSHAPE_STEP_SYNC, "directory not synced: %s",
+			  ioshape_strerror(-errno));
+		return 0;
+	}
+	return base_fail(error, -errno,
+			 "\"%s\" is in place, but its directory could not be brought to stable "
+			 "storage (fsync), so a power failure may bring the old file back",
+			 destination->path);
+}
+
+int ring_destination_commit(struct ring_destination *destination, bool no_replace, bool no_sync,
+			    struct ring_notes *notes, struct base_error *error)
+{
+	int ret = close_checked(destination, error), old = -1;
+
+	if (ret || destination->stream)
+		return ret;
+	/*
+	 * When the last name of the old file goes, its blocks are freed, and whoever renames over
+	 * it or syncs the directory waits for that. Holding it open puts it off until we are done.
+	 */
+	if (!destination->absent)
+		old = openat(destination->directory_fd, destination->name,
+			     O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	ret = put_in_place(destination, no_replace, error);
+	if (!ret && !no_sync)
+		ret = sync_directory(destination, notes, error);
+	ring_release(old);
+	return ret;
+}
+
+void ring_destination_close(struct ring_destination *destination)
+{
+	if (destination->temporary)
+		unlinkat(destination->directory_fd, destination->temporary, 0);
+	if (destination->fd >= 0)
+		close(destination->fd);
+	if (destination->lock_fd >= 0)
+		close(destination->lock_fd);
+	if (destination->directory_fd >= 0)
+		close(destination->directory_fd);
+	free(destination->temporary);
+	free(destination->name);
+	free(destination->directory);
+	free(destination->path);
+	memset(destination, 0, sizeof(*destination));
+	destination->directory_fd = destination->fd = destination->lock_fd = -1;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the ring floor: where a file is to appear, and the temporary file that becomes it.
+ */
+#ifndef RING_TARGET_H
+#define RING_TARGET_H
+
+#include "ring/ring.h"
+
+/* How a new file shall lie on storage targets (striping.c). */
+struct ring_striping {
+	const struct fs_layout_request *request; /* NULL: as it comes */
+	uint64_t bytes;                          /* that the file will have; 0 not known */
+	uint32_t files;                          /* written at a time; 0 not known */
+	/*
+	 * It is to be written past the page cache. FUSE decides when a file is opened whether it
+	 * keeps pages of it, and lets direct writes go side by side only if it keeps none.
+	 */
+	bool direct;
+	struct fs_memory *memory;
+	const struct base_log *log;
+	struct fs_layout asked; /* out; its count is 0 if nothing was asked for */
+	bool guessed;           /* that there is nothing to ask for, from the file before */
+};
+
+/* Creates it, as open(O_CREAT | O_EXCL) does, but for its stripes. A descriptor or a negative
+ * errno. */
+int ring_striping_create(struct ring_striping *striping, int directory_fd, const char *directory,
+			 const char *name, mode_t mode, struct ring_notes *notes);
+/* The file is on another kind of filesystem than the one before: it must be created again. */
+bool ring_striping_guessed_wrong(const struct ring_striping *striping, const struct fs_info *file);
+/* After file_bytes are in it. */
+void ring_striping_report(const struct ring_striping *striping, const struct fs_layout *layout,
+			  struct ioshape_report *report);
+
+struct ring_destination {
+	char *path;      /* as given, for messages */
+	char *directory; /* of the final file, symbolic links followed */
+	char *name;      /* of the final file in it */
+	char *temporary; /* name in the same directory; NULL while there is none to remove */
+	int directory_fd;
+	int fd;      /* what is written to; -1 when closed */
+	int lock_fd; /* a second descriptor of the same open file: keeps its lock past close(fd) */
+	bool absent; /* nothing was at the path, not even a link */
+	bool replaces; /* a file with this mode and owner */
+	mode_t old_mode;
+	uid_t old_user;
+	gid_t old_group;
+	bool stream; /* a pipe or device: written straight, nothing to rename */
+	bool device; /* a stream whose data can be synced */
+};
+
+/*
+ * Finds out what `path` is and opens what to write to. The temporary file is locked for as long as
+ * this process lives: see ring_remove_stale().
+ */
+int ring_destination_open(struct ring_destination *destination, const char *path,
+			  struct ring_striping *striping, struct ring_notes *notes,
+			  struct base_error *error);
+/* Another temporary file instead of the one that there is, which is empty. */
+int ring_destination_begin_again(struct ring_destination *destination,
+				 struct ring_striping *striping, struct ring_notes *notes,
+				 struct base_error *error);
+
+/* Blocks for so many bytes from the beginning on, interrupted or not. 0 or a negative errno. */
+int ring_allocate(int fd, uint64_t bytes);
+
+/* What a file will need (space.c). */
+struct ring_reservation {
+	uint64_t bytes;       /* expected */
+	uint64_t most_bytes;  /* that this process may write into one file */
+	uint64_t block_bytes; /* of a request */
+	const struct fs_info *fs;
+	const struct base_log *log;
+};
+
+/* Sees to it that there is space for it, or at least that it has its length. -ENOSPC and the like
+ * now, and not in the middle of it. */
+int ring_destination_reserve(struct ring_destination *destination,
+			     const struct ring_reservation *reservation, struct ring_notes *notes,
+			     struct base_error *error);
+
+/*
+ * Writes all of it, without an engine (plain.c): small files, pipes and devices. Offsets are only
+ * known to regular files.
+ */
+int ring_destination_write(struct ring_destination *destination, const uint8_t *data, size_t bytes,
+			   uint64_t offset, struct ring_notes *notes, struct base_error *error);
+
+/* Everything written is on stable storage. */
+int ring_destination_sync(struct ring_destination *destination, struct base_error *error);
+
+/* Closes, puts the file in place of the old one and makes that durable, too. */
+int ring_destination_commit(struct ring_destination *destination, bool no_replace, bool no_sync,
+			    struct ring_notes *notes, struct base_error *error);
+
+/* Without a commit, removes the temporary file. Safe on a zeroed struct with descriptors at -1. */
+void ring_destination_close(struct ring_destination *destination);
+
+/* ---- Replaced files (release.c) -------------------------------------------------------------- */
+
+/* Closes the descriptor of a file that has been replaced, without waiting for its space. */
+void ring_release(int fd);
+
+/* Waits until that space is there; false if nothing was on its way. */
+bool ring_await_releases(void);
+
+#define RING_TEMPORARY_MARK ".ioshape-tmp-"
+
+/*
+ * Removes temporary files in a directory whose writers are dead. Touches nothing else, and nothing
+ * that another process is still writing. Best effort: returns how many it removed.
+ */
+unsigned ring_remove_stale(int directory_fd, const char *directory, const struct base_log *log);
+
+#endif

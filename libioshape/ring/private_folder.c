@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Folders of small files that processes leave each other. What is in them is looked at as if it
+ * came from anybody: only regular files of our own are read, and links are not followed.
+ */
+#define _GNU_SOURCE
+#include "ring/ring.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define TEMPORARY_MARK ".tmp-" /* no file that anybody asks for begins like this */
+#define NAME_BYTES 256
+#define MAX_ENTRIES 1000000
+#define MAX_TRIES 10 /* of what fails because another process changes it at the same time */
+
+/* ---- The folder ------------------------------------------------------------------------------ */
+
+static int open_folder(const char *path)
+{
+	const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+	return fd < 0 ? -errno : fd;
+}
+
+static void temporary_name(char name[NAME_BYTES])
+{
+	snprintf(name, NAME_BYTES, TEMPORARY_MARK "%016llx%016llx",
+		 (unsigned long long)base_random(), (unsigned long long)base_random());
+}
+
+static int create(int folder_fd, char name[NAME_BYTES])
+{
+	int fd;
+
+	temporary_name(name);
+	fd = openat(folder_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	return fd < 0 ? -errno : fd;
+}
+
+/* Whose our files are here: servers may give root's to somebody else. And their time. */
+static int look_at_own(struct ring_private_folder *shelf, int folder_fd)
+{
+	char name[NAME_BYTES];
+	struct stat stat;
+	int fd, ret = 0;
+
+	fd = create(folder_fd, name);
+	if (fd < 0)
+		return fd;
+	if (fstat(fd, &stat))
+		ret = -errno;
+	shelf->owner = stat.st_uid;
+	shelf->opened = stat.st_mtime;
+	unlinkat(folder_fd, name, 0);
+	close(fd);
+	return ret;
+}
+
+int ring_private_make(const struct ring_private_folder *shelf)
+{
+	return mkdir(shelf->path, 0700) && errno != EEXIST ? -errno : 0;
+}
+
+static int say_open(int code, const char *path, struct base_error *error)
+{
+	if (code == -ELOOP || code == -ENOTDIR)
+		return base_fail(error, code,
+				 "cannot use \"%s\": it is no folder" BASE_REMEDY "remove it",
+				 path);
+	return base_fail(error, code, "cannot keep notes in the folder \"%s\"", path);
+}
+
+int ring_private_open(struct ring_private_folder *shelf, const char *path, struct base_error *error)
+{
+	struct stat stat;
+	int fd, ret;
+
+	memset(shelf, 0, sizeof(*shelf));
+	shelf->path = strdup(path);
+	if (!shelf->path)
+		return base_no_memory(error, "a path", strlen(path));
+	/* Another process may remove it between the two. */
+	for (int i = 0; i < MAX_TRIES; i++) {
+		ret = ring_private_make(shelf);
+		fd = ret ? ret : open_folder(path);
+		ret = fd < 0 ? fd : look_at_own(shelf, fd);
+		if (!ret && fstat(fd, &stat))
+			ret = -errno;
+		if (fd >= 0)
+			close(fd);
+		if (ret != -ENOENT)
+			break;
+	}
+	if (!ret && (stat.st_uid != shelf->owner || (stat.st_mode & 022)))
+		ret = base_refuse(
+			error, -EACCES,
+			"the folder %s is another user's, or others may write to it" BASE_REMEDY
+			"remove it",
+			path);
+	else if (ret)
+		say_open(ret, path, error);
+	if (ret)
+		ring_private_close(shelf);
+	return ret;
+}
+
+void ring_private_close(struct ring_private_folder *shelf)
+{
+	free(shelf->path);
+	memset(shelf, 0, sizeof(*shelf));
+}
+
+int ring_private_enter(const struct ring_private_folder *shelf, struct base_error *error)
+{
+	/* Anew each time: NFS then asks the server for what has changed. */
+	const int fd = open_folder(shelf->path);
+	struct stat stat;
+
+	if (fd == -ENOENT)
+		return fd;
+	if (fd < 0)
+		return say_open(fd, shelf->path, error);
+	if (fstat(fd, &stat)) {
+		const int ret = -errno;
+
+		close(fd);
+		return say_open(ret, shelf->path, error);
+	}
+	if (stat.st_uid == shelf->owner && !(stat.st_mode & 022))
+		return fd;
+	close(fd);
+	return base_refuse(error, -EACCES, "the folder %s is not ours any more", shelf->path);
+}
+
+void ring_private_leave(int folder_fd)
+{
+	if (folder_fd >= 0)
+		close(folder_fd);
+}
+
+/* ---- Files ----------------------------------------------------------------------------------- */
+
+static int write_all(int fd, const uint8_t *data, size_t bytes)
+{
+	ssize_t done;
+
+	if (bytes > base_largest_file())
+		return -EFBIG;
+	while (bytes) {
+		done = write(fd, data, bytes);
+		if (done < 0 && errno == EINTR)
+			continue;
+		if (done <= 0)
+			return done < 0 ? -errno : -EIO;
+		data += done;
+		bytes -= (size_t)done;
+	}
+	return 0;
+}
+
+int ring_private_put(const struct ring_private_folder *shelf, int folder_fd, const char *name,
+		     const void *data, size_t bytes, struct base_error *error)
+{
+	char temporary[NAME_BYTES];
+	int fd, ret;
+
+	fd = create(folder_fd, temporary);
+	ret = fd < 0 ? fd : write_all(fd, data, bytes);
+	/* NFS tells only now that the disk is full. */
+	if (fd >= 0 && close(fd) && !ret)
+		ret = -errno;
+	if (!ret && renameat(folder_fd, temporary, folder_fd, name))
+		ret = -errno;
+	if (!ret)
+		return 0;
+	if (fd >= 0)
+		unlinkat(folder_fd, temporary, 0);
+	/* The folder was removed meanwhile: the caller knows what that means. */
+	if (ret == -ENOENT || ret == -ESTALE)
+		return -ENOENT;
+	return base_fail(error, ret, "cannot write the note %s/%s", shelf->path, name);
+}
+
+static int read_all(int fd, size_t most_bytes, struct base_buffer *into)
+{
+	size_t room = 4096;
+	ssize_t got;
+	int ret;
+
+	for (into->bytes = 0; into->bytes <= most_bytes; into->bytes += (size_t)got) {
+		ret = base_buffer_reserve(into, room);
+		if (ret)
+			return ret;
+		got = read(fd, into->data + into->bytes, into->room - into->bytes);
+		if (!got)
+			return 0;
+		if (got < 0 && errno != EINTR)
+			return -errno;
+		got = MAX(got, 0);
+		room = MIN(MAX(into->bytes, 4096), MIB);
+	}
+	return -EFBIG;
+}
+
+/* Once, with -ESTALE if it was replaced just now. */
+static int get_once(const struct ring_private_folder *shelf, int folder_fd, const char *name,
+		    size_t most_bytes, struct base_buffer *into, uint64_t *stamp)
+{
+	struct stat stat;
+	int fd, ret = 0;
+
+	/* O_NONBLOCK: should it be a pipe, do not wait for it. */
+	fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	if (fstat(fd, &stat))
+		ret = -errno;
+	else if (!S_ISREG(stat.st_mode) || stat.st_uid != shelf->owner)
+		ret = -EPERM;
+	else if ((uint64_t)stat.st_size > most_bytes)
+		ret = -EFBIG;
+	if (!ret)
+		ret = base_buffer_reserve(into, (size_t)stat.st_size + 1);
+	if (!ret)
+		ret = read_all(fd, most_bytes, into);
+	if (!ret)
+		*stamp = (uint64_t)stat.st_ino * 31 + (uint64_t)stat.st_mtim.tv_sec * 1000000007 +
+			 (uint64_t)stat.st_mtim.tv_nsec;
+	close(fd);
+	return ret;
+}
+
+int ring_private_get(const struct ring_private_folder *shelf, int folder_fd, const char *name,
+		     size_t most_bytes, struct base_buffer *into, uint64_t *stamp,
+		     struct base_error *error)
+{
+	int ret = -ESTALE;
+
+	into->bytes = 0;
+	for (int i = 0; i < MAX_TRIES && ret == -ESTALE; i++)
+		ret = get_once(shelf, folder_fd, name, most_bytes, into, stamp);
+	if (!ret || ret == -ENOENT)
+		return ret;
+	if (ret == -ENOMEM)
+		return base_no_memory(error, "a note", most_bytes);
+	if (ret == -EPERM || ret == -ELOOP)
+		return base_refuse(error, -EPERM,
+				   "\"%s/%s\" is no file of ours" BASE_REMEDY
+				   "remove it and find out who put it there",
+				   shelf->path, name);
+	return base_fail(error, ret, "cannot read the note %s/%s", shelf->path, name);
+}
+
+bool ring_private_has(int folder_fd, const char *name)
+{
+	struct stat stat;
+
+	/* Only what is surely not there is missing. */
+	return !fstatat(folder_fd, name, &stat, AT_SYMLINK_NOFOLLOW) || errno != ENOENT;
+}
+
+/* Does not move the position of the caller's descriptor. */
+static DIR *list(int folder_fd)
+{
+	const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *listing = fd < 0 ? NULL : fdopendir(fd);
+
+	if (!listing && fd >= 0)
+		close(fd);
+	return listing;
+}
+
+int ring_private_list(const struct ring_private_folder *shelf, int folder_fd,
+		      int (*found)(void *user, const char *name), void *user,
+		      struct base_error *error)
+{
+	DIR *listing = list(folder_fd);
+	struct dirent *entry;
+	int ret = 0;
+
+	if (!listing)
+		return errno == ENOENT || errno == ESTALE ?
+			       -ENOENT :
+			       base_fail(error, -errno, "cannot list the folder \"%s\"",
+					 shelf->path);
+	for (unsigned seen = 0; seen < MAX_ENTRIES && !ret; seen++) {
+		errno = 0;
+		entry = readdir(listing);
+		if (!entry) {
+			if (errno && errno != ENOENT && errno != ESTALE)
+				ret = base_fail(error, -errno, "cannot list the folder \"%s\"",
+						shelf->path);
+			break;
+		}
+		if (*entry->d_name != '.')
+			ret = found(user, entry->d_name);
+	}
+	closedir(listing);
+	return ret;
+}
+
+void ring_private_remove(int folder_fd, const char *name)
+{
+	unlinkat(folder_fd, name, 0);
+}
+
+/* ---- Removing it ----------------------------------------------------------------------------- */
+
+static void empty(int folder_fd)
+{
+	DIR *listing = list(folder_fd);
+	struct dirent *entry;
+
+	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && (entry = readdir(listing)); seen++)
+		unlinkat(folder_fd, entry->d_name, 0);
+	if (listing)
+		closedir(listing);
+}
+
+void ring_private_destroy(const struct ring_private_folder *shelf)
+{
+	int fd;
+
+	/* What somebody puts there meanwhile goes as well. */
+	for (int i = 0; i < MAX_TRIES; i++) {
+		fd = ring_private_enter(shelf, NULL);
+		if (fd < 0)
+			return;
+		empty(fd);
+		close(fd);
+		if (!rmdir(shelf->path) || (errno != ENOTEMPTY && errno != EEXIST))
+			return;
+	}
+}
+
+static void remove_if_old(const struct ring_private_folder *shelf, int parent_fd, const char *name,
+			  int64_t seconds)
+{
+	const int fd = openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	struct stat stat;
+
+	if (fd < 0)
+		return;
+	if (!fstat(fd, &stat) && stat.st_uid == shelf->owner &&
+	    shelf->opened - stat.st_mtime > seconds) {
+		empty(fd);
+		unlinkat(parent_fd, name, AT_REMOVEDIR);
+	}
+	close(fd);
+}
+
+void ring_private_destroy_old(const struct ring_private_folder *shelf, const char *directory,
+			      const char *prefix, int64_t seconds)
+{
+	const int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *listing = fd < 0 ? NULL : list(fd);
+	struct dirent *entry;
+
+	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && (entry = readdir(listing));
+	     seen++) {
+		if (!strncmp(entry->d_name, prefix, strlen(prefix)))
+			remove_if_old(shelf, fd, entry->d_name, seconds);
+	}
+	if (listing)
+		closedir(listing);
+	if (fd >= 0)
+		close(fd);
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the save floor: saves in the background. The caller's thread, helped by others, copies
+ * the payload into chunks of staging memory, which hold the records' bytes one after the other; a
+ * thread of the save's own writes them from there. If all chunks can be held at once writing begins
+ * when copying is over, so that the two do not fight for memory bandwidth while training waits.
+ * Otherwise they go round: the writer hands back what it has written, and the copying goes on with
+ * that. A save that borrows stages nothing: its thread reads the caller's memory.
+ */
+#ifndef SAVE_BACKGROUND_H
+#define SAVE_BACKGROUND_H
+
+#include "save/file/file.h"
+
+/*
+ * What was asked for. Nothing of it changes once the save has begun: all threads read it without a
+ * lock.
+ */
+struct save_request {
+	pid_t owner;
+	char *path; /* absolute */
+	struct save_plan plan;
+	struct save_task task;
+	ioshape_progress_fn progress; /* the caller's; may be NULL */
+	void *progress_user;
+	ioshape_queue_fn queue; /* the same */
+	void *queue_user;
+	struct save_collective collective;
+	pthread_t caller; /* the thread that began it */
+	uint64_t begin_ns;
+};
+
+/* Between the threads that copy and the one that writes. */
+struct save_stage {
+	struct save_staging *staging; /* the context's: where chunks come from; never changes */
+	size_t chunk_count;           /* the same */
+
+	/* Under the save's lock. */
+	struct save_chunk *
+		*chunks; /* by position; NULL before it is filled and when it has gone back */
+	size_t admitted; /* chunks that may be held at a time; shrinks as the last ones go */
+	size_t held;
+	size_t next_to_fill;
+	bool copying;
+	bool written;              /* writing has ended, well or not */
+	struct base_error failure; /* copying ended early */
+
+	/* The writing thread's. */
+	size_t oldest; /* chunks before it have been handed back */
+	size_t position;
+	struct save_chunk *reading; /* the one whose bytes were handed out last; NULL for none */
+	size_t lag;                 /* chunks behind that are kept nevertheless */
+	int (*leaving)(void *user, struct base_error *error);
+	void *leaving_user;
+
+	_Atomic uint64_t copied_bytes;
+};
+
+/* How far the save is, and how it ended. Under the save's lock. */
+struct save_state {
+	enum ioshape_phase phase; /* only ever later ones */
+	uint64_t done_bytes, total_bytes;
+	struct ioshape_place place; /* while it waits for a slot */
+	bool done;
+	int result;
+	struct ioshape_report report; /* of staging, until it is done */
+	struct base_error error;
+};
+
+struct ioshape_save {
+	struct save_request request;
+
+	/* Of the calls that begin and end it. */
+	struct ioshape_context *context; /* NULL once the context has ended it */
+	struct ioshape_save *next;       /* in context->background, under the context's lock */
+	pthread_t thread;
+	bool started; /* the thread */
+	bool joined;  /* the thread has been waited for, or never ran */
+
+	atomic_bool abort;
+	struct save_order order; /* not of a collective save: those have an order of their own */
+
+	pthread_mutex_t lock;
+	pthread_cond_t change; /* of anything under the lock */
+	struct save_stage stage;
+	struct save_state state;
+};
+
+/* ---- Staging (stage.c) ----------------------------------------------------------------------- */
+
+/* Copies the payload into chunks; returns early if that fails, or the writer ends. */
+void save_stage_copy(struct ioshape_save *save);
+
+/* Tells the progress callback how far copying is. -ECANCELED if it wants to stop. */
+int save_stage_tell(void *save, struct base_error *error);
+
+/* A save_source: hands out the staged bytes in order, and hands chunks back that lie behind them.
+ */
+int save_stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
+		    struct base_error *error);
+
+/* Copying and writing have ended: what is still held, and the rest of the promise, goes back. */
+void save_stage_release(struct ioshape_save *save);
+
+/* ---- Progress (progress.c) ------------------------------------------------------------------- */
+
+/* In a child of fork() the thread does not exist and the lock may be held for ever. */
+int save_enter_handle(const struct ioshape_save *save, struct base_error *error);
+void save_note_progress(struct ioshape_save *save, enum ioshape_phase phase, uint64_t done_bytes,
+			uint64_t total_bytes);
+
+/* ---- Life (background.c, handle.c) ----------------------------------------------------------- */
+
+/* Waits for the save's thread, if it was started. */
+void save_join(struct ioshape_save *save);
+
+/* The last of it; it has been joined and is in no list. */
+void save_free(struct ioshape_save *save);
+
+#endif

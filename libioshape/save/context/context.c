@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "save/slot/pools.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LEAST_STAGING_BYTES (64 * MIB)
+#define DEFAULT_LEASE_MS 15000u
+
+/* ---- Options --------------------------------------------------------------------------------- */
+
+/* The smaller of the machine's memory and the container's limit. */
+static uint64_t memory_bytes(void)
+{
+	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	unsigned long long limit;
+	FILE *file = fopen("/sys/fs/cgroup/memory.max", "re");
+
+	if (file) {
+		if (fscanf(file, "%llu", &limit) == 1) /* "max" is none */
+			bytes = MIN(bytes, limit);
+		fclose(file);
+	}
+	return bytes;
+}
+
+/* A quarter of the memory, shared among the ranks of this host. */
+static uint64_t default_staging_bytes(void)
+{
+	struct base_job job;
+
+	base_job_find(&job);
+	return MAX(memory_bytes() / 4 / job.local_ranks, LEAST_STAGING_BYTES);
+}
+
+/* Threads that copy or verify memory: as many as the cores this process may run on. */
+static unsigned copy_threads(void)
+{
+	cpu_set_t cores;
+
+	if (sched_getaffinity(0, sizeof(cores), &cores))
+		return SAVE_MOST_COPY_THREADS; /* a machine with more cores than a cpu_set_t has */
+	return MIN((unsigned)CPU_COUNT(&cores), SAVE_MOST_COPY_THREADS);
+}
+
+static void take_defaults(struct ioshape_context_options *options)
+{
+	if (!options->staging_bytes)
+		options->staging_bytes = default_staging_bytes();
+	if (!options->log_level)
+		options->log_level = IOSHAPE_LOG_INFO;
+	if (!options->coordinator)
+		options->coordinator = "local";
+	if (!options->lease_ms)
+		options->lease_ms = DEFAULT_LEASE_MS;
+	if (!options->layout)
+		options->layout = "auto";
+}
+
+/* What one setting alone cannot show. */
+static int check_together(const struct ioshape_context_options *options, struct base_error *error)
+{
+	if ((unsigned)options->log_level > IOSHAPE_LOG_DEBUG)
+		return base_refuse(error, -EINVAL,
+				   "log_level is none of enum ioshape_log_level" BASE_REMEDY
+				   "zero the struct before filling it in");
+	if (options->engine == IOSHAPE_ENGINE_BUFFERED && options->direct == IOSHAPE_DIRECT_REQUIRE)
+		return base_refuse(
+			error, -EINVAL,
+			"the buffered engine was asked for together with direct=require" BASE_REMEDY
+			"drop one");
+	return 0;
+}
+
+static int take_options(struct ioshape_context_options *options,
+			const struct ioshape_context_options *given,
+			struct fs_layout_request *request, struct base_error *error)
+{
+	int ret;
+
+	ret = base_take_options(options, sizeof(*options), given, "ioshape_context_options", error);
+	if (!ret)
+		ret = base_settings_take(BASE_SETTINGS_CONTEXT, options, error);
+	if (ret)
+		return ret;
+	take_defaults(options);
+	ret = check_together(options, error);
+	if (!ret && fs_layout_request_parse(options->layout, request, error))
+		ret = base_settings_blame(error, "layout", options->layout);
+	return ret;
+}
+
+/* ---- Opening and freeing --------------------------------------------------------------------- */
+
+static int open_context(struct ioshape_context **out, const struct ioshape_context_options *given,
+			struct base_error *error)
+{
+	static _Atomic uint64_t next_number = 1;
+	struct ioshape_context_options options;
+	struct ioshape_context *context;
+	struct fs_layout_request request;
+	int ret;
+
+	ret = take_options(&options, given, &request, error);
+	if (ret)
+		return ret;
+	context = calloc(1, sizeof(*context));
+	if (!context)
+		return base_no_memory(error, "a context", sizeof(*context));
+	context->owner = base_pid();
+	context->number = atomic_fetch_add(&next_number, 1);
+	context->log = (struct base_log){ options.log, options.log_user, options.log_level };
+	context->config = (struct ring_config){
+		.engine = options.engine,
+		.direct = options.direct,
+		.block_bytes = options.block_bytes,
+		.depth = options.queue_depth,
+		.threads = copy_threads(),
+		.layout = request,
+		.calibrate = options.calibrate,
+		.opened_s = base_wall_seconds(),
+		.log = context->log,
+	};
+	context->full = options.full;
+	base_settings_warn(&context->log);
+	ret = ring_memory_open(&context->config.memory, error);
+	if (!ret)
+		ret = save_slots_init(&context->slots, &options, &context->log, error);
+	if (ret) {
+		ring_memory_close(context->config.memory);
+		free(context);
+		return ret;
+	}
+	context->slots.layout = request;
+	save_staging_init(&context->pool, options.staging_bytes, false);
+	save_staging_init(&context->shared_pool, options.staging_bytes, true);
+	pthread_mutex_init(&context->lock, NULL);
+	pthread_cond_init(&context->saves_change, NULL);
+	*out = context;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_context_open(struct ioshape_context **out,
+					const struct ioshape_context_options *options)
+{
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return base_missing("open");
+	*out = NULL;
+	ret = open_context(out, options, &error);
+	return base_leave(ret, "open", NULL, &error);
+}
+
+static void trim(struct ioshape_context *context)
+{
+	struct ring_lane *lanes[SAVE_KEPT_LANES];
+	size_t count;
+
+	pthread_mutex_lock(&context->lock);
+	count = context->lane_count;
+	memcpy(lanes, context->lanes, sizeof(lanes));
+	context->lane_count = 0;
+	pthread_mutex_unlock(&context->lock);
+	while (count)
+		ring_lane_close(lanes[--count]);
+	save_staging_trim(&context->pool);
+	save_staging_trim(&context->shared_pool);
+}
+
+IOSHAPE_EXPORT int ioshape_context_reserve(struct ioshape_context *context, uint64_t bytes)
+{
+	struct base_error error = { 0 };
+	int ret = save_enter(context, &error);
+
+	if (!ret && !bytes)
+		trim(context);
+	else if (!ret)
+		ret = save_staging_reserve(&context->pool, save_chunks_for(bytes), &error);
+	return base_leave(ret, "reserve", NULL, &error);
+}
+
+IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
+{
+	if (!context || context->owner != base_pid())
+		return;
+	save_end_background(context);
+	trim(context);
+	save_slots_destroy(&context->slots);
+	save_staging_destroy(&context->pool);
+	save_staging_destroy(&context->shared_pool);
+	ring_memory_close(context->config.memory);
+	for (size_t i = 0; i < context->tidied_count; i++)
+		free(context->tidied[i]);
+	pthread_cond_destroy(&context->saves_change);
+	pthread_mutex_destroy(&context->lock);
+	free(context);
+}

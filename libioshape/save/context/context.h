@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the save floor: what a context is, and what it keeps from save to save. */
+#ifndef SAVE_CONTEXT_H
+#define SAVE_CONTEXT_H
+
+#include "save/background/staging.h"
+#include "save/save.h"
+
+/* A context's pools, and what they are opened with. */
+struct save_slots {
+	char *address, *password, *pool_name; /* the last two may be NULL */
+	struct slots_config config;           /* of all pools, but for their names */
+	struct slots_policy policy;
+	struct fs_layout_request layout; /* of new files */
+	pthread_mutex_t lock;            /* of what follows */
+	struct save_pool_use *pools;
+	struct save_pool_of_mount *mounts;
+};
+
+/* Lanes that are kept for the next save; more than so many at a time come and go. */
+#define SAVE_KEPT_LANES 8
+
+/* Threads that copy or verify memory, at most: more than memory has bandwidth for. */
+#define SAVE_MOST_COPY_THREADS 4
+
+/* Directories remembered as tidied of stale temporary files. */
+#define SAVE_KEPT_DIRECTORIES 256
+
+struct ioshape_context {
+	pid_t owner;     /* the process that opened it */
+	uint64_t number; /* unlike the address never used again in this process */
+	struct base_log log;
+	struct ring_config config;
+	enum ioshape_full full;
+	_Atomic uint64_t targets_looked_ns; /* when storage targets were last looked at: space.c */
+	struct save_staging pool;
+	struct save_staging shared_pool; /* of ranks that hand their bytes to another process */
+	struct save_slots slots;
+
+	pthread_mutex_t lock; /* of all below */
+	pthread_cond_t saves_change;
+	struct ring_lane *lanes[SAVE_KEPT_LANES];
+	size_t lane_count;
+	char *tidied[SAVE_KEPT_DIRECTORIES];
+	size_t tidied_count;
+	struct save_order *orders;             /* saves that have begun, oldest first */
+	struct save_shared_slot *shared_slots; /* of open handles */
+	struct ioshape_save *background;       /* handles not yet freed: handle.c */
+};
+
+int save_take_lane(struct ioshape_context *context, struct ring_lane **lane,
+		   struct base_error *error);
+void save_return_lane(struct ioshape_context *context, struct ring_lane *lane);
+
+/* True once for each directory. The path is absolute. */
+bool save_should_tidy(struct ioshape_context *context, const char *path);
+
+/* Ends what is in the background, without a trace, and lets go of its handles (handle.c). For the
+ * end of a context. */
+void save_end_background(struct ioshape_context *context);
+
+#endif

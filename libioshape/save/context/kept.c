@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a context keeps from save to save. */
+#define _GNU_SOURCE
+#include "save/context/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int save_take_lane(struct ioshape_context *context, struct ring_lane **lane,
+		   struct base_error *error)
+{
+	*lane = NULL;
+	pthread_mutex_lock(&context->lock);
+	if (context->lane_count)
+		*lane = context->lanes[--context->lane_count];
+	pthread_mutex_unlock(&context->lock);
+	return *lane ? 0 : ring_lane_open(lane, &context->config, error);
+}
+
+void save_return_lane(struct ioshape_context *context, struct ring_lane *lane)
+{
+	if (!lane)
+		return;
+	pthread_mutex_lock(&context->lock);
+	if (context->lane_count < SAVE_KEPT_LANES) {
+		context->lanes[context->lane_count++] = lane;
+		lane = NULL;
+	}
+	pthread_mutex_unlock(&context->lock);
+	ring_lane_close(lane);
+}
+
+bool save_should_tidy(struct ioshape_context *context, const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup("./");
+	bool known = !directory;
+
+	pthread_mutex_lock(&context->lock);
+	for (size_t i = 0; !known && i < context->tidied_count; i++)
+		known = !strcmp(context->tidied[i], directory);
+	/* A job that saves into ever new directories has nothing to tidy in them. */
+	if (!known && context->tidied_count < SAVE_KEPT_DIRECTORIES) {
+		context->tidied[context->tidied_count++] = directory;
+		directory = NULL;
+	} else {
+		known = true;
+	}
+	pthread_mutex_unlock(&context->lock);
+	free(directory);
+	return !known;
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the save floor: files on their way, from the slot to the commit, and what the public
+ * handles on such files have in common.
+ */
+#ifndef SAVE_FILE_H
+#define SAVE_FILE_H
+
+#include "save/context/context.h"
+#include "save/plan/plan.h"
+
+/* ---- Order (order.c) ------------------------------------------------------------------------- */
+
+/* A save's place among those to the same file: they commit in the order in which they began. */
+struct save_order {
+	struct save_order *next;
+	char *path;       /* absolute; owned */
+	bool abort_waits; /* set under the context's lock to stop waiting */
+};
+
+int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
+		     struct base_error *error);
+/* Waits until no earlier save to this path is left. -ECANCELED if abort_waits is set meanwhile. */
+int save_order_wait(struct ioshape_context *context, struct save_order *order,
+		    struct base_error *error);
+void save_order_end(struct ioshape_context *context, struct save_order *order);
+
+/* ---- Slots of files (slot/slot.c) ------------------------------------------------------------ */
+
+/* The slot of one save. */
+struct save_slot {
+	struct ioshape_context *context;
+	struct slots_slot *slot;         /* NULL once it was released, or shared */
+	struct save_shared_slot *shared; /* NULL once it was released, or its own */
+	struct ioshape_slot_info info;   /* as of the release */
+	uint64_t passed;                 /* bytes */
+	/* What may stop it while it waits for bandwidth. */
+	const atomic_bool *abort;
+	ioshape_progress_fn progress;
+	void *progress_user;
+	uint64_t progress_total;
+};
+
+/*
+ * Waits for a slot of the pool that the path belongs to. Afterwards, well or not, it is released,
+ * as often as one likes.
+ */
+int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
+		   const struct ring_file_options *options, const struct save_watch *watch,
+		   struct base_error *error);
+/* For ring_file_options.before_block; `user` is the slot. */
+void save_slot_pass(void *user, uint64_t bytes);
+void save_slot_release(struct save_slot *slot);
+/* The same, for ring_file_options.nearly_written. */
+void save_slot_hand_over(void *user);
+
+/*
+ * The slots of open handles are shared among all of this context in one pool: a thread that has two
+ * files open at a time must not wait for itself.
+ */
+struct save_shared_slot;
+
+/* Takes one, or joins one that is held; NULL if the file needs none. Failures but those of waiting
+ * are notes in `seen`. */
+int save_shared_slot_take(struct save_shared_slot **shared, struct ioshape_context *context,
+			  const char *path, const struct ring_file_options *options,
+			  struct save_slot *seen, struct base_error *error);
+/* As save_slot_pass(); `user` is the shared slot, or NULL. */
+void save_shared_slot_pass(void *user, uint64_t bytes);
+/* Fills `seen` for the report. NULL is fine. */
+void save_shared_slot_release(struct save_shared_slot *shared, struct ioshape_context *context,
+			      struct save_slot *seen);
+
+/* After the release: what the report has to say. */
+void save_slot_report(const struct save_slot *slot, struct ring_notes *notes,
+		      struct ioshape_report *report);
+
+/* After a write that ended with `ret`: what the save ends with, and a sentence that says more. */
+int save_space_explain(const struct save_space *space, int ret, struct base_error *error);
+
+/* ---- One file (output.c) --------------------------------------------------------------------- */
+
+struct save_output {
+	struct ioshape_context *context;
+	const char *path;      /* absolute */
+	bool in_new_directory; /* no writer has left anything behind there */
+	struct ring_lane *lane;
+	struct ring_writer *file;
+	struct ring_notes notes;
+};
+
+/*
+ * Takes a lane and begins the file at output->path; `path` is the same, for messages. Of the
+ * options what follows from the path is filled in here. Afterwards, well or not, it is closed with
+ * save_output_close().
+ */
+int save_output_open(struct save_output *output, const char *path,
+		     const struct ring_file_options *options, struct base_error *error);
+
+/*
+ * The end of every save: waits for earlier saves to the path (`order` may be NULL), puts the
+ * finished file in place, and adds to the report what the file and the notes have to say. `ret` is
+ * how it went so far: after a failure there is only the report.
+ */
+int save_output_commit(struct save_output *output, struct save_order *order, int ret,
+		       struct ioshape_report *report, struct base_error *error);
+
+/* Abandons the file if it was not committed. A caller that frees the file itself sets output->file
+ * to NULL. */
+void save_output_close(struct save_output *output);
+
+/* What the public handles of files have in common. Zero it, and set output.context. */
+struct save_handle {
+	struct save_output output;
+	struct save_shared_slot *slot; /* NULL before and after */
+	struct save_slot slot_seen;    /* what became of it */
+	char *path;                    /* absolute */
+	uint64_t begin_ns;
+	bool committed;          /* or tried to: only the message and free() remain */
+	struct base_error error; /* of the last call that failed */
+};
+
+/* Afterwards, well or not, it is closed with save_handle_close(). */
+int save_handle_open(struct save_handle *handle, struct ioshape_context *context, const char *path,
+		     const struct ring_file_options *options, struct base_error *error);
+
+/* First in every call on an open handle. Forgets the last failure. */
+int save_handle_enter(struct save_handle *handle);
+
+/* Last in those that write: what becomes of a lack of space. */
+int save_handle_leave(struct save_handle *handle, int ret);
+
+/* A commit: begin, which gives the file its place in the order; the caller finishes the file; end,
+ * which fills `report` unless it is NULL and gives the place up. */
+int save_handle_begin_commit(struct save_handle *handle, struct save_order *order,
+			     struct ioshape_report *report);
+int save_handle_end_commit(struct save_handle *handle, struct save_order *order, int ret,
+			   uint64_t payload_bytes, struct ioshape_report *report);
+
+/* A zip writer that owns the file has been freed, and output.file is NULL. */
+void save_handle_close(struct save_handle *handle);
+
+/* ---- Archives (write.c) ---------------------------------------------------------------------- */
+
+/* Where the bytes of the payload come from. */
+struct save_source {
+	/*
+	 * The next run of bytes of a record from `offset` on: at least one, at most *bytes. It
+	 * stays valid until the next call.
+	 */
+	int (*next)(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
+		    struct base_error *error);
+	void *user;
+};
+
+/* A source: the caller's own memory. Zero all but the plan. */
+struct save_direct {
+	const struct save_plan *plan;
+	uint8_t *scratch; /* for what does not lie as it is saved; made at need, to be freed */
+};
+int save_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
+		     struct base_error *error);
+
+/* All records of a plan, and the end of the archive. */
+int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
+		       const struct save_source *source, struct base_error *error);
+
+/* What the caller's options say about the file. */
+struct ring_file_options save_file_options(const struct ioshape_save_options *options);
+
+/*
+ * One save, from the slot to the report, on the calling thread. The save has its place in the
+ * order. Of the options what follows from plan and order is filled in here.
+ */
+int save_write(struct ioshape_context *context, const char *path, const struct save_plan *plan,
+	       const struct save_source *source, const struct ring_file_options *options,
+	       const struct save_watch *watch, struct save_order *order,
+	       struct ioshape_report *report, struct base_error *error);
+
+#endif

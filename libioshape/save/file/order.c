@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Saves to one path are put in place in the order in which they were begun. */
+#define _GNU_SOURCE
+#include "save/file/file.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Without the directory: as far as the working directory tells. */
+static char *from_working_directory(const char *path)
+{
+	char *directory = *path == '/' ? NULL : getcwd(NULL, 0), *absolute = NULL;
+
+	if (!directory)
+		return strdup(path);
+	if (asprintf(&absolute, "%s/%s", directory, path) < 0)
+		absolute = NULL;
+	free(directory);
+	return absolute;
+}
+
+int save_absolute_path(const char *path, char **absolute, struct base_error *error)
+{
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	char *resolved;
+
+	*absolute = NULL;
+	if (!*name) {
+		free(directory);
+		return base_refuse(error, -EINVAL,
+				   "cannot save to \"%s\"" BASE_REMEDY "give the name of a file",
+				   path);
+	}
+	resolved = directory ? realpath(directory, NULL) : NULL;
+	if (!resolved)
+		*absolute = from_working_directory(path);
+	else if (asprintf(absolute, "%s/%s", strcmp(resolved, "/") ? resolved : "", name) < 0)
+		*absolute = NULL;
+	free(resolved);
+	free(directory);
+	return *absolute ? 0 : base_no_memory(error, "a path", strlen(path));
+}
+
+int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
+		     struct base_error *error)
+{
+	struct save_order **end = &context->orders;
+	int ret;
+
+	*order = (struct save_order){ 0 };
+	ret = save_absolute_path(path, &order->path, error);
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&context->lock);
+	while (*end)
+		end = &(*end)->next;
+	*end = order;
+	pthread_mutex_unlock(&context->lock);
+	return 0;
+}
+
+static bool is_first(const struct ioshape_context *context, const struct save_order *order)
+{
+	const struct save_order *other = context->orders;
+
+	while (other != order && strcmp(other->path, order->path))
+		other = other->next;
+	return other == order;
+}
+
+int save_order_wait(struct ioshape_context *context, struct save_order *order,
+		    struct base_error *error)
+{
+	int ret = 0;
+
+	pthread_mutex_lock(&context->lock);
+	while (!order->abort_waits && !is_first(context, order))
+		pthread_cond_wait(&context->saves_change, &context->lock);
+	if (order->abort_waits)
+		ret = base_refuse(error, -ECANCELED, "the save to \"%s\" was aborted", order->path);
+	pthread_mutex_unlock(&context->lock);
+	return ret;
+}
+
+void save_order_end(struct ioshape_context *context, struct save_order *order)
+{
+	struct save_order **link = &context->orders;
+
+	pthread_mutex_lock(&context->lock);
+	while (*link != order)
+		link = &(*link)->next;
+	*link = order->next;
+	pthread_cond_broadcast(&context->saves_change);
+	pthread_mutex_unlock(&context->lock);
+	free(order->path);
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A file on its way, from the lane to the commit; and handles on such files. */
+#include "save/slot/pools.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- One file -------------------------------------------------------------------------------- */
+
+int save_output_open(struct save_output *output, const char *path,
+		     const struct ring_file_options *options, struct base_error *error)
+{
+	struct ioshape_context *context = output->context;
+	struct ring_file_options file_options = *options;
+	const struct fs_layout *layout;
+	bool asked;
+	int ret;
+
+	file_options.remove_stale = !output->in_new_directory &&
+				    save_should_tidy(context, output->path);
+	ret = save_take_lane(context, &output->lane, error);
+	if (ret)
+		return ret;
+	ret = ring_writer_open(&output->file, output->lane, path, &file_options, &output->notes,
+			       error);
+	if (ret)
+		return ret;
+	layout = ring_writer_layout(output->file, &asked);
+	if (!asked)
+		save_slots_learn(&context->slots, output->path, layout);
+	return 0;
+}
+
+/* Says in the log what the report says of everything that was not as preferred. */
+static void log_save(const struct ioshape_context *context, const char *path,
+		     const struct ioshape_report *report)
+{
+	/* What is skipped is a line of its own. */
+	for (size_t i = 0; !report->skipped && i < MIN(report->fallbacks, IOSHAPE_REPORT_STEPS);
+	     i++)
+		base_log(&context->log, IOSHAPE_LOG_INFO, "saving %s: %s", path,
+			 report->steps[i].sentence);
+	base_log(&context->log, IOSHAPE_LOG_DEBUG,
+		 "%s: %llu bytes, %s engine%s, write %.3f s, sync %.3f s, commit %.3f s", path,
+		 (unsigned long long)report->file_bytes, report->engine,
+		 report->direct ? ", direct I/O" : "", report->write_s, report->sync_s,
+		 report->commit_s);
+}
+
+int save_output_commit(struct save_output *output, struct save_order *order, int ret,
+		       struct ioshape_report *report, struct base_error *error)
+{
+	const struct ring_notes *notes = &output->notes;
+	uint64_t begin = base_now_ns();
+
+	if (!ret && order)
+		ret = save_order_wait(output->context, order, error);
+	report->commit_s += base_seconds(base_now_ns() - begin);
+	if (!ret)
+		ret = ring_writer_commit(output->file, error);
+	snprintf(report->filesystem, sizeof(report->filesystem), "%s", notes->filesystem);
+	if (output->file)
+		ring_writer_report(output->file, report);
+	ring_notes_report(notes, report);
+	report->short_results = notes->short_results;
+	snprintf(report->mode, sizeof(report->mode), "single");
+	log_save(output->context, output->path, report);
+	return ret;
+}
+
+void save_output_close(struct save_output *output)
+{
+	ring_writer_free(output->file);
+	output->file = NULL;
+	if (output->lane)
+		save_return_lane(output->context, output->lane);
+	output->lane = NULL;
+}
+
+/* ---- Handles --------------------------------------------------------------------------------- */
+
+static int open_in_slot(struct save_handle *handle, const struct ring_file_options *options,
+			struct base_error *error)
+{
+	struct ring_file_options file_options = *options;
+	int ret;
+
+	ret = save_shared_slot_take(&handle->slot, handle->output.context, handle->path, options,
+				    &handle->slot_seen, error);
+	if (ret)
+		return ret;
+	file_options.before_block = save_shared_slot_pass;
+	file_options.before_block_user = handle->slot;
+	return save_output_open(&handle->output, handle->path, &file_options, error);
+}
+
+static void log_skip(const struct ioshape_context *context, int ret, const struct base_error *error)
+{
+	if (ret == IOSHAPE_E_SKIPPED)
+		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", error->text);
+}
+
+int save_handle_open(struct save_handle *handle, struct ioshape_context *context, const char *path,
+		     const struct ring_file_options *options, struct base_error *error)
+{
+	struct save_space space = {
+		.context = context,
+		.needed_bytes = options->expected_bytes,
+	};
+	int ret;
+
+	handle->output.context = context;
+	handle->begin_ns = base_now_ns();
+	/* The commit comes later, when the application may have changed its directory. */
+	ret = save_absolute_path(path, &handle->path, error);
+	if (ret)
+		return ret;
+	handle->output.path = space.path = handle->path;
+	ret = save_space_check(&space, &handle->output.notes, error);
+	if (!ret) {
+		ret = open_in_slot(handle, options, error);
+		ret = save_space_explain(&space, ret, error);
+	}
+	if (ret == IOSHAPE_E_SKIPPED)
+		save_space_note_skip(&handle->output.notes, error);
+	log_skip(context, ret, error);
+	return ret;
+}
+
+int save_handle_enter(struct save_handle *handle)
+{
+	memset(&handle->error, 0, sizeof(handle->error));
+	if (handle->committed)
+		return base_refuse(&handle->error, -EINVAL,
+				   "%s has been committed" BASE_REMEDY "open a new one",
+				   handle->path);
+	return save_enter(handle->output.context, &handle->error);
+}
+
+int save_handle_leave(struct save_handle *handle, int ret)
+{
+	struct ioshape_context *context = handle->output.context;
+	struct fs_space seen;
+
+	/* Bytes that have gone to a pipe or a device are not skipped. */
+	if (ret && !(ret == -ENOSPC && fs_space_of_path(handle->path, &seen) == -EINVAL)) {
+		ret = save_space_verdict(context, ret, &handle->error);
+		log_skip(context, ret, &handle->error);
+	}
+	return base_leave(ret, "save", handle->path, &handle->error);
+}
+
+int save_handle_begin_commit(struct save_handle *handle, struct save_order *order,
+			     struct ioshape_report *report)
+{
+	struct ioshape_report ignored = IOSHAPE_REPORT_INIT;
+	int ret = save_handle_enter(handle);
+
+	/* So that a report that cannot be delivered is not found out after the work. */
+	if (!ret && report)
+		ret = base_give_struct(report, &ignored, sizeof(ignored), "ioshape_report",
+				       &handle->error);
+	if (!ret)
+		ret = save_order_begin(handle->output.context, order, handle->path, &handle->error);
+	return base_leave(ret, "save", handle->path, &handle->error);
+}
+
+int save_handle_end_commit(struct save_handle *handle, struct save_order *order, int ret,
+			   uint64_t payload_bytes, struct ioshape_report *report)
+{
+	struct ioshape_report full = IOSHAPE_REPORT_INIT;
+
+	ret = save_handle_leave(handle, ret);
+	full.skipped = ret == IOSHAPE_E_SKIPPED;
+	if (full.skipped)
+		save_space_note_skip(&handle->output.notes, &handle->error);
+	if (ret != -EINVAL) {
+		save_shared_slot_release(handle->slot, handle->output.context, &handle->slot_seen);
+		handle->slot = NULL;
+		save_slot_report(&handle->slot_seen, &handle->output.notes, &full);
+	}
+	ret = save_output_commit(&handle->output, order, ret, &full, &handle->error);
+	save_order_end(handle->output.context, order);
+	full.tensor_bytes = payload_bytes;
+	full.total_s = base_seconds(base_now_ns() - handle->begin_ns);
+	full.started_s = base_wall_seconds() - full.total_s;
+	if (report)
+		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
+	return base_leave(ret, "save", handle->path, &handle->error);
+}
+
+void save_handle_close(struct save_handle *handle)
+{
+	save_output_close(&handle->output);
+	save_shared_slot_release(handle->slot, handle->output.context, &handle->slot_seen);
+	free(handle->path);
+}

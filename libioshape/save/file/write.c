@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A file on the calling thread: from the free space and the slot to the commit and the report. */
+#include "save/file/file.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Tensors that do not lie as they are saved are packed in pieces of this size. */
+#define PACK_BYTES (256 * KIB)
+
+/* The caller's function is asked for so much at a time: each call to a device costs its latency. */
+#define FETCH_BYTES (4 * MIB)
+
+/* ---- Any file -------------------------------------------------------------------------------- */
+
+static int write_in_slot(const struct save_file *file, struct save_output *output,
+			 struct save_slot *slot, const struct save_watch *watch,
+			 struct base_error *error)
+{
+	struct ring_file_options options = file->options;
+	int ret;
+
+	options.before_block = save_slot_pass;
+	options.before_block_user = slot;
+	options.nearly_written = save_slot_hand_over;
+	options.nearly_written_user = slot;
+	ret = save_slot_take(slot, file->context, file->absolute, &options, watch, error);
+	if (ret)
+		return ret;
+	ret = save_output_open(output, file->path, &options, error);
+	if (!ret)
+		ret = file->put(file->user, output->file, error);
+	return file->space ? save_space_explain(file->space, ret, error) : ret;
+}
+
+static int write_if_it_fits(const struct save_file *file, struct save_output *output,
+			    const struct save_watch *watch, struct ioshape_report *report,
+			    struct base_error *error)
+{
+	struct save_slot slot;
+	int ret = 0;
+
+	if (file->space)
+		ret = save_space_check(file->space, &output->notes, error);
+	if (!ret) {
+		ret = write_in_slot(file, output, &slot, watch, error);
+		/*
+		 * The bytes are on stable storage, or the slot was handed over before. What is left
+		 * may have to wait for earlier saves to the same path, which wait for slots.
+		 */
+		save_slot_release(&slot);
+		save_slot_report(&slot, &output->notes, report);
+	}
+	report->skipped = ret == IOSHAPE_E_SKIPPED;
+	if (report->skipped)
+		save_space_note_skip(&output->notes, error);
+	return ret;
+}
+
+int save_write_file(const struct save_file *file, const struct save_watch *watch,
+		    struct save_order *order, struct ioshape_report *report,
+		    struct base_error *error)
+{
+	struct save_output output = {
+		.context = file->context,
+		.path = file->absolute,
+		.in_new_directory = file->in_new_directory,
+	};
+	int ret;
+
+	if (file->notes)
+		output.notes = *file->notes;
+	ret = write_if_it_fits(file, &output, watch, report, error);
+	ret = save_output_commit(&output, order, ret, report, error);
+	file->free(file->user, output.file);
+	output.file = NULL;
+	save_output_close(&output);
+	return ret;
+}
+
+/* ---- An archive ------------------------------------------------------------------------------ */
+
+static int write_record(struct zip_writer *zip, const struct save_plan *plan, size_t i,
+			const struct save_source *source, struct base_error *error)
+{
+	const struct save_record *record = &plan->records[i];
+	const void *data = record->data;
+	size_t run;
+	uint64_t done;
+	int ret;
+
+	ret = zip_writer_begin(zip, record->name, record->bytes, record->alignment, error);
+	for (done = 0; !ret && done < record->bytes; done += run) {
+		run = record->bytes - done;
+		if (i >= plan->own)
+			ret = source->next(source->user, i, done, &data, &run, error);
+		if (!ret)
+			ret = zip_writer_put(zip, data, run, error);
+	}
+	return ret ? ret : zip_writer_end(zip, error);
+}
+
+int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
+		       const struct save_source *source, struct base_error *error)
+{
+	int ret = 0;
+
+	for (size_t i = 0; !ret && i < plan->count; i++)
+		ret = write_record(zip, plan, i, source, error);
+	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
+}
+
+struct archive {
+	const struct save_plan *plan;
+	const struct save_source *source;
+	const char *path;
+	struct zip_writer *zip; /* owns the file */
+};
+
+static int put_archive(void *user, struct ring_writer *file, struct base_error *error)
+{
+	struct archive *archive = user;
+	int ret = zip_writer_new(&archive->zip, zip_sink_of_file(file), archive->path, error);
+
+	return ret ? ret : save_write_records(archive->zip, archive->plan, archive->source, error);
+}
+
+static void free_archive(void *user, struct ring_writer *file)
+{
+	struct archive *archive = user;
+
+	if (archive->zip)
+		zip_writer_free(archive->zip);
+	else
+		ring_writer_free(file);
+}
+
+int save_write(struct ioshape_context *context, const char *path, const struct save_plan *plan,
+	       const struct save_source *source, const struct ring_file_options *options,
+	       const struct save_watch *watch, struct save_order *order,
+	       struct ioshape_report *report, struct base_error *error)
+{
+	struct archive archive = { .plan = plan, .source = source, .path = path };
+	const struct save_space space = {
+		.context = context,
+		.path = order->path,
+		.needed_bytes = plan->expected_bytes,
+	};
+	struct save_file file = {
+		.context = context,
+		.path = path,
+		.absolute = order->path,
+		.options = *options,
+		.space = &space,
+		.put = put_archive,
+		.free = free_archive,
+		.user = &archive,
+	};
+	int ret;
+
+	file.options.expected_bytes = plan->expected_bytes;
+	file.options.progress_total = plan->expected_bytes;
+	ret = save_write_file(&file, watch, order, report, error);
+	report->tensor_bytes = plan->payload_bytes;
+	return ret;
+}
+
+struct ring_file_options save_file_options(const struct ioshape_save_options *options)
+{
+	return (struct ring_file_options){
+		.progress = options->progress,
+		.progress_user = options->progress_user,
+		.no_replace = options->replace == IOSHAPE_OFF,
+		.no_sync = options->sync == IOSHAPE_OFF,
+	};
+}
+
+/* ---- The caller's own memory ----------------------------------------------------------------- */
+
+int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, size_t *bytes,
+		     struct base_error *error)
+{
+	struct save_direct *direct = user;
+	const struct save_record *record = &direct->plan->records[i];
+
+	if (!record->packed && !record->fetch) {
+		*data = (const char *)record->data + offset;
+		return 0;
+	}
+	if (!direct->scratch) {
+		direct->scratch = malloc(MAX(PACK_BYTES, FETCH_BYTES));
+		if (!direct->scratch)
+			return base_no_memory(error, "bytes on their way to a file",
+					      MAX(PACK_BYTES, FETCH_BYTES));
+	}
+	*bytes = MIN(*bytes, record->fetch ? FETCH_BYTES : PACK_BYTES);
+	*data = direct->scratch;
+	return save_plan_copy(direct->plan, i, offset, direct->scratch, *bytes, error);
+}

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public handle for reading records and tensors. */
+#include "save/context/context.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * Pieces of fresh memory from this size on are worth huge pages. Each costs the process one or two
+ * of the 65,530 mappings it may have: some thousands are enough.
+ */
+#define LARGE_PIECE_BYTES (4 * MIB)
+#define MOST_LARGE_PIECES 8192u
+
+struct ioshape_reader {
+	struct ioshape_context *context;
+	struct zip_reader zip;
+	struct ioshape_reader_options options;
+	struct base_error error;    /* of the last call that failed */
+	struct ring_stream *stream; /* of calls that read onward; made at the first */
+	struct ring_lane *lane;     /* the stream's, while something is read ahead */
+	unsigned expected;          /* pieces of fresh memory that huge pages were asked for */
+	pid_t owner;
+};
+
+static int open_reader(struct ioshape_context *context, const char *path,
+		       const struct ioshape_reader_options *options, struct ioshape_reader **out,
+		       struct base_error *error)
+{
+	struct ioshape_reader *reader = calloc(1, sizeof(*reader));
+	enum ioshape_direct direct = context->config.direct;
+	int ret;
+
+	if (!reader)
+		return base_no_memory(error, "a reader", sizeof(*reader));
+	if (context->config.engine == IOSHAPE_ENGINE_BUFFERED)
+		direct = IOSHAPE_DIRECT_OFF;
+	reader->context = context;
+	reader->owner = context->owner;
+	reader->options = *options;
+	ret = zip_reader_open(&reader->zip, path, options->file_offset, options->file_bytes, direct,
+			      error);
+	if (ret) {
+		free(reader);
+		return ret;
+	}
+	*out = reader;
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const char *path,
+				       const struct ioshape_reader_options *given,
+				       struct ioshape_reader **out)
+{
+	struct ioshape_reader_options options;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!out)
+		return base_missing("load");
+	*out = NULL;
+	ret = save_enter(context, &error);
+	if (!ret)
+		ret = base_take_options(&options, sizeof(options), given, "ioshape_reader_options",
+					&error);
+	if (!ret && !path)
+		ret = base_refuse(&error, -EINVAL, "no path to read from was given");
+	if (!ret)
+		ret = open_reader(context, path, &options, out, &error);
+	return base_leave(ret, "load", path, &error);
+}
+
+/* First in every call that can fail. Forgets the last failure. */
+static int enter(struct ioshape_reader *reader)
+{
+	if (!reader)
+		return -EINVAL;
+	memset(&reader->error, 0, sizeof(reader->error));
+	return save_enter(reader->context, &reader->error);
+}
+
+/* Last in every call that can fail. */
+static int leave_as(struct ioshape_reader *reader, const char *operation, int code)
+{
+	return reader ? base_leave(code, operation, reader->zip.input.path, &reader->error) :
+			base_missing(operation);
+}
+
+static int leave(struct ioshape_reader *reader, int code)
+{
+	return leave_as(reader, "load", code);
+}
+
+static int check_result(struct ioshape_reader *reader, const void *result)
+{
+	if (result)
+		return 0;
+	return base_refuse(&reader->error, -EINVAL, "nowhere to put what was asked about %s",
+			   reader->zip.input.path);
+}
+
+/* ---- Records --------------------------------------------------------------------------------- */
+
+/* The index is bookkeeping of the container, not a record of the user's; it is the last if there is
+ * one. */
+static uint64_t record_count(const struct ioshape_reader *reader)
+{
+	return reader->zip.directory.count - reader->zip.has_index;
+}
+
+static bool has_table(const struct ioshape_reader *reader)
+{
+	return reader->zip.has_index && reader->zip.index.has_table;
+}
+
+static int check_record(struct ioshape_reader *reader, uint64_t index)
+{
+	if (index < record_count(reader))
+		return 0;
+	return base_refuse(&reader->error, -ENOENT,
+			   "\"%s\" has %llu records, so there is no number %llu",
+			   reader->zip.input.path, (unsigned long long)record_count(reader),
+			   (unsigned long long)index);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
+					   struct ioshape_reader_info *info)
+{
+	struct ioshape_reader_info full = { .size = sizeof(full) };
+	int ret = enter(reader);
+
+	if (!ret)
+		ret = check_result(reader, info);
+	if (ret)
+		return leave(reader, ret);
+	full.file_bytes = reader->zip.input.bytes;
+	full.records = record_count(reader);
+	full.has_table = has_table(reader);
+	full.tensors = full.has_table ? reader->zip.index.tensor_count : 0;
+	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_reader_info",
+					      &reader->error));
+}
+
+IOSHAPE_EXPORT int ioshape_reader_get_record(struct ioshape_reader *reader, uint64_t index,
+					     struct ioshape_record_info *info)
+{
+	struct ioshape_record_info full = { .size = sizeof(full) };
+	const struct zip_entry *entry;
+	int ret = enter(reader);
+
+	if (!ret)
+		ret = check_result(reader, info);
+	if (!ret)
+		ret = check_record(reader, index);
+	if (ret)
+		return leave(reader, ret);
+	entry = &reader->zip.directory.entries[index];
+	full.name = entry->name;
+	full.bytes = entry->bytes;
+	full.file_offset = entry->data_offset;
+	full.crc32 = entry->crc32;
+	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_record_info",
+					      &reader->error));
+}
+
+IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name,
+					      uint64_t *index)
+{
+	int ret = enter(reader);
+
+	if (!ret)
+		ret = check_result(reader, index);
+	if (!ret &&
+	    (!name || !zip_names_find(reader->zip.directory.names, name, strlen(name), index) ||
+	     *index >= record_count(reader)))
+		ret = base_refuse(&reader->error, -ENOENT, "%s has no record \"%s\"",
+				  reader->zip.input.path, name ? name : "");
+	return leave(reader, ret);
+}
+
+/* The nil engine drops what is written; it has nothing to read with. */
+static bool needs_own_lane(const struct ioshape_reader *reader)
+{
+	return reader->context->config.engine == IOSHAPE_ENGINE_NIL;
+}
+
+static int take_lane(struct ioshape_reader *reader, struct ring_lane **lane)
+{
+	struct ring_config config = reader->context->config;
+
+	if (!needs_own_lane(reader))
+		return save_take_lane(reader->context, lane, &reader->error);
+	config.engine = IOSHAPE_ENGINE_AUTO;
+	return ring_lane_open(lane, &config, &reader->error);
+}
+
+static void return_lane(struct ioshape_reader *reader, struct ring_lane *lane)
+{
+	if (needs_own_lane(reader))
+		ring_lane_close(lane);
+	else
+		save_return_lane(reader->context, lane);
+}
+
+/* Nothing is read ahead any more. */
+static void stop_stream(struct ioshape_reader *reader)
+{
+	if (!reader->lane)
+		return;
+	ring_stream_stop(reader->stream);
+	return_lane(reader, reader->lane);
+	reader->lane = NULL;
+}
+
+IOSHAPE_EXPORT void ioshape_reader_free(struct ioshape_reader *reader)
+{
+	if (!reader)
+		return;
+	/* In a child the lane, and what is in flight, are the parent's. */
+	if (reader->owner == base_pid()) {
+		stop_stream(reader);
+		ring_stream_free(reader->stream);
+	}
+	zip_reader_close(&reader->zip);
+	free(reader);
+}
+
+static void expect_fill(struct ioshape_reader *reader, void *into, uint64_t bytes)
+{
+	if (!reader->options.fresh_memory || !into || bytes < LARGE_PIECE_BYTES)
+		return;
+	if (reader->expected < MOST_LARGE_PIECES)
+		reader->expected += base_expect_fill(into, bytes);
+}
+
+static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
+		       bool verify)
+{
+	struct ring_lane *lane;
+	int ret;
+
+	for (size_t i = 0; i < count; i++)
+		expect_fill(reader, ranges[i].into, ranges[i].bytes);
+	/* One reader uses one lane: what was read ahead is given up for it. */
+	stop_stream(reader);
+	ret = take_lane(reader, &lane);
+	if (!ret)
+		ret = zip_reader_read(&reader->zip, lane, ranges, count, verify,
+				      reader->options.progress, reader->options.progress_user,
+				      &reader->error);
+	return_lane(reader, lane);
+	return ret;
+}
+
+/* Bytes of the file; what follows them is read ahead. */
+static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *into, size_t bytes)
+{
+	struct zip_reader *zip = &reader->zip;
+	int ret = 0;
+
+	if (!reader->stream)
+		ret = ring_stream_open(&reader->stream, &zip->input, zip_reader_data_end(zip),
+				       &reader->error);
+	if (!ret && !reader->lane)
+		ret = take_lane(reader, &reader->lane);
+	if (ret)
+		return ret;
+	expect_fill(reader, into, bytes);
+	ret = zip_reader_read_file(zip, reader->lane, reader->stream, offset, into, bytes,
+				   reader->options.verify != IOSHAPE_OFF, reader->options.progress,
+				   reader->options.progress_user, &reader->error);
+	if (ret || ring_stream_is_idle(reader->stream))
+		stop_stream(reader);
+	return ret;
+}
+
+static bool is_outside(uint64_t offset, uint64_t bytes, uint64_t limit)
+{
+	return offset > limit || bytes > limit - offset;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record,
+				       uint64_t offset, void *into, size_t bytes)
+{
+	const struct zip_entry *entry;
+	int ret = enter(reader);
+
+	if (!ret)
+		ret = check_record(reader, record);
+	if (ret)
+		return leave(reader, ret);
+	entry = &reader->zip.directory.entries[record];
+	if (is_outside(offset, bytes, entry->bytes))
+		return leave(
+			reader,
+			base_refuse(&reader->error, -ERANGE,
+				    "record \"%s\" of \"%s\" has %llu bytes, and %llu from offset "
+				    "%llu are not all in it",
+				    entry->name, reader->zip.input.path,
+				    (unsigned long long)entry->bytes, (unsigned long long)bytes,
+				    (unsigned long long)offset));
+	if (bytes && !into)
+		return leave(reader,
+			     base_refuse(&reader->error, -EINVAL,
+					 "no memory was given to read \"%s\" into", entry->name));
+	return leave(reader, read_onward(reader, entry->data_offset + offset, into, bytes));
+}
+
+IOSHAPE_EXPORT int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset,
+					    void *into, size_t bytes)
+{
+	int ret = enter(reader);
+
+	if (ret)
+		return leave(reader, ret);
+	if (is_outside(offset, bytes, reader->zip.input.bytes))
+		return leave(reader,
+			     base_refuse(&reader->error, -ERANGE,
+					 "\"%s\" has %llu bytes, and %llu from offset %llu are not "
+					 "all in it",
+					 reader->zip.input.path,
+					 (unsigned long long)reader->zip.input.bytes,
+					 (unsigned long long)bytes, (unsigned long long)offset));
+	if (bytes && !into)
+		return leave(reader, base_refuse(&reader->error, -EINVAL,
+						 "no memory was given to read %s into",
+						 reader->zip.input.path));
+	return leave(reader, read_onward(reader, offset, into, bytes));
+}
+
+IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)
+{
+	struct zip_range *ranges;
+	uint64_t count;
+	int ret = enter(reader);
+
+	if (!ret && reader->zip.no_checksums)
+		ret = base_refuse(&reader->error, -ENODATA,
+				  "cannot verify \"%s\": it was written without checksums "
+				  "(torch.serialization.set_crc32_options)" BASE_REMEDY
+				  "save it again with them",
+				  reader->zip.input.path);
+	if (ret)
+		return leave_as(reader, "verify", ret);
+	count = record_count(reader);
+	ranges = calloc(MAX(count, 1), sizeof(*ranges));
+	if (!ranges)
+		return leave(reader,
+			     base_no_memory(&reader->error, "verifying", count * sizeof(*ranges)));
+	for (uint64_t i = 0; i < count; i++)
+		ranges[i] =
+			(struct zip_range){ i, 0, reader->zip.directory.entries[i].bytes, NULL };
+	ret = read_ranges(reader, ranges, count, true);
+	if (!ret)
+		ret = zip_reader_check_headers(&reader->zip, &reader->error);
+	free(ranges);
+	return leave_as(reader, "verify", ret);
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+static int enter_table(struct ioshape_reader *reader)
+{
+	int ret = enter(reader);
+
+	if (ret || has_table(reader))
+		return ret;
+	if (reader->zip.index_problem.code)
+		return base_refuse(&reader->error, IOSHAPE_E_NO_TABLE,
+				   "the index of \"%s\" cannot be used (%s)" BASE_REMEDY
+				   "read its records, or open it in Python",
+				   reader->zip.input.path, reader->zip.index_problem.text);
+	return base_refuse(&reader->error, IOSHAPE_E_NO_TABLE,
+			   "\"%s\" was not saved by ioshape_save_tensors()" BASE_REMEDY
+			   "read its records, or open it in Python",
+			   reader->zip.input.path);
+}
+
+static int check_tensor(struct ioshape_reader *reader, uint64_t index)
+{
+	if (index < reader->zip.index.tensor_count)
+		return 0;
+	return base_refuse(
+		&reader->error, -ENOENT, "\"%s\" has %llu tensors, so there is no number %llu",
+		reader->zip.input.path, (unsigned long long)reader->zip.index.tensor_count,
+		(unsigned long long)index);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_get_tensor(struct ioshape_reader *reader, uint64_t index,
+					     struct ioshape_tensor_info *info)
+{
+	struct ioshape_tensor_info full = { .size = sizeof(full) };
+	const struct zip_tensor_row *row;
+	int ret = enter_table(reader);
+
+	if (!ret)
+		ret = check_result(reader, info);
+	if (!ret)
+		ret = check_tensor(reader, index);
+	if (ret)
+		return leave(reader, ret);
+	row = &reader->zip.index.tensors[index];
+	full.name = row->name;
+	full.dtype = (enum ioshape_dtype)row->dtype;
+	full.dtype_name = zip_dtype_of(row->dtype)->name;
+	full.dims = row->dims;
+	full.shape = row->shape;
+	full.strides = row->strides;
+	full.record = row->record;
+	full.bytes = reader->zip.directory.entries[row->record].bytes;
+	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_tensor_info",
+					      &reader->error));
+}
+
+IOSHAPE_EXPORT int ioshape_reader_find_tensor(struct ioshape_reader *reader, const char *name,
+					      uint64_t *index)
+{
+	int ret = enter_table(reader);
+
+	if (!ret)
+		ret = check_result(reader, index);
+	if (!ret && (!name || !zip_names_find(reader->zip.tensor_names, name, strlen(name), index)))
+		ret = base_refuse(&reader->error, -ENOENT, "%s has no tensor \"%s\"",
+				  reader->zip.input.path, name ? name : "");
+	return leave(reader, ret);
+}
+
+static int make_range(struct ioshape_reader *reader, const struct ioshape_load_request *request,
+		      struct zip_range *range)
+{
+	const struct zip_tensor_row *row;
+	uint64_t bytes;
+	int ret;
+
+	ret = check_tensor(reader, request->tensor);
+	if (ret)
+		return ret;
+	row = &reader->zip.index.tensors[request->tensor];
+	bytes = reader->zip.directory.entries[row->record].bytes;
+	if (is_outside(request->offset, request->bytes, bytes))
+		return base_refuse(&reader->error, -ERANGE,
+				   "tensor \"%s\" of %s has %llu bytes, and %llu from offset %llu "
+				   "are not all in it",
+				   row->name, reader->zip.input.path, (unsigned long long)bytes,
+				   (unsigned long long)request->bytes,
+				   (unsigned long long)request->offset);
+	if (request->bytes && !request->into)
+		return base_refuse(&reader->error, -EINVAL,
+				   "no memory was given to load \"%s\" into", row->name);
+	*range = (struct zip_range){ row->record, request->offset, request->bytes, request->into };
+	return 0;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
+				       const struct ioshape_load_request *requests, size_t count)
+{
+	struct zip_range *ranges;
+	int ret = enter_table(reader);
+
+	if (!ret && count && !requests)
+		ret = base_refuse(&reader->error, -EINVAL,
+				  "%zu requests were announced, but none given", count);
+	if (ret || !count)
+		return leave(reader, ret);
+	ranges = calloc(count, sizeof(*ranges));
+	if (!ranges)
+		return leave(reader,
+			     base_no_memory(&reader->error, "requests", count * sizeof(*ranges)));
+	for (size_t i = 0; !ret && i < count; i++)
+		ret = make_range(reader, &requests[i], &ranges[i]);
+	if (!ret)
+		ret = read_ranges(reader, ranges, count, reader->options.verify != IOSHAPE_OFF);
+	free(ranges);
+	return leave(reader, ret);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
+					       struct ioshape_metadata *metadata)
+{
+	struct ioshape_metadata full = { .size = sizeof(full) };
+	int ret = enter(reader);
+
+	if (!ret)
+		ret = check_result(reader, metadata);
+	if (ret)
+		return leave(reader, ret);
+	if (reader->zip.has_index)
+		full = reader->zip.index.metadata;
+	return leave(reader, base_give_struct(metadata, &full, sizeof(full), "ioshape_metadata",
+					      &reader->error));
+}

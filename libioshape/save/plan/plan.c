@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plans. Those of tensors and those of records each check what they are given, copy it, and fill in
+ * the plan's records; the rest is the same for both.
+ */
+#include "save/plan/plan.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * Names and shapes together. The index or the directory holds them, too, and those have limits of
+ * their own, which would be found out only when everything is written.
+ */
+#define MAX_COPY_BYTES (ZIP_MAX_INDEX_BYTES / 2)
+
+/* "data/", the digits of a position below IOSHAPE_MAX_TENSORS, and the end. */
+#define RECORD_NAME_BYTES 16
+
+/* torch's version of the container, and the byte order of the tensors. */
+#define VERSION_TEXT "3\n"
+#define BYTE_ORDER_TEXT (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "little" : "big")
+
+/* data.pkl, byteorder, version: tensor i is record i + 3. */
+#define RECORDS_BEFORE_TENSORS 3u
+
+/* ---- Copies ---------------------------------------------------------------------------------- */
+
+/* Memory that was counted first and is then handed out piece by piece. */
+struct arena {
+	uint8_t *next;
+};
+
+static size_t space_for(size_t bytes)
+{
+	return base_round_up(bytes, sizeof(uint64_t));
+}
+
+static void *hand_out(struct arena *arena, const void *from, size_t bytes)
+{
+	void *memory = arena->next;
+
+	if (from && bytes)
+		memcpy(memory, from, bytes);
+	arena->next += space_for(bytes);
+	return memory;
+}
+
+/* Adds what copies of one tensor or record take; IOSHAPE_E_LIMIT where it becomes too much. */
+static int count_copy(size_t *copy_bytes, size_t more, const char *what, struct base_error *error)
+{
+	*copy_bytes += more;
+	if (*copy_bytes <= MAX_COPY_BYTES)
+		return 0;
+	return base_refuse(error, IOSHAPE_E_LIMIT,
+			   "the %s take more than %llu bytes" BASE_REMEDY
+			   "shorten the names or save fewer in one file",
+			   what, MAX_COPY_BYTES);
+}
+
+/* `count` records, and memory for copies: both are freed with the plan. */
+static int make_space(struct save_plan *plan, size_t count, size_t copy_bytes, struct arena *arena,
+		      struct base_error *error)
+{
+	plan->records = calloc(MAX(count, 1), sizeof(*plan->records));
+	plan->memory = arena->next = malloc(MAX(copy_bytes, 1));
+	if (!plan->records || !plan->memory)
+		return base_no_memory(error, "a plan", copy_bytes + count * sizeof(*plan->records));
+	plan->count = count;
+	return 0;
+}
+
+static int copy_metadata(struct ioshape_metadata *into, void **memory,
+			 const struct ioshape_metadata *from, struct base_error *error)
+{
+	struct ioshape_attribute *attributes;
+	struct arena arena;
+	size_t bytes;
+
+	bytes = space_for(from->attribute_count * sizeof(*attributes)) +
+		space_for(from->blob_bytes);
+	for (size_t i = 0; i < from->attribute_count; i++)
+		bytes += space_for(strlen(from->attributes[i].name) + 1) +
+			 space_for(strlen(from->attributes[i].value) + 1);
+	*memory = arena.next = malloc(MAX(bytes, 1));
+	if (!*memory)
+		return base_no_memory(error, "metadata", bytes);
+	attributes = hand_out(&arena, NULL, from->attribute_count * sizeof(*attributes));
+	for (size_t i = 0; i < from->attribute_count; i++) {
+		const struct ioshape_attribute *attribute = &from->attributes[i];
+
+		attributes[i].name = hand_out(&arena, attribute->name, strlen(attribute->name) + 1);
+		attributes[i].value =
+			hand_out(&arena, attribute->value, strlen(attribute->value) + 1);
+	}
+	*into = *from;
+	into->blob = hand_out(&arena, from->blob, from->blob_bytes);
+	into->attributes = attributes;
+	return 0;
+}
+
+int save_take_metadata(struct ioshape_metadata *into, void **memory,
+		       const struct ioshape_metadata *from, struct base_error *error)
+{
+	struct ioshape_metadata given;
+	int ret;
+
+	*memory = NULL;
+	ret = base_take_options(&given, sizeof(given), from, "ioshape_metadata", error);
+	if (!ret)
+		ret = zip_check_metadata(&given, error);
+	return ret ? ret : copy_metadata(into, memory, &given, error);
+}
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+static const char *kind_of(const struct save_payload *payload)
+{
+	return payload->raw ? "records" : "tensors";
+}
+
+/* The name of one of the caller's tensors or records. */
+typedef const char *(*name_fn)(const struct save_payload *payload, size_t i);
+
+/* `code` if two names are the same. */
+static int check_unique(const struct save_plan *plan, const struct save_payload *payload,
+			name_fn name, int code, struct base_error *error)
+{
+	struct zip_names *names;
+	int ret;
+
+	ret = zip_names_new(&names, payload->count);
+	if (ret)
+		return base_no_memory(error, "names", payload->count);
+	for (size_t i = 0; !ret && i < payload->count; i++) {
+		const char *one = name(payload, i);
+
+		ret = zip_names_add(names, one, strlen(one), i);
+		if (ret == -EEXIST)
+			ret = base_fail(
+				error, code,
+				"cannot save to \"%s\": two %s are called \"%s\"" BASE_REMEDY
+				"names must be unique in a file",
+				plan->path, kind_of(payload), ZIP_SHOWN(one));
+		else if (ret)
+			base_no_memory(error, "names", payload->count);
+	}
+	zip_names_free(names);
+	return ret;
+}
+
+/* ---- Records that the caller has made -------------------------------------------------------- */
+
+static int check_record(const struct ioshape_record *record, const char *path,
+			struct base_error *error)
+{
+	int ret = zip_check_record(record->name, record->alignment, path, error);
+
+	if (ret)
+		return ret;
+	if (record->reserved)
+		return base_refuse(error, -EINVAL,
+				   "record \"%s\" for \"%s\" sets its reserved field" BASE_REMEDY
+				   "zero the struct before filling it in",
+				   ZIP_SHOWN(record->name), path);
+	if (record->data && record->fetch)
+		return base_refuse(error, -EINVAL,
+				   "record \"%s\" for \"%s\" has both data and a function to fetch "
+				   "it" BASE_REMEDY "give one",
+				   ZIP_SHOWN(record->name), path);
+	if (record->bytes == IOSHAPE_UNKNOWN_BYTES)
+		return base_refuse(error, -EINVAL,
+				   "record \"%s\" for \"%s\" must have a known size" BASE_REMEDY
+				   "use a writer for what has none",
+				   ZIP_SHOWN(record->name), path);
+	if (record->bytes && !record->data && !record->fetch)
+		return base_refuse(
+			error, -EINVAL, "record \"%s\" for \"%s\" has %llu bytes but no data",
+			ZIP_SHOWN(record->name), path, (unsigned long long)record->bytes);
+	return 0;
+}
+
+static const char *record_name(const struct save_payload *payload, size_t i)
+{
+	return payload->records[i].name;
+}
+
+static int plan_records(struct save_plan *plan, const struct save_payload *payload,
+			struct base_error *error)
+{
+	struct arena arena;
+	size_t copy_bytes = 0;
+	int ret = 0;
+
+	for (size_t i = 0; !ret && i < payload->count; i++) {
+		const struct ioshape_record *record = &payload->records[i];
+
+		ret = check_record(record, plan->path, error);
+		if (!ret)
+			ret = count_copy(&copy_bytes, space_for(strlen(record->name) + 1),
+					 "names of the records", error);
+	}
+	/* As from a writer of records. */
+	if (!ret)
+		ret = check_unique(plan, payload, record_name, -EEXIST, error);
+	if (!ret)
+		ret = make_space(plan, payload->count, copy_bytes, &arena, error);
+	for (size_t i = 0; !ret && i < payload->count; i++) {
+		const struct ioshape_record *from = &payload->records[i];
+
+		plan->records[i] = (struct save_record){
+			.name = hand_out(&arena, from->name, strlen(from->name) + 1),
+			.bytes = from->bytes,
+			.alignment = from->alignment,
+			.data = from->data,
+			.fetch = from->fetch,
+			.fetch_user = from->fetch_user,
+		};
+		plan->fetches |= from->fetch && from->bytes;
+	}
+	return ret;
+}
+
+/* ---- Tensors: the pickle and its companions, then one record for each ------------------------ */
+
+/* Every tensor by itself. Their layouts' strides are written to scratch: this pass only checks. */
+static int check_tensors(const struct save_payload *payload, size_t *copy_bytes,
+			 struct base_error *error)
+{
+	int64_t strides[IOSHAPE_MAX_DIMS];
+	struct zip_layout layout = { .strides = strides };
+	int ret = 0;
+
+	*copy_bytes = 0;
+	for (size_t i = 0; !ret && i < payload->count; i++) {
+		const struct ioshape_tensor *tensor = &payload->tensors[i];
+
+		ret = zip_layout_tensor(tensor, &layout, error);
+		if (!ret)
+			ret = count_copy(copy_bytes,
+					 space_for(strlen(tensor->name) + 1) +
+						 3 * tensor->dims * sizeof(int64_t),
+					 "names and shapes of the tensors", error);
+	}
+	return ret;
+}
+
+static const char *tensor_name(const struct save_payload *payload, size_t i)
+{
+	return payload->tensors[i].name;
+}
+
+static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_tensor *from,
+			struct arena *arena)
+{
+	struct save_record *record = &plan->records[RECORDS_BEFORE_TENSORS + i];
+	size_t bytes = from->dims * sizeof(int64_t);
+	struct ioshape_tensor *to = &plan->tensors[i];
+	struct zip_layout *layout = &plan->layouts[i];
+	char name[32];
+
+	*to = *from;
+	to->name = hand_out(arena, from->name, strlen(from->name) + 1);
+	to->shape = hand_out(arena, from->shape, bytes);
+	to->strides = hand_out(arena, from->strides, bytes);
+	if (!from->strides)
+		to->strides = NULL;
+	layout->strides = hand_out(arena, NULL, bytes);
+	zip_layout_tensor(to, layout, NULL); /* has succeeded before */
+	plan->rows[i] = (struct zip_tensor_row){
+		.name = to->name,
+		.dtype = to->dtype,
+		.dims = to->dims,
+		.shape = to->shape,
+		.strides = layout->strides,
+		.record = RECORDS_BEFORE_TENSORS + i,
+	};
+	snprintf(name, sizeof(name), "data/%zu", i);
+	record->name = hand_out(arena, name, strlen(name) + 1);
+	record->bytes = layout->bytes;
+	record->data = to->data;
+	record->packed = layout->as_it_lies ? NULL : to;
+}
+
+static int copy_tensors(struct save_plan *plan, const struct save_payload *payload,
+			size_t copy_bytes, struct base_error *error)
+{
+	size_t count = payload->count;
+	struct arena arena;
+	int ret;
+
+	ret = make_space(plan, RECORDS_BEFORE_TENSORS + count,
+			 copy_bytes + count * RECORD_NAME_BYTES, &arena, error);
+	if (ret)
+		return ret;
+	plan->tensors = calloc(MAX(count, 1), sizeof(*plan->tensors));
+	plan->layouts = calloc(MAX(count, 1), sizeof(*plan->layouts));
+	plan->rows = calloc(MAX(count, 1), sizeof(*plan->rows));
+	if (!plan->tensors || !plan->layouts || !plan->rows)
+		return base_no_memory(error, "a plan", count * sizeof(*plan->tensors));
+	for (size_t i = 0; i < count; i++)
+		copy_tensor(plan, i, &payload->tensors[i], &arena);
+	plan->index.has_table = true;
+	plan->index.tensor_count = count;
+	plan->index.tensors = plan->rows;
+	return 0;
+}
+
+/* What torch wants beside the tensors. */
+static int add_companions(struct save_plan *plan, size_t tensors, struct base_error *error)
+{
+	if (zip_pickle_tensors(&plan->pickle, plan->tensors, plan->layouts, tensors))
+		return base_no_memory(error, "the pickle", tensors * 128);
+	plan->records[0] = (struct save_record){
+		.name = "data.pkl",
+		.data = plan->pickle.data,
+		.bytes = plan->pickle.bytes,
+	};
+	plan->records[1] = (struct save_record){
+		.name = "byteorder",
+		.data = BYTE_ORDER_TEXT,
+		.bytes = strlen(BYTE_ORDER_TEXT),
+	};
+	plan->records[2] = (struct save_record){
+		.name = "version",
+		.data = VERSION_TEXT,
+		.bytes = strlen(VERSION_TEXT),
+	};
+	plan->own = RECORDS_BEFORE_TENSORS;
+	return 0;
+}
+
+static int plan_tensors(struct save_plan *plan, const struct save_payload *payload,
+			struct base_error *error)
+{
+	size_t copy_bytes;
+	int ret;
+
+	ret = check_tensors(payload, &copy_bytes, error);
+	if (!ret)
+		ret = check_unique(plan, payload, tensor_name, -EINVAL, error);
+	if (!ret)
+		ret = copy_tensors(plan, payload, copy_bytes, error);
+	return ret ? ret : add_companions(plan, payload->count, error);
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
+/*
+ * Where each record will lie: what the file will hold, to the byte but for the index, whose size
+ * is not needed beforehand. Bounds the sum of the records, too.
+ */
+static int place_records(struct save_plan *plan, struct base_error *error)
+{
+	uint64_t cursor = 0;
+	int ret = 0;
+
+	for (size_t i = 0; !ret && i < plan->count; i++) {
+		struct save_record *record = &plan->records[i];
+		struct zip_place place;
+
+		ret = zip_place_record(cursor, strlen(ZIP_FOLDER) + strlen(record->name),
+				       record->bytes,
+				       record->alignment ? record->alignment :
+							   zip_default_alignment(record->bytes),
+				       &place);
+		cursor = place.end;
+		record->start = plan->payload_bytes;
+		if (!ret && i >= plan->own)
+			plan->payload_bytes += record->bytes;
+	}
+	if (ret)
+		return base_fail(error, ret,
+				 "what is to be saved to %s is too large for one file" BASE_REMEDY
+				 "save less in it",
+				 plan->path);
+	plan->expected_bytes = cursor;
+	return 0;
+}
+
+int save_plan_make(struct save_plan *plan, const char *path, const struct save_payload *payload,
+		   const struct ioshape_metadata *metadata, struct base_error *error)
+{
+	/* One place is kept for the index. */
+	size_t most = payload->raw ? ZIP_MAX_RECORDS - 1 : IOSHAPE_MAX_TENSORS;
+	bool given = payload->raw ? payload->records != NULL : payload->tensors != NULL;
+	int ret;
+
+	memset(plan, 0, sizeof(*plan));
+	plan->path = path;
+	if (payload->count && !given)
+		return base_refuse(error, -EINVAL, "%zu %s were announced, but none given",
+				   payload->count, kind_of(payload));
+	if (payload->count > most)
+		return base_refuse(error, IOSHAPE_E_LIMIT,
+				   "%zu %s in one file" BASE_REMEDY "at most %zu fit",
+				   payload->count, kind_of(payload), most);
+	ret = save_take_metadata(&plan->index.metadata, &plan->metadata_memory, metadata, error);
+	if (!ret)
+		ret = payload->raw ? plan_records(plan, payload, error) :
+				     plan_tensors(plan, payload, error);
+	if (!ret)
+		ret = place_records(plan, error);
+	if (ret)
+		save_plan_free(plan);
+	return ret;
+}
+
+void save_plan_free(struct save_plan *plan)
+{
+	base_buffer_free(&plan->pickle);
+	free(plan->metadata_memory);
+	free(plan->memory);
+	free(plan->rows);
+	free(plan->layouts);
+	free(plan->tensors);
+	free(plan->records);
+	memset(plan, 0, sizeof(*plan));
+}
+
+/* ---- Bytes ----------------------------------------------------------------------------------- */
+
+static int fetch(const struct save_plan *plan, const struct save_record *record, uint64_t offset,
+		 void *into, size_t bytes, struct base_error *error)
+{
+	int ret = record->fetch(record->fetch_user, offset, into, bytes);
+
+	if (!ret)
+		return 0;
+	return base_fail(error, ret < 0 && ret > -4096 ? ret : -EIO,
+			 "cannot save to \"%s\": fetching record \"%s\" at offset %llu answered %d",
+			 plan->path, ZIP_SHOWN(record->name), (unsigned long long)offset, ret);
+}
+
+int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void *into,
+		   size_t bytes, struct base_error *error)
+{
+	const struct save_record *record = &plan->records[i];
+
+	if (!bytes)
+		return 0; /* a record without bytes may have no data to point into */
+	if (record->fetch)
+		return fetch(plan, record, offset, into, bytes, error);
+	if (record->packed)
+		zip_pack(record->packed, ioshape_dtype_bytes(record->packed->dtype), offset, into,
+			 bytes);
+	else
+		memcpy(into, (const char *)record->data + offset, bytes);
+	return 0;
+}

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the save floor shows to the floor above. Saves, writers, readers and files are public calls;
+ * here is what another kind of save is made of.
+ */
+#ifndef SAVE_SAVE_H
+#define SAVE_SAVE_H
+
+#include "base/base.h"
+#include "ring/ring.h"
+#include "slots/slots.h"
+#include "zip/zip.h"
+
+#include <pthread.h>
+
+/* ---- Calls on a context (context/call.c) ----------------------------------------------------- */
+
+/* First in every call: -EINVAL without a context, -EPERM in a forked child. */
+int save_enter(const struct ioshape_context *context, struct base_error *error);
+
+/* What the context was opened with; the context's own. The pool's name may be NULL. */
+const struct base_log *save_log(const struct ioshape_context *context);
+const struct ring_config *save_config(const struct ioshape_context *context);
+const struct slots_config *save_slots_config(const struct ioshape_context *context);
+const char *save_pool_name(const struct ioshape_context *context);
+
+/*
+ * The path made absolute, its directory's symbolic links resolved if it is there: what it means
+ * now, whatever the working directory is by the time it is used. To be freed. -EINVAL if it cannot
+ * be a file's.
+ */
+int save_absolute_path(const char *path, char **absolute, struct base_error *error);
+
+/* ---- Free space (file/space.c): what a save does that does not fit --------------------------- */
+
+struct save_space {
+	struct ioshape_context *context;
+	const char *path;  /* absolute */
+	bool in_directory; /* the path is that of a directory, which may have to be made */
+	uint64_t needed_bytes;
+	/* Frees what space can be freed: by default ring_clear_space(). */
+	void (*clear)(void *user);
+	void *clear_user;
+};
+
+/*
+ * Before the slot: 0 if there is space, or if that cannot be known; otherwise, as the context's
+ * `full` says, -ENOSPC or IOSHAPE_E_SKIPPED. Costs one statfs(), and nothing for small files.
+ */
+int save_space_check(const struct save_space *space, struct ring_notes *notes,
+		     struct base_error *error);
+
+/* IOSHAPE_E_SKIPPED instead of a lack of space, if the context's `full` says so. */
+int save_space_verdict(const struct ioshape_context *context, int ret, struct base_error *error);
+void save_space_note_skip(struct ring_notes *notes, const struct base_error *error);
+
+/* ---- Storage (context/storage.c): what lies below a directory -------------------------------- */
+
+/* The file that is to be written. */
+struct save_expected {
+	const struct fs_layout_request *request;
+	uint64_t bytes; /* 0 unknown */
+	uint32_t files; /* at a time; 0 unknown */
+	bool absent;    /* there is nothing at the path */
+};
+
+/* Family, targets, and the layout of the directory; zeros where it does not tell. Few
+ * system calls, if the memory is of this mount. */
+void save_look_at_storage(int directory_fd, const char *directory, struct fs_memory *memory,
+			  struct fs_facts *facts);
+
+/* The layout that the file will have (its count is 0 if that is not known), and how many such files
+ * may be written at a time; 0 if that is not known. Pure. */
+uint32_t save_stripes_of(const struct fs_facts *storage, const struct save_expected *expected,
+			 struct fs_layout *layout);
+
+/* ---- Files (file/write.c) -------------------------------------------------------------------- */
+
+/* What is told while a save waits. */
+struct save_watch {
+	ioshape_queue_fn queue; /* may be NULL */
+	void *queue_user;
+	/* The thread that does nothing but wait for the save; NULL if there is none. The save
+	 * shares the slot of a file that this thread has open, or the two would wait for each
+	 * other. */
+	const pthread_t *blocked;
+};
+
+/* A file that the calling thread writes, in its slot. */
+struct save_file {
+	struct ioshape_context *context;
+	const char *path;     /* for messages */
+	const char *absolute; /* the same file */
+	struct ring_file_options options;
+	const struct save_space *space; /* NULL: has been looked for */
+	const struct ring_notes *notes; /* of what was before the file; may be NULL */
+	bool in_new_directory;          /* no writer has left anything behind there */
+	/* Writes all of it. */
+	int (*put)(void *user, struct ring_writer *file, struct base_error *error);
+	/* Frees the file (NULL if there is none) with what put() has made around it. */
+	void (*free)(void *user, struct ring_writer *file);
+	void *user;
+};
+
+struct save_order;
+
+/*
+ * From the free space and the slot to the commit and the report. `order` is the file's place among
+ * saves to its path; NULL if there are no others.
+ */
+int save_write_file(const struct save_file *file, const struct save_watch *watch,
+		    struct save_order *order, struct ioshape_report *report,
+		    struct base_error *error);
+
+/* ---- Saves in the background (background/) --------------------------------------------------- */
+
+/* What a caller wants to be saved, borrowed: tensors, or records with a pickle of its own. */
+struct save_payload {
+	bool raw; /* records */
+	const struct ioshape_tensor *tensors;
+	const struct ioshape_record *records;
+	size_t count;
+};
+
+/* The options of a save, checked; of one that blocks or of one in the background. */
+int save_take_options(struct ioshape_save_options *options,
+		      const struct ioshape_save_options *given, bool background,
+		      struct base_error *error);
+/* What a save is, as the floor above sees it. It never changes. */
+struct save_task {
+	const char *path;                      /* absolute */
+	uint64_t payload_bytes;                /* of all the caller's records */
+	uint64_t expected_bytes;               /* of a file that holds it */
+	bool borrow;                           /* nothing is staged: the caller's memory is read */
+	struct ring_file_options file_options; /* abort and progress are the save's */
+};
+
+/*
+ * What the floor above makes of a save in the background that several processes do together. Either
+ * run() or give_up() is called once, and leave() once after it.
+ */
+struct save_collective_ops {
+	/* On the save's thread, instead of writing a file. What the save ends with. */
+	int (*run)(void *user, struct ioshape_save *save, const struct save_task *task,
+		   struct ioshape_report *report, struct base_error *error);
+	/* The save could not be begun in this process. */
+	void (*give_up)(void *user, const struct base_error *why);
+	/* The save has ended; its memory may be freed already. */
+	void (*leave)(void *user);
+};
+
+struct save_collective {
+	const struct save_collective_ops *ops; /* NULL: the save is this process's alone */
+	void *user;
+	const void *owner;  /* for save_stop_background_of() */
+	bool shared_memory; /* another process writes the bytes: they are staged where it can map
+			       them */
+	bool blocks;        /* the thread that begins the save does nothing but wait for it */
+};
+
+/* Begins a save; `collective` is NULL for one of this process alone. */
+int save_begin(struct ioshape_context *context, const char *path,
+	       const struct save_payload *payload, const struct ioshape_save_options *options,
+	       const struct save_collective *collective, struct ioshape_save **out,
+	       struct base_error *error);
+
+/* An ioshape_progress_fn for all that a save does: notes how far it is, and tells the caller's. */
+int save_track(void *save, enum ioshape_phase phase, uint64_t done_bytes, uint64_t total_bytes);
+bool save_is_stopped(const struct ioshape_save *save);
+/* Notes where it stands in the queue for a slot. */
+struct save_watch save_watch_of(struct ioshape_save *save);
+/* All records of the save, and the end of the archive. */
+int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct base_error *error);
+
+/* Asks those to stop that belong to this owner. */
+void save_stop_background_of(struct ioshape_context *context, const void *owner);
+
+/* ---- Staging memory that another process can map (background/) ------------------------------- */
+
+/* The unit in which it is handed out and handed back. */
+#define SAVE_CHUNK_BYTES (16 * MIB)
+
+struct save_chunk {
+	struct save_chunk *next;
+	uint8_t *memory;
+	uint64_t offset; /* in the fd */
+};
+
+static inline uint64_t save_chunks_for(uint64_t bytes)
+{
+	return bytes / SAVE_CHUNK_BYTES + (bytes % SAVE_CHUNK_BYTES != 0);
+}
+
+/* The fd of all such memory; the context's own. */
+int save_shared_fd(struct ioshape_context *context, int *fd, struct base_error *error);
+/* A chunk besides those of saves, and above their limit. */
+int save_shared_get(struct ioshape_context *context, struct save_chunk **chunk,
+		    struct base_error *error);
+void save_shared_put(struct ioshape_context *context, struct save_chunk *chunk);
+/* Where in the fd the bytes lie that the save is reading. False if they lie somewhere else. */
+bool save_find_staged(const struct ioshape_save *save, const void *data, uint64_t *offset);
+
+/*
+ * `leaving` is called when a chunk has been read to its end, before any goes back; it may wait.
+ * NULL ends that. Returns whether each chunk goes back one later than it could.
+ */
+bool save_watch_chunks(struct ioshape_save *save,
+		       int (*leaving)(void *user, struct base_error *error), void *user);
+
+#endif

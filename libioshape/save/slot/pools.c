@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pools of a context. */
+#include "save/slot/pools.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * Writers at a time where nothing else was set: one keeps the storage busy, another fills the
+ * gaps while it creates, syncs and renames (docs/performance.md).
+ */
+#define DEFAULT_CAPACITY 2u
+
+#define MOST_PASSWORD_BYTES 1024
+
+/* A writer that waits for a share of time of its own waits no longer than this. */
+#define MOST_STAGGER_MS 120000u
+/* A writer that has moved nothing for so long loses its slot: longer than any sync or stop of a
+ * healthy storage, and than several leases. */
+#define LEAST_STALL_MS 120000u
+
+struct save_pool_use {
+	struct save_pool_use *next;
+	struct slots_pool *pool;
+};
+
+/* Which pool a mount's saves use: finding that out again costs more than a small save. */
+struct save_pool_of_mount {
+	struct save_pool_of_mount *next;
+	uint64_t mount;
+	struct slots_pool *pool;
+	struct fs_facts storage;
+};
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+static int check_pool_name(const char *name, struct base_error *error)
+{
+	size_t bytes = strlen(name);
+
+	if (!bytes)
+		return base_refuse(error, -EINVAL,
+				   "the pool's name is empty" BASE_REMEDY "give one, or none");
+	if (bytes >= SLOTS_NAME_BYTES)
+		return base_refuse(error, -EINVAL,
+				   "the pool's name has %zu characters" BASE_REMEDY "it takes %d",
+				   bytes, SLOTS_NAME_BYTES - 1);
+	/* Not repeated: who mistakes one for the other gives an address, with its password. */
+	if (strspn(name, FS_POOL_CHARACTERS) != bytes)
+		return base_refuse(error, -EINVAL,
+				   "the pool's name has a character that none can have" BASE_REMEDY
+				   "it takes letters, digits and ._:@+/-");
+	return 0;
+}
+
+/* ---- A context's ----------------------------------------------------------------------------- */
+
+/* The first line of a file, or the variable. */
+static int take_password(struct save_slots *slots, const char *file_name, struct base_error *error)
+{
+	const char *variable = getenv("IOSHAPE_PASSWORD");
+	char line[MOST_PASSWORD_BYTES], more[2];
+	FILE *file;
+	int ret = 0;
+
+	if (!file_name || !*file_name) {
+		if (variable && *variable && !(slots->password = strdup(variable)))
+			return base_no_memory(error, "a password", strlen(variable));
+		return 0;
+	}
+	file = fopen(file_name, "re");
+	if (!file)
+		return base_fail(error, -errno, "cannot open the password file %s", file_name);
+	setvbuf(file, NULL, _IONBF, 0); /* leaves no copy behind */
+	if (!fgets(line, sizeof(line), file))
+		ret = base_refuse(error, -EINVAL, "the password file %s is empty", file_name);
+	else if (!strpbrk(line, "\r\n") && fgets(more, sizeof(more), file) &&
+		 !strpbrk(more, "\r\n"))
+		ret = base_refuse(error, -EINVAL,
+				  "the first line of the password file %s is longer than %d bytes",
+				  file_name, MOST_PASSWORD_BYTES - 1);
+	fclose(file);
+	if (ret) {
+		explicit_bzero(line, sizeof(line));
+		return ret;
+	}
+	line[strcspn(line, "\r\n")] = 0;
+	slots->password = strdup(line);
+	explicit_bzero(line, sizeof(line));
+	return slots->password ? 0 : base_no_memory(error, "a password", MOST_PASSWORD_BYTES);
+}
+
+static int copy_text(char **into, const char *from, struct base_error *error)
+{
+	if (!from || !*from)
+		return 0;
+	*into = strdup(from);
+	return *into ? 0 : base_no_memory(error, "a setting", strlen(from));
+}
+
+int save_slots_init(struct save_slots *slots, const struct ioshape_context_options *options,
+		    const struct base_log *log, struct base_error *error)
+{
+	struct slots_pool *trial;
+	int ret;
+
+	memset(slots, 0, sizeof(*slots));
+	pthread_mutex_init(&slots->lock, NULL);
+	ret = copy_text(&slots->address, options->coordinator, error);
+	if (!ret)
+		ret = copy_text(&slots->pool_name, options->pool, error);
+	if (!ret && slots->pool_name && check_pool_name(slots->pool_name, error))
+		ret = base_settings_blame(error, "pool", options->pool);
+	/* The others have no use for one. */
+	if (!ret && slots_coordinator_of(slots->address) == &slots_redis &&
+	    take_password(slots, options->password_file, error))
+		ret = base_settings_blame(error, "password_file", options->password_file);
+	if (ret)
+		goto fail;
+	slots->policy = (struct slots_policy){ options->unreachable, MOST_STAGGER_MS,
+					       MAX(LEAST_STALL_MS, 8 * options->lease_ms) };
+	slots->config = (struct slots_config){
+		.address = slots->address,
+		.password = slots->password,
+		.lease_ms = options->lease_ms,
+		.asked_capacity = options->slots,
+		.default_capacity = DEFAULT_CAPACITY,
+		.rate = options->rate,
+		.log = *log,
+	};
+	slots_identify(&slots->config.identity, options->job, options->share);
+	/* So that a mistake in the address is not found out by the first save. */
+	snprintf(slots->config.pool, sizeof(slots->config.pool), "trial");
+	ret = slots_pool_open(&trial, &slots->config, &slots->policy, error);
+	if (ret) {
+		base_settings_blame(error, "coordinator", options->coordinator);
+		goto fail;
+	}
+	slots_pool_close(trial);
+	return 0;
+fail:
+	save_slots_destroy(slots);
+	return ret;
+}
+
+void save_slots_destroy(struct save_slots *slots)
+{
+	while (slots->mounts) {
+		struct save_pool_of_mount *first = slots->mounts;
+
+		slots->mounts = first->next;
+		free(first);
+	}
+	while (slots->pools) {
+		struct save_pool_use *first = slots->pools;
+
+		slots->pools = first->next;
+		slots_pool_close(first->pool);
+		free(first);
+	}
+	base_free_secret(slots->address);
+	base_free_secret(slots->password);
+	free(slots->pool_name);
+	pthread_mutex_destroy(&slots->lock);
+}
+
+/* ---- Pools ----------------------------------------------------------------------------------- */
+
+/* The lock is held. */
+static int find_or_open(struct save_slots *slots, const char *name, struct slots_pool **pool,
+			struct base_error *error)
+{
+	struct slots_config config = slots->config;
+	struct save_pool_use *use;
+	int ret;
+
+	for (use = slots->pools; use; use = use->next) {
+		if (!strcmp(slots_pool_name(use->pool), name)) {
+			*pool = use->pool;
+			return 0;
+		}
+	}
+	use = calloc(1, sizeof(*use));
+	if (!use)
+		return base_no_memory(error, "a pool of slots", sizeof(*use));
+	snprintf(config.pool, sizeof(config.pool), "%s", name);
+	slots_identify_client(&config.identity);
+	ret = slots_pool_open(&use->pool, &config, &slots->policy, error);
+	if (ret) {
+		free(use);
+		return ret;
+	}
+	use->next = slots->pools;
+	slots->pools = use;
+	*pool = use->pool;
+	return 0;
+}
+
+int save_slots_named(struct save_slots *slots, const char *name, struct slots_pool **pool,
+		     struct base_error *error)
+{
+	int ret;
+
+	if (!name)
+		name = slots->pool_name;
+	if (!name)
+		return base_refuse(error, -EINVAL,
+				   "no pool was given" BASE_REMEDY
+				   "name one, or set it for the context");
+	ret = check_pool_name(name, error);
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&slots->lock);
+	ret = find_or_open(slots, name, pool, error);
+	pthread_mutex_unlock(&slots->lock);
+	return ret;
+}
+
+/* Of the directory of a path. What cannot be opened has no storage to tell of. */
+static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *storage)
+{
+	const char *slash = strrchr(path, '/');
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	struct ring_folder folder = RING_NO_FOLDER;
+	struct fs_memory memory = { 0 };
+	uint64_t its_mount;
+
+	/* The path may be a link to somewhere else. */
+	if (directory && !fs_mount_of_path(directory, &its_mount) && its_mount == mount &&
+	    !ring_folder_open(&folder, directory, NULL))
+		save_look_at_storage(folder.fd, directory, &memory, storage);
+	ring_folder_close(&folder);
+	free(directory);
+}
+
+/* The lock is held. */
+static int find_mount(struct save_slots *slots, const char *path, uint64_t mount,
+		      struct save_pool_of_mount **out, struct base_error *error)
+{
+	struct save_pool_of_mount *known;
+	struct slots_pool *pool;
+	char name[FS_POOL_BYTES];
+	int ret;
+
+	for (known = slots->mounts; known && known->mount != mount; known = known->next)
+		;
+	*out = known;
+	if (known)
+		return 0;
+	ret = fs_pool_of_path(path, name, error);
+	if (!ret)
+		ret = find_or_open(slots, name, &pool, error);
+	if (ret)
+		return ret;
+	known = calloc(1, sizeof(*known));
+	if (!known)
+		return base_no_memory(error, "a pool of slots", sizeof(*known));
+	*known = (struct save_pool_of_mount){ slots->mounts, mount, pool, { 0 } };
+	/* The layout of the first directory that is written to stands for all of them: what the
+	 * storage is made of is the same. */
+	if (!slots->config.asked_capacity)
+		look_at_storage(path, mount, &known->storage);
+	slots->mounts = known;
+	*out = known;
+	return 0;
+}
+
+int save_slots_of_path(struct save_slots *slots, const char *path,
+		       const struct save_expected *expected, struct slots_pool **pool,
+		       uint32_t *capacity, struct base_error *error)
+{
+	struct save_pool_of_mount *found;
+	struct fs_facts storage;
+	struct fs_layout layout;
+	uint64_t mount;
+	int ret;
+
+	*capacity = 0;
+	if (slots->pool_name)
+		return save_slots_named(slots, NULL, pool, error);
+	/* Without a coordinator it makes no difference where they write. */
+	if (slots_coordinator_of(slots->address) == &slots_open)
+		return save_slots_named(slots, "open", pool, error);
+	ret = expected->absent ? fs_mount_of_directory(path, &mount) :
+				 fs_mount_of_path(path, &mount);
+	if (ret)
+		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
+	pthread_mutex_lock(&slots->lock);
+	ret = find_mount(slots, path, mount, &found, error);
+	if (!ret) {
+		*pool = found->pool;
+		storage = found->storage;
+	}
+	pthread_mutex_unlock(&slots->lock);
+	if (!ret)
+		*capacity = save_stripes_of(&storage, expected, &layout);
+	return ret;
+}
+
+void save_slots_learn(struct save_slots *slots, const char *path, const struct fs_layout *layout)
+{
+	struct save_pool_of_mount *known;
+	uint64_t mount;
+
+	if (!layout->count || fs_mount_of_path(path, &mount))
+		return;
+	pthread_mutex_lock(&slots->lock);
+	for (known = slots->mounts; known && known->mount != mount; known = known->next)
+		;
+	if (known && fs_takes_layouts(known->storage.family) && !known->storage.directory.count)
+		known->storage.directory = *layout;
+	pthread_mutex_unlock(&slots->lock);
+}
+
+/* ---- Pools for one call ---------------------------------------------------------------------- */
+
+int save_slots_borrow(struct save_slots *slots, const char *name, struct slots_pool **pool,
+		      bool *close, struct base_error *error)
+{
+	struct slots_config config = slots->config;
+	const struct save_pool_use *use;
+	int ret;
+
+	*close = false;
+	if (!name)
+		return save_slots_named(slots, NULL, pool, error);
+	ret = check_pool_name(name, error);
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&slots->lock);
+	for (use = slots->pools; use && strcmp(slots_pool_name(use->pool), name) != 0;
+	     use = use->next)
+		;
+	pthread_mutex_unlock(&slots->lock);
+	if (use) {
+		*pool = use->pool;
+		return 0;
+	}
+	snprintf(config.pool, sizeof(config.pool), "%s", name);
+	slots_identify_client(&config.identity);
+	ret = slots_pool_open(pool, &config, &slots->policy, error);
+	*close = !ret;
+	return ret;
+}

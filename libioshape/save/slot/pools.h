@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the save floor: the pools of a context, and the slots that its saves take. */
+#ifndef SAVE_POOLS_H
+#define SAVE_POOLS_H
+
+#include "save/file/file.h"
+
+/* Connects to nothing yet. On failure there is nothing to destroy. */
+int save_slots_init(struct save_slots *slots, const struct ioshape_context_options *options,
+		    const struct base_log *log, struct base_error *error);
+/* All slots have been released. */
+void save_slots_destroy(struct save_slots *slots);
+
+/* ---- Pools ----------------------------------------------------------------------------------- */
+
+/* The pool of this name (NULL: the context's), or of what the path is on. It lives as long as the
+ * context. */
+int save_slots_named(struct save_slots *slots, const char *name, struct slots_pool **pool,
+		     struct base_error *error);
+/* `capacity` receives how many files as the expected one may be written there at a time, by rule; 0
+ * if there is none for it, or if the user said how many. */
+int save_slots_of_path(struct save_slots *slots, const char *path,
+		       const struct save_expected *expected, struct slots_pool **pool,
+		       uint32_t *capacity, struct base_error *error);
+
+/* A file there that asked for nothing has this layout: where directories do not tell. */
+void save_slots_learn(struct save_slots *slots, const char *path, const struct fs_layout *layout);
+
+/*
+ * The same for one call of an operator's, which may be about any pool: one that no
+ * save uses is opened for it, and *close tells the caller to close it again.
+ */
+int save_slots_borrow(struct save_slots *slots, const char *name, struct slots_pool **pool,
+		      bool *close, struct base_error *error);
+
+#endif

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The table of a pool in its file. It is written by pages: the kernel copies one without looking
+ * for signals, so that a kill leaves a page as it was or as it was to be, as a rule. Where it does
+ * not, a record that makes no sense is dropped: its writer asks again, or loses its slot.
+ */
+#define _GNU_SOURCE
+#include "slots/local.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LONGEST_LEASE_MS (600u * 1000)
+#define LONGEST_LEASE_NS (LONGEST_LEASE_MS * UINT64_C(1000000))
+#define LONGEST_PACE_NS (3600 * UINT64_C(1000000000)) /* that bandwidth may be given in advance */
+#define MOST_NUMBER (UINT64_C(1) << 62)         /* counters that rise by one never get there */
+#define FENCE_AHEAD_MS (24 * UINT64_C(3600000)) /* fences are made of the time: no more */
+
+/* The same in programs of 32 and 64 bits. */
+_Static_assert(sizeof(struct local_head) == 512, "heads have holes");
+_Static_assert(sizeof(struct local_job) == 128, "jobs have holes");
+_Static_assert(sizeof(struct local_member) == 256, "members have holes");
+_Static_assert(sizeof(struct local_act) == 128, "acts have holes");
+_Static_assert(offsetof(struct local_image, more_jobs) == LOCAL_PAGE_BYTES, "not a page");
+_Static_assert(offsetof(struct local_image, more_members) == 2 * LOCAL_PAGE_BYTES, "not a page");
+_Static_assert(sizeof(struct local_image) % LOCAL_PAGE_BYTES == 0, "not pages");
+
+struct local_job *local_job(struct local_table *table, uint32_t index)
+{
+	return index < LOCAL_FIRST_JOBS ? &table->image.first_jobs[index] :
+					  &table->image.more_jobs[index - LOCAL_FIRST_JOBS];
+}
+
+struct local_member *local_member(struct local_table *table, uint32_t index)
+{
+	return index < LOCAL_FIRST_MEMBERS ?
+		       &table->image.first_members[index] :
+		       &table->image.more_members[index - LOCAL_FIRST_MEMBERS];
+}
+
+void local_changed(struct local_table *table, const void *record)
+{
+	table->changed[(size_t)((const uint8_t *)record - table->bytes) / LOCAL_PAGE_BYTES] = true;
+}
+
+/* Whether a fence can have been given by now. */
+static bool fence_holds(const struct local_table *table, uint64_t fence)
+{
+	return fence <= (table->wall_ms + FENCE_AHEAD_MS) * 1024;
+}
+
+/* Fences rise in this process, whatever becomes of the file. */
+static void raise_fence(struct local_table *table)
+{
+	struct local_head *head = &table->image.head;
+
+	if (fence_holds(table, table->latest_fence))
+		head->fence = MAX(head->fence, table->latest_fence);
+}
+
+void local_clear(struct local_table *table, const char *pool)
+{
+	struct local_head *head = &table->image.head;
+
+	memset(&table->image, 0, sizeof(table->image));
+	memcpy(head->magic, LOCAL_MAGIC, sizeof(head->magic));
+	head->version = LOCAL_VERSION;
+	snprintf(head->pool, sizeof(head->pool), "%s", pool);
+	raise_fence(table);
+	local_changed(table, head);
+}
+
+/* ---- Checking -------------------------------------------------------------------------------- */
+
+/* All that can be checked without a clock. */
+static bool head_holds(const struct local_head *head)
+{
+	return !memcmp(head->magic, LOCAL_MAGIC, sizeof(head->magic)) &&
+	       head->version == LOCAL_VERSION && memchr(head->pool, 0, sizeof(head->pool)) &&
+	       head->seq <= MOST_NUMBER && head->tag <= MOST_NUMBER &&
+	       head->grants <= MOST_NUMBER && head->member_end <= LOCAL_MEMBERS &&
+	       head->job_end <= LOCAL_JOBS && head->by_job <= 1;
+}
+
+static bool text_holds(const char *text, size_t room)
+{
+	for (size_t i = 0; i < room; i++) {
+		if (!text[i])
+			return true;
+		if (text[i] < ' ' || text[i] > '~')
+			return false;
+	}
+	return false;
+}
+
+static bool member_holds(const struct local_member *member, uint64_t now)
+{
+	return member->state == LOCAL_FREE ||
+	       ((member->state == LOCAL_WAITING || member->state == LOCAL_HOLDING) &&
+		text_holds(member->id, sizeof(member->id)) && member->id[0] &&
+		text_holds(member->job, sizeof(member->job)) &&
+		text_holds(member->node, sizeof(member->node)) && member->tag <= MOST_NUMBER &&
+		member->seq <= MOST_NUMBER && member->weight > 0 && member->lease_ms > 0 &&
+		member->lease_ms <= LONGEST_LEASE_MS && member->process < LOCAL_NUMBERS &&
+		member->small <= 1 && member->deadline_ns <= now + LONGEST_LEASE_NS);
+}
+
+/* Drops members that make no sense. False if there was one. */
+static bool check_records(struct local_table *table)
+{
+	struct local_head *head = &table->image.head;
+	const uint64_t now = table->now_ns;
+	bool good = true;
+
+	head->free_ns = MIN(head->free_ns, now + LONGEST_PACE_NS);
+	for (uint32_t i = 0; i < head->member_end; i++) {
+		struct local_member *member = local_member(table, i);
+
+		member->since_ns = MIN(member->since_ns, now);
+		if (member_holds(member, now))
+			continue;
+		memset(member, 0, sizeof(*member));
+		local_changed(table, member);
+		good = false;
+	}
+	for (uint32_t i = 0; i < head->job_end; i++) {
+		struct local_job *job = local_job(table, i);
+
+		job->free_ns = MIN(job->free_ns, now + LONGEST_PACE_NS);
+		job->tag = MIN(job->tag, head->tag);
+		if (text_holds(job->name, sizeof(job->name)) &&
+		    text_holds(job->user, sizeof(job->user)))
+			continue;
+		memset(job, 0, sizeof(*job));
+		strcpy(job->name, "?");
+		local_changed(table, job);
+		good = false;
+	}
+	for (uint32_t i = 0; head->acts && i < SLOTS_ACTS; i++) {
+		struct local_act *act = &table->image.acts[i];
+
+		if (text_holds(act->who, sizeof(act->who)) &&
+		    text_holds(act->what, sizeof(act->what)))
+			continue;
+		memset(act, 0, sizeof(*act));
+		local_changed(table, act);
+		good = false;
+	}
+	return good;
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+static void read_clocks(struct local_table *table)
+{
+	struct timespec wall;
+
+	clock_gettime(CLOCK_REALTIME, &wall);
+	table->wall_ms = (uint64_t)wall.tv_sec * 1000 + (uint64_t)wall.tv_nsec / 1000000;
+	table->now_ns = base_now_ns();
+}
+
+/* What is not there reads as zeros. 0 or a negative errno. */
+static int read_pages(struct local_table *table, int fd, size_t from, size_t to)
+{
+	/* From the whole table: the compiler takes `bytes` for the head alone, which begins it. */
+	uint8_t *into = (uint8_t *)table + offsetof(struct local_table, bytes) + from;
+	ssize_t got = pread(fd, into, to - from, (off_t)from);
+
+	if (got < 0)
+		return -errno;
+	memset(into + got, 0, to - from - (size_t)got);
+	return 0;
+}
+
+static size_t bytes_used(const struct local_head *head)
+{
+	const size_t pages = offsetof(struct local_image, more_members);
+
+	if (head->member_end > LOCAL_FIRST_MEMBERS)
+		return pages +
+		       (head->member_end - LOCAL_FIRST_MEMBERS) * sizeof(struct local_member);
+	return head->job_end > LOCAL_FIRST_JOBS || head->acts ? pages : LOCAL_PAGE_BYTES;
+}
+
+static bool is_zero(const struct local_head *head)
+{
+	const uint8_t *bytes = (const uint8_t *)head;
+
+	return !bytes[0] && !memcmp(bytes, bytes + 1, sizeof(*head) - 1);
+}
+
+int local_read(struct local_table *table, int fd, const char *pool)
+{
+	const struct local_head *head = &table->image.head;
+	int ret = read_pages(table, fd, 0, LOCAL_PAGE_BYTES);
+
+	memset(table->changed, 0, sizeof(table->changed));
+	table->woken_count = 0;
+	read_clocks(table);
+	if (ret)
+		return ret;
+	if (is_zero(head))
+		return LOCAL_EMPTY;
+	if (!head_holds(head) || strcmp(head->pool, pool) != 0 || !fence_holds(table, head->fence))
+		return LOCAL_DAMAGED;
+	if (head->flags & LOCAL_GONE)
+		return LOCAL_REMOVED;
+	ret = read_pages(table, fd, LOCAL_PAGE_BYTES, bytes_used(head));
+	if (ret)
+		return ret;
+	raise_fence(table);
+	return check_records(table) ? LOCAL_FOUND : LOCAL_RECORD_DAMAGED;
+}
+
+bool local_read_head(int fd, struct local_head *head)
+{
+	return pread(fd, head, sizeof(*head), 0) == sizeof(*head) && head_holds(head);
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+/* Asked twice a second: every time would cost as much as the lock. */
+static uint64_t largest_file(void)
+{
+	static _Atomic uint64_t latest, asked_ns;
+	const uint64_t now = base_now_ns();
+
+	if (now - atomic_load(&asked_ns) > 500000000) {
+		atomic_store(&latest, base_largest_file());
+		atomic_store(&asked_ns, now);
+	}
+	return atomic_load(&latest);
+}
+
+/* Beyond the limit of file sizes the kernel would end the process, by a signal. */
+static int write_bytes(int fd, const void *data, size_t bytes, off_t at)
+{
+	ssize_t done;
+
+	if ((uint64_t)at + bytes > largest_file())
+		return -EFBIG;
+	done = pwrite(fd, data, bytes, at);
+	if (done < 0)
+		return -errno;
+	return (size_t)done == bytes ? 0 : -ENOSPC;
+}
+
+int local_write(struct local_table *table, int fd)
+{
+	int ret = 0;
+
+	for (size_t begin = 0; begin < LOCAL_PAGES && !ret; begin++) {
+		size_t end = begin;
+
+		while (end < LOCAL_PAGES && table->changed[end])
+			end++;
+		if (end > begin)
+			ret = write_bytes(fd, table->bytes + begin * LOCAL_PAGE_BYTES,
+					  (end - begin) * LOCAL_PAGE_BYTES,
+					  (off_t)(begin * LOCAL_PAGE_BYTES));
+		begin = MAX(begin, end);
+	}
+	table->latest_fence = MAX(table->latest_fence, table->image.head.fence);
+	return ret;
+}
+
+int local_write_gone(int fd, const struct local_head *latest)
+{
+	struct local_head head = *latest;
+
+	head.flags |= LOCAL_GONE;
+	return write_bytes(fd, &head, sizeof(head), 0);
+}

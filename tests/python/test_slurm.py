@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs for Slurm in examples/, by a real Slurm of one node: what is killed starts again."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from slurm import TIMEOUT_S, Cluster, running_slurm, unavailable
+from tree import ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
+
+SIZE = ("--width", "96", "--layers", "1")
+JOBS = pytest.mark.parametrize("script", ["slurm.sbatch", "slurm_group.sbatch"])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_slurm(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+def submit(cluster: Cluster, folder: Path, script: str, *arguments: str, restarts: int = 5) -> str:
+    """The job as it stands in the file, but for the second node."""
+    variables = {
+        "REPOSITORY": str(ROOT),
+        "CHECKPOINTS": str(folder / "run"),
+        "RESTARTS": str(restarts),
+    }
+    path = str(ROOT / "examples" / script)
+    return cluster.submit(folder, variables, "--nodes=1", path, *SIZE, *arguments)
+
+
+def steps(folder: Path) -> list[int]:
+    """Those that were made, in the order in which that was."""
+    file = folder / "run" / "losses.txt"
+    return [int(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_until(folder: Path, what: str, come: Callable[[], object]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not come():
+        logs = "".join(log.read_text() for log in folder.glob("train-*.txt"))
+        assert time.monotonic() < end, f"{what} did not come\n{logs}"
+        time.sleep(0.1)
+
+
+@JOBS
+def test_a_job_whose_rank_is_killed_starts_again(
+    cluster: Cluster, tmp_path: Path, script: str
+) -> None:
+    job = submit(cluster, tmp_path, script, "--steps", "40", "--save-every", "4")
+    wait_until(tmp_path, "a checkpoint", lambda: len(steps(tmp_path)) > 10)
+    os.kill(cluster.pids(job)[-1], signal.SIGKILL)  # as the kernel does when memory is short
+    cluster.wait_for(job, "its end", lambda state: state["JobState"] == "COMPLETED")
+    state = cluster.show(job)
+    assert state["Restarts"] == "1"
+    assert state["TresPerNode"] == "gres:gpu:4"
+    made = steps(tmp_path)
+    assert set(made) == set(range(1, 41))
+    assert len(made) < 60  # it went on from a checkpoint, not from the beginning
+    # A step that was made twice had the same loss.
+    assert len(set((tmp_path / "run" / "losses.txt").read_text().splitlines())) == 40
+
+
+@JOBS
+def test_a_job_saves_before_its_time_is_up_and_goes_on(
+    cluster: Cluster, tmp_path: Path, script: str
+) -> None:
+    many = ("--steps", "1000000", "--save-every", "1000000")
+    job = submit(cluster, tmp_path, script, *many)
+    log = tmp_path / f"train-{job}.txt"
+    wait_until(tmp_path, "the training", lambda: steps(tmp_path))
+    cluster.set_time_left(job, 60)
+    cluster.wait_for(job, "its requeue", lambda state: state["Restarts"] == "1")
+    cluster.set_time_left(job, 3600)
+    wait_until(tmp_path, "its next start", lambda: "going on from step" in log.read_text())
+    assert cluster.show(job)["Restarts"] == "1"
+    # There is no checkpoint but that of the last moment, and it has no remains beside it.
+    saved = {int(path.name.split("-")[1]) for path in (tmp_path / "run").glob("step-*")}
+    assert len(saved) == 1
+    assert not list((tmp_path / "run").rglob(".*"))
+
+    # Who cancels it means it.
+    cluster.cancel(job)
+    cluster.wait_for(job, "its end", lambda state: state["JobState"] == "CANCELLED")
+    assert cluster.show(job)["Restarts"] == "1"
+
+
+def test_a_job_that_fails_each_time_ends(cluster: Cluster, tmp_path: Path) -> None:
+    job = submit(cluster, tmp_path, "slurm.sbatch", "--no-such-option", restarts=1)
+    cluster.wait_for(job, "its end", lambda state: state["JobState"] == "FAILED")
+    assert cluster.show(job)["Restarts"] == "1"
+    assert cluster.show(job)["ExitCode"] != "0:0"

@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The board in the memory of a host: ends of processes, dead jobs, and memory that is of no use. */
+#define _GNU_SOURCE
+#include "gather/board.h"
+#include "support/board_case.h"
+#include "support/check_main.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+static struct board_case boards;
+static void *of[8];
+static char memory[300], folder[512], beside[512];
+
+static void setup(void)
+{
+	scratch_setup();
+	board_case_begin(&boards, 0, 8);
+	ck_assert_str_eq(boards.ops->id, "host");
+	snprintf(memory, sizeof(memory), "%s", scratch_path("memory"));
+	ck_assert(!mkdir(memory, 0755));
+	boards.memory = memory;
+	snprintf(folder, sizeof(folder), "%s/ioshape-%u/board-%s", memory, (unsigned)geteuid(),
+		 boards.name);
+	snprintf(beside, sizeof(beside), "%s/.ioshape-board-%s", scratch_directory(), boards.name);
+}
+
+static void open_ranks(uint32_t first, uint32_t last)
+{
+	for (uint32_t i = first; i <= last; i++)
+		of[i] = board_case_open(&boards, i);
+}
+
+static void close_all(void)
+{
+	for (uint32_t i = ARRAY_LENGTH(of); i-- > 0;) {
+		if (of[i])
+			boards.ops->close(of[i]);
+		of[i] = NULL;
+	}
+	ck_assert(access(folder, F_OK));
+	ck_assert(access(beside, F_OK));
+}
+
+static bool exists(const char *path)
+{
+	return !access(path, F_OK);
+}
+
+static void wait_until_gone(void *board, uint32_t rank)
+{
+	const uint64_t end = base_now_ns() + base_ms_to_ns(20000);
+
+	while (!boards.ops->is_gone(board, rank)) {
+		ck_assert_uint_lt(base_now_ns(), end);
+		boards.ops->wait(board, 1000);
+	}
+}
+
+/* ---- Lives ----------------------------------------------------------------------------------- */
+
+/* A process with a board, and one that it forked, which outlives it. Its note says that both are
+ * there. */
+static pid_t start_process(uint32_t rank, pid_t *orphan)
+{
+	int pipes[2];
+	pid_t pid;
+
+	ck_assert(!pipe(pipes));
+	pid = fork();
+	if (!pid) {
+		void *board = board_case_open(&boards, rank);
+		pid_t child = fork();
+
+		if (!child) {
+			alarm(30);
+			pause();
+			_exit(0);
+		}
+		/* So that the child has left fork() when it is told. */
+		usleep(50000);
+		board_case_post_own(&boards, board, "s1", "hello", rank);
+		MUST(write(pipes[1], &child, sizeof(child)) == sizeof(child), "no pipe");
+		alarm(30);
+		for (;;)
+			pause();
+	}
+	ck_assert_int_eq(read(pipes[0], orphan, sizeof(*orphan)), sizeof(*orphan));
+	close(pipes[0]);
+	close(pipes[1]);
+	return pid;
+}
+
+static void kill_now(pid_t pid)
+{
+	int status;
+
+	kill(pid, SIGKILL);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+}
+
+START_TEST(test_all_see_that_a_rank_was_killed)
+{
+	pid_t orphan, pid;
+
+	open_ranks(0, 2);
+	pid = start_process(3, &orphan);
+	for (uint32_t i = 0; i < 3; i++)
+		ck_assert(!boards.ops->is_gone(of[i], 3));
+	kill_now(pid);
+	for (uint32_t i = 0; i < 3; i++) {
+		wait_until_gone(of[i], 3);
+		ck_assert(!boards.ops->is_gone(of[i], 0));
+		ck_assert(!boards.ops->is_gone(of[i], 1));
+		/* It has not come yet. */
+		ck_assert(!boards.ops->is_gone(of[i], 4));
+		/* What it had posted stays. */
+		board_case_expect(&boards, of[i], "s1", "hello-3", "note of 3", 9);
+	}
+	/* Who comes later hears of it as well. */
+	open_ranks(4, 4);
+	wait_until_gone(of[4], 3);
+	kill(orphan, SIGKILL);
+	close_all();
+}
+END_TEST
+
+START_TEST(test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
+{
+	struct base_buffer note = { 0 };
+	pid_t orphan, pid = start_process(0, &orphan);
+
+	open_ranks(1, 2);
+	board_case_expect(&boards, of[1], "s1", "hello-0", "note of 0", 9);
+	kill_now(pid);
+	for (uint32_t i = 1; i < 3; i++)
+		wait_until_gone(of[i], 0);
+	/* Although a child of the old one lives; and its notes are no longer there. */
+	of[0] = board_case_open(&boards, 0);
+	of[3] = board_case_open(&boards, 3);
+	ck_assert(!board_case_look(&boards, of[3], "s1", "hello-0", &note));
+	board_case_post(&boards, of[3], "s1", "n", "x", 1);
+	board_case_expect(&boards, of[0], "s1", "n", "x", 1);
+	/* Whoever was with the old one is not with the new one. */
+	ck_assert(boards.ops->is_gone(of[1], 0));
+	ck_assert(!board_case_look(&boards, of[1], "s1", "n", &note));
+	kill(orphan, SIGKILL);
+	base_buffer_free(&note);
+	close_all();
+}
+END_TEST
+
+START_TEST(test_a_stopped_rank_lives)
+{
+	pid_t orphan, pid;
+
+	open_ranks(0, 0);
+	pid = start_process(1, &orphan);
+	kill(pid, SIGSTOP);
+	boards.ops->wait(of[0], 200);
+	ck_assert(!boards.ops->is_gone(of[0], 1));
+	kill_now(pid);
+	wait_until_gone(of[0], 1);
+	kill(orphan, SIGKILL);
+	close_all();
+}
+END_TEST
+
+START_TEST(test_rank_0_that_does_not_come_is_named)
+{
+	struct base_error error = { 0 };
+	void *board;
+
+	ck_assert_int_eq(board_case_try(&boards, 1, 300, &board, &error), -ETIMEDOUT);
+	ck_assert_ptr_null(board);
+	ck_assert_int_eq(error.code, -ETIMEDOUT);
+	ck_assert_ptr_nonnull(strstr(error.text, "rank 0"));
+}
+END_TEST
+
+static void *close_soon(void *board)
+{
+	usleep(200000);
+	boards.ops->close(board);
+	return NULL;
+}
+
+START_TEST(test_another_group_of_the_same_name_is_waited_for)
+{
+	pthread_t thread;
+	void *board;
+
+	open_ranks(0, 1);
+	ck_assert_int_eq(board_case_try(&boards, 0, 200, &board, NULL), -EADDRINUSE);
+	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
+	/* Nor does a rank come back that has ended: it would be of another job. */
+	boards.ops->close(of[1]);
+	of[1] = NULL;
+	wait_until_gone(of[0], 1);
+	ck_assert_int_eq(board_case_try(&boards, 1, 200, &board, NULL), -EEXIST);
+	ck_assert(!pthread_create(&thread, NULL, close_soon, of[0]));
+	ck_assert_int_eq(board_case_try(&boards, 0, 20000, &of[0], NULL), 0);
+	ck_assert(!pthread_join(thread, NULL));
+	open_ranks(1, 1);
+	close_all();
+}
+END_TEST
+
+/* ---- The folder ------------------------------------------------------------------------------ */
+
+START_TEST(test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations)
+{
+	struct stat stat_of;
+	char *slash;
+
+	boards.ranks = 3;
+	open_ranks(0, 2);
+	board_case_post(&boards, of[1], "s1", "n", "x", 1);
+	ck_assert(!stat(folder, &stat_of));
+	ck_assert_uint_eq(stat_of.st_mode & 07777, 0700);
+	ck_assert(!exists(beside));
+	for (uint32_t i = 0; i < 3; i++)
+		ck_assert_ptr_null(boards.ops->remark(of[i]));
+	close_all();
+	slash = strrchr(folder, '/');
+	*slash = 0;
+	ck_assert(!stat(folder, &stat_of));
+	ck_assert_uint_eq(stat_of.st_mode & 07777, 0700);
+	ck_assert_uint_eq(scratch_entries(folder), 0);
+}
+END_TEST
+
+START_TEST(test_folders_of_dead_jobs_are_removed)
+{
+	char dead[600], file[700];
+	void *other;
+
+	open_ranks(0, 0);
+	snprintf(dead, sizeof(dead), "%s/ioshape-%u/board-dead", memory, (unsigned)geteuid());
+	ck_assert(!mkdir(dead, 0700));
+	snprintf(file, sizeof(file), "%s/life-0", dead);
+	scratch_write(file, "", 0);
+	/* By rank 0 of any job; of those who live none. */
+	strcat(boards.name, "other");
+	other = board_case_open(&boards, 0);
+	ck_assert(!exists(dead));
+	ck_assert(exists(folder));
+	boards.ops->close(other);
+	close_all();
+}
+END_TEST
+
+/* ---- Memory that is of no use: the notes move beside the generations ------------------------- */
+
+static void expect_moved(uint32_t rank)
+{
+	const uint64_t end = base_now_ns() + base_ms_to_ns(20000);
+
+	while (!boards.ops->remark(of[rank])) {
+		struct base_buffer note = { 0 };
+
+		ck_assert_uint_lt(base_now_ns(), end);
+		board_case_look(&boards, of[rank], "s9", "nothing", &note);
+		boards.ops->wait(of[rank], 100);
+	}
+}
+
+/* All ranks talk to each other, before and after. */
+static void expect_talk(uint32_t ranks)
+{
+	for (uint32_t i = 0; i < ranks; i++)
+		board_case_post_own(&boards, of[i], "s2", "want", i);
+	board_case_collect(&boards, of[0], "s2", "want", ranks);
+	board_case_post(&boards, of[0], "s2", "plan-0", "p", 1);
+	for (uint32_t i = 0; i < ranks; i++)
+		board_case_expect(&boards, of[i], "s2", "plan-0", "p", 1);
+}
+
+static void *open_elsewhere(void *opaque)
+{
+	struct board_case *away = opaque;
+
+	return board_case_open(away, 2);
+}
+
+static void *serve(void *opaque)
+{
+	const bool *ended = opaque;
+
+	while (!__atomic_load_n(ended, __ATOMIC_ACQUIRE))
+		boards.ops->wait(of[0], 50);
+	return NULL;
+}
+
+START_TEST(test_ranks_that_do_not_share_memory_meet_beside_the_generations)
+{
+	struct board_case away = boards;
+	char other[300];
+	pthread_t thread, server;
+	bool ended = false;
+
+	/* As in a container with a /dev/shm of its own; or, the second time, with none. */
+	snprintf(other, sizeof(other), "%s", scratch_path("other"));
+	ck_assert(_i || !mkdir(other, 0755));
+	away.memory = other;
+	boards.ranks = away.ranks = 3;
+	open_ranks(0, 1);
+	board_case_post(&boards, of[1], "s1", "before", "x", 1);
+	ck_assert(!pthread_create(&thread, NULL, open_elsewhere, &away));
+	ck_assert(!pthread_create(&server, NULL, serve, &ended));
+	ck_assert(!pthread_join(thread, &of[2]));
+	__atomic_store_n(&ended, true, __ATOMIC_RELEASE);
+	ck_assert(!pthread_join(server, NULL));
+	for (uint32_t i = 0; i < 3; i++)
+		expect_moved(i);
+	board_case_expect(&boards, of[2], "s1", "before", "x", 1);
+	expect_talk(3);
+	ck_assert(exists(beside));
+	close_all();
+}
+END_TEST
+
+START_TEST(test_a_question_of_a_dead_job_is_not_answered)
+{
+	char file[600];
+
+	boards.ranks = 2;
+	ck_assert(!mkdir(beside, 0700));
+	snprintf(file, sizeof(file), "%s/place.moved-1", beside);
+	scratch_write(file, "0123456789abcdef", 16);
+	open_ranks(0, 1);
+	expect_talk(2);
+	boards.ops->wait(of[0], 200);
+	boards.ops->wait(of[0], 200);
+	ck_assert_ptr_null(boards.ops->remark(of[0]));
+	ck_assert_ptr_null(boards.ops->remark(of[1]));
+	close_all();
+}
+END_TEST
+
+START_TEST(test_a_folder_of_another_user_is_not_used)
+{
+	char squatted[400];
+	pthread_t thread, server;
+	bool ended = false;
+
+	if (geteuid())
+		return;
+	snprintf(squatted, sizeof(squatted), "%s/ioshape-%u", memory, (unsigned)geteuid());
+	ck_assert(!mkdir(squatted, 0700));
+	ck_assert(!chown(squatted, 12345, (gid_t)-1));
+	boards.ranks = 3;
+	open_ranks(0, 0);
+	ck_assert_ptr_nonnull(boards.ops->remark(of[0]));
+	ck_assert(!pthread_create(&thread, NULL, open_elsewhere, &boards));
+	ck_assert(!pthread_create(&server, NULL, serve, &ended));
+	open_ranks(1, 1);
+	ck_assert(!pthread_join(thread, &of[2]));
+	__atomic_store_n(&ended, true, __ATOMIC_RELEASE);
+	ck_assert(!pthread_join(server, NULL));
+	expect_talk(3);
+	ck_assert_uint_eq(scratch_entries(squatted), 0);
+	close_all();
+}
+END_TEST
+
+START_TEST(test_a_memory_that_is_cleared_away_loses_nothing)
+{
+	open_ranks(0, 2);
+	board_case_post(&boards, of[1], "s1", "before", "x", 1);
+	scratch_remove(memory);
+	/* Whoever posts next finds out; the others hear of it. */
+	board_case_post(&boards, of[0], "s1", "after", "y", 1);
+	for (uint32_t i = 0; i < 3; i++)
+		expect_moved(i);
+	board_case_expect(&boards, of[2], "s1", "before", "x", 1);
+	board_case_expect(&boards, of[2], "s1", "after", "y", 1);
+	expect_talk(3);
+	close_all();
+}
+END_TEST
+
+START_TEST(test_a_full_memory_loses_nothing)
+{
+	static uint8_t big[200000];
+	char path[400];
+
+	/* A mount of our own, in a process of our own: check forks for each test. */
+	if (unshare(CLONE_NEWNS) || mount("none", "/", "", MS_REC | MS_PRIVATE, NULL) ||
+	    mount("none", memory, "tmpfs", 0, "size=64k"))
+		return;
+	open_ranks(0, 2);
+	board_case_post(&boards, of[1], "s1", "before", "x", 1);
+	board_case_post(&boards, of[2], "s1", "big", big, sizeof(big));
+	for (uint32_t i = 0; i < 3; i++)
+		expect_moved(i);
+	board_case_expect(&boards, of[0], "s1", "before", "x", 1);
+	board_case_expect(&boards, of[0], "s1", "big", big, sizeof(big));
+	expect_talk(3);
+	/* And where there is not even room to begin. */
+	close_all();
+	snprintf(path, sizeof(path), "%s/all", memory);
+	scratch_write(path, big, 64 * KIB);
+	boards.ranks = 1;
+	open_ranks(0, 0);
+	ck_assert_ptr_nonnull(boards.ops->remark(of[0]));
+	close_all();
+	ck_assert(!umount(memory));
+}
+END_TEST
+
+/* ---- Limits ---------------------------------------------------------------------------------- */
+
+START_TEST(test_notes_have_a_limit_together)
+{
+	struct board_table table = { 0 };
+	uint8_t *big = calloc(1, GATHER_MAX_NOTE_BYTES);
+	char name[32];
+	int ret, count = 0;
+
+	for (;; count++) {
+		snprintf(name, sizeof(name), "n-%d", count);
+		ret = board_table_put(&table, "s1", name, big, GATHER_MAX_NOTE_BYTES, NULL);
+		if (ret)
+			break;
+	}
+	ck_assert_int_eq(ret, -E2BIG);
+	ck_assert_int_eq(count, 15);
+	board_table_drop(&table, "s1");
+	ck_assert_uint_eq(table.bytes, 0);
+	/* Empty ones, too, cost something. */
+	for (count = 0; count < 100000; count++) {
+		snprintf(name, sizeof(name), "n-%d", count);
+		REQUIRE(!board_table_put(&table, "s1", name, NULL, 0, NULL));
+	}
+	ck_assert_uint_ge(table.bytes, 100000 * sizeof(struct board_entry));
+	board_table_free(&table);
+	ck_assert_uint_eq(table.bytes, 0);
+	free(big);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("boards_host");
+	TCase *tests = tcase_create("host");
+
+	tcase_add_checked_fixture(tests, setup, scratch_teardown);
+	tcase_set_timeout(tests, 60);
+	tcase_add_test(tests, test_all_see_that_a_rank_was_killed);
+	tcase_add_test(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew);
+	tcase_add_test(tests, test_a_stopped_rank_lives);
+	tcase_add_test(tests, test_rank_0_that_does_not_come_is_named);
+	tcase_add_test(tests, test_another_group_of_the_same_name_is_waited_for);
+	tcase_add_test(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations);
+	tcase_add_test(tests, test_folders_of_dead_jobs_are_removed);
+	tcase_add_loop_test(tests, test_ranks_that_do_not_share_memory_meet_beside_the_generations,
+			    0, 2);
+	tcase_add_test(tests, test_a_question_of_a_dead_job_is_not_answered);
+	tcase_add_test(tests, test_a_folder_of_another_user_is_not_used);
+	tcase_add_test(tests, test_a_memory_that_is_cleared_away_loses_nothing);
+	tcase_add_test(tests, test_a_full_memory_loses_nothing);
+	tcase_add_test(tests, test_notes_have_a_limit_together);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A file appears whole or not at all, with the rights that it should have. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/target_case.h"
+
+#include "ring/destination.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+
+#define NOBODY 65534
+
+/* ---- The temporary file ---------------------------------------------------------------------- */
+
+/* The name of the one temporary file in a directory. */
+static const char *temporary_in(const char *directory)
+{
+	static char name[PATH_MAX];
+	DIR *listing = opendir(directory);
+	struct dirent *entry;
+	unsigned found = 0;
+
+	while ((entry = readdir(listing))) {
+		if (strstr(entry->d_name, ".ioshape-tmp-")) {
+			snprintf(name, sizeof(name), "%s/%s", directory, entry->d_name);
+			found++;
+		}
+	}
+	closedir(listing);
+	ck_assert_uint_eq(found, 1);
+	return name;
+}
+
+START_TEST(bytes_go_to_a_hidden_file_beside_the_target_until_the_commit)
+{
+	struct file_write write = file_write_defaults();
+	const char *name;
+
+	mkdir("directory", 0777);
+	scratch_write("directory/file", OLD);
+	ck_assert_int_eq(file_write_open(&write, "directory/file"), 0);
+	ck_assert_int_eq(ring_writer_put(write.writer, NEW, NULL, &write.error), 0);
+	ck_assert_uint_eq(scratch_entries("directory"), 2);
+	name = strrchr(temporary_in("directory"), '/') + 1;
+	ck_assert_int_eq(strncmp(name, ".file.ioshape-tmp-", 18), 0);
+	ck_assert_int_eq(ring_writer_finish(write.writer, &write.error), 0);
+	ck_assert(scratch_same("directory/file", OLD));
+	ck_assert_int_eq(ring_writer_commit(write.writer, &write.error), 0);
+	ck_assert(scratch_same("directory/file", NEW));
+	ck_assert_uint_eq(scratch_entries("directory"), 1);
+	file_write_close(&write);
+}
+END_TEST
+
+static int last_step; /* done before the writer is freed: 0 open, 1 put, 2 finish */
+
+START_TEST(a_writer_freed_before_its_commit_leaves_nothing)
+{
+	struct file_write write = file_write_defaults();
+	static char data[300 * 1024];
+
+	last_step = _i / 2;
+	if (_i % 2)
+		scratch_write("file", OLD);
+	write.options.expected_bytes = 5 * MIB;
+	ck_assert_int_eq(file_write_open(&write, "file"), 0);
+	ck_assert_uint_eq(scratch_temporaries("."), 1);
+	if (last_step >= 1)
+		ck_assert_int_eq(
+			ring_writer_put(write.writer, data, sizeof(data), NULL, &write.error), 0);
+	if (last_step >= 2)
+		ck_assert_int_eq(ring_writer_finish(write.writer, &write.error), 0);
+	file_write_close(&write);
+	ck_assert_uint_eq(scratch_entries("."), (unsigned)_i % 2);
+	if (_i % 2)
+		ck_assert(scratch_same("file", OLD));
+}
+END_TEST
+
+START_TEST(names_as_long_as_can_be_are_saved_to)
+{
+	char name[NAME_MAX + 2];
+
+	memset(name, 'n', sizeof(name));
+	for (size_t length = NAME_MAX - 60; length <= NAME_MAX; length++) {
+		name[length] = 0;
+		must_save(name);
+		ck_assert(scratch_same(name, NEW));
+		unlink(name);
+		name[length] = 'n';
+	}
+	name[NAME_MAX + 1] = 0;
+	must_fail(name, -ENAMETOOLONG);
+}
+END_TEST
+
+START_TEST(paths_longer_than_the_kernel_takes_are_refused)
+{
+	static char path[3 * PATH_MAX];
+
+	for (size_t i = 0; i + 2 < sizeof(path); i += 2)
+		memcpy(path + i, "./", 2);
+	path[sizeof(path) - 2] = 'f';
+	must_fail(path, -ENAMETOOLONG);
+}
+END_TEST
+
+START_TEST(two_writers_to_one_path_do_not_mix)
+{
+	struct file_write first = file_write_defaults(), second = file_write_defaults();
+	static char one[200 * 1024], two[300 * 1024];
+
+	memset(one, '1', sizeof(one));
+	memset(two, '2', sizeof(two));
+	ck_assert_int_eq(file_write_open(&first, "file"), 0);
+	ck_assert_int_eq(file_write_open(&second, "file"), 0);
+	ck_assert_int_eq(ring_writer_put(first.writer, one, sizeof(one), NULL, NULL), 0);
+	ck_assert_int_eq(ring_writer_put(second.writer, two, sizeof(two), NULL, NULL), 0);
+	ck_assert_int_eq(file_write_end(&second), 0);
+	ck_assert(scratch_same("file", two, sizeof(two)));
+	ck_assert_int_eq(file_write_end(&first), 0);
+	ck_assert(scratch_same("file", one, sizeof(one)));
+	file_write_close(&first);
+	file_write_close(&second);
+}
+END_TEST
+
+/* ---- Rights ---------------------------------------------------------------------------------- */
+
+START_TEST(a_new_file_has_the_mode_that_open_would_give_it)
+{
+	static const mode_t masks[] = { 0, 022, 027, 077, 0777 };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(masks); i++) {
+		mode_t before = umask(masks[i]);
+
+		must_save("file");
+		umask(before);
+		ck_assert_uint_eq(mode_of("file"), 0666 & ~masks[i]);
+		unlink("file");
+	}
+}
+END_TEST
+
+START_TEST(a_replaced_files_mode_is_kept)
+{
+	static const mode_t modes[] = { 0600, 0640, 0644, 0666, 0755, 0700, 0777, 02664, 01644 };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(modes); i++) {
+		mode_t before = umask(i % 2 ? 0 : 077);
+
+		scratch_write("file", OLD);
+		ck_assert_int_eq(chmod("file", modes[i]), 0);
+		must_save("file");
+		umask(before);
+		ck_assert(scratch_same("file", NEW));
+		ck_assert_uint_eq(mode_of("file"), modes[i]);
+	}
+}
+END_TEST
+
+START_TEST(nobody_else_can_read_the_temporary_file_of_a_protected_one)
+{
+	struct file_write write = file_write_defaults();
+	mode_t before = umask(0);
+
+	scratch_write("file", OLD);
+	chmod("file", 0600);
+	ck_assert_int_eq(file_write_open(&write, "file"), 0);
+	ck_assert_uint_eq(mode_of(temporary_in(".")), 0600);
+	umask(before);
+	file_write_close(&write);
+}
+END_TEST
+
+START_TEST(root_keeps_the_owner_of_a_replaced_file)
+{
+	struct stat status;
+
+	scratch_write("file", OLD);
+	ck_assert_int_eq(chown("file", NOBODY, 12345), 0);
+	ck_assert_int_eq(chmod("file", 0640), 0);
+	must_save("file");
+	ck_assert_int_eq(stat("file", &status), 0);
+	ck_assert_uint_eq(status.st_uid, NOBODY);
+	ck_assert_uint_eq(status.st_gid, 12345);
+	ck_assert_uint_eq(status.st_mode & 07777, 0640);
+}
+END_TEST
+
+/* Runs in a child, in the directory of the test: as somebody who is not root. */
+static int as_a_user(int (*body)(void *), void *argument)
+{
+	if (!geteuid()) {
+		if (chown(".", NOBODY, NOBODY) || setgid(NOBODY) || setuid(NOBODY))
+			return 99;
+	}
+	return body(argument);
+}
+
+struct user_case {
+	int expected;
+	const char *path;
+	const char *words; /* that the sentence has */
+};
+
+static int save_as_told(void *argument)
+{
+	const struct user_case *wanted = argument;
+	struct file_write write = file_write_defaults();
+	int ret = file_write_all(&write, wanted->path, NEW);
+
+	if (ret != wanted->expected)
+		return 1;
+	if (ret &&
+	    (!strstr(write.error.text, wanted->path) || !strstr(write.error.text, wanted->words)))
+		return 2;
+	return 0;
+}
+
+static int save_as_a_user(void *argument)
+{
+	return as_a_user(save_as_told, argument);
+}
+
+START_TEST(a_file_that_is_not_writable_is_not_replaced)
+{
+	struct user_case wanted = { -EACCES, "file", "not writable" };
+
+	scratch_write("file", OLD);
+	ck_assert_int_eq(chmod("file", 0444), 0);
+	if (!geteuid())
+		ck_assert_int_eq(chown("file", NOBODY, NOBODY), 0);
+	ck_assert_int_eq(scratch_in_child(save_as_a_user, &wanted), 0);
+	ck_assert(scratch_same("file", OLD));
+	ck_assert_uint_eq(mode_of("file"), 0444);
+}
+END_TEST
+
+START_TEST(a_directory_that_is_not_writable_is_an_error_that_says_so)
+{
+	struct user_case wanted = { -EACCES, "directory/file", "directory" };
+
+	mkdir("directory", 0777);
+	scratch_write("directory/file", OLD);
+	chmod("directory/file", 0666);
+	ck_assert_int_eq(chmod("directory", 0555), 0);
+	ck_assert_int_eq(scratch_in_child(save_as_a_user, &wanted), 0);
+	ck_assert(scratch_same("directory/file", OLD));
+	chmod("directory", 0777);
+}
+END_TEST
+
+START_TEST(a_directory_that_cannot_be_entered_is_an_error_that_says_so)
+{
+	struct user_case wanted = { -EACCES, "directory/file", "directory" };
+
+	mkdir("directory", 0777);
+	ck_assert_int_eq(chmod("directory", 0), 0);
+	ck_assert_int_eq(scratch_in_child(save_as_a_user, &wanted), 0);
+	chmod("directory", 0777);
+	ck_assert_uint_eq(scratch_entries("directory"), 0);
+}
+END_TEST
+
+START_TEST(a_directory_that_cannot_be_listed_is_written_to)
+{
+	struct user_case wanted = { 0, "directory/file", "" };
+
+	mkdir("directory", 0777);
+	if (!geteuid())
+		ck_assert_int_eq(chown("directory", NOBODY, NOBODY), 0);
+	ck_assert_int_eq(chmod("directory", 0333), 0);
+	ck_assert_int_eq(scratch_in_child(save_as_a_user, &wanted), 0);
+	chmod("directory", 0777);
+	ck_assert(scratch_same("directory/file", NEW));
+	ck_assert_uint_eq(scratch_entries("directory"), 1);
+}
+END_TEST
+
+/* Not ours, but writable for us, in a directory of ours: its owner cannot be kept, its mode can. */
+static int replace_a_strangers_file(void *argument)
+{
+	struct file_write write = file_write_defaults();
+
+	(void)argument;
+	if (file_write_all(&write, "file", NEW))
+		return 1;
+	if (write.notes.count != 1 || !strstr(write.notes.steps[0].sentence, "owner"))
+		return 2;
+	return mode_of("file") == 0666 ? 0 : 3;
+}
+
+static int replace_as_a_user(void *argument)
+{
+	return as_a_user(replace_a_strangers_file, argument);
+}
+
+START_TEST(a_strangers_file_is_replaced_with_a_note)
+{
+	scratch_write("file", OLD);
+	ck_assert_int_eq(chmod("file", 0666), 0);
+	ck_assert_int_eq(scratch_in_child(replace_as_a_user, NULL), 0);
+	ck_assert(scratch_same("file", NEW));
+}
+END_TEST
+
+/* ---- Not to replace -------------------------------------------------------------------------- */
+
+static ino_t inode_of(const char *path)
+{
+	struct stat status;
+
+	ck_assert_int_eq(stat(path, &status), 0);
+	return status.st_ino;
+}
+
+/* Whether we still keep its space. */
+static bool is_held(ino_t inode)
+{
+	DIR *listing = opendir("/proc/self/fd");
+	struct dirent *entry;
+	struct stat status;
+	bool held = false;
+
+	while ((entry = readdir(listing)))
+		held = held || (!fstatat(dirfd(listing), entry->d_name, &status, 0) &&
+				status.st_ino == inode);
+	closedir(listing);
+	return held;
+}
+
+START_TEST(the_space_of_a_large_replaced_file_is_given_back)
+{
+	for (int links = 1; links <= 2; links++) {
+		int fd = open("file", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+		ino_t old;
+
+		ck_assert_int_eq(ftruncate(fd, 100 << 20), 0);
+		close(fd);
+		old = inode_of("file");
+		if (links == 2)
+			ck_assert_int_eq(link("file", "other"), 0);
+		must_save("file");
+		ck_assert(scratch_same("file", NEW));
+		/* Soon, if the last name has gone; otherwise at once. */
+		if (links == 1)
+			ring_await_releases();
+		ck_assert(!is_held(old));
+		ck_assert(!ring_await_releases());
+	}
+}
+END_TEST
+
+START_TEST(what_must_not_be_replaced_is_not)
+{
+	struct file_write write = file_write_defaults();
+
+	scratch_write("file", OLD);
+	write.options.no_replace = true;
+	ck_assert_int_eq(file_write_all(&write, "file", NEW), -EEXIST);
+	ck_assert_ptr_nonnull(strstr(write.error.text, "file"));
+	ck_assert(scratch_same("file", OLD));
+	ck_assert_uint_eq(scratch_entries("."), 1);
+}
+END_TEST
+
+START_TEST(what_is_not_there_need_not_be_replaced)
+{
+	struct file_write write = file_write_defaults();
+
+	write.options.no_replace = true;
+	ck_assert_int_eq(file_write_all(&write, "file", NEW), 0);
+	ck_assert(scratch_same("file", NEW));
+	ck_assert_uint_eq(scratch_entries("."), 1);
+}
+END_TEST
+
+START_TEST(a_name_taken_meanwhile_is_not_replaced)
+{
+	struct file_write write = file_write_defaults();
+
+	write.options.no_replace = true;
+	ck_assert_int_eq(file_write_open(&write, "file"), 0);
+	ck_assert_int_eq(ring_writer_put(write.writer, NEW, NULL, NULL), 0);
+	ck_assert_int_eq(ring_writer_finish(write.writer, NULL), 0);
+	scratch_write("file", OLD);
+	ck_assert_int_eq(ring_writer_commit(write.writer, &write.error), -EEXIST);
+	file_write_close(&write);
+	ck_assert(scratch_same("file", OLD));
+}
+END_TEST
+
+static atomic_uint winners;
+
+static void *race(void *failed)
+{
+	struct file_write write = file_write_defaults();
+	int ret;
+
+	write.options.no_replace = true;
+	ret = file_write_all(&write, "file", NEW);
+	if (!ret)
+		atomic_fetch_add(&winners, 1);
+	return ret && ret != -EEXIST ? failed : NULL;
+}
+
+START_TEST(of_many_who_must_not_replace_one_wins)
+{
+	for (int round = 0; round < 10; round++) {
+		pthread_t threads[4];
+		void *failure;
+
+		atomic_store(&winners, 0);
+		for (size_t i = 0; i < ARRAY_LENGTH(threads); i++)
+			ck_assert_int_eq(pthread_create(&threads[i], NULL, race, threads), 0);
+		for (size_t i = 0; i < ARRAY_LENGTH(threads); i++) {
+			pthread_join(threads[i], &failure);
+			ck_assert_ptr_null(failure);
+		}
+		ck_assert_uint_eq(atomic_load(&winners), 1);
+		ck_assert(scratch_same("file", NEW));
+		unlink("file");
+	}
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("ring/target");
+	TCase *file = tcase_create("temporary file");
+	TCase *rights = tcase_create("rights");
+	TCase *replace = tcase_create("no replace");
+	TCase *all[] = { file, rights, replace };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(all); i++) {
+		tcase_add_checked_fixture(all[i], target_setup, target_teardown);
+		tcase_set_timeout(all[i], 30);
+		suite_add_tcase(suite, all[i]);
+	}
+	tcase_add_test(file, bytes_go_to_a_hidden_file_beside_the_target_until_the_commit);
+	tcase_add_loop_test(file, a_writer_freed_before_its_commit_leaves_nothing, 0, 6);
+	tcase_add_test(file, names_as_long_as_can_be_are_saved_to);
+	tcase_add_test(file, paths_longer_than_the_kernel_takes_are_refused);
+	tcase_add_test(file, two_writers_to_one_path_do_not_mix);
+	tcase_add_test(rights, a_new_file_has_the_mode_that_open_would_give_it);
+	tcase_add_test(rights, a_replaced_files_mode_is_kept);
+	tcase_add_test(rights, nobody_else_can_read_the_temporary_file_of_a_protected_one);
+	if (!geteuid())
+		tcase_add_test(rights, root_keeps_the_owner_of_a_replaced_file);
+	tcase_add_test(rights, a_file_that_is_not_writable_is_not_replaced);
+	tcase_add_test(rights, a_directory_that_is_not_writable_is_an_error_that_says_so);
+	tcase_add_test(rights, a_directory_that_cannot_be_entered_is_an_error_that_says_so);
+	tcase_add_test(rights, a_directory_that_cannot_be_listed_is_written_to);
+	if (!geteuid())
+		tcase_add_test(rights, a_strangers_file_is_replaced_with_a_note);
+	tcase_add_test(replace, the_space_of_a_large_replaced_file_is_given_back);
+	tcase_add_test(replace, what_must_not_be_replaced_is_not);
+	tcase_add_test(replace, what_is_not_there_need_not_be_replaced);
+	tcase_add_test(replace, a_name_taken_meanwhile_is_not_replaced);
+	tcase_add_test(replace, of_many_who_must_not_replace_one_wins);
+	return check_main(suite);
+}

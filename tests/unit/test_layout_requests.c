@@ -1,0 +1,630 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layouts that are asked for: the setting, the rule by size, how many may write, what servers are
+ * told, and what is made of their answers; and files that are asked for in vain. */
+#define _GNU_SOURCE
+#include "fs/ask.h"
+#include "support/check_main.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- The setting ------------------------------------------------------------------------------
+ */
+
+/* What a wish comes to, in words; "" if it is refused. */
+static const char *parsed(const char *text)
+{
+	static char words[256];
+	struct fs_layout_request request;
+
+	if (fs_layout_request_parse(text, &request, NULL))
+		return "";
+	if (request.kind == FS_REQUEST_LAYOUT)
+		fs_layout_text(&request.layout, words, sizeof(words));
+	else
+		strcpy(words, request.kind == FS_REQUEST_AUTO ? "auto" : "directory");
+	return words;
+}
+
+static const struct {
+	const char *text, *words;
+} understood[] = {
+	{ "auto", "auto" },
+	{ " auto\n", "auto" },
+	{ "directory", "directory" },
+	{ "stripe_count=8,stripe_size=4M,pool=flash", "8 x 4M, pool flash" },
+	{ "  stripe_size = 4M ,\tstripe_count = 8 ", "8 x 4M" },
+	{ "stripe_count=all", "all x default" },
+	{ "stripe_count=2000", "2000 x default" },
+	{ "stripe_size=64K", "default x 64K" },
+	{ "stripe_size=65536", "default x 64K" },
+	{ "pool=fifteen-letters", "default x default, pool fifteen-letters" },
+	{ "pool=A_b.9-", "default x default, pool A_b.9-" },
+	{ "to=100M,stripe_count=1; to=10G,stripe_count=8; stripe_count=32",
+	  "to 100M: 1 x default; to 10G: 8 x default; 32 x default" },
+	{ "to=1M;stripe_count=4", "to 1M: default x default; 4 x default" },
+	{ "to=8M,stripe_size=4M,stripe_count=1;stripe_size=16M,stripe_count=all,pool=p",
+	  "to 8M: 1 x 4M; all x 16M, pool p" },
+	{ "to=1M;to=2M;to=3M;to=4M;to=5M;to=6M;to=7M;stripe_count=8",
+	  "to 1M: default x default; to 2M: default x default; to 3M: default x default; to 4M: "
+	  "default x default; to 5M: default x default; to 6M: default x default; to 7M: default x "
+	  "default; 8 x default" },
+};
+
+START_TEST(a_wish_is_understood)
+{
+	ck_assert_str_eq(parsed(understood[_i].text), understood[_i].words);
+}
+END_TEST
+
+static const struct {
+	const char *text, *says;
+} refused[] = {
+	{ "", "not understood at \"\"" },
+	{ "automatic", "not understood at \"automatic\"" },
+	{ "auto,stripe_count=8", "not understood at \"auto\"" },
+	{ "stripes=8", "\"stripes\", which is not known" },
+	{ "Stripe_Count=8", "\"Stripe_Count\", which is not known" },
+	{ "stripe_count=8,", "not understood at \"\"" },
+	{ "stripe_count=0", "takes 1 to 2000, or all" },
+	{ "stripe_count=2001", "takes 1 to 2000, or all" },
+	{ "stripe_count=-1", "takes 1 to 2000, or all" },
+	{ "stripe_count=+1", "takes 1 to 2000, or all" },
+	{ "stripe_count=8x", "takes 1 to 2000, or all" },
+	{ "stripe_count=", "takes 1 to 2000, or all" },
+	{ "stripe_count=99999999999999999999", "takes 1 to 2000, or all" },
+	{ "stripe_size=100K", "multiples of 64K" },
+	{ "stripe_size=1", "multiples of 64K" },
+	{ "stripe_size=0", "multiples of 64K" },
+	{ "stripe_size=4G", "below 4G" },
+	{ "stripe_size=4MB", "multiples of 64K" },
+	{ "stripe_count=8,stripe_count=9", "stripe_count twice" },
+	{ "pool=", "1 to 15 letters" },
+	{ "pool=sixteen--letters", "1 to 15 letters" },
+	{ "pool=fla/sh", "1 to 15 letters" },
+	{ "pool=fla sh", "1 to 15 letters" },
+	{ "to=100M,stripe_count=1", "the last component" },
+	{ "stripe_count=1;stripe_count=2", "no to=" },
+	{ "to=1M,stripe_count=1;", "not understood at \"\"" },
+	{ "to=2M;to=1M;stripe_count=2", "do not rise" },
+	{ "to=2M;to=2M;stripe_count=2", "do not rise" },
+	{ "to=100;stripe_count=2", "multiples of 64K" },
+	{ "to=2M,stripe_size=4M;stripe_count=2", "whole stripe" },
+	{ "to=1M;to=2M;to=3M;to=4M;to=5M;to=6M;to=7M;to=8M;stripe_count=8", "more than 8" },
+};
+
+START_TEST(a_mistake_in_a_wish_is_named)
+{
+	struct base_error error = { 0 };
+	struct fs_layout_request request;
+
+	ck_assert_int_eq(fs_layout_request_parse(refused[_i].text, &request, &error), -EINVAL);
+	ck_assert_msg(strstr(error.text, refused[_i].says), "%s: %s", refused[_i].text, error.text);
+}
+END_TEST
+
+/* Pieces of wishes in any order. */
+START_TEST(any_text_is_a_wish_or_a_mistake)
+{
+	static const char *const pieces[] = {
+		"auto",
+		"directory",
+		"to=",
+		"stripe_count=",
+		"stripe_size=",
+		"pool=",
+		"all",
+		"1",
+		"8",
+		"64K",
+		"1M",
+		"4G",
+		"p",
+		"=",
+		",",
+		";",
+		" ",
+		"-",
+		"\xff",
+	};
+	unsigned taken = 0, components = 0;
+	uint64_t random = 7;
+
+	for (int round = 0; round < 20000; round++) {
+		uint64_t count = test_random_below(&random, 12);
+		char text[200] = "";
+		struct fs_layout_request request;
+		int ret;
+
+		if (round % 2)
+			strcpy(text, "to=64K;pool=");
+		for (uint64_t i = 0; i < count; i++)
+			strcat(text, pieces[test_random_below(&random, ARRAY_LENGTH(pieces))]);
+		ret = fs_layout_request_parse(text, &request, NULL);
+		REQUIRE(ret == 0 || ret == -EINVAL);
+		if (ret || request.kind != FS_REQUEST_LAYOUT)
+			continue;
+		taken++;
+		components += request.layout.count;
+		REQUIRE(request.layout.count && request.layout.count <= FS_MOST_PARTS);
+		REQUIRE(request.layout.parts[request.layout.count - 1].end == UINT64_MAX);
+	}
+	ck_assert_uint_gt(taken, 10);
+	ck_assert_uint_gt(components, taken);
+}
+END_TEST
+
+START_TEST(a_wish_that_is_too_long_is_refused)
+{
+	static char text[70000];
+	struct base_error error = { 0 };
+	struct fs_layout_request request;
+
+	memset(text, ';', sizeof(text) - 1);
+	ck_assert_int_eq(fs_layout_request_parse(text, &request, &error), -EINVAL);
+	ck_assert_msg(strstr(error.text, "69999 characters"), "%s", error.text);
+}
+END_TEST
+
+/* ---- The rule ----------------------------------------------------------------------------------
+ */
+
+#define ANY UINT64_MAX
+#define ONE_PART(stripes, bytes)                                                                   \
+	{                                                                                          \
+		.count = 1, .mirrors = 1, .parts = {                                               \
+			{ .end = UINT64_MAX, .stripe_count = stripes, .stripe_bytes = bytes }      \
+		}                                                                                  \
+	}
+
+static const struct choice {
+	const char *name, *request;
+	struct fs_facts facts;
+	const char *asked; /* NULL: nothing */
+	const char *why;   /* in it */
+} choices[] = {
+	/* By size, where the directory has one stripe. */
+	{ "100 MiB", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 100 * MIB, 1 }, NULL, "would do" },
+	{ "more",
+	  "auto",
+	  { FS_LUSTRE, ONE_PART(1, MIB), 100, 100 * MIB + 1, 1 },
+	  "8 x 1M",
+	  "8 stripes by size: the directory gives 1" },
+	{ "10 GiB", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 10 * GIB, 1 }, "8 x 1M", "" },
+	{ "more", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 100, 10 * GIB + 1, 1 }, "16 x 1M", "" },
+	{ "100 GiB", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 100, 100 * GIB, 1 }, "16 x 1M", "" },
+	{ "more", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 100, 100 * GIB + 1, 1 }, "32 x 1M", "" },
+	{ "huge", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 0, UINT64_MAX, 0 }, "32 x 1M", "" },
+	/* Bounds: targets, and files at a time. */
+	{ "4 targets", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 4, GIB, 1 }, "4 x 1M", "" },
+	{ "1 target", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 1, GIB, 1 }, NULL, "1 stripe would" },
+	{ "4 files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 16, GIB, 4 }, "4 x 1M", "" },
+	{ "3 files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 16, GIB, 3 }, "5 x 1M", "" },
+	{ "more files than targets",
+	  "auto",
+	  { FS_LUSTRE, ONE_PART(1, MIB), 8, GIB, 64 },
+	  NULL,
+	  "" },
+	{ "few files", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 64, GIB, 2 }, "8 x 1M", "" },
+	/* The directory. */
+	{ "wide enough", "auto", { FS_LUSTRE, ONE_PART(8, MIB), 64, GIB, 1 }, NULL, "would do" },
+	{ "all", "auto", { FS_LUSTRE, ONE_PART(FS_ALL_TARGETS, MIB), 64, GIB, 1 }, NULL, "" },
+	{ "tiny stripes", "auto", { FS_LUSTRE, ONE_PART(1, 64 * KIB), 64, GIB, 1 }, "8 x 4M", "" },
+	{ "large stripes",
+	  "auto",
+	  { FS_LUSTRE, ONE_PART(2, 64 * MIB), 64, GIB, 1 },
+	  "8 x 64M",
+	  "" },
+	{ "its pool",
+	  "auto",
+	  { FS_LUSTRE,
+	    { .count = 1,
+	      .mirrors = 1,
+	      .parts = { { .end = ANY, .stripe_count = 1, .pool = "p" } } },
+	    64,
+	    GIB,
+	    1 },
+	  "8 x default, pool p",
+	  "" },
+	{ "progressive",
+	  "auto",
+	  { FS_LUSTRE,
+	    { .count = 2,
+	      .mirrors = 1,
+	      .parts = { { .end = MIB, .stripe_count = 1 },
+			 { .begin = MIB, .end = ANY, .stripe_count = 2 } } },
+	    64,
+	    GIB,
+	    1 },
+	  NULL,
+	  "progressive" },
+	{ "mirrored",
+	  "auto",
+	  { FS_LUSTRE,
+	    { .count = 1, .mirrors = 2, .parts = { { .end = ANY, .stripe_count = 1 } } },
+	    64,
+	    GIB,
+	    1 },
+	  NULL,
+	  "mirrored" },
+	{ "nothing told", "auto", { FS_LUSTRE, { 0 }, 64, GIB, 1 }, "8 x default", "probably 1" },
+	{ "nothing told", "auto", { FS_BEEGFS, { 0 }, 0, GIB, 1 }, "8 x default", "probably 4" },
+	{ "BeeGFS, small", "auto", { FS_BEEGFS, { 0 }, 0, 50 * MIB, 1 }, NULL, "" },
+	{ "size unknown", "auto", { FS_LUSTRE, ONE_PART(1, MIB), 64, 0, 1 }, NULL, "not known" },
+	{ "CephFS", "auto", { FS_CEPH, ONE_PART(1, 4 * MIB), 0, GIB, 1 }, NULL, "by itself" },
+	{ "ext4", "auto", { FS_EXT, { 0 }, 0, GIB, 1 }, NULL, "no layouts to ask for on ext" },
+	/* Wishes. */
+	{ "ext4", "stripe_count=8", { FS_EXT, { 0 }, 0, GIB, 1 }, NULL, "no layouts" },
+	{ "NFS", "stripe_count=8", { FS_NFS, { 0 }, 0, GIB, 1 }, NULL, "no layouts" },
+	{ "none", "directory", { FS_LUSTRE, ONE_PART(1, MIB), 64, GIB, 1 }, NULL, "as asked for" },
+	{ "count",
+	  "stripe_count=4",
+	  { FS_LUSTRE, ONE_PART(1, MIB), 64, GIB, 1 },
+	  "4 x 1M",
+	  "as asked for" },
+	{ "narrower", "stripe_count=1", { FS_LUSTRE, ONE_PART(8, MIB), 64, 0, 1 }, "1 x 1M", "" },
+	{ "size", "stripe_size=8M", { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 }, "2 x 8M", "" },
+	{ "pool",
+	  "pool=flash",
+	  { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 },
+	  "2 x 1M, pool flash",
+	  "" },
+	{ "all", "stripe_count=all", { FS_LUSTRE, ONE_PART(2, MIB), 0, GIB, 1 }, "all x 1M", "" },
+	{ "more than there are",
+	  "stripe_count=100",
+	  { FS_LUSTRE, ONE_PART(2, MIB), 4, GIB, 1 },
+	  "100 x 1M",
+	  "" },
+	{ "what it is",
+	  "stripe_count=2",
+	  { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 },
+	  NULL,
+	  "which is the directory's" },
+	{ "progressive",
+	  "to=100M,stripe_count=1;stripe_count=8",
+	  { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 },
+	  "to 100M: 1 x 1M; 8 x 1M",
+	  "" },
+	{ "a part that is no multiple of the directory's stripes",
+	  "to=2560K,stripe_count=1;to=3M,stripe_count=2;stripe_count=8",
+	  { FS_LUSTRE, ONE_PART(2, MIB), 64, GIB, 1 },
+	  "to 2560K: 1 x 512K; to 3M: 2 x 1M; 8 x 1M",
+	  "" },
+	{ "a part that is a multiple of nothing else",
+	  "to=192K,stripe_count=1;stripe_count=8",
+	  { FS_LUSTRE, ONE_PART(2, 5 * MIB), 64, GIB, 1 },
+	  "to 192K: 1 x 64K; 8 x 5M",
+	  "" },
+	{ "progressive on BeeGFS: its main part",
+	  "to=100M,stripe_count=1;stripe_count=8",
+	  { FS_BEEGFS, { 0 }, 0, GIB, 1 },
+	  "8 x default",
+	  "" },
+	{ "progressive on BeeGFS, small",
+	  "to=100M,stripe_count=1;stripe_count=8",
+	  { FS_BEEGFS, { 0 }, 0, 120 * MIB, 1 },
+	  "1 x default",
+	  "" },
+	{ "progressive on CephFS, size unknown: its last part",
+	  "to=100M,stripe_count=1;stripe_count=8",
+	  { FS_CEPH, ONE_PART(1, 4 * MIB), 0, 0, 1 },
+	  "8 x 4M",
+	  "" },
+	{ "of a directory whose files begin on metadata servers",
+	  "stripe_size=16M",
+	  { FS_LUSTRE,
+	    { .count = 2,
+	      .mirrors = 1,
+	      .parts = { { .end = MIB, .on_metadata = true },
+			 { .begin = MIB, .end = ANY, .stripe_count = 6, .pool = "p" } } },
+	    64,
+	    GIB,
+	    1 },
+	  "6 x 16M, pool p",
+	  "" },
+};
+
+START_TEST(what_is_asked_for)
+{
+	const struct choice *choice = &choices[_i];
+	struct fs_layout ask;
+	struct fs_layout_request request;
+	char text[96], why[160];
+	int ret;
+
+	ck_assert_int_eq(fs_layout_request_parse(choice->request, &request, NULL), 0);
+	ret = fs_choose_layout(&request, &choice->facts, &ask, why, sizeof(why));
+	fs_layout_text(&ask, text, sizeof(text));
+	ck_assert_msg(ret == (choice->asked != NULL), "%s, %s: %d (%s), %s", choice->name,
+		      choice->request, ret, text, why);
+	if (choice->asked)
+		ck_assert_str_eq(text, choice->asked);
+	ck_assert_msg(*why && strstr(why, choice->why), "%s, %s: %s", choice->name, choice->request,
+		      why);
+	/* Without room for it. */
+	ck_assert_int_eq(fs_choose_layout(&request, &choice->facts, &ask, NULL, 0), ret);
+}
+END_TEST
+
+/* ---- Writers at a time --------------------------------------------------------------------------
+ */
+
+static const struct {
+	uint32_t targets;
+	struct fs_layout layout;
+	uint64_t bytes;
+	uint32_t capacity;
+} capacities[] = {
+	{ 8, ONE_PART(1, MIB), GIB, 8 },
+	{ 8, ONE_PART(8, MIB), GIB, 1 },
+	{ 8, ONE_PART(FS_ALL_TARGETS, MIB), GIB, 1 },
+	{ 8, ONE_PART(3, MIB), GIB, 2 },
+	{ 8, ONE_PART(5, MIB), GIB, 1 },
+	{ 8, ONE_PART(16, MIB), GIB, 1 }, /* overstriped */
+	{ 500, ONE_PART(1, MIB), GIB, 64 },
+	{ 64, ONE_PART(1, MIB), GIB, 64 },
+	{ 0, ONE_PART(1, MIB), GIB, 0 },
+	{ 8, { 0 }, GIB, 0 },
+	{ 8, ONE_PART(0, MIB), GIB, 0 },
+	{ 32,
+	  { .count = 2,
+	    .mirrors = 1,
+	    .parts = { { .end = 100 * MIB, .stripe_count = 1 },
+		       { .begin = 100 * MIB, .end = ANY, .stripe_count = 8 } } },
+	  32 * MIB,
+	  32 },
+	{ 32,
+	  { .count = 2,
+	    .mirrors = 1,
+	    .parts = { { .end = 100 * MIB, .stripe_count = 1 },
+		       { .begin = 100 * MIB, .end = ANY, .stripe_count = 8 } } },
+	  GIB,
+	  4 },
+	/* All of it on a metadata server: that is one. */
+	{ 32,
+	  { .count = 1, .mirrors = 1, .parts = { { .end = ANY, .on_metadata = true } } },
+	  MIB,
+	  0 },
+};
+
+START_TEST(how_many_may_write)
+{
+	ck_assert_uint_eq(
+		fs_capacity(capacities[_i].targets, &capacities[_i].layout, capacities[_i].bytes),
+		capacities[_i].capacity);
+}
+END_TEST
+
+/* ---- What servers are told
+ * ----------------------------------------------------------------------- */
+
+/* The parser of what Lustre answers understands it: it comes as it went. */
+START_TEST(lustre_is_told_what_is_asked)
+{
+	uint8_t blob[FS_LUSTRE_ASK_BYTES];
+	struct fs_layout back;
+	struct fs_layout_request request;
+	char text[256];
+	size_t bytes;
+
+	if (fs_layout_request_parse(understood[_i].text, &request, NULL) ||
+	    request.kind != FS_REQUEST_LAYOUT)
+		return;
+	/* What says "as you like" is no answer. */
+	for (uint32_t i = 0; i < request.layout.count; i++) {
+		struct fs_part *part = &request.layout.parts[i];
+
+		part->stripe_bytes = part->stripe_bytes ? part->stripe_bytes : MIB;
+		part->stripe_count = part->stripe_count ? part->stripe_count : 3;
+	}
+	bytes = fs_lustre_ask(&request.layout, blob);
+	ck_assert_uint_le(bytes, sizeof(blob));
+	ck_assert_int_eq(fs_lustre_layout(blob, bytes, &back), 0);
+	ck_assert_int_eq(fs_differs(&request.layout, &back, text, sizeof(text)), 0);
+}
+END_TEST
+
+START_TEST(lustre_is_told_byte_for_byte)
+{
+	static const uint8_t v3[48] = {
+		0xd0, 0x0b, 0xd3, 0x0b, 1,   0,   [24] = 0, 0,   0x40, 0, /* 4 MiB */
+		8,    0,    0xff, 0xff, 'f', 'l', 'a',      's', 'h',
+	};
+	struct fs_layout layout = ONE_PART(8, 4 * MIB);
+	uint8_t blob[FS_LUSTRE_ASK_BYTES];
+
+	strcpy(layout.parts[0].pool, "flash");
+	ck_assert_uint_eq(fs_lustre_ask(&layout, blob), sizeof(v3));
+	ck_assert_mem_eq(blob, v3, sizeof(v3));
+	*layout.parts[0].pool = 0;
+	ck_assert_uint_eq(fs_lustre_ask(&layout, blob), 32);
+	layout.parts[0].stripe_count = FS_ALL_TARGETS;
+	fs_lustre_ask(&layout, blob);
+	ck_assert_uint_eq(blob[28] | blob[29] << 8, 0xffff);
+}
+END_TEST
+
+static const struct {
+	const char *now, *request, *told; /* NULL: nothing */
+} ceph[] = {
+	{ "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data", "stripe_count=8",
+	  "stripe_unit=4194304 stripe_count=8 object_size=4194304" },
+	{ "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data",
+	  "stripe_count=8,stripe_size=1M,pool=fast",
+	  "stripe_unit=1048576 stripe_count=8 object_size=4194304 pool=fast" },
+	{ "stripe_unit=4194304 stripe_count=1 object_size=4194304 pool=data", "stripe_size=16M",
+	  "stripe_unit=16777216 stripe_count=1 object_size=16777216" },
+	{ "stripe_unit=1048576 stripe_count=2 object_size=4194304 pool=data", "stripe_size=3M",
+	  "stripe_unit=3145728 stripe_count=2 object_size=6291456" },
+	{ "stripe_unit=1048576 stripe_count=2 object_size=4194304", "stripe_count=all",
+	  "stripe_unit=1048576 stripe_count=2 object_size=4194304" },
+	{ "stripe_unit=1048576 object_size=4194304", "stripe_count=8", NULL },
+	{ "stripe_unit=0 stripe_count=2 object_size=4194304", "stripe_count=8", NULL },
+	{ "stripe_unit=99999999999999999999 stripe_count=2 object_size=4194304", "stripe_count=8",
+	  NULL },
+	{ "", "stripe_count=8", NULL },
+};
+
+START_TEST(ceph_is_told_all_at_once)
+{
+	struct fs_layout_request request;
+	char text[256];
+	int ret;
+
+	ck_assert_int_eq(fs_layout_request_parse(ceph[_i].request, &request, NULL), 0);
+	ret = fs_ceph_ask(&request.layout, ceph[_i].now, strlen(ceph[_i].now), text, sizeof(text));
+	ck_assert_int_eq(ret, ceph[_i].told ? 0 : -EINVAL);
+	if (ceph[_i].told)
+		ck_assert_str_eq(text, ceph[_i].told);
+	ck_assert_int_eq(fs_ceph_ask(&request.layout, ceph[_i].now, strlen(ceph[_i].now), text, 20),
+			 -EINVAL);
+}
+END_TEST
+
+/* ---- What they answer
+ * ---------------------------------------------------------------------------- */
+
+static const struct {
+	const char *ask, *got;
+	int differs;
+} answers[] = {
+	{ "stripe_count=8,stripe_size=4M", "stripe_count=8,stripe_size=4M", 0 },
+	{ "stripe_count=8", "stripe_count=8,stripe_size=4M,pool=p", 0 },
+	{ "stripe_count=all", "stripe_count=3,stripe_size=4M", 0 },
+	{ "stripe_size=4M", "stripe_count=3,stripe_size=4M", 0 },
+	{ "stripe_count=8,stripe_size=4M", "stripe_count=4,stripe_size=4M", 1 },
+	{ "stripe_count=8,stripe_size=4M", "stripe_count=9,stripe_size=4M", 2 },
+	{ "stripe_count=8,stripe_size=4M", "stripe_count=8,stripe_size=1M", 2 },
+	{ "stripe_count=8,stripe_size=4M", "stripe_count=4,stripe_size=1M", 2 },
+	{ "stripe_count=8,pool=p", "stripe_count=8,stripe_size=1M", 2 },
+	{ "stripe_count=8,pool=p", "stripe_count=8,pool=q", 2 },
+	{ "to=1M,stripe_count=1;stripe_count=8", "stripe_count=8,stripe_size=1M", 2 },
+	{ "to=1M,stripe_count=1;stripe_count=8", "to=1M,stripe_count=1;stripe_count=8", 0 },
+	{ "to=1M,stripe_count=1;stripe_count=8", "to=1M,stripe_count=1;stripe_count=4", 1 },
+	{ "to=1M,stripe_count=1;stripe_count=8", "to=2M,stripe_count=1;stripe_count=8", 2 },
+};
+
+START_TEST(what_is_given_is_compared_with_what_was_asked)
+{
+	struct fs_layout_request ask, got;
+	char text[256];
+
+	ck_assert_int_eq(fs_layout_request_parse(answers[_i].ask, &ask, NULL), 0);
+	ck_assert_int_eq(fs_layout_request_parse(answers[_i].got, &got, NULL), 0);
+	ck_assert_int_eq(fs_differs(&ask.layout, &got.layout, text, sizeof(text)),
+			 answers[_i].differs);
+	ck_assert_int_eq(*text != 0, answers[_i].differs != 0);
+}
+END_TEST
+
+/* ---- Files that are asked for in vain
+ * ------------------------------------------------------------ */
+
+/* This folder is on none of these filesystems: a client that has no such requests answers alike. */
+static const enum fs_family families[] = { FS_LUSTRE, FS_BEEGFS, FS_CEPH, FS_EXT };
+
+static int create(enum fs_family family, const char *name, mode_t mode, char *note, size_t bytes)
+{
+	int folder = open(scratch_directory(), O_RDONLY | O_DIRECTORY), fd;
+	struct fs_layout_request request;
+
+	ck_assert_int_eq(fs_layout_request_parse("stripe_count=4,stripe_size=4M", &request, NULL),
+			 0);
+	fd = fs_create_with_layout(folder, name, mode, family, &request.layout, note, bytes);
+	close(folder);
+	return fd;
+}
+
+START_TEST(where_there_are_no_layouts_there_is_a_file)
+{
+	mode_t mask = umask(027);
+	struct stat status;
+	char note[256], byte = 'x';
+	int fd = create(families[_i], "new", 0666, note, sizeof(note));
+
+	umask(mask);
+	ck_assert_msg(fd >= 0, "%s", strerror(-fd));
+	ck_assert_int_eq(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+	ck_assert_int_eq(fcntl(fd, F_GETFL) & (O_ACCMODE | O_NONBLOCK), O_RDWR);
+	ck_assert_int_eq(fcntl(fd, F_GETFL) & O_ASYNC, 0);
+	ck_assert_int_eq(pwrite(fd, &byte, 1, 0), 1);
+	ck_assert_int_eq(fstat(fd, &status), 0);
+	ck_assert_int_eq(status.st_mode & 07777, 0640);
+	ck_assert_int_eq(status.st_nlink, 1);
+	ck_assert_msg(strstr(note, "layout 4 x 4M was not to be had (") &&
+			      strstr(note, "), the directory's is used"),
+		      "%s", note);
+	close(fd);
+	ck_assert_int_eq(unlink(scratch_path("new")), 0);
+	ck_assert_int_eq(create(families[_i], "new", 0600, NULL, 0), fd);
+	close(fd);
+}
+END_TEST
+
+START_TEST(what_is_there_is_left_alone)
+{
+	char note[256], bytes[8] = "";
+	int fd = open(scratch_path("old"), O_WRONLY | O_CREAT, 0600);
+
+	ck_assert_int_eq(write(fd, "theirs", 6), 6);
+	close(fd);
+	ck_assert_int_eq(symlink("nowhere", scratch_path("link")), 0);
+	ck_assert_int_eq(create(families[_i], "old", 0666, note, sizeof(note)), -EEXIST);
+	ck_assert_int_eq(create(families[_i], "link", 0666, note, sizeof(note)), -EEXIST);
+	fd = open(scratch_path("old"), O_RDONLY);
+	ck_assert_int_eq(read(fd, bytes, sizeof(bytes)), 6);
+	ck_assert_str_eq(bytes, "theirs");
+	close(fd);
+	ck_assert_int_eq(access(scratch_path("nowhere"), F_OK), -1);
+}
+END_TEST
+
+START_TEST(a_folder_that_is_gone_has_no_file)
+{
+	char note[256];
+	int folder = open(scratch_directory(), O_RDONLY | O_DIRECTORY), gone;
+	struct fs_layout_request request;
+
+	ck_assert_int_eq(fs_layout_request_parse("stripe_count=4", &request, NULL), 0);
+	ck_assert_int_eq(mkdir(scratch_path("gone"), 0700), 0);
+	gone = open(scratch_path("gone"), O_RDONLY | O_DIRECTORY);
+	ck_assert_int_eq(rmdir(scratch_path("gone")), 0);
+	ck_assert_int_eq(fs_create_with_layout(gone, "new", 0600, families[_i], &request.layout,
+					       note, sizeof(note)),
+			 -ENOENT);
+	close(gone);
+	close(folder);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("wishes");
+	TCase *pure = tcase_create("pure"), *files = tcase_create("files");
+
+	tcase_add_loop_test(pure, a_wish_is_understood, 0, ARRAY_LENGTH(understood));
+	tcase_add_loop_test(pure, a_mistake_in_a_wish_is_named, 0, ARRAY_LENGTH(refused));
+	tcase_add_test(pure, any_text_is_a_wish_or_a_mistake);
+	tcase_add_test(pure, a_wish_that_is_too_long_is_refused);
+	tcase_add_loop_test(pure, what_is_asked_for, 0, ARRAY_LENGTH(choices));
+	tcase_add_loop_test(pure, how_many_may_write, 0, ARRAY_LENGTH(capacities));
+	tcase_add_loop_test(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood));
+	tcase_add_test(pure, lustre_is_told_byte_for_byte);
+	tcase_add_loop_test(pure, ceph_is_told_all_at_once, 0, ARRAY_LENGTH(ceph));
+	tcase_add_loop_test(pure, what_is_given_is_compared_with_what_was_asked, 0,
+			    ARRAY_LENGTH(answers));
+	suite_add_tcase(suite, pure);
+	tcase_add_checked_fixture(files, scratch_setup, scratch_teardown);
+	tcase_add_loop_test(files, where_there_are_no_layouts_there_is_a_file, 0,
+			    ARRAY_LENGTH(families));
+	tcase_add_loop_test(files, what_is_there_is_left_alone, 0, ARRAY_LENGTH(families));
+	tcase_add_loop_test(files, a_folder_that_is_gone_has_no_file, 0, ARRAY_LENGTH(families));
+	suite_add_tcase(suite, files);
+	return check_main(suite);
+}

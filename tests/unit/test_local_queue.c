@@ -1,0 +1,568 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The queue of one host: on a table in memory, by a clock of the test's own. */
+#include "slots/local.h"
+#include "support/check_main.h"
+#include "support/random.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LEASE_MS 3000u
+
+static struct local_table *table;
+static struct slots_config config;
+static struct slots_answer answer;
+
+static void setup(void)
+{
+	table = calloc(1, sizeof(*table));
+	ck_assert_ptr_nonnull(table);
+	table->now_ns = UINT64_C(1000000000000);
+	table->wall_ms = UINT64_C(1700000000000);
+	local_clear(table, "p");
+	config = (struct slots_config){
+		.identity = { .job = "job",
+			      .node = "here",
+			      .user = "me",
+			      .ranks = 1,
+			      .share = 100 },
+		.lease_ms = LEASE_MS,
+		.default_capacity = 2,
+	};
+}
+
+static void teardown(void)
+{
+	free(table);
+}
+
+static void pass_ms(uint64_t ms)
+{
+	table->now_ns += ms * 1000000;
+	table->wall_ms += ms;
+}
+
+static int ask_for(const char *id, uint32_t weight, uint64_t bytes, bool never_wait)
+{
+	struct slots_request request = { .weight = weight,
+					 .bytes = bytes,
+					 .never_wait = never_wait };
+
+	snprintf(request.id, sizeof(request.id), "%s", id);
+	table->woken_count = 0;
+	/* The process is the number behind the first letter. */
+	return local_queue_acquire(table, &config, &request, (uint32_t)atoi(id + 1), &answer);
+}
+
+static enum slots_state ask(const char *id, uint32_t weight)
+{
+	ck_assert_int_eq(ask_for(id, weight, 0, false), 0);
+	return answer.state;
+}
+
+static enum slots_state state_of(const char *id)
+{
+	struct slots_beat beat = { .passed = 5 };
+
+	snprintf(beat.id, sizeof(beat.id), "%s", id);
+	local_queue_beat(table, &config, &beat, &answer);
+	return answer.state;
+}
+
+static bool give_back(const char *id, uint64_t passed)
+{
+	table->woken_count = 0;
+	return local_queue_release(table, id, passed);
+}
+
+static void set(uint32_t capacity, bool clear)
+{
+	const struct ioshape_pool_settings settings = { .capacity = capacity, .clear = clear };
+
+	table->woken_count = 0;
+	local_queue_set(table, &config, &settings);
+}
+
+START_TEST(slots_are_granted_in_the_order_of_requests)
+{
+	ck_assert_int_eq(ask("r1", 1), SLOTS_HOLDING);
+	ck_assert_int_eq(ask("r2", 1), SLOTS_HOLDING);
+	for (int i = 3; i < 6; i++) {
+		char id[8];
+
+		snprintf(id, sizeof(id), "r%d", i);
+		ck_assert_int_eq(ask(id, 1), SLOTS_WAITING);
+		ck_assert_uint_eq(answer.position, (uint32_t)i - 3);
+		pass_ms(1);
+	}
+	ck_assert_str_eq(answer.ahead, "job job, rank 0 on here");
+	ck_assert(give_back("r2", 0));
+	ck_assert_uint_eq(table->woken_count, 1);
+	ck_assert_uint_eq(table->woken[0], 3);
+	ck_assert_int_eq(state_of("r3"), SLOTS_HOLDING);
+	ck_assert_int_eq(state_of("r4"), SLOTS_WAITING);
+	ck_assert_uint_eq(answer.position, 0);
+	ck_assert(!give_back("r2", 0));
+}
+END_TEST
+
+static void ask_as(const char *job, const char *id)
+{
+	snprintf(config.identity.job, sizeof(config.identity.job), "%s", job);
+	ask(id, 1);
+}
+
+START_TEST(jobs_alternate_however_many_requests_each_has)
+{
+	static const char *const order[] = { "r2", "r10", "r20", "r3", "r11", "r4", "r5", "r6" };
+
+	set(1, false);
+	for (int i = 1; i < 7; i++) {
+		char id[8];
+
+		snprintf(id, sizeof(id), "r%d", i);
+		ask_as("many", id);
+	}
+	give_back("r1", 0);
+	/* r2 was let in: its tag is where new jobs begin. */
+	ask_as("few", "r10");
+	ask_as("few", "r11");
+	ask_as("one", "r20");
+	for (size_t i = 0; i < ARRAY_LENGTH(order); i++) {
+		ck_assert_msg(state_of(order[i]) == SLOTS_HOLDING, "%s", order[i]);
+		give_back(order[i], 0);
+	}
+}
+END_TEST
+
+START_TEST(a_job_with_twice_the_share_gets_twice_as_many_slots)
+{
+	uint32_t granted[2] = { 0 };
+
+	set(1, false);
+	ask_as("other", "r1");
+	for (int i = 0; i < 30; i++) {
+		char id[8];
+
+		config.identity.share = 200;
+		snprintf(id, sizeof(id), "r%d", 100 + i);
+		ask_as("large", id);
+		config.identity.share = 100;
+		snprintf(id, sizeof(id), "r%d", 200 + i);
+		ask_as("small", id);
+	}
+	give_back("r1", 0);
+	for (int i = 0; i < 30; i++) {
+		const uint32_t number = table->woken[0];
+		char id[8];
+
+		granted[number >= 200]++;
+		snprintf(id, sizeof(id), "r%u", number);
+		ck_assert(give_back(id, 0));
+	}
+	ck_assert_uint_ge(granted[0], 19);
+	ck_assert_uint_le(granted[0], 21);
+}
+END_TEST
+
+START_TEST(a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gave_up)
+{
+	set(1, false);
+	for (int i = 0; i < 50; i++) {
+		ask_as("busy", "r1");
+		give_back("r1", 0);
+	}
+	ask_as("busy", "r1");
+	ask_as("busy", "r2");
+	for (int i = 10; i < 30; i++) {
+		char id[8];
+
+		snprintf(id, sizeof(id), "r%d", i);
+		ask_as("moody", id);
+		give_back(id, 0);
+	}
+	ask_as("moody", "r30");
+	ask_as("moody", "r31");
+	give_back("r1", 0);
+	ck_assert_int_eq(state_of("r30"), SLOTS_HOLDING);
+	give_back("r30", 0);
+	ck_assert_int_eq(state_of("r2"), SLOTS_HOLDING);
+	give_back("r2", 0);
+	ck_assert_int_eq(state_of("r31"), SLOTS_HOLDING);
+}
+END_TEST
+
+START_TEST(a_request_that_is_repeated_changes_nothing)
+{
+	uint64_t fence;
+
+	ask("r1", 1);
+	fence = answer.fence;
+	pass_ms(2000);
+	ck_assert_int_eq(ask("r1", 1), SLOTS_HOLDING);
+	ck_assert_uint_eq(answer.fence, fence);
+	ck_assert_uint_eq(table->image.head.grants, 1);
+	/* It shows that it lives. */
+	pass_ms(2000);
+	ck_assert_int_eq(state_of("r1"), SLOTS_HOLDING);
+}
+END_TEST
+
+START_TEST(a_heavy_request_is_not_overtaken_and_one_above_the_capacity_writes_alone)
+{
+	ask("r1", 1);
+	ck_assert_int_eq(ask("r2", 5), SLOTS_WAITING);
+	ck_assert_int_eq(ask("r3", 1), SLOTS_WAITING);
+	give_back("r1", 0);
+	ck_assert_int_eq(state_of("r2"), SLOTS_HOLDING);
+	ck_assert_int_eq(state_of("r3"), SLOTS_WAITING);
+	give_back("r2", 0);
+	ck_assert_int_eq(state_of("r3"), SLOTS_HOLDING);
+}
+END_TEST
+
+START_TEST(a_small_request_passes_the_queue_one_at_a_time)
+{
+	ask("r1", 2);
+	ck_assert_int_eq(ask("r2", 1), SLOTS_WAITING);
+	ck_assert_int_eq(ask_for("r3", 1, 1 * MIB, false), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_uint_eq(answer.weight, 0);
+	ck_assert_int_eq(ask_for("r4", 1, 1 * MIB, false), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	ck_assert_int_eq(ask_for("r5", 1, SLOTS_SMALL_BYTES + 1, false), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	give_back("r3", 0);
+	ck_assert_int_eq(state_of("r4"), SLOTS_HOLDING);
+	ck_assert_int_eq(state_of("r2"), SLOTS_WAITING);
+	ck_assert_int_eq(state_of("r5"), SLOTS_WAITING);
+}
+END_TEST
+
+START_TEST(a_request_that_will_not_wait_leaves_nothing_behind)
+{
+	ask("r1", 2);
+	ck_assert_int_eq(ask_for("r2", 1, 0, true), 0);
+	ck_assert_int_eq(answer.state, SLOTS_NONE);
+	ck_assert_uint_eq(table->image.head.member_end, 1);
+}
+END_TEST
+
+START_TEST(without_heartbeats_a_member_is_gone_after_its_lease)
+{
+	ask("r1", 2);
+	ask("r2", 1);
+	ask("r3", 1);
+	pass_ms(2000);
+	ck_assert_int_eq(state_of("r2"), SLOTS_WAITING);
+	pass_ms(1000);
+	ck_assert_int_eq(state_of("r2"), SLOTS_HOLDING);
+	ck_assert_int_eq(state_of("r1"), SLOTS_NONE);
+	ck_assert_int_eq(state_of("r3"), SLOTS_NONE);
+	/* One that was let in while it waited has half a lease to show that it knows. */
+	ask("r4", 2);
+	give_back("r2", 0);
+	pass_ms(LEASE_MS / 2);
+	ck_assert_int_eq(state_of("r4"), SLOTS_NONE);
+}
+END_TEST
+
+START_TEST(the_capacity_is_the_operators_then_the_jobs_then_the_default)
+{
+	ask("r1", 1);
+	ck_assert_uint_eq(answer.capacity, 2);
+	config.asked_capacity = 7;
+	ask("r2", 1);
+	ck_assert_uint_eq(answer.capacity, 2); /* the pool is in use */
+	give_back("r1", 0);
+	give_back("r2", 0);
+	ask("r3", 1);
+	ck_assert_uint_eq(answer.capacity, 7);
+	set(1, false);
+	ck_assert(local_is_set(&table->image.head));
+	ck_assert_int_eq(ask("r4", 1), SLOTS_WAITING);
+	ck_assert_uint_eq(answer.capacity, 1);
+	set(0, true);
+	ck_assert(!local_is_set(&table->image.head));
+	ck_assert_int_eq(state_of("r4"), SLOTS_HOLDING);
+}
+END_TEST
+
+START_TEST(fences_rise_by_time_and_by_grant)
+{
+	uint64_t fence = 0;
+
+	for (int i = 0; i < 5000; i++) {
+		ask("r1", 1);
+		REQUIRE(answer.fence > fence);
+		fence = answer.fence;
+		give_back("r1", 0);
+		pass_ms(i % 7 == 0);
+	}
+	/* Also where the table was lost. */
+	table->latest_fence = fence;
+	local_clear(table, "p");
+	ask("r1", 1);
+	ck_assert_uint_gt(answer.fence, fence);
+}
+END_TEST
+
+START_TEST(the_dead_are_looked_for_among_holders_and_the_first_that_waits)
+{
+	uint32_t processes[8];
+
+	ask("r1", 1);
+	ask("r2", 1);
+	ck_assert_uint_eq(local_queue_in_the_way(table, processes, 8), 0);
+	ask("r3", 1);
+	ask("r4", 1);
+	ck_assert_uint_eq(local_queue_in_the_way(table, processes, 8), 3);
+	local_queue_bury(table, 1);
+	ck_assert_int_eq(state_of("r1"), SLOTS_NONE);
+	ck_assert_int_eq(state_of("r3"), SLOTS_HOLDING);
+	ck_assert(local_queue_kick(table, &config, "r2"));
+	ck_assert(!local_queue_kick(table, &config, "r2"));
+	ck_assert_int_eq(state_of("r4"), SLOTS_HOLDING);
+}
+END_TEST
+
+START_TEST(a_full_table_refuses_and_takes_the_next_when_one_leaves)
+{
+	char id[16];
+
+	for (uint32_t i = 0; i < LOCAL_MEMBERS; i++) {
+		snprintf(id, sizeof(id), "r%u", i);
+		REQUIRE(!ask_for(id, 1, 0, false));
+	}
+	ck_assert_int_eq(ask_for("r9999", 1, 0, false), -ENOSPC);
+	ck_assert(give_back("r700", 0));
+	ck_assert_int_eq(ask("r9999", 1), SLOTS_WAITING);
+	ck_assert_uint_eq(answer.position, LOCAL_MEMBERS - 3);
+}
+END_TEST
+
+static struct slots_grant pace(int64_t bytes)
+{
+	struct slots_grant grant;
+
+	local_queue_pace(table, &config, bytes, &grant);
+	return grant;
+}
+
+START_TEST(bandwidth_is_shared_out_in_turn_and_what_comes_back_is_given_again)
+{
+	const struct ioshape_pool_settings settings = { .pool_bytes_per_s = 1000000 };
+	struct slots_grant grant;
+
+	ck_assert_uint_eq(pace(1000).bytes, 0);
+	local_queue_set(table, &config, &settings);
+	for (uint32_t i = 0; i < 3; i++) {
+		grant = pace(1000);
+		ck_assert_uint_eq(grant.bytes, 250000);
+		ck_assert_uint_eq(grant.start_ms, i * 250);
+		ck_assert_uint_ge(grant.end_ms, (i + 1) * 250);
+		ck_assert_uint_le(grant.end_ms, (i + 1) * 250 + 1);
+	}
+	pace(-250000);
+	ck_assert_uint_eq(pace(1000).start_ms, 500);
+	/* The lower of both limits. */
+	config.rate = 100000;
+	grant = pace(1000);
+	ck_assert_uint_eq(grant.bytes, 25000);
+	ck_assert_uint_eq(grant.start_ms, 750);
+	ck_assert_uint_ge(pace(1000).start_ms, 1000);
+}
+END_TEST
+
+START_TEST(a_status_says_who_holds_who_waits_and_how_many_slots_were_granted)
+{
+	struct slots_status_maker *maker;
+	const struct ioshape_pool_status *status;
+
+	ask("r1", 2);
+	ask("r2", 1);
+	ask("r3", 1);
+	state_of("r1");
+	pass_ms(500);
+	ck_assert_int_eq(slots_status_new(&maker, "p", "local", NULL), 0);
+	ck_assert_int_eq(local_status(table, 2, maker), 0);
+	status = slots_status_of(maker);
+	ck_assert_uint_eq(status->capacity, 2);
+	ck_assert_uint_eq(status->used, 2);
+	ck_assert_uint_eq(status->grants, 1);
+	ck_assert_uint_eq(status->holder_count, 1);
+	ck_assert_str_eq(status->holders[0].id, "r1");
+	ck_assert_uint_eq(status->holders[0].written_bytes, 5);
+	ck_assert_double_eq_tol(status->holders[0].since_s, 0.5, 1e-9);
+	ck_assert_double_eq_tol(status->holders[0].lease_s, 2.5, 1e-9);
+	ck_assert_uint_eq(status->waiter_count, 2);
+	ck_assert_str_eq(status->waiters[1].id, "r3");
+	slots_status_abandon(maker);
+}
+END_TEST
+
+START_TEST(a_status_says_who_wrote_how_much_and_what_operators_did)
+{
+	struct slots_status_maker *maker;
+	const struct ioshape_pool_status *status;
+
+	strcpy(config.identity.user, "ann");
+	ask_as("large", "r1");
+	give_back("r1", 1000);
+	ask_as("small", "r2");
+	give_back("r2", 3);
+	ask_as("small", "r3");
+	state_of("r3");
+	for (uint32_t i = 0; i < SLOTS_ACTS; i++)
+		set(i + 1, false);
+	local_queue_kick(table, &config, "nobody");
+	ck_assert(local_queue_kick(table, &config, "r3"));
+	ask_as("small", "r4");
+	state_of("r4");
+	ck_assert_int_eq(slots_status_new(&maker, "p", "local", NULL), 0);
+	ck_assert_int_eq(local_status(table, 2, maker), 0);
+	status = slots_status_of(maker);
+	ck_assert_uint_eq(status->job_listed, 2);
+	ck_assert_str_eq(status->jobs[0].job, "large");
+	ck_assert_str_eq(status->jobs[0].user, "ann");
+	ck_assert_uint_eq(status->jobs[0].written_bytes, 1000);
+	ck_assert_uint_eq(status->jobs[0].writes, 1);
+	ck_assert_uint_eq(status->jobs[1].written_bytes, 3 + 5 + 5);
+	ck_assert_uint_eq(status->jobs[1].writes, 2);
+	ck_assert_uint_eq(status->act_listed, SLOTS_ACTS);
+	ck_assert_str_eq(status->acts[0].what, "set capacity=2");
+	ck_assert_str_eq(status->acts[SLOTS_ACTS - 1].what, "kick r3");
+	ck_assert_str_eq(status->acts[0].who, "ann@here");
+	ck_assert_double_eq_tol(status->acts[0].at_s, 1700000000.0, 1e-9);
+	slots_status_abandon(maker);
+}
+END_TEST
+
+static uint32_t granted_lately(void)
+{
+	struct slots_status_maker *maker;
+	uint32_t granted;
+
+	ck_assert_int_eq(slots_status_new(&maker, "p", "local", NULL), 0);
+	ck_assert_int_eq(local_status(table, 2, maker), 0);
+	granted = slots_status_of(maker)->grants_last_minute;
+	slots_status_abandon(maker);
+	return granted;
+}
+
+START_TEST(grants_of_the_last_minute_are_counted_from_now)
+{
+	table->now_ns = UINT64_C(60000000000) * 100;
+	for (int i = 0; i < 60; i++) {
+		ask("r1", 1);
+		give_back("r1", 0);
+		pass_ms(1000);
+		/* Those just granted count at once, not when the clock's minute is over. */
+		ck_assert_uint_eq(granted_lately(), (uint32_t)i + 1);
+	}
+	pass_ms(30000);
+	ck_assert_uint_eq(granted_lately(), 30);
+	pass_ms(30000);
+	ck_assert_uint_eq(granted_lately(), 0);
+}
+END_TEST
+
+START_TEST(jobs_that_were_not_seen_for_long_are_replaced)
+{
+	for (uint32_t i = 0; i < 3 * LOCAL_JOBS; i++) {
+		snprintf(config.identity.job, sizeof(config.identity.job), "job%u", i);
+		ask("r1", 1);
+		give_back("r1", 100);
+	}
+	ck_assert_uint_eq(table->image.head.job_end, LOCAL_JOBS);
+	for (uint32_t i = 0; i < LOCAL_JOBS; i++) {
+		ck_assert_uint_ge((uint32_t)atoi(local_job(table, i)->name + 3), 2 * LOCAL_JOBS);
+		ck_assert_uint_eq(local_job(table, i)->written, 100);
+	}
+}
+END_TEST
+
+/* Of one job: first come, first served, never more than the capacity, whatever happens in between.
+ */
+START_TEST(random_operations_keep_the_promises)
+{
+	uint64_t seed = 11;
+	char id[16];
+
+	for (int i = 0; i < 200000; i++) {
+		const uint32_t who = (uint32_t)test_random_below(&seed, 64);
+		uint64_t used = 0, last_held = 0, first_waiting = UINT64_MAX;
+
+		snprintf(id, sizeof(id), "r%u", who);
+		table->woken_count = 0;
+		switch (test_random_below(&seed, 8)) {
+		case 0:
+		case 1:
+		case 2:
+			REQUIRE(!ask_for(id, 1 + test_random_below(&seed, 8) / 7, 0, false));
+			break;
+		case 3:
+		case 4:
+			give_back(id, test_random_below(&seed, MIB));
+			break;
+		case 5:
+			state_of(id);
+			break;
+		case 6:
+			if (test_random_below(&seed, 20) == 0)
+				local_queue_bury(table, who);
+			break;
+		default:
+			pass_ms(test_random_below(&seed, 20));
+			break;
+		}
+		for (uint32_t j = 0; j < table->image.head.member_end; j++) {
+			const struct local_member *member = local_member(table, j);
+			const bool holds = member->state == LOCAL_HOLDING;
+
+			used += holds ? member->given : 0;
+			if (member->state == LOCAL_WAITING)
+				first_waiting = MIN(first_waiting, member->seq);
+			if (holds)
+				last_held = MAX(last_held, member->seq);
+		}
+		REQUIRE(used <= 2);
+		REQUIRE(last_held < first_waiting);
+	}
+	ck_assert_uint_gt(table->image.head.grants, 1000);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("local queue");
+	TCase *tests = tcase_create("local queue");
+
+	tcase_add_checked_fixture(tests, setup, teardown);
+	tcase_set_timeout(tests, 60);
+	tcase_add_test(tests, slots_are_granted_in_the_order_of_requests);
+	tcase_add_test(tests, jobs_alternate_however_many_requests_each_has);
+	tcase_add_test(tests, a_job_with_twice_the_share_gets_twice_as_many_slots);
+	tcase_add_test(tests,
+		       a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gave_up);
+	tcase_add_test(tests, a_request_that_is_repeated_changes_nothing);
+	tcase_add_test(tests,
+		       a_heavy_request_is_not_overtaken_and_one_above_the_capacity_writes_alone);
+	tcase_add_test(tests, a_small_request_passes_the_queue_one_at_a_time);
+	tcase_add_test(tests, a_request_that_will_not_wait_leaves_nothing_behind);
+	tcase_add_test(tests, without_heartbeats_a_member_is_gone_after_its_lease);
+	tcase_add_test(tests, the_capacity_is_the_operators_then_the_jobs_then_the_default);
+	tcase_add_test(tests, fences_rise_by_time_and_by_grant);
+	tcase_add_test(tests, the_dead_are_looked_for_among_holders_and_the_first_that_waits);
+	tcase_add_test(tests, a_full_table_refuses_and_takes_the_next_when_one_leaves);
+	tcase_add_test(tests, bandwidth_is_shared_out_in_turn_and_what_comes_back_is_given_again);
+	tcase_add_test(tests, a_status_says_who_holds_who_waits_and_how_many_slots_were_granted);
+	tcase_add_test(tests, a_status_says_who_wrote_how_much_and_what_operators_did);
+	tcase_add_test(tests, grants_of_the_last_minute_are_counted_from_now);
+	tcase_add_test(tests, jobs_that_were_not_seen_for_long_are_replaced);
+	tcase_add_test(tests, random_operations_keep_the_promises);
+	suite_add_tcase(suite, tests);
+	return check_main(suite);
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which rank is on which node, which rank writes for it, and what ranks tell each other. */
+#include "group/group.h"
+#include "support/check_main.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MANY_RANKS (1u << 20)
+#define RANKS_OF_A_NODE 8u
+
+static void make(struct ioshape_group *group, uint32_t ranks)
+{
+	*group = (struct ioshape_group){ .options.ranks = ranks };
+	group->ranks = calloc(ranks, sizeof(*group->ranks));
+	group->leaders = calloc(ranks, sizeof(*group->leaders));
+	ck_assert(group->ranks && group->leaders);
+}
+
+static void clear(struct ioshape_group *group)
+{
+	free(group->ranks);
+	free(group->leaders);
+}
+
+/* Ranks go round the nodes, as some launchers place them. */
+START_TEST(a_million_ranks_find_their_leaders)
+{
+	const uint32_t nodes = MANY_RANKS / RANKS_OF_A_NODE;
+	struct ioshape_group group;
+
+	make(&group, MANY_RANKS);
+	for (uint32_t rank = 0; rank < MANY_RANKS; rank++)
+		snprintf(group.ranks[rank].node_key, sizeof(group.ranks[rank].node_key), "n%u",
+			 rank % nodes);
+	ck_assert(!group_find_nodes(&group));
+	ck_assert_uint_eq(group.node_count, nodes);
+	for (uint32_t rank = 0; rank < MANY_RANKS; rank++) {
+		REQUIRE(group.ranks[rank].node == rank % nodes);
+		REQUIRE(group_writer_of(&group, IOSHAPE_MODE_NODE, rank) == rank % nodes);
+		REQUIRE(group_writer_of(&group, IOSHAPE_MODE_EACH, rank) == rank);
+		REQUIRE(group_writer_of(&group, IOSHAPE_MODE_RANK0, rank) == 0);
+	}
+	ck_assert_uint_eq(group_files_of(&group, IOSHAPE_MODE_NODE), nodes);
+	/* A rank that only hears the nodes' numbers finds the same leaders. */
+	for (uint32_t node = 0; node < nodes; node++)
+		group.leaders[node] = UINT32_MAX;
+	ck_assert(group_find_leaders(&group, nodes));
+	for (uint32_t node = 0; node < nodes; node++)
+		REQUIRE(group.leaders[node] == node);
+	clear(&group);
+}
+END_TEST
+
+START_TEST(numbers_that_cannot_be_are_refused)
+{
+	static const struct {
+		uint32_t node[3];
+		uint64_t count;
+		bool good;
+	} cases[] = {
+		{ { 0, 1, 0 }, 2, true },
+		{ { 0, 0, 0 }, 1, true },
+		{ { 1, 0, 0 }, 2, false },
+		{ { 0, 2, 1 }, 3, false },
+		{ { 0, 1, 0 }, 3, false },
+		{ { 0, 1, UINT32_MAX }, 2, false },
+		{ { 0, 1, 2 }, 3ull + (1ull << 32), false },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		struct ioshape_group group;
+
+		make(&group, 3);
+		for (uint32_t rank = 0; rank < 3; rank++)
+			group.ranks[rank].node = cases[i].node[rank];
+		ck_assert_msg(group_find_leaders(&group, cases[i].count) == cases[i].good, "%zu",
+			      i);
+		clear(&group);
+	}
+}
+END_TEST
+
+START_TEST(a_failure_arrives_whole_and_names_its_rank)
+{
+	struct base_error failure = { 0 }, heard = { 0 }, named = { 0 };
+	struct ioshape_group group;
+	struct group_note note = { 0 };
+	struct group_note_reader reader;
+
+	base_refuse(&failure, -ENOSPC, "cannot write" BASE_REMEDY "free space");
+	base_error_about(&failure, NULL, "/scratch/node-00001.zip");
+	base_error_in_record(&failure, "weight");
+	base_error_at(&failure, 1ull << 40);
+	base_error_space(&failure, 5, UINT64_MAX);
+	group_note_error(&note, &failure);
+	group_note_number(&note, 42);
+	ck_assert(!note.failed);
+	reader = group_read_note(&note.bytes);
+	ck_assert_int_eq(group_read_error(&reader, &heard), -ENOSPC);
+	ck_assert_uint_eq(group_read_number(&reader), 42);
+	ck_assert_str_eq(heard.sentence, failure.sentence);
+	ck_assert_str_eq(heard.remedy, failure.remedy);
+	ck_assert_str_eq(heard.text, failure.text);
+	ck_assert_str_eq(heard.path, failure.path);
+	ck_assert_str_eq(heard.record, failure.record);
+	ck_assert_uint_eq(heard.known, failure.known);
+	ck_assert_uint_eq(heard.offset, failure.offset);
+	ck_assert_uint_eq(heard.needed_bytes, 5);
+	ck_assert_uint_eq(heard.free_bytes, UINT64_MAX);
+	make(&group, 4);
+	ck_assert_int_eq(group_fail_of_rank(&group, 3, &heard, &named), -ENOSPC);
+	ck_assert(named.known & BASE_KNOWS_RANK);
+	ck_assert_uint_eq(named.rank, 3);
+	ck_assert_str_eq(named.remedy, failure.remedy);
+	clear(&group);
+	base_buffer_free(&note.bytes);
+}
+END_TEST
+
+START_TEST(a_failure_that_was_cut_off_is_bad)
+{
+	struct base_error failure = { 0 };
+	struct group_note note = { 0 };
+
+	base_refuse(&failure, -EIO, "cannot write" BASE_REMEDY "try again");
+	group_note_error(&note, &failure);
+	for (size_t bytes = 0; bytes < note.bytes.bytes; bytes++) {
+		const struct base_buffer cut = { .data = note.bytes.data, .bytes = bytes };
+		struct group_note_reader reader = group_read_note(&cut);
+		struct base_error heard = { 0 };
+
+		REQUIRE(!group_read_error(&reader, &heard) && reader.bad && !heard.code);
+	}
+	base_buffer_free(&note.bytes);
+}
+END_TEST
+
+int main(void)
+{
+	Suite *suite = suite_create("group/ranks");
+	TCase *all = tcase_create("all");
+
+	tcase_add_test(all, a_million_ranks_find_their_leaders);
+	tcase_add_test(all, numbers_that_cannot_be_are_refused);
+	tcase_add_test(all, a_failure_arrives_whole_and_names_its_rank);
+	tcase_add_test(all, a_failure_that_was_cut_off_is_bad);
+	suite_add_tcase(suite, all);
+	return check_main(suite);
+}
