@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
@@ -108,75 +108,9 @@ class Storage:
     #: the first save of that size will calibrate
     trial_to_come: bool = False
     #: when, in seconds since 1970
-    calibrated_s: float = 0.0
+    calibrated_s: int = 0
     #: bytes per second that the trial wrote; 0 if unknown
-    calibrated_rate: float = 0.0
-
-
-_ANSWERS = {lib.IOSHAPE_UNKNOWN: None, lib.IOSHAPE_NO: False, lib.IOSHAPE_YES: True}
-
-
-def _said(text: Any) -> str:
-    """Names of files and mounts need not be valid in any encoding."""
-    return os.fsdecode(ffi.string(text))
-
-
-def _count(stripes: int) -> int:
-    return -1 if stripes == lib.IOSHAPE_ALL_TARGETS else stripes
-
-
-def _from_struct(struct: Any) -> Storage:
-    return Storage(
-        directory=_said(struct.directory),
-        family=_said(struct.family),
-        variant=_said(struct.variant),
-        type=_said(struct.type),
-        source=_said(struct.source),
-        mount_point=_said(struct.mount_point),
-        options=_said(struct.options),
-        total_bytes=struct.total_bytes,
-        free_bytes=struct.free_bytes,
-        write_unit=struct.write_unit,
-        flight_bytes=struct.flight_bytes,
-        memory_alignment=struct.memory_alignment,
-        offset_alignment=struct.offset_alignment,
-        direct=_ANSWERS[struct.direct],
-        rotational=_ANSWERS[struct.rotational],
-        remote=bool(struct.remote),
-        serial_direct=bool(struct.serial_direct),
-        target_count=struct.targets,
-        targets=tuple(
-            StorageTarget(_said(one.name), one.total_bytes, one.free_bytes)
-            for one in (struct.target[i] for i in range(struct.target_listed))
-        ),
-        stripes=_said(struct.stripes),
-        stripe_bytes=struct.stripe_bytes,
-        stripe_count=_count(struct.stripe_count),
-        mirrors=struct.mirrors,
-        target_pool=_said(struct.target_pool),
-        is_file=bool(struct.is_file),
-        file_stripes=_said(struct.file_stripes),
-        file_stripe_count=_count(struct.file_stripe_count),
-        for_bytes=struct.for_bytes,
-        engine=_said(struct.engine),
-        choice=_said(struct.choice),
-        block_bytes=struct.block_bytes,
-        queue_depth=struct.queue_depth,
-        target_bytes=struct.target_bytes,
-        uring_errno=-struct.uring_code,
-        engine_note=_said(struct.engine_note),
-        buffers_refused=bool(struct.buffers_refused),
-        stripes_asked=_said(struct.stripes_asked),
-        asked_stripe_count=_count(struct.asked_stripe_count),
-        stripes_why=_said(struct.stripes_why),
-        pool=_said(struct.pool),
-        writers=struct.writers,
-        writers_why=_said(struct.writers_why),
-        calibrated=bool(struct.calibrated),
-        trial_to_come=bool(struct.trial_to_come),
-        calibrated_s=struct.calibrated_s,
-        calibrated_rate=struct.calibrated_rate,
-    )
+    calibrated_rate: int = 0
 
 
 def probe(
@@ -204,8 +138,11 @@ def probe(
     options.files = files
     options.calibrate = calibrate
     context = current()
-    out = ffi.new("struct ioshape_storage **")
+    out = ffi.new("char **")
     code = lib.ioshape_probe(context.pointer, encoded(name), options, out)
     if code:
         raise last_failure(name, "probe")
-    return _from_struct(ffi.gc(out[0], lib.ioshape_free))
+    # Names of files and mounts need not be valid in any encoding.
+    found = json.loads(os.fsdecode(ffi.string(ffi.gc(out[0], lib.ioshape_free))))
+    targets = tuple(StorageTarget(**one) for one in found.pop("targets"))
+    return Storage(targets=targets, **found)

@@ -131,129 +131,87 @@ private:
 
 namespace detail
 {
+inline void check(int code)
+{
+	if (code < 0)
+		throw error(code);
+}
+
 template <auto Free> struct deleter {
 	template <typename Handle> void operator()(Handle *handle) const noexcept
 	{
 		Free(handle);
 	}
 };
-} // namespace detail
 
-/* What ioshape_probe() found out, with the strings and lists in it. */
-using storage_ptr = std::unique_ptr<ioshape_storage, detail::deleter<ioshape_free>>;
+/* What a function of the C API answers through its last argument. */
+template <typename Answer, typename Call, typename... Arguments>
+Answer ask(Call call, Arguments... arguments)
+{
+	Answer answer = {};
 
-class save;
-class slot;
-class writer;
-class file;
-class generation;
-class reader;
+	check(call(arguments..., &answer));
+	return answer;
+}
 
-class context
+/* The same for a struct that begins with its size. */
+template <typename Struct, typename Call, typename... Arguments>
+Struct fill(Call call, Arguments... arguments)
+{
+	Struct answer = {};
+
+	answer.size = sizeof(answer);
+	check(call(arguments..., &answer));
+	return answer;
+}
+
+/* A save that blocks. `call` takes the options and the place for a handle last. */
+template <typename Call, typename... Arguments>
+ioshape_report save_now(ioshape_save_options options, Call call, Arguments... arguments)
+{
+	ioshape_report report = IOSHAPE_REPORT_INIT;
+
+	options.report = &report;
+	check(call(arguments..., &options, nullptr));
+	return report;
+}
+
+/* A handle of the C API, which is freed with its object. */
+template <typename Handle, auto Free> class owner
 {
 public:
-	context() : context(default_options())
-	{
-	}
-	explicit context(const ioshape_context_options &options)
-	{
-		ioshape_context *handle = nullptr;
-		const int code = ioshape_context_open(&handle, &options);
-
-		if (code < 0)
-			throw error(code);
-		handle_.reset(handle);
-	}
-	static ioshape_context_options default_options()
-	{
-		return IOSHAPE_CONTEXT_OPTIONS_INIT;
-	}
-	void reserve(std::uint64_t bytes)
-	{
-		check(ioshape_context_reserve(get(), bytes));
-	}
-	void trim()
-	{
-		check(ioshape_context_reserve(get(), 0));
-	}
-
-	/* Blocks until the tensors are durable and in place. */
-	ioshape_report save_tensors(const std::string &path,
-				    const std::vector<ioshape_tensor> &tensors,
-				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
-	{
-		ioshape_report report = IOSHAPE_REPORT_INIT;
-
-		options.report = &report;
-		check(ioshape_save_tensors(get(), path.c_str(), tensors.data(), tensors.size(),
-					   &options, nullptr));
-		return report;
-	}
-
-	/* Returns when the tensors may be changed; with options.borrow, at once. */
-	inline save
-	save_tensors_async(const std::string &path, const std::vector<ioshape_tensor> &tensors,
-			   const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT);
-
-	/* Blocks until the records are durable and in place. */
-	ioshape_report save_records(const std::string &path,
-				    const std::vector<ioshape_record> &records,
-				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
-	{
-		ioshape_report report = IOSHAPE_REPORT_INIT;
-
-		options.report = &report;
-		check(ioshape_save_records(get(), path.c_str(), records.data(), records.size(),
-					   &options, nullptr));
-		return report;
-	}
-
-	/* Returns when the records may be changed; with options.borrow, at once. */
-	inline save
-	save_records_async(const std::string &path, const std::vector<ioshape_record> &records,
-			   const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT);
-
-	/* What a path sits on, and what a save would do there. */
-	storage_ptr probe(const std::string &path,
-			  const ioshape_probe_options &options = IOSHAPE_PROBE_OPTIONS_INIT)
-	{
-		ioshape_storage *storage = nullptr;
-
-		check(ioshape_probe(get(), path.c_str(), &options, &storage));
-		return storage_ptr(storage);
-	}
-
-	ioshape_context *get() const noexcept
+	Handle *get() const noexcept
 	{
 		return handle_.get();
 	}
 
-private:
-	friend class writer;
-	friend class file;
-	friend class generation;
-	friend class reader;
-	friend class slot;
-	void check(int code) const
+protected:
+	owner() = default;
+	explicit owner(Handle *handle) noexcept : handle_(handle)
 	{
-		if (code < 0)
-			throw error(code);
 	}
-	std::unique_ptr<ioshape_context, detail::deleter<ioshape_context_free>> handle_;
+
+private:
+	std::unique_ptr<Handle, deleter<Free>> handle_;
 };
+} // namespace detail
 
 /*
  * A save in the background, or none yet. Destroying it, or assigning another to it, before it has
  * ended aborts it: wait() to keep it.
  */
-class save
+class save : public detail::owner<ioshape_save, ioshape_save_free>
 {
 public:
 	save() = default;
+	/* Takes over a handle of the C API. */
+	explicit save(ioshape_save *handle) noexcept : owner(handle)
+	{
+	}
 	/* Whether there is one. Without one all else throws -EINVAL. */
 	explicit operator bool() const noexcept
 	{
-		return handle_ != nullptr;
+		return get() != nullptr;
 	}
 	bool done() const
 	{
@@ -262,7 +220,7 @@ public:
 	/* Throws what the save failed with. */
 	void wait()
 	{
-		check(ioshape_save_wait(get(), -1));
+		detail::check(ioshape_save_wait(get(), -1));
 	}
 	/* False if it has not ended within the time. */
 	bool wait_for(std::chrono::milliseconds timeout)
@@ -272,142 +230,154 @@ public:
 
 		if (code == -EINPROGRESS)
 			return false;
-		check(code);
+		detail::check(code);
 		return true;
 	}
 	/* Asks it to stop; wait() then throws -ECANCELED, unless it was done already. */
 	void cancel()
 	{
-		check(ioshape_save_cancel(get()));
+		detail::check(ioshape_save_cancel(get()));
 	}
 	ioshape_report report() const
 	{
-		ioshape_report report = IOSHAPE_REPORT_INIT;
-
-		check(ioshape_save_get_report(get(), &report));
-		return report;
+		return detail::fill<ioshape_report>(ioshape_save_get_report, get());
 	}
 	ioshape_save_status status() const
 	{
 		ioshape_save_status status = IOSHAPE_SAVE_STATUS_INIT;
 
-		check(ioshape_save_get_status(get(), &status, nullptr));
+		detail::check(ioshape_save_get_status(get(), &status, nullptr));
 		return status;
 	}
 	/* Where it stands in the queue for a slot; zeros if it does not wait for one. */
 	ioshape_place place() const
 	{
 		ioshape_save_status status = IOSHAPE_SAVE_STATUS_INIT;
-		ioshape_place place = {};
 
-		place.size = sizeof(place);
-		check(ioshape_save_get_status(get(), &status, &place));
-		return place;
+		return detail::fill<ioshape_place>(ioshape_save_get_status, get(), &status);
 	}
-	ioshape_save *get() const noexcept
+};
+
+class context : public detail::owner<ioshape_context, ioshape_context_free>
+{
+public:
+	context() : context(default_options())
 	{
-		return handle_.get();
+	}
+	explicit context(const ioshape_context_options &options) : owner(open(options))
+	{
+	}
+	static ioshape_context_options default_options()
+	{
+		return IOSHAPE_CONTEXT_OPTIONS_INIT;
+	}
+	void reserve(std::uint64_t bytes)
+	{
+		detail::check(ioshape_context_reserve(get(), bytes));
+	}
+	void trim()
+	{
+		reserve(0);
+	}
+
+	/* Blocks until the tensors are durable and in place. */
+	ioshape_report save_tensors(const std::string &path,
+				    const std::vector<ioshape_tensor> &tensors,
+				    const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		return detail::save_now(options, ioshape_save_tensors, get(), path.c_str(),
+					tensors.data(), tensors.size());
+	}
+	/* Returns when the tensors may be changed; with options.borrow, at once. */
+	save save_tensors_async(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+				const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		return save(detail::ask<ioshape_save *>(ioshape_save_tensors, get(), path.c_str(),
+							tensors.data(), tensors.size(), &options));
+	}
+
+	/* Blocks until the records are durable and in place. */
+	ioshape_report save_records(const std::string &path,
+				    const std::vector<ioshape_record> &records,
+				    const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		return detail::save_now(options, ioshape_save_records, get(), path.c_str(),
+					records.data(), records.size());
+	}
+	/* Returns when the records may be changed; with options.borrow, at once. */
+	save save_records_async(const std::string &path, const std::vector<ioshape_record> &records,
+				const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		return save(detail::ask<ioshape_save *>(ioshape_save_records, get(), path.c_str(),
+							records.data(), records.size(), &options));
+	}
+
+	/* What a path sits on, and what a save would do there: JSON text. */
+	std::string probe(const std::string &path,
+			  const ioshape_probe_options &options = IOSHAPE_PROBE_OPTIONS_INIT)
+	{
+		const std::unique_ptr<char, detail::deleter<ioshape_free>> json(
+			detail::ask<char *>(ioshape_probe, get(), path.c_str(), &options));
+
+		return json.get();
 	}
 
 private:
-	friend class context;
-	friend class group;
-	explicit save(ioshape_save *handle) : handle_(handle)
+	static ioshape_context *open(const ioshape_context_options &options)
 	{
+		ioshape_context *handle = nullptr;
+
+		detail::check(ioshape_context_open(&handle, &options));
+		return handle;
 	}
-	void check(int code) const
-	{
-		if (code < 0)
-			throw error(code);
-	}
-	std::unique_ptr<ioshape_save, detail::deleter<ioshape_save_free>> handle_;
 };
-
-inline save context::save_tensors_async(const std::string &path,
-					const std::vector<ioshape_tensor> &tensors,
-					const ioshape_save_options &options)
-{
-	ioshape_save *handle = nullptr;
-
-	check(ioshape_save_tensors(get(), path.c_str(), tensors.data(), tensors.size(), &options,
-				   &handle));
-	return save(handle);
-}
-
-inline save context::save_records_async(const std::string &path,
-					const std::vector<ioshape_record> &records,
-					const ioshape_save_options &options)
-{
-	ioshape_save *handle = nullptr;
-
-	check(ioshape_save_records(get(), path.c_str(), records.data(), records.size(), &options,
-				   &handle));
-	return save(handle);
-}
 
 /*
  * All ranks of a job, which save together. Opening it waits until all have come. The context, and
  * what options.comm points to, must outlive it. Its destructor aborts saves under way: wait() for
  * them before.
  */
-class group
+class group : public detail::owner<ioshape_group, ioshape_group_free>
 {
 public:
 	group(const context &context, const std::string &directory,
 	      const ioshape_group_options &options)
-		: context_(context.get())
+		: owner(detail::ask<ioshape_group *>(ioshape_group_open, context.get(),
+						     directory.c_str(), &options))
 	{
-		ioshape_group *handle = nullptr;
-
-		check(ioshape_group_open(context_, directory.c_str(), &options, &handle));
-		handle_.reset(handle);
 	}
 
 	/* Blocks until the parts of all ranks are durable and in place. */
 	ioshape_report save_tensors(std::uint64_t step, const std::vector<ioshape_tensor> &tensors,
-				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
+				    const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
 	{
-		ioshape_report report = IOSHAPE_REPORT_INIT;
-
-		options.report = &report;
-		check(ioshape_group_save_tensors(get(), step, tensors.data(), tensors.size(),
-						 &options, nullptr));
-		return report;
+		return detail::save_now(options, ioshape_group_save_tensors, get(), step,
+					tensors.data(), tensors.size());
 	}
 	ioshape_report save_records(std::uint64_t step, const std::vector<ioshape_record> &records,
-				    ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT)
+				    const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
 	{
-		ioshape_report report = IOSHAPE_REPORT_INIT;
-
-		options.report = &report;
-		check(ioshape_group_save_records(get(), step, records.data(), records.size(),
-						 &options, nullptr));
-		return report;
+		return detail::save_now(options, ioshape_group_save_records, get(), step,
+					records.data(), records.size());
 	}
 
 	/* Returns when this rank's tensors may be changed; with options.borrow, at once. */
 	save save_tensors_async(std::uint64_t step, const std::vector<ioshape_tensor> &tensors,
 				const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
 	{
-		ioshape_save *handle = nullptr;
-
-		check(ioshape_group_save_tensors(get(), step, tensors.data(), tensors.size(),
-						 &options, &handle));
-		return save(handle);
+		return save(detail::ask<ioshape_save *>(ioshape_group_save_tensors, get(), step,
+							tensors.data(), tensors.size(), &options));
 	}
 	save save_records_async(std::uint64_t step, const std::vector<ioshape_record> &records,
 				const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
 	{
-		ioshape_save *handle = nullptr;
-
-		check(ioshape_group_save_records(get(), step, records.data(), records.size(),
-						 &options, &handle));
-		return save(handle);
+		return save(detail::ask<ioshape_save *>(ioshape_group_save_records, get(), step,
+							records.data(), records.size(), &options));
 	}
 	/* In the place of a save: the others' calls for this generation fail and say why. */
 	void fail(std::uint64_t step, const std::string &why)
 	{
-		check(ioshape_group_fail(get(), step, why.c_str()));
+		detail::check(ioshape_group_fail(get(), step, why.c_str()));
 	}
 	/* The newest complete generation, the same on all ranks, which all ask; none if there is
 	 * none. */
@@ -418,35 +388,20 @@ public:
 
 		if (code == -ENOENT)
 			return std::nullopt;
-		check(code);
+		detail::check(code);
 		return step;
 	}
-	ioshape_group *get() const noexcept
-	{
-		return handle_.get();
-	}
-
-private:
-	void check(int code) const
-	{
-		if (code < 0)
-			throw error(code);
-	}
-	ioshape_context *context_;
-	std::unique_ptr<ioshape_group, detail::deleter<ioshape_group_free>> handle_;
 };
 
 /* Records into a container. Without commit() the file is abandoned. */
-class writer
+class writer : public detail::owner<ioshape_writer, ioshape_writer_free>
 {
 public:
 	writer(const context &context, const std::string &path,
 	       const ioshape_writer_options &options = IOSHAPE_WRITER_OPTIONS_INIT)
+		: owner(detail::ask<ioshape_writer *>(ioshape_writer_open, context.get(),
+						      path.c_str(), &options))
 	{
-		ioshape_writer *handle = nullptr;
-
-		context.check(ioshape_writer_open(context.get(), path.c_str(), &options, &handle));
-		handle_.reset(handle);
 	}
 	void record(const std::string &name, const void *data, std::uint64_t bytes,
 		    std::uint32_t alignment = 0)
@@ -458,224 +413,134 @@ public:
 	void begin(const std::string &name, std::uint64_t bytes = IOSHAPE_UNKNOWN_BYTES,
 		   std::uint32_t alignment = 0)
 	{
-		check(ioshape_writer_begin_record(get(), name.c_str(), bytes, alignment));
+		detail::check(ioshape_writer_begin_record(get(), name.c_str(), bytes, alignment));
 	}
 	void write(const void *data, std::size_t bytes)
 	{
-		check(ioshape_writer_write(get(), data, bytes));
+		detail::check(ioshape_writer_write(get(), data, bytes));
 	}
 	void end()
 	{
-		check(ioshape_writer_end_record(get()));
+		detail::check(ioshape_writer_end_record(get()));
 	}
 	ioshape_report commit()
 	{
-		ioshape_report report = IOSHAPE_REPORT_INIT;
-
-		check(ioshape_writer_commit(get(), &report));
-		return report;
+		return detail::fill<ioshape_report>(ioshape_writer_commit, get());
 	}
-	ioshape_writer *get() const noexcept
-	{
-		return handle_.get();
-	}
-
-private:
-	void check(int code) const
-	{
-		if (code < 0)
-			throw error(code);
-	}
-	std::unique_ptr<ioshape_writer, detail::deleter<ioshape_writer_free>> handle_;
 };
 
 /* Bytes in somebody else's format. Without commit() the file is abandoned. */
-class file
+class file : public detail::owner<ioshape_file, ioshape_file_free>
 {
 public:
 	file(const context &context, const std::string &path,
 	     const ioshape_file_options &options = IOSHAPE_FILE_OPTIONS_INIT)
+		: owner(detail::ask<ioshape_file *>(ioshape_file_open, context.get(), path.c_str(),
+						    &options))
 	{
-		ioshape_file *handle = nullptr;
-
-		context.check(ioshape_file_open(context.get(), path.c_str(), &options, &handle));
-		handle_.reset(handle);
 	}
 	void write(const void *data, std::size_t bytes)
 	{
-		check(ioshape_file_write(get(), data, bytes));
+		detail::check(ioshape_file_write(get(), data, bytes));
 	}
 	ioshape_report commit()
 	{
-		ioshape_report report = IOSHAPE_REPORT_INIT;
-
-		check(ioshape_file_commit(get(), &report));
-		return report;
+		return detail::fill<ioshape_report>(ioshape_file_commit, get());
 	}
-	ioshape_file *get() const noexcept
-	{
-		return handle_.get();
-	}
-
-private:
-	void check(int code) const
-	{
-		if (code < 0)
-			throw error(code);
-	}
-	std::unique_ptr<ioshape_file, detail::deleter<ioshape_file_free>> handle_;
 };
 
 /* A slot, for those who do their own I/O. It is released when it is destroyed. */
-class slot
+class slot : public detail::owner<ioshape_slot, ioshape_slot_free>
 {
 public:
 	/* Waits for it. */
 	slot(const context &context, const ioshape_slot_options &options)
+		: owner(detail::ask<ioshape_slot *>(ioshape_slot_acquire, context.get(), &options))
 	{
-		ioshape_slot *handle = nullptr;
-
-		context.check(ioshape_slot_acquire(context.get(), &options, &handle));
-		handle_.reset(handle);
 	}
 	/* Before so many bytes are written. */
 	void pace(std::uint64_t bytes)
 	{
-		check(ioshape_slot_pace(get(), bytes));
+		detail::check(ioshape_slot_pace(get(), bytes));
 	}
 	ioshape_slot_info info() const
 	{
-		ioshape_slot_info info = {};
-
-		info.size = sizeof(info);
-		check(ioshape_slot_get_info(get(), &info));
-		return info;
+		return detail::fill<ioshape_slot_info>(ioshape_slot_get_info, get());
 	}
-	ioshape_slot *get() const noexcept
-	{
-		return handle_.get();
-	}
-
-private:
-	static void check(int code)
-	{
-		if (code < 0)
-			throw error(code);
-	}
-	std::unique_ptr<ioshape_slot, detail::deleter<ioshape_slot_free>> handle_;
 };
 
 /* Records and tensors of a file. */
-class reader
+class reader : public detail::owner<ioshape_reader, ioshape_reader_free>
 {
 public:
 	reader(const context &context, const std::string &path,
 	       const ioshape_reader_options &options = IOSHAPE_READER_OPTIONS_INIT)
+		: owner(detail::ask<ioshape_reader *>(ioshape_reader_open, context.get(),
+						      path.c_str(), &options))
 	{
-		ioshape_reader *handle = nullptr;
-
-		context.check(ioshape_reader_open(context.get(), path.c_str(), &options, &handle));
-		handle_.reset(handle);
+	}
+	/* Takes over a handle of the C API. */
+	explicit reader(ioshape_reader *handle) noexcept : owner(handle)
+	{
 	}
 
 	ioshape_reader_info info() const
 	{
-		ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
-
-		check(ioshape_reader_get_info(get(), &info));
-		return info;
+		return detail::fill<ioshape_reader_info>(ioshape_reader_get_info, get());
 	}
 	ioshape_record_info record(std::uint64_t index) const
 	{
-		ioshape_record_info info = {};
-
-		info.size = sizeof(info);
-		check(ioshape_reader_get_record(get(), index, &info));
-		return info;
+		return detail::fill<ioshape_record_info>(ioshape_reader_get_record, get(), index);
 	}
 	std::uint64_t find_record(const std::string &name) const
 	{
-		std::uint64_t index = 0;
-
-		check(ioshape_reader_find_record(get(), name.c_str(), &index));
-		return index;
+		return detail::ask<std::uint64_t>(ioshape_reader_find_record, get(), name.c_str());
 	}
 	void read(std::uint64_t record, std::uint64_t offset, void *into, std::size_t bytes) const
 	{
-		check(ioshape_reader_read(get(), record, offset, into, bytes));
+		detail::check(ioshape_reader_read(get(), record, offset, into, bytes));
 	}
 	void read_file(std::uint64_t offset, void *into, std::size_t bytes) const
 	{
-		check(ioshape_reader_read_file(get(), offset, into, bytes));
+		detail::check(ioshape_reader_read_file(get(), offset, into, bytes));
 	}
 	void verify() const
 	{
-		check(ioshape_reader_verify(get()));
+		detail::check(ioshape_reader_verify(get()));
 	}
 
 	ioshape_tensor_info tensor(std::uint64_t index) const
 	{
-		ioshape_tensor_info info = {};
-
-		info.size = sizeof(info);
-		check(ioshape_reader_get_tensor(get(), index, &info));
-		return info;
+		return detail::fill<ioshape_tensor_info>(ioshape_reader_get_tensor, get(), index);
 	}
 	std::uint64_t find_tensor(const std::string &name) const
 	{
-		std::uint64_t index = 0;
-
-		check(ioshape_reader_find_tensor(get(), name.c_str(), &index));
-		return index;
+		return detail::ask<std::uint64_t>(ioshape_reader_find_tensor, get(), name.c_str());
 	}
 	void load(const std::vector<ioshape_load_request> &requests) const
 	{
-		check(ioshape_reader_load(get(), requests.data(), requests.size()));
+		detail::check(ioshape_reader_load(get(), requests.data(), requests.size()));
 	}
 	/* One whole tensor into memory of tensor(index).bytes bytes. */
 	void load(std::uint64_t index, void *into) const
 	{
-		const ioshape_load_request request = { index, 0, tensor(index).bytes, into };
-
-		check(ioshape_reader_load(get(), &request, 1));
+		load({ { index, 0, tensor(index).bytes, into } });
 	}
 	ioshape_metadata metadata() const
 	{
-		ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
-
-		check(ioshape_reader_get_metadata(get(), &metadata));
-		return metadata;
+		return detail::fill<ioshape_metadata>(ioshape_reader_get_metadata, get());
 	}
-	ioshape_reader *get() const noexcept
-	{
-		return handle_.get();
-	}
-
-private:
-	friend class generation;
-	explicit reader(ioshape_reader *handle) : handle_(handle)
-	{
-	}
-	void check(int code) const
-	{
-		if (code < 0)
-			throw error(code);
-	}
-	std::unique_ptr<ioshape_reader, detail::deleter<ioshape_reader_free>> handle_;
 };
 
-/* A complete checkpoint of all ranks of a job, open for reading. Before its context it goes. */
-class generation
+/* A complete checkpoint of all ranks of a job, open for reading. It goes before its context. */
+class generation : public detail::owner<ioshape_generation, ioshape_generation_free>
 {
 public:
 	/* Throws -ENOENT if there is none of this step. */
 	generation(const context &context, const std::string &directory, std::uint64_t step)
-		: context_(context.get())
+		: owner(detail::ask<ioshape_generation *>(ioshape_generation_open, context.get(),
+							  directory.c_str(), step))
 	{
-		ioshape_generation *handle = nullptr;
-
-		check(ioshape_generation_open(context_, directory.c_str(), step, &handle));
-		handle_.reset(handle);
 	}
 	/* The newest complete one; throws -ENOENT if there is none. */
 	static generation latest(const context &context, const std::string &directory)
@@ -689,7 +554,7 @@ public:
 		std::uint64_t *found = nullptr;
 		std::size_t count = 0;
 
-		context.check(
+		detail::check(
 			ioshape_generation_list(context.get(), directory.c_str(), &found, &count));
 		const std::unique_ptr<std::uint64_t, detail::deleter<ioshape_free>> owner(found);
 		std::vector<std::uint64_t> steps(count);
@@ -702,55 +567,29 @@ public:
 	static std::uint64_t prune(const context &context, const std::string &directory,
 				   const ioshape_prune_options &options)
 	{
-		std::uint64_t removed = 0;
-
-		context.check(ioshape_generation_prune(context.get(), directory.c_str(), &options,
-						       &removed));
-		return removed;
+		return detail::ask<std::uint64_t>(ioshape_generation_prune, context.get(),
+						  directory.c_str(), &options);
 	}
 	ioshape_generation_info info() const
 	{
-		ioshape_generation_info info = {};
-
-		info.size = sizeof(info);
-		check(ioshape_generation_get_info(get(), &info));
-		return info;
+		return detail::fill<ioshape_generation_info>(ioshape_generation_get_info, get());
 	}
 	ioshape_part_info part(std::uint32_t rank) const
 	{
-		ioshape_part_info info = {};
-
-		info.size = sizeof(info);
-		check(ioshape_generation_get_part(get(), rank, &info));
-		return info;
+		return detail::fill<ioshape_part_info>(ioshape_generation_get_part, get(), rank);
 	}
 	/* What a rank saved. */
-	ioshape::reader
+	reader
 	part_reader(std::uint32_t rank,
 		    const ioshape_reader_options &options = IOSHAPE_READER_OPTIONS_INIT) const
 	{
-		ioshape_reader *handle = nullptr;
-
-		check(ioshape_generation_open_part(get(), rank, &options, &handle));
-		return ioshape::reader(handle);
+		return reader(detail::ask<ioshape_reader *>(ioshape_generation_open_part, get(),
+							    rank, &options));
 	}
 	void verify() const
 	{
-		check(ioshape_generation_verify(get(), nullptr, nullptr));
+		detail::check(ioshape_generation_verify(get(), nullptr, nullptr));
 	}
-	ioshape_generation *get() const noexcept
-	{
-		return handle_.get();
-	}
-
-private:
-	void check(int code) const
-	{
-		if (code < 0)
-			throw error(code);
-	}
-	ioshape_context *context_;
-	std::unique_ptr<ioshape_generation, detail::deleter<ioshape_generation_free>> handle_;
 };
 
 } // namespace ioshape

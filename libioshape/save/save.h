@@ -17,6 +17,10 @@
 
 /* First in every call: -EINVAL without a context, -EPERM in a forked child. */
 int save_enter(const struct ioshape_context *context, struct base_error *error);
+/* The same in calls with a path and options; see base_take_options(). */
+int save_enter_path(const struct ioshape_context *context, const char *path, void *options,
+		    size_t options_bytes, const void *given, const char *what,
+		    struct base_error *error);
 
 /* What the context was opened with; the context's own. The pool's name may be NULL. */
 const struct base_log *save_log(const struct ioshape_context *context);

@@ -376,13 +376,12 @@ START_TEST(a_group_that_nobody_joins_is_an_exception)
 }
 END_TEST
 
-START_TEST(what_a_path_sits_on_goes_with_its_pointer)
+START_TEST(what_a_path_sits_on_is_text)
 {
 	ioshape::context context;
-	const ioshape::storage_ptr storage = context.probe(scratch_directory());
 
-	ck_assert_uint_gt(storage->total_bytes, 0);
-	ck_assert_str_ne(storage->type, "");
+	ck_assert(context.probe(scratch_directory()).find("\"total_bytes\": ") !=
+		  std::string::npos);
 	ck_assert_int_eq(thrown([&] { context.probe(scratch_path("none/file")); }), -ENOENT);
 }
 END_TEST
@@ -404,7 +403,7 @@ int main()
 	tcase_add_test(classes, generations_are_looked_for);
 	tcase_add_test(classes, ranks_save_together);
 	tcase_add_test(classes, a_group_that_nobody_joins_is_an_exception);
-	tcase_add_test(classes, what_a_path_sits_on_goes_with_its_pointer);
+	tcase_add_test(classes, what_a_path_sits_on_is_text);
 	suite_add_tcase(suite, classes);
 	return check_main(suite);
 }

@@ -107,6 +107,12 @@ def test_python_gets_the_same(tmp_path: Path) -> None:
         storage.family = "lustre"  # type: ignore[misc]
 
 
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b'a"\\\n\xff')
+    folder.mkdir()
+    assert ioshape.probe(folder).directory == str(folder.resolve())
+
+
 def test_a_name_that_is_not_there_is_looked_at_where_it_would_be(tmp_path: Path) -> None:
     for there in ("new.pt", "new/"):
         found = probed(f"{tmp_path}/{there}")

@@ -17,6 +17,19 @@ int save_enter(const struct ioshape_context *context, struct base_error *error)
 	return 0;
 }
 
+int save_enter_path(const struct ioshape_context *context, const char *path, void *options,
+		    size_t options_bytes, const void *given, const char *what,
+		    struct base_error *error)
+{
+	int ret = save_enter(context, error);
+
+	if (!ret)
+		ret = base_take_options(options, options_bytes, given, what, error);
+	if (!ret && (!path || !*path))
+		ret = base_refuse(error, -EINVAL, "no path was given");
+	return ret;
+}
+
 /* ---- What it was opened with ----------------------------------------------------------------- */
 
 const struct base_log *save_log(const struct ioshape_context *context)

@@ -16,23 +16,45 @@
 /* Buffers larger than this are not registered for a trial: they would be made of real memory. */
 #define MOST_MEMORY_BYTES (256 * MIB)
 
-#define CLAUSE_BYTES 256
-
-_Static_assert(IOSHAPE_ALL_TARGETS == FS_ALL_TARGETS, "both say all");
-
-/* What the caller gets, and all that it points to, in one piece. */
+/* What is found out on the way to the answer, which is one object of JSON. */
 struct probe {
-	struct ioshape_storage shown; /* first: this is what is freed */
+	FILE *json;
+	char *directory; /* absolute, without links */
+	uint64_t for_bytes;
 	struct fs_storage storage;
-	uint32_t targets_counted; /* as a save does: it may know less than the former */
-	struct ioshape_storage_target targets[ARRAY_LENGTH(((struct fs_storage *)0)->target)];
-	char directory[PATH_MAX];
-	char stripes[CLAUSE_BYTES], file_stripes[CLAUSE_BYTES], stripes_asked[CLAUSE_BYTES];
-	char stripes_why[CLAUSE_BYTES], writers_why[CLAUSE_BYTES];
-	char engine_note[2 * CLAUSE_BYTES];
-	struct ring_forecast forecast;
-	char pool[FS_POOL_BYTES];
+	uint32_t targets_counted; /* as a save does: it may know less than storage.targets */
+	char engine_note[512];
 };
+
+/* ---- The answer ------------------------------------------------------------------------------ */
+
+static void say_text(FILE *json, const char *name, const char *text)
+{
+	fprintf(json, ", \"%s\": \"", name);
+	for (; *text; text++) {
+		if ((unsigned char)*text < 0x20 || *text == '"' || *text == '\\')
+			fprintf(json, "\\u%04x", (unsigned char)*text);
+		else
+			fputc(*text, json);
+	}
+	fputc('"', json);
+}
+
+static void say_number(FILE *json, const char *name, uint64_t number)
+{
+	fprintf(json, ", \"%s\": %llu", name, (unsigned long long)number);
+}
+
+/* FS_ALL_TARGETS is -1. */
+static void say_stripes(FILE *json, const char *name, uint32_t count)
+{
+	fprintf(json, ", \"%s\": %lld", name, count == FS_ALL_TARGETS ? -1 : (long long)count);
+}
+
+static void say_bool(FILE *json, const char *name, bool yes)
+{
+	fprintf(json, ", \"%s\": %s", name, yes ? "true" : "false");
+}
 
 /* ---- The path -------------------------------------------------------------------------------- */
 
@@ -95,73 +117,72 @@ static int find_directory(const char *path, struct ring_folder *folder, char **f
 	return ret;
 }
 
-static enum ioshape_answer answer(bool known, bool yes)
-{
-	return !known ? IOSHAPE_UNKNOWN : yes ? IOSHAPE_YES : IOSHAPE_NO;
-}
-
 /* ---- What is underneath ---------------------------------------------------------------------- */
 
-static void show_storage(struct probe *probe)
+static void say_storage(FILE *json, const struct fs_storage *storage)
 {
-	struct ioshape_storage *shown = &probe->shown;
-	const struct fs_storage *storage = &probe->storage;
-
-	shown->family = fs_family_name(storage->family);
-	shown->variant = storage->variant;
-	shown->type = storage->type;
-	shown->source = storage->source;
-	shown->mount_point = storage->mount_point;
-	shown->options = storage->options;
-	shown->total_bytes = storage->total_bytes;
-	shown->free_bytes = storage->free_bytes;
-	shown->write_unit = storage->write_unit;
-	shown->flight_bytes = storage->flight_bytes;
-	shown->rotational = answer(storage->rotational_known, storage->rotational);
-	shown->remote = storage->remote;
-	shown->serial_direct = storage->serial_direct;
-	shown->targets = storage->targets;
-	shown->target_listed = MIN(storage->target_count, (uint32_t)ARRAY_LENGTH(probe->targets));
-	shown->target = probe->targets;
-	for (uint32_t i = 0; i < shown->target_listed; i++)
-		probe->targets[i] =
-			(struct ioshape_storage_target){ storage->target[i].name,
-							 storage->target[i].total_bytes,
-							 storage->target[i].free_bytes };
+	say_text(json, "family", fs_family_name(storage->family));
+	say_text(json, "variant", storage->variant);
+	say_text(json, "type", storage->type);
+	say_text(json, "source", storage->source);
+	say_text(json, "mount_point", storage->mount_point);
+	say_text(json, "options", storage->options);
+	say_number(json, "total_bytes", storage->total_bytes);
+	say_number(json, "free_bytes", storage->free_bytes);
+	say_number(json, "write_unit", storage->write_unit);
+	say_number(json, "flight_bytes", storage->flight_bytes);
+	if (storage->rotational_known)
+		say_bool(json, "rotational", storage->rotational);
+	say_bool(json, "remote", storage->remote);
+	say_bool(json, "serial_direct", storage->serial_direct);
+	say_number(json, "target_count", storage->targets);
+	fputs(", \"targets\": [", json);
+	for (uint32_t i = 0; i < MIN(storage->target_count, ARRAY_LENGTH(storage->target)); i++) {
+		fprintf(json, "%s{\"free_bytes\": %llu", i ? ", " : "",
+			(unsigned long long)storage->target[i].free_bytes);
+		say_number(json, "total_bytes", storage->target[i].total_bytes);
+		say_text(json, "name", storage->target[i].name);
+		fputc('}', json);
+	}
+	fputc(']', json);
 }
 
-static void show_layout(struct probe *probe)
+static void say_layout(const struct probe *probe)
 {
 	const struct fs_layout *layout = &probe->storage.layout;
-	const struct fs_part *part = fs_layout_main(layout, probe->shown.for_bytes);
+	const struct fs_part *part = fs_layout_main(layout, probe->for_bytes);
+	char text[256];
 
 	if (!layout->count || !part)
 		return;
-	fs_layout_text(layout, probe->stripes, sizeof(probe->stripes));
-	probe->shown.stripe_bytes = part->stripe_bytes;
-	probe->shown.stripe_count = part->stripe_count;
-	probe->shown.target_pool = part->pool;
-	probe->shown.mirrors = MAX(layout->mirrors, 1u);
+	fs_layout_text(layout, text, sizeof(text));
+	say_text(probe->json, "stripes", text);
+	say_number(probe->json, "stripe_bytes", part->stripe_bytes);
+	say_stripes(probe->json, "stripe_count", part->stripe_count);
+	say_text(probe->json, "target_pool", part->pool);
+	say_number(probe->json, "mirrors", MAX(layout->mirrors, 1u));
 }
 
 /* Of a regular file. Others, pipes for one, are not even opened. */
-static void show_file(struct probe *probe, const struct ring_folder *folder, const char *file)
+static void say_file(FILE *json, const struct ring_folder *folder, const char *file)
 {
 	const char *name = strrchr(file, '/') + 1;
 	struct ring_input input;
 	struct ring_entry entry;
 	const struct fs_part *part;
+	char text[256];
 
 	if (ring_folder_look(folder, name, &entry, NULL) || entry.kind != RING_FILE)
 		return;
-	probe->shown.is_file = 1;
+	say_bool(json, "is_file", true);
 	/* One that may not be read has its layout for itself. */
 	if (ring_input_open(&input, file, 0, 0, IOSHAPE_DIRECT_OFF, NULL))
 		return;
 	part = fs_layout_main(&input.fs.layout, input.bytes);
 	if (input.fs.layout.count && part) {
-		fs_layout_text(&input.fs.layout, probe->file_stripes, sizeof(probe->file_stripes));
-		probe->shown.file_stripe_count = part->stripe_count;
+		fs_layout_text(&input.fs.layout, text, sizeof(text));
+		say_text(json, "file_stripes", text);
+		say_stripes(json, "file_stripe_count", part->stripe_count);
 	}
 	ring_input_close(&input);
 }
@@ -195,7 +216,8 @@ static int try_engine(struct probe *probe, const struct ring_engine_ops *ops,
 	if (!ret)
 		ops->close(engine);
 	/* All that an engine which opens may note. */
-	probe->shown.buffers_refused = !ret && *why;
+	if (!ret && *why)
+		say_bool(probe->json, "buffers_refused", true);
 	add_clause(probe->engine_note, sizeof(probe->engine_note), why);
 	if (memory)
 		base_unmap(memory, bytes);
@@ -206,20 +228,19 @@ static int try_engine(struct probe *probe, const struct ring_engine_ops *ops,
 static void choose_engine(struct probe *probe, const struct ring_shape *shape,
 			  const struct base_log *log)
 {
-	const struct ring_engine_ops *ops = ring_engine_of(shape->engine);
-	struct ioshape_storage *shown = &probe->shown;
+	const struct ring_engine_ops *asked = ring_engine_of(shape->engine), *ops = asked;
 	int ret = -ENOTSUP;
 
-	if (ops)
+	if (asked)
+		ret = try_engine(probe, asked, shape, log);
+	for (size_t i = 0; !asked && ring_engines[i] && ret; i++) {
+		ops = ring_engines[i];
 		ret = try_engine(probe, ops, shape, log);
-	for (size_t i = 0; !ops && ring_engines[i] && ret; i++) {
-		shown->engine = ring_engines[i]->id;
-		ret = try_engine(probe, ring_engines[i], shape, log);
-		if (ring_engines[i] == &ring_engine_uring)
-			shown->uring_code = ret;
+		if (ops == &ring_engine_uring)
+			say_number(probe->json, "uring_errno", (uint64_t)-ret);
 	}
-	if (ops)
-		shown->engine = ops->id;
+	say_text(probe->json, "engine", ops->id);
+	say_text(probe->json, "engine_note", probe->engine_note);
 }
 
 /* A trial that cannot be made, for want of space or permission, is no failure of the probe. */
@@ -237,175 +258,161 @@ static void try_now(struct probe *probe, const struct ring_config *config)
 static int choose_shape(struct probe *probe, const struct ring_config *config,
 			const struct fs_layout *layout, struct base_error *error)
 {
-	const struct fs_part *part = fs_layout_main(layout, probe->shown.for_bytes);
-	struct ioshape_storage *shown = &probe->shown;
-	const struct ring_shape *shape = &probe->forecast.shape;
+	const struct fs_part *part = fs_layout_main(layout, probe->for_bytes);
+	struct ring_forecast forecast;
+	const struct ring_shape *shape = &forecast.shape;
+	FILE *json = probe->json;
 	int ret;
 
-	ret = ring_foresee(config, probe->directory, layout, shown->for_bytes, &probe->forecast,
-			   error);
+	ret = ring_foresee(config, probe->directory, layout, probe->for_bytes, &forecast, error);
 	if (ret)
 		return ret;
-	shown->block_bytes = shape->block_bytes;
-	shown->queue_depth = shape->depth;
-	shown->target_bytes = shape->burst ? shape->burst * shape->block_bytes :
-			      part         ? ring_flight(1, part->stripe_bytes, 0) :
-					     0;
-	shown->calibrated = probe->forecast.calibration.measured_at > 0;
-	shown->calibrated_s = probe->forecast.calibration.measured_at;
-	shown->calibrated_rate = (double)probe->forecast.calibration.bytes_per_s;
-	shown->trial_to_come = probe->forecast.trial_to_come;
+	say_text(json, "choice", forecast.why);
+	say_number(json, "block_bytes", shape->block_bytes);
+	say_number(json, "queue_depth", shape->depth);
+	say_number(json, "target_bytes",
+		   shape->burst ? shape->burst * shape->block_bytes :
+		   part         ? ring_flight(1, part->stripe_bytes, 0) :
+				  0);
+	say_bool(json, "trial_to_come", forecast.trial_to_come);
+	say_bool(json, "calibrated", forecast.calibration.measured_at > 0);
+	say_number(json, "calibrated_s", (uint64_t)forecast.calibration.measured_at);
+	say_number(json, "calibrated_rate", forecast.calibration.bytes_per_s);
 	choose_engine(probe, shape, &config->log);
 	return 0;
 }
 
 /* The layout that the file will have: its count is 0 if that is not known. */
-static void choose_layout(struct probe *probe, const struct ring_config *config, uint32_t files,
-			  struct fs_layout *layout)
+static void choose_layout(const struct probe *probe, const struct ring_config *config,
+			  uint32_t files, struct fs_layout *layout)
 {
 	const struct fs_facts facts = {
 		.family = probe->storage.family,
 		.directory = probe->storage.layout,
 		.targets = probe->targets_counted,
-		.file_bytes = probe->shown.for_bytes,
+		.file_bytes = probe->for_bytes,
 		.writers = files,
 	};
+	char why[256] = "", text[256];
 	const struct fs_part *part;
 	struct fs_layout ask;
 
 	*layout = probe->storage.layout;
-	if (fs_choose_layout(&config->layout, &facts, &ask, probe->stripes_why,
-			     sizeof(probe->stripes_why)) <= 0)
-		return;
-	*layout = ask;
-	fs_layout_text(&ask, probe->stripes_asked, sizeof(probe->stripes_asked));
-	part = fs_layout_main(&ask, probe->shown.for_bytes);
-	probe->shown.asked_stripe_count = part ? part->stripe_count : 0;
+	if (fs_choose_layout(&config->layout, &facts, &ask, why, sizeof(why)) > 0) {
+		*layout = ask;
+		fs_layout_text(&ask, text, sizeof(text));
+		part = fs_layout_main(&ask, probe->for_bytes);
+		say_text(probe->json, "stripes_asked", text);
+		say_stripes(probe->json, "asked_stripe_count", part ? part->stripe_count : 0);
+	}
+	say_text(probe->json, "stripes_why", why);
 }
 
-static int choose_slots(struct probe *probe, const struct save_slots *slots,
+static int choose_slots(const struct probe *probe, const struct save_slots *slots,
 			const struct fs_layout *layout, struct base_error *error)
 {
-	struct ioshape_storage *shown = &probe->shown;
-	char text[96], inside[PATH_MAX + 1];
-	const uint32_t by_targets = fs_capacity(probe->targets_counted, layout, shown->for_bytes);
+	const uint32_t by_targets = fs_capacity(probe->targets_counted, layout, probe->for_bytes);
+	uint32_t writers = slots->config.default_capacity;
+	char text[96], inside[PATH_MAX + 1], pool[FS_POOL_BYTES];
+	char why[256] = "the default where storage targets are not known";
+	int ret = 0;
 
 	if (slots->config.asked_capacity) {
-		shown->writers = slots->config.asked_capacity;
-		snprintf(probe->writers_why, sizeof(probe->writers_why),
-			 "as the setting slots says");
+		writers = slots->config.asked_capacity;
+		snprintf(why, sizeof(why), "as the setting slots says");
 	} else if (by_targets) {
-		shown->writers = by_targets;
+		writers = by_targets;
 		fs_layout_text(layout, text, sizeof(text));
-		snprintf(probe->writers_why, sizeof(probe->writers_why),
-			 "%u storage targets, and %s for each file", probe->targets_counted, text);
-	} else {
-		shown->writers = slots->config.default_capacity;
-		snprintf(probe->writers_why, sizeof(probe->writers_why),
-			 "the default where storage targets are not known");
-	}
-	if (slots->pool_name) {
-		snprintf(probe->pool, sizeof(probe->pool), "%s", slots->pool_name);
-		return 0;
+		snprintf(why, sizeof(why), "%u storage targets, and %s for each file",
+			 probe->targets_counted, text);
 	}
 	/* It is asked about what is in the directory. */
 	snprintf(inside, sizeof(inside), "%s/", probe->directory);
-	return fs_pool_of_path(inside, probe->pool, error);
+	if (!slots->pool_name)
+		ret = fs_pool_of_path(inside, pool, error);
+	say_text(probe->json, "pool", slots->pool_name ? slots->pool_name : ret ? "" : pool);
+	say_number(probe->json, "writers", writers);
+	say_text(probe->json, "writers_why", why);
+	return ret;
 }
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
-
-static void point(struct probe *probe)
-{
-	struct ioshape_storage *shown = &probe->shown;
-
-	shown->size = sizeof(*shown);
-	shown->directory = probe->directory;
-	shown->stripes = probe->stripes;
-	shown->target_pool = "";
-	shown->file_stripes = probe->file_stripes;
-	shown->engine = "";
-	shown->choice = probe->forecast.why;
-	shown->engine_note = probe->engine_note;
-	shown->stripes_asked = probe->stripes_asked;
-	shown->stripes_why = probe->stripes_why;
-	shown->pool = probe->pool;
-	shown->writers_why = probe->writers_why;
-}
 
 static int look(struct ioshape_context *context, struct probe *probe,
 		const struct ioshape_probe_options *options, const struct ring_folder *folder,
 		const char *file, struct base_error *error)
 {
+	FILE *json = probe->json;
 	struct fs_layout layout;
 	struct fs_info info;
 	int ret;
 
 	ret = fs_look_at_storage(folder->fd, folder->path, "", &probe->storage, error);
 	if (!ret)
-		probe->targets_counted = fs_count_targets(folder->fd, probe->storage.family);
-	if (!ret)
 		ret = ring_folder_try_file(folder, &info, error);
 	if (ret)
 		return ret;
-	snprintf(probe->directory, sizeof(probe->directory), "%s", folder->path);
-	point(probe);
-	probe->shown.for_bytes = options->bytes ? options->bytes : DEFAULT_FOR_BYTES;
-	probe->shown.memory_alignment = info.memory_alignment;
-	probe->shown.offset_alignment = info.offset_alignment;
-	probe->shown.direct = answer(info.direct_known, info.direct_works);
-	show_storage(probe);
-	show_layout(probe);
+	probe->directory = folder->path;
+	probe->targets_counted = fs_count_targets(folder->fd, probe->storage.family);
+	probe->for_bytes = options->bytes ? options->bytes : DEFAULT_FOR_BYTES;
+	fprintf(json, "{\"for_bytes\": %llu", (unsigned long long)probe->for_bytes);
+	say_text(json, "directory", probe->directory);
+	say_number(json, "memory_alignment", info.memory_alignment);
+	say_number(json, "offset_alignment", info.offset_alignment);
+	if (info.direct_known)
+		say_bool(json, "direct", info.direct_works);
+	say_storage(json, &probe->storage);
+	say_layout(probe);
 	if (file)
-		show_file(probe, folder, file);
+		say_file(json, folder, file);
 	choose_layout(probe, &context->config, options->files, &layout);
 	if (options->calibrate)
 		try_now(probe, &context->config);
 	ret = choose_shape(probe, &context->config, &layout, error);
-	return ret ? ret : choose_slots(probe, &context->slots, &layout, error);
+	if (!ret)
+		ret = choose_slots(probe, &context->slots, &layout, error);
+	fputc('}', json);
+	return ret;
 }
 
 static int begin(struct ioshape_context *context, const char *path,
-		 const struct ioshape_probe_options *options, struct ioshape_storage **out,
-		 struct base_error *error)
+		 const struct ioshape_probe_options *options, char **out, struct base_error *error)
 {
 	struct ring_folder folder = RING_NO_FOLDER;
-	struct probe *probe;
+	struct probe probe = { 0 };
 	char *file = NULL;
+	size_t bytes;
 	int ret;
 
-	if (!path || !*path)
-		return base_refuse(error, -EINVAL, "no path was given");
-	probe = calloc(1, sizeof(*probe));
-	if (!probe)
-		return base_no_memory(error, "what a path sits on", sizeof(*probe));
+	probe.json = open_memstream(out, &bytes);
+	if (!probe.json)
+		return base_no_memory(error, "what a path sits on", 0);
 	ret = find_directory(path, &folder, &file, error);
 	if (!ret)
-		ret = look(context, probe, options, &folder, file, error);
+		ret = look(context, &probe, options, &folder, file, error);
 	free(file);
 	ring_folder_close(&folder);
-	if (ret)
-		ioshape_free(&probe->shown);
-	else
-		*out = &probe->shown;
+	if (fclose(probe.json) && !ret)
+		ret = base_no_memory(error, "what a path sits on", bytes);
+	if (ret) {
+		free(*out);
+		*out = NULL;
+	}
 	return ret;
 }
 
 IOSHAPE_EXPORT int ioshape_probe(struct ioshape_context *context, const char *path,
-				 const struct ioshape_probe_options *given,
-				 struct ioshape_storage **out)
+				 const struct ioshape_probe_options *given, char **out)
 {
-	struct ioshape_probe_options options = { 0 };
+	struct ioshape_probe_options options;
 	struct base_error error = { 0 };
 	int ret;
 
 	if (!out)
 		return base_missing("probe");
 	*out = NULL;
-	ret = save_enter(context, &error);
-	if (!ret && given)
-		ret = base_take_options(&options, sizeof(options), given, "ioshape_probe_options",
-					&error);
+	ret = save_enter_path(context, path, &options, sizeof(options), given,
+			      "ioshape_probe_options", &error);
 	if (!ret)
 		ret = begin(context, path, &options, out, &error);
 	return base_leave(ret, "probe", path, &error);
