@@ -48,29 +48,23 @@ IOSHAPE_EXPORT int ioshape_file_open(struct ioshape_context *context, const char
 	if (!out)
 		return base_missing("save");
 	*out = NULL;
-	ret = save_enter(context, &error);
-	if (!ret)
-		ret = base_take_options(&options, sizeof(options), given, "ioshape_file_options",
-					&error);
-	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no path to write to was given");
+	ret = save_enter_path(context, path, &options, sizeof(options), given,
+			      "ioshape_file_options", &error);
 	if (!ret)
 		ret = open_file(context, path, &options, out, &error);
 	return base_leave(ret, "save", path, &error);
 }
 
+static struct save_handle *handle_of(struct ioshape_file *file)
+{
+	return file ? &file->handle : NULL;
+}
+
 IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes)
 {
-	struct save_handle *handle;
-	int ret;
+	struct save_handle *handle = handle_of(file);
+	int ret = save_handle_enter_with(handle, data, bytes);
 
-	if (!file)
-		return base_missing("save");
-	handle = &file->handle;
-	ret = save_handle_enter(handle);
-	if (!ret && bytes && !data)
-		ret = base_refuse(&handle->error, -EINVAL, "no data was given for %s",
-				  handle->path);
 	if (!ret)
 		ret = ring_writer_put(handle->output.file, data, bytes, NULL, &handle->error);
 	return save_handle_leave(handle, ret);
@@ -78,14 +72,10 @@ IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *dat
 
 IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report)
 {
-	struct save_handle *handle;
+	struct save_handle *handle = handle_of(file);
 	struct save_order order;
-	int ret;
+	int ret = save_handle_begin_commit(handle, &order, report);
 
-	if (!file)
-		return base_missing("save");
-	handle = &file->handle;
-	ret = save_handle_begin_commit(handle, &order, report);
 	if (ret)
 		return ret;
 	handle->committed = true;

@@ -124,8 +124,10 @@ struct save_handle {
 int save_handle_open(struct save_handle *handle, struct ioshape_context *context, const char *path,
 		     const struct ring_file_options *options, struct base_error *error);
 
-/* First in every call on an open handle. Forgets the last failure. */
+/* First in every call on an open handle; -EINVAL if that is NULL. Forgets the last failure. */
 int save_handle_enter(struct save_handle *handle);
+/* The same in calls with bytes to be written. */
+int save_handle_enter_with(struct save_handle *handle, const void *data, size_t bytes);
 
 /* Last in those that write: what becomes of a lack of space. */
 int save_handle_leave(struct save_handle *handle, int ret);

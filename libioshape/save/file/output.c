@@ -131,6 +131,8 @@ int save_handle_open(struct save_handle *handle, struct ioshape_context *context
 
 int save_handle_enter(struct save_handle *handle)
 {
+	if (!handle)
+		return base_missing("save");
 	memset(&handle->error, 0, sizeof(handle->error));
 	if (handle->committed)
 		return base_refuse(&handle->error, -EINVAL,
@@ -139,11 +141,24 @@ int save_handle_enter(struct save_handle *handle)
 	return save_enter(handle->output.context, &handle->error);
 }
 
+int save_handle_enter_with(struct save_handle *handle, const void *data, size_t bytes)
+{
+	int ret = save_handle_enter(handle);
+
+	if (!ret && bytes && !data)
+		ret = base_refuse(&handle->error, -EINVAL, "no data was given for %s",
+				  handle->path);
+	return ret;
+}
+
 int save_handle_leave(struct save_handle *handle, int ret)
 {
-	struct ioshape_context *context = handle->output.context;
+	struct ioshape_context *context;
 	struct fs_space seen;
 
+	if (!handle)
+		return ret;
+	context = handle->output.context;
 	/* Bytes that have gone to a pipe or a device are not skipped. */
 	if (ret && !(ret == -ENOSPC && fs_space_of_path(handle->path, &seen) == -EINVAL)) {
 		ret = save_space_verdict(context, ret, &handle->error);
@@ -164,7 +179,7 @@ int save_handle_begin_commit(struct save_handle *handle, struct save_order *orde
 				       &handle->error);
 	if (!ret)
 		ret = save_order_begin(handle->output.context, order, handle->path, &handle->error);
-	return base_leave(ret, "save", handle->path, &handle->error);
+	return handle ? base_leave(ret, "save", handle->path, &handle->error) : ret;
 }
 
 int save_handle_end_commit(struct save_handle *handle, struct save_order *order, int ret,

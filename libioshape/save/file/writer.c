@@ -58,81 +58,69 @@ IOSHAPE_EXPORT int ioshape_writer_open(struct ioshape_context *context, const ch
 	if (!out)
 		return base_missing("save");
 	*out = NULL;
-	ret = save_enter(context, &error);
-	if (!ret)
-		ret = base_take_options(&options, sizeof(options), given, "ioshape_writer_options",
-					&error);
-	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no path to write to was given");
+	ret = save_enter_path(context, path, &options, sizeof(options), given,
+			      "ioshape_writer_options", &error);
 	if (!ret)
 		ret = open_writer(context, path, &options, out, &error);
 	return base_leave(ret, "save", path, &error);
 }
 
-/* First in every call on an open writer. Forgets the last failure. */
-static int enter(struct ioshape_writer *writer)
+static struct save_handle *handle_of(struct ioshape_writer *writer)
 {
-	return writer ? save_handle_enter(&writer->handle) : -EINVAL;
-}
-
-static int leave(struct ioshape_writer *writer, int ret)
-{
-	return writer ? save_handle_leave(&writer->handle, ret) : base_missing("save");
+	return writer ? &writer->handle : NULL;
 }
 
 IOSHAPE_EXPORT int ioshape_writer_begin_record(struct ioshape_writer *writer, const char *name,
 					       uint64_t bytes, uint32_t alignment)
 {
-	int ret = enter(writer);
+	struct save_handle *handle = handle_of(writer);
+	int ret = save_handle_enter(handle);
 
 	if (!ret && !name)
-		ret = base_refuse(&writer->handle.error, -EINVAL,
-				  "no name was given for a record of %s", writer->handle.path);
+		ret = base_refuse(&handle->error, -EINVAL, "no name was given for a record of %s",
+				  handle->path);
 	if (!ret)
-		ret = zip_writer_begin(writer->zip, name, bytes, alignment, &writer->handle.error);
-	return leave(writer, ret);
+		ret = zip_writer_begin(writer->zip, name, bytes, alignment, &handle->error);
+	return save_handle_leave(handle, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_write(struct ioshape_writer *writer, const void *data,
 					size_t bytes)
 {
-	int ret = enter(writer);
+	struct save_handle *handle = handle_of(writer);
+	int ret = save_handle_enter_with(handle, data, bytes);
 
-	if (!ret && bytes && !data)
-		ret = base_refuse(&writer->handle.error, -EINVAL, "no data was given for %s",
-				  writer->handle.path);
 	if (!ret)
-		ret = zip_writer_put(writer->zip, data, bytes, &writer->handle.error);
-	return leave(writer, ret);
+		ret = zip_writer_put(writer->zip, data, bytes, &handle->error);
+	return save_handle_leave(handle, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_end_record(struct ioshape_writer *writer)
 {
-	int ret = enter(writer);
+	struct save_handle *handle = handle_of(writer);
+	int ret = save_handle_enter(handle);
 
 	if (!ret)
-		ret = zip_writer_end(writer->zip, &writer->handle.error);
-	return leave(writer, ret);
+		ret = zip_writer_end(writer->zip, &handle->error);
+	return save_handle_leave(handle, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer,
 					 struct ioshape_report *report)
 {
 	struct zip_index index = { .has_table = false };
+	struct save_handle *handle = handle_of(writer);
 	struct save_order order;
-	int ret;
+	int ret = save_handle_begin_commit(handle, &order, report);
 
-	if (!writer)
-		return base_missing("save");
-	ret = save_handle_begin_commit(&writer->handle, &order, report);
 	if (ret)
 		return ret;
 	index.metadata = writer->metadata;
-	ret = zip_writer_finish(writer->zip, &index, &writer->handle.error);
+	ret = zip_writer_finish(writer->zip, &index, &handle->error);
 	/* A record that is still open can be ended, and the commit tried again. */
-	writer->handle.committed = ret != -EINVAL;
-	return save_handle_end_commit(&writer->handle, &order, ret,
-				      zip_writer_payload_bytes(writer->zip), report);
+	handle->committed = ret != -EINVAL;
+	return save_handle_end_commit(handle, &order, ret, zip_writer_payload_bytes(writer->zip),
+				      report);
 }
 
 IOSHAPE_EXPORT void ioshape_writer_free(struct ioshape_writer *writer)

@@ -60,12 +60,8 @@ IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const ch
 	if (!out)
 		return base_missing("load");
 	*out = NULL;
-	ret = save_enter(context, &error);
-	if (!ret)
-		ret = base_take_options(&options, sizeof(options), given, "ioshape_reader_options",
-					&error);
-	if (!ret && !path)
-		ret = base_refuse(&error, -EINVAL, "no path to read from was given");
+	ret = save_enter_path(context, path, &options, sizeof(options), given,
+			      "ioshape_reader_options", &error);
 	if (!ret)
 		ret = open_reader(context, path, &options, out, &error);
 	return base_leave(ret, "load", path, &error);
@@ -114,14 +110,48 @@ static bool has_table(const struct ioshape_reader *reader)
 	return reader->zip.has_index && reader->zip.index.has_table;
 }
 
-static int check_record(struct ioshape_reader *reader, uint64_t index)
+static int check_number(struct ioshape_reader *reader, const char *kinds, uint64_t count,
+			uint64_t index)
 {
-	if (index < record_count(reader))
+	if (index < count)
 		return 0;
 	return base_refuse(&reader->error, -ENOENT,
-			   "\"%s\" has %llu records, so there is no number %llu",
-			   reader->zip.input.path, (unsigned long long)record_count(reader),
-			   (unsigned long long)index);
+			   "\"%s\" has %llu %s, so there is no number %llu", reader->zip.input.path,
+			   (unsigned long long)count, kinds, (unsigned long long)index);
+}
+
+static int check_record(struct ioshape_reader *reader, uint64_t index)
+{
+	return check_number(reader, "records", record_count(reader), index);
+}
+
+/* Puts the number of a name into *index. */
+static int find_name(struct ioshape_reader *reader, const struct zip_names *names, const char *kind,
+		     uint64_t count, const char *name, uint64_t *index)
+{
+	int ret = check_result(reader, index);
+
+	if (!ret && (!name || !zip_names_find(names, name, strlen(name), index) || *index >= count))
+		ret = base_refuse(&reader->error, -ENOENT, "\"%s\" has no %s \"%s\"",
+				  reader->zip.input.path, kind, name ? name : "");
+	return ret;
+}
+
+/* Bytes to be read lie in what holds them, which has `size`, and there is memory for them. */
+static int check_range(struct ioshape_reader *reader, const char *kind, const char *name,
+		       uint64_t size, const struct ioshape_load_request *range)
+{
+	if (range->offset > size || range->bytes > size - range->offset)
+		return base_refuse(&reader->error, -ERANGE,
+				   "cannot read \"%s\": %s \"%s\" has %llu bytes, and %llu from "
+				   "offset %llu are not all in it",
+				   reader->zip.input.path, kind, name, (unsigned long long)size,
+				   (unsigned long long)range->bytes,
+				   (unsigned long long)range->offset);
+	if (range->bytes && !range->into)
+		return base_refuse(&reader->error, -EINVAL,
+				   "no memory was given to read %s \"%s\" into", kind, name);
+	return 0;
 }
 
 IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
@@ -170,12 +200,8 @@ IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, con
 	int ret = enter(reader);
 
 	if (!ret)
-		ret = check_result(reader, index);
-	if (!ret &&
-	    (!name || !zip_names_find(reader->zip.directory.names, name, strlen(name), index) ||
-	     *index >= record_count(reader)))
-		ret = base_refuse(&reader->error, -ENOENT, "%s has no record \"%s\"",
-				  reader->zip.input.path, name ? name : "");
+		ret = find_name(reader, reader->zip.directory.names, "record", record_count(reader),
+				name, index);
 	return leave(reader, ret);
 }
 
@@ -275,58 +301,36 @@ static int read_onward(struct ioshape_reader *reader, uint64_t offset, void *int
 	return ret;
 }
 
-static bool is_outside(uint64_t offset, uint64_t bytes, uint64_t limit)
-{
-	return offset > limit || bytes > limit - offset;
-}
-
 IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t record,
 				       uint64_t offset, void *into, size_t bytes)
 {
-	const struct zip_entry *entry;
+	const struct ioshape_load_request range = { 0, offset, bytes, into };
+	const struct zip_entry *entry = NULL;
 	int ret = enter(reader);
 
 	if (!ret)
 		ret = check_record(reader, record);
-	if (ret)
-		return leave(reader, ret);
-	entry = &reader->zip.directory.entries[record];
-	if (is_outside(offset, bytes, entry->bytes))
-		return leave(
-			reader,
-			base_refuse(&reader->error, -ERANGE,
-				    "record \"%s\" of \"%s\" has %llu bytes, and %llu from offset "
-				    "%llu are not all in it",
-				    entry->name, reader->zip.input.path,
-				    (unsigned long long)entry->bytes, (unsigned long long)bytes,
-				    (unsigned long long)offset));
-	if (bytes && !into)
-		return leave(reader,
-			     base_refuse(&reader->error, -EINVAL,
-					 "no memory was given to read \"%s\" into", entry->name));
-	return leave(reader, read_onward(reader, entry->data_offset + offset, into, bytes));
+	if (!ret) {
+		entry = &reader->zip.directory.entries[record];
+		ret = check_range(reader, "record", entry->name, entry->bytes, &range);
+	}
+	if (!ret)
+		ret = read_onward(reader, entry->data_offset + offset, into, bytes);
+	return leave(reader, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset,
 					    void *into, size_t bytes)
 {
+	const struct ioshape_load_request range = { 0, offset, bytes, into };
 	int ret = enter(reader);
 
-	if (ret)
-		return leave(reader, ret);
-	if (is_outside(offset, bytes, reader->zip.input.bytes))
-		return leave(reader,
-			     base_refuse(&reader->error, -ERANGE,
-					 "\"%s\" has %llu bytes, and %llu from offset %llu are not "
-					 "all in it",
-					 reader->zip.input.path,
-					 (unsigned long long)reader->zip.input.bytes,
-					 (unsigned long long)bytes, (unsigned long long)offset));
-	if (bytes && !into)
-		return leave(reader, base_refuse(&reader->error, -EINVAL,
-						 "no memory was given to read %s into",
-						 reader->zip.input.path));
-	return leave(reader, read_onward(reader, offset, into, bytes));
+	if (!ret)
+		ret = check_range(reader, "file", reader->zip.input.path, reader->zip.input.bytes,
+				  &range);
+	if (!ret)
+		ret = read_onward(reader, offset, into, bytes);
+	return leave(reader, ret);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)
@@ -362,29 +366,23 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)
 
 static int enter_table(struct ioshape_reader *reader)
 {
+	const struct base_error *problem;
 	int ret = enter(reader);
 
 	if (ret || has_table(reader))
 		return ret;
-	if (reader->zip.index_problem.code)
-		return base_refuse(&reader->error, IOSHAPE_E_NO_TABLE,
-				   "the index of \"%s\" cannot be used (%s)" BASE_REMEDY
-				   "read its records, or open it in Python",
-				   reader->zip.input.path, reader->zip.index_problem.text);
+	problem = &reader->zip.index_problem;
 	return base_refuse(&reader->error, IOSHAPE_E_NO_TABLE,
-			   "\"%s\" was not saved by ioshape_save_tensors()" BASE_REMEDY
+			   "\"%s\" has no table of tensors (%s)" BASE_REMEDY
 			   "read its records, or open it in Python",
-			   reader->zip.input.path);
+			   reader->zip.input.path,
+			   problem->code ? problem->text :
+					   "it was not saved by ioshape_save_tensors()");
 }
 
 static int check_tensor(struct ioshape_reader *reader, uint64_t index)
 {
-	if (index < reader->zip.index.tensor_count)
-		return 0;
-	return base_refuse(
-		&reader->error, -ENOENT, "\"%s\" has %llu tensors, so there is no number %llu",
-		reader->zip.input.path, (unsigned long long)reader->zip.index.tensor_count,
-		(unsigned long long)index);
+	return check_number(reader, "tensors", reader->zip.index.tensor_count, index);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_get_tensor(struct ioshape_reader *reader, uint64_t index,
@@ -419,10 +417,8 @@ IOSHAPE_EXPORT int ioshape_reader_find_tensor(struct ioshape_reader *reader, con
 	int ret = enter_table(reader);
 
 	if (!ret)
-		ret = check_result(reader, index);
-	if (!ret && (!name || !zip_names_find(reader->zip.tensor_names, name, strlen(name), index)))
-		ret = base_refuse(&reader->error, -ENOENT, "%s has no tensor \"%s\"",
-				  reader->zip.input.path, name ? name : "");
+		ret = find_name(reader, reader->zip.tensor_names, "tensor",
+				reader->zip.index.tensor_count, name, index);
 	return leave(reader, ret);
 }
 
@@ -430,26 +426,14 @@ static int make_range(struct ioshape_reader *reader, const struct ioshape_load_r
 		      struct zip_range *range)
 {
 	const struct zip_tensor_row *row;
-	uint64_t bytes;
-	int ret;
+	int ret = check_tensor(reader, request->tensor);
 
-	ret = check_tensor(reader, request->tensor);
 	if (ret)
 		return ret;
 	row = &reader->zip.index.tensors[request->tensor];
-	bytes = reader->zip.directory.entries[row->record].bytes;
-	if (is_outside(request->offset, request->bytes, bytes))
-		return base_refuse(&reader->error, -ERANGE,
-				   "tensor \"%s\" of %s has %llu bytes, and %llu from offset %llu "
-				   "are not all in it",
-				   row->name, reader->zip.input.path, (unsigned long long)bytes,
-				   (unsigned long long)request->bytes,
-				   (unsigned long long)request->offset);
-	if (request->bytes && !request->into)
-		return base_refuse(&reader->error, -EINVAL,
-				   "no memory was given to load \"%s\" into", row->name);
 	*range = (struct zip_range){ row->record, request->offset, request->bytes, request->into };
-	return 0;
+	return check_range(reader, "tensor", row->name,
+			   reader->zip.directory.entries[row->record].bytes, request);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
