@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint storm on filesystems that are slow by rule: the engine of "ioshape bench storm" on
+"""A checkpoint storm on filesystems that are slow by rule: the engine of "ioshape bench" on
 stripefs.
 
     python -m tests.bench.storm hdd --rounds 2 --ways torch,async
@@ -248,7 +248,7 @@ def add(outcome: Outcome, name: str, found: Found) -> None:
 def measure(setting: Setting) -> Outcome:
     outcome = Outcome()
     outcome.facts["method"] = (
-        "the engine of ioshape bench storm on stripefs, a filesystem in user space that answers "
+        "the engine of ioshape bench on stripefs, a filesystem in user space that answers "
         "requests when its model says; ways in turns, medians of rounds, latencies of all rounds "
         "together"
     )

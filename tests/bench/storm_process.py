@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One part of the storm: the engine of "ioshape bench storm", on nodes that it plays, and counted.
+"""One part of the storm: the engine of "ioshape bench", on nodes that it plays, and counted.
 
     python -m tests.bench.storm_process MOUNT BACKING PLAN [PICTURE]
 
@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ioshape.cli.bench.command import figures
 from ioshape.cli.bench.measure import Plan, Storm
-from ioshape.cli.bench.storm import as_json
 from striped import ask
 
 
@@ -49,7 +49,7 @@ def main(mount: str, backing: str, plan: str, picture: str = "") -> None:
     ):
         storm.measure()
         metadata = count_metadata(storm, Path(backing))
-    found = as_json(storm, Path(mount))
+    found = figures(storm, Path(mount))
     for way, counted in metadata.items():
         found["ways"][way]["metadata"] = counted
     print(json.dumps(found))

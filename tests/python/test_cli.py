@@ -6,23 +6,20 @@ import json
 import os
 import pty
 import re
-import signal
 import struct
 import subprocess
 import sys
 import sysconfig
 import termios
-import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ioshape
 import pytest
 import torch
-from ioshape.cli.bench import ceiling
 
 IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 COMMANDS = [
@@ -538,133 +535,6 @@ def test_a_variable_that_cannot_be_used_is_told_before_anything_begins(
     assert "it has begun" not in done.stderr
     # What is no setting is told with the nearest one.
     assert ("IOSHAPE_ENGINE" in done.stderr) == (variable == "IOSHAPE_ENGIN")
-
-
-# ---- Bench -------------------------------------------------------------------------------------
-
-CONTESTANTS = {
-    "torch_save",
-    "torch_save_fsync",
-    "ioshape_save",
-    "ioshape_save_async_stall",
-    "ioshape_save_async",
-    "ceiling",
-}
-
-
-@pytest.mark.slow
-def test_bench(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    numbers = tmp_path / "numbers.json"
-    done = call("bench", scratch, "--size", "8M", "--rounds", "2", "--json", numbers)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not list(scratch.iterdir())
-    found = json.loads(numbers.read_text())
-    assert (found["bytes"], found["rounds"]) == (8 << 20, 2)
-    assert found["path"] == str(scratch)
-    assert found["medians"].keys() == found["seconds"].keys() == CONTESTANTS
-    for name, median in found["medians"].items():
-        first, second = found["seconds"][name]
-        assert median["seconds"] == pytest.approx((first + second) / 2)
-        assert median["seconds"] > 0
-        # Of the file or a little less: the tensors are all that is large in it.
-        each = [8.39 / 1e3 / seconds for seconds in found["seconds"][name]]
-        assert median["gb_per_s"] == pytest.approx(sum(each) / 2, rel=0.02)
-    ours, other = found["seconds"]["ioshape_save"], found["seconds"]["torch_save_fsync"]
-    ratio = sum(b / a for a, b in zip(ours, other, strict=True)) / 2
-    assert found["ratios"]["save_vs_torch_fsync"] == pytest.approx(ratio, rel=0.02)
-    assert found["report"]["engine"] in ("uring", "threads", "buffered")
-    assert found["ceiling"] in done.stdout
-
-
-@pytest.mark.slow
-def test_bench_to_stdout(tmp_path: Path) -> None:
-    arguments = ["--size", "4M", "--rounds", "1", "--json", "-"]
-    done = call("bench", *arguments, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["path"] == str(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize("n_bytes", [4096, 5 << 20, (4 << 20) + 4096])
-def test_our_own_ceiling_writes_all(tmp_path: Path, n_bytes: int, direct: bool) -> None:
-    path = tmp_path / "ceiling"
-    written = ceiling.Writer(1 << 20, 3, direct).write(path, n_bytes)
-    content = path.read_bytes()
-    assert 0 < written.n_bytes == len(content) <= n_bytes
-    assert written.n_bytes > n_bytes - (1 << 20)
-    # No block was left out: none is empty.
-    block = min(1 << 20, len(content))
-    parts = {content[at : at + block] for at in range(0, len(content), block)}
-    assert len(parts) == 1
-    assert any(parts.pop())
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "moment"),
-    [
-        (signal.SIGINT, 130, "ceiling"),
-        (signal.SIGINT, 130, "round"),
-        (signal.SIGTERM, 143, "round"),
-        (signal.SIGHUP, 129, "ceiling"),
-    ],
-)
-@pytest.mark.slow
-def test_bench_cleans_up_when_it_is_stopped(
-    number: signal.Signals, code: int, moment: str, tmp_path: Path
-) -> None:
-    with subprocess.Popen(
-        [IOSHAPE, "bench", tmp_path, "--size", "64M", "--rounds", "100"],
-        env=variables(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        files = seen_files(tmp_path, process)
-        until = 9 if moment == "round" else 1
-        for _, _ in zip(range(until), files, strict=False):
-            pass
-        process.send_signal(number)
-        out, err = process.communicate(timeout=120)
-    assert process.returncode == code, err
-    assert not out
-    assert err.count("\n") == 1, err
-    assert not list(tmp_path.iterdir())
-
-
-def seen_files(folder: Path, process: subprocess.Popen[str]) -> Iterator[str]:
-    """Each file that appears below, as the bench writes one after the other."""
-    end = time.monotonic() + 120
-    before: set[tuple[str, int]] = set()
-    while time.monotonic() < end and process.poll() is None:
-        for path in folder.glob(".ioshape-bench-*/*"):
-            try:
-                key = (path.name, path.stat().st_ino)
-            except FileNotFoundError:
-                continue
-            if key not in before:
-                before.add(key)
-                yield path.name
-        time.sleep(0.002)
-    raise AssertionError("the bench writes nothing")
-
-
-@pytest.mark.slow
-def test_bench_looks_first(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    for arguments in (
-        [tmp_path / "none"],
-        [tmp_path, "--size", "1000T"],
-        [tmp_path, "--json", tmp_path / "none" / "x.json"],
-        ["/proc", "--size", "1M"],
-    ):
-        fail(call("bench", *arguments))
-    fail(call("bench", file), 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 # ---- Completion --------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape bench storm, ioshape trace, and what both draw."""
+"""ioshape bench, ioshape trace, and what both draw."""
 
 import json
 import os
@@ -22,6 +22,7 @@ import ioshape
 import pytest
 import torch
 from ioshape._run import trace
+from ioshape.cli.bench import ceiling
 from ioshape.cli.bench.crowd import Crowd, MemberError
 from ioshape.cli.bench.measure import Latency, Ratios, Round, Summary
 from ioshape.cli.bench.neighbours import READ, Operation
@@ -62,27 +63,28 @@ def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
 
 
-# ---- The storm ---------------------------------------------------------------------------------
+# ---- The bench ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("ranks", "ways"),
     [
         (3, ("torch", "save", "node")),
+        pytest.param(1, ("buffered", "async", "ceiling"), marks=pytest.mark.slow),
         pytest.param(4, ("async", "rank0", "torch"), marks=pytest.mark.long),
     ],
 )
-def test_a_storm_is_measured_and_drawn(ranks: int, ways: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_bench_measures_and_draws(ranks: int, ways: tuple[str, ...], tmp_path: Path) -> None:
     """All of it in one test: what is measured once must not be measured by each worker."""
     pytest.importorskip("matplotlib")
-    scratch = tmp_path / "storm"
+    scratch = tmp_path / "scratch"
     scratch.mkdir()
-    numbers, picture = tmp_path / "numbers.json", tmp_path / "picture.svg"
+    picture = tmp_path / "picture.svg"
     done = call(
-        *("bench", "storm", "./storm", "--ranks", ranks, "--size", "256K", "--rounds", ROUNDS),
-        *("--ways", ",".join(ways), "--json", numbers, "--plot", picture),
+        *("bench", "scratch", "--ranks", ranks, "--size", "256K", "--rounds", ROUNDS),
+        *("--ways", ",".join(ways), "--json", "--plot", picture),
         folder=tmp_path,
-        # Settings that would make it another storm do not count.
+        # Settings that would make it another bench do not count.
         **{
             "IOSHAPE_TEST_NODE": "one",
             "IOSHAPE_TRACE": str(tmp_path / "reports"),
@@ -93,7 +95,7 @@ def test_a_storm_is_measured_and_drawn(ranks: int, ways: tuple[str, ...], tmp_pa
     assert done.stderr.count("\n") == 1, done.stderr
     assert not list(scratch.iterdir())
     assert not (tmp_path / "reports").exists()
-    every_way_is_measured(json.loads(numbers.read_text()), ranks, ways)
+    every_way_is_measured(json.loads(done.stdout), ranks, ways)
     ElementTree.parse(picture)
 
 
@@ -112,33 +114,55 @@ def every_way_is_measured(found: dict[str, Any], ranks: int, ways: tuple[str, ..
             assert all(0 < stall <= end for stall, end in pairs)
         ends = [turn["makespan_s"] for turn in one["rounds"]]
         assert one["makespan_s"] == statistics.median(ends)
-        assert (one["report"] is None) == (way == "torch")
+        assert one["gb_per_s"] == pytest.approx(ranks * 262_144e-9 / one["makespan_s"])
+        assert (one["report"] is None) == (way in ("torch", "buffered", "ceiling"))
         if way in ("node", "rank0"):
             assert one["report"]["ranks"] == ranks
     ours, theirs = (found["ways"][way] for way in (ways[1], ways[0]))
     assert found["ratios"][ways[1]]["makespan"] == theirs["makespan_s"] / ours["makespan_s"]
 
 
-def test_a_directory_called_storm_is_still_one(tmp_path: Path) -> None:
-    (tmp_path / "storm").mkdir()
-    for name in ("./storm", tmp_path / "storm"):
-        done = call("bench", name, "--size", "1K", folder=tmp_path)
-        assert 'at least 1.00 MiB (see "ioshape bench --help")' in done.stderr
-
-
 @pytest.mark.parametrize(
-    "arguments",
-    [["--ways", "torch,fast"], ["--ways", "save,save"], ["--size", "1K"], ["--ranks", "0"]],
+    ("code", "arguments"),
+    [
+        (2, [".", "--ways", "torch,fast"]),
+        (2, [".", "--ways", "save,save"]),
+        (2, [".", "--size", "1K"]),
+        (2, [".", "--ranks", "0"]),
+        (2, ["file"]),
+        (1, ["none"]),
+        (1, [".", "--size", "1000T"]),
+        (1, [".", "--plot", "none/x.svg"]),
+        (1, ["/proc", "--size", "1M"]),
+    ],
 )
-def test_what_cannot_be_is_refused(arguments: list[str], tmp_path: Path) -> None:
-    assert call("bench", "storm", tmp_path, *arguments).returncode == 2
-    assert not list(tmp_path.iterdir())
+def test_what_cannot_be_is_refused_before_it_begins(
+    code: int, arguments: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = call("bench", *arguments, folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("n_bytes", [4096, 5 << 20, (4 << 20) + 4096])
+def test_the_ceiling_writes_all(tmp_path: Path, n_bytes: int, direct: bool) -> None:
+    path = tmp_path / "ceiling"
+    assert ceiling.Writer(3, direct).write(path, n_bytes) > 0
+    content = path.read_bytes()
+    block = min(4 << 20, n_bytes)
+    assert n_bytes <= len(content) < n_bytes + block
+    # No block was left out: none is empty.
+    parts = {content[at : at + block] for at in range(0, len(content), block)}
+    assert len(parts) == 1
+    assert any(parts.pop())
 
 
 def test_pictures_need_matplotlib_and_say_so_before_the_measurement(tmp_path: Path) -> None:
     code = "import sys; sys.modules['matplotlib'] = None; from ioshape.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "bench", "storm", tmp_path, "--plot", tmp_path / "a.svg"],
+        [sys.executable, "-c", code, "bench", tmp_path, "--plot", tmp_path / "a.svg"],
         env=variables(),
         capture_output=True,
         text=True,
@@ -148,25 +172,8 @@ def test_pictures_need_matplotlib_and_say_so_before_the_measurement(tmp_path: Pa
     assert (done.returncode, done.stdout) == (1, "")
     assert "pip install 'ioshape[plot]'" in done.stderr
     pytest.importorskip("matplotlib")
-    assert call("bench", "storm", tmp_path, "--plot", "a.txt").returncode == 1
+    assert call("bench", tmp_path, "--plot", "a.txt").returncode == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_files_that_cannot_be_written_are_told_in_time(tmp_path: Path) -> None:
-    runs = tmp_path / "reports"
-    runs.mkdir()
-    (runs / "h.jsonl").write_text(line_of() + "\n" + line_of(skipped=True) + "\n")
-    before = sorted(tmp_path.iterdir())
-    for words in (("bench", "storm", tmp_path, "--json"), ("trace", runs, "--chrome")):
-        for path in ("/proc/drawn", tmp_path / "none" / "a"):
-            done = call(*words, path)
-            assert (done.returncode, done.stdout) == (1, "")
-            assert str(path) in done.stderr
-    assert sorted(tmp_path.iterdir()) == before
-    # A file that fails later costs nothing else.
-    done = call("trace", runs, "--json", "/dev/full")
-    assert done.returncode == 1
-    assert "Storm 1, by host:" in done.stdout
 
 
 def ranks_of(parent: int) -> list[int]:
@@ -184,9 +191,9 @@ def ranks_of(parent: int) -> list[int]:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A storm that has begun, and would last for long."""
+    """A bench that has begun, and would last for long."""
     with subprocess.Popen(
-        [IOSHAPE, "bench", "storm", tmp_path, "--ranks", "3", "--size", "1M", "--rounds", "999"],
+        [IOSHAPE, "bench", tmp_path, "--ranks", "3", "--size", "1M", "--rounds", "999"],
         env=variables(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -222,12 +229,17 @@ def test_a_rank_that_crashes_ends_the_storm(
     assert re.search(r"rank 1 was ended by SIGKILL$", err, re.M)
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing(endless: "subprocess.Popen[str]", tmp_path: Path) -> None:
+def test_a_signal_leaves_nothing(
+    endless: "subprocess.Popen[str]", number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     ranks = ranks_of(endless.pid)
-    endless.send_signal(signal.SIGINT)
+    endless.send_signal(number)
     is_over(endless, ranks, tmp_path)
-    assert endless.returncode == 130
+    assert endless.returncode == code
 
 
 def test_members_that_fail_are_named() -> None:
@@ -401,11 +413,11 @@ def reports_are_of_all_saves(recorded: Path) -> None:
 
 
 def trace_tells_and_draws(recorded: Path, tmp_path: Path) -> None:
-    trace, numbers = (tmp_path / name for name in ("a.json", "n.json"))
-    done = call("trace", recorded, "--chrome", trace, "--json", numbers)
+    trace = tmp_path / "a.json"
+    done = call("trace", recorded, "--chrome", trace)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Storm 1, by host:" in done.stdout
-    found = json.loads(numbers.read_text())
+    assert ioshape.job().node in done.stdout
+    found = json.loads(call("trace", recorded, "--json").stdout)
     assert found["saves"] == sum(storm["saves"] for storm in found["storms"]) == 7
     assert sum(storm["failed"] for storm in found["storms"]) == 1
     for storm in found["storms"]:
@@ -413,8 +425,8 @@ def trace_tells_and_draws(recorded: Path, tmp_path: Path) -> None:
         assert list(storm["hosts"]) == [ioshape.job().node]
     saves = [one for one in slices(json.loads(trace.read_text())) if "path" in one["args"]]
     assert len(saves) == 7
-    assert call("trace", recorded, "--json", "-").stdout == numbers.read_text()
     assert call("trace", recorded, "--storm", 99).returncode == 1
+    assert call("trace", recorded, "--chrome", "/proc/a").returncode == 1
 
 
 def line_of(**changes: object) -> str:
@@ -440,7 +452,7 @@ def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
     lines = [line_of(), *wrong, line_of(path="/b\x1b[31m", started_s=1e9 + 9)]
     (tmp_path / "h.jsonl").write_text("\n".join(lines))
     (tmp_path / "notes.txt").write_text("not looked at")
-    done = call("trace", tmp_path, "--json", "-")
+    done = call("trace", tmp_path, "--json")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"ioshape: {tmp_path}/h.jsonl, line {number}: {reason}"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 from ioshape.cli.app import commands
-from ioshape.cli.bench import storm
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli-reference.md"
 
@@ -31,8 +30,6 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
         if isinstance(command, click.Group):
             for other, subcommand in command.commands.items():
                 yield f"ioshape {name} {other}", subcommand
-        if name == "bench":
-            yield "ioshape bench storm", storm.command
 
 
 def prose(text: str) -> str:

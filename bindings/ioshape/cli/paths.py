@@ -17,11 +17,7 @@ files_argument = click.argument(
 
 
 json_option = click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, allow_dash=True),
-    help="Write all numbers to a file as JSON; - for stdout, instead of tables.",
+    "--json", "as_json", is_flag=True, help="Print all numbers as JSON, instead of tables."
 )
 
 
@@ -30,7 +26,11 @@ def _plot_path(_context: click.Context, _option: click.Parameter, path: str | No
         from ioshape.cli.trace import plot  # noqa: PLC0415 - matplotlib is slow
 
         plot.check(path)
-        check_file_to_write(path)
+        there = Path(path) if Path(path).exists() else Path(path).absolute().parent
+        if not os.access(there, os.W_OK):  # better now than after the measurement
+            raise SentenceError(
+                f"cannot write {path}; name a file in a directory that you may write"
+            )
     return path
 
 
@@ -55,38 +55,3 @@ def reason(path: str, error: OSError) -> str:
 def exit_for(failed: bool) -> int:
     """The exit code of a command that goes on with the next file."""
     return 1 if failed else 0
-
-
-def check_file_to_write(path: str | None) -> None:
-    """Better before the measurement than after it. Leaves nothing behind."""
-    if path in (None, "-"):
-        return
-    file = Path(path)
-    if not file.absolute().parent.is_dir():
-        raise SentenceError(f"there is no directory for {path}; make it first")
-    try:
-        if not file.exists():
-            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            file.unlink()
-        elif file.is_file():  # pipes and devices would notice
-            os.close(os.open(file, os.O_WRONLY | os.O_CLOEXEC))
-    except FileExistsError:
-        pass  # a link to nothing so far
-    except OSError as error:
-        raise _not_to_be_written(path, error) from None
-
-
-def write_file(path: str | None, text: str) -> None:
-    """What was measured, where it was asked for."""
-    if path is None:
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _not_to_be_written(path, error) from None
-
-
-def _not_to_be_written(path: str, error: OSError) -> SentenceError:
-    return SentenceError(
-        f"cannot write {path}: {error.strerror}; name a file in a directory that you may write"
-    )

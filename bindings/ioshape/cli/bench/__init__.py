@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape bench and ioshape bench storm."""
+"""ioshape bench: processes that save together, beside neighbours at work."""

@@ -3,22 +3,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import asdict
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from ioshape.cli.bench.scratch import (
-    check_folder,
-    check_memory,
-    check_space,
-    scratch,
-    status,
-)
+from ioshape.cli.bench.scratch import check_folder, check_memory, check_space, scratch, status
 from ioshape.cli.output import (
     SentenceError,
     Table,
@@ -30,187 +21,214 @@ from ioshape.cli.output import (
     say_json,
     size_option,
 )
-from ioshape.cli.paths import check_file_to_write, json_option, write_file
+from ioshape.cli.paths import json_option, plot_option
 
 if TYPE_CHECKING:
-    from ioshape.cli.bench.contest import Contest, Summary
+    from pathlib import Path
 
-_LEAST_BYTES = 1 << 20
-_SHORT_SECONDS = 0.1
+    from ioshape.cli.bench.measure import Latency, Neighbours, Storm, Summary
+
+WAYS = {
+    "torch": "torch.save + fsync",
+    "buffered": "torch.save",
+    "save": "ioshape.save",
+    "async": "ioshape.save_async",
+    "node": "save_group, node",
+    "rank0": "save_group, rank0",
+    "ceiling": "ceiling",
+}
+_BY_GROUPS = ("node", "rank0")
+#: by default
+_OF_ONE_RANK = ("torch", "buffered", "save", "async", "ceiling")
+_OF_MANY_RANKS = ("torch", "save", "async", *_BY_GROUPS)
+
+_LEAST_BYTES = 64 << 10
+_USUAL_BYTES = 1 << 30
+#: what a process with torch takes before it saves anything
+_RANK_BYTES = 64 << 20
+_MOST_RANKS = 512
 
 
-def _measure(parent: Path, size: int, rounds: int) -> Contest:
+def _measure(parent: Path, n_ranks: int, n_bytes: int, ways: tuple[str, ...], rounds: int) -> Storm:
+    if n_ranks > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores
     try:
-        from ioshape.cli.bench.contest import Contest  # noqa: PLC0415 - imports torch
+        from ioshape.cli.bench import measure  # noqa: PLC0415 - imports torch
     except ImportError as error:
         raise SentenceError(f"the bench needs torch ({error}); pip install torch") from None
-    # Four contestants and a warm-up, the ceiling, and what it takes to find that.
-    total = (4 * (rounds + 1) + rounds) * size + min(size, 256 << 20) * 5
+    from ioshape.cli.bench.crowd import MemberError  # noqa: PLC0415
+
+    total = n_ranks * n_bytes * (rounds + 1) * len(ways)
     with scratch(parent) as folder:
         note(
-            f"ioshape: saving {human_size(size)} again and again to {folder}, about "
-            f"{human_size(total)} in all; the folder is removed at the end"
+            f"ioshape: {plural(n_ranks, 'rank')} saving {human_size(n_bytes)} each to {folder}, "
+            f"about {human_size(total)} in all; the folder is removed at the end"
         )
-        with status() as tell:
-            contest = Contest(folder, size, tell)
-            try:
-                contest.run(rounds)
-            finally:
-                contest.stop()
-    return contest
+        try:
+            plan = measure.Plan(n_ranks, n_bytes, ways, rounds)
+            with measure.Storm(plan, folder) as storm, status() as tell:
+                storm.tell = tell
+                storm.measure()
+        except MemberError as error:
+            raise SentenceError(f"the bench failed: {error}") from None
+    return storm
 
 
-# ---- Telling -----------------------------------------------------------------------------------
+def _ways(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    ways = tuple(text.split(","))
+    for way in ways:
+        if way not in WAYS:
+            raise click.BadParameter(f"{way!r} is not one of {', '.join(WAYS)}")
+        if ways.count(way) > 1:
+            raise click.BadParameter(f"{way} is named twice")
+    return ways
 
 
-def _labels(contest: Contest) -> dict[str, str]:
-    from ioshape.cli.bench import contest as names  # noqa: PLC0415
-
-    assert contest.ceiling is not None
-    return {
-        names.TORCH: "torch.save (not durable)",
-        names.TORCH_FSYNC: "torch.save + fsync",
-        names.SAVE: "ioshape.save",
-        names.STALL: "ioshape.save_async until it returns",
-        names.ASYNC: "ioshape.save_async until durable",
-        names.CEILING: f"ceiling: {contest.ceiling.name}",
-    }
+# ---- Telling ------------------------------------------------------------------------------------
 
 
-def _ratio(ours: Summary, theirs: Summary) -> float:
-    """Throughput over throughput, within each round; the median of these."""
-    from statistics import median  # noqa: PLC0415
-
-    return median(
-        (a.n_bytes / a.seconds) / (b.n_bytes / b.seconds)
-        for a, b in zip(ours.samples, theirs.samples, strict=True)
-    )
-
-
-def _ratios(contest: Contest) -> dict[str, float]:
-    from ioshape.cli.bench import contest as names  # noqa: PLC0415
-
-    them = contest.summaries
-    return {
-        "save_vs_torch": _ratio(them[names.SAVE], them[names.TORCH]),
-        "save_vs_torch_fsync": _ratio(them[names.SAVE], them[names.TORCH_FSYNC]),
-        "save_vs_ceiling": _ratio(them[names.SAVE], them[names.CEILING]),
-        "async_stall_vs_torch": 1 / _ratio(them[names.STALL], them[names.TORCH]),
-    }
-
-
-def _as_json(contest: Contest, parent: Path, rounds: int) -> dict[str, Any]:
+def figures(storm: Storm, parent: Path) -> dict[str, Any]:
+    """All figures."""
     import torch  # noqa: PLC0415
 
     import ioshape  # noqa: PLC0415
+    from ioshape.cli.bench.measure import Neighbours, Ratios  # noqa: PLC0415
 
-    assert contest.ceiling is not None
-    assert contest.report is not None
+    plan = storm.plan
+    first = plan.ways[0]
     return {
         "path": str(parent.absolute()),
-        "filesystem": contest.report.filesystem,
-        "bytes": contest.n_bytes,
-        "tensors": len(contest.state),
-        "rounds": rounds,
-        "ceiling": contest.ceiling.name,
+        "filesystem": filesystem(storm),
+        "ranks": plan.ranks,
+        "nodes": plan.nodes,
+        "bytes": plan.n_bytes,
         "ioshape": ioshape.__version__,
         "torch": str(torch.__version__),
-        "ratios": _ratios(contest),
-        "medians": {
-            name: {
-                "seconds": summary.seconds,
-                "gb_per_s": summary.gb_per_s,
-                "cpu_seconds_per_gb": summary.cpu_seconds_per_gb,
-            }
-            for name, summary in contest.summaries.items()
+        "alone": asdict(Neighbours.of(storm.alone)),
+        "ways": {way: _way_json(storm, one) for way, one in storm.summaries.items()},
+        "against": first,
+        "ratios": {
+            way: asdict(Ratios.of(storm.summaries[way], storm.summaries[first]))
+            for way in plan.ways[1:]
         },
-        "seconds": {
-            name: [sample.seconds for sample in summary.samples]
-            for name, summary in contest.summaries.items()
-        },
-        "report": {**asdict(contest.report), "path": None},
     }
 
 
-def _show(contest: Contest, parent: Path, rounds: int) -> None:
-    from ioshape.cli.bench import contest as names  # noqa: PLC0415
+def _way_json(storm: Storm, summary: Summary) -> dict[str, Any]:
+    report = summary.typical.ranks[0].report
+    gb = _gigabytes(storm)
+    return {
+        "makespan_s": summary.makespan_s,
+        "mean_completion_s": summary.mean_completion_s,
+        "stall_s": summary.stall_s,
+        "most_stall_s": summary.most_stall_s,
+        "gb_per_s": gb / summary.makespan_s,
+        "cpu_seconds_per_gb": summary.cpu_s / gb,
+        "neighbours": asdict(summary.neighbours),
+        "rounds": [
+            {
+                "makespan_s": one.makespan_s,
+                "completions_s": one.completions_s,
+                "stalls_s": one.stalls_s,
+            }
+            for one in summary.rounds
+        ],
+        "report": {**report, "path": None} if report else None,
+    }
 
-    report = contest.report
-    assert report is not None
-    them = contest.summaries
+
+def _gigabytes(storm: Storm) -> float:
+    """Of all ranks."""
+    return storm.plan.ranks * storm.plan.n_bytes / 1e9
+
+
+def filesystem(storm: Storm) -> str:
+    """As a report names it; "unknown" if only torch saved."""
+    reports = [summary.typical.ranks[0].report for summary in storm.summaries.values()]
+    return next((str(one["filesystem"]) for one in reports if one), "unknown")
+
+
+def _ms(latency: Latency | None) -> tuple[str, str]:
+    return ("-", "-") if latency is None else (f"{latency.p50_ms:.1f}", f"{latency.p99_ms:.1f}")
+
+
+def _row(label: str, cells: list[str], beside: Neighbours) -> list[str]:
+    return [label, *cells, *_ms(beside.reads), *_ms(beside.writes)]
+
+
+def _show(storm: Storm, parent: Path) -> None:
+    from ioshape.cli.bench.measure import Neighbours  # noqa: PLC0415
+
+    plan, gb = storm.plan, _gigabytes(storm)
     say(
-        f"{parent}: {report.filesystem}; {human_size(contest.n_bytes)} in "
-        f"{plural(len(contest.state), 'tensor')}; medians of {plural(rounds, 'round')}"
+        f"{parent}: {filesystem(storm)}; {plural(plan.ranks, 'rank')} saving "
+        f"{human_size(plan.n_bytes)} each; {plural(plan.rounds, 'round')}"
     )
     say()
-    table = Table(*columns("<what", ">seconds", ">GB/s", ">of ceiling", ">CPU s/GB"))
-    for name, label in _labels(contest).items():
-        one = them[name]
-        cpu = one.cpu_seconds_per_gb
-        table.add(
-            label,
-            f"{one.seconds:.3f}",
-            f"{one.gb_per_s:.2f}",
-            # The stall is no writing.
-            "-" if name == names.STALL else f"{_ratio(one, them[names.CEILING]):.0%}",
-            "-" if cpu is None else f"{cpu:.2f}",
-        )
+    table = Table(
+        *columns("<way", ">all done s", ">mean s", ">training held s", ">GB/s", ">CPU s/GB"),
+        *columns(">reads p50 ms", ">p99 ms", ">writes p50 ms", ">p99 ms"),
+    )
+    table.add(*_row("nobody", ["-"] * 5, Neighbours.of(storm.alone)))
+    for way, one in storm.summaries.items():
+        seconds = (one.makespan_s, one.mean_completion_s, one.stall_s)
+        cells = [f"{value:.3f}" for value in seconds]
+        cells += [f"{value:.2f}" for value in (gb / one.makespan_s, one.cpu_s / gb)]
+        table.add(*_row(WAYS[way], cells, one.neighbours))
     table.show()
-    ratios = _ratios(contest)
     say()
-    say(
-        f"ioshape.save is {ratios['save_vs_torch_fsync']:.2f} times as fast as torch.save + fsync "
-        f"and reaches {ratios['save_vs_ceiling']:.0%} of the ceiling."
-    )
-    say(
-        f"Training waits {them[names.STALL].seconds:.3f} s for save_async, and "
-        f"{them[names.TORCH].seconds:.3f} s for torch.save."
-    )
-    say(f"Engine: {report.engine}, {'direct' if report.direct else 'through the page cache'}.")
-    for fallback in report.fallbacks:
-        say(f"Note: {fallback}.")
-    if them[names.CEILING].seconds < _SHORT_SECONDS:
-        say("These times are too short to mean much; choose a larger --size.")
+    for sentence in _sentences(storm):
+        say(sentence)
 
 
-class _Bench(click.Command):
-    """Takes a directory, or the name of another bench before it.
+def _sentences(storm: Storm) -> list[str]:
+    from ioshape.cli.bench.measure import Ratios  # noqa: PLC0415
 
-    A directory of that name is reached as ./storm.
-    """
-
-    others = ("storm",)
-
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,
-    ) -> click.Context:
-        if args and args[0] in self.others:
-            other: click.Command = import_module(f"ioshape.cli.bench.{args[0]}").command
-            return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        found = super().shell_complete(ctx, incomplete)
-        if incomplete:
-            found += [CompletionItem(name) for name in self.others if name.startswith(incomplete)]
-        return found
+    first = storm.plan.ways[0]
+    sentences = []
+    for way in storm.plan.ways[1:]:
+        ratios = Ratios.of(storm.summaries[way], storm.summaries[first])
+        reads = f", a neighbour's p99 of reads {ratios.reads_p99:.2f}" if ratios.reads_p99 else ""
+        sentences.append(
+            f"{WAYS[first]} takes {ratios.makespan:.2f} times as long as {WAYS[way]}, the mean of "
+            f"its ranks {ratios.mean_completion:.2f}{reads}."
+        )
+    notes = {
+        f"Note, {WAYS[way]}: {fallback}."
+        for way, summary in storm.summaries.items()
+        for rank in summary.typical.ranks
+        if rank.report
+        for fallback in rank.report["fallbacks"]
+    }
+    return sentences + sorted(notes)
 
 
-@click.command(
-    cls=_Bench, short_help="Measure torch.save, ioshape and the ceiling on a filesystem."
-)
+@click.command(short_help="Measure torch.save, ioshape and the ceiling on a filesystem.")
 @click.argument("path", default=".", type=click.Path(file_okay=False))
 @click.option(
-    "--size",
-    default="1G",
+    "--ranks",
+    "n_ranks",
+    default=1,
     show_default=True,
+    metavar="R",
+    type=click.IntRange(1, _MOST_RANKS),
+    help="Processes that save together.",
+)
+@click.option(
+    "--size",
     metavar="BYTES",
-    callback=size_option,
-    help="What is saved each time, such as 4G or 512M.",
+    callback=lambda *given: given[2] and size_option(*given),
+    help="What each of them saves, such as 4G or 512M.  [default: 1G over the number of ranks]",
+)
+@click.option(
+    "--ways",
+    metavar="WAY,...",
+    callback=_ways,
+    help="Which ways are compared, with the first one.",
 )
 @click.option(
     "--rounds",
@@ -221,36 +239,58 @@ class _Bench(click.Command):
     help="How often each is measured.",
 )
 @json_option
-def command(path: str, size: int, rounds: int, json_path: str | None) -> None:
+@plot_option
+def command(
+    path: str,
+    n_ranks: int,
+    size: int | None,
+    ways: tuple[str, ...] | None,
+    rounds: int,
+    as_json: bool,
+    plot_path: str | None,
+) -> None:
     """Saves the tensors of a transformer in several ways to the directory PATH, and compares.
 
-    Side by side, in turns: torch.save without and with fsync, ioshape.save, ioshape.save_async (how
-    long training waits, and until the file is durable), and the ceiling: what the filesystem gives
-    to a program that only writes: direct writes of large blocks by threads.
+    \b
+    torch          torch.save and an fsync, a file of each rank
+    buffered       the same without the fsync: not durable
+    save           ioshape.save, a file of each rank
+    async          ioshape.save_async, until the file is durable
+    node, rank0    ioshape.save_group in these modes
+    ceiling        direct writes of large blocks by threads and an fsync, and nothing else
+
+    Without --ways one rank saves in all of them but those of groups, and several ranks in all but
+    buffered and ceiling. The ways take turns, after a round that does not count. "training held" is
+    how long a rank's training has to wait. Meanwhile neighbours read small files that lie in no
+    cache, and others write and sync some. What they notice is measured, too, and before that what
+    they have when nobody saves.
 
     Everything is written to a folder below PATH, which is removed at the end, also after Ctrl-C.
-    Whatever else is busy on the machine or the filesystem has its part in the numbers.
-
-    The settings are those that "ioshape settings" shows.
-
-    "ioshape bench storm" is another bench: many processes save together, and neighbours have to
-    live with it; "ioshape bench storm --help" tells more. A directory called storm is ./storm.
+    The settings are those that "ioshape settings" shows, but for trace and full. Whatever else is
+    busy on the machine or the filesystem has its part in the numbers, and notices a storm of ranks.
 
     \b
     ioshape bench /scratch
-    ioshape bench storm /scratch
-    ioshape bench /scratch --size 8G --rounds 5 --json bench.json
+    ioshape bench /scratch --size 8G --rounds 5 --json > bench.json
+    ioshape bench /scratch --ranks 32 --size 256M --plot storm.svg
     """
     parent = check_folder(path)
+    size = size if size is not None else _USUAL_BYTES // n_ranks
     if size < _LEAST_BYTES:
         raise click.BadParameter(f"at least {human_size(_LEAST_BYTES)}", param_hint="--size")
-    check_file_to_write(json_path)
-    check_space(parent, size)
-    check_memory(size)
-    contest = _measure(parent, size, rounds)
-    found = _as_json(contest, parent, rounds)
-    if json_path == "-":
-        say_json(found)
-        return
-    _show(contest, parent, rounds)
-    write_file(json_path, json.dumps(found, indent=2) + "\n")
+    ways = ways or (_OF_ONE_RANK if n_ranks == 1 else _OF_MANY_RANKS)
+    check_space(parent, n_ranks * size)
+    # Tensors, their copies, and those of a group's writers.
+    copies = 3 if any(way in _BY_GROUPS for way in ways) else 2
+    check_memory(n_ranks * (copies * size + _RANK_BYTES))
+    storm = _measure(parent, n_ranks, size, ways, rounds)
+    # What was measured is told first: a picture that cannot be written does not lose it.
+    if as_json:
+        say_json(figures(storm, parent))
+    else:
+        _show(storm, parent)
+    if plot_path is not None:
+        from ioshape.cli.bench.picture import timeline_of  # noqa: PLC0415
+        from ioshape.cli.trace import plot  # noqa: PLC0415
+
+        plot.draw(timeline_of(storm), plot_path)

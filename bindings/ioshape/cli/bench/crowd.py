@@ -35,11 +35,10 @@ class MemberError(Exception):
     """A sentence about a process that failed."""
 
 
-@dataclass(frozen=True)
-class _Failed:
-    """The last answer of a process that raised."""
+class _Failed(str):
+    """The last answer of a process that raised: a sentence."""
 
-    sentence: str
+    __slots__ = ()
 
 
 @dataclass
@@ -127,7 +126,7 @@ class Crowd:
     def _check(self) -> None:
         for member in self._members:
             if member.process.exitcode is not None:
-                raise MemberError(_how_it_ended(member))
+                _answer_of(member)
 
 
 def _answer_of(member: Member) -> Any:
@@ -135,22 +134,16 @@ def _answer_of(member: Member) -> Any:
         answer = member.connection.recv()
     except (EOFError, ConnectionResetError):
         member.process.join()
-        raise MemberError(_how_it_ended(member)) from None
+        code = member.process.exitcode or 0
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
+        raise MemberError(f"{member.name} {how}") from None
     if isinstance(answer, _Failed):
-        raise MemberError(f"{member.name}: {answer.sentence}")
+        raise MemberError(f"{member.name}: {answer}")
     return answer
-
-
-def _how_it_ended(member: Member) -> str:
-    if member.connection.poll():
-        with contextlib.suppress(EOFError, ConnectionResetError):
-            last = member.connection.recv()
-            if isinstance(last, _Failed):
-                return f"{member.name}: {last.sentence}"
-    code = member.process.exitcode or 0
-    if code < 0:
-        return f"{member.name} was ended by {signal.Signals(-code).name}"
-    return f"{member.name} ended with exit code {code}"
 
 
 def _live(connection: Connection, work: Callable[[Connection], object], parent: int) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storm: many ranks save together, in several ways in turns, beside neighbours at work."""
+"""What "ioshape bench" measures: ranks save together, in several ways in turns, beside neighbours.
+
+Taking turns makes a disk that is slow for a while slow for all.
+"""
 
 from __future__ import annotations
 
@@ -124,6 +127,11 @@ class Summary:
     def most_stall_s(self) -> float:
         """Of the rank that waited longest."""
         return median(max(one.stalls_s) for one in self.rounds)
+
+    @property
+    def cpu_s(self) -> float:
+        """Of all ranks together."""
+        return median(sum(rank.cpu_s for rank in one.ranks) for one in self.rounds)
 
     @property
     def neighbours(self) -> Neighbours:

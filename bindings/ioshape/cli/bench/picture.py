@@ -6,8 +6,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from ioshape.cli.bench.command import WAYS, filesystem
 from ioshape.cli.bench.measure import Neighbours, Ratios, Round, Summary
-from ioshape.cli.bench.storm import WAYS, filesystem
 from ioshape.cli.output import human_seconds, human_size, plural
 from ioshape.cli.trace.timeline import Dot, Panel, Row, Save, Span, Timeline, spans_of
 
@@ -23,7 +23,7 @@ def timeline_of(storm: Storm) -> Timeline:
     return Timeline(
         _title(storm),
         [_panel(way, summary) for way, summary in storm.summaries.items()],
-        f"{plural(plan.ranks, 'rank')} save {human_size(plan.n_bytes)} each, at the same moment, "
+        f"{plural(plan.ranks, 'rank')} saving {human_size(plan.n_bytes)} each, at the same moment, "
         f"to {filesystem(storm)}",
         alone.p99_ms / 1e3 if alone else None,
     )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a storm: a process with tensors that it saves in the way that it is told."""
+"""One rank of a bench: a process with tensors that it saves in the way that it is told."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ import torch
 
 import ioshape
 from ioshape import _torch as original
-from ioshape.cli.bench.contest import make_state
+from ioshape.cli.bench import ceiling
 from ioshape.cli.bench.crowd import now_ns
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "OMPI_", "PMI", "SLURM_", "MPI_", "TORCHELASTIC_")
 _DEFAULT_STAGING_BYTES = 64 << 20
+_RANDOM_ITEMS = 4 << 20
 
-#: Settings that would make it another storm: the plan says which node a rank is on, recording costs
+#: Settings that would make it another bench: the plan says which node a rank is on, recording costs
 #: time, and a save that is skipped measures nothing.
 _FALSIFYING = ("IOSHAPE_TEST_NODE", "IOSHAPE_TRACE", "IOSHAPE_FULL")
 
@@ -47,11 +49,13 @@ class Saved:
     #: when the thread that trains went on
     returned_ns: int
     end_ns: int
-    #: the report as a dictionary; None of torch.save
+    #: the report as a dictionary; None if ioshape did not save
     report: dict[str, Any] | None = None
     #: (phase, begin, end) where no report tells
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     pid: int = field(default_factory=os.getpid)
+    #: of the rank's process
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,41 @@ class Place:
     n_bytes: int
 
 
+State = dict[str, torch.Tensor]
+
+
+def make_state(n_bytes: int) -> State:
+    """The parameters of a transformer, as many layers as fit, with values that do not compress."""
+    items = n_bytes // 4
+    hidden = 16
+    while 12 * (2 * hidden) ** 2 * 4 <= items and hidden < 4096:
+        hidden *= 2
+    shapes = {
+        "attention.qkv.weight": (3 * hidden, hidden),
+        "attention.out.weight": (hidden, hidden),
+        "norm.weight": (hidden,),
+        "mlp.up.weight": (4 * hidden, hidden),
+        "mlp.down.weight": (hidden, 4 * hidden),
+    }
+    values = torch.empty(min(items, _RANDOM_ITEMS)).uniform_(-1, 1)
+    layers, left = divmod(items, sum(math.prod(shape) for shape in shapes.values()))
+    state = {
+        f"layers.{layer}.{name}": _filled(shape, values)
+        for layer in range(layers)
+        for name, shape in shapes.items()
+    }
+    if left:
+        state["embedding.weight"] = _filled((left,), values)
+    return state
+
+
+def _filled(shape: tuple[int, ...], values: torch.Tensor) -> torch.Tensor:
+    tensor = torch.empty(shape)
+    for part in torch.split(tensor.view(-1), len(values)):
+        part.copy_(values[: len(part)])
+    return tensor
+
+
 def rank(place: Place) -> Callable[[Connection], None]:
     """What such a process does."""
 
@@ -77,14 +116,18 @@ def rank(place: Place) -> Callable[[Connection], None]:
         while True:
             order: Order = connection.recv()
             time.sleep(max(0, order.at_ns - now_ns()) / 1e9)
-            connection.send(_WAYS[order.way](state, place, order))
+            cpu_s = time.process_time()
+            saved = _WAYS[order.way](state, place, order)
+            saved.cpu_s = time.process_time() - cpu_s
+            connection.send(saved)
 
     return work
 
 
 def _become(place: Place) -> None:
     """As a launcher would have started it."""
-    torch.set_num_threads(1)
+    if place.ranks > 1:
+        torch.set_num_threads(1)
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS) or name in ("MASTER_ADDR", "MASTER_PORT", *_FALSIFYING):
             del os.environ[name]
@@ -103,25 +146,23 @@ def _become(place: Place) -> None:
         ioshape.configure(staging_bytes=2 * place.n_bytes + _DEFAULT_STAGING_BYTES)
 
 
-State = dict[str, torch.Tensor]
+def _file(place: Place, order: Order) -> Path:
+    return Path(order.folder) / f"step-{order.step}-rank-{place.rank:05d}.pt"
 
 
-def _file(place: Place, order: Order) -> str:
-    return str(Path(order.folder) / f"step-{order.step}-rank-{place.rank:05d}.pt")
+def _by_torch(sync: bool) -> Callable[[State, Place, Order], Saved]:
+    def save(state: State, place: Place, order: Order) -> Saved:
+        path = _file(place, order)
+        begin = now_ns()
+        original.save(state, path)
+        written = now_ns()
+        if sync:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        end = now_ns()
+        return Saved(begin, end, end, None, [("write", begin, written), ("sync", written, end)])
 
-
-def _by_torch(state: State, place: Place, order: Order) -> Saved:
-    path = _file(place, order)
-    begin = now_ns()
-    original.save(state, path)
-    written = now_ns()
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-    end = now_ns()
-    return Saved(begin, end, end, None, [("write", begin, written), ("sync", written, end)])
+    return save
 
 
 def _by_save(state: State, place: Place, order: Order) -> Saved:
@@ -155,10 +196,25 @@ def _told(report: Report) -> dict[str, Any]:
     return asdict(report)
 
 
+#: Chosen in the round that does not count.
+_writers: list[ceiling.Writer] = []
+
+
+def _by_ceiling(_state: State, place: Place, order: Order) -> Saved:
+    path = _file(place, order)
+    if not _writers:
+        _writers.append(ceiling.choose(path, place.n_bytes))
+    begin = now_ns()
+    end = begin + round(_writers[0].write(path, place.n_bytes) * 1e9)  # preparing is not counted
+    return Saved(begin, end, end, None, [("write", begin, end)])
+
+
 _WAYS = {
-    "torch": _by_torch,
+    "torch": _by_torch(sync=True),
+    "buffered": _by_torch(sync=False),
     "save": _by_save,
     "async": _by_save_async,
     "node": _by_group("node"),
     "rank0": _by_group("rank0"),
+    "ceiling": _by_ceiling,
 }

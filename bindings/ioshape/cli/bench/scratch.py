@@ -22,7 +22,7 @@ _SLACK_BYTES = 64 << 20
 
 
 def check_space(folder: Path, n_bytes: int) -> None:
-    """One file at a time is there."""
+    """The files of one way at a time are there."""
     there = os.statvfs(folder)
     free = there.f_bavail * there.f_frsize
     needed = n_bytes + n_bytes // 50 + _SLACK_BYTES
@@ -35,8 +35,8 @@ def check_space(folder: Path, n_bytes: int) -> None:
 
 
 def check_memory(n_bytes: int) -> None:
-    """The object, its copy for save_async, and some of everything."""
-    needed = 2 * n_bytes + _SLACK_BYTES * 4
+    """So much, and some of everything."""
+    needed = n_bytes + _SLACK_BYTES * 4
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from ioshape.cli.output import (
     say,
     say_json,
 )
-from ioshape.cli.paths import check_file_to_write, exit_for, json_option, plot_option, write_file
+from ioshape.cli.paths import exit_for, json_option, plot_option
 
 if TYPE_CHECKING:
     from ioshape.cli.trace.reports import Gust, Run
@@ -147,7 +146,7 @@ def command(
     folder: str,
     chosen: int | None,
     chrome_path: str | None,
-    json_path: str | None,
+    as_json: bool,
     plot_path: str | None,
 ) -> None:
     """Shows what the saves of a run did, from the reports that it has left in FOLDER.
@@ -167,8 +166,6 @@ def command(
     """
     from ioshape.cli.trace import reports  # noqa: PLC0415
 
-    for file in (json_path, chrome_path):
-        check_file_to_write(file)
     run = _read(folder)
     found = reports.gusts(run.saves)
     if chosen is None:
@@ -178,11 +175,10 @@ def command(
             f"there {'is 1 storm' if len(found) == 1 else f'are {len(found):,} storms'}, and no "
             f"{chosen}; the table that comes without --storm numbers them"
         )
-    if json_path == "-":
+    if as_json:
         say_json(_as_json(run, found))
     else:
         _show(found, chosen - 1)
-        write_file(json_path, json.dumps(_as_json(run, found), indent=2) + "\n")
     _draw(found, chosen - 1, plot_path, chrome_path)
     click.get_current_context().exit(exit_for(bool(run.problems)))
 
@@ -211,4 +207,5 @@ def _draw(found: list[Gust], chosen: int, plot_path: str | None, chrome_path: st
         panels = [
             reports.panel_of(gust, f"storm {number}") for number, gust in enumerate(found, start=1)
         ]
-        write_file(chrome_path, chrome.write(Timeline("ioshape trace", panels)))
+        text = chrome.write(Timeline("ioshape trace", panels))
+        Path(chrome_path).write_text(text, encoding="utf-8")

@@ -73,10 +73,7 @@ def draw(timeline: Timeline, path: str) -> None:
         title = "\n".join(map(one_line, (timeline.title, timeline.subtitle)))
         figure.suptitle(title, x=0.01, ha="left", parse_math=False)
         figure.legend(handles=_legend(timeline), loc="outside lower left", ncols=6, frameon=False)
-        try:
-            figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
-        except OSError as error:
-            raise SentenceError(f'cannot write "{path}": {error.strerror}') from None
+        figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def _heights(panel: Panel) -> list[float]:
