@@ -14,6 +14,7 @@
 
 /* magic, u32 version, u32 sections, u32 directory_crc32, u32 zero, u64 check_bytes, u64 records */
 #define INDEX_HEADER_BYTES 40u
+#define INDEX_SECTIONS_AT 12u
 
 /* u32 tag, u32 zero, u64 bytes of the payload that follows, padded with zeros to a multiple of 8 */
 #define SECTION_HEADER_BYTES 16u
@@ -31,6 +32,7 @@ enum index_section {
 #define TABLE_HEADER_BYTES 16u
 /* u64 record, u32 dtype, u32 dims, u32 name_bytes, u32 zero */
 #define TABLE_ROW_BYTES 24u
+#define TABLE_ROW_NAME_BYTES_AT 16u
 
 /* i64 step, u64 blob_bytes, u64 attributes; then pairs of lengths, names and values, the blob */
 #define METADATA_HEADER_BYTES 24u

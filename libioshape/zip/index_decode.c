@@ -21,7 +21,6 @@ struct decoder {
 	struct zip_index *index;
 	const struct zip_entry *entries;
 	uint64_t entry_count;
-	uint64_t end;                        /* of the last entry */
 	uint64_t section_count;              /* as announced */
 	struct view sections[SECTION_COUNT]; /* data is NULL where there is none */
 	uint64_t tensors;                    /* rows of the table */
@@ -99,8 +98,6 @@ static int read_header(struct decoder *decoder, struct view *all)
 	struct view header;
 	uint64_t version, check_bytes;
 
-	if (all->bytes > ZIP_MAX_INDEX_BYTES)
-		return too_many(decoder, "bytes", all->bytes, ZIP_MAX_INDEX_BYTES);
 	if (!take(all, INDEX_HEADER_BYTES, &header))
 		return damaged(decoder, "it ends too soon");
 	if (memcmp(header.data, INDEX_MAGIC, INDEX_MAGIC_BYTES))
@@ -127,18 +124,20 @@ static int read_header(struct decoder *decoder, struct view *all)
 	return 0;
 }
 
-static int size_records(struct decoder *decoder, uint64_t *room)
+/* Entries do not overlap and lie in a file: the sum over all of them is no concern. */
+static uint64_t blocks_of(const struct decoder *decoder, const struct zip_entry *entry)
 {
 	const uint64_t check_bytes = decoder->index->check_bytes;
+
+	return entry->bytes / check_bytes + (entry->bytes % check_bytes != 0);
+}
+
+static int size_records(struct decoder *decoder, uint64_t *room)
+{
 	uint64_t blocks = 0;
 
-	for (uint64_t i = 0; i < decoder->entry_count; i++) {
-		uint64_t bytes = decoder->entries[i].bytes;
-
-		if (__builtin_add_overflow(blocks, bytes / check_bytes + !!(bytes % check_bytes),
-					   &blocks))
-			return damaged(decoder, "the directory has impossible sizes");
-	}
+	for (uint64_t i = 0; i < decoder->entry_count; i++)
+		blocks += blocks_of(decoder, &decoder->entries[i]);
 	/* Divided rather than multiplied: neither side can overflow. */
 	if (!decoder->sections[SECTION_OFFSETS].data ||
 	    decoder->sections[SECTION_OFFSETS].bytes % 8 ||
@@ -149,7 +148,8 @@ static int size_records(struct decoder *decoder, uint64_t *room)
 	    decoder->sections[SECTION_CHECKS].bytes / 4 != blocks)
 		return damaged(decoder, "the number of checksums is not that of the blocks");
 	decoder->index->check_count = blocks;
-	*room += decoder->sections[SECTION_OFFSETS].bytes + decoder->sections[SECTION_CHECKS].bytes;
+	*room += 2 * decoder->sections[SECTION_OFFSETS].bytes +
+		 decoder->sections[SECTION_CHECKS].bytes;
 	return 0;
 }
 
@@ -235,44 +235,27 @@ static bool name_valid(const struct view *name)
 	return name->bytes && name->bytes <= IOSHAPE_MAX_NAME_BYTES && text_valid(name);
 }
 
-/* Behind its own header and before the next record. */
-static bool offset_valid(const struct decoder *decoder, uint64_t i, uint64_t offset)
+static void copy_records(struct decoder *decoder)
 {
-	const struct zip_entry *entry = &decoder->entries[i];
-	uint64_t end = i + 1 < decoder->entry_count ? entry[1].header_offset : decoder->end;
-	uint64_t header_end;
-
-	if (__builtin_add_overflow(entry->header_offset, 30 + (uint64_t)entry->name_bytes,
-				   &header_end))
-		return false;
-	return offset >= header_end && offset <= end && entry->bytes <= end - offset;
-}
-
-static int copy_records(struct decoder *decoder)
-{
-	uint64_t *offsets = give(decoder, decoder->sections[SECTION_OFFSETS].bytes);
+	struct zip_index *index = decoder->index;
+	uint64_t *offsets = give(decoder, decoder->entry_count * 8);
+	uint64_t *first_check = give(decoder, decoder->entry_count * 8), block = 0;
+	uint32_t *checks = give(decoder, index->check_count * 4);
 
 	for (uint64_t i = 0; i < decoder->entry_count; i++) {
 		offsets[i] = next(&decoder->sections[SECTION_OFFSETS], 8);
-		if (!offset_valid(decoder, i, offsets[i]))
-			return damaged(decoder, "a data offset is not inside its record");
+		first_check[i] = block;
+		block += blocks_of(decoder, &decoder->entries[i]);
 	}
-	decoder->index->data_offsets = offsets;
-	return 0;
-}
-
-static void copy_checks(struct decoder *decoder)
-{
-	uint32_t *checks = give(decoder, decoder->sections[SECTION_CHECKS].bytes);
-
-	for (uint64_t i = 0; i < decoder->index->check_count; i++)
+	for (uint64_t i = 0; i < index->check_count; i++)
 		checks[i] = (uint32_t)next(&decoder->sections[SECTION_CHECKS], 4);
-	decoder->index->checks = checks;
+	index->data_offsets = offsets;
+	index->first_check = first_check;
+	index->checks = checks;
 }
 
-/* The fixed parts of the rows. Names and dimensions are counted, not yet looked at. */
-static int copy_rows(struct decoder *decoder, struct zip_tensor_row *rows, int64_t *numbers,
-		     uint32_t *name_bytes)
+/* The fixed parts of the rows, and the dimensions. */
+static int copy_rows(struct decoder *decoder, struct zip_tensor_row *rows, int64_t *numbers)
 {
 	struct view *table = &decoder->sections[SECTION_TENSORS];
 	uint64_t dims = 0;
@@ -281,8 +264,7 @@ static int copy_rows(struct decoder *decoder, struct zip_tensor_row *rows, int64
 		rows[i].record = next(table, 8);
 		rows[i].dtype = (uint32_t)next(table, 4);
 		rows[i].dims = (uint32_t)next(table, 4);
-		name_bytes[i] = (uint32_t)next(table, 4);
-		next(table, 4);
+		next(table, 8);
 		/* Rising: else a small file could promise any amount of tensors in the same bytes.
 		 */
 		if (rows[i].record >= decoder->entry_count ||
@@ -315,17 +297,18 @@ static int check_extent(const struct decoder *decoder, const struct zip_tensor_r
 	return 0;
 }
 
-static int copy_names(struct decoder *decoder, struct zip_tensor_row *rows,
-		      const uint32_t *name_bytes, struct zip_names *names)
+/* `encoded` are the rows as they lie in the record. */
+static int copy_names(struct decoder *decoder, struct zip_tensor_row *rows, const uint8_t *encoded)
 {
 	struct view *table = &decoder->sections[SECTION_TENSORS], name;
 	int ret;
 
-	for (uint64_t i = 0; i < decoder->tensors; i++) {
-		if (!take(table, name_bytes[i], &name) || !name_valid(&name))
+	for (uint64_t i = 0; i < decoder->tensors; i++, encoded += TABLE_ROW_BYTES) {
+		if (!take(table, base_get_le(encoded + TABLE_ROW_NAME_BYTES_AT, 4), &name) ||
+		    !name_valid(&name))
 			return damaged(decoder, "a tensor has an impossible name");
 		rows[i].name = give_text(decoder, &name);
-		ret = zip_names_add(names, rows[i].name, name.bytes, i);
+		ret = zip_names_add(decoder->index->names, rows[i].name, name.bytes, i);
 		if (ret == -EEXIST)
 			return damaged(decoder, "two tensors have the same name");
 		if (ret)
@@ -336,29 +319,17 @@ static int copy_names(struct decoder *decoder, struct zip_tensor_row *rows,
 
 static int copy_table(struct decoder *decoder, struct zip_tensor_row *rows, int64_t *numbers)
 {
-	struct zip_names *names = NULL;
-	uint32_t *name_bytes;
-	int ret;
+	const uint8_t *encoded = decoder->sections[SECTION_TENSORS].data;
+	int ret = copy_rows(decoder, rows, numbers);
 
-	name_bytes = malloc(decoder->tensors * sizeof(*name_bytes) + 1);
-	if (!name_bytes)
-		return base_no_memory(decoder->error, "the names of tensors", decoder->tensors);
-	ret = copy_rows(decoder, rows, numbers, name_bytes);
 	for (uint64_t i = 0; !ret && i < decoder->tensors; i++)
 		ret = check_extent(decoder, &rows[i]);
 	if (ret)
-		goto out;
-	ret = zip_names_new(&names, decoder->tensors);
-	if (ret) {
-		base_no_memory(decoder->error, "the names of tensors", decoder->tensors);
-		goto out;
-	}
-	ret = copy_names(decoder, rows, name_bytes, names);
-	zip_names_free(names);
+		return ret;
+	if (zip_names_new(&decoder->index->names, decoder->tensors))
+		return base_no_memory(decoder->error, "the names of tensors", decoder->tensors);
 	decoder->index->tensors = rows;
-out:
-	free(name_bytes);
-	return ret;
+	return copy_names(decoder, rows, encoded);
 }
 
 static int copy_metadata(struct decoder *decoder, struct ioshape_attribute *attributes)
@@ -398,12 +369,9 @@ static int copy_all(struct decoder *decoder)
 	struct ioshape_attribute *attributes =
 		give(decoder, decoder->attributes * sizeof(*attributes));
 	int64_t *numbers = give(decoder, decoder->dims * 16);
-	int ret;
+	int ret = 0;
 
-	ret = copy_records(decoder);
-	if (ret)
-		return ret;
-	copy_checks(decoder);
+	copy_records(decoder);
 	if (decoder->index->has_table)
 		ret = copy_table(decoder, rows, numbers);
 	if (!ret && decoder->sections[SECTION_METADATA].data)
@@ -412,7 +380,7 @@ static int copy_all(struct decoder *decoder)
 }
 
 int zip_index_decode(struct zip_index *index, const uint8_t *data, size_t bytes,
-		     const struct zip_entry *entries, uint64_t entry_count, uint64_t end,
+		     const struct zip_entry *entries, uint64_t entry_count,
 		     struct base_error *error)
 {
 	struct view all = { data, bytes };
@@ -420,7 +388,6 @@ int zip_index_decode(struct zip_index *index, const uint8_t *data, size_t bytes,
 		.index = index,
 		.entries = entries,
 		.entry_count = entry_count,
-		.end = end,
 		.error = error,
 	};
 	uint64_t room = 1; /* never ask for nothing */

@@ -271,13 +271,16 @@ static int skip_number(struct zip_json *json)
 
 /* ---- Objects and arrays ---------------------------------------------------------------------- */
 
-static int enter(struct zip_json *json, char bracket, const char *problem)
+/* `more`: it is not empty. */
+static int enter(struct zip_json *json, const char brackets[2], const char *problem, bool *more)
 {
-	if (!take(json, bracket))
+	*more = false;
+	if (!take(json, brackets[0]))
 		return malformed(json, problem);
 	if (json->depth == ZIP_JSON_MAX_DEPTH)
 		return zip_json_fail(json, IOSHAPE_E_LIMIT, "values are nested too deeply");
-	json->depth++;
+	*more = !take(json, brackets[1]);
+	json->depth += *more;
 	return 0;
 }
 
@@ -317,16 +320,9 @@ int zip_json_object(struct zip_json *json,
 {
 	uint64_t hashes[ZIP_JSON_MAX_MEMBERS];
 	char name[ZIP_JSON_MAX_NAME_BYTES + 1];
-	bool more = true;
-	int ret;
+	bool more;
+	int ret = enter(json, "{}", "an object was expected", &more);
 
-	ret = enter(json, '{', "an object was expected");
-	if (ret)
-		return ret;
-	if (take(json, '}')) {
-		json->depth--;
-		return 0;
-	}
 	for (unsigned count = 0; !ret && more; count++) {
 		ret = read_name(json, name, hashes, count);
 		if (!ret)
@@ -340,16 +336,9 @@ int zip_json_object(struct zip_json *json,
 int zip_json_array(struct zip_json *json, int (*element)(void *user, struct zip_json *json),
 		   void *user)
 {
-	bool more = true;
-	int ret;
+	bool more;
+	int ret = enter(json, "[]", "an array was expected", &more);
 
-	ret = enter(json, '[', "an array was expected");
-	if (ret)
-		return ret;
-	if (take(json, ']')) {
-		json->depth--;
-		return 0;
-	}
 	while (!ret && more) {
 		ret = element(user, json);
 		if (!ret)

@@ -240,53 +240,81 @@ int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *mani
 
 /* ---- Decoding -------------------------------------------------------------------------------- */
 
+/* A manifest on its way back. */
 struct decoding {
-	struct zip_manifest *manifest;
+	struct zip_manifest manifest;
 	uint64_t version;
-	unsigned seen; /* members: a bit for each */
 	uint64_t file_room, part_room;
-	/* Of the file or the part at hand. */
-	char name[ZIP_MAX_FILE_NAME_BYTES + 1];
-	uint64_t rank, file;
 };
 
-/* A member that is known: where it stands in the list is its bit. */
-struct known {
+/* A member of an object, and how its value is read into the place at this offset. */
+struct member {
 	const char *name;
-	int (*read)(struct decoding *decoding, struct zip_json *json);
+	int (*read)(struct zip_json *json, void *into);
+	size_t offset;
+};
+
+struct object {
+	const struct member *members;
+	size_t count;
+	void *into;
+	unsigned seen; /* a bit for each member */
 };
 
 /* Unknown members are for readers of later minor versions. */
-static int read_known(struct decoding *decoding, struct zip_json *json, const char *name,
-		      const struct known *known, size_t count)
+static int read_member(void *user, struct zip_json *json, const char *name)
 {
-	for (size_t i = 0; i < count; i++) {
-		if (strcmp(name, known[i].name) != 0)
+	struct object *object = user;
+
+	for (size_t i = 0; i < object->count; i++) {
+		const struct member *member = &object->members[i];
+
+		if (strcmp(name, member->name) != 0)
 			continue;
-		decoding->seen |= 1u << i;
-		return known[i].read(decoding, json);
+		object->seen |= 1u << i;
+		return member->read(json, (char *)object->into + member->offset);
 	}
 	return zip_json_skip(json);
 }
 
 /* Reads an object all of whose known members must be there. */
-static int read_object(struct decoding *decoding, struct zip_json *json,
-		       int (*member)(void *user, struct zip_json *json, const char *name),
-		       size_t count)
+static int read_object(struct zip_json *json, const struct member *members, size_t count,
+		       void *into)
 {
-	unsigned outside = decoding->seen;
-	int ret;
+	struct object object = { .members = members, .count = count, .into = into };
+	int ret = zip_json_object(json, read_member, &object);
 
-	decoding->seen = 0;
-	ret = zip_json_object(json, member, decoding);
-	if (!ret && decoding->seen != (1u << count) - 1)
+	if (!ret && object.seen != (1u << count) - 1)
 		ret = zip_json_fail(json, IOSHAPE_E_DAMAGED, "an object lacks a member");
-	decoding->seen = outside;
 	return ret;
 }
 
-static int read_crc32(struct zip_json *json, uint32_t *crc)
+/* ---- Values ---- */
+
+static int read_any(struct zip_json *json, void *into)
 {
+	(void)into;
+	return zip_json_skip(json);
+}
+
+static int read_u64(struct zip_json *json, void *into)
+{
+	return zip_json_u64(json, into);
+}
+
+static int read_i64(struct zip_json *json, void *into)
+{
+	return zip_json_i64(json, into);
+}
+
+static int read_bool(struct zip_json *json, void *into)
+{
+	return zip_json_bool(json, into);
+}
+
+static int read_crc32(struct zip_json *json, void *into)
+{
+	uint32_t *crc = into;
 	char text[CRC_BYTES];
 	int ret = zip_json_string(json, text, sizeof(text));
 
@@ -299,58 +327,58 @@ static int read_crc32(struct zip_json *json, uint32_t *crc)
 	return 0;
 }
 
-/* ---- Files ---- */
-
-static struct zip_manifest_file *current_file(struct decoding *decoding)
+static int read_version(struct zip_json *json, void *into)
 {
-	return &decoding->manifest->files[decoding->manifest->file_count - 1];
+	uint64_t *version = into;
+	int ret = zip_json_u64(json, version);
+
+	if (!ret && *version != ZIP_MANIFEST_VERSION)
+		ret = zip_json_fail(json, IOSHAPE_E_FORMAT, "it is of another version");
+	return ret;
 }
 
-static int read_file_name(struct decoding *decoding, struct zip_json *json)
+static int read_mode(struct zip_json *json, void *into)
 {
-	const char *problem;
-	int ret = zip_json_string(json, decoding->name, sizeof(decoding->name));
+	uint32_t *mode = into;
+	char word[16];
+	int ret = zip_json_string(json, word, sizeof(word));
+
+	for (uint32_t i = 0; i < ARRAY_LENGTH(mode_words) && !ret; i++)
+		if (mode_words[i] && !strcmp(word, mode_words[i]))
+			*mode = i;
+	if (!ret && !*mode)
+		ret = zip_json_fail(json, IOSHAPE_E_DAMAGED, "the mode is unknown");
+	return ret;
+}
+
+static int read_attempt(struct zip_json *json, void *into)
+{
+	return zip_json_string(json, into, sizeof(((struct zip_manifest *)into)->attempt));
+}
+
+static int read_name(struct zip_json *json, void *into)
+{
+	char text[ZIP_MAX_FILE_NAME_BYTES + 1], **name = into;
+	int ret = zip_json_string(json, text, sizeof(text));
 
 	if (ret)
 		return ret;
-	problem = name_problem(decoding->name);
-	if (problem)
-		return zip_json_fail(json, IOSHAPE_E_DAMAGED, problem);
-	current_file(decoding)->name = strdup(decoding->name);
-	return current_file(decoding)->name ? 0 : -ENOMEM;
+	*name = strdup(text);
+	return *name ? 0 : -ENOMEM;
 }
 
-static int read_file_bytes(struct decoding *decoding, struct zip_json *json)
-{
-	return zip_json_u64(json, &current_file(decoding)->bytes);
-}
-
-static int read_file_crc32(struct decoding *decoding, struct zip_json *json)
-{
-	return read_crc32(json, &current_file(decoding)->crc32);
-}
-
-static int read_file_bundle(struct decoding *decoding, struct zip_json *json)
-{
-	return zip_json_bool(json, &current_file(decoding)->bundle);
-}
-
-static const struct known of_files[] = {
-	{ "name", read_file_name },
-	{ "bytes", read_file_bytes },
-	{ "crc32", read_file_crc32 },
-	{ "bundle", read_file_bundle },
-};
-
-static int file_member(void *user, struct zip_json *json, const char *name)
-{
-	return read_known(user, json, name, of_files, ARRAY_LENGTH(of_files));
-}
+/* ---- Files and parts ---- */
 
 static int read_file(void *user, struct zip_json *json)
 {
+	static const struct member members[] = {
+		{ "name", read_name, offsetof(struct zip_manifest_file, name) },
+		{ "bytes", read_u64, offsetof(struct zip_manifest_file, bytes) },
+		{ "crc32", read_crc32, offsetof(struct zip_manifest_file, crc32) },
+		{ "bundle", read_bool, offsetof(struct zip_manifest_file, bundle) },
+	};
 	struct decoding *decoding = user;
-	struct zip_manifest *manifest = decoding->manifest;
+	struct zip_manifest *manifest = &decoding->manifest;
 	void *files = manifest->files;
 	int ret;
 
@@ -361,65 +389,34 @@ static int read_file(void *user, struct zip_json *json)
 	manifest->files = files;
 	if (ret)
 		return ret;
-	memset(&manifest->files[manifest->file_count++], 0, sizeof(*manifest->files));
-	return read_object(decoding, json, file_member, ARRAY_LENGTH(of_files));
+	memset(&manifest->files[manifest->file_count], 0, sizeof(*manifest->files));
+	return read_object(json, members, ARRAY_LENGTH(members),
+			   &manifest->files[manifest->file_count++]);
 }
 
-static int read_files(struct decoding *decoding, struct zip_json *json)
+static int read_files(struct zip_json *json, void *into)
 {
-	return zip_json_array(json, read_file, decoding);
+	return zip_json_array(json, read_file, into);
 }
 
-/* ---- Parts ---- */
-
-static struct zip_manifest_part *current_part(struct decoding *decoding)
-{
-	return &decoding->manifest->parts[decoding->manifest->rank_count - 1];
-}
-
-static int read_part_rank(struct decoding *decoding, struct zip_json *json)
-{
-	return zip_json_u64(json, &decoding->rank);
-}
-
-static int read_part_file(struct decoding *decoding, struct zip_json *json)
-{
-	int ret = zip_json_u64(json, &decoding->file);
-
-	/* Whether it is there is known when all files have been read. */
-	current_part(decoding)->file = (uint32_t)MIN(decoding->file, UINT32_MAX);
-	return ret;
-}
-
-static int read_part_offset(struct decoding *decoding, struct zip_json *json)
-{
-	return zip_json_u64(json, &current_part(decoding)->offset);
-}
-
-static int read_part_bytes(struct decoding *decoding, struct zip_json *json)
-{
-	return zip_json_u64(json, &current_part(decoding)->bytes);
-}
-
-static int read_part_crc32(struct decoding *decoding, struct zip_json *json)
-{
-	return read_crc32(json, &current_part(decoding)->crc32);
-}
-
-static const struct known of_parts[] = {
-	{ "rank", read_part_rank },   { "file", read_part_file },   { "offset", read_part_offset },
-	{ "bytes", read_part_bytes }, { "crc32", read_part_crc32 },
+/* With numbers that are wider in JSON. */
+struct wide_part {
+	struct zip_manifest_part part;
+	uint64_t rank, file;
 };
-
-static int part_member(void *user, struct zip_json *json, const char *name)
-{
-	return read_known(user, json, name, of_parts, ARRAY_LENGTH(of_parts));
-}
 
 static int read_part(void *user, struct zip_json *json)
 {
+	static const struct member members[] = {
+		{ "rank", read_u64, offsetof(struct wide_part, rank) },
+		{ "file", read_u64, offsetof(struct wide_part, file) },
+		{ "offset", read_u64, offsetof(struct wide_part, part.offset) },
+		{ "bytes", read_u64, offsetof(struct wide_part, part.bytes) },
+		{ "crc32", read_crc32, offsetof(struct wide_part, part.crc32) },
+	};
 	struct decoding *decoding = user;
-	struct zip_manifest *manifest = decoding->manifest;
+	struct zip_manifest *manifest = &decoding->manifest;
+	struct wide_part wide = { .rank = 0 };
 	void *parts = manifest->parts;
 	int ret;
 
@@ -428,86 +425,48 @@ static int read_part(void *user, struct zip_json *json)
 	ret = zip_grow(&parts, manifest->rank_count, &decoding->part_room,
 		       sizeof(*manifest->parts));
 	manifest->parts = parts;
+	if (!ret)
+		ret = read_object(json, members, ARRAY_LENGTH(members), &wide);
 	if (ret)
 		return ret;
-	memset(&manifest->parts[manifest->rank_count++], 0, sizeof(*manifest->parts));
-	ret = read_object(decoding, json, part_member, ARRAY_LENGTH(of_parts));
 	/* So no rank is there twice, and none is missing. */
-	if (!ret && decoding->rank != manifest->rank_count - 1)
-		ret = zip_json_fail(json, IOSHAPE_E_DAMAGED,
-				    "a rank is missing, there twice or out of order");
-	return ret;
+	if (wide.rank != manifest->rank_count)
+		return zip_json_fail(json, IOSHAPE_E_DAMAGED,
+				     "a rank is missing, there twice or out of order");
+	/* Whether it is there is known when all files have been read. */
+	wide.part.file = (uint32_t)MIN(wide.file, UINT32_MAX);
+	manifest->parts[manifest->rank_count++] = wide.part;
+	return 0;
 }
 
-static int read_parts(struct decoding *decoding, struct zip_json *json)
+static int read_parts(struct zip_json *json, void *into)
 {
-	return zip_json_array(json, read_part, decoding);
+	return zip_json_array(json, read_part, into);
 }
 
 /* ---- The whole ---- */
 
-/* Both are in the head, which has been looked at. */
-static int read_format(struct decoding *decoding, struct zip_json *json)
+static int decode(struct decoding *decoding, struct zip_json *json)
 {
-	(void)decoding;
-	return zip_json_skip(json);
-}
+	/* Format and checksum have been looked at. */
+	static const struct member members[] = {
+		{ "format", read_any, 0 },
+		{ "version", read_version, offsetof(struct decoding, version) },
+		{ "step", read_u64, offsetof(struct decoding, manifest.step) },
+		{ "saved", read_i64, offsetof(struct decoding, manifest.saved) },
+		{ "mode", read_mode, offsetof(struct decoding, manifest.mode) },
+		{ "attempt", read_attempt, offsetof(struct decoding, manifest.attempt) },
+		{ "files", read_files, 0 },
+		{ "parts", read_parts, 0 },
+		{ "crc32", read_any, 0 },
+	};
+	int ret = read_object(json, members, ARRAY_LENGTH(members), decoding);
 
-static int read_version(struct decoding *decoding, struct zip_json *json)
-{
-	int ret = zip_json_u64(json, &decoding->version);
-
-	if (!ret && decoding->version != ZIP_MANIFEST_VERSION)
-		ret = zip_json_fail(json, IOSHAPE_E_FORMAT, "it is of another version");
-	return ret;
-}
-
-static int read_step(struct decoding *decoding, struct zip_json *json)
-{
-	return zip_json_u64(json, &decoding->manifest->step);
-}
-
-static int read_saved(struct decoding *decoding, struct zip_json *json)
-{
-	return zip_json_i64(json, &decoding->manifest->saved);
-}
-
-static int read_mode(struct decoding *decoding, struct zip_json *json)
-{
-	char word[16];
-	int ret = zip_json_string(json, word, sizeof(word));
-
-	for (uint32_t i = 0; i < ARRAY_LENGTH(mode_words) && !ret; i++)
-		if (mode_words[i] && !strcmp(word, mode_words[i]))
-			decoding->manifest->mode = i;
-	if (!ret && !decoding->manifest->mode)
-		ret = zip_json_fail(json, IOSHAPE_E_DAMAGED, "the mode is unknown");
-	return ret;
-}
-
-static int read_attempt(struct decoding *decoding, struct zip_json *json)
-{
-	return zip_json_string(json, decoding->manifest->attempt,
-			       sizeof(decoding->manifest->attempt));
-}
-
-static int read_own_crc32(struct decoding *decoding, struct zip_json *json)
-{
-	uint32_t crc; /* compared before anything was read */
-
-	(void)decoding;
-	return read_crc32(json, &crc);
-}
-
-static const struct known of_manifests[] = {
-	{ "format", read_format }, { "version", read_version }, { "step", read_step },
-	{ "saved", read_saved },   { "mode", read_mode },       { "attempt", read_attempt },
-	{ "files", read_files },   { "parts", read_parts },     { "crc32", read_own_crc32 },
-};
-
-static int manifest_member(void *user, struct zip_json *json, const char *name)
-{
-	return read_known(user, json, name, of_manifests, ARRAY_LENGTH(of_manifests));
+	if (!ret)
+		ret = zip_json_end(json);
+	if (!ret)
+		ret = check_all(&decoding->manifest, &json->problem);
+	return !ret && json->problem ? IOSHAPE_E_DAMAGED : ret;
 }
 
 /* That it is a manifest, and whole: before a single number of it is believed. */
@@ -532,17 +491,6 @@ static int check_frame(const char *text, size_t bytes, const char *path, struct 
 			   path, bytes);
 }
 
-static int decode(struct decoding *decoding, struct zip_json *json)
-{
-	int ret = read_object(decoding, json, manifest_member, ARRAY_LENGTH(of_manifests));
-
-	if (!ret)
-		ret = zip_json_end(json);
-	if (!ret)
-		ret = check_all(decoding->manifest, &json->problem);
-	return !ret && json->problem ? IOSHAPE_E_DAMAGED : ret;
-}
-
 static int tell(const struct decoding *decoding, const struct zip_json *json, int code,
 		const char *path, struct base_error *error)
 {
@@ -562,21 +510,23 @@ static int tell(const struct decoding *decoding, const struct zip_json *json, in
 int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t bytes,
 			const char *path, struct base_error *error)
 {
-	struct decoding decoding = { .manifest = manifest };
+	struct decoding decoding = { .version = 0 };
 	struct zip_json json = { .text = text, .bytes = bytes };
 	int ret;
 
 	memset(manifest, 0, sizeof(*manifest));
 	if (bytes > ZIP_MAX_MANIFEST_BYTES)
 		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "\"%s\" has %zu bytes" BASE_REMEDY "manifests have at most %llu",
-				   path, bytes, ZIP_MAX_MANIFEST_BYTES);
+				   "\"%s\" has %s; a manifest has at most %s", path,
+				   BASE_SIZE(bytes), BASE_SIZE(ZIP_MAX_MANIFEST_BYTES));
 	ret = check_frame(text, bytes, path, error);
 	if (ret)
 		return ret;
 	ret = decode(&decoding, &json);
-	if (!ret)
+	if (!ret) {
+		*manifest = decoding.manifest;
 		return 0;
-	zip_manifest_free(manifest);
+	}
+	zip_manifest_free(&decoding.manifest);
 	return tell(&decoding, &json, ret, path, error);
 }

@@ -216,7 +216,7 @@ static struct note note_for(const struct job *job, const struct block *block, ui
 	case MODE_BLOCKS:
 		note.offset = block->begin;
 		note.bytes = block->end - block->begin;
-		note.crc32 = reader->index.checks[reader->first_check[block->record] +
+		note.crc32 = reader->index.checks[reader->index.first_check[block->record] +
 						  block->begin / reader->index.check_bytes];
 		break;
 	case MODE_WHOLE:

@@ -47,10 +47,10 @@ static int read_index(struct opening *opening, const struct zip_entry *entry, ui
 	int ret;
 
 	if (entry->bytes > ZIP_MAX_INDEX_BYTES)
-		return base_refuse(opening->error, IOSHAPE_E_LIMIT,
-				   "cannot load \"%s\": its index has %" PRIu64 " bytes" BASE_REMEDY
-				   "at most %llu are supported",
-				   opening->path, entry->bytes, ZIP_MAX_INDEX_BYTES);
+		return base_refuse(
+			opening->error, IOSHAPE_E_LIMIT,
+			"cannot load \"%s\": its index has %s, and at most %s are supported",
+			opening->path, BASE_SIZE(entry->bytes), BASE_SIZE(ZIP_MAX_INDEX_BYTES));
 	data = malloc(MAX(entry->bytes, 1));
 	if (!data)
 		return base_no_memory(opening->error, "the index of an archive", entry->bytes);
@@ -90,11 +90,10 @@ static int decode_index(struct opening *opening, const uint8_t *data, uint64_t b
 {
 	struct zip_reader *reader = opening->reader;
 	const struct zip_directory *directory = &reader->directory;
-	uint64_t before = directory->count - 1;
 	int ret;
 
-	ret = zip_index_decode(&reader->index, data, bytes, directory->entries, before,
-			       directory->entries[before].header_offset, &reader->index_problem);
+	ret = zip_index_decode(&reader->index, data, bytes, directory->entries,
+			       directory->count - 1, &reader->index_problem);
 	if (ret && ret != IOSHAPE_E_DAMAGED && ret != IOSHAPE_E_FORMAT)
 		return base_fail(opening->error, ret, "cannot load \"%s\": %s", opening->path,
 				 reader->index_problem.text);
@@ -130,53 +129,7 @@ static int open_index(struct opening *opening)
 	return ret;
 }
 
-/* ---- What lookups need ----------------------------------------------------------------------- */
-
-static int count_checks(struct opening *opening)
-{
-	struct zip_reader *reader = opening->reader;
-	const struct zip_index *index = &reader->index;
-	uint64_t next = 0, bytes;
-
-	reader->first_check = malloc((index->records + 1) * sizeof(*reader->first_check));
-	if (!reader->first_check)
-		return base_no_memory(opening->error, "positions of checksums",
-				      (index->records + 1) * sizeof(*reader->first_check));
-	for (uint64_t i = 0; i < index->records; i++) {
-		bytes = reader->directory.entries[i].bytes;
-		reader->first_check[i] = next;
-		next += bytes / index->check_bytes + (bytes % index->check_bytes != 0);
-	}
-	reader->first_check[index->records] = next;
-	/* The index was decoded against the same sizes: this is about our own arithmetic. */
-	return next == index->check_count ? 0 :
-					    base_refuse(opening->error, IOSHAPE_E_DAMAGED,
-							"cannot load \"%s\": its index has %" PRIu64
-							" checksums for %" PRIu64
-							" blocks" BASE_REMEDY "use another copy",
-							opening->path, index->check_count, next);
-}
-
-static int name_tensors(struct opening *opening)
-{
-	struct zip_reader *reader = opening->reader;
-	const struct zip_tensor_row *rows = reader->index.tensors;
-	int ret;
-
-	ret = zip_names_new(&reader->tensor_names, reader->index.tensor_count);
-	for (uint64_t i = 0; i < reader->index.tensor_count && !ret; i++)
-		ret = zip_names_add(reader->tensor_names, rows[i].name, strlen(rows[i].name), i);
-	if (ret == -EEXIST)
-		return base_refuse(
-			opening->error, IOSHAPE_E_DAMAGED,
-			"cannot load \"%s\": two of its tensors have the same name" BASE_REMEDY
-			"use another copy",
-			opening->path);
-	if (ret)
-		return base_no_memory(opening->error, "the names of tensors",
-				      reader->index.tensor_count);
-	return 0;
-}
+/* ---- Local headers --------------------------------------------------------------------------- */
 
 static int locate_all(struct opening *opening)
 {
@@ -257,13 +210,9 @@ static int open_once(struct zip_reader *reader, const char *path, uint64_t base,
 			error);
 	if (!ret)
 		ret = open_index(&opening);
-	if (!ret)
-		ret = reader->has_index ? count_checks(&opening) : locate_all(&opening);
-	if (!ret && reader->has_index)
-		ret = name_tensors(&opening);
 	/* By the file's first bytes others tell whether it is a zip at all. */
-	if (!ret && reader->has_index)
-		ret = look_at_header(reader, 0, error);
+	if (!ret)
+		ret = reader->has_index ? look_at_header(reader, 0, error) : locate_all(&opening);
 	if (!ret && !reader->has_index)
 		reader->no_checksums = all_checksums_zero(&reader->directory);
 	if (ret)
@@ -297,10 +246,7 @@ int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, 
 
 void zip_reader_close(struct zip_reader *reader)
 {
-	zip_names_free(reader->tensor_names);
-	free(reader->first_check);
-	if (reader->has_index)
-		zip_index_free(&reader->index);
+	zip_index_free(&reader->index);
 	zip_directory_free(&reader->directory);
 	ring_input_close(&reader->input);
 	memset(reader, 0, sizeof(*reader));

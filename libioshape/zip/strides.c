@@ -89,27 +89,6 @@ bool zip_strides_dense(uint32_t dims, const int64_t *shape, const int64_t *strid
 	return fills_block(dims, shape, strides);
 }
 
-static int check_name(const char *name, struct base_error *error)
-{
-	size_t bytes;
-
-	if (!name || !*name)
-		return base_refuse(error, -EINVAL,
-				   "a tensor has no name" BASE_REMEDY "give each tensor one");
-	bytes = strnlen(name, IOSHAPE_MAX_NAME_BYTES + 1);
-	if (bytes > IOSHAPE_MAX_NAME_BYTES)
-		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "the name of tensor \"%s\" is longer than %u bytes" BASE_REMEDY
-				   "shorten it",
-				   ZIP_SHOWN(name), IOSHAPE_MAX_NAME_BYTES);
-	if (!zip_utf8_valid(name, bytes))
-		return base_refuse(error, -EINVAL,
-				   "the name of tensor \"%s\" is not valid UTF-8" BASE_REMEDY
-				   "it must be",
-				   ZIP_SHOWN(name));
-	return 0;
-}
-
 static int check_shape(const struct ioshape_tensor *tensor, const struct zip_dtype *dtype,
 		       struct base_error *error)
 {
@@ -175,7 +154,7 @@ int zip_layout_tensor(const struct ioshape_tensor *tensor, struct zip_layout *la
 	int64_t span;
 	int ret;
 
-	ret = check_name(tensor->name, error);
+	ret = zip_check_name("tensor", tensor->name, error);
 	if (!ret)
 		ret = check_shape(tensor, dtype, error);
 	if (ret)

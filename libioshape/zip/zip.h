@@ -81,6 +81,12 @@ uint32_t zip_default_alignment(uint64_t bytes);
 /* ---- Checks (check.c; pure) ------------------------------------------------------------------ */
 
 /*
+ * A name that a caller gives to a record, a tensor or an attribute (`what`): present, not too long,
+ * UTF-8. -EINVAL or IOSHAPE_E_LIMIT with a sentence.
+ */
+int zip_check_name(const char *what, const char *name, struct base_error *error);
+
+/*
  * What a caller wants to call a record, and where it wants it to begin (0: wherever). The library's
  * own folder is not for callers. -EINVAL or IOSHAPE_E_LIMIT with a sentence naming record and path.
  */
@@ -185,24 +191,26 @@ struct zip_index {
 		*data_offsets; /* of those records: saves readers a look at each local header */
 	uint64_t check_count;
 	const uint32_t *checks; /* for each record in order, for each block of it in order */
+	/* Only decoded: for each record, the position of its first block in checks. */
+	const uint64_t *first_check;
 	bool has_table;
 	uint64_t tensor_count;
 	const struct zip_tensor_row *tensors;
+	struct zip_names *names; /* of the tensors, by position; only decoded */
 	struct ioshape_metadata metadata;
-	void *memory; /* what a decoded index owns, in one piece or chained: zip_index_free() knows
-		       */
+	void *memory; /* of a decoded index, for all but the names */
 };
 
 int zip_index_encode(struct base_buffer *out, const struct zip_index *index);
 /*
  * The bytes are untrusted. `entries` are those of the directory before the index, against which
- * counts and data offsets are checked; `end` is where the last of them must have ended: the
- * header_offset of the index. Tensor names unique, shapes and strides inside their records: after
- * success the index can be believed. IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT
- * if a later version wrote it. On failure there is nothing to free.
+ * counts are checked. Tensor names are unique, shapes and strides fit their records: after success
+ * all of the index can be believed but its data offsets, which zip_data_fits() checks.
+ * IOSHAPE_E_DAMAGED, IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT if a later version wrote it. On
+ * failure there is nothing to free.
  */
 int zip_index_decode(struct zip_index *index, const uint8_t *data, size_t bytes,
-		     const struct zip_entry *entries, uint64_t entry_count, uint64_t end,
+		     const struct zip_entry *entries, uint64_t entry_count,
 		     struct base_error *error);
 void zip_index_free(struct zip_index *index);
 
@@ -382,8 +390,6 @@ struct zip_reader {
 	/* Why the index that the file has is not used: it does not fit, or is too new. Otherwise
 	 * code 0. */
 	struct base_error index_problem;
-	uint64_t *first_check; /* for each record the position of its first block in index.checks */
-	struct zip_names *tensor_names;
 };
 
 /*

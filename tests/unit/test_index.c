@@ -69,7 +69,7 @@ static struct base_buffer encoded(const struct zip_index *index)
 static int decode(struct zip_index *index, const struct base_buffer *bytes)
 {
 	return zip_index_decode(index, bytes->data, bytes->bytes, entries, ARRAY_LENGTH(entries),
-				end, NULL);
+				NULL);
 }
 
 static void expect_equal_tables(const struct zip_index *a, const struct zip_index *b)
@@ -110,23 +110,6 @@ static void expect_equal(const struct zip_index *a, const struct zip_index *b)
 
 /* ---- Round trips ----------------------------------------------------------------------------- */
 
-START_TEST(an_index_comes_back_as_it_went)
-{
-	struct base_buffer bytes = encoded(&everything);
-	struct zip_index index;
-	struct base_error error = { 0 };
-	int ret = zip_index_decode(&index, bytes.data, bytes.bytes, entries, ARRAY_LENGTH(entries),
-				   end, &error);
-
-	ck_assert_msg(!ret, "%s", error.text);
-	expect_equal(&index, &everything);
-	ck_assert_uint_eq(bytes.bytes % 8, 0);
-	zip_index_free(&index);
-	zip_index_free(&index); /* is fine */
-	base_buffer_free(&bytes);
-}
-END_TEST
-
 START_TEST(table_and_metadata_may_be_missing)
 {
 	struct zip_index bare = everything, index;
@@ -159,7 +142,7 @@ START_TEST(an_index_of_no_records_is_fine)
 	struct base_buffer bytes = encoded(&none);
 	struct zip_index index;
 
-	ck_assert_int_eq(zip_index_decode(&index, bytes.data, bytes.bytes, NULL, 0, 0, NULL), 0);
+	ck_assert_int_eq(zip_index_decode(&index, bytes.data, bytes.bytes, NULL, 0, NULL), 0);
 	ck_assert_uint_eq(index.records, 0);
 	ck_assert_uint_eq(index.check_count, 0);
 	zip_index_free(&index);
@@ -191,33 +174,19 @@ END_TEST
 
 START_TEST(the_bytes_may_lie_anywhere)
 {
-	struct base_buffer bytes = encoded(&everything);
-	uint8_t *elsewhere = malloc(bytes.bytes + 8);
-	struct zip_index index;
-
 	for (size_t shift = 0; shift < 8; shift++) {
-		memcpy(elsewhere + shift, bytes.data, bytes.bytes);
-		ck_assert_int_eq(zip_index_decode(&index, elsewhere + shift, bytes.bytes, entries,
-						  ARRAY_LENGTH(entries), end, NULL),
+		struct base_buffer bytes = { 0 };
+		struct zip_index index;
+
+		REQUIRE(!base_buffer_append(&bytes, "before!", shift));
+		REQUIRE(!zip_index_encode(&bytes, &everything));
+		ck_assert_int_eq(zip_index_decode(&index, bytes.data + shift, bytes.bytes - shift,
+						  entries, ARRAY_LENGTH(entries), NULL),
 				 0);
 		expect_equal(&index, &everything);
 		zip_index_free(&index);
+		base_buffer_free(&bytes);
 	}
-	free(elsewhere);
-	base_buffer_free(&bytes);
-}
-END_TEST
-
-START_TEST(encoding_appends)
-{
-	struct base_buffer alone = encoded(&everything), bytes = { 0 };
-
-	base_buffer_append(&bytes, "before", 6);
-	ck_assert_int_eq(zip_index_encode(&bytes, &everything), 0);
-	ck_assert_uint_eq(bytes.bytes, alone.bytes + 6);
-	ck_assert_mem_eq(bytes.data + 6, alone.data, alone.bytes);
-	base_buffer_free(&alone);
-	base_buffer_free(&bytes);
 }
 END_TEST
 
@@ -257,21 +226,6 @@ START_TEST(no_section_is_there_twice)
 }
 END_TEST
 
-START_TEST(versions_of_the_future_are_refused)
-{
-	struct base_buffer bytes = encoded(&everything);
-	struct base_error error = { 0 };
-	struct zip_index index;
-
-	bytes.data[8]++;
-	ck_assert_int_eq(zip_index_decode(&index, bytes.data, bytes.bytes, entries,
-					  ARRAY_LENGTH(entries), end, &error),
-			 IOSHAPE_E_FORMAT);
-	ck_assert_ptr_nonnull(strstr(error.text, "version 2"));
-	base_buffer_free(&bytes);
-}
-END_TEST
-
 /* ---- Damage ---------------------------------------------------------------------------------- */
 
 static uint64_t used; /* keeps the compiler from dropping the reads below */
@@ -304,7 +258,7 @@ static int decode_copy(const uint8_t *data, size_t bytes)
 	int ret;
 
 	memcpy(copy, data, bytes);
-	ret = zip_index_decode(&index, copy, bytes, entries, ARRAY_LENGTH(entries), end, NULL);
+	ret = zip_index_decode(&index, copy, bytes, entries, ARRAY_LENGTH(entries), NULL);
 	free(copy);
 	if (!ret)
 		touch(&index);
@@ -392,6 +346,7 @@ START_TEST(no_made_up_number_leads_astray)
 END_TEST
 
 /* Where the numbers of `everything` stand. */
+#define AT_VERSION 8
 #define AT_CHECK_BYTES 24
 #define AT_RECORDS 32
 #define AT_OFFSETS (INDEX_HEADER_BYTES + SECTION_HEADER_BYTES)
@@ -416,12 +371,12 @@ static void expect_refused(size_t at, uint64_t number, unsigned width, int code)
 	ck_assert_uint_le(at + width, bytes.bytes);
 	base_put_le(bytes.data + at, number, width);
 	fail_memory_at(0);
-	ret = zip_index_decode(&index, bytes.data, bytes.bytes, entries, ARRAY_LENGTH(entries), end,
+	ret = zip_index_decode(&index, bytes.data, bytes.bytes, entries, ARRAY_LENGTH(entries),
 			       &error);
 	allocations = fail_memory_count();
 	ck_assert_msg(ret == code, "%llu at %zu: %d, %s", (unsigned long long)number, at, ret,
 		      error.text);
-	ck_assert_ptr_nonnull(strstr(error.text, ZIP_INDEX_RECORD));
+	ck_assert_int_eq(error.code, code);
 	ck_assert_ptr_null(index.memory);
 	base_buffer_free(&bytes);
 }
@@ -433,6 +388,7 @@ START_TEST(counts_are_refused_before_memory_is_asked_for)
 		uint64_t number;
 		int code;
 	} cases[] = {
+		{ AT_VERSION, UINT64_C(4) << 32 | 2, IOSHAPE_E_FORMAT },
 		{ AT_CHECK_BYTES, 0, IOSHAPE_E_DAMAGED },
 		{ AT_CHECK_BYTES, 32 * KIB, IOSHAPE_E_DAMAGED },
 		{ AT_CHECK_BYTES, 2 * GIB, IOSHAPE_E_DAMAGED },
@@ -459,29 +415,6 @@ START_TEST(counts_are_refused_before_memory_is_asked_for)
 		expect_refused(cases[i].at, cases[i].number, 8, cases[i].code);
 		ck_assert_uint_eq(allocations, 0);
 	}
-}
-END_TEST
-
-START_TEST(blocks_are_of_a_sensible_size)
-{
-	static const uint64_t good[] = { 64 * KIB, MIB, GIB };
-	static const uint64_t bad[] = {
-		0, 1, 32 * KIB, 64 * KIB + 1, 3 * MIB, 2 * GIB, UINT64_MAX
-	};
-	struct zip_index none = { .check_bytes = 0 }, index;
-	struct base_buffer bytes = encoded(&none);
-
-	for (size_t i = 0; i < ARRAY_LENGTH(good) + ARRAY_LENGTH(bad); i++) {
-		bool fine = i < ARRAY_LENGTH(good);
-
-		base_put_le(bytes.data + AT_CHECK_BYTES,
-			    fine ? good[i] : bad[i - ARRAY_LENGTH(good)], 8);
-		ck_assert_int_eq(
-			zip_index_decode(&index, bytes.data, bytes.bytes, NULL, 0, 0, NULL),
-			fine ? 0 : IOSHAPE_E_DAMAGED);
-		zip_index_free(&index);
-	}
-	base_buffer_free(&bytes);
 }
 END_TEST
 
@@ -541,49 +474,42 @@ START_TEST(offsets_of_nobody_are_refused)
 }
 END_TEST
 
-START_TEST(data_is_inside_its_record)
+START_TEST(tensors_and_names_fit_their_records)
 {
-	expect_refused(AT_OFFSETS, 0, 8, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_OFFSETS, 37, 8, IOSHAPE_E_DAMAGED); /* in its own header */
-	expect_refused(AT_OFFSETS, 81, 8, IOSHAPE_E_DAMAGED); /* reaches into the next */
-	expect_refused(AT_OFFSETS, UINT64_MAX, 8, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_OFFSETS + 8, 64, 8, IOSHAPE_E_DAMAGED); /* another's */
-	expect_refused(AT_OFFSETS + 32, end + 1, 8, IOSHAPE_E_DAMAGED);
-}
-END_TEST
+	static const struct {
+		size_t at;
+		uint64_t number;
+		unsigned width;
+	} cases[] = {
+		{ AT_ROW(0), 5, 8 },     /* no such record */
+		{ AT_ROW(1), 2, 8 },     /* another's record */
+		{ AT_ROW(0) + 8, 0, 4 }, /* dtype */
+		{ AT_ROW(0) + 8, 23, 4 },
+		{ AT_ROW(0) + 8, IOSHAPE_INT64, 4 },
+		{ AT_ROW(0) + 8, IOSHAPE_INT16, 4 },
+		{ AT_ROW(0) + 12, 65, 4 }, /* dimensions */
+		{ AT_ROW(0) + 12, 2, 4 },
+		{ AT_ROW(2) + 12, 3, 4 },
+		{ AT_SHAPES, 3, 8 },
+		{ AT_SHAPES, UINT64_MAX, 8 },
+		{ AT_SHAPES, INT64_MAX, 8 },
+		{ AT_STRIDES, 2, 8 },
+		{ AT_STRIDES, UINT64_MAX, 8 },
+		{ AT_STRIDES + 40, 4, 8 }, /* of an empty tensor */
+		{ AT_ROW(0) + 16, 0, 4 },  /* length of a name */
+		{ AT_ROW(0) + 16, 5000, 4 },
+		{ AT_ROW(2) + 16, 2, 4 },
+		{ AT_NAMES, 0xff, 1 },
+		{ AT_NAMES + 3, 0, 1 },
+		{ AT_METADATA + 24, 0, 4 }, /* an attribute's name, then its value */
+		{ AT_METADATA + 28, 6, 4 },
+		{ AT_METADATA + 40 + 6, 0x80, 1 },
+		{ AT_METADATA + 40 + 6, 0, 1 },
+		{ AT_METADATA + 8, 4, 8 }, /* a byte of nobody's */
+	};
 
-START_TEST(tensors_are_exactly_their_records)
-{
-	expect_refused(AT_ROW(0), 5, 8, IOSHAPE_E_DAMAGED);     /* no such record */
-	expect_refused(AT_ROW(1), 2, 8, IOSHAPE_E_DAMAGED);     /* another's record */
-	expect_refused(AT_ROW(0) + 8, 0, 4, IOSHAPE_E_DAMAGED); /* dtype */
-	expect_refused(AT_ROW(0) + 8, 23, 4, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_ROW(0) + 8, IOSHAPE_INT64, 4, IOSHAPE_E_DAMAGED); /* too wide */
-	expect_refused(AT_ROW(0) + 8, IOSHAPE_INT16, 4, IOSHAPE_E_DAMAGED); /* too narrow */
-	expect_refused(AT_ROW(0) + 12, 65, 4, IOSHAPE_E_DAMAGED);           /* dimensions */
-	expect_refused(AT_ROW(0) + 12, 2, 4, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_ROW(2) + 12, 3, 4, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_SHAPES, 3, 8, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_SHAPES, UINT64_MAX, 8, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_SHAPES, INT64_MAX, 8, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_STRIDES, 2, 8, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_STRIDES, UINT64_MAX, 8, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_STRIDES + 40, 4, 8, IOSHAPE_E_DAMAGED); /* of an empty tensor */
-}
-END_TEST
-
-START_TEST(names_are_names)
-{
-	expect_refused(AT_ROW(0) + 16, 0, 4, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_ROW(0) + 16, 5000, 4, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_ROW(2) + 16, 2, 4, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_NAMES, 0xff, 1, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_NAMES + 3, 0, 1, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_METADATA + 24, 0, 4, IOSHAPE_E_DAMAGED); /* attribute's name */
-	expect_refused(AT_METADATA + 28, 6, 4, IOSHAPE_E_DAMAGED); /* attribute's value */
-	expect_refused(AT_METADATA + 40 + 6, 0x80, 1, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_METADATA + 40 + 6, 0, 1, IOSHAPE_E_DAMAGED);
-	expect_refused(AT_METADATA + 8, 4, 8, IOSHAPE_E_DAMAGED); /* a byte of nobody's */
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++)
+		expect_refused(cases[i].at, cases[i].number, cases[i].width, IOSHAPE_E_DAMAGED);
 }
 END_TEST
 
@@ -657,66 +583,66 @@ END_TEST
 
 /* ---- Metadata of the caller ------------------------------------------------------------------ */
 
-static void expect_metadata(const struct ioshape_metadata *metadata, int code, const char *text)
+static void expect_metadata(const struct ioshape_metadata *metadata, int code)
 {
 	struct base_error error = { 0 };
 
 	ck_assert_int_eq(zip_check_metadata(metadata, &error), code);
 	ck_assert_int_eq(error.code, code);
-	ck_assert_msg(strstr(error.text, text), "\"%s\" does not say \"%s\"", error.text, text);
 }
 
-static void expect_attribute(const char *name, const char *value, int code, const char *text)
+static void expect_attribute(const char *name, const char *value, int code)
 {
 	const struct ioshape_attribute attribute = { name, value };
 	const struct ioshape_metadata metadata = { .attributes = &attribute, .attribute_count = 1 };
 
-	expect_metadata(&metadata, code, text);
+	expect_metadata(&metadata, code);
 }
 
-START_TEST(sound_metadata_is_accepted)
+START_TEST(metadata_is_checked_before_it_is_saved)
 {
-	expect_metadata(&(struct ioshape_metadata){ 0 }, 0, "");
-	expect_metadata(&everything.metadata, 0, "");
-	expect_attribute("gr\xc3\xb6\xc3\x9f"
-			 "e",
-			 "\xe2\x82\xac", 0, "");
+	const struct ioshape_attribute twice[] = { { "a", "1" }, { "b", "1" }, { "a", "2" } };
+	const struct ioshape_metadata unsound[] = {
+		{ .attributes = twice, .attribute_count = 3 },
+		{ .blob_bytes = 1 },
+		{ .attribute_count = 1 },
+	};
+	const struct ioshape_metadata large[] = {
+		{ .attribute_count = IOSHAPE_MAX_ATTRIBUTES + 1 },
+		{ .blob_bytes = IOSHAPE_MAX_METADATA_BYTES + 1 },
+	};
+
+	expect_metadata(&(struct ioshape_metadata){ 0 }, 0);
+	expect_metadata(&everything.metadata, 0);
+	for (size_t i = 0; i < ARRAY_LENGTH(unsound); i++)
+		expect_metadata(&unsound[i], -EINVAL);
+	for (size_t i = 0; i < ARRAY_LENGTH(large); i++)
+		expect_metadata(&large[i], IOSHAPE_E_LIMIT);
 }
 END_TEST
 
-START_TEST(unsound_metadata_is_refused_by_name)
+START_TEST(attributes_are_checked_before_they_are_saved)
 {
-	const struct ioshape_attribute twice[] = { { "a", "1" }, { "b", "1" }, { "a", "2" } };
-	struct ioshape_metadata metadata = { .attributes = twice, .attribute_count = 3 };
 	char *large = malloc(IOSHAPE_MAX_METADATA_BYTES + 2);
 
-	expect_metadata(&metadata, -EINVAL, "\"a\" is there twice");
-	metadata = (struct ioshape_metadata){ .blob_bytes = 1 };
-	expect_metadata(&metadata, -EINVAL, "blob is NULL");
-	metadata = (struct ioshape_metadata){ .attribute_count = 1 };
-	expect_metadata(&metadata, -EINVAL, "attributes are NULL");
-	metadata = (struct ioshape_metadata){ .attribute_count = IOSHAPE_MAX_ATTRIBUTES + 1 };
-	expect_metadata(&metadata, IOSHAPE_E_LIMIT, "4097 attributes");
-	metadata = (struct ioshape_metadata){ .blob_bytes = IOSHAPE_MAX_METADATA_BYTES + 1 };
-	expect_metadata(&metadata, IOSHAPE_E_LIMIT, "blob has 16777217 bytes");
-
-	expect_attribute(NULL, "v", -EINVAL, "no name");
-	expect_attribute("", "v", -EINVAL, "no name");
-	expect_attribute("\xff", "v", -EINVAL, "\"?\" is not valid UTF-8");
-	expect_attribute("a", NULL, -EINVAL, "\"a\" has no value");
-	expect_attribute("a", "\xff", -EINVAL, "value of attribute \"a\" is not valid UTF-8");
-
+	expect_attribute("gr\xc3\xb6\xc3\x9f"
+			 "e",
+			 "\xe2\x82\xac", 0);
+	expect_attribute(NULL, "v", -EINVAL);
+	expect_attribute("", "v", -EINVAL);
+	expect_attribute("\xff", "v", -EINVAL);
+	expect_attribute("a", NULL, -EINVAL);
+	expect_attribute("a", "\xff", -EINVAL);
 	memset(large, 'x', IOSHAPE_MAX_METADATA_BYTES + 1);
-	large[IOSHAPE_MAX_METADATA_BYTES + 1] = '\0';
-	expect_attribute("a", large, IOSHAPE_E_LIMIT, "together");
-	large[IOSHAPE_MAX_METADATA_BYTES] = '\0';
-	expect_attribute("a", large, IOSHAPE_E_LIMIT, "together");
-	large[IOSHAPE_MAX_METADATA_BYTES - 1] = '\0';
-	expect_attribute("a", large, 0, "");
-	large[IOSHAPE_MAX_NAME_BYTES + 1] = '\0';
-	expect_attribute(large, "", IOSHAPE_E_LIMIT, "xxx");
-	large[IOSHAPE_MAX_NAME_BYTES] = '\0';
-	expect_attribute(large, "", 0, "");
+	/* Name and value count together. */
+	for (unsigned over = 3; over--;) {
+		large[IOSHAPE_MAX_METADATA_BYTES - 1 + over] = '\0';
+		expect_attribute("a", large, over ? IOSHAPE_E_LIMIT : 0);
+	}
+	for (unsigned over = 2; over--;) {
+		large[IOSHAPE_MAX_NAME_BYTES + over] = '\0';
+		expect_attribute(large, "", over ? IOSHAPE_E_LIMIT : 0);
+	}
 	free(large);
 }
 END_TEST
@@ -725,15 +651,12 @@ static void add_round_trips(Suite *suite)
 {
 	TCase *tests = tcase_create("round trips");
 
-	tcase_add_test(tests, an_index_comes_back_as_it_went);
 	tcase_add_test(tests, table_and_metadata_may_be_missing);
 	tcase_add_test(tests, an_index_of_no_records_is_fine);
 	tcase_add_test(tests, each_part_of_the_metadata_travels_alone);
 	tcase_add_test(tests, the_bytes_may_lie_anywhere);
-	tcase_add_test(tests, encoding_appends);
 	tcase_add_test(tests, sections_of_the_future_are_skipped);
 	tcase_add_test(tests, no_section_is_there_twice);
-	tcase_add_test(tests, versions_of_the_future_are_refused);
 	suite_add_tcase(suite, tests);
 }
 
@@ -746,12 +669,9 @@ static void add_damage(Suite *suite)
 	tcase_add_test(tests, no_flipped_bit_leads_astray);
 	tcase_add_test(tests, no_made_up_number_leads_astray);
 	tcase_add_test(tests, counts_are_refused_before_memory_is_asked_for);
-	tcase_add_test(tests, blocks_are_of_a_sensible_size);
 	tcase_add_test(tests, rows_that_were_never_written_are_refused);
 	tcase_add_test(tests, offsets_of_nobody_are_refused);
-	tcase_add_test(tests, data_is_inside_its_record);
-	tcase_add_test(tests, tensors_are_exactly_their_records);
-	tcase_add_test(tests, names_are_names);
+	tcase_add_test(tests, tensors_and_names_fit_their_records);
 	tcase_add_test(tests, names_are_unique);
 	tcase_add_test(tests, metadata_is_limited);
 	tcase_add_test(tests, without_memory_nothing_leaks);
@@ -765,8 +685,8 @@ int main(void)
 
 	add_round_trips(suite);
 	add_damage(suite);
-	tcase_add_test(metadata, sound_metadata_is_accepted);
-	tcase_add_test(metadata, unsound_metadata_is_refused_by_name);
+	tcase_add_test(metadata, metadata_is_checked_before_it_is_saved);
+	tcase_add_test(metadata, attributes_are_checked_before_they_are_saved);
 	suite_add_tcase(suite, metadata);
 	return check_main(suite);
 }

@@ -417,7 +417,7 @@ IOSHAPE_EXPORT int ioshape_reader_find_tensor(struct ioshape_reader *reader, con
 	int ret = enter_table(reader);
 
 	if (!ret)
-		ret = find_name(reader, reader->zip.tensor_names, "tensor",
+		ret = find_name(reader, reader->zip.index.names, "tensor",
 				reader->zip.index.tensor_count, name, index);
 	return leave(reader, ret);
 }
