@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * New files with a layout. It is fixed when a file is created, servers may cut it, ignore it or
- * refuse it, and some say that all went well when it did not. So it is read back; and what cannot
- * be had gives way to a file as the directory has it, because a save matters more than its stripes.
+ * refuse it, and some report success when it was not applied. So it is read back. Where a file
+ * cannot get the layout it gets the directory's, because a save matters more than its stripes.
  */
 #define _GNU_SOURCE
 #include "fs/ask.h"
@@ -45,8 +45,8 @@ int fs_differs(const struct fs_layout *ask, const struct fs_layout *got, char *t
 		*text = 0;
 	if (!another && !fewer)
 		return 0;
-	fs_layout_words(ask, ", ", asked, sizeof(asked));
-	fs_layout_words(got, ", ", given, sizeof(given));
+	fs_layout_text(ask, asked, sizeof(asked));
+	fs_layout_text(got, given, sizeof(given));
 	snprintf(text, text_bytes, "layout %s was asked for, %s was given", asked,
 		 got->count ? given : "none");
 	return another ? 2 : 1;
@@ -66,7 +66,8 @@ static int ask_for(int directory_fd, const char *name, mode_t mode, enum fs_fami
 	case FS_CEPH:
 		return fs_ask_ceph(directory_fd, name, mode, ask, answer);
 	default:
-		snprintf(answer->why, sizeof(answer->why), "%s takes none", fs_family_name(family));
+		snprintf(answer->why, sizeof(answer->why), "%s takes no layouts",
+			 fs_family_name(family));
 		return -EOPNOTSUPP;
 	}
 }
@@ -94,12 +95,13 @@ int fs_create_with_layout(int directory_fd, const char *name, mode_t mode, enum 
 		}
 	}
 	/* A save matters more than its stripes. */
-	fs_layout_words(ask, ", ", asked, sizeof(asked));
-	fs_layout_words(&answer.got, ", ", given, sizeof(given));
+	fs_layout_text(ask, asked, sizeof(asked));
+	fs_layout_text(&answer.got, given, sizeof(given));
 	if (!*answer.why)
 		snprintf(answer.why, sizeof(answer.why), "%s was given",
 			 answer.got.count ? given : "none");
-	snprintf(note, note_bytes, "layout %s was not to be had (%s), the directory's is used",
-		 asked, answer.why);
+	snprintf(note, note_bytes,
+		 "the file could not get the layout %s and has the directory's: %s", asked,
+		 answer.why);
 	return fd >= 0 ? fd : fs_create_plainly(directory_fd, name, mode, 0);
 }

@@ -16,11 +16,7 @@
 /* A number above 0. */
 static bool find_number(const char *text, size_t bytes, const char *name, uint64_t *number)
 {
-	const char *value;
-	size_t value_bytes;
-
-	return fs_find_value(text, bytes, ' ', name, &value, &value_bytes) &&
-	       fs_whole_number(value, value_bytes, number) && *number && *number <= UINT32_MAX;
+	return fs_find_number(text, bytes, ' ', name, number) && *number && *number <= UINT32_MAX;
 }
 
 int fs_ceph_ask(const struct fs_layout *ask, const char *now, size_t now_bytes, char *text,
@@ -49,24 +45,19 @@ int fs_ceph_ask(const struct fs_layout *ask, const char *now, size_t now_bytes, 
 	return length < 0 || (size_t)length >= text_bytes ? -EINVAL : 0;
 }
 
-static int set_ceph_layout(int fd, const struct fs_layout *ask, struct fs_answer *answer)
+static void set_ceph_layout(int fd, const struct fs_layout *ask, struct fs_answer *answer)
 {
 	char now[CEPH_TEXT_BYTES], text[CEPH_TEXT_BYTES];
 	ssize_t bytes = fgetxattr(fd, CEPH_LAYOUT, now, sizeof(now));
 
 	if (bytes < 0) {
 		fs_refused(answer, "reading " CEPH_LAYOUT);
-		return -1;
-	}
-	if (fs_ceph_ask(ask, now, (size_t)bytes, text, sizeof(text))) {
+	} else if (fs_ceph_ask(ask, now, (size_t)bytes, text, sizeof(text))) {
 		errno = EINVAL;
 		fs_refused(answer, CEPH_LAYOUT " is not understood");
-		return -1;
+	} else if (fsetxattr(fd, CEPH_LAYOUT, text, strlen(text), 0)) {
+		fs_refused(answer, "setting " CEPH_LAYOUT);
 	}
-	if (!fsetxattr(fd, CEPH_LAYOUT, text, strlen(text), 0))
-		return 0;
-	fs_refused(answer, "setting " CEPH_LAYOUT);
-	return -1;
 }
 
 int fs_ask_ceph(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,

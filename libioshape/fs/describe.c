@@ -3,13 +3,9 @@
 #include "fs/family.h"
 #include "fs/mountinfo.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
-#include <sys/sysmacros.h>
-#include <unistd.h>
 
 /* Linux 6.1; older headers call the bytes of its two fields spare. */
 #ifndef STATX_DIOALIGN
@@ -31,21 +27,15 @@ static void read_alignment(struct fs_info *info, const struct statx *status)
 	info->direct_works = info->offset_alignment != 0;
 }
 
-/* The type's name from the mount table; leaves the name made from the magic where that fails. */
-static void read_type(struct fs_info *info, unsigned device_major, unsigned device_minor)
-{
-	struct base_buffer text = { 0 };
-
-	if (!fs_read_mountinfo("", &text))
-		fs_mountinfo_type((const char *)text.data, device_major, device_minor, info->type,
-				  sizeof(info->type));
-	base_buffer_free(&text);
-}
-
+/* By the mount table, or where that fails by the filesystem's number. */
 static void find_type(int fd, struct fs_info *info, unsigned device_major, unsigned device_minor)
 {
-	fs_magic_name(info->magic, info->type, sizeof(info->type));
-	read_type(info, device_major, device_minor);
+	struct fs_mount mount;
+
+	if (fs_find_mount("", 0, device_major, device_minor, &mount))
+		fs_magic_name(info->magic, info->type, sizeof(info->type));
+	else
+		memcpy(info->type, mount.type, sizeof(info->type));
 	info->family = fs_family_of_open(fd, info->type, info->magic);
 }
 
@@ -84,14 +74,13 @@ int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_in
 {
 	struct statx status;
 	struct statfs system;
+	int ret;
 
 	memset(info, 0, sizeof(*info));
-	if (statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_DIOALIGN, &status))
-		return base_fail(error, -errno, "cannot look at \"%s\" (statx)", path);
-	if (fstatfs(fd, &system))
-		return base_fail(error, -errno, "cannot look at the filesystem of \"%s\" (statfs)",
-				 path);
-	info->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
+	ret = fs_stat(fd, path, STATX_DIOALIGN, &status, &system, error);
+	if (ret)
+		return ret;
+	info->magic = fs_magic(&system);
 	info->free_bytes = fs_free_bytes(&system);
 	info->block_bytes = status.stx_blksize;
 	read_alignment(info, &status);

@@ -3,6 +3,7 @@
 #include "fs/family.h"
 #include "fs/mountinfo.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const char *const names[FS_FAMILIES] = {
@@ -62,12 +63,27 @@ static const struct {
 static const struct {
 	uint64_t magic;
 	enum fs_family family;
+	const char *name; /* as types are called; NULL: as its family */
 } magics[] = {
-	{ 0x0bd00bd0, FS_LUSTRE }, { 0x19830326, FS_BEEGFS },  { 0x47504653, FS_GPFS },
-	{ 0x00c36400, FS_CEPH },   { 0x00006969, FS_NFS },     { 0x58465342, FS_XFS },
-	{ 0x0000ef53, FS_EXT },    { 0x9123683e, FS_BTRFS },   { 0x2fc12fc1, FS_ZFS },
-	{ 0x01021994, FS_TMPFS },  { 0x794c7630, FS_OVERLAY }, { FS_FUSE_MAGIC, FS_FUSE },
+	{ 0x0bd00bd0, FS_LUSTRE, NULL },  { 0x19830326, FS_BEEGFS, NULL },
+	{ 0x47504653, FS_GPFS, NULL },    { 0x00c36400, FS_CEPH, NULL },
+	{ 0x00006969, FS_NFS, NULL },     { 0x58465342, FS_XFS, NULL },
+	{ 0x0000ef53, FS_EXT, "ext4" },   { 0x9123683e, FS_BTRFS, NULL },
+	{ 0x2fc12fc1, FS_ZFS, NULL },     { 0x01021994, FS_TMPFS, NULL },
+	{ 0x794c7630, FS_OVERLAY, NULL }, { FS_FUSE_MAGIC, FS_FUSE, NULL },
 };
+
+void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(magics); i++) {
+		if (magics[i].magic == magic) {
+			snprintf(type, type_bytes, "%s",
+				 magics[i].name ? magics[i].name : names[magics[i].family]);
+			return;
+		}
+	}
+	snprintf(type, type_bytes, "0x%llx", (unsigned long long)magic);
+}
 
 enum fs_family fs_family_of(const char *type, uint64_t magic)
 {

@@ -77,12 +77,8 @@ const struct fs_part *fs_layout_main(const struct fs_layout *layout, uint64_t fi
 /* "8 x 1M, pool flash", "to 100M: 1 x 1M; 8 x 4M", for reports. Pure. Room for 96 is enough for
  * most; longer ones end in "...". */
 void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_bytes);
-/* The same with another separator than "; ". */
-void fs_layout_words(const struct fs_layout *layout, const char *separator, char *text,
-		     size_t text_bytes);
 
-/* ---- Layouts to ask for (layout_request.c, ask.c)
- * ------------------------------------------------------ */
+/* ---- Layouts to ask for (layout_request.c, ask.c) -------------------------------------------- */
 
 enum fs_request_kind {
 	FS_REQUEST_AUTO,      /* by size */
@@ -92,8 +88,8 @@ enum fs_request_kind {
 
 struct fs_layout_request {
 	enum fs_request_kind kind;
-	struct fs_layout
-		layout; /* of FS_REQUEST_LAYOUT; 0 and "" in it are as the directory says */
+	/* Of FS_REQUEST_LAYOUT; 0 and "" in it are as the directory says. */
+	struct fs_layout layout;
 };
 
 /* Whether layouts can be asked for there. Pure. */
@@ -138,13 +134,18 @@ struct fs_target {
 	uint64_t total_bytes, free_bytes;
 };
 
+/* A line of the mount table. What is longer than its place is cut. */
+struct fs_mount {
+	char type[32];    /* "lustre", "fuse.juicefs" */
+	char source[512]; /* "10.0.0.1@tcp:/scratch", "server:/export" */
+	char mount_point[256];
+	char options[512]; /* of the mount, then of its filesystem, with a comma between them */
+};
+
 struct fs_storage {
 	enum fs_family family;
-	char type[32];         /* of the mount table: "lustre", "fuse.juicefs" */
+	struct fs_mount mount; /* "" for what the mount table does not tell */
 	char variant[32];      /* "FSx for Lustre", "BeeOND", "NFSv4.2 over RDMA"; or "" */
-	char source[256];      /* "10.0.0.1@tcp:/scratch", "server:/export" */
-	char mount_point[256]; /* */
-	char options[512];     /* of the mount and of its filesystem, with commas */
 	uint64_t total_bytes, free_bytes;
 	uint64_t
 		write_unit; /* a request should be a multiple of it: wsize, block size; 0 unknown */
@@ -168,8 +169,8 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 		       struct fs_storage *storage, struct base_error *error);
 
 /*
- * A clause about targets with less than `bytes` free, the fullest first: "OST0003 (1048576 bytes
- * free), OST0001 (...)", and how many more; "" if there is none, or nobody knows. Pure (space.c).
+ * A clause about targets with less than `bytes` free, the fullest first: "OST0003 (1.0 MiB free),
+ * OST0001 (...)", and how many more; "" if there is none, or nobody knows. Pure (space.c).
  */
 void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char *into,
 			  size_t into_bytes);
@@ -211,20 +212,6 @@ uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
 		struct base_error *error);
-
-/*
- * Finds the filesystem type of device major:minor in the text of a mountinfo file. Pure. 0 and the
- * name in `type`, or -ENOENT.
- */
-int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned device_minor,
-		      char *type, size_t type_bytes);
-
-/*
- * Type and source ("/dev/sda1", "server:/export") of the mount with this number, in the text of a
- * mountinfo file. Pure. 0 or -ENOENT.
- */
-int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t type_bytes,
-		       char *source, size_t source_bytes);
 
 /* ---- Free space (space.c) -------------------------------------------------------------------- */
 
@@ -275,8 +262,8 @@ void fs_pool_of_mount(const char *type, const char *source, const char *target_p
  */
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error);
 
-/* A number that is the same for paths on one mount, and for no others while it is mounted; quick to
- * be had. 0 or a negative errno. */
+/* A number that is the same for paths on one mount, and for no others while it is mounted. It costs
+ * one system call. 0 or a negative errno. */
 int fs_mount_of_path(const char *path, uint64_t *mount);
 /* The same of the directory that the path is in, whatever is at the path. */
 int fs_mount_of_directory(const char *path, uint64_t *mount);

@@ -14,15 +14,6 @@
 
 /* ---- Ceph ------------------------------------------------------------------------------------ */
 
-static bool ceph_number(const char *text, size_t bytes, const char *name, uint64_t *number)
-{
-	const char *value;
-	size_t value_bytes;
-
-	return fs_find_value(text, bytes, ' ', name, &value, &value_bytes) &&
-	       fs_whole_number(value, value_bytes, number);
-}
-
 /* A name that has no room is left out: cut, it would be another one. */
 static void ceph_pool(const char *text, size_t bytes, struct fs_part *part)
 {
@@ -45,9 +36,9 @@ int fs_ceph_layout(const char *text, size_t bytes, struct fs_layout *layout)
 	uint64_t unit, count, object;
 
 	memset(layout, 0, sizeof(*layout));
-	if (!ceph_number(text, bytes, "stripe_unit", &unit) ||
-	    !ceph_number(text, bytes, "stripe_count", &count) ||
-	    !ceph_number(text, bytes, "object_size", &object))
+	if (!fs_find_number(text, bytes, ' ', "stripe_unit", &unit) ||
+	    !fs_find_number(text, bytes, ' ', "stripe_count", &count) ||
+	    !fs_find_number(text, bytes, ' ', "object_size", &object))
 		return -EINVAL;
 	if (!unit || unit > UINT32_MAX || object > UINT32_MAX || unit % STRIPE_UNIT || !count ||
 	    count > MOST_STRIPES || object < unit || object % unit)
@@ -115,30 +106,20 @@ const struct fs_part *fs_layout_main(const struct fs_layout *layout, uint64_t fi
 
 /* ---- In words -------------------------------------------------------------------------------- */
 
+/* Appends to a text of `bytes`; what has no room is cut off. */
 struct text {
-	char *at;
-	size_t room;
-	bool cut;
+	char *begin;
+	size_t bytes, used;
 };
 
-static void say(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void say(struct text *text, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void say(struct text *text, const char *format, ...)
 {
 	va_list arguments;
-	int length;
 
-	if (text->cut)
-		return;
 	va_start(arguments, format);
-	length = vsnprintf(text->at, text->room, format, arguments);
+	vsnprintf(text->begin + text->used, text->bytes - text->used, format, arguments);
 	va_end(arguments);
-	if (length < 0 || (size_t)length >= text->room) {
-		text->cut = true;
-		return;
-	}
-	text->at += length;
-	text->room -= (size_t)length;
+	text->used += strlen(text->begin + text->used);
 }
 
 static void say_bytes(struct text *text, uint64_t bytes)
@@ -180,13 +161,7 @@ static void say_part(struct text *text, const struct fs_part *part)
 
 void fs_layout_text(const struct fs_layout *layout, char *text, size_t text_bytes)
 {
-	fs_layout_words(layout, "; ", text, text_bytes);
-}
-
-void fs_layout_words(const struct fs_layout *layout, const char *separator, char *text,
-		     size_t text_bytes)
-{
-	struct text out = { .at = text, .room = text_bytes };
+	struct text out = { .begin = text, .bytes = text_bytes };
 
 	if (!text_bytes)
 		return;
@@ -194,7 +169,7 @@ void fs_layout_words(const struct fs_layout *layout, const char *separator, char
 	for (uint32_t i = 0; i < layout->count && i < FS_MOST_PARTS; i++) {
 		const struct fs_part *part = &layout->parts[i];
 
-		say(&out, "%s", i ? separator : "");
+		say(&out, "%s", i ? "; " : "");
 		if (part->end != UINT64_MAX) {
 			say(&out, "to ");
 			say_bytes(&out, part->end);
@@ -204,6 +179,6 @@ void fs_layout_words(const struct fs_layout *layout, const char *separator, char
 	}
 	if (layout->count && layout->mirrors > 1)
 		say(&out, ", %u copies", layout->mirrors);
-	if (out.cut && text_bytes > 3)
+	if (out.used + 1 == text_bytes && text_bytes > 3)
 		memcpy(text + text_bytes - 4, "...", 4);
 }

@@ -62,14 +62,21 @@ static char *next_piece(char **rest, char separator)
 	return trim(piece);
 }
 
-static int take_size(const struct parsing *parsing, const char *key, const char *value,
-		     uint64_t most, uint64_t *bytes)
+/* `what`, a piece of the text, is wrong in this way. */
+static int refuse(const struct parsing *parsing, const char *what, const char *why,
+		  const char *remedy)
+{
+	return base_refuse(parsing->error, -EINVAL,
+			   "cannot use the layout \"%s\": \"%s\" %s" BASE_REMEDY "%s", parsing->all,
+			   what, why, remedy);
+}
+
+static int take_size(const struct parsing *parsing, const char *value, uint64_t most,
+		     uint64_t *bytes)
 {
 	if (base_parse_bytes(value, bytes) || !*bytes || *bytes > most || *bytes % SIZE_UNIT)
-		return base_refuse(parsing->error, -EINVAL,
-				   "the layout \"%s\" has %s=%s" BASE_REMEDY
-				   "sizes are multiples of 64K%s",
-				   parsing->all, key, value, most == UINT32_MAX ? " below 4G" : "");
+		return refuse(parsing, value, "is no size of a stripe or component",
+			      "give a multiple of 64K; stripes are smaller than 4G");
 	return 0;
 }
 
@@ -85,10 +92,7 @@ static int take_count(const struct parsing *parsing, const char *value, uint32_t
 	errno = 0;
 	number = strtoul(value, &end, 10);
 	if (!isdigit((unsigned char)*value) || *end || errno || !number || number > MOST_STRIPES)
-		return base_refuse(parsing->error, -EINVAL,
-				   "the layout \"%s\" has stripe_count=%s" BASE_REMEDY
-				   "it takes 1 to %u, or all",
-				   parsing->all, value, MOST_STRIPES);
+		return refuse(parsing, value, "is no stripe_count", "give 1 to 2000, or all");
 	*count = (uint32_t)number;
 	return 0;
 }
@@ -101,10 +105,8 @@ static int take_pool(const struct parsing *parsing, const char *value,
 	const size_t length = strlen(value);
 
 	if (!length || length >= FS_TARGET_POOL_BYTES || strspn(value, allowed) != length)
-		return base_refuse(parsing->error, -EINVAL,
-				   "the layout \"%s\" has pool=%s" BASE_REMEDY
-				   "names of pools are 1 to %d letters, digits, and any of _.-",
-				   parsing->all, value, FS_TARGET_POOL_BYTES - 1);
+		return refuse(parsing, value, "is no name of a pool",
+			      "give 1 to 15 letters, digits, and any of _.-");
 	memcpy(pool, value, length + 1);
 	return 0;
 }
@@ -116,32 +118,25 @@ static int take_pair(const struct parsing *parsing, char *pair, bool seen[KEYS],
 	int key;
 
 	if (!equals)
-		return base_refuse(
-			parsing->error, -EINVAL,
-			"the layout \"%s\" is not understood at \"%s\"" BASE_REMEDY TAKES,
-			parsing->all, pair);
+		return refuse(parsing, pair, "is not understood", TAKES);
 	*equals = 0;
 	name = trim(pair);
 	value = trim(equals + 1);
 	for (key = 0; key < KEYS && strcmp(name, key_names[key]) != 0; key++)
 		;
 	if (key == KEYS)
-		return base_refuse(parsing->error, -EINVAL,
-				   "the layout \"%s\" has \"%s\", which is not known" BASE_REMEDY
-				   "there are to, stripe_count, stripe_size and pool",
-				   parsing->all, name);
+		return refuse(parsing, name, "is not known",
+			      "use to, stripe_count, stripe_size and pool");
 	if (seen[key])
-		return base_refuse(parsing->error, -EINVAL,
-				   "the layout \"%s\" has %s twice in one component", parsing->all,
-				   name);
+		return refuse(parsing, name, "occurs twice in a component", "give it once");
 	seen[key] = true;
 	switch ((enum key)key) {
 	case KEY_TO:
-		return take_size(parsing, name, value, UINT64_MAX, &part->end);
+		return take_size(parsing, value, UINT64_MAX, &part->end);
 	case KEY_COUNT:
 		return take_count(parsing, value, &part->stripe_count);
 	case KEY_SIZE:
-		return take_size(parsing, name, value, UINT32_MAX, &part->stripe_bytes);
+		return take_size(parsing, value, UINT32_MAX, &part->stripe_bytes);
 	default:
 		return take_pool(parsing, value, part->pool);
 	}
@@ -156,9 +151,7 @@ static int take_component(const struct parsing *parsing, char *component, bool l
 	int ret;
 
 	if (layout->count == FS_MOST_PARTS)
-		return base_refuse(parsing->error, -EINVAL,
-				   "the layout \"%s\" has more than %d components", parsing->all,
-				   FS_MOST_PARTS);
+		return refuse(parsing, component, "is one component too many", "give at most 8");
 	part->begin = layout->count ? part[-1].end : 0;
 	part->end = UINT64_MAX;
 	while ((pair = next_piece(&rest, ','))) {
@@ -167,25 +160,18 @@ static int take_component(const struct parsing *parsing, char *component, bool l
 			return ret;
 	}
 	/* What lies behind the last component could not be written. */
-	if (last == seen[KEY_TO])
-		return base_refuse(
-			parsing->error, -EINVAL,
-			last ? "the last component of the layout \"%s\" has a to=" BASE_REMEDY
-			       "leave it out, because files may be longer" :
-			       "a component of the layout \"%s\" has no to=" BASE_REMEDY
-			       "only the last one may leave it out",
-			parsing->all);
+	if (last && seen[KEY_TO])
+		return refuse(parsing, "to", "is given for the last component",
+			      "leave it out, because files may be longer");
+	if (!last && !seen[KEY_TO])
+		return refuse(parsing, "to", "is missing in a component",
+			      "only the last one may leave it out");
 	if (part->end <= part->begin)
-		return base_refuse(parsing->error, -EINVAL,
-				   "the components of the layout \"%s\" do not rise: each to= must "
-				   "be above the one before",
-				   parsing->all);
+		return refuse(parsing, "to", "is not above that of the component before",
+			      "let the components rise");
 	if (!last && part->stripe_bytes && part->end % part->stripe_bytes)
-		return base_refuse(parsing->error, -EINVAL,
-				   "a component of the layout \"%s\" does not end with a whole "
-				   "stripe" BASE_REMEDY
-				   "make its to= a multiple of its stripe_size",
-				   parsing->all);
+		return refuse(parsing, "to", "is not at the end of a stripe",
+			      "give a multiple of the component's stripe_size");
 	layout->count++;
 	return 0;
 }

@@ -7,79 +7,6 @@
 #include <errno.h>
 #include <string.h>
 
-/*
- * A line of mountinfo: "36 35 98:0 /root /mount options [optional ...] - type source
- * super-options". The number of optional fields varies; " - " ends them.
- */
-static int line_type(const char *line, const char *end, unsigned device_major,
-		     unsigned device_minor, char *type, size_t type_bytes)
-{
-	unsigned id, parent, line_major, line_minor;
-	const char *at = line, *dash;
-
-	if (!fs_take_number(&at, end, ' ', &id) || !fs_take_number(&at, end, ' ', &parent) ||
-	    !fs_take_number(&at, end, ':', &line_major) ||
-	    !fs_take_number(&at, end, ' ', &line_minor))
-		return -ENOENT;
-	if (line_major != device_major || line_minor != device_minor)
-		return -ENOENT;
-	dash = memmem(at, (size_t)(end - at), " - ", 3);
-	if (!dash)
-		return -ENOENT;
-	dash += 3;
-	return fs_take_word(&dash, end, type, type_bytes) ? 0 : -ENOENT;
-}
-
-int fs_mountinfo_type(const char *mountinfo, unsigned device_major, unsigned device_minor,
-		      char *type, size_t type_bytes)
-{
-	const char *line, *end;
-
-	for (line = mountinfo; *line; line = *end ? end + 1 : end) {
-		end = strchr(line, '\n');
-		if (!end)
-			end = line + strlen(line);
-		if (!line_type(line, end, device_major, device_minor, type, type_bytes))
-			return 0;
-	}
-	return -ENOENT;
-}
-
-static int line_mount(const char *line, const char *end, uint64_t mount, char *type,
-		      size_t type_bytes, char *source, size_t source_bytes)
-{
-	const char *at = line, *dash;
-	unsigned id;
-
-	if (!fs_take_number(&at, end, ' ', &id) || id != mount)
-		return -ENOENT;
-	dash = memmem(at, (size_t)(end - at), " - ", 3);
-	if (!dash)
-		return -ENOENT;
-	dash += 3;
-	return fs_take_word(&dash, end, type, type_bytes) &&
-			       fs_take_word(&dash, end, source, source_bytes) ?
-		       0 :
-		       -ENOENT;
-}
-
-int fs_mountinfo_mount(const char *mountinfo, uint64_t mount, char *type, size_t type_bytes,
-		       char *source, size_t source_bytes)
-{
-	const char *line, *end;
-
-	for (line = mountinfo; *line; line = *end ? end + 1 : end) {
-		end = strchr(line, '\n');
-		if (!end)
-			end = line + strlen(line);
-		if (!line_mount(line, end, mount, type, type_bytes, source, source_bytes))
-			return 0;
-	}
-	return -ENOENT;
-}
-
-/* ---- Whole lines ----------------------------------------------------------------------------- */
-
 static bool is_octal(char digit)
 {
 	return digit >= '0' && digit <= '7';
@@ -116,11 +43,16 @@ static void add_comma(char *text, size_t text_bytes)
 		memcpy(text + used, ",", 2);
 }
 
+/*
+ * A line of mountinfo: "36 35 98:0 /root /mount options [optional ...] - type source
+ * super-options". The number of optional fields varies; " - " ends them.
+ */
 static bool read_line(const char *line, const char *end, uint64_t mount, unsigned device_major,
 		      unsigned device_minor, struct fs_mount *found)
 {
 	unsigned id, parent, line_major, line_minor;
 	const char *at = line, *dash;
+	char root[1] = ""; /* is not kept */
 
 	if (!fs_take_number(&at, end, ' ', &id) || !fs_take_number(&at, end, ' ', &parent) ||
 	    !fs_take_number(&at, end, ':', &line_major) ||
@@ -129,9 +61,10 @@ static bool read_line(const char *line, const char *end, uint64_t mount, unsigne
 	if (mount ? id != mount : line_major != device_major || line_minor != device_minor)
 		return false;
 	dash = memmem(at, (size_t)(end - at), " - ", 3);
-	if (!dash || !fs_skip_word(&at, dash))
+	if (!dash)
 		return false;
 	memset(found, 0, sizeof(*found));
+	take_escaped(&at, dash, root, sizeof(root));
 	take_escaped(&at, dash, found->mount_point, sizeof(found->mount_point));
 	take_escaped(&at, dash, found->options, sizeof(found->options));
 	dash += 3;
@@ -150,9 +83,7 @@ int fs_mountinfo_line(const char *mountinfo, uint64_t mount, unsigned device_maj
 	int ret = -ENOENT;
 
 	for (line = mountinfo; *line; line = *end ? end + 1 : end) {
-		end = strchr(line, '\n');
-		if (!end)
-			end = line + strlen(line);
+		end = strchrnul(line, '\n');
 		if (!read_line(line, end, mount, device_major, device_minor, &candidate))
 			continue;
 		*found = candidate;

@@ -5,24 +5,16 @@
 
 #include "fs/fs.h"
 
-/* `root` before /proc/self/mountinfo. Its text, ended by a 0, into a zeroed buffer, to be freed
- * either way. 0 or a negative errno. */
-int fs_read_mountinfo(const char *root, struct base_buffer *text);
-
-/* A line of it. What is longer than its place is cut. */
-struct fs_mount {
-	char type[32];
-	char source[256];
-	char mount_point[256];
-	char options[512]; /* of the mount, then of its filesystem, with a comma between them */
-};
-
 /*
  * The mount with this number, or if `mount` is 0 one of this device (the last one: it hides the
  * others if it lies over them). Spaces and such are as they are, not as "\040". Pure. 0 or -ENOENT.
  */
 int fs_mountinfo_line(const char *mountinfo, uint64_t mount, unsigned device_major,
 		      unsigned device_minor, struct fs_mount *found);
+
+/* The same in the mount table of this process; `root` is put before its path. */
+int fs_find_mount(const char *root, uint64_t mount, unsigned device_major, unsigned device_minor,
+		  struct fs_mount *found);
 
 /* Whether hosts share filesystems of this type as a rule. Pure. */
 bool fs_type_is_shared(const char *type);
@@ -38,6 +30,12 @@ uint64_t fs_mount_number(const struct statx *status);
 #define FS_STATX_MOUNT 0x1000U
 
 struct statfs;
+
+/* Both of an open file; `path` is for the sentence. 0 or a negative errno. */
+int fs_stat(int fd, const char *path, unsigned statx_mask, struct statx *status,
+	    struct statfs *system, struct base_error *error);
+/* The filesystem's number, by which it is known. */
+uint64_t fs_magic(const struct statfs *system);
 
 /* For new bytes of this user; UINT64_MAX if the filesystem does not say it (space.c). */
 uint64_t fs_free_bytes(const struct statfs *system);

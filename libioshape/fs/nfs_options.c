@@ -11,14 +11,9 @@
 
 static uint64_t number_of(const char *options, size_t bytes, const char *name, uint64_t most)
 {
-	const char *value;
-	size_t value_bytes;
 	uint64_t number;
 
-	if (!fs_find_value(options, bytes, ',', name, &value, &value_bytes) ||
-	    !fs_whole_number(value, value_bytes, &number) || number > most)
-		return 0;
-	return number;
+	return fs_find_number(options, bytes, ',', name, &number) && number <= most ? number : 0;
 }
 
 /* "3", "4.2", or "4" with the other half in an option of its own. */
@@ -52,7 +47,6 @@ void fs_nfs_options(const char *options, size_t bytes, struct fs_nfs_options *nf
 	if (fs_find_value(options, bytes, ',', "proto", &value, &value_bytes) &&
 	    value_bytes < sizeof(nfs->proto) && !memchr(value, 0, value_bytes))
 		memcpy(nfs->proto, value, value_bytes);
-	nfs->read_bytes = number_of(options, bytes, "rsize", MOST_TRANSFER);
 	nfs->write_bytes = number_of(options, bytes, "wsize", MOST_TRANSFER);
 	nfs->connections = (uint32_t)number_of(options, bytes, "nconnect", MOST_CONNECTIONS);
 }

@@ -4,6 +4,8 @@
 #include "fs/family.h"
 #include "fs/mountinfo.h"
 #include "fs/storage.h"
+#include "fs/sysfile.h"
+#include "fs/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,8 +15,6 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
-
-#define SOURCE_BYTES 512
 
 static void make_safe(char *name)
 {
@@ -27,7 +27,7 @@ static void make_safe(char *name)
 void fs_pool_of_mount(const char *type, const char *source, const char *target_pool,
 		      const char *host, char name[FS_POOL_BYTES])
 {
-	char whole[64 + SOURCE_BYTES + FS_TARGET_POOL_BYTES + 64];
+	char whole[64 + sizeof(((struct fs_mount *)0)->source) + FS_TARGET_POOL_BYTES + 64];
 	const char *dot = *target_pool ? "." : "";
 	const char *part;
 	int bytes = (int)strlen(source);
@@ -58,21 +58,16 @@ void fs_pool_of_mount(const char *type, const char *source, const char *target_p
 /* The same for all containers of a host, unlike its name. "" if the kernel does not say. */
 static void name_host(char *host, size_t bytes)
 {
-	FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-
-	if (!file || !fgets(host, (int)bytes, file))
+	if (fs_read_line("", "/proc/sys/kernel/random/boot_id", host, bytes))
 		*host = 0;
-	host[strcspn(host, "-\n")] = 0;
-	if (file)
-		fclose(file);
+	host[strcspn(host, "-")] = 0;
 }
 
 static const unsigned wanted = STATX_BASIC_STATS | FS_STATX_MOUNT;
 
 static int look_at_directory(const char *path, struct statx *status)
 {
-	const char *slash = strrchr(path, '/');
-	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	char *directory = fs_directory_of(path);
 	int ret;
 
 	if (!directory)
@@ -117,21 +112,20 @@ int fs_mount_of_directory(const char *path, uint64_t *mount)
 	return ret;
 }
 
-/* A directory for its own sake, or the one that a file is or will be in. Negative errno. */
+/* A directory for its own sake, or the one that a file is or will be in. Negative if there is none.
+ */
 static int open_directory(const char *path)
 {
-	const char *slash = strrchr(path, '/');
 	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	char *parent;
 
 	if (fd >= 0)
 		return fd;
-	parent = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-	if (!parent)
-		return -ENOMEM;
-	fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	parent = fs_directory_of(path);
+	if (parent)
+		fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	free(parent);
-	return fd < 0 ? -errno : fd;
+	return fd;
 }
 
 /* The pool of targets that new files there lie on, on a Lustre. Disks of another kind are behind
@@ -157,38 +151,27 @@ static void find_target_pool(const char *path, const char *type, char pool[FS_TA
 	close(fd);
 }
 
-/* Where the mount table says only that it is a BeeGFS, its client knows whose. */
-static void find_beegfs(const char *mountinfo, uint64_t mount, char *source, size_t source_bytes)
-{
-	struct fs_mount whole;
-
-	if (!fs_mountinfo_line(mountinfo, mount, 0, 0, &whole))
-		fs_name_beegfs("", whole.options, source, source_bytes);
-}
-
 int fs_pool_of_path(const char *path, char name[FS_POOL_BYTES], struct base_error *error)
 {
-	char type[32], source[SOURCE_BYTES], host[40], target_pool[FS_TARGET_POOL_BYTES];
-	struct base_buffer text = { 0 };
+	char host[40], target_pool[FS_TARGET_POOL_BYTES];
+	struct fs_mount mount = { .type = "device" };
 	struct statx status;
-	uint64_t mount;
+	uint64_t number;
 	int ret;
 
 	ret = look(path, &status);
 	if (ret)
 		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
-	mount = fs_mount_number(&status);
+	number = fs_mount_number(&status);
 	/* Without a mount table the device is name enough for this host. */
-	snprintf(type, sizeof(type), "device");
-	snprintf(source, sizeof(source), "%u:%u", status.stx_dev_major, status.stx_dev_minor);
-	if (mount && !fs_read_mountinfo("", &text) &&
-	    !fs_mountinfo_mount((const char *)text.data, mount, type, sizeof(type), source,
-				sizeof(source)) &&
-	    fs_family_of(type, 0) == FS_BEEGFS)
-		find_beegfs((const char *)text.data, mount, source, sizeof(source));
-	base_buffer_free(&text);
-	find_target_pool(path, type, target_pool);
+	snprintf(mount.source, sizeof(mount.source), "%u:%u", status.stx_dev_major,
+		 status.stx_dev_minor);
+	/* Where the table says only that it is a BeeGFS, its client knows whose. */
+	if (number && !fs_find_mount("", number, 0, 0, &mount) &&
+	    fs_family_of(mount.type, 0) == FS_BEEGFS)
+		fs_name_beegfs("", mount.options, mount.source, sizeof(mount.source));
+	find_target_pool(path, mount.type, target_pool);
 	name_host(host, sizeof(host));
-	fs_pool_of_mount(type, source, target_pool, host, name);
+	fs_pool_of_mount(mount.type, mount.source, target_pool, host, name);
 	return 0;
 }

@@ -2,6 +2,7 @@
 /* How much space there is for a file. */
 #define _GNU_SOURCE
 #include "fs/mountinfo.h"
+#include "fs/text.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -36,17 +37,8 @@ static int look(const char *path, struct fs_space *space)
 		return -errno;
 	space->free_bytes = fs_free_bytes(&system);
 	space->no_inodes = system.f_files && !system.f_ffree;
-	space->magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
+	space->magic = fs_magic(&system);
 	return 0;
-}
-
-static char *directory_of(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return !slash        ? strdup(".") :
-	       slash == path ? strdup("/") :
-			       strndup(path, (size_t)(slash - path));
 }
 
 static void note_device(struct fs_space *space, const struct stat *status)
@@ -73,7 +65,7 @@ int fs_space_of_path(const char *path, struct fs_space *space)
 	/* Where a link that leads to nothing leads to is found out when the file is made. */
 	if (errno != ENOENT || !lstat(path, &status))
 		return -errno;
-	directory = directory_of(path);
+	directory = fs_directory_of(path);
 	if (!directory)
 		return -ENOMEM;
 	ret = stat(directory, &status) ? -errno : look(directory, space);
@@ -97,7 +89,7 @@ int fs_space_of_directory(const char *path, struct fs_space *space)
 		ret = stat(at, &status) ? -errno : look(at, space);
 		if (ret != -ENOENT || !strcmp(at, "/") || !strcmp(at, "."))
 			break;
-		above = directory_of(at);
+		above = fs_directory_of(at);
 		free(at);
 		at = above;
 	}
@@ -109,13 +101,12 @@ int fs_space_of_directory(const char *path, struct fs_space *space)
 
 void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes)
 {
-	struct base_buffer text = { 0 };
+	struct fs_mount mount;
 
-	fs_magic_name(space->magic, type, type_bytes);
-	if (!fs_read_mountinfo("", &text))
-		fs_mountinfo_type((const char *)text.data, space->device_major, space->device_minor,
-				  type, type_bytes);
-	base_buffer_free(&text);
+	if (fs_find_mount("", 0, space->device_major, space->device_minor, &mount))
+		fs_magic_name(space->magic, type, type_bytes);
+	else
+		snprintf(type, type_bytes, "%s", mount.type);
 }
 
 /* ---- Storage targets ------------------------------------------------------------------------- */
@@ -154,8 +145,8 @@ void fs_name_full_targets(const struct fs_storage *storage, uint64_t bytes, char
 			more++;
 			continue;
 		}
-		snprintf(into + used, into_bytes - used, "%s%s (%llu bytes free)",
-			 named++ ? ", " : "", target->name, (unsigned long long)target->free_bytes);
+		snprintf(into + used, into_bytes - used, "%s%s (%s free)", named++ ? ", " : "",
+			 target->name, BASE_SIZE(target->free_bytes));
 		used = strlen(into);
 	}
 	if (more)

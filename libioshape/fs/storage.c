@@ -6,8 +6,6 @@
 #include "fs/mountinfo.h"
 #include "fs/sysfile.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -17,27 +15,16 @@
 /* What it cuts files into, by default and as a rule. */
 #define JUICEFS_BLOCK (4 * MIB)
 
-static void read_mount(const char *root, const struct statx *status, struct fs_storage *storage)
+static void read_mount(const char *root, const struct statx *status, struct fs_mount *mount)
 {
-	uint64_t number = fs_mount_number(status);
-	struct base_buffer text = { 0 };
-	struct fs_mount mount;
-	int ret = fs_read_mountinfo(root, &text);
+	const unsigned device_major = status->stx_dev_major, device_minor = status->stx_dev_minor;
+	const uint64_t number = fs_mount_number(status);
+	struct fs_mount found;
 
-	if (!ret)
-		ret = fs_mountinfo_line((const char *)text.data, number, status->stx_dev_major,
-					status->stx_dev_minor, &mount);
-	/* Not in the table of another namespace; its device may be. */
-	if (ret && number && text.data)
-		ret = fs_mountinfo_line((const char *)text.data, 0, status->stx_dev_major,
-					status->stx_dev_minor, &mount);
-	base_buffer_free(&text);
-	if (ret)
-		return;
-	memcpy(storage->type, mount.type, sizeof(storage->type));
-	memcpy(storage->source, mount.source, sizeof(storage->source));
-	memcpy(storage->mount_point, mount.mount_point, sizeof(storage->mount_point));
-	memcpy(storage->options, mount.options, sizeof(storage->options));
+	/* Its number is not in the table of another namespace; its device may be. */
+	if (!fs_find_mount(root, number, device_major, device_minor, &found) ||
+	    (number && !fs_find_mount(root, 0, device_major, device_minor, &found)))
+		*mount = found;
 }
 
 static bool is_remote(const struct fs_storage *storage)
@@ -53,7 +40,8 @@ static bool is_remote(const struct fs_storage *storage)
 	case FS_OTHER:
 	case FS_FUSE:
 		/* A block device behind FUSE is this host's. */
-		return strcmp(storage->type, "fuseblk") && fs_type_is_shared(storage->type);
+		return strcmp(storage->mount.type, "fuseblk") &&
+		       fs_type_is_shared(storage->mount.type);
 	default:
 		return true;
 	}
@@ -85,8 +73,8 @@ static void look_at_disk(const char *root, const struct statx *status, struct fs
 
 	/* btrfs makes up numbers of devices; the mount table names one of its own. */
 	if (!device_major) {
-		if (strncmp(storage->source, "/dev/", 5) || stat(storage->source, &source) ||
-		    !S_ISBLK(source.st_mode))
+		if (strncmp(storage->mount.source, "/dev/", 5) ||
+		    stat(storage->mount.source, &source) || !S_ISBLK(source.st_mode))
 			return;
 		device_major = major(source.st_rdev);
 		device_minor = minor(source.st_rdev);
@@ -95,28 +83,23 @@ static void look_at_disk(const char *root, const struct statx *status, struct fs
 		read_rotational(root, device_major, device_minor, &storage->rotational);
 }
 
-static void look_at_lustre(const char *root, struct fs_storage *storage)
-{
-	const char *name = "";
-	size_t bytes = fs_lustre_name(storage->source, &name);
-
-	fs_look_at_lustre(root, name, bytes, storage);
-}
-
 static void look_closer(const char *root, const struct statx *status, struct fs_storage *storage)
 {
 	const struct fs_part *part;
 	struct fs_nfs_options nfs;
+	const char *name = "";
+	size_t bytes;
 
 	switch (storage->family) {
 	case FS_LUSTRE:
-		look_at_lustre(root, storage);
+		bytes = fs_lustre_name(storage->mount.source, &name);
+		fs_look_at_lustre(root, name, bytes, storage);
 		return;
 	case FS_BEEGFS:
-		storage->targets = fs_count_beegfs_targets(root, storage->options);
+		storage->targets = fs_count_beegfs_targets(root, storage->mount.options);
 		break;
 	case FS_NFS:
-		fs_nfs_options(storage->options, strlen(storage->options), &nfs);
+		fs_nfs_options(storage->mount.options, strlen(storage->mount.options), &nfs);
 		storage->write_unit = nfs.write_bytes;
 		return;
 	case FS_JUICEFS:
@@ -137,19 +120,18 @@ int fs_look_at_storage(int directory_fd, const char *path, const char *root,
 	struct statx status;
 	struct statfs system;
 	uint64_t magic;
+	int ret;
 
 	memset(storage, 0, sizeof(*storage));
-	if (statx(directory_fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | FS_STATX_MOUNT, &status))
-		return base_fail(error, -errno, "cannot look at \"%s\" (statx)", path);
-	if (fstatfs(directory_fd, &system))
-		return base_fail(error, -errno, "cannot look at the filesystem of \"%s\" (statfs)",
-				 path);
-	magic = (uint64_t)(unsigned long)system.f_type & 0xffffffff;
+	ret = fs_stat(directory_fd, path, FS_STATX_MOUNT, &status, &system, error);
+	if (ret)
+		return ret;
+	magic = fs_magic(&system);
 	storage->total_bytes = (uint64_t)system.f_blocks * (uint64_t)system.f_frsize;
 	storage->free_bytes = (uint64_t)system.f_bavail * (uint64_t)system.f_frsize;
-	fs_magic_name(magic, storage->type, sizeof(storage->type));
-	read_mount(root, &status, storage);
-	storage->family = fs_family_of_open(directory_fd, storage->type, magic);
+	fs_magic_name(magic, storage->mount.type, sizeof(storage->mount.type));
+	read_mount(root, &status, &storage->mount);
+	storage->family = fs_family_of_open(directory_fd, storage->mount.type, magic);
 	storage->remote = is_remote(storage);
 	storage->targets = fs_count_targets(directory_fd, storage->family);
 	fs_ask_for_layout(directory_fd, storage->family, S_ISDIR(status.stx_mode),

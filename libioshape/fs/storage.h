@@ -11,7 +11,7 @@
 struct fs_nfs_options {
 	uint32_t version, minor; /* minor of version 4 */
 	char proto[16];          /* "tcp", "tcp6", "rdma" */
-	uint64_t read_bytes, write_bytes;
+	uint64_t write_bytes;
 	uint32_t connections;
 };
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Words and numbers of texts. */
 #include "fs/text.h"
 
 #include <string.h>
 
-/* sscanf() would measure all the rest of the table. */
+/* Not sscanf(): it measures all the rest of the text first. */
 bool fs_take_number(const char **at, const char *end, char stop, unsigned *number)
 {
 	const char *begin = *at;
@@ -15,30 +16,6 @@ bool fs_take_number(const char **at, const char *end, char stop, unsigned *numbe
 		return false;
 	++*at;
 	*number = (unsigned)value;
-	return true;
-}
-
-bool fs_take_word(const char **at, const char *end, char *word, size_t word_bytes)
-{
-	size_t length;
-
-	for (length = 0; *at + length < end && (*at)[length] != ' '; length++)
-		;
-	if (!length || length >= word_bytes)
-		return false;
-	memcpy(word, *at, length);
-	word[length] = 0;
-	*at += MIN(length + 1, (size_t)(end - *at));
-	return true;
-}
-
-bool fs_skip_word(const char **at, const char *end)
-{
-	const char *space = *at < end ? memchr(*at, ' ', (size_t)(end - *at)) : NULL;
-
-	if (!space)
-		return false;
-	*at = space + 1;
 	return true;
 }
 
@@ -77,4 +54,23 @@ bool fs_find_value(const char *list, size_t bytes, char separator, const char *n
 		}
 	}
 	return false;
+}
+
+bool fs_find_number(const char *list, size_t bytes, char separator, const char *name,
+		    uint64_t *number)
+{
+	const char *value;
+	size_t value_bytes;
+
+	return fs_find_value(list, bytes, separator, name, &value, &value_bytes) &&
+	       fs_whole_number(value, value_bytes, number);
+}
+
+char *fs_directory_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return !slash        ? strdup(".") :
+	       slash == path ? strdup("/") :
+			       strndup(path, (size_t)(slash - path));
 }

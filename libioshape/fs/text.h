@@ -11,13 +11,6 @@
 /* A decimal number that ends at `stop`; moves *at behind that. */
 bool fs_take_number(const char **at, const char *end, char stop, unsigned *number);
 
-/* A word of at least one character that ends at a space or the end and fits; moves *at behind it.
- */
-bool fs_take_word(const char **at, const char *end, char *word, size_t word_bytes);
-
-/* Moves *at behind the next space; false if there is none. */
-bool fs_skip_word(const char **at, const char *end);
-
 /* The decimal number that all of the text is. */
 bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
 
@@ -25,5 +18,12 @@ bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
  * not there. `value` is not ended by a 0. */
 bool fs_find_value(const char *list, size_t bytes, char separator, const char *name,
 		   const char **value, size_t *value_bytes);
+
+/* The same where the value is a decimal number; false if it is none. */
+bool fs_find_number(const char *list, size_t bytes, char separator, const char *name,
+		    uint64_t *number);
+
+/* The directory that the last part of a path is in, to be freed; NULL without memory. */
+char *fs_directory_of(const char *path);
 
 #endif

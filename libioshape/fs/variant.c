@@ -73,22 +73,24 @@ static const char *fsx_variant(const char *root, const char *source)
  * its files are called. */
 static bool is_beeond(const struct fs_storage *storage)
 {
-	return strcasestr(storage->source, "beeond") || strcasestr(storage->options, "beeond") ||
-	       strcasestr(storage->mount_point, "beeond");
+	return strcasestr(storage->mount.source, "beeond") ||
+	       strcasestr(storage->mount.options, "beeond") ||
+	       strcasestr(storage->mount.mount_point, "beeond");
 }
 
 void fs_name_variant(const char *root, struct fs_storage *storage)
 {
 	const size_t room = sizeof(storage->variant);
-	bool in_user_space = !strncmp(storage->type, "fuse", 4);
+	bool in_user_space = !strncmp(storage->mount.type, "fuse", 4);
 	struct fs_nfs_options nfs;
 
 	switch (storage->family) {
 	case FS_LUSTRE:
 		if (in_user_space)
-			snprintf(storage->variant, room, "by way of %.20s", storage->type);
+			snprintf(storage->variant, room, "by way of %.20s", storage->mount.type);
 		else
-			snprintf(storage->variant, room, "%s", fsx_variant(root, storage->source));
+			snprintf(storage->variant, room, "%s",
+				 fsx_variant(root, storage->mount.source));
 		break;
 	case FS_BEEGFS:
 		snprintf(storage->variant, room, "%s", is_beeond(storage) ? "BeeOND" : "");
@@ -97,12 +99,12 @@ void fs_name_variant(const char *root, struct fs_storage *storage)
 		snprintf(storage->variant, room, "%s", in_user_space ? "ceph-fuse" : "");
 		break;
 	case FS_NFS:
-		fs_nfs_options(storage->options, strlen(storage->options), &nfs);
+		fs_nfs_options(storage->mount.options, strlen(storage->mount.options), &nfs);
 		fs_nfs_text(&nfs, storage->variant, room);
 		break;
 	case FS_FUSE:
-		if (!strncmp(storage->type, "fuse.", 5))
-			snprintf(storage->variant, room, "%.31s", storage->type + 5);
+		if (!strncmp(storage->mount.type, "fuse.", 5))
+			snprintf(storage->variant, room, "%.31s", storage->mount.type + 5);
 		break;
 	case FS_OVERLAY:
 		snprintf(storage->variant, room, "what lies below is hidden");

@@ -207,7 +207,7 @@ static bool a_directory_without_one_that_counts_targets(void)
 	       fs_count_targets(fd, FS_LUSTRE) == 12 &&
 	       !fs_look_at_storage(fd, "mnt", "", storage, NULL) && storage->targets == 12 &&
 	       storage->family == FS_LUSTRE && storage->remote &&
-	       !strcmp(storage->source, SOURCE) &&
+	       !strcmp(storage->mount.source, SOURCE) &&
 	       !strcmp(storage->variant, "by way of fuse.answering");
 	answer("_.ioctl-800866a8", &none, sizeof(none));
 	well &= !fs_count_targets(fd, FS_LUSTRE);

@@ -457,13 +457,13 @@ static bool is_known(const struct filesystem *filesystem)
 	if (ret || statvfs(mnt, &status) || fs_pool_of_path(file, name, &error))
 		return complain("%s", error.text);
 	if (storage.family != filesystem->family ||
-	    strncmp(storage.type, filesystem->type, strlen(filesystem->type)) != 0)
+	    strncmp(storage.mount.type, filesystem->type, strlen(filesystem->type)) != 0)
 		return complain("it is taken for %s, of type %s", fs_family_name(storage.family),
-				storage.type);
-	if (strncmp(storage.mount_point, mnt, sizeof(storage.mount_point) - 1) != 0)
-		return complain("mounted at %s", storage.mount_point);
-	if (filesystem->kind == IMAGE && strncmp(storage.source, "/dev/loop", 9) != 0)
-		return complain("its source is %s", storage.source);
+				storage.mount.type);
+	if (strncmp(storage.mount.mount_point, mnt, sizeof(storage.mount.mount_point) - 1) != 0)
+		return complain("mounted at %s", storage.mount.mount_point);
+	if (filesystem->kind == IMAGE && strncmp(storage.mount.source, "/dev/loop", 9) != 0)
+		return complain("its source is %s", storage.mount.source);
 	if (storage.total_bytes != (uint64_t)status.f_blocks * status.f_frsize ||
 	    storage.free_bytes > storage.total_bytes || !storage.free_bytes)
 		return complain("%llu bytes of %llu are free",

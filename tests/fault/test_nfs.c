@@ -85,9 +85,9 @@ static bool it_is_known_for_what_it_is(void)
 	if (storage.family != FS_NFS || strcmp(storage.variant, variant) != 0)
 		return complain("it is taken for %s, %s", fs_family_name(storage.family),
 				storage.variant);
-	if (strcmp(storage.source, source) != 0 ||
-	    strcmp(storage.mount_point, NFS_CLIENT_FOLDER) != 0)
-		return complain("%s at %s", storage.source, storage.mount_point);
+	if (strcmp(storage.mount.source, source) != 0 ||
+	    strcmp(storage.mount.mount_point, NFS_CLIENT_FOLDER) != 0)
+		return complain("%s at %s", storage.mount.source, storage.mount.mount_point);
 	if (storage.write_unit != 1 << 20 || !storage.remote || storage.layout.count)
 		return complain("its unit is %llu", (unsigned long long)storage.write_unit);
 	if (storage.total_bytes >> 20 != EXPORT_MIB || storage.free_bytes > storage.total_bytes)

@@ -82,16 +82,9 @@ static void try_component(const uint8_t *data, size_t bytes)
 static void try_mount_table(const char *text)
 {
 	struct fs_mount mount;
-	char type[32], source[64], pool[FS_POOL_BYTES];
+	char pool[FS_POOL_BYTES];
 	const char *name;
 
-	fs_mountinfo_type(text, 0, 46, type, sizeof(type));
-	if (!fs_mountinfo_mount(text, 101, type, sizeof(type), source, sizeof(source))) {
-		fs_pool_of_mount(type, source, "flash", "host", pool);
-		MUST(has_end(pool, sizeof(pool)) &&
-		     strspn(pool, FS_POOL_CHARACTERS) == strlen(pool));
-		MUST(fs_lustre_name(source, &name) < sizeof(source));
-	}
 	for (uint64_t number = 0; number < 102; number += 101) {
 		memset(&mount, 0xa5, sizeof(mount));
 		if (fs_mountinfo_line(text, number, 0, 46, &mount))
@@ -100,6 +93,10 @@ static void try_mount_table(const char *text)
 		MUST(*mount.mount_point && has_end(mount.mount_point, sizeof(mount.mount_point)));
 		MUST(has_end(mount.source, sizeof(mount.source)));
 		MUST(has_end(mount.options, sizeof(mount.options)));
+		fs_pool_of_mount(mount.type, mount.source, "flash", "host", pool);
+		MUST(has_end(pool, sizeof(pool)) &&
+		     strspn(pool, FS_POOL_CHARACTERS) == strlen(pool));
+		MUST(fs_lustre_name(mount.source, &name) < sizeof(mount.source));
 	}
 }
 

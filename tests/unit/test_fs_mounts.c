@@ -179,7 +179,7 @@ START_TEST(lines_cut_anywhere_and_long_ones_are_survived)
 		}
 	}
 	/* Fields longer than their places are cut, and the next ones found all the same. */
-	length = snprintf(text, sizeof(text), "1 2 3:4 / /%0600d rw,%0700d - ext4 %0300d ro", 1, 2,
+	length = snprintf(text, sizeof(text), "1 2 3:4 / /%0600d rw,%0700d - ext4 %0600d ro", 1, 2,
 			  3);
 	ck_assert_int_lt(length, (int)sizeof(text));
 	ck_assert_int_eq(fs_mountinfo_line(text, 1, 0, 0, &mount), 0);

@@ -93,10 +93,10 @@ START_TEST(the_real_mount_is_looked_at)
 	ck_assert_uint_eq(storage.total_bytes, (uint64_t)system.f_blocks * system.f_frsize);
 	ck_assert_uint_gt(storage.total_bytes, 0);
 	ck_assert_uint_gt(storage.free_bytes, 0);
-	ck_assert_uint_ne(storage.type[0], 0);
-	ck_assert_int_eq(storage.mount_point[0], '/');
-	ck_assert_uint_ne(storage.source[0], 0);
-	ck_assert_ptr_nonnull(strchr(storage.options, 'r'));
+	ck_assert_uint_ne(storage.mount.type[0], 0);
+	ck_assert_int_eq(storage.mount.mount_point[0], '/');
+	ck_assert_uint_ne(storage.mount.source[0], 0);
+	ck_assert_ptr_nonnull(strchr(storage.mount.options, 'r'));
 	ck_assert_uint_gt(storage.write_unit, 0);
 }
 END_TEST
@@ -104,8 +104,8 @@ END_TEST
 START_TEST(without_tables_there_is_what_the_kernel_answers)
 {
 	look(scratch_path("nothing"));
-	ck_assert_str_eq(storage.mount_point, "");
-	ck_assert_uint_ne(storage.type[0], 0);
+	ck_assert_str_eq(storage.mount.mount_point, "");
+	ck_assert_uint_ne(storage.mount.type[0], 0);
 	ck_assert_uint_gt(storage.total_bytes, 0);
 }
 END_TEST
@@ -117,8 +117,8 @@ START_TEST(a_table_without_the_number_of_the_mount_may_have_its_device)
 	ck_assert_int_eq(fs_mount_of_path(scratch_directory(), &number), 0);
 	mount_as_number(number + 100000, "xfs", "/dev/sdx", "rw");
 	look(scratch_directory());
-	ck_assert_str_eq(storage.type, "xfs");
-	ck_assert_str_eq(storage.source, "/dev/sdx");
+	ck_assert_str_eq(storage.mount.type, "xfs");
+	ck_assert_str_eq(storage.mount.source, "/dev/sdx");
 }
 END_TEST
 
@@ -127,7 +127,7 @@ START_TEST(what_is_not_open_cannot_be_looked_at)
 	struct base_error error = { 0 };
 
 	ck_assert_int_eq(fs_look_at_storage(-1, "/some/path", "", &storage, &error), -EBADF);
-	ck_assert_ptr_nonnull(strstr(error.text, "/some/path"));
+	ck_assert_int_eq(error.code, -EBADF);
 }
 END_TEST
 
@@ -160,10 +160,10 @@ START_TEST(the_client_of_a_lustre_is_read)
 	look(scratch_directory());
 	ck_assert_int_eq(storage.family, FS_LUSTRE);
 	ck_assert(storage.remote);
-	ck_assert_str_eq(storage.type, "lustre");
-	ck_assert_str_eq(storage.source, "10.0.0.1@o2ib:/scr/home");
-	ck_assert_str_eq(storage.mount_point, "/mnt/a b");
-	ck_assert_str_eq(storage.options, "rw,noatime,rw,flock");
+	ck_assert_str_eq(storage.mount.type, "lustre");
+	ck_assert_str_eq(storage.mount.source, "10.0.0.1@o2ib:/scr/home");
+	ck_assert_str_eq(storage.mount.mount_point, "/mnt/a b");
+	ck_assert_str_eq(storage.mount.options, "rw,noatime,rw,flock");
 	ck_assert_str_eq(storage.variant, "");
 	ck_assert_uint_eq(storage.targets, 4);
 	ck_assert_uint_eq(storage.target_count, 2);
