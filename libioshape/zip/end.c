@@ -34,27 +34,29 @@ int zip_source_get(const struct zip_source *source, uint64_t offset, void *into,
 
 /* ---- Files that are no archive at all -------------------------------------------------------- */
 
+#define AGAIN "load it with Python and save it again"
+#define UNPACK "unpack it first"
+
 static const struct {
 	const char *bytes;
 	size_t length;
-	const char *what;
+	const char *what, *remedy;
 } known_beginnings[] = {
 	/* Pickles of protocol 2 to 5: torch.save() before 1.6 began with one, and still does on
 	   request. */
-	{ "\x80\x02", 2,
-	  "a pickle: a torch file of the old kind, before torch 1.6; load it with "
-	  "torch.load() and save it again" },
-	{ "\x80\x03", 2, "a plain pickle; load it with Python and save it again" },
-	{ "\x80\x04", 2, "a plain pickle; load it with Python and save it again" },
-	{ "\x80\x05", 2, "a plain pickle; load it with Python and save it again" },
-	{ "\x1f\x8b", 2, "compressed by gzip; decompress it first" },
-	{ "\x28\xb5\x2f\xfd", 4, "compressed by zstd; decompress it first" },
+	{ "\x80\x02", 2, "a torch file of the old kind, from before torch 1.6",
+	  "load it with torch.load() and save it again" },
+	{ "\x80\x03", 2, "a plain pickle", AGAIN },
+	{ "\x80\x04", 2, "a plain pickle", AGAIN },
+	{ "\x80\x05", 2, "a plain pickle", AGAIN },
+	{ "\x1f\x8b", 2, "compressed by gzip", UNPACK },
+	{ "\x28\xb5\x2f\xfd", 4, "compressed by zstd", UNPACK },
 	{ "\xfd"
 	  "7zXZ",
-	  5, "compressed by xz; decompress it first" },
-	{ "BZh", 3, "compressed by bzip2; decompress it first" },
-	{ "\x89HDF", 4, "an HDF5 file; load it with a reader of that format" },
-	{ "7z\xbc\xaf", 4, "a 7z archive; unpack it first" },
+	  5, "compressed by xz", UNPACK },
+	{ "BZh", 3, "compressed by bzip2", UNPACK },
+	{ "\x89HDF", 4, "an HDF5 file", "load it with a reader of that format" },
+	{ "7z\xbc\xaf", 4, "a 7z archive", UNPACK },
 };
 
 /* Its header is the length of a JSON text, and then that text. */
@@ -81,15 +83,16 @@ static int refuse_without_end(const struct zip_source *source)
 	if (bytes < 4 ? head[0] == 'P' : base_get_le(head, 4) == ZIP_LOCAL_SIGNATURE)
 		return base_refuse(source->error, IOSHAPE_E_DAMAGED,
 				   "cannot load \"%s\": it begins like a torch zip but has no end "
-				   "record, so it is truncated (%" PRIu64
-				   " bytes are left)" BASE_REMEDY "use another copy",
-				   source->path, source->bytes);
+				   "record, so it is truncated (%s are left)" BASE_REMEDY
+				   "use another copy",
+				   source->path, BASE_SIZE(source->bytes));
 	for (size_t i = 0; i < ARRAY_LENGTH(known_beginnings); i++)
 		if (bytes >= known_beginnings[i].length &&
 		    !memcmp(head, known_beginnings[i].bytes, known_beginnings[i].length))
 			return base_refuse(source->error, IOSHAPE_E_FORMAT,
-					   "cannot load \"%s\": it is %s", source->path,
-					   known_beginnings[i].what);
+					   "cannot load \"%s\": it is %s" BASE_REMEDY "%s",
+					   source->path, known_beginnings[i].what,
+					   known_beginnings[i].remedy);
 	if (looks_like_safetensors(head, bytes, source->bytes))
 		return base_refuse(
 			source->error, IOSHAPE_E_FORMAT,
@@ -198,12 +201,12 @@ static int check_end(const struct zip_source *source, const struct zip_end *end,
 			"cannot load \"%s\": it is a zip without any record, not a torch zip",
 			source->path);
 	if (end->count > ZIP_MAX_RECORDS || end->bytes > ZIP_MAX_DIRECTORY_BYTES)
-		return base_refuse(source->error, IOSHAPE_E_LIMIT,
-				   "cannot load \"%s\": it says to have %" PRIu64
-				   " records in a directory of %" PRIu64 " bytes" BASE_REMEDY
-				   "at most %u records and %llu bytes are supported",
-				   source->path, end->count, end->bytes, ZIP_MAX_RECORDS,
-				   (unsigned long long)ZIP_MAX_DIRECTORY_BYTES);
+		return base_refuse(
+			source->error, IOSHAPE_E_LIMIT,
+			"cannot load \"%s\": it says to have %" PRIu64
+			" records in a directory of %s, and at most %u in %s are supported",
+			source->path, end->count, BASE_SIZE(end->bytes), ZIP_MAX_RECORDS,
+			BASE_SIZE(ZIP_MAX_DIRECTORY_BYTES));
 	if (end->count * ZIP_CENTRAL_BYTES > end->bytes)
 		return refuse(source, "its directory is too short for so many records");
 	return 0;
@@ -250,9 +253,8 @@ int zip_find_end(const struct zip_source *source, struct zip_end *end)
 	int ret;
 
 	if (source->bytes > ZIP_MAX_FILE_BYTES)
-		return base_refuse(source->error, IOSHAPE_E_LIMIT,
-				   "cannot load \"%s\": %" PRIu64 " bytes", source->path,
-				   source->bytes);
+		return base_refuse(source->error, IOSHAPE_E_LIMIT, "cannot load \"%s\": it has %s",
+				   source->path, BASE_SIZE(source->bytes));
 	tail = malloc(MAX(bytes, 1));
 	if (!tail)
 		return base_no_memory(source->error, "the end of the file", bytes);

@@ -295,8 +295,7 @@ def test_ceph() -> None:
         assert save(path).stripes_asked == ""
         report = save(path, "stripe_size=192K,pool=nowhere")
         assert report.stripes == "1 x 4M, pool cephfs_data"
-        (said,) = report.fallbacks
-        assert "(setting ceph.file.layout: " in said
+        assert [step.code for step in report.fallbacks] == ["layout"]
 
 
 # ---- What follows -------------------------------------------------------------------------------
@@ -334,7 +333,7 @@ say("saved", stripes=report.stripes, mode=report.layout, right=found["rank"] == 
 
 
 def test_a_mistake_is_a_value_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match=r"."):
         save(tmp_path / "file.pt", "stripe_count=0")
     assert not list(tmp_path.iterdir())
 
@@ -342,5 +341,7 @@ def test_a_mistake_is_a_value_error(tmp_path: Path) -> None:
 @pytest.mark.wording
 def test_a_mistake_names_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IOSHAPE_LAYOUT", "stripe_cont=3")
-    with pytest.raises(ValueError, match=r'^IOSHAPE_LAYOUT: cannot use the layout "stripe_cont=3": '):
+    with pytest.raises(
+        ValueError, match=r'^IOSHAPE_LAYOUT: cannot use the layout "stripe_cont=3": '
+    ):
         ioshape.save([1], tmp_path / "a.pt")

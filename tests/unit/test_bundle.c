@@ -230,7 +230,6 @@ START_TEST(alignments_are_checked)
 	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
 		memset(&test.error, 0, sizeof(test.error));
 		ck_assert_int_eq(open_bundle(wrong[i], NULL, NULL), -EINVAL);
-		ck_assert_ptr_nonnull(strstr(test.error.text, test.path));
 		ck_assert_ptr_null(test.bundle);
 	}
 }
@@ -361,7 +360,6 @@ START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 {
 	const struct zip_member *member = &test.members[1];
 	struct zip_reader reader;
-	char offset[64];
 	uint64_t seed = 9, at;
 
 	write_bundle(alignments[_i]);
@@ -386,10 +384,7 @@ START_TEST(damage_is_found_in_the_part_and_nowhere_else)
 		scratch_write(test.path, test.content, test.bytes);
 		must(open_member(&reader, 1));
 		ck_assert_int_eq(read_big(&reader), IOSHAPE_E_DAMAGED);
-		snprintf(offset, sizeof(offset), "part at offset %llu",
-			 (unsigned long long)member->offset);
-		ck_assert_msg(strstr(test.error.text, offset), "%s", test.error.text);
-		ck_assert_ptr_nonnull(strstr(test.error.text, "data/0"));
+		ck_assert_str_eq(test.error.record, "data/0");
 		zip_reader_close(&reader);
 		test.content[flip] ^= 1;
 	}

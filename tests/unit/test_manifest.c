@@ -202,19 +202,15 @@ END_TEST
 
 /* ---- What is refused ------------------------------------------------------------------------- */
 
-static void expect_refused(const char *text, size_t bytes, int code, const char *why)
+static void expect_refused(const char *text, size_t bytes, int code)
 {
 	struct base_error error = { 0 };
 	struct zip_manifest manifest;
 	int ret = zip_manifest_decode(&manifest, text, bytes, PATH, &error);
 
-	ck_assert_msg(ret == code || (!code && ret), "%d instead of %d: %s\n%.*s", ret, code,
-		      error.text, (int)bytes, text);
+	ck_assert_msg(ret == code, "%d instead of %d: %s\n%.*s", ret, code, error.text, (int)bytes,
+		      text);
 	ck_assert_int_eq(error.code, ret);
-	ck_assert_ptr_nonnull(strstr(error.text, PATH));
-	if (why)
-		ck_assert_msg(strstr(error.text, why), "\"%s\" does not say \"%s\"", error.text,
-			      why);
 	ck_assert(!manifest.files && !manifest.parts);
 }
 
@@ -226,10 +222,10 @@ START_TEST(what_is_cut_short_is_refused)
 		char *cut = malloc(bytes + !bytes);
 
 		memcpy(cut, text.data, bytes);
-		expect_refused(cut, bytes, IOSHAPE_E_DAMAGED, "damaged");
+		expect_refused(cut, bytes, IOSHAPE_E_DAMAGED);
 		free(cut);
 	}
-	expect_refused(NULL, 0, IOSHAPE_E_DAMAGED, "damaged");
+	expect_refused(NULL, 0, IOSHAPE_E_DAMAGED);
 	base_buffer_free(&text);
 }
 END_TEST
@@ -250,7 +246,7 @@ START_TEST(no_byte_can_be_changed_or_added)
 		}
 	}
 	ck_assert_int_eq(base_buffer_append(&text, "\n", 1), 0);
-	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_DAMAGED, "damaged");
+	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_DAMAGED);
 	base_buffer_free(&text);
 }
 END_TEST
@@ -277,78 +273,74 @@ static struct base_buffer changed(const char *from, const char *to)
 static const struct {
 	const char *from, *to;
 	int code; /* 0: damaged */
-	const char *why;
 } wrong[] = {
-	{ "\"version\": 1", "\"version\": 2", IOSHAPE_E_FORMAT, "later version" },
-	{ "\"version\": 1", "\"version\": 0", IOSHAPE_E_FORMAT, "version 0" },
-	{ "\"version\": 1", "\"version\": 1.0", 0, "whole number" },
-	{ "ioshape-generation", "somebody-else's", IOSHAPE_E_FORMAT, "not the manifest" },
-	{ "{\n  \"format\"", "{\n  \"else\"", IOSHAPE_E_FORMAT, "not the manifest" },
-
-	{ "\"step\": 1000", "\"step\": 18446744073709551616", 0, "64 bits" },
-	{ "\"step\": 1000", "\"step\": -1", 0, "whole number" },
-	{ "\"step\": 1000", "\"step\": \"1000\"", 0, "whole number" },
-	{ "\"step\": 1000", "\"step\": 1000.5", 0, "whole number" },
-	{ "\"step\": 1000,\n", "", 0, "lacks" },
-	{ "\"step\": 1000", "\"step\": 1000, \"step\": 1000", 0, "twice" },
-	{ "\"step\": 1000", "\"step\": 1000,", 0, NULL },
-	{ "\"step\": 1000", "\"step\" 1000", 0, "colon" },
-	{ "\"saved\": 1700000000", "\"saved\": 9223372036854775808", 0, "64 bits" },
-	{ "\"mode\": \"node\"", "\"mode\": \"auto\"", 0, "mode" },
-	{ "\"mode\": \"node\"", "\"mode\": \"\"", 0, "mode" },
-	{ "\"mode\": \"node\"", "\"mode\": 2", 0, "string" },
-	{ "\"mode\": \"node\"", "\"mode\": \"nodenodenodenodenode\"", IOSHAPE_E_LIMIT, "too long" },
-	{ "1f2e-03", "", 0, "attempt" },
-	{ "1f2e-03", "../etc", 0, "attempt" },
-	{ "1f2e-03", "0123456789012345678901234567890123456789", IOSHAPE_E_LIMIT, "too long" },
-
-	{ "node-00000.zip", "a/b", 0, "own directory" },
-	{ "node-00000.zip", "/etc/passwd", 0, "own directory" },
-	{ "node-00000.zip", "a\\u002fb", 0, "own directory" },
-	{ "node-00000.zip", "..", 0, "own directory" },
-	{ "node-00000.zip", ".", 0, "own directory" },
-	{ "node-00000.zip", "manifest.json", 0, "own directory" },
-	{ "node-00000.zip", "", 0, "empty" },
-	{ "node-00000.zip", "a\\u0000b", 0, "NUL" },
-	{ "node-00000.zip", "a\xff", 0, "UTF-8" },
-	{ "node-00000.zip", "rank-00002.pt", 0, "same name" },
-	{ "node-00000.zip", "\\u0072ank-00002.pt", 0, "same name" },
-	{ "\"name\": \"node-00000.zip\", ", "", 0, "lacks" },
-	{ "\"name\": \"node-00000.zip\"", "\"name\": \"a\", \"name\": \"b\"", 0, "twice" },
-	{ "\"bytes\": 40000", "\"bytes\": 39999", 0, "leaves its file" },
-	{ "\"bytes\": 40000", "\"bytes\": 40000000000000000000000", 0, "64 bits" },
-	{ "\"bundle\": true", "\"bundle\": 1", 0, "true or false" },
-	{ "\"bundle\": true", "\"bundle\": false", 0, "no bundle" },
-	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"0BADCAFE\"", 0, "hexadecimal" },
-	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"badcafe\"", 0, "hexadecimal" },
-	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"0badcafe0\"", IOSHAPE_E_LIMIT, "too long" },
-	{ "\"crc32\": \"0badcafe\"", "\"crc32\": 17", 0, "string" },
-
-	{ "\"rank\": 1", "\"rank\": 0", 0, "rank" },
-	{ "\"rank\": 1", "\"rank\": 2", 0, "rank" },
-	{ "\"rank\": 1", "\"rank\": 4294967297", 0, "rank" },
-	{ "\"rank\": 0", "\"rank\": 1", 0, "rank" },
-	{ "\"rank\": 1, ", "", 0, "lacks" },
-	{ "\"file\": 1", "\"file\": 2", 0, "not there" },
-	{ "\"file\": 1", "\"file\": 4294967297", 0, "not there" },
-	{ "\"offset\": 8192", "\"offset\": 5095", 0, "overlap" },
-	{ "\"offset\": 8192", "\"offset\": 4096", 0, "overlap" },
-	{ "\"offset\": 8192", "\"offset\": 8193", 0, "leaves" },
-	{ "\"offset\": 8192", "\"offset\": 40001", 0, "leaves" },
-	{ "\"offset\": 8192", "\"offset\": 18446744073709551615", 0, "leaves" },
-	{ "\"bytes\": 31808", "\"bytes\": 18446744073709551615", 0, "leaves" },
-	{ "\"bytes\": 31808", "\"bytes\": 0", 0, "empty" },
-	{ "\"offset\": 4096, \"bytes\": 1000", "\"offset\": 0, \"bytes\": 0", 0, "empty" },
-	{ "\"offset\": 0, \"bytes\": 500", "\"offset\": 1, \"bytes\": 499", 0, "no bundle" },
+	{ "\"version\": 1", "\"version\": 2", IOSHAPE_E_FORMAT },
+	{ "\"version\": 1", "\"version\": 0", IOSHAPE_E_FORMAT },
+	{ "\"version\": 1", "\"version\": 1.0", 0 },
+	{ "ioshape-generation", "somebody-else's", IOSHAPE_E_FORMAT },
+	{ "{\n  \"format\"", "{\n  \"else\"", IOSHAPE_E_FORMAT },
+	{ "\"step\": 1000", "\"step\": 18446744073709551616", 0 },
+	{ "\"step\": 1000", "\"step\": -1", 0 },
+	{ "\"step\": 1000", "\"step\": \"1000\"", 0 },
+	{ "\"step\": 1000", "\"step\": 1000.5", 0 },
+	{ "\"step\": 1000,\n", "", 0 },
+	{ "\"step\": 1000", "\"step\": 1000, \"step\": 1000", 0 },
+	{ "\"step\": 1000", "\"step\": 1000,", 0 },
+	{ "\"step\": 1000", "\"step\" 1000", 0 },
+	{ "\"saved\": 1700000000", "\"saved\": 9223372036854775808", 0 },
+	{ "\"mode\": \"node\"", "\"mode\": \"auto\"", 0 },
+	{ "\"mode\": \"node\"", "\"mode\": \"\"", 0 },
+	{ "\"mode\": \"node\"", "\"mode\": 2", 0 },
+	{ "\"mode\": \"node\"", "\"mode\": \"nodenodenodenodenode\"", IOSHAPE_E_LIMIT },
+	{ "1f2e-03", "", 0 },
+	{ "1f2e-03", "../etc", 0 },
+	{ "1f2e-03", "0123456789012345678901234567890123456789", IOSHAPE_E_LIMIT },
+	{ "node-00000.zip", "a/b", 0 },
+	{ "node-00000.zip", "/etc/passwd", 0 },
+	{ "node-00000.zip", "a\\u002fb", 0 },
+	{ "node-00000.zip", "..", 0 },
+	{ "node-00000.zip", ".", 0 },
+	{ "node-00000.zip", "manifest.json", 0 },
+	{ "node-00000.zip", "", 0 },
+	{ "node-00000.zip", "a\\u0000b", 0 },
+	{ "node-00000.zip", "a\xff", 0 },
+	{ "node-00000.zip", "rank-00002.pt", 0 },
+	{ "node-00000.zip", "\\u0072ank-00002.pt", 0 },
+	{ "\"name\": \"node-00000.zip\", ", "", 0 },
+	{ "\"name\": \"node-00000.zip\"", "\"name\": \"a\", \"name\": \"b\"", 0 },
+	{ "\"bytes\": 40000", "\"bytes\": 39999", 0 },
+	{ "\"bytes\": 40000", "\"bytes\": 40000000000000000000000", 0 },
+	{ "\"bundle\": true", "\"bundle\": 1", 0 },
+	{ "\"bundle\": true", "\"bundle\": false", 0 },
+	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"0BADCAFE\"", 0 },
+	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"badcafe\"", 0 },
+	{ "\"crc32\": \"0badcafe\"", "\"crc32\": \"0badcafe0\"", IOSHAPE_E_LIMIT },
+	{ "\"crc32\": \"0badcafe\"", "\"crc32\": 17", 0 },
+	{ "\"rank\": 1", "\"rank\": 0", 0 },
+	{ "\"rank\": 1", "\"rank\": 2", 0 },
+	{ "\"rank\": 1", "\"rank\": 4294967297", 0 },
+	{ "\"rank\": 0", "\"rank\": 1", 0 },
+	{ "\"rank\": 1, ", "", 0 },
+	{ "\"file\": 1", "\"file\": 2", 0 },
+	{ "\"file\": 1", "\"file\": 4294967297", 0 },
+	{ "\"offset\": 8192", "\"offset\": 5095", 0 },
+	{ "\"offset\": 8192", "\"offset\": 4096", 0 },
+	{ "\"offset\": 8192", "\"offset\": 8193", 0 },
+	{ "\"offset\": 8192", "\"offset\": 40001", 0 },
+	{ "\"offset\": 8192", "\"offset\": 18446744073709551615", 0 },
+	{ "\"bytes\": 31808", "\"bytes\": 18446744073709551615", 0 },
+	{ "\"bytes\": 31808", "\"bytes\": 0", 0 },
+	{ "\"offset\": 4096, \"bytes\": 1000", "\"offset\": 0, \"bytes\": 0", 0 },
+	{ "\"offset\": 0, \"bytes\": 500", "\"offset\": 1, \"bytes\": 499", 0 },
 	{ "\"bytes\": 500, \"crc32\": \"00000017\"}\n  ],\n",
-	  "\"bytes\": 500, \"crc32\": \"00000018\"}\n  ],\n", 0, "no bundle" },
-	{ "  \"parts\": [", "  \"others\": [", 0, "lacks" },
-	{ "  \"files\": [", "  \"files\": [],  \"others\": [", 0, "no files" },
-	{ "  \"parts\": [", "  \"parts\": [],  \"others\": [", 0, "no files, or no parts" },
-	{ "  \"parts\": [", "  \"parts\": {", 0, "expected" },
+	  "\"bytes\": 500, \"crc32\": \"00000018\"}\n  ],\n", 0 },
+	{ "  \"parts\": [", "  \"others\": [", 0 },
+	{ "  \"files\": [", "  \"files\": [],  \"others\": [", 0 },
+	{ "  \"parts\": [", "  \"parts\": [],  \"others\": [", 0 },
+	{ "  \"parts\": [", "  \"parts\": {", 0 },
 	{ "  \"files\": [", "  \"x\": [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]],  \"files\": [",
-	  IOSHAPE_E_LIMIT, "nested" },
-	{ "  ],\n  \"parts\"", "  ],, \"parts\"", 0, NULL },
+	  IOSHAPE_E_LIMIT },
+	{ "  ],\n  \"parts\"", "  ],, \"parts\"", 0 },
 };
 
 START_TEST(what_does_not_hold_together_is_refused)
@@ -357,7 +349,7 @@ START_TEST(what_does_not_hold_together_is_refused)
 		struct base_buffer text = changed(wrong[i].from, wrong[i].to);
 
 		expect_refused((char *)text.data, text.bytes,
-			       wrong[i].code ? wrong[i].code : IOSHAPE_E_DAMAGED, wrong[i].why);
+			       wrong[i].code ? wrong[i].code : IOSHAPE_E_DAMAGED);
 		base_buffer_free(&text);
 	}
 }
@@ -376,7 +368,7 @@ START_TEST(two_ranks_cannot_have_one_file)
 
 	snprintf(from, sizeof(from), "%.*s", (int)(strstr(last, "}\n") + 2 - last), last);
 	text = changed(from, twice);
-	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_DAMAGED, "overlap");
+	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_DAMAGED);
 	base_buffer_free(&text);
 }
 END_TEST
@@ -458,11 +450,11 @@ START_TEST(more_than_a_million_are_refused)
 	snprintf(more, sizeof(more), "  \"crc32\": \"%08x\"\n}\n",
 		 base_crc32(0, text.data, text.bytes));
 	REQUIRE(!base_buffer_append(&text, more, strlen(more)));
-	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_LIMIT, "too many ranks");
+	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_LIMIT);
 	base_buffer_free(&text);
 	free(manifest.parts);
 	free(manifest.files);
-	expect_refused("", ZIP_MAX_MANIFEST_BYTES + 1, IOSHAPE_E_LIMIT, "at most");
+	expect_refused("", ZIP_MAX_MANIFEST_BYTES + 1, IOSHAPE_E_LIMIT);
 }
 END_TEST
 

@@ -205,7 +205,6 @@ static int spoil_parse(struct spoilt *spoilt)
 	if (ret) {
 		ck_assert_ptr_null(directory.entries);
 		ck_assert_int_eq(spoilt->error.code, ret);
-		ck_assert_ptr_nonnull(strstr(spoilt->error.text, "test.pt"));
 		return ret;
 	}
 	for (uint64_t i = 0; i < directory.count && !ret; i++)
@@ -303,7 +302,6 @@ START_TEST(a_zip64_end_record_behind_its_locator_is_refused)
 	at = insert(&spoilt, spoilt.flat + spoilt.bytes, record, sizeof(record));
 	base_put_le(spoilt.flat + locator + ZIP64_LOCATOR_OFFSET, (uint64_t)(at - spoilt.flat), 8);
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
-	ck_assert_ptr_nonnull(strstr(spoilt.error.text, "locator points"));
 	spoil_teardown(&spoilt);
 }
 END_TEST
@@ -445,12 +443,7 @@ START_TEST(what_we_do_not_read_is_said)
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0848, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x2808, IOSHAPE_E_FORMAT);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_FLAGS, 2, 0x0828, IOSHAPE_E_FORMAT);
-}
-END_TEST
-
-/* Torch would read rubbish, or nothing at all, without noticing. */
-START_TEST(what_would_mislead_other_readers_is_damage)
-{
+	/* Torch would read rubbish, or nothing at all, without noticing. */
 	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 8, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 1, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_ATTRIBUTES, 4, 0x10, IOSHAPE_E_DAMAGED);
@@ -561,28 +554,18 @@ START_TEST(empty_folders_of_repacking_tools_are_no_records)
 	zip_directory_free(&directory);
 	archive_free(&archive);
 
-	/* Yet they have their say about the folder. */
-	archive_add(&archive, "a/", "", 0, 1, false);
-	archive_add(&archive, "b/data.pkl", small_data, sizeof(small_data), 64, false);
-	archive_finish(&archive);
-	ck_assert_int_eq(
-		zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
-		IOSHAPE_E_FORMAT);
-	archive_free(&archive);
-}
-END_TEST
-
-START_TEST(an_archive_of_empty_folders_is_refused)
-{
-	struct archive archive = { 0 };
-	struct zip_directory directory;
-
-	archive_add(&archive, "a/", "", 0, 1, false);
-	archive_finish(&archive);
-	ck_assert_int_eq(
-		zip_parse(&directory, archive.bytes, archive_fetch, &archive, "test.pt", NULL),
-		IOSHAPE_E_FORMAT);
-	archive_free(&archive);
+	/* Yet they have their say about the folder, and alone they are no archive. */
+	for (int records = 0; records < 2; records++) {
+		archive_add(&archive, "a/", "", 0, 1, false);
+		if (records)
+			archive_add(&archive, "b/data.pkl", small_data, sizeof(small_data), 64,
+				    false);
+		archive_finish(&archive);
+		ck_assert_int_eq(zip_parse(&directory, archive.bytes, archive_fetch, &archive,
+					   "test.pt", NULL),
+				 IOSHAPE_E_FORMAT);
+		archive_free(&archive);
+	}
 }
 END_TEST
 
@@ -636,10 +619,8 @@ START_TEST(every_truncation_is_refused)
 
 	spoil_setup(&spoilt);
 	all = spoilt.bytes;
-	for (spoilt.bytes = 0; spoilt.bytes < all; spoilt.bytes++) {
+	for (spoilt.bytes = 0; spoilt.bytes < all; spoilt.bytes++)
 		ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
-		ck_assert_ptr_nonnull(strstr(spoilt.error.text, "truncated"));
-	}
 	ck_assert_int_eq(spoil_parse(&spoilt), 0);
 	spoil_teardown(&spoilt);
 }
@@ -670,15 +651,12 @@ END_TEST
 START_TEST(a_comment_with_another_end_record_is_refused)
 {
 	struct spoilt spoilt;
-	size_t end;
+	uint8_t comment[40] = { 0 };
 
 	spoil_setup(&spoilt);
-	end = (size_t)(spoilt.end - spoilt.flat);
-	spoilt.flat = realloc(spoilt.flat, spoilt.bytes + 40);
-	memset(spoilt.flat + spoilt.bytes, 0, 40);
-	memcpy(spoilt.flat + spoilt.bytes + 5, spoilt.flat + end, 22);
-	spoilt.bytes += 40;
-	base_put_le(spoilt.flat + end + ZIP_END_COMMENT, 40, 2);
+	base_put_le(spoilt.end + ZIP_END_COMMENT, sizeof(comment), 2);
+	memcpy(comment + 5, spoilt.end, ZIP_END_BYTES);
+	insert(&spoilt, spoilt.flat + spoilt.bytes, comment, sizeof(comment));
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 	spoil_teardown(&spoilt);
 }
@@ -686,15 +664,11 @@ END_TEST
 
 START_TEST(bytes_in_front_are_refused)
 {
+	static const uint8_t more[100];
 	struct spoilt spoilt;
-	uint8_t *moved;
 
 	spoil_setup(&spoilt);
-	moved = calloc(1, spoilt.bytes + 100);
-	memcpy(moved + 100, spoilt.flat, spoilt.bytes);
-	free(spoilt.flat);
-	spoilt.flat = moved;
-	spoilt.bytes += 100;
+	insert(&spoilt, spoilt.flat, more, sizeof(more));
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 	spoil_teardown(&spoilt);
 }
@@ -705,34 +679,39 @@ START_TEST(other_kinds_of_files_are_recognised)
 	static const struct {
 		const char *bytes;
 		size_t length;
-		const char *word;
 	} cases[] = {
 		{ "\x80\x02\x8a\nl\xfc\x9c"
 		  "F\xf9 j\xa8P\x19.",
-		  15, "before torch 1.6" },
-		{ "\x80\x04\x95\x05\0\0\0\0\0\0\0}\x94.", 14, "pickle" },
-		{ "\x1f\x8b\x08\0\0\0\0\0", 8, "gzip" },
-		{ "\x28\xb5\x2f\xfd\0\0\0\0", 8, "zstd" },
-		{ "\xfd"
-		  "7zXZ\0\0\0",
-		  8, "xz" },
-		{ "\x89HDF\r\n\x1a\n", 8, "HDF5" },
-		{ "\x08\0\0\0\0\0\0\0{\"a\": 1}", 16, "safetensors" },
-		{ "Hello, world. This is a text.", 29, "neither" },
-		{ "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 23, "neither" },
-		{ "x", 1, "neither" },
+		  15 },
+		{ "\x80\x04\x95\x05\0\0\0\0\0\0\0}\x94.", 14 },
+		{ "\x1f\x8b\x08\0\0\0\0\0", 8 },
+		{ "\x08\0\0\0\0\0\0\0{\"a\": 1}", 16 },
+		{ "Hello, world. This is a text.", 29 },
+		{ "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 23 },
+		{ "x", 1 },
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
 		struct archive_bytes bytes = { (const uint8_t *)cases[i].bytes, cases[i].length };
 		struct zip_directory directory;
-		struct base_error error = { 0 };
 
 		ck_assert_int_eq(zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes,
-					   "test.pt", &error),
+					   "test.pt", NULL),
 				 IOSHAPE_E_FORMAT);
-		ck_assert_msg(strstr(error.text, cases[i].word), "%s", error.text);
 	}
+}
+END_TEST
+
+START_TEST(a_pickle_of_old_torch_is_explained_wording)
+{
+	struct archive_bytes bytes = { (const uint8_t *)"\x80\x02\x8a\nl\xfc", 6 };
+	struct zip_directory directory;
+	struct base_error error = { 0 };
+
+	zip_parse(&directory, bytes.bytes, archive_bytes_fetch, &bytes, "test.pt", &error);
+	ck_assert_str_eq(error.sentence, "cannot load \"test.pt\": it is a torch file of the old "
+					 "kind, from before torch 1.6");
+	ck_assert_str_eq(error.remedy, "load it with torch.load() and save it again");
 }
 END_TEST
 
@@ -749,15 +728,15 @@ static int failing_fetch(void *user, uint64_t offset, void *into, size_t bytes)
 
 START_TEST(failed_reads_are_reported_as_such)
 {
-	struct zip_directory directory;
-	struct base_error error = { 0 };
-	unsigned left = 0;
+	for (unsigned nth = 0; nth < 2; nth++) {
+		struct zip_directory directory;
+		struct base_error error = { 0 };
+		unsigned left = nth;
 
-	ck_assert_int_eq(zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", &error),
-			 -EIO);
-	ck_assert_ptr_nonnull(strstr(error.text, "test.pt"));
-	left = 1;
-	ck_assert_int_eq(zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", NULL), -EIO);
+		ck_assert_int_eq(
+			zip_parse(&directory, 1000, failing_fetch, &left, "test.pt", &error), -EIO);
+		ck_assert_int_eq(error.code, -EIO);
+	}
 }
 END_TEST
 
@@ -837,7 +816,6 @@ int main(void)
 	tcase_add_test(well, any_folder_that_torch_would_make_is_read);
 	tcase_add_loop_test(well, more_records_than_sixteen_bits_count_come_back, 0, 4);
 	tcase_add_test(well, empty_folders_of_repacking_tools_are_no_records);
-	tcase_add_test(lies, an_archive_of_empty_folders_is_refused);
 	tcase_add_test(well, the_directory_may_have_another_order_than_the_file);
 	suite_add_tcase(suite, well);
 
@@ -850,7 +828,6 @@ int main(void)
 	tcase_add_test(lies, directories_above_the_limit_are_refused);
 	tcase_add_test(lies, impossible_numbers_in_the_directory_are_refused);
 	tcase_add_test(lies, what_we_do_not_read_is_said);
-	tcase_add_test(lies, what_would_mislead_other_readers_is_damage);
 	tcase_add_test(lies, records_that_overlap_are_refused);
 	tcase_add_test(lies, local_headers_that_do_not_match_are_refused);
 	tcase_add_test(lies, names_have_to_make_sense);
@@ -861,6 +838,7 @@ int main(void)
 	tcase_add_test(ends, a_comment_with_another_end_record_is_refused);
 	tcase_add_test(ends, bytes_in_front_are_refused);
 	tcase_add_test(ends, other_kinds_of_files_are_recognised);
+	tcase_add_test(ends, a_pickle_of_old_torch_is_explained_wording);
 	tcase_add_test(ends, failed_reads_are_reported_as_such);
 	suite_add_tcase(suite, ends);
 

@@ -309,10 +309,8 @@ START_TEST(ranges_outside_are_refused)
 	write_file(true);
 	open_reader();
 	ck_assert_int_eq(read_ranges(&missing, 1, true), -ENOENT);
-	for (size_t i = 0; i < ARRAY_LENGTH(outside); i++) {
+	for (size_t i = 0; i < ARRAY_LENGTH(outside); i++)
 		ck_assert_int_eq(read_ranges(&outside[i], 1, true), -ERANGE);
-		ck_assert_ptr_nonnull(strstr(test.error.text, test.path));
-	}
 	ck_assert_int_eq(read_ranges(NULL, 0, true), 0);
 	zip_reader_close(&test.reader);
 }
@@ -373,18 +371,14 @@ START_TEST(damage_is_found_and_located)
 	const struct zip_range after = { record, 2 * MIB, MIB + 77, into };
 	const struct zip_range beside = { record, MIB + 100, 50, into };
 	uint64_t damage;
-	char words[64];
 
 	write_file(true);
 	open_reader();
 	damage = test.reader.directory.entries[record].data_offset + MIB + 1000;
 	flip_byte(damage, 1);
 	ck_assert_int_eq(read_ranges(&whole, 1, true), IOSHAPE_E_DAMAGED);
-	ck_assert_ptr_nonnull(strstr(test.error.text, test.path));
-	ck_assert_ptr_nonnull(strstr(test.error.text, "'data/6'"));
-	snprintf(words, sizeof(words), "1048576 bytes at offset 1048576 (offset %llu of the file)",
-		 (unsigned long long)damage - 1000);
-	ck_assert_msg(strstr(test.error.text, words), "%s", test.error.text);
+	ck_assert_str_eq(test.error.record, "data/6");
+	ck_assert_uint_eq(test.error.offset, damage - 1000);
 	/* The block is damaged, so nothing of it is given out; the others are well. */
 	ck_assert_int_eq(read_ranges(&beside, 1, true), IOSHAPE_E_DAMAGED);
 	ck_assert_int_eq(read_ranges(&before, 1, true), 0);
@@ -414,7 +408,7 @@ START_TEST(damage_in_files_of_torch_is_found_when_the_record_is_read_whole)
 	ck_assert_int_eq(read_ranges(&verified, 1, true), 0);
 	flip_byte(test.reader.directory.entries[record].data_offset + 4 * MIB + 99, 0x80);
 	ck_assert_int_eq(read_ranges(&whole, 1, true), IOSHAPE_E_DAMAGED);
-	ck_assert_ptr_nonnull(strstr(test.error.text, "'data/7'"));
+	ck_assert_str_eq(test.error.record, "data/7");
 	ck_assert_int_eq(read_ranges(&verified, 1, true), IOSHAPE_E_DAMAGED);
 	ck_assert_int_eq(read_ranges(both, 2, true), IOSHAPE_E_DAMAGED);
 	ck_assert_int_eq(read_ranges(&part, 1, true), 0);
@@ -493,7 +487,6 @@ START_TEST(every_truncated_file_is_refused)
 	while (bytes--) {
 		ck_assert_int_eq(truncate(test.path, (off_t)bytes), 0);
 		ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
-		ck_assert_ptr_nonnull(strstr(test.error.text, "truncated"));
 	}
 }
 END_TEST
@@ -512,7 +505,35 @@ START_TEST(a_damaged_index_is_refused)
 	zip_reader_close(&test.reader);
 	flip_byte(offset + 40, 4);
 	ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
-	ck_assert_ptr_nonnull(strstr(test.error.text, ".ioshape/index"));
+}
+END_TEST
+
+/* Right checksums do not help an index that says where no data can be. */
+START_TEST(an_index_with_impossible_offsets_is_not_used)
+{
+	static const uint64_t wrong[] = { 0, 37, UINT64_MAX };
+	uint8_t old[4], *file;
+	uint64_t index, end;
+	size_t bytes;
+
+	write_indexed(0, 3);
+	open_reader();
+	index = test.reader.directory.entries[3].data_offset;
+	end = index + test.reader.directory.entries[3].bytes;
+	base_put_le(old, test.reader.directory.entries[3].crc32, 4);
+	zip_reader_close(&test.reader);
+	file = scratch_read(test.path, &bytes);
+	base_put_le(file + index + 40 + 16, wrong[_i], 8); /* of the first record */
+	for (size_t at = end; at + 4 <= bytes; at++)
+		if (!memcmp(file + at, old, 4))
+			base_put_le(file + at, base_crc32(0, file + index, end - index), 4);
+	scratch_write(test.path, file, bytes);
+	free(file);
+	open_reader();
+	ck_assert(!test.reader.has_index);
+	ck_assert_int_eq(test.reader.index_problem.code, IOSHAPE_E_DAMAGED);
+	zip_reader_close(&test.reader);
+	ck_assert(read_all_and_compare(0, 3));
 }
 END_TEST
 
@@ -653,6 +674,7 @@ int main(void)
 	suite_add_tcase(suite, damage);
 
 	tcase_add_test(index, a_damaged_index_is_refused);
+	tcase_add_loop_test(index, an_index_with_impossible_offsets_is_not_used, 0, 3);
 	tcase_add_test(index, a_repacked_archive_is_read_without_its_index);
 	tcase_add_test(index, records_under_wrong_names_are_not_taken_for_indexed);
 	tcase_add_test(index, an_index_of_a_later_version_is_left_alone);

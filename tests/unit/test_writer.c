@@ -373,75 +373,43 @@ END_TEST
 
 /* ---- Misuse ---------------------------------------------------------------------------------- */
 
-static void expect_message(int ret, int code, const struct base_error *error, const char *text)
-{
-	ck_assert_int_eq(ret, code);
-	ck_assert_int_eq(error->code, code);
-	ck_assert_msg(strstr(error->text, text), "\"%s\" does not say \"%s\"", error->text, text);
-	ck_assert_ptr_nonnull(strstr(error->text, "/checkpoints/last.pt"));
-}
-
-static void expect_bad_name(struct zip_writer *writer, const char *name, int code, const char *text)
-{
-	struct base_error error = { 0 };
-
-	expect_message(zip_writer_begin(writer, name, 1, 0, &error), code, &error, text);
-}
-
 static void misuse_names(struct zip_writer *writer)
 {
-	static const char *const bad[] = { "/etc/passwd", "../up", "a/../b", "a//b", "a/", ".",
-					   "./a",         "..",    "a/..",   "/",    "a/." };
+	static const char *const bad[] = {
+		NULL,           "",     "caf\xe9", "/etc/passwd", "../up",
+		"a/../b",       "a//b", "a/",      ".",           "./a",
+		"..",           "a/..", "/",       "a/.",         ZIP_INDEX_RECORD,
+		".ioshape/else"
+	};
 	char longest[IOSHAPE_MAX_NAME_BYTES + 2];
 
-	expect_bad_name(writer, NULL, -EINVAL, "no name");
-	expect_bad_name(writer, "", -EINVAL, "no name");
-	expect_bad_name(writer, "caf\xe9", -EINVAL, "caf?");
-	expect_bad_name(writer, "first", -EEXIST, "\"first\"");
-	expect_bad_name(writer, ZIP_INDEX_RECORD, -EINVAL, "own");
-	expect_bad_name(writer, ".ioshape/else", -EINVAL, "own");
 	for (size_t i = 0; i < ARRAY_LENGTH(bad); i++)
-		expect_bad_name(writer, bad[i], -EINVAL, "relative");
+		ck_assert_int_eq(zip_writer_begin(writer, bad[i], 1, 0, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_begin(writer, "first", 1, 0, NULL), -EEXIST);
 	memset(longest, 'n', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = '\0';
-	expect_bad_name(writer, longest, IOSHAPE_E_LIMIT, "nnn");
+	ck_assert_int_eq(zip_writer_begin(writer, longest, 1, 0, NULL), IOSHAPE_E_LIMIT);
 }
 
 static void misuse_order(struct zip_writer *writer)
 {
-	struct base_error error = { 0 };
-
-	expect_message(zip_writer_put(writer, "a", 1, &error), -EINVAL, &error, "no record");
-	error.code = 0;
-	expect_message(zip_writer_end(writer, &error), -EINVAL, &error, "no record");
-	error.code = 0;
-	expect_message(zip_writer_begin(writer, "a", 1, 3, &error), -EINVAL, &error,
-		       "power of two");
-	error.code = 0;
-	expect_message(zip_writer_begin(writer, "a", 1, 8192, &error), -EINVAL, &error, "8192");
-	error.code = 0;
-	expect_message(zip_writer_begin(writer, "a", UINT64_MAX - 1, 0, &error), IOSHAPE_E_LIMIT,
-		       &error, "does not fit");
+	ck_assert_int_eq(zip_writer_put(writer, "a", 1, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_end(writer, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_begin(writer, "a", 1, 3, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_begin(writer, "a", 1, 8192, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_begin(writer, "a", UINT64_MAX - 1, 0, NULL), IOSHAPE_E_LIMIT);
 }
 
 /* With "second" open, announced with three bytes. */
 static void misuse_open_record(struct zip_writer *writer)
 {
-	struct base_error error = { 0 };
-
-	expect_message(zip_writer_begin(writer, "third", 1, 0, &error), -EINVAL, &error,
-		       "\"second\" is open");
-	error.code = 0;
-	expect_message(zip_writer_finish(writer, NULL, &error), -EINVAL, &error, "still open");
-	error.code = 0;
-	expect_message(zip_writer_put(writer, "abcd", 4, &error), -EINVAL, &error, "3 bytes");
-	error.code = 0;
+	ck_assert_int_eq(zip_writer_begin(writer, "third", 1, 0, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_put(writer, "abcd", 4, NULL), -EINVAL);
 	ck_assert_int_eq(zip_writer_put(writer, "ab", 2, NULL), 0);
-	expect_message(zip_writer_end(writer, &error), -EINVAL, &error, "got 2");
-	error.code = 0;
-	expect_message(zip_writer_put(writer, "cd", 2, &error), -EINVAL, &error, "would get 4");
-	error.code = 0;
-	expect_message(zip_writer_put(writer, NULL, 1, &error), -EINVAL, &error, "NULL");
+	ck_assert_int_eq(zip_writer_end(writer, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_put(writer, "cd", 2, NULL), -EINVAL);
+	ck_assert_int_eq(zip_writer_put(writer, NULL, 1, NULL), -EINVAL);
 	ck_assert_int_eq(zip_writer_put(writer, NULL, 0, NULL), 0);
 	ck_assert_int_eq(zip_writer_put(writer, "c", 1, NULL), 0);
 }
@@ -484,12 +452,11 @@ END_TEST
 START_TEST(nothing_follows_the_end)
 {
 	struct zip_writer *writer = new_writer();
-	struct base_error error = { 0 };
 	unsigned long before;
 
 	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), 0);
 	before = steps;
-	expect_message(zip_writer_begin(writer, "late", 1, 0, &error), -EINVAL, &error, "complete");
+	ck_assert_int_eq(zip_writer_begin(writer, "late", 1, 0, NULL), -EINVAL);
 	ck_assert_int_eq(zip_writer_finish(writer, NULL, NULL), -EINVAL);
 	ck_assert_uint_eq(steps, before);
 	zip_writer_free(writer);
@@ -530,7 +497,6 @@ START_TEST(after_a_failed_write_nothing_more_is_written)
 		before = steps;
 		if (ret) {
 			REQUIRE(ret == -EIO && error.code == -EIO);
-			REQUIRE(strstr(error.text, "the test wants it so"));
 			REQUIRE(zip_writer_begin(writer, "more", 1, 0, NULL) == -EIO);
 			REQUIRE(zip_writer_put(writer, "m", 1, NULL) == -EIO);
 			REQUIRE(zip_writer_end(writer, NULL) == -EIO);
