@@ -55,7 +55,7 @@ struct ioshape_error {
 	const char *path;      /**< of the file or directory that it is about */
 	const char *sentence;  /**< what failed, and why */
 	const char *remedy;    /**< what to do about it; "" if nothing is known to help */
-	const char *record;    /**< of the file, where one is damaged */
+	const char *record;    /**< or tensor that it is about; "" if it is about none */
 	uint64_t offset;       /**< in the file; UINT64_MAX: it is about no place in it */
 	uint64_t needed_bytes; /**< what the save takes; UINT64_MAX: it is not about space */
 	uint64_t free_bytes;   /**< where it is to go; UINT64_MAX: not known, or not about space */

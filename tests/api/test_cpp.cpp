@@ -124,7 +124,7 @@ START_TEST(assigning_over_a_save_under_way_aborts_it)
 }
 END_TEST
 
-START_TEST(failures_are_exceptions_with_sentences)
+START_TEST(failures_are_exceptions)
 {
 	ioshape::context context;
 
@@ -133,7 +133,6 @@ START_TEST(failures_are_exceptions_with_sentences)
 		ck_abort_msg("opened what is not there");
 	} catch (const std::system_error &error) {
 		ck_assert(error.code() == std::errc::no_such_file_or_directory);
-		ck_assert_ptr_nonnull(std::strstr(error.what(), "missing.pt"));
 	}
 	scratch_write(scratch_path("text.pt"), "no archive", 10);
 	try {
@@ -142,6 +141,8 @@ START_TEST(failures_are_exceptions_with_sentences)
 	} catch (const ioshape::error &error) {
 		ck_assert(error.code().category() == ioshape::category());
 		ck_assert_int_eq(error.raw(), IOSHAPE_E_FORMAT);
+		ck_assert_str_eq(error.operation().c_str(), "load");
+		ck_assert_str_eq(error.path().c_str(), scratch_path("text.pt"));
 	}
 }
 END_TEST
@@ -267,13 +268,7 @@ START_TEST(generations_are_looked_for)
 	ck_assert(ioshape::generation::steps(context, directory).empty());
 	options.keep_last = 1;
 	ck_assert_uint_eq(ioshape::generation::prune(context, directory, options), 0);
-	try {
-		ioshape::generation::latest(context, directory);
-		ck_abort_msg("opened what is not there");
-	} catch (const ioshape::error &error) {
-		ck_assert_int_eq(error.raw(), -ENOENT);
-		ck_assert_ptr_nonnull(std::strstr(error.what(), directory.c_str()));
-	}
+	ck_assert_int_eq(thrown([&] { ioshape::generation::latest(context, directory); }), -ENOENT);
 	ck_assert_int_eq(thrown([&] { ioshape::generation(context, directory, 7); }), -ENOENT);
 	ck_assert_int_eq(thrown([&] { ioshape::generation::steps(context, "nowhere"); }), -ENOENT);
 }
@@ -284,7 +279,7 @@ struct seen {
 	std::optional<std::uint64_t> before, after;
 	ioshape_report report = IOSHAPE_REPORT_INIT;
 	int failed = 0;
-	std::string why;
+	std::int64_t rank = -1;
 };
 
 static seen save_as(std::uint32_t rank, std::string directory)
@@ -313,7 +308,7 @@ static seen save_as(std::uint32_t rank, std::string directory)
 			group.save_tensors(3, first.tensors());
 	} catch (const ioshape::error &error) {
 		seen.failed = error.raw();
-		seen.why = error.what();
+		seen.rank = error.rank();
 	}
 	seen.after = group.latest();
 	return seen;
@@ -344,8 +339,7 @@ START_TEST(ranks_save_together)
 		ck_assert_uint_gt(seen.report.generation_bytes, 200000);
 	}
 	ck_assert_int_lt(first.failed, 0);
-	ck_assert_ptr_nonnull(std::strstr(first.why.c_str(), "rank 1"));
-	ck_assert_ptr_nonnull(std::strstr(first.why.c_str(), "nothing learned"));
+	ck_assert_int_eq(first.rank, 1);
 	ck_assert_int_eq(second.failed, 0);
 	for (std::uint32_t rank = 0; rank < 2; rank++) {
 		ck_assert_uint_eq(first_byte_of(context, directory, 1, rank), 10 + rank);
@@ -366,13 +360,8 @@ START_TEST(a_group_that_nobody_joins_is_an_exception)
 	options.ranks = options.local_ranks = 2;
 	options.token = scratch_directory();
 	options.deadline_ms = 1000;
-	try {
-		ioshape::group group(context, scratch_path("run"), options);
-		ck_abort_msg("a group of two with one rank");
-	} catch (const std::system_error &error) {
-		ck_assert(error.code() == std::errc::timed_out);
-		ck_assert_ptr_nonnull(std::strstr(error.what(), "rank 1"));
-	}
+	ck_assert_int_eq(thrown([&] { ioshape::group(context, scratch_path("run"), options); }),
+			 -ETIMEDOUT);
 }
 END_TEST
 
@@ -389,13 +378,11 @@ END_TEST
 int main()
 {
 	Suite *suite = suite_create("cpp");
-	TCase *classes = tcase_create("classes");
+	TCase *classes = check_case(suite, "classes", scratch_setup, scratch_teardown, 60);
 
-	tcase_set_timeout(classes, 60);
-	tcase_add_checked_fixture(classes, scratch_setup, scratch_teardown);
 	tcase_add_test(classes, a_save_can_wait_to_be_assigned);
 	tcase_add_test(classes, assigning_over_a_save_under_way_aborts_it);
-	tcase_add_test(classes, failures_are_exceptions_with_sentences);
+	tcase_add_test(classes, failures_are_exceptions);
 	tcase_add_test(classes, metadata_and_records_travel);
 	tcase_add_test(classes, records_are_saved_in_one_call);
 	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
@@ -404,6 +391,5 @@ int main()
 	tcase_add_test(classes, ranks_save_together);
 	tcase_add_test(classes, a_group_that_nobody_joins_is_an_exception);
 	tcase_add_test(classes, what_a_path_sits_on_is_text);
-	suite_add_tcase(suite, classes);
 	return check_main(suite);
 }

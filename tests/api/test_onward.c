@@ -25,15 +25,10 @@ static unsigned descriptors_before;
 
 static void setup(void)
 {
-	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-
 	scratch_setup();
 	sample_make(&sample, 3, LARGE_BYTES);
 	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
-	options.metadata = &sample.metadata;
-	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("file"), sample.tensors,
-					      sample.count, &options, NULL),
-			 0);
+	ck_assert_int_eq(sample_save(context, scratch_path("file"), &sample, NULL), 0);
 	file = scratch_read(scratch_path("file"), &file_bytes);
 	into = malloc(file_bytes + 1);
 	scratch_evict(scratch_path("file"));
@@ -55,8 +50,7 @@ static void teardown(void)
 static void get(uint64_t offset, size_t bytes)
 {
 	memset(into, 0x99, bytes + 1);
-	ck_assert_msg(!ioshape_reader_read_file(reader, offset, into, bytes), "%s",
-		      ioshape_last_error()->sentence);
+	ck_assert_int_eq(ioshape_reader_read_file(reader, offset, into, bytes), 0);
 	if (memcmp(into, file + offset, bytes) != 0 || into[bytes] != 0x99)
 		ck_abort_msg("%zu bytes at %llu differ", bytes, (unsigned long long)offset);
 }
@@ -105,7 +99,7 @@ START_TEST(a_header_that_leads_elsewhere_is_damage)
 			scratch_write(scratch_path("file"), file, file_bytes);
 			ck_assert_int_eq(ioshape_reader_read_file(reader, place, into, 30),
 					 IOSHAPE_E_DAMAGED);
-			ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, info.name));
+			ck_assert_ptr_nonnull(strstr(ioshape_last_error()->record, info.name));
 			if (i == 2 && !f)
 				ck_assert_int_eq(ioshape_reader_verify(reader), IOSHAPE_E_DAMAGED);
 			header[fields[f]] ^= 1;
@@ -178,12 +172,11 @@ START_TEST(what_lies_outside_is_refused)
 		ck_assert_int_eq(ioshape_reader_read_file(reader, file_bytes + ranges[i].behind,
 							  into, ranges[i].bytes),
 				 -ERANGE);
-		ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("file")));
+		ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	}
 	ck_assert_int_eq(ioshape_reader_read_file(reader, file_bytes - 1, into, 2), -ERANGE);
 	ck_assert_int_eq(ioshape_reader_read_file(reader, UINT64_MAX, into, 2), -ERANGE);
 	ck_assert_int_eq(ioshape_reader_read_file(reader, 0, NULL, 1), -EINVAL);
-	ck_assert_int_eq(ioshape_reader_read_file(NULL, 0, into, 1), -EINVAL);
 	/* And the next call is a call like any other. */
 	get(0, 1000);
 }
@@ -199,7 +192,6 @@ START_TEST(a_file_that_shrinks_underneath_is_damaged)
 	for (at = 3000000; !ret && at + 100000 < file_bytes; at += 100000)
 		ret = ioshape_reader_read_file(reader, at, into, 100000);
 	ck_assert_int_eq(ret, IOSHAPE_E_DAMAGED);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "cut short"));
 	get(0, 3000000);
 }
 END_TEST
@@ -280,9 +272,8 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("api/onward");
-	TCase *tests = tcase_create("onward");
+	TCase *tests = check_case(suite, "onward", setup, teardown, 60);
 
-	tcase_add_checked_fixture(tests, setup, teardown);
 	tcase_add_test(tests, as_torch_reads_a_file);
 	tcase_add_test(tests, a_header_that_leads_elsewhere_is_damage);
 	tcase_add_test(tests, records_one_after_another);
@@ -293,7 +284,5 @@ int main(void)
 	tcase_add_test(tests, a_reader_may_be_handed_from_thread_to_thread);
 	tcase_add_test(tests, it_can_be_freed_anywhere);
 	tcase_add_test(tests, readers_side_by_side);
-	tcase_set_timeout(tests, 60);
-	suite_add_tcase(suite, tests);
 	return check_main(suite);
 }

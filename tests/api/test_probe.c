@@ -153,15 +153,13 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("probe");
-	TCase *paths = tcase_create("paths");
+	TCase *paths = check_case(suite, "paths", setup, teardown, 60);
 
-	tcase_add_checked_fixture(paths, setup, teardown);
 	tcase_add_test(paths, a_directory_is_described_and_left_alone);
 	tcase_add_test(paths, a_file_a_link_and_a_name_to_be_mean_their_directory);
 	tcase_add_test(paths, a_name_without_a_directory_is_in_this_one);
 	tcase_add_test(paths, the_plan_is_for_what_is_asked);
 	tcase_add_test(paths, what_cannot_be_looked_at_is_refused);
 	tcase_add_test(paths, in_a_child_it_touches_nothing);
-	suite_add_tcase(suite, paths);
 	return check_main(suite);
 }

@@ -23,24 +23,7 @@
 
 #define MIB ((size_t)1 << 20)
 #define CHUNK_BYTES (16 * MIB)
-
-static int working_directory;
-
-static void setup(void)
-{
-	working_directory = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-	ck_assert_int_ge(working_directory, 0);
-	scratch_setup();
-}
-
-static void teardown(void)
-{
-	ck_assert_int_eq(fchdir(working_directory), 0);
-	close(working_directory);
-	unsetenv("IOSHAPE_ENGINE");
-	unsetenv("IOSHAPE_STAGING_BYTES");
-	scratch_teardown();
-}
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 /* The library's calls of it come here: a directory may fail to become durable. */
 static bool directories_fail;
@@ -64,41 +47,59 @@ struct one {
 	uint8_t *memory;
 };
 
-static void make_one(struct one *one, size_t bytes, uint8_t value)
+static int working_directory;
+static struct ioshape_context *context;
+static struct one one;
+
+static void make_one(struct one *made, size_t bytes, uint8_t value)
 {
-	one->shape[0] = (int64_t)bytes;
-	one->memory = malloc(bytes);
-	ck_assert_ptr_nonnull(one->memory);
-	memset(one->memory, value, bytes);
-	one->tensor = (struct ioshape_tensor){
+	made->shape[0] = (int64_t)bytes;
+	made->memory = realloc(made->memory, bytes);
+	ck_assert_ptr_nonnull(made->memory);
+	memset(made->memory, value, bytes);
+	made->tensor = (struct ioshape_tensor){
 		.name = "one",
 		.dtype = IOSHAPE_UINT8,
 		.dims = 1,
-		.shape = one->shape,
-		.data = one->memory,
+		.shape = made->shape,
+		.data = made->memory,
 	};
 }
 
 static struct ioshape_context *open_context(const struct ioshape_context_options *options)
 {
-	struct ioshape_context *context;
-	ck_assert_msg(!ioshape_context_open(&context, options), "%s",
-		      ioshape_last_error()->sentence);
-	return context;
+	struct ioshape_context *opened;
+
+	ck_assert_int_eq(ioshape_context_open(&opened, options), 0);
+	return opened;
 }
 
-/* -EINVAL, and a message with this part. */
-static void must_not_open(const struct ioshape_context_options *options, const char *part)
+/* The test's own instead of one with all defaults. */
+static void open_another(const struct ioshape_context_options *options)
 {
-	struct ioshape_context *context;
-
-	ck_assert_int_eq(ioshape_context_open(&context, options), -EINVAL);
-	ck_assert_ptr_null(context);
-	ck_assert_msg(strstr(ioshape_last_error()->sentence, part), "%s",
-		      ioshape_last_error()->sentence);
+	ioshape_context_free(context);
+	context = open_context(options);
 }
 
-static struct ioshape_reader *open_reader(struct ioshape_context *context, const char *path)
+static void setup(void)
+{
+	working_directory = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	ck_assert_int_ge(working_directory, 0);
+	scratch_setup();
+	context = open_context(NULL);
+	make_one(&one, 1000, 1);
+}
+
+static void teardown(void)
+{
+	ioshape_context_free(context);
+	free(one.memory);
+	ck_assert_int_eq(fchdir(working_directory), 0);
+	close(working_directory);
+	scratch_teardown();
+}
+
+static struct ioshape_reader *open_reader(const char *path)
 {
 	struct ioshape_reader *reader;
 
@@ -107,9 +108,9 @@ static struct ioshape_reader *open_reader(struct ioshape_context *context, const
 	return reader;
 }
 
-static uint8_t first_byte(struct ioshape_context *context, const char *path)
+static uint8_t first_byte(const char *path)
 {
-	struct ioshape_reader *reader = open_reader(context, path);
+	struct ioshape_reader *reader = open_reader(path);
 	uint8_t byte;
 	struct ioshape_load_request request = { .tensor = 0, .bytes = 1, .into = &byte };
 
@@ -119,12 +120,12 @@ static uint8_t first_byte(struct ioshape_context *context, const char *path)
 	return byte;
 }
 
-static struct ioshape_save *begin(struct ioshape_context *context, const char *path,
-				  const struct one *one, const struct ioshape_save_options *options)
+static struct ioshape_save *begin(const char *path, const struct one *given,
+				  const struct ioshape_save_options *options)
 {
 	struct ioshape_save *save;
 
-	ck_assert_msg(!ioshape_save_tensors(context, path, &one->tensor, 1, options, &save), "%s",
+	ck_assert_msg(!ioshape_save_tensors(context, path, &given->tensor, 1, options, &save), "%s",
 		      ioshape_last_error()->sentence);
 	return save;
 }
@@ -173,15 +174,14 @@ static int say_go(void *user, enum ioshape_phase phase, uint64_t done, uint64_t 
 	return 0;
 }
 
-static struct ioshape_save *begin_lingering(struct ioshape_context *context, const char *path,
-					    const struct one *one)
+static struct ioshape_save *begin_lingering(const char *path, const struct one *given)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
 	atomic_store(&go, false);
 	atomic_store(&lingering, false);
 	options.progress = linger;
-	return begin(context, path, one, &options);
+	return begin(path, given, &options);
 }
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
@@ -196,9 +196,7 @@ static int leave_the_directory(void *user, enum ioshape_phase phase, uint64_t do
 START_TEST(a_relative_path_means_what_it_meant_at_the_call)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-	struct ioshape_context *context = open_context(NULL);
 	char away[4096];
-	struct one one;
 
 	make_one(&one, 1000, 7);
 	ck_assert_int_eq(mkdir(scratch_path("here"), 0777), 0);
@@ -207,11 +205,9 @@ START_TEST(a_relative_path_means_what_it_meant_at_the_call)
 	snprintf(away, sizeof(away), "%s", scratch_path("there"));
 	options.progress = leave_the_directory;
 	options.progress_user = away;
-	end(begin(context, "a.pt", &one, &options));
+	end(begin("a.pt", &one, &options));
 	ck_assert_uint_eq(scratch_entries(scratch_path("there")), 0);
-	ck_assert_uint_eq(first_byte(context, scratch_path("here/a.pt")), 7);
-	ioshape_context_free(context);
-	free(one.memory);
+	ck_assert_uint_eq(first_byte(scratch_path("here/a.pt")), 7);
 }
 END_TEST
 
@@ -225,51 +221,42 @@ static const char *const same_file[][2] = {
 
 START_TEST(saves_to_one_file_are_ordered_whatever_they_call_it)
 {
-	struct ioshape_context *context = open_context(NULL);
 	struct ioshape_save *first;
-	struct one old, new;
+	struct one new = { 0 };
 
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
 	ck_assert_int_eq(mkdir("directory", 0777), 0);
 	ck_assert_int_eq(symlink("directory", "link"), 0);
-	make_one(&old, 1000, 1);
 	make_one(&new, 1000, 2);
-	first = begin_lingering(context, same_file[_i][0], &old);
+	first = begin_lingering(same_file[_i][0], &one);
 	atomic_store(&go, true);
 	ck_assert_int_eq(
 		ioshape_save_tensors(context, same_file[_i][1], &new.tensor, 1, NULL, NULL), 0);
 	end(first);
-	ck_assert_uint_eq(first_byte(context, same_file[_i][0]), 2);
-	ioshape_context_free(context);
-	free(old.memory);
+	ck_assert_uint_eq(first_byte(same_file[_i][0]), 2);
 	free(new.memory);
 }
 END_TEST
 
 START_TEST(a_writer_takes_its_turn_where_it_was_opened)
 {
-	struct ioshape_context *context = open_context(NULL);
 	struct ioshape_writer *writer;
 	struct ioshape_reader *reader;
 	struct ioshape_save *first;
-	struct one one;
 
-	make_one(&one, 1000, 1);
 	ck_assert_int_eq(mkdir(scratch_path("there"), 0777), 0);
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
 	ck_assert_int_eq(ioshape_writer_open(context, "a.pt", NULL, &writer), 0);
 	ck_assert_int_eq(write_record(writer, "new", "text", 4, 0), 0);
-	first = begin_lingering(context, "a.pt", &one);
+	first = begin_lingering("a.pt", &one);
 	ck_assert_int_eq(chdir("there"), 0);
 	atomic_store(&go, true);
 	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), 0);
 	ioshape_writer_free(writer);
 	end(first);
-	reader = open_reader(context, scratch_path("a.pt"));
+	reader = open_reader(scratch_path("a.pt"));
 	ck_assert_uint_eq(info_of_reader(reader).records, 1);
 	ioshape_reader_free(reader);
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
@@ -277,7 +264,6 @@ START_TEST(each_directory_is_tidied_whatever_it_is_called)
 {
 	static const char stale[] = ".a.pt.ioshape-tmp-deadbeef-0123456789abcdef";
 	const struct timespec long_ago[2] = { { .tv_sec = 1 }, { .tv_sec = 1 } };
-	struct ioshape_context *context = open_context(NULL);
 
 	for (int i = 0; i < 2; i++) {
 		const char *directory = scratch_path(i ? "first" : "second");
@@ -289,178 +275,105 @@ START_TEST(each_directory_is_tidied_whatever_it_is_called)
 		ck_assert_int_eq(ioshape_save_tensors(context, "a.pt", NULL, 0, NULL, NULL), 0);
 		ck_assert_uint_eq(scratch_temporaries("."), 0);
 	}
-	ioshape_context_free(context);
-}
-END_TEST
-
-START_TEST(a_path_without_a_name_is_refused_at_once)
-{
-	static const char *const paths[] = { "", "directory/", "/" };
-	struct ioshape_context *context = open_context(NULL);
-	struct ioshape_save *save;
-	struct one one;
-
-	make_one(&one, 1000, 1);
-	for (size_t i = 0; i < sizeof(paths) / sizeof(*paths); i++) {
-		ck_assert_int_eq(
-			ioshape_save_tensors(context, paths[i], &one.tensor, 1, NULL, &save),
-			-EINVAL);
-		ck_assert_ptr_null(save);
-		ck_assert_int_eq(
-			ioshape_save_tensors(context, paths[i], &one.tensor, 1, NULL, NULL),
-			-EINVAL);
-	}
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
 /* ---- Engines --------------------------------------------------------------------------------- */
 
-START_TEST(the_environment_cannot_ask_for_nil)
-{
-	setenv("IOSHAPE_ENGINE", "nil", 1);
-	must_not_open(NULL, "IOSHAPE_ENGINE");
-	setenv("IOSHAPE_ENGINE", "buffered", 1);
-	ioshape_context_free(open_context(NULL));
-}
-END_TEST
-
-static struct ioshape_context *with_engine(enum ioshape_engine engine, enum ioshape_direct direct)
+static void open_with(enum ioshape_engine engine, enum ioshape_direct direct)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
 	options.engine = engine;
 	options.direct = direct;
-	return open_context(&options);
+	open_another(&options);
 }
 
-static struct ioshape_report save_and_report(struct ioshape_context *context, const char *path,
-					     const struct one *one)
+static int save_one(void)
+{
+	return ioshape_save_tensors(context, scratch_path("a.pt"), &one.tensor, 1, NULL, NULL);
+}
+
+static struct ioshape_report save_and_report(void)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 
 	options.report = &report;
-	ck_assert_msg(!ioshape_save_tensors(context, path, &one->tensor, 1, &options, NULL), "%s",
-		      ioshape_last_error()->sentence);
+	ck_assert_int_eq(
+		ioshape_save_tensors(context, scratch_path("a.pt"), &one.tensor, 1, &options, NULL),
+		0);
 	return report;
 }
 
 START_TEST(nil_says_in_the_report_that_nothing_is_written)
 {
-	struct ioshape_context *context = with_engine(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
 	struct ioshape_report report;
-	struct one one;
 
-	make_one(&one, 1000, 1);
-	report = save_and_report(context, scratch_path("a.pt"), &one);
+	open_with(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
+	report = save_and_report();
 	ck_assert_str_eq(report.engine, "nil");
 	ck_assert_uint_eq(report.fallbacks, 1);
 	ck_assert_ptr_nonnull(report_step(&report, IOSHAPE_STEP_NOTHING));
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
 START_TEST(reading_with_nil_reads)
 {
-	struct ioshape_context *context = open_context(NULL);
-	struct ioshape_context *nil = with_engine(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
-	struct one one;
-
 	make_one(&one, 4 * MIB, 9);
-	ck_assert_int_eq(
-		ioshape_save_tensors(context, scratch_path("a.pt"), &one.tensor, 1, NULL, NULL), 0);
+	ck_assert_int_eq(save_one(), 0);
+	open_with(IOSHAPE_ENGINE_NIL, IOSHAPE_DIRECT_PREFER);
 	for (int i = 0; i < 3; i++) {
 		/* From the cache it could be right by chance. */
 		scratch_evict(scratch_path("a.pt"));
-		ck_assert_uint_eq(first_byte(nil, scratch_path("a.pt")), 9);
+		ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 9);
 	}
-	ioshape_context_free(nil);
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
 START_TEST(an_engine_asked_for_by_name_takes_small_files_too)
 {
-	struct ioshape_context *context =
-		with_engine(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_PREFER);
-	struct one one;
-
-	make_one(&one, 1000, 3);
-	ck_assert_str_eq(save_and_report(context, scratch_path("a.pt"), &one).engine, "threads");
-	ck_assert_uint_eq(first_byte(context, scratch_path("a.pt")), 3);
-	ioshape_context_free(context);
-	context = open_context(NULL);
-	ck_assert_str_eq(save_and_report(context, scratch_path("a.pt"), &one).engine, "buffered");
-	ioshape_context_free(context);
-	free(one.memory);
+	ck_assert_str_eq(save_and_report().engine, "buffered");
+	open_with(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_PREFER);
+	ck_assert_str_eq(save_and_report().engine, "threads");
+	ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 1);
 }
 END_TEST
 
 START_TEST(direct_io_that_is_required_is_used_for_small_files_too)
 {
-	struct ioshape_context *context = with_engine(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_REQUIRE);
-	struct one one;
-
-	make_one(&one, 1000, 3);
+	open_with(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_REQUIRE);
 	if (scratch_direct()) {
-		ck_assert_uint_eq(save_and_report(context, scratch_path("a.pt"), &one).direct, 1);
-		ck_assert_uint_eq(first_byte(context, scratch_path("a.pt")), 3);
+		ck_assert_uint_eq(save_and_report().direct, 1);
+		ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 1);
 	} else {
-		ck_assert_int_lt(ioshape_save_tensors(context, scratch_path("a.pt"), &one.tensor, 1,
-						      NULL, NULL),
-				 0);
+		ck_assert_int_lt(save_one(), 0);
 		ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	}
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
 /* ---- Staging memory -------------------------------------------------------------------------- */
 
-static struct ioshape_context *with_staging(uint64_t bytes)
+static void open_with_staging(uint64_t bytes)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
 	options.staging_bytes = bytes;
-	return open_context(&options);
+	open_another(&options);
 }
-
-START_TEST(staging_below_one_chunk_is_refused)
-{
-	static const uint64_t too_few[] = { 1, MIB, CHUNK_BYTES - 1 };
-	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-
-	for (size_t i = 0; i < sizeof(too_few) / sizeof(*too_few); i++) {
-		options.staging_bytes = too_few[i];
-		must_not_open(&options, "staging_bytes");
-	}
-	setenv("IOSHAPE_STAGING_BYTES", "1M", 1);
-	must_not_open(NULL, "IOSHAPE_STAGING_BYTES");
-	setenv("IOSHAPE_STAGING_BYTES", "16M", 1);
-	ioshape_context_free(open_context(NULL));
-}
-END_TEST
 
 START_TEST(waiting_for_room_is_in_the_report)
 {
-	struct ioshape_context *context = with_staging(CHUNK_BYTES);
 	struct ioshape_save *first, *second;
-	struct one one;
 
-	make_one(&one, 1000, 1);
-	first = begin_lingering(context, scratch_path("a.pt"), &one);
+	open_with_staging(CHUNK_BYTES);
+	first = begin_lingering(scratch_path("a.pt"), &one);
 	atomic_store(&go, true);
-	second = begin(context, scratch_path("b.pt"), &one, NULL);
+	second = begin(scratch_path("b.pt"), &one, NULL);
 	end(first);
 	ck_assert_double_ge(end(second).stage_s, SEEN_S);
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
@@ -468,12 +381,8 @@ START_TEST(waiting_for_the_turn_is_in_the_report)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	struct ioshape_context *context = open_context(NULL);
-	struct ioshape_save *first;
-	struct one one;
+	struct ioshape_save *first = begin_lingering(scratch_path("a.pt"), &one);
 
-	make_one(&one, 1000, 1);
-	first = begin_lingering(context, scratch_path("a.pt"), &one);
 	options.progress = say_go;
 	options.report = &report;
 	ck_assert_int_eq(
@@ -482,8 +391,6 @@ START_TEST(waiting_for_the_turn_is_in_the_report)
 	ck_assert_double_ge(report.commit_s, SEEN_S);
 	ck_assert_double_le(report.commit_s, report.total_s);
 	end(first);
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
@@ -500,13 +407,12 @@ static size_t mapped_bytes(void)
 
 START_TEST(what_a_save_holds_counts_as_reserved)
 {
-	struct ioshape_context *context = with_staging(4 * CHUNK_BYTES);
 	struct ioshape_save *save;
-	struct one one;
 	size_t before;
 
+	open_with_staging(4 * CHUNK_BYTES);
 	make_one(&one, 2 * CHUNK_BYTES, 1);
-	save = begin_lingering(context, scratch_path("a.pt"), &one);
+	save = begin_lingering(scratch_path("a.pt"), &one);
 	/* The save maps memory for I/O, too, but not any more. */
 	while (!atomic_load(&lingering))
 		usleep(1000);
@@ -518,8 +424,6 @@ START_TEST(what_a_save_holds_counts_as_reserved)
 	ck_assert_int_eq(ioshape_context_reserve(context, 4 * CHUNK_BYTES + 1), -ENOMEM);
 	atomic_store(&go, true);
 	end(save);
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
@@ -549,14 +453,13 @@ static int note(void *user, enum ioshape_phase phase, uint64_t done, uint64_t to
 
 START_TEST(done_is_never_more_than_total)
 {
-	enum { COUNT = 2000 };
+	enum { MANY = 2000 };
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-	struct ioshape_context *context = open_context(NULL);
-	struct ioshape_tensor *tensors = calloc(COUNT, sizeof(*tensors));
-	char(*names)[16] = calloc(COUNT, sizeof(*names));
+	struct ioshape_tensor *tensors = calloc(MANY, sizeof(*tensors));
+	char(*names)[16] = calloc(MANY, sizeof(*names));
 
 	ck_assert(tensors && names);
-	for (int i = 0; i < COUNT; i++) {
+	for (int i = 0; i < MANY; i++) {
 		snprintf(names[i], sizeof(names[i]), "%d", i);
 		tensors[i] = (struct ioshape_tensor){ .name = names[i],
 						      .dtype = IOSHAPE_UINT8,
@@ -564,11 +467,10 @@ START_TEST(done_is_never_more_than_total)
 	}
 	options.progress = note;
 	ck_assert_int_eq(
-		ioshape_save_tensors(context, scratch_path("a.pt"), tensors, COUNT, &options, NULL),
+		ioshape_save_tensors(context, scratch_path("a.pt"), tensors, MANY, &options, NULL),
 		0);
 	ck_assert_uint_ge(atomic_load(&told.calls), 4);
 	ck_assert(!atomic_load(&told.beyond));
-	ioshape_context_free(context);
 	free(tensors);
 	free(names);
 }
@@ -576,23 +478,17 @@ END_TEST
 
 START_TEST(a_save_larger_than_staging_speaks_from_two_threads)
 {
-	struct ioshape_context_options small = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-	struct ioshape_context *context;
-	struct one one;
 
-	small.staging_bytes = CHUNK_BYTES;
 	keep_to_one_core(); /* helpers would copy and not speak */
-	context = open_context(&small);
+	open_with_staging(CHUNK_BYTES);
 	make_one(&one, 4 * CHUNK_BYTES, 1);
 	told.caller = pthread_self();
 	options.progress = note;
-	end(begin(context, scratch_path("a.pt"), &one, &options));
+	end(begin(scratch_path("a.pt"), &one, &options));
 	ck_assert_uint_ge(atomic_load(&told.stages_after_a_write), 1);
 	ck_assert(!atomic_load(&told.write_in_this_thread));
 	ck_assert(!atomic_load(&told.beyond));
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
 
@@ -607,7 +503,6 @@ static int stop_at_plan(void *user, enum ioshape_phase phase, uint64_t done, uin
 START_TEST(the_plan_is_told_before_space_is_reserved)
 {
 	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
-	struct ioshape_context *context = open_context(NULL);
 	const struct rlimit limit = { 2 << 20, 2 << 20 };
 	struct ioshape_writer *writer;
 
@@ -619,90 +514,55 @@ START_TEST(the_plan_is_told_before_space_is_reserved)
 			 -ECANCELED);
 	ck_assert_ptr_null(writer);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
-	ioshape_context_free(context);
 }
 END_TEST
 
-/* ---- Words ----------------------------------------------------------------------------------- */
+/* ---- Log ------------------------------------------------------------------------------------- */
 
+/* Lines of each level, and whether all name the file. */
 static struct {
-	pthread_mutex_t lock;
-	char lines[8192];
-} heard = { .lock = PTHREAD_MUTEX_INITIALIZER };
+	atomic_uint lines[IOSHAPE_LOG_DEBUG + 1];
+	atomic_bool nameless;
+} heard;
 
 static void listen(void *user, enum ioshape_log_level level, const char *line)
 {
-	size_t used;
-
 	(void)user;
-	pthread_mutex_lock(&heard.lock);
-	used = strlen(heard.lines);
-	snprintf(heard.lines + used, sizeof(heard.lines) - used, "%d %s\n", level, line);
-	pthread_mutex_unlock(&heard.lock);
+	atomic_fetch_add(&heard.lines[level], 1);
+	if (!strstr(line, "/a.pt"))
+		atomic_store(&heard.nameless, true);
 }
 
-static struct ioshape_context *with_log(enum ioshape_engine engine, enum ioshape_log_level level)
+static const struct {
+	enum ioshape_engine engine;
+	enum ioshape_log_level level; /* of the context */
+	const char *path;
+	unsigned lines[IOSHAPE_LOG_DEBUG + 1];
+} logged[] = {
+	/* What is not as preferred. */
+	{ IOSHAPE_ENGINE_NIL, IOSHAPE_LOG_INFO, "a.pt", { [IOSHAPE_LOG_INFO] = 1 } },
+	/* A background save that fails. */
+	{ IOSHAPE_ENGINE_AUTO, IOSHAPE_LOG_ERROR, "no/a.pt", { [IOSHAPE_LOG_ERROR] = 1 } },
+	/* Each save, for who debugs. */
+	{ IOSHAPE_ENGINE_BUFFERED, IOSHAPE_LOG_DEBUG, "a.pt", { [IOSHAPE_LOG_DEBUG] = 1 } },
+	{ IOSHAPE_ENGINE_BUFFERED, IOSHAPE_LOG_INFO, "a.pt", { 0 } },
+};
+
+START_TEST(the_log_has_a_line_for_what_matters_at_its_level)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-
-	options.engine = engine;
-	options.log = listen;
-	options.log_level = level;
-	return open_context(&options);
-}
-
-START_TEST(what_is_not_as_preferred_is_logged)
-{
-	struct ioshape_context *context = with_log(IOSHAPE_ENGINE_NIL, IOSHAPE_LOG_INFO);
-	struct one one;
-
-	make_one(&one, 1000, 1);
-	save_and_report(context, scratch_path("a.pt"), &one);
-	ck_assert_ptr_eq(strstr(heard.lines, "3 saving "), heard.lines);
-	ck_assert_ptr_nonnull(strstr(heard.lines, scratch_path("a.pt")));
-	ck_assert_ptr_nonnull(strstr(heard.lines, "writes nothing"));
-	ioshape_context_free(context);
-	free(one.memory);
-}
-END_TEST
-
-START_TEST(a_background_save_that_fails_is_logged)
-{
-	struct ioshape_context *context = with_log(IOSHAPE_ENGINE_AUTO, IOSHAPE_LOG_ERROR);
 	struct ioshape_save *save;
-	char expected[2048];
-	struct one one;
 
-	make_one(&one, 1000, 1);
-	save = begin(context, scratch_path("missing/a.pt"), &one, NULL);
-	ck_assert_int_eq(ioshape_save_wait(save, -1), -ENOENT);
-	snprintf(expected, sizeof(expected), "1 %s; %s\n", ioshape_last_error()->sentence,
-		 ioshape_last_error()->remedy);
-	ck_assert_str_eq(heard.lines, expected);
+	options.engine = logged[_i].engine;
+	options.log = listen;
+	options.log_level = logged[_i].level;
+	open_another(&options);
+	save = begin(scratch_path(logged[_i].path), &one, NULL);
+	ck_assert_int_eq(ioshape_save_wait(save, -1), *logged[_i].path == 'n' ? -ENOENT : 0);
 	ioshape_save_free(save);
-	ioshape_context_free(context);
-	free(one.memory);
-}
-END_TEST
-
-START_TEST(each_save_is_a_line_for_who_debugs)
-{
-	struct ioshape_context *context = with_log(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_LOG_INFO);
-	struct one one;
-
-	make_one(&one, 1000, 1);
-	save_and_report(context, scratch_path("a.pt"), &one);
-	ck_assert_str_eq(heard.lines, "");
-	ioshape_context_free(context);
-
-	context = with_log(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_LOG_DEBUG);
-	save_and_report(context, scratch_path("a.pt"), &one);
-	ck_assert_ptr_eq(strstr(heard.lines, "4 "), heard.lines);
-	ck_assert_ptr_nonnull(strstr(heard.lines, scratch_path("a.pt")));
-	ck_assert_ptr_nonnull(strstr(heard.lines, "buffered engine"));
-	ck_assert_ptr_eq(strchr(heard.lines, '\n') + 1, heard.lines + strlen(heard.lines));
-	ioshape_context_free(context);
-	free(one.memory);
+	for (int level = 0; level <= IOSHAPE_LOG_DEBUG; level++)
+		ck_assert_uint_eq(atomic_load(&heard.lines[level]), logged[_i].lines[level]);
+	ck_assert(!atomic_load(&heard.nameless));
 }
 END_TEST
 
@@ -710,180 +570,84 @@ END_TEST
 
 START_TEST(too_much_to_say_about_tensors_is_refused_up_front)
 {
-	enum { COUNT = 400000, DIMS = IOSHAPE_MAX_DIMS };
+	enum { MANY = 400000, DIMS = IOSHAPE_MAX_DIMS };
 	static const int64_t shape[DIMS]; /* zeros: no elements */
-	struct ioshape_context *context = open_context(NULL);
-	struct ioshape_tensor *tensors = calloc(COUNT, sizeof(*tensors));
-	char(*names)[8] = calloc(COUNT, sizeof(*names));
+	struct ioshape_tensor *tensors = calloc(MANY, sizeof(*tensors));
+	char(*names)[8] = calloc(MANY, sizeof(*names));
 
 	ck_assert(tensors && names);
-	for (int i = 0; i < COUNT; i++) {
+	for (int i = 0; i < MANY; i++) {
 		snprintf(names[i], sizeof(names[i]), "%d", i);
 		tensors[i] = (struct ioshape_tensor){
 			.name = names[i], .dtype = IOSHAPE_INT8, .dims = DIMS, .shape = shape
 		};
 	}
 	ck_assert_int_eq(
-		ioshape_save_tensors(context, scratch_path("a.pt"), tensors, COUNT, NULL, NULL),
+		ioshape_save_tensors(context, scratch_path("a.pt"), tensors, MANY, NULL, NULL),
 		IOSHAPE_E_LIMIT);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
-	ioshape_context_free(context);
 	free(tensors);
 	free(names);
 }
 END_TEST
 
-START_TEST(results_need_somewhere_to_go)
-{
-	struct ioshape_context *context = open_context(NULL);
-	struct ioshape_reader *reader;
-	struct one one;
-
-	make_one(&one, 1000, 1);
-	save_and_report(context, scratch_path("a.pt"), &one);
-	reader = open_reader(context, scratch_path("a.pt"));
-	ck_assert_int_eq(ioshape_reader_get_record(reader, 0, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_reader_find_record(reader, "data.pkl", NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_reader_get_info(reader, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_reader_get_tensor(reader, 0, NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_reader_find_tensor(reader, "one", NULL), -EINVAL);
-	ck_assert_int_eq(ioshape_reader_get_metadata(reader, NULL), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("a.pt")));
-	ioshape_reader_free(reader);
-	ioshape_context_free(context);
-	free(one.memory);
-}
-END_TEST
-
-/* As a newer header may have it. */
-struct grown {
-	struct ioshape_metadata metadata;
-	uint64_t more;
-};
-
-static int save_with(struct ioshape_context *context, const struct ioshape_metadata *metadata)
-{
-	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-
-	options.metadata = metadata;
-	return ioshape_save_tensors(context, scratch_path("a.pt"), NULL, 0, &options, NULL);
-}
-
-START_TEST(metadata_has_a_size_and_can_grow)
-{
-	struct ioshape_context *context = open_context(NULL);
-	struct grown grown = { .metadata = IOSHAPE_METADATA_INIT };
-	struct ioshape_reader *reader;
-
-	grown.metadata.step = 5;
-	ck_assert_int_eq(save_with(context, &grown.metadata), 0);
-	grown.metadata.size = sizeof(grown);
-	ck_assert_int_eq(save_with(context, &grown.metadata), 0);
-	grown.more = 1;
-	ck_assert_int_eq(save_with(context, &grown.metadata), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "ioshape_metadata"));
-
-	reader = open_reader(context, scratch_path("a.pt"));
-	grown.metadata.step = 0;
-	ck_assert_int_eq(ioshape_reader_get_metadata(reader, &grown.metadata), 0);
-	ck_assert_int_eq(grown.metadata.step, 5);
-	ck_assert_uint_eq(grown.metadata.size, sizeof(grown));
-	ck_assert_uint_eq(grown.more, 0);
-	grown.metadata.size = 0;
-	ck_assert_int_eq(ioshape_reader_get_metadata(reader, &grown.metadata), -EINVAL);
-	ck_assert_int_eq(save_with(context, &grown.metadata), -EINVAL);
-	ioshape_reader_free(reader);
-	ioshape_context_free(context);
-}
-END_TEST
-
 START_TEST(a_commit_with_an_open_record_can_be_tried_again)
 {
-	struct ioshape_context *context = open_context(NULL);
 	struct ioshape_writer *writer;
 	struct ioshape_reader *reader;
 
 	ck_assert_int_eq(ioshape_writer_open(context, scratch_path("a.pt"), NULL, &writer), 0);
 	ck_assert_int_eq(ioshape_writer_begin_record(writer, "open", IOSHAPE_UNKNOWN_BYTES, 0), 0);
 	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "open"));
 	ck_assert_int_eq(ioshape_writer_write(writer, "text", 4), 0);
 	ck_assert_int_eq(ioshape_writer_end_record(writer), 0);
 	ck_assert_msg(!ioshape_writer_commit(writer, NULL), "%s", ioshape_last_error()->sentence);
 	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), -EINVAL);
 	ioshape_writer_free(writer);
-	reader = open_reader(context, scratch_path("a.pt"));
+	reader = open_reader(scratch_path("a.pt"));
 	ck_assert_uint_eq(info_of_reader(reader).records, 1);
 	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
 	ioshape_reader_free(reader);
-	ioshape_context_free(context);
 }
 END_TEST
 
 /* The one failure after which the new file is there all the same. */
 START_TEST(a_directory_that_does_not_become_durable_fails_the_save_in_place)
 {
-	struct ioshape_context *context = open_context(NULL);
-	struct one one;
-
-	make_one(&one, 1000, 1);
-	save_and_report(context, scratch_path("a.pt"), &one);
+	ck_assert_int_eq(save_one(), 0);
 	memset(one.memory, 2, 1000);
 	directories_fail = true;
-	ck_assert_int_eq(
-		ioshape_save_tensors(context, scratch_path("a.pt"), &one.tensor, 1, NULL, NULL),
-		-EIO);
+	ck_assert_int_eq(save_one(), -EIO);
 	directories_fail = false;
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "is in place"));
-	ck_assert_uint_eq(first_byte(context, scratch_path("a.pt")), 2);
+	ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 2);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
-	ioshape_context_free(context);
-	free(one.memory);
 }
 END_TEST
-
-static TCase *add_case(Suite *suite, const char *name)
-{
-	TCase *added = tcase_create(name);
-
-	tcase_add_checked_fixture(added, setup, teardown);
-	tcase_set_timeout(added, 30);
-	suite_add_tcase(suite, added);
-	return added;
-}
 
 int main(void)
 {
 	Suite *suite = suite_create("promises");
-	TCase *paths = add_case(suite, "paths"), *engines = add_case(suite, "engines");
-	TCase *staging = add_case(suite, "staging"), *progress = add_case(suite, "progress");
-	TCase *words = add_case(suite, "words"), *refusals = add_case(suite, "refusals");
+	TCase *tests = check_case(suite, "promises", setup, teardown, 30);
 
-	tcase_add_test(paths, a_relative_path_means_what_it_meant_at_the_call);
-	tcase_add_loop_test(paths, saves_to_one_file_are_ordered_whatever_they_call_it, 0,
-			    sizeof(same_file) / sizeof(*same_file));
-	tcase_add_test(paths, a_writer_takes_its_turn_where_it_was_opened);
-	tcase_add_test(paths, each_directory_is_tidied_whatever_it_is_called);
-	tcase_add_test(paths, a_path_without_a_name_is_refused_at_once);
-	tcase_add_test(engines, the_environment_cannot_ask_for_nil);
-	tcase_add_test(engines, nil_says_in_the_report_that_nothing_is_written);
-	tcase_add_test(engines, reading_with_nil_reads);
-	tcase_add_test(engines, an_engine_asked_for_by_name_takes_small_files_too);
-	tcase_add_test(engines, direct_io_that_is_required_is_used_for_small_files_too);
-	tcase_add_test(staging, staging_below_one_chunk_is_refused);
-	tcase_add_test(staging, waiting_for_room_is_in_the_report);
-	tcase_add_test(staging, waiting_for_the_turn_is_in_the_report);
-	tcase_add_test(staging, what_a_save_holds_counts_as_reserved);
-	tcase_add_test(progress, done_is_never_more_than_total);
-	tcase_add_test(progress, a_save_larger_than_staging_speaks_from_two_threads);
-	tcase_add_test(progress, the_plan_is_told_before_space_is_reserved);
-	tcase_add_test(words, what_is_not_as_preferred_is_logged);
-	tcase_add_test(words, a_background_save_that_fails_is_logged);
-	tcase_add_test(words, each_save_is_a_line_for_who_debugs);
-	tcase_add_test(refusals, too_much_to_say_about_tensors_is_refused_up_front);
-	tcase_add_test(refusals, results_need_somewhere_to_go);
-	tcase_add_test(refusals, metadata_has_a_size_and_can_grow);
-	tcase_add_test(refusals, a_commit_with_an_open_record_can_be_tried_again);
-	tcase_add_test(refusals, a_directory_that_does_not_become_durable_fails_the_save_in_place);
+	tcase_add_test(tests, a_relative_path_means_what_it_meant_at_the_call);
+	tcase_add_loop_test(tests, saves_to_one_file_are_ordered_whatever_they_call_it, 0,
+			    COUNT(same_file));
+	tcase_add_test(tests, a_writer_takes_its_turn_where_it_was_opened);
+	tcase_add_test(tests, each_directory_is_tidied_whatever_it_is_called);
+	tcase_add_test(tests, nil_says_in_the_report_that_nothing_is_written);
+	tcase_add_test(tests, reading_with_nil_reads);
+	tcase_add_test(tests, an_engine_asked_for_by_name_takes_small_files_too);
+	tcase_add_test(tests, direct_io_that_is_required_is_used_for_small_files_too);
+	tcase_add_test(tests, waiting_for_room_is_in_the_report);
+	tcase_add_test(tests, waiting_for_the_turn_is_in_the_report);
+	tcase_add_test(tests, what_a_save_holds_counts_as_reserved);
+	tcase_add_test(tests, done_is_never_more_than_total);
+	tcase_add_test(tests, a_save_larger_than_staging_speaks_from_two_threads);
+	tcase_add_test(tests, the_plan_is_told_before_space_is_reserved);
+	tcase_add_loop_test(tests, the_log_has_a_line_for_what_matters_at_its_level, 0,
+			    COUNT(logged));
+	tcase_add_test(tests, too_much_to_say_about_tensors_is_refused_up_front);
+	tcase_add_test(tests, a_commit_with_an_open_record_can_be_tried_again);
+	tcase_add_test(tests, a_directory_that_does_not_become_durable_fails_the_save_in_place);
 	return check_main(suite);
 }

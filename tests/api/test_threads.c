@@ -183,10 +183,10 @@ static int fail_and_ask_why(struct worker *worker)
 	snprintf(path, sizeof(path), "missing-%zu/file", worker->number);
 	if (ioshape_save_tensors(context, path, NULL, 0, NULL, NULL) != -ENOENT)
 		return complain(worker, "no failure");
-	if (!strstr(ioshape_last_error()->sentence, path))
+	if (!strstr(ioshape_last_error()->path, path))
 		return complain(worker, ioshape_last_error()->sentence);
 	if (ioshape_context_reserve(context, UINT64_MAX) != -ENOMEM ||
-	    !strstr(ioshape_last_error()->sentence, "reserve"))
+	    strcmp(ioshape_last_error()->operation, "reserve") != 0)
 		return complain(worker, ioshape_last_error()->sentence);
 	return ioshape_context_reserve(context, 0);
 }
@@ -258,15 +258,12 @@ END_TEST
 int main(void)
 {
 	Suite *suite = suite_create("api/threads");
-	TCase *tests = tcase_create("threads");
+	TCase *tests = check_case(suite, "threads", setup, teardown, 60);
 
-	tcase_add_checked_fixture(tests, setup, teardown);
 	tcase_add_test(tests, threads_save_and_load_at_the_same_time);
 	tcase_add_test(tests, threads_that_save_to_one_path_leave_one_of_their_files);
 	tcase_add_test(tests, threads_are_told_of_their_own_failures);
 	tcase_add_test(tests, threads_write_and_verify_records_at_the_same_time);
 	tcase_add_test(tests, threads_begin_and_drop_saves_at_the_same_time);
-	tcase_set_timeout(tests, 60);
-	suite_add_tcase(suite, tests);
 	return check_main(suite);
 }

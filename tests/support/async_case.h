@@ -3,13 +3,12 @@
 #ifndef TESTS_SUPPORT_ASYNC_CASE_H
 #define TESTS_SUPPORT_ASYNC_CASE_H
 
+#include "support/gate.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
 #include <check.h>
 #include <errno.h>
-#include <semaphore.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <time.h>
 #include <unistd.h>
@@ -78,44 +77,26 @@ static inline bool is_there(const char *path)
 	return access(path, F_OK) == 0;
 }
 
-/* ---- A gate in the progress callback: the save stands still in a phase until it is opened ---- */
-
-struct gate {
-	enum ioshape_phase phase;
-	sem_t reached, opened;
-	atomic_bool passed;
-};
-
-static inline void gate_init(struct gate *gate, enum ioshape_phase phase)
-{
-	gate->phase = phase;
-	sem_init(&gate->reached, 0, 0);
-	sem_init(&gate->opened, 0, 0);
-	atomic_store(&gate->passed, false);
-}
-
-static inline int stand_still(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
-{
-	struct gate *gate = user;
-
-	(void)done;
-	(void)total;
-	if (phase != gate->phase || atomic_exchange(&gate->passed, true))
-		return 0;
-	sem_post(&gate->reached);
-	sem_wait(&gate->opened);
-	return 0;
-}
-
+/* Returns when it stands still in this phase. */
 static inline struct ioshape_save *begin_gated(struct gate *gate, enum ioshape_phase phase,
 					       const char *path)
 {
-	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_save_options options = gate_options(gate, phase, 0);
+	struct ioshape_save *save;
 
-	gate_init(gate, phase);
-	options.progress = stand_still;
-	options.progress_user = gate;
-	return begin(path, &sample, &options);
+	options.metadata = &sample.metadata;
+	save = begin(path, &sample, &options);
+	sem_wait(&gate->reached);
+	return save;
+}
+
+/* Waits for its end, and frees it. */
+static inline int end(struct ioshape_save *save)
+{
+	int ret = ioshape_save_wait(save, -1);
+
+	ioshape_save_free(save);
+	return ret;
 }
 
 static inline double now(void)
@@ -124,13 +105,6 @@ static inline double now(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &when);
 	return (double)when.tv_sec + (double)when.tv_nsec / 1e9;
-}
-
-static inline void *open_gate_later(void *gate)
-{
-	usleep(200000);
-	sem_post(&((struct gate *)gate)->opened);
-	return NULL;
 }
 
 #endif

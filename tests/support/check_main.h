@@ -13,6 +13,18 @@
 			ck_abort_msg("%s", #condition);                                            \
 	} while (0)
 
+/* A case whose tests have the same set-up. */
+static inline TCase *check_case(Suite *suite, const char *name, SFun setup, SFun teardown,
+				double timeout_s)
+{
+	TCase *added = tcase_create(name);
+
+	tcase_add_checked_fixture(added, setup, teardown);
+	tcase_set_timeout(added, timeout_s);
+	suite_add_tcase(suite, added);
+	return added;
+}
+
 static inline int check_main(Suite *suite)
 {
 	SRunner *runner = srunner_create(suite);

@@ -262,6 +262,16 @@ int sample_check(struct ioshape_context *context, const char *path, const struct
 	return ret;
 }
 
+int sample_save(struct ioshape_context *context, const char *path, const struct sample *sample,
+		const struct ioshape_save_options *options)
+{
+	struct ioshape_save_options own = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	own.metadata = &sample->metadata;
+	return ioshape_save_tensors(context, path, sample->tensors, sample->count,
+				    options ? options : &own, NULL);
+}
+
 struct ioshape_context *sample_context(enum ioshape_engine engine, enum ioshape_direct direct)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;

@@ -31,6 +31,10 @@ void sample_free(struct sample *sample);
 /* Overwrites the tensors, as training does after an asynchronous save has returned. */
 void sample_spoil(struct sample *sample);
 
+/* Saves them. Without options, with their metadata and nothing else. */
+int sample_save(struct ioshape_context *context, const char *path, const struct sample *sample,
+		const struct ioshape_save_options *options);
+
 /* 0 if the file holds just these tensors and metadata, bit for bit; else a code, and why in `why`.
  */
 int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,

@@ -131,27 +131,36 @@ static int find_name(struct ioshape_reader *reader, const struct zip_names *name
 {
 	int ret = check_result(reader, index);
 
-	if (!ret && (!name || !zip_names_find(names, name, strlen(name), index) || *index >= count))
-		ret = base_refuse(&reader->error, -ENOENT, "\"%s\" has no %s \"%s\"",
-				  reader->zip.input.path, kind, name ? name : "");
-	return ret;
+	if (ret || (name && zip_names_find(names, name, strlen(name), index) && *index < count))
+		return ret;
+	name = name ? name : "";
+	base_refuse(&reader->error, -ENOENT, "\"%s\" has no %s \"%s\"", reader->zip.input.path,
+		    kind, name);
+	base_error_in_record(&reader->error, name);
+	return -ENOENT;
 }
 
-/* Bytes to be read lie in what holds them, which has `size`, and there is memory for them. */
-static int check_range(struct ioshape_reader *reader, const char *kind, const char *name,
-		       uint64_t size, const struct ioshape_load_request *range)
+/* Bytes to be read lie in the record or tensor `name`, or without a name in the file, which has
+ * `size`, and there is memory for them. */
+static int check_range(struct ioshape_reader *reader, const char *name, uint64_t size,
+		       const struct ioshape_load_request *range)
 {
+	const char *path = reader->zip.input.path;
+	int ret = 0;
+
 	if (range->offset > size || range->bytes > size - range->offset)
-		return base_refuse(&reader->error, -ERANGE,
-				   "cannot read \"%s\": %s \"%s\" has %llu bytes, and %llu from "
-				   "offset %llu are not all in it",
-				   reader->zip.input.path, kind, name, (unsigned long long)size,
-				   (unsigned long long)range->bytes,
-				   (unsigned long long)range->offset);
-	if (range->bytes && !range->into)
-		return base_refuse(&reader->error, -EINVAL,
-				   "no memory was given to read %s \"%s\" into", kind, name);
-	return 0;
+		ret = base_refuse(&reader->error, -ERANGE,
+				  "cannot read \"%s\": \"%s\" has %llu bytes, and %llu from offset "
+				  "%llu are not all in it",
+				  path, name ? name : path, (unsigned long long)size,
+				  (unsigned long long)range->bytes,
+				  (unsigned long long)range->offset);
+	else if (range->bytes && !range->into)
+		ret = base_refuse(&reader->error, -EINVAL,
+				  "cannot read \"%s\": no memory was given", path);
+	if (ret && name)
+		base_error_in_record(&reader->error, name);
+	return ret;
 }
 
 IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
@@ -312,7 +321,7 @@ IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t r
 		ret = check_record(reader, record);
 	if (!ret) {
 		entry = &reader->zip.directory.entries[record];
-		ret = check_range(reader, "record", entry->name, entry->bytes, &range);
+		ret = check_range(reader, entry->name, entry->bytes, &range);
 	}
 	if (!ret)
 		ret = read_onward(reader, entry->data_offset + offset, into, bytes);
@@ -326,8 +335,7 @@ IOSHAPE_EXPORT int ioshape_reader_read_file(struct ioshape_reader *reader, uint6
 	int ret = enter(reader);
 
 	if (!ret)
-		ret = check_range(reader, "file", reader->zip.input.path, reader->zip.input.bytes,
-				  &range);
+		ret = check_range(reader, NULL, reader->zip.input.bytes, &range);
 	if (!ret)
 		ret = read_onward(reader, offset, into, bytes);
 	return leave(reader, ret);
@@ -432,8 +440,8 @@ static int make_range(struct ioshape_reader *reader, const struct ioshape_load_r
 		return ret;
 	row = &reader->zip.index.tensors[request->tensor];
 	*range = (struct zip_range){ row->record, request->offset, request->bytes, request->into };
-	return check_range(reader, "tensor", row->name,
-			   reader->zip.directory.entries[row->record].bytes, request);
+	return check_range(reader, row->name, reader->zip.directory.entries[row->record].bytes,
+			   request);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,

@@ -121,6 +121,14 @@ static const char *kind_of(const struct save_payload *payload)
 	return payload->raw ? "records" : "tensors";
 }
 
+/* Notes what a failure is about. */
+static int about(int ret, const char *name, struct base_error *error)
+{
+	if (ret && name)
+		base_error_in_record(error, ZIP_SHOWN(name));
+	return ret;
+}
+
 /* The name of one of the caller's tensors or records. */
 typedef const char *(*name_fn)(const struct save_payload *payload, size_t i);
 
@@ -146,6 +154,7 @@ static int check_unique(const struct save_plan *plan, const struct save_payload 
 				plan->path, kind_of(payload), ZIP_SHOWN(one));
 		else if (ret)
 			base_no_memory(error, "names", payload->count);
+		ret = about(ret, one, error);
 	}
 	zip_names_free(names);
 	return ret;
@@ -201,6 +210,7 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 		if (!ret)
 			ret = count_copy(&copy_bytes, space_for(strlen(record->name) + 1),
 					 "names of the records", error);
+		ret = about(ret, record->name, error);
 	}
 	/* As from a writer of records. */
 	if (!ret)
@@ -243,6 +253,7 @@ static int check_tensors(const struct save_payload *payload, size_t *copy_bytes,
 					 space_for(strlen(tensor->name) + 1) +
 						 3 * tensor->dims * sizeof(int64_t),
 					 "names and shapes of the tensors", error);
+		ret = about(ret, tensor->name, error);
 	}
 	return ret;
 }
@@ -429,9 +440,10 @@ static int fetch(const struct save_plan *plan, const struct save_record *record,
 
 	if (!ret)
 		return 0;
-	return base_fail(error, ret < 0 && ret > -4096 ? ret : -EIO,
-			 "cannot save to \"%s\": fetching record \"%s\" at offset %llu answered %d",
-			 plan->path, ZIP_SHOWN(record->name), (unsigned long long)offset, ret);
+	ret = base_fail(error, ret < 0 && ret > -4096 ? ret : -EIO,
+			"cannot save to \"%s\": fetching record \"%s\" at offset %llu answered %d",
+			plan->path, ZIP_SHOWN(record->name), (unsigned long long)offset, ret);
+	return about(ret, record->name, error);
 }
 
 int save_plan_copy(const struct save_plan *plan, size_t i, uint64_t offset, void *into,
