@@ -48,14 +48,6 @@ static int take_chunk(struct node *node, uint64_t offset)
 	target = &targets[index];
 	if (target->full || target->used_bytes + CHUNK_BYTES > target->capacity_bytes)
 		return -ENOSPC;
-	if (options.total_capacity) {
-		uint64_t used = CHUNK_BYTES;
-
-		for (unsigned int i = 0; i <= options.targets; i++)
-			used += targets[i].used_bytes;
-		if (used > options.total_capacity)
-			return -ENOSPC;
-	}
 	target->used_bytes += CHUNK_BYTES;
 	sysfs_renew();
 	node->stat.st_blocks += CHUNK_BYTES / 512;

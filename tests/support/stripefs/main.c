@@ -14,6 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* How many requests the kernel has under way. */
+enum { MAX_BACKGROUND = 4096 };
+
 /* The head of a write request: its data come behind it. */
 enum { WRITE_HEAD = sizeof(struct fuse_in_header) + sizeof(struct fuse_write_in) };
 
@@ -33,10 +36,10 @@ static void do_init(void *unused, struct fuse_conn_info *connection)
 	const unsigned int can = connection->capable;
 
 	(void)unused;
-	connection->max_write = options.max_write;
+	connection->max_write = BLOCK_BYTES;
 	connection->max_readahead = BLOCK_BYTES;
-	connection->max_background = options.max_background;
-	connection->congestion_threshold = options.max_background;
+	connection->max_background = MAX_BACKGROUND;
+	connection->congestion_threshold = MAX_BACKGROUND;
 	connection->time_gran = 1;
 	/* There is no other client that could have changed something. */
 	connection->want &= ~(unsigned int)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS |
@@ -49,55 +52,6 @@ static void do_init(void *unused, struct fuse_conn_info *connection)
 		connection->want |= can & FUSE_CAP_ASYNC_DIO;
 	if (options.cache == CACHE_BACK)
 		connection->want |= can & FUSE_CAP_WRITEBACK_CACHE;
-}
-
-/* The number of the mounted filesystem. Nobody may ask the mount itself: it is we who would answer.
- */
-static bool device_number(const char *path, char number[static 32])
-{
-	FILE *mounts = fopen("/proc/self/mountinfo", "re");
-	char line[8192], here[32], where[4096];
-	bool found = false;
-
-	while (mounts && fgets(line, sizeof(line), mounts)) {
-		if (sscanf(line, "%*u %*u %31s %*s %4095s", here, where) == 2 &&
-		    strcmp(where, path) == 0) {
-			memcpy(number, here, sizeof(here));
-			found = true;
-		}
-	}
-	if (mounts)
-		fclose(mounts);
-	return found;
-}
-
-static void set_limit(const char *number, const char *name, const char *value)
-{
-	char path[128];
-	int file;
-
-	snprintf(path, sizeof(path), "/sys/class/bdi/%s/%s", number, name);
-	file = open(path, O_WRONLY | O_CLOEXEC);
-	if (file < 0 || write(file, value, strlen(value)) < 0)
-		fprintf(stderr, "stripefs: %s: %s\n", path, strerror(errno));
-	if (file >= 0)
-		close(file);
-}
-
-/* What the filesystem may have of the kernel's dirty memory: by itself a FUSE has one percent. */
-static void set_dirty_limit(const char *path)
-{
-	char number[32], text[16];
-
-	if (!options.dirty_percent)
-		return;
-	if (!device_number(path, number)) {
-		fprintf(stderr, "stripefs: %s is not mounted\n", path);
-		return;
-	}
-	snprintf(text, sizeof(text), "%u", options.dirty_percent);
-	set_limit(number, "strict_limit", "0");
-	set_limit(number, "max_ratio", text);
 }
 
 static ssize_t receive(int device, void *buffer, size_t room, void *unused)
@@ -252,7 +206,7 @@ int main(int count, char **arguments)
 	sigdelset(&while_waiting, SIGINT);
 	sigaction(SIGTERM, &ending, NULL);
 	sigaction(SIGINT, &ending, NULL);
-	result = store_open(options.backing, options.memory, options.prefault);
+	result = store_open(options.backing, options.memory);
 	if (result) {
 		fprintf(stderr, "stripefs: %s: %s\n", options.backing, strerror(-result));
 		return 1;
@@ -270,7 +224,6 @@ int main(int count, char **arguments)
 		usleep(100);
 	printf("mounted\n");
 	fflush(stdout);
-	set_dirty_limit(path);
 	serve(session, listener);
 	fuse_session_unmount(session);
 	fuse_session_destroy(session);

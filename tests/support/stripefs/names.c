@@ -234,8 +234,6 @@ static int rename_entry(struct entry *from, struct node *directory, const char *
 
 	if (!from)
 		return ENOENT;
-	if (flags && !options.rename_flags)
-		return EINVAL;
 	if (flags & RENAME_EXCHANGE) {
 		if (to)
 			exchange(from, to);
@@ -329,8 +327,6 @@ static void do_statfs(fuse_req_t request, fuse_ino_t ino)
 		used += targets[i].used_bytes;
 		free += target_free(&targets[i]);
 	}
-	if (options.total_capacity)
-		free = used < options.total_capacity ? options.total_capacity - used : 0;
 	statfs.f_blocks = (used + free) / PAGE;
 	statfs.f_bfree = statfs.f_bavail = free / PAGE;
 	statfs.f_ffree = statfs.f_favail = statfs.f_files - tree_nodes();

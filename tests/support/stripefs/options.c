@@ -29,7 +29,6 @@ static const char help[] =
 	"  --backing FOLDER       where contents lie, the socket control and sys/; better in "
 	"memory\n"
 	"  --memory BYTES         how much contents there can be at most (4Gi)\n"
-	"  --prefault BYTES       of that, made ready at once (0)\n"
 	"\n"
 	"Targets\n"
 	"  --targets N            how many (8)\n"
@@ -38,7 +37,6 @@ static const char help[] =
 	"  --run BYTES            what the elevator serves in a row of one object (16Mi)\n"
 	"  --latency-ms MS        of each request, besides (0)\n"
 	"  --capacity BYTES       of each (64Gi)\n"
-	"  --total-capacity BYTES of all together, as a quota (0: no limit)\n"
 	"  --used N=BYTES         taken on target N by others; may be said for several\n"
 	"  --pool NAME=N,N,...    a pool of targets; may be said for several\n"
 	"  --server-cache BYTES   writes are answered when they are in the server's memory (0)\n"
@@ -68,11 +66,6 @@ static const char help[] =
 	"                         none (EINVAL)\n"
 	"  --direct-alignment N   what offsets and lengths of O_DIRECT are multiples of (4096)\n"
 	"  --fallocate yes|no     (yes)\n"
-	"  --rename-flags yes|no  RENAME_NOREPLACE and RENAME_EXCHANGE (yes)\n"
-	"  --max-write BYTES      the largest request (1Mi)\n"
-	"  --max-background N     how many requests the kernel has under way (4096)\n"
-	"  --dirty-percent N      how much of the kernel's dirty memory may be ours (0: its own "
-	"rule)\n"
 	"\n"
 	"What the real one does\n"
 	"  --trap NAME            may be said for several:\n"
@@ -157,7 +150,7 @@ static unsigned int choice_of(const char *name, const char *text, const char *na
 	refuse("--%s: \"%s\" is none of: %s", name, text, names);
 }
 
-static void set_profile(const char *name)
+static void set_profile(char *name)
 {
 	static const double bandwidths[] = { 60e6, 250e6, 500e6 };
 	static const double seeks_ms[] = { 8, 0.05, 0.05 };
@@ -194,7 +187,7 @@ static void add_pool(char *text)
 		refuse("--pool %s: no targets", text);
 }
 
-static void add_used(const char *text)
+static void add_used(char *text)
 {
 	const char *bytes = strchr(text, '=');
 	const long index = strtol(text, NULL, 10);
@@ -234,175 +227,89 @@ static void add_components(char *text)
 	options.progressive.composite = true;
 }
 
-static bool yes(const char *name, const char *text)
+static void set_stripe_count(char *text)
 {
-	return choice_of(name, text, "no yes") == 1;
+	options.stripe_count = strcmp(text, "-1") == 0 ?
+				       UINT16_MAX :
+				       (unsigned int)number_of("stripe-count", text);
 }
 
-static const struct option long_options[] = {
-	{ "profile", required_argument, NULL, 'a' },
-	{ "play", required_argument, NULL, 'b' },
-	{ "fsname", required_argument, NULL, 'c' },
-	{ "backing", required_argument, NULL, 'd' },
-	{ "memory", required_argument, NULL, 'e' },
-	{ "prefault", required_argument, NULL, 'f' },
-	{ "targets", required_argument, NULL, 'g' },
-	{ "bandwidth", required_argument, NULL, 'i' },
-	{ "seek-ms", required_argument, NULL, 'j' },
-	{ "run", required_argument, NULL, 'k' },
-	{ "latency-ms", required_argument, NULL, 'l' },
-	{ "capacity", required_argument, NULL, 'm' },
-	{ "total-capacity", required_argument, NULL, 'n' },
-	{ "used", required_argument, NULL, 'o' },
-	{ "pool", required_argument, NULL, 'p' },
-	{ "server-cache", required_argument, NULL, 'q' },
-	{ "link", required_argument, NULL, 'r' },
-	{ "mds-latency-ms", required_argument, NULL, 's' },
-	{ "mds-rate", required_argument, NULL, 't' },
-	{ "stripe-size", required_argument, NULL, 'u' },
-	{ "stripe-count", required_argument, NULL, 'v' },
-	{ "progressive", required_argument, NULL, 'w' },
-	{ "cache", required_argument, NULL, 'x' },
-	{ "direct", required_argument, NULL, 'y' },
-	{ "direct-alignment", required_argument, NULL, 'z' },
-	{ "fallocate", required_argument, NULL, 'A' },
-	{ "rename-flags", required_argument, NULL, 'B' },
-	{ "max-write", required_argument, NULL, 'C' },
-	{ "max-background", required_argument, NULL, 'D' },
-	{ "dirty-percent", required_argument, NULL, 'E' },
-	{ "window", required_argument, NULL, 'I' },
-	{ "trap", required_argument, NULL, 'F' },
-	{ "swap-bytes", no_argument, NULL, 'G' },
-	{ "log", required_argument, NULL, 'H' },
-	{ "help", no_argument, NULL, 'h' },
-	{ NULL, 0, NULL, 0 },
+static void add_trap(char *text)
+{
+	options.traps |= 1u << choice_of("trap", text,
+					 "setstripe-ignored setxattr-ignored no-default no-layout "
+					 "pool-refused");
+}
+
+enum takes { TEXT, BYTES, RATE, NUMBER, COUNT, CHOICE, SWITCH, CALL };
+
+/* What an option sets. CHOICE: one of `names`; RATE: bytes, as a double; CALL: whatever `call`
+ * does. */
+static const struct setting {
+	const char *name;
+	enum takes takes;
+	void *field;
+	const char *names;
+	void (*call)(char *text);
+} settings[] = {
+	{ "profile", CALL, .call = set_profile },
+	{ "play", CHOICE, .field = &options.play, .names = "lustre beegfs ceph nfs" },
+	{ "fsname", TEXT, .field = &options.fsname },
+	{ "backing", TEXT, .field = &options.backing },
+	{ "memory", BYTES, .field = &options.memory },
+	{ "targets", COUNT, .field = &options.targets },
+	{ "bandwidth", RATE, .field = &options.bandwidth },
+	{ "seek-ms", NUMBER, .field = &options.seek_ms },
+	{ "run", BYTES, .field = &options.run_bytes },
+	{ "latency-ms", NUMBER, .field = &options.latency_ms },
+	{ "capacity", BYTES, .field = &options.capacity },
+	{ "used", CALL, .call = add_used },
+	{ "pool", CALL, .call = add_pool },
+	{ "server-cache", BYTES, .field = &options.server_cache_bytes },
+	{ "link", RATE, .field = &options.link },
+	{ "mds-latency-ms", NUMBER, .field = &options.mds_latency_ms },
+	{ "mds-rate", NUMBER, .field = &options.mds_rate },
+	{ "stripe-size", BYTES, .field = &options.stripe_size },
+	{ "stripe-count", CALL, .call = set_stripe_count },
+	{ "progressive", CALL, .call = add_components },
+	{ "cache", CHOICE, .field = &options.cache, .names = "through back client" },
+	{ "window", COUNT, .field = &options.window },
+	{ "direct", CHOICE, .field = &options.direct, .names = "parallel threads serial none" },
+	{ "direct-alignment", COUNT, .field = &options.direct_alignment },
+	{ "fallocate", CHOICE, .field = &options.fallocate, .names = "no yes" },
+	{ "trap", CALL, .call = add_trap },
+	{ "swap-bytes", SWITCH, .field = &options.swap_bytes },
+	{ "log", TEXT, .field = &options.log },
 };
 
-/* What is a number or a path. */
-static bool set_plain(int letter, const char *name, const char *value)
-{
-	switch (letter) {
-	case 'c':
-		options.fsname = value;
-		break;
-	case 'd':
-		options.backing = value;
-		break;
-	case 'e':
-		options.memory = bytes_of(name, value);
-		break;
-	case 'f':
-		options.prefault = bytes_of(name, value);
-		break;
-	case 'g':
-		options.targets = (unsigned int)number_of(name, value);
-		break;
-	case 'i':
-		options.bandwidth = (double)bytes_of(name, value);
-		break;
-	case 'j':
-		options.seek_ms = number_of(name, value);
-		break;
-	case 'k':
-		options.run_bytes = bytes_of(name, value);
-		break;
-	case 'l':
-		options.latency_ms = number_of(name, value);
-		break;
-	case 'm':
-		options.capacity = bytes_of(name, value);
-		break;
-	case 'n':
-		options.total_capacity = bytes_of(name, value);
-		break;
-	case 'q':
-		options.server_cache_bytes = bytes_of(name, value);
-		break;
-	case 'r':
-		options.link = (double)bytes_of(name, value);
-		break;
-	case 's':
-		options.mds_latency_ms = number_of(name, value);
-		break;
-	case 't':
-		options.mds_rate = number_of(name, value);
-		break;
-	case 'u':
-		options.stripe_size = bytes_of(name, value);
-		break;
-	case 'z':
-		options.direct_alignment = (unsigned int)number_of(name, value);
-		break;
-	case 'C':
-		options.max_write = (unsigned int)bytes_of(name, value);
-		break;
-	case 'D':
-		options.max_background = (unsigned int)number_of(name, value);
-		break;
-	case 'I':
-		options.window = (unsigned int)number_of(name, value);
-		break;
-	case 'E':
-		options.dirty_percent = (unsigned int)number_of(name, value);
-		break;
-	case 'H':
-		options.log = value;
-		break;
-	default:
-		return false;
-	}
-	return true;
-}
+#define SETTINGS (sizeof(settings) / sizeof(settings[0]))
 
-static void set_other(int letter, const char *name, char *value)
+static void set(const struct setting *setting, char *text)
 {
-	switch (letter) {
-	case 'a':
-		set_profile(value);
+	switch (setting->takes) {
+	case TEXT:
+		*(const char **)setting->field = text;
 		break;
-	case 'b':
-		options.play = choice_of(name, value, "lustre beegfs ceph nfs");
+	case BYTES:
+		*(uint64_t *)setting->field = bytes_of(setting->name, text);
 		break;
-	case 'o':
-		add_used(value);
+	case RATE:
+		*(double *)setting->field = (double)bytes_of(setting->name, text);
 		break;
-	case 'p':
-		add_pool(value);
+	case NUMBER:
+		*(double *)setting->field = number_of(setting->name, text);
 		break;
-	case 'v':
-		options.stripe_count = strcmp(value, "-1") == 0 ?
-					       UINT16_MAX :
-					       (unsigned int)number_of(name, value);
+	case COUNT:
+		*(unsigned int *)setting->field = (unsigned int)number_of(setting->name, text);
 		break;
-	case 'w':
-		add_components(value);
+	case CHOICE:
+		*(unsigned int *)setting->field = choice_of(setting->name, text, setting->names);
 		break;
-	case 'x':
-		options.cache = choice_of(name, value, "through back client");
+	case SWITCH:
+		*(bool *)setting->field = true;
 		break;
-	case 'y':
-		options.direct = choice_of(name, value, "parallel threads serial none");
-		break;
-	case 'A':
-		options.fallocate = yes(name, value);
-		break;
-	case 'B':
-		options.rename_flags = yes(name, value);
-		break;
-	case 'F':
-		options.traps |=
-			1u << choice_of(name, value,
-					"setstripe-ignored setxattr-ignored no-default no-layout "
-					"pool-refused");
-		break;
-	case 'G':
-		options.swap_bytes = true;
-		break;
-	case 'h':
-		fputs(help, stdout);
-		exit(0);
-	default:
-		refuse("what was said is not known");
+	case CALL:
+		setting->call(text);
 	}
 }
 
@@ -418,8 +325,6 @@ static void check(void)
 		refuse("--stripe-size: a multiple of 64Ki");
 	if (!options.stripe_count)
 		refuse("--stripe-count: -1, or more than 0");
-	if (options.max_write < PAGE || options.max_write > BLOCK_BYTES)
-		refuse("--max-write: 4Ki to 1Mi");
 	if (options.memory < BLOCK_BYTES || options.memory > UINT64_C(1) << 40)
 		refuse("--memory: 1Mi to 1Ti");
 	if (options.server_cache_bytes && options.server_cache_bytes < BLOCK_BYTES)
@@ -444,6 +349,7 @@ static void check(void)
 
 void options_parse(int count, char **arguments)
 {
+	struct option known[SETTINGS + 2] = { { "help", no_argument, NULL, 0 } };
 	int letter, index = 0;
 
 	options = (struct options){
@@ -456,19 +362,24 @@ void options_parse(int count, char **arguments)
 		.stripe_count = 1,
 		.capacity = UINT64_C(64) << 30,
 		.memory = UINT64_C(4) << 30,
-		.max_background = 4096,
 		.window = 8,
-		.max_write = BLOCK_BYTES,
 		.direct_alignment = PAGE,
 		.fallocate = true,
-		.rename_flags = true,
 	};
-	set_profile("hdd");
-	while ((letter = getopt_long(count, arguments, "h", long_options, &index)) != -1) {
+	for (size_t i = 0; i < SETTINGS; i++)
+		known[i + 1] = (struct option){
+			.name = settings[i].name,
+			.has_arg = settings[i].takes == SWITCH ? no_argument : required_argument,
+		};
+	set_profile((char[]){ "hdd" });
+	while ((letter = getopt_long(count, arguments, "", known, &index)) != -1) {
 		if (letter == '?')
 			exit(2);
-		if (!set_plain(letter, long_options[index].name, optarg))
-			set_other(letter, long_options[index].name, optarg);
+		if (index == 0) {
+			fputs(help, stdout);
+			exit(0);
+		}
+		set(&settings[index - 1], optarg);
 	}
 	if (optind + 1 != count)
 		refuse("one mount point");

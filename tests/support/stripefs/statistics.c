@@ -40,7 +40,7 @@ void statistics_write(struct node *node, uint64_t offset, uint32_t bytes)
 {
 	const struct component *component = layout_component(node->layout, offset);
 	const uint64_t size = component->stripe_size;
-	const uint64_t unit = size < options.max_write ? size : options.max_write;
+	const uint64_t unit = size < BLOCK_BYTES ? size : BLOCK_BYTES;
 	const uint64_t first = offset / size, last = (offset + bytes - 1) / size;
 	const bool off = offset % unit != 0;
 

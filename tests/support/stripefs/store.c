@@ -41,7 +41,7 @@ static int map_file(const char *folder, uint64_t bytes)
 	return result;
 }
 
-int store_open(const char *folder, uint64_t bytes, uint64_t prefault)
+int store_open(const char *folder, uint64_t bytes)
 {
 	const uint64_t blocks = bytes / BLOCK_BYTES;
 	/* The largest read goes a little beyond the block that it should fill. */
@@ -56,10 +56,6 @@ int store_open(const char *folder, uint64_t bytes, uint64_t prefault)
 	if (result)
 		return result;
 	madvise(store.memory, mapped, MADV_HUGEPAGE);
-	if (prefault > bytes)
-		prefault = bytes;
-	for (uint64_t at = 0; at < prefault / BLOCK_BYTES * STRIDE; at += PAGE)
-		((volatile char *)store.memory)[at] = 0;
 	return 0;
 }
 

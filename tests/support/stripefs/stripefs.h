@@ -106,11 +106,11 @@ struct options {
 	uint64_t stripe_size;
 	unsigned int stripe_count;
 	uint64_t capacity; /* of each target */
-	uint64_t total_capacity;
-	uint64_t memory, prefault;
+	uint64_t memory;
 	unsigned int window; /* requests of a file that a client has under way */
-	unsigned int max_background, max_write, direct_alignment, dirty_percent;
-	bool fallocate, swap_bytes, rename_flags;
+	unsigned int direct_alignment;
+	unsigned int fallocate; /* whether there is one */
+	bool swap_bytes;
 	unsigned int pool_count;
 	struct pool pools[MAX_POOLS];
 	struct layout progressive;  /* of new files, instead of size and count; none: count is 0 */
@@ -150,7 +150,7 @@ const struct pool *pool_find(const char *name);
 /* ---- Memory: store.c --------------------------------------------------------------------------
  */
 
-int store_open(const char *folder, uint64_t bytes, uint64_t prefault);
+int store_open(const char *folder, uint64_t bytes);
 /* 0: there is none. What is in it is undefined. */
 uint32_t store_take(void);
 void store_give(uint32_t block);
