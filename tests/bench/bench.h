@@ -105,7 +105,6 @@ struct bench {
 /* With the settings that the command names. */
 struct ioshape_context *open_context(const struct command *command);
 void run_context(struct bench *bench, const struct command *command);
-void run_reserve(struct bench *bench, const struct command *command);
 void run_save(struct bench *bench, const struct command *command);
 void run_async(struct bench *bench, const struct command *command);
 void run_wait(struct bench *bench, const struct command *command);

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of the engine, and requests on stripes: on stripefs, and on the disk of the folder.
+"""The choice of the engine, and requests on stripes: on stripefs, and on the disk of the folder."""
 
-    python -m tests.bench.fs ssd --rounds 3
-
-runs parts of it alone, with stripefs and tests/requests built.
-"""
-
-import argparse
 import json
 import os
 import re
@@ -246,12 +240,12 @@ def sentence(name: str, found: Found) -> str:
     return f"{name} ({model}), GB/s: {rates}"
 
 
-def measure_parts(names: list[str], folder: Path, rounds: int) -> Outcome:
+def measure(setting: Setting) -> Outcome:
     outcome = Outcome()
     parts: dict[str, Found] = {}
-    for name in names:
-        print(f"  {name}", flush=True)
-        parts[name] = run(PARTS[name], folder, rounds)
+    for name, part in PARTS.items():
+        setting.say(name)
+        parts[name] = run(part, setting.folder, setting.rounds)
         outcome.samples[name] = parts[name]["samples"]
         outcome.ceilings.append(sentence(name, parts[name]))
     counted = [count_requests(layout) for layout in LAYOUTS]
@@ -264,26 +258,3 @@ def measure_parts(names: list[str], folder: Path, rounds: int) -> Outcome:
     for name, found in parts.items():
         outcome.facts[name] = {key: value for key, value in found.items() if key != "samples"}
     return outcome
-
-
-def measure(setting: Setting) -> Outcome:
-    return measure_parts(list(PARTS), setting.folder, setting.rounds)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.fs")
-    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dir", type=Path, default=Path())
-    given = parser.parse_args()
-    outcome = measure_parts(given.parts, given.dir, given.rounds)
-    for figure in outcome.figures:
-        print(
-            f"{figure.name} {figure.value:.3f} {'' if figure.met else '(missed) '}{figure.remark}"
-        )
-    for line in outcome.ceilings:
-        print(line)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,6 @@
 """Processes that are the ranks of a job, and begin things at the same moment."""
 
 import socket
-import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,26 +14,6 @@ from .worker import Answer, Worker
 
 # What is told to all of them takes a moment to reach the last.
 LEAD_NS = 50_000_000
-
-
-class RankWorker(Worker):
-    """Has some files of ours open, and settings of its own."""
-
-    def __init__(
-        self,
-        command: Sequence[str | Path],
-        environment: dict[str, str] | None = None,
-        files: Sequence[int] = (),
-    ) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            env=environment,
-            pass_fds=files,
-        )
 
 
 class Ranks:
@@ -99,7 +78,7 @@ def c_ranks(program: Path, count: int, nodes: int = 1) -> Iterator[Ranks]:
         ends = [[ours.fileno() for ours, _ in pairs], *([theirs.fileno()] for _, theirs in pairs)]
         workers = []
         for rank in range(count):
-            workers.append(RankWorker([program], files=ends[rank] if pairs else ()))
+            workers.append(Worker(program, files=ends[rank] if pairs else ()))
             stack.enter_context(workers[-1])
         for pair in pairs:
             for end in pair:

@@ -14,13 +14,13 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from . import fio
 from .gather_node import settle, steps
-from .gather_ranks import Ranks, RankWorker, all_of, node_of
+from .gather_ranks import Ranks, all_of, node_of
 from .load import STRAY, CacheError, cached
 from .rounds import GB, Sample, fastest, median_gb_per_s, median_seconds, time_ratio
 from .setting import Figure, Outcome, Setting
 from .torch_load import evict
 from .torch_worker import ROOM_FOR_ONE, Ballast, clear
-from .worker import Answer
+from .worker import Answer, Worker
 
 MIB = 1 << 20
 
@@ -72,8 +72,8 @@ def torch_ranks(nodes: int, **more: str) -> Iterator[Ranks]:
         workers = []
         for rank in range(RANKS):
             environment = {**launch_environment(rank, RANKS, nodes, port, token), **more}
-            command = [sys.executable, "-m", f"{__package__}.gather_process"]
-            workers.append(RankWorker(command, environment))
+            command = (sys.executable, "-m", f"{__package__}.gather_process")
+            workers.append(Worker(*command, environment=environment))
             stack.enter_context(workers[-1])
         ranks = Ranks(workers)
         ranks.each("meet")

@@ -43,17 +43,6 @@ static struct ioshape_context *need_context(struct bench *bench)
 	return bench->context;
 }
 
-void run_reserve(struct bench *bench, const struct command *command)
-{
-	struct cost cost;
-
-	need_context(bench);
-	cost_begin(&cost);
-	if (ioshape_context_reserve(bench->context, command_number(command, "bytes", 0)))
-		fail("cannot reserve: %s", ioshape_last_error()->sentence);
-	cost_end(&cost);
-}
-
 void answer_report(const struct ioshape_report *report)
 {
 	answer_number("file_bytes", (double)report->file_bytes);

@@ -46,7 +46,7 @@ def measure_chaos(setting: Setting, outcome: Outcome) -> None:
     outcome.facts["chaos"] = found
     none: Literal["<="] = "<="
     for name in ("chaos_over", "chaos_dup_fence", "chaos_failed_saves", "chaos_used_at_rest"):
-        outcome.figures.append(Figure(name, float(found[name]), none, 0, ""))
+        outcome.figures.append(Figure(name, float(found["figures"][name]), none, 0, ""))
 
 
 def measure(setting: Setting) -> Outcome:

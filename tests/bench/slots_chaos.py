@@ -1,31 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The long campaign of chaos: what tests/support/chaos_scenes.py does, many times.
 
-    python tests/bench/slots_chaos.py [--scale X] [--at-once N] [--seed N] [--json FILE] [SCENE...]
-
 Scale 1 is at least 500 kills of Redis, 2,000 of clients, 200 stops past a lease, 100 failovers
 and 100 partitions, in about a quarter of an hour (the scenes wait most of the time). The library
 and the client are those of build/gcc, or of the folder that IOSHAPE_TEST_BUILD names. Where
 IOSHAPE_TEST_CHAOS_KEEP names a folder, logs of scenes with faults are kept there.
 """
 
-import argparse
-import json
 import multiprocessing
-import os
-import sys
-import time
 import traceback
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from chaos import NotPermitted
 from chaos_judge import Verdict
 from chaos_scenes import SCENES
+
+#: Scenes at the same time.
+AT_ONCE = 5
 
 #: Rounds of each scene at scale 1, and in one go.
 ROUNDS = {
@@ -114,69 +106,18 @@ class Campaign:
         }
 
 
-def measure(
-    scale: float = 1.0,
-    *,
-    scenes: Sequence[str] = tuple(ROUNDS),
-    at_once: int = 5,
-    seed: int = 1,
-    file: Path | None = None,
-    until: float | None = None,
-) -> dict[str, float]:
-    """Plays the scenes, several at a time, and writes down what was reached after each."""
+def measure(scale: float) -> dict[str, Any]:
+    """Plays the scenes, several at a time."""
     campaign = Campaign()
-    began = time.monotonic()
     parts = []
-    for name in scenes:
-        total, each = ROUNDS[name]
+    for name, (total, each) in ROUNDS.items():
         count = max(1, round(total * scale / each))
-        parts += [(number / count, name, seed * 1000 + number, each) for number in range(count)]
+        parts += [(number / count, name, 1000 + number, each) for number in range(count)]
     parts.sort()  # all kinds advance alike
     # Started anew, not forked: threads and signals of whoever calls are not taken along.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(at_once, mp_context=context) as pool:
+    with ProcessPoolExecutor(AT_ONCE, mp_context=context) as pool:
         waiting = {pool.submit(_play, *part[1:]) for part in parts}
         for done in as_completed(waiting):
-            if done.cancelled():
-                continue
             campaign.take(*done.result())
-            if file:
-                told = {**campaign.told(), "seconds": round(time.monotonic() - began)}
-                new = file.with_suffix(".new")
-                new.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-                new.replace(file)
-            if until is not None and time.monotonic() > until:
-                for one in waiting:
-                    one.cancel()
-                until = None
-    return campaign.figures()
-
-
-def main() -> int:
-    """By hand."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=", ".join(ROUNDS))
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--at-once", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds", type=float, help="begin nothing new after that")
-    given = parser.parse_args()
-    unknown = set(given.scenes) - set(ROUNDS)
-    if unknown:
-        parser.error(f"there is no scene {', '.join(sorted(unknown))}")
-    os.nice(5)
-    figures = measure(
-        given.scale,
-        scenes=given.scenes or tuple(ROUNDS),
-        at_once=given.at_once,
-        seed=given.seed,
-        file=given.json,
-        until=time.monotonic() + given.seconds if given.seconds else None,
-    )
-    print(json.dumps(figures))
-    return int(any(figures[name] for name in (*FIGURES, "chaos_broken_scenes")))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return campaign.told()

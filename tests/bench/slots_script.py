@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one call of slots.lua costs the server, with few and with very many waiters.
 
-    python tests/bench/slots_script.py
-
 Server time only (commandstats), of calls as a cluster makes them: others queue, waiters and holders
 give signs of life, holders go and the next ones are let in.
 """
 
-import json
 import re
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from statistics import median
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from slots_script import RefusedByRedis, Script, Server, Value, script_text
 
@@ -152,13 +145,3 @@ def figures(found: dict[str, dict[str, float]]) -> dict[str, float]:
         "script_us_max": max(max(means) for means in growth.values()),
         "script_us_growth": max(max(means) / min(means) for means in growth.values()),
     }
-
-
-def measure() -> dict[str, float]:
-    """The figures of the table."""
-    return figures(measure_all())
-
-
-if __name__ == "__main__":
-    everything = measure_all()
-    print(json.dumps({"us": everything, **figures(everything)}, indent=1))

@@ -2,9 +2,9 @@
 """A checkpoint storm on filesystems that are slow by rule: the engine of "ioshape bench" on
 stripefs.
 
-    python -m tests.bench.storm hdd --rounds 2 --ways torch,async
+    python -m tests.bench.storm hdd --rounds 2 --plot .
 
-runs parts of it alone. The package must be importable, and stripefs built.
+runs parts of it alone, and draws them. The package must be importable, and stripefs built.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -259,45 +259,15 @@ def measure(setting: Setting) -> Outcome:
 
 
 def main() -> None:
-    from . import report  # noqa: PLC0415 - not needed by the driver
-
+    """Parts alone, with pictures."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.storm")
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ways", help="such as torch,async,node")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="pictures go here")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, default=Path(), metavar="FOLDER")
     given = parser.parse_args()
-    outcome = Outcome()
     for name in given.parts:
-        part = PARTS[name]
-        parameters = {**part.parameters, **dict(one.split("=", 1) for one in given.set)}
-        part = replace(part, parameters=parameters)
-        if given.ways:
-            part = replace(part, ways=tuple(given.ways.split(",")))
-        picture = str(given.plot / f"{name}.svg") if given.plot else ""
-        found = run(part, given.rounds, picture)
-        add(outcome, name, found)
-        print(table(found), flush=True)
-    print(report.as_text({"storm": outcome}, {}))
-    if given.json:
-        given.json.write_text(json.dumps(outcome.facts, indent=1) + "\n", encoding="utf-8")
-
-
-def table(found: Found) -> str:
-    """All ways, also those that no figure is about."""
-    lines = [
-        f"{'way':<12}{'all done':>9}{'mean':>7}{'stall':>7}{'p50 ms':>8}{'p99 ms':>8}{'meta':>6}"
-    ]
-    for way, one in found["ways"].items():
-        reads = one["neighbours"]["reads"] or {"p50_ms": 0.0, "p99_ms": 0.0}
-        lines.append(
-            f"{way:<12}{one['makespan_s']:>9.2f}{one['mean_completion_s']:>7.2f}"
-            f"{one['stall_s']:>7.3f}{reads['p50_ms']:>8.1f}{reads['p99_ms']:>8.1f}"
-            f"{sum(one['metadata'].values()):>6}"
-        )
-    return "\n".join(lines)
+        found = run(PARTS[name], given.rounds, str(given.plot / f"{name}.svg"))
+        print(json.dumps(found, indent=1), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from .torch_worker import (
     OURS,
     ROOM_FOR_ONE,
     TORCH,
-    TorchWorker,
     median_part,
     parts_in_words,
     sample_of,
     settle,
     workers,
 )
+from .worker import Worker
 
 MEMCPY = "memcpy"
 NOBODY = "nobody"
@@ -30,7 +30,7 @@ NOBODY = "nobody"
 LOOP_SHARE = 2  # the loop saves size // LOOP_SHARE
 
 
-def stage(setting: Setting, worker: TorchWorker, n_bytes: float) -> Sample:
+def stage(setting: Setting, worker: Worker, n_bytes: float) -> Sample:
     """The sample is about the call; when the file is durable is a detail of it."""
     staged = worker.ask("stage", path=setting.folder / OURS)
     return sample_of({**worker.ask("wait"), **staged}, n_bytes)
@@ -39,7 +39,7 @@ def stage(setting: Setting, worker: TorchWorker, n_bytes: float) -> Sample:
 def measure_stall(setting: Setting, outcome: Outcome) -> None:
     """Each save is waited for, so that staging memory is free, and warm from the second on."""
 
-    def prepare(worker: TorchWorker) -> dict[str, float | str]:
+    def prepare(worker: Worker) -> dict[str, float | str]:
         worker.ask("room", bytes=setting.size)
         return worker.ask("state", size=setting.size)
 
@@ -76,7 +76,7 @@ def measure_stall(setting: Setting, outcome: Outcome) -> None:
     )
 
 
-def train(setting: Setting, worker: TorchWorker, how: str, n_bytes: float) -> Sample:
+def train(setting: Setting, worker: Worker, how: str, n_bytes: float) -> Sample:
     answer = worker.ask("train", how=how, path=setting.folder / "step")
     return sample_of(answer, 0 if how == NOBODY else n_bytes * int(answer["saves"]))
 

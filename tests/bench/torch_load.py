@@ -17,12 +17,12 @@ from .torch_worker import (
     ROOM_FOR_ONE,
     TORCH,
     Ballast,
-    TorchWorker,
     sample_of,
     save,
     settle,
     workers,
 )
+from .worker import Worker
 
 # torch is given its own file and ours; the one that it loads faster counts.
 TORCH_OF_OURS = "torch of our file"
@@ -33,7 +33,7 @@ WARM_CHUNK = MIB
 
 def load(
     setting: Setting,
-    crew: dict[str, TorchWorker],
+    crew: dict[str, Worker],
     n_bytes: float,
     who: str,
     *,

@@ -21,7 +21,6 @@ from .torch_worker import (
     OURS,
     ROOM_FOR_ONE,
     TORCH,
-    TorchWorker,
     clear,
     parts_in_words,
     sample_of,
@@ -29,6 +28,7 @@ from .torch_worker import (
     settle,
     workers,
 )
+from .worker import Worker
 
 TORCH_FSYNC = "torch_fsync"
 SAFETENSORS_FSYNC = "safetensors_fsync"
@@ -48,7 +48,7 @@ def cpu_per_gb(sample: Sample) -> float:
     return float(sample.details["cpu_seconds"]) / (sample.bytes / GB)
 
 
-def check(setting: Setting, crew: dict[str, TorchWorker], n_bytes: float) -> None:
+def check(setting: Setting, crew: dict[str, Worker], n_bytes: float) -> None:
     """Everybody saves once, which warms it up; what it wrote is loaded and compared.
 
     Our file is read by stock torch, in a process that knows nothing of us.

@@ -5,7 +5,6 @@ import ctypes
 import mmap
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,27 +27,17 @@ ROOM_FOR_ONE = 1.1
 STARTS_AT_ONCE = 2
 
 
-class TorchWorker(Worker):
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.torch_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-
-
 @contextmanager
 def workers(
-    names: Iterable[str], prepare: Callable[[TorchWorker], Answer]
-) -> Iterator[tuple[dict[str, TorchWorker], Answer]]:
+    names: Iterable[str], prepare: Callable[[Worker], Answer]
+) -> Iterator[tuple[dict[str, Worker], Answer]]:
     """A process for each name: none of them meets memory that another one has left behind.
 
     With what the first of them answered.
     """
     with ExitStack() as stack:
-        started = {name: TorchWorker() for name in names}
+        program = (sys.executable, "-m", f"{__package__}.torch_process")
+        started = {name: Worker(*program) for name in names}
         for worker in started.values():
             stack.enter_context(worker)
         with ThreadPoolExecutor(STARTS_AT_ONCE) as pool:
@@ -103,7 +92,7 @@ def sample_of(answer: Answer, n_bytes: float) -> Sample:
     return Sample(float(answer["seconds"]), n_bytes, answer)
 
 
-def save(setting: Setting, worker: TorchWorker, how: str, n_bytes: float) -> Sample:
+def save(setting: Setting, worker: Worker, how: str, n_bytes: float) -> Sample:
     return sample_of(worker.ask("save", how=how, path=setting.folder / how), n_bytes)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talks to bench-worker, the process in which everything is measured that is not fio."""
+"""Talks to a process in which things are measured: bench-worker in C, or one in Python."""
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
@@ -15,9 +16,22 @@ class WorkerError(Exception):
 
 
 class Worker:
-    def __init__(self, program: Path) -> None:
+    """May have files of ours open, and an environment of its own."""
+
+    def __init__(
+        self,
+        *command: str | Path,
+        environment: dict[str, str] | None = None,
+        files: Sequence[int] = (),
+    ) -> None:
         self.process = subprocess.Popen(
-            [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+            pass_fds=files,
         )
 
     def __enter__(self) -> "Worker":
