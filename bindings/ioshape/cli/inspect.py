@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,38 +70,25 @@ def describe(contents: Contents) -> dict[str, Any]:
     tensors = []
     for tensor in contents.tensors:
         base = offsets.get(tensor.record)
-        offset = None if base is None else base + tensor.storage_offset
-        tensors.append(
-            {
-                "name": tensor.name,
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "stride": list(tensor.stride),
-                "bytes": tensor_bytes(tensor),
-                "record": tensor.record,
-                "file_offset": offset,
-                "alignment": None if offset is None else _aligned(offset),
-                "location": tensor.location,
-            }
-        )
+        told = asdict(tensor)
+        within = told.pop("storage_offset")
+        offset = None if base is None else base + within
+        alignment = None if offset is None else _aligned(offset)
+        told |= {"bytes": tensor_bytes(tensor), "file_offset": offset, "alignment": alignment}
+        tensors.append(told)
+    records = [asdict(record) for record in contents.records]
+    for record in records:
+        record["bytes"] = record.pop("n_bytes")
+        record["crc32"] = f"{record['crc32']:08x}"
     return {
         "path": contents.path,
         "file_bytes": contents.file_bytes,
-        "record_bytes": sum(record.n_bytes for record in contents.records),
+        "record_bytes": sum(record["bytes"] for record in records),
         "tensor_bytes": sum(tensor["bytes"] or 0 for tensor in tensors),
         "checksums": _checksums(contents),
         "problem": contents.problem or None,
         "tensors": tensors,
-        "records": [
-            {
-                "name": record.name,
-                "bytes": record.n_bytes,
-                "file_offset": record.file_offset,
-                "alignment": record.alignment,
-                "crc32": f"{record.crc32:08x}",
-            }
-            for record in contents.records
-        ],
+        "records": records,
     }
 
 
@@ -131,13 +119,8 @@ def _tensor_table(tensors: list[dict[str, Any]]) -> Table:
 def _record_table(records: list[dict[str, Any]]) -> Table:
     table = Table(*columns("<record", ">bytes", ">offset", ">aligned", "<crc32"))
     for record in records:
-        table.add(
-            record["name"],
-            str(record["bytes"]),
-            str(record["file_offset"]),
-            str(record["alignment"]),
-            record["crc32"],
-        )
+        cells = ("name", "bytes", "file_offset", "alignment", "crc32")
+        table.add(*(str(record[name]) for name in cells))
     return table
 
 

@@ -80,12 +80,16 @@ def human_size(n_bytes: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """Three digits and a unit."""
-    if seconds >= 100:
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms"
+    """Three digits and a unit, or two units."""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 99.95:
+        return f"{seconds:.{2 if seconds < 9.995 else 1}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} m"
 
 
 def plural(count: int, noun: str) -> str:

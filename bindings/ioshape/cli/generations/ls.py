@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +13,6 @@ from ioshape.cli.generations.look import check_directory, damaged, directory_arg
 from ioshape.cli.output import Table, columns, human_size, note, say, say_json
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from ioshape import Generation
     from ioshape.cli.generations.look import Unfinished
 
@@ -25,6 +25,16 @@ _STATES = {
 
 def _local(time: datetime) -> str:
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _as_json(one: Generation | Unfinished) -> dict[str, Any]:
+    """Sizes by the name that all commands have for them, times as text."""
+    fields = asdict(one)
+    fields["bytes"] = fields.pop("n_bytes")
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in fields.items()
+    }
 
 
 def _show(complete: list[Generation], others: list[Unfinished]) -> None:
@@ -72,28 +82,8 @@ def command(directory: str, as_json: bool) -> int:
         say_json(
             {
                 "directory": directory,
-                "generations": [
-                    {
-                        "step": one.step,
-                        "path": one.path,
-                        "saved": one.saved.isoformat(),
-                        "mode": one.mode,
-                        "ranks": one.ranks,
-                        "files": one.files,
-                        "bytes": one.n_bytes,
-                    }
-                    for one in complete
-                ],
-                "unfinished": [
-                    {
-                        "step": other.step,
-                        "path": other.path,
-                        "touched": other.touched.isoformat(),
-                        "bytes": other.n_bytes,
-                        "alive": other.alive,
-                    }
-                    for other in others
-                ],
+                "generations": [_as_json(one) for one in complete],
+                "unfinished": [_as_json(one) for one in others],
                 "damaged": [{"path": path, "error": why} for path, why in broken],
             }
         )

@@ -177,17 +177,7 @@ def _show(facts: Facts, findings: list[Finding]) -> None:
 
 
 def _as_json(path: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]:
-    coordination = asdict(facts.coordination)
-    return {
-        "path": path,
-        "ranks": facts.ranks,
-        "files": facts.files,
-        "storage": asdict(facts.storage),
-        "folder": asdict(facts.folder),
-        "host": asdict(facts.host),
-        "coordination": coordination,
-        "findings": [asdict(finding) for finding in findings],
-    }
+    return {"path": path, **asdict(facts), "findings": [asdict(finding) for finding in findings]}
 
 
 @click.command(short_help="Tell what a path sits on, what a save would do there, what to mend.")

@@ -11,6 +11,7 @@ import click
 from ioshape.cli.output import (
     SentenceError,
     UsageSentenceError,
+    human_seconds,
     note,
     one_line,
     plural,
@@ -23,7 +24,6 @@ from ioshape.cli.slots.pools import (
     bytes_option,
     completed_pool,
     coordinator_option,
-    duration,
     existing,
     headline,
     limits,
@@ -198,11 +198,11 @@ def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
     for one in state.holders:
         if one.id == member:
             slots = plural(one.weight, "slot")
-            held = f"holds {slots} of {pool} since {duration(one.since_s)}"
+            held = f"holds {slots} of {pool} since {human_seconds(one.since_s)}"
             return who(one), held, _GOES_ON
     for one in state.waiters:
         if one.id == member:
-            waits = f"waits for a slot of {pool} since {duration(one.since_s)}"
+            waits = f"waits for a slot of {pool} since {human_seconds(one.since_s)}"
             return who(one), waits, _ASKS_AGAIN
     # Perhaps it stands behind those that are listed.
     return "", "", _ASKS_AGAIN

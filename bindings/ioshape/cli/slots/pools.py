@@ -15,6 +15,7 @@ from ioshape.cli.output import (
     SentenceError,
     Table,
     UsageSentenceError,
+    human_seconds,
     human_size,
     plural,
     size_option,
@@ -187,17 +188,6 @@ def who(member: Member) -> str:
     return f"job {member.job}, rank {member.rank} on {member.node}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds, in two parts at most."""
-    if seconds < 99.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} m {rest:02} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} m"
-
-
 def table_of(
     holders: Sequence[Member], waiters: Sequence[Member], rates: dict[str, float] | None = None
 ) -> Table:
@@ -222,7 +212,7 @@ def table_of(
             ]
             if rates is not None:
                 cells.append(f"{human_size(rates[one.id])}/s" if one.id in rates else "")
-            table.add(*cells, duration(one.since_s), duration(one.lease_s), one.id)
+            table.add(*cells, human_seconds(one.since_s), human_seconds(one.lease_s), one.id)
     return table
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ioshape.cli.trace.timeline import PHASES, Panel, Row, Save, Timeline
+from ioshape.cli.trace.timeline import PHASES, Row, Save, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,105 +26,71 @@ def write(timeline: Timeline) -> str:
     """The whole trace, as JSON."""
     earliest = min((panel.epoch_s for panel in timeline.panels), default=0.0)
     base_s = int(earliest) // QUARTER_S * QUARTER_S
-    events: list[dict[str, Any]] = []
-    pids = _Pids()
-    named: set[tuple[int, int, str]] = set()
+    hosts: dict[int, str] = {}
+    slices: list[dict[str, Any]] = []
+    names: dict[tuple[int, int], str] = {}
     for panel in timeline.panels:
-        for event in _panel(panel, (panel.epoch_s - base_s) * 1e6, pids):
-            if event["ph"] == "M":
-                key = (event["pid"], event["tid"], event["name"])
-                if key in named:
-                    continue
-                named.add(key)
-            events.append(event)
+        for row in panel.rows:
+            pid = _pid_of(row, hosts)
+            names[pid, 0] = row.label
+            for thread, save in _threads(row.saves):
+                names[pid, thread] = "ioshape saves"
+                slices += _slices(save, pid, thread, (panel.epoch_s - base_s) * 1e6)
     return json.dumps(
         {
             "schemaVersion": 1,
             "displayTimeUnit": "ms",
             "baseTimeNanoseconds": base_s * 10**9,
             "traceName": timeline.title,
-            "traceEvents": events,
+            "traceEvents": [
+                {
+                    "ph": "M",
+                    "name": "thread_name" if thread else "process_name",
+                    "pid": pid,
+                    "tid": thread,
+                    "args": {"name": name},
+                }
+                for (pid, thread), name in names.items()
+            ]
+            + slices,
         },
         separators=(",", ":"),
     )
 
 
-class _Pids:
-    """Processes of several hosts may have the same number."""
-
-    def __init__(self) -> None:
-        self._hosts: dict[int, str] = {}
-
-    def of(self, row: Row) -> int:
-        """The process's own number, if no other host has it."""
-        pid = row.pid
-        while self._hosts.setdefault(pid, row.host) != row.host:
-            pid += _NEXT_HOST
-        return pid
+def _pid_of(row: Row, hosts: dict[int, str]) -> int:
+    """The process's own number, if no other host has it."""
+    pid = row.pid
+    while hosts.setdefault(pid, row.host) != row.host:
+        pid += _NEXT_HOST
+    return pid
 
 
-def _panel(panel: Panel, zero_us: float, pids: _Pids) -> Iterable[dict[str, Any]]:
-    for row in panel.rows:
-        yield from _row(row, pids.of(row), zero_us)
-
-
-def _row(row: Row, pid: int, zero_us: float) -> Iterable[dict[str, Any]]:
+def _threads(saves: list[Save]) -> Iterable[tuple[int, Save]]:
+    """Each save on the first thread that has nothing more to do by then."""
     ends: list[float] = []
-    yield _name("process_name", row.label, pid, 0)
-    for save in sorted(row.saves, key=lambda one: one.begin_s):
-        thread = _FIRST_THREAD + _lane(ends, save.begin_s, save.end_s)
-        yield _name("thread_name", "ioshape saves", pid, thread)
-        yield from _save(save, pid, thread, zero_us)
+    for save in sorted(saves, key=lambda one: one.begin_s):
+        lane = next((i for i, end in enumerate(ends) if end <= save.begin_s), len(ends))
+        ends[lane:] = [save.end_s, *ends[lane + 1 :]]
+        yield _FIRST_THREAD + lane, save
 
 
-def _lane(ends: list[float], begin: float, end: float) -> int:
-    """The first thread that has nothing more to do by then."""
-    for number, busy_until in enumerate(ends):
-        if busy_until <= begin:
-            ends[number] = end
-            return number
-    ends.append(end)
-    return len(ends) - 1
-
-
-def _save(save: Save, pid: int, thread: int, zero_us: float) -> Iterable[dict[str, Any]]:
-    length = save.end_s - save.begin_s
-    yield _slice(save.name, "ioshape", pid, thread, zero_us, save.begin_s, length, save.details)
-    for span in save.spans:
-        about = {"what": PHASES[span.phase]}
-        yield _slice(
-            span.phase,
-            "ioshape",
-            pid,
-            thread,
-            zero_us,
-            span.begin_s,
-            span.end_s - span.begin_s,
-            about,
-        )
-
-
-def _slice(
-    name: str,
-    category: str,
-    pid: int,
-    thread: int,
-    zero_us: float,
-    begin_s: float,
-    seconds: float,
-    details: dict[str, Any],
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": pid,
-        "tid": thread,
-        "ts": round(zero_us + begin_s * 1e6, 3),
-        "dur": round(seconds * 1e6, 3),
-        "args": details,
-    }
-
-
-def _name(kind: str, name: str, pid: int, thread: int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "args": {"name": name}}
+def _slices(save: Save, pid: int, thread: int, zero_us: float) -> Iterable[dict[str, Any]]:
+    """The save, and its parts below it."""
+    parts = [
+        (span.phase, span.begin_s, span.end_s, {"what": PHASES[span.phase]}) for span in save.spans
+    ]
+    for name, begin_s, end_s, about in [
+        (save.name, save.begin_s, save.end_s, save.details),
+        *parts,
+    ]:
+        yield {
+            "ph": "X",
+            "cat": "ioshape",
+            "name": name,
+            "pid": pid,
+            "tid": thread,
+            "ts": round(zero_us + begin_s * 1e6, 3),
+            "dur": round((end_s - begin_s) * 1e6, 3),
+            "args": about,
+        }

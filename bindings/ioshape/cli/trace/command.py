@@ -60,15 +60,11 @@ _WAITS = (">wait s", ">longest s", ">failed", ">skipped")
 
 
 def _cells(gust: Gust) -> list[str]:
+    seconds = (gust.makespan_s, gust.mean_s, gust.p99_s, gust.held_s)
     return [
         f"{len(gust.saves):,}",
         human_size(gust.n_bytes),
-        f"{gust.makespan_s:.3f}",
-        f"{gust.mean_s:.3f}",
-        f"{gust.p99_s:.3f}",
-        f"{gust.held_s:.3f}",
-        f"{gust.waited_s:.3f}",
-        f"{gust.most_waited_s:.3f}",
+        *(f"{value:.3f}" for value in (*seconds, gust.waited_s, gust.most_waited_s)),
         f"{gust.failed:,}",
         f"{gust.skipped:,}",
     ]

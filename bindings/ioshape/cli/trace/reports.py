@@ -85,18 +85,17 @@ def parse(line: bytes) -> Recorded:
         raise BadLineError("it is not JSON") from None
     if not isinstance(found, dict) or found.get("ioshape") != "save":
         raise BadLineError('it has no "ioshape": "save"')
-    total_s = _seconds(found, "total_s", required=True)
     return Recorded(
-        host=_text(found, "host", required=True),
+        host=_text(found, "host"),
         rank=_number(found, "rank"),
         pid=_number(found, "pid"),
-        started_s=_seconds(found, "started_s", required=True, most=_LATEST_S),
-        total_s=total_s,
-        parts={name: _seconds(found, name) for name, _ in PARTS},
-        path=_text(found, "path"),
-        file_bytes=_number(found, "file_bytes", default=0),
+        started_s=_seconds(found, "started_s", most=_LATEST_S),
+        total_s=_seconds(found, "total_s"),
+        parts={name: _seconds(found, name, 0.0) for name, _ in PARTS},
+        path=_text(found, "path", ""),
+        file_bytes=_number(found, "file_bytes", 0),
         background=found.get("background") is True,
-        error=_text(found, "error") or None,
+        error=_text(found, "error", "") or None,
         details={
             name: found[name]
             for name in _DETAILS
@@ -107,32 +106,30 @@ def parse(line: bytes) -> Recorded:
     )
 
 
-def _seconds(
-    found: dict[str, Any], name: str, *, required: bool = False, most: float = _MOST_SECONDS
-) -> float:
+def _value(found: dict[str, Any], name: str, otherwise: Any) -> Any:
+    """What a line may lack, or have as null, has a value otherwise."""
     value = found.get(name)
-    if value is None and not required:
-        return 0.0
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 <= value <= most  # nor a NaN
-    ):
-        raise BadLineError(f'its "{name}" is not a number of seconds')
+    return otherwise if value is None else value
+
+
+def _seconds(
+    found: dict[str, Any], name: str, otherwise: float | None = None, most: float = _MOST_SECONDS
+) -> float:
+    value = _value(found, name, otherwise)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+        raise BadLineError(f'its "{name}" is not a number of seconds')  # a NaN neither
     return float(value)
 
 
-def _number(found: dict[str, Any], name: str, default: int | None = None) -> int:
-    value = found.get(name, default)
+def _number(found: dict[str, Any], name: str, otherwise: int | None = None) -> int:
+    value = _value(found, name, otherwise)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise BadLineError(f'its "{name}" is not a whole number')
     return value
 
 
-def _text(found: dict[str, Any], name: str, *, required: bool = False) -> str:
-    value = found.get(name)
-    if value is None and not required:
-        return ""
+def _text(found: dict[str, Any], name: str, otherwise: str | None = None) -> str:
+    value = _value(found, name, otherwise)
     if not isinstance(value, str):
         raise BadLineError(f'its "{name}" is not a text')
     return value
