@@ -81,7 +81,6 @@ class Host:
     #: of it, without what can be dropped
     memory_used: int = 0
     staging_bytes: int = 0
-    shm_bytes: int = 0
     #: ranks of the job on this host
     local_ranks: int = 1
 

@@ -194,7 +194,6 @@ def look_at_host(local_ranks: int = 1) -> Host:
         memory_bytes=memory,
         memory_used=used,
         staging_bytes=_staging_bytes(local_ranks),
-        shm_bytes=_shm_bytes(),
         local_ranks=local_ranks,
     )
 
@@ -270,14 +269,6 @@ def _staging_bytes(local_ranks: int) -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     seen = _number(_text("/sys/fs/cgroup/memory.max"))  # which is all that the library looks at
     return max(min(memory, seen or memory) // 4 // max(local_ranks, 1), 64 << 20)
-
-
-def _shm_bytes() -> int:
-    try:
-        system = os.statvfs("/dev/shm")
-    except OSError:
-        return 0
-    return system.f_blocks * system.f_frsize
 
 
 # ---- The coordinator ----------------------------------------------------------------------------

@@ -22,13 +22,18 @@ SKIP_WHAT_DOES_NOT_FIT = ("export IOSHAPE_FULL=skip   # goes on without that che
 
 
 def quoted(*words: str) -> str:
-    """A command."""
+    """A command, or a part of one."""
     return shlex.join(words)
 
 
 def place(facts: Facts) -> str:
-    """The mount point, or what is nearest to it."""
-    return facts.storage.mount_point or facts.folder.path
+    """The mount point, or what is nearest to it: quoted."""
+    return quoted(facts.storage.mount_point or facts.folder.path)
+
+
+def folder(facts: Facts) -> str:
+    """The directory: quoted."""
+    return quoted(facts.folder.path)
 
 
 def wanted_stripes(n_bytes: int, targets: int, files: int) -> int:
@@ -39,97 +44,77 @@ def wanted_stripes(n_bytes: int, targets: int, files: int) -> int:
 
 def set_stripes(facts: Facts, count: int, stripe_bytes: int = _STRIPE_BYTES) -> tuple[str, ...]:
     """New files of the directory shall lie so."""
-    folder = facts.folder.path
-    family = facts.storage.family
-    if family == "lustre":
-        size = f"{stripe_bytes // _MIB}M"
-        return (quoted("lfs", "setstripe", "-c", str(count), "-S", size, folder),)
-    if family == "beegfs":
-        size = f"{stripe_bytes // _MIB}"
-        chosen = ("beegfs", "entry", "set", f"--num-targets={count}", f"--chunk-size={size}MiB")
-        older = (f"--numtargets={count}", f"--chunksize={size}m")
-        return (
-            quoted(*chosen, folder),
-            quoted("beegfs-ctl", "--setpattern", *older, folder) + "   # BeeGFS 7",
-        )
-    if family == "ceph":
-        layout = f"stripe_unit={stripe_bytes} stripe_count={count} object_size={stripe_bytes}"
-        return (quoted("setfattr", "-n", "ceph.dir.layout", "-v", layout, folder),)
-    return ()
+    where, mib = folder(facts), stripe_bytes // _MIB
+    layout = f"stripe_unit={stripe_bytes} stripe_count={count} object_size={stripe_bytes}"
+    return {
+        "lustre": (f"lfs setstripe -c {count} -S {mib}M {where}",),
+        "beegfs": (
+            f"beegfs entry set --num-targets={count} --chunk-size={mib}MiB {where}",
+            f"beegfs-ctl --setpattern --numtargets={count} --chunksize={mib}m {where}   # BeeGFS 7",
+        ),
+        "ceph": (f"setfattr -n ceph.dir.layout -v '{layout}' {where}",),
+    }.get(facts.storage.family, ())
 
 
 def set_progressive(facts: Facts) -> tuple[str, ...]:
     """Small files on one target, large ones on many; on Lustre, which alone has that."""
     targets = facts.storage.target_count
-    words = ["lfs", "setstripe"]
+    words = ""
     for most, count in _STEPS:
-        last = most is None or (targets and count >= targets)
-        end = (
-            "-1"
-            if last or most is None
-            else f"{most // _MIB}M"
-            if most < _GIB
-            else (f"{most // _GIB}G")
-        )
-        words += ["-E", end, "-c", str(min(count, targets or count))]
-        if last:
+        if most is None or (targets and count >= targets):
+            words += f" -E -1 -c {min(count, targets or count)}"
             break
-    return (quoted(*words, facts.folder.path),)
+        end = f"{most // _MIB}M" if most < _GIB else f"{most // _GIB}G"
+        words += f" -E {end} -c {count}"
+    return (f"lfs setstripe{words} {folder(facts)}",)
 
 
 def set_pool(facts: Facts, pool: str) -> tuple[str, ...]:
     """New files of the directory shall lie on these targets."""
     if facts.storage.family == "lustre":
-        return (quoted("lfs", "setstripe", "-p", pool, facts.folder.path),)
+        return (f"lfs setstripe -p {quoted(pool)} {folder(facts)}",)
     return ()
 
 
 def show_space(facts: Facts) -> tuple[str, ...]:
     """Where the bytes are."""
-    family = facts.storage.family
-    if family == "lustre":
-        return (quoted("lfs", "df", "-h", place(facts)),)
-    if family == "beegfs":
-        return ("beegfs health capacity", "beegfs-df   # BeeGFS 7")
-    if family == "ceph":
-        return ("ceph osd df",)
-    return (quoted("du", "-xh", "--max-depth=1", place(facts)) + " | sort -h | tail",)
+    return {
+        "lustre": (f"lfs df -h {place(facts)}",),
+        "beegfs": ("beegfs health capacity", "beegfs-df   # BeeGFS 7"),
+        "ceph": ("ceph osd df",),
+    }.get(facts.storage.family, (f"du -xh --max-depth=1 {place(facts)} | sort -h | tail",))
 
 
 def show_quota(facts: Facts) -> tuple[str, ...]:
     """Limits of a user, which statfs does not know."""
-    user, folder, mount = facts.host.user, facts.folder.path, place(facts)
+    user = quoted(facts.host.user)
     return {
-        "lustre": (quoted("lfs", "quota", "-h", "-u", user, mount),),
+        "lustre": (f"lfs quota -h -u {user} {place(facts)}",),
         "beegfs": (
             "beegfs quota list-usage --uids current",
-            quoted("beegfs-ctl", "--getquota", "--uid", user) + "   # BeeGFS 7",
+            f"beegfs-ctl --getquota --uid {user}   # BeeGFS 7",
         ),
-        "gpfs": (quoted("mmlsquota", "-u", user),),
-        "ceph": (quoted("getfattr", "-n", "ceph.quota.max_bytes", folder),),
-        "nfs": (quoted("quota", "-s", "-u", user),),
+        "gpfs": (f"mmlsquota -u {user}",),
+        "ceph": (f"getfattr -n ceph.quota.max_bytes {folder(facts)}",),
+        "nfs": (f"quota -s -u {user}",),
     }.get(facts.storage.family, ())
 
 
 def empty_target(facts: Facts, target: str) -> tuple[str, ...]:
     """Large files shall leave a full target."""
-    family = facts.storage.family
-    if family == "lustre":
-        find = ("lfs", "find", place(facts), "--ost", target, "--type", "f", "--size", "+1G")
-        no_more = f"osp.{target}-osc-MDT*.max_create_count=0"
-        return (
-            quoted(*find) + " | lfs_migrate -y",
-            quoted("lctl", "set_param", no_more) + "   # on the metadata server: no new files",
-        )
-    if family == "beegfs":
-        return (
-            quoted("beegfs", "entry", "migrate", f"--from-targets={target}", place(facts)),
-            quoted("beegfs-ctl", "--migrate", f"--targetid={target}", place(facts))
-            + "   # BeeGFS 7",
-        )
-    if family == "ceph":
-        return ("ceph osd reweight-by-utilization",)
-    return ()
+    name, where = quoted(target), place(facts)
+    no_more = quoted(f"osp.{target}-osc-MDT*.max_create_count=0")
+    return {
+        "lustre": (
+            f"lfs find {where} --ost {name} --type f --size +1G | lfs_migrate -y",
+            f"lctl set_param {no_more}   # on the metadata server: no new files",
+        ),
+        "beegfs": (
+            f"beegfs entry migrate --from-targets={name} {where}",
+            f"beegfs-ctl --migrate --targetid={name} {where}   # BeeGFS 7",
+        ),
+        "ceph": ("ceph osd reweight-by-utilization",),
+    }.get(facts.storage.family, ())
 
 
 def mount_anew(facts: Facts, *, drop: tuple[str, ...] = (), add: tuple[str, ...] = ()) -> str:
@@ -142,31 +127,19 @@ def mount_anew(facts: Facts, *, drop: tuple[str, ...] = (), add: tuple[str, ...]
     ]
     options = ",".join([*dict.fromkeys([*kept, *add])])
     kind = facts.storage.type or "nfs"
-    mount = quoted("mount", "-t", kind, "-o", options, facts.storage.source, place(facts))
-    return f"sudo umount {quoted(place(facts))} && sudo {mount}"
+    source = quoted("-t", kind, "-o", options, facts.storage.source)
+    return f"sudo umount {place(facts)} && sudo mount {source} {place(facts)}"
 
 
-_OPTIONS_OF_USERS = frozenset(
-    (
-        "ro",
-        "nosuid",
-        "nodev",
-        "noexec",
-        "vers",
-        "rsize",
-        "wsize",
-        "hard",
-        "proto",
-        "nconnect",
-        "port",
-        "sec",
-    )
+_OPTIONS_OF_USERS = (
+    *("ro", "nosuid", "nodev", "noexec", "vers", "rsize", "wsize"),
+    *("hard", "proto", "nconnect", "port", "sec"),
 )
 
 
 def remount(facts: Facts, option: str) -> tuple[str, ...]:
     """The same mount with another option."""
-    return ("sudo " + quoted("mount", "-o", f"remount,{option}", place(facts)),)
+    return (f"sudo mount -o remount,{option} {place(facts)}",)
 
 
 def container(facts: Facts, option: str, kubernetes: str = "") -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from ioshape.cli.probe.facts import Facts
 
 _FEW_FILES = 256
-#: What container runtimes give by default.
-_SMALL_SHM = 64 << 20
 _SLOW_S = 0.020
 _MIB = 1 << 20
 
@@ -72,7 +69,7 @@ def _memlock_commands(facts: Facts) -> tuple[str, ...]:
     if facts.host.container and facts.host.container != "kubernetes":
         return remedies.container(facts, "--ulimit memlock=-1:-1")
     user = facts.host.user or "*"
-    line = shlex.quote(f"{user} - memlock unlimited")
+    line = remedies.quoted(f"{user} - memlock unlimited")
     return (
         f"ulimit -l {kib}",
         f"echo {line} | sudo tee /etc/security/limits.d/memlock.conf",
@@ -134,16 +131,6 @@ def memory(facts: Facts) -> Iterator[Finding]:
                 "more",
                 (f"export IOSHAPE_STAGING_BYTES={each // _MIB}M",),
             )
-    if 0 < host.shm_bytes <= _SMALL_SHM:
-        yield Finding(
-            "small-shm",
-            "hint",
-            f"/dev/shm has {human_size(host.shm_bytes)}: enough for ioshape, which does not use "
-            "it, and too little for the workers of a torch DataLoader",
-            remedies.container(facts, "--shm-size=16g", "kubectl explain pod.spec.volumes.emptyDir")
-            if host.container
-            else ("sudo mount -o remount,size=50% /dev/shm",),
-        )
 
 
 # ---- The coordinator ----------------------------------------------------------------------------

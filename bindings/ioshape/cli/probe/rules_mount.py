@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from ioshape.cli.output import human_size, plural
 from ioshape.cli.probe import remedies
-from ioshape.cli.probe.facts import Finding
+from ioshape.cli.probe.facts import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ def volatile(facts: Facts) -> Iterator[Finding]:
             "directory says",
             _volume(facts)
             if at_root or facts.host.container
-            else (remedies.quoted("findmnt", "-no", "OPTIONS", remedies.place(facts)),),
+            else (f"findmnt -no OPTIONS {remedies.place(facts)}",),
         )
 
 
@@ -84,8 +85,8 @@ def permissions(facts: Facts) -> Iterator[Finding]:
             "serious",
             f"{user or 'this user'} may not make files in {folder.path}",
             (
-                remedies.quoted("ls", "-ld", folder.path),
-                "sudo " + remedies.quoted("setfacl", "-m", f"u:{user}:rwx", folder.path),
+                f"ls -ld {remedies.folder(facts)}",
+                f"sudo setfacl -m {remedies.quoted(f'u:{user}:rwx')} {remedies.folder(facts)}",
             ),
         )
 
@@ -104,7 +105,7 @@ def clock(facts: Facts) -> Iterator[Finding]:
 
 def leftovers(facts: Facts) -> Iterator[Finding]:
     """What dead writers left behind."""
-    where = facts.folder.path
+    where, quoted = facts.folder.path, remedies.folder(facts)
     stale = facts.folder.temporary
     if stale.count or stale.elsewhere_count:
         n_bytes = human_size(stale.n_bytes + stale.elsewhere_bytes)
@@ -131,10 +132,7 @@ def leftovers(facts: Facts) -> Iterator[Finding]:
             "hint",
             f"{plural(count, 'unfinished or replaced generation')} ({n_bytes}) that nobody here "
             f"works on {_lie(count)} in {where}; the next save_group() there removes them",
-            (
-                remedies.quoted("ioshape", "ls", where),
-                remedies.quoted("ioshape", "prune", where, "--keep-last", "1000000", "--yes"),
-            ),
+            (f"ioshape ls {quoted}", f"ioshape prune {quoted} --keep-last 1000000 --yes"),
         )
 
 
@@ -144,9 +142,10 @@ def _removal(where: str, stale: Leftovers) -> tuple[str, ...]:
     if stale.names:
         commands.append(remedies.quoted("rm", "--", *(f"{where}/{name}" for name in stale.names)))
     if stale.elsewhere_count or stale.count > len(stale.names):
-        name = ("-name", ".*.ioshape-tmp-*")
-        find = ("find", where, "-maxdepth", "1", "-type", "f", *name, "-mmin", "+1440", "-delete")
-        commands.append(remedies.quoted(*find))
+        commands.append(
+            f"find {remedies.quoted(where)} -maxdepth 1 -type f -name '.*.ioshape-tmp-*' "
+            "-mmin +1440 -delete"
+        )
     return tuple(commands)
 
 
@@ -178,73 +177,89 @@ def generic(facts: Facts) -> Iterator[Finding]:
         )
 
 
+class _Nfs(NamedTuple):
+    """What a mount is often found with: the finding, and the options that mend it."""
+
+    id: str
+    severity: Severity
+    found: Callable[[dict[str, str]], bool]
+    sentence: str
+    drop: tuple[str, ...] = ()
+    add: tuple[str, ...] = ()
+
+
+_NFS = (
+    _Nfs(
+        "nfs-soft",
+        "serious",
+        lambda options: "soft" in options or "softerr" in options,
+        "the mount is soft: when the server is slow for a moment, writes fail, and programs that "
+        "do not look lose them; a hard mount waits",
+        drop=("soft", "softerr"),
+        add=("hard",),
+    ),
+    _Nfs(
+        "nfs-sync",
+        "warning",
+        lambda options: "sync" in options,
+        "the mount has the option sync: every write waits for the server's disk, while a save "
+        "needs that once, at its end",
+        drop=("sync",),
+        add=("async",),
+    ),
+    _Nfs(
+        "nfs-wsize",
+        "warning",
+        lambda options: (
+            options.get("wsize", "").isdecimal() and int(options["wsize"]) < _SMALL_WSIZE
+        ),
+        f"a request carries less than {human_size(_SMALL_WSIZE)} (wsize), where "
+        f"{human_size(_GOOD_WSIZE)} is usual; the server may have to allow it as well",
+        drop=("wsize", "rsize"),
+        add=(f"rsize={_GOOD_WSIZE}", f"wsize={_GOOD_WSIZE}"),
+    ),
+    _Nfs(
+        "nfs-udp",
+        "warning",
+        lambda options: options.get("proto", "").startswith("udp"),
+        "the mount goes over UDP: one lost packet repeats a whole request, and fast networks mix "
+        "up fragments",
+        drop=("proto",),
+        add=("proto=tcp",),
+    ),
+    _Nfs(
+        "nfs-nolock",
+        "hint",
+        lambda options: "nolock" in options or options.get("local_lock") in ("all", "flock"),
+        "locks stay on this host (nolock or local_lock): what dead writers of other hosts left "
+        "behind is known as such only after a day",
+        drop=("nolock", "local_lock"),
+        add=("local_lock=none",),
+    ),
+    _Nfs(
+        "nfs-noac",
+        "warning",
+        lambda options: "noac" in options,
+        "the mount has the option noac, which makes every write wait for the server, as sync does",
+        drop=("noac",),
+    ),
+    _Nfs(
+        "nfs-one-connection",
+        "hint",
+        lambda options: options.get("proto", "").startswith("tcp") and "nconnect" not in options,
+        "all of this host's requests share one TCP connection; several carry more (Linux 5.3)",
+        add=("nconnect=8",),
+    ),
+)
+
+
 def nfs(facts: Facts) -> Iterator[Finding]:
     """What mounts of NFS are often found with."""
-    if facts.storage.family != "nfs":
-        return
-    options = options_of(facts)
-    if "soft" in options or "softerr" in options:
-        yield Finding(
-            "nfs-soft",
-            "serious",
-            "the mount is soft: when the server is slow for a moment, writes fail, and programs "
-            "that do not look lose them; a hard mount waits",
-            (remedies.mount_anew(facts, drop=("soft", "softerr"), add=("hard",)),),
-        )
-    if "sync" in options:
-        yield Finding(
-            "nfs-sync",
-            "warning",
-            "the mount has the option sync: every write waits for the server's disk, while a save "
-            "needs that once, at its end",
-            (remedies.mount_anew(facts, drop=("sync",), add=("async",)),),
-        )
-    wsize = options.get("wsize", "")
-    if wsize.isdecimal() and int(wsize) < _SMALL_WSIZE:
-        yield Finding(
-            "nfs-wsize",
-            "warning",
-            f"a request carries {human_size(int(wsize))} at most (wsize), where "
-            f"{human_size(_GOOD_WSIZE)} is usual; the server may have to allow it as well",
-            (
-                remedies.mount_anew(
-                    facts,
-                    drop=("wsize", "rsize"),
-                    add=(f"rsize={_GOOD_WSIZE}", f"wsize={_GOOD_WSIZE}"),
-                ),
-            ),
-        )
-    if options.get("proto", "").startswith("udp"):
-        yield Finding(
-            "nfs-udp",
-            "warning",
-            "the mount goes over UDP: one lost packet repeats a whole request, and fast networks "
-            "mix up fragments",
-            (remedies.mount_anew(facts, drop=("proto",), add=("proto=tcp",)),),
-        )
-    if "nolock" in options or options.get("local_lock", "none") in ("all", "flock"):
-        yield Finding(
-            "nfs-nolock",
-            "hint",
-            "locks stay on this host (nolock or local_lock): what dead writers of other hosts left "
-            "behind is known as such only after a day",
-            (remedies.mount_anew(facts, drop=("nolock", "local_lock"), add=("local_lock=none",)),),
-        )
-    if "noac" in options:
-        yield Finding(
-            "nfs-noac",
-            "warning",
-            "the mount has the option noac, which makes every write wait for the server, as sync "
-            "does",
-            (remedies.mount_anew(facts, drop=("noac",)),),
-        )
-    if options.get("proto", "").startswith("tcp") and "nconnect" not in options:
-        yield Finding(
-            "nfs-one-connection",
-            "hint",
-            "all of this host's requests share one TCP connection; several carry more (Linux 5.3)",
-            (remedies.mount_anew(facts, add=("nconnect=8",)),),
-        )
+    if facts.storage.family == "nfs":
+        for one in _NFS:
+            if one.found(options_of(facts)):
+                mended = remedies.mount_anew(facts, drop=one.drop, add=one.add)
+                yield Finding(one.id, one.severity, one.sentence, (mended,))
 
 
 RULES = (volatile, permissions, clock, leftovers, generic, nfs)

@@ -86,9 +86,8 @@ def space(facts: Facts) -> Iterator[Finding]:
             f"{folder.inodes_free:,} of {folder.inodes:,} inodes are free; without one no file can "
             "be made, however much space is free",
             (
-                remedies.quoted("df", "-i", remedies.place(facts)),
-                remedies.quoted("du", "--inodes", "-x", "--max-depth=2", remedies.place(facts))
-                + " | sort -n | tail",
+                f"df -i {remedies.place(facts)}",
+                f"du --inodes -x --max-depth=2 {remedies.place(facts)} | sort -n | tail",
             ),
         )
 
@@ -194,7 +193,7 @@ def layout(facts: Facts) -> Iterator[Finding]:
             f"the file itself lies on {plural(storage.file_stripe_count, 'target')} "
             f"({storage.file_stripes}): a layout is chosen when a file is made; the next save "
             "makes a new one",
-            (remedies.quoted("lfs", "migrate", "-c", str(wanted), "-S", "4M", facts.folder.asked),),
+            (f"lfs migrate -c {wanted} -S 4M {remedies.quoted(facts.folder.asked)}",),
         )
 
 
@@ -224,11 +223,7 @@ def crowd(facts: Facts) -> Iterator[Finding]:
             f"{plural(storage.target_count, 'target')}, which then seeks between them",
             ("export IOSHAPE_COORDINATOR=redis://HOST",)
             if free_for_all
-            else (
-                remedies.quoted(
-                    "ioshape", "slots", "set", storage.pool, "--capacity", str(most), "--new"
-                ),
-            ),
+            else (f"ioshape slots set {remedies.quoted(storage.pool)} --capacity {most} --new",),
         )
     if facts.files * count >= _MANY_OBJECTS:
         yield Finding(
@@ -254,7 +249,7 @@ def media(facts: Facts) -> Iterator[Finding]:
             f"new files lie in the pool {pool}, by its name one of disks{other}",
             remedies.set_pool(facts, flash[0])
             if flash
-            else (remedies.quoted("lfs", "pool_list", remedies.place(facts)),)
+            else (f"lfs pool_list {remedies.place(facts)}",)
             if storage.family == "lustre"
             else (),
         )
@@ -295,7 +290,7 @@ def direct(facts: Facts) -> Iterator[Finding]:
                 if fuse
                 else ""
             ),
-            (remedies.quoted("findmnt", "-no", "OPTIONS", remedies.place(facts)),) if fuse else (),
+            (f"findmnt -no OPTIONS {remedies.place(facts)}",) if fuse else (),
         )
     elif storage.offset_alignment > max(storage.block_bytes, 1):
         yield Finding(
@@ -310,7 +305,7 @@ def direct(facts: Facts) -> Iterator[Finding]:
             "serial-direct",
             "hint",
             "this filesystem serves direct writes to one file one after the other",
-            (remedies.quoted("ioshape", "probe", "--calibrate", facts.folder.path),),
+            (f"ioshape probe --calibrate {remedies.folder(facts)}",),
         )
 
 
