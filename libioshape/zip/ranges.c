@@ -6,9 +6,6 @@
  * A block that is wanted only in part is read around the wanted part as well, into nowhere, for the
  * sake of its checksum. Where ranges overlap, the first of them gets the bytes and the others copy
  * from it. So no memory is needed for data, and that for bookkeeping is bounded by one batch.
- *
- * The ranges are walked through twice, with another taker of what they come to: the first counts,
- * so that there is memory for what the second reads.
  */
 #define _GNU_SOURCE
 #include "zip/ranges.h"
@@ -47,17 +44,8 @@ struct copy {
 	uint64_t bytes;
 };
 
-struct job;
-
-/* What is done with the pieces to be read, and with the copies, in the order of the file. */
-struct taker {
-	int (*piece)(struct job *job, const struct ring_piece *piece, const struct note *note);
-	int (*copy)(struct job *job, const struct copy *copy);
-};
-
 struct job {
 	const struct zip_reader *reader;
-	const struct taker *taker;
 	struct ring_lane *lane;
 	struct ring_stream *stream; /* NULL: nothing is read ahead of the last range */
 	const struct zip_range *ranges;
@@ -69,19 +57,18 @@ struct job {
 	size_t *active; /* those that touch the current block, in that order */
 	size_t active_count;
 
-	uint64_t pieces_needed, copies_needed, bytes_needed; /* as counted */
-
+	/* The batch: what is to be read, and then copied. */
 	struct ring_piece *pieces;
-	struct note *notes;
-	size_t piece_count, piece_room;
+	struct note *notes; /* to each piece */
 	struct copy *copies;
-	size_t copy_count, copy_room;
+	size_t piece_count, copy_count, room;
 	uint32_t crc; /* of the check that is under way, which may span batches */
 
 	ioshape_progress_fn progress;
 	void *progress_user;
-	uint64_t done; /* bytes of earlier batches */
-	uint64_t told; /* of which the callback knows */
+	uint64_t total; /* bytes that will be read, if there is a callback */
+	uint64_t done;  /* of earlier batches */
+	uint64_t told;  /* of which the callback knows */
 };
 
 /* ---- Batches --------------------------------------------------------------------------------- */
@@ -92,7 +79,7 @@ static int tell(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint6
 
 	(void)total_bytes; /* of the batch */
 	job->told = job->done + done_bytes;
-	return job->progress(job->progress_user, phase, job->told, job->bytes_needed);
+	return job->progress(job->progress_user, phase, job->told, job->total);
 }
 
 static int damaged(const struct job *job, const struct note *note)
@@ -101,11 +88,11 @@ static int damaged(const struct job *job, const struct note *note)
 	char shown[ZIP_SHOWN_NAME_BYTES];
 
 	base_refuse(job->error, IOSHAPE_E_DAMAGED,
-		    "\"%s\" is damaged: the checksum of record '%s' is wrong within the %" PRIu64
-		    " bytes at offset %" PRIu64 " (offset %" PRIu64 " of the file)" BASE_REMEDY
+		    "\"%s\" is damaged: the checksum of record '%s' is wrong within the %s at "
+		    "offset %" PRIu64 " (offset %" PRIu64 " of the file)" BASE_REMEDY
 		    "use another copy or an older checkpoint",
 		    job->reader->input.path, zip_show_name(shown, entry->name, entry->name_bytes),
-		    note->bytes, note->offset, entry->data_offset + note->offset);
+		    BASE_SIZE(note->bytes), note->offset, entry->data_offset + note->offset);
 	base_error_in_record(job->error, shown);
 	base_error_at(job->error, entry->data_offset + note->offset);
 	return IOSHAPE_E_DAMAGED;
@@ -153,28 +140,34 @@ static int flush(struct job *job)
 	return 0;
 }
 
-/* ---- Takers ---------------------------------------------------------------------------------- */
-
-static int count_piece(struct job *job, const struct ring_piece *piece, const struct note *note)
+/* Makes sure that there is room for one more where so many are used: in larger memory, or behind a
+ * batch that has been read. */
+static int make_room(struct job *job, size_t used)
 {
-	(void)note;
-	job->pieces_needed++;
-	job->bytes_needed += piece->bytes;
+	const size_t room = job->room ? 2 * job->room : 64;
+	void *pieces, *notes, *copies;
+
+	if (used < job->room)
+		return 0;
+	if (job->room == MOST_PIECES)
+		return flush(job);
+	pieces = reallocarray(job->pieces, room, sizeof(*job->pieces));
+	job->pieces = pieces ? pieces : job->pieces;
+	notes = reallocarray(job->notes, room, sizeof(*job->notes));
+	job->notes = notes ? notes : job->notes;
+	copies = reallocarray(job->copies, room, sizeof(*job->copies));
+	job->copies = copies ? copies : job->copies;
+	if (!pieces || !notes || !copies)
+		return base_no_memory(
+			job->error, "a batch of reads",
+			room * (sizeof(*job->pieces) + sizeof(*job->notes) + sizeof(*job->copies)));
+	job->room = room;
 	return 0;
 }
 
-static int count_copy(struct job *job, const struct copy *copy)
+static int add_piece(struct job *job, const struct ring_piece *piece, const struct note *note)
 {
-	(void)copy;
-	job->copies_needed++;
-	return 0;
-}
-
-static const struct taker counter = { count_piece, count_copy };
-
-static int batch_piece(struct job *job, const struct ring_piece *piece, const struct note *note)
-{
-	const int ret = job->piece_count == job->piece_room ? flush(job) : 0;
+	const int ret = make_room(job, job->piece_count);
 
 	if (ret)
 		return ret;
@@ -183,16 +176,14 @@ static int batch_piece(struct job *job, const struct ring_piece *piece, const st
 	return 0;
 }
 
-static int batch_copy(struct job *job, const struct copy *copy)
+static int add_copy(struct job *job, const struct copy *copy)
 {
-	const int ret = job->copy_count == job->copy_room ? flush(job) : 0;
+	const int ret = make_room(job, job->copy_count);
 
 	if (!ret)
 		job->copies[job->copy_count++] = *copy;
 	return ret;
 }
-
-static const struct taker batcher = { batch_piece, batch_copy };
 
 /* ---- One block ------------------------------------------------------------------------------- */
 
@@ -246,7 +237,7 @@ static int walk_part(struct job *job, const struct block *block, uint64_t begin,
 
 	if (begin == end || (!into && block->mode == MODE_PLAIN))
 		return 0;
-	return job->taker->piece(job, &piece, &note);
+	return add_piece(job, &piece, &note);
 }
 
 static void *place_in(const struct zip_range *range, uint64_t offset)
@@ -274,7 +265,7 @@ static int walk_block(struct job *job, const struct block *block)
 			shared = MIN(at, end);
 			copy = (struct copy){ place_in(range, begin), place_in(reach, begin),
 					      shared - begin };
-			ret = job->taker->copy(job, &copy);
+			ret = add_copy(job, &copy);
 			if (ret)
 				return ret;
 			begin = shared;
@@ -363,34 +354,77 @@ static int walk_between(struct job *job, const struct zip_range *range)
 		.into = range->into,
 	};
 
-	return job->taker->piece(job, &piece, &note);
+	return add_piece(job, &piece, &note);
 }
 
-static int walk(struct job *job, const struct taker *taker)
+/* Where the ranges of the record end that begin at this place in the order. */
+static size_t end_of_record(const struct job *job, size_t first)
+{
+	const uint64_t record = job->ranges[job->order[first]].record;
+	size_t end = first + 1;
+
+	while (record != ZIP_NO_RECORD && end < job->order_count &&
+	       job->ranges[job->order[end]].record == record)
+		end++;
+	return end;
+}
+
+/* What walk_record() will read: of each block that is touched all where it is verified by itself.
+ */
+static uint64_t bytes_of_record(const struct job *job, const size_t *order, size_t count)
+{
+	const uint64_t bytes = job->reader->directory.entries[job->ranges[order[0]].record].bytes;
+	const enum mode mode = mode_for(job, order, count);
+	const uint64_t unit = mode == MODE_BLOCKS ? job->reader->index.check_bytes : 1;
+	uint64_t sum = 0, reach = 0, begin, end;
+
+	for (size_t i = 0; i < count; i++) {
+		const struct zip_range *range = &job->ranges[order[i]];
+
+		if (mode == MODE_PLAIN && !range->into)
+			continue;
+		begin = MAX(range->offset / unit * unit, reach);
+		end = MIN(base_round_up(range->offset + range->bytes, unit), bytes);
+		if (begin < end) {
+			sum += end - begin;
+			reach = end;
+		}
+	}
+	return sum;
+}
+
+static uint64_t bytes_of_all(const struct job *job)
+{
+	uint64_t sum = 0;
+	size_t end;
+
+	for (size_t i = 0; i < job->order_count; i = end) {
+		const struct zip_range *range = &job->ranges[job->order[i]];
+
+		end = end_of_record(job, i);
+		sum += range->record == ZIP_NO_RECORD ?
+			       range->bytes :
+			       bytes_of_record(job, job->order + i, end - i);
+	}
+	return sum;
+}
+
+static int read_all(struct job *job)
 {
 	const struct zip_range *range;
-	size_t end;
 	int ret = 0;
+	size_t end;
 
-	job->taker = taker;
+	if (job->progress)
+		job->total = bytes_of_all(job);
 	for (size_t i = 0; !ret && i < job->order_count; i = end) {
-		end = i + 1;
 		range = &job->ranges[job->order[i]];
-		while (range->record != ZIP_NO_RECORD && end < job->order_count &&
-		       job->ranges[job->order[end]].record == range->record)
-			end++;
+		end = end_of_record(job, i);
 		if (range->record == ZIP_NO_RECORD)
 			ret = walk_between(job, range);
 		else
 			ret = walk_record(job, job->order + i, end - i);
 	}
-	return ret;
-}
-
-static int read_all(struct job *job)
-{
-	int ret = walk(job, &batcher);
-
 	if (!ret)
 		ret = flush(job);
 	/* The last blocks may have come in on a thread that does not speak to the callback. */
@@ -413,7 +447,8 @@ static int check_range(const struct job *job, const struct zip_range *range)
 		return 0;
 	if (range->record >= directory->count)
 		return base_refuse(job->error, -ENOENT,
-				   "cannot read record number %" PRIu64 " of %s: it has %" PRIu64,
+				   "cannot read record number %" PRIu64
+				   " of \"%s\": it has %" PRIu64,
 				   range->record, job->reader->input.path, directory->count);
 	entry = &directory->entries[range->record];
 	zip_show_name(shown, entry->name, entry->name_bytes);
@@ -472,20 +507,6 @@ static int sort_ranges(struct job *job, size_t count)
 	return 0;
 }
 
-static int make_room(struct job *job)
-{
-	job->piece_room = MAX(1, MIN(job->pieces_needed, MOST_PIECES));
-	job->copy_room = MAX(1, MIN(job->copies_needed, MOST_PIECES));
-	job->pieces = reallocarray(NULL, job->piece_room, sizeof(*job->pieces));
-	job->notes = reallocarray(NULL, job->piece_room, sizeof(*job->notes));
-	job->copies = reallocarray(NULL, job->copy_room, sizeof(*job->copies));
-	if (job->pieces && job->notes && job->copies)
-		return 0;
-	return base_no_memory(job->error, "a batch of reads",
-			      job->piece_room * (sizeof(*job->pieces) + sizeof(*job->notes)) +
-				      job->copy_room * sizeof(*job->copies));
-}
-
 static int run(struct job *job, size_t count)
 {
 	struct base_error unheard = { 0 };
@@ -495,10 +516,6 @@ static int run(struct job *job, size_t count)
 		job->error = &unheard;
 	job->verify &= !job->reader->no_checksums;
 	ret = sort_ranges(job, count);
-	if (!ret)
-		ret = walk(job, &counter);
-	if (!ret)
-		ret = make_room(job);
 	if (!ret)
 		ret = read_all(job);
 	free(job->copies);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a stretch of the file as it lies: the records in it, and what lies between them. */
 #define _GNU_SOURCE
+#include "zip/entries.h"
 #include "zip/layout.h"
 #include "zip/ranges.h"
 
@@ -10,8 +11,8 @@ struct stretch {
 	const struct zip_reader *reader;
 	uint64_t begin, end;
 	uint8_t *into;
-	struct zip_range *ranges; /* NULL: they are only counted */
-	size_t count;
+	struct zip_range *ranges;
+	uint64_t count, room;
 };
 
 /* The nth record in the order of the file. */
@@ -40,44 +41,49 @@ static uint64_t first_record(const struct zip_directory *directory, uint64_t off
 	return from;
 }
 
-/* `begin` and `end` in the file. */
-static void add_range(struct stretch *stretch, uint64_t record, uint64_t begin, uint64_t end)
+/* `begin` and `end` in the file. 0 or -ENOMEM. */
+static int add_range(struct stretch *stretch, uint64_t record, uint64_t begin, uint64_t end)
 {
+	void *ranges = stretch->ranges;
 	uint64_t base = 0;
+	int ret;
 
+	if (record == ZIP_NO_RECORD && begin == end)
+		return 0;
+	ret = zip_grow(&ranges, stretch->count, &stretch->room, sizeof(*stretch->ranges));
+	stretch->ranges = ranges;
+	if (ret)
+		return ret;
 	if (record != ZIP_NO_RECORD)
 		base = stretch->reader->directory.entries[record].data_offset;
-	else if (begin == end)
-		return;
-	if (stretch->ranges)
-		stretch->ranges[stretch->count] = (struct zip_range){
-			.record = record,
-			.offset = begin - base,
-			.bytes = end - begin,
-			.into = begin < end ? stretch->into + (begin - stretch->begin) : NULL,
-		};
-	stretch->count++;
+	stretch->ranges[stretch->count++] = (struct zip_range){
+		.record = record,
+		.offset = begin - base,
+		.bytes = end - begin,
+		.into = begin < end ? stretch->into + (begin - stretch->begin) : NULL,
+	};
+	return 0;
 }
 
 /* Empty records count as read where they lie: they have a checksum, too. */
-static void divide(struct stretch *stretch)
+static int divide(struct stretch *stretch)
 {
 	const struct zip_directory *directory = &stretch->reader->directory;
 	uint64_t at = stretch->begin, record, begin, end;
+	int ret = 0;
 
-	stretch->count = 0;
-	for (uint64_t n = first_record(directory, at); n < directory->count; n++) {
+	for (uint64_t n = first_record(directory, at); !ret && n < directory->count; n++) {
 		record = nth_record(directory, n);
 		begin = MAX(at, directory->entries[record].data_offset);
 		end = MIN(stretch->end, data_end(&directory->entries[record]));
 		if (begin > end)
 			break;
-		add_range(stretch, ZIP_NO_RECORD, at, begin);
-		if (begin < end || !directory->entries[record].bytes)
-			add_range(stretch, record, begin, end);
+		ret = add_range(stretch, ZIP_NO_RECORD, at, begin);
+		if (!ret && (begin < end || !directory->entries[record].bytes))
+			ret = add_range(stretch, record, begin, end);
 		at = end;
 	}
-	add_range(stretch, ZIP_NO_RECORD, at, stretch->end);
+	return ret ? ret : add_range(stretch, ZIP_NO_RECORD, at, stretch->end);
 }
 
 /* Headers that the stretch has all of. */
@@ -123,16 +129,12 @@ int zip_reader_read_file(const struct zip_reader *reader, struct ring_lane *lane
 	};
 	int ret;
 
-	divide(&stretch);
-	if (!stretch.count)
-		return 0;
-	stretch.ranges = calloc(stretch.count, sizeof(*stretch.ranges));
-	if (!stretch.ranges)
-		return base_no_memory(error, "the ranges of a stretch",
-				      stretch.count * sizeof(*stretch.ranges));
-	divide(&stretch);
-	ret = zip_read_ranges(reader, lane, stream, stretch.ranges, stretch.count, verify, progress,
-			      progress_user, error);
+	if (divide(&stretch))
+		ret = base_no_memory(error, "the ranges of a stretch",
+				     stretch.count * sizeof(*stretch.ranges));
+	else
+		ret = zip_read_ranges(reader, lane, stream, stretch.ranges, stretch.count, verify,
+				      progress, progress_user, error);
 	free(stretch.ranges);
 	return ret ? ret : check_headers(&stretch, error);
 }

@@ -106,7 +106,7 @@ static void try_nfs_options(const char *options, size_t bytes)
 	char text[32];
 
 	fs_nfs_options(options, bytes, &nfs);
-	MUST(nfs.write_bytes <= GIB && nfs.read_bytes <= GIB && nfs.version < 10 && nfs.minor < 10);
+	MUST(nfs.write_bytes <= GIB && nfs.version < 10 && nfs.minor < 10);
 	fs_nfs_text(&nfs, text, sizeof(text));
 	MUST(has_end(text, sizeof(text)) && !strncmp(text, "NFS", 3));
 }
