@@ -253,6 +253,9 @@ uint64_t base_hash_text(const char *text);
  * forked children (kernel I/O may be writing to it). NULL if there is none.
  */
 void *base_map(size_t bytes);
+/* Whole pages from the beginning of a huge page on, with this protection (PROT_...) and nothing
+ * else: NULL if there are none. */
+void *base_map_aligned(size_t bytes, int protection);
 void base_unmap(void *memory, size_t bytes);
 /*
  * Memory of somebody else's, never written to, that will be filled from beginning to end: wishes

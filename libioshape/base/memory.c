@@ -14,38 +14,32 @@
 
 #define HUGE_PAGE_BYTES (2 * MIB)
 
-/* Begins on a huge page, so that the kernel can use them from the first byte on. */
-static void *map_aligned(size_t bytes)
+void *base_map_aligned(size_t bytes, int protection)
 {
-	size_t room = bytes + HUGE_PAGE_BYTES;
-	uintptr_t begin, wanted;
-	void *memory;
+	const size_t room = bytes + HUGE_PAGE_BYTES;
+	uint8_t *memory, *wanted;
 
-	memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	memory = mmap(NULL, room, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		return NULL;
-	begin = (uintptr_t)memory;
-	wanted = base_round_up(begin, HUGE_PAGE_BYTES);
-	if (wanted > begin)
-		munmap(memory, wanted - begin);
-	munmap((void *)(wanted + bytes), begin + room - (wanted + bytes));
-	return (void *)wanted;
+	wanted = memory + (base_round_up((uintptr_t)memory, HUGE_PAGE_BYTES) - (uintptr_t)memory);
+	if (wanted > memory)
+		munmap(memory, (size_t)(wanted - memory));
+	munmap(wanted + bytes, (size_t)(memory + room - (wanted + bytes)));
+	return wanted;
 }
 
 void *base_map(size_t bytes)
 {
+	const int protection = PROT_READ | PROT_WRITE;
 	void *memory;
 
 	bytes = base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
-	if (bytes >= HUGE_PAGE_BYTES) {
-		memory = map_aligned(bytes);
-	} else {
-		memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-			      0);
-		if (memory == MAP_FAILED)
-			memory = NULL;
-	}
-	if (!memory)
+	if (bytes >= HUGE_PAGE_BYTES)
+		memory = base_map_aligned(bytes, protection);
+	else
+		memory = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!memory || memory == MAP_FAILED)
 		return NULL;
 	/* Both are wishes: without huge pages it is slower, without DONTFORK a fork copies more. */
 	madvise(memory, bytes, MADV_HUGEPAGE);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory with a file descriptor, which other processes can map. */
+/* Memory behind a file descriptor, which other processes can map. */
 #define _GNU_SOURCE
 #include "base/base.h"
 
@@ -18,8 +18,8 @@
 
 #define HUGE_PAGE_BYTES (2 * MIB)
 
-/* fallocate() gives up, and undoes its work, when a signal comes: small steps get done between
- * those of a profiler. */
+/* A signal interrupts fallocate(), which then undoes its work. Small steps finish between the
+ * signals of a profiler. */
 #define STEP_BYTES (1 * MIB)
 #define MOST_INTERRUPTIONS 1000
 
@@ -29,9 +29,7 @@ int base_shared_open(void)
 
 	if (fd < 0)
 		return -errno;
-	/* Whoever maps it can rely on its size. And nobody whom it is passed to can seal it
-	 * further.
-	 */
+	/* Processes that map it can rely on its size, and cannot add further seals. */
 	if (!fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL))
 		return fd;
 	ret = -errno;
@@ -39,7 +37,7 @@ int base_shared_open(void)
 	return ret;
 }
 
-/* Without touching them. */
+/* Allocates the pages without touching them. */
 static int allocate_pages(int fd, uint64_t offset, size_t bytes)
 {
 	const uint64_t end = offset + bytes;
@@ -59,42 +57,26 @@ static int allocate_pages(int fd, uint64_t offset, size_t bytes)
 }
 
 /*
- * All pages, before anything touches them: for a touch that finds no memory there is no error, but
- * SIGBUS. Huge ones where the kernel has them: a copy into small ones takes up to half as long
- * again.
+ * Allocates all pages before anything touches them, because a touch that finds no memory raises
+ * SIGBUS instead of returning an error. Uses huge pages where the kernel has them: a copy into
+ * small pages takes up to 1.5 times as long.
  */
 static int get_pages(int fd, uint64_t offset, uint8_t *place, size_t bytes)
 {
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
-	/* A wish, which shared memory is mostly refused. */
+	/* A hint, which the kernel mostly ignores for shared memory. */
 	madvise(place, bytes, MADV_HUGEPAGE);
-	/* An order, which is not: but it takes ranges in which there is something. */
+	/* MADV_COLLAPSE is no hint, but works only on ranges that have a page already. */
 	for (size_t at = 0; at < bytes; at += HUGE_PAGE_BYTES)
 		madvise(place + at, page, MADV_POPULATE_WRITE);
 	madvise(place, bytes, MADV_COLLAPSE);
 	if (!madvise(place, bytes, MADV_POPULATE_WRITE))
 		return 0;
-	/* EFAULT: what would have been SIGBUS. */
+	/* EFAULT stands for what would have been SIGBUS. */
 	if (errno == EFAULT || errno == ENOMEM)
 		return -ENOMEM;
 	return allocate_pages(fd, offset, bytes);
-}
-
-/* Room for a mapping, from a huge page's beginning on. NULL if there is none. */
-static uint8_t *reserve_room(size_t bytes)
-{
-	const size_t room = bytes + HUGE_PAGE_BYTES;
-	uint8_t *memory, *wanted;
-
-	memory = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED)
-		return NULL;
-	wanted = memory + (base_round_up((uintptr_t)memory, HUGE_PAGE_BYTES) - (uintptr_t)memory);
-	if (wanted > memory)
-		munmap(memory, (size_t)(wanted - memory));
-	munmap(wanted + bytes, (size_t)(memory + room - (wanted + bytes)));
-	return wanted;
 }
 
 /* -ENOMEM, or what mmap() failed with. */
@@ -104,7 +86,8 @@ static int map_part(int fd, uint64_t offset, size_t bytes, int protection, uint8
 	int ret;
 
 	bytes = base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
-	place = reserve_room(bytes);
+	/* Addresses first, so that the mapping begins on a huge page. */
+	place = base_map_aligned(bytes, PROT_NONE);
 	if (!place)
 		return -ENOMEM;
 	if (mmap(place, bytes, protection, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) ==
@@ -113,7 +96,7 @@ static int map_part(int fd, uint64_t offset, size_t bytes, int protection, uint8
 		munmap(place, bytes);
 		return ret;
 	}
-	/* A wish: without it a fork copies more. */
+	/* A hint: without it, fork() copies more. */
 	madvise(place, bytes, MADV_DONTFORK);
 	*memory = place;
 	return 0;
@@ -148,7 +131,7 @@ int base_shared_map(int fd, uint64_t offset, size_t bytes, void **memory)
 
 void base_shared_drop(int fd, uint64_t offset, size_t bytes)
 {
-	/* It cannot fail but by an interruption. */
+	/* It can only fail because a signal interrupts it. */
 	for (unsigned i = 0; i < MOST_INTERRUPTIONS; i++)
 		if (!fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
 			       (off_t)bytes) ||
