@@ -8,17 +8,7 @@
 
 #include "fs/mountinfo.h"
 #include "fs/storage.h"
-
-/* Stays on where assert() is compiled away. */
-#define MUST(condition)                                                                            \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);            \
-			abort();                                                                   \
-		}                                                                                  \
-	} while (0)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+#include "fuzz.h"
 
 static bool has_end(const char *text, size_t room)
 {

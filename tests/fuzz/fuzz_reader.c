@@ -10,24 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz.h"
 #include "zip/layout.h"
 #include "zip/zip.h"
-
-/* Stays on where assert() is compiled away. */
-#define MUST(condition)                                                                            \
-	do {                                                                                       \
-		if (!(condition)) {                                                                \
-			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);            \
-			abort();                                                                   \
-		}                                                                                  \
-	} while (0)
 
 struct input {
 	const uint8_t *data;
 	size_t bytes;
 };
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 static int fetch(void *user, uint64_t offset, void *into, size_t bytes)
 {

@@ -23,7 +23,6 @@ static size_t new_bytes;
 static const char old_file[] = "what was there before";
 static bool once; /* one allocation fails, not all from there on */
 static unsigned failures;
-static char message[1024];
 
 /* Until memory is back nothing may be asserted: that takes memory. */
 static void fail_at(unsigned long nth)
@@ -43,37 +42,26 @@ static struct ioshape_context *open_context(enum ioshape_engine engine)
 	options.block_bytes = 64 * KIB;
 	options.queue_depth = 2;
 	options.staging_bytes = 64 * MIB;
-	*message = 0;
-	if (ioshape_context_open(&context, &options)) {
-		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
-		return NULL;
-	}
-	return context;
+	return ioshape_context_open(&context, &options) ? NULL : context;
 }
 
 static int save(struct ioshape_context *context)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	int ret;
 
 	options.metadata = &sample.metadata;
 	options.report = &report;
 	options.sync = IOSHAPE_OFF;
-	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL);
-	snprintf(message, sizeof(message), "%s", ret ? ioshape_last_error()->sentence : "");
-	return ret;
+	return ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options, NULL);
 }
 
 /* The end of a save that has begun, or not. */
 static int await(int ret, struct ioshape_save *handle)
 {
-	if (ret) {
-		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
+	if (ret)
 		return handle ? -EBADMSG : ret;
-	}
 	ret = ioshape_save_wait(handle, -1);
-	snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 	ioshape_save_free(handle);
 	return ret;
 }
@@ -130,14 +118,9 @@ static int save_fetched(struct ioshape_context *context, bool background)
 			records[i].data = sample.expected[i];
 		}
 	}
-	if (background) {
-		ret = ioshape_save_records(context, "file", records, sample.count, &options,
-					   &handle);
-		return await(ret, handle);
-	}
-	ret = ioshape_save_records(context, "file", records, sample.count, &options, NULL);
-	snprintf(message, sizeof(message), "%s", ret ? ioshape_last_error()->sentence : "");
-	return ret;
+	ret = ioshape_save_records(context, "file", records, sample.count, &options,
+				   background ? &handle : NULL);
+	return background ? await(ret, handle) : ret;
 }
 
 static int save_fetched_now(struct ioshape_context *context)
@@ -158,15 +141,12 @@ static int save_raw(struct ioshape_context *context)
 
 	options.sync = IOSHAPE_OFF;
 	ret = ioshape_file_open(context, "file", &options, &file);
-	if (ret) {
-		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
+	if (ret)
 		return file ? -EBADMSG : ret;
-	}
 	for (size_t i = 0; !ret && i < sample.count; i++)
 		ret = ioshape_file_write(file, sample.expected[i], sample.bytes[i]);
 	if (!ret)
 		ret = ioshape_file_commit(file, NULL);
-	snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 	ioshape_file_free(file);
 	return ret;
 }
@@ -181,10 +161,8 @@ static int save_records(struct ioshape_context *context)
 	options.metadata = &sample.metadata;
 	options.sync = IOSHAPE_OFF;
 	ret = ioshape_writer_open(context, "file", &options, &writer);
-	if (ret) {
-		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
+	if (ret)
 		return writer ? -EBADMSG : ret;
-	}
 	for (size_t i = 0; !ret && i < sample.count; i++) {
 		snprintf(name, sizeof(name), "data/%zu", i);
 		ret = ioshape_writer_begin_record(writer, name, IOSHAPE_UNKNOWN_BYTES, 0);
@@ -195,7 +173,6 @@ static int save_records(struct ioshape_context *context)
 	}
 	if (!ret)
 		ret = ioshape_writer_commit(writer, NULL);
-	snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 	ioshape_writer_free(writer);
 	return ret;
 }
@@ -209,10 +186,8 @@ static int load(struct ioshape_context *context)
 	int ret;
 
 	ret = ioshape_reader_open(context, "file", NULL, &reader);
-	if (ret) {
-		snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
+	if (ret)
 		return reader ? -EBADMSG : ret;
-	}
 	for (size_t i = 0; i < sample.count; i++) {
 		requests[i] = (struct ioshape_load_request){ i, 0, sample.bytes[i], at };
 		at += sample.bytes[i];
@@ -223,7 +198,6 @@ static int load(struct ioshape_context *context)
 			ret = -EBADMSG;
 	if (!ret)
 		ret = ioshape_reader_verify(reader);
-	snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);
 	return ret;
 }
@@ -253,7 +227,7 @@ static void setup(void)
 	sample_make(&sample, 7, 100000);
 	context = open_context(IOSHAPE_ENGINE_AUTO);
 	ck_assert_ptr_nonnull(context);
-	ck_assert_msg(!save(context), "%s", message);
+	ck_assert_int_eq(save(context), 0);
 	new_file = scratch_read("file", &new_bytes);
 	ioshape_context_free(context);
 }
@@ -268,17 +242,20 @@ static void teardown(void)
 
 static void check_outcome(int ret, bool loads, unsigned long nth)
 {
+	const struct ioshape_error *error = ioshape_last_error();
+
 	ck_assert_msg(scratch_entries(".") == 1, "allocation %lu: files left behind", nth);
 	if (ret) {
 		failures++;
 		/* Threads and mappings have codes of their own. */
 		ck_assert_msg(ret == -ENOMEM || ret == -EAGAIN, "allocation %lu: %d, \"%s\"", nth,
-			      ret, message);
-		ck_assert_msg(*message, "allocation %lu: no message", nth);
+			      ret, error->sentence);
+		ck_assert_msg(*error->sentence, "allocation %lu: no message", nth);
 	}
 	if (ret && !loads)
 		ck_assert_msg(scratch_same("file", old_file, sizeof(old_file)),
-			      "allocation %lu: failed, and the old file is gone: %s", nth, message);
+			      "allocation %lu: failed, and the old file is gone: %s", nth,
+			      error->sentence);
 }
 
 /* Returns false when there were fewer allocations than nth. */

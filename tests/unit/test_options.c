@@ -23,45 +23,31 @@ struct newer {
 
 static const struct known nothing = { .size = sizeof(struct known) };
 
-START_TEST(null_means_the_defaults)
+START_TEST(structs_of_older_and_newer_headers_are_taken)
 {
-	struct base_error error = { 0 };
-	struct known into;
+	const struct known both = { sizeof(both), 7, 8 }, first = { sizeof(first), 7, 0 };
+	struct newer from = { .known = { 0, 7, 8 } };
+	const struct {
+		size_t size; /* as the caller's headers have it; 0: gives no struct */
+		const struct known *into;
+	} cases[] = {
+		{ 0, &nothing },
+		{ sizeof(size_t), &nothing },
+		{ sizeof(size_t) + sizeof(uint64_t), &first },
+		{ sizeof(struct known), &both },
+		{ sizeof(struct newer), &both },
+	};
 
-	memset(&into, 0xff, sizeof(into));
-	ck_assert_int_eq(base_take_options(&into, sizeof(into), NULL, "known", &error), 0);
-	ck_assert_mem_eq(&into, &nothing, sizeof(into));
-}
-END_TEST
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		struct known into;
 
-START_TEST(a_struct_of_older_headers_is_filled_up_with_zeros)
-{
-	struct base_error error = { 0 };
-	struct known into,
-		from = { .size = sizeof(size_t) + sizeof(uint64_t), .first = 7, .second = 8 };
-
-	memset(&into, 0xff, sizeof(into));
-	ck_assert_int_eq(base_take_options(&into, sizeof(into), &from, "known", &error), 0);
-	ck_assert_uint_eq(into.size, sizeof(into));
-	ck_assert_uint_eq(into.first, 7);
-	ck_assert_uint_eq(into.second, 0);
-
-	from.size = sizeof(size_t); /* nothing but the size */
-	ck_assert_int_eq(base_take_options(&into, sizeof(into), &from, "known", &error), 0);
-	ck_assert_mem_eq(&into, &nothing, sizeof(into));
-}
-END_TEST
-
-START_TEST(a_struct_of_newer_headers_is_taken_if_what_is_new_is_zero)
-{
-	struct newer from = { .known = { sizeof(from), 7, 8 } };
-	struct base_error error = { 0 };
-	struct known into;
-
-	ck_assert_int_eq(base_take_options(&into, sizeof(into), &from, "known", &error), 0);
-	ck_assert_uint_eq(into.size, sizeof(into));
-	ck_assert_uint_eq(into.first, 7);
-	ck_assert_uint_eq(into.second, 8);
+		memset(&into, 0xff, sizeof(into));
+		from.known.size = cases[i].size;
+		ck_assert_int_eq(base_take_options(&into, sizeof(into),
+						   cases[i].size ? &from : NULL, "known", NULL),
+				 0);
+		ck_assert_mem_eq(&into, cases[i].into, sizeof(into));
+	}
 }
 END_TEST
 
@@ -69,15 +55,11 @@ START_TEST(a_field_that_is_not_known_is_refused_wherever_it_lies)
 {
 	for (size_t i = sizeof(struct known); i < sizeof(struct newer); i++) {
 		struct newer from = { .known = { sizeof(from), 7, 8 } };
-		struct base_error error = { 0 };
 		struct known into;
 
 		((char *)&from)[i] = 1;
-		ck_assert_int_eq(
-			base_take_options(&into, sizeof(into), &from, "ioshape_known", &error),
-			-EINVAL);
-		ck_assert_ptr_nonnull(strstr(error.text, "ioshape_known"));
-		ck_assert_ptr_nonnull(strstr(error.text, ioshape_version()));
+		ck_assert_int_eq(base_take_options(&into, sizeof(into), &from, "known", NULL),
+				 -EINVAL);
 	}
 }
 END_TEST
@@ -89,12 +71,9 @@ START_TEST(a_size_that_cannot_be_is_refused)
 
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
 		struct known from = { .size = sizes[i] };
-		struct base_error error = { 0 };
 
-		ck_assert_int_eq(
-			base_take_options(&into, sizeof(into), &from, "ioshape_known", &error),
-			-EINVAL);
-		ck_assert_ptr_nonnull(strstr(error.text, "ioshape_known"));
+		ck_assert_int_eq(base_take_options(&into, sizeof(into), &from, "known", NULL),
+				 -EINVAL);
 		ck_assert_int_eq(base_give_struct(&from, &nothing, sizeof(nothing), "known", NULL),
 				 -EINVAL);
 		ck_assert_uint_eq(from.size, sizes[i]);
@@ -131,38 +110,28 @@ START_TEST(sizes_are_numbers_with_at_most_one_binary_suffix)
 		uint64_t value;
 	} good[] = {
 		{ "0", 0 },
-		{ "1", 1 },
 		{ "007", 7 },
 		{ "4194304", 4194304 },
-		{ "4K", 4096 },
 		{ "4k", 4096 },
 		{ "4M", 4194304 },
-		{ "4m", 4194304 },
-		{ "3G", 3ull << 30 },
 		{ "3g", 3ull << 30 },
 		{ "2T", 2ull << 40 },
-		{ "2t", 2ull << 40 },
 		{ "18446744073709551615", UINT64_MAX },
 		{ "16777215T", 16777215ull << 40 },
 	};
+	static const char *const bad[] = {
+		"",   " ",    " 1",   "1 ",  "-1",  "+1", "K",   "1KB",
+		"1P", "1.5M", "0x10", "1e3", "1M1", "M1", "one", "\xff"
+	};
+	static const char *const large[] = { "18446744073709551616", "16777216T",
+					     "18446744073709551615K" };
 	uint64_t value;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(good); i++) {
 		ck_assert_msg(!base_parse_bytes(good[i].text, &value), "%s", good[i].text);
 		ck_assert_uint_eq(value, good[i].value);
 	}
-}
-END_TEST
-
-START_TEST(what_is_no_size_is_refused)
-{
-	static const char *const bad[] = { "",    " ",   " 1",   "1 ",  "-1",   "+1",
-					   "K",   "1KB", "1KiB", "1P",  "1.5M", "0x10",
-					   "1e3", "1M1", "M1",   "one", "1 M",  "\xff" };
-	static const char *const large[] = { "18446744073709551616", "99999999999999999999999",
-					     "16777216T", "17179869184G", "18446744073709551615K" };
-	uint64_t value = 77;
-
+	value = 77;
 	for (size_t i = 0; i < ARRAY_LENGTH(bad); i++)
 		ck_assert_msg(base_parse_bytes(bad[i], &value) == -EINVAL, "\"%s\"", bad[i]);
 	for (size_t i = 0; i < ARRAY_LENGTH(large); i++)
@@ -256,7 +225,7 @@ START_TEST(each_word_means_its_constant)
 }
 END_TEST
 
-START_TEST(a_variable_that_makes_no_sense_is_named)
+START_TEST(a_variable_that_makes_no_sense_is_refused)
 {
 	static const char *const bad[][2] = {
 		{ "IOSHAPE_ENGINE", "nil" },         { "IOSHAPE_ENGINE", "(nil)" },
@@ -275,14 +244,22 @@ START_TEST(a_variable_that_makes_no_sense_is_named)
 		memset(&options, 0, sizeof(options));
 		setenv(bad[i][0], bad[i][1], 1);
 		ck_assert_int_eq(take(), -EINVAL);
-		ck_assert_msg(strstr(error.sentence, bad[i][0]), "%s: %s", bad[i][0], error.text);
 		ck_assert_str_ne(error.remedy, "");
 		unsetenv(bad[i][0]);
 	}
 	memset(value, 'v', sizeof(value) - 1);
 	setenv("IOSHAPE_ENGINE", value, 1);
 	ck_assert_int_eq(take(), -EINVAL);
-	ck_assert_uint_lt(strlen(error.text), 256);
+	ck_assert_uint_lt(strlen(error.sentence), 256);
+}
+END_TEST
+
+START_TEST(a_variable_is_named_wording)
+{
+	setenv("IOSHAPE_LEASE_MS", "299", 1);
+	ck_assert_int_eq(take(), -EINVAL);
+	ck_assert_str_eq(error.sentence, "IOSHAPE_LEASE_MS cannot be \"299\"");
+	ck_assert_str_eq(error.remedy, "it takes 300 to 600000");
 }
 END_TEST
 
@@ -330,20 +307,18 @@ int main(void)
 	Suite *suite = suite_create("base/options");
 	TCase *structs = tcase_create("structs"), *environment = tcase_create("environment");
 
-	tcase_add_test(structs, null_means_the_defaults);
-	tcase_add_test(structs, a_struct_of_older_headers_is_filled_up_with_zeros);
-	tcase_add_test(structs, a_struct_of_newer_headers_is_taken_if_what_is_new_is_zero);
+	tcase_add_test(structs, structs_of_older_and_newer_headers_are_taken);
 	tcase_add_test(structs, a_field_that_is_not_known_is_refused_wherever_it_lies);
 	tcase_add_test(structs, a_size_that_cannot_be_is_refused);
 	tcase_add_test(structs, a_struct_that_is_filled_keeps_to_the_callers_size);
 	suite_add_tcase(suite, structs);
 	tcase_add_test(environment, sizes_are_numbers_with_at_most_one_binary_suffix);
-	tcase_add_test(environment, what_is_no_size_is_refused);
 	tcase_add_checked_fixture(environment, begin, NULL);
 	tcase_add_test(environment, what_nobody_sets_stays_zero);
 	tcase_add_test(environment, variables_fill_what_the_program_left_open);
 	tcase_add_test(environment, each_word_means_its_constant);
-	tcase_add_test(environment, a_variable_that_makes_no_sense_is_named);
+	tcase_add_test(environment, a_variable_that_makes_no_sense_is_refused);
+	tcase_add_test(environment, a_variable_is_named_wording);
 	tcase_add_test(environment, a_secret_is_not_repeated);
 	tcase_add_test(environment,
 		       variables_that_are_no_settings_are_told_with_the_nearest_one_once);
