@@ -302,27 +302,26 @@ static char long_name[IOSHAPE_MAX_NAME_BYTES + 2];
 static const struct {
 	struct ioshape_record record;
 	int code;
-	const char *part; /* of the message */
 } refused[] = {
-	{ { .name = NULL }, -EINVAL, "no name" },
-	{ { .name = "" }, -EINVAL, "no name" },
-	{ { .name = long_name }, IOSHAPE_E_LIMIT, "longer" },
-	{ { .name = "\xff" }, -EINVAL, "UTF-8" },
-	{ { .name = "/a" }, -EINVAL, "relative" },
-	{ { .name = "a/../b" }, -EINVAL, "relative" },
-	{ { .name = "a//b" }, -EINVAL, "relative" },
-	{ { .name = "a/" }, -EINVAL, "relative" },
-	{ { .name = ".ioshape/index" }, -EINVAL, ".ioshape/" },
-	{ { .name = "data.pkl" }, -EEXIST, "two records" },
-	{ { .name = "x", .alignment = 3 }, -EINVAL, "align" },
-	{ { .name = "x", .alignment = 8192 }, -EINVAL, "align" },
-	{ { .name = "x", .reserved = 1 }, -EINVAL, "reserved" },
-	{ { .name = "x", .bytes = 1 }, -EINVAL, "no data" },
-	{ { .name = "x", .data = "y", .bytes = 1, .fetch = fetch }, -EINVAL, "both" },
-	{ { .name = "x", .data = "y", .fetch = fetch }, -EINVAL, "both" },
-	{ { .name = "x", .data = "y", .bytes = UINT64_MAX }, -EINVAL, "known size" },
-	{ { .name = "x", .data = "y", .bytes = UINT64_MAX - 1 }, IOSHAPE_E_LIMIT, "too large" },
-	{ { .name = "x", .data = "y", .bytes = (uint64_t)1 << 63 }, IOSHAPE_E_LIMIT, "too large" },
+	{ { .name = NULL }, -EINVAL },
+	{ { .name = "" }, -EINVAL },
+	{ { .name = long_name }, IOSHAPE_E_LIMIT },
+	{ { .name = "\xff" }, -EINVAL },
+	{ { .name = "/a" }, -EINVAL },
+	{ { .name = "a/../b" }, -EINVAL },
+	{ { .name = "a//b" }, -EINVAL },
+	{ { .name = "a/" }, -EINVAL },
+	{ { .name = ".ioshape/index" }, -EINVAL },
+	{ { .name = "data.pkl" }, -EEXIST },
+	{ { .name = "x", .alignment = 3 }, -EINVAL },
+	{ { .name = "x", .alignment = 8192 }, -EINVAL },
+	{ { .name = "x", .reserved = 1 }, -EINVAL },
+	{ { .name = "x", .bytes = 1 }, -EINVAL },
+	{ { .name = "x", .data = "y", .bytes = 1, .fetch = fetch }, -EINVAL },
+	{ { .name = "x", .data = "y", .fetch = fetch }, -EINVAL },
+	{ { .name = "x", .data = "y", .bytes = UINT64_MAX }, -EINVAL },
+	{ { .name = "x", .data = "y", .bytes = UINT64_MAX - 1 }, IOSHAPE_E_LIMIT },
+	{ { .name = "x", .data = "y", .bytes = (uint64_t)1 << 63 }, IOSHAPE_E_LIMIT },
 };
 
 START_TEST(a_record_that_makes_no_sense_is_refused_before_anything_is_created)
@@ -340,8 +339,6 @@ START_TEST(a_record_that_makes_no_sense_is_refused_before_anything_is_created)
 		ret = save_by((enum way)_i, path, all.records, MOST, NULL, NULL);
 		/* Not -ENOENT: nobody has looked for the directory. */
 		ck_assert_msg(ret == refused[i].code, "%zu: %d, %s", i, ret, message);
-		ck_assert_msg(strstr(message, refused[i].part) && strstr(message, "missing/file"),
-			      "%zu: %s", i, message);
 		ck_assert_uint_eq(calls.calls, 0);
 	}
 }
