@@ -331,8 +331,7 @@ int save_begin(struct ioshape_context *context, const char *path,
 		return ret;
 	}
 	pthread_mutex_lock(&context->lock);
-	save->next = context->background;
-	context->background = save;
+	TAILQ_INSERT_HEAD(&context->background, save, entry);
 	pthread_mutex_unlock(&context->lock);
 	*out = save;
 	return 0;

@@ -72,7 +72,7 @@ struct ioshape_save {
 
 	/* Of the calls that begin and end it. */
 	struct ioshape_context *context; /* NULL once the context has ended it */
-	struct ioshape_save *next;       /* in context->background, under the context's lock */
+	TAILQ_ENTRY(ioshape_save) entry; /* in context->background, under the context's lock */
 	pthread_t thread;
 	bool started; /* the thread */
 	bool joined;  /* the thread has been waited for, or never ran */

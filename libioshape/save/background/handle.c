@@ -35,20 +35,16 @@ static void end_save(struct ioshape_save *save)
 
 static void forget(struct ioshape_context *context, struct ioshape_save *save)
 {
-	struct ioshape_save **link = &context->background;
-
 	pthread_mutex_lock(&context->lock);
-	while (*link != save)
-		link = &(*link)->next;
-	*link = save->next;
+	TAILQ_REMOVE(&context->background, save, entry);
 	pthread_mutex_unlock(&context->lock);
 }
 
 void save_end_background(struct ioshape_context *context)
 {
-	while (context->background) {
-		struct ioshape_save *save = context->background;
+	struct ioshape_save *save;
 
+	while ((save = TAILQ_FIRST(&context->background))) {
 		forget(context, save);
 		end_save(save);
 	}
@@ -56,8 +52,11 @@ void save_end_background(struct ioshape_context *context)
 
 void save_stop_background_of(struct ioshape_context *context, const void *owner)
 {
+	struct ioshape_save *save;
+
 	pthread_mutex_lock(&context->lock);
-	for (struct ioshape_save *save = context->background; save; save = save->next) {
+	TAILQ_FOREACH(save, &context->background, entry)
+	{
 		if (save->request.collective.owner == owner)
 			atomic_store(&save->abort, true);
 	}

@@ -12,6 +12,7 @@ void save_staging_init(struct save_staging *pool, uint64_t limit_bytes, bool sha
 		.shared = shared,
 		.fd = -1,
 	};
+	TAILQ_INIT(&pool->waiters);
 	pthread_mutex_init(&pool->lock, NULL);
 	base_cond_init(&pool->change);
 }
@@ -180,46 +181,29 @@ void save_staging_destroy(struct save_staging *pool)
 
 /* A save that waits for staging memory; first come, first served. */
 struct save_waiter {
-	struct save_waiter *next;
+	TAILQ_ENTRY(save_waiter) entry;
 };
-
-static void join_queue(struct save_staging *pool, struct save_waiter *waiter)
-{
-	struct save_waiter **link = &pool->waiters;
-
-	while (*link)
-		link = &(*link)->next;
-	*link = waiter;
-}
-
-static void leave_queue(struct save_staging *pool, const struct save_waiter *waiter)
-{
-	struct save_waiter **link = &pool->waiters;
-
-	while (*link != waiter)
-		link = &(*link)->next;
-	*link = waiter->next;
-	pthread_cond_broadcast(&pool->change);
-}
 
 int save_staging_admit(struct save_staging *pool, size_t chunks,
 		       int (*go_on)(void *user, struct base_error *error), void *user,
 		       struct base_error *error)
 {
-	struct save_waiter waiter = { NULL };
+	struct save_waiter waiter;
 	int ret = 0;
 
 	pthread_mutex_lock(&pool->lock);
 	/* A queue: without one small saves would overtake a large one for ever. */
-	join_queue(pool, &waiter);
-	while (!ret && (pool->waiters != &waiter || pool->admitted + chunks > pool->limit)) {
+	TAILQ_INSERT_TAIL(&pool->waiters, &waiter, entry);
+	while (!ret &&
+	       (TAILQ_FIRST(&pool->waiters) != &waiter || pool->admitted + chunks > pool->limit)) {
 		if (base_cond_wait_ms(&pool->change, &pool->lock, SAVE_PATIENCE_MS))
 			continue;
 		pthread_mutex_unlock(&pool->lock);
 		ret = go_on(user, error);
 		pthread_mutex_lock(&pool->lock);
 	}
-	leave_queue(pool, &waiter);
+	TAILQ_REMOVE(&pool->waiters, &waiter, entry);
+	pthread_cond_broadcast(&pool->change);
 	if (!ret)
 		pool->admitted += chunks;
 	pthread_mutex_unlock(&pool->lock);

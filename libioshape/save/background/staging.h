@@ -5,6 +5,8 @@
 
 #include "save/save.h"
 
+#include <sys/queue.h>
+
 /*
  * Chunks are made at need and kept. A save is admitted when all the chunks that it will hold at a
  * time can be its own: then it can always go on, whatever other saves wait for. First come, first
@@ -25,7 +27,7 @@ struct save_staging {
 	size_t limit;    /* chunks that may be admitted at a time */
 	size_t made;     /* chunks that there are, free or not */
 	size_t admitted; /* promised to saves, whether they hold them yet or not */
-	struct save_waiter *waiters;
+	TAILQ_HEAD(, save_waiter) waiters;
 };
 
 void save_staging_init(struct save_staging *pool, uint64_t limit_bytes, bool shared);

@@ -140,6 +140,8 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	context->slots.layout = request;
 	save_staging_init(&context->pool, options.staging_bytes, false);
 	save_staging_init(&context->shared_pool, options.staging_bytes, true);
+	TAILQ_INIT(&context->orders);
+	TAILQ_INIT(&context->background);
 	pthread_mutex_init(&context->lock, NULL);
 	pthread_cond_init(&context->saves_change, NULL);
 	*out = context;

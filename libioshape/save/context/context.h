@@ -43,9 +43,9 @@ struct ioshape_context {
 	size_t lane_count;
 	char *tidied[SAVE_KEPT_DIRECTORIES];
 	size_t tidied_count;
-	struct save_order *orders;             /* saves that have begun, oldest first */
+	TAILQ_HEAD(, save_order) orders;       /* saves that have begun, oldest first */
 	struct save_shared_slot *shared_slots; /* of open handles */
-	struct ioshape_save *background;       /* handles not yet freed: handle.c */
+	TAILQ_HEAD(, ioshape_save) background; /* handles not yet freed: handle.c */
 };
 
 int save_take_lane(struct ioshape_context *context, struct ring_lane **lane,

@@ -6,6 +6,7 @@
 #include <ioshape/probe.h>
 
 #include <errno.h>
+#include <libgen.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,26 +59,6 @@ static void say_bool(FILE *json, const char *name, bool yes)
 
 /* ---- The path -------------------------------------------------------------------------------- */
 
-/* The directory that a path's last part is in, without links. NULL and errno if there is none. */
-static char *parent_of(const char *path)
-{
-	char *whole = strdup(path), *end, *found;
-
-	if (!whole)
-		return NULL;
-	end = whole + strlen(whole);
-	while (end > whole + 1 && end[-1] == '/')
-		*--end = 0;
-	end = strrchr(whole, '/');
-	if (end == whole)
-		end[1] = 0;
-	else if (end)
-		*end = 0;
-	found = realpath(end ? whole : ".", NULL);
-	free(whole);
-	return found;
-}
-
 /*
  * Opens the directory that the path is or is in. *file is the path itself, without links, if it is
  * there and no directory; to be freed.
@@ -85,35 +66,28 @@ static char *parent_of(const char *path)
 static int find_directory(const char *path, struct ring_folder *folder, char **file,
 			  struct base_error *error)
 {
-	char *real = realpath(path, NULL), *directory;
-	int ret;
+	char *real = realpath(path, NULL), *name = strdup(real ? real : path), *parent;
+	int ret = real ? ring_folder_open(folder, real, NULL) : -ENOTDIR;
 
 	*file = NULL;
-	if (real) {
-		ret = ring_folder_open(folder, real, NULL);
-		if (ret != -ENOTDIR) {
-			if (ret)
-				base_fail(error, ret, "cannot look at \"%s\"", path);
-			free(real);
-			return ret;
-		}
-		directory = parent_of(real);
-	} else {
-		directory = parent_of(path);
+	if (!name) {
+		ret = base_no_memory(error, "a path", strlen(path));
+	} else if (ret == -ENOTDIR) {
+		parent = realpath(dirname(name), NULL);
+		ret = parent ? ring_folder_open(folder, parent, error) :
+			       base_fail(error, -errno,
+					 "cannot look at \"%s\": the directory that it would be in "
+					 "is not there",
+					 path);
+		free(parent);
+		if (!ret)
+			*file = real;
+	} else if (ret) {
+		base_fail(error, ret, "cannot look at \"%s\"", path);
 	}
-	if (!directory) {
-		ret = base_fail(
-			error, -errno,
-			"cannot look at \"%s\": the directory that it would be in is not there",
-			path);
-	} else {
-		ret = ring_folder_open(folder, directory, error);
-	}
-	free(directory);
-	if (ret)
+	if (!*file)
 		free(real);
-	else
-		*file = real;
+	free(name);
 	return ret;
 }
 

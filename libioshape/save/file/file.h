@@ -13,7 +13,7 @@
 
 /* A save's place among those to the same file: they commit in the order in which they began. */
 struct save_order {
-	struct save_order *next;
+	TAILQ_ENTRY(save_order) entry;
 	char *path;       /* absolute; owned */
 	bool abort_waits; /* set under the context's lock to stop waiting */
 };

@@ -48,7 +48,6 @@ int save_absolute_path(const char *path, char **absolute, struct base_error *err
 int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
 		     struct base_error *error)
 {
-	struct save_order **end = &context->orders;
 	int ret;
 
 	*order = (struct save_order){ 0 };
@@ -56,19 +55,17 @@ int save_order_begin(struct ioshape_context *context, struct save_order *order, 
 	if (ret)
 		return ret;
 	pthread_mutex_lock(&context->lock);
-	while (*end)
-		end = &(*end)->next;
-	*end = order;
+	TAILQ_INSERT_TAIL(&context->orders, order, entry);
 	pthread_mutex_unlock(&context->lock);
 	return 0;
 }
 
 static bool is_first(const struct ioshape_context *context, const struct save_order *order)
 {
-	const struct save_order *other = context->orders;
+	const struct save_order *other = TAILQ_FIRST(&context->orders);
 
 	while (other != order && strcmp(other->path, order->path))
-		other = other->next;
+		other = TAILQ_NEXT(other, entry);
 	return other == order;
 }
 
@@ -88,12 +85,8 @@ int save_order_wait(struct ioshape_context *context, struct save_order *order,
 
 void save_order_end(struct ioshape_context *context, struct save_order *order)
 {
-	struct save_order **link = &context->orders;
-
 	pthread_mutex_lock(&context->lock);
-	while (*link != order)
-		link = &(*link)->next;
-	*link = order->next;
+	TAILQ_REMOVE(&context->orders, order, entry);
 	pthread_cond_broadcast(&context->saves_change);
 	pthread_mutex_unlock(&context->lock);
 	free(order->path);
