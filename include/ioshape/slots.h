@@ -7,8 +7,8 @@
  * I/O call ioshape_slot_acquire(), which waits until they may write; ioshape_slot_pace() before
  * each piece that they write; and ioshape_slot_free() once the bytes are on stable storage.
  *
- * The context's `coordinator` says who keeps the order: "local" (the processes of this host among
- * themselves, without a server), a Redis (all hosts that use it), or "open" (nobody).
+ * The context's `coordinator` says what keeps the order: "local" (this host alone, without a
+ * server), the address of a Redis (all hosts that use it), or "open" (nothing: nobody waits).
  *
  * A slot is held by a lease that a thread of the library renews as long as bytes pass. When a
  * holder dies the next in the queue gets its slot: from the kernel (local), or when the lease ends
@@ -35,7 +35,7 @@ struct ioshape_place {
 	double waited_s;
 	char ahead[128];      /**< who goes before it, or holds a slot: "job 4711, rank 7 on n03" */
 	char pool[128];       /**< "" if there is no coordination */
-	char coordinator[16]; /**< "redis", "local"; "unreachable" while it does not answer */
+	char coordinator[16]; /**< "redis", "local"; "unreachable" while there is no answer */
 };
 
 #define IOSHAPE_PLACE_INIT IOSHAPE_SIZED(ioshape_place)
@@ -118,7 +118,7 @@ struct ioshape_slot_info {
 	uint32_t express;     /**< 1: so small that it was let past the queue */
 	char ahead[128];      /**< who was ahead when it began to wait; "" if nobody */
 	char pool[128];       /**< "" if there is no coordination */
-	char coordinator[16]; /**< "redis", "local", "open"; "stagger": it was unreachable */
+	char coordinator[16]; /**< "redis", "local", "open"; "stagger": there was no answer */
 	char note[256];       /**< what was not as preferred, and why; "" if nothing */
 };
 

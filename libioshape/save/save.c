@@ -13,7 +13,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 			 const struct ioshape_save_options *options, struct ioshape_report *report,
 			 struct base_error *error)
 {
-	const struct ring_file_options file_options = save_file_options(options);
+	const struct ring_file_options file_options = SAVE_FILE_OPTIONS(options);
 	struct save_direct direct = { 0 };
 	const struct save_source source = { save_direct_next, &direct };
 	const pthread_t self = pthread_self();

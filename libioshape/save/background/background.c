@@ -150,7 +150,7 @@ static struct ioshape_save *new_save(struct ioshape_context *context,
 	if (collective)
 		request->collective = *collective;
 	request->task.borrow = options->borrow;
-	request->task.file_options = save_file_options(options);
+	request->task.file_options = SAVE_FILE_OPTIONS(options);
 	request->task.file_options.progress = save_track;
 	request->task.file_options.progress_user = save;
 	request->task.file_options.abort = &save->abort;

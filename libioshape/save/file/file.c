@@ -15,17 +15,11 @@ static int open_file(struct ioshape_context *context, const char *path,
 		     const struct ioshape_file_options *options, struct ioshape_file **out,
 		     struct base_error *error)
 {
-	const struct ring_file_options file_options = {
-		.expected_bytes = options->expected_bytes,
-		.no_replace = options->replace == IOSHAPE_OFF,
-		.no_sync = options->sync == IOSHAPE_OFF,
-		.progress = options->progress,
-		.progress_user = options->progress_user,
-		.progress_total = options->expected_bytes,
-	};
+	struct ring_file_options file_options = SAVE_FILE_OPTIONS(options);
 	struct ioshape_file *file = calloc(1, sizeof(*file));
 	int ret;
 
+	file_options.expected_bytes = file_options.progress_total = options->expected_bytes;
 	if (!file)
 		return base_no_memory(error, "a file", sizeof(*file));
 	ret = save_handle_open(&file->handle, context, path, &file_options, error);

@@ -167,8 +167,14 @@ int save_direct_next(void *user, size_t record, uint64_t offset, const void **da
 int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct base_error *error);
 
-/* What the caller's options say about the file. */
-struct ring_file_options save_file_options(const struct ioshape_save_options *options);
+/* What the caller's options say about the file: of a save, a writer or a file. */
+#define SAVE_FILE_OPTIONS(given)                                                                   \
+	((struct ring_file_options){                                                               \
+		.progress = (given)->progress,                                                     \
+		.progress_user = (given)->progress_user,                                           \
+		.no_replace = (given)->replace == IOSHAPE_OFF,                                     \
+		.no_sync = (given)->sync == IOSHAPE_OFF,                                           \
+	})
 
 /*
  * One save, from the slot to the report, on the calling thread. The save has its place in the

@@ -165,16 +165,6 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 	return ret;
 }
 
-struct ring_file_options save_file_options(const struct ioshape_save_options *options)
-{
-	return (struct ring_file_options){
-		.progress = options->progress,
-		.progress_user = options->progress_user,
-		.no_replace = options->replace == IOSHAPE_OFF,
-		.no_sync = options->sync == IOSHAPE_OFF,
-	};
-}
-
 /* ---- The caller's own memory ----------------------------------------------------------------- */
 
 int save_direct_next(void *user, size_t i, uint64_t offset, const void **data, size_t *bytes,

@@ -16,18 +16,12 @@ static int open_writer(struct ioshape_context *context, const char *path,
 		       const struct ioshape_writer_options *options, struct ioshape_writer **out,
 		       struct base_error *error)
 {
-	const struct ring_file_options file_options = {
-		.expected_bytes = options->expected_bytes,
-		.no_replace = options->replace == IOSHAPE_OFF,
-		.no_sync = options->sync == IOSHAPE_OFF,
-		.progress = options->progress,
-		.progress_user = options->progress_user,
-		.progress_total = options->expected_bytes,
-	};
+	struct ring_file_options file_options = SAVE_FILE_OPTIONS(options);
 	struct ioshape_writer *writer = calloc(1, sizeof(*writer));
 	struct save_handle *handle;
 	int ret;
 
+	file_options.expected_bytes = file_options.progress_total = options->expected_bytes;
 	if (!writer)
 		return base_no_memory(error, "a writer", sizeof(*writer));
 	handle = &writer->handle;
