@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Directories: made, opened, locked, listed, and their entries renamed. */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/folder.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -207,17 +206,11 @@ int ring_folder_list(const struct ring_folder *folder,
 {
 	struct dirent *entry;
 	DIR *listing;
-	int fd, ret = 0;
+	int ret = 0;
 
-	/* Opened anew: all duplicates of a descriptor share the position that listing moves. */
-	fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	listing = fd < 0 ? NULL : fdopendir(fd);
-	if (!listing) {
-		ret = base_fail(error, -errno, "cannot list the directory \"%s\"", folder->path);
-		if (fd >= 0)
-			close(fd);
-		return ret;
-	}
+	listing = ring_listing(folder->fd);
+	if (!listing)
+		return base_fail(error, -errno, "cannot list the directory \"%s\"", folder->path);
 	for (unsigned seen = 0; !ret; seen++) {
 		errno = 0;
 		entry = readdir(listing);

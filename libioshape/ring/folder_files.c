@@ -2,6 +2,8 @@
 /* Small files in a directory: put there whole, read whole, and held while they are in use. */
 #define _GNU_SOURCE
 #include "ring/destination.h"
+#include "ring/folder.h"
+#include "ring/lane.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,70 +14,105 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- Writing --------------------------------------------------------------------------------- */
+/* ---- Any directory --------------------------------------------------------------------------- */
 
-static int write_all(int fd, const void *data, size_t bytes)
+DIR *ring_listing(int folder_fd)
 {
-	size_t done = 0;
-	ssize_t put;
+	const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *listing = fd < 0 ? NULL : fdopendir(fd);
+
+	if (!listing && fd >= 0)
+		close(fd);
+	return listing;
+}
+
+static int write_all(int fd, const uint8_t *data, size_t bytes)
+{
+	ssize_t done;
 
 	/* Beyond that the kernel would send a signal that ends the application. */
 	if (bytes > base_largest_file())
 		return -EFBIG;
-	while (done < bytes) {
-		put = write(fd, (const char *)data + done, bytes - done);
-		if (put < 0 && errno == EINTR)
+	while (bytes) {
+		done = write(fd, data, bytes);
+		if (done < 0 && errno == EINTR)
 			continue;
-		if (put <= 0)
-			return put ? -errno : -EIO;
-		done += (size_t)put;
+		if (done <= 0)
+			return done ? -errno : -EIO;
+		data += done;
+		bytes -= (size_t)done;
 	}
 	return 0;
 }
 
-static int write_durably(const struct ring_folder *folder, const char *name, int fd,
-			 const void *data, size_t bytes, struct base_error *error)
+int ring_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable)
 {
-	int ret = write_all(fd, data, bytes);
-
-	if (!ret && fsync(fd))
-		ret = -errno;
-	/* A child that was forked meanwhile has the descriptor, too, and would keep the lock. */
-	flock(fd, LOCK_UN);
-	/* Some network filesystems report lost writes only here. */
-	if (close(fd) && !ret && errno != EINTR)
-		ret = -errno;
-	return !ret ? 0 :
-		      base_fail(error, ret,
-				"cannot write \"%s/%s\"" BASE_REMEDY
-				"the storage failed or is full",
-				folder->path, name);
-}
-
-int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
-		    size_t bytes, struct base_error *error)
-{
+	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 	char temporary[NAME_MAX + 1];
 	int fd, ret;
 
 	snprintf(temporary, sizeof(temporary), ".%.200s" RING_TEMPORARY_MARK "%s-%016llx", name,
 		 ring_machine_tag(), (unsigned long long)base_random());
-	fd = openat(folder->fd, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-		    0666);
+	fd = openat(folder_fd, temporary, flags, durable ? 0666 : 0600);
 	if (fd < 0)
-		return base_fail(error, -errno, "cannot create \"%s/%s\"", folder->path, name);
+		return -errno;
 	/* So that nobody takes it for abandoned, and removes it. */
-	(void)flock(fd, LOCK_EX | LOCK_NB);
-	ret = write_durably(folder, name, fd, data, bytes, error);
-	if (!ret && renameat(folder->fd, temporary, folder->fd, name))
-		ret = base_fail(error, -errno, "cannot put \"%s/%s\" in place (rename)",
-				folder->path, name);
+	if (durable)
+		(void)flock(fd, LOCK_EX | LOCK_NB);
+	ret = write_all(fd, data, bytes);
+	if (!ret && durable && fsync(fd))
+		ret = -errno;
+	/* A child that was forked meanwhile has the descriptor, too, and would keep the lock. */
+	if (durable)
+		flock(fd, LOCK_UN);
+	/* Some network filesystems report lost writes only here. */
+	if (close(fd) && !ret && errno != EINTR)
+		ret = -errno;
+	if (!ret && renameat(folder_fd, temporary, folder_fd, name))
+		ret = -errno;
 	if (ret)
-		unlinkat(folder->fd, temporary, 0);
+		unlinkat(folder_fd, temporary, 0);
 	return ret;
 }
 
-/* ---- Reading --------------------------------------------------------------------------------- */
+int ring_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct stat *status)
+{
+	size_t room;
+	ssize_t got;
+
+	if (fstat(fd, status))
+		return -errno;
+	if (!S_ISREG(status->st_mode))
+		return -EPERM;
+	if ((uint64_t)status->st_size > most_bytes)
+		return -EFBIG;
+	into->bytes = 0;
+	/* What an NFS client knows of its length may be old. */
+	for (room = (size_t)status->st_size + 1;; room = 4096) {
+		if (base_buffer_reserve(into, room))
+			return -ENOMEM;
+		got = read(fd, into->data + into->bytes, into->room - into->bytes);
+		if (!got)
+			return 0;
+		if (got < 0 && errno != EINTR)
+			return -errno;
+		into->bytes += (size_t)MAX(got, 0);
+		if (into->bytes > most_bytes)
+			return -EFBIG;
+	}
+}
+
+/* ---- Those that are open by their name ------------------------------------------------------- */
+
+int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
+		    size_t bytes, struct base_error *error)
+{
+	const int ret = ring_put_whole(folder->fd, name, data, bytes, true);
+
+	return !ret ? 0 :
+		      base_fail(error, ret, "cannot write \"%s/%s\"" BASE_REMEDY "%s", folder->path,
+				name, ring_remedy(ret));
+}
 
 /* Shared; -ENOENT if it is just being removed, or has been. */
 static int take_hold(int fd)
@@ -87,48 +124,24 @@ static int take_hold(int fd)
 	return fstat(fd, &status) || status.st_nlink ? 0 : -ENOENT;
 }
 
-static int check(const struct ring_folder *folder, const char *name, int fd, size_t most_bytes,
-		 size_t *bytes, struct base_error *error)
+static int read_file(const struct ring_folder *folder, const char *name, int fd, size_t most_bytes,
+		     struct base_buffer *into, struct base_error *error)
 {
 	struct stat status;
+	const int ret = ring_read_whole(fd, most_bytes, into, &status);
 
-	if (fstat(fd, &status))
-		return base_fail(error, -errno, "cannot look at \"%s/%s\" (fstat)", folder->path,
-				 name);
-	if (!S_ISREG(status.st_mode))
+	if (ret == -EPERM)
 		return base_refuse(error, IOSHAPE_E_FORMAT, "\"%s/%s\" is not a regular file",
 				   folder->path, name);
-	if ((uint64_t)status.st_size > most_bytes)
+	if (ret == -EFBIG)
 		return base_refuse(error, IOSHAPE_E_LIMIT,
-				   "\"%s/%s\" has %llu bytes" BASE_REMEDY "at most %zu are read",
-				   folder->path, name, (unsigned long long)status.st_size,
-				   most_bytes);
-	*bytes = (size_t)status.st_size;
-	return 0;
-}
-
-static int read_all(const struct ring_folder *folder, const char *name, int fd, size_t bytes,
-		    struct base_buffer *into, struct base_error *error)
-{
-	size_t done = 0;
-	ssize_t got;
-
-	if (base_buffer_reserve(into, bytes))
-		return base_no_memory(error, name, bytes);
-	while (done < bytes) {
-		got = pread(fd, into->data + into->bytes + done, bytes - done, (off_t)done);
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			return base_fail(error, -errno, "cannot read \"%s/%s\"", folder->path,
-					 name);
-		if (!got)
-			return base_refuse(error, IOSHAPE_E_DAMAGED,
-					   "\"%s/%s\" was cut short while it was read",
-					   folder->path, name);
-		done += (size_t)got;
-	}
-	into->bytes += bytes;
+				   "cannot read \"%s/%s\": it is larger than %s", folder->path,
+				   name, BASE_SIZE(most_bytes));
+	if (ret)
+		return base_fail(error, ret, "cannot read \"%s/%s\"", folder->path, name);
+	if ((uint64_t)status.st_size > into->bytes)
+		return base_refuse(error, IOSHAPE_E_DAMAGED,
+				   "\"%s/%s\" was cut short while it was read", folder->path, name);
 	return 0;
 }
 
@@ -136,7 +149,6 @@ int ring_folder_get(const struct ring_folder *folder, const char *name, size_t m
 		    struct base_buffer *into, struct ring_hold *hold, struct base_error *error)
 {
 	struct ring_hold taken = { .owner = base_pid() };
-	size_t bytes = 0;
 	int ret;
 
 	if (hold)
@@ -149,9 +161,7 @@ int ring_folder_get(const struct ring_folder *folder, const char *name, size_t m
 						   folder->path, name);
 	ret = hold ? take_hold(taken.fd) : 0;
 	if (!ret)
-		ret = check(folder, name, taken.fd, most_bytes, &bytes, error);
-	if (!ret)
-		ret = read_all(folder, name, taken.fd, bytes, into, error);
+		ret = read_file(folder, name, taken.fd, most_bytes, into, error);
 	if (!ret && hold)
 		*hold = taken;
 	else

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What files in a directory are like, where the directory itself does not tell. */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/folder.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -17,16 +16,13 @@
 static int open_any_file(int directory_fd)
 {
 	const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
-	int folder_fd = openat(directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), fd = -1;
-	DIR *listing = folder_fd < 0 ? NULL : fdopendir(folder_fd);
+	DIR *listing = ring_listing(directory_fd);
 	struct dirent *entry;
 	struct stat status;
+	int fd = -1;
 
-	if (!listing) {
-		if (folder_fd >= 0)
-			close(folder_fd);
+	if (!listing)
 		return -1;
-	}
 	for (unsigned i = 0; fd < 0 && i < MOST_ENTRIES && (entry = readdir(listing)); i++) {
 		/* Not even opened if it is a device: that may do something. */
 		if (!fstatat(directory_fd, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) &&

@@ -4,9 +4,8 @@
  * came from anybody: only regular files of our own are read, and links are not followed.
  */
 #define _GNU_SOURCE
-#include "ring/ring.h"
+#include "ring/folder.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,8 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define TEMPORARY_MARK ".tmp-" /* no file that anybody asks for begins like this */
-#define NAME_BYTES 256
 #define MAX_ENTRIES 1000000
 #define MAX_TRIES 10 /* of what fails because another process changes it at the same time */
 
@@ -29,31 +26,18 @@ static int open_folder(const char *path)
 	return fd < 0 ? -errno : fd;
 }
 
-static void temporary_name(char name[NAME_BYTES])
-{
-	snprintf(name, NAME_BYTES, TEMPORARY_MARK "%016llx%016llx",
-		 (unsigned long long)base_random(), (unsigned long long)base_random());
-}
-
-static int create(int folder_fd, char name[NAME_BYTES])
-{
-	int fd;
-
-	temporary_name(name);
-	fd = openat(folder_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	return fd < 0 ? -errno : fd;
-}
-
 /* Whose our files are here: servers may give root's to somebody else. And their time. */
 static int look_at_own(struct ring_private_folder *shelf, int folder_fd)
 {
-	char name[NAME_BYTES];
+	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+	char name[32];
 	struct stat stat;
 	int fd, ret = 0;
 
-	fd = create(folder_fd, name);
+	snprintf(name, sizeof(name), ".%016llx", (unsigned long long)base_random());
+	fd = openat(folder_fd, name, flags, 0600);
 	if (fd < 0)
-		return fd;
+		return -errno;
 	if (fstat(fd, &stat))
 		ret = -errno;
 	shelf->owner = stat.st_uid;
@@ -147,66 +131,15 @@ void ring_private_leave(int folder_fd)
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
-static int write_all(int fd, const uint8_t *data, size_t bytes)
-{
-	ssize_t done;
-
-	if (bytes > base_largest_file())
-		return -EFBIG;
-	while (bytes) {
-		done = write(fd, data, bytes);
-		if (done < 0 && errno == EINTR)
-			continue;
-		if (done <= 0)
-			return done < 0 ? -errno : -EIO;
-		data += done;
-		bytes -= (size_t)done;
-	}
-	return 0;
-}
-
 int ring_private_put(const struct ring_private_folder *shelf, int folder_fd, const char *name,
 		     const void *data, size_t bytes, struct base_error *error)
 {
-	char temporary[NAME_BYTES];
-	int fd, ret;
+	const int ret = ring_put_whole(folder_fd, name, data, bytes, false);
 
-	fd = create(folder_fd, temporary);
-	ret = fd < 0 ? fd : write_all(fd, data, bytes);
-	/* NFS tells only now that the disk is full. */
-	if (fd >= 0 && close(fd) && !ret)
-		ret = -errno;
-	if (!ret && renameat(folder_fd, temporary, folder_fd, name))
-		ret = -errno;
-	if (!ret)
-		return 0;
-	if (fd >= 0)
-		unlinkat(folder_fd, temporary, 0);
 	/* The folder was removed meanwhile: the caller knows what that means. */
 	if (ret == -ENOENT || ret == -ESTALE)
 		return -ENOENT;
-	return base_fail(error, ret, "cannot write the note %s/%s", shelf->path, name);
-}
-
-static int read_all(int fd, size_t most_bytes, struct base_buffer *into)
-{
-	size_t room = 4096;
-	ssize_t got;
-	int ret;
-
-	for (into->bytes = 0; into->bytes <= most_bytes; into->bytes += (size_t)got) {
-		ret = base_buffer_reserve(into, room);
-		if (ret)
-			return ret;
-		got = read(fd, into->data + into->bytes, into->room - into->bytes);
-		if (!got)
-			return 0;
-		if (got < 0 && errno != EINTR)
-			return -errno;
-		got = MAX(got, 0);
-		room = MIN(MAX(into->bytes, 4096), MIB);
-	}
-	return -EFBIG;
+	return !ret ? 0 : base_fail(error, ret, "cannot write the note %s/%s", shelf->path, name);
 }
 
 /* Once, with -ESTALE if it was replaced just now. */
@@ -214,22 +147,15 @@ static int get_once(const struct ring_private_folder *shelf, int folder_fd, cons
 		    size_t most_bytes, struct base_buffer *into, uint64_t *stamp)
 {
 	struct stat stat;
-	int fd, ret = 0;
+	int fd, ret;
 
 	/* O_NONBLOCK: should it be a pipe, do not wait for it. */
 	fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	if (fstat(fd, &stat))
-		ret = -errno;
-	else if (!S_ISREG(stat.st_mode) || stat.st_uid != shelf->owner)
+	ret = ring_read_whole(fd, most_bytes, into, &stat);
+	if (!ret && stat.st_uid != shelf->owner)
 		ret = -EPERM;
-	else if ((uint64_t)stat.st_size > most_bytes)
-		ret = -EFBIG;
-	if (!ret)
-		ret = base_buffer_reserve(into, (size_t)stat.st_size + 1);
-	if (!ret)
-		ret = read_all(fd, most_bytes, into);
 	if (!ret)
 		*stamp = (uint64_t)stat.st_ino * 31 + (uint64_t)stat.st_mtim.tv_sec * 1000000007 +
 			 (uint64_t)stat.st_mtim.tv_nsec;
@@ -243,7 +169,6 @@ int ring_private_get(const struct ring_private_folder *shelf, int folder_fd, con
 {
 	int ret = -ESTALE;
 
-	into->bytes = 0;
 	for (int i = 0; i < MAX_TRIES && ret == -ESTALE; i++)
 		ret = get_once(shelf, folder_fd, name, most_bytes, into, stamp);
 	if (!ret || ret == -ENOENT)
@@ -266,22 +191,11 @@ bool ring_private_has(int folder_fd, const char *name)
 	return !fstatat(folder_fd, name, &stat, AT_SYMLINK_NOFOLLOW) || errno != ENOENT;
 }
 
-/* Does not move the position of the caller's descriptor. */
-static DIR *list(int folder_fd)
-{
-	const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *listing = fd < 0 ? NULL : fdopendir(fd);
-
-	if (!listing && fd >= 0)
-		close(fd);
-	return listing;
-}
-
 int ring_private_list(const struct ring_private_folder *shelf, int folder_fd,
 		      int (*found)(void *user, const char *name), void *user,
 		      struct base_error *error)
 {
-	DIR *listing = list(folder_fd);
+	DIR *listing = ring_listing(folder_fd);
 	struct dirent *entry;
 	int ret = 0;
 
@@ -315,7 +229,7 @@ void ring_private_remove(int folder_fd, const char *name)
 
 static void empty(int folder_fd)
 {
-	DIR *listing = list(folder_fd);
+	DIR *listing = ring_listing(folder_fd);
 	struct dirent *entry;
 
 	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && (entry = readdir(listing)); seen++)
@@ -360,7 +274,7 @@ void ring_private_destroy_old(const struct ring_private_folder *shelf, const cha
 			      const char *prefix, int64_t seconds)
 {
 	const int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *listing = fd < 0 ? NULL : list(fd);
+	DIR *listing = fd < 0 ? NULL : ring_listing(fd);
 	struct dirent *entry;
 
 	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && (entry = readdir(listing));

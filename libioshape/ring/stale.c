@@ -6,8 +6,8 @@
  */
 #define _GNU_SOURCE
 #include "ring/destination.h"
+#include "ring/folder.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -77,17 +77,10 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 	unsigned removed = 0;
 	bool same_machine;
 	DIR *listing;
-	int fd;
 
-	/* Opened anew, because listing moves the position that all duplicates of a descriptor
-	 * share. */
-	fd = openat(directory_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	listing = fd < 0 ? NULL : fdopendir(fd);
-	if (!listing) {
-		if (fd >= 0)
-			close(fd);
+	listing = ring_listing(directory_fd);
+	if (!listing)
 		return 0;
-	}
 	for (unsigned seen = 0; seen < MAX_ENTRIES && (entry = readdir(listing)); seen++) {
 		if (!is_temporary_name(entry->d_name, &machine))
 			continue;

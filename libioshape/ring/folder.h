@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside the ring floor: what directories of any kind have in common (folder_files.c). Answers are
+ * 0 or a negative errno, without a sentence.
+ */
+#ifndef RING_FOLDER_H
+#define RING_FOLDER_H
+
+#include "ring/ring.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+
+/* To list it. NULL and errno after a failure. Opened anew: all duplicates of a descriptor share the
+ * position that listing moves. */
+DIR *ring_listing(int folder_fd);
+
+/*
+ * A new file that appears whole, in place of what has the name: for everybody and on stable
+ * storage, or for this user alone and as it comes. Lists know it by its dot until then.
+ */
+int ring_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable);
+
+/* Replaces what `into` holds by all of a regular file. -EPERM if it is none, -EFBIG if it is longer
+ * than that. *status is what it was before. */
+int ring_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct stat *status);
+
+#endif
