@@ -28,15 +28,10 @@ static int inline_open(void **engine, const struct ring_engine_params *params, c
 	return -ENOMEM;
 }
 
-static void inline_attach(void *engine, int fd)
+void ring_engine_any_file(void *engine, int fd)
 {
 	(void)engine;
 	(void)fd;
-}
-
-static void inline_detach(void *engine)
-{
-	(void)engine;
 }
 
 static int finish(struct finished *finished, struct ring_op *op, int64_t result)
@@ -87,8 +82,7 @@ const struct ring_engine_ops ring_engine_buffered = {
 	.id = "buffered",
 	.direct = false,
 	.open = inline_open,
-	.attach = inline_attach,
-	.detach = inline_detach,
+	.attach = ring_engine_any_file,
 	.submit = buffered_submit,
 	.wait = inline_wait,
 	.close = inline_close,
@@ -98,8 +92,7 @@ const struct ring_engine_ops ring_engine_nil = {
 	.id = "nil",
 	.direct = false,
 	.open = inline_open,
-	.attach = inline_attach,
-	.detach = inline_detach,
+	.attach = ring_engine_any_file,
 	.submit = nil_submit,
 	.wait = inline_wait,
 	.close = inline_close,

@@ -143,17 +143,6 @@ static int threads_open(void **engine, const struct ring_engine_params *params, 
 	return 0;
 }
 
-static void threads_attach(void *engine, int fd)
-{
-	(void)engine;
-	(void)fd;
-}
-
-static void threads_detach(void *engine)
-{
-	(void)engine;
-}
-
 static int threads_submit(void *engine, struct ring_op *op)
 {
 	struct pool *pool = engine;
@@ -185,8 +174,7 @@ const struct ring_engine_ops ring_engine_threads = {
 	.id = "threads",
 	.direct = true,
 	.open = threads_open,
-	.attach = threads_attach,
-	.detach = threads_detach,
+	.attach = ring_engine_any_file,
 	.submit = threads_submit,
 	.wait = threads_wait,
 	.close = threads_close,

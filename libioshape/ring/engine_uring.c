@@ -178,23 +178,15 @@ static int uring_async_open(void **engine, const struct ring_engine_params *para
 	return open_ring(engine, params, true, why, why_bytes);
 }
 
-static void set_file(struct uring *uring, int fd)
+static void uring_attach(void *engine, int fd)
 {
+	struct uring *uring = engine;
+
 	uring->attached_fd = -1;
 	if (!uring->has_file_table)
 		return;
 	if (io_uring_register_files_update(&uring->ring, 0, &fd, 1) == 1)
 		uring->attached_fd = fd;
-}
-
-static void uring_attach(void *engine, int fd)
-{
-	set_file(engine, fd);
-}
-
-static void uring_detach(void *engine)
-{
-	set_file(engine, -1);
 }
 
 static bool in_memory(const struct uring *uring, const struct ring_op *op)
@@ -323,7 +315,6 @@ const struct ring_engine_ops ring_engine_uring = {
 	.direct = true,
 	.open = uring_open,
 	.attach = uring_attach,
-	.detach = uring_detach,
 	.submit = uring_submit,
 	.wait = uring_wait,
 	.close = uring_close,
@@ -334,7 +325,6 @@ const struct ring_engine_ops ring_engine_uring_async = {
 	.direct = true,
 	.open = uring_async_open,
 	.attach = uring_attach,
-	.detach = uring_detach,
 	.submit = uring_submit,
 	.wait = uring_wait,
 	.close = uring_close,

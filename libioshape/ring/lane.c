@@ -69,7 +69,7 @@ void ring_lane_detach(struct ring_lane *lane)
 {
 	if (lane->fd < 0)
 		return;
-	lane->ops->detach(lane->engine);
+	lane->ops->attach(lane->engine, -1);
 	lane->fd = -1;
 	lane->path = NULL;
 	lane->notes = NULL;

@@ -51,9 +51,9 @@ struct ring_engine_ops {
 	 */
 	int (*open)(void **engine, const struct ring_engine_params *params, char *why,
 		    size_t why_bytes);
-	/* Requests will go to this file until detach(), which must come before it is closed. */
+	/* Requests will go to this file; -1: to none any more, which must come before it is closed.
+	 */
 	void (*attach)(void *engine, int fd);
-	void (*detach)(void *engine);
 	int (*submit)(void *engine, struct ring_op *op);
 	/* Waits for one completion. Never fails: with nothing in flight it returns NULL. */
 	struct ring_op *(*wait)(void *engine);
@@ -66,6 +66,9 @@ extern const struct ring_engine_ops ring_engine_uring_async;
 extern const struct ring_engine_ops ring_engine_threads;
 extern const struct ring_engine_ops ring_engine_buffered;
 extern const struct ring_engine_ops ring_engine_nil;
+
+/* The attach() of engines to which it is all the same. */
+void ring_engine_any_file(void *engine, int fd);
 
 /* The engines that AUTO tries, in order, ended by NULL; and the one that a name stands for. */
 extern const struct ring_engine_ops *const ring_engines[];

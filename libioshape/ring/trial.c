@@ -274,7 +274,7 @@ static uint64_t write_all(struct run *run, unsigned depth, uint64_t give_up_ns)
 	while (run->in_flight)
 		take(run);
 	settle(run, offset);
-	run->ops->detach(run->engine);
+	run->ops->attach(run->engine, -1);
 	return base_now_ns() - begin;
 }
 

@@ -99,22 +99,11 @@ static void faulty_attach(void *engine, int fd)
 {
 	struct faulty *faulty = engine;
 
-	count_one(&counts.attached);
-	if (faulty->fd >= 0 || faulty->in_inner || faulty->ready_count)
+	count_one(fd < 0 ? &counts.detached : &counts.attached);
+	if ((fd >= 0 && faulty->fd >= 0) || faulty->in_inner || faulty->ready_count)
 		misused();
 	faulty->fd = fd;
 	plan.inner->attach(faulty->inner, fd);
-}
-
-static void faulty_detach(void *engine)
-{
-	struct faulty *faulty = engine;
-
-	count_one(&counts.detached);
-	if (faulty->in_inner || faulty->ready_count)
-		misused();
-	faulty->fd = -1;
-	plan.inner->detach(faulty->inner);
 }
 
 static void finish(struct faulty *faulty, struct ring_op *op, int64_t result)
@@ -277,7 +266,6 @@ static struct ring_engine_ops faulty_ops = {
 	.direct = true,
 	.open = faulty_open,
 	.attach = faulty_attach,
-	.detach = faulty_detach,
 	.submit = faulty_submit,
 	.wait = faulty_wait,
 	.close = faulty_close,

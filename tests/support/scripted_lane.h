@@ -48,14 +48,10 @@ static inline int scripted_open(void **engine, const struct ring_engine_params *
 static inline void scripted_attach(void *engine, int fd)
 {
 	(void)engine;
-	(void)fd;
-	attached++;
-}
-
-static inline void scripted_detach(void *engine)
-{
-	(void)engine;
-	detached++;
+	if (fd < 0)
+		detached++;
+	else
+		attached++;
 }
 
 static inline int scripted_submit(void *engine, struct ring_op *op)
@@ -99,7 +95,6 @@ static struct ring_engine_ops scripted = {
 	.direct = true,
 	.open = scripted_open,
 	.attach = scripted_attach,
-	.detach = scripted_detach,
 	.submit = scripted_submit,
 	.wait = scripted_wait,
 	.close = scripted_close,

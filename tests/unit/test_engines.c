@@ -91,8 +91,7 @@ START_TEST(a_name_and_no_member_missing)
 	ops = engines[_i];
 	ck_assert_ptr_nonnull(ops->id);
 	ck_assert_uint_lt(strlen(ops->id), sizeof(((struct ioshape_report *)0)->engine));
-	ck_assert(ops->open && ops->attach && ops->detach && ops->submit && ops->wait &&
-		  ops->close);
+	ck_assert(ops->open && ops->attach && ops->submit && ops->wait && ops->close);
 	ck_assert_ptr_eq(ring_engine_of(kinds[_i]), ops);
 }
 END_TEST
@@ -118,7 +117,7 @@ START_TEST(what_is_written_is_read_again)
 	memset(buffers + BLOCK, 0, BLOCK);
 	ck_assert_int_eq(carry_out(RING_READ, fd, buffers + BLOCK, BLOCK, 3 * BLOCK), BLOCK);
 	ck_assert_mem_eq(buffers, buffers + BLOCK, BLOCK);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(fd);
 	close_engine();
 }
@@ -141,7 +140,7 @@ START_TEST(requests_need_be_neither_aligned_nor_in_the_slabs)
 	ck_assert_int_eq(carry_out(RING_WRITE, fd, buffers + DEPTH * BLOCK - 11, 11, 0), 11);
 	ck_assert_int_eq(carry_out(RING_READ, fd, back, 11, 0), 11);
 	ck_assert_mem_eq(own, back, 11);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(fd);
 	close_engine();
 }
@@ -159,7 +158,7 @@ START_TEST(a_request_may_begin_in_the_slabs_and_end_behind_them)
 	ck_assert_int_eq(carry_out(RING_WRITE, fd, memory + BLOCK - 100, 4096, 0), 4096);
 	ck_assert_int_eq(carry_out(RING_WRITE, fd, memory + BLOCK, 4096, 4096), 4096);
 	ck_assert_int_eq(carry_out(RING_READ, fd, memory + BLOCK - 1, 8192, 0), 8192);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	ops->close(engine);
 	ck_assert(scratch_same(scratch_path("file"), memory, 8192));
 	base_unmap(memory, 2 * BLOCK);
@@ -196,7 +195,7 @@ START_TEST(as_many_requests_as_it_was_opened_for_can_be_in_flight)
 		}
 		ck_assert_ptr_null(ops->wait(engine));
 	}
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	if (_i < TRUE_ENGINES) {
 		size_t bytes;
 		uint8_t *data = scratch_read(scratch_path("file"), &bytes);
@@ -249,7 +248,7 @@ START_TEST(any_order_of_calls_over_many_files_loses_nothing)
 				in_flight--;
 			}
 		}
-		ops->detach(engine);
+		ops->attach(engine, -1);
 		close(fd);
 		if (_i < TRUE_ENGINES)
 			ck_assert(scratch_same(scratch_path("file"), expected, sizeof(expected)));
@@ -266,14 +265,14 @@ START_TEST(a_number_given_to_another_file_leads_to_the_other_file)
 	ops->attach(engine, first);
 	memset(buffers, 'a', BLOCK);
 	ck_assert_int_eq(carry_out(RING_WRITE, first, buffers, 100, 0), 100);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(first);
 	second = open_file("second", O_RDWR);
 	ck_assert_int_eq(first, second);
 	ops->attach(engine, second);
 	memset(buffers, 'b', BLOCK);
 	ck_assert_int_eq(carry_out(RING_WRITE, second, buffers, 100, 0), 100);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(second);
 	memset(buffers, 'a', 100);
 	ck_assert(scratch_same(scratch_path("first"), buffers, 100));
@@ -283,7 +282,7 @@ START_TEST(a_number_given_to_another_file_leads_to_the_other_file)
 }
 END_TEST
 
-START_TEST(a_file_is_let_go_at_detach)
+START_TEST(a_file_that_is_detached_is_let_go)
 {
 	int ends[2];
 	char byte;
@@ -291,7 +290,7 @@ START_TEST(a_file_is_let_go_at_detach)
 	open_engine(_i);
 	ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
 	ops->attach(engine, ends[1]);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(ends[1]);
 	/* The end of the pipe is seen only when nobody, the engine included, has it open. */
 	for (int tries = 0; read(ends[0], &byte, 1) != 0; tries++) {
@@ -316,7 +315,7 @@ START_TEST(the_end_of_the_file_cuts_reads_short)
 	ck_assert_int_eq(carry_out(RING_READ, fd, buffers, BLOCK, 7), 3);
 	ck_assert_int_eq(carry_out(RING_READ, fd, buffers, BLOCK, 10), 0);
 	ck_assert_int_eq(carry_out(RING_READ, fd, buffers, BLOCK, 1 << 30), 0);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(fd);
 	close_engine();
 }
@@ -330,7 +329,7 @@ START_TEST(what_the_kernel_refuses_completes_with_its_code)
 	ck_assert_int_ge(full, 0);
 	ops->attach(engine, full);
 	ck_assert_int_eq(carry_out(RING_WRITE, full, buffers, BLOCK, 0), -ENOSPC);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(full);
 
 	scratch_write(scratch_path("file"), "0123456789", 10);
@@ -338,13 +337,13 @@ START_TEST(what_the_kernel_refuses_completes_with_its_code)
 	ops->attach(engine, reader);
 	ck_assert_int_eq(carry_out(RING_WRITE, reader, buffers, BLOCK, 0), -EBADF);
 	ck_assert_int_eq(carry_out(RING_READ, reader, buffers, BLOCK, 0), 10);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(reader);
 
 	writer = open_file("file", O_WRONLY);
 	ops->attach(engine, writer);
 	ck_assert_int_eq(carry_out(RING_READ, writer, buffers, BLOCK, 0), -EBADF);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(writer);
 	close_engine();
 }
@@ -359,7 +358,7 @@ START_TEST(memory_out_of_reach_is_an_error_and_no_crash)
 	open_engine(_i);
 	ops->attach(engine, fd);
 	ck_assert_int_eq(carry_out(RING_WRITE, fd, gone, BLOCK, 0), -EFAULT);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	munmap(gone, BLOCK);
 	close(fd);
 	close_engine();
@@ -382,7 +381,7 @@ START_TEST(direct_files_are_written_and_read)
 	ck_assert_uint_eq(buffers[BLOCK - 1], 'c');
 	/* An offset that no direct I/O takes. */
 	ck_assert_int_eq(carry_out(RING_WRITE, fd, buffers, BLOCK, 1), -EINVAL);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	close(fd);
 	close_engine();
 }
@@ -398,7 +397,7 @@ START_TEST(it_works_without_slabs)
 	ck_assert_str_eq(why, "");
 	ops->attach(engine, fd);
 	ck_assert_int_eq(carry_out(RING_WRITE, fd, &byte, 1, 0), 1);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	ops->close(engine);
 	close(fd);
 }
@@ -493,7 +492,7 @@ static int works_unregistered(void *argument)
 	op = request(RING_WRITE, fd, buffers, BLOCK, 0);
 	if (ops->submit(engine, &op) || ops->wait(engine) != &op || op.result != BLOCK)
 		return 3;
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	ops->close(engine);
 	base_unmap(buffers, DEPTH * BLOCK);
 	return 0;
@@ -527,7 +526,7 @@ static int fails_when_shut_out(void *argument)
 		return 2;
 	if (ops->wait(engine))
 		return 3;
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	ops->close(engine);
 	base_unmap(buffers, DEPTH * BLOCK);
 	return 0;
@@ -549,7 +548,7 @@ START_TEST(nil_moves_nothing)
 	open_engine(TRUE_ENGINES);
 	ops->attach(engine, fd);
 	ck_assert_int_eq(carry_out(RING_WRITE, fd, buffers, BLOCK, 0), BLOCK);
-	ops->detach(engine);
+	ops->attach(engine, -1);
 	ck_assert_int_eq(lseek(fd, 0, SEEK_END), 0);
 	close(fd);
 	close_engine();
@@ -574,7 +573,7 @@ int main(void)
 	tcase_add_loop_test(all, any_order_of_calls_over_many_files_loses_nothing, 0, count);
 	tcase_add_loop_test(all, a_number_given_to_another_file_leads_to_the_other_file, 0,
 			    TRUE_ENGINES);
-	tcase_add_loop_test(all, a_file_is_let_go_at_detach, 0, count);
+	tcase_add_loop_test(all, a_file_that_is_detached_is_let_go, 0, count);
 	tcase_add_loop_test(all, the_end_of_the_file_cuts_reads_short, 0, TRUE_ENGINES);
 	tcase_add_loop_test(all, what_the_kernel_refuses_completes_with_its_code, 0, TRUE_ENGINES);
 	if (!scratch_under_valgrind())

@@ -485,13 +485,7 @@ static int refusing_open(void **engine, const struct ring_engine_params *params,
 	return 0;
 }
 
-static void refusing_attach(void *engine, int fd)
-{
-	(void)engine;
-	(void)fd;
-}
-
-static void refusing_detach(void *engine)
+static void refusing_close(void *engine)
 {
 	(void)engine;
 }
@@ -520,11 +514,10 @@ static struct ring_op *refusing_wait(void *engine)
 static const struct ring_engine_ops refusing = {
 	.id = "refusing",
 	.open = refusing_open,
-	.attach = refusing_attach,
-	.detach = refusing_detach,
+	.attach = ring_engine_any_file,
 	.submit = refusing_submit,
 	.wait = refusing_wait,
-	.close = refusing_detach,
+	.close = refusing_close,
 };
 
 /* Whatever is refused, and whenever: afterwards each buffer is free once, and none twice. */
