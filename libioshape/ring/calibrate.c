@@ -29,10 +29,8 @@
 #define TRIAL_BLOCK_BYTES (1 * MIB)
 #define TRIAL_DEPTH 16
 
-/*
- * Who comes first in the order below stays, unless another is faster by more than this; by more
- * than the other if there was no time to compare them again.
- */
+/* Who comes first in the order below stays, unless another is faster by more than this: once, and
+ * again; or by more than the other. */
 #define MARGIN_PERCENT 10
 #define UNSURE_MARGIN_PERCENT 50
 
@@ -64,8 +62,10 @@ struct search {
 	struct ring_bench bench;
 	struct ring_calibration *calibration;
 	size_t block;
-	uint64_t bytes;          /* of a trial */
-	uint64_t rates[ENGINES]; /* 0: not tried, or failed */
+	uint64_t bytes; /* of a trial */
+	size_t best;    /* engine so far, in the order above; ENGINES: none */
+	uint64_t rate;  /* its bytes per second; 0 while there is none */
+	bool complete;  /* all that go direct have been tried, as far as they can be had */
 };
 
 /* Requests as long as the real ones, or even parts of them. */
@@ -79,36 +79,6 @@ static size_t trial_block(const struct fs_layout *layout)
 	return TRIAL_BLOCK_BYTES;
 }
 
-static uint64_t best_rate(const struct search *search)
-{
-	uint64_t best = 0;
-
-	for (size_t i = 0; i < ENGINES; i++)
-		best = MAX(best, search->rates[i]);
-	return best;
-}
-
-/*
- * The first that is as fast as the fastest, but for the margin; ENGINES if there is none. A few
- * megabytes flatter the page cache: it takes them as fast as memory, and what it does to a
- * gigabyte is not seen. So it has to be faster by the larger margin.
- */
-static size_t choose(const struct search *search, unsigned margin_percent)
-{
-	const uint64_t buffered = search->rates[BUFFERED] * 100 / (100 + UNSURE_MARGIN_PERCENT);
-	uint64_t best = 0;
-
-	for (size_t i = 0; i < BUFFERED; i++)
-		best = MAX(best, search->rates[i]);
-	if (buffered > best)
-		return BUFFERED;
-	for (size_t i = 0; i < BUFFERED; i++) {
-		if (search->rates[i] && search->rates[i] * (100 + margin_percent) >= best * 100)
-			return i;
-	}
-	return ENGINES;
-}
-
 static uint64_t ns_for(uint64_t bytes, uint64_t bytes_per_s)
 {
 	return (uint64_t)((double)bytes * 1e9 / (double)MAX(bytes_per_s, 1));
@@ -119,6 +89,11 @@ static bool has_time(const struct search *search, uint64_t bytes, uint64_t bytes
 	return base_now_ns() + ns_for(bytes, bytes_per_s) < search->bench.end_ns;
 }
 
+static bool is_faster(uint64_t rate, uint64_t than, unsigned percent)
+{
+	return rate * 100 > than * (100 + percent);
+}
+
 static void record(struct search *search, const struct ring_trial *trial)
 {
 	struct ring_calibration *calibration = search->calibration;
@@ -127,24 +102,43 @@ static void record(struct search *search, const struct ring_trial *trial)
 		calibration->trials[calibration->trial_count++] = *trial;
 }
 
-/* Who is much slower than the best is cut off. */
-static bool try_engine(struct search *search, size_t i)
+/* Its bytes per second, or 0. Whoever is much slower than the best is cut off. */
+static uint64_t try_engine(struct search *search, size_t i)
 {
 	struct ring_trial trial = { order[i], search->block, TRIAL_DEPTH, 0 };
-	const uint64_t best = best_rate(search);
-	const uint64_t give_up = best ? ns_for(search->bytes, best) * 3 / 2 : 0;
+	const uint64_t give_up = search->rate ? ns_for(search->bytes, search->rate) * 3 / 2 : 0;
 
-	if (ring_bench_try(&search->bench, &trial, search->bytes, give_up))
-		return false;
-	/* The first may have been held up by somebody else, the others may have been lucky. */
-	if (!search->rates[i])
-		search->rates[i] = trial.bytes_per_s;
-	else if (i)
-		search->rates[i] = MIN(search->rates[i], trial.bytes_per_s);
-	else
-		search->rates[i] = MAX(search->rates[i], trial.bytes_per_s);
+	if (ring_bench_try(&search->bench, &trial, search->bytes, give_up)) {
+		search->complete &= search->bench.refused[order[i]];
+		return 0;
+	}
 	record(search, &trial);
-	return true;
+	return trial.bytes_per_s;
+}
+
+/*
+ * It becomes the best if it is faster by the margin, and is so again when both are compared once
+ * more: the best may have been held up by somebody else, and this one lucky. If there is no time
+ * for that, it has to be faster by the larger margin.
+ */
+static void challenge(struct search *search, size_t i, unsigned margin_percent)
+{
+	uint64_t rate = try_engine(search, i), again = 0;
+
+	if (!is_faster(rate, search->rate, margin_percent))
+		return;
+	if (search->rate) {
+		search->rate = MAX(search->rate, try_engine(search, search->best));
+		again = try_engine(search, i);
+		if (again)
+			rate = MIN(rate, again);
+		else
+			margin_percent = UNSURE_MARGIN_PERCENT;
+	}
+	if (is_faster(rate, search->rate, margin_percent)) {
+		search->best = i;
+		search->rate = rate;
+	}
 }
 
 /* How fast it is at all: the first requests, of which the very first does not count. -ENOTSUP if
@@ -167,92 +161,64 @@ static int probe(struct search *search)
 	search->bytes = MIN(search->bytes, MOST_TRIAL_BYTES) / search->block * search->block;
 	search->bytes = MAX(search->bytes, PROBE_BLOCKS * search->block);
 	if (ns_for(search->bytes, trial.bytes_per_s) > base_ms_to_ns(SLOW_PROBE_MS)) {
-		search->rates[i - 1] = trial.bytes_per_s;
+		search->best = i - 1;
+		search->rate = trial.bytes_per_s;
 		record(search, &trial);
 	}
 	return 0;
 }
 
-/* All that go direct have been tried, as far as they can be had. */
-static bool is_complete(const struct search *search)
-{
-	for (size_t i = 0; i < BUFFERED; i++) {
-		if (!search->rates[i] && !search->bench.refused[order[i]])
-			return false;
-	}
-	return true;
-}
-
 /*
- * Before another engine is preferred to the first one, both write again. If there was no time for
- * that, the other has to be faster by the larger margin.
+ * In their order, those that go past the page cache; then the page cache. A few megabytes flatter
+ * that: it takes them as fast as memory, and what it does to a gigabyte is not seen. So it has to
+ * be faster by the larger margin. It may also be slow, and cannot be cut off once it has its bytes.
  */
-static size_t choose_surely(struct search *search)
+static int choose_engine(struct search *search)
 {
-	const size_t chosen = choose(search, MARGIN_PERCENT);
-	unsigned margin_percent = MARGIN_PERCENT;
-
-	if (chosen == 0 || chosen == ENGINES)
-		return chosen;
-	if (!try_engine(search, 0) || !try_engine(search, chosen))
-		margin_percent = search->rates[0] ? UNSURE_MARGIN_PERCENT : MARGIN_PERCENT;
-	return choose(search, margin_percent);
-}
-
-/* Of those that go past the page cache. ENGINES: none of them can be had. */
-static int choose_direct(struct search *search, size_t *chosen)
-{
+	search->complete = true;
 	for (size_t i = 0; i < BUFFERED; i++) {
-		if (!search->rates[i])
-			try_engine(search, i);
+		if (i != search->best)
+			challenge(search, i, MARGIN_PERCENT);
 	}
-	*chosen = choose_surely(search);
 	/* The first one that won by being the only one is better compared another time. */
-	return *chosen == 0 && !is_complete(search) ? -ETIME : 0;
-}
-
-/* Buffered writes may be slow, and cannot be cut off once their bytes are in the page cache. */
-static int consider_buffered(struct search *search, size_t *chosen)
-{
-	if (*chosen == ENGINES ||
-	    has_time(search, search->bytes, search->rates[*chosen] / BUFFERED_PART)) {
-		try_engine(search, BUFFERED);
-		*chosen = choose_surely(search);
-	}
-	return *chosen == ENGINES ? -ETIME : 0;
+	if (!search->best && !search->complete)
+		return -ETIME;
+	if (!search->rate || has_time(search, search->bytes, search->rate / BUFFERED_PART))
+		challenge(search, BUFFERED, UNSURE_MARGIN_PERCENT);
+	return search->rate ? 0 : -ETIME;
 }
 
 /* Where requests are not stripes it may take more of them to keep a distant storage busy. */
-static void try_depths(struct search *search, size_t chosen)
+static void try_depths(struct search *search)
 {
 	struct ring_calibration *calibration = search->calibration;
-	struct ring_trial usual = { order[chosen], RING_BLOCK_BYTES, RING_DEPTH - 1, 0 };
-	struct ring_trial deep = { order[chosen], RING_BLOCK_BYTES, DEEP - 1, 0 };
+	const enum ioshape_engine engine = order[search->best];
+	struct ring_trial usual = { engine, RING_BLOCK_BYTES, RING_DEPTH - 1, 0 };
+	struct ring_trial deep = { engine, RING_BLOCK_BYTES, DEEP - 1, 0 };
 	const uint64_t usual_bytes = usual.depth * usual.block_bytes;
 	const uint64_t deep_bytes = deep.depth * deep.block_bytes;
 
 	calibration->block_bytes = RING_BLOCK_BYTES;
 	calibration->depth = RING_DEPTH;
-	if (!has_time(search, usual_bytes, search->rates[chosen]) ||
+	if (!has_time(search, usual_bytes, search->rate) ||
 	    ring_bench_try(&search->bench, &usual, usual_bytes, 0))
 		return;
 	record(search, &usual);
 	calibration->bytes_per_s = usual.bytes_per_s;
-	if (usual.bytes_per_s * 100 < search->rates[chosen] * (100 + FAR_PERCENT) ||
+	if (!is_faster(usual.bytes_per_s, search->rate, FAR_PERCENT) ||
 	    !has_time(search, deep_bytes, usual.bytes_per_s) ||
 	    ring_bench_try(&search->bench, &deep, deep_bytes, 0))
 		return;
 	record(search, &deep);
-	if (deep.bytes_per_s * 100 < usual.bytes_per_s * (100 + DEEP_MARGIN_PERCENT))
+	if (!is_faster(deep.bytes_per_s, usual.bytes_per_s, DEEP_MARGIN_PERCENT))
 		return;
 	calibration->depth = DEEP;
 	calibration->bytes_per_s = deep.bytes_per_s;
 }
 
-static bool depth_is_free(const struct search *search, const struct ring_config *config,
-			  size_t chosen)
+static bool depth_is_free(const struct search *search, const struct ring_config *config)
 {
-	return !ring_stripes_at(&search->bench.fs.layout, 0) && chosen != BUFFERED &&
+	return !ring_stripes_at(&search->bench.fs.layout, 0) && search->best != BUFFERED &&
 	       !config->block_bytes && !config->depth;
 }
 
@@ -260,7 +226,6 @@ static int search_all(struct search *search, const struct ring_config *config,
 		      struct base_error *error)
 {
 	struct ring_calibration *calibration = search->calibration;
-	size_t chosen;
 	int ret;
 
 	search->block = trial_block(&search->bench.fs.layout);
@@ -268,15 +233,13 @@ static int search_all(struct search *search, const struct ring_config *config,
 	if (ret)
 		return base_fail(error, ret, ret == -ETIME ? TOO_SLOW : "nothing could be written");
 	ring_bench_target(&search->bench, calibration);
-	ret = choose_direct(search, &chosen);
-	if (!ret)
-		ret = consider_buffered(search, &chosen);
+	ret = choose_engine(search);
 	if (ret)
 		return base_refuse(error, ret, TOO_SLOW);
-	calibration->engine = order[chosen];
-	calibration->bytes_per_s = search->rates[chosen];
-	if (depth_is_free(search, config, chosen))
-		try_depths(search, chosen);
+	calibration->engine = order[search->best];
+	calibration->bytes_per_s = search->rate;
+	if (depth_is_free(search, config))
+		try_depths(search);
 	/* More at a time may be faster than one by one. */
 	if (calibration->target_bytes_per_s)
 		calibration->target_bytes_per_s =
@@ -289,7 +252,9 @@ static int search_all(struct search *search, const struct ring_config *config,
 static int calibrate(const struct ring_config *config, const char *path, uint64_t leave_bytes,
 		     struct ring_calibration *calibration, struct base_error *error)
 {
-	struct search search = { .calibration = calibration, .bench.leave_bytes = leave_bytes };
+	struct search search = { .calibration = calibration,
+				 .bench.leave_bytes = leave_bytes,
+				 .best = ENGINES };
 	uint64_t begin = base_now_ns();
 	int ret;
 
@@ -387,24 +352,17 @@ static void age_text(double seconds, char *text, size_t text_bytes)
 		snprintf(text, text_bytes, "%.0f days ago", seconds / 86400);
 }
 
-static void size_text(uint64_t bytes, char *text, size_t text_bytes)
-{
-	if (bytes % MIB)
-		snprintf(text, text_bytes, "%lluK", (unsigned long long)(bytes / KIB));
-	else
-		snprintf(text, text_bytes, "%lluM", (unsigned long long)(bytes / MIB));
-}
-
 static void follow(struct ring_choice *choice, const char *when)
 {
 	const struct ring_calibration *calibration = &choice->calibration;
-	char block[32], shape[64] = "";
+	const uint64_t block = calibration->block_bytes;
+	char shape[64] = "";
 
 	choice->reason = RING_AS_CALIBRATED;
-	if (calibration->block_bytes) {
-		size_text(calibration->block_bytes, block, sizeof(block));
-		snprintf(shape, sizeof(shape), " %s x %u", block, calibration->depth);
-	}
+	if (block)
+		snprintf(shape, sizeof(shape), " %llu%c x %u",
+			 (unsigned long long)(block / (block % MIB ? KIB : MIB)),
+			 block % MIB ? 'K' : 'M', calibration->depth);
 	snprintf(choice->why, sizeof(choice->why), "calibrated %s: %s%s, %.2f GB/s", when,
 		 ring_engine_name(calibration->engine), shape,
 		 (double)calibration->bytes_per_s / 1e9);

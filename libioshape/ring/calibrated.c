@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,9 @@
 
 struct entry {
 	char mount[FS_POOL_BYTES]; /* "" if free */
+	/* The kernel's number of it, 0 if not known: finding the name out costs more than a small
+	 * save, most of it answers of a metadata server. */
+	uint64_t number;
 	bool known;
 	bool trying;
 	double not_before; /* nobody tries, because it has failed */
@@ -35,34 +39,24 @@ struct entry {
 };
 
 struct ring_memory {
-	char *folder; /* NULL: none */
+	char cache[PATH_MAX]; /* the user's cache folder; "": none */
 	pthread_mutex_t lock;
 	struct entry entries[MOST_MOUNTS];
 	uint64_t uses;
-	/* Finding a name out costs more than a small save, most of it answers of a metadata server.
-	 */
-	struct {
-		uint64_t mount;
-		char name[FS_POOL_BYTES];
-	} names[MOST_MOUNTS];
-	size_t next_name; /* the oldest one */
 };
 
-/* The user's cache folder, by the environment; NULL if there is none. To be freed. */
-static char *find_folder(void)
+/* By the environment. Relative ones are to be ignored, says its specification. */
+static void find_cache(char cache[PATH_MAX])
 {
-	const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-	char *path = NULL;
+	const char *given = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+	int length = 0;
 
-	/* Relative ones are to be ignored, says its specification. */
-	if (cache && *cache == '/') {
-		if (asprintf(&path, "%s/ioshape/mounts", cache) < 0)
-			path = NULL;
-	} else if (home && *home == '/') {
-		if (asprintf(&path, "%s/.cache/ioshape/mounts", home) < 0)
-			path = NULL;
-	}
-	return path;
+	if (given && *given == '/')
+		length = snprintf(cache, PATH_MAX, "%s", given);
+	else if (home && *home == '/')
+		length = snprintf(cache, PATH_MAX, "%s/.cache", home);
+	if (length < 0 || length >= PATH_MAX)
+		*cache = 0;
 }
 
 int ring_memory_open(struct ring_memory **out, struct base_error *error)
@@ -73,7 +67,7 @@ int ring_memory_open(struct ring_memory **out, struct base_error *error)
 	if (!memory)
 		return base_no_memory(error, "what is known of mounts", sizeof(*memory));
 	pthread_mutex_init(&memory->lock, NULL);
-	memory->folder = find_folder();
+	find_cache(memory->cache);
 	return 0;
 }
 
@@ -82,98 +76,36 @@ void ring_memory_close(struct ring_memory *memory)
 	if (!memory)
 		return;
 	pthread_mutex_destroy(&memory->lock);
-	free(memory->folder);
 	free(memory);
-}
-
-/* ---- Names ----------------------------------------------------------------------------------- */
-
-static bool find_name(struct ring_memory *memory, uint64_t mount, char name[FS_POOL_BYTES])
-{
-	bool found = false;
-
-	pthread_mutex_lock(&memory->lock);
-	for (size_t i = 0; !found && i < MOST_MOUNTS; i++) {
-		found = *memory->names[i].name && memory->names[i].mount == mount;
-		if (found)
-			memcpy(name, memory->names[i].name, FS_POOL_BYTES);
-	}
-	pthread_mutex_unlock(&memory->lock);
-	return found;
-}
-
-int ring_memory_name(struct ring_memory *memory, const char *path, char name[FS_POOL_BYTES])
-{
-	uint64_t mount, its;
-	int ret;
-
-	if (!memory)
-		return fs_pool_of_path(path, name, NULL);
-	ret = fs_mount_of_directory(path, &mount);
-	if (ret || find_name(memory, mount, name))
-		return ret;
-	ret = fs_pool_of_path(path, name, NULL);
-	/* The path may be a link to somewhere else: then that is the file's, and not the
-	 * directory's. */
-	if (ret || fs_mount_of_path(path, &its) || its != mount)
-		return ret;
-	pthread_mutex_lock(&memory->lock);
-	memory->names[memory->next_name].mount = mount;
-	memcpy(memory->names[memory->next_name].name, name, FS_POOL_BYTES);
-	memory->next_name = (memory->next_name + 1) % MOST_MOUNTS;
-	pthread_mutex_unlock(&memory->lock);
-	return 0;
 }
 
 /* ---- The folder ------------------------------------------------------------------------------ */
 
-/* The folder, with those above it that may be missing: "ioshape" and the user's cache itself. */
-static int open_shelf(const struct ring_memory *memory, struct ring_private_folder *shelf,
-		      bool make)
+/* A descriptor of the folder of that name. Those above it are made as well: "ioshape", and the
+ * user's cache itself; but no home. */
+static int enter(const struct ring_memory *memory, struct ring_private_folder *shelf, bool make)
 {
-	char *path, *slash[2];
-	int depth = 0, ret;
+	static const char *const steps[] = { "", "/ioshape", "/ioshape/mounts" };
+	char path[PATH_MAX + 32];
+	int fd;
 
-	path = memory->folder ? strdup(memory->folder) : NULL;
-	if (!path)
+	if (!*memory->cache)
 		return -ENOENT;
-	if (!make && access(path, F_OK)) {
-		free(path);
+	for (size_t i = 0; i < ARRAY_LENGTH(steps); i++) {
+		snprintf(path, sizeof(path), "%s%s", memory->cache, steps[i]);
+		/* The last one belongs to the shelf. */
+		if (make && i + 1 < ARRAY_LENGTH(steps))
+			mkdir(path, 0700);
+	}
+	if ((!make && access(path, F_OK)) || ring_private_open(shelf, path, NULL))
 		return -ENOENT;
-	}
-	for (; depth < 2; depth++) {
-		slash[depth] = strrchr(path, '/');
-		if (!slash[depth] || slash[depth] == path)
-			break;
-		*slash[depth] = 0;
-	}
-	while (depth-- > 0) {
-		if (mkdir(path, 0700) && errno != EEXIST)
-			break;
-		*slash[depth] = '/';
-	}
-	while (depth >= 0)
-		*slash[depth--] = '/';
-	ret = ring_private_open(shelf, path, NULL);
-	free(path);
-	return ret;
-}
-
-/* A descriptor of the folder, and the shelf it belongs to. */
-static int enter_shelf(const struct ring_memory *memory, struct ring_private_folder *shelf,
-		       bool make)
-{
-	int ret = open_shelf(memory, shelf, make), fd;
-
-	if (ret)
-		return ret;
 	fd = ring_private_enter(shelf, NULL);
 	if (fd < 0)
 		ring_private_close(shelf);
 	return fd;
 }
 
-static void leave_shelf(struct ring_private_folder *shelf, int fd)
+static void leave(struct ring_private_folder *shelf, int fd)
 {
 	ring_private_leave(fd);
 	ring_private_close(shelf);
@@ -192,7 +124,7 @@ static int read_file(const struct ring_memory *memory, const char *mount,
 	struct ring_private_folder shelf;
 	uint64_t stamp;
 	char name[64];
-	int fd = enter_shelf(memory, &shelf, false), ret;
+	int fd = enter(memory, &shelf, false), ret;
 
 	if (fd < 0)
 		return -ENOENT;
@@ -202,36 +134,29 @@ static int read_file(const struct ring_memory *memory, const char *mount,
 		ret = ring_calibration_parse(mount, (const char *)text.data, text.bytes,
 					     calibration);
 	base_buffer_free(&text);
-	leave_shelf(&shelf, fd);
+	leave(&shelf, fd);
 	return ret ? -ENOENT : 0;
 }
 
+/* NULL: it is removed. */
 static void write_file(const struct ring_memory *memory, const char *mount,
 		       const struct ring_calibration *calibration)
 {
 	char text[RING_CALIBRATION_TEXT_BYTES], name[64];
 	struct ring_private_folder shelf;
-	size_t bytes = ring_calibration_print(mount, calibration, text, sizeof(text));
-	int fd = bytes ? enter_shelf(memory, &shelf, true) : -ENOENT;
+	int fd = enter(memory, &shelf, calibration);
+	size_t bytes = 0;
 
 	if (fd < 0)
 		return;
 	file_name(mount, ".txt", name);
-	ring_private_put(&shelf, fd, name, text, bytes, NULL);
-	leave_shelf(&shelf, fd);
-}
-
-static void remove_file(const struct ring_memory *memory, const char *mount)
-{
-	struct ring_private_folder shelf;
-	char name[64];
-	int fd = enter_shelf(memory, &shelf, false);
-
-	if (fd < 0)
-		return;
-	file_name(mount, ".txt", name);
-	ring_private_remove(fd, name);
-	leave_shelf(&shelf, fd);
+	if (calibration)
+		bytes = ring_calibration_print(mount, calibration, text, sizeof(text));
+	if (bytes)
+		ring_private_put(&shelf, fd, name, text, bytes, NULL);
+	else
+		ring_private_remove(fd, name);
+	leave(&shelf, fd);
 }
 
 /* ---- In memory ------------------------------------------------------------------------------- */
@@ -264,6 +189,41 @@ static struct entry *find_or_make(struct ring_memory *memory, const char *mount)
 	*entry = (struct entry){ .used = ++memory->uses };
 	snprintf(entry->mount, sizeof(entry->mount), "%s", mount);
 	return entry;
+}
+
+int ring_memory_name(struct ring_memory *memory, const char *path, char name[FS_POOL_BYTES])
+{
+	uint64_t number, its;
+	struct entry *entry;
+	int ret;
+
+	if (!memory)
+		return fs_pool_of_path(path, name, NULL);
+	ret = fs_mount_of_directory(path, &number);
+	if (ret)
+		return ret;
+	*name = 0;
+	pthread_mutex_lock(&memory->lock);
+	for (size_t i = 0; i < MOST_MOUNTS; i++) {
+		if (memory->entries[i].number == number) {
+			memory->entries[i].used = ++memory->uses;
+			memcpy(name, memory->entries[i].mount, FS_POOL_BYTES);
+		}
+	}
+	pthread_mutex_unlock(&memory->lock);
+	if (*name)
+		return 0;
+	ret = fs_pool_of_path(path, name, NULL);
+	/* The path may be a link to somewhere else: then that is the file's, and not the
+	 * directory's. */
+	if (ret || fs_mount_of_path(path, &its) || its != number)
+		return ret;
+	pthread_mutex_lock(&memory->lock);
+	entry = find_or_make(memory, name);
+	if (entry)
+		entry->number = number;
+	pthread_mutex_unlock(&memory->lock);
+	return 0;
 }
 
 static bool is_valid(const struct ring_calibration *calibration, double since, double now)
@@ -328,7 +288,7 @@ void ring_memory_drop(struct ring_memory *memory, const char *mount)
 	if (entry)
 		entry->known = false;
 	pthread_mutex_unlock(&memory->lock);
-	remove_file(memory, mount);
+	write_file(memory, mount, NULL);
 }
 
 /* ---- Turns ----------------------------------------------------------------------------------- */
@@ -351,7 +311,7 @@ static int lock_file(const struct ring_memory *memory, const char *mount, struct
 {
 	struct ring_private_folder shelf;
 	char name[64];
-	int fd = enter_shelf(memory, &shelf, true), ret = 0;
+	int fd = enter(memory, &shelf, true), ret = 0;
 
 	turn->lock_fd = -1;
 	if (fd < 0)
@@ -365,7 +325,7 @@ static int lock_file(const struct ring_memory *memory, const char *mount, struct
 		close(turn->lock_fd);
 		turn->lock_fd = -1;
 	}
-	leave_shelf(&shelf, fd);
+	leave(&shelf, fd);
 	return ret;
 }
 

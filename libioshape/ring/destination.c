@@ -54,7 +54,7 @@ static int read_link(const struct ring_destination *destination, const char *pat
 	if (bytes < 0)
 		return errno == EINVAL || errno == ENOENT ?
 			       0 :
-			       base_fail(error, -errno, "cannot look at \"%s\" (readlink)",
+			       base_fail(error, -errno, "cannot follow the link \"%s\"",
 					 destination->path);
 	text[bytes] = 0;
 	if (text[0] == '/')
@@ -154,7 +154,7 @@ static int look(struct ring_destination *destination, struct stat *old, struct b
 	if (fstatat(destination->directory_fd, destination->name, old, 0)) {
 		if (errno == ENOENT)
 			return 0;
-		return base_fail(error, -errno, "cannot look at \"%s\" (stat)", destination->path);
+		return base_fail(error, -errno, "cannot look at \"%s\"", destination->path);
 	}
 	if (S_ISDIR(old->st_mode))
 		return base_fail(error, -EISDIR,
@@ -269,17 +269,18 @@ static int open_temporary(struct ring_destination *destination, struct ring_stri
 			forget_temporary(destination); /* it is not ours */
 			if (ret == -EEXIST)
 				continue;
-			return base_fail(error, ret,
-					 "cannot create a temporary file for %s in %s" BASE_REMEDY
-					 "the directory must be writable, because the file is "
-					 "replaced as a whole",
-					 destination->path, destination->directory);
+			return base_fail(
+				error, ret,
+				"cannot create a temporary file for \"%s\" in \"%s\"" BASE_REMEDY
+				"the directory must be writable, because the file is "
+				"replaced as a whole",
+				destination->path, destination->directory);
 		}
 		if (!lock_temporary(destination, notes))
 			return 0;
 		remove_temporary(destination);
 	}
-	return base_refuse(error, -EEXIST, "cannot find a free name for a temporary file in %s",
+	return base_refuse(error, -EEXIST, "cannot find a free name for a temporary file in \"%s\"",
 			   destination->directory);
 }
 
@@ -391,15 +392,14 @@ static int close_checked(struct ring_destination *destination, struct base_error
 		if (destination->lock_fd < 0) {
 			destination->fd = fd;
 			return base_fail(error, -errno,
-					 "cannot finish \"%s\" (dup)" BASE_REMEDY "raise ulimit -n",
+					 "cannot finish \"%s\"" BASE_REMEDY "raise ulimit -n",
 					 destination->path);
 		}
 	}
 	/* After EINTR Linux has closed it all the same. */
 	if (close(fd) && errno != EINTR)
 		return base_fail(error, -errno,
-				 "cannot finish \"%s\" (close)" BASE_REMEDY
-				 "the storage failed or is full",
+				 "cannot finish \"%s\"" BASE_REMEDY "the storage failed or is full",
 				 destination->path);
 	return 0;
 }
@@ -435,8 +435,7 @@ static int put_in_place(struct ring_destination *destination, bool no_replace,
 					ret == -EEXIST ? "choose another name" : "");
 	}
 	if (renameat(fd, destination->temporary, fd, destination->name))
-		return base_fail(error, -errno, "cannot put \"%s\" in place (rename)",
-				 destination->path);
+		return base_fail(error, -errno, "cannot put \"%s\" in place", destination->path);
 	forget_temporary(destination);
 	return 0;
 }

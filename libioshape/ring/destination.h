@@ -62,9 +62,6 @@ int ring_destination_begin_again(struct ring_destination *destination,
 				 struct ring_striping *striping, struct ring_notes *notes,
 				 struct base_error *error);
 
-/* Blocks for so many bytes from the beginning on, interrupted or not. 0 or a negative errno. */
-int ring_allocate(int fd, uint64_t bytes);
-
 /* What a file will need (space.c). */
 struct ring_reservation {
 	uint64_t bytes;       /* expected */

@@ -183,8 +183,7 @@ int ring_folder_look(const struct ring_folder *folder, const char *name, struct 
 	if (fstatat(folder->fd, name, &status, AT_SYMLINK_NOFOLLOW)) {
 		if (errno == ENOENT)
 			return -ENOENT;
-		return base_fail(error, -errno, "cannot look at \"%s/%s\" (stat)", folder->path,
-				 name);
+		return base_fail(error, -errno, "cannot look at \"%s/%s\"", folder->path, name);
 	}
 	entry->kind = S_ISREG(status.st_mode) ? RING_FILE :
 		      S_ISDIR(status.st_mode) ? RING_FOLDER :
@@ -239,7 +238,7 @@ int ring_folder_sync(const struct ring_folder *folder, struct base_error *error)
 	if (!fsync(folder->fd) || errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS)
 		return 0;
 	return base_fail(error, -errno,
-			 "cannot bring the directory \"%s\" to stable storage (fsync)" BASE_REMEDY
+			 "cannot bring the directory \"%s\" to stable storage" BASE_REMEDY
 			 "the storage failed or is full",
 			 folder->path);
 }

@@ -95,8 +95,7 @@ int ring_folder_remove(const struct ring_folder *folder, const struct ring_folde
 		if ((errno != ENOTEMPTY && errno != EEXIST) || round == MOST_ROUNDS)
 			ret = removal.hidden ?
 				      -EBUSY :
-				      base_fail(error, -errno,
-						"cannot remove the directory \"%s\" (rmdir)",
+				      base_fail(error, -errno, "cannot remove the directory \"%s\"",
 						folder->path);
 	}
 	return ret;

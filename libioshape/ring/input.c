@@ -22,7 +22,7 @@ static int open_buffered(struct ring_input *input, const char *path, struct base
 	if (input->fd < 0)
 		return base_fail(error, -errno, "cannot open \"%s\"", path);
 	if (fstat(input->fd, &status))
-		return base_fail(error, -errno, "cannot look at \"%s\" (fstat)", path);
+		return base_fail(error, -errno, "cannot look at \"%s\"", path);
 	if (S_ISDIR(status.st_mode))
 		return base_fail(error, -EISDIR,
 				 "cannot load \"%s\"" BASE_REMEDY "give the name of a file", path);
@@ -64,12 +64,11 @@ static int take_part(struct ring_input *input, const char *path, uint64_t base, 
 	if (!base && !bytes)
 		return 0;
 	if (base > input->bytes || bytes > input->bytes - base)
-		return base_refuse(error, IOSHAPE_E_DAMAGED,
-				   "cannot load %llu bytes from offset %llu of %s: it has %llu "
-				   "bytes, so that it was cut short or is another file" BASE_REMEDY
-				   "use another copy",
-				   (unsigned long long)bytes, (unsigned long long)base, path,
-				   (unsigned long long)input->bytes);
+		return base_refuse(
+			error, IOSHAPE_E_DAMAGED,
+			"cannot load %s from offset %llu of \"%s\": it has only %s, so "
+			"that it was cut short or is another file" BASE_REMEDY "use another copy",
+			BASE_SIZE(bytes), (unsigned long long)base, path, BASE_SIZE(input->bytes));
 	if (asprintf(&named, "%s (part at offset %llu)", path, (unsigned long long)base) < 0)
 		return base_no_memory(error, "a path", strlen(path));
 	free(input->path);

@@ -195,9 +195,9 @@ static int tell_failure(const struct ring_lane *lane, const struct ring_buffer *
 			  lane->ops->id);
 	else
 		base_fail(error, buffer->failed,
-			  "cannot %s \"%s\" at offset %llu (%zu bytes, %s engine)" BASE_REMEDY "%s",
+			  "cannot %s \"%s\" at offset %llu (%s, %s engine)" BASE_REMEDY "%s",
 			  lane->verb, lane->path, (unsigned long long)buffer->op.offset,
-			  buffer->op.bytes, lane->ops->id, ring_remedy(buffer->failed));
+			  BASE_SIZE(buffer->op.bytes), lane->ops->id, ring_remedy(buffer->failed));
 	base_error_at(error, buffer->op.offset);
 	return buffer->failed;
 }
@@ -361,8 +361,8 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 		lane->in_flight = 0;
 		lane->engine_failed = true;
 		drop_ready(lane);
-		return base_refuse(error, -EIO, "the %s engine lost requests for %s", lane->ops->id,
-				   lane->path);
+		return base_refuse(error, -EIO, "the %s engine lost requests for \"%s\"",
+				   lane->ops->id, lane->path);
 	}
 	buffer = buffer_of(op);
 	buffer->in_flight = false;

@@ -85,7 +85,7 @@ int ring_private_open(struct ring_private_folder *shelf, const char *path, struc
 	if (!ret && (stat.st_uid != shelf->owner || (stat.st_mode & 022)))
 		ret = base_refuse(
 			error, -EACCES,
-			"the folder %s is another user's, or others may write to it" BASE_REMEDY
+			"the folder \"%s\" is another user's, or others may write to it" BASE_REMEDY
 			"remove it",
 			path);
 	else if (ret)
@@ -120,7 +120,7 @@ int ring_private_enter(const struct ring_private_folder *shelf, struct base_erro
 	if (stat.st_uid == shelf->owner && !(stat.st_mode & 022))
 		return fd;
 	close(fd);
-	return base_refuse(error, -EACCES, "the folder %s is not ours any more", shelf->path);
+	return base_refuse(error, -EACCES, "the folder \"%s\" is not ours any more", shelf->path);
 }
 
 void ring_private_leave(int folder_fd)
@@ -139,7 +139,8 @@ int ring_private_put(const struct ring_private_folder *shelf, int folder_fd, con
 	/* The folder was removed meanwhile: the caller knows what that means. */
 	if (ret == -ENOENT || ret == -ESTALE)
 		return -ENOENT;
-	return !ret ? 0 : base_fail(error, ret, "cannot write the note %s/%s", shelf->path, name);
+	return !ret ? 0 :
+		      base_fail(error, ret, "cannot write the note \"%s/%s\"", shelf->path, name);
 }
 
 /* Once, with -ESTALE if it was replaced just now. */
@@ -180,7 +181,7 @@ int ring_private_get(const struct ring_private_folder *shelf, int folder_fd, con
 				   "\"%s/%s\" is no file of ours" BASE_REMEDY
 				   "remove it and find out who put it there",
 				   shelf->path, name);
-	return base_fail(error, ret, "cannot read the note %s/%s", shelf->path, name);
+	return base_fail(error, ret, "cannot read the note \"%s/%s\"", shelf->path, name);
 }
 
 bool ring_private_has(int folder_fd, const char *name)

@@ -183,9 +183,11 @@ struct ring_calibration {
 	uint32_t seek_us;
 	uint64_t usual_bytes_per_s; /* of saves since then; 0 while there were too few */
 	double measured_at;         /* seconds since 1970 */
+	/* Of a calibration just made; not remembered. Trials in the order in which they were made.
+	 */
 	double took_s;
 	uint32_t trial_count;
-	struct ring_trial trials[RING_MOST_TRIALS]; /* in the order in which they were made */
+	struct ring_trial trials[RING_MOST_TRIALS];
 };
 
 /* What one storage target is given in a row: enough to keep it busy, and that seeks do not count

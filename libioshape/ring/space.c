@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The space of a new file, before its first byte. */
+/* The space of a new file, before its first byte; and before there is a file. */
 #define _GNU_SOURCE
 #include "ring/destination.h"
 #include "ring/lane.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
 
-int ring_allocate(int fd, uint64_t bytes)
+/* Blocks for so many bytes from the beginning on, interrupted or not. */
+static int allocate(int fd, uint64_t bytes)
 {
 	int interruptions = 0, ret;
 
@@ -36,11 +39,11 @@ static uint64_t length_meanwhile(const struct ring_reservation *reservation)
 static int reserve(const struct ring_destination *destination,
 		   const struct ring_reservation *reservation)
 {
-	int ret = ring_allocate(destination->fd, length_meanwhile(reservation));
+	int ret = allocate(destination->fd, length_meanwhile(reservation));
 
 	/* A bit less will do. */
 	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
-		ret = ring_allocate(destination->fd, reservation->bytes);
+		ret = allocate(destination->fd, reservation->bytes);
 	return ret;
 }
 
@@ -101,4 +104,57 @@ int ring_destination_reserve(struct ring_destination *destination,
 		set_length(destination, reservation);
 		return 0;
 	}
+}
+
+/* ---- Before there is a file ------------------------------------------------------------------ */
+
+/* The directory that a file at `path` will be in, behind a symbolic link as well; to be freed. */
+static char *directory_of(const char *path)
+{
+	char *resolved = realpath(path, NULL), *directory = resolved ? resolved : strdup(path);
+	char *slash = directory ? strrchr(directory, '/') : NULL;
+
+	if (slash)
+		slash[slash == directory] = 0;
+	else if (directory)
+		strcpy(directory, *directory ? "." : "");
+	return directory;
+}
+
+static int open_directory(const char *path)
+{
+	return path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+}
+
+void ring_clear_space(const char *path, const struct base_log *log)
+{
+	char *directory = directory_of(path);
+	const int fd = open_directory(directory);
+
+	ring_await_releases();
+	if (fd >= 0) {
+		ring_remove_stale(fd, directory, log);
+		close(fd);
+	}
+	free(directory);
+}
+
+bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes)
+{
+	char *directory = in_directory ? NULL : directory_of(path);
+	const int parent = open_directory(in_directory ? path : directory);
+	int fd = -1;
+	bool can;
+
+	/* A file without a name: nothing is left of it, whatever happens. */
+	if (parent >= 0)
+		fd = openat(parent, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+	/* Beyond the process's limit asking would end it. */
+	can = fd >= 0 && bytes <= base_largest_file() && !allocate(fd, bytes);
+	if (fd >= 0)
+		close(fd);
+	if (parent >= 0)
+		close(parent);
+	free(directory);
+	return can;
 }

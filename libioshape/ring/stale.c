@@ -95,22 +95,3 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 	closedir(listing);
 	return removed;
 }
-
-void ring_clear_space(const char *path, const struct base_log *log)
-{
-	/* Behind a symbolic link, as the file will be. */
-	char *resolved = realpath(path, NULL), *directory = resolved ? resolved : strdup(path);
-	char *slash = directory ? strrchr(directory, '/') : NULL;
-	int fd;
-
-	ring_await_releases();
-	if (slash) {
-		slash[slash == directory] = 0;
-		fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		if (fd >= 0) {
-			ring_remove_stale(fd, directory, log);
-			close(fd);
-		}
-	}
-	free(directory);
-}

@@ -67,8 +67,8 @@ static int open_one(struct ring_bench *bench, struct ring_destination *destinati
 	hide(destination, &bench->fs);
 	ret = make_room(destination, bench->room_bytes);
 	if (ret)
-		return base_fail(error, ret == -EIO ? ret : -ENOTSUP, "no space to try in at %s",
-				 path);
+		return base_fail(error, ret == -EIO ? ret : -ENOTSUP,
+				 "no space to try in at \"%s\"", path);
 	return 0;
 }
 
@@ -84,7 +84,7 @@ static int check_space(struct ring_bench *bench, const char *path, struct base_e
 	free_bytes = (uint64_t)system.f_bavail * system.f_frsize;
 	if (free_bytes / LEAST_FREE_PERCENT < (uint64_t)system.f_blocks * system.f_frsize / 100 ||
 	    free_bytes < 4 * ROOM_BYTES + bench->leave_bytes)
-		return base_refuse(error, -ENOTSUP, "too little space is free at %s", path);
+		return base_refuse(error, -ENOTSUP, "too little space is free at \"%s\"", path);
 	return 0;
 }
 

@@ -86,9 +86,9 @@ static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct 
 {
 	if (bytes <= writer->most_bytes || writer->file.stream || writer->nil)
 		return 0;
-	return base_refuse(error, -EFBIG, "cannot write \"%s\" beyond offset %llu" BASE_REMEDY "%s",
-			   writer->file.path, (unsigned long long)writer->most_bytes,
-			   ring_remedy(-EFBIG));
+	return base_refuse(error, -EFBIG,
+			   "cannot write \"%s\": it would be larger than %s" BASE_REMEDY "%s",
+			   writer->file.path, BASE_SIZE(writer->most_bytes), ring_remedy(-EFBIG));
 }
 
 static int reserve(struct ring_writer *writer, struct base_error *error)
@@ -490,8 +490,7 @@ static int cut(struct ring_writer *writer, struct base_error *error)
 	    (uint64_t)status.st_size == writer->submitted)
 		return 0;
 	if (ret)
-		return base_fail(error, ret, "cannot cut \"%s\" to its length (ftruncate)",
-				 writer->file.path);
+		return base_fail(error, ret, "cannot cut \"%s\" to its length", writer->file.path);
 	return 0;
 }
 
