@@ -315,9 +315,8 @@ static void *run_thread(void *argument)
 		const struct outlook outlook = look_around(pool, now);
 
 		idle = outlook.busy ? 0 : idle + 1;
-		if (!outlook.queued)
-			pool->ops->rest(pool->coordinator);
 		if (idle > IDLE_LOOKS) {
+			pool->ops->rest(pool->coordinator);
 			pool->asleep = true;
 			pthread_cond_wait(&pool->thread_change, &pool->lock);
 			pool->asleep = false;
@@ -388,9 +387,7 @@ static uint64_t own_time(struct slots_pool *pool, const struct slots_wanted *wan
 /* A random part of its last half: those that failed together do not come back together. */
 static uint64_t with_jitter(uint64_t ms)
 {
-	const uint64_t chance = base_now_ns() * 0x9e3779b97f4a7c15;
-
-	return ms / 2 + (chance >> 33) % (ms / 2 + 1);
+	return ms / 2 + base_random() % (ms / 2 + 1);
 }
 
 /* Under the lock. */

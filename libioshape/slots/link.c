@@ -45,12 +45,20 @@ void link_add_text(struct link_command *command, const char *text)
 	link_add_bytes(command, text, strlen(text));
 }
 
-void link_add_number(struct link_command *command, uint64_t number)
+void link_add_text_list(struct link_command *command, const char *const texts[], size_t count)
 {
-	char *text = command->numbers[command->number_count++];
+	for (size_t i = 0; i < count; i++)
+		link_add_text(command, texts[i]);
+}
 
-	snprintf(text, sizeof(command->numbers[0]), "%llu", (unsigned long long)number);
-	link_add_text(command, text);
+void link_add_number_list(struct link_command *command, const uint64_t numbers[], size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		char *text = command->numbers[command->number_count++];
+
+		snprintf(text, sizeof(command->numbers[0]), "%llu", (unsigned long long)numbers[i]);
+		link_add_text(command, text);
+	}
 }
 
 void link_expect(struct slots_link *link, size_t most_reply_bytes)
@@ -75,34 +83,35 @@ const struct slots_node *link_node(const struct slots_link *link)
 	return &link->node;
 }
 
-static int is_closed(const struct slots_link *link, char *why)
+static int is_closed(const struct slots_link *link, struct base_error *error)
 {
-	snprintf(why, LINK_WHY_BYTES, "%s closed the connection", link->name);
-	return -ECONNRESET;
+	return base_refuse(error, -ECONNRESET, "%s closed the connection", link->name);
 }
 
 /* What the kernel says went wrong. */
-static int is_cut(const struct slots_link *link, int code, char *why)
+static int is_cut(const struct slots_link *link, int code, struct base_error *error)
 {
 	if (code != ETIMEDOUT && code != EHOSTUNREACH && code != ENETUNREACH)
-		return is_closed(link, why);
-	snprintf(why, LINK_WHY_BYTES, "%s is out of reach (%s)", link->name,
-		 ioshape_strerror(-code));
-	return -code;
+		return is_closed(link, error);
+	return base_fail(error, -code, "%s is unreachable", link->name);
 }
 
 /* What hiredis says went wrong. */
-static int lost(struct slots_link *link, char *why)
+static int lost(struct slots_link *link, struct base_error *error)
 {
 	const int code = errno;
 
 	if (link->context->err == REDIS_ERR_EOF)
-		return is_closed(link, why);
+		return is_closed(link, error);
 	if (link->context->err == REDIS_ERR_IO)
-		return is_cut(link, code, why);
-	snprintf(why, LINK_WHY_BYTES, "%s does not answer as a Redis does (%.100s)", link->name,
-		 link->context->errstr);
-	return -EPROTO;
+		return is_cut(link, code, error);
+	return base_refuse(error, -EPROTO, "%s does not answer as a Redis does (%.100s)",
+			   link->name, link->context->errstr);
+}
+
+static int no_memory(const struct slots_link *link, struct base_error *error)
+{
+	return base_refuse(error, -ENOMEM, "no memory for a command to %s", link->name);
 }
 
 /*
@@ -116,7 +125,8 @@ static uint64_t until_with(const struct slots_link *link, uint64_t until_ns)
 	return until_ns + (link->sent_bytes + link->reply_bytes) * 1000 / (BYTES_PER_S / 1000000);
 }
 
-static int wait_for(const struct slots_link *link, short events, uint64_t until_ns, char *why)
+static int wait_for(const struct slots_link *link, short events, uint64_t until_ns,
+		    struct base_error *error)
 {
 	struct pollfd ready = { .fd = link->context->fd, .events = events };
 	int ret;
@@ -126,44 +136,37 @@ static int wait_for(const struct slots_link *link, short events, uint64_t until_
 	} while (ret < 0 && errno == EINTR);
 	if (ret > 0)
 		return 0;
-	if (ret < 0) {
-		ret = -errno;
-		snprintf(why, LINK_WHY_BYTES, "cannot wait for %s (%s)", link->name,
-			 ioshape_strerror(ret));
-		return ret;
-	}
-	snprintf(why, LINK_WHY_BYTES, "%s does not answer in time", link->name);
-	return -ETIMEDOUT;
+	if (ret < 0)
+		return base_fail(error, -errno, "cannot wait for %s", link->name);
+	return base_refuse(error, -ETIMEDOUT, "%s does not answer in time", link->name);
 }
 
 /* Through hiredis, which encrypts it and knows nothing of MSG_NOSIGNAL. */
 static int send_encrypted(struct slots_link *link, const char *text, size_t bytes,
-			  uint64_t until_ns, char *why)
+			  uint64_t until_ns, struct base_error *error)
 {
 	struct base_held_sigpipe held;
 	int done = 0, ret;
 
-	if (redisAppendFormattedCommand(link->context, text, bytes) != REDIS_OK) {
-		snprintf(why, LINK_WHY_BYTES, "no memory for a command to %s", link->name);
-		return -ENOMEM;
-	}
+	if (redisAppendFormattedCommand(link->context, text, bytes) != REDIS_OK)
+		return no_memory(link, error);
 	link->sent_bytes = bytes;
 	for (;;) {
 		base_hold_sigpipe(&held);
 		ret = redisBufferWrite(link->context, &done);
 		base_let_sigpipe(&held, true);
 		if (ret != REDIS_OK)
-			return lost(link, why);
+			return lost(link, error);
 		if (done)
 			return 0;
-		ret = wait_for(link, POLLOUT, until_with(link, until_ns), why);
+		ret = wait_for(link, POLLOUT, until_with(link, until_ns), error);
 		if (ret)
 			return ret;
 	}
 }
 
 static int send_plain(struct slots_link *link, const char *text, size_t bytes, uint64_t until_ns,
-		      char *why)
+		      struct base_error *error)
 {
 	size_t sent = 0;
 
@@ -175,9 +178,9 @@ static int send_plain(struct slots_link *link, const char *text, size_t bytes, u
 		if (now >= 0)
 			link->sent_bytes = sent += (size_t)now;
 		else if (errno == EAGAIN)
-			ret = wait_for(link, POLLOUT, until_with(link, until_ns), why);
+			ret = wait_for(link, POLLOUT, until_with(link, until_ns), error);
 		else if (errno != EINTR)
-			ret = is_cut(link, errno, why);
+			ret = is_cut(link, errno, error);
 		if (ret)
 			return ret;
 	}
@@ -185,7 +188,7 @@ static int send_plain(struct slots_link *link, const char *text, size_t bytes, u
 }
 
 int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
-	      char *why)
+	      struct base_error *error)
 {
 	/* Its declaration lacks a const, not its code. */
 	const char **texts = (const char **)(uintptr_t)command->texts;
@@ -193,11 +196,9 @@ int link_send(struct slots_link *link, const struct link_command *command, uint6
 	long long bytes = redisFormatCommandArgv(&text, command->count, texts, command->bytes);
 	int ret;
 
-	if (bytes < 0) {
-		snprintf(why, LINK_WHY_BYTES, "no memory for a command to %s", link->name);
-		return -ENOMEM;
-	}
-	ret = (link->tls ? send_encrypted : send_plain)(link, text, (size_t)bytes, until_ns, why);
+	if (bytes < 0)
+		return no_memory(link, error);
+	ret = (link->tls ? send_encrypted : send_plain)(link, text, (size_t)bytes, until_ns, error);
 	/* It may hold the password. */
 	explicit_bzero(text, (size_t)bytes);
 	redisFreeCommand(text);
@@ -205,7 +206,7 @@ int link_send(struct slots_link *link, const struct link_command *command, uint6
 }
 
 /* Takes what has come. TLS may have to write for that. */
-static int pull(struct slots_link *link, char *why)
+static int pull(struct slots_link *link, struct base_error *error)
 {
 	const size_t before = link->context->reader->len;
 	struct base_held_sigpipe held;
@@ -217,62 +218,50 @@ static int pull(struct slots_link *link, char *why)
 	if (link->tls)
 		base_let_sigpipe(&held, true);
 	if (ret != REDIS_OK)
-		return lost(link, why);
+		return lost(link, error);
 	link->reply_bytes += link->context->reader->len - before;
 	if (link->reply_bytes <= link->most_reply_bytes)
 		return 0;
-	snprintf(why, LINK_WHY_BYTES, "%s does not answer as a Redis does (a reply has no end)",
-		 link->name);
-	return -EPROTO;
+	return base_refuse(error, -EPROTO,
+			   "%s does not answer as a Redis does (a reply has no end)", link->name);
 }
 
-static int take_parsed(struct slots_link *link, redisReply **reply, char *why)
+static int take_parsed(struct slots_link *link, redisReply **reply, struct base_error *error)
 {
 	void *parsed = NULL;
 
 	if (redisGetReplyFromReader(link->context, &parsed) != REDIS_OK)
-		return lost(link, why);
+		return lost(link, error);
 	*reply = parsed;
 	if (parsed)
 		link->reply_bytes = 0;
 	return 0;
 }
 
-int link_take(struct slots_link *link, redisReply **reply, char *why)
+int link_take(struct slots_link *link, redisReply **reply, struct base_error *error)
 {
 	int ret;
 
 	*reply = NULL;
-	ret = take_parsed(link, reply, why);
+	ret = take_parsed(link, reply, error);
 	if (ret || *reply)
 		return ret;
-	ret = pull(link, why);
-	return ret ? ret : take_parsed(link, reply, why);
-}
-
-int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns, char *why)
-{
-	int ret = 0;
-
-	*reply = NULL;
-	while (!ret) {
-		ret = take_parsed(link, reply, why);
-		if (ret || *reply)
-			return ret;
-		ret = wait_for(link, POLLIN, until_with(link, until_ns), why);
-		if (!ret)
-			ret = pull(link, why);
-	}
-	return ret;
+	ret = pull(link, error);
+	return ret ? ret : take_parsed(link, reply, error);
 }
 
 int link_ask(struct slots_link *link, const struct link_command *command, redisReply **reply,
-	     uint64_t until_ns, char *why)
+	     uint64_t until_ns, struct base_error *error)
 {
-	int ret = link_send(link, command, until_ns, why);
+	int ret = link_send(link, command, until_ns, error);
 
 	*reply = NULL;
-	return ret ? ret : link_receive(link, reply, until_ns, why);
+	while (!ret && !*reply) {
+		ret = wait_for(link, POLLIN, until_with(link, until_ns), error);
+		if (!ret)
+			ret = link_take(link, reply, error);
+	}
+	return ret;
 }
 
 /* ---- Error replies --------------------------------------------------------------------------- */
@@ -297,7 +286,7 @@ bool link_says(const redisReply *reply, const char *word)
 /* ---- Opening --------------------------------------------------------------------------------- */
 
 /* Some servers repeat the arguments of a command that they do not know. */
-static void describe_refusal(const redisReply *reply, const char *name, char *why)
+static int refuse_password(const redisReply *reply, const char *name, struct base_error *error)
 {
 	static const char *const harmless[] = { "WRONGPASS",
 						"NOPERM",
@@ -311,12 +300,12 @@ static void describe_refusal(const redisReply *reply, const char *name, char *wh
 		if (!strncmp(reply->str, harmless[i], strlen(harmless[i])))
 			link_words(reply, words, sizeof(words));
 	}
-	snprintf(why, LINK_WHY_BYTES, "%s does not take the user or the password%s%s", name,
-		 *words ? ": " : "", words);
+	return base_refuse(error, -EACCES, "%s does not take the user or the password%s%s", name,
+			   *words ? ": " : "", words);
 }
 
 int link_show_password(struct slots_link *link, const struct slots_address *address,
-		       uint64_t until_ns, char *why)
+		       uint64_t until_ns, struct base_error *error)
 {
 	struct link_command command = { 0 };
 	redisReply *reply;
@@ -326,16 +315,15 @@ int link_show_password(struct slots_link *link, const struct slots_address *addr
 	if (*address->user)
 		link_add_text(&command, address->user);
 	link_add_text(&command, address->password);
-	ret = link_ask(link, &command, &reply, until_ns, why);
-	if (!ret && reply->type == REDIS_REPLY_ERROR) {
-		describe_refusal(reply, link->name, why);
-		ret = -EACCES;
-	}
+	ret = link_ask(link, &command, &reply, until_ns, error);
+	if (!ret && reply->type == REDIS_REPLY_ERROR)
+		ret = refuse_password(reply, link->name, error);
 	freeReplyObject(reply);
 	return ret;
 }
 
-static int select_database(struct slots_link *link, uint32_t database, uint64_t until_ns, char *why)
+static int select_database(struct slots_link *link, uint32_t database, uint64_t until_ns,
+			   struct base_error *error)
 {
 	struct link_command command = { 0 };
 	redisReply *reply;
@@ -343,27 +331,26 @@ static int select_database(struct slots_link *link, uint32_t database, uint64_t 
 	int ret;
 
 	link_add_text(&command, "SELECT");
-	link_add_number(&command, database);
-	ret = link_ask(link, &command, &reply, until_ns, why);
+	link_add_numbers(&command, database);
+	ret = link_ask(link, &command, &reply, until_ns, error);
 	if (!ret && reply->type == REDIS_REPLY_ERROR) {
 		link_words(reply, words, sizeof(words));
-		snprintf(why, LINK_WHY_BYTES, "%s does not give database %u: %s", link->name,
-			 database, words);
-		ret = -EACCES;
+		ret = base_refuse(error, -EACCES, "%s does not give database %u: %s", link->name,
+				  database, words);
 	}
 	freeReplyObject(reply);
 	return ret;
 }
 
 static int greet_server(struct slots_link *link, const struct slots_address *address,
-			uint64_t until_ns, char *why)
+			uint64_t until_ns, struct base_error *error)
 {
 	int ret = 0;
 
 	if (address->has_password || *address->user)
-		ret = link_show_password(link, address, until_ns, why);
+		ret = link_show_password(link, address, until_ns, error);
 	if (!ret && address->database)
-		ret = select_database(link, address->database, until_ns, why);
+		ret = select_database(link, address->database, until_ns, error);
 	return ret;
 }
 
@@ -416,45 +403,43 @@ static void limit_replies(redisReader *reader)
 }
 
 static int connect_link(struct slots_link *link, const struct slots_address *address,
-			const struct slots_node *node, uint64_t until_ns, char *why)
+			const struct slots_node *node, uint64_t until_ns, struct base_error *error)
 {
 	int fd;
 
 	fd = link_connect(address, node, MIN(until_ns, base_now_ns() + CONNECT_NS), link->name,
-			  why);
+			  error);
 	if (fd < 0)
 		return fd;
 	link->context = redisConnectFd(fd);
 	if (!link->context || link->context->err) {
 		if (!link->context)
 			close(fd);
-		snprintf(why, LINK_WHY_BYTES, "no memory for a connection to %s", link->name);
-		return -ENOMEM;
+		return base_refuse(error, -ENOMEM, "no memory for a connection to %s", link->name);
 	}
 	link->context->flags &= ~REDIS_BLOCK;
 	limit_replies(link->context->reader);
 	link->tls = address->tls;
 	if (!link->tls)
 		return 0;
-	return link_start_tls(link->context, link->node.host, until_ns, link->name, why);
+	return link_start_tls(link->context, link->node.host, until_ns, link->name, error);
 }
 
 int link_open(struct slots_link **out, const struct slots_address *address,
-	      const struct slots_node *node, bool greet, uint64_t until_ns, char *why)
+	      const struct slots_node *node, bool greet, uint64_t until_ns,
+	      struct base_error *error)
 {
 	struct slots_link *link = calloc(1, sizeof(*link));
 	int ret;
 
 	*out = NULL;
-	if (!link) {
-		snprintf(why, LINK_WHY_BYTES, "no memory for a connection");
-		return -ENOMEM;
-	}
+	if (!link)
+		return base_no_memory(error, "a connection", sizeof(*link));
 	name_it(link, address, node);
 	link_expect(link, 0);
-	ret = connect_link(link, address, node, until_ns, why);
+	ret = connect_link(link, address, node, until_ns, error);
 	if (!ret && greet)
-		ret = greet_server(link, address, until_ns, why);
+		ret = greet_server(link, address, until_ns, error);
 	if (ret) {
 		link_close(link);
 		return ret;

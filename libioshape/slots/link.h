@@ -4,8 +4,7 @@
  * told to, and no signal comes of a server that went away.
  *
  * Results: 0; -ECONNRESET: the server closed the connection; -ETIMEDOUT; or another negative errno.
- * After anything but 0 the connection is out of step and good for link_close() only. `why` gets the
- * sentence that goes with it.
+ * After anything but 0 the connection is out of step and good for link_close() only.
  */
 #ifndef SLOTS_LINK_H
 #define SLOTS_LINK_H
@@ -14,7 +13,6 @@
 
 #include <hiredis.h>
 
-#define LINK_WHY_BYTES 640
 #define LINK_MOST_ARGUMENTS 136
 #define LINK_MOST_NUMBERS 24
 
@@ -30,29 +28,36 @@ struct link_command {
 
 void link_add_text(struct link_command *command, const char *text);
 void link_add_bytes(struct link_command *command, const char *text, size_t bytes);
-void link_add_number(struct link_command *command, uint64_t number);
+void link_add_text_list(struct link_command *command, const char *const texts[], size_t count);
+void link_add_number_list(struct link_command *command, const uint64_t numbers[], size_t count);
+#define link_add_texts(command, ...)                                                               \
+	link_add_text_list(command, (const char *const[]){ __VA_ARGS__ },                          \
+			   ARRAY_LENGTH(((const char *const[]){ __VA_ARGS__ })))
+#define link_add_numbers(command, ...)                                                             \
+	link_add_number_list(command, (const uint64_t[]){ __VA_ARGS__ },                           \
+			     ARRAY_LENGTH(((const uint64_t[]){ __VA_ARGS__ })))
 
 /* Connects, shows the password, selects the database. `node` is NULL for an address's socket;
  * without `greet` neither password nor database are sent. Until `until_ns` at most. */
 int link_open(struct slots_link **out, const struct slots_address *address,
-	      const struct slots_node *node, bool greet, uint64_t until_ns, char *why);
+	      const struct slots_node *node, bool greet, uint64_t until_ns,
+	      struct base_error *error);
 /* NULL is fine. */
 void link_close(struct slots_link *link);
 
 int link_send(struct slots_link *link, const struct link_command *command, uint64_t until_ns,
-	      char *why);
+	      struct base_error *error);
 /* Replies may be so long, where that is more than usual. */
 void link_expect(struct slots_link *link, size_t most_reply_bytes);
 /* What has come so far: *reply stays NULL if it is not a whole reply. */
-int link_take(struct slots_link *link, redisReply **reply, char *why);
-int link_receive(struct slots_link *link, redisReply **reply, uint64_t until_ns, char *why);
-/* Both in one. */
+int link_take(struct slots_link *link, redisReply **reply, struct base_error *error);
+/* Sends a command, and waits for the reply. */
 int link_ask(struct slots_link *link, const struct link_command *command, redisReply **reply,
-	     uint64_t until_ns, char *why);
+	     uint64_t until_ns, struct base_error *error);
 
 /* Shows the address's password; for servers that ask for it late. */
 int link_show_password(struct slots_link *link, const struct slots_address *address,
-		       uint64_t until_ns, char *why);
+		       uint64_t until_ns, struct base_error *error);
 
 int link_fd(const struct slots_link *link);
 const char *link_name(const struct slots_link *link);              /* "redis at host:port" */
@@ -67,17 +72,17 @@ bool link_says(const redisReply *reply, const char *word);
 
 /* A connected socket that never blocks, or a negative errno. */
 int link_connect(const struct slots_address *address, const struct slots_node *node,
-		 uint64_t until_ns, const char *name, char *why);
+		 uint64_t until_ns, const char *name, struct base_error *error);
 
 /* Milliseconds until then, at least 0, rounded up. */
 int link_time_left_ms(uint64_t until_ns);
 
 /* ---- TLS (tls.c) ----------------------------------------------------------------------------- */
 
-/* Whether this build has it; otherwise `why` says what to install. */
+/* Whether this build has it. */
 bool link_has_tls(void);
 int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
-		   char *why);
+		   struct base_error *error);
 
 /* ---- Which server (route.c) ------------------------------------------------------------------ */
 
@@ -89,7 +94,8 @@ struct slots_route {
 };
 
 /* Finds the server and connects to it. */
-int route_connect(struct slots_route *route, struct slots_link **out, uint64_t until_ns, char *why);
+int route_connect(struct slots_route *route, struct slots_link **out, uint64_t until_ns,
+		  struct base_error *error);
 
 /* Whether an error reply names another node, which is *node then. */
 bool route_is_redirect(const struct slots_link *link, const redisReply *reply,

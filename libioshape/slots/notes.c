@@ -76,9 +76,7 @@ int slots_notes_put(struct slots_notes *notes, const char *list, const char *nam
 	int ret;
 
 	name_key(notes, key, list);
-	link_add_text(&command, "HSET");
-	link_add_text(&command, key);
-	link_add_text(&command, name);
+	link_add_texts(&command, "HSET", key, name);
 	link_add_bytes(&command, bytes ? data : "", bytes);
 	if (mark) {
 		link_add_text(&command, mark);
@@ -129,8 +127,7 @@ int slots_notes_get(struct slots_notes *notes, const char *list, const char *con
 	int ret;
 
 	name_key(notes, key, list);
-	link_add_text(&command, "HMGET");
-	link_add_text(&command, key);
+	link_add_texts(&command, "HMGET", key);
 	for (size_t i = 0; i < count; i++)
 		link_add_text(&command, names[i]);
 	ret = redis_call(notes->pool, &command, &reply, NULL, error);
@@ -148,9 +145,8 @@ int slots_notes_renew(struct slots_notes *notes, const char *list, struct base_e
 	bool repeated;
 
 	name_key(notes, key, list);
-	link_add_text(&command, "PEXPIRE");
-	link_add_text(&command, key);
-	link_add_number(&command, SLOTS_NOTES_KEPT_MS);
+	link_add_texts(&command, "PEXPIRE", key);
+	link_add_numbers(&command, SLOTS_NOTES_KEPT_MS);
 	return tell(notes, &command, &number, &repeated, error);
 }
 
@@ -162,7 +158,6 @@ int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_
 	bool repeated;
 
 	name_key(notes, key, list);
-	link_add_text(&command, "DEL");
-	link_add_text(&command, key);
+	link_add_texts(&command, "DEL", key);
 	return tell(notes, &command, &number, &repeated, error);
 }

@@ -82,7 +82,6 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 	pthread_mutex_init(&pool->lock, NULL);
 	pool->config = *config;
 	pool->route.address = &pool->address;
-	pool->random = base_now_ns() ^ strtoull(config->identity.client, NULL, 16) ^ 1;
 	pool->interruption = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	ret = pool->interruption < 0 ? base_fail(error, -errno, "cannot make an eventfd") :
 				       take_address(pool, error);
@@ -97,9 +96,10 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 
 /* ---- Requests -------------------------------------------------------------------------------- */
 
-static void add_amount(struct link_command *command, uint64_t amount)
+/* As the script can reckon with it. */
+static uint64_t amount(uint64_t bytes)
 {
-	link_add_number(command, MIN(amount, SLOTS_MOST_BYTES));
+	return MIN(bytes, SLOTS_MOST_BYTES);
 }
 
 static uint64_t known_epoch(const struct redis_pool *pool)
@@ -151,13 +151,11 @@ static int add_name(struct redis_pool *pool, const char *score, bool only_raise,
 	redisReply *reply;
 	int ret;
 
-	link_add_text(&command, "ZADD");
-	link_add_text(&command, REGISTRY);
+	link_add_texts(&command, "ZADD", REGISTRY);
 	if (only_raise)
 		link_add_text(&command, "GT");
-	link_add_text(&command, score);
-	link_add_text(&command, pool->config.pool);
-	ret = redis_call_elsewhere(pool, &command, most_ns, &reply, error);
+	link_add_texts(&command, score, pool->config.pool);
+	ret = redis_call_aside(pool, &command, most_ns, &reply, error);
 	freeReplyObject(reply);
 	return ret;
 }
@@ -206,20 +204,12 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	int ret;
 
 	redis_begin(pool, &command, "acquire");
-	link_add_text(&command, request->id);
-	link_add_text(&command, identity->client);
-	link_add_text(&command, identity->node);
-	link_add_text(&command, identity->job);
-	link_add_number(&command, identity->rank);
-	link_add_number(&command, MAX(identity->share, 1u));
-	link_add_number(&command, request->weight);
-	add_amount(&command, request->bytes);
-	link_add_number(&command, config->lease_ms);
-	link_add_number(&command, config->asked_capacity);
-	link_add_number(&command, request->default_capacity ? request->default_capacity :
-							      config->default_capacity);
-	link_add_number(&command, known_epoch(pool));
-	link_add_number(&command, request->never_wait);
+	link_add_texts(&command, request->id, identity->client, identity->node, identity->job);
+	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u), request->weight,
+			 amount(request->bytes), config->lease_ms, config->asked_capacity,
+			 request->default_capacity ? request->default_capacity :
+						     config->default_capacity,
+			 known_epoch(pool), request->never_wait);
 	link_add_text(&command, identity->user);
 	ret = ask_about(pool, &command, answer, error);
 	if (!ret)
@@ -236,19 +226,12 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 
 	redis_begin(pool, &command, "beat");
 	link_add_text(&command, beat->id);
-	add_amount(&command, beat->passed);
-	link_add_number(&command, pool->config.lease_ms);
+	link_add_numbers(&command, amount(beat->passed), pool->config.lease_ms);
 	/* The epoch that this slot is of: another slot of ours may have seen a newer one. */
-	link_add_number(&command, beat->holding ? beat->epoch : known_epoch(pool));
-	link_add_number(&command, beat->holding);
-	link_add_number(&command, beat->fence);
-	link_add_number(&command, beat->weight);
-	add_amount(&command, beat->bytes);
-	link_add_text(&command, identity->client);
-	link_add_text(&command, identity->node);
-	link_add_text(&command, identity->job);
-	link_add_number(&command, identity->rank);
-	link_add_number(&command, MAX(identity->share, 1u));
+	link_add_numbers(&command, beat->holding ? beat->epoch : known_epoch(pool), beat->holding,
+			 beat->fence, beat->weight, amount(beat->bytes));
+	link_add_texts(&command, identity->client, identity->node, identity->job);
+	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u));
 	return ask_about(pool, &command, answer, error);
 }
 
@@ -261,9 +244,7 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 
 	redis_begin(pool, &command, "release");
 	link_add_text(&command, id);
-	add_amount(&command, passed);
-	link_add_number(&command, pool->config.lease_ms);
-	link_add_number(&command, known_epoch(pool));
+	link_add_numbers(&command, amount(passed), pool->config.lease_ms, known_epoch(pool));
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);
 	return ret;
@@ -283,11 +264,9 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 	memset(grant, 0, sizeof(*grant));
 	snprintf(wanted, sizeof(wanted), "%lld", (long long)MIN(bytes, (int64_t)SLOTS_MOST_BYTES));
 	redis_begin(pool, &command, "pace");
-	link_add_text(&command, pool->config.identity.job);
-	link_add_text(&command, wanted);
-	add_amount(&command, pool->config.rate);
-	link_add_number(&command, pool->config.lease_ms);
-	link_add_number(&command, known_epoch(pool));
+	link_add_texts(&command, pool->config.identity.job, wanted);
+	link_add_numbers(&command, amount(pool->config.rate), pool->config.lease_ms,
+			 known_epoch(pool));
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	if (ret)
 		return ret;
@@ -310,14 +289,10 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 	slots_name_operator(&pool->config.identity, who);
 	slots_describe_settings(settings, what);
 	redis_begin(pool, &command, "set");
-	link_add_text(&command, who);
-	link_add_text(&command, what);
-	link_add_number(&command, settings->clear != 0);
-	link_add_number(&command, settings->capacity);
-	add_amount(&command, settings->pool_bytes_per_s);
-	add_amount(&command, settings->job_bytes_per_s);
-	add_amount(&command, settings->small_bytes);
-	link_add_number(&command, settings->express);
+	link_add_texts(&command, who, what);
+	link_add_numbers(&command, settings->clear != 0, settings->capacity,
+			 amount(settings->pool_bytes_per_s), amount(settings->job_bytes_per_s),
+			 amount(settings->small_bytes), settings->express);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);
 	if (!ret)
@@ -338,9 +313,7 @@ static int redis_kick(void *opaque, const char *id, struct base_error *error)
 	slots_name_operator(&pool->config.identity, who);
 	snprintf(what, sizeof(what), "kick %.40s", id);
 	redis_begin(pool, &command, "kick");
-	link_add_text(&command, who);
-	link_add_text(&command, what);
-	link_add_text(&command, id);
+	link_add_texts(&command, who, what, id);
 	ret = redis_call(pool, &command, &reply, &repeated, error);
 	if (ret)
 		return ret;
@@ -364,7 +337,7 @@ static int redis_status(void *opaque, struct ioshape_pool_status **status, struc
 
 	*status = NULL;
 	redis_begin(pool, &command, "status");
-	link_add_number(&command, pool->config.default_capacity);
+	link_add_numbers(&command, pool->config.default_capacity);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	if (ret)
 		return ret;
@@ -379,11 +352,8 @@ static int list_names(struct redis_pool *pool, const char *from, const char *to,
 	struct link_command command = { 0 };
 	int ret;
 
-	link_add_text(&command, "ZRANGEBYSCORE");
-	link_add_text(&command, REGISTRY);
-	link_add_text(&command, from);
-	link_add_text(&command, to);
-	ret = redis_call_elsewhere(pool, &command, REDIS_CALL_NS, reply, error);
+	link_add_texts(&command, "ZRANGEBYSCORE", REGISTRY, from, to);
+	ret = redis_call_aside(pool, &command, REDIS_CALL_NS, reply, error);
 	if (ret || (*reply)->type == REDIS_REPLY_ARRAY)
 		return ret;
 	freeReplyObject(*reply);
@@ -399,13 +369,12 @@ static void forget_old_names(struct redis_pool *pool, const char *cut)
 
 	if (list_names(pool, "-inf", cut, &old, NULL))
 		return;
-	link_add_text(&command, "ZREM");
-	link_add_text(&command, REGISTRY);
+	link_add_texts(&command, "ZREM", REGISTRY);
 	for (size_t i = 0; i < old->elements && command.count < LINK_MOST_ARGUMENTS; i++) {
 		if (old->element[i]->type == REDIS_REPLY_STRING)
 			link_add_bytes(&command, old->element[i]->str, old->element[i]->len);
 	}
-	if (command.count > 2 && !redis_call_elsewhere(pool, &command, REDIS_CALL_NS, &reply, NULL))
+	if (command.count > 2 && !redis_call_aside(pool, &command, REDIS_CALL_NS, &reply, NULL))
 		freeReplyObject(reply);
 	freeReplyObject(old);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A pool kept by a Redis: its connections (connections.c), commands (traffic.c) and wakes (wake.c),
- * what is said (redis.c), and what the answers mean (replies.c). */
+/* A pool kept by a Redis: its connections and commands (traffic.c), wakes (wake.c), what is said
+ * (redis.c), and what the answers mean (replies.c). */
 #ifndef SLOTS_REDIS_H
 #define SLOTS_REDIS_H
 
@@ -19,18 +19,16 @@ struct redis_pool {
 	size_t most_reply_bytes; /* 0: as usual */
 	uint64_t hurry_ns;       /* no call lasts longer; 0: as long as any; atomic */
 
-	pthread_mutex_t lock; /* for all that follows, but what wait() keeps for itself */
+	pthread_mutex_t lock; /* of what follows, until wake */
 	struct slots_route route;
-	struct slots_link *commands; /* NULL: none yet, lost, or wait() took it */
-	/* After failures: until then nothing is tried, and the last sentence is the answer. */
+	struct slots_link *commands; /* NULL: none yet, or lost */
+	/* After failures: until then nothing is tried, and the last one is the answer. */
 	unsigned failures;
 	uint64_t not_before_ns;
-	char last_failure[LINK_WHY_BYTES];
-	uint64_t random;
+	struct base_error last_failure;
 
-	bool waiting; /* wait() is under way: what follows is its own */
-	bool rested;  /* rest() came after the latest wait(); atomic */
-	struct slots_link *wake;
+	/* Of the thread that waits. */
+	struct slots_link *wake;   /* on which BLPOP is asked; NULL: none yet, lost, or at rest */
 	bool asked;                /* BLPOP was sent, and its answer has not come */
 	bool woken;                /* a wake may have been missed: the next wait() ends at once */
 	uint64_t due_ns;           /* when that answer comes at the latest, if the server is well */
@@ -40,7 +38,7 @@ struct redis_pool {
 	int interruption;          /* an eventfd */
 };
 
-/* ---- Connections (connections.c) ------------------------------------------------------------- */
+/* ---- Connections and commands (traffic.c) ---------------------------------------------------- */
 
 /* No call takes longer, whatever the network does. */
 #define REDIS_CALL_NS 2000000000ull
@@ -51,19 +49,10 @@ void redis_hurry(void *opaque, uint64_t until_ns);
 /* When a call that begins now has to be over. */
 uint64_t redis_call_end(const struct redis_pool *pool);
 
-/* All with the lock. A connection as the back-off allows; failures are noted. */
-int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t until_ns, char *why);
-void redis_note_failure(struct redis_pool *pool, const char *why);
-/* The connection for wakes is idle: it becomes the one for commands, or is kept if there is one. */
-void redis_give_back(struct redis_pool *pool, bool keep);
-/* Whether what rest() had to leave is done by now. */
-void redis_tidy(struct redis_pool *pool);
-
-/* Of the thread that waits, or with the lock while none does. */
-void redis_drop_wake(struct redis_pool *pool);
-void redis_rest(void *opaque);
-
-/* ---- Traffic (traffic.c) --------------------------------------------------------------------- */
+/* Both with the lock. A connection as the back-off allows; failures are noted. */
+int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t until_ns,
+		 struct base_error *error);
+void redis_note_failure(struct redis_pool *pool, const struct base_error *error);
 
 /* A call of the script: begins with the operation; arguments are added by link_add_*(). */
 void redis_begin(const struct redis_pool *pool, struct link_command *command,
@@ -75,18 +64,20 @@ void redis_begin(const struct redis_pool *pool, struct link_command *command,
  */
 int redis_call(struct redis_pool *pool, struct link_command *command, redisReply **reply,
 	       bool *repeated, struct base_error *error);
-/* The same for a key that may be on another node of a cluster. It takes `most_ns` here, and as long
- * there; that this is too short, if it is shorter than usual, is nobody's failure. */
-int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *command,
-			 uint64_t most_ns, redisReply **reply, struct base_error *error);
+/* The same, within `most_ns`, for what no slot depends on: a failure is no sign that the
+ * coordinator is unreachable. In a cluster the key may be on another node than the pool's. */
+int redis_call_aside(struct redis_pool *pool, struct link_command *command, uint64_t most_ns,
+		     redisReply **reply, struct base_error *error);
 
 /* Errors after which another server may be the right one. */
 bool redis_must_look_anew(const redisReply *reply);
-void redis_describe(const struct slots_link *link, const redisReply *reply, char *why);
+/* An error reply as a failure. */
+int redis_refused(const struct slots_link *link, const redisReply *reply, struct base_error *error);
 
 /* ---- Wakes (wake.c) -------------------------------------------------------------------------- */
 
 int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error);
+void redis_rest(void *opaque);
 void redis_interrupt(void *opaque);
 
 /* ---- Answers (replies.c) --------------------------------------------------------------------- */

@@ -124,7 +124,7 @@ struct slots_ops {
 	int (*wait)(void *pool, uint32_t timeout_ms, struct base_error *error);
 	/* Any thread. Ends the wait() under way, or the next one at once. */
 	void (*interrupt)(void *pool);
-	/* Nobody will wait() for some time: what was kept for that may go. */
+	/* The thread that waits will not for some time: what was kept for that may go. */
 	void (*rest)(void *pool);
 	/* Any thread. Calls that begin from now on return by then (base_now_ns()), 0: as above. A
 	 * lease ends then, and a thread that waits for an answer could not say so. */

@@ -204,17 +204,16 @@ static int connect_any(const struct addrinfo *found, uint64_t until_ns)
 	return fd;
 }
 
-static int fail_to_connect(int code, const char *name, char *why)
+static int fail_to_connect(int code, const char *name, struct base_error *error)
 {
-	snprintf(why, LINK_WHY_BYTES,
-		 "cannot connect to %s (%s); is it running, and may this host "
-		 "reach it?",
-		 name, ioshape_strerror(code));
-	return code;
+	return base_fail(error, code,
+			 "cannot connect to %s" BASE_REMEDY
+			 "check that it runs, and that this host may reach it",
+			 name);
 }
 
 static int connect_host(const struct slots_node *node, uint64_t until_ns, const char *name,
-			char *why)
+			struct base_error *error)
 {
 	struct addrinfo *found = NULL;
 	char port[8];
@@ -224,31 +223,29 @@ static int connect_host(const struct slots_node *node, uint64_t until_ns, const 
 	code = ask_for(node->host, port, AI_NUMERICHOST, &found);
 	if (code)
 		code = look_up(node->host, port, until_ns, &found);
-	if (code) {
-		snprintf(why, LINK_WHY_BYTES,
-			 "the host of %s cannot be found (%s); check its name, and this host's "
-			 "name service",
-			 name, gai_strerror(code));
-		return code == EAI_AGAIN ? -ETIMEDOUT : -EHOSTUNREACH;
-	}
+	if (code)
+		return base_refuse(error, code == EAI_AGAIN ? -ETIMEDOUT : -EHOSTUNREACH,
+				   "the host of %s cannot be found (%s)" BASE_REMEDY
+				   "check its name, and this host's name service",
+				   name, gai_strerror(code));
 	fd = connect_any(found, until_ns);
 	freeaddrinfo(found);
 	if (fd < 0)
-		return fail_to_connect(fd, name, why);
+		return fail_to_connect(fd, name, error);
 	set_tcp_options(fd);
 	return fd;
 }
 
 int link_connect(const struct slots_address *address, const struct slots_node *node,
-		 uint64_t until_ns, const char *name, char *why)
+		 uint64_t until_ns, const char *name, struct base_error *error)
 {
 	struct sockaddr_un to = { .sun_family = AF_UNIX };
 	int fd;
 
 	if (node)
-		return connect_host(node, until_ns, name, why);
+		return connect_host(node, until_ns, name, error);
 	/* The path's final 0 may be missing if the path fills its room; the kernel knows. */
 	memcpy(to.sun_path, address->path, sizeof(to.sun_path));
 	fd = connect_to((const struct sockaddr *)&to, sizeof(to), until_ns);
-	return fd < 0 ? fail_to_connect(fd, name, why) : fd;
+	return fd < 0 ? fail_to_connect(fd, name, error) : fd;
 }

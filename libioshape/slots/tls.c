@@ -58,18 +58,18 @@ static SSL *new_session(const char *host)
 	return NULL;
 }
 
-static int refused(SSL *session, const char *name, char *why)
+static int refused(SSL *session, const char *name, struct base_error *error)
 {
 	const long verdict = SSL_get_verify_result(session);
 	const char *reason = ERR_reason_error_string(ERR_peek_last_error());
 
 	if (verdict != X509_V_OK)
 		reason = X509_verify_cert_error_string(verdict);
-	snprintf(why, LINK_WHY_BYTES,
-		 "no TLS with %s (%.100s); does it speak TLS on this port, is its certificate for "
-		 "this name, and does SSL_CERT_FILE name who signed it?",
-		 name, reason ? reason : "the connection ended");
-	return -EPROTO;
+	return base_refuse(error, -EPROTO,
+			   "no TLS with %s (%.100s)" BASE_REMEDY
+			   "check that it speaks TLS on this port, that its certificate is for "
+			   "this name, and that SSL_CERT_FILE names who signed it",
+			   name, reason ? reason : "the connection ended");
 }
 
 /* One step of the handshake: 0 when it is over, or what the socket has to be ready for. */
@@ -90,42 +90,40 @@ static int step(SSL *session, short *events)
 }
 
 /* However slowly the other side speaks, it has until then for all of it. */
-static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name, char *why)
+static int shake_hands(SSL *session, int fd, uint64_t until_ns, const char *name,
+		       struct base_error *error)
 {
 	struct pollfd ready = { .fd = fd };
 	int ret;
 
 	while ((ret = step(session, &ready.events)) == -EAGAIN) {
-		if (base_now_ns() >= until_ns) {
-			snprintf(why, LINK_WHY_BYTES,
-				 "%s does not answer in time; does it speak TLS on this port?",
-				 name);
-			return -ETIMEDOUT;
-		}
+		if (base_now_ns() >= until_ns)
+			return base_refuse(error, -ETIMEDOUT,
+					   "%s does not answer in time" BASE_REMEDY
+					   "check that it speaks TLS on this port",
+					   name);
 		/* Whether it failed or not, the clock ends it. */
 		(void)poll(&ready, 1, link_time_left_ms(until_ns));
 	}
-	return ret ? refused(session, name, why) : 0;
+	return ret ? refused(session, name, error) : 0;
 }
 
 int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
-		   char *why)
+		   struct base_error *error)
 {
 	SSL *session = new_session(host);
 	struct base_held_sigpipe held;
 	int ret;
 
-	if (!session) {
-		snprintf(why, LINK_WHY_BYTES, "TLS cannot be set up for %s", name);
-		return -ENOMEM;
-	}
+	if (!session)
+		return base_refuse(error, -ENOMEM, "TLS cannot be set up for %s", name);
 	/* The socket does not block: it begins the handshake, and takes the session over. */
 	base_hold_sigpipe(&held);
 	ret = redisInitiateSSL(context, session);
 	base_let_sigpipe(&held, true);
 	if (ret == REDIS_OK)
-		return shake_hands(session, context->fd, until_ns, name, why);
-	ret = refused(session, name, why);
+		return shake_hands(session, context->fd, until_ns, name, error);
+	ret = refused(session, name, error);
 	SSL_free(session);
 	return ret;
 }
@@ -138,11 +136,10 @@ bool link_has_tls(void)
 }
 
 int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
-		   char *why)
+		   struct base_error *error)
 {
 	(void)context, (void)host, (void)until_ns;
-	snprintf(why, LINK_WHY_BYTES, "%s cannot be spoken to with TLS", name);
-	return -ENOTSUP;
+	return base_refuse(error, -ENOTSUP, "%s cannot be spoken to with TLS", name);
 }
 
 #endif

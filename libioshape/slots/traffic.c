@@ -11,8 +11,56 @@
 #include <stdio.h>
 #include <string.h>
 
+#define FIRST_BACKOFF_MS 50u
+#define MOST_BACKOFF_MS 1000u
 #define MOST_REDIRECTS 5
 #define MOST_ANEW 2
+
+/* ---- Connections ----------------------------------------------------------------------------- */
+
+void redis_note_failure(struct redis_pool *pool, const struct base_error *error)
+{
+	const unsigned doublings = MIN(pool->failures, 10u);
+	const uint64_t most_ms = MIN(FIRST_BACKOFF_MS << doublings, MOST_BACKOFF_MS);
+
+	pool->failures++;
+	/* So that thousands of clients do not all come back in the same millisecond. */
+	pool->not_before_ns =
+		base_now_ns() + most_ms * 500000 + base_random() % (most_ms * 500000 + 1);
+	pool->last_failure = *error;
+}
+
+int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t until_ns,
+		 struct base_error *error)
+{
+	int ret;
+
+	*out = NULL;
+	if (pool->failures && base_now_ns() < pool->not_before_ns)
+		return base_pass_on(error, &pool->last_failure);
+	ret = route_connect(&pool->route, out, until_ns, error);
+	if (ret)
+		redis_note_failure(pool, error);
+	return ret;
+}
+
+void redis_hurry(void *opaque, uint64_t until_ns)
+{
+	struct redis_pool *pool = opaque;
+
+	__atomic_store_n(&pool->hurry_ns, until_ns, __ATOMIC_RELAXED);
+}
+
+uint64_t redis_call_end(const struct redis_pool *pool)
+{
+	const uint64_t hurry_ns = __atomic_load_n(&pool->hurry_ns, __ATOMIC_RELAXED);
+	const uint64_t now = base_now_ns();
+
+	/* That lease is long over: nobody waits to say so. */
+	if (now > hurry_ns + REDIS_CALL_NS)
+		return now + REDIS_CALL_NS;
+	return MIN(now + REDIS_CALL_NS, MAX(now, hurry_ns));
+}
 
 /* ---- Error replies --------------------------------------------------------------------------- */
 
@@ -29,7 +77,7 @@ bool redis_must_look_anew(const redisReply *reply)
 	return false;
 }
 
-void redis_describe(const struct slots_link *link, const redisReply *reply, char *why)
+int redis_refused(const struct slots_link *link, const redisReply *reply, struct base_error *error)
 {
 	const char *remedy = "";
 	char words[200];
@@ -37,12 +85,13 @@ void redis_describe(const struct slots_link *link, const redisReply *reply, char
 	link_words(reply, words, sizeof(words));
 	if (link_says(reply, "NOPERM") || link_says(reply, "can't run this command") ||
 	    link_says(reply, "No permissions"))
-		remedy = "; give its user the rights in docs/coordinator/users.acl";
+		remedy = "give its user the rights in docs/coordinator/users.acl";
 	else if (link_says(reply, "NOAUTH") || link_says(reply, "unauthenticated"))
-		remedy = "; give a password in the address, password_file or IOSHAPE_PASSWORD";
+		remedy = "give a password in the address, password_file or IOSHAPE_PASSWORD";
 	else if (link_says(reply, "OOM "))
-		remedy = "; raise its maxmemory";
-	snprintf(why, LINK_WHY_BYTES, "%s says: %s%s", link_name(link), words, remedy);
+		remedy = "raise its maxmemory";
+	return base_refuse(error, -EACCES, "%s says: %s" BASE_REMEDY "%s", link_name(link), words,
+			   remedy);
 }
 
 /* ---- One command ----------------------------------------------------------------------------- */
@@ -50,11 +99,7 @@ void redis_describe(const struct slots_link *link, const redisReply *reply, char
 void redis_begin(const struct redis_pool *pool, struct link_command *command, const char *operation)
 {
 	command->count = command->number_count = 0;
-	link_add_text(command, "EVALSHA");
-	link_add_text(command, slots_script_sha1);
-	link_add_text(command, "1");
-	link_add_text(command, pool->key);
-	link_add_text(command, operation);
+	link_add_texts(command, "EVALSHA", slots_script_sha1, "1", pool->key, operation);
 }
 
 /* The whole text, for a server that forgot it or never had it. */
@@ -73,7 +118,7 @@ struct attempt {
 	uint64_t until_ns;
 	unsigned redirects, anew;
 	bool repeated, whole_script, asking;
-	char why[LINK_WHY_BYTES];
+	struct base_error why;
 };
 
 enum verdict { DONE, AGAIN, FAILED };
@@ -89,11 +134,12 @@ static enum verdict follow(struct attempt *attempt, const struct slots_node *nod
 	struct redis_pool *pool = attempt->pool;
 
 	if (++attempt->redirects > MOST_REDIRECTS) {
-		snprintf(attempt->why, sizeof(attempt->why),
-			 "%s and other nodes send us to each other; is the cluster complete?",
-			 link_name(pool->commands));
+		base_refuse(&attempt->why, IOSHAPE_E_COORDINATOR,
+			    "%s and other nodes send us to each other" BASE_REMEDY
+			    "check that the cluster is complete",
+			    link_name(pool->commands));
 		drop(pool);
-		redis_note_failure(pool, attempt->why);
+		redis_note_failure(pool, &attempt->why);
 		return FAILED;
 	}
 	pool->route.moved = *node;
@@ -122,11 +168,11 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 		return AGAIN;
 	if (route_is_redirect(pool->commands, reply, &node, &asking))
 		return follow(attempt, &node, asking);
-	redis_describe(pool->commands, reply, attempt->why);
+	redis_refused(pool->commands, reply, &attempt->why);
 	if (redis_must_look_anew(reply)) {
 		drop(pool);
 		pool->route.has_moved = false;
-		redis_note_failure(pool, attempt->why);
+		redis_note_failure(pool, &attempt->why);
 	}
 	return FAILED;
 }
@@ -140,7 +186,7 @@ static int say_asking(struct attempt *attempt)
 
 	attempt->asking = false;
 	link_add_text(&command, "ASKING");
-	ret = link_ask(attempt->pool->commands, &command, &reply, attempt->until_ns, attempt->why);
+	ret = link_ask(attempt->pool->commands, &command, &reply, attempt->until_ns, &attempt->why);
 	freeReplyObject(reply);
 	return ret;
 }
@@ -152,21 +198,22 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 	enum verdict verdict;
 	int ret;
 
-	if (!kept && redis_obtain(pool, &pool->commands, attempt->until_ns, attempt->why))
+	if (!kept && redis_obtain(pool, &pool->commands, attempt->until_ns, &attempt->why))
 		return FAILED;
 	link_expect(pool->commands, pool->most_reply_bytes);
 	ret = attempt->asking ? say_asking(attempt) : 0;
 	if (!ret)
 		ret = link_ask(pool->commands, attempt->command, reply, attempt->until_ns,
-			       attempt->why);
+			       &attempt->why);
 	if (ret) {
 		drop(pool);
 		/* A server that was restarted has forgotten our connection: no failure yet. */
 		if (ret == -ECONNRESET && kept && !attempt->repeated) {
 			attempt->repeated = true;
+			attempt->why.code = 0;
 			return AGAIN;
 		}
-		redis_note_failure(pool, attempt->why);
+		redis_note_failure(pool, &attempt->why);
 		return FAILED;
 	}
 	verdict = judge(attempt, *reply);
@@ -177,98 +224,55 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 	return verdict;
 }
 
+/* With the lock. */
+static int call(struct attempt *attempt, uint64_t most_ns, redisReply **reply,
+		struct base_error *error)
+{
+	enum verdict verdict;
+
+	*reply = NULL;
+	attempt->until_ns = MIN(redis_call_end(attempt->pool), base_now_ns() + most_ns);
+	do {
+		verdict = try_once(attempt, reply);
+	} while (verdict == AGAIN);
+	if (verdict == DONE)
+		return 0;
+	attempt->why.code = IOSHAPE_E_COORDINATOR;
+	return base_pass_on(error, &attempt->why);
+}
+
 int redis_call(struct redis_pool *pool, struct link_command *command, redisReply **reply,
 	       bool *repeated, struct base_error *error)
 {
 	struct attempt attempt = { .pool = pool, .command = command };
-	enum verdict verdict;
+	int ret;
 
-	*reply = NULL;
 	pthread_mutex_lock(&pool->lock);
-	attempt.until_ns = redis_call_end(pool);
-	redis_tidy(pool);
-	do {
-		verdict = try_once(&attempt, reply);
-	} while (verdict == AGAIN);
+	ret = call(&attempt, REDIS_CALL_NS, reply, error);
 	pthread_mutex_unlock(&pool->lock);
 	if (repeated)
 		*repeated = attempt.repeated;
-	if (verdict == DONE)
-		return 0;
-	return base_refuse(error, IOSHAPE_E_COORDINATOR, "%s", attempt.why);
-}
-
-/* ---- Elsewhere in a cluster ------------------------------------------------------------------ */
-
-static int ask_there(const struct redis_pool *pool, const struct slots_node *node,
-		     const struct link_command *command, uint64_t most_ns, redisReply **reply,
-		     char *why)
-{
-	const uint64_t until_ns = MIN(redis_call_end(pool), base_now_ns() + most_ns);
-	struct slots_link *link;
-	int ret;
-
-	ret = link_open(&link, &pool->address, node, true, until_ns, why);
-	if (!ret)
-		ret = link_ask(link, command, reply, until_ns, why);
-	if (!ret && (*reply)->type == REDIS_REPLY_ERROR) {
-		redis_describe(link, *reply, why);
-		ret = -EACCES;
-	}
-	link_close(link);
 	return ret;
 }
 
-/* With the lock. Where the key is, if it is not here: *moved. */
-static int ask_here(struct redis_pool *pool, const struct link_command *command, uint64_t most_ns,
-		    redisReply **reply, struct slots_node *node, bool *moved, char *why)
+int redis_call_aside(struct redis_pool *pool, struct link_command *command, uint64_t most_ns,
+		     redisReply **reply, struct base_error *error)
 {
-	const uint64_t until_ns = MIN(redis_call_end(pool), base_now_ns() + most_ns);
-	bool kept, asking;
+	struct attempt attempt = { .pool = pool, .command = command };
+	struct slots_route route;
+	unsigned failures;
 	int ret;
 
-	*moved = false;
-	do {
-		kept = pool->commands;
-		if (!kept && redis_obtain(pool, &pool->commands, until_ns, why))
-			return -EAGAIN;
-		ret = link_ask(pool->commands, command, reply, until_ns, why);
-		if (ret)
-			drop(pool);
-	} while (ret == -ECONNRESET && kept);
-	if (ret) {
-		if (ret != -ETIMEDOUT || most_ns == REDIS_CALL_NS)
-			redis_note_failure(pool, why);
-		return ret;
-	}
-	if ((*reply)->type != REDIS_REPLY_ERROR)
-		return 0;
-	*moved = route_is_redirect(pool->commands, *reply, node, &asking);
-	redis_describe(pool->commands, *reply, why);
-	return -EACCES;
-}
-
-int redis_call_elsewhere(struct redis_pool *pool, const struct link_command *command,
-			 uint64_t most_ns, redisReply **reply, struct base_error *error)
-{
-	struct slots_node node;
-	char why[LINK_WHY_BYTES];
-	bool moved;
-	int ret;
-
-	*reply = NULL;
 	pthread_mutex_lock(&pool->lock);
-	redis_tidy(pool);
-	ret = ask_here(pool, command, most_ns, reply, &node, &moved, why);
-	pthread_mutex_unlock(&pool->lock);
-	if (moved) {
-		freeReplyObject(*reply);
-		*reply = NULL;
-		ret = ask_there(pool, &node, command, most_ns, reply, why);
+	route = pool->route;
+	failures = pool->failures;
+	ret = call(&attempt, most_ns, reply, error);
+	pool->failures = failures;
+	/* Back to the pool's own keys. */
+	if (attempt.redirects) {
+		drop(pool);
+		pool->route = route;
 	}
-	if (!ret)
-		return 0;
-	freeReplyObject(*reply);
-	*reply = NULL;
-	return base_refuse(error, IOSHAPE_E_COORDINATOR, "%s", why);
+	pthread_mutex_unlock(&pool->lock);
+	return ret;
 }

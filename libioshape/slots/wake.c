@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waiting for a wake: BLPOP on this client's own list, on the connection that commands used before.
- * An interrupted BLPOP stays asked: the next wait() goes on with it, and what it brings is never
- * taken for another command's answer. Commands that come meanwhile get a connection of their own.
+ * Waiting for a wake: BLPOP on this client's own list, on a connection that does nothing else. A
+ * BLPOP that is interrupted stays asked: the next wait() continues with it.
  *
- * No wake is lost: what the server pushes stays in the list until a BLPOP takes it; what a BLPOP
- * took is read by the wait() under way or the next one; and where a connection breaks with a BLPOP
- * asked, the next wait() ends at once.
+ * No wake is lost. What the server pushes stays in the list until a BLPOP takes it. What a BLPOP
+ * took is read by this wait() or by the next one. If a connection breaks or is closed with a BLPOP
+ * asked, the next wait() ends at once, and a heartbeat asks.
  *
  * A server that refuses BLPOP and nothing else is not unreachable: then wait() only sleeps, and
  * heartbeats alone tell of a grant.
@@ -20,12 +19,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The server ends a BLPOP so much later: it looks for those ten times a second. */
+/* The server ends a BLPOP up to this much late: it looks for expired ones ten times a second. */
 #define LATE_NS 150000000ull
-/* One wake in so many nanoseconds, and so many at once: more come of no honest server. */
+/* An honest server sends no more than WAKES_AT_ONCE wakes at once, and then one in WAKE_NS. */
 #define WAKE_NS 2000000ull
 #define WAKES_AT_ONCE 100
-/* Rights are given and proxies replaced while we run. */
+/* After a refusal, BLPOP is tried again then: somebody may have granted the right, or replaced the
+ * proxy. */
 #define ASK_AGAIN_NS 30000000000ull
 /* Some proxies close the connection instead of an answer to what they do not know. */
 #define MOST_CUT_SHORT 3
@@ -53,24 +53,36 @@ struct watch {
 	uint64_t until_ns;
 	bool fresh; /* the connection was made for it */
 	unsigned redirects;
-	char why[LINK_WHY_BYTES];
+	struct base_error why;
 };
 
+/* What happened: nothing yet; the wait is over; or it failed, as `why` says. */
 enum event { NOTHING, ENOUGH, BROKEN };
+
+static void drop_link(struct redis_pool *pool)
+{
+	link_close(pool->wake);
+	pool->wake = NULL;
+	pool->woken |= pool->asked;
+	pool->asked = false;
+}
+
+/* The thread has slept for a while: BLPOP, if it was asked, was answered long ago. */
+void redis_rest(void *opaque)
+{
+	drop_link(opaque);
+}
 
 static int get_link(struct watch *watch)
 {
 	struct redis_pool *pool = watch->pool;
-	int ret = 0;
+	int ret;
 
 	if (pool->wake)
 		return 0;
+	watch->fresh = true;
 	pthread_mutex_lock(&pool->lock);
-	watch->fresh = !pool->commands;
-	pool->wake = pool->commands;
-	pool->commands = NULL;
-	if (watch->fresh)
-		ret = redis_obtain(pool, &pool->wake, redis_call_end(pool), watch->why);
+	ret = redis_obtain(pool, &pool->wake, redis_call_end(pool), &watch->why);
 	pthread_mutex_unlock(&pool->lock);
 	return ret;
 }
@@ -78,26 +90,25 @@ static int get_link(struct watch *watch)
 static void note_failure(struct watch *watch)
 {
 	pthread_mutex_lock(&watch->pool->lock);
-	redis_note_failure(watch->pool, watch->why);
+	redis_note_failure(watch->pool, &watch->why);
 	pthread_mutex_unlock(&watch->pool->lock);
 }
 
-/* `why` is the reason. What is left of the connection serves for commands. */
+/* Only BLPOP is refused: `why` says by whom. */
 static enum event refused(struct watch *watch)
 {
 	struct redis_pool *pool = watch->pool;
 
 	if (!pool->refused_until_ns)
 		base_log(&pool->config.log, IOSHAPE_LOG_WARNING,
-			 "nobody can be woken in pool %s, so that slots come seconds later than "
-			 "they could: %s",
-			 pool->config.pool, watch->why);
+			 "nobody can be woken in pool \"%s\", so that slots come seconds later "
+			 "than they could: %s",
+			 pool->config.pool, watch->why.text);
 	pool->refused_until_ns = base_now_ns() + ASK_AGAIN_NS;
 	pool->cut_short = 0;
+	drop_link(pool);
 	pool->woken = false;
-	pthread_mutex_lock(&pool->lock);
-	redis_give_back(pool, true);
-	pthread_mutex_unlock(&pool->lock);
+	watch->why.code = 0;
 	return NOTHING;
 }
 
@@ -105,17 +116,18 @@ static enum event broken(struct watch *watch, int code)
 {
 	const bool asked = watch->pool->asked;
 
-	redis_drop_wake(watch->pool);
+	drop_link(watch->pool);
 	if (code == -ECONNRESET && asked && ++watch->pool->cut_short >= MOST_CUT_SHORT) {
-		snprintf(watch->why, sizeof(watch->why),
-			 "the coordinator closes the connection when it is asked to wait; is there "
-			 "a "
-			 "proxy that does not know BLPOP?");
+		base_rephrase(
+			&watch->why, code,
+			"the coordinator closes the connection when it is asked to wait" BASE_REMEDY
+			"if there is a proxy in between, let it pass BLPOP");
 		return refused(watch);
 	}
 	if (code == -ECONNRESET && !watch->fresh) {
-		/* The server was restarted, perhaps: whoever asks it now will know. */
+		/* The server was restarted, perhaps: the next one to ask will know. */
 		watch->pool->woken = false;
+		watch->why.code = 0;
 		return asked ? ENOUGH : NOTHING;
 	}
 	note_failure(watch);
@@ -134,12 +146,10 @@ static enum event ask(struct watch *watch)
 
 	snprintf(seconds, sizeof(seconds), "%llu.%03u", (unsigned long long)(left_ms / 1000),
 		 (unsigned)(left_ms % 1000));
-	link_add_text(&command, "BLPOP");
-	link_add_text(&command, pool->wake_key);
-	link_add_text(&command, seconds);
+	link_add_texts(&command, "BLPOP", pool->wake_key, seconds);
 	pool->asked = true;
 	pool->due_ns = now + left_ms * 1000000;
-	ret = link_send(pool->wake, &command, redis_call_end(pool), watch->why);
+	ret = link_send(pool->wake, &command, redis_call_end(pool), &watch->why);
 	return ret ? broken(watch, ret) : NOTHING;
 }
 
@@ -163,15 +173,13 @@ static enum event understand(struct watch *watch, const redisReply *reply)
 		pool->route.moved = node;
 		pool->route.has_moved = true;
 		pthread_mutex_unlock(&pool->lock);
-		redis_drop_wake(pool);
+		drop_link(pool);
 		return NOTHING;
 	}
-	redis_describe(pool->wake, reply, watch->why);
-	/* Who refuses a connection for want of room closes it. */
-	if (redis_must_look_anew(reply) || link_says(reply, "max number of clients"))
-		redis_drop_wake(pool);
+	redis_refused(pool->wake, reply, &watch->why);
 	if (!redis_must_look_anew(reply))
 		return refused(watch);
+	drop_link(pool);
 	note_failure(watch);
 	return BROKEN;
 }
@@ -182,7 +190,7 @@ static enum event receive(struct watch *watch)
 	enum event event;
 	int ret;
 
-	ret = link_take(watch->pool->wake, &reply, watch->why);
+	ret = link_take(watch->pool->wake, &reply, &watch->why);
 	if (ret)
 		return broken(watch, ret);
 	if (!reply)
@@ -218,8 +226,8 @@ static enum event wait_once(struct watch *watch)
 	if (ready[1].revents)
 		return ENOUGH;
 	if (base_now_ns() >= dead_ns) {
-		snprintf(watch->why, sizeof(watch->why), "%s does not answer in time",
-			 link_name(pool->wake));
+		base_refuse(&watch->why, -ETIMEDOUT, "%s does not answer in time",
+			    link_name(pool->wake));
 		return broken(watch, -ETIMEDOUT);
 	}
 	return NOTHING;
@@ -285,21 +293,14 @@ int redis_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 	};
 	enum event event = ENOUGH;
 
-	pthread_mutex_lock(&pool->lock);
-	__atomic_store_n(&pool->rested, false, __ATOMIC_RELAXED);
-	pool->waiting = true;
-	pthread_mutex_unlock(&pool->lock);
 	if (pool->woken)
 		pool->woken = false;
 	else
 		event = watch_on(&watch);
-	if (event != BROKEN)
+	if (event != BROKEN) {
 		was_interrupted(pool);
-	pthread_mutex_lock(&pool->lock);
-	pool->waiting = false;
-	redis_give_back(pool, true);
-	pthread_mutex_unlock(&pool->lock);
-	if (event == BROKEN)
-		return base_refuse(error, IOSHAPE_E_COORDINATOR, "%s", watch.why);
-	return 0;
+		return 0;
+	}
+	watch.why.code = IOSHAPE_E_COORDINATOR;
+	return base_pass_on(error, &watch.why);
 }
