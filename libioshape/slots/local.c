@@ -207,28 +207,22 @@ static int local_kick(void *opaque, const char *id, struct base_error *error)
 static int tell_status(void *opaque, struct ioshape_pool_status **status, struct base_error *error)
 {
 	struct local_pool *pool = opaque;
-	struct slots_status_maker *maker;
 	struct local_file *file;
 	int ret;
 
-	*status = NULL;
-	ret = slots_status_new(&maker, pool->config.pool, "local", error);
+	ret = slots_status_new(status, pool->config.pool, "local", error);
 	if (ret)
 		return ret;
 	ret = enter(pool, &file, error);
 	if (!ret) {
-		int listed;
-
 		local_bury_dead(file);
-		listed = local_status(file->table, pool->config.default_capacity, maker);
+		local_status(file->table, pool->config.default_capacity, *status);
 		ret = local_leave(file, error);
-		if (!ret && listed)
-			ret = base_no_memory(error, "a pool's status", 0);
 	}
-	if (ret)
-		slots_status_abandon(maker);
-	else
-		*status = slots_status_of(maker);
+	if (!ret)
+		return 0;
+	ioshape_pool_status_free(*status);
+	*status = NULL;
 	return ret;
 }
 

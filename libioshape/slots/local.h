@@ -209,8 +209,8 @@ uint32_t local_express(const struct local_head *head);
 
 /* ---- Status (local_status.c) ----------------------------------------------------------------- */
 
-/* 0 or -ENOMEM. `usual` is the capacity where nobody asked for one. */
-int local_status(struct local_table *table, uint32_t usual, struct slots_status_maker *maker);
+/* `usual` is the capacity where nobody asked for one. */
+void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool_status *status);
 
 /* ---- Files (local_file.c) -------------------------------------------------------------------- */
 

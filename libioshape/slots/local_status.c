@@ -4,13 +4,13 @@
 
 #include <string.h>
 
-static int list(struct local_table *table, enum local_state state, struct slots_status_maker *maker)
+static void list(struct local_table *table, enum local_state state,
+		 struct ioshape_pool_status *status)
 {
 	const struct local_member *member = local_next(table, state, NULL);
 	const bool holds = state == LOCAL_HOLDING;
-	int ret = 0;
 
-	for (uint32_t i = 0; member && i < SLOTS_LISTED && !ret; i++) {
+	for (uint32_t i = 0; member && i < SLOTS_LISTED; i++) {
 		const struct ioshape_member row = {
 			.id = member->id,
 			.job = member->job,
@@ -25,10 +25,9 @@ static int list(struct local_table *table, enum local_state state, struct slots_
 			.lease_s = base_seconds(member->deadline_ns - table->now_ns),
 		};
 
-		ret = slots_status_add(maker, holds, &row);
+		slots_status_add(status, holds, &row);
 		member = local_next(table, state, member);
 	}
-	return ret;
 }
 
 /* With what it has written in the slots that it holds. */
@@ -46,12 +45,11 @@ static uint64_t written_by(struct local_table *table, const struct local_job *jo
 }
 
 /* Those that wrote most come first. */
-static int list_jobs(struct local_table *table, struct slots_status_maker *maker)
+static void list_jobs(struct local_table *table, struct ioshape_pool_status *status)
 {
 	bool listed[LOCAL_JOBS] = { false };
-	int ret = 0;
 
-	for (uint32_t n = 0; n < table->image.head.job_end && !ret; n++) {
+	for (uint32_t n = 0; n < table->image.head.job_end; n++) {
 		struct ioshape_pool_job row = { 0 };
 		uint32_t most = 0;
 
@@ -66,24 +64,21 @@ static int list_jobs(struct local_table *table, struct slots_status_maker *maker
 			most = i;
 		}
 		listed[most] = true;
-		ret = slots_status_add_job(maker, &row);
+		slots_status_add_job(status, &row);
 	}
-	return ret;
 }
 
-static int list_acts(struct local_table *table, struct slots_status_maker *maker)
+static void list_acts(struct local_table *table, struct ioshape_pool_status *status)
 {
 	const uint32_t end = table->image.head.acts, count = MIN(end, SLOTS_ACTS);
-	int ret = 0;
 
-	for (uint32_t i = end - count; i != end && !ret; i++) {
+	for (uint32_t i = end - count; i != end; i++) {
 		const struct local_act *act = &table->image.acts[i % SLOTS_ACTS];
 		const struct ioshape_pool_act row = { (double)act->wall_ms / 1e3, act->who,
 						      act->what };
 
-		ret = slots_status_add_act(maker, &row);
+		slots_status_add_act(status, &row);
 	}
-	return ret;
 }
 
 /* In the last 60 s, if those of the minute before came evenly. */
@@ -101,12 +96,10 @@ static uint32_t grants_last_minute(const struct local_table *table)
 	return (uint32_t)(grants + 0.5);
 }
 
-int local_status(struct local_table *table, uint32_t usual, struct slots_status_maker *maker)
+void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool_status *status)
 {
-	struct ioshape_pool_status *status = slots_status_of(maker);
 	const struct local_head *head = &table->image.head;
 	struct local_usage usage;
-	int ret;
 
 	local_tick(table);
 	usage = local_count(table);
@@ -121,10 +114,8 @@ int local_status(struct local_table *table, uint32_t usual, struct slots_status_
 	status->grants_last_minute = grants_last_minute(table);
 	status->holder_count = usage.holders;
 	status->waiter_count = usage.waiters;
-	ret = list(table, LOCAL_HOLDING, maker);
-	if (!ret)
-		ret = list(table, LOCAL_WAITING, maker);
-	if (!ret)
-		ret = list_jobs(table, maker);
-	return ret ? ret : list_acts(table, maker);
+	list(table, LOCAL_HOLDING, status);
+	list(table, LOCAL_WAITING, status);
+	list_jobs(table, status);
+	list_acts(table, status);
 }

@@ -93,12 +93,13 @@ int redis_read_grant(const redisReply *reply, struct slots_grant *grant)
 /* ---- Status ---------------------------------------------------------------------------------- */
 
 /* {id, job, node, rank, weight, express, bytes, passed, fence, since, left} */
-static int read_member(const redisReply *row, struct ioshape_member *member, char (*texts)[128])
+static int read_member(const redisReply *row, bool holder, struct ioshape_pool_status *status)
 {
+	struct ioshape_member member = { 0 };
 	redisReply **part = row->element;
 	uint64_t since_ms, left_ms;
+	char texts[3][SLOTS_NAME_BYTES];
 
-	memset(member, 0, sizeof(*member));
 	if (!is_list(row, 11))
 		return -EPROTO;
 	for (size_t i = 0; i < 3; i++) {
@@ -106,38 +107,32 @@ static int read_member(const redisReply *row, struct ioshape_member *member, cha
 			return -EPROTO;
 		copy_text(part[i], texts[i], sizeof(texts[i]));
 	}
-	member->id = texts[0];
-	member->job = texts[1];
-	member->node = texts[2];
-	if (read_small(part[3], &member->rank) || read_small(part[4], &member->weight) ||
-	    read_small(part[5], &member->express) ||
-	    read_amount(part[6], &member->expected_bytes) ||
-	    read_amount(part[7], &member->written_bytes) || read_amount(part[8], &member->fence) ||
+	member.id = texts[0];
+	member.job = texts[1];
+	member.node = texts[2];
+	if (read_small(part[3], &member.rank) || read_small(part[4], &member.weight) ||
+	    read_small(part[5], &member.express) || read_amount(part[6], &member.expected_bytes) ||
+	    read_amount(part[7], &member.written_bytes) || read_amount(part[8], &member.fence) ||
 	    read_amount(part[9], &since_ms) || read_amount(part[10], &left_ms))
 		return -EPROTO;
-	member->since_s = (double)since_ms / 1e3;
-	member->lease_s = (double)left_ms / 1e3;
+	member.since_s = (double)since_ms / 1e3;
+	member.lease_s = (double)left_ms / 1e3;
+	slots_status_add(status, holder, &member);
 	return 0;
 }
 
-static int read_members(const redisReply *list, bool holders, struct slots_status_maker *maker)
+static int read_holder(const redisReply *row, struct ioshape_pool_status *status)
 {
-	struct ioshape_member member;
-	char texts[3][128];
-	int ret = 0;
+	return read_member(row, true, status);
+}
 
-	if (!is_list(list, 0))
-		return -EPROTO;
-	for (size_t i = 0; i < list->elements && !ret; i++) {
-		ret = read_member(list->element[i], &member, texts);
-		if (!ret)
-			ret = slots_status_add(maker, holders, &member);
-	}
-	return ret;
+static int read_waiter(const redisReply *row, struct ioshape_pool_status *status)
+{
+	return read_member(row, false, status);
 }
 
 /* {job, user, written, writes} */
-static int read_job(const redisReply *row, struct slots_status_maker *maker)
+static int read_job(const redisReply *row, struct ioshape_pool_status *status)
 {
 	struct ioshape_pool_job job = { 0 };
 	char name[SLOTS_NAME_BYTES], user[SLOTS_NAME_BYTES];
@@ -151,11 +146,12 @@ static int read_job(const redisReply *row, struct slots_status_maker *maker)
 	copy_text(part[1], user, sizeof(user));
 	job.job = name;
 	job.user = user;
-	return slots_status_add_job(maker, &job);
+	slots_status_add_job(status, &job);
+	return 0;
 }
 
 /* {when, who, what} */
-static int read_act(const redisReply *row, struct slots_status_maker *maker)
+static int read_act(const redisReply *row, struct ioshape_pool_status *status)
 {
 	struct ioshape_pool_act act = { 0 };
 	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
@@ -170,17 +166,18 @@ static int read_act(const redisReply *row, struct slots_status_maker *maker)
 	act.at_s = (double)when_ms / 1e3;
 	act.who = who;
 	act.what = what;
-	return slots_status_add_act(maker, &act);
+	slots_status_add_act(status, &act);
+	return 0;
 }
 
 static int read_rows(const redisReply *list,
-		     int (*read)(const redisReply *row, struct slots_status_maker *maker),
-		     struct slots_status_maker *maker)
+		     int (*read)(const redisReply *row, struct ioshape_pool_status *status),
+		     struct ioshape_pool_status *status)
 {
 	int ret = is_list(list, 0) ? 0 : -EPROTO;
 
 	for (size_t i = 0; !ret && i < list->elements; i++)
-		ret = read(list->element[i], maker);
+		ret = read(list->element[i], status);
 	return ret;
 }
 
@@ -208,28 +205,20 @@ static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *s
 int redis_read_status(const redisReply *reply, const char *pool,
 		      struct ioshape_pool_status **status, struct base_error *error)
 {
-	struct slots_status_maker *maker;
+	redisReply **part = reply->element;
 	int ret;
 
 	*status = NULL;
 	if (!is_list(reply, 5))
 		return -EPROTO;
-	ret = slots_status_new(&maker, pool, "redis", error);
+	ret = slots_status_new(status, pool, "redis", error);
 	if (ret)
 		return ret;
-	ret = read_numbers(reply->element[0], slots_status_of(maker));
-	if (!ret)
-		ret = read_members(reply->element[1], true, maker);
-	if (!ret)
-		ret = read_members(reply->element[2], false, maker);
-	if (!ret)
-		ret = read_rows(reply->element[3], read_job, maker);
-	if (!ret)
-		ret = read_rows(reply->element[4], read_act, maker);
-	if (ret) {
-		slots_status_abandon(maker);
-		return ret == -ENOMEM ? base_no_memory(error, "a pool's status", 0) : ret;
-	}
-	*status = slots_status_of(maker);
-	return 0;
+	if (!read_numbers(part[0], *status) && !read_rows(part[1], read_holder, *status) &&
+	    !read_rows(part[2], read_waiter, *status) && !read_rows(part[3], read_job, *status) &&
+	    !read_rows(part[4], read_act, *status))
+		return 0;
+	ioshape_pool_status_free(*status);
+	*status = NULL;
+	return -EPROTO;
 }

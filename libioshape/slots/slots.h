@@ -150,25 +150,21 @@ extern const struct slots_ops slots_open;
 /* The coordinator that an address names; NULL for a word that is none. */
 const struct slots_ops *slots_coordinator_of(const char *address);
 
-/* A status to be filled: room for members and their strings comes with it (status.c). */
-struct slots_status_maker;
-int slots_status_new(struct slots_status_maker **out, const char *pool, const char *coordinator,
+/* An empty status, with room for all rows that a status lists: what is too much is left out. Freed
+ * by ioshape_pool_status_free(). `coordinator` is static; all other texts are copied. */
+int slots_status_new(struct ioshape_pool_status **out, const char *pool, const char *coordinator,
 		     struct base_error *error);
-/* What was filled so far; at the end it is handed over. */
-struct ioshape_pool_status *slots_status_of(struct slots_status_maker *maker);
-/* Copies the member, strings too. 0 or -ENOMEM. */
-int slots_status_add(struct slots_status_maker *maker, bool holder,
-		     const struct ioshape_member *member);
-int slots_status_add_job(struct slots_status_maker *maker, const struct ioshape_pool_job *job);
-int slots_status_add_act(struct slots_status_maker *maker, const struct ioshape_pool_act *act);
-/* Frees it all: of one that was handed over, callers do it. */
-void slots_status_abandon(struct slots_status_maker *maker);
+void slots_status_add(struct ioshape_pool_status *status, bool holder,
+		      const struct ioshape_member *member);
+void slots_status_add_job(struct ioshape_pool_status *status, const struct ioshape_pool_job *job);
+void slots_status_add_act(struct ioshape_pool_status *status, const struct ioshape_pool_act *act);
 
 /* ---- Numbers that all coordinators go by (docs/slots.md) ------------------------------------- */
 
 #define SLOTS_SMALL_BYTES (16 * MIB) /* up to here a request may be let past the queue */
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
 #define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
+#define SLOTS_LISTED_JOBS 64u        /* the same for jobs */
 #define SLOTS_ACTS 8u                /* of operators, that are remembered */
 #define SLOTS_MOST_CAPACITY 65536u
 /* In a request, or per second: above it the numbers of slots.lua have holes. */

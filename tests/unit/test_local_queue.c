@@ -376,19 +376,25 @@ START_TEST(bandwidth_is_shared_out_in_turn_and_what_comes_back_is_given_again)
 }
 END_TEST
 
+static struct ioshape_pool_status *status_of_table(void)
+{
+	struct ioshape_pool_status *status;
+
+	ck_assert_int_eq(slots_status_new(&status, "p", "local", NULL), 0);
+	local_status(table, 2, status);
+	return status;
+}
+
 START_TEST(a_status_says_who_holds_who_waits_and_how_many_slots_were_granted)
 {
-	struct slots_status_maker *maker;
-	const struct ioshape_pool_status *status;
+	struct ioshape_pool_status *status;
 
 	ask("r1", 2);
 	ask("r2", 1);
 	ask("r3", 1);
 	state_of("r1");
 	pass_ms(500);
-	ck_assert_int_eq(slots_status_new(&maker, "p", "local", NULL), 0);
-	ck_assert_int_eq(local_status(table, 2, maker), 0);
-	status = slots_status_of(maker);
+	status = status_of_table();
 	ck_assert_uint_eq(status->capacity, 2);
 	ck_assert_uint_eq(status->used, 2);
 	ck_assert_uint_eq(status->grants, 1);
@@ -399,14 +405,13 @@ START_TEST(a_status_says_who_holds_who_waits_and_how_many_slots_were_granted)
 	ck_assert_double_eq_tol(status->holders[0].lease_s, 2.5, 1e-9);
 	ck_assert_uint_eq(status->waiter_count, 2);
 	ck_assert_str_eq(status->waiters[1].id, "r3");
-	slots_status_abandon(maker);
+	ioshape_pool_status_free(status);
 }
 END_TEST
 
 START_TEST(a_status_says_who_wrote_how_much_and_what_operators_did)
 {
-	struct slots_status_maker *maker;
-	const struct ioshape_pool_status *status;
+	struct ioshape_pool_status *status;
 
 	strcpy(config.identity.user, "ann");
 	ask_as("large", "r1");
@@ -421,9 +426,7 @@ START_TEST(a_status_says_who_wrote_how_much_and_what_operators_did)
 	ck_assert(local_queue_kick(table, &config, "r3"));
 	ask_as("small", "r4");
 	state_of("r4");
-	ck_assert_int_eq(slots_status_new(&maker, "p", "local", NULL), 0);
-	ck_assert_int_eq(local_status(table, 2, maker), 0);
-	status = slots_status_of(maker);
+	status = status_of_table();
 	ck_assert_uint_eq(status->job_listed, 2);
 	ck_assert_str_eq(status->jobs[0].job, "large");
 	ck_assert_str_eq(status->jobs[0].user, "ann");
@@ -436,19 +439,16 @@ START_TEST(a_status_says_who_wrote_how_much_and_what_operators_did)
 	ck_assert_str_eq(status->acts[SLOTS_ACTS - 1].what, "kick r3");
 	ck_assert_str_eq(status->acts[0].who, "ann@here");
 	ck_assert_double_eq_tol(status->acts[0].at_s, 1700000000.0, 1e-9);
-	slots_status_abandon(maker);
+	ioshape_pool_status_free(status);
 }
 END_TEST
 
 static uint32_t granted_lately(void)
 {
-	struct slots_status_maker *maker;
-	uint32_t granted;
+	struct ioshape_pool_status *status = status_of_table();
+	uint32_t granted = status->grants_last_minute;
 
-	ck_assert_int_eq(slots_status_new(&maker, "p", "local", NULL), 0);
-	ck_assert_int_eq(local_status(table, 2, maker), 0);
-	granted = slots_status_of(maker)->grants_last_minute;
-	slots_status_abandon(maker);
+	ioshape_pool_status_free(status);
 	return granted;
 }
 
