@@ -29,7 +29,6 @@ static int local_open(void **out, const struct slots_config *config, struct base
 	pool->config = *config;
 	pool->folder = *folder ? folder + 1 : NULL;
 	atomic_init(&pool->file, NULL);
-	atomic_init(&pool->fifo, -1);
 	pool->interrupt = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (pool->interrupt < 0) {
 		int code = -errno;
@@ -37,6 +36,7 @@ static int local_open(void **out, const struct slots_config *config, struct base
 		free(pool);
 		return base_fail(error, code, "no eventfd for pool \"%s\"", config->pool);
 	}
+	local_open_wake(pool);
 	*out = pool;
 	return 0;
 }
@@ -87,13 +87,11 @@ static int local_acquire(void *opaque, const struct slots_request *request,
 		local_leave(file, error);
 		return ret;
 	}
-	full = local_queue_acquire(file->table, &pool->config, request, pool->number, answer);
+	full = local_queue_acquire(file->table, &pool->config, request, pool->number, pool->wake,
+				   answer);
 	if ((full || answer->state != SLOTS_HOLDING) && local_bury_dead(file))
 		full = local_queue_acquire(file->table, &pool->config, request, pool->number,
-					   answer);
-	/* While nobody else can let it in: the wake must find where to go. */
-	if (!full && answer->state == SLOTS_WAITING)
-		local_expect_wake(pool, file);
+					   pool->wake, answer);
 	ret = local_leave(file, error);
 	if (!ret && full)
 		return base_refuse(
@@ -133,11 +131,6 @@ static int local_release(void *opaque, const char *id, uint64_t passed, struct b
 	return local_leave(file, error);
 }
 
-static int wait_for(void *pool, uint32_t timeout_ms, struct base_error *error)
-{
-	return local_wait(pool, timeout_ms, error);
-}
-
 static void local_interrupt(void *opaque)
 {
 	const struct local_pool *pool = opaque;
@@ -155,7 +148,7 @@ static void local_hurry(void *pool, uint64_t until_ns)
 	(void)until_ns;
 }
 
-/* The FIFO is kept: it costs nothing. */
+/* The socket is kept: it costs nothing. */
 static void local_rest(void *pool)
 {
 	(void)pool;
@@ -229,7 +222,6 @@ static int tell_status(void *opaque, struct ioshape_pool_status **status, struct
 /* What is left behind is what the operator set, and what others take part in. */
 static void leave_pool(struct local_pool *pool, struct local_file *file)
 {
-
 	if (local_enter(file, NULL))
 		return; /* the locks end with the descriptor; without them it is dead to others */
 	if (pool->opened == file->opened) {
@@ -252,8 +244,8 @@ static void local_close(void *opaque)
 		leave_pool(pool, file);
 		local_file_put(file);
 	}
-	if (atomic_load(&pool->fifo) >= 0)
-		close(atomic_load(&pool->fifo));
+	if (pool->wake_fd >= 0)
+		close(pool->wake_fd);
 	close(pool->interrupt);
 	free(pool);
 }
@@ -264,7 +256,7 @@ const struct slots_ops slots_local = {
 	.acquire = local_acquire,
 	.beat = local_beat,
 	.release = local_release,
-	.wait = wait_for,
+	.wait = local_wait,
 	.interrupt = local_interrupt,
 	.rest = local_rest,
 	.hurry = local_hurry,

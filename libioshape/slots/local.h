@@ -4,7 +4,6 @@
  * job it is first come, first served.
  *
  *     ioshape-POOL-HASH.v2.slots    in /dev/shm, or /tmp, or the folder that the address names
- *     ioshape-HASH-NUMBER.v2.wake   FIFOs of processes that wait
  *
  * The file is a table of members, each of which holds a slot or waits for one. Whoever changes the
  * table has the whole file locked by flock(), and first lets those in that fit. Nothing in the
@@ -117,7 +116,7 @@ struct local_member {
 	uint32_t lease_ms;
 	uint32_t process; /* its number */
 	uint32_t small;   /* 1: may be let past the queue */
-	uint32_t unused;
+	uint32_t wake;    /* where its process listens for a grant; 0: nowhere */
 };
 
 /* The file. A pool with few jobs and members needs the first page alone. */
@@ -137,7 +136,7 @@ struct local_table {
 	uint64_t wall_ms; /* since 1970 */
 	uint64_t latest_fence;
 	uint32_t woken_count;
-	uint32_t woken[LOCAL_WOKEN]; /* numbers of those that waited and were let in */
+	uint32_t woken[LOCAL_WOKEN]; /* where those listen that waited and were let in */
 	bool changed[LOCAL_PAGES];
 	union {
 		struct local_image image;
@@ -172,7 +171,7 @@ int local_write_gone(int fd, const struct local_head *latest);
 
 /* -ENOSPC if the pool is full. */
 int local_queue_acquire(struct local_table *table, const struct slots_config *config,
-			const struct slots_request *request, uint32_t process,
+			const struct slots_request *request, uint32_t process, uint32_t wake,
 			struct slots_answer *answer);
 void local_queue_beat(struct local_table *table, const struct slots_config *config,
 		      const struct slots_beat *beat, struct slots_answer *answer);
@@ -221,7 +220,6 @@ struct local_file {
 	char folder[512];
 	char name[LOCAL_FILE_NAME_BYTES];
 	char pool[SLOTS_NAME_BYTES];
-	uint64_t hash; /* of the pool's name */
 	struct base_log log;
 	int folder_fd;
 	dev_t folder_dev;
@@ -244,10 +242,10 @@ struct local_pool {
 	_Atomic(struct local_file *) file;
 	uint64_t opened; /* of the file when the number was taken; 0: it has none. Its lock. */
 	uint32_t number;
-	int interrupt;        /* eventfd */
-	_Atomic int fifo;     /* -1: none yet */
-	uint64_t fifo_opened; /* of the file when it was made */
-	unsigned hasty;       /* waits in a row that ended at once; of the thread that waits */
+	int interrupt;  /* eventfd */
+	int wake_fd;    /* a socket; -1: none could be had */
+	uint32_t wake;  /* its name; 0: none */
+	unsigned hasty; /* waits in a row that ended at once; of the thread that waits */
 };
 
 /* The name of a pool's file: the same in every process. */
@@ -289,20 +287,11 @@ pid_t local_locker(const struct local_file *file);
 
 /* ---- Waking (local_wake.c) ------------------------------------------------------------------- */
 
-/* Before the first request waits: others find the FIFO by its name. Without one only time wakes. */
-void local_expect_wake(struct local_pool *pool, struct local_file *file);
-void local_end_wake(struct local_pool *pool, struct local_file *file);
-void local_wake(struct local_file *file, const uint32_t *numbers, uint32_t count);
-/* The FIFO of one that died. */
-void local_remove_fifo(struct local_file *file, uint32_t number);
-/* FIFOs of a pool in which nobody takes part. */
-void local_remove_fifos(int folder_fd, uint64_t hash);
-int local_wait(struct local_pool *pool, uint32_t timeout_ms, struct base_error *error);
+void local_open_wake(struct local_pool *pool);
+void local_wake(const uint32_t *wakes, uint32_t count);
+int local_wait(void *pool, uint32_t timeout_ms, struct base_error *error);
 
 /* ---- All pools of a folder (local_names.c) --------------------------------------------------- */
-
-/* Others may fill the folder: more entries are not looked at. */
-#define LOCAL_MOST_ENTRIES 100000
 
 /* /dev/shm, or where that cannot be written /tmp, or what the address says. */
 const char *local_folder(const struct local_pool *pool);

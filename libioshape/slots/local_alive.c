@@ -113,7 +113,6 @@ void local_drop_number(struct local_pool *pool, struct local_file *file)
 {
 	if (pool->opened != file->opened)
 		return;
-	local_end_wake(pool, file);
 	lock_number(file->fd, pool->number, F_UNLCK);
 	file->own[pool->number / 64] &= ~(UINT64_C(1) << pool->number % 64);
 	pool->opened = 0;
@@ -131,7 +130,6 @@ bool local_bury_dead(struct local_file *file)
 			if (is_alive(file, processes[i]))
 				continue;
 			local_queue_bury(file->table, processes[i]);
-			local_remove_fifo(file, processes[i]);
 			found = more = true;
 		}
 	}

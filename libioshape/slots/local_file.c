@@ -102,7 +102,6 @@ static struct local_file *make_file(const struct local_pool *pool, const char *f
 	file->references = 1;
 	file->log = pool->config.log;
 	pthread_mutex_init(&file->lock, NULL);
-	file->hash = base_hash_text(pool->config.pool);
 	local_file_name(file->name, pool->config.pool);
 	snprintf(file->folder, sizeof(file->folder), "%s", folder);
 	snprintf(file->pool, sizeof(file->pool), "%s", pool->config.pool);
@@ -227,38 +226,6 @@ static bool still_there(const struct local_file *file)
 	       stat.st_dev == file->dev && stat.st_ino == file->ino;
 }
 
-/*
- * Nobody sees it before it is for everybody. Where there are no files without a name, others may
- * find it unreadable for a moment. Fails with EEXIST where somebody else was quicker.
- */
-static int create(struct local_file *file)
-{
-	const int flags = O_RDWR | O_CLOEXEC;
-	char path[64];
-	int fd = openat(file->folder_fd, ".", O_TMPFILE | flags, 0666), code;
-
-	if (fd >= 0) {
-		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-		if (!fchmod(fd, 0666) &&
-		    !linkat(AT_FDCWD, path, file->folder_fd, file->name, AT_SYMLINK_FOLLOW))
-			return fd;
-		code = errno;
-		close(fd);
-		if (code == EEXIST) {
-			errno = code;
-			return -1;
-		}
-	}
-	fd = openat(file->folder_fd, file->name, O_CREAT | O_EXCL | O_NOFOLLOW | flags, 0666);
-	if (fd >= 0 && fchmod(fd, 0666)) {
-		code = errno;
-		close(fd);
-		errno = code;
-		return -1;
-	}
-	return fd;
-}
-
 static int refuse(const struct local_file *file, const char *what, struct base_error *error)
 {
 	return base_refuse(
@@ -311,9 +278,10 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 	if (ret)
 		return ret;
 	/* Never creating what is there: sticky folders refuse that for files of others. */
-	fd = there ? openat(file->folder_fd, file->name,
-			    O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) :
-		     create(file);
+	fd = openat(file->folder_fd, file->name,
+		    O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC |
+			    (there ? 0 : O_CREAT | O_EXCL),
+		    0666);
 	if (fd < 0 && (errno == EEXIST || errno == ENOENT) && (there || errno == EEXIST))
 		return -EAGAIN;
 	if (fd < 0)
@@ -325,7 +293,7 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 		close(fd);
 		return ret;
 	}
-	/* Whoever made it may have died before it was for everybody. */
+	/* For everybody, whatever the umask: it is new, or its maker died before it came to that. */
 	if (stat.st_uid == geteuid() && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
 		errno = 0;
 	/* Saves a little with every call; only owners may. */
@@ -336,25 +304,6 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 	file->ino = stat.st_ino;
 	file->opened++;
 	return 0;
-}
-
-static int open_file(struct local_file *file, struct base_error *error)
-{
-	int ret = -EAGAIN;
-
-	if (file->fd >= 0)
-		return 0;
-	for (int i = 0; i < TRIES && ret == -EAGAIN; i++) {
-		local_files_hold();
-		ret = open_or_create(file, error);
-		local_files_go_on();
-	}
-	if (ret == -EAGAIN)
-		return base_refuse(
-			error, IOSHAPE_E_COORDINATOR,
-			"the pool's file \"%s/%s\" comes and goes: somebody keeps removing it",
-			file->folder, file->name);
-	return ret;
 }
 
 /* ---- Having it to oneself -------------------------------------------------------------------- */
@@ -409,14 +358,18 @@ static int read_table(struct local_file *file, struct base_error *error)
 static int try_to_enter(struct local_file *file, struct base_error *error)
 {
 	const uint64_t now = base_now_ns();
-	int ret;
+	int ret = 0;
 
 	if (file->fd >= 0 && now - file->looked_ns >= LOOK_AGAIN_NS) {
 		if (!still_there(file))
 			close_file(file);
 		file->looked_ns = now;
 	}
-	ret = open_file(file, error);
+	if (file->fd < 0) {
+		local_files_hold();
+		ret = open_or_create(file, error);
+		local_files_go_on();
+	}
 	if (ret)
 		return ret;
 	if (local_lock(file->fd))
@@ -455,7 +408,7 @@ int local_leave(struct local_file *file, struct base_error *error)
 
 	flock(file->fd, LOCK_UN);
 	if (!ret)
-		local_wake(file, table->woken, table->woken_count);
+		local_wake(table->woken, table->woken_count);
 	pthread_mutex_unlock(&file->lock);
 	if (ret)
 		return base_refuse(error, IOSHAPE_E_COORDINATOR,
@@ -472,9 +425,8 @@ void local_retire(struct local_file *file)
 {
 	/* Those that have it open see that it goes, and look for the name again. Where it cannot be
 	 * removed, being another user's, whoever opens it next begins with an empty pool in it. */
-	if (!local_write_gone(file->fd, &file->table->image.head) &&
-	    !unlinkat(file->folder_fd, file->name, 0))
-		local_remove_fifos(file->folder_fd, file->hash);
+	if (!local_write_gone(file->fd, &file->table->image.head))
+		unlinkat(file->folder_fd, file->name, 0);
 	close_file(file);
 	pthread_mutex_unlock(&file->lock);
 }

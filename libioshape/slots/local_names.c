@@ -12,6 +12,9 @@
 
 #define KEPT_S (24 * 3600) /* nobody takes part, and nothing was written */
 
+/* Others may fill the folder: more entries are not looked at. */
+#define MOST_ENTRIES 100000
+
 static bool is_ours(const char *name)
 {
 	const size_t bytes = strlen(name), tail = strlen(LOCAL_FILE_END);
@@ -52,8 +55,8 @@ static void remove_old(int folder, const char *name)
 		return;
 	/* The locks end with the descriptor. */
 	if (!local_lock(fd) && !local_others(fd) && local_read_head(fd, &head) &&
-	    !local_is_set(&head) && !local_write_gone(fd, &head) && !unlinkat(folder, name, 0))
-		local_remove_fifos(folder, base_hash_text(head.pool));
+	    !local_is_set(&head) && !local_write_gone(fd, &head))
+		unlinkat(folder, name, 0);
 	close(fd);
 }
 
@@ -99,7 +102,7 @@ int local_names(void *opaque, struct base_buffer *names, struct base_error *erro
 			error, IOSHAPE_E_COORDINATOR,
 			"the folder \"%s\", where processes queue for slots, cannot be read", path);
 	/* fork() waits for the lock: it is held for one file at a time. */
-	for (long looked = 0; !ret && looked < LOCAL_MOST_ENTRIES && (entry = readdir(folder));
+	for (long looked = 0; !ret && looked < MOST_ENTRIES && (entry = readdir(folder));
 	     looked++) {
 		if (!is_ours(entry->d_name))
 			continue;

@@ -193,7 +193,7 @@ static bool fits(const struct local_head *head, const struct local_usage *usage,
 static void let_in(struct local_table *table, struct local_member *member, uint32_t given)
 {
 	admit(table, member, given, member->lease_ms / 2);
-	table->woken[table->woken_count++] = member->process;
+	table->woken[table->woken_count++] = member->wake;
 }
 
 static void let_in_those_that_fit(struct local_table *table)
@@ -299,7 +299,8 @@ static uint64_t next_tag(struct local_table *table, const struct local_job *job,
 
 /* NULL where the table is full. */
 static struct local_member *enrol(struct local_table *table, const struct slots_config *config,
-				  const struct slots_request *request, uint32_t process)
+				  const struct slots_request *request, uint32_t process,
+				  uint32_t wake)
 {
 	struct local_head *head = &table->image.head;
 	struct local_member *member;
@@ -324,6 +325,7 @@ static struct local_member *enrol(struct local_table *table, const struct slots_
 		.weight = MAX(request->weight, 1u),
 		.lease_ms = config->lease_ms,
 		.process = process,
+		.wake = wake,
 	};
 	member->small = member->weight == 1 && member->bytes &&
 			member->bytes <= local_small_bytes(head);
@@ -338,7 +340,7 @@ static struct local_member *enrol(struct local_table *table, const struct slots_
 }
 
 int local_queue_acquire(struct local_table *table, const struct slots_config *config,
-			const struct slots_request *request, uint32_t process,
+			const struct slots_request *request, uint32_t process, uint32_t wake,
 			struct slots_answer *answer)
 {
 	struct local_head *head = &table->image.head;
@@ -360,7 +362,7 @@ int local_queue_acquire(struct local_table *table, const struct slots_config *co
 		head->capacity = head->by_job ? config->asked_capacity : usual;
 	}
 	usage = local_count(table);
-	member = enrol(table, config, request, process);
+	member = enrol(table, config, request, process, wake);
 	if (!member)
 		return -ENOSPC;
 	if (!usage.waiters && fits(head, &usage, member->weight))

@@ -1,147 +1,87 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FIFOs that wake processes whose requests were granted. A wake is a hint: heartbeats tell, too. */
+/*
+ * Datagrams that wake processes whose requests were granted. Each pool of a process listens under a
+ * random name, which stands beside its requests in the table. Names are the kernel's (abstract):
+ * nothing is left behind.
+ *
+ * A wake is a hint, and heartbeats tell as well. They alone do so where the name cannot be had, or
+ * between containers that share the pool's folder but not their network.
+ */
 #define _GNU_SOURCE
 #include "slots/local.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
-#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-#define FIFO_NAME_BYTES 64
 #define MOST_HASTY 16
+#define MOST_AT_ONCE 64 /* wakes that are taken for one */
 
-static void fifo_name(char name[FIFO_NAME_BYTES], const struct local_file *file, uint32_t number)
+static socklen_t name_of(uint32_t wake, struct sockaddr_un *name)
 {
-	snprintf(name, FIFO_NAME_BYTES, "ioshape-%016" PRIx64 "-%u.v%u.wake", file->hash, number,
-		 LOCAL_VERSION);
+	*name = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	snprintf(name->sun_path + 1, sizeof(name->sun_path) - 1, "ioshape-wake-%08x", wake);
+	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) +
+			   sizeof("\0ioshape-wake-01234567") - 1);
 }
 
-/* With one name only: a second one may be given by anybody to a FIFO of anybody's. */
-static bool is_a_wake(const struct stat *stat)
+static int new_socket(void)
 {
-	return S_ISFIFO(stat->st_mode) && stat->st_nlink == 1;
+	return socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 }
 
-/*
- * For reading and writing: so opening does not wait for the other side, and writing raises no
- * SIGPIPE when there is none. Looks before it opens: under this name might be anything, even
- * the pool's file, whose locks would end with the descriptor.
- */
-static int open_fifo(const struct local_file *file, const char *name)
+void local_open_wake(struct local_pool *pool)
 {
-	struct stat stat;
+	const uint32_t wake = (uint32_t)base_random() | 1;
+	struct sockaddr_un name;
+	const socklen_t bytes = name_of(wake, &name);
+
+	pool->wake = 0;
+	pool->wake_fd = new_socket();
+	if (pool->wake_fd < 0)
+		return;
+	if (!bind(pool->wake_fd, (const struct sockaddr *)&name, bytes)) {
+		pool->wake = wake;
+		return;
+	}
+	close(pool->wake_fd);
+	pool->wake_fd = -1;
+}
+
+void local_wake(const uint32_t *wakes, uint32_t count)
+{
+	struct sockaddr_un name;
 	int fd;
 
-	if (fstatat(file->folder_fd, name, &stat, AT_SYMLINK_NOFOLLOW) || !is_a_wake(&stat))
-		return -1;
-	fd = openat(file->folder_fd, name, O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
-	if (fd >= 0 && (fstat(fd, &stat) || !is_a_wake(&stat))) {
-		close(fd);
-		fd = -1;
-	}
-	return fd;
-}
-
-void local_expect_wake(struct local_pool *pool, struct local_file *file)
-{
-	char name[FIFO_NAME_BYTES];
-	int fd, before = atomic_load(&pool->fifo);
-	bool made;
-
-	if (before >= 0 && pool->fifo_opened == file->opened)
+	if (!count)
 		return;
-	pool->fifo_opened = file->opened;
-	fifo_name(name, file, pool->number);
-	/* What a dead process left serves as well, whoever's it was. */
-	made = !mkfifoat(file->folder_fd, name, 0666);
-	if (!made && errno != EEXIST)
-		return;
-	fd = open_fifo(file, name);
-	if (fd < 0)
-		return;
-	/* For all users, whatever the umask. What was there is left as it is: it may be anybody's.
-	 */
-	if (made && fchmod(fd, 0666))
-		errno = 0;
-	if (before < 0) {
-		atomic_store(&pool->fifo, fd);
-		return;
-	}
-	/* A thread may be waiting on the old one: the descriptor stays, whatever is behind it. */
-	dup3(fd, before, O_CLOEXEC);
-	close(fd);
-}
+	fd = new_socket();
+	for (uint32_t i = 0; fd >= 0 && i < count; i++) {
+		const socklen_t bytes = name_of(wakes[i], &name);
 
-void local_remove_fifo(struct local_file *file, uint32_t number)
-{
-	char name[FIFO_NAME_BYTES];
-
-	fifo_name(name, file, number);
-	unlinkat(file->folder_fd, name, 0);
-}
-
-void local_remove_fifos(int folder_fd, uint64_t hash)
-{
-	int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
-	struct dirent *entry;
-	char begin[40], end[16];
-
-	if (!folder) {
-		if (fd >= 0)
-			close(fd);
-		return;
-	}
-	snprintf(begin, sizeof(begin), "ioshape-%016" PRIx64 "-", hash);
-	snprintf(end, sizeof(end), ".v%u.wake", LOCAL_VERSION);
-	for (long looked = 0; looked < LOCAL_MOST_ENTRIES && (entry = readdir(folder)); looked++) {
-		if (!strncmp(entry->d_name, begin, strlen(begin)) && strstr(entry->d_name, end))
-			unlinkat(folder_fd, entry->d_name, 0);
-	}
-	closedir(folder);
-}
-
-void local_end_wake(struct local_pool *pool, struct local_file *file)
-{
-	if (atomic_load(&pool->fifo) >= 0)
-		local_remove_fifo(file, pool->number);
-}
-
-void local_wake(struct local_file *file, const uint32_t *numbers, uint32_t count)
-{
-	char name[FIFO_NAME_BYTES];
-
-	for (uint32_t i = 0; i < count; i++) {
-		int fd;
-
-		fifo_name(name, file, numbers[i]);
-		fd = open_fifo(file, name);
-		if (fd < 0)
-			continue;
-		/* A full one has been heard of already. */
-		if (write(fd, "", 1) < 0)
+		/* Whoever has a full queue has been woken already. */
+		if (sendto(fd, "", 1, MSG_NOSIGNAL, (const struct sockaddr *)&name, bytes) < 0)
 			errno = 0;
-		close(fd);
 	}
+	if (fd >= 0)
+		close(fd);
 }
 
 static void drain(int fd)
 {
-	char bytes[512];
+	char bytes[8];
 
-	if (read(fd, bytes, sizeof(bytes)) < 0)
-		errno = 0;
+	for (int i = 0; i < MOST_AT_ONCE && read(fd, bytes, sizeof(bytes)) > 0; i++)
+		;
 }
 
 /*
- * Anybody can write into the FIFO. Bytes that are there already when we come to wait, many times in
- * a row, are not from those who let us in.
+ * Anybody can send to the socket. Datagrams that are there already when we come to wait, many times
+ * in a row, are not from those who let us in.
  */
 static void slow_down(struct local_pool *pool, uint64_t began)
 {
@@ -152,11 +92,12 @@ static void slow_down(struct local_pool *pool, uint64_t began)
 		nanosleep(&pause, NULL);
 }
 
-int local_wait(struct local_pool *pool, uint32_t timeout_ms, struct base_error *error)
+int local_wait(void *opaque, uint32_t timeout_ms, struct base_error *error)
 {
+	struct local_pool *pool = opaque;
 	struct pollfd polled[2] = {
 		{ .fd = pool->interrupt, .events = POLLIN },
-		{ .fd = atomic_load(&pool->fifo), .events = POLLIN }, /* -1 is passed over */
+		{ .fd = pool->wake_fd, .events = POLLIN }, /* -1 is passed over */
 	};
 	const uint64_t began = base_now_ns();
 	int ready = poll(polled, 2, (int)MIN(timeout_ms, INT32_MAX));

@@ -38,7 +38,7 @@ START_TEST(an_abandoned_pool_leaves_nothing_behind)
 	other = open_pool("p", 1, 15000);
 	ck_assert_int_eq(ask(other, "b-1", 1), 0);
 	ck_assert_int_eq(answer.state, SLOTS_WAITING);
-	ck_assert_uint_eq(entries(), 2);
+	ck_assert_uint_eq(entries(), 1);
 	slots_local.close(other);
 	ck_assert_uint_eq(entries(), 1);
 	slots_local.close(pool);
@@ -131,15 +131,13 @@ END_TEST
 START_TEST(who_floods_the_wake_with_bytes_does_not_keep_us_busy)
 {
 	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
-	const uint32_t *number;
 	uint64_t began;
 
 	ck_assert_int_eq(ask(first, "a-1", 1), 0);
 	ck_assert_int_eq(ask(second, "b-1", 1), 0);
-	number = &((struct local_pool *)second)->number;
 	began = base_now_ns();
 	for (int i = 0; i < 100; i++) {
-		local_wake(((struct local_pool *)second)->file, number, 1);
+		local_wake(&((struct local_pool *)second)->wake, 1);
 		ck_assert_int_eq(slots_local.wait(second, 1000, &error), 0);
 	}
 	ck_assert_double_ge(ms_since(began), 300);
@@ -620,34 +618,6 @@ START_TEST(who_died_before_its_file_was_for_everybody_does_not_close_the_pool)
 }
 END_TEST
 
-START_TEST(a_private_fifo_in_the_place_of_a_wake_stays_private_and_is_not_written_to)
-{
-	void *pool = open_pool("p", 1, 15000), *other = open_pool("p", 1, 15000);
-	char secret[128], wake[256];
-	struct stat stat_of;
-
-	snprintf(secret, sizeof(secret), "%s/secret", pool_folder);
-	ck_assert_int_eq(mkfifo(secret, 0600), 0);
-	/* Only who takes part has a number. */
-	ck_assert_int_eq(ask(other, "b-0", 1), 0);
-	ck_assert_int_eq(give_back(other, "b-0"), 0);
-	snprintf(wake, sizeof(wake), "%s/ioshape-%016llx-%u.v2.wake", pool_folder,
-		 (unsigned long long)base_hash_text("p"), ((struct local_pool *)other)->number);
-	ck_assert_int_eq(link(secret, wake), 0);
-	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
-	ck_assert_int_eq(ask(other, "b-1", 1), 0);
-	ck_assert_int_eq(answer.state, SLOTS_WAITING);
-	ck_assert_int_eq(give_back(pool, "a-1"), 0);
-	wait_for_slot(other, "b-1", 2000);
-	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
-	ck_assert_int_eq(stat(secret, &stat_of), 0);
-	ck_assert_uint_eq(stat_of.st_mode & 07777, 0600);
-	ck_assert_int_eq(atomic_load(&((struct local_pool *)other)->fifo), -1);
-	slots_local.close(other);
-	slots_local.close(pool);
-}
-END_TEST
-
 START_TEST(processes_meet_again_after_the_file_was_removed)
 {
 	void *pool = open_pool("p", 1, 15000);
@@ -892,16 +862,16 @@ START_TEST(what_dead_processes_left_goes_after_a_day)
 	ck_assert_int_eq(hear(&holder), 'h');
 	waiter = start_player(stay_in, "w-1");
 	ck_assert_int_eq(hear(&waiter), 'w');
-	ck_assert_uint_eq(entries(), 2);
+	ck_assert_uint_eq(entries(), 1);
 	age(pool_file, 100000);
 	pool = open_pool("q", 1, 15000);
 	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
-	ck_assert_uint_eq(entries(), 2); /* somebody takes part */
+	ck_assert_uint_eq(entries(), 1); /* somebody takes part */
 	end_player(&waiter, SIGKILL);
 	end_player(&holder, SIGKILL);
 	age(pool_file, 80000);
 	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
-	ck_assert_uint_eq(entries(), 2);
+	ck_assert_uint_eq(entries(), 1);
 	age(pool_file, 100000);
 	ck_assert_int_eq(slots_local.names(pool, &names, &error), 0);
 	ck_assert_uint_eq(entries(), 0);
@@ -1098,8 +1068,6 @@ int main(void)
 	tcase_add_test(tcase, what_is_no_file_in_its_place_is_not_followed);
 	tcase_add_test(tcase, a_private_file_in_its_place_stays_private_and_as_it_was);
 	tcase_add_test(tcase, who_died_before_its_file_was_for_everybody_does_not_close_the_pool);
-	tcase_add_test(tcase,
-		       a_private_fifo_in_the_place_of_a_wake_stays_private_and_is_not_written_to);
 	tcase_add_test(tcase, processes_meet_again_after_the_file_was_removed);
 	tcase_add_test(tcase, users_share_a_pool);
 	tcase_add_test(tcase, a_forked_child_leaves_its_parents_slot_alone);

@@ -53,7 +53,9 @@ static int ask_for(const char *id, uint32_t weight, uint64_t bytes, bool never_w
 	snprintf(request.id, sizeof(request.id), "%s", id);
 	table->woken_count = 0;
 	/* The process is the number behind the first letter. */
-	return local_queue_acquire(table, &config, &request, (uint32_t)atoi(id + 1), &answer);
+	const uint32_t process = (uint32_t)atoi(id + 1);
+
+	return local_queue_acquire(table, &config, &request, process, process, &answer);
 }
 
 static enum slots_state ask(const char *id, uint32_t weight)
