@@ -293,7 +293,8 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 		close(fd);
 		return ret;
 	}
-	/* For everybody, whatever the umask: it is new, or its maker died before it came to that. */
+	/* For everybody, whatever the umask: it is new, or its maker died before it came to that.
+	 */
 	if (stat.st_uid == geteuid() && (stat.st_mode & 0666) != 0666 && fchmod(fd, 0666))
 		errno = 0;
 	/* Saves a little with every call; only owners may. */
