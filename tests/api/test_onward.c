@@ -63,8 +63,10 @@ static struct ioshape_record_info info_of(uint64_t record)
 	return info;
 }
 
+static struct test_case tests = { .name = "onward", .setup = setup, .teardown = teardown, .timeout_s = 60 };
+
 /* The end first, then record by record, each header by itself. */
-START_TEST(as_torch_reads_a_file)
+TEST(tests, as_torch_reads_a_file)
 {
 	uint64_t at = 0;
 
@@ -79,10 +81,9 @@ START_TEST(as_torch_reads_a_file)
 		at = info.file_offset + info.bytes;
 	}
 }
-END_TEST
 
 /* It has no checksum, and where its lengths lead is where torch takes the data from. */
-START_TEST(a_header_that_leads_elsewhere_is_damage)
+TEST(tests, a_header_that_leads_elsewhere_is_damage)
 {
 	static const unsigned fields[] = { 0, 3, 26, 27, 28, 29 };
 	uint64_t at = 0;
@@ -116,9 +117,8 @@ START_TEST(a_header_that_leads_elsewhere_is_damage)
 	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader),
 			 IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
-START_TEST(records_one_after_another)
+TEST(tests, records_one_after_another)
 {
 	for (uint64_t i = 0; i < info_of_reader(reader).records; i++) {
 		struct ioshape_record_info info = info_of(i);
@@ -131,9 +131,8 @@ START_TEST(records_one_after_another)
 		}
 	}
 }
-END_TEST
 
-START_TEST(other_calls_may_come_between)
+TEST(tests, other_calls_may_come_between)
 {
 	char why[512];
 
@@ -158,9 +157,8 @@ START_TEST(other_calls_may_come_between)
 		}
 	}
 }
-END_TEST
 
-START_TEST(what_lies_outside_is_refused)
+TEST(tests, what_lies_outside_is_refused)
 {
 	static const struct {
 		uint64_t behind, bytes;
@@ -180,9 +178,8 @@ START_TEST(what_lies_outside_is_refused)
 	/* And the next call is a call like any other. */
 	get(0, 1000);
 }
-END_TEST
 
-START_TEST(a_file_that_shrinks_underneath_is_damaged)
+TEST(tests, a_file_that_shrinks_underneath_is_damaged)
 {
 	uint64_t at = 0;
 	int ret = 0;
@@ -194,7 +191,6 @@ START_TEST(a_file_that_shrinks_underneath_is_damaged)
 	ck_assert_int_eq(ret, IOSHAPE_E_DAMAGED);
 	get(0, 3000000);
 }
-END_TEST
 
 static int read_in_child(void *unused)
 {
@@ -206,14 +202,13 @@ static int read_in_child(void *unused)
 	scratch_leave_child(ret == -EPERM ? 0 : 1);
 }
 
-START_TEST(a_child_touches_nothing_of_what_is_under_way)
+TEST(tests, a_child_touches_nothing_of_what_is_under_way)
 {
 	get(0, 3000000);
 	ck_assert_int_eq(scratch_in_child(read_in_child, NULL), 0);
 	for (uint64_t at = 3000000; at + 1000000 < file_bytes; at += 1000000)
 		get(at, 1000000);
 }
-END_TEST
 
 static void *read_a_part(void *argument)
 {
@@ -224,7 +219,7 @@ static void *read_a_part(void *argument)
 }
 
 /* One at a time, but never the same: what a thread has sent for outlives it. */
-START_TEST(a_reader_may_be_handed_from_thread_to_thread)
+TEST(tests, a_reader_may_be_handed_from_thread_to_thread)
 {
 	pthread_t thread;
 
@@ -233,9 +228,8 @@ START_TEST(a_reader_may_be_handed_from_thread_to_thread)
 		pthread_join(thread, NULL);
 	}
 }
-END_TEST
 
-START_TEST(it_can_be_freed_anywhere)
+TEST(tests, it_can_be_freed_anywhere)
 {
 	for (size_t bytes = 1000; bytes < file_bytes; bytes += 1700000) {
 		get(0, bytes);
@@ -247,9 +241,8 @@ START_TEST(it_can_be_freed_anywhere)
 				 0);
 	}
 }
-END_TEST
 
-START_TEST(readers_side_by_side)
+TEST(tests, readers_side_by_side)
 {
 	enum { READERS = 10 }; /* more than lanes are kept */
 	struct ioshape_reader *readers[READERS];
@@ -267,22 +260,8 @@ START_TEST(readers_side_by_side)
 	for (int i = 0; i < READERS; i++)
 		ioshape_reader_free(readers[i]);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/onward");
-	TCase *tests = check_case(suite, "onward", setup, teardown, 60);
-
-	tcase_add_test(tests, as_torch_reads_a_file);
-	tcase_add_test(tests, a_header_that_leads_elsewhere_is_damage);
-	tcase_add_test(tests, records_one_after_another);
-	tcase_add_test(tests, other_calls_may_come_between);
-	tcase_add_test(tests, what_lies_outside_is_refused);
-	tcase_add_test(tests, a_file_that_shrinks_underneath_is_damaged);
-	tcase_add_test(tests, a_child_touches_nothing_of_what_is_under_way);
-	tcase_add_test(tests, a_reader_may_be_handed_from_thread_to_thread);
-	tcase_add_test(tests, it_can_be_freed_anywhere);
-	tcase_add_test(tests, readers_side_by_side);
-	return check_main(suite);
+	return check_run("api/onward");
 }

@@ -112,7 +112,11 @@ static int hear_phase(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-START_TEST(a_save_waits_for_its_turn_after_staging_and_before_the_first_byte)
+static struct check_case all = {
+	.name = "saves in slots", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(all, a_save_waits_for_its_turn_after_staging_and_before_the_first_byte)
 {
 	struct ioshape_save_options options = with_metadata(&sample);
 	struct ioshape_save_status status = IOSHAPE_SAVE_STATUS_INIT;
@@ -156,9 +160,8 @@ START_TEST(a_save_waits_for_its_turn_after_staging_and_before_the_first_byte)
 	ioshape_save_free(save);
 	must_hold(scratch_path("file"), &sample);
 }
-END_TEST
 
-START_TEST(a_save_that_waits_can_be_cancelled_and_leaves_the_queue)
+TEST(all, a_save_that_waits_can_be_cancelled_and_leaves_the_queue)
 {
 	struct ioshape_save_options options = with_metadata(&sample);
 	struct ioshape_pool_status *status;
@@ -181,9 +184,8 @@ START_TEST(a_save_that_waits_can_be_cancelled_and_leaves_the_queue)
 	ioshape_pool_status_free(status);
 	ioshape_slot_free(slot);
 }
-END_TEST
 
-START_TEST(freeing_a_context_ends_saves_that_wait)
+TEST(all, freeing_a_context_ends_saves_that_wait)
 {
 	struct ioshape_save_options options = with_metadata(&sample);
 	struct ioshape_slot *slot = hold();
@@ -197,7 +199,6 @@ START_TEST(freeing_a_context_ends_saves_that_wait)
 	ck_assert_int_eq(access(scratch_path("file"), F_OK), -1);
 	ioshape_slot_free(slot);
 }
-END_TEST
 
 static int give_up(void *user, const struct ioshape_place *place)
 {
@@ -205,7 +206,7 @@ static int give_up(void *user, const struct ioshape_place *place)
 	return place->waited_s > 0.25;
 }
 
-START_TEST(a_blocking_save_can_give_up_waiting)
+TEST(all, a_blocking_save_can_give_up_waiting)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_save_options options = with_metadata(&sample);
@@ -219,11 +220,10 @@ START_TEST(a_blocking_save_can_give_up_waiting)
 	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "waited for a slot"));
 	ioshape_slot_free(slot);
 }
-END_TEST
 
 /* ---- Nobody waits for itself ----------------------------------------------------------------- */
 
-START_TEST(saves_to_one_path_do_not_wait_for_each_other_in_a_ring)
+TEST(all, saves_to_one_path_do_not_wait_for_each_other_in_a_ring)
 {
 	enum { SAVES = 12 };
 	struct ioshape_save_options options = with_metadata(&sample);
@@ -241,9 +241,8 @@ START_TEST(saves_to_one_path_do_not_wait_for_each_other_in_a_ring)
 	}
 	must_hold(scratch_path("file"), &sample);
 }
-END_TEST
 
-START_TEST(two_files_can_be_open_at_a_time_in_one_thread)
+TEST(all, two_files_can_be_open_at_a_time_in_one_thread)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -273,9 +272,8 @@ START_TEST(two_files_can_be_open_at_a_time_in_one_thread)
 	ck_assert_uint_eq(status->used, 0);
 	ioshape_pool_status_free(status);
 }
-END_TEST
 
-START_TEST(a_save_does_not_wait_for_a_file_that_its_own_thread_has_open)
+TEST(all, a_save_does_not_wait_for_a_file_that_its_own_thread_has_open)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_save_options save_options = with_metadata(&sample);
@@ -294,9 +292,8 @@ START_TEST(a_save_does_not_wait_for_a_file_that_its_own_thread_has_open)
 	/* And nothing is held afterwards. */
 	ioshape_slot_free(hold());
 }
-END_TEST
 
-START_TEST(a_file_does_not_share_a_slot_that_was_lost)
+TEST(all, a_file_does_not_share_a_slot_that_was_lost)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_pool_status *status;
@@ -318,9 +315,8 @@ START_TEST(a_file_does_not_share_a_slot_that_was_lost)
 	ioshape_file_free(first);
 	ioshape_file_free(second);
 }
-END_TEST
 
-START_TEST(a_file_that_is_given_up_gives_its_slot_back)
+TEST(all, a_file_that_is_given_up_gives_its_slot_back)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
 	struct ioshape_file *file;
@@ -329,7 +325,6 @@ START_TEST(a_file_that_is_given_up_gives_its_slot_back)
 	ioshape_file_free(file);
 	ioshape_slot_free(hold());
 }
-END_TEST
 
 static void *read_all(void *argument)
 {
@@ -342,7 +337,7 @@ static void *read_all(void *argument)
 	return NULL;
 }
 
-START_TEST(what_goes_to_a_pipe_takes_no_slot)
+TEST(all, what_goes_to_a_pipe_takes_no_slot)
 {
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_save_options options = with_metadata(&sample);
@@ -361,7 +356,6 @@ START_TEST(what_goes_to_a_pipe_takes_no_slot)
 	ck_assert_str_eq(report.coordinator, "");
 	ioshape_slot_free(slot);
 }
-END_TEST
 
 /* ---- What is said ---------------------------------------------------------------------------- */
 
@@ -378,7 +372,7 @@ static struct ioshape_report save_with(struct ioshape_context *with)
 	return report;
 }
 
-START_TEST(without_coordination_the_report_says_so)
+TEST(all, without_coordination_the_report_says_so)
 {
 	struct ioshape_report report;
 	struct ioshape_context *alone;
@@ -392,9 +386,8 @@ START_TEST(without_coordination_the_report_says_so)
 	ck_assert_uint_eq(report.position, 0);
 	ioshape_context_free(alone);
 }
-END_TEST
 
-START_TEST(a_save_whose_coordinator_is_unreachable_is_saved_all_the_same)
+TEST(all, a_save_whose_coordinator_is_unreachable_is_saved_all_the_same)
 {
 	struct ioshape_report report;
 	struct ioshape_context *alone;
@@ -408,9 +401,8 @@ START_TEST(a_save_whose_coordinator_is_unreachable_is_saved_all_the_same)
 	ioshape_context_free(alone);
 	must_hold(scratch_path("file"), &sample);
 }
-END_TEST
 
-START_TEST(pools_are_named_after_filesystems_or_as_one_likes)
+TEST(all, pools_are_named_after_filesystems_or_as_one_likes)
 {
 	struct ioshape_context *named = open_client("J", "mine:/scratch+1");
 	char one[128], same[128], elsewhere[128], small[4];
@@ -432,9 +424,8 @@ START_TEST(pools_are_named_after_filesystems_or_as_one_likes)
 	ck_assert_str_eq(report.pool, "mine:/scratch+1");
 	ioshape_context_free(named);
 }
-END_TEST
 
-START_TEST(the_rate_of_a_job_holds_its_saves_back)
+TEST(all, the_rate_of_a_job_holds_its_saves_back)
 {
 	static const char *const addresses[] = { "local", "open" };
 
@@ -456,7 +447,6 @@ START_TEST(the_rate_of_a_job_holds_its_saves_back)
 		ioshape_context_free(paced);
 	}
 }
-END_TEST
 
 /* ---- Bad settings ---------------------------------------------------------------------------- */
 
@@ -473,7 +463,7 @@ static void must_refuse(struct ioshape_context_options *options, const char *wor
 	ck_assert_ptr_null(strstr(ioshape_last_error()->sentence, "s3cret"));
 }
 
-START_TEST(bad_settings_are_refused_by_name)
+TEST(all, bad_settings_are_refused_by_name)
 {
 	must_refuse(&(struct ioshape_context_options){ .coordinator = "zookeeper://a" },
 		    "redis://");
@@ -486,9 +476,8 @@ START_TEST(bad_settings_are_refused_by_name)
 	must_refuse(&(struct ioshape_context_options){ .unreachable = 3 }, "unreachable");
 	must_refuse(&(struct ioshape_context_options){ .slots = 65537 }, "slots");
 }
-END_TEST
 
-START_TEST(to_look_at_hundreds_of_pools_keeps_nothing_open)
+TEST(all, to_look_at_hundreds_of_pools_keeps_nothing_open)
 {
 	const struct ioshape_pool_settings settings = { .size = sizeof(settings), .capacity = 3 };
 	unsigned before = scratch_descriptors();
@@ -505,9 +494,8 @@ START_TEST(to_look_at_hundreds_of_pools_keeps_nothing_open)
 		ck_assert_uint_eq(scratch_descriptors(), before);
 	}
 }
-END_TEST
 
-START_TEST(a_password_file_that_is_not_there_is_named)
+TEST(all, a_password_file_that_is_not_there_is_named)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *refused;
@@ -521,9 +509,8 @@ START_TEST(a_password_file_that_is_not_there_is_named)
 	ck_assert_int_eq(ioshape_context_open(&refused, &options), 0);
 	ioshape_context_free(refused);
 }
-END_TEST
 
-START_TEST(a_password_that_does_not_fit_is_refused_not_cut)
+TEST(all, a_password_that_does_not_fit_is_refused_not_cut)
 {
 	static const size_t lengths[] = { 100, 1024, 5000 };
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
@@ -547,33 +534,8 @@ START_TEST(a_password_that_does_not_fit_is_refused_not_cut)
 		ioshape_context_free(opened);
 	}
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("saves in slots");
-	TCase *all = tcase_create("saves in slots");
-
-	tcase_add_checked_fixture(all, setup, teardown);
-	tcase_set_timeout(all, 60);
-	tcase_add_test(all, a_save_waits_for_its_turn_after_staging_and_before_the_first_byte);
-	tcase_add_test(all, a_save_that_waits_can_be_cancelled_and_leaves_the_queue);
-	tcase_add_test(all, freeing_a_context_ends_saves_that_wait);
-	tcase_add_test(all, a_blocking_save_can_give_up_waiting);
-	tcase_add_test(all, saves_to_one_path_do_not_wait_for_each_other_in_a_ring);
-	tcase_add_test(all, two_files_can_be_open_at_a_time_in_one_thread);
-	tcase_add_test(all, a_save_does_not_wait_for_a_file_that_its_own_thread_has_open);
-	tcase_add_test(all, a_file_does_not_share_a_slot_that_was_lost);
-	tcase_add_test(all, a_file_that_is_given_up_gives_its_slot_back);
-	tcase_add_test(all, what_goes_to_a_pipe_takes_no_slot);
-	tcase_add_test(all, without_coordination_the_report_says_so);
-	tcase_add_test(all, a_save_whose_coordinator_is_unreachable_is_saved_all_the_same);
-	tcase_add_test(all, pools_are_named_after_filesystems_or_as_one_likes);
-	tcase_add_test(all, the_rate_of_a_job_holds_its_saves_back);
-	tcase_add_test(all, bad_settings_are_refused_by_name);
-	tcase_add_test(all, to_look_at_hundreds_of_pools_keeps_nothing_open);
-	tcase_add_test(all, a_password_file_that_is_not_there_is_named);
-	tcase_add_test(all, a_password_that_does_not_fit_is_refused_not_cut);
-	suite_add_tcase(suite, all);
-	return check_main(suite);
+	return check_run("saves in slots");
 }

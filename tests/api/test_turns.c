@@ -208,9 +208,20 @@ static void await(struct visitor *visitor)
 	ck_assert_int_eq(visitor->ret, 0);
 }
 
+/* One that a coordinator of its own is kept for: meson.build runs them side by side. */
+static struct check_case local = { .name = "local", .timeout_s = 60 };
+static struct check_case redis = { .name = "redis", .timeout_s = 60, .tags = "redis" };
+
+/* A test for both. */
+#define EACH(name)                                                                                 \
+	static void name(int _i);                                                                  \
+	CHECK_ADD(local, name, LOCAL, LOCAL + 1)                                                   \
+	CHECK_ADD(redis, name, REDIS, REDIS + 1)                                                   \
+	static void name(int _i)
+
 /* ---- Turns ----------------------------------------------------------------------------------- */
 
-START_TEST(no_more_hold_than_there_are_slots)
+EACH(no_more_hold_than_there_are_slots)
 {
 	struct ioshape_slot *first, *second;
 
@@ -225,9 +236,8 @@ START_TEST(no_more_hold_than_there_are_slots)
 	ioshape_slot_free(second);
 	end(_i);
 }
-END_TEST
 
-START_TEST(who_comes_first_is_served_first)
+EACH(who_comes_first_is_served_first)
 {
 	struct visitor visitors[5] = { 0 };
 	struct ioshape_slot *slot;
@@ -250,9 +260,8 @@ START_TEST(who_comes_first_is_served_first)
 	}
 	end(_i);
 }
-END_TEST
 
-START_TEST(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
+EACH(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 {
 	struct visitor many[6] = { 0 }, few = { 0 };
 	struct ioshape_slot *slot;
@@ -272,9 +281,8 @@ START_TEST(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 	ck_assert_uint_le(few.turn, 3);
 	end(_i);
 }
-END_TEST
 
-START_TEST(heavy_ones_take_as_much_as_they_weigh)
+EACH(heavy_ones_take_as_much_as_they_weigh)
 {
 	struct ioshape_slot_options heavy = plain(), oversized = plain();
 	struct ioshape_slot *slot;
@@ -293,9 +301,8 @@ START_TEST(heavy_ones_take_as_much_as_they_weigh)
 	ioshape_slot_free(slot);
 	end(_i);
 }
-END_TEST
 
-START_TEST(a_heavy_one_is_not_passed_by_light_ones)
+EACH(a_heavy_one_is_not_passed_by_light_ones)
 {
 	struct visitor heavy = { .options = { .weight = 2 } }, light = { 0 };
 	struct ioshape_slot *first, *second;
@@ -316,9 +323,8 @@ START_TEST(a_heavy_one_is_not_passed_by_light_ones)
 	ck_assert_uint_eq(heavy.turn, 1);
 	end(_i);
 }
-END_TEST
 
-START_TEST(a_tiny_one_does_not_sit_behind_terabytes)
+EACH(a_tiny_one_does_not_sit_behind_terabytes)
 {
 	struct visitor large = { .options = { .expected_bytes = 1ull << 40 } };
 	struct visitor tiny = { .options = { .expected_bytes = 100000 } };
@@ -343,9 +349,8 @@ START_TEST(a_tiny_one_does_not_sit_behind_terabytes)
 	ck_assert_uint_eq(large.info.express, 0);
 	end(_i);
 }
-END_TEST
 
-START_TEST(waiting_ends_with_the_time_out_and_leaves_no_trace)
+EACH(waiting_ends_with_the_time_out_and_leaves_no_trace)
 {
 	struct ioshape_slot_options options = plain();
 	struct ioshape_pool_status *status;
@@ -367,9 +372,8 @@ START_TEST(waiting_ends_with_the_time_out_and_leaves_no_trace)
 	ioshape_slot_free(slot);
 	end(_i);
 }
-END_TEST
 
-START_TEST(two_pools_are_two_queues)
+EACH(two_pools_are_two_queues)
 {
 	struct ioshape_slot_options other = plain();
 	struct ioshape_slot *first, *second;
@@ -385,11 +389,10 @@ START_TEST(two_pools_are_two_queues)
 	ioshape_slot_free(second);
 	end(_i);
 }
-END_TEST
 
 /* ---- Leases ---------------------------------------------------------------------------------- */
 
-START_TEST(a_slot_is_kept_for_longer_than_a_lease)
+EACH(a_slot_is_kept_for_longer_than_a_lease)
 {
 	struct ioshape_slot *slot;
 
@@ -402,7 +405,6 @@ START_TEST(a_slot_is_kept_for_longer_than_a_lease)
 	ioshape_slot_free(slot);
 	end(_i);
 }
-END_TEST
 
 /* Takes a slot in a process of its own, says so, and holds it. Before this process has threads: the
  * sanitizers cannot be relied on in a child that was forked beside one. */
@@ -438,7 +440,7 @@ static double longest_reclaim_s(int which)
 	return which == LOCAL ? 0.2 : LEASE_MS * 4 / 3 / 1e3 + 0.2;
 }
 
-START_TEST(the_slot_of_a_killed_process_goes_to_the_next)
+EACH(the_slot_of_a_killed_process_goes_to_the_next)
 {
 	struct ioshape_slot *slot;
 	double begin_s;
@@ -456,9 +458,8 @@ START_TEST(the_slot_of_a_killed_process_goes_to_the_next)
 	ioshape_slot_free(slot);
 	end(_i);
 }
-END_TEST
 
-START_TEST(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over)
+EACH(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over)
 {
 	struct ioshape_slot *slot;
 	double begin_s;
@@ -480,7 +481,6 @@ START_TEST(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over
 	waitpid(holder, NULL, 0);
 	end(_i);
 }
-END_TEST
 
 static atomic_uint losses;
 
@@ -490,7 +490,7 @@ static void count_loss(void *user, const char *why)
 	losses++;
 }
 
-START_TEST(who_is_kicked_hears_of_it)
+EACH(who_is_kicked_hears_of_it)
 {
 	struct ioshape_slot_options options = plain();
 	struct ioshape_pool_status *status;
@@ -516,11 +516,10 @@ START_TEST(who_is_kicked_hears_of_it)
 	ioshape_slot_free(next);
 	end(_i);
 }
-END_TEST
 
 /* ---- The operator ---------------------------------------------------------------------------- */
 
-START_TEST(what_the_operator_sets_wins_at_once)
+EACH(what_the_operator_sets_wins_at_once)
 {
 	struct ioshape_pool_settings clear = IOSHAPE_POOL_SETTINGS_INIT;
 	struct visitor visitor = { 0 };
@@ -541,9 +540,8 @@ START_TEST(what_the_operator_sets_wins_at_once)
 	ioshape_slot_free(slot);
 	end(_i);
 }
-END_TEST
 
-START_TEST(settings_beyond_all_measure_are_refused_by_name)
+EACH(settings_beyond_all_measure_are_refused_by_name)
 {
 	struct ioshape_pool_settings settings[4];
 	static const char *const names[] = { "express", "pool_bytes_per_s", "job_bytes_per_s",
@@ -565,9 +563,8 @@ START_TEST(settings_beyond_all_measure_are_refused_by_name)
 	ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[1]), 0);
 	end(_i);
 }
-END_TEST
 
-START_TEST(a_pool_that_was_only_set_is_known)
+EACH(a_pool_that_was_only_set_is_known)
 {
 	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
 	char *names;
@@ -582,9 +579,8 @@ START_TEST(a_pool_that_was_only_set_is_known)
 	ck_assert_int_eq(ioshape_pool_set(contexts[0], "", &settings), -EINVAL);
 	end(_i);
 }
-END_TEST
 
-START_TEST(the_status_tells_all)
+EACH(the_status_tells_all)
 {
 	struct ioshape_slot_options options = plain();
 	struct visitor visitor = { .options = { .expected_bytes = 777 * MIB } };
@@ -626,9 +622,8 @@ START_TEST(the_status_tells_all)
 	await(&visitor);
 	end(_i);
 }
-END_TEST
 
-START_TEST(bandwidth_is_shared_by_who_writes)
+EACH(bandwidth_is_shared_by_who_writes)
 {
 	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
 	struct ioshape_slot *first, *second;
@@ -652,7 +647,6 @@ START_TEST(bandwidth_is_shared_by_who_writes)
 	ioshape_slot_free(second);
 	end(_i);
 }
-END_TEST
 
 /* ---- Many ------------------------------------------------------------------------------------ */
 
@@ -686,7 +680,7 @@ static int take_many_turns(int count, const int tokens[2])
 	return ret;
 }
 
-START_TEST(processes_at_full_speed_never_exceed_the_capacity)
+EACH(processes_at_full_speed_never_exceed_the_capacity)
 {
 	enum { PROCESSES = 8, TURNS = 25 };
 	struct ioshape_pool_status *status;
@@ -717,38 +711,8 @@ START_TEST(processes_at_full_speed_never_exceed_the_capacity)
 	close(tokens[1]);
 	end(_i);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("turns");
-	TCase *local = tcase_create("local"), *redis = tcase_create("redis");
-
-	tcase_set_timeout(local, 60);
-	tcase_set_timeout(redis, 60);
-	tcase_set_tags(redis, "redis"); /* a test of its own in meson.build */
-#define EACH(test)                                                                                 \
-	tcase_add_loop_test(local, test, LOCAL, LOCAL + 1);                                        \
-	tcase_add_loop_test(redis, test, REDIS, REDIS + 1)
-	EACH(no_more_hold_than_there_are_slots);
-	EACH(who_comes_first_is_served_first);
-	EACH(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many);
-	EACH(heavy_ones_take_as_much_as_they_weigh);
-	EACH(a_heavy_one_is_not_passed_by_light_ones);
-	EACH(a_tiny_one_does_not_sit_behind_terabytes);
-	EACH(waiting_ends_with_the_time_out_and_leaves_no_trace);
-	EACH(two_pools_are_two_queues);
-	EACH(a_slot_is_kept_for_longer_than_a_lease);
-	EACH(the_slot_of_a_killed_process_goes_to_the_next);
-	EACH(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over);
-	EACH(who_is_kicked_hears_of_it);
-	EACH(what_the_operator_sets_wins_at_once);
-	EACH(settings_beyond_all_measure_are_refused_by_name);
-	EACH(a_pool_that_was_only_set_is_known);
-	EACH(the_status_tells_all);
-	EACH(bandwidth_is_shared_by_who_writes);
-	EACH(processes_at_full_speed_never_exceed_the_capacity);
-	suite_add_tcase(suite, local);
-	suite_add_tcase(suite, redis);
-	return check_main(suite);
+	return check_run("turns");
 }

@@ -26,7 +26,11 @@ static void teardown(void)
 
 /* ---- Servers that come and go ---------------------------------------------------------------- */
 
-START_TEST(a_server_that_was_restarted_is_no_failure)
+static struct check_case tests = {
+	.name = "redis_faults", .setup = setup, .teardown = teardown, .timeout_s = 120
+};
+
+TEST(tests, a_server_that_was_restarted_is_no_failure)
 {
 	void *pool;
 
@@ -40,9 +44,8 @@ START_TEST(a_server_that_was_restarted_is_no_failure)
 	}
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_holder_keeps_its_slot_and_fence_when_the_server_loses_all)
+TEST(tests, a_holder_keeps_its_slot_and_fence_when_the_server_loses_all)
 {
 	struct slots_answer held, kept;
 	void *pool, *other;
@@ -66,9 +69,8 @@ START_TEST(a_holder_keeps_its_slot_and_fence_when_the_server_loses_all)
 	slots_redis.close(pool);
 	slots_redis.close(other);
 }
-END_TEST
 
-START_TEST(without_a_server_calls_fail_at_once_and_say_where_it_was)
+TEST(tests, without_a_server_calls_fail_at_once_and_say_where_it_was)
 {
 	struct base_error error = { 0 };
 	char name[64];
@@ -89,9 +91,8 @@ START_TEST(without_a_server_calls_fail_at_once_and_say_where_it_was)
 	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1200); /* the longest back-off */
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_socket_without_a_server_is_named)
+TEST(tests, a_socket_without_a_server_is_named)
 {
 	struct base_error error;
 	void *pool;
@@ -102,9 +103,8 @@ START_TEST(a_socket_without_a_server_is_named)
 	redis_case_must_say(&error, server.socket);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_server_that_is_gone_is_not_asked_all_the_time)
+TEST(tests, a_server_that_is_gone_is_not_asked_all_the_time)
 {
 	struct fake_redis fake;
 	struct base_error error;
@@ -124,9 +124,8 @@ START_TEST(a_server_that_is_gone_is_not_asked_all_the_time)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
-START_TEST(a_server_that_hangs_is_given_up_after_two_seconds)
+TEST(tests, a_server_that_hangs_is_given_up_after_two_seconds)
 {
 	struct base_error error;
 	unsigned took;
@@ -145,9 +144,8 @@ START_TEST(a_server_that_hangs_is_given_up_after_two_seconds)
 	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1500);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(waiting_on_a_server_that_hangs_ends_with_an_error)
+TEST(tests, waiting_on_a_server_that_hangs_ends_with_an_error)
 {
 	struct base_error error = { 0 };
 	uint64_t begin;
@@ -169,7 +167,6 @@ START_TEST(waiting_on_a_server_that_hangs_ends_with_an_error)
 	ck_assert_int_eq(slots_redis.wait(pool, 100, NULL), 0);
 	slots_redis.close(pool);
 }
-END_TEST
 
 static void *kill_soon(void *argument)
 {
@@ -179,7 +176,7 @@ static void *kill_soon(void *argument)
 	return NULL;
 }
 
-START_TEST(waiting_ends_when_the_server_does)
+TEST(tests, waiting_ends_when_the_server_does)
 {
 	const uint64_t begin = base_now_ns();
 	pthread_t thread;
@@ -198,7 +195,6 @@ START_TEST(waiting_ends_when_the_server_does)
 	pthread_join(thread, NULL);
 	slots_redis.close(pool);
 }
-END_TEST
 
 /* ---- Many threads ---------------------------------------------------------------------------- */
 
@@ -230,7 +226,7 @@ static void *hammer(void *argument)
 }
 
 /* Sockets of this kind know at once that nobody listens any more, and would raise SIGPIPE. */
-START_TEST(a_dead_server_raises_no_signal)
+TEST(tests, a_dead_server_raises_no_signal)
 {
 	struct base_error error;
 	void *pool;
@@ -249,9 +245,8 @@ START_TEST(a_dead_server_raises_no_signal)
 	}
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_server_killed_again_and_again_costs_neither_descriptors_nor_signals)
+TEST(tests, a_server_killed_again_and_again_costs_neither_descriptors_nor_signals)
 {
 	struct hammer hammers[4];
 	unsigned before = scratch_descriptors();
@@ -284,11 +279,10 @@ START_TEST(a_server_killed_again_and_again_costs_neither_descriptors_nor_signals
 	slots_redis.close(pool);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
 /* ---- Peers that are no Redis ----------------------------------------------------------------- */
 
-START_TEST(a_peer_that_never_answers_takes_two_seconds)
+TEST(tests, a_peer_that_never_answers_takes_two_seconds)
 {
 	struct fake_redis fake;
 	struct base_error error;
@@ -303,9 +297,8 @@ START_TEST(a_peer_that_never_answers_takes_two_seconds)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
-START_TEST(nor_does_one_that_answers_byte_by_byte_take_longer)
+TEST(tests, nor_does_one_that_answers_byte_by_byte_take_longer)
 {
 	struct fake_redis fake;
 	struct base_error error;
@@ -318,9 +311,8 @@ START_TEST(nor_does_one_that_answers_byte_by_byte_take_longer)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
-START_TEST(a_network_that_swallows_everything_takes_one_second)
+TEST(tests, a_network_that_swallows_everything_takes_one_second)
 {
 	struct fake_redis fake;
 	struct base_error error;
@@ -336,9 +328,8 @@ START_TEST(a_network_that_swallows_everything_takes_one_second)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
-START_TEST(what_is_no_answer_of_a_redis_is_said_to_be_none)
+TEST(tests, what_is_no_answer_of_a_redis_is_said_to_be_none)
 {
 	static const char *const answers[] = {
 		"HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -360,9 +351,8 @@ START_TEST(what_is_no_answer_of_a_redis_is_said_to_be_none)
 		fake_redis_stop(&fake);
 	}
 }
-END_TEST
 
-START_TEST(answers_of_another_shape_are_not_taken_for_ours)
+TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 {
 	static const char *const answers[] = {
 		"+OK\r\n",
@@ -411,9 +401,8 @@ START_TEST(answers_of_another_shape_are_not_taken_for_ours)
 	}
 	base_buffer_free(&names);
 }
-END_TEST
 
-START_TEST(a_reply_without_an_end_is_given_up_before_it_fills_the_memory)
+TEST(tests, a_reply_without_an_end_is_given_up_before_it_fills_the_memory)
 {
 	static char flood[65536];
 	struct fake_redis fake;
@@ -436,9 +425,8 @@ START_TEST(a_reply_without_an_end_is_given_up_before_it_fills_the_memory)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
-START_TEST(a_server_that_wakes_without_an_end_does_not_keep_us_busy)
+TEST(tests, a_server_that_wakes_without_an_end_does_not_keep_us_busy)
 {
 	struct fake_redis fake;
 	unsigned waits = 0;
@@ -453,9 +441,8 @@ START_TEST(a_server_that_wakes_without_an_end_does_not_keep_us_busy)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
-START_TEST(a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second)
+TEST(tests, a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second)
 {
 	struct fake_redis fake;
 	void *pool;
@@ -467,9 +454,8 @@ START_TEST(a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
-START_TEST(a_name_that_nobody_knows_is_said)
+TEST(tests, a_name_that_nobody_knows_is_said)
 {
 	struct base_error error;
 	void *pool = redis_case_open("redis://no-such-host.invalid", "1");
@@ -478,40 +464,8 @@ START_TEST(a_name_that_nobody_knows_is_said)
 	redis_case_must_say(&error, "no-such-host.invalid");
 	slots_redis.close(pool);
 }
-END_TEST
-
-static Suite *redis_suite(void)
-{
-	Suite *suite = suite_create("redis_faults");
-	TCase *tests = tcase_create("redis_faults");
-
-	tcase_set_timeout(tests, 120);
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_add_test(tests, a_server_that_was_restarted_is_no_failure);
-	tcase_add_test(tests, a_holder_keeps_its_slot_and_fence_when_the_server_loses_all);
-	tcase_add_test(tests, without_a_server_calls_fail_at_once_and_say_where_it_was);
-	tcase_add_test(tests, a_socket_without_a_server_is_named);
-	tcase_add_test(tests, a_server_that_is_gone_is_not_asked_all_the_time);
-	tcase_add_test(tests, a_server_that_hangs_is_given_up_after_two_seconds);
-	tcase_add_test(tests, waiting_on_a_server_that_hangs_ends_with_an_error);
-	tcase_add_test(tests, waiting_ends_when_the_server_does);
-	tcase_add_test(tests,
-		       a_server_killed_again_and_again_costs_neither_descriptors_nor_signals);
-	tcase_add_test(tests, a_dead_server_raises_no_signal);
-	tcase_add_test(tests, a_peer_that_never_answers_takes_two_seconds);
-	tcase_add_test(tests, nor_does_one_that_answers_byte_by_byte_take_longer);
-	tcase_add_test(tests, a_network_that_swallows_everything_takes_one_second);
-	tcase_add_test(tests, what_is_no_answer_of_a_redis_is_said_to_be_none);
-	tcase_add_test(tests, answers_of_another_shape_are_not_taken_for_ours);
-	tcase_add_test(tests, a_reply_without_an_end_is_given_up_before_it_fills_the_memory);
-	tcase_add_test(tests, a_server_that_wakes_without_an_end_does_not_keep_us_busy);
-	tcase_add_test(tests, a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second);
-	tcase_add_test(tests, a_name_that_nobody_knows_is_said);
-	suite_add_tcase(suite, tests);
-	return suite;
-}
 
 int main(void)
 {
-	return check_main(redis_suite());
+	return check_run("redis_faults");
 }

@@ -117,7 +117,11 @@ static void wait_for_sentinels(void)
 	}
 }
 
-START_TEST(sentinels_lead_to_the_master_and_after_it_died_to_the_next)
+static struct check_case failover_case = {
+	.name = "sentinel", .setup = start_sentinels, .teardown = stop_sentinels, .timeout_s = 120
+};
+
+TEST(failover_case, sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 {
 	struct slots_answer held, kept;
 	void *pool = redis_case_open(address, "1");
@@ -151,9 +155,8 @@ START_TEST(sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 	}
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_master_that_was_made_a_replica_is_left)
+TEST(failover_case, a_master_that_was_made_a_replica_is_left)
 {
 	void *pool = redis_case_open(address, "1");
 	redisReply *reply;
@@ -174,9 +177,8 @@ START_TEST(a_master_that_was_made_a_replica_is_left)
 	freeReplyObject(reply);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(sentinels_that_know_no_such_service_say_so)
+TEST(failover_case, sentinels_that_know_no_such_service_say_so)
 {
 	char text[100];
 	struct base_error error = { 0 };
@@ -193,9 +195,13 @@ START_TEST(sentinels_that_know_no_such_service_say_so)
 	ck_assert_ptr_null(strstr(error.text, "SECRET"));
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(sentinels_may_ask_for_the_password)
+static struct check_case locked = { .name = "locked",
+				    .setup = start_locked_sentinels,
+				    .teardown = stop_sentinels,
+				    .timeout_s = 120 };
+
+TEST(locked, sentinels_may_ask_for_the_password)
 {
 	struct base_error error = { 0 };
 	const struct slots_request request = redis_case_request("1-1");
@@ -214,7 +220,6 @@ START_TEST(sentinels_may_ask_for_the_password)
 	ck_assert_ptr_null(strstr(error.text, "SECRET"));
 	slots_redis.close(pool);
 }
-END_TEST
 
 /* ---- Cluster --------------------------------------------------------------------------------- */
 
@@ -263,8 +268,12 @@ static void address_of(int node, char *text, size_t room)
 	snprintf(text, room, "redis://127.0.0.1:1,127.0.0.1:%u", nodes[node].port);
 }
 
+static struct check_case cluster_case = {
+	.name = "cluster", .setup = start_cluster, .teardown = stop_cluster, .timeout_s = 120
+};
+
 /* Through any of the nodes, for pools on all of them: one is in each node's part. */
-START_TEST(any_node_of_a_cluster_leads_to_the_pool)
+TEST(cluster_case, any_node_of_a_cluster_leads_to_the_pool)
 {
 	unsigned before = scratch_descriptors();
 
@@ -294,10 +303,9 @@ START_TEST(any_node_of_a_cluster_leads_to_the_pool)
 	}
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
 /* Notes lie where the pool's keys are, whichever node that is. */
-START_TEST(notes_follow_the_pool_in_a_cluster)
+TEST(cluster_case, notes_follow_the_pool_in_a_cluster)
 {
 	for (int number = 0; number < 6; number++) {
 		struct slots_config config;
@@ -322,7 +330,6 @@ START_TEST(notes_follow_the_pool_in_a_cluster)
 		gather_board_redis.close(board);
 	}
 }
-END_TEST
 
 static int node_of(long long slot)
 {
@@ -352,7 +359,7 @@ static void move_keys(int from, int to, long long slot)
 	freeReplyObject(keys);
 }
 
-START_TEST(a_pool_that_is_moved_to_another_node_is_followed)
+TEST(cluster_case, a_pool_that_is_moved_to_another_node_is_followed)
 {
 	struct slots_answer held, kept;
 	char text[100], from_id[48], to_id[48];
@@ -386,9 +393,8 @@ START_TEST(a_pool_that_is_moved_to_another_node_is_followed)
 	redis_case_wait(pool, 20);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_cluster_without_the_pools_node_is_away_and_comes_back)
+TEST(cluster_case, a_cluster_without_the_pools_node_is_away_and_comes_back)
 {
 	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:m");
 	int home = node_of(slot);
@@ -410,36 +416,10 @@ START_TEST(a_cluster_without_the_pools_node_is_away_and_comes_back)
 	ask_until_answered(pool, "1-1", 20000);
 	slots_redis.close(pool);
 }
-END_TEST
 
-static Suite *redis_suite(void)
-{
-	Suite *suite = suite_create("redis_many");
-	TCase *failover = tcase_create("sentinel"), *cluster = tcase_create("cluster");
-	TCase *locked = tcase_create("locked");
-
-	tcase_set_timeout(failover, 120);
-	tcase_add_checked_fixture(failover, start_sentinels, stop_sentinels);
-	tcase_add_test(failover, sentinels_lead_to_the_master_and_after_it_died_to_the_next);
-	tcase_add_test(failover, a_master_that_was_made_a_replica_is_left);
-	tcase_add_test(failover, sentinels_that_know_no_such_service_say_so);
-	suite_add_tcase(suite, failover);
-	tcase_set_timeout(locked, 120);
-	tcase_add_checked_fixture(locked, start_locked_sentinels, stop_sentinels);
-	tcase_add_test(locked, sentinels_that_know_no_such_service_say_so);
-	tcase_add_test(locked, sentinels_may_ask_for_the_password);
-	suite_add_tcase(suite, locked);
-	tcase_set_timeout(cluster, 120);
-	tcase_add_checked_fixture(cluster, start_cluster, stop_cluster);
-	tcase_add_test(cluster, any_node_of_a_cluster_leads_to_the_pool);
-	tcase_add_test(cluster, notes_follow_the_pool_in_a_cluster);
-	tcase_add_test(cluster, a_pool_that_is_moved_to_another_node_is_followed);
-	tcase_add_test(cluster, a_cluster_without_the_pools_node_is_away_and_comes_back);
-	suite_add_tcase(suite, cluster);
-	return suite;
-}
+CHECK_ADD(locked, sentinels_that_know_no_such_service_say_so, 0, 1)
 
 int main(void)
 {
-	return check_main(redis_suite());
+	return check_run("redis_many");
 }

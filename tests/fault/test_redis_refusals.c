@@ -26,7 +26,11 @@ static void teardown(void)
 	redis_server_free(&server);
 }
 
-START_TEST(passwords_open_doors_and_are_never_said)
+static struct check_case tests = {
+	.name = "redis_refusals", .setup = setup, .teardown = teardown, .timeout_s = 120
+};
+
+TEST(tests, passwords_open_doors_and_are_never_said)
 {
 	static const char *const wrong[] = { "", ":no-SECRET@", "ann:no-SECRET@" };
 	struct slots_config config;
@@ -54,7 +58,6 @@ START_TEST(passwords_open_doors_and_are_never_said)
 	redis_case_acquire(pool, "1-1");
 	slots_redis.close(pool);
 }
-END_TEST
 
 /* Whether a text is anywhere on our heap. */
 static bool is_on_the_heap(const char *text)
@@ -71,7 +74,7 @@ static bool is_on_the_heap(const char *text)
 	return memmem((void *)begin, end - begin, text, strlen(text));
 }
 
-START_TEST(a_closed_pool_leaves_no_password_in_memory)
+TEST(tests, a_closed_pool_leaves_no_password_in_memory)
 {
 	struct base_error error;
 	char text[300];
@@ -88,9 +91,8 @@ START_TEST(a_closed_pool_leaves_no_password_in_memory)
 	slots_redis.close(pool);
 	ck_assert(!is_on_the_heap("0000-SECRET"));
 }
-END_TEST
 
-START_TEST(a_server_that_repeats_its_arguments_does_not_betray_the_password)
+TEST(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password)
 {
 	struct fake_redis fake;
 	struct base_error error;
@@ -107,7 +109,6 @@ START_TEST(a_server_that_repeats_its_arguments_does_not_betray_the_password)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
 /* Which calls were refused for want of a right: each adds one. */
 static unsigned denials;
@@ -196,7 +197,7 @@ static void use_all(const char *as)
 	use_notes(&config);
 }
 
-START_TEST(the_documented_rights_are_enough_and_each_is_needed)
+TEST(tests, the_documented_rights_are_enough_and_each_is_needed)
 {
 	char text[200], rights[1000] = "", *rest, *right;
 	redisReply *reply;
@@ -235,7 +236,6 @@ START_TEST(the_documented_rights_are_enough_and_each_is_needed)
 		ck_assert_msg(denials, "nothing needs %s", right);
 	}
 }
-END_TEST
 
 /* ---- BLPOP, and nothing else ---- */
 
@@ -256,7 +256,7 @@ static void *open_counting(const char *at)
 	return redis_case_open_config(&config);
 }
 
-START_TEST(without_the_right_to_be_woken_it_sleeps_and_says_so_once)
+TEST(tests, without_the_right_to_be_woken_it_sleeps_and_says_so_once)
 {
 	struct redis_pool *pool;
 	struct slots_answer held;
@@ -282,9 +282,8 @@ START_TEST(without_the_right_to_be_woken_it_sleeps_and_says_so_once)
 	ck_assert_uint_eq(lines, 1);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_proxy_that_hangs_up_at_blpop_is_not_asked_again_and_again)
+TEST(tests, a_proxy_that_hangs_up_at_blpop_is_not_asked_again_and_again)
 {
 	struct fake_redis fake;
 	void *pool;
@@ -301,9 +300,8 @@ START_TEST(a_proxy_that_hangs_up_at_blpop_is_not_asked_again_and_again)
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
-END_TEST
 
-START_TEST(a_replica_is_not_written_to)
+TEST(tests, a_replica_is_not_written_to)
 {
 	unsigned before = scratch_descriptors();
 	struct base_error error;
@@ -320,9 +318,8 @@ START_TEST(a_replica_is_not_written_to)
 	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1200);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_master_whose_replicas_have_left_it_is_left)
+TEST(tests, a_master_whose_replicas_have_left_it_is_left)
 {
 	unsigned before = scratch_descriptors();
 	struct base_error error;
@@ -338,9 +335,8 @@ START_TEST(a_master_whose_replicas_have_left_it_is_left)
 	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1200);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_server_without_memory_says_so_and_nothing_is_lost_by_it)
+TEST(tests, a_server_without_memory_says_so_and_nothing_is_lost_by_it)
 {
 	struct ioshape_pool_status *status;
 	struct base_error error;
@@ -362,9 +358,8 @@ START_TEST(a_server_without_memory_says_so_and_nothing_is_lost_by_it)
 	ck_assert_int_eq(redis_case_acquire(pool, "1-3").state, SLOTS_HOLDING);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(tls_that_is_not_there_is_refused_with_what_to_install)
+TEST(tests, tls_that_is_not_there_is_refused_with_what_to_install)
 {
 	struct slots_config config = redis_case_config("rediss://h", "1");
 	struct base_error error = { 0 };
@@ -377,30 +372,8 @@ START_TEST(tls_that_is_not_there_is_refused_with_what_to_install)
 	ck_assert_int_eq(error.code, -EINVAL);
 	redis_case_must_say(&error, "hiredis_ssl");
 }
-END_TEST
-
-static Suite *redis_suite(void)
-{
-	Suite *suite = suite_create("redis_refusals");
-	TCase *tests = tcase_create("redis_refusals");
-
-	tcase_set_timeout(tests, 120);
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_add_test(tests, passwords_open_doors_and_are_never_said);
-	tcase_add_test(tests, a_closed_pool_leaves_no_password_in_memory);
-	tcase_add_test(tests, a_server_that_repeats_its_arguments_does_not_betray_the_password);
-	tcase_add_test(tests, the_documented_rights_are_enough_and_each_is_needed);
-	tcase_add_test(tests, without_the_right_to_be_woken_it_sleeps_and_says_so_once);
-	tcase_add_test(tests, a_proxy_that_hangs_up_at_blpop_is_not_asked_again_and_again);
-	tcase_add_test(tests, a_replica_is_not_written_to);
-	tcase_add_test(tests, a_master_whose_replicas_have_left_it_is_left);
-	tcase_add_test(tests, a_server_without_memory_says_so_and_nothing_is_lost_by_it);
-	tcase_add_test(tests, tls_that_is_not_there_is_refused_with_what_to_install);
-	suite_add_tcase(suite, tests);
-	return suite;
-}
 
 int main(void)
 {
-	return check_main(redis_suite());
+	return check_run("redis_refusals");
 }

@@ -48,7 +48,11 @@ static void teardown(void)
 	redis_server_free(&server);
 }
 
-START_TEST(calls_and_waiting_work_as_without_it)
+static struct check_case tests = {
+	.name = "redis_tls", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(tests, calls_and_waiting_work_as_without_it)
 {
 	unsigned before = scratch_descriptors();
 	struct slots_answer answer;
@@ -82,9 +86,8 @@ START_TEST(calls_and_waiting_work_as_without_it)
 	slots_redis.close(other);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
-START_TEST(a_certificate_for_another_name_is_refused)
+TEST(tests, a_certificate_for_another_name_is_refused)
 {
 	struct base_error error;
 	void *pool;
@@ -95,9 +98,8 @@ START_TEST(a_certificate_for_another_name_is_refused)
 	ck_assert_msg(strstr(error.text, "certificate"), "%s", error.text);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_certificate_that_nobody_vouches_for_is_refused)
+TEST(tests, a_certificate_that_nobody_vouches_for_is_refused)
 {
 	struct base_error error;
 	void *pool;
@@ -109,9 +111,8 @@ START_TEST(a_certificate_that_nobody_vouches_for_is_refused)
 	ck_assert_msg(strstr(error.text, "SSL_CERT_FILE"), "%s", error.text);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_server_without_tls_is_given_up_in_time)
+TEST(tests, a_server_without_tls_is_given_up_in_time)
 {
 	struct base_error error;
 	char plain[64];
@@ -123,10 +124,9 @@ START_TEST(a_server_without_tls_is_given_up_in_time)
 	ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
 	slots_redis.close(pool);
 }
-END_TEST
 
 /* A TLS record of 16 KiB is announced, and comes a byte at a time. */
-START_TEST(a_handshake_that_drips_is_given_up_in_time)
+TEST(tests, a_handshake_that_drips_is_given_up_in_time)
 {
 	unsigned before;
 	struct fake_redis fake;
@@ -145,9 +145,8 @@ START_TEST(a_handshake_that_drips_is_given_up_in_time)
 	fake_redis_stop(&fake);
 	ck_assert_uint_le(scratch_descriptors(), before);
 }
-END_TEST
 
-START_TEST(a_server_that_hangs_or_dies_is_given_up_in_time)
+TEST(tests, a_server_that_hangs_or_dies_is_given_up_in_time)
 {
 	struct base_error error;
 	void *pool, *fresh;
@@ -169,26 +168,8 @@ START_TEST(a_server_that_hangs_or_dies_is_given_up_in_time)
 	slots_redis.close(pool);
 	slots_redis.close(fresh);
 }
-END_TEST
-
-static Suite *tls_suite(void)
-{
-	Suite *suite = suite_create("redis_tls");
-	TCase *tests = tcase_create("redis_tls");
-
-	tcase_set_timeout(tests, 60);
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_add_test(tests, calls_and_waiting_work_as_without_it);
-	tcase_add_test(tests, a_certificate_for_another_name_is_refused);
-	tcase_add_test(tests, a_certificate_that_nobody_vouches_for_is_refused);
-	tcase_add_test(tests, a_server_without_tls_is_given_up_in_time);
-	tcase_add_test(tests, a_handshake_that_drips_is_given_up_in_time);
-	tcase_add_test(tests, a_server_that_hangs_or_dies_is_given_up_in_time);
-	suite_add_tcase(suite, tests);
-	return suite;
-}
 
 int main(void)
 {
-	return check_main(tls_suite());
+	return check_run("redis_tls");
 }

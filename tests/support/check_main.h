@@ -25,6 +25,76 @@ static inline TCase *check_case(Suite *suite, const char *name, SFun setup, SFun
 	return added;
 }
 
+/*
+ * Tests that are found by themselves: TEST(case, name) is a function that check_run() runs.
+ *
+ *     static struct check_case waiting = { .name = "waiting", .setup = setup };
+ *
+ *     TEST(waiting, giving_up_leaves_the_queue)
+ *     {
+ *     }
+ */
+struct check_case {
+	const char *name;
+	void (*start)(void), (*stop)(void);     /* around all of its tests */
+	void (*setup)(void), (*teardown)(void); /* around each */
+	double timeout_s;                       /* of each; 0: libcheck's */
+	const char *tags;
+	TCase *made;
+};
+
+struct check_test {
+	struct check_test *next;
+	struct check_case *in;
+	const TTest *test;
+	int begin, end; /* of _i */
+};
+
+static struct check_test *check_tests;
+
+/* In the order of their lines. */
+static inline void check_add(struct check_test *added)
+{
+	struct check_test **link = &check_tests;
+
+	while (*link && (*link)->test->line <= added->test->line)
+		link = &(*link)->next;
+	added->next = *link;
+	*link = added;
+}
+
+/* Makes a function a test, of one more case perhaps. */
+#define CHECK_ADD(case_, name_, begin_, end_)                                                      \
+	__attribute__((constructor)) static void add_##name_##_to_##case_(void)                    \
+	{                                                                                          \
+		static const TTest test = { #name_, name_, __FILE__, __LINE__ };                   \
+		static struct check_test added = { NULL, &(case_), &test, begin_, end_ };          \
+                                                                                                   \
+		check_add(&added);                                                                 \
+	}
+
+/* For each _i from `begin` to before `end`. */
+#define LOOP_TEST(case_, name_, begin_, end_)                                                      \
+	static void name_(int _i);                                                                 \
+	CHECK_ADD(case_, name_, begin_, end_)                                                      \
+	static void name_(int _i __attribute__((unused)))
+
+#define TEST(case_, name_) LOOP_TEST(case_, name_, 0, 1)
+
+static inline void check_make_case(struct check_case *one, Suite *suite)
+{
+	one->made = tcase_create(one->name);
+	if (one->start || one->stop)
+		tcase_add_unchecked_fixture(one->made, one->start, one->stop);
+	if (one->setup || one->teardown)
+		tcase_add_checked_fixture(one->made, one->setup, one->teardown);
+	if (one->timeout_s > 0)
+		tcase_set_timeout(one->made, one->timeout_s);
+	if (one->tags)
+		tcase_set_tags(one->made, one->tags);
+	suite_add_tcase(suite, one->made);
+}
+
 static inline int check_main(Suite *suite)
 {
 	SRunner *runner = srunner_create(suite);
@@ -38,6 +108,19 @@ static inline int check_main(Suite *suite)
 	failed = srunner_ntests_run(runner) > 0 ? srunner_ntests_failed(runner) : 1;
 	srunner_free(runner);
 	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+/* All tests of this program. */
+static inline int check_run(const char *name)
+{
+	Suite *suite = suite_create(name);
+
+	for (struct check_test *one = check_tests; one; one = one->next) {
+		if (!one->in->made)
+			check_make_case(one->in, suite);
+		tcase_add_loop_test(one->in->made, one->test, one->begin, one->end);
+	}
+	return check_main(suite);
 }
 
 #endif

@@ -32,7 +32,9 @@ static struct slots_address parse(const char *text)
 	return address;
 }
 
-START_TEST(a_host_alone_is_enough)
+static struct check_case tests = { .name = "address" };
+
+TEST(tests, a_host_alone_is_enough)
 {
 	struct slots_address address = parse("redis://cache.example");
 
@@ -42,9 +44,8 @@ START_TEST(a_host_alone_is_enough)
 	ck_assert_uint_eq(address.nodes[0].port, 6379);
 	ck_assert(!address.tls && !address.has_password && !address.database);
 }
-END_TEST
 
-START_TEST(all_parts_are_found)
+TEST(tests, all_parts_are_found)
 {
 	struct slots_address address = parse("rediss://ann:pa%3Ass%20w%25rd@10.0.0.7:7001/12");
 
@@ -55,9 +56,8 @@ START_TEST(all_parts_are_found)
 	ck_assert_uint_eq(address.nodes[0].port, 7001);
 	ck_assert_uint_eq(address.database, 12);
 }
-END_TEST
 
-START_TEST(a_password_needs_no_user_and_a_user_no_password)
+TEST(tests, a_password_needs_no_user_and_a_user_no_password)
 {
 	struct slots_address address = parse("redis://:secret@h");
 
@@ -67,18 +67,16 @@ START_TEST(a_password_needs_no_user_and_a_user_no_password)
 	ck_assert_str_eq(address.user, "ann");
 	ck_assert(!address.has_password);
 }
-END_TEST
 
-START_TEST(an_at_sign_in_a_password_is_taken_as_meant)
+TEST(tests, an_at_sign_in_a_password_is_taken_as_meant)
 {
 	struct slots_address address = parse("redis://:p@ss@h:1/");
 
 	ck_assert_str_eq(address.password, "p@ss");
 	ck_assert_str_eq(address.nodes[0].host, "h");
 }
-END_TEST
 
-START_TEST(several_hosts_are_a_cluster)
+TEST(tests, several_hosts_are_a_cluster)
 {
 	struct slots_address address = parse("redis://a:7000,[::1]:7001,[fe80::1%eth0],b/");
 
@@ -89,9 +87,8 @@ START_TEST(several_hosts_are_a_cluster)
 	ck_assert_uint_eq(address.nodes[2].port, 6379);
 	ck_assert_str_eq(address.nodes[3].host, "b");
 }
-END_TEST
 
-START_TEST(sockets_have_a_path_and_maybe_a_database)
+TEST(tests, sockets_have_a_path_and_maybe_a_database)
 {
 	struct slots_address address = parse("unix:///run/redis/a%20b.sock?db=3");
 
@@ -103,9 +100,8 @@ START_TEST(sockets_have_a_path_and_maybe_a_database)
 	ck_assert_str_eq(address.user, "ann");
 	ck_assert_str_eq(address.password, "x");
 }
-END_TEST
 
-START_TEST(sentinels_know_a_service)
+TEST(tests, sentinels_know_a_service)
 {
 	struct slots_address address = parse("sentinel://u:p@s1,s2:26380/my-master/4");
 
@@ -117,7 +113,6 @@ START_TEST(sentinels_know_a_service)
 	ck_assert_uint_eq(address.database, 4);
 	ck_assert_str_eq(address.user, "u");
 }
-END_TEST
 
 static const char *const wrong[] = {
 	"",
@@ -172,7 +167,7 @@ static const char *const wrong[] = {
 	"sentinel://u:SECRET@s/ser vice",
 };
 
-START_TEST(what_is_wrong_is_refused_without_saying_the_password)
+TEST(tests, what_is_wrong_is_refused_without_saying_the_password)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
 		struct base_error error = { 0 };
@@ -187,9 +182,8 @@ START_TEST(what_is_wrong_is_refused_without_saying_the_password)
 			REQUIRE(!((const char *)&address)[byte]); /* nothing of it is left */
 	}
 }
-END_TEST
 
-START_TEST(lengths_are_limited)
+TEST(tests, lengths_are_limited)
 {
 	static char text[10000];
 	struct base_error error = { 0 };
@@ -216,9 +210,8 @@ START_TEST(lengths_are_limited)
 	memcpy(text, "redis://", 8);
 	ck_assert_int_eq(address_parse(&address, text, &error), -EINVAL);
 }
-END_TEST
 
-START_TEST(no_text_whatsoever_does_harm)
+TEST(tests, no_text_whatsoever_does_harm)
 {
 	static const char letters[] = "redis://unixentl:@/[]%,.?=db0129aF \xff";
 	struct slots_address address;
@@ -239,9 +232,8 @@ START_TEST(no_text_whatsoever_does_harm)
 		}
 	}
 }
-END_TEST
 
-START_TEST(nodes_of_redirects_are_understood)
+TEST(tests, nodes_of_redirects_are_understood)
 {
 	struct slots_node node;
 
@@ -262,7 +254,6 @@ START_TEST(nodes_of_redirects_are_understood)
 	ck_assert_int_eq(address_parse_node(&node, "host:0", 6), -EINVAL);
 	ck_assert_int_eq(address_parse_node(&node, "ho st:1", 7), -EINVAL);
 }
-END_TEST
 
 static int look_up_slowly(void)
 {
@@ -271,7 +262,7 @@ static int look_up_slowly(void)
 	return link_connect(NULL, &node, base_now_ns() + 10000000, "hangs", NULL);
 }
 
-START_TEST(a_forked_child_can_look_names_up_however_many_hang_in_its_parent)
+TEST(tests, a_forked_child_can_look_names_up_however_many_hang_in_its_parent)
 {
 	int status;
 	pid_t child;
@@ -287,30 +278,8 @@ START_TEST(a_forked_child_can_look_names_up_however_many_hang_in_its_parent)
 	ck_assert_int_eq(status, 0);
 	ck_assert_int_eq(look_up_slowly(), -EHOSTUNREACH);
 }
-END_TEST
-
-static Suite *address_suite(void)
-{
-	Suite *suite = suite_create("address");
-	TCase *tests = tcase_create("address");
-
-	tcase_add_test(tests, a_host_alone_is_enough);
-	tcase_add_test(tests, all_parts_are_found);
-	tcase_add_test(tests, a_password_needs_no_user_and_a_user_no_password);
-	tcase_add_test(tests, an_at_sign_in_a_password_is_taken_as_meant);
-	tcase_add_test(tests, several_hosts_are_a_cluster);
-	tcase_add_test(tests, sockets_have_a_path_and_maybe_a_database);
-	tcase_add_test(tests, sentinels_know_a_service);
-	tcase_add_test(tests, what_is_wrong_is_refused_without_saying_the_password);
-	tcase_add_test(tests, lengths_are_limited);
-	tcase_add_test(tests, no_text_whatsoever_does_harm);
-	tcase_add_test(tests, nodes_of_redirects_are_understood);
-	tcase_add_test(tests, a_forked_child_can_look_names_up_however_many_hang_in_its_parent);
-	suite_add_tcase(suite, tests);
-	return suite;
-}
 
 int main(void)
 {
-	return check_main(address_suite());
+	return check_run("address");
 }

@@ -35,7 +35,9 @@ static void forget_launchers(void)
 		unsetenv(variables[i]);
 }
 
-START_TEST(the_job_of_the_launcher_is_the_job)
+static struct check_case all_case = { .name = "identity", .setup = forget_launchers };
+
+TEST(all_case, the_job_of_the_launcher_is_the_job)
 {
 	struct slots_identity identity;
 
@@ -56,9 +58,8 @@ START_TEST(the_job_of_the_launcher_is_the_job)
 	slots_identify(&identity, "mine", 0);
 	ck_assert_str_eq(identity.job, "mine");
 }
-END_TEST
 
-START_TEST(ranks_without_a_jobs_name_meet_where_they_meet)
+TEST(all_case, ranks_without_a_jobs_name_meet_where_they_meet)
 {
 	struct slots_identity identity;
 
@@ -68,9 +69,8 @@ START_TEST(ranks_without_a_jobs_name_meet_where_they_meet)
 	slots_identify(&identity, NULL, 0);
 	ck_assert_str_eq(identity.job, "n01:29500");
 }
-END_TEST
 
-START_TEST(alone_it_is_one_rank_of_its_terminals_job)
+TEST(all_case, alone_it_is_one_rank_of_its_terminals_job)
 {
 	struct slots_identity identity, again;
 
@@ -84,9 +84,8 @@ START_TEST(alone_it_is_one_rank_of_its_terminals_job)
 	ck_assert_str_ne(identity.client, again.client);
 	ck_assert_uint_eq(strlen(identity.client), 16);
 }
-END_TEST
 
-START_TEST(what_could_do_harm_in_a_terminal_is_replaced)
+TEST(all_case, what_could_do_harm_in_a_terminal_is_replaced)
 {
 	struct slots_identity identity;
 	char longest[200];
@@ -101,9 +100,8 @@ START_TEST(what_could_do_harm_in_a_terminal_is_replaced)
 	slots_identify(&identity, NULL, 0);
 	ck_assert_uint_eq(identity.rank, 0);
 }
-END_TEST
 
-START_TEST(the_first_rank_is_a_rank_like_any_other)
+TEST(all_case, the_first_rank_is_a_rank_like_any_other)
 {
 	struct slots_identity identity;
 
@@ -121,19 +119,8 @@ START_TEST(the_first_rank_is_a_rank_like_any_other)
 	ck_assert_uint_eq(identity.rank, 5);
 	ck_assert_uint_eq(identity.ranks, 16);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("identity");
-	TCase *all = tcase_create("identity");
-
-	tcase_add_checked_fixture(all, forget_launchers, NULL);
-	tcase_add_test(all, the_job_of_the_launcher_is_the_job);
-	tcase_add_test(all, ranks_without_a_jobs_name_meet_where_they_meet);
-	tcase_add_test(all, alone_it_is_one_rank_of_its_terminals_job);
-	tcase_add_test(all, what_could_do_harm_in_a_terminal_is_replaced);
-	tcase_add_test(all, the_first_rank_is_a_rank_like_any_other);
-	suite_add_tcase(suite, all);
-	return check_main(suite);
+	return check_run("identity");
 }

@@ -25,7 +25,11 @@ static unsigned entries(void)
 	return count;
 }
 
-START_TEST(an_abandoned_pool_leaves_nothing_behind)
+static struct check_case tcase = {
+	.name = "local", .setup = folder_setup, .teardown = folder_teardown, .timeout_s = 50
+};
+
+TEST(tcase, an_abandoned_pool_leaves_nothing_behind)
 {
 	void *pool, *other;
 
@@ -44,9 +48,8 @@ START_TEST(an_abandoned_pool_leaves_nothing_behind)
 	slots_local.close(pool);
 	ck_assert_uint_eq(entries(), 0);
 }
-END_TEST
 
-START_TEST(the_file_is_for_all_users_whatever_the_umask)
+TEST(tcase, the_file_is_for_all_users_whatever_the_umask)
 {
 	struct stat stat_of;
 	void *pool;
@@ -58,9 +61,8 @@ START_TEST(the_file_is_for_all_users_whatever_the_umask)
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0666);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(what_the_operator_set_survives)
+TEST(tcase, what_the_operator_set_survives)
 {
 	const struct ioshape_pool_settings settings = { .capacity = 3 }, clear = { .clear = 1 };
 	void *pool = open_pool("p", 1, 15000);
@@ -75,7 +77,6 @@ START_TEST(what_the_operator_set_survives)
 	slots_local.close(pool);
 	ck_assert_uint_eq(entries(), 0);
 }
-END_TEST
 
 static void *release_soon(void *pool)
 {
@@ -84,7 +85,7 @@ static void *release_soon(void *pool)
 	return NULL;
 }
 
-START_TEST(a_release_wakes_the_next_at_once)
+TEST(tcase, a_release_wakes_the_next_at_once)
 {
 	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
 	double longest = 0;
@@ -111,9 +112,8 @@ START_TEST(a_release_wakes_the_next_at_once)
 	slots_local.close(second);
 	slots_local.close(first);
 }
-END_TEST
 
-START_TEST(an_interrupt_ends_this_wait_or_the_next)
+TEST(tcase, an_interrupt_ends_this_wait_or_the_next)
 {
 	void *pool = open_pool("p", 1, 15000);
 	uint64_t began = base_now_ns();
@@ -126,9 +126,8 @@ START_TEST(an_interrupt_ends_this_wait_or_the_next)
 	ck_assert_double_ge(ms_since(began), 29);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(who_floods_the_wake_with_bytes_does_not_keep_us_busy)
+TEST(tcase, who_floods_the_wake_with_bytes_does_not_keep_us_busy)
 {
 	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
 	uint64_t began;
@@ -145,9 +144,8 @@ START_TEST(who_floods_the_wake_with_bytes_does_not_keep_us_busy)
 	slots_local.close(second);
 	slots_local.close(first);
 }
-END_TEST
 
-START_TEST(a_killed_holder_gives_its_slot_to_the_next_within_50_ms)
+TEST(tcase, a_killed_holder_gives_its_slot_to_the_next_within_50_ms)
 {
 	void *pool = open_pool("p", 1, 15000);
 	double longest = 0;
@@ -172,7 +170,6 @@ START_TEST(a_killed_holder_gives_its_slot_to_the_next_within_50_ms)
 	slots_local.close(pool);
 	ck_assert_uint_eq(entries(), 0);
 }
-END_TEST
 
 /* Where everybody has other numbers than here. */
 static void stay_in_another_namespace(void (*tell)(char), const char *id)
@@ -189,7 +186,7 @@ static void stay_in_another_namespace(void (*tell)(char), const char *id)
 		pause();
 }
 
-START_TEST(a_holder_in_another_pid_namespace_is_seen_to_live_and_to_die)
+TEST(tcase, a_holder_in_another_pid_namespace_is_seen_to_live_and_to_die)
 {
 	void *pool = open_pool("p", 1, 15000);
 	struct player holder;
@@ -214,9 +211,8 @@ START_TEST(a_holder_in_another_pid_namespace_is_seen_to_live_and_to_die)
 	}
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(killed_waiters_are_passed_over)
+TEST(tcase, killed_waiters_are_passed_over)
 {
 	void *pool = open_pool("p", 1, 15000), *mine = open_pool("p", 1, 15000);
 	struct player waiters[5];
@@ -242,7 +238,6 @@ START_TEST(killed_waiters_are_passed_over)
 	slots_local.close(pool);
 	slots_local.close(mine);
 }
-END_TEST
 
 /* Without end, as fast as it goes; every fourth one with a queue too long for the first page. */
 static void take_turns(void (*tell)(char), const char *argument)
@@ -261,7 +256,7 @@ static void take_turns(void (*tell)(char), const char *argument)
 	}
 }
 
-START_TEST(kills_at_any_moment_leave_a_usable_state_and_no_slot_used)
+TEST(tcase, kills_at_any_moment_leave_a_usable_state_and_no_slot_used)
 {
 	static const char *const names[] = { "a", "b", "c", "d" };
 	void *pool = open_pool("p", 2, 15000);
@@ -307,7 +302,6 @@ START_TEST(kills_at_any_moment_leave_a_usable_state_and_no_slot_used)
 	ioshape_pool_status_free(status);
 	slots_local.close(pool);
 }
-END_TEST
 
 static void hold_and_look_later(void (*tell)(char), const char *argument)
 {
@@ -322,7 +316,7 @@ static void hold_and_look_later(void (*tell)(char), const char *argument)
 	tell(answer.state == SLOTS_NONE ? 'n' : 'h');
 }
 
-START_TEST(a_process_that_is_stopped_past_its_lease_loses_its_slot)
+TEST(tcase, a_process_that_is_stopped_past_its_lease_loses_its_slot)
 {
 	struct player holder = start_player(hold_and_look_later, NULL);
 	void *pool = open_pool("p", 1, 300);
@@ -340,7 +334,6 @@ START_TEST(a_process_that_is_stopped_past_its_lease_loses_its_slot)
 	end_player(&holder, 0);
 	slots_local.close(pool);
 }
-END_TEST
 
 static void keep_locked(void (*tell)(char), const char *argument)
 {
@@ -354,7 +347,7 @@ static void keep_locked(void (*tell)(char), const char *argument)
 		pause();
 }
 
-START_TEST(a_lock_that_is_kept_for_ever_ends_in_a_sentence)
+TEST(tcase, a_lock_that_is_kept_for_ever_ends_in_a_sentence)
 {
 	void *pool = open_pool("p", 1, 15000);
 	struct player hostile;
@@ -379,9 +372,8 @@ START_TEST(a_lock_that_is_kept_for_ever_ends_in_a_sentence)
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(whatever_is_written_into_the_file_the_next_call_goes_on)
+TEST(tcase, whatever_is_written_into_the_file_the_next_call_goes_on)
 {
 	void *pool = open_pool("p", 2, 15000);
 	uint64_t seed = 17, fence = 0;
@@ -411,7 +403,6 @@ START_TEST(whatever_is_written_into_the_file_the_next_call_goes_on)
 	close(fd);
 	slots_local.close(pool);
 }
-END_TEST
 
 /* A field here and there, in what is used of the table. */
 static void forge(int fd, uint64_t *seed)
@@ -431,7 +422,7 @@ static void forge(int fd, uint64_t *seed)
 	REQUIRE(pwrite(fd, bytes, sizeof(bytes), 0) == sizeof(bytes));
 }
 
-START_TEST(forged_states_crash_nobody)
+TEST(tcase, forged_states_crash_nobody)
 {
 	void *pool = open_pool("p", 2, 15000), *other = open_pool("p", 2, 15000);
 	struct ioshape_pool_status *status;
@@ -464,7 +455,6 @@ START_TEST(forged_states_crash_nobody)
 	slots_local.close(pool);
 	slots_local.close(other);
 }
-END_TEST
 
 static void require_untouched(const char *path, mode_t mode, const char *content)
 {
@@ -499,7 +489,7 @@ static void overwrite(size_t at, const void *data, size_t bytes)
 	close(fd);
 }
 
-START_TEST(a_record_that_makes_no_sense_is_dropped_and_the_others_stay)
+TEST(tcase, a_record_that_makes_no_sense_is_dropped_and_the_others_stay)
 {
 	const struct ioshape_pool_settings settings = { .capacity = 3 };
 	const uint64_t never = UINT64_C(1) << 62;
@@ -528,9 +518,8 @@ START_TEST(a_record_that_makes_no_sense_is_dropped_and_the_others_stay)
 	ioshape_pool_status_free(status);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(a_process_of_another_version_has_a_pool_of_its_own)
+TEST(tcase, a_process_of_another_version_has_a_pool_of_its_own)
 {
 	void *pool = open_pool("p", 1, 15000);
 	struct base_buffer names = { 0 };
@@ -548,9 +537,8 @@ START_TEST(a_process_of_another_version_has_a_pool_of_its_own)
 	slots_local.close(pool);
 	require_untouched(other, 0600, "version 1");
 }
-END_TEST
 
-START_TEST(what_is_no_file_in_its_place_is_not_followed)
+TEST(tcase, what_is_no_file_in_its_place_is_not_followed)
 {
 	void *pool = open_pool("p", 1, 15000);
 	char target[128];
@@ -581,9 +569,8 @@ START_TEST(what_is_no_file_in_its_place_is_not_followed)
 	}
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(a_private_file_in_its_place_stays_private_and_as_it_was)
+TEST(tcase, a_private_file_in_its_place_stays_private_and_as_it_was)
 {
 	char secret[128];
 	void *pool = open_pool("p", 1, 15000);
@@ -603,9 +590,8 @@ START_TEST(a_private_file_in_its_place_stays_private_and_as_it_was)
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(who_died_before_its_file_was_for_everybody_does_not_close_the_pool)
+TEST(tcase, who_died_before_its_file_was_for_everybody_does_not_close_the_pool)
 {
 	void *pool = open_pool("p", 1, 15000);
 	struct stat stat_of;
@@ -616,9 +602,8 @@ START_TEST(who_died_before_its_file_was_for_everybody_does_not_close_the_pool)
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0666);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(processes_meet_again_after_the_file_was_removed)
+TEST(tcase, processes_meet_again_after_the_file_was_removed)
 {
 	void *pool = open_pool("p", 1, 15000);
 	struct player holder;
@@ -637,7 +622,6 @@ START_TEST(processes_meet_again_after_the_file_was_removed)
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(pool);
 }
-END_TEST
 
 static void stay_in_as_somebody(void (*tell)(char), const char *argument)
 {
@@ -648,7 +632,7 @@ static void stay_in_as_somebody(void (*tell)(char), const char *argument)
 	stay_in(tell, argument);
 }
 
-START_TEST(users_share_a_pool)
+TEST(tcase, users_share_a_pool)
 {
 	struct player other = start_player(stay_in_as_somebody, "o-1"), third;
 	void *pool;
@@ -673,7 +657,6 @@ START_TEST(users_share_a_pool)
 	slots_local.close(pool);
 	ck_assert_int_eq(seteuid(getuid()), 0);
 }
-END_TEST
 
 static void open_and_close(void (*tell)(char), const char *inherited)
 {
@@ -689,7 +672,7 @@ static void open_and_close(void (*tell)(char), const char *inherited)
 	tell('c');
 }
 
-START_TEST(a_forked_child_leaves_its_parents_slot_alone)
+TEST(tcase, a_forked_child_leaves_its_parents_slot_alone)
 {
 	void *pool = open_pool("p", 1, 15000);
 
@@ -706,9 +689,8 @@ START_TEST(a_forked_child_leaves_its_parents_slot_alone)
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(a_child_does_not_keep_the_lock_of_a_parent_that_died_in_the_middle)
+TEST(tcase, a_child_does_not_keep_the_lock_of_a_parent_that_died_in_the_middle)
 {
 	void *pool = open_pool("p", 1, 15000);
 	struct local_file *file;
@@ -726,9 +708,8 @@ START_TEST(a_child_does_not_keep_the_lock_of_a_parent_that_died_in_the_middle)
 	end_player(&child, SIGKILL);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(two_opens_of_a_pool_stand_apart)
+TEST(tcase, two_opens_of_a_pool_stand_apart)
 {
 	void *first = open_pool("p", 1, 15000), *second = open_pool("p", 1, 15000);
 	struct player waiter;
@@ -748,9 +729,8 @@ START_TEST(two_opens_of_a_pool_stand_apart)
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(second);
 }
-END_TEST
 
-START_TEST(pools_have_nothing_to_do_with_each_other)
+TEST(tcase, pools_have_nothing_to_do_with_each_other)
 {
 	struct base_buffer names = { 0 };
 	void *one = open_pool("p", 1, 15000), *two = open_pool("lustre:/a b/\xc3\xa9", 1, 15000);
@@ -768,7 +748,6 @@ START_TEST(pools_have_nothing_to_do_with_each_other)
 	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
 	slots_local.close(two);
 }
-END_TEST
 
 static void *read_names(void *pool)
 {
@@ -780,7 +759,7 @@ static void *read_names(void *pool)
 }
 
 /* Anybody may put files there. */
-START_TEST(a_folder_full_of_files_holds_no_fork_up)
+TEST(tcase, a_folder_full_of_files_holds_no_fork_up)
 {
 	const uint64_t no_time_ns = 20000000;
 	void *pool = open_pool("p", 1, 15000);
@@ -812,7 +791,6 @@ START_TEST(a_folder_full_of_files_holds_no_fork_up)
 		      (unsigned long long)took_ns / 1000000);
 	slots_local.close(pool);
 }
-END_TEST
 
 static void list_names(void (*tell)(char), const char *argument)
 {
@@ -825,7 +803,7 @@ static void list_names(void (*tell)(char), const char *argument)
 	tell(names.bytes == 2 && !memcmp(names.data, "p\n", 2) ? 'y' : 'n');
 }
 
-START_TEST(other_processes_see_the_names_and_nothing_that_only_looks_like_one)
+TEST(tcase, other_processes_see_the_names_and_nothing_that_only_looks_like_one)
 {
 	void *pool = open_pool("p", 1, 15000);
 	char command[400];
@@ -843,7 +821,6 @@ START_TEST(other_processes_see_the_names_and_nothing_that_only_looks_like_one)
 	end_player(&player, 0);
 	slots_local.close(pool);
 }
-END_TEST
 
 static void age(const char *path, time_t seconds)
 {
@@ -853,7 +830,7 @@ static void age(const char *path, time_t seconds)
 	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, AT_SYMLINK_NOFOLLOW), 0);
 }
 
-START_TEST(what_dead_processes_left_goes_after_a_day)
+TEST(tcase, what_dead_processes_left_goes_after_a_day)
 {
 	struct player waiter, holder = start_player(stay_in, "h-1");
 	struct base_buffer names = { 0 };
@@ -878,7 +855,6 @@ START_TEST(what_dead_processes_left_goes_after_a_day)
 	base_buffer_free(&names);
 	slots_local.close(pool);
 }
-END_TEST
 
 static void *thread_turns(void *pool)
 {
@@ -899,7 +875,7 @@ static void *thread_turns(void *pool)
 	return (void *)held;
 }
 
-START_TEST(threads_share_a_pool)
+TEST(tcase, threads_share_a_pool)
 {
 	void *pools[2] = { open_pool("p", 2, 15000), open_pool("p", 2, 15000) };
 	pthread_t threads[8];
@@ -919,9 +895,8 @@ START_TEST(threads_share_a_pool)
 	slots_local.close(pools[1]);
 	ck_assert_uint_eq(entries(), 0);
 }
-END_TEST
 
-START_TEST(a_long_queue_is_kept_as_well)
+TEST(tcase, a_long_queue_is_kept_as_well)
 {
 	void *pool = open_pool("p", 1, 15000), *other = open_pool("p", 1, 15000);
 	struct ioshape_pool_status *status;
@@ -945,9 +920,8 @@ START_TEST(a_long_queue_is_kept_as_well)
 	slots_local.close(other);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
+TEST(tcase, of_many_holders_the_oldest_are_listed_and_all_are_counted)
 {
 	void *pool = open_pool("p", 400, 15000);
 	struct ioshape_pool_status *status;
@@ -966,7 +940,6 @@ START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
 	ioshape_pool_status_free(status);
 	slots_local.close(pool);
 }
-END_TEST
 
 static void limit_files(rlim_t bytes)
 {
@@ -979,7 +952,7 @@ static void limit_files(rlim_t bytes)
 }
 
 /* The kernel would end the process, by a signal. */
-START_TEST(a_limit_of_file_sizes_is_an_error_with_a_remedy)
+TEST(tcase, a_limit_of_file_sizes_is_an_error_with_a_remedy)
 {
 	void *pool = open_pool("p", 1, 15000);
 	char id[40];
@@ -1003,9 +976,8 @@ START_TEST(a_limit_of_file_sizes_is_an_error_with_a_remedy)
 	ck_assert_int_eq(ask(pool, "c-1", 1), 0);
 	slots_local.close(pool);
 }
-END_TEST
 
-START_TEST(what_may_be_a_password_is_not_repeated)
+TEST(tcase, what_may_be_a_password_is_not_repeated)
 {
 	static const struct {
 		const struct slots_ops *ops;
@@ -1025,9 +997,8 @@ START_TEST(what_may_be_a_password_is_not_repeated)
 		ck_assert_msg(!strstr(error.text, "tr0ub4dor"), "%s", error.text);
 	}
 }
-END_TEST
 
-START_TEST(addresses_that_mean_nothing_are_refused)
+TEST(tcase, addresses_that_mean_nothing_are_refused)
 {
 	static const char *const wrong[] = { "local:", "local:relative", "local:?", "localx" };
 
@@ -1041,49 +1012,8 @@ START_TEST(addresses_that_mean_nothing_are_refused)
 	ck_assert_ptr_eq(slots_coordinator_of("local"), &slots_local);
 	ck_assert_ptr_eq(slots_coordinator_of("local:/tmp"), &slots_local);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("local");
-	TCase *tcase = tcase_create("local");
-
-	tcase_add_checked_fixture(tcase, folder_setup, folder_teardown);
-	tcase_add_test(tcase, an_abandoned_pool_leaves_nothing_behind);
-	tcase_add_test(tcase, the_file_is_for_all_users_whatever_the_umask);
-	tcase_add_test(tcase, what_the_operator_set_survives);
-	tcase_add_test(tcase, a_release_wakes_the_next_at_once);
-	tcase_add_test(tcase, an_interrupt_ends_this_wait_or_the_next);
-	tcase_add_test(tcase, who_floods_the_wake_with_bytes_does_not_keep_us_busy);
-	tcase_add_test(tcase, a_killed_holder_gives_its_slot_to_the_next_within_50_ms);
-	tcase_add_test(tcase, a_holder_in_another_pid_namespace_is_seen_to_live_and_to_die);
-	tcase_add_test(tcase, killed_waiters_are_passed_over);
-	tcase_add_test(tcase, kills_at_any_moment_leave_a_usable_state_and_no_slot_used);
-	tcase_add_test(tcase, a_process_that_is_stopped_past_its_lease_loses_its_slot);
-	tcase_add_test(tcase, a_lock_that_is_kept_for_ever_ends_in_a_sentence);
-	tcase_add_test(tcase, whatever_is_written_into_the_file_the_next_call_goes_on);
-	tcase_add_test(tcase, forged_states_crash_nobody);
-	tcase_add_test(tcase, a_record_that_makes_no_sense_is_dropped_and_the_others_stay);
-	tcase_add_test(tcase, a_process_of_another_version_has_a_pool_of_its_own);
-	tcase_add_test(tcase, what_is_no_file_in_its_place_is_not_followed);
-	tcase_add_test(tcase, a_private_file_in_its_place_stays_private_and_as_it_was);
-	tcase_add_test(tcase, who_died_before_its_file_was_for_everybody_does_not_close_the_pool);
-	tcase_add_test(tcase, processes_meet_again_after_the_file_was_removed);
-	tcase_add_test(tcase, users_share_a_pool);
-	tcase_add_test(tcase, a_forked_child_leaves_its_parents_slot_alone);
-	tcase_add_test(tcase, a_child_does_not_keep_the_lock_of_a_parent_that_died_in_the_middle);
-	tcase_add_test(tcase, two_opens_of_a_pool_stand_apart);
-	tcase_add_test(tcase, pools_have_nothing_to_do_with_each_other);
-	tcase_add_test(tcase, other_processes_see_the_names_and_nothing_that_only_looks_like_one);
-	tcase_add_test(tcase, what_dead_processes_left_goes_after_a_day);
-	tcase_add_test(tcase, threads_share_a_pool);
-	tcase_add_test(tcase, a_long_queue_is_kept_as_well);
-	tcase_add_test(tcase, of_many_holders_the_oldest_are_listed_and_all_are_counted);
-	tcase_add_test(tcase, a_limit_of_file_sizes_is_an_error_with_a_remedy);
-	tcase_add_test(tcase, what_may_be_a_password_is_not_repeated);
-	tcase_add_test(tcase, a_folder_full_of_files_holds_no_fork_up);
-	tcase_add_test(tcase, addresses_that_mean_nothing_are_refused);
-	tcase_set_timeout(tcase, 50);
-	suite_add_tcase(suite, tcase);
-	return check_main(suite);
+	return check_run("local");
 }

@@ -87,7 +87,11 @@ static void set(uint32_t capacity, bool clear)
 	local_queue_set(table, &config, &settings);
 }
 
-START_TEST(slots_are_granted_in_the_order_of_requests)
+static struct check_case tests = {
+	.name = "local queue", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(tests, slots_are_granted_in_the_order_of_requests)
 {
 	ck_assert_int_eq(ask("r1", 1), SLOTS_HOLDING);
 	ck_assert_int_eq(ask("r2", 1), SLOTS_HOLDING);
@@ -108,7 +112,6 @@ START_TEST(slots_are_granted_in_the_order_of_requests)
 	ck_assert_uint_eq(answer.position, 0);
 	ck_assert(!give_back("r2", 0));
 }
-END_TEST
 
 static void ask_as(const char *job, const char *id)
 {
@@ -116,7 +119,7 @@ static void ask_as(const char *job, const char *id)
 	ask(id, 1);
 }
 
-START_TEST(jobs_alternate_however_many_requests_each_has)
+TEST(tests, jobs_alternate_however_many_requests_each_has)
 {
 	static const char *const order[] = { "r2", "r10", "r20", "r3", "r11", "r4", "r5", "r6" };
 
@@ -137,9 +140,8 @@ START_TEST(jobs_alternate_however_many_requests_each_has)
 		give_back(order[i], 0);
 	}
 }
-END_TEST
 
-START_TEST(a_job_with_twice_the_share_gets_twice_as_many_slots)
+TEST(tests, a_job_with_twice_the_share_gets_twice_as_many_slots)
 {
 	uint32_t granted[2] = { 0 };
 
@@ -167,9 +169,8 @@ START_TEST(a_job_with_twice_the_share_gets_twice_as_many_slots)
 	ck_assert_uint_ge(granted[0], 19);
 	ck_assert_uint_le(granted[0], 21);
 }
-END_TEST
 
-START_TEST(a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gave_up)
+TEST(tests, a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gave_up)
 {
 	set(1, false);
 	for (int i = 0; i < 50; i++) {
@@ -194,9 +195,8 @@ START_TEST(a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gave
 	give_back("r2", 0);
 	ck_assert_int_eq(state_of("r31"), SLOTS_HOLDING);
 }
-END_TEST
 
-START_TEST(a_request_that_is_repeated_changes_nothing)
+TEST(tests, a_request_that_is_repeated_changes_nothing)
 {
 	uint64_t fence;
 
@@ -210,9 +210,8 @@ START_TEST(a_request_that_is_repeated_changes_nothing)
 	pass_ms(2000);
 	ck_assert_int_eq(state_of("r1"), SLOTS_HOLDING);
 }
-END_TEST
 
-START_TEST(a_heavy_request_is_not_overtaken_and_one_above_the_capacity_writes_alone)
+TEST(tests, a_heavy_request_is_not_overtaken_and_one_above_the_capacity_writes_alone)
 {
 	ask("r1", 1);
 	ck_assert_int_eq(ask("r2", 5), SLOTS_WAITING);
@@ -223,9 +222,8 @@ START_TEST(a_heavy_request_is_not_overtaken_and_one_above_the_capacity_writes_al
 	give_back("r2", 0);
 	ck_assert_int_eq(state_of("r3"), SLOTS_HOLDING);
 }
-END_TEST
 
-START_TEST(a_small_request_passes_the_queue_one_at_a_time)
+TEST(tests, a_small_request_passes_the_queue_one_at_a_time)
 {
 	ask("r1", 2);
 	ck_assert_int_eq(ask("r2", 1), SLOTS_WAITING);
@@ -241,18 +239,16 @@ START_TEST(a_small_request_passes_the_queue_one_at_a_time)
 	ck_assert_int_eq(state_of("r2"), SLOTS_WAITING);
 	ck_assert_int_eq(state_of("r5"), SLOTS_WAITING);
 }
-END_TEST
 
-START_TEST(a_request_that_will_not_wait_leaves_nothing_behind)
+TEST(tests, a_request_that_will_not_wait_leaves_nothing_behind)
 {
 	ask("r1", 2);
 	ck_assert_int_eq(ask_for("r2", 1, 0, true), 0);
 	ck_assert_int_eq(answer.state, SLOTS_NONE);
 	ck_assert_uint_eq(table->image.head.member_end, 1);
 }
-END_TEST
 
-START_TEST(without_heartbeats_a_member_is_gone_after_its_lease)
+TEST(tests, without_heartbeats_a_member_is_gone_after_its_lease)
 {
 	ask("r1", 2);
 	ask("r2", 1);
@@ -269,9 +265,8 @@ START_TEST(without_heartbeats_a_member_is_gone_after_its_lease)
 	pass_ms(LEASE_MS / 2);
 	ck_assert_int_eq(state_of("r4"), SLOTS_NONE);
 }
-END_TEST
 
-START_TEST(the_capacity_is_the_operators_then_the_jobs_then_the_default)
+TEST(tests, the_capacity_is_the_operators_then_the_jobs_then_the_default)
 {
 	ask("r1", 1);
 	ck_assert_uint_eq(answer.capacity, 2);
@@ -290,9 +285,8 @@ START_TEST(the_capacity_is_the_operators_then_the_jobs_then_the_default)
 	ck_assert(!local_is_set(&table->image.head));
 	ck_assert_int_eq(state_of("r4"), SLOTS_HOLDING);
 }
-END_TEST
 
-START_TEST(fences_rise_by_time_and_by_grant)
+TEST(tests, fences_rise_by_time_and_by_grant)
 {
 	uint64_t fence = 0;
 
@@ -309,9 +303,8 @@ START_TEST(fences_rise_by_time_and_by_grant)
 	ask("r1", 1);
 	ck_assert_uint_gt(answer.fence, fence);
 }
-END_TEST
 
-START_TEST(the_dead_are_looked_for_among_holders_and_the_first_that_waits)
+TEST(tests, the_dead_are_looked_for_among_holders_and_the_first_that_waits)
 {
 	uint32_t processes[8];
 
@@ -328,9 +321,8 @@ START_TEST(the_dead_are_looked_for_among_holders_and_the_first_that_waits)
 	ck_assert(!local_queue_kick(table, &config, "r2"));
 	ck_assert_int_eq(state_of("r4"), SLOTS_HOLDING);
 }
-END_TEST
 
-START_TEST(a_full_table_refuses_and_takes_the_next_when_one_leaves)
+TEST(tests, a_full_table_refuses_and_takes_the_next_when_one_leaves)
 {
 	char id[16];
 
@@ -343,7 +335,6 @@ START_TEST(a_full_table_refuses_and_takes_the_next_when_one_leaves)
 	ck_assert_int_eq(ask("r9999", 1), SLOTS_WAITING);
 	ck_assert_uint_eq(answer.position, LOCAL_MEMBERS - 3);
 }
-END_TEST
 
 static struct slots_grant pace(int64_t bytes)
 {
@@ -353,7 +344,7 @@ static struct slots_grant pace(int64_t bytes)
 	return grant;
 }
 
-START_TEST(bandwidth_is_shared_out_in_turn_and_what_comes_back_is_given_again)
+TEST(tests, bandwidth_is_shared_out_in_turn_and_what_comes_back_is_given_again)
 {
 	const struct ioshape_pool_settings settings = { .pool_bytes_per_s = 1000000 };
 	struct slots_grant grant;
@@ -376,7 +367,6 @@ START_TEST(bandwidth_is_shared_out_in_turn_and_what_comes_back_is_given_again)
 	ck_assert_uint_eq(grant.start_ms, 750);
 	ck_assert_uint_ge(pace(1000).start_ms, 1000);
 }
-END_TEST
 
 static struct ioshape_pool_status *status_of_table(void)
 {
@@ -387,7 +377,7 @@ static struct ioshape_pool_status *status_of_table(void)
 	return status;
 }
 
-START_TEST(a_status_says_who_holds_who_waits_and_how_many_slots_were_granted)
+TEST(tests, a_status_says_who_holds_who_waits_and_how_many_slots_were_granted)
 {
 	struct ioshape_pool_status *status;
 
@@ -409,9 +399,8 @@ START_TEST(a_status_says_who_holds_who_waits_and_how_many_slots_were_granted)
 	ck_assert_str_eq(status->waiters[1].id, "r3");
 	ioshape_pool_status_free(status);
 }
-END_TEST
 
-START_TEST(a_status_says_who_wrote_how_much_and_what_operators_did)
+TEST(tests, a_status_says_who_wrote_how_much_and_what_operators_did)
 {
 	struct ioshape_pool_status *status;
 
@@ -443,7 +432,6 @@ START_TEST(a_status_says_who_wrote_how_much_and_what_operators_did)
 	ck_assert_double_eq_tol(status->acts[0].at_s, 1700000000.0, 1e-9);
 	ioshape_pool_status_free(status);
 }
-END_TEST
 
 static uint32_t granted_lately(void)
 {
@@ -454,7 +442,7 @@ static uint32_t granted_lately(void)
 	return granted;
 }
 
-START_TEST(grants_of_the_last_minute_are_counted_from_now)
+TEST(tests, grants_of_the_last_minute_are_counted_from_now)
 {
 	table->now_ns = UINT64_C(60000000000) * 100;
 	for (int i = 0; i < 60; i++) {
@@ -469,9 +457,8 @@ START_TEST(grants_of_the_last_minute_are_counted_from_now)
 	pass_ms(30000);
 	ck_assert_uint_eq(granted_lately(), 0);
 }
-END_TEST
 
-START_TEST(jobs_that_were_not_seen_for_long_are_replaced)
+TEST(tests, jobs_that_were_not_seen_for_long_are_replaced)
 {
 	for (uint32_t i = 0; i < 3 * LOCAL_JOBS; i++) {
 		snprintf(config.identity.job, sizeof(config.identity.job), "job%u", i);
@@ -484,11 +471,10 @@ START_TEST(jobs_that_were_not_seen_for_long_are_replaced)
 		ck_assert_uint_eq(local_job(table, i)->written, 100);
 	}
 }
-END_TEST
 
 /* Of one job: first come, first served, never more than the capacity, whatever happens in between.
  */
-START_TEST(random_operations_keep_the_promises)
+TEST(tests, random_operations_keep_the_promises)
 {
 	uint64_t seed = 11;
 	char id[16];
@@ -535,36 +521,8 @@ START_TEST(random_operations_keep_the_promises)
 	}
 	ck_assert_uint_gt(table->image.head.grants, 1000);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("local queue");
-	TCase *tests = tcase_create("local queue");
-
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_set_timeout(tests, 60);
-	tcase_add_test(tests, slots_are_granted_in_the_order_of_requests);
-	tcase_add_test(tests, jobs_alternate_however_many_requests_each_has);
-	tcase_add_test(tests, a_job_with_twice_the_share_gets_twice_as_many_slots);
-	tcase_add_test(tests,
-		       a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gave_up);
-	tcase_add_test(tests, a_request_that_is_repeated_changes_nothing);
-	tcase_add_test(tests,
-		       a_heavy_request_is_not_overtaken_and_one_above_the_capacity_writes_alone);
-	tcase_add_test(tests, a_small_request_passes_the_queue_one_at_a_time);
-	tcase_add_test(tests, a_request_that_will_not_wait_leaves_nothing_behind);
-	tcase_add_test(tests, without_heartbeats_a_member_is_gone_after_its_lease);
-	tcase_add_test(tests, the_capacity_is_the_operators_then_the_jobs_then_the_default);
-	tcase_add_test(tests, fences_rise_by_time_and_by_grant);
-	tcase_add_test(tests, the_dead_are_looked_for_among_holders_and_the_first_that_waits);
-	tcase_add_test(tests, a_full_table_refuses_and_takes_the_next_when_one_leaves);
-	tcase_add_test(tests, bandwidth_is_shared_out_in_turn_and_what_comes_back_is_given_again);
-	tcase_add_test(tests, a_status_says_who_holds_who_waits_and_how_many_slots_were_granted);
-	tcase_add_test(tests, a_status_says_who_wrote_how_much_and_what_operators_did);
-	tcase_add_test(tests, grants_of_the_last_minute_are_counted_from_now);
-	tcase_add_test(tests, jobs_that_were_not_seen_for_long_are_replaced);
-	tcase_add_test(tests, random_operations_keep_the_promises);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("local queue");
 }

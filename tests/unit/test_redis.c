@@ -38,7 +38,14 @@ static void leave(void)
 {
 }
 
-START_TEST(a_free_slot_is_granted_at_once)
+static struct check_case tests_case = { .name = "redis",
+					.start = start,
+					.stop = stop,
+					.setup = empty,
+					.teardown = leave,
+					.timeout_s = 60 };
+
+TEST(tests_case, a_free_slot_is_granted_at_once)
 {
 	void *pool = redis_case_open(address, "1");
 	struct slots_answer answer = redis_case_acquire(pool, "1-1");
@@ -52,9 +59,8 @@ START_TEST(a_free_slot_is_granted_at_once)
 	redis_case_release(pool, "1-1");
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(who_comes_second_waits_and_knows_for_whom)
+TEST(tests_case, who_comes_second_waits_and_knows_for_whom)
 {
 	void *first = redis_case_open(address, "1"), *second = redis_case_open(address, "2");
 	struct slots_answer answer;
@@ -71,9 +77,8 @@ START_TEST(who_comes_second_waits_and_knows_for_whom)
 	slots_redis.close(first);
 	slots_redis.close(second);
 }
-END_TEST
 
-START_TEST(a_request_made_twice_is_counted_once)
+TEST(tests_case, a_request_made_twice_is_counted_once)
 {
 	void *pool = redis_case_open(address, "1");
 	struct slots_answer once = redis_case_acquire(pool, "1-1");
@@ -87,9 +92,8 @@ START_TEST(a_request_made_twice_is_counted_once)
 	ck_assert_uint_gt(redis_case_acquire(pool, "1-2").fence, once.fence);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(who_never_waits_is_not_queued)
+TEST(tests_case, who_never_waits_is_not_queued)
 {
 	void *pool = redis_case_open(address, "1");
 	struct slots_request request = redis_case_request("1-2");
@@ -105,9 +109,8 @@ START_TEST(who_never_waits_is_not_queued)
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(the_status_tells_what_is_known)
+TEST(tests_case, the_status_tells_what_is_known)
 {
 	struct slots_config config = redis_case_config(address, "1");
 	struct slots_request request = redis_case_request("1-1");
@@ -156,7 +159,6 @@ START_TEST(the_status_tells_what_is_known)
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
-END_TEST
 
 static redisReply text_reply(const char *text)
 {
@@ -170,7 +172,7 @@ static redisReply list_reply(redisReply **parts, size_t count)
 	return (redisReply){ .type = REDIS_REPLY_ARRAY, .element = parts, .elements = count };
 }
 
-START_TEST(numbers_beyond_all_measure_hide_nobody)
+TEST(tests_case, numbers_beyond_all_measure_hide_nobody)
 {
 	struct ioshape_pool_settings settings = { .size = sizeof(settings),
 						  .pool_bytes_per_s = UINT64_MAX,
@@ -192,10 +194,9 @@ START_TEST(numbers_beyond_all_measure_hide_nobody)
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
-END_TEST
 
 /* What another program sent. */
-START_TEST(numbers_that_no_type_holds_hide_nobody)
+TEST(tests_case, numbers_that_no_type_holds_hide_nobody)
 {
 	const char *const row[] = {
 		"id", "job", "n", "1", "1", "0", "18446744073709551616", "18446744073709551616",
@@ -228,9 +229,8 @@ START_TEST(numbers_that_no_type_holds_hide_nobody)
 	ck_assert_uint_eq(status->holders[0].expected_bytes, UINT64_MAX);
 	ioshape_pool_status_free(status);
 }
-END_TEST
 
-START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
+TEST(tests_case, of_many_holders_the_oldest_are_listed_and_all_are_counted)
 {
 	struct slots_config config = redis_case_config(address, "1");
 	struct slots_answer held[300] = { 0 };
@@ -262,9 +262,8 @@ START_TEST(of_many_holders_the_oldest_are_listed_and_all_are_counted)
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(what_the_operator_sets_wins_until_it_is_cleared)
+TEST(tests_case, what_the_operator_sets_wins_until_it_is_cleared)
 {
 	void *pool = redis_case_open(address, "1");
 	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
@@ -293,9 +292,8 @@ START_TEST(what_the_operator_sets_wins_until_it_is_cleared)
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(who_is_kicked_is_out_and_the_next_one_in)
+TEST(tests_case, who_is_kicked_is_out_and_the_next_one_in)
 {
 	void *first = redis_case_open(address, "1"), *second = redis_case_open(address, "2");
 	struct slots_answer held = redis_case_acquire(first, "1-1"), waits;
@@ -316,9 +314,8 @@ START_TEST(who_is_kicked_is_out_and_the_next_one_in)
 	slots_redis.close(first);
 	slots_redis.close(second);
 }
-END_TEST
 
-START_TEST(bandwidth_is_granted_as_the_job_and_the_operator_say)
+TEST(tests_case, bandwidth_is_granted_as_the_job_and_the_operator_say)
 {
 	struct slots_config config = redis_case_config(address, "1");
 	struct slots_grant grant;
@@ -343,7 +340,6 @@ START_TEST(bandwidth_is_granted_as_the_job_and_the_operator_say)
 	ck_assert_uint_le(grant.start_ms, 500);
 	slots_redis.close(pool);
 }
-END_TEST
 
 static void names_of(void *pool, char *into, size_t room)
 {
@@ -358,7 +354,7 @@ static void names_of(void *pool, char *into, size_t room)
 	base_buffer_free(&names);
 }
 
-START_TEST(pools_in_use_are_known_by_name_and_old_ones_forgotten)
+TEST(tests_case, pools_in_use_are_known_by_name_and_old_ones_forgotten)
 {
 	struct slots_config config = redis_case_config(address, "1");
 	char names[200];
@@ -376,9 +372,8 @@ START_TEST(pools_in_use_are_known_by_name_and_old_ones_forgotten)
 	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:m"), 1);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_script_that_the_server_forgot_is_sent_again)
+TEST(tests_case, a_script_that_the_server_forgot_is_sent_again)
 {
 	void *pool = redis_case_open(address, "1");
 	struct slots_answer answer = redis_case_acquire(pool, "1-1");
@@ -397,9 +392,8 @@ START_TEST(a_script_that_the_server_forgot_is_sent_again)
 	freeReplyObject(stats);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(half_lost_data_is_asked_for_anew)
+TEST(tests_case, half_lost_data_is_asked_for_anew)
 {
 	void *pool = redis_case_open(address, "1"), *other = redis_case_open(address, "2");
 	struct slots_answer held = redis_case_acquire(pool, "1-1"), waits;
@@ -412,9 +406,8 @@ START_TEST(half_lost_data_is_asked_for_anew)
 	slots_redis.close(pool);
 	slots_redis.close(other);
 }
-END_TEST
 
-START_TEST(all_slots_of_a_process_are_kept_when_the_data_is_lost)
+TEST(tests_case, all_slots_of_a_process_are_kept_when_the_data_is_lost)
 {
 	struct slots_config config = redis_case_config(address, "1");
 	struct slots_answer one, two;
@@ -430,11 +423,10 @@ START_TEST(all_slots_of_a_process_are_kept_when_the_data_is_lost)
 	ck_assert_int_eq(redis_case_beat(pool, "1-2", &two).state, SLOTS_HOLDING);
 	slots_redis.close(pool);
 }
-END_TEST
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-START_TEST(waiting_ends_with_its_time)
+TEST(tests_case, waiting_ends_with_its_time)
 {
 	void *pool = redis_case_open(address, "1");
 	unsigned took;
@@ -446,7 +438,6 @@ START_TEST(waiting_ends_with_its_time)
 	ck_assert_uint_lt(took, 600);
 	slots_redis.close(pool);
 }
-END_TEST
 
 static void *interrupt_soon(void *pool)
 {
@@ -467,7 +458,7 @@ static unsigned wait_interrupted(void *pool)
 	return took;
 }
 
-START_TEST(an_interruption_ends_waiting_at_once_and_loses_no_wake)
+TEST(tests_case, an_interruption_ends_waiting_at_once_and_loses_no_wake)
 {
 	void *holder = redis_case_open(address, "1"), *pool = redis_case_open(address, "2");
 	struct slots_answer answer;
@@ -488,9 +479,8 @@ START_TEST(an_interruption_ends_waiting_at_once_and_loses_no_wake)
 	slots_redis.close(holder);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_wake_that_came_while_nobody_waited_is_not_lost)
+TEST(tests_case, a_wake_that_came_while_nobody_waited_is_not_lost)
 {
 	void *holder = redis_case_open(address, "1"), *pool = redis_case_open(address, "2");
 
@@ -508,9 +498,8 @@ START_TEST(a_wake_that_came_while_nobody_waited_is_not_lost)
 	slots_redis.close(holder);
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(one_connection_is_enough_at_rest_and_two_while_it_waits)
+TEST(tests_case, one_connection_is_enough_at_rest_and_two_while_it_waits)
 {
 	unsigned before = scratch_descriptors();
 	void *holder = redis_case_open(address, "1"), *pool = redis_case_open(address, "2");
@@ -532,9 +521,8 @@ START_TEST(one_connection_is_enough_at_rest_and_two_while_it_waits)
 	slots_redis.close(pool);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
-START_TEST(no_descriptor_goes_on_to_programs_that_are_started)
+TEST(tests_case, no_descriptor_goes_on_to_programs_that_are_started)
 {
 	bool before[256];
 	void *pool;
@@ -550,9 +538,8 @@ START_TEST(no_descriptor_goes_on_to_programs_that_are_started)
 	}
 	slots_redis.close(pool);
 }
-END_TEST
 
-START_TEST(a_turn_without_waiting_takes_two_commands)
+TEST(tests_case, a_turn_without_waiting_takes_two_commands)
 {
 	void *pool = redis_case_open(address, "1");
 	redisReply *stats;
@@ -571,7 +558,6 @@ START_TEST(a_turn_without_waiting_takes_two_commands)
 	freeReplyObject(stats);
 	slots_redis.close(pool);
 }
-END_TEST
 
 /* ---- Threads --------------------------------------------------------------------------------- */
 
@@ -603,7 +589,7 @@ static void *take_turns(void *argument)
 	return NULL;
 }
 
-START_TEST(threads_may_call_while_one_of_them_waits)
+TEST(tests_case, threads_may_call_while_one_of_them_waits)
 {
 	struct worker workers[THREADS];
 	void *pool = redis_case_open(address, "1");
@@ -624,10 +610,9 @@ START_TEST(threads_may_call_while_one_of_them_waits)
 	ioshape_pool_status_free(status);
 	slots_redis.close(pool);
 }
-END_TEST
 
 /* What an operator set is found by him in years to come, until he takes it back. */
-START_TEST(a_pool_that_was_set_keeps_its_name_whoever_uses_it)
+TEST(tests_case, a_pool_that_was_set_keeps_its_name_whoever_uses_it)
 {
 	struct ioshape_pool_settings settings = { .capacity = 2 };
 	void *operator= redis_case_open(address, "1"), *user = redis_case_open(address, "2");
@@ -647,9 +632,8 @@ START_TEST(a_pool_that_was_set_keeps_its_name_whoever_uses_it)
 	slots_redis.close(operator);
 	slots_redis.close(user);
 }
-END_TEST
 
-START_TEST(a_name_that_could_not_be_written_down_is_tried_again)
+TEST(tests_case, a_name_that_could_not_be_written_down_is_tried_again)
 {
 	struct redis_pool *pool = redis_case_open(address, "1");
 	const uint64_t minute_ns = 60000000000ull;
@@ -666,45 +650,8 @@ START_TEST(a_name_that_could_not_be_written_down_is_tried_again)
 	ck_assert_uint_gt(pool->name_due_ns, base_now_ns() + minute_ns);
 	slots_redis.close(pool);
 }
-END_TEST
-
-static Suite *redis_suite(void)
-{
-	Suite *suite = suite_create("redis");
-	TCase *tests = tcase_create("redis");
-
-	tcase_set_timeout(tests, 60);
-	tcase_add_unchecked_fixture(tests, start, stop);
-	tcase_add_checked_fixture(tests, empty, leave);
-	tcase_add_test(tests, a_free_slot_is_granted_at_once);
-	tcase_add_test(tests, who_comes_second_waits_and_knows_for_whom);
-	tcase_add_test(tests, a_request_made_twice_is_counted_once);
-	tcase_add_test(tests, who_never_waits_is_not_queued);
-	tcase_add_test(tests, the_status_tells_what_is_known);
-	tcase_add_test(tests, numbers_beyond_all_measure_hide_nobody);
-	tcase_add_test(tests, numbers_that_no_type_holds_hide_nobody);
-	tcase_add_test(tests, of_many_holders_the_oldest_are_listed_and_all_are_counted);
-	tcase_add_test(tests, what_the_operator_sets_wins_until_it_is_cleared);
-	tcase_add_test(tests, who_is_kicked_is_out_and_the_next_one_in);
-	tcase_add_test(tests, bandwidth_is_granted_as_the_job_and_the_operator_say);
-	tcase_add_test(tests, pools_in_use_are_known_by_name_and_old_ones_forgotten);
-	tcase_add_test(tests, a_script_that_the_server_forgot_is_sent_again);
-	tcase_add_test(tests, half_lost_data_is_asked_for_anew);
-	tcase_add_test(tests, all_slots_of_a_process_are_kept_when_the_data_is_lost);
-	tcase_add_test(tests, waiting_ends_with_its_time);
-	tcase_add_test(tests, an_interruption_ends_waiting_at_once_and_loses_no_wake);
-	tcase_add_test(tests, a_wake_that_came_while_nobody_waited_is_not_lost);
-	tcase_add_test(tests, one_connection_is_enough_at_rest_and_two_while_it_waits);
-	tcase_add_test(tests, no_descriptor_goes_on_to_programs_that_are_started);
-	tcase_add_test(tests, a_turn_without_waiting_takes_two_commands);
-	tcase_add_test(tests, a_pool_that_was_set_keeps_its_name_whoever_uses_it);
-	tcase_add_test(tests, a_name_that_could_not_be_written_down_is_tried_again);
-	tcase_add_test(tests, threads_may_call_while_one_of_them_waits);
-	suite_add_tcase(suite, tests);
-	return suite;
-}
 
 int main(void)
 {
-	return check_main(redis_suite());
+	return check_run("redis");
 }

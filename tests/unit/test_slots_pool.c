@@ -105,7 +105,11 @@ static struct ioshape_slot_info info_of(struct slots_slot *slot)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-START_TEST(an_uncontended_slot_takes_two_calls)
+static struct check_case waiting_case = {
+	.name = "waiting", .setup = setup, .teardown = teardown, .timeout_s = 20
+};
+
+TEST(waiting_case, an_uncontended_slot_takes_two_calls)
 {
 	struct slots_slot *slot = take(NULL);
 	struct ioshape_slot_info info = info_of(slot);
@@ -120,7 +124,6 @@ START_TEST(an_uncontended_slot_takes_two_calls)
 	ck_assert_uint_eq(script_counts().releases, 1);
 	ck_assert_uint_eq(script_counts().beats, 0);
 }
-END_TEST
 
 static void *grant_soon(void *argument)
 {
@@ -146,7 +149,7 @@ static int hear_place(void *user, const struct ioshape_place *place)
 	return heard->answer;
 }
 
-START_TEST(a_waiter_hears_where_it_stands_and_is_woken_by_the_grant)
+TEST(waiting_case, a_waiter_hears_where_it_stands_and_is_woken_by_the_grant)
 {
 	struct heard_places heard = { .answer = 0 };
 	const struct slots_wanted wanted = { .weight = 1,
@@ -170,9 +173,8 @@ START_TEST(a_waiter_hears_where_it_stands_and_is_woken_by_the_grant)
 	ck_assert(info_of(slot).waited_s >= 0.2 && info_of(slot).waited_s < 1.5);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(giving_up_waiting_leaves_the_queue)
+TEST(waiting_case, giving_up_waiting_leaves_the_queue)
 {
 	struct heard_places heard = { .answer = 1 };
 	const struct slots_wanted wanted = { .weight = 1,
@@ -187,9 +189,8 @@ START_TEST(giving_up_waiting_leaves_the_queue)
 	ck_assert_ptr_null(slot);
 	ck_assert_uint_eq(script_counts().releases, 1);
 }
-END_TEST
 
-START_TEST(waiting_ends_with_the_time_out)
+TEST(waiting_case, waiting_ends_with_the_time_out)
 {
 	const struct slots_wanted wanted = { .weight = 1, .timeout_ms = 150 };
 	struct base_error error = { 0 };
@@ -202,9 +203,8 @@ START_TEST(waiting_ends_with_the_time_out)
 	ck_assert(base_seconds(base_now_ns() - begin) >= 0.15);
 	ck_assert_uint_eq(script_counts().releases, 1);
 }
-END_TEST
 
-START_TEST(a_waiter_that_was_forgotten_asks_again)
+TEST(waiting_case, a_waiter_that_was_forgotten_asks_again)
 {
 	struct slots_slot *slot;
 
@@ -222,7 +222,6 @@ START_TEST(a_waiter_that_was_forgotten_asks_again)
 	ck_assert_uint_ge(script_counts().acquires, 2);
 	slots_release(slot);
 }
-END_TEST
 
 static atomic_uint lost_calls;
 
@@ -255,7 +254,7 @@ static int grant_and_take_away(void *user, const struct ioshape_place *place)
 	return 0;
 }
 
-START_TEST(a_slot_that_is_lost_before_its_waiter_wakes_is_asked_for_again)
+TEST(waiting_case, a_slot_that_is_lost_before_its_waiter_wakes_is_asked_for_again)
 {
 	unsigned calls = 0;
 	const struct slots_wanted wanted = { .weight = 1,
@@ -274,11 +273,10 @@ START_TEST(a_slot_that_is_lost_before_its_waiter_wakes_is_asked_for_again)
 	ck_assert_uint_eq(info_of(slot).lost, 0);
 	slots_release(slot);
 }
-END_TEST
 
 /* ---- Heartbeats ------------------------------------------------------------------------------ */
 
-START_TEST(a_holder_shows_that_it_lives_and_how_far_it_is)
+TEST(waiting_case, a_holder_shows_that_it_lives_and_how_far_it_is)
 {
 	struct slots_slot *slot = take(NULL);
 
@@ -289,9 +287,8 @@ START_TEST(a_holder_shows_that_it_lives_and_how_far_it_is)
 	ck_assert_uint_eq(info_of(slot).lost, 0);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(a_lost_slot_is_told_once_and_is_not_held_again)
+TEST(waiting_case, a_lost_slot_is_told_once_and_is_not_held_again)
 {
 	const struct slots_wanted wanted = { .weight = 1, .lost = hear_loss };
 	struct slots_slot *slot = take(&wanted);
@@ -307,9 +304,8 @@ START_TEST(a_lost_slot_is_told_once_and_is_not_held_again)
 	ck_assert_uint_eq(info_of(slot).lost, 1);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(a_holder_that_moves_nothing_loses_its_slot)
+TEST(waiting_case, a_holder_that_moves_nothing_loses_its_slot)
 {
 	const struct slots_wanted wanted = { .weight = 1, .lost = hear_loss };
 	struct slots_slot *slot;
@@ -330,9 +326,8 @@ START_TEST(a_holder_that_moves_nothing_loses_its_slot)
 	ck_assert_uint_ge(script_counts().releases, 1);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(a_slot_that_was_waited_for_long_is_not_taken_to_hang)
+TEST(waiting_case, a_slot_that_was_waited_for_long_is_not_taken_to_hang)
 {
 	const struct slots_wanted wanted = { .weight = 1, .lost = hear_loss };
 	struct slots_slot *slot;
@@ -351,11 +346,16 @@ START_TEST(a_slot_that_was_waited_for_long_is_not_taken_to_hang)
 	pthread_join(granter, NULL);
 	slots_release(slot);
 }
-END_TEST
 
 /* ---- Unreachable ----------------------------------------------------------------------------- */
 
-START_TEST(an_unreachable_coordinator_makes_no_save_fail)
+static struct check_case unreachable_case = { .name = "unreachable",
+					      .setup = setup,
+					      .teardown = teardown,
+					      .timeout_s = 20,
+					      .tags = "unreachable" };
+
+TEST(unreachable_case, an_unreachable_coordinator_makes_no_save_fail)
 {
 	struct slots_slot *slot;
 	struct ioshape_slot_info info;
@@ -386,7 +386,6 @@ START_TEST(an_unreachable_coordinator_makes_no_save_fail)
 	ck_assert_uint_ge(infos, 1);
 	slots_release(slot);
 }
-END_TEST
 
 static void *answer_again_soon(void *argument)
 {
@@ -397,7 +396,7 @@ static void *answer_again_soon(void *argument)
 	return NULL;
 }
 
-START_TEST(a_coordinator_that_is_being_restarted_is_waited_for)
+TEST(unreachable_case, a_coordinator_that_is_being_restarted_is_waited_for)
 {
 	struct slots_slot *slot;
 	pthread_t thread;
@@ -410,9 +409,8 @@ START_TEST(a_coordinator_that_is_being_restarted_is_waited_for)
 	ck_assert_str_eq(info_of(slot).coordinator, "test");
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(fail_fails_and_says_why)
+TEST(unreachable_case, fail_fails_and_says_why)
 {
 	struct base_error error = { 0 };
 	const struct slots_wanted wanted = { .weight = 1 };
@@ -426,9 +424,8 @@ START_TEST(fail_fails_and_says_why)
 	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), IOSHAPE_E_COORDINATOR);
 	ck_assert_ptr_nonnull(strstr(error.text, "the script says unreachable"));
 }
-END_TEST
 
-START_TEST(wait_waits_as_long_as_it_takes)
+TEST(unreachable_case, wait_waits_as_long_as_it_takes)
 {
 	const struct slots_wanted wanted = { .weight = 1, .timeout_ms = 3000 };
 	struct base_error error = { 0 };
@@ -441,7 +438,6 @@ START_TEST(wait_waits_as_long_as_it_takes)
 	script_change(&script);
 	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), -ETIMEDOUT);
 }
-END_TEST
 
 static void *become_unreachable_soon(void *argument)
 {
@@ -452,7 +448,7 @@ static void *become_unreachable_soon(void *argument)
 	return NULL;
 }
 
-START_TEST(a_waiter_whose_coordinator_becomes_unreachable_goes_on_alone)
+TEST(unreachable_case, a_waiter_whose_coordinator_becomes_unreachable_goes_on_alone)
 {
 	struct slots_slot *slot;
 	pthread_t thread;
@@ -466,9 +462,8 @@ START_TEST(a_waiter_whose_coordinator_becomes_unreachable_goes_on_alone)
 	ck_assert_uint_ge(info_of(slot).position, 1);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(a_holder_outlives_a_short_outage_and_loses_its_slot_in_a_long_one)
+TEST(unreachable_case, a_holder_outlives_a_short_outage_and_loses_its_slot_in_a_long_one)
 {
 	const struct slots_wanted wanted = { .weight = 1, .lost = hear_loss };
 	struct slots_slot *slot = take(&wanted);
@@ -486,9 +481,8 @@ START_TEST(a_holder_outlives_a_short_outage_and_loses_its_slot_in_a_long_one)
 	EVENTUALLY(lost_calls == 1);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(a_release_that_did_not_arrive_is_sent_again)
+TEST(waiting_case, a_release_that_did_not_arrive_is_sent_again)
 {
 	struct slots_slot *slot = take(NULL);
 
@@ -500,7 +494,6 @@ START_TEST(a_release_that_did_not_arrive_is_sent_again)
 	script_change(&script);
 	EVENTUALLY(script_counts().releases == 1);
 }
-END_TEST
 
 /* Unreachable from 0.2 to 2.6 s, and again, for a moment, when the time of its own is over that the
  * waiter had then; then it grants. */
@@ -522,7 +515,7 @@ static void *become_unreachable_twice(void *argument)
 	return NULL;
 }
 
-START_TEST(each_outage_of_a_wait_is_counted_by_itself)
+TEST(unreachable_case, each_outage_of_a_wait_is_counted_by_itself)
 {
 	struct slots_identity identity = { .job = "J" };
 	struct slots_slot *slot;
@@ -544,9 +537,8 @@ START_TEST(each_outage_of_a_wait_is_counted_by_itself)
 	ck_assert_str_eq(info_of(slot).coordinator, "test");
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(an_answer_that_makes_no_sense_fails_nothing)
+TEST(unreachable_case, an_answer_that_makes_no_sense_fails_nothing)
 {
 	struct slots_slot *slot;
 
@@ -556,9 +548,8 @@ START_TEST(an_answer_that_makes_no_sense_fails_nothing)
 	ck_assert_str_eq(info_of(slot).coordinator, "stagger");
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(a_writer_that_goes_ahead_alone_leaves_the_queue)
+TEST(unreachable_case, a_writer_that_goes_ahead_alone_leaves_the_queue)
 {
 	struct slots_slot *slot;
 	pthread_t thread;
@@ -576,9 +567,8 @@ START_TEST(a_writer_that_goes_ahead_alone_leaves_the_queue)
 	slots_release(slot);
 	ck_assert_uint_eq(script_counts().releases, 1);
 }
-END_TEST
 
-START_TEST(without_wakes_heartbeats_tell_of_the_grant)
+TEST(waiting_case, without_wakes_heartbeats_tell_of_the_grant)
 {
 	struct slots_slot *slot;
 	pthread_t thread;
@@ -596,9 +586,8 @@ START_TEST(without_wakes_heartbeats_tell_of_the_grant)
 	ck_assert_uint_eq(warnings, 0);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(without_a_thread_the_waiter_sends_its_heartbeats)
+TEST(waiting_case, without_a_thread_the_waiter_sends_its_heartbeats)
 {
 	const struct slots_wanted wanted = { .weight = 1, .timeout_ms = 5000 };
 	struct slots_slot *slot;
@@ -613,11 +602,10 @@ START_TEST(without_a_thread_the_waiter_sends_its_heartbeats)
 	slots_release(slot);
 	no_threads = false;
 }
-END_TEST
 
 /* ---- Bandwidth ------------------------------------------------------------------------------- */
 
-START_TEST(bytes_pass_at_the_rate_that_was_set)
+TEST(waiting_case, bytes_pass_at_the_rate_that_was_set)
 {
 	struct slots_slot *slot = take(NULL);
 	uint64_t begin;
@@ -634,7 +622,6 @@ START_TEST(bytes_pass_at_the_rate_that_was_set)
 	ck_assert(info_of(slot).paced_s > 0.4);
 	slots_release(slot);
 }
-END_TEST
 
 static int stop_now(void *user)
 {
@@ -642,7 +629,7 @@ static int stop_now(void *user)
 	return 1;
 }
 
-START_TEST(waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back)
+TEST(waiting_case, waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back)
 {
 	struct slots_slot *slot = take(NULL);
 	uint64_t begin;
@@ -655,9 +642,8 @@ START_TEST(waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back)
 	ck_assert(base_seconds(base_now_ns() - begin) < 0.5);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(a_rate_that_is_far_too_low_does_not_stop_a_save)
+TEST(waiting_case, a_rate_that_is_far_too_low_does_not_stop_a_save)
 {
 	const struct slots_wanted wanted = { .weight = 1, .lost = hear_loss };
 	struct slots_slot *slot;
@@ -679,9 +665,8 @@ START_TEST(a_rate_that_is_far_too_low_does_not_stop_a_save)
 	ck_assert_uint_eq(lost_calls, 0);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(a_coordinator_that_hangs_does_not_hold_up_every_block)
+TEST(waiting_case, a_coordinator_that_hangs_does_not_hold_up_every_block)
 {
 	struct slots_slot *slot = take(NULL);
 	uint64_t begin;
@@ -695,9 +680,8 @@ START_TEST(a_coordinator_that_hangs_does_not_hold_up_every_block)
 	ck_assert(base_seconds(base_now_ns() - begin) < 1.0);
 	slots_release(slot);
 }
-END_TEST
 
-START_TEST(without_a_limit_the_coordinator_is_seldom_asked)
+TEST(waiting_case, without_a_limit_the_coordinator_is_seldom_asked)
 {
 	struct slots_slot *slot = take(NULL);
 
@@ -706,11 +690,12 @@ START_TEST(without_a_limit_the_coordinator_is_seldom_asked)
 	ck_assert_uint_le(script_counts().paces, 3);
 	slots_release(slot);
 }
-END_TEST
 
 /* ---- A time of one's own --------------------------------------------------------------------- */
 
-START_TEST(the_ranks_of_a_job_are_dealt_out_over_rounds)
+static struct check_case pure = { .name = "own time" };
+
+TEST(pure, the_ranks_of_a_job_are_dealt_out_over_rounds)
 {
 	struct slots_identity identity = { .ranks = 64, .job = "J" };
 	unsigned in_turn[8] = { 0 };
@@ -727,9 +712,8 @@ START_TEST(the_ranks_of_a_job_are_dealt_out_over_rounds)
 	for (int i = 0; i < 8; i++)
 		ck_assert_uint_eq(in_turn[i], 8);
 }
-END_TEST
 
-START_TEST(no_round_is_later_than_the_longest_wait)
+TEST(pure, no_round_is_later_than_the_longest_wait)
 {
 	struct slots_identity identity = { .ranks = 5000, .job = "J", .client = "x" };
 	uint32_t latest = 0;
@@ -741,9 +725,8 @@ START_TEST(no_round_is_later_than_the_longest_wait)
 	ck_assert_uint_le(latest, 120000);
 	ck_assert_uint_gt(latest, 110000);
 }
-END_TEST
 
-START_TEST(no_rank_is_always_the_last)
+TEST(pure, no_rank_is_always_the_last)
 {
 	struct slots_identity identity = { .ranks = 16, .job = "J", .client = "x" };
 	bool early = false, late = false;
@@ -756,53 +739,8 @@ START_TEST(no_rank_is_always_the_last)
 	}
 	ck_assert(early && late);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("slots in one process");
-	TCase *waiting = tcase_create("waiting"), *unreachable = tcase_create("unreachable");
-	TCase *pure = tcase_create("own time");
-
-	tcase_add_checked_fixture(waiting, setup, teardown);
-	tcase_set_timeout(waiting, 20);
-	tcase_add_test(waiting, an_uncontended_slot_takes_two_calls);
-	tcase_add_test(waiting, a_waiter_hears_where_it_stands_and_is_woken_by_the_grant);
-	tcase_add_test(waiting, giving_up_waiting_leaves_the_queue);
-	tcase_add_test(waiting, waiting_ends_with_the_time_out);
-	tcase_add_test(waiting, a_waiter_that_was_forgotten_asks_again);
-	tcase_add_test(waiting, a_slot_that_is_lost_before_its_waiter_wakes_is_asked_for_again);
-	tcase_add_test(waiting, a_holder_shows_that_it_lives_and_how_far_it_is);
-	tcase_add_test(waiting, a_lost_slot_is_told_once_and_is_not_held_again);
-	tcase_add_test(waiting, a_holder_that_moves_nothing_loses_its_slot);
-	tcase_add_test(waiting, a_slot_that_was_waited_for_long_is_not_taken_to_hang);
-	tcase_add_test(waiting, a_release_that_did_not_arrive_is_sent_again);
-	tcase_add_test(waiting, without_wakes_heartbeats_tell_of_the_grant);
-	tcase_add_test(waiting, without_a_thread_the_waiter_sends_its_heartbeats);
-	tcase_add_test(waiting, a_rate_that_is_far_too_low_does_not_stop_a_save);
-	tcase_add_test(waiting, a_coordinator_that_hangs_does_not_hold_up_every_block);
-	tcase_add_test(waiting, bytes_pass_at_the_rate_that_was_set);
-	tcase_add_test(waiting,
-		       waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back);
-	tcase_add_test(waiting, without_a_limit_the_coordinator_is_seldom_asked);
-	suite_add_tcase(suite, waiting);
-	tcase_add_checked_fixture(unreachable, setup, teardown);
-	tcase_set_timeout(unreachable, 20);
-	tcase_set_tags(unreachable, "unreachable"); /* a test of its own in meson.build */
-	tcase_add_test(unreachable, an_unreachable_coordinator_makes_no_save_fail);
-	tcase_add_test(unreachable, a_coordinator_that_is_being_restarted_is_waited_for);
-	tcase_add_test(unreachable, fail_fails_and_says_why);
-	tcase_add_test(unreachable, wait_waits_as_long_as_it_takes);
-	tcase_add_test(unreachable, a_waiter_whose_coordinator_becomes_unreachable_goes_on_alone);
-	tcase_add_test(unreachable,
-		       a_holder_outlives_a_short_outage_and_loses_its_slot_in_a_long_one);
-	tcase_add_test(unreachable, each_outage_of_a_wait_is_counted_by_itself);
-	tcase_add_test(unreachable, an_answer_that_makes_no_sense_fails_nothing);
-	tcase_add_test(unreachable, a_writer_that_goes_ahead_alone_leaves_the_queue);
-	suite_add_tcase(suite, unreachable);
-	tcase_add_test(pure, the_ranks_of_a_job_are_dealt_out_over_rounds);
-	tcase_add_test(pure, no_round_is_later_than_the_longest_wait);
-	tcase_add_test(pure, no_rank_is_always_the_last);
-	suite_add_tcase(suite, pure);
-	return check_main(suite);
+	return check_run("slots in one process");
 }
