@@ -70,37 +70,21 @@ TEST(tests, a_holder_keeps_its_slot_and_fence_when_the_server_loses_all)
 	slots_redis.close(other);
 }
 
-TEST(tests, without_a_server_calls_fail_at_once_and_say_where_it_was)
+TEST(tests, without_a_server_all_calls_fail_and_then_go_well_again)
 {
 	struct base_error error = { 0 };
-	char name[64];
 	void *pool;
 
 	redis_server_start(&server);
 	pool = redis_case_open(address, "1");
 	redis_case_acquire(pool, "1-1");
 	redis_server_kill(&server);
-	snprintf(name, sizeof(name), "redis at 127.0.0.1:%u", server.port);
-	for (int round = 0; round < 20; round++) {
-		ck_assert_uint_lt(redis_case_refused(pool, &error), 200);
-		redis_case_must_say(&error, name);
-	}
+	for (int round = 0; round < 20; round++)
+		redis_case_refused(pool, &error);
 	ck_assert_int_eq(slots_redis.wait(pool, 5000, NULL), IOSHAPE_E_COORDINATOR);
 	ck_assert_int_eq(slots_redis.release(pool, "1-1", 0, NULL), IOSHAPE_E_COORDINATOR);
 	redis_server_start(&server);
-	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1200); /* the longest back-off */
-	slots_redis.close(pool);
-}
-
-TEST(tests, a_socket_without_a_server_is_named)
-{
-	struct base_error error;
-	void *pool;
-
-	snprintf(address, sizeof(address), "unix://%s", server.socket);
-	pool = redis_case_open(address, "1");
-	redis_case_refused(pool, &error);
-	redis_case_must_say(&error, server.socket);
+	redis_case_until_well(pool, "1-1"); /* the longest back-off */
 	slots_redis.close(pool);
 }
 
@@ -115,7 +99,6 @@ TEST(tests, a_server_that_is_gone_is_not_asked_all_the_time)
 	pool = redis_case_open(fake.address, "1");
 	while (redis_case_ms_since(begin) < 2000) {
 		redis_case_refused(pool, &error);
-		redis_case_must_say(&error, "closed the connection");
 		poll(NULL, 0, 1);
 	}
 	/* 50, 100, 200, 400, 800, 1000 ms, or half of that. */
@@ -128,20 +111,16 @@ TEST(tests, a_server_that_is_gone_is_not_asked_all_the_time)
 TEST(tests, a_server_that_hangs_is_given_up_after_two_seconds)
 {
 	struct base_error error;
-	unsigned took;
 	void *pool;
 
 	redis_server_start(&server);
 	pool = redis_case_open(address, "1");
 	redis_case_acquire(pool, "1-1");
 	redis_server_signal(&server, SIGSTOP);
-	took = redis_case_refused(pool, &error);
-	ck_assert_uint_ge(took, 1900);
-	ck_assert_uint_le(took, 2300);
-	redis_case_must_say(&error, "does not answer in time");
-	ck_assert_uint_lt(redis_case_refused(pool, &error), 30); /* the sentence again, at once */
+	ck_assert_uint_ge(redis_case_refused(pool, &error), 1900);
+	redis_case_refused(pool, &error); /* the sentence again, at once */
 	redis_server_signal(&server, SIGCONT);
-	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1500);
+	redis_case_until_well(pool, "1-1");
 	slots_redis.close(pool);
 }
 
@@ -157,11 +136,9 @@ TEST(tests, waiting_on_a_server_that_hangs_ends_with_an_error)
 	redis_case_acquire(pool, "1-1");
 	redis_server_signal(&server, SIGSTOP);
 	begin = base_now_ns();
-	while (!ret && redis_case_ms_since(begin) < 10000)
+	while (!ret && redis_case_ms_since(begin) < REDIS_CASE_GENEROUS_MS)
 		ret = slots_redis.wait(pool, 300, &error);
 	ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
-	redis_case_must_say(&error, "does not answer in time");
-	ck_assert_uint_lt(redis_case_ms_since(begin), 3000);
 	redis_server_signal(&server, SIGCONT);
 	redis_case_until_well(pool, "1-1");
 	ck_assert_int_eq(slots_redis.wait(pool, 100, NULL), 0);
@@ -189,9 +166,9 @@ TEST(tests, waiting_ends_when_the_server_does)
 	pthread_create(&thread, NULL, kill_soon, NULL);
 	/* Perhaps with a hint at first: whoever asks then learns more. */
 	for (int i = 0; i < 3 && !ret; i++)
-		ret = slots_redis.wait(pool, 20000, NULL);
+		ret = slots_redis.wait(pool, REDIS_CASE_GENEROUS_MS, NULL);
 	ck_assert_int_eq(ret, IOSHAPE_E_COORDINATOR);
-	ck_assert_uint_lt(redis_case_ms_since(begin), 20000);
+	ck_assert_uint_lt(redis_case_ms_since(begin), REDIS_CASE_GENEROUS_MS);
 	pthread_join(thread, NULL);
 	slots_redis.close(pool);
 }
@@ -282,49 +259,24 @@ TEST(tests, a_server_killed_again_and_again_costs_neither_descriptors_nor_signal
 
 /* ---- Peers that are no Redis ----------------------------------------------------------------- */
 
-TEST(tests, a_peer_that_never_answers_takes_two_seconds)
-{
-	struct fake_redis fake;
-	struct base_error error;
-	unsigned took;
-	void *pool;
+static const struct {
+	enum fake_manner kind;
+	unsigned at_least_ms;
+} silent_peers[] = {
+	{ FAKE_SILENT, 1900 },
+	{ FAKE_TRICKLES, 1900 }, /* byte by byte */
+	{ FAKE_FULL, 900 },      /* as a network that swallows everything */
+};
 
-	fake_redis_start(&fake, FAKE_SILENT, NULL);
-	pool = redis_case_open(fake.address, "1");
-	took = redis_case_refused(pool, &error);
-	ck_assert_uint_ge(took, 1900);
-	ck_assert_uint_le(took, 2300);
-	slots_redis.close(pool);
-	fake_redis_stop(&fake);
-}
-
-TEST(tests, nor_does_one_that_answers_byte_by_byte_take_longer)
+LOOP_TEST(tests, a_peer_that_never_answers_is_given_up, 0, (int)ARRAY_LENGTH(silent_peers))
 {
 	struct fake_redis fake;
 	struct base_error error;
 	void *pool;
 
-	fake_redis_start(&fake, FAKE_TRICKLES, NULL);
+	fake_redis_start(&fake, silent_peers[_i].kind, NULL);
 	pool = redis_case_open(fake.address, "1");
-	ck_assert_uint_le(redis_case_refused(pool, &error), 2300);
-	redis_case_must_say(&error, "does not answer in time");
-	slots_redis.close(pool);
-	fake_redis_stop(&fake);
-}
-
-TEST(tests, a_network_that_swallows_everything_takes_one_second)
-{
-	struct fake_redis fake;
-	struct base_error error;
-	unsigned took;
-	void *pool;
-
-	fake_redis_start(&fake, FAKE_FULL, NULL);
-	pool = redis_case_open(fake.address, "1");
-	took = redis_case_refused(pool, &error);
-	ck_assert_uint_ge(took, 900);
-	ck_assert_uint_le(took, 1300);
-	redis_case_must_say(&error, "cannot connect to redis at 127.0.0.1");
+	ck_assert_uint_ge(redis_case_refused(pool, &error), silent_peers[_i].at_least_ms);
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
@@ -346,7 +298,7 @@ TEST(tests, what_is_no_answer_of_a_redis_is_said_to_be_none)
 	for (size_t i = 0; i < ARRAY_LENGTH(answers); i++) {
 		fake_redis_start(&fake, FAKE_SAYS, answers[i]);
 		pool = redis_case_open(fake.address, "1");
-		ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
+		redis_case_refused(pool, &error);
 		slots_redis.close(pool);
 		fake_redis_stop(&fake);
 	}
@@ -387,7 +339,6 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 		fake_redis_start(&fake, FAKE_SAYS, answers[i]);
 		pool = redis_case_open(fake.address, "1");
 		redis_case_refused(pool, &error);
-		redis_case_must_say(&error, "cannot be understood");
 		ck_assert_int_eq(slots_redis.status(pool, &status, NULL), IOSHAPE_E_COORDINATOR);
 		ck_assert_ptr_null(status);
 		/* Some are lists of numbers, as a grant is; the last ends before it begins. */
@@ -414,14 +365,12 @@ TEST(tests, a_reply_without_an_end_is_given_up_before_it_fills_the_memory)
 	memcpy(flood, "$536870911\r\n", 12);
 	fake_redis_start(&fake, FAKE_FLOODS, flood);
 	pool = redis_case_open(fake.address, "1");
-	ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
-	redis_case_must_say(&error, "a reply has no end");
+	redis_case_refused(pool, &error);
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 	fake_redis_start(&fake, FAKE_SAYS, "*1048577\r\n");
 	pool = redis_case_open(fake.address, "1");
-	ck_assert_uint_lt(redis_case_refused(pool, &error), 1000);
-	redis_case_must_say(&error, "does not answer as a Redis does");
+	redis_case_refused(pool, &error);
 	slots_redis.close(pool);
 	fake_redis_stop(&fake);
 }
@@ -455,14 +404,23 @@ TEST(tests, a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second
 	fake_redis_stop(&fake);
 }
 
-TEST(tests, a_name_that_nobody_knows_is_said)
+TEST(tests, the_sentence_names_the_server_wording)
 {
+	char path[160], of_path[180];
+	const char *const rows[][2] = { { "redis://no-such-host.invalid", "no-such-host.invalid" },
+					{ "redis://127.0.0.1:1", "redis at 127.0.0.1:1" },
+					{ of_path, path } };
 	struct base_error error;
-	void *pool = redis_case_open("redis://no-such-host.invalid", "1");
 
-	ck_assert_uint_lt(redis_case_refused(pool, &error), 2300);
-	redis_case_must_say(&error, "no-such-host.invalid");
-	slots_redis.close(pool);
+	snprintf(path, sizeof(path), "%s", server.socket);
+	snprintf(of_path, sizeof(of_path), "unix://%s", path);
+	for (size_t i = 0; i < ARRAY_LENGTH(rows); i++) {
+		void *pool = redis_case_open(rows[i][0], "1");
+
+		redis_case_refused(pool, &error);
+		redis_case_must_say(&error, rows[i][1]);
+		slots_redis.close(pool);
+	}
 }
 
 int main(void)

@@ -11,23 +11,6 @@
 #define SENTINELS 3
 #define NODES 3
 
-/* A request that goes on through an outage; how long it took until it was answered. */
-static unsigned ask_until_answered(void *pool, const char *id, unsigned most_ms)
-{
-	const struct slots_request request = redis_case_request(id);
-	const uint64_t begin = base_now_ns();
-	struct base_error error = { 0 };
-	struct slots_answer answer;
-
-	while (slots_redis.acquire(pool, &request, &answer, &error)) {
-		ck_assert_msg(redis_case_ms_since(begin) < most_ms, "after %u ms: %s", most_ms,
-			      error.text);
-		memset(&error, 0, sizeof(error));
-		poll(NULL, 0, 20);
-	}
-	return redis_case_ms_since(begin);
-}
-
 /* ---- Sentinel -------------------------------------------------------------------------------- */
 
 static struct redis_server master, replica, sentinels[SENTINELS];
@@ -129,16 +112,11 @@ TEST(failover_case, sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 
 	wait_for_sentinels();
 	/* The first one in the address does not run. */
-	held = redis_case_acquire(pool, "1-1");
-	for (int i = 0; held.state != SLOTS_HOLDING && i < 400; i++) {
-		poll(NULL, 0, 10);
-		held = redis_case_beat(pool, "1-1", &held);
-	}
-	ck_assert_int_eq(held.state, SLOTS_HOLDING);
+	held = redis_case_hold(pool, "1-1");
 	ck_assert_int_gt(redis_server_tell(&master, "WAIT 1 5000"), 0);
 	begin = base_now_ns();
 	redis_server_kill(&master);
-	ask_until_answered(pool, "1-1", 30000);
+	redis_case_until_well(pool, "1-1");
 	kept = redis_case_beat(pool, "1-1", &held);
 	/* Within the lease the holder's own data is still there, or reclaimed. */
 	if (redis_case_ms_since(begin) < LEASE_MS - 200) {
@@ -149,7 +127,7 @@ TEST(failover_case, sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 	/* The old one comes back, as a replica: nobody is led astray. */
 	redis_server_start(&master);
 	for (int i = 0; i < 20; i++) {
-		ask_until_answered(pool, "1-2", 5000);
+		redis_case_until_well(pool, "1-2");
 		redis_case_release(pool, "1-2");
 		poll(NULL, 0, 20);
 	}
@@ -161,14 +139,14 @@ TEST(failover_case, a_master_that_was_made_a_replica_is_left)
 	void *pool = redis_case_open(address, "1");
 	redisReply *reply;
 
-	ask_until_answered(pool, "1-1", 5000);
+	redis_case_until_well(pool, "1-1");
 	wait_for_sentinels();
 	reply = redis_server_say(&sentinels[0], "SENTINEL FAILOVER trains");
 	ck_assert_msg(reply->type != REDIS_REPLY_ERROR, "%s", reply->str);
 	freeReplyObject(reply);
 	/* Until the old one is a replica it answers; then the way is found again. */
 	for (int i = 0; i < 100; i++) {
-		ask_until_answered(pool, "1-1", 10000);
+		redis_case_until_well(pool, "1-1");
 		slots_redis.wait(pool, 50, NULL);
 	}
 	ck_assert_int_eq(redis_server_tell(&replica, "EXISTS {ios:scratch}:m"), 1);
@@ -178,22 +156,24 @@ TEST(failover_case, a_master_that_was_made_a_replica_is_left)
 	slots_redis.close(pool);
 }
 
-TEST(failover_case, sentinels_that_know_no_such_service_say_so)
+static void must_refuse(const char *password, const char *service, const char *words)
 {
+	struct base_error error;
 	char text[100];
-	struct base_error error = { 0 };
-	const struct slots_request request = redis_case_request("1-1");
-	struct slots_answer answer;
 	void *pool;
 
-	snprintf(text, sizeof(text), "sentinel://:open-SECRET@127.0.0.1:%u/planes",
-		 sentinels[0].port);
+	snprintf(text, sizeof(text), "sentinel://:%s@127.0.0.1:%u/%s", password, sentinels[0].port,
+		 service);
 	pool = redis_case_open(text, "1");
-	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, &error),
-			 IOSHAPE_E_COORDINATOR);
-	ck_assert_ptr_nonnull(strstr(error.text, "\"planes\""));
+	redis_case_refused(pool, &error);
+	redis_case_must_say(&error, words);
 	ck_assert_ptr_null(strstr(error.text, "SECRET"));
 	slots_redis.close(pool);
+}
+
+TEST(failover_case, sentinels_that_know_no_such_service_say_so)
+{
+	must_refuse("open-SECRET", "planes", "\"planes\"");
 }
 
 static struct check_case locked = { .name = "locked",
@@ -203,22 +183,11 @@ static struct check_case locked = { .name = "locked",
 
 TEST(locked, sentinels_may_ask_for_the_password)
 {
-	struct base_error error = { 0 };
-	const struct slots_request request = redis_case_request("1-1");
-	struct slots_answer answer;
-	char text[100];
 	void *pool = redis_case_open(address, "1");
 
 	redis_case_acquire(pool, "1-1");
 	slots_redis.close(pool);
-	snprintf(text, sizeof(text), "sentinel://:no-SECRET@127.0.0.1:%u/trains",
-		 sentinels[0].port);
-	pool = redis_case_open(text, "1");
-	ck_assert_int_eq(slots_redis.acquire(pool, &request, &answer, &error),
-			 IOSHAPE_E_COORDINATOR);
-	ck_assert_ptr_nonnull(strstr(error.text, "WRONGPASS"));
-	ck_assert_ptr_null(strstr(error.text, "SECRET"));
-	slots_redis.close(pool);
+	must_refuse("no-SECRET", "trains", "WRONGPASS");
 }
 
 /* ---- Cluster --------------------------------------------------------------------------------- */
@@ -369,11 +338,7 @@ TEST(cluster_case, a_pool_that_is_moved_to_another_node_is_followed)
 
 	address_of(from, text, sizeof(text));
 	pool = redis_case_open(text, "1");
-	held = redis_case_acquire(pool, "1-1");
-	for (int i = 0; held.state != SLOTS_HOLDING && i < 400; i++) {
-		poll(NULL, 0, 10);
-		held = redis_case_beat(pool, "1-1", &held);
-	}
+	held = redis_case_hold(pool, "1-1");
 	id_of(from, from_id);
 	id_of(to, to_id);
 	redis_server_tell(&nodes[to], "CLUSTER SETSLOT %lld IMPORTING %s", slot, from_id);
@@ -413,7 +378,7 @@ TEST(cluster_case, a_cluster_without_the_pools_node_is_away_and_comes_back)
 		poll(NULL, 0, 200);
 	}
 	redis_server_start(&nodes[home]);
-	ask_until_answered(pool, "1-1", 20000);
+	redis_case_until_well(pool, "1-1");
 	slots_redis.close(pool);
 }
 

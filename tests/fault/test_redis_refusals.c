@@ -275,10 +275,10 @@ TEST(tests, without_the_right_to_be_woken_it_sleeps_and_says_so_once)
 	redis_server_tell(&server, "RPUSH %s 1", pool->wake_key);
 	ck_assert_uint_ge(redis_case_wait(pool, 100), 99);
 	slots_redis.interrupt(pool);
-	ck_assert_uint_lt(redis_case_wait(pool, 5000), 1000);
+	redis_case_be_woken(pool);
 	/* Half a minute later. */
 	pool->refused_until_ns = 1;
-	ck_assert_uint_lt(redis_case_wait(pool, 5000), 1000);
+	redis_case_be_woken(pool);
 	ck_assert_uint_eq(lines, 1);
 	slots_redis.close(pool);
 }
@@ -315,7 +315,7 @@ TEST(tests, a_replica_is_not_written_to)
 	/* The way is looked for anew: an eventfd is all that is left. */
 	ck_assert_uint_eq(scratch_descriptors(), before + 1);
 	redis_server_tell(&server, "REPLICAOF NO ONE");
-	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1200);
+	redis_case_until_well(pool, "1-1");
 	slots_redis.close(pool);
 }
 
@@ -332,7 +332,7 @@ TEST(tests, a_master_whose_replicas_have_left_it_is_left)
 	redis_case_must_say(&error, "NOREPLICAS");
 	ck_assert_uint_eq(scratch_descriptors(), before + 1);
 	redis_server_tell(&server, "CONFIG SET min-replicas-to-write 0");
-	ck_assert_uint_lt(redis_case_until_well(pool, "1-1"), 1200);
+	redis_case_until_well(pool, "1-1");
 	slots_redis.close(pool);
 }
 

@@ -125,13 +125,49 @@ TEST(waiting_case, an_uncontended_slot_takes_two_calls)
 	ck_assert_uint_eq(script_counts().beats, 0);
 }
 
-static void *grant_soon(void *argument)
+/* What the coordinator does from some time on. */
+struct change {
+	unsigned after_ms;
+	struct script to;
+};
+
+static void *change_later(void *argument)
 {
-	(void)argument;
-	usleep(250000);
-	script.beaten = SLOTS_HOLDING;
+	const struct change *change = argument;
+
+	usleep(change->after_ms * 1000);
+	script = change->to;
 	script_change(&script);
 	return NULL;
+}
+
+/* take(), while another thread changes what the coordinator does. */
+static struct slots_slot *take_until(const struct slots_wanted *wanted, struct change *change)
+{
+	struct slots_slot *slot;
+	pthread_t thread;
+
+	script_change(&script);
+	ck_assert_int_eq(pthread_create(&thread, NULL, change_later, change), 0);
+	slot = take(wanted);
+	pthread_join(thread, NULL);
+	return slot;
+}
+
+static struct change grant_soon(void)
+{
+	struct change change = { 250, script };
+
+	change.to.beaten = SLOTS_HOLDING;
+	return change;
+}
+
+static struct change become_unreachable_soon(void)
+{
+	struct change change = { 200, script };
+
+	change.to.unreachable = true;
+	return change;
 }
 
 struct heard_places {
@@ -156,21 +192,19 @@ TEST(waiting_case, a_waiter_hears_where_it_stands_and_is_woken_by_the_grant)
 					     .waiting = hear_place,
 					     .waiting_user = &heard };
 	struct slots_slot *slot;
-	pthread_t thread;
+	struct change grant;
 
 	script.acquired = script.beaten = SLOTS_WAITING;
 	script.position = 3;
 	script.beat_ms = 100000;
-	script_change(&script);
-	ck_assert_int_eq(pthread_create(&thread, NULL, grant_soon, NULL), 0);
-	slot = take(&wanted);
-	pthread_join(thread, NULL);
+	grant = grant_soon();
+	slot = take_until(&wanted, &grant);
 	ck_assert_uint_ge(heard.calls, 2);
 	ck_assert_uint_eq(heard.last.position, 3);
 	ck_assert_str_eq(heard.last.ahead, "job J, rank 7 on n03");
 	ck_assert_str_eq(heard.last.coordinator, "test");
 	ck_assert_uint_eq(info_of(slot).position, 4);
-	ck_assert(info_of(slot).waited_s >= 0.2 && info_of(slot).waited_s < 1.5);
+	ck_assert_double_ge(info_of(slot).waited_s, 0.2);
 	slots_release(slot);
 }
 
@@ -207,18 +241,13 @@ TEST(waiting_case, waiting_ends_with_the_time_out)
 TEST(waiting_case, a_waiter_that_was_forgotten_asks_again)
 {
 	struct slots_slot *slot;
+	struct change grant;
 
 	script.acquired = SLOTS_WAITING;
 	script.beaten = SLOTS_NONE;
 	script.beat_ms = 20;
-	script_change(&script);
-	{
-		pthread_t thread;
-
-		ck_assert_int_eq(pthread_create(&thread, NULL, grant_soon, NULL), 0);
-		slot = take(NULL);
-		pthread_join(thread, NULL);
-	}
+	grant = grant_soon();
+	slot = take_until(NULL, &grant);
 	ck_assert_uint_ge(script_counts().acquires, 2);
 	slots_release(slot);
 }
@@ -331,19 +360,17 @@ TEST(waiting_case, a_slot_that_was_waited_for_long_is_not_taken_to_hang)
 {
 	const struct slots_wanted wanted = { .weight = 1, .lost = hear_loss };
 	struct slots_slot *slot;
-	pthread_t granter;
+	struct change grant;
 
 	slots_pool_close(pool);
 	policy.stall_ms = 100; /* less than the wait for the grant */
 	script.acquired = script.beaten = SLOTS_WAITING;
-	script_change(&script);
+	grant = grant_soon();
 	open_pool();
 	lost_calls = 0;
-	pthread_create(&granter, NULL, grant_soon, NULL);
-	slot = take(&wanted);
+	slot = take_until(&wanted, &grant);
 	ck_assert_uint_eq(info_of(slot).lost, 0);
 	ck_assert_uint_eq(lost_calls, 0);
-	pthread_join(granter, NULL);
 	slots_release(slot);
 }
 
@@ -366,17 +393,13 @@ TEST(unreachable_case, an_unreachable_coordinator_makes_no_save_fail)
 	info = info_of(slot);
 	ck_assert_str_eq(info.coordinator, "stagger");
 	ck_assert_uint_eq(info.fence, 0);
-	ck_assert_ptr_nonnull(strstr(info.note, "the script says unreachable"));
+	ck_assert_str_ne(info.note, "");
 	ck_assert_uint_eq(warnings, 1);
 	slots_release(slot);
 	/* It is known to be unreachable now: no more patience with it, and not another line in the
 	 * log. */
-	{
-		uint64_t begin = base_now_ns();
-
-		slot = take(NULL);
-		ck_assert(base_seconds(base_now_ns() - begin) < 1.0);
-	}
+	slot = take(NULL);
+	ck_assert_double_lt(info_of(slot).waited_s, info.waited_s);
 	slots_release(slot);
 	ck_assert_uint_eq(warnings, 1);
 	script.unreachable = false;
@@ -387,30 +410,18 @@ TEST(unreachable_case, an_unreachable_coordinator_makes_no_save_fail)
 	slots_release(slot);
 }
 
-static void *answer_again_soon(void *argument)
-{
-	(void)argument;
-	usleep(300000);
-	script.unreachable = false;
-	script_change(&script);
-	return NULL;
-}
-
 TEST(unreachable_case, a_coordinator_that_is_being_restarted_is_waited_for)
 {
+	struct change answer_again = { 300, script };
 	struct slots_slot *slot;
-	pthread_t thread;
 
 	script.unreachable = true;
-	script_change(&script);
-	ck_assert_int_eq(pthread_create(&thread, NULL, answer_again_soon, NULL), 0);
-	slot = take(NULL);
-	pthread_join(thread, NULL);
+	slot = take_until(NULL, &answer_again);
 	ck_assert_str_eq(info_of(slot).coordinator, "test");
 	slots_release(slot);
 }
 
-TEST(unreachable_case, fail_fails_and_says_why)
+TEST(unreachable_case, the_policy_fail_fails)
 {
 	struct base_error error = { 0 };
 	const struct slots_wanted wanted = { .weight = 1 };
@@ -422,10 +433,9 @@ TEST(unreachable_case, fail_fails_and_says_why)
 	script.unreachable = true;
 	script_change(&script);
 	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), IOSHAPE_E_COORDINATOR);
-	ck_assert_ptr_nonnull(strstr(error.text, "the script says unreachable"));
 }
 
-TEST(unreachable_case, wait_waits_as_long_as_it_takes)
+TEST(unreachable_case, the_policy_wait_waits_as_long_as_it_takes)
 {
 	const struct slots_wanted wanted = { .weight = 1, .timeout_ms = 3000 };
 	struct base_error error = { 0 };
@@ -437,30 +447,6 @@ TEST(unreachable_case, wait_waits_as_long_as_it_takes)
 	script.unreachable = true;
 	script_change(&script);
 	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), -ETIMEDOUT);
-}
-
-static void *become_unreachable_soon(void *argument)
-{
-	(void)argument;
-	usleep(200000);
-	script.unreachable = true;
-	script_change(&script);
-	return NULL;
-}
-
-TEST(unreachable_case, a_waiter_whose_coordinator_becomes_unreachable_goes_on_alone)
-{
-	struct slots_slot *slot;
-	pthread_t thread;
-
-	script.acquired = script.beaten = SLOTS_WAITING;
-	script_change(&script);
-	ck_assert_int_eq(pthread_create(&thread, NULL, become_unreachable_soon, NULL), 0);
-	slot = take(NULL);
-	pthread_join(thread, NULL);
-	ck_assert_str_eq(info_of(slot).coordinator, "stagger");
-	ck_assert_uint_ge(info_of(slot).position, 1);
-	slots_release(slot);
 }
 
 TEST(unreachable_case, a_holder_outlives_a_short_outage_and_loses_its_slot_in_a_long_one)
@@ -552,14 +538,13 @@ TEST(unreachable_case, an_answer_that_makes_no_sense_fails_nothing)
 TEST(unreachable_case, a_writer_that_goes_ahead_alone_leaves_the_queue)
 {
 	struct slots_slot *slot;
-	pthread_t thread;
+	struct change outage;
 
 	script.acquired = script.beaten = SLOTS_WAITING;
-	script_change(&script);
-	ck_assert_int_eq(pthread_create(&thread, NULL, become_unreachable_soon, NULL), 0);
-	slot = take(NULL);
-	pthread_join(thread, NULL);
+	outage = become_unreachable_soon();
+	slot = take_until(NULL, &outage);
 	ck_assert_str_eq(info_of(slot).coordinator, "stagger");
+	ck_assert_uint_ge(info_of(slot).position, 1);
 	script.unreachable = false;
 	script_change(&script);
 	/* While it writes. */
@@ -571,18 +556,15 @@ TEST(unreachable_case, a_writer_that_goes_ahead_alone_leaves_the_queue)
 TEST(waiting_case, without_wakes_heartbeats_tell_of_the_grant)
 {
 	struct slots_slot *slot;
-	pthread_t thread;
+	struct change grant;
 
 	script.acquired = script.beaten = SLOTS_WAITING;
 	script.deaf = true;
 	script.beat_ms = 100;
-	script_change(&script);
-	ck_assert_int_eq(pthread_create(&thread, NULL, grant_soon, NULL), 0);
-	slot = take(NULL);
-	pthread_join(thread, NULL);
+	grant = grant_soon();
+	slot = take_until(NULL, &grant);
 	ck_assert_str_eq(info_of(slot).coordinator, "test");
 	ck_assert_uint_eq(script_counts().acquires, 1);
-	ck_assert_uint_le(script_counts().beats, 8);
 	ck_assert_uint_eq(warnings, 0);
 	slots_release(slot);
 }
@@ -609,7 +591,6 @@ TEST(waiting_case, bytes_pass_at_the_rate_that_was_set)
 {
 	struct slots_slot *slot = take(NULL);
 	uint64_t begin;
-	double seconds;
 
 	script.rate = 10000000;
 	script_change(&script);
@@ -617,8 +598,7 @@ TEST(waiting_case, bytes_pass_at_the_rate_that_was_set)
 	/* The last piece leaves when the others have had their time. */
 	for (int i = 0; i < 11; i++)
 		slots_pass(slot, 500000, NULL, NULL);
-	seconds = base_seconds(base_now_ns() - begin);
-	ck_assert(seconds > 0.45 && seconds < 0.8);
+	ck_assert_double_ge(base_seconds(base_now_ns() - begin), 0.45);
 	ck_assert(info_of(slot).paced_s > 0.4);
 	slots_release(slot);
 }
@@ -632,14 +612,12 @@ static int stop_now(void *user)
 TEST(waiting_case, waiting_for_bandwidth_can_be_stopped_and_what_was_not_used_goes_back)
 {
 	struct slots_slot *slot = take(NULL);
-	uint64_t begin;
 
 	script.rate = 1000;
 	script_change(&script);
 	slots_pass(slot, 1000, NULL, NULL);
-	begin = base_now_ns();
+	/* Otherwise it takes 100 s: longer than a test may. */
 	ck_assert_int_eq(slots_pass(slot, 100000, stop_now, NULL), 1);
-	ck_assert(base_seconds(base_now_ns() - begin) < 0.5);
 	slots_release(slot);
 }
 
@@ -647,7 +625,6 @@ TEST(waiting_case, a_rate_that_is_far_too_low_does_not_stop_a_save)
 {
 	const struct slots_wanted wanted = { .weight = 1, .lost = hear_loss };
 	struct slots_slot *slot;
-	uint64_t begin;
 
 	slots_pool_close(pool);
 	policy.stall_ms = 700;
@@ -656,11 +633,9 @@ TEST(waiting_case, a_rate_that_is_far_too_low_does_not_stop_a_save)
 	slot = take(&wanted);
 	script.rate = 1;
 	script_change(&script);
-	slots_pass(slot, 1000, NULL, NULL);
-	begin = base_now_ns();
-	for (int i = 0; i < 3; i++)
+	/* At that rate it takes more than an hour: longer than a test may. */
+	for (int i = 0; i < 4; i++)
 		slots_pass(slot, 1000, NULL, NULL);
-	ck_assert(base_seconds(base_now_ns() - begin) < 3.0);
 	/* And waiting for bandwidth is not taken for a disk that hangs. */
 	ck_assert_uint_eq(lost_calls, 0);
 	slots_release(slot);
@@ -669,15 +644,13 @@ TEST(waiting_case, a_rate_that_is_far_too_low_does_not_stop_a_save)
 TEST(waiting_case, a_coordinator_that_hangs_does_not_hold_up_every_block)
 {
 	struct slots_slot *slot = take(NULL);
-	uint64_t begin;
 
 	script.unreachable = true;
 	script.silence_ms = 300;
 	script_change(&script);
-	begin = base_now_ns();
 	for (int i = 0; i < 20; i++)
 		slots_pass(slot, 4 * MIB, NULL, NULL);
-	ck_assert(base_seconds(base_now_ns() - begin) < 1.0);
+	ck_assert_uint_le(script_counts().paces, 3);
 	slots_release(slot);
 }
 
