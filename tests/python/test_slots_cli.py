@@ -264,26 +264,20 @@ def test_a_pool_that_does_not_exist_is_not_made_by_asking(address: str) -> None:
 # ---- set, clear, kick ---------------------------------------------------------------------------
 
 
-def test_what_the_operator_sets_wins_until_it_is_cleared(
-    address: str, busy: tuple[Writer, Writer], write: Callable[..., Writer]
-) -> None:
-    succeed("slots", "set", POOL, "--capacity", "2", "--coordinator", address)
-    assert busy[1].hear() == "holds"  # at once
-    third = write("third", nbytes=1 << 30)
-    assert third.hear() == "waits"  # what it asks for does not count
-    assert state(address)["capacity_by"] == "operator"
-    succeed("slots", "clear", POOL, "--coordinator", address)
-    found = state(address)
-    assert (found["capacity"], found["capacity_by"], found["used"]) == (1, "job", 2)
-
-
 def test_set_changes_what_is_named_and_nothing_else(address: str) -> None:
     at = ("--coordinator", address)
     succeed("slots", "set", POOL, "--capacity", "7", "--new", *at)
     succeed("slots", "set", POOL, "--rate", "2G", "--small", "1M", *at)
     succeed("slots", "set", POOL, "--job-rate", "500M", "--express", "3", *at)
     found = state(address)
-    names = ("capacity", "pool_rate", "job_rate", "small_bytes", "express", "capacity_by")
+    names = (
+        "capacity",
+        "pool_bytes_per_s",
+        "job_bytes_per_s",
+        "small_bytes",
+        "express",
+        "capacity_by",
+    )
     assert [found[name] for name in names] == [7, 2 << 30, 500 << 20, 1 << 20, 3, "operator"]
     done = ["set capacity=7", f"set rate={2 << 30} small={1 << 20}"]
     done.append(f"set job-rate={500 << 20} express=3")

@@ -70,9 +70,9 @@ class PoolStatus:
     #: slots, by weight
     used: int
     #: bytes per second that the operator allows; 0: any
-    pool_rate: int
+    pool_bytes_per_s: int
     #: the same for each job
-    job_rate: int
+    job_bytes_per_s: int
     #: up to here a save may be let past the queue
     small_bytes: int
     #: so many of them at a time
@@ -144,8 +144,8 @@ class Operator:
             capacity=status.capacity,
             capacity_by=said(status.capacity_by),
             used=status.used,
-            pool_rate=status.pool_bytes_per_s,
-            job_rate=status.job_bytes_per_s,
+            pool_bytes_per_s=status.pool_bytes_per_s,
+            job_bytes_per_s=status.job_bytes_per_s,
             small_bytes=status.small_bytes,
             express=status.express,
             grants=status.grants,
@@ -169,8 +169,8 @@ class Operator:
         pool: str,
         *,
         capacity: int = 0,
-        pool_rate: int = 0,
-        job_rate: int = 0,
+        pool_bytes_per_s: int = 0,
+        job_bytes_per_s: int = 0,
         small_bytes: int = 0,
         express: int = 0,
         clear: bool = False,
@@ -178,8 +178,8 @@ class Operator:
         """Sets what is not 0; `clear` first forgets all that was set."""
         settings = sized("ioshape_pool_settings")
         settings.capacity = capacity
-        settings.pool_bytes_per_s = pool_rate
-        settings.job_bytes_per_s = job_rate
+        settings.pool_bytes_per_s = pool_bytes_per_s
+        settings.job_bytes_per_s = job_bytes_per_s
         settings.small_bytes = small_bytes
         settings.express = express
         settings.clear = clear

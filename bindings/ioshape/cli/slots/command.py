@@ -111,12 +111,18 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
 @click.option("--capacity", type=click.IntRange(1, _MOST), metavar="N", help="Writers at a time.")
 @click.option(
     "--rate",
-    "pool_rate",
+    "pool_bytes_per_s",
     metavar="BYTES",
     callback=bytes_option,
     help="Per second, of all jobs together.",
 )
-@click.option("--job-rate", metavar="BYTES", callback=bytes_option, help="Per second, of each job.")
+@click.option(
+    "--job-rate",
+    "job_bytes_per_s",
+    metavar="BYTES",
+    callback=bytes_option,
+    help="Per second, of each job.",
+)
 @click.option(
     "--small",
     "small_bytes",
@@ -130,8 +136,8 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
 def set_(
     pool: str,
     capacity: int | None,
-    pool_rate: int,
-    job_rate: int,
+    pool_bytes_per_s: int,
+    job_bytes_per_s: int,
     small_bytes: int,
     express: int | None,
     new: bool,
@@ -149,7 +155,7 @@ def set_(
 
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
     """
-    if not any((capacity, pool_rate, job_rate, small_bytes, express)):
+    if not any((capacity, pool_bytes_per_s, job_bytes_per_s, small_bytes, express)):
         raise click.UsageError("nothing to set; name at least one option")
     with sentences():
         operator = operator_of(coordinator)
@@ -158,8 +164,8 @@ def set_(
         operator.set(
             pool,
             capacity=capacity or 0,
-            pool_rate=pool_rate,
-            job_rate=job_rate,
+            pool_bytes_per_s=pool_bytes_per_s,
+            job_bytes_per_s=job_bytes_per_s,
             small_bytes=small_bytes,
             express=express or 0,
         )

@@ -119,12 +119,12 @@ class PoolCollector:
             (
                 "rate_limit_bytes_per_second",
                 "set by the operator for the pool; 0: any",
-                lambda one: one.pool_rate,
+                lambda one: one.pool_bytes_per_s,
             ),
             (
                 "job_rate_limit_bytes_per_second",
                 "set by the operator for each job; 0: any",
-                lambda one: one.job_rate,
+                lambda one: one.job_bytes_per_s,
             ),
         )
         for name, about, value in gauges:

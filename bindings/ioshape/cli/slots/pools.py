@@ -131,8 +131,8 @@ def is_known(status: PoolStatus) -> bool:
         or status.holders
         or status.waiter_count
         or status.capacity_by == "operator"
-        or status.pool_rate
-        or status.job_rate
+        or status.pool_bytes_per_s
+        or status.job_bytes_per_s
     )
 
 
@@ -169,10 +169,12 @@ def headline(status: PoolStatus) -> str:
 
 def limits(status: PoolStatus) -> str:
     """What else is set."""
-    pool_rate = f"{human_size(status.pool_rate)}/s" if status.pool_rate else "any"
-    job_rate = f"{human_size(status.job_rate)}/s" if status.job_rate else "any"
+    pool, job = (
+        f"{human_size(rate)}/s" if rate else "any"
+        for rate in (status.pool_bytes_per_s, status.job_bytes_per_s)
+    )
     return (
-        f"bandwidth: {pool_rate} for the pool, {job_rate} for each job; past the queue: "
+        f"bandwidth: {pool} for the pool, {job} for each job; past the queue: "
         f"{status.express} at a time of up to {human_size(status.small_bytes)}"
     )
 

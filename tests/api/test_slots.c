@@ -44,7 +44,7 @@ static struct ioshape_context *open_context(const char *job, uint32_t slots)
 	int ret;
 
 	options.coordinator = address;
-	options.pool = "turns";
+	options.pool = "shared";
 	options.job = job;
 	options.slots = slots;
 	options.lease_ms = lease_ms;
@@ -153,11 +153,11 @@ struct visitor {
 	struct ioshape_slot_options options;
 	pthread_t thread;
 	int ret;
-	unsigned turn; /* from 1 on, in the order of the grants */
+	unsigned place; /* from 1 on, in the order of the grants */
 	struct ioshape_slot_info info;
 };
 
-static atomic_uint turns;
+static atomic_uint grants;
 
 static void *visit(void *argument)
 {
@@ -167,7 +167,7 @@ static void *visit(void *argument)
 	visitor->ret = ioshape_slot_acquire(visitor->context, &visitor->options, &slot);
 	if (visitor->ret)
 		return NULL;
-	visitor->turn = atomic_fetch_add(&turns, 1) + 1;
+	visitor->place = atomic_fetch_add(&grants, 1) + 1;
 	visitor->info = info_of(slot);
 	usleep(10000);
 	ioshape_slot_free(slot);
@@ -216,7 +216,7 @@ static struct check_case redis = { .name = "redis", .timeout_s = 60, .tags = "re
 	CHECK_ADD(redis, name, REDIS, REDIS + 1)                                                   \
 	static void name(int _i)
 
-/* ---- Turns ----------------------------------------------------------------------------------- */
+/* ---- Slots ----------------------------------------------------------------------------------- */
 
 EACH(no_more_hold_than_there_are_slots)
 {
@@ -241,7 +241,7 @@ EACH(requests_of_a_job_are_served_in_their_order)
 
 	begin(_i);
 	open_clients(6, 1);
-	turns = 0;
+	grants = 0;
 	slot = take(contexts[0], NULL);
 	for (unsigned i = 0; i < 5; i++)
 		send(&visitors[i], contexts[i + 1], i + 1);
@@ -249,7 +249,7 @@ EACH(requests_of_a_job_are_served_in_their_order)
 	for (unsigned i = 0; i < 5; i++)
 		await(&visitors[i]);
 	for (unsigned i = 0; i < 5; i++) {
-		ck_assert_uint_eq(visitors[i].turn, i + 1);
+		ck_assert_uint_eq(visitors[i].place, i + 1);
 		ck_assert_uint_eq(visitors[i].info.position, i + 1);
 		ck_assert_ptr_nonnull(strstr(visitors[i].info.ahead, "job J, rank 0"));
 		if (i)
@@ -266,7 +266,7 @@ EACH(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 	begin(_i);
 	open_clients(8, 1);
 	contexts[8] = open_context("K", 1);
-	turns = 0;
+	grants = 0;
 	slot = take(contexts[0], NULL);
 	for (unsigned i = 0; i < 6; i++)
 		send(&many[i], contexts[i + 1], i + 1);
@@ -275,7 +275,7 @@ EACH(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 	for (unsigned i = 0; i < 6; i++)
 		await(&many[i]);
 	await(&few);
-	ck_assert_uint_le(few.turn, 3);
+	ck_assert_uint_le(few.place, 3);
 	end(_i);
 }
 
@@ -306,18 +306,18 @@ EACH(a_heavy_request_is_not_overtaken_by_light_ones)
 
 	begin(_i);
 	open_clients(4, 2);
-	turns = 0;
+	grants = 0;
 	first = take(contexts[0], NULL);
 	second = take(contexts[1], NULL);
 	send(&heavy, contexts[2], 1);
 	send(&light, contexts[3], 2);
 	ioshape_slot_free(first);
 	usleep(200000);
-	ck_assert_uint_eq(turns, 0);
+	ck_assert_uint_eq(grants, 0);
 	ioshape_slot_free(second);
 	await(&heavy);
 	await(&light);
-	ck_assert_uint_eq(heavy.turn, 1);
+	ck_assert_uint_eq(heavy.place, 1);
 	end(_i);
 }
 
@@ -330,7 +330,7 @@ EACH(a_small_request_passes_the_queue)
 
 	begin(_i);
 	open_clients(3, 1);
-	turns = 0;
+	grants = 0;
 	huge.expected_bytes = 1ull << 40;
 	slot = take(contexts[0], &huge);
 	send(&large, contexts[1], 1);
@@ -338,7 +338,7 @@ EACH(a_small_request_passes_the_queue)
 	tiny.options.size = sizeof(tiny.options);
 	ck_assert_int_eq(pthread_create(&tiny.thread, NULL, visit, &tiny), 0);
 	await(&tiny);
-	ck_assert_uint_eq(tiny.turn, 1);
+	ck_assert_uint_eq(tiny.place, 1);
 	ck_assert_uint_eq(tiny.info.express, 1);
 	ioshape_slot_free(slot);
 	await(&large);
@@ -379,7 +379,7 @@ EACH(two_pools_are_two_queues)
 	first = take(contexts[0], NULL);
 	other.pool = "other";
 	second = take(contexts[0], &other);
-	ck_assert_str_eq(info_of(first).pool, "turns");
+	ck_assert_str_eq(info_of(first).pool, "shared");
 	ck_assert_str_eq(info_of(second).pool, "other");
 	ioshape_slot_free(first);
 	ioshape_slot_free(second);
@@ -510,12 +510,12 @@ EACH(what_the_operator_sets_wins_at_once)
 
 	begin(_i);
 	open_clients(2, 1);
-	turns = 0;
+	grants = 0;
 	slot = take(contexts[0], NULL);
 	send(&visitor, contexts[1], 1);
 	set_capacity(contexts[0], 2);
 	await(&visitor);
-	ck_assert_uint_eq(visitor.turn, 1);
+	ck_assert_uint_eq(visitor.place, 1);
 	ck_assert_int_eq(try_to_take(contexts[1], 1), 0);
 	clear.clear = 1;
 	ck_assert_int_eq(ioshape_pool_set(contexts[1], NULL, &clear), 0);
@@ -587,7 +587,7 @@ EACH(bandwidth_is_shared_by_who_writes)
 
 /* Who holds a slot takes a byte out of a pipe that has as many as there are slots: if there is none
  * left, he is one too many. */
-static int take_many_turns(int count, const int tokens[2])
+static int take_many_slots(int count, const int tokens[2])
 {
 	struct ioshape_context *context;
 	int ret = 0;
@@ -596,7 +596,7 @@ static int take_many_turns(int count, const int tokens[2])
 	lease_ms = 20 * LEASE_MS;
 	context = open_context("J", 2);
 
-	for (int turn = 0; turn < count && !ret; turn++) {
+	for (int i = 0; i < count && !ret; i++) {
 		struct ioshape_slot_options options = plain();
 		struct ioshape_slot *slot;
 		char byte;
@@ -617,7 +617,7 @@ static int take_many_turns(int count, const int tokens[2])
 
 EACH(processes_at_full_speed_never_exceed_the_capacity)
 {
-	enum { PROCESSES = 8, TURNS = 25 };
+	enum { PROCESSES = 8, GRANTS = 25 };
 	struct ioshape_pool_status *status;
 	int tokens[2], failed = 0;
 	pid_t pids[PROCESSES];
@@ -628,7 +628,7 @@ EACH(processes_at_full_speed_never_exceed_the_capacity)
 	for (int i = 0; i < PROCESSES; i++) {
 		pids[i] = fork();
 		if (!pids[i])
-			scratch_leave_child(take_many_turns(TURNS, tokens));
+			scratch_leave_child(take_many_slots(GRANTS, tokens));
 	}
 	open_clients(1, 2);
 	for (int i = 0; i < PROCESSES; i++) {
@@ -640,7 +640,7 @@ EACH(processes_at_full_speed_never_exceed_the_capacity)
 	ck_assert_int_eq(failed, 0);
 	status = status_of(contexts[0]);
 	ck_assert_uint_eq(status->used, 0);
-	ck_assert_uint_eq(status->grants, PROCESSES * TURNS + 1);
+	ck_assert_uint_eq(status->grants, PROCESSES * GRANTS + 1);
 	ioshape_pool_status_free(status);
 	close(tokens[0]);
 	close(tokens[1]);
@@ -649,5 +649,5 @@ EACH(processes_at_full_speed_never_exceed_the_capacity)
 
 int main(void)
 {
-	return check_run("turns");
+	return check_run("slots");
 }
