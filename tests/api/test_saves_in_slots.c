@@ -112,7 +112,7 @@ static int hear_phase(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-static struct check_case all = {
+static struct test_case all = {
 	.name = "saves in slots", .setup = setup, .teardown = teardown, .timeout_s = 60
 };
 

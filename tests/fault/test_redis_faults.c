@@ -26,7 +26,7 @@ static void teardown(void)
 
 /* ---- Servers that come and go ---------------------------------------------------------------- */
 
-static struct check_case tests = {
+static struct test_case tests = {
 	.name = "redis_faults", .setup = setup, .teardown = teardown, .timeout_s = 120
 };
 

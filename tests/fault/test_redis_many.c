@@ -100,7 +100,7 @@ static void wait_for_sentinels(void)
 	}
 }
 
-static struct check_case failover_case = {
+static struct test_case failover_case = {
 	.name = "sentinel", .setup = start_sentinels, .teardown = stop_sentinels, .timeout_s = 120
 };
 
@@ -176,10 +176,10 @@ TEST(failover_case, sentinels_that_know_no_such_service_say_so)
 	must_refuse("open-SECRET", "planes", "\"planes\"");
 }
 
-static struct check_case locked = { .name = "locked",
-				    .setup = start_locked_sentinels,
-				    .teardown = stop_sentinels,
-				    .timeout_s = 120 };
+static struct test_case locked = { .name = "locked",
+				   .setup = start_locked_sentinels,
+				   .teardown = stop_sentinels,
+				   .timeout_s = 120 };
 
 TEST(locked, sentinels_may_ask_for_the_password)
 {
@@ -237,7 +237,7 @@ static void address_of(int node, char *text, size_t room)
 	snprintf(text, room, "redis://127.0.0.1:1,127.0.0.1:%u", nodes[node].port);
 }
 
-static struct check_case cluster_case = {
+static struct test_case cluster_case = {
 	.name = "cluster", .setup = start_cluster, .teardown = stop_cluster, .timeout_s = 120
 };
 

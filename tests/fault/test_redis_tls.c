@@ -48,7 +48,7 @@ static void teardown(void)
 	redis_server_free(&server);
 }
 
-static struct check_case tests = {
+static struct test_case tests = {
 	.name = "redis_tls", .setup = setup, .teardown = teardown, .timeout_s = 60
 };
 

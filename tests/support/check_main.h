@@ -28,13 +28,13 @@ static inline TCase *check_case(Suite *suite, const char *name, SFun setup, SFun
 /*
  * Tests that are found by themselves: TEST(case, name) is a function that check_run() runs.
  *
- *     static struct check_case waiting = { .name = "waiting", .setup = setup };
+ *     static struct test_case waiting = { .name = "waiting", .setup = setup };
  *
  *     TEST(waiting, giving_up_leaves_the_queue)
  *     {
  *     }
  */
-struct check_case {
+struct test_case {
 	const char *name;
 	void (*start)(void), (*stop)(void);     /* around all of its tests */
 	void (*setup)(void), (*teardown)(void); /* around each */
@@ -45,7 +45,7 @@ struct check_case {
 
 struct check_test {
 	struct check_test *next;
-	struct check_case *in;
+	struct test_case *in;
 	const TTest *test;
 	int begin, end; /* of _i */
 };
@@ -81,7 +81,7 @@ static inline void check_add(struct check_test *added)
 
 #define TEST(case_, name_) LOOP_TEST(case_, name_, 0, 1)
 
-static inline void check_make_case(struct check_case *one, Suite *suite)
+static inline void check_make_case(struct test_case *one, Suite *suite)
 {
 	one->made = tcase_create(one->name);
 	if (one->start || one->stop)

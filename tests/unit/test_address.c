@@ -32,7 +32,7 @@ static struct slots_address parse(const char *text)
 	return address;
 }
 
-static struct check_case tests = { .name = "address" };
+static struct test_case tests = { .name = "address" };
 
 TEST(tests, a_host_alone_is_enough)
 {

@@ -35,7 +35,7 @@ static void forget_launchers(void)
 		unsetenv(variables[i]);
 }
 
-static struct check_case all_case = { .name = "identity", .setup = forget_launchers };
+static struct test_case all_case = { .name = "identity", .setup = forget_launchers };
 
 TEST(all_case, the_job_of_the_launcher_is_the_job)
 {

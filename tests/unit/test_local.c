@@ -25,7 +25,7 @@ static unsigned entries(void)
 	return count;
 }
 
-static struct check_case tcase = {
+static struct test_case tcase = {
 	.name = "local", .setup = folder_setup, .teardown = folder_teardown, .timeout_s = 50
 };
 

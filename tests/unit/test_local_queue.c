@@ -87,7 +87,7 @@ static void set(uint32_t capacity, bool clear)
 	local_queue_set(table, &config, &settings);
 }
 
-static struct check_case tests = {
+static struct test_case tests = {
 	.name = "local queue", .setup = setup, .teardown = teardown, .timeout_s = 60
 };
 

@@ -105,7 +105,7 @@ static struct ioshape_slot_info info_of(struct slots_slot *slot)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-static struct check_case waiting_case = {
+static struct test_case waiting_case = {
 	.name = "waiting", .setup = setup, .teardown = teardown, .timeout_s = 20
 };
 
@@ -376,11 +376,11 @@ TEST(waiting_case, a_slot_that_was_waited_for_long_is_not_taken_to_hang)
 
 /* ---- Unreachable ----------------------------------------------------------------------------- */
 
-static struct check_case unreachable_case = { .name = "unreachable",
-					      .setup = setup,
-					      .teardown = teardown,
-					      .timeout_s = 20,
-					      .tags = "unreachable" };
+static struct test_case unreachable_case = { .name = "unreachable",
+					     .setup = setup,
+					     .teardown = teardown,
+					     .timeout_s = 20,
+					     .tags = "unreachable" };
 
 TEST(unreachable_case, an_unreachable_coordinator_makes_no_save_fail)
 {
@@ -666,7 +666,7 @@ TEST(waiting_case, without_a_limit_the_coordinator_is_seldom_asked)
 
 /* ---- A time of one's own --------------------------------------------------------------------- */
 
-static struct check_case pure = { .name = "own time" };
+static struct test_case pure = { .name = "own time" };
 
 TEST(pure, the_ranks_of_a_job_are_dealt_out_over_rounds)
 {
