@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line, as a user meets it: what it prints, on what, and its exit codes."""
 
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import sysconfig
-import termios
 import zipfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ioshape
 import pytest
 import torch
+from command import IOSHAPE, call, fail, on_terminal, succeed
+from processes import environment
 
-IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 COMMANDS = [
     "run",
     "inspect",
@@ -39,74 +34,6 @@ COMMANDS = [
     "completion",
 ]
 
-Done = subprocess.CompletedProcess[str]
-
-
-def variables(**more: str) -> dict[str, str]:
-    """Those of the tests' own process, without any that the command looks at."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "IOSHAPE_", "COLUMNS", "LINES"))
-    }
-    return {**kept, "TERM": "xterm", **more}
-
-
-def call(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, folder: Path | None = None
-) -> Done:
-    return subprocess.run(
-        [IOSHAPE, *arguments],
-        env=variables() if env is None else env,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def succeed(done: Done) -> str:
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    return done.stdout
-
-
-def fail(done: Done, code: int = 1) -> str:
-    """The one sentence on stderr."""
-    assert done.returncode == code, done.stderr
-    assert done.stderr.startswith("ioshape: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    return done.stderr.removeprefix("ioshape: ").rstrip("\n")
-
-
-def on_terminal(*arguments: str | Path, width: int = 120, height: int = 40) -> tuple[int, str]:
-    """The exit code, and what a terminal of this size gets to see."""
-    controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-    with subprocess.Popen(
-        [IOSHAPE, *arguments],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env=variables(),
-        start_new_session=True,
-    ) as process:
-        os.close(terminal)
-        seen = b""
-        while True:
-            try:
-                part = os.read(controller, 65536)
-            except OSError:  # EIO: the other side is closed
-                break
-            if not part:
-                break
-            seen += part
-        os.close(controller)
-        return process.wait(timeout=60), seen.decode()
-
-
 # ---- The whole ---------------------------------------------------------------------------------
 
 
@@ -118,7 +45,7 @@ def imports_of(*arguments: str | Path) -> set[str]:
     """The modules that such a call imports."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "ioshape", *arguments],
-        env=variables(),
+        env=environment(),
         capture_output=True,
         text=True,
         check=True,
@@ -169,17 +96,6 @@ def test_every_command_has_help_with_examples(command: str) -> None:
     assert succeed(call(command, "-h")) == text
 
 
-def test_python_m_is_the_same() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ioshape", "inspect", "--help"],
-        env=variables(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == succeed(call("inspect", "--help"))
-
-
 def test_no_command_shows_help_and_fails() -> None:
     done = call()
     assert (done.returncode, done.stdout) == (2, "")
@@ -211,9 +127,8 @@ def test_mistyped_words_get_a_suggestion() -> None:
 
 
 def test_debug_shows_where_an_error_came_from() -> None:
-    env = variables(IOSHAPE_ENGINE="steam")
-    assert "Traceback" not in fail(call("slots", "status", "pool", env=env))
-    done = call("--debug", "slots", "status", "pool", env=env)
+    assert "Traceback" not in fail(call("slots", "status", "pool", env={"IOSHAPE_ENGINE": "steam"}))
+    done = call("--debug", "slots", "status", "pool", env={"IOSHAPE_ENGINE": "steam"})
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert "setting.py" in done.stderr
@@ -225,7 +140,7 @@ def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", f"{IOSHAPE} inspect model.pt | head -n 1; echo ${{PIPESTATUS[0]}}"],
         cwd=tmp_path,
-        env=variables(),
+        env=environment(),
         capture_output=True,
         text=True,
         check=True,
@@ -238,7 +153,7 @@ def test_a_full_disk_below_stdout_is_an_error(model: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [IOSHAPE, "inspect", model],
-            env=variables(),
+            env=environment(),
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -392,7 +307,7 @@ def test_names_in_a_file_cannot_act_on_the_terminal(tmp_path: Path) -> None:
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     path = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.pt"))
     ioshape.save({"é日": torch.ones(1)}, path)
-    env = variables(PYTHONIOENCODING="latin-1")
+    env = environment(PYTHONIOENCODING="latin-1")
     done = subprocess.run([IOSHAPE, "inspect", path], env=env, capture_output=True, check=True)
     out = done.stdout.decode("latin-1")
     assert r"caf\udce9.pt: " in out
@@ -496,14 +411,14 @@ def test_verify_shows_a_bar_on_a_terminal_and_leaves_only_the_line(tmp_path: Pat
 
 
 def test_settings() -> None:
-    env = variables(IOSHAPE_ENGINE="threads", IOSHAPE_BLOCK_BYTES="8M", IOSHAPE_DURABLE="off")
-    lines = {line.split()[0]: line for line in succeed(call("settings", env=env)).splitlines()}
+    given = {"IOSHAPE_ENGINE": "threads", "IOSHAPE_BLOCK_BYTES": "8M", "IOSHAPE_DURABLE": "off"}
+    lines = {line.split()[0]: line for line in succeed(call("settings", env=given)).splitlines()}
     expected = {f"IOSHAPE_{name.upper()}" for name in ioshape.settings()}
     assert lines.keys() == {"variable", *expected}
     assert lines["IOSHAPE_ENGINE"].split()[1:3] == ["threads", "variable"]
     assert lines["IOSHAPE_DURABLE"].split()[1:3] == ["no", "variable"]
     assert lines["IOSHAPE_FULL"].split()[1:3] == ["fail", "default"]
-    found = json.loads(succeed(call("settings", "--json", env=env)))
+    found = json.loads(succeed(call("settings", "--json", env=given)))
     assert found.keys() == ioshape.settings().keys()
     assert (found["engine"]["value"], found["engine"]["from"]) == ("threads", "IOSHAPE_ENGINE")
     assert (found["full"]["value"], found["full"]["default"]) == (None, "fail")
@@ -529,7 +444,7 @@ def test_a_variable_that_cannot_be_used_is_told_before_anything_begins(
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit('it has begun')")
     arguments = [command] if command == "settings" else [command, str(script)]
-    done = call(*arguments, env=variables(**{variable: BAD[variable]}))
+    done = call(*arguments, env={variable: BAD[variable]})
     assert done.returncode == 2
     assert variable in done.stderr
     assert "it has begun" not in done.stderr
@@ -542,9 +457,11 @@ def test_a_variable_that_cannot_be_used_is_told_before_anything_begins(
 
 def complete(shell: str, words: str, number: int) -> list[str]:
     """What a shell is told when it asks."""
-    asked = variables(
-        _IOSHAPE_COMPLETE=f"{shell}_complete", COMP_WORDS=words, COMP_CWORD=str(number)
-    )
+    asked = {
+        "_IOSHAPE_COMPLETE": f"{shell}_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(number),
+    }
     return succeed(call(env=asked)).split("\n")
 
 
@@ -564,7 +481,7 @@ complete -p ioshape
     path = f"{bin_folder}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "--norc", "-c", text],
-        env=variables(PATH=path),
+        env=environment(PATH=path),
         capture_output=True,
         text=True,
         check=True,
@@ -572,15 +489,6 @@ complete -p ioshape
     assert done.stdout.splitlines()[:2] == ["verify", "--quiet"]
     assert "_ioshape_completion ioshape" in done.stdout
     assert not done.stderr
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_says_how_to_install_it(shell: str) -> None:
-    text = succeed(call("completion", shell))
-    assert f"ioshape completion {shell}" in text.splitlines()[-1]
-    # zsh looks at the first line of a file in its fpath.
-    assert text.startswith("#compdef ioshape\n") == (shell == "zsh")
-    assert f"_IOSHAPE_COMPLETE={shell}_complete" in text
 
 
 def test_completion_offers_commands_options_and_files() -> None:

@@ -8,7 +8,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ from xml.etree import ElementTree
 import ioshape
 import pytest
 import torch
+from command import IOSHAPE, call
 from ioshape._run import trace
 from ioshape.cli.bench import ceiling
 from ioshape.cli.bench.crowd import Crowd, MemberError
@@ -31,32 +31,11 @@ from ioshape.cli.bench.ranks import Saved
 from ioshape.cli.trace import chrome, plot, reports
 from ioshape.cli.trace.reports import percentile
 from ioshape.cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
-from processes import SLOTS
+from processes import environment
 from tree import ROOT
 
-IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
 ROUNDS = 2
 QUARTER_NS = 7_889_238 * 10**9
-
-Done = subprocess.CompletedProcess[str]
-
-
-def variables(**more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHONW", "IOSHAPE_"))}
-    return {**kept, "IOSHAPE_COORDINATOR": SLOTS, **more}
-
-
-def call(*arguments: str | Path | int, folder: Path | None = None, **more: str) -> Done:
-    return subprocess.run(
-        [IOSHAPE, *map(str, arguments)],
-        env=variables(**more),
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
@@ -85,7 +64,7 @@ def test_a_bench_measures_and_draws(ranks: int, ways: tuple[str, ...], tmp_path:
         *("--ways", ",".join(ways), "--json", "--plot", picture),
         folder=tmp_path,
         # Settings that would make it another bench do not count.
-        **{
+        env={
             "IOSHAPE_TEST_NODE": "one",
             "IOSHAPE_TRACE": str(tmp_path / "reports"),
             "IOSHAPE_FULL": "skip",
@@ -163,7 +142,7 @@ def test_pictures_need_matplotlib_and_say_so_before_the_measurement(tmp_path: Pa
     code = "import sys; sys.modules['matplotlib'] = None; from ioshape.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "bench", tmp_path, "--plot", tmp_path / "a.svg"],
-        env=variables(),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
@@ -194,7 +173,7 @@ def endless(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A bench that has begun, and would last for long."""
     with subprocess.Popen(
         [IOSHAPE, "bench", tmp_path, "--ranks", "3", "--size", "1M", "--rounds", "999"],
-        env=variables(),
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -381,7 +360,7 @@ def test_saves_leave_reports_that_are_told_and_drawn(tmp_path: Path) -> None:
     reports = run / "reports" / "here"
     subprocess.run(
         [sys.executable, "-c", TRAINING, run],
-        env=variables(IOSHAPE_TRACE=str(reports)),
+        env=environment(IOSHAPE_TRACE=str(reports)),
         check=True,
         timeout=60,
     )

@@ -18,23 +18,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from striped import Mount, StripefsError, striped, stripefs, unmount
+from striped import INSTANT, Mount, StripefsError, opened, striped, stripefs, unmount
 
 pytestmark = pytest.mark.usefixtures("_mounts_of_stripefs")
 
 MIB = 1 << 20
-
-#: What a metadata server that costs nothing has.
-INSTANT = {"mds_latency_ms": 0, "mds_rate": 0}
-
-
-@contextlib.contextmanager
-def opened(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    file = os.open(path, flags, 0o644)
-    try:
-        yield file
-    finally:
-        os.close(file)
 
 
 @contextlib.contextmanager

@@ -6,12 +6,11 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from striped import striped
+from striped import INSTANT, opened, striped
 
 pytestmark = pytest.mark.usefixtures("_mounts_of_stripefs")
 
@@ -20,17 +19,6 @@ V1, V3, COMPOSITE = 0x0BD10BD0, 0x0BD30BD0, 0x0BD60BD0
 SETSTRIPE, GETSTRIPE, GETOBDCOUNT = 0x4008669A, 0x4008669B, 0x800866A8
 DELAY_CREATE = 0x2100
 ANY = 0xFFFF
-
-INSTANT = {"mds_latency_ms": 0, "mds_rate": 0}
-
-
-@contextmanager
-def opened(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    file = os.open(path, flags, 0o644)
-    try:
-        yield file
-    finally:
-        os.close(file)
 
 
 def fails(code: int, call: Callable[..., object], *arguments: object) -> None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ioshape, as a user calls it."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sysconfig
+import termios
+from collections.abc import Mapping
+from pathlib import Path
+
+from processes import TIMEOUT_S, environment
+
+IOSHAPE = Path(sysconfig.get_path("scripts")) / "ioshape"
+
+Done = subprocess.CompletedProcess[str]
+
+
+def call(
+    *arguments: str | Path | int, folder: Path | None = None, env: Mapping[str, str] | None = None
+) -> Done:
+    """With these variables, and none that the command looks at otherwise."""
+    return subprocess.run(
+        [IOSHAPE, *map(str, arguments)],
+        env=environment(TERM="xterm", **(env or {})),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def succeed(done: Done) -> str:
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def fail(done: Done, code: int = 1) -> str:
+    """The one sentence on stderr."""
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith("ioshape: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.removeprefix("ioshape: ").rstrip("\n")
+
+
+def on_terminal(*arguments: str | Path, width: int = 120, height: int = 40) -> tuple[int, str]:
+    """The exit code, and what a terminal of this size gets to see."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    with subprocess.Popen(
+        [IOSHAPE, *arguments],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=environment(TERM="xterm"),
+        start_new_session=True,
+    ) as process:
+        os.close(terminal)
+        seen = b""
+        while True:
+            try:
+                part = os.read(controller, 65536)
+            except OSError:  # EIO: the other side is closed
+                break
+            if not part:
+                break
+            seen += part
+        os.close(controller)
+        return process.wait(timeout=60), seen.decode()
