@@ -14,7 +14,20 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import background, fio, fs, gather, house, load, report, save, slots, storm, torch_figures
+from . import (
+    background,
+    cache,
+    fio,
+    fs,
+    gather,
+    house,
+    load,
+    report,
+    save,
+    slots,
+    storm,
+    torch_figures,
+)
 from .setting import Outcome, Setting
 from .worker import Worker, WorkerError
 
@@ -120,7 +133,7 @@ def main() -> int:
                 print(f"{name}:", flush=True)
                 setting = Setting(worker, given.folder, sizes[name], given.rounds, given.chaos)
                 outcomes[name] = BENCHMARKS[name].measure(setting)
-    except (WorkerError, fio.FioError, load.CacheError, storm.StormError) as error:
+    except (WorkerError, fio.FioError, cache.CacheError, storm.StormError) as error:
         sys.exit(f"bench: {error}")
     context["seconds"] = round(time.monotonic() - began)
     print(report.as_text(outcomes, context))

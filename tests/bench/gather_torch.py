@@ -13,12 +13,11 @@ from statistics import median
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from . import fio
+from .cache import evict, require_cold
 from .gather_node import settle, steps
 from .gather_ranks import Ranks, all_of, node_of
-from .load import STRAY, CacheError, cached
 from .rounds import GB, Sample, fastest, median_gb_per_s, median_seconds, time_ratio
 from .setting import Figure, Outcome, Setting
-from .torch_load import evict
 from .torch_worker import ROOM_FOR_ONE, Ballast, clear
 from .worker import Answer, Worker
 
@@ -195,9 +194,7 @@ def chill(setting: Setting, ranks: Ranks, directory: Path) -> None:
     ballast = Ballast(int(2 * setting.size * ROOM_FOR_ONE))
     ballast.take()
     setting.rest()
-    for path in files:
-        if path.stat().st_size > MIB and (left := cached(setting, path)) > STRAY:
-            raise CacheError(f"{left:.1%} of {path} stay in the page cache; who else reads it?")
+    require_cold(setting, (path for path in files if path.stat().st_size > MIB))
     ballast.give()
 
 

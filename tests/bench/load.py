@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads that verify every checksum, into memory that has been touched before."""
 
-import os
 from functools import partial
 from pathlib import Path
 
 from . import fio
+from .cache import cached, evict, require_cold, require_warm
 from .rounds import GB, Sample, fastest, median_gb_per_s, speed_ratio
 from .setting import Figure, Outcome, Setting
 
@@ -14,33 +14,13 @@ MIB = 1 << 20
 
 READ_CHUNKS = (64 * KIB, 256 * KIB, 1 * MIB, 8 * MIB)
 
-# What may be left of the file in the page cache for it to count as cold, and missing for warm.
-STRAY = 0.005
-
 OURS = "ioshape"
 
 
-class CacheError(Exception):
-    """The page cache is not in the state that is to be measured."""
-
-
-def cached(setting: Setting, path: Path) -> float:
-    return float(setting.worker.ask("cached", path=path)["cached"])
-
-
 def make_cold(setting: Setting, path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(file)
+    evict(path)
     setting.rest()
-    left = cached(setting, path)
-    if left > STRAY:
-        raise CacheError(
-            f"{left:.1%} of {path} stay in the page cache; nothing else may use the file"
-        )
+    require_cold(setting, [path])
 
 
 def read(setting: Setting, path: Path, chunk: int) -> Sample:
@@ -49,14 +29,9 @@ def read(setting: Setting, path: Path, chunk: int) -> Sample:
 
 
 def make_warm(setting: Setting, path: Path) -> None:
-    there = cached(setting, path)
-    if there < 1:
+    if cached(setting, path) < 1:
         read(setting, path, MIB)
-        there = cached(setting, path)
-    if there < 1 - STRAY:
-        raise CacheError(
-            f"only {there:.1%} of {path} fit into the page cache; use a smaller --size"
-        )
+    require_warm(setting, path)
 
 
 def load(setting: Setting, path: Path, *, check: bool = False) -> Sample:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads: a file on the disk and one in the page cache, into memory that is new each time."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from . import fio
-from .load import STRAY, CacheError, cached
+from .cache import cached, evict, require_cold, require_warm
 from .rounds import GB, Sample, Samples, fastest, median_gb_per_s, speed_ratio
 from .setting import Figure, Outcome, Setting
 from .torch_save import FIO_TUNINGS
@@ -48,12 +47,6 @@ def files(setting: Setting) -> list[Path]:
     return [setting.folder / how for how in (OURS, TORCH)]
 
 
-def evict(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def fill_cache(path: Path) -> None:
     buffer = bytearray(WARM_CHUNK)
     with path.open("rb", buffering=0) as file:
@@ -68,9 +61,7 @@ def chill(setting: Setting) -> None:
     ballast = Ballast(int(2 * setting.size * ROOM_FOR_ONE))
     ballast.take()
     setting.rest()
-    for path in files(setting):
-        if (left := cached(setting, path)) > STRAY:
-            raise CacheError(f"{left:.1%} of {path} stay in the page cache; who else reads it?")
+    require_cold(setting, files(setting))
     ballast.give()
 
 
@@ -80,10 +71,7 @@ def warm(setting: Setting) -> None:
     for path in files(setting):
         if cached(setting, path) < 1:
             fill_cache(path)
-        if (there := cached(setting, path)) < 1 - STRAY:
-            raise CacheError(
-                f"only {there:.1%} of {path} fit into the page cache; use a smaller --size"
-            )
+        require_warm(setting, path)
     ballast.give()
 
 
