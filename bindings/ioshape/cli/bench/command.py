@@ -257,7 +257,7 @@ def command(
     save           ioshape.save, a file of each rank
     async          ioshape.save_async, until the file is durable
     node, rank0    ioshape.save_group in these modes
-    ceiling        direct writes of large blocks by threads and an fsync, and nothing else
+    ceiling        nothing but direct writes of large blocks, and an fsync
 
     Without --ways one rank saves in all of them but those of groups, and several ranks in all but
     buffered and ceiling. The ways take turns, after a round that does not count. "training held" is
