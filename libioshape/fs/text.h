@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside the fs floor: numbers and words out of texts that somebody else wrote. Nothing here needs
- * a 0 at the end of the text or looks beyond `end`.
+ * Inside the fs floor: reads numbers and words from texts that others wrote. Where a length or an
+ * `end` is given, the text needs no 0 at its end and nothing beyond it is read.
  */
 #ifndef FS_WORDS_H
 #define FS_WORDS_H
@@ -14,7 +14,7 @@ bool fs_take_number(const char **at, const char *end, char stop, unsigned *numbe
 /* The decimal number that all of the text is. */
 bool fs_whole_number(const char *text, size_t bytes, uint64_t *number);
 
-/* What stands behind "NAME" + '=' in a list with `separator` between its members; false if it is
+/* The value after "NAME=" in a list with `separator` between its members; false if it is
  * not there. `value` is not ended by a 0. */
 bool fs_find_value(const char *list, size_t bytes, char separator, const char *name,
 		   const char **value, size_t *value_bytes);

@@ -27,9 +27,10 @@ int zip_bundle_new(struct zip_bundle **out, struct ring_writer *file, const char
 	if (!alignment || alignment % ZIP_LARGE_ALIGNMENT || alignment > ZIP_MAX_MEMBER_ALIGNMENT)
 		return base_refuse(error, -EINVAL,
 				   "cannot align the records of \"%s\" to %llu bytes: it must be a "
-				   "multiple of %u up to %llu",
-				   path, (unsigned long long)alignment, ZIP_LARGE_ALIGNMENT,
-				   ZIP_MAX_MEMBER_ALIGNMENT);
+				   "multiple of %s up to %s",
+				   path, (unsigned long long)alignment,
+				   BASE_SIZE(ZIP_LARGE_ALIGNMENT),
+				   BASE_SIZE(ZIP_MAX_MEMBER_ALIGNMENT));
 	bundle = calloc(1, sizeof(*bundle));
 	if (!bundle)
 		return base_no_memory(error, "a writer of bundles", sizeof(*bundle));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The index record on its way into the file, and the limits of the metadata in it.
+ * Encodes the index record, and checks the limits of the metadata in it.
  */
 #define _GNU_SOURCE
 #include "zip/index.h"

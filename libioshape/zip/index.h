@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bytes of the index record, shared by its two directions. docs/format.md explains them. All
+ * The bytes of the index record, for the encoder and the decoder. docs/format.md explains them. All
  * numbers are little-endian; every section begins on a multiple of 8.
  */
 #ifndef ZIP_INDEX_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The index record on its way back. Its bytes may come from anybody: every count is compared with
- * the bytes that are there before it is multiplied, allocated for or believed. What is decoded lies
- * in one piece of memory, at most a few times as large as the record.
+ * Decodes the index record. Its bytes are untrusted: every count is compared with the bytes that
+ * are there before it is multiplied, allocated for or believed. The result lies in one piece of
+ * memory, at most a few times as large as the record, but for the table of names.
  */
 #define _GNU_SOURCE
 #include "zip/index.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of the record that have not been looked at. */
+/* The bytes of the record that have not been read yet. */
 struct view {
 	const uint8_t *data;
 	uint64_t bytes;
@@ -67,7 +67,7 @@ static uint64_t next(struct view *view, unsigned bytes)
 	return value;
 }
 
-/* ---- First pass: where everything is, and how much memory it takes --------------------------- */
+/* ---- First pass: finds the sections and counts the memory they take -------------------------- */
 
 static int find_sections(struct decoder *decoder, struct view rest)
 {
@@ -83,7 +83,7 @@ static int find_sections(struct decoder *decoder, struct view rest)
 		if (!take(&rest, bytes, &payload) ||
 		    !take(&rest, base_round_up(bytes, SECTION_ALIGNMENT) - bytes, &padding))
 			return damaged(decoder, "a section ends too soon");
-		/* Sections that later versions add are none of our business. */
+		/* Later versions may add sections: they are skipped. */
 		if (tag == 0 || tag >= SECTION_COUNT)
 			continue;
 		if (decoder->sections[tag].data)
@@ -138,7 +138,7 @@ static int size_records(struct decoder *decoder, uint64_t *room)
 
 	for (uint64_t i = 0; i < decoder->entry_count; i++)
 		blocks += blocks_of(decoder, &decoder->entries[i]);
-	/* Divided rather than multiplied: neither side can overflow. */
+	/* A division cannot overflow, as a product could. */
 	if (!decoder->sections[SECTION_OFFSETS].data ||
 	    decoder->sections[SECTION_OFFSETS].bytes % 8 ||
 	    decoder->sections[SECTION_OFFSETS].bytes / 8 != decoder->entry_count)
@@ -204,7 +204,7 @@ static int size_metadata(struct decoder *decoder, uint64_t *room)
 
 /* ---- Second pass: checked copies ------------------------------------------------------------- */
 
-/* The first pass has counted. What needs the wider alignment asks first, text last. */
+/* The first pass has counted the bytes. Types of wider alignment come first, text comes last. */
 static void *give(struct decoder *decoder, uint64_t bytes)
 {
 	void *room = decoder->room;
@@ -223,8 +223,7 @@ static char *give_text(struct decoder *decoder, const struct view *text)
 	return copy;
 }
 
-/* A name or value that can be believed. The copy in C must be all of it: zip_utf8_valid() refuses
- * NUL. */
+/* zip_utf8_valid() refuses NUL as well, so that no copy in C is shorter than the text. */
 static bool text_valid(const struct view *text)
 {
 	return zip_utf8_valid((const char *)text->data, text->bytes);
@@ -265,8 +264,8 @@ static int copy_rows(struct decoder *decoder, struct zip_tensor_row *rows, int64
 		rows[i].dtype = (uint32_t)next(table, 4);
 		rows[i].dims = (uint32_t)next(table, 4);
 		next(table, 8);
-		/* Rising: else a small file could promise any amount of tensors in the same bytes.
-		 */
+		/* Records rise from row to row. Otherwise a small file could claim any number of
+		 * tensors in the same bytes. */
 		if (rows[i].record >= decoder->entry_count ||
 		    (i && rows[i].record <= rows[i - 1].record))
 			return damaged(decoder, "a tensor is in no record of its own");
