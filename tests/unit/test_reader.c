@@ -4,6 +4,7 @@
 #include "support/check_main.h"
 #include "support/fail_memory.h"
 #include "support/random.h"
+#include "support/reader_case.h"
 #include "support/scratch.h"
 
 #include <fcntl.h>
@@ -24,31 +25,13 @@ static struct {
 	char path[4096];
 } test;
 
-static void open_lane(enum ioshape_engine engine)
-{
-	const struct ring_config config = {
-		.engine = engine,
-		.block_bytes = MIB,
-		.depth = 4,
-		.threads = 2,
-	};
-
-	ck_assert_msg(!ring_lane_open(&test.lane, &config, &test.error), "%s", test.error.text);
-}
-
 static void setup(void)
 {
-	uint64_t seed = 3;
-
 	memset(&test, 0, sizeof(test));
 	scratch_setup();
 	snprintf(test.path, sizeof(test.path), "%s", scratch_path("test.pt"));
-	for (size_t i = 0; i < RECORDS; i++) {
-		test.data[i] = malloc(sizes[i] + 8);
-		for (size_t at = 0; at < sizes[i]; at += 8)
-			base_put_le(test.data[i] + at, test_random(&seed), 8);
-	}
-	open_lane(IOSHAPE_ENGINE_BUFFERED);
+	reader_case_fill(test.data, sizes, RECORDS);
+	test.lane = reader_case_lane(IOSHAPE_ENGINE_BUFFERED, MIB, 4);
 }
 
 static void teardown(void)
@@ -65,29 +48,9 @@ static const char *record_name(char name[32], size_t i)
 	return name;
 }
 
-/* The way of the library itself: with an index. */
-static void write_indexed(size_t first, size_t count)
+static void write_indexed(size_t count)
 {
-	const struct ring_file_options options = { .no_sync = true };
-	struct ring_notes notes = { 0 };
-	struct ring_writer *file;
-	struct zip_writer *writer;
-	char name[32];
-
-	ck_assert_msg(!ring_writer_open(&file, test.lane, test.path, &options, &notes, &test.error),
-		      "%s", test.error.text);
-	ck_assert_int_eq(zip_writer_new(&writer, zip_sink_of_file(file), test.path, &test.error),
-			 0);
-	for (size_t i = first; i < first + count; i++) {
-		ck_assert_int_eq(
-			zip_writer_begin(writer, record_name(name, i), sizes[i], 0, &test.error),
-			0);
-		ck_assert_int_eq(zip_writer_put(writer, test.data[i], sizes[i], &test.error), 0);
-		ck_assert_int_eq(zip_writer_end(writer, &test.error), 0);
-	}
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, &test.error), 0);
-	ck_assert_int_eq(ring_writer_commit(file, &test.error), 0);
-	zip_writer_free(writer);
+	reader_case_write(test.path, test.lane, test.data, sizes, count);
 }
 
 static void add_records(struct archive *archive, size_t first, size_t count)
@@ -123,7 +86,7 @@ static void write_plain(size_t first, size_t count)
 static void write_file(bool indexed)
 {
 	if (indexed)
-		write_indexed(0, RECORDS);
+		write_indexed(RECORDS);
 	else
 		write_plain(0, RECORDS);
 }
@@ -169,7 +132,7 @@ START_TEST(every_engine_reads_every_record)
 
 	write_file(_i < 3);
 	ring_lane_close(test.lane);
-	open_lane(engines[_i % 3]);
+	test.lane = reader_case_lane(engines[_i % 3], MIB, 4);
 	ck_assert_int_eq(
 		zip_reader_open(&test.reader, test.path, 0, 0, IOSHAPE_DIRECT_PREFER, &test.error),
 		0);
@@ -459,7 +422,7 @@ START_TEST(no_single_bit_flip_goes_unnoticed)
 	size_t bytes, accepted = 0;
 
 	if (_i)
-		write_indexed(0, 3);
+		write_indexed(3);
 	else
 		write_plain(0, 3);
 	free(scratch_read(test.path, &bytes));
@@ -482,7 +445,7 @@ START_TEST(every_truncated_file_is_refused)
 {
 	size_t bytes;
 
-	write_indexed(0, 3);
+	write_indexed(3);
 	free(scratch_read(test.path, &bytes));
 	while (bytes--) {
 		ck_assert_int_eq(truncate(test.path, (off_t)bytes), 0);
@@ -499,7 +462,7 @@ START_TEST(a_damaged_index_is_refused)
 {
 	uint64_t offset;
 
-	write_indexed(0, 3);
+	write_indexed(3);
 	open_reader();
 	offset = test.reader.directory.entries[3].data_offset;
 	zip_reader_close(&test.reader);
@@ -516,7 +479,7 @@ START_TEST(an_index_with_impossible_offsets_is_not_used)
 	uint64_t index, end;
 	size_t bytes;
 
-	write_indexed(0, 3);
+	write_indexed(3);
 	open_reader();
 	index = test.reader.directory.entries[3].data_offset;
 	end = index + test.reader.directory.entries[3].bytes;
@@ -546,7 +509,7 @@ static void repack(size_t first, size_t count, uint32_t alignment)
 	size_t bytes;
 	uint8_t *old;
 
-	write_indexed(0, 3);
+	write_indexed(3);
 	old = scratch_read(test.path, &bytes);
 	open_reader();
 	for (size_t i = first; i < first + count; i++) {
@@ -590,7 +553,7 @@ START_TEST(records_under_wrong_names_are_not_taken_for_indexed)
 	size_t bytes;
 	uint8_t *file;
 
-	write_indexed(0, 3);
+	write_indexed(3);
 	file = scratch_read(test.path, &bytes);
 	for (size_t at = 0; at + 14 < bytes; at++)
 		if (!memcmp(file + at, "archive/data/2", 14))

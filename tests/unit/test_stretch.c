@@ -4,7 +4,7 @@
 #include "support/archive.h"
 #include "support/check_main.h"
 #include "support/fail_memory.h"
-#include "support/random.h"
+#include "support/reader_case.h"
 #include "support/scratch.h"
 
 #include <fcntl.h>
@@ -30,28 +30,18 @@ static struct {
 	char path[4096];
 } test;
 
-static void open_lane(enum ioshape_engine engine, unsigned depth)
+static void open_lane(unsigned depth)
 {
-	const struct ring_config config = {
-		.engine = engine, .block_bytes = 256 * KIB, .depth = depth, .threads = 2
-	};
-
-	ck_assert_msg(!ring_lane_open(&test.lane, &config, &test.error), "%s", test.error.text);
+	test.lane = reader_case_lane(IOSHAPE_ENGINE_AUTO, 256 * KIB, depth);
 }
 
 static void setup(void)
 {
-	uint64_t seed = 3;
-
 	memset(&test, 0, sizeof(test));
 	scratch_setup();
 	snprintf(test.path, sizeof(test.path), "%s", scratch_path("test.pt"));
-	for (size_t i = 0; i < RECORDS; i++) {
-		test.data[i] = malloc(sizes[i] + 8);
-		for (size_t at = 0; at < sizes[i]; at += 8)
-			base_put_le(test.data[i] + at, test_random(&seed), 8);
-	}
-	open_lane(IOSHAPE_ENGINE_AUTO, 4);
+	reader_case_fill(test.data, sizes, RECORDS);
+	open_lane(4);
 }
 
 static void teardown(void)
@@ -62,29 +52,6 @@ static void teardown(void)
 	free(test.into);
 	ring_lane_close(test.lane);
 	scratch_teardown();
-}
-
-static void write_indexed(void)
-{
-	const struct ring_file_options options = { .no_sync = true };
-	struct ring_notes notes = { 0 };
-	struct ring_writer *file;
-	struct zip_writer *writer;
-	char name[32];
-
-	ck_assert_msg(!ring_writer_open(&file, test.lane, test.path, &options, &notes, &test.error),
-		      "%s", test.error.text);
-	ck_assert_int_eq(zip_writer_new(&writer, zip_sink_of_file(file), test.path, &test.error),
-			 0);
-	for (size_t i = 0; i < RECORDS; i++) {
-		snprintf(name, sizeof(name), "data/%zu", i);
-		ck_assert_int_eq(zip_writer_begin(writer, name, sizes[i], 0, &test.error), 0);
-		ck_assert_int_eq(zip_writer_put(writer, test.data[i], sizes[i], &test.error), 0);
-		ck_assert_int_eq(zip_writer_end(writer, &test.error), 0);
-	}
-	ck_assert_int_eq(zip_writer_finish(writer, NULL, &test.error), 0);
-	ck_assert_int_eq(ring_writer_commit(file, &test.error), 0);
-	zip_writer_free(writer);
 }
 
 static void write_archive(enum kind kind)
@@ -137,7 +104,7 @@ static void close_reader(void)
 static void make_file(enum kind kind)
 {
 	if (kind == INDEXED)
-		write_indexed();
+		reader_case_write(test.path, test.lane, test.data, sizes, RECORDS);
 	else
 		write_archive(kind);
 	free(test.file);
@@ -244,7 +211,7 @@ END_TEST
 START_TEST(small_memory_does_as_well)
 {
 	ring_lane_close(test.lane);
-	open_lane(IOSHAPE_ENGINE_AUTO, 1 + (unsigned)_i);
+	open_lane(1 + (unsigned)_i);
 	make_file(INDEXED);
 	scratch_evict(test.path);
 	for (uint64_t at = 0; at < test.file_bytes; at += 90001)
