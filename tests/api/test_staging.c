@@ -12,6 +12,56 @@
 
 /* ---- Staging memory -------------------------------------------------------------------------- */
 
+struct late {
+	char path[512];
+	const struct sample *of;
+	atomic_bool begun;
+};
+
+static void *save_late(void *argument)
+{
+	struct late *late = argument;
+	struct ioshape_save *save;
+	int ret = ioshape_save_tensors(context, late->path, late->of->tensors, late->of->count,
+				       NULL, &save);
+
+	atomic_store(&late->begun, true);
+	return ret || end(save) ? late : NULL;
+}
+
+/* Otherwise small saves would overtake a large one for ever. */
+START_TEST(who_waits_for_room_is_not_overtaken)
+{
+	struct sample large;
+	struct late late[2] = { { .of = &large }, { .of = &sample } };
+	struct ioshape_save *first;
+	pthread_t threads[2];
+	struct gate gate;
+	void *failure;
+
+	/* Two chunks, of which the first save holds one and the large one needs both. */
+	sample_make(&large, 5, 20 * MIB);
+	ioshape_context_free(context);
+	context = open_with(32 * MIB);
+	first = begin_gated(&gate, IOSHAPE_PHASE_WRITE, scratch_path("first"));
+	for (int i = 0; i < 2; i++) {
+		snprintf(late[i].path, sizeof(late[i].path), "%s",
+			 scratch_path(i ? "small" : "large"));
+		pthread_create(&threads[i], NULL, save_late, &late[i]);
+		usleep(200000);
+	}
+	ck_assert(!atomic_load(&late[0].begun));
+	ck_assert(!atomic_load(&late[1].begun));
+	sem_post(&gate.opened);
+	for (int i = 0; i < 2; i++) {
+		pthread_join(threads[i], &failure);
+		ck_assert_ptr_null(failure);
+	}
+	ck_assert_int_eq(end(first), 0);
+	sample_free(&large);
+}
+END_TEST
+
 static int stop_waiting(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	int *calls = user;
@@ -244,6 +294,7 @@ int main(void)
 	TCase *tests = check_case(suite, "staging", async_setup, async_teardown,
 				  scratch_long() ? 600 : 60);
 
+	tcase_add_test(tests, who_waits_for_room_is_not_overtaken);
 	tcase_add_test(tests, who_waits_for_room_can_be_told_to_stop);
 	tcase_add_loop_test(tests, a_save_that_is_canceled_leaves_the_old_file, 0, 2);
 	tcase_add_test(tests, a_checkpoint_larger_than_the_stage_passes_through_it);
