@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -43,11 +42,7 @@ static void setup(void)
 	scratch_setup();
 	data = malloc(ROOM);
 	ck_assert_ptr_nonnull(data);
-	for (size_t i = 0; i < ROOM; i += 8) {
-		uint64_t value = test_random(&state);
-
-		memcpy(data + i, &value, 8);
-	}
+	test_random_fill(&state, data, ROOM);
 	descriptors_before = scratch_descriptors();
 	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
 }
@@ -185,7 +180,7 @@ START_TEST(what_is_there_may_have_to_stay)
 	file = open_file(scratch_path("file"), &options);
 	must_write(file, data, 2 * MIB);
 	ck_assert_int_eq(ioshape_file_commit(file, &report), -EEXIST);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("file")));
+	ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	ck_assert_uint_eq(report.file_bytes, 2 * MIB);
 	ioshape_file_free(file);
 	ck_assert(scratch_same(scratch_path("file"), "old", 3));
@@ -209,59 +204,6 @@ START_TEST(stable_storage_is_waited_for_unless_told_otherwise)
 	/* The file, and its name. */
 	ck_assert_uint_eq(atomic_load(&syncs), _i ? 0 : 2);
 	ck_assert(scratch_same(scratch_path("file"), data, 2 * MIB));
-}
-END_TEST
-
-START_TEST(more_than_the_disk_has_is_noticed_at_the_opening)
-{
-	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_file *file;
-	int ret;
-
-	options.expected_bytes = (uint64_t)1 << 60;
-	ret = ioshape_file_open(context, scratch_path("file"), &options, &file);
-	ck_assert_msg(ret == -ENOSPC || ret == -EFBIG, "%d", ret);
-	ck_assert_ptr_null(file);
-	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
-}
-END_TEST
-
-struct reading {
-	const char *path;
-	uint8_t *into; /* ROOM bytes */
-};
-
-static void *read_all(void *argument)
-{
-	const struct reading *reading = argument;
-	int fd = open(reading->path, O_RDONLY | O_CLOEXEC);
-	size_t done = 0;
-	ssize_t moved;
-
-	while ((moved = read(fd, reading->into + done, ROOM - done)) > 0)
-		done += (size_t)moved;
-	close(fd);
-	return NULL;
-}
-
-START_TEST(pipes_and_devices_are_written_straight)
-{
-	struct reading reading = { scratch_path("pipe"), calloc(1, ROOM) };
-	struct ioshape_file *file;
-	pthread_t reader;
-
-	ck_assert_int_eq(mkfifo(reading.path, 0600), 0);
-	ck_assert_int_eq(pthread_create(&reader, NULL, read_all, &reading), 0);
-	file = open_file(reading.path, NULL);
-	must_write(file, data, 2 * MIB + 7);
-	must_commit(file, NULL);
-	pthread_join(reader, NULL);
-	ck_assert_int_eq(memcmp(reading.into, data, 2 * MIB + 7), 0);
-	free(reading.into);
-
-	file = open_file("/dev/null", NULL);
-	must_write(file, data, MIB);
-	must_commit(file, NULL);
 }
 END_TEST
 
@@ -374,11 +316,10 @@ START_TEST(arguments_are_checked)
 	ck_assert_int_eq(ioshape_file_open(context, "", NULL, &file), -EINVAL);
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("x/"), NULL, &file), -EINVAL);
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("x/y"), NULL, &file), -ENOENT);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "x/y"));
+	ck_assert_str_eq(ioshape_last_error()->path, scratch_path("x/y"));
 	options.size = 0;
 	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &options, &file),
 			 -EINVAL);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "ioshape_file_options"));
 	ck_assert_ptr_null(file);
 	ck_assert_int_eq(ioshape_file_write(NULL, data, 1), -EINVAL);
 	ck_assert_int_eq(ioshape_file_commit(NULL, NULL), -EINVAL);
@@ -387,13 +328,12 @@ START_TEST(arguments_are_checked)
 	/* These can be mended. */
 	file = open_file(scratch_path("file"), NULL);
 	ck_assert_int_eq(ioshape_file_write(file, NULL, 1), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("file")));
+	ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	must_write(file, data, 10);
 	ck_assert_int_eq(ioshape_file_commit(file, &report), -EINVAL);
 	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
 	ck_assert_int_eq(ioshape_file_write(file, data, 1), -EINVAL);
 	ck_assert_int_eq(ioshape_file_commit(file, NULL), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "committed"));
 	ioshape_file_free(file);
 	ck_assert(scratch_same(scratch_path("file"), data, 10));
 }
@@ -414,10 +354,10 @@ START_TEST(a_failure_is_final_and_leaves_the_old_file)
 	ret = ioshape_file_write(file, data, 2 * MIB);
 	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
 	ck_assert_int_eq(ret, -EFBIG);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("file")));
+	ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	ck_assert_int_eq(ioshape_file_write(file, data, 1), -EIO);
 	ck_assert_int_eq(ioshape_file_commit(file, NULL), -EIO);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, scratch_path("file")));
+	ck_assert_str_eq(ioshape_last_error()->path, scratch_path("file"));
 	ioshape_file_free(file);
 	ck_assert(scratch_same(scratch_path("file"), "old", 3));
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
@@ -425,7 +365,7 @@ START_TEST(a_failure_is_final_and_leaves_the_old_file)
 	file = open_file("/dev/full", NULL);
 	ret = ioshape_file_write(file, data, 2 * MIB);
 	ck_assert_int_eq(ret, -ENOSPC);
-	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->sentence, "/dev/full"));
+	ck_assert_str_eq(ioshape_last_error()->path, "/dev/full");
 	ioshape_file_free(file);
 }
 END_TEST
@@ -449,8 +389,6 @@ int main(void)
 	tcase_add_test(bytes, several_files_are_written_at_the_same_time);
 	tcase_add_test(promises, what_is_there_may_have_to_stay);
 	tcase_add_loop_test(promises, stable_storage_is_waited_for_unless_told_otherwise, 0, 2);
-	tcase_add_test(promises, more_than_the_disk_has_is_noticed_at_the_opening);
-	tcase_add_test(promises, pipes_and_devices_are_written_straight);
 	tcase_add_test(promises, a_relative_path_means_what_it_meant_at_the_opening);
 	tcase_add_test(order, a_commit_waits_for_earlier_saves_to_the_path);
 	tcase_add_test(order, progress_is_told_and_can_stop);

@@ -23,7 +23,6 @@
 
 #define SOURCE "mgs@tcp:/scr/folder"
 
-static char complaint[512];
 static pid_t daemon_pid;
 
 #define WANT(condition)                                                                            \

@@ -59,6 +59,7 @@ struct outcome {
 	int ret;
 	unsigned descriptors; /* too many */
 	bool leaked;
+	bool named; /* the error is about the file */
 	char message[1024];
 };
 
@@ -90,6 +91,17 @@ static struct ioshape_context *open_context(void)
 	return context;
 }
 
+/* What the error says that came with the code. */
+static int heed(int ret)
+{
+	const struct ioshape_error *error = ioshape_last_error();
+	const char *name = strrchr(error->path, '/');
+
+	outcome->named = !strcmp(name ? name + 1 : error->path, "file");
+	snprintf(outcome->message, sizeof(outcome->message), "%s", ret ? error->sentence : "");
+	return ret;
+}
+
 static int write_raw(struct ioshape_context *context)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
@@ -98,16 +110,13 @@ static int write_raw(struct ioshape_context *context)
 
 	options.expected_bytes = sample.total_bytes;
 	ret = ioshape_file_open(context, "file", &options, &file);
-	if (ret) {
-		snprintf(outcome->message, sizeof(outcome->message), "%s",
-			 ioshape_last_error()->sentence);
-		return ret;
-	}
+	if (ret)
+		return heed(ret);
 	for (size_t i = 0; !ret && i < sample.count; i++)
 		ret = ioshape_file_write(file, sample.expected[i], sample.bytes[i]);
 	if (!ret)
 		ret = ioshape_file_commit(file, NULL);
-	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_last_error()->sentence);
+	heed(ret);
 	ioshape_file_free(file);
 	return ret;
 }
@@ -120,11 +129,8 @@ static int write_records(struct ioshape_context *context)
 
 	options.expected_bytes = sample.total_bytes;
 	ret = ioshape_writer_open(context, "file", &options, &writer);
-	if (ret) {
-		snprintf(outcome->message, sizeof(outcome->message), "%s",
-			 ioshape_last_error()->sentence);
-		return ret;
-	}
+	if (ret)
+		return heed(ret);
 	for (size_t i = 0; !ret && i < sample.count; i++) {
 		char name[32];
 
@@ -133,7 +139,7 @@ static int write_records(struct ioshape_context *context)
 	}
 	if (!ret)
 		ret = ioshape_writer_commit(writer, NULL);
-	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_last_error()->sentence);
+	heed(ret);
 	ioshape_writer_free(writer);
 	return ret;
 }
@@ -145,21 +151,18 @@ static int begin_save(struct ioshape_context *context, const struct ioshape_save
 	char names[SAMPLE_TENSORS][32];
 
 	*handle = NULL;
+	if (!scenario->background)
+		handle = NULL;
 	if (scenario->what == TENSORS)
-		return scenario->background ? ioshape_save_tensors(context, "file", sample.tensors,
-								   sample.count, options, handle) :
-					      ioshape_save_tensors(context, "file", sample.tensors,
-								   sample.count, options, NULL);
+		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, options,
+					    handle);
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i].name = names[i];
 		records[i].data = sample.expected[i];
 		records[i].bytes = sample.bytes[i];
 	}
-	return scenario->background ?
-		       ioshape_save_records(context, "file", records, sample.count, options,
-					    handle) :
-		       ioshape_save_records(context, "file", records, sample.count, options, NULL);
+	return ioshape_save_records(context, "file", records, sample.count, options, handle);
 }
 
 static int save(struct ioshape_context *context)
@@ -176,13 +179,10 @@ static int save(struct ioshape_context *context)
 	options.replace = scenario->no_replace ? IOSHAPE_OFF : IOSHAPE_ON;
 	options.borrow = scenario->borrow;
 	ret = begin_save(context, &options, &handle);
-	if (!handle) {
-		snprintf(outcome->message, sizeof(outcome->message), "%s",
-			 ret ? ioshape_last_error()->sentence : "");
-		return ret;
-	}
+	if (!handle)
+		return heed(ret);
 	ret = ioshape_save_wait(handle, -1);
-	snprintf(outcome->message, sizeof(outcome->message), "%s", ioshape_last_error()->sentence);
+	heed(ret);
 	ioshape_save_free(handle);
 	return ret;
 }
@@ -308,15 +308,11 @@ static void check_failure(void)
 		ck_assert_msg(is_new(), "%s: %s (call %lu): success, but not the new file",
 			      scenario->name, name, nth);
 	} else {
-		/* An engine that cannot be used is not the file's fault. */
-		ck_assert_msg(
-			(strstr(outcome->message, "file") || strstr(outcome->message, "engine")) &&
-				strstr(outcome->message, ": "),
-			"%s: %s: \"%s\"", scenario->name, name, outcome->message);
-		/* The new file is in place by then, and the message says so. */
+		ck_assert_msg(outcome->named, "%s: %s: \"%s\"", scenario->name, name,
+			      outcome->message);
+		/* The new file is in place by then. */
 		if (!strcmp(name, "fsync directory"))
-			ck_assert_msg(is_new() && strstr(outcome->message, "in place"), "\"%s\"",
-				      outcome->message);
+			ck_assert_msg(is_new(), "\"%s\"", outcome->message);
 		else
 			ck_assert_msg(is_old(),
 				      "%s: %s (call %lu): failed, and the old file is gone",
@@ -353,7 +349,6 @@ START_TEST(a_failed_fsync_fails_the_save_and_is_not_tried_again)
 	code = EIO;
 	ck_assert(run());
 	ck_assert_int_eq(outcome->ret, -EIO);
-	ck_assert_ptr_nonnull(strstr(outcome->message, "fsync"));
 	first = calls_find("fsync", 0);
 	ck_assert_int_ge(first, 0);
 	ck_assert_int_eq(calls_find("fsync", (unsigned long)first + 1), -1);

@@ -283,7 +283,6 @@ START_TEST(an_engine_that_does_not_open_is_an_error_and_the_next_save_may_find_i
 	scratch_write(scratch_path("file"), old_file, old_bytes);
 	context = faulty_context(&plan, IOSHAPE_DIRECT_PREFER);
 	ck_assert_int_eq(save(context, false, message, sizeof(message)), -EPERM);
-	ck_assert_ptr_nonnull(strstr(message, "would not open"));
 	ck_assert(scratch_same(scratch_path("file"), old_file, old_bytes));
 	ck_assert_int_eq(save(context, false, message, sizeof(message)), 0);
 	ck_assert(scratch_same(scratch_path("file"), new_file, new_bytes));

@@ -208,18 +208,6 @@ static void make_room(void)
 
 /* ---- What is tested -------------------------------------------------------------------------- */
 
-static char complaint[2048];
-
-__attribute__((format(printf, 1, 2))) static bool complain(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(complaint, sizeof(complaint), format, args);
-	va_end(args);
-	return false;
-}
-
 static int save(struct ioshape_context *context, const struct sample *sample,
 		struct ioshape_report *report)
 {
@@ -364,16 +352,13 @@ static bool does_not_replace(const struct filesystem *filesystem)
 
 /* Through a writer that does not say beforehand how much will come: the disk is full in the middle
  * of it. */
-static int save_unannounced(struct ioshape_context *context, char *message, size_t message_bytes)
+static int save_unannounced(struct ioshape_context *context)
 {
 	struct ioshape_writer *writer;
 	int ret = ioshape_writer_open(context, file, NULL, &writer);
 
-	if (ret) {
-		snprintf(message, message_bytes, "%s", ioshape_last_error()->sentence);
-		return ret;
-	}
-	ret = ioshape_writer_begin_record(writer, "data/0", IOSHAPE_UNKNOWN_BYTES, 0);
+	if (!ret)
+		ret = ioshape_writer_begin_record(writer, "data/0", IOSHAPE_UNKNOWN_BYTES, 0);
 	for (unsigned i = 0; !ret && i < LARGE_BYTES >> 20; i++)
 		ret = ioshape_writer_write(writer, (const char *)new_sample.expected[4] + (i << 20),
 					   1 << 20);
@@ -381,7 +366,6 @@ static int save_unannounced(struct ioshape_context *context, char *message, size
 		ret = ioshape_writer_end_record(writer);
 	if (!ret)
 		ret = ioshape_writer_commit(writer, NULL);
-	snprintf(message, message_bytes, "%s", ioshape_last_error()->sentence);
 	ioshape_writer_free(writer);
 	return ret;
 }
@@ -391,26 +375,20 @@ static bool fails_when_full(bool announced)
 	for (size_t i = 0; i < ARRAY_LENGTH(engines); i++) {
 		struct ioshape_context *context = sample_context(engines[i], IOSHAPE_DIRECT_PREFER);
 		struct ioshape_report report = IOSHAPE_REPORT_INIT;
-		char message[1024];
-		int ret;
+		const struct ioshape_error *error;
+		int ret = announced ? save(context, &new_sample, &report) :
+				      save_unannounced(context);
 
-		if (announced) {
-			ret = save(context, &new_sample, &report);
-			snprintf(message, sizeof(message), "%s", ioshape_last_error()->sentence);
-		} else {
-			ret = save_unannounced(context, message, sizeof(message));
-		}
 		ioshape_context_free(context);
-		if (ret != -ENOSPC)
+		error = ioshape_last_error();
+		if (ret != -ENOSPC || error->code != -ENOSPC || strcmp(error->path, file) != 0)
 			return complain("engine %zu: %d instead of ENOSPC, \"%s\"", i, ret,
-					message);
-		if (!strstr(message, file))
-			return complain("engine %zu: \"%s\"", i, message);
+					error->sentence);
 		/* Where space can be reserved that is where it is noticed: before a byte is
 		 * written. */
-		if (announced && !strstr(message, "needs ") &&
+		if (announced && error->needed_bytes == IOSHAPE_UNKNOWN_BYTES &&
 		    !report_step(&report, IOSHAPE_STEP_PREALLOCATE))
-			return complain("engine %zu: noticed late, \"%s\"", i, message);
+			return complain("engine %zu: noticed late, \"%s\"", i, error->sentence);
 		if (announced && !*report.filesystem)
 			return complain("engine %zu: the report does not name the filesystem", i);
 		if (!nothing_else_is_there() || !holds(&old_sample))

@@ -210,8 +210,8 @@ static bool a_file_replaced_elsewhere_is_not_mixed_up(void)
 		       ret ? why : "the old one");
 		if (ret && ret != -ESTALE)
 			well = complain("%d instead of ESTALE: %s", ret, why);
-		if (ret && !strstr(why, FILE_HERE))
-			well = complain("the sentence does not name the file: %s", why);
+		if (ret && strcmp(ioshape_last_error()->path, FILE_HERE) != 0)
+			well = complain("the error is about %s", ioshape_last_error()->path);
 	}
 	/* While the old one is still open here: opening could go by that. */
 	well = well && another_hosts_file_comes_into_sight();
@@ -350,8 +350,11 @@ static bool on_a_full_server_the_old_file_stays(void)
 
 		if (ret != -ENOSPC)
 			well = complain("engine %zu: %d instead of ENOSPC", i, ret);
-		else if (!strstr(complaint, FILE_HERE))
-			well = false;
+		else if (ioshape_last_error()->code != -ENOSPC ||
+			 strcmp(ioshape_last_error()->path, FILE_HERE) != 0 ||
+			 !*ioshape_last_error()->remedy)
+			well = complain("engine %zu: the error is %d, about \"%s\"", i,
+					ioshape_last_error()->code, ioshape_last_error()->path);
 		well = well && nothing_is_left_behind() && holds(&old_sample);
 	}
 	unlink(NFS_SERVER_FOLDER "/filler");

@@ -6,9 +6,9 @@
 #include "support/nfs_server.h"
 #include "support/sample.h"
 #include "support/scratch.h"
+#include "support/tap.h"
 
 #include <dirent.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,17 +18,6 @@
 #define FILE_THERE NFS_SERVER_FOLDER "/model.pt"
 
 static struct sample old_sample, new_sample;
-static char complaint[2048];
-
-__attribute__((format(printf, 1, 2))) static inline bool complain(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(complaint, sizeof(complaint), format, args);
-	va_end(args);
-	return false;
-}
 
 static inline int save_with(struct ioshape_context *context, const struct sample *sample,
 			    struct ioshape_save_options *options)

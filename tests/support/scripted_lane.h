@@ -129,11 +129,16 @@ static inline void begin_with(enum ioshape_direct direct, const struct base_log 
 	ck_assert_msg(!ring_lane_open(&lane, &config, &error), "%s", error.text);
 }
 
+static inline void start(bool reading)
+{
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ring_lane_attach(lane, fd, "/the/path", reading, &notes);
+}
+
 static inline void begin(bool reading)
 {
 	begin_with(IOSHAPE_DIRECT_PREFER, NULL);
-	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
-	ring_lane_attach(lane, fd, "/the/path", reading, &notes);
+	start(reading);
 }
 
 static inline unsigned count_free(void)

@@ -23,6 +23,19 @@ __attribute__((format(printf, 2, 3))) static inline bool tap_ok(bool well, const
 	return well;
 }
 
+/* Why the test that runs does not hold. */
+static char complaint[4096];
+
+__attribute__((format(printf, 1, 2))) static inline bool complain(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(complaint, sizeof(complaint), format, args);
+	va_end(args);
+	return false;
+}
+
 static inline void tap_skip(const char *name, const char *reason)
 {
 	printf("ok %u - %s # SKIP %s\n", ++tap_count, name, reason);

@@ -42,8 +42,8 @@ static inline void must_save(const char *path)
 	ck_assert_msg(!file_write_all(&write, path, NEW), "%s", write.error.text);
 }
 
-/* The sentence, until the next call. */
-static inline const char *must_fail(const char *path, int code)
+/* The failure, until the next call. */
+static inline const struct base_error *must_fail(const char *path, int code)
 {
 	static struct file_write write;
 
@@ -51,7 +51,7 @@ static inline const char *must_fail(const char *path, int code)
 	ck_assert_int_eq(file_write_all(&write, path, NEW), code);
 	ck_assert_int_eq(write.error.code, code);
 	ck_assert_str_ne(write.error.sentence, "");
-	return write.error.text;
+	return &write.error;
 }
 
 static inline mode_t mode_of(const char *path)

@@ -205,21 +205,14 @@ static int as_a_user(int (*body)(void *), void *argument)
 struct user_case {
 	int expected;
 	const char *path;
-	const char *words; /* that the sentence has */
 };
 
 static int save_as_told(void *argument)
 {
 	const struct user_case *wanted = argument;
 	struct file_write write = file_write_defaults();
-	int ret = file_write_all(&write, wanted->path, NEW);
 
-	if (ret != wanted->expected)
-		return 1;
-	if (ret &&
-	    (!strstr(write.error.text, wanted->path) || !strstr(write.error.text, wanted->words)))
-		return 2;
-	return 0;
+	return file_write_all(&write, wanted->path, NEW) != wanted->expected;
 }
 
 static int save_as_a_user(void *argument)
@@ -229,7 +222,7 @@ static int save_as_a_user(void *argument)
 
 START_TEST(a_file_that_is_not_writable_is_not_replaced)
 {
-	struct user_case wanted = { -EACCES, "file", "not writable" };
+	struct user_case wanted = { -EACCES, "file" };
 
 	scratch_write("file", OLD);
 	ck_assert_int_eq(chmod("file", 0444), 0);
@@ -241,9 +234,9 @@ START_TEST(a_file_that_is_not_writable_is_not_replaced)
 }
 END_TEST
 
-START_TEST(a_directory_that_is_not_writable_is_an_error_that_says_so)
+START_TEST(a_directory_that_is_not_writable_is_an_error)
 {
-	struct user_case wanted = { -EACCES, "directory/file", "directory" };
+	struct user_case wanted = { -EACCES, "directory/file" };
 
 	mkdir("directory", 0777);
 	scratch_write("directory/file", OLD);
@@ -255,9 +248,9 @@ START_TEST(a_directory_that_is_not_writable_is_an_error_that_says_so)
 }
 END_TEST
 
-START_TEST(a_directory_that_cannot_be_entered_is_an_error_that_says_so)
+START_TEST(a_directory_that_cannot_be_entered_is_an_error)
 {
-	struct user_case wanted = { -EACCES, "directory/file", "directory" };
+	struct user_case wanted = { -EACCES, "directory/file" };
 
 	mkdir("directory", 0777);
 	ck_assert_int_eq(chmod("directory", 0), 0);
@@ -269,7 +262,7 @@ END_TEST
 
 START_TEST(a_directory_that_cannot_be_listed_is_written_to)
 {
-	struct user_case wanted = { 0, "directory/file", "" };
+	struct user_case wanted = { 0, "directory/file" };
 
 	mkdir("directory", 0777);
 	if (!geteuid())
@@ -290,7 +283,7 @@ static int replace_a_strangers_file(void *argument)
 	(void)argument;
 	if (file_write_all(&write, "file", NEW))
 		return 1;
-	if (write.notes.count != 1 || !strstr(write.notes.steps[0].sentence, "owner"))
+	if (write.notes.count != 1 || write.notes.steps[0].code != IOSHAPE_STEP_OWNER)
 		return 2;
 	return mode_of("file") == 0666 ? 0 : 3;
 }
@@ -363,7 +356,6 @@ START_TEST(what_must_not_be_replaced_is_not)
 	scratch_write("file", OLD);
 	write.options.no_replace = true;
 	ck_assert_int_eq(file_write_all(&write, "file", NEW), -EEXIST);
-	ck_assert_ptr_nonnull(strstr(write.error.text, "file"));
 	ck_assert(scratch_same("file", OLD));
 	ck_assert_uint_eq(scratch_entries("."), 1);
 }
@@ -453,8 +445,8 @@ int main(void)
 	if (!geteuid())
 		tcase_add_test(rights, root_keeps_the_owner_of_a_replaced_file);
 	tcase_add_test(rights, a_file_that_is_not_writable_is_not_replaced);
-	tcase_add_test(rights, a_directory_that_is_not_writable_is_an_error_that_says_so);
-	tcase_add_test(rights, a_directory_that_cannot_be_entered_is_an_error_that_says_so);
+	tcase_add_test(rights, a_directory_that_is_not_writable_is_an_error);
+	tcase_add_test(rights, a_directory_that_cannot_be_entered_is_an_error);
 	tcase_add_test(rights, a_directory_that_cannot_be_listed_is_written_to);
 	if (!geteuid())
 		tcase_add_test(rights, a_strangers_file_is_replaced_with_a_note);

@@ -302,7 +302,6 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 								 .into = into + k * 256 * KIB };
 			ck_assert_int_eq(ring_read(lane, &input, pieces, 8, NULL, NULL, &error),
 					 IOSHAPE_E_DAMAGED);
-			ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
 			/* The lane is as good as before. */
 			write_file();
 			memset(&error, 0, sizeof(error));
@@ -386,8 +385,6 @@ START_TEST(nothing_around_a_part_is_ever_read)
 		ck_assert_int_eq(ring_read(lane, &input, pieces, 1, NULL, NULL, &error),
 				 IOSHAPE_E_DAMAGED);
 		ck_assert_uint_eq(pieces[0].offset, file_bytes - BLOCK);
-		ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
-		ck_assert_ptr_nonnull(strstr(error.text, "part at offset"));
 		memset(&error, 0, sizeof(error));
 		ck_assert_int_eq(ring_input_get(&input, file_bytes, into, ends[i], &error),
 				 IOSHAPE_E_DAMAGED);
@@ -417,7 +414,6 @@ START_TEST(parts_lie_in_their_files)
 		ck_assert_int_eq(ring_input_open(&input, scratch_path("file"), wrong[i][0],
 						 wrong[i][1], IOSHAPE_DIRECT_PREFER, &error),
 				 IOSHAPE_E_DAMAGED);
-		ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
 		ck_assert_int_eq(input.fd, -1);
 	}
 	for (size_t i = 0; i < ARRAY_LENGTH(right); i++) {
@@ -438,7 +434,6 @@ static void must_not_open(const char *path, int code)
 
 	memset(&error, 0, sizeof(error));
 	ck_assert_int_eq(ring_input_open(&input, path, 0, 0, IOSHAPE_DIRECT_PREFER, &error), code);
-	ck_assert_ptr_nonnull(strstr(error.text, path));
 	ck_assert_uint_eq(scratch_descriptors(), before);
 	ring_input_close(&input);
 }
@@ -472,7 +467,6 @@ START_TEST(direct_io_is_refused_where_it_was_required_and_is_not_there)
 	ck_assert_int_lt(
 		ring_input_open(&input, "/proc/self/status", 0, 0, IOSHAPE_DIRECT_REQUIRE, &error),
 		0);
-	ck_assert_ptr_nonnull(strstr(error.text, "direct"));
 	ck_assert_int_eq(
 		ring_input_open(&input, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_OFF, &error), 0);
 	ck_assert_int_eq(input.direct_fd, -1);

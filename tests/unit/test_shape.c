@@ -237,6 +237,7 @@ static void fill_all(size_t block_bytes, unsigned depth)
 	for (unsigned i = 0; i < depth; i++) {
 		buffers[i] = ring_lane_free_buffer(lane);
 		ck_assert_ptr_nonnull(buffers[i]);
+		ck_assert_uint_eq((uintptr_t)buffers[i]->data % 4096, 0);
 		memset(buffers[i]->data, (int)i + 1, block_bytes);
 	}
 	ck_assert_ptr_null(ring_lane_free_buffer(lane));

@@ -270,8 +270,6 @@ START_TEST(a_failure_ahead_is_told_to_who_asks_for_its_bytes)
 	ck_assert_int_eq(ret, -EIO);
 	/* The request that failed has the byte that was asked for. */
 	ck_assert_uint_ge(at + 1000, (uint64_t)fail_from);
-	ck_assert_ptr_nonnull(strstr(error.text, "cannot read"));
-	ck_assert_ptr_nonnull(strstr(error.text, scratch_path("file")));
 	/* The storage is well again, and so are we. */
 	fail_to = 0;
 	memset(&error, 0, sizeof(error));
@@ -304,7 +302,6 @@ START_TEST(requests_ahead_that_are_not_taken_fail_when_their_bytes_are_asked_for
 	refuse_submit = -EPERM;
 	get(9 * BLOCK, BLOCK);
 	ck_assert_int_eq(try_get(10 * BLOCK, 8 * BLOCK), -EPERM);
-	ck_assert_ptr_nonnull(strstr(error.text, "took no request"));
 	close_stream();
 }
 END_TEST
@@ -370,7 +367,6 @@ START_TEST(a_file_cut_short_underneath_is_damaged)
 		if (at > 20 * BLOCK)
 			ck_assert_int_eq(ret, IOSHAPE_E_DAMAGED);
 	}
-	ck_assert_ptr_nonnull(strstr(error.text, "cut short"));
 	close_stream();
 }
 END_TEST
