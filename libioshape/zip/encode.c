@@ -41,15 +41,10 @@ int zip_encode_header(struct base_buffer *out, const char *name, const struct zi
 	size_t name_bytes = strlen(name);
 	size_t fixed = ZIP_LOCAL_BYTES + name_bytes;
 	size_t zip64_bytes = place->zip64 ? ZIP64_LOCAL_FIELD_BYTES : 0;
-	size_t padding;
-	uint8_t *at;
+	/* The place was planned for this name: it has room for the rest. */
+	size_t padding = place->header_bytes - fixed - zip64_bytes - ZIP_PADDING_FIELD_BYTES;
+	uint8_t *at = extend(out, place->header_bytes);
 
-	if (place->header_bytes < fixed + zip64_bytes + ZIP_PADDING_FIELD_BYTES)
-		return -EINVAL; /* planned for another name */
-	padding = place->header_bytes - fixed - zip64_bytes - ZIP_PADDING_FIELD_BYTES;
-	if (padding >= ZIP_LARGE_ALIGNMENT)
-		return -EINVAL;
-	at = extend(out, place->header_bytes);
 	if (!at)
 		return -ENOMEM;
 	base_put_le(at, ZIP_LOCAL_SIGNATURE, 4);
@@ -75,11 +70,8 @@ int zip_encode_header(struct base_buffer *out, const char *name, const struct zi
 int zip_encode_descriptor(struct base_buffer *out, uint32_t crc32, uint64_t bytes, bool zip64)
 {
 	unsigned width = zip64 ? 8 : 4;
-	uint8_t *at;
+	uint8_t *at = extend(out, zip_descriptor_bytes(zip64));
 
-	if (!zip64 && bytes >= ZIP_IN_ZIP64_32)
-		return -EINVAL;
-	at = extend(out, zip_descriptor_bytes(zip64));
 	if (!at)
 		return -ENOMEM;
 	base_put_le(at, ZIP_DESCRIPTOR_SIGNATURE, 4);
@@ -118,11 +110,8 @@ static void put_central_field(uint8_t *at, const struct zip_entry *entry, unsign
 static int encode_entry(struct base_buffer *out, const struct zip_entry *entry)
 {
 	unsigned field = central_field_bytes(entry);
-	uint8_t *at;
+	uint8_t *at = extend(out, ZIP_CENTRAL_BYTES + entry->name_bytes + field);
 
-	if (!entry->name_bytes || entry->name_bytes > ZIP_MAX_FULL_NAME_BYTES)
-		return -EINVAL;
-	at = extend(out, ZIP_CENTRAL_BYTES + entry->name_bytes + field);
 	if (!at)
 		return -ENOMEM;
 	base_put_le(at, ZIP_CENTRAL_SIGNATURE, 4);

@@ -743,20 +743,6 @@ END_TEST
 /* ---- Encoding
  * ------------------------------------------------------------------------------------------- */
 
-START_TEST(headers_are_only_made_for_the_name_they_were_planned_for)
-{
-	struct base_buffer out = { 0 };
-	struct zip_place place;
-
-	ck_assert_int_eq(zip_place_record(0, 10, 5, 1, &place), 0);
-	ck_assert_int_eq(zip_encode_header(&out, "eleven_char", &place, 5), -EINVAL);
-	ck_assert_uint_eq(out.bytes, 0);
-	ck_assert_int_eq(zip_encode_descriptor(&out, 0, 0xffffffff, false), -EINVAL);
-	ck_assert_uint_eq(out.bytes, 0);
-	base_buffer_free(&out);
-}
-END_TEST
-
 /* The first bytes of a record as torch writes them, but for the sizes in between. */
 START_TEST(a_header_is_to_the_byte_that_of_torch)
 {
@@ -842,7 +828,6 @@ int main(void)
 	tcase_add_test(ends, failed_reads_are_reported_as_such);
 	suite_add_tcase(suite, ends);
 
-	tcase_add_test(encoding, headers_are_only_made_for_the_name_they_were_planned_for);
 	tcase_add_test(encoding, a_header_is_to_the_byte_that_of_torch);
 	tcase_add_test(encoding, the_checksum_of_a_directory_covers_every_field);
 	suite_add_tcase(suite, encoding);
