@@ -82,7 +82,7 @@ static int get_pages(int fd, uint64_t offset, uint8_t *place, size_t bytes)
 /* -ENOMEM, or what mmap() failed with. */
 static int map_part(int fd, uint64_t offset, size_t bytes, int protection, uint8_t **memory)
 {
-	uint8_t *place;
+	uint8_t *place = NULL; /* the compiler cannot know that errno is set */
 	int ret;
 
 	bytes = base_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
@@ -112,7 +112,7 @@ int base_shared_grow(int fd, uint64_t bytes)
 
 int base_shared_map(int fd, uint64_t offset, size_t bytes, void **memory)
 {
-	uint8_t *place;
+	uint8_t *place = NULL; /* the compiler cannot know that errno is set */
 	int ret;
 
 	*memory = NULL;
@@ -142,7 +142,7 @@ void base_shared_drop(int fd, uint64_t offset, size_t bytes)
 int base_shared_view(int fd, const void **view, uint64_t *bytes)
 {
 	struct stat status;
-	uint8_t *memory;
+	uint8_t *memory = NULL;
 	int seals, ret;
 
 	*view = NULL;
