@@ -27,3 +27,11 @@ struct base_job {
 	char launcher[16];
 };
 void base_job_find(struct base_job *job);
+
+/* See native.h. */
+struct ioshape_py_setting {
+	const char *name, *owner, *kind, *words;
+	uint64_t least, most;
+	const char *values, *otherwise, *about, *user;
+};
+const struct ioshape_py_setting ioshape_py_settings[...];

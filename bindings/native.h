@@ -5,9 +5,36 @@
 #include <ioshape/probe.h>
 
 /* Not public; the package has the library inside. */
+#include "base/base.h"
 #include "base/job.h"
 
 #include <stdlib.h>
+
+/* The one table of settings, for Python. What people read of a choice is made there of its words.
+ */
+struct ioshape_py_setting {
+	const char *name, *owner, *kind, *words;
+	uint64_t least, most;
+	const char *values, *otherwise, *about, *user;
+};
+
+#define NUMBER(owner, name, kind, least, most, values, otherwise, about, user)                     \
+	{ #name, #owner, kind, "", least, most, values, otherwise, about, user },
+#define CHOICE(owner, name, words, about, user)                                                    \
+	{ #name, #owner, "choice", words, 0, 0, "", "", about, user },
+#define BYTES(owner, name, ...) NUMBER(owner, name, "bytes", __VA_ARGS__)
+#define POWER(owner, name, ...) NUMBER(owner, name, "power", __VA_ARGS__)
+#define COUNT(owner, name, least, most, ...)                                                       \
+	NUMBER(owner, name, "count", least, most, #least " to " #most, __VA_ARGS__)
+#define TEXT(owner, name, ...) NUMBER(owner, name, "text", 1, __VA_ARGS__)
+#define NAME(owner, name, ...) NUMBER(owner, name, "name", 1, __VA_ARGS__)
+#define PATH(owner, name, ...) NUMBER(owner, name, "path", 1, __VA_ARGS__)
+#define SWITCH(owner, name, ...) NUMBER(owner, name, "switch", 0, 0, "`yes`, `no`", __VA_ARGS__)
+#define SECONDS(owner, name, ...) NUMBER(owner, name, "seconds", 0, 0, __VA_ARGS__)
+
+static const struct ioshape_py_setting ioshape_py_settings[] = {
+#include "base/settings.def"
+};
 
 /* In Python; defined below, by cffi. */
 static int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,

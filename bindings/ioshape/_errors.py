@@ -9,7 +9,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ioshape._native import ffi, lib
+from ioshape._c import said
+from ioshape._native import lib
 
 if TYPE_CHECKING:
     from ioshape._save.report import Report
@@ -160,16 +161,13 @@ def last_facts(path: str, operation: str) -> Facts:
     def told(number: int) -> int | None:
         return None if number in (-1, _UNTOLD) else int(number)
 
-    def text(pointer: Any) -> str:
-        return str(ffi.string(pointer).decode(errors="replace"))
-
     return Facts(
         last.code,
-        text(last.sentence),
+        said(last.sentence),
         path,
         operation,
-        text(last.remedy),
-        text(last.record) or None,
+        said(last.remedy),
+        said(last.record) or None,
         told(last.offset),
         told(last.rank),
         told(last.needed_bytes),

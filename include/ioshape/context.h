@@ -100,8 +100,10 @@ enum ioshape_full {
 enum ioshape_log_level {
 	IOSHAPE_LOG_ERROR = 1,
 	IOSHAPE_LOG_WARNING = 2,
-	IOSHAPE_LOG_INFO = 3, /**< the default: one line where something was not as preferred */
-	IOSHAPE_LOG_DEBUG = 4
+	/** nothing is wrong, but somebody may wonder: a save waits for its slot for long */
+	IOSHAPE_LOG_NOTICE = 3,
+	IOSHAPE_LOG_INFO = 4, /**< the default: one line where something was not as preferred */
+	IOSHAPE_LOG_DEBUG = 5
 };
 
 /**

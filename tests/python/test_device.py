@@ -16,8 +16,8 @@ import ioshape
 import pytest
 import torch
 import zoo
-from ioshape._group import begin as _begin
 from ioshape._native import ffi
+from ioshape._save import begin as _begin
 from ioshape._save import device as _device
 from ioshape._save import pickling
 from ioshape._settings import config

@@ -55,7 +55,7 @@ if arguments[2:]:
 directory, mode = arguments[:2]
 for step in (5, 1000):
     report = ioshape.save_group(object_of(rank, step), directory, step, mode=mode)
-    say("saved", step=step, layout=report.layout, why=report.why, ranks=report.ranks,
+    say("saved", step=step, layout=report.mode, why=report.why, ranks=report.ranks,
         path=report.path, bytes=report.file_bytes, all=report.generation_bytes)
 found = ioshape.load_group(directory, weights_only=True)
 say("loaded", right=is_right(found, rank, 1000))
@@ -174,7 +174,7 @@ def test_a_job_of_one_process(tmp_path: Path) -> None:
         + """
 for mode in ("auto", "each", "node", "rank0"):
     report = ioshape.save_group(object_of(0, 7), arguments[0], 7, mode=mode)
-    say(mode, layout=report.layout, right=is_right(ioshape.load_group(arguments[0]), 0, 7))
+    say(mode, layout=report.mode, right=is_right(ioshape.load_group(arguments[0]), 0, 7))
 """,
         folder,
         ranks=1,
@@ -203,7 +203,7 @@ for step in range(1, 6):
     state["weights"].fill_(-1)
 for step, handle in enumerate(handles, start=1):
     report = handle.result()
-    say("saved", path=handle.path, done=handle.done(), layout=report.layout)
+    say("saved", path=handle.path, done=handle.done(), layout=report.mode)
 for step in range(1, 6):
     found = ioshape.load_group(directory, step=step)
     say("loaded", right=is_right(found, rank, step, 3_000_000))
@@ -636,14 +636,14 @@ def test_settings_and_arguments_reach_the_group(tmp_path: Path) -> None:
         BEGIN
         + """
 def layout(step, **options):
-    return ioshape.save_group(object_of(rank, step), arguments[0], step, **options).layout
+    return ioshape.save_group(object_of(rank, step), arguments[0], step, **options).mode
 
 ioshape.configure(mode="node", deadline_ms=20_000)
 first = layout(1)
 second = layout(2, mode="each")
 handle = ioshape.save_group_async(object_of(rank, 3), arguments[0], 3, mode="rank0")
 third = layout(4, mode="node")
-say("done", layouts=[first, second, handle.result().layout, third],
+say("done", layouts=[first, second, handle.result().mode, third],
     right=is_right(ioshape.load_group(arguments[0]), rank, 4))
 """
     )

@@ -32,7 +32,7 @@ for step, mode in enumerate(("auto", "each", "node", "rank0"), start=1):
     report = ioshape.save_group(object_of(rank, step, 3_000_000), directory, step, mode=mode)
     # A collective of the training between saves, and while one is under way.
     torch.distributed.barrier()
-    say("saved", layout=report.layout, why=report.why)
+    say("saved", layout=report.mode, why=report.why)
 handle = ioshape.save_group_async(object_of(rank, 9, 9_000_000), directory, 9, mode="rank0")
 total = torch.ones(1)
 for _ in range(20):

@@ -314,7 +314,7 @@ from group_program import *
 object = {"data": torch.zeros(35 << 20, dtype=torch.uint8), "rank": rank}
 report = ioshape.save_group(object, arguments[0], 1)
 found = ioshape.load_group(arguments[0])
-say("saved", stripes=report.stripes, mode=report.layout, right=found["rank"] == rank)
+say("saved", stripes=report.stripes, mode=report.mode, right=found["rank"] == rank)
 """
     folder = lustre.path / "run"
     said = run_ranks(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is made from the package's docstrings, the table of settings and the commands.
 
-That is parts of docs/python.md and docs/python-reference.md, docs/cli-reference.md, the package's
-own table, and the arguments of configure().
+That is parts of docs/python.md and docs/python-reference.md, docs/cli-reference.md, and the
+arguments of configure(). With the package of this tree installed (tests/support/package.sh)
 
     python tests/support/reference.py --write
 
@@ -17,18 +17,14 @@ import sys
 import textwrap
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING
 
+import cli_reference
 import ioshape
-from ioshape._settings.setting import Setting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ioshape._settings.setting import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "python.md"
 REFERENCE = ROOT / "docs" / "python-reference.md"
-TABLE = ROOT / "bindings" / "ioshape" / "_settings" / "table.py"
 CONFIG = ROOT / "bindings" / "ioshape" / "_settings" / "config.py"
 
 # In the order in which a reader wants them; the rest follows.
@@ -126,9 +122,6 @@ def reference() -> str:
 
 # ---- Settings -----------------------------------------------------------------------------------
 
-UNITS = {"KIB": 1 << 10, "MIB": 1 << 20, "INT64_MAX": (1 << 63) - 1}
-OWNERS = ("CONTEXT", "GROUP", "PACKAGE")
-
 #: What configure() takes, by the kind of a setting.
 TYPES = {
     "bytes": "int | str",
@@ -142,73 +135,10 @@ TYPES = {
 }
 
 
-def read_table() -> list[Setting]:
-    """The rows of libioshape/base/settings.def, which are calls for Python, too."""
-    rows: list[Setting] = []
-
-    def choice(owner: str, name: str, words: str, about: str, user: str) -> None:
-        for_all = tuple(word for word in words.split() if not word.startswith("("))
-        values = ", ".join(f"`{word}`" for word in for_all)
-        default = f"`{for_all[0]}`"
-        rows.append(Setting(name, owner, "choice", for_all, 0, 0, values, default, about, user))
-
-    def number(kind: str) -> Callable[..., None]:
-        def row(owner: str, name: str, least: int, most: int, *texts: str) -> None:
-            values, default, about, user = texts
-            rows.append(Setting(name, owner, kind, (), least, most, values, default, about, user))
-
-        return row
-
-    def count(owner: str, name: str, least: int, most: int, *texts: str) -> None:
-        number("count")(owner, name, least, most, f"{least} to {most}", *texts)
-
-    def text(kind: str) -> Callable[..., None]:
-        return lambda owner, name, most, *texts: number(kind)(owner, name, 1, most, *texts)
-
-    def of_package(kind: str) -> Callable[..., None]:
-        return lambda owner, name, *texts: number(kind)(owner, name, 0, 0, *texts)
-
-    def a_switch(owner: str, name: str, *texts: str) -> None:
-        of_package("switch")(owner, name, "`yes`, `no`", *texts)
-
-    source = (ROOT / "libioshape/base/settings.def").read_text(encoding="utf-8")
-    source = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
-    names = set(re.findall(r"^\w+\(\w+, (\w+),", source, re.MULTILINE))
-    calls = {"CHOICE": choice, "COUNT": count, "SWITCH": a_switch, "SECONDS": of_package("seconds")}
-    calls |= {kind.upper(): number(kind) for kind in ("bytes", "power")}
-    calls |= {kind.upper(): text(kind) for kind in ("text", "name", "path")}
-    words = {owner: owner.lower() for owner in OWNERS} | {name: name for name in names}
-    lines = "\n".join(line.strip() for line in source.splitlines())
-    exec(lines, {**UNITS, **words, **calls})
-    return rows
-
-
-def table() -> str:
-    """The module with the rows."""
-    rows = []
-    for row in read_table():
-        fields = "\n".join(f"        {name}={value!r}," for name, value in row._asdict().items())
-        rows.append(f"    Setting(\n{fields}\n    ),")
-    body = "\n".join(rows)
-    return f"""# SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: E501
-# fmt: off
-\"\"\"Made from libioshape/base/settings.def by tests/support/reference.py: change that.\"\"\"
-
-from ioshape._settings.setting import Setting
-
-_ROWS = (
-{body}
-)
-
-SETTINGS = {{row.name: row for row in _ROWS}}
-"""
-
-
 def arguments() -> str:
     """Of configure()."""
     lines = []
-    for row in read_table():
+    for row in SETTINGS.values():
         words = ", ".join(f'"{word}"' for word in row.words)
         kind = f"Literal[{words}]" if row.words else TYPES[row.kind]
         lines.append(f"    {row.name}: {kind} | None = None,")
@@ -220,7 +150,7 @@ def settings() -> str:
     rows = ["| setting | values | default | | who needs it |", "|---|---|---|---|---|"]
     rows += [
         f"| `{one.name}` | {one.values} | {one.default} | {one.about} | {one.user} |"
-        for one in read_table()
+        for one in SETTINGS.values()
     ]
     return "\n".join(rows)
 
@@ -245,14 +175,12 @@ def renewed(path: Path, title: str, text: str) -> str:
 
 def files() -> dict[Path, str]:
     """All that is made, as it should be."""
-    made = {TABLE: table(), CONFIG: renewed_config(CONFIG.read_text(encoding="utf-8"))}
-    if TABLE.exists():
-        import cli_reference  # noqa: PLC0415 - of a package that can be imported
-
-        made[PAGE] = renewed(PAGE, "settings", settings())
-        made[REFERENCE] = renewed(REFERENCE, "reference", reference())
-        made[cli_reference.PAGE] = cli_reference.page()
-    return made
+    return {
+        CONFIG: renewed_config(CONFIG.read_text(encoding="utf-8")),
+        PAGE: renewed(PAGE, "settings", settings()),
+        REFERENCE: renewed(REFERENCE, "reference", reference()),
+        cli_reference.PAGE: cli_reference.page(),
+    }
 
 
 def main() -> None:

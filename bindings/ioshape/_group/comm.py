@@ -15,6 +15,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ioshape._c import called_from_c, sized
 from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -28,13 +29,12 @@ class Comm:
         import torch  # noqa: PLC0415 - a group of one node needs no torch to be imported here
 
         self._torch = torch
-        self._process_group = process_group
+        self.process_group = process_group
         #: the default group that it was made from
         self.world = world
         self._said: str | None = None
         self._handle = ffi.new_handle(self)
-        self.struct = ffi.new("struct ioshape_comm *")
-        self.struct.size = ffi.sizeof("struct ioshape_comm")
+        self.struct = sized("ioshape_comm")
         self.struct.user = self._handle
         self.struct.send = lib.ioshape_py_send
         self.struct.receive = lib.ioshape_py_receive
@@ -44,15 +44,7 @@ class Comm:
         said, self._said = self._said, None
         return ConnectionError(said) if said is not None else None
 
-    def send(self, to: int, tag: int, data: Any, n_bytes: int, timeout_ms: int) -> int:
-        """What the library calls."""
-        return self._transfer(self._process_group.send, data, n_bytes, to, tag, timeout_ms)
-
-    def receive(self, source: int, tag: int, into: Any, n_bytes: int, timeout_ms: int) -> int:
-        """What the library calls."""
-        return self._transfer(self._process_group.recv, into, n_bytes, source, tag, timeout_ms)
-
-    def _transfer(
+    def transfer(
         self,
         transfer: Callable[[list[Any], int, int], Any],
         memory: Any,
@@ -61,6 +53,7 @@ class Comm:
         tag: int,
         timeout_ms: int,
     ) -> int:
+        """What the library has called; a code for it."""
         if not n_bytes:
             return 0
         try:
@@ -91,16 +84,16 @@ def _to_c(kind: Any, value: Any, _traceback: Any) -> None:
             logging.getLogger("ioshape").error("cannot send or receive: %r", value)
 
 
-@ffi.def_extern(error=-errno.ECONNRESET, onerror=_to_c)  # type: ignore[untyped-decorator]
-def ioshape_py_send(user: Any, to: int, tag: int, data: Any, n_bytes: int, timeout_ms: int) -> int:
-    return ffi.from_handle(user).send(to, tag, data, n_bytes, timeout_ms)  # type: ignore[no-any-return]
+@called_from_c(error=-errno.ECONNRESET, onerror=_to_c)
+def ioshape_py_send(comm: Comm, to: int, tag: int, data: Any, n_bytes: int, timeout_ms: int) -> int:
+    return comm.transfer(comm.process_group.send, data, n_bytes, to, tag, timeout_ms)
 
 
-@ffi.def_extern(error=-errno.ECONNRESET, onerror=_to_c)  # type: ignore[untyped-decorator]
+@called_from_c(error=-errno.ECONNRESET, onerror=_to_c)
 def ioshape_py_receive(
-    user: Any, source: int, tag: int, into: Any, n_bytes: int, timeout_ms: int
+    comm: Comm, source: int, tag: int, into: Any, n_bytes: int, timeout_ms: int
 ) -> int:
-    return ffi.from_handle(user).receive(source, tag, into, n_bytes, timeout_ms)  # type: ignore[no-any-return]
+    return comm.transfer(comm.process_group.recv, into, n_bytes, source, tag, timeout_ms)
 
 
 _comm: Comm | None = None

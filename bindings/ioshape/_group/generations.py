@@ -7,12 +7,13 @@ import errno
 import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
+from ioshape._c import called_from_c, keep_failure, owned, sized
 from ioshape._errors import last_failure
 from ioshape._load.reader import Reader
 from ioshape._native import ffi, lib
-from ioshape._save.callbacks import Teller, keep_failure
+from ioshape._save.callbacks import Teller
 from ioshape._settings.context import current, encoded
 
 if TYPE_CHECKING:
@@ -155,12 +156,12 @@ class Handle:
         self._context = current()
         self._directory = directory
         self._operation = operation
-        out = ffi.new("struct ioshape_generation **")
+        self._out = owned("ioshape_generation", lib.ioshape_generation_free, self._context)
         path = encoded(directory)
         wanted = lib.IOSHAPE_LATEST if step is None else step
-        code = lib.ioshape_generation_open(self._context.pointer, path, wanted, out)
+        code = lib.ioshape_generation_open(self._context.pointer, path, wanted, self._out)
         self._check(code)
-        self._pointer: Any = ffi.gc(out[0], lib.ioshape_generation_free)
+        self._pointer: Any = self._out[0]
 
     def __enter__(self) -> Handle:
         return self
@@ -171,7 +172,7 @@ class Handle:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        ffi.release(self._pointer)
+        ffi.release(self._out)
 
     def _check(self, code: int) -> None:
         if code:
@@ -179,8 +180,7 @@ class Handle:
 
     def describe(self) -> Generation:
         """What it is."""
-        info = ffi.new("struct ioshape_generation_info *")
-        info.size = ffi.sizeof("struct ioshape_generation_info")
+        info = sized("ioshape_generation_info")
         self._check(lib.ioshape_generation_get_info(self._pointer, info))
         return Generation(
             step=info.step,
@@ -196,8 +196,7 @@ class Handle:
         """Where a rank's part lies."""
         if rank < 0:
             raise ValueError(f"rank is {rank}; ranks count from 0")
-        info = ffi.new("struct ioshape_part_info *")
-        info.size = ffi.sizeof("struct ioshape_part_info")
+        info = sized("ioshape_part_info")
         self._check(lib.ioshape_generation_get_part(self._pointer, rank, info))
         return Part(
             rank=rank,
@@ -319,9 +318,9 @@ class _Listener:
         self.failure: BaseException | None = None
 
 
-@ffi.def_extern(onerror=keep_failure)  # type: ignore[untyped-decorator]
-def ioshape_py_removing(user: Any, step: int, n_bytes: int) -> None:
-    cast("_Listener", ffi.from_handle(user)).removed.append((step, n_bytes))
+@called_from_c(onerror=keep_failure)
+def ioshape_py_removing(listener: _Listener, step: int, n_bytes: int) -> None:
+    listener.removed.append((step, n_bytes))
 
 
 def remove(
@@ -335,8 +334,7 @@ def remove(
     context = current()
     listener = _Listener()
     user = ffi.new_handle(listener)
-    options = ffi.new("struct ioshape_prune_options *")
-    options.size = ffi.sizeof("struct ioshape_prune_options")
+    options = sized("ioshape_prune_options")
     options.keep_last = keep_last
     options.keep_every = keep_every
     options.dry_run = dry_run

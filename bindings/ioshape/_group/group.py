@@ -11,12 +11,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ioshape._c import owned, sized
 from ioshape._errors import failure, last_failure
 from ioshape._group import comm as _comm
-from ioshape._group.begin import Options, start
+from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._save import handle as _handle
 from ioshape._save import pickling
+from ioshape._save.begin import Options, start
 from ioshape._save.handle import SaveHandle, raise_unheard, register, starting
 from ioshape._settings import config
 from ioshape._settings.context import Context, current, encoded
@@ -155,8 +157,8 @@ class Group:
         self._owner = os.getpid()
         self._texts: list[Any] = []
         self._saves: list[SaveHandle] = []
-        self.pointer: Any = ffi.NULL
-        self.pointer = in_thread(self._open, ffi.release)
+        self._out: Any = None
+        self._out = in_thread(self._open, ffi.release)
 
     def _connect(self) -> _comm.Comm | None:
         """Where bytes may have to go from node to node."""
@@ -180,8 +182,7 @@ class Group:
             ) from error
 
     def _open(self) -> Any:
-        options = ffi.new("struct ioshape_group_options *")
-        options.size = ffi.sizeof("struct ioshape_group_options")
+        options = sized("ioshape_group_options")
         settings = dict(self.key.settings)
         options.rank = self.key.job.rank
         options.ranks = self.key.job.world_size
@@ -193,14 +194,14 @@ class Group:
         options.token = self._in_c(_token(self.key.job, settings["job"]))
         if self.comm is not None:
             options.comm = self.comm.struct
-        out = ffi.new("struct ioshape_group **")
+        # The context and the functions that it sends by outlive it.
+        out = owned("ioshape_group", lib.ioshape_group_free, self.context, self.comm)
         code = lib.ioshape_group_open(self.context.pointer, encoded(self.directory), options, out)
         if code:
             error = last_failure(self.directory, "save")
             error.__cause__ = self.comm.cause() if self.comm is not None else None
             raise error
-        # The context and the functions that it sends by outlive it.
-        return ffi.gc(out[0], _Closing(self.context, self.comm))
+        return out
 
     def _in_c(self, text: str) -> Any:
         if not text:
@@ -246,23 +247,13 @@ class Group:
 
     def close(self) -> None:
         """As its end does; after its saves."""
-        if self.is_mine and self.pointer != ffi.NULL:
-            ffi.release(self.pointer)
+        if self.is_mine and self._out is not None:
+            ffi.release(self._out)
 
-
-class _Closing:
-    """Frees a group, and lets go of what it needs only then."""
-
-    def __init__(self, context: Context, comm: _comm.Comm | None) -> None:
-        self._context: Context | None = context
-        self._comm = comm
-        # At the interpreter's end this module may be gone before a group.
-        self._free = lib.ioshape_group_free
-
-    def __call__(self, group: Any) -> None:
-        self._free(group)
-        self._comm = None
-        self._context = None
+    @property
+    def pointer(self) -> Any:
+        """As C takes it; NULL once it is closed."""
+        return self._out[0]
 
 
 def in_thread(
@@ -330,7 +321,7 @@ def _key(mode: str | None, keep_last: int | None, keep_every: int | None) -> Key
 
 
 # Held while ranks find each other: all of them open their groups in the same order.
-_lock = threading.Lock()
+_lock = ForkedLock()
 _groups: dict[str, Group] = {}
 
 
@@ -386,9 +377,7 @@ _handle.after_saves(close)
 
 
 def _forget_in_child() -> None:
-    # The groups are the parent's, and closing them here does nothing. The lock may have been held.
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
+    # The groups are the parent's, and closing them here does nothing.
     _groups.clear()
 
 

@@ -125,6 +125,7 @@ def load(
 
     Raises:
         DamagedError: a checksum is wrong; the message names the tensor and where it lies.
+        FormatError: the file is a zip archive, but not one of torch.save.
         StorageError: the file could not be read. It is an OSError with errno and path.
 
     What torch.load raises for other reasons, this raises.
@@ -150,11 +151,22 @@ def load(
             verify_file(path, progress=progress)
         return by_torch(f, mmap)
     reader = _open(path, verify=verify is not False)
-    if reader is None:
+    try:
+        if reader is not None:
+            return load_through(reader, lambda file: by_torch(file, mmap=False), progress)
         if verify is not False:
             _verify_compressed(path)
         return by_torch(f, mmap)
-    return load_through(reader, lambda file: by_torch(file, mmap=False), progress)
+    except RuntimeError as error:
+        if isinstance(error, StorageError) or not _is_foreign_zip(path):
+            raise
+        raise failure(
+            lib.IOSHAPE_E_FORMAT,
+            f'cannot load "{path}": it is a zip archive, but not one of torch.save',
+            path,
+            "load",
+            remedy="check the path, or unpack it if the checkpoint lies in it",
+        ) from error
 
 
 def load_through(
@@ -191,6 +203,14 @@ def _open(path: str, *, verify: bool) -> Reader | None:
         if can_read(error):
             raise
         return None
+
+
+def _is_foreign_zip(path: str) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return not any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def _verify_compressed(path: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ioshape._c import owned, said, sized
 from ioshape._errors import StorageError, last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
@@ -52,8 +53,7 @@ class Reader:
         self.path = path
         self._operation = operation
         context = current()
-        options = ffi.new("struct ioshape_reader_options *")
-        options.size = ffi.sizeof("struct ioshape_reader_options")
+        options = sized("ioshape_reader_options")
         options.verify = lib.IOSHAPE_ON if verify else lib.IOSHAPE_OFF
         # Where torch reads to has just been allocated.
         options.fresh_memory = True
@@ -63,16 +63,14 @@ class Reader:
             options.file_offset, options.file_bytes = part
         if self._teller is not None:
             self._keep = self._teller.set_in(options)
-        out = ffi.new("struct ioshape_reader **")
+        self._out = owned("ioshape_reader", lib.ioshape_reader_free, context)
         if opener is not None:
-            opener(options, out)  # raises; by the generation that the file belongs to
+            opener(options, self._out)  # raises; by the generation that the file belongs to
         else:
-            code = lib.ioshape_reader_open(context.pointer, encoded(path), options, out)
+            code = lib.ioshape_reader_open(context.pointer, encoded(path), options, self._out)
             if code:
                 raise last_failure(path, operation)
-        self._pointer: Any = ffi.gc(out[0], lib.ioshape_reader_free)
-        # After the pointer: in this order Python lets go of them.
-        self._context = context
+        self._pointer: Any = self._out[0]
 
     def __enter__(self) -> Reader:
         return self
@@ -83,7 +81,7 @@ class Reader:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        ffi.release(self._pointer)
+        ffi.release(self._out)
 
     def _check(self, code: int) -> None:
         if not code:
@@ -98,20 +96,17 @@ class Reader:
         return int(self._info().file_bytes)
 
     def _info(self) -> Any:
-        info = ffi.new("struct ioshape_reader_info *")
-        info.size = ffi.sizeof("struct ioshape_reader_info")
+        info = sized("ioshape_reader_info")
         self._check(lib.ioshape_reader_get_info(self._pointer, info))
         return info
 
     def records(self) -> list[RawRecord]:
         """All members, in the order of the file."""
-        info = ffi.new("struct ioshape_record_info *")
-        info.size = ffi.sizeof("struct ioshape_record_info")
+        info = sized("ioshape_record_info")
         found = []
         for index in range(self._info().records):
             self._check(lib.ioshape_reader_get_record(self._pointer, index, info))
-            name = ffi.string(info.name).decode(errors="replace")
-            found.append(RawRecord(name, info.bytes, info.file_offset, info.crc32))
+            found.append(RawRecord(said(info.name), info.bytes, info.file_offset, info.crc32))
         return found
 
     def read_file(self, offset: int, into: memoryview) -> None:

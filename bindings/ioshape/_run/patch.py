@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import pickle
 import sys
 import threading
@@ -16,6 +15,7 @@ import torch.serialization
 
 from ioshape import _torch as original
 from ioshape._load.load import load as our_load
+from ioshape._locks import ForkedLock
 from ioshape._save.save import save as our_save
 
 if TYPE_CHECKING:
@@ -46,16 +46,7 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: 
     return our_load(f, map_location, pickle_module, **named)
 
 
-_lock = threading.RLock()
-
-
-def _forget_lock() -> None:
-    # Another thread of the parent may have held it.
-    global _lock  # noqa: PLW0603
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
+_lock = ForkedLock(threading.RLock)
 _loads: list[bool] = []  # for each patch() that is in force, whether it took torch.load as well
 
 

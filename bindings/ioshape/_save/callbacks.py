@@ -6,9 +6,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from ioshape._c import called_from_c, keep_failure, said
 from ioshape._native import ffi, lib
 from ioshape._save.report import PHASES, Progress
-from ioshape._visitors import visiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +52,7 @@ class Teller:
 
     def tell_place(self, place: Any) -> None:
         """The same while a save waits for its turn, just before tell()."""
-        ahead = ffi.string(place.ahead).decode(errors="replace")
-        self._place = (place.position, ahead, place.waited_s)
+        self._place = (place.position, said(place.ahead), place.waited_s)
 
     def set_in(self, options: Any, *, queue: bool = False) -> Any:
         """Puts the callback into an option struct. What it gives must live as long as that is used.
@@ -74,27 +73,15 @@ def _ignore(_progress: Progress) -> None:
     pass
 
 
-def keep_failure(kind: Any, value: Any, traceback: Any) -> None:
-    """For functions called from C: an exception stops the operation, and is raised from it here.
-
-    It may also come from before the function's first line: Ctrl-C.
-    """
-    user = traceback.tb_frame.f_locals.get("user") if traceback is not None else None
-    if kind is not None and user is not None:
-        ffi.from_handle(user).failure = value
-
-
-@ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]
-def ioshape_py_progress(user: Any, phase: int, done_bytes: int, total_bytes: int) -> int:
-    with visiting():
-        ffi.from_handle(user).tell(phase, done_bytes, total_bytes)
+@called_from_c(error=-1, onerror=keep_failure)
+def ioshape_py_progress(teller: Teller, phase: int, done_bytes: int, total_bytes: int) -> int:
+    teller.tell(phase, done_bytes, total_bytes)
     return 0
 
 
-@ffi.def_extern(error=-1, onerror=keep_failure)  # type: ignore[untyped-decorator]
-def ioshape_py_queue(user: Any, place: Any) -> int:
-    with visiting():
-        ffi.from_handle(user).tell_place(place)
+@called_from_c(error=-1, onerror=keep_failure)
+def ioshape_py_queue(teller: Any, place: Any) -> int:
+    teller.tell_place(place)
     return 0
 
 

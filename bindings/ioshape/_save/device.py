@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ioshape._c import called_from_c, keep_failure
 from ioshape._native import ffi, lib
-from ioshape._save.callbacks import keep_failure
 
 PIECE_BYTES = 16 << 20
 _BUFFERS = 3
@@ -104,9 +104,9 @@ class Courier:
             self._stream = None
 
 
-@ffi.def_extern(error=-5, onerror=keep_failure)  # type: ignore[untyped-decorator]
-def ioshape_py_fetch(user: Any, offset: int, into: Any, n_bytes: int) -> int:
-    ffi.from_handle(user).fetch(offset, into, n_bytes)
+@called_from_c(error=-5, onerror=keep_failure)
+def ioshape_py_fetch(courier: Courier, offset: int, into: Any, n_bytes: int) -> int:
+    courier.fetch(offset, into, n_bytes)
     return 0
 
 

@@ -12,10 +12,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ioshape import _terminal
+from ioshape._c import said, sized
 from ioshape._errors import SkippedWarning, StorageError, failure, last_failure, warn_skipped
+from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._run import trace
-from ioshape._save.report import PHASES, Progress, Report, Step, from_struct, new_struct
+from ioshape._save.report import PHASES, Progress, Report, Step, from_struct
 from ioshape._settings import config
 
 if TYPE_CHECKING:
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
 # How long the library waits at a time. Between two waits Python looks for signals: Ctrl-C.
 _SLICE_MS = 50
 
-_STATUS_BYTES = ffi.sizeof("struct ioshape_save_status")
-_PLACE_BYTES = ffi.sizeof("struct ioshape_place")
+# After so long of waiting for a slot the library logs it, and a terminal shows it.
+_LONG_S = 5.0
 
 _UNDER_WAY = -errno.EINPROGRESS
 
@@ -150,16 +153,13 @@ class SaveHandle:
             written = self._report.file_bytes if self._report else 0
             return Progress("done", written, written)
         self._check_owner()
-        now = ffi.new("struct ioshape_save_status *", {"size": _STATUS_BYTES})
-        place = ffi.new("struct ioshape_place *", {"size": _PLACE_BYTES})
+        now, place = sized("ioshape_save_status"), sized("ioshape_place")
         lib.ioshape_save_get_status(self._pointer, now, place)
         name = PHASES.get(now.phase, "unknown")
         if name != "wait":
             return Progress(name, now.done_bytes, now.total_bytes)
-        ahead = ffi.string(place.ahead).decode(errors="replace")
-        return Progress(
-            name, now.done_bytes, now.total_bytes, place.position, ahead, place.waited_s
-        )
+        there = (place.position, said(place.ahead), place.waited_s)
+        return Progress(name, now.done_bytes, now.total_bytes, *there)
 
     def cancel(self) -> bool:
         """Aborts the save unless it has ended: no file is left, and the previous one stays.
@@ -230,16 +230,34 @@ class SaveHandle:
             return True
         self._check_owner()
         end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left_ms = _SLICE_MS
-            if end is not None:
-                left_ms = max(0, min(_SLICE_MS, int((end - time.monotonic()) * 1000) + 1))
-            code = lib.ioshape_save_wait(self._pointer, left_ms)
-            if code != _UNDER_WAY:
-                self._settle()
-                return True
-            if end is not None and time.monotonic() >= end:
-                return False
+        shows = not _ending and _terminal.can_show()
+        try:
+            while True:
+                left_ms = _SLICE_MS
+                if end is not None:
+                    left_ms = max(0, min(_SLICE_MS, int((end - time.monotonic()) * 1000) + 1))
+                code = lib.ioshape_save_wait(self._pointer, left_ms)
+                if code != _UNDER_WAY:
+                    break
+                if end is not None and time.monotonic() >= end:
+                    return False
+                if shows:
+                    self._show_waiting()
+        finally:
+            if shows:
+                _terminal.set_waiting(False)
+        self._settle()
+        return True
+
+    def _show_waiting(self) -> None:
+        """Says on the terminal what a long wait is for."""
+        now = self.progress
+        _terminal.set_waiting(now.phase == "wait")
+        if now.phase == "wait" and now.waited_s >= _LONG_S:
+            place = f"{now.position} ahead" if now.position else "the next"
+            _terminal.show(
+                "waiting for a slot to write ", self.path, f": {place}, {now.waited_s:.0f} s"
+            )
 
     def _settle(self) -> None:
         """Notes how it ended, once. Only after it has."""
@@ -247,7 +265,7 @@ class SaveHandle:
             if self._ended:
                 return
             code = lib.ioshape_save_wait(self._pointer, 0)
-            struct = new_struct()
+            struct = sized("ioshape_report")
             lib.ioshape_save_get_report(self._pointer, struct)
             self._report = from_struct(
                 self.path,
@@ -328,7 +346,7 @@ class SaveHandle:
 
 # ---- Saves under way -------------------------------------------------------------------------
 
-_registry_lock = threading.Lock()
+_registry_lock = ForkedLock()
 _under_way: dict[int, SaveHandle] = {}
 _unheard: list[SaveHandle] = []
 _starting = 0  # saves that are about to be under way
@@ -443,12 +461,6 @@ def wait_all(timeout: float | None = None) -> bool:
     return True
 
 
-def _say(text: str) -> None:
-    # There may be no stderr left, or nobody who reads it.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"ioshape: {text}", file=sys.stderr, flush=True)
-
-
 def _tell_progress(handles: list[SaveHandle]) -> str:
     lines = []
     for handle in handles:
@@ -484,7 +496,7 @@ def _wait_at_exit(timeout: float | None) -> list[SaveHandle]:
         if timeout is not None and now - begin >= timeout:
             return left
         if now >= next_word and left:
-            _say(f"finishing before the program ends: {_tell_progress(left)}")
+            _terminal.say(f"finishing before the program ends: {_tell_progress(left)}")
             next_word = now + (5.0 if now - begin > 5 else 2.0)
         limit = next_word if timeout is None else min(next_word, begin + timeout)
         pause = max(0.01, min(0.5, limit - now))
@@ -502,7 +514,7 @@ def _abort_all(handles: list[SaveHandle], why: str) -> bool:
         _ended = True
     lost = [handle for handle in handles if handle.cancel()]
     for handle in lost:
-        _say(f'cannot finish the save to "{handle.path}": {why}; the previous file stands')
+        _terminal.say(f'cannot finish the save to "{handle.path}": {why}; the previous file stands')
     return bool(lost)
 
 
@@ -511,7 +523,7 @@ def _at_exit(name: str) -> Any:
     try:
         return config.value_of(name)
     except ValueError as error:
-        _say(str(error))
+        _terminal.say(str(error))
         return None
 
 
@@ -558,9 +570,11 @@ def _tell_unheard() -> bool:
         _unheard.clear()
     for handle in unheard:
         if isinstance(handle._error, StorageError):
-            _say(f"a save in the background failed: {handle._error}")
+            _terminal.say(f"a save in the background failed: {handle._error}")
         else:
-            _say(f'the save to "{handle.path}" failed in the background: {handle._error!r}')
+            _terminal.say(
+                f'the save to "{handle.path}" failed in the background: {handle._error!r}'
+            )
     return bool(unheard)
 
 
@@ -572,7 +586,7 @@ LOST_STATUS = os.EX_IOERR
 
 def _end_nonzero() -> None:
     lib.ioshape_py_end_with(LOST_STATUS)
-    _say(f"a checkpoint is lost; an exit status of 0 becomes {LOST_STATUS}")
+    _terminal.say(f"a checkpoint is lost; an exit status of 0 becomes {LOST_STATUS}")
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         # Such a process ends with os._exit() and a status that only an exception changes. The
@@ -590,9 +604,8 @@ def _raise_status() -> None:
 
 
 def _forget_in_child() -> None:
-    # Saves under way are the parent's. The lock may have been held.
-    global _registry_lock, _starting, _ending, _ended  # noqa: PLW0603
-    _registry_lock = threading.Lock()
+    # Saves under way are the parent's.
+    global _starting, _ending, _ended  # noqa: PLW0603
     _starting = 0
     _ending = _ended = False
     _under_way.clear()

@@ -18,7 +18,6 @@ there, and _save() is left.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import sys
 import threading
@@ -31,6 +30,7 @@ import torch.serialization
 
 from ioshape import _first_use as first_use
 from ioshape import _torch as original
+from ioshape._locks import ForkedLock
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -159,7 +159,7 @@ def _run(obj: object, notes: _Notes, module: Any, protocol: int) -> None:
 _probed: str | None = None
 # Name of the record that _save() writes last before the storages.
 _last_before_storages: str | None = None
-_probe_lock = threading.Lock()
+_probe_lock = ForkedLock()
 
 
 def _probe() -> str:
@@ -198,15 +198,6 @@ def _probe() -> str:
         _last_before_storages = names[-3]
     # Otherwise torch copies the storages of a GPU itself, all of them, before the first is written.
     return ""
-
-
-def _forget_lock() -> None:
-    # Another thread of the parent may have held it.
-    global _probe_lock  # noqa: PLW0603
-    _probe_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
 
 
 def problem() -> str:

@@ -7,11 +7,12 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
+from ioshape._c import owned, sized
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
 from ioshape._save.handle import context_of_saves_to
-from ioshape._save.report import Report, Step, from_struct, new_struct
+from ioshape._save.report import Report, Step, from_struct
 from ioshape._settings.context import current, encoded
 
 if TYPE_CHECKING:
@@ -29,20 +30,17 @@ class RawFile:
         # As for other saves: the context keeps the order of saves to one path.
         context = context_of_saves_to(path) or current()
         self._position = 0
-        options = ffi.new("struct ioshape_file_options *")
-        options.size = ffi.sizeof("struct ioshape_file_options")
+        options = sized("ioshape_file_options")
         options.sync = lib.IOSHAPE_ON if durable else lib.IOSHAPE_OFF
         options.replace = lib.IOSHAPE_ON if replace else lib.IOSHAPE_OFF
         # All of it happens on this thread: Ctrl-C gets through also while it waits for a slot.
         self._teller = Teller.for_reader(None)
         self._told = self._teller.set_in(options) if self._teller else None
-        out = ffi.new("struct ioshape_file **")
-        code = lib.ioshape_file_open(context.pointer, encoded(path), options, out)
+        self._out = owned("ioshape_file", lib.ioshape_file_free, context)
+        code = lib.ioshape_file_open(context.pointer, encoded(path), options, self._out)
         if code:
             raise self._interruption() or last_failure(path, "save")
-        self._pointer: Any = ffi.gc(out[0], lib.ioshape_file_free)
-        # After the pointer: in this order Python lets go of them.
-        self._context = context
+        self._pointer: Any = self._out[0]
         self.failure: Exception | None = None
 
     def _interruption(self) -> BaseException | None:
@@ -86,7 +84,7 @@ class RawFile:
 
     def commit(self, note: str) -> Report:
         """Makes it durable and puts it in place."""
-        struct = new_struct()
+        struct = sized("ioshape_report")
         self._check(lib.ioshape_file_commit(self._pointer, struct))
         return from_struct(self.name, struct, written_by="torch", fallbacks=(Step(note, "torch"),))
 
@@ -99,6 +97,6 @@ class RawFile:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        ffi.release(self._pointer)
+        ffi.release(self._out)
         if self.failure is not None and error is not self.failure:
             raise self.failure from error

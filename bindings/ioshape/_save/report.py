@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from ioshape._native import ffi, lib
+from ioshape._c import said, shared_fields
+from ioshape._native import lib
 
 _CODES = {
     lib.IOSHAPE_STEP_ENGINE: "engine",
@@ -95,8 +96,8 @@ class Report:
     total_s: float = 0.0
     #: "uring", "threads", "buffered"; "" if none was reached
     engine: str = ""
-    #: "single", or of a group's save "each", "node" or "rank0"
-    layout: str = ""
+    #: who wrote: "single", or of a group's save "each", "node" or "rank0"
+    mode: str = ""
     #: whether blocks went past the page cache, up to the last one
     direct: bool = False
     queue_depth: int = 0
@@ -129,7 +130,7 @@ class Report:
     generation_bytes: int = 0
     #: of a group's save: how many have a part in it
     ranks: int = 0
-    #: of a group's save: why the layout is what it is
+    #: of a group's save: why the mode is what it is
     why: str = ""
     #: when it began, in seconds since 1970
     started_s: float = 0.0
@@ -160,7 +161,7 @@ class Report:
             parts.append(f"{self.engine}{', direct' if self.direct else ''} on {self.filesystem}")
         if self.ranks:
             of_all = f"part of {self.generation_bytes:,} bytes of {self.ranks} ranks"
-            parts.append(f"{of_all}, {self.layout}: {self.why}")
+            parts.append(f"{of_all}, {self.mode}: {self.why}")
         if self.written_by != "ioshape":
             parts.append(f"written by {self.written_by}")
         return "; ".join([", ".join(parts), *self.fallbacks])
@@ -181,13 +182,6 @@ def _ordinal(number: int) -> str:
     return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
-def new_struct() -> Any:
-    """An empty struct ioshape_report."""
-    report = ffi.new("struct ioshape_report *")
-    report.size = ffi.sizeof("struct ioshape_report")
-    return report
-
-
 def from_struct(
     path: str,
     struct: Any,
@@ -198,50 +192,14 @@ def from_struct(
 ) -> Report:
     """What the library filled in, and what only this package knows."""
     told = struct.steps[0 : min(struct.fallbacks, len(struct.steps))]
-    steps = [
-        Step(ffi.string(one.sentence).decode(errors="replace"), _CODES[one.code]) for one in told
-    ]
+    values = shared_fields(Report, struct)
+    values["total_s"] += pickle_s
+    values["started_s"] = max(0.0, values["started_s"] - pickle_s)
     return Report(
         path=path,
         written_by=written_by,
-        file_bytes=struct.file_bytes,
         record_bytes=struct.tensor_bytes,
         pickle_s=pickle_s,
-        stage_s=struct.stage_s,
-        slot_s=struct.slot_s,
-        paced_s=struct.paced_s,
-        plan_s=struct.plan_s,
-        write_s=struct.write_s,
-        sync_s=struct.sync_s,
-        commit_s=struct.commit_s,
-        total_s=struct.total_s + pickle_s,
-        engine=ffi.string(struct.engine).decode(),
-        layout=ffi.string(struct.mode).decode(),
-        direct=bool(struct.direct),
-        queue_depth=struct.queue_depth,
-        block_bytes=struct.block_bytes,
-        memory_alignment=struct.memory_alignment,
-        offset_alignment=struct.offset_alignment,
-        filesystem=ffi.string(struct.filesystem).decode(errors="replace"),
-        fallbacks=(*fallbacks, *steps),
-        short_results=struct.short_results,
-        coordinator=ffi.string(struct.coordinator).decode(errors="replace"),
-        pool=ffi.string(struct.pool).decode(errors="replace"),
-        capacity=struct.capacity,
-        position=struct.position,
-        ahead=ffi.string(struct.ahead).decode(errors="replace"),
-        fence=struct.fence,
-        slot_lost=bool(struct.slot_lost),
-        express=bool(struct.express),
-        group_s=struct.group_s,
-        generation_bytes=struct.generation_bytes,
-        ranks=struct.ranks,
-        why=ffi.string(struct.why).decode(errors="replace"),
-        started_s=max(0.0, struct.started_s - pickle_s),
-        stripes=ffi.string(struct.stripes).decode(errors="replace"),
-        stripes_asked=ffi.string(struct.stripes_asked).decode(errors="replace"),
-        stripe_bytes=struct.stripe_bytes,
-        stripe_count=struct.stripe_count,
-        choice=ffi.string(struct.choice).decode(errors="replace"),
-        skipped=bool(struct.skipped),
+        fallbacks=(*fallbacks, *(Step(said(one.sentence), _CODES[one.code]) for one in told)),
+        **values,
     )

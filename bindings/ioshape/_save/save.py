@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _torch as original
 from ioshape._errors import StorageError, warn_skipped
-from ioshape._group.begin import Options, start
 from ioshape._native import lib
 from ioshape._run import trace
 from ioshape._save import pickling
+from ioshape._save.begin import Options, start
 from ioshape._save.handle import SaveHandle, context_of_saves_to, raise_unheard, register, starting
 from ioshape._save.rawfile import RawFile
 from ioshape._save.report import Report, Step
@@ -66,9 +66,14 @@ def save(
 
     Raises:
         StorageError: the file could not be written. It is an OSError with errno and path.
+        TypeError: `f` is neither a path nor a file object.
 
     What torch.save raises for objects that cannot be pickled, this raises.
     """
+    if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "write"):
+        raise TypeError(
+            f"save() takes a path or a file object with write(), not {type(f).__name__}"
+        )
     call = _Call(
         obj,
         pickle_module,

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
-from ioshape._settings.setting import shown, without_password
-from ioshape._settings.table import SETTINGS
+from ioshape._locks import ForkedLock
+from ioshape._settings.setting import SETTINGS, shown, without_password
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -18,16 +17,7 @@ __all__ = ["SETTINGS", "configure", "settings", "value_of", "without_password"]
 #: Variables of ours that are no settings.
 _OTHERS = ("IOSHAPE_PASSWORD", "IOSHAPE_RUN")
 
-_lock = threading.Lock()
-
-
-def _forget_lock() -> None:
-    # Another thread of the parent may have held it.
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
+_lock = ForkedLock()
 _configured: dict[str, Any] = {}
 _generation = 0
 

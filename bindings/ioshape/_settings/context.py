@@ -6,13 +6,14 @@ from __future__ import annotations
 import _thread
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
+from ioshape import _terminal
+from ioshape._c import called_from_c, owned, said, sized
 from ioshape._errors import last_failure
+from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._settings import config
-from ioshape._visitors import visiting
 
 if TYPE_CHECKING:
     from ioshape._settings.setting import Setting
@@ -37,8 +38,7 @@ class Context:
             configured: in the place of what configure() has set.
             preferred: settings that win, also over variables.
         """
-        options = ffi.new("struct ioshape_context_options *")
-        options.size = ffi.sizeof("struct ioshape_context_options")
+        options = sized("ioshape_context_options")
         self._texts: list[Any] = []
         options.log = lib.ioshape_py_log
         self.debugs = _debugs()
@@ -52,12 +52,12 @@ class Context:
                     continue
             if value is not None and setting.owner == "context":
                 setattr(options, setting.name, self._in_c(setting, value))
-        out = ffi.new("struct ioshape_context **")
-        if lib.ioshape_context_open(out, options):
+        self._out = owned("ioshape_context", lib.ioshape_context_free)
+        if lib.ioshape_context_open(self._out, options):
             # A variable with a bad value, as a rule: that is the same kind of mistake as a bad
             # argument of configure().
             raise ValueError(str(last_failure("", "open")))
-        self.pointer: Any = ffi.gc(out[0], lib.ioshape_context_free)
+        self.pointer: Any = self._out[0]
 
     def _in_c(self, setting: Setting, value: Any) -> Any:
         """A value as its field takes it."""
@@ -75,7 +75,7 @@ def _debugs() -> bool:
     return logging is not None and logging.getLogger("ioshape").isEnabledFor(logging.DEBUG)
 
 
-_lock = threading.Lock()
+_lock = ForkedLock()
 _current: Context | None = None
 _current_generation = -1
 
@@ -104,11 +104,9 @@ def current_if_any() -> Context | None:
 
 
 def _forget_in_child() -> None:
-    # The parent's context answers -EPERM here, and freeing it does nothing. Somebody may have held
-    # the lock.
-    global _current, _lock  # noqa: PLW0603
+    # The parent's context answers -EPERM here, and freeing it does nothing.
+    global _current  # noqa: PLW0603
     _current = None
-    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
@@ -116,6 +114,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 _LEVELS = {
     lib.IOSHAPE_LOG_ERROR: 40,
     lib.IOSHAPE_LOG_WARNING: 30,
+    lib.IOSHAPE_LOG_NOTICE: 30,  # Python has nothing between a warning and what nobody sees
     lib.IOSHAPE_LOG_INFO: 20,
     lib.IOSHAPE_LOG_DEBUG: 10,
 }
@@ -127,15 +126,17 @@ def _later(kind: Any, _value: Any, _traceback: Any) -> None:
         _thread.interrupt_main()
 
 
-@ffi.def_extern(onerror=_later)  # type: ignore[untyped-decorator]
+@called_from_c(onerror=_later)
 def ioshape_py_log(_user: Any, level: int, message: Any) -> None:
     import logging  # noqa: PLC0415 - seldom needed, and not quick to import
 
     logger = logging.getLogger("ioshape")
-    text = ffi.string(message).decode(errors="replace")
+    text = said(message)
     if logger.hasHandlers():
-        with visiting():
-            logger.log(_LEVELS.get(level, 20), "%s", text)
-    elif level == lib.IOSHAPE_LOG_WARNING and sys.stderr is not None:
+        _terminal.clear()  # a handler may write there
+        logger.log(_LEVELS.get(level, 20), "%s", text)
+    elif level == lib.IOSHAPE_LOG_WARNING or (
+        level == lib.IOSHAPE_LOG_NOTICE and not _terminal.is_waiting()
+    ):
         # Who has not set logging up still hears why a save waits. Errors are raised.
-        print(f"ioshape: {text}", file=sys.stderr, flush=True)
+        _terminal.say(text)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a setting is, and how its values are understood."""
+"""What a setting is, which there are, and how their values are understood."""
 
 from __future__ import annotations
 
 import os
 import re
 from typing import Any, NamedTuple
+
+from ioshape._c import said
+from ioshape._native import lib
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -127,3 +130,17 @@ def without_password(text: str) -> str:
 def shown(value: object) -> object:
     """For people: no setting has a secret but the coordinator's address."""
     return without_password(value) if isinstance(value, str) else value
+
+
+def _row(row: Any) -> Setting:
+    owner, kind = said(row.owner).lower(), said(row.kind)
+    # Those in parentheses are for programs in C.
+    words = tuple(word for word in said(row.words).split() if not word.startswith("("))
+    values, default = said(row.values), said(row.otherwise)
+    if words:
+        values, default = ", ".join(f"`{word}`" for word in words), f"`{words[0]}`"
+    least, most, about, user = row.least, row.most, said(row.about), said(row.user)
+    return Setting(said(row.name), owner, kind, words, least, most, values, default, about, user)
+
+
+SETTINGS = {row.name: row for row in map(_row, lib.ioshape_py_settings)}

@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ioshape._c import said, shared_fields, sized
 from ioshape._native import ffi, lib
 from ioshape._settings.context import Context
-from ioshape._slots.slots import failure_of, pool_name_in, said, sized
+from ioshape._slots.slots import failure_of, pool_name_in
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,7 @@ class PoolStatus:
 
 def _members(array: Any, count: int) -> tuple[Member, ...]:
     return tuple(
-        Member(
-            id=said(one.id),
-            job=said(one.job),
-            node=said(one.node),
-            rank=one.rank,
-            weight=one.weight,
-            express=bool(one.express),
-            bytes=one.expected_bytes,
-            passed=one.written_bytes,
-            fence=one.fence,
-            since_s=one.since_s,
-            lease_s=one.lease_s,
-        )
+        Member(**shared_fields(Member, one), bytes=one.expected_bytes, passed=one.written_bytes)
         for one in (array[i] for i in range(count))
     )
 
@@ -139,28 +128,14 @@ class Operator:
         self._check(code, pool, "status")
         status = ffi.gc(out[0], lib.ioshape_pool_status_free)
         return PoolStatus(
-            pool=said(status.pool),
-            coordinator=said(status.coordinator),
-            capacity=status.capacity,
-            capacity_by=said(status.capacity_by),
-            used=status.used,
-            pool_bytes_per_s=status.pool_bytes_per_s,
-            job_bytes_per_s=status.job_bytes_per_s,
-            small_bytes=status.small_bytes,
-            express=status.express,
-            grants=status.grants,
-            grants_last_minute=status.grants_last_minute,
+            **shared_fields(PoolStatus, status),
             holders=_members(status.holders, status.holder_listed),
             waiters=_members(status.waiters, status.waiter_listed),
-            holder_count=status.holder_count,
-            waiter_count=status.waiter_count,
             jobs=tuple(
-                PoolJob(said(one.job), said(one.user), one.written_bytes, one.writes)
-                for one in (status.jobs[i] for i in range(status.job_listed))
+                PoolJob(**shared_fields(PoolJob, status.jobs[i])) for i in range(status.job_listed)
             ),
             acts=tuple(
-                PoolAct(one.at_s, said(one.who), said(one.what))
-                for one in (status.acts[i] for i in range(status.act_listed))
+                PoolAct(**shared_fields(PoolAct, status.acts[i])) for i in range(status.act_listed)
             ),
         )
 

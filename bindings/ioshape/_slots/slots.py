@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ioshape._c import owned, said, shared_fields, sized
 from ioshape._errors import failure, last_facts, last_failure, raised_for
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import QUEUE
@@ -28,18 +29,6 @@ _NAME_BYTES = 128
 _PATIENCE_S = 0.2
 _FIRST_PIECE = 4 << 10
 _MOST_PIECE = 4 << 20
-
-
-def said(text: Any) -> str:
-    """A string of the library's."""
-    return str(ffi.string(text).decode(errors="replace")) if text else ""
-
-
-def sized(name: str) -> Any:
-    """A struct of this name, with its size."""
-    struct = ffi.new(f"struct {name} *")
-    struct.size = ffi.sizeof(f"struct {name}")
-    return struct
 
 
 def failure_of(subject: str, operation: str, *, code: int | None = None) -> Exception:
@@ -216,32 +205,7 @@ class Slot:
     def _read(self) -> SlotInfo:
         struct = sized("ioshape_slot_info")
         self._check(lib.ioshape_slot_get_info(self._slot[0], struct))
-        return SlotInfo(
-            pool=said(struct.pool),
-            coordinator=said(struct.coordinator),
-            fence=struct.fence,
-            waited_s=struct.waited_s,
-            paced_s=struct.paced_s,
-            position=struct.position,
-            ahead=said(struct.ahead),
-            capacity=struct.capacity,
-            lost=bool(struct.lost),
-            express=bool(struct.express),
-            note=said(struct.note),
-        )
-
-
-class _Releasing:
-    """Releases a slot, and lets go of its context only then."""
-
-    def __init__(self, context: Context) -> None:
-        self._context: Context | None = context
-        # At the interpreter's end this module may be gone before a slot.
-        self._release = lib.ioshape_slot_free
-
-    def __call__(self, slot: Any) -> None:
-        self._release(slot[0])
-        self._context = None
+        return SlotInfo(**shared_fields(SlotInfo, struct))
 
 
 class _Queue:
@@ -321,8 +285,7 @@ def slot(
         options.waiting = QUEUE
         options.waiting_user = keep[-1]
     context = current()
-    # Owned before there is anything to own, whenever a signal comes.
-    out = ffi.gc(ffi.new("struct ioshape_slot **"), _Releasing(context))
+    out = owned("ioshape_slot", lib.ioshape_slot_free, context)
     try:
         code = lib.ioshape_slot_acquire(context.pointer, options, out)
         if queue.failure is not None:

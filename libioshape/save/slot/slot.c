@@ -30,7 +30,7 @@ static void notice_waiting(struct waiting_save *waiting, const struct ioshape_pl
 	if (place->waited_s < waiting->next_notice_s)
 		return;
 	waiting->next_notice_s = place->waited_s + NEXT_NOTICE_S;
-	base_log(waiting->log, IOSHAPE_LOG_WARNING,
+	base_log(waiting->log, IOSHAPE_LOG_NOTICE,
 		 "the save to \"%s\" has waited %.0f s for a slot of pool \"%s\", behind %s",
 		 waiting->path, place->waited_s, place->pool, ahead);
 }

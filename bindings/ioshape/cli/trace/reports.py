@@ -28,7 +28,7 @@ _DETAILS = (
     "path",
     "file_bytes",
     "engine",
-    "layout",
+    "mode",
     "coordinator",
     "capacity",
     "position",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ioshape._c import owned, sized
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
@@ -44,8 +45,7 @@ def start(
 ) -> SaveHandle:
     """Has begin(records, count, options, out) begin a save; `owner` lives until it is freed."""
     records, keep, couriers = _records_for(pickled)
-    options = ffi.new("struct ioshape_save_options *")
-    options.size = ffi.sizeof("struct ioshape_save_options")
+    options = sized("ioshape_save_options")
     options.replace = lib.IOSHAPE_ON if wanted.replace else lib.IOSHAPE_OFF
     options.sync = lib.IOSHAPE_ON if wanted.durable else lib.IOSHAPE_OFF
     options.borrow = wanted.borrow
@@ -54,9 +54,9 @@ def start(
     # What is not borrowed is copied by the time the call returns.
     keep_longer = [*keep] if wanted.borrow else []
     keep_longer += [one.set_in(options, queue=True) for one in tellers]
-    # Owned before there is anything to own: whenever a signal comes, a save that has begun is
-    # freed, which ends it, before what it borrows.
-    out = ffi.gc(ffi.new("struct ioshape_save **"), _Freeing(context, owner))
+    # Whenever a signal comes, a save that has begun is freed, which ends it, before what it
+    # borrows.
+    out = owned("ioshape_save", lib.ioshape_save_free, context, owner)
     try:
         code = begin(records, len(pickled.records), options, out)
         if code:
@@ -77,21 +77,6 @@ def start(
     except BaseException:
         ffi.release(out)
         raise
-
-
-class _Freeing:
-    """Frees a save, and lets go of its context, and of what else it needs, only then."""
-
-    def __init__(self, context: Context, owner: object) -> None:
-        self._context: Context | None = context
-        self._owner: object = owner
-        # At the interpreter's end this module may be gone before a save.
-        self._free = lib.ioshape_save_free
-
-    def __call__(self, save: Any) -> None:
-        self._free(save[0])
-        self._owner = None
-        self._context = None
 
 
 def _records_for(pickled: Pickled) -> tuple[Any, list[Any], list[Any]]:

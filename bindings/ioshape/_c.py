@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between Python and C: structs, strings, ownership, and functions that C calls."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ioshape._native import ffi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def sized(name: str) -> Any:
+    """A struct of this name, with its size."""
+    struct = ffi.new(f"struct {name} *")
+    struct.size = ffi.sizeof(f"struct {name}")
+    return struct
+
+
+def said(text: Any) -> str:
+    """A string of the library's."""
+    return str(ffi.string(text).decode(errors="replace")) if text else ""
+
+
+def shared_fields(cls: type, struct: Any) -> dict[str, Any]:
+    """The fields of a dataclass that a struct of C has, too: texts, numbers, and who says yes."""
+    read: dict[str, Callable[[Any], Any]] = {"str": said, "bool": bool, "int": int, "float": float}
+    return {
+        name: read[kind](getattr(struct, name))
+        for name, kind in cls.__annotations__.items()
+        if kind in read and hasattr(struct, name)
+    }
+
+
+# ---- Ownership ----------------------------------------------------------------------------------
+
+
+class _Freeing:
+    def __init__(self, free: Callable[[Any], object], keep: tuple[object, ...]) -> None:
+        # At the interpreter's end this module may be gone before what is to be freed.
+        self._free = free
+        self._keep = keep
+
+    def __call__(self, out: Any) -> None:
+        self._free(out[0])
+        self._keep = ()
+
+
+def owned(name: str, free: Callable[[Any], object], *keep: object) -> Any:
+    """Where C puts a pointer to such a struct. When it goes, that is freed, and then `keep` goes.
+
+    So it is owned before there is anything to own, whenever a signal comes.
+    """
+    return ffi.gc(ffi.new(f"struct {name} **"), _Freeing(free, keep))
+
+
+# ---- Functions that C calls ---------------------------------------------------------------------
+
+# As private as they are: without them all is as if nobody tidied up.
+_known: dict[int, Any] = getattr(threading, "_active", {})
+_lock: contextlib.AbstractContextManager[Any] = getattr(
+    threading, "_active_limbo_lock", contextlib.nullcontext()
+)
+
+
+@contextlib.contextmanager
+def visiting() -> Iterator[None]:
+    """Around what asks for the current thread, as logging does.
+
+    A thread that is not Python's is kept in `threading` for ever then, with a name of its own. This
+    one is gone when it returns to C.
+    """
+    thread = threading.get_ident()
+    was_known = thread in _known
+    try:
+        yield
+    finally:
+        if not was_known:
+            with _lock:
+                _known.pop(thread, None)
+
+
+def called_from_c(
+    *, error: int | None = None, onerror: Callable[[Any, Any, Any], None]
+) -> Callable[[Callable[..., Any]], None]:
+    """Gives C the function of this name in callbacks.h. It gets the object of the handle `user`.
+
+    `error` is what C gets where it raises, after `onerror` has been called.
+    """
+
+    def define(function: Callable[..., Any]) -> None:
+        def called(user: Any, *arguments: Any) -> Any:
+            with visiting():
+                return function(ffi.from_handle(user) if user else None, *arguments)
+
+        def failed(kind: Any, value: Any, traceback: Any) -> None:
+            with visiting():
+                onerror(kind, value, traceback)
+
+        ffi.def_extern(name=function.__name__, error=error, onerror=failed)(called)
+
+    return define
+
+
+def keep_failure(kind: Any, value: Any, traceback: Any) -> None:
+    """An exception stops what C does, and is raised where that was asked for.
+
+    It may also come from before the function's first line: Ctrl-C.
+    """
+    user = traceback.tb_frame.f_locals.get("user") if traceback is not None else None
+    if kind is not None and user is not None:
+        ffi.from_handle(user).failure = value

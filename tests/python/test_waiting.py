@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves that wait long for a slot say so: on a terminal in a line that goes away, else once."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import ioshape
+import pytest
+from checkpoints import wait_until
+from processes import TIMEOUT_S, environment
+
+POOL = "long-waits"
+# Not so small as to be let past the queue.
+BEGINNING = """
+import sys
+import ioshape
+import torch
+
+path, state = sys.argv[1], torch.zeros(5 << 20)
+"""
+SAVES = {
+    "save": "ioshape.save(state, path)",
+    "wait": "ioshape.save_async(state, path).wait()",
+    "run": "torch.save(state, path)",
+}
+
+
+class Waiting:
+    """A program that saves, and what its stderr gets, which may be a terminal."""
+
+    def __init__(self, folder: Path, how: str, *, terminal: bool, **more: str) -> None:
+        self.path = folder / f"{how}-{terminal}-{len(more)}.pt"
+        program = folder / f"{self.path.stem}.py"
+        program.write_text(f"{BEGINNING}{SAVES[how]}\n")
+        run = ["-m", "ioshape", "run"] if how == "run" else []
+        reader, writer = pty.openpty() if terminal else os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, *run, program, self.path],
+            env=environment(IOSHAPE_POOL=POOL, **more),
+            stdin=subprocess.DEVNULL,
+            stderr=writer,
+        )
+        os.close(writer)
+        self._seen = bytearray()
+        self._thread = threading.Thread(target=self._read, args=(reader,))
+        self._thread.start()
+
+    def _read(self, reader: int) -> None:
+        try:
+            while part := os.read(reader, 65536):
+                self._seen += part
+        except OSError:  # EIO: nobody is on the other side
+            pass
+        os.close(reader)
+
+    def wait_for_word(self) -> None:
+        """Until it has said twice that it waits, or once for good."""
+        name = self.path.name.encode()
+        wait_until(
+            lambda: self._seen.count(name) > 1 or b"\n" in self._seen,
+            f"{self.path.name}: {self._seen!r}",
+        )
+
+    def end(self) -> str:
+        """Everything it has said."""
+        assert self._process.wait(TIMEOUT_S) == 0, self._seen
+        self._thread.join()
+        return self._seen.decode()
+
+
+def left_on(screen: str) -> str:
+    """What is to be seen in the end."""
+    lines = []
+    for line in screen.split("\n"):
+        shown = ""
+        for part in line.split("\r"):
+            shown = part + shown[len(part) :]
+        lines.append(shown.rstrip())
+    return "\n".join(lines)
+
+
+@pytest.mark.slow
+def test_a_long_wait_is_shown_where_somebody_looks(tmp_path: Path) -> None:
+    second = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    with ioshape.slot(pool=POOL, weight=100):  # it writes alone
+        shown = [Waiting(tmp_path, how, terminal=True) for how in ("wait", "run")]
+        # Where another rank has the terminal, or there is none, one line says it, and stays.
+        told = [
+            Waiting(tmp_path, "save", terminal=True, **second),
+            Waiting(tmp_path, "save", terminal=False),
+        ]
+        for one in (*shown, *told):
+            one.wait_for_word()
+    for one in shown:
+        screen = one.end()
+        assert len(re.findall(rf"\r[^\r\n]*{one.path.name}: [^\r\n]*, \d+ s", screen)) > 1, screen
+        assert left_on(screen) == ""
+    for one in told:
+        screen = one.end()
+        assert screen.count(one.path.name) == 1, screen
+        assert left_on(screen).count("\n") == 1, screen
