@@ -7,6 +7,7 @@ from the device itself.
 
 import gc
 import io
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,7 @@ class Couriers:
 
     def __init__(self) -> None:
         self.pieces: list[int] = []
+        self.threads: set[str] = set()
         self.fails_at: int | None = None
 
 
@@ -78,6 +80,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Couriers:
 
         def fetch(self, offset: int, into: Any, n_bytes: int) -> None:
             seen.pieces.append(n_bytes)
+            seen.threads.add(threading.current_thread().name)
             if seen.fails_at is not None and sum(seen.pieces) > seen.fails_at:
                 raise torch.AcceleratorError("the device is gone", 1)
             super().fetch(offset, into, n_bytes)
@@ -206,6 +209,12 @@ def test_a_device_is_saved_wherever_the_call_is(
         saved(value, tmp_path / "model.pt", background)
     assert remote.pieces
     assert_same(torch.load(tmp_path / "model.pt"), value)
+
+
+def test_threads_that_fetch_are_not_kept(remote: Couriers, tmp_path: Path) -> None:
+    saved([zoo.filled(torch.uint8, 5 * MIB)], tmp_path / "model.pt", background=False)
+    assert any(name.startswith("Dummy") for name in remote.threads)
+    assert not [one for one in threading.enumerate() if one.name in remote.threads - {"MainThread"}]
 
 
 @pytest.mark.usefixtures("remote")

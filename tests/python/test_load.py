@@ -179,11 +179,19 @@ def test_bytes_in_the_other_order_are_swapped(tmp_path: Path) -> None:
     assert outcome.description != describe(STATE)
 
 
-def test_a_zip_that_is_not_of_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("member", ["folder/readme.txt", "readme.txt"])
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_zip_that_is_not_of_torch(
+    verify: bool, compression: int, member: str, tmp_path: Path
+) -> None:
     path = tmp_path / "other.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("folder/readme.txt", "hello")
-    assert failed(assert_all_ways_equal(path)) == set(WAYS)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr(member, "hello" * 100)
+    error = raised_by(lambda: ioshape.load(path, verify=verify))
+    assert isinstance(error, ioshape.FormatError)
+    assert (error.path, error.operation) == (str(path), "load")
+    assert error.remedy
 
 
 @pytest.mark.parametrize(

@@ -428,13 +428,24 @@ torch.distributed.destroy_process_group()
         assert is_ours(tmp_path / f"rank{rank}.pt")
 
 
+LOSES = "import ioshape; ioshape.save_async([], 'missing/model.pt')"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [("import sys; sys.exit(5)", 5), (LOSES, os.EX_IOERR)], ids=["5", "lost"]
+)
 @pytest.mark.slow
-def test_exit_codes_get_through_torchrun(tmp_path: Path) -> None:
-    script(tmp_path, "import sys; sys.exit(5)", "train.py")
+def test_exit_codes_get_through_torchrun(text: str, status: int, tmp_path: Path) -> None:
+    script(tmp_path, text, "train.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = run([*torchrun, "-m", "ioshape", "run", "train.py"], tmp_path)
     assert done.returncode == 1
-    assert "exitcode  : 5" in done.stderr
+    assert f"exitcode  : {status}" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_lost_checkpoint_shows_in_the_exit_status(tmp_path: Path) -> None:
+    assert run_script(tmp_path, LOSES).returncode == os.EX_IOERR
 
 
 # ---- In the company of others ------------------------------------------------------------------

@@ -797,6 +797,7 @@ def test_threads_of_the_library_are_not_kept(tmp_path: Path) -> None:
     logging.basicConfig(level=logging.DEBUG, filename="log")
     for _ in range(20):
         assert ioshape.save_async(checkpoint(1), "missing/model.pt").exception() is not None
+    ioshape.save(checkpoint(1), "model.pt", progress=lambda now: logging.info("%s", now))
     print(threading.enumerate() == [threading.main_thread()])
     """
     program = "import threading\nimport ioshape\nfrom checkpoints import checkpoint\n"

@@ -132,15 +132,22 @@ def closed_bytes() -> Any:
         return file
 
 
+@pytest.mark.parametrize("target", [None, 5, b"model.pt", ["model.pt"], Path], ids=repr)
+@pytest.mark.parametrize("call", [ioshape.save, ioshape.save_async])
+def test_what_is_no_target_is_refused(call: Any, target: Any) -> None:
+    """torch misses an attribute of it."""
+    with pytest.raises(TypeError):
+        call(STATE, target)
+
+
+def test_the_background_takes_paths_only() -> None:
+    with pytest.raises(TypeError):
+        ioshape.save_async(STATE, io.BytesIO())  # type: ignore[arg-type]
+
+
 WRONG_TARGETS: dict[str, Callable[[], Any]] = {
-    "None": lambda: None,
-    "int": lambda: 5,
-    "bytes": lambda: b"model.pt",
-    "object": object,
     "path of bytes": BytesPath,
-    "list": lambda: ["model.pt"],
     "not a file": NotAFile,
-    "class": lambda: Path,
     "closed file": closed_file,
     "closed bytes": closed_bytes,
     "text": io.StringIO,
@@ -169,14 +176,6 @@ def test_a_name_that_no_file_can_have_is_refused(save: Save, tmp_path: Path) -> 
     with pytest.raises(ValueError, match="null"):
         save(STATE, f"{tmp_path}/a\0b")
     assert names_in(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    "target", [None, 5, b"model.pt", pytest.param(io.BytesIO(), id="file object")], ids=repr
-)
-def test_the_background_takes_paths_only(target: Any) -> None:
-    with pytest.raises(TypeError, match=r"save_async\(\) takes a path, not .*: use save\(\)"):
-        ioshape.save_async(STATE, target)
 
 
 @pytest.mark.parametrize(

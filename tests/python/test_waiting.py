@@ -34,8 +34,10 @@ class Waiting:
     """A program that saves, and what its stderr gets, which may be a terminal."""
 
     def __init__(self, folder: Path, how: str, *, terminal: bool, **more: str) -> None:
-        self.path = folder / f"{how}-{terminal}-{len(more)}.pt"
-        program = folder / f"{self.path.stem}.py"
+        # In a folder of its own: nothing of another save is tidied up, and told.
+        place = folder / f"{how}-{terminal}-{len(more)}"
+        place.mkdir()
+        self.path, program = place / f"{place.name}.pt", place / "program.py"
         program.write_text(f"{BEGINNING}{SAVES[how]}\n")
         run = ["-m", "ioshape", "run"] if how == "run" else []
         reader, writer = pty.openpty() if terminal else os.pipe()
