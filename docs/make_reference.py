@@ -4,8 +4,8 @@
 make_reference.py VERSION FOLDER HEADER...
 
 writes man pages into FOLDER/man3 and FOLDER/man7, one for each function, struct, enum and type, and
-FOLDER/reference.md. It fails if one of them has no comment, or if a function's comment leaves out a
-parameter or the result.
+FOLDER/reference.md; docs/cli-reference.md becomes FOLDER/man1/ioshape.1. It fails if one of them
+has no comment, or if a function's comment leaves out a parameter or the result.
 """
 
 import re
@@ -167,6 +167,29 @@ def overview(headers: list[tuple[str, str, list[Item]]], version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def command_page(reference: str, version: str) -> str:
+    """All that docs/cli-reference.md has: paragraphs, lines of code, tables of options."""
+    lines = [
+        f'.TH ioshape 1 "" "libioshape {version}" "libioshape"',
+        ".SH NAME",
+        "ioshape \\- runs, checks and watches programs that save checkpoints",
+        ".SH SYNOPSIS\n.B ioshape\n.I COMMAND\n[ARGUMENT]...",
+        ".SH COMMANDS",
+    ]
+    for section in reference.split("\n## ")[1:]:
+        name, *blocks = section.split("\n\n")
+        lines.append(f".SS {roff(name.strip())}")
+        for block in blocks:
+            text = block.strip("\n").replace("`", "")
+            if text.startswith("| "):
+                rows = [line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:]]
+                lines += [f".TP\n.B {roff(option)}\n{roff(what)}" for option, what in rows]
+            else:
+                lines += [".PP", paragraphs(text.replace("\\|", "|"))]
+    lines += [".SH SEE ALSO", ".BR ioshape (7)"]
+    return "\n".join(lines) + "\n"
+
+
 # ---- One page ---------------------------------------------------------------------------------
 
 
@@ -186,7 +209,7 @@ def markdown(headers: list[tuple[str, str, list[Item]]], version: str) -> str:
 def main() -> None:
     version, folder = sys.argv[1], Path(sys.argv[2])
     headers = [(path.name, *items_of(path)) for path in map(Path, sys.argv[3:])]
-    for section in ("man3", "man7"):
+    for section in ("man1", "man3", "man7"):
         shutil.rmtree(folder / section, ignore_errors=True)
         (folder / section).mkdir(parents=True)
     for _, _, found in headers:
@@ -194,6 +217,8 @@ def main() -> None:
             if not MACRO.match(item.declaration):
                 page = folder / "man3" / f"{item.name}.3"
                 page.write_text(man_page(item, found, version), encoding="utf-8")
+    command = Path(__file__).with_name("cli-reference.md").read_text(encoding="utf-8")
+    (folder / "man1" / "ioshape.1").write_text(command_page(command, version), encoding="utf-8")
     (folder / "man7" / "ioshape.7").write_text(overview(headers, version), encoding="utf-8")
     (folder / "reference.md").write_text(markdown(headers, version), encoding="utf-8")
 
