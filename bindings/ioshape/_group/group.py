@@ -19,7 +19,7 @@ from ioshape._native import ffi, lib
 from ioshape._save import handle as _handle
 from ioshape._save import pickling
 from ioshape._save.begin import Options, start
-from ioshape._save.handle import SaveHandle, raise_unheard, register, starting
+from ioshape._save.handle import SaveHandle, begun, completed, raise_unheard
 from ioshape._settings import config
 from ioshape._settings.context import Context, current, encoded
 from ioshape._settings.job import Job, job
@@ -406,21 +406,11 @@ class _Call:
 
     def save(self, group: Group) -> Report:
         """Saves, and waits."""
-        with starting():
-            handle = self._start(group, borrow=True)
-            register(handle, background=False)
-        try:
-            return handle.result()
-        except BaseException:
-            handle._abort()  # Ctrl-C
-            raise
+        return completed(lambda: self._start(group, borrow=True))
 
     def begin(self, group: Group) -> SaveHandle:
         """Saves in the background."""
-        with starting():
-            handle = self._start(group, borrow=False)
-            register(handle, background=True)
-        return handle
+        return begun(lambda: self._start(group, borrow=False))
 
     def _start(self, group: Group, *, borrow: bool) -> SaveHandle:
         path = group.path_of(self.step)

@@ -406,6 +406,26 @@ def register(handle: SaveHandle, *, background: bool) -> None:
             _end_nonzero()
 
 
+def begun(begin: Callable[[], SaveHandle]) -> SaveHandle:
+    """A save that goes on in the background."""
+    with starting():
+        handle = begin()
+        register(handle, background=True)
+    return handle
+
+
+def completed(begin: Callable[[], SaveHandle]) -> Report:
+    """A save that somebody waits for, and for whom it is aborted if that is interrupted."""
+    with starting():
+        handle = begin()
+        register(handle, background=False)
+    try:
+        return handle.result()
+    except BaseException:
+        handle._abort()  # Ctrl-C
+        raise
+
+
 def _forget(handle: SaveHandle) -> None:
     with _registry_lock:
         known = _under_way.pop(id(handle), None) is not None

@@ -15,7 +15,14 @@ from ioshape._native import lib
 from ioshape._run import trace
 from ioshape._save import pickling
 from ioshape._save.begin import Options, start
-from ioshape._save.handle import SaveHandle, context_of_saves_to, raise_unheard, register, starting
+from ioshape._save.handle import (
+    SaveHandle,
+    begun,
+    completed,
+    context_of_saves_to,
+    raise_unheard,
+    register,
+)
 from ioshape._save.rawfile import RawFile
 from ioshape._save.report import Report, Step
 from ioshape._settings import config
@@ -178,14 +185,7 @@ class _Call:
             return self._by_torch(path, str(reason))
         # Nothing changes the object while its owner waits here, so nothing need be copied; and what
         # lies in a GPU is fetched while the disk is writing.
-        with starting():
-            handle = self._start(pickled, path, pickle_s, borrow=True)
-            register(handle, background=False)
-        try:
-            return handle.result()
-        except BaseException:
-            handle._abort()  # Ctrl-C
-            raise
+        return completed(lambda: self._start(pickled, path, pickle_s, borrow=True))
 
     def begin(self, path: str) -> SaveHandle:
         """Saves in the background."""
@@ -201,10 +201,7 @@ class _Call:
                 handle = SaveHandle.ended(path, report, None)
             register(handle, background=True)
             return handle
-        with starting():
-            handle = self._start(pickled, path, pickle_s, borrow=False)
-            register(handle, background=True)
-        return handle
+        return begun(lambda: self._start(pickled, path, pickle_s, borrow=False))
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
