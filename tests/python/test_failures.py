@@ -101,7 +101,7 @@ def test_where_no_file_can_be(
     Path("folder").mkdir()
     Path("loop").symlink_to("loop")
     with pytest.raises(ioshape.StorageError) as caught:
-        save(checkpoint(1), name)  # type: ignore[arg-type]
+        save(checkpoint(1), name)
     _assert_tells(caught.value, number, name)  # type: ignore[arg-type]
     assert caught.value.remedy or number in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
     assert names_in(tmp_path) == ["file", "folder", "loop"]

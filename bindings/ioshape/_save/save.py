@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 _PROTOCOL = 2  # torch's default
 
 
+class _NoTargetError(TypeError, AttributeError):
+    """It is an AttributeError because that is what torch.save raises."""
+
+
 def save(
     obj: object,
     f: str | os.PathLike[str] | IO[bytes],
@@ -78,7 +82,7 @@ def save(
     What torch.save raises for objects that cannot be pickled, this raises.
     """
     if not isinstance(f, (str, os.PathLike)) and not hasattr(f, "write"):
-        raise TypeError(
+        raise _NoTargetError(
             f"save() takes a path or a file object with write(), not {type(f).__name__}"
         )
     call = _Call(
