@@ -5,6 +5,43 @@
 
 #include "gather/gather.h"
 
+/* ---- Boards (board.c) ------------------------------------------------------------------------ */
+
+/*
+ * What a kind of board does. No member is NULL. Names are good, and the process is the one that
+ * opened the board.
+ */
+struct gather_board_ops {
+	const char *id;
+	int (*open)(struct gather_board **out, const struct gather_board_config *config,
+		    struct base_error *error);
+	int (*post)(struct gather_board *board, const char *scope, const char *name,
+		    const void *note, size_t bytes, struct base_error *error);
+	int (*look)(struct gather_board *board, const char *scope, const char *name,
+		    struct base_buffer *note, struct base_error *error);
+	int (*collect)(struct gather_board *board, const char *scope, const char *prefix,
+		       const bool *have, gather_found_fn *found, void *user,
+		       struct base_error *error);
+	void (*wait)(struct gather_board *board, uint32_t timeout_ms);
+	bool (*is_gone)(struct gather_board *board, uint32_t rank);
+	void (*drop)(struct gather_board *board, const char *scope);
+	void (*close)(struct gather_board *board);
+};
+
+/* The first member of each kind's own struct. */
+struct gather_board {
+	const struct gather_board_ops *ops;
+	struct gather_board_config config;
+	pid_t pid;
+	const char *remark;
+};
+
+/* For open(): of so many bytes, zeros but for what is above; or NULL, with a sentence. */
+void *board_new(size_t bytes, const struct gather_board_ops *ops,
+		const struct gather_board_config *config, struct base_error *error);
+/* is_gone() of boards whose medium does not know. */
+bool board_cannot_tell(struct gather_board *board, uint32_t rank);
+
 /* ---- Names (board_names.c) ------------------------------------------------------------------- */
 
 /* Room for "<scope>/<name>", with the final 0. */
@@ -12,18 +49,11 @@
 
 /* Whether it can be a note's or a scope's. */
 bool board_is_name(const char *name);
-/* -EINVAL for a scope or a name that cannot be one, or too long a note. */
-int board_check(const char *scope, const char *name, size_t bytes, struct base_error *error);
-/* For collect(): that names with any rank's number would do, too. */
-int board_check_prefix(const char *scope, const char *prefix, struct base_error *error);
 /* "<prefix>-<rank>" */
 void board_name_of(char name[GATHER_NAME_BYTES], const char *prefix, uint32_t rank);
 uint64_t board_hash(const char *scope, const char *name);
 /* What the names of all ranks' notes have in common: a number for "want" of "want-7". */
 uint64_t board_hash_family(const char *name);
-
-/* Of boards' names: 0 or -EINVAL. */
-int board_check_config(const struct gather_board_config *config, struct base_error *error);
 
 /* Waits for so long, whatever signals come. */
 void board_sleep_ms(uint32_t ms);
@@ -60,5 +90,30 @@ int board_table_each(const struct board_table *table,
 void board_table_drop(struct board_table *table, const char *scope);
 /* Room for the table itself goes, too. */
 void board_table_free(struct board_table *table);
+
+/* ---- Our own notes (board_own.c) ------------------------------------------------------------- */
+
+/*
+ * For media that lose notes and wake nobody: what we posted, when to look whether it is still
+ * there, and how long to sleep before the medium is asked again.
+ */
+struct board_own {
+	struct board_table notes;
+	uint64_t stamps[16]; /* of notes seen lately: others are news */
+	unsigned next_stamp;
+	uint32_t pause_ms; /* of the next wait */
+	uint32_t check_ms; /* between looks for our own notes */
+	uint64_t check_ns; /* the next one */
+};
+
+void board_own_begin(struct board_own *own);
+int board_own_keep(struct board_own *own, const char *scope, const char *name, const void *note,
+		   size_t bytes, struct base_error *error);
+/* A note with this stamp was read. */
+void board_own_see(struct board_own *own, uint64_t stamp);
+/* Longer each time, until something is posted or news are seen. */
+void board_own_sleep(struct board_own *own, uint32_t timeout_ms, uint32_t most_pause_ms);
+/* Whether it is time to look for our own notes; then that is for the next time as well. */
+bool board_own_is_due(struct board_own *own);
 
 #endif

@@ -20,35 +20,14 @@
 
 #define FOLDER_MARK ".ioshape-board-"
 #define FORGOTTEN_AFTER_S (24 * 3600)
-#define LEAST_PAUSE_MS 5u
 #define MOST_PAUSE_MS 250u
-#define LEAST_CHECK_MS 1000u
-#define MOST_CHECK_MS 30000u
 
 struct files_board {
-	pid_t pid;
-	uint32_t rank, ranks;
+	struct gather_board base;
 	struct ring_private_folder shelf;
-	int held_fd;            /* the folder; -1: it is opened anew each time */
-	struct board_table own; /* what we posted: posted again if it gets lost */
-	uint64_t stamps[16];    /* of files seen lately: others are news */
-	unsigned next_stamp;
-	uint32_t pause_ms; /* of the next wait() */
-	uint32_t check_ms; /* between looks for our own notes */
-	uint64_t check_ns; /* the next one */
+	int held_fd; /* the folder; -1: it is opened anew each time */
+	struct board_own own;
 };
-
-static bool is_ours(const struct files_board *board)
-{
-	return board->pid == base_pid();
-}
-
-static int not_ours(struct base_error *error)
-{
-	return base_refuse(error, -EPERM,
-			   "this group was opened before fork()" BASE_REMEDY
-			   "open one in the child");
-}
 
 /* Nobody but rank 0 makes it again: otherwise a rank that ends late would leave it behind. */
 static int enter(struct files_board *board, struct base_error *error)
@@ -57,7 +36,7 @@ static int enter(struct files_board *board, struct base_error *error)
 
 	if (fd < 0)
 		fd = ring_private_enter(&board->shelf, error);
-	if (fd == -ENOENT && !board->rank && !ring_private_make(&board->shelf))
+	if (fd == -ENOENT && !board->base.config.rank && !ring_private_make(&board->shelf))
 		fd = ring_private_enter(&board->shelf, error);
 	return fd;
 }
@@ -130,34 +109,24 @@ static int check_one(void *opaque, const struct board_entry *entry)
  * ended. */
 static void check_own(struct files_board *board)
 {
-	const uint64_t now = base_now_ns();
 	struct check check = { .board = board };
 
-	if (now < board->check_ns)
+	if (!board_own_is_due(&board->own))
 		return;
 	check.folder_fd = enter(board, NULL);
 	if (check.folder_fd >= 0)
-		board_table_each(&board->own, check_one, &check);
+		board_table_each(&board->own.notes, check_one, &check);
 	leave(board, check.folder_fd);
-	board->check_ms = MIN(2 * board->check_ms, MOST_CHECK_MS);
-	board->check_ns = base_now_ns() + base_ms_to_ns(board->check_ms);
 }
 
-static int files_post(void *opaque, const char *scope, const char *name, const void *note,
-		      size_t bytes, struct base_error *error)
+static int files_post(struct gather_board *base, const char *scope, const char *name,
+		      const void *note, size_t bytes, struct base_error *error)
 {
-	struct files_board *board = opaque;
-	int ret = is_ours(board) ? board_check(scope, name, bytes, error) : not_ours(error);
+	struct files_board *board = (struct files_board *)base;
+	int ret = board_own_keep(&board->own, scope, name, note, bytes, error);
 
 	if (!ret)
-		ret = board_table_put(&board->own, scope, name, note, bytes, error);
-	if (!ret)
 		ret = put(board, scope, name, note, bytes, error);
-	/* Answers may come soon. */
-	board->pause_ms = LEAST_PAUSE_MS;
-	/* Sooner than before, never later: signs of life are posted all the time. */
-	board->check_ms = LEAST_CHECK_MS;
-	board->check_ns = MIN(board->check_ns, base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS));
 	/* Who writes for long posts, and does not wait. */
 	if (!ret)
 		check_own(board);
@@ -166,27 +135,14 @@ static int files_post(void *opaque, const char *scope, const char *name, const v
 
 /* ---- Looking --------------------------------------------------------------------------------- */
 
-static void has_found(struct files_board *board, uint64_t stamp)
+static int files_look(struct gather_board *base, const char *scope, const char *name,
+		      struct base_buffer *note, struct base_error *error)
 {
-	for (size_t i = 0; i < ARRAY_LENGTH(board->stamps); i++) {
-		if (board->stamps[i] == stamp)
-			return;
-	}
-	board->stamps[board->next_stamp] = stamp;
-	board->next_stamp = (board->next_stamp + 1) % ARRAY_LENGTH(board->stamps);
-	board->pause_ms = LEAST_PAUSE_MS;
-}
-
-static int files_look(void *opaque, const char *scope, const char *name, struct base_buffer *note,
-		      struct base_error *error)
-{
-	struct files_board *board = opaque;
+	struct files_board *board = (struct files_board *)base;
 	char file[BOARD_KEY_BYTES];
 	uint64_t stamp;
-	int fd, ret = is_ours(board) ? board_check(scope, name, 0, error) : not_ours(error);
+	int fd, ret;
 
-	if (ret)
-		return ret;
 	file_name(file, scope, name);
 	fd = enter(board, error);
 	ret = fd < 0 ? fd :
@@ -194,7 +150,7 @@ static int files_look(void *opaque, const char *scope, const char *name, struct 
 					&stamp, error);
 	leave(board, fd);
 	if (!ret)
-		has_found(board, stamp);
+		board_own_see(&board->own, stamp);
 	if (fd == -ENOENT)
 		return is_away(board, error);
 	return ret == -ENOENT ? -EAGAIN : unless_passing(ret, error);
@@ -236,28 +192,27 @@ static int collect_file(void *opaque, const char *name)
 	int ret;
 
 	if (strncmp(name, collection->begin, length) != 0 ||
-	    !read_rank(name + length, board->ranks, &rank) || collection->have[rank])
+	    !read_rank(name + length, board->base.config.ranks, &rank) || collection->have[rank])
 		return 0;
 	ret = ring_private_get(&board->shelf, collection->folder_fd, name, GATHER_MAX_NOTE_BYTES,
 			       &collection->note, &stamp, collection->error);
 	if (ret)
 		return ret == -ENOENT ? 0 : ret;
-	has_found(board, stamp);
+	board_own_see(&board->own, stamp);
 	collection->stopped = collection->found(collection->user, rank, &collection->note);
 	return collection->stopped;
 }
 
-static int files_collect(void *opaque, const char *scope, const char *prefix, const bool *have,
-			 gather_found_fn *found, void *user, struct base_error *error)
+static int files_collect(struct gather_board *base, const char *scope, const char *prefix,
+			 const bool *have, gather_found_fn *found, void *user,
+			 struct base_error *error)
 {
-	struct files_board *board = opaque;
+	struct files_board *board = (struct files_board *)base;
 	struct collection collection = {
 		.board = board, .have = have, .found = found, .user = user, .error = error
 	};
-	int ret = is_ours(board) ? board_check_prefix(scope, prefix, error) : not_ours(error);
+	int ret;
 
-	if (ret)
-		return ret;
 	snprintf(collection.begin, sizeof(collection.begin), "%s.%s-", scope, prefix);
 	ret = collection.folder_fd = enter(board, error);
 	if (ret >= 0)
@@ -272,28 +227,12 @@ static int files_collect(void *opaque, const char *scope, const char *prefix, co
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-static void files_wait(void *opaque, uint32_t timeout_ms)
+static void files_wait(struct gather_board *base, uint32_t timeout_ms)
 {
-	struct files_board *board = opaque;
+	struct files_board *board = (struct files_board *)base;
 
-	board_sleep_ms(MIN(timeout_ms, is_ours(board) ? board->pause_ms : timeout_ms));
-	if (!is_ours(board))
-		return;
-	board->pause_ms = MIN(2 * board->pause_ms, MOST_PAUSE_MS);
+	board_own_sleep(&board->own, timeout_ms, MOST_PAUSE_MS);
 	check_own(board);
-}
-
-static bool files_is_gone(void *opaque, uint32_t rank)
-{
-	(void)opaque;
-	(void)rank;
-	return false;
-}
-
-static const char *files_remark(void *opaque)
-{
-	(void)opaque;
-	return NULL;
 }
 
 /* ---- Ending ---------------------------------------------------------------------------------- */
@@ -312,15 +251,13 @@ static int remove_file(void *opaque, const char *name)
 	return 0;
 }
 
-static void files_drop(void *opaque, const char *scope)
+static void files_drop(struct gather_board *base, const char *scope)
 {
-	struct files_board *board = opaque;
+	struct files_board *board = (struct files_board *)base;
 	struct removal removal;
 
-	if (!is_ours(board) || !board_is_name(scope))
-		return;
-	board_table_drop(&board->own, scope);
-	if (board->rank)
+	board_table_drop(&board->own.notes, scope);
+	if (base->config.rank)
 		return;
 	snprintf(removal.begin, sizeof(removal.begin), "%s.", scope);
 	removal.folder_fd = board->held_fd >= 0 ? board->held_fd :
@@ -332,19 +269,17 @@ static void files_drop(void *opaque, const char *scope)
 
 static void free_board(struct files_board *board)
 {
-	board_table_free(&board->own);
+	board_table_free(&board->own.notes);
 	gather_own_close(board->held_fd);
 	ring_private_close(&board->shelf);
 	free(board);
 }
 
-static void files_close(void *opaque)
+static void files_close(struct gather_board *base)
 {
-	struct files_board *board = opaque;
+	struct files_board *board = (struct files_board *)base;
 
-	if (!board || !is_ours(board))
-		return;
-	if (!board->rank)
+	if (!base->config.rank)
 		ring_private_destroy(&board->shelf);
 	free_board(board);
 }
@@ -354,19 +289,12 @@ static void files_close(void *opaque)
 static struct files_board *new_board(const struct gather_board_config *config,
 				     struct base_error *error)
 {
-	struct files_board *board = calloc(1, sizeof(*board));
+	struct files_board *board = board_new(sizeof(*board), &gather_board_files, config, error);
 
-	if (!board) {
-		base_no_memory(error, "a board", sizeof(*board));
+	if (!board)
 		return NULL;
-	}
-	board->pid = base_pid();
-	board->rank = config->rank;
-	board->ranks = config->ranks;
 	board->held_fd = -1;
-	board->pause_ms = LEAST_PAUSE_MS;
-	board->check_ms = LEAST_CHECK_MS;
-	board->check_ns = base_now_ns() + base_ms_to_ns(LEAST_CHECK_MS);
+	board_own_begin(&board->own);
 	return board;
 }
 
@@ -388,18 +316,13 @@ bool files_are_beside(const struct gather_board_config *config)
 	return is;
 }
 
-static int files_open(void **out, const struct gather_board_config *config,
+static int files_open(struct gather_board **out, const struct gather_board_config *config,
 		      struct base_error *error)
 {
-	struct files_board *board;
+	struct files_board *board = new_board(config, error);
 	char *path;
 	int ret;
 
-	*out = NULL;
-	ret = board_check_config(config, error);
-	if (ret)
-		return ret;
-	board = new_board(config, error);
 	if (!board)
 		return -ENOMEM;
 	path = name_folder(config);
@@ -413,33 +336,32 @@ static int files_open(void **out, const struct gather_board_config *config,
 	if (!config->rank)
 		ring_private_destroy_old(&board->shelf, config->directory, FOLDER_MARK,
 					 FORGOTTEN_AFTER_S);
-	*out = board;
+	*out = &board->base;
 	return 0;
 }
 
-int files_open_held(void **out, const struct gather_board_config *config, const char *path,
-		    int folder_fd, struct base_error *error)
+int files_open_held(struct gather_board **out, const struct gather_board_config *config,
+		    const char *path, int folder_fd, struct base_error *error)
 {
 	struct files_board *board = new_board(config, error);
 
-	*out = board;
 	if (!board)
 		return -ENOMEM;
-	board->held_fd = folder_fd;
 	board->shelf.owner = geteuid();
 	board->shelf.path = strdup(path);
-	if (board->shelf.path)
-		return 0;
-	board->held_fd = -1;
-	free_board(board);
-	*out = NULL;
-	return base_no_memory(error, "a path", strlen(path));
+	if (!board->shelf.path) {
+		free_board(board);
+		return base_no_memory(error, "a path", strlen(path));
+	}
+	board->held_fd = folder_fd;
+	*out = &board->base;
+	return 0;
 }
 
 /* ---- Another place --------------------------------------------------------------------------- */
 
 struct copying {
-	void *to;
+	struct gather_board *to;
 	struct base_error *error;
 };
 
@@ -451,12 +373,11 @@ static int copy_one(void *opaque, const struct board_entry *entry)
 			  copying->error);
 }
 
-int files_copy(void *to, const void *opaque, struct base_error *error)
+int files_copy(struct gather_board *to, const struct gather_board *from, struct base_error *error)
 {
-	const struct files_board *from = opaque;
 	struct copying copying = { to, error };
 
-	return board_table_each(&from->own, copy_one, &copying);
+	return board_table_each(&((const struct files_board *)from)->own.notes, copy_one, &copying);
 }
 
 const struct gather_board_ops gather_board_files = {
@@ -466,8 +387,7 @@ const struct gather_board_ops gather_board_files = {
 	.look = files_look,
 	.collect = files_collect,
 	.wait = files_wait,
-	.is_gone = files_is_gone,
-	.remark = files_remark,
+	.is_gone = board_cannot_tell,
 	.drop = files_drop,
 	.close = files_close,
 };

@@ -34,16 +34,13 @@
 #define NOT_SHARED 1
 
 struct host_board {
-	pid_t pid;
-	struct gather_board_config config; /* with strings of our own */
-	char *directory;
-	char name[GATHER_NAME_BYTES];
+	struct gather_board base;
 	char place_id[GATHER_PLACE_BYTES];
 	struct host_folder folder;
 
-	void *memory; /* boards of files: in the folder, or NULL */
-	void *beside; /* and beside the generations, when it is needed */
-	int moved;    /* why */
+	struct gather_board *memory; /* boards of files: in the folder, or NULL */
+	struct gather_board *beside; /* and beside the generations, when it is needed */
+	int moved;                   /* why */
 	char remark[256];
 	uint64_t rest_until_ns;
 
@@ -53,29 +50,20 @@ struct host_board {
 	uint64_t next_count_ns, patient_until_ns;
 };
 
-static const struct gather_board_ops *const files = &gather_board_files;
-
-static bool is_ours(const struct host_board *board)
-{
-	return board->pid == base_pid();
-}
-
-static int not_ours(struct base_error *error)
-{
-	return base_refuse(error, -EPERM,
-			   "this group was opened before fork()" BASE_REMEDY
-			   "open one in the child");
-}
-
 /* ---- Moving beside the generations ----------------------------------------------------------- */
 
 static int open_beside(struct host_board *board, struct base_error *error)
 {
-	return board->beside ? 0 : files->open(&board->beside, &board->config, error);
+	return board->beside ? 0 :
+			       gather_board_open(&board->beside, &gather_board_files,
+						 &board->base.config, error);
 }
 
-static void explain(struct host_board *board)
+/* From now on our notes are beside the generations. */
+static void begin_there(struct host_board *board, int why)
 {
+	board->moved = why;
+	board->base.remark = board->remark;
 	if (board->moved == NOT_SHARED)
 		snprintf(board->remark, sizeof(board->remark),
 			 "not all ranks of this host see the same /dev/shm: their notes are files "
@@ -97,10 +85,8 @@ static int follow(struct host_board *board, struct base_error *error)
 		ret = open_beside(board, error);
 		if (!ret)
 			ret = files_copy(board->beside, board->memory, error);
-		if (!ret) {
-			board->moved = atomic_load(&page->moved);
-			explain(board);
-		}
+		if (!ret)
+			begin_there(board, atomic_load(&page->moved));
 	}
 	return ret;
 }
@@ -116,10 +102,8 @@ static int begin_beside(struct host_board *board, int why, struct base_error *er
 {
 	const int ret = open_beside(board, error);
 
-	if (!ret) {
-		board->moved = why;
-		explain(board);
-	}
+	if (!ret)
+		begin_there(board, why);
 	return ret;
 }
 
@@ -133,23 +117,23 @@ static bool is_reason_to_move(const struct host_board *board, int code)
 
 /* ---- Rank 0: who is here --------------------------------------------------------------------- */
 
-/* Somebody who does not see our folder: "<what it sees> <a number>". The number goes back. */
+/* Somebody who does not see our folder. The question goes back as it is. */
 static int answer(void *opaque, uint32_t rank, const struct base_buffer *note)
 {
 	struct host_board *board = opaque;
-	char text[GATHER_PLACE_BYTES + 24], *number, name[GATHER_NAME_BYTES];
+	const size_t bytes = strlen(board->place_id);
+	char name[GATHER_NAME_BYTES];
 	int ret = 0;
 
-	snprintf(text, sizeof(text), "%.*s", (int)note->bytes, (const char *)note->data);
-	number = strchr(text, ' ');
-	if (!number || (!board->moved && (size_t)(number - text) == strlen(board->place_id) &&
-			!strncmp(text, board->place_id, strlen(board->place_id))))
+	/* It is still to come into our folder. */
+	if (!board->moved && note->bytes > bytes && note->data[bytes] == ' ' &&
+	    !memcmp(note->data, board->place_id, bytes))
 		return 0;
 	if (!board->moved)
 		ret = move(board, NOT_SHARED, NULL);
 	board_name_of(name, ANSWER, rank);
 	if (!ret)
-		ret = files->post(board->beside, SCOPE, name, number + 1, strlen(number + 1), NULL);
+		ret = gather_board_post(board->beside, SCOPE, name, note->data, note->bytes, NULL);
 	board->here[rank] |= !ret;
 	return 0;
 }
@@ -159,17 +143,18 @@ static void count_ranks(struct host_board *board)
 	if (board->complete || base_now_ns() < board->next_count_ns)
 		return;
 	if (board->memory)
-		host_folder_count(&board->folder, board->here, board->config.ranks);
+		host_folder_count(&board->folder, board->here, board->base.config.ranks);
 	if (!board->beside && base_now_ns() >= board->patient_until_ns &&
-	    files_are_beside(&board->config))
+	    files_are_beside(&board->base.config))
 		open_beside(board, NULL);
 	if (board->beside)
-		files->collect(board->beside, SCOPE, QUESTION, board->here, answer, board, NULL);
-	board->complete = !memchr(board->here, false, board->config.ranks * sizeof(bool));
+		gather_board_collect(board->beside, SCOPE, QUESTION, board->here, answer, board,
+				     NULL);
+	board->complete = !memchr(board->here, false, board->base.config.ranks * sizeof(bool));
 	/* The questions of those who have come after all are left there. */
-	if (board->complete && !board->moved && files_are_beside(&board->config) &&
+	if (board->complete && !board->moved && files_are_beside(&board->base.config) &&
 	    !open_beside(board, NULL)) {
-		files->close(board->beside);
+		gather_board_close(board->beside);
 		board->beside = NULL;
 	}
 	board->next_count_ns = base_now_ns() + base_ms_to_ns(MOST_PAUSE_MS);
@@ -177,40 +162,40 @@ static void count_ranks(struct host_board *board)
 
 /* ---- Notes ----------------------------------------------------------------------------------- */
 
-static int host_post(void *opaque, const char *scope, const char *name, const void *note,
-		     size_t bytes, struct base_error *error)
+static int host_post(struct gather_board *base, const char *scope, const char *name,
+		     const void *note, size_t bytes, struct base_error *error)
 {
-	struct host_board *board = opaque;
+	struct host_board *board = (struct host_board *)base;
 	struct base_error why = { 0 };
-	int ret = is_ours(board) ? follow(board, error) : not_ours(error);
+	int ret = follow(board, error);
 
 	if (ret)
 		return ret;
 	if (board->moved)
-		return files->post(board->beside, scope, name, note, bytes, error);
-	ret = files->post(board->memory, scope, name, note, bytes, &why);
+		return gather_board_post(board->beside, scope, name, note, bytes, error);
+	ret = gather_board_post(board->memory, scope, name, note, bytes, &why);
 	if (!ret)
 		news_tell(&board->folder.news, name);
 	else if (is_reason_to_move(board, ret))
 		/* The note is among those that are taken along. */
 		ret = move(board, ret == IOSHAPE_E_COORDINATOR ? -ENOENT : ret, error);
 	else
-		base_refuse(error, ret, "%s", why.text);
+		base_pass_on(error, &why);
 	return ret;
 }
 
-static int host_look(void *opaque, const char *scope, const char *name, struct base_buffer *note,
-		     struct base_error *error)
+static int host_look(struct gather_board *base, const char *scope, const char *name,
+		     struct base_buffer *note, struct base_error *error)
 {
-	struct host_board *board = opaque;
-	int ret = is_ours(board) ? follow(board, error) : not_ours(error);
+	struct host_board *board = (struct host_board *)base;
+	int ret = follow(board, error);
 
 	if (ret)
 		return ret;
 	if (board->moved)
-		return files->look(board->beside, scope, name, note, error);
+		return gather_board_look(board->beside, scope, name, note, error);
 	news_watch(&board->folder.news, name);
-	return files->look(board->memory, scope, name, note, error);
+	return gather_board_look(board->memory, scope, name, note, error);
 }
 
 /* What costs more, the more ranks there are, is not done all the time. */
@@ -221,90 +206,77 @@ static void rest_after(struct host_board *board, uint64_t begin_ns)
 	board->rest_until_ns = MAX(board->rest_until_ns, now) + RESTS * (now - begin_ns);
 }
 
-static int host_collect(void *opaque, const char *scope, const char *prefix, const bool *have,
-			gather_found_fn *found, void *user, struct base_error *error)
+static int host_collect(struct gather_board *base, const char *scope, const char *prefix,
+			const bool *have, gather_found_fn *found, void *user,
+			struct base_error *error)
 {
-	struct host_board *board = opaque;
-	int ret = is_ours(board) ? follow(board, error) : not_ours(error);
+	struct host_board *board = (struct host_board *)base;
+	int ret = follow(board, error);
 	const uint64_t begin_ns = base_now_ns();
 	char name[GATHER_NAME_BYTES];
 
-	if (!ret)
-		ret = board_check_prefix(scope, prefix, error);
 	if (ret)
 		return ret;
 	if (board->moved)
-		return files->collect(board->beside, scope, prefix, have, found, user, error);
+		return gather_board_collect(board->beside, scope, prefix, have, found, user, error);
 	board_name_of(name, prefix, 0);
 	news_watch(&board->folder.news, name);
-	ret = files->collect(board->memory, scope, prefix, have, found, user, error);
+	ret = gather_board_collect(board->memory, scope, prefix, have, found, user, error);
 	rest_after(board, begin_ns);
 	return ret;
 }
 
-static void host_wait(void *opaque, uint32_t timeout_ms)
+static void host_wait(struct gather_board *base, uint32_t timeout_ms)
 {
-	struct host_board *board = opaque;
+	struct host_board *board = (struct host_board *)base;
 	uint64_t now = base_now_ns();
 
-	if (!is_ours(board)) {
-		board_sleep_ms(timeout_ms);
-		return;
-	}
 	timeout_ms = MIN(timeout_ms, DEATHS_MS);
 	if (follow(board, NULL)) {
 		board_sleep_ms(timeout_ms);
 	} else if (board->moved) {
-		files->wait(board->beside, timeout_ms);
+		gather_board_wait(board->beside, timeout_ms);
 	} else {
 		news_wait(&board->folder.news, now + base_ms_to_ns(timeout_ms));
 		now = base_now_ns();
 		if (now < board->rest_until_ns)
 			board_sleep_ms((uint32_t)((board->rest_until_ns - now) / 1000000));
 	}
-	if (!board->config.rank)
+	if (!board->base.config.rank)
 		count_ranks(board);
 }
 
-static bool host_is_gone(void *opaque, uint32_t rank)
+static bool host_is_gone(struct gather_board *base, uint32_t rank)
 {
-	struct host_board *board = opaque;
+	struct host_board *board = (struct host_board *)base;
 	const uint64_t begin_ns = base_now_ns();
 	bool gone = false;
 
-	if (is_ours(board) && !board->moved && rank < board->config.ranks) {
+	if (!board->moved) {
 		gone = host_folder_is_gone(&board->folder, rank);
 		rest_after(board, begin_ns);
 	}
 	return gone;
 }
 
-static const char *host_remark(void *opaque)
+static void host_drop(struct gather_board *base, const char *scope)
 {
-	const struct host_board *board = opaque;
+	struct host_board *board = (struct host_board *)base;
 
-	return *board->remark ? board->remark : NULL;
-}
-
-static void host_drop(void *opaque, const char *scope)
-{
-	struct host_board *board = opaque;
-
-	if (!is_ours(board) || follow(board, NULL))
-		return;
-	files->drop(board->moved ? board->beside : board->memory, scope);
+	if (!follow(board, NULL))
+		gather_board_drop(board->moved ? board->beside : board->memory, scope);
 }
 
 /* ---- Rank 0 makes the folder ----------------------------------------------------------------- */
 
 static int open_as_rank0(struct host_board *board, struct base_error *error)
 {
-	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(board->config.deadline_ms);
+	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(board->base.config.deadline_ms);
 	int ret;
 
-	board->here = calloc(board->config.ranks, sizeof(bool));
+	board->here = calloc(board->base.config.ranks, sizeof(bool));
 	if (!board->here)
-		return base_no_memory(error, "ranks of a board", board->config.ranks);
+		return base_no_memory(error, "ranks of a board", board->base.config.ranks);
 	board->here[0] = true;
 	board->patient_until_ns = base_now_ns() + base_ms_to_ns(PATIENCE_MS);
 	while ((ret = host_folder_take(&board->folder)) == -EADDRINUSE && base_now_ns() < end_ns)
@@ -319,41 +291,31 @@ static int open_as_rank0(struct host_board *board, struct base_error *error)
 
 /* ---- The others join it ---------------------------------------------------------------------- */
 
-struct asking {
-	char name[GATHER_NAME_BYTES], answer[GATHER_NAME_BYTES];
-	char question[GATHER_PLACE_BYTES + 24];
-	const char *number; /* in the question */
-};
-
-static void begin_asking(struct asking *asking, const struct host_board *board)
-{
-	board_name_of(asking->name, QUESTION, board->config.rank);
-	board_name_of(asking->answer, ANSWER, board->config.rank);
-	snprintf(asking->question, sizeof(asking->question), "%s %016llx", board->place_id,
-		 (unsigned long long)base_random());
-	asking->number = strchr(asking->question, ' ') + 1;
-}
+/* "<what we see> <a number>" */
+#define QUESTION_BYTES (GATHER_PLACE_BYTES + 24)
 
 /* Whether rank 0 has answered. */
-static int ask_rank0(struct host_board *board, const struct asking *asking, bool *answered)
+static bool ask_rank0(struct host_board *board, const char *question)
 {
+	char name[GATHER_NAME_BYTES];
 	struct base_buffer note = { 0 };
+	bool answered;
 	int ret = 0;
 
-	*answered = false;
 	if (!board->beside) {
 		ret = open_beside(board, NULL);
+		board_name_of(name, QUESTION, board->base.config.rank);
 		if (!ret)
-			ret = files->post(board->beside, SCOPE, asking->name, asking->question,
-					  strlen(asking->question), NULL);
+			ret = gather_board_post(board->beside, SCOPE, name, question,
+						strlen(question), NULL);
 	}
+	board_name_of(name, ANSWER, board->base.config.rank);
 	if (!ret)
-		ret = files->look(board->beside, SCOPE, asking->answer, &note, NULL);
-	if (!ret)
-		*answered = note.bytes == strlen(asking->number) &&
-			    !memcmp(note.data, asking->number, note.bytes);
+		ret = gather_board_look(board->beside, SCOPE, name, &note, NULL);
+	answered = !ret && note.bytes == strlen(question) &&
+		   !memcmp(note.data, question, note.bytes);
 	base_buffer_free(&note);
-	return ret;
+	return answered;
 }
 
 static int say_why(const struct host_board *board, int code, struct base_error *error)
@@ -363,31 +325,32 @@ static int say_why(const struct host_board *board, int code, struct base_error *
 				 "in %s is another group with the same token, which has or had a "
 				 "rank %" PRIu32 BASE_REMEDY
 				 "end it, or give this one another token",
-				 board->folder.path, board->config.rank);
+				 board->folder.path, board->base.config.rank);
 	return base_refuse(error, -ETIMEDOUT,
 			   "rank 0 of the group has not come to %s within %" PRIu32
 			   " s (nor beside the generations)" BASE_REMEDY
 			   "see whether it failed, or runs on another host",
 			   *board->folder.place ? board->folder.path : "this host",
-			   board->config.deadline_ms / 1000);
+			   board->base.config.deadline_ms / 1000);
 }
 
 static int open_as_other(struct host_board *board, struct base_error *error)
 {
-	struct asking asking;
+	char question[QUESTION_BYTES];
 	const uint64_t begin_ns = base_now_ns();
-	const uint64_t end_ns = begin_ns + base_ms_to_ns(board->config.deadline_ms);
+	const uint64_t end_ns = begin_ns + base_ms_to_ns(board->base.config.deadline_ms);
 	bool answered = false;
 	uint32_t pause_ms = 1;
 	int ret;
 
-	begin_asking(&asking, board);
+	snprintf(question, sizeof(question), "%s %016llx", board->place_id,
+		 (unsigned long long)base_random());
 	while ((ret = host_folder_join(&board->folder)) && !answered && base_now_ns() < end_ns) {
 		if (base_now_ns() - begin_ns < base_ms_to_ns(PATIENCE_MS)) {
 			board_sleep_ms(pause_ms);
 			pause_ms = MIN(2 * pause_ms, MOST_PAUSE_MS);
 		} else {
-			ask_rank0(board, &asking, &answered);
+			answered = ask_rank0(board, question);
 			if (!answered)
 				board_sleep_ms(MOST_PAUSE_MS);
 		}
@@ -398,71 +361,44 @@ static int open_as_other(struct host_board *board, struct base_error *error)
 		return say_why(board, ret, error);
 	/* It has come after all. */
 	if (board->beside)
-		files->drop(board->beside, SCOPE);
+		gather_board_drop(board->beside, SCOPE);
 	return 0;
 }
 
 /* ---- Opening and closing --------------------------------------------------------------------- */
 
-static void host_close(void *opaque)
+static void host_close(struct gather_board *base)
 {
-	struct host_board *board = opaque;
+	struct host_board *board = (struct host_board *)base;
 
-	if (!board || !is_ours(board))
-		return;
-	if (!board->config.rank && board->folder.news.page)
+	if (!base->config.rank && board->folder.news.page)
 		atomic_store(&board->folder.news.page->closed, 1);
 	/* Rank 0: while its life is locked, nobody takes the folder for a dead job's. */
-	files->close(board->memory);
-	files->close(board->beside);
+	gather_board_close(board->memory);
+	gather_board_close(board->beside);
 	host_folder_leave(&board->folder, board->memory != NULL);
 	free(board->here);
-	free(board->directory);
 	free(board);
 }
 
-static struct host_board *new_board(const struct gather_board_config *config)
+static int host_open(struct gather_board **out, const struct gather_board_config *config,
+		     struct base_error *error)
 {
-	struct host_board *board = calloc(1, sizeof(*board));
-
-	if (!board)
-		return NULL;
-	board->pid = base_pid();
-	board->config = *config;
-
-	board->directory = strdup(config->directory);
-	if (!board->directory) {
-		free(board);
-		return NULL;
-	}
-	snprintf(board->name, sizeof(board->name), "%s", config->name);
-	board->config.directory = board->directory;
-	board->config.name = board->name;
-	host_folder_init(&board->folder, config);
-	place_identify(board->place_id, board->folder.place);
-	return board;
-}
-
-static int host_open(void **out, const struct gather_board_config *config, struct base_error *error)
-{
-	struct host_board *board;
+	struct host_board *board = board_new(sizeof(*board), &gather_board_host, config, error);
 	int ret;
 
-	*out = NULL;
-	ret = board_check_config(config, error);
-	if (ret)
-		return ret;
-	board = new_board(config);
 	if (!board)
-		return base_no_memory(error, "a board", sizeof(*board));
+		return -ENOMEM;
+	host_folder_init(&board->folder, config);
+	place_identify(board->place_id, board->folder.place);
 	ret = config->rank ? open_as_other(board, error) : open_as_rank0(board, error);
 	if (!ret && !board->moved)
-		ret = files_open_held(&board->memory, &board->config, board->folder.path,
-				      board->folder.fd, error);
+		ret = files_open_held(&board->memory, config, board->folder.path, board->folder.fd,
+				      error);
 	if (ret)
-		host_close(board);
+		host_close(&board->base);
 	else
-		*out = board;
+		*out = &board->base;
 	return ret;
 }
 
@@ -474,7 +410,6 @@ const struct gather_board_ops gather_board_host = {
 	.collect = host_collect,
 	.wait = host_wait,
 	.is_gone = host_is_gone,
-	.remark = host_remark,
 	.drop = host_drop,
 	.close = host_close,
 };

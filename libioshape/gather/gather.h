@@ -12,7 +12,7 @@
 
 #include <ioshape/group.h>
 
-/* ---- Boards (board_*.c) ---------------------------------------------------------------------- */
+/* ---- Boards (board.c, board_*.c) ------------------------------------------------------------- */
 
 /* What a board is opened with. Strings are borrowed until it is closed. */
 struct gather_board_config {
@@ -38,40 +38,44 @@ typedef int gather_found_fn(void *user, uint32_t rank, const struct base_buffer 
  * (a Redis that starts anew): whoever posted one posts it again by itself, for as long as it has
  * not dropped the scope.
  *
- * A board belongs to one thread at a time. No member is NULL. IOSHAPE_E_COORDINATOR: the board is
- * out of reach now; the next call tries anew. Calls return within about two seconds.
+ * A board belongs to one thread at a time, and to the process that opened it: a forked child gets
+ * -EPERM, and closes nothing. IOSHAPE_E_COORDINATOR: the board is out of reach now; the next call
+ * tries anew. Calls return within about two seconds.
  */
-struct gather_board_ops {
-	const char *id; /* "host", "redis", "files" */
-	int (*open)(void **board, const struct gather_board_config *config,
-		    struct base_error *error);
-	int (*post)(void *board, const char *scope, const char *name, const void *note,
-		    size_t bytes, struct base_error *error);
-	/* Replaces what `note` holds. -EAGAIN if there is no such note (no sentence). */
-	int (*look)(void *board, const char *scope, const char *name, struct base_buffer *note,
-		    struct base_error *error);
-	/*
-	 * The same for the notes "<prefix>-<rank>" of all ranks for which have[rank] is not set
-	 * yet, in as few round trips as the medium allows. found() is called for each one that is
-	 * there; it may set have[rank].
-	 */
-	int (*collect)(void *board, const char *scope, const char *prefix, const bool *have,
-		       int (*found)(void *user, uint32_t rank, const struct base_buffer *note),
-		       void *user, struct base_error *error);
-	/* Waits until something may have changed, or for timeout_ms. */
-	void (*wait)(void *board, uint32_t timeout_ms);
-	/* Whether the medium knows that this rank has ended (host: its lock is free). */
-	bool (*is_gone)(void *board, uint32_t rank);
-	/* Why the notes lie elsewhere than they should, for the report; NULL: they do not. */
-	const char *(*remark)(void *board);
-	/* Our own notes in this scope are not needed any more; rank 0: nobody's are. */
-	void (*drop)(void *board, const char *scope);
-	void (*close)(void *board);
-};
+struct gather_board;
+struct gather_board_ops;
 
 extern const struct gather_board_ops gather_board_host;
 extern const struct gather_board_ops gather_board_redis;
 extern const struct gather_board_ops gather_board_files;
+
+int gather_board_open(struct gather_board **out, const struct gather_board_ops *ops,
+		      const struct gather_board_config *config, struct base_error *error);
+void gather_board_close(struct gather_board *board); /* NULL is fine */
+/* "host", "redis", "files" */
+const char *gather_board_id(const struct gather_board *board);
+
+int gather_board_post(struct gather_board *board, const char *scope, const char *name,
+		      const void *note, size_t bytes, struct base_error *error);
+/* Replaces what `note` holds. -EAGAIN if there is no such note (no sentence). */
+int gather_board_look(struct gather_board *board, const char *scope, const char *name,
+		      struct base_buffer *note, struct base_error *error);
+/*
+ * The same for the notes "<prefix>-<rank>" of all ranks for which have[rank] is not set yet, in as
+ * few round trips as the medium allows. found() is called for each one that is there; it may set
+ * have[rank].
+ */
+int gather_board_collect(struct gather_board *board, const char *scope, const char *prefix,
+			 const bool *have, gather_found_fn *found, void *user,
+			 struct base_error *error);
+/* Waits until something may have changed, or for timeout_ms. */
+void gather_board_wait(struct gather_board *board, uint32_t timeout_ms);
+/* Whether the medium knows that this rank has ended (host: its lock is free). */
+bool gather_board_is_gone(struct gather_board *board, uint32_t rank);
+/* Why the notes lie elsewhere than they should, for the report; NULL: they do not. */
+const char *gather_board_remark(const struct gather_board *board);
+/* Our own notes in this scope are not needed any more; rank 0: nobody's are. */
+void gather_board_drop(struct gather_board *board, const char *scope);
 
 /*
  * Which ranks can meet in memory and share it: those for whom this is the same. A host has one, or

@@ -54,28 +54,26 @@ static int check_options(const struct ioshape_group_options *options, struct bas
 	return 0;
 }
 
-/* Which medium: all ranks must come to the same answer without having talked. */
-static int choose_board(struct ioshape_group *group, struct base_error *error)
+/* Which medium: all ranks must come to the same answer without having talked. NULL: a failure. */
+static const struct gather_board_ops *choose_board(const struct ioshape_group *group,
+						   struct base_error *error)
 {
-	const struct slots_ops *coordinator = slots_coordinator_of(group->coordinator.address);
-	bool redis = coordinator == &slots_redis;
-	enum ioshape_board asked = group->options.board;
+	const bool redis = slots_coordinator_of(group->coordinator.address) == &slots_redis;
+	const enum ioshape_board asked = group->options.board;
 
-	if (group->options.ranks == 1)
-		return 0;
-	if (asked == IOSHAPE_BOARD_REDIS && !redis)
-		return base_refuse(error, -EINVAL,
-				   "the group of %s is to meet through Redis, but the coordinator "
-				   "is another" BASE_REMEDY "set IOSHAPE_COORDINATOR",
-				   group->directory);
-	if (asked == IOSHAPE_BOARD_REDIS || (!asked && redis))
-		group->ops = &gather_board_redis;
-	else if (asked == IOSHAPE_BOARD_HOST ||
-		 (!asked && group->options.local_ranks == group->options.ranks))
-		group->ops = &gather_board_host;
-	else
-		group->ops = &gather_board_files;
-	return 0;
+	if (asked == IOSHAPE_BOARD_REDIS && !redis) {
+		base_refuse(error, -EINVAL,
+			    "the group of %s is to meet through Redis, but the coordinator is "
+			    "another" BASE_REMEDY "set IOSHAPE_COORDINATOR",
+			    group->directory);
+		return NULL;
+	}
+	if (redis && (asked == IOSHAPE_BOARD_REDIS || !asked))
+		return &gather_board_redis;
+	if (asked == IOSHAPE_BOARD_HOST ||
+	    (!asked && group->options.local_ranks == group->options.ranks))
+		return &gather_board_host;
+	return &gather_board_files;
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -127,7 +125,8 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 
 static int open_board(struct ioshape_group *group, struct base_error *error)
 {
-	struct gather_board_config config = {
+	const struct gather_board_config config = {
+		.name = group->board_name,
 		.rank = group->options.rank,
 		.ranks = group->options.ranks,
 		.directory = group->directory,
@@ -136,27 +135,28 @@ static int open_board(struct ioshape_group *group, struct base_error *error)
 		.log = *save_log(group->context),
 	};
 	const char *pool_name = save_pool_name(group->context);
-	char name[17], *text = NULL;
-	int ret;
+	const struct gather_board_ops *ops;
+	char *text = NULL;
 
-	ret = choose_board(group, error);
-	if (ret || !group->ops)
-		return ret;
+	if (group->options.ranks == 1)
+		return 0;
+	ops = choose_board(group, error);
+	if (!ops)
+		return error->code;
 	if (asprintf(&text, "%s\n%s\n%u", group->token, group->directory, group->options.ranks) < 0)
 		return base_no_memory(error, "a group's name", strlen(group->directory));
-	snprintf(name, sizeof(name), "%016llx", (unsigned long long)base_hash_text(text));
+	snprintf(group->board_name, sizeof(group->board_name), "%016llx",
+		 (unsigned long long)base_hash_text(text));
 	free(text);
-	config.name = name;
 	/* Which pool is only a matter of where in the Redis it lies. */
 	snprintf(group->coordinator.pool, sizeof(group->coordinator.pool), "%s",
 		 pool_name ? pool_name : "groups");
-	return group->ops->open(&group->board, &config, error);
+	return gather_board_open(&group->board, ops, &config, error);
 }
 
 static void free_group(struct ioshape_group *group)
 {
-	if (group->board)
-		group->ops->close(group->board);
+	gather_board_close(group->board);
 	pthread_cond_destroy(&group->change);
 	pthread_mutex_destroy(&group->lock);
 	pthread_mutex_destroy(&group->beginning);
@@ -221,7 +221,7 @@ static int open_group(struct ioshape_context *context, const char *directory,
 	base_log(save_log(context), IOSHAPE_LOG_DEBUG,
 		 "%s: rank %u of %u, on %u nodes, meeting through %s", group->directory,
 		 options.rank, options.ranks, group->node_count,
-		 group->ops ? group->ops->id : "nothing");
+		 group->board ? gather_board_id(group->board) : "nothing");
 	*out = group;
 	return 0;
 }
@@ -276,13 +276,13 @@ static void part(struct ioshape_group *group)
 	while (have && !all && base_now_ns() - begin_ns < group->deadline_ns) {
 		have[0] = true;
 		for (uint32_t rank = 1; rank < group->options.ranks; rank++)
-			have[rank] |= group->ops->is_gone(group->board, rank);
-		if (group->ops->collect(group->board, round.scope, "bye", have, found_bye, have,
-					NULL))
+			have[rank] |= gather_board_is_gone(group->board, rank);
+		if (gather_board_collect(group->board, round.scope, "bye", have, found_bye, have,
+					 NULL))
 			break;
 		all = group_has_all(group, have);
 		if (!all)
-			group->ops->wait(group->board, 50);
+			gather_board_wait(group->board, 50);
 	}
 	free(have);
 }
@@ -302,7 +302,7 @@ IOSHAPE_EXPORT void ioshape_group_free(struct ioshape_group *group)
 		return;
 	save_stop_background_of(group->context, group);
 	await_saves(group);
-	if (group->ops)
+	if (group->board)
 		part(group);
 	free_group(group);
 }
@@ -332,7 +332,7 @@ static int tell_latest(struct group_round *round, uint64_t *step, struct base_er
 	int found, ret;
 
 	found = look_for_latest(round->group, step, error);
-	if (!round->group->ops)
+	if (!round->group->board)
 		return found;
 	group_note_error(&note, error);
 	group_note_number(&note, *step);

@@ -58,8 +58,8 @@ struct ioshape_group {
 	char *directory;                      /* absolute */
 	char *token;
 	char *node;
-	const struct gather_board_ops *ops; /* NULL: there is only this rank */
-	void *board;
+	char board_name[17];
+	struct gather_board *board; /* NULL: there is only this rank */
 	struct slots_config coordinator;
 	uint64_t deadline_ns;
 	uint64_t nonce;

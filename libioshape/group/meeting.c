@@ -32,8 +32,8 @@ static int post(struct ioshape_group *group, const char *name, struct group_note
 	if (note->failed)
 		ret = base_no_memory(error, "a note to the other ranks", note->bytes.bytes);
 	else
-		ret = group->ops->post(group->board, MEETING, name, note->bytes.data,
-				       note->bytes.bytes, error);
+		ret = gather_board_post(group->board, MEETING, name, note->bytes.data,
+					note->bytes.bytes, error);
 	base_buffer_free(&note->bytes);
 	return ret;
 }
@@ -109,8 +109,8 @@ static int gather_up(struct meeting *meeting, struct base_error *error)
 	int ret;
 
 	/* Ranks that are not ready yet may be in a new life, too. */
-	ret = group->ops->collect(group->board, MEETING, "hello", meeting->ready, found_hello,
-				  meeting, error);
+	ret = gather_board_collect(group->board, MEETING, "hello", meeting->ready, found_hello,
+				   meeting, error);
 	if (ret || !group_has_all(group, meeting->have))
 		return ret;
 	if (meeting->changed) {
@@ -120,8 +120,8 @@ static int gather_up(struct meeting *meeting, struct base_error *error)
 		ret = post_roster(group, error);
 	}
 	return ret ? ret :
-		     group->ops->collect(group->board, MEETING, "ready", meeting->ready,
-					 found_ready, meeting, error);
+		     gather_board_collect(group->board, MEETING, "ready", meeting->ready,
+					  found_ready, meeting, error);
 }
 
 static int fail_missing(const struct meeting *meeting, const char *board_says,
@@ -167,7 +167,7 @@ static int receive_all(struct meeting *meeting, struct base_error *error)
 			return base_pass_on(error, &why);
 		if (base_now_ns() - begin_ns > group->deadline_ns)
 			return fail_missing(meeting, why.text, error);
-		group->ops->wait(group->board, LOOK_MS);
+		gather_board_wait(group->board, LOOK_MS);
 	}
 	group_note_number(&note, group->id);
 	return post(group, "start-0", &note, error);
@@ -230,7 +230,7 @@ static int look_for_roster(struct ioshape_group *group, struct base_buffer *note
 	uint64_t before = group->id;
 	int ret;
 
-	ret = group->ops->look(group->board, MEETING, "roster-0", note, error);
+	ret = gather_board_look(group->board, MEETING, "roster-0", note, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
 	if (!take_roster(group, note)) {
@@ -246,7 +246,7 @@ static int look_for_roster(struct ioshape_group *group, struct base_buffer *note
 			return ret;
 		}
 	}
-	ret = group->ops->look(group->board, MEETING, "start-0", note, error);
+	ret = gather_board_look(group->board, MEETING, "start-0", note, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
 	reader = group_read_note(note);
@@ -270,20 +270,21 @@ static int meet_as_guest(struct ioshape_group *group, struct base_error *error)
 			break;
 		}
 		ret = 0;
-		if (!started && (group->ops->is_gone(group->board, 0) ||
+		if (!started && (gather_board_is_gone(group->board, 0) ||
 				 base_now_ns() - begin_ns > group->deadline_ns)) {
 			ret = base_refuse(error, -ETIMEDOUT,
 					  "the group of %s is not complete: rank 0 %s" BASE_REMEDY
 					  "do all ranks of the job call it, with the same "
 					  "directory and job?%s%s",
 					  group->directory,
-					  group->ops->is_gone(group->board, 0) ? "has ended" :
-										 "did not start it",
+					  gather_board_is_gone(group->board, 0) ?
+						  "has ended" :
+						  "did not start it",
 					  *why.text ? " " : "", why.text);
 			break;
 		}
 		if (!started)
-			group->ops->wait(group->board, LOOK_MS);
+			gather_board_wait(group->board, LOOK_MS);
 	}
 	base_buffer_free(&note);
 	return ret;
@@ -297,11 +298,11 @@ int group_meet(struct ioshape_group *group, struct base_error *error)
 	uint64_t begin_ns = base_now_ns();
 	int ret = 0;
 
-	if (!group->ops)
+	if (!group->board)
 		return group_find_nodes(group) ? base_no_memory(error, "a list of nodes", 1) : 0;
 	while ((ret = say_hello(group, &why)) == IOSHAPE_E_COORDINATOR &&
 	       base_now_ns() - begin_ns < group->deadline_ns) {
-		group->ops->wait(group->board, LOOK_MS);
+		gather_board_wait(group->board, LOOK_MS);
 		why = (struct base_error){ 0 };
 	}
 	if (ret)

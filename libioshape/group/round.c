@@ -53,9 +53,9 @@ void group_round_forget(const struct group_round *round)
 	struct ioshape_group *group = round->group;
 	struct group_round last;
 
-	for (; group->ops && group->kept_round < round->number; group->kept_round++) {
+	for (; group->board && group->kept_round < round->number; group->kept_round++) {
 		name_round(&last, group, group->kept_round);
-		group->ops->drop(group->board, last.scope);
+		gather_board_drop(group->board, last.scope);
 	}
 }
 
@@ -89,7 +89,7 @@ void group_round_rest(struct group_round *round)
 
 	if (group->options.comm && group->options.comm->progress)
 		group->options.comm->progress(group->options.comm->user);
-	group->ops->wait(group->board, LOOK_MS);
+	gather_board_wait(group->board, LOOK_MS);
 }
 
 int group_round_post(struct group_round *round, const char *what, struct group_note *note,
@@ -103,15 +103,15 @@ int group_round_post(struct group_round *round, const char *what, struct group_n
 	if (note->failed)
 		ret = base_no_memory(error, "a note to the other ranks", note->bytes.bytes);
 	name_note(name, what, group->options.rank);
-	while (!ret && group->ops) {
+	while (!ret && group->board) {
 		struct base_error why = { 0 };
 
-		ret = group->ops->post(group->board, round->scope, name, note->bytes.data,
-				       note->bytes.bytes, &why);
+		ret = gather_board_post(group->board, round->scope, name, note->bytes.data,
+					note->bytes.bytes, &why);
 		if (!ret)
 			break;
 		if (ret == IOSHAPE_E_COORDINATOR && base_now_ns() - begin_ns < group->deadline_ns &&
-		    !group->ops->is_gone(group->board, 0)) {
+		    !gather_board_is_gone(group->board, 0)) {
 			group_round_rest(round);
 			ret = 0;
 			continue;
@@ -131,7 +131,8 @@ void group_round_beat(struct group_round *round)
 	char name[GATHER_NAME_BYTES];
 
 	/* Several in a deadline, so that one that is late or lost does no harm. */
-	if (!group->ops || now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
+	if (!group->board ||
+	    now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
 		return;
 	round->last_beat_ns = now_ns;
 	group_note_number(&note, now_ns);
@@ -142,8 +143,8 @@ void group_round_beat(struct group_round *round)
 	name_note(name, "beat", group->options.rank);
 	/* Best effort: what is lost is said again soon. */
 	if (!note.failed)
-		group->ops->post(group->board, group->life, name, note.bytes.data, note.bytes.bytes,
-				 NULL);
+		gather_board_post(group->board, group->life, name, note.bytes.data,
+				  note.bytes.bytes, NULL);
 	base_buffer_free(&note.bytes);
 }
 
@@ -202,16 +203,16 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 	if (!watched->heard_ns)
 		watched->heard_ns = base_now_ns();
 	/* In this order: what it said before it went is still there. */
-	gone = group->ops->is_gone(group->board, rank);
+	gone = gather_board_is_gone(group->board, rank);
 	name_note(name, what, rank);
-	ret = group->ops->look(group->board, round->scope, name, note, &why);
+	ret = gather_board_look(group->board, round->scope, name, note, &why);
 	if (!ret)
 		return 0;
 	if (ret != -EAGAIN && ret != IOSHAPE_E_COORDINATOR)
 		return base_refuse(error, ret, "cannot read what %s says: %s",
 				   GROUP_SHOWN_RANK(group, rank), why.text);
 	name_note(name, "beat", rank);
-	if (ret == -EAGAIN && !group->ops->look(group->board, group->life, name, note, &why))
+	if (ret == -EAGAIN && !gather_board_look(group->board, group->life, name, note, &why))
 		hear(watched, round, note, rank == 0);
 	/* Ahead since the last look: so the note would have been there by this one. */
 	if (gone || ahead || base_now_ns() - watched->heard_ns > group->deadline_ns)
@@ -267,7 +268,7 @@ static int lost_many(const struct group_round *round, const struct group_collect
 	bool gone = false;
 
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		bool is_gone = group->ops->is_gone(group->board, rank);
+		bool is_gone = gather_board_is_gone(group->board, rank);
 
 		if (collection->have[rank] || (!is_gone && !ranks[rank].ahead &&
 					       now_ns - ranks[rank].heard_ns <= group->deadline_ns))
@@ -302,7 +303,7 @@ static bool somebody_lost(const struct group_round *round,
 	uint64_t now_ns = base_now_ns();
 
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		if (!collection->have[rank] && (group->ops->is_gone(group->board, rank) ||
+		if (!collection->have[rank] && (gather_board_is_gone(group->board, rank) ||
 						now_ns - ranks[rank].heard_ns > group->deadline_ns))
 			return true;
 	}
@@ -329,16 +330,16 @@ static int collect(struct group_round *round, const struct group_collection *col
 		why = (struct base_error){ 0 };
 		/* What a rank said before it went is still there: looked for once more. */
 		check_again = somebody_lost(round, collection, ranks);
-		ret = group->ops->collect(group->board, round->scope, collection->what,
-					  collection->have, collection->found, collection->user,
-					  &why);
+		ret = gather_board_collect(group->board, round->scope, collection->what,
+					   collection->have, collection->found, collection->user,
+					   &why);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
 			return base_pass_on(error, &why);
 		if (group_has_all(group, collection->have))
 			return 0;
 		if (!ret && collection->beats)
-			group->ops->collect(group->board, group->life, "beat", collection->have,
-					    found_beat, &watching, &why);
+			gather_board_collect(group->board, group->life, "beat", collection->have,
+					     found_beat, &watching, &why);
 		if (check_again && somebody_lost(round, collection, ranks))
 			return lost_many(round, collection, ranks, why.text, error);
 		ret = check_abort(round, error);

@@ -53,39 +53,26 @@ void slots_notes_close(struct slots_notes *notes)
 	free(notes);
 }
 
-/* A command whose answer is a number. It may have been said twice. */
-static int tell(struct slots_notes *notes, struct link_command *command, uint64_t *number,
-		bool *repeated, struct base_error *error)
+/* A command whose answer does not matter. */
+static int tell(struct slots_notes *notes, struct link_command *command, struct base_error *error)
 {
 	redisReply *reply;
-	int ret = redis_call(notes->pool, command, &reply, repeated, error);
+	int ret = redis_call(notes->pool, command, &reply, NULL, error);
 
-	*number = !ret && reply->type == REDIS_REPLY_INTEGER ? (uint64_t)reply->integer : 0;
 	freeReplyObject(reply);
 	return ret;
 }
 
 int slots_notes_put(struct slots_notes *notes, const char *list, const char *name, const void *data,
-		    size_t bytes, const char *mark, const char *mark_text, bool *fresh,
-		    struct base_error *error)
+		    size_t bytes, struct base_error *error)
 {
 	struct link_command command = { 0 };
 	char key[KEY_BYTES];
-	uint64_t added;
-	bool repeated;
-	int ret;
 
 	name_key(notes, key, list);
 	link_add_texts(&command, "HSET", key, name);
 	link_add_bytes(&command, bytes ? data : "", bytes);
-	if (mark) {
-		link_add_text(&command, mark);
-		link_add_text(&command, mark_text);
-	}
-	ret = tell(notes, &command, &added, &repeated, error);
-	if (fresh)
-		*fresh = repeated || added == 2;
-	return ret;
+	return tell(notes, &command, error);
 }
 
 static int not_understood(const char *key, struct base_error *error)
@@ -141,23 +128,19 @@ int slots_notes_renew(struct slots_notes *notes, const char *list, struct base_e
 {
 	struct link_command command = { 0 };
 	char key[KEY_BYTES];
-	uint64_t number;
-	bool repeated;
 
 	name_key(notes, key, list);
 	link_add_texts(&command, "PEXPIRE", key);
 	link_add_numbers(&command, SLOTS_NOTES_KEPT_MS);
-	return tell(notes, &command, &number, &repeated, error);
+	return tell(notes, &command, error);
 }
 
 int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_error *error)
 {
 	struct link_command command = { 0 };
 	char key[KEY_BYTES];
-	uint64_t number;
-	bool repeated;
 
 	name_key(notes, key, list);
 	link_add_texts(&command, "DEL", key);
-	return tell(notes, &command, &number, &repeated, error);
+	return tell(notes, &command, error);
 }

@@ -231,14 +231,9 @@ struct slots_notes;
 /* Connects to nothing yet. -EINVAL, naming what is wrong, if the address is no Redis'. */
 int slots_notes_open(struct slots_notes **out, const struct slots_config *config,
 		     struct base_error *error);
-/*
- * Replaces what has this name, and together with it a second note, a text; `mark` NULL for none.
- * *fresh (may be NULL): neither was there before, or that cannot be told. It does not renew the
- * list.
- */
+/* Replaces what has this name. It does not renew the list. */
 int slots_notes_put(struct slots_notes *notes, const char *list, const char *name, const void *data,
-		    size_t bytes, const char *mark, const char *mark_text, bool *fresh,
-		    struct base_error *error);
+		    size_t bytes, struct base_error *error);
 /* found() is called for those of `count` names that are there, in order; anything but 0 ends it
  * with that code. */
 int slots_notes_get(struct slots_notes *notes, const char *list, const char *const *names,

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "base/base.h"
+#include "support/board_case.h"
 #include "support/tap.h"
 
 #include <errno.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define PART (16 * MIB)
@@ -58,13 +60,64 @@ static void fill_up(void)
 	close(fd);
 }
 
+/* Two ranks of a host talk, whatever their notes' place has room for. */
+static bool talk(const struct board_case *boards, struct gather_board *of[2])
+{
+	static uint8_t big[200000];
+	bool moved;
+
+	for (uint32_t i = 0; i < 2; i++)
+		of[i] = board_case_open(boards, i);
+	board_case_post(of[0], "s1", "before", "x", 1);
+	board_case_post(of[1], "s1", "big", big, sizeof(big));
+	/* Who has to take something along hears of it. */
+	gather_board_wait(of[0], 10);
+	board_case_expect(of[1], "s1", "before", "x", 1);
+	board_case_expect(of[0], "s1", "big", big, sizeof(big));
+	moved = gather_board_remark(of[0]) && gather_board_remark(of[1]);
+	for (int i = 1; i >= 0; i--)
+		gather_board_close(of[i]);
+	return moved;
+}
+
+/* Takes all memory but so much. */
+static bool leave_free(uint64_t bytes)
+{
+	int fd = open("/tmp/filler", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	struct statvfs memory;
+	struct stat filler;
+	bool well = fd >= 0 && !fstat(fd, &filler) && !statvfs("/tmp", &memory) &&
+		    !posix_fallocate(fd, 0,
+				     filler.st_size + (off_t)(memory.f_bavail * memory.f_bsize) -
+					     (off_t)bytes);
+
+	close(fd);
+	return well;
+}
+
+static void fill_boards(void)
+{
+	struct gather_board *of[2];
+	struct board_case boards;
+
+	scratch_setup();
+	board_case_begin(&boards, 0, 2);
+	boards.memory = "/tmp";
+	tap_ok(!talk(&boards, of), "notes lie in memory");
+	tap_ok(leave_free(64 * KIB) && talk(&boards, of), "they move where it gets full");
+	tap_ok(leave_free(0) && talk(&boards, of), "they begin elsewhere where it is full");
+	scratch_teardown();
+}
+
 int main(void)
 {
 	const char *why_not = mount_small();
 
-	if (why_not)
+	if (why_not) {
 		tap_skip("shared memory that is full", why_not);
-	else
+	} else {
 		fill_up();
+		fill_boards();
+	}
 	return tap_end();
 }

@@ -282,21 +282,21 @@ TEST(cluster_case, notes_follow_the_pool_in_a_cluster)
 		struct base_error error = { 0 };
 		struct gather_board_config board_config = { .name = "b", .ranks = 1 };
 		char text[100];
-		void *board;
+		struct gather_board *board;
 
 		address_of(number % NODES, text, sizeof(text));
 		config = redis_case_config(text, "1");
 		snprintf(config.pool, sizeof(config.pool), "pool-%d", number);
 		board_config.coordinator = &config;
-		ck_assert_msg(!gather_board_redis.open(&board, &board_config, &error), "%s",
+		ck_assert_msg(!gather_board_open(&board, &gather_board_redis, &board_config, &error), "%s",
 			      error.text);
-		ck_assert_int_eq(gather_board_redis.post(board, "s1", "n", "x", 1, NULL), 0);
-		ck_assert_int_eq(gather_board_redis.look(board, "s1", "n", &note, NULL), 0);
+		ck_assert_int_eq(gather_board_post(board, "s1", "n", "x", 1, NULL), 0);
+		ck_assert_int_eq(gather_board_look(board, "s1", "n", &note, NULL), 0);
 		ck_assert_uint_eq(note.bytes, 1);
-		gather_board_redis.drop(board, "s1");
-		ck_assert_int_eq(gather_board_redis.look(board, "s1", "n", &note, NULL), -EAGAIN);
+		gather_board_drop(board, "s1");
+		ck_assert_int_eq(gather_board_look(board, "s1", "n", &note, NULL), -EAGAIN);
 		base_buffer_free(&note);
-		gather_board_redis.close(board);
+		gather_board_close(board);
 	}
 }
 

@@ -3,7 +3,7 @@
 #ifndef TESTS_SUPPORT_BOARD_CASE_H
 #define TESTS_SUPPORT_BOARD_CASE_H
 
-#include "gather/gather.h"
+#include "gather/board.h"
 #include "support/must.h"
 #include "support/redis_server.h"
 #include "support/scratch.h"
@@ -57,7 +57,8 @@ static inline void board_case_end(struct board_case *boards)
 }
 
 static inline int board_case_try(const struct board_case *boards, uint32_t rank,
-				 uint32_t deadline_ms, void **board, struct base_error *error)
+				 uint32_t deadline_ms, struct gather_board **board,
+				 struct base_error *error)
 {
 	const struct gather_board_config config = {
 		.name = boards->name,
@@ -69,32 +70,32 @@ static inline int board_case_try(const struct board_case *boards, uint32_t rank,
 		.memory = boards->memory,
 	};
 
-	return boards->ops->open(board, &config, error);
+	return gather_board_open(board, boards->ops, &config, error);
 }
 
-static inline void *board_case_open(const struct board_case *boards, uint32_t rank)
+static inline struct gather_board *board_case_open(const struct board_case *boards, uint32_t rank)
 {
 	struct base_error error = { 0 };
-	void *board;
+	struct gather_board *board;
 
 	MUST(!board_case_try(boards, rank, BOARD_CASE_PATIENCE_MS, &board, &error), "%s",
 	     error.text);
 	return board;
 }
 
-static inline void board_case_post(const struct board_case *boards, void *board, const char *scope,
-				   const char *name, const void *note, size_t bytes)
+static inline void board_case_post(struct gather_board *board, const char *scope, const char *name,
+				   const void *note, size_t bytes)
 {
 	struct base_error error = { 0 };
 
-	MUST(!boards->ops->post(board, scope, name, note, bytes, &error), "%s", error.text);
+	MUST(!gather_board_post(board, scope, name, note, bytes, &error), "%s", error.text);
 }
 
-static inline bool board_case_look(const struct board_case *boards, void *board, const char *scope,
-				   const char *name, struct base_buffer *note)
+static inline bool board_case_look(struct gather_board *board, const char *scope, const char *name,
+				   struct base_buffer *note)
 {
 	struct base_error error = { 0 };
-	const int ret = boards->ops->look(board, scope, name, note, &error);
+	const int ret = gather_board_look(board, scope, name, note, &error);
 
 	MUST(!ret || ret == -EAGAIN, "%s", error.text);
 	MUST(!error.code, "a sentence for a note that is not there: %s", error.text);
@@ -102,17 +103,16 @@ static inline bool board_case_look(const struct board_case *boards, void *board,
 }
 
 /* Waits until the note is there and says this. */
-static inline void board_case_expect(const struct board_case *boards, void *board,
-				     const char *scope, const char *name, const void *text,
-				     size_t bytes)
+static inline void board_case_expect(struct gather_board *board, const char *scope,
+				     const char *name, const void *text, size_t bytes)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(BOARD_CASE_PATIENCE_MS);
 	struct base_buffer note = { 0 };
 
-	while (!board_case_look(boards, board, scope, name, &note) || note.bytes != bytes ||
+	while (!board_case_look(board, scope, name, &note) || note.bytes != bytes ||
 	       (bytes && memcmp(note.data, text, bytes) != 0)) {
 		MUST(base_now_ns() < end, "no such note: %s-%s", scope, name);
-		boards->ops->wait(board, 500);
+		gather_board_wait(board, 500);
 	}
 	base_buffer_free(&note);
 }
@@ -137,33 +137,33 @@ static inline int board_case_count(void *user, uint32_t rank, const struct base_
 	return 0;
 }
 
-static inline void board_case_post_own(const struct board_case *boards, void *board,
-				       const char *scope, const char *prefix, uint32_t rank)
+static inline void board_case_post_own(struct gather_board *board, const char *scope,
+				       const char *prefix, uint32_t rank)
 {
 	char name[GATHER_NAME_BYTES], text[32];
 
 	snprintf(name, sizeof(name), "%s-%u", prefix, rank);
 	snprintf(text, sizeof(text), "note of %u", rank);
-	board_case_post(boards, board, scope, name, text, strlen(text));
+	board_case_post(board, scope, name, text, strlen(text));
 }
 
 /* Waits until notes of so many ranks have been collected. */
-static inline void board_case_collect(const struct board_case *boards, void *board,
-				      const char *scope, const char *prefix, uint32_t count)
+static inline void board_case_collect(struct gather_board *board, const char *scope,
+				      const char *prefix, uint32_t count)
 {
 	const uint64_t end = base_now_ns() + base_ms_to_ns(BOARD_CASE_PATIENCE_MS);
-	bool *have = calloc(boards->ranks, sizeof(bool));
+	bool *have = calloc(board->config.ranks, sizeof(bool));
 	struct board_case_found found = { .have = have };
 	struct base_error error = { 0 };
 
 	for (;;) {
-		MUST(!boards->ops->collect(board, scope, prefix, have, board_case_count, &found,
+		MUST(!gather_board_collect(board, scope, prefix, have, board_case_count, &found,
 					   &error),
 		     "%s", error.text);
 		if (found.count >= count)
 			break;
 		MUST(base_now_ns() < end, "only %u of %u notes", found.count, count);
-		boards->ops->wait(board, 500);
+		gather_board_wait(board, 500);
 	}
 	MUST(found.count == count && found.calls == count, "notes came twice");
 	free(have);

@@ -10,7 +10,7 @@
 #define MOST 8
 
 static struct board_case boards;
-static void *of[256];
+static struct gather_board *of[256];
 
 static void open_all(int kind, uint32_t ranks)
 {
@@ -24,7 +24,7 @@ static void close_all(void)
 	/* The others first, so that rank 0 waits for none of them. */
 	for (uint32_t i = boards.ranks; i-- > 0;) {
 		if (of[i])
-			boards.ops->close(of[i]);
+			gather_board_close(of[i]);
 		of[i] = NULL;
 	}
 	board_case_end(&boards);
@@ -33,8 +33,8 @@ static void close_all(void)
 static bool sees(uint32_t rank, const char *scope, const char *name, const char *text)
 {
 	struct base_buffer note = { 0 };
-	bool well = board_case_look(&boards, of[rank], scope, name, &note) &&
-		    note.bytes == strlen(text) && !memcmp(note.data, text, note.bytes);
+	bool well = board_case_look(of[rank], scope, name, &note) && note.bytes == strlen(text) &&
+		    !memcmp(note.data, text, note.bytes);
 
 	base_buffer_free(&note);
 	return well;
@@ -44,7 +44,7 @@ START_TEST(test_every_rank_sees_what_any_rank_posts)
 {
 	open_all(_i, 4);
 	for (uint32_t from = 0; from < 4; from++) {
-		board_case_post_own(&boards, of[from], "s1", "hello", from);
+		board_case_post_own(of[from], "s1", "hello", from);
 		for (uint32_t to = 0; to < 4; to++) {
 			char name[16], text[16];
 
@@ -54,7 +54,7 @@ START_TEST(test_every_rank_sees_what_any_rank_posts)
 		}
 	}
 	for (uint32_t to = 0; to < 4; to++)
-		board_case_collect(&boards, of[to], "s1", "hello", 4);
+		board_case_collect(of[to], "s1", "hello", 4);
 	close_all();
 }
 END_TEST
@@ -69,18 +69,18 @@ START_TEST(test_what_is_not_there_is_no_failure)
 	for (uint32_t i = 0; i < 3; i++) {
 		struct base_error error = { 0 };
 
-		ck_assert_int_eq(boards.ops->look(of[i], "s1", "plan", &note, &error), -EAGAIN);
+		ck_assert_int_eq(gather_board_look(of[i], "s1", "plan", &note, &error), -EAGAIN);
 		ck_assert_int_eq(error.code, 0);
-		ck_assert_int_eq(boards.ops->collect(of[i], "s1", "done", have, board_case_count,
-						     &found, &error),
+		ck_assert_int_eq(gather_board_collect(of[i], "s1", "done", have, board_case_count,
+						      &found, &error),
 				 0);
 		ck_assert_uint_eq(found.calls, 0);
 	}
 	/* Neither of another scope, nor of a name that only begins like it. */
-	board_case_post(&boards, of[1], "s1", "plan", "x", 1);
-	ck_assert_int_eq(boards.ops->look(of[2], "s2", "plan", &note, NULL), -EAGAIN);
-	ck_assert_int_eq(boards.ops->look(of[2], "s1", "pla", &note, NULL), -EAGAIN);
-	ck_assert_int_eq(boards.ops->look(of[2], "s1", "plan-", &note, NULL), -EAGAIN);
+	board_case_post(of[1], "s1", "plan", "x", 1);
+	ck_assert_int_eq(gather_board_look(of[2], "s2", "plan", &note, NULL), -EAGAIN);
+	ck_assert_int_eq(gather_board_look(of[2], "s1", "pla", &note, NULL), -EAGAIN);
+	ck_assert_int_eq(gather_board_look(of[2], "s1", "plan-", &note, NULL), -EAGAIN);
 	base_buffer_free(&note);
 	close_all();
 }
@@ -89,12 +89,12 @@ END_TEST
 START_TEST(test_a_note_posted_again_is_replaced)
 {
 	open_all(_i, 2);
-	board_case_post(&boards, of[1], "s1", "n", "first", 5);
+	board_case_post(of[1], "s1", "n", "first", 5);
 	ck_assert(sees(0, "s1", "n", "first"));
-	board_case_post(&boards, of[1], "s1", "n", "other", 5);
+	board_case_post(of[1], "s1", "n", "other", 5);
 	ck_assert(sees(0, "s1", "n", "other"));
 	ck_assert(sees(1, "s1", "n", "other"));
-	board_case_post(&boards, of[0], "s1", "n", "by rank 0", 9);
+	board_case_post(of[0], "s1", "n", "by rank 0", 9);
 	ck_assert(sees(1, "s1", "n", "by rank 0"));
 	close_all();
 }
@@ -109,14 +109,15 @@ START_TEST(test_notes_hold_any_bytes_of_any_length)
 	for (size_t i = 0; i < 10 * MIB; i++)
 		bytes[i] = (uint8_t)((i * 2654435761u) >> 13);
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++) {
-		board_case_post(&boards, of[1], "s1", "n", bytes, sizes[i]);
-		board_case_expect(&boards, of[0], "s1", "n", bytes, sizes[i]);
-		board_case_expect(&boards, of[2], "s1", "n", bytes, sizes[i]);
-		board_case_post(&boards, of[0], "s1", "m", bytes, sizes[i]);
-		board_case_expect(&boards, of[1], "s1", "m", bytes, sizes[i]);
+		board_case_post(of[1], "s1", "n", bytes, sizes[i]);
+		board_case_expect(of[0], "s1", "n", bytes, sizes[i]);
+		board_case_expect(of[2], "s1", "n", bytes, sizes[i]);
+		board_case_post(of[0], "s1", "m", bytes, sizes[i]);
+		board_case_expect(of[1], "s1", "m", bytes, sizes[i]);
 	}
-	ck_assert_int_eq(boards.ops->post(of[1], "s1", "n", bytes, GATHER_MAX_NOTE_BYTES + 1, NULL),
-			 -E2BIG);
+	ck_assert_int_eq(
+		gather_board_post(of[1], "s1", "n", bytes, GATHER_MAX_NOTE_BYTES + 1, NULL),
+		-E2BIG);
 	free(bytes);
 	close_all();
 }
@@ -144,23 +145,22 @@ START_TEST(test_names_that_are_none_are_refused)
 		for (int rank = 0; rank < 2; rank++) {
 			struct base_error error = { 0 };
 
-			ck_assert_int_eq(boards.ops->post(of[rank], "s", bad[i], "", 0, &error),
+			ck_assert_int_eq(gather_board_post(of[rank], "s", bad[i], "", 0, &error),
 					 -EINVAL);
 			ck_assert_int_eq(error.code, -EINVAL);
-			ck_assert_int_eq(boards.ops->post(of[rank], bad[i], "n", "", 0, NULL),
+			ck_assert_int_eq(gather_board_post(of[rank], bad[i], "n", "", 0, NULL),
 					 -EINVAL);
-			ck_assert_int_eq(boards.ops->look(of[rank], "s", bad[i], &note, NULL),
+			ck_assert_int_eq(gather_board_look(of[rank], "s", bad[i], &note, NULL),
 					 -EINVAL);
-			ck_assert_int_eq(boards.ops->look(of[rank], bad[i], "n", &note, NULL),
+			ck_assert_int_eq(gather_board_look(of[rank], bad[i], "n", &note, NULL),
 					 -EINVAL);
-			ck_assert_int_eq(boards.ops->collect(of[rank], "s", bad[i], have,
-							     board_case_count, &found, NULL),
+			ck_assert_int_eq(gather_board_collect(of[rank], "s", bad[i], have,
+							      board_case_count, &found, NULL),
 					 -EINVAL);
 		}
 	}
 	/* The longest there can be. */
-	board_case_post(&boards, of[1],
-			"a23456789012345678901234567890123456789012345678901234567890123",
+	board_case_post(of[1], "a23456789012345678901234567890123456789012345678901234567890123",
 			"b23456789012345678901234567890123456789012345678901234567890123", "x", 1);
 	ck_assert(sees(0, "a23456789012345678901234567890123456789012345678901234567890123",
 		       "b23456789012345678901234567890123456789012345678901234567890123", "x"));
@@ -171,16 +171,16 @@ END_TEST
 START_TEST(test_rank0_drops_a_scope_for_all)
 {
 	open_all(_i, 2);
-	board_case_post(&boards, of[0], "s1", "n", "a", 1);
-	board_case_post(&boards, of[1], "s1", "m", "b", 1);
-	board_case_post(&boards, of[1], "s2", "m", "c", 1);
-	boards.ops->drop(of[1], "s1");
-	boards.ops->drop(of[0], "s1");
+	board_case_post(of[0], "s1", "n", "a", 1);
+	board_case_post(of[1], "s1", "m", "b", 1);
+	board_case_post(of[1], "s2", "m", "c", 1);
+	gather_board_drop(of[1], "s1");
+	gather_board_drop(of[0], "s1");
 	ck_assert(!sees(1, "s1", "n", "a"));
 	ck_assert(!sees(0, "s1", "m", "b"));
 	ck_assert(sees(0, "s2", "m", "c"));
 	/* The scope may be used anew. */
-	board_case_post(&boards, of[1], "s1", "n", "d", 1);
+	board_case_post(of[1], "s1", "n", "d", 1);
 	ck_assert(sees(0, "s1", "n", "d"));
 	close_all();
 }
@@ -204,21 +204,21 @@ START_TEST(test_collect_asks_for_what_is_missing)
 
 	open_all(_i, 8);
 	for (uint32_t i = 0; i < 8; i += 2)
-		board_case_post_own(&boards, of[i], "s1", "want", i);
+		board_case_post_own(of[i], "s1", "want", i);
 	for (int rank = 0; rank < 2; rank++) {
 		memset(have, 0, sizeof(have));
 		have[2] = have[3] = true;
 		found = (struct board_case_found){ .have = have };
-		ck_assert_int_eq(boards.ops->collect(of[rank], "s1", "want", have, board_case_count,
-						     &found, &error),
+		ck_assert_int_eq(gather_board_collect(of[rank], "s1", "want", have,
+						      board_case_count, &found, &error),
 				 0);
 		ck_assert_uint_eq(found.calls, 3);
 		ck_assert_uint_eq(found.count, 3);
 		/* What found() says ends it; the next call is as good as any. */
 		memset(have, 0, sizeof(have));
 		calls = 0;
-		ck_assert_int_eq(boards.ops->collect(of[rank], "s1", "want", have, stop_at_second,
-						     &calls, NULL),
+		ck_assert_int_eq(gather_board_collect(of[rank], "s1", "want", have, stop_at_second,
+						      &calls, NULL),
 				 -ECANCELED);
 		ck_assert_uint_eq(calls, 2);
 		ck_assert(sees((uint32_t)rank, "s1", "want-6", "note of 6"));
@@ -229,28 +229,28 @@ END_TEST
 
 struct poster {
 	pthread_t thread;
-	void *board;
+	struct gather_board *board;
 	uint32_t rank;
 };
 
 /* As a save does it: everybody posts, rank 0 collects and answers, everybody waits for that. */
-static void take_part(void *board, uint32_t rank, unsigned rounds)
+static void take_part(struct gather_board *board, uint32_t rank, unsigned rounds)
 {
 	char scope[16], answer[16];
 
 	for (unsigned round = 0; round < rounds; round++) {
 		snprintf(scope, sizeof(scope), "r%u", round);
 		snprintf(answer, sizeof(answer), "answer %u", round);
-		board_case_post_own(&boards, board, scope, "want", rank);
+		board_case_post_own(board, scope, "want", rank);
 		if (!rank) {
-			board_case_collect(&boards, board, scope, "want", boards.ranks);
-			board_case_post(&boards, board, scope, "plan", answer, strlen(answer));
+			board_case_collect(board, scope, "want", boards.ranks);
+			board_case_post(board, scope, "plan", answer, strlen(answer));
 		}
-		board_case_expect(&boards, board, scope, "plan", answer, strlen(answer));
-		board_case_post_own(&boards, board, scope, "done", rank);
+		board_case_expect(board, scope, "plan", answer, strlen(answer));
+		board_case_post_own(board, scope, "done", rank);
 		if (!rank) {
-			board_case_collect(&boards, board, scope, "done", boards.ranks);
-			boards.ops->drop(board, scope);
+			board_case_collect(board, scope, "done", boards.ranks);
+			gather_board_drop(board, scope);
 		}
 	}
 }
@@ -286,14 +286,14 @@ END_TEST
 static pid_t fork_rank(uint32_t rank, unsigned rounds)
 {
 	const pid_t pid = fork();
-	void *board;
+	struct gather_board *board;
 
 	ck_assert_int_ge(pid, 0);
 	if (pid)
 		return pid;
 	board = board_case_open(&boards, rank);
 	take_part(board, rank, rounds);
-	boards.ops->close(board);
+	gather_board_close(board);
 	scratch_leave_child(0);
 }
 
@@ -319,12 +319,12 @@ START_TEST(test_two_hundred_ranks)
 {
 	open_all(_i, 200);
 	for (uint32_t i = 0; i < 200; i++)
-		board_case_post_own(&boards, of[i], "s1", "want", i);
-	board_case_collect(&boards, of[0], "s1", "want", 200);
-	board_case_collect(&boards, of[199], "s1", "want", 200);
-	board_case_post(&boards, of[0], "s1", "plan", "p", 1);
+		board_case_post_own(of[i], "s1", "want", i);
+	board_case_collect(of[0], "s1", "want", 200);
+	board_case_collect(of[199], "s1", "want", 200);
+	board_case_post(of[0], "s1", "plan", "p", 1);
 	for (uint32_t i = 0; i < 200; i++)
-		board_case_expect(&boards, of[i], "s1", "plan", "p", 1);
+		board_case_expect(of[i], "s1", "plan", "p", 1);
 	close_all();
 }
 END_TEST
@@ -332,7 +332,7 @@ END_TEST
 static void *post_soon(void *opaque)
 {
 	usleep(100000);
-	board_case_post(&boards, opaque, "s1", "n", "x", 1);
+	board_case_post(opaque, "s1", "n", "x", 1);
 	return NULL;
 }
 
@@ -344,17 +344,17 @@ START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
 
 	for (uint32_t waiting = 0; waiting < 2; waiting++) {
 		open_all(_i, 2);
-		ck_assert(!board_case_look(&boards, of[waiting], "s1", "n", &note));
+		ck_assert(!board_case_look(of[waiting], "s1", "n", &note));
 		ck_assert(!pthread_create(&thread, NULL, post_soon, of[1 - waiting]));
 		began = base_now_ns();
-		while (!board_case_look(&boards, of[waiting], "s1", "n", &note))
-			boards.ops->wait(of[waiting], 5000);
+		while (!board_case_look(of[waiting], "s1", "n", &note))
+			gather_board_wait(of[waiting], 5000);
 		ck_assert_uint_lt(base_now_ns() - began, 2000000000);
 		ck_assert(!pthread_join(thread, NULL));
 		/* Nothing comes any more: after one hint at most it waits. */
-		boards.ops->wait(of[waiting], 200);
+		gather_board_wait(of[waiting], 200);
 		began = base_now_ns();
-		boards.ops->wait(of[waiting], 200);
+		gather_board_wait(of[waiting], 200);
 		ck_assert_uint_le(base_now_ns() - began, 2000000000);
 		close_all();
 	}
@@ -368,20 +368,20 @@ static int use_in_child(void *board)
 	struct base_error error = { 0 };
 	bool have[2] = { 0 };
 
-	MUST(boards.ops->post(board, "s1", "n", "x", 1, &error) == -EPERM, "posted in a child");
-	MUST(boards.ops->look(board, "s1", "n", &note, NULL) == -EPERM, "looked in a child");
-	MUST(boards.ops->collect(board, "s1", "n", have, NULL, NULL, NULL) == -EPERM,
+	MUST(gather_board_post(board, "s1", "n", "x", 1, &error) == -EPERM, "posted in a child");
+	MUST(gather_board_look(board, "s1", "n", &note, NULL) == -EPERM, "looked in a child");
+	MUST(gather_board_collect(board, "s1", "n", have, NULL, NULL, NULL) == -EPERM,
 	     "collected in a child");
-	MUST(!boards.ops->is_gone(board, 1), "gone in a child");
-	boards.ops->drop(board, "s1");
-	boards.ops->close(board);
+	MUST(!gather_board_is_gone(board, 1), "gone in a child");
+	gather_board_drop(board, "s1");
+	gather_board_close(board);
 	return 0;
 }
 
 START_TEST(test_a_forked_child_touches_nothing)
 {
 	open_all(_i, 2);
-	board_case_post(&boards, of[0], "s1", "m", "x", 1);
+	board_case_post(of[0], "s1", "m", "x", 1);
 	for (int rank = 0; rank < 2; rank++)
 		ck_assert_int_eq(scratch_in_child(use_in_child, of[rank]), 0);
 	ck_assert(sees(0, "s1", "m", "x"));
@@ -400,10 +400,10 @@ START_TEST(test_no_descriptor_is_left)
 	for (int round = 0; round < 3; round++) {
 		for (uint32_t i = 0; i < 3; i++) {
 			of[i] = board_case_open(&boards, i);
-			board_case_post_own(&boards, of[i], "s1", "n", i);
+			board_case_post_own(of[i], "s1", "n", i);
 		}
 		for (uint32_t i = 3; i-- > 0;)
-			boards.ops->close(of[i]);
+			gather_board_close(of[i]);
 		memset(of, 0, sizeof(of));
 		ck_assert_uint_eq(scratch_descriptors(), before);
 	}
@@ -414,7 +414,7 @@ END_TEST
 START_TEST(test_ranks_that_are_none_are_refused)
 {
 	struct base_error error = { 0 };
-	void *board;
+	struct gather_board *board;
 
 	board_case_begin(&boards, _i, 2);
 	ck_assert_int_eq(board_case_try(&boards, 2, 100, &board, &error), -EINVAL);

@@ -396,7 +396,7 @@ static void retain(const struct group_part *part)
 static int fail_own(const struct group_part *part, const struct base_error *own,
 		    struct base_error *error)
 {
-	if (part->group->ops)
+	if (part->group->board)
 		return group_fail_of_rank(part->group, 0, own, error);
 	return base_pass_on(error, own);
 }
@@ -410,7 +410,7 @@ static int plan_and_tell(struct group_part *part, struct group_attempt *attempt,
 
 	ret = own->code ? fail_own(part, own, error) : make_plan(part, attempt, error);
 	ret = save_space_verdict(part->group->context, ret, error);
-	if (!part->group->ops)
+	if (!part->group->board)
 		return ret;
 	if (!ret)
 		group_round_forget(&part->round);

@@ -235,7 +235,7 @@ static void report_notes(const struct group_part *part)
 static void report_board(struct group_part *part)
 {
 	const struct ioshape_group *group = part->group;
-	const char *remark = group->ops ? group->ops->remark(group->board) : NULL;
+	const char *remark = group->board ? gather_board_remark(group->board) : NULL;
 
 	if (remark) {
 		ring_note(&part->notes, IOSHAPE_STEP_GROUP, "%s", remark);
@@ -318,9 +318,9 @@ int group_give_up(const struct group_share *share, const struct base_error *why,
 	int ret = 0;
 
 	group_round_begin(&part.round, share->group, share->round, NULL);
-	if (share->group->ops && share->group->options.rank)
+	if (share->group->board && share->group->options.rank)
 		ret = say_want(&part, 0, why, error);
-	else if (share->group->ops)
+	else if (share->group->board)
 		ret = group_lead_nowhere(&part, why, error);
 	group_round_end(&part.round);
 	return ret;
