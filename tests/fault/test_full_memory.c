@@ -105,7 +105,11 @@ static void fill_boards(void)
 	boards.memory = "/tmp";
 	tap_ok(!talk(&boards, of), "notes lie in memory");
 	tap_ok(leave_free(64 * KIB) && talk(&boards, of), "they move where it gets full");
-	tap_ok(leave_free(0) && talk(&boards, of), "they begin elsewhere where it is full");
+	boards.ranks = 1;
+	tap_ok(leave_free(0), "there is no memory left");
+	of[0] = board_case_open(&boards, 0);
+	tap_ok(gather_board_remark(of[0]), "they begin elsewhere where it is full");
+	gather_board_close(of[0]);
 	scratch_teardown();
 }
 
