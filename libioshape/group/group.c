@@ -119,6 +119,7 @@ static int copy_strings(struct ioshape_group *group, const char *directory,
 	ret = save_absolute_path(trimmed, &group->directory, error);
 	free(trimmed);
 	group->options.token = group->token;
+	group_job_hash(group->job, group->token);
 	group->options.node = group->node;
 	return ret;
 }

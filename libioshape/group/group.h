@@ -8,7 +8,7 @@
 #define GROUP_GROUP_H
 
 #include "gather/gather.h"
-#include "save/save.h"
+#include "group/generation/generation.h"
 
 #include <limits.h>
 
@@ -57,6 +57,7 @@ struct ioshape_group {
 	struct ioshape_group_options options; /* strings are those below */
 	char *directory;                      /* absolute */
 	char *token;
+	char job[GROUP_JOB_BYTES]; /* of the token: in the names of attempts */
 	char *node;
 	char board_name[17];
 	struct gather_board *board; /* NULL: there is only this rank */
@@ -96,6 +97,9 @@ uint32_t group_writer_of(const struct ioshape_group *group, enum ioshape_mode mo
 
 /* How many files a generation has. */
 uint32_t group_files_of(const struct ioshape_group *group, enum ioshape_mode mode);
+
+/* Whether it is on our node. */
+bool group_is_local(const struct ioshape_group *group, uint32_t rank);
 
 /* Whether it is set for all ranks. */
 bool group_has_all(const struct ioshape_group *group, const bool *have);
@@ -172,8 +176,9 @@ struct group_collection {
 	bool *have;
 	int (*found)(void *user, uint32_t rank, const struct base_buffer *note);
 	void *user;
-	bool beats; /* ranks send heartbeats meanwhile; otherwise the deadline is for all */
-	bool tells; /* rank 0 tells the others how far all are */
+	/* Ranks send heartbeats meanwhile, and hear how far all are; otherwise the deadline is for
+	 * all. */
+	bool beats;
 };
 int group_round_collect(struct group_round *round, const struct group_collection *collection,
 			struct base_error *error);

@@ -60,6 +60,11 @@ uint32_t group_files_of(const struct ioshape_group *group, enum ioshape_mode mod
 	return MAX(mode == IOSHAPE_MODE_NODE ? group->node_count : group->options.ranks, 1);
 }
 
+bool group_is_local(const struct ioshape_group *group, uint32_t rank)
+{
+	return group->ranks[rank].node == group->ranks[group->options.rank].node;
+}
+
 bool group_has_all(const struct ioshape_group *group, const bool *have)
 {
 	return !memchr(have, false, group->options.ranks * sizeof(*have));

@@ -345,7 +345,7 @@ static int collect(struct group_round *round, const struct group_collection *col
 		ret = check_abort(round, error);
 		if (ret)
 			return ret;
-		if (collection->tells)
+		if (collection->beats)
 			sum_up(round, ranks);
 		group_round_beat(round);
 		if (!check_again)

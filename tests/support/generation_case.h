@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define GENERATION_TOKEN "job 4711"
+#define GENERATION_JOB "0000471a"
 
 /* The manifest of one rank's file, with this text in it. */
 struct generation_case {
@@ -42,10 +42,10 @@ static inline struct zip_manifest *generation_describe(struct generation_case *i
 }
 
 /* Begins an attempt in "runs" and puts the file into it. */
-static inline int generation_begin(struct group_attempt *attempt, uint64_t step, const char *token,
+static inline int generation_begin(struct group_attempt *attempt, uint64_t step, const char *job,
 				   const char *text, struct base_error *error)
 {
-	int ret = group_attempt_begin(attempt, "runs", step, token, NULL, error);
+	int ret = group_attempt_begin(attempt, "runs", step, job, NULL, error);
 
 	return ret ? ret :
 		     ring_folder_put(&attempt->folder, "rank-00000.pt", text, strlen(text), error);
@@ -66,7 +66,7 @@ static inline int generation_save(uint64_t step, const char *text, bool no_repla
 				  struct base_error *error)
 {
 	struct group_attempt attempt;
-	int ret = generation_begin(&attempt, step, GENERATION_TOKEN, text, error);
+	int ret = generation_begin(&attempt, step, GENERATION_JOB, text, error);
 
 	if (!ret)
 		ret = generation_commit(&attempt, text, no_replace, error);

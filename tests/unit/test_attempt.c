@@ -17,6 +17,7 @@
 
 #define STEP 1000u
 #define PLACE "step-0000001000"
+#define ANOTHER_JOB "0000471b"
 #define MINE "0123456789abcdef"
 
 static struct base_error error;
@@ -56,16 +57,13 @@ static const char *attempt_name(void)
 	return name;
 }
 
-static void tidy(const char *token)
+static void tidy(const char *job)
 {
 	struct ring_folder runs;
-	char job[GROUP_JOB_BYTES];
 	unsigned before = scratch_descriptors();
 
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
-	if (token)
-		group_job_hash(job, token);
-	group_tidy(&runs, token ? job : NULL, NULL);
+	group_tidy(&runs, job, NULL);
 	ring_folder_close(&runs);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
@@ -142,7 +140,7 @@ START_TEST(a_generation_appears_whole)
 	unsigned before = scratch_descriptors();
 	struct group_attempt attempt;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	ck_assert(!exists("runs/" PLACE));
 	ck_assert_str_eq(strrchr(group_attempt_path(&attempt), '/') + 1, attempt.name);
 	ck_assert_int_eq(group_parse_name(attempt.name).kind, GROUP_NAME_ATTEMPT);
@@ -164,7 +162,7 @@ START_TEST(directories_above_are_made_as_mkdir_p_does)
 	mode_t mask = umask(027);
 
 	ck_assert_int_eq(
-		group_attempt_begin(&attempt, "a/b//c/", STEP, GENERATION_TOKEN, NULL, &error), 0);
+		group_attempt_begin(&attempt, "a/b//c/", STEP, GENERATION_JOB, NULL, &error), 0);
 	umask(mask);
 	ck_assert_int_eq(stat("a/b/c", &status), 0);
 	ck_assert_uint_eq(status.st_mode & 07777, 0750);
@@ -175,7 +173,7 @@ START_TEST(directories_above_are_made_as_mkdir_p_does)
 
 	scratch_write("file", "x", 1);
 	ck_assert_int_eq(
-		group_attempt_begin(&attempt, "file/a", STEP, GENERATION_TOKEN, NULL, &error),
+		group_attempt_begin(&attempt, "file/a", STEP, GENERATION_JOB, NULL, &error),
 		-ENOTDIR);
 	ck_assert_ptr_nonnull(strstr(error.sentence, "file\": "));
 	group_attempt_abandon(&attempt);
@@ -188,7 +186,7 @@ START_TEST(an_abandoned_attempt_leaves_nothing)
 	struct group_attempt attempt = GROUP_NO_ATTEMPT;
 
 	group_attempt_abandon(&attempt);
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	group_attempt_abandon(&attempt);
 	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
@@ -265,11 +263,11 @@ START_TEST(what_somebody_reads_is_replaced_but_not_removed)
 	ck_assert_int_eq(generation_save(STEP, "new", false, &error), 0);
 	ck_assert(generation_is(PLACE, STEP, "new"));
 	ck_assert(generation_is(attempt_name(), STEP, "old one"));
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert(generation_is(attempt_name(), STEP, "old one"));
 	group_generation_close(&reader);
 	ring_folder_close(&runs);
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert(generation_is(PLACE, STEP, "new"));
 }
@@ -279,7 +277,7 @@ START_TEST(a_directory_removed_under_an_attempt_fails_it)
 {
 	struct group_attempt attempt;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	scratch_remove(group_attempt_path(&attempt));
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), -ENOENT);
 	group_attempt_abandon(&attempt);
@@ -294,7 +292,7 @@ START_TEST(what_makes_no_manifest_is_not_put_in_place)
 	struct group_attempt attempt;
 	struct zip_manifest *manifest;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	manifest = generation_describe(&it, STEP, attempt.id, "new");
 	it.part.bytes = 0;
 	ck_assert_int_eq(group_attempt_commit(&attempt, manifest, false, &error), -EINVAL);
@@ -315,7 +313,7 @@ START_TEST(without_its_files_it_is_not_put_in_place)
 	char path[300];
 
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	snprintf(path, sizeof(path), "%s/rank-00000.pt", group_attempt_path(&attempt));
 	if (_i)
 		scratch_write(path, "ne", 2);
@@ -333,7 +331,7 @@ END_TEST
 /* ---- Dead or alive --------------------------------------------------------------------------- */
 
 /* A process that has begun an attempt, and waits to be killed. */
-static pid_t start_attempt(const char *token)
+static pid_t start_attempt(const char *job)
 {
 	struct group_attempt attempt;
 	int ends[2];
@@ -344,7 +342,7 @@ static pid_t start_attempt(const char *token)
 	pid = fork();
 	ck_assert_int_ge(pid, 0);
 	if (!pid) {
-		if (generation_begin(&attempt, STEP, token, "new", NULL) ||
+		if (generation_begin(&attempt, STEP, job, "new", NULL) ||
 		    write(ends[1], "!", 1) != 1)
 			_exit(1);
 		for (;;)
@@ -367,9 +365,9 @@ static void kill_process(pid_t pid)
 
 START_TEST(a_dead_process_s_attempt_goes_with_the_next_save)
 {
-	pid_t pid = start_attempt(_i ? "another job" : GENERATION_TOKEN);
+	pid_t pid = start_attempt(_i ? ANOTHER_JOB : GENERATION_JOB);
 
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert(*attempt_name()); /* alive */
 	ck_assert_int_eq(generation_save(STEP + 1, "another", false, &error), 0);
 	ck_assert(*attempt_name());
@@ -384,8 +382,8 @@ START_TEST(an_attempt_of_this_process_is_alive)
 {
 	struct group_attempt attempt;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
-	tidy(GENERATION_TOKEN);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
+	tidy(GENERATION_JOB);
 	ck_assert_int_eq(generation_save(STEP + 1, "another", false, &error), 0);
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
 	ck_assert(generation_is(PLACE, STEP, "new"));
@@ -394,13 +392,12 @@ START_TEST(an_attempt_of_this_process_is_alive)
 END_TEST
 
 /* An attempt as another machine would have left it. */
-static void make_attempt(const char *token, const char *machine, time_t age_s)
+static void make_attempt(const char *job, const char *machine, time_t age_s)
 {
 	struct timespec times[2] = { { .tv_sec = time(NULL) - age_s },
 				     { .tv_sec = time(NULL) - age_s } };
-	char job[GROUP_JOB_BYTES], path[256], file[300];
+	char path[256], file[300];
 
-	group_job_hash(job, token);
 	snprintf(path, sizeof(path), "runs/.step-0000001000.%s-%s-" MINE, job, machine);
 	snprintf(file, sizeof(file), "%s/rank-00000.pt", path);
 	mkdir("runs", 0777);
@@ -414,25 +411,25 @@ START_TEST(another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)
 {
 	const char *here = ring_machine_tag();
 
-	make_attempt("another job", "deadbeef", 23 * 3600);
-	tidy(GENERATION_TOKEN);
+	make_attempt(ANOTHER_JOB, "deadbeef", 23 * 3600);
+	tidy(GENERATION_JOB);
 	ck_assert(*attempt_name());
 	tidy(NULL);
 	ck_assert(*attempt_name());
-	tidy("another job");
+	tidy(ANOTHER_JOB);
 	ck_assert(!*attempt_name());
 
-	make_attempt("another job", "deadbeef", 25 * 3600);
-	tidy(GENERATION_TOKEN);
+	make_attempt(ANOTHER_JOB, "deadbeef", 25 * 3600);
+	tidy(GENERATION_JOB);
 	ck_assert(!*attempt_name());
 
 	/* A machine that does not tell which it is is no machine. */
-	make_attempt("another job", RING_UNKNOWN_MACHINE, 0);
-	tidy(GENERATION_TOKEN);
+	make_attempt(ANOTHER_JOB, RING_UNKNOWN_MACHINE, 0);
+	tidy(GENERATION_JOB);
 	ck_assert(*attempt_name());
-	tidy("another job");
+	tidy(ANOTHER_JOB);
 
-	make_attempt("another job", here, 0);
+	make_attempt(ANOTHER_JOB, here, 0);
 	tidy(NULL);
 	ck_assert(!*attempt_name() == !!strcmp(here, RING_UNKNOWN_MACHINE));
 }
@@ -443,10 +440,10 @@ START_TEST(a_file_that_grows_keeps_an_old_attempt)
 {
 	char path[300];
 
-	make_attempt("another job", "deadbeef", 25 * 3600);
+	make_attempt(ANOTHER_JOB, "deadbeef", 25 * 3600);
 	snprintf(path, sizeof(path), "runs/%s/rank-00000.pt", attempt_name());
 	scratch_write(path, "still growing", 13);
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert(*attempt_name());
 }
 END_TEST
@@ -455,11 +452,11 @@ START_TEST(other_users_and_other_things_stay)
 {
 	char path[300], inside[400];
 
-	make_attempt(GENERATION_TOKEN, "deadbeef", 0);
+	make_attempt(GENERATION_JOB, "deadbeef", 0);
 	snprintf(path, sizeof(path), "runs/%s", attempt_name());
 	if (!geteuid()) {
 		ck_assert_int_eq(chown(path, 65534, (gid_t)-1), 0);
-		tidy(GENERATION_TOKEN);
+		tidy(GENERATION_JOB);
 		ck_assert(*attempt_name());
 		ck_assert_int_eq(chown(path, 0, (gid_t)-1), 0);
 	}
@@ -469,19 +466,19 @@ START_TEST(other_users_and_other_things_stay)
 	ck_assert_int_eq(symlink("../../precious", inside), 0);
 	snprintf(inside, sizeof(inside), "%s/notes", path);
 	ck_assert_int_eq(mkdir(inside, 0777), 0);
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert(exists(inside));
 	ck_assert_uint_eq(scratch_entries(path), 1);
 	ck_assert(exists("precious"));
 	rmdir(inside);
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 
 	/* Of that name, but no directories. */
 	scratch_write("runs/.step-0000001000.01234567-89abcdef-" MINE, "x", 1);
 	ck_assert_int_eq(symlink("..", "runs/.step-0000001001.01234567-89abcdef-" MINE), 0);
 	scratch_write("runs/mine.pt", "x", 1);
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 3);
 	ck_assert(exists("precious"));
 }
@@ -508,7 +505,7 @@ START_TEST(locks_end_with_their_use_and_not_with_the_children)
 	struct ring_folder runs;
 	pid_t of_attempt, of_reader;
 
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "old one", &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "old one", &error), 0);
 	of_attempt = start_worker();
 	ck_assert_int_eq(generation_commit(&attempt, "old one", false, &error), 0);
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
@@ -518,7 +515,7 @@ START_TEST(locks_end_with_their_use_and_not_with_the_children)
 	ck_assert_uint_eq(scratch_entries("runs"), 2);
 	group_generation_close(&reader);
 	ring_folder_close(&runs);
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert(generation_is(PLACE, STEP, "new"));
 	kill_process(of_attempt);
@@ -545,11 +542,11 @@ START_TEST(a_child_that_closes_ends_no_lock_of_its_parent)
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", &error), 0);
 	ck_assert_int_eq(group_generation_open(&reader, &runs, PLACE, STEP, &error), 0);
-	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_TOKEN, "new", &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
 	ck_assert_int_eq(scratch_in_child(close_them, both), 0);
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), 0);
-	tidy(GENERATION_TOKEN);
+	tidy(GENERATION_JOB);
 	ck_assert(generation_is(attempt_name(), STEP, "old one"));
 	group_generation_close(&reader);
 	ring_folder_close(&runs);

@@ -98,8 +98,8 @@ static void save(uint64_t step, bool bundle)
 		.files = files,
 	};
 
-	ck_assert_int_eq(
-		group_attempt_begin(&attempt, "runs", step, GENERATION_TOKEN, NULL, &error), 0);
+	ck_assert_int_eq(group_attempt_begin(&attempt, "runs", step, GENERATION_JOB, NULL, &error),
+			 0);
 	strcpy(manifest.attempt, attempt.id);
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
 		zip_part_name(names[rank], rank);

@@ -142,6 +142,7 @@ int main(void)
 	Suite *suite = suite_create("group/ranks");
 	TCase *all = tcase_create("all");
 
+	tcase_set_timeout(all, 60);
 	tcase_add_test(all, a_million_ranks_find_their_leaders);
 	tcase_add_test(all, numbers_that_cannot_be_are_refused);
 	tcase_add_test(all, a_failure_arrives_whole_and_names_its_rank);

@@ -84,16 +84,14 @@ static int make_folder(struct group_attempt *attempt, struct base_error *error)
 }
 
 int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
-			const char *token, const struct base_log *log, struct base_error *error)
+			const char *job, const struct base_log *log, struct base_error *error)
 {
-	char job[GROUP_JOB_BYTES];
 	int ret;
 
 	*attempt = (struct group_attempt)GROUP_NO_ATTEMPT;
 	attempt->step = step;
 	if (log)
 		attempt->log = *log;
-	group_job_hash(job, token);
 	ret = ring_folder_make(directory, error);
 	if (!ret)
 		ret = ring_folder_open(&attempt->directory, directory, error);

@@ -66,10 +66,10 @@ struct group_attempt {
  * Makes `directory` if it is not there, removes what dead jobs left in it (group_tidy), and makes a
  * new directory in it, for the files of generation `step`. Its writers need only the path: rank 0
  * alone holds the attempt. Other processes take it for alive as long as this one is.
- * `token` is that of the job.
+ * `job` is its hash.
  */
 int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,
-			const char *token, const struct base_log *log, struct base_error *error);
+			const char *job, const struct base_log *log, struct base_error *error);
 
 /* Valid until commit or abandon. */
 static inline const char *group_attempt_path(const struct group_attempt *attempt)

@@ -7,27 +7,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Directories that change faster than one can look are not looked at for ever. */
 #define MOST_ROUNDS 16
 
 int group_open_directory(struct ring_folder *directory, const char *path, struct base_error *error)
 {
-	char *absolute = NULL, *here;
-	int ret;
-
-	if (*path != '/') {
-		here = getcwd(NULL, 0);
-		if (here && !strcmp(path, "."))
-			absolute = strdup(here);
-		else if (here &&
-			 asprintf(&absolute, "%s/%s", strcmp(here, "/") ? here : "", path) < 0)
-			absolute = NULL;
-		free(here);
-	}
 	/* A working directory that was removed has no name. */
-	ret = ring_folder_open(directory, absolute ? absolute : path, error);
+	char *absolute = *path == '/' ? NULL : realpath(path, NULL);
+	const int ret = ring_folder_open(directory, absolute ? absolute : path, error);
+
 	free(absolute);
 	/* As the user wrote it, without slashes at the end that names are put behind. */
 	for (size_t end = ret ? 0 : strlen(directory->path);

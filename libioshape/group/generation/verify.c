@@ -9,12 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* Of a file: several threads read them where they are cached. */
+#define PIECES 16u
+
 struct verifying {
 	struct ioshape_generation *generation;
 	struct ring_lane *lane;
-	struct zip_manifest_part const **parts; /* by file and offset */
-	size_t part_count;
-	struct ring_piece *pieces; /* of one file: enough for all parts, and what is between them */
 	ioshape_progress_fn progress;
 	void *progress_user;
 	uint64_t done, total; /* bytes of the calls that have ended; of all */
@@ -30,108 +30,65 @@ static int tell(void *user, enum ioshape_phase phase, uint64_t done, uint64_t to
 				   MIN(verifying->done + done, verifying->total), verifying->total);
 }
 
-static int compare(const void *left, const void *right)
-{
-	const struct zip_manifest_part *a = *(struct zip_manifest_part *const *)left;
-	const struct zip_manifest_part *b = *(struct zip_manifest_part *const *)right;
-
-	if (a->file != b->file)
-		return a->file < b->file ? -1 : 1;
-	return a->offset < b->offset ? -1 : a->offset > b->offset;
-}
-
-static int prepare(struct verifying *verifying, struct base_error *error)
-{
-	const struct zip_manifest *manifest = &verifying->generation->found.manifest;
-
-	verifying->part_count = manifest->rank_count;
-	verifying->parts = calloc(MAX(manifest->rank_count, 1), sizeof(*verifying->parts));
-	verifying->pieces =
-		calloc(2 * (size_t)manifest->rank_count + 1, sizeof(*verifying->pieces));
-	if (!verifying->parts || !verifying->pieces)
-		return base_no_memory(error, "verifying",
-				      manifest->rank_count * 2 * sizeof(*verifying->pieces));
-	for (uint32_t i = 0; i < manifest->rank_count; i++) {
-		verifying->parts[i] = &manifest->parts[i];
-		verifying->total += manifest->parts[i].bytes;
-	}
-	qsort(verifying->parts, manifest->rank_count, sizeof(*verifying->parts), compare);
-	verifying->total += group_generation_bytes(&verifying->generation->found);
-	return 0;
-}
-
 /* ---- Files ----------------------------------------------------------------------------------- */
 
-static void add_piece(struct verifying *verifying, size_t *count, uint64_t begin, uint64_t end)
+static int read_crc(struct verifying *verifying, const struct ring_input *input, uint64_t offset,
+		    uint64_t bytes, ioshape_progress_fn progress, uint32_t *crc,
+		    struct base_error *error)
 {
-	if (end > begin)
-		verifying->pieces[(*count)++] = (struct ring_piece){ .offset = begin,
-								     .bytes = end - begin,
-								     .want_crc = true };
-}
+	struct ring_piece pieces[PIECES] = { 0 };
+	uint64_t begin = 0, end;
+	int ret;
 
-/* The parts of a file, which begin at `first`, and what is between them: all of it, in order. */
-static size_t cut(struct verifying *verifying, uint32_t file, size_t first)
-{
-	const struct zip_manifest *manifest = &verifying->generation->found.manifest;
-	uint64_t at = 0;
-	size_t count = 0;
-
-	for (size_t i = first; i < verifying->part_count && verifying->parts[i]->file == file;
-	     i++) {
-		const struct zip_manifest_part *part = verifying->parts[i];
-
-		add_piece(verifying, &count, at, part->offset);
-		at = part->offset + part->bytes;
-		add_piece(verifying, &count, part->offset, at);
+	for (unsigned i = 0; i < PIECES; i++, begin = end) {
+		end = bytes / PIECES * (i + 1) + (i + 1 == PIECES ? bytes % PIECES : 0);
+		pieces[i] = (struct ring_piece){ offset + begin, end - begin, .want_crc = true };
 	}
-	add_piece(verifying, &count, at, manifest->files[file].bytes);
-	return count;
+	*crc = 0;
+	ret = ring_read(verifying->lane, input, pieces, PIECES, progress, verifying, error);
+	for (unsigned i = 0; i < PIECES; i++)
+		*crc = base_crc32_combine(*crc, pieces[i].crc, pieces[i].bytes);
+	return ret;
 }
 
-static int compare_checksums(const struct verifying *verifying, uint32_t file, size_t first,
-			     size_t count, const char *path, struct base_error *error)
+/* Says whose part it is, if it is one's. */
+static int fail_damaged(struct verifying *verifying, const struct ring_input *input, uint32_t file,
+			const char *path, struct base_error *error)
 {
 	const struct zip_manifest *manifest = &verifying->generation->found.manifest;
-	uint32_t whole = 0;
-	size_t part = first;
+	uint32_t crc;
 
-	for (size_t i = 0; i < count; i++) {
-		const struct ring_piece *piece = &verifying->pieces[i];
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
+		const struct zip_manifest_part *part = &manifest->parts[rank];
+		int ret;
 
-		whole = base_crc32_combine(whole, piece->crc, piece->bytes);
-		/* Parts of no bytes have no piece. */
-		while (part < verifying->part_count && verifying->parts[part]->file == file &&
-		       !verifying->parts[part]->bytes)
-			part++;
-		if (part == verifying->part_count || verifying->parts[part]->file != file ||
-		    verifying->parts[part]->offset != piece->offset)
+		if (part->file != file)
 			continue;
-		if (verifying->parts[part]->crc32 != piece->crc)
-			return base_refuse(
-				error, IOSHAPE_E_DAMAGED,
-				"\"%s\" is damaged: the checksum of the part of rank %zu is not "
-				"the manifest's" BASE_REMEDY "load another generation",
-				path, (size_t)(verifying->parts[part] - manifest->parts));
-		part++;
+		ret = read_crc(verifying, input, part->offset, part->bytes, NULL, &crc, error);
+		if (ret)
+			return ret;
+		if (crc == part->crc32)
+			continue;
+		base_refuse(error, IOSHAPE_E_DAMAGED,
+			    "\"%s\" is damaged: the checksum of the part of rank %u is not the "
+			    "manifest's" BASE_REMEDY "load another generation",
+			    path, rank);
+		base_error_of_rank(error, rank);
+		return IOSHAPE_E_DAMAGED;
 	}
-	if (whole != manifest->files[file].crc32)
-		return base_refuse(
-			error, IOSHAPE_E_DAMAGED,
-			"\"%s\" is damaged: its checksum is not the manifest's" BASE_REMEDY
-			"load another generation",
-			path);
-	return 0;
+	return base_refuse(error, IOSHAPE_E_DAMAGED,
+			   "\"%s\" is damaged: its checksum is not the manifest's" BASE_REMEDY
+			   "load another generation",
+			   path);
 }
 
-static int verify_file(struct verifying *verifying, uint32_t file, size_t first,
-		       struct base_error *error)
+static int verify_file(struct verifying *verifying, uint32_t file, struct base_error *error)
 {
 	struct ioshape_generation *generation = verifying->generation;
+	const struct zip_manifest_file *expected = &generation->found.manifest.files[file];
 	const char *path = group_generation_path(generation, file);
-	uint64_t bytes = generation->found.manifest.files[file].bytes;
-	size_t count = cut(verifying, file, first);
 	struct ring_input input;
+	uint32_t crc = 0;
 	int ret;
 
 	if (!path)
@@ -140,17 +97,18 @@ static int verify_file(struct verifying *verifying, uint32_t file, size_t first,
 	if (ret)
 		return ret;
 	ret = group_generation_check_place(generation, error);
-	if (!ret && input.bytes != bytes)
+	if (!ret && input.bytes != expected->bytes)
 		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
 				  "\"%s\" has %llu bytes, but the manifest says %llu", path,
-				  (unsigned long long)input.bytes, (unsigned long long)bytes);
+				  (unsigned long long)input.bytes,
+				  (unsigned long long)expected->bytes);
 	if (!ret)
-		ret = ring_read(verifying->lane, &input, verifying->pieces, count,
-				verifying->progress ? tell : NULL, verifying, error);
-	if (!ret)
-		ret = compare_checksums(verifying, file, first, count, path, error);
+		ret = read_crc(verifying, &input, 0, expected->bytes,
+			       verifying->progress ? tell : NULL, &crc, error);
+	if (!ret && crc != expected->crc32)
+		ret = fail_damaged(verifying, &input, file, path, error);
 	ring_input_close(&input);
-	verifying->done += bytes;
+	verifying->done += expected->bytes;
 	return ret;
 }
 
@@ -190,14 +148,13 @@ static int verify_part(struct verifying *verifying, uint32_t rank, struct base_e
 static int verify(struct verifying *verifying, struct base_error *error)
 {
 	const struct zip_manifest *manifest = &verifying->generation->found.manifest;
-	size_t first = 0;
 	int ret = 0;
 
-	for (uint32_t file = 0; !ret && file < manifest->file_count; file++) {
-		ret = verify_file(verifying, file, first, error);
-		while (first < verifying->part_count && verifying->parts[first]->file == file)
-			first++;
-	}
+	verifying->total = group_generation_bytes(&verifying->generation->found);
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++)
+		verifying->total += manifest->parts[rank].bytes;
+	for (uint32_t file = 0; !ret && file < manifest->file_count; file++)
+		ret = verify_file(verifying, file, error);
 	for (uint32_t rank = 0; !ret && rank < manifest->rank_count; rank++)
 		ret = verify_part(verifying, rank, error);
 	return ret;
@@ -228,13 +185,9 @@ IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generati
 		return base_missing("verify");
 	ret = save_enter(generation->context, &error);
 	if (!ret)
-		ret = prepare(&verifying, &error);
-	if (!ret)
 		ret = open_lane(&verifying, &error);
 	if (!ret)
 		ret = verify(&verifying, &error);
 	ring_lane_close(verifying.lane);
-	free(verifying.pieces);
-	free(verifying.parts);
 	return base_leave(ret, "verify", generation->found.folder.path, &error);
 }

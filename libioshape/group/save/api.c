@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public calls by which ranks save together. */
 #define _GNU_SOURCE
-#include "group/generation/generation.h"
 #include "group/save/part.h"
 
 #include <errno.h>

@@ -4,7 +4,6 @@
  * written, puts the generation in place, and says how it went.
  */
 #define _GNU_SOURCE
-#include "group/generation/generation.h"
 #include "group/save/part.h"
 
 #include <errno.h>
@@ -135,12 +134,10 @@ static void remove_dead_attempts(void *user)
 {
 	const struct ioshape_group *group = user;
 	struct ring_folder directory = RING_NO_FOLDER;
-	char job[GROUP_JOB_BYTES];
 
 	if (ring_folder_open(&directory, group->directory, NULL))
 		return;
-	group_job_hash(job, group->token);
-	group_tidy(&directory, job, save_log(group->context));
+	group_tidy(&directory, group->job, save_log(group->context));
 	ring_folder_close(&directory);
 }
 
@@ -174,7 +171,7 @@ static int make_plan(struct group_part *part, struct group_attempt *attempt,
 	ret = check_space(part, error);
 	if (ret)
 		return ret;
-	ret = group_attempt_begin(attempt, group->directory, part->step, group->token,
+	ret = group_attempt_begin(attempt, group->directory, part->step, group->job,
 				  save_log(group->context), error);
 	if (!ret && strlen(group_attempt_path(attempt)) >= sizeof(part->plan.path))
 		ret = base_fail(error, -ENAMETOOLONG, "cannot save into \"%s\"", group->directory);
@@ -272,31 +269,18 @@ static int found_done(void *user, uint32_t rank, const struct base_buffer *note)
 		     0;
 }
 
-/* Rank 0 has been told by itself. */
+/* Rank 0 says it to itself, in the same words. */
 static int add_own(struct sum *sum, const struct group_written *written)
 {
-	struct zip_manifest *manifest = &sum->manifest;
-	struct zip_manifest_file *file = &manifest->files[manifest->file_count];
+	const struct base_error none = { 0 };
+	struct group_note note = { 0 };
+	int ret = -ENOMEM;
 
-	file->name = strdup(written->name);
-	if (!file->name)
-		return -ENOMEM;
-	file->bytes = written->bytes;
-	file->crc32 = written->crc32;
-	file->bundle = sum->part->plan.mode != IOSHAPE_MODE_EACH;
-	for (uint32_t i = 0; i < written->count; i++) {
-		const struct group_written_part *own = &written->parts[i];
-
-		manifest->parts[own->rank] = (struct zip_manifest_part){
-			manifest->file_count,
-			own->crc32,
-			own->offset,
-			own->bytes,
-		};
-	}
-	sum->parts += written->count;
-	manifest->file_count++;
-	return 0;
+	group_note_written(&note, written, &none);
+	if (!note.failed)
+		ret = found_done(sum, 0, &note.bytes);
+	base_buffer_free(&note.bytes);
+	return ret;
 }
 
 static int sum_up(struct sum *sum, const struct group_written *written, struct base_error *error)
@@ -311,7 +295,6 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 		.found = found_done,
 		.user = sum,
 		.beats = true,
-		.tells = true,
 	};
 	int ret;
 
@@ -319,7 +302,8 @@ static int sum_up(struct sum *sum, const struct group_written *written, struct b
 		sum->have[rank] = group_writer_of(group, part->plan.mode, rank) != rank || !rank;
 	ret = add_own(sum, written);
 	if (ret)
-		return base_no_memory(error, "a manifest", 0);
+		return sum->failure.code ? base_pass_on(error, &sum->failure) :
+					   base_no_memory(error, "a manifest", 0);
 	part->round.group_total = part->plan.total_bytes;
 	ret = group_round_collect(&part->round, &collection, error);
 	if (sum->failure.code)
@@ -382,12 +366,11 @@ static void retain(const struct group_part *part)
 		.keep_every = group->options.keep_every,
 	};
 	struct base_error why = { 0 };
-	char job[GROUP_JOB_BYTES];
 
 	if (!options.keep_last)
 		return;
-	group_job_hash(job, group->token);
-	if (group_prune(group->context, group->directory, job, &options, &part->step, NULL, &why))
+	if (group_prune(group->context, group->directory, group->job, &options, &part->step, NULL,
+			&why))
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
 			 "old generations of %s were not removed: %s", group->directory, why.text);
 }

@@ -35,6 +35,22 @@ int group_part_go_on(struct group_part *part, enum ioshape_phase phase, uint64_t
 	return 0;
 }
 
+void group_note_written(struct group_note *note, const struct group_written *written,
+			const struct base_error *failure)
+{
+	group_note_error(note, failure);
+	group_note_text(note, written->name);
+	group_note_number(note, written->bytes);
+	group_note_number(note, written->crc32);
+	group_note_number(note, written->count);
+	for (uint32_t i = 0; i < written->count; i++) {
+		group_note_number(note, written->parts[i].rank);
+		group_note_number(note, written->parts[i].crc32);
+		group_note_number(note, written->parts[i].offset);
+		group_note_number(note, written->parts[i].bytes);
+	}
+}
+
 void group_stream_address(const struct group_part *part, uint32_t writer, char *into,
 			  size_t into_bytes)
 {

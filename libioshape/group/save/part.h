@@ -28,6 +28,10 @@ struct group_written {
 	} * parts; /* to be freed */
 };
 
+/* Or why it has not. */
+void group_note_written(struct group_note *note, const struct group_written *written,
+			const struct base_error *failure);
+
 /* One rank's part in one generation, while it is being saved. */
 struct group_part {
 	struct group_round round;

@@ -7,8 +7,6 @@
 #define _GNU_SOURCE
 #include "group/save/part.h"
 
-#include "group/generation/generation.h"
-
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,17 +62,7 @@ static int say_done(struct group_part *part, const struct group_written *written
 {
 	struct group_note note = { 0 };
 
-	group_note_error(&note, failure);
-	group_note_text(&note, written->name);
-	group_note_number(&note, written->bytes);
-	group_note_number(&note, written->crc32);
-	group_note_number(&note, written->count);
-	for (uint32_t i = 0; i < written->count; i++) {
-		group_note_number(&note, written->parts[i].rank);
-		group_note_number(&note, written->parts[i].crc32);
-		group_note_number(&note, written->parts[i].offset);
-		group_note_number(&note, written->parts[i].bytes);
-	}
+	group_note_written(&note, written, failure);
 	return group_round_post(&part->round, "done", &note, error);
 }
 
@@ -117,8 +105,8 @@ static bool is_in_place(struct group_part *part)
 		return false;
 	if (!group_generation_open(&generation, &directory, step_name, part->step, NULL)) {
 		ours = !strcmp(generation.manifest.attempt, group_parse_name(name + 1).id);
-		for (uint32_t i = 0; ours && i < generation.manifest.file_count; i++)
-			part->report->generation_bytes += generation.manifest.files[i].bytes;
+		if (ours)
+			part->report->generation_bytes = group_generation_bytes(&generation);
 		group_generation_close(&generation);
 	}
 	ring_folder_close(&directory);

@@ -251,7 +251,7 @@ static int open_sender(struct sending *sending, struct base_error *error)
 	struct group_note here = { 0 };
 	int ret, fd;
 
-	sending->local = group->ranks[writer].node == group->ranks[group->options.rank].node;
+	sending->local = group_is_local(group, writer);
 	if (!sending->local) {
 		ret = await_call(sending, writer, error);
 		/* From here on the writer receives: what fails is said on the stream. */

@@ -81,11 +81,6 @@ static int go_on(void *user, struct base_error *error)
 	return check_failure(part, part->awaited, error);
 }
 
-static bool is_local(const struct ioshape_group *group, uint32_t rank)
-{
-	return group->ranks[rank].node == group->ranks[group->options.rank].node;
-}
-
 static bool writes_for(const struct group_part *part, uint32_t rank)
 {
 	return group_writer_of(part->group, part->plan.mode, rank) == part->group->options.rank;
@@ -99,7 +94,8 @@ static int call_next(struct writing *writing, uint32_t after, struct base_error 
 	struct group_note note = { 0 };
 	uint32_t rank = after + 1;
 
-	while (rank < group->options.ranks && (!writes_for(part, rank) || is_local(group, rank)))
+	while (rank < group->options.ranks &&
+	       (!writes_for(part, rank) || group_is_local(group, rank)))
 		rank++;
 	if (writing->next_rank || rank >= group->options.ranks)
 		return 0;
@@ -151,7 +147,7 @@ static int open_stream(struct writing *writing, uint32_t rank, struct gather_rec
 
 	part->awaited = rank;
 	part->awaited_ns = 0;
-	if (is_local(part->group, rank))
+	if (group_is_local(part->group, rank))
 		return gather_receiver_open_local(receiver, writing->listener, rank, &wait, error);
 	ret = call_next(writing, rank - 1, error);
 	while (!ret && !writing->next) {
@@ -188,41 +184,50 @@ static int receive(struct writing *writing, struct gather_receiver *receiver,
 	}
 }
 
+/* What the bundle has got of this rank. */
+static int end_member(struct writing *writing, uint32_t rank, uint32_t *crc,
+		      struct base_error *error)
+{
+	struct zip_member member;
+	int ret = zip_bundle_end(writing->bundle, &member, error);
+
+	if (ret)
+		return ret;
+	*crc = member.crc32;
+	writing->written->parts[writing->written->count++] =
+		(struct group_written_part){ rank, member.crc32, member.offset, member.bytes };
+	return 0;
+}
+
 static int put_part_of(struct writing *writing, uint32_t rank, struct base_error *error)
 {
 	struct group_part *part = writing->part;
 	struct gather_receiver *receiver = NULL;
-	struct group_written_part *made;
-	struct zip_member member;
+	uint32_t crc;
 	int ret;
 
 	ret = open_stream(writing, rank, &receiver, error);
 	if (!ret)
 		ret = receive(writing, receiver, error);
 	if (!ret)
-		ret = zip_bundle_end(writing->bundle, &member, error);
-	if (!ret && gather_receiver_crc32(receiver) != member.crc32)
+		ret = end_member(writing, rank, &crc, error);
+	if (!ret && gather_receiver_crc32(receiver) != crc)
 		ret = base_refuse(error, -EIO,
 				  "what %s sent was damaged on its way: its checksum is another",
 				  GROUP_SHOWN_RANK(part->group, rank));
 	gather_receiver_free(receiver);
 	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
-	if (ret && ret != -ECANCELED && !is_local(part->group, rank))
+	if (ret && ret != -ECANCELED && !group_is_local(part->group, rank))
 		part->group->comm_failed = true;
-	if (ret)
-		return ret;
-	made = &writing->written->parts[writing->written->count++];
-	*made = (struct group_written_part){ rank, member.crc32, member.offset, member.bytes };
-	return 0;
+	return ret;
 }
 
 /* ---- Our own part ---------------------------------------------------------------------------- */
 
 static int put_own_member(struct writing *writing, uint32_t rank, struct base_error *error)
 {
-	struct group_written_part *made;
 	struct zip_writer *zip = NULL;
-	struct zip_member member;
+	uint32_t crc;
 	int ret;
 
 	ret = zip_writer_new(&zip, zip_sink_of_member(writing->bundle), writing->part->task->path,
@@ -230,13 +235,7 @@ static int put_own_member(struct writing *writing, uint32_t rank, struct base_er
 	if (!ret)
 		ret = save_write_payload(writing->part->save, zip, error);
 	zip_writer_free(zip);
-	if (!ret)
-		ret = zip_bundle_end(writing->bundle, &member, error);
-	if (ret)
-		return ret;
-	made = &writing->written->parts[writing->written->count++];
-	*made = (struct group_written_part){ rank, member.crc32, member.offset, member.bytes };
-	return 0;
+	return ret ? ret : end_member(writing, rank, &crc, error);
 }
 
 /* ---- The file -------------------------------------------------------------------------------- */
@@ -347,7 +346,7 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 		if (!writes_for(part, rank))
 			continue;
 		count++;
-		local += is_local(group, rank);
+		local += group_is_local(group, rank);
 		options->expected_bytes += part->plan.bytes[rank] + part->plan.alignment;
 	}
 	if (part->plan.mode == IOSHAPE_MODE_EACH)
