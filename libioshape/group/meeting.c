@@ -12,44 +12,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MEETING "meeting"
-
 /* How often the board is asked, at least. */
 #define LOOK_MS 100u
 
 struct meeting {
-	struct ioshape_group *group;
+	struct group_round *round;
 	bool *have; /* hello */
 	bool *ready;
 	bool changed; /* a rank came in a new life */
 };
 
-static int post(struct ioshape_group *group, const char *name, struct group_note *note,
-		struct base_error *error)
+static int say_hello(struct group_round *round, struct base_error *error)
 {
-	int ret;
-
-	if (note->failed)
-		ret = base_no_memory(error, "a note to the other ranks", note->bytes.bytes);
-	else
-		ret = gather_board_post(group->board, MEETING, name, note->bytes.data,
-					note->bytes.bytes, error);
-	base_buffer_free(&note->bytes);
-	return ret;
-}
-
-static int say_hello(struct ioshape_group *group, struct base_error *error)
-{
+	const struct ioshape_group *group = round->group;
 	const struct group_rank *own = &group->ranks[group->options.rank];
 	struct group_note note = { 0 };
-	char name[GATHER_NAME_BYTES];
 
 	group_note_number(&note, own->nonce);
 	group_note_number(&note, group->options.ranks);
 	group_note_text(&note, own->node_key);
 	group_note_text(&note, own->where);
-	snprintf(name, sizeof(name), "hello-%u", group->options.rank);
-	return post(group, name, &note, error);
+	return group_round_post(round, "hello", &note, error);
+}
+
+static int say_id(struct group_round *round, const char *what, struct base_error *error)
+{
+	struct group_note note = { 0 };
+
+	group_note_number(&note, round->group->id);
+	return group_round_post(round, what, &note, error);
 }
 
 /* ---- Rank 0 ---------------------------------------------------------------------------------- */
@@ -57,7 +48,7 @@ static int say_hello(struct ioshape_group *group, struct base_error *error)
 static int found_hello(void *user, uint32_t rank, const struct base_buffer *note)
 {
 	struct meeting *meeting = user;
-	struct ioshape_group *group = meeting->group;
+	struct ioshape_group *group = meeting->round->group;
 	struct group_rank *known = &group->ranks[rank];
 	struct group_note_reader reader = group_read_note(note);
 	uint64_t nonce = group_read_number(&reader);
@@ -80,12 +71,13 @@ static int found_ready(void *user, uint32_t rank, const struct base_buffer *note
 	struct meeting *meeting = user;
 	struct group_note_reader reader = group_read_note(note);
 
-	meeting->ready[rank] = group_read_number(&reader) == meeting->group->id;
+	meeting->ready[rank] = group_read_number(&reader) == meeting->round->group->id;
 	return 0;
 }
 
-static int post_roster(struct ioshape_group *group, struct base_error *error)
+static int post_roster(struct group_round *round, struct base_error *error)
 {
+	struct ioshape_group *group = round->group;
 	struct group_note note = { 0 };
 
 	if (group_find_nodes(group))
@@ -99,35 +91,35 @@ static int post_roster(struct ioshape_group *group, struct base_error *error)
 		group_note_number(&note, group->ranks[rank].node);
 		group_note_text(&note, group->ranks[rank].where);
 	}
-	return post(group, "roster-0", &note, error);
+	return group_round_post(round, "roster", &note, error);
 }
 
 /* One look at the board. */
 static int gather_up(struct meeting *meeting, struct base_error *error)
 {
-	struct ioshape_group *group = meeting->group;
+	struct ioshape_group *group = meeting->round->group;
 	int ret;
 
 	/* Ranks that are not ready yet may be in a new life, too. */
-	ret = gather_board_collect(group->board, MEETING, "hello", meeting->ready, found_hello,
-				   meeting, error);
+	ret = gather_board_collect(group->board, meeting->round->scope, "hello", meeting->ready,
+				   found_hello, meeting, error);
 	if (ret || !group_has_all(group, meeting->have))
 		return ret;
 	if (meeting->changed) {
 		meeting->changed = false;
 		memset(meeting->ready, 0, group->options.ranks * sizeof(*meeting->ready));
 		meeting->ready[0] = true;
-		ret = post_roster(group, error);
+		ret = post_roster(meeting->round, error);
 	}
 	return ret ? ret :
-		     gather_board_collect(group->board, MEETING, "ready", meeting->ready,
-					  found_ready, meeting, error);
+		     gather_board_collect(group->board, meeting->round->scope, "ready",
+					  meeting->ready, found_ready, meeting, error);
 }
 
 static int fail_missing(const struct meeting *meeting, const char *board_says,
 			struct base_error *error)
 {
-	const struct ioshape_group *group = meeting->group;
+	const struct ioshape_group *group = meeting->round->group;
 	const bool *there = group_has_all(group, meeting->have) ? meeting->ready : meeting->have;
 	uint32_t missing = 0;
 	char text[256] = "";
@@ -151,9 +143,8 @@ static int fail_missing(const struct meeting *meeting, const char *board_says,
 
 static int receive_all(struct meeting *meeting, struct base_error *error)
 {
-	struct ioshape_group *group = meeting->group;
+	struct ioshape_group *group = meeting->round->group;
 	uint64_t begin_ns = base_now_ns();
-	struct group_note note = { 0 };
 	int ret;
 
 	for (;;) {
@@ -162,21 +153,20 @@ static int receive_all(struct meeting *meeting, struct base_error *error)
 		ret = gather_up(meeting, &why);
 		if (!ret && group_has_all(group, meeting->have) &&
 		    group_has_all(group, meeting->ready))
-			break;
+			return say_id(meeting->round, "start", error);
 		if (ret && ret != IOSHAPE_E_COORDINATOR)
 			return base_pass_on(error, &why);
 		if (base_now_ns() - begin_ns > group->deadline_ns)
 			return fail_missing(meeting, why.text, error);
 		gather_board_wait(group->board, LOOK_MS);
 	}
-	group_note_number(&note, group->id);
-	return post(group, "start-0", &note, error);
 }
 
-static int meet_as_host(struct ioshape_group *group, struct base_error *error)
+static int meet_as_host(struct group_round *round, struct base_error *error)
 {
+	const struct ioshape_group *group = round->group;
 	struct meeting meeting = {
-		.group = group,
+		.round = round,
 		.have = calloc(group->options.ranks, sizeof(bool)),
 		.ready = calloc(group->options.ranks, sizeof(bool)),
 		.changed = true,
@@ -221,16 +211,15 @@ static bool take_roster(struct ioshape_group *group, const struct base_buffer *n
 	return true;
 }
 
-static int look_for_roster(struct ioshape_group *group, struct base_buffer *note, bool *started,
+static int look_for_roster(struct group_round *round, struct base_buffer *note, bool *started,
 			   struct base_error *error)
 {
+	struct ioshape_group *group = round->group;
 	struct group_note_reader reader;
-	struct group_note ready = { 0 };
-	char name[GATHER_NAME_BYTES];
 	uint64_t before = group->id;
 	int ret;
 
-	ret = gather_board_look(group->board, MEETING, "roster-0", note, error);
+	ret = gather_board_look(group->board, round->scope, "roster-0", note, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
 	if (!take_roster(group, note)) {
@@ -238,15 +227,11 @@ static int look_for_roster(struct ioshape_group *group, struct base_buffer *note
 		return 0;
 	}
 	if (group->id != before) {
-		group_note_number(&ready, group->id);
-		snprintf(name, sizeof(name), "ready-%u", group->options.rank);
-		ret = post(group, name, &ready, error);
-		if (ret) {
-			group->id = before; /* to be said again */
+		ret = say_id(round, "ready", error);
+		if (ret)
 			return ret;
-		}
 	}
-	ret = gather_board_look(group->board, MEETING, "start-0", note, error);
+	ret = gather_board_look(group->board, round->scope, "start-0", note, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
 	reader = group_read_note(note);
@@ -254,8 +239,9 @@ static int look_for_roster(struct ioshape_group *group, struct base_buffer *note
 	return 0;
 }
 
-static int meet_as_guest(struct ioshape_group *group, struct base_error *error)
+static int meet_as_guest(struct group_round *round, struct base_error *error)
 {
+	struct ioshape_group *group = round->group;
 	uint64_t begin_ns = base_now_ns();
 	struct base_buffer note = { 0 };
 	bool started = false;
@@ -264,7 +250,7 @@ static int meet_as_guest(struct ioshape_group *group, struct base_error *error)
 	while (!started) {
 		struct base_error why = { 0 };
 
-		ret = look_for_roster(group, &note, &started, &why);
+		ret = look_for_roster(round, &note, &started, &why);
 		if (ret && ret != IOSHAPE_E_COORDINATOR) {
 			ret = base_pass_on(error, &why);
 			break;
@@ -294,19 +280,13 @@ static int meet_as_guest(struct ioshape_group *group, struct base_error *error)
 
 int group_meet(struct ioshape_group *group, struct base_error *error)
 {
-	struct base_error why = { 0 };
-	uint64_t begin_ns = base_now_ns();
-	int ret = 0;
+	struct group_round round = { .group = group, .scope = "meeting" };
+	int ret;
 
 	if (!group->board)
 		return group_find_nodes(group) ? base_no_memory(error, "a list of nodes", 1) : 0;
-	while ((ret = say_hello(group, &why)) == IOSHAPE_E_COORDINATOR &&
-	       base_now_ns() - begin_ns < group->deadline_ns) {
-		gather_board_wait(group->board, LOOK_MS);
-		why = (struct base_error){ 0 };
-	}
+	ret = say_hello(&round, error);
 	if (ret)
-		return base_refuse(error, ret, "cannot begin the group of %s: %s", group->directory,
-				   why.text);
-	return group->options.rank ? meet_as_guest(group, error) : meet_as_host(group, error);
+		return ret;
+	return group->options.rank ? meet_as_guest(&round, error) : meet_as_host(&round, error);
 }

@@ -170,23 +170,51 @@ static void hear(struct group_watched *watched, struct group_round *round,
 	round->group_total = group_read_number(&reader);
 }
 
-static int lost(const struct group_round *round, uint32_t rank, bool gone, bool ahead,
-		const char *board_says, struct base_error *error)
-{
-	const struct ioshape_group *group = round->group;
+/* What is known of ranks that were lost, as far as one sentence can name them. */
+struct lost {
+	char names[MOST_NAMED * (GROUP_RANK_BYTES + 2) + 16];
+	uint32_t count, first;
+	bool gone, ahead;
+};
 
-	if (ahead)
+static bool is_overdue(const struct group_round *round, const struct group_watched *watched)
+{
+	return base_now_ns() - watched->heard_ns > round->group->deadline_ns;
+}
+
+static void add_lost(struct lost *lost, const struct ioshape_group *group, uint32_t rank, bool gone,
+		     bool ahead)
+{
+	const size_t used = strlen(lost->names);
+
+	lost->gone |= gone;
+	lost->ahead |= ahead;
+	if (!lost->count++)
+		lost->first = rank;
+	if (lost->count <= MOST_NAMED)
+		snprintf(lost->names + used, sizeof(lost->names) - used, "%s%s", used ? ", " : "",
+			 GROUP_SHOWN_RANK(group, rank));
+}
+
+/* `missing`: what they did not do, if they are neither gone nor ahead. */
+static int fail_lost(const struct group_round *round, struct lost *lost, const char *missing,
+		     const char *board_says, struct base_error *error)
+{
+	const size_t used = strlen(lost->names);
+
+	if (lost->count > MOST_NAMED)
+		snprintf(lost->names + used, sizeof(lost->names) - used, " and %u more",
+			 lost->count - MOST_NAMED);
+	if (lost->gone)
+		base_refuse(error, -ETIMEDOUT, "%s ended or was killed", lost->names);
+	else if (lost->ahead)
 		base_refuse(error, -ETIMEDOUT,
-			    "%s went on without having said how this ended for it",
-			    GROUP_SHOWN_RANK(group, rank));
-	else if (gone)
-		base_refuse(error, -ETIMEDOUT, "%s has ended or was killed",
-			    GROUP_SHOWN_RANK(group, rank));
+			    "%s went on without having said how this ended for it", lost->names);
 	else
-		base_refuse(error, -ETIMEDOUT, "%s sent no heartbeat for %u s (deadline_ms)%s%s",
-			    GROUP_SHOWN_RANK(group, rank), group->options.deadline_ms / 1000,
+		base_refuse(error, -ETIMEDOUT, "%s %s within %u s (deadline_ms)%s%s", lost->names,
+			    missing, round->group->options.deadline_ms / 1000,
 			    *board_says ? "; " : "", board_says);
-	base_error_of_rank(error, rank);
+	base_error_of_rank(error, lost->first);
 	return -ETIMEDOUT;
 }
 
@@ -196,6 +224,7 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 {
 	struct ioshape_group *group = round->group;
 	struct base_error why = { 0 };
+	struct lost lost = { 0 };
 	char name[GATHER_NAME_BYTES];
 	bool gone, ahead = watched->ahead;
 	int ret;
@@ -215,9 +244,10 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 	if (ret == -EAGAIN && !gather_board_look(group->board, group->life, name, note, &why))
 		hear(watched, round, note, rank == 0);
 	/* Ahead since the last look: so the note would have been there by this one. */
-	if (gone || ahead || base_now_ns() - watched->heard_ns > group->deadline_ns)
-		return lost(round, rank, gone, ahead, why.text, error);
-	return -EAGAIN;
+	if (!gone && !ahead && !is_overdue(round, watched))
+		return -EAGAIN;
+	add_lost(&lost, group, rank, gone, ahead);
+	return fail_lost(round, &lost, "sent no heartbeat", why.text, error);
 }
 
 int group_round_await(struct group_round *round, const char *what, uint32_t rank,
@@ -254,60 +284,23 @@ static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
 	return 0;
 }
 
-/* Names those that are missing, as many as fit. */
-static int lost_many(const struct group_round *round, const struct group_collection *collection,
-		     const struct group_watched *ranks, const char *board_says,
-		     struct base_error *error)
+static struct lost find_lost(const struct group_round *round,
+			     const struct group_collection *collection,
+			     const struct group_watched *ranks)
 {
 	const struct ioshape_group *group = round->group;
-	char text[MOST_NAMED * GROUP_RANK_BYTES] = "", shown[GROUP_RANK_BYTES];
-	uint64_t now_ns = base_now_ns();
-	unsigned named = 0, more = 0;
-	uint32_t first = 0;
-	size_t used = 0;
-	bool gone = false;
+	struct lost lost = { 0 };
 
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		bool is_gone = gather_board_is_gone(group->board, rank);
+		bool gone;
 
-		if (collection->have[rank] || (!is_gone && !ranks[rank].ahead &&
-					       now_ns - ranks[rank].heard_ns <= group->deadline_ns))
+		if (collection->have[rank])
 			continue;
-		gone |= is_gone;
-		if (!named)
-			first = rank;
-		if (named == MOST_NAMED) {
-			more++;
-			continue;
-		}
-		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s",
-					 named++ ? ", " : "", group_show_rank(group, rank, shown));
+		gone = gather_board_is_gone(group->board, rank);
+		if (gone || is_overdue(round, &ranks[rank]))
+			add_lost(&lost, group, rank, gone, false);
 	}
-	if (more)
-		snprintf(shown, sizeof(shown), " and %u more", more);
-	if (gone)
-		base_refuse(error, -ETIMEDOUT, "%s%s ended or was killed", text, more ? shown : "");
-	else
-		base_refuse(error, -ETIMEDOUT, "%s%s %s within %u s (deadline_ms)%s%s", text,
-			    more ? shown : "", collection->missing,
-			    group->options.deadline_ms / 1000, *board_says ? "; " : "", board_says);
-	base_error_of_rank(error, first);
-	return -ETIMEDOUT;
-}
-
-static bool somebody_lost(const struct group_round *round,
-			  const struct group_collection *collection,
-			  const struct group_watched *ranks)
-{
-	const struct ioshape_group *group = round->group;
-	uint64_t now_ns = base_now_ns();
-
-	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		if (!collection->have[rank] && (gather_board_is_gone(group->board, rank) ||
-						now_ns - ranks[rank].heard_ns > group->deadline_ns))
-			return true;
-	}
-	return false;
+	return lost;
 }
 
 static void sum_up(struct group_round *round, const struct group_watched *ranks)
@@ -323,13 +316,13 @@ static int collect(struct group_round *round, const struct group_collection *col
 	struct ioshape_group *group = round->group;
 	struct watching watching = { round, ranks };
 	struct base_error why;
-	bool check_again;
+	struct lost before, lost;
 	int ret;
 
 	for (;;) {
 		why = (struct base_error){ 0 };
 		/* What a rank said before it went is still there: looked for once more. */
-		check_again = somebody_lost(round, collection, ranks);
+		before = find_lost(round, collection, ranks);
 		ret = gather_board_collect(group->board, round->scope, collection->what,
 					   collection->have, collection->found, collection->user,
 					   &why);
@@ -340,15 +333,19 @@ static int collect(struct group_round *round, const struct group_collection *col
 		if (!ret && collection->beats)
 			gather_board_collect(group->board, group->life, "beat", collection->have,
 					     found_beat, &watching, &why);
-		if (check_again && somebody_lost(round, collection, ranks))
-			return lost_many(round, collection, ranks, why.text, error);
+		if (before.count) {
+			lost = find_lost(round, collection, ranks);
+			if (lost.count)
+				return fail_lost(round, &lost, collection->missing, why.text,
+						 error);
+		}
 		ret = check_abort(round, error);
 		if (ret)
 			return ret;
 		if (collection->beats)
 			sum_up(round, ranks);
 		group_round_beat(round);
-		if (!check_again)
+		if (!before.count)
 			group_round_rest(round);
 	}
 }
