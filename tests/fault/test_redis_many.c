@@ -288,8 +288,9 @@ TEST(cluster_case, notes_follow_the_pool_in_a_cluster)
 		config = redis_case_config(text, "1");
 		snprintf(config.pool, sizeof(config.pool), "pool-%d", number);
 		board_config.coordinator = &config;
-		ck_assert_msg(!gather_board_open(&board, &gather_board_redis, &board_config, &error), "%s",
-			      error.text);
+		ck_assert_msg(
+			!gather_board_open(&board, &gather_board_redis, &board_config, &error),
+			"%s", error.text);
 		ck_assert_int_eq(gather_board_post(board, "s1", "n", "x", 1, NULL), 0);
 		ck_assert_int_eq(gather_board_look(board, "s1", "n", &note, NULL), 0);
 		ck_assert_uint_eq(note.bytes, 1);

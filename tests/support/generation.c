@@ -123,8 +123,8 @@ int main(int argc, char **argv)
 
 	if (argc < 4)
 		return 2;
-	must(group_attempt_begin(&attempt, argv[2], strtoull(argv[3], NULL, 10), "0000471a",
-				 NULL, &error));
+	must(group_attempt_begin(&attempt, argv[2], strtoull(argv[3], NULL, 10), "0000471a", NULL,
+				 &error));
 	if (!strcmp(argv[1], "begin")) {
 		must(ring_folder_put(&attempt.folder, "rank-00000.pt", "half", 4, &error));
 		puts(group_attempt_path(&attempt));
