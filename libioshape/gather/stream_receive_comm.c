@@ -238,6 +238,7 @@ static int next(struct gather_receiver *base, const void **data, size_t *bytes,
 		receiver->holds = true;
 	} else if (!ret && receiver->failure.code) {
 		*error = receiver->failure;
+		base_error_of_rank(error, base->rank);
 		ret = error->code;
 	} else if (!ret) {
 		ret = take_end(receiver, error);

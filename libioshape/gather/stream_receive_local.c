@@ -154,10 +154,12 @@ static int next(struct gather_receiver *base, const void **data, size_t *bytes,
 	for (;;) {
 		ret = local_link_receive(&receiver->link, &head, receiver->message,
 					 sizeof(receiver->message), &extra, NULL);
-		if (!ret)
-			return take_message(receiver, &head, extra, data, bytes, error);
-		if (ret != -EAGAIN)
-			return fail_gone(receiver, ret, error);
+		if (ret != -EAGAIN) {
+			ret = ret ? fail_gone(receiver, ret, error) :
+				    take_message(receiver, &head, extra, data, bytes, error);
+			base_error_of_rank(error, base->rank);
+			return ret;
+		}
 		events = POLLIN;
 		if (tell(receiver) == -EAGAIN)
 			events |= POLLOUT;

@@ -80,13 +80,11 @@ mode = arguments[1]
 if mode == "rank0":
     set_up_distributed()
 for step in range(1, 10_000):
-    begin = time.monotonic()
     try:
         ioshape.save_group(object_of(rank, step, 2_000_000), arguments[0], step, mode=mode,
                            keep_last=2)
     except Exception as error:
-        say("failed", step=step, text=str(error), cause=str(error.__cause__),
-            took_s=time.monotonic() - begin)
+        say("failed", failed=error.rank, cause=str(error.__cause__))
         break
     say("saved", step=step)
 os._exit(0)
@@ -115,13 +113,12 @@ def check_what_stands(folder: Path, network: Networks, saved: int) -> None:
     assert not [name for name in said[0][1]["names"] if name.startswith(".step")]
 
 
-def judge(folder: Path, network: Networks, said: list[list[dict[str, Any]]], *names: str) -> None:
-    """Whoever lives has failed soon, by a sentence with one of these names."""
+def judge(folder: Path, network: Networks, said: list[list[dict[str, Any]]], *lost: int) -> None:
+    """Whoever lives has failed, for one of these ranks."""
     survivors = [lines for lines in said if lines[-1]["event"] == "failed"]
     assert len(survivors) >= len(said) - 1
     for lines in survivors:
-        assert any(name in lines[-1]["text"] for name in names), lines[-1]
-        assert lines[-1]["took_s"] < 12, lines[-1]
+        assert lines[-1]["failed"] in lost, lines[-1]
     saved = max(line["step"] for lines in said for line in lines if line["event"] == "saved")
     check_what_stands(folder, network, saved)
 
@@ -143,7 +140,7 @@ def test_a_rank_of_another_node_is_killed(tmp_path: Path, network: Networks, mod
         job.await_all("saved")
         job.members[3].kill()
         said = job.end(3)
-    judge(tmp_path, network, said, "rank 3")
+    judge(tmp_path, network, said, 3)
 
 
 @pytest.mark.slow
@@ -165,8 +162,8 @@ def test_a_node_whose_cable_is_cut(tmp_path: Path, network: Networks) -> None:
             network.mend(1)
     # Those behind it miss rank 0.
     for lines in (said[2], said[3]):
-        assert "rank 0" in lines[-1]["text"] or "rank 2" in lines[-1]["text"], lines[-1]
-    judge(tmp_path, network, [*said[:2], *said[4:]], "rank 2", "rank 3")
+        assert lines[-1]["failed"] in (0, 2), lines[-1]
+    judge(tmp_path, network, [*said[:2], *said[4:]], 2, 3)
     # What torch said is told, too.
     assert "torch.distributed" in said[0][-1]["cause"], said[0][-1]
 
@@ -184,7 +181,7 @@ if rank in (2, 3):
 try:
     ioshape.save_group(object_of(rank, 2, 2_000_000), arguments[0], 2, mode="node")
 except OSError as error:
-    say("failed", text=str(error), errno=error.errno)
+    say("failed", failed=error.rank, errno=error.errno)
 resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 found = ioshape.load_group(arguments[0])
 say("loaded", right=is_right(found, rank, 1, 2_000_000))
@@ -197,5 +194,5 @@ say("loaded", right=is_right(found, rank, 1, 2_000_000))
     for lines in said:
         assert [line["event"] for line in lines] == ["failed", "loaded"], lines
         assert lines[1]["right"]
-        assert lines[0]["rank"] == 2 or "rank 2" in lines[0]["text"], lines[0]
+        assert lines[0]["rank"] == 2 or lines[0]["failed"] == 2, lines[0]
     assert said[2][0]["errno"] == 27  # EFBIG

@@ -19,8 +19,10 @@ from typing import Any
 from crew import Crew, Member
 from processes import environment
 
-#: A rank that has not ended by then hangs.
-TIMEOUT_S = 40.0
+#: A rank that has not ended by then hangs, or waits for the deadline where there was something to be
+#: known before: that is longer, where a test does not set another one.
+TIMEOUT_S = 90.0
+DEADLINE_MS = 120_000
 
 
 class NotPermitted(Exception):
@@ -167,7 +169,7 @@ def rank_variables(
                 "TORCHELASTIC_RUN_ID": name,
                 "GLOO_SOCKET_IFNAME": network.PORT if network else "lo",
                 "IOSHAPE_TEST_NODE": f"{name}-node-{node}",
-                "IOSHAPE_DEADLINE_MS": "20000",
+                "IOSHAPE_DEADLINE_MS": str(DEADLINE_MS),
                 **more,
             }
         )

@@ -33,17 +33,13 @@ static int found_want(void *user, uint32_t rank, const struct base_buffer *note)
 	part->plan.bytes[rank] = group_read_number(&reader);
 	wants->have[rank] = true;
 	if (reader.bad)
-		return base_refuse(&wants->failure, -EPROTO, "cannot read what %s wants",
-				   GROUP_SHOWN_RANK(part->group, rank));
-	if (theirs.code)
-		return group_fail_of_rank(part->group, rank, &theirs, &wants->failure);
-	if (step != part->step)
-		return base_refuse(&wants->failure, -EINVAL,
-				   "%s saves step %llu while rank 0 saves step %llu" BASE_REMEDY
-				   "all ranks must save the same steps in the same order",
-				   GROUP_SHOWN_RANK(part->group, rank), (unsigned long long)step,
-				   (unsigned long long)part->step);
-	return 0;
+		base_refuse(&theirs, -EPROTO, "cannot read what it wants");
+	else if (!theirs.code && step != part->step)
+		base_refuse(&theirs, -EINVAL,
+			    "it saves step %llu while rank 0 saves step %llu" BASE_REMEDY
+			    "all ranks must save the same steps in the same order",
+			    (unsigned long long)step, (unsigned long long)part->step);
+	return theirs.code ? group_fail_of_rank(part->group, rank, &theirs, &wants->failure) : 0;
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -261,12 +257,12 @@ static int found_done(void *user, uint32_t rank, const struct base_buffer *note)
 	int ret;
 
 	sum->have[rank] = true;
-	if (group_read_error(&reader, &theirs))
-		return group_fail_of_rank(group, rank, &theirs, &sum->failure);
-	ret = add_file(sum, rank, &reader);
-	return ret ? base_fail(&sum->failure, ret, "cannot use what %s has written",
-			       GROUP_SHOWN_RANK(group, rank)) :
-		     0;
+	ret = group_read_error(&reader, &theirs);
+	if (!ret)
+		ret = add_file(sum, rank, &reader);
+	if (ret && !theirs.code)
+		base_fail(&theirs, ret, "cannot use what it has written");
+	return ret ? group_fail_of_rank(group, rank, &theirs, &sum->failure) : 0;
 }
 
 /* Rank 0 says it to itself, in the same words. */

@@ -211,10 +211,12 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 		ret = receive(writing, receiver, error);
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
-	if (!ret && gather_receiver_crc32(receiver) != crc)
+	if (!ret && gather_receiver_crc32(receiver) != crc) {
 		ret = base_refuse(error, -EIO,
 				  "what %s sent was damaged on its way: its checksum is another",
 				  GROUP_SHOWN_RANK(part->group, rank));
+		base_error_of_rank(error, rank);
+	}
 	gather_receiver_free(receiver);
 	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
 	if (ret && ret != -ECANCELED && !group_is_local(part->group, rank))
