@@ -242,6 +242,7 @@ static int next(struct gather_receiver *base, const void **data, size_t *bytes,
 		ret = error->code;
 	} else if (!ret) {
 		ret = take_end(receiver, error);
+		base_error_of_rank(error, base->rank);
 	}
 	pthread_mutex_unlock(&receiver->lock);
 	return ret;

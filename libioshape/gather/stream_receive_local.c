@@ -210,8 +210,10 @@ int gather_receiver_open_local(struct gather_receiver **out, struct gather_liste
 	receiver->memory_fd = -1;
 	receiver->link = (struct local_link){ .fd = -1, .process_fd = -1 };
 	ret = listener_await(listener, rank, &receiver->link, &receiver->memory_fd, wait, error);
-	if (!ret && receiver->memory_fd >= 0)
+	if (!ret && receiver->memory_fd >= 0) {
 		ret = map_memory(receiver, &receiver->base.failure);
+		base_error_of_rank(&receiver->base.failure, rank);
+	}
 	if (!ret) {
 		*out = &receiver->base;
 		return 0;

@@ -19,8 +19,8 @@ from typing import Any
 from crew import Crew, Member
 from processes import environment
 
-#: A rank that has not ended by then hangs, or waits for the deadline where there was something to be
-#: known before: that is longer, where a test does not set another one.
+#: A rank that has not ended by then hangs, or waits for the deadline where there was something to
+#: be known before: that is longer, where a test does not set another one.
 TIMEOUT_S = 90.0
 DEADLINE_MS = 120_000
 

@@ -240,3 +240,55 @@ void stream_receive_plan(struct gather_receiver *receiver, const struct stream_p
 	}
 	STREAM_MUST(gather_receiver_crc32(receiver) == crc);
 }
+
+/* ---- Streams that do not end well ------------------------------------------------------------ */
+
+static uint64_t kill_in_time(struct stream_end *end, uint64_t began_ns, uint64_t killed_ns)
+{
+	if (killed_ns || !end->life_ns || base_now_ns() - began_ns < end->life_ns)
+		return killed_ns;
+	kill(end->child, SIGKILL);
+	return base_now_ns();
+}
+
+static int judge_end(struct stream_end *end, int ret, uint64_t killed_ns)
+{
+	STREAM_MUST(!end->life_ns || base_now_ns() - killed_ns < stream_soon_ns());
+	if (end->life_ns)
+		waitpid(end->child, NULL, 0);
+	return ret;
+}
+
+int stream_drain(struct gather_receiver *receiver, struct stream_end *end)
+{
+	const uint64_t began_ns = base_now_ns();
+	uint64_t killed_ns = 0;
+	const void *data;
+	size_t bytes = 1;
+	int ret = 0;
+
+	while (!ret && bytes) {
+		ret = gather_receiver_next(receiver, &data, &bytes, &end->error);
+		killed_ns = kill_in_time(end, began_ns, killed_ns);
+	}
+	return judge_end(end, ret, killed_ns);
+}
+
+int stream_flood(struct gather_sender *sender, const struct stream_memory *shared,
+		 struct stream_end *end)
+{
+	static const char bytes[200000];
+	const uint64_t began_ns = base_now_ns();
+	uint64_t killed_ns = 0;
+	int ret = 0;
+
+	while (!ret) {
+		if (shared)
+			ret = gather_sender_put_shared(sender, shared->base, 0, 3 * MIB + 5,
+						       &end->error);
+		if (!ret)
+			ret = gather_sender_put(sender, bytes, sizeof(bytes), &end->error);
+		killed_ns = kill_in_time(end, began_ns, killed_ns);
+	}
+	return judge_end(end, ret, killed_ns);
+}

@@ -56,6 +56,19 @@ void stream_send_plan(struct gather_sender *sender, const struct stream_plan *pl
 		      struct stream_memory *memory);
 /* Receives to the end, and compares all bytes; returns how many. */
 uint64_t stream_receive_all(struct gather_receiver *receiver, uint64_t seed);
+/*
+ * To the end, or until it fails: with its code. After so long the other side is killed (0: it is
+ * not), which must be found out soon.
+ */
+struct stream_end {
+	pid_t child;
+	uint64_t life_ns;
+	struct base_error error;
+};
+int stream_drain(struct gather_receiver *receiver, struct stream_end *end);
+/* The same bytes again and again; also from `shared` (may be NULL). */
+int stream_flood(struct gather_sender *sender, const struct stream_memory *shared,
+		 struct stream_end *end);
 /* The same with length and checksum. */
 void stream_receive_plan(struct gather_receiver *receiver, const struct stream_plan *plan);
 

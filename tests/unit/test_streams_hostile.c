@@ -14,18 +14,17 @@ static const struct {
 	const char *what;
 	struct local_head head;
 	size_t extra;
-	const char *sentence;
 } lies[] = {
-	{ "behind the end", { LOCAL_REFERENCE, 0, MIB, 1 }, 0, "outside of its memory" },
-	{ "across the end", { LOCAL_REFERENCE, 0, MIB - 4096, 4097 }, 0, "outside of its memory" },
-	{ "overflow", { LOCAL_REFERENCE, 0, UINT64_MAX - 10, 4096 }, 0, "cannot receive" },
-	{ "far too long", { LOCAL_REFERENCE, 0, 0, GIB }, 0, "cannot receive" },
-	{ "nothing", { LOCAL_REFERENCE, 0, 0, 0 }, 0, "cannot receive" },
-	{ "no bytes", { LOCAL_BYTES, 0, 0, 0 }, 0, "cannot receive" },
-	{ "unknown", { 4711, 0, 0, 0 }, 0, "cannot receive" },
-	{ "too large", { LOCAL_BYTES, 0, 0, 0 }, LOCAL_INLINE_BYTES + 1, "cannot receive" },
-	{ "a wrong end", { LOCAL_END, 0, 17, 0 }, 0, "has sent 17 bytes, of which 0" },
-	{ "shorter than a head", { 0 }, SIZE_MAX, "cannot receive" },
+	{ "behind the end", { LOCAL_REFERENCE, 0, MIB, 1 }, 0 },
+	{ "across the end", { LOCAL_REFERENCE, 0, MIB - 4096, 4097 }, 0 },
+	{ "overflow", { LOCAL_REFERENCE, 0, UINT64_MAX - 10, 4096 }, 0 },
+	{ "far too long", { LOCAL_REFERENCE, 0, 0, GIB }, 0 },
+	{ "nothing", { LOCAL_REFERENCE, 0, 0, 0 }, 0 },
+	{ "no bytes", { LOCAL_BYTES, 0, 0, 0 }, 0 },
+	{ "unknown", { 4711, 0, 0, 0 }, 0 },
+	{ "too large", { LOCAL_BYTES, 0, 0, 0 }, LOCAL_INLINE_BYTES + 1 },
+	{ "a wrong end", { LOCAL_END, 0, 17, 0 }, 0 },
+	{ "shorter than a head", { 0 }, SIZE_MAX },
 };
 
 static int connect_raw(void)
@@ -66,8 +65,7 @@ START_TEST(a_lie_is_refused)
 				 0);
 	receiver = receive_from(listener, RANK);
 	ck_assert_int_eq(gather_receiver_next(receiver, &data, &bytes, &error), -EPROTO);
-	ck_assert_msg(strstr(error.text, lies[_i].sentence) && strstr(error.text, "rank 7"),
-		      "%s: %s", lies[_i].what, error.text);
+	ck_assert_msg(error.rank == RANK, "%s", lies[_i].what);
 	gather_receiver_free(receiver);
 	gather_listener_close(listener);
 	close(fd);
@@ -149,8 +147,7 @@ START_TEST(memory_that_could_shrink_is_refused)
 		gather_receiver_open_local(&receiver, listener, RANK, &stream_patient, &error),
 		-EPERM);
 	ck_assert_ptr_null(receiver);
-	ck_assert_msg(strstr(error.text, "rank 7") && strstr(error.text, "shrink"), "%s",
-		      error.text);
+	ck_assert_uint_eq(error.rank, RANK);
 	gather_listener_close(listener);
 	close(fd);
 	close(memory_fd);
