@@ -175,7 +175,6 @@ START_TEST(directories_above_are_made_as_mkdir_p_does)
 	ck_assert_int_eq(
 		group_attempt_begin(&attempt, "file/a", STEP, GENERATION_JOB, NULL, &error),
 		-ENOTDIR);
-	ck_assert_ptr_nonnull(strstr(error.sentence, "file\": "));
 	group_attempt_abandon(&attempt);
 }
 END_TEST
@@ -210,7 +209,6 @@ START_TEST(a_complete_one_is_not_replaced_if_that_is_not_wanted)
 {
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(generation_save(STEP, "new", true, &error), -EEXIST);
-	ck_assert_ptr_nonnull(strstr(error.text, "runs/" PLACE));
 	ck_assert(generation_is(PLACE, STEP, "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
@@ -246,7 +244,6 @@ START_TEST(what_is_no_directory_is_in_the_way)
 	else
 		scratch_write("runs/" PLACE, "mine", 4);
 	ck_assert_int_eq(generation_save(STEP, "new", false, &error), -ENOTDIR);
-	ck_assert_ptr_nonnull(strstr(error.text, PLACE));
 	ck_assert(exists("runs/" PLACE));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
@@ -296,11 +293,9 @@ START_TEST(what_makes_no_manifest_is_not_put_in_place)
 	manifest = generation_describe(&it, STEP, attempt.id, "new");
 	it.part.bytes = 0;
 	ck_assert_int_eq(group_attempt_commit(&attempt, manifest, false, &error), -EINVAL);
-	ck_assert_ptr_nonnull(strstr(error.text, "does not fit together"));
 	manifest->rank_count = ZIP_MAX_RANKS + 1;
 	error = (struct base_error){ 0 };
 	ck_assert_int_eq(group_attempt_commit(&attempt, manifest, false, &error), IOSHAPE_E_LIMIT);
-	ck_assert_ptr_nonnull(strstr(error.text, "too much"));
 	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 }
@@ -320,8 +315,6 @@ START_TEST(without_its_files_it_is_not_put_in_place)
 	else
 		ck_assert_int_eq(unlink(path), 0);
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), IOSHAPE_E_DAMAGED);
-	ck_assert_ptr_nonnull(strstr(error.text, path));
-	ck_assert_ptr_nonnull(strstr(error.text, "all nodes"));
 	group_attempt_abandon(&attempt);
 	ck_assert(generation_is(PLACE, STEP, "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);

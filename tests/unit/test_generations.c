@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Generations as their readers see them. */
 #define _GNU_SOURCE
+#include "support/generation_files.h"
 #include "support/generation_view.h"
 #include "support/reader_info.h"
 #include "support/sample.h"
@@ -11,7 +12,6 @@
 #include <unistd.h>
 
 #define RANKS 3u
-#define BOUNDARY 4096u
 
 /* ---- Generations of real parts --------------------------------------------------------------- */
 
@@ -32,86 +32,19 @@ static void save_part(const char *path, uint64_t step, uint32_t rank)
 	sample_free(&sample);
 }
 
-/* Parts one behind the other, as in a bundle, which is a file with more between them. */
-static void join(const char *folder, struct zip_manifest *manifest)
-{
-	struct zip_manifest_file *file = &manifest->files[0];
-	struct base_buffer bundle = { 0 };
-	static const uint8_t zeros[BOUNDARY];
-	char path[512], name[ZIP_PART_NAME_BYTES];
-	uint8_t *data;
-	size_t bytes;
-
-	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
-		struct zip_manifest_part *part = &manifest->parts[rank];
-
-		base_buffer_append(&bundle, zeros, BOUNDARY - bundle.bytes % BOUNDARY);
-		zip_part_name(name, rank);
-		snprintf(path, sizeof(path), "%s/%s", folder, name);
-		data = scratch_read(path, &bytes);
-		*part = (struct zip_manifest_part){ 0, base_crc32(0, data, bytes), bundle.bytes,
-						    bytes };
-		base_buffer_append(&bundle, data, bytes);
-		free(data);
-		unlink(path);
-	}
-	base_buffer_append(&bundle, "the end", 7);
-	snprintf(path, sizeof(path), "%s/ranks.zip", folder);
-	scratch_write(path, bundle.data, bundle.bytes);
-	*file = (struct zip_manifest_file){ file->name, bundle.bytes,
-					    base_crc32(0, bundle.data, bundle.bytes), true };
-	base_buffer_free(&bundle);
-}
-
-static void describe(const char *folder, struct zip_manifest *manifest)
-{
-	char path[512];
-	uint8_t *data;
-	size_t bytes;
-
-	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
-		struct zip_manifest_file *file = &manifest->files[rank];
-
-		snprintf(path, sizeof(path), "%s/%s", folder, file->name);
-		data = scratch_read(path, &bytes);
-		file->bytes = bytes;
-		file->crc32 = base_crc32(0, data, bytes);
-		manifest->parts[rank] =
-			(struct zip_manifest_part){ rank, file->crc32, 0, file->bytes };
-		free(data);
-	}
-}
-
 static void save(uint64_t step, bool bundle)
 {
-	struct zip_manifest_part parts[RANKS] = { 0 };
-	struct zip_manifest_file files[RANKS] = { 0 };
-	char names[RANKS][ZIP_PART_NAME_BYTES], path[512], zip[] = "ranks.zip";
+	char paths[RANKS][64], *files[RANKS];
 	struct group_attempt attempt;
-	struct zip_manifest manifest = {
-		.step = step,
-		.saved = 1700000000 + (int64_t)step,
-		.mode = bundle ? IOSHAPE_MODE_RANK0 : IOSHAPE_MODE_EACH,
-		.rank_count = RANKS,
-		.parts = parts,
-		.file_count = bundle ? 1 : RANKS,
-		.files = files,
-	};
 
 	ck_assert_int_eq(group_attempt_begin(&attempt, "runs", step, GENERATION_JOB, NULL, &error),
 			 0);
-	strcpy(manifest.attempt, attempt.id);
 	for (uint32_t rank = 0; rank < RANKS; rank++) {
-		zip_part_name(names[rank], rank);
-		files[rank].name = bundle ? zip : names[rank];
-		snprintf(path, sizeof(path), "%s/%s", group_attempt_path(&attempt), names[rank]);
-		save_part(path, step, rank);
+		snprintf(paths[rank], sizeof(paths[rank]), "./part-%u", rank);
+		files[rank] = paths[rank];
+		save_part(files[rank], step, rank);
 	}
-	if (bundle)
-		join(group_attempt_path(&attempt), &manifest);
-	else
-		describe(group_attempt_path(&attempt), &manifest);
-	ck_assert_msg(!group_attempt_commit(&attempt, &manifest, false, &error), "%s", error.text);
+	generation_write(&attempt, !bundle, 1700000000 + (int64_t)step, files, RANKS);
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -169,13 +102,12 @@ START_TEST(every_rank_finds_its_part)
 		ck_assert_str_eq(part.name, name);
 		snprintf(path, sizeof(path), "%s/%s", info.path, _i ? "ranks.zip" : name);
 		ck_assert_str_eq(part.file, path);
-		ck_assert(_i ? part.offset && !(part.offset % BOUNDARY) : !part.offset);
+		ck_assert(_i ? part.offset && !(part.offset % GENERATION_BOUNDARY) : !part.offset);
 		bytes += part.bytes;
 		check_part(generation, 7, rank);
 	}
 	ck_assert(_i ? bytes < info.bytes : bytes == info.bytes);
 	ck_assert_int_eq(ioshape_generation_get_part(generation, RANKS, &part), -ENOENT);
-	ck_assert_ptr_nonnull(strstr(message(), "no rank 3"));
 	ioshape_generation_free(generation);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
@@ -251,13 +183,11 @@ START_TEST(one_that_does_not_hold_is_passed_over)
 	ck_assert_uint_eq(latest(), 2);
 	ck_assert_str_eq(steps(), _i == 6 ? "2 " : "1 2 ");
 	if (expected != -ENOENT)
-		ck_assert_msg(strstr(logged, "step-0000000003") && strstr(logged, "passed over"),
-			      "%s", logged);
+		ck_assert_msg(strstr(logged, "step-0000000003"), "%s", logged);
 	ret = ioshape_generation_open(context, "runs", 3, &generation);
 	ck_assert_msg(ret == expected || (_i == 2 && ret == IOSHAPE_E_FORMAT), "%d: %s", ret,
 		      message());
 	ck_assert_ptr_null(generation);
-	ck_assert_msg(strstr(message(), _i ? "step-0000000003" : "step 3"), "%s", message());
 	ck_assert_int_eq(ioshape_generation_open(context, "runs", 2, &generation), 0);
 	ioshape_generation_free(generation);
 	ck_assert_uint_eq(scratch_descriptors(), before);
@@ -272,14 +202,12 @@ START_TEST(where_there_is_none_the_answer_is_plain)
 
 	ck_assert_int_eq(ioshape_generation_open(context, "nowhere", IOSHAPE_LATEST, &generation),
 			 -ENOENT);
-	ck_assert_ptr_nonnull(strstr(message(), "nowhere"));
 	ck_assert_int_eq(ioshape_generation_list(context, "nowhere", &found, &count), -ENOENT);
 	ck_assert_int_eq(mkdir("runs", 0777), 0);
 	ck_assert_int_eq(mkdir("runs/.step-0000000009.01234567-01234567-0123456789abcdef", 0777),
 			 0);
 	ck_assert_int_eq(ioshape_generation_open(context, "runs", IOSHAPE_LATEST, &generation),
 			 -ENOENT);
-	ck_assert_ptr_nonnull(strstr(message(), "no complete generation"));
 	ck_assert_ptr_null(generation);
 	ck_assert_str_eq(steps(), "");
 }
@@ -437,7 +365,7 @@ START_TEST(a_changed_bit_is_found_wherever_it_is)
 	for (off_t at = 0; at < status.st_size; at += status.st_size / 40) {
 		flip(path, (size_t)at);
 		ck_assert_int_eq(verify(NULL, NULL), IOSHAPE_E_DAMAGED);
-		ck_assert_ptr_nonnull(strstr(message(), path));
+		ck_assert_str_eq(ioshape_last_error()->path, scratch_path(path));
 		flip(path, (size_t)at);
 	}
 	flip(path, (size_t)status.st_size - 1);

@@ -107,6 +107,8 @@ static int verify_file(struct verifying *verifying, uint32_t file, struct base_e
 			       verifying->progress ? tell : NULL, &crc, error);
 	if (!ret && crc != expected->crc32)
 		ret = fail_damaged(verifying, &input, file, path, error);
+	if (ret)
+		base_error_about(error, "verify", path);
 	ring_input_close(&input);
 	verifying->done += expected->bytes;
 	return ret;

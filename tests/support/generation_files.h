@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Generations of files that are there, written as a group would. */
+#ifndef TESTS_SUPPORT_GENERATION_FILES_H
+#define TESTS_SUPPORT_GENERATION_FILES_H
+
+#include "group/generation/generation.h"
+#include "support/file_writer.h"
+#include "support/must.h"
+
+#include <stdlib.h>
+
+#define GENERATION_MOST_RANKS 64
+#define GENERATION_BOUNDARY 65536
+
+static inline struct base_buffer generation_read(const char *path)
+{
+	struct base_error error = { 0 };
+	struct base_buffer data = { 0 };
+	struct ring_folder here;
+	char *copy = strdup(path), *slash = strrchr(copy, '/');
+
+	*slash = 0;
+	MUST(!ring_folder_open(&here, copy, &error), "%s", error.text);
+	MUST(!ring_folder_get(&here, slash + 1, GIB, &data, NULL, &error), "%s", error.text);
+	ring_folder_close(&here);
+	free(copy);
+	return data;
+}
+
+static inline void generation_write_each(const struct group_attempt *attempt,
+					 struct zip_manifest *manifest, char **paths)
+{
+	struct base_error error = { 0 };
+
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
+		struct base_buffer data = generation_read(paths[rank]);
+		struct zip_manifest_file *file = &manifest->files[rank];
+
+		file->name = malloc(ZIP_PART_NAME_BYTES);
+		zip_part_name(file->name, rank);
+		file->bytes = data.bytes;
+		file->crc32 = base_crc32(0, data.data, data.bytes);
+		manifest->parts[rank] =
+			(struct zip_manifest_part){ rank, file->crc32, 0, data.bytes };
+		MUST(!ring_folder_put(&attempt->folder, file->name, data.data, data.bytes, &error),
+		     "%s", error.text);
+		base_buffer_free(&data);
+	}
+	manifest->file_count = manifest->rank_count;
+}
+
+static inline void generation_write_bundle(const struct group_attempt *attempt,
+					   struct zip_manifest *manifest, char **paths)
+{
+	struct file_write write = file_write_defaults();
+	struct zip_manifest_file *file = &manifest->files[0];
+	char path[4096], name[ZIP_PART_NAME_BYTES];
+	struct zip_bundle *bundle;
+	struct zip_member member;
+	struct base_error error = { 0 };
+	struct base_buffer whole;
+
+	snprintf(path, sizeof(path), "%s/ranks.zip", group_attempt_path(attempt));
+	MUST(!file_write_open(&write, path), "%s", path);
+	MUST(!zip_bundle_new(&bundle, write.writer, path, GENERATION_BOUNDARY, &error), "%s",
+	     error.text);
+	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
+		struct base_buffer data = generation_read(paths[rank]);
+
+		zip_part_name(name, rank);
+		MUST(!zip_bundle_begin(bundle, name, &error), "%s", error.text);
+		MUST(!zip_bundle_put(bundle, data.data, data.bytes, &error), "%s", error.text);
+		MUST(!zip_bundle_end(bundle, &member, &error), "%s", error.text);
+		manifest->parts[rank] =
+			(struct zip_manifest_part){ 0, member.crc32, member.offset, member.bytes };
+		base_buffer_free(&data);
+	}
+	MUST(!zip_bundle_finish(bundle, &error), "%s", error.text);
+	MUST(!ring_writer_commit(write.writer, &error), "%s", error.text);
+	zip_bundle_free(bundle);
+	ring_lane_close(write.lane);
+	whole = generation_read(path);
+	*file = (struct zip_manifest_file){ strdup("ranks.zip"), whole.bytes,
+					    base_crc32(0, whole.data, whole.bytes), true };
+	base_buffer_free(&whole);
+	manifest->file_count = 1;
+}
+
+/* One file for each rank, or one for all. */
+static inline void generation_write(struct group_attempt *attempt, bool each, int64_t saved,
+				    char **paths, uint32_t count)
+{
+	struct zip_manifest_part parts[GENERATION_MOST_RANKS] = { 0 };
+	struct zip_manifest_file files[GENERATION_MOST_RANKS] = { 0 };
+	struct base_error error = { 0 };
+	struct zip_manifest manifest = {
+		.step = attempt->step,
+		.saved = saved,
+		.mode = each ? IOSHAPE_MODE_EACH : IOSHAPE_MODE_RANK0,
+		.rank_count = MIN(count, GENERATION_MOST_RANKS),
+		.parts = parts,
+		.files = files,
+	};
+
+	snprintf(manifest.attempt, sizeof(manifest.attempt), "%s", attempt->id);
+	(each ? generation_write_each : generation_write_bundle)(attempt, &manifest, paths);
+	MUST(!group_attempt_commit(attempt, &manifest, false, &error), "%s", error.text);
+	for (uint32_t i = 0; i < manifest.file_count; i++)
+		free(files[i].name);
+}
+
+#endif
