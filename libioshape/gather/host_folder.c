@@ -55,19 +55,6 @@ static bool lives(int folder_fd, const char *name)
 	return locked;
 }
 
-static int create(int folder_fd, const char *name)
-{
-	int fd;
-
-	gather_own_begin();
-	fd = openat(folder_fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	if (fd < 0)
-		fd = -errno;
-	gather_own_add(fd);
-	gather_own_end();
-	return fd;
-}
-
 /* It is locked before it has its name: what has one and is not locked is dead. */
 static int begin_life(struct host_folder *folder)
 {
@@ -77,7 +64,7 @@ static int begin_life(struct host_folder *folder)
 
 	snprintf(temporary, sizeof(temporary), ".%016llx", (unsigned long long)base_random());
 	board_name_of(name, LIFE, folder->rank);
-	fd = create(folder->fd, temporary);
+	fd = gather_own_open(folder->fd, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
 	if (fd < 0)
 		return fd;
 	if (fcntl(fd, F_OFD_SETLK, &lock) || linkat(folder->fd, temporary, folder->fd, name, 0))
@@ -94,15 +81,7 @@ static int begin_life(struct host_folder *folder)
 
 static int open_folder(const char *path)
 {
-	int fd;
-
-	gather_own_begin();
-	fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0)
-		fd = -errno;
-	gather_own_add(fd);
-	gather_own_end();
-	return fd;
+	return gather_own_open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
 }
 
 struct sweeping {

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "gather/own.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -36,21 +38,8 @@ static void watch_forks(void)
 	pthread_atfork(before_fork, in_parent, in_child);
 }
 
-void gather_own_begin(void)
+static void add(int fd)
 {
-	pthread_once(&once, watch_forks);
-	pthread_mutex_lock(&lock);
-}
-
-void gather_own_end(void)
-{
-	pthread_mutex_unlock(&lock);
-}
-
-void gather_own_add(int fd)
-{
-	if (fd < 0)
-		return;
 	if (count == room) {
 		const size_t more = room ? 2 * room : 16;
 		int *grown = realloc(owned, more * sizeof(*owned));
@@ -61,6 +50,22 @@ void gather_own_add(int fd)
 		room = more;
 	}
 	owned[count++] = fd;
+}
+
+/* No fork() happens between the opening and our knowing of it. */
+int gather_own_open(int folder_fd, const char *path, int flags, mode_t mode)
+{
+	int fd;
+
+	pthread_once(&once, watch_forks);
+	pthread_mutex_lock(&lock);
+	fd = openat(folder_fd, path, flags | O_CLOEXEC, mode);
+	if (fd >= 0)
+		add(fd);
+	else
+		fd = -errno;
+	pthread_mutex_unlock(&lock);
+	return fd;
 }
 
 static void forget(int fd)

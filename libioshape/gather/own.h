@@ -6,11 +6,11 @@
 #ifndef GATHER_OWN_H
 #define GATHER_OWN_H
 
-/* Around the making of one: no fork() happens in between. Nothing in between may wait. */
-void gather_own_begin(void);
-void gather_own_end(void);
-/* In between: fd (below 0 is fine) is ours. Without memory for that it is only close-on-exec. */
-void gather_own_add(int fd);
+#include <sys/types.h>
+
+/* As openat(), of a file that others of this user see locked: or a negative errno. Without memory
+ * to keep it in mind it is only close-on-exec. */
+int gather_own_open(int folder_fd, const char *path, int flags, mode_t mode);
 
 /* Closes it; -1 is fine. */
 void gather_own_close(int fd);

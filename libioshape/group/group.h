@@ -110,6 +110,14 @@ const char *group_show_rank(const struct ioshape_group *group, uint32_t rank,
 			    char into[GROUP_RANK_BYTES]);
 #define GROUP_SHOWN_RANK(group, rank) group_show_rank(group, rank, (char[GROUP_RANK_BYTES]){ 0 })
 
+/* Some ranks, as many as one sentence can name. Zero it. */
+#define GROUP_MOST_NAMED 8u
+struct group_names {
+	char text[GROUP_MOST_NAMED * (GROUP_RANK_BYTES + 2) + 16];
+	uint32_t count, first;
+};
+void group_name_rank(struct group_names *names, const struct ioshape_group *group, uint32_t rank);
+
 /* What a rank has failed with, named, as the failure of `error`. Returns its code. */
 int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 		       const struct base_error *failure, struct base_error *error);

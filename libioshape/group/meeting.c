@@ -121,24 +121,21 @@ static int fail_missing(const struct meeting *meeting, const char *board_says,
 {
 	const struct ioshape_group *group = meeting->round->group;
 	const bool *there = group_has_all(group, meeting->have) ? meeting->ready : meeting->have;
-	uint32_t missing = 0;
-	char text[256] = "";
-	size_t used = 0;
+	struct group_names missing = { 0 };
 
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
-		if (there[rank])
-			continue;
-		if (missing++ < 16)
-			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%u",
-						 missing > 1 ? ", " : "", rank);
+		if (!there[rank])
+			group_name_rank(&missing, group, rank);
 	}
-	return base_refuse(error, -ETIMEDOUT,
-			   "the group of %s is not complete: %u of %u ranks did not come within %u "
-			   "s (rank %s%s)" BASE_REMEDY
-			   "do all ranks of the job call it, with the same directory and job?%s%s",
-			   group->directory, missing, group->options.ranks,
-			   group->options.deadline_ms / 1000, text, missing > 16 ? ", ..." : "",
-			   *board_says ? " " : "", board_says);
+	base_refuse(error, -ETIMEDOUT,
+		    "the group of %s is not complete: %u of %u ranks did not come within %u s "
+		    "(%s)" BASE_REMEDY
+		    "do all ranks of the job call it, with the same directory and job?%s%s",
+		    group->directory, missing.count, group->options.ranks,
+		    group->options.deadline_ms / 1000, missing.text, *board_says ? " " : "",
+		    board_says);
+	base_error_of_rank(error, missing.first);
+	return -ETIMEDOUT;
 }
 
 static int receive_all(struct meeting *meeting, struct base_error *error)

@@ -82,6 +82,19 @@ const char *group_show_rank(const struct ioshape_group *group, uint32_t rank,
 	return into;
 }
 
+void group_name_rank(struct group_names *names, const struct ioshape_group *group, uint32_t rank)
+{
+	const size_t used = strlen(names->text), room = sizeof(names->text) - used;
+
+	if (!names->count++)
+		names->first = rank;
+	if (names->count <= GROUP_MOST_NAMED)
+		snprintf(names->text + used, room, "%s%s", used ? ", " : "",
+			 GROUP_SHOWN_RANK(group, rank));
+	else if (names->count == GROUP_MOST_NAMED + 1)
+		snprintf(names->text + used, room, " and others");
+}
+
 int group_fail_of_rank(const struct ioshape_group *group, uint32_t rank,
 		       const struct base_error *failure, struct base_error *error)
 {

@@ -10,9 +10,6 @@
 /* How long a look at the board may leave us asleep: aborts are heeded no later. */
 #define LOOK_MS 100u
 
-/* Ranks that one sentence names. */
-#define MOST_NAMED 8u
-
 /* ---- Turns ----------------------------------------------------------------------------------- */
 
 uint64_t group_round_reserve(struct ioshape_group *group)
@@ -170,10 +167,8 @@ static void hear(struct group_watched *watched, struct group_round *round,
 	round->group_total = group_read_number(&reader);
 }
 
-/* What is known of ranks that were lost, as far as one sentence can name them. */
 struct lost {
-	char names[MOST_NAMED * (GROUP_RANK_BYTES + 2) + 16];
-	uint32_t count, first;
+	struct group_names names;
 	bool gone, ahead;
 };
 
@@ -182,39 +177,21 @@ static bool is_overdue(const struct group_round *round, const struct group_watch
 	return base_now_ns() - watched->heard_ns > round->group->deadline_ns;
 }
 
-static void add_lost(struct lost *lost, const struct ioshape_group *group, uint32_t rank, bool gone,
-		     bool ahead)
-{
-	const size_t used = strlen(lost->names);
-
-	lost->gone |= gone;
-	lost->ahead |= ahead;
-	if (!lost->count++)
-		lost->first = rank;
-	if (lost->count <= MOST_NAMED)
-		snprintf(lost->names + used, sizeof(lost->names) - used, "%s%s", used ? ", " : "",
-			 GROUP_SHOWN_RANK(group, rank));
-}
-
 /* `missing`: what they did not do, if they are neither gone nor ahead. */
-static int fail_lost(const struct group_round *round, struct lost *lost, const char *missing,
+static int fail_lost(const struct group_round *round, const struct lost *lost, const char *missing,
 		     const char *board_says, struct base_error *error)
 {
-	const size_t used = strlen(lost->names);
-
-	if (lost->count > MOST_NAMED)
-		snprintf(lost->names + used, sizeof(lost->names) - used, " and %u more",
-			 lost->count - MOST_NAMED);
 	if (lost->gone)
-		base_refuse(error, -ETIMEDOUT, "%s ended or was killed", lost->names);
+		base_refuse(error, -ETIMEDOUT, "%s ended or was killed", lost->names.text);
 	else if (lost->ahead)
 		base_refuse(error, -ETIMEDOUT,
-			    "%s went on without having said how this ended for it", lost->names);
+			    "%s went on without having said how this ended for it",
+			    lost->names.text);
 	else
-		base_refuse(error, -ETIMEDOUT, "%s %s within %u s (deadline_ms)%s%s", lost->names,
-			    missing, round->group->options.deadline_ms / 1000,
+		base_refuse(error, -ETIMEDOUT, "%s %s within %u s (deadline_ms)%s%s",
+			    lost->names.text, missing, round->group->options.deadline_ms / 1000,
 			    *board_says ? "; " : "", board_says);
-	base_error_of_rank(error, lost->first);
+	base_error_of_rank(error, lost->names.first);
 	return -ETIMEDOUT;
 }
 
@@ -224,15 +201,14 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 {
 	struct ioshape_group *group = round->group;
 	struct base_error why = { 0 };
-	struct lost lost = { 0 };
+	struct lost lost = { .ahead = watched->ahead };
 	char name[GATHER_NAME_BYTES];
-	bool gone, ahead = watched->ahead;
 	int ret;
 
 	if (!watched->heard_ns)
 		watched->heard_ns = base_now_ns();
 	/* In this order: what it said before it went is still there. */
-	gone = gather_board_is_gone(group->board, rank);
+	lost.gone = gather_board_is_gone(group->board, rank);
 	name_note(name, what, rank);
 	ret = gather_board_look(group->board, round->scope, name, note, &why);
 	if (!ret)
@@ -244,9 +220,9 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 	if (ret == -EAGAIN && !gather_board_look(group->board, group->life, name, note, &why))
 		hear(watched, round, note, rank == 0);
 	/* Ahead since the last look: so the note would have been there by this one. */
-	if (!gone && !ahead && !is_overdue(round, watched))
+	if (!lost.gone && !lost.ahead && !is_overdue(round, watched))
 		return -EAGAIN;
-	add_lost(&lost, group, rank, gone, ahead);
+	group_name_rank(&lost.names, group, rank);
 	return fail_lost(round, &lost, "sent no heartbeat", why.text, error);
 }
 
@@ -297,8 +273,9 @@ static struct lost find_lost(const struct group_round *round,
 		if (collection->have[rank])
 			continue;
 		gone = gather_board_is_gone(group->board, rank);
+		lost.gone |= gone;
 		if (gone || is_overdue(round, &ranks[rank]))
-			add_lost(&lost, group, rank, gone, false);
+			group_name_rank(&lost.names, group, rank);
 	}
 	return lost;
 }
@@ -333,9 +310,9 @@ static int collect(struct group_round *round, const struct group_collection *col
 		if (!ret && collection->beats)
 			gather_board_collect(group->board, group->life, "beat", collection->have,
 					     found_beat, &watching, &why);
-		if (before.count) {
+		if (before.names.count) {
 			lost = find_lost(round, collection, ranks);
-			if (lost.count)
+			if (lost.names.count)
 				return fail_lost(round, &lost, collection->missing, why.text,
 						 error);
 		}
@@ -345,7 +322,7 @@ static int collect(struct group_round *round, const struct group_collection *col
 		if (collection->beats)
 			sum_up(round, ranks);
 		group_round_beat(round);
-		if (!before.count)
+		if (!before.names.count)
 			group_round_rest(round);
 	}
 }

@@ -90,7 +90,7 @@ def command(directory: str, as_json: bool) -> int:
     elif complete or others:
         _show(complete, others)
     elif not broken:
-        say(f"There is no generation in {directory}.")
+        say(f"There is no generation in {Path(directory).resolve()}.")
     if not as_json:
         for _path, why in broken:
             note(f"ioshape: {why}")
