@@ -116,6 +116,6 @@ def test_repacked_files_say_why_they_have_no_tensors(tmp_path: Path) -> None:
             target.writestr(name, source.read(name))
     with reading(path) as reader:
         assert not reader.info().has_table
-        assert reader.why_no_tensors().startswith(f'the index of "{path}" cannot be used')
+        assert str(path) in reader.why_no_tensors()
         assert reader.read("data/0", len(WEIGHT_BYTES)) == WEIGHT_BYTES
         assert reader.verify() == 0

@@ -25,7 +25,7 @@ int save_enter_path(const struct ioshape_context *context, const char *path, voi
 
 	if (!ret)
 		ret = base_take_options(options, options_bytes, given, what, error);
-	if (!ret && (!path || !*path))
+	if (!ret && !path)
 		ret = base_refuse(error, -EINVAL, "no path was given");
 	return ret;
 }

@@ -358,6 +358,8 @@ static int begin(struct ioshape_context *context, const char *path,
 	size_t bytes;
 	int ret;
 
+	if (!*path)
+		return base_refuse(error, -EINVAL, "no path was given");
 	probe.json = open_memstream(out, &bytes);
 	if (!probe.json)
 		return base_no_memory(error, "what a path sits on", 0);
