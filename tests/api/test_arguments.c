@@ -77,7 +77,11 @@ static void must_be_refused(const int *answers, size_t count)
 
 /* ---- NULL ------------------------------------------------------------------------------------ */
 
-START_TEST(no_handle_is_an_error_and_nothing_is_freed_without_harm)
+static struct test_case calls_case = {
+	.name = "calls", .setup = setup, .teardown = teardown, .timeout_s = 30
+};
+
+TEST(calls_case, no_handle_is_an_error_and_nothing_is_freed_without_harm)
 {
 	const struct handles none = { 0 };
 
@@ -89,9 +93,8 @@ START_TEST(no_handle_is_an_error_and_nothing_is_freed_without_harm)
 	ioshape_reader_free(NULL);
 	ioshape_free(NULL);
 }
-END_TEST
 
-START_TEST(no_path_no_data_and_no_place_for_the_result_are_errors)
+TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 {
 	const char *path = scratch_path("file");
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -141,12 +144,11 @@ START_TEST(no_path_no_data_and_no_place_for_the_result_are_errors)
 	ck_assert_str_eq(ioshape_last_error()->path, path);
 	ioshape_reader_free(reader);
 }
-END_TEST
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* Each is refused by name, before anything has begun. */
-START_TEST(a_tensor_that_makes_no_sense_is_refused_by_name)
+TEST(calls_case, a_tensor_that_makes_no_sense_is_refused_by_name)
 {
 	static const int64_t shape[2] = { 3, 4 }, negative[2] = { 3, -4 };
 	static const int64_t huge[2] = { INT64_MAX, INT64_MAX }, strides[2] = { -4, 1 };
@@ -186,9 +188,8 @@ START_TEST(a_tensor_that_makes_no_sense_is_refused_by_name)
 	}
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
-END_TEST
 
-START_TEST(no_tensors_make_a_file)
+TEST(calls_case, no_tensors_make_a_file)
 {
 	struct ioshape_reader *reader;
 	struct ioshape_reader_info info = { .size = sizeof(info), .tensors = 77 };
@@ -202,12 +203,11 @@ START_TEST(no_tensors_make_a_file)
 	ck_assert_int_eq(ioshape_reader_load(reader, NULL, 0), 0);
 	ioshape_reader_free(reader);
 }
-END_TEST
 
 /* ---- Structs of other versions --------------------------------------------------------------- */
 
 /* Every call that takes a struct with a size refuses one that is not set. */
-START_TEST(a_size_that_was_forgotten_is_refused_everywhere)
+TEST(calls_case, a_size_that_was_forgotten_is_refused_everywhere)
 {
 	const char *path = strdupa(scratch_path("file")); /* save_with() makes others */
 	struct ioshape_context_options context_options = { 0 };
@@ -262,9 +262,8 @@ START_TEST(a_size_that_was_forgotten_is_refused_everywhere)
 	ioshape_reader_free(reader);
 	ioshape_save_free(save);
 }
-END_TEST
 
-START_TEST(a_report_is_filled_as_far_as_the_caller_knows_it)
+TEST(calls_case, a_report_is_filled_as_far_as_the_caller_knows_it)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct {
@@ -286,9 +285,8 @@ START_TEST(a_report_is_filled_as_far_as_the_caller_knows_it)
 	ck_assert_uint_eq(report.unknown, 0);
 	ck_assert_str_eq(report.known.mode, "single");
 }
-END_TEST
 
-START_TEST(the_report_of_a_failed_save_is_filled_too)
+TEST(calls_case, the_report_of_a_failed_save_is_filled_too)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -310,11 +308,10 @@ START_TEST(the_report_of_a_failed_save_is_filled_too)
 	ck_assert_double_gt(report.write_s, 0);
 	ck_assert_uint_ne(report.filesystem[0], 0);
 }
-END_TEST
 
 /* ---- Contexts -------------------------------------------------------------------------------- */
 
-START_TEST(context_options_out_of_range_are_refused)
+TEST(calls_case, context_options_out_of_range_are_refused)
 {
 	static const struct ioshape_context_options bad[] = {
 		{ .block_bytes = 1 },
@@ -343,7 +340,6 @@ START_TEST(context_options_out_of_range_are_refused)
 		ck_assert_ptr_null(other);
 	}
 }
-END_TEST
 
 static struct ioshape_report report_of(const struct ioshape_context_options *options)
 {
@@ -358,7 +354,7 @@ static struct ioshape_report report_of(const struct ioshape_context_options *opt
 	return report;
 }
 
-START_TEST(variables_fill_what_is_left_at_zero)
+TEST(calls_case, variables_fill_what_is_left_at_zero)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_report report;
@@ -376,10 +372,9 @@ START_TEST(variables_fill_what_is_left_at_zero)
 	options.engine = IOSHAPE_ENGINE_BUFFERED;
 	ck_assert_str_eq(report_of(&options).engine, "buffered");
 }
-END_TEST
 
 /* Nil would write nothing: a program alone can ask for it. */
-START_TEST(variables_that_make_no_sense_are_refused)
+TEST(calls_case, variables_that_make_no_sense_are_refused)
 {
 	static const char *const bad[][2] = {
 		{ "IOSHAPE_ENGINE", "nonsense" },   { "IOSHAPE_ENGINE", "nil" },
@@ -397,10 +392,9 @@ START_TEST(variables_that_make_no_sense_are_refused)
 		unsetenv(bad[i][0]);
 	}
 }
-END_TEST
 
 /* Metadata of one save is not in the next one's file. */
-START_TEST(saves_do_not_know_of_each_other)
+TEST(calls_case, saves_do_not_know_of_each_other)
 {
 	char why[512];
 
@@ -410,9 +404,8 @@ START_TEST(saves_do_not_know_of_each_other)
 	ck_assert_msg(!sample_check(context, scratch_path("file"), &sample, why, sizeof(why)), "%s",
 		      why);
 }
-END_TEST
 
-START_TEST(memory_is_given_back_when_it_is_asked_for)
+TEST(calls_case, memory_is_given_back_when_it_is_asked_for)
 {
 	ck_assert_int_eq(ioshape_context_reserve(context, 0), 0);
 	ck_assert_int_eq(save_with(NULL), 0);
@@ -422,7 +415,6 @@ START_TEST(memory_is_given_back_when_it_is_asked_for)
 	ck_assert_int_eq(ioshape_context_reserve(context, UINT64_MAX), -ENOMEM);
 	ck_assert_int_eq(save_with(NULL), 0);
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -436,7 +428,7 @@ static void must_have_failed(int code, const char *operation, const char *path, 
 	ck_assert_str_eq(error->record, record);
 }
 
-START_TEST(a_failure_tells_the_path_and_what_was_being_done)
+TEST(calls_case, a_failure_tells_the_path_and_what_was_being_done)
 {
 	const char *path = scratch_path("missing/file"), *text = scratch_path("text");
 	struct ioshape_reader *reader;
@@ -459,10 +451,9 @@ START_TEST(a_failure_tells_the_path_and_what_was_being_done)
 	must_have_failed(-ENOENT, "load", scratch_path("file"), "z");
 	ioshape_reader_free(reader);
 }
-END_TEST
 
 /* What people read: path, reason and remedy. */
-START_TEST(a_failure_in_words_wording)
+TEST(calls_case, a_failure_in_words_wording)
 {
 	const char *path = scratch_path("missing/file");
 
@@ -472,9 +463,8 @@ START_TEST(a_failure_in_words_wording)
 	ck_assert_int_eq(ioshape_save_tensors(NULL, path, NULL, 0, NULL, NULL), -EINVAL);
 	ck_assert_str_eq(ioshape_last_error()->remedy, "open one first");
 }
-END_TEST
 
-START_TEST(a_writer_goes_on_after_a_refusal_until_it_has_committed)
+TEST(calls_case, a_writer_goes_on_after_a_refusal_until_it_has_committed)
 {
 	struct ioshape_writer *writer;
 
@@ -488,27 +478,8 @@ START_TEST(a_writer_goes_on_after_a_refusal_until_it_has_committed)
 	ck_assert_int_eq(ioshape_writer_commit(writer, NULL), -EINVAL);
 	ioshape_writer_free(writer);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/arguments");
-	TCase *calls = check_case(suite, "calls", setup, teardown, 30);
-
-	tcase_add_test(calls, no_handle_is_an_error_and_nothing_is_freed_without_harm);
-	tcase_add_test(calls, no_path_no_data_and_no_place_for_the_result_are_errors);
-	tcase_add_test(calls, a_tensor_that_makes_no_sense_is_refused_by_name);
-	tcase_add_test(calls, no_tensors_make_a_file);
-	tcase_add_test(calls, a_size_that_was_forgotten_is_refused_everywhere);
-	tcase_add_test(calls, a_report_is_filled_as_far_as_the_caller_knows_it);
-	tcase_add_test(calls, the_report_of_a_failed_save_is_filled_too);
-	tcase_add_test(calls, context_options_out_of_range_are_refused);
-	tcase_add_test(calls, variables_fill_what_is_left_at_zero);
-	tcase_add_test(calls, variables_that_make_no_sense_are_refused);
-	tcase_add_test(calls, saves_do_not_know_of_each_other);
-	tcase_add_test(calls, memory_is_given_back_when_it_is_asked_for);
-	tcase_add_test(calls, a_failure_tells_the_path_and_what_was_being_done);
-	tcase_add_test(calls, a_failure_in_words_wording);
-	tcase_add_test(calls, a_writer_goes_on_after_a_refusal_until_it_has_committed);
-	return check_main(suite);
+	return check_run("api/arguments");
 }

@@ -4,14 +4,15 @@
 
 #include <ioshape/ioshape.h>
 
-START_TEST(the_library_is_of_the_version_of_the_headers)
+static struct test_case tests_case = { .name = "layout" };
+
+TEST(tests_case, the_library_is_of_the_version_of_the_headers)
 {
 	ck_assert_str_eq(ioshape_version(), IOSHAPE_VERSION);
 }
-END_TEST
 
 /* A struct begun with its macro is its size and zeros, padding aside. */
-START_TEST(structs_begin_with_their_size_and_zeros)
+TEST(tests_case, structs_begin_with_their_size_and_zeros)
 {
 	struct ioshape_context_options context = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_save_options save = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -37,15 +38,8 @@ START_TEST(structs_begin_with_their_size_and_zeros)
 	ck_assert_uint_eq(metadata.size, sizeof(metadata));
 	ck_assert(!metadata.blob && !metadata.attribute_count);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/layout");
-	TCase *tests = tcase_create("layout");
-
-	tcase_add_test(tests, the_library_is_of_the_version_of_the_headers);
-	tcase_add_test(tests, structs_begin_with_their_size_and_zeros);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("api/layout");
 }

@@ -52,7 +52,11 @@ static void expect_directory(const char *path, const char *directory)
 	expect(path, NULL, member);
 }
 
-START_TEST(a_directory_is_described_and_left_alone)
+static struct test_case paths = {
+	.name = "paths", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(paths, a_directory_is_described_and_left_alone)
 {
 	const unsigned descriptors = scratch_descriptors();
 
@@ -62,10 +66,9 @@ START_TEST(a_directory_is_described_and_left_alone)
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	ck_assert_uint_eq(scratch_descriptors(), descriptors);
 }
-END_TEST
 
 /* They all have the directory in common. */
-START_TEST(a_file_a_link_and_a_name_to_be_mean_their_directory)
+TEST(paths, a_file_a_link_and_a_name_to_be_mean_their_directory)
 {
 	const char *const names[] = { "file", "link", "new.pt", "new/", "pipe" };
 
@@ -77,9 +80,8 @@ START_TEST(a_file_a_link_and_a_name_to_be_mean_their_directory)
 	expect(scratch_path("file"), NULL, "\"is_file\": true");
 	expect(scratch_path("link"), NULL, "\"is_file\": true");
 }
-END_TEST
 
-START_TEST(a_name_without_a_directory_is_in_this_one)
+TEST(paths, a_name_without_a_directory_is_in_this_one)
 {
 	int here = open(".", O_RDONLY | O_DIRECTORY);
 
@@ -89,9 +91,8 @@ START_TEST(a_name_without_a_directory_is_in_this_one)
 	ck_assert_int_eq(fchdir(here), 0);
 	close(here);
 }
-END_TEST
 
-START_TEST(the_plan_is_for_what_is_asked)
+TEST(paths, the_plan_is_for_what_is_asked)
 {
 	static const char *const members[] = {
 		"\"for_bytes\": 12345", "\"engine\": \"threads\"", "\"block_bytes\": 1048576",
@@ -112,9 +113,8 @@ START_TEST(the_plan_is_for_what_is_asked)
 	for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++)
 		expect(scratch_directory(), &options, members[i]);
 }
-END_TEST
 
-START_TEST(what_cannot_be_looked_at_is_refused)
+TEST(paths, what_cannot_be_looked_at_is_refused)
 {
 	struct ioshape_probe_options options = IOSHAPE_PROBE_OPTIONS_INIT;
 	const char *path = scratch_path("none/new.pt");
@@ -133,7 +133,6 @@ START_TEST(what_cannot_be_looked_at_is_refused)
 	options.size = 0;
 	ck_assert_int_eq(ioshape_probe(context, scratch_directory(), &options, &json), -EINVAL);
 }
-END_TEST
 
 static int probe_in_child(void *json)
 {
@@ -142,24 +141,14 @@ static int probe_in_child(void *json)
 	scratch_leave_child(ret == -EPERM ? 0 : 1);
 }
 
-START_TEST(in_a_child_it_touches_nothing)
+TEST(paths, in_a_child_it_touches_nothing)
 {
 	char *json = NULL;
 
 	ck_assert_int_eq(scratch_in_child(probe_in_child, &json), 0);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("probe");
-	TCase *paths = check_case(suite, "paths", setup, teardown, 60);
-
-	tcase_add_test(paths, a_directory_is_described_and_left_alone);
-	tcase_add_test(paths, a_file_a_link_and_a_name_to_be_mean_their_directory);
-	tcase_add_test(paths, a_name_without_a_directory_is_in_this_one);
-	tcase_add_test(paths, the_plan_is_for_what_is_asked);
-	tcase_add_test(paths, what_cannot_be_looked_at_is_refused);
-	tcase_add_test(paths, in_a_child_it_touches_nothing);
-	return check_main(suite);
+	return check_run("probe");
 }

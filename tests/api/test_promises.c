@@ -193,7 +193,11 @@ static int leave_the_directory(void *user, enum ioshape_phase phase, uint64_t do
 	return phase == IOSHAPE_PHASE_STAGE ? chdir(user) : 0;
 }
 
-START_TEST(a_relative_path_means_what_it_meant_at_the_call)
+static struct test_case tests = {
+	.name = "promises", .setup = setup, .teardown = teardown, .timeout_s = 30
+};
+
+TEST(tests, a_relative_path_means_what_it_meant_at_the_call)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	char away[4096];
@@ -209,7 +213,6 @@ START_TEST(a_relative_path_means_what_it_meant_at_the_call)
 	ck_assert_uint_eq(scratch_entries(scratch_path("there")), 0);
 	ck_assert_uint_eq(first_byte(scratch_path("here/a.pt")), 7);
 }
-END_TEST
 
 static const char *const same_file[][2] = {
 	{ "a.pt", "./a.pt" },
@@ -219,7 +222,7 @@ static const char *const same_file[][2] = {
 	{ "directory//a.pt", "directory/a.pt" },
 };
 
-START_TEST(saves_to_one_file_are_ordered_whatever_they_call_it)
+LOOP_TEST(tests, saves_to_one_file_are_ordered_whatever_they_call_it, 0, COUNT(same_file))
 {
 	struct ioshape_save *first;
 	struct one new = { 0 };
@@ -236,9 +239,8 @@ START_TEST(saves_to_one_file_are_ordered_whatever_they_call_it)
 	ck_assert_uint_eq(first_byte(same_file[_i][0]), 2);
 	free(new.memory);
 }
-END_TEST
 
-START_TEST(a_writer_takes_its_turn_where_it_was_opened)
+TEST(tests, a_writer_takes_its_turn_where_it_was_opened)
 {
 	struct ioshape_writer *writer;
 	struct ioshape_reader *reader;
@@ -258,9 +260,8 @@ START_TEST(a_writer_takes_its_turn_where_it_was_opened)
 	ck_assert_uint_eq(info_of_reader(reader).records, 1);
 	ioshape_reader_free(reader);
 }
-END_TEST
 
-START_TEST(each_directory_is_tidied_whatever_it_is_called)
+TEST(tests, each_directory_is_tidied_whatever_it_is_called)
 {
 	static const char stale[] = ".a.pt.ioshape-tmp-deadbeef-0123456789abcdef";
 	const struct timespec long_ago[2] = { { .tv_sec = 1 }, { .tv_sec = 1 } };
@@ -276,7 +277,6 @@ START_TEST(each_directory_is_tidied_whatever_it_is_called)
 		ck_assert_uint_eq(scratch_temporaries("."), 0);
 	}
 }
-END_TEST
 
 /* ---- Engines --------------------------------------------------------------------------------- */
 
@@ -306,7 +306,7 @@ static struct ioshape_report save_and_report(void)
 	return report;
 }
 
-START_TEST(nil_says_in_the_report_that_nothing_is_written)
+TEST(tests, nil_says_in_the_report_that_nothing_is_written)
 {
 	struct ioshape_report report;
 
@@ -317,9 +317,8 @@ START_TEST(nil_says_in_the_report_that_nothing_is_written)
 	ck_assert_ptr_nonnull(report_step(&report, IOSHAPE_STEP_NOTHING));
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
-END_TEST
 
-START_TEST(reading_with_nil_reads)
+TEST(tests, reading_with_nil_reads)
 {
 	make_one(&one, 4 * MIB, 9);
 	ck_assert_int_eq(save_one(), 0);
@@ -330,18 +329,16 @@ START_TEST(reading_with_nil_reads)
 		ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 9);
 	}
 }
-END_TEST
 
-START_TEST(an_engine_asked_for_by_name_takes_small_files_too)
+TEST(tests, an_engine_asked_for_by_name_takes_small_files_too)
 {
 	ck_assert_str_eq(save_and_report().engine, "buffered");
 	open_with(IOSHAPE_ENGINE_THREADS, IOSHAPE_DIRECT_PREFER);
 	ck_assert_str_eq(save_and_report().engine, "threads");
 	ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 1);
 }
-END_TEST
 
-START_TEST(direct_io_that_is_required_is_used_for_small_files_too)
+TEST(tests, direct_io_that_is_required_is_used_for_small_files_too)
 {
 	open_with(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_REQUIRE);
 	if (scratch_direct()) {
@@ -352,7 +349,6 @@ START_TEST(direct_io_that_is_required_is_used_for_small_files_too)
 		ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 	}
 }
-END_TEST
 
 /* ---- Staging memory -------------------------------------------------------------------------- */
 
@@ -364,7 +360,7 @@ static void open_with_staging(uint64_t bytes)
 	open_another(&options);
 }
 
-START_TEST(waiting_for_room_is_in_the_report)
+TEST(tests, waiting_for_room_is_in_the_report)
 {
 	struct ioshape_save *first, *second;
 
@@ -375,9 +371,8 @@ START_TEST(waiting_for_room_is_in_the_report)
 	end(first);
 	ck_assert_double_ge(end(second).stage_s, SEEN_S);
 }
-END_TEST
 
-START_TEST(waiting_for_the_turn_is_in_the_report)
+TEST(tests, waiting_for_the_turn_is_in_the_report)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
@@ -392,7 +387,6 @@ START_TEST(waiting_for_the_turn_is_in_the_report)
 	ck_assert_double_le(report.commit_s, report.total_s);
 	end(first);
 }
-END_TEST
 
 static size_t mapped_bytes(void)
 {
@@ -405,7 +399,7 @@ static size_t mapped_bytes(void)
 	return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-START_TEST(what_a_save_holds_counts_as_reserved)
+TEST(tests, what_a_save_holds_counts_as_reserved)
 {
 	struct ioshape_save *save;
 	size_t before;
@@ -425,7 +419,6 @@ START_TEST(what_a_save_holds_counts_as_reserved)
 	atomic_store(&go, true);
 	end(save);
 }
-END_TEST
 
 /* ---- Progress -------------------------------------------------------------------------------- */
 
@@ -451,7 +444,7 @@ static int note(void *user, enum ioshape_phase phase, uint64_t done, uint64_t to
 	return 0;
 }
 
-START_TEST(done_is_never_more_than_total)
+TEST(tests, done_is_never_more_than_total)
 {
 	enum { MANY = 2000 };
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -474,9 +467,8 @@ START_TEST(done_is_never_more_than_total)
 	free(tensors);
 	free(names);
 }
-END_TEST
 
-START_TEST(a_save_larger_than_staging_speaks_from_two_threads)
+TEST(tests, a_save_larger_than_staging_speaks_from_two_threads)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 
@@ -490,7 +482,6 @@ START_TEST(a_save_larger_than_staging_speaks_from_two_threads)
 	ck_assert(!atomic_load(&told.write_in_this_thread));
 	ck_assert(!atomic_load(&told.beyond));
 }
-END_TEST
 
 static int stop_at_plan(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
@@ -500,7 +491,7 @@ static int stop_at_plan(void *user, enum ioshape_phase phase, uint64_t done, uin
 	return phase == IOSHAPE_PHASE_PLAN;
 }
 
-START_TEST(the_plan_is_told_before_space_is_reserved)
+TEST(tests, the_plan_is_told_before_space_is_reserved)
 {
 	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
 	const struct rlimit limit = { 2 << 20, 2 << 20 };
@@ -515,7 +506,6 @@ START_TEST(the_plan_is_told_before_space_is_reserved)
 	ck_assert_ptr_null(writer);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
 }
-END_TEST
 
 /* ---- Log ------------------------------------------------------------------------------------- */
 
@@ -548,7 +538,7 @@ static const struct {
 	{ IOSHAPE_ENGINE_BUFFERED, IOSHAPE_LOG_INFO, "a.pt", { 0 } },
 };
 
-START_TEST(the_log_has_a_line_for_what_matters_at_its_level)
+LOOP_TEST(tests, the_log_has_a_line_for_what_matters_at_its_level, 0, COUNT(logged))
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_save *save;
@@ -564,11 +554,10 @@ START_TEST(the_log_has_a_line_for_what_matters_at_its_level)
 		ck_assert_uint_eq(atomic_load(&heard.lines[level]), logged[_i].lines[level]);
 	ck_assert(!atomic_load(&heard.nameless));
 }
-END_TEST
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
-START_TEST(too_much_to_say_about_tensors_is_refused_up_front)
+TEST(tests, too_much_to_say_about_tensors_is_refused_up_front)
 {
 	enum { MANY = 400000, DIMS = IOSHAPE_MAX_DIMS };
 	static const int64_t shape[DIMS]; /* zeros: no elements */
@@ -589,9 +578,8 @@ START_TEST(too_much_to_say_about_tensors_is_refused_up_front)
 	free(tensors);
 	free(names);
 }
-END_TEST
 
-START_TEST(a_commit_with_an_open_record_can_be_tried_again)
+TEST(tests, a_commit_with_an_open_record_can_be_tried_again)
 {
 	struct ioshape_writer *writer;
 	struct ioshape_reader *reader;
@@ -609,10 +597,9 @@ START_TEST(a_commit_with_an_open_record_can_be_tried_again)
 	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
 	ioshape_reader_free(reader);
 }
-END_TEST
 
 /* The one failure after which the new file is there all the same. */
-START_TEST(a_directory_that_does_not_become_durable_fails_the_save_in_place)
+TEST(tests, a_directory_that_does_not_become_durable_fails_the_save_in_place)
 {
 	ck_assert_int_eq(save_one(), 0);
 	memset(one.memory, 2, 1000);
@@ -622,32 +609,8 @@ START_TEST(a_directory_that_does_not_become_durable_fails_the_save_in_place)
 	ck_assert_uint_eq(first_byte(scratch_path("a.pt")), 2);
 	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("promises");
-	TCase *tests = check_case(suite, "promises", setup, teardown, 30);
-
-	tcase_add_test(tests, a_relative_path_means_what_it_meant_at_the_call);
-	tcase_add_loop_test(tests, saves_to_one_file_are_ordered_whatever_they_call_it, 0,
-			    COUNT(same_file));
-	tcase_add_test(tests, a_writer_takes_its_turn_where_it_was_opened);
-	tcase_add_test(tests, each_directory_is_tidied_whatever_it_is_called);
-	tcase_add_test(tests, nil_says_in_the_report_that_nothing_is_written);
-	tcase_add_test(tests, reading_with_nil_reads);
-	tcase_add_test(tests, an_engine_asked_for_by_name_takes_small_files_too);
-	tcase_add_test(tests, direct_io_that_is_required_is_used_for_small_files_too);
-	tcase_add_test(tests, waiting_for_room_is_in_the_report);
-	tcase_add_test(tests, waiting_for_the_turn_is_in_the_report);
-	tcase_add_test(tests, what_a_save_holds_counts_as_reserved);
-	tcase_add_test(tests, done_is_never_more_than_total);
-	tcase_add_test(tests, a_save_larger_than_staging_speaks_from_two_threads);
-	tcase_add_test(tests, the_plan_is_told_before_space_is_reserved);
-	tcase_add_loop_test(tests, the_log_has_a_line_for_what_matters_at_its_level, 0,
-			    COUNT(logged));
-	tcase_add_test(tests, too_much_to_say_about_tensors_is_refused_up_front);
-	tcase_add_test(tests, a_commit_with_an_open_record_can_be_tried_again);
-	tcase_add_test(tests, a_directory_that_does_not_become_durable_fails_the_save_in_place);
-	return check_main(suite);
+	return check_run("promises");
 }

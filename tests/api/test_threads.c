@@ -150,12 +150,15 @@ static int save_and_load(struct worker *worker)
 	return ret ? ret : check(worker, worker->path);
 }
 
-START_TEST(threads_save_and_load_at_the_same_time)
+static struct test_case tests = {
+	.name = "threads", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(tests, threads_save_and_load_at_the_same_time)
 {
 	run_all(save_and_load, "file-");
 	ck_assert_uint_gt(atomic_load(&log_lines), 0);
 }
-END_TEST
 
 static int save_to_one_path(struct worker *worker)
 {
@@ -163,7 +166,7 @@ static int save_to_one_path(struct worker *worker)
 				    save_blocking(worker, "file");
 }
 
-START_TEST(threads_that_save_to_one_path_leave_one_of_their_files)
+TEST(tests, threads_that_save_to_one_path_leave_one_of_their_files)
 {
 	char why[512];
 	unsigned whole = 0;
@@ -173,7 +176,6 @@ START_TEST(threads_that_save_to_one_path_leave_one_of_their_files)
 		whole += !sample_check(context, "file", &samples[i], why, sizeof(why));
 	ck_assert_uint_eq(whole, 1);
 }
-END_TEST
 
 /* Now right, now wrong, now large and refused: what one thread is told is about its own call. */
 static int fail_and_ask_why(struct worker *worker)
@@ -191,11 +193,10 @@ static int fail_and_ask_why(struct worker *worker)
 	return ioshape_context_reserve(context, 0);
 }
 
-START_TEST(threads_are_told_of_their_own_failures)
+TEST(tests, threads_are_told_of_their_own_failures)
 {
 	run_all(fail_and_ask_why, "");
 }
-END_TEST
 
 static int write_records(struct worker *worker)
 {
@@ -223,11 +224,10 @@ static int write_records(struct worker *worker)
 	return ret;
 }
 
-START_TEST(threads_write_and_verify_records_at_the_same_time)
+TEST(tests, threads_write_and_verify_records_at_the_same_time)
 {
 	run_all(write_records, "records-");
 }
-END_TEST
 
 /* Saves, their ends and the giving back of memory, all mixed. */
 static int save_and_drop(struct worker *worker)
@@ -249,21 +249,12 @@ static int save_and_drop(struct worker *worker)
 	return 0;
 }
 
-START_TEST(threads_begin_and_drop_saves_at_the_same_time)
+TEST(tests, threads_begin_and_drop_saves_at_the_same_time)
 {
 	run_all(save_and_drop, "dropped-");
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("api/threads");
-	TCase *tests = check_case(suite, "threads", setup, teardown, 60);
-
-	tcase_add_test(tests, threads_save_and_load_at_the_same_time);
-	tcase_add_test(tests, threads_that_save_to_one_path_leave_one_of_their_files);
-	tcase_add_test(tests, threads_are_told_of_their_own_failures);
-	tcase_add_test(tests, threads_write_and_verify_records_at_the_same_time);
-	tcase_add_test(tests, threads_begin_and_drop_saves_at_the_same_time);
-	return check_main(suite);
+	return check_run("api/threads");
 }

@@ -59,7 +59,11 @@ static int collect(struct base_error *error)
 static int (*const acts[])(struct base_error *error) = { post, look, collect };
 static const int codes[] = { ESTALE, EIO, ETIMEDOUT, EINTR };
 
-START_TEST(test_what_passes_is_tried_anew)
+static struct test_case tests = {
+	.name = "files", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+LOOP_TEST(tests, test_what_passes_is_tried_anew, 0, (int)ARRAY_LENGTH(codes))
 {
 	const int code = codes[_i];
 	unsigned long failed = 0;
@@ -87,10 +91,9 @@ START_TEST(test_what_passes_is_tried_anew)
 	}
 	ck_assert_uint_ge(failed, 5);
 }
-END_TEST
 
 /* What does not pass is no reason to wait. */
-START_TEST(test_what_does_not_pass_is_told)
+TEST(tests, test_what_does_not_pass_is_told)
 {
 	struct base_error error = { 0 };
 
@@ -104,17 +107,8 @@ START_TEST(test_what_does_not_pass_is_told)
 	calls_end();
 	ck_assert_int_eq(error.code, -EACCES);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("board_calls");
-	TCase *tests = tcase_create("files");
-
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_set_timeout(tests, 60);
-	tcase_add_loop_test(tests, test_what_passes_is_tried_anew, 0, (int)ARRAY_LENGTH(codes));
-	tcase_add_test(tests, test_what_does_not_pass_is_told);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("board_calls");
 }

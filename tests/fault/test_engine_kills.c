@@ -119,7 +119,12 @@ static bool kill_one(struct victim *victim, unsigned long *moment, unsigned long
 	return true;
 }
 
-START_TEST(a_kill_at_any_moment_of_the_engine_leaves_the_old_file)
+static struct test_case kills = {
+	.name = "kills", .setup = setup, .teardown = teardown, .timeout_s = 120
+};
+
+LOOP_TEST(kills, a_kill_at_any_moment_of_the_engine_leaves_the_old_file, 0,
+	  2 * (int)ARRAY_LENGTH(inner))
 {
 	struct victim victim = { .plan = { .inner = inner[_i / 2], .seed = 5, .reorder = _i % 2 } };
 	unsigned long *const moments[] = { &victim.plan.kill_before_submit,
@@ -137,7 +142,6 @@ START_TEST(a_kill_at_any_moment_of_the_engine_leaves_the_old_file)
 		*moments[i] = 0;
 	}
 }
-END_TEST
 
 /* ---- A kernel that stops taking requests ----------------------------------------------------- */
 
@@ -176,11 +180,14 @@ static int save_while_the_door_closes(void *argument)
 	return scratch_entries(".") == 1 ? 0 : 6;
 }
 
-START_TEST(a_context_survives_the_end_of_its_engine)
+static struct test_case doors = {
+	.name = "sandboxes", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(doors, a_context_survives_the_end_of_its_engine)
 {
 	ck_assert_int_eq(scratch_in_child(save_while_the_door_closes, NULL), 0);
 }
-END_TEST
 
 static int save_without_uring(void *argument)
 {
@@ -204,29 +211,15 @@ static int save_without_uring(void *argument)
 		       5;
 }
 
-START_TEST(a_sandbox_without_io_uring_is_saved_in_and_reported)
+TEST(doors, a_sandbox_without_io_uring_is_saved_in_and_reported)
 {
 	static int calls[] = { __NR_io_uring_setup, __NR_io_uring_enter };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(calls); i++)
 		ck_assert_int_eq(scratch_in_child(save_without_uring, &calls[i]), 0);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("fault/engine kills");
-	TCase *kills = tcase_create("kills"), *doors = tcase_create("sandboxes");
-
-	tcase_add_checked_fixture(kills, setup, teardown);
-	tcase_add_loop_test(kills, a_kill_at_any_moment_of_the_engine_leaves_the_old_file, 0,
-			    2 * (int)ARRAY_LENGTH(inner));
-	tcase_set_timeout(kills, 120);
-	suite_add_tcase(suite, kills);
-	tcase_add_checked_fixture(doors, setup, teardown);
-	tcase_add_test(doors, a_context_survives_the_end_of_its_engine);
-	tcase_add_test(doors, a_sandbox_without_io_uring_is_saved_in_and_reported);
-	tcase_set_timeout(doors, 60);
-	suite_add_tcase(suite, doors);
-	return check_main(suite);
+	return check_run("fault/engine kills");
 }

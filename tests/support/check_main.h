@@ -67,10 +67,11 @@ static inline void check_add(struct check_test *added)
 #define CHECK_ADD(case_, name_, begin_, end_)                                                      \
 	__attribute__((constructor)) static void add_##name_##_to_##case_(void)                    \
 	{                                                                                          \
-		static const TTest test = { #name_, name_, __FILE__, __LINE__ };                   \
-		static struct check_test added = { NULL, &(case_), &test, begin_, end_ };          \
+		static const TTest check_this = { #name_, name_, __FILE__, __LINE__ };             \
+		static struct check_test check_added = { NULL, &(case_), &check_this, begin_,      \
+							 end_ };                                   \
                                                                                                    \
-		check_add(&added);                                                                 \
+		check_add(&check_added);                                                           \
 	}
 
 /* For each _i from `begin` to before `end`. */

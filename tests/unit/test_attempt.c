@@ -70,7 +70,9 @@ static void tidy(const char *job)
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-START_TEST(names_are_read_as_they_are_made)
+static struct test_case names_case = { .name = "names" };
+
+TEST(names_case, names_are_read_as_they_are_made)
 {
 	static const uint64_t steps[] = { 0, 1, 1000, 9999999999, 10000000000, UINT64_MAX };
 	char name[GROUP_STEP_NAME_BYTES], longer[GROUP_ATTEMPT_NAME_BYTES];
@@ -96,9 +98,8 @@ START_TEST(names_are_read_as_they_are_made)
 		ck_assert_uint_eq(parsed.step, steps[i]);
 	}
 }
-END_TEST
 
-START_TEST(other_names_are_none_of_ours)
+TEST(names_case, other_names_are_none_of_ours)
 {
 	static const char *const names[] = {
 		"",
@@ -131,11 +132,14 @@ START_TEST(other_names_are_none_of_ours)
 	for (size_t i = 0; i < ARRAY_LENGTH(names); i++)
 		ck_assert_msg(group_parse_name(names[i]).kind == GROUP_NAME_OTHER, "%s", names[i]);
 }
-END_TEST
 
 /* ---- Commit ---------------------------------------------------------------------------------- */
 
-START_TEST(a_generation_appears_whole)
+static struct test_case commit = {
+	.name = "commit", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(commit, a_generation_appears_whole)
 {
 	unsigned before = scratch_descriptors();
 	struct group_attempt attempt;
@@ -153,9 +157,8 @@ START_TEST(a_generation_appears_whole)
 	group_attempt_abandon(&attempt);
 	ck_assert(generation_is(PLACE, STEP, "new"));
 }
-END_TEST
 
-START_TEST(directories_above_are_made_as_mkdir_p_does)
+TEST(commit, directories_above_are_made_as_mkdir_p_does)
 {
 	struct group_attempt attempt;
 	struct stat status;
@@ -177,9 +180,8 @@ START_TEST(directories_above_are_made_as_mkdir_p_does)
 		-ENOTDIR);
 	group_attempt_abandon(&attempt);
 }
-END_TEST
 
-START_TEST(an_abandoned_attempt_leaves_nothing)
+TEST(commit, an_abandoned_attempt_leaves_nothing)
 {
 	unsigned before = scratch_descriptors();
 	struct group_attempt attempt = GROUP_NO_ATTEMPT;
@@ -191,9 +193,8 @@ START_TEST(an_abandoned_attempt_leaves_nothing)
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
-START_TEST(a_generation_is_replaced)
+TEST(commit, a_generation_is_replaced)
 {
 	unsigned before = scratch_descriptors();
 
@@ -203,19 +204,17 @@ START_TEST(a_generation_is_replaced)
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
-START_TEST(a_complete_one_is_not_replaced_if_that_is_not_wanted)
+TEST(commit, a_complete_one_is_not_replaced_if_that_is_not_wanted)
 {
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(generation_save(STEP, "new", true, &error), -EEXIST);
 	ck_assert(generation_is(PLACE, STEP, "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-END_TEST
 
 /* Whatever has the name: without a manifest it is no generation. */
-START_TEST(an_incomplete_one_is_replaced_all_the_same)
+LOOP_TEST(commit, an_incomplete_one_is_replaced_all_the_same, 0, 4)
 {
 	if (_i == 0) {
 		ck_assert_int_eq(mkdir("runs", 0777), 0);
@@ -234,9 +233,8 @@ START_TEST(an_incomplete_one_is_replaced_all_the_same)
 	ck_assert(generation_is(PLACE, STEP, "new"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-END_TEST
 
-START_TEST(what_is_no_directory_is_in_the_way)
+LOOP_TEST(commit, what_is_no_directory_is_in_the_way, 0, 2)
 {
 	ck_assert_int_eq(mkdir("runs", 0777), 0);
 	if (_i)
@@ -247,9 +245,8 @@ START_TEST(what_is_no_directory_is_in_the_way)
 	ck_assert(exists("runs/" PLACE));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-END_TEST
 
-START_TEST(what_somebody_reads_is_replaced_but_not_removed)
+TEST(commit, what_somebody_reads_is_replaced_but_not_removed)
 {
 	struct group_generation reader;
 	struct ring_folder runs;
@@ -268,9 +265,8 @@ START_TEST(what_somebody_reads_is_replaced_but_not_removed)
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 	ck_assert(generation_is(PLACE, STEP, "new"));
 }
-END_TEST
 
-START_TEST(a_directory_removed_under_an_attempt_fails_it)
+TEST(commit, a_directory_removed_under_an_attempt_fails_it)
 {
 	struct group_attempt attempt;
 
@@ -280,10 +276,9 @@ START_TEST(a_directory_removed_under_an_attempt_fails_it)
 	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 }
-END_TEST
 
 /* What it consists of is told as it is, and not as a lack of memory. */
-START_TEST(what_makes_no_manifest_is_not_put_in_place)
+TEST(commit, what_makes_no_manifest_is_not_put_in_place)
 {
 	struct generation_case it;
 	struct group_attempt attempt;
@@ -299,10 +294,9 @@ START_TEST(what_makes_no_manifest_is_not_put_in_place)
 	group_attempt_abandon(&attempt);
 	ck_assert_uint_eq(scratch_entries("runs"), 0);
 }
-END_TEST
 
 /* Rank 0 hears of files; whether they lie where it looks is seen only there. */
-START_TEST(without_its_files_it_is_not_put_in_place)
+LOOP_TEST(commit, without_its_files_it_is_not_put_in_place, 0, 2)
 {
 	struct group_attempt attempt;
 	char path[300];
@@ -319,7 +313,6 @@ START_TEST(without_its_files_it_is_not_put_in_place)
 	ck_assert(generation_is(PLACE, STEP, "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-END_TEST
 
 /* ---- Dead or alive --------------------------------------------------------------------------- */
 
@@ -356,7 +349,11 @@ static void kill_process(pid_t pid)
 	ck_assert(WIFSIGNALED(status));
 }
 
-START_TEST(a_dead_process_s_attempt_goes_with_the_next_save)
+static struct test_case dead_case = {
+	.name = "dead or alive", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+LOOP_TEST(dead_case, a_dead_process_s_attempt_goes_with_the_next_save, 0, 2)
 {
 	pid_t pid = start_attempt(_i ? ANOTHER_JOB : GENERATION_JOB);
 
@@ -369,9 +366,8 @@ START_TEST(a_dead_process_s_attempt_goes_with_the_next_save)
 	ck_assert(!*attempt_name());
 	ck_assert_uint_eq(scratch_entries("runs"), 2);
 }
-END_TEST
 
-START_TEST(an_attempt_of_this_process_is_alive)
+TEST(dead_case, an_attempt_of_this_process_is_alive)
 {
 	struct group_attempt attempt;
 
@@ -382,7 +378,6 @@ START_TEST(an_attempt_of_this_process_is_alive)
 	ck_assert(generation_is(PLACE, STEP, "new"));
 	ck_assert(generation_is("step-0000001001", STEP + 1, "another"));
 }
-END_TEST
 
 /* An attempt as another machine would have left it. */
 static void make_attempt(const char *job, const char *machine, time_t age_s)
@@ -400,7 +395,7 @@ static void make_attempt(const char *job, const char *machine, time_t age_s)
 	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-START_TEST(another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)
+TEST(dead_case, another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)
 {
 	const char *here = ring_machine_tag();
 
@@ -426,10 +421,9 @@ START_TEST(another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)
 	tidy(NULL);
 	ck_assert(!*attempt_name() == !!strcmp(here, RING_UNKNOWN_MACHINE));
 }
-END_TEST
 
 /* The day counts from the last write, not from the first. */
-START_TEST(a_file_that_grows_keeps_an_old_attempt)
+TEST(dead_case, a_file_that_grows_keeps_an_old_attempt)
 {
 	char path[300];
 
@@ -439,9 +433,8 @@ START_TEST(a_file_that_grows_keeps_an_old_attempt)
 	tidy(GENERATION_JOB);
 	ck_assert(*attempt_name());
 }
-END_TEST
 
-START_TEST(other_users_and_other_things_stay)
+TEST(dead_case, other_users_and_other_things_stay)
 {
 	char path[300], inside[400];
 
@@ -475,7 +468,6 @@ START_TEST(other_users_and_other_things_stay)
 	ck_assert_uint_eq(scratch_entries("runs"), 3);
 	ck_assert(exists("precious"));
 }
-END_TEST
 
 /* ---- Children ------------------------------------------------------------------------------- */
 
@@ -491,7 +483,7 @@ static pid_t start_worker(void)
 	return pid;
 }
 
-START_TEST(locks_end_with_their_use_and_not_with_the_children)
+TEST(dead_case, locks_end_with_their_use_and_not_with_the_children)
 {
 	struct group_generation reader;
 	struct group_attempt attempt;
@@ -514,7 +506,6 @@ START_TEST(locks_end_with_their_use_and_not_with_the_children)
 	kill_process(of_attempt);
 	kill_process(of_reader);
 }
-END_TEST
 
 static int close_them(void *user)
 {
@@ -525,7 +516,7 @@ static int close_them(void *user)
 	return 0;
 }
 
-START_TEST(a_child_that_closes_ends_no_lock_of_its_parent)
+TEST(dead_case, a_child_that_closes_ends_no_lock_of_its_parent)
 {
 	struct group_generation reader;
 	struct group_attempt attempt;
@@ -544,13 +535,12 @@ START_TEST(a_child_that_closes_ends_no_lock_of_its_parent)
 	group_generation_close(&reader);
 	ring_folder_close(&runs);
 }
-END_TEST
 
 /* ---- Where names cannot be swapped ----------------------------------------------------------- */
 
 #define REPLACED "runs/.replaced-" PLACE "." MINE
 
-START_TEST(what_stepped_aside_comes_back_if_its_place_is_free)
+TEST(dead_case, what_stepped_aside_comes_back_if_its_place_is_free)
 {
 	int fd;
 
@@ -566,9 +556,8 @@ START_TEST(what_stepped_aside_comes_back_if_its_place_is_free)
 	ck_assert(!exists(REPLACED));
 	ck_assert(generation_is(PLACE, STEP, "old one"));
 }
-END_TEST
 
-START_TEST(what_stepped_aside_goes_if_its_place_is_taken)
+TEST(dead_case, what_stepped_aside_goes_if_its_place_is_taken)
 {
 	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
 	ck_assert_int_eq(rename("runs/" PLACE, REPLACED), 0);
@@ -578,42 +567,8 @@ START_TEST(what_stepped_aside_goes_if_its_place_is_taken)
 	ck_assert(!exists(REPLACED));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("group/attempt");
-	TCase *names = tcase_create("names"), *commit = tcase_create("commit");
-	TCase *dead = tcase_create("dead or alive");
-
-	tcase_add_test(names, names_are_read_as_they_are_made);
-	tcase_add_test(names, other_names_are_none_of_ours);
-	suite_add_tcase(suite, names);
-	tcase_add_checked_fixture(commit, setup, teardown);
-	tcase_add_test(commit, a_generation_appears_whole);
-	tcase_add_test(commit, directories_above_are_made_as_mkdir_p_does);
-	tcase_add_test(commit, an_abandoned_attempt_leaves_nothing);
-	tcase_add_test(commit, a_generation_is_replaced);
-	tcase_add_test(commit, a_complete_one_is_not_replaced_if_that_is_not_wanted);
-	tcase_add_loop_test(commit, an_incomplete_one_is_replaced_all_the_same, 0, 4);
-	tcase_add_loop_test(commit, what_is_no_directory_is_in_the_way, 0, 2);
-	tcase_add_test(commit, what_somebody_reads_is_replaced_but_not_removed);
-	tcase_add_test(commit, a_directory_removed_under_an_attempt_fails_it);
-	tcase_add_test(commit, what_makes_no_manifest_is_not_put_in_place);
-	tcase_add_loop_test(commit, without_its_files_it_is_not_put_in_place, 0, 2);
-	tcase_set_timeout(commit, 60);
-	suite_add_tcase(suite, commit);
-	tcase_add_checked_fixture(dead, setup, teardown);
-	tcase_add_loop_test(dead, a_dead_process_s_attempt_goes_with_the_next_save, 0, 2);
-	tcase_add_test(dead, an_attempt_of_this_process_is_alive);
-	tcase_add_test(dead, another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old);
-	tcase_add_test(dead, a_file_that_grows_keeps_an_old_attempt);
-	tcase_add_test(dead, other_users_and_other_things_stay);
-	tcase_add_test(dead, locks_end_with_their_use_and_not_with_the_children);
-	tcase_add_test(dead, a_child_that_closes_ends_no_lock_of_its_parent);
-	tcase_add_test(dead, what_stepped_aside_comes_back_if_its_place_is_free);
-	tcase_add_test(dead, what_stepped_aside_goes_if_its_place_is_taken);
-	tcase_set_timeout(dead, 60);
-	suite_add_tcase(suite, dead);
-	return check_main(suite);
+	return check_run("group/attempt");
 }

@@ -31,7 +31,11 @@ static const char *in_folder(const char *name)
 	return path;
 }
 
-START_TEST(test_the_folder_is_ours_alone_and_goes_with_rank_0)
+static struct test_case tests = {
+	.name = "files", .setup = setup, .teardown = scratch_teardown, .timeout_s = 60
+};
+
+TEST(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0)
 {
 	struct gather_board *one = board_case_open(&boards, 1), *zero = board_case_open(&boards, 0);
 	struct stat stat_of;
@@ -60,9 +64,8 @@ START_TEST(test_the_folder_is_ours_alone_and_goes_with_rank_0)
 	gather_board_close(zero);
 	ck_assert(access(folder, F_OK));
 }
-END_TEST
 
-START_TEST(test_a_removed_folder_is_made_again_by_rank_0)
+TEST(tests, test_a_removed_folder_is_made_again_by_rank_0)
 {
 	struct gather_board *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
 	struct base_buffer note = { 0 };
@@ -85,10 +88,9 @@ START_TEST(test_a_removed_folder_is_made_again_by_rank_0)
 	gather_board_close(zero);
 	base_buffer_free(&note);
 }
-END_TEST
 
 /* Signs of life are posted all the time, while nobody waits or while somebody does. */
-START_TEST(test_a_lost_note_comes_back_while_others_are_posted)
+TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 {
 	struct gather_board *zero = board_case_open(&boards, 0), *one = board_case_open(&boards, 1);
 	uint64_t end;
@@ -110,9 +112,8 @@ START_TEST(test_a_lost_note_comes_back_while_others_are_posted)
 	gather_board_close(one);
 	gather_board_close(zero);
 }
-END_TEST
 
-START_TEST(test_what_is_no_note_is_not_read)
+TEST(tests, test_what_is_no_note_is_not_read)
 {
 	struct gather_board *zero = board_case_open(&boards, 0);
 	struct board_case_found found = { 0 };
@@ -157,9 +158,8 @@ START_TEST(test_what_is_no_note_is_not_read)
 	ck_assert(scratch_same(scratch_path("secret"), "secret", 6));
 	base_buffer_free(&note);
 }
-END_TEST
 
-START_TEST(test_a_folder_of_others_is_not_used)
+TEST(tests, test_a_folder_of_others_is_not_used)
 {
 	struct base_error error = { 0 };
 	struct gather_board *board;
@@ -181,9 +181,8 @@ START_TEST(test_a_folder_of_others_is_not_used)
 		ck_assert_int_eq(board_case_try(&boards, 0, 100, &board, NULL), -EACCES);
 	}
 }
-END_TEST
 
-START_TEST(test_folders_of_dead_jobs_are_removed_after_a_day)
+TEST(tests, test_folders_of_dead_jobs_are_removed_after_a_day)
 {
 	const time_t now = time(NULL);
 	const struct timespec old[2] = { { now - 25 * 3600, 0 }, { now - 25 * 3600, 0 } };
@@ -210,10 +209,9 @@ START_TEST(test_folders_of_dead_jobs_are_removed_after_a_day)
 	ck_assert(!access(other, F_OK));
 	gather_board_close(board);
 }
-END_TEST
 
 /* A writer that is killed again and again while it posts: a reader sees whole notes only. */
-START_TEST(test_notes_are_whole_whenever_the_writer_dies)
+TEST(tests, test_notes_are_whole_whenever_the_writer_dies)
 {
 	static uint8_t bytes[300000];
 	struct gather_board *zero = board_case_open(&boards, 0);
@@ -251,9 +249,8 @@ START_TEST(test_notes_are_whole_whenever_the_writer_dies)
 	ck_assert(access(folder, F_OK));
 	base_buffer_free(&note);
 }
-END_TEST
 
-START_TEST(test_a_limit_of_file_sizes_is_an_error_and_no_signal)
+TEST(tests, test_a_limit_of_file_sizes_is_an_error_and_no_signal)
 {
 	static const uint8_t bytes[20000];
 	struct gather_board *board = board_case_open(&boards, 0);
@@ -269,23 +266,8 @@ START_TEST(test_a_limit_of_file_sizes_is_an_error_and_no_signal)
 	ck_assert_uint_eq(scratch_entries(folder), 0);
 	gather_board_close(board);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("boards_files");
-	TCase *tests = tcase_create("files");
-
-	tcase_add_checked_fixture(tests, setup, scratch_teardown);
-	tcase_set_timeout(tests, 60);
-	tcase_add_test(tests, test_the_folder_is_ours_alone_and_goes_with_rank_0);
-	tcase_add_test(tests, test_a_removed_folder_is_made_again_by_rank_0);
-	tcase_add_test(tests, test_a_lost_note_comes_back_while_others_are_posted);
-	tcase_add_test(tests, test_what_is_no_note_is_not_read);
-	tcase_add_test(tests, test_a_folder_of_others_is_not_used);
-	tcase_add_test(tests, test_folders_of_dead_jobs_are_removed_after_a_day);
-	tcase_add_test(tests, test_notes_are_whole_whenever_the_writer_dies);
-	tcase_add_test(tests, test_a_limit_of_file_sizes_is_an_error_and_no_signal);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("boards_files");
 }

@@ -100,7 +100,11 @@ static void kill_now(pid_t pid)
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 }
 
-START_TEST(test_all_see_that_a_rank_was_killed)
+static struct test_case tests = {
+	.name = "host", .setup = setup, .teardown = scratch_teardown, .timeout_s = 60
+};
+
+TEST(tests, test_all_see_that_a_rank_was_killed)
 {
 	pid_t orphan, pid;
 
@@ -124,9 +128,8 @@ START_TEST(test_all_see_that_a_rank_was_killed)
 	kill(orphan, SIGKILL);
 	close_all();
 }
-END_TEST
 
-START_TEST(test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
+TEST(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
 {
 	struct base_buffer note = { 0 };
 	pid_t orphan, pid = start_process(0, &orphan);
@@ -149,9 +152,8 @@ START_TEST(test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew)
 	base_buffer_free(&note);
 	close_all();
 }
-END_TEST
 
-START_TEST(test_a_stopped_rank_lives)
+TEST(tests, test_a_stopped_rank_lives)
 {
 	pid_t orphan, pid;
 
@@ -165,9 +167,8 @@ START_TEST(test_a_stopped_rank_lives)
 	kill(orphan, SIGKILL);
 	close_all();
 }
-END_TEST
 
-START_TEST(test_rank_0_that_does_not_come_is_named)
+TEST(tests, test_rank_0_that_does_not_come_is_named)
 {
 	struct base_error error = { 0 };
 	struct gather_board *board;
@@ -176,7 +177,6 @@ START_TEST(test_rank_0_that_does_not_come_is_named)
 	ck_assert_ptr_null(board);
 	ck_assert_int_eq(error.code, -ETIMEDOUT);
 }
-END_TEST
 
 static void *close_soon(void *board)
 {
@@ -185,7 +185,7 @@ static void *close_soon(void *board)
 	return NULL;
 }
 
-START_TEST(test_another_group_of_the_same_name_is_waited_for)
+TEST(tests, test_another_group_of_the_same_name_is_waited_for)
 {
 	pthread_t thread;
 	struct gather_board *board;
@@ -204,11 +204,10 @@ START_TEST(test_another_group_of_the_same_name_is_waited_for)
 	open_ranks(1, 1);
 	close_all();
 }
-END_TEST
 
 /* ---- The folder ------------------------------------------------------------------------------ */
 
-START_TEST(test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations)
+TEST(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations)
 {
 	struct stat stat_of;
 	char *slash;
@@ -228,9 +227,8 @@ START_TEST(test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations)
 	ck_assert_uint_eq(stat_of.st_mode & 07777, 0700);
 	ck_assert_uint_eq(scratch_entries(folder), 0);
 }
-END_TEST
 
-START_TEST(test_folders_of_dead_jobs_are_removed)
+TEST(tests, test_folders_of_dead_jobs_are_removed)
 {
 	struct board_case next = boards;
 	char dead[600], file[700];
@@ -249,7 +247,6 @@ START_TEST(test_folders_of_dead_jobs_are_removed)
 	gather_board_close(other);
 	close_all();
 }
-END_TEST
 
 /* ---- Memory that is of no use: the notes move beside the generations ------------------------- */
 
@@ -293,7 +290,7 @@ static void *serve(void *opaque)
 	return NULL;
 }
 
-START_TEST(test_ranks_that_do_not_share_memory_meet_beside_the_generations)
+LOOP_TEST(tests, test_ranks_that_do_not_share_memory_meet_beside_the_generations, 0, 2)
 {
 	struct board_case away = boards;
 	char other[300];
@@ -319,9 +316,8 @@ START_TEST(test_ranks_that_do_not_share_memory_meet_beside_the_generations)
 	ck_assert(exists(beside));
 	close_all();
 }
-END_TEST
 
-START_TEST(test_a_question_of_a_dead_job_is_not_answered)
+TEST(tests, test_a_question_of_a_dead_job_is_not_answered)
 {
 	char file[600];
 
@@ -337,9 +333,8 @@ START_TEST(test_a_question_of_a_dead_job_is_not_answered)
 	ck_assert_ptr_null(gather_board_remark(of[1]));
 	close_all();
 }
-END_TEST
 
-START_TEST(test_a_folder_of_another_user_is_not_used)
+TEST(tests, test_a_folder_of_another_user_is_not_used)
 {
 	char squatted[400];
 	pthread_t thread, server;
@@ -363,9 +358,8 @@ START_TEST(test_a_folder_of_another_user_is_not_used)
 	ck_assert_uint_eq(scratch_entries(squatted), 0);
 	close_all();
 }
-END_TEST
 
-START_TEST(test_a_memory_that_is_cleared_away_loses_nothing)
+TEST(tests, test_a_memory_that_is_cleared_away_loses_nothing)
 {
 	open_ranks(0, 2);
 	board_case_post(of[1], "s1", "before", "x", 1);
@@ -379,11 +373,10 @@ START_TEST(test_a_memory_that_is_cleared_away_loses_nothing)
 	expect_talk(3);
 	close_all();
 }
-END_TEST
 
 /* ---- Limits ---------------------------------------------------------------------------------- */
 
-START_TEST(test_notes_have_a_limit_together)
+TEST(tests, test_notes_have_a_limit_together)
 {
 	struct board_table table = { 0 };
 	uint8_t *big = calloc(1, GATHER_MAX_NOTE_BYTES);
@@ -410,28 +403,8 @@ START_TEST(test_notes_have_a_limit_together)
 	ck_assert_uint_eq(table.bytes, 0);
 	free(big);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("boards_host");
-	TCase *tests = tcase_create("host");
-
-	tcase_add_checked_fixture(tests, setup, scratch_teardown);
-	tcase_set_timeout(tests, 60);
-	tcase_add_test(tests, test_all_see_that_a_rank_was_killed);
-	tcase_add_test(tests, test_all_see_that_rank_0_was_killed_and_the_next_job_begins_anew);
-	tcase_add_test(tests, test_a_stopped_rank_lives);
-	tcase_add_test(tests, test_rank_0_that_does_not_come_is_named);
-	tcase_add_test(tests, test_another_group_of_the_same_name_is_waited_for);
-	tcase_add_test(tests, test_the_folder_is_ours_alone_and_nothing_is_beside_the_generations);
-	tcase_add_test(tests, test_folders_of_dead_jobs_are_removed);
-	tcase_add_loop_test(tests, test_ranks_that_do_not_share_memory_meet_beside_the_generations,
-			    0, 2);
-	tcase_add_test(tests, test_a_question_of_a_dead_job_is_not_answered);
-	tcase_add_test(tests, test_a_folder_of_another_user_is_not_used);
-	tcase_add_test(tests, test_a_memory_that_is_cleared_away_loses_nothing);
-	tcase_add_test(tests, test_notes_have_a_limit_together);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("boards_host");
 }

@@ -44,7 +44,11 @@ static void forget_everything(void)
 	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 0);
 }
 
-START_TEST(test_a_redis_that_forgot_everything_is_told_again)
+static struct test_case tests = {
+	.name = "redis", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(tests, test_a_redis_that_forgot_everything_is_told_again)
 {
 	uint8_t binary[1000];
 	uint64_t end;
@@ -68,11 +72,10 @@ START_TEST(test_a_redis_that_forgot_everything_is_told_again)
 	board_case_expect(zero, "s2", "n", "other scope", 11);
 	ck_assert_int_eq(redis_server_tell(&boards.server, "DBSIZE"), 2);
 }
-END_TEST
 
 /* After a failover: what is posted next is in the same scope or in another one, while nobody waits
  * or while somebody does. */
-START_TEST(test_a_lost_note_comes_back_while_others_are_posted)
+TEST(tests, test_a_lost_note_comes_back_while_others_are_posted)
 {
 	struct base_buffer note = { 0 };
 	uint64_t end;
@@ -93,10 +96,9 @@ START_TEST(test_a_lost_note_comes_back_while_others_are_posted)
 	}
 	base_buffer_free(&note);
 }
-END_TEST
 
 /* More than are looked at in one round trip. */
-START_TEST(test_many_lost_notes_come_back)
+TEST(tests, test_many_lost_notes_come_back)
 {
 	uint8_t *bytes = calloc(1, 700 * KIB);
 	char name[32];
@@ -126,9 +128,8 @@ START_TEST(test_many_lost_notes_come_back)
 	board_case_expect(zero, "s1", "larger", bytes, 600 * KIB);
 	free(bytes);
 }
-END_TEST
 
-START_TEST(test_a_redis_that_is_away_is_told_soon_and_found_again)
+TEST(tests, test_a_redis_that_is_away_is_told_soon_and_found_again)
 {
 	struct base_buffer note = { 0 };
 	struct base_error error = { 0 };
@@ -169,9 +170,8 @@ START_TEST(test_a_redis_that_is_away_is_told_soon_and_found_again)
 	}
 	base_buffer_free(&note);
 }
-END_TEST
 
-START_TEST(test_keys_have_an_end_and_the_pools_tag)
+TEST(tests, test_keys_have_an_end_and_the_pools_tag)
 {
 	long long left;
 
@@ -190,9 +190,8 @@ START_TEST(test_keys_have_an_end_and_the_pools_tag)
 	left = ask("PTTL", "");
 	ck_assert_int_gt(left, 3590000);
 }
-END_TEST
 
-START_TEST(test_passwords_stay_out_of_sentences)
+TEST(tests, test_passwords_stay_out_of_sentences)
 {
 	struct base_error error = { 0 };
 	char address[200];
@@ -211,9 +210,8 @@ START_TEST(test_passwords_stay_out_of_sentences)
 	board_case_expect(board, "s1", "n", "x", 1);
 	gather_board_close(board);
 }
-END_TEST
 
-START_TEST(test_other_coordinators_are_no_board)
+TEST(tests, test_other_coordinators_are_no_board)
 {
 	static const char *const others[] = { "local", "local:/tmp/x", "open", "nonsense" };
 	struct gather_board *board;
@@ -226,10 +224,9 @@ START_TEST(test_other_coordinators_are_no_board)
 	boards.coordinator.address = NULL;
 	ck_assert_int_eq(board_case_try(&boards, 0, 100, &board, NULL), -EINVAL);
 }
-END_TEST
 
 /* Somebody else's key, or what a lying server says. */
-START_TEST(test_a_key_of_another_kind_is_an_error)
+TEST(tests, test_a_key_of_another_kind_is_an_error)
 {
 	struct base_buffer note = { 0 };
 
@@ -240,9 +237,8 @@ START_TEST(test_a_key_of_another_kind_is_an_error)
 	board_case_post(zero, "s1", "n", "x", 1);
 	base_buffer_free(&note);
 }
-END_TEST
 
-START_TEST(test_the_largest_note_passes)
+TEST(tests, test_the_largest_note_passes)
 {
 	/* valgrind would need longer than a call has. */
 	const size_t most = scratch_under_valgrind() ? 4 * MIB : GATHER_MAX_NOTE_BYTES;
@@ -253,24 +249,8 @@ START_TEST(test_the_largest_note_passes)
 	board_case_expect(zero, "s1", "n", bytes, most);
 	free(bytes);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("boards_redis");
-	TCase *tests = tcase_create("redis");
-
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_set_timeout(tests, 60);
-	tcase_add_test(tests, test_a_redis_that_forgot_everything_is_told_again);
-	tcase_add_test(tests, test_a_lost_note_comes_back_while_others_are_posted);
-	tcase_add_test(tests, test_many_lost_notes_come_back);
-	tcase_add_test(tests, test_a_redis_that_is_away_is_told_soon_and_found_again);
-	tcase_add_test(tests, test_keys_have_an_end_and_the_pools_tag);
-	tcase_add_test(tests, test_passwords_stay_out_of_sentences);
-	tcase_add_test(tests, test_other_coordinators_are_no_board);
-	tcase_add_test(tests, test_a_key_of_another_kind_is_an_error);
-	tcase_add_test(tests, test_the_largest_note_passes);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("boards_redis");
 }

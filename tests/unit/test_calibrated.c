@@ -56,7 +56,9 @@ static size_t print(const struct ring_calibration *calibration)
 	return bytes;
 }
 
-START_TEST(what_is_printed_is_parsed)
+static struct test_case texts = { .name = "text" };
+
+TEST(texts, what_is_printed_is_parsed)
 {
 	struct ring_calibration given = sample(), got;
 
@@ -70,7 +72,6 @@ START_TEST(what_is_printed_is_parsed)
 	ck_assert_uint_eq(ring_calibration_print(MOUNT, &given, text, strlen(text)), 0);
 	ck_assert_uint_eq(ring_calibration_print(MOUNT, &given, text, 0), 0);
 }
-END_TEST
 
 /* Whatever lies there, what comes of it can be used. */
 static void parse_soundly(const char *bytes, size_t count)
@@ -107,7 +108,7 @@ static int parse_with(const char *line, const char *instead)
 	return ring_calibration_parse(MOUNT, changed, strlen(changed), &got);
 }
 
-START_TEST(what_is_not_to_the_letter_is_refused)
+TEST(texts, what_is_not_to_the_letter_is_refused)
 {
 	static const char *const changes[][2] = {
 		{ "calibration 2", "calibration 3" },
@@ -140,9 +141,8 @@ START_TEST(what_is_not_to_the_letter_is_refused)
 		ck_assert_msg(parse_with(changes[i][0], changes[i][1]) == -EINVAL, "%s",
 			      changes[i][1]);
 }
-END_TEST
 
-START_TEST(damaged_texts_do_no_harm)
+TEST(texts, damaged_texts_do_no_harm)
 {
 	struct ring_calibration given = sample(), got;
 	uint64_t state = 9;
@@ -164,7 +164,6 @@ START_TEST(damaged_texts_do_no_harm)
 		parse_soundly(damaged, bytes - test_random_below(&state, 3));
 	}
 }
-END_TEST
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -208,7 +207,9 @@ static int get(double now, struct ring_calibration *got)
 	return ring_memory_get(memory, MOUNT, 0, now, got);
 }
 
-START_TEST(it_is_remembered_in_memory_and_on_disk)
+static struct test_case memories = { .name = "memory", .setup = setup, .teardown = teardown };
+
+TEST(memories, it_is_remembered_in_memory_and_on_disk)
 {
 	struct ring_calibration given = sample(), got;
 	struct stat status;
@@ -227,9 +228,8 @@ START_TEST(it_is_remembered_in_memory_and_on_disk)
 	ck_assert_int_eq(get(NOW, &got), -ENOENT);
 	ck_assert_int_ne(access(file_of(MOUNT, ".txt"), F_OK), 0);
 }
-END_TEST
 
-START_TEST(another_process_reads_it_from_disk)
+TEST(memories, another_process_reads_it_from_disk)
 {
 	struct ring_calibration given = sample(), got;
 
@@ -241,9 +241,8 @@ START_TEST(another_process_reads_it_from_disk)
 	ck_assert_int_eq(unlink(file_of(MOUNT, ".txt")), 0);
 	ck_assert_int_eq(get(NOW + 1, &got), -ENOENT);
 }
-END_TEST
 
-START_TEST(it_expires)
+TEST(memories, it_expires)
 {
 	struct ring_calibration given = sample(), got;
 
@@ -261,9 +260,8 @@ START_TEST(it_expires)
 		begin_anew();
 	}
 }
-END_TEST
 
-START_TEST(what_others_put_there_is_ignored)
+TEST(memories, what_others_put_there_is_ignored)
 {
 	struct ring_calibration given = sample(), got;
 	const char *path;
@@ -289,7 +287,6 @@ START_TEST(what_others_put_there_is_ignored)
 	begin_anew();
 	ck_assert_int_eq(get(NOW, &got), 0);
 }
-END_TEST
 
 static void remembers_alone(void)
 {
@@ -305,7 +302,7 @@ static void remembers_alone(void)
 	ck_assert_int_eq(get(NOW, &got), -ENOENT);
 }
 
-START_TEST(without_a_folder_the_context_remembers_alone)
+TEST(memories, without_a_folder_the_context_remembers_alone)
 {
 	struct stat status;
 
@@ -324,9 +321,8 @@ START_TEST(without_a_folder_the_context_remembers_alone)
 	unsetenv(unset_home);
 	remembers_alone();
 }
-END_TEST
 
-START_TEST(a_home_has_a_cache)
+TEST(memories, a_home_has_a_cache)
 {
 	struct ring_calibration given = sample();
 
@@ -338,9 +334,8 @@ START_TEST(a_home_has_a_cache)
 	snprintf(cache, sizeof(cache), "%s", scratch_path("home/.cache"));
 	ck_assert_int_eq(access(file_of(MOUNT, ".txt"), F_OK), 0);
 }
-END_TEST
 
-START_TEST(more_mounts_than_it_has_room_for)
+TEST(memories, more_mounts_than_it_has_room_for)
 {
 	struct ring_calibration given = sample(), got;
 	char mount[64];
@@ -358,7 +353,6 @@ START_TEST(more_mounts_than_it_has_room_for)
 	}
 	ck_assert_int_eq(ring_memory_get(memory, "mount-0", 0, NOW, &got), -ENOENT);
 }
-END_TEST
 
 /* ---- Turns ----------------------------------------------------------------------------------- */
 
@@ -374,7 +368,7 @@ static int child_tries(void *unused)
 	return ret == -EBUSY ? 1 : ret ? 2 : 0;
 }
 
-START_TEST(one_of_all_processes_tries)
+TEST(memories, one_of_all_processes_tries)
 {
 	struct ring_turn turn, other;
 
@@ -393,7 +387,6 @@ START_TEST(one_of_all_processes_tries)
 	ck_assert_int_eq(ring_memory_try(memory, MOUNT, NOW + 600, &turn), 0);
 	ring_memory_tried(memory, MOUNT, 0, &turn);
 }
-END_TEST
 
 /* ---- Drift ----------------------------------------------------------------------------------- */
 
@@ -403,7 +396,7 @@ static void watch(uint64_t bytes_per_s, unsigned times, double now)
 		ring_memory_watch(memory, MOUNT, bytes_per_s, now);
 }
 
-START_TEST(saves_that_become_slower_or_faster_end_what_is_remembered)
+TEST(memories, saves_that_become_slower_or_faster_end_what_is_remembered)
 {
 	static const uint64_t speeds[] = { 450, 2100 };
 	struct ring_calibration given = sample(), got;
@@ -435,9 +428,8 @@ START_TEST(saves_that_become_slower_or_faster_end_what_is_remembered)
 		ck_assert_int_ne(access(file_of(MOUNT, ".txt"), F_OK), 0);
 	}
 }
-END_TEST
 
-START_TEST(what_differs_by_less_than_the_double_stays)
+TEST(memories, what_differs_by_less_than_the_double_stays)
 {
 	struct ring_calibration given = sample(), got;
 
@@ -451,7 +443,6 @@ START_TEST(what_differs_by_less_than_the_double_stays)
 	ring_memory_watch(memory, "other", 1, NOW);
 	ck_assert_int_eq(ring_memory_get(memory, "other", 0, NOW, &got), -ENOENT);
 }
-END_TEST
 
 static void *use_all(void *seed)
 {
@@ -485,7 +476,7 @@ static void *use_all(void *seed)
 	return NULL;
 }
 
-START_TEST(threads_share_it)
+TEST(memories, threads_share_it)
 {
 	pthread_t threads[4];
 	void *failed;
@@ -497,31 +488,8 @@ START_TEST(threads_share_it)
 		ck_assert_ptr_null(failed);
 	}
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/calibrated");
-	TCase *texts = tcase_create("text"), *memories = tcase_create("memory");
-
-	tcase_add_test(texts, what_is_printed_is_parsed);
-	tcase_add_test(texts, what_is_not_to_the_letter_is_refused);
-	tcase_add_test(texts, damaged_texts_do_no_harm);
-	suite_add_tcase(suite, texts);
-
-	tcase_add_checked_fixture(memories, setup, teardown);
-	tcase_add_test(memories, it_is_remembered_in_memory_and_on_disk);
-	tcase_add_test(memories, another_process_reads_it_from_disk);
-	tcase_add_test(memories, it_expires);
-	tcase_add_test(memories, what_others_put_there_is_ignored);
-	tcase_add_test(memories, without_a_folder_the_context_remembers_alone);
-	tcase_add_test(memories, a_home_has_a_cache);
-	tcase_add_test(memories, more_mounts_than_it_has_room_for);
-	tcase_add_test(memories, one_of_all_processes_tries);
-	tcase_add_test(memories, saves_that_become_slower_or_faster_end_what_is_remembered);
-	tcase_add_test(memories, what_differs_by_less_than_the_double_stays);
-	tcase_add_test(memories, threads_share_it);
-	suite_add_tcase(suite, memories);
-
-	return check_main(suite);
+	return check_run("ring/calibrated");
 }

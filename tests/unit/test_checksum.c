@@ -22,15 +22,16 @@ static uint32_t naive_crc32(uint32_t crc, const uint8_t *data, size_t count)
 	return ~crc;
 }
 
-START_TEST(it_is_the_checksum_of_zip)
+static struct test_case tests = { .name = "CRC-32", .timeout_s = 60 };
+
+TEST(tests, it_is_the_checksum_of_zip)
 {
 	ck_assert_uint_eq(base_crc32(0, "123456789", 9), 0xcbf43926u);
 	ck_assert_uint_eq(base_crc32(0, "", 0), 0);
 	ck_assert_uint_eq(base_crc32(0x12345678u, "", 0), 0x12345678u);
 }
-END_TEST
 
-START_TEST(it_is_right_at_every_length_and_alignment)
+TEST(tests, it_is_right_at_every_length_and_alignment)
 {
 	uint64_t state = 1;
 
@@ -40,9 +41,8 @@ START_TEST(it_is_right_at_every_length_and_alignment)
 			ck_assert_uint_eq(base_crc32(0, bytes + begin, length),
 					  naive_crc32(0, bytes + begin, length));
 }
-END_TEST
 
-START_TEST(it_is_right_for_random_pieces_and_continues)
+TEST(tests, it_is_right_for_random_pieces_and_continues)
 {
 	uint64_t state = 2;
 
@@ -58,9 +58,8 @@ START_TEST(it_is_right_for_random_pieces_and_continues)
 		ck_assert_uint_eq(base_crc32(first, bytes + begin + cut, length - cut), whole);
 	}
 }
-END_TEST
 
-START_TEST(copying_copies_and_checksums_and_touches_nothing_else)
+TEST(tests, copying_copies_and_checksums_and_touches_nothing_else)
 {
 	/* Below, at and above the size of the pieces in which it goes. */
 	static const size_t lengths[] = { 0,     1,     63,     64,     65,     4095,  65535,
@@ -81,9 +80,8 @@ START_TEST(copying_copies_and_checksums_and_touches_nothing_else)
 		ck_assert_uint_eq(copy[to + lengths[i]], 0x5a);
 	}
 }
-END_TEST
 
-START_TEST(checksums_combine_at_any_split)
+TEST(tests, checksums_combine_at_any_split)
 {
 	uint64_t state = 4;
 
@@ -98,17 +96,15 @@ START_TEST(checksums_combine_at_any_split)
 				  base_crc32(0, bytes, length));
 	}
 }
-END_TEST
 
-START_TEST(combining_with_nothing_changes_nothing)
+TEST(tests, combining_with_nothing_changes_nothing)
 {
 	ck_assert_uint_eq(base_crc32_combine(0x12345678u, 0, 0), 0x12345678u);
 	ck_assert_uint_eq(base_crc32_combine(0, 0x12345678u, 100), 0x12345678u);
 }
-END_TEST
 
 /* Lengths that no test can write: x^n is cut into two powers whose product it must be. */
-START_TEST(checksums_combine_over_lengths_beyond_32_bits)
+TEST(tests, checksums_combine_over_lengths_beyond_32_bits)
 {
 	uint64_t state = 5;
 
@@ -120,21 +116,8 @@ START_TEST(checksums_combine_over_lengths_beyond_32_bits)
 				  base_crc32_combine(crc, 0, first + second));
 	}
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("base/checksum");
-	TCase *tests = tcase_create("CRC-32");
-
-	tcase_add_test(tests, it_is_the_checksum_of_zip);
-	tcase_add_test(tests, it_is_right_at_every_length_and_alignment);
-	tcase_add_test(tests, it_is_right_for_random_pieces_and_continues);
-	tcase_add_test(tests, copying_copies_and_checksums_and_touches_nothing_else);
-	tcase_add_test(tests, checksums_combine_at_any_split);
-	tcase_add_test(tests, combining_with_nothing_changes_nothing);
-	tcase_add_test(tests, checksums_combine_over_lengths_beyond_32_bits);
-	tcase_set_timeout(tests, 60);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("base/checksum");
 }

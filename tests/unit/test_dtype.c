@@ -2,7 +2,9 @@
 #include "support/check_main.h"
 #include "zip/zip.h"
 
-START_TEST(what_is_no_dtype_has_neither)
+static struct test_case tests = { .name = "dtypes" };
+
+TEST(tests, what_is_no_dtype_has_neither)
 {
 	static const int wrong[] = {
 		0, -1, IOSHAPE_FLOAT4_E2M1FN_X2 + 1, 1000, INT32_MAX, INT32_MIN
@@ -14,10 +16,9 @@ START_TEST(what_is_no_dtype_has_neither)
 		ck_assert_ptr_null(zip_dtype_of((uint32_t)wrong[i]));
 	}
 }
-END_TEST
 
 /* Files hold the numbers: a value that moved would make old files lie. */
-START_TEST(the_numbers_in_files_never_change)
+TEST(tests, the_numbers_in_files_never_change)
 {
 	static const struct {
 		const char *name;
@@ -52,15 +53,8 @@ START_TEST(the_numbers_in_files_never_change)
 		ck_assert_uint_eq(ioshape_dtype_bytes((enum ioshape_dtype)i), dtypes[i].bytes);
 	}
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/dtype");
-	TCase *tests = tcase_create("dtypes");
-
-	tcase_add_test(tests, what_is_no_dtype_has_neither);
-	tcase_add_test(tests, the_numbers_in_files_never_change);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("zip/dtype");
 }

@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-START_TEST(the_remedy_is_told_from_the_sentence_whatever_the_path_is)
+static struct test_case tests = { .name = "errors, log and clock" };
+
+TEST(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 {
 	static const char *const paths[] = { "a; b", "a" BASE_REMEDY "b", "%s; ", "" };
 
@@ -23,9 +25,8 @@ START_TEST(the_remedy_is_told_from_the_sentence_whatever_the_path_is)
 		ck_assert_str_eq(error.remedy, sentence);
 	}
 }
-END_TEST
 
-START_TEST(the_reason_stands_before_the_remedy)
+TEST(tests, the_reason_stands_before_the_remedy)
 {
 	struct base_error error = { 0 };
 	char line[128];
@@ -43,9 +44,8 @@ START_TEST(the_reason_stands_before_the_remedy)
 	ck_assert_str_eq(error.sentence, "cannot write \"a\": No space left on device");
 	ck_assert_int_eq(base_fail(NULL, -EIO, "nobody listens"), -EIO);
 }
-END_TEST
 
-START_TEST(what_an_error_is_about_is_said_once_and_only_after_a_failure)
+TEST(tests, what_an_error_is_about_is_said_once_and_only_after_a_failure)
 {
 	struct base_error error = { 0 };
 
@@ -64,9 +64,8 @@ START_TEST(what_an_error_is_about_is_said_once_and_only_after_a_failure)
 	ck_assert_uint_eq(error.known, BASE_KNOWS_OFFSET | BASE_KNOWS_SPACE);
 	ck_assert_uint_eq(error.offset, 1);
 }
-END_TEST
 
-START_TEST(sizes_are_told_in_the_unit_that_suits_them)
+TEST(tests, sizes_are_told_in_the_unit_that_suits_them)
 {
 	static const struct {
 		uint64_t bytes;
@@ -80,9 +79,8 @@ START_TEST(sizes_are_told_in_the_unit_that_suits_them)
 	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++)
 		ck_assert_str_eq(BASE_SIZE(sizes[i].bytes), sizes[i].shown);
 }
-END_TEST
 
-START_TEST(the_same_failure_in_other_words_keeps_what_it_is_about)
+TEST(tests, the_same_failure_in_other_words_keeps_what_it_is_about)
 {
 	struct base_error error = { 0 };
 
@@ -94,9 +92,8 @@ START_TEST(the_same_failure_in_other_words_keeps_what_it_is_about)
 	ck_assert_str_eq(error.remedy, "free space");
 	ck_assert_uint_eq(error.needed_bytes, 2);
 }
-END_TEST
 
-START_TEST(a_sentence_too_long_is_cut_but_not_its_reason)
+TEST(tests, a_sentence_too_long_is_cut_but_not_its_reason)
 {
 	static char path[3 * BASE_ERROR_TEXT_BYTES];
 
@@ -117,9 +114,8 @@ START_TEST(a_sentence_too_long_is_cut_but_not_its_reason)
 				 ": Input/output error");
 	}
 }
-END_TEST
 
-START_TEST(every_code_has_a_text)
+TEST(tests, every_code_has_a_text)
 {
 	static const int unknown[] = { 1, -4095, -4096, -5000, -5007, INT32_MIN, INT32_MAX };
 
@@ -132,7 +128,6 @@ START_TEST(every_code_has_a_text)
 	for (size_t i = 0; i < ARRAY_LENGTH(unknown); i++)
 		ck_assert_str_eq(ioshape_strerror(unknown[i]), "unknown error");
 }
-END_TEST
 
 struct heard {
 	unsigned lines;
@@ -149,7 +144,7 @@ static void listen(void *user, enum ioshape_log_level level, const char *message
 	snprintf(heard->last, sizeof(heard->last), "%s", message);
 }
 
-START_TEST(the_log_passes_on_its_level_and_what_is_graver)
+TEST(tests, the_log_passes_on_its_level_and_what_is_graver)
 {
 	struct heard heard = { 0 };
 	struct base_log log = { listen, &heard, IOSHAPE_LOG_WARNING };
@@ -167,9 +162,8 @@ START_TEST(the_log_passes_on_its_level_and_what_is_graver)
 	ck_assert_uint_eq(heard.lines, 2);
 	ck_assert_int_eq(heard.level, IOSHAPE_LOG_ERROR);
 }
-END_TEST
 
-START_TEST(a_log_line_too_long_is_cut)
+TEST(tests, a_log_line_too_long_is_cut)
 {
 	static char text[3 * BASE_ERROR_TEXT_BYTES];
 	struct heard heard = { 0 };
@@ -179,22 +173,8 @@ START_TEST(a_log_line_too_long_is_cut)
 	base_log(&log, IOSHAPE_LOG_INFO, "%s", text);
 	ck_assert_uint_eq(strlen(heard.last), BASE_ERROR_TEXT_BYTES - 1);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("base/error");
-	TCase *tests = tcase_create("errors, log and clock");
-
-	tcase_add_test(tests, the_remedy_is_told_from_the_sentence_whatever_the_path_is);
-	tcase_add_test(tests, the_reason_stands_before_the_remedy);
-	tcase_add_test(tests, what_an_error_is_about_is_said_once_and_only_after_a_failure);
-	tcase_add_test(tests, sizes_are_told_in_the_unit_that_suits_them);
-	tcase_add_test(tests, the_same_failure_in_other_words_keeps_what_it_is_about);
-	tcase_add_test(tests, a_sentence_too_long_is_cut_but_not_its_reason);
-	tcase_add_test(tests, every_code_has_a_text);
-	tcase_add_test(tests, the_log_passes_on_its_level_and_what_is_graver);
-	tcase_add_test(tests, a_log_line_too_long_is_cut);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("base/error");
 }

@@ -12,7 +12,11 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-START_TEST(room_is_that_of_what_is_there_or_of_its_directory)
+static struct test_case room_case = { .name = "room",
+				      .setup = scratch_setup,
+				      .teardown = scratch_teardown };
+
+TEST(room_case, room_is_that_of_what_is_there_or_of_its_directory)
 {
 	struct statfs system;
 	struct fs_space room;
@@ -33,9 +37,8 @@ START_TEST(room_is_that_of_what_is_there_or_of_its_directory)
 	fs_space_type(&room, type, sizeof(type));
 	ck_assert_str_eq(type, "tmpfs");
 }
-END_TEST
 
-START_TEST(where_nothing_is_known_nothing_is_said)
+TEST(room_case, where_nothing_is_known_nothing_is_said)
 {
 	struct fs_space room;
 
@@ -51,9 +54,8 @@ START_TEST(where_nothing_is_known_nothing_is_said)
 	ck_assert_int_eq(fs_space_of_directory("/proc/self", &room), 0);
 	ck_assert_uint_eq(room.free_bytes, UINT64_MAX);
 }
-END_TEST
 
-START_TEST(directories_may_have_to_be_made)
+TEST(room_case, directories_may_have_to_be_made)
 {
 	struct fs_space there, later;
 
@@ -65,9 +67,8 @@ START_TEST(directories_may_have_to_be_made)
 	scratch_write(scratch_path("file"), "", 0);
 	ck_assert_int_eq(fs_space_of_directory(scratch_path("file/b"), &later), -ENOTDIR);
 }
-END_TEST
 
-START_TEST(only_root_has_what_is_kept_for_root)
+TEST(room_case, only_root_has_what_is_kept_for_root)
 {
 	struct statfs system = {
 		.f_type = 0xef53,
@@ -90,9 +91,8 @@ START_TEST(only_root_has_what_is_kept_for_root)
 	system.f_bavail = 0;
 	ck_assert_uint_eq(fs_free_bytes(&system), UINT64_MAX);
 }
-END_TEST
 
-START_TEST(the_fullest_targets_are_named)
+TEST(room_case, the_fullest_targets_are_named)
 {
 	static const struct {
 		uint64_t needed;
@@ -129,19 +129,8 @@ START_TEST(the_fullest_targets_are_named)
 		ck_assert_int_eq(text[room], 'x');
 	}
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("free space");
-	TCase *room = tcase_create("room");
-
-	tcase_add_checked_fixture(room, scratch_setup, scratch_teardown);
-	tcase_add_test(room, room_is_that_of_what_is_there_or_of_its_directory);
-	tcase_add_test(room, where_nothing_is_known_nothing_is_said);
-	tcase_add_test(room, directories_may_have_to_be_made);
-	tcase_add_test(room, only_root_has_what_is_kept_for_root);
-	tcase_add_test(room, the_fullest_targets_are_named);
-	suite_add_tcase(suite, room);
-	return check_main(suite);
+	return check_run("free space");
 }

@@ -27,7 +27,9 @@ static const char *type_of(const char *text, unsigned device_major, unsigned dev
 	return fs_mountinfo_line(text, 0, device_major, device_minor, &mount) ? NULL : mount.type;
 }
 
-START_TEST(a_device_has_its_own_type)
+static struct test_case pure = { .name = "mount table and magic" };
+
+TEST(pure, a_device_has_its_own_type)
 {
 	ck_assert_str_eq(type_of(table, 0, 20), "proc");
 	ck_assert_str_eq(type_of(table, 254, 0), "ext4");
@@ -39,9 +41,8 @@ START_TEST(a_device_has_its_own_type)
 	ck_assert_ptr_null(type_of("", 0, 0));
 	ck_assert_ptr_null(type_of("\n\n\n", 0, 0));
 }
-END_TEST
 
-START_TEST(malformed_lines_are_passed_over)
+TEST(pure, malformed_lines_are_passed_over)
 {
 	static const char *const bad[] = {
 		"102 28 8:17",
@@ -75,9 +76,8 @@ START_TEST(malformed_lines_are_passed_over)
 		ck_assert_msg(!type_of(text, 8, 17), "%s", bad[i]);
 	}
 }
-END_TEST
 
-START_TEST(a_huge_table_is_looked_through_once)
+TEST(pure, a_huge_table_is_looked_through_once)
 {
 	/* To look at all the rest of the table from every line would take minutes. */
 	const size_t lines = 200000;
@@ -95,9 +95,8 @@ START_TEST(a_huge_table_is_looked_through_once)
 	ck_assert_ptr_null(type_of((const char *)text.data, 7, lines));
 	base_buffer_free(&text);
 }
-END_TEST
 
-START_TEST(magic_numbers_have_names)
+TEST(pure, magic_numbers_have_names)
 {
 	char type[32], small[4];
 
@@ -108,7 +107,6 @@ START_TEST(magic_numbers_have_names)
 	fs_magic_name(0x0bd00bd0, small, sizeof(small));
 	ck_assert_str_eq(small, "lus");
 }
-END_TEST
 
 static void describe(const char *path, struct fs_info *info)
 {
@@ -120,7 +118,11 @@ static void describe(const char *path, struct fs_info *info)
 	close(fd);
 }
 
-START_TEST(a_real_file_is_described)
+static struct test_case real_case = { .name = "real paths",
+				      .setup = scratch_setup,
+				      .teardown = scratch_teardown };
+
+TEST(real_case, a_real_file_is_described)
 {
 	struct statfs system;
 	struct fs_info info;
@@ -143,9 +145,8 @@ START_TEST(a_real_file_is_described)
 	ck_assert_str_eq(info.type, "proc");
 	ck_assert(!info.direct_known || !info.direct_works);
 }
-END_TEST
 
-START_TEST(a_type_is_remembered_for_its_device_only)
+TEST(real_case, a_type_is_remembered_for_its_device_only)
 {
 	int fd = open(scratch_directory(), O_RDONLY | O_CLOEXEC);
 	int proc = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
@@ -174,9 +175,8 @@ START_TEST(a_type_is_remembered_for_its_device_only)
 	close(proc);
 	close(fd);
 }
-END_TEST
 
-START_TEST(what_is_not_open_cannot_be_described)
+TEST(real_case, what_is_not_open_cannot_be_described)
 {
 	struct base_error error = { 0 };
 	struct fs_info info;
@@ -184,7 +184,6 @@ START_TEST(what_is_not_open_cannot_be_described)
 	ck_assert_int_eq(fs_describe(-1, "/some/path", NULL, &info, &error), -EBADF);
 	ck_assert_int_eq(error.code, -EBADF);
 }
-END_TEST
 
 /* ---- Pools ----------------------------------------------------------------------------------- */
 
@@ -211,16 +210,15 @@ static const struct {
 	{ "nfs", "a{b}\\040c,d*", "", "nfs:a_b__040c_d_" },
 };
 
-START_TEST(a_pool_has_the_name_of_the_storage_that_is_shared)
+LOOP_TEST(pure, a_pool_has_the_name_of_the_storage_that_is_shared, 0, ARRAY_LENGTH(pools))
 {
 	char name[FS_POOL_BYTES];
 
 	fs_pool_of_mount(pools[_i].type, pools[_i].source, pools[_i].target_pool, "host1", name);
 	ck_assert_str_eq(name, pools[_i].pool);
 }
-END_TEST
 
-START_TEST(long_names_are_cut_and_stay_different)
+TEST(pure, long_names_are_cut_and_stay_different)
 {
 	char source[400], first[FS_POOL_BYTES], second[FS_POOL_BYTES];
 
@@ -232,9 +230,8 @@ START_TEST(long_names_are_cut_and_stay_different)
 	ck_assert_uint_eq(strlen(first), FS_POOL_BYTES - 1);
 	ck_assert_str_ne(first, second);
 }
-END_TEST
 
-START_TEST(paths_on_one_mount_share_a_pool)
+TEST(real_case, paths_on_one_mount_share_a_pool)
 {
 	char first[FS_POOL_BYTES], second[FS_POOL_BYTES], elsewhere[FS_POOL_BYTES];
 	struct base_error error = { 0 };
@@ -256,26 +253,8 @@ START_TEST(paths_on_one_mount_share_a_pool)
 	ck_assert_uint_ne(mount, other);
 	ck_assert_int_eq(fs_pool_of_path(scratch_path("no/folder/x"), first, &error), -ENOENT);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("fs");
-	TCase *pure = tcase_create("mount table and magic"), *real = tcase_create("real paths");
-
-	tcase_add_test(pure, a_device_has_its_own_type);
-	tcase_add_test(pure, malformed_lines_are_passed_over);
-	tcase_add_test(pure, a_huge_table_is_looked_through_once);
-	tcase_add_test(pure, magic_numbers_have_names);
-	tcase_add_loop_test(pure, a_pool_has_the_name_of_the_storage_that_is_shared, 0,
-			    ARRAY_LENGTH(pools));
-	tcase_add_test(pure, long_names_are_cut_and_stay_different);
-	suite_add_tcase(suite, pure);
-	tcase_add_checked_fixture(real, scratch_setup, scratch_teardown);
-	tcase_add_test(real, a_real_file_is_described);
-	tcase_add_test(real, a_type_is_remembered_for_its_device_only);
-	tcase_add_test(real, what_is_not_open_cannot_be_described);
-	tcase_add_test(real, paths_on_one_mount_share_a_pool);
-	suite_add_tcase(suite, real);
-	return check_main(suite);
+	return check_run("fs");
 }

@@ -88,7 +88,9 @@ static const struct {
 	{ { 0x0cd10bd0, LAYOUT_RAID0, 1 << 20, 4, NULL, 0 }, "", -EINVAL },
 };
 
-START_TEST(plain_layouts_are_read_in_both_byte_orders)
+static struct test_case cases = { .name = "parsers" };
+
+LOOP_TEST(cases, plain_layouts_are_read_in_both_byte_orders, 0, ARRAY_LENGTH(plains))
 {
 	struct fs_layout layout;
 
@@ -102,7 +104,6 @@ START_TEST(plain_layouts_are_read_in_both_byte_orders)
 			ck_assert_uint_eq(layout.mirrors, 1);
 	}
 }
-END_TEST
 
 /* ---- Of components --------------------------------------------------------------------------- */
 
@@ -197,7 +198,7 @@ static const struct composite {
 	  { { 0, END, 1, 0, { LAYOUT_COMPOSITE, 1, M, 1, NULL, 0 } } } },
 };
 
-START_TEST(layouts_of_components_are_read_in_both_byte_orders)
+LOOP_TEST(cases, layouts_of_components_are_read_in_both_byte_orders, 0, ARRAY_LENGTH(composites))
 {
 	const struct composite *want = &composites[_i];
 	struct fs_layout layout;
@@ -213,11 +214,10 @@ START_TEST(layouts_of_components_are_read_in_both_byte_orders)
 			ck_assert_uint_eq(layout.mirrors, want->head.mirrors);
 	}
 }
-END_TEST
 
 /* ---- Bytes that are not trusted -------------------------------------------------------------- */
 
-START_TEST(cut_short_anywhere_it_is_no_layout)
+TEST(cases, cut_short_anywhere_it_is_no_layout)
 {
 	struct fs_layout layout;
 	size_t least;
@@ -243,9 +243,8 @@ START_TEST(cut_short_anywhere_it_is_no_layout)
 		REQUIRE(!parse(blob.data, least, &layout));
 	}
 }
-END_TEST
 
-START_TEST(absurd_counts_sizes_and_places_are_refused)
+TEST(cases, absurd_counts_sizes_and_places_are_refused)
 {
 	static const uint64_t absurd[] = { 0xffffffff, 0x80000000, 0x7fffffff, 0xfffffff0,
 					   0x10000,    8193,       31 };
@@ -272,7 +271,6 @@ START_TEST(absurd_counts_sizes_and_places_are_refused)
 		}
 	}
 }
-END_TEST
 
 /* ---- Ceph and BeeGFS ------------------------------------------------------------------------- */
 
@@ -305,7 +303,7 @@ static const struct {
 	  -EINVAL },
 };
 
-START_TEST(layouts_of_ceph_are_read)
+LOOP_TEST(cases, layouts_of_ceph_are_read, 0, ARRAY_LENGTH(cephs))
 {
 	size_t bytes = strlen(cephs[_i].text);
 	char *copy = malloc(bytes + 1);
@@ -323,9 +321,8 @@ START_TEST(layouts_of_ceph_are_read)
 	}
 	free(copy);
 }
-END_TEST
 
-START_TEST(layouts_of_beegfs_are_read)
+TEST(cases, layouts_of_beegfs_are_read)
 {
 	struct fs_layout layout;
 
@@ -343,7 +340,6 @@ START_TEST(layouts_of_beegfs_are_read)
 	ck_assert_int_eq(fs_beegfs_layout(1, M, 0, &layout), -EINVAL);
 	ck_assert_uint_eq(layout.count, 0);
 }
-END_TEST
 
 /* ---- What to do with one --------------------------------------------------------------------- */
 
@@ -356,7 +352,7 @@ static void progressive(struct fs_layout *layout)
 	ck_assert_int_eq(parse(blob.data, blob.bytes, layout), 0);
 }
 
-START_TEST(the_part_of_a_byte_is_found)
+TEST(cases, the_part_of_a_byte_is_found)
 {
 	struct fs_layout layout;
 
@@ -373,9 +369,8 @@ START_TEST(the_part_of_a_byte_is_found)
 	layout.count = 0;
 	ck_assert_ptr_null(fs_layout_at(&layout, 0));
 }
-END_TEST
 
-START_TEST(the_part_of_most_bytes_is_found)
+TEST(cases, the_part_of_most_bytes_is_found)
 {
 	struct fs_layout layout;
 
@@ -390,9 +385,8 @@ START_TEST(the_part_of_most_bytes_is_found)
 	layout.count = 0;
 	ck_assert_ptr_null(fs_layout_main(&layout, 1));
 }
-END_TEST
 
-START_TEST(a_text_says_that_it_was_cut)
+TEST(cases, a_text_says_that_it_was_cut)
 {
 	struct fs_layout layout;
 	char text[48], whole[96];
@@ -414,24 +408,8 @@ START_TEST(a_text_says_that_it_was_cut)
 	fs_layout_text(&layout, text, sizeof(text));
 	ck_assert_str_eq(text, "");
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("layouts");
-	TCase *cases = tcase_create("parsers");
-
-	tcase_add_loop_test(cases, plain_layouts_are_read_in_both_byte_orders, 0,
-			    ARRAY_LENGTH(plains));
-	tcase_add_loop_test(cases, layouts_of_components_are_read_in_both_byte_orders, 0,
-			    ARRAY_LENGTH(composites));
-	tcase_add_test(cases, cut_short_anywhere_it_is_no_layout);
-	tcase_add_test(cases, absurd_counts_sizes_and_places_are_refused);
-	tcase_add_loop_test(cases, layouts_of_ceph_are_read, 0, ARRAY_LENGTH(cephs));
-	tcase_add_test(cases, layouts_of_beegfs_are_read);
-	tcase_add_test(cases, the_part_of_a_byte_is_found);
-	tcase_add_test(cases, the_part_of_most_bytes_is_found);
-	tcase_add_test(cases, a_text_says_that_it_was_cut);
-	suite_add_tcase(suite, cases);
-	return check_main(suite);
+	return check_run("layouts");
 }

@@ -73,7 +73,9 @@ static const struct {
 	  FS_OTHER, 0x9fa0 },
 };
 
-START_TEST(a_line_of_each_family_is_read)
+static struct test_case cases = { .name = "mount table" };
+
+LOOP_TEST(cases, a_line_of_each_family_is_read, 0, ARRAY_LENGTH(lines))
 {
 	struct fs_mount mount;
 	char text[2048];
@@ -98,9 +100,8 @@ START_TEST(a_line_of_each_family_is_read)
 	ck_assert_int_eq(fs_family_of(lines[_i].type, lines[_i].magic), lines[_i].family);
 	ck_assert_int_eq(fs_family_of(lines[_i].type, 0), lines[_i].family);
 }
-END_TEST
 
-START_TEST(families_have_names_of_their_own)
+TEST(cases, families_have_names_of_their_own)
 {
 	for (int i = 0; i < FS_FAMILIES; i++) {
 		ck_assert_ptr_nonnull(fs_family_name((enum fs_family)i));
@@ -111,9 +112,8 @@ START_TEST(families_have_names_of_their_own)
 	ck_assert_str_eq(fs_family_name((enum fs_family)FS_FAMILIES), "other");
 	ck_assert_str_eq(fs_family_name((enum fs_family) - 1), "other");
 }
-END_TEST
 
-START_TEST(without_a_mount_table_the_magic_number_tells)
+TEST(cases, without_a_mount_table_the_magic_number_tells)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(lines); i++) {
 		enum fs_family family = lines[i].family;
@@ -131,9 +131,8 @@ START_TEST(without_a_mount_table_the_magic_number_tells)
 	ck_assert_int_eq(fs_family_of("fuseblk", FS_FUSE_MAGIC), FS_FUSE);
 	ck_assert_int_eq(fs_family_of("squashfs", 0x73717368), FS_OTHER);
 }
-END_TEST
 
-START_TEST(escaped_characters_are_those_they_stand_for)
+TEST(cases, escaped_characters_are_those_they_stand_for)
 {
 	static const char text[] =
 		"5 1 0:9 / /mnt/with\\040a\\040space\\040-\\040and\\134dash rw,x=\\011y shared:1 "
@@ -146,9 +145,8 @@ START_TEST(escaped_characters_are_those_they_stand_for)
 	/* Not one: as it is. */
 	ck_assert_str_eq(mount.source, "user@host:/x y\\0");
 }
-END_TEST
 
-START_TEST(the_mount_on_top_is_the_one_of_a_device)
+TEST(cases, the_mount_on_top_is_the_one_of_a_device)
 {
 	static const char text[] = "5 1 0:9 / /a rw - tmpfs one rw\n"
 				   "6 1 0:9 / /b rw - tmpfs two rw\n"
@@ -163,9 +161,8 @@ START_TEST(the_mount_on_top_is_the_one_of_a_device)
 	ck_assert_int_eq(fs_mountinfo_line(text, 0, 1, 9, &mount), -ENOENT);
 	ck_assert_int_eq(fs_mountinfo_line("", 0, 0, 9, &mount), -ENOENT);
 }
-END_TEST
 
-START_TEST(lines_cut_anywhere_and_long_ones_are_survived)
+TEST(cases, lines_cut_anywhere_and_long_ones_are_survived)
 {
 	struct fs_mount mount;
 	char text[4096], *copy;
@@ -188,7 +185,6 @@ START_TEST(lines_cut_anywhere_and_long_ones_are_survived)
 	ck_assert_uint_eq(strlen(mount.options), sizeof(mount.options) - 1);
 	ck_assert_uint_eq(strlen(mount.source), sizeof(mount.source) - 1);
 }
-END_TEST
 
 /* ---- NFS ------------------------------------------------------------------------------------- */
 
@@ -214,7 +210,7 @@ static const struct {
 	{ "", "NFS", 0, 0 },
 };
 
-START_TEST(options_of_nfs_are_read)
+LOOP_TEST(cases, options_of_nfs_are_read, 0, ARRAY_LENGTH(nfs_options))
 {
 	const char *options = nfs_options[_i].options;
 	struct fs_nfs_options nfs;
@@ -233,11 +229,10 @@ START_TEST(options_of_nfs_are_read)
 		free(copy);
 	}
 }
-END_TEST
 
 /* ---- Lustre's name --------------------------------------------------------------------------- */
 
-START_TEST(the_name_of_a_lustre_is_found_in_its_source)
+TEST(cases, the_name_of_a_lustre_is_found_in_its_source)
 {
 	static const struct {
 		const char *source, *name;
@@ -260,21 +255,8 @@ START_TEST(the_name_of_a_lustre_is_found_in_its_source)
 		ck_assert_int_eq(strncmp(name, sources[i].name, bytes), 0);
 	}
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("mounts");
-	TCase *cases = tcase_create("mount table");
-
-	tcase_add_loop_test(cases, a_line_of_each_family_is_read, 0, ARRAY_LENGTH(lines));
-	tcase_add_test(cases, families_have_names_of_their_own);
-	tcase_add_test(cases, without_a_mount_table_the_magic_number_tells);
-	tcase_add_test(cases, escaped_characters_are_those_they_stand_for);
-	tcase_add_test(cases, the_mount_on_top_is_the_one_of_a_device);
-	tcase_add_test(cases, lines_cut_anywhere_and_long_ones_are_survived);
-	tcase_add_loop_test(cases, options_of_nfs_are_read, 0, ARRAY_LENGTH(nfs_options));
-	tcase_add_test(cases, the_name_of_a_lustre_is_found_in_its_source);
-	suite_add_tcase(suite, cases);
-	return check_main(suite);
+	return check_run("mounts");
 }

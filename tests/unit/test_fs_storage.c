@@ -84,7 +84,11 @@ static void target(const char *place, const char *name, const char *total, const
 
 /* ---- Any ------------------------------------------------------------------------------------- */
 
-START_TEST(the_real_mount_is_looked_at)
+static struct test_case cases = { .name = "mounts",
+				  .setup = scratch_setup,
+				  .teardown = scratch_teardown };
+
+TEST(cases, the_real_mount_is_looked_at)
 {
 	struct statvfs system;
 
@@ -99,18 +103,16 @@ START_TEST(the_real_mount_is_looked_at)
 	ck_assert_ptr_nonnull(strchr(storage.mount.options, 'r'));
 	ck_assert_uint_gt(storage.write_unit, 0);
 }
-END_TEST
 
-START_TEST(without_tables_there_is_what_the_kernel_answers)
+TEST(cases, without_tables_there_is_what_the_kernel_answers)
 {
 	look(scratch_path("nothing"));
 	ck_assert_str_eq(storage.mount.mount_point, "");
 	ck_assert_uint_ne(storage.mount.type[0], 0);
 	ck_assert_uint_gt(storage.total_bytes, 0);
 }
-END_TEST
 
-START_TEST(a_table_without_the_number_of_the_mount_may_have_its_device)
+TEST(cases, a_table_without_the_number_of_the_mount_may_have_its_device)
 {
 	uint64_t number;
 
@@ -120,20 +122,18 @@ START_TEST(a_table_without_the_number_of_the_mount_may_have_its_device)
 	ck_assert_str_eq(storage.mount.type, "xfs");
 	ck_assert_str_eq(storage.mount.source, "/dev/sdx");
 }
-END_TEST
 
-START_TEST(what_is_not_open_cannot_be_looked_at)
+TEST(cases, what_is_not_open_cannot_be_looked_at)
 {
 	struct base_error error = { 0 };
 
 	ck_assert_int_eq(fs_look_at_storage(-1, "/some/path", "", &storage, &error), -EBADF);
 	ck_assert_int_eq(error.code, -EBADF);
 }
-END_TEST
 
 /* ---- Lustre ---------------------------------------------------------------------------------- */
 
-START_TEST(the_client_of_a_lustre_is_read)
+TEST(cases, the_client_of_a_lustre_is_read)
 {
 	static const char place[] = "/sys/fs/lustre";
 
@@ -183,9 +183,8 @@ START_TEST(the_client_of_a_lustre_is_read)
 	ck_assert_uint_eq(storage.layout.parts[0].stripe_bytes, MIB);
 	ck_assert_uint_eq(storage.layout.parts[0].stripe_count, FS_ALL_TARGETS);
 }
-END_TEST
 
-START_TEST(an_old_client_of_a_lustre_is_read)
+TEST(cases, an_old_client_of_a_lustre_is_read)
 {
 	static const char place[] = "/proc/fs/lustre";
 
@@ -203,9 +202,8 @@ START_TEST(an_old_client_of_a_lustre_is_read)
 	ck_assert(storage.serial_direct);
 	ck_assert_uint_eq(storage.layout.parts[0].stripe_count, 2);
 }
-END_TEST
 
-START_TEST(numbers_without_sense_are_not_believed)
+TEST(cases, numbers_without_sense_are_not_believed)
 {
 	static const char place[] = "/sys/fs/lustre";
 	static const char one[] = "scr-OST0000-osc-ffff8f3a1c2d4800";
@@ -226,9 +224,8 @@ START_TEST(numbers_without_sense_are_not_believed)
 	ck_assert(!storage.serial_direct);
 	ck_assert_uint_eq(storage.layout.count, 0);
 }
-END_TEST
 
-START_TEST(more_targets_than_have_room_are_counted)
+TEST(cases, more_targets_than_have_room_are_counted)
 {
 	char name[64];
 
@@ -241,9 +238,8 @@ START_TEST(more_targets_than_have_room_are_counted)
 	ck_assert_uint_eq(storage.target_count, 64);
 	ck_assert_uint_eq(storage.targets, 70);
 }
-END_TEST
 
-START_TEST(targets_of_other_pools_are_left_out)
+TEST(cases, targets_of_other_pools_are_left_out)
 {
 	static const char place[] = "/sys/fs/lustre";
 	char name[64];
@@ -270,7 +266,6 @@ START_TEST(targets_of_other_pools_are_left_out)
 	for (unsigned i = 0; i < 2; i++)
 		ck_assert_ptr_nonnull(strpbrk(storage.target[i].name + 4, "13"));
 }
-END_TEST
 
 /* ---- variants -------------------------------------------------------------------------------- */
 
@@ -301,7 +296,7 @@ static const struct {
 	{ "wekafs", "fs", "rw", NULL, "" },
 };
 
-START_TEST(members_of_a_family_are_told_apart)
+LOOP_TEST(cases, members_of_a_family_are_told_apart, 0, ARRAY_LENGTH(variants))
 {
 	mount_as(variants[_i].type, variants[_i].source, variants[_i].options);
 	if (variants[_i].vendor)
@@ -310,11 +305,10 @@ START_TEST(members_of_a_family_are_told_apart)
 	ck_assert_str_eq(storage.variant, variants[_i].variant);
 	ck_assert_int_eq(storage.remote, strcmp(variants[_i].type, "overlay") != 0);
 }
-END_TEST
 
 /* ---- Others ---------------------------------------------------------------------------------- */
 
-START_TEST(an_nfs_mount_tells_what_it_writes_at_a_time)
+TEST(cases, an_nfs_mount_tells_what_it_writes_at_a_time)
 {
 	mount_as("nfs4", "filer:/x", "rw,vers=4.2,rsize=262144,wsize=524288,proto=tcp");
 	look(scratch_directory());
@@ -322,9 +316,8 @@ START_TEST(an_nfs_mount_tells_what_it_writes_at_a_time)
 	ck_assert_uint_eq(storage.write_unit, 524288);
 	ck_assert_uint_eq(storage.layout.count, 0);
 }
-END_TEST
 
-START_TEST(the_targets_of_a_beegfs_are_counted)
+TEST(cases, the_targets_of_a_beegfs_are_counted)
 {
 	static const char states[] = "[Target ID: 1] @ node01 [ID: 1]: Online / Good \n"
 				     "[Target ID: 2] @ node01 [ID: 1]: Online / Good \n"
@@ -347,9 +340,8 @@ START_TEST(the_targets_of_a_beegfs_are_counted)
 	ck_assert_uint_eq(storage.targets, 2);
 	ck_assert_uint_eq(storage.target_count, 0);
 }
-END_TEST
 
-START_TEST(a_beegfs_is_called_after_its_management_server)
+TEST(cases, a_beegfs_is_called_after_its_management_server)
 {
 	const char *root = scratch_directory();
 	char source[32] = "beegfs_nodev", small[8] = "nodev";
@@ -372,9 +364,8 @@ START_TEST(a_beegfs_is_called_after_its_management_server)
 	fs_name_beegfs(root, "rw,cfgFile=/etc/a.conf", source, sizeof(source));
 	ck_assert_str_eq(source, "mgmt01:8008");
 }
-END_TEST
 
-START_TEST(a_local_disk_turns_or_does_not)
+TEST(cases, a_local_disk_turns_or_does_not)
 {
 	struct stat status;
 	unsigned device_major, device_minor;
@@ -400,9 +391,8 @@ START_TEST(a_local_disk_turns_or_does_not)
 	look(scratch_directory());
 	ck_assert(storage.rotational_known && !storage.rotational);
 }
-END_TEST
 
-START_TEST(unknown_targets_are_not_counted)
+TEST(cases, unknown_targets_are_not_counted)
 {
 	int fd = open(scratch_directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
@@ -412,29 +402,8 @@ START_TEST(unknown_targets_are_not_counted)
 	close(fd);
 	ck_assert_uint_eq(fs_count_targets(-1, FS_LUSTRE), 0);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("storage");
-	TCase *cases = tcase_create("mounts");
-
-	tcase_add_checked_fixture(cases, scratch_setup, scratch_teardown);
-	tcase_add_test(cases, the_real_mount_is_looked_at);
-	tcase_add_test(cases, without_tables_there_is_what_the_kernel_answers);
-	tcase_add_test(cases, a_table_without_the_number_of_the_mount_may_have_its_device);
-	tcase_add_test(cases, what_is_not_open_cannot_be_looked_at);
-	tcase_add_test(cases, the_client_of_a_lustre_is_read);
-	tcase_add_test(cases, an_old_client_of_a_lustre_is_read);
-	tcase_add_test(cases, numbers_without_sense_are_not_believed);
-	tcase_add_test(cases, more_targets_than_have_room_are_counted);
-	tcase_add_test(cases, targets_of_other_pools_are_left_out);
-	tcase_add_loop_test(cases, members_of_a_family_are_told_apart, 0, ARRAY_LENGTH(variants));
-	tcase_add_test(cases, an_nfs_mount_tells_what_it_writes_at_a_time);
-	tcase_add_test(cases, the_targets_of_a_beegfs_are_counted);
-	tcase_add_test(cases, a_beegfs_is_called_after_its_management_server);
-	tcase_add_test(cases, a_local_disk_turns_or_does_not);
-	tcase_add_test(cases, unknown_targets_are_not_counted);
-	suite_add_tcase(suite, cases);
-	return check_main(suite);
+	return check_run("storage");
 }

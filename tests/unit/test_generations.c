@@ -76,7 +76,11 @@ static void check_part(struct ioshape_generation *generation, uint64_t step, uin
 	sample_free(&sample);
 }
 
-START_TEST(every_rank_finds_its_part)
+static struct test_case reading = {
+	.name = "reading", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+LOOP_TEST(reading, every_rank_finds_its_part, 0, 2)
 {
 	struct ioshape_generation_info info = { .size = sizeof(info) };
 	struct ioshape_part_info part = { .size = sizeof(part) };
@@ -111,9 +115,8 @@ START_TEST(every_rank_finds_its_part)
 	ioshape_generation_free(generation);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
-START_TEST(the_path_holds_after_the_working_directory_changed)
+TEST(reading, the_path_holds_after_the_working_directory_changed)
 {
 	struct ioshape_generation *generation;
 
@@ -123,7 +126,6 @@ START_TEST(the_path_holds_after_the_working_directory_changed)
 	check_part(generation, 7, 1);
 	ioshape_generation_free(generation);
 }
-END_TEST
 
 /* What can be wrong with a generation, and what opening it says then. */
 static int damage(int how)
@@ -168,7 +170,7 @@ static int damage(int how)
 	return 0;
 }
 
-START_TEST(one_that_does_not_hold_is_passed_over)
+LOOP_TEST(reading, one_that_does_not_hold_is_passed_over, 0, 9)
 {
 	struct ioshape_generation *generation;
 	int expected, ret;
@@ -192,9 +194,8 @@ START_TEST(one_that_does_not_hold_is_passed_over)
 	ioshape_generation_free(generation);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
-END_TEST
 
-START_TEST(where_there_is_none_the_answer_is_plain)
+TEST(reading, where_there_is_none_the_answer_is_plain)
 {
 	struct ioshape_generation *generation;
 	size_t count = 1;
@@ -211,9 +212,8 @@ START_TEST(where_there_is_none_the_answer_is_plain)
 	ck_assert_ptr_null(generation);
 	ck_assert_str_eq(steps(), "");
 }
-END_TEST
 
-START_TEST(one_that_stepped_aside_is_found)
+TEST(reading, one_that_stepped_aside_is_found)
 {
 	const char *aside = "runs/.replaced-step-0000000003.0123456789abcdef";
 	struct ioshape_generation *generation;
@@ -231,9 +231,8 @@ START_TEST(one_that_stepped_aside_is_found)
 	save(3, false);
 	ck_assert_str_eq(steps(), "2 3 ");
 }
-END_TEST
 
-START_TEST(a_reader_does_not_mix_old_and_new)
+TEST(reading, a_reader_does_not_mix_old_and_new)
 {
 	struct ioshape_generation *generation;
 	struct ioshape_reader *reader;
@@ -247,7 +246,6 @@ START_TEST(a_reader_does_not_mix_old_and_new)
 	ck_assert_int_eq(ioshape_generation_verify(generation, NULL, NULL), -ESTALE);
 	ioshape_generation_free(generation);
 }
-END_TEST
 
 static int use_in_child(void *generation)
 {
@@ -261,7 +259,7 @@ static int use_in_child(void *generation)
 	return ret;
 }
 
-START_TEST(a_forked_child_touches_nothing)
+TEST(reading, a_forked_child_touches_nothing)
 {
 	struct ioshape_generation *generation;
 
@@ -271,9 +269,8 @@ START_TEST(a_forked_child_touches_nothing)
 	check_part(generation, 3, 0);
 	ioshape_generation_free(generation);
 }
-END_TEST
 
-START_TEST(wrong_arguments_are_refused)
+TEST(reading, wrong_arguments_are_refused)
 {
 	struct ioshape_generation_info info = { .size = 4096 };
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
@@ -300,7 +297,6 @@ START_TEST(wrong_arguments_are_refused)
 	ioshape_generation_free(NULL);
 	ioshape_free(NULL);
 }
-END_TEST
 
 /* ---- Verifying ------------------------------------------------------------------------------- */
 
@@ -329,7 +325,11 @@ static int see_progress(void *user, enum ioshape_phase phase, uint64_t done, uin
 	return ++progress->calls == progress->stop_after;
 }
 
-START_TEST(all_is_read_and_compared)
+static struct test_case verifying = {
+	.name = "verifying", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+LOOP_TEST(verifying, all_is_read_and_compared, 0, 2)
 {
 	struct progress progress = { 0 };
 
@@ -341,7 +341,6 @@ START_TEST(all_is_read_and_compared)
 	ck_assert_int_eq(verify(see_progress, &progress), -ECANCELED);
 	ck_assert_uint_eq(progress.calls, 3);
 }
-END_TEST
 
 static void flip(const char *path, size_t at)
 {
@@ -354,7 +353,7 @@ static void flip(const char *path, size_t at)
 	close(fd);
 }
 
-START_TEST(a_changed_bit_is_found_wherever_it_is)
+LOOP_TEST(verifying, a_changed_bit_is_found_wherever_it_is, 0, 2)
 {
 	const char *path = _i ? PLACE(3) "/ranks.zip" : PLACE(3) "/rank-00001.pt";
 	struct stat status;
@@ -373,28 +372,8 @@ START_TEST(a_changed_bit_is_found_wherever_it_is)
 	flip(path, (size_t)status.st_size - 1);
 	ck_assert_int_eq(verify(NULL, NULL), 0);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("group/generations");
-	TCase *reading = tcase_create("reading"), *verifying = tcase_create("verifying");
-
-	tcase_add_checked_fixture(reading, setup, teardown);
-	tcase_add_loop_test(reading, every_rank_finds_its_part, 0, 2);
-	tcase_add_test(reading, the_path_holds_after_the_working_directory_changed);
-	tcase_add_loop_test(reading, one_that_does_not_hold_is_passed_over, 0, 9);
-	tcase_add_test(reading, where_there_is_none_the_answer_is_plain);
-	tcase_add_test(reading, one_that_stepped_aside_is_found);
-	tcase_add_test(reading, a_reader_does_not_mix_old_and_new);
-	tcase_add_test(reading, a_forked_child_touches_nothing);
-	tcase_add_test(reading, wrong_arguments_are_refused);
-	tcase_set_timeout(reading, 60);
-	suite_add_tcase(suite, reading);
-	tcase_add_checked_fixture(verifying, setup, teardown);
-	tcase_add_loop_test(verifying, all_is_read_and_compared, 0, 2);
-	tcase_add_loop_test(verifying, a_changed_bit_is_found_wherever_it_is, 0, 2);
-	tcase_set_timeout(verifying, 60);
-	suite_add_tcase(suite, verifying);
-	return check_main(suite);
+	return check_run("group/generations");
 }

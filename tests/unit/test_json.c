@@ -114,7 +114,9 @@ static const char *const bad[] = {
 	"\357\273\2771",
 };
 
-START_TEST(json_is_what_the_standard_says)
+static struct test_case tests = { .name = "values" };
+
+TEST(tests, json_is_what_the_standard_says)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(good); i++)
 		ck_assert_msg(!skip_all(good[i], strlen(good[i])), "%s", good[i]);
@@ -123,10 +125,9 @@ START_TEST(json_is_what_the_standard_says)
 	ck_assert_int_eq(skip_all("1\0", 2), IOSHAPE_E_DAMAGED);
 	ck_assert_int_eq(skip_all("\"\0\"", 3), IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
 /* In memory of their exact length, so that the sanitizers see a look beyond it. */
-START_TEST(what_is_cut_short_is_never_read_beyond)
+TEST(tests, what_is_cut_short_is_never_read_beyond)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(good); i++) {
 		for (size_t bytes = 0; bytes < strlen(good[i]); bytes++) {
@@ -139,9 +140,8 @@ START_TEST(what_is_cut_short_is_never_read_beyond)
 		}
 	}
 }
-END_TEST
 
-START_TEST(nesting_members_and_names_have_limits)
+TEST(tests, nesting_members_and_names_have_limits)
 {
 	char text[4096] = "", name[ZIP_JSON_MAX_NAME_BYTES + 8];
 	struct zip_json json;
@@ -176,9 +176,8 @@ START_TEST(nesting_members_and_names_have_limits)
 	json = over("\"12345\\u00e4\"");
 	ck_assert_int_eq(zip_json_string(&json, name, 7), IOSHAPE_E_LIMIT);
 }
-END_TEST
 
-START_TEST(strings_are_decoded)
+TEST(tests, strings_are_decoded)
 {
 	static const char *const cases[][2] = {
 		{ "\"\"", "" },
@@ -197,9 +196,8 @@ START_TEST(strings_are_decoded)
 		ck_assert_str_eq(text, cases[i][1]);
 	}
 }
-END_TEST
 
-START_TEST(strings_come_back)
+TEST(tests, strings_come_back)
 {
 	char all[400], text[400];
 	struct base_buffer out = { 0 };
@@ -216,9 +214,8 @@ START_TEST(strings_come_back)
 	ck_assert_str_eq(text, all);
 	base_buffer_free(&out);
 }
-END_TEST
 
-START_TEST(numbers_are_whole_and_of_64_bits)
+TEST(tests, numbers_are_whole_and_of_64_bits)
 {
 	static const struct {
 		const char *text;
@@ -261,9 +258,8 @@ START_TEST(numbers_are_whole_and_of_64_bits)
 			ck_assert_int_eq(whole, (int64_t)cases[i].value);
 	}
 }
-END_TEST
 
-START_TEST(true_and_false_are_told_apart)
+TEST(tests, true_and_false_are_told_apart)
 {
 	struct zip_json json = over(" true");
 	bool value = false;
@@ -276,20 +272,8 @@ START_TEST(true_and_false_are_told_apart)
 	json = over("1");
 	ck_assert_int_eq(zip_json_bool(&json, &value), IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/json");
-	TCase *tests = tcase_create("values");
-
-	tcase_add_test(tests, json_is_what_the_standard_says);
-	tcase_add_test(tests, what_is_cut_short_is_never_read_beyond);
-	tcase_add_test(tests, nesting_members_and_names_have_limits);
-	tcase_add_test(tests, strings_are_decoded);
-	tcase_add_test(tests, strings_come_back);
-	tcase_add_test(tests, numbers_are_whole_and_of_64_bits);
-	tcase_add_test(tests, true_and_false_are_told_apart);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("zip/json");
 }

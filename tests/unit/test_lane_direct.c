@@ -14,7 +14,11 @@ static int64_t not_when_direct(const struct ring_op *op, unsigned nth)
 	return fcntl(op->fd, F_GETFL) & O_DIRECT ? -EINVAL : (int64_t)op->bytes;
 }
 
-START_TEST(direct_io_that_fails_at_use_is_left_with_one_note)
+static struct test_case direct_case = { .name = "direct",
+					.setup = scratch_setup,
+					.teardown = scratch_teardown };
+
+TEST(direct_case, direct_io_that_fails_at_use_is_left_with_one_note)
 {
 	answer = not_when_direct;
 	begin(false);
@@ -30,9 +34,8 @@ START_TEST(direct_io_that_fails_at_use_is_left_with_one_note)
 	ck_assert_uint_eq(requests, 2 * DEPTH - 1);
 	end();
 }
-END_TEST
 
-START_TEST(direct_io_that_is_required_and_fails_at_use_is_a_failure)
+TEST(direct_case, direct_io_that_is_required_and_fails_at_use_is_a_failure)
 {
 	answer = not_when_direct;
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
@@ -43,7 +46,6 @@ START_TEST(direct_io_that_is_required_and_fails_at_use_is_a_failure)
 	ck_assert(is_direct());
 	end();
 }
-END_TEST
 
 static int64_t invalid(const struct ring_op *op, unsigned nth)
 {
@@ -52,7 +54,7 @@ static int64_t invalid(const struct ring_op *op, unsigned nth)
 	return -EINVAL;
 }
 
-START_TEST(an_invalid_request_without_direct_io_fails_at_once)
+TEST(direct_case, an_invalid_request_without_direct_io_fails_at_once)
 {
 	answer = invalid;
 	begin(false);
@@ -61,9 +63,8 @@ START_TEST(an_invalid_request_without_direct_io_fails_at_once)
 	ck_assert_uint_eq(requests, 1);
 	end();
 }
-END_TEST
 
-START_TEST(an_invalid_request_stays_invalid_after_direct_io_was_left)
+TEST(direct_case, an_invalid_request_stays_invalid_after_direct_io_was_left)
 {
 	answer = invalid;
 	begin(false);
@@ -73,9 +74,8 @@ START_TEST(an_invalid_request_stays_invalid_after_direct_io_was_left)
 	ck_assert_uint_le(requests, 200);
 	end();
 }
-END_TEST
 
-START_TEST(a_filesystem_without_direct_io_is_noted_or_refused)
+TEST(direct_case, a_filesystem_without_direct_io_is_noted_or_refused)
 {
 	fs = (struct fs_info){ 0 };
 	answer = all_of_it;
@@ -94,9 +94,8 @@ START_TEST(a_filesystem_without_direct_io_is_noted_or_refused)
 	ck_assert_str_ne(error.remedy, "");
 	end();
 }
-END_TEST
 
-START_TEST(direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it)
+TEST(direct_case, direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it)
 {
 	begin_with(IOSHAPE_DIRECT_REQUIRE, NULL);
 	refuse_open = -EPERM;
@@ -108,9 +107,8 @@ START_TEST(direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it)
 	ring_lane_close(lane);
 	close(fd);
 }
-END_TEST
 
-START_TEST(direct_io_that_is_not_wanted_is_not_used)
+TEST(direct_case, direct_io_that_is_not_wanted_is_not_used)
 {
 	begin_with(IOSHAPE_DIRECT_OFF, NULL);
 	start(false);
@@ -119,10 +117,9 @@ START_TEST(direct_io_that_is_not_wanted_is_not_used)
 	ck_assert_uint_eq(notes.count, 0);
 	end();
 }
-END_TEST
 
 /* What a strange filesystem says must not make us write behind a buffer's end. */
-START_TEST(an_alignment_that_no_block_has_is_not_used)
+TEST(direct_case, an_alignment_that_no_block_has_is_not_used)
 {
 	static const uint32_t strange[] = { 2 * BLOCK, 1u << 31, 3000, UINT32_MAX };
 
@@ -136,7 +133,6 @@ START_TEST(an_alignment_that_no_block_has_is_not_used)
 		end();
 	}
 }
-END_TEST
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
@@ -175,15 +171,18 @@ static void read_direct_as(uint64_t size, size_t portion, uint64_t offset, size_
 	end();
 }
 
-START_TEST(a_read_goes_on_until_it_has_all)
+static struct test_case reading = { .name = "reading",
+				    .setup = scratch_setup,
+				    .teardown = scratch_teardown };
+
+TEST(reading, a_read_goes_on_until_it_has_all)
 {
 	read_direct_as(1 << 20, SIZE_MAX, 4096, 32768, 32768);
 	read_direct_as(1 << 20, 4096, 4096, 32768, 32768);
 	read_direct_as(1 << 20, 512, 0, 8192, 8192);
 }
-END_TEST
 
-START_TEST(a_read_ends_with_the_file)
+TEST(reading, a_read_ends_with_the_file)
 {
 	read_direct_as(10000, SIZE_MAX, 0, 32768, 10000);
 	read_direct_as(10000, SIZE_MAX, 8192, 4096, 10000 - 8192);
@@ -193,18 +192,16 @@ START_TEST(a_read_ends_with_the_file)
 	read_direct_as(0, SIZE_MAX, 0, 512, 0);
 	read_direct_as(10000, 4096, 0, 32768, 10000);
 }
-END_TEST
 
 /* FUSE daemons and network filesystems answer with what they have, also in the middle of a file. */
-START_TEST(an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file)
+TEST(reading, an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file)
 {
 	read_direct_as(1 << 20, 5000, 0, 32768, 32768);
 	read_direct_as(1 << 20, 513, 4096, 8192, 8192);
 	read_direct_as(10000, 5000, 0, 32768, 10000);
 }
-END_TEST
 
-START_TEST(a_read_slot_is_not_free_until_it_was_looked_at)
+TEST(reading, a_read_slot_is_not_free_until_it_was_looked_at)
 {
 	struct ring_buffer *buffer;
 
@@ -218,29 +215,8 @@ START_TEST(a_read_slot_is_not_free_until_it_was_looked_at)
 	ring_lane_give_back(lane, buffer);
 	end();
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/lane, direct");
-	TCase *direct = tcase_create("direct");
-	TCase *reading = tcase_create("reading");
-
-	tcase_add_checked_fixture(direct, scratch_setup, scratch_teardown);
-	tcase_add_test(direct, direct_io_that_fails_at_use_is_left_with_one_note);
-	tcase_add_test(direct, direct_io_that_is_required_and_fails_at_use_is_a_failure);
-	tcase_add_test(direct, an_invalid_request_without_direct_io_fails_at_once);
-	tcase_add_test(direct, an_invalid_request_stays_invalid_after_direct_io_was_left);
-	tcase_add_test(direct, a_filesystem_without_direct_io_is_noted_or_refused);
-	tcase_add_test(direct, direct_io_that_is_required_is_not_forgotten_by_an_engine_without_it);
-	tcase_add_test(direct, direct_io_that_is_not_wanted_is_not_used);
-	tcase_add_test(direct, an_alignment_that_no_block_has_is_not_used);
-	suite_add_tcase(suite, direct);
-	tcase_add_checked_fixture(reading, scratch_setup, scratch_teardown);
-	tcase_add_test(reading, a_read_goes_on_until_it_has_all);
-	tcase_add_test(reading, a_read_ends_with_the_file);
-	tcase_add_test(reading, an_answer_that_ends_anywhere_is_not_taken_for_the_end_of_the_file);
-	tcase_add_test(reading, a_read_slot_is_not_free_until_it_was_looked_at);
-	suite_add_tcase(suite, reading);
-	return check_main(suite);
+	return check_run("ring/lane, direct");
 }

@@ -57,11 +57,12 @@ static const struct {
 	  "default; 8 x default" },
 };
 
-START_TEST(a_request_is_understood)
+static struct test_case pure = { .name = "pure" };
+
+LOOP_TEST(pure, a_request_is_understood, 0, ARRAY_LENGTH(understood))
 {
 	ck_assert_str_eq(parsed(understood[_i].text), understood[_i].words);
 }
-END_TEST
 
 static const char *const refused[] = {
 	"",
@@ -97,7 +98,7 @@ static const char *const refused[] = {
 	"to=1M;to=2M;to=3M;to=4M;to=5M;to=6M;to=7M;to=8M;stripe_count=8",
 };
 
-START_TEST(a_mistake_in_a_request_is_refused)
+LOOP_TEST(pure, a_mistake_in_a_request_is_refused, 0, ARRAY_LENGTH(refused))
 {
 	struct base_error error = { 0 };
 	struct fs_layout_request request;
@@ -106,9 +107,8 @@ START_TEST(a_mistake_in_a_request_is_refused)
 	ck_assert_int_eq(error.code, -EINVAL);
 	ck_assert_str_ne(error.remedy, "");
 }
-END_TEST
 
-START_TEST(a_mistake_is_named_wording)
+TEST(pure, a_mistake_is_named_wording)
 {
 	struct base_error error = { 0 };
 	struct fs_layout_request request;
@@ -118,10 +118,9 @@ START_TEST(a_mistake_is_named_wording)
 			 "cannot use the layout \"stripe_count=0\": \"0\" is no stripe_count");
 	ck_assert_str_eq(error.remedy, "give 1 to 2000, or all");
 }
-END_TEST
 
 /* Pieces of requests in any order. */
-START_TEST(any_text_is_a_request_or_a_mistake)
+TEST(pure, any_text_is_a_request_or_a_mistake)
 {
 	static const char *const pieces[] = {
 		"auto",
@@ -169,9 +168,8 @@ START_TEST(any_text_is_a_request_or_a_mistake)
 	ck_assert_uint_gt(taken, 10);
 	ck_assert_uint_gt(components, taken);
 }
-END_TEST
 
-START_TEST(a_request_that_is_too_long_is_refused)
+TEST(pure, a_request_that_is_too_long_is_refused)
 {
 	static char text[70000];
 	struct fs_layout_request request;
@@ -179,7 +177,6 @@ START_TEST(a_request_that_is_too_long_is_refused)
 	memset(text, ';', sizeof(text) - 1);
 	ck_assert_int_eq(fs_layout_request_parse(text, &request, NULL), -EINVAL);
 }
-END_TEST
 
 /* ---- The rule ----------------------------------------------------------------------------------
  */
@@ -303,7 +300,7 @@ static const struct choice {
 	  "6 x 16M, pool p" },
 };
 
-START_TEST(what_is_asked_for)
+LOOP_TEST(pure, what_is_asked_for, 0, ARRAY_LENGTH(choices))
 {
 	const struct choice *choice = &choices[_i];
 	struct fs_layout ask;
@@ -322,7 +319,6 @@ START_TEST(what_is_asked_for)
 	/* Without room for it. */
 	ck_assert_int_eq(fs_choose_layout(&request, &choice->facts, &ask, NULL, 0), ret);
 }
-END_TEST
 
 /* ---- Writers at a time --------------------------------------------------------------------------
  */
@@ -365,19 +361,18 @@ static const struct {
 	  0 },
 };
 
-START_TEST(how_many_may_write)
+LOOP_TEST(pure, how_many_may_write, 0, ARRAY_LENGTH(capacities))
 {
 	ck_assert_uint_eq(
 		fs_capacity(capacities[_i].targets, &capacities[_i].layout, capacities[_i].bytes),
 		capacities[_i].capacity);
 }
-END_TEST
 
 /* ---- What servers are told
  * ----------------------------------------------------------------------- */
 
 /* The parser of what Lustre answers understands it: it comes as it went. */
-START_TEST(lustre_is_told_what_is_asked)
+LOOP_TEST(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood))
 {
 	uint8_t blob[FS_LUSTRE_ASK_BYTES];
 	struct fs_layout back;
@@ -400,9 +395,8 @@ START_TEST(lustre_is_told_what_is_asked)
 	ck_assert_int_eq(fs_lustre_layout(blob, bytes, &back), 0);
 	ck_assert_int_eq(fs_differs(&request.layout, &back, text, sizeof(text)), 0);
 }
-END_TEST
 
-START_TEST(lustre_is_told_byte_for_byte)
+TEST(pure, lustre_is_told_byte_for_byte)
 {
 	static const uint8_t v3[48] = {
 		0xd0, 0x0b, 0xd3, 0x0b, 1,   0,   [24] = 0, 0,   0x40, 0, /* 4 MiB */
@@ -420,7 +414,6 @@ START_TEST(lustre_is_told_byte_for_byte)
 	fs_lustre_ask(&layout, blob);
 	ck_assert_uint_eq(blob[28] | blob[29] << 8, 0xffff);
 }
-END_TEST
 
 static const struct {
 	const char *now, *request, *told; /* NULL: nothing */
@@ -443,7 +436,7 @@ static const struct {
 	{ "", "stripe_count=8", NULL },
 };
 
-START_TEST(ceph_is_told_all_at_once)
+LOOP_TEST(pure, ceph_is_told_all_at_once, 0, ARRAY_LENGTH(ceph))
 {
 	struct fs_layout_request request;
 	char text[256];
@@ -457,7 +450,6 @@ START_TEST(ceph_is_told_all_at_once)
 	ck_assert_int_eq(fs_ceph_ask(&request.layout, ceph[_i].now, strlen(ceph[_i].now), text, 20),
 			 -EINVAL);
 }
-END_TEST
 
 /* ---- What they answer
  * ---------------------------------------------------------------------------- */
@@ -482,7 +474,7 @@ static const struct {
 	{ "to=1M,stripe_count=1;stripe_count=8", "to=2M,stripe_count=1;stripe_count=8", 2 },
 };
 
-START_TEST(what_is_given_is_compared_with_what_was_asked)
+LOOP_TEST(pure, what_is_given_is_compared_with_what_was_asked, 0, ARRAY_LENGTH(answers))
 {
 	struct fs_layout_request ask, got;
 	char text[256];
@@ -493,7 +485,6 @@ START_TEST(what_is_given_is_compared_with_what_was_asked)
 			 answers[_i].differs);
 	ck_assert_int_eq(*text != 0, answers[_i].differs != 0);
 }
-END_TEST
 
 /* ---- Files that are asked for in vain
  * ------------------------------------------------------------ */
@@ -513,7 +504,11 @@ static int create(enum fs_family family, const char *name, mode_t mode, char *no
 	return fd;
 }
 
-START_TEST(where_there_are_no_layouts_there_is_a_file)
+static struct test_case files_case = { .name = "files",
+				       .setup = scratch_setup,
+				       .teardown = scratch_teardown };
+
+LOOP_TEST(files_case, where_there_are_no_layouts_there_is_a_file, 0, ARRAY_LENGTH(families))
 {
 	mode_t mask = umask(027);
 	struct stat status;
@@ -535,9 +530,8 @@ START_TEST(where_there_are_no_layouts_there_is_a_file)
 	ck_assert_int_eq(create(families[_i], "new", 0600, NULL, 0), fd);
 	close(fd);
 }
-END_TEST
 
-START_TEST(what_is_there_is_left_alone)
+LOOP_TEST(files_case, what_is_there_is_left_alone, 0, ARRAY_LENGTH(families))
 {
 	char note[256], bytes[8] = "";
 	int fd = open(scratch_path("old"), O_WRONLY | O_CREAT, 0600);
@@ -553,9 +547,8 @@ START_TEST(what_is_there_is_left_alone)
 	close(fd);
 	ck_assert_int_eq(access(scratch_path("nowhere"), F_OK), -1);
 }
-END_TEST
 
-START_TEST(a_folder_that_is_gone_has_no_file)
+LOOP_TEST(files_case, a_folder_that_is_gone_has_no_file, 0, ARRAY_LENGTH(families))
 {
 	char note[256];
 	struct fs_layout_request request;
@@ -570,31 +563,8 @@ START_TEST(a_folder_that_is_gone_has_no_file)
 			 -ENOENT);
 	close(gone);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("layout requests");
-	TCase *pure = tcase_create("pure"), *files = tcase_create("files");
-
-	tcase_add_loop_test(pure, a_request_is_understood, 0, ARRAY_LENGTH(understood));
-	tcase_add_loop_test(pure, a_mistake_in_a_request_is_refused, 0, ARRAY_LENGTH(refused));
-	tcase_add_test(pure, a_mistake_is_named_wording);
-	tcase_add_test(pure, any_text_is_a_request_or_a_mistake);
-	tcase_add_test(pure, a_request_that_is_too_long_is_refused);
-	tcase_add_loop_test(pure, what_is_asked_for, 0, ARRAY_LENGTH(choices));
-	tcase_add_loop_test(pure, how_many_may_write, 0, ARRAY_LENGTH(capacities));
-	tcase_add_loop_test(pure, lustre_is_told_what_is_asked, 0, ARRAY_LENGTH(understood));
-	tcase_add_test(pure, lustre_is_told_byte_for_byte);
-	tcase_add_loop_test(pure, ceph_is_told_all_at_once, 0, ARRAY_LENGTH(ceph));
-	tcase_add_loop_test(pure, what_is_given_is_compared_with_what_was_asked, 0,
-			    ARRAY_LENGTH(answers));
-	suite_add_tcase(suite, pure);
-	tcase_add_checked_fixture(files, scratch_setup, scratch_teardown);
-	tcase_add_loop_test(files, where_there_are_no_layouts_there_is_a_file, 0,
-			    ARRAY_LENGTH(families));
-	tcase_add_loop_test(files, what_is_there_is_left_alone, 0, ARRAY_LENGTH(families));
-	tcase_add_loop_test(files, a_folder_that_is_gone_has_no_file, 0, ARRAY_LENGTH(families));
-	suite_add_tcase(suite, files);
-	return check_main(suite);
+	return check_run("layout requests");
 }

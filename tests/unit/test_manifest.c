@@ -111,7 +111,9 @@ static void expect_round_trip(const struct zip_manifest *manifest)
 
 /* ---- What is written ------------------------------------------------------------------------- */
 
-START_TEST(it_is_laid_out_for_people)
+static struct test_case written_case = { .name = "written" };
+
+TEST(written_case, it_is_laid_out_for_people)
 {
 	struct base_buffer text = encoded(&sample);
 	char tail[64];
@@ -124,9 +126,8 @@ START_TEST(it_is_laid_out_for_people)
 	ck_assert_mem_eq(text.data + strlen(sample_text), tail, TAIL_BYTES);
 	base_buffer_free(&text);
 }
-END_TEST
 
-START_TEST(what_is_written_comes_back)
+TEST(written_case, what_is_written_comes_back)
 {
 	struct zip_manifest_file file = { .name = (char[]){ "f" }, .bytes = 1, .bundle = true };
 	struct zip_manifest_part part = { .bytes = 1 };
@@ -158,9 +159,8 @@ START_TEST(what_is_written_comes_back)
 	file.name = (char[]){ "..." };
 	expect_round_trip(&smallest);
 }
-END_TEST
 
-START_TEST(what_could_not_be_read_again_is_not_written)
+TEST(written_case, what_could_not_be_read_again_is_not_written)
 {
 	struct zip_manifest_part parts[] = { node_parts[0], node_parts[1], node_parts[2] };
 	struct zip_manifest wrong = sample;
@@ -187,9 +187,8 @@ START_TEST(what_could_not_be_read_again_is_not_written)
 	ck_assert_uint_eq(out.bytes, 6);
 	base_buffer_free(&out);
 }
-END_TEST
 
-START_TEST(parts_are_named_by_rank)
+TEST(written_case, parts_are_named_by_rank)
 {
 	char name[ZIP_PART_NAME_BYTES];
 
@@ -198,7 +197,6 @@ START_TEST(parts_are_named_by_rank)
 	zip_part_name(name, UINT32_MAX);
 	ck_assert_str_eq(name, "rank-4294967295.pt");
 }
-END_TEST
 
 /* ---- What is refused ------------------------------------------------------------------------- */
 
@@ -214,7 +212,9 @@ static void expect_refused(const char *text, size_t bytes, int code)
 	ck_assert(!manifest.files && !manifest.parts);
 }
 
-START_TEST(what_is_cut_short_is_refused)
+static struct test_case refused_case = { .name = "refused", .timeout_s = 60 };
+
+TEST(refused_case, what_is_cut_short_is_refused)
 {
 	struct base_buffer text = encoded(&sample);
 
@@ -228,9 +228,8 @@ START_TEST(what_is_cut_short_is_refused)
 	expect_refused(NULL, 0, IOSHAPE_E_DAMAGED);
 	base_buffer_free(&text);
 }
-END_TEST
 
-START_TEST(no_byte_can_be_changed_or_added)
+TEST(refused_case, no_byte_can_be_changed_or_added)
 {
 	struct base_buffer text = encoded(&sample);
 	struct base_error error = { 0 };
@@ -249,7 +248,6 @@ START_TEST(no_byte_can_be_changed_or_added)
 	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_DAMAGED);
 	base_buffer_free(&text);
 }
-END_TEST
 
 /* The sample with another text in place of what is there once, and with a checksum that is right.
  */
@@ -343,7 +341,7 @@ static const struct {
 	{ "  ],\n  \"parts\"", "  ],, \"parts\"", 0 },
 };
 
-START_TEST(what_does_not_hold_together_is_refused)
+TEST(refused_case, what_does_not_hold_together_is_refused)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
 		struct base_buffer text = changed(wrong[i].from, wrong[i].to);
@@ -353,9 +351,8 @@ START_TEST(what_does_not_hold_together_is_refused)
 		base_buffer_free(&text);
 	}
 }
-END_TEST
 
-START_TEST(two_ranks_cannot_have_one_file)
+TEST(refused_case, two_ranks_cannot_have_one_file)
 {
 	static const char twice[] =
 		"    {\"rank\": 2, \"file\": 1, \"offset\": 0, \"bytes\": 500, \"crc32\": "
@@ -371,9 +368,8 @@ START_TEST(two_ranks_cannot_have_one_file)
 	expect_refused((char *)text.data, text.bytes, IOSHAPE_E_DAMAGED);
 	base_buffer_free(&text);
 }
-END_TEST
 
-START_TEST(what_later_versions_add_is_read_over)
+TEST(written_case, what_later_versions_add_is_read_over)
 {
 	static const char *const additions[][2] = {
 		{ "  \"files\": [", "  \"new\": {\"a\": [1, null, \"\\u00e4\"]},  \"files\": [" },
@@ -395,7 +391,6 @@ START_TEST(what_later_versions_add_is_read_over)
 		base_buffer_free(&text);
 	}
 }
-END_TEST
 
 /* ---- Large ones, and little memory ----------------------------------------------------------- */
 
@@ -420,7 +415,9 @@ static struct zip_manifest many_ranks(uint32_t ranks)
 	return manifest;
 }
 
-START_TEST(a_million_ranks_are_no_trouble)
+static struct test_case large = { .name = "large", .timeout_s = 60 };
+
+TEST(large, a_million_ranks_are_no_trouble)
 {
 	struct zip_manifest manifest = many_ranks(scratch_rounds(ZIP_MAX_RANKS));
 
@@ -429,9 +426,8 @@ START_TEST(a_million_ranks_are_no_trouble)
 	free(manifest.parts);
 	free(manifest.files);
 }
-END_TEST
 
-START_TEST(more_than_a_million_are_refused)
+TEST(large, more_than_a_million_are_refused)
 {
 	struct zip_manifest manifest = many_ranks(ZIP_MAX_RANKS + 1);
 	static const char end[] = "\n  ],\n";
@@ -456,9 +452,8 @@ START_TEST(more_than_a_million_are_refused)
 	free(manifest.files);
 	expect_refused("", ZIP_MAX_MANIFEST_BYTES + 1, IOSHAPE_E_LIMIT);
 }
-END_TEST
 
-START_TEST(a_file_for_each_of_many_ranks_is_no_trouble)
+TEST(large, a_file_for_each_of_many_ranks_is_no_trouble)
 {
 	const uint32_t ranks = 100000;
 	struct zip_manifest manifest = many_ranks(ranks);
@@ -475,9 +470,8 @@ START_TEST(a_file_for_each_of_many_ranks_is_no_trouble)
 	expect_round_trip(&manifest);
 	zip_manifest_free(&manifest);
 }
-END_TEST
 
-START_TEST(without_memory_nothing_leaks)
+TEST(large, without_memory_nothing_leaks)
 {
 	struct base_buffer text = encoded(&sample), out = { 0 };
 	struct zip_manifest manifest;
@@ -505,31 +499,8 @@ START_TEST(without_memory_nothing_leaks)
 	base_buffer_free(&out);
 	base_buffer_free(&text);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/manifest");
-	TCase *written = tcase_create("written"), *refused = tcase_create("refused");
-	TCase *large = tcase_create("large");
-
-	tcase_add_test(written, it_is_laid_out_for_people);
-	tcase_add_test(written, what_is_written_comes_back);
-	tcase_add_test(written, what_could_not_be_read_again_is_not_written);
-	tcase_add_test(written, parts_are_named_by_rank);
-	tcase_add_test(written, what_later_versions_add_is_read_over);
-	suite_add_tcase(suite, written);
-	tcase_add_test(refused, what_is_cut_short_is_refused);
-	tcase_add_test(refused, no_byte_can_be_changed_or_added);
-	tcase_add_test(refused, what_does_not_hold_together_is_refused);
-	tcase_add_test(refused, two_ranks_cannot_have_one_file);
-	tcase_set_timeout(refused, 60);
-	suite_add_tcase(suite, refused);
-	tcase_add_test(large, a_million_ranks_are_no_trouble);
-	tcase_add_test(large, more_than_a_million_are_refused);
-	tcase_add_test(large, a_file_for_each_of_many_ranks_is_no_trouble);
-	tcase_add_test(large, without_memory_nothing_leaks);
-	tcase_set_timeout(large, 60);
-	suite_add_tcase(suite, large);
-	return check_main(suite);
+	return check_run("zip/manifest");
 }

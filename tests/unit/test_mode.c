@@ -58,7 +58,9 @@ static const struct {
 	{ AUTO, 64, 8, GIB, true, true, 0, 0, 3, NODE, "at most 3 of 8 write at a time" },
 };
 
-START_TEST(a_row_of_the_table)
+static struct test_case tests = { .name = "all" };
+
+LOOP_TEST(tests, a_row_of_the_table, 0, (int)ARRAY_LENGTH(cases))
 {
 	const struct gather_facts facts = {
 		.ranks = cases[_i].ranks,
@@ -79,9 +81,8 @@ START_TEST(a_row_of_the_table)
 	ck_assert_int_eq(!strstr(why, "storage targets"), !strstr(cases[_i].why, "targets"));
 	ck_assert_int_eq(!strstr(why, "at a time"), !strstr(cases[_i].why, "at a time"));
 }
-END_TEST
 
-START_TEST(a_reason_is_cut_to_its_room)
+TEST(tests, a_reason_is_cut_to_its_room)
 {
 	const struct gather_facts facts = { .ranks = 64,
 					    .nodes = 8,
@@ -101,15 +102,8 @@ START_TEST(a_reason_is_cut_to_its_room)
 	}
 	ck_assert_int_eq(gather_choose_mode(AUTO, &facts, NULL, 0), NODE);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("mode");
-	TCase *tests = tcase_create("all");
-
-	tcase_add_loop_test(tests, a_row_of_the_table, 0, (int)ARRAY_LENGTH(cases));
-	tcase_add_test(tests, a_reason_is_cut_to_its_room);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("mode");
 }

@@ -11,7 +11,9 @@
 
 #define MANY 20000u
 
-START_TEST(every_name_is_found_where_it_was_put)
+static struct test_case tests = { .name = "names", .timeout_s = 60 };
+
+TEST(tests, every_name_is_found_where_it_was_put)
 {
 	static char names[MANY][16];
 	const unsigned many = scratch_rounds(MANY);
@@ -32,10 +34,9 @@ START_TEST(every_name_is_found_where_it_was_put)
 	ck_assert(!zip_names_find(table, "data/x", 6, &position));
 	zip_names_free(table);
 }
-END_TEST
 
 /* Names of all lengths around the words of the hash, and one inside the other. */
-START_TEST(names_that_begin_alike_are_told_apart)
+TEST(tests, names_that_begin_alike_are_told_apart)
 {
 	static char letters[64];
 	struct zip_names *table;
@@ -52,7 +53,6 @@ START_TEST(names_that_begin_alike_are_told_apart)
 	zip_names_free(table);
 	zip_names_free(NULL);
 }
-END_TEST
 
 /* Decodes by the definition: bits into a code point, then the rules about code points. */
 static bool is_utf8_by_definition(const uint8_t *text, size_t bytes)
@@ -82,7 +82,7 @@ static bool is_utf8_by_definition(const uint8_t *text, size_t bytes)
 	return true;
 }
 
-START_TEST(utf8_is_what_the_definition_says)
+TEST(tests, utf8_is_what_the_definition_says)
 {
 	/* The second byte decides all that the first does not; later ones only have to continue. */
 	static const uint8_t later[] = { 0x00, 0x41, 0x7f, 0x80, 0xbf, 0xc0, 0xff };
@@ -106,10 +106,9 @@ START_TEST(utf8_is_what_the_definition_says)
 	}
 	ck_assert_uint_eq(wrong, 0);
 }
-END_TEST
 
 /* A message goes to terminals and logs: no name may steer them, or make them endless. */
-START_TEST(shown_names_are_short_and_harmless)
+TEST(tests, shown_names_are_short_and_harmless)
 {
 	static const char *const pairs[][2] = {
 		{ "data/0", "data/0" },
@@ -141,18 +140,8 @@ START_TEST(shown_names_are_short_and_harmless)
 	zip_show_name(shown, name, sizeof(name));
 	ck_assert_str_eq(shown + strlen(shown) - 4, "x...");
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/names");
-	TCase *tests = tcase_create("names");
-
-	tcase_set_timeout(tests, 60);
-	tcase_add_test(tests, every_name_is_found_where_it_was_put);
-	tcase_add_test(tests, names_that_begin_alike_are_told_apart);
-	tcase_add_test(tests, utf8_is_what_the_definition_says);
-	tcase_add_test(tests, shown_names_are_short_and_harmless);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("zip/names");
 }

@@ -57,7 +57,9 @@ static void round_trip(struct archive *archive, size_t folder_bytes)
 	archive_free(archive);
 }
 
-START_TEST(random_archives_come_back_as_they_went_in)
+static struct test_case well = { .name = "what is written comes back", .timeout_s = 60 };
+
+LOOP_TEST(well, random_archives_come_back_as_they_went_in, 0, 100)
 {
 	uint64_t seed = (uint64_t)_i, bytes;
 	struct archive archive = { 0 };
@@ -73,9 +75,8 @@ START_TEST(random_archives_come_back_as_they_went_in)
 	}
 	round_trip(&archive, strlen("archive/"));
 }
-END_TEST
 
-START_TEST(sizes_around_four_gigabytes_come_back)
+TEST(well, sizes_around_four_gigabytes_come_back)
 {
 	struct archive archive = { 0 };
 	char name[64];
@@ -88,10 +89,9 @@ START_TEST(sizes_around_four_gigabytes_come_back)
 	archive_add(&archive, "x/unknown", small_data, sizeof(small_data), 4096, true);
 	round_trip(&archive, 2);
 }
-END_TEST
 
 /* A header whose offset is all ones has to go to the zip64 field, one before it has not. */
-START_TEST(offsets_around_four_gigabytes_come_back)
+TEST(well, offsets_around_four_gigabytes_come_back)
 {
 	for (uint64_t i = 0; i < 5; i++) {
 		struct archive archive = { 0 };
@@ -102,9 +102,8 @@ START_TEST(offsets_around_four_gigabytes_come_back)
 		round_trip(&archive, 2);
 	}
 }
-END_TEST
 
-START_TEST(any_folder_that_torch_would_make_is_read)
+TEST(well, any_folder_that_torch_would_make_is_read)
 {
 	char name[ZIP_MAX_FULL_NAME_BYTES + 1];
 	struct archive archive = { 0 };
@@ -115,10 +114,9 @@ START_TEST(any_folder_that_torch_would_make_is_read)
 	archive_add(&archive, name, small_data, sizeof(small_data), 64, false);
 	round_trip(&archive, 256);
 }
-END_TEST
 
 /* More records than an end record can count, as a list of 100,000 names in memory. */
-START_TEST(more_records_than_sixteen_bits_count_come_back)
+LOOP_TEST(well, more_records_than_sixteen_bits_count_come_back, 0, 4)
 {
 	static const uint64_t counts[] = { 65534, 65535, 65536, 100000 };
 	uint64_t count = counts[_i];
@@ -148,7 +146,6 @@ START_TEST(more_records_than_sixteen_bits_count_come_back)
 	free(names);
 	free(entries);
 }
-END_TEST
 
 /* ---- A small archive to be spoilt
  * ------------------------------------------------------------------------ */
@@ -231,7 +228,9 @@ static int spoil_parse(struct spoilt *spoilt)
 /* ---- Lies
  * ---------------------------------------------------------------------------------------------- */
 
-START_TEST(impossible_numbers_in_the_end_records_are_refused)
+static struct test_case lies = { .name = "lies" };
+
+TEST(lies, impossible_numbers_in_the_end_records_are_refused)
 {
 	CHECK_FIELD(end, ZIP_END_COUNT, 2, 2, IOSHAPE_E_FORMAT); /* not that of the other field */
 	CHECK_FIELD(end, ZIP_END_DISK, 2, 1, IOSHAPE_E_FORMAT);
@@ -251,7 +250,6 @@ START_TEST(impossible_numbers_in_the_end_records_are_refused)
 	CHECK_FIELD(zip64_end, ZIP64_END_SIZE, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(zip64_end, ZIP64_END_OFFSET, 8, ALL_ONES, IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
 /* Puts bytes into the archive before `at`; all pointers into it become invalid. */
 static uint8_t *insert(struct spoilt *spoilt, const uint8_t *at, const void *bytes, size_t count)
@@ -268,7 +266,7 @@ static uint8_t *insert(struct spoilt *spoilt, const uint8_t *at, const void *byt
 	return longer + before;
 }
 
-START_TEST(gaps_between_the_directory_and_its_end_are_refused)
+TEST(lies, gaps_between_the_directory_and_its_end_are_refused)
 {
 	struct spoilt spoilt;
 	uint8_t *at;
@@ -279,10 +277,9 @@ START_TEST(gaps_between_the_directory_and_its_end_are_refused)
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 	spoil_teardown(&spoilt);
 }
-END_TEST
 
 /* In the comment, with a length that takes it back to the locator by way of 2^64. */
-START_TEST(a_zip64_end_record_behind_its_locator_is_refused)
+TEST(lies, a_zip64_end_record_behind_its_locator_is_refused)
 {
 	struct spoilt spoilt;
 	uint8_t record[ZIP64_END_BYTES], *at;
@@ -304,10 +301,9 @@ START_TEST(a_zip64_end_record_behind_its_locator_is_refused)
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 	spoil_teardown(&spoilt);
 }
-END_TEST
 
 /* Sums of such sizes with the offset go round 2^64 and end up in the file. */
-START_TEST(sizes_that_wrap_around_are_refused)
+TEST(lies, sizes_that_wrap_around_are_refused)
 {
 	static const uint64_t values[] = {
 		UINT64_MAX,       UINT64_MAX - 33,     UINT64_MAX - 34,
@@ -333,10 +329,9 @@ START_TEST(sizes_that_wrap_around_are_refused)
 		archive_free(&archive);
 	}
 }
-END_TEST
 
 /* Without a locator the end record stands alone, and its numbers have to be true. */
-START_TEST(all_ones_without_zip64_are_refused)
+TEST(lies, all_ones_without_zip64_are_refused)
 {
 	struct spoilt spoilt;
 
@@ -352,10 +347,9 @@ START_TEST(all_ones_without_zip64_are_refused)
 		spoil_teardown(&spoilt);
 	}
 }
-END_TEST
 
 /* Both end records agree on numbers that nothing in the file bears out. */
-START_TEST(huge_counts_cost_nothing_and_are_refused)
+TEST(lies, huge_counts_cost_nothing_and_are_refused)
 {
 	static const struct {
 		uint64_t count;
@@ -382,10 +376,9 @@ START_TEST(huge_counts_cost_nothing_and_are_refused)
 		spoil_teardown(&spoilt);
 	}
 }
-END_TEST
 
 /* A directory that would take a terabyte, in a sparse file that has it. */
-START_TEST(directories_above_the_limit_are_refused)
+TEST(lies, directories_above_the_limit_are_refused)
 {
 	struct archive archive = { 0 };
 	struct base_buffer end = { 0 };
@@ -407,9 +400,8 @@ START_TEST(directories_above_the_limit_are_refused)
 		      "%s", error.text);
 	archive_free(&archive);
 }
-END_TEST
 
-START_TEST(impossible_numbers_in_the_directory_are_refused)
+TEST(lies, impossible_numbers_in_the_directory_are_refused)
 {
 	CHECK_FIELD(central[0], 0, 4, 0, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_SIZE, 4, 7, IOSHAPE_E_DAMAGED);
@@ -428,9 +420,8 @@ START_TEST(impossible_numbers_in_the_directory_are_refused)
 	CHECK_FIELD(central[1], ZIP_CENTRAL_COMMENT, 2, 0xffff, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[2], ZIP_CENTRAL_COMMENT, 2, 1, IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
-START_TEST(what_we_do_not_read_is_said)
+TEST(lies, what_we_do_not_read_is_said)
 {
 	struct spoilt archive;
 
@@ -448,9 +439,8 @@ START_TEST(what_we_do_not_read_is_said)
 	CHECK_FIELD(central[1], ZIP_CENTRAL_METHOD, 2, 1, IOSHAPE_E_DAMAGED);
 	CHECK_FIELD(central[1], ZIP_CENTRAL_ATTRIBUTES, 4, 0x10, IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
-START_TEST(records_that_overlap_are_refused)
+TEST(lies, records_that_overlap_are_refused)
 {
 	/* Sizes that reach into the next record, or into the directory. */
 	for (size_t i = 0; i < 3; i++) {
@@ -467,10 +457,9 @@ START_TEST(records_that_overlap_are_refused)
 		spoil_teardown(&spoilt);
 	}
 }
-END_TEST
 
 /* Only the local header tells how long its extra field is. */
-START_TEST(local_headers_that_do_not_match_are_refused)
+TEST(lies, local_headers_that_do_not_match_are_refused)
 {
 	static const struct {
 		size_t offset, width;
@@ -496,7 +485,6 @@ START_TEST(local_headers_that_do_not_match_are_refused)
 		spoil_teardown(&spoilt);
 	}
 }
-END_TEST
 
 static int parse_names(const char *first, const char *second)
 {
@@ -515,7 +503,7 @@ static int parse_names(const char *first, const char *second)
 	return ret;
 }
 
-START_TEST(names_have_to_make_sense)
+TEST(lies, names_have_to_make_sense)
 {
 	char too_long[ZIP_MAX_FULL_NAME_BYTES + 1];
 
@@ -535,9 +523,8 @@ START_TEST(names_have_to_make_sense)
 	/* A folder with bytes in it. */
 	ck_assert_int_eq(parse_names("a/b", "a/"), IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
-START_TEST(empty_folders_of_repacking_tools_are_no_records)
+TEST(well, empty_folders_of_repacking_tools_are_no_records)
 {
 	struct archive archive = { 0 };
 	struct zip_directory directory;
@@ -567,10 +554,9 @@ START_TEST(empty_folders_of_repacking_tools_are_no_records)
 		archive_free(&archive);
 	}
 }
-END_TEST
 
 /* The directory lists the records backwards: they still must not overlap, and are located. */
-START_TEST(the_directory_may_have_another_order_than_the_file)
+TEST(well, the_directory_may_have_another_order_than_the_file)
 {
 	struct archive archive = { 0 };
 	struct zip_directory directory;
@@ -607,12 +593,13 @@ START_TEST(the_directory_may_have_another_order_than_the_file)
 		IOSHAPE_E_DAMAGED);
 	archive_free(&archive);
 }
-END_TEST
 
 /* ---- The ends of files
  * ---------------------------------------------------------------------------------- */
 
-START_TEST(every_truncation_is_refused)
+static struct test_case ends_case = { .name = "ends of files", .timeout_s = 60 };
+
+TEST(ends_case, every_truncation_is_refused)
 {
 	struct spoilt spoilt;
 	size_t all;
@@ -624,9 +611,8 @@ START_TEST(every_truncation_is_refused)
 	ck_assert_int_eq(spoil_parse(&spoilt), 0);
 	spoil_teardown(&spoilt);
 }
-END_TEST
 
-START_TEST(appended_bytes_are_refused_and_comments_are_not)
+TEST(ends_case, appended_bytes_are_refused_and_comments_are_not)
 {
 	static const size_t lengths[] = { 1, 21, 22, 23, 100, 65534, 65535 };
 
@@ -645,10 +631,9 @@ START_TEST(appended_bytes_are_refused_and_comments_are_not)
 		spoil_teardown(&spoilt);
 	}
 }
-END_TEST
 
 /* Readers disagree about such a file: we do not take part. */
-START_TEST(a_comment_with_another_end_record_is_refused)
+TEST(ends_case, a_comment_with_another_end_record_is_refused)
 {
 	struct spoilt spoilt;
 	uint8_t comment[40] = { 0 };
@@ -660,9 +645,8 @@ START_TEST(a_comment_with_another_end_record_is_refused)
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 	spoil_teardown(&spoilt);
 }
-END_TEST
 
-START_TEST(bytes_in_front_are_refused)
+TEST(ends_case, bytes_in_front_are_refused)
 {
 	static const uint8_t more[100];
 	struct spoilt spoilt;
@@ -672,9 +656,8 @@ START_TEST(bytes_in_front_are_refused)
 	ck_assert_int_eq(spoil_parse(&spoilt), IOSHAPE_E_DAMAGED);
 	spoil_teardown(&spoilt);
 }
-END_TEST
 
-START_TEST(other_kinds_of_files_are_recognised)
+TEST(ends_case, other_kinds_of_files_are_recognised)
 {
 	static const struct {
 		const char *bytes;
@@ -700,9 +683,8 @@ START_TEST(other_kinds_of_files_are_recognised)
 				 IOSHAPE_E_FORMAT);
 	}
 }
-END_TEST
 
-START_TEST(a_pickle_of_old_torch_is_explained_wording)
+TEST(ends_case, a_pickle_of_old_torch_is_explained_wording)
 {
 	struct archive_bytes bytes = { (const uint8_t *)"\x80\x02\x8a\nl\xfc", 6 };
 	struct zip_directory directory;
@@ -713,7 +695,6 @@ START_TEST(a_pickle_of_old_torch_is_explained_wording)
 					 "kind, from before torch 1.6");
 	ck_assert_str_eq(error.remedy, "load it with torch.load() and save it again");
 }
-END_TEST
 
 static int failing_fetch(void *user, uint64_t offset, void *into, size_t bytes)
 {
@@ -726,7 +707,7 @@ static int failing_fetch(void *user, uint64_t offset, void *into, size_t bytes)
 	return 0;
 }
 
-START_TEST(failed_reads_are_reported_as_such)
+TEST(ends_case, failed_reads_are_reported_as_such)
 {
 	for (unsigned nth = 0; nth < 2; nth++) {
 		struct zip_directory directory;
@@ -738,13 +719,14 @@ START_TEST(failed_reads_are_reported_as_such)
 		ck_assert_int_eq(error.code, -EIO);
 	}
 }
-END_TEST
 
 /* ---- Encoding
  * ------------------------------------------------------------------------------------------- */
 
+static struct test_case encoding = { .name = "encoding" };
+
 /* The first bytes of a record as torch writes them, but for the sizes in between. */
-START_TEST(a_header_is_to_the_byte_that_of_torch)
+TEST(encoding, a_header_is_to_the_byte_that_of_torch)
 {
 	static const uint8_t expected[64] =
 		"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
@@ -763,10 +745,9 @@ START_TEST(a_header_is_to_the_byte_that_of_torch)
 	ck_assert_mem_eq(out.data, "PK\x07\x08\x14\xc9\x7e\x29\x28\x01\0\0\x28\x01\0\0", 16);
 	base_buffer_free(&out);
 }
-END_TEST
 
 /* Whatever the directory says of a record is part of its checksum; the folder's name is not. */
-START_TEST(the_checksum_of_a_directory_covers_every_field)
+TEST(encoding, the_checksum_of_a_directory_covers_every_field)
 {
 	const struct zip_entry entry = { (char *)(uintptr_t) "x/data/0", 8, 1, 2, 3, 4 };
 	struct zip_entry changed[] = { entry, entry, entry, entry, entry, entry };
@@ -784,52 +765,8 @@ START_TEST(the_checksum_of_a_directory_covers_every_field)
 	changed[5].name_bytes = 13;
 	ck_assert_uint_eq(zip_directory_crc32(&changed[5], 1, 7), crc);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/parse");
-	TCase *well = tcase_create("what is written comes back");
-	TCase *lies = tcase_create("lies");
-	TCase *ends = tcase_create("ends of files");
-	TCase *encoding = tcase_create("encoding");
-
-	tcase_set_timeout(well, 60);
-	tcase_set_timeout(ends, 60);
-	tcase_add_loop_test(well, random_archives_come_back_as_they_went_in, 0, 100);
-	tcase_add_test(well, sizes_around_four_gigabytes_come_back);
-	tcase_add_test(well, offsets_around_four_gigabytes_come_back);
-	tcase_add_test(well, any_folder_that_torch_would_make_is_read);
-	tcase_add_loop_test(well, more_records_than_sixteen_bits_count_come_back, 0, 4);
-	tcase_add_test(well, empty_folders_of_repacking_tools_are_no_records);
-	tcase_add_test(well, the_directory_may_have_another_order_than_the_file);
-	suite_add_tcase(suite, well);
-
-	tcase_add_test(lies, impossible_numbers_in_the_end_records_are_refused);
-	tcase_add_test(lies, gaps_between_the_directory_and_its_end_are_refused);
-	tcase_add_test(lies, a_zip64_end_record_behind_its_locator_is_refused);
-	tcase_add_test(lies, sizes_that_wrap_around_are_refused);
-	tcase_add_test(lies, all_ones_without_zip64_are_refused);
-	tcase_add_test(lies, huge_counts_cost_nothing_and_are_refused);
-	tcase_add_test(lies, directories_above_the_limit_are_refused);
-	tcase_add_test(lies, impossible_numbers_in_the_directory_are_refused);
-	tcase_add_test(lies, what_we_do_not_read_is_said);
-	tcase_add_test(lies, records_that_overlap_are_refused);
-	tcase_add_test(lies, local_headers_that_do_not_match_are_refused);
-	tcase_add_test(lies, names_have_to_make_sense);
-	suite_add_tcase(suite, lies);
-
-	tcase_add_test(ends, every_truncation_is_refused);
-	tcase_add_test(ends, appended_bytes_are_refused_and_comments_are_not);
-	tcase_add_test(ends, a_comment_with_another_end_record_is_refused);
-	tcase_add_test(ends, bytes_in_front_are_refused);
-	tcase_add_test(ends, other_kinds_of_files_are_recognised);
-	tcase_add_test(ends, a_pickle_of_old_torch_is_explained_wording);
-	tcase_add_test(ends, failed_reads_are_reported_as_such);
-	suite_add_tcase(suite, ends);
-
-	tcase_add_test(encoding, a_header_is_to_the_byte_that_of_torch);
-	tcase_add_test(encoding, the_checksum_of_a_directory_covers_every_field);
-	suite_add_tcase(suite, encoding);
-	return check_main(suite);
+	return check_run("zip/parse");
 }

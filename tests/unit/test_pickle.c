@@ -41,17 +41,18 @@ static void expect_bytes(const struct base_buffer *out, const void *bytes, size_
 	ck_assert_mem_eq(out->data, bytes, count);
 }
 
-START_TEST(an_empty_dict_is_an_empty_dict)
+static struct test_case tests_case = { .name = "pickle", .timeout_s = 20 };
+
+TEST(tests_case, an_empty_dict_is_an_empty_dict)
 {
 	struct base_buffer out = pickle_of(NULL, 0);
 
 	expect_bytes(&out, "\x80\x02}.", 4);
 	base_buffer_free(&out);
 }
-END_TEST
 
 /* As in the output of torch.save, but that only what is needed again goes into the memo. */
-START_TEST(tensors_are_pickled_as_torch_pickles_them)
+TEST(tests_case, tensors_are_pickled_as_torch_pickles_them)
 {
 	static const char expected[] = "\x80\x02}("
 				       "X\1\0\0\0a"
@@ -101,10 +102,9 @@ START_TEST(tensors_are_pickled_as_torch_pickles_them)
 	expect_bytes(&out, expected, sizeof(expected) - 1);
 	base_buffer_free(&out);
 }
-END_TEST
 
 /* Each number as pickle would write it, up to what fills 63 bits. */
-START_TEST(numbers_take_the_smallest_opcode_that_holds_them)
+TEST(tests_case, numbers_take_the_smallest_opcode_that_holds_them)
 {
 	static const struct {
 		int64_t number;
@@ -134,9 +134,8 @@ START_TEST(numbers_take_the_smallest_opcode_that_holds_them)
 		base_buffer_free(&out);
 	}
 }
-END_TEST
 
-START_TEST(more_than_three_dimensions_become_a_marked_tuple)
+TEST(tests_case, more_than_three_dimensions_become_a_marked_tuple)
 {
 	static const char data[120];
 	const struct ioshape_tensor tensor = {
@@ -149,7 +148,6 @@ START_TEST(more_than_three_dimensions_become_a_marked_tuple)
 	ck_assert_ptr_nonnull(memmem(out.data, out.bytes, expected, sizeof(expected) - 1));
 	base_buffer_free(&out);
 }
-END_TEST
 
 /* ---- A pickle machine that only counts --------------------------------------------------------
  */
@@ -272,7 +270,7 @@ static struct ioshape_tensor *many_tensors(size_t count, char (*names)[48])
 	return tensors;
 }
 
-START_TEST(items_are_set_a_thousand_at_a_time)
+TEST(tests_case, items_are_set_a_thousand_at_a_time)
 {
 	static const size_t counts[] = { 1, 2, 999, 1000, 1001, 2000, 100000 };
 
@@ -290,10 +288,9 @@ START_TEST(items_are_set_a_thousand_at_a_time)
 		free(names);
 	}
 }
-END_TEST
 
 /* Torch's unpickler looks each global up: that must not happen for each tensor. */
-START_TEST(globals_are_named_once)
+TEST(tests_case, globals_are_named_once)
 {
 	char(*names)[48] = calloc(5000, sizeof(*names));
 	struct ioshape_tensor *tensors = many_tensors(5000, names);
@@ -306,9 +303,8 @@ START_TEST(globals_are_named_once)
 	free(tensors);
 	free(names);
 }
-END_TEST
 
-START_TEST(without_memory_nothing_is_appended)
+TEST(tests_case, without_memory_nothing_is_appended)
 {
 	char(*names)[48] = calloc(300, sizeof(*names));
 	struct ioshape_tensor *tensors = many_tensors(300, names);
@@ -339,9 +335,8 @@ START_TEST(without_memory_nothing_is_appended)
 	free(tensors);
 	free(names);
 }
-END_TEST
 
-START_TEST(the_longest_names_and_most_dimensions_fit)
+TEST(tests_case, the_longest_names_and_most_dimensions_fit)
 {
 	int64_t shape[IOSHAPE_MAX_DIMS];
 	char name[IOSHAPE_MAX_NAME_BYTES + 1];
@@ -361,22 +356,8 @@ START_TEST(the_longest_names_and_most_dimensions_fit)
 	ck_assert_uint_eq(walk_pickle(out.data, out.bytes).items, ARRAY_LENGTH(tensors));
 	base_buffer_free(&out);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/pickle");
-	TCase *tests = tcase_create("pickle");
-
-	tcase_set_timeout(tests, 20);
-	tcase_add_test(tests, an_empty_dict_is_an_empty_dict);
-	tcase_add_test(tests, tensors_are_pickled_as_torch_pickles_them);
-	tcase_add_test(tests, numbers_take_the_smallest_opcode_that_holds_them);
-	tcase_add_test(tests, more_than_three_dimensions_become_a_marked_tuple);
-	tcase_add_test(tests, items_are_set_a_thousand_at_a_time);
-	tcase_add_test(tests, globals_are_named_once);
-	tcase_add_test(tests, without_memory_nothing_is_appended);
-	tcase_add_test(tests, the_longest_names_and_most_dimensions_fit);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("zip/pickle");
 }

@@ -39,16 +39,17 @@ static void check_place(uint64_t cursor, size_t name_bytes, uint64_t bytes, uint
 	}
 }
 
-START_TEST(every_small_plan_is_the_one_found_by_trying)
+static struct test_case tests = { .name = "places" };
+
+TEST(tests, every_small_plan_is_the_one_found_by_trying)
 {
 	for (uint32_t alignment = 1; alignment <= 4096; alignment *= 2)
 		for (uint64_t cursor = 0; cursor < 200; cursor++)
 			for (size_t name = 1; name < 80; name += 7)
 				check_place(cursor, name, cursor * 3, alignment);
 }
-END_TEST
 
-START_TEST(plans_at_the_edges_of_four_gigabytes_are_right)
+TEST(tests, plans_at_the_edges_of_four_gigabytes_are_right)
 {
 	static const uint64_t sizes[] = {
 		0,           1,           0xfffffffe,        0xffffffff,
@@ -62,9 +63,8 @@ START_TEST(plans_at_the_edges_of_four_gigabytes_are_right)
 			for (uint32_t alignment = 1; alignment <= 4096; alignment *= 4)
 				check_place(cursors[j], 16, sizes[i], alignment);
 }
-END_TEST
 
-START_TEST(random_plans_are_right)
+TEST(tests, random_plans_are_right)
 {
 	uint64_t seed = 1;
 
@@ -76,11 +76,10 @@ START_TEST(random_plans_are_right)
 		check_place(cursor, name, bytes, 1u << test_random_below(&seed, 13));
 	}
 }
-END_TEST
 
 #define MOST ((uint64_t)INT64_MAX)
 
-START_TEST(impossible_records_are_refused)
+TEST(tests, impossible_records_are_refused)
 {
 	static const struct {
 		uint64_t cursor;
@@ -113,7 +112,6 @@ START_TEST(impossible_records_are_refused)
 						  cases[i].bytes, cases[i].alignment, &place),
 				 cases[i].code);
 }
-END_TEST
 
 static void check_member(uint64_t cursor, size_t name_bytes, uint64_t alignment)
 {
@@ -130,7 +128,7 @@ static void check_member(uint64_t cursor, size_t name_bytes, uint64_t alignment)
 	ck_assert_uint_lt(place.header_offset - cursor, alignment);
 }
 
-START_TEST(members_begin_on_the_next_boundary_that_leaves_room)
+TEST(tests, members_begin_on_the_next_boundary_that_leaves_room)
 {
 	static const uint64_t alignments[] = { 4096, 12288, 65536, 3 * MIB, 4 * GIB };
 	uint64_t seed = 2;
@@ -146,9 +144,8 @@ START_TEST(members_begin_on_the_next_boundary_that_leaves_room)
 			     1 + test_random_below(&seed, ZIP_MAX_FULL_NAME_BYTES),
 			     4096 * (1 + test_random_below(&seed, MIB)));
 }
-END_TEST
 
-START_TEST(impossible_members_are_refused)
+TEST(tests, impossible_members_are_refused)
 {
 	static const struct {
 		uint64_t cursor;
@@ -174,29 +171,16 @@ START_TEST(impossible_members_are_refused)
 						  cases[i].alignment, &place),
 				 cases[i].code);
 }
-END_TEST
 
-START_TEST(large_records_begin_on_pages_and_small_ones_on_cache_lines)
+TEST(tests, large_records_begin_on_pages_and_small_ones_on_cache_lines)
 {
 	ck_assert_uint_eq(zip_default_alignment(0), 64);
 	ck_assert_uint_eq(zip_default_alignment(256 * KIB - 1), 64);
 	ck_assert_uint_eq(zip_default_alignment(256 * KIB), 4096);
 	ck_assert_uint_eq(zip_default_alignment(IOSHAPE_UNKNOWN_BYTES), 4096);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/plan");
-	TCase *tests = tcase_create("places");
-
-	tcase_add_test(tests, every_small_plan_is_the_one_found_by_trying);
-	tcase_add_test(tests, plans_at_the_edges_of_four_gigabytes_are_right);
-	tcase_add_test(tests, random_plans_are_right);
-	tcase_add_test(tests, impossible_records_are_refused);
-	tcase_add_test(tests, large_records_begin_on_pages_and_small_ones_on_cache_lines);
-	tcase_add_test(tests, members_begin_on_the_next_boundary_that_leaves_room);
-	tcase_add_test(tests, impossible_members_are_refused);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("zip/plan");
 }

@@ -57,7 +57,11 @@ static void save_some(unsigned count)
 	}
 }
 
-START_TEST(what_is_not_kept_goes_oldest_first)
+static struct test_case pruning = {
+	.name = "pruning", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(pruning, what_is_not_kept_goes_oldest_first)
 {
 	struct told told;
 
@@ -76,10 +80,9 @@ START_TEST(what_is_not_kept_goes_oldest_first)
 	ck_assert_str_eq(prune(1, 0, false).steps, "");
 	ck_assert_uint_eq(latest(), 8);
 }
-END_TEST
 
 /* Those that do not hold neither count nor go. */
-START_TEST(the_newest_complete_one_stays_whatever_is_newer)
+TEST(pruning, the_newest_complete_one_stays_whatever_is_newer)
 {
 	save_some(4);
 	unlink(PLACE(4) "/manifest.json");
@@ -88,7 +91,6 @@ START_TEST(the_newest_complete_one_stays_whatever_is_newer)
 	ck_assert_uint_eq(latest(), 2);
 	ck_assert_uint_eq(scratch_entries("runs"), 3);
 }
-END_TEST
 
 static int hold_until_told(void *argument)
 {
@@ -103,7 +105,7 @@ static int hold_until_told(void *argument)
 		pause();
 }
 
-START_TEST(one_that_somebody_reads_stays)
+TEST(pruning, one_that_somebody_reads_stays)
 {
 	int ends[2], status;
 	char byte;
@@ -124,9 +126,8 @@ START_TEST(one_that_somebody_reads_stays)
 	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
 	ck_assert_str_eq(prune(1, 0, false).steps, "1 ");
 }
-END_TEST
 
-START_TEST(attempts_of_the_dead_go_as_well)
+TEST(pruning, attempts_of_the_dead_go_as_well)
 {
 	save_some(2);
 	ck_assert_int_eq(rename(PLACE(1), "runs/.step-0000000001.01234567-00000000-"
@@ -148,12 +149,11 @@ START_TEST(attempts_of_the_dead_go_as_well)
 		ck_assert_uint_eq(scratch_entries("runs"), 1);
 	}
 }
-END_TEST
 
 #define PRUNED "runs/.pruned-step-0000000001.0123456789abcdef"
 
 /* A pruner died before it had removed the manifest, or behind that. */
-START_TEST(what_was_to_be_removed_is_there_until_its_manifest_goes)
+TEST(pruning, what_was_to_be_removed_is_there_until_its_manifest_goes)
 {
 	save_some(2);
 	ck_assert_int_eq(rename(PLACE(1), PRUNED), 0);
@@ -174,9 +174,8 @@ START_TEST(what_was_to_be_removed_is_there_until_its_manifest_goes)
 	ck_assert_str_eq(steps(), "2 ");
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-END_TEST
 
-START_TEST(what_does_not_belong_there_is_left_and_named)
+TEST(pruning, what_does_not_belong_there_is_left_and_named)
 {
 	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
 
@@ -188,7 +187,6 @@ START_TEST(what_does_not_belong_there_is_left_and_named)
 	ck_assert_str_eq(steps(), "3 ");
 	ck_assert_int_eq(access(PLACE(1) "/notes", F_OK), 0);
 }
-END_TEST
 
 /* ---- All at once ----------------------------------------------------------------------------- */
 
@@ -250,7 +248,7 @@ static int read_often(void *argument)
 	return 0;
 }
 
-START_TEST(savers_pruners_and_readers_get_along)
+TEST(pruning, savers_pruners_and_readers_get_along)
 {
 	int (*const bodies[])(void *) = { prune_often, prune_often, read_often, read_often };
 	pid_t children[ARRAY_LENGTH(bodies)];
@@ -276,22 +274,8 @@ START_TEST(savers_pruners_and_readers_get_along)
 	ck_assert_uint_eq(latest(), ROUNDS - 1);
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("group/prune");
-	TCase *pruning = tcase_create("pruning");
-
-	tcase_add_checked_fixture(pruning, setup, teardown);
-	tcase_add_test(pruning, what_is_not_kept_goes_oldest_first);
-	tcase_add_test(pruning, the_newest_complete_one_stays_whatever_is_newer);
-	tcase_add_test(pruning, one_that_somebody_reads_stays);
-	tcase_add_test(pruning, attempts_of_the_dead_go_as_well);
-	tcase_add_test(pruning, what_was_to_be_removed_is_there_until_its_manifest_goes);
-	tcase_add_test(pruning, what_does_not_belong_there_is_left_and_named);
-	tcase_add_test(pruning, savers_pruners_and_readers_get_along);
-	tcase_set_timeout(pruning, 60);
-	suite_add_tcase(suite, pruning);
-	return check_main(suite);
+	return check_run("group/prune");
 }

@@ -24,8 +24,10 @@ static void clear(struct ioshape_group *group)
 	free(group->leaders);
 }
 
+static struct test_case all = { .name = "all", .timeout_s = 60 };
+
 /* Ranks go round the nodes, as some launchers place them. */
-START_TEST(a_million_ranks_find_their_leaders)
+TEST(all, a_million_ranks_find_their_leaders)
 {
 	const uint32_t nodes = MANY_RANKS / RANKS_OF_A_NODE;
 	struct ioshape_group group;
@@ -51,9 +53,8 @@ START_TEST(a_million_ranks_find_their_leaders)
 		REQUIRE(group.leaders[node] == node);
 	clear(&group);
 }
-END_TEST
 
-START_TEST(numbers_that_cannot_be_are_refused)
+TEST(all, numbers_that_cannot_be_are_refused)
 {
 	static const struct {
 		uint32_t node[3];
@@ -80,9 +81,8 @@ START_TEST(numbers_that_cannot_be_are_refused)
 		clear(&group);
 	}
 }
-END_TEST
 
-START_TEST(a_failure_arrives_whole_and_names_its_rank)
+TEST(all, a_failure_arrives_whole_and_names_its_rank)
 {
 	struct base_error failure = { 0 }, heard = { 0 }, named = { 0 };
 	struct ioshape_group group;
@@ -117,9 +117,8 @@ START_TEST(a_failure_arrives_whole_and_names_its_rank)
 	clear(&group);
 	base_buffer_free(&note.bytes);
 }
-END_TEST
 
-START_TEST(a_failure_that_was_cut_off_is_bad)
+TEST(all, a_failure_that_was_cut_off_is_bad)
 {
 	struct base_error failure = { 0 };
 	struct group_note note = { 0 };
@@ -135,18 +134,8 @@ START_TEST(a_failure_that_was_cut_off_is_bad)
 	}
 	base_buffer_free(&note.bytes);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("group/ranks");
-	TCase *all = tcase_create("all");
-
-	tcase_set_timeout(all, 60);
-	tcase_add_test(all, a_million_ranks_find_their_leaders);
-	tcase_add_test(all, numbers_that_cannot_be_are_refused);
-	tcase_add_test(all, a_failure_arrives_whole_and_names_its_rank);
-	tcase_add_test(all, a_failure_that_was_cut_off_is_bad);
-	suite_add_tcase(suite, all);
-	return check_main(suite);
+	return check_run("group/ranks");
 }

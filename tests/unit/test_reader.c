@@ -123,7 +123,11 @@ static void flip_byte(uint64_t offset, uint8_t bits)
 /* ---- Reading
  * --------------------------------------------------------------------------------------------- */
 
-START_TEST(every_engine_reads_every_record)
+static struct test_case reading = {
+	.name = "reading", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+LOOP_TEST(reading, every_engine_reads_every_record, 0, 6)
 {
 	static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_BUFFERED,
 						       IOSHAPE_ENGINE_THREADS,
@@ -151,7 +155,6 @@ START_TEST(every_engine_reads_every_record)
 	}
 	zip_reader_close(&test.reader);
 }
-END_TEST
 
 /* Ranges of all kinds: whole records, parts, overlapping, empty, and such that are only verified.
  */
@@ -188,7 +191,7 @@ static void check_random_ranges(uint64_t seed, bool verify)
 	}
 }
 
-START_TEST(random_ranges_are_what_was_written)
+LOOP_TEST(reading, random_ranges_are_what_was_written, 0, 4)
 {
 	write_file(_i & 1);
 	open_reader();
@@ -196,10 +199,9 @@ START_TEST(random_ranges_are_what_was_written)
 		check_random_ranges(i, _i & 2);
 	zip_reader_close(&test.reader);
 }
-END_TEST
 
 /* More pieces and copies than a batch holds, blocks begun in one batch and ended in the next. */
-START_TEST(many_small_ranges_are_read_in_batches)
+LOOP_TEST(reading, many_small_ranges_are_read_in_batches, 0, 4)
 {
 	const size_t record = 6, count = 30000, step = 100;
 	struct zip_range *ranges = calloc(count, sizeof(*ranges));
@@ -219,7 +221,6 @@ START_TEST(many_small_ranges_are_read_in_batches)
 	free(into);
 	free(ranges);
 }
-END_TEST
 
 static int open_and_read(const struct zip_range *ranges, size_t count)
 {
@@ -235,7 +236,7 @@ static int open_and_read(const struct zip_range *ranges, size_t count)
 
 /* Whichever allocation it is that fails. Under the address sanitizer: nothing is lost on the way.
  */
-START_TEST(running_out_of_memory_is_survived)
+LOOP_TEST(reading, running_out_of_memory_is_survived, 0, 2)
 {
 	uint8_t into[3][300];
 	const struct zip_range ranges[] = {
@@ -258,9 +259,8 @@ START_TEST(running_out_of_memory_is_survived)
 	ck_assert_int_eq(ret, 0);
 	ck_assert_uint_gt(nth, 10);
 }
-END_TEST
 
-START_TEST(ranges_outside_are_refused)
+TEST(reading, ranges_outside_are_refused)
 {
 	uint8_t into[16];
 	const struct zip_range missing = { RECORDS + 1, 0, 1, into };
@@ -277,7 +277,6 @@ START_TEST(ranges_outside_are_refused)
 	ck_assert_int_eq(read_ranges(NULL, 0, true), 0);
 	zip_reader_close(&test.reader);
 }
-END_TEST
 
 struct heard {
 	uint64_t done, total;
@@ -296,7 +295,7 @@ static int hear(void *user, enum ioshape_phase phase, uint64_t done_bytes, uint6
 	return ++heard->calls == heard->stop_at;
 }
 
-START_TEST(progress_only_rises_and_can_stop_the_read)
+TEST(reading, progress_only_rises_and_can_stop_the_read)
 {
 	struct zip_range ranges[RECORDS];
 	struct heard heard = { 0 };
@@ -319,13 +318,16 @@ START_TEST(progress_only_rises_and_can_stop_the_read)
 		-ECANCELED);
 	zip_reader_close(&test.reader);
 }
-END_TEST
 
 /* ---- Damage
  * ------------------------------------------------------------------------------------------------
  */
 
-START_TEST(damage_is_found_and_located)
+static struct test_case damage_case = {
+	.name = "damage", .setup = setup, .teardown = teardown, .timeout_s = 120
+};
+
+TEST(damage_case, damage_is_found_and_located)
 {
 	const size_t record = 6; /* 3 MiB and a bit */
 	uint8_t *into = malloc(sizes[record]);
@@ -353,10 +355,9 @@ START_TEST(damage_is_found_and_located)
 	zip_reader_close(&test.reader);
 	free(into);
 }
-END_TEST
 
 /* Files of torch have one checksum for each record: it takes all of the record to compare it. */
-START_TEST(damage_in_files_of_torch_is_found_when_the_record_is_read_whole)
+TEST(damage_case, damage_in_files_of_torch_is_found_when_the_record_is_read_whole)
 {
 	const size_t record = 7; /* 5 MiB and a bit: two plain reads */
 	uint8_t *into = malloc(2 * sizes[record]);
@@ -379,7 +380,6 @@ START_TEST(damage_in_files_of_torch_is_found_when_the_record_is_read_whole)
 	zip_reader_close(&test.reader);
 	free(into);
 }
-END_TEST
 
 /* Opens and reads all: what comes back without complaint must be what was written. True if it did.
  */
@@ -417,7 +417,7 @@ static bool read_all_and_compare(size_t first, size_t count)
 	return accepted;
 }
 
-START_TEST(no_single_bit_flip_goes_unnoticed)
+LOOP_TEST(damage_case, no_single_bit_flip_goes_unnoticed, 0, 2)
 {
 	size_t bytes, accepted = 0;
 
@@ -439,9 +439,8 @@ START_TEST(no_single_bit_flip_goes_unnoticed)
 	ck_assert_uint_lt(accepted, bytes * 8);
 	ck_assert(read_all_and_compare(0, 3));
 }
-END_TEST
 
-START_TEST(every_truncated_file_is_refused)
+TEST(damage_case, every_truncated_file_is_refused)
 {
 	size_t bytes;
 
@@ -452,13 +451,16 @@ START_TEST(every_truncated_file_is_refused)
 		ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
 	}
 }
-END_TEST
 
 /* ---- The index
  * ------------------------------------------------------------------------------------------------
  */
 
-START_TEST(a_damaged_index_is_refused)
+static struct test_case index_case = {
+	.name = "index", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(index_case, a_damaged_index_is_refused)
 {
 	uint64_t offset;
 
@@ -469,10 +471,9 @@ START_TEST(a_damaged_index_is_refused)
 	flip_byte(offset + 40, 4);
 	ck_assert_int_eq(try_open(), IOSHAPE_E_DAMAGED);
 }
-END_TEST
 
 /* Right checksums do not help an index that says where no data can be. */
-START_TEST(an_index_with_impossible_offsets_is_not_used)
+LOOP_TEST(index_case, an_index_with_impossible_offsets_is_not_used, 0, 3)
 {
 	static const uint64_t wrong[] = { 0, 37, UINT64_MAX };
 	uint8_t old[4], *file;
@@ -498,7 +499,6 @@ START_TEST(an_index_with_impossible_offsets_is_not_used)
 	zip_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(0, 3));
 }
-END_TEST
 
 /* Puts records into a new archive as a tool would that knows nothing of indexes: the index as it
  * was. */
@@ -528,7 +528,7 @@ static void repack(size_t first, size_t count, uint32_t alignment)
 	write_archive(&archive);
 }
 
-START_TEST(a_repacked_archive_is_read_without_its_index)
+TEST(index_case, a_repacked_archive_is_read_without_its_index)
 {
 	repack(0, 3, 1);
 	open_reader();
@@ -544,11 +544,10 @@ START_TEST(a_repacked_archive_is_read_without_its_index)
 	zip_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(1, 2));
 }
-END_TEST
 
 /* Two records of one size change their names, in the directory and before the data: checksums hold.
  */
-START_TEST(records_under_wrong_names_are_not_taken_for_indexed)
+TEST(index_case, records_under_wrong_names_are_not_taken_for_indexed)
 {
 	size_t bytes;
 	uint8_t *file;
@@ -564,9 +563,8 @@ START_TEST(records_under_wrong_names_are_not_taken_for_indexed)
 	ck_assert(!test.reader.has_index);
 	zip_reader_close(&test.reader);
 }
-END_TEST
 
-START_TEST(an_index_of_a_later_version_is_left_alone)
+TEST(index_case, an_index_of_a_later_version_is_left_alone)
 {
 	struct archive archive = { 0 };
 	uint8_t index[64] = "ioshape\n\x02";
@@ -580,10 +578,9 @@ START_TEST(an_index_of_a_later_version_is_left_alone)
 	zip_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(0, 3));
 }
-END_TEST
 
 /* An index that is not the last record was not put there by us. */
-START_TEST(an_index_in_another_place_is_a_record_like_any_other)
+TEST(index_case, an_index_in_another_place_is_a_record_like_any_other)
 {
 	struct archive archive = { 0 };
 
@@ -596,9 +593,8 @@ START_TEST(an_index_in_another_place_is_a_record_like_any_other)
 	zip_reader_close(&test.reader);
 	ck_assert(read_all_and_compare(0, 3));
 }
-END_TEST
 
-START_TEST(what_is_not_there_or_no_file_is_refused)
+TEST(index_case, what_is_not_there_or_no_file_is_refused)
 {
 	ck_assert_int_eq(try_open(), -ENOENT);
 	scratch_write(test.path, "", 0);
@@ -606,43 +602,8 @@ START_TEST(what_is_not_there_or_no_file_is_refused)
 	snprintf(test.path, sizeof(test.path), "%s", scratch_directory());
 	ck_assert_int_eq(try_open(), -EISDIR);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/reader");
-	TCase *reading = tcase_create("reading");
-	TCase *damage = tcase_create("damage");
-	TCase *index = tcase_create("index");
-
-	tcase_add_checked_fixture(reading, setup, teardown);
-	tcase_add_checked_fixture(damage, setup, teardown);
-	tcase_add_checked_fixture(index, setup, teardown);
-	tcase_set_timeout(reading, 60);
-	tcase_set_timeout(damage, 120);
-	tcase_set_timeout(index, 60);
-
-	tcase_add_loop_test(reading, every_engine_reads_every_record, 0, 6);
-	tcase_add_loop_test(reading, random_ranges_are_what_was_written, 0, 4);
-	tcase_add_loop_test(reading, many_small_ranges_are_read_in_batches, 0, 4);
-	tcase_add_loop_test(reading, running_out_of_memory_is_survived, 0, 2);
-	tcase_add_test(reading, ranges_outside_are_refused);
-	tcase_add_test(reading, progress_only_rises_and_can_stop_the_read);
-	suite_add_tcase(suite, reading);
-
-	tcase_add_test(damage, damage_is_found_and_located);
-	tcase_add_test(damage, damage_in_files_of_torch_is_found_when_the_record_is_read_whole);
-	tcase_add_loop_test(damage, no_single_bit_flip_goes_unnoticed, 0, 2);
-	tcase_add_test(damage, every_truncated_file_is_refused);
-	suite_add_tcase(suite, damage);
-
-	tcase_add_test(index, a_damaged_index_is_refused);
-	tcase_add_loop_test(index, an_index_with_impossible_offsets_is_not_used, 0, 3);
-	tcase_add_test(index, a_repacked_archive_is_read_without_its_index);
-	tcase_add_test(index, records_under_wrong_names_are_not_taken_for_indexed);
-	tcase_add_test(index, an_index_of_a_later_version_is_left_alone);
-	tcase_add_test(index, an_index_in_another_place_is_a_record_like_any_other);
-	tcase_add_test(index, what_is_not_there_or_no_file_is_refused);
-	suite_add_tcase(suite, index);
-	return check_main(suite);
+	return check_run("zip/reader");
 }

@@ -20,7 +20,9 @@ static bool should_stay(const uint64_t *steps, size_t count, size_t i, uint32_t 
 	return keep_every && steps[i] / keep_every * keep_every == steps[i];
 }
 
-START_TEST(every_small_case_is_as_documented)
+static struct test_case all = { .name = "all" };
+
+TEST(all, every_small_case_is_as_documented)
 {
 	uint64_t steps[STEPS];
 	bool goes[STEPS];
@@ -47,9 +49,8 @@ START_TEST(every_small_case_is_as_documented)
 		}
 	}
 }
-END_TEST
 
-START_TEST(large_numbers_do_not_wrap)
+TEST(all, large_numbers_do_not_wrap)
 {
 	const uint64_t steps[] = { 0, 1, UINT64_MAX - 1, UINT64_MAX };
 	bool goes[4];
@@ -59,15 +60,8 @@ START_TEST(large_numbers_do_not_wrap)
 	ck_assert_uint_eq(group_retention(steps, 4, 1, UINT64_MAX - 1, goes), 1);
 	ck_assert(!goes[0] && goes[1] && !goes[2] && !goes[3]);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("group/retention");
-	TCase *all = tcase_create("all");
-
-	tcase_add_test(all, every_small_case_is_as_documented);
-	tcase_add_test(all, large_numbers_do_not_wrap);
-	suite_add_tcase(suite, all);
-	return check_main(suite);
+	return check_run("group/retention");
 }

@@ -57,7 +57,9 @@ static struct ring_shape shape_for(const struct ring_config *config, const struc
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 
-START_TEST(without_stripes_the_standard_is_four_megabytes_times_fourteen)
+static struct test_case rules = { .name = "rules" };
+
+TEST(rules, without_stripes_the_standard_is_four_megabytes_times_fourteen)
 {
 	const struct ring_config config = { .engine = IOSHAPE_ENGINE_AUTO };
 	const struct fs_layout none = { 0 };
@@ -67,9 +69,8 @@ START_TEST(without_stripes_the_standard_is_four_megabytes_times_fourteen)
 	ck_assert_uint_eq(shape.depth, 14);
 	ck_assert_int_eq(shape.engine, IOSHAPE_ENGINE_AUTO);
 }
-END_TEST
 
-START_TEST(a_request_is_a_stripe)
+TEST(rules, a_request_is_a_stripe)
 {
 	static const struct {
 		uint64_t stripe, block;
@@ -102,9 +103,8 @@ START_TEST(a_request_is_a_stripe)
 				  cases[i].block ? cases[i].block : 4 * MIB);
 	}
 }
-END_TEST
 
-START_TEST(every_target_has_its_share_in_flight)
+TEST(rules, every_target_has_its_share_in_flight)
 {
 	static const struct {
 		uint64_t stripe;
@@ -130,9 +130,8 @@ START_TEST(every_target_has_its_share_in_flight)
 		ck_assert(shape.depth * shape.block_bytes <= RING_MOST_LANE_BYTES);
 	}
 }
-END_TEST
 
-START_TEST(what_the_user_fixed_stays_fixed)
+TEST(rules, what_the_user_fixed_stays_fixed)
 {
 	const struct fs_layout layout = striped(1 * MIB, 8);
 	struct ring_config config = { .block_bytes = 2 * MIB, .depth = 3 };
@@ -149,7 +148,6 @@ START_TEST(what_the_user_fixed_stays_fixed)
 	ck_assert_uint_eq(shape.block_bytes, 512 * KIB);
 	ck_assert_uint_eq(shape.depth, 33);
 }
-END_TEST
 
 /* All requests of a file of so many bytes, in order. */
 static void no_request_crosses(const struct fs_layout *layout, uint64_t bytes)
@@ -177,7 +175,7 @@ static void no_request_crosses(const struct fs_layout *layout, uint64_t bytes)
 	}
 }
 
-START_TEST(no_request_crosses_from_stripe_to_stripe)
+TEST(rules, no_request_crosses_from_stripe_to_stripe)
 {
 	const struct fs_layout wider = progressive();
 	uint64_t state = 5;
@@ -191,9 +189,8 @@ START_TEST(no_request_crosses_from_stripe_to_stripe)
 		no_request_crosses(&layout, 3 * GIB);
 	}
 }
-END_TEST
 
-START_TEST(buffers_hold_the_largest_request_of_the_parts_that_are_reached)
+TEST(rules, buffers_hold_the_largest_request_of_the_parts_that_are_reached)
 {
 	const struct ring_config config = { 0 };
 	const struct fs_layout layout = progressive();
@@ -202,7 +199,6 @@ START_TEST(buffers_hold_the_largest_request_of_the_parts_that_are_reached)
 	ck_assert_uint_eq(shape_for(&config, &layout, 65 * MIB).block_bytes, 4 * MIB);
 	ck_assert_uint_eq(shape_for(&config, &layout, 0).block_bytes, 4 * MIB);
 }
-END_TEST
 
 /* ---- Lanes ----------------------------------------------------------------------------------- */
 
@@ -248,7 +244,11 @@ static void fill_all(size_t block_bytes, unsigned depth)
 	}
 }
 
-START_TEST(buffers_are_cut_anew)
+static struct test_case lanes_case = { .name = "lanes",
+				       .setup = scratch_setup,
+				       .teardown = scratch_teardown };
+
+TEST(lanes_case, buffers_are_cut_anew)
 {
 	static const struct {
 		size_t block;
@@ -265,9 +265,8 @@ START_TEST(buffers_are_cut_anew)
 	}
 	ring_lane_close(lane);
 }
-END_TEST
 
-START_TEST(an_engine_is_kept_while_it_serves)
+TEST(lanes_case, an_engine_is_kept_while_it_serves)
 {
 	void *engine;
 
@@ -295,7 +294,6 @@ START_TEST(an_engine_is_kept_while_it_serves)
 	ck_assert_ptr_null(lane->ops);
 	ring_lane_close(lane);
 }
-END_TEST
 
 static int refuse_open(void **engine, const struct ring_engine_params *params, char *why,
 		       size_t why_bytes)
@@ -306,7 +304,7 @@ static int refuse_open(void **engine, const struct ring_engine_params *params, c
 	return -EPERM;
 }
 
-START_TEST(an_engine_that_was_chosen_and_cannot_be_had_is_replaced)
+TEST(lanes_case, an_engine_that_was_chosen_and_cannot_be_had_is_replaced)
 {
 	struct ring_engine_ops refusing = ring_engine_uring;
 
@@ -323,9 +321,8 @@ START_TEST(an_engine_that_was_chosen_and_cannot_be_had_is_replaced)
 	ck_assert_str_eq(lane->step_down, "scripted refusal");
 	ring_lane_close(lane);
 }
-END_TEST
 
-START_TEST(without_memory_for_it_the_former_shape_stays)
+TEST(lanes_case, without_memory_for_it_the_former_shape_stays)
 {
 	int ret;
 
@@ -342,9 +339,8 @@ START_TEST(without_memory_for_it_the_former_shape_stays)
 		ring_lane_close(lane);
 	}
 }
-END_TEST
 
-START_TEST(a_lane_reads_in_the_standard_shape)
+TEST(lanes_case, a_lane_reads_in_the_standard_shape)
 {
 	struct ring_piece piece = { .bytes = 9 * MIB, .want_crc = true };
 	uint8_t *data = malloc(9 * MIB);
@@ -371,12 +367,11 @@ START_TEST(a_lane_reads_in_the_standard_shape)
 	close(fd);
 	free(data);
 }
-END_TEST
 
 /* ---- Bursts ------------------------------------------------------------------------------------
  */
 
-START_TEST(a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap)
+TEST(rules, a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap)
 {
 	const struct ring_calibration unknown = { .seek_us = 8000 };
 	const struct ring_calibration spinning = { .target_bytes_per_s = 60000000,
@@ -389,9 +384,8 @@ START_TEST(a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap)
 	ck_assert_uint_eq(ring_target_bytes(&flash), 2500000);
 	ck_assert_uint_eq(ring_target_bytes(&array), 32 * MIB);
 }
-END_TEST
 
-START_TEST(a_target_has_a_pause_after_each_row)
+TEST(rules, a_target_has_a_pause_after_each_row)
 {
 	const struct ring_shape shape = { .burst = 2, .targets = 4, .stripe_bytes = MIB };
 	const uint64_t again = 4 * MIB; /* the next stripe on the same target */
@@ -411,9 +405,8 @@ START_TEST(a_target_has_a_pause_after_each_row)
 	/* Its neighbours are not asked. */
 	ck_assert(!ring_burst_has_room(&bursts, 2 * again + MIB));
 }
-END_TEST
 
-START_TEST(files_without_rows_are_never_held_up)
+TEST(rules, files_without_rows_are_never_held_up)
 {
 	const struct ring_shape plain = { .block_bytes = MIB };
 	const struct ring_shape wide = { .burst = 1,
@@ -431,10 +424,9 @@ START_TEST(files_without_rows_are_never_held_up)
 		ring_burst_done(&bursts, 0);
 	}
 }
-END_TEST
 
 /* A file whose requests go in bursts arrives as it is: also where all wait, and at odd ends. */
-START_TEST(files_in_rows_arrive)
+LOOP_TEST(lanes_case, files_in_rows_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_BUFFERED + 1)
 {
 	static uint8_t data[3 * MIB + 4321];
 	const struct ring_shape shape = { .engine = (enum ioshape_engine)_i,
@@ -468,7 +460,6 @@ START_TEST(files_in_rows_arrive)
 	ck_assert(scratch_same(scratch_path("bursts"), data, sizeof(data)));
 	close(fd);
 }
-END_TEST
 
 /* ---- An engine that takes so many requests and no more --------------------------------------- */
 
@@ -522,7 +513,7 @@ static const struct ring_engine_ops refusing = {
 };
 
 /* Whatever is refused, and whenever: afterwards each buffer is free once, and none twice. */
-START_TEST(after_a_refusal_each_slot_is_free_once)
+LOOP_TEST(lanes_case, after_a_refusal_each_slot_is_free_once, 0, 20)
 {
 	const struct ring_shape shape = { .block_bytes = LUSTRE_BYTES,
 					  .depth = 7,
@@ -559,33 +550,8 @@ START_TEST(after_a_refusal_each_slot_is_free_once)
 	ck_assert_uint_eq(count, 7);
 	ring_lane_detach(lane);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("ring/shape");
-	TCase *rules = tcase_create("rules"), *lanes = tcase_create("lanes");
-
-	tcase_add_test(rules, without_stripes_the_standard_is_four_megabytes_times_fourteen);
-	tcase_add_test(rules, a_request_is_a_stripe);
-	tcase_add_test(rules, every_target_has_its_share_in_flight);
-	tcase_add_test(rules, what_the_user_fixed_stays_fixed);
-	tcase_add_test(rules, no_request_crosses_from_stripe_to_stripe);
-	tcase_add_test(rules, buffers_hold_the_largest_request_of_the_parts_that_are_reached);
-	tcase_add_test(rules, a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap);
-	tcase_add_test(rules, a_target_has_a_pause_after_each_row);
-	tcase_add_test(rules, files_without_rows_are_never_held_up);
-	suite_add_tcase(suite, rules);
-
-	tcase_add_checked_fixture(lanes, scratch_setup, scratch_teardown);
-	tcase_add_test(lanes, buffers_are_cut_anew);
-	tcase_add_test(lanes, an_engine_is_kept_while_it_serves);
-	tcase_add_test(lanes, an_engine_that_was_chosen_and_cannot_be_had_is_replaced);
-	tcase_add_test(lanes, without_memory_for_it_the_former_shape_stays);
-	tcase_add_test(lanes, a_lane_reads_in_the_standard_shape);
-	tcase_add_loop_test(lanes, after_a_refusal_each_slot_is_free_once, 0, 20);
-	tcase_add_loop_test(lanes, files_in_rows_arrive, IOSHAPE_ENGINE_URING,
-			    IOSHAPE_ENGINE_BUFFERED + 1);
-	suite_add_tcase(suite, lanes);
-	return check_main(suite);
+	return check_run("ring/shape");
 }

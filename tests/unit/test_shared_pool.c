@@ -45,15 +45,16 @@ static uint64_t bytes_held(void)
 	return (uint64_t)status.st_blocks * 512;
 }
 
-START_TEST(a_pool_that_nobody_uses_takes_nothing)
+static struct test_case tests = { .name = "all", .setup = begin, .teardown = end };
+
+TEST(tests, a_pool_that_nobody_uses_takes_nothing)
 {
 	ck_assert_int_eq(pool.fd, -1);
 	save_staging_trim(&pool);
 	ck_assert_int_eq(pool.fd, -1);
 }
-END_TEST
 
-START_TEST(what_is_written_into_a_chunk_is_at_its_offset_of_the_fd)
+TEST(tests, what_is_written_into_a_chunk_is_at_its_offset_of_the_fd)
 {
 	struct save_chunk *chunks[CHUNKS];
 	uint64_t bytes;
@@ -74,9 +75,8 @@ START_TEST(what_is_written_into_a_chunk_is_at_its_offset_of_the_fd)
 	}
 	munmap((void *)(uintptr_t)view, bytes);
 }
-END_TEST
 
-START_TEST(trimming_gives_the_memory_back_and_the_range_is_used_again)
+TEST(tests, trimming_gives_the_memory_back_and_the_range_is_used_again)
 {
 	struct save_chunk *chunks[CHUNKS];
 
@@ -103,18 +103,16 @@ START_TEST(trimming_gives_the_memory_back_and_the_range_is_used_again)
 		ck_assert_int_eq(status.st_size, (off_t)(CHUNKS * SAVE_CHUNK_BYTES));
 	}
 }
-END_TEST
 
-START_TEST(it_cannot_shrink_and_is_not_passed_on_by_execution)
+TEST(tests, it_cannot_shrink_and_is_not_passed_on_by_execution)
 {
 	save_staging_put(&pool, get());
 	ck_assert_int_eq(fcntl(pool.fd, F_GETFD), FD_CLOEXEC);
 	ck_assert_int_eq(fcntl(pool.fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_SEAL);
 	ck_assert_int_eq(ftruncate(pool.fd, 4096), -1);
 }
-END_TEST
 
-START_TEST(without_descriptors_or_room_for_files_it_says_what_to_raise)
+TEST(tests, without_descriptors_or_room_for_files_it_says_what_to_raise)
 {
 	struct save_chunk *first, *second;
 	struct rlimit before, little;
@@ -140,9 +138,8 @@ START_TEST(without_descriptors_or_room_for_files_it_says_what_to_raise)
 	save_staging_put(&pool, first);
 	save_staging_put(&pool, second);
 }
-END_TEST
 
-START_TEST(a_forked_child_does_not_have_it)
+TEST(tests, a_forked_child_does_not_have_it)
 {
 	struct save_chunk *chunk = get();
 	pid_t child = fork();
@@ -157,20 +154,8 @@ START_TEST(a_forked_child_does_not_have_it)
 	ck_assert_int_eq(status, 0);
 	save_staging_put(&pool, chunk);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("shared_pool");
-	TCase *tests = tcase_create("all");
-
-	tcase_add_checked_fixture(tests, begin, end);
-	tcase_add_test(tests, a_pool_that_nobody_uses_takes_nothing);
-	tcase_add_test(tests, what_is_written_into_a_chunk_is_at_its_offset_of_the_fd);
-	tcase_add_test(tests, trimming_gives_the_memory_back_and_the_range_is_used_again);
-	tcase_add_test(tests, it_cannot_shrink_and_is_not_passed_on_by_execution);
-	tcase_add_test(tests, a_forked_child_does_not_have_it);
-	tcase_add_test(tests, without_descriptors_or_room_for_files_it_says_what_to_raise);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("shared_pool");
 }

@@ -38,7 +38,9 @@ static const struct {
 	{ GIB, 8, UINT64_MAX, MIB },
 };
 
-START_TEST(parts_begin_on_stripes)
+static struct test_case pure = { .name = "pure" };
+
+LOOP_TEST(pure, parts_begin_on_stripes, 0, ARRAY_LENGTH(alignments))
 {
 	uint64_t alignment = group_part_alignment(alignments[_i].bytes, alignments[_i].parts,
 						  alignments[_i].stripe_bytes);
@@ -49,9 +51,8 @@ START_TEST(parts_begin_on_stripes)
 	if (stripe && stripe % 4096 == 0 && alignment != 4096 && stripe > MIB)
 		ck_assert_uint_eq(stripe % alignment, 0);
 }
-END_TEST
 
-START_TEST(any_stripe_gives_an_alignment_that_bundles_take)
+TEST(pure, any_stripe_gives_an_alignment_that_bundles_take)
 {
 	for (uint64_t stripe = 64 * KIB; stripe < 4 * GIB; stripe += 64 * KIB * 37) {
 		uint64_t alignment = group_part_alignment(10 * GIB, 8, stripe);
@@ -61,7 +62,6 @@ START_TEST(any_stripe_gives_an_alignment_that_bundles_take)
 		REQUIRE(alignment == MIB || alignment % stripe == 0 || stripe % alignment == 0);
 	}
 }
-END_TEST
 
 /* ---- Files --------------------------------------------------------------------------------------
  */
@@ -102,7 +102,7 @@ static const struct {
 	{ "to=1G,stripe_count=1;stripe_count=16", 16, 1, 32 * GIB, 0, "to 1G: 1 x 1M; 16 x 1M", 1 },
 };
 
-START_TEST(as_many_write_as_there_are_targets_for_their_stripes)
+LOOP_TEST(pure, as_many_write_as_there_are_targets_for_their_stripes, 0, ARRAY_LENGTH(cases))
 {
 	struct fs_facts facts = lustre(cases[_i].targets, cases[_i].stripes);
 	struct save_expected expected = { .bytes = cases[_i].bytes, .files = cases[_i].files };
@@ -116,9 +116,8 @@ START_TEST(as_many_write_as_there_are_targets_for_their_stripes)
 	fs_layout_text(&layout, text, sizeof(text));
 	ck_assert_str_eq(text, cases[_i].layout);
 }
-END_TEST
 
-START_TEST(without_stripes_there_is_no_rule)
+TEST(pure, without_stripes_there_is_no_rule)
 {
 	struct fs_facts facts = { .family = FS_EXT };
 	struct fs_layout_request request = { .kind = FS_REQUEST_AUTO };
@@ -128,18 +127,8 @@ START_TEST(without_stripes_there_is_no_rule)
 	ck_assert_uint_eq(save_stripes_of(&facts, &expected, &layout), 0);
 	ck_assert_uint_eq(layout.count, 0);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("storage");
-	TCase *pure = tcase_create("pure");
-
-	tcase_add_loop_test(pure, parts_begin_on_stripes, 0, ARRAY_LENGTH(alignments));
-	tcase_add_test(pure, any_stripe_gives_an_alignment_that_bundles_take);
-	tcase_add_loop_test(pure, as_many_write_as_there_are_targets_for_their_stripes, 0,
-			    ARRAY_LENGTH(cases));
-	tcase_add_test(pure, without_stripes_there_is_no_rule);
-	suite_add_tcase(suite, pure);
-	return check_main(suite);
+	return check_run("storage");
 }

@@ -14,7 +14,9 @@
 
 /* ---- What goes in comes out ------------------------------------------------------------------ */
 
-START_TEST(every_byte_comes_in_its_place)
+static struct test_case tests = { .name = "all", .setup = begin, .teardown = end, .timeout_s = 30 };
+
+LOOP_TEST(tests, every_byte_comes_in_its_place, 0, 9)
 {
 	struct stream_plan plan = {
 		.rank = RANK,
@@ -34,11 +36,10 @@ START_TEST(every_byte_comes_in_its_place)
 	gather_listener_close(listener);
 	stream_expect_well(child);
 }
-END_TEST
 
 #define MANY 64u
 
-START_TEST(many_ranks_come_in_any_order)
+TEST(tests, many_ranks_come_in_any_order)
 {
 	struct gather_listener *listener = listen_here();
 	struct stream_plan plan = { .pieces = 6, .most_bytes = 256 * KIB, .with_memory = true };
@@ -62,7 +63,6 @@ START_TEST(many_ranks_come_in_any_order)
 		stream_expect_well(children[i]);
 	gather_listener_close(listener);
 }
-END_TEST
 
 /* Memory that grows while the reader has mapped it already. */
 static void send_growing(const void *argument)
@@ -95,7 +95,7 @@ static void send_growing(const void *argument)
 	close(fd);
 }
 
-START_TEST(memory_may_grow)
+TEST(tests, memory_may_grow)
 {
 	struct gather_listener *listener = listen_here();
 	struct gather_receiver *receiver;
@@ -107,7 +107,6 @@ START_TEST(memory_may_grow)
 	gather_listener_close(listener);
 	stream_expect_well(child);
 }
-END_TEST
 
 /* ---- Bounded --------------------------------------------------------------------------------- */
 
@@ -147,7 +146,7 @@ static int look_while_held(void *user, struct base_error *error)
 	return held.asked < 300 ? 0 : -ETIMEDOUT;
 }
 
-START_TEST(a_slow_receiver_holds_the_sender)
+LOOP_TEST(tests, a_slow_receiver_holds_the_sender, 0, 2)
 {
 	const struct gather_wait wait = { look_while_held, NULL };
 	const bool with_memory = _i == 0;
@@ -191,7 +190,6 @@ START_TEST(a_slow_receiver_holds_the_sender)
 	close(starter[0]);
 	close(starter[1]);
 }
-END_TEST
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
@@ -227,7 +225,7 @@ static struct stream_end start_to_be_killed(int i, void (*run)(const void *with_
 	};
 }
 
-START_TEST(a_killed_sender_is_named)
+LOOP_TEST(tests, a_killed_sender_is_named, 0, 12)
 {
 	struct gather_listener *listener = listen_here();
 	struct stream_end end = start_to_be_killed(_i, send_for_ever);
@@ -238,7 +236,6 @@ START_TEST(a_killed_sender_is_named)
 	gather_receiver_free(receiver);
 	gather_listener_close(listener);
 }
-END_TEST
 
 static void receive_for_ever(const void *argument)
 {
@@ -251,7 +248,7 @@ static void receive_for_ever(const void *argument)
 	stream_drain(receiver, &end);
 }
 
-START_TEST(a_killed_receiver_is_found_out)
+LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 12)
 {
 	struct stream_end end = start_to_be_killed(_i, receive_for_ever);
 	struct stream_memory memory;
@@ -265,7 +262,6 @@ START_TEST(a_killed_receiver_is_found_out)
 	gather_sender_free(sender, NULL);
 	stream_memory_close(&memory);
 }
-END_TEST
 
 /* ---- Failures that are said ------------------------------------------------------------------ */
 
@@ -283,7 +279,7 @@ static void send_and_fail(const void *argument)
 	gather_sender_free(sender, BURNT);
 }
 
-START_TEST(a_sender_says_why_it_failed)
+LOOP_TEST(tests, a_sender_says_why_it_failed, 0, 3)
 {
 	struct gather_listener *listener = listen_here();
 	struct gather_receiver *receiver;
@@ -298,7 +294,6 @@ START_TEST(a_sender_says_why_it_failed)
 	gather_listener_close(listener);
 	stream_expect_well(child);
 }
-END_TEST
 
 static void receive_and_stop(const void *argument)
 {
@@ -315,7 +310,7 @@ static void receive_and_stop(const void *argument)
 	gather_listener_close(listener);
 }
 
-START_TEST(a_receiver_stops_the_sender)
+TEST(tests, a_receiver_stops_the_sender)
 {
 	pid_t child = stream_start(receive_and_stop, NULL);
 	struct gather_sender *sender = send_as(RANK, -1);
@@ -325,9 +320,8 @@ START_TEST(a_receiver_stops_the_sender)
 	gather_sender_free(sender, NULL);
 	stream_expect_well(child);
 }
-END_TEST
 
-START_TEST(a_writer_that_never_listens_is_explained)
+TEST(tests, a_writer_that_never_listens_is_explained)
 {
 	const struct gather_wait wait = { not_at_all, NULL };
 	struct gather_sender *sender;
@@ -338,7 +332,6 @@ START_TEST(a_writer_that_never_listens_is_explained)
 	ck_assert_ptr_null(sender);
 	ck_assert_int_eq(error.code, -ETIMEDOUT);
 }
-END_TEST
 
 /* Its socket has a name until the next writer of this user comes. */
 static void listen_and_die(const void *argument)
@@ -348,7 +341,7 @@ static void listen_and_die(const void *argument)
 	kill(getpid(), SIGKILL);
 }
 
-START_TEST(a_killed_writer_leaves_no_socket)
+TEST(tests, a_killed_writer_leaves_no_socket)
 {
 	struct gather_listener *listener;
 	struct sockaddr_un dead;
@@ -365,9 +358,8 @@ START_TEST(a_killed_writer_leaves_no_socket)
 	ck_assert(access(dead.sun_path, F_OK));
 	gather_listener_close(listener);
 }
-END_TEST
 
-START_TEST(a_rank_that_never_comes_ends_when_the_caller_says_so)
+TEST(tests, a_rank_that_never_comes_ends_when_the_caller_says_so)
 {
 	const struct gather_wait wait = { not_at_all, NULL };
 	struct gather_listener *listener = listen_here();
@@ -379,26 +371,8 @@ START_TEST(a_rank_that_never_comes_ends_when_the_caller_says_so)
 	ck_assert_ptr_null(receiver);
 	gather_listener_close(listener);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("streams");
-	TCase *tests = tcase_create("all");
-
-	tcase_set_timeout(tests, 30);
-	tcase_add_checked_fixture(tests, begin, end);
-	tcase_add_loop_test(tests, every_byte_comes_in_its_place, 0, 9);
-	tcase_add_test(tests, many_ranks_come_in_any_order);
-	tcase_add_test(tests, memory_may_grow);
-	tcase_add_loop_test(tests, a_slow_receiver_holds_the_sender, 0, 2);
-	tcase_add_loop_test(tests, a_killed_sender_is_named, 0, 12);
-	tcase_add_loop_test(tests, a_killed_receiver_is_found_out, 0, 12);
-	tcase_add_loop_test(tests, a_sender_says_why_it_failed, 0, 3);
-	tcase_add_test(tests, a_receiver_stops_the_sender);
-	tcase_add_test(tests, a_writer_that_never_listens_is_explained);
-	tcase_add_test(tests, a_killed_writer_leaves_no_socket);
-	tcase_add_test(tests, a_rank_that_never_comes_ends_when_the_caller_says_so);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("streams");
 }

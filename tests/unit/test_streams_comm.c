@@ -75,7 +75,9 @@ static void send_plans(const void *argument)
 	pair_comm_close(&pair);
 }
 
-START_TEST(every_byte_comes_in_its_place)
+static struct test_case tests = { .name = "all", .timeout_s = 30 };
+
+LOOP_TEST(tests, every_byte_comes_in_its_place, 0, 6)
 {
 	const uint64_t seed = 10 * (uint64_t)_i;
 	const struct stream_plan plans[] = {
@@ -96,11 +98,10 @@ START_TEST(every_byte_comes_in_its_place)
 	}
 	finish(child);
 }
-END_TEST
 
 /* ---- Ahead, but not without bounds ----------------------------------------------------------- */
 
-START_TEST(blocks_are_received_ahead_and_no_more_than_were_granted)
+LOOP_TEST(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2)
 {
 	const struct stream_plan plans[] = {
 		{ .rank = 1, .seed = 5, .pieces = 1, .most_bytes = 3 * MIB },
@@ -129,7 +130,6 @@ START_TEST(blocks_are_received_ahead_and_no_more_than_were_granted)
 	gather_receiver_free(receiver);
 	finish(child);
 }
-END_TEST
 
 /* ---- Failures that are said, and the stream after that --------------------------------------- */
 
@@ -175,7 +175,7 @@ static void fail_then_send(const void *argument)
 	send_next();
 }
 
-START_TEST(a_sender_says_why_it_failed)
+LOOP_TEST(tests, a_sender_says_why_it_failed, 0, 4)
 {
 	pid_t child = begin(_i % 2, fail_then_send, (const void *)(uintptr_t)(_i * 5));
 	struct gather_receiver *receiver = receive_with(1);
@@ -187,7 +187,6 @@ START_TEST(a_sender_says_why_it_failed)
 	gather_receiver_free(receiver);
 	receive_next(child);
 }
-END_TEST
 
 static void send_until_stopped(const void *argument)
 {
@@ -203,7 +202,7 @@ static void send_until_stopped(const void *argument)
 	send_next();
 }
 
-START_TEST(a_receiver_stops_the_sender)
+LOOP_TEST(tests, a_receiver_stops_the_sender, 0, 4)
 {
 	pid_t child = begin(_i % 2, send_until_stopped, NULL);
 	struct gather_receiver *receiver = receive_with(1);
@@ -216,7 +215,6 @@ START_TEST(a_receiver_stops_the_sender)
 	gather_receiver_free(receiver);
 	receive_next(child);
 }
-END_TEST
 
 static int no_patience(void *user, struct base_error *error)
 {
@@ -242,7 +240,7 @@ static void end_and_give_up(const void *argument)
 }
 
 /* The receiver takes its time with the last block, and the sender gives up before it is thanked. */
-START_TEST(giving_up_after_the_end_leaves_nothing_behind)
+LOOP_TEST(tests, giving_up_after_the_end_leaves_nothing_behind, 0, 2)
 {
 	pid_t child = begin(_i % 2, end_and_give_up, NULL);
 	struct gather_receiver *receiver = receive_with(1);
@@ -258,7 +256,6 @@ START_TEST(giving_up_after_the_end_leaves_nothing_behind)
 	gather_receiver_free(receiver);
 	receive_next(child);
 }
-END_TEST
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
@@ -271,7 +268,7 @@ static void send_for_ever(const void *argument)
 	stream_flood(send_with(1), NULL, &end);
 }
 
-START_TEST(a_killed_sender_is_named)
+LOOP_TEST(tests, a_killed_sender_is_named, 0, 8)
 {
 	struct stream_end end = {
 		.child = begin(_i % 2, send_for_ever, NULL),
@@ -284,7 +281,6 @@ START_TEST(a_killed_sender_is_named)
 	gather_receiver_free(receiver);
 	pair_comm_close(&pair);
 }
-END_TEST
 
 static void receive_for_ever(const void *argument)
 {
@@ -295,7 +291,7 @@ static void receive_for_ever(const void *argument)
 	stream_drain(receive_with(1), &end);
 }
 
-START_TEST(a_killed_receiver_is_found_out)
+LOOP_TEST(tests, a_killed_receiver_is_found_out, 0, 8)
 {
 	struct stream_end end = {
 		.life_ns = 1 + base_ms_to_ns(stream_random((uint64_t)_i) % 50),
@@ -310,7 +306,6 @@ START_TEST(a_killed_receiver_is_found_out)
 	gather_sender_free(sender, NULL);
 	pair_comm_close(&pair);
 }
-END_TEST
 
 /* ---- Those who send something else ----------------------------------------------------------- */
 
@@ -339,7 +334,7 @@ static void lie(const void *argument)
 	STREAM_MUST(!comm_link_say(&link, lies[which].kind, lies[which].a, 0, NULL));
 }
 
-START_TEST(a_lie_is_refused)
+LOOP_TEST(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies))
 {
 	pid_t child = begin(false, lie, (const void *)(uintptr_t)_i);
 	struct gather_receiver *receiver = receive_with(1);
@@ -352,22 +347,8 @@ START_TEST(a_lie_is_refused)
 	gather_receiver_free(receiver);
 	finish(child);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("streams_comm");
-	TCase *tests = tcase_create("all");
-
-	tcase_set_timeout(tests, 30);
-	tcase_add_loop_test(tests, every_byte_comes_in_its_place, 0, 6);
-	tcase_add_loop_test(tests, blocks_are_received_ahead_and_no_more_than_were_granted, 0, 2);
-	tcase_add_loop_test(tests, a_sender_says_why_it_failed, 0, 4);
-	tcase_add_loop_test(tests, a_receiver_stops_the_sender, 0, 4);
-	tcase_add_loop_test(tests, giving_up_after_the_end_leaves_nothing_behind, 0, 2);
-	tcase_add_loop_test(tests, a_killed_sender_is_named, 0, 8);
-	tcase_add_loop_test(tests, a_killed_receiver_is_found_out, 0, 8);
-	tcase_add_loop_test(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies));
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("streams_comm");
 }

@@ -171,7 +171,11 @@ static size_t find_edges(uint64_t *edges)
 	return count;
 }
 
-START_TEST(however_a_file_is_cut_it_is_what_lies_there)
+static struct test_case tests = {
+	.name = "stretches", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+LOOP_TEST(tests, however_a_file_is_cut_it_is_what_lies_there, 0, 2 * KINDS)
 {
 	const size_t rarer = scratch_under_valgrind() ? 3 : 1;
 	uint64_t edges[RECORDS * 12 + 4];
@@ -191,9 +195,8 @@ START_TEST(however_a_file_is_cut_it_is_what_lies_there)
 			get(edges[i], edges[k] - edges[i]);
 	close_reader();
 }
-END_TEST
 
-START_TEST(pieces_of_any_length_one_after_another)
+LOOP_TEST(tests, pieces_of_any_length_one_after_another, 0, 2 * KINDS)
 {
 	static const uint64_t steps[] = { 12345, 65536, MIB, 3 * MIB, 100 * MIB };
 
@@ -206,9 +209,8 @@ START_TEST(pieces_of_any_length_one_after_another)
 	}
 	close_reader();
 }
-END_TEST
 
-START_TEST(small_memory_does_as_well)
+LOOP_TEST(tests, small_memory_does_as_well, 0, 3)
 {
 	ring_lane_close(test.lane);
 	open_lane(1 + (unsigned)_i);
@@ -219,7 +221,6 @@ START_TEST(small_memory_does_as_well)
 	get(0, test.file_bytes);
 	close_reader();
 }
-END_TEST
 
 static void flip_byte(uint64_t offset)
 {
@@ -231,7 +232,7 @@ static void flip_byte(uint64_t offset)
 	close(fd);
 }
 
-START_TEST(damage_is_told_by_the_call_that_reads_it_and_by_no_other)
+TEST(tests, damage_is_told_by_the_call_that_reads_it_and_by_no_other)
 {
 	const struct zip_entry *entry;
 	uint64_t at, step = 500000;
@@ -262,9 +263,8 @@ START_TEST(damage_is_told_by_the_call_that_reads_it_and_by_no_other)
 	ck_assert_uint_ge(damaged, 4);
 	close_reader();
 }
-END_TEST
 
-START_TEST(a_record_of_torch_is_verified_when_all_of_it_is_read)
+LOOP_TEST(tests, a_record_of_torch_is_verified_when_all_of_it_is_read, 0, 2)
 {
 	const struct zip_entry *entry;
 
@@ -279,9 +279,8 @@ START_TEST(a_record_of_torch_is_verified_when_all_of_it_is_read)
 	ck_assert_int_eq(try_get(0, test.file_bytes), IOSHAPE_E_DAMAGED);
 	close_reader();
 }
-END_TEST
 
-START_TEST(nothing_is_claimed_about_what_lies_between)
+LOOP_TEST(tests, nothing_is_claimed_about_what_lies_between, 0, KINDS)
 {
 	make_file((enum kind)_i);
 	for (size_t i = 0; i < RECORDS; i++)
@@ -290,9 +289,8 @@ START_TEST(nothing_is_claimed_about_what_lies_between)
 	get(0, test.file_bytes);
 	close_reader();
 }
-END_TEST
 
-START_TEST(unverified_is_unverified)
+TEST(tests, unverified_is_unverified)
 {
 	make_file(INDEXED);
 	flip_byte(entry_of(LARGE)->data_offset);
@@ -302,7 +300,6 @@ START_TEST(unverified_is_unverified)
 	ck_assert_mem_eq(test.into, test.file, test.file_bytes);
 	close_reader();
 }
-END_TEST
 
 static int count_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
@@ -315,7 +312,7 @@ static int count_progress(void *user, enum ioshape_phase phase, uint64_t done, u
 	return done > 4 * MIB;
 }
 
-START_TEST(progress_is_told_and_can_stop_it)
+TEST(tests, progress_is_told_and_can_stop_it)
 {
 	uint64_t last = 0, bytes = 2 * MIB;
 
@@ -332,9 +329,8 @@ START_TEST(progress_is_told_and_can_stop_it)
 			 -ECANCELED);
 	close_reader();
 }
-END_TEST
 
-START_TEST(running_out_of_memory_is_survived)
+LOOP_TEST(tests, running_out_of_memory_is_survived, 0, KINDS)
 {
 	unsigned long nth = 0, count;
 	int ret;
@@ -354,24 +350,8 @@ START_TEST(running_out_of_memory_is_survived)
 	ck_assert_int_eq(ret, 0);
 	close_reader();
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/stretch");
-	TCase *tests = tcase_create("stretches");
-
-	tcase_add_checked_fixture(tests, setup, teardown);
-	tcase_add_loop_test(tests, however_a_file_is_cut_it_is_what_lies_there, 0, 2 * KINDS);
-	tcase_add_loop_test(tests, pieces_of_any_length_one_after_another, 0, 2 * KINDS);
-	tcase_add_loop_test(tests, small_memory_does_as_well, 0, 3);
-	tcase_add_test(tests, damage_is_told_by_the_call_that_reads_it_and_by_no_other);
-	tcase_add_loop_test(tests, a_record_of_torch_is_verified_when_all_of_it_is_read, 0, 2);
-	tcase_add_loop_test(tests, nothing_is_claimed_about_what_lies_between, 0, KINDS);
-	tcase_add_test(tests, unverified_is_unverified);
-	tcase_add_test(tests, progress_is_told_and_can_stop_it);
-	tcase_add_loop_test(tests, running_out_of_memory_is_survived, 0, KINDS);
-	tcase_set_timeout(tests, 60);
-	suite_add_tcase(suite, tests);
-	return check_main(suite);
+	return check_run("zip/stretch");
 }

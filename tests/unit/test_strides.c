@@ -45,7 +45,9 @@ static void expect_layout(const struct ioshape_tensor *tensor, bool as_it_lies, 
 		ck_assert_int_eq(saved[i], strides[i]);
 }
 
-START_TEST(every_permutation_of_a_dense_block_is_recognised)
+static struct test_case layout_case = { .name = "layout" };
+
+TEST(layout_case, every_permutation_of_a_dense_block_is_recognised)
 {
 	uint64_t seed = 1;
 
@@ -71,9 +73,8 @@ START_TEST(every_permutation_of_a_dense_block_is_recognised)
 		ck_assert_uint_eq(elements, (uint64_t)step);
 	}
 }
-END_TEST
 
-START_TEST(tensors_are_saved_as_they_lie_or_packed)
+TEST(layout_case, tensors_are_saved_as_they_lie_or_packed)
 {
 	const struct {
 		struct ioshape_tensor tensor;
@@ -114,9 +115,8 @@ START_TEST(tensors_are_saved_as_they_lie_or_packed)
 		expect_layout(&cases[i].tensor, cases[i].as_it_lies, cases[i].bytes,
 			      cases[i].strides);
 }
-END_TEST
 
-START_TEST(what_the_layout_calls_dense_is_dense_for_the_reader)
+TEST(layout_case, what_the_layout_calls_dense_is_dense_for_the_reader)
 {
 	uint64_t seed = 2;
 
@@ -136,9 +136,8 @@ START_TEST(what_the_layout_calls_dense_is_dense_for_the_reader)
 		ck_assert_uint_eq(elements * 4, layout.bytes);
 	}
 }
-END_TEST
 
-START_TEST(hostile_strides_are_not_dense)
+TEST(layout_case, hostile_strides_are_not_dense)
 {
 	const int64_t many[IOSHAPE_MAX_DIMS + 1] = { 0 };
 	uint64_t elements;
@@ -154,9 +153,8 @@ START_TEST(hostile_strides_are_not_dense)
 	ck_assert(!zip_strides_dense(IOSHAPE_MAX_DIMS + 1, many, many, &elements));
 	ck_assert(!zip_strides_dense(UINT32_MAX, many, many, &elements));
 }
-END_TEST
 
-START_TEST(impossible_tensors_are_refused)
+TEST(layout_case, impossible_tensors_are_refused)
 {
 	const int64_t many[IOSHAPE_MAX_DIMS + 1] = { 0 };
 	const struct {
@@ -192,7 +190,6 @@ START_TEST(impossible_tensors_are_refused)
 		ck_assert_int_eq(error.code, cases[i].code);
 	}
 }
-END_TEST
 
 /* ---- Packing --------------------------------------------------------------------------------- */
 
@@ -274,7 +271,9 @@ static void free_sample(struct sample *sample)
 	free(sample->expected);
 }
 
-START_TEST(packing_equals_a_loop_over_elements_from_any_byte)
+static struct test_case packing = { .name = "packing" };
+
+TEST(packing, packing_equals_a_loop_over_elements_from_any_byte)
 {
 	uint64_t seed = 4;
 
@@ -296,10 +295,9 @@ START_TEST(packing_equals_a_loop_over_elements_from_any_byte)
 		free_sample(&sample);
 	}
 }
-END_TEST
 
 /* They are copied in tiles, not row by row. In pieces that begin and end anywhere in a row. */
-START_TEST(parts_of_transposed_matrices_are_packed)
+TEST(packing, parts_of_transposed_matrices_are_packed)
 {
 	uint64_t seed = 7;
 
@@ -331,9 +329,8 @@ START_TEST(parts_of_transposed_matrices_are_packed)
 		free(data);
 	}
 }
-END_TEST
 
-START_TEST(packing_without_strides_copies)
+TEST(packing, packing_without_strides_copies)
 {
 	struct ioshape_tensor tensor = tensor_of(2, LIST(8, 16), NULL);
 	uint8_t packed[512];
@@ -350,10 +347,9 @@ START_TEST(packing_without_strides_copies)
 	tensor = tensor_of(1, LIST(0), NULL);
 	zip_pack(&tensor, 4, 0, NULL, 0);
 }
-END_TEST
 
 /* 2^59 elements in four: were the offset reached step by step, this would not end. */
-START_TEST(seeking_does_not_walk)
+TEST(packing, seeking_does_not_walk)
 {
 	static const uint32_t pair[2][2] = { { 1, 2 }, { 3, 4 } };
 	const int64_t half = INT64_C(1) << 29;
@@ -369,24 +365,8 @@ START_TEST(seeking_does_not_walk)
 	ck_assert_uint_eq(packed[2], 3);
 	ck_assert_uint_eq(packed[3], 4);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/strides");
-	TCase *layout = tcase_create("layout");
-	TCase *packing = tcase_create("packing");
-
-	tcase_add_test(layout, tensors_are_saved_as_they_lie_or_packed);
-	tcase_add_test(layout, every_permutation_of_a_dense_block_is_recognised);
-	tcase_add_test(layout, what_the_layout_calls_dense_is_dense_for_the_reader);
-	tcase_add_test(layout, hostile_strides_are_not_dense);
-	tcase_add_test(layout, impossible_tensors_are_refused);
-	suite_add_tcase(suite, layout);
-	tcase_add_test(packing, packing_equals_a_loop_over_elements_from_any_byte);
-	tcase_add_test(packing, parts_of_transposed_matrices_are_packed);
-	tcase_add_test(packing, packing_without_strides_copies);
-	tcase_add_test(packing, seeking_does_not_walk);
-	suite_add_tcase(suite, packing);
-	return check_main(suite);
+	return check_run("zip/strides");
 }

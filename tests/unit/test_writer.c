@@ -218,7 +218,9 @@ static void expect_records(struct zip_writer *writer, const uint8_t *data)
 	free(content);
 }
 
-START_TEST(records_come_back_whatever_pieces_they_came_in)
+static struct test_case written_case = { .name = "written", .timeout_s = 30 };
+
+LOOP_TEST(written_case, records_come_back_whatever_pieces_they_came_in, 0, 4)
 {
 	uint8_t *data = malloc(8 * MIB);
 	uint64_t seed = 10 + (uint64_t)_i;
@@ -240,9 +242,8 @@ START_TEST(records_come_back_whatever_pieces_they_came_in)
 	ck_assert_uint_eq(files, 0);
 	free(data);
 }
-END_TEST
 
-START_TEST(data_begins_where_it_was_asked_to)
+TEST(written_case, data_begins_where_it_was_asked_to)
 {
 	struct zip_writer *writer = new_writer();
 	struct zip_directory directory;
@@ -268,9 +269,8 @@ START_TEST(data_begins_where_it_was_asked_to)
 	zip_directory_free(&directory);
 	zip_writer_free(writer);
 }
-END_TEST
 
-START_TEST(table_and_metadata_are_in_the_index)
+TEST(written_case, table_and_metadata_are_in_the_index)
 {
 	const int64_t shape[] = { 2, 5 }, strides[] = { 5, 1 };
 	const struct zip_tensor_row row = { "w", IOSHAPE_UINT8, 2, shape, strides, 1 };
@@ -295,9 +295,8 @@ START_TEST(table_and_metadata_are_in_the_index)
 	zip_directory_free(&directory);
 	zip_writer_free(writer);
 }
-END_TEST
 
-START_TEST(an_empty_container_is_a_container)
+TEST(written_case, an_empty_container_is_a_container)
 {
 	struct zip_writer *writer = new_writer();
 	struct zip_directory directory;
@@ -310,10 +309,9 @@ START_TEST(an_empty_container_is_a_container)
 	zip_directory_free(&directory);
 	zip_writer_free(writer);
 }
-END_TEST
 
 /* Sizes and offsets that need the wide fields: known or not, and a small record behind them. */
-START_TEST(records_may_pass_four_gigabytes)
+TEST(written_case, records_may_pass_four_gigabytes)
 {
 	const uint64_t count = 4 * KIB + 1;
 	uint32_t crc = 0, block = base_crc32(0, zeros, sizeof(zeros));
@@ -345,9 +343,8 @@ START_TEST(records_may_pass_four_gigabytes)
 		zip_writer_free(writer);
 	}
 }
-END_TEST
 
-START_TEST(a_hundred_thousand_records_are_no_trouble)
+TEST(written_case, a_hundred_thousand_records_are_no_trouble)
 {
 	struct zip_writer *writer = new_writer();
 	struct zip_directory directory;
@@ -369,7 +366,6 @@ START_TEST(a_hundred_thousand_records_are_no_trouble)
 	zip_directory_free(&directory);
 	zip_writer_free(writer);
 }
-END_TEST
 
 /* ---- Misuse ---------------------------------------------------------------------------------- */
 
@@ -437,7 +433,9 @@ static uint8_t *write_two(bool misused, uint64_t *bytes)
 	return content;
 }
 
-START_TEST(misuse_is_refused_and_leaves_no_trace)
+static struct test_case misuse = { .name = "misuse" };
+
+TEST(misuse, misuse_is_refused_and_leaves_no_trace)
 {
 	uint64_t plain_bytes, misused_bytes;
 	uint8_t *plain = write_two(false, &plain_bytes), *misused = write_two(true, &misused_bytes);
@@ -447,9 +445,8 @@ START_TEST(misuse_is_refused_and_leaves_no_trace)
 	free(plain);
 	free(misused);
 }
-END_TEST
 
-START_TEST(nothing_follows_the_end)
+TEST(misuse, nothing_follows_the_end)
 {
 	struct zip_writer *writer = new_writer();
 	unsigned long before;
@@ -463,7 +460,6 @@ START_TEST(nothing_follows_the_end)
 	zip_writer_free(NULL);
 	ck_assert_uint_eq(files, 0);
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -481,8 +477,10 @@ static int write_some(struct zip_writer *writer, struct base_error *error)
 	return ret;
 }
 
+static struct test_case failures = { .name = "failures", .timeout_s = 30 };
+
 /* Whatever step fails, it is told once, and from then on the file is not touched. */
-START_TEST(after_a_failed_write_nothing_more_is_written)
+TEST(failures, after_a_failed_write_nothing_more_is_written)
 {
 	unsigned long nth;
 	int ret = -EIO;
@@ -508,9 +506,8 @@ START_TEST(after_a_failed_write_nothing_more_is_written)
 	}
 	ck_assert_uint_gt(nth, 3 * 70 + 3);
 }
-END_TEST
 
-START_TEST(without_memory_nothing_leaks)
+TEST(failures, without_memory_nothing_leaks)
 {
 	struct ring_writer *file;
 	unsigned long nth;
@@ -540,29 +537,8 @@ START_TEST(without_memory_nothing_leaks)
 	}
 	ck_assert_uint_gt(nth, 80);
 }
-END_TEST
 
 int main(void)
 {
-	Suite *suite = suite_create("zip/writer");
-	TCase *written = tcase_create("written");
-	TCase *misuse = tcase_create("misuse");
-	TCase *failures = tcase_create("failures");
-
-	tcase_set_timeout(written, 30);
-	tcase_add_loop_test(written, records_come_back_whatever_pieces_they_came_in, 0, 4);
-	tcase_add_test(written, data_begins_where_it_was_asked_to);
-	tcase_add_test(written, table_and_metadata_are_in_the_index);
-	tcase_add_test(written, an_empty_container_is_a_container);
-	tcase_add_test(written, records_may_pass_four_gigabytes);
-	tcase_add_test(written, a_hundred_thousand_records_are_no_trouble);
-	suite_add_tcase(suite, written);
-	tcase_add_test(misuse, misuse_is_refused_and_leaves_no_trace);
-	tcase_add_test(misuse, nothing_follows_the_end);
-	suite_add_tcase(suite, misuse);
-	tcase_set_timeout(failures, 30);
-	tcase_add_test(failures, after_a_failed_write_nothing_more_is_written);
-	tcase_add_test(failures, without_memory_nothing_leaks);
-	suite_add_tcase(suite, failures);
-	return check_main(suite);
+	return check_run("zip/writer");
 }
