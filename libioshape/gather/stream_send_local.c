@@ -27,10 +27,11 @@ struct local_sender {
 static int fail_gone(const struct local_sender *sender, int code, struct base_error *error)
 {
 	if (code == -ECONNRESET)
-		return base_fail(error, code,
-				 "the process that writes for rank %u (process %d) went away "
-				 "before it had all bytes" BASE_REMEDY "look for why it ended",
-				 sender->rank, (int)sender->link.pid);
+		return base_fail(
+			error, code,
+			"process %d went away before it had all bytes of rank %u" BASE_REMEDY
+			"look for why it ended",
+			(int)sender->link.pid, sender->rank);
 	return base_fail(error, code,
 			 "cannot hand the bytes of rank %u to the process that writes them (%d)",
 			 sender->rank, (int)sender->link.pid);

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -88,6 +89,26 @@ static struct test_case cases = { .name = "mounts",
 				  .setup = scratch_setup,
 				  .teardown = scratch_teardown };
 
+/* Found without the library: a mount of the same device. */
+static bool is_in_mount_table(const char *path)
+{
+	FILE *table = fopen("/proc/self/mountinfo", "r");
+	unsigned line_major, line_minor;
+	struct stat status;
+	bool found = false;
+	char *line = NULL;
+	size_t bytes = 0;
+
+	ck_assert_ptr_nonnull(table);
+	ck_assert_int_eq(stat(path, &status), 0);
+	while (getline(&line, &bytes, table) >= 0)
+		found |= sscanf(line, "%*u %*u %u:%u", &line_major, &line_minor) == 2 &&
+			 makedev(line_major, line_minor) == status.st_dev;
+	free(line);
+	fclose(table);
+	return found;
+}
+
 TEST(cases, the_real_mount_is_looked_at)
 {
 	struct statvfs system;
@@ -98,10 +119,13 @@ TEST(cases, the_real_mount_is_looked_at)
 	ck_assert_uint_gt(storage.total_bytes, 0);
 	ck_assert_uint_gt(storage.free_bytes, 0);
 	ck_assert_uint_ne(storage.mount.type[0], 0);
-	ck_assert_int_eq(storage.mount.mount_point[0], '/');
-	ck_assert_uint_ne(storage.mount.source[0], 0);
-	ck_assert_ptr_nonnull(strchr(storage.mount.options, 'r'));
 	ck_assert_uint_gt(storage.write_unit, 0);
+	/* The table of a process whose root is no mount, as in a chroot, lacks its root's. */
+	if (is_in_mount_table(scratch_directory())) {
+		ck_assert_int_eq(storage.mount.mount_point[0], '/');
+		ck_assert_uint_ne(storage.mount.source[0], 0);
+		ck_assert_ptr_nonnull(strchr(storage.mount.options, 'r'));
+	}
 }
 
 TEST(cases, without_tables_there_is_what_the_kernel_answers)

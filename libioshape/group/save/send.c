@@ -292,6 +292,8 @@ static int send_part(struct sending *sending, struct base_error *error)
 int group_send_part(struct group_part *part, struct base_error *error)
 {
 	struct sending sending = { .part = part, .total_bytes = part->task->expected_bytes };
+	const struct ioshape_group *group = part->group;
+	const uint32_t rank = group->options.rank;
 	uint64_t begin_ns = base_now_ns();
 	int ret;
 
@@ -301,6 +303,13 @@ int group_send_part(struct group_part *part, struct base_error *error)
 		ret = send_part(&sending, error);
 		save_watch_chunks(part->save, NULL, NULL);
 		part->report->file_bytes = gather_sender_offset(sending.sender);
+	}
+	/* The stream tells sooner than the writer's lock, but only of a process. */
+	if (ret == -ECONNRESET) {
+		const struct base_error gone = *error;
+
+		ret = group_fail_of_rank(group, group_writer_of(group, part->plan.mode, rank),
+					 &gone, error);
 	}
 	gather_sender_free(sending.sender, ret ? error->text : NULL);
 	close_window(&sending);
