@@ -220,7 +220,8 @@ static int check_metadata(struct ioshape_reader *reader, const struct sample *sa
 		return ret;
 	if (metadata.step != sample->metadata.step ||
 	    metadata.blob_bytes != sample->metadata.blob_bytes ||
-	    memcmp(metadata.blob, sample->metadata.blob, metadata.blob_bytes) != 0 ||
+	    (metadata.blob_bytes &&
+	     memcmp(metadata.blob, sample->metadata.blob, metadata.blob_bytes) != 0) ||
 	    metadata.attribute_count != sample->metadata.attribute_count)
 		return complain(why, why_bytes, "metadata", "the file");
 	for (size_t i = 0; i < metadata.attribute_count; i++)
