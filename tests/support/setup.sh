@@ -106,6 +106,7 @@ look_for_missing() {
 	need iproute2 ip -V
 	need git git --version
 	need unzip unzip -v
+	need zip zip -v
 	need util-linux setarch --version
 	need libopenmpi-dev pkg-config --atleast-version 4.0 ompi-c
 	need openmpi-bin mpirun --version
