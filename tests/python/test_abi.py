@@ -24,7 +24,8 @@ def is_opaque(name: str) -> bool:
 def interface() -> list[str]:
     lines = []
     for name in ffi.list_types()[1]:
-        if not name.startswith("ioshape_") or is_opaque(name):
+        # "ioshape_py_" is the package's own, not of the headers.
+        if not name.startswith("ioshape_") or name.startswith("ioshape_py_") or is_opaque(name):
             continue
         struct = ffi.typeof(f"struct {name}")
         lines += [f"{name} has {ffi.sizeof(struct)} bytes"]
