@@ -308,6 +308,7 @@ int group_send_part(struct group_part *part, struct base_error *error)
 	if (ret == -ECONNRESET) {
 		const struct base_error gone = *error;
 
+		memset(error, 0, sizeof(*error));
 		ret = group_fail_of_rank(group, group_writer_of(group, part->plan.mode, rank),
 					 &gone, error);
 	}
