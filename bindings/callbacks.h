@@ -8,14 +8,28 @@ int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, uint64_t 
 				 uint64_t total_bytes);
 /* What an exit status of 0 becomes; 0 leaves it. See native.h. */
 void ioshape_py_end_with(int status);
-extern "Python" void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
+extern "Python" void ioshape_py_on_log(void *user, enum ioshape_log_level level,
+				       const char *message);
+/* The same, until Python ends: see native.h. */
+void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message);
+void ioshape_py_end_log(void);
 extern "Python" int ioshape_py_fetch(void *user, uint64_t offset, void *into, size_t bytes);
 extern "Python" int ioshape_py_queue(void *user, const struct ioshape_place *place);
 extern "Python" void ioshape_py_removing(void *user, uint64_t step, uint64_t bytes);
+extern "Python" void ioshape_py_passed_over(void *user, uint64_t step);
 extern "Python" int ioshape_py_send(void *user, uint32_t to, uint32_t tag, const void *data,
 				    size_t bytes, uint32_t timeout_ms);
 extern "Python" int ioshape_py_receive(void *user, uint32_t from, uint32_t tag, void *into,
 				       size_t bytes, uint32_t timeout_ms);
+
+/* See native.h. */
+void ioshape_py_free_context(void *keep, struct ioshape_context **out);
+void ioshape_py_free_save(void *keep, struct ioshape_save **out);
+void ioshape_py_free_file(void *keep, struct ioshape_file **out);
+void ioshape_py_free_slot(void *keep, struct ioshape_slot **out);
+void ioshape_py_free_reader(void *keep, struct ioshape_reader **out);
+void ioshape_py_free_group(void *keep, struct ioshape_group **out);
+void ioshape_py_free_generation(void *keep, struct ioshape_generation **out);
 
 /* base/job.h, which the compiler compares. */
 struct base_job {
@@ -27,6 +41,9 @@ struct base_job {
 	char launcher[16];
 };
 void base_job_find(struct base_job *job);
+
+/* ring/ring.h: 8 digits. */
+void ring_lock_domain(int directory_fd, char *domain);
 
 /* See native.h. */
 struct ioshape_py_setting {

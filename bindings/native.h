@@ -7,8 +7,12 @@
 /* Not public; the package has the library inside. */
 #include "base/base.h"
 #include "base/job.h"
+#include "ring/ring.h"
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* The one table of settings, for Python. What people read of a choice is made there of its words.
  */
@@ -36,6 +40,24 @@ static const struct ioshape_py_setting ioshape_py_settings[] = {
 #include "base/settings.def"
 };
 
+/*
+ * What Python owns is freed by C alone. Between lines of Python a Ctrl-C would be raised, and be
+ * lost: nobody can catch it there. `keep` is a handle of what must live until then.
+ */
+#define FREED_BY_C(name)                                                                           \
+	static void ioshape_py_free_##name(void *keep, struct ioshape_##name **out)                \
+	{                                                                                          \
+		(void)keep;                                                                        \
+		ioshape_##name##_free(*out);                                                       \
+	}
+FREED_BY_C(context)
+FREED_BY_C(save)
+FREED_BY_C(file)
+FREED_BY_C(slot)
+FREED_BY_C(reader)
+FREED_BY_C(group)
+FREED_BY_C(generation)
+
 /* In Python; defined below, by cffi. */
 static int ioshape_py_progress(void *user, enum ioshape_phase phase, uint64_t done_bytes,
 			       uint64_t total_bytes);
@@ -50,6 +72,32 @@ static int ioshape_py_progress_of_stage(void *user, enum ioshape_phase phase, ui
 	if (phase != IOSHAPE_PHASE_STAGE)
 		return 0;
 	return ioshape_py_progress(user, phase, done_bytes, total_bytes);
+}
+
+/* In Python, the same. */
+static void ioshape_py_on_log(void *user, enum ioshape_log_level level, const char *message);
+
+static atomic_bool log_ended;
+static atomic_uint log_calls; /* under way */
+
+/*
+ * The library logs from threads of its own, at any time, and with locks held. A thread that wants
+ * the GIL while Python ends, never returns: whoever wants such a lock then would wait for ever.
+ */
+static void ioshape_py_log(void *user, enum ioshape_log_level level, const char *message)
+{
+	atomic_fetch_add(&log_calls, 1);
+	if (!atomic_load(&log_ended))
+		ioshape_py_on_log(user, level, message);
+	atomic_fetch_sub(&log_calls, 1);
+}
+
+/* Before Python ends. Calls under way are waited for, but not a handler that has got stuck. */
+static void ioshape_py_end_log(void)
+{
+	atomic_store(&log_ended, true);
+	for (int i = 0; i < 1000 && atomic_load(&log_calls); i++)
+		usleep(1000);
 }
 
 static int lost_status; /* 0: nothing is lost, or this is not the process that lost it */

@@ -85,8 +85,8 @@ class Training:
         self.stalls: list[float] = []  # seconds, one for each save
         self.saving: ioshape.SaveHandle | None = None
         self.stopping = False  # all ranks are
-        self.told_to_stop = False  # this one is
-        signal.signal(signal.SIGTERM, self.on_sigterm)
+        # The cluster wants its node back: after the next step all ranks save and end.
+        self.notice = ioshape.on_preemption(options.deadline, file=options.stop_file)
         torch.manual_seed(0)  # the same model everywhere
         self.model = Model(options.width, options.layers)
         # Dealt out by size, so that all ranks get about as much.
@@ -115,14 +115,14 @@ class Training:
                 dist.broadcast(updated, src=rank)
                 spread(updated, share)
         self.step += 1
-        sums = torch.tensor([loss.item(), self.told_to_stop])
+        sums = torch.tensor([loss.item(), bool(self.notice)])
         dist.all_reduce(sums)
         self.stopping = sums[1].item() > 0
         return sums[0].item() / self.ranks
 
-    def on_sigterm(self, _signal: int, _frame: object) -> None:
-        """The cluster wants its node back: after this step all ranks save and end."""
-        self.told_to_stop = True
+    def time_left(self) -> float:
+        """For the last save, in seconds: also on a rank that was not told itself."""
+        return self.options.deadline if self.notice.left is None else self.notice.left
 
     # ---- Checkpoints --------------------------------------------------------------------------
 
@@ -139,11 +139,14 @@ class Training:
         return state
 
     def save(self) -> None:
-        """This rank's part of a generation, written while the training goes on."""
+        """This rank's part of a generation, written while the training goes on, but the last."""
+        generation = (self.state(), self.options.folder, self.step)
+        how: dict[str, Any] = {"mode": self.options.mode, "keep_last": KEEP}
+        if self.stopping:
+            self.say(f"  {ioshape.save_group(*generation, **how, deadline=self.time_left())}")
+            return
         self.finish_save()
-        self.saving = ioshape.save_group_async(
-            self.state(), self.options.folder, self.step, mode=self.options.mode, keep_last=KEEP
-        )
+        self.saving = ioshape.save_group_async(*generation, **how)
 
     def finish_save(self) -> None:
         """The one before: there for good, as a rule long ago. If it failed, this raises why."""
@@ -216,6 +219,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mode", choices=("auto", "each", "node", "rank0"), default="auto")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument(
+        "--deadline", type=float, default=25, metavar="S", help="after SIGTERM or SIGUSR1"
+    )
+    parser.add_argument("--stop-file", metavar="FILE", help="that says the same when it appears")
     parser.add_argument(
         "--kill-at-step", type=int, metavar="STEP", help="kill -9 all ranks right after this step"
     )

@@ -86,7 +86,7 @@ static int resume(struct ioshape_context *context, struct ioshape_group *group,
 	uint64_t step;
 	int ret;
 
-	ret = ioshape_group_get_latest(group, &step);
+	ret = ioshape_group_get_latest(group, NULL, &step);
 	if (!ret)
 		ret = ioshape_generation_open(context, directory, step, &generation);
 	if (!ret)

@@ -12,7 +12,7 @@ This script knows nothing of ioshape. It has it nevertheless, if it is started a
 
     torchrun --nproc-per-node 4 -m ioshape run examples/plain_train.py FOLDER
 
-`diff examples/plain_train.py examples/train.py` shows what changes when it does know.
+`diff examples/plain_train.py examples/train.py` shows what ioshape changes in a script.
 """
 
 import argparse
@@ -81,7 +81,8 @@ class Training:
         self.step = 0
         self.stalls: list[float] = []  # seconds, one for each save
         self.stopping = False  # all ranks are
-        self.told_to_stop = False  # this one is
+        # The cluster wants its node back: after the next step all ranks save and end.
+        self.told_to_stop = False
         signal.signal(signal.SIGTERM, self.on_sigterm)
         torch.manual_seed(0)  # the same model everywhere
         self.model = Model(options.width, options.layers)
@@ -117,7 +118,7 @@ class Training:
         return sums[0].item() / self.ranks
 
     def on_sigterm(self, _signal: int, _frame: object) -> None:
-        """The cluster wants its node back: after this step all ranks save and end."""
+        """This rank is told."""
         self.told_to_stop = True
 
     # ---- Checkpoints --------------------------------------------------------------------------
@@ -145,7 +146,8 @@ class Training:
 
     def save(self) -> None:
         """One file of each rank."""
-        torch.save(self.state(), self.file(self.step, self.rank))
+        file = self.file(self.step, self.rank)
+        torch.save(self.state(), file)
         self.remove_old()
 
     def remove_old(self) -> None:

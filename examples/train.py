@@ -8,7 +8,7 @@ the parameters. So every rank has something to save, all in the same second: ran
 rank its share of the optimizer and its random numbers. Started again, the training goes on from the
 newest checkpoint that all ranks have.
 
-It is examples/plain_train.py, which calls torch.save; `diff` shows what changes.
+`diff examples/plain_train.py examples/train.py` shows what ioshape changes in a script.
 """
 
 import argparse
@@ -79,8 +79,8 @@ class Training:
         self.stalls: list[float] = []  # seconds, one for each save
         self.saving: ioshape.SaveHandle | None = None
         self.stopping = False  # all ranks are
-        self.told_to_stop = False  # this one is
-        signal.signal(signal.SIGTERM, self.on_sigterm)
+        # The cluster wants its node back: after the next step all ranks save and end.
+        self.notice = ioshape.on_preemption(options.deadline, file=options.stop_file)
         torch.manual_seed(0)  # the same model everywhere
         self.model = Model(options.width, options.layers)
         # Dealt out by size, so that all ranks get about as much.
@@ -109,14 +109,10 @@ class Training:
                 dist.broadcast(updated, src=rank)
                 spread(updated, share)
         self.step += 1
-        sums = torch.tensor([loss.item(), self.told_to_stop])
+        sums = torch.tensor([loss.item(), bool(self.notice)])
         dist.all_reduce(sums)
         self.stopping = sums[1].item() > 0
         return sums[0].item() / self.ranks
-
-    def on_sigterm(self, _signal: int, _frame: object) -> None:
-        """The cluster wants its node back: after this step all ranks save and end."""
-        self.told_to_stop = True
 
     # ---- Checkpoints --------------------------------------------------------------------------
 
@@ -142,9 +138,14 @@ class Training:
         return state
 
     def save(self) -> None:
-        """One file of each rank, written while the training goes on."""
+        """One file of each rank, written while the training goes on, but the last."""
+        file = self.file(self.step, self.rank)
+        if self.stopping:
+            left = self.notice.left or self.options.deadline  # this rank may not have been told
+            self.say(f"  {ioshape.save(self.state(), file, deadline=left)}")
+            return
         self.finish_save()
-        self.saving = ioshape.save_async(self.state(), self.file(self.step, self.rank))
+        self.saving = ioshape.save_async(self.state(), file)
 
     def finish_save(self) -> None:
         """The one before: there for good, as a rule long ago. If it failed, this raises why."""
@@ -222,6 +223,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--deadline", type=float, default=25, metavar="S", help="after SIGTERM")
+    parser.add_argument("--stop-file", metavar="FILE", help="that says the same when it appears")
     parser.add_argument(
         "--kill-at-step", type=int, metavar="STEP", help="kill -9 all ranks right after this step"
     )

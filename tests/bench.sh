@@ -28,6 +28,7 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          kinds and on the disk; requests that cross stripes. --size has no say in it (about 2 minutes)
   house  the source itself: lines, circles of calls, public functions, settings, and what the last
          runs of tests/run.sh took
+  campaign  what tests/campaign.sh has tried and found so far: reads its ledger
 
   --json FILE    write the figures and all samples to FILE
   --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch and,
@@ -91,8 +92,7 @@ main() {
 		" ${arguments[*]} " == *" fs "* ]]; then
 		# Its client is one of the tests' programs, and so is stripefs.
 		tests/support/setup.sh test || exit 1
-		CC=gcc CXX=g++ tests/support/build.sh build/gcc -Dtests=true -Dwerror=true \
-			-Dexamples=true >/dev/null || fail "the tests' programs cannot be built"
+		tests/support/build.sh build/gcc >/dev/null || fail "the tests' programs cannot be built"
 		export IOSHAPE_TEST_BUILD="$PWD/build/gcc"
 	fi
 	build=build/release

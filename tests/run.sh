@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 # In the order in which they run. Each is a function below.
-stages=(style gcc house clang install asan tsan valgrind python fault fuzz)
+stages=(style gcc house install asan tsan valgrind python fault fuzz campaign)
 quick_stages=(style gcc house python)
 long_stages=(garbled coverage)
 
@@ -18,15 +18,16 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   style      format and checks of C, C++, Python and shell
   gcc        build with gcc, warnings are errors; unit and API tests
   house      floors, exported symbols, headers on their own, versions
-  clang      build with clang, warnings are errors (the sanitizers' builds, which run, are clang's, too)
   install    examples built against an installed prefix: pkg-config, CMake, C++; the package from its
              source archive and as a wheel, on a system without the libraries it is built with
-  asan       unit and API tests under AddressSanitizer and UndefinedBehaviorSanitizer
+  asan       build of all with clang, warnings are errors; unit and API tests under AddressSanitizer and
+             UndefinedBehaviorSanitizer
   tsan       unit and API tests under ThreadSanitizer
   valgrind   unit tests under valgrind but for the slowest; with --long all, and the API tests
   python     the Python package; files exchanged with torch
   fault      kills, failing storage, full filesystems
   fuzz       the readers against hostile files
+  campaign   each kind of trial of tests/campaign.sh, for seconds; with --long for minutes
 
   garbled    the Python tests with every sentence of the library garbled; only with --long or by name
   coverage   branch coverage of C and Python, written to docs/testing.md; only with --long or by name
@@ -69,12 +70,7 @@ if [ ${#chosen[@]} = 0 ]; then
 fi
 
 tests/support/setup.sh "$([ $length = long ] && echo long || echo test)" || exit 1
-export PATH="$PWD/.venv/bin:$PATH"
-# Programs of all kinds, also those that tests start, must not read or write the user's own settings.
-export PYTHONDONTWRITEBYTECODE=1
-unset "${!IOSHAPE_@}"
-# What a trial finds differs from one run to the next; its own tests ask for it.
-export IOSHAPE_CALIBRATE=off
+. tests/support/environment.sh
 
 results=build/results
 rm -rf "$results"
@@ -96,24 +92,27 @@ check() {
 	shift
 	"$@" >"$log" 2>&1 || status=$?
 	note check "$status" "" "$title"
-	if [ "$status" = 0 ]; then
-		echo "ok: $title"
-	else
+	case $status in
+	0) echo "ok: $title" ;;
+	77)
+		echo "skipped: $title"
+		tail -n 1 "$log"
+		;;
+	*)
 		echo "FAILED: $title"
 		tail -n 60 "$log"
-	fi
+		;;
+	esac
 	return "$status"
 }
 
 declare -A built # by folder: how its build went in this run
 
-# build FOLDER OPTION...: once per run; the environment says which compiler
-build() {
+build() { # build FOLDER: once per run
 	local folder=$1
 	if [ -z "${built[$folder]:-}" ]; then
 		built[$folder]=failed
-		check "build in $folder" tests/support/build.sh "$@" -Dtests=true -Dwerror=true &&
-			built[$folder]=well
+		check "build in $folder" tests/support/build.sh "$folder" && built[$folder]=well
 	fi
 	[ "${built[$folder]}" = well ] || {
 		echo "not run: there is no build in $folder"
@@ -121,17 +120,8 @@ build() {
 	}
 }
 
-build_with_gcc() {
-	CC=gcc CXX=g++ build build/gcc -Dexamples=true -Dmpi=enabled
-}
-
 build_package() {
 	check "the Python package is built and installed in .venv" tests/support/package.sh
-}
-
-build_with_asan() {
-	# One build serves the sanitizer's tests and the fuzz targets, which clang alone can make.
-	CC=clang CXX=clang++ build build/asan -Db_sanitize=address,undefined -Db_lundef=false -Dfuzz=true
 }
 
 # Sanitizers of this age lose their way where the kernel randomises addresses by more bits than they know.
@@ -192,15 +182,11 @@ stage_style() {
 }
 
 stage_gcc() {
-	build_with_gcc && meson_tests gcc build/gcc --no-suite fault
+	build build/gcc && meson_tests gcc build/gcc --no-suite fault
 }
 
 stage_house() {
-	build_with_gcc && python_tests house tests/house
-}
-
-stage_clang() {
-	CC=clang CXX=clang++ build build/clang -Dexamples=true
+	build build/gcc && python_tests house tests/house
 }
 
 stage_install() {
@@ -209,14 +195,14 @@ stage_install() {
 }
 
 stage_asan() {
-	build_with_asan &&
+	build build/asan &&
 		ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
 			UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 			slow_meson_tests asan build/asan --no-suite fault --no-suite fuzz
 }
 
 stage_tsan() {
-	CC=clang CXX=clang++ build build/tsan -Db_sanitize=thread -Db_lundef=false &&
+	build build/tsan &&
 		TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1:die_after_fork=0 \
 			slow_meson_tests tsan build/tsan --no-suite fault --no-suite alone
 }
@@ -230,7 +216,7 @@ stage_valgrind() {
 		--suppressions="'$PWD/tests/support/valgrind.supp'"
 	) options_of_tests=()
 	[ "$length" = long ] || options_of_tests=(--suite unit --no-suite slow)
-	build_with_gcc &&
+	build build/gcc &&
 		slow_meson_tests valgrind build/gcc "${options_of_tests[@]}" --no-suite fault \
 			--wrap "valgrind ${options[*]}"
 }
@@ -239,7 +225,7 @@ stage_python() {
 	local processes=$(($(nproc) * 3 / 2))
 	# Many of these wait, too, but each process has a torch of its own. Who has nothing left to do takes
 	# from the others.
-	build_with_gcc && build_package &&
+	build build/gcc && build_package && check "the later version is built" tests/support/later.sh &&
 		python_tests python tests/python -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
 
@@ -247,7 +233,7 @@ stage_python() {
 stage_garbled() {
 	local site=$PWD/build/garbled/site
 	mkdir -p build/garbled/build
-	build_with_gcc && check "the garbled package is built" \
+	build build/gcc && check "the garbled package is built" \
 		pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target "$site" \
 		--config-settings=build-dir=build/garbled/build --config-settings=setup-args=-Dgarble=true . &&
 		PYTHONPATH=$site python_tests garbled tests/python -n "$(nproc)" --dist worksteal -m "not wording and not long"
@@ -255,16 +241,28 @@ stage_garbled() {
 }
 
 stage_fault() {
-	build_with_gcc && meson_tests fault build/gcc --suite fault
+	build build/gcc && meson_tests fault build/gcc --suite fault
 }
 
 stage_fuzz() {
-	build_with_asan && meson_tests fuzz build/asan --suite fuzz
+	build build/asan && meson_tests fuzz build/asan --suite fuzz
+}
+
+# Always the same seeds from the first on; the ledger gets nothing.
+stage_campaign() {
+	local kind seconds=8
+	[ $length != long ] || seconds=300
+	build build/gcc && build build/asan && build_package || return
+	local -x PYTHONPATH="$PWD/tests/support"
+	check "campaign: its kinds" python -m tests.campaign --kinds || return
+	for kind in $(python -m tests.campaign --kinds); do
+		check "campaign: $kind" python -m tests.campaign "$kind" --seed 1 --seconds $seconds
+	done
 }
 
 stage_coverage() {
 	local folder=build/coverage
-	CC=gcc CXX=g++ build $folder -Db_coverage=true || return
+	build $folder || return
 	find $folder -name '*.gcda' -delete
 	meson_tests coverage $folder --no-suite fuzz
 	build_package && python_tests coverage-python tests/python -n "$(nproc)" --dist worksteal \

@@ -26,21 +26,27 @@ if TYPE_CHECKING:
         CanceledError,
         CoordinatorError,
         DamagedError,
+        FallbackWarning,
         FormatError,
+        PassedOver,
         SkippedWarning,
         StorageError,
     )
     from ioshape._group.generations import Generation, Part, generations, latest, prune
     from ioshape._group.group import save_group, save_group_async
     from ioshape._group.load import load_group
-    from ioshape._load.contents import Contents, Record, Tensor, inspect, verify
+    from ioshape._group.newest import load_latest
+    from ioshape._load.contents import Contents, Record, inspect, verify
     from ioshape._load.load import load
+    from ioshape._load.pickled import Tensor
     from ioshape._probe import Storage, StorageTarget, probe
     from ioshape._run.patch import patch, patched, unpatch
-    from ioshape._save.handle import SaveHandle, wait_all
+    from ioshape._save.deadline import Notice, on_preemption
+    from ioshape._save.handle import SaveHandle
     from ioshape._save.memory import reserve, trim
     from ioshape._save.report import Progress, Report, Step
     from ioshape._save.save import save, save_async
+    from ioshape._save.under_way import wait_all
     from ioshape._settings.config import configure, settings
     from ioshape._settings.job import Job, job
     from ioshape._slots.slots import Place, Slot, SlotInfo, pool_name, slot
@@ -54,10 +60,13 @@ _HOMES = {
     "Contents": "_load.contents",
     "CoordinatorError": "_errors",
     "DamagedError": "_errors",
+    "FallbackWarning": "_errors",
     "FormatError": "_errors",
     "Generation": "_group.generations",
     "Job": "_settings.job",
+    "Notice": "_save.deadline",
     "Part": "_group.generations",
+    "PassedOver": "_errors",
     "Place": "_slots.slots",
     "Progress": "_save.report",
     "Record": "_load.contents",
@@ -70,7 +79,7 @@ _HOMES = {
     "Step": "_save.report",
     "StorageError": "_errors",
     "StorageTarget": "_probe",
-    "Tensor": "_load.contents",
+    "Tensor": "_load.pickled",
     "configure": "_settings.config",
     "generations": "_group.generations",
     "inspect": "_load.contents",
@@ -78,6 +87,8 @@ _HOMES = {
     "latest": "_group.generations",
     "load": "_load.load",
     "load_group": "_group.load",
+    "load_latest": "_group.newest",
+    "on_preemption": "_save.deadline",
     "patch": "_run.patch",
     "patched": "_run.patch",
     "pool_name": "_slots.slots",
@@ -93,12 +104,19 @@ _HOMES = {
     "trim": "_save.memory",
     "unpatch": "_run.patch",
     "verify": "_load.contents",
-    "wait_all": "_save.handle",
+    "wait_all": "_save.under_way",
 }
 
 # A name of these needs torch, and brings in all others; a name of another module brings in those
 # that need no torch.
-_WITH_TORCH = ("_group.group", "_group.load", "_load.load", "_run.patch", "_save.save")
+_WITH_TORCH = (
+    "_group.group",
+    "_group.load",
+    "_group.newest",
+    "_load.load",
+    "_run.patch",
+    "_save.save",
+)
 
 # The same names, in a form that type checkers understand.
 __all__ = [
@@ -106,10 +124,13 @@ __all__ = [
     "Contents",
     "CoordinatorError",
     "DamagedError",
+    "FallbackWarning",
     "FormatError",
     "Generation",
     "Job",
+    "Notice",
     "Part",
+    "PassedOver",
     "Place",
     "Progress",
     "Record",
@@ -131,6 +152,8 @@ __all__ = [
     "latest",
     "load",
     "load_group",
+    "load_latest",
+    "on_preemption",
     "patch",
     "patched",
     "pool_name",

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ioshape._native import ffi
+from ioshape._native import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,26 +40,19 @@ def shared_fields(cls: type, struct: Any) -> dict[str, Any]:
 # ---- Ownership ----------------------------------------------------------------------------------
 
 
-class _Freeing:
-    def __init__(self, free: Callable[[Any], object], keep: tuple[object, ...]) -> None:
-        # At the interpreter's end this module may be gone before what is to be freed.
-        self._free = free
-        self._keep = keep
-
-    def __call__(self, out: Any) -> None:
-        self._free(out[0])
-        self._keep = ()
-
-
-def owned(name: str, free: Callable[[Any], object], *keep: object) -> Any:
+def owned(name: str, *keep: object) -> Any:
     """Where C puts a pointer to such a struct. When it goes, that is freed, and then `keep` goes.
 
     So it is owned before there is anything to own, whenever a signal comes.
     """
-    return ffi.gc(ffi.new(f"struct {name} **"), _Freeing(free, keep))
+    free = getattr(lib, f"ioshape_py_free_{name}")
+    return ffi.gc(ffi.new(f"struct ioshape_{name} **"), partial(free, ffi.new_handle(keep)))
 
 
 # ---- Functions that C calls ---------------------------------------------------------------------
+
+# Nearly the last that the process does: what is registered later may log, as the wait for saves.
+atexit.register(lib.ioshape_py_end_log)
 
 # As private as they are: without them all is as if nobody tidied up.
 _known: dict[int, Any] = getattr(threading, "_active", {})

@@ -7,12 +7,15 @@ import errno
 import os
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import said
 from ioshape._native import lib
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ioshape._save.report import Report
 
 
@@ -105,6 +108,28 @@ class SkippedWarning(RuntimeWarning):
     """
 
 
+@dataclass(frozen=True)
+class PassedOver:
+    """A checkpoint that was not loaded, though it is newer than what was."""
+
+    #: of the file, or of the generation's directory
+    path: str
+    #: why: a DamagedError, a FileNotFoundError where the manifest is missing, ...
+    error: StorageError
+
+
+class FallbackWarning(RuntimeWarning):
+    """What was loaded is intact, but not the newest: newer checkpoints were passed over."""
+
+    def __init__(self, path: str, passed_over: tuple[PassedOver, ...]) -> None:
+        #: of what was loaded
+        self.path = path
+        #: the newest first
+        self.passed_over = passed_over
+        reasons = "; ".join(str(one.error) for one in passed_over)
+        super().__init__(f'loads "{path}" instead of what is newer: {reasons}')
+
+
 # The codes of the library that are not errnos, as the nearest errno.
 _ERRNOS = {
     lib.IOSHAPE_E_FORMAT: errno.EINVAL,
@@ -113,6 +138,7 @@ _ERRNOS = {
     lib.IOSHAPE_E_NO_TABLE: errno.ENODATA,
     lib.IOSHAPE_E_COORDINATOR: errno.ENOTCONN,
     lib.IOSHAPE_E_SKIPPED: errno.ENOSPC,
+    lib.IOSHAPE_E_UNCHANGED: errno.EINVAL,
 }
 
 _CLASSES: dict[int, type[StorageError]] = {
@@ -186,9 +212,21 @@ _UNTOLD = 2**64 - 1
 _PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
 
 
-def warn_skipped(path: str, why: str) -> None:
-    """Says that a save was skipped, where the program called us, if it did."""
+def _warn(warning: Warning) -> None:
+    """Where the program called us, if it did."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(f"the save to {path} was {why}", SkippedWarning, stacklevel=level)
+    warnings.warn(warning, stacklevel=level)
+
+
+def warn_skipped(path: str, why: str) -> None:
+    """Says that a save was skipped."""
+    _warn(SkippedWarning(f"the save to {path} was {why}"))
+
+
+def warn_passed_over(path: str, passed_over: Iterable[PassedOver]) -> None:
+    """Says what newer checkpoints were passed over, if any were, in favour of that of this path."""
+    passed_over = tuple(passed_over)
+    if passed_over:
+        _warn(FallbackWarning(path, passed_over))

@@ -34,6 +34,7 @@ struct ioshape_writer_options {
 	const struct ioshape_metadata *metadata;
 	enum ioshape_switch replace; /**< as in struct ioshape_save_options */
 	enum ioshape_switch sync;
+	int64_t deadline_ms; /**< the same; until the commit has ended */
 };
 
 #define IOSHAPE_WRITER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_writer_options)
@@ -304,13 +305,19 @@ int ioshape_reader_read_file(struct ioshape_reader *reader, uint64_t offset, voi
 			     size_t bytes);
 
 /**
- * Reads every record and compares every checksum.
+ * Checks the archive's structure, reads a share of the data, and compares its checksums.
+ *
+ * Structure are the directory, the index and all headers. What is read of the data is spread evenly
+ * over the file from a random place on: MiBs of files of this library, records of files of
+ * torch.save().
  *
  * @param reader  the reader
+ * @param share   of the data, from 0 (structure only) to 1 (every record)
  * @return 0; IOSHAPE_E_DAMAGED for the first damage; -ENODATA if the file was written without
- *         checksums (torch's set_crc32_options(False)); another negative code
+ *         checksums (torch's set_crc32_options(False)); -EINVAL if it is no such share; another
+ *         negative code
  */
-int ioshape_reader_verify(struct ioshape_reader *reader);
+int ioshape_reader_verify(struct ioshape_reader *reader, double share);
 
 /**
  * Tells about a tensor.

@@ -96,6 +96,13 @@ enum ioshape_full {
 	IOSHAPE_FULL_SKIP
 };
 
+/** What a save does whose large tensors are all those of the save before it. */
+enum ioshape_unchanged {
+	IOSHAPE_UNCHANGED_WARN = 0, /**< a line of the log says so; the report always does */
+	IOSHAPE_UNCHANGED_FAIL,  /**< IOSHAPE_E_UNCHANGED, and what was at the path stays there */
+	IOSHAPE_UNCHANGED_IGNORE /**< nothing is compared, and nothing remembered */
+};
+
 /** How important a line of the log is. */
 enum ioshape_log_level {
 	IOSHAPE_LOG_ERROR = 1,
@@ -172,6 +179,8 @@ struct ioshape_context_options {
 	const char *layout;
 	enum ioshape_calibrate calibrate; /**< IOSHAPE_CALIBRATE */
 	enum ioshape_full full;           /**< IOSHAPE_FULL */
+	enum ioshape_unchanged unchanged; /**< IOSHAPE_UNCHANGED; see docs/api.md */
+	uint32_t reserved;                /**< 0 */
 };
 
 #define IOSHAPE_CONTEXT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_context_options)

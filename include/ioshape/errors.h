@@ -29,7 +29,9 @@ enum ioshape_code {
 	/** The coordinator of slots is unreachable, or refuses us. */
 	IOSHAPE_E_COORDINATOR = -5005,
 	/** The save did not fit, and was not tried: IOSHAPE_FULL_SKIP was set. */
-	IOSHAPE_E_SKIPPED = -5006
+	IOSHAPE_E_SKIPPED = -5006,
+	/** The save would repeat the one before it, and IOSHAPE_UNCHANGED_FAIL was set. */
+	IOSHAPE_E_UNCHANGED = -5007
 };
 
 /**

@@ -30,6 +30,7 @@ struct ioshape_file_options {
 	void *progress_user;         /**< borrowed until the file is freed */
 	enum ioshape_switch replace; /**< as in struct ioshape_save_options */
 	enum ioshape_switch sync;
+	int64_t deadline_ms; /**< the same; until the commit has ended */
 };
 
 #define IOSHAPE_FILE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_file_options)

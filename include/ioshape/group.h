@@ -173,16 +173,37 @@ int ioshape_group_save_records(struct ioshape_group *group, uint64_t step,
  */
 int ioshape_group_fail(struct ioshape_group *group, uint64_t step, const char *why);
 
+/** Which generation is looked for. */
+struct ioshape_search_options {
+	size_t size;     /**< sizeof(struct ioshape_search_options) */
+	uint32_t intact; /**< 1: one that is intact; 0: a complete one */
+	uint32_t reserved;
+	/**
+	 * Told, on each rank, of every newer generation that is not intact: damaged, without a
+	 * manifest, not readable for a rank. ioshape_last_error() says why, during the call. NULL
+	 * for none.
+	 */
+	void (*passed_over)(void *user, uint64_t step);
+	void *passed_over_user;
+};
+
+#define IOSHAPE_SEARCH_OPTIONS_INIT IOSHAPE_SIZED(ioshape_search_options)
+
 /**
- * Tells which generation is the newest complete one, the same to all ranks.
+ * Tells which generation is the newest one, the same to all ranks.
  *
- * All ranks call this: rank 0 looks, the others are told.
+ * All ranks call this. For a complete one rank 0 looks, and the others are told. For an intact one,
+ * beginning with the newest, each rank reads an equal share of the parts, whoever saved them, and
+ * compares their checksums; the first one that is intact for all is the answer. So all of a
+ * generation is read once here, and by whoever loads it once more.
  *
- * @param group  the group
- * @param step   receives the number of the generation
+ * @param group    the group
+ * @param options  NULL: a complete one
+ * @param step     receives the number of the generation
  * @return 0; -ENOENT if there is none; another negative code
  */
-int ioshape_group_get_latest(struct ioshape_group *group, uint64_t *step);
+int ioshape_group_get_latest(struct ioshape_group *group,
+			     const struct ioshape_search_options *options, uint64_t *step);
 
 /**
  * Frees a group.
@@ -196,7 +217,8 @@ void ioshape_group_free(struct ioshape_group *group);
 
 /* ---- Generations ----------------------------------------------------------------------------- */
 
-/** Stands for the newest complete generation, where a step is asked for. */
+/** Stands for the newest complete generation, where a step is asked for: that which was saved
+ * last, whatever its step. */
 #define IOSHAPE_LATEST UINT64_MAX
 
 /**
@@ -307,7 +329,8 @@ int ioshape_generation_verify(struct ioshape_generation *generation, ioshape_pro
 void ioshape_generation_free(struct ioshape_generation *generation);
 
 /**
- * Lists the complete generations in a directory, oldest first.
+ * Lists the complete generations in a directory, oldest first: in the order in which they were
+ * saved.
  *
  * Names and manifests are looked at; files are not read.
  *

@@ -383,8 +383,28 @@ public:
 	 * none. */
 	std::optional<std::uint64_t> latest()
 	{
+		return newest(nullptr);
+	}
+	/* The newest intact one, of which every byte has been read, the same on all ranks, which
+	 * all ask; none if there is none. `passed_over` receives the steps of newer ones. */
+	std::optional<std::uint64_t> intact(std::vector<std::uint64_t> *passed_over = nullptr)
+	{
+		ioshape_search_options options = IOSHAPE_SEARCH_OPTIONS_INIT;
+
+		options.intact = 1;
+		options.passed_over = [](void *user, std::uint64_t passed) {
+			if (auto *steps = static_cast<std::vector<std::uint64_t> *>(user))
+				steps->push_back(passed);
+		};
+		options.passed_over_user = passed_over;
+		return newest(&options);
+	}
+
+private:
+	std::optional<std::uint64_t> newest(const ioshape_search_options *options)
+	{
 		std::uint64_t step = 0;
-		const int code = ioshape_group_get_latest(get(), &step);
+		const int code = ioshape_group_get_latest(get(), options, &step);
 
 		if (code == -ENOENT)
 			return std::nullopt;
@@ -506,7 +526,7 @@ public:
 	}
 	void verify() const
 	{
-		detail::check(ioshape_reader_verify(get()));
+		detail::check(ioshape_reader_verify(get(), 1));
 	}
 
 	ioshape_tensor_info tensor(std::uint64_t index) const

@@ -46,6 +46,7 @@ struct ioshape_member {
 	uint32_t rank;
 	uint32_t weight;
 	uint32_t express;        /**< 1: a small one, let past the queue */
+	uint32_t urgent;         /**< 1: it has a deadline */
 	uint64_t expected_bytes; /**< that it said it would write; 0 unknown */
 	uint64_t written_bytes;  /**< as of its last heartbeat */
 	uint64_t fence;          /**< of holders */
@@ -65,7 +66,7 @@ struct ioshape_pool_job {
 struct ioshape_pool_act {
 	double at_s;      /**< seconds since 1970, by the coordinator's clock */
 	const char *who;  /**< USER@HOST, as the operator's process says */
-	const char *what; /**< such as "set capacity=8", "kick ID" */
+	const char *what; /**< such as "set capacity=8 (was 4)", "kick ID" */
 };
 
 /** The state of a pool at one moment. */

@@ -74,6 +74,15 @@ struct ioshape_slot_options {
 	void *waiting_user;
 	ioshape_lost_fn lost; /**< NULL for none */
 	void *lost_user;      /**< borrowed until the slot is freed */
+	/**
+	 * ms from the call on by which what is to be written must be, because the process will end;
+	 * 0: none; below 0: they are over. Such a request goes before those without a deadline, and
+	 * one at a time gets a slot beside those that there are. Once half of the time is over, or
+	 * only as much is left as the latest writes took, the call returns a slot that is none:
+	 * write. So it does if the coordinator is unreachable, whatever `unreachable` says.
+	 * Bandwidth is not limited.
+	 */
+	int64_t deadline_ms;
 };
 
 #define IOSHAPE_SLOT_OPTIONS_INIT IOSHAPE_SIZED(ioshape_slot_options)
@@ -118,7 +127,7 @@ struct ioshape_slot_info {
 	uint32_t express;     /**< 1: so small that it was let past the queue */
 	char ahead[128];      /**< who was ahead when it began to wait; "" if nobody */
 	char pool[128];       /**< "" if there is no coordination */
-	char coordinator[16]; /**< "redis", "local", "open"; "stagger": there was no answer */
+	char coordinator[16]; /**< "redis", "local", "open"; "stagger", "deadline": without one */
 	char note[256];       /**< what was not as preferred, and why; "" if nothing */
 };
 

@@ -131,18 +131,26 @@ enum ioshape_step_code {
 	IOSHAPE_STEP_PREALLOCATE = 3, /**< no space was reserved beforehand */
 	IOSHAPE_STEP_LAYOUT = 4,      /**< other stripes than those that were asked for */
 	IOSHAPE_STEP_LOCK = 5,        /**< the temporary file is not locked */
-	IOSHAPE_STEP_OWNER = 6,       /**< owner or mode of the replaced file were not kept */
+	IOSHAPE_STEP_OWNER = 6,       /**< owner, mode or ACL of the replaced file were not kept */
 	IOSHAPE_STEP_SYNC = 7,        /**< the directory was not synced */
 	IOSHAPE_STEP_NOTHING = 8,     /**< the engine "nil" writes nothing */
 	IOSHAPE_STEP_SLOT = 9,        /**< written without a slot, or after it was lost */
 	IOSHAPE_STEP_SKIPPED = 10,    /**< not saved: there is not enough free space */
-	IOSHAPE_STEP_GROUP = 11       /**< how the ranks of a group meet */
+	IOSHAPE_STEP_GROUP = 11,      /**< how the ranks of a group meet */
+	IOSHAPE_STEP_OVERTAKEN = 12   /**< a later save with a deadline took its place */
 };
 
 /** One of them. */
 struct ioshape_step {
 	enum ioshape_step_code code;
 	char sentence[252]; /**< for people: what, and why */
+};
+
+/** Whether a save that was given a deadline was in time. */
+enum ioshape_deadline {
+	IOSHAPE_DEADLINE_NONE = 0,  /**< it had none */
+	IOSHAPE_DEADLINE_MET = 1,   /**< all that was asked for was done, in time */
+	IOSHAPE_DEADLINE_MISSED = 2 /**< it came later, or the save failed */
 };
 
 /**
@@ -183,15 +191,15 @@ struct ioshape_report {
 	uint32_t slot_lost;   /**< 1: the slot was lost before the file was complete */
 	uint32_t express;     /**< 1: small enough to be let past the queue */
 	uint32_t capacity;    /**< slots of the pool; 0 without coordination */
-	char coordinator[16]; /**< "redis", "local", "open"; "stagger": out of reach */
+	char coordinator[16]; /**< "redis", "local", "open"; "stagger", "deadline": without one */
 	char pool[128];       /**< "" without coordination */
 	char ahead[128];      /**< who was before it in the queue; "" if nobody */
 	/** Of a group's save only. */
 	double group_s;            /**< waiting for other ranks */
 	uint64_t generation_bytes; /**< of all files; 0 if it failed */
 	uint32_t ranks;
-	uint32_t reserved;
-	char why[160]; /**< why the layout is what it is */
+	enum ioshape_deadline deadline; /**< of every save: whether it was in time */
+	char why[160];                  /**< why the layout is what it is */
 	/** Of every save again. */
 	double started_s;       /**< when it began, in seconds since 1970 */
 	uint64_t stripe_bytes;  /**< of the file on a striped filesystem; 0 elsewhere */
@@ -200,6 +208,11 @@ struct ioshape_report {
 	char stripes[96];       /**< the file's layout in words; "" if not striped */
 	char stripes_asked[96]; /**< what was asked for; "" if nothing was */
 	char choice[160];       /**< why engine, block_bytes and queue_depth are what they are */
+	double deadline_left_s; /**< when the save ended; below 0: so much too late */
+	/** Of large tensors or records, which were compared with the save before it in its series;
+	 * 0: there was none, or nothing is large. */
+	uint64_t compared_bytes;
+	uint64_t unchanged_bytes; /**< as they were. If all are, what was saved may be stale */
 };
 
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)
@@ -228,6 +241,14 @@ struct ioshape_save_options {
 	uint32_t borrow;
 	ioshape_queue_fn queue; /**< told while the save waits for a slot; NULL for none */
 	void *queue_user;       /**< borrowed until the save has ended */
+	/**
+	 * ms from the call on by which the file must be in place, because the process will end; 0:
+	 * none; below 0: they are over. Such a save goes before others, as
+	 * ioshape_slot_options.deadline_ms says, and leaves out what takes time: a trial of the
+	 * mount, tidying, removing old generations. It goes on when the time is over: the report
+	 * says whether it was in time.
+	 */
+	int64_t deadline_ms;
 };
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
@@ -248,7 +269,8 @@ struct ioshape_save;
  * for them. A checkpoint that is larger than all staging memory passes through it in pieces; the
  * call returns when the last is staged.
  *
- * Saves to one file take their places in the order of the calls. A relative path means what it
+ * Saves to one file take their places in the order of the calls. One with a deadline waits for none
+ * before it; those then end well, as if it had replaced them at once. A relative path means what it
  * means at the call. Any thread may call this.
  *
  * If a save fails, what was at `path` is untouched and no temporary file is left, with one

@@ -28,6 +28,12 @@
 #define MIB (1024ull * KIB)
 #define GIB (1024ull * MIB)
 
+/* The number of a format that versions of the library share. Tests build a later version. */
+#ifndef BASE_FORMATS_AHEAD
+#define BASE_FORMATS_AHEAD 0
+#endif
+#define BASE_FORMAT(number) ((number) + BASE_FORMATS_AHEAD)
+
 /* ---- Errors (error.c) ------------------------------------------------------------------------ */
 
 #define BASE_ERROR_TEXT_BYTES 1024
@@ -143,6 +149,9 @@ void base_cond_init(pthread_cond_t *condition);
 /* pthread_cond_wait() for at most so long; false if the time is over. */
 bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t timeout_ms);
 
+/* When so many ms from now are over; below 0: they are. 0 for 0: there is no deadline. */
+uint64_t base_deadline_ns(int64_t ms);
+
 static inline uint64_t base_ms_to_ns(uint64_t ms)
 {
 	return ms * 1000000;
@@ -167,6 +176,28 @@ pid_t base_pid(void);
 /* How large its files may get, in bytes. For a write beyond that the kernel sends a signal,
  * SIGXFSZ, that would end the application. */
 uint64_t base_largest_file(void);
+
+/*
+ * Whether what belongs to this user is ours: every floor asks here. In a user namespace "nobody" is
+ * all users that have no number there, so it is none of them.
+ */
+bool base_is_own_user(uid_t user);
+/* Whether the number stands for one user alone: also for a server's name for us. */
+bool base_is_one_user(uid_t user);
+
+/* ---- Descriptors (own.c) --------------------------------------------------------------------- */
+
+/*
+ * A child of fork() must not keep what the library has open: it would keep locks when this process
+ * has died, and the space of files that were removed. Close-on-exec helps only if it executes
+ * something. Whoever opens a file keeps it by this: base_own(open(...)). In a child, its number
+ * leads nowhere. Returns fd; negative ones are fine.
+ */
+int base_own(int fd);
+/* Before somebody else closes it. Whether it was ours: in a child, what the parent had is not. */
+bool base_disown(int fd);
+/* As close(), of one that was kept; -1 is fine. */
+int base_close(int fd);
 
 /* ---- SIGPIPE (sigpipe.c) --------------------------------------------------------------------- */
 
@@ -245,6 +276,34 @@ uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 
 /* A number for a text (FNV-1a): to tell texts apart, not to trust one. */
 uint64_t base_hash_text(const char *text);
+
+static inline uint64_t base_rotate(uint64_t word, unsigned bits)
+{
+	return word << bits | word >> (64 - bits);
+}
+
+/* A round of SipHash (Aumasson and Bernstein, 2012): for MACs, and for tables of hostile names. */
+static inline void base_sip_round(uint64_t v[4])
+{
+	v[0] += v[1];
+	v[2] += v[3];
+	v[1] = base_rotate(v[1], 13) ^ v[0];
+	v[3] = base_rotate(v[3], 16) ^ v[2];
+	v[0] = base_rotate(v[0], 32);
+	v[2] += v[1];
+	v[0] += v[3];
+	v[1] = base_rotate(v[1], 17) ^ v[2];
+	v[3] = base_rotate(v[3], 21) ^ v[0];
+	v[2] = base_rotate(v[2], 32);
+}
+
+/* ---- Authentic bytes (mac.c) ----------------------------------------------------------------- */
+
+#define BASE_MAC_BYTES 16 /* of a key as well */
+
+/* Who does not have the key cannot make the MAC of any bytes but those that it has seen one of. */
+void base_mac(uint8_t mac[BASE_MAC_BYTES], const uint8_t key[BASE_MAC_BYTES], const void *data,
+	      size_t bytes);
 
 /* ---- Memory (memory.c) ----------------------------------------------------------------------- */
 

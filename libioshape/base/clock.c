@@ -33,6 +33,12 @@ void base_cond_init(pthread_cond_t *condition)
 /* Longer is for ever; it keeps the sum with the clock within its type. */
 #define LONGEST_TIMEOUT_MS (1000ll * 3600 * 24 * 365 * 100)
 
+uint64_t base_deadline_ns(int64_t ms)
+{
+	return ms ? base_now_ns() + base_ms_to_ns((uint64_t)MIN(MAX(ms, 0), LONGEST_TIMEOUT_MS)) :
+		    0;
+}
+
 bool base_cond_wait_ms(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t timeout_ms)
 {
 	struct timespec when;

@@ -27,6 +27,8 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 		return "the coordinator of slots cannot be used";
 	case IOSHAPE_E_SKIPPED:
 		return "skipped for want of space";
+	case IOSHAPE_E_UNCHANGED:
+		return "nothing large has changed since the save before";
 	}
 	/*
 	 * In the C locale this neither translates nor shares a buffer between threads, and that

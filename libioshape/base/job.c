@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
 #include "base/job.h"
 #include "base/base.h"
 
@@ -35,7 +36,7 @@ static const char *take_number(const char *text, uint32_t *number)
 
 static bool read_number(const char *variable, uint32_t *number)
 {
-	const char *text = getenv(variable), *rest = text ? take_number(text, number) : NULL;
+	const char *text = secure_getenv(variable), *rest = text ? take_number(text, number) : NULL;
 
 	return rest && !*rest;
 }
@@ -43,7 +44,7 @@ static bool read_number(const char *variable, uint32_t *number)
 /* Slurm lists the tasks of all nodes, as in "4(x2),3". 0 if it does not tell of this node. */
 static uint32_t slurm_local_ranks(void)
 {
-	const char *at = getenv("SLURM_STEP_TASKS_PER_NODE");
+	const char *at = secure_getenv("SLURM_STEP_TASKS_PER_NODE");
 	uint32_t node, tasks, nodes;
 
 	if (!read_number("SLURM_NODEID", &node))
@@ -75,7 +76,7 @@ static void name_job(struct base_job *job)
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(variables) && !*job->id; i++) {
-		const char *text = getenv(variables[i]);
+		const char *text = secure_getenv(variables[i]);
 
 		/* torchrun calls a job without a name "none". */
 		if (text && strcmp(text, "none") != 0)

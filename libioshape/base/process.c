@@ -4,6 +4,7 @@
 #include "base/base.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -49,6 +50,30 @@ uint64_t base_largest_file(void)
 	if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY)
 		return UINT64_MAX;
 	return limit.rlim_cur;
+}
+
+/* What the kernel shows for users that have no number. */
+#define NOBODY 65534
+
+bool base_is_one_user(uid_t user)
+{
+	unsigned first = 0, outside, count = 0;
+	FILE *map;
+
+	if (user != NOBODY)
+		return true;
+	map = fopen("/proc/self/uid_map", "re");
+	/* In the first namespace all users have one. */
+	if (map && fscanf(map, "%u %u %u", &first, &outside, &count) != 3)
+		count = 0;
+	if (map)
+		fclose(map);
+	return !first && count == UINT32_MAX;
+}
+
+bool base_is_own_user(uid_t user)
+{
+	return user == geteuid() && base_is_one_user(user);
 }
 
 uint64_t base_random(void)

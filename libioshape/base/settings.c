@@ -168,7 +168,7 @@ static bool is_good_number(const struct setting *setting, uint64_t number)
 static int take_text(const struct setting *setting, const char *variable, const char **field,
 		     struct base_error *error)
 {
-	const char *text = getenv(variable);
+	const char *text = secure_getenv(variable);
 	bool given = *field && **field;
 
 	if (!given)
@@ -182,7 +182,7 @@ static int take_number(const struct setting *setting, const char *variable, void
 		       struct base_error *error)
 {
 	uint64_t number = number_in(setting, field);
-	const char *text = getenv(variable);
+	const char *text = secure_getenv(variable);
 	char given[24];
 
 	if (number) {
@@ -228,7 +228,8 @@ int base_settings_blame(struct base_error *error, const char *field, const char 
 	name_variable(field, variable);
 	/* base_settings_take() gives the environment's own text. */
 	return base_rephrase(error, error->code, "%s: %s",
-			     text && getenv(variable) == text ? variable : field, error->sentence);
+			     text && secure_getenv(variable) == text ? variable : field,
+			     error->sentence);
 }
 
 /* ---- Variables that are none ----------------------------------------------------------------- */

@@ -25,7 +25,7 @@
 
 int base_shared_open(void)
 {
-	int fd = memfd_create("ioshape", MFD_CLOEXEC | MFD_ALLOW_SEALING), ret;
+	int fd = base_own(memfd_create("ioshape", MFD_CLOEXEC | MFD_ALLOW_SEALING)), ret;
 
 	if (fd < 0)
 		return -errno;
@@ -33,7 +33,7 @@ int base_shared_open(void)
 	if (!fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL))
 		return fd;
 	ret = -errno;
-	close(fd);
+	base_close(fd);
 	return ret;
 }
 

@@ -30,7 +30,7 @@ int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_
 void fs_refused(struct fs_answer *answer, const char *what);
 
 /* What Lustre is told, in the order of bytes of this host. Pure. Returns how many bytes it is. */
-#define FS_LUSTRE_ASK_BYTES 1024
+#define FS_LUSTRE_ASK_BYTES 2048
 size_t fs_lustre_ask(const struct fs_layout *ask, uint8_t blob[FS_LUSTRE_ASK_BYTES]);
 
 /*

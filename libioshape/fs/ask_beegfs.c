@@ -27,7 +27,7 @@ static bool is_ours_and_new(int fd)
 	struct stat status;
 
 	return !fstat(fd, &status) && S_ISREG(status.st_mode) && !status.st_size &&
-	       status.st_nlink == 1 && status.st_uid == geteuid();
+	       status.st_nlink == 1 && base_is_own_user(status.st_uid);
 }
 
 int fs_ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,

@@ -21,6 +21,7 @@
 
 #define MAGIC_V1 0x0BD10BD0u
 #define MAGIC_V3 0x0BD30BD0u
+#define MAGIC_SPECIFIC 0x0BD50BD0u
 #define MAGIC_COMPOSITE 0x0BD60BD0u
 #define PATTERN_RAID0 1u
 #define PATTERN_OVERSTRIPED 0x200u
@@ -30,6 +31,7 @@
 #define V1_BYTES 32u
 #define V3_BYTES 48u
 #define OBJECT_BYTES 24u
+#define OBJECT_TARGET_AT 20u
 #define COMPOSITE_BYTES 32u
 #define ENTRY_BYTES 48u
 
@@ -63,6 +65,19 @@ static size_t put_part(uint8_t *to, const struct fs_part *part)
 	return pool ? V3_BYTES : V1_BYTES;
 }
 
+/* Version 3, whether it names a pool or not, with the targets behind it, of which one is first. */
+static size_t put_chosen(uint8_t *to, const struct fs_layout *ask)
+{
+	_Static_assert(V3_BYTES + FS_MOST_TARGETS * OBJECT_BYTES <= FS_LUSTRE_ASK_BYTES,
+		       "all targets fit");
+	put_part(to, &ask->parts[0]);
+	put32(to, 0, MAGIC_SPECIFIC);
+	put16(to, 30, ask->target[0]);
+	for (uint32_t i = 0; i < ask->chosen; i++)
+		put32(to, V3_BYTES + i * OBJECT_BYTES + OBJECT_TARGET_AT, ask->target[i]);
+	return V3_BYTES + ask->chosen * OBJECT_BYTES;
+}
+
 size_t fs_lustre_ask(const struct fs_layout *ask, uint8_t blob[FS_LUSTRE_ASK_BYTES])
 {
 	const uint32_t count = MIN(ask->count, FS_MOST_PARTS);
@@ -72,6 +87,8 @@ size_t fs_lustre_ask(const struct fs_layout *ask, uint8_t blob[FS_LUSTRE_ASK_BYT
 			       FS_LUSTRE_ASK_BYTES,
 		       "all parts fit");
 	memset(blob, 0, FS_LUSTRE_ASK_BYTES);
+	if (ask->chosen)
+		return put_chosen(blob, ask);
 	if (count == 1)
 		return put_part(blob, &ask->parts[0]);
 	for (uint32_t i = 0; i < count; i++) {

@@ -186,6 +186,58 @@ int fs_choose_layout(const struct fs_layout_request *request, const struct fs_fa
 	}
 }
 
+/* ---- Full targets ---------------------------------------------------------------------------- */
+
+static uint32_t count_roomy(const struct fs_storage *storage, uint64_t bytes)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < storage->target_count; i++)
+		count += storage->target[i].free_bytes >= bytes;
+	return count;
+}
+
+/* Many files are made at a time: each begins with another of the targets. */
+static void choose_roomy(const struct fs_storage *storage, uint64_t bytes, uint32_t turn,
+			 struct fs_layout *ask)
+{
+	for (uint32_t i = 0; ask->chosen < ask->parts[0].stripe_count; i++) {
+		const struct fs_target *target =
+			&storage->target[(turn + i) % storage->target_count];
+
+		if (target->free_bytes >= bytes)
+			ask->target[ask->chosen++] = target->number;
+	}
+}
+
+int fs_leave_out_full(const struct fs_facts *facts, const struct fs_storage *storage, uint32_t turn,
+		      struct fs_layout *ask)
+{
+	const struct fs_layout *layout = ask->count ? ask : &facts->directory;
+	const struct fs_part *part = fs_layout_main(layout, facts->file_bytes);
+	const uint32_t known = storage->target_count;
+	const uint32_t wanted = MIN(part && part->stripe_count ? part->stripe_count : 1, known);
+	struct fs_layout roomy = { .count = 1, .mirrors = 1 };
+	struct fs_part *only = &roomy.parts[0];
+	uint32_t stripes = wanted;
+
+	while (stripes && count_roomy(storage, facts->file_bytes / stripes + 1) < stripes)
+		stripes--;
+	if (!stripes || count_roomy(storage, facts->file_bytes / wanted + 1) == known)
+		return 0;
+	if (part)
+		*only = *part;
+	only->begin = 0;
+	only->end = UINT64_MAX;
+	only->stripe_count = stripes;
+	only->on_metadata = only->overstriped = false;
+	choose_roomy(storage, facts->file_bytes / stripes + 1, turn, &roomy);
+	*ask = roomy;
+	return 1;
+}
+
+/* ---- Writers at a time ----------------------------------------------------------------------- */
+
 uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t file_bytes)
 {
 	const struct fs_part *part = fs_layout_main(layout, file_bytes);

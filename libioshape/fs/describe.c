@@ -17,6 +17,9 @@
 #define DIO_MEM_ALIGN_AT 0x98
 #define DIO_OFFSET_ALIGN_AT 0x9c
 
+/* A look at each storage target costs some hundred system calls. */
+#define LOOK_AGAIN_NS 60000000000ull
+
 static void read_alignment(struct fs_info *info, const struct statx *status)
 {
 	if (!(status->stx_mask & STATX_DIOALIGN))
@@ -67,6 +70,26 @@ uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory)
 		memory->targets = fs_count_targets(directory_fd, memory->family);
 	memory->counted = true;
 	return memory->targets;
+}
+
+bool fs_targets_are_low(int directory_fd, const char *directory, uint64_t bytes,
+			struct fs_memory *memory, struct fs_storage *storage)
+{
+	uint64_t now_ns = base_now_ns();
+
+	if (memory->family != FS_LUSTRE || bytes <= FS_ONE_STRIPE_BYTES)
+		return false;
+	if (memory->looked_ns && now_ns - memory->looked_ns < LOOK_AGAIN_NS &&
+	    memory->least_free_bytes >= bytes)
+		return false;
+	if (fs_look_at_storage(directory_fd, directory, "", storage, NULL))
+		return false;
+	memory->looked_ns = now_ns;
+	memory->least_free_bytes = UINT64_MAX;
+	for (uint32_t i = 0; i < storage->target_count; i++)
+		memory->least_free_bytes =
+			MIN(memory->least_free_bytes, storage->target[i].free_bytes);
+	return memory->least_free_bytes < bytes;
 }
 
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,

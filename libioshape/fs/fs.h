@@ -39,6 +39,7 @@ const char *fs_family_name(enum fs_family family);
 
 #define FS_TARGET_POOL_BYTES 16 /* with its 0; Lustre takes 15 characters */
 #define FS_MOST_PARTS 8
+#define FS_MOST_TARGETS 64 /* that are looked at one by one */
 #define FS_ALL_TARGETS UINT32_MAX
 /* Up to here one stripe is enough by the automatic rule. */
 #define FS_ONE_STRIPE_BYTES (100 * MIB)
@@ -57,6 +58,9 @@ struct fs_layout {
 	uint32_t count;   /* 0: not striped, or it does not tell */
 	uint32_t mirrors; /* copies; 1 as a rule */
 	struct fs_part parts[FS_MOST_PARTS];
+	/* Asked for, with one part: the numbers of its targets. 0 of them: whichever. */
+	uint32_t chosen;
+	uint16_t target[FS_MOST_TARGETS];
 };
 
 /*
@@ -115,6 +119,16 @@ struct fs_facts {
 int fs_choose_layout(const struct fs_layout_request *request, const struct fs_facts *facts,
 		     struct fs_layout *ask, char *why, size_t why_bytes);
 
+struct fs_storage;
+
+/*
+ * What to ask for instead where some of the targets in `storage` could not hold their part of the
+ * file: 1, and *ask has such as can. 0 and *ask as it was if all could, or if no choice would do.
+ * `turn`, at random, says which of them come first. Pure.
+ */
+int fs_leave_out_full(const struct fs_facts *facts, const struct fs_storage *storage, uint32_t turn,
+		      struct fs_layout *ask);
+
 /*
  * Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR) with that layout, reads it back, and
  * if it cannot be had removes the file and creates it plainly: what is returned can be written. A
@@ -131,6 +145,7 @@ uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t 
 
 struct fs_target {
 	char name[64];
+	uint16_t number;
 	uint64_t total_bytes, free_bytes;
 };
 
@@ -153,7 +168,7 @@ struct fs_storage {
 	uint32_t targets; /* storage targets, of the directory's pool of targets where the client
 			   * tells which those are; 0 unknown */
 	uint32_t target_count; /* of those in the list below */
-	struct fs_target target[64];
+	struct fs_target target[FS_MOST_TARGETS];
 	struct fs_layout layout;           /* what new files in this directory get */
 	bool remote;                       /* other hosts may share it */
 	bool rotational_known, rotational; /* of a local disk */
@@ -204,10 +219,19 @@ struct fs_memory {
 	enum fs_family family;
 	uint32_t targets; /* storage targets, if they were counted; 0 if it does not tell */
 	bool counted;
+	/* The fullest of them, as of then. */
+	uint64_t least_free_bytes, looked_ns;
 };
 
 /* fs_count_targets(), once for what is in the memory: `directory_fd` is on it. */
 uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
+
+/*
+ * fs_look_at_storage() where a file of so many bytes might meet a full target, on filesystems whose
+ * files can be put on others. Not for small files, nor soon again where there was plenty.
+ */
+bool fs_targets_are_low(int directory_fd, const char *directory, uint64_t bytes,
+			struct fs_memory *memory, struct fs_storage *storage);
 
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,

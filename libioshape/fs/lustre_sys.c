@@ -130,6 +130,7 @@ static void read_target(struct look *look, const char *entry)
 	target = &storage->target[storage->target_count++];
 	memcpy(target->name, entry, bytes);
 	target->name[bytes] = 0;
+	target->number = (uint16_t)strtoul(entry + look->name_bytes + strlen("-OST"), NULL, 16);
 	target->total_bytes = total * KIB;
 	target->free_bytes = available * KIB;
 }

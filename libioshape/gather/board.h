@@ -116,4 +116,30 @@ void board_own_sleep(struct board_own *own, uint32_t timeout_ms, uint32_t most_p
 /* Whether it is time to look for our own notes; then that is for the next time as well. */
 bool board_own_is_due(struct board_own *own);
 
+/* ---- The secret of a job (board_secret.c) ---------------------------------------------------- */
+
+/* For media that others can write to. Zero it to begin. */
+struct board_secret {
+	struct gather_board *files; /* where it lies; NULL: it is not known */
+	uint8_t key[BASE_MAC_BYTES];
+};
+
+/* Rank 0 draws it; the others wait until it has. To be closed also after a failure. */
+int board_secret_open(struct board_secret *secret, const struct gather_board_config *config,
+		      struct base_error *error);
+/* Rank 0: nobody can read it any more. */
+void board_secret_close(struct board_secret *secret);
+/* Rank 0, now and then: leaves it again if an earlier life of the job took it away as it ended. */
+void board_secret_keep(struct board_secret *secret);
+/* The others: whether rank 0 has drawn another one than was known. */
+bool board_secret_renew(struct board_secret *secret);
+
+/* Appends the note of this name in this list as it goes to the medium: 0 or -ENOMEM. */
+int board_secret_seal(const struct board_secret *secret, const char *list, const char *name,
+		      const void *note, size_t bytes, struct base_buffer *sealed);
+/* The note in what came from there; NULL if no rank of the job has put it in this place. `bytes` is
+ * changed to the note's. */
+const uint8_t *board_secret_unseal(const struct board_secret *secret, const char *list,
+				   const char *name, const void *sealed, size_t *bytes);
+
 #endif

@@ -9,7 +9,6 @@
 #define _GNU_SOURCE
 #include "gather/board_files.h"
 
-#include "gather/own.h"
 #include "ring/ring.h"
 
 #include <errno.h>
@@ -270,7 +269,7 @@ static void files_drop(struct gather_board *base, const char *scope)
 static void free_board(struct files_board *board)
 {
 	board_table_free(&board->own.notes);
-	gather_own_close(board->held_fd);
+	base_close(board->held_fd);
 	ring_private_close(&board->shelf);
 	free(board);
 }

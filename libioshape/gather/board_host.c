@@ -326,12 +326,14 @@ static int say_why(const struct host_board *board, int code, struct base_error *
 				 "rank %" PRIu32 BASE_REMEDY
 				 "end it, or give this one another token",
 				 board->folder.path, board->base.config.rank);
-	return base_refuse(error, -ETIMEDOUT,
-			   "rank 0 of the group has not come to %s within %" PRIu32
-			   " s (nor beside the generations)" BASE_REMEDY
-			   "see whether it failed, or runs on another host",
-			   *board->folder.place ? board->folder.path : "this host",
-			   board->base.config.deadline_ms / 1000);
+	return base_refuse(
+		error, -ETIMEDOUT,
+		"rank 0 of the group has not come to %s within %" PRIu32
+		" s (nor beside the generations)" BASE_REMEDY
+		"see whether it failed, runs on another host, or uses another version of "
+		"this library",
+		*board->folder.place ? board->folder.path : "this host",
+		board->base.config.deadline_ms / 1000);
 }
 
 static int open_as_other(struct host_board *board, struct base_error *error)

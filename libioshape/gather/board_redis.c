@@ -2,8 +2,9 @@
 /*
  * The board of ranks that share a Redis: a hash for each scope, with a field for each note.
  *
- * A Redis may lose its data, or, in a failover, the latest of it. So each rank looks now and then
- * whether its own notes are still there, as they were, and posts again those that are not.
+ * A Redis may lose its data, or, in a failover, the latest of it, and other users can change it. So
+ * each rank looks now and then whether its own notes are still there, as they were, and posts again
+ * those that are not. Notes that no rank of the job has put there (board_secret.c) are none.
  */
 #define _GNU_SOURCE
 #include "gather/board.h"
@@ -28,6 +29,7 @@ struct redis_scope {
 struct redis_board {
 	struct gather_board base;
 	struct slots_notes *notes;
+	struct board_secret secret;
 	struct board_own own;
 	struct redis_scope *scopes;
 };
@@ -45,10 +47,15 @@ static int put(struct redis_board *board, struct redis_scope *scope, const char 
 	       const void *bytes, size_t count, struct base_error *error)
 {
 	char list[SLOTS_NOTES_LIST_BYTES];
+	struct base_buffer sealed = { 0 };
 	int ret;
 
 	name_list(board, list, scope->name);
-	ret = slots_notes_put(board->notes, list, name, bytes, count, error);
+	if (board_secret_seal(&board->secret, list, name, bytes, count, &sealed))
+		ret = base_no_memory(error, "a note", count);
+	else
+		ret = slots_notes_put(board->notes, list, name, sealed.data, sealed.bytes, error);
+	base_buffer_free(&sealed);
 	if (!ret)
 		ret = slots_notes_renew(board->notes, list, error);
 	if (!ret)
@@ -60,6 +67,7 @@ static int put(struct redis_board *board, struct redis_scope *scope, const char 
 struct check {
 	struct redis_board *board;
 	struct redis_scope *scope;
+	char list[SLOTS_NOTES_LIST_BYTES];
 	const struct board_entry *entries[SLOTS_NOTES_AT_A_TIME];
 	bool there[SLOTS_NOTES_AT_A_TIME];
 	size_t count;
@@ -70,8 +78,10 @@ static int compare(void *opaque, size_t index, const void *data, size_t bytes)
 {
 	struct check *check = opaque;
 	const struct board_entry *entry = check->entries[index];
+	const uint8_t *note =
+		board_secret_unseal(&check->board->secret, check->list, entry->name, data, &bytes);
 
-	check->there[index] = bytes == entry->bytes && !memcmp(data, entry->data, bytes);
+	check->there[index] = note && bytes == entry->bytes && !memcmp(note, entry->data, bytes);
 	return 0;
 }
 
@@ -79,16 +89,14 @@ static int check_some(struct check *check)
 {
 	struct redis_board *board = check->board;
 	const char *names[SLOTS_NOTES_AT_A_TIME];
-	char list[SLOTS_NOTES_LIST_BYTES];
 	int ret = 0;
 
 	for (size_t i = 0; i < check->count; i++)
 		names[i] = check->entries[i]->name;
 	memset(check->there, 0, sizeof(check->there));
-	name_list(board, list, check->scope->name);
 	if (check->count)
-		ret = slots_notes_get(board->notes, list, names, check->count, compare, check,
-				      NULL);
+		ret = slots_notes_get(board->notes, check->list, names, check->count, compare,
+				      check, NULL);
 	for (size_t i = 0; i < check->count && !ret; i++) {
 		const struct board_entry *entry = check->entries[i];
 
@@ -118,14 +126,14 @@ static int check_one(void *opaque, const struct board_entry *entry)
 static int check_scope(struct redis_board *board, struct redis_scope *scope)
 {
 	struct check check = { .board = board, .scope = scope };
-	char list[SLOTS_NOTES_LIST_BYTES];
-	int ret = board_table_each(&board->own.notes, check_one, &check);
+	int ret;
 
+	name_list(board, check.list, scope->name);
+	ret = board_table_each(&board->own.notes, check_one, &check);
 	if (!ret)
 		ret = check_some(&check);
 	if (!ret && base_now_ns() - scope->renewed_ns > RENEWED_AFTER_NS) {
-		name_list(board, list, scope->name);
-		ret = slots_notes_renew(board->notes, list, NULL);
+		ret = slots_notes_renew(board->notes, check.list, NULL);
 		scope->renewed_ns = ret ? scope->renewed_ns : base_now_ns();
 	}
 	return ret;
@@ -138,6 +146,8 @@ static void check_own(struct redis_board *board)
 
 	if (!board_own_is_due(&board->own))
 		return;
+	if (!board->base.config.rank)
+		board_secret_keep(&board->secret);
 	for (struct redis_scope *scope = board->scopes; scope && !ret; scope = scope->next)
 		ret = check_scope(board, scope);
 }
@@ -190,6 +200,7 @@ struct question {
 	size_t count; /* of names */
 	struct base_buffer *note;
 	bool has_found;
+	bool has_strange; /* something that no rank has posted, as far as the secret is known */
 
 	const uint32_t *ranks; /* of the names, for collect() */
 	gather_found_fn *tell;
@@ -202,6 +213,12 @@ static int take_note(void *opaque, size_t index, const void *data, size_t bytes)
 	struct question *question = opaque;
 	struct base_buffer *note = question->note;
 
+	data = board_secret_unseal(&question->board->secret, question->list, question->names[index],
+				   data, &bytes);
+	if (!data) {
+		question->has_strange = true;
+		return 0;
+	}
 	note->bytes = 0;
 	if (base_buffer_append(note, data, bytes))
 		return base_no_memory(question->error, "a note", bytes);
@@ -218,6 +235,16 @@ static int ask(struct question *question)
 			       question->count, take_note, question, question->error);
 }
 
+/* Rank 0 may have begun a new life. What we had posted goes out by its secret then. */
+static bool learn_secret(struct redis_board *board)
+{
+	if (!board->base.config.rank || !board->secret.files || !board_secret_renew(&board->secret))
+		return false;
+	board->own.check_ns = 0;
+	check_own(board);
+	return true;
+}
+
 static int redis_look(struct gather_board *base, const char *scope, const char *name,
 		      struct base_buffer *note, struct base_error *error)
 {
@@ -232,6 +259,8 @@ static int redis_look(struct gather_board *base, const char *scope, const char *
 
 	name_list(question.board, question.list, scope);
 	ret = ask(&question);
+	if (!ret && question.has_strange && learn_secret(question.board))
+		ret = ask(&question);
 	return ret || question.has_found ? ret : -EAGAIN;
 }
 
@@ -323,6 +352,7 @@ static void redis_close(struct gather_board *base)
 		free(scope);
 	}
 	board_table_free(&board->own.notes);
+	board_secret_close(&board->secret);
 	slots_notes_close(board->notes);
 	free(board);
 }
@@ -351,6 +381,8 @@ static int redis_open(struct gather_board **out, const struct gather_board_confi
 	ret = slots_notes_open(&board->notes, config->coordinator, error);
 	if (!ret)
 		ret = try_it(&board->base, error);
+	if (!ret)
+		ret = board_secret_open(&board->secret, config, error);
 	if (ret)
 		redis_close(&board->base);
 	else

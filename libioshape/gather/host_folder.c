@@ -3,7 +3,6 @@
 #include "gather/host_folder.h"
 
 #include "gather/board.h"
-#include "gather/own.h"
 #include "ring/ring.h"
 
 #include <errno.h>
@@ -64,14 +63,15 @@ static int begin_life(struct host_folder *folder)
 
 	snprintf(temporary, sizeof(temporary), ".%016llx", (unsigned long long)base_random());
 	board_name_of(name, LIFE, folder->rank);
-	fd = gather_own_open(folder->fd, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+	fd = base_own(openat(folder->fd, temporary,
+			     O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
 	if (fd < 0)
-		return fd;
+		return -errno;
 	if (fcntl(fd, F_OFD_SETLK, &lock) || linkat(folder->fd, temporary, folder->fd, name, 0))
 		ret = -errno;
 	unlinkat(folder->fd, temporary, 0);
 	if (ret)
-		gather_own_close(fd);
+		base_close(fd);
 	else
 		folder->life_fd = fd;
 	return ret;
@@ -81,7 +81,9 @@ static int begin_life(struct host_folder *folder)
 
 static int open_folder(const char *path)
 {
-	return gather_own_open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+	const int fd = base_own(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+
+	return fd < 0 ? -errno : fd;
 }
 
 struct sweeping {
@@ -128,17 +130,18 @@ static int make_folder(struct host_folder *folder, int place_fd)
 void host_folder_leave(struct host_folder *folder, bool keep_fd)
 {
 	news_unmap(&folder->news);
-	gather_own_close(folder->life_fd);
-	gather_own_close(folder->rank0_fd);
+	base_close(folder->life_fd);
+	base_close(folder->rank0_fd);
 	if (!keep_fd)
-		gather_own_close(folder->fd);
+		base_close(folder->fd);
 	folder->life_fd = folder->rank0_fd = folder->fd = -1;
 }
 
 int host_folder_take(struct host_folder *folder)
 {
 	const struct ring_private_folder shelf = { .path = folder->path, .owner = geteuid() };
-	const int place_fd = open(folder->place, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	const int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+	const int place_fd = base_own(open(folder->place, flags));
 	int ret = 0;
 
 	if (place_fd < 0)
@@ -151,10 +154,8 @@ int host_folder_take(struct host_folder *folder)
 			ring_private_destroy(&shelf);
 		if (ret)
 			host_folder_leave(folder, false);
-		/* Said, because a child that was forked meanwhile has the descriptor as well. */
-		flock(place_fd, LOCK_UN);
 	}
-	close(place_fd);
+	base_close(place_fd);
 	return ret;
 }
 
@@ -167,7 +168,7 @@ int host_folder_join(struct host_folder *folder)
 	folder->fd = *folder->place ? open_folder(folder->path) : -ENOENT;
 	if (folder->fd < 0)
 		return folder->fd;
-	folder->rank0_fd = open_life(folder->fd, RANK0_FILE);
+	folder->rank0_fd = base_own(open_life(folder->fd, RANK0_FILE));
 	/* No rank 0, or a dead job's: ours is still to come. */
 	ret = folder->rank0_fd >= 0 && is_locked(folder->rank0_fd) ? 0 : -ENOENT;
 	if (!ret)

@@ -38,10 +38,10 @@ int local_link_take(struct local_link *link, int fd)
 	socklen_t bytes = sizeof(other);
 	int ret = 0;
 
-	*link = (struct local_link){ .fd = fd, .process_fd = -1 };
+	*link = (struct local_link){ .fd = base_own(fd), .process_fd = -1 };
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &bytes))
 		ret = -errno;
-	else if (other.uid != geteuid())
+	else if (!base_is_own_user(other.uid))
 		ret = -EPERM;
 	if (ret) {
 		local_link_close(link);
@@ -51,19 +51,17 @@ int local_link_take(struct local_link *link, int fd)
 	/* Its children may have inherited the socket: their end of it says nothing. */
 #ifdef SYS_pidfd_open
 	if (other.pid > 0)
-		link->process_fd = (int)syscall(SYS_pidfd_open, other.pid, 0);
+		link->process_fd = base_own((int)syscall(SYS_pidfd_open, other.pid, 0));
 #endif
 	return 0;
 }
 
 void local_link_close(struct local_link *link)
 {
-	if (link->fd >= 0) {
+	if (link->fd >= 0)
 		shutdown(link->fd, SHUT_RDWR);
-		close(link->fd);
-	}
-	if (link->process_fd >= 0)
-		close(link->process_fd);
+	base_close(link->fd);
+	base_close(link->process_fd);
 	link->fd = link->process_fd = -1;
 }
 
@@ -112,8 +110,7 @@ int local_link_send(struct local_link *link, const struct local_head *head, cons
 
 static void close_passed(int *fd)
 {
-	if (*fd >= 0)
-		close(*fd);
+	base_close(*fd);
 	*fd = -1;
 }
 
@@ -130,6 +127,7 @@ static int passed_fd(struct msghdr *message)
 	count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(fd);
 	for (size_t i = 0; i < count; i++) {
 		memcpy(&fd, CMSG_DATA(head) + i * sizeof(fd), sizeof(fd));
+		base_own(fd);
 		if (count > 1)
 			close_passed(&fd);
 	}

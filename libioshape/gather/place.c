@@ -21,7 +21,7 @@ static int check(const char *path)
 		return -errno;
 	if (!S_ISDIR(stat.st_mode))
 		return -ENOTDIR;
-	return stat.st_uid == geteuid() && !(stat.st_mode & 077) ? 0 : -EACCES;
+	return base_is_own_user(stat.st_uid) && !(stat.st_mode & 077) ? 0 : -EACCES;
 }
 
 static int make(char path[PLACE_PATH_BYTES], const char *parent)

@@ -100,7 +100,7 @@ int gather_listener_open(struct gather_listener **out, const char *address,
 	if (ret)
 		goto fail;
 	remove_dead(&at);
-	listener->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	listener->fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 	ret = listener->fd < 0 ? -errno : listen_at(listener->fd, &at);
 	if (ret) {
 		base_fail(error, ret,
@@ -120,8 +120,7 @@ fail:
 static void free_newcomer(struct newcomer *newcomer)
 {
 	local_link_close(&newcomer->link);
-	if (newcomer->memory_fd >= 0)
-		close(newcomer->memory_fd);
+	base_close(newcomer->memory_fd);
 }
 
 void gather_listener_close(struct gather_listener *listener)
@@ -132,11 +131,7 @@ void gather_listener_close(struct gather_listener *listener)
 		free_newcomer(&listener->newcomers[i]);
 	if (*listener->at.sun_path)
 		unlink(listener->at.sun_path);
-	if (listener->fd >= 0) {
-		/* Forked children may have it. */
-		shutdown(listener->fd, SHUT_RDWR);
-		close(listener->fd);
-	}
+	base_close(listener->fd);
 	free(listener->newcomers);
 	free(listener->ready);
 	free(listener);

@@ -174,8 +174,7 @@ static void free_receiver(struct local_receiver *receiver)
 	local_link_close(&receiver->link);
 	if (receiver->view)
 		base_unmap((void *)(uintptr_t)receiver->view, receiver->view_bytes);
-	if (receiver->memory_fd >= 0)
-		close(receiver->memory_fd);
+	base_close(receiver->memory_fd);
 	free(receiver);
 }
 

@@ -251,22 +251,23 @@ static const struct stream_sender_ops ops = {
 
 /* ---- Connecting ------------------------------------------------------------------------------ */
 
-/* The caller does not want to wait any longer, because of what `inner` says. */
-static int fail_unanswered(int code, const struct base_error *inner, const char *path,
+/* The caller does not want to wait any longer, because of `why`: the rank that it names counts. */
+static int fail_unanswered(int code, struct base_error *why, const char *path,
 			   struct base_error *error)
 {
-	return base_refuse(error, code,
-			   "%s: nobody listens at \"%s\" for the bytes of this rank" BASE_REMEDY
-			   "processes in containers that do not share /dev/shm cannot reach each "
-			   "other: let them share it, or give each its own node name",
-			   inner->sentence, path);
+	base_rephrase(why, code,
+		      "%s: nobody listens at \"%s\" for the bytes of this rank" BASE_REMEDY
+		      "processes in containers that do not share /dev/shm cannot reach each "
+		      "other: let them share it, or give each its own node name",
+		      why->sentence, path);
+	return base_pass_on(error, why);
 }
 
 static int connect_until(int fd, const char *address, const struct gather_wait *wait,
 			 struct base_error *error)
 {
 	uint64_t pause_ms = 1;
-	struct base_error inner = { 0 };
+	struct base_error why = { 0 };
 	struct sockaddr_un to;
 	int ret = local_address(&to, address, error);
 
@@ -275,9 +276,9 @@ static int connect_until(int fd, const char *address, const struct gather_wait *
 		if (errno != ENOENT && errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR)
 			return base_fail(error, -errno, "cannot connect to the socket \"%s\"",
 					 to.sun_path);
-		ret = stream_go_on(wait, &inner);
+		ret = stream_go_on(wait, &why);
 		if (ret)
-			return fail_unanswered(ret, &inner, to.sun_path, error);
+			return fail_unanswered(ret, &why, to.sun_path, error);
 		poll(NULL, 0, (int)pause_ms);
 		pause_ms = MIN(pause_ms * 2, STREAM_PATIENCE_MS);
 	}
@@ -300,7 +301,7 @@ int gather_sender_open_local(struct gather_sender **out, const char *address, ui
 	sender->link = (struct local_link){ .fd = -1, .process_fd = -1 };
 	sender->rank = rank;
 	sender->has_memory = memory_fd >= 0;
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 	if (fd < 0) {
 		ret = base_fail(error, -errno,
 				"cannot make a socket to send bytes of a rank" BASE_REMEDY
@@ -309,7 +310,7 @@ int gather_sender_open_local(struct gather_sender **out, const char *address, ui
 	}
 	ret = connect_until(fd, address, wait, error);
 	if (ret) {
-		close(fd);
+		base_close(fd);
 		goto out;
 	}
 	ret = local_link_take(&sender->link, fd);

@@ -10,11 +10,10 @@
 #include "gather/gather.h"
 #include "group/generation/generation.h"
 
-#include <limits.h>
-
-#define GROUP_PATH_BYTES PATH_MAX
-
 /* ---- Notes (notes.c; pure) ------------------------------------------------------------------- */
+
+/* Of all that ranks tell and send each other. */
+#define GROUP_NOTES_FORMAT BASE_FORMAT(2u)
 
 /* Appended to a buffer; a failure is remembered in `failed`. */
 struct group_note {
@@ -46,6 +45,8 @@ int group_read_error(struct group_note_reader *reader, struct base_error *error)
 
 struct group_rank {
 	uint64_t nonce; /* of this life of the rank's process */
+	/* Its last heartbeat, as it says it: they rise; and when it was heard. Only in rounds. */
+	uint64_t beat, heard_ns;
 	uint32_t node;
 	char node_key[GROUP_WHERE_BYTES]; /* equal: they can share memory */
 	char where[GROUP_WHERE_BYTES];    /* for messages: "n03, process 4711" */
@@ -84,6 +85,8 @@ struct ioshape_group {
 
 /* Everybody finds everybody (meeting.c). The board is open. */
 int group_meet(struct ioshape_group *group, struct base_error *error);
+/* Who is where, as rank 0 says it. True if it knows us in this life. */
+bool group_take_roster(struct ioshape_group *group, const struct base_buffer *note);
 
 /* ---- Ranks (ranks.c; pure) ------------------------------------------------------------------- */
 
@@ -132,6 +135,8 @@ struct group_round {
 	/* How far this rank is: part of its heartbeats. */
 	uint64_t done_bytes;
 	uint64_t last_beat_ns;
+	/* The others could not be told what they wait for. Without heartbeats they stop waiting. */
+	bool silent;
 	/* What rank 0 last said of all: for progress. */
 	uint64_t group_done, group_total;
 };
@@ -163,8 +168,7 @@ int group_round_await(struct group_round *round, const char *what, uint32_t rank
 
 /* What is known of a rank that is waited for. Zero it. */
 struct group_watched {
-	uint64_t beat;     /* its last heartbeat, as it says it */
-	uint64_t heard_ns; /* when that, or the beginning, was */
+	uint64_t heard_ns; /* when its last heartbeat, or the beginning, was */
 	uint64_t done_bytes;
 	bool ahead; /* it is in a later round than we */
 };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the ranks of a job find each other. Every rank leaves "hello" with a number that it has
- * drawn. When rank 0 has all of them it answers with the "roster". A rank that finds its own
- * number in it says "ready". Other ranks have read what is left of an earlier life of the job, and
- * go on waiting. When all are ready rank 0 says "start".
+ * How the ranks of a job find each other. Every other rank leaves "hello" for rank 0, with a number
+ * that it has drawn. When rank 0 has all of them it answers with the "roster". A rank that finds
+ * its own number in it says "ready". Other ranks have read what is left of an earlier life of the
+ * job, and go on waiting. When all are ready rank 0 says "start".
  */
 #include "group/group.h"
 
@@ -130,7 +130,8 @@ static int fail_missing(const struct meeting *meeting, const char *board_says,
 	base_refuse(error, -ETIMEDOUT,
 		    "the group of %s is not complete: %u of %u ranks did not come within %u s "
 		    "(%s)" BASE_REMEDY
-		    "do all ranks of the job call it, with the same directory and job?%s%s",
+		    "do all ranks of the job call it, with the same directory, job and version of "
+		    "this library?%s%s",
 		    group->directory, missing.count, group->options.ranks,
 		    group->options.deadline_ms / 1000, missing.text, *board_says ? " " : "",
 		    board_says);
@@ -183,8 +184,7 @@ static int meet_as_host(struct group_round *round, struct base_error *error)
 
 /* ---- The others ------------------------------------------------------------------------------ */
 
-/* True if the roster knows us in this life. */
-static bool take_roster(struct ioshape_group *group, const struct base_buffer *note)
+bool group_take_roster(struct ioshape_group *group, const struct base_buffer *note)
 {
 	struct group_note_reader reader = group_read_note(note);
 	uint64_t id = group_read_number(&reader), mode = group_read_number(&reader);
@@ -201,7 +201,8 @@ static bool take_roster(struct ioshape_group *group, const struct base_buffer *n
 		group_read_text(&reader, group->ranks[rank].where,
 				sizeof(group->ranks[rank].where));
 	}
-	if (reader.bad || reader.left || !known || !group_find_leaders(group, nodes))
+	if (reader.bad || reader.left || !known || mode > IOSHAPE_MODE_RANK0 ||
+	    !group_find_leaders(group, nodes))
 		return false;
 	group->id = id;
 	group->options.mode = (enum ioshape_mode)mode;
@@ -219,7 +220,7 @@ static int look_for_roster(struct group_round *round, struct base_buffer *note, 
 	ret = gather_board_look(group->board, round->scope, "roster-0", note, error);
 	if (ret)
 		return ret == -EAGAIN ? 0 : ret;
-	if (!take_roster(group, note)) {
+	if (!group_take_roster(group, note)) {
 		group->id = 0;
 		return 0;
 	}
@@ -258,7 +259,7 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 			ret = base_refuse(error, -ETIMEDOUT,
 					  "the group of %s is not complete: rank 0 %s" BASE_REMEDY
 					  "do all ranks of the job call it, with the same "
-					  "directory and job?%s%s",
+					  "directory, job and version of this library?%s%s",
 					  group->directory,
 					  gather_board_is_gone(group->board, 0) ?
 						  "has ended" :
@@ -278,11 +279,15 @@ static int meet_as_guest(struct group_round *round, struct base_error *error)
 int group_meet(struct ioshape_group *group, struct base_error *error)
 {
 	struct group_round round = { .group = group, .scope = "meeting" };
+	struct group_note nobody = { 0 };
 	int ret;
 
 	if (!group->board)
 		return group_find_nodes(group) ? base_no_memory(error, "a list of nodes", 1) : 0;
-	ret = say_hello(&round, error);
+	/* Rank 0 takes away the roster of an earlier life; by that others may notice the new one.
+	 */
+	ret = group->options.rank ? say_hello(&round, error) :
+				    group_round_post(&round, "roster", &nobody, error);
 	if (ret)
 		return ret;
 	return group->options.rank ? meet_as_guest(&round, error) : meet_as_host(&round, error);

@@ -63,9 +63,10 @@ void group_read_text(struct group_note_reader *reader, char *into, size_t into_b
 	uint64_t bytes = group_read_number(reader);
 	size_t kept;
 
-	if (bytes > reader->left) {
+	*into = 0;
+	if (reader->bad || bytes > reader->left) {
 		reader->bad = true;
-		bytes = 0;
+		return;
 	}
 	kept = MIN(bytes, into_bytes - 1);
 	if (kept)

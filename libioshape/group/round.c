@@ -128,7 +128,7 @@ void group_round_beat(struct group_round *round)
 	char name[GATHER_NAME_BYTES];
 
 	/* Several in a deadline, so that one that is late or lost does no harm. */
-	if (!group->board ||
+	if (!group->board || round->silent ||
 	    now_ns - round->last_beat_ns < MIN(group->deadline_ns / 8, 500000000ull))
 		return;
 	round->last_beat_ns = now_ns;
@@ -147,21 +147,25 @@ void group_round_beat(struct group_round *round)
 
 /* ---- Waiting for one rank -------------------------------------------------------------------- */
 
-static void hear(struct group_watched *watched, struct group_round *round,
-		 const struct base_buffer *note, bool from_rank0)
+static void hear(struct group_round *round, uint32_t rank, struct group_watched *watched,
+		 const struct base_buffer *note)
 {
+	struct group_rank *known = &round->group->ranks[rank];
 	struct group_note_reader reader = group_read_note(note);
 	uint64_t beat = group_read_number(&reader), number = group_read_number(&reader);
 
-	if (beat != watched->beat)
-		watched->heard_ns = base_now_ns();
-	watched->beat = beat;
+	/* One that was heard before may have been put there again by another user of the Redis. */
+	if (beat > known->beat) {
+		known->beat = beat;
+		known->heard_ns = base_now_ns();
+	}
+	watched->heard_ns = MAX(watched->heard_ns, known->heard_ns);
 	watched->ahead = number > round->number;
 	/* In an earlier round it is alive, and has nothing to say of this one. */
 	if (number != round->number)
 		return;
 	watched->done_bytes = group_read_number(&reader);
-	if (!from_rank0)
+	if (rank)
 		return;
 	round->group_done = group_read_number(&reader);
 	round->group_total = group_read_number(&reader);
@@ -218,7 +222,7 @@ int group_round_look(struct group_round *round, const char *what, uint32_t rank,
 				   GROUP_SHOWN_RANK(group, rank), why.text);
 	name_note(name, "beat", rank);
 	if (ret == -EAGAIN && !gather_board_look(group->board, group->life, name, note, &why))
-		hear(watched, round, note, rank == 0);
+		hear(round, rank, watched, note);
 	/* Ahead since the last look: so the note would have been there by this one. */
 	if (!lost.gone && !lost.ahead && !is_overdue(round, watched))
 		return -EAGAIN;
@@ -256,7 +260,7 @@ static int found_beat(void *user, uint32_t rank, const struct base_buffer *note)
 {
 	struct watching *watching = user;
 
-	hear(&watching->ranks[rank], watching->round, note, false);
+	hear(watching->round, rank, &watching->ranks[rank], note);
 	return 0;
 }
 

@@ -326,6 +326,7 @@ const char *ring_reason_text(enum ring_reason reason)
 		[RING_SIZE_UNKNOWN] = "not calibrated: the file's size is not known ahead",
 		[RING_NOT_LARGE] = "not calibrated: the file is not large enough",
 		[RING_NO_REGULAR_FILE] = "not calibrated: no regular file",
+		[RING_NOT_TRIED] = "not calibrated so far",
 		[RING_TRIED_ELSEWHERE] = "not calibrated: another trial runs, or one failed lately",
 		[RING_TRIAL_FAILED] = "not calibrated",
 	};
@@ -436,7 +437,7 @@ static enum ring_reason reason_against(const struct ring_config *config, const c
 }
 
 void ring_choose(const struct ring_config *config, const char *path, uint64_t expected_bytes,
-		 struct ring_choice *choice)
+		 bool may_try, struct ring_choice *choice)
 {
 	enum ring_reason against;
 
@@ -453,27 +454,25 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 		give_reason(choice, RING_NOT_LARGE);
 	else if (is_no_file(path))
 		give_reason(choice, RING_NO_REGULAR_FILE);
+	else if (!may_try)
+		give_reason(choice, RING_NOT_TRIED);
 	else
 		try_now(choice, config, path, expected_bytes);
 }
 
-/* Without a trial: it is looked for as if the file were smaller than those that have one. */
 int ring_foresee(const struct ring_config *config, const char *directory,
 		 const struct fs_layout *layout, uint64_t file_bytes,
 		 struct ring_forecast *forecast, struct base_error *error)
 {
-	const uint64_t untried_bytes = RING_TRIAL_FILE_BYTES - 1;
 	struct ring_choice choice;
 	char *path = NULL;
 
 	memset(forecast, 0, sizeof(*forecast));
 	if (asprintf(&path, "%s/calibration", directory) < 0)
 		return base_no_memory(error, "a path", strlen(directory));
-	ring_choose(config, path, MIN(MAX(file_bytes, 1), untried_bytes), &choice);
+	ring_choose(config, path, MAX(file_bytes, 1), false, &choice);
 	free(path);
-	forecast->trial_to_come = choice.reason == RING_NOT_LARGE && file_bytes > untried_bytes;
-	if (forecast->trial_to_come)
-		snprintf(choice.why, sizeof(choice.why), "not calibrated so far");
+	forecast->trial_to_come = choice.reason == RING_NOT_TRIED;
 	forecast->calibration = choice.calibration;
 	forecast->shape = ring_shape_chosen(config, &choice, layout, file_bytes, forecast->why,
 					    sizeof(forecast->why));

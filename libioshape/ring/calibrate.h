@@ -27,6 +27,7 @@ enum ring_reason {
 	RING_SIZE_UNKNOWN,
 	RING_NOT_LARGE,
 	RING_NO_REGULAR_FILE,
+	RING_NOT_TRIED,
 	RING_TRIED_ELSEWHERE,
 	RING_TRIAL_FAILED,
 };
@@ -43,11 +44,11 @@ struct ring_choice {
 const char *ring_reason_text(enum ring_reason reason);
 
 /*
- * Before the file is created. May try, and take 0.3 s for it: only for a large file on a mount of
- * which nothing is known.
+ * Before the file is created. `may_try`: it may take 0.3 s for a trial, only for a large file on a
+ * mount of which nothing is known.
  */
 void ring_choose(const struct ring_config *config, const char *path, uint64_t expected_bytes,
-		 struct ring_choice *choice);
+		 bool may_try, struct ring_choice *choice);
 
 /* The shape of the file with this layout. Pure. `why` receives the words of the report. */
 struct ring_shape ring_shape_chosen(const struct ring_config *config,
@@ -133,6 +134,7 @@ void ring_memory_watch(struct ring_memory *memory, const char *mount, uint64_t b
 
 /* ---- As text (calibration_text.c) ------------------------------------------------------------ */
 
+#define RING_CALIBRATION_FORMAT BASE_FORMAT(2u)
 #define RING_CALIBRATION_TEXT_BYTES 4096
 
 const char *ring_engine_name(enum ioshape_engine engine);

@@ -48,7 +48,7 @@ struct ring_memory {
 /* By the environment. Relative ones are to be ignored, says its specification. */
 static void find_cache(char cache[PATH_MAX])
 {
-	const char *given = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+	const char *given = secure_getenv("XDG_CACHE_HOME"), *home = secure_getenv("HOME");
 	int length = 0;
 
 	if (given && *given == '/')
@@ -111,10 +111,12 @@ static void leave(struct ring_private_folder *shelf, int fd)
 	ring_private_close(shelf);
 }
 
-/* Names of mounts have slashes. The name itself is in the file: two may have one hash. */
+/* Names of mounts have slashes. The name itself is in the file: two may have one hash. Versions of
+ * the library that cannot read each other's files have a file each. */
 static void file_name(const char *mount, const char *end, char name[64])
 {
-	snprintf(name, 64, "%016llx%s", (unsigned long long)base_hash_text(mount), end);
+	snprintf(name, 64, "%016llx.v%u%s", (unsigned long long)base_hash_text(mount),
+		 RING_CALIBRATION_FORMAT, end);
 }
 
 static int read_file(const struct ring_memory *memory, const char *mount,
@@ -317,12 +319,12 @@ static int lock_file(const struct ring_memory *memory, const char *mount, struct
 	if (fd < 0)
 		return 0;
 	file_name(mount, ".lock", name);
-	turn->lock_fd =
-		openat(fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+	turn->lock_fd = base_own(
+		openat(fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
 	if (turn->lock_fd >= 0 && flock(turn->lock_fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
 		ret = -EBUSY;
 	if (ret) {
-		close(turn->lock_fd);
+		base_close(turn->lock_fd);
 		turn->lock_fd = -1;
 	}
 	leave(&shelf, fd);
@@ -356,11 +358,7 @@ int ring_memory_try(struct ring_memory *memory, const char *mount, double now,
 void ring_memory_tried(struct ring_memory *memory, const char *mount, double not_before,
 		       struct ring_turn *turn)
 {
-	if (turn->lock_fd >= 0) {
-		/* A forked child may hold it as well. */
-		flock(turn->lock_fd, LOCK_UN);
-		close(turn->lock_fd);
-	}
+	base_close(turn->lock_fd);
 	turn->lock_fd = -1;
 	if (memory)
 		end_trying(memory, mount, not_before);

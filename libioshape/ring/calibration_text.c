@@ -21,7 +21,7 @@ const char *ring_engine_name(enum ioshape_engine engine)
 	return (unsigned)engine < ARRAY_LENGTH(names) ? names[engine] : "?";
 }
 
-#define BEFORE_NUMBERS "ioshape calibration 2\nengine %s\n"
+#define BEFORE_NUMBERS "ioshape calibration %u\nengine %s\n"
 #define NUMBERS                                                                                    \
 	"block_bytes %llu\ndepth %u\nbytes_per_s %llu\nusual_bytes_per_s %llu\n"                   \
 	"target_bytes_per_s %llu\nseek_us %u\nmeasured_ms %llu\n"
@@ -30,7 +30,7 @@ size_t ring_calibration_print(const char *mount, const struct ring_calibration *
 			      char *text, size_t text_bytes)
 {
 	int length = snprintf(
-		text, text_bytes, BEFORE_NUMBERS NUMBERS "mount %s\n",
+		text, text_bytes, BEFORE_NUMBERS NUMBERS "mount %s\n", RING_CALIBRATION_FORMAT,
 		ring_engine_name(calibration->engine), (unsigned long long)calibration->block_bytes,
 		calibration->depth, (unsigned long long)calibration->bytes_per_s,
 		(unsigned long long)calibration->usual_bytes_per_s,
@@ -78,7 +78,7 @@ int ring_calibration_parse(const char *mount, const char *text, size_t text_byte
 		return -EINVAL;
 	memcpy(copy, text, text_bytes);
 	copy[text_bytes] = 0;
-	if (sscanf(copy, "ioshape calibration 2\nengine %15s\n" NUMBERS, engine, &block,
+	if (sscanf(copy, "ioshape calibration %*u\nengine %15s\n" NUMBERS, engine, &block,
 		   &calibration->depth, &rate, &usual, &target, &calibration->seek_us,
 		   &measured_ms) != 8 ||
 	    !find_engine(engine, &calibration->engine) || measured_ms > MOST_MS)
@@ -88,7 +88,8 @@ int ring_calibration_parse(const char *mount, const char *text, size_t text_byte
 	calibration->usual_bytes_per_s = usual;
 	calibration->target_bytes_per_s = target;
 	calibration->measured_at = (double)measured_ms / 1e3;
-	/* sscanf() takes much for a number: what it took must be what is printed. */
+	/* sscanf() takes much for a number, and any format: what it took must be what is printed.
+	 */
 	if (!is_sound(calibration) ||
 	    ring_calibration_print(mount, calibration, again, sizeof(again)) != text_bytes ||
 	    memcmp(again, text, text_bytes) != 0)

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "ring/destination.h"
+#include "ring/folder.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 /* As many links as the kernel itself follows. */
@@ -43,25 +44,62 @@ static int split(struct ring_destination *destination, const char *path, struct 
 	return 0;
 }
 
+/*
+ * Where everybody may put something and nobody can remove what others put (/tmp), what another user
+ * left under our name is a trap: the kernel's rule for those who open it (fs.protected_symlinks,
+ * fs.protected_regular), which does not see those who rename.
+ */
+static int refuse_planted(const struct ring_destination *destination, const struct stat *directory,
+			  const struct stat *found, struct base_error *error)
+{
+	const mode_t everybodys = S_ISVTX | S_IWOTH;
+
+	if ((directory->st_mode & everybodys) != everybodys || found->st_uid == geteuid() ||
+	    found->st_uid == directory->st_uid)
+		return 0;
+	return base_refuse(error, -EACCES,
+			   "cannot save to \"%s\": another user has put a %s there, in a directory "
+			   "where everybody may" BASE_REMEDY "remove it, or save elsewhere",
+			   destination->path, S_ISLNK(found->st_mode) ? "link" : "file");
+}
+
+/* Whose it is and what it says belong together: both of the link that is open. */
+static int read_open_link(const struct ring_destination *destination, int fd, char text[PATH_MAX],
+			  struct base_error *error)
+{
+	struct stat link, directory;
+	const ssize_t bytes = readlinkat(fd, "", text, PATH_MAX - 1);
+
+	if (bytes < 0 || fstat(fd, &link) || stat(destination->directory, &directory))
+		return base_fail(error, -errno, "cannot follow the link \"%s\"", destination->path);
+	text[bytes] = 0;
+	return refuse_planted(destination, &directory, &link, error);
+}
+
 /* What a link in the destination's directory says, as a path of our own; NULL if it is none. */
 static int read_link(const struct ring_destination *destination, const char *path, char **out,
 		     struct base_error *error)
 {
 	char text[PATH_MAX];
-	ssize_t bytes = readlink(path, text, sizeof(text) - 1);
+	int fd = -1, ret;
 
 	*out = NULL;
-	if (bytes < 0)
+	if (readlink(path, text, sizeof(text)) >= 0)
+		fd = base_own(open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC));
+	if (fd < 0)
 		return errno == EINVAL || errno == ENOENT ?
 			       0 :
 			       base_fail(error, -errno, "cannot follow the link \"%s\"",
 					 destination->path);
-	text[bytes] = 0;
+	ret = read_open_link(destination, fd, text, error);
+	base_close(fd);
+	if (ret)
+		return ret;
 	if (text[0] == '/')
 		*out = strdup(text);
 	else if (asprintf(out, "%s/%s", destination->directory, text) < 0)
 		*out = NULL;
-	return *out ? 0 : base_no_memory(error, "a path", (uint64_t)bytes);
+	return *out ? 0 : base_no_memory(error, "a path", strlen(text));
 }
 
 /* Follows links from path to path, also a last one that leads to nothing yet, as open() would. */
@@ -96,11 +134,11 @@ static int follow(struct ring_destination *destination, struct base_error *error
 static int open_directory(struct ring_destination *destination, struct base_error *error)
 {
 	destination->directory_fd =
-		open(destination->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		base_own(open(destination->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	/* One may write into a directory that one may not list; it just cannot be synced then. */
 	if (destination->directory_fd < 0 && errno == EACCES)
 		destination->directory_fd =
-			open(destination->directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+			base_own(open(destination->directory, O_PATH | O_DIRECTORY | O_CLOEXEC));
 	if (destination->directory_fd < 0)
 		return base_fail(
 			error, -errno,
@@ -130,7 +168,7 @@ static int open_if_stream(struct ring_destination *destination, struct base_erro
 		return 0;
 	destination->stream = true;
 	destination->device = S_ISBLK(status.st_mode);
-	destination->fd = open(destination->path, O_WRONLY | O_NOCTTY | O_CLOEXEC);
+	destination->fd = base_own(open(destination->path, O_WRONLY | O_NOCTTY | O_CLOEXEC));
 	if (destination->fd < 0)
 		return base_fail(error, -errno, "cannot open \"%s\" for writing",
 				 destination->path);
@@ -149,6 +187,8 @@ static bool may_write(const struct ring_destination *destination)
 /* 1 and its status if there is a regular file, 0 if there is nothing. */
 static int look(struct ring_destination *destination, struct stat *old, struct base_error *error)
 {
+	struct stat directory;
+
 	if (destination->absent)
 		return 0;
 	if (fstatat(destination->directory_fd, destination->name, old, 0)) {
@@ -165,6 +205,10 @@ static int look(struct ring_destination *destination, struct stat *old, struct b
 		return base_refuse(error, -EBUSY,
 				   "cannot save to \"%s\": it is changing under our hands",
 				   destination->path);
+	if (fstat(destination->directory_fd, &directory))
+		return base_fail(error, -errno, "cannot look at \"%s\"", destination->directory);
+	if (refuse_planted(destination, &directory, old, error))
+		return -EACCES;
 	if (!may_write(destination))
 		return base_fail(error, -errno, "cannot replace \"%s\": the file is not writable",
 				 destination->path);
@@ -173,49 +217,14 @@ static int look(struct ring_destination *destination, struct stat *old, struct b
 
 /* ---- The temporary file ---------------------------------------------------------------------- */
 
-static char machine_tag[9];
-static pthread_once_t machine_tag_once = PTHREAD_ONCE_INIT;
-
-static void read_machine_tag(void)
-{
-	char text[64];
-	ssize_t bytes = 0;
-	int fd;
-
-	fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-	if (fd >= 0) {
-		bytes = read(fd, text, sizeof(text));
-		close(fd);
-	}
-	if (bytes > 0)
-		snprintf(machine_tag, sizeof(machine_tag), "%08x",
-			 base_crc32(0, text, (size_t)bytes));
-	else
-		strcpy(machine_tag, RING_UNKNOWN_MACHINE);
-}
-
-const char *ring_machine_tag(void)
-{
-	pthread_once(&machine_tag_once, read_machine_tag);
-	return machine_tag;
-}
-
-/* ".model.pt.ioshape-tmp-<machine>-<random>", the first part shortened so that it is a legal name.
- */
 static int make_name(struct ring_destination *destination, struct base_error *error)
 {
-	char end[64];
-	int room;
+	char name[NAME_MAX + 1];
 
-	snprintf(end, sizeof(end), RING_TEMPORARY_MARK "%s-%016llx", ring_machine_tag(),
-		 (unsigned long long)base_random());
-	room = NAME_MAX - 1 - (int)strlen(end);
+	ring_temporary_name(destination->directory_fd, destination->name, name);
 	free(destination->temporary);
-	if (asprintf(&destination->temporary, ".%.*s%s", room, destination->name, end) < 0) {
-		destination->temporary = NULL;
-		return base_no_memory(error, "a name", NAME_MAX);
-	}
-	return 0;
+	destination->temporary = strdup(name);
+	return destination->temporary ? 0 : base_no_memory(error, "a name", NAME_MAX);
 }
 
 static void forget_temporary(struct ring_destination *destination)
@@ -227,7 +236,7 @@ static void forget_temporary(struct ring_destination *destination)
 static void remove_temporary(struct ring_destination *destination)
 {
 	unlinkat(destination->directory_fd, destination->temporary, 0);
-	close(destination->fd);
+	base_close(destination->fd);
 	destination->fd = -1;
 	forget_temporary(destination);
 }
@@ -264,7 +273,7 @@ static int open_temporary(struct ring_destination *destination, struct ring_stri
 		ret = ring_striping_create(striping, destination->directory_fd,
 					   destination->directory, destination->temporary, mode,
 					   notes);
-		destination->fd = MAX(ret, -1);
+		destination->fd = base_own(MAX(ret, -1));
 		if (ret < 0) {
 			forget_temporary(destination); /* it is not ours */
 			if (ret == -EEXIST)
@@ -284,11 +293,47 @@ static int open_temporary(struct ring_destination *destination, struct ring_stri
 			   destination->directory);
 }
 
-/* The new file looks like the one it replaces: who may read it must not change with its contents.
+/* What lets more people in, or fewer, than the mode says: 500 of them fit. */
+#define ACL "system.posix_acl_access"
+#define MOST_ACL_BYTES 4096
+
+/*
+ * The new file has the old one's ACL, or none: it may have been born with its directory's default
+ * one, of which a mode would let everybody in who is named there. False if that cannot be had.
  */
-static int copy_mode(struct ring_destination *destination, struct ring_notes *notes,
-		     struct base_error *error)
+static bool copy_acl(const struct ring_destination *destination, bool same_group)
 {
+	char acl[MOST_ACL_BYTES], *old = NULL;
+	ssize_t bytes;
+
+	if (asprintf(&old, "%s/%s", destination->directory, destination->name) < 0)
+		return false;
+	bytes = lgetxattr(old, ACL, acl, sizeof(acl));
+	free(old);
+	if (bytes >= 0)
+		return same_group && !fsetxattr(destination->fd, ACL, acl, (size_t)bytes, 0);
+	if (errno != ENODATA)
+		return errno == EOPNOTSUPP; /* nor has the new one any */
+	return !fremovexattr(destination->fd, ACL) || errno == ENODATA;
+}
+
+/* Of another group: a member of either may do no more than before. */
+static mode_t without_group(mode_t mode)
+{
+	const mode_t all = mode >> 3 & mode & 07;
+
+	return (mode & 0700) | all << 3 | all;
+}
+
+/*
+ * The new file looks like the one it replaces: who may read it must not change with its contents.
+ * What cannot be kept makes it less, never more.
+ */
+static int copy_access(struct ring_destination *destination, struct ring_notes *notes,
+		       struct base_error *error)
+{
+	mode_t mode = destination->old_mode;
+	bool same_group = true;
 	struct stat new;
 
 	if (fstat(destination->fd, &new))
@@ -296,12 +341,18 @@ static int copy_mode(struct ring_destination *destination, struct ring_notes *no
 				 destination->path);
 	/* Only root can give files away; others share them by group at most. */
 	if ((new.st_uid != destination->old_user || new.st_gid != destination->old_group) &&
-	    fchown(destination->fd, destination->old_user, destination->old_group) &&
-	    fchown(destination->fd, (uid_t)-1, destination->old_group))
+	    fchown(destination->fd, destination->old_user, destination->old_group)) {
 		ring_note(notes, IOSHAPE_STEP_OWNER, "owner of the replaced file not kept: %s",
 			  ioshape_strerror(-errno));
-	if ((new.st_mode & 07777) != destination->old_mode &&
-	    fchmod(destination->fd, destination->old_mode))
+		same_group = !fchown(destination->fd, (uid_t)-1, destination->old_group);
+		mode = same_group ? mode & 0777 : without_group(mode);
+	}
+	if (!copy_acl(destination, same_group)) {
+		ring_note(notes, IOSHAPE_STEP_OWNER,
+			  "ACL of the replaced file not kept: only its owner may read it");
+		mode &= 0700;
+	}
+	if (fchmod(destination->fd, mode))
 		ring_note(notes, IOSHAPE_STEP_OWNER, "mode of the replaced file not kept: %s",
 			  ioshape_strerror(-errno));
 	return 0;
@@ -313,7 +364,7 @@ static int begin(struct ring_destination *destination, struct ring_striping *str
 	int ret = open_temporary(destination, striping, destination->replaces ? 0600 : 0666, notes,
 				 error);
 
-	return ret || !destination->replaces ? ret : copy_mode(destination, notes, error);
+	return ret || !destination->replaces ? ret : copy_access(destination, notes, error);
 }
 
 int ring_destination_begin_again(struct ring_destination *destination,
@@ -388,7 +439,7 @@ static int close_checked(struct ring_destination *destination, struct base_error
 
 	destination->fd = -1;
 	if (!destination->stream) {
-		destination->lock_fd = dup(fd);
+		destination->lock_fd = base_own(dup(fd));
 		if (destination->lock_fd < 0) {
 			destination->fd = fd;
 			return base_fail(error, -errno,
@@ -397,7 +448,7 @@ static int close_checked(struct ring_destination *destination, struct base_error
 		}
 	}
 	/* After EINTR Linux has closed it all the same. */
-	if (close(fd) && errno != EINTR)
+	if (base_close(fd) && errno != EINTR)
 		return base_fail(error, -errno,
 				 "cannot finish \"%s\"" BASE_REMEDY "the storage failed or is full",
 				 destination->path);
@@ -445,9 +496,11 @@ static int sync_directory(struct ring_destination *destination, struct ring_note
 {
 	if (!fsync(destination->directory_fd))
 		return 0;
-	/* Filesystems that make names durable by themselves, or a directory that may not be read.
-	 */
-	if (errno == EINVAL || errno == EBADF || errno == EOPNOTSUPP || errno == ENOSYS) {
+	/* A directory that may be written to and not be read: all of its filesystem, then. */
+	if (errno == EBADF && !syncfs(destination->lock_fd))
+		return 0;
+	/* Filesystems that make names durable by themselves. */
+	if (errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS) {
 		ring_note(notes, IOSHAPE_STEP_SYNC, "directory not synced: %s",
 			  ioshape_strerror(-errno));
 		return 0;
@@ -467,11 +520,13 @@ int ring_destination_commit(struct ring_destination *destination, bool no_replac
 		return ret;
 	/*
 	 * When the last name of the old file goes, its blocks are freed, and whoever renames over
-	 * it or syncs the directory waits for that. Holding it open puts it off until we are done.
+	 * it or syncs the directory waits for that. Holding it open puts it off until we are done;
+	 * and nobody else gets them before the new name is durable, as ext4 with data=writeback
+	 * allows.
 	 */
 	if (!destination->absent)
-		old = openat(destination->directory_fd, destination->name,
-			     O_PATH | O_NOFOLLOW | O_CLOEXEC);
+		old = base_own(openat(destination->directory_fd, destination->name,
+				      O_PATH | O_NOFOLLOW | O_CLOEXEC));
 	ret = put_in_place(destination, no_replace, error);
 	if (!ret && !no_sync)
 		ret = sync_directory(destination, notes, error);
@@ -483,12 +538,9 @@ void ring_destination_close(struct ring_destination *destination)
 {
 	if (destination->temporary)
 		unlinkat(destination->directory_fd, destination->temporary, 0);
-	if (destination->fd >= 0)
-		close(destination->fd);
-	if (destination->lock_fd >= 0)
-		close(destination->lock_fd);
-	if (destination->directory_fd >= 0)
-		close(destination->directory_fd);
+	base_close(destination->fd);
+	base_close(destination->lock_fd);
+	base_close(destination->directory_fd);
 	free(destination->temporary);
 	free(destination->name);
 	free(destination->directory);

@@ -58,7 +58,15 @@ static int set_up(struct uring *uring, unsigned depth)
 
 	for (size_t i = 0; ret == -EINVAL && i < ARRAY_LENGTH(flags); i++)
 		ret = io_uring_queue_init(depth, &uring->ring, flags[i]);
+	if (!ret)
+		base_own(uring->ring.ring_fd);
 	return ret;
+}
+
+static void tear_down(struct uring *uring)
+{
+	base_disown(uring->ring.ring_fd);
+	io_uring_queue_exit(&uring->ring);
 }
 
 /* A sandbox may allow setting a ring up and forbid entering it: only a round trip tells. */
@@ -151,7 +159,7 @@ static int open_ring(void **engine, const struct ring_engine_params *params, boo
 	if (ret) {
 		snprintf(why, why_bytes, "io_uring cannot be entered: %s%s", ioshape_strerror(ret),
 			 remedy_for(ret));
-		io_uring_queue_exit(&uring->ring);
+		tear_down(uring);
 		free(uring);
 		return ret;
 	}
@@ -306,7 +314,7 @@ static void uring_close(void *engine)
 {
 	struct uring *uring = engine;
 
-	io_uring_queue_exit(&uring->ring);
+	tear_down(uring);
 	free(uring);
 }
 

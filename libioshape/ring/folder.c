@@ -82,7 +82,7 @@ int ring_folder_make(const char *path, struct base_error *error)
 static int open_at(struct ring_folder *folder, int fd, const char *name, int flags,
 		   struct base_error *error)
 {
-	folder->fd = openat(fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
+	folder->fd = base_own(openat(fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags));
 	if (folder->fd >= 0)
 		return 0;
 	return base_fail(error, -errno, "cannot open the directory \"%s\"", folder->path);
@@ -146,22 +146,17 @@ int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *
 
 void ring_folder_close(struct ring_folder *folder)
 {
-	if (folder->locked_by == base_pid())
-		flock(folder->fd, LOCK_UN);
-	if (folder->fd >= 0)
-		close(folder->fd);
+	base_close(folder->fd);
 	free(folder->path);
 	*folder = (struct ring_folder)RING_NO_FOLDER;
 }
 
 /* ---- Locks and looks ------------------------------------------------------------------------- */
 
-enum ring_lock ring_folder_lock(struct ring_folder *folder)
+enum ring_lock ring_folder_lock(const struct ring_folder *folder)
 {
-	if (!flock(folder->fd, LOCK_EX | LOCK_NB)) {
-		folder->locked_by = base_pid();
+	if (!flock(folder->fd, LOCK_EX | LOCK_NB))
 		return RING_LOCKED;
-	}
 	return errno == EWOULDBLOCK ? RING_BUSY : RING_NO_LOCKS;
 }
 

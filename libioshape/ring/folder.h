@@ -9,11 +9,20 @@
 #include "ring/ring.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <sys/stat.h>
 
 /* To list it. NULL and errno after a failure. Opened anew: all duplicates of a descriptor share the
  * position that listing moves. */
 DIR *ring_listing(int folder_fd);
+
+/* ".model.pt.ioshape-tmp-<lock domain>-<random>", the first part shortened so that it is a legal
+ * name (domain.c). */
+void ring_temporary_name(int folder_fd, const char *name, char into[NAME_MAX + 1]);
+
+/* What a file has that is made there now: its owner and its time, as the server gives them
+ * (domain.c). It is removed again. 0 or a negative errno. */
+int ring_look_at_new(int folder_fd, struct stat *status);
 
 /*
  * A new file that appears whole, in place of what has the name: for everybody and on stable

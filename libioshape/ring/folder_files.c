@@ -51,9 +51,8 @@ int ring_put_whole(int folder_fd, const char *name, const void *data, size_t byt
 	char temporary[NAME_MAX + 1];
 	int fd, ret;
 
-	snprintf(temporary, sizeof(temporary), ".%.200s" RING_TEMPORARY_MARK "%s-%016llx", name,
-		 ring_machine_tag(), (unsigned long long)base_random());
-	fd = openat(folder_fd, temporary, flags, durable ? 0666 : 0600);
+	ring_temporary_name(folder_fd, name, temporary);
+	fd = base_own(openat(folder_fd, temporary, flags, durable ? 0666 : 0600));
 	if (fd < 0)
 		return -errno;
 	/* So that nobody takes it for abandoned, and removes it. */
@@ -62,11 +61,8 @@ int ring_put_whole(int folder_fd, const char *name, const void *data, size_t byt
 	ret = write_all(fd, data, bytes);
 	if (!ret && durable && fsync(fd))
 		ret = -errno;
-	/* A child that was forked meanwhile has the descriptor, too, and would keep the lock. */
-	if (durable)
-		flock(fd, LOCK_UN);
 	/* Some network filesystems report lost writes only here. */
-	if (close(fd) && !ret && errno != EINTR)
+	if (base_close(fd) && !ret && errno != EINTR)
 		ret = -errno;
 	if (!ret && renameat(folder_fd, temporary, folder_fd, name))
 		ret = -errno;
@@ -148,13 +144,14 @@ static int read_file(const struct ring_folder *folder, const char *name, int fd,
 int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
 		    struct base_buffer *into, struct ring_hold *hold, struct base_error *error)
 {
-	struct ring_hold taken = { .owner = base_pid() };
+	struct ring_hold taken = RING_NO_HOLD;
 	int ret;
 
 	if (hold)
 		*hold = (struct ring_hold)RING_NO_HOLD;
 	/* O_NONBLOCK: a pipe must be refused, not waited for. */
-	taken.fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	taken.fd =
+		base_own(openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 	if (taken.fd < 0)
 		return errno == ENOENT ? -ENOENT :
 					 base_fail(error, -errno, "cannot open \"%s/%s\"",
@@ -169,12 +166,25 @@ int ring_folder_get(const struct ring_folder *folder, const char *name, size_t m
 	return ret;
 }
 
+ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, void *into,
+			 size_t bytes)
+{
+	const int fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	ssize_t got;
+
+	if (fd < 0)
+		return -errno;
+	do
+		got = pread(fd, into, bytes, 0);
+	while (got < 0 && errno == EINTR);
+	if (got < 0)
+		got = -errno;
+	close(fd);
+	return got;
+}
+
 void ring_folder_let_go(struct ring_hold *hold)
 {
-	if (hold->fd >= 0) {
-		if (hold->owner == base_pid())
-			flock(hold->fd, LOCK_UN);
-		close(hold->fd);
-	}
+	base_close(hold->fd);
 	*hold = (struct ring_hold)RING_NO_HOLD;
 }

@@ -17,11 +17,10 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 {
 	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 
-	hold->owner = base_pid();
 	/* NFS gives an exclusive lock to who may write only. */
-	hold->fd = openat(folder->fd, name, O_RDWR | flags);
+	hold->fd = base_own(openat(folder->fd, name, O_RDWR | flags));
 	if (hold->fd < 0 && errno != ENOENT)
-		hold->fd = openat(folder->fd, name, O_RDONLY | flags);
+		hold->fd = base_own(openat(folder->fd, name, O_RDONLY | flags));
 	if (hold->fd < 0)
 		return errno == ENOENT ? -ENOENT :
 					 base_fail(error, -errno, "cannot open \"%s/%s\"",
@@ -74,12 +73,28 @@ static int remove_file(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
+/*
+ * Some filesystems give the blocks of a removed file to others at once (ext4 with data=writeback):
+ * after a power failure the file is back, with what others wrote there. So what says that it is
+ * good is gone for good before.
+ */
+static int remove_first(struct removal *removal, const char *name, struct base_error *error)
+{
+	struct ring_entry entry;
+	int ret;
+
+	if (ring_folder_look(removal->folder, name, &entry, NULL) == -ENOENT)
+		return 0;
+	ret = try_to_remove(removal, name, error);
+	return ret ? ret : ring_folder_sync(removal->folder, error);
+}
+
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
 		       const char *name, const char *first, struct ring_hold *hold,
 		       struct base_error *error)
 {
 	struct removal removal = { .folder = folder };
-	int ret = try_to_remove(&removal, first, error);
+	int ret = remove_first(&removal, first, error);
 
 	/* Nobody can begin to read it any more, and while it is open its directory may have to
 	 * stay. */

@@ -18,7 +18,7 @@ static int open_buffered(struct ring_input *input, const char *path, struct base
 
 	/* O_NONBLOCK: a pipe must be refused, not waited for. It means nothing for regular files.
 	 */
-	input->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	input->fd = base_own(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
 	if (input->fd < 0)
 		return base_fail(error, -errno, "cannot open \"%s\"", path);
 	if (fstat(input->fd, &status))
@@ -44,7 +44,7 @@ static int open_direct(struct ring_input *input, enum ioshape_direct direct,
 	errno = EOPNOTSUPP;
 	if (!input->fs.direct_known || input->fs.direct_works) {
 		snprintf(same_file, sizeof(same_file), "/proc/self/fd/%d", input->fd);
-		input->direct_fd = open(same_file, O_RDONLY | O_CLOEXEC | O_DIRECT);
+		input->direct_fd = base_own(open(same_file, O_RDONLY | O_CLOEXEC | O_DIRECT));
 	}
 	if (input->direct_fd < 0 && direct == IOSHAPE_DIRECT_REQUIRE)
 		return base_fail(
@@ -108,10 +108,8 @@ void ring_look_anew(const char *path)
 
 void ring_input_close(struct ring_input *input)
 {
-	if (input->direct_fd >= 0)
-		close(input->direct_fd);
-	if (input->fd >= 0)
-		close(input->fd);
+	base_close(input->direct_fd);
+	base_close(input->fd);
 	free(input->path);
 	memset(input, 0, sizeof(*input));
 	input->fd = input->direct_fd = -1;

@@ -71,6 +71,7 @@ void ring_lane_detach(struct ring_lane *lane)
 		return;
 	lane->ops->attach(lane->engine, -1);
 	lane->fd = -1;
+	lane->direct = false;
 	lane->path = NULL;
 	lane->notes = NULL;
 }
@@ -274,6 +275,16 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_buffer *buffer, struct 
 	return 0;
 }
 
+int ring_lane_leave_direct(struct ring_lane *lane, const char *why)
+{
+	int ret = lane->direct ? set_direct(lane->fd, false) : 0;
+
+	if (!ret && lane->direct)
+		ring_note(lane->notes, IOSHAPE_STEP_DIRECT, "went on buffered: %s", why);
+	lane->direct = lane->direct && ret;
+	return ret;
+}
+
 /* A file that refuses direct I/O only when it is used: on to the page cache, if we may. */
 static bool leave_direct(struct ring_lane *lane, int code)
 {
@@ -284,12 +295,7 @@ static bool leave_direct(struct ring_lane *lane, int code)
 	if (!lane->direct) /* another request has already changed the mode; this one is sent again
 			    */
 		return lane->alignment > 1;
-	if (set_direct(lane->fd, false))
-		return false;
-	lane->direct = false;
-	ring_note(lane->notes, IOSHAPE_STEP_DIRECT,
-		  "direct I/O failed at use, went on buffered: %s", ioshape_strerror(code));
-	return true;
+	return !ring_lane_leave_direct(lane, ioshape_strerror(code));
 }
 
 /* Counts the retries in a row, and leaves the device a moment from the third on. */
@@ -411,6 +417,22 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_buffer *buffer, struct 
 	if (!ret && buffer->failed)
 		ret = tell_failure(lane, buffer, error);
 	return ret;
+}
+
+/* The part of the requests that may be in flight when the next writer begins. */
+#define TAIL_PART 8
+
+/* What it takes to make a file on a network filesystem: some answers of a metadata server. */
+#define BEGINNING_S 0.020
+
+unsigned ring_lane_tail(const struct ring_lane *lane, uint64_t submitted, uint64_t took_ns)
+{
+	const uint64_t flying = lane->in_flight * (uint64_t)lane->shape.block_bytes;
+	const uint64_t done = submitted - MIN(flying, submitted);
+	const double requests = (double)done / MAX(base_seconds(took_ns), 1e-6) * BEGINNING_S /
+				(double)lane->shape.block_bytes;
+
+	return MAX((unsigned)MIN(requests, lane->limit / 2.0), lane->limit / TAIL_PART);
 }
 
 int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *error)

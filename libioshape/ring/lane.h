@@ -107,6 +107,9 @@ void ring_lane_detach(struct ring_lane *lane);
  */
 int ring_lane_go_direct(struct ring_lane *lane, const struct fs_info *fs, struct base_error *error);
 
+/* Back to the page cache, while nothing is in flight or what is may fail; `why` is for the note. */
+int ring_lane_leave_direct(struct ring_lane *lane, const char *why);
+
 /*
  * What offsets and sizes must be multiples of for direct I/O there; 0 if it cannot be done in
  * blocks of this lane.
@@ -139,6 +142,10 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_buffer *buffer, struct 
 /* What to do about a failed write or read; "" if nothing is known to
  * help. */
 const char *ring_remedy(int code);
+
+/* How many may be in flight when the next writer begins: what the storage completes while that one
+ * creates its file, and a part of the requests at least. Of a file of which so much was sent. */
+unsigned ring_lane_tail(const struct ring_lane *lane, uint64_t submitted, uint64_t took_ns);
 
 /* When writing: waits until at most so many requests are in flight, and none waits to be sent. */
 int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *error);

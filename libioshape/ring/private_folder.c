@@ -29,22 +29,14 @@ static int open_folder(const char *path)
 /* Whose our files are here: servers may give root's to somebody else. And their time. */
 static int look_at_own(struct ring_private_folder *shelf, int folder_fd)
 {
-	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-	char name[32];
 	struct stat stat;
-	int fd, ret = 0;
+	int ret = ring_look_at_new(folder_fd, &stat);
 
-	snprintf(name, sizeof(name), ".%016llx", (unsigned long long)base_random());
-	fd = openat(folder_fd, name, flags, 0600);
-	if (fd < 0)
-		return -errno;
-	if (fstat(fd, &stat))
-		ret = -errno;
+	if (ret)
+		return ret;
 	shelf->owner = stat.st_uid;
 	shelf->opened = stat.st_mtime;
-	unlinkat(folder_fd, name, 0);
-	close(fd);
-	return ret;
+	return 0;
 }
 
 int ring_private_make(const struct ring_private_folder *shelf)
@@ -58,7 +50,9 @@ static int say_open(int code, const char *path, struct base_error *error)
 		return base_fail(error, code,
 				 "cannot use \"%s\": it is no folder" BASE_REMEDY "remove it",
 				 path);
-	return base_fail(error, code, "cannot keep notes in the folder \"%s\"", path);
+	return base_fail(error, code, "cannot keep notes in the folder \"%s\"" BASE_REMEDY "%s",
+			 path,
+			 code == -EACCES ? "run all processes that share it as one user" : "");
 }
 
 int ring_private_open(struct ring_private_folder *shelf, const char *path, struct base_error *error)
@@ -82,7 +76,13 @@ int ring_private_open(struct ring_private_folder *shelf, const char *path, struc
 		if (ret != -ENOENT)
 			break;
 	}
-	if (!ret && (stat.st_uid != shelf->owner || (stat.st_mode & 022)))
+	if (!ret && !base_is_one_user(shelf->owner))
+		ret = base_refuse(error, -EACCES,
+				  "cannot keep notes in the folder \"%s\": this process runs as "
+				  "\"nobody\" of a user namespace, like others" BASE_REMEDY
+				  "give it a user with a number there",
+				  path);
+	else if (!ret && (stat.st_uid != shelf->owner || (stat.st_mode & 022)))
 		ret = base_refuse(
 			error, -EACCES,
 			"the folder \"%s\" is another user's, or others may write to it" BASE_REMEDY

@@ -21,7 +21,7 @@ static atomic_uint releasing;
 
 static void *release(void *fd)
 {
-	close((int)(intptr_t)fd);
+	base_close((int)(intptr_t)fd);
 	atomic_fetch_sub(&releasing, 1);
 	return NULL;
 }
@@ -42,7 +42,7 @@ void ring_release(int fd)
 		}
 		atomic_fetch_sub(&releasing, 1);
 	}
-	close(fd);
+	base_close(fd);
 }
 
 bool ring_await_releases(void)

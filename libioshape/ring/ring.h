@@ -248,6 +248,8 @@ struct ring_file_options {
 	bool no_sync;
 	bool want_crc32;   /* ring_writer_crc32() will be asked */
 	bool remove_stale; /* first tidy the directory of what killed writers left behind */
+	/* base_deadline_ns(), 0: none. What takes time and can be left out is: no trial. */
+	uint64_t deadline_ns;
 	/* Told about each block written and each phase; not 0 stops with -ECANCELED. May be NULL.
 	 */
 	ioshape_progress_fn progress;
@@ -338,9 +340,8 @@ bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes);
  * without '/'.
  */
 struct ring_folder {
-	int fd;          /* -1 if closed */
-	pid_t locked_by; /* the process that has to unlock it; 0: none */
-	char *path;      /* for messages; owned */
+	int fd;     /* -1 if closed */
+	char *path; /* for messages; owned */
 };
 
 #define RING_NO_FOLDER                                                                             \
@@ -358,13 +359,9 @@ int ring_folder_open_in(struct ring_folder *folder, const struct ring_folder *pa
  * remove it. */
 int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *parent,
 			  const char *name, struct base_error *error);
-/* Safe on RING_NO_FOLDER. Ends its lock, if this process has taken it. */
+/* Safe on RING_NO_FOLDER. Ends its lock. */
 void ring_folder_close(struct ring_folder *folder);
 
-/*
- * A lock. Children of fork() inherit it with the descriptor, and keep it when this process dies; so
- * who has taken it unlocks it, and does not leave that to the close.
- */
 enum ring_lock {
 	RING_LOCKED,   /* it is ours now, or was */
 	RING_BUSY,     /* somebody else has it */
@@ -372,7 +369,7 @@ enum ring_lock {
 };
 
 /* Locks the directory itself, without waiting. */
-enum ring_lock ring_folder_lock(struct ring_folder *folder);
+enum ring_lock ring_folder_lock(const struct ring_folder *folder);
 
 /* Whether it is (still) the one of this name. */
 bool ring_folder_is_named(const struct ring_folder *folder, const struct ring_folder *parent,
@@ -418,7 +415,6 @@ int ring_folder_swap(const struct ring_folder *folder, const char *one, const ch
 /* A file whose lock is held: as that of a directory. */
 struct ring_hold {
 	int fd; /* -1: none */
-	pid_t owner;
 };
 
 #define RING_NO_HOLD                                                                               \
@@ -438,7 +434,11 @@ int ring_folder_put(const struct ring_folder *folder, const char *name, const vo
  */
 int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
 		    struct base_buffer *into, struct ring_hold *hold, struct base_error *error);
-/* Safe on RING_NO_HOLD. In another process than that which has taken it, it only closes. */
+/* The first bytes of a file, as many as there are and have room; -ENOENT and others without a
+ * sentence. */
+ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, void *into,
+			 size_t bytes);
+/* Safe on RING_NO_HOLD. */
 void ring_folder_let_go(struct ring_hold *hold);
 
 /*
@@ -450,19 +450,40 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 		      struct base_error *error);
 
 /*
- * Removes a directory: the file `first` in it, then its other files, then itself. `folder` is what
- * is open under that name. Directories in it are no business of ours: they stay, and so does it
- * (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that is removed. -EBUSY,
- * without a sentence: nothing but files is left that somebody on this host has open over NFS.
+ * Removes a directory: the file `first` in it, durably, then its other files, then itself. `folder`
+ * is what is open under that name. Directories in it are no business of ours: they stay, and so
+ * does it (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that is removed.
+ * -EBUSY, without a sentence: nothing but files is left that somebody on this host has open over
+ * NFS.
  */
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
 		       const char *name, const char *first, struct ring_hold *hold,
 		       struct base_error *error);
 
-/* Eight hex digits that stand for this boot of this machine; RING_UNKNOWN_MACHINE if it does not
- * tell. */
-#define RING_UNKNOWN_MACHINE "00000000"
+/* ---- Who is dead (domain.c) ------------------------------------------------------------------ */
+
+/* Eight hex digits that stand for this boot of this machine; RING_NOWHERE if it does not tell. */
+#define RING_NOWHERE "00000000"
 const char *ring_machine_tag(void);
+
+/*
+ * Eight hex digits that stand for where a lock on what lies in this directory is seen: through this
+ * mount of its filesystem on this machine. The same directory mounted a second time may be another
+ * domain, as may another machine: who gets a lock there knows nothing about who wrote it.
+ */
+#define RING_DOMAIN_BYTES 9
+void ring_lock_domain(int directory_fd, char domain[RING_DOMAIN_BYTES]);
+/* Whether the digits that a name has are of this domain. */
+bool ring_is_lock_domain(const char *digits, const char domain[RING_DOMAIN_BYTES]);
+
+/* The clock that gives files in a directory their times: its server's, and not ours. */
+struct ring_clock {
+	int directory_fd;
+	int64_t now; /* seconds since 1970; 0: not asked yet, below: it does not tell */
+};
+
+/* Whether what was last touched then has been left alone for a day. Asks by a new file, once. */
+bool ring_is_abandoned(struct ring_clock *clock, int64_t touched);
 
 /* ---- Reading (input.c, read.c, cached.c, stream.c) ------------------------------------------- */
 

@@ -136,22 +136,14 @@ int ring_bench_open(struct ring_bench *bench, const struct ring_config *config, 
 	return 0;
 }
 
-/* A child that was forked meanwhile keeps the file open, but not its space. */
-static void close_one(struct ring_destination *destination)
-{
-	if (destination->fd >= 0 && ftruncate(destination->fd, 0))
-		errno = 0;
-	ring_destination_close(destination);
-}
-
 void ring_bench_close(struct ring_bench *bench)
 {
 	for (unsigned i = 0; i < ARRAY_LENGTH(bench->engines); i++) {
 		if (bench->engines[i])
 			ring_engine_of((enum ioshape_engine)i)->close(bench->engines[i]);
 	}
-	close_one(&bench->direct);
-	close_one(&bench->buffered);
+	ring_destination_close(&bench->direct);
+	ring_destination_close(&bench->buffered);
 	base_unmap(bench->data, RING_BLOCK_BYTES);
 }
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A file written front to back: bytes gather in buffers, full buffers leave through the lane. */
 #define _GNU_SOURCE
-#include "ring/calibrate.h"
-#include "ring/destination.h"
-#include "ring/lane.h"
+#include "ring/writer.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,33 +14,7 @@
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
 
-struct ring_writer {
-	struct ring_lane *lane;
-	struct ring_file_options options;
-	struct ring_notes *notes;
-	struct ring_destination file;
-	struct ring_striping striping;
-	struct fs_info fs;
-	struct ring_buffer *buffer; /* being filled; NULL at a block's boundary */
-	size_t used;                /* bytes of it that are filled */
-	size_t block_bytes;         /* it leaves when so much of it is */
-	uint64_t submitted;         /* bytes that have left in full blocks */
-	uint32_t crc;               /* of all bytes put, if wanted */
-	bool through_engine;        /* at least one block has */
-	bool was_direct;
-	bool nil; /* the engine drops everything: there is no file */
-	bool failed;
-	bool finished;           /* complete: may be committed */
-	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
-	uint64_t first_block_ns; /* when the engine got its first block */
-	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
-	struct ring_choice choice;
-	char shape_why[160];
-	uint64_t held_ns; /* of write_ns, in the callback that lets blocks pass */
-};
-
-/* Runs before each step: the one place that progress and abort are heeded. */
-static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct base_error *error)
+int ring_writer_tell(struct ring_writer *writer, enum ioshape_phase phase, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
 	uint64_t done = ring_writer_offset(writer);
@@ -61,6 +33,16 @@ static int tell(struct ring_writer *writer, enum ioshape_phase phase, struct bas
 	return 0;
 }
 
+int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
+			    struct base_error *error)
+{
+	if (bytes <= writer->most_bytes || writer->file.stream || writer->nil)
+		return 0;
+	return base_refuse(error, -EFBIG,
+			   "cannot write \"%s\": it would be larger than %s" BASE_REMEDY "%s",
+			   writer->file.path, BASE_SIZE(writer->most_bytes), ring_remedy(-EFBIG));
+}
+
 /* Before bytes leave: the one place where a write can be held up. */
 static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_error *error)
 {
@@ -70,7 +52,7 @@ static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_erro
 
 	if (options->before_block)
 		options->before_block(options->before_block_user, bytes);
-	ret = tell(writer, IOSHAPE_PHASE_WRITE, error);
+	ret = ring_writer_tell(writer, IOSHAPE_PHASE_WRITE, error);
 	writer->held_ns += base_now_ns() - begin;
 	return ret;
 }
@@ -79,149 +61,6 @@ static int fail_again(const struct ring_writer *writer, struct base_error *error
 {
 	return base_refuse(error, -EIO, "\"%s\" failed before" BASE_REMEDY "save again",
 			   writer->file.path);
-}
-
-/* Beyond the limit a write would end the application. */
-static int check_limit(const struct ring_writer *writer, uint64_t bytes, struct base_error *error)
-{
-	if (bytes <= writer->most_bytes || writer->file.stream || writer->nil)
-		return 0;
-	return base_refuse(error, -EFBIG,
-			   "cannot write \"%s\": it would be larger than %s" BASE_REMEDY "%s",
-			   writer->file.path, BASE_SIZE(writer->most_bytes), ring_remedy(-EFBIG));
-}
-
-static int reserve(struct ring_writer *writer, struct base_error *error)
-{
-	const struct ring_reservation reservation = {
-		.bytes = writer->options.expected_bytes,
-		.most_bytes = writer->most_bytes,
-		.block_bytes = writer->lane->shape.block_bytes,
-		.fs = &writer->fs,
-		.log = &writer->lane->config.log,
-	};
-	int ret;
-
-	if (reservation.bytes <= RING_SMALL_FILE_BYTES || writer->file.stream)
-		return 0;
-	ret = check_limit(writer, reservation.bytes, error);
-	return ret ? ret :
-		     ring_destination_reserve(&writer->file, &reservation, writer->notes, error);
-}
-
-/* Engine, block and depth for this file. */
-static int take_shape(struct ring_writer *writer, struct base_error *error)
-{
-	struct ring_lane *lane = writer->lane;
-	const struct ring_shape shape = ring_shape_chosen(
-		&lane->config, &writer->choice, &writer->fs.layout, writer->options.expected_bytes,
-		writer->shape_why, sizeof(writer->shape_why));
-
-	return ring_lane_shape(lane, &shape, error);
-}
-
-static bool goes_direct(const struct ring_config *config, const struct ring_choice *choice)
-{
-	const bool follows = choice->reason == RING_AS_CALIBRATED;
-	const struct ring_engine_ops *ops =
-		ring_engine_of(follows ? choice->calibration.engine : config->engine);
-
-	return config->direct != IOSHAPE_DIRECT_OFF && (!ops || ops->direct);
-}
-
-static void plan_stripes(struct ring_writer *writer)
-{
-	const struct ring_file_options *options = &writer->options;
-	struct ring_lane *lane = writer->lane;
-	const bool small = options->expected_bytes &&
-			   options->expected_bytes <= RING_SMALL_FILE_BYTES;
-
-	writer->striping = (struct ring_striping){
-		.request = small ? NULL : &lane->config.layout,
-		.bytes = options->expected_bytes,
-		.files = options->files,
-		.direct = !small && goes_direct(&lane->config, &writer->choice),
-		.memory = &lane->fs_memory,
-		.log = &lane->config.log,
-	};
-}
-
-/* What the new file is on. */
-static int look_at_file(struct ring_writer *writer, const char *path, struct base_error *error)
-{
-	struct fs_memory *memory = &writer->lane->fs_memory;
-	int ret = fs_describe(writer->file.fd, path, memory, &writer->fs, error);
-
-	if (ret || writer->file.stream ||
-	    !ring_striping_guessed_wrong(&writer->striping, &writer->fs))
-		return ret;
-	ret = ring_destination_begin_again(&writer->file, &writer->striping, writer->notes, error);
-	return ret ? ret : fs_describe(writer->file.fd, path, memory, &writer->fs, error);
-}
-
-static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
-{
-	int ret;
-
-	ring_choose(&writer->lane->config, path, writer->options.expected_bytes, &writer->choice);
-	plan_stripes(writer);
-	ret = ring_destination_open(&writer->file, path, &writer->striping, writer->notes, error);
-	if (!ret)
-		ret = tell(writer, IOSHAPE_PHASE_PLAN, error);
-	if (ret)
-		return ret;
-	if (writer->options.remove_stale && !writer->file.stream)
-		ring_remove_stale(writer->file.directory_fd, writer->file.directory,
-				  &writer->lane->config.log);
-	ret = look_at_file(writer, path, error);
-	if (ret)
-		return ret;
-	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
-		 writer->fs.type);
-	ret = take_shape(writer, error);
-	return ret ? ret : reserve(writer, error);
-}
-
-/* There is only a name, for messages. */
-static int open_nothing(struct ring_writer *writer, const char *path, struct base_error *error)
-{
-	int ret;
-
-	writer->file.path = strdup(path);
-	if (!writer->file.path)
-		return base_no_memory(error, "a path", strlen(path));
-	ring_note(writer->notes, IOSHAPE_STEP_NOTHING, "the nil engine writes nothing");
-	ring_choose(&writer->lane->config, path, 0, &writer->choice);
-	ret = take_shape(writer, error);
-	return ret ? ret : tell(writer, IOSHAPE_PHASE_PLAN, error);
-}
-
-int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const char *path,
-		     const struct ring_file_options *options, struct ring_notes *notes,
-		     struct base_error *error)
-{
-	uint64_t begin = base_now_ns();
-	struct ring_writer *writer;
-	int ret;
-
-	*out = NULL;
-	writer = calloc(1, sizeof(*writer));
-	if (!writer)
-		return base_no_memory(error, "a file writer", sizeof(*writer));
-	writer->lane = lane;
-	writer->options = *options;
-	writer->notes = notes;
-	writer->file.directory_fd = writer->file.fd = writer->file.lock_fd = -1;
-	writer->nil = lane->config.engine == IOSHAPE_ENGINE_NIL;
-	writer->most_bytes = base_largest_file();
-	ret = writer->nil ? open_nothing(writer, path, error) : open_file(writer, path, error);
-	writer->plan_ns = base_now_ns() - begin;
-	if (ret) {
-		ring_writer_free(writer);
-		return ret;
-	}
-	*out = writer;
-	return 0;
 }
 
 uint64_t ring_writer_offset(const struct ring_writer *writer)
@@ -254,7 +93,7 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 	size_t bytes = writer->used;
 	int ret;
 
-	ret = check_limit(writer, writer->submitted + bytes, error);
+	ret = ring_writer_check_limit(writer, writer->submitted + bytes, error);
 	if (!ret)
 		ret = let_pass(writer, bytes, error);
 	if (ret)
@@ -408,26 +247,6 @@ static bool is_small(const struct ring_writer *writer)
 	       (config->engine == IOSHAPE_ENGINE_AUTO || config->engine == IOSHAPE_ENGINE_BUFFERED);
 }
 
-/* The part of the requests that may be in flight when the next writer begins. */
-#define TAIL_PART 8
-
-/* What it takes to make a file on a network filesystem: some answers of a metadata server. */
-#define BEGINNING_S 0.020
-
-/* In flight when the next writer begins: what the storage completes while that one creates its
- * file; and a part of the requests at least. */
-static unsigned tail_requests(const struct ring_writer *writer)
-{
-	const struct ring_lane *lane = writer->lane;
-	const uint64_t flying = lane->in_flight * (uint64_t)lane->shape.block_bytes;
-	const double seconds = base_seconds(base_now_ns() - writer->first_block_ns);
-	const uint64_t done = writer->submitted - MIN(flying, writer->submitted);
-	const double requests =
-		(double)done / MAX(seconds, 1e-6) * BEGINNING_S / (double)lane->shape.block_bytes;
-
-	return MAX((unsigned)MIN(requests, lane->limit / 2.0), lane->limit / TAIL_PART);
-}
-
 /* Only what lies on the storage itself: the rest of a file in the page cache leaves at the sync. */
 static int hand_over(struct ring_writer *writer, struct base_error *error)
 {
@@ -437,32 +256,53 @@ static int hand_over(struct ring_writer *writer, struct base_error *error)
 
 	if (!options->nearly_written || !writer->through_engine || !lane->direct)
 		return 0;
-	ret = ring_lane_settle(lane, tail_requests(writer), error);
+	ret = ring_lane_settle(
+		lane,
+		ring_lane_tail(lane, writer->submitted, base_now_ns() - writer->first_block_ns),
+		error);
 	if (!ret && lane->direct)
 		options->nearly_written(options->nearly_written_user);
 	return ret;
+}
+
+/* Direct I/O would pad the last block to a whole unit, beyond what this process may write. */
+static bool has_no_room_for_padding(const struct ring_writer *writer)
+{
+	const uint64_t unit = MAX(ring_lane_direct_alignment(writer->lane, &writer->fs), 1);
+
+	return writer->buffer && !writer->file.stream && !writer->nil &&
+	       writer->submitted + base_round_up(writer->used, unit) > writer->most_bytes;
+}
+
+/* What is left, without the engine. */
+static int write_plainly(struct ring_writer *writer, struct base_error *error)
+{
+	int ret = ring_writer_check_limit(writer, writer->submitted + writer->used, error);
+
+	if (!ret)
+		ret = let_pass(writer, writer->used, error);
+	if (!ret)
+		ret = ring_lane_drain(writer->lane, error);
+	if (!ret)
+		ret = ring_lane_leave_direct(writer->lane, "ulimit -f has no room for padding");
+	if (!ret)
+		ret = ring_destination_write(&writer->file, writer->buffer->data, writer->used,
+					     writer->submitted, writer->notes, error);
+	if (ret)
+		return ret;
+	ring_lane_give_back(writer->lane, writer->buffer);
+	writer->buffer = NULL;
+	writer->submitted += writer->used;
+	writer->used = 0;
+	return 0;
 }
 
 static int write_rest(struct ring_writer *writer, struct base_error *error)
 {
 	int ret = 0;
 
-	if (is_small(writer)) {
-		ret = check_limit(writer, writer->submitted + writer->used, error);
-		if (!ret)
-			ret = let_pass(writer, writer->used, error);
-		if (!ret)
-			ret = ring_destination_write(&writer->file, writer->buffer->data,
-						     writer->used, writer->submitted, writer->notes,
-						     error);
-		if (ret)
-			return ret;
-		ring_lane_give_back(writer->lane, writer->buffer);
-		writer->buffer = NULL;
-		writer->submitted += writer->used;
-		writer->used = 0;
-		return 0;
-	}
+	if (is_small(writer) || has_no_room_for_padding(writer))
+		return write_plainly(writer, error);
 	if (writer->buffer)
 		ret = send_block(writer, error);
 	if (!ret)
@@ -506,7 +346,7 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	writer->write_ns += base_now_ns() - begin;
 	if (ret)
 		return ret;
-	ret = tell(writer, IOSHAPE_PHASE_SYNC, error);
+	ret = ring_writer_tell(writer, IOSHAPE_PHASE_SYNC, error);
 	if (!ret && !writer->options.no_sync && !writer->nil) {
 		begin = base_now_ns();
 		ret = ring_destination_sync(&writer->file, error);
@@ -538,7 +378,7 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 	if (!writer->finished)
 		return base_refuse(error, -EIO, "cannot put \"%s\" in place before it is complete",
 				   writer->file.path);
-	ret = tell(writer, IOSHAPE_PHASE_COMMIT, error);
+	ret = ring_writer_tell(writer, IOSHAPE_PHASE_COMMIT, error);
 	/* From here on the file must not be used through the engine, which may keep it open. */
 	if (writer->through_engine)
 		ring_lane_detach(writer->lane);
@@ -547,7 +387,7 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 					      writer->options.no_sync, writer->notes, error);
 	writer->commit_ns = base_now_ns() - begin;
 	if (!ret)
-		tell(writer, IOSHAPE_PHASE_DONE, NULL);
+		ring_writer_tell(writer, IOSHAPE_PHASE_DONE, NULL);
 	return ret;
 }
 

@@ -36,8 +36,7 @@ static int save_blocking(struct ioshape_context *context, const char *path,
 	}
 	free(direct.scratch);
 	save_plan_free(&plan);
-	report->total_s = base_seconds(base_now_ns() - begin);
-	report->started_s = base_wall_seconds() - report->total_s;
+	save_report_end(report, begin, file_options.deadline_ns, ret);
 	return ret;
 }
 

@@ -116,6 +116,14 @@ int save_write_file(const struct save_file *file, const struct save_watch *watch
 		    struct save_order *order, struct ioshape_report *report,
 		    struct base_error *error);
 
+/* ---- Loads (load/reader.c) ------------------------------------------------------------------- */
+
+/*
+ * A reader of a part of a collective save, which was saved as `path`. A reader of a whole file
+ * needs no such call.
+ */
+void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path);
+
 /* ---- Saves in the background (background/) --------------------------------------------------- */
 
 /* What a caller wants to be saved, borrowed: tensors, or records with a pickle of its own. */

@@ -6,13 +6,12 @@
  *                 queues it, or does not answer.
  *   2. Queue      a queued thread sleeps until the pool's thread has news of its slot; it wakes
  *                 only to ask its caller whether to go on.
- *   3. Wake       the pool's thread waits for the coordinator's wakes. A wake is a hint: it sends a
- *                 heartbeat for every queued slot, and the answer says whether that was granted.
- *                 The same thread sends the heartbeats of slots that are held (heartbeat.c).
- *   4. Unreachable  a coordinator that does not answer is asked again, with growing pauses, until
+ *   3. Unreachable  a coordinator that does not answer is asked again, with growing pauses, until
  *                 it answers, or until the policy lets the writer go ahead without a slot or fail.
- *   5. Acquire    all of it together: what happens next follows from the slot's stage.
- *   6. Release    the coordinator is told; if it cannot be reached, later, by the pool's thread.
+ *                 A request with a deadline goes ahead without a slot in time, too, whatever it
+ *                 waits for.
+ *   4. Acquire    all of it together: what happens next follows from the slot's stage.
+ *   5. Release    the coordinator is told; if it cannot be reached, later, by the pool's thread.
  */
 #include "slots/pool.h"
 
@@ -34,15 +33,13 @@
 /* How long a write is taken to last before one has been seen. */
 #define FIRST_WRITE_MS 1000u
 
-/* Looks without anything to do before the pool's thread goes to sleep. */
-#define IDLE_LOOKS 10
-
 /* One call of slots_acquire(). */
 struct attempt {
 	struct slots_slot *slot;
 	uint64_t begin_ns;
 	uint64_t retry_ms; /* the next pause */
 	uint64_t alone_ns; /* when it may write without a slot; 0: not decided */
+	uint64_t last_ns;  /* by then it does, because of its deadline; 0: it has none */
 	uint64_t told_ns;  /* when the caller was last asked; 0: never */
 };
 
@@ -154,8 +151,28 @@ static int sleep_in_stage(struct attempt *attempt, int64_t most_ms, struct base_
 	return ret;
 }
 
-static void start_thread(struct slots_pool *pool);
-static void tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued);
+/* Under the lock. */
+static void release_later(struct slots_pool *pool, const struct slots_slot *slot)
+{
+	const unsigned i = pool->unsent_count < SLOTS_UNSENT ? pool->unsent_count++ : 0;
+
+	memcpy(pool->unsent[i].id, slot->request.id, sizeof(pool->unsent[i].id));
+	pool->unsent[i].passed = atomic_load(&slot->passed);
+	pool->unsent[i].until_ns = base_now_ns() + base_ms_to_ns(pool->config.lease_ms);
+	slots_tell_thread(pool, base_now_ns(), false);
+}
+
+/* It may stand in the queue, in the way of others. Under the lock. */
+static void go_without(struct slots_slot *slot)
+{
+	slot->stage = STAGE_WITHOUT;
+	release_later(slot->pool, slot);
+}
+
+static bool is_last(const struct attempt *attempt)
+{
+	return attempt->last_ns && base_now_ns() >= attempt->last_ns;
+}
 
 /* Until the stage is another one. Under the lock, which it lets go meanwhile. */
 static int wait_in_queue(struct attempt *attempt, struct base_error *error)
@@ -171,11 +188,15 @@ static int wait_in_queue(struct attempt *attempt, struct base_error *error)
 		slot->info.position = slot->answer.position + 1;
 		snprintf(slot->info.ahead, sizeof(slot->info.ahead), "%s", slot->answer.ahead);
 	}
-	tell_thread(pool, slot->beat_due_ns, true);
+	slots_tell_thread(pool, slot->beat_due_ns, true);
 	while (!ret && slot->stage == STAGE_QUEUED) {
+		if (is_last(attempt) && !slot->in_call) {
+			go_without(slot);
+			break;
+		}
 		ret = sleep_in_stage(attempt, PATIENCE_MS, error);
 		/* No thread can be had: this one does its work. */
-		start_thread(pool);
+		slots_start_thread(pool);
 		if (!pool->started && slot->stage == STAGE_QUEUED && !slot->in_call &&
 		    base_now_ns() >= slot->beat_due_ns)
 			slots_heartbeat(slot);
@@ -184,190 +205,7 @@ static int wait_in_queue(struct attempt *attempt, struct base_error *error)
 	return slot->stage == STAGE_HELD ? 0 : ret;
 }
 
-/* ---- 3. Wake: the pool's thread -------------------------------------------------------------- */
-
-struct outlook {
-	bool queued;     /* a slot is in the queue */
-	bool busy;       /* there is something to look after at all */
-	uint64_t due_ns; /* when, at the latest */
-};
-
-static struct outlook look_around(const struct slots_pool *pool, uint64_t now)
-{
-	const uint64_t look_ns = base_ms_to_ns(pool->config.lease_ms) / SLOTS_LOOKS_PER_LEASE;
-	struct outlook outlook = { .due_ns = now + look_ns };
-
-	for (const struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
-		const bool queued = slot->stage == STAGE_QUEUED, held = slot->stage == STAGE_HELD;
-
-		outlook.queued |= queued;
-		outlook.busy |= queued || held;
-		if (queued || held)
-			outlook.due_ns = MIN(outlook.due_ns, slot->beat_due_ns);
-		if (held)
-			outlook.due_ns = MIN(outlook.due_ns, slot->lease_end_ns);
-	}
-	if (pool->unsent_count) {
-		outlook.busy = true;
-		outlook.due_ns = MIN(outlook.due_ns, now + slots_retry_ns(pool));
-	}
-	return outlook;
-}
-
-/* For a wake of the coordinator's. Under the lock, which it lets go meanwhile. */
-static void wait_for_wake(struct slots_pool *pool, uint32_t wait_ms)
-{
-	struct base_error error = { 0 };
-	int ret;
-
-	pool->in_wait = true;
-	pthread_mutex_unlock(&pool->lock);
-	ret = pool->ops->wait(pool->coordinator, wait_ms, &error);
-	pthread_mutex_lock(&pool->lock);
-	pool->in_wait = false;
-	if (ret && pool->no_wakes) {
-		if (!pool->stop && wait_ms)
-			base_cond_wait_ms(&pool->thread_change, &pool->lock, wait_ms);
-		return;
-	}
-	pool->no_wakes = ret != 0;
-	if (ret)
-		base_log(&pool->config.log, IOSHAPE_LOG_DEBUG,
-			 "wakes of pool \"%s\" cannot be waited for: %s; heartbeats alone tell of "
-			 "a grant",
-			 pool->config.pool, error.text);
-	/* It may have been for any of them, and it may be that the coordinator cannot be reached.
-	 * The answers to heartbeats tell. */
-	for (struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
-		if (slot->stage == STAGE_QUEUED)
-			slot->beat_due_ns = 0;
-	}
-}
-
-/* Until something is due, or heard. Under the lock, which it lets go meanwhile. */
-static void wait_for_news(struct slots_pool *pool, const struct outlook *outlook, uint64_t now)
-{
-	uint32_t wait_ms = 0;
-
-	if (outlook->due_ns > now)
-		wait_ms = (uint32_t)((outlook->due_ns - now) / 1000000 + 1);
-	pool->thread_wakes_ns = outlook->due_ns;
-	if (outlook->queued)
-		wait_for_wake(pool, wait_ms);
-	else if (wait_ms)
-		base_cond_wait_ms(&pool->thread_change, &pool->lock, wait_ms);
-}
-
-static void look_after_all(struct slots_pool *pool)
-{
-	struct slots_slot *slot = pool->slots;
-	const uint64_t now = base_now_ns();
-
-	/* A slot that was looked after is not due again, so this ends. */
-	while (slot)
-		slot = slots_look_after(slot, now) ? pool->slots : slot->next;
-}
-
-/* Releases that did not reach the coordinator. Under the lock, which it lets go meanwhile. */
-static void send_unsent(struct slots_pool *pool)
-{
-	struct base_error error = { 0 };
-	char id[SLOTS_ID_BYTES];
-	uint64_t passed;
-	int ret = 0;
-
-	while (!ret && pool->unsent_count && !pool->stop) {
-		const unsigned last = pool->unsent_count - 1;
-
-		if (base_now_ns() >= pool->unsent[last].until_ns) {
-			pool->unsent_count--;
-			continue;
-		}
-		memcpy(id, pool->unsent[last].id, sizeof(id));
-		passed = pool->unsent[last].passed;
-		pthread_mutex_unlock(&pool->lock);
-		ret = pool->ops->release(pool->coordinator, id, passed, &error);
-		pthread_mutex_lock(&pool->lock);
-		if (ret)
-			continue;
-		slots_note_reachable(pool);
-		/* Others may have come behind it, or taken its place, meanwhile. */
-		for (unsigned i = 0; i < pool->unsent_count; i++) {
-			if (!strcmp(pool->unsent[i].id, id))
-				pool->unsent[i] = pool->unsent[--pool->unsent_count];
-		}
-	}
-}
-
-/*
- * It is not woken for every slot that comes and goes: it looks by itself several times in the
- * shortest time in which a heartbeat can become due, and sleeps only when there has been nothing to
- * look after for a while.
- */
-static void *run_thread(void *argument)
-{
-	struct slots_pool *pool = argument;
-	unsigned idle = 0;
-
-	pthread_mutex_lock(&pool->lock);
-	while (!pool->stop) {
-		const uint64_t now = base_now_ns();
-		const struct outlook outlook = look_around(pool, now);
-
-		idle = outlook.busy ? 0 : idle + 1;
-		if (idle > IDLE_LOOKS) {
-			pool->ops->rest(pool->coordinator);
-			pool->asleep = true;
-			pthread_cond_wait(&pool->thread_change, &pool->lock);
-			pool->asleep = false;
-			idle = 0;
-			continue;
-		}
-		wait_for_news(pool, &outlook, now);
-		look_after_all(pool);
-		send_unsent(pool);
-	}
-	pthread_mutex_unlock(&pool->lock);
-	return NULL;
-}
-
-/* Under the lock. If it cannot be started, a queued slot's own thread does its work, and a held
- * slot ends with its lease. */
-static void start_thread(struct slots_pool *pool)
-{
-	if (pool->started || pool->stop)
-		return;
-	pool->thread_wakes_ns = 0;
-	pool->started = !base_start_thread(&pool->thread, run_thread, pool);
-}
-
-/* There is something to look after by then, or a slot that is queued: wakes are waited for from now
- * on. Under the lock. */
-static void tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued)
-{
-	const bool earlier = due_ns < pool->thread_wakes_ns;
-
-	start_thread(pool);
-	if (pool->in_wait && earlier)
-		pool->ops->interrupt(pool->coordinator);
-	else if (!pool->in_wait && (queued || earlier || pool->asleep))
-		pthread_cond_signal(&pool->thread_change);
-}
-
-void slots_stop(struct slots_pool *pool)
-{
-	pthread_mutex_lock(&pool->lock);
-	pool->stop = true;
-	if (pool->started) {
-		pthread_cond_signal(&pool->thread_change);
-		pool->ops->interrupt(pool->coordinator);
-	}
-	pthread_mutex_unlock(&pool->lock);
-	if (pool->started)
-		pthread_join(pool->thread, NULL);
-}
-
-/* ---- 4. Unreachable -------------------------------------------------------------------------- */
+/* ---- 3. Unreachable -------------------------------------------------------------------------- */
 
 /* When this writer may go ahead without a slot. Under the lock. */
 static uint64_t own_time(struct slots_pool *pool, const struct slots_wanted *wanted)
@@ -390,17 +228,6 @@ static uint64_t with_jitter(uint64_t ms)
 	return ms / 2 + base_random() % (ms / 2 + 1);
 }
 
-/* Under the lock. */
-static void release_later(struct slots_pool *pool, const struct slots_slot *slot)
-{
-	const unsigned i = pool->unsent_count < SLOTS_UNSENT ? pool->unsent_count++ : 0;
-
-	memcpy(pool->unsent[i].id, slot->request.id, sizeof(pool->unsent[i].id));
-	pool->unsent[i].passed = atomic_load(&slot->passed);
-	pool->unsent[i].until_ns = base_now_ns() + base_ms_to_ns(pool->config.lease_ms);
-	tell_thread(pool, base_now_ns(), false);
-}
-
 /*
  * Returns when the coordinator should be asked again; or in STAGE_WITHOUT, when the writer goes
  * ahead without a slot; or with a code. Under the lock, which it lets go meanwhile.
@@ -417,27 +244,28 @@ static int wait_unreachable(struct attempt *attempt, struct base_error *error)
 	/* It has answered to another slot meanwhile. */
 	if (!since_ns)
 		return 0;
-	if (!restarting && pool->policy.unreachable == IOSHAPE_UNREACHABLE_FAIL) {
+	if (!restarting && pool->policy.unreachable == IOSHAPE_UNREACHABLE_FAIL &&
+	    !attempt->last_ns) {
 		*error = pool->unreachable_why;
 		return error->code;
 	}
 	if (!restarting && pool->policy.unreachable == IOSHAPE_UNREACHABLE_STAGGER &&
 	    !attempt->alone_ns)
 		attempt->alone_ns = own_time(pool, &slot->wanted);
+	if (attempt->last_ns)
+		attempt->alone_ns = attempt->alone_ns ? MIN(attempt->alone_ns, attempt->last_ns) :
+							attempt->last_ns;
 	if (attempt->alone_ns)
 		until = MIN(until, attempt->alone_ns);
 	attempt->retry_ms = MIN(attempt->retry_ms * 2, RETRY_LAST_MS);
 	for (; !ret && now < until; now = base_now_ns())
 		ret = sleep_in_stage(attempt, (int64_t)((until - now) / 1000000) + 1, error);
-	if (!ret && attempt->alone_ns && now >= attempt->alone_ns) {
-		slot->stage = STAGE_WITHOUT;
-		/* It may stand in the queue, in the way of others. */
-		release_later(pool, slot);
-	}
+	if (!ret && attempt->alone_ns && now >= attempt->alone_ns)
+		go_without(slot);
 	return ret;
 }
 
-/* ---- 5. Acquire ------------------------------------------------------------------------------ */
+/* ---- 4. Acquire ------------------------------------------------------------------------------ */
 
 /* Until it is held, or the writer goes ahead without. Under the lock, let go meanwhile. */
 static int acquire(struct attempt *attempt, struct base_error *error)
@@ -456,6 +284,20 @@ static int acquire(struct attempt *attempt, struct base_error *error)
 	return ret;
 }
 
+/*
+ * What is left of its deadline then is half of it, or as much as the latest writes took here if
+ * that is more. Under the lock.
+ */
+static uint64_t last_moment(const struct attempt *attempt)
+{
+	const struct slots_slot *slot = attempt->slot;
+	const uint64_t begin_ns = attempt->begin_ns, deadline_ns = slot->wanted.deadline_ns;
+	const uint64_t all_ns = deadline_ns > begin_ns ? deadline_ns - begin_ns : 0;
+	const uint64_t write_ns = base_ms_to_ns(slot->pool->write_ms);
+
+	return deadline_ns ? begin_ns + all_ns - MIN(all_ns, MAX(all_ns / 2, write_ns)) : 0;
+}
+
 static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_wanted *wanted)
 {
 	struct slots_slot *slot = calloc(1, sizeof(*slot));
@@ -467,6 +309,7 @@ static struct slots_slot *new_slot(struct slots_pool *pool, const struct slots_w
 	slot->request.weight = wanted->weight;
 	slot->request.bytes = wanted->bytes;
 	slot->request.never_wait = wanted->timeout_ms < 0;
+	slot->request.urgent = wanted->deadline_ns > 0;
 	slot->request.default_capacity = wanted->default_capacity;
 	slot->info.size = sizeof(slot->info);
 	return slot;
@@ -479,19 +322,25 @@ static void fill_info(const struct attempt *attempt)
 	const struct slots_pool *pool = slot->pool;
 	struct ioshape_slot_info *info = &slot->info;
 	const bool without = slot->stage == STAGE_WITHOUT, open = pool->ops == &slots_open;
+	const bool unreachable = pool->unreachable_ns != 0;
 
 	info->waited_s = base_seconds(slot->held_ns - attempt->begin_ns);
 	info->capacity = pool->capacity;
 	info->fence = without ? 0 : slot->answer.fence;
 	info->express = !without && !open && !slot->answer.weight;
-	memccpy(info->coordinator, without ? "stagger" : pool->ops->id, 0,
-		sizeof(info->coordinator) - 1);
+	memccpy(info->coordinator,
+		!without    ? pool->ops->id :
+		unreachable ? "stagger" :
+			      "deadline",
+		0, sizeof(info->coordinator) - 1);
 	if (!open)
 		memcpy(info->pool, pool->config.pool, sizeof(info->pool));
 	if (without)
 		snprintf(info->note, sizeof(info->note),
-			 "no slot was acquired, the writer waited %.1f s for a time of its own: "
-			 "%.180s",
+			 unreachable ?
+				 "no slot was acquired, the writer waited %.1f s for a time "
+				 "of its own: %.180s" :
+				 "no slot was acquired in %.1f s, and the deadline comes near",
 			 info->waited_s, pool->unreachable_why.text);
 }
 
@@ -511,12 +360,13 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 		 pool->config.identity.client, (unsigned long long)pool->next_number++);
 	slot->next = pool->slots;
 	pool->slots = slot;
+	attempt.last_ns = last_moment(&attempt);
 	ret = acquire(&attempt, error);
 	if (!ret) {
 		slot->held_ns = base_now_ns();
 		fill_info(&attempt);
 		if (slot->stage == STAGE_HELD && pool->ops != &slots_open)
-			tell_thread(pool, slot->beat_due_ns, false);
+			slots_tell_thread(pool, slot->beat_due_ns, false);
 		*out = slot;
 	} else if (slot->stage == STAGE_FORGOTTEN) {
 		slot->stage = STAGE_WITHOUT;
@@ -528,7 +378,7 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
 	return ret;
 }
 
-/* ---- 6. Release ------------------------------------------------------------------------------ */
+/* ---- 5. Release ------------------------------------------------------------------------------ */
 
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info)
 {

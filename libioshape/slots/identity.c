@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who this process is: what its launcher says in variables. */
+#define _GNU_SOURCE
 #include "slots/slots.h"
 
 #include <stdio.h>
@@ -22,7 +23,7 @@ static void take_text(char *into, size_t room, const char *from)
 static const char *first_set(const char *const *variables)
 {
 	for (; *variables; variables++) {
-		const char *text = getenv(*variables);
+		const char *text = secure_getenv(*variables);
 
 		if (text && *text)
 			return text;
@@ -30,12 +31,21 @@ static const char *first_set(const char *const *variables)
 	return NULL;
 }
 
+/* What every host calls itself. */
+static bool is_loopback(const char *address)
+{
+	return !strcmp(address, "localhost") || !strcmp(address, "::1") ||
+	       !strncmp(address, "127.", 4);
+}
+
 static void name_job(struct slots_identity *identity, const struct base_job *job)
 {
-	const char *meeting = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+	const char *meeting = secure_getenv("MASTER_ADDR"), *port = secure_getenv("MASTER_PORT");
 	char text[sizeof(job->id)];
 
 	/* Ranks of one job meet at one place; and what is started by hand shares a terminal. */
+	if (meeting && is_loopback(meeting))
+		meeting = identity->node;
 	if (*job->id)
 		snprintf(text, sizeof(text), "%s", job->id);
 	else if (meeting && *meeting && port && *port)
@@ -61,26 +71,6 @@ static void name_user(struct slots_identity *identity)
 void slots_name_operator(const struct slots_identity *identity, char who[SLOTS_NAME_BYTES])
 {
 	snprintf(who, SLOTS_NAME_BYTES, "%s@%s", identity->user, identity->node);
-}
-
-void slots_describe_settings(const struct ioshape_pool_settings *settings,
-			     char what[SLOTS_NAME_BYTES])
-{
-	const struct {
-		const char *name;
-		uint64_t value;
-	} parts[] = {
-		{ "capacity", settings->capacity },        { "rate", settings->pool_bytes_per_s },
-		{ "job-rate", settings->job_bytes_per_s }, { "small", settings->small_bytes },
-		{ "express", settings->express },
-	};
-	size_t used = (size_t)snprintf(what, SLOTS_NAME_BYTES, settings->clear ? "clear" : "set");
-
-	for (size_t i = 0; i < ARRAY_LENGTH(parts); i++) {
-		if (parts[i].value && used < SLOTS_NAME_BYTES)
-			used += (size_t)snprintf(what + used, SLOTS_NAME_BYTES - used, " %s=%llu",
-						 parts[i].name, (unsigned long long)parts[i].value);
-	}
 }
 
 void slots_identify_client(struct slots_identity *identity)

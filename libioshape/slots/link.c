@@ -395,7 +395,7 @@ static void choose_makers(void)
 	redisReaderFree(reader);
 }
 
-static void limit_replies(redisReader *reader)
+void link_limit_replies(redisReader *reader)
 {
 	pthread_once(&makers_once, choose_makers);
 	if (make_array)
@@ -418,7 +418,7 @@ static int connect_link(struct slots_link *link, const struct slots_address *add
 		return base_refuse(error, -ENOMEM, "no memory for a connection to %s", link->name);
 	}
 	link->context->flags &= ~REDIS_BLOCK;
-	limit_replies(link->context->reader);
+	link_limit_replies(link->context->reader);
 	link->tls = address->tls;
 	if (!link->tls)
 		return 0;

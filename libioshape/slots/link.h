@@ -49,6 +49,8 @@ int link_send(struct slots_link *link, const struct link_command *command, uint6
 	      struct base_error *error);
 /* Replies may be so long, where that is more than usual. */
 void link_expect(struct slots_link *link, size_t most_reply_bytes);
+/* None has more elements than any that is ours. */
+void link_limit_replies(redisReader *reader);
 /* What has come so far: *reply stays NULL if it is not a whole reply. */
 int link_take(struct slots_link *link, redisReply **reply, struct base_error *error);
 /* Sends a command, and waits for the reply. */

@@ -31,13 +31,12 @@
 
 #define LOCAL_NUMBERS 4096u /* processes that take part, times the pools that each has opened */
 #define LOCAL_FILE_NAME_BYTES 160
-#define LOCAL_FILE_END ".v2.slots"
 
 /* ---- The table (local_table.c) --------------------------------------------------------------- */
 
 #define LOCAL_MAGIC "ioslots"
-#define LOCAL_VERSION 2u
-#define LOCAL_GONE 1u /* flag: the file is being removed; look for the name again */
+#define LOCAL_VERSION BASE_FORMAT(2u) /* also in the names of files */
+#define LOCAL_GONE 1u                 /* flag: the file is being removed; look for the name again */
 
 #define LOCAL_PAGE_BYTES 4096u
 /* In the first page, and further on. */
@@ -105,7 +104,7 @@ struct local_member {
 	uint64_t bytes;
 	uint64_t passed;
 	uint64_t fence;
-	uint64_t tag;         /* the queue is in this order ... */
+	uint64_t tag;         /* the queue is in this order (0: urgent) ... */
 	uint64_t seq;         /* ... and of those alike in this one */
 	uint64_t since_ns;    /* it holds, or waits */
 	uint64_t deadline_ns; /* without a heartbeat it is taken for dead then */
@@ -198,6 +197,8 @@ struct local_usage {
 /* What every operation begins with: members whose time is over go, those that fit come in. */
 void local_tick(struct local_table *table);
 struct local_usage local_count(struct local_table *table);
+/* It has a deadline: no tag of others is so low. */
+bool local_is_urgent(const struct local_member *member);
 /* Waiters in the order of the queue, holders in that of their grants: the one after `last`, which
  * is NULL to begin with. */
 struct local_member *local_next(struct local_table *table, enum local_state state,
@@ -208,6 +209,9 @@ uint32_t local_express(const struct local_head *head);
 
 /* ---- Status (local_status.c) ----------------------------------------------------------------- */
 
+/* What an operator does, while the table has what was set before. */
+void local_describe(const struct local_head *before, const struct ioshape_pool_settings *settings,
+		    char what[SLOTS_NAME_BYTES]);
 /* `usual` is the capacity where nobody asked for one. */
 void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool_status *status);
 

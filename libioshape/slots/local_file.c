@@ -33,17 +33,9 @@ void local_files_go_on(void)
 	pthread_mutex_unlock(&files_lock);
 }
 
-/*
- * A forked child has nothing to do with the pools of its parent. It must not even keep the
- * descriptors: the lock on the whole file would outlive the parent if that died while it had it.
- */
+/* A forked child has nothing to do with the pools of its parent. */
 static void forget_files(void)
 {
-	for (struct local_file *file = files; file; file = file->next) {
-		if (file->fd >= 0)
-			close(file->fd);
-		file->fd = -1;
-	}
 	files = NULL;
 	local_files_go_on();
 }
@@ -75,18 +67,16 @@ void local_file_name(char name[LOCAL_FILE_NAME_BYTES], const char *pool)
 		plain[i] = fine ? c : '_';
 	}
 	plain[bytes] = 0;
-	snprintf(name, LOCAL_FILE_NAME_BYTES, "ioshape-%s-%016" PRIx64 LOCAL_FILE_END, plain,
-		 base_hash_text(pool));
+	snprintf(name, LOCAL_FILE_NAME_BYTES, "ioshape-%s-%016" PRIx64 ".v%u.slots", plain,
+		 base_hash_text(pool), LOCAL_VERSION);
 }
 
 /* ---- The list of files ----------------------------------------------------------------------- */
 
 static void free_file(struct local_file *file)
 {
-	if (file->fd >= 0)
-		close(file->fd);
-	if (file->folder_fd >= 0)
-		close(file->folder_fd);
+	base_close(file->fd);
+	base_close(file->folder_fd);
 	pthread_mutex_destroy(&file->lock);
 	free(file->table);
 	free(file);
@@ -117,7 +107,7 @@ static int open_folder(struct local_file *file, struct base_error *error)
 {
 	struct stat stat;
 
-	file->folder_fd = open(file->folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	file->folder_fd = base_own(open(file->folder, O_PATH | O_DIRECTORY | O_CLOEXEC));
 	if (file->folder_fd < 0 || fstat(file->folder_fd, &stat))
 		return base_refuse(
 			error, IOSHAPE_E_COORDINATOR,
@@ -210,8 +200,7 @@ void local_file_put(struct local_file *file)
 static void close_file(struct local_file *file)
 {
 	local_files_hold();
-	if (file->fd >= 0)
-		close(file->fd);
+	base_close(file->fd);
 	file->fd = -1;
 	local_files_go_on();
 	memset(file->own, 0, sizeof(file->own));
@@ -278,10 +267,10 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 	if (ret)
 		return ret;
 	/* Never creating what is there: sticky folders refuse that for files of others. */
-	fd = openat(file->folder_fd, file->name,
-		    O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC |
-			    (there ? 0 : O_CREAT | O_EXCL),
-		    0666);
+	fd = base_own(openat(file->folder_fd, file->name,
+			     O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC |
+				     (there ? 0 : O_CREAT | O_EXCL),
+			     0666));
 	if (fd < 0 && (errno == EEXIST || errno == ENOENT) && (there || errno == EEXIST))
 		return -EAGAIN;
 	if (fd < 0)
@@ -290,7 +279,7 @@ static int open_or_create(struct local_file *file, struct base_error *error)
 				   file->name, there ? "opened" : "created", strerror(errno));
 	ret = check_opened(file, fd, &stat, error);
 	if (ret) {
-		close(fd);
+		base_close(fd);
 		return ret;
 	}
 	/* For everybody, whatever the umask: it is new, or its maker died before it came to that.

@@ -17,10 +17,12 @@
 
 static bool is_ours(const char *name)
 {
-	const size_t bytes = strlen(name), tail = strlen(LOCAL_FILE_END);
+	char end[24];
+	const int tail = snprintf(end, sizeof(end), ".v%u.slots", LOCAL_VERSION);
+	const int bytes = (int)strnlen(name, LOCAL_FILE_NAME_BYTES);
 
 	return bytes > tail && !strncmp(name, "ioshape-", strlen("ioshape-")) &&
-	       !strcmp(name + bytes - tail, LOCAL_FILE_END);
+	       !strcmp(name + bytes - tail, end);
 }
 
 /* What a file of somebody's says, read without its lock: the name in it does not change. */
@@ -63,7 +65,7 @@ static void remove_old(int folder, const char *name)
 /* Those of this user, as others cannot be removed; root tries them all. */
 static bool is_old(const struct stat *stat)
 {
-	return (stat->st_uid == geteuid() || !geteuid()) &&
+	return (base_is_own_user(stat->st_uid) || !geteuid()) &&
 	       stat->st_mtim.tv_sec < time(NULL) - KEPT_S;
 }
 

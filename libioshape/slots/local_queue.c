@@ -6,8 +6,9 @@
  * credit from a time when it did not write, and no request waits for ever.
  *
  * The next one that does not fit waits until it does, and all behind it; one that is heavier than
- * the capacity writes alone; a small one may be let past the queue. How large saves are and how
- * long they take is a matter of slots.lua.
+ * the capacity writes alone; a small one may be let past the queue. An urgent one, which has a
+ * deadline, is before all others, and writes beside the slots if no more are in use. How large
+ * saves are and how long they take is a matter of slots.lua.
  */
 #include "slots/local.h"
 
@@ -17,9 +18,10 @@
 
 #define STEP 1000000u /* between two requests of a job whose share is 1 */
 
-#define PACE_NS 250000000.0 /* a grant of bandwidth lasts about so long ... */
-#define PACE_WRITERS 8u     /* ... shared by so many writers at most */
-#define UNLIMITED_MS 10000u /* where bandwidth has no limit, ask again then */
+#define PACE_NS 250000000.0           /* a grant of bandwidth lasts about so long ... */
+#define PACE_WRITERS 8u               /* ... shared by so many writers at most */
+#define LONGEST_PACE_NS 3600000000000 /* it is given no longer in advance */
+#define UNLIMITED_MS 10000u           /* where bandwidth has no limit, ask again then */
 
 struct local_usage local_count(struct local_table *table)
 {
@@ -56,6 +58,11 @@ bool local_is_set(const struct local_head *head)
 {
 	return head->set_capacity || head->set_pool_rate || head->set_job_rate ||
 	       head->set_small_bytes || head->set_express;
+}
+
+bool local_is_urgent(const struct local_member *member)
+{
+	return !member->tag;
 }
 
 /* ---- Looking for members --------------------------------------------------------------------- */
@@ -171,7 +178,7 @@ static void admit(struct local_table *table, struct local_member *member, uint32
 	head->fence = MAX(head->fence + 1, table->wall_ms * 1024);
 	count_grant(table);
 	if (job) {
-		job->tag = member->tag;
+		job->tag = MAX(job->tag, member->tag);
 		head->tag = MAX(head->tag, member->tag);
 		local_changed(table, job);
 	}
@@ -184,9 +191,11 @@ static void admit(struct local_table *table, struct local_member *member, uint32
 	local_changed(table, member);
 }
 
-static bool fits(const struct local_head *head, const struct local_usage *usage, uint32_t weight)
+static bool fits(const struct local_head *head, const struct local_usage *usage,
+		 const struct local_member *member)
 {
-	return !usage->used || usage->used + weight <= local_capacity(head);
+	return !usage->used || usage->used + member->weight <= local_capacity(head) ||
+	       (local_is_urgent(member) && usage->used <= local_capacity(head));
 }
 
 /* A slot for one that waits. It has half of its lease to show that it knows. */
@@ -201,10 +210,10 @@ static void let_in_those_that_fit(struct local_table *table)
 	const struct local_head *head = &table->image.head;
 	struct local_usage usage = local_count(table);
 
-	while (table->woken_count < LOCAL_WOKEN && usage.used < local_capacity(head)) {
+	while (table->woken_count < LOCAL_WOKEN) {
 		struct local_member *first = local_next(table, LOCAL_WAITING, NULL);
 
-		if (!first || !fits(head, &usage, first->weight))
+		if (!first || !fits(head, &usage, first))
 			break;
 		let_in(table, first, first->weight);
 		usage = local_count(table);
@@ -317,7 +326,7 @@ static struct local_member *enrol(struct local_table *table, const struct slots_
 	member = local_member(table, i);
 	*member = (struct local_member){
 		.bytes = MIN(request->bytes, SLOTS_MOST_BYTES),
-		.tag = next_tag(table, job, config->identity.share),
+		.tag = request->urgent ? 0 : next_tag(table, job, config->identity.share),
 		.seq = head->seq,
 		.since_ns = table->now_ns,
 		.state = LOCAL_WAITING,
@@ -365,7 +374,7 @@ int local_queue_acquire(struct local_table *table, const struct slots_config *co
 	member = enrol(table, config, request, process, wake);
 	if (!member)
 		return -ENOSPC;
-	if (!usage.waiters && fits(head, &usage, member->weight))
+	if (local_next(table, LOCAL_WAITING, NULL) == member && fits(head, &usage, member))
 		admit(table, member, member->weight, config->lease_ms);
 	else if (member->small && usage.express < local_express(head))
 		admit(table, member, 0, config->lease_ms);
@@ -439,6 +448,16 @@ bool local_queue_kick(struct local_table *table, const struct slots_config *conf
 	return found;
 }
 
+/* What was given in advance at a rate that the operator has replaced is owed by nobody. */
+static void forget_paces(struct local_table *table)
+{
+	table->image.head.free_ns = 0;
+	for (uint32_t i = 0; i < table->image.head.job_end; i++) {
+		local_job(table, i)->free_ns = 0;
+		local_changed(table, local_job(table, i));
+	}
+}
+
 void local_queue_set(struct local_table *table, const struct slots_config *config,
 		     const struct ioshape_pool_settings *settings)
 {
@@ -446,6 +465,7 @@ void local_queue_set(struct local_table *table, const struct slots_config *confi
 	char what[SLOTS_NAME_BYTES];
 
 	local_tick(table);
+	local_describe(head, settings, what);
 	if (settings->clear || settings->capacity)
 		head->set_capacity = settings->capacity;
 	if (settings->clear || settings->pool_bytes_per_s)
@@ -456,8 +476,9 @@ void local_queue_set(struct local_table *table, const struct slots_config *confi
 		head->set_small_bytes = settings->small_bytes;
 	if (settings->clear || settings->express)
 		head->set_express = settings->express;
+	if (settings->clear || settings->pool_bytes_per_s || settings->job_bytes_per_s)
+		forget_paces(table);
 	local_changed(table, head);
-	slots_describe_settings(settings, what);
 	note_act(table, config, what);
 	let_in_those_that_fit(table);
 }
@@ -501,15 +522,20 @@ static uint64_t lower_rate(uint64_t a, uint64_t b)
 /* How long so many bytes take, also below 0. */
 static int64_t duration_ns(double bytes, uint64_t rate)
 {
-	const double longest = 3600e9;
-	const double ns = bytes * 1e9 / (double)rate;
+	const double ns = bytes * 1e9 / (double)rate, most = LONGEST_PACE_NS;
 
-	return (int64_t)MAX(MIN(ns, longest), -longest);
+	return (int64_t)MAX(MIN(ns, most), -most);
 }
 
 static uint64_t later(uint64_t ns, int64_t more_ns)
 {
 	return more_ns < 0 ? ns - MIN(ns, (uint64_t)-more_ns) : ns + (uint64_t)more_ns;
+}
+
+/* When bandwidth is free again. A clock may have begun again since that was written. */
+static uint64_t free_at(uint64_t free_ns, uint64_t now)
+{
+	return MIN(free_ns, now + (uint64_t)LONGEST_PACE_NS);
 }
 
 /*
@@ -537,8 +563,8 @@ void local_queue_pace(struct local_table *table, const struct slots_config *conf
 		const uint32_t writers = MIN(MAX(local_count(table).holders, 1u), PACE_WRITERS);
 
 		bytes = MAX(bytes, (double)rate * (PACE_NS / 1e9) / writers);
-		start = MAX(start, pool_rate ? head->free_ns : 0);
-		start = MAX(start, job_rate ? job->free_ns : 0);
+		start = MAX(start, pool_rate ? free_at(head->free_ns, now) : 0);
+		start = MAX(start, job_rate ? free_at(job->free_ns, now) : 0);
 		head->free_ns = pool_rate ? start : 0;
 		job->free_ns = job_rate ? start : 0;
 		grant->bytes = (uint64_t)bytes;

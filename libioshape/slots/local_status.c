@@ -2,7 +2,37 @@
 /* What the table of a pool says to an operator. */
 #include "slots/local.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+
+/* "set capacity=8 (was 4) rate=1000". */
+void local_describe(const struct local_head *before, const struct ioshape_pool_settings *settings,
+		    char what[SLOTS_NAME_BYTES])
+{
+	const struct {
+		const char *name;
+		uint64_t before, after;
+	} changes[] = {
+		{ "capacity", before->set_capacity, settings->capacity },
+		{ "rate", before->set_pool_rate, settings->pool_bytes_per_s },
+		{ "job-rate", before->set_job_rate, settings->job_bytes_per_s },
+		{ "small", before->set_small_bytes, settings->small_bytes },
+		{ "express", before->set_express, settings->express },
+	};
+	size_t used = (size_t)snprintf(what, SLOTS_NAME_BYTES, settings->clear ? "clear" : "set");
+
+	for (size_t i = 0; i < ARRAY_LENGTH(changes) && used < SLOTS_NAME_BYTES; i++) {
+		char was[32] = "";
+
+		if (changes[i].before)
+			snprintf(was, sizeof(was), " (was %" PRIu64 ")", changes[i].before);
+		if (changes[i].after || (changes[i].before && settings->clear))
+			used += (size_t)snprintf(what + used, SLOTS_NAME_BYTES - used,
+						 " %s=%" PRIu64 "%s", changes[i].name,
+						 changes[i].after, was);
+	}
+}
 
 static void list(struct local_table *table, enum local_state state,
 		 struct ioshape_pool_status *status)
@@ -18,6 +48,7 @@ static void list(struct local_table *table, enum local_state state,
 			.rank = member->rank,
 			.weight = member->weight,
 			.express = holds && !member->given,
+			.urgent = local_is_urgent(member),
 			.expected_bytes = member->bytes,
 			.written_bytes = member->passed,
 			.fence = member->fence,
@@ -93,7 +124,8 @@ static uint32_t grants_last_minute(const struct local_table *table)
 		grants = head->this_minute + head->last_minute * left;
 	else if (minute == head->minute + 1)
 		grants = head->this_minute * left;
-	return (uint32_t)(grants + 0.5);
+	/* A forged head may say any numbers. */
+	return (uint32_t)MIN(grants + 0.5, UINT32_MAX);
 }
 
 void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool_status *status)

@@ -15,9 +15,7 @@
 
 #define LONGEST_LEASE_MS (600u * 1000)
 #define LONGEST_LEASE_NS (LONGEST_LEASE_MS * UINT64_C(1000000))
-#define LONGEST_PACE_NS (3600 * UINT64_C(1000000000)) /* that bandwidth may be given in advance */
-#define MOST_NUMBER (UINT64_C(1) << 62)         /* counters that rise by one never get there */
-#define FENCE_AHEAD_MS (24 * UINT64_C(3600000)) /* fences are made of the time: no more */
+#define MOST_NUMBER (UINT64_C(1) << 62) /* neither counters nor fences ever get there */
 
 /* The same in programs of 32 and 64 bits. */
 _Static_assert(sizeof(struct local_head) == 512, "heads have holes");
@@ -46,18 +44,12 @@ void local_changed(struct local_table *table, const void *record)
 	table->changed[(size_t)((const uint8_t *)record - table->bytes) / LOCAL_PAGE_BYTES] = true;
 }
 
-/* Whether a fence can have been given by now. */
-static bool fence_holds(const struct local_table *table, uint64_t fence)
-{
-	return fence <= (table->wall_ms + FENCE_AHEAD_MS) * 1024;
-}
-
 /* Fences rise in this process, whatever becomes of the file. */
 static void raise_fence(struct local_table *table)
 {
 	struct local_head *head = &table->image.head;
 
-	if (fence_holds(table, table->latest_fence))
+	if (table->latest_fence <= MOST_NUMBER)
 		head->fence = MAX(head->fence, table->latest_fence);
 }
 
@@ -75,14 +67,32 @@ void local_clear(struct local_table *table, const char *pool)
 
 /* ---- Checking -------------------------------------------------------------------------------- */
 
-/* All that can be checked without a clock. */
+/* Whether it is the table of a pool at all. */
 static bool head_holds(const struct local_head *head)
 {
 	return !memcmp(head->magic, LOCAL_MAGIC, sizeof(head->magic)) &&
 	       head->version == LOCAL_VERSION && memchr(head->pool, 0, sizeof(head->pool)) &&
-	       head->seq <= MOST_NUMBER && head->tag <= MOST_NUMBER &&
-	       head->grants <= MOST_NUMBER && head->member_end <= LOCAL_MEMBERS &&
-	       head->job_end <= LOCAL_JOBS && head->by_job <= 1;
+	       head->member_end <= LOCAL_MEMBERS && head->job_end <= LOCAL_JOBS;
+}
+
+/*
+ * A number that makes no sense begins again at 0: with it go neither settings nor members. A fence
+ * may be far ahead of the time, because a clock can be set back.
+ */
+static bool check_numbers(struct local_table *table)
+{
+	struct local_head *head = &table->image.head;
+	uint64_t *const numbers[] = { &head->fence, &head->seq, &head->tag, &head->grants };
+	bool good = true;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(numbers); i++) {
+		if (*numbers[i] <= MOST_NUMBER)
+			continue;
+		*numbers[i] = 0;
+		local_changed(table, head);
+		good = false;
+	}
+	return good;
 }
 
 static bool text_holds(const char *text, size_t room)
@@ -108,14 +118,13 @@ static bool member_holds(const struct local_member *member, uint64_t now)
 		member->small <= 1 && member->deadline_ns <= now + LONGEST_LEASE_NS);
 }
 
-/* Drops members that make no sense. False if there was one. */
+/* Drops what makes no sense. False if there was such a thing. */
 static bool check_records(struct local_table *table)
 {
 	struct local_head *head = &table->image.head;
 	const uint64_t now = table->now_ns;
-	bool good = true;
+	bool good = check_numbers(table);
 
-	head->free_ns = MIN(head->free_ns, now + LONGEST_PACE_NS);
 	for (uint32_t i = 0; i < head->member_end; i++) {
 		struct local_member *member = local_member(table, i);
 
@@ -129,7 +138,6 @@ static bool check_records(struct local_table *table)
 	for (uint32_t i = 0; i < head->job_end; i++) {
 		struct local_job *job = local_job(table, i);
 
-		job->free_ns = MIN(job->free_ns, now + LONGEST_PACE_NS);
 		job->tag = MIN(job->tag, head->tag);
 		if (text_holds(job->name, sizeof(job->name)) &&
 		    text_holds(job->user, sizeof(job->user)))
@@ -168,7 +176,7 @@ static int read_pages(struct local_table *table, int fd, size_t from, size_t to)
 {
 	/* From the whole table: the compiler takes `bytes` for the head alone, which begins it. */
 	uint8_t *into = (uint8_t *)table + offsetof(struct local_table, bytes) + from;
-	ssize_t got = pread(fd, into, to - from, (off_t)from);
+	ssize_t got = to > from ? pread(fd, into, to - from, (off_t)from) : 0;
 
 	if (got < 0)
 		return -errno;
@@ -205,15 +213,16 @@ int local_read(struct local_table *table, int fd, const char *pool)
 		return ret;
 	if (is_zero(head))
 		return LOCAL_EMPTY;
-	if (!head_holds(head) || strcmp(head->pool, pool) != 0 || !fence_holds(table, head->fence))
+	if (!head_holds(head) || strcmp(head->pool, pool) != 0)
 		return LOCAL_DAMAGED;
 	if (head->flags & LOCAL_GONE)
 		return LOCAL_REMOVED;
 	ret = read_pages(table, fd, LOCAL_PAGE_BYTES, bytes_used(head));
 	if (ret)
 		return ret;
+	ret = check_records(table) ? LOCAL_FOUND : LOCAL_RECORD_DAMAGED;
 	raise_fence(table);
-	return check_records(table) ? LOCAL_FOUND : LOCAL_RECORD_DAMAGED;
+	return ret;
 }
 
 bool local_read_head(int fd, struct local_head *head)

@@ -4,8 +4,11 @@
  * random name, which stands beside its requests in the table. Names are the kernel's (abstract):
  * nothing is left behind.
  *
- * A wake is a hint, and heartbeats tell as well. They alone do so where the name cannot be had, or
- * between containers that share the pool's folder but not their network.
+ * A wake is a hint, and heartbeats tell as well, 20 ms later. They alone do so where another
+ * process has the name, which nobody can know before it is taken, or between containers that share
+ * the pool's folder but not their network. Sockets with a path would be no better: members are of
+ * several users, so each must be able to wake any other, and names are in a table that all can
+ * read.
  */
 #define _GNU_SOURCE
 #include "slots/local.h"

@@ -146,7 +146,8 @@ int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user),
 
 	bytes = MIN(bytes, SLOTS_MOST_BYTES);
 	atomic_fetch_add(&slot->passed, bytes);
-	if (slot->grant_used < slot->grant_bytes || now >= atomic_load(&pool->unlimited_until_ns)) {
+	if (!slot->wanted.deadline_ns && (slot->grant_used < slot->grant_bytes ||
+					  now >= atomic_load(&pool->unlimited_until_ns))) {
 		ret = pace(slot, bytes, stop, stop_user);
 		now = base_now_ns();
 	}

@@ -4,8 +4,8 @@
  * asks the coordinator itself. One thread of the pool's own does what takes time: it waits for
  * wakes, and sends heartbeats for all slots that are queued or held.
  *
- * acquire.c tells how a slot is acquired and released; it calls heartbeat.c, and both call
- * contact.c. pool.c opens and closes.
+ * acquire.c tells how a slot is acquired and released; it calls thread.c, that calls heartbeat.c,
+ * and all call contact.c. pool.c opens and closes.
  */
 #ifndef SLOTS_POOL_H
 #define SLOTS_POOL_H
@@ -75,7 +75,7 @@ struct slots_pool {
 	} unsent[SLOTS_UNSENT];
 	unsigned unsent_count;
 
-	/* The pool's thread (acquire.c). */
+	/* The pool's thread. */
 	pthread_t thread;
 	bool started, stop;
 	bool asleep;   /* there has been nothing to look after */
@@ -107,9 +107,15 @@ void slots_heartbeat(struct slots_slot *slot);
  * the list of slots may have changed. */
 bool slots_look_after(struct slots_slot *slot, uint64_t now);
 
-/* ---- Acquiring (acquire.c) ------------------------------------------------------------------- */
+/* ---- The pool's thread (thread.c) ------------------------------------------------------------ */
 
-/* Ends the pool's thread. */
+/* Under the lock. If it cannot be started, a queued slot's own thread does its work, and a held
+ * slot ends with its lease. */
+void slots_start_thread(struct slots_pool *pool);
+/* There is something to look after by then, or a slot that is queued: wakes are waited for from now
+ * on. Under the lock. */
+void slots_tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued);
+/* Ends it. */
 void slots_stop(struct slots_pool *pool);
 
 /* ---- Bandwidth (pace.c) ---------------------------------------------------------------------- */

@@ -46,6 +46,9 @@ static int take_address(struct redis_pool *pool, struct base_error *error)
 	return 0;
 }
 
+/* Versions of the library whose scripts keep other data have a pool each. */
+#define SCRIPT_FORMAT BASE_FORMAT(2u)
+
 /* The braces of the keys' tag, above all, must not come from a name. */
 static void name_keys(struct redis_pool *pool)
 {
@@ -53,9 +56,9 @@ static void name_keys(struct redis_pool *pool)
 		if (!strchr(FS_POOL_CHARACTERS, *at))
 			*at = '_';
 	}
-	snprintf(pool->key, sizeof(pool->key), "{ios:%s}:m", pool->config.pool);
-	snprintf(pool->wake_key, sizeof(pool->wake_key), "{ios:%s}:w:%s", pool->config.pool,
-		 pool->config.identity.client);
+	snprintf(pool->key, sizeof(pool->key), "{ios:%s}:v%u:m", pool->config.pool, SCRIPT_FORMAT);
+	snprintf(pool->wake_key, sizeof(pool->wake_key), "{ios:%s}:v%u:w:%s", pool->config.pool,
+		 SCRIPT_FORMAT, pool->config.identity.client);
 }
 
 static void redis_close(void *opaque)
@@ -211,6 +214,7 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 						     config->default_capacity,
 			 known_epoch(pool), request->never_wait);
 	link_add_text(&command, identity->user);
+	link_add_numbers(&command, request->urgent);
 	ret = ask_about(pool, &command, answer, error);
 	if (!ret)
 		write_name_down(pool);
@@ -281,15 +285,14 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 		     struct base_error *error)
 {
 	struct redis_pool *pool = opaque;
-	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
 	struct link_command command;
+	char who[SLOTS_NAME_BYTES];
 	redisReply *reply;
 	int ret;
 
 	slots_name_operator(&pool->config.identity, who);
-	slots_describe_settings(settings, what);
 	redis_begin(pool, &command, "set");
-	link_add_texts(&command, who, what);
+	link_add_text(&command, who);
 	link_add_numbers(&command, settings->clear != 0, settings->capacity,
 			 amount(settings->pool_bytes_per_s), amount(settings->job_bytes_per_s),
 			 amount(settings->small_bytes), settings->express);

@@ -92,7 +92,7 @@ int redis_read_grant(const redisReply *reply, struct slots_grant *grant)
 
 /* ---- Status ---------------------------------------------------------------------------------- */
 
-/* {id, job, node, rank, weight, express, bytes, passed, fence, since, left} */
+/* {id, job, node, rank, weight, express, bytes, passed, fence, since, left, urgent} */
 static int read_member(const redisReply *row, bool holder, struct ioshape_pool_status *status)
 {
 	struct ioshape_member member = { 0 };
@@ -100,7 +100,7 @@ static int read_member(const redisReply *row, bool holder, struct ioshape_pool_s
 	uint64_t since_ms, left_ms;
 	char texts[3][SLOTS_NAME_BYTES];
 
-	if (!is_list(row, 11))
+	if (!is_list(row, 12))
 		return -EPROTO;
 	for (size_t i = 0; i < 3; i++) {
 		if (part[i]->type != REDIS_REPLY_STRING)
@@ -113,7 +113,8 @@ static int read_member(const redisReply *row, bool holder, struct ioshape_pool_s
 	if (read_small(part[3], &member.rank) || read_small(part[4], &member.weight) ||
 	    read_small(part[5], &member.express) || read_amount(part[6], &member.expected_bytes) ||
 	    read_amount(part[7], &member.written_bytes) || read_amount(part[8], &member.fence) ||
-	    read_amount(part[9], &since_ms) || read_amount(part[10], &left_ms))
+	    read_amount(part[9], &since_ms) || read_amount(part[10], &left_ms) ||
+	    read_small(part[11], &member.urgent))
 		return -EPROTO;
 	member.since_s = (double)since_ms / 1e3;
 	member.lease_s = (double)left_ms / 1e3;

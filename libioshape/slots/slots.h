@@ -59,8 +59,9 @@ struct slots_config {
 struct slots_request {
 	char id[SLOTS_ID_BYTES];
 	uint32_t weight;
-	uint64_t bytes;            /* that are to be written; 0 unknown */
-	bool never_wait;           /* if it is not granted at once, it is not queued either */
+	uint64_t bytes;  /* that are to be written; 0 unknown */
+	bool never_wait; /* if it is not granted at once, it is not queued either */
+	bool urgent;     /* it has a deadline: before those that have none, one beside the slots */
 	uint32_t default_capacity; /* instead of the pool's; 0: that */
 };
 
@@ -198,6 +199,9 @@ struct slots_wanted {
 	 * operator nor job said anything. 0: the pool's. */
 	uint32_t default_capacity;
 	int64_t timeout_ms; /* as in ioshape_slot_options */
+	/* base_deadline_ns(); 0: none. Otherwise it goes before those without, and ahead without a
+	 * slot in time; bandwidth is not waited for. */
+	uint64_t deadline_ns;
 	ioshape_queue_fn waiting;
 	void *waiting_user;
 	ioshape_lost_fn lost;
@@ -254,10 +258,8 @@ uint32_t slots_stagger_ms(const struct slots_identity *identity, uint64_t save, 
 
 /* Who this process is, from the launcher's variables (identity.c). `job` may be NULL. */
 void slots_identify(struct slots_identity *identity, const char *job, uint32_t share);
-/* Who does what an operator does, for the record: "USER@HOST", "set capacity=8". */
+/* Who does what an operator does, for the record: "USER@HOST". */
 void slots_name_operator(const struct slots_identity *identity, char who[SLOTS_NAME_BYTES]);
-void slots_describe_settings(const struct ioshape_pool_settings *settings,
-			     char what[SLOTS_NAME_BYTES]);
 
 /* Only the client's number: each pool of a process is a client of its own. */
 void slots_identify_client(struct slots_identity *identity);

@@ -2,7 +2,7 @@
 -- Who may write, as Redis decides it. docs/slots.md says the rules in words. All times are milliseconds,
 -- all costs slot-milliseconds.
 --
--- KEYS[1]      {ios:POOL}:m; the others are beside it, under the same tag
+-- KEYS[1]      {ios:POOL}:vN:m, where N is the number of this format (SCRIPT_FORMAT); the others are beside it
 -- ARGV[1]      the operation; the rest is said at each function of `operations`
 --
 --   :m  hash   the pool: counters, clock, what the operator set, who last did
@@ -27,9 +27,9 @@ local NEAR = 100 -- up to this position one is told who goes before it, not who 
 local KEPT = 24 * 3600 * 1000 -- an abandoned pool is forgotten after so long
 local OPERATORS_LEASE = 15000 -- what an operator's command takes the leases to be
 local GAP = 100 -- silence after which we look more closely whether the server is still the same
-local MOST_BACK = 60 * 1000 -- the clock may go back so far; then time stands still until it is over
 local SMALL_BYTES = 16 * 1024 * 1024
 local EXPRESS = 1
+local URGENT_START = -1 -- before all that have no deadline
 local LEARNING = 1 / 8 -- weight of the latest write in what is known of speeds
 local FIRST_MS, FIRST_BYTES = 16, 16e6 -- what the first write is taken to have had
 local BELIEVED = 300 * 1000 -- at most, or eight times its job's usual time: what bytes make us expect
@@ -80,17 +80,20 @@ end
 --   opened       when the epoch began
 --   grace        until then only those are let in that held a slot before the data was lost
 --   hw           the latest time seen: ours never goes back
+--   ahead        of the server's clock: where that is set back, ours goes on
 --   fence        the last one given
 --   vt           virtual time: slot-milliseconds that a job of share 1 could have had
 --   served       the highest start tag granted: virtual time is never behind it
 --   small_vt     the same, of those that were let past the queue
 --   used         slots, by weight
 --   express_used
---   holders, waiters: how many; small_waiters: among them, that may be let past the queue
+--   holders, waiters: how many; small_waiters: among them, that may be let past the queue; urgent_waiters:
+--   that have a deadline
 --   shares       of the jobs that hold or wait, together
 --   seq          of requests that waited
 --   cap          capacity, as the jobs ask for it
 --   by           1: a job asked; 0: the default
+--   lease        of the latest request
 --   busy         counts the times that the pool began to be used: older tags of jobs are forgotten
 --   ms, bytes    time and size of the latest writes
 --   free         when the pool's bandwidth is free again
@@ -100,7 +103,8 @@ end
 --   place        of the server process that wrote this
 --   set_capacity, set_pool_rate, set_job_rate, set_small, set_express: by the operator
 local pool
-local now
+local server -- its clock: fences, epochs and records are made of it, so that they rise if all else is lost
+local now -- the pool's clock: all else
 
 local function load_pool()
 	local values = call('HMGET', M, 'run', 'pool')
@@ -148,7 +152,7 @@ end
 -- True if there was something.
 local function wipe()
 	pool.used, pool.express_used, pool.shares = 0, 0, 0
-	pool.holders, pool.waiters, pool.small_waiters = 0, 0, 0
+	pool.holders, pool.waiters, pool.small_waiters, pool.urgent_waiters = 0, 0, 0, 0
 	pool.free, pool.renewed = 0, 0
 	local members = call('DEL', D)
 	call('DEL', H, Q, S, L, J, P)
@@ -167,9 +171,10 @@ local function is_complete()
 end
 
 -- The data is not what it was: a new epoch begins. Whoever held a slot shows up within a beat, and is
--- let in first. How long that is waited for depends on whether there can have been somebody.
+-- let in first. How long that is waited for depends on whether there can have been somebody, and on the
+-- lease that is usual here: the one who asks first may have another.
 local function open_epoch(somebody, started, known_epoch, lease)
-	pool.epoch = math.max(pool.epoch, known_epoch, now - 1) + 1
+	pool.epoch = math.max(pool.epoch, known_epoch, server - 1) + 1
 	pool.opened = now
 	pool.grace = (somebody and now or started) + math.ceil(lease / 2)
 end
@@ -178,8 +183,8 @@ end
 -- a crash or a failover, has what was on its disk, or what it had been sent.
 local function look_at_data(run, known, clock, known_epoch, lease)
 	local held = pool.holders > 0
-	local jumped = now - clock > MOST_BACK
-	local usable = run and not jumped and is_complete()
+	lease = pool.lease > 0 and pool.lease or lease
+	local usable = run and is_complete()
 	local place = server_place()
 	-- Also where all processes look alike (no random addresses) one that took long to come is found out.
 	if usable and place == pool.place and math.abs(clock - pool.hw) < GAP then
@@ -193,15 +198,13 @@ local function look_at_data(run, known, clock, known_epoch, lease)
 	end
 	local somebody = usable and (held or now - pool.hw < lease)
 	if not usable then
-		-- Deadlines of a clock that was wrong are worth nothing either.
-		now = jumped and clock or now
 		local left = wipe()
 		somebody = known_epoch > 0 or left or (known and held)
 		-- Also above those that were given in this millisecond.
-		pool.fence = math.max(pool.fence, (now + 1) * 1024)
+		pool.fence = math.max(pool.fence, (server + 1) * 1024)
 	end
 	local uptime = tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) * 1000
-	open_epoch(somebody, clock - uptime, known_epoch, lease)
+	open_epoch(somebody, now - uptime, known_epoch, lease)
 	call('HSET', M, 'run', current)
 end
 
@@ -326,6 +329,9 @@ local function forget_waiter(id, member)
 		call('ZREM', S, member.tag)
 		pool.small_waiters = pool.small_waiters - 1
 	end
+	if member.urgent then
+		pool.urgent_waiters = pool.urgent_waiters - 1
+	end
 	pool.waiters = pool.waiters - 1
 end
 
@@ -392,7 +398,7 @@ local function count_grant()
 end
 
 local function admit(id, member, given, lease)
-	pool.fence = math.max(pool.fence + 1, now * 1024)
+	pool.fence = math.max(pool.fence + 1, server * 1024)
 	count_grant()
 	if given > 0 then
 		-- As if all who want slots were served at once, each by its share; and never behind the one
@@ -416,9 +422,9 @@ local function grant(id, member, given)
 	call('PEXPIRE', wake, member.lease)
 end
 
--- More than there is may come in when it is alone.
-local function fits(weight)
-	return pool.used == 0 or pool.used + weight <= capacity()
+-- More than there is may come in when it is alone; and one with a deadline beside those that have slots.
+local function fits(weight, urgent)
+	return pool.used == 0 or pool.used + weight <= capacity() or (urgent and pool.used <= capacity())
 end
 
 -- Says how many.
@@ -427,10 +433,11 @@ local function grant_those_that_fit()
 	if now < pool.grace then
 		return granted
 	end
-	while pool.waiters > 0 and granted < MOST_GRANTED and pool.used < capacity() do
+	while pool.waiters > 0 and granted < MOST_GRANTED
+		and (pool.used < capacity() or pool.urgent_waiters > 0) do
 		local id = string.sub(call('ZRANGE', Q, 0, 0)[1], 17)
 		local member = must_load_member(id)
-		if not fits(member.weight) then
+		if not fits(member.weight, member.urgent) then
 			break
 		end
 		grant(id, member, member.weight)
@@ -453,9 +460,11 @@ end
 -- What every operation begins with.
 local function tick(known_epoch, lease)
 	local run, known = load_pool()
-	local clock = server_ms()
+	server = server_ms()
+	local clock = server + pool.ahead
 	now = math.max(clock, pool.hw)
 	look_at_data(run, known, clock, known_epoch, lease)
+	pool.ahead = pool.ahead + now - clock
 	pool.hw = now
 	-- Nobody could send a heartbeat while the server was away.
 	if now >= pool.grace then
@@ -524,7 +533,7 @@ end
 -- {when, who, what}, the latest last.
 local function note_act(who, what)
 	local acts = load_acts()
-	acts[#acts + 1] = {whole(now), who, what}
+	acts[#acts + 1] = {whole(server), who, what}
 	if #acts > KEPT_ACTS then
 		table.remove(acts, 1)
 	end
@@ -562,6 +571,9 @@ if operation == 'acquire' then
 			end
 			pool.small_waiters = pool.small_waiters + 1
 		end
+		if member.urgent then
+			pool.urgent_waiters = pool.urgent_waiters + 1
+		end
 		if pool.waiters == 0 then
 			keep(Q, L)
 		end
@@ -572,11 +584,12 @@ if operation == 'acquire' then
 	end
 
 	-- acquire id client node job rank share weight bytes lease asked-capacity default-capacity known-epoch
-	-- never-wait user
+	-- never-wait user urgent
 	operate = function(id, client, node, job_name, rank, share, weight, bytes, lease, asked, usual,
-			known_epoch, never_wait, user)
+			known_epoch, never_wait, user, urgent)
 		share, weight, bytes, lease = tonumber(share), tonumber(weight), tonumber(bytes), tonumber(lease)
 		tick(tonumber(known_epoch), lease)
+		pool.lease = lease
 		local member = load_member(id)
 		if member then
 			return renewed(id, member, lease)
@@ -596,7 +609,8 @@ if operation == 'acquire' then
 		-- Never before one of the same job that came earlier, whatever that was charged since.
 		local start = math.max(pool.vt, job.finish, job.latest)
 		job.finish, job.latest = start + cost / share, start
-		local at_once = now >= pool.grace and pool.waiters == 0 and fits(weight)
+		urgent = urgent == '1' or nil
+		local at_once = now >= pool.grace and pool.waiters == 0 and fits(weight, urgent)
 		local small_start
 		if not at_once and bytes > 0 and bytes <= small_bytes() and weight == 1 then
 			small_start = math.max(pool.small_vt, job.small_finish)
@@ -607,7 +621,8 @@ if operation == 'acquire' then
 		store_job(job_name, job)
 		member = {
 			node = node, job = job_name, rank = rank, client = client, share = share, weight = weight,
-			bytes = bytes, lease = lease, cost = cost, start = start, small_start = small_start, passed = 0
+			bytes = bytes, lease = lease, cost = cost, start = urgent and URGENT_START or start,
+			small_start = small_start, passed = 0, urgent = urgent
 		}
 		if at_once then
 			admit(id, member, weight, lease)
@@ -725,15 +740,29 @@ elseif operation == 'pace' then
 	end
 
 elseif operation == 'set' then
-	-- set who what clear capacity pool-rate job-rate small express (0: as it was)
-	operate = function(who, what, clear, ...)
+	-- set who clear capacity pool-rate job-rate small express (0: as it was)
+	operate = function(who, clear, slots, pool_rate, job_rate, small, beside)
 		tick(0, OPERATORS_LEASE)
-		note_act(who, what)
-		local names = {'set_capacity', 'set_pool_rate', 'set_job_rate', 'set_small', 'set_express'}
-		for i, value in ipairs({...}) do
-			if clear == '1' or tonumber(value) > 0 then
-				pool[names[i]] = tonumber(value)
+		local what = clear == '1' and 'clear' or 'set'
+		local settings = {
+			{'capacity', 'set_capacity', slots}, {'rate', 'set_pool_rate', pool_rate},
+			{'job-rate', 'set_job_rate', job_rate}, {'small', 'set_small', small},
+			{'express', 'set_express', beside}
+		}
+		for _, setting in ipairs(settings) do
+			local label, name, value = setting[1], setting[2], tonumber(setting[3])
+			local before = pool[name]
+			if value > 0 or (clear == '1' and before > 0) then
+				local was = before > 0 and ' (was ' .. whole(before) .. ')' or ''
+				what = what .. ' ' .. label .. '=' .. whole(value) .. was
+				pool[name] = value
 			end
+		end
+		note_act(who, what)
+		if clear == '1' or tonumber(pool_rate) + tonumber(job_rate) > 0 then
+			-- What was given in advance at the rate before is owed by nobody.
+			pool.free = 0
+			call('DEL', P)
 		end
 		keep_all()
 		grant_those_that_fit()
@@ -795,7 +824,7 @@ elseif operation == 'status' then
 			id, member.job, member.node, member.rank, member.weight,
 			member.state == HOLDING and member.given == 0 and 1 or 0, whole(member.bytes),
 			whole(member.passed), whole(member.fence or 0), whole(now - member.since),
-			whole(tonumber(deadline or '0') - now)
+			whole(tonumber(deadline or '0') - now), member.urgent and 1 or 0
 		}
 	end
 

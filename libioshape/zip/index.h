@@ -10,7 +10,7 @@
 
 #define INDEX_MAGIC "ioshape\n"
 #define INDEX_MAGIC_BYTES 8u
-#define INDEX_VERSION 1u
+#define INDEX_VERSION BASE_FORMAT(1u)
 
 /* magic, u32 version, u32 sections, u32 directory_crc32, u32 zero, u64 check_bytes, u64 records */
 #define INDEX_HEADER_BYTES 40u

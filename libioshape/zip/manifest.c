@@ -148,6 +148,8 @@ static int check_all(const struct zip_manifest *manifest, const char **problem)
 	*problem = attempt_problem(manifest->attempt);
 	if (!*problem && (!manifest->rank_count || !manifest->file_count))
 		*problem = "it has no files, or no parts";
+	if (!*problem && manifest->serial > ZIP_MAX_SERIAL)
+		*problem = "the serial number is too large";
 	if (*problem)
 		return 0;
 	ret = check_names(manifest, problem);
@@ -223,6 +225,8 @@ int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *mani
 	ret = put(out, HEAD "%u,\n  \"step\": %" PRIu64 ",\n  \"saved\": %" PRId64 ",\n",
 		  ZIP_MANIFEST_VERSION, manifest->step, manifest->saved);
 	if (!ret)
+		ret = put(out, "  \"serial\": %" PRIu64 ",\n", manifest->serial);
+	if (!ret)
 		ret = put(out, "  \"mode\": \"%s\",\n  \"attempt\": \"%s\",\n",
 			  mode_words[manifest->mode], manifest->attempt);
 	if (!ret)
@@ -277,15 +281,16 @@ static int read_member(void *user, struct zip_json *json, const char *name)
 	return zip_json_skip(json);
 }
 
-/* Reads an object all of whose known members must be there. */
+/* Reads an object. Of its known members the first `needed` must be there. */
 static int read_object(struct zip_json *json, const struct member *members, size_t count,
-		       void *into)
+		       size_t needed, void *into)
 {
 	struct object object = { .members = members, .count = count, .into = into };
 	int ret = zip_json_object(json, read_member, &object);
 
-	if (!ret && object.seen != (1u << count) - 1)
-		ret = zip_json_fail(json, IOSHAPE_E_DAMAGED, "an object lacks a member");
+	for (size_t i = 0; !ret && i < needed; i++)
+		if (!(object.seen & 1u << i))
+			ret = zip_json_fail(json, IOSHAPE_E_DAMAGED, "an object lacks a member");
 	return ret;
 }
 
@@ -333,7 +338,7 @@ static int read_version(struct zip_json *json, void *into)
 	int ret = zip_json_u64(json, version);
 
 	if (!ret && *version != ZIP_MANIFEST_VERSION)
-		ret = zip_json_fail(json, IOSHAPE_E_FORMAT, "it is of another version");
+		ret = zip_json_fail(json, -EOPNOTSUPP, "it is of another version");
 	return ret;
 }
 
@@ -390,7 +395,7 @@ static int read_file(void *user, struct zip_json *json)
 	if (ret)
 		return ret;
 	memset(&manifest->files[manifest->file_count], 0, sizeof(*manifest->files));
-	return read_object(json, members, ARRAY_LENGTH(members),
+	return read_object(json, members, ARRAY_LENGTH(members), ARRAY_LENGTH(members),
 			   &manifest->files[manifest->file_count++]);
 }
 
@@ -426,7 +431,8 @@ static int read_part(void *user, struct zip_json *json)
 		       sizeof(*manifest->parts));
 	manifest->parts = parts;
 	if (!ret)
-		ret = read_object(json, members, ARRAY_LENGTH(members), &wide);
+		ret = read_object(json, members, ARRAY_LENGTH(members), ARRAY_LENGTH(members),
+				  &wide);
 	if (ret)
 		return ret;
 	/* So no rank is there twice, and none is missing. */
@@ -446,6 +452,13 @@ static int read_parts(struct zip_json *json, void *into)
 
 /* ---- The whole ---- */
 
+/* What version 0.1 did not write. */
+static void fill_serial(struct zip_manifest *manifest)
+{
+	if (!manifest->serial && manifest->saved > 0)
+		manifest->serial = MIN((uint64_t)manifest->saved, ZIP_MAX_SERIAL / 1000) * 1000;
+}
+
 static int decode(struct decoding *decoding, struct zip_json *json)
 {
 	/* Format and checksum have been looked at. */
@@ -459,11 +472,15 @@ static int decode(struct decoding *decoding, struct zip_json *json)
 		{ "files", read_files, 0 },
 		{ "parts", read_parts, 0 },
 		{ "crc32", read_any, 0 },
+		{ "serial", read_u64, offsetof(struct decoding, manifest.serial) },
 	};
-	int ret = read_object(json, members, ARRAY_LENGTH(members), decoding);
+	/* Version 0.1 did not write the last one. */
+	const size_t needed = ARRAY_LENGTH(members) - 1;
+	int ret = read_object(json, members, ARRAY_LENGTH(members), needed, decoding);
 
 	if (!ret)
 		ret = zip_json_end(json);
+	fill_serial(&decoding->manifest);
 	if (!ret)
 		ret = check_all(&decoding->manifest, &json->problem);
 	return !ret && json->problem ? IOSHAPE_E_DAMAGED : ret;
@@ -496,11 +513,12 @@ static int tell(const struct decoding *decoding, const struct zip_json *json, in
 {
 	if (code == -ENOMEM)
 		return base_no_memory(error, "the manifest of a generation", json->bytes);
-	if (code == IOSHAPE_E_FORMAT)
-		return base_fail(error, code,
-				 "\"%s\" was written by a later version of this library (manifest "
-				 "version %" PRIu64 ", known is %u)" BASE_REMEDY "use that one",
-				 path, decoding->version, ZIP_MANIFEST_VERSION);
+	if (code == -EOPNOTSUPP)
+		return base_refuse(
+			error, code,
+			"\"%s\" was written by another version of this library (manifest "
+			"version %" PRIu64 ", known is %u)" BASE_REMEDY "use that one",
+			path, decoding->version, ZIP_MANIFEST_VERSION);
 	return base_fail(error, code,
 			 "\"%s\" does not hold: %s (at offset %zu)" BASE_REMEDY
 			 "use another generation",
@@ -529,4 +547,29 @@ int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t 
 	}
 	zip_manifest_free(&decoding.manifest);
 	return tell(&decoding, &json, ret, path, error);
+}
+
+/* ---- The head -------------------------------------------------------------------------------- */
+
+static int stop(struct zip_json *json, void *into)
+{
+	(void)json;
+	(void)into;
+	return -ECANCELED;
+}
+
+uint64_t zip_manifest_peek_serial(const char *text, size_t bytes)
+{
+	/* As they are written: the numbers are before the files. */
+	static const struct member members[] = {
+		{ "saved", read_i64, offsetof(struct zip_manifest, saved) },
+		{ "serial", read_u64, offsetof(struct zip_manifest, serial) },
+		{ "files", stop, 0 },
+	};
+	struct zip_json json = { .text = text, .bytes = bytes };
+	struct zip_manifest head = { .serial = 0 };
+	int ret = read_object(&json, members, ARRAY_LENGTH(members), 0, &head);
+
+	fill_serial(&head);
+	return ret == -ECANCELED ? head.serial : UINT64_MAX;
 }

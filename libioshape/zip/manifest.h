@@ -10,11 +10,12 @@
 
 #define ZIP_MANIFEST_NAME "manifest.json"
 #define ZIP_MANIFEST_FORMAT "ioshape-generation"
-#define ZIP_MANIFEST_VERSION 1u
+#define ZIP_MANIFEST_VERSION BASE_FORMAT(1u)
 
 #define ZIP_MAX_RANKS 1048576u
 #define ZIP_MAX_MANIFEST_BYTES (256 * MIB)
 #define ZIP_MAX_FILE_NAME_BYTES 255u
+#define ZIP_MAX_SERIAL ((uint64_t)INT64_MAX)
 
 struct zip_manifest_file {
 	char *name; /* in the generation's directory: no '/', not "." or ".." */
@@ -33,7 +34,10 @@ struct zip_manifest_part { /* parts[i] is that of rank i */
 /* Decoded, it owns all that it points to: zip_manifest_free(). */
 struct zip_manifest {
 	uint64_t step;
-	int64_t saved;    /* seconds since 1970 */
+	int64_t saved; /* seconds since 1970 */
+	/* Of two saves into a directory the later one has the larger number. Version 0.1 wrote
+	 * none: decoded, it is the time in milliseconds, as it would be with nothing before it. */
+	uint64_t serial;
 	uint32_t mode;    /* enum ioshape_mode: each, node or rank0 */
 	char attempt[40]; /* hexadecimal digits and '-': which attempt at this step it was */
 	uint32_t rank_count;
@@ -51,11 +55,20 @@ int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *mani
 /*
  * Every count, name, offset and length is checked: parts inside their files, not empty, not
  * overlapping, each rank once, names unique. `path` is for messages. IOSHAPE_E_DAMAGED,
- * IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT if it is no manifest or a later version wrote it.
+ * IOSHAPE_E_LIMIT, -ENOMEM; IOSHAPE_E_FORMAT if it is no manifest; -EOPNOTSUPP if another version
+ * of the library wrote it.
  */
 int zip_manifest_decode(struct zip_manifest *manifest, const char *text, size_t bytes,
 			const char *path, struct base_error *error);
 void zip_manifest_free(struct zip_manifest *manifest);
+
+/*
+ * The serial number in the first bytes of a manifest, ZIP_MANIFEST_HEAD_BYTES or all of them.
+ * Nothing vouches for them: to know in which order manifests are worth reading. UINT64_MAX if it
+ * is not there.
+ */
+#define ZIP_MANIFEST_HEAD_BYTES 1024
+uint64_t zip_manifest_peek_serial(const char *text, size_t bytes);
 
 /* "rank-00007.pt": at least five digits. */
 #define ZIP_PART_NAME_BYTES 32

@@ -29,25 +29,6 @@ struct zip_names {
 
 #define LEAST_ROOM 16u
 
-static inline uint64_t rotate(uint64_t value, unsigned by)
-{
-	return value << by | value >> (64 - by);
-}
-
-static inline void sip_round(uint64_t v[4])
-{
-	v[0] += v[1];
-	v[2] += v[3];
-	v[1] = rotate(v[1], 13) ^ v[0];
-	v[3] = rotate(v[3], 16) ^ v[2];
-	v[0] = rotate(v[0], 32);
-	v[2] += v[1];
-	v[0] += v[3];
-	v[1] = rotate(v[1], 17) ^ v[2];
-	v[3] = rotate(v[3], 21) ^ v[0];
-	v[2] = rotate(v[2], 32);
-}
-
 /* SipHash-1-3 (Aumasson, Bernstein 2012), folded to 32 bits. */
 static uint32_t hash_of(const uint64_t key[2], const char *name, size_t bytes)
 {
@@ -60,16 +41,16 @@ static uint32_t hash_of(const uint64_t key[2], const char *name, size_t bytes)
 	for (; left >= 8; left -= 8, at += 8) {
 		word = base_get_le(at, 8);
 		v[3] ^= word;
-		sip_round(v);
+		base_sip_round(v);
 		v[0] ^= word;
 	}
 	word = (uint64_t)bytes << 56 | base_get_le(at, (unsigned)left);
 	v[3] ^= word;
-	sip_round(v);
+	base_sip_round(v);
 	v[0] ^= word;
 	v[2] ^= 0xff;
 	for (int i = 0; i < 3; i++)
-		sip_round(v);
+		base_sip_round(v);
 	folded = v[0] ^ v[1] ^ v[2] ^ v[3];
 	return (uint32_t)(folded ^ folded >> 32);
 }

@@ -61,6 +61,12 @@ uint64_t zip_writer_payload_bytes(const struct zip_writer *writer)
 	return writer->payload_bytes;
 }
 
+const struct zip_entry *zip_writer_entries(const struct zip_writer *writer, uint64_t *count)
+{
+	*count = writer->out.open ? 0 : writer->out.count;
+	return writer->out.entries;
+}
+
 static const char *last_name(const struct zip_writer *writer)
 {
 	return zip_out_last(&writer->out)->name + FOLDER_BYTES;

@@ -331,6 +331,8 @@ int zip_writer_finish(struct zip_writer *writer, const struct zip_index *index,
 		      struct base_error *error);
 uint64_t
 zip_writer_payload_bytes(const struct zip_writer *writer); /* of the records, without the index */
+/* What the directory will say of the records so far; of none while one is open. */
+const struct zip_entry *zip_writer_entries(const struct zip_writer *writer, uint64_t *count);
 /* Frees the sink, too: a file that was not committed is abandoned. NULL is fine. */
 void zip_writer_free(struct zip_writer *writer);
 

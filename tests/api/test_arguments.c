@@ -328,6 +328,7 @@ TEST(calls_case, context_options_out_of_range_are_refused)
 		{ .calibrate = (enum ioshape_calibrate)3 },
 		{ .full = (enum ioshape_full)2 },
 		{ .full = (enum ioshape_full) - 1 },
+		{ .unchanged = (enum ioshape_unchanged)3 },
 		{ .engine = IOSHAPE_ENGINE_BUFFERED, .direct = IOSHAPE_DIRECT_REQUIRE },
 	};
 

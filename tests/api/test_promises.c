@@ -594,7 +594,7 @@ TEST(tests, a_commit_with_an_open_record_can_be_tried_again)
 	ioshape_writer_free(writer);
 	reader = open_reader(scratch_path("a.pt"));
 	ck_assert_uint_eq(info_of_reader(reader).records, 1);
-	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	ioshape_reader_free(reader);
 }
 

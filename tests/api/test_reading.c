@@ -265,7 +265,7 @@ START_TEST(files_without_a_table_have_records_only)
 	ck_assert_mem_eq(into, "bc", 2);
 	ck_assert_int_eq(ioshape_reader_get_metadata(reader, &metadata), 0);
 	ck_assert_int_eq(metadata.step, sample.metadata.step);
-	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 }
 END_TEST
 
@@ -308,13 +308,29 @@ START_TEST(damage_is_found_and_named_wherever_it_is)
 		ck_assert_ptr_nonnull(strstr(error->record, "data/4"));
 		/* The beginning of the block that holds it. */
 		ck_assert(error->offset <= at && at < error->offset + (1 << 20));
-		ck_assert_int_eq(ioshape_reader_verify(reader), IOSHAPE_E_DAMAGED);
+		ck_assert_int_eq(ioshape_reader_verify(reader, 1), IOSHAPE_E_DAMAGED);
 		ck_assert_ptr_nonnull(strstr(ioshape_last_error()->record, "data/4"));
 		flip("data/4", place);
 	}
 	ck_assert_int_eq(ioshape_reader_load(reader, &request, 1), 0);
 	ck_assert_mem_eq(into, sample.expected[LARGE], LARGE_BYTES);
-	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
+}
+END_TEST
+
+START_TEST(of_a_share_the_damage_is_found_now_and_then)
+{
+	unsigned found = 0, tries = 200;
+
+	flip("data/4", 1 << 20);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 0), 0);
+	for (unsigned i = 0; i < tries; i++)
+		found += ioshape_reader_verify(reader, 0.5) == IOSHAPE_E_DAMAGED;
+	ck_assert_uint_gt(found, 0);
+	ck_assert_uint_lt(found, tries);
+	ck_assert_int_eq(ioshape_reader_verify(reader, -0.1), -EINVAL);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1.1), -EINVAL);
 }
 END_TEST
 
@@ -345,7 +361,7 @@ START_TEST(who_does_not_want_to_verify_gets_what_is_there)
 	ck_assert_int_eq(ioshape_reader_load(careless, &request, 1), 0);
 	ck_assert_uint_eq(into[100] ^ 0x10, ((uint8_t *)sample.expected[LARGE])[100]);
 	/* To verify is to verify. */
-	ck_assert_int_eq(ioshape_reader_verify(careless), IOSHAPE_E_DAMAGED);
+	ck_assert_int_eq(ioshape_reader_verify(careless, 1), IOSHAPE_E_DAMAGED);
 	ioshape_reader_free(careless);
 }
 END_TEST
@@ -443,6 +459,7 @@ int main(void)
 	tcase_add_test(reading, the_callback_can_stop_reading_at_every_call);
 	tcase_add_test(reading, damage_is_found_and_named_wherever_it_is);
 	tcase_add_test(reading, damage_elsewhere_does_not_keep_from_reading_the_rest);
+	tcase_add_test(reading, of_a_share_the_damage_is_found_now_and_then);
 	tcase_add_test(reading, who_does_not_want_to_verify_gets_what_is_there);
 	tcase_add_test(reading, a_file_cut_short_while_it_is_open_is_damaged);
 	tcase_add_test(reading, a_reader_keeps_the_file_it_opened);

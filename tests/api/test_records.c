@@ -247,7 +247,7 @@ START_TEST(the_file_is_that_of_a_writer)
 	ck_assert_str_eq(report.mode, "single");
 	ck_assert((report.stage_s > 0) == (way == BACKGROUND));
 	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
-	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	ioshape_reader_free(reader);
 }
 END_TEST
@@ -277,7 +277,7 @@ START_TEST(many_small_records_are_saved)
 	}
 	ck_assert_int_eq(save_by((enum way)_i, scratch_path("file"), records, many, NULL, NULL), 0);
 	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
-	ck_assert_int_eq(ioshape_reader_verify(reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	for (size_t i = 0; i < many; i += 997) {
 		uint8_t bytes[50];
 

@@ -219,6 +219,135 @@ TEST(all, a_blocking_save_can_give_up_waiting)
 	ioshape_slot_free(slot);
 }
 
+/* ---- Deadlines ------------------------------------------------------------------------------- */
+
+static struct ioshape_report save_by(int64_t deadline_ms)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save_options options = with_metadata(&sample);
+	int ret;
+
+	options.report = &report;
+	options.deadline_ms = deadline_ms;
+	ret = ioshape_save_tensors(context, scratch_path("file"), sample.tensors, sample.count,
+				   &options, NULL);
+	ck_assert_msg(!ret, "%s", ioshape_last_error()->sentence);
+	must_hold(scratch_path("file"), &sample);
+	return report;
+}
+
+TEST(all, a_save_with_a_deadline_goes_before_those_that_wait)
+{
+	enum { SAVES = 8 };
+	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_slot *slot = hold();
+	struct ioshape_save *saves[SAVES];
+	struct ioshape_report report;
+	char name[16];
+
+	options.borrow = 1;
+	for (int i = 0; i < SAVES; i++) {
+		snprintf(name, sizeof(name), "file%d", i);
+		saves[i] = begin(scratch_path(name), &sample, &options);
+		wait_for_phase(saves[i], IOSHAPE_PHASE_WAIT);
+	}
+	report = save_by(600000);
+	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MET);
+	ck_assert_double_gt(report.deadline_left_s, 0);
+	ck_assert_double_le(report.deadline_left_s + report.total_s, 600.1);
+	ck_assert_str_eq(report.coordinator, "local");
+	ck_assert_uint_gt(report.fence, 0);
+	for (int i = 0; i < SAVES; i++)
+		wait_for_phase(saves[i], IOSHAPE_PHASE_WAIT);
+	ioshape_slot_free(slot);
+	for (int i = 0; i < SAVES; i++) {
+		ck_assert_int_eq(ioshape_save_wait(saves[i], -1), 0);
+		ck_assert_int_eq(report_of(saves[i]).deadline, IOSHAPE_DEADLINE_NONE);
+		ck_assert_double_eq(report_of(saves[i]).deadline_left_s, 0);
+		ioshape_save_free(saves[i]);
+	}
+}
+
+TEST(all, a_save_that_is_too_late_is_saved_and_says_so)
+{
+	struct ioshape_slot_options urgent = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot *slot = hold(), *beside;
+	struct ioshape_report report;
+
+	urgent.path = scratch_path("file");
+	urgent.deadline_ms = 600000;
+	ck_assert_int_eq(ioshape_slot_acquire(other, &urgent, &beside), 0);
+	report = save_by(-1);
+	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MISSED);
+	ck_assert_double_lt(report.deadline_left_s, 0);
+	ck_assert_str_eq(report.coordinator, "deadline");
+	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_SLOT);
+	ioshape_slot_free(beside);
+	ioshape_slot_free(slot);
+}
+
+TEST(all, a_save_with_a_deadline_overtakes_an_earlier_one_to_its_file)
+{
+	struct ioshape_save_options options = with_metadata(&sample);
+	struct ioshape_slot *slot = hold();
+	struct ioshape_save *earlier;
+
+	sample.metadata.step = 1;
+	earlier = begin(scratch_path("file"), &sample, &options);
+	wait_for_phase(earlier, IOSHAPE_PHASE_WAIT);
+	sample.metadata.step = 2;
+	save_by(600000);
+	wait_for_phase(earlier, IOSHAPE_PHASE_WAIT);
+	ioshape_slot_free(slot);
+	/* It neither fails nor comes back. */
+	ck_assert_int_eq(ioshape_save_wait(earlier, -1), 0);
+	ck_assert_int_eq(report_of(earlier).steps[0].code, IOSHAPE_STEP_OVERTAKEN);
+	ioshape_save_free(earlier);
+	must_hold(scratch_path("file"), &sample);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	/* Those that come later are as ever. */
+	sample.metadata.step = 3;
+	ck_assert_uint_eq(save_by(0).fallbacks, 0);
+	must_hold(scratch_path("file"), &sample);
+}
+
+TEST(all, a_save_that_fails_has_missed_its_deadline)
+{
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save_options options = with_metadata(&sample);
+
+	options.report = &report;
+	options.deadline_ms = 600000;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("no/file"), sample.tensors,
+					      sample.count, &options, NULL),
+			 -ENOENT);
+	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MISSED);
+	ck_assert_double_gt(report.deadline_left_s, 0);
+}
+
+TEST(all, files_and_writers_have_deadlines_too)
+{
+	struct ioshape_file_options file_options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_writer_options writer_options = IOSHAPE_WRITER_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_slot *slot = hold();
+	struct ioshape_writer *writer;
+	struct ioshape_file *file;
+
+	file_options.deadline_ms = writer_options.deadline_ms = 600000;
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &file_options, &file), 0);
+	ck_assert_int_eq(ioshape_file_commit(file, &report), 0);
+	ioshape_file_free(file);
+	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MET);
+	ck_assert_int_eq(
+		ioshape_writer_open(context, scratch_path("file"), &writer_options, &writer), 0);
+	ck_assert_int_eq(write_record(writer, "r", "3", 1, 0), 0);
+	ck_assert_int_eq(ioshape_writer_commit(writer, &report), 0);
+	ioshape_writer_free(writer);
+	ck_assert_int_eq(report.deadline, IOSHAPE_DEADLINE_MET);
+	ioshape_slot_free(slot);
+}
+
 /* ---- Nobody waits for itself ----------------------------------------------------------------- */
 
 TEST(all, saves_to_one_path_do_not_wait_for_each_other_in_a_ring)

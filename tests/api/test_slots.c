@@ -386,6 +386,116 @@ EACH(two_pools_are_two_queues)
 	end(_i);
 }
 
+/* ---- Deadlines ------------------------------------------------------------------------------- */
+
+static const int64_t long_ms = 600000; /* nobody goes ahead without a slot in a test */
+
+static struct ioshape_slot_options urgent(void)
+{
+	struct ioshape_slot_options options = plain();
+
+	options.deadline_ms = long_ms;
+	return options;
+}
+
+static int try_urgently(struct ioshape_context *context)
+{
+	struct ioshape_slot_options options = urgent();
+	struct ioshape_slot *slot;
+	int ret;
+
+	options.timeout_ms = -1;
+	ret = ioshape_slot_acquire(context, &options, &slot);
+	ioshape_slot_free(slot);
+	return ret;
+}
+
+EACH(a_deadline_is_next_of_many_though_the_slot_is_held)
+{
+	const struct ioshape_slot_options hurried = urgent();
+	struct visitor visitors[8] = { 0 };
+	struct ioshape_pool_status *status;
+	struct ioshape_slot *slot, *first;
+
+	begin(_i);
+	open_clients(10, 1);
+	grants = 0;
+	slot = take(contexts[0], NULL);
+	for (unsigned i = 0; i < 8; i++)
+		send(&visitors[i], contexts[i + 1], i + 1);
+	first = take(contexts[9], &hurried);
+	ck_assert_uint_eq(grants, 0);
+	ck_assert_uint_gt(info_of(first).fence, info_of(slot).fence);
+	status = status_of(contexts[0]);
+	ck_assert_uint_eq(status->used, 2);
+	ck_assert_uint_eq(status->capacity, 1);
+	ck_assert_uint_eq(status->holders[0].urgent, 0);
+	ck_assert_uint_eq(status->holders[1].urgent, 1);
+	ck_assert_uint_eq(status->waiters[0].urgent, 0);
+	ioshape_pool_status_free(status);
+	/* It has taken a slot in advance: the one that comes free is not given to anybody. */
+	ioshape_slot_free(slot);
+	usleep(200000);
+	ck_assert_uint_eq(grants, 0);
+	ioshape_slot_free(first);
+	for (unsigned i = 0; i < 8; i++) {
+		await(&visitors[i]);
+		ck_assert_uint_eq(visitors[i].place, i + 1);
+	}
+	end(_i);
+}
+
+EACH(a_second_deadline_waits_for_the_first_and_is_next_then)
+{
+	const struct ioshape_slot_options hurried = urgent();
+	struct visitor plain_one = { 0 }, second = { .options = hurried };
+	struct ioshape_slot *slot, *first;
+
+	begin(_i);
+	open_clients(4, 1);
+	grants = 0;
+	slot = take(contexts[0], NULL);
+	first = take(contexts[1], &hurried);
+	send(&plain_one, contexts[2], 1);
+	send(&second, contexts[3], 2);
+	ck_assert_int_eq(try_urgently(contexts[1]), -EAGAIN);
+	ck_assert_uint_eq(grants, 0);
+	ioshape_slot_free(first);
+	await(&second);
+	ck_assert_uint_eq(second.place, 1);
+	ck_assert_uint_eq(second.info.position, 1);
+	ioshape_slot_free(slot);
+	await(&plain_one);
+	end(_i);
+}
+
+EACH(many_with_deadlines_are_served_in_their_order_and_leave_nothing_behind)
+{
+	struct visitor visitors[6] = { 0 };
+	struct ioshape_pool_status *status;
+	struct ioshape_slot *slot;
+
+	begin(_i);
+	open_clients(7, 1);
+	grants = 0;
+	slot = take(contexts[0], NULL);
+	for (unsigned i = 0; i < 6; i++) {
+		visitors[i].options = i ? urgent() : plain();
+		visitors[i].context = contexts[i + 1];
+		visitors[i].options.timeout_ms = 10000;
+		ck_assert_int_eq(pthread_create(&visitors[i].thread, NULL, visit, &visitors[i]), 0);
+	}
+	for (unsigned i = 1; i < 6; i++)
+		await(&visitors[i]);
+	ck_assert_uint_eq(grants, 5);
+	ioshape_slot_free(slot);
+	await(&visitors[0]);
+	status = status_of(contexts[0]);
+	ck_assert_uint_eq(status->used + status->waiter_count, 0);
+	ioshape_pool_status_free(status);
+	end(_i);
+}
+
 /* ---- Leases ---------------------------------------------------------------------------------- */
 
 EACH(a_slot_is_kept_for_longer_than_a_lease)
@@ -404,7 +514,7 @@ EACH(a_slot_is_kept_for_longer_than_a_lease)
 
 /* Takes a slot in a process of its own, says so, and holds it. Before this process has threads: the
  * sanitizers cannot be relied on in a child that was forked beside one. */
-static pid_t start_holder(void)
+static pid_t start_holder(int64_t deadline_ms)
 {
 	int said[2];
 	char byte;
@@ -416,8 +526,10 @@ static pid_t start_holder(void)
 		struct ioshape_context *context = open_context("J", 1);
 		struct ioshape_slot *slot;
 		struct ioshape_slot_options options = plain();
-		int ret = ioshape_slot_acquire(context, &options, &slot);
+		int ret;
 
+		options.deadline_ms = deadline_ms;
+		ret = ioshape_slot_acquire(context, &options, &slot);
 		ret = ret || write(said[1], "h", 1) != 1;
 		while (!ret)
 			pause();
@@ -435,7 +547,7 @@ EACH(the_slot_of_a_killed_process_goes_to_the_next)
 	pid_t holder;
 
 	begin(_i);
-	holder = start_holder();
+	holder = start_holder(0);
 	contexts[0] = open_context("J", 1);
 	ck_assert_int_eq(try_to_take(contexts[0], 1), -EAGAIN);
 	kill(holder, SIGKILL);
@@ -445,13 +557,32 @@ EACH(the_slot_of_a_killed_process_goes_to_the_next)
 	end(_i);
 }
 
+EACH(the_place_beside_the_slots_of_a_killed_process_goes_to_the_next)
+{
+	const struct ioshape_slot_options hurried = urgent();
+	pid_t holder, beside;
+
+	begin(_i);
+	holder = start_holder(0);
+	beside = start_holder(long_ms);
+	contexts[0] = open_context("J", 1);
+	ck_assert_int_eq(try_urgently(contexts[0]), -EAGAIN);
+	kill(beside, SIGKILL);
+	waitpid(beside, NULL, 0);
+	ioshape_slot_free(take(contexts[0], &hurried));
+	ck_assert_int_eq(try_to_take(contexts[0], 1), -EAGAIN);
+	kill(holder, SIGKILL);
+	waitpid(holder, NULL, 0);
+	end(_i);
+}
+
 EACH(the_slot_of_a_stopped_process_goes_to_the_next_when_its_lease_is_over)
 {
 	struct ioshape_slot *slot;
 	pid_t holder;
 
 	begin(_i);
-	holder = start_holder();
+	holder = start_holder(0);
 	contexts[0] = open_context("J", 1);
 	kill(holder, SIGSTOP);
 	slot = take(contexts[0], NULL);

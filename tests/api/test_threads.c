@@ -217,7 +217,7 @@ static int write_records(struct worker *worker)
 		return ret;
 	if (ioshape_reader_open(context, worker->path, NULL, &reader))
 		return complain(worker, ioshape_last_error()->sentence);
-	ret = ioshape_reader_verify(reader);
+	ret = ioshape_reader_verify(reader, 1);
 	if (ret)
 		complain(worker, ioshape_last_error()->sentence);
 	ioshape_reader_free(reader);

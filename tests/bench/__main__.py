@@ -17,6 +17,7 @@ from typing import NoReturn
 from . import (
     background,
     cache,
+    campaign,
     fio,
     fs,
     gather,
@@ -58,8 +59,9 @@ BENCHMARKS = {
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
-    # Reads the tree.
+    # These read the tree.
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
+    "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),
 }
 
 

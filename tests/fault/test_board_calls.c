@@ -81,9 +81,10 @@ LOOP_TEST(tests, test_what_passes_is_tried_anew, 0, (int)ARRAY_LENGTH(codes))
 				ck_assert_int_eq(ret, 0);
 				break;
 			}
-			ck_assert_msg(!ret || ret == IOSHAPE_E_COORDINATOR, "%zu, call %lu: %d: %s",
-				      act, nth, ret, error.text);
-			ck_assert_int_eq(error.code, ret);
+			/* A folder that goes while it is listed ends: no note has come yet. */
+			ck_assert_msg(!ret || ret == IOSHAPE_E_COORDINATOR || ret == -EAGAIN,
+				      "%zu, call %lu: %d: %s", act, nth, ret, error.text);
+			ck_assert_int_eq(error.code, ret == -EAGAIN ? 0 : ret);
 			failed += ret != 0;
 			ck_assert_msg(!acts[act](&error), "%zu, call %lu: %s", act, nth,
 				      error.text);

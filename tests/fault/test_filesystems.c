@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "fs/fs.h"
 #include "ring/ring.h"
+#include "support/passthrough.h"
 #include "support/report_step.h"
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -22,12 +23,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define LARGE_BYTES (20u << 20) /* of what fits; on a full filesystem it does not */
+
+#define ODD_BYTES ((3u << 20) + 4321) /* not whole units of anything */
 
 enum kind { IMAGE, TMPFS, OVERLAY, FUSE };
 
@@ -108,31 +112,14 @@ static const char *mount_overlay(const struct filesystem *filesystem)
 
 static const char *mount_fuse(const struct filesystem *filesystem)
 {
-	const char *program = getenv("IOSHAPE_TEST_PASSTHROUGH");
 	char base[PATH_MAX], mnt[PATH_MAX];
-	struct stat before, now;
 
-	if (!program || !*program)
-		return "libfuse 3 is not installed";
-	if (access("/dev/fuse", R_OK | W_OK))
-		return "there is no /dev/fuse";
 	if (shell("cd '%s' && mkdir base && mount -t tmpfs -o size=%uM none base", where,
 		  filesystem->mebibytes))
 		return "tmpfs cannot be mounted";
 	snprintf(base, sizeof(base), "%s/base", where);
 	snprintf(mnt, sizeof(mnt), "%s/mnt", where);
-	stat(mnt, &before);
-	daemon_pid = fork();
-	if (!daemon_pid) {
-		execl(program, program, base, mnt, filesystem->mkfs, (char *)NULL);
-		_exit(127);
-	}
-	for (int tries = 0; tries < 200; tries++) {
-		if (!stat(mnt, &now) && now.st_dev != before.st_dev)
-			return NULL;
-		usleep(10000);
-	}
-	return "the daemon does not mount";
+	return passthrough_mount(base, mnt, filesystem->mkfs, &daemon_pid);
 }
 
 /* NULL, or why it cannot be had here. */
@@ -350,6 +337,55 @@ static bool does_not_replace(const struct filesystem *filesystem)
 	return !ret && holds(&new_sample) && nothing_else_is_there();
 }
 
+struct limited {
+	enum ioshape_engine engine;
+	bool announced;
+	bool fits;
+};
+
+/* Beyond the limit a signal ends the process. */
+static int save_within_limit(void *argument)
+{
+	const struct limited *limited = argument;
+	const struct rlimit limit = { ODD_BYTES - !limited->fits, ODD_BYTES - !limited->fits };
+	struct ioshape_context *context = sample_context(limited->engine, IOSHAPE_DIRECT_PREFER);
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_file *handle = NULL;
+	int ret = setrlimit(RLIMIT_FSIZE, &limit);
+
+	options.expected_bytes = limited->announced ? ODD_BYTES : 0;
+	if (!ret)
+		ret = ioshape_file_open(context, file, &options, &handle);
+	if (!ret)
+		ret = ioshape_file_write(handle, new_sample.expected[4], ODD_BYTES);
+	if (!ret)
+		ret = ioshape_file_commit(handle, NULL);
+	ioshape_file_free(handle);
+	ioshape_context_free(context);
+	return ret != (limited->fits ? 0 : -EFBIG);
+}
+
+/* Whether it just fits into what the process may write, or just does not. */
+static bool minds_the_limit(const struct filesystem *filesystem)
+{
+	(void)filesystem;
+	for (unsigned i = 0; i < 4 * ARRAY_LENGTH(engines); i++) {
+		struct limited limited = { engines[i / 4], i & 1, i & 2 };
+		int status;
+
+		unlink(file);
+		status = scratch_in_child(save_within_limit, &limited);
+		if (status)
+			return complain("engine %u, %s, %s: status %x", i / 4,
+					limited.announced ? "announced" : "unannounced",
+					limited.fits ? "fits" : "does not fit", status);
+		if (limited.fits && !scratch_same(file, new_sample.expected[4], ODD_BYTES))
+			return complain("engine %u: it is not what it should be", i / 4);
+	}
+	unlink(file);
+	return nothing_else_is_there();
+}
+
 /* Through a writer that does not say beforehand how much will come: the disk is full in the middle
  * of it. */
 static int save_unannounced(struct ioshape_context *context)
@@ -521,6 +557,7 @@ static const struct {
 	{ "it is known for what it is", is_known },
 	{ "what is saved is loaded", round_trip },
 	{ "what must not be replaced is not", does_not_replace },
+	{ "a file may be as large as ulimit -f says", minds_the_limit },
 	{ "on a full one the old file stays", survives_being_full },
 };
 

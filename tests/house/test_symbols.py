@@ -83,6 +83,12 @@ def test_library_needs_no_more_than_it_says() -> None:
     assert needed <= ours | with_tls
 
 
+def test_library_reads_no_variable_for_a_program_with_more_rights_than_its_user() -> None:
+    """Setuid, for example: by secure_getenv()."""
+    wanted = run(program("nm"), "--dynamic", "--undefined-only", shared_library())
+    assert not re.search(r"\bgetenv\b", wanted)
+
+
 def test_static_library_shows_exactly_what_headers_declare() -> None:
     archive = build_folder() / "libioshape" / "libioshape.a"
     assert defined_symbols("--extern-only", archive) == declared()

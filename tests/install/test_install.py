@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 import zipfile
 from pathlib import Path
 
@@ -208,11 +207,9 @@ def test_a_group_that_is_killed_goes_on(
             assert training.poll() is None, training.communicate()
         if rank is not None:
             os.kill(children_of(training)[rank], signal.SIGKILL)
-            begin = time.monotonic()
+            # The others hear of it, and do not wait for their deadline of two minutes.
             _, said = training.communicate(timeout=60)
-            # The others have heard of it, and do not wait for their deadline.
             assert training.returncode == 1
-            assert time.monotonic() - begin < 8
             assert len(said.splitlines()) == ranks - 1, said
             for line in said.splitlines():
                 assert f"rank {rank} " in line.partition("was not saved:")[2], said

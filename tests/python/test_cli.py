@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line, as a user meets it: what it prints, on what, and its exit codes."""
 
+import errno
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +358,54 @@ def test_verify_names_the_damage(
     assert [outcome["error"]] == lines
 
 
+def is_damaged(verify: Callable[[], object]) -> bool:
+    try:
+        verify()
+    except ioshape.DamagedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", ["model", "theirs"])
+def test_verify_of_a_share_finds_damage_now_and_then(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(kind)
+    bad = damage(path, tmp_path / "bad.pt", offset_of(path, "model.weight") + 1_500_000)
+    (quick,) = json.loads(succeed(call("verify", "--json", "--quick", bad)))
+    assert (quick["state"], quick["share"]) == ("ok", 0.0)
+    (half,) = json.loads(call("verify", "--json", "--sample", "50%", bad).stdout)
+    assert half["share"] == 0.5
+    assert {is_damaged(lambda: ioshape.verify(bad, share=0.5)) for _ in range(200)} == {True, False}
+    with pytest.raises(ioshape.DamagedError):
+        ioshape.verify(bad, share=1)
+    with pytest.raises(ioshape.StorageError) as refused:
+        ioshape.verify(bad, share=2)
+    assert refused.value.errno == errno.EINVAL
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes(path.read_bytes()[:-100])
+    assert call("verify", "--quick", cut).returncode == 1
+    for share in ("0%", "101%", "some"):
+        assert call("verify", "--sample", share, path).returncode == 2
+    assert call("verify", "--sample", "5%", "--quick", path).returncode == 2
+
+
+def test_verify_of_a_share_of_a_generation(tmp_path: Path) -> None:
+    ioshape.save_group({"a": torch.ones(1 << 20)}, tmp_path, 1)
+    (file,) = (tmp_path / "step-0000000001").glob("*.pt")
+    damage(file, file, file.stat().st_size // 2)
+    newest = ioshape.latest(tmp_path)
+    assert newest is not None
+    told: list[ioshape.Progress] = []
+    newest.verify(share=0)
+    tried = {is_damaged(lambda: newest.verify(share=0.5, progress=told.append)) for _ in range(200)}
+    assert tried == {True, False}
+    assert told
+    succeed(call("verify", "--quick", tmp_path))
+    os.truncate(file, 100)
+    assert call("verify", "--quick", tmp_path / "step-0000000001").returncode == 1
+
+
 def test_verify_of_what_cannot_be_read(model: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.pt").write_bytes(model.read_bytes()[:-100])
     (tmp_path / "empty.pt").write_bytes(b"")
@@ -480,7 +530,7 @@ def test_completion_in_bash(tmp_path: Path) -> None:
 eval "$(ioshape completion bash)"
 COMP_WORDS=(ioshape ver) COMP_CWORD=1
 _ioshape_completion ioshape; echo "${COMPREPLY[@]}"
-COMPREPLY=() COMP_WORDS=(ioshape verify --q) COMP_CWORD=2
+COMPREPLY=() COMP_WORDS=(ioshape verify --quie) COMP_CWORD=2
 _ioshape_completion ioshape; echo "${COMPREPLY[@]}"
 complete -p ioshape
 """

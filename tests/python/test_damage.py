@@ -52,9 +52,8 @@ def test_damage_is_found_and_named(
         with pytest.raises(ioshape.DamagedError) as raised:
             load(path)
         error = raised.value
-        assert name in str(error)
-        assert f"record '{record}'" in str(error)
-        assert str(path) in str(error)
+        assert name in str(error)  # that part is Python's: the library knows no tensors
+        assert error.record == record
         assert error.filename == str(path)
         assert error.remedy
     torch.load(path)  # finds nothing
@@ -182,19 +181,38 @@ def assert_no_flip_goes_through(path: Path, places: list[tuple[int, int]]) -> No
     assert failures > len(places) // 20  # the data at least
 
 
+def compressed(path: Path) -> None:
+    """By a zip tool."""
+    with zipfile.ZipFile(path) as source:
+        records = {name: source.read(name) for name in source.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for name, content in records.items():
+            target.writestr(name, content)
+
+
 def test_damage_in_compressed_archives_is_found(tmp_path: Path) -> None:
     """torch reads them, but compares nothing."""
-    original, path = tmp_path / "original.pt", tmp_path / "packed.pt"
-    ioshape.save(SMALL, original)
-    with zipfile.ZipFile(original) as source, zipfile.ZipFile(path, "w", 8) as target:
-        for name in source.namelist():
-            target.writestr(name, source.read(name))
+    path = tmp_path / "packed.pt"
+    ioshape.save(SMALL, path)
+    compressed(path)
+    assert_same(ioshape.load(path), SMALL)
     with zipfile.ZipFile(path) as archive:
         info = archive.getinfo("archive/data/0")
         # Not where the compressed stream says how it goes on, but in what it quotes.
         middle = info.header_offset + 30 + len(info.filename) + info.compress_size // 2
     places = [(offset, bit) for offset in range(middle, middle + 20) for bit in range(8)]
     assert_no_flip_goes_through(path, places)
+
+
+def test_no_record_of_a_compressed_archive_is_a_folder(tmp_path: Path) -> None:
+    """For such torch hands out memory as it happens to be."""
+    path = tmp_path / "packed.pt"
+    ioshape.save(torch.ones(1 << 20), path)
+    compressed(path)
+    content = path.read_bytes()
+    entry = content.index(b"archive/data/0", content.index(b"PK\1\2")) - 46
+    flip(path, entry + 38, bit=4)
+    assert load_or_fail(path) in (None, describe(torch.ones(1 << 20)))
 
 
 @pytest.mark.parametrize("write", [torch.save, ioshape.save])

@@ -22,7 +22,7 @@ def programs(page: str) -> list[str]:
     "program",
     [
         pytest.param(program, id=f"{page}-{i}")
-        for page in ("python.md", "migration.md", "groups.md")
+        for page in ("python.md", "migration.md", "groups.md", "preemption.md")
         for i, program in enumerate(programs(page))
     ],
 )

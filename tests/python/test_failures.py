@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ioshape
@@ -18,6 +19,7 @@ import pytest
 import torch
 from checkpoints import Gate, checkpoint, left_clean, names_in, number_in, wait_until
 from ioshape import _torch as original
+from ioshape._c import owned
 from ioshape._load.reader import Reader
 from mounts import small_disk
 from processes import run_interpreter, run_program
@@ -174,7 +176,6 @@ FORBIDDEN = """
             assert isinstance(error, RuntimeError)
             assert error.errno == errno.EACCES, error
             assert error.filename == str(path)
-            assert str(path) in str(error)
             assert number_in(path) == 1
             assert names_in(folder) == ["model.pt"]
             print(error)
@@ -210,6 +211,7 @@ FORBIDDEN = """
 """
 
 
+@pytest.mark.wording
 def test_where_one_may_not_write(tmp_path: Path) -> None:
     finished = run_interpreter(tmp_path, FORBIDDEN, prefix=AS_OTHERS)
     sentences = finished.stdout.splitlines()
@@ -257,10 +259,7 @@ FULL_DISK = """
             assert error.errno == errno.ENOSPC, (name, error)
             assert error.filename == str(path), name
             assert error.operation == "save", name
-            assert error.remedy.startswith("free space"), (name, error.remedy)
-            assert "save elsewhere" in error.remedy, (name, error.remedy)
-            assert ("full=skip" in error.remedy) == (name != "torch"), (name, error.remedy)
-            assert str(path) in str(error), name
+            assert error.remedy, name
             print(name, error)
         else:
             raise AssertionError(f"{name}: there was room")
@@ -305,6 +304,19 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, kind: str, engine: str)
     assert finished.stdout.splitlines()[-1] == f"done {kind}"
 
 
+@pytest.mark.wording
+@pytest.mark.slow
+def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
+    finished = run_interpreter(tmp_path, FULL_DISK, prefix=small_disk("tmpfs", tmp_path))
+    told = dict(line.split(" ", 1) for line in finished.stdout.splitlines())
+    for way in ("save", "wait", "result", "await", "torch"):
+        assert "disk/model.pt" in told[way]
+        remedy = told[way].rpartition("; ")[2]
+        assert remedy.startswith("free space")
+        assert "save elsewhere" in remedy
+        assert ("full=skip" in remedy) == (way != "torch")
+
+
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     run_program(
         tmp_path,
@@ -331,7 +343,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
                 way()
             except ioshape.StorageError as error:
                 assert error.errno == errno.EFBIG, error
-                assert str(path) in str(error)
+                assert error.filename == str(path)
                 assert error.remedy, error
             else:
                 raise AssertionError("it was larger than permitted")
@@ -370,7 +382,6 @@ def test_a_limit_on_memory(tmp_path: Path) -> None:
                 ioshape.save_async(large, path).wait()
             except (MemoryError, ioshape.StorageError) as error:
                 assert isinstance(error, MemoryError) or error.errno == errno.ENOMEM, error
-                assert str(path) in str(error) or "memory" in str(error), error
             else:
                 raise AssertionError("there was memory")
             assert names_in(folder) == ["model.pt"]
@@ -653,9 +664,9 @@ CTRL_C = """
 
 
     def blocking_save_without_progress(folder, path):
-        for _ in range(4):
+        for number in range(4):
             interrupted(
-                lambda: ioshape.save(checkpoint(1, 50 * MIB), path),
+                lambda: ioshape.save(checkpoint(1, (50 + number) * MIB), path),
                 lambda: len(names_in(folder)) > 1,
             )
             assert names_in(folder) == ["model.pt"]
@@ -873,6 +884,26 @@ def test_ctrl_c(ctrl_c: dict[str, str], scenario: str) -> None:
 def test_ctrl_c_prints_nothing(ctrl_c: dict[str, str]) -> None:
     """An exception that a callback could not pass on would be printed."""
     assert ctrl_c["stderr"] == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["context", "save", "file", "slot", "reader", "group", "generation"]
+)
+def test_no_python_runs_while_something_is_freed(name: str) -> None:
+    """Python raises KeyboardInterrupt before any of its lines; in a destructor that loses it."""
+    owner = [owned(name)]
+    functions = []
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            functions.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        owner.clear()
+    finally:
+        sys.setprofile(None)
+    assert functions == []
 
 
 # ---- kill -9 ------------------------------------------------------------------------------------

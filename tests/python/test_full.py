@@ -9,9 +9,9 @@ import ioshape
 import pytest
 from checkpoints import checkpoint, names_in, number_in
 from ioshape._settings import config
-from mounts import small_disk
+from mounts import seen_alone, small_disk
 from processes import run_interpreter
-from striped import striped
+from striped import Mount, striped
 
 MIB = 1 << 20
 
@@ -172,10 +172,61 @@ FULL_DISK = """
 
 
 @pytest.mark.slow
+@pytest.mark.wording
 def test_training_goes_on_over_a_full_disk(tmp_path: Path) -> None:
     finished = run_interpreter(tmp_path, FULL_DISK, prefix=small_disk("tmpfs", tmp_path))
     assert "needs 20" in finished.stdout
     assert "SkippedWarning: the save to disk/model.pt was skipped" in finished.stderr
+
+
+FULL_TARGET = """
+    import logging
+    import sys
+    from pathlib import Path
+
+    import ioshape
+    from checkpoints import checkpoint, number_in
+
+    MIB = 1 << 20
+    folder = Path(sys.argv[1])
+    lines = []
+
+
+    class Listener(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+
+    logging.getLogger("ioshape").addHandler(Listener())
+    path = folder / "model.pt"
+    for number in range(4):
+        report = ioshape.save(checkpoint(number, 104 * MIB), path)
+        assert [one.code for one in report.fallbacks] == ["layout"], report
+        assert number_in(path) == number
+        path.unlink()
+    assert not lines, lines
+    ioshape.configure(layout="stripe_count=1")
+    try:
+        ioshape.save(checkpoint(8, 200 * MIB), path)
+    except ioshape.StorageError:
+        assert len(lines) == 2, lines  # before the first byte, and when it failed
+    else:
+        raise AssertionError("no error")
+"""
+
+
+def client_of(mount: Mount) -> list[str]:
+    """A command; the rest of it sees what Lustre's client shows of the mount in /sys."""
+    shown = mount.backing / "sys" / "fs" / "lustre"
+    return seen_alone(f'mount -t tmpfs none /sys/fs && ln -s {shown} /sys/fs/lustre && exec "$@"')
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_mounts_of_stripefs")
+def test_files_keep_away_from_full_storage_targets(tmp_path: Path) -> None:
+    space = {"fsname": "mgs@tcp:/storm", "targets": 4, "capacity": "150Mi", "used": ["2=145Mi"]}
+    with striped("ssd", stripe_count=2, **space) as mount:
+        run_interpreter(tmp_path, FULL_TARGET, mount.path, prefix=client_of(mount))
 
 
 @pytest.fixture
@@ -184,13 +235,22 @@ def _settings() -> Iterator[None]:
     config.reset()
 
 
+@pytest.mark.wording
+@pytest.mark.usefixtures("_mounts_of_stripefs", "_settings")
+def test_a_full_storage_target_is_suspected() -> None:
+    with striped("ssd", targets=4, stripe_count=4) as mount:
+        mount.order("target 2 full")
+        with pytest.raises(ioshape.StorageError, match="one of its storage targets may be"):
+            ioshape.save(checkpoint(2, 8 * MIB), mount.path / "model.pt")
+
+
 @pytest.mark.usefixtures("_mounts_of_stripefs", "_settings")
 def test_one_storage_target_is_full() -> None:
     with striped("ssd", targets=4, stripe_count=4) as mount:
         path = mount.path / "model.pt"
         ioshape.save(checkpoint(1), path)
         mount.order("target 2 full")
-        with pytest.raises(ioshape.StorageError, match="one of its storage targets may be") as full:
+        with pytest.raises(ioshape.StorageError) as full:
             ioshape.save(checkpoint(2, 8 * MIB), path)
         assert full.value.errno == errno.ENOSPC
         ioshape.configure(full="skip")

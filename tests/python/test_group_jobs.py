@@ -88,7 +88,9 @@ def is_stopped(process: int) -> bool:
     return "\nState:\tT" in Path(f"/proc/{process}/status").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("victim", [0, 2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "victim", [0, *(pytest.param(rank, marks=pytest.mark.long) for rank in (2, 3))]
+)
 @pytest.mark.slow
 def test_a_process_of_an_earlier_life_wakes_up_too_late(tmp_path: Path, victim: int) -> None:
     """It leads the job, or writes, or brings its part; it has slept while all others were killed

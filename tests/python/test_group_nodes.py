@@ -123,7 +123,9 @@ def judge(folder: Path, network: Networks, said: list[list[dict[str, Any]]], *lo
     check_what_stands(folder, network, saved)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("each", marks=pytest.mark.long), "node", "rank0"])
+@pytest.mark.parametrize(
+    "mode", ["node", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("each", "rank0"))]
+)
 @pytest.mark.slow
 def test_a_rank_of_another_node_is_killed(tmp_path: Path, network: Networks, mode: str) -> None:
     with (

@@ -127,7 +127,7 @@ def test_the_report_has_the_part_that_most_of_the_file_is_in(lustre: Mount) -> N
 def test_nothing_is_asked_for_where_the_directory_is_wide_enough(lustre: Mount) -> None:
     for wish in ("auto", "directory"):
         lustre.reset()
-        report = save(lustre.path / "file.pt", wish)
+        report = save(lustre.path / f"{wish}.pt", wish)
         assert (report.stripes_asked, report.stripes) == ("", "1 x 1M")
         # Targets are counted for the capacity, and for the rule.
         assert lustre.statistics()["metadata"].get("ioctl", 0) <= 2

@@ -47,10 +47,10 @@ def assert_outcomes_equal(load: Callable[..., Any], path: Path, **options: Any) 
     return expected
 
 
-def assert_all_ways_equal(path: Path) -> dict[str, Outcome]:
+def assert_all_ways_equal(path: Path, but: str = "") -> dict[str, Outcome]:
     expected = stock().load_all_ways(path)
     found = load_all_ways(ioshape.load, path)
-    for way in expected:
+    for way in expected.keys() - {but}:
         assert found[way] == expected[way], way
     return expected
 
@@ -165,7 +165,8 @@ def test_archives_that_were_packed_anew(
     with zipfile.ZipFile(original) as source, zipfile.ZipFile(path, "w", compression) as target:
         for name in source.namelist():
             target.writestr(name, source.read(name))
-    assert_all_ways_equal(path)
+    # Of a compressed archive torch gets a copy, and checks where records lie in that.
+    assert_all_ways_equal(path, but="checked by torch" if compression else "")
     assert_same(ioshape.load(path), STATE)
 
 
@@ -212,9 +213,16 @@ def test_files_of_which_little_is_left(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     error = raised_by(lambda: ioshape.load(path))
     assert isinstance(error, ioshape.DamagedError)
-    assert ("empty" if not content else "truncated") in str(error)
     with pytest.raises((EOFError, RuntimeError, pickle.UnpicklingError)):
         torch.load(path)
+
+
+@pytest.mark.wording
+@pytest.mark.parametrize(("content", "word"), [(b"", "empty"), (b"PK\3\4", "truncated")])
+def test_what_is_left_of_a_file_is_said(content: bytes, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    assert word in str(raised_by(lambda: ioshape.load(path)))
 
 
 def test_errors_of_torch_come_alone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import ioshape
 import pytest
 from coordinators import coordinator, running_redis, writers
-from ioshape.cli.generations.look import _machine
+from ioshape.cli.generations.look import lock_domain
 from ioshape.cli.probe.command import EXIT_SERIOUS
 from ioshape.cli.probe.facts import SEVERITIES, Coordination, Finding, Folder, Host
 from ioshape.cli.probe.look import _is_filtered
@@ -126,7 +126,7 @@ def test_a_name_that_is_not_there_is_looked_at_where_it_would_be(tmp_path: Path)
 
 
 def test_people_get_tables_and_commands(tmp_path: Path) -> None:
-    (tmp_path / f".m.ioshape-tmp-{_machine()}-{'0' * 16}").write_bytes(b"x")
+    (tmp_path / f".m.ioshape-tmp-{lock_domain(str(tmp_path))}-{'0' * 16}").write_bytes(b"x")
     done = call(tmp_path, "--for", "2G")
     lines = done.stdout.splitlines()
     for title in ("what is underneath", "a save of 2.00 GiB", "slots"):
@@ -280,12 +280,13 @@ def test_a_trial_is_made_only_when_it_is_asked_for_and_is_remembered(tmp_path: P
 
 def test_what_the_dead_left_is_counted_and_the_living_are_left_alone(tmp_path: Path) -> None:
     random = "0123456789abcdef"
-    dead = tmp_path / f".a b.pt.ioshape-tmp-{_machine()}-{random}"
-    alive = tmp_path / f".c.pt.ioshape-tmp-{_machine()}-{random}"
+    here = lock_domain(str(tmp_path))
+    dead = tmp_path / f".a b.pt.ioshape-tmp-{here}-{random}"
+    alive = tmp_path / f".c.pt.ioshape-tmp-{here}-{random}"
     elsewhere = tmp_path / f".d.pt.ioshape-tmp-12345678-{random}"
     for path in (dead, alive, elsewhere):
         path.write_bytes(bytes(MIB))
-    (tmp_path / f".step-0000000007.87654321-{_machine()}-{random}").mkdir()
+    (tmp_path / f".step-0000000007.87654321-{here}-{random}").mkdir()
     (tmp_path / f".replaced-step-0000000007.{random}").mkdir()
     (tmp_path / f".pruned-step-0000000008.{random}").mkdir()
     with alive.open("rb") as file:

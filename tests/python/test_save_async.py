@@ -333,8 +333,9 @@ def test_a_save_can_be_canceled(tmp_path: Path) -> None:
     assert handle.done()
     assert number_in(path) == 1
     assert names_in(tmp_path) == ["model.pt"]
-    with pytest.raises(ioshape.CanceledError, match=r"model\.pt") as caught:
+    with pytest.raises(ioshape.CanceledError) as caught:
         handle.wait()
+    assert caught.value.filename == str(path)
     assert caught.value.errno == errno.ECANCELED
     assert "failed" in repr(handle)
     assert handle.cancel()  # again: nothing to do
@@ -470,10 +471,10 @@ def test_saves_are_awaited_while_the_loop_runs(tmp_path: Path) -> None:
 def test_awaiting_raises_what_the_save_failed_with(tmp_path: Path) -> None:
     async def main() -> None:
         handle = ioshape.save_async(checkpoint(1), tmp_path / "missing" / "model.pt")
-        with pytest.raises(FileNotFoundError, match="missing"):
-            await handle
-        with pytest.raises(FileNotFoundError, match="missing"):
-            await handle
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError) as caught:
+                await handle
+            assert caught.value.filename == str(tmp_path / "missing" / "model.pt")
 
     asyncio.run(main())
     ioshape.save(checkpoint(2), tmp_path / "model.pt")  # it has been heard of
@@ -745,8 +746,9 @@ def test_what_torch_must_write_is_written_before_the_call_returns(tmp_path: Path
 def test_failures_of_what_torch_writes_are_the_handles_too(tmp_path: Path) -> None:
     with skip_data():
         handle = ioshape.save_async(checkpoint(1), tmp_path / "missing" / "model.pt")
-    with pytest.raises(FileNotFoundError, match="missing"):
+    with pytest.raises(FileNotFoundError) as caught:
         handle.wait()
+    assert caught.value.filename == str(tmp_path / "missing" / "model.pt")
 
 
 def test_file_objects_are_refused_with_advice(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ SEED = int(os.environ.get("IOSHAPE_TEST_CHAOS_SEED", "4"))
 
 # Rounds in the short form, of a few seconds each; the longest first.
 SHORT = {
-    "master_fails": 2,
+    "master_fails": 1,
     "link_is_cut": 3,
     "line_is_bad": 3,
     "redis_dies_without": 2,

@@ -44,7 +44,7 @@ local prefix = KEYS[1]
 local packed = redis.call('HGET', prefix .. 'm', 'pool')
 local pool = packed and cmsgpack.unpack(packed) or {}
 local counted = {}
-for i, name in ipairs({'used', 'express_used', 'holders', 'waiters', 'shares'}) do
+for i, name in ipairs({'used', 'express_used', 'holders', 'waiters', 'shares', 'urgent_waiters'}) do
 	counted[i] = pool[name] or 0
 end
 local members = redis.call('HKEYS', prefix .. 'd')
@@ -212,9 +212,22 @@ class Schedule:
         weight = self.random.choice([1, 1, 1, 2, self.capacity, self.capacity + 3])
         asked = self.random.choice([0, 0, self.capacity])
         known, never = self.random.choice([0, belief.epoch]), self.random.random() < 0.1
-        answer = self.pool.acquire(request, who, weight, size, lease, asked, 2, known, never)
+        urgent = self.random.random() < 0.15
+        answer = self.pool.acquire(
+            request, who, weight, size, lease, asked, 2, known, never, urgent
+        )
         named: list[Value] = [request, who.client, who.node, who.job, who.rank, who.share]
-        rest: list[Value] = [weight, size, lease, asked, 2, known, int(never), who.user]
+        rest: list[Value] = [
+            weight,
+            size,
+            lease,
+            asked,
+            2,
+            known,
+            int(never),
+            who.user,
+            int(urgent),
+        ]
         self.operation(answer, "acquire", *named, *rest)
         self.beliefs[request] = belief
         self.believe(request, answer)
@@ -277,8 +290,8 @@ class Schedule:
         draw, clear = self.random.choice, self.random.random() < 0.4
         made = Settings(draw([0, 0, 1, 5]), draw([0, 10**6]), draw([0, 10**7]))
         made.small, made.express = draw([0, 0, 1, 1 << 31]), draw([0, 0, 3])
-        answer = self.pool.set("me@here", "set", clear, made)
-        self.operation(answer, "set", "me@here", "set", int(clear), *vars(made).values())
+        answer = self.pool.set("me@here", clear, made)
+        self.operation(answer, "set", "me@here", int(clear), *vars(made).values())
 
     def pace(self) -> None:
         job = self.random.choice(JOBS).job
@@ -304,7 +317,9 @@ class Schedule:
         for grant in self.pool.granted[self.looked_at :]:
             assert grant.fence > self.fence
             self.fence = grant.fence
-            if grant.given:
+            if grant.given and grant.member.urgent:
+                assert grant.used <= grant.capacity
+            elif grant.given:
                 assert grant.used == 0 or grant.used + grant.given <= grant.capacity
             else:
                 assert grant.express_used < grant.express
@@ -317,6 +332,7 @@ class Schedule:
             return  # what is left is worth nothing, and will be found out
         held, queue = pool.holders(), pool.queue()
         counted = [pool.used(), pool.express_used(), len(held), len(queue), pool.shares()]
+        counted.append(sum(one.urgent for one in queue))
         alive = sorted(queue, key=lambda member: (member.deadline, member.id))
         self.commands.append(["EVAL", DUMP, 1, self.script.prefix])
         self.expected.append(
@@ -397,8 +413,8 @@ def acquire(script: Script, name: str, lease: int = 60_000) -> Reply:
     return script("acquire", name, "c", "n", "j", 0, 1, 1, 0, lease, 1, 1, 0, 0, "u")
 
 
-def beat(script: Script, name: str) -> Reply:
-    return script("beat", name, 5, 60_000, 0, 0, 0, 1, 0, "c", "n", "j", 0, 1)
+def beat(script: Script, name: str, lease: int = 60_000) -> Reply:
+    return script("beat", name, 5, lease, 0, 0, 0, 1, 0, "c", "n", "j", 0, 1)
 
 
 def state(answer: Reply) -> Reply:
@@ -421,7 +437,7 @@ def test_without_memory_those_who_are_there_can_stay_and_go(server: Server) -> N
         assert state(beat(script, "second")) == HOLDING
         assert script("release", "first", 0, 60_000, 0) == 0
         assert script("kick", "me", "kick", "second") == 1
-        assert script("set", "me", "set", 0, 5, 0, 0, 0, 0) == 1
+        assert script("set", "me", 0, 5, 0, 0, 0, 0) == 1
         status = script("status", 2)
     finally:
         server.connection.call("CONFIG", "SET", "maxmemory", 0)
@@ -432,10 +448,96 @@ def test_without_memory_those_who_are_there_can_stay_and_go(server: Server) -> N
     assert state(acquire(script, "third")) == HOLDING
 
 
+class Told:
+    """A server that a test tells what time it is, and which one it is."""
+
+    def __init__(self, server: Server) -> None:
+        server.connection.call("FLUSHALL")
+        self.server = server
+        self.time = STARTED
+        self.script = Script(server, scripted_text())
+        self.is_run(1)
+
+    def is_run(self, number: int) -> None:
+        self.server.connection.call("SET", "info", info_text(number, 100_000))
+        self.passes(0)
+
+    def passes(self, ms: int) -> None:
+        self.time += ms
+        self.server.connection.call("SET", "now", self.time)
+
+
+@pytest.fixture
+def waiting(server: Server) -> Told:
+    """One holds the slot, one waits; a replica that knows both takes over."""
+    told = Told(server)
+    assert state(acquire(told.script, "first", 15_000)) == HOLDING
+    assert state(acquire(told.script, "second", 15_000)) == WAITING
+    told.is_run(2)
+    return told
+
+
+def must_be_served_in_half_a_lease(waiting: Told) -> None:
+    script = waiting.script
+    assert state(beat(script, "first", 15_000)) == HOLDING
+    assert state(beat(script, "second", 15_000)) == WAITING
+    assert script("release", "first", 0, 15_000, 0) == 1
+    waiting.passes(7499)
+    assert state(beat(script, "second", 15_000)) == WAITING
+    waiting.passes(1)
+    assert state(beat(script, "second", 15_000)) == HOLDING
+
+
+def test_after_a_failover_who_waits_is_served_in_half_a_lease(waiting: Told) -> None:
+    must_be_served_in_half_a_lease(waiting)
+
+
+def test_nor_later_if_the_other_clock_is_behind(waiting: Told) -> None:
+    waiting.passes(-9000)
+    must_be_served_in_half_a_lease(waiting)
+
+
+def test_nor_later_if_the_other_clock_is_days_behind(waiting: Told) -> None:
+    waiting.passes(-9 * 24 * 3_600_000)
+    must_be_served_in_half_a_lease(waiting)
+
+
+@pytest.mark.parametrize("lease", [300, 600_000])
+def test_nor_at_another_time_if_one_with_another_lease_asks_first(
+    lease: int, waiting: Told
+) -> None:
+    waiting.script("pace", "j", 1, 0, lease, 0)
+    must_be_served_in_half_a_lease(waiting)
+
+
+def test_nor_later_if_an_operator_looks_first(server: Server) -> None:
+    told = Told(server)
+    assert state(acquire(told.script, "first", 900)) == HOLDING
+    assert state(acquire(told.script, "second", 900)) == WAITING
+    told.is_run(2)
+    told.script("status", 2)
+    assert told.script("release", "first", 0, 900, 0) == 1
+    told.passes(450)
+    assert state(acquire(told.script, "second", 900)) == HOLDING
+
+
+def test_a_clock_that_is_set_back_takes_no_slot_and_ends_every_lease(server: Server) -> None:
+    told = Told(server)
+    assert told.script("set", "me", 0, 1, 0, 0, 0, 0) == 1
+    assert state(acquire(told.script, "first", 15_000)) == HOLDING
+    assert state(acquire(told.script, "second", 15_000)) == WAITING
+    told.passes(-400_000)
+    assert state(beat(told.script, "second")) == WAITING
+    told.passes(14_999)
+    assert state(beat(told.script, "second")) == WAITING
+    told.passes(1)
+    assert state(beat(told.script, "second")) == HOLDING
+
+
 def lease_left(script: Script, name: str) -> int:
     status = script("status", 2)
     assert isinstance(status, list)
-    return next(int(str(row[-1])) for rows in status[1:3] for row in rows if row[0] == name)  # type: ignore[union-attr, index]
+    return next(int(str(row[10])) for rows in status[1:3] for row in rows if row[0] == name)  # type: ignore[union-attr, index]
 
 
 def test_whoever_is_told_that_it_holds_can_count_on_a_whole_lease(server: Server) -> None:

@@ -35,7 +35,11 @@ SIZE = ("--width", "96", "--layers", "1", "--steps", str(STEPS), "--save-every",
 
 # How a training gets checkpoints from us: by import, and without knowing.
 WAYS = pytest.mark.parametrize(
-    "way", [[str(OURS)], ["-m", "ioshape", "run", str(PLAIN)]], ids=["save_async", "ioshape run"]
+    "way",
+    [
+        pytest.param([str(OURS)], marks=pytest.mark.long, id="save_async"),
+        pytest.param(["-m", "ioshape", "run", str(PLAIN)], id="ioshape run"),
+    ],
 )
 
 
@@ -214,15 +218,32 @@ def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
     check_group(tmp_path, plain)
 
 
-@pytest.mark.parametrize("script", [PLAIN, GROUP], ids=["alone", "group"])
+def run_pre_stop(stop_file: Path) -> None:
+    """What Kubernetes runs in the container before it ends, but for the rest that it takes."""
+    (container,) = kubernetes()["Job", "train"]["spec"]["template"]["spec"]["containers"]
+    assert "--stop-file=/tmp/stop" in container["command"]
+    *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
+    touch, _rest = script.split("; sleep")
+    subprocess.run([*shell, touch.replace("/tmp/stop", str(stop_file))], check=True)
+
+
+@pytest.mark.parametrize("by", ["torchrun", "file"])
+@pytest.mark.parametrize("script", [PLAIN, OURS, GROUP], ids=["plain", "alone", "group"])
 @pytest.mark.slow
-def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path) -> None:
+def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path, by: str) -> None:
     """As Slurm and Kubernetes tell it, some time before they kill."""
-    size = (*SIZE, "--steps", "1000000", "--save-every", "1000000")
+    if (script, by) == (PLAIN, "file"):
+        pytest.skip("it knows nothing of ioshape")
+    stop_file = tmp_path / "stop"
+    options = [] if script == PLAIN else ["--stop-file", str(stop_file), "--deadline", "600"]
+    size = (*SIZE, "--steps", "1000000", "--save-every", "1000000", *options)
     training = start(tmp_path, script, tmp_path, *size)
     try:
         wait_for_step(training, tmp_path, 3)
-        training.terminate()
+        if by == "file":
+            run_pre_stop(stop_file)
+        else:
+            training.terminate()
         output, _ = training.communicate(timeout=TIMEOUT_S)
     finally:
         kill_all(training)
@@ -232,6 +253,7 @@ def test_a_training_that_is_told_to_end_saves_first(tmp_path: Path, script: Path
     if script == GROUP:
         assert list(generations(tmp_path)) == [step]
     else:
+        stop_file.unlink(missing_ok=True)
         files = [f"step-{step:06}-rank-{rank}.pt" for rank in range(RANKS)]
         assert names(tmp_path) == ["losses.txt", *files]
 
@@ -245,7 +267,7 @@ def finish_all(launchers: Sequence[subprocess.Popen[str]]) -> str:
             kill_all(launcher)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_group_on_two_nodes(plain: Path, tmp_path: Path) -> None:
     """As the script says how to start it, once for each node."""
     meeting = f"localhost:{free_port()}"
@@ -285,6 +307,7 @@ def test_the_kubernetes_job(plain: Path, tmp_path: Path) -> None:
         "--nproc-per-node=4": f"--nproc-per-node={RANKS // nodes}",
         "/app/group_train.py": str(GROUP),
         "/checkpoints/train": str(folder),
+        "/tmp/stop": str(tmp_path / "stop"),
     }
     text = "\n".join(arguments)
     for said, here in stands_for.items():

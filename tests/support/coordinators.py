@@ -67,6 +67,11 @@ class Redis:
         with socket.socket(socket.AF_UNIX) as probe:
             return self.socket.exists() and probe.connect_ex(str(self.socket)) == 0
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """As a crash does."""
         if self._process is not None:

@@ -54,7 +54,7 @@ static inline int first_call_without(const struct handles *with, int code)
 		ioshape_reader_find_record(reader, "data.pkl", &number),
 		ioshape_reader_read(reader, 0, 0, &byte, 1),
 		ioshape_reader_read_file(reader, 0, &byte, 1),
-		ioshape_reader_verify(reader),
+		ioshape_reader_verify(reader, 1),
 		ioshape_reader_get_tensor(reader, 0, &tensor),
 		ioshape_reader_find_tensor(reader, "step", &number),
 		ioshape_reader_load(reader, &request, 1),

@@ -8,6 +8,8 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <hiredis.h>
+#include <locale.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -19,6 +21,7 @@
 /* Several threads of the library may allocate at the same time. */
 static atomic_ulong count, first_failure;
 static atomic_bool once;
+static fail_memory_fn decides;
 
 static void begin(unsigned long nth, bool only_one)
 {
@@ -38,15 +41,24 @@ void fail_memory_once_at(unsigned long nth)
 	begin(nth, true);
 }
 
+void fail_memory_by(fail_memory_fn decide)
+{
+	decides = decide;
+}
+
 unsigned long fail_memory_count(void)
 {
 	return atomic_load(&count);
 }
 
-static bool fails(void)
+static bool fails(const char *name, const void *site)
 {
-	unsigned long now = atomic_fetch_add(&count, 1) + 1, first = atomic_load(&first_failure);
+	unsigned long now, first;
 
+	if (decides)
+		return decides(name, site) != 0;
+	now = atomic_fetch_add(&count, 1) + 1;
+	first = atomic_load(&first_failure);
 	if (!first || now < first || (atomic_load(&once) && now > first))
 		return false;
 	errno = ENOMEM;
@@ -58,7 +70,8 @@ static bool fails(void)
 	type __wrap_##name parameters;                                                             \
 	type __wrap_##name parameters                                                              \
 	{                                                                                          \
-		return fails() ? (failure) : __real_##name arguments;                              \
+		return fails(#name, __builtin_return_address(0)) ? (failure) :                     \
+								   __real_##name arguments;        \
 	}
 
 WRAP(void *, malloc, NULL, (size_t bytes), (bytes))
@@ -73,6 +86,13 @@ WRAP(void *, mmap64, MAP_FAILED,
      (address, bytes, protection, flags, fd, offset))
 WRAP(char *, realpath, NULL, (const char *path, char *resolved), (path, resolved))
 WRAP(DIR *, fdopendir, NULL, (int fd), (fd))
+WRAP(locale_t, newlocale, NULL, (int categories, const char *name, locale_t base),
+     (categories, name, base))
+WRAP(FILE *, open_memstream, NULL, (char **into, size_t *bytes), (into, bytes))
+/* Of what type its result is depends on the version. */
+WRAP(__typeof__(redisFormatCommandArgv(NULL, 0, NULL, NULL)), redisFormatCommandArgv, -1,
+     (char **into, int words, const char **word, const size_t *bytes), (into, words, word, bytes))
+WRAP(redisReader *, redisReaderCreate, NULL, (void), ())
 WRAP(int, pthread_create, EAGAIN,
      (pthread_t * thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument),
      (thread, attributes, run, argument))
@@ -84,7 +104,7 @@ int __wrap_asprintf(char **into, const char *format, ...)
 	va_list args;
 	int ret;
 
-	if (fails())
+	if (fails("asprintf", __builtin_return_address(0)))
 		return -1;
 	va_start(args, format);
 	ret = vasprintf(into, format, args);

@@ -12,6 +12,10 @@ void fail_memory_at(unsigned long nth);
 /* Only the nth fails. */
 void fail_memory_once_at(unsigned long nth);
 
+/* Instead: whether it fails is up to this, told its name and where its caller goes on. */
+typedef int (*fail_memory_fn)(const char *name, const void *site);
+void fail_memory_by(fail_memory_fn decide);
+
 /* Allocations since fail_memory_at(), those that failed included. */
 unsigned long fail_memory_count(void);
 

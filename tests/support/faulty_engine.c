@@ -9,12 +9,10 @@
 #include <check.h>
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define MOST_IN_FLIGHT 64
 
@@ -53,12 +51,6 @@ static unsigned long count_one(unsigned long *counter)
 static bool happens(struct faulty *faulty, unsigned once_in)
 {
 	return once_in && !test_random_below(&faulty->random, once_in);
-}
-
-static void die_at(unsigned long wanted, unsigned long now)
-{
-	if (wanted && wanted == now)
-		kill(getpid(), SIGKILL);
 }
 
 static void misused(void)
@@ -180,10 +172,9 @@ static int pass_on(struct faulty *faulty, struct ring_op *op)
 static int faulty_submit(void *engine, struct ring_op *op)
 {
 	struct faulty *faulty = engine;
-	unsigned long now = count_one(&counts.submitted);
 	int ret = 0, code;
 
-	die_at(plan.kill_before_submit, now);
+	count_one(&counts.submitted);
 	if (op->fd != faulty->fd || !op->bytes ||
 	    faulty->in_inner + faulty->ready_count >= MOST_IN_FLIGHT)
 		misused();
@@ -201,7 +192,6 @@ static int faulty_submit(void *engine, struct ring_op *op)
 	} else {
 		ret = pass_on(faulty, op);
 	}
-	die_at(plan.kill_after_submit, now);
 	return ret;
 }
 
@@ -229,15 +219,13 @@ static struct ring_op *faulty_wait(void *engine)
 	struct faulty *faulty = engine;
 	struct ring_op *op;
 	unsigned chosen = 0;
-	unsigned long now;
 
 	/* To choose among them all, all must be there. */
 	while (faulty->in_inner && (plan.reorder || !faulty->ready_count))
 		collect(faulty);
 	if (!faulty->ready_count)
 		return NULL;
-	now = count_one(&counts.completed);
-	die_at(plan.kill_before_completion, now);
+	count_one(&counts.completed);
 	if (plan.reorder)
 		chosen = (unsigned)test_random_below(&faulty->random, faulty->ready_count);
 	op = faulty->ready[chosen];
@@ -246,7 +234,6 @@ static struct ring_op *faulty_wait(void *engine)
 		(faulty->ready_count - chosen) * sizeof(faulty->ready[0]));
 	if (happens(faulty, plan.delays))
 		nanosleep(&moment, NULL);
-	die_at(plan.kill_after_completion, now);
 	return op;
 }
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An engine that lies between the library and a true one and makes trouble: short results, errors,
- * interruptions, delays, completions out of order; and, at a chosen submission or completion, the
- * end of the process. What it does follows from a seed alone (as long as one thread uses it), so
- * that a failure can be had again: IOSHAPE_TEST_SEED=<seed>.
+ * interruptions, delays, completions out of order. What it does follows from a seed alone (as long
+ * as one thread uses it), so that a failure can be had again: IOSHAPE_TEST_SEED=<seed>.
  */
 #ifndef TESTS_SUPPORT_FAULTY_ENGINE_H
 #define TESTS_SUPPORT_FAULTY_ENGINE_H
@@ -22,10 +21,6 @@ struct faulty_plan {
 	unsigned delays;
 	bool reorder;       /* completions come in random order */
 	unsigned fail_open; /* how many times open() fails before it succeeds */
-
-	/* SIGKILL to the whole process, at the nth from 1; 0 never. */
-	unsigned long kill_before_submit, kill_after_submit;
-	unsigned long kill_before_completion, kill_after_completion;
 };
 
 /* What has happened, for all engines since faulty_context(). */

@@ -25,9 +25,14 @@ def small_disk(kind: str, folder: Path) -> list[str]:
             ("mkfs.ext4", "-q", "-F", image), check=True, env={**os.environ, "PATH": path}
         )
         mount = f'mount -o loop {image} "$0"'
+    return seen_alone(f'{mount} && exec "$@"', str(folder / "disk"))
+
+
+def seen_alone(script: str, name: str = "sh") -> list[str]:
+    """A command: the shell's script, which mounts and then runs "$@", seen by the rest alone."""
     apart = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
-    command = [*apart, "sh", "-c", f'{mount} && exec "$@"', str(folder / "disk")]
+    command = [*apart, "sh", "-c", script, name]
     tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        pytest.skip(f"this machine mounts no {kind} ({tried.stderr.strip()})")
+        pytest.skip(f"this machine does not let us mount ({tried.stderr.strip()})")
     return command

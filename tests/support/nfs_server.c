@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -39,6 +40,14 @@ const char *nfs_server_missing(void)
 	return NULL;
 }
 
+/* The server finds what it exports by this file, which systemd makes: containers lack it. */
+static bool provide_mtab(void)
+{
+	return !access("/etc/mtab", F_OK) ||
+	       !system("cp -a /etc /run/etc && ln -s /proc/self/mounts /run/etc/mtab && "
+		       "mount --bind /run/etc /etc");
+}
+
 bool nfs_server_start(unsigned mebibytes)
 {
 	char *const portmapper[] = { (char[]){ PORTMAPPER }, (char[]){ "-f" }, NULL };
@@ -58,7 +67,7 @@ bool nfs_server_start(unsigned mebibytes)
 	mkdir("/run/recovery", 0777);
 	mkdir("/run/ganesha", 0777);
 	mkdir("/run/rpcbind", 0777);
-	if (mount("none", NFS_SERVER_FOLDER, "tmpfs", 0, room))
+	if (mount("none", NFS_SERVER_FOLDER, "tmpfs", 0, room) || !provide_mtab())
 		return false;
 	file = fopen("/run/ganesha.conf", "we");
 	if (!file || fputs(configuration, file) < 0 || fclose(file))

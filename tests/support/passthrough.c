@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A FUSE filesystem that shows a directory somewhere else: passthrough DIRECTORY MOUNTPOINT
- * [direct | in-order]. It has no fallocate, as many have none; with "direct" it tells the kernel
- * not to cache, with "in-order" files can be written from front to back only. For tests; it trusts
- * everybody.
+ * [direct | in-order | late]. It has no fallocate, as many have none; with "direct" it tells the
+ * kernel not to cache, with "in-order" files can be written from front to back only, and with
+ * "late" their times are of a clock that is two days late. For tests; it trusts everybody.
  */
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 31
@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 static int root; /* what is shown */
-static int uncached, in_order;
+static int uncached, in_order, late_s;
 
 /* FUSE paths begin with a slash; relative to the root there is none. */
 static const char *below(const char *path)
@@ -43,8 +43,12 @@ static void *pass_init(struct fuse_conn_info *connection, struct fuse_config *co
 
 static int pass_getattr(const char *path, struct stat *status, struct fuse_file_info *file)
 {
-	return answer(file ? fstat((int)file->fh, status) :
-			     fstatat(root, below(path), status, AT_SYMLINK_NOFOLLOW));
+	const int ret = answer(file ? fstat((int)file->fh, status) :
+				      fstatat(root, below(path), status, AT_SYMLINK_NOFOLLOW));
+
+	status->st_mtime -= late_s;
+	status->st_ctime -= late_s;
+	return ret;
 }
 
 static int pass_open(const char *path, struct fuse_file_info *file)
@@ -133,6 +137,16 @@ static int pass_rename(const char *from, const char *to, unsigned flags)
 	return answer(renameat2(root, below(from), root, below(to), flags));
 }
 
+static int pass_mkdir(const char *path, mode_t mode)
+{
+	return answer(mkdirat(root, below(path), mode));
+}
+
+static int pass_rmdir(const char *path)
+{
+	return answer(unlinkat(root, below(path), AT_REMOVEDIR));
+}
+
 static int pass_unlink(const char *path)
 {
 	return answer(unlinkat(root, below(path), 0));
@@ -185,6 +199,8 @@ static const struct fuse_operations operations = {
 	.fsync = pass_fsync,
 	.truncate = pass_truncate,
 	.rename = pass_rename,
+	.mkdir = pass_mkdir,
+	.rmdir = pass_rmdir,
 	.unlink = pass_unlink,
 	.chmod = pass_chmod,
 	.chown = pass_chown,
@@ -199,7 +215,8 @@ int main(int count, char **arguments)
 	char *fuse_arguments[] = { arguments[0], foreground, arguments[count > 2 ? 2 : 0], NULL };
 
 	if (count < 3) {
-		fprintf(stderr, "Usage: passthrough DIRECTORY MOUNTPOINT [direct | in-order]\n");
+		fprintf(stderr,
+			"Usage: passthrough DIRECTORY MOUNTPOINT [direct | in-order | late]\n");
 		return 2;
 	}
 	root = open(arguments[1], O_RDONLY | O_DIRECTORY);
@@ -209,6 +226,7 @@ int main(int count, char **arguments)
 	}
 	uncached = count > 3 && !strcmp(arguments[3], "direct");
 	in_order = count > 3 && !strcmp(arguments[3], "in-order");
+	late_s = count > 3 && !strcmp(arguments[3], "late") ? 2 * 24 * 3600 : 0;
 	umask(0);
 	return fuse_main(3, fuse_arguments, &operations, NULL);
 }

@@ -183,7 +183,21 @@ def files() -> dict[Path, str]:
     }
 
 
+def is_of_this_tree() -> bool:
+    """Whether the package that is installed is."""
+    installed, here = Path(ioshape.__file__).parent, CONFIG.parents[1]
+    modules = [path.relative_to(here) for path in here.rglob("*.py")]
+    return all(
+        (installed / name).exists()
+        and (installed / name).read_bytes() == (here / name).read_bytes()
+        for name in modules
+        if here / name != CONFIG  # which this may renew
+    )
+
+
 def main() -> None:
+    if not is_of_this_tree():
+        sys.exit("the installed package is not of this tree: run tests/support/package.sh")
     for path, text in files().items():
         if sys.argv[1:] == ["--write"]:
             path.write_text(text, encoding="utf-8")

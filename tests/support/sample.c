@@ -3,6 +3,7 @@
 
 #include "support/must.h"
 #include "support/random.h"
+#include "support/write_record.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -271,6 +272,42 @@ int sample_save(struct ioshape_context *context, const char *path, const struct 
 	own.metadata = &sample->metadata;
 	return ioshape_save_tensors(context, path, sample->tensors, sample->count,
 				    options ? options : &own, NULL);
+}
+
+int sample_write_raw(struct ioshape_context *context, const char *path, const struct sample *sample)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_file *file = NULL;
+	int ret;
+
+	options.expected_bytes = sample->total_bytes;
+	ret = ioshape_file_open(context, path, &options, &file);
+	for (size_t i = 0; !ret && i < sample->count; i++)
+		ret = ioshape_file_write(file, sample->expected[i], sample->bytes[i]);
+	if (!ret)
+		ret = ioshape_file_commit(file, NULL);
+	ioshape_file_free(file);
+	return ret;
+}
+
+int sample_write_records(struct ioshape_context *context, const char *path,
+			 const struct sample *sample)
+{
+	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
+	struct ioshape_writer *writer = NULL;
+	char name[32];
+	int ret;
+
+	options.expected_bytes = sample->total_bytes;
+	ret = ioshape_writer_open(context, path, &options, &writer);
+	for (size_t i = 0; !ret && i < sample->count; i++) {
+		snprintf(name, sizeof(name), "data/%zu", i);
+		ret = write_record(writer, name, sample->expected[i], sample->bytes[i], 0);
+	}
+	if (!ret)
+		ret = ioshape_writer_commit(writer, NULL);
+	ioshape_writer_free(writer);
+	return ret;
 }
 
 struct ioshape_context *sample_context(enum ioshape_engine engine, enum ioshape_direct direct)

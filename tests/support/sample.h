@@ -35,6 +35,12 @@ void sample_spoil(struct sample *sample);
 int sample_save(struct ioshape_context *context, const char *path, const struct sample *sample,
 		const struct ioshape_save_options *options);
 
+/* What a file holds of them: as it is, or as the records data/0, data/1, ... */
+int sample_write_raw(struct ioshape_context *context, const char *path,
+		     const struct sample *sample);
+int sample_write_records(struct ioshape_context *context, const char *path,
+			 const struct sample *sample);
+
 /* 0 if the file holds just these tensors and metadata, bit for bit; else a code, and why in `why`.
  */
 int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,

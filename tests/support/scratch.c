@@ -213,7 +213,7 @@ bool scratch_under_valgrind(void)
 
 unsigned scratch_rounds(unsigned rounds)
 {
-	return scratch_under_valgrind() ? (rounds + 4) / 5 : rounds;
+	return scratch_under_valgrind() ? (rounds + 19) / 20 : rounds;
 }
 
 bool scratch_long(void)

@@ -99,7 +99,9 @@ look_for_missing() {
 	need e2fsprogs mkfs.ext4 -V
 	need xfsprogs mkfs.xfs -V
 	need btrfs-progs mkfs.btrfs --version
+	need qemu-system-common qemu-storage-daemon --version
 	need nfs-ganesha-vfs has_nfs_server
+	need netbase ls /etc/services # for its port mapper
 	# A kernel with NFS, for where this one has none or we are not root. Only for that processor.
 	{ [ "$(id -u)" = 0 ] && grep -qw nfs4 /proc/filesystems; } || [ "$(uname -m)" != x86_64 ] ||
 		need user-mode-linux linux.uml --version

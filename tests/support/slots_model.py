@@ -23,7 +23,6 @@ KEPT_ACTS = 8
 LISTED = 256
 NEAR = 100
 OPERATORS_LEASE = 15000
-MOST_BACK = 60_000
 SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
@@ -59,6 +58,7 @@ class Member:
     start: float = 0
     seq: int = 0
     small_start: float | None = None  # waits, and may be let past the queue
+    urgent: bool = False  # has a deadline
     given: int = 0
     fence: int = 0
     passed: int = 0
@@ -121,6 +121,8 @@ class Numbers:
     opened: int = 0
     grace: int = 0
     hw: int = 0
+    ahead: int = 0  # of the server's clock
+    lease: int = 0  # of the latest request
     fence: int = 0
     vt: float = 0
     served: float = 0
@@ -174,7 +176,7 @@ class Pool:
     def queue(self) -> list[Member]:
         """The next one first."""
         waiting = [member for member in self.members.values() if member.state == WAITING]
-        return sorted(waiting, key=lambda member: (member.start, member.seq))
+        return sorted(waiting, key=lambda one: (-1 if one.urgent else one.start, one.seq))
 
     def small_queue(self) -> list[Member]:
         waiting = [member for member in self.queue() if member.small_start is not None]
@@ -255,26 +257,25 @@ class Pool:
         self.job_free.clear()
 
     def look_at_data(self, known_epoch: int, lease: int) -> None:
-        numbers, clock = self.numbers, self.clock()
+        numbers = self.numbers
         lost = not numbers.run
-        jumped = self.now - clock > MOST_BACK
+        lease = numbers.lease or lease
         run, uptime_s = self.server()
-        if not lost and not self.evicted and not jumped:
+        if not lost and not self.evicted:
             if run == numbers.run:
                 return
             somebody = bool(self.holders()) or self.now - numbers.hw < lease
         else:
-            if jumped:
-                self.now = clock
             left = bool(self.members) and not self.details_evicted
             somebody = known_epoch > 0 or left or (not lost and bool(self.holders()))
             self.lose_members()
             self.evicted = self.details_evicted = False
-            numbers.fence = max(numbers.fence, (self.now + 1) * 1024)
+            numbers.fence = max(numbers.fence, (self.clock() + 1) * 1024)
             numbers.free = 0
-        numbers.epoch = max(numbers.epoch, known_epoch, self.now - 1) + 1
+        numbers.epoch = max(numbers.epoch, known_epoch, self.clock() - 1) + 1
         numbers.opened = self.now
-        numbers.grace = (self.now if somebody else clock - uptime_s * 1000) + math.ceil(lease / 2)
+        began = self.now if somebody else self.now - uptime_s * 1000
+        numbers.grace = began + math.ceil(lease / 2)
         numbers.run = run
 
     # -- Coming and going
@@ -330,10 +331,8 @@ class Pool:
 
     def admit(self, member: Member, given: int, lease: int) -> None:
         numbers = self.numbers
-        numbers.fence = max(numbers.fence + 1, self.now * 1024)
+        numbers.fence = max(numbers.fence + 1, self.clock() * 1024)
         numbers.grants += 1
-        if self.clock_went_back():
-            numbers.granted.clear()
         numbers.granted.append(self.now)
         self.granted.append(
             Grant(
@@ -348,7 +347,8 @@ class Pool:
             )
         )
         if given > 0:
-            numbers.served = max(numbers.served, member.start)
+            if not member.urgent:
+                numbers.served = max(numbers.served, member.start)
             numbers.vt = max(numbers.vt + member.cost / self.shares(), numbers.served)
         elif member.small_start is not None:
             passed = numbers.small_vt + member.cost / self.shares()
@@ -356,12 +356,14 @@ class Pool:
         member.state, member.fence, member.since = HOLDING, numbers.fence, self.now
         member.given, member.deadline = given, self.now + lease
 
-    def fits(self, weight: int) -> bool:
-        return self.used() == 0 or self.used() + weight <= self.capacity()
+    def fits(self, member: Member) -> bool:
+        used, capacity = self.used(), self.capacity()
+        beside = member.urgent and used <= capacity
+        return used == 0 or used + member.weight <= capacity or beside
 
     def next_to_grant(self) -> tuple[Member, int] | None:
         queue, small = self.queue(), self.small_queue()
-        if queue and self.fits(queue[0].weight):
+        if queue and self.fits(queue[0]):
             return queue[0], queue[0].weight
         if small and self.express_used() < self.express():
             return small[0], 0
@@ -389,8 +391,10 @@ class Pool:
             self.forget(member)
 
     def tick(self, known_epoch: int, lease: int) -> None:
-        self.now = max(self.clock(), self.numbers.hw)
+        clock = self.clock() + self.numbers.ahead
+        self.now = max(clock, self.numbers.hw)
         self.look_at_data(known_epoch, lease)
+        self.numbers.ahead += self.now - clock
         self.numbers.hw = self.now
         if self.now >= self.numbers.grace:
             self.reap(HOLDING)
@@ -431,12 +435,14 @@ class Pool:
         usual: int = 1,
         known_epoch: int = 0,
         never_wait: bool = False,
+        urgent: bool = False,
     ) -> Answer:
         self.tick(known_epoch, lease)
+        numbers = self.numbers
+        numbers.lease = lease
         if id in self.members:
             self.members[id].deadline = self.now + lease
             return self.answer(self.members[id])
-        numbers = self.numbers
         if not self.members or numbers.cap == 0:
             numbers.cap, numbers.by = asked or usual, int(asked > 0)
         if not self.members:
@@ -450,9 +456,9 @@ class Pool:
         cost = self.expected_cost(job, size, weight)
         start = max(numbers.vt, job.finish, job.latest)
         job.finish, job.latest = start + cost / who.share, start
-        at_once = self.now >= numbers.grace and not self.queue() and self.fits(weight)
         member = Member(id, who, weight, size, lease, self.now, self.now + lease)
-        member.cost, member.start = cost, start
+        member.cost, member.start, member.urgent = cost, start, urgent
+        at_once = self.now >= numbers.grace and not self.queue() and self.fits(member)
         self.members[id] = member
         if at_once:
             self.admit(member, weight, lease)
@@ -516,7 +522,7 @@ class Pool:
         return 1
 
     def note_act(self, who: str, what: str) -> None:
-        self.numbers.acts.append([str(self.now), who, what])
+        self.numbers.acts.append([str(self.clock()), who, what])
         del self.numbers.acts[:-KEPT_ACTS]
 
     def kick(self, who: str, what: str, id: str) -> int:  # noqa: A002
@@ -528,12 +534,19 @@ class Pool:
         self.grant_those_that_fit()
         return 1
 
-    def set(self, who: str, what: str, clear: bool, settings: Settings) -> int:
+    def set(self, who: str, clear: bool, settings: Settings) -> int:
         self.tick(0, OPERATORS_LEASE)
-        self.note_act(who, what)
+        before, what = vars(self.numbers.settings), "clear" if clear else "set"
+        labels = {"pool_rate": "rate", "job_rate": "job-rate"}
         for name, value in vars(settings).items():
-            if clear or value > 0:
-                setattr(self.numbers.settings, name, value)
+            if value or (clear and before[name]):
+                was = f" (was {before[name]})" if before[name] else ""
+                what += f" {labels.get(name, name)}={value}{was}"
+                before[name] = value
+        self.note_act(who, what)
+        if clear or settings.pool_rate or settings.job_rate:
+            self.numbers.free = 0
+            self.job_free.clear()
         self.grant_those_that_fit()
         return 1
 
@@ -571,16 +584,9 @@ class Pool:
         sizes = [str(member.bytes), str(member.passed), str(member.fence)]
         times = [str(self.now - member.since), str(member.deadline - self.now)]
         named = [member.id, who.job, who.node, str(who.rank)]
-        return [*named, member.weight, express, *sizes, *times]
-
-    def clock_went_back(self) -> bool:
-        """By more than a minute, since the latest grant."""
-        granted = self.numbers.granted
-        return bool(granted) and granted[-1] // 60_000 > self.now // 60_000
+        return [*named, member.weight, express, *sizes, *times, int(member.urgent)]
 
     def grants_last_minute(self) -> int:
-        if self.clock_went_back():
-            return 0
         minute, left = self.now // 60_000, 1 - self.now % 60_000 / 60_000
         present = sum(at // 60_000 == minute for at in self.numbers.granted)
         before = sum(at // 60_000 == minute - 1 for at in self.numbers.granted)

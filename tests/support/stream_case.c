@@ -143,7 +143,7 @@ void stream_memory_open(struct stream_memory *memory, size_t bytes)
 void stream_memory_close(struct stream_memory *memory)
 {
 	base_unmap(memory->base, memory->bytes);
-	close(memory->fd);
+	base_close(memory->fd);
 }
 
 static uint64_t piece_bytes(const struct stream_plan *plan, unsigned piece)

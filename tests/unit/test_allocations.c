@@ -197,7 +197,7 @@ static int load(struct ioshape_context *context)
 		if (memcmp(requests[i].into, sample.expected[i], sample.bytes[i]) != 0)
 			ret = -EBADMSG;
 	if (!ret)
-		ret = ioshape_reader_verify(reader);
+		ret = ioshape_reader_verify(reader, 1);
 	ioshape_reader_free(reader);
 	return ret;
 }

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "support/check_main.h"
 #include "support/generation_case.h"
+#include "support/lock_domain.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -380,13 +381,13 @@ TEST(dead_case, an_attempt_of_this_process_is_alive)
 }
 
 /* An attempt as another machine would have left it. */
-static void make_attempt(const char *job, const char *machine, time_t age_s)
+static void make_attempt(const char *job, const char *domain, time_t age_s)
 {
 	struct timespec times[2] = { { .tv_sec = time(NULL) - age_s },
 				     { .tv_sec = time(NULL) - age_s } };
 	char path[256], file[300];
 
-	snprintf(path, sizeof(path), "runs/.step-0000001000.%s-%s-" MINE, job, machine);
+	snprintf(path, sizeof(path), "runs/.step-0000001000.%s-%s-" MINE, job, domain);
 	snprintf(file, sizeof(file), "%s/rank-00000.pt", path);
 	mkdir("runs", 0777);
 	ck_assert_int_eq(mkdir(path, 0777), 0);
@@ -395,9 +396,9 @@ static void make_attempt(const char *job, const char *machine, time_t age_s)
 	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-TEST(dead_case, another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)
+TEST(dead_case, another_domain_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_old)
 {
-	const char *here = ring_machine_tag();
+	char here[RING_DOMAIN_BYTES];
 
 	make_attempt(ANOTHER_JOB, "deadbeef", 23 * 3600);
 	tidy(GENERATION_JOB);
@@ -411,15 +412,16 @@ TEST(dead_case, another_machine_s_attempt_is_dead_if_it_is_this_job_s_or_a_day_o
 	tidy(GENERATION_JOB);
 	ck_assert(!*attempt_name());
 
-	/* A machine that does not tell which it is is no machine. */
-	make_attempt(ANOTHER_JOB, RING_UNKNOWN_MACHINE, 0);
+	/* Who does not know where it is is nowhere. */
+	make_attempt(ANOTHER_JOB, RING_NOWHERE, 0);
 	tidy(GENERATION_JOB);
 	ck_assert(*attempt_name());
 	tidy(ANOTHER_JOB);
 
+	domain_of(".", here);
 	make_attempt(ANOTHER_JOB, here, 0);
 	tidy(NULL);
-	ck_assert(!*attempt_name() == !!strcmp(here, RING_UNKNOWN_MACHINE));
+	ck_assert(!*attempt_name() == !!strcmp(here, RING_NOWHERE));
 }
 
 /* The day counts from the last write, not from the first. */

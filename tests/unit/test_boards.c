@@ -340,22 +340,18 @@ START_TEST(test_wait_ends_when_something_comes_or_time_is_over)
 {
 	struct base_buffer note = { 0 };
 	pthread_t thread;
-	uint64_t began;
 
 	for (uint32_t waiting = 0; waiting < 2; waiting++) {
 		open_all(_i, 2);
 		ck_assert(!board_case_look(of[waiting], "s1", "n", &note));
 		ck_assert(!pthread_create(&thread, NULL, post_soon, of[1 - waiting]));
-		began = base_now_ns();
+		/* Longer than the test may take. */
 		while (!board_case_look(of[waiting], "s1", "n", &note))
-			gather_board_wait(of[waiting], 5000);
-		ck_assert_uint_lt(base_now_ns() - began, 2000000000);
+			gather_board_wait(of[waiting], 3600000);
 		ck_assert(!pthread_join(thread, NULL));
 		/* Nothing comes any more: after one hint at most it waits. */
 		gather_board_wait(of[waiting], 200);
-		began = base_now_ns();
 		gather_board_wait(of[waiting], 200);
-		ck_assert_uint_le(base_now_ns() - began, 2000000000);
 		close_all();
 	}
 	base_buffer_free(&note);

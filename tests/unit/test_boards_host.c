@@ -2,9 +2,12 @@
 /* The board in the memory of a host: ends of processes, dead jobs, and memory that is of no use. */
 #define _GNU_SOURCE
 #include "gather/board.h"
+#include "gather/place.h"
+#include "ring/ring.h"
 #include "support/board_case.h"
 #include "support/check_main.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -372,6 +375,40 @@ TEST(tests, test_a_memory_that_is_cleared_away_loses_nothing)
 	board_case_expect(of[2], "s1", "after", "y", 1);
 	expect_talk(3);
 	close_all();
+}
+
+/* ---- Users without a number ---- */
+
+/* In a user namespace all of them look alike. */
+static int be_nobody(void *own)
+{
+	struct ring_private_folder shelf;
+	char path[PLACE_PATH_BYTES];
+
+	MUST(base_is_own_user(geteuid()), "not our own user");
+	if (unshare(CLONE_NEWUSER))
+		return 77;
+	MUST(geteuid() == 65534, "a user with a number");
+	MUST(!base_is_own_user(geteuid()), "everybody is this user");
+	MUST(place_find(path, memory, NULL) == -EACCES, "a stranger's folder was used");
+	MUST(ring_private_open(&shelf, own, NULL) == -EACCES, "notes of anybody would be read");
+	return 0;
+}
+
+TEST(tests, test_what_belongs_to_nobody_of_a_namespace_is_not_ours)
+{
+	char stranger[400], own[400];
+	int status;
+
+	if (geteuid())
+		return;
+	snprintf(stranger, sizeof(stranger), "%s/ioshape-65534", memory);
+	snprintf(own, sizeof(own), "%s/notes", memory);
+	ck_assert(!mkdir(stranger, 0700) && !chown(stranger, 54322, 54322));
+	status = scratch_in_child(be_nobody, own);
+	ck_assert(WIFEXITED(status));
+	/* 77: the kernel or a container forbids namespaces. */
+	ck_assert(!WEXITSTATUS(status) || WEXITSTATUS(status) == 77);
 }
 
 /* ---- Limits ---------------------------------------------------------------------------------- */

@@ -6,6 +6,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 static struct board_case boards;
 static struct gather_board *zero, *one;
@@ -248,6 +249,94 @@ TEST(tests, test_the_largest_note_passes)
 	board_case_post(one, "s1", "n", bytes, most);
 	board_case_expect(zero, "s1", "n", bytes, most);
 	free(bytes);
+}
+
+/* ---- Other users of the Redis ---- */
+
+/* What is not sealed, or is a note of another name or scope, is not there. */
+TEST(tests, test_what_others_write_is_no_note)
+{
+	struct base_buffer note = { 0 };
+	struct board_case_found found = { 0 };
+	bool have[4] = { 0 };
+	redisReply *real;
+
+	board_case_post(one, "s2", "n", "x", 1);
+	real = redis_server_say(&boards.server, "HGET {ios:scratch}:board:%s:s2 n", boards.name);
+	redis_server_tell(&boards.server, "HSET {ios:scratch}:board:%s:s1 n %b", boards.name,
+			  real->str, real->len);
+	redis_server_tell(&boards.server, "HSET {ios:scratch}:board:%s:s2 m %b", boards.name,
+			  real->str, real->len);
+	freeReplyObject(real);
+	ck_assert(board_case_look(zero, "s2", "n", &note));
+	ck_assert(!board_case_look(zero, "s1", "n", &note));
+	ck_assert(!board_case_look(zero, "s2", "m", &note));
+	ask("HSET", " short x");
+	ask("HSET", " long 0123456789012345678901234567890123456789");
+	ask("HSET", " want-1 0123456789012345678901234567890123456789");
+	ck_assert(!board_case_look(zero, "s1", "short", &note));
+	ck_assert(!board_case_look(zero, "s1", "long", &note));
+	ck_assert(!board_case_look(one, "s1", "long", &note));
+	ck_assert_int_eq(
+		gather_board_collect(zero, "s1", "want", have, board_case_count, &found, NULL), 0);
+	ck_assert_uint_eq(found.calls, 0);
+	base_buffer_free(&note);
+}
+
+/* It was killed: nobody took its secret away, and the next life's rank 0 draws another one. */
+TEST(tests, test_a_new_rank_0_is_understood_by_those_who_have_read_the_old_secret)
+{
+	struct gather_board *before = zero;
+	struct base_buffer none = { 0 };
+	char secret[128];
+
+	board_case_post(one, "s1", "hello-1", "note of 1", 9);
+	zero = board_case_open(&boards, 0);
+	/* By another secret it is no note. */
+	ck_assert(!board_case_look(zero, "s1", "hello-1", &none));
+	board_case_post(zero, "s1", "roster-0", "r", 1);
+	board_case_expect(one, "s1", "roster-0", "r", 1);
+	board_case_expect(zero, "s1", "hello-1", "note of 1", 9);
+	/* The old one takes the new one's secret away as it ends at last. */
+	gather_board_close(before);
+	snprintf(secret, sizeof(secret), ".ioshape-board-%s/redis.secret", boards.name);
+	while (access(scratch_path(secret), F_OK))
+		gather_board_wait(zero, 250);
+	gather_board_close(board_case_open(&boards, 2));
+}
+
+static int open_as_another_user(void *unused)
+{
+	struct base_error error = { 0 };
+	struct gather_board *late;
+
+	(void)unused;
+	MUST(!setresuid(54321, 54321, 54321), "not another user");
+	MUST(board_case_try(&boards, 2, BOARD_CASE_PATIENCE_MS, &late, &error) == -EACCES,
+	     "it was given the secret");
+	MUST(error.code == -EACCES && *error.sentence && *error.remedy, "no words");
+	return 0;
+}
+
+TEST(tests, test_who_cannot_read_the_secret_is_told_at_once)
+{
+	if (geteuid())
+		return;
+	ck_assert(!chmod(boards.server.directory, 0711) && !chmod(boards.server.socket, 0777));
+	ck_assert(!chmod(scratch_directory(), 0711));
+	ck_assert_int_eq(scratch_in_child(open_as_another_user, NULL), 0);
+}
+
+TEST(tests, test_without_rank_0_there_is_no_secret)
+{
+	struct base_error error = { 0 };
+	struct gather_board *late;
+
+	gather_board_close(one);
+	gather_board_close(zero);
+	ck_assert_int_eq(board_case_try(&boards, 1, 300, &late, &error), -ETIMEDOUT);
+	zero = board_case_open(&boards, 0);
+	one = board_case_open(&boards, 1);
 }
 
 int main(void)

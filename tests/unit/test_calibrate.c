@@ -47,7 +47,7 @@ static struct ring_choice choice;
 static enum ring_reason reason_of(const struct ring_config *config, const char *path,
 				  uint64_t bytes)
 {
-	ring_choose(config, path, bytes, &choice);
+	ring_choose(config, path, bytes, true, &choice);
 	ck_assert_str_eq(choice.why, ring_reason_text(choice.reason));
 	return choice.reason;
 }
@@ -68,6 +68,8 @@ START_TEST(what_is_not_tried_says_why)
 	ck_assert_int_eq(reason_of(&config, pipe, GIB), RING_NO_REGULAR_FILE);
 	ck_assert_int_eq(reason_of(&config, "/dev/null", GIB), RING_NO_REGULAR_FILE);
 	ck_assert_int_eq(reason_of(&config, scratch_path("no/file"), GIB), RING_UNKNOWN_MOUNT);
+	ring_choose(&config, path, GIB, false, &choice);
+	ck_assert_int_eq(choice.reason, RING_NOT_TRIED);
 	config.calibrate = IOSHAPE_CALIBRATE_OFF;
 	ck_assert_int_eq(reason_of(&config, path, GIB), RING_CALIBRATION_OFF);
 	config.calibrate = IOSHAPE_CALIBRATE_AUTO;
@@ -157,7 +159,7 @@ static void let_try_again(void)
 static void choose_patiently(const struct ring_config *config, const char *path)
 {
 	for (int i = 0; i < 20; i++) {
-		ring_choose(config, path, GIB, &choice);
+		ring_choose(config, path, GIB, true, &choice);
 		if (choice.reason == RING_AS_CALIBRATED)
 			return;
 		ck_assert_int_eq(choice.reason, RING_TRIAL_FAILED);
@@ -185,7 +187,7 @@ START_TEST(a_large_file_is_tried_for_once)
 	double first;
 
 	/* Nothing is taken from a file that needs all there is. */
-	ring_choose(&config, path, (uint64_t)1 << 60, &choice);
+	ring_choose(&config, path, (uint64_t)1 << 60, true, &choice);
 	ck_assert_int_eq(choice.reason, RING_TRIAL_FAILED);
 	let_try_again();
 	choose_patiently(&config, path);
@@ -197,10 +199,10 @@ START_TEST(a_large_file_is_tried_for_once)
 	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
 	ck_assert_int_eq(ring_memory_get(memory, choice.mount, 0, base_wall_seconds(), &found), 0);
 	/* From now on smaller files follow it as well. */
-	ring_choose(&config, path, 20 * MIB, &choice);
+	ring_choose(&config, path, 20 * MIB, true, &choice);
 	ck_assert_int_eq(choice.reason, RING_AS_CALIBRATED);
 	ck_assert(choice.calibration.measured_at == first);
-	ring_choose(&config, path, 0, &choice);
+	ring_choose(&config, path, 0, true, &choice);
 	ck_assert_int_eq(choice.reason, RING_AS_CALIBRATED);
 	/* Anew, once. */
 	config.calibrate = IOSHAPE_CALIBRATE_AGAIN;
@@ -208,7 +210,7 @@ START_TEST(a_large_file_is_tried_for_once)
 	choose_patiently(&config, path);
 	ck_assert(choice.calibration.measured_at > first);
 	first = choice.calibration.measured_at;
-	ring_choose(&config, path, GIB, &choice);
+	ring_choose(&config, path, GIB, true, &choice);
 	ck_assert(!choice.reason && choice.calibration.measured_at == first);
 }
 END_TEST

@@ -197,8 +197,8 @@ static const char *file_of(const char *mount, const char *end)
 {
 	static char path[8192];
 
-	snprintf(path, sizeof(path), "%s/ioshape/mounts/%016llx%s", cache,
-		 (unsigned long long)base_hash_text(mount), end);
+	snprintf(path, sizeof(path), "%s/ioshape/mounts/%016llx.v%u%s", cache,
+		 (unsigned long long)base_hash_text(mount), RING_CALIBRATION_FORMAT, end);
 	return path;
 }
 

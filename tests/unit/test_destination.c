@@ -11,6 +11,8 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
 
 #define NOBODY 65534
 
@@ -212,7 +214,8 @@ static int save_as_told(void *argument)
 	const struct user_case *wanted = argument;
 	struct file_write write = file_write_defaults();
 
-	return file_write_all(&write, wanted->path, NEW) != wanted->expected;
+	/* As it should be, also what is durable. */
+	return file_write_all(&write, wanted->path, NEW) != wanted->expected || write.notes.count;
 }
 
 static int save_as_a_user(void *argument)
@@ -299,6 +302,119 @@ START_TEST(a_strangers_file_is_replaced_with_a_note)
 	ck_assert_int_eq(chmod("file", 0666), 0);
 	ck_assert_int_eq(scratch_in_child(replace_as_a_user, NULL), 0);
 	ck_assert(scratch_same("file", NEW));
+}
+END_TEST
+
+/* As setfacl makes them: USER_OBJ rw, USER nobody r, GROUP_OBJ -, MASK r, OTHER -. */
+#define ACL_BYTES 44
+static const uint8_t acl[ACL_BYTES] = {
+	2,    0, 0, 0,                                                             /* version */
+	0x01, 0, 6, 0, 0xff, 0xff, 0xff, 0xff, 0x02, 0, 4, 0, 0xfe, 0xff, 0,    0, /* 65534 */
+	0x04, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0x10, 0, 4, 0, 0xff, 0xff, 0xff, 0xff,
+	0x20, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
+};
+
+static int read_it(void *argument)
+{
+	(void)argument;
+	if (setgid(NOBODY) || setuid(NOBODY))
+		return 99;
+	return access("file", R_OK) ? 1 : 0;
+}
+
+static bool nobody_may_read_it(void)
+{
+	int status;
+
+	ck_assert_int_eq(chmod(".", 0755), 0);
+	status = scratch_in_child(read_it, NULL);
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) <= 1);
+	return !WEXITSTATUS(status);
+}
+
+/* The directory's default ACL names people who had no right to the old file. */
+START_TEST(a_default_acl_lets_nobody_else_in)
+{
+	scratch_write("file", OLD);
+	ck_assert_int_eq(chmod("file", 0640), 0);
+	if (setxattr(".", "system.posix_acl_default", acl, sizeof(acl), 0))
+		return; /* no ACLs here */
+	ck_assert(!nobody_may_read_it());
+	must_save("file");
+	ck_assert_uint_eq(mode_of("file"), 0640);
+	ck_assert(!nobody_may_read_it());
+}
+END_TEST
+
+START_TEST(a_replaced_files_acl_is_kept)
+{
+	uint8_t found[ACL_BYTES + 1];
+
+	scratch_write("file", OLD);
+	if (setxattr("file", "system.posix_acl_access", acl, sizeof(acl), 0))
+		return;
+	ck_assert_uint_eq(mode_of("file"), 0640);
+	must_save("file");
+	ck_assert_int_eq(getxattr("file", "system.posix_acl_access", found, sizeof(found)),
+			 sizeof(acl));
+	ck_assert_mem_eq(found, acl, sizeof(acl));
+	ck_assert(nobody_may_read_it());
+}
+END_TEST
+
+struct narrowing {
+	mode_t old, new;
+};
+
+static int replace_a_file_of_another_group(void *argument)
+{
+	const struct narrowing *narrowing = argument;
+	struct file_write write = file_write_defaults();
+
+	return file_write_all(&write, "file", NEW) ? 1 : mode_of("file") != narrowing->new;
+}
+
+static int replace_it_as_a_user(void *argument)
+{
+	return as_a_user(replace_a_file_of_another_group, argument);
+}
+
+/* Its group cannot be kept: neither the new group nor the old one may do more than before. */
+START_TEST(what_cannot_be_kept_makes_access_less)
+{
+	static const struct narrowing cases[] = {
+		{ 0660, 0600 }, { 0606, 0600 }, { 0664, 0644 }, { 0646, 0644 }, { 06775, 0755 },
+	};
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+		scratch_write("file", OLD);
+		ck_assert_int_eq(chown("file", NOBODY, 12345), 0);
+		ck_assert_int_eq(chmod("file", cases[i].old), 0);
+		ck_assert_int_eq(
+			scratch_in_child(replace_it_as_a_user, (void *)(uintptr_t)&cases[i]), 0);
+	}
+}
+END_TEST
+
+/* As /tmp: whoever makes a file or link there first must not get what we save. */
+START_TEST(what_another_user_planted_in_a_sticky_directory_is_refused)
+{
+	mkdir("tmp", 0777);
+	ck_assert_int_eq(chmod("tmp", 01777), 0);
+	scratch_write("tmp/file", OLD);
+	ck_assert_int_eq(symlink("../mine", "tmp/link"), 0);
+	must_save("tmp/file");
+	must_save("tmp/link");
+	ck_assert_int_eq(lchown("tmp/file", NOBODY, NOBODY), 0);
+	ck_assert_int_eq(lchown("tmp/link", NOBODY, NOBODY), 0);
+	scratch_write("mine", OLD);
+	ck_assert_str_ne(must_fail("tmp/file", -EACCES)->remedy, "");
+	ck_assert_str_ne(must_fail("tmp/link", -EACCES)->remedy, "");
+	ck_assert(scratch_same("mine", OLD));
+	/* What the directory's owner put there is no trap. */
+	ck_assert_int_eq(chown("tmp", NOBODY, NOBODY), 0);
+	must_save("tmp/link");
+	ck_assert(scratch_same("mine", NEW));
 }
 END_TEST
 
@@ -450,6 +566,12 @@ int main(void)
 	tcase_add_test(rights, a_directory_that_cannot_be_listed_is_written_to);
 	if (!geteuid())
 		tcase_add_test(rights, a_strangers_file_is_replaced_with_a_note);
+	if (!geteuid()) {
+		tcase_add_test(rights, a_default_acl_lets_nobody_else_in);
+		tcase_add_test(rights, a_replaced_files_acl_is_kept);
+		tcase_add_test(rights, what_cannot_be_kept_makes_access_less);
+		tcase_add_test(rights, what_another_user_planted_in_a_sticky_directory_is_refused);
+	}
 	tcase_add_test(replace, the_space_of_a_large_replaced_file_is_given_back);
 	tcase_add_test(replace, what_must_not_be_replaced_is_not);
 	tcase_add_test(replace, what_is_not_there_need_not_be_replaced);

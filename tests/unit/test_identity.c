@@ -4,6 +4,7 @@
 #include "slots/slots.h"
 #include "support/check_main.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,15 +60,21 @@ TEST(all_case, the_job_of_the_launcher_is_the_job)
 	ck_assert_str_eq(identity.job, "mine");
 }
 
-TEST(all_case, ranks_without_a_jobs_name_meet_where_they_meet)
+LOOP_TEST(all_case, ranks_without_a_jobs_name_meet_where_they_meet, 0, 2)
 {
 	struct slots_identity identity;
+	char expected[80];
 
 	setenv("TORCHELASTIC_RUN_ID", "none", 1); /* what torchrun says when it was told nothing */
 	setenv("MASTER_ADDR", "n01", 1);
 	setenv("MASTER_PORT", "29500", 1);
 	slots_identify(&identity, NULL, 0);
 	ck_assert_str_eq(identity.job, "n01:29500");
+	/* Jobs on two hosts, each within its own. */
+	setenv("MASTER_ADDR", _i ? "127.0.0.1" : "localhost", 1);
+	slots_identify(&identity, NULL, 0);
+	snprintf(expected, sizeof(expected), "%.50s:29500", identity.node);
+	ck_assert_str_eq(identity.job, expected);
 }
 
 TEST(all_case, alone_it_is_one_rank_of_its_terminals_job)

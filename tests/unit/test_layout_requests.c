@@ -320,6 +320,87 @@ LOOP_TEST(pure, what_is_asked_for, 0, ARRAY_LENGTH(choices))
 	ck_assert_int_eq(fs_choose_layout(&request, &choice->facts, &ask, NULL, 0), ret);
 }
 
+/* ---- Full targets ------------------------------------------------------------------------------
+ */
+
+static const uint16_t numbers[] = { 0, 1, 0x1a, 3 };
+
+/* What becomes of a file of 1 GiB with so many stripes, by free MiB of each target. */
+static const struct {
+	uint32_t stripes;
+	uint64_t free_mib[4];
+	uint32_t chosen; /* 0: nothing is to be left out, or it would not help */
+} spaces[] = {
+	{ 4, { 9999, 10, 9999, 9999 }, 3 },  { 1, { 9999, 10, 9999, 9999 }, 1 },
+	{ 2, { 9999, 513, 9999, 9999 }, 0 }, { 2, { 9999, 512, 9999, 9999 }, 2 },
+	{ 4, { 600, 600, 10, 10 }, 2 },      { FS_ALL_TARGETS, { 600, 600, 600, 10 }, 3 },
+	{ 0, { 0, 0, 0, 9999 }, 1 },         { 1, { 1000, 1000, 1000, 1000 }, 0 },
+	{ 4, { 10, 10, 10, 10 }, 0 },
+};
+
+static uint64_t free_of(size_t space, uint16_t number)
+{
+	for (size_t i = 0; i < ARRAY_LENGTH(numbers); i++) {
+		if (numbers[i] == number)
+			return spaces[space].free_mib[i] * MIB;
+	}
+	ck_abort_msg("there is no target %u", number);
+	return 0;
+}
+
+LOOP_TEST(pure, full_targets_are_left_out, 0, ARRAY_LENGTH(spaces))
+{
+	const struct fs_layout directory = ONE_PART(spaces[_i].stripes, MIB);
+	const struct fs_facts facts = { .directory = directory, .file_bytes = GIB };
+	struct fs_storage storage = { .target_count = ARRAY_LENGTH(numbers) };
+	uint8_t blob[FS_LUSTRE_ASK_BYTES];
+
+	for (size_t i = 0; i < ARRAY_LENGTH(numbers); i++) {
+		storage.target[i].number = numbers[i];
+		storage.target[i].free_bytes = spaces[_i].free_mib[i] * MIB;
+	}
+	for (uint32_t turn = 0; turn < 8; turn++) {
+		struct fs_layout ask = { 0 };
+		size_t bytes;
+
+		ck_assert_int_eq(fs_leave_out_full(&facts, &storage, turn, &ask),
+				 spaces[_i].chosen > 0);
+		ck_assert_uint_eq(ask.chosen, spaces[_i].chosen);
+		if (!ask.chosen)
+			continue;
+		ck_assert_uint_eq(ask.parts[0].stripe_count, ask.chosen);
+		ck_assert_uint_eq(ask.parts[0].stripe_bytes, MIB);
+		bytes = fs_lustre_ask(&ask, blob);
+		ck_assert_uint_eq(bytes, 48 + 24 * ask.chosen);
+		ck_assert_uint_eq(base_get_le(blob, 4), 0x0bd50bd0);
+		ck_assert_uint_eq(base_get_le(blob + 28, 2), ask.chosen);
+		ck_assert_uint_eq(base_get_le(blob + 30, 2), ask.target[0]);
+		for (uint32_t i = 0; i < ask.chosen; i++) {
+			ck_assert_uint_gt(free_of(_i, ask.target[i]), GIB / ask.chosen);
+			ck_assert_uint_eq(base_get_le(blob + 48 + 24 * i + 20, 4), ask.target[i]);
+			for (uint32_t k = 0; k < i; k++)
+				ck_assert_uint_ne(ask.target[k], ask.target[i]);
+		}
+	}
+}
+
+TEST(pure, files_begin_on_different_targets)
+{
+	const struct fs_facts facts = { .file_bytes = GIB };
+	struct fs_storage storage = { .target_count = 3 };
+	unsigned begun = 0;
+
+	for (uint16_t i = 0; i < 3; i++)
+		storage.target[i] = (struct fs_target){ .number = i, .free_bytes = i * 2 * GIB };
+	for (uint32_t turn = 0; turn < 6; turn++) {
+		struct fs_layout ask = { 0 };
+
+		ck_assert_int_eq(fs_leave_out_full(&facts, &storage, turn, &ask), 1);
+		begun |= 1u << ask.target[0];
+	}
+	ck_assert_uint_eq(begun, 1u << 1 | 1u << 2);
+}
+
 /* ---- Writers at a time --------------------------------------------------------------------------
  */
 

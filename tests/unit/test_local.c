@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 static unsigned entries(void)
 {
@@ -123,6 +125,54 @@ TEST(tcase, an_interrupt_ends_this_wait_or_the_next)
 	ck_assert_int_eq(slots_local.wait(pool, 30, &error), 0);
 	ck_assert_double_ge(ms_since(began), 29);
 	slots_local.close(pool);
+}
+
+/* Another user, who has taken a name, and never reads what comes. */
+static void take_name(void (*tell)(char), const char *name)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	const int length = snprintf(at.sun_path + 1, sizeof(at.sun_path) - 1, "%s", name);
+
+	MUST(!setresuid(65534, 65534, 65534), "not nobody");
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* another user has none to begin with */
+	MUST(!bind(fd, (const struct sockaddr *)&at,
+		   (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)),
+	     "the name is not free");
+	tell('b');
+	for (;;)
+		pause();
+}
+
+/* More wakes than a socket keeps: whoever sends them does not wait, and heartbeats tell. */
+TEST(tcase, a_name_that_a_neighbour_has_taken_neither_fails_nor_holds_up_anybody)
+{
+	struct local_pool *second = open_pool("p", 1, 15000);
+	void *first = open_pool("p", 1, 15000);
+	struct player neighbour;
+	char name[32];
+
+	if (geteuid())
+		goto out;
+	close(second->wake_fd);
+	second->wake_fd = -1;
+	second->wake = (uint32_t)getpid();
+	snprintf(name, sizeof(name), "ioshape-wake-%08x", second->wake);
+	neighbour = start_player(take_name, name);
+	ck_assert_int_eq(hear(&neighbour), 'b');
+	for (int i = 0; i < 30; i++) {
+		ck_assert_int_eq(ask(first, "a-1", 1), 0);
+		ck_assert_int_eq(ask(second, "b-1", 1), 0);
+		ck_assert_int_eq(answer.state, SLOTS_WAITING);
+		give_back(first, "a-1");
+		wait_for_slot(second, "b-1", 20000);
+		ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+		give_back(second, "b-1");
+	}
+	end_player(&neighbour, SIGKILL);
+out:
+	slots_local.close(second);
+	slots_local.close(first);
 }
 
 TEST(tcase, a_flood_of_wakes_does_not_keep_us_busy)
@@ -467,6 +517,39 @@ TEST(tcase, a_record_that_makes_no_sense_is_dropped_and_the_others_stay)
 	ck_assert_int_eq(slots_local.status(pool, &status, &error), 0);
 	ck_assert_str_eq(status->acts[0].what, "");
 	ioshape_pool_status_free(status);
+	slots_local.close(pool);
+}
+
+TEST(tcase, a_number_that_makes_no_sense_takes_neither_settings_nor_slots)
+{
+	const struct ioshape_pool_settings settings = { .capacity = 3 };
+	const uint64_t far = UINT64_C(1) << 53, wrong = UINT64_MAX;
+	void *pool = open_pool("p", 1, 15000);
+	uint64_t fence;
+
+	ck_assert_int_eq(slots_local.set(pool, &settings, &error), 0);
+	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
+	/* A fence of the year 2248: such a clock was set back since. */
+	overwrite(offsetof(struct local_image, head.fence), &far, sizeof(far));
+	ck_assert_int_eq(ask(pool, "a-2", 1), 0);
+	ck_assert_uint_gt(answer.fence, far);
+	ck_assert_uint_eq(pool_warnings, 0);
+	fence = answer.fence;
+	for (size_t at = offsetof(struct local_head, fence);
+	     at <= offsetof(struct local_head, grants); at += sizeof(wrong))
+		overwrite(at, &wrong, sizeof(wrong));
+	ck_assert_int_eq(ask(pool, "a-3", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_uint_gt(answer.fence, fence);
+	ck_assert_uint_eq(answer.capacity, 3);
+	ck_assert_uint_eq(pool_warnings, 1);
+	ck_assert_int_eq(look(pool, "a-1"), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_int_eq(look(pool, "a-2"), 0);
+	ck_assert_int_eq(answer.state, SLOTS_HOLDING);
+	ck_assert_int_eq(ask(pool, "a-4", 1), 0);
+	ck_assert_int_eq(answer.state, SLOTS_WAITING);
+	ck_assert_uint_eq(pool_warnings, 1);
 	slots_local.close(pool);
 }
 

@@ -2,10 +2,12 @@
 /* Which generations go, which stay, and that all may look and save meanwhile. */
 #define _GNU_SOURCE
 #include "support/generation_view.h"
+#include "support/lock_domain.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -81,6 +83,16 @@ TEST(pruning, what_is_not_kept_goes_oldest_first)
 	ck_assert_uint_eq(latest(), 8);
 }
 
+TEST(pruning, what_was_saved_last_stays_whatever_its_step)
+{
+	ck_assert_int_eq(generation_save(1, "first", false, &error), 0);
+	ck_assert_int_eq(generation_save(3, "given up", false, &error), 0);
+	ck_assert_int_eq(generation_save(2, "went on", false, &error), 0);
+	ck_assert_str_eq(prune(2, 0, false).steps, "1 ");
+	ck_assert_str_eq(prune(1, 0, false).steps, "3 ");
+	ck_assert_uint_eq(latest(), 2);
+}
+
 /* Those that do not hold neither count nor go. */
 TEST(pruning, the_newest_complete_one_stays_whatever_is_newer)
 {
@@ -90,6 +102,42 @@ TEST(pruning, the_newest_complete_one_stays_whatever_is_newer)
 	ck_assert_str_eq(prune(1, 0, false).steps, "1 ");
 	ck_assert_uint_eq(latest(), 2);
 	ck_assert_uint_eq(scratch_entries("runs"), 3);
+}
+
+/* In a child: 0 if a list and a prune do all or say that they could not. */
+static int prune_with_few_descriptors(void *argument)
+{
+	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+	struct ioshape_context *own = open_context();
+	const int first = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	struct rlimit limit;
+	uint64_t *list, removed;
+	size_t count;
+	int ret;
+
+	close(first);
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	limit.rlim_cur = (rlim_t)first + *(unsigned *)argument;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	ret = ioshape_generation_list(own, "runs", &list, &count);
+	if (ret ? ret != -EMFILE : count != 2)
+		return 2;
+	ioshape_free(list);
+	options.keep_last = 1;
+	ret = ioshape_generation_prune(own, "runs", &options, &removed);
+	ioshape_context_free(own);
+	return ret ? (ret == -EMFILE ? 0 : 3) : (removed == 1 ? 0 : 4);
+}
+
+/* It has not looked, so it does not know that there is nothing. */
+TEST(pruning, who_has_no_descriptors_left_says_so)
+{
+	unsigned more = 0;
+
+	save_some(2);
+	for (; access(PLACE(1), F_OK) == 0; more++)
+		ck_assert_int_eq(scratch_in_child(prune_with_few_descriptors, &more), 0);
+	ck_assert_uint_gt(more, 3);
 }
 
 static int hold_until_told(void *argument)
@@ -129,6 +177,8 @@ TEST(pruning, one_that_somebody_reads_stays)
 
 TEST(pruning, attempts_of_the_dead_go_as_well)
 {
+	char here[RING_DOMAIN_BYTES];
+
 	save_some(2);
 	ck_assert_int_eq(rename(PLACE(1), "runs/.step-0000000001.01234567-00000000-"
 					  "0123456789abcdef"),
@@ -137,11 +187,12 @@ TEST(pruning, attempts_of_the_dead_go_as_well)
 	ck_assert_uint_eq(scratch_entries("runs"), 2); /* another machine's, and new */
 	scratch_remove("runs/.step-0000000001.01234567-00000000-0123456789abcdef");
 	ck_assert_int_eq(mkdir("runs/x", 0777), 0);
-	if (strcmp(ring_machine_tag(), RING_UNKNOWN_MACHINE)) {
+	domain_of(".", here);
+	if (strcmp(here, RING_NOWHERE)) {
 		char name[128];
 
 		snprintf(name, sizeof(name), "runs/.step-0000000001.01234567-%s-0123456789abcdef",
-			 ring_machine_tag());
+			 here);
 		ck_assert_int_eq(rename("runs/x", name), 0);
 		prune(0, 0, true);
 		ck_assert_uint_eq(scratch_entries("runs"), 2);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which rank is on which node, which rank writes for it, and what ranks tell each other. */
 #include "group/group.h"
+#include "support/board_case.h"
 #include "support/check_main.h"
 
 #include <errno.h>
@@ -133,6 +134,47 @@ TEST(all, a_failure_that_was_cut_off_is_bad)
 		REQUIRE(!group_read_error(&reader, &heard) && reader.bad && !heard.code);
 	}
 	base_buffer_free(&note.bytes);
+}
+
+/* ---- Heartbeats ------------------------------------------------------------------------------ */
+
+static struct test_case heartbeats = {
+	.name = "heartbeats", .setup = scratch_setup, .teardown = scratch_teardown, .timeout_s = 60
+};
+
+/* As a rank waits for its writer's call and for the verdict, which both are rank 0's. */
+TEST(heartbeats, they_are_heard_by_all_who_wait_for_a_rank)
+{
+	struct group_watched first = { 0 }, second = { 0 };
+	struct group_round round = { .scope = "r1-3" }, zeros = { .scope = "r1-3" };
+	struct ioshape_group group, zero;
+	struct base_buffer note = { 0 };
+	struct board_case boards;
+	uint64_t end_ns;
+
+	board_case_begin(&boards, 1, 2);
+	make(&zero, 2);
+	make(&group, 2);
+	zero.board = board_case_open(&boards, 0);
+	group.board = board_case_open(&boards, 1);
+	zero.deadline_ns = group.deadline_ns = base_ms_to_ns(2000);
+	strcpy(zero.life, "r1-life");
+	strcpy(group.life, "r1-life");
+	group.options.rank = 1;
+	zeros.group = &zero;
+	round.group = &group;
+	for (end_ns = base_now_ns() + base_ms_to_ns(3000); base_now_ns() < end_ns;) {
+		group_round_beat(&zeros);
+		ck_assert_int_eq(group_round_look(&round, "call", 0, &first, &note, NULL), -EAGAIN);
+		ck_assert_int_eq(group_round_look(&round, "verdict", 0, &second, &note, NULL),
+				 -EAGAIN);
+		gather_board_wait(group.board, 20);
+	}
+	base_buffer_free(&note);
+	gather_board_close(group.board);
+	gather_board_close(zero.board);
+	clear(&group);
+	clear(&zero);
 }
 
 int main(void)

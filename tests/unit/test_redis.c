@@ -174,21 +174,23 @@ TEST(tests_case, numbers_that_no_type_holds_hide_nobody)
 {
 	const char *const row[] = {
 		"id", "job", "n", "1", "1", "0", "18446744073709551616", "18446744073709551616",
-		"1",  "0",   "1"
+		"1",  "0",   "1", "0"
 	};
 	const char *const numbers[] = {
 		"1", "0", "99999999999", "18446744073709551616", "0", "0", "1", "5", "0", "0", "1"
 	};
-	redisReply leaves[22], list[3], first, held, *of_row[11], *of_numbers[11], *rows, *all[5];
+	redisReply leaves[23], list[3], first, held, *of_row[12], *of_numbers[11], *rows, *all[5];
 	struct ioshape_pool_status *status;
 
-	for (size_t i = 0; i < 11; i++) {
+	for (size_t i = 0; i < 12; i++) {
 		of_row[i] = &leaves[i];
-		of_numbers[i] = &leaves[11 + i];
 		*of_row[i] = text_reply(row[i]);
+	}
+	for (size_t i = 0; i < 11; i++) {
+		of_numbers[i] = &leaves[12 + i];
 		*of_numbers[i] = text_reply(numbers[i]);
 	}
-	held = list_reply(of_row, 11);
+	held = list_reply(of_row, 12);
 	rows = &held;
 	first = list_reply(of_numbers, 11);
 	list[0] = list_reply(&rows, 1);
@@ -291,7 +293,7 @@ TEST(tests_case, pools_in_use_are_known_by_name_and_old_ones_forgotten)
 	names_of(pool, names, sizeof(names));
 	ck_assert_str_eq(names, "lustre:scratch/_x__\n");
 	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
-	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:m"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v2:m"), 1);
 	slots_redis.close(pool);
 }
 
@@ -321,7 +323,7 @@ TEST(tests_case, half_lost_data_is_asked_for_anew)
 	struct slots_answer held = redis_case_acquire(pool, "1-1"), waits;
 
 	waits = redis_case_acquire(other, "2-1");
-	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:d"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:v2:d"), 1);
 	/* The holder reclaims; who waited is told that it is not known any more. */
 	ck_assert_int_eq(redis_case_beat(other, "2-1", &waits).state, SLOTS_NONE);
 	(void)redis_case_beat(pool, "1-1", &held);

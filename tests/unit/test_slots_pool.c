@@ -238,6 +238,71 @@ TEST(waiting_case, waiting_ends_with_the_time_out)
 	ck_assert_uint_eq(script_counts().releases, 1);
 }
 
+/* In ms from now, whatever is written in how long. */
+static struct slots_wanted wanted_in(int64_t deadline_ms)
+{
+	return (struct slots_wanted){ .weight = 1, .deadline_ns = base_deadline_ns(deadline_ms) };
+}
+
+TEST(waiting_case, with_a_deadline_nobody_waits_until_it_is_over)
+{
+	const struct slots_wanted wanted = wanted_in(1000);
+	struct slots_slot *slot;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	slot = take(&wanted);
+	ck_assert_str_eq(info_of(slot).coordinator, "deadline");
+	ck_assert_str_ne(info_of(slot).note, "");
+	ck_assert_uint_eq(info_of(slot).fence, 0);
+	ck_assert_double_ge(info_of(slot).waited_s, 0.49);
+	/* It stands in nobody's way. */
+	EVENTUALLY(script_counts().releases == 1);
+	slots_release(slot);
+	ck_assert_uint_eq(script_counts().releases, 1);
+}
+
+TEST(waiting_case, as_much_time_is_left_as_the_latest_writes_took)
+{
+	const struct slots_wanted wanted = wanted_in(400);
+	struct slots_slot *slot = take(NULL);
+
+	usleep(500000);
+	slots_release(slot);
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	slot = take(&wanted);
+	ck_assert_str_eq(info_of(slot).coordinator, "deadline");
+	/* Half of it would be 0.2 s. */
+	ck_assert_double_lt(info_of(slot).waited_s, 0.2);
+	slots_release(slot);
+}
+
+TEST(waiting_case, a_deadline_that_is_over_waits_for_nothing)
+{
+	const struct slots_wanted wanted = wanted_in(-1);
+	struct slots_slot *slot;
+
+	script.acquired = script.beaten = SLOTS_WAITING;
+	script_change(&script);
+	slot = take(&wanted);
+	ck_assert_str_eq(info_of(slot).coordinator, "deadline");
+	slots_release(slot);
+}
+
+TEST(waiting_case, with_a_deadline_bandwidth_is_not_waited_for)
+{
+	const struct slots_wanted wanted = wanted_in(600000);
+	struct slots_slot *slot = take(&wanted);
+
+	script.rate = 1000;
+	script_change(&script);
+	/* It would take 100 s: longer than a test may. */
+	slots_pass(slot, 100000, NULL, NULL);
+	ck_assert_double_eq(info_of(slot).paced_s, 0);
+	slots_release(slot);
+}
+
 TEST(waiting_case, a_waiter_that_was_forgotten_asks_again)
 {
 	struct slots_slot *slot;
@@ -447,6 +512,24 @@ TEST(unreachable_case, the_policy_wait_waits_as_long_as_it_takes)
 	script.unreachable = true;
 	script_change(&script);
 	ck_assert_int_eq(slots_acquire(pool, &wanted, &slot, &error), -ETIMEDOUT);
+}
+
+LOOP_TEST(unreachable_case, with_a_deadline_every_policy_lets_it_write_in_time,
+	  IOSHAPE_UNREACHABLE_STAGGER, IOSHAPE_UNREACHABLE_FAIL + 1)
+{
+	struct slots_wanted wanted;
+	struct slots_slot *slot;
+
+	slots_pool_close(pool);
+	policy.unreachable = (enum ioshape_unreachable)_i;
+	open_pool();
+	script.unreachable = true;
+	script_change(&script);
+	wanted = wanted_in(5000);
+	slot = take(&wanted);
+	ck_assert_str_eq(info_of(slot).coordinator, "stagger");
+	ck_assert(base_now_ns() < wanted.deadline_ns);
+	slots_release(slot);
 }
 
 TEST(unreachable_case, a_holder_outlives_a_short_outage_and_loses_its_slot_in_a_long_one)

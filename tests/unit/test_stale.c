@@ -4,13 +4,16 @@
 #include "ring/destination.h"
 #include "support/check_main.h"
 #include "support/file_writer.h"
+#include "support/lock_domain.h"
 #include "support/scratch.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -18,13 +21,13 @@
 
 #define NOBODY 65534
 
-static const char *here; /* the tag of this machine */
+static char here[RING_DOMAIN_BYTES]; /* the lock domain of the test's directory */
 
 static void setup(void)
 {
 	scratch_setup();
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
-	here = ring_machine_tag();
+	domain_of(".", here);
 }
 
 static void teardown(void)
@@ -44,12 +47,12 @@ static unsigned tidy(void)
 }
 
 /* Makes a name as writers do. */
-static const char *temporary_name(const char *machine)
+static const char *temporary_name(const char *domain)
 {
 	static char name[NAME_MAX];
 	static unsigned count;
 
-	snprintf(name, sizeof(name), ".model.pt.ioshape-tmp-%s-%016x", machine, ++count);
+	snprintf(name, sizeof(name), ".model.pt.ioshape-tmp-%s-%016x", domain, ++count);
 	return name;
 }
 
@@ -64,48 +67,78 @@ static void make_old(const char *name, time_t seconds)
 /* ---- Writers, dead and alive ----------------------------------------------------------------- */
 
 struct child {
-	pid_t pid;
+	pid_t pid, worker;
 	int to_parent;
 };
 
-static ssize_t write_byte(int fd)
+/* Forked as one that loads data is. It says who it is, and waits. */
+static bool start_worker(int fd)
 {
-	return write(fd, "!", 1);
+	const pid_t pid = fork(), own = getpid();
+
+	if (pid)
+		return pid > 0;
+	if (write(fd, &own, sizeof(own)) < 0)
+		_exit(1);
+	for (;;)
+		pause();
 }
 
-/* A process that has begun to write "file", and waits. */
+/* A process that has begun to write "file", has a worker, and waits. */
 static struct child start_writer(void)
 {
 	struct file_write write = file_write_defaults();
 	struct child child;
 	int ends[2];
-	char byte;
 
 	ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
 	child.pid = fork();
 	ck_assert_int_ge(child.pid, 0);
 	if (!child.pid) {
+		static char data[300 * 1024]; /* some of it has left through the engine */
+
 		if (file_write_open(&write, "file") ||
-		    ring_writer_put(write.writer, "x", 1, NULL, NULL))
+		    ring_writer_put(write.writer, data, sizeof(data), NULL, NULL))
 			_exit(1);
-		if (write_byte(ends[1]) != 1)
+		if (!start_worker(ends[1]))
 			_exit(1);
 		for (;;)
 			pause();
 	}
 	close(ends[1]);
-	ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+	ck_assert_int_eq(read(ends[0], &child.worker, sizeof(child.worker)), sizeof(child.worker));
 	child.to_parent = ends[0];
 	return child;
 }
 
-static void kill_writer(struct child *child)
+static bool is_locked(const char *name)
 {
+	int fd = open(name, O_RDONLY | O_CLOEXEC);
+	bool locked = flock(fd, LOCK_SH | LOCK_NB);
+
+	close(fd);
+	return locked;
+}
+
+/* Its worker lives on. */
+static void kill_writer(const struct child *child)
+{
+	glob_t found;
 	int status;
 
 	kill(child->pid, SIGKILL);
 	ck_assert_int_eq(waitpid(child->pid, &status, 0), child->pid);
 	ck_assert(WIFSIGNALED(status));
+	/* The kernel takes a ring down later, and with it what was written through it. */
+	ck_assert_int_eq(glob(".file.*", 0, NULL, &found), 0);
+	for (int tries = 0; is_locked(found.gl_pathv[0]) && tries < 2000; tries++)
+		usleep(5000);
+	globfree(&found);
+}
+
+static void end_worker(const struct child *child)
+{
+	kill(child->worker, SIGKILL);
 	close(child->to_parent);
 }
 
@@ -118,6 +151,7 @@ START_TEST(what_is_being_written_is_kept_until_its_writer_was_killed)
 	kill_writer(&child);
 	ck_assert_uint_eq(tidy(), 1);
 	ck_assert_uint_eq(scratch_entries("."), 0);
+	end_worker(&child);
 }
 END_TEST
 
@@ -166,6 +200,7 @@ START_TEST(a_writer_tidies_when_it_is_told_to_and_says_so)
 	ck_assert_uint_eq(scratch_temporaries("."), 0);
 	ck_assert_uint_eq(heard, 1);
 	ck_assert(scratch_same("other", "new", 3));
+	end_worker(&child);
 }
 END_TEST
 
@@ -234,9 +269,9 @@ START_TEST(directories_links_and_pipes_are_kept)
 END_TEST
 
 /* One that is not known counts as another. */
-START_TEST(files_of_other_machines_are_kept_for_a_day)
+START_TEST(files_of_other_domains_are_kept_for_a_day)
 {
-	const char *name = temporary_name(_i ? "deadbeef" : RING_UNKNOWN_MACHINE);
+	const char *name = temporary_name(_i ? "deadbeef" : RING_NOWHERE);
 
 	scratch_write(name, "x", 1);
 	ck_assert_uint_eq(tidy(), 0);
@@ -257,6 +292,7 @@ START_TEST(a_lock_is_heeded_however_old_the_file_is)
 	ck_assert_uint_eq(tidy(), 0);
 	kill_writer(&child);
 	ck_assert_uint_eq(tidy(), 1);
+	end_worker(&child);
 }
 END_TEST
 
@@ -282,11 +318,19 @@ START_TEST(a_directory_that_cannot_be_listed_is_left_alone)
 }
 END_TEST
 
-START_TEST(the_tag_of_this_machine_is_the_same_each_time)
+START_TEST(a_lock_domain_is_one_filesystem_on_this_machine)
 {
+	char again[RING_DOMAIN_BYTES];
+
 	ck_assert_uint_eq(strlen(here), 8);
 	ck_assert_uint_eq(strspn(here, "0123456789abcdef"), 8);
-	ck_assert_str_eq(here, ring_machine_tag());
+	domain_of("..", again);
+	ck_assert(ring_is_lock_domain(again, here));
+	domain_of("/proc", again);
+	ck_assert(!ring_is_lock_domain(again, here));
+	ring_lock_domain(-1, again);
+	ck_assert_str_eq(again, RING_NOWHERE);
+	ck_assert(!ring_is_lock_domain(again, again));
 }
 END_TEST
 
@@ -345,11 +389,11 @@ int main(void)
 	tcase_add_test(alike, names_that_are_not_quite_right_are_kept);
 	tcase_add_test(alike, names_that_are_right_are_removed);
 	tcase_add_test(alike, directories_links_and_pipes_are_kept);
-	tcase_add_loop_test(alike, files_of_other_machines_are_kept_for_a_day, 0, 2);
+	tcase_add_loop_test(alike, files_of_other_domains_are_kept_for_a_day, 0, 2);
 	if (!geteuid())
 		tcase_add_test(alike, files_of_other_users_are_kept);
 	tcase_add_test(alike, a_directory_that_cannot_be_listed_is_left_alone);
-	tcase_add_test(alike, the_tag_of_this_machine_is_the_same_each_time);
+	tcase_add_test(alike, a_lock_domain_is_one_filesystem_on_this_machine);
 	tcase_set_timeout(alike, 30);
 	suite_add_tcase(suite, alike);
 	return check_main(suite);

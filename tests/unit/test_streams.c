@@ -92,7 +92,7 @@ static void send_growing(const void *argument)
 	if (gather_sender_end(sender, 0, &error))
 		stream_fail(error.text);
 	gather_sender_free(sender, NULL);
-	close(fd);
+	base_close(fd);
 }
 
 TEST(tests, memory_may_grow)
@@ -321,9 +321,17 @@ TEST(tests, a_receiver_stops_the_sender)
 	stream_expect_well(child);
 }
 
+static int because_of_a_rank(void *user, struct base_error *error)
+{
+	(void)user;
+	base_refuse(error, -ETIMEDOUT, "a rank ended");
+	base_error_of_rank(error, RANK + 1);
+	return -ETIMEDOUT;
+}
+
 TEST(tests, a_writer_that_never_listens_is_explained)
 {
-	const struct gather_wait wait = { not_at_all, NULL };
+	const struct gather_wait wait = { because_of_a_rank, NULL };
 	struct gather_sender *sender;
 	struct base_error error = { 0 };
 
@@ -331,6 +339,7 @@ TEST(tests, a_writer_that_never_listens_is_explained)
 			 -ETIMEDOUT);
 	ck_assert_ptr_null(sender);
 	ck_assert_int_eq(error.code, -ETIMEDOUT);
+	ck_assert_int_eq(error.rank, RANK + 1);
 }
 
 /* Its socket has a name until the next writer of this user comes. */

@@ -69,7 +69,7 @@ START_TEST(a_lie_is_refused)
 	gather_receiver_free(receiver);
 	gather_listener_close(listener);
 	close(fd);
-	close(memory_fd);
+	base_close(memory_fd);
 }
 END_TEST
 
@@ -162,7 +162,7 @@ START_TEST(our_memory_cannot_shrink)
 	ck_assert_int_eq(base_shared_grow(fd, MIB), 0);
 	ck_assert_int_eq(ftruncate(fd, 4096), -1);
 	ck_assert_int_eq(errno, EPERM);
-	close(fd);
+	base_close(fd);
 }
 END_TEST
 

@@ -135,17 +135,30 @@ class Generation:
                 (part.offset, part.n_bytes),
             )
 
-    def verify(self, *, progress: Callable[[Progress], object] | None = None) -> None:
+    def verify(
+        self, *, share: float = 1.0, progress: Callable[[Progress], object] | None = None
+    ) -> None:
         """Reads all of it and compares all checksums, those of the manifest included.
 
         Returns if every one is right.
+
+        Args:
+            share: of the data that is read, from 1 (all) to 0 (none: only whether the manifest, the
+                files' sizes and each part's structure hold). Those of the manifest are compared
+                only with 1.
+            progress: is called with a Progress now and then; an exception in it stops the call.
 
         Raises:
             DamagedError: one is not.
             StorageError: it is not there any more, or could not be read.
         """
         with _open(self, operation="verify") as handle:
-            handle.verify(progress)
+            if share == 1:
+                handle.verify(progress)
+                return
+            for rank in range(self.ranks):
+                with handle.reader(handle.part(rank), progress=progress) as reader:
+                    reader.verify(share)
 
 
 class Handle:
@@ -156,7 +169,7 @@ class Handle:
         self._context = current()
         self._directory = directory
         self._operation = operation
-        self._out = owned("ioshape_generation", lib.ioshape_generation_free, self._context)
+        self._out = owned("generation", self._context)
         path = encoded(directory)
         wanted = lib.IOSHAPE_LATEST if step is None else step
         code = lib.ioshape_generation_open(self._context.pointer, path, wanted, self._out)
@@ -207,13 +220,19 @@ class Handle:
             crc32=info.crc32,
         )
 
-    def reader(self, part: Part, *, verify: bool = True) -> Reader:
+    def reader(
+        self,
+        part: Part,
+        *,
+        verify: bool = True,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> Reader:
         """Of one rank's part; to be closed before this."""
 
         def opener(options: Any, out: Any) -> None:
             self._check(lib.ioshape_generation_open_part(self._pointer, part.rank, options, out))
 
-        return Reader(part.file, verify=verify, opener=opener)
+        return Reader(part.file, verify=verify, opener=opener, progress=progress)
 
     def verify(self, progress: Callable[[Progress], object] | None) -> None:
         """Reads and compares all of it."""
@@ -237,6 +256,7 @@ def _open(generation: Generation, operation: str = "load") -> Handle:
 def latest(directory: str | os.PathLike[str]) -> Generation | None:
     """The newest complete generation in a directory; None if there is none.
 
+    The newest is what was saved last, whatever its step.
     What is being written, damaged, or left behind by a job that died does not count.
 
     Args:
@@ -253,7 +273,7 @@ def latest(directory: str | os.PathLike[str]) -> Generation | None:
 
 
 def generations(directory: str | os.PathLike[str]) -> list[Generation]:
-    """The complete generations in a directory, oldest first.
+    """The complete generations in a directory, oldest first: in the order of their saves.
 
     A look at names and manifests; the files themselves are not read.
 

@@ -11,15 +11,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ioshape._c import owned, sized
-from ioshape._errors import failure, last_failure
+from ioshape._c import called_from_c, keep_failure, owned, said, sized
+from ioshape._errors import PassedOver, failure, last_failure
 from ioshape._group import comm as _comm
 from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
-from ioshape._save import handle as _handle
 from ioshape._save import pickling
 from ioshape._save.begin import Options, start
-from ioshape._save.handle import SaveHandle, begun, completed, raise_unheard
+from ioshape._save.deadline import due_in
+from ioshape._save.under_way import after_saves, begun, completed, raise_unheard
 from ioshape._settings import config
 from ioshape._settings.context import Context, current, encoded
 from ioshape._settings.job import Job, job
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
 
+    from ioshape._save.handle import SaveHandle
     from ioshape._save.report import Progress, Report
 
     T = TypeVar("T")
@@ -56,6 +57,7 @@ def save_group(
     pickle_protocol: int = _PROTOCOL,
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
+    deadline: float | None = None,
 ) -> Report:
     """Saves the objects of all ranks as one checkpoint, which exists as a whole or not at all.
 
@@ -82,6 +84,8 @@ def save_group(
         replace: False raises FileExistsError if there is a complete generation of this step.
         progress: is called with a Progress of this rank's part now and then; an exception in it
             stops the save, on all ranks.
+        deadline: as in save(), the same on all ranks; old generations are then removed by the next
+            save.
 
     Returns:
         A Report of this rank's part. On all ranks its `skipped` is set if the generation did not
@@ -93,7 +97,7 @@ def save_group(
     What torch.save raises for objects that cannot be pickled, this raises, on the rank that has
     such an object; on the others it is a StorageError that names that rank.
     """
-    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step)
+    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due_in(deadline))
     report = call.save(_opened(directory, mode, keep_last, keep_every))
     raise_unheard()
     return report
@@ -111,6 +115,7 @@ def save_group_async(
     pickle_protocol: int = _PROTOCOL,
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
+    deadline: float | None = None,
 ) -> SaveHandle:
     """Begins to save the objects of all ranks, and returns as soon as this rank's may change again.
 
@@ -125,7 +130,7 @@ def save_group_async(
         What torch.save raises for objects that cannot be pickled. Other failures are raised by the
         handle.
     """
-    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step)
+    call = _Call(obj, pickle_module, pickle_protocol, replace, progress, step, due_in(deadline))
     handle = call.begin(_opened(directory, mode, keep_last, keep_every))
     raise_unheard(but=handle)
     return handle
@@ -195,7 +200,7 @@ class Group:
         if self.comm is not None:
             options.comm = self.comm.struct
         # The context and the functions that it sends by outlive it.
-        out = owned("ioshape_group", lib.ioshape_group_free, self.context, self.comm)
+        out = owned("group", self.context, self.comm)
         code = lib.ioshape_group_open(self.context.pointer, encoded(self.directory), options, out)
         if code:
             error = last_failure(self.directory, "save")
@@ -233,17 +238,28 @@ class Group:
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         lib.ioshape_group_fail(self.pointer, step, why[:500].encode(errors="replace"))
 
-    def latest(self) -> int:
-        """The step of the newest complete generation, the same on all ranks, which all ask."""
+    def latest(self, *, intact: bool = False) -> tuple[int, list[PassedOver]]:
+        """The step of the newest generation, the same on all ranks, which all ask.
+
+        A complete one, or one of which every byte is intact; and what newer ones are not.
+        """
+        search = _Search(self.directory)
 
         def ask() -> int:
-            step = ffi.new("uint64_t *")
-            code = lib.ioshape_group_get_latest(self.pointer, step)
+            step, user = ffi.new("uint64_t *"), ffi.new_handle(search)
+            options = sized("ioshape_search_options")
+            options.intact = intact
+            options.passed_over = lib.ioshape_py_passed_over
+            options.passed_over_user = user
+            code = lib.ioshape_group_get_latest(self.pointer, options, step)
+            if search.failure is not None:
+                raise search.failure
             if code:
-                raise last_failure(self.directory, "load")
+                cause = search.passed_over[0].error if search.passed_over else None
+                raise last_failure(self.directory, "load") from cause
             return int(step[0])
 
-        return in_thread(ask)
+        return in_thread(ask), search.passed_over
 
     def close(self) -> None:
         """As its end does; after its saves."""
@@ -254,6 +270,22 @@ class Group:
     def pointer(self) -> Any:
         """As C takes it; NULL once it is closed."""
         return self._out[0]
+
+
+class _Search:
+    """For the newest intact generation."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.passed_over: list[PassedOver] = []
+        self.failure: BaseException | None = None
+
+
+@called_from_c(onerror=keep_failure)
+def ioshape_py_passed_over(search: _Search, step: int) -> None:
+    path = os.path.join(search.directory, f"step-{step:010}")  # noqa: PTH118
+    about = said(lib.ioshape_last_error().path)
+    search.passed_over.append(PassedOver(path, last_failure(about or path, "load")))
 
 
 def in_thread(
@@ -299,10 +331,12 @@ def _local_ranks(place: Job) -> int:
 
 
 def _token(place: Job, configured: str | None) -> str:
-    """What the ranks of the job have in common, and no other job on this host; "" if nothing."""
-    # torchrun gives no name to a job unless it is told to, but each has a port of its own.
-    parts = [configured or place.id, os.environ.get("MASTER_PORT", "")]
-    return ":".join(part for part in parts if part)
+    """What the ranks of the job have in common, and no other job; "" if the library knows best."""
+    name = configured or place.id
+    # Of several torchruns in one job of Slurm's each has a port of its own. A port alone is no
+    # name: most use the same one.
+    port = os.environ.get("MASTER_PORT", "")
+    return f"{name}:{port}" if name and port else name
 
 
 def _key(mode: str | None, keep_last: int | None, keep_every: int | None) -> Key:
@@ -373,7 +407,7 @@ def close() -> None:
         group.close()
 
 
-_handle.after_saves(close)
+after_saves(close)
 
 
 def _forget_in_child() -> None:
@@ -397,6 +431,7 @@ class _Call:
     replace: bool
     progress: Callable[[Progress], object] | None
     step: int
+    due: float | None
 
     def __post_init__(self) -> None:
         if isinstance(self.step, bool) or not isinstance(self.step, int):
@@ -432,7 +467,7 @@ class _Call:
                 group.pointer, self.step, records, count, options, out
             )
 
-        options = Options(True, self.replace, borrow, self.progress, notes)
+        options = Options(True, self.replace, borrow, self.progress, notes, self.due)
         causes = (group.comm,) if group.comm is not None else ()
         try:
             handle = start(

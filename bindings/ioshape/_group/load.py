@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ioshape import _torch as original
-from ioshape._errors import CoordinatorError, failure
+from ioshape._errors import CoordinatorError, PassedOver, failure, warn_passed_over
 from ioshape._group.generations import Generation, Handle, Part
 from ioshape._group.group import opened_for_reading
 from ioshape._group.sharing import brought_by_one
@@ -33,6 +33,7 @@ def load_group(
     *,
     step: int | None = None,
     rank: int | None = None,
+    fallback: bool = False,
     map_location: Any = None,
     pickle_module: Any = None,
     weights_only: bool | None = None,
@@ -46,6 +47,10 @@ def load_group(
     is the newest, and all load from the same one. With it, and in a program of one process, nobody
     waits for anybody. Only this rank's range of the files is read, and its checksums are compared.
 
+    With `fallback` it is the newest one that is intact: before anything is loaded, all ranks
+    together read all of it once, and compare its checksums. Newer ones that are damaged are passed
+    over, the same on all ranks, and a FallbackWarning says which, and why.
+
     A generation of another number of ranks has no part that would be this rank's: say whose part
     you want by `rank`, as often as you like, or go through ioshape.generations(directory). Where
     all ranks of a node want the same part, one brings it from the storage, and the others take it
@@ -55,6 +60,7 @@ def load_group(
         directory: where the generations are, as for save_group().
         step: of the generation. Default: the newest complete one.
         rank: whose part. Default: this rank's.
+        fallback: True takes an older generation where the newest is damaged.
         map_location: as in torch.load.
         pickle_module: as in torch.load.
         weights_only: as in torch.load.
@@ -72,12 +78,18 @@ def load_group(
     """
     where = os.fspath(directory)
     place = job()
-    agreed = step is None and place.world_size > 1
+    if fallback and step is not None:
+        raise ValueError("fallback=True looks for a generation by itself; leave out step")
+    passed_over: list[PassedOver] = []
+    # A group makes its directory, and a program by itself should not by looking for it.
+    agreed = step is None and (place.world_size > 1 or (fallback and os.path.isdir(where)))  # noqa: PTH112
     if agreed:
-        step = opened_for_reading(where).latest()
+        step, passed_over = opened_for_reading(where).latest(intact=fallback)
     # Open until all is read: nobody removes it meanwhile.
     with _found(where, step) if agreed else Handle(where, step, "load") as generation:
-        part = generation.part(_whose(generation.describe(), place, rank))
+        found = generation.describe()
+        warn_passed_over(found.path, passed_over)
+        part = generation.part(_whose(found, place, rank))
         is_cached = (
             rank is not None
             and place.local_world_size > 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,10 @@ _PIECE_BYTES = 4 << 20
 #: More of the memory that is free than this is not taken for it.
 _MOST_OF_MEMORY = 0.5
 
-# Who waits longer reads by itself: whoever is before it may be stopped, or not be one of ours.
+# Who waits longer reads by itself: whoever is before it may be stopped.
 _PATIENCE_S = 600.0
+
+_NOBODY = 65534
 
 # Places that are looked at to learn whether all of it is there.
 _SAMPLES = 64
@@ -55,27 +57,48 @@ def brought_by_one(
 
 @contextlib.contextmanager
 def _alone(file: int, offset: int) -> Iterator[bool]:
-    """One process of this host at a time; whether it had to wait for another one.
+    """One process of this user on this host at a time; whether it had to wait for another one.
 
-    A lock of the file would reach to other hosts, which have page caches of their own. The kernel
-    frees the name when its process ends, however that ends.
+    A lock of the file would reach to other hosts, which have page caches of their own, and to other
+    users. The kernel drops the lock when its process ends, however that ends.
     """
     identity = os.fstat(file)
-    what = f"{os.getuid()} {identity.st_dev} {identity.st_ino} {offset}"
-    name = b"\0ioshape-read-" + hashlib.sha256(what.encode()).hexdigest()[:32].encode()
+    what = f"{identity.st_dev} {identity.st_ino} {offset}"
+    byte = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "little")
     end = time.monotonic() + _PATIENCE_S
     has_waited = False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+    locks = _open_locks()
+    try:
         while True:
             try:
-                lock.bind(name)
+                fcntl.lockf(locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
                 break
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or time.monotonic() > end:
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() > end:
                     raise
             has_waited = True
             time.sleep(0.02)
         yield has_waited
+    finally:
+        os.close(locks)
+
+
+def _open_locks() -> int:
+    """A file in memory that no other user can open, empty; each range has a byte of it to lock."""
+    user = os.geteuid()
+    path = f"/dev/shm/ioshape-{user}"  # as the notes and streams of a host have it
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)  # noqa: PTH102
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(folder)
+        # In a user namespace, "nobody" is every user that has no number there.
+        if found.st_uid != user or found.st_mode & 0o077 or user == _NOBODY:
+            raise PermissionError(errno.EACCES, "it is not this user's alone", path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open("reads", flags, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def _available_bytes() -> int:

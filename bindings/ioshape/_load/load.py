@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import shutil
 import stat
+import tempfile
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _torch as original
 from ioshape._errors import DamagedError, StorageError, failure
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 # The reads at the file's end come in pieces of at most 4 KiB.
 _RECORD_BYTES = (4 << 10) + 1
+# What a byte of a compressed archive becomes at most, unless several records have the same bytes.
+_MOST_INFLATED = 1032
+# What is longer goes to a temporary file.
+_INFLATED_IN_MEMORY_BYTES = 64 << 20
 
 
 class VerifiedFile:
@@ -91,6 +98,18 @@ class VerifiedFile:
         return bytes(line)
 
 
+class BoundedFile(io.BufferedReader):
+    """A file of which nobody reads more at once than there is left of it.
+
+    An unpickler asks for as many bytes as the pickle says, and gets memory for them first.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As for any file."""
+        left = max(0, os.fstat(self.fileno()).st_size - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
 def load(
     f: str | os.PathLike[str] | IO[bytes],
     map_location: Any = None,
@@ -154,9 +173,13 @@ def load(
     try:
         if reader is not None:
             return load_through(reader, lambda file: by_torch(file, mmap=False), progress)
-        if verify is not False:
-            _verify_compressed(path)
-        return by_torch(f, mmap)
+        file = _inflated(path) if verify is not False else None
+        if file is None and _is_regular(path):
+            file = BoundedFile(io.FileIO(path))
+        if file is None:
+            return by_torch(f, mmap)
+        with file:
+            return by_torch(file, mmap)
     except RuntimeError as error:
         if isinstance(error, StorageError) or not _is_foreign_zip(path):
             raise
@@ -205,6 +228,10 @@ def _open(path: str, *, verify: bool) -> Reader | None:
         return None
 
 
+def _is_regular(path: str) -> bool:
+    return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
+
+
 def _is_foreign_zip(path: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
@@ -213,19 +240,35 @@ def _is_foreign_zip(path: str) -> bool:
         return False
 
 
-def _verify_compressed(path: str) -> None:
-    """Torch inflates archives that another tool has compressed, but compares no checksums."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode) or not zipfile.is_zipfile(path):  # noqa: PTH116
-            return
-        with zipfile.ZipFile(path) as archive:
-            name = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
-        reason = str(error)
-    else:
-        if name is None:
-            return
-        reason = f"the checksum of record '{name}' is wrong"
+def _inflate(path: str, into: IO[bytes]) -> None:
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(into, "w") as copy:
+        n_bytes = sum(info.file_size for info in archive.infolist())
+        if n_bytes > _MOST_INFLATED * os.path.getsize(path):  # noqa: PTH202
+            raise zipfile.BadZipFile("its records share their bytes")
+        for name in dict.fromkeys(archive.namelist()):
+            with archive.open(name) as record, copy.open(name, "w", force_zip64=True) as same:
+                shutil.copyfileobj(record, same)
+    into.seek(0)
+
+
+def _inflated(path: str) -> IO[bytes] | None:
+    """An archive that another tool has compressed, as one that is not; None if it is no archive.
+
+    Torch can inflate it, too, but compares no checksums, and for a record that the directory calls
+    a folder it hands out memory as it happens to be. So it gets what was verified, nothing else.
+    """
+    with contextlib.ExitStack() as at_failure:
+        try:
+            if not _is_regular(path) or not zipfile.is_zipfile(path):
+                return None
+            spool = tempfile.SpooledTemporaryFile(_INFLATED_IN_MEMORY_BYTES)  # noqa: SIM115
+            inflated = cast("IO[bytes]", at_failure.enter_context(spool))
+            _inflate(path, inflated)
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
+            reason = str(error)
+        else:
+            at_failure.pop_all()
+            return inflated
     raise failure(
         lib.IOSHAPE_E_DAMAGED,
         f'"{path}" is damaged: {reason}',

@@ -63,7 +63,7 @@ class Reader:
             options.file_offset, options.file_bytes = part
         if self._teller is not None:
             self._keep = self._teller.set_in(options)
-        self._out = owned("ioshape_reader", lib.ioshape_reader_free, context)
+        self._out = owned("reader", context)
         if opener is not None:
             opener(options, self._out)  # raises; by the generation that the file belongs to
         else:
@@ -117,6 +117,6 @@ class Reader:
             )
         )
 
-    def verify(self) -> None:
-        """Reads all of it, and compares all checksums."""
-        self._check(lib.ioshape_reader_verify(self._pointer))
+    def verify(self, share: float = 1.0) -> None:
+        """Reads this share of it, and compares the checksums of that."""
+        self._check(lib.ioshape_reader_verify(self._pointer, share))

@@ -9,6 +9,7 @@ from ioshape._c import owned, sized
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
+from ioshape._save.deadline import left_ms
 from ioshape._save.device import FETCH, Courier
 from ioshape._save.handle import SaveHandle
 
@@ -31,6 +32,8 @@ class Options(NamedTuple):
     progress: Callable[[Progress], object] | None
     #: what was not as preferred before the library came to it
     notes: tuple[str, ...] = ()
+    #: by time.monotonic(); None: there is no deadline
+    due: float | None = None
 
 
 def start(
@@ -49,6 +52,7 @@ def start(
     options.replace = lib.IOSHAPE_ON if wanted.replace else lib.IOSHAPE_OFF
     options.sync = lib.IOSHAPE_ON if wanted.durable else lib.IOSHAPE_OFF
     options.borrow = wanted.borrow
+    options.deadline_ms = left_ms(wanted.due)
     teller = Teller.for_save(wanted.progress)
     tellers = [] if teller is None else [teller]
     # What is not borrowed is copied by the time the call returns.
@@ -56,7 +60,7 @@ def start(
     keep_longer += [one.set_in(options, queue=True) for one in tellers]
     # Whenever a signal comes, a save that has begun is freed, which ends it, before what it
     # borrows.
-    out = owned("ioshape_save", lib.ioshape_save_free, context, owner)
+    out = owned("save", context, owner)
     try:
         code = begin(records, len(pickled.records), options, out)
         if code:

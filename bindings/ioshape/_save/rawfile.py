@@ -11,8 +11,9 @@ from ioshape._c import owned, sized
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
-from ioshape._save.handle import context_of_saves_to
+from ioshape._save.deadline import left_ms
 from ioshape._save.report import Report, Step, from_struct
+from ioshape._save.under_way import context_of_saves_to
 from ioshape._settings.context import current, encoded
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ _ZEROS_BYTES = 4 << 20
 class RawFile:
     """Takes bytes in order. Without commit() it leaves no trace."""
 
-    def __init__(self, path: str, *, durable: bool, replace: bool) -> None:
+    def __init__(
+        self, path: str, *, durable: bool, replace: bool, due: float | None = None
+    ) -> None:
         self.name = path
         # As for other saves: the context keeps the order of saves to one path.
         context = context_of_saves_to(path) or current()
@@ -33,10 +36,11 @@ class RawFile:
         options = sized("ioshape_file_options")
         options.sync = lib.IOSHAPE_ON if durable else lib.IOSHAPE_OFF
         options.replace = lib.IOSHAPE_ON if replace else lib.IOSHAPE_OFF
+        options.deadline_ms = left_ms(due)
         # All of it happens on this thread: Ctrl-C gets through also while it waits for a slot.
         self._teller = Teller.for_reader(None)
         self._told = self._teller.set_in(options) if self._teller else None
-        self._out = owned("ioshape_file", lib.ioshape_file_free, context)
+        self._out = owned("file", context)
         code = lib.ioshape_file_open(context.pointer, encoded(path), options, self._out)
         if code:
             raise self._interruption() or last_failure(path, "save")

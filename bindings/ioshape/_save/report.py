@@ -21,6 +21,7 @@ _CODES = {
     lib.IOSHAPE_STEP_SLOT: "slot",
     lib.IOSHAPE_STEP_SKIPPED: "skipped",
     lib.IOSHAPE_STEP_GROUP: "group",
+    lib.IOSHAPE_STEP_OVERTAKEN: "overtaken",
 }
 
 #: The phases of a save or load, as progress callbacks get them.
@@ -34,6 +35,8 @@ PHASES = {
     lib.IOSHAPE_PHASE_READ: "read",
     lib.IOSHAPE_PHASE_DONE: "done",
 }
+
+_MET = {lib.IOSHAPE_DEADLINE_MET: True, lib.IOSHAPE_DEADLINE_MISSED: False}
 
 
 class Progress(NamedTuple):
@@ -55,7 +58,8 @@ class Step(str):
     """What was not as preferred, and why: a sentence for people, with a code for programs."""
 
     #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "nothing", "slot",
-    #: "skipped", "group"; "torch": torch itself wrote the file, or this package could not do all
+    #: "skipped", "group", "overtaken"; "torch": torch itself wrote the file, or this package could
+    #: not do all
     code: str
 
     def __new__(cls, sentence: str, code: str) -> Step:
@@ -109,8 +113,9 @@ class Report:
     fallbacks: tuple[Step, ...] = ()
     #: requests that the kernel cut short or interrupted, and that were continued
     short_results: int = 0
-    #: who kept the order of writers: "redis", "local", "open" (nobody), or "stagger": the
-    #: coordinator was out of reach; "" if the save did not come so far
+    #: who kept the order of writers: "redis", "local", "open" (nobody), or without a slot
+    #: "stagger": the coordinator was out of reach, or "deadline": it had no more time; "" if the
+    #: save did not come so far
     coordinator: str = ""
     #: the pool of slots; "" without coordination
     pool: str = ""
@@ -145,6 +150,19 @@ class Report:
     choice: str = ""
     #: whether it did not fit and was given up, as the setting "full" has it: nothing was written
     skipped: bool = False
+    #: of the large storages: all, if there was something to compare them with, else 0
+    compared_bytes: int = 0
+    #: of these, what is as it was in the save before
+    unchanged_bytes: int = 0
+    #: whether it was in time, if it had a deadline
+    deadline_met: bool | None = None
+    #: of the deadline, when the save ended; below 0: so much too late
+    deadline_left_s: float = 0.0
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether all that is large is as it was: stale bytes, or nothing was trained."""
+        return 0 < self.compared_bytes == self.unchanged_bytes
 
     def __str__(self) -> str:
         what = "nothing" if self.skipped else f"{self.file_bytes:,} bytes"
@@ -162,6 +180,8 @@ class Report:
         if self.ranks:
             of_all = f"part of {self.generation_bytes:,} bytes of {self.ranks} ranks"
             parts.append(f"{of_all}, {self.mode}: {self.why}")
+        if self.unchanged:
+            parts.append(f"{self.unchanged_bytes:,} bytes of large storages unchanged")
         if self.written_by != "ioshape":
             parts.append(f"written by {self.written_by}")
         return "; ".join([", ".join(parts), *self.fallbacks])
@@ -200,6 +220,7 @@ def from_struct(
         written_by=written_by,
         record_bytes=struct.tensor_bytes,
         pickle_s=pickle_s,
+        deadline_met=_MET.get(struct.deadline),
         fallbacks=(*fallbacks, *(Step(said(one.sentence), _CODES[one.code]) for one in told)),
         **values,
     )

@@ -15,16 +15,17 @@ from ioshape._native import lib
 from ioshape._run import trace
 from ioshape._save import pickling
 from ioshape._save.begin import Options, start
-from ioshape._save.handle import (
-    SaveHandle,
+from ioshape._save.deadline import due_in
+from ioshape._save.handle import SaveHandle
+from ioshape._save.rawfile import RawFile
+from ioshape._save.report import Report, Step
+from ioshape._save.under_way import (
     begun,
     completed,
     context_of_saves_to,
     raise_unheard,
     register,
 )
-from ioshape._save.rawfile import RawFile
-from ioshape._save.report import Report, Step
 from ioshape._settings import config
 from ioshape._settings.context import current, encoded
 from ioshape._settings.setting import switch_argument
@@ -53,6 +54,7 @@ def save(
     durable: bool | None = None,
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
+    deadline: float | None = None,
 ) -> Report:
     """Saves an object as torch.save does, durably: when this returns, it is on stable storage.
 
@@ -69,6 +71,9 @@ def save(
             there for readers. Default: the setting "durable".
         replace: False raises FileExistsError if the path exists when the file is complete.
         progress: is called with a Progress now and then; an exception in it stops the save.
+        deadline: seconds until the process will end. The save then goes before those of others, and
+            leaves out what takes time; the report's `deadline_met` says whether it was in time. It
+            goes on when the time is over. on_preemption() tells what is left. Default: none.
 
     Returns:
         A Report: where the time went, and what was not as preferred. If the save did not fit into
@@ -94,6 +99,7 @@ def save(
         is_durable(durable),
         replace,
         progress,
+        due_in(deadline),
     )
     if isinstance(f, (str, os.PathLike)):
         report = call.to_path(os.fspath(f))
@@ -114,13 +120,14 @@ def save_async(
     durable: bool | None = None,
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
+    deadline: float | None = None,
 ) -> SaveHandle:
     """Begins to save an object, and returns as soon as the object may change again.
 
     What the caller waits for is pickling and one copy of the storages in memory; the rest happens
     on a thread of the library, without the GIL. Several saves may be under way; those to one path
-    are put in place in the order of the calls. When they hold all of the staging memory (setting
-    "staging_bytes"), the call waits for room.
+    are put in place in the order of the calls, but one with a deadline waits for none. When they
+    hold all of the staging memory (setting "staging_bytes"), the call waits for room.
 
     Arguments and file are those of save(); `progress` is called from other threads, too.
 
@@ -147,6 +154,7 @@ def save_async(
         is_durable(durable),
         replace,
         progress,
+        due_in(deadline),
     )
     handle = call.begin(os.fspath(f))
     raise_unheard(but=handle)
@@ -178,6 +186,7 @@ class _Call:
     durable: bool
     replace: bool
     progress: Callable[[Progress], object] | None
+    due: float | None
 
     # ---- Ways -------------------------------------------------------------------------------
 
@@ -228,7 +237,7 @@ class _Call:
         note = f"written by torch itself: {reason}"
         begun, begin = _begun(path, note), time.perf_counter()
         try:
-            with RawFile(path, durable=self.durable, replace=self.replace) as raw:
+            with RawFile(path, durable=self.durable, replace=self.replace, due=self.due) as raw:
                 self._torch_save(cast("IO[bytes]", raw))
                 report = raw.commit(note)
         except StorageError as error:
@@ -274,7 +283,5 @@ class _Call:
                 context.pointer, encoded(path), records, count, options, out
             )
 
-        options = Options(
-            durable=self.durable, replace=self.replace, borrow=borrow, progress=self.progress
-        )
+        options = Options(self.durable, self.replace, borrow, self.progress, due=self.due)
         return start(begin, context, path, pickled, pickle_s, options)

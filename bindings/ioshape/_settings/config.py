@@ -42,6 +42,7 @@ def configure(
     layout: str | None = None,
     calibrate: Literal["auto", "off", "again"] | None = None,
     full: Literal["fail", "skip"] | None = None,
+    unchanged: Literal["warn", "fail", "ignore"] | None = None,
     mode: Literal["auto", "each", "node", "rank0"] | None = None,
     deadline_ms: int | None = None,
     durable: bool | None = None,

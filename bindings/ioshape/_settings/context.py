@@ -40,7 +40,7 @@ class Context:
         """
         options = sized("ioshape_context_options")
         self._texts: list[Any] = []
-        options.log = lib.ioshape_py_log
+        options.log = ffi.addressof(lib, "ioshape_py_log")
         self.debugs = _debugs()
         options.log_level = lib.IOSHAPE_LOG_DEBUG if self.debugs else lib.IOSHAPE_LOG_INFO
         for setting in config.SETTINGS.values():
@@ -52,7 +52,7 @@ class Context:
                     continue
             if value is not None and setting.owner == "context":
                 setattr(options, setting.name, self._in_c(setting, value))
-        self._out = owned("ioshape_context", lib.ioshape_context_free)
+        self._out = owned("context")
         if lib.ioshape_context_open(self._out, options):
             # A variable with a bad value, as a rule: that is the same kind of mistake as a bad
             # argument of configure().
@@ -127,7 +127,7 @@ def _later(kind: Any, _value: Any, _traceback: Any) -> None:
 
 
 @called_from_c(onerror=_later)
-def ioshape_py_log(_user: Any, level: int, message: Any) -> None:
+def ioshape_py_on_log(_user: Any, level: int, message: Any) -> None:
     import logging  # noqa: PLC0415 - seldom needed, and not quick to import
 
     logger = logging.getLogger("ioshape")

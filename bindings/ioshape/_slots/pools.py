@@ -22,6 +22,8 @@ class Member:
     rank: int
     weight: int
     express: bool
+    #: it has a deadline
+    urgent: bool
     #: it said it would write; 0 if unknown
     bytes: int
     #: bytes, as of its last heartbeat
@@ -55,7 +57,7 @@ class PoolAct:
     at_s: float
     #: USER@HOST, as the operator's process says
     who: str
-    #: such as "set capacity=8" or "kick ID"
+    #: such as "set capacity=8 (was 4)" or "kick ID"
     what: str
 
 

@@ -15,6 +15,7 @@ from ioshape._c import owned, said, shared_fields, sized
 from ioshape._errors import failure, last_facts, last_failure, raised_for
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import QUEUE
+from ioshape._save.deadline import due_in, left_ms
 from ioshape._settings import config
 from ioshape._settings.context import Context, current, encoded
 
@@ -70,7 +71,8 @@ class SlotInfo:
 
     #: "" without coordination
     pool: str
-    #: "redis", "local", "open" (nobody keeps an order), or "stagger": it was unreachable
+    #: "redis", "local", "open" (nobody keeps an order), or without a slot "stagger": it was
+    #: unreachable, or "deadline": there was no more time
     coordinator: str
     #: rises with every grant of the pool; 0 without coordination
     fence: int
@@ -238,6 +240,7 @@ def slot(
     nbytes: int = 0,
     timeout: float | None = None,
     progress: Callable[[Place], object] | None = None,
+    deadline: float | None = None,
 ) -> Slot:
     """Waits for a slot, for programs that write by themselves. Saves wait for theirs anyway.
 
@@ -256,6 +259,8 @@ def slot(
         timeout: in seconds; 0 never waits. Default: no limit.
         progress: is called with a Place about ten times a second while it waits; an exception in it
             gives up. It must not call ioshape.
+        deadline: seconds until the process will end, as in save(). If no slot comes free in time,
+            the one that is returned is none: write without it.
 
     Returns:
         A Slot, to be used in a `with` statement, or released by its release().
@@ -278,6 +283,7 @@ def slot(
     options.expected_bytes = nbytes
     if timeout is not None:
         options.timeout_ms = max(1, math.ceil(timeout * 1000)) if timeout > 0 else -1
+    options.deadline_ms = left_ms(due_in(deadline))
     queue = _Queue(progress)
     if progress is not None or threading.current_thread() is threading.main_thread():
         # Python looks for signals only in its own code: with it, Ctrl-C ends the waiting.
@@ -285,7 +291,7 @@ def slot(
         options.waiting = QUEUE
         options.waiting_user = keep[-1]
     context = current()
-    out = owned("ioshape_slot", lib.ioshape_slot_free, context)
+    out = owned("slot", context)
     try:
         code = lib.ioshape_slot_acquire(context.pointer, options, out)
         if queue.failure is not None:

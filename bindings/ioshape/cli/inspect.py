@@ -14,7 +14,8 @@ from ioshape.cli.output import Table, columns, human_size, note, plural, say, sa
 from ioshape.cli.paths import exit_for, files_argument, reason
 
 if TYPE_CHECKING:
-    from ioshape._load.contents import Contents, Tensor
+    from ioshape._load.contents import Contents
+    from ioshape._load.pickled import Tensor
 
 _ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8", "quint8", "qint8", "bits8", "float4_e2m1fn_x2"), 1),
@@ -44,7 +45,8 @@ def item_bytes(dtype: str) -> int | None:
 def tensor_bytes(tensor: Tensor) -> int | None:
     """Bytes of all elements; None if that is not known."""
     each = item_bytes(tensor.dtype)
-    return None if each is None else math.prod(tensor.shape) * each
+    n_bytes = None if each is None else math.prod(tensor.shape) * each
+    return None if n_bytes is None or n_bytes >> 63 else n_bytes
 
 
 def _checksums(contents: Contents) -> str:

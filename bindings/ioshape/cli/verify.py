@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -51,8 +51,31 @@ def _progress_bar(path: str, wanted: bool) -> Iterator[Callable[[Progress], obje
         yield tell
 
 
+class _Share(click.ParamType):  # type: ignore[type-arg] # older versions of click have none
+    """A share in percent."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            percent = float(str(value).removesuffix("%"))
+        except ValueError:
+            percent = 0.0
+        if not 0 < percent <= 100:
+            self.fail(f"{value!r} is no share of a file; give one such as 5%", param, ctx)
+        return percent / 100
+
+
+class _Way(NamedTuple):
+    """How it is verified."""
+
+    #: of the data that is read
+    share: float
+    with_bar: bool
+
+
 def _outcome(
-    path: str, verify: Callable[[Callable[[Progress], object] | None], int], with_bar: bool
+    path: str, verify: Callable[[Callable[[Progress], object] | None], int], way: _Way
 ) -> dict[str, Any]:
     """What came of one file or generation, as in the JSON. `verify` returns its bytes."""
     import ioshape  # noqa: PLC0415
@@ -61,7 +84,7 @@ def _outcome(
     state, error_text = "ok", None
     n_bytes: int | None = None
     try:
-        with _progress_bar(path, with_bar) as tell:
+        with _progress_bar(path, way.with_bar) as tell:
             n_bytes = verify(tell)
     except ioshape.DamagedError as error:
         state, error_text = "damaged", str(error)
@@ -72,38 +95,46 @@ def _outcome(
         "path": path,
         "state": state,
         "error": error_text,
+        "share": way.share,
         "bytes": n_bytes,
         "seconds": round(time.perf_counter() - begin, 6),
     }
 
 
 def _failed(path: str, state: str, sentence: str) -> dict[str, Any]:
-    return {"path": path, "state": state, "error": sentence, "bytes": None, "seconds": 0.0}
+    return {
+        "path": path,
+        "state": state,
+        "error": sentence,
+        "share": 0.0,
+        "bytes": None,
+        "seconds": 0.0,
+    }
 
 
-def _verify_file(path: str, with_bar: bool) -> dict[str, Any]:
+def _verify_file(path: str, way: _Way) -> dict[str, Any]:
     import ioshape  # noqa: PLC0415
 
     def verify(tell: Callable[[Progress], object] | None) -> int:
-        ioshape.verify(path, progress=tell)
+        ioshape.verify(path, share=way.share, progress=tell)
         return Path(path).stat().st_size
 
-    return _outcome(path, verify, with_bar)
+    return _outcome(path, verify, way)
 
 
-def _verify_generation(directory: str, step: int | None, with_bar: bool) -> dict[str, Any]:
+def _verify_generation(directory: str, step: int | None, way: _Way) -> dict[str, Any]:
     name = directory if step is None else os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
 
     def verify(tell: Callable[[Progress], object] | None) -> int:
         generation = open_step(directory, step)
-        generation.verify(progress=tell)
+        generation.verify(share=way.share, progress=tell)
         return generation.n_bytes
 
-    return _outcome(name, verify, with_bar)
+    return _outcome(name, verify, way)
 
 
 def _generations(
-    directory: str, step: int | None, every_one: bool, with_bar: bool
+    directory: str, step: int | None, every_one: bool, way: _Way
 ) -> Iterator[dict[str, Any]]:
     """Of a directory of generations, or of one generation in it."""
     import ioshape  # noqa: PLC0415
@@ -111,20 +142,26 @@ def _generations(
     absolute = Path(directory).absolute()
     match = STEP.fullmatch(absolute.name)
     if match:
-        yield _verify_generation(os.path.dirname(absolute), int(match[1]), with_bar)  # noqa: PTH120
+        yield _verify_generation(os.path.dirname(absolute), int(match[1]), way)  # noqa: PTH120
         return
     if step is not None:
-        yield _verify_generation(directory, step, with_bar)
+        yield _verify_generation(directory, step, way)
         return
     complete = ioshape.generations(directory)
     others = list(damaged(directory, {one.step for one in complete}))
     for one in complete if every_one else complete[-1:]:
-        yield _verify_generation(directory, one.step, with_bar)
+        yield _verify_generation(directory, one.step, way)
     if every_one or not complete:
         for path, why in others:
             yield _failed(path, "damaged", why)
     if not complete and not others:
         yield _failed(directory, "unreadable", reason(directory, FileNotFoundError()))
+
+
+def _ok(share: float) -> str:
+    if share == 1:
+        return "ok, "
+    return f"ok as far as was read, {100 * share:g}% of " if share else "structure ok, "
 
 
 @click.command(short_help="Compare every checksum in files and generations.")
@@ -136,10 +173,23 @@ def _generations(
     help="Of directories: this generation, instead of the newest.",
 )
 @click.option("--all", "every_one", is_flag=True, help="Of directories: every generation.")
+@click.option("--quick", is_flag=True, help="Read no data: only whether the structure holds.")
+@click.option(
+    "--sample",
+    metavar="P%",
+    type=_Share(),
+    help="Read this share of the data, spread evenly, each time another one.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print only what is not ok.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON: a list of files.")
 def command(
-    files: tuple[str, ...], step: int | None, every_one: bool, quiet: bool, as_json: bool
+    files: tuple[str, ...],
+    step: int | None,
+    every_one: bool,
+    quick: bool,
+    sample: float | None,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Reads files of torch.save or ioshape completely, and compares every checksum in them.
 
@@ -153,19 +203,23 @@ def command(
     ioshape verify checkpoints/*.pt
     ioshape verify --quiet latest.pt && train --resume latest.pt
     ioshape verify --all checkpoints/
+    ioshape verify --sample 5% checkpoints/
 
     Exit code: 0 if every file is ok; 1 if one is damaged, cannot be read, or has no checksums.
     """
     if step is not None and every_one:
         raise click.UsageError("give --step N or --all, not both")
-    with_bar = not quiet and not as_json and sys.stderr.isatty()
+    if quick and sample is not None:
+        raise click.UsageError("give --quick or --sample P%, not both")
+    share = 0.0 if quick else 1.0 if sample is None else sample
+    way = _Way(share, with_bar=not quiet and not as_json and sys.stderr.isatty())
 
     def outcomes() -> Iterator[dict[str, Any]]:
         for path in files:
             if Path(path).is_dir():
-                yield from _generations(path, step, every_one, with_bar)
+                yield from _generations(path, step, every_one, way)
             else:
-                yield _verify_file(path, with_bar)
+                yield _verify_file(path, way)
 
     seen = []
     for outcome in outcomes():
@@ -175,7 +229,7 @@ def command(
         if outcome["error"]:
             say(outcome["error"])
         elif not quiet:
-            say(f"{outcome['path']}: ok, {human_size(outcome['bytes'])}")
+            say(f"{outcome['path']}: {_ok(share)}{human_size(outcome['bytes'])}")
     if as_json:
         say_json(seen)
     return exit_for(any(outcome["error"] for outcome in seen))

@@ -8,14 +8,10 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Names that turn out to be taken, and other processes that change what is in our place. */
 #define MOST_TRIES 16
-
-/* What is not locked and not ours is left alone for so long. */
-#define ABANDONED_AFTER_S ((int64_t)24 * 3600)
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
@@ -46,7 +42,10 @@ uint64_t group_name_number(void)
 
 static void make_name(struct group_attempt *attempt, const char *job)
 {
-	snprintf(attempt->id, sizeof(attempt->id), "%.8s-%.8s-%016llx", job, ring_machine_tag(),
+	char domain[RING_DOMAIN_BYTES];
+
+	ring_lock_domain(attempt->directory.fd, domain);
+	snprintf(attempt->id, sizeof(attempt->id), "%.8s-%.8s-%016llx", job, domain,
 		 (unsigned long long)group_name_number());
 	snprintf(attempt->name, sizeof(attempt->name), ".step-%010llu.%s",
 		 (unsigned long long)attempt->step, attempt->id);
@@ -122,9 +121,12 @@ struct replaced {
 static int write_manifest(struct group_attempt *attempt, const struct zip_manifest *manifest,
 			  struct base_error *error)
 {
+	struct zip_manifest numbered = *manifest;
 	struct base_buffer text = { 0 };
-	int ret = zip_manifest_encode(&text, manifest);
+	int ret;
 
+	numbered.serial = group_next_serial(&attempt->directory);
+	ret = zip_manifest_encode(&text, &numbered);
 	if (ret == -ENOMEM)
 		base_no_memory(error, "a manifest", text.bytes);
 	else if (ret)
@@ -313,6 +315,7 @@ void group_attempt_abandon(struct group_attempt *attempt)
 struct tidying {
 	const struct ring_folder *directory;
 	const char *job; /* NULL: none */
+	struct ring_clock *clock;
 	const struct base_log *log;
 };
 
@@ -334,19 +337,19 @@ static int see_touch(void *user, const char *name, struct base_error *error)
 	return ret == -ENOENT ? 0 : ret;
 }
 
-static bool is_untouched(const struct ring_folder *folder)
+static bool is_untouched(const struct tidying *tidying, const struct ring_folder *folder)
 {
 	struct last_touch last = { folder, 0 };
 
 	return !see_touch(&last, ".", NULL) && !ring_folder_list(folder, see_touch, &last, NULL) &&
-	       time(NULL) - last.seconds > ABANDONED_AFTER_S;
+	       ring_is_abandoned(tidying->clock, last.seconds);
 }
 
-static bool is_own_user(const struct ring_folder *folder)
+static bool is_ours(const struct ring_folder *folder)
 {
 	struct ring_entry entry;
 
-	return !ring_folder_look(folder, ".", &entry, NULL) && entry.owner == geteuid();
+	return !ring_folder_look(folder, ".", &entry, NULL) && base_is_own_user(entry.owner);
 }
 
 static bool is_this_job(const struct tidying *tidying, const char *id)
@@ -354,11 +357,12 @@ static bool is_this_job(const struct tidying *tidying, const char *id)
 	return tidying->job && !strncmp(id, tidying->job, 8);
 }
 
-static bool is_this_machine(const char *id)
+static bool is_this_domain(const struct tidying *tidying, const char *id)
 {
-	const char *machine = ring_machine_tag();
+	char domain[RING_DOMAIN_BYTES];
 
-	return strcmp(machine, RING_UNKNOWN_MACHINE) && !strncmp(id + 9, machine, 8);
+	ring_lock_domain(tidying->directory->fd, domain);
+	return ring_is_lock_domain(id + 9, domain);
 }
 
 static bool is_this_process(const char *id)
@@ -375,11 +379,12 @@ static bool is_dead(const struct tidying *tidying, struct ring_folder *folder, c
 	case RING_BUSY:
 		return false;
 	case RING_LOCKED:
-		return is_this_machine(id) || is_this_job(tidying, id) || is_untouched(folder);
+		return is_this_domain(tidying, id) || is_this_job(tidying, id) ||
+		       is_untouched(tidying, folder);
 	case RING_NO_LOCKS:
 		break;
 	}
-	return is_this_job(tidying, id) ? !is_this_process(id) : is_untouched(folder);
+	return is_this_job(tidying, id) ? !is_this_process(id) : is_untouched(tidying, folder);
 }
 
 /* ---- Removing -------------------------------------------------------------------------------- */
@@ -432,7 +437,7 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 		return 0;
 	if (ring_folder_open_in(&folder, tidying->directory, name, NULL))
 		return 0;
-	if (!is_own_user(&folder))
+	if (!is_ours(&folder))
 		goto out;
 	/*
 	 * The name is compared under the lock: the attempt may have been committed between our open
@@ -453,7 +458,8 @@ out:
 
 void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log)
 {
-	struct tidying tidying = { directory, job, log };
+	struct ring_clock clock = { .directory_fd = directory->fd };
+	struct tidying tidying = { directory, job, &clock, log };
 	struct base_error error = { 0 };
 
 	if (ring_folder_list(directory, tidy_one, &tidying, &error))

@@ -18,10 +18,10 @@
 
 /* "step-0000001000" */
 #define GROUP_STEP_NAME_BYTES 32
-/* ".step-0000001000.<job>-<machine>-<random>", ".replaced-step-0000001000.<random>",
+/* ".step-0000001000.<job>-<domain>-<random>", ".replaced-step-0000001000.<random>",
  * ".pruned-step-0000001000.<random>" */
 #define GROUP_ATTEMPT_NAME_BYTES 96
-/* "<job>-<machine>-<random>": 8, 8 and 16 hexadecimal digits. */
+/* "<job>-<lock domain>-<random>": 8, 8 and 16 hexadecimal digits. */
 #define GROUP_ATTEMPT_ID_BYTES 35
 
 enum group_name_kind {
@@ -91,11 +91,11 @@ void group_attempt_abandon(struct group_attempt *attempt);
 
 /*
  * Removes attempts of this user whose processes are dead. One that is locked is alive. One that is
- * not is dead if it was begun on this machine or by this job, and otherwise if nothing in it was
- * touched for a day: locks may not reach across machines. Where there are no locks, those of this
- * job are dead (but for those of this process), and others after a day. `job` is the job's hash, as
- * in an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken.
- * Best effort: failures are logged.
+ * not is dead if it was begun in this lock domain or by this job, and otherwise if nothing in it
+ * was touched for a day: locks may not reach farther. Where there are no locks, those of this job
+ * are dead (but for those of this process), and others after a day. `job` is the job's hash, as in
+ * an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken. Best
+ * effort: failures are logged.
  */
 void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log);
 
@@ -132,25 +132,46 @@ uint64_t group_generation_bytes(const struct group_generation *generation);
 
 /* A name that may be a generation's: also that of one that stepped aside while nothing is in its
  * place. */
+#define GROUP_UNKNOWN_SERIAL UINT64_MAX
 struct group_candidate {
 	uint64_t step;
+	uint64_t serial; /* of its manifest; 0: not looked at, GROUP_UNKNOWN_SERIAL: not readable */
 	bool aside;
 	char name[GROUP_ATTEMPT_NAME_BYTES];
 };
 
 struct group_candidates {
-	struct group_candidate *all; /* newest first; those aside behind the other of their step */
+	struct group_candidate *all;
 	size_t count;
 };
 
+/* By step; those aside behind the other of their step. */
 int group_list_generations(const struct ring_folder *directory, struct group_candidates *candidates,
 			   struct base_error *error);
+/* The same, newest first. Only the beginning of each manifest has been looked at. */
+int group_list_by_age(const struct ring_folder *directory, struct group_candidates *candidates,
+		      struct base_error *error);
+/* Newest first: by serial numbers, so that what a job saves after going back to an earlier step is
+ * newer than what it has given up. First those that may be the newest, for all that is known. */
+void group_sort_by_age(struct group_candidates *candidates);
 void group_candidates_free(struct group_candidates *candidates);
 
 /* The directory of that path, absolute whatever the working directory will be. */
 int group_open_directory(struct ring_folder *directory, const char *path, struct base_error *error);
 
-/* Step by step; -ENOENT with a sentence. Those newer ones that do not hold are told to the log. */
+/* Whether a process has no more memory or descriptors: then it knows nothing about what it looked
+ * at. */
+bool group_is_shortage(int code);
+
+/* Whether it failed because of what it is: then an older one may be taken instead. Not if it was
+ * this process that could not. */
+bool group_is_its_own_fault(int code);
+
+/* For a manifest: larger than that of all generations in the directory, and no less than the time
+ * in milliseconds. */
+uint64_t group_next_serial(const struct ring_folder *directory);
+
+/* -ENOENT with a sentence. Those newer ones that do not hold are told to the log. */
 int group_open_step(struct group_generation *generation, const struct ring_folder *directory,
 		    uint64_t step, struct base_error *error);
 int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
@@ -167,9 +188,9 @@ size_t group_retention(const uint64_t *steps, size_t count, uint32_t keep_last, 
 		       bool *goes);
 
 /* ioshape_generation_prune(), for calls that are on a context already. `job` as for group_tidy().
- * `spared` is a step that stays in any case; NULL for none. */
+ */
 int group_prune(struct ioshape_context *context, const char *directory, const char *job,
-		const struct ioshape_prune_options *options, const uint64_t *spared,
-		uint64_t *removed, struct base_error *error);
+		const struct ioshape_prune_options *options, uint64_t *removed,
+		struct base_error *error);
 
 #endif

@@ -227,8 +227,10 @@ static int open_reader(struct ioshape_generation *generation, uint32_t rank,
 	if (ret) {
 		ioshape_reader_free(*out);
 		*out = NULL;
+		return ret;
 	}
-	return ret;
+	save_reader_is_part_of(*out, generation->found.folder.path);
+	return 0;
 }
 
 IOSHAPE_EXPORT int ioshape_generation_open_part(struct ioshape_generation *generation,

@@ -22,4 +22,11 @@ const char *group_generation_path(struct ioshape_generation *generation, uint32_
 int group_generation_check_place(const struct ioshape_generation *generation,
 				 struct base_error *error);
 
+/*
+ * Compares the parts of ranks `first`, `first` + `stride`, ... with the manifest's checksums: all
+ * bytes of each. IOSHAPE_E_DAMAGED for the first that differs. `progress` is not NULL.
+ */
+int group_verify_parts(struct ioshape_generation *generation, uint32_t first, uint32_t stride,
+		       ioshape_progress_fn progress, void *progress_user, struct base_error *error);
+
 #endif

@@ -43,13 +43,22 @@ static int add_candidate(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-static int compare(const void *left, const void *right)
+static int compare_steps(const void *left, const void *right)
 {
 	const struct group_candidate *a = left, *b = right;
 
 	if (a->step != b->step)
 		return a->step < b->step ? 1 : -1;
 	return a->aside != b->aside ? a->aside - b->aside : strcmp(a->name, b->name);
+}
+
+static int compare_ages(const void *left, const void *right)
+{
+	const struct group_candidate *a = left, *b = right;
+
+	if (a->serial != b->serial)
+		return a->serial < b->serial ? 1 : -1;
+	return compare_steps(left, right);
 }
 
 int group_list_generations(const struct ring_folder *directory, struct group_candidates *candidates,
@@ -67,7 +76,7 @@ int group_list_generations(const struct ring_folder *directory, struct group_can
 	candidates->all = (struct group_candidate *)(void *)list.data;
 	candidates->count = list.bytes / sizeof(*candidates->all);
 	if (candidates->count)
-		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare);
+		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare_steps);
 	return 0;
 }
 
@@ -75,6 +84,62 @@ void group_candidates_free(struct group_candidates *candidates)
 {
 	free(candidates->all);
 	*candidates = (struct group_candidates){ 0 };
+}
+
+void group_sort_by_age(struct group_candidates *candidates)
+{
+	if (candidates->count)
+		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare_ages);
+}
+
+/*
+ * As their manifests begin: read whole, those of many generations of many ranks would take long.
+ * What stepped aside and has no manifest is being removed, or was when its process died: none of
+ * them.
+ */
+static void look_at_ages(const struct ring_folder *directory, struct group_candidates *candidates)
+{
+	char path[GROUP_ATTEMPT_NAME_BYTES + sizeof(ZIP_MANIFEST_NAME)];
+	char head[ZIP_MANIFEST_HEAD_BYTES];
+	size_t kept = 0;
+	ssize_t bytes;
+
+	for (size_t i = 0; i < candidates->count; i++) {
+		struct group_candidate *candidate = &candidates->all[i];
+
+		snprintf(path, sizeof(path), "%s/" ZIP_MANIFEST_NAME, candidate->name);
+		bytes = ring_folder_peek(directory, path, head, sizeof(head));
+		if (bytes == -ENOENT && candidate->aside)
+			continue;
+		candidate->serial = bytes < 0 ? GROUP_UNKNOWN_SERIAL :
+						zip_manifest_peek_serial(head, (size_t)bytes);
+		candidates->all[kept++] = *candidate;
+	}
+	candidates->count = kept;
+}
+
+int group_list_by_age(const struct ring_folder *directory, struct group_candidates *candidates,
+		      struct base_error *error)
+{
+	int ret = group_list_generations(directory, candidates, error);
+
+	look_at_ages(directory, candidates);
+	group_sort_by_age(candidates);
+	return ret;
+}
+
+uint64_t group_next_serial(const struct ring_folder *directory)
+{
+	struct group_candidates candidates = { 0 };
+	uint64_t last = 0, now_ms = (uint64_t)(base_wall_seconds() * 1000);
+
+	/* What cannot be listed is not there for whoever looks for the newest either. */
+	group_list_by_age(directory, &candidates, NULL);
+	for (size_t i = 0; i < candidates.count; i++)
+		if (candidates.all[i].serial < ZIP_MAX_SERIAL)
+			last = MAX(last, candidates.all[i].serial);
+	group_candidates_free(&candidates);
+	return MAX(last + 1, now_ms);
 }
 
 /* ---- Finding --------------------------------------------------------------------------------- */
@@ -105,15 +170,20 @@ int group_open_step(struct group_generation *generation, const struct ring_folde
 	return ret;
 }
 
-/* Whether the next one may be taken instead: not if it was this process that could not. */
-static bool is_its_own_fault(int code)
+bool group_is_shortage(int code)
 {
+	return code == -ENOMEM || code == -EMFILE || code == -ENFILE;
+}
+
+bool group_is_its_own_fault(int code)
+{
+	if (group_is_shortage(code))
+		return false;
 	switch (code) {
-	case -ENOMEM:
-	case -EMFILE:
-	case -ENFILE:
 	case -EACCES:
 	case -EPERM:
+	/* Of a version of the library that this is not: the one before it would be an old state. */
+	case -EOPNOTSUPP:
 		return false;
 	default:
 		return true;
@@ -133,7 +203,7 @@ static int open_first(struct group_generation *generation, const struct ring_fol
 
 		ret = group_generation_open(generation, directory, candidate->name, candidate->step,
 					    &why);
-		if (ret && !is_its_own_fault(ret)) {
+		if (ret && !group_is_its_own_fault(ret)) {
 			*error = why;
 			return ret;
 		}
@@ -148,7 +218,9 @@ static int open_first(struct group_generation *generation, const struct ring_fol
 
 /*
  * Between the look at the names and the look behind one, a newer generation may come and this one
- * go. So after one that is gone the names are looked at again, until they stay the same.
+ * go. While the names are read, too: then neither may be among them. So after one that is gone, and
+ * where there seems to be none, the names are looked at again, until they and the answer stay the
+ * same.
  */
 int group_open_latest(struct group_generation *generation, const struct ring_folder *directory,
 		      const struct base_log *log, struct base_error *error)
@@ -156,20 +228,22 @@ int group_open_latest(struct group_generation *generation, const struct ring_fol
 	struct group_candidates candidates;
 	uint32_t names, names_before = 0;
 	bool gone = true;
-	int ret = -ENOENT;
+	int ret = -ENOENT, ret_before = 0;
 
 	*generation = (struct group_generation)GROUP_NO_GENERATION;
 	for (int round = 0; gone && round < MOST_ROUNDS; round++) {
 		group_generation_close(generation);
-		ret = group_list_generations(directory, &candidates, error);
+		ret = group_list_by_age(directory, &candidates, error);
 		if (ret)
 			return ret;
 		gone = false;
 		ret = open_first(generation, directory, &candidates, &gone, log, error);
+		gone = gone || ret;
 		names = base_crc32(0, candidates.all, candidates.count * sizeof(*candidates.all));
-		if (round && names == names_before)
+		if (round && names == names_before && ret == ret_before)
 			gone = false;
 		names_before = names;
+		ret_before = ret;
 		group_candidates_free(&candidates);
 		if (error->code)
 			return ret;

@@ -9,26 +9,36 @@
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
 /*
- * Keeps of the candidates those that hold, one for each step; in memory that is as long. What
- * cannot be read counts as not there.
+ * Keeps of the candidates those that hold, one for each step, newest first; in memory that is as
+ * long. What cannot be read counts as not there, but whoever runs out of memory or descriptors has
+ * not looked.
  */
-static void keep_complete(const struct ring_folder *directory, struct group_candidates *candidates)
+static int keep_complete(const struct ring_folder *directory, struct group_candidates *candidates,
+			 struct base_error *error)
 {
 	struct group_generation generation;
 	size_t kept = 0;
+	int ret;
 
 	for (size_t i = 0; i < candidates->count; i++) {
 		struct group_candidate *candidate = &candidates->all[i];
+		struct base_error why = { 0 };
 
 		if (kept && candidates->all[kept - 1].step == candidate->step)
 			continue;
-		if (group_generation_open(&generation, directory, candidate->name, candidate->step,
-					  NULL))
+		ret = group_generation_open(&generation, directory, candidate->name,
+					    candidate->step, &why);
+		if (group_is_shortage(ret))
+			return base_pass_on(error, &why);
+		if (ret)
 			continue;
+		candidate->serial = generation.manifest.serial;
 		group_generation_close(&generation);
 		candidates->all[kept++] = *candidate;
 	}
 	candidates->count = kept;
+	group_sort_by_age(candidates);
+	return 0;
 }
 
 /* Complete ones, oldest first; *steps is to be freed. */
@@ -40,10 +50,10 @@ static int list_steps(const struct ring_folder *directory, uint64_t **steps, siz
 
 	if (ret)
 		return ret;
-	keep_complete(directory, &candidates);
-	*count = candidates.count;
-	*steps = calloc(MAX(*count, 1), sizeof(**steps));
-	if (!*steps)
+	ret = keep_complete(directory, &candidates, error);
+	*count = ret ? 0 : candidates.count;
+	*steps = ret ? NULL : calloc(MAX(*count, 1), sizeof(**steps));
+	if (!ret && !*steps)
 		ret = base_no_memory(error, "a list of steps", *count * sizeof(**steps));
 	for (size_t i = 0; !ret && i < *count; i++)
 		(*steps)[i] = candidates.all[*count - 1 - i].step;
@@ -96,7 +106,6 @@ struct pruning {
 	struct ring_folder directory;
 	const struct ioshape_prune_options *options;
 	const struct base_log *log;
-	const uint64_t *spared; /* a step that stays; NULL for none */
 	uint64_t removed;
 };
 
@@ -123,9 +132,12 @@ static int rename_and_remove(struct pruning *pruning, const struct ring_folder *
 		ring_folder_rename(&pruning->directory, doomed, name);
 		return 0;
 	}
-	ret = ring_folder_remove(folder, &pruning->directory, doomed, ZIP_MANIFEST_NAME, claim,
-				 error);
-	/* The files belong to another user: it is complete as it was. */
+	/* Else a power failure might leave it under its own name, without its manifest. */
+	ret = ring_folder_sync(&pruning->directory, error);
+	if (!ret)
+		ret = ring_folder_remove(folder, &pruning->directory, doomed, ZIP_MANIFEST_NAME,
+					 claim, error);
+	/* The files belong to another user, or the storage fails: it is complete as it was. */
 	if (ret && !ring_folder_look(folder, ZIP_MANIFEST_NAME, &manifest, NULL)) {
 		ring_folder_rename(&pruning->directory, doomed, name);
 		return ret;
@@ -170,14 +182,18 @@ static int remove_generation(struct pruning *pruning, struct ring_folder *folder
 static int prune_step(struct pruning *pruning, uint64_t step, struct base_error *error)
 {
 	struct group_generation generation;
+	struct base_error why = { 0 };
 	struct ring_folder folder;
 	char name[GROUP_STEP_NAME_BYTES];
 	uint64_t bytes;
 	int ret;
 
 	group_step_name(name, step);
+	ret = group_generation_open(&generation, &pruning->directory, name, step, &why);
+	if (group_is_shortage(ret))
+		return base_pass_on(error, &why);
 	/* What is gone, damaged or replaced by now is none of those that were chosen. */
-	if (group_generation_open(&generation, &pruning->directory, name, step, NULL))
+	if (ret)
 		return 0;
 	bytes = group_generation_bytes(&generation);
 	folder = generation.folder;
@@ -208,8 +224,6 @@ static int prune(struct pruning *pruning, struct base_error *error)
 		group_retention(steps, count, options->keep_last, options->keep_every, goes);
 	/* One that cannot be removed does not keep the others. */
 	for (size_t i = 0; goes && i < count; i++) {
-		if (pruning->spared && *pruning->spared == steps[i])
-			continue;
 		failed = goes[i] ? prune_step(pruning, steps[i], error) : 0;
 		if (!ret)
 			ret = failed;
@@ -220,13 +234,12 @@ static int prune(struct pruning *pruning, struct base_error *error)
 }
 
 int group_prune(struct ioshape_context *context, const char *path, const char *job,
-		const struct ioshape_prune_options *options, const uint64_t *spared,
-		uint64_t *removed, struct base_error *error)
+		const struct ioshape_prune_options *options, uint64_t *removed,
+		struct base_error *error)
 {
 	struct pruning pruning = {
 		.directory = RING_NO_FOLDER,
 		.options = options,
-		.spared = spared,
 		.log = save_log(context),
 	};
 	int ret = group_open_directory(&pruning.directory, path, error);
@@ -258,6 +271,6 @@ IOSHAPE_EXPORT int ioshape_generation_prune(struct ioshape_context *context, con
 	if (!ret && !path)
 		ret = base_refuse(&error, -EINVAL, "no directory of generations was given");
 	if (!ret)
-		ret = group_prune(context, path, NULL, &options, NULL, removed, &error);
+		ret = group_prune(context, path, NULL, &options, removed, &error);
 	return base_leave(ret, "prune", path, &error);
 }

@@ -51,30 +51,37 @@ static int read_crc(struct verifying *verifying, const struct ring_input *input,
 	return ret;
 }
 
+/* Whether a part is as its rank wrote it. */
+static int check_part(struct verifying *verifying, const struct ring_input *input, uint32_t rank,
+		      const char *path, ioshape_progress_fn progress, struct base_error *error)
+{
+	const struct zip_manifest_part *part = &verifying->generation->found.manifest.parts[rank];
+	uint32_t crc;
+	int ret = read_crc(verifying, input, part->offset, part->bytes, progress, &crc, error);
+
+	if (ret || crc == part->crc32)
+		return ret;
+	base_refuse(error, IOSHAPE_E_DAMAGED,
+		    "\"%s\" is damaged: the checksum of the part of rank %u is not the "
+		    "manifest's" BASE_REMEDY "load another generation",
+		    path, rank);
+	base_error_of_rank(error, rank);
+	return IOSHAPE_E_DAMAGED;
+}
+
 /* Says whose part it is, if it is one's. */
 static int fail_damaged(struct verifying *verifying, const struct ring_input *input, uint32_t file,
 			const char *path, struct base_error *error)
 {
 	const struct zip_manifest *manifest = &verifying->generation->found.manifest;
-	uint32_t crc;
 
 	for (uint32_t rank = 0; rank < manifest->rank_count; rank++) {
-		const struct zip_manifest_part *part = &manifest->parts[rank];
-		int ret;
+		int ret = manifest->parts[rank].file == file ?
+				  check_part(verifying, input, rank, path, NULL, error) :
+				  0;
 
-		if (part->file != file)
-			continue;
-		ret = read_crc(verifying, input, part->offset, part->bytes, NULL, &crc, error);
 		if (ret)
 			return ret;
-		if (crc == part->crc32)
-			continue;
-		base_refuse(error, IOSHAPE_E_DAMAGED,
-			    "\"%s\" is damaged: the checksum of the part of rank %u is not the "
-			    "manifest's" BASE_REMEDY "load another generation",
-			    path, rank);
-		base_error_of_rank(error, rank);
-		return IOSHAPE_E_DAMAGED;
 	}
 	return base_refuse(error, IOSHAPE_E_DAMAGED,
 			   "\"%s\" is damaged: its checksum is not the manifest's" BASE_REMEDY
@@ -82,29 +89,46 @@ static int fail_damaged(struct verifying *verifying, const struct ring_input *in
 			   path);
 }
 
-static int verify_file(struct verifying *verifying, uint32_t file, struct base_error *error)
+/* It is as long as the manifest says. */
+static int open_file(const struct verifying *verifying, uint32_t file, const char **path,
+		     struct ring_input *input, struct base_error *error)
 {
 	struct ioshape_generation *generation = verifying->generation;
 	const struct zip_manifest_file *expected = &generation->found.manifest.files[file];
-	const char *path = group_generation_path(generation, file);
-	struct ring_input input;
-	uint32_t crc = 0;
 	int ret;
 
-	if (!path)
+	*path = group_generation_path(generation, file);
+	if (!*path)
 		return base_no_memory(error, "a path", 1);
-	ret = ring_input_open(&input, path, 0, 0, save_config(generation->context)->direct, error);
+	ret = ring_input_open(input, *path, 0, 0, save_config(generation->context)->direct, error);
 	if (ret)
 		return ret;
 	ret = group_generation_check_place(generation, error);
-	if (!ret && input.bytes != expected->bytes)
+	if (!ret && input->bytes != expected->bytes)
 		ret = base_refuse(error, IOSHAPE_E_DAMAGED,
-				  "\"%s\" has %llu bytes, but the manifest says %llu", path,
-				  (unsigned long long)input.bytes,
+				  "\"%s\" has %llu bytes, but the manifest says %llu", *path,
+				  (unsigned long long)input->bytes,
 				  (unsigned long long)expected->bytes);
-	if (!ret)
-		ret = read_crc(verifying, &input, 0, expected->bytes,
-			       verifying->progress ? tell : NULL, &crc, error);
+	if (ret)
+		ring_input_close(input);
+	return ret;
+}
+
+static int verify_file(struct verifying *verifying, uint32_t file, struct base_error *error)
+{
+	const struct zip_manifest_file *expected =
+		&verifying->generation->found.manifest.files[file];
+	struct ring_input input;
+	const char *path;
+	uint32_t crc = 0;
+	int ret = open_file(verifying, file, &path, &input, error);
+
+	if (ret) {
+		base_error_about(error, "verify", path);
+		return ret;
+	}
+	ret = read_crc(verifying, &input, 0, expected->bytes, verifying->progress ? tell : NULL,
+		       &crc, error);
 	if (!ret && crc != expected->crc32)
 		ret = fail_damaged(verifying, &input, file, path, error);
 	if (ret)
@@ -136,7 +160,7 @@ static int verify_part(struct verifying *verifying, uint32_t rank, struct base_e
 	ret = ioshape_generation_open_part(generation, rank, &options, &reader);
 	if (ret)
 		return pass_on(rank, error);
-	ret = ioshape_reader_verify(reader);
+	ret = ioshape_reader_verify(reader, 1);
 	/* Without checksums inside: the manifest's hold. */
 	if (ret == -ENODATA)
 		ret = 0;
@@ -170,6 +194,43 @@ static int open_lane(struct verifying *verifying, struct base_error *error)
 	if (config.engine == IOSHAPE_ENGINE_NIL)
 		config.engine = IOSHAPE_ENGINE_AUTO;
 	return ring_lane_open(&verifying->lane, &config, error);
+}
+
+static int verify_manifests_part(struct verifying *verifying, uint32_t rank,
+				 struct base_error *error)
+{
+	const uint32_t file = verifying->generation->found.manifest.parts[rank].file;
+	struct ring_input input;
+	const char *path;
+	int ret = open_file(verifying, file, &path, &input, error);
+
+	if (!ret) {
+		ret = check_part(verifying, &input, rank, path, tell, error);
+		ring_input_close(&input);
+	}
+	if (ret)
+		base_error_about(error, "verify", path);
+	return ret;
+}
+
+int group_verify_parts(struct ioshape_generation *generation, uint32_t first, uint32_t stride,
+		       ioshape_progress_fn progress, void *progress_user, struct base_error *error)
+{
+	struct verifying verifying = {
+		.generation = generation,
+		.progress = progress,
+		.progress_user = progress_user,
+		.total = group_generation_bytes(&generation->found),
+	};
+	int ret = open_lane(&verifying, error);
+
+	for (uint64_t rank = first; !ret && rank < generation->found.manifest.rank_count;
+	     rank += stride) {
+		ret = verify_manifests_part(&verifying, (uint32_t)rank, error);
+		verifying.done += generation->found.manifest.parts[rank].bytes;
+	}
+	ring_lane_close(verifying.lane);
+	return ret;
 }
 
 IOSHAPE_EXPORT int ioshape_generation_verify(struct ioshape_generation *generation,

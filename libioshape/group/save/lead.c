@@ -169,14 +169,11 @@ static int make_plan(struct group_part *part, struct group_attempt *attempt,
 		return ret;
 	ret = group_attempt_begin(attempt, group->directory, part->step, group->job,
 				  save_log(group->context), error);
-	if (!ret && strlen(group_attempt_path(attempt)) >= sizeof(part->plan.path))
-		ret = base_fail(error, -ENAMETOOLONG, "cannot save into \"%s\"", group->directory);
-	if (!ret)
-		snprintf(part->plan.path, sizeof(part->plan.path), "%s",
-			 group_attempt_path(attempt));
-	if (!ret)
-		choose_mode(part, attempt);
-	return ret;
+	if (ret)
+		return ret;
+	strcpy(part->plan.attempt, attempt->name);
+	choose_mode(part, attempt);
+	return 0;
 }
 
 static int say_plan(struct group_part *part, const struct base_error *failure,
@@ -188,7 +185,7 @@ static int say_plan(struct group_part *part, const struct base_error *failure,
 	group_note_error(&note, failure);
 	group_note_number(&note, plan->mode);
 	group_note_text(&note, plan->why);
-	group_note_text(&note, plan->path);
+	group_note_text(&note, plan->attempt);
 	group_note_number(&note, plan->alignment);
 	group_note_number(&note, plan->total_bytes);
 	for (uint32_t rank = 0; plan->bytes && rank < part->group->options.ranks; rank++)
@@ -365,8 +362,7 @@ static void retain(const struct group_part *part)
 
 	if (!options.keep_last)
 		return;
-	if (group_prune(group->context, group->directory, group->job, &options, &part->step, NULL,
-			&why))
+	if (group_prune(group->context, group->directory, group->job, &options, NULL, &why))
 		base_log(save_log(group->context), IOSHAPE_LOG_WARNING,
 			 "old generations of %s were not removed: %s", group->directory, why.text);
 }
@@ -433,7 +429,8 @@ int group_lead(struct group_part *part, const struct base_error *own, struct bas
 	if (told)
 		say_verdict(part, error, &unsaid);
 	group_attempt_abandon(&attempt);
-	if (!ret)
+	/* The next save does it. */
+	if (!ret && !part->task->file_options.deadline_ns)
 		retain(part);
 	return ret;
 }

@@ -9,11 +9,16 @@
 struct group_plan {
 	enum ioshape_mode mode;
 	char why[160];
-	char path[GROUP_PATH_BYTES]; /* of the attempt */
-	uint64_t alignment;          /* of parts in bundles */
-	uint64_t total_bytes;        /* of all parts; about, as the next */
-	uint64_t *bytes;             /* of each rank's; to be freed */
+	/* Its name in the group's directory. */
+	char attempt[GROUP_ATTEMPT_NAME_BYTES];
+	uint64_t alignment;   /* of parts in bundles */
+	uint64_t total_bytes; /* of all parts; about, as the next */
+	uint64_t *bytes;      /* of each rank's; to be freed */
 };
+
+/* As rank 0 has posted it; there is room for the bytes of all ranks. Pure. */
+int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
+		    const struct base_buffer *note, struct base_error *error);
 
 /* What a writer has written. */
 struct group_written {

@@ -27,30 +27,41 @@ static int say_want(struct group_part *part, uint64_t bytes, const struct base_e
 
 /* ---- The plan: the others -------------------------------------------------------------------- */
 
-static int await_plan(struct group_part *part, struct base_error *error)
+/* A plan names an attempt at this step, and no other place. */
+static bool is_sound(const struct group_plan *plan, uint64_t step)
 {
-	struct group_plan *plan = &part->plan;
-	struct base_buffer note = { 0 };
-	struct group_note_reader reader;
-	int ret;
+	const struct group_name name = group_parse_name(plan->attempt);
 
-	ret = group_round_await(&part->round, "plan", 0, &note, NULL, NULL, error);
-	if (ret) {
-		base_buffer_free(&note);
-		return ret;
-	}
-	reader = group_read_note(&note);
-	ret = group_read_error(&reader, error);
+	return name.kind == GROUP_NAME_ATTEMPT && name.step == step &&
+	       plan->mode >= IOSHAPE_MODE_EACH && plan->mode <= IOSHAPE_MODE_RANK0;
+}
+
+int group_read_plan(struct group_plan *plan, uint32_t ranks, uint64_t step,
+		    const struct base_buffer *note, struct base_error *error)
+{
+	struct group_note_reader reader = group_read_note(note);
+	int ret = group_read_error(&reader, error);
+
 	plan->mode = (enum ioshape_mode)group_read_number(&reader);
 	group_read_text(&reader, plan->why, sizeof(plan->why));
-	group_read_text(&reader, plan->path, sizeof(plan->path));
+	group_read_text(&reader, plan->attempt, sizeof(plan->attempt));
 	plan->alignment = group_read_number(&reader);
 	plan->total_bytes = group_read_number(&reader);
-	for (uint32_t rank = 0; rank < part->group->options.ranks; rank++)
+	for (uint32_t rank = 0; rank < ranks; rank++)
 		plan->bytes[rank] = group_read_number(&reader);
-	if (!ret &&
-	    (reader.bad || plan->mode < IOSHAPE_MODE_EACH || plan->mode > IOSHAPE_MODE_RANK0))
+	if (!ret && (reader.bad || !is_sound(plan, step)))
 		ret = base_refuse(error, -EPROTO, "cannot read the plan of rank 0");
+	return ret;
+}
+
+static int await_plan(struct group_part *part, struct base_error *error)
+{
+	struct base_buffer note = { 0 };
+	int ret = group_round_await(&part->round, "plan", 0, &note, NULL, NULL, error);
+
+	if (!ret)
+		ret = group_read_plan(&part->plan, part->group->options.ranks, part->step, &note,
+				      error);
 	base_buffer_free(&note);
 	return ret;
 }
@@ -96,15 +107,15 @@ static bool is_in_place(struct group_part *part)
 {
 	struct ring_folder directory = RING_NO_FOLDER;
 	struct group_generation generation;
-	const char *name = strrchr(part->plan.path, '/');
 	char step_name[GROUP_STEP_NAME_BYTES];
 	bool ours = false;
 
 	group_step_name(step_name, part->step);
-	if (!name || ring_folder_open(&directory, part->group->directory, NULL))
+	if (ring_folder_open(&directory, part->group->directory, NULL))
 		return false;
 	if (!group_generation_open(&generation, &directory, step_name, part->step, NULL)) {
-		ours = !strcmp(generation.manifest.attempt, group_parse_name(name + 1).id);
+		ours = !strcmp(generation.manifest.attempt,
+			       group_parse_name(part->plan.attempt).id);
 		if (ours)
 			part->report->generation_bytes = group_generation_bytes(&generation);
 		group_generation_close(&generation);
@@ -143,7 +154,7 @@ static void do_own_part(struct group_part *part, struct base_error *own)
 	ret = writes ? group_write_parts(part, &written, own) : group_send_part(part, own);
 	/* A rank that sends its part says only that it failed: its writer waits for it. */
 	if (writes || ret)
-		say_done(part, &written, own, own);
+		part->round.silent = say_done(part, &written, own, own) != 0;
 	free(written.parts);
 }
 

@@ -3,6 +3,7 @@
 #include "group/save/part.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@ struct writing {
 	unsigned streams;   /* so far */
 	uint64_t looked_ns; /* for it */
 	struct group_written *written;
-	char path[GROUP_PATH_BYTES];
+	char path[PATH_MAX];
 };
 
 /* ---- What other ranks send ------------------------------------------------------------------- */
@@ -32,27 +33,46 @@ struct writing {
 #define LOOK_NS 20000000u
 
 /* A rank that cannot send its part says so on the board. */
+static int fail_as_noted(const struct group_part *part, uint32_t rank,
+			 const struct base_buffer *note, struct base_error *error)
+{
+	struct group_note_reader reader = group_read_note(note);
+	struct base_error theirs = { 0 };
+
+	group_read_error(&reader, &theirs);
+	if (!theirs.code)
+		base_refuse(&theirs, -EPROTO, "cannot read what it failed with");
+	/* That would mean that there is nothing yet. */
+	if (theirs.code == -EAGAIN)
+		theirs.code = -EPROTO;
+	return group_fail_of_rank(part->group, rank, &theirs, error);
+}
+
 static int check_failure(struct group_part *part, uint32_t rank, struct base_error *error)
 {
-	struct base_buffer note = { 0 };
 	struct group_watched watched = { 0 };
-	struct group_note_reader reader;
-	struct base_error theirs = { 0 };
+	struct base_buffer note = { 0 };
 	int ret;
 
 	ret = group_round_look(&part->round, "done", rank, &watched, &note, error);
-	if (!ret) {
-		reader = group_read_note(&note);
-		group_read_error(&reader, &theirs);
-		if (!theirs.code)
-			base_refuse(&theirs, -EPROTO, "cannot read what it failed with");
-		/* That would mean that there is nothing yet. */
-		if (theirs.code == -EAGAIN)
-			theirs.code = -EPROTO;
-		ret = group_fail_of_rank(part->group, rank, &theirs, error);
-	}
+	if (!ret)
+		ret = fail_as_noted(part, rank, &note, error);
 	base_buffer_free(&note);
 	return ret == -EAGAIN ? 0 : ret;
+}
+
+/* A stream tells that its rank has failed; the note, which follows at once, with what code. */
+static int hear_failure(struct group_part *part, uint32_t rank, struct base_error *error)
+{
+	struct base_error noted = { 0 }, unheard = { 0 };
+	struct base_buffer note = { 0 };
+
+	if (!group_round_await(&part->round, "done", rank, &note, NULL, NULL, &unheard)) {
+		fail_as_noted(part, rank, &note, &noted);
+		*error = noted;
+	}
+	base_buffer_free(&note);
+	return error->code;
 }
 
 /* While a stream is waited for. */
@@ -221,7 +241,10 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
 	if (ret && ret != -ECANCELED && !group_is_local(part->group, rank))
 		part->group->comm_failed = true;
-	return ret;
+	/* Of a rank, and not of this one, which may have been stopped, too. */
+	return ret == -ECANCELED && error->known & BASE_KNOWS_RANK ?
+		       hear_failure(part, rank, error) :
+		       ret;
 }
 
 /* ---- Our own part ---------------------------------------------------------------------------- */
@@ -323,9 +346,11 @@ static int name_file(struct writing *writing, struct base_error *error)
 			 group->ranks[group->options.rank].node);
 	else
 		snprintf(name, ZIP_PART_NAME_BYTES, "ranks.zip");
-	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s", part->plan.path, name);
+	bytes = snprintf(writing->path, sizeof(writing->path), "%s/%s/%s", group->directory,
+			 part->plan.attempt, name);
 	if (bytes < 0 || (size_t)bytes >= sizeof(writing->path))
-		return base_fail(error, -ENAMETOOLONG, "cannot write into \"%s\"", part->plan.path);
+		return base_fail(error, -ENAMETOOLONG, "cannot write into \"%s\"",
+				 group->directory);
 	return 0;
 }
 

@@ -20,7 +20,7 @@ int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct
 {
 	struct save_direct direct;
 	const struct save_source source = source_of(save, &direct);
-	int ret = save_write_records(zip, &save->request.plan, &source, error);
+	int ret = save_write_records(zip, &save->request.plan, &source, &save->compare, error);
 
 	free(direct.scratch);
 	return ret;
@@ -40,6 +40,21 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 			 &request->task.file_options, &watch, &save->order, report, error);
 	free(direct.scratch);
 	save_order_end(save->context, &save->order);
+	return ret;
+}
+
+/* What the others save is compared where they are. */
+static int run_collective(struct ioshape_save *save, struct ioshape_report *report,
+			  struct base_error *error)
+{
+	const struct save_request *request = &save->request;
+	const struct save_collective *collective = &request->collective;
+	int ret;
+
+	save->compare.context = save->context;
+	save->compare.path = request->path;
+	ret = collective->ops->run(collective->user, save, &request->task, report, error);
+	save_compare_end(&save->compare, !ret, report);
 	return ret;
 }
 
@@ -80,8 +95,8 @@ static void end(struct ioshape_save *save, int result, const struct ioshape_repo
 	state->report = *report;
 	state->report.stage_s = stage_s;
 	state->report.plan_s += plan_s;
-	state->report.total_s = base_seconds(base_now_ns() - save->request.begin_ns);
-	state->report.started_s = base_wall_seconds() - state->report.total_s;
+	save_report_end(&state->report, save->request.begin_ns,
+			save->request.task.file_options.deadline_ns, result);
 	state->result = result;
 	state->error = *error;
 	state->phase = IOSHAPE_PHASE_DONE;
@@ -99,8 +114,7 @@ static void *run_save(void *argument)
 	int ret;
 
 	if (collective.ops)
-		ret = collective.ops->run(collective.user, save, &save->request.task, &report,
-					  &error);
+		ret = run_collective(save, &report, &error);
 	else
 		ret = write_file(save, &report, &error);
 	/* A function of the caller's answered so. To a caller that waits it means "under way". */

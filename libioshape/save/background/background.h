@@ -79,6 +79,7 @@ struct ioshape_save {
 
 	atomic_bool abort;
 	struct save_order order; /* not of a collective save: those have an order of their own */
+	struct save_compare compare; /* of a collective save's part */
 
 	pthread_mutex_t lock;
 	pthread_cond_t change; /* of anything under the lock */

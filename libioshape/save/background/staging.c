@@ -172,7 +172,7 @@ void save_staging_destroy(struct save_staging *pool)
 		free(range);
 	}
 	if (pool->fd >= 0)
-		close(pool->fd);
+		base_close(pool->fd);
 	pthread_cond_destroy(&pool->change);
 	pthread_mutex_destroy(&pool->lock);
 }
@@ -244,12 +244,15 @@ int save_staging_reserve(struct save_staging *pool, size_t chunks, struct base_e
 	bool enough;
 	int ret;
 
-	if (chunks > pool->limit)
-		return base_refuse(error, -ENOMEM,
-				   "cannot reserve %llu MiB of staging memory" BASE_REMEDY
-				   "staging_bytes allows %llu",
-				   (unsigned long long)(chunks * SAVE_CHUNK_BYTES / MIB),
-				   (unsigned long long)(pool->limit * SAVE_CHUNK_BYTES / MIB));
+	if (chunks > pool->limit) {
+		ret = base_refuse(error, -ENOMEM,
+				  "cannot reserve %llu MiB of staging memory" BASE_REMEDY
+				  "staging_bytes allows %llu",
+				  (unsigned long long)(chunks * SAVE_CHUNK_BYTES / MIB),
+				  (unsigned long long)(pool->limit * SAVE_CHUNK_BYTES / MIB));
+		base_error_space(error, chunks * SAVE_CHUNK_BYTES, pool->limit * SAVE_CHUNK_BYTES);
+		return ret;
+	}
 	for (;;) {
 		pthread_mutex_lock(&pool->lock);
 		enough = pool->made >= chunks;

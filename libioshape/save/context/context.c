@@ -128,6 +128,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		.log = context->log,
 	};
 	context->full = options.full;
+	context->unchanged = options.unchanged;
 	base_settings_warn(&context->log);
 	ret = ring_memory_open(&context->config.memory, error);
 	if (!ret)
@@ -141,6 +142,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 	save_staging_init(&context->pool, options.staging_bytes, false);
 	save_staging_init(&context->shared_pool, options.staging_bytes, true);
 	TAILQ_INIT(&context->orders);
+	save_seen_init(context);
 	TAILQ_INIT(&context->background);
 	pthread_mutex_init(&context->lock, NULL);
 	pthread_cond_init(&context->saves_change, NULL);
@@ -201,6 +203,7 @@ IOSHAPE_EXPORT void ioshape_context_free(struct ioshape_context *context)
 	ring_memory_close(context->config.memory);
 	for (size_t i = 0; i < context->tidied_count; i++)
 		free(context->tidied[i]);
+	save_seen_forget(context);
 	pthread_cond_destroy(&context->saves_change);
 	pthread_mutex_destroy(&context->lock);
 	free(context);

@@ -26,13 +26,24 @@ struct save_slots {
 /* Directories remembered as tidied of stale temporary files. */
 #define SAVE_KEPT_DIRECTORIES 256
 
+/* Series of saves, or of loads, that are remembered: the newest ones. */
+#define SAVE_KEPT_SERIES 32u
+
+/* What is remembered of a file (file/unchanged.c). */
+struct save_seen;
+
+struct save_seen_list {
+	TAILQ_HEAD(, save_seen) all; /* the newest first */
+	size_t count;
+};
+
 struct ioshape_context {
 	pid_t owner;     /* the process that opened it */
 	uint64_t number; /* unlike the address never used again in this process */
 	struct base_log log;
 	struct ring_config config;
 	enum ioshape_full full;
-	_Atomic uint64_t targets_looked_ns; /* when storage targets were last looked at: space.c */
+	enum ioshape_unchanged unchanged;
 	struct save_staging pool;
 	struct save_staging shared_pool; /* of ranks that hand their bytes to another process */
 	struct save_slots slots;
@@ -44,6 +55,8 @@ struct ioshape_context {
 	char *tidied[SAVE_KEPT_DIRECTORIES];
 	size_t tidied_count;
 	TAILQ_HEAD(, save_order) orders;       /* saves that have begun, oldest first */
+	struct save_seen_list saved, loaded;   /* one of each series */
+	TAILQ_HEAD(, save_compare) compared;   /* saves under way whose records are written */
 	struct save_shared_slot *shared_slots; /* of open handles */
 	TAILQ_HEAD(, ioshape_save) background; /* handles not yet freed: handle.c */
 };
@@ -54,6 +67,10 @@ void save_return_lane(struct ioshape_context *context, struct ring_lane *lane);
 
 /* True once for each directory. The path is absolute. */
 bool save_should_tidy(struct ioshape_context *context, const char *path);
+
+/* Of stale bytes (file/unchanged.c): nothing is remembered yet, and at the end of a context. */
+void save_seen_init(struct ioshape_context *context);
+void save_seen_forget(struct ioshape_context *context);
 
 /* Ends what is in the background, without a trace, and lets go of its handles (handle.c). For the
  * end of a context. */

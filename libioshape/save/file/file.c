@@ -74,8 +74,8 @@ IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape
 		return ret;
 	handle->committed = true;
 	ret = ring_writer_finish(handle->output.file, &handle->error);
-	return save_handle_end_commit(handle, &order, ret, ring_writer_offset(handle->output.file),
-				      report);
+	return save_handle_end_commit(handle, &order, ret, NULL,
+				      ring_writer_offset(handle->output.file), report);
 }
 
 IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)

@@ -11,19 +11,56 @@
 
 /* ---- Order (order.c) ------------------------------------------------------------------------- */
 
-/* A save's place among those to the same file: they commit in the order in which they began. */
+/*
+ * A save's place among those to the same file: they commit in the order in which they began. One
+ * with a deadline waits for none that is not at it just now; what it overtakes does not commit at
+ * all, as if it had been replaced at once.
+ */
 struct save_order {
 	TAILQ_ENTRY(save_order) entry;
-	char *path;       /* absolute; owned */
-	bool abort_waits; /* set under the context's lock to stop waiting */
+	char *path; /* absolute; owned */
+	/* Under the context's lock. */
+	bool abort_waits; /* stop waiting */
+	bool committing;
+	bool overtaken; /* settled while `committing`: then nobody else commits to this path */
 };
 
 int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
 		     struct base_error *error);
-/* Waits until no earlier save to this path is left. -ECANCELED if abort_waits is set meanwhile. */
-int save_order_wait(struct ioshape_context *context, struct save_order *order,
+/* Waits until the save may commit, unless it was overtaken then. -ECANCELED if abort_waits is set
+ * meanwhile. */
+int save_order_wait(struct ioshape_context *context, struct save_order *order, bool urgent,
 		    struct base_error *error);
+/* It is in place. */
+void save_order_committed(struct ioshape_context *context, const struct save_order *order);
 void save_order_end(struct ioshape_context *context, struct save_order *order);
+
+/* ---- Stale bytes (unchanged.c) --------------------------------------------------------------- */
+
+/* A save among those of its series. Zero all but the first two. */
+struct save_compare {
+	struct ioshape_context *context;
+	const char *path;       /* absolute; borrowed */
+	struct save_seen *seen; /* what will be remembered of it */
+	TAILQ_ENTRY(save_compare) entry;
+	uint64_t compared_bytes, unchanged_bytes;
+};
+
+/*
+ * Compares, when all records are put and before the archive is finished: with what was saved and
+ * loaded before in the series, and with saves to it that are under way. If all that is large is as
+ * it was, says so in the log, or answers IOSHAPE_E_UNCHANGED, as the context's `unchanged` has it.
+ */
+int save_compare_records(struct save_compare *compare, const struct zip_writer *zip,
+			 struct base_error *error);
+/* Last, whether or not there was the call above: what is in place is what the next save is compared
+ * with. */
+void save_compare_end(struct save_compare *compare, bool in_place, struct ioshape_report *report);
+
+/* Remembers a file that is read: a job that restarts saves to the series that it has loaded from.
+ * Any path. */
+void save_compare_loaded(struct ioshape_context *context, const char *path,
+			 const struct zip_reader *zip);
 
 /* ---- Slots of files (slot/slot.c) ------------------------------------------------------------ */
 
@@ -84,6 +121,7 @@ struct save_output {
 	struct ioshape_context *context;
 	const char *path;      /* absolute */
 	bool in_new_directory; /* no writer has left anything behind there */
+	bool urgent;           /* it has a deadline */
 	struct ring_lane *lane;
 	struct ring_writer *file;
 	struct ring_notes notes;
@@ -116,6 +154,7 @@ struct save_handle {
 	struct save_slot slot_seen;    /* what became of it */
 	char *path;                    /* absolute */
 	uint64_t begin_ns;
+	uint64_t deadline_ns;
 	bool committed;          /* or tried to: only the message and free() remain */
 	struct base_error error; /* of the last call that failed */
 };
@@ -133,11 +172,12 @@ int save_handle_enter_with(struct save_handle *handle, const void *data, size_t 
 int save_handle_leave(struct save_handle *handle, int ret);
 
 /* A commit: begin, which gives the file its place in the order; the caller finishes the file; end,
- * which fills `report` unless it is NULL and gives the place up. */
+ * which fills `report` unless it is NULL and gives the place up; `compare` may be NULL. */
 int save_handle_begin_commit(struct save_handle *handle, struct save_order *order,
 			     struct ioshape_report *report);
 int save_handle_end_commit(struct save_handle *handle, struct save_order *order, int ret,
-			   uint64_t payload_bytes, struct ioshape_report *report);
+			   struct save_compare *compare, uint64_t payload_bytes,
+			   struct ioshape_report *report);
 
 /* A zip writer that owns the file has been freed, and output.file is NULL. */
 void save_handle_close(struct save_handle *handle);
@@ -165,7 +205,12 @@ int save_direct_next(void *user, size_t record, uint64_t offset, const void **da
 
 /* All records of a plan, and the end of the archive. */
 int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
-		       const struct save_source *source, struct base_error *error);
+		       const struct save_source *source, struct save_compare *compare,
+		       struct base_error *error);
+
+/* The last of every report: how long it took, and whether that was in time. */
+void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns,
+		     int ret);
 
 /* What the caller's options say about the file: of a save, a writer or a file. */
 #define SAVE_FILE_OPTIONS(given)                                                                   \
@@ -174,6 +219,7 @@ int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
 		.progress_user = (given)->progress_user,                                           \
 		.no_replace = (given)->replace == IOSHAPE_OFF,                                     \
 		.no_sync = (given)->sync == IOSHAPE_OFF,                                           \
+		.deadline_ns = base_deadline_ns((given)->deadline_ms),                             \
 	})
 
 /*

@@ -60,27 +60,48 @@ int save_order_begin(struct ioshape_context *context, struct save_order *order, 
 	return 0;
 }
 
-static bool is_first(const struct ioshape_context *context, const struct save_order *order)
+static bool may_commit(const struct ioshape_context *context, const struct save_order *order,
+		       bool urgent)
 {
-	const struct save_order *other = TAILQ_FIRST(&context->orders);
+	const struct save_order *other;
+	bool earlier = true;
 
-	while (other != order && strcmp(other->path, order->path))
-		other = TAILQ_NEXT(other, entry);
-	return other == order;
+	TAILQ_FOREACH(other, &context->orders, entry)
+	{
+		if (other == order)
+			earlier = false;
+		else if (((earlier && !urgent) || other->committing) &&
+			 !strcmp(other->path, order->path))
+			return false;
+	}
+	return true;
 }
 
-int save_order_wait(struct ioshape_context *context, struct save_order *order,
+int save_order_wait(struct ioshape_context *context, struct save_order *order, bool urgent,
 		    struct base_error *error)
 {
 	int ret = 0;
 
 	pthread_mutex_lock(&context->lock);
-	while (!order->abort_waits && !is_first(context, order))
+	while (!order->abort_waits && !may_commit(context, order, urgent))
 		pthread_cond_wait(&context->saves_change, &context->lock);
 	if (order->abort_waits)
 		ret = base_refuse(error, -ECANCELED, "the save to \"%s\" was aborted", order->path);
+	order->committing = !ret;
 	pthread_mutex_unlock(&context->lock);
 	return ret;
+}
+
+void save_order_committed(struct ioshape_context *context, const struct save_order *order)
+{
+	struct save_order *other;
+
+	pthread_mutex_lock(&context->lock);
+	for (other = TAILQ_FIRST(&context->orders); other != order;
+	     other = TAILQ_NEXT(other, entry))
+		if (!strcmp(other->path, order->path))
+			other->overtaken = true;
+	pthread_mutex_unlock(&context->lock);
 }
 
 void save_order_end(struct ioshape_context *context, struct save_order *order)

@@ -18,7 +18,8 @@ int save_output_open(struct save_output *output, const char *path,
 	bool asked;
 	int ret;
 
-	file_options.remove_stale = !output->in_new_directory &&
+	output->urgent = options->deadline_ns > 0;
+	file_options.remove_stale = !output->in_new_directory && !options->deadline_ns &&
 				    save_should_tidy(context, output->path);
 	ret = save_take_lane(context, &output->lane, error);
 	if (ret)
@@ -56,10 +57,15 @@ int save_output_commit(struct save_output *output, struct save_order *order, int
 	uint64_t begin = base_now_ns();
 
 	if (!ret && order)
-		ret = save_order_wait(output->context, order, error);
+		ret = save_order_wait(output->context, order, output->urgent, error);
 	report->commit_s += base_seconds(base_now_ns() - begin);
-	if (!ret)
+	if (!ret && order && order->overtaken)
+		ring_note(&output->notes, IOSHAPE_STEP_OVERTAKEN,
+			  "a later save to the same file, with a deadline, is in place");
+	else if (!ret)
 		ret = ring_writer_commit(output->file, error);
+	if (!ret && order)
+		save_order_committed(output->context, order);
 	snprintf(report->filesystem, sizeof(report->filesystem), "%s", notes->filesystem);
 	if (output->file)
 		ring_writer_report(output->file, report);
@@ -68,6 +74,21 @@ int save_output_commit(struct save_output *output, struct save_order *order, int
 	snprintf(report->mode, sizeof(report->mode), "single");
 	log_save(output->context, output->path, report);
 	return ret;
+}
+
+void save_report_end(struct ioshape_report *report, uint64_t begin_ns, uint64_t deadline_ns,
+		     int ret)
+{
+	const uint64_t now = base_now_ns();
+
+	report->total_s = base_seconds(now - begin_ns);
+	report->started_s = base_wall_seconds() - report->total_s;
+	if (!deadline_ns)
+		return;
+	report->deadline = !ret && now <= deadline_ns ? IOSHAPE_DEADLINE_MET :
+							IOSHAPE_DEADLINE_MISSED;
+	report->deadline_left_s = now <= deadline_ns ? base_seconds(deadline_ns - now) :
+						       -base_seconds(now - deadline_ns);
 }
 
 void save_output_close(struct save_output *output)
@@ -113,6 +134,7 @@ int save_handle_open(struct save_handle *handle, struct ioshape_context *context
 
 	handle->output.context = context;
 	handle->begin_ns = base_now_ns();
+	handle->deadline_ns = options->deadline_ns;
 	/* The commit comes later, when the application may have changed its directory. */
 	ret = save_absolute_path(path, &handle->path, error);
 	if (ret)
@@ -183,7 +205,8 @@ int save_handle_begin_commit(struct save_handle *handle, struct save_order *orde
 }
 
 int save_handle_end_commit(struct save_handle *handle, struct save_order *order, int ret,
-			   uint64_t payload_bytes, struct ioshape_report *report)
+			   struct save_compare *compare, uint64_t payload_bytes,
+			   struct ioshape_report *report)
 {
 	struct ioshape_report full = IOSHAPE_REPORT_INIT;
 
@@ -198,9 +221,10 @@ int save_handle_end_commit(struct save_handle *handle, struct save_order *order,
 	}
 	ret = save_output_commit(&handle->output, order, ret, &full, &handle->error);
 	save_order_end(handle->output.context, order);
+	if (compare)
+		save_compare_end(compare, !ret && !order->overtaken, &full);
 	full.tensor_bytes = payload_bytes;
-	full.total_s = base_seconds(base_now_ns() - handle->begin_ns);
-	full.started_s = base_wall_seconds() - full.total_s;
+	save_report_end(&full, handle->begin_ns, handle->deadline_ns, ret);
 	if (report)
 		base_give_struct(report, &full, sizeof(full), "ioshape_report", NULL);
 	return base_leave(ret, "save", handle->path, &handle->error);

@@ -12,14 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A look at each storage target costs some hundred system calls: it is not made for smaller files,
- * nor more often than this. */
-#define WORTH_A_LOOK_BYTES (64 * MIB)
-#define LOOK_AGAIN_NS 60000000000ull
-
 #define TARGETS_BYTES 320
-
-#define LUSTRE_MAGIC 0x0bd00bd0
 
 static bool is_lack_of_space(int code)
 {
@@ -136,24 +129,6 @@ static void explain(const struct save_space *space, struct base_error *error)
 		      seen.no_inodes ? "" : targets);
 }
 
-/* The file fits on the whole, but perhaps not on each of its targets. Only Lustre tells of them. */
-static void warn_of_full_targets(const struct save_space *space, const struct fs_space *seen)
-{
-	struct ioshape_context *context = space->context;
-	uint64_t now_ns = base_now_ns(), last_ns = atomic_load(&context->targets_looked_ns);
-	char targets[TARGETS_BYTES];
-
-	if (seen->magic != LUSTRE_MAGIC || space->needed_bytes < WORTH_A_LOOK_BYTES ||
-	    (last_ns && now_ns - last_ns < LOOK_AGAIN_NS) ||
-	    !atomic_compare_exchange_strong(&context->targets_looked_ns, &last_ns, now_ns))
-		return;
-	name_full_targets(space, targets, sizeof(targets));
-	if (*targets)
-		base_log(&context->log, IOSHAPE_LOG_WARNING,
-			 "%s may fail: storage targets that could not hold their part of it: %s",
-			 space->path, targets);
-}
-
 /* ---- Skipping -------------------------------------------------------------------------------- */
 
 int save_space_verdict(const struct ioshape_context *context, int ret, struct base_error *error)
@@ -180,10 +155,8 @@ int save_space_check(const struct save_space *space, struct ring_notes *notes,
 	if (context->config.engine == IOSHAPE_ENGINE_NIL ||
 	    space->needed_bytes <= RING_SMALL_FILE_BYTES)
 		return 0;
-	if (fits(space, &seen)) {
-		warn_of_full_targets(space, &seen);
+	if (fits(space, &seen))
 		return 0;
-	}
 	clear(space);
 	if (fits_after_all(space, &seen))
 		return 0;

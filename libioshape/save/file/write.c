@@ -101,12 +101,15 @@ static int write_record(struct zip_writer *zip, const struct save_plan *plan, si
 }
 
 int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
-		       const struct save_source *source, struct base_error *error)
+		       const struct save_source *source, struct save_compare *compare,
+		       struct base_error *error)
 {
 	int ret = 0;
 
 	for (size_t i = 0; !ret && i < plan->count; i++)
 		ret = write_record(zip, plan, i, source, error);
+	if (!ret)
+		ret = save_compare_records(compare, zip, error);
 	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
 }
 
@@ -114,6 +117,7 @@ struct archive {
 	const struct save_plan *plan;
 	const struct save_source *source;
 	const char *path;
+	struct save_compare compare;
 	struct zip_writer *zip; /* owns the file */
 };
 
@@ -122,7 +126,9 @@ static int put_archive(void *user, struct ring_writer *file, struct base_error *
 	struct archive *archive = user;
 	int ret = zip_writer_new(&archive->zip, zip_sink_of_file(file), archive->path, error);
 
-	return ret ? ret : save_write_records(archive->zip, archive->plan, archive->source, error);
+	return ret ? ret :
+		     save_write_records(archive->zip, archive->plan, archive->source,
+					&archive->compare, error);
 }
 
 static void free_archive(void *user, struct ring_writer *file)
@@ -140,7 +146,12 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 	       const struct save_watch *watch, struct save_order *order,
 	       struct ioshape_report *report, struct base_error *error)
 {
-	struct archive archive = { .plan = plan, .source = source, .path = path };
+	struct archive archive = {
+		.plan = plan,
+		.source = source,
+		.path = path,
+		.compare = { .context = context, .path = order->path },
+	};
 	const struct save_space space = {
 		.context = context,
 		.path = order->path,
@@ -161,6 +172,7 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 	file.options.expected_bytes = plan->expected_bytes;
 	file.options.progress_total = plan->expected_bytes;
 	ret = save_write_file(&file, watch, order, report, error);
+	save_compare_end(&archive.compare, !ret && !order->overtaken, report);
 	report->tensor_bytes = plan->payload_bytes;
 	return ret;
 }

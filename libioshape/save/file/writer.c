@@ -104,17 +104,22 @@ IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer,
 {
 	struct zip_index index = { .has_table = false };
 	struct save_handle *handle = handle_of(writer);
+	struct save_compare compare = { 0 };
 	struct save_order order;
 	int ret = save_handle_begin_commit(handle, &order, report);
 
 	if (ret)
 		return ret;
+	compare.context = handle->output.context;
+	compare.path = handle->path;
+	ret = save_compare_records(&compare, writer->zip, &handle->error);
 	index.metadata = writer->metadata;
-	ret = zip_writer_finish(writer->zip, &index, &handle->error);
+	if (!ret)
+		ret = zip_writer_finish(writer->zip, &index, &handle->error);
 	/* A record that is still open can be ended, and the commit tried again. */
 	handle->committed = ret != -EINVAL;
-	return save_handle_end_commit(handle, &order, ret, zip_writer_payload_bytes(writer->zip),
-				      report);
+	return save_handle_end_commit(handle, &order, ret, &compare,
+				      zip_writer_payload_bytes(writer->zip), report);
 }
 
 IOSHAPE_EXPORT void ioshape_writer_free(struct ioshape_writer *writer)

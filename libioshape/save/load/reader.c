@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public handle for reading records and tensors. */
-#include "save/context/context.h"
+#include "save/file/file.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -45,8 +45,15 @@ static int open_reader(struct ioshape_context *context, const char *path,
 		free(reader);
 		return ret;
 	}
+	if (!options->file_offset && !options->file_bytes)
+		save_compare_loaded(context, path, &reader->zip);
 	*out = reader;
 	return 0;
+}
+
+void save_reader_is_part_of(const struct ioshape_reader *reader, const char *path)
+{
+	save_compare_loaded(reader->context, path, &reader->zip);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const char *path,
@@ -341,32 +348,95 @@ IOSHAPE_EXPORT int ioshape_reader_read_file(struct ioshape_reader *reader, uint6
 	return leave(reader, ret);
 }
 
-IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader)
+/* ---- Verifying ------------------------------------------------------------------------------- */
+
+/* What of a file is read. */
+struct sample {
+	const struct ioshape_reader *reader;
+	double share;
+	uint64_t pieces;
+};
+
+/* What has a checksum of its own: a block or a record. If all is read, whole records are fewer. */
+static uint64_t piece_bytes(const struct sample *sample, uint64_t record)
 {
+	const struct zip_reader *zip = &sample->reader->zip;
+
+	return zip->has_index && sample->share < 1 ? zip->index.check_bytes :
+						     zip->directory.entries[record].bytes;
+}
+
+static uint64_t piece_count(const struct sample *sample, uint64_t record)
+{
+	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
+
+	return bytes ? (bytes - 1) / piece_bytes(sample, record) + 1 : 0;
+}
+
+static struct zip_range piece(const struct sample *sample, uint64_t record, uint64_t number)
+{
+	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
+	const uint64_t length = piece_bytes(sample, record), offset = number * length;
+
+	return (struct zip_range){ record, offset, MIN(length, bytes - offset), NULL };
+}
+
+/* Evenly spread, from a random one on: whoever looks often has looked at all. */
+static size_t choose(const struct sample *sample, struct zip_range *ranges, size_t room)
+{
+	const double step = 1 / sample->share, pieces = (double)sample->pieces;
+	double next = (double)(base_random() >> 11) / (double)(1ull << 53) * MIN(step, pieces);
+	uint64_t before = 0;
+	size_t count = 0;
+
+	for (uint64_t record = 0; record < record_count(sample->reader); record++) {
+		const uint64_t own = piece_count(sample, record);
+
+		for (; count < room && next < (double)(before + own); next += step)
+			ranges[count++] = piece(sample, record, (uint64_t)next - before);
+		before += own;
+	}
+	return count;
+}
+
+static int verify_sample(struct ioshape_reader *reader, double share)
+{
+	struct sample sample = { .reader = reader, .share = share };
 	struct zip_range *ranges;
-	uint64_t count;
+	size_t count;
+	int ret;
+
+	for (uint64_t record = 0; record < record_count(reader); record++)
+		sample.pieces += piece_count(&sample, record);
+	count = (size_t)((double)sample.pieces * share) + 1;
+	ranges = calloc(count, sizeof(*ranges));
+	if (!ranges)
+		return base_no_memory(&reader->error, "verifying", count * sizeof(*ranges));
+	count = share > 0 ? choose(&sample, ranges, count) : 0;
+	ret = count ? read_ranges(reader, ranges, count, true) : 0;
+	if (!ret)
+		ret = zip_reader_check_headers(&reader->zip, &reader->error);
+	free(ranges);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double share)
+{
 	int ret = enter(reader);
 
-	if (!ret && reader->zip.no_checksums)
+	if (!ret && !(share >= 0 && share <= 1))
+		ret = base_refuse(&reader->error, -EINVAL,
+				  "cannot verify a share of %g of a file" BASE_REMEDY
+				  "give one from 0 to 1",
+				  share);
+	if (!ret && share > 0 && reader->zip.no_checksums)
 		ret = base_refuse(&reader->error, -ENODATA,
 				  "cannot verify \"%s\": it was written without checksums "
 				  "(torch.serialization.set_crc32_options)" BASE_REMEDY
 				  "save it again with them",
 				  reader->zip.input.path);
-	if (ret)
-		return leave_as(reader, "verify", ret);
-	count = record_count(reader);
-	ranges = calloc(MAX(count, 1), sizeof(*ranges));
-	if (!ranges)
-		return leave(reader,
-			     base_no_memory(&reader->error, "verifying", count * sizeof(*ranges)));
-	for (uint64_t i = 0; i < count; i++)
-		ranges[i] =
-			(struct zip_range){ i, 0, reader->zip.directory.entries[i].bytes, NULL };
-	ret = read_ranges(reader, ranges, count, true);
 	if (!ret)
-		ret = zip_reader_check_headers(&reader->zip, &reader->error);
-	free(ranges);
+		ret = verify_sample(reader, share);
 	return leave_as(reader, "verify", ret);
 }
 

@@ -35,6 +35,7 @@ static int acquire(struct ioshape_context *context, const struct ioshape_slot_op
 		.weight = MAX(options->weight, 1),
 		.bytes = options->expected_bytes,
 		.timeout_ms = options->timeout_ms,
+		.deadline_ns = base_deadline_ns(options->deadline_ms),
 		.waiting = options->waiting,
 		.waiting_user = options->waiting_user,
 		.lost = options->lost,

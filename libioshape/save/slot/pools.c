@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pools of a context. */
+#define _GNU_SOURCE
 #include "save/slot/pools.h"
 
 #include <errno.h>
@@ -60,7 +61,7 @@ static int check_pool_name(const char *name, struct base_error *error)
 /* The first line of a file, or the variable. */
 static int take_password(struct save_slots *slots, const char *file_name, struct base_error *error)
 {
-	const char *variable = getenv("IOSHAPE_PASSWORD");
+	const char *variable = secure_getenv("IOSHAPE_PASSWORD");
 	char line[MOST_PASSWORD_BYTES], more[2];
 	FILE *file;
 	int ret = 0;

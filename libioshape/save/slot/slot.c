@@ -63,6 +63,7 @@ static int wait_for_slot(const struct base_log *log, struct slots_pool *pool, ui
 		.weight = 1,
 		.bytes = options->expected_bytes,
 		.default_capacity = capacity,
+		.deadline_ns = options->deadline_ns,
 		.waiting = tell_waiting,
 		.waiting_user = &waiting,
 	};

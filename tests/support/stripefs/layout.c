@@ -42,6 +42,10 @@ static int make_component(struct component *component)
 	if (component->made)
 		return 0;
 	component->made = true;
+	if (component->by_hand) {
+		component->spread = component->count;
+		return 0;
+	}
 	if (component->on_mds) {
 		component->count = 1;
 		component->spread = 1;

@@ -161,6 +161,23 @@ ssize_t lustre_get(const struct node *node, char *blob)
 /* ---- Taken ------------------------------------------------------------------------------------
  */
 
+/* One chosen by hand lists them. */
+static int take_targets(struct component *component, const char *blob, size_t bytes)
+{
+	if (!component->count || component->count > MAX_TARGETS ||
+	    bytes < V3_BYTES + (size_t)component->count * OBJECT_BYTES)
+		return -EINVAL;
+	for (unsigned int i = 0; i < component->count; i++) {
+		const uint32_t target = get32(blob + V3_BYTES + (size_t)i * OBJECT_BYTES + 20);
+
+		if (target >= options.targets)
+			return -EINVAL;
+		component->targets[i] = (uint16_t)target;
+	}
+	component->by_hand = true;
+	return 0;
+}
+
 static int take_component(struct component *component, const char *blob, size_t bytes)
 {
 	const uint32_t magic = bytes >= V1_BYTES ? get32(blob) : 0;
@@ -194,7 +211,7 @@ static int take_component(struct component *component, const char *blob, size_t 
 	if (component->on_mds &&
 	    (component->start || component->stripe_size != component->end || component->count > 1))
 		return -EINVAL;
-	return 0;
+	return magic == MAGIC_SPECIFIC ? take_targets(component, blob, bytes) : 0;
 }
 
 static int take_composite(struct layout *layout, const char *blob, size_t bytes)
@@ -291,6 +308,8 @@ static void do_setstripe(fuse_req_t request, struct node *node, uint64_t address
 
 	if (!result && get32(blob) != MAGIC_V1) {
 		bytes = get32(blob) == MAGIC_COMPOSITE ? get32(blob + 4) : V3_BYTES;
+		if (get32(blob) == MAGIC_SPECIFIC)
+			bytes += (size_t)get16(blob + 28) * OBJECT_BYTES;
 		if (bytes < V1_BYTES || bytes > sizeof(blob))
 			result = -EINVAL;
 		else if (!caller_read(request, blob, address, bytes))

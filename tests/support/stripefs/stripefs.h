@@ -77,6 +77,7 @@ struct component {
 	uint16_t count; /* 0 in a directory's default: that of the filesystem; 0xffff: all */
 	uint16_t first; /* 0xffff: any */
 	bool overstriped, on_mds, made;
+	bool by_hand; /* whoever asked for it chose `count` of the targets */
 	char pool[POOL_NAME_BYTES];
 	uint16_t spread; /* how many targets that is: more than count if objects have an end */
 	uint16_t targets[MAX_TARGETS]; /* of a file, once made */

@@ -138,6 +138,7 @@ def _become(place: Place) -> None:
         LOCAL_RANK=str(place.rank % ranks_of_a_node),
         LOCAL_WORLD_SIZE=str(ranks_of_a_node),
         TORCHELASTIC_RUN_ID=place.token,
+        IOSHAPE_UNCHANGED="ignore",  # all save the same state again and again
     )
     if place.nodes > 1:
         os.environ["IOSHAPE_TEST_NODE"] = f"node-{place.rank // ranks_of_a_node}"

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import re
-import zlib
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ioshape._native import ffi, lib
 from ioshape.cli.output import SentenceError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def unfinished(directory: str) -> list[Unfinished]:
     return found
 
 
-def _look(path: str, step: int, machine: str) -> Unfinished:
+def _look(path: str, step: int, domain: str) -> Unfinished:
     statuses = [os.stat(path)]  # noqa: PTH116
     with os.scandir(path) as entries:
         statuses += [entry.stat(follow_symlinks=False) for entry in entries]
@@ -99,12 +99,12 @@ def _look(path: str, step: int, machine: str) -> Unfinished:
         path=path,
         touched=datetime.fromtimestamp(touched, tz=timezone.utc),
         n_bytes=sum(status.st_size for status in statuses[1:]),
-        alive=_is_alive(path, machine),
+        alive=_is_alive(path, domain),
     )
 
 
-def _is_alive(path: str, machine: str) -> bool | None:
-    """Whether its writer has it locked. On another machine that may not be seen."""
+def _is_alive(path: str, domain: str) -> bool | None:
+    """Whether its writer has it locked. From another machine or mount that may not be seen."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -112,13 +112,16 @@ def _is_alive(path: str, machine: str) -> bool | None:
         return True if error.errno == errno.EWOULDBLOCK else None
     finally:
         os.close(fd)
-    return False if machine == _machine() else None
+    return False if domain == lock_domain(path) else None
 
 
-def _machine() -> str | None:
-    """As the library names this boot of this machine."""
+def lock_domain(directory: str) -> str | None:
+    """Where locks there are seen, as the library names it; None if that is not known."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        return None
-    return f"{zlib.crc32(text):08x}"
+        digits = ffi.new("char[9]")
+        lib.ring_lock_domain(fd, digits)
+    finally:
+        os.close(fd)
+    found = ffi.string(digits).decode()
+    return None if found == "00000000" else found

@@ -63,6 +63,9 @@ def _show(complete: list[Generation], others: list[Unfinished]) -> None:
 def command(directory: str, as_json: bool) -> int:
     """Lists the generations in a directory that save_group() was given, oldest first.
 
+    That is the order in which they were saved, whatever their steps: the last complete one is the
+    newest, from which load_group() goes on.
+
     What is not complete comes behind them: what is being written, and what was left behind by
     processes that died, which the next save there removes. It is told by a lock, which is not seen
     from every machine: "unfinished" may be either. Sizes and times of those are as of now.

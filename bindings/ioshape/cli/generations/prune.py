@@ -85,7 +85,7 @@ def _ask(directory: str, going: list[tuple[int, int]]) -> None:
         )
     what = "what dead processes left"
     if going:
-        first, last = going[0][0], going[-1][0]
+        first, last = min(step for step, _ in going), max(step for step, _ in going)
         steps = f"step {first}" if len(going) == 1 else f"steps {first} to {last}"
         what = f"{_counted(going)}, {steps}, and {what}"
     if not click.confirm(one_line(f'Remove {what} in "{directory}"?'), err=True):

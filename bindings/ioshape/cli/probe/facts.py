@@ -33,7 +33,7 @@ class Leftovers:
     #: temporary files, or directories of generations that were replaced or pruned
     count: int = 0
     n_bytes: int = 0
-    #: the same that may be in use on another host: nobody here has them
+    #: the same that may be in use on another host or mount: nobody here has them
     elsewhere_count: int = 0
     elsewhere_bytes: int = 0
     #: of the first dead ones

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ioshape.cli.generations.look import ATTEMPT, _machine
+from ioshape.cli.generations.look import ATTEMPT, lock_domain
 from ioshape.cli.probe.facts import Coordination, Facts, Folder, Host, Leftovers
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _leftovers(path: str) -> tuple[Leftovers, Leftovers]:
     """Temporary files, and directories of generations, that nobody has locked."""
     files: list[tuple[str, int, bool]] = []
     folders: list[tuple[str, int, bool]] = []
-    machine = _machine()
+    domain = lock_domain(path)
     for entry in _entries(path):
         match = _TEMPORARY.fullmatch(entry.name)
         attempt = ATTEMPT.fullmatch(entry.name)
@@ -139,9 +139,9 @@ def _leftovers(path: str) -> tuple[Leftovers, Leftovers]:
             status = entry.stat(follow_symlinks=False)
             old = time.time() - status.st_mtime > _DAY_S
             if match and entry.is_file(follow_symlinks=False) and _is_free(entry.path):
-                files.append((entry.name, status.st_size, old or match[1] == machine))
+                files.append((entry.name, status.st_size, old or match[1] == domain))
             elif attempt and entry.is_dir(follow_symlinks=False) and _is_free(entry.path):
-                folders.append((entry.name, _size_of(entry.path), old or attempt[2] == machine))
+                folders.append((entry.name, _size_of(entry.path), old or attempt[2] == domain))
             elif _ASIDE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 folders.append((entry.name, _size_of(entry.path), True))
     return _sum(files), _sum(folders)

@@ -110,8 +110,8 @@ def leftovers(facts: Facts) -> Iterator[Finding]:
     if stale.count or stale.elsewhere_count:
         n_bytes = human_size(stale.n_bytes + stale.elsewhere_bytes)
         unsure = (
-            f"; {plural(stale.elsewhere_count, 'of them may be')} of a writer on another host, "
-            "which is certain to be dead after a day"
+            f"; {plural(stale.elsewhere_count, 'of them may be')} of a writer on another host or "
+            "mount, which is certain to be dead after a day"
             if stale.elsewhere_count
             else ""
         )

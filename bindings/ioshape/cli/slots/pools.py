@@ -204,7 +204,7 @@ def table_of(
         for one in members:
             held = state == "holds"
             cells = [
-                "express" if held and one.express else state,
+                "express" if held and one.express else "urgent" if held and one.urgent else state,
                 one.job,
                 one.node,
                 str(one.rank),

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The process is killed before and after each submission to the engine, and before and after each
- * completion: the kernel may have written any part of the blocks in flight. There is the old file
- * or the new one. And an engine that the kernel shuts down in the middle of the process's life.
- */
+/* Engines that the kernel does not give, or shuts down in the middle of the process's life. */
 #define _GNU_SOURCE
+#include "base/base.h"
 #include "support/check_main.h"
-#include "support/faulty_engine.h"
 #include "support/report_step.h"
 #include "support/sample.h"
 #include "support/sandbox.h"
@@ -19,40 +15,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const struct ring_engine_ops *const inner[] = { &ring_engine_uring, &ring_engine_threads,
-						       &ring_engine_buffered };
-
 static struct sample sample;
 static uint8_t *new_file;
 static size_t new_bytes;
 static const char old_file[] = "what was there before";
 
-static int save(struct ioshape_context *context, bool background)
-{
-	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-	struct ioshape_save *handle;
-	int ret;
-
-	options.metadata = &sample.metadata;
-	if (!background)
-		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options,
-					    NULL);
-	ret = ioshape_save_tensors(context, "file", sample.tensors, sample.count, &options,
-				   &handle);
-	if (ret)
-		return ret;
-	ret = ioshape_save_wait(handle, -1);
-	ioshape_save_free(handle);
-	return ret;
-}
-
-static void save_again(void)
+static void save_first(void)
 {
 	struct ioshape_context *context =
 		sample_context(IOSHAPE_ENGINE_BUFFERED, IOSHAPE_DIRECT_OFF);
 
-	unlink("file");
-	ck_assert_int_eq(save(context, false), 0);
+	ck_assert_int_eq(sample_save(context, "file", &sample, NULL), 0);
 	ioshape_context_free(context);
 }
 
@@ -62,7 +35,7 @@ static void setup(void)
 	ck_assert_int_eq(chdir(scratch_directory()), 0);
 	/* Nine blocks, so that some are in flight when others are done. */
 	sample_make(&sample, 7, 400000);
-	save_again();
+	save_first();
 	new_file = scratch_read("file", &new_bytes);
 }
 
@@ -72,75 +45,6 @@ static void teardown(void)
 	sample_free(&sample);
 	ck_assert_int_eq(chdir("/"), 0);
 	scratch_teardown();
-}
-
-struct victim {
-	struct faulty_plan plan;
-	bool background;
-};
-
-static int save_and_die(void *argument)
-{
-	const struct victim *victim = argument;
-	struct ioshape_context *context;
-	int ret;
-
-	context = faulty_context(&victim->plan, IOSHAPE_DIRECT_PREFER);
-	ret = save(context, victim->background);
-	ioshape_context_free(context);
-	return ret ? 1 : 0;
-}
-
-/* Returns false when the save has fewer of these moments than nth. */
-static bool kill_one(struct victim *victim, unsigned long *moment, unsigned long nth)
-{
-	int status;
-
-	scratch_write("file", old_file, sizeof(old_file));
-	*moment = nth;
-	status = scratch_in_child(save_and_die, victim);
-	if (WIFEXITED(status)) {
-		ck_assert_int_eq(WEXITSTATUS(status), 0);
-		ck_assert(scratch_same("file", new_file, new_bytes));
-		return false;
-	}
-	ck_assert_int_eq(WTERMSIG(status), SIGKILL);
-	/* All blocks leave before the file is put in place. */
-	ck_assert(scratch_same("file", old_file, sizeof(old_file)));
-	ck_assert_uint_eq(scratch_temporaries("."), 1);
-	/* The next save tidies - as soon as the kernel has taken the ring apart, which held the
-	 * file. */
-	for (int tries = 0; scratch_entries(".") != 1 && tries < 200; tries++) {
-		if (tries)
-			usleep(10000);
-		save_again();
-	}
-	ck_assert_uint_eq(scratch_entries("."), 1);
-	return true;
-}
-
-static struct test_case kills = {
-	.name = "kills", .setup = setup, .teardown = teardown, .timeout_s = 120
-};
-
-LOOP_TEST(kills, a_kill_at_any_moment_of_the_engine_leaves_the_old_file, 0,
-	  2 * (int)ARRAY_LENGTH(inner))
-{
-	struct victim victim = { .plan = { .inner = inner[_i / 2], .seed = 5, .reorder = _i % 2 } };
-	unsigned long *const moments[] = { &victim.plan.kill_before_submit,
-					   &victim.plan.kill_after_submit,
-					   &victim.plan.kill_before_completion,
-					   &victim.plan.kill_after_completion };
-
-	victim.background = _i % 2;
-	for (size_t i = 0; i < ARRAY_LENGTH(moments); i++) {
-		unsigned long nth = 1;
-
-		while (kill_one(&victim, moments[i], nth))
-			nth++;
-		ck_assert_uint_gt(nth, 8);
-		*moments[i] = 0;
-	}
 }
 
 /* ---- A kernel that stops taking requests ----------------------------------------------------- */
@@ -221,5 +125,5 @@ TEST(doors, a_sandbox_without_io_uring_is_saved_in_and_reported)
 
 int main(void)
 {
-	return check_run("fault/engine kills");
+	return check_run("fault/refused engines");
 }

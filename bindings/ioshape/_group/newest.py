@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load_latest(): the newest intact checkpoint, of a group or of files."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from ioshape._errors import PassedOver, StorageError, failure, warn_passed_over
+from ioshape._group.load import load_group
+from ioshape._load.load import load
+from ioshape._load.reader import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ioshape._save.report import Progress
+
+# Then it was this process that could not, and an older file would hide that.
+_OUR_FAULT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
+
+
+def load_latest(
+    pattern: str | os.PathLike[str],
+    map_location: Any = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """Loads the newest checkpoint that is intact.
+
+    Of a directory of generations that is load_group(directory, fallback=True). Otherwise it is the
+    file of this pattern that was written last, by its time of modification; of two with the same
+    time, that with the higher numbers in its name. Files that are damaged, or that have no format
+    with checksums, are passed over, and a FallbackWarning says which, and why. Each process looks
+    by itself.
+
+    Args:
+        pattern: a directory of generations, or a pattern of files as in glob: "run/step-*.pt".
+        map_location: as in torch.load.
+        pickle_module: as in torch.load.
+        weights_only: as in torch.load.
+        progress: is called with a Progress now and then; an exception in it stops the load.
+        pickle_load_args: as in torch.load.
+
+    Raises:
+        FileNotFoundError: there is none, or none that is intact.
+        StorageError: it could not be read. It is an OSError with errno and path.
+
+    What torch.load raises for other reasons, this raises.
+    """
+    where = os.fspath(pattern)
+    options = {"weights_only": weights_only, "progress": progress, **pickle_load_args}
+    if os.path.isdir(where):  # noqa: PTH112
+        return load_group(
+            where,
+            fallback=True,
+            map_location=map_location,
+            pickle_module=pickle_module,
+            **options,
+        )
+    passed_over: list[PassedOver] = []
+    for path in _newest_first(where):
+        try:
+            with Reader(path):  # of other formats torch would load whatever is there
+                pass
+            loaded = load(path, map_location, pickle_module, mmap=False, **options)
+        except StorageError as error:
+            if error.errno in _OUR_FAULT:
+                raise
+            passed_over.append(PassedOver(path, error))
+        else:
+            warn_passed_over(path, passed_over)
+            return loaded
+    raise failure(
+        -errno.ENOENT,
+        f'cannot load "{where}": ' + ("no such file is intact" if passed_over else "no such file"),
+        where,
+        "load",
+        remedy="give a directory of generations, or a pattern such as run/*.pt",
+    ) from (passed_over[0].error if passed_over else None)
+
+
+def _newest_first(pattern: str) -> list[str]:
+    found = []
+    for path in glob.glob(pattern):  # noqa: PTH207 - as the user wrote it
+        try:
+            time_ns = os.stat(path).st_mtime_ns  # noqa: PTH116
+        except FileNotFoundError:  # gone since
+            continue
+        # Texts and numbers alternate.
+        name = [
+            int(piece) if number % 2 else piece
+            for number, piece in enumerate(re.split(r"(\d+)", path))
+        ]
+        found.append((time_ns, name, path))
+    return [path for _time_ns, _name, path in sorted(found, reverse=True)]

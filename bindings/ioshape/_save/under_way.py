@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All saves under way: failures that nobody has heard of, and the end of the process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ioshape import _terminal
+from ioshape._errors import StorageError
+from ioshape._locks import ForkedLock
+from ioshape._native import lib
+from ioshape._settings import config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ioshape._save.handle import SaveHandle
+    from ioshape._save.report import Report
+    from ioshape._settings.context import Context
+
+#: Of a process that lost a save and would have ended with 0. Launchers and schedulers must see it.
+LOST_STATUS = os.EX_IOERR
+
+_registry_lock = ForkedLock()
+_under_way: dict[int, SaveHandle] = {}
+_unheard: list[SaveHandle] = []
+_starting = 0  # saves that are about to be under way
+_ending = False  # the process is waiting for all of them, or has waited
+_ended = False  # it has waited
+_ours = threading.local()  # .calling: this thread is there to call the users' callbacks
+_finishing_in = -1  # the process that multiprocessing has been told of
+
+
+def is_ending() -> bool:
+    """Whether the process is at its end."""
+    return _ending
+
+
+def calls_back() -> None:
+    """Notes that this thread is there to call the users' callbacks."""
+    _ours.calling = True
+
+
+def is_calling_back() -> bool:
+    """Whether this thread is."""
+    return getattr(_ours, "calling", False)
+
+
+def _finish_with_multiprocessing() -> None:
+    """Processes that multiprocessing has forked end without exit handlers, but with its own."""
+    global _finishing_in  # noqa: PLW0603
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and _finishing_in != os.getpid():
+        _finishing_in = os.getpid()
+        util.Finalize(None, _finish, exitpriority=0)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Around the beginning of a save: the end of the process waits for it.
+
+    From then on only the main thread can save, in its exit handlers, and callbacks can: to other
+    threads the interpreter's end comes at any moment, and would not wait for their saves.
+    """
+    global _starting  # noqa: PLW0603
+    _finish_with_multiprocessing()
+    with _registry_lock:
+        is_main = threading.current_thread() is threading.main_thread()
+        if _ending and not (is_main or is_calling_back()):
+            raise RuntimeError("cannot save any more: the interpreter is ending")
+        _starting += 1
+    try:
+        yield
+    finally:
+        with _registry_lock:
+            _starting -= 1
+
+
+def register(handle: SaveHandle, *, background: bool) -> None:
+    """Keeps a save until it has ended, and its failure until somebody hears of it."""
+    handle._background = background
+    handle._asked = not background
+    with _registry_lock:
+        if not handle._ended:
+            _under_way[id(handle)] = handle
+        elif handle._error is not None:
+            _unheard.append(handle)
+        ended = _ended
+    if ended:
+        handle._wait(None)  # nobody would, later
+        if _tell_unheard():
+            _end_nonzero()
+
+
+def begun(begin: Callable[[], SaveHandle]) -> SaveHandle:
+    """A save that goes on in the background."""
+    with starting():
+        handle = begin()
+        register(handle, background=True)
+    return handle
+
+
+def completed(begin: Callable[[], SaveHandle]) -> Report:
+    """A save that somebody waits for, and for whom it is aborted if that is interrupted."""
+    with starting():
+        handle = begin()
+        register(handle, background=False)
+    try:
+        return handle.result()
+    except BaseException:
+        handle._abort()  # Ctrl-C
+        raise
+
+
+def forget(handle: SaveHandle) -> None:
+    """Of a save that has ended; its failure stays until somebody hears of it."""
+    with _registry_lock:
+        known = _under_way.pop(id(handle), None) is not None
+        if known and handle._background and handle._error is not None:
+            _unheard.append(handle)
+
+
+def context_of_saves_to(path: str) -> Context | None:
+    """The context of a save under way to this path, if there is one."""
+    if not _under_way:
+        return None
+    place = place_of(path)
+    with _registry_lock:
+        for handle in _under_way.values():
+            if handle._context is not None and handle._place == place:
+                return handle._context
+    return None
+
+
+def place_of(path: str) -> str:
+    """What tells files apart, as the library does: the name in a directory, however written."""
+    directory, name = os.path.split(path)
+    return os.path.join(os.path.realpath(directory or "."), name)  # noqa: PTH118
+
+
+def raise_unheard(*, but: SaveHandle | None = None) -> None:
+    """Raises the first failure of a background save that nobody has asked about."""
+    with _registry_lock:
+        ended = [handle for handle in _under_way.values() if handle is not but and handle.done()]
+    for handle in ended:
+        handle._settle()
+    with _registry_lock:
+        unheard = [one for one in _unheard if one is not but and not one._asked]
+        _unheard[:] = [one for one in _unheard if one is but or one in unheard[1:]]
+    if unheard:
+        unheard[0]._asked = True
+        assert unheard[0]._error is not None
+        raise unheard[0]._error
+
+
+def wait_all(timeout: float | None = None) -> bool:
+    """Waits for all background saves; raises what the first of them that failed failed with.
+
+    False if some are still under way after `timeout` seconds.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    with _registry_lock:
+        handles = [handle for handle in _under_way.values() if handle._background]
+    for handle in handles:
+        if not handle._wait(None if end is None else max(0.0, end - time.monotonic())):
+            return False
+    raise_unheard()
+    return True
+
+
+def _tell_progress(handles: list[SaveHandle]) -> str:
+    lines = []
+    for handle in handles:
+        progress = handle.progress
+        share = (
+            f" {100 * progress.done_bytes // progress.total_bytes} %"
+            if progress.total_bytes
+            else ""
+        )
+        turn = f" behind {progress.ahead}" if progress.ahead else ""
+        lines.append(f"{handle.path} ({progress.phase}{share}{turn})")
+    return ", ".join(lines)
+
+
+def _left() -> list[SaveHandle] | None:
+    """Saves that have not ended; None if there is none, and there will be none."""
+    global _ended  # noqa: PLW0603
+    with _registry_lock:
+        handles = list(_under_way.values())
+    # Those that have ended are here until their callbacks have been called.
+    left = [handle for handle in handles if not handle._wait(0)]
+    with _registry_lock:
+        _ended = not _under_way and not _starting
+        return None if _ended else left
+
+
+def _wait_at_exit(timeout: float | None) -> list[SaveHandle]:
+    """Waits for all saves; those that are still under way after the timeout."""
+    begin = time.monotonic()
+    next_word = begin + 1.0
+    while (left := _left()) is not None:
+        now = time.monotonic()
+        if timeout is not None and now - begin >= timeout:
+            return left
+        if now >= next_word and left:
+            _terminal.say(f"finishing before the program ends: {_tell_progress(left)}")
+            next_word = now + (5.0 if now - begin > 5 else 2.0)
+        limit = next_word if timeout is None else min(next_word, begin + timeout)
+        pause = max(0.01, min(0.5, limit - now))
+        if left:
+            left[0]._wait(pause)
+        else:
+            time.sleep(0.01)
+    return []
+
+
+def _abort_all(handles: list[SaveHandle], why: str) -> bool:
+    """Whether one of them is lost: others may have got through after all."""
+    global _ended  # noqa: PLW0603
+    with _registry_lock:
+        _ended = True
+    lost = [handle for handle in handles if handle.cancel()]
+    for handle in lost:
+        _terminal.say(f'cannot finish the save to "{handle.path}": {why}; the previous file stands')
+    return bool(lost)
+
+
+def _at_exit(name: str) -> Any:
+    """A setting; its default if it cannot be understood, which must not cost a checkpoint."""
+    try:
+        return config.value_of(name)
+    except ValueError as error:
+        _terminal.say(str(error))
+        return None
+
+
+_after_saves: list[Callable[[], object]] = []
+
+
+def after_saves(function: Callable[[], object]) -> None:
+    """Has the end of the process call this, when saves under way are finished."""
+    _after_saves.append(function)
+
+
+@atexit.register
+def _finish() -> None:
+    """The end of the process: saves under way are finished, failures told."""
+    global _ending  # noqa: PLW0603
+    with _registry_lock:
+        _ending = True
+    lost = True  # a second Ctrl-C cuts everything short
+    try:
+        lost = _finish_saves()
+        lost = _tell_unheard() or lost
+    finally:
+        if lost:
+            _end_nonzero()
+        for function in _after_saves:
+            function()
+
+
+def _finish_saves() -> bool:
+    """Whether one was given up."""
+    timeout = _at_exit("exit_timeout_s")
+    try:
+        left = _wait_at_exit(timeout)
+        why = f"it was not complete {timeout} s after the program's end (exit_timeout_s)"
+    except KeyboardInterrupt:
+        left, why = _left() or [], "interrupted"
+    return _abort_all(left, why)
+
+
+def _tell_unheard() -> bool:
+    """Prints the failures that nobody has asked about; whether there were any."""
+    with _registry_lock:
+        unheard = [handle for handle in _unheard if not handle._asked]
+        _unheard.clear()
+    for handle in unheard:
+        if isinstance(handle._error, StorageError):
+            _terminal.say(f"a save in the background failed: {handle._error}")
+        else:
+            _terminal.say(
+                f'the save to "{handle.path}" failed in the background: {handle._error!r}'
+            )
+    return bool(unheard)
+
+
+# ---- The exit status -------------------------------------------------------------------------
+
+
+def _end_nonzero() -> None:
+    lib.ioshape_py_end_with(LOST_STATUS)
+    _terminal.say(f"a checkpoint is lost; an exit status of 0 becomes {LOST_STATUS}")
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        # Such a process ends with os._exit() and a status that only an exception changes. The
+        # lowest priority is the last to run.
+        sys.modules["multiprocessing.util"].Finalize(None, _raise_status, exitpriority=-(1 << 30))
+
+
+def _raise_status() -> None:
+    error = sys.exc_info()[1]
+    # One that the process was forked in is not one that it ends with.
+    frame = error.__traceback__.tb_frame if error and error.__traceback__ else None
+    ends_with = error if frame and frame.f_code.co_name == "_bootstrap" else None
+    if ends_with is None or (isinstance(ends_with, SystemExit) and not ends_with.code):
+        raise SystemExit(LOST_STATUS)
+
+
+def _forget_in_child() -> None:
+    # Saves under way are the parent's.
+    global _starting, _ending, _ended  # noqa: PLW0603
+    _starting = 0
+    _ending = _ended = False
+    _under_way.clear()
+    _unheard.clear()
+    lib.ioshape_py_end_with(0)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

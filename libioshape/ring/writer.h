@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the ring floor: a file that is being written, for those who open it and who write it. */
+#ifndef RING_WRITER_H
+#define RING_WRITER_H
+
+#include "ring/calibrate.h"
+#include "ring/destination.h"
+#include "ring/lane.h"
+
+struct ring_writer {
+	struct ring_lane *lane;
+	struct ring_file_options options;
+	struct ring_notes *notes;
+	struct ring_destination file;
+	struct ring_striping striping;
+	struct fs_info fs;
+	struct ring_buffer *buffer; /* being filled; NULL at a block's boundary */
+	size_t used;                /* bytes of it that are filled */
+	size_t block_bytes;         /* it leaves when so much of it is */
+	uint64_t submitted;         /* bytes that have left in full blocks */
+	uint32_t crc;               /* of all bytes put, if wanted */
+	bool through_engine;        /* at least one block has */
+	bool was_direct;
+	bool nil; /* the engine drops everything: there is no file */
+	bool failed;
+	bool finished;           /* complete: may be committed */
+	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
+	uint64_t first_block_ns; /* when the engine got its first block */
+	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
+	struct ring_choice choice;
+	char shape_why[160];
+	uint64_t held_ns; /* of write_ns, in the callback that lets blocks pass */
+};
+
+/* Runs before each step: the one place that progress and abort are heeded. */
+int ring_writer_tell(struct ring_writer *writer, enum ioshape_phase phase,
+		     struct base_error *error);
+/* Beyond the limit a write would end the application. */
+int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
+			    struct base_error *error);
+
+#endif

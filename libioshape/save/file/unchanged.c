@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stale bytes: a save whose large records are all those of the save before it. Then training
+ * changes something else than what is saved: a state_dict was taken once, a buffer is a copy of
+ * what it should be. The checksums of the records tell, and those there are already: writing makes
+ * them, and a load finds them in the directory. So a job that restarts compares its first save with
+ * what it has loaded.
+ */
+#include "save/file/file.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Small records (step counters, states of random generators) change whatever else stands still. */
+#define LARGE_BYTES (1 * MIB)
+/* In a file without large ones, those from half of the largest on are; but a state of torch's
+ * generators, which has 5 KiB, never is. */
+#define LEAST_LARGE_BYTES (16 * KIB)
+
+struct large_record {
+	uint64_t bytes;
+	uint32_t crc32;
+};
+
+struct save_seen {
+	TAILQ_ENTRY(save_seen) entry;
+	char *path;     /* absolute */
+	uint64_t bytes; /* of all large records */
+	size_t count;
+	struct large_record records[]; /* sorted */
+};
+
+/* ---- What is remembered of a file ------------------------------------------------------------ */
+
+/* Numbers and whatever else is no tensor lie there, however large it is. */
+static bool is_pickle(const struct zip_entry *entry)
+{
+	const char *slash = strrchr(entry->name, '/');
+
+	return !strcmp(slash ? slash + 1 : entry->name, "data.pkl");
+}
+
+static uint64_t least_large_bytes(const struct zip_entry *entries, uint64_t count)
+{
+	uint64_t most = 0;
+
+	for (uint64_t i = 0; i < count; i++)
+		if (!is_pickle(&entries[i]))
+			most = MAX(most, entries[i].bytes);
+	return MIN(MAX(most / 2, LEAST_LARGE_BYTES), LARGE_BYTES);
+}
+
+static int compare_records(const void *one, const void *other)
+{
+	const struct large_record *a = one, *b = other;
+
+	if (a->bytes != b->bytes)
+		return a->bytes < b->bytes ? -1 : 1;
+	return (a->crc32 > b->crc32) - (a->crc32 < b->crc32);
+}
+
+static void free_seen(struct save_seen *seen)
+{
+	if (seen)
+		free(seen->path);
+	free(seen);
+}
+
+/* Without a path. NULL if nothing is large, or there is no memory: no save and no load fails for
+ * that. */
+static struct save_seen *look(const struct zip_entry *entries, uint64_t count)
+{
+	const uint64_t least = least_large_bytes(entries, count);
+	struct save_seen *seen;
+	size_t large = 0;
+
+	for (uint64_t i = 0; i < count; i++)
+		large += entries[i].bytes >= least && !is_pickle(&entries[i]);
+	if (!large)
+		return NULL;
+	seen = calloc(1, sizeof(*seen) + large * sizeof(*seen->records));
+	if (!seen)
+		return NULL;
+	for (uint64_t i = 0; i < count; i++) {
+		if (entries[i].bytes < least || is_pickle(&entries[i]))
+			continue;
+		seen->records[seen->count].bytes = entries[i].bytes;
+		seen->records[seen->count++].crc32 = entries[i].crc32;
+		seen->bytes += entries[i].bytes;
+	}
+	qsort(seen->records, seen->count, sizeof(*seen->records), compare_records);
+	return seen;
+}
+
+/* Bytes of records that both have, wherever in the file: a new tensor before them renames all. */
+static uint64_t bytes_in_both(const struct save_seen *one, const struct save_seen *other)
+{
+	size_t i = 0, j = 0;
+	uint64_t bytes = 0;
+
+	while (i < one->count && j < other->count) {
+		int order = compare_records(&one->records[i], &other->records[j]);
+
+		if (!order)
+			bytes += one->records[i].bytes;
+		i += order <= 0;
+		j += order >= 0;
+	}
+	return bytes;
+}
+
+/* ---- Series ---------------------------------------------------------------------------------- */
+
+/* Paths of one series differ in their numbers at most. */
+static bool is_same_series(const char *one, const char *other)
+{
+	for (;; one++, other++) {
+		while (isdigit((unsigned char)*one))
+			one++;
+		while (isdigit((unsigned char)*other))
+			other++;
+		if (*one != *other)
+			return false;
+		if (!*one)
+			return true;
+	}
+}
+
+static struct save_seen *find(const struct save_seen_list *list, const char *path)
+{
+	struct save_seen *seen = TAILQ_FIRST(&list->all);
+
+	while (seen && !is_same_series(seen->path, path))
+		seen = TAILQ_NEXT(seen, entry);
+	return seen;
+}
+
+static void forget(struct save_seen_list *list, struct save_seen *seen)
+{
+	TAILQ_REMOVE(&list->all, seen, entry);
+	list->count--;
+	free_seen(seen);
+}
+
+/* In the place of what was there of its series, or of the oldest. */
+static void remember(struct save_seen_list *list, struct save_seen *seen)
+{
+	struct save_seen *old = find(list, seen->path);
+
+	if (!old && list->count == SAVE_KEPT_SERIES)
+		for (old = TAILQ_FIRST(&list->all); TAILQ_NEXT(old, entry);)
+			old = TAILQ_NEXT(old, entry);
+	if (old)
+		forget(list, old);
+	TAILQ_INSERT_HEAD(&list->all, seen, entry);
+	list->count++;
+}
+
+void save_seen_init(struct ioshape_context *context)
+{
+	TAILQ_INIT(&context->saved.all);
+	TAILQ_INIT(&context->loaded.all);
+	TAILQ_INIT(&context->compared);
+}
+
+void save_seen_forget(struct ioshape_context *context)
+{
+	while (context->saved.count)
+		forget(&context->saved, TAILQ_FIRST(&context->saved.all));
+	while (context->loaded.count)
+		forget(&context->loaded, TAILQ_FIRST(&context->loaded.all));
+}
+
+/* ---- One save -------------------------------------------------------------------------------- */
+
+/* `before` may be NULL. The first one that has all of it is what the error names. */
+static void compare_with(struct save_compare *compare, const struct save_seen *before,
+			 struct base_error *stale)
+{
+	const struct save_seen *seen = compare->seen;
+	uint64_t same;
+
+	if (!before)
+		return;
+	same = bytes_in_both(seen, before);
+	compare->compared_bytes = seen->bytes;
+	compare->unchanged_bytes = MAX(compare->unchanged_bytes, same);
+	if (same == seen->bytes)
+		base_refuse(stale, IOSHAPE_E_UNCHANGED,
+			    "%s \"%s\": its large tensors, %s in all, are those of \"%s\", every "
+			    "byte" BASE_REMEDY
+			    "save the tensors that training changes, not a copy that was taken "
+			    "once, or set unchanged=ignore",
+			    compare->context->unchanged == IOSHAPE_UNCHANGED_FAIL ? "cannot save" :
+										    "saving",
+			    compare->path, BASE_SIZE(seen->bytes), before->path);
+}
+
+static void compare_with_series(struct save_compare *compare, struct base_error *stale)
+{
+	struct ioshape_context *context = compare->context;
+	const char *path = compare->seen->path;
+	const struct save_compare *other;
+
+	TAILQ_FOREACH(other, &context->compared, entry)
+	if (is_same_series(other->seen->path, path))
+		compare_with(compare, other->seen, stale);
+	compare_with(compare, find(&context->saved, path), stale);
+	compare_with(compare, find(&context->loaded, path), stale);
+}
+
+int save_compare_records(struct save_compare *compare, const struct zip_writer *zip,
+			 struct base_error *error)
+{
+	struct ioshape_context *context = compare->context;
+	struct base_error stale = { 0 };
+	const struct zip_entry *entries;
+	uint64_t count;
+
+	if (context->unchanged == IOSHAPE_UNCHANGED_IGNORE)
+		return 0;
+	entries = zip_writer_entries(zip, &count);
+	compare->seen = look(entries, count);
+	if (compare->seen)
+		compare->seen->path = strdup(compare->path);
+	if (!compare->seen || !compare->seen->path) {
+		free_seen(compare->seen);
+		compare->seen = NULL;
+		return 0;
+	}
+	pthread_mutex_lock(&context->lock);
+	compare_with_series(compare, &stale);
+	TAILQ_INSERT_HEAD(&context->compared, compare, entry);
+	pthread_mutex_unlock(&context->lock);
+	if (stale.code && context->unchanged == IOSHAPE_UNCHANGED_FAIL)
+		return base_pass_on(error, &stale);
+	if (stale.code)
+		base_log(&context->log, IOSHAPE_LOG_WARNING, "%s", stale.text);
+	return 0;
+}
+
+void save_compare_end(struct save_compare *compare, bool in_place, struct ioshape_report *report)
+{
+	struct ioshape_context *context = compare->context;
+
+	report->compared_bytes = compare->compared_bytes;
+	report->unchanged_bytes = compare->unchanged_bytes;
+	if (!compare->seen)
+		return;
+	pthread_mutex_lock(&context->lock);
+	TAILQ_REMOVE(&context->compared, compare, entry);
+	if (in_place)
+		remember(&context->saved, compare->seen);
+	else
+		free_seen(compare->seen);
+	pthread_mutex_unlock(&context->lock);
+	compare->seen = NULL;
+}
+
+/* ---- One load -------------------------------------------------------------------------------- */
+
+void save_compare_loaded(struct ioshape_context *context, const char *path,
+			 const struct zip_reader *zip)
+{
+	const struct zip_directory *directory = &zip->directory;
+	struct save_seen *seen;
+
+	if (context->unchanged == IOSHAPE_UNCHANGED_IGNORE || zip->no_checksums)
+		return;
+	seen = look(directory->entries, directory->count - zip->has_index);
+	if (!seen || save_absolute_path(path, &seen->path, NULL)) {
+		free_seen(seen);
+		return;
+	}
+	pthread_mutex_lock(&context->lock);
+	remember(&context->loaded, seen);
+	pthread_mutex_unlock(&context->lock);
+}

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stale bytes are noticed: a save whose large tensors are all those of the one before it. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/gate.h"
+#include "support/scratch.h"
+#include "support/write_record.h"
+
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define TENSORS 3
+
+/* Two that training changes, and one that counts its steps. */
+static struct state {
+	size_t bytes[TENSORS];
+	int64_t shapes[TENSORS];
+	uint8_t *memory[TENSORS];
+	struct ioshape_tensor tensors[TENSORS];
+} state;
+
+static struct ioshape_context *context;
+static struct ioshape_report report;
+static atomic_uint warnings;
+
+static void listen(void *user, enum ioshape_log_level level, const char *message)
+{
+	(void)user, (void)message;
+	if (level == IOSHAPE_LOG_WARNING)
+		atomic_fetch_add(&warnings, 1);
+}
+
+static void open_context(enum ioshape_unchanged unchanged)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+
+	ioshape_context_free(context);
+	options.unchanged = unchanged;
+	options.log = listen;
+	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
+}
+
+static void make_state(size_t large_bytes, size_t small_bytes)
+{
+	static const char *const names[] = { "weights", "moments", "step" };
+	const size_t bytes[] = { large_bytes, large_bytes + 4 * KIB, small_bytes };
+
+	for (size_t i = 0; i < TENSORS; i++) {
+		state.bytes[i] = bytes[i];
+		state.shapes[i] = (int64_t)bytes[i];
+		state.memory[i] = realloc(state.memory[i], bytes[i]);
+		ck_assert_ptr_nonnull(state.memory[i]);
+		memset(state.memory[i], (int)i, bytes[i]);
+		state.tensors[i] = (struct ioshape_tensor){
+			.name = names[i],
+			.dtype = IOSHAPE_UINT8,
+			.dims = 1,
+			.shape = &state.shapes[i],
+			.data = state.memory[i],
+		};
+	}
+}
+
+static void setup(void)
+{
+	scratch_setup();
+	open_context(IOSHAPE_UNCHANGED_WARN);
+	make_state(2 * MIB, 8);
+}
+
+static void teardown(void)
+{
+	ioshape_context_free(context);
+	for (size_t i = 0; i < TENSORS; i++)
+		free(state.memory[i]);
+	scratch_teardown();
+}
+
+static uint64_t large_bytes(void)
+{
+	return state.bytes[0] + state.bytes[1];
+}
+
+static void train(void)
+{
+	state.memory[0][state.bytes[0] / 2] ^= 1;
+	state.memory[1][0] ^= 1;
+	state.memory[2][0]++;
+}
+
+static int try_save(const char *name)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	report = (struct ioshape_report)IOSHAPE_REPORT_INIT;
+	options.report = &report;
+	return ioshape_save_tensors(context, scratch_path(name), state.tensors, TENSORS, &options,
+				    NULL);
+}
+
+/* What the log has said of it. */
+static unsigned save(const char *name)
+{
+	unsigned before = atomic_load(&warnings);
+
+	ck_assert_int_eq(try_save(name), 0);
+	return atomic_load(&warnings) - before;
+}
+
+static void load(const char *name)
+{
+	struct ioshape_reader *reader;
+
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path(name), NULL, &reader), 0);
+	ioshape_reader_free(reader);
+}
+
+/* ---- What is told ---------------------------------------------------------------------------- */
+
+static struct test_case telling = {
+	.name = "telling", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(telling, a_save_that_repeats_the_one_before_it_is_told)
+{
+	ck_assert_uint_eq(save("model-1000.pt"), 0);
+	ck_assert_uint_eq(report.compared_bytes, 0);
+	/* The step counts on: only what is large must change. */
+	state.memory[2][0]++;
+	ck_assert_uint_eq(save("model-1100.pt"), 1);
+	ck_assert_uint_eq(report.compared_bytes, large_bytes());
+	ck_assert_uint_eq(report.unchanged_bytes, large_bytes());
+	train();
+	ck_assert_uint_eq(save("model-1200.pt"), 0);
+	ck_assert_uint_eq(report.compared_bytes, large_bytes());
+	ck_assert_uint_eq(report.unchanged_bytes, 0);
+}
+
+TEST(telling, one_bit_of_one_large_tensor_is_a_change)
+{
+	ck_assert_uint_eq(save("last.pt"), 0);
+	state.memory[1][state.bytes[1] - 1] ^= 0x80;
+	ck_assert_uint_eq(save("last.pt"), 0);
+	/* A layer that is frozen is no news. */
+	ck_assert_uint_eq(report.compared_bytes, large_bytes());
+	ck_assert_uint_eq(report.unchanged_bytes, state.bytes[0]);
+}
+
+TEST(telling, tensors_that_moved_in_the_file_are_the_same)
+{
+	struct ioshape_tensor first = state.tensors[0];
+
+	save("last.pt");
+	state.tensors[0] = state.tensors[1];
+	state.tensors[1] = first;
+	ck_assert_uint_eq(save("last.pt"), 1);
+}
+
+TEST(telling, of_small_models_the_largest_tensors_count)
+{
+	/* 5,056 bytes have the generators of torch. */
+	make_state(20 * KIB, 5056);
+	save("last.pt");
+	state.memory[2][0]++;
+	ck_assert_uint_eq(save("last.pt"), 1);
+	train();
+	ck_assert_uint_eq(save("last.pt"), 0);
+	make_state(4 * KIB, 8);
+	save("tiny.pt");
+	ck_assert_uint_eq(save("tiny.pt"), 0);
+	ck_assert_uint_eq(report.compared_bytes, 0);
+}
+
+TEST(telling, a_pickle_of_any_size_does_not_hide_it)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_record records[2] = {
+		{ .name = "data.pkl", .bytes = state.bytes[0], .data = state.memory[0] },
+		{ .name = "data/0", .bytes = state.bytes[1], .data = state.memory[1] },
+	};
+
+	report = (struct ioshape_report)IOSHAPE_REPORT_INIT;
+	options.report = &report;
+	for (int i = 0; i < 2; i++) {
+		state.memory[0][0]++;
+		ck_assert_int_eq(ioshape_save_records(context, scratch_path("raw.pt"), records, 2,
+						      &options, NULL),
+				 0);
+	}
+	ck_assert_uint_eq(atomic_load(&warnings), 1);
+	ck_assert_uint_eq(report.compared_bytes, state.bytes[1]);
+}
+
+TEST(telling, a_writer_of_records_is_told_too)
+{
+	struct ioshape_writer *writer;
+
+	for (int i = 0; i < 2; i++) {
+		report = (struct ioshape_report)IOSHAPE_REPORT_INIT;
+		ck_assert_int_eq(
+			ioshape_writer_open(context, scratch_path("raw.pt"), NULL, &writer), 0);
+		ck_assert_int_eq(
+			write_record(writer, "weights", state.memory[0], state.bytes[0], 0), 0);
+		ck_assert_int_eq(ioshape_writer_commit(writer, &report), 0);
+		ioshape_writer_free(writer);
+		ck_assert_uint_eq(report.compared_bytes, i ? state.bytes[0] : 0);
+	}
+	ck_assert_uint_eq(report.unchanged_bytes, state.bytes[0]);
+	ck_assert_uint_eq(atomic_load(&warnings), 1);
+}
+
+/* ---- What is compared with what -------------------------------------------------------------- */
+
+static struct test_case series = {
+	.name = "series", .setup = setup, .teardown = teardown, .timeout_s = 120
+};
+
+TEST(series, only_numbers_differ_in_the_paths_of_a_series)
+{
+	ck_assert_int_eq(mkdir(scratch_path("step-9"), 0777), 0);
+	ck_assert_int_eq(mkdir(scratch_path("step-10"), 0777), 0);
+	ck_assert_uint_eq(save("step-9/model.pt"), 0);
+	ck_assert_uint_eq(save("step-10/model.pt"), 1);
+	ck_assert_uint_eq(save("step-10/copy.pt"), 0);
+	ck_assert_uint_eq(save("model.pt"), 0);
+	ck_assert_uint_eq(report.compared_bytes, 0);
+	ck_assert_uint_eq(save("model"), 0);
+}
+
+TEST(series, a_save_is_compared_with_the_newest_of_its_series_alone)
+{
+	save("a-1.pt");
+	train();
+	save("a-2.pt");
+	save("b-1.pt");
+	train(); /* back to what it was, but for the step */
+	ck_assert_uint_eq(save("a-3.pt"), 0);
+	/* Whatever has become of the file. */
+	ck_assert_int_eq(unlink(scratch_path("a-3.pt")), 0);
+	ck_assert_uint_eq(save("a-4.pt"), 1);
+}
+
+TEST(series, many_series_are_remembered_but_not_all)
+{
+	char name[16];
+
+	make_state(20 * KIB, 8);
+	for (char c = 'a'; c <= 'z'; c++) {
+		snprintf(name, sizeof(name), "%c.pt", c);
+		save(name);
+	}
+	ck_assert_uint_eq(save("a.pt"), 1);
+	for (char c = 'a'; c <= 'z'; c++) {
+		snprintf(name, sizeof(name), "more-%c.pt", c);
+		save(name);
+	}
+	ck_assert_uint_eq(save("b.pt"), 0);
+	ck_assert_uint_eq(report.compared_bytes, 0);
+	ck_assert_uint_eq(save("more-z.pt"), 1);
+}
+
+static int refuse(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	(void)user, (void)done, (void)total;
+	return phase == IOSHAPE_PHASE_SYNC;
+}
+
+TEST(series, a_save_that_failed_is_not_the_one_before)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	save("last.pt");
+	train();
+	options.progress = refuse;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("last.pt"), state.tensors,
+					      TENSORS, &options, NULL),
+			 -ECANCELED);
+	ck_assert_uint_eq(save("last.pt"), 0);
+	ck_assert_uint_eq(report.compared_bytes, large_bytes());
+	ck_assert_uint_eq(save("last.pt"), 1);
+}
+
+TEST(series, a_save_under_way_counts)
+{
+	struct ioshape_save_options options;
+	struct ioshape_save *save_of_1;
+	struct gate gate;
+
+	options = gate_options(&gate, IOSHAPE_PHASE_SYNC, 0);
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("model-1.pt"), state.tensors,
+					      TENSORS, &options, &save_of_1),
+			 0);
+	sem_wait(&gate.reached);
+	ck_assert_uint_eq(save("model-2.pt"), 1);
+	sem_post(&gate.opened);
+	ck_assert_int_eq(ioshape_save_wait(save_of_1, -1), 0);
+	report = (struct ioshape_report)IOSHAPE_REPORT_INIT;
+	ck_assert_int_eq(ioshape_save_get_report(save_of_1, &report), 0);
+	ck_assert_uint_eq(report.compared_bytes, 0);
+	ioshape_save_free(save_of_1);
+	train();
+	ck_assert_uint_eq(save("model-3.pt"), 0);
+}
+
+TEST(series, a_save_that_was_overtaken_is_not_the_one_before)
+{
+	struct ioshape_save_options options, urgent = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *overtaken;
+	struct gate gate;
+
+	options = gate_options(&gate, IOSHAPE_PHASE_SYNC, 0);
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("last.pt"), state.tensors,
+					      TENSORS, &options, &overtaken),
+			 0);
+	sem_wait(&gate.reached);
+	train();
+	urgent.deadline_ms = 60000;
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("last.pt"), state.tensors,
+					      TENSORS, &urgent, NULL),
+			 0);
+	sem_post(&gate.opened);
+	ck_assert_int_eq(ioshape_save_wait(overtaken, -1), 0);
+	ioshape_save_free(overtaken);
+	ck_assert_uint_eq(save("last.pt"), 1);
+}
+
+TEST(series, a_job_that_restarts_compares_with_what_it_has_loaded)
+{
+	save("model-1000.pt");
+	open_context(IOSHAPE_UNCHANGED_WARN);
+	ck_assert_uint_eq(save("model-1100.pt"), 0);
+	open_context(IOSHAPE_UNCHANGED_WARN);
+	load("model-1000.pt");
+	ck_assert_uint_eq(save("model-1100.pt"), 1);
+	open_context(IOSHAPE_UNCHANGED_WARN);
+	load("model-1000.pt");
+	train();
+	ck_assert_uint_eq(save("model-1100.pt"), 0);
+	ck_assert_uint_eq(report.compared_bytes, large_bytes());
+}
+
+TEST(series, a_job_that_goes_back_compares_with_what_it_has_loaded)
+{
+	save("model-1000.pt");
+	train();
+	save("model-1100.pt");
+	load("model-1000.pt");
+	train(); /* what was in memory before is the step's; the weights are those of 1000 */
+	ck_assert_uint_eq(save("model-1100.pt"), 1);
+}
+
+/* ---- What is done about it ------------------------------------------------------------------- */
+
+static struct test_case doing = {
+	.name = "doing", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+TEST(doing, fail_leaves_the_old_file_and_nothing_else)
+{
+	const struct ioshape_error *error;
+	uint8_t *before;
+	size_t bytes;
+
+	open_context(IOSHAPE_UNCHANGED_FAIL);
+	save("last.pt");
+	before = scratch_read(scratch_path("last.pt"), &bytes);
+	state.memory[2][0]++;
+	ck_assert_int_eq(try_save("last.pt"), IOSHAPE_E_UNCHANGED);
+	error = ioshape_last_error();
+	ck_assert_str_eq(error->operation, "save");
+	ck_assert_str_eq(error->path, scratch_path("last.pt"));
+	ck_assert_str_ne(error->remedy, "");
+	ck_assert_uint_eq(report.unchanged_bytes, large_bytes());
+	ck_assert_uint_eq(report.compared_bytes, large_bytes());
+	ck_assert(scratch_same(scratch_path("last.pt"), before, bytes));
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+	free(before);
+	/* It fails again, and what has changed does not. */
+	ck_assert_int_eq(try_save("last.pt"), IOSHAPE_E_UNCHANGED);
+	train();
+	ck_assert_int_eq(try_save("last.pt"), 0);
+	ck_assert_uint_eq(atomic_load(&warnings), 0);
+}
+
+TEST(doing, fail_fails_saves_in_the_background)
+{
+	struct ioshape_save *background;
+
+	open_context(IOSHAPE_UNCHANGED_FAIL);
+	save("model-1.pt");
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("model-2.pt"), state.tensors,
+					      TENSORS, NULL, &background),
+			 0);
+	ck_assert_int_eq(ioshape_save_wait(background, -1), IOSHAPE_E_UNCHANGED);
+	ioshape_save_free(background);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+}
+
+TEST(doing, ignore_compares_nothing)
+{
+	open_context(IOSHAPE_UNCHANGED_IGNORE);
+	save("last.pt");
+	load("last.pt");
+	ck_assert_uint_eq(save("last.pt"), 0);
+	ck_assert_uint_eq(report.compared_bytes, 0);
+	ck_assert_uint_eq(report.unchanged_bytes, 0);
+}
+
+int main(void)
+{
+	return check_run("unchanged");
+}

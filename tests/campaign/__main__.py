@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver behind tests/campaign.sh, which says what it does and prepares what it needs."""
+
+import argparse
+import contextlib
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from . import faults, files, fuzz, kills, ledger, page, power
+from .ledger import Slice
+from .trial import CannotTry, Trial
+
+Try = Callable[[int], Trial]
+
+# A new kind is a module and a line here. What it gives makes ready, and cleans up at the end.
+KINDS: dict[str, Callable[[Path], AbstractContextManager[Try]]] = {
+    "faults": faults.trials,
+    "files": files.trials,
+    "fuzz": fuzz.trials,
+    "kills": kills.trials,
+    "power": power.trials,
+}
+
+WORK = Path("build/campaign").resolve()
+SLICE_SECONDS = 120.0
+SKIPPED_STATUS = 77
+
+
+def commit() -> str:
+    """With "-dirty" if something else than the proofs has changed since."""
+    proofs = [f":!{path.relative_to(Path.cwd())}" for path in (ledger.LEDGER, page.PAGE)]
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *proofs]
+    try:
+        outputs = [
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+            for command in (head, changed)
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return outputs[0] + ("-dirty" if outputs[1] else "")
+
+
+def go_through(kind: str, seeds: Iterable[int], attempt: Try, seconds: float, done: Slice) -> None:
+    """For so long, one seed at least. `done` is right at any time."""
+    began = time.monotonic()
+    for seed in seeds:
+        trial = attempt(seed)
+        done.add(seed, trial)
+        done.seconds = round(time.monotonic() - began, 1)
+        for sentence in trial.findings:
+            print(f"FOUND by {kind}, seed {seed}: {sentence}", flush=True)
+        if done.seconds >= seconds:
+            break
+    told = ", ".join(f"{name} {n:,}" for name, n in (done.counts | done.worst).items())
+    print(f"{kind}: seeds {done.first} to {done.last}, {done.seconds:.0f} s: {told}", flush=True)
+
+
+def campaign(kinds: list[str], seconds: float, first: int | None) -> int:
+    """Kinds in turn. What begins at a seed of the caller's own has been done before, or will be."""
+    found = 0
+    with contextlib.ExitStack() as stack:
+        slices = ledger.read()
+        seeds = {kind: itertools.count(first or ledger.next_seed(slices, kind)) for kind in kinds}
+        tries = {kind: stack.enter_context(KINDS[kind](work_folder(kind))) for kind in kinds}
+        end = time.monotonic() + seconds * len(kinds)
+        for kind in itertools.cycle(kinds):
+            left = min(SLICE_SECONDS, seconds, end - time.monotonic())
+            if left <= 0:
+                break
+            seed = next(seeds[kind])
+            done = Slice(kind, commit(), seed, seed - 1)
+            try:
+                go_through(kind, itertools.chain([seed], seeds[kind]), tries[kind], left, done)
+            finally:
+                found += len(done.findings)
+                if first is None and done.last >= done.first:
+                    ledger.append(done)
+    return found
+
+
+def replay(kind: str, seed: int) -> int:
+    with KINDS[kind](work_folder(kind)) as attempt:
+        trial = attempt(seed)
+    print(trial)
+    return len(trial.findings)
+
+
+def work_folder(kind: str) -> Path:
+    folder = WORK / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tests/campaign.sh", usage="tests/campaign.sh --help tells"
+    )
+    parser.add_argument("kinds", nargs="*", metavar="KIND")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--replay", nargs=2, metavar=("KIND", "SEED"))
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--kinds", action="store_true", dest="kinds_there_are")
+    given = parser.parse_args()
+    asked = given.kinds + (given.replay or [])[:1]
+    unknown = [kind for kind in asked if kind not in KINDS]
+    if unknown:
+        parser.error(f"there is no kind {unknown[0]}; there are: {', '.join(KINDS)}")
+    return given
+
+
+def end_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    """As an exception, so that the kinds clean up."""
+    del frame
+    sys.exit(128 + number)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, end_on_signal)
+    signal.signal(signal.SIGINT, end_on_signal)  # also where the caller's shell has it ignored
+    given = parse_arguments()
+    if given.page:
+        page.rewrite()
+        return 0
+    if given.keep:
+        fuzz.keep(work_folder("fuzz"))
+        return 0
+    if given.kinds_there_are:
+        print(*KINDS, sep="\n")
+        return 0
+    try:
+        if given.replay:
+            found = replay(given.replay[0], int(given.replay[1]))
+        else:
+            found = campaign(given.kinds or list(KINDS), given.seconds, given.seed)
+    except CannotTry as error:
+        print(f"campaign: cannot try {error}")
+        return SKIPPED_STATUS
+    return int(found > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

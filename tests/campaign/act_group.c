@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks save a generation together, which comes or replaces an older one of its step; and
+ * generations go. */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "harm.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define DEADLINE_MS 1000 /* the least there is */
+#define KEPT 10u         /* a step that nobody touches */
+#define STEP 7u
+#define NEXT 9u
+
+/* What a generation holds: the parts of its ranks. */
+enum content {
+	OLD_PARTS,
+	NEW_PARTS,
+	NEXT_PARTS,
+	CONTENTS,
+};
+
+struct variant {
+	enum ioshape_mode mode;
+	enum ioshape_board board;
+	unsigned nodes;
+	bool background;
+	bool replace; /* an older one of the same step */
+	bool no_swap; /* as on NFS */
+	bool no_locks;
+	bool prune; /* instead: the older one goes, a newer one stays */
+	bool again; /* the older one is saved again, when it is just to be removed */
+};
+
+/* Made before anything fails. */
+static struct sample samples[CONTENTS][HARM_RANKS];
+
+/* ---- Bytes between two nodes ------------------------------------------------------------------
+ */
+
+static int wires[2][2]; /* [from]: both ends; made anew for each run, so that nothing is left in
+			   them */
+
+static int move_bytes(int fd, void *data, size_t bytes, uint32_t timeout_ms, bool out)
+{
+	struct pollfd ready = { .fd = fd, .events = out ? POLLOUT : POLLIN };
+
+	while (bytes) {
+		const int polled = poll(&ready, 1, (int)timeout_ms);
+		ssize_t moved;
+
+		if (!polled)
+			return -ETIMEDOUT;
+		moved = out ? send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) :
+			      recv(fd, data, bytes, MSG_DONTWAIT);
+		if (moved < 0 && (errno == EAGAIN || errno == EINTR))
+			continue;
+		if (moved <= 0)
+			return -ECONNRESET;
+		data = (char *)data + moved;
+		bytes -= (size_t)moved;
+	}
+	return 0;
+}
+
+static int wire_send(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
+		     uint32_t timeout_ms)
+{
+	(void)user, (void)tag;
+	return move_bytes(wires[!to][1], (void *)(uintptr_t)data, bytes, timeout_ms, true);
+}
+
+static int wire_receive(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
+			uint32_t timeout_ms)
+{
+	(void)user, (void)tag;
+	return move_bytes(wires[from][0], into, bytes, timeout_ms, false);
+}
+
+static const struct ioshape_comm comm = { .size = sizeof(comm),
+					  .send = wire_send,
+					  .receive = wire_receive };
+
+static void cut_wires(void)
+{
+	for (int from = 0; from < 2; from++) {
+		if (wires[from][0]) {
+			close(wires[from][0]);
+			close(wires[from][1]);
+		}
+	}
+}
+
+static void lay_wires(void)
+{
+	cut_wires();
+	for (int from = 0; from < 2; from++)
+		harm_must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, wires[from]),
+			  "make sockets");
+}
+
+/* ---- Saves ------------------------------------------------------------------------------------
+ */
+
+static struct ioshape_context *open_context(void)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *context;
+
+	options.coordinator = "open";
+	options.calibrate = IOSHAPE_CALIBRATE_OFF;
+	options.staging_bytes = 32 * MIB;
+	options.queue_depth = 2;
+	return harm_heed(ioshape_context_open(&context, &options)) ? NULL : context;
+}
+
+static int save_in(struct ioshape_group *group, uint64_t step, const struct sample *sample,
+		   bool background)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save *save = NULL;
+	int ret;
+
+	options.metadata = &sample->metadata;
+	ret = harm_heed(ioshape_group_save_tensors(group, step, sample->tensors, sample->count,
+						   &options, background ? &save : NULL));
+	if (save) {
+		ret = harm_heed(ioshape_save_wait(save, -1));
+		ioshape_save_free(save);
+	}
+	return ret;
+}
+
+static int save_as(const struct act *act, unsigned rank, const char *token, uint64_t step,
+		   enum content content)
+{
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+	const struct variant *variant = act->variant;
+	struct ioshape_context *context = open_context();
+	struct ioshape_group *group;
+	char node[32];
+	int ret;
+
+	if (!context)
+		return -ENOMEM;
+	options.rank = rank;
+	options.ranks = act->ranks;
+	options.mode = variant->mode;
+	options.board = variant->board;
+	options.token = token;
+	options.deadline_ms = DEADLINE_MS;
+	if (variant->nodes) {
+		snprintf(node, sizeof(node), "n%u", rank * variant->nodes / act->ranks);
+		options.node = node;
+		options.local_ranks = act->ranks / variant->nodes;
+		options.comm = &comm;
+	}
+	ret = harm_heed(ioshape_group_open(context, "runs", &options, &group));
+	if (!ret) {
+		ret = save_in(group, step, &samples[content][rank], variant->background);
+		ioshape_group_free(group);
+	}
+	ioshape_context_free(context);
+	return ret;
+}
+
+/* By one process, however many save what is looked at. */
+static int save_alone(const char *token, uint64_t step, enum content content)
+{
+	static const struct variant plain = { .board = IOSHAPE_BOARD_HOST };
+	const struct act alone = { .variant = &plain, .ranks = 1 };
+
+	return save_as(&alone, 0, token, step, content);
+}
+
+static void save_again(void *user, uint64_t step, uint64_t bytes)
+{
+	const struct variant *variant = user;
+
+	(void)bytes;
+	if (variant->again)
+		save_alone("again", step, NEW_PARTS);
+}
+
+static int prune(const struct variant *variant)
+{
+	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
+	struct ioshape_context *context = open_context();
+	int ret;
+
+	if (!context)
+		return -ENOMEM;
+	options.keep_last = 1;
+	options.keep_every = KEPT;
+	options.removing = save_again;
+	options.removing_user = (void *)(uintptr_t)variant;
+	ret = harm_heed(ioshape_generation_prune(context, "runs", &options, NULL));
+	ioshape_context_free(context);
+	return ret;
+}
+
+/* The step after the one that is harmed. */
+static bool next;
+
+static int run(const struct act *act, unsigned rank)
+{
+	const struct variant *variant = act->variant;
+
+	if (variant->no_swap)
+		harm_deny("renameat2", EINVAL);
+	if (variant->no_locks)
+		harm_deny("flock", EBADF);
+	if (variant->prune)
+		return prune(variant);
+	return save_as(act, rank, "job", next ? NEXT : STEP, next ? NEXT_PARTS : NEW_PARTS);
+}
+
+static void begin(const struct act *act)
+{
+	const struct variant *variant = act->variant;
+
+	if (variant->nodes)
+		lay_wires();
+	scratch_remove("runs");
+	harm_must(save_alone("before", KEPT, NEXT_PARTS), "save");
+	if (variant->replace || variant->prune)
+		harm_must(save_alone("before", STEP, OLD_PARTS), "save");
+	if (variant->prune)
+		harm_must(save_alone("before", NEXT, NEXT_PARTS), "save");
+}
+
+static bool holds(struct ioshape_generation *generation, enum content content, unsigned ranks)
+{
+	bool right = !ioshape_generation_verify(generation, NULL, NULL);
+	struct ioshape_reader *reader;
+	char why[256];
+
+	for (unsigned rank = 0; right && rank < ranks; rank++) {
+		reader = NULL;
+		right = !ioshape_generation_open_part(generation, rank, NULL, &reader);
+		right = right &&
+			!sample_check_reader(reader, &samples[content][rank], why, sizeof(why));
+		ioshape_reader_free(reader);
+	}
+	return right;
+}
+
+static enum state look_in(const struct act *act, struct ioshape_context *context)
+{
+	const struct variant *variant = act->variant;
+	struct ioshape_generation *generation;
+	enum state state = STATE_TORN;
+	int ret;
+
+	if (ioshape_generation_open(context, "runs", KEPT, &generation))
+		return STATE_GONE;
+	ioshape_generation_free(generation);
+	ret = ioshape_generation_open(context, "runs", STEP, &generation);
+	if (ret == -ENOENT && variant->prune)
+		return variant->again ? STATE_GONE : STATE_NEW;
+	if (ret == -ENOENT)
+		return variant->replace ? STATE_GONE : STATE_OLD;
+	if (ret)
+		return STATE_TORN;
+	if (holds(generation, OLD_PARTS, 1))
+		state = STATE_OLD;
+	else if (holds(generation, NEW_PARTS, act->ranks))
+		state = STATE_NEW;
+	ioshape_generation_free(generation);
+	return state;
+}
+
+static enum state look(const struct act *act)
+{
+	struct ioshape_context *context = open_context();
+	const enum state state = look_in(act, context);
+
+	ioshape_context_free(context);
+	return state;
+}
+
+static unsigned again(const struct act *act)
+{
+	const bool there = !access("runs/step-0000000007", F_OK);
+
+	/* Who dies may be the only one who knows of a board of files: the job, started again, takes
+	 * it over. */
+	if (act->ranks > 1) {
+		next = true;
+		harm_play();
+		next = false;
+	} else {
+		harm_must(save_alone("after", NEXT, NEXT_PARTS), "save");
+	}
+	return scratch_entries("runs") - 2 - there;
+}
+
+static void open_act(const struct act *act)
+{
+	(void)act;
+	for (unsigned content = 0; content < CONTENTS; content++)
+		for (unsigned rank = 0; rank < HARM_RANKS; rank++)
+			sample_make(&samples[content][rank], 10 * content + rank, 20000);
+}
+
+static void close_act(const struct act *act)
+{
+	(void)act;
+	cut_wires();
+	memset(wires, 0, sizeof(wires));
+	for (unsigned content = 0; content < CONTENTS; content++)
+		for (unsigned rank = 0; rank < HARM_RANKS; rank++)
+			sample_free(&samples[content][rank]);
+}
+
+#define ACT(id, count, ...)                                                                        \
+	.name = id, .variant = &(const struct variant){ __VA_ARGS__ }, .ranks = count,             \
+	.open = open_act, .close = close_act, .begin = begin, .run = run, .look = look,            \
+	.again = again
+
+static const struct act acts[] = {
+	{ ACT("generation", 1, .board = IOSHAPE_BOARD_HOST), .durable = true },
+	{ ACT("generation replaced", 1, .replace = true), .durable = true },
+	{ ACT("generation replaced without swap", 1, .replace = true, .no_swap = true) },
+	{ ACT("generation replaced without swap and locks", 1, .replace = true, .no_swap = true,
+	      .no_locks = true) },
+	{ ACT("prune", 1, .prune = true), .passes_over = true },
+	{ ACT("prune what is replaced", 1, .prune = true, .again = true), .no_faults = true },
+	{ ACT("ranks of a host, each", 2, .mode = IOSHAPE_MODE_EACH, .board = IOSHAPE_BOARD_HOST) },
+	{ ACT("ranks of a host, one file", 3, .mode = IOSHAPE_MODE_NODE,
+	      .board = IOSHAPE_BOARD_HOST, .replace = true) },
+	{ ACT("ranks with notes in files", 2, .mode = IOSHAPE_MODE_NODE,
+	      .board = IOSHAPE_BOARD_FILES, .background = true) },
+	{ ACT("ranks of two nodes, one file", 2, .mode = IOSHAPE_MODE_RANK0,
+	      .board = IOSHAPE_BOARD_FILES, .nodes = 2) },
+	{ .name = NULL },
+};
+
+const struct act *const group_acts = acts;

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that tries the files of a seed, with little memory besides what it begins with."""
+
+import ctypes
+import gc
+import json
+import mmap
+import os
+import resource
+import struct
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from .files_tried import WAYS, Base, Damaged, Silent, Wrong, damaged
+
+FILES = 1000
+
+MOST_SECONDS = 2.0
+MOST_MIB = 256
+
+M_ARENA_MAX = -8  # of malloc.h
+
+
+class Shared:
+    """What the parent sees of its child at any time, also once that was killed."""
+
+    _FORM = struct.Struct("<qqdd")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self._FORM.size)
+        self.set(-1, 0, 0, 0)
+
+    def set(self, index: int, way: int, seconds: float, mib: float) -> None:
+        self._FORM.pack_into(self._memory, 0, index, way, seconds, mib)
+
+    def get(self) -> tuple[int, int, float, float]:
+        index, way, seconds, mib = self._FORM.unpack_from(self._memory)
+        return index, way, seconds, mib
+
+
+def file_of(seed: int, index: int, sound: list[Base]) -> Damaged:
+    return damaged(Random(f"{seed}/{index}"), sound)
+
+
+def peak_mib() -> float:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def limit_memory() -> None:
+    """Each arena of malloc() would take 64 MiB of addresses."""
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + (MOST_MIB << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def try_file(
+    file: Damaged, path: Path, way: Callable[[Path, Damaged], None]
+) -> tuple[float, float]:
+    """CPU seconds and MiB that it took."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    mib, seconds = peak_mib(), time.process_time()
+    way(path, file)
+    return time.process_time() - seconds, peak_mib() - mib
+
+
+def try_all(
+    seed: int, first: int, sound: list[Base], shared: Shared, folder: Path, say: int
+) -> None:
+    """The child. Each finding is a line of JSON for the parent."""
+    warnings.simplefilter("ignore")
+    path = folder / "file.pt"
+    path.write_bytes(sound[0].data)
+    warm = Damaged("", "", sound[0].data, sound[0].data, [sound[0].means])
+    for way in WAYS.values():
+        way(path, warm)
+    gc.collect()
+    limit_memory()
+    worst = [0.0, 0.0]
+    for index in range(first, FILES):
+        file = file_of(seed, index, sound)
+        path.write_bytes(file.data)
+        for number, (name, way) in enumerate(WAYS.items()):
+            shared.set(index, number, *worst)
+            try:
+                seconds, mib = try_file(file, path, way)
+                if seconds > MOST_SECONDS or mib > MOST_MIB:
+                    raise Wrong(f"takes {seconds:.1f} s and {mib:.0f} MiB")
+                worst = [max(worst[0], seconds), max(worst[1], mib)]
+            except Wrong as wrong:
+                line = json.dumps([index, name, str(wrong), isinstance(wrong, Silent)])
+                os.write(say, line.encode() + b"\n")
+    shared.set(FILES, 0, *worst)

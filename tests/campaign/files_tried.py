@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of kind "files", and the ways to read one.
+
+Where torch unpickles, the library has no say: a pickle that was changed on purpose, and whose
+checksum was made right, is listed and verified, but not loaded.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import ioshape
+import torch
+import zoo
+from hostile import PICKLES, with_pickle, write_part
+from ioshape.cli import main
+from same import describe
+
+from .damage import BLIND, KNOWING, flipped, other_pickle, with_other_pickle
+
+
+@dataclass(frozen=True)
+class Base:
+    """A sound file."""
+
+    name: str
+    data: bytes
+    means: Any  # what describe() says of what is loaded
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A file made of a base."""
+
+    of: str
+    how: str
+    data: bytes
+    #: The base's; of a file made on purpose its own.
+    sound: bytes
+    #: What may be loaded; None: anything, because its checksums were made right.
+    means: list[Any] | None
+    #: torch may unpickle it: its pickle is sound, or its checksum is wrong.
+    load: bool = True
+
+
+class Wrong(Exception):
+    """A promise does not hold."""
+
+
+class Silent(Wrong):
+    """What nobody saved was handed out as if it had been."""
+
+
+# ---- Files -------------------------------------------------------------------------------------
+
+
+def bases(folder: Path) -> list[Base]:
+    """What ioshape.save and torch.save write, and what a zip tool makes of it."""
+    many = {f"layer.{i}.weight": torch.full((i % 7, 3), float(i)) for i in range(120)}
+    base = torch.arange(400.0)
+    objects = {
+        "small": {"a": torch.arange(50.0), "b": torch.ones(3, dtype=torch.int8), "n": [1, "x"]},
+        "views": {"rows": base[10:50], "step": base[::7], "same": base, "t": base.view(20, 20).t()},
+        "dtypes": [zoo.filled(kind, 5, 3) for kind in (torch.bfloat16, torch.bool, torch.uint16)],
+        "many": many,
+        "large": {"w": zoo.filled(torch.float32, 200_000), "step": 7},
+        "one": torch.ones(5),
+        "nothing": {},
+    }
+    made = []
+    for name, value in objects.items():
+        for writer in (ioshape.save, torch.save):
+            path = folder / "base.pt"
+            writer(value, path)
+            made.append(
+                Base(
+                    f"{name} by {writer.__module__.partition('.')[0]}",
+                    path.read_bytes(),
+                    describe(value),
+                )
+            )
+    return [*made, *map(packed, made[:6])]
+
+
+def packed(base: Base) -> Base:
+    """By a zip tool: torch reads what is compressed."""
+    stream = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(base.data)) as source,
+        zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as made,
+    ):
+        for name in source.namelist():
+            made.writestr(name, source.read(name))
+    return Base(f"{base.name}, compressed", stream.getvalue(), base.means)
+
+
+def damaged(rng: Random, sound: list[Base]) -> Damaged:
+    base = rng.choice(sound)
+    chance = rng.random()
+    if chance < 0.005:
+        name = rng.choice(list(PICKLES))
+        pickled = PICKLES[name]
+        data = with_pickle(other_pickle(rng, pickled) if len(pickled) < 10_000 else pickled)
+        return Damaged(name, "hostile", data, data, None, load=False)
+    if chance < 0.3:
+        make = rng.choice(KNOWING)
+        data = make(rng, base.data)
+        if rng.random() < 0.1:
+            data = flipped(rng, data, ())
+        load = make is not with_other_pickle
+        return Damaged(base.name, make.__name__, data, data, None, load)
+    how = rng.choice(BLIND)
+    other = rng.choice(sound)
+    data = how(rng, base.data, [other.data])
+    return Damaged(base.name, how.__name__, data, base.data, [base.means, other.means])
+
+
+# ---- Ways to read one --------------------------------------------------------------------------
+
+
+def refused(error: Exception) -> None:
+    """It was refused; not because it asked for what there is not."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        raise Wrong("asks for too much memory")
+    if isinstance(error, (SystemError, RecursionError)):
+        raise Wrong(f"raises {type(error).__name__}: {error}")
+
+
+def inspect(path: Path, _file: Damaged) -> None:
+    try:
+        ioshape.inspect(path)
+    except ioshape.StorageError as error:
+        refused(error)
+
+
+def verify(path: Path, _file: Damaged) -> None:
+    try:
+        ioshape.verify(path)
+    except ioshape.StorageError as error:
+        refused(error)
+
+
+def load(path: Path, file: Damaged) -> None:
+    if not file.load:
+        return
+    try:
+        loaded = ioshape.load(path, weights_only=True)
+    except Exception as error:  # what torch.load raises is torch's choice
+        refused(error)
+        return
+    if file.means is not None and describe(loaded) not in file.means:
+        raise Silent("is loaded, and is not what was saved")
+
+
+def extract(path: Path, file: Damaged) -> None:
+    """As the part of a generation, whose manifest has the length and checksum of the sound file."""
+    folder, output = path.with_name("generations"), path.with_name("extracted.pt")
+    shutil.rmtree(folder, ignore_errors=True)
+    output.unlink(missing_ok=True)
+    write_part(folder, file.sound)
+    (folder / "step-0000000007/rank-00000.pt").write_bytes(file.data)
+    sys.argv = ["ioshape", "extract", str(folder), "--rank", "0", "-o", str(output)]
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        try:
+            main()
+            status: object = 0
+        except SystemExit as end:
+            status = end.code
+    if not status and output.read_bytes() != file.sound:
+        raise Silent("is extracted, and is not what the manifest says")
+    if status not in (None, 0, 1):
+        raise Wrong(f"ends extract with {status}")
+
+
+def generation(path: Path, file: Damaged) -> None:
+    """A manifest that is damaged by chance, beside a part that is sound."""
+    folder = path.with_name("generations")
+    shutil.rmtree(folder, ignore_errors=True)
+    write_part(folder, file.sound)
+    expected = ioshape.generations(folder)[0].parts()
+    manifest = folder / "step-0000000007/manifest.json"
+    text = manifest.read_bytes()
+    rng = Random(zlib.crc32(file.data))
+    manifest.write_bytes(rng.choice(BLIND)(rng, text, [text]))
+    try:
+        for found in ioshape.generations(folder):
+            if found.parts() != expected:
+                raise Silent("is beside a damaged manifest, which is believed")
+            found.verify()
+    except ioshape.StorageError as error:
+        refused(error)
+
+
+WAYS: dict[str, Callable[[Path, Damaged], None]] = {
+    "inspect": inspect,
+    "verify": verify,
+    "load": load,
+    "extract": extract,
+    "generation": generation,
+}

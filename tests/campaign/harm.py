@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program harm: it kills acts of the library at their calls, or makes the calls fail."""
+
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .trial import CannotTry, Trial
+
+PROGRAM = Path("build/gcc/tests/campaign/harm").resolve()
+PATIENCE_S = 900
+
+
+@dataclass
+class Harm:
+    """What one run of the program said."""
+
+    harmed: int = 0
+    #: Calls that were made to fail, by the address in the program where they go on.
+    sites: set[int] = field(default_factory=set)
+    #: Sentences, by the kind of what is wrong.
+    found: dict[str, list[str]] = field(default_factory=dict)
+
+    def trial(self, name: str, kinds: tuple[str, ...], **latest: float) -> Trial:
+        """As the campaign counts it."""
+        counts = {name: self.harmed}
+        counts |= {f"{name}_{kind}": len(self.found.get(kind, [])) for kind in kinds}
+        return Trial(
+            counts, latest=latest, findings=[s for all_ in self.found.values() for s in all_]
+        )
+
+
+def check() -> None:
+    """Whether it is there."""
+    if not PROGRAM.exists():
+        raise CannotTry(f"kills or faults: there is no {PROGRAM}")
+
+
+def run(mode: str, seed: int, count: int, work: Path) -> Harm:
+    """Each act `count` times; those of several ranks an eighth of it."""
+    harm = Harm()
+    listed = subprocess.run([PROGRAM, "list", mode], capture_output=True, text=True, check=True)
+    for act in listed.stdout.splitlines():
+        _run_act(harm, act, [mode, str(seed), str(count)], work)
+    return harm
+
+
+def _run_act(harm: Harm, act: str, arguments: list[str], work: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        command = [str(PROGRAM), *arguments, act]
+        ended = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+    for line in ended.stdout.splitlines():
+        kind, _, rest = line.partition(" ")
+        if kind == "harmed":
+            harm.harmed += int(rest)
+        elif kind == "site":
+            harm.sites.add(int(rest, 16))
+        else:
+            harm.found.setdefault(kind, []).append(f"{act}: {rest}")
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command)} ends with {ended.returncode}: {ended.stderr}")

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes are killed: before a call of theirs, one after the other; or at a random moment."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from group_chaos import Verdict, lane, scenes
+
+from . import harm
+from .trial import Trial
+
+#: Of each act in one trial, spread over its calls.
+COUNT = 16
+
+#: One trial of so many is a job that saves on and on, and ranks or its Redis are killed.
+CHAOS_EACH, CHAOS_SCENES = 8, 6
+
+
+def chaos(seed: int, work: Path) -> Trial:
+    with lane(work / f"lane-{seed}", seed) as made:
+        waiting = scenes()
+        made.random.shuffle(waiting)
+        for scene in waiting[:CHAOS_SCENES]:
+            made.play(scene)
+        verdict: Verdict = made.verdict
+    counts = {
+        "kills": verdict.kills,
+        "kills_torn": len(verdict.bad_generations + verdict.hangs + verdict.broken),
+        "kills_lost": len(verdict.lost_generations),
+        "kills_litter": len(verdict.leftovers),
+    }
+    return Trial(counts, findings=verdict.faults)
+
+
+@contextlib.contextmanager
+def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
+    harm.check()
+
+    def attempt(seed: int) -> Trial:
+        if seed % CHAOS_EACH == 0:
+            return chaos(seed, work)
+        done = harm.run("kills", seed, COUNT, work)
+        return done.trial("kills", ("torn", "lost", "litter"))
+
+    yield attempt

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves on a device that logs its writes, and a history of them that lies elsewhere.
+
+A save's contents follow from its name and version, so whoever has the history knows them. Three
+processes save generations together, a fourth one saves files; all at once.
+"""
+
+import atexit
+import os
+import random
+import sys
+import traceback
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import torch
+
+from . import power_log
+
+RANKS = 3
+KEEP_LAST = 2
+FILES = ("a.pt", "b.pt", "c.pt", "d.pt")
+N_SAVES = 24
+N_GENERATIONS = 8
+
+_KIB = 1 << 10
+#: One write, and through engines; not whole blocks.
+_SIZES = (3 * _KIB, 100 * _KIB, 700 * _KIB, 1500 * _KIB + 8, 4000 * _KIB + 16)
+_SIZES_OF_PARTS = (3 * _KIB, 300 * _KIB, 1200 * _KIB + 8)
+
+
+def contents(name: str, version: int, sizes: tuple[int, ...] = _SIZES) -> dict[str, Any]:
+    """What is saved."""
+    seed = zlib.crc32(f"{name} {version}".encode())
+    words = torch.arange(sizes[seed % len(sizes)] // 8, dtype=torch.int64)
+    return {"name": name, "version": version, "data": words * (2 * seed + 1) + seed}
+
+
+def part(name: str, version: int, rank: int) -> dict[str, Any]:
+    return contents(f"{name}, rank {rank}", version, _SIZES_OF_PARTS) | {"version": version}
+
+
+def is_equal(found: Any, wanted: dict[str, Any]) -> bool:
+    return (
+        isinstance(found, dict)
+        and found.keys() == wanted.keys()
+        and (found["name"], found["version"]) == (wanted["name"], wanted["version"])
+        and torch.equal(found["data"], wanted["data"])
+    )
+
+
+# ---- The history ---------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Writes down where in the log a save began, and where it was acknowledged."""
+
+    def __init__(self, history: Path, log: Path) -> None:
+        self._history = history.open("a", encoding="utf-8", buffering=1)  # a write for each line
+        self._log = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+
+    def note(self, event: str, name: str, version: int) -> None:
+        self._history.write(f"{power_log.n_entries(self._log)} {event} {name} {version}\n")
+
+
+@dataclass
+class Saved:
+    """A version of a file or generation. Positions are numbers of entries in the log."""
+
+    name: str
+    version: int
+    begun: int
+    acknowledged: int | None = None
+
+    def is_begun(self, at: int) -> bool:
+        return self.begun <= at
+
+    def is_acknowledged(self, at: int) -> bool:
+        return self.acknowledged is not None and self.acknowledged <= at
+
+
+@dataclass
+class History:
+    """In the order in which saves began."""
+
+    saves: list[Saved] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "History":
+        found: dict[tuple[str, int], Saved] = {}
+        for line in path.read_text(encoding="utf-8").splitlines():
+            position, event, name, version = line.split(" ")
+            key = name, int(version)
+            if event == "begun":
+                found[key] = Saved(*key, int(position))
+            else:
+                found[key].acknowledged = int(position)
+        return cls(list(found.values()))
+
+    def acknowledged(self) -> list[int]:
+        return [save.acknowledged for save in self.saves if save.acknowledged is not None]
+
+    def versions(self, name: str, at: int) -> range:
+        """That there may be at this point of the log. From 0 on: or none."""
+        of_name = [save for save in self.saves if save.name == name]
+        oldest = [save.version for save in of_name if save.is_acknowledged(at)]
+        newest = [save.version for save in of_name if save.is_begun(at)]
+        return range(max(oldest, default=0), max(newest, default=0) + 1)
+
+    def generations(self, at: int) -> list[str]:
+        """Those that were begun by then, in the order of their first saves."""
+        names = [s.name for s in self.saves if s.name.startswith("step-") and s.is_begun(at)]
+        return list(dict.fromkeys(names))
+
+    def kept(self, at: int) -> list[str]:
+        """Generations that nothing may have removed by then: few enough newer ones were begun."""
+        begun = [s for s in self.saves if s.name.startswith("step-") and s.is_begun(at)]
+        last = {s.name: number for number, s in enumerate(begun) if s.is_acknowledged(at)}
+        return [
+            name
+            for name, number in last.items()
+            if len({s.name for s in begun[number + 1 :]} - {name}) < KEEP_LAST
+        ]
+
+
+# ---- Who saves -----------------------------------------------------------------------------------
+
+
+def _in_child(body: Callable[[], None], engine: str) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.environ["IOSHAPE_ENGINE"] = engine
+        body()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()  # the library ends groups then
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _save_files(folder: Path, recorder: Recorder, seed: int, durable: bool) -> None:
+    random_ = random.Random(f"files {seed}")
+    versions = dict.fromkeys(FILES, 0)
+    under_way: list[tuple[ioshape.SaveHandle, str, int]] = []
+
+    def wait() -> None:
+        handle, name, version = under_way.pop(0)
+        handle.result()
+        recorder.note("acknowledged", name, version)
+
+    for _ in range(N_SAVES):
+        name = random_.choice(FILES)
+        versions[name] += 1
+        save = name, versions[name]
+        recorder.note("begun", *save)
+        if random_.random() < 0.5:
+            handle = ioshape.save_async(contents(*save), folder / name, durable=durable)
+            under_way.append((handle, *save))
+        else:
+            ioshape.save(contents(*save), folder / name, durable=durable)
+            recorder.note("acknowledged", *save)
+        if len(under_way) > random_.randrange(3):
+            wait()
+    while under_way:
+        wait()
+
+
+def _save_generations(folder: Path, recorder: Recorder, seed: int, rank: int) -> None:
+    random_ = random.Random(f"generations {seed}")  # the same on all ranks
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(RANKS),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(RANKS),
+        MASTER_ADDR="localhost",
+        MASTER_PORT="1",
+        IOSHAPE_MODE=random_.choice(("each", "node", "rank0")),
+    )
+    step, version = 0, 0
+    for _ in range(N_GENERATIONS):
+        if version == 1 and random_.random() < 0.3:
+            version += 1  # replaces it
+        else:
+            step, version = step + 1, 1
+        name = f"step-{step:010d}"
+        if not rank:
+            recorder.note("begun", name, version)
+        save = part(name, version, rank), folder, step
+        if random_.random() < 0.5:
+            ioshape.save_group_async(*save, keep_last=KEEP_LAST).result()
+        else:
+            ioshape.save_group(*save, keep_last=KEEP_LAST)
+        if not rank:
+            recorder.note("acknowledged", name, version)
+
+
+def _make_folders(*folders: Path) -> None:
+    """On the disk, before anything is saved there."""
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def run(disk: Path, history: Path, log: Path, seed: int, durable: bool) -> History:
+    """Saves to a folder. Files that are not durable make a history that is not true."""
+    _make_folders(disk / "files", disk / "run", disk)
+
+    engine = random.Random(f"engine {seed}").choice(("auto", "auto", "threads", "buffered"))
+
+    def files() -> None:
+        _save_files(disk / "files", Recorder(history, log), seed, durable)
+
+    def generations(rank: int) -> Callable[[], None]:
+        return lambda: _save_generations(disk / "run", Recorder(history, log), seed, rank)
+
+    bodies = (files, *map(generations, range(RANKS)))
+    children = [_in_child(body, engine) for body in bodies]
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(statuses):
+        raise RuntimeError(f"processes that save ended with {statuses}")
+    return History.read(history)

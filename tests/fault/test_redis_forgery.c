@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A neighbour with the documented user of the Redis forges notes of somebody else's group: real
+ * ranks, which meet through a real server.
+ */
+#define _GNU_SOURCE
+#include "gather/board.h"
+#include "group/group.h"
+#include "support/check_main.h"
+#include "support/redis_server.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RANKS 2u
+#define STEP 1u
+#define TOKEN "somebody's job"
+/* What must not hang ends within this time, on any machine. */
+#define PATIENCE_MS 60000u
+
+static struct redis_server server;
+static char address[160], directory[512], evil[512], board_name[17];
+
+static void setup(void)
+{
+	char text[600];
+
+	scratch_setup();
+	redis_server_init(&server);
+	redis_server_option(&server, "--aclfile", IOSHAPE_USERS_ACL);
+	redis_server_start(&server);
+	/* The neighbour: what this program says itself. */
+	server.user = "ioshape";
+	server.password = "CHANGE-THIS";
+	snprintf(address, sizeof(address), "redis://ioshape:CHANGE-THIS@127.0.0.1:%u", server.port);
+	snprintf(directory, sizeof(directory), "%s", scratch_path("run"));
+	snprintf(evil, sizeof(evil), "%s", scratch_path("evil"));
+	ck_assert(!mkdir(evil, 0777));
+	/* As group.c makes it of what anybody may know. */
+	snprintf(text, sizeof(text), "%s\n%s\n%u\n%u", TOKEN, directory, RANKS, GROUP_NOTES_FORMAT);
+	snprintf(board_name, sizeof(board_name), "%016llx",
+		 (unsigned long long)base_hash_text(text));
+}
+
+static void teardown(void)
+{
+	redis_server_free(&server);
+	scratch_teardown();
+}
+
+static struct test_case tests = {
+	.name = "redis_forgery", .setup = setup, .teardown = teardown, .timeout_s = 120
+};
+
+/* ---- Ranks ----------------------------------------------------------------------------------- */
+
+struct rank {
+	pid_t pid;
+	int go; /* a byte, and it saves */
+};
+
+static int save(uint32_t rank, uint32_t deadline_ms, int go)
+{
+	struct ioshape_context_options context_options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+	static float weights[1024];
+	const int64_t shape[] = { 1024 };
+	const struct ioshape_tensor tensors[] = {
+		{ "weights", IOSHAPE_FLOAT32, 1, shape, NULL, weights },
+	};
+	struct ioshape_context *context;
+	struct ioshape_group *group;
+	char byte;
+	int ret;
+
+	context_options.coordinator = address;
+	context_options.pool = "scratch";
+	context_options.lease_ms = 300;
+	options.rank = rank;
+	options.ranks = RANKS;
+	options.mode = IOSHAPE_MODE_EACH;
+	options.token = TOKEN;
+	options.deadline_ms = deadline_ms;
+	ret = ioshape_context_open(&context, &context_options);
+	if (!ret)
+		ret = ioshape_group_open(context, directory, &options, &group);
+	if (ret || read(go, &byte, 1) != 1) {
+		fprintf(stderr, "rank %u: %s\n", rank, ioshape_last_error()->sentence);
+		return 100;
+	}
+	ret = ioshape_group_save_tensors(group, STEP, tensors, 1, NULL, NULL);
+	/* No farewell, which would be waited for. */
+	return -ret;
+}
+
+static struct rank start(uint32_t rank, uint32_t deadline_ms)
+{
+	struct rank started;
+	int pipes[2];
+
+	ck_assert(!pipe(pipes));
+	started.pid = fork();
+	ck_assert_int_ge(started.pid, 0);
+	if (!started.pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		close(pipes[1]);
+		scratch_leave_child(save(rank, deadline_ms, pipes[0]));
+	}
+	close(pipes[0]);
+	started.go = pipes[1];
+	return started;
+}
+
+static void let_save(const struct rank *rank)
+{
+	ck_assert_int_eq(write(rank->go, "", 1), 1);
+}
+
+/* Its code; -EINPROGRESS if it still runs after this time. */
+static int code_of(struct rank *rank, uint32_t most_ms)
+{
+	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(most_ms);
+	int status;
+
+	while (!waitpid(rank->pid, &status, WNOHANG)) {
+		if (base_now_ns() >= end_ns)
+			return -EINPROGRESS;
+		poll(NULL, 0, 10);
+	}
+	close(rank->go);
+	return WIFEXITED(status) ? -WEXITSTATUS(status) : -EINTR;
+}
+
+/* ---- The neighbour --------------------------------------------------------------------------- */
+
+static void name_list(char list[SLOTS_NOTES_LIST_BYTES], const char *scope)
+{
+	snprintf(list, SLOTS_NOTES_LIST_BYTES, "%s:%s", board_name, scope);
+}
+
+/* Waits until a note of at least so many bytes is there. To be freed. */
+static redisReply *read_note(const char *scope, const char *name, size_t least)
+{
+	const uint64_t end_ns = base_now_ns() + base_ms_to_ns(PATIENCE_MS);
+	char list[SLOTS_NOTES_LIST_BYTES];
+	redisReply *reply;
+
+	name_list(list, scope);
+	for (;;) {
+		reply = redis_server_say(&server, "HGET {ios:scratch}:board:%s %s", list, name);
+		if (reply->type == REDIS_REPLY_STRING && reply->len >= least)
+			return reply;
+		ck_assert_msg(reply->type != REDIS_REPLY_ERROR, "%s", reply->str);
+		freeReplyObject(reply);
+		ck_assert_uint_lt(base_now_ns(), end_ns);
+		poll(NULL, 0, 10);
+	}
+}
+
+static void write_note(const char *scope, const char *name, const void *bytes, size_t count)
+{
+	char list[SLOTS_NOTES_LIST_BYTES];
+
+	name_list(list, scope);
+	redis_server_tell(&server, "HSET {ios:scratch}:board:%s %s %b", list, name, bytes, count);
+}
+
+/* "r<the group's id>", which is the first number of the roster. */
+static void find_scope(char scope[GATHER_NAME_BYTES], const char *end)
+{
+	redisReply *roster = read_note("meeting", "roster-0", BASE_MAC_BYTES + 9);
+
+	snprintf(scope, GATHER_NAME_BYTES, "r%016llx-%s",
+		 (unsigned long long)base_get_le((uint8_t *)roster->str + BASE_MAC_BYTES, 8), end);
+	freeReplyObject(roster);
+}
+
+/* All is well; and write there. */
+static struct base_buffer forged_plan(void)
+{
+	const struct base_error none = { 0 };
+	struct group_note note = { 0 };
+
+	group_note_error(&note, &none);
+	group_note_number(&note, IOSHAPE_MODE_EACH);
+	group_note_text(&note, "");
+	group_note_text(&note, evil);
+	group_note_number(&note, 4096);
+	group_note_number(&note, 8192);
+	for (uint32_t rank = 0; rank < RANKS; rank++)
+		group_note_number(&note, 4096);
+	ck_assert(!note.failed);
+	return note.bytes;
+}
+
+static struct base_buffer forged_verdict(void)
+{
+	const struct base_error none = { 0 };
+	struct group_note note = { 0 };
+
+	group_note_error(&note, &none);
+	group_note_number(&note, 8192);
+	ck_assert(!note.failed);
+	return note.bytes;
+}
+
+/* By this secret, or, without it, as well as can be done. */
+static void forge(const struct board_secret *secret, const char *scope, const char *name,
+		  struct base_buffer note)
+{
+	static const struct board_secret guessed;
+	struct base_buffer sealed = { 0 };
+	char list[SLOTS_NOTES_LIST_BYTES];
+
+	name_list(list, scope);
+	ck_assert(!board_secret_seal(secret ? secret : &guessed, list, name, note.data, note.bytes,
+				     &sealed));
+	write_note(scope, name, sealed.data, sealed.bytes);
+	base_buffer_free(&sealed);
+	base_buffer_free(&note);
+}
+
+/* ---- Tests ----------------------------------------------------------------------------------- */
+
+TEST(tests, a_forged_plan_and_verdict_are_no_notes)
+{
+	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
+	char scope[GATHER_NAME_BYTES];
+
+	let_save(&one);
+	find_scope(scope, "0");
+	freeReplyObject(read_note(scope, "want-1", 1));
+	forge(NULL, scope, "plan-0", forged_plan());
+	forge(NULL, scope, "verdict-0", forged_verdict());
+	ck_assert_int_eq(code_of(&one, 1000), -EINPROGRESS);
+	ck_assert_uint_eq(scratch_entries(evil), 0);
+	/* And no harm is done. */
+	let_save(&zero);
+	ck_assert_int_eq(code_of(&one, PATIENCE_MS), 0);
+	ck_assert_int_eq(code_of(&zero, PATIENCE_MS), 0);
+	ck_assert(!access(scratch_path("run/step-0000000001/manifest.json"), F_OK));
+	ck_assert_uint_eq(scratch_entries(evil), 0);
+}
+
+/* What a rank has written, in another place. */
+TEST(tests, a_note_put_somewhere_else_is_none)
+{
+	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
+	char scope[GATHER_NAME_BYTES];
+	redisReply *note;
+
+	let_save(&one);
+	find_scope(scope, "0");
+	note = read_note("meeting", "start-0", 1);
+	write_note(scope, "plan-0", note->str, note->len);
+	freeReplyObject(note);
+	note = read_note(scope, "want-1", 1);
+	write_note(scope, "plan-0", note->str, note->len);
+	write_note(scope, "verdict-0", note->str, note->len);
+	freeReplyObject(note);
+	ck_assert_int_eq(code_of(&one, 1000), -EINPROGRESS);
+	let_save(&zero);
+	ck_assert_int_eq(code_of(&one, PATIENCE_MS), 0);
+	ck_assert_int_eq(code_of(&zero, PATIENCE_MS), 0);
+}
+
+/* Should a secret be known: rank 0 says in which attempt ranks write, and no other place. */
+TEST(tests, a_plan_is_for_no_place_but_an_attempt)
+{
+	struct rank zero = start(0, PATIENCE_MS), one = start(1, PATIENCE_MS);
+	char scope[GATHER_NAME_BYTES], path[64];
+	struct board_secret secret = { 0 };
+	uint8_t *key;
+	size_t bytes;
+
+	let_save(&one);
+	find_scope(scope, "0");
+	freeReplyObject(read_note(scope, "want-1", 1));
+	snprintf(path, sizeof(path), "run/.ioshape-board-%s/redis.secret", board_name);
+	key = scratch_read(scratch_path(path), &bytes);
+	ck_assert_uint_eq(bytes, sizeof(secret.key));
+	memcpy(secret.key, key, sizeof(secret.key));
+	free(key);
+	forge(&secret, scope, "plan-0", forged_plan());
+	ck_assert_int_eq(code_of(&one, PATIENCE_MS), -EPROTO);
+	ck_assert_uint_eq(scratch_entries(evil), 0);
+	kill(zero.pid, SIGKILL);
+	code_of(&zero, PATIENCE_MS);
+}
+
+TEST(tests, heartbeats_of_the_dead_count_for_nothing)
+{
+	struct rank zero = start(0, 2000), one = start(1, 2000);
+	char scope[GATHER_NAME_BYTES];
+	redisReply *first, *second;
+	int code = -EINPROGRESS;
+
+	/* It waits for the other one, and says that it lives. */
+	let_save(&zero);
+	find_scope(scope, "life");
+	first = read_note(scope, "beat-0", 1);
+	do {
+		second = read_note(scope, "beat-0", 1);
+		if (!memcmp(first->str, second->str, first->len)) {
+			freeReplyObject(second);
+			second = NULL;
+		}
+	} while (!second);
+	kill(zero.pid, SIGKILL);
+	code_of(&zero, PATIENCE_MS);
+	let_save(&one);
+	for (uint32_t i = 0; code == -EINPROGRESS; i++) {
+		const redisReply *beat = i % 2 ? second : first;
+
+		ck_assert_uint_lt(i * 50, PATIENCE_MS);
+		write_note(scope, "beat-0", beat->str, beat->len);
+		code = code_of(&one, 50);
+	}
+	ck_assert_int_eq(code, -ETIMEDOUT);
+	freeReplyObject(first);
+	freeReplyObject(second);
+}
+
+int main(void)
+{
+	return check_run("redis_forgery");
+}

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves of processes that will end soon, and how these hear of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import ioshape
+import pytest
+import torch
+from processes import TIMEOUT_S, environment
+
+LONG_S = 600.0  # nothing in a test takes so long
+LARGE = {"weights": torch.zeros(5 << 20)}  # not so small as to be let past the queue
+
+
+@pytest.fixture(autouse=True)
+def _a_pool_of_one_slot() -> Iterator[None]:
+    before = ioshape.settings()
+    ioshape.configure(pool="deadlines", slots=1)
+    yield
+    ioshape.configure(pool=before["pool"][0], slots=before["slots"][0])
+
+
+# ---- Saves --------------------------------------------------------------------------------------
+
+
+def test_a_save_with_a_deadline_does_not_wait_for_the_slot(tmp_path: Path) -> None:
+    with ioshape.slot(pool="deadlines"):
+        waiting = ioshape.save_async(LARGE, tmp_path / "waiting.pt")
+        report = ioshape.save(LARGE, tmp_path / "model.pt", deadline=LONG_S)
+        assert report.deadline_met is True
+        assert 0 < report.deadline_left_s < LONG_S
+        assert report.fence > 0  # it had a slot
+        assert not waiting.done()
+    other = waiting.result()
+    assert other.deadline_met is None
+    assert other.deadline_left_s == 0
+
+
+def test_a_save_with_a_deadline_overtakes_an_earlier_one_to_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with ioshape.slot(pool="deadlines"):
+        earlier = ioshape.save_async(LARGE, path)
+        ioshape.save({**LARGE, "step": 2}, path, deadline=LONG_S)
+        assert not earlier.done()
+    assert [step.code for step in earlier.result().fallbacks] == ["overtaken"]
+    assert ioshape.load(path)["step"] == 2
+    assert [found.name for found in tmp_path.iterdir()] == ["model.pt"]
+
+
+@pytest.mark.parametrize("new_format", [True, False], ids=["ours", "torch's own writer"])
+def test_a_save_that_is_too_late_is_saved_and_says_so(tmp_path: Path, new_format: bool) -> None:
+    path = tmp_path / "model.pt"
+    with ioshape.slot(pool="deadlines"), ioshape.slot(pool="deadlines", deadline=LONG_S):
+        report = ioshape.save(LARGE, path, _use_new_zipfile_serialization=new_format, deadline=-1.0)
+    assert report.deadline_met is False
+    assert report.deadline_left_s < 0
+    assert report.coordinator == "deadline"
+    assert [step.code for step in report.fallbacks][-1] == "slot"
+    assert torch.equal(torch.load(path)["weights"], LARGE["weights"])
+
+
+def test_a_slow_save_ends_after_its_deadline(tmp_path: Path) -> None:
+    handle = ioshape.save_async(
+        LARGE, tmp_path / "model.pt", deadline=0.1, progress=lambda _: time.sleep(0.2)
+    )
+    report = handle.result()
+    assert report.deadline_met is False
+    assert report.deadline_left_s < 0
+    ioshape.verify(tmp_path / "model.pt")
+
+
+def test_a_group_with_a_deadline_leaves_old_generations_to_the_next_save(tmp_path: Path) -> None:
+    def steps() -> list[int]:
+        return [one.step for one in ioshape.generations(tmp_path)]
+
+    with ioshape.slot(pool="deadlines"):
+        for step in (1, 2):
+            report = ioshape.save_group(LARGE, tmp_path, step, keep_last=1, deadline=LONG_S)
+            assert report.deadline_met is True
+    assert sorted(steps()) == [1, 2]
+    handle = ioshape.save_group_async(LARGE, tmp_path, 3, keep_last=1)
+    assert handle.result().deadline_met is None
+    assert steps() == [3]
+
+
+# ---- Notices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_noticed_and_goes_to_who_waited_for_it_before(number: signal.Signals) -> None:
+    heard: list[int] = []
+
+    def hear(got: int, _frame: object) -> None:
+        heard.append(got)
+
+    before = signal.signal(number, hear)
+    try:
+        with ioshape.on_preemption(LONG_S) as outer, ioshape.on_preemption(LONG_S) as notice:
+            assert not notice
+            assert notice.left is None
+            assert notice.reason == ""
+            signal.raise_signal(number)
+            assert notice
+            assert outer
+            assert notice.reason == number.name
+            left = notice.left
+            assert left is not None
+            assert 0 < left < LONG_S
+            signal.raise_signal(number)  # the first one counts
+            assert notice.left is not None
+            assert notice.left < left
+        assert heard == [number, number]
+        assert signal.getsignal(number) is hear
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_file_that_appears_is_noticed(tmp_path: Path) -> None:
+    with ioshape.on_preemption(file=tmp_path / "stop", signals=()) as notice:
+        assert not notice
+        (tmp_path / "stop").touch()
+        end = time.monotonic() + TIMEOUT_S
+        while not notice:
+            assert time.monotonic() < end
+        assert notice.reason == str(tmp_path / "stop")
+        (tmp_path / "stop").unlink()
+        assert notice
+
+
+def test_what_a_notice_has_left_can_be_given_to_every_save(tmp_path: Path) -> None:
+    with ioshape.on_preemption(LONG_S) as notice:
+        report = ioshape.save(LARGE, tmp_path / "model.pt", deadline=notice.left)
+        assert report.deadline_met is None
+        signal.raise_signal(signal.SIGTERM)
+        report = ioshape.save(LARGE, tmp_path / "model.pt", deadline=notice.left)
+        assert report.deadline_met is True
+
+
+def test_another_thread_watches_for_a_file_but_not_for_signals(tmp_path: Path) -> None:
+    results: list[object] = []
+
+    def run() -> None:
+        ioshape.on_preemption(file=tmp_path, signals=())
+        try:
+            ioshape.on_preemption()
+        except ValueError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    assert len(results) == 1
+
+
+def test_a_handler_that_came_later_stays_and_a_bad_signal_changes_nothing() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with ioshape.on_preemption():
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+        with pytest.raises((OSError, ValueError)):
+            ioshape.on_preemption(signals=(signal.SIGUSR1, signal.SIGKILL))
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+FORKS = """
+import os, signal, time
+import ioshape
+
+with ioshape.on_preemption() as notice:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writer, b"!")
+        while True:
+            time.sleep(0.05)
+    os.read(reader, 1)  # Python forgets what comes while it forks
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+    assert not notice
+"""
+
+
+def test_a_forked_child_ends_by_the_signal() -> None:
+    subprocess.run([sys.executable, "-c", FORKS], env=environment(), check=True, timeout=TIMEOUT_S)
+
+
+def test_a_job_that_is_told_to_end_saves_before_those_that_wait(tmp_path: Path) -> None:
+    """As a whole: the signal comes while others hold and want the slot."""
+    program = """
+import sys, time
+import ioshape, torch
+
+ioshape.configure(pool="deadlines", slots=1)
+with ioshape.on_preemption(600) as notice:
+    print("ready", flush=True)
+    while not notice:
+        time.sleep(0.01)
+    report = ioshape.save(torch.zeros(5 << 20), sys.argv[1], deadline=notice.left)
+print(report.deadline_met, notice.reason, flush=True)
+"""
+    with ioshape.slot(pool="deadlines"):
+        waiting = ioshape.save_async(LARGE, tmp_path / "waiting.pt")
+        with subprocess.Popen(
+            [sys.executable, "-c", program, tmp_path / "model.pt"],
+            env=environment(IOSHAPE_COORDINATOR=os.environ["IOSHAPE_COORDINATOR"]),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as told:
+            assert told.stdout
+            assert told.stdout.readline() == "ready\n"
+            told.terminate()
+            assert told.stdout.readline() == "True SIGTERM\n"
+        assert not waiting.done()
+    waiting.result()

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stale bytes are noticed: a save whose large storages are all those of the one before it."""
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+import torch
+from checkpoints import left_clean, names_in
+from ioshape._native import lib
+from nodes import run_ranks
+from processes import run_interpreter
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    with left_clean():
+        yield
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Any:
+    """How many warnings the log has had since the last time."""
+    caplog.set_level(logging.WARNING, logger="ioshape")
+
+    def count() -> int:
+        found = sum(one.levelno == logging.WARNING for one in caplog.records)
+        caplog.clear()
+        return found
+
+    return count
+
+
+class Training:
+    """A model of 4 MiB, its optimizer, and what changes with every step besides."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1024, 1024)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.step = 0
+
+    def train(self) -> None:
+        self.step += 1
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 1024)).square().mean().backward()
+        self.optimizer.step()
+
+    def rest(self) -> dict[str, Any]:
+        return {"step": self.step, "random": torch.get_rng_state(), "seen": torch.tensor(self.step)}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            **self.rest(),
+        }
+
+
+def test_training_that_goes_on_is_not_told(tmp_path: Path, warned: Any) -> None:
+    training = Training()
+    ioshape.save(training.state(), tmp_path / "model-0.pt")
+    for _ in range(3):
+        training.train()
+        report = ioshape.save(training.state(), tmp_path / f"model-{training.step}.pt")
+        assert report.compared_bytes > 4 << 20
+        assert report.unchanged_bytes == 0
+        assert not report.unchanged
+    assert not warned()
+
+
+def test_a_state_dict_that_was_taken_once_is_told(tmp_path: Path, warned: Any) -> None:
+    training = Training()
+    training.train()
+    taken = copy.deepcopy(training.state())
+    for times in range(3):
+        training.train()
+        state = {**taken, **training.rest()}
+        report = ioshape.save(state, tmp_path / f"model-{training.step}.pt")
+        assert report.unchanged == (times > 0)
+        assert warned() == (times > 0)
+        assert report.unchanged_bytes == (report.compared_bytes if times else 0)
+
+
+def test_a_model_that_is_stale_beside_a_live_optimizer_is_not_told_but_counted(
+    tmp_path: Path, warned: Any
+) -> None:
+    training = Training()
+    training.train()
+    model = copy.deepcopy(training.model.state_dict())
+    for times in range(2):
+        training.train()
+        report = ioshape.save({**training.state(), "model": model}, tmp_path / "last.pt")
+        assert report.unchanged_bytes == (times and model["weight"].nbytes)
+    assert 0 < report.unchanged_bytes < report.compared_bytes
+    assert not warned()
+
+
+def test_one_bit_is_a_change(tmp_path: Path, warned: Any) -> None:
+    weights = torch.zeros(1 << 20, dtype=torch.uint8)
+    ioshape.save({"weights": weights}, tmp_path / "last.pt")
+    weights[12345] ^= 1
+    assert not ioshape.save({"weights": weights}, tmp_path / "last.pt").unchanged
+    assert ioshape.save({"weights": weights}, tmp_path / "last.pt").unchanged
+    assert warned() == 1
+
+
+def test_background_saves_are_told(tmp_path: Path, warned: Any) -> None:
+    training = Training()
+    taken = copy.deepcopy(training.state())
+    handles = [
+        ioshape.save_async({**taken, "step": step}, tmp_path / f"model-{step}.pt")
+        for step in range(3)
+    ]
+    told = [handle.result().unchanged for handle in handles]
+    # They may have been written in another order; but one was the first.
+    assert sorted(told) == [False, True, True]
+    assert warned() == 2
+
+
+def test_what_a_patched_torch_saves_is_told(tmp_path: Path, warned: Any) -> None:
+    state = Training().state()
+    with ioshape.patched():
+        torch.save(state, tmp_path / "last.pt")
+        torch.save(state, tmp_path / "last.pt")
+    assert warned() == 1
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_fail_keeps_the_old_file(tmp_path: Path, warned: Any, background: bool) -> None:
+    training = Training()
+    path = tmp_path / "last.pt"
+    ioshape.configure(unchanged="fail")
+    state = copy.deepcopy(training.state())
+    ioshape.save(state, path)
+    before = path.read_bytes()
+    state["step"] = 100
+
+    def again() -> None:
+        if background:
+            ioshape.save_async(state, path).result()
+        else:
+            ioshape.save(state, path)
+
+    with pytest.raises(ioshape.StorageError) as caught:
+        again()
+    error = caught.value
+    assert (error.code, error.operation, error.path) == (
+        lib.IOSHAPE_E_UNCHANGED,
+        "save",
+        str(path),
+    )
+    assert error.remedy
+    assert error.report is not None
+    assert error.report.unchanged
+    assert path.read_bytes() == before
+    assert names_in(tmp_path) == ["last.pt"]
+    training.train()
+    assert not ioshape.save(training.state(), path).unchanged
+    warned()
+
+
+def test_ignore_compares_nothing(tmp_path: Path, warned: Any) -> None:
+    ioshape.configure(unchanged="ignore")
+    state = Training().state()
+    for _ in range(2):
+        assert ioshape.save(state, tmp_path / "last.pt").compared_bytes == 0
+    assert not warned()
+
+
+@pytest.mark.parametrize("by", ["ioshape", "torch"])
+def test_a_job_that_restarts_compares_with_what_it_has_loaded(
+    tmp_path: Path, warned: Any, by: str
+) -> None:
+    training = Training()
+    training.train()
+    save = ioshape.save if by == "ioshape" else torch.save
+    save(training.state(), tmp_path / "model-1.pt")
+    ioshape.configure()  # begins anew, as a new process does
+    found = ioshape.load(tmp_path / "model-1.pt")
+    training.model.load_state_dict(found["model"])
+    training.train()
+    # What was loaded goes out again, and not what was trained.
+    stale = {**found, **training.rest()}
+    assert ioshape.save(stale, tmp_path / "model-2.pt").unchanged
+    assert warned() == 1
+    ioshape.configure()
+    ioshape.load(tmp_path / "model-1.pt")
+    report = ioshape.save(training.state(), tmp_path / "model-2.pt")
+    assert report.compared_bytes > 0
+    assert not report.unchanged
+    assert not warned()
+
+
+def test_who_has_not_set_logging_up_reads_it_on_stderr(tmp_path: Path) -> None:
+    done = run_interpreter(
+        tmp_path,
+        """
+        import ioshape
+        import torch
+
+        state = {"weights": torch.ones(1 << 20)}
+        ioshape.save(state, "model-1.pt")
+        ioshape.save(state, "model-2.pt")
+        """,
+    )
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1
+    assert "model-2.pt" in lines[0]
+    assert "model-1.pt" in lines[0]
+
+
+# ---- Groups -------------------------------------------------------------------------------------
+
+RANKS = """
+from group_program import *
+
+if arguments[2:]:
+    set_up_distributed()
+directory, mode = arguments[:2]
+
+
+def save(state, step, **more):
+    try:
+        report = ioshape.save_group({**state, "step": step}, directory, step, mode=mode, **more)
+    except ioshape.StorageError as error:
+        say("saved", step=step, code=error.code, failed=error.rank)
+    else:
+        say("saved", step=step, code=0, compared=report.compared_bytes, told=report.unchanged)
+
+
+state = object_of(rank, 1, 2_000_000)
+save(state, 1)
+save(state, 2)
+if rank == 1:
+    state["data"][0] ^= 1
+save(state, 3)
+ioshape.configure(unchanged="fail")  # begins anew
+found = ioshape.load_group(directory)
+if rank != 1:
+    found["data"][0] ^= 1
+save(found, 4)
+found["data"][1] ^= 1
+save(found, 5)
+"""
+
+
+@pytest.mark.parametrize("mode", ["each", "node", "rank0"])
+def test_each_rank_compares_its_own_part(tmp_path: Path, mode: str) -> None:
+    said = run_ranks(
+        *(tmp_path, RANKS, tmp_path / "run", mode),
+        *(["gloo"] if mode == "rank0" else []),
+        ranks=3,
+        nodes=2,
+    )
+    for rank, lines in enumerate(said):
+        saved = {line["step"]: line for line in lines if line["event"] == "saved"}
+        assert [saved[step]["code"] for step in (1, 2, 3, 5)] == [0, 0, 0, 0]
+        assert not saved[1]["compared"]
+        assert saved[2]["compared"] >= 2_000_000
+        assert saved[2]["told"]
+        assert saved[3]["told"] == (rank != 1)
+        # One rank's part is stale: no generation, on any rank.
+        assert (saved[4]["code"], saved[4]["failed"]) == (lib.IOSHAPE_E_UNCHANGED, 1)
+        assert not saved[5]["told"]
+    steps = sorted(path.name for path in (tmp_path / "run").glob("*"))
+    assert steps == [f"step-{step:010d}" for step in (1, 2, 3, 5)]

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that ask for much: time, memory, stack. None is longer than a few MiB."""
+
+import io
+import json
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+_MANY = 200_000
+_LONG = 100_000
+
+# ---- Pickles -----------------------------------------------------------------------------------
+
+_GLOBAL = b"cmodule\nname\n"
+#: A tuple in which one tuple occurs 2^40 times.
+_LAUGHS = b")" + 40 * b"2\x86"
+#: What stands behind the storage of a tensor: where it begins, one dimension, its stride.
+_PLACE = b"K\0K\1\x85K\1\x85"
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return b"X" + struct.pack("<I", len(encoded)) + encoded
+
+
+def _storage(key: bytes = _text("0"), location: bytes = _text("cpu")) -> bytes:
+    return b"(" + _text("storage") + b"ctorch\nFloatStorage\n" + key + location + b"K\1tQ"
+
+
+def _tensor(storage: bytes = _storage(), place: bytes = _PLACE) -> bytes:
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + place + b"\x89NtR"
+
+
+def _remembered(value: bytes, number: int = 0) -> bytes:
+    return value + b"q" + bytes([number])
+
+
+def _in_list(*values: bytes) -> bytes:
+    return b"](" + b"".join(values) + b"e"
+
+
+def _long(number: int) -> bytes:
+    data = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8b" + struct.pack("<I", len(data)) + data
+
+
+def _uint64(number: int) -> bytes:
+    return struct.pack("<Q", number)
+
+
+_NAME = _remembered(_text("x" * _LONG))
+_TUPLE = _remembered(b"(" + _MANY * b"N" + b"t")
+_DICT = _remembered(b"}(" + _MANY * b"K\1N" + b"u")
+_LIST = _remembered(_in_list(_MANY * b"N"))
+_SET = b"c__builtin__\nset\n"
+
+#: By what they do; without the first and the last byte.
+PICKLES = {
+    "laughs as a key": b"}" + _LAUGHS + _tensor() + b"s",
+    "laughs in a set": b"\x8f(" + _LAUGHS + b"\x90",
+    "laughs in a frozenset": b"(" + _LAUGHS + b"\x91",
+    "laughs as a storage's key": _storage(_LAUGHS),
+    "laughs as a storage's location": _storage(location=_LAUGHS),
+    "laughs as a shape": _tensor(place=b"K\0" + _LAUGHS + _LAUGHS),
+    "laughs as arguments": _GLOBAL + _LAUGHS + b"R",
+    "laughs as a state": _GLOBAL + b")R" + _LAUGHS + b"b",
+    "laughs as a storage's state": _storage() + b"}" + _text("record") + _LAUGHS + b"sb",
+    "laughs in lists": b"]"
+    + b"".join(b"q%c](h%ch%ce" % (number, number, number) for number in range(40)),
+    "keys of one hash": b"}("
+    + b"".join(_long(i * (2**61 - 1)) + b"N" for i in range(30_000))
+    + b"u",
+    "memories of one hash": b"N" + b"".join(b"p%d\n" % (i * (2**61 - 1)) for i in range(30_000)),
+    "a deep key": b"})" + _MANY * b"\x85" + b"Ns",
+    "deep lists": _MANY * b"]" + (_MANY - 1) * b"a",
+    "deep states": _GLOBAL + b")R" + _MANY * (b"2" + b"b"),
+    "lists": _in_list(_MANY * b"]"),
+    "dicts": _in_list(_MANY * b"}"),
+    "marks": _MANY * b"(" + b"N",
+    "memories": b"N" + _MANY * b"\x94",
+    "objects": _in_list(_remembered(_GLOBAL) + _MANY * b"h\0)R"),
+    "long globals": _in_list(_NAME, 20_000 * b"h\0h\0\x93)R"),
+    "long storages": _in_list(_remembered(_storage(_NAME)), 20_000 * b"h\0"),
+    "long locations": _in_list(
+        _NAME, _remembered(_tensor(_storage(location=b"h\0")), 1), 20_000 * b"h\1"
+    ),
+    "long names": 3 * (b"}" + _text("x" * _LONG)) + _in_list(20_000 * _tensor()) + b"sss",
+    "long names of no tensors": b"}" + _text("x" * _LONG) + _in_list(_MANY * b"]") + b"s",
+    "one tensor often": _in_list(_remembered(_tensor()), _MANY * b"h\0"),
+    "the same arguments": _in_list(_TUPLE, _remembered(_GLOBAL, 1), 20_000 * b"h\1h\0R"),
+    "the same arguments of tensors": _in_list(
+        _remembered(b"(" + _storage() + _PLACE + _MANY * b"N" + b"t"),
+        _remembered(b"ctorch._utils\n_rebuild_tensor_v2\n", 1),
+        20_000 * b"h\1h\0R",
+    ),
+    "the same shape": _in_list(
+        _remembered(b"(" + _MANY * b"K\1" + b"t"),
+        20_000 * _tensor(place=b"K\0h\0h\0"),
+    ),
+    "the same state": _in_list(_DICT, _remembered(_GLOBAL, 1), 20_000 * b"h\1)Rh\0b"),
+    "the same set": _in_list(_LIST, _remembered(_SET, 1), 20_000 * b"h\1h\0\x85R"),
+    "the same class and arguments": _in_list(
+        _TUPLE, _remembered(_GLOBAL, 1), 20_000 * b"h\1h\0\x81"
+    ),
+    "a number of 200,000 digits": b"I" + _MANY * b"9" + b"\n",
+    "a long number of 200,000 digits": b"L" + _MANY * b"9" + b"L\n",
+    "a huge number": _long(1 << 8 * _MANY),
+    "a huge number as a key": b"}" + _long(1 << 8 * _MANY) + _tensor() + b"s",
+    "a huge shape": _tensor(
+        place=b"K\0(" + 60 * _long(1 << 62) + b"t(" + 60 * _long(1 << 62) + b"t"
+    ),
+    "a huge dimension": _tensor(place=b"K\0" + _long(1 << 8 * _MANY) + b"\x85K\1\x85"),
+    "a huge offset": _tensor(place=_long(1 << 8 * _MANY) + _PLACE[2:]),
+    "a number that goes on": b"\x8b\xff\xff\xff\x7f",
+    "bytes that go on": b"\x8e" + _uint64(1 << 62),
+    "a bytearray that goes on": b"\x96" + _uint64(1 << 62),
+    "a text that goes on": b"\x8d" + _uint64(1 << 62),
+    "a frame that goes on": b"\x95" + _uint64(1 << 62) + b"N",
+    "a far memory": b"Nr\xff\xff\xff\xff",
+    "a farther memory": b"Np999999999999999999\n",
+    "a text without a quote": b"S" + _MANY * b"\xff" + b"\n",
+    "nothing to take from": b"0",
+    "nothing marked": b"t",
+    "nothing at all": b"",
+}
+
+#: What takes unpicklers that make what the pickle says, torch's among them, as long as it takes.
+TOO_MUCH_FOR_TORCH = frozenset(
+    name for name in PICKLES if name.startswith(("laughs", "keys of one", "a deep key", "deep"))
+)
+
+# ---- Archives ----------------------------------------------------------------------------------
+
+
+def _archive(*members: tuple[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        for name, data in members:
+            archive.writestr(f"archive/{name}", data)
+    return stream.getvalue()
+
+
+def with_pickle(pickled: bytes) -> bytes:
+    """A file of torch with that pickle, and a storage that is damaged."""
+    data = b"\0\1\2\3 to be damaged"
+    whole = _archive(
+        ("data.pkl", b"\x80\4" + pickled + b"."),
+        ("byteorder", b"little"),
+        ("data/0", data),
+        ("version", b"3\n"),
+    )
+    at = whole.index(data)
+    return whole[:at] + b"\xff" + whole[at + 1 :]
+
+
+def sound() -> bytes:
+    """A file of torch in which nothing is wrong."""
+    return _archive(("data.pkl", b"\x80\2}."), ("data/0", bytes(4)), ("version", b"3\n"))
+
+
+def _directory(whole: bytes) -> tuple[bytes, bytes]:
+    """What is before the central directory, and that."""
+    size, offset = struct.unpack_from("<II", whole, len(whole) - 10)
+    return whole[:offset], whole[offset : offset + size]
+
+
+def _ended(records: bytes, directory: bytes, count: int) -> bytes:
+    """With a zip64 end, so that numbers may be large."""
+    end64 = len(records) + len(directory)
+    return (
+        records
+        + directory
+        + struct.pack(
+            "<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, count, count, len(directory), len(records)
+        )
+        + struct.pack("<IIQI", 0x07064B50, 0, end64, 1)
+        + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    )
+
+
+def _patched(whole: bytes, offset_from_end: int, data: bytes) -> bytes:
+    at = len(whole) - offset_from_end
+    return whole[:at] + data + whole[at + len(data) :]
+
+
+def _archives() -> dict[str, bytes]:
+    whole = sound()
+    records, directory = _directory(whole)
+    inflating = _archive(("data.pkl", bytes(32 << 20)), compression=zipfile.ZIP_DEFLATED)
+    deflated, its_directory = _directory(inflating)
+    return {
+        "65535 records": _patched(whole, 14, b"\xff\xff\xff\xff"),
+        "2^60 records": _ended(records, directory, 1 << 60),
+        "as many as fit, of one": _ended(records, 20_000 * directory, 60_000),
+        "a directory of 4 GiB": _patched(whole, 10, b"\xfe\xff\xff\xff"),
+        "a directory far behind": _patched(whole, 6, b"\xfe\xff\xff\xff"),
+        "a long comment": _patched(whole, 2, b"\xff\xff") + 65535 * b"c",
+        "ends in its comment": _patched(whole, 2, b"\xff\xff") + 16383 * b"PK\5\6" + b"PKP",
+        "long names": _archive(*((f"{i}" + 60_000 * "n", b"") for i in range(30))),
+        "compressed, of itself": _ended(deflated, 1000 * its_directory, 1000),
+        "nothing but ends": 100_000 * (b"PK\5\6" + bytes(18)),
+    }
+
+
+def files() -> dict[str, bytes]:
+    """All, by name."""
+    pickles = {f"pickle, {name}": with_pickle(pickled) for name, pickled in PICKLES.items()}
+    archives = {f"zip, {name}": whole for name, whole in _archives().items()}
+    return pickles | archives | {"a text that goes on": b"\x80\2X\xff\xff\xff\x7f"}
+
+
+# ---- Generations -------------------------------------------------------------------------------
+
+
+def _manifest(text: str) -> bytes:
+    """With its checksum."""
+    body = '{\n  "format": "ioshape-generation",\n  "version": 1,\n' + text
+    return f'{body}  "crc32": "{zlib.crc32(body.encode()):08x}"\n}}\n'.encode()
+
+
+def _lists(members: str) -> str:
+    return f'"step": 7, "saved": 1, "mode": "rank0", "attempt": "a", {members}\n'
+
+
+def _parts(count: int, n_bytes: int) -> str:
+    each = (
+        json.dumps({"rank": i, "file": 0, "offset": i, "bytes": 1, "crc32": "00000000"})
+        for i in range(count)
+    )
+    file = json.dumps([{"name": "f", "bytes": n_bytes, "crc32": "00000000", "bundle": True}])
+    return f'"files": {file}, "parts": [{", ".join(each)}],'
+
+
+MANIFESTS = {
+    "deep": lambda: _lists(f'"more": {_MANY * "["}{_MANY * "]"},'),
+    "a long text": lambda: _lists(f'"more": "{10 * _MANY * "x"}",'),
+    "a long number": lambda: _lists(f'"more": {_MANY * "9"},'),
+    "long names": lambda: _lists(f'"{_MANY * "x"}": 1,'),
+    "many parts": lambda: _lists(_parts(20_000, 20_000)),
+    "many of nothing": lambda: _lists(f'"files": [{", ".join(20_000 * ["{}"])}],'),
+}
+
+
+def write_generation(directory: Path, name: str) -> None:
+    """Step 7, with a manifest that is sound but for what it says."""
+    folder = directory / "step-0000000007"
+    folder.mkdir(parents=True)
+    (folder / "f").write_bytes(bytes(20_000))
+    (folder / "manifest.json").write_bytes(_manifest(MANIFESTS[name]()))
+
+
+def write_part(directory: Path, part: bytes) -> None:
+    """Step 7, of one rank, whose part is this file."""
+    folder = directory / "step-0000000007"
+    folder.mkdir(parents=True)
+    (folder / "rank-00000.pt").write_bytes(part)
+    sums = {"bytes": len(part), "crc32": f"{zlib.crc32(part):08x}"}
+    files_ = json.dumps([{"name": "rank-00000.pt", **sums, "bundle": False}])
+    parts = json.dumps([{"rank": 0, "file": 0, "offset": 0, **sums}])
+    text = f'"step": 7, "saved": 1, "mode": "each", "attempt": "a", "files": {files_}, '
+    (folder / "manifest.json").write_bytes(_manifest(f'{text}"parts": {parts},\n'))
