@@ -318,6 +318,36 @@ START_TEST(damage_is_found_and_named_wherever_it_is)
 }
 END_TEST
 
+/* Changes a record's checksum in the file's directory, where its name stands 30 bytes after it. */
+static void change_checksum(const char *record)
+{
+	const int fd = open(scratch_path("file"), O_RDWR);
+	const off_t end = lseek(fd, 0, SEEK_END);
+	uint8_t *bytes = mmap(NULL, (size_t)end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	uint8_t *at = bytes, *name = NULL;
+
+	ck_assert_ptr_ne(bytes, MAP_FAILED);
+	while ((at = memmem(at, (size_t)(bytes + end - at), record, strlen(record)))) {
+		name = at;
+		at += strlen(record);
+	}
+	ck_assert_ptr_nonnull(name);
+	name -= strlen("file/");
+	name[-30] ^= 1;
+	munmap(bytes, (size_t)end);
+	close(fd);
+}
+
+START_TEST(an_empty_record_has_a_checksum_too)
+{
+	change_checksum("data/3");
+	ioshape_reader_free(reader);
+	ck_assert_int_eq(ioshape_reader_open(context, scratch_path("file"), NULL, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), IOSHAPE_E_DAMAGED);
+	ck_assert_ptr_nonnull(strstr(ioshape_last_error()->record, "data/3"));
+}
+END_TEST
+
 START_TEST(of_a_share_the_damage_is_found_now_and_then)
 {
 	unsigned found = 0, tries = 200;
@@ -459,6 +489,7 @@ int main(void)
 	tcase_add_test(reading, the_callback_can_stop_reading_at_every_call);
 	tcase_add_test(reading, damage_is_found_and_named_wherever_it_is);
 	tcase_add_test(reading, damage_elsewhere_does_not_keep_from_reading_the_rest);
+	tcase_add_test(reading, an_empty_record_has_a_checksum_too);
 	tcase_add_test(reading, of_a_share_the_damage_is_found_now_and_then);
 	tcase_add_test(reading, who_does_not_want_to_verify_gets_what_is_there);
 	tcase_add_test(reading, a_file_cut_short_while_it_is_open_is_damaged);

@@ -357,7 +357,10 @@ struct sample {
 	uint64_t pieces;
 };
 
-/* What has a checksum of its own: a block or a record. If all is read, whole records are fewer. */
+/*
+ * What has a checksum of its own: a block or a record. If all is read, whole records are fewer. An
+ * empty record is a piece, too, since its checksum can be wrong.
+ */
 static uint64_t piece_bytes(const struct sample *sample, uint64_t record)
 {
 	const struct zip_reader *zip = &sample->reader->zip;
@@ -370,7 +373,7 @@ static uint64_t piece_count(const struct sample *sample, uint64_t record)
 {
 	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
 
-	return bytes ? (bytes - 1) / piece_bytes(sample, record) + 1 : 0;
+	return bytes ? (bytes - 1) / piece_bytes(sample, record) + 1 : 1;
 }
 
 static struct zip_range piece(const struct sample *sample, uint64_t record, uint64_t number)
