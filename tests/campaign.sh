@@ -7,6 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
 	cat <<'END'
 Usage: tests/campaign.sh [KIND...] [--seconds S] [--seed N]
+       tests/campaign.sh [KIND...] --short
        tests/campaign.sh --replay KIND SEED
        tests/campaign.sh --page | --keep | --kinds | --help
 
@@ -17,6 +18,7 @@ signal ends the campaign, and the ledger has what was done.
 
   --seconds S          so long for each kind (default: 600)
   --seed N             from the seed N on; the ledger gets nothing
+  --short              a few trials of each kind, with nothing that earlier ones left; always the same
   --replay KIND SEED   only this trial; the ledger gets nothing
   --page               writes the tables in docs/reliability.md from the ledger
   --keep               packs what the fuzzers found worth keeping into tests/fuzz/kept.tar.xz

@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 # In the order in which they run. Each is a function below.
-stages=(style gcc house install asan tsan valgrind python fault fuzz campaign)
+stages=(style gcc house install asan tsan valgrind python fault campaign)
 quick_stages=(style gcc house python)
 long_stages=(garbled coverage)
 
@@ -26,8 +26,7 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   valgrind   unit tests under valgrind but for the slowest; with --long all, and the API tests
   python     the Python package; files exchanged with torch
   fault      kills, failing storage, full filesystems
-  fuzz       the readers against hostile files
-  campaign   each kind of trial of tests/campaign.sh, for seconds; with --long for minutes
+  campaign   a few trials of each kind of tests/campaign.sh, always the same; with --long for minutes
 
   garbled    the Python tests with every sentence of the library garbled; only with --long or by name
   coverage   branch coverage of C and Python, written to docs/testing.md; only with --long or by name
@@ -198,7 +197,7 @@ stage_asan() {
 	build build/asan &&
 		ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
 			UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-			slow_meson_tests asan build/asan --no-suite fault --no-suite fuzz
+			slow_meson_tests asan build/asan --no-suite fault
 }
 
 stage_tsan() {
@@ -244,19 +243,15 @@ stage_fault() {
 	build build/gcc && meson_tests fault build/gcc --suite fault
 }
 
-stage_fuzz() {
-	build build/asan && meson_tests fuzz build/asan --suite fuzz
-}
-
-# Always the same seeds from the first on; the ledger gets nothing.
+# The ledger gets nothing.
 stage_campaign() {
-	local kind seconds=8
-	[ $length != long ] || seconds=300
+	local kind how=(--short)
+	[ $length != long ] || how=(--seed 1 --seconds 300)
 	build build/gcc && build build/asan && build_package || return
 	local -x PYTHONPATH="$PWD/tests/support"
 	check "campaign: its kinds" python -m tests.campaign --kinds || return
 	for kind in $(python -m tests.campaign --kinds); do
-		check "campaign: $kind" python -m tests.campaign "$kind" --seed 1 --seconds $seconds
+		check "campaign: $kind" python -m tests.campaign "$kind" "${how[@]}"
 	done
 }
 
@@ -264,7 +259,7 @@ stage_coverage() {
 	local folder=build/coverage
 	build $folder || return
 	find $folder -name '*.gcda' -delete
-	meson_tests coverage $folder --no-suite fuzz
+	meson_tests coverage $folder
 	build_package && python_tests coverage-python tests/python -n "$(nproc)" --dist worksteal \
 		--cov=ioshape --cov-branch --cov-report="json:$results/coverage-python.json"
 	check "branch coverage is written to docs/testing.md" \

@@ -4,12 +4,15 @@
 import argparse
 import contextlib
 import itertools
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -19,14 +22,26 @@ from .ledger import Slice
 from .trial import CannotTry, Trial
 
 Try = Callable[[int], Trial]
+MakeReady = Callable[[Path], AbstractContextManager[Try]]
 
-# A new kind is a module and a line here. What it gives makes ready, and cleans up at the end.
-KINDS: dict[str, Callable[[Path], AbstractContextManager[Try]]] = {
-    "faults": faults.trials,
-    "files": files.trials,
-    "fuzz": fuzz.trials,
-    "kills": kills.trials,
-    "power": power.trials,
+
+@dataclass(frozen=True)
+class Kind:
+    """What makes its trials, in a folder for what it keeps. It cleans up at the end."""
+
+    trials: MakeReady
+    #: In its place for the short form, of trials whose seed does not say all that they do.
+    short: MakeReady | None = None
+    n_short: int = 1
+
+
+# A new kind is a module and a line here.
+KINDS = {
+    "faults": Kind(faults.trials),
+    "files": Kind(files.trials),
+    "fuzz": Kind(fuzz.trials, fuzz.short, len(fuzz.names())),
+    "kills": Kind(kills.trials),
+    "power": Kind(power.trials),
 }
 
 WORK = Path("build/campaign").resolve()
@@ -70,7 +85,7 @@ def campaign(kinds: list[str], seconds: float, first: int | None) -> int:
     with contextlib.ExitStack() as stack:
         slices = ledger.read()
         seeds = {kind: itertools.count(first or ledger.next_seed(slices, kind)) for kind in kinds}
-        tries = {kind: stack.enter_context(KINDS[kind](work_folder(kind))) for kind in kinds}
+        tries = {kind: stack.enter_context(KINDS[kind].trials(work_folder(kind))) for kind in kinds}
         end = time.monotonic() + seconds * len(kinds)
         for kind in itertools.cycle(kinds):
             left = min(SLICE_SECONDS, seconds, end - time.monotonic())
@@ -87,8 +102,22 @@ def campaign(kinds: list[str], seconds: float, first: int | None) -> int:
     return found
 
 
+def short(kinds: list[str]) -> int:
+    """The first seeds of each, in a new folder, which stays if something is found."""
+    found = 0
+    for kind in kinds:
+        folder = Path(tempfile.mkdtemp(prefix="short-", dir=work_folder(kind)))
+        which, done = KINDS[kind], Slice(kind, "", 1, 0)
+        with (which.short or which.trials)(folder) as attempt:
+            go_through(kind, range(1, which.n_short + 1), attempt, float("inf"), done)
+        found += len(done.findings)
+        if not done.findings:
+            shutil.rmtree(folder)
+    return found
+
+
 def replay(kind: str, seed: int) -> int:
-    with KINDS[kind](work_folder(kind)) as attempt:
+    with KINDS[kind].trials(work_folder(kind)) as attempt:
         trial = attempt(seed)
     print(trial)
     return len(trial.findings)
@@ -107,6 +136,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("kinds", nargs="*", metavar="KIND")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--short", action="store_true")
     parser.add_argument("--replay", nargs=2, metavar=("KIND", "SEED"))
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--keep", action="store_true")
@@ -141,6 +171,8 @@ def main() -> int:
     try:
         if given.replay:
             found = replay(given.replay[0], int(given.replay[1]))
+        elif given.short:
+            found = short(given.kinds or list(KINDS))
         else:
             found = campaign(given.kinds or list(KINDS), given.seconds, given.seed)
     except CannotTry as error:

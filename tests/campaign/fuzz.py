@@ -2,6 +2,8 @@
 """Parsers get any bytes: the targets of tests/fuzz, with a corpus that grows from run to run.
 
 What one machine found worth keeping is packed into the source now and then, for the next one.
+In the short form the targets get what is packed, and inputs that are made of it: where libFuzzer
+looks next follows from what it has reached, and that differs from one processor or run to the next.
 """
 
 import contextlib
@@ -13,7 +15,9 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
+from .damage import BLIND
 from .trial import CannotTry, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,6 +26,7 @@ CORPUS = ROOT / "tests/fuzz/corpus"
 KEPT = ROOT / "tests/fuzz/kept.tar.xz"
 
 SECONDS = 5
+N_SHORT = 2000
 MOST_MIB = 2048  # AddressSanitizer keeps what is freed, and libFuzzer its corpus
 EXECUTED = re.compile(r"^stat::number_of_executed_units:\s+(\d+)", re.MULTILINE)
 TOLD_LINES = 12
@@ -35,28 +40,53 @@ def names() -> list[str]:
     return sorted(path.name for path in CORPUS.iterdir())
 
 
-def command(name: str, seed: int, work: Path) -> list[str]:
-    kept = work / name
-    kept.mkdir(exist_ok=True)
+def command(name: str, work: Path, *arguments: str) -> list[str]:
     return [
         str(TARGETS / f"fuzz-{name}"),
-        f"-seed={seed}",
-        f"-max_total_time={SECONDS}",
+        *arguments,
         f"-max_len={MOST_BYTES.get(name, USUAL_BYTES)}",
         f"-rss_limit_mb={MOST_MIB}",
         "-timeout=10",
         "-error_exitcode=1",
         "-print_final_stats=1",
         f"-artifact_prefix={work / name}-",
-        str(kept),  # what is new goes here
-        str(CORPUS / name),
     ]
 
 
-def run(name: str, seed: int, work: Path) -> Trial:
+def go_on(name: str, seed: int, work: Path) -> Trial:
+    """For a while, from where earlier trials have come."""
+    kept = work / name
+    kept.mkdir(exist_ok=True)
+    folders = (str(kept), str(CORPUS / name))  # what is new goes into the first one
+    return run(name, command(name, work, f"-seed={seed}", f"-max_total_time={SECONDS}", *folders))
+
+
+def made(name: str, seed: int, work: Path) -> Iterator[bytes]:
+    """By the seed alone, of what is kept."""
+    kept = sorted(
+        [*(work / name).iterdir(), *(CORPUS / name).iterdir()], key=lambda path: path.name
+    )
+    inputs = [data for path in kept if (data := path.read_bytes())]
+    rng = Random(f"{name} {seed}")
+    for _ in range(N_SHORT):
+        yield rng.choice(BLIND)(rng, rng.choice(inputs), inputs)
+
+
+def repeat(name: str, seed: int, work: Path) -> Trial:
+    """What is kept, and what is made of it."""
+    folder = work / f"{name}-made"
+    folder.mkdir()
+    for number, data in enumerate(made(name, seed, work)):
+        (folder / f"{number:05}").write_bytes(data)
+    return run(
+        name, command(name, work, "-runs=0", str(work / name), str(CORPUS / name), str(folder))
+    )
+
+
+def run(name: str, command: list[str]) -> Trial:
     environment = os.environ | {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
     with subprocess.Popen(
-        command(name, seed, work),
+        command,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
@@ -96,11 +126,21 @@ def keep(work: Path) -> None:
                     kept.addfile(about, content)
 
 
-@contextlib.contextmanager
-def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
+def make_ready(work: Path) -> None:
     missing = [name for name in names() if not (TARGETS / f"fuzz-{name}").exists()]
     if missing:
         raise CannotTry(f"fuzz: there is no target {missing[0]} in {TARGETS}")
     if KEPT.exists():
         shutil.unpack_archive(KEPT, work)
-    yield lambda seed: run(names()[seed % len(names())], seed, work)
+
+
+@contextlib.contextmanager
+def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
+    make_ready(work)
+    yield lambda seed: go_on(names()[seed % len(names())], seed, work)
+
+
+@contextlib.contextmanager
+def short(work: Path) -> Iterator[Callable[[int], Trial]]:
+    make_ready(work)
+    yield lambda seed: repeat(names()[seed % len(names())], seed, work)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The campaign's kind "files" sees what it is there for."""
+"""The campaign sees what it is there for, and its short form repeats itself."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import hostile
 import pytest
 
-from tests.campaign import files, files_process, files_tried
+from tests.campaign import files, files_process, files_tried, fuzz
 from tests.campaign.files_tried import Base, Damaged
 from tests.campaign.trial import Trial
 
@@ -76,3 +77,11 @@ def test_nothing_is_found_where_nothing_is_wrong(
 ) -> None:
     trial = try_two_files(monkeypatch, tmp_path, lambda _path, _file: None)
     assert (trial.findings, trial.counts["bad_silent"]) == ([], 0)
+
+
+def test_what_the_fuzz_targets_get_in_the_short_form_follows_from_the_seed(tmp_path: Path) -> None:
+    shutil.unpack_archive(fuzz.KEPT, tmp_path)
+    for name in fuzz.names():
+        once, again, other = (list(fuzz.made(name, seed, tmp_path)) for seed in (1, 1, 2))
+        assert once == again != other
+        assert len(set(once)) > fuzz.N_SHORT / 2
