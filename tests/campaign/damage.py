@@ -232,7 +232,9 @@ def other_pickle(rng: Random, pickled: bytes) -> bytes:
         elif change == 3:
             pieces[at] = rng.choice(b"0125().]}NtelsuqhRb\x81\x85\x86\x87\x94").to_bytes(1, "big")
         elif change == 4:
-            pieces[at] *= rng.choice((2, 100, 5000))
+            times = rng.choice((2, 100, 5000))
+            if times * len(pieces[at]) <= MOST_BYTES:  # it may have grown before
+                pieces[at] *= times
         elif len(pieces[at]) > 1:
             argument = rng.choice(NUMBERS) % (1 << 8 * min(4, len(pieces[at]) - 1))
             bytes_ = argument.to_bytes(min(4, len(pieces[at]) - 1), "little")
