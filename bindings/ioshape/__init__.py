@@ -32,6 +32,9 @@ if TYPE_CHECKING:
         SkippedWarning,
         StorageError,
     )
+    from ioshape._files.atomic import AtomicFile
+    from ioshape._files.open import open  # noqa: A004 - as gzip.open
+    from ioshape._files.verified import VerifiedFile
     from ioshape._group.generations import Generation, Part, generations, latest, prune
     from ioshape._group.group import save_group, save_group_async
     from ioshape._group.load import load_group
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 # Where each public name lives. They are imported when one of them is first used, so that "import
 # ioshape" costs nothing in the processes that never save.
 _HOMES = {
+    "AtomicFile": "_files.atomic",
     "CanceledError": "_errors",
     "Contents": "_load.contents",
     "CoordinatorError": "_errors",
@@ -80,6 +84,7 @@ _HOMES = {
     "StorageError": "_errors",
     "StorageTarget": "_probe",
     "Tensor": "_load.pickled",
+    "VerifiedFile": "_files.verified",
     "configure": "_settings.config",
     "generations": "_group.generations",
     "inspect": "_load.contents",
@@ -89,6 +94,7 @@ _HOMES = {
     "load_group": "_group.load",
     "load_latest": "_group.newest",
     "on_preemption": "_save.deadline",
+    "open": "_files.open",
     "patch": "_run.patch",
     "patched": "_run.patch",
     "pool_name": "_slots.slots",
@@ -120,6 +126,7 @@ _WITH_TORCH = (
 
 # The same names, in a form that type checkers understand.
 __all__ = [
+    "AtomicFile",
     "CanceledError",
     "Contents",
     "CoordinatorError",
@@ -144,6 +151,7 @@ __all__ = [
     "StorageError",
     "StorageTarget",
     "Tensor",
+    "VerifiedFile",
     "__version__",
     "configure",
     "generations",
@@ -154,6 +162,7 @@ __all__ = [
     "load_group",
     "load_latest",
     "on_preemption",
+    "open",
     "patch",
     "patched",
     "pool_name",

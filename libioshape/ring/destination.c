@@ -131,6 +131,17 @@ static int follow(struct ring_destination *destination, struct base_error *error
 
 /* ---- What is there --------------------------------------------------------------------------- */
 
+/* What to do where the directory cannot be opened. */
+static const char *directory_remedy(const char *path, int code)
+{
+	if (code != ENOENT)
+		return "";
+	if (!strncmp(path, "~", 1) || strstr(path, "/~"))
+		return "write the home directory out: only a shell knows what \"~\" is "
+		       "(in Python os.path.expanduser())";
+	return "create it first";
+}
+
 static int open_directory(struct ring_destination *destination, struct base_error *error)
 {
 	destination->directory_fd =
@@ -144,7 +155,7 @@ static int open_directory(struct ring_destination *destination, struct base_erro
 			error, -errno,
 			"cannot save to \"%s\": cannot open its directory \"%s\"" BASE_REMEDY "%s",
 			destination->path, destination->directory,
-			errno == ENOENT ? "create it first" : "");
+			directory_remedy(destination->directory, errno));
 	return 0;
 }
 

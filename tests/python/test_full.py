@@ -88,10 +88,27 @@ FULL_DISK = """
     fill()
     too_much = checkpoint(2, 20 * MIB)
     old = dict(_use_new_zipfile_serialization=False)
+
+
+    def opened():
+        with ioshape.open(path, "wb") as file:
+            for _ in range(20):
+                file.write(bytes(MIB))
+        return file.report
+
+
+    def announced():
+        with ioshape.open(path, "wb", expected_bytes=20 * MIB) as file:
+            file.write(b"x")
+        return file.report
+
+
     ways = {
         "save": lambda: ioshape.save(too_much, path),
         "async": lambda: ioshape.save_async(too_much, path).result(),
         "torch": lambda: ioshape.save(too_much, path, **old),
+        "open": opened,
+        "announced": announced,
     }
     for name, way in ways.items():
         del lines[:]
@@ -100,7 +117,7 @@ FULL_DISK = """
         assert "nothing in" in str(report) and "skipped" in report.fallbacks[-1], str(report)
         assert ";" not in report.fallbacks[-1]
         # "needs", or, where torch does not say what it will write, where it stopped
-        assert name == "torch" or "needs 20" in report.fallbacks[-1], report.fallbacks
+        assert name in ("torch", "open") or "needs 20" in report.fallbacks[-1], report.fallbacks
         assert [level for level, line in lines if "skipped" in line] == ["WARNING"], lines
         assert names_in(folder) == ["filler", "model.pt"] and number_in(path) == 1, name
 

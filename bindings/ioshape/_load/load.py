@@ -15,99 +15,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _torch as original
 from ioshape._errors import DamagedError, StorageError, failure
+from ioshape._files.verified import BoundedFile, Source
 from ioshape._load.contents import name_damage
 from ioshape._load.contents import verify as verify_file
 from ioshape._load.reader import Reader, can_read
 from ioshape._native import lib
-from ioshape._save.report import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO
 
+    from ioshape._save.report import Progress
 
-# The reads at the file's end come in pieces of at most 4 KiB.
-_RECORD_BYTES = (4 << 10) + 1
+
 # What a byte of a compressed archive becomes at most, unless several records have the same bytes.
 _MOST_INFLATED = 1032
 # What is longer goes to a temporary file.
 _INFLATED_IN_MEMORY_BYTES = 64 << 20
-
-
-class VerifiedFile:
-    """The file as torch.load wants it: every byte of a record is verified before it is handed out.
-
-    torch reads the small parts at the file's end, then one record after the other, each with one
-    call, into the memory where it is to stay. The reader recognises that and reads ahead.
-    """
-
-    def __init__(self, reader: Reader, progress: Callable[[Progress], object] | None) -> None:
-        self._reader = reader
-        self._progress = progress
-        self._size = reader.file_bytes
-        self._position = 0
-        self._told = 0
-        #: what a read failed with: torch may wrap it, or lose it and read again
-        self.failure: BaseException | None = None
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As for any file."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        if base + offset < 0:
-            raise ValueError(f"negative position {base + offset}")
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        """As for any file."""
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Fills the buffer, but for the end of the file."""
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(view.nbytes, self._size - self._position))
-        if count:
-            try:
-                self._reader.read_file(self._position, view[:count])
-            except BaseException as error:
-                self.failure = error
-                raise
-        self._position += count
-        if self._progress is not None and count:
-            # What was handed out, once: torch looks at the file's end first, and at headers.
-            self._told = max(self._told, self._position if count >= _RECORD_BYTES else 0)
-            try:
-                self._progress(Progress("read", self._told, self._size))
-            except BaseException as error:
-                self.failure = error
-                raise
-        return count
-
-    def read(self, n_bytes: int = -1) -> bytes:
-        """As for any file."""
-        left = max(0, self._size - self._position)
-        data = bytearray(left if n_bytes < 0 else min(n_bytes, left))
-        self.readinto(data)
-        return bytes(data)
-
-    def readline(self) -> bytes:
-        """As for any file; torch asks for it only in formats that do not come here."""
-        line = bytearray()
-        while not line.endswith(b"\n") and (more := self.read(1)):
-            line += more
-        return bytes(line)
-
-
-class BoundedFile(io.BufferedReader):
-    """A file of which nobody reads more at once than there is left of it.
-
-    An unpickler asks for as many bytes as the pickle says, and gets memory for them first.
-    """
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """As for any file."""
-        left = max(0, os.fstat(self.fileno()).st_size - self.tell())
-        return super().read(left if size is None or size < 0 else min(size, left))
 
 
 def load(
@@ -175,7 +99,7 @@ def load(
             return load_through(reader, lambda file: by_torch(file, mmap=False), progress)
         file = _inflated(path) if verify is not False else None
         if file is None and _is_regular(path):
-            file = BoundedFile(io.FileIO(path))
+            file = BoundedFile(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
         if file is None:
             return by_torch(f, mmap)
         with file:
@@ -200,7 +124,7 @@ def load_through(
 ) -> Any:
     """What torch makes of an open file, or of its part. The reader is closed."""
     with reader:
-        file = VerifiedFile(reader, progress)
+        file = Source(reader, progress)
         try:
             loaded = torch_load(file)
             if file.failure is not None:

@@ -81,6 +81,10 @@ class Reader:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the file. A second call does nothing."""
         ffi.release(self._out)
 
     def _check(self, code: int) -> None:

@@ -76,7 +76,7 @@ class Report:
     """What a save did. Times are in seconds on the clock on the wall."""
 
     path: str
-    #: "ioshape", or "torch" where the call was handed to torch's own writer
+    #: "ioshape"; "torch" where the call was handed to torch's own writer; "caller" of open()
     written_by: str
     file_bytes: int = 0
     #: of the storages and the pickle

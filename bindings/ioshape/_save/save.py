@@ -7,17 +7,17 @@ import os
 import pickle
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ioshape import _torch as original
-from ioshape._errors import StorageError, warn_skipped
+from ioshape._errors import StorageError
+from ioshape._files.atomic import AtomicFile, How
 from ioshape._native import lib
 from ioshape._run import trace
 from ioshape._save import pickling
 from ioshape._save.begin import Options, start
 from ioshape._save.deadline import due_in
 from ioshape._save.handle import SaveHandle
-from ioshape._save.rawfile import RawFile
 from ioshape._save.report import Report, Step
 from ioshape._save.under_way import (
     begun,
@@ -26,9 +26,8 @@ from ioshape._save.under_way import (
     raise_unheard,
     register,
 )
-from ioshape._settings import config
+from ioshape._settings.config import is_durable
 from ioshape._settings.context import current, encoded
-from ioshape._settings.setting import switch_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,12 +160,6 @@ def save_async(
     return handle
 
 
-def is_durable(keyword: bool | None) -> bool:
-    if keyword is not None:
-        return switch_argument("durable", keyword)
-    return config.value_of("durable") is not False
-
-
 def _begun(path: str, note: str) -> Report:
     """Of a save that torch is about to write."""
     return Report(
@@ -234,27 +227,12 @@ class _Call:
 
     def _by_torch(self, path: str, reason: str) -> Report:
         """torch's own writer, but into a file of ours: still atomic and durable."""
-        note = f"written by torch itself: {reason}"
-        begun, begin = _begun(path, note), time.perf_counter()
-        try:
-            with RawFile(path, durable=self.durable, replace=self.replace, due=self.due) as raw:
-                self._torch_save(cast("IO[bytes]", raw))
-                report = raw.commit(note)
-        except StorageError as error:
-            begun = replace(begun, total_s=time.perf_counter() - begin)
-            if error.code != lib.IOSHAPE_E_SKIPPED:
-                trace.record(begun, error=error)
-                raise
-            why = error.sentence
-            report = replace(
-                begun, fallbacks=(Step(note, "torch"), Step(why, "skipped")), skipped=True
-            )
-            trace.record(report)
-            # Last: a filter of the program's may make an exception of it.
-            warn_skipped(path, why)
-            return report
-        trace.record(report)
-        return report
+        notes = (f"written by torch itself: {reason}",)
+        how = How(self.durable, self.replace, self.due, written_by="torch", notes=notes)
+        with AtomicFile(path, how) as file:
+            self._torch_save(file)
+        assert file.report is not None
+        return file.report
 
     def _torch_save(self, f: IO[bytes]) -> None:
         original.save(

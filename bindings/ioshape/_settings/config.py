@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ioshape._locks import ForkedLock
-from ioshape._settings.setting import SETTINGS, shown, without_password
+from ioshape._settings.setting import SETTINGS, shown, switch_argument, without_password
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -102,6 +102,13 @@ def value_of(name: str, among: dict[str, Any] | None = None) -> Any:
     if text:
         return setting.parse(text, setting.variable)
     return (_configured if among is None else among).get(name)
+
+
+def is_durable(keyword: bool | None) -> bool:
+    """Whether a save waits for stable storage."""
+    if keyword is not None:
+        return switch_argument("durable", keyword)
+    return value_of("durable") is not False
 
 
 def settings() -> dict[str, tuple[Any, str]]:

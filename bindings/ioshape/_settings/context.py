@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
     from ioshape._settings.setting import Setting
 
 
+# pathlib makes one slash of two; a name before one slash may be a directory's.
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://|(?:s3|s3a|gs|gcs|abfss?|az|hf|hdfs|https?|file):/")
+
+
 def encoded(path: str) -> bytes:
     """A path as C takes it."""
+    url = _URL.match(path)
+    if url and not os.path.isdir(url[0].rstrip("/")):  # noqa: PTH112
+        raise ValueError(
+            f'"{path}" is a URL, and ioshape reads and writes files; give the path of a mounted '
+            "filesystem, or save there with what knows the URL: with fsspec.open(url, 'wb') as "
+            "file: torch.save(obj, file)"
+        )
     if "\0" in path:
         raise ValueError(
             f"the path {path!r} has a null character in it; no file can have that name"

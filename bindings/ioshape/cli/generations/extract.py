@@ -21,15 +21,15 @@ _PIECE_BYTES = 8 << 20
 
 def _copy(handle: Handle, part: Part, path: str, *, replace: bool) -> None:
     """The part as a file of its own: whole and verified, or not at all."""
+    import ioshape  # noqa: PLC0415
     from ioshape._errors import failure  # noqa: PLC0415
     from ioshape._native import lib  # noqa: PLC0415
-    from ioshape._save.rawfile import RawFile  # noqa: PLC0415
 
     piece = memoryview(bytearray(min(_PIECE_BYTES, part.n_bytes)))
     crc32 = 0
     with (
         handle.reader(part) as reader,
-        RawFile(path, durable=True, replace=replace) as file,
+        ioshape.open(path, "wb", durable=True, replace=replace) as file,
     ):
         for offset in range(0, part.n_bytes, _PIECE_BYTES):
             view = piece[: part.n_bytes - offset]
@@ -46,7 +46,6 @@ def _copy(handle: Handle, part: Part, path: str, *, replace: bool) -> None:
                 remedy="use another generation",
                 rank=part.rank,
             )
-        file.commit("")
 
 
 @click.command(short_help="Copy what a rank saved out of a generation, as a .pt file.")

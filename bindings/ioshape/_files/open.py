@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""open()."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, overload
+
+from ioshape._files.atomic import AtomicFile, How
+from ioshape._files.verified import VerifiedFile
+from ioshape._save.deadline import due_in
+from ioshape._settings.config import is_durable
+
+
+@overload
+def open(  # noqa: A001 - named as gzip.open is
+    path: str | os.PathLike[str],
+    mode: Literal["wb"],
+    *,
+    durable: bool | None = None,
+    replace: bool = True,
+    deadline: float | None = None,
+    expected_bytes: int = 0,
+) -> AtomicFile: ...
+@overload
+def open(  # noqa: A001
+    path: str | os.PathLike[str], mode: Literal["rb"] = "rb"
+) -> VerifiedFile: ...
+def open(  # noqa: A001
+    path: str | os.PathLike[str],
+    mode: str = "rb",
+    *,
+    durable: bool | None = None,
+    replace: bool = True,
+    deadline: float | None = None,
+    expected_bytes: int = 0,
+) -> AtomicFile | VerifiedFile:
+    """Opens a file in any format, to be written as safely as a checkpoint, or to be read.
+
+    With "wb" the file appears at the path when it is closed: as a whole, on stable storage, in its
+    turn among other writers. Use a `with` block: if it ends with an exception the file is dropped,
+    and what was there before stays. The same happens to a file that is never closed. torch.save,
+    pickle, numpy, zipfile, safetensors and shutil.copyfileobj can write to it.
+
+        with ioshape.open("tokens.npy", "wb") as file:
+            numpy.save(file, tokens)
+
+    With "rb" the file is read ahead, and verified where checksums are known: files of ioshape.save
+    and torch.save are. Any number of processes and threads can have a file open.
+
+    The settings that follow are for writing.
+
+    Args:
+        path: of the file.
+        mode: "wb" or "rb".
+        durable: as in save().
+        replace: as in save().
+        deadline: as in save(), from this call on.
+        expected_bytes: how much the file will hold, if that is known: a full disk is then noticed
+            at once. An estimate is fine.
+
+    Returns:
+        An AtomicFile or a VerifiedFile. After close() the first has a `report`.
+
+    Raises:
+        ValueError: the mode is another one, or the path is a URL.
+        StorageError: the file could not be opened. It is an OSError with errno and path.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"open() takes a path, not {type(path).__name__}")
+    name = os.fspath(path)
+    kind = "".join(sorted(mode))
+    if kind == "bw":
+        how = How(is_durable(durable), replace, due_in(deadline), expected_bytes)
+        return AtomicFile(name, how)
+    if kind == "br":
+        return VerifiedFile(name)
+    why = "files are read, or written from the beginning"
+    if not set(mode) - set("rwt"):
+        why = "files have bytes, and text an encoding that you choose"
+    raise ValueError(f'cannot open "{name}" in mode "{mode}": {why}; use "rb" or "wb"')

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that is read: what has checksums is verified before it is handed out."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+from ioshape._errors import StorageError
+from ioshape._load.reader import Reader, can_read
+from ioshape._save.report import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# torch reads what stands at a file's end in pieces of at most 4 KiB.
+_RECORD_BYTES = (4 << 10) + 1
+# What is read in small pieces comes in pieces of so much.
+_AHEAD_BYTES = 64 << 10
+
+
+class Source(io.RawIOBase):
+    """Bytes of a Reader. Who jumps about reads what it asks for, who reads onward is read ahead of.
+
+    torch.load reads from this: the small parts at the file's end, then one record after the other,
+    each with one call, into the memory where it is to stay.
+    """
+
+    def __init__(
+        self, reader: Reader, progress: Callable[[Progress], object] | None = None
+    ) -> None:
+        self.name = reader.path
+        self.mode = "rb"
+        self._reader = reader
+        self._progress = progress
+        self.n_bytes = reader.file_bytes
+        self._position = 0
+        self._told = 0
+        #: what a read failed with: torch may wrap it, or lose it and read again
+        self.failure: BaseException | None = None
+
+    def readable(self) -> bool:
+        """As for any file."""
+        return True
+
+    def seekable(self) -> bool:
+        """As for any file."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """As for any file."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.n_bytes}[whence]
+        if base + offset < 0:
+            raise ValueError(f"negative position {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        """As for any file."""
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer, but for the end of the file."""
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(view.nbytes, self.n_bytes - self._position))
+        try:
+            if count:
+                self._reader.read_file(self._position, view[:count])
+            self._position += count
+            if self._progress is not None and count:
+                # What was handed out, once: torch looks at the file's end first, and at headers.
+                self._told = max(self._told, self._position if count >= _RECORD_BYTES else 0)
+                self._progress(Progress("read", self._told, self.n_bytes))
+        except BaseException as error:
+            self.failure = error
+            raise
+        return count
+
+    def read(self, n_bytes: int = -1, /) -> bytes:
+        """As for any file. No more memory is asked for than there are bytes left."""
+        left = max(0, self.n_bytes - self._position)
+        data = bytearray(left if n_bytes < 0 else min(n_bytes, left))
+        self.readinto(data)
+        return bytes(data)
+
+    def readall(self) -> bytes:
+        """As for any file."""
+        return self.read()
+
+    def close(self) -> None:
+        """As for any file."""
+        if not self.closed:
+            self._reader.close()
+        super().close()
+
+
+class BoundedFile(io.BufferedReader):
+    """A file of which nobody reads more at once than there is left of it.
+
+    An unpickler asks for as many bytes as the pickle says, and gets memory for them first.
+    """
+
+    def __init__(self, raw: Any, n_bytes: int) -> None:
+        super().__init__(raw, _AHEAD_BYTES)
+        self._n_bytes = n_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As for any file."""
+        left = max(0, self._n_bytes - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
+class VerifiedFile(BoundedFile):
+    """A file that is read, as ioshape.open(path, "rb") gives it.
+
+    It is an io.BufferedReader with read(), readinto(), seek() and tell(). Who reads onward is read
+    ahead of, past the page cache. It has no fileno(): what somebody reads by the descriptor would
+    not be verified. A file that is replaced meanwhile is read to its end as it was.
+    """
+
+    def __init__(self, path: str) -> None:
+        try:
+            source = Source(Reader(path))
+        except StorageError as error:
+            if can_read(error):
+                raise
+            super().__init__(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
+        else:
+            super().__init__(source, source.n_bytes)
