@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files in somebody else's format (torch's legacy format, safetensors, ...), written as safely and
+ * Files in somebody else's format (torch's legacy format, ...), written as safely and
  * quickly as checkpoints: bytes go in, front to back, and the file appears whole or not at all.
  *
  * A file may be used by one thread at a time; different files of one context are written at the

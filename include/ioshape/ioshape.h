@@ -11,6 +11,7 @@
 #include <ioshape/errors.h>
 #include <ioshape/file.h>
 #include <ioshape/group.h>
+#include <ioshape/safetensors.h>
 #include <ioshape/slots.h>
 #include <ioshape/tensors.h>
 #include <ioshape/version.h>

@@ -312,6 +312,24 @@ public:
 							records.data(), records.size(), &options));
 	}
 
+	/* Blocks until the safetensors file is durable and in place. */
+	ioshape_report
+	save_safetensors(const std::string &path, const std::vector<ioshape_tensor> &tensors,
+			 const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		return detail::save_now(options, ioshape_save_safetensors, get(), path.c_str(),
+					tensors.data(), tensors.size());
+	}
+	/* Returns when the tensors may be changed; with options.borrow, at once. */
+	save save_safetensors_async(const std::string &path,
+				    const std::vector<ioshape_tensor> &tensors,
+				    const ioshape_save_options &options = IOSHAPE_SAVE_OPTIONS_INIT)
+	{
+		return save(detail::ask<ioshape_save *>(ioshape_save_safetensors, get(),
+							path.c_str(), tensors.data(),
+							tensors.size(), &options));
+	}
+
 	/* What a path sits on, and what a save would do there: JSON text. */
 	std::string probe(const std::string &path,
 			  const ioshape_probe_options &options = IOSHAPE_PROBE_OPTIONS_INIT)

@@ -3,6 +3,8 @@
 #include "save/background/background.h"
 #include "save/file/file.h"
 
+#include <ioshape/safetensors.h>
+
 #include <errno.h>
 #include <stdlib.h>
 
@@ -114,7 +116,23 @@ IOSHAPE_EXPORT int ioshape_save_records(struct ioshape_context *context, const c
 					const struct ioshape_save_options *options,
 					struct ioshape_save **out)
 {
-	const struct save_payload payload = { .raw = true, .records = records, .count = count };
+	const struct save_payload payload = { .kind = SAVE_RECORDS,
+					      .records = records,
+					      .count = count };
+
+	return save(context, path, &payload, options, out);
+}
+
+IOSHAPE_EXPORT int ioshape_save_safetensors(struct ioshape_context *context, const char *path,
+					    const struct ioshape_tensor *tensors, size_t count,
+					    const struct ioshape_save_options *options,
+					    struct ioshape_save **out)
+{
+	const struct save_payload payload = {
+		.kind = SAVE_SAFETENSORS,
+		.tensors = tensors,
+		.count = count,
+	};
 
 	return save(context, path, &payload, options, out);
 }

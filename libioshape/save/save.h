@@ -126,9 +126,15 @@ void save_reader_is_part_of(const struct ioshape_reader *reader, const char *pat
 
 /* ---- Saves in the background (background/) --------------------------------------------------- */
 
-/* What a caller wants to be saved, borrowed: tensors, or records with a pickle of its own. */
+/* What a caller wants to be saved, borrowed, and in which container. */
+enum save_kind {
+	SAVE_TENSORS = 0,
+	SAVE_RECORDS, /* with a pickle of the caller's own */
+	SAVE_SAFETENSORS,
+};
+
 struct save_payload {
-	bool raw; /* records */
+	enum save_kind kind;
 	const struct ioshape_tensor *tensors;
 	const struct ioshape_record *records;
 	size_t count;

@@ -4,6 +4,7 @@
 #include "zip/zip.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -49,6 +50,9 @@ static bool is_digit(char character)
 }
 
 /* ---- Strings --------------------------------------------------------------------------------- */
+
+/* What follows a backslash, and what it stands for; the slash need not be escaped. */
+static const char escape_letters[] = "\"\\bfnrt/", escaped_characters[] = "\"\\\b\f\n\r\t/";
 
 /* Where decoded bytes go; nowhere if `into` is NULL. */
 struct sink {
@@ -124,18 +128,17 @@ static int read_point(struct zip_json *json, struct sink *sink)
 /* Behind a backslash. */
 static int read_escape(struct zip_json *json, struct sink *sink)
 {
-	static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
 	const char *letter;
 
 	if (peek(json) == 'u') {
 		json->at++;
 		return read_point(json, sink);
 	}
-	letter = peek(json) ? strchr(letters, peek(json)) : NULL;
+	letter = peek(json) ? strchr(escape_letters, peek(json)) : NULL;
 	if (!letter)
 		return malformed(json, "an unknown escape");
 	json->at++;
-	return sink_put(json, sink, &meant[letter - letters], 1);
+	return sink_put(json, sink, &escaped_characters[letter - escape_letters], 1);
 }
 
 /* Characters up to the next quote or backslash. */
@@ -387,22 +390,41 @@ int zip_json_end(struct zip_json *json)
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
+int zip_json_put(struct base_buffer *out, const char *format, ...)
+{
+	char line[256];
+	va_list arguments;
+	int bytes;
+
+	va_start(arguments, format);
+	bytes = vsnprintf(line, sizeof(line), format, arguments);
+	va_end(arguments);
+	return base_buffer_append(out, line, (size_t)bytes);
+}
+
+/* A character that cannot stand in a string as it is. */
+static int put_escaped(struct base_buffer *out, char character)
+{
+	const char *found = strchr(escaped_characters, character);
+
+	if (found)
+		return zip_json_put(out, "\\%c", escape_letters[found - escaped_characters]);
+	return zip_json_put(out, "\\u%04x", (unsigned)(unsigned char)character);
+}
+
 int zip_json_put_string(struct base_buffer *out, const char *text)
 {
-	char escape[8];
 	size_t run;
 	int ret;
 
 	ret = base_buffer_append(out, "\"", 1);
 	while (!ret && *text) {
-		for (run = 0; (unsigned char)text[run] >= 0x20 && !strchr("\"\\\x7f", text[run]);)
+		for (run = 0; (unsigned char)text[run] >= 0x20 && !strchr("\"\\", text[run]);)
 			run++;
 		ret = base_buffer_append(out, text, run);
 		text += run;
-		if (ret || !*text)
-			break;
-		snprintf(escape, sizeof(escape), "\\u%04x", (unsigned)(unsigned char)*text++);
-		ret = base_buffer_append(out, escape, 6);
+		if (!ret && *text)
+			ret = put_escaped(out, *text++);
 	}
 	return ret ? ret : base_buffer_append(out, "\"", 1);
 }

@@ -51,7 +51,11 @@ int zip_json_skip(struct zip_json *json);
 /* That there is nothing but white space any more. */
 int zip_json_end(struct zip_json *json);
 
-/* Appends a string of valid UTF-8 as JSON, in quotes. 0 or -ENOMEM. */
+/* Each appends; 0 or -ENOMEM. */
+/* A string of valid UTF-8 as JSON, in quotes: escaped is what must be, as shortly as JSON can. */
 int zip_json_put_string(struct base_buffer *out, const char *text);
+/* Anything else, of at most 255 bytes. */
+__attribute__((format(printf, 2, 3))) int zip_json_put(struct base_buffer *out, const char *format,
+						       ...);
 
 #endif

@@ -160,52 +160,41 @@ static int check_all(const struct zip_manifest *manifest, const char **problem)
 
 /* ---- Encoding -------------------------------------------------------------------------------- */
 
-__attribute__((format(printf, 2, 3))) static int put(struct base_buffer *out, const char *format,
-						     ...)
-{
-	char line[256]; /* names do not come this way */
-	va_list arguments;
-	int bytes;
-
-	va_start(arguments, format);
-	bytes = vsnprintf(line, sizeof(line), format, arguments);
-	va_end(arguments);
-	return base_buffer_append(out, line, (size_t)bytes);
-}
-
 static int put_files(struct base_buffer *out, const struct zip_manifest *manifest)
 {
-	int ret = put(out, "  \"files\": [");
+	int ret = zip_json_put(out, "  \"files\": [");
 
 	for (uint32_t i = 0; i < manifest->file_count && !ret; i++) {
 		const struct zip_manifest_file *file = &manifest->files[i];
 
-		ret = put(out, "%s\n    {\"name\": ", i ? "," : "");
+		ret = zip_json_put(out, "%s\n    {\"name\": ", i ? "," : "");
 		if (!ret)
 			ret = zip_json_put_string(out, file->name);
 		if (!ret)
-			ret = put(out,
-				  ", \"bytes\": %" PRIu64 ", \"crc32\": \"%08" PRIx32
-				  "\", \"bundle\": %s}",
-				  file->bytes, file->crc32, file->bundle ? "true" : "false");
+			ret = zip_json_put(out,
+					   ", \"bytes\": %" PRIu64 ", \"crc32\": \"%08" PRIx32
+					   "\", \"bundle\": %s}",
+					   file->bytes, file->crc32,
+					   file->bundle ? "true" : "false");
 	}
-	return ret ? ret : put(out, "\n  ],\n");
+	return ret ? ret : zip_json_put(out, "\n  ],\n");
 }
 
 static int put_parts(struct base_buffer *out, const struct zip_manifest *manifest)
 {
-	int ret = put(out, "  \"parts\": [");
+	int ret = zip_json_put(out, "  \"parts\": [");
 
 	for (uint32_t i = 0; i < manifest->rank_count && !ret; i++) {
 		const struct zip_manifest_part *part = &manifest->parts[i];
 
-		ret = put(out,
-			  "%s\n    {\"rank\": %" PRIu32 ", \"file\": %" PRIu32
-			  ", \"offset\": %" PRIu64 ", \"bytes\": %" PRIu64
-			  ", \"crc32\": \"%08" PRIx32 "\"}",
-			  i ? "," : "", i, part->file, part->offset, part->bytes, part->crc32);
+		ret = zip_json_put(out,
+				   "%s\n    {\"rank\": %" PRIu32 ", \"file\": %" PRIu32
+				   ", \"offset\": %" PRIu64 ", \"bytes\": %" PRIu64
+				   ", \"crc32\": \"%08" PRIx32 "\"}",
+				   i ? "," : "", i, part->file, part->offset, part->bytes,
+				   part->crc32);
 	}
-	return ret ? ret : put(out, "\n  ],\n");
+	return ret ? ret : zip_json_put(out, "\n  ],\n");
 }
 
 int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *manifest)
@@ -222,19 +211,20 @@ int zip_manifest_encode(struct base_buffer *out, const struct zip_manifest *mani
 	ret = check_all(manifest, &problem);
 	if (ret || problem)
 		return ret ? ret : -EINVAL;
-	ret = put(out, HEAD "%u,\n  \"step\": %" PRIu64 ",\n  \"saved\": %" PRId64 ",\n",
-		  ZIP_MANIFEST_VERSION, manifest->step, manifest->saved);
+	ret = zip_json_put(out, HEAD "%u,\n  \"step\": %" PRIu64 ",\n  \"saved\": %" PRId64 ",\n",
+			   ZIP_MANIFEST_VERSION, manifest->step, manifest->saved);
 	if (!ret)
-		ret = put(out, "  \"serial\": %" PRIu64 ",\n", manifest->serial);
+		ret = zip_json_put(out, "  \"serial\": %" PRIu64 ",\n", manifest->serial);
 	if (!ret)
-		ret = put(out, "  \"mode\": \"%s\",\n  \"attempt\": \"%s\",\n",
-			  mode_words[manifest->mode], manifest->attempt);
+		ret = zip_json_put(out, "  \"mode\": \"%s\",\n  \"attempt\": \"%s\",\n",
+				   mode_words[manifest->mode], manifest->attempt);
 	if (!ret)
 		ret = put_files(out, manifest);
 	if (!ret)
 		ret = put_parts(out, manifest);
 	if (!ret)
-		ret = put(out, TAIL, base_crc32(0, out->data + before, out->bytes - before));
+		ret = zip_json_put(out, TAIL,
+				   base_crc32(0, out->data + before, out->bytes - before));
 	if (!ret && out->bytes - before > ZIP_MAX_MANIFEST_BYTES)
 		ret = IOSHAPE_E_LIMIT;
 	if (ret)

@@ -184,6 +184,20 @@ int zip_layout_tensor(const struct ioshape_tensor *tensor, struct zip_layout *la
 	return 0;
 }
 
+int zip_layout_row_major(const struct ioshape_tensor *tensor, struct zip_layout *layout,
+			 struct base_error *error)
+{
+	int ret = zip_layout_tensor(tensor, layout, error);
+
+	if (ret)
+		return ret;
+	contiguous_strides(tensor->dims, tensor->shape, layout->strides);
+	for (uint32_t i = 0; tensor->strides && i < tensor->dims; i++)
+		if (tensor->shape[i] > 1 && tensor->strides[i] != layout->strides[i])
+			layout->as_it_lies = false;
+	return 0;
+}
+
 /* ---- Packing --------------------------------------------------------------------------------- */
 
 /*

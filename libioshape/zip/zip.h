@@ -11,6 +11,7 @@
 #include "base/base.h"
 #include "ring/ring.h"
 #include "zip/manifest.h"
+#include "zip/safetensors.h"
 
 #include <ioshape/container.h>
 
@@ -144,6 +145,10 @@ struct zip_layout {
  */
 int zip_layout_tensor(const struct ioshape_tensor *tensor, struct zip_layout *layout,
 		      struct base_error *error);
+
+/* The same for a container whose tensors are all row-major. */
+int zip_layout_row_major(const struct ioshape_tensor *tensor, struct zip_layout *layout,
+			 struct base_error *error);
 
 /*
  * Whether these strides visit each element of one dense block exactly once, in whatever order of

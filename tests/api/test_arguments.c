@@ -115,6 +115,8 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 		ioshape_save_tensors(context, path, NULL, 1, NULL, NULL),
 		ioshape_save_tensors(context, path, NULL, 1, NULL, &save),
 		ioshape_save_records(context, path, NULL, 1, NULL, NULL),
+		ioshape_save_safetensors(context, path, NULL, 1, NULL, NULL),
+		ioshape_save_safetensors(context, NULL, NULL, 0, NULL, &save),
 		ioshape_save_tensors(context, path, NULL, 0, &with_report, &save),
 		ioshape_writer_open(context, NULL, NULL, &writer),
 		ioshape_writer_open(context, path, NULL, NULL),

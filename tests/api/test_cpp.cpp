@@ -9,8 +9,10 @@ extern "C" {
 #undef fail /* a macro of check's; here it is a function of a class */
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <future>
+#include <memory>
 #include <thread>
 #include <type_traits>
 #include <unistd.h>
@@ -215,6 +217,38 @@ START_TEST(records_are_saved_in_one_call)
 }
 END_TEST
 
+START_TEST(safetensors_are_saved_in_one_call)
+{
+	ioshape::context context;
+	ioshape_tensor tensor = {};
+	const float number = 1.5F;
+	std::size_t bytes[2];
+
+	tensor.name = "number";
+	tensor.dtype = IOSHAPE_FLOAT32;
+	tensor.data = &number;
+	const std::vector<ioshape_tensor> tensors{ tensor };
+	context.save_safetensors(scratch_path("a.safetensors"), tensors);
+	ioshape::save save = context.save_safetensors_async(scratch_path("b.safetensors"), tensors);
+	save.wait();
+	std::unique_ptr<std::uint8_t, decltype(&std::free)> files[] = {
+		{ scratch_read(scratch_path("a.safetensors"), &bytes[0]), std::free },
+		{ scratch_read(scratch_path("b.safetensors"), &bytes[1]), std::free },
+	};
+	const char expected[] =
+		"{\"number\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}";
+	for (int i = 0; i < 2; i++) {
+		ck_assert_uint_eq(bytes[i], 8 + 64 + sizeof(number));
+		ck_assert_int_eq(memcmp(files[i].get() + 8, expected, sizeof(expected) - 1), 0);
+		ck_assert_int_eq(memcmp(files[i].get() + 8 + 64, &number, sizeof(number)), 0);
+	}
+	ck_assert_int_eq(thrown([&] {
+				 context.save_safetensors(scratch_path("c"), { tensor, tensor });
+			 }),
+			 -EINVAL);
+}
+END_TEST
+
 START_TEST(a_file_is_there_when_it_is_committed)
 {
 	ioshape::context context;
@@ -385,6 +419,7 @@ int main()
 	tcase_add_test(classes, failures_are_exceptions);
 	tcase_add_test(classes, metadata_and_records_travel);
 	tcase_add_test(classes, records_are_saved_in_one_call);
+	tcase_add_test(classes, safetensors_are_saved_in_one_call);
 	tcase_add_test(classes, a_file_is_there_when_it_is_committed);
 	tcase_add_test(classes, a_slot_is_held_as_long_as_it_lives);
 	tcase_add_test(classes, generations_are_looked_for);

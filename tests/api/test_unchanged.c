@@ -178,6 +178,27 @@ TEST(telling, of_small_models_the_largest_tensors_count)
 	ck_assert_uint_eq(report.compared_bytes, 0);
 }
 
+TEST(telling, of_safetensors_files_the_same_is_told)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+
+	options.report = &report;
+	for (unsigned i = 0; i < 3; i++) {
+		unsigned before = atomic_load(&warnings);
+
+		report = (struct ioshape_report)IOSHAPE_REPORT_INIT;
+		if (i == 2)
+			train();
+		state.memory[2][0]++;
+		ck_assert_int_eq(ioshape_save_safetensors(context, scratch_path("a.safetensors"),
+							  state.tensors, TENSORS, &options, NULL),
+				 0);
+		ck_assert_uint_eq(report.compared_bytes, i ? large_bytes() : 0);
+		ck_assert_uint_eq(report.unchanged_bytes, i == 1 ? large_bytes() : 0);
+		ck_assert_uint_eq(atomic_load(&warnings) - before, i == 1);
+	}
+}
+
 TEST(telling, a_pickle_of_any_size_does_not_hide_it)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;

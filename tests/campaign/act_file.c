@@ -13,6 +13,7 @@
 
 enum way {
 	TENSORS,
+	SAFETENSORS,
 	RECORDS,
 	FETCHED,
 	WRITER,
@@ -64,6 +65,9 @@ static int begin_save(struct ioshape_context *context, const struct variant *var
 	if (variant->way == TENSORS)
 		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, options,
 					    handle);
+	if (variant->way == SAFETENSORS)
+		return ioshape_save_safetensors(context, "file", sample.tensors, sample.count,
+						options, handle);
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i].name = names[i];
@@ -88,7 +92,9 @@ static int save(struct ioshape_context *context, const struct variant *variant)
 		return harm_heed(sample_write_records(context, "file", &sample));
 	if (variant->way == RAW)
 		return harm_heed(sample_write_raw(context, "file", &sample));
-	options.metadata = &sample.metadata;
+	/* Which has a step, for which safetensors files have no place. */
+	if (variant->way != SAFETENSORS)
+		options.metadata = &sample.metadata;
 	options.replace = variant->no_replace ? IOSHAPE_OFF : IOSHAPE_ON;
 	options.borrow = variant->borrow;
 	ret = begin_save(context, variant, &options, variant->background ? &handle : NULL);
@@ -188,6 +194,8 @@ static const struct act acts[] = {
 	ACT("fetched in the background", .way = FETCHED, .background = true),
 	ACT("raw", .way = RAW),
 	ACT("as users have it", .usual = true),
+	ACT("safetensors", .way = SAFETENSORS),
+	ACT("safetensors in the background", .way = SAFETENSORS, .background = true),
 	{ .name = NULL },
 };
 

@@ -23,7 +23,7 @@ static const struct scenario {
 	enum ioshape_engine engine;
 	enum ioshape_direct direct;
 	uint64_t block_bytes;
-	enum { TENSORS, RECORDS, WRITER, RAW } what;
+	enum { TENSORS, SAFETENSORS, RECORDS, WRITER, RAW } what;
 	bool background;
 	bool borrow;
 	bool no_replace; /* and there is no older file */
@@ -46,6 +46,7 @@ static const struct scenario {
 	  .background = true,
 	  .borrow = true },
 	{ .name = "raw", .block_bytes = 512 << 10, .what = RAW },
+	{ .name = "safetensors", .block_bytes = 512 << 10, .what = SAFETENSORS },
 };
 
 /* What a child has to tell, in memory that it shares with its parent. */
@@ -97,6 +98,9 @@ static int begin_save(struct ioshape_context *context, const struct ioshape_save
 	if (scenario->what == TENSORS)
 		return ioshape_save_tensors(context, "file", sample.tensors, sample.count, options,
 					    handle);
+	if (scenario->what == SAFETENSORS)
+		return ioshape_save_safetensors(context, "file", sample.tensors, sample.count,
+						options, handle);
 	for (size_t i = 0; i < sample.count; i++) {
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i].name = names[i];
@@ -116,7 +120,9 @@ static int save(struct ioshape_context *context)
 		return heed(sample_write_records(context, "file", &sample));
 	if (scenario->what == RAW)
 		return heed(sample_write_raw(context, "file", &sample));
-	options.metadata = &sample.metadata;
+	/* Which has a step, for which safetensors files have no place. */
+	if (scenario->what != SAFETENSORS)
+		options.metadata = &sample.metadata;
 	options.replace = scenario->no_replace ? IOSHAPE_OFF : IOSHAPE_ON;
 	options.borrow = scenario->borrow;
 	ret = begin_save(context, &options, &handle);

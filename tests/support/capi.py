@@ -69,12 +69,31 @@ class CRecord(ctypes.Structure):
     ]
 
 
+class CAttribute(ctypes.Structure):
+    """struct ioshape_attribute."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
+
+
+class CMetadata(ctypes.Structure):
+    """struct ioshape_metadata."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("step", ctypes.c_int64),
+        ("blob", ctypes.c_void_p),
+        ("blob_bytes", ctypes.c_size_t),
+        ("attributes", ctypes.POINTER(CAttribute)),
+        ("attribute_count", ctypes.c_size_t),
+    )
+
+
 class CSaveOptions(ctypes.Structure):
     """struct ioshape_save_options."""
 
     _fields_ = [
         ("size", ctypes.c_size_t),
-        ("metadata", ctypes.c_void_p),
+        ("metadata", ctypes.POINTER(CMetadata)),
         ("progress", ctypes.c_void_p),
         ("progress_user", ctypes.c_void_p),
         ("report", ctypes.c_void_p),
@@ -144,14 +163,31 @@ def c_tensor(name: str, tensor: torch.Tensor) -> CTensor:
     )
 
 
+def c_tensors(tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The strides are torch's own."""
+    return (CTensor * len(tensors))(*(c_tensor(*item) for item in tensors.items()))
+
+
 def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """ioshape_save_tensors(): the strides are torch's own."""
-    given = (CTensor * len(tensors))(*(c_tensor(*item) for item in tensors.items()))
-    code = library().ioshape_save_tensors(
-        context(), str(path).encode(), given, ctypes.c_size_t(len(tensors)), None, None
+    """ioshape_save_tensors()."""
+    _save("tensors", path, c_tensors(tensors), len(tensors), Way.BLOCKING)
+
+
+def c_metadata(attributes: Mapping[str, str], step: int = 0) -> CMetadata:
+    given = (CAttribute * len(attributes))(
+        *(CAttribute(name.encode(), value.encode()) for name, value in attributes.items())
     )
-    if code:
-        raise last_error()
+    return CMetadata(ctypes.sizeof(CMetadata), step, None, 0, given, len(attributes))
+
+
+def save_safetensors(
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: CMetadata | None = None,
+    way: Way = Way.BLOCKING,
+) -> None:
+    """ioshape_save_safetensors()."""
+    _save("safetensors", path, c_tensors(tensors), len(tensors), way, metadata)
 
 
 def address_of(data: bytes) -> int | None:
@@ -177,22 +213,27 @@ def save_records(
     given = (CRecord * len(records))(
         *(c_record(name, data, fetched and name.startswith("data/")) for name, data in records)
     )
-    count = ctypes.c_size_t(len(records))
-    if way is Way.BLOCKING:
-        code = library().ioshape_save_records(
-            context(), str(path).encode(), given, count, None, None
-        )
-        if code:
-            raise last_error()
-        return
+    _save("records", path, given, len(records), way)
+
+
+def _save(
+    what: str, path: Path, given: Any, count: int, way: Way, metadata: CMetadata | None = None
+) -> None:
+    """ioshape_save_WHAT()."""
     options = CSaveOptions(size=ctypes.sizeof(CSaveOptions), borrow=way is Way.BORROWED)
+    if metadata is not None:
+        options.metadata = ctypes.pointer(metadata)
     save = ctypes.c_void_p()
-    code = library().ioshape_save_records(
-        context(), str(path).encode(), given, count, ctypes.byref(options), ctypes.byref(save)
+    code = getattr(library(), f"ioshape_save_{what}")(
+        context(),
+        str(path).encode(),
+        given,
+        ctypes.c_size_t(count),
+        ctypes.byref(options),
+        None if way is Way.BLOCKING else ctypes.byref(save),
     )
-    if code:
-        raise last_error()
-    code = library().ioshape_save_wait(save, ctypes.c_int64(-1))
-    library().ioshape_save_free(save)
+    if not code and way is not Way.BLOCKING:
+        code = library().ioshape_save_wait(save, ctypes.c_int64(-1))
+        library().ioshape_save_free(save)
     if code:
         raise last_error()

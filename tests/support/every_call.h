@@ -35,6 +35,8 @@ static inline int first_call_without(const struct handles *with, int code)
 		ioshape_save_tensors(context, "new", NULL, 0, NULL, &other_save),
 		ioshape_save_records(context, "new", NULL, 0, NULL, NULL),
 		ioshape_save_records(context, "new", NULL, 0, NULL, &other_save),
+		ioshape_save_safetensors(context, "new", NULL, 0, NULL, NULL),
+		ioshape_save_safetensors(context, "new", NULL, 0, NULL, &other_save),
 		ioshape_file_open(context, "new", NULL, &other_file),
 		ioshape_reader_open(context, "file", NULL, &other_reader),
 		ioshape_writer_open(context, "new", NULL, &other_writer),

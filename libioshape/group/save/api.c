@@ -141,7 +141,9 @@ IOSHAPE_EXPORT int ioshape_group_save_records(struct ioshape_group *group, uint6
 					      const struct ioshape_save_options *options,
 					      struct ioshape_save **out)
 {
-	const struct save_payload payload = { .raw = true, .records = records, .count = count };
+	const struct save_payload payload = { .kind = SAVE_RECORDS,
+					      .records = records,
+					      .count = count };
 
 	return save(group, step, &payload, options, out);
 }

@@ -51,8 +51,8 @@ struct save_compare {
  * loaded before in the series, and with saves to it that are under way. If all that is large is as
  * it was, says so in the log, or answers IOSHAPE_E_UNCHANGED, as the context's `unchanged` has it.
  */
-int save_compare_records(struct save_compare *compare, const struct zip_writer *zip,
-			 struct base_error *error);
+int save_compare_records(struct save_compare *compare, const struct zip_entry *entries,
+			 uint64_t count, struct base_error *error);
 /* Last, whether or not there was the call above: what is in place is what the next save is compared
  * with. */
 void save_compare_end(struct save_compare *compare, bool in_place, struct ioshape_report *report);

@@ -210,17 +210,14 @@ static void compare_with_series(struct save_compare *compare, struct base_error 
 	compare_with(compare, find(&context->loaded, path), stale);
 }
 
-int save_compare_records(struct save_compare *compare, const struct zip_writer *zip,
-			 struct base_error *error)
+int save_compare_records(struct save_compare *compare, const struct zip_entry *entries,
+			 uint64_t count, struct base_error *error)
 {
 	struct ioshape_context *context = compare->context;
 	struct base_error stale = { 0 };
-	const struct zip_entry *entries;
-	uint64_t count;
 
 	if (context->unchanged == IOSHAPE_UNCHANGED_IGNORE)
 		return 0;
-	entries = zip_writer_entries(zip, &count);
 	compare->seen = look(entries, count);
 	if (compare->seen)
 		compare->seen->path = strdup(compare->path);

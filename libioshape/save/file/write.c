@@ -78,38 +78,58 @@ int save_write_file(const struct save_file *file, const struct save_watch *watch
 	return ret;
 }
 
-/* ---- An archive ------------------------------------------------------------------------------ */
+/* ---- The bytes of a plan --------------------------------------------------------------------- */
 
-static int write_record(struct zip_writer *zip, const struct save_plan *plan, size_t i,
-			const struct save_source *source, struct base_error *error)
+/* All bytes of a record, in order, to wherever `put` brings them. */
+static int bring_record(const struct save_plan *plan, size_t i, const struct save_source *source,
+			int (*put)(void *to, const void *data, size_t bytes,
+				   struct base_error *error),
+			void *to, struct base_error *error)
 {
 	const struct save_record *record = &plan->records[i];
 	const void *data = record->data;
 	size_t run;
 	uint64_t done;
-	int ret;
+	int ret = 0;
 
-	ret = zip_writer_begin(zip, record->name, record->bytes, record->alignment, error);
 	for (done = 0; !ret && done < record->bytes; done += run) {
 		run = record->bytes - done;
 		if (i >= plan->own)
 			ret = source->next(source->user, i, done, &data, &run, error);
 		if (!ret)
-			ret = zip_writer_put(zip, data, run, error);
+			ret = put(to, data, run, error);
 	}
-	return ret ? ret : zip_writer_end(zip, error);
+	return ret;
+}
+
+/* ---- An archive ------------------------------------------------------------------------------ */
+
+static int put_in_archive(void *zip, const void *data, size_t bytes, struct base_error *error)
+{
+	return zip_writer_put(zip, data, bytes, error);
 }
 
 int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error)
 {
+	const struct zip_entry *entries;
+	uint64_t count;
 	int ret = 0;
 
-	for (size_t i = 0; !ret && i < plan->count; i++)
-		ret = write_record(zip, plan, i, source, error);
-	if (!ret)
-		ret = save_compare_records(compare, zip, error);
+	for (size_t i = 0; !ret && i < plan->count; i++) {
+		const struct save_record *record = &plan->records[i];
+
+		ret = zip_writer_begin(zip, record->name, record->bytes, record->alignment, error);
+		if (!ret)
+			ret = bring_record(plan, i, source, put_in_archive, zip, error);
+		if (!ret)
+			ret = zip_writer_end(zip, error);
+	}
+	if (ret)
+		return ret;
+	entries = zip_writer_entries(zip, &count);
+	ret = save_compare_records(compare, entries, count, error);
 	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
 }
 
@@ -130,6 +150,48 @@ static int put_archive(void *user, struct ring_writer *file, struct base_error *
 		     save_write_records(archive->zip, archive->plan, archive->source,
 					&archive->compare, error);
 }
+
+/* ---- A safetensors file ---------------------------------------------------------------------- */
+
+/* The file, and the checksum of the record that is on its way to it. */
+struct segment {
+	struct ring_writer *file;
+	uint32_t crc32;
+};
+
+static int put_in_segment(void *to, const void *data, size_t bytes, struct base_error *error)
+{
+	struct segment *segment = to;
+
+	return ring_writer_put(segment->file, data, bytes, &segment->crc32, error);
+}
+
+static int put_safetensors(void *user, struct ring_writer *file, struct base_error *error)
+{
+	static char no_name[] = ""; /* by its name a pickle is told from tensors, which these are */
+	struct archive *archive = user;
+	const struct save_plan *plan = archive->plan;
+	struct zip_entry *entries = calloc(plan->count, sizeof(*entries));
+	int ret = 0;
+
+	if (!entries)
+		return base_no_memory(error, "checksums", plan->count * sizeof(*entries));
+	for (size_t i = 0; !ret && i < plan->count; i++) {
+		struct segment segment = { .file = file };
+
+		ret = bring_record(plan, i, archive->source, put_in_segment, &segment, error);
+		entries[i].name = no_name;
+		entries[i].bytes = plan->records[i].bytes;
+		entries[i].crc32 = segment.crc32;
+	}
+	if (!ret)
+		ret = save_compare_records(&archive->compare, entries + plan->own,
+					   plan->count - plan->own, error);
+	free(entries);
+	return ret ? ret : ring_writer_finish(file, error);
+}
+
+/* ---- Either ---------------------------------------------------------------------------------- */
 
 static void free_archive(void *user, struct ring_writer *file)
 {
@@ -163,7 +225,7 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 		.absolute = order->path,
 		.options = *options,
 		.space = &space,
-		.put = put_archive,
+		.put = plan->safetensors ? put_safetensors : put_archive,
 		.free = free_archive,
 		.user = &archive,
 	};

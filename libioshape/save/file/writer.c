@@ -105,14 +105,17 @@ IOSHAPE_EXPORT int ioshape_writer_commit(struct ioshape_writer *writer,
 	struct zip_index index = { .has_table = false };
 	struct save_handle *handle = handle_of(writer);
 	struct save_compare compare = { 0 };
+	const struct zip_entry *entries;
 	struct save_order order;
+	uint64_t count;
 	int ret = save_handle_begin_commit(handle, &order, report);
 
 	if (ret)
 		return ret;
 	compare.context = handle->output.context;
 	compare.path = handle->path;
-	ret = save_compare_records(&compare, writer->zip, &handle->error);
+	entries = zip_writer_entries(writer->zip, &count);
+	ret = save_compare_records(&compare, entries, count, &handle->error);
 	index.metadata = writer->metadata;
 	if (!ret)
 		ret = zip_writer_finish(writer->zip, &index, &handle->error);

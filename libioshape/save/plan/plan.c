@@ -3,6 +3,7 @@
  * Plans. Those of tensors and those of records each check what they are given, copy it, and fill in
  * the plan's records; the rest is the same for both.
  */
+#define _GNU_SOURCE
 #include "save/plan/plan.h"
 
 #include <errno.h>
@@ -118,7 +119,7 @@ int save_take_metadata(struct ioshape_metadata *into, void **memory,
 
 static const char *kind_of(const struct save_payload *payload)
 {
-	return payload->raw ? "records" : "tensors";
+	return payload->kind == SAVE_RECORDS ? "records" : "tensors";
 }
 
 /* Notes what a failure is about. */
@@ -233,7 +234,19 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 	return ret;
 }
 
-/* ---- Tensors: the pickle and its companions, then one record for each ------------------------ */
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+/* How one tensor becomes the bytes of a record. */
+static int lay_out(const struct ioshape_tensor *tensor, enum save_kind kind,
+		   struct zip_layout *layout, struct base_error *error)
+{
+	int ret;
+
+	if (kind != SAVE_SAFETENSORS)
+		return zip_layout_tensor(tensor, layout, error);
+	ret = zip_layout_row_major(tensor, layout, error);
+	return ret ? ret : zip_safetensors_check(tensor, error);
+}
 
 /* Every tensor by itself. Their layouts' strides are written to scratch: this pass only checks. */
 static int check_tensors(const struct save_payload *payload, size_t *copy_bytes,
@@ -247,7 +260,7 @@ static int check_tensors(const struct save_payload *payload, size_t *copy_bytes,
 	for (size_t i = 0; !ret && i < payload->count; i++) {
 		const struct ioshape_tensor *tensor = &payload->tensors[i];
 
-		ret = zip_layout_tensor(tensor, &layout, error);
+		ret = lay_out(tensor, payload->kind, &layout, error);
 		if (!ret)
 			ret = count_copy(copy_bytes,
 					 space_for(strlen(tensor->name) + 1) +
@@ -263,14 +276,13 @@ static const char *tensor_name(const struct save_payload *payload, size_t i)
 	return payload->tensors[i].name;
 }
 
+/* Copies all of a tensor but its bytes, which `record` is to bring. */
 static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_tensor *from,
-			struct arena *arena)
+			struct save_record *record, struct arena *arena)
 {
-	struct save_record *record = &plan->records[RECORDS_BEFORE_TENSORS + i];
 	size_t bytes = from->dims * sizeof(int64_t);
 	struct ioshape_tensor *to = &plan->tensors[i];
 	struct zip_layout *layout = &plan->layouts[i];
-	char name[32];
 
 	*to = *from;
 	to->name = hand_out(arena, from->name, strlen(from->name) + 1);
@@ -279,40 +291,69 @@ static void copy_tensor(struct save_plan *plan, size_t i, const struct ioshape_t
 	if (!from->strides)
 		to->strides = NULL;
 	layout->strides = hand_out(arena, NULL, bytes);
-	zip_layout_tensor(to, layout, NULL); /* has succeeded before */
-	plan->rows[i] = (struct zip_tensor_row){
-		.name = to->name,
-		.dtype = to->dtype,
-		.dims = to->dims,
-		.shape = to->shape,
-		.strides = layout->strides,
-		.record = RECORDS_BEFORE_TENSORS + i,
-	};
-	snprintf(name, sizeof(name), "data/%zu", i);
-	record->name = hand_out(arena, name, strlen(name) + 1);
+	/* Has succeeded before. */
+	lay_out(to, plan->safetensors ? SAVE_SAFETENSORS : SAVE_TENSORS, layout, NULL);
+	record->name = to->name;
 	record->bytes = layout->bytes;
 	record->data = to->data;
 	record->packed = layout->as_it_lies ? NULL : to;
 }
 
-static int copy_tensors(struct save_plan *plan, const struct save_payload *payload,
-			size_t copy_bytes, struct base_error *error)
+/* Space for `own` records and `count` tensors, which have been checked. */
+static int make_space_for_tensors(struct save_plan *plan, size_t own, size_t count,
+				  size_t copy_bytes, struct arena *arena, struct base_error *error)
+{
+	int ret = make_space(plan, own + count, copy_bytes, arena, error);
+
+	if (ret)
+		return ret;
+	plan->own = own;
+	plan->tensors = calloc(MAX(count, 1), sizeof(*plan->tensors));
+	plan->layouts = calloc(MAX(count, 1), sizeof(*plan->layouts));
+	if (!plan->tensors || !plan->layouts)
+		return base_no_memory(error, "a plan", count * sizeof(*plan->tensors));
+	return 0;
+}
+
+/* ---- In a zip: the pickle and its companions, then one record for each tensor ---------------- */
+
+static void add_to_table(struct save_plan *plan, size_t i, struct arena *arena)
+{
+	struct save_record *record = &plan->records[RECORDS_BEFORE_TENSORS + i];
+	const struct ioshape_tensor *tensor = &plan->tensors[i];
+	char name[32];
+
+	plan->rows[i] = (struct zip_tensor_row){
+		.name = tensor->name,
+		.dtype = tensor->dtype,
+		.dims = tensor->dims,
+		.shape = tensor->shape,
+		.strides = plan->layouts[i].strides,
+		.record = RECORDS_BEFORE_TENSORS + i,
+	};
+	snprintf(name, sizeof(name), "data/%zu", i);
+	record->name = hand_out(arena, name, strlen(name) + 1);
+}
+
+static int copy_into_zip(struct save_plan *plan, const struct save_payload *payload,
+			 size_t copy_bytes, struct base_error *error)
 {
 	size_t count = payload->count;
 	struct arena arena;
 	int ret;
 
-	ret = make_space(plan, RECORDS_BEFORE_TENSORS + count,
-			 copy_bytes + count * RECORD_NAME_BYTES, &arena, error);
+	ret = make_space_for_tensors(plan, RECORDS_BEFORE_TENSORS, count,
+				     copy_bytes + count * RECORD_NAME_BYTES, &arena, error);
 	if (ret)
 		return ret;
-	plan->tensors = calloc(MAX(count, 1), sizeof(*plan->tensors));
-	plan->layouts = calloc(MAX(count, 1), sizeof(*plan->layouts));
 	plan->rows = calloc(MAX(count, 1), sizeof(*plan->rows));
-	if (!plan->tensors || !plan->layouts || !plan->rows)
-		return base_no_memory(error, "a plan", count * sizeof(*plan->tensors));
-	for (size_t i = 0; i < count; i++)
-		copy_tensor(plan, i, &payload->tensors[i], &arena);
+	if (!plan->rows)
+		return base_no_memory(error, "a plan", count * sizeof(*plan->rows));
+	for (size_t i = 0; i < count; i++) {
+		copy_tensor(plan, i, &payload->tensors[i],
+			    &plan->records[RECORDS_BEFORE_TENSORS + i], &arena);
+		add_to_table(plan, i, &arena);
+	}
 	plan->index.has_table = true;
 	plan->index.tensor_count = count;
 	plan->index.tensors = plan->rows;
@@ -322,12 +363,12 @@ static int copy_tensors(struct save_plan *plan, const struct save_payload *paylo
 /* What torch wants beside the tensors. */
 static int add_companions(struct save_plan *plan, size_t tensors, struct base_error *error)
 {
-	if (zip_pickle_tensors(&plan->pickle, plan->tensors, plan->layouts, tensors))
+	if (zip_pickle_tensors(&plan->head, plan->tensors, plan->layouts, tensors))
 		return base_no_memory(error, "the pickle", tensors * 128);
 	plan->records[0] = (struct save_record){
 		.name = "data.pkl",
-		.data = plan->pickle.data,
-		.bytes = plan->pickle.bytes,
+		.data = plan->head.data,
+		.bytes = plan->head.bytes,
 	};
 	plan->records[1] = (struct save_record){
 		.name = "byteorder",
@@ -339,12 +380,59 @@ static int add_companions(struct save_plan *plan, size_t tensors, struct base_er
 		.data = VERSION_TEXT,
 		.bytes = strlen(VERSION_TEXT),
 	};
-	plan->own = RECORDS_BEFORE_TENSORS;
 	return 0;
 }
 
+/* ---- In a safetensors file: the header, then the tensors in the order of the format ---------- */
+
+static int compare_tensors(const void *one, const void *other)
+{
+	return zip_safetensors_compare(*(const struct ioshape_tensor *const *)one,
+				       *(const struct ioshape_tensor *const *)other);
+}
+
+static int copy_sorted(struct save_plan *plan, const struct save_payload *payload,
+		       size_t copy_bytes, struct base_error *error)
+{
+	const size_t count = payload->count;
+	const struct ioshape_tensor **order;
+	struct arena arena;
+	int ret;
+
+	ret = make_space_for_tensors(plan, 1, count, copy_bytes, &arena, error);
+	if (ret)
+		return ret;
+	order = reallocarray(NULL, MAX(count, 1), sizeof(*order));
+	if (!order)
+		return base_no_memory(error, "a plan", count * sizeof(*order));
+	for (size_t i = 0; i < count; i++)
+		order[i] = &payload->tensors[i];
+	qsort(order, count, sizeof(*order), compare_tensors);
+	for (size_t i = 0; i < count; i++)
+		copy_tensor(plan, i, order[i], &plan->records[1 + i], &arena);
+	free(order);
+	return 0;
+}
+
+static int add_header(struct save_plan *plan, size_t tensors,
+		      const struct ioshape_metadata *metadata, struct base_error *error)
+{
+	int ret = zip_safetensors_header(&plan->head, plan->tensors, tensors, metadata, error);
+
+	if (ret)
+		return ret;
+	plan->records[0] = (struct save_record){
+		.name = "header",
+		.data = plan->head.data,
+		.bytes = plan->head.bytes,
+	};
+	return 0;
+}
+
+/* ---- The plan -------------------------------------------------------------------------------- */
+
 static int plan_tensors(struct save_plan *plan, const struct save_payload *payload,
-			struct base_error *error)
+			const struct ioshape_metadata *metadata, struct base_error *error)
 {
 	size_t copy_bytes;
 	int ret;
@@ -352,16 +440,38 @@ static int plan_tensors(struct save_plan *plan, const struct save_payload *paylo
 	ret = check_tensors(payload, &copy_bytes, error);
 	if (!ret)
 		ret = check_unique(plan, payload, tensor_name, -EINVAL, error);
+	if (!ret && plan->safetensors) {
+		ret = copy_sorted(plan, payload, copy_bytes, error);
+		return ret ? ret : add_header(plan, payload->count, metadata, error);
+	}
 	if (!ret)
-		ret = copy_tensors(plan, payload, copy_bytes, error);
+		ret = copy_into_zip(plan, payload, copy_bytes, error);
 	return ret ? ret : add_companions(plan, payload->count, error);
 }
 
-/* ---- The plan -------------------------------------------------------------------------------- */
+/* Where a record ends that begins at the cursor. */
+static int place_record(const struct save_plan *plan, const struct save_record *record,
+			uint64_t *cursor)
+{
+	struct zip_place place;
+	int ret;
+
+	if (plan->safetensors)
+		return __builtin_add_overflow(*cursor, record->bytes, cursor) ||
+				       *cursor > (uint64_t)INT64_MAX ?
+			       IOSHAPE_E_LIMIT :
+			       0;
+	ret = zip_place_record(*cursor, strlen(ZIP_FOLDER) + strlen(record->name), record->bytes,
+			       record->alignment ? record->alignment :
+						   zip_default_alignment(record->bytes),
+			       &place);
+	*cursor = place.end;
+	return ret;
+}
 
 /*
- * Where each record will lie: what the file will hold, to the byte but for the index, whose size
- * is not needed beforehand. Bounds the sum of the records, too.
+ * Where each record will lie: what the file will hold, to the byte but for the index of a zip,
+ * whose size is not needed beforehand. Bounds the sum of the records, too.
  */
 static int place_records(struct save_plan *plan, struct base_error *error)
 {
@@ -370,14 +480,8 @@ static int place_records(struct save_plan *plan, struct base_error *error)
 
 	for (size_t i = 0; !ret && i < plan->count; i++) {
 		struct save_record *record = &plan->records[i];
-		struct zip_place place;
 
-		ret = zip_place_record(cursor, strlen(ZIP_FOLDER) + strlen(record->name),
-				       record->bytes,
-				       record->alignment ? record->alignment :
-							   zip_default_alignment(record->bytes),
-				       &place);
-		cursor = place.end;
+		ret = place_record(plan, record, &cursor);
 		record->start = plan->payload_bytes;
 		if (!ret && i >= plan->own)
 			plan->payload_bytes += record->bytes;
@@ -395,12 +499,14 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 		   const struct ioshape_metadata *metadata, struct base_error *error)
 {
 	/* One place is kept for the index. */
-	size_t most = payload->raw ? ZIP_MAX_RECORDS - 1 : IOSHAPE_MAX_TENSORS;
-	bool given = payload->raw ? payload->records != NULL : payload->tensors != NULL;
+	const bool records = payload->kind == SAVE_RECORDS;
+	size_t most = records ? ZIP_MAX_RECORDS - 1 : IOSHAPE_MAX_TENSORS;
+	bool given = records ? payload->records != NULL : payload->tensors != NULL;
 	int ret;
 
 	memset(plan, 0, sizeof(*plan));
 	plan->path = path;
+	plan->safetensors = payload->kind == SAVE_SAFETENSORS;
 	if (payload->count && !given)
 		return base_refuse(error, -EINVAL, "%zu %s were announced, but none given",
 				   payload->count, kind_of(payload));
@@ -410,8 +516,9 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 				   payload->count, kind_of(payload), most);
 	ret = save_take_metadata(&plan->index.metadata, &plan->metadata_memory, metadata, error);
 	if (!ret)
-		ret = payload->raw ? plan_records(plan, payload, error) :
-				     plan_tensors(plan, payload, error);
+		ret = records ? plan_records(plan, payload, error) :
+				plan_tensors(plan, payload, metadata ? &plan->index.metadata : NULL,
+					     error);
 	if (!ret)
 		ret = place_records(plan, error);
 	if (ret)
@@ -421,7 +528,7 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 
 void save_plan_free(struct save_plan *plan)
 {
-	base_buffer_free(&plan->pickle);
+	base_buffer_free(&plan->head);
 	free(plan->metadata_memory);
 	free(plan->memory);
 	free(plan->rows);

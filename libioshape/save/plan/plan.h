@@ -22,6 +22,7 @@ struct save_plan {
 	struct save_record *records;
 	size_t count;
 	size_t own; /* of the first records, whose bytes are the plan's; the rest is the payload */
+	bool safetensors;        /* that container, without an index; otherwise a torch zip */
 	bool fetches;            /* a function of the caller's fetches some record */
 	uint64_t payload_bytes;  /* sum of the records of the payload */
 	uint64_t expected_bytes; /* of the file, the index not counted */
@@ -31,8 +32,8 @@ struct save_plan {
 	/* Of tensors only. */
 	struct ioshape_tensor *tensors; /* copies: only `data` is still the caller's */
 	struct zip_layout *layouts;
-	struct zip_tensor_row *rows;
-	struct base_buffer pickle; /* data.pkl */
+	struct zip_tensor_row *rows; /* of a zip */
+	struct base_buffer head;     /* data.pkl, or the header of a safetensors file */
 };
 
 /*

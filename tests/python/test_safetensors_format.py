@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape_save_safetensors() writes what the original library would, to the byte."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from capi import DTYPES, SaveError, Way, c_metadata, save_safetensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+NOT_IN_THE_FORMAT = {torch.complex32, torch.complex128}
+
+
+def knows(dtype: torch.dtype) -> bool:
+    """Whether this version of the original writes it."""
+    try:
+        safetensors.torch.save({"a": torch.zeros(16, dtype=torch.uint8).view(dtype)})
+    except KeyError:
+        return False
+    return True
+
+
+COMMON = [dtype for dtype in DTYPES if knows(dtype)]
+
+
+def tensor_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Any bytes at all are a tensor; but a bool is 0 or 1."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    n_bytes = size * torch.Size(shape).numel()
+    made = torch.randint(0, 256, (n_bytes,), generator=torch.Generator().manual_seed(seed))
+    values = made.to(torch.uint8)
+    if dtype is torch.bool:
+        values %= 2
+    return values.view(dtype).reshape(shape) if n_bytes else torch.empty(shape, dtype=dtype)
+
+
+SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+# What an empty name or a NUL is called, C cannot say.
+NAMES = st.text(
+    st.characters(min_codepoint=1, exclude_categories=["Cs"]), min_size=1, max_size=12
+).filter(lambda name: name != "__metadata__")
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> dict[str, torch.Tensor]:
+    made = {}
+    for name in draw(st.lists(NAMES, unique=True, max_size=12)):
+        dtype = draw(st.sampled_from(COMMON))
+        shape = draw(SHAPES)
+        if dtype is torch.float4_e2m1fn_x2 and not shape:
+            shape = (1,)
+        made[name] = tensor_of(dtype, shape, draw(st.integers(0, 1000)))
+    return made
+
+
+# With several the original writes them in an order that changes from run to run.
+METADATA = st.none() | st.dictionaries(NAMES, st.text(st.characters(min_codepoint=1,
+    exclude_categories=["Cs"])), max_size=1)  # fmt: skip
+
+
+def ours(tensors: dict[str, torch.Tensor], metadata: Any = None, way: Way = Way.BLOCKING) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        given = None if metadata is None else c_metadata(metadata)
+        save_safetensors(path, tensors, given, way)
+        return path.read_bytes()
+
+
+@settings(deadline=None, max_examples=150)
+@given(tensors(), METADATA, st.sampled_from(Way))
+def test_files_are_those_of_the_original(
+    state: dict[str, torch.Tensor], metadata: dict[str, str] | None, way: Way
+) -> None:
+    if not state and metadata is not None:
+        return  # see the next test
+    assert ours(state, metadata, way) == safetensors.torch.save(state, metadata)
+
+
+def test_metadata_alone_is_json(tmp_path: Path) -> None:
+    # The original (0.8.0) writes a brace too many if there is nothing else and it is empty.
+    path = tmp_path / "empty.safetensors"
+    save_safetensors(path, {}, c_metadata({}))
+    data = path.read_bytes()
+    assert json.loads(data[8:]) == {"__metadata__": {}}
+    assert int.from_bytes(data[:8], "little") == len(data) - 8
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {}
+
+
+def test_metadata_keeps_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    metadata = {f"{i * 7 % 10}": "x" for i in range(10)}
+    save_safetensors(path, {"a": torch.ones(3)}, c_metadata(metadata))
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert list(header["__metadata__"].items()) == list(metadata.items())
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.sampled_from([dtype for dtype in COMMON if dtype is not torch.float4_e2m1fn_x2]),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+    st.sampled_from(Way),
+)
+def test_tensors_are_packed_row_major(
+    dtype: torch.dtype, shape: list[int], random: Any, way: Way
+) -> None:
+    """Also those whose elements lie close together in another order, which our zip keeps."""
+    dims = list(range(len(shape)))
+    random.shuffle(dims)
+    whole = tensor_of(dtype, tuple(shape), 5).permute(dims)
+    steps = tuple(slice(random.randrange(2), None, random.randrange(1, 3)) for _ in dims)
+    state = {
+        "permuted": whole,
+        "part": whole[steps],
+        "expanded": whole[:1].expand(3, *whole.shape[1:]),
+    }
+    expected = {name: value.contiguous().clone() for name, value in state.items()}
+    assert ours(state, None, way) == safetensors.torch.save(expected)
+
+
+@pytest.mark.parametrize("dtype", sorted(NOT_IN_THE_FORMAT, key=str), ids=str)
+def test_what_the_format_has_no_name_for_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match=str(dtype).removeprefix("torch.")):
+        save_safetensors(tmp_path / "a", {"x": torch.zeros(2, dtype=dtype)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_readers_would_mistake_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with pytest.raises(SaveError, match="__metadata__"):
+        save_safetensors(path, {"__metadata__": torch.zeros(2)})
+    with pytest.raises(SaveError, match="step"):
+        save_safetensors(path, {}, c_metadata({}, step=1))
+    scalar = torch.zeros(1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).reshape(())
+    with pytest.raises(SaveError, match="dimension"):
+        save_safetensors(path, {"x": scalar})
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_take_more_than_readers_accept_are_refused(tmp_path: Path) -> None:
+    # Each name becomes six times as long in JSON.
+    state = {"\x01" * 4000 + str(i): torch.zeros(0) for i in range(4200)}
+    with pytest.raises(SaveError, match="fewer"):
+        save_safetensors(tmp_path / "a", state)
+    assert not list(tmp_path.iterdir())
