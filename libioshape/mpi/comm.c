@@ -147,7 +147,7 @@ static int finish(struct mpi_comm *comm, MPI_Request *request, MPI_Status *statu
 	int ret = await_request(request, status, now_ns() + (uint64_t)timeout_ms * 1000000u);
 
 	*abandoned = false;
-	if (ret != -ETIMEDOUT)
+	if (!ret || *request == MPI_REQUEST_NULL)
 		return ret;
 	if (MPI_Cancel(request) != MPI_SUCCESS ||
 	    await_request(request, status, now_ns() + CANCEL_MS * UINT64_C(1000000))) {

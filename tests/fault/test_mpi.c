@@ -10,8 +10,11 @@
 #include <ioshape/mpi.h>
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #define BLOCK (1 * MIB)
 #define BLOCKS 4u
@@ -175,6 +178,216 @@ static void options_are_the_jobs(void)
 	STREAM_MUST(ioshape_group_options_of_mpi(MPI_COMM_WORLD, NULL, token, NULL, 0) == -EINVAL);
 }
 
+/* ---- What MPI refuses ------------------------------------------------------------------------ */
+
+/* The call that fails; empty: none. What MPI offers to profilers lets a program stand before it. */
+static const char *refused = "";
+
+#define BEFORE_MPI(name, parameters, arguments)                                                    \
+	int name parameters                                                                        \
+	{                                                                                          \
+		return strcmp(refused, #name) ? P##name arguments : MPI_ERR_OTHER;                 \
+	}
+
+/* What MPI got last, and what a message was to come into that was given up. */
+static const void *last_memory, *given_up;
+
+static bool may_use(const char *name, const void *memory)
+{
+	STREAM_MUST(!given_up || memory != given_up);
+	last_memory = memory;
+	return strcmp(refused, name) != 0;
+}
+
+int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm in,
+	      MPI_Request *request)
+{
+	return may_use("MPI_Isend", data) ? PMPI_Isend(data, count, type, to, tag, in, request) :
+					    MPI_ERR_OTHER;
+}
+
+int MPI_Irecv(void *into, int count, MPI_Datatype type, int from, int tag, MPI_Comm in,
+	      MPI_Request *request)
+{
+	return may_use("MPI_Irecv", into) ? PMPI_Irecv(into, count, type, from, tag, in, request) :
+					    MPI_ERR_OTHER;
+}
+
+BEFORE_MPI(MPI_Test, (MPI_Request * request, int *done, MPI_Status *status),
+	   (request, done, status))
+BEFORE_MPI(MPI_Cancel, (MPI_Request * request), (request))
+BEFORE_MPI(MPI_Get_count, (const MPI_Status *status, MPI_Datatype type, int *count),
+	   (status, type, count))
+BEFORE_MPI(MPI_Comm_dup, (MPI_Comm from, MPI_Comm *into), (from, into))
+BEFORE_MPI(MPI_Comm_size, (MPI_Comm of, int *into), (of, into))
+BEFORE_MPI(MPI_Bcast, (void *data, int count, MPI_Datatype type, int root, MPI_Comm in),
+	   (data, count, type, root, in))
+
+int MPI_Comm_get_attr(MPI_Comm of, int key, void *into, int *found)
+{
+	*found = 0;
+	return strcmp(refused, "MPI_Comm_get_attr") ? PMPI_Comm_get_attr(of, key, into, found) :
+						      MPI_SUCCESS;
+}
+
+static int level_told = MPI_THREAD_MULTIPLE;
+
+int MPI_Query_thread(int *level)
+{
+	*level = level_told;
+	return MPI_SUCCESS;
+}
+
+/* As libc's, but for the kernel's early minutes. */
+ssize_t getrandom(void *into, size_t bytes, unsigned flags)
+{
+	(void)flags;
+	if (!strcmp(refused, "getrandom")) {
+		errno = ENOSYS;
+		return -1;
+	}
+	return getentropy(into, bytes) ? -1 : (ssize_t)bytes;
+}
+
+static int send_while_refused(const char *name, uint32_t tag)
+{
+	int ret;
+
+	refused = name;
+	ret = comm->send(comm->user, (uint32_t)rank, tag, "bytes", 6, 100);
+	refused = "";
+	return ret;
+}
+
+static int receive_while_refused(const char *name, uint32_t tag, char *into)
+{
+	int ret;
+
+	refused = name;
+	ret = comm->receive(comm->user, (uint32_t)rank, tag, into, 6, 100);
+	refused = "";
+	return ret;
+}
+
+static void what_mpi_refuses_is_an_error(void)
+{
+	char bytes[6];
+
+	STREAM_MUST(send_while_refused("MPI_Isend", 40) == -EIO);
+	STREAM_MUST(receive_while_refused("MPI_Irecv", 40, bytes) == -EIO);
+	/* A short message is on its way at once, whoever waits for it. */
+	STREAM_MUST(!send_while_refused("", 41));
+	STREAM_MUST(receive_while_refused("MPI_Get_count", 41, bytes) == -EPROTO);
+}
+
+static struct ioshape_comm *other_comm(void)
+{
+	struct ioshape_comm *other;
+
+	STREAM_MUST(!ioshape_comm_of_mpi(MPI_COMM_SELF, &other, NULL, 0));
+	return other;
+}
+
+/* MPI may still write to memory that it was given for a message, and does not say whether. */
+static void memory_that_mpi_may_write_to_is_not_used_again(const char *name)
+{
+	struct ioshape_comm *mine = comm;
+	const int my_rank = rank;
+	char bytes[6] = "";
+
+	comm = other_comm();
+	rank = 0;
+	STREAM_MUST(receive_while_refused(name, 50, bytes) ==
+		    (strcmp(name, "MPI_Test") ? -ETIMEDOUT : -EIO));
+	given_up = last_memory;
+	STREAM_MUST(!comm->send(comm->user, 0, 51, "other", 6, TIMEOUT_MS));
+	STREAM_MUST(!comm->receive(comm->user, 0, 51, bytes, 6, TIMEOUT_MS));
+	STREAM_MUST(!strcmp(bytes, "other"));
+	given_up = NULL;
+	ioshape_comm_mpi_free(comm);
+	comm = mine;
+	rank = my_rank;
+}
+
+static void what_cannot_be_given_up_keeps_its_memory(void)
+{
+	memory_that_mpi_may_write_to_is_not_used_again("MPI_Cancel");
+	memory_that_mpi_may_write_to_is_not_used_again("MPI_Test");
+}
+
+static void *receive_nothing(void *bytes)
+{
+	const size_t size = *(size_t *)bytes;
+	char *into = malloc(size);
+
+	STREAM_MUST(into);
+	STREAM_MUST(comm->receive(comm->user, (uint32_t)rank, 60, into, size, 300) == -ETIMEDOUT);
+	free(into);
+	return NULL;
+}
+
+static void many_messages_at_a_time_are_given_up(void)
+{
+	size_t sizes[] = { 3, 1 * MIB, 2, 5, 1, 4, 100 };
+	pthread_t threads[ARRAY_LENGTH(sizes)];
+
+	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++)
+		STREAM_MUST(!pthread_create(&threads[i], NULL, receive_nothing, &sizes[i]));
+	for (size_t i = 0; i < ARRAY_LENGTH(sizes); i++)
+		STREAM_MUST(!pthread_join(threads[i], NULL));
+}
+
+static void refused_comm(const char *name, int code)
+{
+	struct ioshape_comm *other;
+	char message[200];
+
+	refused = name;
+	STREAM_MUST(ioshape_comm_of_mpi(MPI_COMM_SELF, &other, message, sizeof(message)) == code);
+	refused = "";
+	STREAM_MUST(!other == !!code && !*message == !code);
+	ioshape_comm_mpi_free(other);
+}
+
+static void a_comm_takes_threads_and_a_communicator(void)
+{
+	static const int levels[] = { MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED,
+				      MPI_THREAD_SERIALIZED };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(levels); i++) {
+		level_told = levels[i];
+		refused_comm("", -ENOTSUP);
+	}
+	level_told = MPI_THREAD_MULTIPLE;
+	refused_comm("MPI_Comm_dup", -EIO);
+	/* MPI promises tags up to 32767, whatever it says. */
+	refused_comm("MPI_Comm_get_attr", 0);
+	STREAM_MUST(ioshape_comm_of_mpi(MPI_COMM_SELF, NULL, NULL, 0) == -EINVAL);
+}
+
+static void refused_options(const char *name)
+{
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+	char token[IOSHAPE_MPI_TOKEN_BYTES], message[200];
+
+	refused = name;
+	STREAM_MUST(ioshape_group_options_of_mpi(MPI_COMM_SELF, &options, token, message,
+						 sizeof(message)) == -EIO);
+	refused = "";
+	STREAM_MUST(*message && !options.ranks && !options.token);
+}
+
+static void options_that_mpi_refuses_are_an_error(void)
+{
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+
+	refused_options("MPI_Comm_size");
+	refused_options("MPI_Bcast");
+	refused_options("getrandom");
+	STREAM_MUST(ioshape_group_options_of_mpi(MPI_COMM_SELF, &options, NULL, NULL, 0) ==
+		    -EINVAL);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -185,6 +398,11 @@ static const struct {
 	  failing_and_stopping_leave_a_clean_channel },
 	{ "messages_have_a_time_and_a_size", messages_have_a_time_and_a_size },
 	{ "options_are_the_jobs", options_are_the_jobs },
+	{ "what_mpi_refuses_is_an_error", what_mpi_refuses_is_an_error },
+	{ "what_cannot_be_given_up_keeps_its_memory", what_cannot_be_given_up_keeps_its_memory },
+	{ "many_messages_at_a_time_are_given_up", many_messages_at_a_time_are_given_up },
+	{ "a_comm_takes_threads_and_a_communicator", a_comm_takes_threads_and_a_communicator },
+	{ "options_that_mpi_refuses_are_an_error", options_that_mpi_refuses_are_an_error },
 };
 
 /* With fewer threads than it takes: said, and nothing else. */
@@ -192,6 +410,7 @@ static int refuse(void)
 {
 	char message[300];
 
+	PMPI_Query_thread(&level_told);
 	STREAM_MUST(ioshape_comm_of_mpi(MPI_COMM_WORLD, &comm, message, sizeof(message)) ==
 		    -ENOTSUP);
 	STREAM_MUST(!comm && strstr(message, "MPI_THREAD_MULTIPLE"));
@@ -205,9 +424,12 @@ int main(int argc, char **argv)
 {
 	const int wanted = argc > 1 && !strcmp(argv[1], "funneled") ? MPI_THREAD_FUNNELED :
 								      MPI_THREAD_MULTIPLE;
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 	char message[300];
 	int level;
 
+	STREAM_MUST(ioshape_group_options_of_mpi(MPI_COMM_WORLD, &options, message, NULL, 0) ==
+		    -EINVAL);
 	STREAM_MUST(ioshape_comm_of_mpi(MPI_COMM_WORLD, &comm, message, sizeof(message)) ==
 		    -EINVAL);
 	STREAM_MUST(strstr(message, "MPI is not in use"));
@@ -228,7 +450,11 @@ int main(int argc, char **argv)
 		if (!rank)
 			printf("ok %zu - %s\n", i + 1, tests[i].name);
 	}
-	ioshape_comm_mpi_free(comm);
 	ioshape_comm_mpi_free(NULL);
-	return MPI_Finalize();
+	level = MPI_Finalize();
+	/* In whatever order a program ends. */
+	ioshape_comm_mpi_free(comm);
+	STREAM_MUST(ioshape_comm_of_mpi(MPI_COMM_WORLD, &comm, message, sizeof(message)) ==
+		    -EINVAL);
+	return level;
 }
