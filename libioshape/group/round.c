@@ -115,6 +115,9 @@ int group_round_post(struct group_round *round, const char *what, struct group_n
 		}
 		base_refuse(error, ret, "cannot tell the other ranks of %s: %s", group->directory,
 			    why.text);
+		/* Its folder may be gone, too: another job tidies. */
+		if (ret == IOSHAPE_E_COORDINATOR && gather_board_is_gone(group->board, 0))
+			base_error_of_rank(error, 0);
 	}
 	base_buffer_free(&note->bytes);
 	return ret;
