@@ -154,7 +154,8 @@ slow_meson_tests() {
 	threads_per_core=2 CK_TIMEOUT_MULTIPLIER=10 meson_tests "$@" --timeout-multiplier 10
 }
 
-# python_tests STAGE PATH OPTION...: these Python tests; they find programs and libraries in build/gcc
+# python_tests STAGE PATH OPTION...: these Python tests; they find programs and libraries in build/gcc, or
+# in the folder $programs
 python_tests() {
 	local stage=$1 status=0 selection=()
 	shift
@@ -162,7 +163,7 @@ python_tests() {
 	quick) selection=(-m "not long and not slow") ;;
 	whole) selection=(-m "not long") ;;
 	esac
-	IOSHAPE_TEST_BUILD="$PWD/build/gcc" python -m pytest -q --tb=short --junitxml "$results/$stage.xml" \
+	IOSHAPE_TEST_BUILD="$PWD/${programs:-build/gcc}" python -m pytest -q --tb=short --junitxml "$results/$stage.xml" \
 		"${selection[@]}" "$@" || status=$?
 	note pytest "$status" "$stage.xml" "$stage: Python tests in $1"
 }
@@ -255,15 +256,40 @@ stage_campaign() {
 	done
 }
 
+# failing_acts FOLDER: those of the campaign, each in a folder of its own
+failing_acts() {
+	local program=$PWD/$1/tests/campaign/harm act
+	"$program" list faults | while read -r act; do
+		rm -rf "$1/act"
+		mkdir "$1/act"
+		(cd "$1/act" && "$program" faults 1 400 "$act") || return
+	done
+}
+
+# All that calls the library: C tests, the inputs that fuzzing found, the campaign's acts, Python tests.
 stage_coverage() {
-	local folder=build/coverage
-	build $folder || return
-	find $folder -name '*.gcda' -delete
-	meson_tests coverage $folder
-	build_package && python_tests coverage-python tests/python -n "$(nproc)" --dist worksteal \
+	local programs=build/coverage name
+	local site=$PWD/$programs/site-packages package=$PWD/$programs/package
+	build $programs && build_package && check "the later version is built" tests/support/later.sh || return
+	mkdir -p "$package"
+	check "the package that counts is built" \
+		pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target "$site" \
+		--config-settings=build-dir="$package" --config-settings=setup-args=-Db_coverage=true \
+		--config-settings=setup-args=-Doptimization=0 . || return
+	find $programs -name '*.gcda' -delete
+	slow_meson_tests coverage $programs
+	mkdir -p $programs/kept
+	tar -C $programs/kept -xf tests/fuzz/kept.tar.xz
+	for name in tests/fuzz/corpus/*; do
+		name=${name##*/}
+		check "inputs of $name" find "tests/fuzz/corpus/$name" "$programs/kept/$name" -type f \
+			-exec "$programs/tests/fuzz/fuzz-$name" {} +
+	done
+	check "acts whose calls fail" failing_acts $programs
+	PYTHONPATH=$site python_tests coverage-python tests/python -n "$(nproc)" --dist worksteal \
 		--cov=ioshape --cov-branch --cov-report="json:$results/coverage-python.json"
 	check "branch coverage is written to docs/testing.md" \
-		python tests/support/branch_coverage.py $folder "$results/coverage-python.json"
+		python tests/support/branch_coverage.py $programs "$results/coverage-python.json"
 }
 
 for stage in "${chosen[@]}"; do

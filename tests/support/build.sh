@@ -18,9 +18,12 @@ if [ $# = 0 ]; then
 	# It serves the sanitizers' tests and the fuzz targets, which clang alone can make.
 	build/asan) set -- -Db_sanitize=address,undefined -Db_lundef=false -Dfuzz=true -Dexamples=true ;;
 	build/tsan) set -- -Db_sanitize=thread -Db_lundef=false ;;
+	# Unoptimised: the branches of the source, not those that a compiler makes of them. Nor does it know
+	# then what fits into what.
 	build/coverage)
 		export CC=gcc CXX=g++
-		set -- -Db_coverage=true
+		set -- -Db_coverage=true -Doptimization=0 -Dfuzz=true -Dexamples=true -Dmpi=enabled \
+			-Dc_args=-Wno-format-truncation
 		;;
 	*)
 		echo "build.sh: which options has $folder?" >&2
