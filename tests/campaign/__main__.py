@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import faults, files, fuzz, kills, ledger, page, power
+from . import crowd, faults, files, fuzz, kills, ledger, page, power
 from .ledger import Slice
 from .trial import CannotTry, Trial
 
@@ -37,6 +37,7 @@ class Kind:
 
 # A new kind is a module and a line here.
 KINDS = {
+    "crowd": Kind(crowd.trials),
     "faults": Kind(faults.trials),
     "files": Kind(files.trials),
     "fuzz": Kind(fuzz.trials, fuzz.short, len(fuzz.names())),

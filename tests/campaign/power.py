@@ -24,7 +24,7 @@ N_IMAGES = 15
 PATIENCE_S = 600.0
 
 #: Who starts it may be killed, and it ends nevertheless.
-_APART = (
+APART = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
 )
@@ -36,7 +36,7 @@ class _Machine:
     def __init__(self, work: Path) -> None:
         self._work = work
         self._process = subprocess.Popen(
-            [*_APART, sys.executable, "-m", "tests.campaign.power_machine"],
+            [*APART, sys.executable, "-m", "tests.campaign.power_machine"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 import hostile
 import pytest
 
-from tests.campaign import files, files_process, files_tried, fuzz
+from tests.campaign import crowd_judge, files, files_process, files_tried, fuzz
 from tests.campaign.files_tried import Base, Damaged
 from tests.campaign.trial import Trial
 
@@ -85,3 +85,77 @@ def test_what_the_fuzz_targets_get_in_the_short_form_follows_from_the_seed(tmp_p
         once, again, other = (list(fuzz.made(name, seed, tmp_path)) for seed in (1, 1, 2))
         assert once == again != other
         assert len(set(once)) > fuzz.N_SHORT / 2
+
+
+# ---- Kind "crowd" ------------------------------------------------------------------------------
+
+RANK_OF_JOB = {50: 3}
+
+#: One after the other: 7, then 8, both acknowledged.
+TWO_SAVES = (
+    "10 1.1-crow ask turn=0 step=7 file=/m/user0/a.pt",
+    "20 1.1-crow saved turn=0",
+    "30 2.1-crow ask turn=0 step=8 file=/m/user0/a.pt",
+    "40 2.1-crow saved turn=0",
+)
+
+
+def story_of(folder: Path, *lines: str, **deaths: int) -> crowd_judge.Story:
+    (folder / "log").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return crowd_judge.Story(folder / "log", deaths, RANK_OF_JOB)
+
+
+@pytest.mark.parametrize(
+    ("there", "wrong"),
+    [
+        ({"user0/a.pt": 8}, 0),
+        ({"user0/a.pt": 7}, 1),  # 8 had been saved after it
+        ({"user0/a.pt": 9}, 1),  # nobody saved that
+        ({}, 1),
+    ],
+)
+def test_the_last_save_acknowledged_has_to_be_there(
+    there: dict[str, int], wrong: int, tmp_path: Path
+) -> None:
+    story = story_of(tmp_path, *TWO_SAVES)
+    assert len(list(crowd_judge.judge_files(story, there))) == wrong
+
+
+def test_of_saves_side_by_side_either_may_be_there(tmp_path: Path) -> None:
+    one, _, other, end = TWO_SAVES
+    story = story_of(tmp_path, one, other, end, "50 1.1-crow saved turn=0")
+    for content in 7, 8:
+        assert not list(crowd_judge.judge_files(story, {"user0/a.pt": content}))
+
+
+def test_in_one_process_the_later_save_wins(tmp_path: Path) -> None:
+    lines = (
+        "10 1.1-crow ask turn=0 step=7 file=/m/user0/a.pt",
+        "20 1.1-crow ask turn=1 step=8 file=/m/user0/a.pt",
+        "30 1.1-crow saved turn=0",
+        "40 1.1-crow saved turn=1",
+    )
+    assert len(list(crowd_judge.judge_files(story_of(tmp_path, *lines), {"user0/a.pt": 7}))) == 1
+
+
+def test_who_died_may_have_saved_but_not_after_its_death(tmp_path: Path) -> None:
+    lines = (
+        "10 1.1-crow ask turn=0 step=7 file=/m/user0/a.pt",
+        "30 2.1-crow ask turn=0 step=8 file=/m/user0/a.pt",
+        "40 2.1-crow saved turn=0",
+    )
+    for died, wrong in (25, 1), (35, 0):
+        story = story_of(tmp_path, *lines, **{"1.1-crow": died})
+        assert len(list(crowd_judge.judge_files(story, {"user0/a.pt": 7}))) == wrong
+
+
+def test_a_job_begins_again_where_it_was(tmp_path: Path) -> None:
+    for latest, wrong in (6, 0), (5, 1):
+        story = story_of(
+            tmp_path,
+            "10 50.1-grou begin pid=1",
+            "20 50.1-grou kept turn=6",
+            "30 50.2-grou begin pid=2",
+            f"40 50.2-grou latest step={latest}",
+        )
+        assert (len(story.findings), story.newest(3)) == (wrong, 6)

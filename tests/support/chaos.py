@@ -20,9 +20,6 @@ from coordinators import await_true, short_folder
 from processes import environment
 from tree import build_folder, program
 
-#: Whoever is asked to end and does not within this hangs.
-END_S = 10.0
-
 
 def now() -> int:
     """CLOCK_MONOTONIC, in ns, as the clients have it."""
@@ -393,7 +390,7 @@ class Client:
             return True
         self.process.terminate()
         try:
-            ended = self.process.wait(END_S) == 0
+            ended = self.process.wait(self.scene.patience_s) == 0
         except subprocess.TimeoutExpired:
             # So that it can be looked at: what each thread is in.
             self.scene.verdict.hung.append(
@@ -418,6 +415,9 @@ def _threads(pid: int) -> str:
 
 class Scene:
     """Clients of one pool, what is done to them, and what became of it."""
+
+    #: Whoever has no turn, or does not end, for so long hangs.
+    patience_s = 10.0
 
     def __init__(
         self, folder: Path, seed: int, address: str, *, lease_ms: int, capacity: int, **more: str
@@ -501,18 +501,21 @@ class Scene:
             log.seek(max(0, self.log.stat().st_size - (4 << 20)))
             for line in log.read().splitlines():
                 words = line.decode(errors="replace").split(maxsplit=6)
-                if len(words) < 5 or not words[0].isdecimal() or int(words[0]) < since:
+                if len(words) < 3 or not words[0].isdecimal() or int(words[0]) < since:
                     continue
-                if words[2] in {"got", "saved"} and "by=stagger" not in words:
+                if words[2] in {"got", "kept", "saved"} and "by=stagger" not in words:
                     served.add(words[1])
         return served
+
+    def tend(self) -> None:
+        """For scenes whose clients end: they come again."""
 
     def _await_peace(self) -> None:
         """All that is over: everybody gets a turn, within a lease and some seconds."""
         since = now()
-        deadline = time.monotonic() + 2 * self.lease_ms / 1000 + 10
-        names = {client.name for client in self.clients}
-        while missing := names - self._served_since(since):
+        deadline = time.monotonic() + 2 * self.lease_ms / 1000 + self.patience_s
+        while missing := {client.name for client in self.clients} - self._served_since(since):
+            self.tend()
             if time.monotonic() > deadline:
                 self.verdict.hung.append(f"no turn after all was well again: {sorted(missing)}")
                 return
@@ -536,6 +539,9 @@ class Scene:
             if client.stopped_at:
                 client.go_on()
         self._await_peace()
+        for client in self.clients:
+            if client.process:
+                client.process.terminate()
         for client in self.clients:
             if not client.end():
                 told = self.errors.read_text(encoding="utf-8", errors="replace")[-2000:]

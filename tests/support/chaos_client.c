@@ -6,7 +6,11 @@
  *
  *     chaos-client turns LOG NAME SEED HOLD_MS WEIGHT large|mixed
  *     chaos-client saves LOG NAME SEED FILE LARGE_BYTES PAUSE_MS
+ *     chaos-client crowd LOG NAME SEED FOLDER GENERATIONS NUMBER ALIKE CLIENTS LARGE_BYTES PAUSE_MS
+ *     chaos-client group LOG NAME SEED GENERATIONS TOKEN BOARD MODE RANK RANKS LARGE_BYTES PAUSE_MS
+ *     chaos-client last LOG NAME SEED FOLDER GENERATIONS TOKEN BOARD
  *     chaos-client check FILE...        are they all whole, to the bit?
+ *     chaos-client generations DIR      and these?
  *     chaos-client status               of the pool, as one line of JSON
  *
  * The coordinator and so on come from the environment, as in any program that uses the library.
@@ -15,17 +19,14 @@
  * "release" or "lost".
  */
 #define _GNU_SOURCE
-#include "support/sample.h"
+#include "support/chaos_client.h"
 
-#include <ioshape/ioshape.h>
 #include <ioshape/operator.h>
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,8 +42,8 @@
 /* Some turns are longer than a lease. */
 #define LONG_MS 3000u
 
-static struct ioshape_context *context;
-static volatile sig_atomic_t stop;
+struct ioshape_context *context;
+volatile sig_atomic_t stop;
 static const char *name = "-";
 static int events = -1;
 static uint64_t random_state;
@@ -53,7 +54,7 @@ static void on_sigterm(int number)
 	stop = 1;
 }
 
-static uint64_t now_ns(void)
+uint64_t now_ns(void)
 {
 	struct timespec now;
 
@@ -61,8 +62,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Up to, but not, `most`. */
-static uint64_t chance(uint64_t most)
+uint64_t chance(uint64_t most)
 {
 	random_state ^= random_state << 13;
 	random_state ^= random_state >> 7;
@@ -70,13 +70,19 @@ static uint64_t chance(uint64_t most)
 	return most ? random_state % most : 0;
 }
 
-__attribute__((noreturn)) static void give_up(const char *what, const char *why)
+uint64_t new_seed(void)
+{
+	chance(1);
+	return random_state >> 16;
+}
+
+void give_up(const char *what, const char *why)
 {
 	fprintf(stderr, "chaos-client %s: %s: %s\n", name, what, why);
 	_exit(3);
 }
 
-__attribute__((format(printf, 2, 3))) static void note(uint64_t at_ns, const char *format, ...)
+void note(uint64_t at_ns, const char *format, ...)
 {
 	char line[900];
 	va_list arguments;
@@ -92,7 +98,7 @@ __attribute__((format(printf, 2, 3))) static void note(uint64_t at_ns, const cha
 		give_up("its log", strerror(errno));
 }
 
-static void sleep_ms(uint64_t ms)
+void sleep_ms(uint64_t ms)
 {
 	struct timespec time = { .tv_sec = (time_t)(ms / 1000),
 				 .tv_nsec = (long)(ms % 1000 * 1000000) };
@@ -185,12 +191,7 @@ static void take_turns(uint64_t hold_ms, uint32_t weight, bool mixed)
 
 /* ---- Saves ----------------------------------------------------------------------------------- */
 
-/* When it had its slot for sure: from its file's creation until its bytes were safe. */
-struct span {
-	_Atomic uint64_t begin_ns, end_ns;
-};
-
-static int on_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+int on_progress(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
 {
 	struct span *span = user;
 
@@ -203,31 +204,44 @@ static int on_progress(void *user, enum ioshape_phase phase, uint64_t done, uint
 	return phase == IOSHAPE_PHASE_WAIT && stop;
 }
 
-static void save_once(unsigned round, const char *path, size_t large_bytes)
+void note_asked(unsigned turn, const char *path, uint64_t seed)
 {
-	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
-	struct ioshape_report report = IOSHAPE_REPORT_INIT;
-	struct span span = { 0 };
-	struct sample sample;
-	int ret;
+	note(now_ns(), "ask turn=%u step=%" PRIu64 " file=%s", turn, seed, path);
+}
 
-	sample_make(&sample, random_state >> 16, large_bytes);
-	options.metadata = &sample.metadata;
-	options.progress = on_progress;
-	options.progress_user = &span;
-	options.report = &report;
-	note(now_ns(), "ask turn=%u", round);
-	ret = ioshape_save_tensors(context, path, sample.tensors, sample.count, &options, NULL);
+void note_saved(unsigned turn, int ret, const struct ioshape_report *report,
+		const struct span *span)
+{
 	if (ret)
 		note(now_ns(), "%s turn=%u code=%d; %s",
-		     ret == -ECANCELED && stop ? "gave-up" : "fail", round, ret,
+		     ret == -ECANCELED && stop ? "gave-up" : "fail", turn, ret,
 		     ioshape_last_error()->sentence);
 	else
 		note(now_ns(),
 		     "saved turn=%u fence=%" PRIu64 " by=%s express=%u lost=%u begin=%" PRIu64
 		     " end=%" PRIu64 "; %s",
-		     round, report.fence, report.coordinator, report.express, report.slot_lost,
-		     span.begin_ns, span.end_ns, report.steps[0].sentence);
+		     turn, report->fence, report->coordinator, report->express, report->slot_lost,
+		     span->begin_ns, span->end_ns, report->steps[0].sentence);
+}
+
+void save_once(unsigned turn, const char *path, size_t large_bytes)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	const uint64_t seed = new_seed();
+	struct span span = { 0 };
+	struct sample sample;
+
+	sample_make(&sample, seed, large_bytes);
+	options.metadata = &sample.metadata;
+	options.progress = on_progress;
+	options.progress_user = &span;
+	options.report = &report;
+	note_asked(turn, path, seed);
+	note_saved(
+		turn,
+		ioshape_save_tensors(context, path, sample.tensors, sample.count, &options, NULL),
+		&report, &span);
 	sample_free(&sample);
 }
 
@@ -241,43 +255,56 @@ static void save_files(const char *path, size_t large_bytes, uint64_t pause_ms)
 
 /* ---- Afterwards ------------------------------------------------------------------------------ */
 
-static int check_file(const char *path)
+int check_reader(struct ioshape_reader *reader, uint64_t *seed, char *why, size_t why_bytes)
 {
 	struct ioshape_metadata metadata = IOSHAPE_METADATA_INIT;
 	struct ioshape_tensor_info info = { .size = sizeof(info) };
-	struct ioshape_reader *reader;
 	uint64_t index, large = 0;
 	struct sample sample;
-	char why[512];
-	int ret;
+	int ret = ioshape_reader_get_metadata(reader, &metadata);
 
-	if (ioshape_reader_open(context, path, NULL, &reader)) {
-		printf("%s: %s\n", path, ioshape_last_error()->sentence);
-		return 1;
+	if (ret) {
+		snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
+		return ret;
 	}
-	ret = ioshape_reader_get_metadata(reader, &metadata);
 	if (!ioshape_reader_find_tensor(reader, "large", &index) &&
 	    !ioshape_reader_get_tensor(reader, index, &info))
 		large = info.bytes;
-	ioshape_reader_free(reader);
-	if (ret) {
-		printf("%s: no metadata\n", path);
-		return 1;
-	}
-	sample_make(&sample, (uint64_t)metadata.step, large);
-	ret = sample_check(context, path, &sample, why, sizeof(why));
+	*seed = (uint64_t)metadata.step;
+	sample_make(&sample, *seed, large);
+	ret = sample_check_reader(reader, &sample, why, why_bytes);
 	sample_free(&sample);
-	if (ret)
-		printf("%s: %s\n", path, why);
-	return ret != 0;
+	return ret;
+}
+
+int check_file(const char *path, uint64_t *seed, char *why, size_t why_bytes)
+{
+	struct ioshape_reader *reader;
+	int ret = ioshape_reader_open(context, path, NULL, &reader);
+
+	if (ret) {
+		snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
+		return ret;
+	}
+	ret = check_reader(reader, seed, why, why_bytes);
+	ioshape_reader_free(reader);
+	return ret;
 }
 
 static int check_files(char **paths)
 {
+	char why[512];
+	uint64_t seed;
 	int bad = 0;
 
-	for (; *paths; paths++)
-		bad |= check_file(*paths);
+	for (; *paths; paths++) {
+		if (check_file(*paths, &seed, why, sizeof(why))) {
+			printf("bad %s %s\n", *paths, why);
+			bad = 1;
+		} else {
+			printf("whole %" PRIu64 " %s\n", seed, *paths);
+		}
+	}
 	return bad;
 }
 
@@ -337,9 +364,16 @@ static int run(int argc, char **argv)
 	} else if (!strcmp(mode, "saves") && argc == 8) {
 		begin(argv);
 		save_files(argv[5], strtoull(argv[6], NULL, 10), strtoull(argv[7], NULL, 10));
+	} else if (!strcmp(mode, "crowd") || !strcmp(mode, "group") || !strcmp(mode, "last")) {
+		begin(argv);
+		if (crowd_run(mode, argc - 5, argv + 5))
+			give_up("arguments", mode);
 	} else if (!strcmp(mode, "check")) {
 		open_context();
 		return check_files(argv + 2);
+	} else if (!strcmp(mode, "generations") && argc == 3) {
+		open_context();
+		return crowd_check_generations(argv[2]);
 	} else if (!strcmp(mode, "status")) {
 		open_context();
 		return print_status();

@@ -122,7 +122,9 @@ class Verdict:
 
 
 @dataclass
-class _Line:
+class Line:
+    """Of a log."""
+
     at: int
     client: str
     event: str
@@ -130,11 +132,12 @@ class _Line:
     text: str
 
 
-def _lines(log: Path) -> Iterator[_Line]:
+def read_log(log: Path) -> Iterator[Line]:
+    """All of it."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         head, _, text = line.partition("; ")
         at, client, event, *rest = head.rstrip(";").split()
-        yield _Line(int(at), client, event, dict(part.split("=", 1) for part in rest), text)
+        yield Line(int(at), client, event, dict(part.split("=", 1) for part in rest), text)
 
 
 class Story:
@@ -150,13 +153,13 @@ class Story:
         self._asked: dict[tuple[str, str], int] = {}
         self._lost: dict[tuple[str, str], int] = {}
         self.last = 0
-        for line in _lines(log):
+        for line in read_log(log):
             self._read(line)
         for holding in self._open.values():
             holding.end = harm.deaths.get(holding.client, self.last)
             holding.ended_by = "death" if holding.client in harm.deaths else "nothing"
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, line: Line) -> None:
         self.last = max(self.last, line.at)
         key = (line.client, line.values.get("turn", ""))
         if line.event == "ask":
@@ -173,7 +176,7 @@ class Story:
             told = f"{line.client}: {line.values.get('code')} {line.text}"
             (self.failed_saves if "-save" in line.client else self.failed).append(told)
 
-    def _begin(self, key: tuple[str, str], line: _Line) -> None:
+    def _begin(self, key: tuple[str, str], line: Line) -> None:
         values = line.values
         saved = line.event == "saved"
         holding = Holding(

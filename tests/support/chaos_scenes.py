@@ -140,11 +140,12 @@ def redis_dies(keeps: bool, seed: int, rounds: int, *, busy: bool = True) -> Ver
         for _ in range(rounds):
             # Some before all is well again, some after.
             here.pause(here.random.choice((0.3, lease_ms / 1000)))
-            _hurt_redis(here, server)
+            hurt_redis(here, server)
         return here.finish()
 
 
-def _hurt_redis(here: Scene, server: Server) -> None:
+def hurt_redis(here: Scene, server: Server) -> None:
+    """Kills it, and starts it again; or empties it; or takes its scripts."""
     what = here.random.choices(("kill", "flushall", "script flush"), (6, 1, 1))[0]
     begin = now()
     if what == "kill":
@@ -450,7 +451,7 @@ def saves_go_on(kind: str, seed: int, rounds: int) -> Verdict:
             lambda: _stop_some(here),
         ]
         if server:
-            harms += [lambda: _hurt_redis(here, server), lambda: _stop_redis(here, server)]
+            harms += [lambda: hurt_redis(here, server), lambda: _stop_redis(here, server)]
         for number in range(rounds):
             here.pause(0.3)
             here.random.choice(harms)()

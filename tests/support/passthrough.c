@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A FUSE filesystem that shows a directory somewhere else: passthrough DIRECTORY MOUNTPOINT
- * [direct | in-order | late]. It has no fallocate, as many have none; with "direct" it tells the
- * kernel not to cache, with "in-order" files can be written from front to back only, and with
- * "late" their times are of a clock that is two days late. For tests; it trusts everybody.
+ * [direct | in-order | late | users]. It has no fallocate, as many have none; with "direct" it
+ * tells the kernel not to cache, with "in-order" files can be written from front to back only, with
+ * "late" their times are of a clock that is two days late, and with "users" all users may use it,
+ * as modes of files allow. For tests.
  */
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 31
@@ -20,7 +21,7 @@
 #include <unistd.h>
 
 static int root; /* what is shown */
-static int uncached, in_order, late_s;
+static int uncached, in_order, late_s, for_users;
 
 /* FUSE paths begin with a slash; relative to the root there is none. */
 static const char *below(const char *path)
@@ -38,7 +39,20 @@ static void *pass_init(struct fuse_conn_info *connection, struct fuse_config *co
 	(void)connection;
 	config->use_ino = 1;
 	config->kernel_cache = 0;
+	/* Somebody else changes what is below. */
+	if (for_users)
+		config->entry_timeout = config->attr_timeout = 0;
 	return NULL;
+}
+
+/* It acts as itself, but what it makes is the caller's. */
+static int hand_over(const char *path)
+{
+	const struct fuse_context *caller = fuse_get_context();
+
+	return !for_users ? 0 :
+			    answer(fchownat(root, below(path), caller->uid, caller->gid,
+					    AT_SYMLINK_NOFOLLOW));
 }
 
 static int pass_getattr(const char *path, struct stat *status, struct fuse_file_info *file)
@@ -71,7 +85,7 @@ static int pass_create(const char *path, mode_t mode, struct fuse_file_info *fil
 		return -errno;
 	file->fh = (uint64_t)fd;
 	file->direct_io = uncached & 1;
-	return 0;
+	return hand_over(path);
 }
 
 static int pass_read(const char *path, char *into, size_t bytes, off_t offset,
@@ -139,7 +153,9 @@ static int pass_rename(const char *from, const char *to, unsigned flags)
 
 static int pass_mkdir(const char *path, mode_t mode)
 {
-	return answer(mkdirat(root, below(path), mode));
+	const int ret = answer(mkdirat(root, below(path), mode));
+
+	return ret ? ret : hand_over(path);
 }
 
 static int pass_rmdir(const char *path)
@@ -211,12 +227,13 @@ static const struct fuse_operations operations = {
 int main(int count, char **arguments)
 {
 	/* In the foreground: whoever started it ends it. */
-	char foreground[] = "-f";
-	char *fuse_arguments[] = { arguments[0], foreground, arguments[count > 2 ? 2 : 0], NULL };
+	char foreground[] = "-f", options[] = "-oallow_other,default_permissions";
+	char *fuse_arguments[] = { arguments[0], foreground, arguments[count > 2 ? 2 : 0], options,
+				   NULL };
 
 	if (count < 3) {
-		fprintf(stderr,
-			"Usage: passthrough DIRECTORY MOUNTPOINT [direct | in-order | late]\n");
+		fprintf(stderr, "Usage: passthrough DIRECTORY MOUNTPOINT [direct | in-order | late "
+				"| users]\n");
 		return 2;
 	}
 	root = open(arguments[1], O_RDONLY | O_DIRECTORY);
@@ -227,6 +244,7 @@ int main(int count, char **arguments)
 	uncached = count > 3 && !strcmp(arguments[3], "direct");
 	in_order = count > 3 && !strcmp(arguments[3], "in-order");
 	late_s = count > 3 && !strcmp(arguments[3], "late") ? 2 * 24 * 3600 : 0;
+	for_users = count > 3 && !strcmp(arguments[3], "users");
 	umask(0);
-	return fuse_main(3, fuse_arguments, &operations, NULL);
+	return fuse_main(for_users ? 4 : 3, fuse_arguments, &operations, NULL);
 }

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many processes of several users save beside each other, through two mounts, and are hurt."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .power import APART
+from .trial import CannotTry, Trial
+
+PATIENCE_S = 300.0
+MOST_TOLD = 20
+
+
+def apart() -> list[str]:
+    """Without root there is one user, who is root in there, and so may mount."""
+    return [*APART[:-1], *([] if os.geteuid() == 0 else ["--map-root-user"]), "--"]
+
+
+def storm(seed: int, work: Path) -> dict[str, Any]:
+    """In a process in whose namespaces all others end with it; see crowd_storm.py."""
+    ended = subprocess.run(
+        [*apart(), sys.executable, "-m", "tests.campaign.crowd_storm", str(seed), str(work)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        start_new_session=True,  # a Ctrl-C is for us; we end it
+    )
+    if ended.returncode:
+        raise RuntimeError(f"crowd, seed {seed}: {ended.stderr}")
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+@contextlib.contextmanager
+def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise CannotTry("crowd: there is no /dev/fuse, or no right to use it")
+    if subprocess.run([*apart(), "true"], capture_output=True, check=False).returncode:
+        raise CannotTry("crowd: no namespaces of its own for mounts and processes")
+    if os.geteuid():
+        print("crowd: all processes are of one user, because this one is not root", flush=True)
+
+    def attempt(seed: int) -> Trial:
+        told = storm(seed, work)
+        findings = told["findings"]
+        counts = {"crowd_storms": 1, "crowd_broken": len(findings)}
+        return Trial(counts, findings=findings[:MOST_TOLD])
+
+    yield attempt

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * chaos-client as one of a crowd that shares folders (tests/campaign/crowd_storm.py): it saves
+ * files of its own and of its user's others, in the foreground and in the background, loads,
+ * prunes, and looks into other users' folders; or it is a rank that saves generations.
+ */
+#define _GNU_SOURCE
+#include "support/chaos_client.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SHARED_FILES 3
+#define AT_ONCE 2 /* saves in the background */
+#define KEEP_LAST 3
+#define DEADLINE_MS 3000
+
+/* Of the user's clients, those with the same remainder came through the same mount. */
+struct crowd {
+	const char *folder, *generations;
+	unsigned number, alike, clients;
+	size_t large_bytes;
+	unsigned turn;
+};
+
+/* ---- Files ----------------------------------------------------------------------------------- */
+
+static void choose_path(const struct crowd *crowd, char *path)
+{
+	if (chance(2))
+		snprintf(path, PATH_MAX, "%s/own-%u.pt", crowd->folder, crowd->number);
+	else
+		snprintf(path, PATH_MAX, "%s/shared-%u.pt", crowd->folder,
+			 (unsigned)chance(SHARED_FILES));
+}
+
+static void save_in_background(struct crowd *crowd, const char *path)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_save *saves[AT_ONCE] = { 0 };
+	struct span spans[AT_ONCE] = { 0 };
+	const unsigned first = crowd->turn;
+	int ret;
+
+	options.progress = on_progress;
+	for (unsigned i = 0; i < AT_ONCE; i++, crowd->turn++) {
+		const uint64_t seed = new_seed();
+		struct sample sample;
+
+		sample_make(&sample, seed, (size_t)chance(crowd->large_bytes) + 4096);
+		options.metadata = &sample.metadata;
+		options.progress_user = &spans[i];
+		note_asked(crowd->turn, path, seed);
+		ret = ioshape_save_tensors(context, path, sample.tensors, sample.count, &options,
+					   &saves[i]);
+		if (ret)
+			note_saved(crowd->turn, ret, &report, &spans[i]);
+		sample_free(&sample);
+	}
+	for (unsigned i = 0; i < AT_ONCE; i++) {
+		if (!saves[i])
+			continue;
+		ret = ioshape_save_wait(saves[i], -1);
+		note_saved(first + i, ret ? ret : ioshape_save_get_report(saves[i], &report),
+			   &report, &spans[i]);
+		ioshape_save_free(saves[i]);
+	}
+}
+
+/* Somebody's file while they replace it. */
+static void load(const struct crowd *crowd)
+{
+	const unsigned like_me = crowd->number % crowd->alike;
+	char path[PATH_MAX], why[512];
+	uint64_t seed;
+	int ret;
+
+	snprintf(path, sizeof(path), "%s/own-%u.pt", crowd->folder,
+		 like_me + crowd->alike * (unsigned)chance(crowd->clients / crowd->alike));
+	ret = check_file(path, &seed, why, sizeof(why));
+	if (!ret)
+		note(now_ns(), "loaded step=%" PRIu64, seed);
+	else if (ret != -ENOENT)
+		note(now_ns(), "torn code=%d; %s: %s", ret, path, why);
+}
+
+/* ---- Other users ----------------------------------------------------------------------------- */
+
+static void spy_into(const char *folder)
+{
+	DIR *listing = opendir(folder);
+	struct dirent *entry;
+	struct stat status;
+
+	while (listing && (entry = readdir(listing))) {
+		int fd = openat(dirfd(listing), entry->d_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+
+		if (fd >= 0 && !fstat(fd, &status) && S_ISREG(status.st_mode))
+			note(now_ns(), "spied; %s/%s", folder, entry->d_name);
+		if (fd >= 0)
+			close(fd);
+	}
+	if (listing)
+		closedir(listing);
+}
+
+static void spy(const struct crowd *crowd)
+{
+	const char *own = strrchr(crowd->folder, '/') + 1;
+	char path[PATH_MAX], other[PATH_MAX + NAME_MAX + 1];
+	struct dirent *entry;
+	DIR *listing;
+
+	snprintf(path, sizeof(path), "%.*s", (int)(own - crowd->folder), crowd->folder);
+	listing = opendir(path);
+	while (listing && (entry = readdir(listing))) {
+		snprintf(other, sizeof(other), "%s%s", path, entry->d_name);
+		if (!strncmp(entry->d_name, "user", 4) && strcmp(entry->d_name, own))
+			spy_into(other);
+	}
+	if (listing)
+		closedir(listing);
+}
+
+/* ---- Generations ----------------------------------------------------------------------------- */
+
+static uint64_t part_seed(uint64_t step, unsigned rank)
+{
+	return step * 64 + rank;
+}
+
+/* 0, or a code, and why. */
+static int check_generation(const char *directory, uint64_t step, uint64_t *found, char *why,
+			    size_t why_bytes)
+{
+	struct ioshape_generation_info info = IOSHAPE_GENERATION_INFO_INIT;
+	struct ioshape_generation *generation;
+	struct ioshape_reader *reader;
+	uint64_t seed = 0;
+	int ret = ioshape_generation_open(context, directory, step, &generation);
+
+	if (!ret)
+		ret = ioshape_generation_get_info(generation, &info);
+	for (unsigned rank = 0; !ret && rank < info.ranks; rank++) {
+		ret = ioshape_generation_open_part(generation, rank, NULL, &reader);
+		if (ret)
+			break;
+		ret = check_reader(reader, &seed, why, why_bytes);
+		if (!ret && seed != part_seed(info.step, rank)) {
+			snprintf(why, why_bytes, "rank %u has %" PRIu64 " in step %" PRIu64, rank,
+				 seed, info.step);
+			ret = IOSHAPE_E_DAMAGED;
+		}
+		ioshape_reader_free(reader);
+	}
+	if (ret && !*why)
+		snprintf(why, why_bytes, "%s", ioshape_last_error()->sentence);
+	*found = info.step;
+	ioshape_generation_free(generation);
+	return ret;
+}
+
+int crowd_check_generations(const char *directory)
+{
+	uint64_t *steps, step;
+	size_t count;
+	int bad = 0;
+
+	if (ioshape_generation_list(context, directory, &steps, &count)) {
+		printf("bad %s %s\n", directory, ioshape_last_error()->sentence);
+		return 1;
+	}
+	for (size_t i = 0; i < count; i++) {
+		char why[512] = "";
+
+		if (check_generation(directory, steps[i], &step, why, sizeof(why)))
+			bad = 1;
+		printf("%s %" PRIu64 " %s\n", *why ? "bad" : "whole", steps[i], why);
+	}
+	ioshape_free(steps);
+	return bad;
+}
+
+/* Of a job that goes on meanwhile. */
+static void load_generation(const struct crowd *crowd)
+{
+	char why[512] = "";
+	uint64_t step;
+	int ret = check_generation(crowd->generations, IOSHAPE_LATEST, &step, why, sizeof(why));
+
+	if (ret == IOSHAPE_E_DAMAGED)
+		note(now_ns(), "torn code=%d; %s: %s", ret, crowd->generations, why);
+	else
+		note(now_ns(), "generation code=%d; %s", ret, why);
+}
+
+static void prune(const struct crowd *crowd)
+{
+	struct ioshape_prune_options options = { .size = sizeof(options), .keep_last = KEEP_LAST };
+	uint64_t removed = 0;
+	int ret = ioshape_generation_prune(context, crowd->generations, &options, &removed);
+
+	note(now_ns(), "pruned code=%d count=%" PRIu64 "; %s", ret, removed,
+	     ret ? ioshape_last_error()->sentence : "");
+}
+
+static int save_generation(struct ioshape_group *group, uint64_t step, unsigned rank,
+			   size_t large_bytes)
+{
+	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct sample sample;
+	int ret;
+
+	sample_make(&sample, part_seed(step, rank), (size_t)chance(large_bytes) + 4096);
+	options.metadata = &sample.metadata;
+	ret = ioshape_group_save_tensors(group, step, sample.tensors, sample.count, &options, NULL);
+	if (ret)
+		note(now_ns(), "broke turn=%" PRIu64 " code=%d; %s", step, ret,
+		     ioshape_last_error()->sentence);
+	else
+		note(now_ns(), "kept turn=%" PRIu64, step);
+	sample_free(&sample);
+	return ret;
+}
+
+/* Until a save fails: then somebody of the job is gone, and all begin again. */
+static void save_generations(const char *directory, const struct ioshape_group_options *options,
+			     size_t large_bytes, uint64_t pause_ms, unsigned most)
+{
+	struct ioshape_group *group;
+	uint64_t step = 0;
+	int ret = ioshape_group_open(context, directory, options, &group);
+
+	if (!ret) {
+		ret = ioshape_group_get_latest(group, NULL, &step);
+		ret = ret == -ENOENT ? 0 : ret;
+	}
+	if (ret)
+		note(now_ns(), "broke code=%d; %s", ret, ioshape_last_error()->sentence);
+	else
+		note(now_ns(), "latest step=%" PRIu64, step);
+	while (!ret && !stop && most--) {
+		ret = save_generation(group, ++step, options->rank, large_bytes);
+		sleep_ms(chance(pause_ms + 1));
+	}
+	ioshape_group_free(group);
+}
+
+/* ---- Beginning ------------------------------------------------------------------------------- */
+
+static void act(struct crowd *crowd)
+{
+	char path[PATH_MAX];
+
+	choose_path(crowd, path);
+	switch (chance(12)) {
+	case 0:
+	case 1:
+	case 2:
+		save_in_background(crowd, path);
+		break;
+	case 3:
+	case 4:
+		load(crowd);
+		break;
+	case 5:
+		spy(crowd);
+		break;
+	case 6:
+		prune(crowd);
+		break;
+	case 7:
+		load_generation(crowd);
+		break;
+	default:
+		save_once(crowd->turn++, path, (size_t)chance(crowd->large_bytes) + 4096);
+	}
+}
+
+static unsigned number(const char *text)
+{
+	return (unsigned)strtoul(text, NULL, 10);
+}
+
+static int be_one_of_many(char **argv)
+{
+	const uint64_t pause_ms = number(argv[6]);
+	struct crowd crowd = { .folder = argv[0],
+			       .generations = argv[1],
+			       .number = number(argv[2]),
+			       .alike = number(argv[3]),
+			       .clients = number(argv[4]),
+			       .large_bytes = number(argv[5]) };
+
+	while (!stop) {
+		act(&crowd);
+		sleep_ms(chance(pause_ms + 1));
+	}
+	return 0;
+}
+
+static int be_a_rank(char **argv)
+{
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+
+	options.token = options.node = argv[1];
+	options.board = (enum ioshape_board)number(argv[2]);
+	options.mode = (enum ioshape_mode)number(argv[3]);
+	options.rank = number(argv[4]);
+	options.ranks = options.local_ranks = number(argv[5]);
+	options.keep_last = KEEP_LAST;
+	options.deadline_ms = DEADLINE_MS;
+	save_generations(argv[0], &options, number(argv[6]), number(argv[7]), UINT_MAX);
+	return 0;
+}
+
+/* The next save, which leaves nothing of the dead. */
+static int save_last(char **argv)
+{
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/last.pt", argv[0]);
+	save_once(0, path, 4096);
+	options.token = options.node = argv[2];
+	options.board = (enum ioshape_board)number(argv[3]);
+	options.keep_last = KEEP_LAST;
+	save_generations(argv[1], &options, 4096, 0, 1);
+	return 0;
+}
+
+int crowd_run(const char *mode, int argc, char **argv)
+{
+	umask(077);
+	if (!strcmp(mode, "crowd") && argc == 7)
+		return be_one_of_many(argv);
+	if (!strcmp(mode, "group") && argc == 8)
+		return be_a_rank(argv);
+	if (!strcmp(mode, "last") && argc == 4)
+		return save_last(argv);
+	return -1;
+}
