@@ -53,6 +53,7 @@ static const struct ioshape_py_setting ioshape_py_settings[] = {
 FREED_BY_C(context)
 FREED_BY_C(save)
 FREED_BY_C(file)
+FREED_BY_C(directory)
 FREED_BY_C(slot)
 FREED_BY_C(reader)
 FREED_BY_C(group)

@@ -75,6 +75,49 @@ int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report
  */
 void ioshape_file_free(struct ioshape_file *file);
 
+/** A directory that is being filled. */
+struct ioshape_directory;
+
+/**
+ * Makes a directory under a temporary name beside `path`, for files that shall appear together.
+ *
+ * Any process may put files there, by their paths: what it holds is complete when every file in it
+ * is, so sync them. Directories that dead processes left beside it are removed first. While this
+ * process lives, nobody takes it for one of those.
+ *
+ * @param context  an open context; it must outlive the directory
+ * @param path     what it will be called; directories above it are made if they are missing
+ * @param out      receives the directory, to be freed with ioshape_directory_free(), or NULL
+ * @return 0 or a negative code
+ */
+int ioshape_directory_make(struct ioshape_context *context, const char *path,
+			   struct ioshape_directory **out);
+
+/**
+ * Where the files go: the path of the directory under its temporary name.
+ *
+ * @param directory  the directory
+ * @return an absolute path, the directory's own until it is freed; after the commit nothing is
+ *         there; NULL without a directory
+ */
+const char *ioshape_directory_path(const struct ioshape_directory *directory);
+
+/**
+ * Gives a directory its name, durably. An empty directory of that name is replaced.
+ *
+ * @param directory  the directory
+ * @return 0 or a negative code; -EEXIST if something else is there: then it stays as it was, and
+ *         so does the directory
+ */
+int ioshape_directory_commit(struct ioshape_directory *directory);
+
+/**
+ * Frees a directory. Without a successful commit it is removed, with the files in it.
+ *
+ * @param directory  the directory; NULL is fine
+ */
+void ioshape_directory_free(struct ioshape_directory *directory);
+
 #ifdef __cplusplus
 }
 #endif

@@ -94,7 +94,7 @@ int ring_folder_remove(const struct ring_folder *folder, const struct ring_folde
 		       struct base_error *error)
 {
 	struct removal removal = { .folder = folder };
-	int ret = remove_first(&removal, first, error);
+	int ret = first ? remove_first(&removal, first, error) : 0;
 
 	/* Nobody can begin to read it any more, and while it is open its directory may have to
 	 * stay. */

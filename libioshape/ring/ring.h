@@ -9,6 +9,7 @@
 
 #include "base/base.h"
 #include "fs/fs.h"
+#include "ring/directories.h"
 
 #include <ioshape/tensors.h>
 
@@ -330,135 +331,6 @@ void ring_clear_space(const char *path, const struct base_log *log);
  * it is given back at once. False, too, where that cannot be tried.
  */
 bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes);
-
-/* ---- Directories (folder*.c) ------------------------------------------------------------------
- */
-
-/*
- * An open directory. What is done in it is done by its descriptor, and never through a symbolic
- * link in it: the same directory, whatever has taken its name since. Names are those of entries,
- * without '/'.
- */
-struct ring_folder {
-	int fd;     /* -1 if closed */
-	char *path; /* for messages; owned */
-};
-
-#define RING_NO_FOLDER                                                                             \
-	{                                                                                          \
-		.fd = -1                                                                           \
-	}
-
-/* Makes a directory and those above it where they are missing, as mkdir -p does; durably. */
-int ring_folder_make(const char *path, struct base_error *error);
-/* -ENOENT, -ENOTDIR, ...; on failure it is closed. */
-int ring_folder_open(struct ring_folder *folder, const char *path, struct base_error *error);
-int ring_folder_open_in(struct ring_folder *folder, const struct ring_folder *parent,
-			const char *name, struct base_error *error);
-/* A new one, opened. -EEXIST, without a sentence, if the name is taken, or somebody was quick to
- * remove it. */
-int ring_folder_create_in(struct ring_folder *folder, const struct ring_folder *parent,
-			  const char *name, struct base_error *error);
-/* Safe on RING_NO_FOLDER. Ends its lock. */
-void ring_folder_close(struct ring_folder *folder);
-
-enum ring_lock {
-	RING_LOCKED,   /* it is ours now, or was */
-	RING_BUSY,     /* somebody else has it */
-	RING_NO_LOCKS, /* not to be had here */
-};
-
-/* Locks the directory itself, without waiting. */
-enum ring_lock ring_folder_lock(const struct ring_folder *folder);
-
-/* Whether it is (still) the one of this name. */
-bool ring_folder_is_named(const struct ring_folder *folder, const struct ring_folder *parent,
-			  const char *name);
-
-enum ring_entry_kind { RING_FILE, RING_FOLDER, RING_OTHER };
-
-struct ring_entry {
-	enum ring_entry_kind kind;
-	uint64_t bytes;
-	uint32_t owner;   /* user id */
-	int64_t modified; /* seconds since 1970 */
-};
-
-/* -ENOENT, without a sentence, if there is nothing. The name "." is the directory itself. */
-int ring_folder_look(const struct ring_folder *folder, const char *name, struct ring_entry *entry,
-		     struct base_error *error);
-
-/*
- * Tells each name, "." and ".." left out; anything but 0 ends it with that code. IOSHAPE_E_LIMIT
- * after a million.
- */
-int ring_folder_list(const struct ring_folder *folder,
-		     int (*found)(void *user, const char *name, struct base_error *error),
-		     void *user, struct base_error *error);
-
-/*
- * What files in it are like: as fs_describe() of one, which is a new one without a name where there
- * is such a thing, or any that is there; else of the directory. Where the kernel does not say
- * whether direct I/O works, it is whether it can be asked for.
- */
-int ring_folder_try_file(const struct ring_folder *folder, struct fs_info *info,
-			 struct base_error *error);
-
-/* What there is in it is on stable storage, names included. */
-int ring_folder_sync(const struct ring_folder *folder, struct base_error *error);
-
-/* Neither has a sentence. A directory takes the name of another only if that is empty. */
-int ring_folder_rename(const struct ring_folder *folder, const char *from, const char *to);
-/* -EOPNOTSUPP if the filesystem cannot. */
-int ring_folder_swap(const struct ring_folder *folder, const char *one, const char *other);
-
-/* A file whose lock is held: as that of a directory. */
-struct ring_hold {
-	int fd; /* -1: none */
-};
-
-#define RING_NO_HOLD                                                                               \
-	{                                                                                          \
-		.fd = -1                                                                           \
-	}
-
-/* A small file, which appears whole and durable, or not at all; its name is durable after a sync.
- */
-int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
-		    size_t bytes, struct base_error *error);
-
-/*
- * Reads a small file: appends it to `into`. `hold` may be NULL; otherwise it holds off
- * ring_folder_claim(), where locks work, until ring_folder_let_go().
- * -ENOENT, without a sentence, if there is none, or if it is just being removed.
- */
-int ring_folder_get(const struct ring_folder *folder, const char *name, size_t most_bytes,
-		    struct base_buffer *into, struct ring_hold *hold, struct base_error *error);
-/* The first bytes of a file, as many as there are and have room; -ENOENT and others without a
- * sentence. */
-ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, void *into,
-			 size_t bytes);
-/* Safe on RING_NO_HOLD. */
-void ring_folder_let_go(struct ring_hold *hold);
-
-/*
- * Keeps others from beginning to read a small file, until ring_folder_let_go(): before what it
- * describes is removed. -EBUSY, without a sentence, if somebody reads it now; -ENOENT if there is
- * none. Where there are no locks it always succeeds.
- */
-int ring_folder_claim(const struct ring_folder *folder, const char *name, struct ring_hold *hold,
-		      struct base_error *error);
-
-/*
- * Removes a directory: the file `first` in it, durably, then its other files, then itself. `folder`
- * is what is open under that name. Directories in it are no business of ours: they stay, and so
- * does it (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that is removed.
- * -EBUSY, without a sentence: nothing but files is left that somebody on this host has open over
- * NFS.
- */
-int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
-		       const char *name, const char *first, struct ring_hold *hold,
-		       struct base_error *error);
 
 /* ---- Who is dead (domain.c) ------------------------------------------------------------------ */
 

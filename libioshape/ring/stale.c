@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Temporary files of writers that were killed. A living writer holds a lock on its file; a lock
- * that can be had means that it is dead, if both are of one lock domain. Locks may not reach
- * farther, so files of others count as abandoned only when nobody has touched them for a day.
+ * Temporary files and directories of writers that were killed. A living writer holds a lock on its
+ * file; a lock that can be had means that it is dead, if both are of one lock domain. Locks may not
+ * reach farther, so files of others count as abandoned only when nobody has touched them for a day.
  */
 #define _GNU_SOURCE
 #include "ring/destination.h"
@@ -37,39 +37,70 @@ static bool is_temporary_name(const char *name, const char **domain)
 	       (*domain)[8] == '-' && is_hex(*domain + 9, 16);
 }
 
+struct touched {
+	int fd;
+	int64_t at; /* seconds since 1970 */
+};
+
+/* A directory is as old as the newest file in it. */
+static int see_touch(void *user, const char *name, struct base_error *error)
+{
+	struct stat status;
+	struct touched *touched = user;
+
+	(void)error;
+	if (!fstatat(touched->fd, name, &status, AT_SYMLINK_NOFOLLOW))
+		touched->at = MAX(touched->at, status.st_mtime);
+	return 0;
+}
+
 static bool is_abandoned(int fd, bool same_domain, struct ring_clock *clock)
 {
 	bool locked = !flock(fd, LOCK_EX | LOCK_NB);
+	struct touched touched = { .fd = fd };
 	struct stat status;
 
 	if (!locked && errno == EWOULDBLOCK)
 		return false;
-	if (fstat(fd, &status) || !S_ISREG(status.st_mode) || !base_is_own_user(status.st_uid))
+	if (fstat(fd, &status) || !base_is_own_user(status.st_uid))
+		return false;
+	if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
 		return false;
 	if (locked && same_domain)
 		return true;
-	return ring_is_abandoned(clock, status.st_mtime);
+	touched.at = status.st_mtime;
+	if (S_ISDIR(status.st_mode) &&
+	    ring_folder_list(&(struct ring_folder){ .fd = fd }, see_touch, &touched, NULL))
+		return false;
+	return ring_is_abandoned(clock, touched.at);
 }
 
-static bool remove_if_abandoned(struct ring_clock *clock, const char *name, bool same_domain)
+static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_clock *clock,
+				const char *name, bool same_domain)
 {
-	bool removed = false;
+	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+	struct ring_folder folder = RING_NO_FOLDER;
+	bool removed = false, is_folder;
 	int fd;
 
 	/* O_NONBLOCK: should it be a pipe after all, do not wait for it. */
-	fd = base_own(
-		openat(clock->directory_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-	if (fd < 0)
-		return false;
-	/* The lock is held until after the unlink: a writer that just created it will notice. */
-	if (is_abandoned(fd, same_domain, clock))
-		removed = !unlinkat(clock->directory_fd, name, 0);
+	fd = base_own(openat(parent->fd, name, O_RDWR | flags));
+	is_folder = fd < 0 && errno == EISDIR && !ring_folder_open_in(&folder, parent, name, NULL);
+	/* The lock is held until after the removal: a writer that just created it will notice. And
+	 * a directory may have got its name between our open and its unlock. */
+	if (is_folder && is_abandoned(folder.fd, same_domain, clock) &&
+	    ring_folder_is_named(&folder, parent, name))
+		removed = !ring_folder_remove(&folder, parent, name, NULL, NULL, NULL);
+	else if (fd >= 0 && is_abandoned(fd, same_domain, clock))
+		removed = !unlinkat(parent->fd, name, 0);
+	ring_folder_close(&folder);
 	base_close(fd);
 	return removed;
 }
 
 unsigned ring_remove_stale(int directory_fd, const char *directory, const struct base_log *log)
 {
+	const struct ring_folder parent = { .fd = directory_fd, .path = strdup(directory) };
 	struct ring_clock clock = { .directory_fd = directory_fd };
 	char own[RING_DOMAIN_BYTES];
 	const char *domain;
@@ -79,20 +110,23 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 	DIR *listing;
 
 	listing = ring_listing(directory_fd);
-	if (!listing)
-		return 0;
+	if (!listing || !parent.path)
+		goto out;
 	ring_lock_domain(directory_fd, own);
 	for (unsigned seen = 0; seen < MAX_ENTRIES && (entry = readdir(listing)); seen++) {
 		if (!is_temporary_name(entry->d_name, &domain))
 			continue;
 		same_domain = ring_is_lock_domain(domain, own);
-		if (remove_if_abandoned(&clock, entry->d_name, same_domain)) {
+		if (remove_if_abandoned(&parent, &clock, entry->d_name, same_domain)) {
 			base_log(log, IOSHAPE_LOG_WARNING,
 				 "removed %s in %s, left behind by a dead process", entry->d_name,
 				 directory);
 			removed++;
 		}
 	}
-	closedir(listing);
+out:
+	if (listing)
+		closedir(listing);
+	free(parent.path);
 	return removed;
 }

@@ -27,6 +27,7 @@ static inline int first_call_without(const struct handles *with, int code)
 	struct ioshape_reader *reader = with->reader, *other_reader;
 	struct ioshape_writer *other_writer;
 	struct ioshape_save *other_save;
+	struct ioshape_directory *other_directory;
 	struct ioshape_file *other_file;
 	uint64_t number;
 	char byte;
@@ -37,6 +38,7 @@ static inline int first_call_without(const struct handles *with, int code)
 		ioshape_save_records(context, "new", NULL, 0, NULL, &other_save),
 		ioshape_save_safetensors(context, "new", NULL, 0, NULL, NULL),
 		ioshape_save_safetensors(context, "new", NULL, 0, NULL, &other_save),
+		ioshape_directory_make(context, "new", &other_directory),
 		ioshape_file_open(context, "new", NULL, &other_file),
 		ioshape_reader_open(context, "file", NULL, &other_reader),
 		ioshape_writer_open(context, "new", NULL, &other_writer),

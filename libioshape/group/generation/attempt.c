@@ -56,30 +56,16 @@ static void make_name(struct group_attempt *attempt, const char *job)
 /* -EAGAIN: try another name. */
 static int make_folder(struct group_attempt *attempt, struct base_error *error)
 {
-	int ret =
-		ring_folder_create_in(&attempt->folder, &attempt->directory, attempt->name, error);
+	enum ring_lock lock = RING_LOCKED;
+	const int ret = ring_folder_create_locked(&attempt->folder, &attempt->directory,
+						  attempt->name, &lock, error);
 
-	if (ret == -EEXIST)
-		return -EAGAIN;
-	if (ret)
-		return ret;
-	switch (ring_folder_lock(&attempt->folder)) {
-	case RING_LOCKED:
-		/* Another process may have come between, tidying up, and removed it... */
-		if (ring_folder_is_named(&attempt->folder, &attempt->directory, attempt->name))
-			return 0;
-		break;
-	case RING_BUSY: /* ...or is about to */
-		break;
-	case RING_NO_LOCKS:
+	if (lock == RING_NO_LOCKS)
 		base_log(
 			&attempt->log, IOSHAPE_LOG_DEBUG,
 			"no locks on directories in %s: what dead jobs leave there is known by age",
 			attempt->directory.path);
-		return 0;
-	}
-	ring_folder_close(&attempt->folder);
-	return -EAGAIN;
+	return ret;
 }
 
 int group_attempt_begin(struct group_attempt *attempt, const char *directory, uint64_t step,

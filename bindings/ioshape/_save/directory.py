@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory that is filled under a temporary name, and then appears whole."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ioshape._c import owned
+from ioshape._errors import last_failure
+from ioshape._native import ffi, lib
+from ioshape._settings.context import current, encoded
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Directory:
+    """Without commit() it leaves no trace, also where this process is killed."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        context = current()
+        self._out = owned("directory", context)
+        if lib.ioshape_directory_make(context.pointer, encoded(path), self._out):
+            raise last_failure(path, "save")
+        self._pointer: Any = self._out[0]
+        #: where the files go until then; other processes may put some there
+        self.path = os.fsdecode(ffi.string(lib.ioshape_directory_path(self._pointer)))
+
+    def commit(self) -> None:
+        """Gives it its name, durably. FileExistsError if more than an empty directory has that."""
+        if lib.ioshape_directory_commit(self._pointer):
+            raise last_failure(self.name, "save")
+
+    def close(self) -> None:
+        """Removes it, unless it was committed."""
+        ffi.release(self._out)
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Directories that are filled under a temporary name, and then appear whole. */
+#define _GNU_SOURCE
+#include "ring/destination.h"
+#include "ring/folder.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Names that turn out to be taken. */
+#define MOST_TRIES 16
+
+int ring_folder_create_locked(struct ring_folder *folder, const struct ring_folder *parent,
+			      const char *name, enum ring_lock *lock, struct base_error *error)
+{
+	int ret = ring_folder_create_in(folder, parent, name, error);
+
+	if (ret)
+		return ret == -EEXIST ? -EAGAIN : ret;
+	*lock = ring_folder_lock(folder);
+	/* Another process may have come between, tidying up, and removed it, or is about to. */
+	if (*lock == RING_NO_LOCKS ||
+	    (*lock == RING_LOCKED && ring_folder_is_named(folder, parent, name)))
+		return 0;
+	ring_folder_close(folder);
+	return -EAGAIN;
+}
+
+/* Of an absolute path: the directory that it is in, and its name there. */
+static int split(struct ring_new_folder *made, const char *path, struct base_error *error)
+{
+	const char *slash = strrchr(path, '/');
+	char *above = strndup(path, MAX((size_t)(slash - path), 1));
+	int ret = 0;
+
+	made->name = strdup(slash + 1);
+	if (!above || !made->name)
+		ret = base_no_memory(error, "a path", strlen(path));
+	if (!ret)
+		ret = ring_folder_make(above, error);
+	if (!ret)
+		ret = ring_folder_open(&made->above, above, error);
+	free(above);
+	return ret;
+}
+
+int ring_new_folder_make(struct ring_new_folder *made, const char *path, bool remove_stale,
+			 const struct base_log *log, struct base_error *error)
+{
+	enum ring_lock lock;
+	int ret;
+
+	*made = (struct ring_new_folder)RING_NO_NEW_FOLDER;
+	ret = split(made, path, error);
+	if (!ret && remove_stale)
+		ring_remove_stale(made->above.fd, made->above.path, log);
+	for (int tries = 0; !ret && tries < MOST_TRIES; tries++) {
+		ring_temporary_name(made->above.fd, made->name, made->temporary);
+		ret = ring_folder_create_locked(&made->folder, &made->above, made->temporary, &lock,
+						error);
+		if (!ret)
+			return 0;
+		if (ret == -EAGAIN && tries + 1 < MOST_TRIES)
+			ret = 0;
+	}
+	if (ret == -EAGAIN)
+		base_fail(error, ret, "cannot find a free name in \"%s\"", made->above.path);
+	*made->temporary = 0;
+	ring_new_folder_close(made, log);
+	return ret;
+}
+
+int ring_new_folder_commit(struct ring_new_folder *made, struct base_error *error)
+{
+	int ret = ring_folder_sync(&made->folder, error);
+
+	if (ret)
+		return ret;
+	ret = ring_folder_rename(&made->above, made->temporary, made->name);
+	if (ret == -EEXIST || ret == -ENOTEMPTY || ret == -ENOTDIR)
+		return base_fail(
+			error, -EEXIST,
+			"cannot put \"%s/%s\" in place without replacing what is there" BASE_REMEDY
+			"choose another name",
+			made->above.path, made->name);
+	if (ret)
+		return base_fail(error, ret, "cannot put \"%s/%s\" in place", made->above.path,
+				 made->name);
+	ret = ring_folder_sync(&made->above, error);
+	/* As it was before. */
+	if (ret)
+		ring_folder_rename(&made->above, made->name, made->temporary);
+	else
+		*made->temporary = 0;
+	return ret;
+}
+
+void ring_new_folder_close(struct ring_new_folder *made, const struct base_log *log)
+{
+	struct base_error error = { 0 };
+
+	if (*made->temporary &&
+	    ring_folder_is_named(&made->folder, &made->above, made->temporary) &&
+	    ring_folder_remove(&made->folder, &made->above, made->temporary, NULL, NULL, &error))
+		base_log(log, IOSHAPE_LOG_WARNING, "%s", error.text);
+	ring_folder_close(&made->folder);
+	ring_folder_close(&made->above);
+	free(made->name);
+	*made = (struct ring_new_folder)RING_NO_NEW_FOLDER;
+}
