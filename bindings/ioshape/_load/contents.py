@@ -48,7 +48,7 @@ class Contents:
     problem: str = ""
 
 
-def _list_tensors(reader: Reader, records: list[RawRecord]) -> tuple[tuple[Tensor, ...], str]:
+def tensors_of(reader: Reader, records: list[RawRecord]) -> tuple[tuple[Tensor, ...], str]:
     entry = next((record for record in records if record.name == "data.pkl"), None)
     if entry is None:
         return (), "it has no record data.pkl"
@@ -79,7 +79,7 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
     name = os.fspath(path)
     with Reader(name, operation="inspect") as reader:
         raw = reader.records()
-        tensors, problem = _list_tensors(reader, raw)
+        tensors, problem = tensors_of(reader, raw)
         return Contents(
             name,
             reader.file_bytes,
@@ -135,7 +135,7 @@ def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> Dam
         return error
     try:
         with Reader(error.filename, part=part, operation="inspect") as reader:
-            tensors, _problem = _list_tensors(reader, reader.records())
+            tensors, _problem = tensors_of(reader, reader.records())
     except (StorageError, ValueError):
         return error
     names = [tensor.name for tensor in tensors if tensor.record == error.record]

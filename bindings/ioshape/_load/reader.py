@@ -49,14 +49,15 @@ class Reader:
         opener: Callable[[Any, Any], None] | None = None,
         operation: str = "load",
         progress: Callable[[Progress], object] | None = None,
+        fresh: bool = True,
     ) -> None:
         self.path = path
         self._operation = operation
         context = current()
         options = sized("ioshape_reader_options")
         options.verify = lib.IOSHAPE_ON if verify else lib.IOSHAPE_OFF
-        # Where torch reads to has just been allocated.
-        options.fresh_memory = True
+        # Where torch reads to has just been allocated, as a rule.
+        options.fresh_memory = fresh
         self._teller = Teller.for_reader(progress)
         if part is not None:
             # Offset and length of a member of a bundle; all offsets are its own.

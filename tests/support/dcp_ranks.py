@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that save and load checkpoints of torch.distributed.checkpoint.
+
+Run as a program it is one rank: dcp_ranks.py STAGE FOLDER RANK SIZE. What it found is left in
+STAGE.RANK.outcomes.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+BASE = torch.arange(60.0).reshape(10, 6)
+
+
+def _tensors(size: int, factor: float) -> dict[str, Any]:
+    """Split by rows and columns, unevenly, and replicated; and what is no tensor."""
+    mesh = init_device_mesh("cpu", (size,))
+    return {
+        "rows": distribute_tensor(BASE * factor, mesh, [Shard(0)]),
+        "columns": distribute_tensor(BASE * factor, mesh, [Shard(1)]),
+        "uneven": distribute_tensor(torch.arange(7) * int(factor), mesh, [Shard(0)]),
+        "replicated": distribute_tensor(BASE.to(torch.bfloat16) * factor, mesh, [Replicate()]),
+        "plain": {"weights": BASE * factor, "scalar": torch.tensor(2.5 * factor)},
+        "step": int(factor) * 7,
+    }
+
+
+def _model(size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 11), nn.ReLU(), nn.Linear(11, 4))
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    model(torch.arange(12.0).reshape(2, 6)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def _whole(state: Any) -> Any:
+    """The same on every rank."""
+    if isinstance(state, dict):
+        return {key: _whole(value) for key, value in state.items()}
+    value = state.full_tensor() if hasattr(state, "full_tensor") else state
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _state(size: int) -> dict[str, Any]:
+    model, optimizer = _model(size)
+    weights, moments = get_state_dict(model, optimizer)
+    return {"tensors": _tensors(size, 3), "model": weights, "optimizer": moments}
+
+
+def _load(size: int, reader: Any) -> Any:
+    model, optimizer = _model(size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    weights, moments = get_state_dict(model, optimizer)
+    state = {"tensors": _tensors(size, 0), "model": weights, "optimizer": moments}
+    dcp.load(state, storage_reader=reader)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    return _whole({"tensors": state["tensors"], "model": model.state_dict(), "optimizer": moments})
+
+
+class _Broken(dcp.DefaultSavePlanner):
+    """Of a rank that fails while it writes."""
+
+    def resolve_data(self, _write_item: Any) -> Any:
+        raise OSError("no such luck")
+
+
+def _save_stage(folder: Path, rank: int, size: int) -> dict[str, Any]:
+    import ioshape.dcp  # noqa: PLC0415 - not where stock loads
+
+    state = _state(size)
+    outcomes: dict[str, Any] = {"state": _whole(state)}
+    dcp.save(state, checkpoint_id=folder / "stock")
+    writer = ioshape.dcp.Writer(folder / "ours")
+    dcp.save(state, storage_writer=writer)
+    outcomes["paths"] = [report.path for report in writer.reports]
+    # In the place of another, with the plans of the save before.
+    for factor in (1, 2, 3):
+        state["tensors"] = _tensors(size, factor)
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(state, storage_writer=ioshape.dcp.Writer(folder / "replaced"), planner=planner)
+    future: Any = dcp.async_save(state, storage_writer=ioshape.dcp.Writer(folder / "async"))
+    future.result()
+    planner = _Broken() if rank == size - 1 else dcp.DefaultSavePlanner()
+    for name in ("replaced", "never"):
+        try:
+            broken = ioshape.dcp.Writer(folder / name)
+            dcp.save(state, storage_writer=broken, planner=planner)
+        except dcp.CheckpointException as error:
+            outcomes[f"failure of {name}"] = sorted(error.failures)
+            broken.reset()  # on rank 0 it does not know yet that another rank has failed
+    return outcomes
+
+
+def _load_stage(folder: Path, _rank: int, size: int) -> dict[str, Any]:
+    # By stock first: there is no ioshape in the process.
+    names = ("ours", "replaced", "async")
+    outcomes = {
+        f"{name}, by stock": _load(size, dcp.FileSystemReader(folder / name)) for name in names
+    }
+    import ioshape.dcp  # noqa: PLC0415
+
+    for name in ("stock", "ours"):
+        outcomes[f"{name}, by us"] = _load(size, ioshape.dcp.Reader(folder / name))
+    return outcomes
+
+
+def main() -> None:
+    stage, folder, rank, size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{stage}.{size}.store", rank=rank, world_size=size
+    )
+    outcomes = {"save": _save_stage, "load": _load_stage}[stage](folder, rank, size)
+    dist.barrier()
+    dist.destroy_process_group()
+    (folder / f"{stage}.{rank}.outcomes").write_bytes(pickle.dumps(outcomes))
+
+
+def run(stage: str, folder: Path, size: int) -> list[Any]:
+    """What each rank found."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, stage, folder, str(rank), str(size)],
+            stderr=subprocess.PIPE,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank)},
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    for process, error in zip(processes, errors, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    return [
+        pickle.loads((folder / f"{stage}.{rank}.outcomes").read_bytes()) for rank in range(size)
+    ]
+
+
+if __name__ == "__main__":
+    main()
