@@ -44,6 +44,8 @@ class How(NamedTuple):
     #: for the report: who makes the bytes, and what was not as preferred
     written_by: str = "caller"
     notes: tuple[str, ...] = ()
+    #: for the report: the path that the file will have in the end, if it is moved
+    known_as: str = ""
 
 
 class _Sink(io.RawIOBase):
@@ -53,7 +55,9 @@ class _Sink(io.RawIOBase):
         self.name = path
         self.mode = "wb"
         steps = tuple(Step(note, how.written_by) for note in how.notes)
-        self._begun = Report(path, how.written_by, fallbacks=steps, started_s=time.time())
+        self._begun = Report(
+            how.known_as or path, how.written_by, fallbacks=steps, started_s=time.time()
+        )
         self._begin = time.perf_counter()
         self._report: Report | None = None
         # As for other saves: the context keeps the order of saves to one path.
@@ -129,7 +133,7 @@ class _Sink(io.RawIOBase):
             return
         begun = self._begun
         self._report = from_struct(
-            self.name, struct, written_by=begun.written_by, fallbacks=begun.fallbacks
+            begun.path, struct, written_by=begun.written_by, fallbacks=begun.fallbacks
         )
 
     def _let_go(self) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import filesystem
 
-from ioshape._run import trace
-from ioshape._save.rawfile import RawFile
-from ioshape._save.save import is_durable
-from ioshape.dcp._attempt import Attempt, arrived
+from ioshape._dcp.attempt import Attempt, arrived
+from ioshape._errors import failure
+from ioshape._files.atomic import AtomicFile, How
+from ioshape._settings.config import is_durable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +51,9 @@ def _arrive(prefix: str, path: str, folder: str) -> _Prefix:
     return _Prefix(prefix, path, folder)
 
 
-class _Stream(RawFile):
-    def close(self) -> None:
-        """Nothing to do: commit() does it."""
+def _tensor_bytes(plan: SavePlan) -> int:
+    parts = [item.tensor_data for item in plan.items if item.tensor_data is not None]
+    return sum(part.chunk.sizes.numel() * part.properties.dtype.itemsize for part in parts)
 
 
 class _Files(filesystem.FileSystem):
@@ -62,6 +63,7 @@ class _Files(filesystem.FileSystem):
         super().__init__()
         self.durable = durable
         self.folder = ""  # of the attempt under way
+        self.expected_bytes = 0  # of the next file; 0 if that is not known
         self.reports: list[Report] = []
         self.failure: BaseException | None = None
 
@@ -73,16 +75,31 @@ class _Files(filesystem.FileSystem):
                 yield stream
             return
         target = os.path.join(self.folder, os.path.basename(path))  # noqa: PTH118, PTH119
+        how = How(
+            self.durable,
+            replace=True,
+            expected_bytes=self.expected_bytes,
+            known_as=os.fspath(path),
+        )
         try:
-            with _Stream(target, durable=self.durable, replace=True) as file:
+            with AtomicFile(target, how) as file:
                 yield file
-                report = file.commit("written for torch.distributed.checkpoint")
+            if file.report is not None:
+                self._keep(file.report)
         except BaseException as error:
             self.failure = error  # DCP's threads lose theirs
             raise
-        report = dataclasses.replace(report, path=os.fspath(path))  # which it will have
-        trace.record(report)
+
+    def _keep(self, report: Report) -> None:
         self.reports.append(report)
+        if report.skipped:
+            # One file of many: the checkpoint cannot be without it.
+            raise failure(
+                -errno.ENOSPC,
+                f'cannot save "{report.path}": {report.fallbacks[-1]}',
+                report.path,
+                "save",
+            )
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """Nothing: a directory is there when what is in it is complete."""
@@ -149,6 +166,8 @@ class Writer(filesystem.FileSystemWriter):
         self._files.folder = arrived(_told, str(self.path), plan.storage_data)
         self._files.reports = []
         self._files.failure = None
+        is_one_file = self.single_file_per_rank and self.thread_count == 1
+        self._files.expected_bytes = _tensor_bytes(plan) if is_one_file else 0
         try:
             written = super().write_data(plan, planner)
             if self._files.failure is not None:

@@ -15,12 +15,12 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.futures import Future
 
+from ioshape._dcp import metadata as description
 from ioshape._errors import DamagedError, StorageError
 from ioshape._load.contents import tensors_of
 from ioshape._load.reader import Reader as ZipReader
 from ioshape._load.reader import can_read
 from ioshape._native import ffi
-from ioshape.dcp import _metadata
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -101,7 +101,7 @@ class Reader(filesystem.FileSystemReader):
 
     def read_metadata(self, *_args: Any, **kwargs: Any) -> Metadata:
         """Of the checkpoint; or of this rank, if each has its own."""
-        metadata = _metadata.load(self._get_metadata_path(kwargs.get("rank")))
+        metadata = description.load(self._get_metadata_path(kwargs.get("rank")))
         meta = getattr(metadata, "storage_meta", None) or StorageMeta()
         meta.load_id = self.load_id
         metadata.storage_meta = meta

@@ -8,12 +8,12 @@
     dcp.load(state, storage_reader=ioshape.dcp.Reader("runs/step-1000"))
 
 The files are those of DCP's own FileSystemWriter: its FileSystemReader reads them, and Reader reads
-what it has written. ioshape.patch(dcp=True) puts both into code that names neither.
+what it has written.
 """
 
 from __future__ import annotations
 
-from ioshape.dcp._reader import Reader
-from ioshape.dcp._writer import Writer
+from ioshape._dcp.reader import Reader
+from ioshape._dcp.writer import Writer
 
 __all__ = ["Reader", "Writer"]

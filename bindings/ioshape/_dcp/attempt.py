@@ -19,32 +19,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ioshape._dcp import metadata as description
 from ioshape._errors import StorageError, failure
-from ioshape._run import trace
+from ioshape._files.atomic import AtomicFile, How
 from ioshape._save.directory import Directory
-from ioshape._save.rawfile import RawFile
-from ioshape.dcp import _metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from ioshape._save.report import Report
-
 # For another process that puts a checkpoint in place at the same path: a few renames.
 _PATIENCE_S = 120.0
 
 _log = logging.getLogger("ioshape")
-
-
-def write_whole(path: str, data: bytes, *, durable: bool) -> Report:
-    """A small file, in the place of what is there."""
-    with RawFile(path, durable=durable, replace=True) as file:
-        file.write(data)
-        report = file.commit("written for torch.distributed.checkpoint")
-    trace.record(report)
-    return report
 
 
 class Attempt:
@@ -75,7 +63,7 @@ class Attempt:
 
     @property
     def _name(self) -> str:
-        return _metadata.NAME if self.rank is None else f"__{self.rank}{_metadata.NAME}"
+        return description.NAME if self.rank is None else f"__{self.rank}{description.NAME}"
 
     def close(self) -> None:
         """What is not in place is removed."""
@@ -96,15 +84,13 @@ class Attempt:
                 self._commit_inside(metadata)
 
     def _write(self, folder: str, metadata: Metadata) -> None:
-        write_whole(
-            os.path.join(folder, self._name),  # noqa: PTH118
-            pickle.dumps(metadata),
-            durable=self._durable,
-        )
+        path = os.path.join(folder, self._name)  # noqa: PTH118
+        with AtomicFile(path, How(self._durable, replace=True)) as file:
+            file.write(pickle.dumps(metadata))
 
     def _check_files(self, metadata: Metadata) -> None:
         """Other ranks have written them: what is not there must not replace what is."""
-        for name in _metadata.files_of(metadata):
+        for name in description.files_of(metadata):
             if not Path(self.folder, name).is_file():
                 raise failure(
                     -errno.ENOENT,
@@ -117,7 +103,7 @@ class Attempt:
 
     def _commit_inside(self, metadata: Metadata) -> None:
         there = set(os.listdir(self.path))  # noqa: PTH208
-        names = _free_names(_metadata.files_of(metadata), there)
+        names = _free_names(description.files_of(metadata), there)
         try:
             for old, new in names.items():
                 os.rename(Path(self.folder, old), Path(self.path, new))  # noqa: PTH104
@@ -140,7 +126,7 @@ class Attempt:
         try:
             for name in there if unused else ():
                 if name != self._name and _describes(name):
-                    unused -= _metadata.files_of(_metadata.load(Path(self.path, name)))
+                    unused -= description.files_of(description.load(Path(self.path, name)))
         except StorageError as error:
             _log.warning("replaced files in %s stay: %s", self.path, error)
             return
@@ -150,22 +136,22 @@ class Attempt:
 
 
 def _is_data(name: str) -> bool:
-    return _metadata.DATA.fullmatch(name) is not None
+    return description.DATA.fullmatch(name) is not None
 
 
 def _describes(name: str) -> bool:
-    return name == _metadata.NAME or _metadata.OF_A_RANK.fullmatch(name) is not None
+    return name == description.NAME or description.OF_A_RANK.fullmatch(name) is not None
 
 
 def _free_names(names: set[str], there: set[str]) -> dict[str, str]:
     """For each name one that is not there: the same rank's, with the next numbers."""
     taken: dict[str, int] = {}
     for name in there:
-        if match := _metadata.DATA.fullmatch(name):
+        if match := description.DATA.fullmatch(name):
             taken[match[1]] = max(taken.get(match[1], -1), int(match[2]))
     free = {}
     for name in names:
-        match = _metadata.DATA.fullmatch(name)
+        match = description.DATA.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r} is no name of a file of DCP")
         free[name] = f"__{match[1]}_{taken.get(match[1], -1) + 1 + int(match[2])}.distcp"
