@@ -18,7 +18,6 @@ import pytest
 import torch
 import zoo
 from ioshape._native import ffi
-from ioshape._save import begin as _begin
 from ioshape._save import device as _device
 from ioshape._save import pickling
 from ioshape._settings import config
@@ -87,7 +86,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Couriers:
 
     monkeypatch.setattr(pickling, "_on_device", lambda _storage: True)
     monkeypatch.setattr(pickling, "collect", collect_remote)
-    monkeypatch.setattr(_begin, "Courier", Courier)
+    monkeypatch.setattr(_device, "Courier", Courier)
     return seen
 
 

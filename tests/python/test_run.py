@@ -334,7 +334,7 @@ def is_ours_in_name(path: Path) -> bool:
 def test_torch_is_the_module_that_it_was(tmp_path: Path) -> None:
     """What looks at its loader and spec finds nothing of ours."""
     text = """
-import inspect, importlib.machinery, sys, torch, torch.serialization
+import inspect, importlib.machinery, sys, safetensors, torch, torch.serialization
 print(type(torch.__loader__) is importlib.machinery.SourceFileLoader)
 print(torch.__spec__.loader is torch.__loader__, vars(torch.__loader__).keys())
 print(len(inspect.getsource(torch)) > 1000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape_save_safetensors() writes what the original library would, to the byte."""
+"""What is written is what the original library would write, to the byte: from C and from Python."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from capi import DTYPES, SaveError, Way, c_metadata, save_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ioshape.safetensors import save_file, save_file_async
 from safetensors import safe_open
 
 NOT_IN_THE_FORMAT = {torch.complex32, torch.complex128}
@@ -80,6 +81,22 @@ def test_files_are_those_of_the_original(
     if not state and metadata is not None:
         return  # see the next test
     assert ours(state, metadata, way) == safetensors.torch.save(state, metadata)
+
+
+@settings(deadline=None, max_examples=100)
+@given(tensors(), METADATA, st.booleans())
+def test_python_writes_the_same(
+    state: dict[str, torch.Tensor], metadata: dict[str, str] | None, background: bool
+) -> None:
+    if not state and metadata is not None:
+        return
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        if background:
+            save_file_async(state, path, metadata).wait()
+        else:
+            save_file(state, path, metadata, durable=False)
+        assert path.read_bytes() == safetensors.torch.save(state, metadata)
 
 
 def test_metadata_alone_is_json(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ioshape._group import comm as _comm
 from ioshape._locks import ForkedLock
 from ioshape._native import ffi, lib
 from ioshape._save import pickling
-from ioshape._save.begin import Options, start
+from ioshape._save.begin import Options, records_of, start
 from ioshape._save.deadline import due_in
 from ioshape._save.under_way import after_saves, begun, completed, raise_unheard
 from ioshape._settings import config
@@ -471,7 +471,14 @@ class _Call:
         causes = (group.comm,) if group.comm is not None else ()
         try:
             handle = start(
-                begin_in_c, group.context, path, pickled, pickle_s, options, group, causes
+                begin_in_c,
+                group.context,
+                path,
+                records_of(pickled),
+                pickle_s,
+                options,
+                group,
+                causes,
             )
         except BaseException as error:
             if not has_begun:  # otherwise the library has told them

@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
-import sys
 import threading
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ import torch.serialization
 from ioshape import _torch as original
 from ioshape._load.load import load as our_load
 from ioshape._locks import ForkedLock
+from ioshape._run.replacing import replace
 from ioshape._save.save import save as our_save
 
 if TYPE_CHECKING:
@@ -48,38 +49,29 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: 
 
 _lock = ForkedLock(threading.RLock)
 _loads: list[bool] = []  # for each patch() that is in force, whether it took torch.load as well
+_safetensors: list[bool] = []  # and whether it took the package safetensors
 
 
-def _replace(pairs: list[tuple[Any, Any]]) -> None:
-    """Puts the second of each pair wherever a module has the first: `from torch import save`."""
-    for name, module in list(sys.modules.items()):
-        # Our own modules must go on reaching torch's functions.
-        if module is None or name == "ioshape" or name.startswith("ioshape."):
-            continue
-        # Not getattr(): modules that load others lazily would do so.
-        contents = getattr(module, "__dict__", None)
-        if not isinstance(contents, dict):
-            continue
-        for key, value in list(contents.items()):
-            for old, new in pairs:
-                if value is old:
-                    contents[key] = new
-
-
-def patch(*, load: bool = True) -> None:
+def patch(*, load: bool = True, safetensors: bool = False) -> None:
     """From now on torch.save and torch.load are ours, in all modules that have them already, too.
 
-    With load=False only torch.save is. As many calls of unpatch() undo it. Names in modules are
-    found, not what a class, an instance or a functools.partial has kept.
+    With load=False only torch.save is. With safetensors=True the package safetensors writes its
+    files through us as well, and so does all that uses it: transformers, accelerate, diffusers,
+    PEFT. As many calls of unpatch() undo it. Names in modules are found, not what a class, an
+    instance or a functools.partial has kept.
     """
     with _lock:
+        if safetensors:
+            # Before anything is replaced: the package may be missing.
+            import_module("ioshape._safetensors.patching").patch()
         _loads.append(load)
+        _safetensors.append(safetensors)
         # Also where it was done before: modules that were imported since may have the originals
         # from somebody who kept them.
         pairs: list[tuple[Any, Any]] = [(original.save, _save)]
         if load:
             pairs.append((original.load, _load))
-        _replace(pairs)
+        replace(pairs)
 
 
 def unpatch() -> None:
@@ -88,12 +80,14 @@ def unpatch() -> None:
         if not _loads:
             raise RuntimeError("unpatch() without patch()")
         _loads.pop()
+        if _safetensors.pop():
+            import_module("ioshape._safetensors.patching").unpatch()
         pairs: list[tuple[Any, Any]] = []
         if not _loads:
             pairs.append((_save, original.save))
         if not any(_loads):
             pairs.append((_load, original.load))
-        _replace(pairs)
+        replace(pairs)
 
 
 def is_patched() -> bool:
@@ -102,9 +96,9 @@ def is_patched() -> bool:
 
 
 @contextlib.contextmanager
-def patched(*, load: bool = True) -> Iterator[None]:
+def patched(*, load: bool = True, safetensors: bool = False) -> Iterator[None]:
     """patch() for the length of a with statement."""
-    patch(load=load)
+    patch(load=load, safetensors=safetensors)
     try:
         yield
     finally:

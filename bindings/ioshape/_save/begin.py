@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From records to a save under way."""
+"""From what C is given to a save under way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
 from ioshape._save.deadline import left_ms
-from ioshape._save.device import FETCH, Courier
 from ioshape._save.handle import SaveHandle
 
 if TYPE_CHECKING:
@@ -36,18 +35,29 @@ class Options(NamedTuple):
     due: float | None = None
 
 
+class Payload(NamedTuple):
+    """What is to be saved, as C takes it."""
+
+    #: structs, and how many
+    array: Any
+    length: int
+    #: what must live as long as they are used
+    keep: list[Any]
+    #: functions that fetch bytes; what they raise the save raises
+    couriers: list[Any]
+
+
 def start(
     begin: Callable[[Any, int, Any, Any], int],
     context: Context,
     path: str,
-    pickled: Pickled,
+    payload: Payload,
     pickle_s: float,
     wanted: Options,
     owner: object = None,
     causes: Iterable[Cause] = (),
 ) -> SaveHandle:
-    """Has begin(records, count, options, out) begin a save; `owner` lives until it is freed."""
-    records, keep, couriers = _records_for(pickled)
+    """Has begin(array, count, options, out) begin a save; `owner` lives until it is freed."""
     options = sized("ioshape_save_options")
     options.replace = lib.IOSHAPE_ON if wanted.replace else lib.IOSHAPE_OFF
     options.sync = lib.IOSHAPE_ON if wanted.durable else lib.IOSHAPE_OFF
@@ -56,15 +66,15 @@ def start(
     teller = Teller.for_save(wanted.progress)
     tellers = [] if teller is None else [teller]
     # What is not borrowed is copied by the time the call returns.
-    keep_longer = [*keep] if wanted.borrow else []
+    keep_longer = [*payload.keep] if wanted.borrow else []
     keep_longer += [one.set_in(options, queue=True) for one in tellers]
     # Whenever a signal comes, a save that has begun is freed, which ends it, before what it
     # borrows.
     out = owned("save", context, owner)
     try:
-        code = begin(records, len(pickled.records), options, out)
+        code = begin(payload.array, payload.length, options, out)
         if code:
-            for source in (*couriers, *tellers):
+            for source in (*payload.couriers, *tellers):
                 if source.failure is not None:
                     raise source.failure
             raise last_failure(path, "save")
@@ -74,7 +84,7 @@ def start(
             path,
             pickle_s=pickle_s,
             keep=keep_longer,
-            failures=(*(couriers if wanted.borrow else ()), *tellers),
+            failures=(*(payload.couriers if wanted.borrow else ()), *tellers),
             notes=wanted.notes,
             causes=causes,
         )
@@ -83,8 +93,8 @@ def start(
         raise
 
 
-def _records_for(pickled: Pickled) -> tuple[Any, list[Any], list[Any]]:
-    """The records as C takes them; what must live as long; and whose failures are the save's."""
+def records_of(pickled: Pickled) -> Payload:
+    """The records of an object."""
     records = ffi.new("struct ioshape_record[]", len(pickled.records))
     keep: list[Any] = [records]
     couriers: list[Any] = []
@@ -99,6 +109,9 @@ def _records_for(pickled: Pickled) -> tuple[Any, list[Any], list[Any]]:
             to.data = data = ffi.from_buffer(record.data)
             keep.append(data)
         elif pickled.has_device_storages and record.storage.device.type != "cpu":
+            # Brings in torch, which saves of numpy's arrays do without.
+            from ioshape._save.device import FETCH, Courier  # noqa: PLC0415
+
             courier = Courier(record.storage)
             couriers.append(courier)
             to.fetch = FETCH
@@ -107,4 +120,4 @@ def _records_for(pickled: Pickled) -> tuple[Any, list[Any], list[Any]]:
         else:
             to.data = ffi.cast("void *", record.storage.data_ptr())
             keep.append(record.storage)
-    return records, [*keep, *couriers], couriers
+    return Payload(records, len(pickled.records), [*keep, *couriers], couriers)

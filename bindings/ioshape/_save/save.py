@@ -15,7 +15,7 @@ from ioshape._files.atomic import AtomicFile, How
 from ioshape._native import lib
 from ioshape._run import trace
 from ioshape._save import pickling
-from ioshape._save.begin import Options, start
+from ioshape._save.begin import Options, records_of, start
 from ioshape._save.deadline import due_in
 from ioshape._save.handle import SaveHandle
 from ioshape._save.report import Report, Step
@@ -262,4 +262,4 @@ class _Call:
             )
 
         options = Options(self.durable, self.replace, borrow, self.progress, due=self.due)
-        return start(begin, context, path, pickled, pickle_s, options)
+        return start(begin, context, path, records_of(pickled), pickle_s, options)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package safetensors writes its files through us.
+
+Nothing is imported here before the first save but the package itself: "ioshape run" does this in
+every process that imports it, and those without torch stay without.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+from ioshape._locks import ForkedLock
+from ioshape._run.replacing import replace
+from ioshape._safetensors import original
+
+
+@functools.wraps(original.serialize_file)  # type: ignore[arg-type] # original.py has seen to it
+def _serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
+    from ioshape._safetensors.funnel import serialize_file  # noqa: PLC0415
+
+    serialize_file(tensor_dict, filename, metadata)
+
+
+_lock = ForkedLock(threading.RLock)
+_in_force = 0
+
+
+def patch() -> None:
+    """From now on serialize_file() is ours, in all modules that have it already, too."""
+    global _in_force  # noqa: PLW0603
+    with _lock:
+        _in_force += 1
+        replace([(original.serialize_file, _serialize_file)])
+
+
+def unpatch() -> None:
+    """Undoes the last patch()."""
+    global _in_force  # noqa: PLW0603
+    with _lock:
+        _in_force -= 1
+        if not _in_force:
+            replace([(_serialize_file, original.serialize_file)])

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape.safetensors, and the package safetensors when it writes through us."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import ioshape
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from checkpoints import left_clean
+from ioshape.safetensors import save_file, save_file_async, save_model
+
+COMMAND = [sys.executable, "-m", "ioshape", "run"]
+
+
+class Originals:
+    """As they are; no global variables, because patch() would replace what these hold."""
+
+    serialize_file: Any = staticmethod(safetensors.serialize_file)
+
+
+@pytest.fixture(autouse=True)
+def _left_clean() -> Iterator[None]:
+    with left_clean():
+        yield
+    assert safetensors.torch.serialize_file is Originals.serialize_file  # type: ignore[attr-defined]
+    assert safetensors.numpy.serialize_file is Originals.serialize_file  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a line for each save."""
+    folder = tmp_path_factory.mktemp("trace")
+    ioshape.configure(trace=folder)
+    return folder
+
+
+def saves_in(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for file in folder.iterdir() for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def state() -> dict[str, torch.Tensor]:
+    return {
+        "weight": torch.randn(300, 1000),
+        "bias": torch.arange(7, dtype=torch.bfloat16),
+        "scalar": torch.tensor(1.5),
+        "empty": torch.empty(0, 3),
+    }
+
+
+# ---- By name ------------------------------------------------------------------------------------
+
+
+def test_a_file_is_durable_whole_and_the_originals(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = state()
+    report = save_file(tensors, path, {"format": "pt"})
+    assert path.read_bytes() == safetensors.torch.save(tensors, {"format": "pt"})
+    assert report.path == str(path)
+    assert report.file_bytes == path.stat().st_size
+    assert not report.fallbacks
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_the_mode_is_that_of_any_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_file(state(), tmp_path / "model.safetensors")
+        safetensors.torch.save_file(state(), tmp_path / "original.safetensors")
+    finally:
+        os.umask(before)
+    mode = (tmp_path / "model.safetensors").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o640
+
+
+def test_what_the_original_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    whole = torch.zeros(4, 4)
+    wrong: list[Any] = [
+        {"a": whole, "b": whole},
+        {"a": whole.t()[:2]},
+        {"a": whole.to_sparse()},
+        {"a": 1.0},
+        [whole],
+    ]
+    for tensors in wrong:
+        with pytest.raises((RuntimeError, ValueError)) as original:
+            safetensors.torch.save_file(tensors, path)
+        with pytest.raises(type(original.value)) as ours:
+            save_file(tensors, path)
+        # Names that share memory are listed in any order.
+        assert sorted(str(ours.value)) == sorted(str(original.value))
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_save_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(3)}, path)
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError):
+        save_file(state(), path, replace=False)
+    assert path.read_bytes() == before
+    with pytest.raises(ioshape.StorageError) as failed:
+        save_file(state(), tmp_path / "missing" / "model.safetensors")
+    assert failed.value.filename == str(tmp_path / "missing" / "model.safetensors")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_in_the_background_tensors_may_change_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = state()
+    expected = safetensors.torch.save(tensors)
+    handle = save_file_async(tensors, path)
+    tensors["weight"].zero_()
+    assert handle.result().file_bytes == len(expected)
+    assert path.read_bytes() == expected
+
+
+def test_a_model_that_shares_tensors_is_saved_once(tmp_path: Path) -> None:
+    def tied() -> Any:
+        model = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Linear(20, 20))
+        model[1].weight = model[0].weight
+        return model
+
+    model = tied()
+    report = save_model(model, tmp_path / "ours")
+    safetensors.torch.save_model(model, str(tmp_path / "original"))
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "original").read_bytes()
+    assert report.file_bytes == (tmp_path / "ours").stat().st_size
+    other = tied()
+    missing, unexpected = safetensors.torch.load_model(other, tmp_path / "ours")
+    assert not missing
+    assert not unexpected
+    assert torch.equal(other[0].weight, model[0].weight)
+
+
+# ---- Through the package ------------------------------------------------------------------------
+
+
+def test_the_package_writes_through_us(tmp_path: Path, traced: Path) -> None:
+    tensors = state()
+    arrays = {"a": np.arange(12.0).reshape(3, 4), "b": np.array(True)}
+    with ioshape.patched(safetensors=True):
+        safetensors.torch.save_file(tensors, tmp_path / "a", {"format": "pt"})
+        safetensors.numpy.save_file(arrays, str(tmp_path / "b"), {})
+    assert [Path(save["path"]).name for save in saves_in(traced)] == ["a", "b"]
+    assert (tmp_path / "a").read_bytes() == safetensors.torch.save(tensors, {"format": "pt"})
+    assert (tmp_path / "b").read_bytes() == safetensors.numpy.save(arrays, {})
+    safetensors.torch.save_file(tensors, tmp_path / "c")
+    assert len(saves_in(traced)) == 2
+
+
+def test_patches_count(tmp_path: Path, traced: Path) -> None:
+    with ioshape.patched(safetensors=True):
+        with ioshape.patched(safetensors=True):
+            pass
+        with ioshape.patched():
+            safetensors.torch.save_file(state(), tmp_path / "a")
+    assert len(saves_in(traced)) == 1
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 5000], ids=["empty", "NUL", "long"])
+def test_what_c_has_no_name_for_is_left_to_the_original(
+    name: str, tmp_path: Path, traced: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = {name: torch.arange(4)}
+    report = save_file(tensors, path)
+    assert report.written_by == "safetensors"
+    assert [step.code for step in report.fallbacks] == ["safetensors"]
+    assert path.read_bytes() == safetensors.torch.save(tensors)
+    assert [save["written_by"] for save in saves_in(traced)] == ["safetensors"]
+    with pytest.raises(ValueError, match="background"):
+        save_file_async(tensors, path)
+
+
+def test_what_is_no_tensor_the_original_refuses(tmp_path: Path) -> None:
+    tensor = torch.zeros(4)
+    wrong = safetensors.TensorSpec(
+        dtype="float32", shape=[5], data_ptr=tensor.data_ptr(), data_len=16
+    )
+    with ioshape.patched(safetensors=True):
+        with pytest.raises(safetensors.SafetensorError):
+            safetensors.serialize_file({"a": wrong}, str(tmp_path / "a"))
+        with pytest.raises(TypeError):
+            safetensors.serialize_file(["a"], str(tmp_path / "a"))  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_versions_before_0_8_hand_over_is_saved(tmp_path: Path) -> None:
+    data = torch.arange(6, dtype=torch.float32).numpy().tobytes()
+    given: Any = {"a": {"dtype": "float32", "shape": [2, 3], "data": data}}
+    with ioshape.patched(safetensors=True):
+        safetensors.serialize_file(given, tmp_path / "a", metadata={"x": "y"})
+    tensors = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3)}
+    assert (tmp_path / "a").read_bytes() == safetensors.torch.save(tensors, {"x": "y"})
+
+
+def test_a_sharded_model_of_the_hub_is_saved_by_us(tmp_path: Path, traced: Path) -> None:
+    tensors = {f"layer.{i}": torch.randn(100, 100) for i in range(6)}
+    with ioshape.patched(safetensors=True):
+        huggingface_hub.save_torch_state_dict(tensors, tmp_path, max_shard_size="100KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    shards = set(index["weight_map"].values())
+    assert len(shards) == 3
+    assert {Path(save["path"]).name for save in saves_in(traced)} == shards
+    for name, value in tensors.items():
+        loaded = safetensors.torch.load_file(tmp_path / index["weight_map"][name])
+        assert torch.equal(loaded[name], value)
+
+
+def test_a_model_of_accelerate_is_saved_by_us(tmp_path: Path, traced: Path) -> None:
+    model = torch.nn.Linear(30, 40)
+    with ioshape.patched(safetensors=True):
+        accelerate: Any = import_module("accelerate")
+        accelerate.Accelerator(cpu=True).save_model(model, str(tmp_path))
+    assert [Path(save["path"]).name for save in saves_in(traced)] == ["model.safetensors"]
+    loaded = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(loaded["weight"], model.weight)
+
+
+# ---- Under "ioshape run" ------------------------------------------------------------------------
+
+
+def run(text: str, folder: Path) -> str:
+    (folder / "script.py").write_text(text)
+    variables = {**os.environ, "IOSHAPE_TRACE": str(folder / "trace")}
+    done = subprocess.run(
+        [*COMMAND, "script.py"],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["torch, safetensors.torch", "safetensors.torch, torch"])
+def test_a_script_saves_through_us(order: str, tmp_path: Path) -> None:
+    text = f"""
+import {order}
+from safetensors.torch import save_file
+
+save_file({{"a": torch.arange(5)}}, "model.safetensors")
+torch.save([1], "model.pt")
+"""
+    run(text, tmp_path)
+    names = [Path(save["path"]).name for save in saves_in(tmp_path / "trace")]
+    assert names == ["model.safetensors", "model.pt"]
+    loaded = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(loaded["a"], torch.arange(5))
+
+
+@pytest.mark.slow
+def test_a_script_without_torch_stays_without(tmp_path: Path) -> None:
+    text = """
+import sys
+import numpy
+import safetensors.numpy
+
+print("_native" in repr(list(sys.modules)))
+safetensors.numpy.save_file({"a": numpy.arange(5)}, "model.safetensors")
+print("torch" in sys.modules)
+"""
+    assert run(text, tmp_path).split() == ["False", "False"]
+    assert len(saves_in(tmp_path / "trace")) == 1
+
+
+def test_without_the_package_the_sentence_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "safetensors.py").write_text("raise ImportError('not here')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import ioshape.safetensors"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "pip install" in done.stderr
