@@ -84,6 +84,9 @@ class StorageError(OSError, RuntimeError):
 class DamagedError(StorageError):
     """A checksum or a cross-check in the file failed, or it is cut short. Its errno is EBADMSG."""
 
+    #: Of a load into what is there: the tensors that are no longer what they were.
+    changed: tuple[str, ...] = ()
+
 
 class FormatError(StorageError):
     """The file is not a torch zip, or one with a feature that is not read. Its errno is EINVAL."""
@@ -98,6 +101,52 @@ class CoordinatorError(StorageError, ConnectionError):
 
     Saves raise it only where the setting "unreachable" is "fail".
     """
+
+
+class Different(NamedTuple):
+    """A tensor, or what should be one, that is another one in the file."""
+
+    name: str
+    #: what the file has: "(3, 4) float32"
+    in_file: str
+    #: what it was to be read into
+    wanted: str
+
+
+class MismatchError(ValueError):
+    """A file does not have what it was to be loaded into. Nothing has been changed."""
+
+    #: how many of each kind a message names
+    _MOST_SHOWN = 10
+
+    def __init__(
+        self,
+        path: str,
+        missing: tuple[str, ...],
+        unexpected: tuple[str, ...],
+        different: tuple[Different, ...],
+    ) -> None:
+        super().__init__(path, missing, unexpected, different)
+        self.path = path
+        #: names of what only the program has
+        self.missing = missing
+        #: names of what only the file has
+        self.unexpected = unexpected
+        self.different = different
+
+    def __str__(self) -> str:
+        rows = [(one.name, one.in_file, one.wanted) for one in self.different[: self._MOST_SHOWN]]
+        rows += [(name, "missing", "there") for name in self.missing[: self._MOST_SHOWN]]
+        rows += [(name, "there", "missing") for name in self.unexpected[: self._MOST_SHOWN]]
+        count = len(self.different) + len(self.missing) + len(self.unexpected)
+        lines = [("", "in the file", "to be filled"), *rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(3)]
+        table = "\n".join("  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        more = f"\n  and {count - len(rows)} more" if count > len(rows) else ""
+        remedy = "give what fits it"
+        if not self.different:
+            remedy += ", or strict=False to leave these out"
+        return f'cannot load "{self.path}" into what was given; {remedy}\n{table}{more}'
 
 
 class SkippedWarning(RuntimeWarning):

@@ -25,7 +25,15 @@ from .worker import Worker
 
 # torch is given its own file and ours; the one that it loads faster counts.
 TORCH_OF_OURS = "torch of our file"
-LOADERS = {OURS: (OURS, OURS), TORCH: (TORCH, TORCH), TORCH_OF_OURS: (TORCH, OURS)}
+# Into the tensors of the load before; beside it memcpy() to the same places.
+INTO = "ioshape into"
+MEMCPY = "memcpy"
+LOADERS = {
+    OURS: (OURS, OURS),
+    TORCH: (TORCH, TORCH),
+    TORCH_OF_OURS: (TORCH, OURS),
+    INTO: (INTO, OURS),
+}
 
 WARM_CHUNK = MIB
 
@@ -41,6 +49,10 @@ def load(
     how, file = LOADERS[who]
     answer = crew[how].ask("load", how=how, path=setting.folder / file, check=int(check))
     return sample_of(answer, n_bytes)
+
+
+def copy(worker: Worker, n_bytes: float) -> Sample:
+    return sample_of(worker.ask("memcpy"), n_bytes)
 
 
 def files(setting: Setting) -> list[Path]:
@@ -113,6 +125,13 @@ def measure_cold(
     outcome.figures += [
         judge(samples, "load_cold_vs_torch", 1.1, "; cold cache"),
         Figure(
+            "load_into_vs_fio",
+            speed_ratio(samples[INTO], samples[yardstick]),
+            ">=",
+            0.92,
+            f"{median_gb_per_s(samples[INTO]):.2f} GB/s to {ceiling:.2f} GB/s of {yardstick}",
+        ),
+        Figure(
             "load_vs_fio",
             speed_ratio(samples[OURS], samples[yardstick]),
             ">=",
@@ -129,23 +148,44 @@ def measure_cached(
     warm(setting)
     samples = setting.compare(loaders, setting.rounds, partial(warm, setting))
     outcome.samples["loads, cached"] = samples
-    outcome.figures.append(judge(samples, "load_cached_vs_torch", 1.0, "; from the page cache"))
+    into, memcpy = samples[INTO], samples[MEMCPY]
+    extra_mib = max(float(sample.details["extra_mib"]) for sample in into)
+    outcome.figures += [
+        judge(samples, "load_cached_vs_torch", 1.0, "; from the page cache"),
+        Figure(
+            "load_into_cached_vs_memcpy",
+            speed_ratio(into, memcpy),
+            ">=",
+            0.6,
+            f"{median_gb_per_s(into):.2f} GB/s, verified, to {median_gb_per_s(memcpy):.2f} GB/s "
+            "of memcpy; from the page cache",
+        ),
+        Figure(
+            "load_into_extra_mib",
+            extra_mib,
+            "<=",
+            128,
+            f"more memory at the peak than before, for {setting.size / GB:.2f} GB",
+        ),
+    ]
 
 
 def measure(setting: Setting, outcome: Outcome) -> None:
     setting.say(f"{setting.size / GB:.2f} GB: saving what will be loaded")
     settle(setting)
-    with workers([OURS, TORCH], lambda worker: worker.ask("state", size=setting.size)) as (
+    with workers([OURS, TORCH, INTO], lambda worker: worker.ask("state", size=setting.size)) as (
         crew,
         answer,
     ):
         n_bytes = float(answer["bytes"])
-        for how, worker in crew.items():
-            save(setting, worker, how, n_bytes)
+        for how in (OURS, TORCH):
+            save(setting, crew[how], how, n_bytes)
+        for worker in crew.values():
             worker.ask("forget")
+        crew[INTO].ask("target", path=setting.folder / OURS)
         loaders = {who: partial(load, setting, crew, n_bytes, who) for who in LOADERS}
         for loader in loaders.values():
             loader(check=True)
         measure_cold(setting, outcome, dict(loaders))
-        measure_cached(setting, outcome, dict(loaders))
+        measure_cached(setting, outcome, {**loaders, MEMCPY: partial(copy, crew[INTO], n_bytes)})
     settle(setting)

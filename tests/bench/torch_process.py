@@ -44,6 +44,17 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+def resident_mib(*, peak: bool = False, forget_peak: bool = False) -> float:
+    """Memory that the process has, or has had since its peak was forgotten."""
+    if forget_peak:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    word = "VmHWM:" if peak else "VmRSS:"
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(word):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {word}")
+
+
 class Cost:
     """Time and processor time between `with` and its end."""
 
@@ -89,6 +100,7 @@ class Process:
         self.flat: dict[str, torch.Tensor] = {}
         self.size = 0
         self.loaded: Any = None
+        self.target: Any = None
         self.handle: Any = None
         self.twin: mmap.mmap | None = None
         self.began = 0.0
@@ -279,7 +291,15 @@ class Process:
         What was loaded before is gone before the clock starts, and malloc keeps none of it.
         """
         ctypes.CDLL(None).malloc_trim(0)
-        if how == "ioshape":
+        extra = {}
+        if how == "ioshape into":
+            import ioshape  # noqa: PLC0415
+
+            before = resident_mib(forget_peak=True)
+            with Cost() as cost:
+                self.loaded = ioshape.load(path, into=self.target)
+            extra = {"extra_mib": resident_mib(peak=True) - before}
+        elif how == "ioshape":
             import ioshape  # noqa: PLC0415
 
             with Cost() as cost:
@@ -291,7 +311,15 @@ class Process:
             torch_state.require_plain_equal(self.loaded)
             torch_state.require_equal(torch_state.flatten(self.loaded, self.size), self.size)
         self.loaded = None
-        return cost.answer
+        return {**cost.answer, **extra}
+
+    def make_target(self, path: str) -> Answer:
+        """What is filled from now on, and what memcpy() copies: with nothing of the file in it."""
+        self.target = torch.load(path)
+        self.flat = torch_state.flatten(self.target, self.size)
+        for tensor in self.flat.values():
+            tensor.zero_()
+        return {}
 
 
 SAVES: dict[str, Callable[[Process, Path], Answer]] = {
@@ -328,6 +356,7 @@ VERBS: dict[str, Callable[..., Answer]] = {
     "memcpy": Process.memcpy,
     "train": Process.train,
     "load": Process.load,
+    "target": Process.make_target,
 }
 
 

@@ -14,6 +14,7 @@ from ioshape._errors import CoordinatorError, PassedOver, failure, warn_passed_o
 from ioshape._group.generations import Generation, Handle, Part
 from ioshape._group.group import opened_for_reading
 from ioshape._group.sharing import brought_by_one
+from ioshape._load.into import filling_of
 from ioshape._load.load import load_through
 from ioshape._settings.job import Job, job
 from ioshape._slots.slots import Slot, slot
@@ -38,6 +39,8 @@ def load_group(
     pickle_module: Any = None,
     weights_only: bool | None = None,
     verify: bool | None = None,
+    into: Any = None,
+    strict: bool = True,
     progress: Callable[[Progress], object] | None = None,
     **pickle_load_args: Any,
 ) -> Any:
@@ -65,6 +68,8 @@ def load_group(
         pickle_module: as in torch.load.
         weights_only: as in torch.load.
         verify: False compares no checksums.
+        into: as in load().
+        strict: as in load().
         progress: is called with a Progress now and then; an exception in it stops the load.
         pickle_load_args: as in torch.load.
 
@@ -72,6 +77,7 @@ def load_group(
         FileNotFoundError: there is no complete generation, or not of this step.
         ValueError: it was saved by another number of ranks, and `rank` was not given.
         DamagedError: a checksum is wrong.
+        MismatchError: this rank's part does not have what `into` has.
         StorageError: it could not be read. It is an OSError with errno and path.
 
     What torch.load raises for other reasons, this raises.
@@ -108,6 +114,7 @@ def load_group(
                 ),
                 turn.told_by(progress),
                 (part.offset, part.n_bytes),
+                filling_of(into, strict=strict, map_location=map_location),
             )
 
 

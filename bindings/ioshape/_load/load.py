@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""load(), and the file object through which torch.load reads."""
+"""load()."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ import zlib
 from typing import TYPE_CHECKING, Any, cast
 
 from ioshape import _torch as original
-from ioshape._errors import DamagedError, StorageError, failure
+from ioshape._errors import StorageError, failure
 from ioshape._files.verified import BoundedFile, Source
-from ioshape._load.contents import name_damage
 from ioshape._load.contents import verify as verify_file
+from ioshape._load.into import Into, failures_of, fill, filling_of, load_into
 from ioshape._load.reader import Reader, can_read
 from ioshape._native import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import IO
+    from typing import IO, Literal
 
     from ioshape._save.report import Progress
-
 
 # What a byte of a compressed archive becomes at most, unless several records have the same bytes.
 _MOST_INFLATED = 1032
@@ -41,7 +40,9 @@ def load(
     *,
     weights_only: bool | None = None,
     mmap: bool | None = None,
-    verify: bool | None = None,
+    verify: bool | Literal["first"] | None = None,
+    into: Any = None,
+    strict: bool = True,
     progress: Callable[[Progress], object] | None = None,
     **pickle_load_args: Any,
 ) -> Any:
@@ -56,23 +57,39 @@ def load(
     verify=True verifies the whole file first. Files in the formats from before torch 1.6, and
     file objects, are read by torch alone.
 
+    With `into` nothing new is made: the file's tensors are read to where the tensors of a module,
+    an optimizer, a state dict, or any nest of these are, on whatever device. Before a byte moves,
+    names, shapes and dtypes are compared. What is returned has the given tensors, modules and
+    optimizers in their places, and all else as the file has it.
+
+        epoch = ioshape.load(path, into={"model": model, "optimizer": optimizer})["epoch"]
+
     Args:
         f: the path, or a file object.
         map_location: as in torch.load.
         pickle_module: as in torch.load.
         weights_only: as in torch.load.
         mmap: as in torch.load.
-        verify: False compares no checksums.
+        verify: False compares no checksums; "first" compares all of them before anything else, so
+            that a damaged file changes nothing in `into`, and reads the file twice.
+        into: what is to be filled. An optimizer that has made no step yet has no tensors, and gets
+            new ones.
+        strict: False leaves out what only the file has or only `into`. Tensors of another shape or
+            dtype are always refused.
         progress: is called with a Progress now and then; an exception in it stops the load.
         pickle_load_args: as in torch.load.
 
     Raises:
-        DamagedError: a checksum is wrong; the message names the tensor and where it lies.
+        DamagedError: a checksum is wrong; the message names the tensor and where it lies. Its field
+            `changed` has the names of the tensors in `into` that are no longer what they were.
+        MismatchError: the file does not have what `into` has. Nothing has been changed.
         FormatError: the file is a zip archive, but not one of torch.save.
         StorageError: the file could not be read. It is an OSError with errno and path.
 
     What torch.load raises for other reasons, this raises.
     """
+
+    filling = filling_of(into, strict=strict, map_location=map_location, mmap=mmap)
 
     def by_torch(file: Any, mmap: bool | None) -> Any:
         return original.load(
@@ -84,26 +101,38 @@ def load(
             **pickle_load_args,
         )
 
+    def filled(loaded: Any) -> Any:
+        return loaded if filling is None else fill(loaded, str(f), filling)
+
     if not isinstance(f, (str, os.PathLike)):
-        return by_torch(f, mmap)
+        return filled(by_torch(f, mmap))
     path = os.fspath(f)
     if isinstance(path, str) and path.endswith(".safetensors"):
-        return by_torch(f, mmap)  # newer versions of torch read them
-    if _is_mapped(mmap):
-        if verify:
-            verify_file(path, progress=progress)
+        return filled(by_torch(f, mmap))  # newer versions of torch read them
+    is_mapped = filling is None and _is_mapped(mmap)
+    if verify == "first" or (verify and is_mapped):
+        verify_file(path, progress=progress)
+    if is_mapped:
         return by_torch(f, mmap)
     reader = _open(path, verify=verify is not False)
     try:
         if reader is not None:
-            return load_through(reader, lambda file: by_torch(file, mmap=False), progress)
+            # Whoever brings an unpickler of his own wants to see all of it.
+            is_usual = pickle_module is None and not pickle_load_args
+            loaded = load_through(
+                reader,
+                lambda file: by_torch(file, mmap=False),
+                progress,
+                into=filling if is_usual else None,
+            )
+            return loaded if is_usual else filled(loaded)
         file = _inflated(path) if verify is not False else None
         if file is None and _is_regular(path):
             file = BoundedFile(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
         if file is None:
-            return by_torch(f, mmap)
+            return filled(by_torch(f, mmap))
         with file:
-            return by_torch(file, mmap)
+            return filled(by_torch(file, mmap))
     except RuntimeError as error:
         if isinstance(error, StorageError) or not _is_foreign_zip(path):
             raise
@@ -121,21 +150,15 @@ def load_through(
     torch_load: Callable[[Any], Any],
     progress: Callable[[Progress], object] | None,
     part: tuple[int, int] | None = None,
+    into: Into | None = None,
 ) -> Any:
     """What torch makes of an open file, or of its part. The reader is closed."""
     with reader:
+        if into is not None:
+            return load_into(reader, torch_load, progress, part, into)
         file = Source(reader, progress)
-        try:
-            loaded = torch_load(file)
-            if file.failure is not None:
-                raise file.failure
-        except BaseException as error:
-            if isinstance(file.failure, DamagedError):
-                raise name_damage(file.failure, part) from None
-            if file.failure is not None and file.failure is not error:
-                raise file.failure from None
-            raise
-        return loaded
+        with failures_of(file, part):
+            return torch_load(file)
 
 
 def _open(path: str, *, verify: bool) -> Reader | None:
