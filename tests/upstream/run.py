@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a framework's own tests, unchanged, twice: on what the framework brings, and on us.
+
+    python -m tests.upstream.run safetensors
+
+prints passed, failed and skipped of both, and the tests that fail with us alone; then it ends with
+1. The tests are fetched to a temporary folder, or taken from --source; nothing of them stays. Needs
+the package of this tree (tests/support/package.sh), and a package index.
+
+A framework is a module here with a FRAMEWORK in it, and a plug-in for pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from tests.upstream.framework import Framework
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(
+    path.stem.removesuffix("_tests") for path in Path(__file__).parent.glob("*_tests.py")
+)
+
+
+def outcomes(report: Path) -> dict[str, str]:
+    """How each test of a report of pytest ended."""
+    ended = {}
+    for case in ET.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        how = "failed" if kinds & {"failure", "error"} else "passed"
+        name = f"{case.get('classname')}.{case.get('name')}"
+        ended[name] = "skipped" if "skipped" in kinds else how
+    return ended
+
+
+def run(framework: Framework, source: Path, work: Path, *, ours: bool) -> dict[str, str]:
+    """One run; its output is shown."""
+    report = work / f"{'ours' if ours else 'stock'}.xml"
+    trace = work / "trace"
+    variables = {**os.environ, **dict(framework.environment), "TMPDIR": str(work)}
+    # Tests find the package where it is installed, not in the tree; the plug-ins are in the tree.
+    variables["PYTHONPATH"] = str(ROOT)
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", "--rootdir", str(source)]
+    if ours:
+        variables["IOSHAPE_TRACE"] = str(trace)
+        options += ["-p", framework.plugin]
+    files = [str(source / file) for file in framework.files]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *framework.arguments, *files],
+        cwd=source,
+        env=variables,
+        check=False,
+    )
+    if not report.exists():
+        sys.exit(f"upstream: pytest has not come to run the tests of {framework.package}")
+    if ours and not list(trace.glob("*.jsonl")):
+        sys.exit(f"upstream: no test of {framework.package} has saved through us")
+    return outcomes(report)
+
+
+def table(package: str, stock: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Both runs, side by side."""
+    kinds = ("passed", "failed", "skipped")
+    lines = [f"{package:<24}" + "".join(f"{kind:>9}" for kind in kinds)]
+    for name, ended in (("stock", stock), ("ours", ours)):
+        counts = Counter(ended.values())
+        lines.append(f"{name:<24}" + "".join(f"{counts[kind]:>9}" for kind in kinds))
+    return "\n".join(lines)
+
+
+def worse(stock: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    """Tests that fail, or do not run, with us alone."""
+    return [name for name, how in stock.items() if how == "passed" != ours.get(name, "missing")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("framework", choices=NAMES)
+    parser.add_argument("--source", type=Path, help="where its tests are, instead of fetching them")
+    arguments = parser.parse_args()
+    module = import_module(f"tests.upstream.{arguments.framework}_tests")
+    framework: Framework = module.FRAMEWORK
+    with tempfile.TemporaryDirectory(prefix="upstream-") as folder:
+        work = Path(folder)
+        source = arguments.source
+        if source is None:
+            fetched = work / "fetched"
+            fetched.mkdir()
+            source = framework.fetch(fetched)
+        stock = run(framework, source.resolve(), work, ours=False)
+        ours = run(framework, source.resolve(), work, ours=True)
+    found = worse(stock, ours)
+    print()
+    print(table(framework.package, stock, ours))
+    for name in found:
+        print(f"fails with us alone: {name}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
