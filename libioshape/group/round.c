@@ -281,7 +281,8 @@ static struct lost find_lost(const struct group_round *round,
 			continue;
 		gone = gather_board_is_gone(group->board, rank);
 		lost.gone |= gone;
-		if (gone || is_overdue(round, &ranks[rank]))
+		lost.ahead |= ranks[rank].ahead;
+		if (gone || ranks[rank].ahead || is_overdue(round, &ranks[rank]))
 			group_name_rank(&lost.names, group, rank);
 	}
 	return lost;

@@ -119,43 +119,45 @@ static int no_memory_after_fsync(const char *name, const void *site)
 	return calls_find("fsync", 0) >= 0 && left-- > 0 ? ENOMEM : 0;
 }
 
-static int save_as(void *argument)
+static struct ioshape_context *context;
+static struct ioshape_group *group;
+
+static int save_step(uint64_t step, struct ioshape_save **out)
 {
-	struct ioshape_context_options context_options = IOSHAPE_CONTEXT_OPTIONS_INIT;
-	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 	const float number = 1;
 	const int64_t one = 1;
 	const struct ioshape_tensor tensor = {
 		.name = "x", .dtype = IOSHAPE_FLOAT32, .dims = 1, .shape = &one, .data = &number
 	};
-	struct ioshape_context *context;
-	struct ioshape_group *group;
-	int ret;
+
+	return ioshape_group_save_tensors(group, step, &tensor, 1, NULL, out);
+}
+
+static bool begin_as(uint32_t rank)
+{
+	struct ioshape_context_options context_options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 
 	alarm(30); /* instead of waiting for ever */
 	context_options.coordinator = "open";
-	options.rank = *(uint32_t *)argument;
+	options.rank = rank;
 	options.ranks = 2;
 	options.mode = IOSHAPE_MODE_EACH;
 	options.board = IOSHAPE_BOARD_HOST;
 	options.token = "job";
 	options.deadline_ms = DEADLINE_MS;
-	if (ioshape_context_open(&context, &context_options) ||
-	    ioshape_group_open(context, "runs", &options, &group))
-		return 1;
-	if (options.rank == 1) {
-		calls_begin_named("fsync", EIO);
-		fail_memory_by(no_memory_after_fsync);
-	}
-	ret = ioshape_group_save_tensors(group, 1, &tensor, 1, NULL, NULL);
-	calls_end();
-	fail_memory_by(NULL);
-	ioshape_group_free(group);
-	ioshape_context_free(context);
-	return ret ? 0 : 2;
+	return !ioshape_context_open(&context, &context_options) &&
+	       !ioshape_group_open(context, "runs", &options, &group);
 }
 
-TEST(tests, a_rank_that_cannot_say_that_it_failed_is_not_waited_for)
+static void end(void)
+{
+	ioshape_group_free(group);
+	ioshape_context_free(context);
+}
+
+/* What each of two ranks does ends well. */
+static void run_two(bool (*does)(uint32_t rank))
 {
 	pid_t children[2];
 	int status;
@@ -163,13 +165,63 @@ TEST(tests, a_rank_that_cannot_say_that_it_failed_is_not_waited_for)
 	for (uint32_t rank = 0; rank < 2; rank++) {
 		children[rank] = fork();
 		ck_assert_int_ge(children[rank], 0);
-		if (!children[rank])
-			_exit(save_as(&rank));
+		if (!children[rank]) {
+			bool well = begin_as(rank) && does(rank);
+
+			end();
+			_exit(!well);
+		}
 	}
 	for (int rank = 0; rank < 2; rank++) {
 		ck_assert_int_eq(waitpid(children[rank], &status, 0), children[rank]);
 		ck_assert_msg(!status, "rank %d: %x", rank, (unsigned)status);
 	}
+}
+
+static bool fails_and_cannot_say(uint32_t rank)
+{
+	int ret;
+
+	if (rank == 1) {
+		calls_begin_named("fsync", EIO);
+		fail_memory_by(no_memory_after_fsync);
+	}
+	ret = save_step(1, NULL);
+	calls_end();
+	fail_memory_by(NULL);
+	return ret != 0;
+}
+
+TEST(tests, a_rank_that_cannot_say_that_it_failed_is_not_waited_for)
+{
+	run_two(fails_and_cannot_say);
+}
+
+/* From the first note on that it reads: a heartbeat of rank 0, or the plan. */
+static int no_memory_to_read(const char *name, const void *site)
+{
+	(void)name, (void)site;
+	return calls_find("fstat64", 0) >= 0 ? ENOMEM : 0;
+}
+
+static bool goes_on_without_having_said(uint32_t rank)
+{
+	int ret;
+
+	if (rank == 1) {
+		calls_begin(CALLS_COUNT, 0, 0);
+		fail_memory_by(no_memory_to_read);
+	}
+	ret = save_step(1, NULL);
+	calls_end();
+	fail_memory_by(NULL);
+	/* Its heartbeats go on. */
+	return ret && !save_step(2, NULL);
+}
+
+TEST(tests, a_rank_that_goes_on_without_having_said_that_it_failed_is_not_waited_for)
+{
+	run_two(goes_on_without_having_said);
 }
 
 int main(void)
