@@ -308,17 +308,24 @@ TEST(series, a_save_that_failed_is_not_the_one_before)
 	ck_assert_uint_eq(save("last.pt"), 1);
 }
 
+/* It stands still where it only has to be synced. */
+static struct ioshape_save *begin_save(const char *name, struct gate *gate)
+{
+	struct ioshape_save_options options = gate_options(gate, IOSHAPE_PHASE_SYNC, 0);
+	struct ioshape_save *save;
+
+	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path(name), state.tensors, TENSORS,
+					      &options, &save),
+			 0);
+	sem_wait(&gate->reached);
+	return save;
+}
+
 TEST(series, a_save_under_way_counts)
 {
-	struct ioshape_save_options options;
-	struct ioshape_save *save_of_1;
 	struct gate gate;
+	struct ioshape_save *save_of_1 = begin_save("model-1.pt", &gate);
 
-	options = gate_options(&gate, IOSHAPE_PHASE_SYNC, 0);
-	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("model-1.pt"), state.tensors,
-					      TENSORS, &options, &save_of_1),
-			 0);
-	sem_wait(&gate.reached);
 	ck_assert_uint_eq(save("model-2.pt"), 1);
 	sem_post(&gate.opened);
 	ck_assert_int_eq(ioshape_save_wait(save_of_1, -1), 0);
@@ -332,15 +339,10 @@ TEST(series, a_save_under_way_counts)
 
 TEST(series, a_save_that_was_overtaken_is_not_the_one_before)
 {
-	struct ioshape_save_options options, urgent = IOSHAPE_SAVE_OPTIONS_INIT;
-	struct ioshape_save *overtaken;
+	struct ioshape_save_options urgent = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct gate gate;
+	struct ioshape_save *overtaken = begin_save("last.pt", &gate);
 
-	options = gate_options(&gate, IOSHAPE_PHASE_SYNC, 0);
-	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("last.pt"), state.tensors,
-					      TENSORS, &options, &overtaken),
-			 0);
-	sem_wait(&gate.reached);
 	train();
 	urgent.deadline_ms = 60000;
 	ck_assert_int_eq(ioshape_save_tensors(context, scratch_path("last.pt"), state.tensors,

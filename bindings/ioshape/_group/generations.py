@@ -18,7 +18,6 @@ from ioshape._settings.context import current, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from ioshape._save.report import Progress
 
@@ -179,12 +178,7 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         ffi.release(self._out)
 
     def _check(self, code: int) -> None:

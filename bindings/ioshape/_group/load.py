@@ -21,7 +21,6 @@ from ioshape._slots.slots import Slot, slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from ioshape._save.report import Progress
 
@@ -183,12 +182,7 @@ class _Turn:
     def __enter__(self) -> _Turn:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._slot is not None:
             self._slot.release()
 

@@ -14,7 +14,6 @@ from ioshape._settings.context import current, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from ioshape._save.report import Progress
 
@@ -76,12 +75,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

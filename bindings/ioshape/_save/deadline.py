@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
 # A file is looked for no more often, on whatever filesystem it is to appear.
 _LOOK_S = 0.5
@@ -87,12 +86,7 @@ class Notice:
     def __enter__(self) -> Notice:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _notice(self, reason: str) -> None:

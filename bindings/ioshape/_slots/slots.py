@@ -21,7 +21,6 @@ from ioshape._settings.context import Context, current, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 _NAME_BYTES = 128
 
@@ -114,12 +113,7 @@ class Slot:
     def __enter__(self) -> Slot:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __repr__(self) -> str:
