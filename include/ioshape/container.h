@@ -177,6 +177,16 @@ struct ioshape_reader_options {
 	 */
 	uint64_t file_offset;
 	uint64_t file_bytes;
+	/**
+	 * 1: the file may be in any format. One that has checksums, given below or beside it
+	 * (`NAME.ioshape-sums`), is verified by them; otherwise a torch zip is read as such, and
+	 * any other file has nothing to verify. What is not read as a torch zip has no records:
+	 * read it with ioshape_reader_read_file(). Checksums beside a file count only if it has not
+	 * been modified since.
+	 */
+	uint32_t any_format;
+	uint32_t reserved;                         /**< 0 */
+	const struct ioshape_checksums *checksums; /**< borrowed during the call; NULL for none */
 };
 
 #define IOSHAPE_READER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_reader_options)
@@ -189,6 +199,8 @@ struct ioshape_reader_info {
 	uint64_t tensors;   /**< 0 without a table */
 	uint32_t has_table; /**< 1: of tensors; the functions for tensors can be used */
 	uint32_t reserved;
+	uint32_t torch_zip; /**< 0: it is read as a file in another format */
+	uint32_t checksums; /**< 1: what is read can be verified */
 };
 
 #define IOSHAPE_READER_INFO_INIT IOSHAPE_SIZED(ioshape_reader_info)

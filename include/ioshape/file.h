@@ -18,6 +18,13 @@ extern "C" {
 /** A file that is being written. */
 struct ioshape_file;
 
+/** What becomes of the checksums of a file. */
+enum ioshape_keep_checksums {
+	IOSHAPE_CHECKSUMS_NONE = 0,   /**< none are computed */
+	IOSHAPE_CHECKSUMS_BESIDE = 1, /**< in a file beside it, `NAME.ioshape-sums` */
+	IOSHAPE_CHECKSUMS_TOLD = 2    /**< ioshape_file_get_checksums() tells them */
+};
+
 /** How a file is written. */
 struct ioshape_file_options {
 	size_t size; /**< sizeof(struct ioshape_file_options) */
@@ -31,6 +38,13 @@ struct ioshape_file_options {
 	enum ioshape_switch replace; /**< as in struct ioshape_save_options */
 	enum ioshape_switch sync;
 	int64_t deadline_ms; /**< the same; until the commit has ended */
+	/**
+	 * Of each MiB, computed while it is written. Beside a file they are put in place after it,
+	 * as durably; if that fails, the report says so (IOSHAPE_STEP_CHECKSUMS), and the file
+	 * stands. Pipes and devices have none beside them.
+	 */
+	enum ioshape_keep_checksums checksums;
+	uint32_t reserved; /**< 0 */
 };
 
 #define IOSHAPE_FILE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_file_options)
@@ -67,6 +81,15 @@ int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes
  * @return 0 or a negative code
  */
 int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report);
+
+/**
+ * Tells the checksums of a file that was committed, for a caller that keeps them itself.
+ *
+ * @param file       the file, opened with `checksums` set
+ * @param checksums  filled; checksums->size must be set. `crc32` is valid until the file is freed
+ * @return 0; -EINVAL if the file has not been committed, or has no checksums
+ */
+int ioshape_file_get_checksums(struct ioshape_file *file, struct ioshape_checksums *checksums);
 
 /**
  * Frees a file. Without a successful commit it is abandoned, without a trace.

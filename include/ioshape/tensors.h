@@ -137,7 +137,8 @@ enum ioshape_step_code {
 	IOSHAPE_STEP_SLOT = 9,        /**< written without a slot, or after it was lost */
 	IOSHAPE_STEP_SKIPPED = 10,    /**< not saved: there is not enough free space */
 	IOSHAPE_STEP_GROUP = 11,      /**< how the ranks of a group meet */
-	IOSHAPE_STEP_OVERTAKEN = 12   /**< a later save with a deadline took its place */
+	IOSHAPE_STEP_OVERTAKEN = 12,  /**< a later save with a deadline took its place */
+	IOSHAPE_STEP_CHECKSUMS = 13   /**< checksums that were asked for are not beside the file */
 };
 
 /** One of them. */
@@ -252,6 +253,23 @@ struct ioshape_save_options {
 };
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
+
+/**
+ * Checksums of a file in another format than ours: a CRC-32 for each block of it. The last block is
+ * as long as what is left.
+ */
+struct ioshape_checksums {
+	size_t size; /**< sizeof(struct ioshape_checksums): set before the call */
+	uint64_t file_bytes;
+	uint64_t block_bytes; /**< a power of two from 64 KiB to 1 GiB */
+	uint64_t blocks;
+	const uint32_t *crc32; /**< `blocks` of them */
+	/** When the file was last modified, in nanoseconds since 1970: a file that has another time
+	 * is another file. 0 if that is not known. */
+	int64_t modified_ns;
+};
+
+#define IOSHAPE_CHECKSUMS_INIT IOSHAPE_SIZED(ioshape_checksums)
 
 /** A save in the background. */
 struct ioshape_save;

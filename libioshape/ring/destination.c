@@ -502,8 +502,7 @@ static int put_in_place(struct ring_destination *destination, bool no_replace,
 	return 0;
 }
 
-static int sync_directory(struct ring_destination *destination, struct ring_notes *notes,
-			  struct base_error *error)
+int ring_destination_sync_directory(struct ring_destination *destination, struct ring_notes *notes)
 {
 	if (!fsync(destination->directory_fd))
 		return 0;
@@ -516,10 +515,20 @@ static int sync_directory(struct ring_destination *destination, struct ring_note
 			  ioshape_strerror(-errno));
 		return 0;
 	}
-	return base_fail(error, -errno,
-			 "\"%s\" is in place, but its directory could not be brought to stable "
-			 "storage (fsync), so a power failure may bring the old file back",
-			 destination->path);
+	return -errno;
+}
+
+static int sync_name(struct ring_destination *destination, struct ring_notes *notes,
+		     struct base_error *error)
+{
+	const int ret = ring_destination_sync_directory(destination, notes);
+
+	return !ret ? 0 :
+		      base_fail(error, ret,
+				"\"%s\" is in place, but its directory could not be brought to "
+				"stable storage (fsync), so a power failure may bring the old file "
+				"back",
+				destination->path);
 }
 
 int ring_destination_commit(struct ring_destination *destination, bool no_replace, bool no_sync,
@@ -540,7 +549,7 @@ int ring_destination_commit(struct ring_destination *destination, bool no_replac
 				      O_PATH | O_NOFOLLOW | O_CLOEXEC));
 	ret = put_in_place(destination, no_replace, error);
 	if (!ret && !no_sync)
-		ret = sync_directory(destination, notes, error);
+		ret = sync_name(destination, notes, error);
 	ring_release(old);
 	return ret;
 }

@@ -91,6 +91,9 @@ int ring_destination_sync(struct ring_destination *destination, struct base_erro
 int ring_destination_commit(struct ring_destination *destination, bool no_replace, bool no_sync,
 			    struct ring_notes *notes, struct base_error *error);
 
+/* Names in its directory are on stable storage. 0, or a negative errno without a sentence. */
+int ring_destination_sync_directory(struct ring_destination *destination, struct ring_notes *notes);
+
 /* Without a commit, removes the temporary file. Safe on a zeroed struct with descriptors at -1. */
 void ring_destination_close(struct ring_destination *destination);
 

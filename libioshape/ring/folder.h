@@ -25,10 +25,11 @@ void ring_temporary_name(int folder_fd, const char *name, char into[NAME_MAX + 1
 int ring_look_at_new(int folder_fd, struct stat *status);
 
 /*
- * A new file that appears whole, in place of what has the name: for everybody and on stable
- * storage, or for this user alone and as it comes. Lists know it by its dot until then.
+ * A new file that appears whole, in place of what has the name: on stable storage, or as it comes.
+ * `mode` as for open(). Lists know it by its dot until then.
  */
-int ring_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable);
+int ring_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
+		   mode_t mode);
 
 /* Replaces what `into` holds by all of a regular file. -EPERM if it is none, -EFBIG if it is longer
  * than that. *status is what it was before. */

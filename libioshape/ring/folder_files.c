@@ -45,14 +45,15 @@ static int write_all(int fd, const uint8_t *data, size_t bytes)
 	return 0;
 }
 
-int ring_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable)
+int ring_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
+		   mode_t mode)
 {
 	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 	char temporary[NAME_MAX + 1];
 	int fd, ret;
 
 	ring_temporary_name(folder_fd, name, temporary);
-	fd = base_own(openat(folder_fd, temporary, flags, durable ? 0666 : 0600));
+	fd = base_own(openat(folder_fd, temporary, flags, mode));
 	if (fd < 0)
 		return -errno;
 	/* So that nobody takes it for abandoned, and removes it. */
@@ -103,7 +104,7 @@ int ring_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct 
 int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
 		    size_t bytes, struct base_error *error)
 {
-	const int ret = ring_put_whole(folder->fd, name, data, bytes, true);
+	const int ret = ring_put_whole(folder->fd, name, data, bytes, true, 0666);
 
 	return !ret ? 0 :
 		      base_fail(error, ret, "cannot write \"%s/%s\"" BASE_REMEDY "%s", folder->path,

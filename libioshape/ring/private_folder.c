@@ -134,7 +134,7 @@ void ring_private_leave(int folder_fd)
 int ring_private_put(const struct ring_private_folder *shelf, int folder_fd, const char *name,
 		     const void *data, size_t bytes, struct base_error *error)
 {
-	const int ret = ring_put_whole(folder_fd, name, data, bytes, false);
+	const int ret = ring_put_whole(folder_fd, name, data, bytes, false, 0600);
 
 	/* The folder was removed meanwhile: the caller knows what that means. */
 	if (ret == -ENOENT || ret == -ESTALE)

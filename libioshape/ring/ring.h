@@ -316,6 +316,18 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 int ring_writer_finish(struct ring_writer *writer, struct base_error *error);
 int ring_writer_commit(struct ring_writer *writer, struct base_error *error);
 
+/*
+ * After the commit: when the file was modified, in nanoseconds since 1970; 0 if nobody knows, as of
+ * pipes.
+ */
+int64_t ring_writer_modified_ns(const struct ring_writer *writer);
+/*
+ * After the commit: puts a small file beside it, whose name has `suffix` in addition, whole, with
+ * no more access than the file gives, and as durable. -EOPNOTSUPP beside pipes and devices.
+ */
+int ring_writer_put_beside(struct ring_writer *writer, const char *suffix, const void *data,
+			   size_t bytes, struct base_error *error);
+
 /* Frees the writer; without commit the temporary file is removed. Nothing is in flight afterwards.
  */
 void ring_writer_free(struct ring_writer *writer);
@@ -384,6 +396,15 @@ void ring_input_close(struct ring_input *input);
  * IOSHAPE_E_DAMAGED. */
 int ring_input_get(const struct ring_input *input, uint64_t offset, void *into, size_t bytes,
 		   struct base_error *error);
+
+/* When the file was modified, in nanoseconds since 1970; 0 if nobody knows. */
+int64_t ring_input_modified_ns(const struct ring_input *input);
+/*
+ * All of a small file beside it, as ring_writer_put_beside() has put it there: in the place of what
+ * `into` holds. A negative errno without a sentence, -EPERM if it is not of the same user.
+ */
+int ring_input_get_beside(const struct ring_input *input, const char *suffix, size_t most_bytes,
+			  struct base_buffer *into);
 
 /* A run of the file that goes to one place in memory and is checksummed on its way. */
 struct ring_piece {

@@ -39,8 +39,4 @@ enum index_section {
 /* u32 name_bytes, u32 value_bytes */
 #define METADATA_PAIR_BYTES 8u
 
-/* What check_bytes may be: a power of two between these. */
-#define LEAST_CHECK_BYTES (64 * KIB)
-#define MOST_CHECK_BYTES (1 * GIB)
-
 #endif

@@ -114,7 +114,7 @@ static int read_header(struct decoder *decoder, struct view *all)
 	decoder->index->directory_crc32 = (uint32_t)next(&header, 4);
 	next(&header, 4);
 	check_bytes = next(&header, 8);
-	if (check_bytes < LEAST_CHECK_BYTES || check_bytes > MOST_CHECK_BYTES ||
+	if (check_bytes < ZIP_LEAST_CHECK_BYTES || check_bytes > ZIP_MOST_CHECK_BYTES ||
 	    (check_bytes & (check_bytes - 1)))
 		return damaged(decoder, "the size of its blocks is impossible");
 	if (next(&header, 8) != decoder->entry_count)

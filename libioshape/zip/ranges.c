@@ -87,6 +87,14 @@ static int damaged(const struct job *job, const struct note *note)
 	const struct zip_entry *entry = &job->reader->directory.entries[note->record];
 	char shown[ZIP_SHOWN_NAME_BYTES];
 
+	if (job->reader->plain) {
+		base_refuse(job->error, IOSHAPE_E_DAMAGED,
+			    "\"%s\" is damaged: the checksum of the %s at offset %" PRIu64
+			    " is wrong" BASE_REMEDY "use another copy",
+			    job->reader->input.path, BASE_SIZE(note->bytes), note->offset);
+		base_error_at(job->error, note->offset);
+		return IOSHAPE_E_DAMAGED;
+	}
 	base_refuse(job->error, IOSHAPE_E_DAMAGED,
 		    "\"%s\" is damaged: the checksum of record '%s' is wrong within the %s at "
 		    "offset %" PRIu64 " (offset %" PRIu64 " of the file)" BASE_REMEDY

@@ -15,6 +15,13 @@ int zip_read_ranges(const struct zip_reader *reader, struct ring_lane *lane,
 		    bool verify, ioshape_progress_fn progress, void *progress_user,
 		    struct base_error *error);
 
+/* One try to open a file, after which there is nothing to free if it fails. */
+typedef int (*zip_open_fn)(struct zip_reader *reader, const char *path, uint64_t base,
+			   uint64_t bytes, enum ioshape_direct direct, struct base_error *error);
+/* Tries until the file is the one that the name leads to by now. */
+int zip_open_latest(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, zip_open_fn open, struct base_error *error);
+
 /*
  * Compares the ZIP_LOCAL_BYTES of a record's local header with where its data lie. Whoever reads
  * the file as it lies finds the data by them, and they have no checksum: one wrong bit there, and

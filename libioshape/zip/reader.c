@@ -177,7 +177,8 @@ int zip_reader_check_headers(const struct zip_reader *reader, struct base_error 
 	int ret = 0;
 
 	/* Without an index they were all looked at when the file was opened. */
-	for (uint64_t i = 0; !ret && reader->has_index && i < reader->directory.count; i++)
+	for (uint64_t i = 0;
+	     !ret && reader->has_index && !reader->plain && i < reader->directory.count; i++)
 		ret = look_at_header(reader, i, error);
 	return ret;
 }
@@ -220,8 +221,8 @@ static int open_once(struct zip_reader *reader, const char *path, uint64_t base,
 	return ret;
 }
 
-int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
-		    enum ioshape_direct direct, struct base_error *error)
+int zip_open_latest(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, zip_open_fn open, struct base_error *error)
 {
 	struct base_error why;
 	int ret = -ESTALE;
@@ -233,7 +234,7 @@ int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, 
 	 */
 	for (int tries = 0; ret == -ESTALE && tries < MOST_TRIES; tries++) {
 		memset(&why, 0, sizeof(why));
-		ret = open_once(reader, path, base, bytes, direct, &why);
+		ret = open(reader, path, base, bytes, direct, &why);
 		if (base || bytes)
 			break;
 		if (ret == -ESTALE)
@@ -242,6 +243,12 @@ int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, 
 	if (ret && error && !error->code)
 		*error = why;
 	return ret;
+}
+
+int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
+		    enum ioshape_direct direct, struct base_error *error)
+{
+	return zip_open_latest(reader, path, base, bytes, direct, open_once, error);
 }
 
 void zip_reader_close(struct zip_reader *reader)

@@ -223,6 +223,29 @@ void zip_index_free(struct zip_index *index);
  */
 int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_error *error);
 
+/* ---- Checksums beside a file in another format (checksums.c; pure) --------------------------- */
+
+/* What a block of checksums may have: a power of two between these. */
+#define ZIP_LEAST_CHECK_BYTES (64 * KIB)
+#define ZIP_MOST_CHECK_BYTES (1 * GIB)
+
+#define ZIP_CHECKSUMS_SUFFIX ".ioshape-sums"
+
+uint64_t zip_checksums_blocks(uint64_t file_bytes, uint64_t block_bytes);
+/* The most that the file of checksums of a file can have. */
+uint64_t zip_checksums_bytes(uint64_t file_bytes);
+/* Whether the numbers fit each other. */
+bool zip_checksums_valid(const struct ioshape_checksums *checksums);
+/* Appends them as the file has them. 0 or -ENOMEM. */
+int zip_checksums_encode(struct base_buffer *out, const struct ioshape_checksums *checksums);
+/*
+ * The bytes are untrusted; afterwards the checksums are valid, and owned. IOSHAPE_E_FORMAT if a
+ * later version wrote them or it is something else; IOSHAPE_E_DAMAGED, -ENOMEM; nothing to free
+ * then.
+ */
+int zip_checksums_decode(struct ioshape_checksums *checksums, const uint8_t *data, size_t bytes);
+void zip_checksums_free(struct ioshape_checksums *checksums);
+
 /* ---- Names (names.c; pure): a hash table from name to position ------------------------------- */
 
 struct zip_names; /* names are borrowed */
@@ -392,8 +415,11 @@ struct zip_reader {
 	struct zip_directory directory;
 	bool has_index;
 	struct zip_index index;
-	/* torch.serialization.set_crc32_options(False): every checksum is 0, and says nothing. */
+	/* torch.serialization.set_crc32_options(False): every checksum is 0, and says nothing. Or a
+	 * plain file without any. */
 	bool no_checksums;
+	/* No archive: the directory has one entry, without a header, which is all of the file. */
+	bool plain;
 	/* Why the index that the file has is not used: it does not fit, or is too new. Otherwise
 	 * code 0. */
 	struct base_error index_problem;
@@ -407,6 +433,13 @@ struct zip_reader {
  */
 int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, uint64_t bytes,
 		    enum ioshape_direct direct, struct base_error *error);
+/* A file in any format, as an archive of one nameless record that is all of it, without checksums.
+ */
+int zip_reader_open_plain(struct zip_reader *reader, const char *path, uint64_t base,
+			  uint64_t bytes, enum ioshape_direct direct, struct base_error *error);
+/* Gives them to a plain file, by copy. IOSHAPE_E_DAMAGED if they are of one of another length. */
+int zip_reader_add_checksums(struct zip_reader *reader, const struct ioshape_checksums *checksums,
+			     struct base_error *error);
 void zip_reader_close(struct zip_reader *reader);
 /* Looks at all local headers, which loading does not need. */
 int zip_reader_check_headers(const struct zip_reader *reader, struct base_error *error);

@@ -370,12 +370,110 @@ START_TEST(a_failure_is_final_and_leaves_the_old_file)
 }
 END_TEST
 
+/* ---- Checksums ------------------------------------------------------------------------------- */
+
+/* The reader of a file in another format. */
+static struct ioshape_reader *open_any(const char *path, const struct ioshape_checksums *checksums,
+				       struct ioshape_reader_info *info)
+{
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_reader *reader;
+
+	options.any_format = 1;
+	options.checksums = checksums;
+	ck_assert_int_eq(ioshape_reader_open(context, path, &options, &reader), 0);
+	info->size = sizeof(*info);
+	ck_assert_int_eq(ioshape_reader_get_info(reader, info), 0);
+	return reader;
+}
+
+static void must_verify(const char *path, const struct ioshape_checksums *checksums)
+{
+	struct ioshape_reader_info info;
+	struct ioshape_reader *reader = open_any(path, checksums, &info);
+	uint8_t *back = malloc(MIB);
+
+	ck_assert(info.checksums && !info.torch_zip && !info.records);
+	ck_assert_uint_eq(info.file_bytes, 3 * MIB + 5);
+	ck_assert_int_eq(ioshape_reader_read_file(reader, MIB - 3, back, MIB), 0);
+	ck_assert_mem_eq(back, data + MIB - 3, MIB);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
+	ioshape_reader_free(reader);
+	free(back);
+}
+
+START_TEST(checksums_are_kept_beside_the_file_or_told)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_checksums told = IOSHAPE_CHECKSUMS_INIT;
+	const char *path = scratch_path("file");
+	struct ioshape_reader_info info;
+	struct ioshape_file *file;
+
+	options.checksums = _i ? IOSHAPE_CHECKSUMS_TOLD : IOSHAPE_CHECKSUMS_BESIDE;
+	file = open_file(path, &options);
+	must_write(file, data, MIB + 1);
+	must_write(file, data + MIB + 1, 2 * MIB + 4);
+	ck_assert_int_eq(ioshape_file_get_checksums(file, &told), -EINVAL);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
+	ck_assert_int_eq(ioshape_file_get_checksums(file, &told), 0);
+	ck_assert_uint_eq(told.blocks, 4);
+	ck_assert_uint_eq(told.file_bytes, 3 * MIB + 5);
+	must_verify(path, &told);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), _i ? 1 : 2);
+	if (!_i)
+		must_verify(path, NULL);
+	ck_assert_int_eq(ioshape_file_get_checksums(file, NULL), -EINVAL);
+	ioshape_file_free(file);
+
+	must_commit(open_file(path, NULL), NULL);
+	ioshape_reader_free(open_any(path, NULL, &info));
+	ck_assert(!info.checksums && !info.file_bytes);
+}
+END_TEST
+
+START_TEST(checksums_are_no_promise_of_pipes)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	struct ioshape_file *file;
+
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	file = open_file("/dev/null", &options);
+	must_write(file, data, MIB);
+	must_commit(file, &report);
+	ck_assert_uint_eq(report.fallbacks, 0);
+	options.checksums = (enum ioshape_keep_checksums)7;
+	ck_assert_int_eq(ioshape_file_open(context, scratch_path("file"), &options, &file),
+			 -EINVAL);
+}
+END_TEST
+
+START_TEST(a_torch_zip_is_read_as_one_in_any_format)
+{
+	const struct ioshape_tensor tensor = {
+		.name = "w",
+		.dtype = IOSHAPE_UINT8,
+		.dims = 1,
+		.shape = (const int64_t[]){ 1000 },
+		.data = data,
+	};
+	const char *path = scratch_path("model.pt");
+	struct ioshape_reader_info info;
+
+	ck_assert_int_eq(ioshape_save_tensors(context, path, &tensor, 1, NULL, NULL), 0);
+	ioshape_reader_free(open_any(path, NULL, &info));
+	ck_assert(info.torch_zip && info.checksums && info.tensors == 1);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("api/raw");
 	TCase *bytes = tcase_create("bytes"), *promises = tcase_create("promises");
 	TCase *order = tcase_create("order"), *failures = tcase_create("failures");
-	TCase *all[] = { bytes, promises, order, failures };
+	TCase *checksums = tcase_create("checksums");
+	TCase *all[] = { bytes, promises, order, failures, checksums };
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
 		tcase_add_checked_fixture(all[i], setup, teardown);
@@ -394,5 +492,8 @@ int main(void)
 	tcase_add_test(order, progress_is_told_and_can_stop);
 	tcase_add_test(failures, arguments_are_checked);
 	tcase_add_test(failures, a_failure_is_final_and_leaves_the_old_file);
+	tcase_add_loop_test(checksums, checksums_are_kept_beside_the_file_or_told, 0, 2);
+	tcase_add_test(checksums, checksums_are_no_promise_of_pipes);
+	tcase_add_test(checksums, a_torch_zip_is_read_as_one_in_any_format);
 	return check_main(suite);
 }

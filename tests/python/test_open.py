@@ -7,11 +7,15 @@ import io
 import json
 import os
 import pickle
+import random
 import shutil
+import struct
 import threading
+import time
 import tracemalloc
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +25,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import left_clean, names_in
+from command import call, succeed
+from ioshape._files.atomic import AtomicFile, How
+from ioshape._files.verified import VerifiedFile
 from ioshape._settings import config
 from processes import run_interpreter
 from same import assert_same
@@ -394,6 +401,181 @@ def test_a_home_directory_that_nobody_has_written_out_is_named(
     assert names_in(tmp_path / "~") == ["a.pt"]
 
 
+# ---- Checksums ----------------------------------------------------------------------------------
+
+DATA = random.Random(1).randbytes(3 * MIB + 17)
+
+
+def sums_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.ioshape-sums")
+
+
+def write_with_checksums(path: Path, data: bytes = DATA, **named: Any) -> ioshape.Report:
+    with ioshape.open(path, "wb", checksums=True, **named) as file:
+        for begin in range(0, len(data), 1_000_003):
+            file.write(data[begin : begin + 1_000_003])
+    assert file.report is not None
+    return file.report
+
+
+def flip(path: Path, offset: int) -> None:
+    """As a disk does it: nobody has written to the file."""
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, MIB, MIB + 1, len(DATA)])
+def test_checksums_lie_beside_the_file_as_the_documentation_says(n_bytes: int, path: Path) -> None:
+    report = write_with_checksums(path, DATA[:n_bytes])
+    assert not report.fallbacks
+    assert names_in(path.parent) == ["file", "file.ioshape-sums"]
+    bytes_of = sums_of(path).read_bytes()
+    magic, version, crc, block, size, modified = struct.unpack_from("<8sIIQQq", bytes_of)
+    assert (magic, version, block, size) == (b"ioshsums", 1, MIB, n_bytes)
+    assert crc == zlib.crc32(bytes_of[16:])
+    assert modified == path.stat().st_mtime_ns
+    blocks = [DATA[at : min(at + MIB, n_bytes)] for at in range(0, n_bytes, MIB)]
+    assert bytes_of[40:] == b"".join(struct.pack("<I", zlib.crc32(one)) for one in blocks)
+    with ioshape.open(path) as file:
+        assert file.has_checksums
+        assert file.read() == DATA[:n_bytes]
+    ioshape.verify(path)
+    ioshape.verify(path, share=0.5)
+
+
+def test_damage_is_found_where_it_lies(path: Path) -> None:
+    write_with_checksums(path)
+    flip(path, 2 * MIB + 5)
+    with ioshape.open(path) as file:
+        assert file.read(MIB) == DATA[:MIB]
+        file.seek(3 * MIB)
+        assert file.read() == DATA[3 * MIB :]
+        file.seek(2 * MIB + 900_000)
+        with pytest.raises(ioshape.DamagedError) as caught:
+            file.read(10)
+    assert (caught.value.offset, caught.value.record) == (2 * MIB, None)
+    with pytest.raises(ioshape.DamagedError):
+        ioshape.verify(path)
+
+
+def test_the_command_verifies_by_them(path: Path) -> None:
+    write_with_checksums(path)
+    assert "ok" in succeed(call("verify", path))
+    flip(path, 7)
+    done = call("verify", "--json", path)
+    assert (done.returncode, json.loads(done.stdout)[0]["state"]) == (1, "damaged")
+
+
+def rewrite_in_place(path: Path) -> None:
+    time.sleep(0.01)  # so that the clock of the filesystem has gone on
+    with path.open("r+b") as file:
+        file.write(b"other")
+
+
+def rewrite_by_us(path: Path) -> None:
+    with ioshape.open(path, "wb") as file:
+        file.write(bytes(len(DATA)))
+
+
+def in_its_place(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "rewritten in place": rewrite_in_place,
+    "replaced without checksums": rewrite_by_us,
+    "cut": lambda path: os.truncate(path, MIB),
+    "checksums lost": lambda path: sums_of(path).unlink(),
+    "checksums damaged": lambda path: flip(sums_of(path), 41),
+    "checksums cut": lambda path: os.truncate(sums_of(path), 30),
+    "checksums of a later version": lambda path: flip(sums_of(path), 8),
+    "too many checksums": lambda path: sums_of(path).write_bytes(bytes(MIB)),
+    "a directory": lambda path: in_its_place(sums_of(path), os.mkdir),
+    "a pipe": lambda path: in_its_place(sums_of(path), os.mkfifo),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_checksums_of_another_file_do_not_make_this_one_look_damaged(name: str, path: Path) -> None:
+    write_with_checksums(path)
+    CHANGES[name](path)
+    with ioshape.open(path) as file:
+        assert not file.has_checksums
+        assert file.read() == path.read_bytes()
+    with pytest.raises(ioshape.FormatError):
+        ioshape.verify(path)
+
+
+def test_what_another_user_puts_there_says_nothing_of_the_file(path: Path) -> None:
+    write_with_checksums(path)
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    os.chown(sums_of(path), 12345, -1)
+    with ioshape.open(path) as file:
+        assert not file.has_checksums
+
+
+def test_checksums_follow_the_file_when_it_is_renamed_or_copied(path: Path) -> None:
+    write_with_checksums(path)
+    link, copy = path.with_name("link"), path.with_name("copy")
+    link.symlink_to("file")
+    shutil.copy2(path, copy)
+    shutil.copy2(sums_of(path), sums_of(copy))
+    for one in (link, copy):
+        with ioshape.open(one) as file:
+            assert file.has_checksums
+    with ioshape.open(link, "wb", checksums=True) as new:
+        new.write(b"new")
+    assert not sums_of(link).exists()
+    with ioshape.open(path) as file:
+        assert file.has_checksums
+        assert file.read() == b"new"
+
+
+def test_checksums_can_be_read_by_those_who_can_read_the_file(path: Path) -> None:
+    path.chmod(0o640)
+    write_with_checksums(path)
+    assert sums_of(path).stat().st_mode & 0o777 == path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_without_room_for_checksums_beside_it_stands(path: Path) -> None:
+    long = path.with_name("x" * 250)
+    report = write_with_checksums(long)
+    assert [step.code for step in report.fallbacks] == ["checksums"]
+    assert long.read_bytes() == DATA
+    with ioshape.open(long) as file:
+        assert not file.has_checksums
+
+
+def test_who_keeps_checksums_itself_reads_by_them(path: Path) -> None:
+    """As a checkpoint of many files does, which has them in one place."""
+    with AtomicFile(str(path), How(durable=False, replace=True, checksums="told")) as file:
+        file.write(DATA)
+        assert file.checksums is None
+    told = file.checksums
+    assert told is not None
+    assert (told.file_bytes, told.block_bytes, len(told.crc32)) == (len(DATA), MIB, 16)
+    assert told.modified_ns == path.stat().st_mtime_ns
+    assert names_in(path.parent) == ["file"]
+    with VerifiedFile(str(path), told) as reader:
+        assert reader.has_checksums
+        assert reader.read() == DATA
+    flip(path, MIB)
+    with VerifiedFile(str(path), told) as reader, pytest.raises(ioshape.DamagedError):
+        reader.read()
+    os.truncate(path, MIB)
+    with pytest.raises(ioshape.DamagedError):
+        VerifiedFile(str(path), told)
+    with pytest.raises(ioshape.StorageError, match="cannot be those of a file"):
+        VerifiedFile(str(path), told._replace(block_bytes=1000))
+
+
 # ---- Reading ------------------------------------------------------------------------------------
 
 
@@ -448,6 +630,14 @@ def test_who_reads_while_it_is_replaced_reads_what_was_there(path: Path) -> None
         assert reader.read() == b"a" * (4 * MIB - 1)
     with ioshape.open(path) as reader:
         assert reader.read(1) == b"b"
+
+
+@pytest.mark.parametrize("data", [b"", b"P", b"PK\3\4", b"text" * 100])
+def test_any_file_can_be_read(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    with ioshape.open(path) as file:
+        assert file.read() == data
+        assert not file.has_checksums
 
 
 def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ static inline int first_call_without(const struct handles *with, int code)
 		ioshape_save_get_status(with->save, &status, NULL),
 		ioshape_file_write(with->file, "a", 1),
 		ioshape_file_commit(with->file, NULL),
+		ioshape_file_get_checksums(with->file, &(struct ioshape_checksums){ 0 }),
 		ioshape_writer_begin_record(with->writer, "a", 1, 0),
 		ioshape_writer_write(with->writer, "a", 1),
 		ioshape_writer_end_record(with->writer),

@@ -8,10 +8,11 @@ import os
 import time
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ioshape._c import owned, sized
 from ioshape._errors import last_failure, warn_skipped
+from ioshape._files.checksums import Checksums
 from ioshape._native import ffi, lib
 from ioshape._run import trace
 from ioshape._save.callbacks import Teller
@@ -41,6 +42,8 @@ class How(NamedTuple):
     due: float | None = None
     #: what it will hold, if known
     expected_bytes: int = 0
+    #: "no"; "beside": in a file beside it; "told": AtomicFile.checksums has them
+    checksums: Literal["no", "beside", "told"] = "no"
     #: for the report: who makes the bytes, and what was not as preferred
     written_by: str = "caller"
     notes: tuple[str, ...] = ()
@@ -68,6 +71,9 @@ class _Sink(io.RawIOBase):
         options.replace = lib.IOSHAPE_ON if how.replace else lib.IOSHAPE_OFF
         options.expected_bytes = how.expected_bytes
         options.deadline_ms = left_ms(how.due)
+        options.checksums = ("no", "beside", "told").index(how.checksums)
+        self._tells_checksums = how.checksums == "told"
+        self.checksums: Checksums | None = None
         # All of it happens on this thread: Ctrl-C gets through also while it waits for a slot.
         self._teller = Teller.for_reader(None)
         self._told = self._teller.set_in(options) if self._teller else None
@@ -131,6 +137,10 @@ class _Sink(io.RawIOBase):
         self._check(lib.ioshape_file_commit(self._pointer, struct))
         if self.skipped is not None:
             return
+        if self._tells_checksums:
+            told = sized("ioshape_checksums")
+            self._check(lib.ioshape_file_get_checksums(self._pointer, told))
+            self.checksums = Checksums.from_struct(told)
         begun = self._begun
         self._report = from_struct(
             begun.path, struct, written_by=begun.written_by, fallbacks=begun.fallbacks
@@ -223,6 +233,11 @@ class AtomicFile(io.BufferedWriter):
             self._end(sink)
         if sink.skipped is not None:
             warn_skipped(sink.name, sink.skipped.sentence)
+
+    @property
+    def checksums(self) -> Checksums | None:
+        """Once it is in place, if whoever opened it wants to keep them."""
+        return None if self._sink is None else self._sink.checksums
 
     def discard(self) -> None:
         """Drops the file: nothing of it is left. After close() this does nothing."""

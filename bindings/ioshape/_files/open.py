@@ -21,6 +21,7 @@ def open(  # noqa: A001 - named as gzip.open is
     replace: bool = True,
     deadline: float | None = None,
     expected_bytes: int = 0,
+    checksums: bool = False,
 ) -> AtomicFile: ...
 @overload
 def open(  # noqa: A001
@@ -34,6 +35,7 @@ def open(  # noqa: A001
     replace: bool = True,
     deadline: float | None = None,
     expected_bytes: int = 0,
+    checksums: bool = False,
 ) -> AtomicFile | VerifiedFile:
     """Opens a file in any format, to be written as safely as a checkpoint, or to be read.
 
@@ -45,8 +47,9 @@ def open(  # noqa: A001
         with ioshape.open("tokens.npy", "wb") as file:
             numpy.save(file, tokens)
 
-    With "rb" the file is read ahead, and verified where checksums are known: files of ioshape.save
-    and torch.save are. Any number of processes and threads can have a file open.
+    With "rb" the file is read ahead, and verified where checksums are known: those of ioshape.save
+    and torch.save, and those of files that were written with `checksums`, as long as nobody changes
+    them. Any number of processes and threads can have a file open.
 
     The settings that follow are for writing.
 
@@ -58,6 +61,8 @@ def open(  # noqa: A001
         deadline: as in save(), from this call on.
         expected_bytes: how much the file will hold, if that is known: a full disk is then noticed
             at once. An estimate is fine.
+        checksums: True keeps a checksum of each MiB in a small file beside it,
+            `NAME.ioshape-sums`. They are computed while the file is written.
 
     Returns:
         An AtomicFile or a VerifiedFile. After close() the first has a `report`.
@@ -71,7 +76,8 @@ def open(  # noqa: A001
     name = os.fspath(path)
     kind = "".join(sorted(mode))
     if kind == "bw":
-        how = How(is_durable(durable), replace, due_in(deadline), expected_bytes)
+        kept: Literal["beside", "no"] = "beside" if checksums else "no"
+        how = How(is_durable(durable), replace, due_in(deadline), expected_bytes, kept)
         return AtomicFile(name, how)
     if kind == "br":
         return VerifiedFile(name)

@@ -7,12 +7,13 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
-from ioshape._errors import StorageError
-from ioshape._load.reader import Reader, can_read
+from ioshape._load.reader import Reader
 from ioshape._save.report import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ioshape._files.checksums import Checksums
 
 # torch reads what stands at a file's end in pieces of at most 4 KiB.
 _RECORD_BYTES = (4 << 10) + 1
@@ -35,6 +36,7 @@ class Source(io.RawIOBase):
         self._reader = reader
         self._progress = progress
         self.n_bytes = reader.file_bytes
+        self.has_checksums = reader.has_checksums
         self._position = 0
         self._told = 0
         #: what a read failed with: torch may wrap it, or lose it and read again
@@ -119,12 +121,11 @@ class VerifiedFile(BoundedFile):
     not be verified. A file that is replaced meanwhile is read to its end as it was.
     """
 
-    def __init__(self, path: str) -> None:
-        try:
-            source = Source(Reader(path))
-        except StorageError as error:
-            if can_read(error):
-                raise
-            super().__init__(io.FileIO(path), os.path.getsize(path))  # noqa: PTH202
-        else:
-            super().__init__(source, source.n_bytes)
+    #: Whether what is read can be verified. A file has checksums if ioshape.save or torch.save has
+    #: written it, or ioshape.open(…, checksums=True) and nobody has changed it since.
+    has_checksums: bool
+
+    def __init__(self, path: str, checksums: Checksums | None = None) -> None:
+        source = Source(Reader(path, any_format=True, checksums=checksums))
+        super().__init__(source, source.n_bytes)
+        self.has_checksums = source.has_checksums

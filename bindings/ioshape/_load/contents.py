@@ -116,14 +116,17 @@ def verify(
 
     Raises:
         DamagedError: one is not; the message names the tensor and where it lies.
-        FormatError: the file is not a torch zip.
+        FormatError: the file is not a torch zip, and no checksums lie beside it.
         StorageError: the file could not be read; with errno ENODATA if it has no checksums.
     """
-    try:
-        with Reader(os.fspath(path), operation="verify", progress=progress) as reader:
+    name = os.fspath(path)
+    with Reader(name, operation="verify", progress=progress, any_format=True) as reader:
+        if not reader.is_torch_zip and not reader.has_checksums:
+            Reader(name, operation="verify").close()  # raises, and says what is wrong with it
+        try:
             reader.verify(share)
-    except DamagedError as error:
-        raise name_damage(error) from None
+        except DamagedError as error:
+            raise name_damage(error) from None
 
 
 def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> DamagedError:

@@ -15,6 +15,7 @@ from ioshape._settings.context import current, encoded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ioshape._files.checksums import Checksums
     from ioshape._save.report import Progress
 
 
@@ -49,6 +50,8 @@ class Reader:
         operation: str = "load",
         progress: Callable[[Progress], object] | None = None,
         fresh: bool = True,
+        any_format: bool = False,
+        checksums: Checksums | None = None,
     ) -> None:
         self.path = path
         self._operation = operation
@@ -57,6 +60,10 @@ class Reader:
         options.verify = lib.IOSHAPE_ON if verify else lib.IOSHAPE_OFF
         # Where torch reads to has just been allocated, as a rule.
         options.fresh_memory = fresh
+        # Of a file in another format: what is known of it, or lies beside it.
+        options.any_format = any_format or checksums is not None
+        if checksums is not None:
+            options.checksums, self._values = checksums.as_struct()
         self._teller = Teller.for_reader(progress)
         if part is not None:
             # Offset and length of a member of a bundle; all offsets are its own.
@@ -93,6 +100,16 @@ class Reader:
     def file_bytes(self) -> int:
         """The length of the file, or of its part."""
         return int(self._info().file_bytes)
+
+    @property
+    def is_torch_zip(self) -> bool:
+        """Whether it is read as one; otherwise it has no records."""
+        return bool(self._info().torch_zip)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether what is read can be verified."""
+        return bool(self._info().checksums)
 
     def _info(self) -> Any:
         info = sized("ioshape_reader_info")

@@ -22,6 +22,7 @@ _CODES = {
     lib.IOSHAPE_STEP_SKIPPED: "skipped",
     lib.IOSHAPE_STEP_GROUP: "group",
     lib.IOSHAPE_STEP_OVERTAKEN: "overtaken",
+    lib.IOSHAPE_STEP_CHECKSUMS: "checksums",
 }
 
 #: The phases of a save or load, as progress callbacks get them.
@@ -58,8 +59,8 @@ class Step(str):
     """What was not as preferred, and why: a sentence for people, with a code for programs."""
 
     #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "nothing", "slot",
-    #: "skipped", "group", "overtaken"; "torch": torch itself wrote the file, or this package could
-    #: not do all
+    #: "skipped", "group", "overtaken", "checksums"; "torch": torch itself wrote the file, or this
+    #: package could not do all
     code: str
 
     def __new__(cls, sentence: str, code: str) -> Step:

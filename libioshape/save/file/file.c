@@ -9,6 +9,9 @@
 
 struct ioshape_file {
 	struct save_handle handle;
+	bool has_checksums;
+	struct save_checksums checksums;
+	bool in_place;
 };
 
 static int open_file(struct ioshape_context *context, const char *path,
@@ -27,6 +30,10 @@ static int open_file(struct ioshape_context *context, const char *path,
 		ioshape_file_free(file);
 		return ret;
 	}
+	file->has_checksums = options->checksums != IOSHAPE_CHECKSUMS_NONE;
+	file->checksums.beside = options->checksums == IOSHAPE_CHECKSUMS_BESIDE;
+	if (file->has_checksums)
+		file->handle.output.checksums = &file->checksums;
 	*out = file;
 	return 0;
 }
@@ -44,6 +51,11 @@ IOSHAPE_EXPORT int ioshape_file_open(struct ioshape_context *context, const char
 	*out = NULL;
 	ret = save_enter_path(context, path, &options, sizeof(options), given,
 			      "ioshape_file_options", &error);
+	if (!ret && (unsigned)options.checksums > IOSHAPE_CHECKSUMS_TOLD)
+		ret = base_refuse(&error, -EINVAL,
+				  "options.checksums is %u" BASE_REMEDY
+				  "take one of enum ioshape_keep_checksums",
+				  (unsigned)options.checksums);
 	if (!ret)
 		ret = open_file(context, path, &options, out, &error);
 	return base_leave(ret, "save", path, &error);
@@ -59,7 +71,10 @@ IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *dat
 	struct save_handle *handle = handle_of(file);
 	int ret = save_handle_enter_with(handle, data, bytes);
 
-	if (!ret)
+	if (!ret && file->has_checksums)
+		ret = save_checksums_put(&file->checksums, handle->output.file, data, bytes,
+					 &handle->error);
+	else if (!ret)
 		ret = ring_writer_put(handle->output.file, data, bytes, NULL, &handle->error);
 	return save_handle_leave(handle, ret);
 }
@@ -73,9 +88,35 @@ IOSHAPE_EXPORT int ioshape_file_commit(struct ioshape_file *file, struct ioshape
 	if (ret)
 		return ret;
 	handle->committed = true;
-	ret = ring_writer_finish(handle->output.file, &handle->error);
-	return save_handle_end_commit(handle, &order, ret, NULL,
-				      ring_writer_offset(handle->output.file), report);
+	ret = save_checksums_end(&file->checksums, &handle->error);
+	if (!ret)
+		ret = ring_writer_finish(handle->output.file, &handle->error);
+	ret = save_handle_end_commit(handle, &order, ret, NULL,
+				     ring_writer_offset(handle->output.file), report);
+	file->in_place = !ret;
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_file_get_checksums(struct ioshape_file *file,
+					      struct ioshape_checksums *checksums)
+{
+	struct ioshape_checksums told;
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!file || !checksums)
+		return base_missing("save");
+	ret = save_enter(file->handle.output.context, &error);
+	if (!ret && (!file->in_place || !file->has_checksums))
+		ret = base_refuse(&error, -EINVAL, "cannot tell the checksums of \"%s\": %s",
+				  file->handle.path,
+				  file->in_place ? "none were asked for" :
+						   "it has not been committed");
+	if (!ret) {
+		told = save_checksums_of(&file->checksums, file->handle.output.file);
+		ret = base_give_struct(checksums, &told, sizeof(told), "ioshape_checksums", &error);
+	}
+	return base_leave(ret, "save", file->handle.path, &error);
 }
 
 IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)
@@ -83,5 +124,6 @@ IOSHAPE_EXPORT void ioshape_file_free(struct ioshape_file *file)
 	if (!file || save_enter(file->handle.output.context, NULL))
 		return;
 	save_handle_close(&file->handle);
+	base_buffer_free(&file->checksums.crcs);
 	free(file);
 }

@@ -115,6 +115,28 @@ void save_slot_report(const struct save_slot *slot, struct ring_notes *notes,
 /* After a write that ended with `ret`: what the save ends with, and a sentence that says more. */
 int save_space_explain(const struct save_space *space, int ret, struct base_error *error);
 
+/* ---- Checksums of other formats (checksums.c) ------------------------------------------------ */
+
+/* Those of a file that is being written. Zero it; `crcs` is to be freed. */
+struct save_checksums {
+	bool beside;             /* they are to be put beside the file */
+	struct base_buffer crcs; /* uint32_t, of whole blocks */
+	uint32_t crc;            /* of the block that is under way */
+	size_t filled;           /* of that block */
+};
+
+/* As ring_writer_put(). */
+int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
+		       size_t bytes, struct base_error *error);
+/* That was all. */
+int save_checksums_end(struct save_checksums *checksums, struct base_error *error);
+/* After the commit. What it points to is theirs. */
+struct ioshape_checksums save_checksums_of(const struct save_checksums *checksums,
+					   const struct ring_writer *file);
+/* After the commit, if they are to be put there. A failure is a note. */
+void save_checksums_put_beside(const struct save_checksums *checksums, struct ring_writer *file,
+			       struct ring_notes *notes);
+
 /* ---- One file (output.c) --------------------------------------------------------------------- */
 
 struct save_output {
@@ -124,6 +146,7 @@ struct save_output {
 	bool urgent;           /* it has a deadline */
 	struct ring_lane *lane;
 	struct ring_writer *file;
+	const struct save_checksums *checksums; /* NULL: none */
 	struct ring_notes notes;
 };
 

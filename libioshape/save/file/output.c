@@ -50,6 +50,15 @@ static void log_save(const struct ioshape_context *context, const char *path,
 		 report->commit_s);
 }
 
+static int commit_file(struct save_output *output, struct base_error *error)
+{
+	const int ret = ring_writer_commit(output->file, error);
+
+	if (!ret && output->checksums)
+		save_checksums_put_beside(output->checksums, output->file, &output->notes);
+	return ret;
+}
+
 int save_output_commit(struct save_output *output, struct save_order *order, int ret,
 		       struct ioshape_report *report, struct base_error *error)
 {
@@ -63,7 +72,7 @@ int save_output_commit(struct save_output *output, struct save_order *order, int
 		ring_note(&output->notes, IOSHAPE_STEP_OVERTAKEN,
 			  "a later save to the same file, with a deadline, is in place");
 	else if (!ret)
-		ret = ring_writer_commit(output->file, error);
+		ret = commit_file(output, error);
 	if (!ret && order)
 		save_order_committed(output->context, order);
 	snprintf(report->filesystem, sizeof(report->filesystem), "%s", notes->filesystem);

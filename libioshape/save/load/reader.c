@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public handle for reading records and tensors. */
 #include "save/file/file.h"
+#include "save/load/load.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -39,13 +40,17 @@ static int open_reader(struct ioshape_context *context, const char *path,
 	reader->context = context;
 	reader->owner = context->owner;
 	reader->options = *options;
-	ret = zip_reader_open(&reader->zip, path, options->file_offset, options->file_bytes, direct,
-			      error);
+	if (options->any_format)
+		ret = save_open_any_format(&reader->zip, path, options, direct, error);
+	else
+		ret = zip_reader_open(&reader->zip, path, options->file_offset, options->file_bytes,
+				      direct, error);
 	if (ret) {
 		free(reader);
 		return ret;
 	}
-	if (!options->file_offset && !options->file_bytes)
+	reader->options.checksums = NULL; /* borrowed */
+	if (!options->file_offset && !options->file_bytes && !reader->zip.plain)
 		save_compare_loaded(context, path, &reader->zip);
 	*out = reader;
 	return 0;
@@ -109,6 +114,8 @@ static int check_result(struct ioshape_reader *reader, const void *result)
  * one. */
 static uint64_t record_count(const struct ioshape_reader *reader)
 {
+	if (reader->zip.plain)
+		return 0;
 	return reader->zip.directory.count - reader->zip.has_index;
 }
 
@@ -184,6 +191,8 @@ IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
 	full.records = record_count(reader);
 	full.has_table = has_table(reader);
 	full.tensors = full.has_table ? reader->zip.index.tensor_count : 0;
+	full.torch_zip = !reader->zip.plain;
+	full.checksums = !reader->zip.no_checksums;
 	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_reader_info",
 					      &reader->error));
 }
@@ -357,6 +366,12 @@ struct sample {
 	uint64_t pieces;
 };
 
+/* Records, or the one that is all of a plain file. */
+static uint64_t entry_count(const struct ioshape_reader *reader)
+{
+	return reader->zip.plain ? 1 : record_count(reader);
+}
+
 /*
  * What has a checksum of its own: a block or a record. If all is read, whole records are fewer. An
  * empty record is a piece, too, since its checksum can be wrong.
@@ -392,7 +407,7 @@ static size_t choose(const struct sample *sample, struct zip_range *ranges, size
 	uint64_t before = 0;
 	size_t count = 0;
 
-	for (uint64_t record = 0; record < record_count(sample->reader); record++) {
+	for (uint64_t record = 0; record < entry_count(sample->reader); record++) {
 		const uint64_t own = piece_count(sample, record);
 
 		for (; count < room && next < (double)(before + own); next += step)
@@ -409,7 +424,7 @@ static int verify_sample(struct ioshape_reader *reader, double share)
 	size_t count;
 	int ret;
 
-	for (uint64_t record = 0; record < record_count(reader); record++)
+	for (uint64_t record = 0; record < entry_count(reader); record++)
 		sample.pieces += piece_count(&sample, record);
 	count = (size_t)((double)sample.pieces * share) + 1;
 	ranges = calloc(count, sizeof(*ranges));
@@ -423,6 +438,22 @@ static int verify_sample(struct ioshape_reader *reader, double share)
 	return ret;
 }
 
+static int refuse_to_verify(struct ioshape_reader *reader)
+{
+	const char *path = reader->zip.input.path;
+
+	if (reader->zip.plain)
+		return base_refuse(&reader->error, -ENODATA,
+				   "cannot verify \"%s\": no checksums of it are known" BASE_REMEDY
+				   "write it with them (checksums of an atomic file)",
+				   path);
+	return base_refuse(&reader->error, -ENODATA,
+			   "cannot verify \"%s\": it was written without checksums "
+			   "(torch.serialization.set_crc32_options)" BASE_REMEDY
+			   "save it again with them",
+			   path);
+}
+
 IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double share)
 {
 	int ret = enter(reader);
@@ -433,11 +464,7 @@ IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double s
 				  "give one from 0 to 1",
 				  share);
 	if (!ret && share > 0 && reader->zip.no_checksums)
-		ret = base_refuse(&reader->error, -ENODATA,
-				  "cannot verify \"%s\": it was written without checksums "
-				  "(torch.serialization.set_crc32_options)" BASE_REMEDY
-				  "save it again with them",
-				  reader->zip.input.path);
+		ret = refuse_to_verify(reader);
 	if (!ret)
 		ret = verify_sample(reader, share);
 	return leave_as(reader, "verify", ret);

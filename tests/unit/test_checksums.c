@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The file of checksums beside a file: what is written comes back, and anything else is refused. */
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "zip/zip.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct test_case tests = { .name = "checksums" };
+
+static const uint32_t crcs[] = { 1, 0xffffffff, 3 };
+
+static const struct ioshape_checksums sample = {
+	.size = sizeof(struct ioshape_checksums),
+	.file_bytes = 2 * MIB + 5,
+	.block_bytes = MIB,
+	.blocks = ARRAY_LENGTH(crcs),
+	.crc32 = crcs,
+	.modified_ns = 1700000000123456789,
+};
+
+static struct base_buffer encoded(const struct ioshape_checksums *checksums)
+{
+	struct base_buffer bytes = { 0 };
+
+	ck_assert_int_eq(zip_checksums_encode(&bytes, checksums), 0);
+	ck_assert_uint_le(bytes.bytes, zip_checksums_bytes(checksums->file_bytes));
+	return bytes;
+}
+
+/* As somebody who knows the format: all that follows is covered. */
+static void seal(struct base_buffer *bytes)
+{
+	base_put_le(bytes->data + 12, base_crc32(0, bytes->data + 16, bytes->bytes - 16), 4);
+}
+
+static int decode(const struct base_buffer *bytes, size_t length)
+{
+	struct ioshape_checksums found = IOSHAPE_CHECKSUMS_INIT;
+	/* Of its own, so that a read beyond it is noticed. */
+	uint8_t *copy = malloc(length + 1);
+	int ret;
+
+	memcpy(copy, bytes->data, length);
+	ret = zip_checksums_decode(&found, copy, length);
+	if (!ret) {
+		ck_assert(zip_checksums_valid(&found));
+		zip_checksums_free(&found);
+	}
+	free(copy);
+	return ret;
+}
+
+TEST(tests, what_is_written_comes_back)
+{
+	struct ioshape_checksums found;
+	struct base_buffer bytes = encoded(&sample);
+
+	ck_assert_int_eq(zip_checksums_decode(&found, bytes.data, bytes.bytes), 0);
+	ck_assert_uint_eq(found.file_bytes, sample.file_bytes);
+	ck_assert_uint_eq(found.block_bytes, sample.block_bytes);
+	ck_assert_uint_eq(found.blocks, sample.blocks);
+	ck_assert_int_eq(found.modified_ns, sample.modified_ns);
+	ck_assert_mem_eq(found.crc32, crcs, sizeof(crcs));
+	zip_checksums_free(&found);
+	base_buffer_free(&bytes);
+}
+
+TEST(tests, an_empty_file_has_none)
+{
+	const struct ioshape_checksums nothing = { .block_bytes = MIB };
+	struct base_buffer bytes = encoded(&nothing);
+
+	ck_assert_int_eq(decode(&bytes, bytes.bytes), 0);
+	base_buffer_free(&bytes);
+}
+
+TEST(tests, no_bit_may_be_wrong_and_no_byte_missing)
+{
+	struct base_buffer bytes = encoded(&sample);
+
+	for (size_t bit = 0; bit < 8 * bytes.bytes; bit++) {
+		bytes.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		ck_assert_int_ne(decode(&bytes, bytes.bytes), 0);
+		bytes.data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+	}
+	for (size_t length = 0; length < bytes.bytes; length++)
+		ck_assert_int_ne(decode(&bytes, length), 0);
+	ck_assert_int_eq(decode(&bytes, bytes.bytes), 0);
+	base_buffer_free(&bytes);
+}
+
+/* Offset in the file, bytes and value of a number. */
+static const struct {
+	size_t at;
+	unsigned bytes;
+	uint64_t value;
+} lies[] = {
+	{ 16, 8, 0 },       { 16, 8, MIB + 1 },     { 16, 8, 32 * KIB },
+	{ 16, 8, 2 * GIB }, { 16, 8, UINT64_MAX },  { 24, 8, 0 },
+	{ 24, 8, 2 * MIB }, { 24, 8, 3 * MIB + 1 }, { 24, 8, UINT64_MAX },
+};
+
+LOOP_TEST(tests, numbers_that_do_not_fit_each_other_are_refused, 0, ARRAY_LENGTH(lies))
+{
+	struct base_buffer bytes = encoded(&sample);
+
+	base_put_le(bytes.data + lies[_i].at, lies[_i].value, lies[_i].bytes);
+	seal(&bytes);
+	ck_assert_int_eq(decode(&bytes, bytes.bytes), IOSHAPE_E_DAMAGED);
+	base_buffer_free(&bytes);
+}
+
+TEST(tests, a_later_version_is_not_believed)
+{
+	struct base_buffer bytes = encoded(&sample);
+
+	base_put_le(bytes.data + 8, BASE_FORMAT(1u) + 1, 4);
+	seal(&bytes);
+	ck_assert_int_eq(decode(&bytes, bytes.bytes), IOSHAPE_E_FORMAT);
+	base_buffer_free(&bytes);
+}
+
+TEST(tests, memory_may_run_out)
+{
+	struct base_buffer bytes = encoded(&sample), none = { 0 };
+	struct ioshape_checksums found;
+
+	int ret;
+
+	fail_memory_at(1);
+	ret = zip_checksums_encode(&none, &sample);
+	fail_memory_at(0);
+	ck_assert_int_eq(ret, -ENOMEM);
+	fail_memory_at(1);
+	ret = zip_checksums_decode(&found, bytes.data, bytes.bytes);
+	fail_memory_at(0);
+	ck_assert_int_eq(ret, -ENOMEM);
+	base_buffer_free(&bytes);
+}
+
+int main(void)
+{
+	return check_run("zip/checksums");
+}
