@@ -26,12 +26,13 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          have no say in it (about 8 minutes)
   fs     the engine that is chosen by a short trial against the best of all, on filesystems of several
          kinds and on the disk; requests that cross stripes. --size has no say in it (about 2 minutes)
+  frameworks  training frameworks under ioshape run and with its plug-ins, against themselves
   house  the source itself: lines, circles of calls, public functions, settings, and what the last
          runs of tests/run.sh took
   campaign  what tests/campaign.sh has tried and found so far: reads its ledger
 
   --json FILE    write the figures and all samples to FILE
-  --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch and,
+  --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch, frameworks and,
                  of all ranks, for gather; each takes 12 GiB of memory)
   --rounds N     how often everything is measured in turn (default: 7)
   --dir DIR      measure the filesystem of this directory (default: build/bench); a folder is made
@@ -83,7 +84,7 @@ main() {
 
 	tests/support/setup.sh bench || exit 1
 	case " ${arguments[*]} " in
-	*" torch "* | *" gather "* | *" storm "* | *" house "*)
+	*" torch "* | *" frameworks "* | *" gather "* | *" storm "* | *" house "*)
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
 		;;
 	esac

@@ -19,6 +19,7 @@ from . import (
     cache,
     campaign,
     fio,
+    frameworks,
     fs,
     gather,
     house,
@@ -59,6 +60,8 @@ BENCHMARKS = {
     "fs": Benchmark(fs.measure, size=2 << 30, copies_in_memory=1, copies_on_disk=1),
     # Ranks with tensors, staging and shared memory; and what lies in stripefs, which is memory.
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
+    # Four ranks with tensors, and what is staged of them.
+    "frameworks": Benchmark(frameworks.measure, size=2 << 30, copies_in_memory=3),
     # These read the tree.
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),

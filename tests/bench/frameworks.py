@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training frameworks get from ioshape: `tests/bench.sh frameworks`."""
+
+import sys
+from importlib import metadata
+
+from . import frameworks_small
+from .setting import Outcome, Setting
+
+# Each is measure(setting, outcome) of a module of its own, which appends its figures and samples.
+# The folder is empty when it begins, and whatever it leaves there is removed.
+PARTS = (frameworks_small.measure,)
+
+# Those that are installed are named in the results.
+PACKAGES = ("ioshape", "torch", "safetensors", "lightning", "transformers", "deepspeed")
+
+
+def versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def measure(setting: Setting) -> Outcome:
+    outcome = Outcome()
+    outcome.facts["versions"] = versions()
+    for part in PARTS:
+        part(setting, outcome)
+    return outcome
