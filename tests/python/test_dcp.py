@@ -2,6 +2,7 @@
 """ioshape.dcp: checkpoints of torch.distributed.checkpoint through this library."""
 
 import io
+import json
 import os
 import pickle
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 from collections import OrderedDict
 from pathlib import Path, PosixPath
-from typing import Any
+from typing import IO, Any, cast
 
 import dcp_kills
 import dcp_ranks
@@ -19,6 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from command import call, succeed
+from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 pytestmark = pytest.mark.filterwarnings(
@@ -160,14 +163,46 @@ def test_tensors_are_read_into_those_of_the_state_dict(tmp_path: Path) -> None:
     assert torch.equal(before, torch.arange(1 << 20))
 
 
+class _Turned(StreamTransformExtension):
+    """Every byte the other way round."""
+
+    @staticmethod
+    def from_descriptor(version: str) -> "_Turned":
+        assert version
+        return _Turned()
+
+    @staticmethod
+    def registry_name() -> str:
+        return "test.turned"
+
+    def get_descriptor(self) -> str:
+        return f"{self.registry_name()}/1"
+
+    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
+        class Out(io.RawIOBase):
+            def writable(self) -> bool:
+                return True
+
+            def write(self, data: Any) -> int:
+                output.write(bytes(255 - byte for byte in bytes(data)))
+                return len(data)
+
+        return cast("IO[bytes]", Out())
+
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:  # noqa: A002 - torch calls it so
+        return io.BytesIO(bytes(255 - byte for byte in input.read()))
+
+
 def test_transformed_items_are_written_and_read(tmp_path: Path) -> None:
-    extension = pytest.importorskip("torch.distributed.checkpoint._extension")
-    zstd = getattr(extension, "Rot13Example", None)
-    if zstd is None:
-        pytest.skip("this torch has no such extension")
-    save(tmp_path / "a", state(), _extensions=[zstd()])
-    assert_same(by_stock(tmp_path / "a", state()), state())
-    assert_same(by_us(tmp_path / "a", state()), state())
+    value = {"a": torch.arange(100), "step": 3}
+    save(tmp_path / "a", value, _extensions=[_Turned()])
+    registry = ExtensionRegistry()
+    registry.register(_Turned)
+    for kind in (dcp.FileSystemReader, ioshape.dcp.Reader):
+        loaded = blank(value)
+        reader = kind(tmp_path / "a", _extension_registry=registry)
+        dcp.load(loaded, storage_reader=reader, no_dist=True)
+        assert_same(loaded, value)
 
 
 # ---- Whole or not at all -------------------------------------------------------------------------
@@ -289,13 +324,16 @@ def _failure(error: BaseException) -> BaseException:
     return next(iter(error.failures.values()))[0]
 
 
+def _damage(file: Path) -> None:
+    """In the middle of a tensor of ones."""
+    data = bytearray(file.read_bytes())
+    data[data.index(b"\0\0\x80\x3f" * 1000) + 40_001] ^= 4
+    file.write_bytes(data)
+
+
 def test_damage_is_found_and_its_tensor_is_named(tmp_path: Path) -> None:
     save(tmp_path, {"first": torch.zeros(1000), "second": torch.ones(100_000)})
-    file = tmp_path / "__0_0.distcp"
-    data = bytearray(file.read_bytes())
-    at = data.index(b"\0\0\x80\x3f" * 1000)
-    data[at + 40_001] ^= 4
-    file.write_bytes(data)
+    _damage(tmp_path / "__0_0.distcp")
     loaded = {"first": torch.zeros(1000), "second": torch.zeros(100_000)}
     with pytest.raises(dcp.CheckpointException) as caught:
         dcp.load(loaded, storage_reader=ioshape.dcp.Reader(tmp_path), no_dist=True)
@@ -463,3 +501,97 @@ def test_another_number_of_ranks_loads_it_by_stock_and_by_us(saved: Any, size: i
         assert len(outcomes) == 5
         for loaded in outcomes.values():
             assert_same(loaded, told[0]["state"])
+
+
+# ---- The command ---------------------------------------------------------------------------------
+
+
+def _verified(*arguments: str | Path, code: int = 0) -> list[Any]:
+    done = call("verify", "--json", *arguments)
+    assert done.returncode == code, done.stderr
+    return list(json.loads(done.stdout))
+
+
+def test_the_command_verifies_a_checkpoint_of_anybody(tmp_path: Path) -> None:
+    ours, stock = tmp_path / "ours", tmp_path / "stock"
+    save(ours, {"first": torch.zeros(1000), "second": torch.ones(100_000)})
+    writer = dcp.FileSystemWriter(stock, single_file_per_rank=False)
+    dcp.save({**state(), "mine": Mine()}, storage_writer=writer, no_dist=True)
+    assert [one["state"] for one in _verified(ours, stock)] == ["ok", "ok"]
+    assert [one["state"] for one in _verified("--quick", ours)] == ["ok"]
+    _damage(ours / "__0_0.distcp")
+    told = _verified(ours, code=1)[0]
+    assert told["state"] == "damaged"
+    assert "'second'" in told["error"]
+    (stock / "__0_1.distcp").unlink()
+    assert _verified(stock, code=1)[0]["state"] == "unreadable"
+
+
+def test_the_command_lists_what_is_in_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    save(path, {**state(), "mine": Mine()})
+    found = json.loads(succeed(call("inspect", "--json", path)))[0]
+    assert found["files"] == ["__0_0.distcp"]
+    items = {item["name"]: item for item in found["items"]}
+    assert items["model.bias"]["dtype"] == "bfloat16"
+    assert items["model.weight"]["shape"] == [10, 6]
+    assert items["model.weight"]["bytes"] == 240
+    assert items["step"]["dtype"] is None
+    assert "model.weight" in succeed(call("inspect", path))
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_the_command_runs_nothing_of_a_description(tmp_path: Path, command: str) -> None:
+    hostile = Metadata({}, planner_data=_Runs(tmp_path / "ran"), storage_data={})
+    for value in (hostile, _Runs(tmp_path / "ran"), 17):
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(value))
+        assert call(command, tmp_path).returncode == int(value is not hostile)
+    assert entries(tmp_path) == [".metadata"]
+
+
+# ---- patch() -------------------------------------------------------------------------------------
+
+
+def _own_subclass() -> Any:
+    """As code that is imported under patch() has it."""
+
+    class Special(dcp.FileSystemWriter):
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            return super().write_data(plan, planner)
+
+    return Special
+
+
+def test_patch_puts_ours_into_code_that_gives_a_path(tmp_path: Path) -> None:
+    stock = dcp.FileSystemWriter
+    with ioshape.patched(dcp=True):
+        assert isinstance(dcp.FileSystemWriter(tmp_path / "x"), ioshape.dcp.Writer)
+        assert isinstance(ioshape.dcp.Writer(tmp_path / "x"), dcp.FileSystemWriter)
+        assert issubclass(ioshape.dcp.Writer, dcp.FileSystemWriter)
+        assert dcp.FileSystemWriter.validate_checkpoint_id(tmp_path / "x")
+        assert isinstance(stock(tmp_path / "x"), dcp.FileSystemWriter)
+        special = _own_subclass()(tmp_path / "x")
+        assert isinstance(special, stock)
+        assert not isinstance(special, ioshape.dcp.Writer)
+        dcp.save(state(2), storage_writer=special, no_dist=True)
+        planner = _Stopped(tmp_path)
+        with pytest.raises(dcp.CheckpointException):
+            dcp.save(state(), checkpoint_id=tmp_path / "a", planner=planner, no_dist=True)
+        assert planner.seen == ["x"]
+        dcp.save(state(), checkpoint_id=tmp_path / "a", no_dist=True)
+        loaded = blank(state())
+        dcp.load(loaded, checkpoint_id=tmp_path / "a", no_dist=True)
+        assert_same(loaded, state())
+        with pytest.raises(dcp.CheckpointException):
+            (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(_Runs(tmp_path / "ran")))
+            dcp.load(loaded, checkpoint_id=tmp_path / "a", no_dist=True)
+    assert dcp.FileSystemWriter is stock
+    assert type(dcp.FileSystemWriter(tmp_path / "x")) is stock
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_writer_of_a_patched_program_can_be_pickled(tmp_path: Path) -> None:
+    with ioshape.patched(dcp=True):
+        writer = pickle.loads(pickle.dumps(dcp.FileSystemWriter(tmp_path / "a")))
+    dcp.save(state(), storage_writer=writer, no_dist=True)
+    assert_same(by_stock(tmp_path / "a", state()), state())

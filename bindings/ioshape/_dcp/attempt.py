@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ioshape._dcp import metadata as description
+from ioshape._dcp.names import DATA, DESCRIPTION, OF_A_RANK
 from ioshape._errors import StorageError, failure
 from ioshape._files.atomic import AtomicFile, How
 from ioshape._save.directory import Directory
@@ -63,7 +64,7 @@ class Attempt:
 
     @property
     def _name(self) -> str:
-        return description.NAME if self.rank is None else f"__{self.rank}{description.NAME}"
+        return DESCRIPTION if self.rank is None else f"__{self.rank}{DESCRIPTION}"
 
     def close(self) -> None:
         """What is not in place is removed."""
@@ -136,22 +137,22 @@ class Attempt:
 
 
 def _is_data(name: str) -> bool:
-    return description.DATA.fullmatch(name) is not None
+    return DATA.fullmatch(name) is not None
 
 
 def _describes(name: str) -> bool:
-    return name == description.NAME or description.OF_A_RANK.fullmatch(name) is not None
+    return name == DESCRIPTION or OF_A_RANK.fullmatch(name) is not None
 
 
 def _free_names(names: set[str], there: set[str]) -> dict[str, str]:
     """For each name one that is not there: the same rank's, with the next numbers."""
     taken: dict[str, int] = {}
     for name in there:
-        if match := description.DATA.fullmatch(name):
+        if match := DATA.fullmatch(name):
             taken[match[1]] = max(taken.get(match[1], -1), int(match[2]))
     free = {}
     for name in names:
-        match = description.DATA.fullmatch(name)
+        match = DATA.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r} is no name of a file of DCP")
         free[name] = f"__{match[1]}_{taken.get(match[1], -1) + 1 + int(match[2])}.distcp"

@@ -3,31 +3,19 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import pickle
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint.filesystem
 import torch.distributed.checkpoint.metadata
 
-from ioshape._errors import FormatError, StorageError, failure
-from ioshape._native import lib
+from ioshape._dcp.contents import check_file_name, no_description, read_description
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
-
-NAME = ".metadata"
-#: of data files: rank and number
-DATA = re.compile(r"__(\d+)_(\d+)\.distcp")
-#: of those that ranks write each for itself, under use_collectives=False
-OF_A_RANK = re.compile(r"__(\d+)\.metadata")
-
-# A million tensors take a tenth of that.
-_MOST_BYTES = 1 << 31
 
 # What the classes of torch that describe a checkpoint are called. They hold numbers, names and each
 # other; to make one does nothing else.
@@ -85,43 +73,22 @@ def load(path: str | os.PathLike[str]) -> Metadata:
         StorageError: it could not be read.
     """
     name = os.fspath(path)
+    data = read_description(name, "load")
     try:
-        with open(name, "rb") as file:  # noqa: PTH123
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        code = -(error.errno or errno.EIO)
-        raise failure(code, f'cannot read "{name}": {error.strerror}', name, "load") from None
-    try:
-        if len(data) > _MOST_BYTES:
-            raise pickle.UnpicklingError("it is too large")
         metadata = _Unpickler(io.BytesIO(data)).load()
-        if type(metadata).__name__ != "Metadata":
+        if not isinstance(metadata, torch.distributed.checkpoint.metadata.Metadata):
             raise pickle.UnpicklingError("it holds something else")
-        _check_names(metadata)
-    except (StorageError, MemoryError):
+        for file in files_of(metadata):
+            check_file_name(file)
+    except MemoryError:
         raise
     except Exception as error:
-        raise FormatError(
-            failure(
-                lib.IOSHAPE_E_FORMAT,
-                f'"{name}" is no description of a checkpoint: {str(error)[:300]}',
-                name,
-                "load",
-                remedy="if you trust it, and a planner of yours has put a class there, name that "
-                "to torch.serialization.add_safe_globals() before",
-            ).facts
-        ) from None
-    return metadata  # type: ignore[no-any-return] # looked at above
-
-
-def _check_names(metadata: Metadata) -> None:
-    """Files lie in the checkpoint's directory or below."""
-    for info in (metadata.storage_data or {}).values():
-        name = getattr(info, "relative_path", None)
-        if name is None:
-            continue
-        if not isinstance(name, str) or name.startswith("/") or ".." in name.split("/"):
-            raise pickle.UnpicklingError(f"it names {str(name)[:100]!r} as a file of its own")
+        remedy = (
+            "if you trust it, and a planner of yours has put a class there, name that to "
+            "torch.serialization.add_safe_globals() before"
+        )
+        raise no_description(name, "load", str(error), remedy) from None
+    return metadata
 
 
 def files_of(metadata: Metadata) -> set[str]:

@@ -146,6 +146,53 @@ def _show(found: dict[str, Any], with_records: bool) -> None:
     )
 
 
+# ---- Checkpoints of DCP --------------------------------------------------------------------------
+
+
+def describe_checkpoint(path: str) -> dict[str, Any]:
+    """All of it, for JSON."""
+    from ioshape._dcp.contents import items  # noqa: PLC0415
+
+    listed: list[dict[str, Any]] = []
+    for item in items(path):
+        each = item_bytes(item.dtype)
+        parts = [
+            {"file": part.file, "offset": part.offset, "bytes": part.n_bytes} for part in item.parts
+        ]
+        told = {"name": item.name, "dtype": item.dtype or None, "shape": item.shape}
+        n_bytes = None if each is None else item.n_elements * each
+        listed.append({**told, "bytes": n_bytes, "parts": parts})
+    files = sorted({part["file"] for item in listed for part in item["parts"]})
+    return {
+        "path": path,
+        "file_bytes": sum((Path(path) / file).stat().st_size for file in files),
+        "tensor_bytes": sum(item["bytes"] or 0 for item in listed),
+        "files": files,
+        "items": listed,
+    }
+
+
+def _show_checkpoint(found: dict[str, Any]) -> None:
+    say(f"{found['path']}: {human_size(found['file_bytes'])}, a checkpoint of DCP")
+    say()
+    table = Table(*columns("<item", "<dtype", "<shape", ">bytes", ">parts", "<first in"))
+    for item in found["items"]:
+        table.add(
+            item["name"],
+            _or_dash(item["dtype"]),
+            "x".join(map(str, item["shape"])) or ("scalar" if item["dtype"] else "-"),
+            _or_dash(item["bytes"]),
+            str(len(item["parts"])),
+            item["parts"][0]["file"] if item["parts"] else "-",
+        )
+    table.show()
+    say()
+    say(
+        f"{plural(len(found['items']), 'item')}, tensors of {human_size(found['tensor_bytes'])}, "
+        f"in {plural(len(found['files']), 'file')} of {human_size(found['file_bytes'])}"
+    )
+
+
 @click.command(short_help="List the tensors in files, and where each lies.")
 @files_argument
 @click.option("--records", "with_records", is_flag=True, help="List the archive's records, too.")
@@ -155,6 +202,8 @@ def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
 
     Only the directory and the pickle are read, and nothing of the pickle is run, so it is safe for
     files of strangers and quick for large ones. Views of the same storage have the same record.
+    Of a checkpoint of torch.distributed.checkpoint, a directory, the items of its state dict are
+    listed, and in how many parts each lies.
     "aligned" is the largest power of two, up to 4096, that the offset in the file is a multiple of.
 
     \b
@@ -164,12 +213,14 @@ def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
     Exit code: 0; 1 if a file could not be read.
     """
     import ioshape  # noqa: PLC0415
+    from ioshape._dcp.contents import is_checkpoint  # noqa: PLC0415
 
     listed: list[dict[str, Any]] = []
     failed = False
     for number, path in enumerate(files):
         try:
-            found = describe(ioshape.inspect(path))
+            is_directory = is_checkpoint(path)
+            found = describe_checkpoint(path) if is_directory else describe(ioshape.inspect(path))
         except OSError as error:
             failed = True
             if as_json:
@@ -181,7 +232,10 @@ def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
         if not as_json:
             if number:
                 say()
-            _show(found, with_records)
+            if is_directory:
+                _show_checkpoint(found)
+            else:
+                _show(found, with_records)
     if as_json:
         say_json(listed)
     return exit_for(failed)

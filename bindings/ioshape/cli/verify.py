@@ -122,6 +122,12 @@ def _verify_file(path: str, way: _Way) -> dict[str, Any]:
     return _outcome(path, verify, way)
 
 
+def _verify_checkpoint(path: str, way: _Way) -> dict[str, Any]:
+    from ioshape._dcp.contents import verify  # noqa: PLC0415
+
+    return _outcome(path, lambda tell: verify(path, share=way.share, progress=tell), way)
+
+
 def _verify_generation(directory: str, step: int | None, way: _Way) -> dict[str, Any]:
     name = directory if step is None else os.path.join(directory, f"step-{step:010}")  # noqa: PTH118
 
@@ -164,7 +170,7 @@ def _ok(share: float) -> str:
     return f"ok as far as was read, {100 * share:g}% of " if share else "structure ok, "
 
 
-@click.command(short_help="Compare every checksum in files and generations.")
+@click.command(short_help="Compare every checksum in files and checkpoints.")
 @files_argument
 @click.option(
     "--step",
@@ -194,7 +200,8 @@ def command(
     """Reads files of torch.save or ioshape completely, and compares every checksum in them.
 
     A directory is one of generations: its newest complete one is read, or the one of --step, or
-    with --all every one. A path that ends in step-... is that generation.
+    with --all every one. A path that ends in step-... is that generation. A directory with a
+    .metadata is a checkpoint of torch.distributed.checkpoint: all of it is read.
 
     Prints a line for each file: that it is ok, or what is damaged, in which tensor, and where in
     the file. On a terminal a bar shows how far it is.
@@ -214,9 +221,13 @@ def command(
     share = 0.0 if quick else 1.0 if sample is None else sample
     way = _Way(share, with_bar=not quiet and not as_json and sys.stderr.isatty())
 
+    from ioshape._dcp.contents import is_checkpoint  # noqa: PLC0415
+
     def outcomes() -> Iterator[dict[str, Any]]:
         for path in files:
-            if Path(path).is_dir():
+            if is_checkpoint(path):
+                yield _verify_checkpoint(path, way)
+            elif Path(path).is_dir():
                 yield from _generations(path, step, every_one, way)
             else:
                 yield _verify_file(path, way)
