@@ -8,10 +8,15 @@
     dcp.load(state, storage_reader=ioshape.dcp.Reader("runs/step-1000"))
 
 The files are those of DCP's own FileSystemWriter: its FileSystemReader reads them, and Reader reads
-what it has written.
+what it has written. ioshape.patch(dcp=True) and "ioshape run" put both into code that names
+neither.
 """
 
 from __future__ import annotations
+
+# First of all: "ioshape run" patches as soon as it is imported, and that must not find a module of
+# ours half imported.
+import torch.distributed.checkpoint  # noqa: F401 # isort: skip
 
 from ioshape._dcp.reader import Reader
 from ioshape._dcp.writer import Writer

@@ -582,8 +582,8 @@ def test_patch_puts_ours_into_code_that_gives_a_path(tmp_path: Path) -> None:
         loaded = blank(state())
         dcp.load(loaded, checkpoint_id=tmp_path / "a", no_dist=True)
         assert_same(loaded, state())
+        (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(_Runs(tmp_path / "ran")))
         with pytest.raises(dcp.CheckpointException):
-            (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(_Runs(tmp_path / "ran")))
             dcp.load(loaded, checkpoint_id=tmp_path / "a", no_dist=True)
     assert dcp.FileSystemWriter is stock
     assert type(dcp.FileSystemWriter(tmp_path / "x")) is stock
@@ -595,3 +595,35 @@ def test_a_writer_of_a_patched_program_can_be_pickled(tmp_path: Path) -> None:
         writer = pickle.loads(pickle.dumps(dcp.FileSystemWriter(tmp_path / "a")))
     dcp.save(state(), storage_writer=writer, no_dist=True)
     assert_same(by_stock(tmp_path / "a", state()), state())
+
+
+_SCRIPT = """
+{imports}
+import torch
+import torch.distributed.checkpoint as dcp
+
+state = {{"w": torch.ones(1000)}}
+dcp.save(state, checkpoint_id="a", no_dist=True)
+dcp.load(state, checkpoint_id="a", no_dist=True)
+print(type(dcp.FileSystemWriter("b")).__name__, type(dcp.FileSystemReader("b")).__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("imports", "options", "kinds"),
+    [
+        ("", [], "Writer Reader"),
+        ("import ioshape.dcp", [], "Writer Reader"),
+        ("", ["--no-load"], "Writer FileSystemReader"),
+    ],
+)
+def test_a_script_under_ioshape_run_saves_through_us(
+    tmp_path: Path, imports: str, options: list[str], kinds: str
+) -> None:
+    (tmp_path / "script.py").write_text(_SCRIPT.format(imports=imports))
+    done = call("run", *options, "script.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ioshape:" not in done.stderr
+    assert done.stdout.split() == kinds.split()
+    assert entries(tmp_path / "a") == [".metadata", "__0_0.distcp"]

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from torch.distributed.checkpoint import filesystem
 
 from ioshape._dcp.reader import Reader
 from ioshape._dcp.writer import Writer
-from ioshape._run.patch import replace
+from ioshape._locks import ForkedLock
+from ioshape._run.replacing import replace
 
 _StockWriter, _StockReader = filesystem.FileSystemWriter, filesystem.FileSystemReader
 
@@ -27,6 +29,9 @@ class _Kind(type(_StockWriter)):  # type: ignore[misc] # of the metaclass only t
             return type(theirs[0])(name, theirs, names)
         return super().__new__(cls, name, bases, names)
 
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.theirs, name)
+
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         return cls.ours(*arguments, **named)
 
@@ -38,28 +43,30 @@ class _Kind(type(_StockWriter)):  # type: ignore[misc] # of the metaclass only t
 
 
 def _stand_in(ours: type, theirs: type) -> Any:
-    """With the name, the class methods and the documentation of theirs."""
+    """With the name and the documentation of theirs; derived from neither, as classes that others
+    may ask for are asked in turn."""
     names = {key: getattr(theirs, key) for key in ("__module__", "__qualname__", "__doc__")}
-    return _Kind(theirs.__name__, (ours,), {**names, "ours": ours, "theirs": theirs})
+    return _Kind(theirs.__name__, (), {**names, "ours": ours, "theirs": theirs})
 
 
-_PAIRS = [
-    (_StockWriter, _stand_in(Writer, _StockWriter)),
-    (_StockReader, _stand_in(Reader, _StockReader)),
-]
-_count = 0
+_WRITER: tuple[Any, Any] = (_StockWriter, _stand_in(Writer, _StockWriter))
+_READER: tuple[Any, Any] = (_StockReader, _stand_in(Reader, _StockReader))
+
+_lock = ForkedLock(threading.RLock)
+_loads: list[bool] = []  # for each patch() that is in force, whether it took the reader as well
 
 
-def patch() -> None:
-    """From now on they are ours, in all modules that have them."""
-    global _count  # noqa: PLW0603
-    _count += 1
-    replace(_PAIRS)
+def patch(*, load: bool = True) -> None:
+    """From now on they are ours, in all modules that have them already, too."""
+    with _lock:
+        _loads.append(load)
+        replace([_WRITER, _READER] if load else [_WRITER])
 
 
 def unpatch() -> None:
     """Undoes the last patch()."""
-    global _count  # noqa: PLW0603
-    _count -= 1
-    if not _count:
-        replace([(new, old) for old, new in _PAIRS])
+    with _lock:
+        _loads.pop()
+        kept = [] if not _loads else [_WRITER]
+        kept += [_READER] if any(_loads) else []
+        replace([(new, old) for old, new in (_WRITER, _READER) if (old, new) not in kept])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
+import sys
 import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -49,23 +50,29 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: 
 
 _lock = ForkedLock(threading.RLock)
 _loads: list[bool] = []  # for each patch() that is in force, whether it took torch.load as well
-_safetensors: list[bool] = []  # and whether it took the package safetensors
+_others: list[tuple[str, ...]] = []  # and the modules of ours that have replaced more for it
 
 
-def patch(*, load: bool = True, safetensors: bool = False) -> None:
+def patch(*, load: bool = True, safetensors: bool = False, dcp: bool = False) -> None:
     """From now on torch.save and torch.load are ours, in all modules that have them already, too.
 
     With load=False only torch.save is. With safetensors=True the package safetensors writes its
     files through us as well, and so does all that uses it: transformers, accelerate, diffusers,
-    PEFT. As many calls of unpatch() undo it. Names in modules are found, not what a class, an
-    instance or a functools.partial has kept.
+    PEFT. With dcp=True the writer and the reader that torch.distributed.checkpoint takes for a path
+    are those of ioshape.dcp; classes that derive from DCP's stay as they are. As many calls of
+    unpatch() undo it. Names in modules are found, not what a class, an instance or a
+    functools.partial has kept.
     """
     with _lock:
-        if safetensors:
-            # Before anything is replaced: the package may be missing.
-            import_module("ioshape._safetensors.patching").patch()
+        # Before anything is replaced: a package may be missing.
+        wanted = {"ioshape._safetensors.patching": safetensors, "ioshape._dcp.patching": dcp}
+        others = tuple(name for name, is_wanted in wanted.items() if is_wanted)
+        for name in others:
+            import_module(name)
+        for name in others:
+            sys.modules[name].patch(load=load)
         _loads.append(load)
-        _safetensors.append(safetensors)
+        _others.append(others)
         # Also where it was done before: modules that were imported since may have the originals
         # from somebody who kept them.
         pairs: list[tuple[Any, Any]] = [(original.save, _save)]
@@ -80,8 +87,8 @@ def unpatch() -> None:
         if not _loads:
             raise RuntimeError("unpatch() without patch()")
         _loads.pop()
-        if _safetensors.pop():
-            import_module("ioshape._safetensors.patching").unpatch()
+        for name in _others.pop():
+            sys.modules[name].unpatch()
         pairs: list[tuple[Any, Any]] = []
         if not _loads:
             pairs.append((_save, original.save))
@@ -96,9 +103,9 @@ def is_patched() -> bool:
 
 
 @contextlib.contextmanager
-def patched(*, load: bool = True, safetensors: bool = False) -> Iterator[None]:
+def patched(*, load: bool = True, safetensors: bool = False, dcp: bool = False) -> Iterator[None]:
     """patch() for the length of a with statement."""
-    patch(load=load, safetensors=safetensors)
+    patch(load=load, safetensors=safetensors, dcp=dcp)
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ _lock = ForkedLock(threading.RLock)
 _in_force = 0
 
 
-def patch() -> None:
+def patch(*, load: bool = True) -> None:  # noqa: ARG001 - it replaces nothing that loads
     """From now on serialize_file() is ours, in all modules that have it already, too."""
     global _in_force  # noqa: PLW0603
     with _lock:

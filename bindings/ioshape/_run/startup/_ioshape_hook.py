@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes torch.save ours as soon as the program has imported torch, and what the package safetensors
-writes as soon as it has imported that; without them, does nothing.
+and torch.distributed.checkpoint write as soon as it has imported those; without, does nothing.
 
 Every Python below "ioshape run" loads this before the program's first line, so it imports nothing
 that is not there already.
@@ -67,7 +67,12 @@ class _Finder:
 def install() -> None:
     """Patches now what is there, and the rest when it comes."""
     later = {}
-    for name, sequel in (("torch", _patch), ("safetensors", _patch_safetensors)):
+    sequels = (
+        ("torch", _patch),
+        ("safetensors", _patch_safetensors),
+        ("torch.distributed.checkpoint", _patch_dcp),
+    )
+    for name, sequel in sequels:
         if name in sys.modules:
             _try(name, sequel)
         else:
@@ -76,10 +81,21 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder(later))
 
 
+def _loads() -> bool:
+    """Whether loading is ours as well."""
+    return os.environ.get("IOSHAPE_RUN") != "no-load"
+
+
 def _patch() -> None:
     from ioshape import patch  # noqa: PLC0415
 
-    patch(load=os.environ.get("IOSHAPE_RUN") != "no-load")
+    patch(load=_loads())
+
+
+def _patch_dcp() -> None:
+    from ioshape._dcp import patching  # noqa: PLC0415
+
+    patching.patch(load=_loads())
 
 
 def _patch_safetensors() -> None:
