@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a process with saves in flight, and its children: fork, spawn, DataLoader."""
+"""The end of a process with saves in flight."""
 
 import os
 import re
@@ -14,44 +14,12 @@ import torch
 from checkpoints import checkpoint, names_in, number_in, wait_until
 from coordinators import running_redis
 from processes import Finished, run_interpreter, run_program, started_program
+from saving_programs import BEGINNING, file_to_replace, saving_program
 
 MIB = 1 << 20
 
 #: The exit status of a program that lost a checkpoint and would have ended with 0.
 LOST = os.EX_IOERR
-
-# What programs begin with. A save with `progress=slow` takes half a second or longer.
-BEGINNING = """
-import sys
-import threading
-import time
-
-import ioshape
-from checkpoints import Gate, checkpoint
-
-MIB = 1 << 20
-
-
-def slow(progress):
-    if progress.phase == "write":
-        time.sleep(0.05)
-
-
-ioshape.configure(engine="buffered", block_bytes="256K")
-"""
-
-
-def _program(end: str) -> str:
-    return BEGINNING + "\n".join(line.removeprefix("    ") for line in end.splitlines())
-
-
-def _with_old(tmp_path: Path) -> Path:
-    """A file that is replaced, in a folder of its own."""
-    path = tmp_path / "files" / "model.pt"
-    path.parent.mkdir()
-    torch.save(checkpoint(1), path)
-    return path
-
 
 # ---- Saves in flight are finished ---------------------------------------------------------------
 
@@ -67,9 +35,9 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.slow
 def test_saves_in_flight_are_finished(tmp_path: Path, end: str) -> None:
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     statement, status, said = ENDS[end]
-    source = _program(
+    source = saving_program(
         f"""
     ioshape.save_async(checkpoint(2, 3 * MIB), "files/model.pt", progress=slow)
     kept = ioshape.save_async(checkpoint(3, 3 * MIB), "files/other.pt", progress=slow)
@@ -88,19 +56,19 @@ def test_saves_in_flight_are_finished(tmp_path: Path, end: str) -> None:
 
 
 def test_order_is_kept_at_the_end(tmp_path: Path) -> None:
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     source = """
     ioshape.save_async(checkpoint(2, 3 * MIB), "files/model.pt", progress=slow)
     for number in range(3, 9):
         ioshape.save_async(checkpoint(number), "files/model.pt")
     """
-    run_program(tmp_path, _program(source))
+    run_program(tmp_path, saving_program(source))
     assert number_in(path) == 8
 
 
 def test_callbacks_and_what_they_begin_are_finished(tmp_path: Path) -> None:
     """A callback may copy the checkpoint elsewhere when it is safe."""
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     source = """
     def save_again(handle):
         ioshape.save_async(checkpoint(3, 3 * MIB), "files/second.pt", progress=slow)
@@ -109,7 +77,7 @@ def test_callbacks_and_what_they_begin_are_finished(tmp_path: Path) -> None:
     handle = ioshape.save_async(checkpoint(2, 3 * MIB), "files/model.pt", progress=slow)
     handle.add_done_callback(save_again)
     """
-    run_program(tmp_path, _program(source))
+    run_program(tmp_path, saving_program(source))
     assert number_in(path) == 2
     assert number_in(path.with_name("second.pt")) == 3
 
@@ -119,7 +87,7 @@ def test_callbacks_and_what_they_begin_are_finished(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_exit_handlers_may_save(tmp_path: Path, when: str, how: str) -> None:
     """Those that were registered before we were imported run after ours."""
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     register = f"""
 import atexit
 
@@ -142,7 +110,7 @@ atexit.register(last_words)
 
 
 def test_threads_that_still_save_are_waited_for(tmp_path: Path) -> None:
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     source = """
     def work():
         time.sleep(0.3)
@@ -151,7 +119,7 @@ def test_threads_that_still_save_are_waited_for(tmp_path: Path) -> None:
 
     threading.Thread(target=work).start()
     """
-    run_program(tmp_path, _program(source))
+    run_program(tmp_path, saving_program(source))
     assert number_in(path) == 2
 
 
@@ -186,7 +154,7 @@ def test_daemon_threads_may_save_to_the_last_moment(tmp_path: Path) -> None:
     time.sleep(float(sys.argv[1]))
     """
     for i in range(8):
-        run_program(tmp_path, _program(source), str(0.02 + 0.04 * i))
+        run_program(tmp_path, saving_program(source), str(0.02 + 0.04 * i))
     for file in (tmp_path / "files").glob("?.pt"):
         text = torch.load(file)["text"]
         assert text == text[: len(text) // 100000] * 100000
@@ -195,7 +163,7 @@ def test_daemon_threads_may_save_to_the_last_moment(tmp_path: Path) -> None:
 
 
 def test_logging_goes_on_to_the_end(tmp_path: Path) -> None:
-    _with_old(tmp_path)
+    file_to_replace(tmp_path)
     source = """
     import logging
 
@@ -207,7 +175,7 @@ def test_logging_goes_on_to_the_end(tmp_path: Path) -> None:
     for handle in handles:
         handle.add_done_callback(lambda ended: sys.stdout.write(f"{ended.path}\\n"))
     """
-    finished = run_program(tmp_path, _program(source))
+    finished = run_program(tmp_path, saving_program(source))
     assert sorted(finished.stdout.split()) == [f"files/{i}.pt" for i in range(5)]
     for i in range(5):
         assert re.search(rf"DEBUG:ioshape:.*files/{i}\.pt", finished.stderr)
@@ -245,7 +213,7 @@ def test_threads_of_the_library_may_log_while_python_ends(tmp_path: Path, end: s
 
 
 def test_an_event_loop_may_end_before_its_saves(tmp_path: Path) -> None:
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     source = """
     import asyncio
 
@@ -262,7 +230,7 @@ def test_an_event_loop_may_end_before_its_saves(tmp_path: Path) -> None:
 
     asyncio.run(main())
     """
-    finished = run_program(tmp_path, _program(source))
+    finished = run_program(tmp_path, saving_program(source))
     assert number_in(path) == 2
     assert finished.stderr == ""
 
@@ -333,8 +301,8 @@ def test_it_says_what_the_end_waits_for(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nobody_need_listen(tmp_path: Path, how: str) -> None:
     """A daemon has closed its stderr. That costs no checkpoint."""
-    path = _with_old(tmp_path)
-    source = _program(
+    path = file_to_replace(tmp_path)
+    source = saving_program(
         f"""
     import os
 
@@ -374,7 +342,7 @@ def test_a_failure_that_nobody_heard_of_is_told_in_the_end(tmp_path: Path) -> No
     open("files/model.pt", "w").close()
     late.open()
     """
-    finished = run_program(tmp_path, _program(source), status=LOST)
+    finished = run_program(tmp_path, saving_program(source), status=LOST)
     for path in ("files/model.pt", "files/stopped.pt", "missing/model.pt"):
         assert finished.stderr.count(path) == 1
     assert "files/good.pt" not in finished.stderr
@@ -394,7 +362,7 @@ def test_a_failure_that_somebody_heard_of_is_not_told(tmp_path: Path, ask: str) 
     with contextlib.suppress(FileNotFoundError):
         handle.{ask}
     """
-    assert run_program(tmp_path, _program(source)).stderr == ""
+    assert run_program(tmp_path, saving_program(source)).stderr == ""
 
 
 # ---- When it must not take so long --------------------------------------------------------------
@@ -403,14 +371,14 @@ def test_a_failure_that_somebody_heard_of_is_not_told(tmp_path: Path, ask: str) 
 @pytest.mark.parametrize("how", ["variable", "configure"])
 @pytest.mark.slow
 def test_the_end_can_be_given_a_time_limit(tmp_path: Path, how: str) -> None:
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     source = """
     ioshape.configure(exit_timeout_s=600 if "variable" in sys.argv else 0.3)
     ioshape.save_async(checkpoint(2, 100 * MIB), "files/model.pt", progress=slow)
     ioshape.save_async(checkpoint(3, 100 * MIB), "files/other.pt", progress=slow)
     """
     variables = {"IOSHAPE_EXIT_TIMEOUT_S": "0.3"} if how == "variable" else {}
-    finished = run_program(tmp_path, _program(source), how, variables=variables, status=LOST)
+    finished = run_program(tmp_path, saving_program(source), how, variables=variables, status=LOST)
     for name in ("model.pt", "other.pt"):
         assert finished.stderr.count(f'"files/{name}"') == 1
     assert "exit_timeout_s" in finished.stderr
@@ -420,7 +388,7 @@ def test_the_end_can_be_given_a_time_limit(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.slow
 def test_no_time_at_all(tmp_path: Path) -> None:
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     source = """
     ioshape.save_async(checkpoint(2, 100 * MIB), "files/model.pt", progress=slow)
     done = ioshape.save_async(checkpoint(3), "files/done.pt")
@@ -428,7 +396,7 @@ def test_no_time_at_all(tmp_path: Path) -> None:
         time.sleep(0.01)
     """
     variables = {"IOSHAPE_EXIT_TIMEOUT_S": "0"}
-    finished = run_program(tmp_path, _program(source), variables=variables, status=LOST)
+    finished = run_program(tmp_path, saving_program(source), variables=variables, status=LOST)
     assert finished.stderr.count('"files/model.pt"') == 1
     assert "done.pt" not in finished.stderr
     assert number_in(path) == 1
@@ -437,12 +405,12 @@ def test_no_time_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     source = """
     ioshape.save_async(checkpoint(2, 100 * MIB), "files/model.pt", progress=slow)
     print("ready", flush=True)
     """
-    with started_program(tmp_path, _program(source)) as program:
+    with started_program(tmp_path, saving_program(source)) as program:
         program.expect("ready")
         wait_until(lambda: "finishing before the program ends" in program.errors(), "its waiting")
         os.kill(program.pid, signal.SIGINT)
@@ -456,9 +424,9 @@ def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["os._exit(4)", "os.kill(os.getpid(), 9)", "os.abort()"])
 @pytest.mark.slow
 def test_an_end_without_an_end_leaves_the_old_file(tmp_path: Path, how: str) -> None:
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     status = {"_": 4, "k": -signal.SIGKILL, "a": -signal.SIGABRT}[how[3]]
-    source = _program(
+    source = saving_program(
         f"""
     import faulthandler
     import os
@@ -474,7 +442,7 @@ def test_an_end_without_an_end_leaves_the_old_file(tmp_path: Path, how: str) -> 
     assert number_in(path) == 1
     assert len(names_in(path.parent)) == 2
     # The next process to save there tidies up.
-    run_program(tmp_path, _program('ioshape.save(checkpoint(3), "files/other.pt")'))
+    run_program(tmp_path, saving_program('ioshape.save(checkpoint(3), "files/other.pt")'))
     assert names_in(path.parent) == ["model.pt", "other.pt"]
 
 
@@ -549,7 +517,7 @@ atexit.register(last_words)
 @pytest.mark.slow
 def test_another_ctrl_c_is_no_success(tmp_path: Path) -> None:
     """A save is at a step that takes no notice of the first one."""
-    path = _with_old(tmp_path)
+    path = file_to_replace(tmp_path)
     source = """
     begun = threading.Event()
 
@@ -564,7 +532,7 @@ def test_another_ctrl_c_is_no_success(tmp_path: Path) -> None:
     begun.wait()
     print("ready", flush=True)
     """
-    with started_program(tmp_path, _program(source)) as program:
+    with started_program(tmp_path, saving_program(source)) as program:
         program.expect("ready")
         wait_until(lambda: "finishing before the program ends" in program.errors(), "its waiting")
         os.kill(program.pid, signal.SIGINT)
@@ -635,320 +603,3 @@ atexit.register(fork_off)
 {LOSING}
 """
     assert run_program(tmp_path, source, status=LOST).stdout == "0\n"
-
-
-# ---- Children -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_children_do_not_disturb_their_parents_saves(tmp_path: Path) -> None:
-    """One fork for each way in which a child can end; all while the parent's save is held."""
-    path = _with_old(tmp_path)
-    source = """
-    import asyncio
-    import os
-
-
-    def refused(action):
-        try:
-            action()
-        except PermissionError as error:
-            assert "another process" in str(error), error
-            assert error.filename == "files/model.pt", error
-        else:
-            raise AssertionError("it was permitted")
-
-
-    async def awaited():
-        await handle
-
-
-    def child(end):
-        # It has nothing to do with the parent's saves...
-        refused(handle.wait)
-        refused(lambda: handle.wait(0))
-        refused(handle.result)
-        refused(handle.exception)
-        refused(handle.cancel)
-        refused(lambda: handle.progress)
-        refused(lambda: handle.add_done_callback(print))
-        refused(lambda: asyncio.run(asyncio.wait_for(awaited(), 10)))
-        assert not handle.done()
-        assert handle.report is None
-        assert "under way" in repr(handle)
-        # ... and saves itself, also to the same file.
-        ioshape.save(checkpoint(10), f"files/child {end}.pt")
-        ioshape.save_async(checkpoint(11, 3 * MIB), f"files/child {end}.pt", progress=slow)
-        assert ioshape.load(f"files/child {end}.pt")["number"] >= 10
-        if end == "_exit":
-            ioshape.wait_all()
-            os._exit(0)
-        if end == "exception":
-            sys.stderr = None
-            raise ValueError
-        # Otherwise it ends like any other program, and waits for its own save.
-
-
-    gate = Gate()
-    handle = ioshape.save_async(checkpoint(2), "files/model.pt", progress=gate)
-    gate.await_save()
-    in_child = False
-    for end in ("normal", "_exit", "exception"):
-        pid = os.fork()
-        if not pid:
-            in_child = True
-            child(end)
-            break
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert status == (end == "exception"), (end, status)
-    if not in_child:
-        assert not handle.done()
-        gate.open()
-        assert handle.wait()
-        ioshape.save(checkpoint(3), "files/after.pt")
-    """
-    finished = run_program(tmp_path, _program(source))
-    assert finished.stderr == ""
-    assert number_in(path) == 2
-    assert number_in(path.with_name("after.pt")) == 3
-    for end in ("normal", "_exit", "exception"):
-        assert number_in(path.with_name(f"child {end}.pt")) == 11
-    assert len(names_in(path.parent)) == 5
-
-
-def test_failures_of_the_parent_are_not_the_childs(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    source = """
-    import logging
-    import os
-
-    logging.getLogger("ioshape").addHandler(logging.NullHandler())
-    failed = ioshape.save_async(checkpoint(1), "missing/model.pt")
-    while failed.report is None:  # to look is not to ask
-        time.sleep(0.01)
-    pid = os.fork()
-    if not pid:
-        ioshape.save(checkpoint(2), "files/child.pt")
-        sys.exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    try:
-        ioshape.save(checkpoint(3), "files/parent.pt")
-    except FileNotFoundError:
-        print("heard")
-    """
-    # What this one has heard of is not lost without a word.
-    assert run_program(tmp_path, _program(source)).stdout == "heard\n"
-    assert names_in(tmp_path / "files") == ["child.pt", "parent.pt"]
-
-
-def test_forks_at_any_moment(tmp_path: Path) -> None:
-    """Threads save while others fork: whatever was locked then must not stay so in the child."""
-    (tmp_path / "files").mkdir()
-    source = """
-    import faulthandler
-    import os
-
-    stop = threading.Event()
-    # Made before: children of threads that compute with torch may find its locks taken.
-    states = [checkpoint(number) for number in range(5)]
-
-
-    def save_on(thread):
-        number = 0
-        while not stop.is_set():
-            number += 1
-            handle = ioshape.save_async(
-                states[number % 5], f"files/{thread}.pt", durable=False
-            )
-            ioshape.configure(queue_depth=1 + number % 5)
-            if number % 3 == 0:
-                handle.wait()
-
-
-    def fork_off(i):
-        time.sleep(0.01)
-        pid = os.fork()
-        if not pid:
-            faulthandler.dump_traceback_later(60, exit=True)
-            ioshape.configure(durable=False)
-            ioshape.save(states[i % 5], "files/child.pt")
-            ioshape.save_async(states[i % 5], "files/child.pt").wait()
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert status == 0, (i, status)
-
-
-    threads = [threading.Thread(target=save_on, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for i in range(25):
-            fork_off(i)
-    finally:
-        stop.set()
-    for thread in threads:
-        thread.join()
-    """
-    run_program(tmp_path, _program(source))
-    for name in ("0.pt", "1.pt", "2.pt", "child.pt"):
-        number_in(tmp_path / "files" / name)
-    assert len(names_in(tmp_path / "files")) == 4
-
-
-FIRST_USE = """
-import faulthandler
-import os
-import random
-import threading
-import time
-
-import ioshape
-
-state = {"number": 5}
-
-
-def use(thread):
-    ioshape.save_async(state, f"{thread}.pt", durable=False).wait()
-
-
-def fork_off():
-    pid = os.fork()
-    if not pid:
-        faulthandler.dump_traceback_later(60, exit=True)
-        ioshape.configure(durable=False)
-        ioshape.save(state, "child.pt")
-        os._exit(0)
-    return pid
-
-
-threads = [threading.Thread(target=use, args=(i,)) for i in range(2)]
-for thread in threads:
-    thread.start()
-children = []
-for _ in range(8):
-    time.sleep(random.uniform(0, 0.02))
-    children.append(fork_off())
-statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-assert not any(statuses), statuses
-for thread in threads:
-    thread.join()
-"""
-
-
-@pytest.mark.long  # once, on a machine with a load of 8, glibc ended a child: "double free"
-def test_forks_while_others_use_the_package_for_the_first_time(tmp_path: Path) -> None:
-    for _ in range(5):
-        run_program(tmp_path, FIRST_USE)
-
-
-def test_a_child_that_was_forked_too_early_says_so(tmp_path: Path) -> None:
-    """The thread that imports waits for the one that forks, which could wait for ever."""
-    source = """
-import os
-import threading
-
-import ioshape
-
-ioshape._PATIENCE_S = 0.01
-forked, importing = threading.Event(), threading.Event()
-
-
-def import_slowly(name):
-    importing.set()
-    forked.wait()
-    raise ImportError(name)
-
-
-def use():
-    try:
-        ioshape.save
-    except ImportError:
-        pass
-
-
-ioshape.import_module = import_slowly
-thread = threading.Thread(target=use)
-thread.start()
-importing.wait()
-pid = os.fork()
-if not pid:
-    try:
-        ioshape.save
-    except RuntimeError as error:
-        print(error, flush=True)
-        os._exit(0)
-    os._exit(1)
-forked.set()
-thread.join()
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-"""
-    assert "forked while another thread" in run_program(tmp_path, source).stdout
-
-
-# A script as its own module, because the children of "spawn" import it.
-WITH_CHILDREN = """
-import multiprocessing
-import sys
-
-import torch
-from torch.utils.data import DataLoader, Dataset
-
-import ioshape
-from checkpoints import Gate, checkpoint
-
-
-class Squares(Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, i):
-        if i % 16 == 0 and "saving" in sys.argv:
-            # Workers save too: what they have cached, say.
-            ioshape.save_async({"number": i, "data": torch.ones(1000)}, f"files/item {i}.pt").wait()
-        return torch.tensor(i * i)
-
-
-def save_there(number):
-    ioshape.save(checkpoint(number), f"files/{number}.pt")
-    ioshape.save_async(checkpoint(number + 1), f"files/{number}.pt")
-    return ioshape.load(f"files/{number}.pt")["number"]
-
-
-def main(method):
-    workers = 2 if method == "fork" else 1  # the others take their time to start
-    gate = Gate()
-    handle = ioshape.save_async(checkpoint(2), "files/model.pt", progress=gate)
-    gate.await_save()
-    loader = DataLoader(Squares(), 4, num_workers=workers, multiprocessing_context=method)
-    for _ in range(workers):
-        squares = torch.cat(list(loader))
-        assert squares.tolist() == [i * i for i in range(64)]
-    with multiprocessing.get_context(method).Pool(workers) as pool:
-        assert min(pool.map(save_there, [100, 200, 300])) >= 100
-        pool.close()
-        pool.join()
-    assert not handle.done()
-    gate.open()
-    assert handle.wait()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
-"""
-
-
-@pytest.mark.parametrize(
-    "method",
-    # What "spawn" and "forkserver" start imports torch: that takes its time.
-    ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.long)],
-)
-@pytest.mark.slow
-def test_data_loaders_and_pools_work_during_a_save(tmp_path: Path, method: str) -> None:
-    path = _with_old(tmp_path)
-    finished = run_interpreter(tmp_path, WITH_CHILDREN, method, "saving")
-    assert finished.stderr == ""
-    assert number_in(path) == 2
-    for number in (100, 200, 300):
-        # Pools end their processes with os._exit(), after exit handlers of multiprocessing alone.
-        assert number_in(path.with_name(f"{number}.pt")) == number + 1
-    assert {f"item {i}.pt" for i in (0, 16, 32, 48)} <= set(names_in(path.parent))

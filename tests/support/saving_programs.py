@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that end, or fork, while saves are in flight."""
+
+from pathlib import Path
+
+import torch
+from checkpoints import checkpoint
+
+# What programs begin with. A save with `progress=slow` takes half a second or longer.
+BEGINNING = """
+import sys
+import threading
+import time
+
+import ioshape
+from checkpoints import Gate, checkpoint
+
+MIB = 1 << 20
+
+
+def slow(progress):
+    if progress.phase == "write":
+        time.sleep(0.05)
+
+
+ioshape.configure(engine="buffered", block_bytes="256K")
+"""
+
+
+def saving_program(end: str) -> str:
+    """The source of one that ends with this."""
+    return BEGINNING + "\n".join(line.removeprefix("    ") for line in end.splitlines())
+
+
+def file_to_replace(tmp_path: Path) -> Path:
+    """A file that is replaced, in a folder of its own."""
+    path = tmp_path / "files" / "model.pt"
+    path.parent.mkdir()
+    torch.save(checkpoint(1), path)
+    return path
