@@ -286,7 +286,7 @@ stage_coverage() {
 			-exec "$programs/tests/fuzz/fuzz-$name" {} +
 	done
 	check "acts whose calls fail" failing_acts $programs
-	PYTHONPATH=$site python_tests coverage-python tests/python -n "$(nproc)" --dist worksteal \
+	COVERAGE_FILE=$PWD/$programs/python PYTHONPATH=$site python_tests coverage-python tests/python -n "$(nproc)" --dist worksteal \
 		--cov=ioshape --cov-branch --cov-report="json:$results/coverage-python.json"
 	check "branch coverage is written to docs/testing.md" \
 		python tests/support/branch_coverage.py $programs "$results/coverage-python.json"

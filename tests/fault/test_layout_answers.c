@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * New files with a layout, on clients of Lustre, BeeGFS and CephFS that answer otherwise than
+ * hoped: there is a file to write to, of ours alone, or an error.
+ */
+#define _GNU_SOURCE
+#include "fs/fs.h"
+#include "support/check_main.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+static int directory = -1;
+
+static void setup(void)
+{
+	scratch_setup();
+	directory = open(scratch_directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	ck_assert_int_ge(directory, 0);
+}
+
+static void teardown(void)
+{
+	close(directory);
+	scratch_teardown();
+}
+
+static struct test_case tests = { .name = "answers", .setup = setup, .teardown = teardown };
+
+/* ---- The client ------------------------------------------------------------------------------ */
+
+#define BEEGFS_MAKE 0x4018661bu
+#define LUSTRE_SET 0x4008669au
+
+/* What it answers to these, and to attributes. */
+static struct {
+	int (*ioctl)(int fd, const void *argument);
+	const void *attribute;
+	size_t bytes;
+	int refuses; /* errno of setting an attribute */
+} client;
+
+int __wrap_ioctl(int fd, unsigned long request, ...);
+int __wrap_ioctl(int fd, unsigned long request, ...)
+{
+	va_list args;
+	const void *argument;
+
+	va_start(args, request);
+	argument = va_arg(args, const void *);
+	va_end(args);
+	if (client.ioctl && (request == BEEGFS_MAKE || request == LUSTRE_SET))
+		return client.ioctl(fd, argument);
+	errno = ENOTTY;
+	return -1;
+}
+
+ssize_t __wrap_fgetxattr(int fd, const char *name, void *into, size_t room);
+ssize_t __wrap_fgetxattr(int fd, const char *name, void *into, size_t room)
+{
+	(void)fd;
+	(void)name;
+	if (!client.attribute || room < client.bytes) {
+		errno = client.attribute ? ERANGE : ENODATA;
+		return -1;
+	}
+	memcpy(into, client.attribute, client.bytes);
+	return (ssize_t)client.bytes;
+}
+
+int __wrap_fsetxattr(int fd, const char *name, const void *value, size_t bytes, int flags);
+int __wrap_fsetxattr(int fd, const char *name, const void *value, size_t bytes, int flags)
+{
+	(void)fd;
+	(void)name;
+	(void)value;
+	(void)bytes;
+	(void)flags;
+	errno = client.refuses;
+	return client.refuses ? -1 : 0;
+}
+
+static struct fs_layout wish(uint32_t parts)
+{
+	struct fs_layout layout = { .count = parts, .mirrors = 1 };
+
+	for (uint32_t i = 0; i < parts; i++)
+		layout.parts[i] = (struct fs_part){
+			.begin = i * GIB,
+			.end = i + 1 < parts ? (i + 1) * GIB : UINT64_MAX,
+			.stripe_bytes = MIB,
+			.stripe_count = 4,
+		};
+	return layout;
+}
+
+static int create(enum fs_family family, const struct fs_layout *layout, char note[256])
+{
+	return fs_create_with_layout(directory, "new", 0640, family, layout, note, 256);
+}
+
+/* A file that is empty and ours, and has no other name. */
+static void must_be_new(int fd)
+{
+	struct stat status, named;
+
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(fstat(fd, &status), 0);
+	ck_assert_int_eq(fstatat(directory, "new", &named, AT_SYMLINK_NOFOLLOW), 0);
+	ck_assert_uint_eq(status.st_ino, named.st_ino);
+	ck_assert(S_ISREG(status.st_mode) && !status.st_size && status.st_nlink == 1);
+	ck_assert_int_eq(fcntl(fd, F_GETFL) & (O_NONBLOCK | O_ACCMODE), O_RDWR);
+	close(fd);
+	ck_assert_int_eq(unlinkat(directory, "new", 0), 0);
+}
+
+/* ---- BeeGFS ---------------------------------------------------------------------------------- */
+
+/* Of its client's interface. */
+struct hints {
+	const char *name;
+	uint32_t mode, targets, chunk;
+};
+
+static int make(int fd, const void *argument)
+{
+	const struct hints *hints = argument;
+	const int made = openat(fd, hints->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+				(mode_t)hints->mode);
+
+	ck_assert_uint_eq(hints->targets, 4);
+	ck_assert_uint_eq(hints->chunk, MIB);
+	if (made < 0)
+		return -1;
+	close(made);
+	return 0;
+}
+
+/* Another user of the directory is quicker than we open what was made. */
+static int make_a_link(int fd, const void *argument)
+{
+	const struct hints *hints = argument;
+
+	scratch_write(scratch_path("empty"), "", 0);
+	return symlinkat("empty", fd, hints->name);
+}
+
+static int make_a_pipe(int fd, const void *argument)
+{
+	const struct hints *hints = argument;
+
+	return mkfifoat(fd, hints->name, 0600);
+}
+
+static int make_two_names(int fd, const void *argument)
+{
+	const struct hints *hints = argument;
+
+	return make(fd, argument) ? -1 : linkat(fd, hints->name, fd, "other name", 0);
+}
+
+static int make_something(int fd, const void *argument)
+{
+	const struct hints *hints = argument;
+	int made;
+
+	if (make(fd, argument))
+		return -1;
+	made = openat(fd, hints->name, O_WRONLY | O_CLOEXEC);
+	ck_assert_int_eq(write(made, "text", 4), 4);
+	return close(made);
+}
+
+static int make_nothing(int fd, const void *argument)
+{
+	(void)fd;
+	(void)argument;
+	return 0;
+}
+
+TEST(tests, beegfs_makes_the_file)
+{
+	const struct fs_layout layout = wish(1);
+	char note[256];
+
+	client.ioctl = make;
+	must_be_new(create(FS_BEEGFS, &layout, note));
+	scratch_write(scratch_path("new"), "mine", 4);
+	ck_assert_int_eq(create(FS_BEEGFS, &layout, note), -EEXIST);
+	ck_assert(scratch_same(scratch_path("new"), "mine", 4));
+}
+
+static int (*const makers[])(int fd, const void *argument) = {
+	make_a_link, make_a_pipe, make_two_names, make_something, make_nothing,
+};
+
+LOOP_TEST(tests, what_beegfs_made_and_is_not_ours_and_new_is_not_written_to, 0,
+	  (int)ARRAY_LENGTH(makers))
+{
+	const struct fs_layout layout = wish(1);
+	char note[256];
+
+	client.ioctl = makers[_i];
+	must_be_new(create(FS_BEEGFS, &layout, note));
+	ck_assert_str_ne(note, "");
+}
+
+TEST(tests, what_beegfs_does_not_take_is_a_plain_file)
+{
+	const struct fs_layout one = wish(1), two = wish(2);
+	char note[256];
+
+	must_be_new(create(FS_BEEGFS, &one, note));
+	ck_assert_str_ne(note, "");
+	client.ioctl = make;
+	must_be_new(create(FS_BEEGFS, &two, note));
+	ck_assert_str_ne(note, "");
+}
+
+/* ---- CephFS ---------------------------------------------------------------------------------- */
+
+#define CEPH_LAYOUT "stripe_unit=1048576 stripe_count=4 object_size=4194304 pool=data"
+
+static const struct {
+	const char *has;
+	int refuses;
+	bool noted;
+} ceph[] = {
+	{ CEPH_LAYOUT, 0, false },
+	{ CEPH_LAYOUT, EPERM, false }, /* it lies so already */
+	{ "stripe_unit=65536 stripe_count=1 object_size=4194304 pool=data", EPERM, true },
+	{ NULL, 0, true },
+	{ "", 0, true },
+	{ "stripe_unit=0 stripe_count=4 object_size=4194304 pool=data", 0, true },
+	{ "stripe_unit=1048576 stripe_count=99999999999 object_size=1048576", 0, true },
+	{ "stripe_unit=1048576 stripe_count=4 pool=data", 0, true },
+};
+
+LOOP_TEST(tests, cephfs_is_told_while_the_file_is_empty, 0, (int)ARRAY_LENGTH(ceph))
+{
+	const struct fs_layout layout = wish(1);
+	char note[256];
+
+	client.attribute = ceph[_i].has;
+	client.bytes = ceph[_i].has ? strlen(ceph[_i].has) : 0;
+	client.refuses = ceph[_i].refuses;
+	must_be_new(create(FS_CEPH, &layout, note));
+	ck_assert_msg(!*note == !ceph[_i].noted, "\"%s\"", note);
+}
+
+TEST(tests, a_ceph_layout_has_one_part)
+{
+	struct fs_layout layout = wish(2);
+	char note[256];
+
+	client.attribute = CEPH_LAYOUT;
+	client.bytes = strlen(CEPH_LAYOUT);
+	must_be_new(create(FS_CEPH, &layout, note));
+	ck_assert_str_ne(note, "");
+	/* Somebody else's file is not touched. */
+	scratch_write(scratch_path("new"), "mine", 4);
+	layout = wish(1);
+	ck_assert_int_eq(create(FS_CEPH, &layout, note), -EEXIST);
+	ck_assert(scratch_same(scratch_path("new"), "mine", 4));
+}
+
+/* ---- Lustre ---------------------------------------------------------------------------------- */
+
+static int agree(int fd, const void *argument)
+{
+	(void)fd;
+	(void)argument;
+	return 0;
+}
+
+/* As a host of this order of bytes tells it: 4 stripes of 1 MiB. */
+static size_t put_lustre(uint8_t blob[256], uint32_t magic, uint16_t count, bool swapped)
+{
+	const size_t head = magic == 0x0BD30BD0u ? 48 : 32;
+	const uint32_t words[] = { magic, 1, MIB };
+	const size_t at[] = { 0, 4, 24 };
+
+	memset(blob, 0, 256);
+	for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
+		const uint32_t word = swapped ? __builtin_bswap32(words[i]) : words[i];
+
+		memcpy(blob + at[i], &word, sizeof(word));
+	}
+	count = swapped ? __builtin_bswap16(count) : count;
+	memcpy(blob + 28, &count, sizeof(count));
+	return head + 4 * 24;
+}
+
+static const struct {
+	uint32_t magic;
+	uint16_t count;
+	bool swapped;
+	size_t less; /* bytes that it lacks */
+	bool striped;
+} lustre[] = {
+	{ 0x0BD10BD0u, 4, false, 0, true },
+	{ 0x0BD30BD0u, 4, false, 0, true },
+	{ 0x0BD10BD0u, 4, true, 0, true },
+	{ 0x0BD30BD0u, 4, true, 0, true },
+	/* A default, not this file's: without objects. */
+	{ 0x0BD10BD0u, 0, false, 0, false },
+	{ 0x0BD30BD0u, 0, false, 0, false },
+	{ 0x0BD10BD0u, 4, false, 4 * 24, false },
+	{ 0x0BD30BD0u, 4, false, 4 * 24, false },
+	{ 0x0BD10BD0u, 4, false, 110, false },
+	{ 0x12345678u, 4, false, 0, false },
+};
+
+LOOP_TEST(tests, lustre_says_what_a_file_got, 0, (int)ARRAY_LENGTH(lustre))
+{
+	const struct fs_layout layout = wish(1);
+	uint8_t blob[256];
+	char note[256];
+
+	client.ioctl = agree;
+	client.bytes = put_lustre(blob, lustre[_i].magic, lustre[_i].count, lustre[_i].swapped) -
+		       lustre[_i].less;
+	client.attribute = blob;
+	/* A file without objects cannot be written: it is made anew. */
+	must_be_new(create(FS_LUSTRE, &layout, note));
+	ck_assert_msg(!*note == lustre[_i].striped, "\"%s\"", note);
+}
+
+TEST(tests, a_lustre_layout_that_is_refused_is_the_directorys)
+{
+	struct fs_layout layout = wish(2);
+	char note[256];
+
+	client.refuses = ENOSPC;
+	must_be_new(create(FS_LUSTRE, &layout, note));
+	ck_assert_str_ne(note, "");
+	client.refuses = 0;
+	must_be_new(create(FS_LUSTRE, &layout, note));
+	ck_assert_str_ne(note, "");
+	layout = wish(1);
+	layout.parts[0].overstriped = true;
+	must_be_new(create(FS_LUSTRE, &layout, note));
+	ck_assert_str_ne(note, "");
+	scratch_write(scratch_path("new"), "mine", 4);
+	ck_assert_int_eq(create(FS_LUSTRE, &layout, note), -EEXIST);
+}
+
+TEST(tests, others_take_no_layouts)
+{
+	const struct fs_layout layout = wish(1);
+	char note[256];
+
+	must_be_new(create(FS_EXT, &layout, note));
+	ck_assert_str_ne(note, "");
+}
+
+int main(void)
+{
+	return check_run("layout_answers");
+}

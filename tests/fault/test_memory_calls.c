@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that processes share, while each call in turn fails: there is all of it or an error, and
+ * no touch of it ends the process. And on kernels that cannot do what newer ones can.
+ */
+#define _GNU_SOURCE
+#include "base/base.h"
+#include "support/calls.h"
+#include "support/check_main.h"
+#include "support/fail_memory.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define BYTES (3 * MIB)
+
+static struct test_case tests = { .name = "shared", .timeout_s = 60 };
+
+static int look_at(int fd, const void *memory)
+{
+	const void *view;
+	uint64_t bytes;
+	int ret = base_shared_view(fd, &view, &bytes);
+
+	if (ret)
+		return ret;
+	/* Nothing is asserted yet: that would be a call, too. */
+	ret = bytes != BYTES || memcmp(view, memory, BYTES) ? -EBADMSG : 0;
+	base_unmap((void *)(uintptr_t)view, bytes);
+	return ret;
+}
+
+/* As saves use it: all of it is written to and seen by another one. */
+static int use(void)
+{
+	void *memory = NULL;
+	const int fd = base_shared_open();
+	int ret = fd < 0 ? fd : base_shared_grow(fd, BYTES);
+
+	if (!ret)
+		ret = base_shared_map(fd, 0, BYTES, &memory);
+	if (!ret) {
+		memset(memory, 7, BYTES);
+		ret = look_at(fd, memory);
+		base_unmap(memory, BYTES);
+		base_shared_drop(fd, 0, BYTES);
+	}
+	if (fd >= 0)
+		base_close(fd);
+	return ret;
+}
+
+static const int codes[] = { EINTR, ENOMEM, EFAULT, EINVAL, ENOSPC, EMFILE };
+
+LOOP_TEST(tests, each_call_may_fail, 0, (int)ARRAY_LENGTH(codes))
+{
+	const unsigned descriptors = scratch_descriptors();
+	unsigned failed = 0;
+
+	fail_memory_by(calls_fail);
+	for (unsigned long nth = 1;; nth++) {
+		int ret;
+
+		calls_begin(CALLS_FAIL, nth, codes[_i]);
+		ret = use();
+		calls_end();
+		ck_assert_msg(ret <= 0 && ret != -EBADMSG, "call %lu: %d", nth, ret);
+		ck_assert_uint_eq(scratch_descriptors(), descriptors);
+		failed += ret != 0;
+		if (atomic_load(&calls_record()->count) < nth)
+			break;
+	}
+	ck_assert_uint_ge(failed, 3);
+}
+
+/* Linux before 5.14: the pages are made by the file. */
+TEST(tests, an_older_kernel_makes_all_pages_beforehand)
+{
+	calls_deny("madvise", EINVAL);
+	calls_begin(CALLS_COUNT, 0, 0);
+	ck_assert_int_eq(use(), 0);
+	calls_end();
+	ck_assert_int_ge(calls_find("fallocate64", 0), 0);
+}
+
+/* A profiler's signals interrupt it; other failures are no reason to try again. */
+TEST(tests, an_older_kernel_is_asked_again_after_a_signal)
+{
+	calls_deny("madvise", EINVAL);
+	calls_begin_named("fallocate64", EINTR);
+	ck_assert_int_eq(use(), 0);
+	calls_begin_named("fallocate64", ENOSPC);
+	ck_assert_int_eq(use(), -ENOMEM);
+	calls_begin_named("fallocate64", EPERM);
+	ck_assert_int_eq(use(), -EPERM);
+	calls_end();
+}
+
+TEST(tests, signals_without_end_are_given_up)
+{
+	calls_deny("madvise", EINVAL);
+	calls_deny("fallocate64", EINTR);
+	calls_begin(CALLS_COUNT, 0, 0);
+	ck_assert_int_eq(use(), -EINTR);
+	calls_end();
+}
+
+int main(void)
+{
+	return check_run("memory_calls");
+}
