@@ -8,6 +8,8 @@
 #include "support/scratch.h"
 #include "support/write_record.h"
 
+#include <ioshape/operator.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -145,6 +147,106 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 	MUST_BE_REFUSED(results);
 	ck_assert_str_eq(ioshape_last_error()->path, path);
 	ioshape_reader_free(reader);
+}
+
+static struct ioshape_slot *take_slot(void)
+{
+	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot *slot;
+
+	options.path = scratch_directory();
+	ck_assert_msg(!ioshape_slot_acquire(context, &options, &slot), "%s",
+		      ioshape_last_error()->sentence);
+	return slot;
+}
+
+TEST(calls_case, slots_and_pools_need_what_they_are_about_and_a_place_for_what_they_give)
+{
+	const char *path = scratch_directory();
+	struct ioshape_slot_options heavy = IOSHAPE_SLOT_OPTIONS_INIT;
+	struct ioshape_slot_info info = IOSHAPE_SLOT_INFO_INIT;
+	struct ioshape_slot *slot = take_slot(), *none;
+	struct ioshape_pool_status *status;
+	char name[100], longest[200] = "", *names;
+
+	heavy.path = path;
+	heavy.weight = UINT32_MAX;
+	memset(longest, 'x', sizeof(longest) - 1);
+	const int answers[] = {
+		ioshape_slot_acquire(NULL, NULL, &none),
+		ioshape_slot_acquire(context, &heavy, &none),
+		ioshape_slot_acquire(context, NULL, NULL),
+		ioshape_slot_pace(NULL, 1),
+		ioshape_slot_get_info(NULL, &info),
+		ioshape_slot_get_info(slot, NULL),
+		ioshape_pool_get_name(NULL, path, name, sizeof(name)),
+		ioshape_pool_get_name(context, NULL, name, sizeof(name)),
+		ioshape_pool_get_name(context, path, NULL, sizeof(name)),
+		ioshape_pool_get_name(context, path, name, 0),
+		ioshape_pool_get_status(context, "p", NULL),
+		ioshape_pool_get_status(NULL, "p", &status),
+		ioshape_pool_set(context, "p", NULL),
+		ioshape_pool_set(NULL, "p", NULL),
+		ioshape_pool_kick(context, "p", NULL),
+		ioshape_pool_kick(context, "p", ""),
+		ioshape_pool_kick(context, "p", longest),
+		ioshape_pool_kick(NULL, "p", "id"),
+		ioshape_pool_list(context, NULL),
+		ioshape_pool_list(NULL, &names),
+	};
+
+	MUST_BE_REFUSED(answers);
+	ck_assert(!none && !status && !names);
+	ck_assert_int_eq(ioshape_pool_get_name(context, path, name, 2), -ENAMETOOLONG);
+	ck_assert_int_eq(ioshape_slot_get_info(slot, &info), 0);
+	ioshape_slot_free(slot);
+	ioshape_slot_free(NULL);
+}
+
+/* In a child of fork(). */
+static int use_slot(void *slot)
+{
+	struct ioshape_slot_info info = IOSHAPE_SLOT_INFO_INIT;
+	int wrong = ioshape_slot_pace(slot, 1) != -EPERM;
+
+	wrong += ioshape_slot_get_info(slot, &info) != -EPERM;
+	ioshape_slot_free(slot);
+	return wrong;
+}
+
+TEST(calls_case, a_slot_is_its_processs)
+{
+	struct ioshape_slot *slot = take_slot();
+
+	ck_assert_int_eq(scratch_in_child(use_slot, slot), 0);
+	ck_assert_int_eq(ioshape_slot_pace(slot, 1), 0);
+	ioshape_slot_free(slot);
+}
+
+TEST(calls_case, a_group_needs_a_place_for_what_it_finds)
+{
+	struct ioshape_search_options wrong = { .size = 1 };
+	struct ioshape_group *group, *none;
+	uint64_t step = 1;
+
+	ck_assert_int_eq(ioshape_group_open(context, scratch_path("steps"), NULL, &group), 0);
+	const int answers[] = {
+		ioshape_group_open(context, NULL, NULL, &none),
+		ioshape_group_open(context, "", NULL, &none),
+		ioshape_group_open(context, scratch_path("steps"), NULL, NULL),
+		ioshape_group_get_latest(NULL, NULL, &step),
+		ioshape_group_get_latest(group, NULL, NULL),
+		ioshape_group_get_latest(group, &wrong, &step),
+		ioshape_group_fail(NULL, 1, "why"),
+		ioshape_group_save_tensors(NULL, 1, NULL, 0, NULL, NULL),
+		ioshape_group_save_tensors(group, 1, NULL, 1, NULL, NULL),
+	};
+
+	MUST_BE_REFUSED(answers);
+	ck_assert(!none && !step);
+	ck_assert_int_eq(ioshape_group_fail(group, 1, NULL), 0);
+	ioshape_group_free(group);
+	ioshape_group_free(NULL);
 }
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
