@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who a process is to the others of its pool: what its launcher says. */
 #define _GNU_SOURCE
+#include "base/job.h"
 #include "slots/slots.h"
 #include "support/check_main.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void forget_launchers(void)
 {
@@ -30,6 +32,8 @@ static void forget_launchers(void)
 		"OMPI_COMM_WORLD_RANK",
 		"OMPI_COMM_WORLD_SIZE",
 		"SLURM_STEP_NUM_TASKS",
+		"SLURM_STEP_TASKS_PER_NODE",
+		"SLURM_NODEID",
 	};
 
 	for (size_t i = 0; i < ARRAY_LENGTH(variables); i++)
@@ -125,6 +129,115 @@ TEST(all_case, the_first_rank_is_a_rank_like_any_other)
 	slots_identify(&identity, NULL, 0);
 	ck_assert_uint_eq(identity.rank, 5);
 	ck_assert_uint_eq(identity.ranks, 16);
+}
+
+/* ---- Ranks of a node ------------------------------------------------------------------------- */
+
+static const struct {
+	const char *tasks, *node;
+	uint32_t local_ranks;
+} slurm[] = {
+	{ "4(x2),3", "0", 4 },
+	{ "4(x2),3", "1", 4 },
+	{ "4(x2),3", "2", 3 },
+	{ "8", "0", 8 },
+	{ "2,16", "1", 16 },
+	/* It does not tell of this node, or not what it is. */
+	{ "4(x2),3", "3", 1 },
+	{ "4", NULL, 1 },
+	{ NULL, "0", 1 },
+	{ "", "0", 1 },
+	{ "many", "0", 1 },
+	{ "4(x,3", "0", 4 },
+	{ "4(x99999999999),3", "7", 4 },
+	{ "4(x1,3", "1", 3 },
+	{ "9999999999", "0", 1 },
+	{ "4", "-1", 1 },
+	{ "4", "0x", 1 },
+};
+
+LOOP_TEST(all_case, slurm_lists_how_many_ranks_each_node_has, 0, (int)ARRAY_LENGTH(slurm))
+{
+	struct base_job job;
+
+	setenv("SLURM_PROCID", "5", 1);
+	setenv("SLURM_STEP_NUM_TASKS", "64", 1);
+	setenv("SLURM_LOCALID", "1", 1);
+	if (slurm[_i].tasks)
+		setenv("SLURM_STEP_TASKS_PER_NODE", slurm[_i].tasks, 1);
+	if (slurm[_i].node)
+		setenv("SLURM_NODEID", slurm[_i].node, 1);
+	base_job_find(&job);
+	ck_assert_str_eq(job.launcher, "slurm");
+	ck_assert_uint_eq(job.rank, 5);
+	ck_assert_uint_eq(job.ranks, 64);
+	ck_assert_uint_eq(job.local_rank, 1);
+	ck_assert_uint_eq(job.local_ranks, slurm[_i].local_ranks);
+}
+
+TEST(all_case, a_rank_beyond_the_last_is_none)
+{
+	struct base_job job;
+
+	setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+	setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+	setenv("OMPI_COMM_WORLD_LOCAL_RANK", "one", 1);
+	setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+	setenv("RANK", "2", 1);
+	setenv("WORLD_SIZE", "2", 1);
+	base_job_find(&job);
+	ck_assert_str_eq(job.launcher, "openmpi");
+	ck_assert_uint_eq(job.rank, 1);
+	ck_assert_uint_eq(job.local_rank, 0);
+	ck_assert_uint_eq(job.local_ranks, 2);
+}
+
+static const struct {
+	const char *slurm, *user, *logname, *expected; /* NULL: the number */
+} users[] = {
+	{ "ann", "bob", "cy", "ann" },
+	{ NULL, "bob", "cy", "bob" },
+	{ "", "", "cy", "cy" },
+	{ NULL, NULL, NULL, NULL },
+};
+
+LOOP_TEST(all_case, the_user_is_who_slurm_or_the_login_says, 0, (int)ARRAY_LENGTH(users))
+{
+	struct slots_identity identity;
+	char number[32];
+
+	unsetenv("SLURM_JOB_USER");
+	unsetenv("USER");
+	unsetenv("LOGNAME");
+	if (users[_i].slurm)
+		setenv("SLURM_JOB_USER", users[_i].slurm, 1);
+	if (users[_i].user)
+		setenv("USER", users[_i].user, 1);
+	if (users[_i].logname)
+		setenv("LOGNAME", users[_i].logname, 1);
+	slots_identify(&identity, NULL, 0);
+	snprintf(number, sizeof(number), "uid%lu", (unsigned long)geteuid());
+	ck_assert_str_eq(identity.user, users[_i].expected ? users[_i].expected : number);
+}
+
+TEST(all_case, half_a_meeting_point_is_none)
+{
+	static const struct {
+		const char *address, *port;
+	} halves[] = { { "n01", NULL }, { "n01", "" }, { "", "29500" }, { NULL, "29500" } };
+
+	for (size_t i = 0; i < ARRAY_LENGTH(halves); i++) {
+		struct slots_identity identity;
+
+		unsetenv("MASTER_ADDR");
+		unsetenv("MASTER_PORT");
+		if (halves[i].address)
+			setenv("MASTER_ADDR", halves[i].address, 1);
+		if (halves[i].port)
+			setenv("MASTER_PORT", halves[i].port, 1);
+		slots_identify(&identity, "", 0);
+		ck_assert_ptr_null(strchr(identity.job, ':'));
+	}
 }
 
 int main(void)
