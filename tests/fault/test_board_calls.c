@@ -109,6 +109,52 @@ TEST(tests, test_what_does_not_pass_is_told)
 	ck_assert_int_eq(error.code, -EACCES);
 }
 
+/* ---- The secret of a job's notes in a Redis -------------------------------------------------- */
+
+static const int secret_codes[] = { ESTALE, EIO, EACCES, EINTR, ENOSPC, CALLS_SHORT };
+
+static struct gather_board_config secret_config(uint32_t rank)
+{
+	return (struct gather_board_config){
+		.directory = scratch_directory(),
+		.name = boards.name,
+		.rank = rank,
+		.ranks = 2,
+		.deadline_ms = 10,
+	};
+}
+
+/* Rank 0 draws it, and rank 1 finds the same; or it is told what failed. */
+LOOP_TEST(tests, test_each_call_for_the_secret_may_fail, 0, 2 * (int)ARRAY_LENGTH(secret_codes))
+{
+	const uint32_t rank = (uint32_t)_i % 2;
+	struct board_secret secrets[2] = { { 0 } };
+	unsigned long failed = 0;
+
+	for (unsigned long nth = 1;; nth++) {
+		const struct gather_board_config configs[] = { secret_config(0), secret_config(1) };
+		struct base_error error = { 0 };
+		int ret = 0;
+
+		if (rank)
+			ck_assert_int_eq(board_secret_open(&secrets[0], &configs[0], NULL), 0);
+		calls_begin(CALLS_FAIL, nth, secret_codes[_i / 2]);
+		ret = board_secret_open(&secrets[rank], &configs[rank], &error);
+		calls_end();
+		ck_assert_int_eq(error.code, ret);
+		if (!ret && !rank)
+			ck_assert_int_eq(board_secret_open(&secrets[1], &configs[1], NULL), 0);
+		if (!ret)
+			ck_assert(!memcmp(secrets[0].key, secrets[1].key, sizeof(secrets[0].key)));
+		failed += ret != 0;
+		board_secret_close(&secrets[1]);
+		board_secret_close(&secrets[0]);
+		if (atomic_load(&calls_record()->count) < nth)
+			break;
+	}
+	ck_assert_uint_ge(failed, 2);
+}
+
 int main(void)
 {
 	return check_run("board_calls");

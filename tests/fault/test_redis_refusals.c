@@ -373,6 +373,138 @@ TEST(tests, tls_that_is_not_there_is_refused_with_what_to_install)
 	redis_case_must_say(&error, "hiredis_ssl");
 }
 
+/* ---- Servers that lead elsewhere ------------------------------------------------------------- */
+
+static const struct {
+	const char *says;
+	int code;
+} sentinels[] = {
+	{ "-ERR not now\r\n", -EACCES },
+	{ "*-1\r\n", -ENOENT },
+	{ "$4\r\ntext\r\n", -EPROTO },
+	{ "*1\r\n$9\r\n127.0.0.1\r\n", -EPROTO },
+	{ "*2\r\n:1\r\n$4\r\n6379\r\n", -EPROTO },
+	{ "*2\r\n$9\r\n127.0.0.1\r\n:6379\r\n", -EPROTO },
+	{ "*2\r\n$9\r\n127.0.0.1\r\n$5\r\n99999\r\n", -EPROTO },
+	{ "*2\r\n$0\r\n\r\n$4\r\n6379\r\n", -EPROTO },
+	{ "*2\r\n$9\r\n127.0.0.1\r\n$300\r\n"
+	  "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+	  "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+	  "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+	  "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\r\n",
+	  -EPROTO },
+};
+
+LOOP_TEST(tests, a_sentinel_that_names_no_master_is_no_way_to_one, 0, (int)ARRAY_LENGTH(sentinels))
+{
+	struct slots_address parsed;
+	struct slots_route route = { .address = &parsed };
+	struct base_error error = { 0 };
+	struct fake_redis fake;
+	struct slots_link *link;
+	char text[100];
+
+	fake_redis_start(&fake, FAKE_SAYS, sentinels[_i].says);
+	snprintf(text, sizeof(text), "sentinel%s/trains", strchr(fake.address, ':'));
+	ck_assert_int_eq(address_parse(&parsed, text, &error), 0);
+	ck_assert_int_eq(route_connect(&route, &link, base_now_ns() + base_ms_to_ns(20000), &error),
+			 sentinels[_i].code);
+	ck_assert_ptr_null(link);
+	ck_assert_int_eq(error.code, sentinels[_i].code);
+	fake_redis_stop(&fake);
+}
+
+static const struct {
+	const char *says;
+	bool leads, ask;
+	const char *host;
+} redirects[] = {
+	{ "-MOVED 3999 10.0.0.7:6380\r\n", true, false, "10.0.0.7" },
+	{ "-ASK 3999 10.0.0.7:6380\r\n", true, true, "10.0.0.7" },
+	/* Of the node that says so. */
+	{ "-MOVED 3999 :6380\r\n", true, false, "127.0.0.1" },
+	{ "-MOVED 3999 10.0.0.7:port\r\n", false, false, "" },
+	{ "-ERR 3999\r\n", false, false, "" },
+	{ "+MOVED 3999 10.0.0.7:6380\r\n", false, false, "" },
+};
+
+LOOP_TEST(tests, a_node_of_a_cluster_leads_to_another, 0, (int)ARRAY_LENGTH(redirects))
+{
+	const uint64_t until_ns = base_now_ns() + base_ms_to_ns(20000);
+	struct link_command command = { 0 };
+	struct slots_address parsed;
+	struct slots_node node;
+	struct fake_redis fake;
+	struct slots_link *link;
+	redisReply *reply;
+	bool ask = false;
+
+	fake_redis_start(&fake, FAKE_SAYS, redirects[_i].says);
+	ck_assert_int_eq(address_parse(&parsed, fake.address, NULL), 0);
+	ck_assert_int_eq(link_open(&link, &parsed, &parsed.nodes[0], false, until_ns, NULL), 0);
+	link_add_text(&command, "PING");
+	ck_assert_int_eq(link_ask(link, &command, &reply, until_ns, NULL), 0);
+	ck_assert_int_eq(route_is_redirect(link, reply, &node, &ask), redirects[_i].leads);
+	if (redirects[_i].leads) {
+		ck_assert_str_eq(node.host, redirects[_i].host);
+		ck_assert_uint_eq(node.port, 6380);
+		ck_assert_int_eq(ask, redirects[_i].ask);
+	}
+	freeReplyObject(reply);
+	link_close(link);
+	fake_redis_stop(&fake);
+}
+
+/* ---- Notes ----------------------------------------------------------------------------------- */
+
+static int nothing_is_found(void *user, size_t index, const void *data, size_t bytes)
+{
+	(void)user;
+	(void)index;
+	(void)data;
+	(void)bytes;
+	ck_abort_msg("a note was found");
+	return 0;
+}
+
+static const char *const lists[] = {
+	":1\r\n",
+	"*1\r\n$-1\r\n",
+	"*2\r\n:1\r\n:2\r\n",
+};
+
+LOOP_TEST(tests, a_list_of_notes_that_is_none_is_refused, 0, (int)ARRAY_LENGTH(lists))
+{
+	static const char *const names[] = { "one", "two" };
+	struct slots_config config;
+	struct base_error error = { 0 };
+	struct slots_notes *notes;
+	struct fake_redis fake;
+
+	fake_redis_start(&fake, FAKE_SAYS, lists[_i]);
+	config = redis_case_config(fake.address, "1");
+	ck_assert_int_eq(slots_notes_open(&notes, &config, &error), 0);
+	ck_assert_int_eq(slots_notes_get(notes, "list", names, 2, nothing_is_found, NULL, &error),
+			 IOSHAPE_E_COORDINATOR);
+	slots_notes_close(notes);
+	fake_redis_stop(&fake);
+}
+
+TEST(tests, notes_need_a_redis)
+{
+	struct slots_config config = redis_case_config("open", "1");
+	struct slots_notes *notes;
+
+	ck_assert_int_eq(slots_notes_open(&notes, NULL, NULL), -EINVAL);
+	ck_assert_int_eq(slots_notes_open(&notes, &config, NULL), -EINVAL);
+	config.address = NULL;
+	ck_assert_int_eq(slots_notes_open(&notes, &config, NULL), -EINVAL);
+	config.address = "redis://host:port:port";
+	ck_assert_int_lt(slots_notes_open(&notes, &config, NULL), 0);
+	ck_assert_ptr_null(notes);
+	slots_notes_close(NULL);
+}
+
 int main(void)
 {
 	return check_run("redis_refusals");

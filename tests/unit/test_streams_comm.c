@@ -348,6 +348,48 @@ LOOP_TEST(tests, a_lie_is_refused, 0, (int)ARRAY_LENGTH(lies))
 	finish(child);
 }
 
+/* ---- Functions that do not keep to the rules ------------------------------------------------- */
+
+static int calls_of_functions;
+
+static int send_oddly(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
+		      uint32_t timeout_ms)
+{
+	(void)user;
+	(void)to;
+	(void)tag;
+	(void)data;
+	(void)bytes;
+	(void)timeout_ms;
+	calls_of_functions++;
+	return 7;
+}
+
+static int receive_oddly(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
+			 uint32_t timeout_ms)
+{
+	return send_oddly(user, from, tag, into, bytes, timeout_ms);
+}
+
+TEST(tests, after_a_function_has_failed_none_is_called)
+{
+	const struct ioshape_comm odd = { .size = sizeof(odd),
+					  .send = send_oddly,
+					  .receive = receive_oddly };
+	struct comm_link link = { .comm = &odd, .other = 3 };
+	struct base_error error = { 0 };
+	char byte = 0;
+
+	/* What is no negative errno is a failure, too. */
+	ck_assert_int_eq(comm_link_send(&link, &byte, 1, &error), -EIO);
+	ck_assert_int_eq(comm_link_send(&link, &byte, 1, &error), -EPIPE);
+	ck_assert_int_eq(comm_link_receive(&link, &byte, 1, &error), -EPIPE);
+	ck_assert_int_eq(calls_of_functions, 1);
+	link.broken = false;
+	ck_assert_int_eq(comm_link_receive(&link, &byte, 1, &error), -EIO);
+	ck_assert_int_eq(calls_of_functions, 2);
+}
+
 int main(void)
 {
 	return check_run("streams_comm");
