@@ -2,6 +2,7 @@
 """Calls of the library fail: each once, or from there on; and those that come because of it."""
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,9 +15,23 @@ from .trial import Trial
 #: Of each act in one trial.
 COUNT = 16
 
-#: One trial of so many is on a filesystem with stripes, each of these in turn.
-STRIPED_EACH = 4
+#: Trials are in memory, where nothing waits for a disk, but for one of so many: it is on a disk,
+#: and the next one on a filesystem with stripes, each of these in turn.
+EACH = 4
 PLAYS = ("lustre", "beegfs", "ceph")
+MEMORY = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def place(seed: int, work: Path) -> Iterator[Path]:
+    if seed % EACH == 1 and not unavailable():
+        with striped("ssd", play=PLAYS[seed // EACH % len(PLAYS)], **INSTANT) as mount:
+            yield mount.path
+    elif seed % EACH and MEMORY.is_dir():
+        with tempfile.TemporaryDirectory(prefix="ioshape-faults-", dir=MEMORY) as folder:
+            yield Path(folder)
+    else:
+        yield work
 
 
 @contextlib.contextmanager
@@ -25,11 +40,7 @@ def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
     sites = Sites(work)
 
     def attempt(seed: int) -> Trial:
-        with contextlib.ExitStack() as stack:
-            where = work
-            if seed % STRIPED_EACH == 0 and not unavailable():
-                play = PLAYS[seed // STRIPED_EACH % len(PLAYS)]
-                where = stack.enter_context(striped("ssd", play=play, **INSTANT)).path
+        with place(seed, work) as where:
             done = harm.run("faults", seed, COUNT, where)
         sites.add(done.sites)
         return done.trial("faults", ("wrong",), faults_sites_percent=sites.percent)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program harm: it kills acts of the library at their calls, or makes the calls fail."""
 
+import os
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +23,16 @@ class Harm:
     sites: set[int] = field(default_factory=set)
     #: Sentences, by the kind of what is wrong.
     found: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, act: str, said: str) -> None:
+        for line in said.splitlines():
+            kind, _, rest = line.partition(" ")
+            if kind == "harmed":
+                self.harmed += int(rest)
+            elif kind == "site":
+                self.sites.add(int(rest, 16))
+            else:
+                self.found.setdefault(kind, []).append(f"{act}: {rest}")
 
     def trial(self, name: str, kinds: tuple[str, ...], **latest: float) -> Trial:
         """As the campaign counts it."""
@@ -41,24 +53,24 @@ def run(mode: str, seed: int, count: int, work: Path) -> Harm:
     """Each act `count` times; those of several ranks an eighth of it."""
     harm = Harm()
     listed = subprocess.run([PROGRAM, "list", mode], capture_output=True, text=True, check=True)
-    for act in listed.stdout.splitlines():
-        _run_act(harm, act, [mode, str(seed), str(count)], work)
+    arguments = [mode, str(seed), str(count)]
+    # Most of them wait more than they compute.
+    with ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as threads:
+        acts = listed.stdout.splitlines()
+        for act, said in zip(
+            acts, threads.map(lambda act: _run_act(act, arguments, work), acts), strict=True
+        ):
+            harm.add(act, said)
     return harm
 
 
-def _run_act(harm: Harm, act: str, arguments: list[str], work: Path) -> None:
+def _run_act(act: str, arguments: list[str], work: Path) -> str:
+    """What the program says."""
     with tempfile.TemporaryDirectory(dir=work) as folder:
         command = [str(PROGRAM), *arguments, act]
         ended = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
-    for line in ended.stdout.splitlines():
-        kind, _, rest = line.partition(" ")
-        if kind == "harmed":
-            harm.harmed += int(rest)
-        elif kind == "site":
-            harm.sites.add(int(rest, 16))
-        else:
-            harm.found.setdefault(kind, []).append(f"{act}: {rest}")
     if ended.returncode:
         raise RuntimeError(f"{' '.join(command)} ends with {ended.returncode}: {ended.stderr}")
+    return ended.stdout

@@ -2,8 +2,8 @@
 """The calls of the library that may fail, found in the machine code; and which of them have failed.
 
 A call is a line of the source and the function that it calls; the compiler may have made several
-of it. Those that it made a jump of, because nothing comes after them, are found, too, but there is
-no telling when they fail: they count as not reached.
+of it, or a jump, because nothing comes after it: then it goes on where its caller does. What such a
+caller may have called in several places counts as not reached.
 """
 
 import hashlib
@@ -11,11 +11,13 @@ import json
 import re
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from .harm import PROGRAM
 
-LINE = re.compile(r"^ +([0-9a-f]+):\s+(\S+)(?:\s+[0-9a-f]+ <((?:__wrap_\w+)|(?:\w+@plt))>)?")
+LABEL = re.compile(r"^([0-9a-f]+) <")
+LINE = re.compile(r"^ +([0-9a-f]+):\s+(\S+)(?:\s+([0-9a-f]+) <([^>+]+)>)?")
 WRAPPED = "__wrap_"
 LIBRARY = "/libioshape/"
 
@@ -46,17 +48,66 @@ def _output(*command: str, given: str = "") -> str:
     return subprocess.run(command, input=given, check=True, capture_output=True, text=True).stdout
 
 
-def _calls(disassembly: Iterable[str]) -> Iterable[tuple[int, int, str]]:
-    """Where it is, where it goes on (0: nowhere), and what it calls."""
-    before: tuple[int, str, str] | None = None
+@dataclass(frozen=True)
+class _Call:
+    """Of a function, or a jump to it."""
+
+    address: int
+    #: Where the function begins that it is in; and that which it calls, and its name.
+    caller: int
+    called: int
+    name: str
+    #: The address; 0 for a jump: where its caller does.
+    goes_on: int
+
+
+def _calls(disassembly: Iterable[str]) -> Iterable[_Call]:
+    before: tuple[int, str, int, str] | None = None
+    function = 0
     for line in disassembly:
+        if label := LABEL.match(line):
+            function = int(label[1], 16)
         found = LINE.match(line)
         if not found:
             continue
         address = int(found[1], 16)
         if before:
-            yield before[0], address if before[1] == "call" else 0, before[2]
-        before = (address, found[2], found[3]) if found[3] else None
+            at, how, called, name = before
+            yield _Call(at, function, called, name, address if how == "call" else 0)
+        before = (address, found[2], int(found[3], 16), found[4]) if found[4] else None
+
+
+def _places(calls: list[_Call]) -> list[str]:
+    """File and line of each."""
+    given = "\n".join(hex(call.address) for call in calls)
+    return _output("addr2line", "-e", str(PROGRAM), given=given).splitlines()
+
+
+def _site(call: _Call, place: str) -> str:
+    """Its name; "" if it is not made to fail."""
+    if LIBRARY not in place:
+        return ""
+    if not call.name.startswith(WRAPPED):
+        other = call.name.removesuffix("@plt")
+        if other != call.name and other not in OTHERS:
+            raise RuntimeError(f"{place}: can {other} fail? See OTHERS, tests/meson.build")
+        return ""
+    where = place.rsplit(LIBRARY, 1)[1].split(" ", maxsplit=1)[0]
+    return f"{where} {call.name.removeprefix(WRAPPED)}"
+
+
+def _through_jumps(jumps: dict[int, set[str]], calls: list[_Call]) -> None:
+    """Jumps to functions that end in jumps themselves."""
+    more = True
+    while more:
+        more = False
+        for call in calls:
+            if call.goes_on or call.caller == call.called:
+                continue
+            missing = jumps.get(call.called, set()) - jumps.get(call.caller, set())
+            if missing:
+                jumps.setdefault(call.caller, set()).update(missing)
+                more = True
 
 
 class Sites:
@@ -71,23 +122,22 @@ class Sites:
         calls = list(
             _calls(_output("objdump", "-d", "--no-show-raw-insn", str(PROGRAM)).splitlines())
         )
-        lines = _output(
-            "addr2line", "-e", str(PROGRAM), given="\n".join(hex(call[0]) for call in calls)
-        ).splitlines()
+        places = dict(zip(calls, _places(calls), strict=True))
         #: By the address where they go on.
         self._names: dict[int, set[str]] = {}
         self.all: set[str] = set()
-        for (_, goes_on, name), place in zip(calls, lines, strict=True):
-            if LIBRARY not in place:
-                continue
-            if not name.startswith(WRAPPED):
-                if (other := name.removesuffix("@plt")) not in OTHERS:
-                    raise RuntimeError(f"{place}: can {other} fail? See OTHERS, tests/meson.build")
-                continue
-            where = place.rsplit(LIBRARY, 1)[1].split(" ")[0]
-            site = f"{where} {name.removeprefix(WRAPPED)}"
-            self.all.add(site)
-            self._names.setdefault(goes_on, set()).add(site)
+        jumps: dict[int, set[str]] = {}
+        for call, place in places.items():
+            if site := _site(call, place):
+                self.all.add(site)
+                if call.goes_on:
+                    self._names.setdefault(call.goes_on, set()).add(site)
+                else:
+                    jumps.setdefault(call.caller, set()).add(site)
+        _through_jumps(jumps, calls)
+        for call in calls:
+            if call.goes_on and len(sites := jumps.get(call.called, set())) == 1:
+                self._names.setdefault(call.goes_on, set()).update(sites)
 
     def add(self, addresses: Iterable[int]) -> None:
         """Those that were made to fail."""

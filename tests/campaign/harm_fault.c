@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls fail. */
+#define _GNU_SOURCE
+#include "harm_run.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Of what calls can fail; the first class that has the name. */
+static const struct {
+	const char *names; /* NULL: all others */
+	int codes[10];
+} classes[] = {
+	{ " fsync fsync-directory close-temporary renameat renameat2 linkat fallocate64 ftruncate64"
+	  " mkdir mkdirat link ",
+	  { EIO, ENOSPC, EDQUOT, ESTALE, ETIMEDOUT, EINTR } },
+	{ " pwrite64 pwrite64-temporary pread64 read write __io_uring_get_cqe ",
+	  { EIO, ENOSPC, EDQUOT, ESTALE, ETIMEDOUT, EINTR, EAGAIN, CALLS_SHORT } },
+	{ " open64 openat64 opendir fopen64 dup dup3 ",
+	  { EMFILE, ENFILE, EIO, EACCES, ESTALE, ETIMEDOUT, ENOMEM, ENOENT, EINTR } },
+	{ " socket eventfd memfd_create accept4 ", { EMFILE, ENFILE, ENOMEM, EPERM } },
+	{ " recvmsg send sendmsg sendto connect bind listen ",
+	  { ECONNRESET, ETIMEDOUT, ENOBUFS, EINTR, EACCES } },
+	{ " poll ", { EINTR, ENOMEM } },
+	{ " io_uring_submit io_uring_submit_and_wait ", { EAGAIN, EBUSY, EINTR, ENOMEM, EPERM } },
+	{ " getaddrinfo ", { EAGAIN } },
+	{ NULL, { EIO, ESTALE, EPERM, ENOMEM, EINTR } },
+};
+
+static int choose_code(const char *name)
+{
+	char word[64];
+	unsigned most = 0;
+	size_t i = 0;
+
+	if (calls_is_memory(name))
+		return ENOMEM;
+	snprintf(word, sizeof(word), " %s ", name);
+	for (char *c = word + 1; c[1]; c++)
+		*c = *c == ' ' ? '-' : *c;
+	while (classes[i].names && !strstr(classes[i].names, word))
+		i++;
+	while (most < ARRAY_LENGTH(classes[i].codes) && classes[i].codes[most])
+		most++;
+	return classes[i].codes[harm_random(most)];
+}
+
+/* Calls seen so far, and those that were made to fail: by where they go on. */
+#define MOST_SITES (1u << 24)
+static uint8_t seen[MOST_SITES / 8], reached[MOST_SITES / 8];
+
+/* Returns whether it was there. */
+static bool mark(uint8_t *sites, uint32_t site)
+{
+	const uint8_t bit = (uint8_t)(1 << site % 8);
+	const bool there = sites[site % MOST_SITES / 8] & bit;
+
+	sites[site % MOST_SITES / 8] |= bit;
+	return there;
+}
+
+/* The calls that came only because another one had failed: the latest found first. */
+static struct harm found[CALLS_MOST];
+static unsigned found_count;
+
+static void discover(void)
+{
+	const struct calls_record *record = calls_record();
+	const unsigned long count = MIN(atomic_load(&record->count), CALLS_MOST);
+	struct harm next = harm;
+
+	for (unsigned long i = 0; i < count; i++) {
+		const char *name = atomic_load(&record->names[i]);
+
+		if (!name)
+			continue;
+		if (record->codes[i])
+			mark(reached, record->sites[i]);
+		if (mark(seen, record->sites[i]) || harm.also || found_count == CALLS_MOST)
+			continue;
+		next.also = i + 1;
+		next.also_code = choose_code(name);
+		found[found_count++] = next;
+	}
+}
+
+static void fail(struct harm one)
+{
+	harm = one;
+	harm_run();
+	harmed++;
+	harm_judge();
+	discover();
+}
+
+/* For whoever looks at a finding: what else was called, and failed. */
+void harm_once(char **numbers, int count)
+{
+	const struct calls_record *record = calls_record();
+	struct harm one = { .mode = CALLS_FAIL };
+
+	one.rank = (unsigned)atoi(numbers[0]);
+	one.nth = (unsigned long)atol(numbers[1]);
+	one.code = atoi(numbers[2]);
+	if (count > 4) {
+		one.also = (unsigned long)atol(numbers[3]);
+		one.also_code = atoi(numbers[4]);
+	}
+	fail(one);
+	for (unsigned long i = 0; i < MIN(atomic_load(&record->count), CALLS_MOST); i++)
+		printf("call %lu %x %s %d\n", i + 1, record->sites[i], harm_name_of(i + 1),
+		       record->codes[i]);
+}
+
+/* ---- What is tried ----------------------------------------------------------------------------
+ */
+
+/* The calls of a run in which nothing failed, as they are in the record: by place in the code. */
+static struct {
+	unsigned long calls;
+	unsigned places;
+	unsigned place[CALLS_MOST];
+	const char *names[CALLS_MOST];
+} plan;
+
+static void make_plan(unsigned rank)
+{
+	const struct calls_record *record = calls_record();
+
+	plan.calls = harm_count_calls(rank);
+	for (unsigned long i = 0; i < plan.calls; i++) {
+		unsigned long first = 0;
+
+		while (record->sites[first] != record->sites[i])
+			first++;
+		plan.place[i] = first < i ? plan.place[first] : plan.places++;
+		plan.names[i] = harm_name_of(i + 1);
+		mark(seen, record->sites[i]);
+	}
+}
+
+/* One of the calls that come from there; once, or from there on. */
+static struct harm harm_at(unsigned rank, unsigned place)
+{
+	struct harm one = { .rank = rank };
+	unsigned calls = 0;
+
+	for (unsigned long i = 0; i < plan.calls; i++)
+		if (plan.place[i] == place && harm_random(++calls) == 0)
+			one.nth = i + 1;
+	one.code = choose_code(plan.names[one.nth - 1]);
+	one.mode = !harm_passes(one.code) && harm_random(3) == 0 ? CALLS_FAIL_FROM : CALLS_FAIL;
+	return one;
+}
+
+void harm_faults(uint64_t seed, unsigned count)
+{
+	const unsigned rank = (unsigned)(seed % harm_ranks());
+	/* Seed after seed goes through all places, with half of what it has to try. */
+	uint64_t next = seed / harm_ranks() * ((count + 1) / 2);
+
+	make_plan(rank);
+	while (harmed < count)
+		fail(harmed % 2 && found_count ? found[--found_count] :
+						 harm_at(rank, (unsigned)(next++ % plan.places)));
+	for (uint32_t site = 0; site < MOST_SITES; site++)
+		if (reached[site / 8] & 1 << site % 8)
+			printf("site %x\n", site);
+}
