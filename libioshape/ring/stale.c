@@ -10,6 +10,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -54,7 +57,28 @@ static int see_touch(void *user, const char *name, struct base_error *error)
 	return 0;
 }
 
-static bool is_abandoned(int fd, bool same_domain, struct ring_clock *clock)
+/* A name of a temporary file, and what it says. */
+struct named {
+	const char *name, *domain;
+	bool same_domain;
+};
+
+/* Of this user; or given by root, as it is now, to the owner of the file that it was to replace. */
+static bool is_own(const struct ring_clock *clock, const struct named *named, uid_t owner)
+{
+	const ptrdiff_t bytes =
+		named->domain - named->name - 1 - (ptrdiff_t)strlen(RING_TEMPORARY_MARK);
+	char replaced[NAME_MAX + 1];
+	struct stat status;
+
+	if (base_is_own_user(owner) || geteuid())
+		return base_is_own_user(owner);
+	snprintf(replaced, sizeof(replaced), "%.*s", (int)bytes, named->name + 1);
+	return !fstatat(clock->directory_fd, replaced, &status, AT_SYMLINK_NOFOLLOW) &&
+	       status.st_uid == owner;
+}
+
+static bool is_abandoned(int fd, const struct named *named, struct ring_clock *clock)
 {
 	bool locked = !flock(fd, LOCK_EX | LOCK_NB);
 	struct touched touched = { .fd = fd };
@@ -62,11 +86,11 @@ static bool is_abandoned(int fd, bool same_domain, struct ring_clock *clock)
 
 	if (!locked && errno == EWOULDBLOCK)
 		return false;
-	if (fstat(fd, &status) || !base_is_own_user(status.st_uid))
+	if (fstat(fd, &status) || !is_own(clock, named, status.st_uid))
 		return false;
 	if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
 		return false;
-	if (locked && same_domain)
+	if (locked && named->same_domain)
 		return true;
 	touched.at = status.st_mtime;
 	if (S_ISDIR(status.st_mode) &&
@@ -76,8 +100,9 @@ static bool is_abandoned(int fd, bool same_domain, struct ring_clock *clock)
 }
 
 static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_clock *clock,
-				const char *name, bool same_domain)
+				const struct named *named)
 {
+	const char *name = named->name;
 	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 	struct ring_folder folder = RING_NO_FOLDER;
 	bool removed = false, is_folder;
@@ -88,10 +113,10 @@ static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_cl
 	is_folder = fd < 0 && errno == EISDIR && !ring_folder_open_in(&folder, parent, name, NULL);
 	/* The lock is held until after the removal: a writer that just created it will notice. And
 	 * a directory may have got its name between our open and its unlock. */
-	if (is_folder && is_abandoned(folder.fd, same_domain, clock) &&
+	if (is_folder && is_abandoned(folder.fd, named, clock) &&
 	    ring_folder_is_named(&folder, parent, name))
 		removed = !ring_folder_remove(&folder, parent, name, NULL, NULL, NULL);
-	else if (fd >= 0 && is_abandoned(fd, same_domain, clock))
+	else if (fd >= 0 && is_abandoned(fd, named, clock))
 		removed = !unlinkat(parent->fd, name, 0);
 	ring_folder_close(&folder);
 	base_close(fd);
@@ -103,10 +128,9 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 	const struct ring_folder parent = { .fd = directory_fd, .path = strdup(directory) };
 	struct ring_clock clock = { .directory_fd = directory_fd };
 	char own[RING_DOMAIN_BYTES];
-	const char *domain;
 	struct dirent *entry;
+	struct named named;
 	unsigned removed = 0;
-	bool same_domain;
 	DIR *listing;
 
 	listing = ring_listing(directory_fd);
@@ -114,10 +138,11 @@ unsigned ring_remove_stale(int directory_fd, const char *directory, const struct
 		goto out;
 	ring_lock_domain(directory_fd, own);
 	for (unsigned seen = 0; seen < MAX_ENTRIES && (entry = readdir(listing)); seen++) {
-		if (!is_temporary_name(entry->d_name, &domain))
+		named.name = entry->d_name;
+		if (!is_temporary_name(named.name, &named.domain))
 			continue;
-		same_domain = ring_is_lock_domain(domain, own);
-		if (remove_if_abandoned(&parent, &clock, entry->d_name, same_domain)) {
+		named.same_domain = ring_is_lock_domain(named.domain, own);
+		if (remove_if_abandoned(&parent, &clock, &named)) {
 			base_log(log, IOSHAPE_LOG_WARNING,
 				 "removed %s in %s, left behind by a dead process", entry->d_name,
 				 directory);

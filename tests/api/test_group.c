@@ -5,78 +5,24 @@
 #include "support/check_main.h"
 #include "support/sample.h"
 #include "support/scratch.h"
+#include "support/wires.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define MOST_RANKS 8
+#define MOST_RANKS WIRES_RANKS
 #define DEADLINE_MS 60000u
 #define MIB ((size_t)1 << 20)
 
-/* ---- Bytes between ranks, over sockets made before the fork ---------------------------------- */
-
-static int wires[MOST_RANKS][MOST_RANKS][2]; /* [from][to]: reading end, writing end */
-
-static int move_bytes(int fd, void *data, size_t bytes, uint32_t timeout_ms, bool out)
-{
-	struct pollfd ready = { .fd = fd, .events = out ? POLLOUT : POLLIN };
-	ssize_t moved;
-
-	while (bytes) {
-		if (poll(&ready, 1, (int)timeout_ms) <= 0)
-			return -ETIMEDOUT;
-		moved = out ? send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) :
-			      recv(fd, data, bytes, MSG_DONTWAIT);
-		if (moved < 0 && (errno == EAGAIN || errno == EINTR))
-			continue;
-		if (moved <= 0)
-			return -ECONNRESET;
-		data = (char *)data + moved;
-		bytes -= (size_t)moved;
-	}
-	return 0;
-}
-
-static int wire_send(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
-		     uint32_t timeout_ms)
-{
-	const uint32_t *rank = user;
-
-	(void)tag;
-	return move_bytes(wires[*rank][to][1], (void *)(uintptr_t)data, bytes, timeout_ms, true);
-}
-
-static int wire_receive(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
-			uint32_t timeout_ms)
-{
-	const uint32_t *rank = user;
-
-	(void)tag;
-	return move_bytes(wires[from][*rank][0], into, bytes, timeout_ms, false);
-}
-
-/* Only the ends of this rank stay open: whoever dies closes his. */
-static void keep_own_wires(uint32_t rank)
-{
-	for (uint32_t from = 0; from < MOST_RANKS; from++) {
-		for (uint32_t to = 0; to < MOST_RANKS; to++) {
-			if (to != rank)
-				close(wires[from][to][0]);
-			if (from != rank)
-				close(wires[from][to][1]);
-		}
-	}
-}
+static struct wires wires;
 
 /* ---- Ranks ----------------------------------------------------------------------------------- */
 
@@ -129,7 +75,6 @@ static struct ioshape_context *open_context(void)
 
 static void open_member(struct member *member)
 {
-	static struct ioshape_comm comm = { sizeof(comm), NULL, wire_send, wire_receive, NULL };
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 	const struct scene *scene = member->scene;
 	char node[32];
@@ -137,14 +82,13 @@ static void open_member(struct member *member)
 
 	member->context = open_context();
 	snprintf(node, sizeof(node), "n%u", member->rank * scene->nodes / scene->ranks);
-	comm.user = &member->rank;
 	options.rank = member->rank;
 	options.ranks = scene->ranks;
 	options.local_ranks = scene->ranks;
 	options.mode = scene->mode;
 	options.board = scene->board;
 	options.node = node;
-	options.comm = scene->wired ? &comm : NULL;
+	options.comm = scene->wired ? &wires.comm : NULL;
 	options.token = scratch_directory();
 	options.deadline_ms = scene->deadline_ms ? scene->deadline_ms : DEADLINE_MS;
 	options.keep_last = scene->keep_last;
@@ -229,7 +173,7 @@ static pid_t start(const struct scene *scene, uint32_t rank, int (*run)(struct m
 	if (!child) {
 		struct member member = { .scene = scene, .rank = rank };
 
-		keep_own_wires(rank);
+		wires_be(&wires, rank);
 		scratch_leave_child(run(&member));
 	}
 	return child;
@@ -243,12 +187,7 @@ static void run_all(const struct scene *scene, int (*run)(struct member *),
 
 	for (uint32_t rank = 0; rank < scene->ranks; rank++)
 		children[rank] = start(scene, rank, run);
-	for (uint32_t rank = 0; rank < MOST_RANKS; rank++) {
-		for (uint32_t to = 0; to < MOST_RANKS; to++) {
-			close(wires[rank][to][0]);
-			close(wires[rank][to][1]);
-		}
-	}
+	wires_cut(&wires);
 	for (uint32_t rank = 0; rank < scene->ranks; rank++) {
 		ck_assert_int_eq(waitpid(children[rank], &status, 0), children[rank]);
 		if (expected && expected[rank] < 0)
@@ -262,16 +201,7 @@ static void run_all(const struct scene *scene, int (*run)(struct member *),
 static void setup(void)
 {
 	scratch_setup();
-	for (uint32_t from = 0; from < MOST_RANKS; from++) {
-		for (uint32_t to = 0; to < MOST_RANKS; to++) {
-			int pair[2];
-
-			ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair),
-					 0);
-			wires[from][to][0] = pair[0];
-			wires[from][to][1] = pair[1];
-		}
-	}
+	ck_assert(wires_lay(&wires, MOST_RANKS));
 }
 
 /* ---- Looking at what there is ---------------------------------------------------------------- */

@@ -6,9 +6,13 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 enum way {
@@ -29,6 +33,12 @@ struct variant {
 	bool borrow;
 	bool no_replace; /* and there is no older file */
 	bool usual;      /* slots of the host, a trial of the filesystem: as users have it */
+	const char *layout;
+	bool linked;   /* the name is a link to it */
+	bool foreign;  /* the older file is another user's, with an ACL */
+	bool deadline; /* it has a minute */
+	bool forks;    /* while it is written */
+	bool no_flag;  /* renameat2() has it not */
 };
 
 static struct sample sample;
@@ -47,6 +57,7 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 	options.block_bytes = variant->usual ? 0 : 512 * KIB;
 	options.queue_depth = 2;
 	options.staging_bytes = 64 * MIB;
+	options.layout = variant->layout;
 	return ioshape_context_open(context, &options);
 }
 
@@ -82,11 +93,28 @@ static int begin_save(struct ioshape_context *context, const struct variant *var
 	return ioshape_save_records(context, "file", records, sample.count, options, handle);
 }
 
+/* A worker that is forked meanwhile may do nothing with it. */
+static int fork_beside(struct ioshape_save *handle)
+{
+	const pid_t child = fork();
+	int status;
+
+	if (!child) {
+		const int ret = ioshape_save_wait(handle, -1);
+
+		ioshape_save_free(handle);
+		_exit(ret != -EPERM);
+	}
+	if (waitpid(child, &status, 0) != child || status)
+		return harm_wrong("in a forked child: status %#x", (unsigned)status);
+	return 0;
+}
+
 static int save(struct ioshape_context *context, const struct variant *variant)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *handle = NULL;
-	int ret;
+	int forked = 0, ret;
 
 	if (variant->way == WRITER)
 		return harm_heed(sample_write_records(context, "file", &sample));
@@ -97,25 +125,48 @@ static int save(struct ioshape_context *context, const struct variant *variant)
 		options.metadata = &sample.metadata;
 	options.replace = variant->no_replace ? IOSHAPE_OFF : IOSHAPE_ON;
 	options.borrow = variant->borrow;
+	options.deadline_ms = variant->deadline ? 60000 : 0;
 	ret = begin_save(context, variant, &options, variant->background ? &handle : NULL);
 	if (!handle)
 		return harm_heed(ret);
+	if (variant->forks)
+		forked = fork_beside(handle);
 	ret = harm_heed(ioshape_save_wait(handle, -1));
 	ioshape_save_free(handle);
-	return ret;
+	return forked ? forked : ret;
 }
 
 static int run(const struct act *act, unsigned rank)
 {
+	const struct variant *variant = act->variant;
 	struct ioshape_context *context;
-	int ret = harm_heed(open_context(act->variant, &context));
+	int ret;
 
 	(void)rank;
+	if (variant->no_flag)
+		harm_deny("renameat2", EINVAL);
+	ret = harm_heed(open_context(variant, &context));
 	if (ret)
 		return ret;
-	ret = save(context, act->variant);
+	ret = save(context, variant);
 	ioshape_context_free(context);
 	return ret;
+}
+
+/* Of a user who lets another one read it. */
+static void make_foreign(void)
+{
+	static const char acl[] = "\2\0\0\0"                   /* version */
+				  "\1\0\6\0\377\377\377\377"   /* owner */
+				  "\2\0\4\0\322\4\0\0"         /* user 1234: reads */
+				  "\4\0\0\0\377\377\377\377"   /* group: nothing */
+				  "\20\0\4\0\377\377\377\377"  /* mask */
+				  "\40\0\0\0\377\377\377\377"; /* others: nothing */
+
+	/* As far as this process and the filesystem can. */
+	if (chown("file", 1000, 1000) || chmod("file", 0600) ||
+	    setxattr("file", "system.posix_acl_access", acl, sizeof(acl) - 1, 0))
+		return;
 }
 
 static void begin(const struct act *act)
@@ -123,16 +174,26 @@ static void begin(const struct act *act)
 	const struct variant *variant = act->variant;
 
 	unlink("file");
+	if (variant->linked) {
+		scratch_remove("aside");
+		if (mkdir("aside", 0700) || symlink("aside/file", "file"))
+			harm_must(-errno, "make a link");
+	}
 	if (!variant->no_replace)
 		scratch_write("file", old_file, sizeof(old_file));
+	if (variant->foreign)
+		make_foreign();
 }
 
 static enum state look(const struct act *act)
 {
 	const struct variant *variant = act->variant;
+	struct stat status;
 
-	if (access("file", F_OK))
+	if (stat("file", &status))
 		return variant->no_replace ? STATE_OLD : STATE_GONE;
+	if (variant->foreign && status.st_mode & 07)
+		return STATE_TORN;
 	if (scratch_same("file", new_file, new_bytes))
 		return STATE_NEW;
 	if (!variant->no_replace && scratch_same("file", old_file, sizeof(old_file)))
@@ -140,13 +201,20 @@ static enum state look(const struct act *act)
 	return STATE_TORN;
 }
 
-static void save_well(const struct variant *variant)
+/* By a process of its own: so the harmed one is the first to do what is done once. And it has the
+ * time to tidy. */
+static int save_well(const struct act *act)
 {
+	struct variant variant = *(const struct variant *)act->variant;
 	struct ioshape_context *context;
+	int ret = open_context(&variant, &context);
 
-	harm_must(open_context(variant, &context), "open a context");
-	harm_must(save(context, variant), "save");
+	if (ret)
+		return ret;
+	variant.deadline = variant.forks = false;
+	ret = save(context, &variant);
 	ioshape_context_free(context);
+	return ret;
 }
 
 static unsigned again(const struct act *act)
@@ -155,8 +223,8 @@ static unsigned again(const struct act *act)
 
 	if (variant->no_replace)
 		unlink("file");
-	save_well(variant);
-	return scratch_entries(".") - 1;
+	harm_alone(save_well, act, "save");
+	return scratch_entries(".") - 1 - (variant->linked ? 2 - scratch_entries("aside") : 0);
 }
 
 static void open_act(const struct act *act)
@@ -164,7 +232,7 @@ static void open_act(const struct act *act)
 	const struct variant *variant = act->variant;
 
 	sample_make(&sample, 7, variant->small ? 1000 : variant->usual ? 40 * MIB : 1200000);
-	save_well(variant);
+	harm_alone(save_well, act, "save");
 	new_file = scratch_read("file", &new_bytes);
 }
 
@@ -176,26 +244,36 @@ static void close_act(const struct act *act)
 }
 
 #define ACT(id, ...)                                                                               \
+	.name = id, .variant = &(const struct variant){ __VA_ARGS__ }, .open = open_act,           \
+	.close = close_act, .begin = begin, .run = run, .look = look, .again = again
+
+#define DURABLE(...)                                                                               \
 	{                                                                                          \
-		.name = id, .variant = &(const struct variant){ __VA_ARGS__ }, .open = open_act,   \
-		.close = close_act, .begin = begin, .run = run, .look = look, .again = again,      \
-		.durable = (id)[0] != 'a',                                                         \
+		ACT(__VA_ARGS__), .durable = true                                                  \
 	}
 
 static const struct act acts[] = {
-	ACT("uring", .engine = IOSHAPE_ENGINE_URING),
-	ACT("uring with workers", .engine = IOSHAPE_ENGINE_URING_ASYNC, .way = FETCHED),
-	ACT("threads in the background", .engine = IOSHAPE_ENGINE_THREADS, .background = true),
-	ACT("buffered", .engine = IOSHAPE_ENGINE_BUFFERED, .direct = IOSHAPE_DIRECT_OFF),
-	ACT("small", .small = true),
-	ACT("no replace", .no_replace = true),
-	ACT("writer", .way = WRITER),
-	ACT("lent records in the background", .way = RECORDS, .background = true, .borrow = true),
-	ACT("fetched in the background", .way = FETCHED, .background = true),
-	ACT("raw", .way = RAW),
-	ACT("as users have it", .usual = true),
-	ACT("safetensors", .way = SAFETENSORS),
-	ACT("safetensors in the background", .way = SAFETENSORS, .background = true),
+	DURABLE("uring", .engine = IOSHAPE_ENGINE_URING),
+	DURABLE("uring with workers", .engine = IOSHAPE_ENGINE_URING_ASYNC, .way = FETCHED),
+	DURABLE("threads in the background", .engine = IOSHAPE_ENGINE_THREADS, .background = true),
+	DURABLE("buffered", .engine = IOSHAPE_ENGINE_BUFFERED, .direct = IOSHAPE_DIRECT_OFF),
+	DURABLE("small", .small = true),
+	DURABLE("no replace", .no_replace = true),
+	DURABLE("no replace without the flag", .no_replace = true, .no_flag = true),
+	DURABLE("stripes", .layout = "stripe_count=2,stripe_size=1M"),
+	DURABLE("progressive stripes", .layout = "to=1M,stripe_count=1; stripe_count=4"),
+	DURABLE("behind a link", .linked = true),
+	DURABLE("of another user", .foreign = true, .small = true),
+	DURABLE("before a deadline", .deadline = true, .background = true),
+	DURABLE("while a worker is forked", .forks = true, .background = true),
+	DURABLE("writer", .way = WRITER),
+	DURABLE("lent records in the background", .way = RECORDS, .background = true,
+		.borrow = true),
+	DURABLE("fetched in the background", .way = FETCHED, .background = true),
+	DURABLE("raw", .way = RAW),
+	DURABLE("safetensors", .way = SAFETENSORS),
+	DURABLE("safetensors in the background", .way = SAFETENSORS, .background = true),
+	{ ACT("as users have it", .usual = true) },
 	{ .name = NULL },
 };
 

@@ -6,12 +6,11 @@
 #include "harm.h"
 #include "support/sample.h"
 #include "support/scratch.h"
+#include "support/wires.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #define DEADLINE_MS 1000 /* the least there is */
@@ -42,69 +41,8 @@ struct variant {
 /* Made before anything fails. */
 static struct sample samples[CONTENTS][HARM_RANKS];
 
-/* ---- Bytes between two nodes ------------------------------------------------------------------
- */
-
-static int wires[2][2]; /* [from]: both ends; made anew for each run, so that nothing is left in
-			   them */
-
-static int move_bytes(int fd, void *data, size_t bytes, uint32_t timeout_ms, bool out)
-{
-	struct pollfd ready = { .fd = fd, .events = out ? POLLOUT : POLLIN };
-
-	while (bytes) {
-		const int polled = poll(&ready, 1, (int)timeout_ms);
-		ssize_t moved;
-
-		if (!polled)
-			return -ETIMEDOUT;
-		moved = out ? send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) :
-			      recv(fd, data, bytes, MSG_DONTWAIT);
-		if (moved < 0 && (errno == EAGAIN || errno == EINTR))
-			continue;
-		if (moved <= 0)
-			return -ECONNRESET;
-		data = (char *)data + moved;
-		bytes -= (size_t)moved;
-	}
-	return 0;
-}
-
-static int wire_send(void *user, uint32_t to, uint32_t tag, const void *data, size_t bytes,
-		     uint32_t timeout_ms)
-{
-	(void)user, (void)tag;
-	return move_bytes(wires[!to][1], (void *)(uintptr_t)data, bytes, timeout_ms, true);
-}
-
-static int wire_receive(void *user, uint32_t from, uint32_t tag, void *into, size_t bytes,
-			uint32_t timeout_ms)
-{
-	(void)user, (void)tag;
-	return move_bytes(wires[from][0], into, bytes, timeout_ms, false);
-}
-
-static const struct ioshape_comm comm = { .size = sizeof(comm),
-					  .send = wire_send,
-					  .receive = wire_receive };
-
-static void cut_wires(void)
-{
-	for (int from = 0; from < 2; from++) {
-		if (wires[from][0]) {
-			close(wires[from][0]);
-			close(wires[from][1]);
-		}
-	}
-}
-
-static void lay_wires(void)
-{
-	cut_wires();
-	for (int from = 0; from < 2; from++)
-		harm_must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, wires[from]),
-			  "make sockets");
-}
+/* Made anew for each run, so that nothing is left in them. */
+static struct wires wires;
 
 /* ---- Saves ------------------------------------------------------------------------------------
  */
@@ -160,7 +98,7 @@ static int save_as(const struct act *act, unsigned rank, const char *token, uint
 		snprintf(node, sizeof(node), "n%u", rank * variant->nodes / act->ranks);
 		options.node = node;
 		options.local_ranks = act->ranks / variant->nodes;
-		options.comm = &comm;
+		options.comm = wires_be(&wires, rank);
 	}
 	ret = harm_heed(ioshape_group_open(context, "runs", &options, &group));
 	if (!ret) {
@@ -226,8 +164,10 @@ static void begin(const struct act *act)
 {
 	const struct variant *variant = act->variant;
 
-	if (variant->nodes)
-		lay_wires();
+	if (variant->nodes) {
+		wires_cut(&wires);
+		harm_must(!wires_lay(&wires, act->ranks), "make sockets");
+	}
 	scratch_remove("runs");
 	harm_must(save_alone("before", KEPT, NEXT_PARTS), "save");
 	if (variant->replace || variant->prune)
@@ -313,8 +253,7 @@ static void open_act(const struct act *act)
 static void close_act(const struct act *act)
 {
 	(void)act;
-	cut_wires();
-	memset(wires, 0, sizeof(wires));
+	wires_cut(&wires);
 	for (unsigned content = 0; content < CONTENTS; content++)
 		for (unsigned rank = 0; rank < HARM_RANKS; rank++)
 			sample_free(&samples[content][rank]);

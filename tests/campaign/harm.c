@@ -86,6 +86,19 @@ void harm_must(int ret, const char *what)
 	exit(1);
 }
 
+void harm_alone(int (*body)(const struct act *act), const struct act *one, const char *what)
+{
+	const pid_t child = fork();
+	int status;
+
+	if (!child) {
+		harm_must(body(one), what);
+		_exit(0);
+	}
+	if (waitpid(child, &status, 0) != child || status)
+		exit(1);
+}
+
 void harm_deny(const char *name, int code)
 {
 	calls_deny(name, code);

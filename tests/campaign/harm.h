@@ -57,6 +57,9 @@ int harm_wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* In begin() and again(): ends the program if this fails, which nobody harmed. */
 void harm_must(int ret, const char *what);
 
+/* In begin() and again(): in a process of its own, which did nothing before. */
+void harm_alone(int (*body)(const struct act *act), const struct act *act, const char *what);
+
 /* In again(): run() once more, by all ranks and without harm. */
 void harm_play(void);
 

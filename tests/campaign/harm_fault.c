@@ -12,6 +12,8 @@ static const struct {
 	const char *names; /* NULL: all others */
 	int codes[10];
 } classes[] = {
+	{ " fallocate64 ftruncate64 flock renameat2 linkat link ",
+	  { EIO, ENOSPC, EDQUOT, ESTALE, EINTR, EINVAL, EOPNOTSUPP } },
 	{ " fsync fsync-directory close-temporary renameat renameat2 linkat fallocate64 ftruncate64"
 	  " mkdir mkdirat link ",
 	  { EIO, ENOSPC, EDQUOT, ESTALE, ETIMEDOUT, EINTR } },

@@ -32,6 +32,7 @@ static long last_of(const char *const names[], unsigned count, long before)
 static const char *const placing[] = { "renameat", "renameat2", "linkat" };
 static const char *const syncing[] = { "fsync" };
 static const char *const syncing_folder[] = { "fsync directory" };
+static const char *const closing[] = { "close temporary" };
 static const char *const writing[] = { "pwrite64 temporary", "io_uring_submit",
 				       "io_uring_submit_and_wait" };
 static long placed_at(void)
@@ -59,9 +60,10 @@ static bool was_grave(unsigned long nth, int code)
 	/* What comes after the new state is safe is about the old one. */
 	if (!strcmp(name, "fsync directory"))
 		return last_of(syncing_folder, 1, (long)nth - 1) <= placed_at();
-	/* Or that of a file which was given up before. */
+	/* Of a file that was not given up before; and the first one tells all. */
 	if (!strcmp(name, "close temporary"))
-		return (long)nth > last_of(syncing, 1, CALLS_MOST) + 1;
+		return (long)nth > last_of(syncing, 1, CALLS_MOST) + 1 &&
+		       last_of(closing, 1, (long)nth - 1) < last_of(syncing, 1, CALLS_MOST);
 	return !strcmp(name, "pwrite64 temporary") || !strcmp(name, "fsync");
 }
 

@@ -371,6 +371,21 @@ START_TEST(files_of_other_users_are_kept)
 }
 END_TEST
 
+START_TEST(what_root_gave_to_the_owner_of_the_file_goes)
+{
+	const char *name = temporary_name(here);
+
+	scratch_write(name, "x", 1);
+	scratch_write("model.pt", "x", 1);
+	ck_assert_int_eq(chown(name, NOBODY, NOBODY), 0);
+	/* It was to replace a file of root, so it is somebody else's. */
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_int_eq(chown("model.pt", NOBODY, NOBODY), 0);
+	ck_assert_uint_eq(tidy(), 1);
+	ck_assert_uint_eq(scratch_entries("."), 1);
+}
+END_TEST
+
 START_TEST(a_directory_that_cannot_be_listed_is_left_alone)
 {
 	int fd = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -457,8 +472,10 @@ int main(void)
 	tcase_add_test(alike, a_directory_of_another_domain_is_as_old_as_its_newest_file);
 	tcase_add_test(alike, a_directory_that_is_being_filled_stays);
 	tcase_add_loop_test(alike, files_of_other_domains_are_kept_for_a_day, 0, 2);
-	if (!geteuid())
+	if (!geteuid()) {
 		tcase_add_test(alike, files_of_other_users_are_kept);
+		tcase_add_test(alike, what_root_gave_to_the_owner_of_the_file_goes);
+	}
 	tcase_add_test(alike, a_directory_that_cannot_be_listed_is_left_alone);
 	tcase_add_test(alike, a_lock_domain_is_one_filesystem_on_this_machine);
 	tcase_set_timeout(alike, 30);
