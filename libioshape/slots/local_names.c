@@ -3,6 +3,7 @@
 #include "slots/local.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -96,22 +97,30 @@ int local_names(void *opaque, struct base_buffer *names, struct base_error *erro
 	struct local_pool *pool = opaque;
 	const char *path = local_folder(pool);
 	DIR *folder = opendir(path);
-	struct dirent *entry;
+	struct dirent *entry = NULL;
+	bool listed = false;
 	int ret = 0;
 
-	if (!folder)
-		return base_refuse(
-			error, IOSHAPE_E_COORDINATOR,
-			"the folder \"%s\", where processes queue for slots, cannot be read", path);
 	/* fork() waits for the lock: it is held for one file at a time. */
-	for (long looked = 0; !ret && looked < MOST_ENTRIES && (entry = readdir(folder));
-	     looked++) {
+	for (long looked = 0; folder && !ret && looked < MOST_ENTRIES; looked++) {
+		errno = 0;
+		entry = readdir(folder);
+		listed = entry || !errno;
+		if (!entry)
+			break;
 		if (!is_ours(entry->d_name))
 			continue;
 		local_files_hold();
 		ret = add_name(names, dirfd(folder), entry->d_name);
 		local_files_go_on();
 	}
-	closedir(folder);
-	return ret ? base_no_memory(error, "names of pools", names->bytes) : 0;
+	if (folder)
+		closedir(folder);
+	if (ret)
+		return base_no_memory(error, "names of pools", names->bytes);
+	return listed ? 0 :
+			base_refuse(error, IOSHAPE_E_COORDINATOR,
+				    "the folder \"%s\", where processes queue for slots, cannot be "
+				    "read",
+				    path);
 }

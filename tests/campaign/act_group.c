@@ -9,12 +9,17 @@
 #include "support/wires.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define DEADLINE_MS 1000 /* the least there is */
 #define KEPT 10u         /* a step that nobody touches */
+#define OLDEST 5u
 #define STEP 7u
 #define NEXT 9u
 
@@ -34,8 +39,14 @@ struct variant {
 	bool replace; /* an older one of the same step */
 	bool no_swap; /* as on NFS */
 	bool no_locks;
-	bool prune; /* instead: the older one goes, a newer one stays */
-	bool again; /* the older one is saved again, when it is just to be removed */
+	bool prune;  /* instead: the older one goes, a newer one stays */
+	bool again;  /* the older one is saved again, when it is just to be removed */
+	bool first;  /* there is nothing yet, not even the folder */
+	bool keep;   /* a still older one goes, by the group's own rule */
+	bool fails;  /* one of them says that another step fails, before */
+	bool latest; /* all look for the newest intact one */
+	bool relics; /* of jobs that were killed long ago */
+	bool redis;  /* they meet there */
 };
 
 /* Made before anything fails. */
@@ -47,12 +58,12 @@ static struct wires wires;
 /* ---- Saves ------------------------------------------------------------------------------------
  */
 
-static struct ioshape_context *open_context(void)
+static struct ioshape_context *open_context(const struct variant *variant)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 	struct ioshape_context *context;
 
-	options.coordinator = "open";
+	options.coordinator = variant && variant->redis ? harm_redis() : "open";
 	options.calibrate = IOSHAPE_CALIBRATE_OFF;
 	options.staging_bytes = 32 * MIB;
 	options.queue_depth = 2;
@@ -76,12 +87,47 @@ static int save_in(struct ioshape_group *group, uint64_t step, const struct samp
 	return ret;
 }
 
+/* A step that rank 0 has nothing to save of: no rank has. */
+static int fail_together(struct ioshape_group *group, unsigned rank)
+{
+	int ret;
+
+	if (!rank)
+		return harm_heed(ioshape_group_fail(group, NEXT + 1, "made to fail"));
+	ret = ioshape_group_save_tensors(group, NEXT + 1, samples[NEW_PARTS][rank].tensors,
+					 samples[NEW_PARTS][rank].count, NULL, NULL);
+	return ret ? 0 : harm_wrong("it was saved without rank 0");
+}
+
+static void passed_over(void *user, uint64_t step)
+{
+	uint64_t *latest = user;
+
+	*latest = step;
+}
+
+/* What a rank cannot read is told and passed over. */
+static int find_latest(struct ioshape_group *group, uint64_t step)
+{
+	struct ioshape_search_options options = IOSHAPE_SEARCH_OPTIONS_INIT;
+	uint64_t found = 0, damaged = 0;
+	int ret;
+
+	options.intact = 1;
+	options.passed_over = passed_over;
+	options.passed_over_user = &damaged;
+	ret = harm_heed(ioshape_group_get_latest(group, &options, &found));
+	if (!ret && found != step && damaged != step)
+		ret = harm_wrong("step %llu is said to be the newest", (unsigned long long)found);
+	return ret;
+}
+
 static int save_as(const struct act *act, unsigned rank, const char *token, uint64_t step,
 		   enum content content)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 	const struct variant *variant = act->variant;
-	struct ioshape_context *context = open_context();
+	struct ioshape_context *context = open_context(variant);
 	struct ioshape_group *group;
 	char node[32];
 	int ret;
@@ -94,6 +140,8 @@ static int save_as(const struct act *act, unsigned rank, const char *token, uint
 	options.board = variant->board;
 	options.token = token;
 	options.deadline_ms = DEADLINE_MS;
+	options.keep_last = variant->keep ? 2 : 0;
+	options.keep_every = variant->keep ? KEPT : 0;
 	if (variant->nodes) {
 		snprintf(node, sizeof(node), "n%u", rank * variant->nodes / act->ranks);
 		options.node = node;
@@ -102,7 +150,12 @@ static int save_as(const struct act *act, unsigned rank, const char *token, uint
 	}
 	ret = harm_heed(ioshape_group_open(context, "runs", &options, &group));
 	if (!ret) {
-		ret = save_in(group, step, &samples[content][rank], variant->background);
+		if (variant->fails)
+			ret = fail_together(group, rank);
+		if (!ret)
+			ret = save_in(group, step, &samples[content][rank], variant->background);
+		if (!ret && variant->latest)
+			ret = find_latest(group, step);
 		ioshape_group_free(group);
 	}
 	ioshape_context_free(context);
@@ -130,7 +183,7 @@ static void save_again(void *user, uint64_t step, uint64_t bytes)
 static int prune(const struct variant *variant)
 {
 	struct ioshape_prune_options options = IOSHAPE_PRUNE_OPTIONS_INIT;
-	struct ioshape_context *context = open_context();
+	struct ioshape_context *context = open_context(NULL);
 	int ret;
 
 	if (!context)
@@ -160,6 +213,47 @@ static int run(const struct act *act, unsigned rank)
 	return save_as(act, rank, "job", next ? NEXT : STEP, next ? NEXT_PARTS : NEW_PARTS);
 }
 
+static void leave_folder(const char *path)
+{
+	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
+	char note[128];
+
+	mkdir(path, 0700);
+	snprintf(note, sizeof(note), "%s/note", path);
+	scratch_write(note, "x", 1);
+	if (utimensat(AT_FDCWD, path, long_ago, 0))
+		harm_must(-errno, "leave a folder");
+}
+
+/* Nobody listens at it. */
+static void leave_socket(const char *place)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(at.sun_path, sizeof(at.sun_path), "%s/stream-%x", place, (unsigned)getpid());
+	if (fd < 0 || (bind(fd, (struct sockaddr *)&at, sizeof(at)) && errno != EADDRINUSE))
+		harm_must(-errno, "leave a socket");
+	close(fd);
+}
+
+/* Of ranks that met there, and were killed long ago. */
+static void leave_relics(const struct variant *variant)
+{
+	char place[40], path[64];
+
+	if (variant->board == IOSHAPE_BOARD_FILES) {
+		mkdir("runs", 0700);
+		leave_folder("runs/.ioshape-board-0123456789abcdef");
+		return;
+	}
+	snprintf(place, sizeof(place), "/dev/shm/ioshape-%u", (unsigned)geteuid());
+	mkdir(place, 0700);
+	snprintf(path, sizeof(path), "%s/board-%x", place, (unsigned)getpid());
+	leave_folder(path);
+	leave_socket(place);
+}
+
 static void begin(const struct act *act)
 {
 	const struct variant *variant = act->variant;
@@ -169,6 +263,12 @@ static void begin(const struct act *act)
 		harm_must(!wires_lay(&wires, act->ranks), "make sockets");
 	}
 	scratch_remove("runs");
+	if (variant->relics)
+		leave_relics(variant);
+	if (variant->first)
+		return;
+	if (variant->keep)
+		harm_must(save_alone("before", OLDEST, OLD_PARTS), "save");
 	harm_must(save_alone("before", KEPT, NEXT_PARTS), "save");
 	if (variant->replace || variant->prune)
 		harm_must(save_alone("before", STEP, OLD_PARTS), "save");
@@ -199,9 +299,13 @@ static enum state look_in(const struct act *act, struct ioshape_context *context
 	enum state state = STATE_TORN;
 	int ret;
 
-	if (ioshape_generation_open(context, "runs", KEPT, &generation))
-		return STATE_GONE;
-	ioshape_generation_free(generation);
+	if (variant->first && access("runs", F_OK))
+		return STATE_OLD;
+	if (!variant->first) {
+		if (ioshape_generation_open(context, "runs", KEPT, &generation))
+			return STATE_GONE;
+		ioshape_generation_free(generation);
+	}
 	ret = ioshape_generation_open(context, "runs", STEP, &generation);
 	if (ret == -ENOENT && variant->prune)
 		return variant->again ? STATE_GONE : STATE_NEW;
@@ -219,7 +323,7 @@ static enum state look_in(const struct act *act, struct ioshape_context *context
 
 static enum state look(const struct act *act)
 {
-	struct ioshape_context *context = open_context();
+	struct ioshape_context *context = open_context(NULL);
 	const enum state state = look_in(act, context);
 
 	ioshape_context_free(context);
@@ -228,6 +332,7 @@ static enum state look(const struct act *act)
 
 static unsigned again(const struct act *act)
 {
+	const struct variant *variant = act->variant;
 	const bool there = !access("runs/step-0000000007", F_OK);
 
 	/* Who dies may be the only one who knows of a board of files: the job, started again, takes
@@ -239,12 +344,16 @@ static unsigned again(const struct act *act)
 	} else {
 		harm_must(save_alone("after", NEXT, NEXT_PARTS), "save");
 	}
-	return scratch_entries("runs") - 2 - there;
+	return scratch_entries("runs") - 1 - !variant->first - there -
+	       !access("runs/step-0000000005", F_OK);
 }
 
 static void open_act(const struct act *act)
 {
-	(void)act;
+	const struct variant *variant = act->variant;
+
+	if (variant->redis)
+		harm_open_redis(act);
 	for (unsigned content = 0; content < CONTENTS; content++)
 		for (unsigned rank = 0; rank < HARM_RANKS; rank++)
 			sample_make(&samples[content][rank], 10 * content + rank, 20000);
@@ -252,7 +361,10 @@ static void open_act(const struct act *act)
 
 static void close_act(const struct act *act)
 {
-	(void)act;
+	const struct variant *variant = act->variant;
+
+	if (variant->redis)
+		harm_close_redis(act);
 	wires_cut(&wires);
 	for (unsigned content = 0; content < CONTENTS; content++)
 		for (unsigned rank = 0; rank < HARM_RANKS; rank++)
@@ -277,6 +389,15 @@ static const struct act acts[] = {
 	      .board = IOSHAPE_BOARD_HOST, .replace = true) },
 	{ ACT("ranks with notes in files", 2, .mode = IOSHAPE_MODE_NODE,
 	      .board = IOSHAPE_BOARD_FILES, .background = true) },
+	{ ACT("first generation", 1, .first = true) },
+	{ ACT("ranks of a host, newest found", 2, .mode = IOSHAPE_MODE_NODE,
+	      .board = IOSHAPE_BOARD_HOST, .latest = true, .fails = true) },
+	{ ACT("ranks of a host, where others died", 2, .mode = IOSHAPE_MODE_NODE,
+	      .board = IOSHAPE_BOARD_HOST, .relics = true) },
+	{ ACT("ranks with files, where others died", 2, .mode = IOSHAPE_MODE_EACH,
+	      .board = IOSHAPE_BOARD_FILES, .relics = true, .keep = true) },
+	{ ACT("ranks that meet in a Redis", 2, .mode = IOSHAPE_MODE_RANK0,
+	      .board = IOSHAPE_BOARD_REDIS, .redis = true, .nodes = 2, .background = true) },
 	{ ACT("ranks of two nodes, one file", 2, .mode = IOSHAPE_MODE_RANK0,
 	      .board = IOSHAPE_BOARD_FILES, .nodes = 2) },
 	{ .name = NULL },

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What changes no file: loads, looks at filesystems and generations, slots of this host and of a
- * Redis, and their operator. */
+/* What changes no file: loads, looks at filesystems and generations. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
-#include "support/redis_server.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
-#include <ioshape/operator.h>
 #include <ioshape/probe.h>
 
 #include <errno.h>
@@ -17,35 +14,47 @@
 #include <string.h>
 
 static struct sample sample;
-static struct redis_server server;
-static char redis_address[128];
 
-static int open_context(const char *coordinator, struct ioshape_context **context)
+struct variant {
+	enum ioshape_engine engine;
+	bool cached;      /* the file is in memory */
+	bool in_a_row;    /* it is read front to back, as it lies */
+	bool fresh;       /* what it is read into has never been written to */
+	const char *path; /* what is probed */
+};
+
+static int open_context(const struct variant *variant, struct ioshape_context **context)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
-	options.coordinator = coordinator;
+	options.coordinator = "open";
 	options.calibrate = IOSHAPE_CALIBRATE_OFF;
-	options.pool = strcmp(coordinator, "open") ? "pool" : NULL;
-	options.lease_ms = 1000;
-	options.unreachable = IOSHAPE_UNREACHABLE_FAIL;
+	options.engine = variant ? variant->engine : IOSHAPE_ENGINE_AUTO;
 	return harm_heed(ioshape_context_open(context, &options));
 }
 
 /* ---- Files ------------------------------------------------------------------------------------
  */
 
-static int load_in(struct ioshape_context *context)
+/* Front to back, a piece at a time. */
+static int read_in_a_row(struct ioshape_reader *reader)
+{
+	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
+	static uint8_t piece[100000];
+	int ret = harm_heed(ioshape_reader_get_info(reader, &info));
+
+	for (uint64_t at = 0; !ret && at < info.file_bytes; at += sizeof(piece))
+		ret = harm_heed(ioshape_reader_read_file(reader, at, piece,
+							 MIN(sizeof(piece), info.file_bytes - at)));
+	return ret;
+}
+
+static int load_all(struct ioshape_reader *reader, uint8_t *into)
 {
 	struct ioshape_load_request requests[SAMPLE_TENSORS];
-	static uint8_t into[4 << 20];
-	struct ioshape_reader *reader;
 	uint8_t *at = into;
 	int ret;
 
-	ret = harm_heed(ioshape_reader_open(context, "file", NULL, &reader));
-	if (ret)
-		return ret;
 	for (size_t i = 0; i < sample.count; i++) {
 		requests[i] = (struct ioshape_load_request){ i, 0, sample.bytes[i], at };
 		at += sample.bytes[i];
@@ -54,6 +63,21 @@ static int load_in(struct ioshape_context *context)
 	for (size_t i = 0; !ret && i < sample.count; i++)
 		if (memcmp(requests[i].into, sample.expected[i], sample.bytes[i]) != 0)
 			ret = harm_wrong("tensor %zu was loaded wrongly", i);
+	return ret;
+}
+
+static int load_in(struct ioshape_context *context, const struct variant *variant)
+{
+	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_reader *reader;
+	static uint8_t into[16 << 20];
+	int ret;
+
+	options.fresh_memory = variant->fresh;
+	ret = harm_heed(ioshape_reader_open(context, "file", &options, &reader));
+	if (ret)
+		return ret;
+	ret = variant->in_a_row ? read_in_a_row(reader) : load_all(reader, into);
 	if (!ret)
 		ret = harm_heed(ioshape_reader_verify(reader, 1));
 	ioshape_reader_free(reader);
@@ -63,12 +87,12 @@ static int load_in(struct ioshape_context *context)
 static int load(const struct act *act, unsigned rank)
 {
 	struct ioshape_context *context;
-	int ret = open_context("open", &context);
+	int ret = open_context(act->variant, &context);
 
-	(void)act, (void)rank;
+	(void)rank;
 	if (ret)
 		return ret;
-	ret = load_in(context);
+	ret = load_in(context, act->variant);
 	ioshape_context_free(context);
 	return ret;
 }
@@ -76,16 +100,17 @@ static int load(const struct act *act, unsigned rank)
 static int probe(const struct act *act, unsigned rank)
 {
 	struct ioshape_probe_options options = IOSHAPE_PROBE_OPTIONS_INIT;
+	const struct variant *variant = act->variant;
 	struct ioshape_context *context;
 	char *told;
-	int ret = open_context("open", &context);
+	int ret = open_context(NULL, &context);
 
-	(void)act, (void)rank;
+	(void)rank;
 	if (ret)
 		return ret;
 	options.bytes = 40 * MIB;
-	options.calibrate = 1;
-	ret = harm_heed(ioshape_probe(context, ".", &options, &told));
+	options.calibrate = !strcmp(variant->path, ".");
+	ret = harm_heed(ioshape_probe(context, variant->path, &options, &told));
 	if (!ret)
 		ioshape_free(told);
 	ioshape_context_free(context);
@@ -94,11 +119,11 @@ static int probe(const struct act *act, unsigned rank)
 
 static void open_file(const struct act *act)
 {
+	const struct variant *variant = act->variant;
 	struct ioshape_context *context;
 
-	(void)act;
-	sample_make(&sample, 7, 1200000);
-	harm_must(open_context("open", &context), "open a context");
+	sample_make(&sample, 7, variant->fresh ? 9 * MIB : 1200000);
+	harm_must(open_context(NULL, &context), "open a context");
 	harm_must(sample_save(context, "file", &sample, NULL), "save");
 	ioshape_context_free(context);
 }
@@ -111,8 +136,10 @@ static void close_file(const struct act *act)
 
 static void evict(const struct act *act)
 {
-	(void)act;
-	scratch_evict("file");
+	const struct variant *variant = act->variant;
+
+	if (!variant->cached)
+		scratch_evict("file");
 }
 
 /* A save tidies after a trial, too. */
@@ -121,7 +148,7 @@ static unsigned again(const struct act *act)
 	struct ioshape_context *context;
 
 	(void)act;
-	harm_must(open_context("open", &context), "open a context");
+	harm_must(open_context(NULL, &context), "open a context");
 	harm_must(sample_save(context, "file", &sample, NULL), "save");
 	ioshape_context_free(context);
 	return scratch_entries(".") - 1;
@@ -153,7 +180,7 @@ static void open_generations(const struct act *act)
 
 	(void)act;
 	sample_make(&sample, 7, 20000);
-	harm_must(open_context("open", &context), "open a context");
+	harm_must(open_context(NULL, &context), "open a context");
 	for (uint64_t step = 1; step <= 2; step++)
 		harm_must(save_generation(context, step), "save a generation");
 	ioshape_context_free(context);
@@ -188,7 +215,7 @@ static int list(const struct act *act, unsigned rank)
 	struct ioshape_context *context;
 	uint64_t *steps;
 	size_t count;
-	int ret = open_context("open", &context);
+	int ret = open_context(NULL, &context);
 
 	(void)act, (void)rank;
 	if (ret)
@@ -202,100 +229,32 @@ static int list(const struct act *act, unsigned rank)
 	return ret;
 }
 
-/* ---- Slots ------------------------------------------------------------------------------------
- */
-
-static int take_slots(struct ioshape_context *context)
-{
-	struct ioshape_slot_options options = IOSHAPE_SLOT_OPTIONS_INIT;
-	struct ioshape_slot_info info = IOSHAPE_SLOT_INFO_INIT;
-	struct ioshape_slot *slot;
-	int ret;
-
-	options.path = ".";
-	options.timeout_ms = 5000;
-	for (int i = 0; i < 2; i++) {
-		ret = harm_heed(ioshape_slot_acquire(context, &options, &slot));
-		if (ret)
-			return ret;
-		ret = harm_heed(ioshape_slot_pace(slot, MIB));
-		if (!ret)
-			ret = harm_heed(ioshape_slot_get_info(slot, &info));
-		ioshape_slot_free(slot);
-		if (ret)
-			return ret;
+#define LOAD(id, ...)                                                                              \
+	{                                                                                          \
+		.name = id, .variant = &(const struct variant){ __VA_ARGS__ }, .open = open_file,  \
+		.close = close_file, .begin = evict, .run = load                                   \
 	}
-	return 0;
-}
 
-static int operate(struct ioshape_context *context)
-{
-	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
-	struct ioshape_pool_status *status;
-	char *names, name[128];
-	int ret;
-
-	settings.capacity = 3;
-	ret = harm_heed(ioshape_pool_set(context, "pool", &settings));
-	if (ret)
-		return ret;
-	ret = harm_heed(ioshape_pool_get_status(context, "pool", &status));
-	if (ret)
-		return ret;
-	if (status->capacity != 3)
-		ret = harm_wrong("what the operator set is not there");
-	ioshape_pool_status_free(status);
-	if (ret)
-		return ret;
-	ret = harm_heed(ioshape_pool_list(context, &names));
-	if (ret)
-		return ret;
-	ioshape_free(names);
-	return harm_heed(ioshape_pool_get_name(context, ".", name, sizeof(name)));
-}
-
-static int take(const struct act *act, unsigned rank)
-{
-	struct ioshape_context *context;
-	int ret = open_context(act->variant ? act->variant : harm_coordinator(), &context);
-
-	(void)rank;
-	if (ret)
-		return ret;
-	ret = take_slots(context);
-	if (!ret)
-		ret = operate(context);
-	ioshape_context_free(context);
-	return ret;
-}
-
-static void open_redis(const struct act *act)
-{
-	(void)act;
-	redis_server_init(&server);
-	redis_server_start(&server);
-	snprintf(redis_address, sizeof(redis_address), "redis://localhost:%u", server.port);
-}
-
-static void close_redis(const struct act *act)
-{
-	(void)act;
-	redis_server_free(&server);
-}
+#define PROBE(id, what)                                                                            \
+	{                                                                                          \
+		.name = id, .variant = &(const struct variant){ .path = what }, .open = open_file, \
+		.close = close_file, .run = probe, .again = again                                  \
+	}
 
 static const struct act acts[] = {
-	{ .name = "load", .open = open_file, .close = close_file, .begin = evict, .run = load },
-	{ .name = "probe", .open = open_file, .close = close_file, .run = probe, .again = again },
+	LOAD("load", .engine = IOSHAPE_ENGINE_AUTO),
+	LOAD("load with threads", .engine = IOSHAPE_ENGINE_THREADS),
+	LOAD("load through the cache", .engine = IOSHAPE_ENGINE_BUFFERED),
+	LOAD("load from the cache", .cached = true),
+	LOAD("load into fresh memory", .fresh = true, .cached = true),
+	LOAD("load in a row", .in_a_row = true),
+	PROBE("probe", "."),
+	PROBE("probe what is not there", "not yet"),
+	PROBE("probe a device", "/dev/null"),
 	{ .name = "look at generations",
 	  .open = open_generations,
 	  .close = close_file,
 	  .run = list },
-	{ .name = "slots of the host", .run = take },
-	{ .name = "slots of a Redis",
-	  .variant = redis_address,
-	  .open = open_redis,
-	  .close = close_redis,
-	  .run = take },
 	{ .name = NULL },
 };
 

@@ -43,7 +43,8 @@ struct told *told;
 int statuses[HARM_RANKS];
 unsigned harmed;
 
-static const struct act *const *const families[] = { &file_acts, &group_acts, &look_acts };
+static const struct act *const *const families[] = { &file_acts, &group_acts, &look_acts,
+						     &slots_acts };
 static struct told *mine;
 static bool unharmed;
 static uint64_t random_state;

@@ -42,11 +42,12 @@ struct act {
 
 	bool durable;     /* its order of calls is to survive a power failure, and no failure of a
 			     write or sync is passed over */
+	bool apart;       /* ranks do not fail because another one does */
 	bool passes_over; /* what cannot be read is none of its business */
 	bool no_faults;   /* what comes of a failure is up to the caller */
 };
 
-extern const struct act *const file_acts, *const group_acts, *const look_acts;
+extern const struct act *const file_acts, *const group_acts, *const look_acts, *const slots_acts;
 
 /* In a child: returns `ret`, and takes note of what the library says about it. */
 int harm_heed(int ret);
@@ -65,6 +66,11 @@ void harm_play(void);
 
 /* The folder of the pools of this host, which is not the working directory. */
 const char *harm_coordinator(void);
+
+/* A Redis for the act, as open() and close(); and its address. */
+void harm_open_redis(const struct act *act);
+void harm_close_redis(const struct act *act);
+const char *harm_redis(void);
 
 /* Before anything in a child is done that has a failing call "by the system". */
 void harm_deny(const char *name, int code);

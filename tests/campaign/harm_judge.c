@@ -92,6 +92,8 @@ static void judge_rank(unsigned rank)
 		harm_found("wrong", one->wrong);
 	if (one->descriptors > 0)
 		harm_found("wrong", "descriptors are left open");
+	if (one->ret && act->apart && rank != harm.rank)
+		harm_found("wrong", one->sentence);
 	if (one->leaked)
 		harm_found("wrong", "memory was leaked");
 	if (one->unnamed)

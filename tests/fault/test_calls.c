@@ -10,6 +10,8 @@
 #include "support/sample.h"
 #include "support/scratch.h"
 
+#include <ioshape/operator.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -327,6 +329,28 @@ START_TEST(looking_for_stale_bytes_takes_no_call)
 }
 END_TEST
 
+START_TEST(a_list_of_pools_that_breaks_off_is_an_error)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_pool_settings settings = IOSHAPE_POOL_SETTINGS_INIT;
+	struct ioshape_context *context;
+	char folder[600], *names;
+
+	snprintf(folder, sizeof(folder), "local:%s", scratch_directory());
+	options.coordinator = folder;
+	settings.capacity = 3;
+	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
+	ck_assert_int_eq(ioshape_pool_set(context, "pool", &settings), 0);
+	calls_begin_named("readdir64", EIO);
+	ck_assert_int_eq(ioshape_pool_list(context, &names), IOSHAPE_E_COORDINATOR);
+	calls_end();
+	ck_assert_int_eq(ioshape_pool_list(context, &names), 0);
+	ck_assert_str_eq(names, "pool\n");
+	ioshape_free(names);
+	ioshape_context_free(context);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("fault/calls");
@@ -340,6 +364,7 @@ int main(void)
 	/* Through the page cache, which has no requests that may come in any order. */
 	tcase_add_loop_test(fail, looking_for_stale_bytes_takes_no_call, 2, 3);
 	tcase_add_test(fail, a_file_that_another_host_replaced_is_looked_for_anew);
+	tcase_add_test(fail, a_list_of_pools_that_breaks_off_is_an_error);
 	tcase_set_timeout(fail, 240);
 	suite_add_tcase(suite, fail);
 	return check_main(suite);
