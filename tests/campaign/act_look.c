@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What changes no file: loads, looks at filesystems and generations. */
+/* What changes no file: loads, looks at filesystems and generations, saves that cannot be. */
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "harm.h"
@@ -9,11 +9,15 @@
 #include <ioshape/probe.h>
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-static struct sample sample;
+static struct sample sample, small;
 
 struct variant {
 	enum ioshape_engine engine;
@@ -132,6 +136,7 @@ static void close_file(const struct act *act)
 {
 	(void)act;
 	sample_free(&sample);
+	sample_free(&small);
 }
 
 static void evict(const struct act *act)
@@ -152,6 +157,69 @@ static unsigned again(const struct act *act)
 	harm_must(sample_save(context, "file", &sample, NULL), "save");
 	ioshape_context_free(context);
 	return scratch_entries(".") - 1;
+}
+
+/* ---- Where nothing can be saved ----------------------------------------------------------------
+ */
+
+static void open_device(const struct act *act)
+{
+	(void)act;
+	sample_make(&sample, 7, 1200000);
+	if (symlink("/dev/null", "file"))
+		harm_must(-errno, "make a link");
+}
+
+static int save_to_device(const struct act *act, unsigned rank)
+{
+	struct ioshape_context *context;
+	int ret = open_context(NULL, &context);
+
+	(void)act, (void)rank;
+	if (ret)
+		return ret;
+	ret = harm_heed(sample_save(context, "file", &sample, NULL));
+	ioshape_context_free(context);
+	return ret;
+}
+
+/* For this process alone. */
+static void open_full(const struct act *act)
+{
+	(void)act;
+	sample_make(&sample, 7, 1200000);
+	sample_make(&small, 8, 1000);
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mkdir("full", 0700) || mount("tmpfs", "full", "tmpfs", 0, "size=1m"))
+		harm_must(-errno, "mount a small filesystem");
+}
+
+static int save_too_much(const struct act *act, unsigned rank)
+{
+	struct ioshape_context *context;
+	int ret = open_context(NULL, &context);
+
+	(void)act, (void)rank;
+	if (ret)
+		return ret;
+	ret = harm_heed(sample_save(context, "full/file", &sample, NULL));
+	if (!ret)
+		ret = harm_wrong("it was saved where it does not fit");
+	ioshape_context_free(context);
+	return ret == -ENOSPC ? 0 : ret;
+}
+
+/* What fits tidies. */
+static unsigned save_a_little(const struct act *act)
+{
+	struct ioshape_context *context;
+
+	(void)act;
+	harm_must(open_context(NULL, &context), "open a context");
+	harm_must(sample_save(context, "full/file", &small, NULL), "save");
+	ioshape_context_free(context);
+	unlink("full/file");
+	return scratch_entries("full");
 }
 
 /* ---- Generations ------------------------------------------------------------------------------
@@ -251,6 +319,16 @@ static const struct act acts[] = {
 	PROBE("probe", "."),
 	PROBE("probe what is not there", "not yet"),
 	PROBE("probe a device", "/dev/null"),
+	{ .name = "save to a device",
+	  .open = open_device,
+	  .close = close_file,
+	  .run = save_to_device },
+	{ .name = "save what does not fit",
+	  .mounts = true,
+	  .open = open_full,
+	  .close = close_file,
+	  .run = save_too_much,
+	  .again = save_a_little },
 	{ .name = "look at generations",
 	  .open = open_generations,
 	  .close = close_file,

@@ -13,7 +13,7 @@ from .sites import Sites
 from .trial import Trial
 
 #: Of each act in one trial.
-COUNT = 16
+COUNT = 32
 
 #: Trials are in memory, where nothing waits for a disk, but for one of so many: it is on a disk,
 #: and the next one on a filesystem with stripes, each of these in turn.

@@ -20,10 +20,12 @@
 #include "support/scratch.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -258,11 +260,23 @@ static const struct act *act_of(const char *name)
 	return NULL;
 }
 
+static bool can_mount(void)
+{
+	const pid_t child = fork();
+	int status;
+
+	if (!child)
+		_exit(unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
+	return waitpid(child, &status, 0) == child && !status;
+}
+
 static void list_acts(bool faults)
 {
+	const bool mounts = can_mount();
+
 	for (size_t i = 0; i < ARRAY_LENGTH(families); i++)
 		for (const struct act *one = *families[i]; one->name; one++)
-			if (!faults || !one->no_faults)
+			if ((!faults || !one->no_faults) && (!one->mounts || mounts))
 				puts(one->name);
 }
 

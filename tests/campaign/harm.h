@@ -44,6 +44,7 @@ struct act {
 			     write or sync is passed over */
 	bool apart;       /* ranks do not fail because another one does */
 	bool passes_over; /* what cannot be read is none of its business */
+	bool mounts;      /* not listed where that is forbidden */
 	bool no_faults;   /* what comes of a failure is up to the caller */
 };
 

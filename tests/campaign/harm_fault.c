@@ -159,8 +159,9 @@ static struct harm harm_at(unsigned rank, unsigned place)
 void harm_faults(uint64_t seed, unsigned count)
 {
 	const unsigned rank = (unsigned)(seed % harm_ranks());
-	/* Seed after seed goes through all places, with half of what it has to try. */
-	uint64_t next = seed / harm_ranks() * ((count + 1) / 2);
+	/* Seed after seed goes through all places, with half of what it has to try: each act from
+	 * another one on, as they begin alike. */
+	uint64_t next = base_hash_text(act->name) + seed / harm_ranks() * ((count + 1) / 2);
 
 	make_plan(rank);
 	while (harmed < count)
