@@ -99,12 +99,12 @@ struct checks {
 };
 
 /* Its manifest holds, and the files are there; else `failure` says why it does not count. */
-static void look_at(const struct search *search, const struct group_candidate *candidate,
-		    struct base_error *failure)
+static void look_at(struct search *search, size_t at, struct base_error *failure)
 {
+	const struct group_candidate *candidate = &search->candidates.all[at];
 	struct group_generation generation;
-	int ret = group_generation_open(&generation, &search->directory, candidate->name,
-					candidate->step, failure);
+	int ret = group_open_candidate(&generation, &search->directory, &search->candidates, at,
+				       failure);
 
 	if (!ret)
 		group_generation_close(&generation);
@@ -118,8 +118,6 @@ static void look_at(const struct search *search, const struct group_candidate *c
 static uint64_t look_for_next(struct ioshape_group *group, struct search *search,
 			      struct base_error *failure)
 {
-	const struct group_candidate *candidate;
-
 	if (search->directory.fd < 0) {
 		if (group_open_directory(&search->directory, group->directory, failure) ||
 		    group_list_by_age(&search->directory, &search->candidates, failure))
@@ -130,9 +128,8 @@ static uint64_t look_for_next(struct ioshape_group *group, struct search *search
 			    group->directory);
 		return IOSHAPE_LATEST;
 	}
-	candidate = &search->candidates.all[search->at++];
-	look_at(search, candidate, failure);
-	return candidate->step;
+	look_at(search, search->at, failure);
+	return search->candidates.all[search->at++].step;
 }
 
 static int beat(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)

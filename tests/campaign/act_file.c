@@ -15,6 +15,8 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#define NOBODY 65534
+
 enum way {
 	TENSORS,
 	SAFETENSORS,
@@ -38,6 +40,7 @@ struct variant {
 	bool foreign;  /* the older file is another user's, with an ACL */
 	bool deadline; /* it has a minute */
 	bool forks;    /* while it is written */
+	bool nobody;   /* saved by a user without rights */
 	bool no_flag;  /* renameat2() has it not */
 };
 
@@ -145,6 +148,8 @@ static int run(const struct act *act, unsigned rank)
 	(void)rank;
 	if (variant->no_flag)
 		harm_deny("renameat2", EINVAL);
+	if (variant->nobody && !geteuid() && seteuid(NOBODY))
+		return harm_wrong("it cannot be another user");
 	ret = harm_heed(open_context(variant, &context));
 	if (ret)
 		return ret;
@@ -183,6 +188,8 @@ static void begin(const struct act *act)
 		scratch_write("file", old_file, sizeof(old_file));
 	if (variant->foreign)
 		make_foreign();
+	if (variant->nobody && (chmod(".", 0777) || (!geteuid() && chown("file", NOBODY, NOBODY))))
+		harm_must(-errno, "let others write");
 }
 
 static enum state look(const struct act *act)
@@ -261,9 +268,11 @@ static const struct act acts[] = {
 	DURABLE("no replace", .no_replace = true),
 	DURABLE("no replace without the flag", .no_replace = true, .no_flag = true),
 	DURABLE("stripes", .layout = "stripe_count=2,stripe_size=1M"),
+	DURABLE("all stripes", .layout = "stripe_count=all,stripe_size=64K"),
 	DURABLE("progressive stripes", .layout = "to=1M,stripe_count=1; stripe_count=4"),
 	DURABLE("behind a link", .linked = true),
 	DURABLE("of another user", .foreign = true, .small = true),
+	DURABLE("by nobody", .nobody = true),
 	DURABLE("before a deadline", .deadline = true, .background = true),
 	DURABLE("while a worker is forked", .forks = true, .background = true),
 	DURABLE("writer", .way = WRITER),

@@ -2,8 +2,10 @@
 """Calls of the library fail: each once, or from there on; and those that come because of it."""
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from striped import INSTANT, striped, unavailable
@@ -22,16 +24,26 @@ PLAYS = ("lustre", "beegfs", "ceph")
 MEMORY = Path("/dev/shm")
 
 
+@dataclass(frozen=True)
+class Place:
+    path: Path
+    #: Where the machine shows the Lustre that it has.
+    lustre: Path | None = None
+
+
 @contextlib.contextmanager
-def place(seed: int, work: Path) -> Iterator[Path]:
+def place(seed: int, work: Path) -> Iterator[Place]:
     if seed % EACH == 1 and not unavailable():
-        with striped("ssd", play=PLAYS[seed // EACH % len(PLAYS)], **INSTANT) as mount:
-            yield mount.path
+        play = PLAYS[seed // EACH % len(PLAYS)]
+        targets: dict[str, object] = {"targets": 100, "fsname": "mgs@tcp:/storm"}
+        with striped("ssd", play=play, **targets, **INSTANT) as mount:
+            shown = mount.backing / "sys" / "fs" / "lustre"
+            yield Place(mount.path, shown if shown.exists() and not os.geteuid() else None)
     elif seed % EACH and MEMORY.is_dir():
         with tempfile.TemporaryDirectory(prefix="ioshape-faults-", dir=MEMORY) as folder:
-            yield Path(folder)
+            yield Place(Path(folder))
     else:
-        yield work
+        yield Place(work)
 
 
 @contextlib.contextmanager
@@ -41,7 +53,7 @@ def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
 
     def attempt(seed: int) -> Trial:
         with place(seed, work) as where:
-            done = harm.run("faults", seed, COUNT, where)
+            done = harm.run("faults", seed, COUNT, where.path, where.lustre)
         sites.add(done.sites)
         return done.trial("faults", ("wrong",), faults_sites_percent=sites.percent)
 

@@ -6,7 +6,8 @@
  *   harm once SEED COUNT ACT RANK CALL CODE [CALL CODE]    makes just these calls of it fail
  *
  * The seed chooses the calls and what becomes of them. Works in the working directory,
- * which is empty. What it says, line by line:
+ * which is empty. What $HARM_LUSTRE names is this machine's /sys/fs/lustre. What it says, line by
+ * line:
  *
  *   harmed N        so often
  *   site ADDRESS    a call that goes on there, in this program, was made to fail
@@ -280,6 +281,18 @@ static void list_acts(bool faults)
 				puts(one->name);
 }
 
+/* As a machine that has a Lustre. */
+static void show_lustre(const char *shown)
+{
+	if (!shown)
+		return;
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount("none", "/sys/fs", "tmpfs", 0, NULL) || symlink(shown, "/sys/fs/lustre")) {
+		perror("harm: cannot show a Lustre");
+		exit(1);
+	}
+}
+
 static void set_up(void)
 {
 	char *here = getcwd(NULL, 0);
@@ -287,6 +300,7 @@ static void set_up(void)
 	told = mmap(NULL, HARM_RANKS * sizeof(*told), PROT_READ | PROT_WRITE,
 		    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	calls_record();
+	show_lustre(getenv("HARM_LUSTRE"));
 	fail_memory_by(calls_fail);
 	snprintf(coordinator, sizeof(coordinator), "local:%s/pools", here);
 	setenv("XDG_CACHE_HOME", here, 1);
@@ -299,6 +313,7 @@ static void set_up(void)
 
 int main(int argc, char **argv)
 {
+	const bool kills = argc > 1 && !strcmp(argv[1], "kills");
 	unsigned count;
 
 	if (argc == 3 && !strcmp(argv[1], "list")) {
@@ -316,8 +331,8 @@ int main(int argc, char **argv)
 		act->open(act);
 	count = (unsigned)strtoul(argv[3], NULL, 10);
 	if (act->ranks > 1)
-		count = (count + 7) / 8; /* survivors wait for who was killed */
-	if (!strcmp(argv[1], "kills"))
+		count = kills ? (count + 7) / 8 : (count + 2) / 3; /* survivors wait */
+	if (kills)
 		harm_kills(count);
 	else if (!strcmp(argv[1], "once") && argc > 7)
 		harm_once(argv + 5, argc - 5);

@@ -4,6 +4,7 @@
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,27 +50,36 @@ def check() -> None:
         raise CannotTry(f"kills or faults: there is no {PROGRAM}")
 
 
-def run(mode: str, seed: int, count: int, work: Path) -> Harm:
-    """Each act `count` times; those of several ranks an eighth of it."""
+def run(mode: str, seed: int, count: int, work: Path, lustre: Path | None = None) -> Harm:
+    """Each act `count` times; those of several ranks less often."""
     harm = Harm()
     listed = subprocess.run([PROGRAM, "list", mode], capture_output=True, text=True, check=True)
     arguments = [mode, str(seed), str(count)]
+    environment = os.environ | ({"HARM_LUSTRE": str(lustre)} if lustre else {})
     # Most of them wait more than they compute.
     with ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as threads:
         acts = listed.stdout.splitlines()
         for act, said in zip(
-            acts, threads.map(lambda act: _run_act(act, arguments, work), acts), strict=True
+            acts,
+            threads.map(lambda act: _run_act(act, arguments, work, environment), acts),
+            strict=True,
         ):
             harm.add(act, said)
     return harm
 
 
-def _run_act(act: str, arguments: list[str], work: Path) -> str:
+def _run_act(act: str, arguments: list[str], work: Path, environment: Mapping[str, str]) -> str:
     """What the program says."""
     with tempfile.TemporaryDirectory(dir=work) as folder:
         command = [str(PROGRAM), *arguments, act]
         ended = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
     if ended.returncode:
         raise RuntimeError(f"{' '.join(command)} ends with {ended.returncode}: {ended.stderr}")

@@ -329,6 +329,26 @@ START_TEST(looking_for_stale_bytes_takes_no_call)
 }
 END_TEST
 
+/* Ranks of which one cannot tell where it is would meet in different places. */
+START_TEST(a_relative_path_is_not_taken_for_an_absolute_one)
+{
+	struct ioshape_context *context;
+	struct ioshape_group *group;
+
+	begin_scenario(0);
+	context = open_context();
+	calls_begin_named("getcwd", EIO);
+	ck_assert_int_eq(ioshape_group_open(context, "not/yet", NULL, &group), -EIO);
+	calls_end();
+	ck_assert_ptr_null(group);
+	ck_assert_int_ne(access("not", F_OK), 0);
+	ck_assert_int_eq(ioshape_group_open(context, "not/yet", NULL, &group), 0);
+	ioshape_group_free(group);
+	scratch_remove("not");
+	ioshape_context_free(context);
+}
+END_TEST
+
 START_TEST(a_list_of_pools_that_breaks_off_is_an_error)
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
@@ -364,6 +384,7 @@ int main(void)
 	/* Through the page cache, which has no requests that may come in any order. */
 	tcase_add_loop_test(fail, looking_for_stale_bytes_takes_no_call, 2, 3);
 	tcase_add_test(fail, a_file_that_another_host_replaced_is_looked_for_anew);
+	tcase_add_test(fail, a_relative_path_is_not_taken_for_an_absolute_one);
 	tcase_add_test(fail, a_list_of_pools_that_breaks_off_is_an_error);
 	tcase_set_timeout(fail, 240);
 	suite_add_tcase(suite, fail);

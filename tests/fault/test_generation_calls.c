@@ -104,6 +104,50 @@ TEST(tests, each_step_of_pruning_is_durable_before_the_next)
 	ck_assert_int_gt(calls_find("unlinkat", (unsigned long)manifest + 1), synced);
 }
 
+static uint64_t find_newest(struct ioshape_context *context)
+{
+	struct ioshape_generation_info info = IOSHAPE_GENERATION_INFO_INIT;
+	struct ioshape_generation *generation;
+
+	ck_assert_int_eq(ioshape_generation_open(context, "runs", IOSHAPE_LATEST, &generation), 0);
+	ck_assert_int_eq(ioshape_generation_get_info(generation, &info), 0);
+	ioshape_generation_free(generation);
+	return info.step;
+}
+
+static uint64_t find_newest_intact(struct ioshape_context *context)
+{
+	struct ioshape_search_options options = IOSHAPE_SEARCH_OPTIONS_INIT;
+	struct ioshape_group *group;
+	uint64_t step;
+
+	options.intact = 1;
+	ck_assert_int_eq(ioshape_group_open(context, "runs", NULL, &group), 0);
+	ck_assert_int_eq(ioshape_group_get_latest(group, &options, &step), 0);
+	ioshape_group_free(group);
+	return step;
+}
+
+/* It may be the newest, for all that is known: until it can be read. */
+TEST(tests, an_older_generation_that_cannot_be_read_for_a_moment_is_not_the_newest)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct base_error error = { 0 };
+	struct ioshape_context *context;
+
+	ck_assert_int_eq(generation_save(10, "old", false, &error), 0);
+	ck_assert_int_eq(generation_save(7, "new", false, &error), 0);
+	options.coordinator = "open";
+	ck_assert_int_eq(ioshape_context_open(&context, &options), 0);
+	/* The first that is looked at is that of the highest step. */
+	calls_begin_named("pread64", EIO);
+	ck_assert_uint_eq(find_newest(context), 7);
+	calls_begin_named("pread64", EIO);
+	ck_assert_uint_eq(find_newest_intact(context), 7);
+	calls_end();
+	ioshape_context_free(context);
+}
+
 /* ---- Ranks ------------------------------------------------------------------------------------
  */
 

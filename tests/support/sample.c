@@ -277,11 +277,13 @@ int sample_save(struct ioshape_context *context, const char *path, const struct 
 int sample_write_raw(struct ioshape_context *context, const char *path, const struct sample *sample)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_file *file = NULL;
+	struct ioshape_file *file;
 	int ret;
 
 	options.expected_bytes = sample->total_bytes;
 	ret = ioshape_file_open(context, path, &options, &file);
+	if (ret)
+		return file ? -EBADMSG : ret;
 	for (size_t i = 0; !ret && i < sample->count; i++)
 		ret = ioshape_file_write(file, sample->expected[i], sample->bytes[i]);
 	if (!ret)
@@ -294,12 +296,15 @@ int sample_write_records(struct ioshape_context *context, const char *path,
 			 const struct sample *sample)
 {
 	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
-	struct ioshape_writer *writer = NULL;
+	struct ioshape_writer *writer;
 	char name[32];
 	int ret;
 
 	options.expected_bytes = sample->total_bytes;
+	options.metadata = &sample->metadata;
 	ret = ioshape_writer_open(context, path, &options, &writer);
+	if (ret)
+		return writer ? -EBADMSG : ret;
 	for (size_t i = 0; !ret && i < sample->count; i++) {
 		snprintf(name, sizeof(name), "data/%zu", i);
 		ret = write_record(writer, name, sample->expected[i], sample->bytes[i], 0);
@@ -307,6 +312,23 @@ int sample_write_records(struct ioshape_context *context, const char *path,
 	if (!ret)
 		ret = ioshape_writer_commit(writer, NULL);
 	ioshape_writer_free(writer);
+	return ret;
+}
+
+int sample_load(struct ioshape_reader *reader, const struct sample *sample, void *into)
+{
+	struct ioshape_load_request requests[SAMPLE_TENSORS];
+	uint8_t *at = into;
+	int ret;
+
+	for (size_t i = 0; i < sample->count; i++) {
+		requests[i] = (struct ioshape_load_request){ i, 0, sample->bytes[i], at };
+		at += sample->bytes[i];
+	}
+	ret = ioshape_reader_load(reader, requests, sample->count);
+	for (size_t i = 0; !ret && i < sample->count; i++)
+		if (memcmp(requests[i].into, sample->expected[i], sample->bytes[i]) != 0)
+			ret = -EBADMSG;
 	return ret;
 }
 

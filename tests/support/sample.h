@@ -41,6 +41,10 @@ int sample_write_raw(struct ioshape_context *context, const char *path,
 int sample_write_records(struct ioshape_context *context, const char *path,
 			 const struct sample *sample);
 
+/* All tensors in one call, into memory for `total_bytes`. -EBADMSG if one is not as it was saved.
+ */
+int sample_load(struct ioshape_reader *reader, const struct sample *sample, void *into);
+
 /* 0 if the file holds just these tensors and metadata, bit for bit; else a code, and why in `why`.
  */
 int sample_check(struct ioshape_context *context, const char *path, const struct sample *sample,

@@ -135,67 +135,24 @@ static int save_fetched_in_background(struct ioshape_context *context)
 
 static int save_raw(struct ioshape_context *context)
 {
-	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_file *file;
-	int ret;
-
-	options.sync = IOSHAPE_OFF;
-	ret = ioshape_file_open(context, "file", &options, &file);
-	if (ret)
-		return file ? -EBADMSG : ret;
-	for (size_t i = 0; !ret && i < sample.count; i++)
-		ret = ioshape_file_write(file, sample.expected[i], sample.bytes[i]);
-	if (!ret)
-		ret = ioshape_file_commit(file, NULL);
-	ioshape_file_free(file);
-	return ret;
+	return sample_write_raw(context, "file", &sample);
 }
 
 static int save_records(struct ioshape_context *context)
 {
-	struct ioshape_writer_options options = IOSHAPE_WRITER_OPTIONS_INIT;
-	struct ioshape_writer *writer;
-	char name[32];
-	int ret;
-
-	options.metadata = &sample.metadata;
-	options.sync = IOSHAPE_OFF;
-	ret = ioshape_writer_open(context, "file", &options, &writer);
-	if (ret)
-		return writer ? -EBADMSG : ret;
-	for (size_t i = 0; !ret && i < sample.count; i++) {
-		snprintf(name, sizeof(name), "data/%zu", i);
-		ret = ioshape_writer_begin_record(writer, name, IOSHAPE_UNKNOWN_BYTES, 0);
-		if (!ret)
-			ret = ioshape_writer_write(writer, sample.expected[i], sample.bytes[i]);
-		if (!ret)
-			ret = ioshape_writer_end_record(writer);
-	}
-	if (!ret)
-		ret = ioshape_writer_commit(writer, NULL);
-	ioshape_writer_free(writer);
-	return ret;
+	return sample_write_records(context, "file", &sample);
 }
 
 static int load(struct ioshape_context *context)
 {
-	struct ioshape_load_request requests[SAMPLE_TENSORS];
 	static uint8_t into[1 << 20];
 	struct ioshape_reader *reader;
-	uint8_t *at = into;
 	int ret;
 
 	ret = ioshape_reader_open(context, "file", NULL, &reader);
 	if (ret)
 		return reader ? -EBADMSG : ret;
-	for (size_t i = 0; i < sample.count; i++) {
-		requests[i] = (struct ioshape_load_request){ i, 0, sample.bytes[i], at };
-		at += sample.bytes[i];
-	}
-	ret = ioshape_reader_load(reader, requests, sample.count);
-	for (size_t i = 0; !ret && i < sample.count; i++)
-		if (memcmp(requests[i].into, sample.expected[i], sample.bytes[i]) != 0)
-			ret = -EBADMSG;
+	ret = sample_load(reader, &sample, into);
 	if (!ret)
 		ret = ioshape_reader_verify(reader, 1);
 	ioshape_reader_free(reader);

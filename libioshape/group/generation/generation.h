@@ -154,6 +154,10 @@ int group_list_by_age(const struct ring_folder *directory, struct group_candidat
 /* Newest first: by serial numbers, so that what a job saves after going back to an earlier step is
  * newer than what it has given up. First those that may be the newest, for all that is known. */
 void group_sort_by_age(struct group_candidates *candidates);
+/* Opens the one at that position; or another one from behind it, if it could not be read when they
+ * were sorted and now proves to be older. */
+int group_open_candidate(struct group_generation *generation, const struct ring_folder *directory,
+			 struct group_candidates *candidates, size_t at, struct base_error *error);
 void group_candidates_free(struct group_candidates *candidates);
 
 /* The directory of that path, absolute whatever the working directory will be. */

@@ -92,6 +92,35 @@ void group_sort_by_age(struct group_candidates *candidates)
 		qsort(candidates->all, candidates->count, sizeof(*candidates->all), compare_ages);
 }
 
+/* It could not be read when they were sorted. Those from there on are sorted again. */
+static bool was_misplaced(struct group_candidates *candidates, size_t at,
+			  const struct group_generation *opened)
+{
+	struct group_candidates rest = { &candidates->all[at], candidates->count - at };
+
+	if (rest.all->serial != GROUP_UNKNOWN_SERIAL ||
+	    opened->manifest.serial == GROUP_UNKNOWN_SERIAL)
+		return false;
+	rest.all->serial = opened->manifest.serial;
+	group_sort_by_age(&rest);
+	return true;
+}
+
+int group_open_candidate(struct group_generation *generation, const struct ring_folder *directory,
+			 struct group_candidates *candidates, size_t at, struct base_error *error)
+{
+	const struct group_candidate *candidate = &candidates->all[at];
+
+	for (;;) {
+		const int ret = group_generation_open(generation, directory, candidate->name,
+						      candidate->step, error);
+
+		if (ret || !was_misplaced(candidates, at, generation))
+			return ret;
+		group_generation_close(generation);
+	}
+}
+
 /*
  * As their manifests begin: read whole, those of many generations of many ranks would take long.
  * What stepped aside and has no manifest is being removed, or was when its process died: none of
@@ -192,8 +221,8 @@ bool group_is_its_own_fault(int code)
 
 /* -ENOENT if none holds; *gone: one was not there any more, or had no manifest. */
 static int open_first(struct group_generation *generation, const struct ring_folder *directory,
-		      const struct group_candidates *candidates, bool *gone,
-		      const struct base_log *log, struct base_error *error)
+		      struct group_candidates *candidates, bool *gone, const struct base_log *log,
+		      struct base_error *error)
 {
 	int ret = -ENOENT;
 
@@ -201,8 +230,7 @@ static int open_first(struct group_generation *generation, const struct ring_fol
 		const struct group_candidate *candidate = &candidates->all[i];
 		struct base_error why = { 0 };
 
-		ret = group_generation_open(generation, directory, candidate->name, candidate->step,
-					    &why);
+		ret = group_open_candidate(generation, directory, candidates, i, &why);
 		if (ret && !group_is_its_own_fault(ret)) {
 			*error = why;
 			return ret;

@@ -9,13 +9,16 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Without the directory: as far as the working directory tells. */
+/* Without the directory: as far as the working directory tells. NULL with errno. */
 static char *from_working_directory(const char *path)
 {
-	char *directory = *path == '/' ? NULL : getcwd(NULL, 0), *absolute = NULL;
+	char *directory, *absolute = NULL;
 
-	if (!directory)
+	if (*path == '/')
 		return strdup(path);
+	directory = getcwd(NULL, 0);
+	if (!directory)
+		return NULL;
 	if (asprintf(&absolute, "%s/%s", directory, path) < 0)
 		absolute = NULL;
 	free(directory);
@@ -26,6 +29,7 @@ int save_absolute_path(const char *path, char **absolute, struct base_error *err
 {
 	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
 	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	int code = ENOMEM;
 	char *resolved;
 
 	*absolute = NULL;
@@ -36,13 +40,20 @@ int save_absolute_path(const char *path, char **absolute, struct base_error *err
 				   path);
 	}
 	resolved = directory ? realpath(directory, NULL) : NULL;
-	if (!resolved)
+	if (!resolved) {
 		*absolute = from_working_directory(path);
-	else if (asprintf(absolute, "%s/%s", strcmp(resolved, "/") ? resolved : "", name) < 0)
+		code = *absolute ? 0 : errno;
+	} else if (asprintf(absolute, "%s/%s", strcmp(resolved, "/") ? resolved : "", name) < 0) {
 		*absolute = NULL;
+	}
 	free(resolved);
 	free(directory);
-	return *absolute ? 0 : base_no_memory(error, "a path", strlen(path));
+	if (*absolute)
+		return 0;
+	if (code == ENOMEM)
+		return base_no_memory(error, "a path", strlen(path));
+	return base_fail(error, -code, "cannot find the working directory, in which \"%s\" is",
+			 path);
 }
 
 int save_order_begin(struct ioshape_context *context, struct save_order *order, const char *path,
