@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ioshape.dcp: checkpoints of torch.distributed.checkpoint through this library."""
 
+import fcntl
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path, PosixPath
 from typing import IO, Any, cast
 
@@ -23,6 +25,7 @@ import torch.distributed.checkpoint as dcp
 from command import call, succeed
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is",
@@ -263,6 +266,12 @@ def test_who_reads_while_it_is_replaced_gets_nothing_of_the_new_one(tmp_path: Pa
         dcp.load({"w": torch.zeros(1000)}, storage_reader=Late(tmp_path / "a"), no_dist=True)
 
 
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o700)
+    save(tmp_path / "a", state())
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_link_to_a_directory_stays_one(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -340,6 +349,69 @@ def test_damage_is_found_and_its_tensor_is_named(tmp_path: Path) -> None:
     failure = _failure(caught.value)
     assert isinstance(failure, ioshape.DamagedError)
     assert "'second'" in str(failure)
+
+
+class _Rows(dcp.DefaultLoadPlanner):
+    """Of a rank that has a part of each tensor: some rows."""
+
+    def create_local_plan(self) -> Any:
+        plan = super().create_local_plan()
+        return LoadPlan(
+            [
+                replace(
+                    item,
+                    storage_offsets=torch.Size([self.first, *item.storage_offsets[1:]]),
+                    lengths=torch.Size([10, *item.lengths[1:]]),
+                )
+                for item in plan.items
+            ]
+        )
+
+    first = 0
+
+
+@pytest.mark.parametrize("kind", ["ours", "stock"])
+def test_parts_of_tensors_are_read_and_those_of_our_files_verified(
+    tmp_path: Path, kind: str
+) -> None:
+    value = {"large": torch.ones(1000, 1000), "small": torch.arange(200.0).reshape(20, 10)}
+    writer = (ioshape.dcp.Writer if kind == "ours" else dcp.FileSystemWriter)(tmp_path)
+    dcp.save(value, storage_writer=writer, no_dist=True)
+    planner = _Rows()
+    planner.first = 7
+    loaded = blank(value)
+
+    def load() -> None:
+        reader = ioshape.dcp.Reader(tmp_path)
+        dcp.load(loaded, storage_reader=reader, planner=planner, no_dist=True)
+
+    load()
+    for name, whole in value.items():
+        assert torch.equal(loaded[name][:10], whole[7:17])
+        assert not loaded[name][10:].any()
+    _damage(tmp_path / "__0_0.distcp")
+    if kind == "stock":
+        load()  # there is no checksum of a part
+        return
+    with pytest.raises(dcp.CheckpointException) as caught:
+        load()
+    assert isinstance(_failure(caught.value), ioshape.DamagedError)
+    assert "'large'" in str(_failure(caught.value))
+
+
+@pytest.mark.parametrize(
+    "told", [3, ("a", 1, b""), (1 << 70, 1, b""), (1, 3, b"1234"), (9, 9, b"")], ids=str
+)
+def test_checksums_that_are_none_are_refused(tmp_path: Path, told: Any) -> None:
+    save(tmp_path, {"a": torch.ones(1000, 1000)})
+    meta = ioshape.dcp.Reader(tmp_path).read_metadata()
+    for info in meta.storage_data.values():
+        info.ioshape_checksums = told
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(meta))
+    loaded, planner = {"a": torch.zeros(1000, 1000)}, _Rows()
+    reader = ioshape.dcp.Reader(tmp_path)
+    with pytest.raises(dcp.CheckpointException):
+        dcp.load(loaded, storage_reader=reader, planner=planner, no_dist=True)
 
 
 @pytest.mark.parametrize("kept", [0.5, 0.0])
@@ -433,6 +505,20 @@ def test_saves_to_one_path_at_the_same_time_leave_one_of_them(tmp_path: Path) ->
     loaded = by_stock(tmp_path / "a", state())
     assert_same(loaded, state(loaded["step"] // 100))
     assert len(entries(tmp_path / "a")) == 2
+
+
+def test_a_save_waits_for_another_that_takes_its_place(tmp_path: Path) -> None:
+    save(tmp_path, state(1))
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    thread = threading.Thread(target=save, args=(tmp_path, state(2)))
+    thread.start()
+    thread.join(1)
+    assert thread.is_alive()
+    assert_same(by_stock(tmp_path, state()), state(1))
+    os.close(fd)
+    thread.join()
+    assert_same(by_stock(tmp_path, state()), state(2))
 
 
 _PROCESS = """
@@ -592,7 +678,10 @@ def test_patch_puts_ours_into_code_that_gives_a_path(tmp_path: Path) -> None:
 
 def test_a_writer_of_a_patched_program_can_be_pickled(tmp_path: Path) -> None:
     with ioshape.patched(dcp=True):
-        writer = pickle.loads(pickle.dumps(dcp.FileSystemWriter(tmp_path / "a")))
+        made = dcp.FileSystemWriter(tmp_path / "a")
+        made.prepare_global_plan([])  # it has begun
+        writer = pickle.loads(pickle.dumps(made))
+    made.reset()
     dcp.save(state(), storage_writer=writer, no_dist=True)
     assert_same(by_stock(tmp_path / "a", state()), state())
 

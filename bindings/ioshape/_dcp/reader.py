@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import math
@@ -16,7 +17,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.futures import Future
 
 from ioshape._dcp import metadata as description
+from ioshape._dcp.names import CHECKSUMS
 from ioshape._errors import DamagedError, StorageError
+from ioshape._files.checksums import Checksums
 from ioshape._load.contents import tensors_of
 from ioshape._load.reader import Reader as ZipReader
 from ioshape._load.reader import can_read
@@ -29,44 +32,88 @@ if TYPE_CHECKING:
     from ioshape._load.pickled import Tensor
 
 
+# A part of a tensor that has no more is verified by reading all of it: checksums in the file are
+# those of whole tensors, and those of the file of blocks of so much.
+_SMALL_BYTES = 1 << 20
+
+
 def _memory(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor of the CPU."""
     address = ffi.cast("char *", tensor.data_ptr())
     return memoryview(ffi.buffer(address, tensor.numel() * tensor.element_size())).cast("B")
 
 
+class _Files:
+    """Data files with checksums of their own, as they are read from: one at a time is open."""
+
+    def __init__(self, folder: str, checksums: dict[str, Checksums]) -> None:
+        self._folder = folder
+        self._checksums = checksums
+        self._name = ""
+        self._reader: ZipReader | None = None
+
+    def get(self, name: str) -> ZipReader | None:
+        """One that verifies any range; None if nothing is known of that file."""
+        told = self._checksums.get(name)
+        if name != self._name and told is not None:
+            self.close()
+            path = os.path.join(self._folder, name)  # noqa: PTH118
+            self._name, self._reader = name, ZipReader(path, checksums=told, fresh=False)
+        return self._reader if told is not None else None
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._reader is not None:
+            self._reader.close()
+        self._name, self._reader = "", None
+
+
 class _Stored:
     """A tensor as torch.save has put it into a data file."""
 
-    def __init__(self, reader: ZipReader, tensor: Tensor) -> None:
+    def __init__(self, reader: ZipReader, tensor: Tensor, begin: int) -> None:
         self._reader = reader
+        self._begin = begin  # of the item in the file
         self.dtype: torch.dtype = getattr(torch, tensor.dtype)
         self.shape = tensor.shape
-        record = next(one for one in reader.records() if one.name == tensor.record)
+        self._record = next(one for one in reader.records() if one.name == tensor.record)
         self._item_bytes = torch.empty(0, dtype=self.dtype).element_size()
-        self._begin = record.file_offset + tensor.storage_offset * self._item_bytes
+        self._offset = tensor.storage_offset * self._item_bytes
         n_bytes = math.prod(self.shape) * self._item_bytes
-        self.is_plain = (
-            _is_contiguous(tensor)
-            and tensor.storage_offset * self._item_bytes + n_bytes <= record.n_bytes
-        )
+        self.is_plain = _is_contiguous(tensor) and self._offset + n_bytes <= self._record.n_bytes
 
-    def read_rows(self, first: int, into: torch.Tensor) -> None:
+    def _read_rows(self, files: _Files, name: str, first: int, into: torch.Tensor) -> None:
         """Fills a contiguous tensor of the CPU from this row on."""
         row_bytes = math.prod(self.shape[1:]) * self._item_bytes
-        if into.numel():
-            self._reader.read_file(self._begin + first * row_bytes, _memory(into))
+        offset, view = self._offset + first * row_bytes, _memory(into)
+        record = self._record
+        if not view.nbytes:
+            return
+        if view.nbytes < record.n_bytes <= _SMALL_BYTES:
+            # The checksum is that of all of it.
+            whole = bytearray(record.n_bytes)
+            self._reader.read_file(record.file_offset, memoryview(whole))
+            view[:] = whole[offset : offset + view.nbytes]
+            return
+        begin = record.file_offset + offset
+        by_block = files.get(name) if view.nbytes < record.n_bytes else None
+        if by_block is not None:
+            by_block.read_file(self._begin + begin, view)
+        else:
+            self._reader.read_file(begin, view)
 
-    def read_part(self, offsets: tuple[int, ...], target: torch.Tensor) -> None:
+    def read_part(
+        self, files: _Files, name: str, offsets: tuple[int, ...], target: torch.Tensor
+    ) -> None:
         """Fills the target with what lies from these offsets on."""
         lengths = tuple(target.shape)
         first, count = (offsets[0], lengths[0]) if offsets else (0, 1)
         is_same = target.dtype == self.dtype and self.shape[1:] == lengths[1:]
         if is_same and target.is_contiguous() and target.device.type == "cpu":
-            self.read_rows(first, target)
+            self._read_rows(files, name, first, target)
             return
         rows = torch.empty((count, *self.shape[1:]), dtype=self.dtype)
-        self.read_rows(first, rows)
+        self._read_rows(files, name, first, rows)
         for dim in range(1, len(lengths)):
             rows = rows.narrow(dim, offsets[dim], lengths[dim])
         target.copy_(rows.view(lengths) if not lengths else rows)
@@ -85,9 +132,9 @@ class Reader(filesystem.FileSystemReader):
     """Loads checkpoints of torch.distributed.checkpoint, and verifies them on the way.
 
     For dcp.load(), as FileSystemReader, whose files it reads. Tensors are read straight into those
-    of the state dict: only what this rank needs, in the order of the files. The checksum of each
-    tensor that is read whole is compared. `.metadata` is untrusted input: it can name what
-    describes a checkpoint, and nothing else.
+    of the state dict: only what this rank needs, in the order of the files. Checksums are compared:
+    those of whole tensors, and where a part is read those of its file, if we have written that.
+    `.metadata` is untrusted input: it can name what describes a checkpoint, and nothing else.
 
     Args:
         path: of the checkpoint.
@@ -116,15 +163,27 @@ class Reader(filesystem.FileSystemReader):
 
         left = []
         items = sorted(plan.items, key=place)
-        for _place, requests in itertools.groupby(items, key=place):
-            left += self._read(list(requests), planner)
+        with contextlib.closing(_Files(str(self.path), self._checksums())) as files:
+            for _place, requests in itertools.groupby(items, key=place):
+                left += self._read(files, list(requests), planner)
         if left:
             return super().read_data(LoadPlan(left), planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read(self, requests: list[ReadItem], planner: LoadPlanner) -> list[ReadItem]:
+    def _checksums(self) -> dict[str, Checksums]:
+        """Of files that were written by us."""
+        found = {}
+        for info in self.storage_data.values():
+            told = getattr(info, CHECKSUMS, None)
+            if told is not None:
+                found[info.relative_path] = _checked(told)
+        return found
+
+    def _read(
+        self, files: _Files, requests: list[ReadItem], planner: LoadPlanner
+    ) -> list[ReadItem]:
         """All that is wanted of one item of a file. What is returned is for DCP's own reader."""
         info = self.storage_data[requests[0].storage_index]
         if getattr(info, "transform_descriptors", None) or not info.length:
@@ -139,14 +198,15 @@ class Reader(filesystem.FileSystemReader):
             return requests
         with reader:
             try:
-                return self._read_item(reader, requests, planner)
+                return self._read_item(files, reader, requests, planner)
             except StorageError as error:
                 raise self._named(error, requests) from None
 
     def _read_item(
-        self, reader: ZipReader, requests: list[ReadItem], planner: LoadPlanner
+        self, files: _Files, reader: ZipReader, requests: list[ReadItem], planner: LoadPlanner
     ) -> list[ReadItem]:
         left = []
+        info = self.storage_data[requests[0].storage_index]
         stored: _Stored | None = None
         for request in requests:
             if request.type == LoadItemType.BYTE_IO:
@@ -154,7 +214,7 @@ class Reader(filesystem.FileSystemReader):
                 reader.read_file(0, memoryview(data))
                 planner.load_bytes(request, io.BytesIO(data))
                 continue
-            stored = stored or _stored(reader)
+            stored = stored or _stored(reader, info.offset)
             if stored is None:
                 left.append(request)
                 continue
@@ -164,7 +224,8 @@ class Reader(filesystem.FileSystemReader):
                     f"req {request.storage_index} mismatch sizes {target.size()} vs "
                     f"{request.lengths}"
                 )
-            stored.read_part(tuple(request.storage_offsets), target)
+            offsets = tuple(request.storage_offsets)
+            stored.read_part(files, info.relative_path, offsets, target)
             planner.commit_tensor(request, target)
         return left
 
@@ -177,12 +238,21 @@ class Reader(filesystem.FileSystemReader):
         )
 
 
-def _stored(reader: ZipReader) -> _Stored | None:
+def _checked(told: Any) -> Checksums:
+    """What .metadata says: the library compares it with the file."""
+    checksums = Checksums(*told)
+    kinds = tuple(map(type, checksums))
+    if kinds != (int, int, bytes, int) or not all(0 <= told[at] < 1 << 63 for at in (0, 1)):
+        raise ValueError("the checksums in .metadata are none")
+    return checksums
+
+
+def _stored(reader: ZipReader, begin: int) -> _Stored | None:
     """None if it is more than numbers in a row: a quantized tensor, one of a subclass, ..."""
     tensors, _problem = tensors_of(reader, reader.records())
     if len(tensors) != 1 or tensors[0].name or not hasattr(torch, tensors[0].dtype):
         return None
-    stored = _Stored(reader, tensors[0])
+    stored = _Stored(reader, tensors[0], begin)
     if not stored.is_plain or stored.dtype.is_complex:
         return None
     return stored

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint import filesystem
 
 from ioshape._dcp.attempt import Attempt, arrived
+from ioshape._dcp.names import CHECKSUMS
 from ioshape._errors import failure
 from ioshape._files.atomic import AtomicFile, How
 from ioshape._settings.config import is_durable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
     from torch.futures import Future
 
+    from ioshape._files.checksums import Checksums
     from ioshape._save.report import Report
 
 # What rank 0 has told this process about checkpoints on their way: path, relative folder.
@@ -65,6 +67,7 @@ class _Files(filesystem.FileSystem):
         self.folder = ""  # of the attempt under way
         self.expected_bytes = 0  # of the next file; 0 if that is not known
         self.reports: list[Report] = []
+        self.checksums: dict[str, Checksums] = {}  # by the names of files
         self.failure: BaseException | None = None
 
     @contextlib.contextmanager
@@ -80,12 +83,15 @@ class _Files(filesystem.FileSystem):
             replace=True,
             expected_bytes=self.expected_bytes,
             known_as=os.fspath(path),
+            checksums="told",
         )
         try:
             with AtomicFile(target, how) as file:
                 yield file
             if file.report is not None:
                 self._keep(file.report)
+            if file.checksums is not None:
+                self.checksums[os.path.basename(path)] = file.checksums  # noqa: PTH119
         except BaseException as error:
             self.failure = error  # DCP's threads lose theirs
             raise
@@ -166,6 +172,7 @@ class Writer(filesystem.FileSystemWriter):
         self._files.folder = arrived(_told, str(self.path), plan.storage_data)
         self._files.reports = []
         self._files.failure = None
+        self._files.checksums = {}
         is_one_file = self.single_file_per_rank and self.thread_count == 1
         self._files.expected_bytes = _tensor_bytes(plan) if is_one_file else 0
         try:
@@ -175,6 +182,12 @@ class Writer(filesystem.FileSystemWriter):
         except BaseException:
             self._give_up()  # DCP does not say when a save has failed elsewhere
             raise
+        for result in written.value():
+            told = self._files.checksums.pop(result.storage_data.relative_path, None)
+            if told is not None:
+                # With an item of the file, any one, it gets to rank 0 and into .metadata. Stock
+                # readers do not look at it.
+                setattr(result.storage_data, CHECKSUMS, tuple(told[:3]))
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
