@@ -16,23 +16,38 @@ from typing import TYPE_CHECKING, Any
 from ioshape._safetensors import original
 
 import safetensors.torch as _package  # isort: skip # after the sentence for those who lack it
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ioshape._safetensors import funnel
 from ioshape._safetensors.funnel import How
+from ioshape._safetensors.reading import File, Slice
 from ioshape._save.deadline import due_in
 from ioshape._settings.config import is_durable
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
 
     import torch
 
     from ioshape._save.handle import SaveHandle
     from ioshape._save.report import Progress, Report
 
-__all__ = ["load", "save", "save_file", "save_file_async", "save_model"]
+__all__ = [
+    "load",
+    "load_file",
+    "load_model",
+    "safe_open",
+    "save",
+    "save_file",
+    "save_file_async",
+    "save_model",
+]
+
+_OURS = ("pt", "torch", "pytorch")
+_BACKENDS = ("mmap", "pread")
 
 
 def _through(write: Callable[..., Any], function: Any, *arguments: Any, **named: Any) -> Any:
@@ -60,6 +75,7 @@ def save_file(
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    checksums: bool = False,
 ) -> Report:
     """Saves tensors as safetensors.torch.save_file does, durably.
 
@@ -75,6 +91,9 @@ def save_file(
         replace: the same.
         progress: the same.
         deadline: the same.
+        checksums: True keeps a checksum of each MiB in a small file beside it,
+            `NAME.ioshape-sums`, with which load_file() and safe_open() verify what they read. The
+            file itself stays the original's.
 
     Returns:
         A Report.
@@ -84,7 +103,7 @@ def save_file(
         RuntimeError: tensors share memory: save_model() saves those of a model once.
         ValueError: a tensor is sparse, or not contiguous.
     """
-    how = How(is_durable(durable), replace, progress, due_in(deadline))
+    how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
 
     def write(specs: Any, path: Any, texts: Any) -> Report:
         return funnel.save(specs, path, texts, how)
@@ -102,6 +121,7 @@ def save_file_async(
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    checksums: bool = False,
 ) -> SaveHandle:
     """Begins to save tensors, and returns as soon as they may change again.
 
@@ -114,7 +134,7 @@ def save_file_async(
     Raises:
         ValueError: also for names that only the original can write: empty, or with a NUL.
     """
-    how = How(is_durable(durable), replace, progress, due_in(deadline))
+    how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
 
     def write(specs: Any, path: Any, texts: Any) -> SaveHandle:
         return funnel.begin(specs, path, texts, how)
@@ -133,6 +153,7 @@ def save_model(
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    checksums: bool = False,
 ) -> Report:
     """Saves a model as safetensors.torch.save_model does, durably.
 
@@ -147,11 +168,12 @@ def save_model(
         replace: the same.
         progress: the same.
         deadline: the same.
+        checksums: the same.
 
     Returns:
         A Report.
     """
-    how = How(is_durable(durable), replace, progress, due_in(deadline))
+    how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
 
     def write(specs: Any, path: Any, texts: Any) -> Report:
         return funnel.save(specs, path, texts, how)
@@ -160,3 +182,126 @@ def save_model(
         write, _package.save_model, model, filename, metadata, force_contiguous
     )
     return report
+
+
+def load_file(
+    filename: str | os.PathLike[str],
+    device: str | int | torch.device = "cpu",
+    *,
+    backend: str = "mmap",
+    into: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Loads all tensors of a file, as safetensors.torch.load_file does.
+
+    The file is read at once, front to back, past the page cache, and verified where it has
+    checksums. The tensors have memory of their own: the file may be replaced or removed.
+
+    Args:
+        filename: the path.
+        device: where the tensors are to be.
+        backend: as in the original; read is in one way only.
+        into: tensors by name, of the same dtype and shape, to read into. They are what is returned
+            for these names; `device` does not count for them.
+
+    Returns:
+        Names and tensors.
+
+    Raises:
+        DamagedError: a checksum is wrong, or the file does not fit together.
+        FormatError: it is no safetensors file.
+        StorageError: the file could not be read.
+        ValueError: a tensor of `into` has another dtype or shape; or is not in the file.
+    """
+    _check_backend(backend)
+    with File(filename, device) as file:
+        missing = sorted(set(into or ()) - set(file.entries))
+        if missing:
+            raise ValueError(f"{file.path} has no tensor {missing[0]!r}")
+        return dict(file.tensors(into))
+
+
+def load_model(
+    model: torch.nn.Module,
+    filename: str | os.PathLike[str],
+    strict: bool = True,
+    device: str | int = "cpu",
+    **backend: str,
+) -> tuple[list[str], list[str]]:
+    """Loads a file into a model, as safetensors.torch.load_model does.
+
+    Returns:
+        Names that the model has and the file has not, and the other way round.
+    """
+    ours = original.with_ours(_package.load_model, _package, load_file=load_file)
+    found: tuple[list[str], list[str]] = ours(model, filename, strict, device, **backend)
+    return found
+
+
+class safe_open:  # noqa: N801 - the original's name
+    """A file of which some tensors are read, as by safetensors.safe_open.
+
+    with safe_open("model.safetensors", framework="pt") as file:
+        weight = file.get_tensor("weight")
+        rows = file.get_slice("embedding")[100:200]
+    """
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str],
+        framework: str = "pt",
+        device: str | int | torch.device = "cpu",
+        *,
+        backend: str = "mmap",
+    ) -> None:
+        _check_backend(backend)
+        if framework not in _OURS:
+            raise ValueError(
+                f"ioshape.safetensors reads tensors of torch (framework 'pt'), not of "
+                f"{framework!r}; use safetensors.safe_open"
+            )
+        self._file = File(filename, device)
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def keys(self) -> list[str]:
+        """The names of the tensors, sorted."""
+        return sorted(self._file.entries)
+
+    def offset_keys(self) -> list[str]:
+        """The same, in the order of the file."""
+        return list(self._file.entries)
+
+    def metadata(self) -> dict[str, str] | None:
+        """The texts of the header; None if it has none."""
+        return self._file.metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """All of a tensor."""
+        return self._file.read(self._entry(name))
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All of all."""
+        return dict(self._file.tensors())
+
+    def get_slice(self, name: str) -> Slice:
+        """A tensor, to be indexed: only the rows that are asked for are read."""
+        return Slice(self._file, self._entry(name))
+
+    def _entry(self, name: str) -> Any:
+        if name not in self._file.entries:
+            raise SafetensorError(f"File does not contain tensor {name}")
+        return self._file.entries[name]
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend is {backend!r}; it is one of {', '.join(_BACKENDS)}")

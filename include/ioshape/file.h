@@ -18,13 +18,6 @@ extern "C" {
 /** A file that is being written. */
 struct ioshape_file;
 
-/** What becomes of the checksums of a file. */
-enum ioshape_keep_checksums {
-	IOSHAPE_CHECKSUMS_NONE = 0,   /**< none are computed */
-	IOSHAPE_CHECKSUMS_BESIDE = 1, /**< in a file beside it, `NAME.ioshape-sums` */
-	IOSHAPE_CHECKSUMS_TOLD = 2    /**< ioshape_file_get_checksums() tells them */
-};
-
 /** How a file is written. */
 struct ioshape_file_options {
 	size_t size; /**< sizeof(struct ioshape_file_options) */

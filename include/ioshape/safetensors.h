@@ -23,6 +23,8 @@ extern "C" {
  * The attributes of options->metadata become the file's "__metadata__", in their order; without
  * options->metadata there is none.
  *
+ * The file holds no checksums. With options->checksums there are some beside it.
+ *
  * Refused with -EINVAL: the dtypes IOSHAPE_COMPLEX32 and IOSHAPE_COMPLEX128, which the format does
  * not have; a tensor called "__metadata__"; metadata with a step or a blob. IOSHAPE_E_LIMIT: the
  * header would have more than 100,000,000 bytes, the most that readers accept.

@@ -218,6 +218,13 @@ struct ioshape_report {
 
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)
 
+/** What becomes of the checksums of a file. */
+enum ioshape_keep_checksums {
+	IOSHAPE_CHECKSUMS_NONE = 0,   /**< none are computed */
+	IOSHAPE_CHECKSUMS_BESIDE = 1, /**< in a file beside it, `NAME.ioshape-sums` */
+	IOSHAPE_CHECKSUMS_TOLD = 2    /**< ioshape_file_get_checksums() tells them */
+};
+
 /** How tensors or records are saved. */
 struct ioshape_save_options {
 	size_t size;                             /**< sizeof(struct ioshape_save_options) */
@@ -250,6 +257,12 @@ struct ioshape_save_options {
 	 * says whether it was in time.
 	 */
 	int64_t deadline_ms;
+	/**
+	 * IOSHAPE_CHECKSUMS_BESIDE, for safetensors files, which hold none: as in struct
+	 * ioshape_file_options. Anything else is -EINVAL; torch zips have checksums in the file.
+	 */
+	enum ioshape_keep_checksums checksums;
+	uint32_t reserved; /**< 0 */
 };
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)

@@ -65,8 +65,8 @@ static int save_here(struct ioshape_context *context, const char *path,
 /* ---- The public calls ------------------------------------------------------------------------ */
 
 int save_take_options(struct ioshape_save_options *options,
-		      const struct ioshape_save_options *given, bool background,
-		      struct base_error *error)
+		      const struct ioshape_save_options *given, enum save_kind kind,
+		      bool background, struct base_error *error)
 {
 	int ret =
 		base_take_options(options, sizeof(*options), given, "ioshape_save_options", error);
@@ -75,13 +75,23 @@ int save_take_options(struct ioshape_save_options *options,
 		ret = base_refuse(error, -EINVAL,
 				  "a background save cannot fill options.report" BASE_REMEDY
 				  "ask ioshape_save_get_report() when it has ended");
+	if (!ret && options->checksums &&
+	    (options->checksums != IOSHAPE_CHECKSUMS_BESIDE || kind != SAVE_SAFETENSORS))
+		ret = base_refuse(error, -EINVAL,
+				  "options.checksums is %u" BASE_REMEDY
+				  "set it for safetensors files only, to IOSHAPE_CHECKSUMS_BESIDE",
+				  (unsigned)options->checksums);
+	if (!ret && options->reserved)
+		ret = base_refuse(error, -EINVAL,
+				  "options.reserved is %u" BASE_REMEDY
+				  "zero the struct before filling it in",
+				  options->reserved);
 	return ret;
 }
 
 /* In the background if `out` is given. */
-static int save(struct ioshape_context *context, const char *path,
-		const struct save_payload *payload, const struct ioshape_save_options *given,
-		struct ioshape_save **out)
+static int save(struct ioshape_context *context, const char *path, struct save_payload *payload,
+		const struct ioshape_save_options *given, struct ioshape_save **out)
 {
 	struct ioshape_save_options options;
 	struct base_error error = { 0 };
@@ -91,7 +101,8 @@ static int save(struct ioshape_context *context, const char *path,
 		*out = NULL;
 	ret = save_enter(context, &error);
 	if (!ret)
-		ret = save_take_options(&options, given, out != NULL, &error);
+		ret = save_take_options(&options, given, payload->kind, out != NULL, &error);
+	payload->checksums = !ret && options.checksums == IOSHAPE_CHECKSUMS_BESIDE;
 	if (!ret && !path)
 		ret = base_refuse(&error, -EINVAL, "no path to save to was given");
 	if (!ret && out)
@@ -106,7 +117,7 @@ IOSHAPE_EXPORT int ioshape_save_tensors(struct ioshape_context *context, const c
 					const struct ioshape_save_options *options,
 					struct ioshape_save **out)
 {
-	const struct save_payload payload = { .tensors = tensors, .count = count };
+	struct save_payload payload = { .tensors = tensors, .count = count };
 
 	return save(context, path, &payload, options, out);
 }
@@ -116,9 +127,7 @@ IOSHAPE_EXPORT int ioshape_save_records(struct ioshape_context *context, const c
 					const struct ioshape_save_options *options,
 					struct ioshape_save **out)
 {
-	const struct save_payload payload = { .kind = SAVE_RECORDS,
-					      .records = records,
-					      .count = count };
+	struct save_payload payload = { .kind = SAVE_RECORDS, .records = records, .count = count };
 
 	return save(context, path, &payload, options, out);
 }
@@ -128,7 +137,7 @@ IOSHAPE_EXPORT int ioshape_save_safetensors(struct ioshape_context *context, con
 					    const struct ioshape_save_options *options,
 					    struct ioshape_save **out)
 {
-	const struct save_payload payload = {
+	struct save_payload payload = {
 		.kind = SAVE_SAFETENSORS,
 		.tensors = tensors,
 		.count = count,

@@ -90,15 +90,18 @@ struct save_watch {
 	const pthread_t *blocked;
 };
 
+struct save_checksums;
+
 /* A file that the calling thread writes, in its slot. */
 struct save_file {
 	struct ioshape_context *context;
 	const char *path;     /* for messages */
 	const char *absolute; /* the same file */
 	struct ring_file_options options;
-	const struct save_space *space; /* NULL: has been looked for */
-	const struct ring_notes *notes; /* of what was before the file; may be NULL */
-	bool in_new_directory;          /* no writer has left anything behind there */
+	const struct save_space *space;         /* NULL: has been looked for */
+	const struct ring_notes *notes;         /* of what was before the file; may be NULL */
+	bool in_new_directory;                  /* no writer has left anything behind there */
+	const struct save_checksums *checksums; /* that go beside it; NULL: none */
 	/* Writes all of it. */
 	int (*put)(void *user, struct ring_writer *file, struct base_error *error);
 	/* Frees the file (NULL if there is none) with what put() has made around it. */
@@ -135,15 +138,16 @@ enum save_kind {
 
 struct save_payload {
 	enum save_kind kind;
+	bool checksums; /* of SAVE_SAFETENSORS: they are to be put beside the file */
 	const struct ioshape_tensor *tensors;
 	const struct ioshape_record *records;
 	size_t count;
 };
 
-/* The options of a save, checked; of one that blocks or of one in the background. */
+/* The options of such a save, checked; of one that blocks or of one in the background. */
 int save_take_options(struct ioshape_save_options *options,
-		      const struct ioshape_save_options *given, bool background,
-		      struct base_error *error);
+		      const struct ioshape_save_options *given, enum save_kind kind,
+		      bool background, struct base_error *error);
 /* What a save is, as the floor above sees it. It never changes. */
 struct save_task {
 	const char *path;                      /* absolute */

@@ -101,12 +101,18 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 	const char *path = scratch_path("file");
 	struct ioshape_report report = IOSHAPE_REPORT_INIT;
 	struct ioshape_save_options with_report = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save_options beside = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save_options told = IOSHAPE_SAVE_OPTIONS_INIT;
+	struct ioshape_save_options reserved = IOSHAPE_SAVE_OPTIONS_INIT;
 	struct ioshape_save *save;
 	struct ioshape_writer *writer;
 	struct ioshape_reader *reader;
 	struct ioshape_file *file;
 
 	with_report.report = &report; /* its handle is asked when it has ended */
+	beside.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	told.checksums = IOSHAPE_CHECKSUMS_TOLD;
+	reserved.reserved = 1;
 	const int openings[] = {
 		ioshape_context_open(NULL, NULL),
 		ioshape_save_tensors(context, NULL, NULL, 0, NULL, NULL),
@@ -120,6 +126,10 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 		ioshape_save_safetensors(context, path, NULL, 1, NULL, NULL),
 		ioshape_save_safetensors(context, NULL, NULL, 0, NULL, &save),
 		ioshape_save_tensors(context, path, NULL, 0, &with_report, &save),
+		ioshape_save_tensors(context, path, NULL, 0, &beside, NULL),
+		ioshape_save_records(context, path, NULL, 0, &beside, NULL),
+		ioshape_save_safetensors(context, path, NULL, 0, &told, NULL),
+		ioshape_save_safetensors(context, path, NULL, 0, &reserved, NULL),
 		ioshape_writer_open(context, NULL, NULL, &writer),
 		ioshape_writer_open(context, path, NULL, NULL),
 		ioshape_file_open(context, NULL, NULL, &file),

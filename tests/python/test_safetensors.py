@@ -20,7 +20,14 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from checkpoints import left_clean
-from ioshape.safetensors import save_file, save_file_async, save_model
+from ioshape.safetensors import (
+    load_file,
+    load_model,
+    safe_open,
+    save_file,
+    save_file_async,
+    save_model,
+)
 
 COMMAND = [sys.executable, "-m", "ioshape", "run"]
 
@@ -230,6 +237,178 @@ def test_a_model_of_accelerate_is_saved_by_us(tmp_path: Path, traced: Path) -> N
     assert [Path(save["path"]).name for save in saves_in(traced)] == ["model.safetensors"]
     loaded = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert torch.equal(loaded["weight"], model.weight)
+
+
+# ---- Loading ------------------------------------------------------------------------------------
+
+DTYPES = [
+    dtype
+    for dtype in safetensors.torch._SIZE
+    if dtype is not None and dtype is not torch.float4_e2m1fn_x2
+]
+
+
+def of_all_dtypes() -> dict[str, torch.Tensor]:
+    tensors = {}
+    for dtype in DTYPES:
+        size = torch.empty(0, dtype=dtype).element_size()
+        data = torch.randint(0, 2, (24 * size,)).to(torch.uint8)
+        tensors[str(dtype)] = data.view(dtype).reshape(2, 3, 4).clone()
+    return {**tensors, "scalar": torch.tensor(7), "empty": torch.empty(3, 0, 2)}
+
+
+def assert_same(loaded: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert set(loaded) == set(expected)
+    for name, value in expected.items():
+        assert loaded[name].dtype == value.dtype, name
+        assert loaded[name].shape == value.shape, name
+        assert (
+            loaded[name].view(torch.uint8).equal(value.view(torch.uint8))
+            if value.dim()
+            else (loaded[name].equal(value))
+        ), name
+
+
+@pytest.mark.parametrize("checksums", [False, True], ids=["plain", "checksums"])
+def test_what_is_loaded_is_what_was_saved(checksums: bool, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = {**of_all_dtypes(), "large": torch.randn(700_000)}
+    save_file(tensors, path, {"a": "b"}, checksums=checksums)
+    assert_same(load_file(path), tensors)
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"a": "b"}
+        assert file.keys() == sorted(tensors)
+        with safetensors.safe_open(path, "pt") as original:
+            assert file.offset_keys() == original.offset_keys()
+        assert_same({name: file.get_tensor(name) for name in reversed(file.keys())}, tensors)
+        assert_same(file.get_tensors(), tensors)
+        with pytest.raises(safetensors.SafetensorError):
+            file.get_tensor("none")
+
+
+def test_files_of_the_original_are_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = of_all_dtypes()
+    safetensors.torch.save_file(tensors, path)
+    assert_same(load_file(path), tensors)
+    model, other = torch.nn.Linear(4, 5), torch.nn.Linear(4, 5)
+    safetensors.torch.save_model(model, str(path))
+    missing, unexpected = load_model(other, path)
+    assert not missing
+    assert not unexpected
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_checksums_tell_every_change(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = {"a": torch.arange(600_000), "b": torch.arange(300_000.0)}
+    report = save_file(tensors, path, checksums=True)
+    assert not report.fallbacks
+    assert path.read_bytes() == safetensors.torch.save(tensors)
+    times = path.stat()
+    for offset in (3, 100, 2_000_000, path.stat().st_size - 1):
+        with path.open("r+b") as file:
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(offset)
+            file.write(bytes([byte ^ 4]))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        with pytest.raises((ioshape.DamagedError, ioshape.FormatError)):
+            load_file(path)
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes([byte]))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert_same(load_file(path), tensors)
+
+
+def test_tensors_that_are_there_are_read_into(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = {"a": torch.randn(30, 40), "b": torch.randn(40, 30), "c": torch.arange(5)}
+    save_file(tensors, path)
+    model = torch.nn.Linear(40, 30, bias=False)
+    turned = torch.zeros(30, 40).t()
+    loaded = load_file(path, into={"a": model.weight, "b": turned})
+    assert loaded["a"] is model.weight
+    assert loaded["b"] is turned
+    assert torch.equal(model.weight, tensors["a"])
+    assert torch.equal(turned, tensors["b"])
+    assert torch.equal(loaded["c"], tensors["c"])
+    with pytest.raises(ValueError, match="'a'"):
+        load_file(path, into={"a": torch.zeros(40, 30)})
+    with pytest.raises(ValueError, match="'d'"):
+        load_file(path, into={"d": torch.zeros(40, 30)})
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        slice(2, 5),
+        slice(None),
+        slice(-3, None),
+        slice(5, 2),
+        (slice(None), slice(1, 3)),
+        (slice(1, 9, 2), slice(None, None, 3)),
+        3,
+        -1,
+        (4, slice(2)),
+        (slice(1, 3), 0, 1),
+        ...,
+        (..., 1),
+    ],
+    ids=str,
+)
+def test_slices_are_those_of_the_tensor(index: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    whole = torch.randn(10, 7, 3)
+    save_file({"small": torch.ones(3), "a": whole}, path)
+    with safe_open(path) as file:
+        part = file.get_slice("a")
+        assert part.get_shape() == [10, 7, 3]
+        assert part.get_dtype() == "F32"
+        assert torch.equal(part[index], whole[index])
+
+
+def wrong_files() -> dict[str, bytes]:
+    def file(header: object, data: bytes = b"") -> bytes:
+        text = header if isinstance(header, str) else json.dumps(header)
+        return len(text).to_bytes(8, "little") + text.encode() + data
+
+    good = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    return {
+        "empty": b"",
+        "short": b"\x10\0\0\0\0\0\0\0{}",
+        "long header": (1 << 40).to_bytes(8, "little") + b"{}",
+        "no JSON": file("{" + "x" * 20),
+        "deep": file('{"a":' * 50000),
+        "twice": file('{"a":' + json.dumps(good) + ',"a":' + json.dumps(good) + "}", b"1234"),
+        "a list": file("[]      "),
+        "gap": file({"a": {**good, "data_offsets": [1, 5]}}, b"12345"),
+        "more data": file({"a": good}, b"12345"),
+        "less data": file({"a": good}, b"123"),
+        "shape": file({"a": {**good, "shape": [5]}}, b"1234"),
+        "negative": file({"a": {**good, "shape": [-2, -2]}}, b"1234"),
+        "overflow": file({"a": {**good, "shape": [1 << 62, 1 << 62]}}, b"1234"),
+        "bool": file({"a": {**good, "shape": [True, 4]}}, b"1234"),
+        "dtype": file({"a": {**good, "dtype": "U7"}}, b"1234"),
+        "member": file({"a": {"dtype": "U8", "shape": [4]}}, b"1234"),
+        "none": file({"a": None}, b""),
+        "metadata": file({"__metadata__": {"a": 1}, "b": good}, b"1234"),
+        "overlap": file({"a": good, "b": {**good, "data_offsets": [2, 6]}}, b"123456"),
+    }
+
+
+@pytest.mark.parametrize("name", wrong_files())
+def test_a_file_that_does_not_fit_together_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(wrong_files()[name])
+    with pytest.raises((ioshape.DamagedError, ioshape.FormatError)) as refused:
+        load_file(path)
+    assert refused.value.filename == str(path)
+    if name == "twice":
+        return  # the original takes the last one
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.torch.load_file(path)
 
 
 # ---- Under "ioshape run" ------------------------------------------------------------------------

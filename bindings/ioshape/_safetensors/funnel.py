@@ -40,6 +40,8 @@ class How(NamedTuple):
     replace: bool = True
     progress: Callable[[Progress], object] | None = None
     due: float | None = None
+    #: beside the file
+    checksums: bool = False
 
 
 def _text(what: str, value: Any) -> bytes:
@@ -137,6 +139,8 @@ def _start(specs: Any, path: str, metadata: Any, how: How, *, borrow: bool) -> S
 
     def begin_in_c(tensors: Any, count: int, options: Any, out: Any) -> int:
         options.metadata = given
+        if how.checksums:
+            options.checksums = lib.IOSHAPE_CHECKSUMS_BESIDE
         return lib.ioshape_save_safetensors(  # type: ignore[no-any-return]
             context.pointer, encoded(path), tensors, count, options, out
         )

@@ -17,14 +17,23 @@ static int end_block(struct save_checksums *checksums, struct base_error *error)
 }
 
 int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
-		       size_t bytes, struct base_error *error)
+		       size_t bytes, uint32_t *crc, struct base_error *error)
 {
 	const uint8_t *from = data;
 	int ret = 0;
 
 	for (size_t piece; !ret && bytes; from += piece, bytes -= piece) {
+		const uint32_t before = checksums->crc;
+
 		piece = MIN(bytes, BLOCK_BYTES - checksums->filled);
+		/* Both come from the piece's own: no byte is looked at twice. */
+		if (crc)
+			checksums->crc = 0;
 		ret = ring_writer_put(file, from, piece, &checksums->crc, error);
+		if (crc) {
+			*crc = base_crc32_combine(*crc, checksums->crc, piece);
+			checksums->crc = base_crc32_combine(before, checksums->crc, piece);
+		}
 		checksums->filled += piece;
 		if (!ret && checksums->filled == BLOCK_BYTES)
 			ret = end_block(checksums, error);

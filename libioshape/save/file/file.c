@@ -72,7 +72,7 @@ IOSHAPE_EXPORT int ioshape_file_write(struct ioshape_file *file, const void *dat
 	int ret = save_handle_enter_with(handle, data, bytes);
 
 	if (!ret && file->has_checksums)
-		ret = save_checksums_put(&file->checksums, handle->output.file, data, bytes,
+		ret = save_checksums_put(&file->checksums, handle->output.file, data, bytes, NULL,
 					 &handle->error);
 	else if (!ret)
 		ret = ring_writer_put(handle->output.file, data, bytes, NULL, &handle->error);

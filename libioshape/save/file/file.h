@@ -125,9 +125,9 @@ struct save_checksums {
 	size_t filled;           /* of that block */
 };
 
-/* As ring_writer_put(). */
+/* As ring_writer_put(): `*crc`, which may be NULL, is continued as well. */
 int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
-		       size_t bytes, struct base_error *error);
+		       size_t bytes, uint32_t *crc, struct base_error *error);
 /* That was all. */
 int save_checksums_end(struct save_checksums *checksums, struct base_error *error);
 /* After the commit. What it points to is theirs. */

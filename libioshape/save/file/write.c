@@ -65,6 +65,7 @@ int save_write_file(const struct save_file *file, const struct save_watch *watch
 		.context = file->context,
 		.path = file->absolute,
 		.in_new_directory = file->in_new_directory,
+		.checksums = file->checksums,
 	};
 	int ret;
 
@@ -138,7 +139,8 @@ struct archive {
 	const struct save_source *source;
 	const char *path;
 	struct save_compare compare;
-	struct zip_writer *zip; /* owns the file */
+	struct zip_writer *zip;          /* owns the file */
+	struct save_checksums checksums; /* of a safetensors file, if they are wanted */
 };
 
 static int put_archive(void *user, struct ring_writer *file, struct base_error *error)
@@ -156,6 +158,7 @@ static int put_archive(void *user, struct ring_writer *file, struct base_error *
 /* The file, and the checksum of the record that is on its way to it. */
 struct segment {
 	struct ring_writer *file;
+	struct save_checksums *checksums; /* of the file's blocks; NULL: none */
 	uint32_t crc32;
 };
 
@@ -163,6 +166,9 @@ static int put_in_segment(void *to, const void *data, size_t bytes, struct base_
 {
 	struct segment *segment = to;
 
+	if (segment->checksums)
+		return save_checksums_put(segment->checksums, segment->file, data, bytes,
+					  &segment->crc32, error);
 	return ring_writer_put(segment->file, data, bytes, &segment->crc32, error);
 }
 
@@ -177,7 +183,10 @@ static int put_safetensors(void *user, struct ring_writer *file, struct base_err
 	if (!entries)
 		return base_no_memory(error, "checksums", plan->count * sizeof(*entries));
 	for (size_t i = 0; !ret && i < plan->count; i++) {
-		struct segment segment = { .file = file };
+		struct segment segment = {
+			.file = file,
+			.checksums = plan->checksums ? &archive->checksums : NULL,
+		};
 
 		ret = bring_record(plan, i, archive->source, put_in_segment, &segment, error);
 		entries[i].name = no_name;
@@ -188,6 +197,8 @@ static int put_safetensors(void *user, struct ring_writer *file, struct base_err
 		ret = save_compare_records(&archive->compare, entries + plan->own,
 					   plan->count - plan->own, error);
 	free(entries);
+	if (!ret)
+		ret = save_checksums_end(&archive->checksums, error);
 	return ret ? ret : ring_writer_finish(file, error);
 }
 
@@ -213,6 +224,7 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 		.source = source,
 		.path = path,
 		.compare = { .context = context, .path = order->path },
+		.checksums = { .beside = true },
 	};
 	const struct save_space space = {
 		.context = context,
@@ -225,6 +237,7 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 		.absolute = order->path,
 		.options = *options,
 		.space = &space,
+		.checksums = plan->checksums ? &archive.checksums : NULL,
 		.put = plan->safetensors ? put_safetensors : put_archive,
 		.free = free_archive,
 		.user = &archive,
@@ -234,6 +247,7 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 	file.options.expected_bytes = plan->expected_bytes;
 	file.options.progress_total = plan->expected_bytes;
 	ret = save_write_file(&file, watch, order, report, error);
+	base_buffer_free(&archive.checksums.crcs);
 	save_compare_end(&archive.compare, !ret && !order->overtaken, report);
 	report->tensor_bytes = plan->payload_bytes;
 	return ret;

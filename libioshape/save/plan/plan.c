@@ -507,6 +507,7 @@ int save_plan_make(struct save_plan *plan, const char *path, const struct save_p
 	memset(plan, 0, sizeof(*plan));
 	plan->path = path;
 	plan->safetensors = payload->kind == SAVE_SAFETENSORS;
+	plan->checksums = payload->checksums;
 	if (payload->count && !given)
 		return base_refuse(error, -EINVAL, "%zu %s were announced, but none given",
 				   payload->count, kind_of(payload));

@@ -23,6 +23,7 @@ struct save_plan {
 	size_t count;
 	size_t own; /* of the first records, whose bytes are the plan's; the rest is the payload */
 	bool safetensors;        /* that container, without an index; otherwise a torch zip */
+	bool checksums;          /* are to be put beside the file */
 	bool fetches;            /* a function of the caller's fetches some record */
 	uint64_t payload_bytes;  /* sum of the records of the payload */
 	uint64_t expected_bytes; /* of the file, the index not counted */
