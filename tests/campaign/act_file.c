@@ -35,6 +35,8 @@ struct variant {
 	bool borrow;
 	bool no_replace; /* and there is no older file */
 	bool usual;      /* slots of the host, a trial of the filesystem: as users have it */
+	bool remembered; /* the trial was made before */
+	bool sums;       /* with checksums beside it */
 	const char *layout;
 	bool linked;   /* the name is a link to it */
 	bool foreign;  /* the older file is another user's, with an ACL */
@@ -54,7 +56,9 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
 	options.coordinator = variant->usual ? harm_coordinator() : "open";
-	options.calibrate = variant->usual ? IOSHAPE_CALIBRATE_AGAIN : IOSHAPE_CALIBRATE_OFF;
+	options.calibrate = variant->remembered ? IOSHAPE_CALIBRATE_AUTO :
+			    variant->usual      ? IOSHAPE_CALIBRATE_AGAIN :
+						  IOSHAPE_CALIBRATE_OFF;
 	options.engine = variant->engine;
 	options.direct = variant->direct;
 	options.block_bytes = variant->usual ? 0 : 512 * KIB;
@@ -113,6 +117,24 @@ static int fork_beside(struct ioshape_save *handle)
 	return 0;
 }
 
+static int save_with_sums(struct ioshape_context *context)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_file *file;
+	int ret;
+
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	ret = harm_heed(ioshape_file_open(context, "file", &options, &file));
+	if (ret)
+		return ret;
+	for (size_t i = 0; !ret && i < sample.count; i++)
+		ret = harm_heed(ioshape_file_write(file, sample.expected[i], sample.bytes[i]));
+	if (!ret)
+		ret = harm_heed(ioshape_file_commit(file, NULL));
+	ioshape_file_free(file);
+	return ret;
+}
+
 static int save(struct ioshape_context *context, const struct variant *variant)
 {
 	struct ioshape_save_options options = IOSHAPE_SAVE_OPTIONS_INIT;
@@ -121,6 +143,8 @@ static int save(struct ioshape_context *context, const struct variant *variant)
 
 	if (variant->way == WRITER)
 		return harm_heed(sample_write_records(context, "file", &sample));
+	if (variant->sums)
+		return save_with_sums(context);
 	if (variant->way == RAW)
 		return harm_heed(sample_write_raw(context, "file", &sample));
 	/* Which has a step, for which safetensors files have no place. */
@@ -231,7 +255,8 @@ static unsigned again(const struct act *act)
 	if (variant->no_replace)
 		unlink("file");
 	harm_alone(save_well, act, "save");
-	return scratch_entries(".") - 1 - (variant->linked ? 2 - scratch_entries("aside") : 0);
+	return scratch_entries(".") - 1 - variant->sums -
+	       (variant->linked ? 2 - scratch_entries("aside") : 0);
 }
 
 static void open_act(const struct act *act)
@@ -282,7 +307,9 @@ static const struct act acts[] = {
 	DURABLE("raw", .way = RAW),
 	DURABLE("safetensors", .way = SAFETENSORS),
 	DURABLE("safetensors in the background", .way = SAFETENSORS, .background = true),
-	{ ACT("as users have it", .usual = true) },
+	{ ACT("raw with checksums", .way = RAW, .sums = true) },
+	{ ACT("as users have it", .usual = true), .slow = true },
+	{ ACT("as users have it again", .usual = true, .remembered = true), .slow = true },
 	{ .name = NULL },
 };
 

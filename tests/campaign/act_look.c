@@ -23,6 +23,7 @@ struct variant {
 	enum ioshape_engine engine;
 	bool cached;      /* the file is in memory */
 	bool in_a_row;    /* it is read front to back, as it lies */
+	bool other;       /* it is in another format, with checksums beside it */
 	bool fresh;       /* what it is read into has never been written to */
 	const char *path; /* what is probed */
 };
@@ -68,6 +69,7 @@ static int load_in(struct ioshape_context *context, const struct variant *varian
 	int ret;
 
 	options.fresh_memory = variant->fresh;
+	options.any_format = variant->other;
 	ret = harm_heed(ioshape_reader_open(context, "file", &options, &reader));
 	if (ret)
 		return ret;
@@ -103,11 +105,28 @@ static int probe(const struct act *act, unsigned rank)
 	if (ret)
 		return ret;
 	options.bytes = 40 * MIB;
-	options.calibrate = !strcmp(variant->path, ".");
+	options.calibrate = 1;
 	ret = harm_heed(ioshape_probe(context, variant->path, &options, &told));
 	if (!ret)
 		ioshape_free(told);
 	ioshape_context_free(context);
+	return ret;
+}
+
+static int save_raw(struct ioshape_context *context)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_file *file;
+	int ret;
+
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	ret = ioshape_file_open(context, "file", &options, &file);
+	if (ret)
+		return ret;
+	ret = ioshape_file_write(file, sample.expected[0], sample.bytes[0]);
+	if (!ret)
+		ret = ioshape_file_commit(file, NULL);
+	ioshape_file_free(file);
 	return ret;
 }
 
@@ -118,7 +137,10 @@ static void open_file(const struct act *act)
 
 	sample_make(&sample, 7, variant->fresh ? 9 * MIB : 1200000);
 	harm_must(open_context(NULL, &context), "open a context");
-	harm_must(sample_save(context, "file", &sample, NULL), "save");
+	if (variant->other)
+		harm_must(save_raw(context), "save");
+	else
+		harm_must(sample_save(context, "file", &sample, NULL), "save");
 	ioshape_context_free(context);
 }
 
@@ -127,6 +149,13 @@ static void close_file(const struct act *act)
 	(void)act;
 	sample_free(&sample);
 	sample_free(&small);
+}
+
+static void open_pipe(const struct act *act)
+{
+	open_file(act);
+	if (mkfifo("pipe", 0600))
+		harm_must(-errno, "make a pipe");
 }
 
 static void evict(const struct act *act)
@@ -146,76 +175,14 @@ static unsigned again(const struct act *act)
 	harm_must(open_context(NULL, &context), "open a context");
 	harm_must(sample_save(context, "file", &sample, NULL), "save");
 	ioshape_context_free(context);
-	return scratch_entries(".") - 1;
-}
-
-/* ---- Where nothing can be saved ----------------------------------------------------------------
- */
-
-static void open_device(const struct act *act)
-{
-	(void)act;
-	sample_make(&sample, 7, 1200000);
-	if (symlink("/dev/null", "file"))
-		harm_must(-errno, "make a link");
-}
-
-static int save_to_device(const struct act *act, unsigned rank)
-{
-	struct ioshape_context *context;
-	int ret = open_context(NULL, &context);
-
-	(void)act, (void)rank;
-	if (ret)
-		return ret;
-	ret = harm_heed(sample_save(context, "file", &sample, NULL));
-	ioshape_context_free(context);
-	return ret;
-}
-
-/* For this process alone. */
-static void open_full(const struct act *act)
-{
-	(void)act;
-	sample_make(&sample, 7, 1200000);
-	sample_make(&small, 8, 1000);
-	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-	    mkdir("full", 0700) || mount("tmpfs", "full", "tmpfs", 0, "size=1m"))
-		harm_must(-errno, "mount a small filesystem");
-}
-
-static int save_too_much(const struct act *act, unsigned rank)
-{
-	struct ioshape_context *context;
-	int ret = open_context(NULL, &context);
-
-	(void)act, (void)rank;
-	if (ret)
-		return ret;
-	ret = harm_heed(sample_save(context, "full/file", &sample, NULL));
-	if (!ret)
-		ret = harm_wrong("it was saved where it does not fit");
-	ioshape_context_free(context);
-	return ret == -ENOSPC ? 0 : ret;
-}
-
-/* What fits tidies. */
-static unsigned save_a_little(const struct act *act)
-{
-	struct ioshape_context *context;
-
-	(void)act;
-	harm_must(open_context(NULL, &context), "open a context");
-	harm_must(sample_save(context, "full/file", &small, NULL), "save");
-	ioshape_context_free(context);
-	unlink("full/file");
-	return scratch_entries("full");
+	return scratch_entries(".") - 2;
 }
 
 /* ---- Generations ------------------------------------------------------------------------------
  */
 
-static int save_generation(struct ioshape_context *context, uint64_t step)
+static int save_generation(struct ioshape_context *context, const char *directory, uint64_t step,
+			   const struct sample *what)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 	struct ioshape_group *group;
@@ -223,11 +190,11 @@ static int save_generation(struct ioshape_context *context, uint64_t step)
 
 	options.token = "look";
 	options.board = IOSHAPE_BOARD_HOST;
-	ret = harm_heed(ioshape_group_open(context, "runs", &options, &group));
+	ret = harm_heed(ioshape_group_open(context, directory, &options, &group));
 	if (ret)
 		return ret;
 	ret = harm_heed(
-		ioshape_group_save_tensors(group, step, sample.tensors, sample.count, NULL, NULL));
+		ioshape_group_save_tensors(group, step, what->tensors, what->count, NULL, NULL));
 	ioshape_group_free(group);
 	return ret;
 }
@@ -240,7 +207,7 @@ static void open_generations(const struct act *act)
 	sample_make(&sample, 7, 20000);
 	harm_must(open_context(NULL, &context), "open a context");
 	for (uint64_t step = 1; step <= 2; step++)
-		harm_must(save_generation(context, step), "save a generation");
+		harm_must(save_generation(context, "runs", step, &sample), "save a generation");
 	ioshape_context_free(context);
 }
 
@@ -248,6 +215,7 @@ static void open_generations(const struct act *act)
 static int verify_latest(struct ioshape_context *context)
 {
 	struct ioshape_generation_info info = { .size = sizeof(info) };
+	struct ioshape_part_info part = IOSHAPE_PART_INFO_INIT;
 	struct ioshape_generation *generation;
 	struct ioshape_reader *reader;
 	int ret;
@@ -260,6 +228,8 @@ static int verify_latest(struct ioshape_context *context)
 		ret = harm_wrong("step %llu was found", (unsigned long long)info.step);
 	if (!ret)
 		ret = harm_heed(ioshape_generation_verify(generation, NULL, NULL));
+	if (!ret)
+		ret = harm_heed(ioshape_generation_get_part(generation, 0, &part));
 	if (!ret)
 		ret = harm_heed(ioshape_generation_open_part(generation, 0, NULL, &reader));
 	if (!ret)
@@ -287,6 +257,75 @@ static int list(const struct act *act, unsigned rank)
 	return ret;
 }
 
+/* ---- Where nothing can be saved ----------------------------------------------------------------
+ */
+
+static void open_device(const struct act *act)
+{
+	(void)act;
+	sample_make(&sample, 7, 1200000);
+	if (symlink("/dev/null", "file"))
+		harm_must(-errno, "make a link");
+}
+
+static int save_to_device(const struct act *act, unsigned rank)
+{
+	struct ioshape_context *context;
+	int ret = open_context(act->variant, &context);
+
+	(void)rank;
+	if (ret)
+		return ret;
+	ret = harm_heed(sample_save(context, "file", &sample, NULL));
+	ioshape_context_free(context);
+	return ret;
+}
+
+/* For this process alone, which may have as much memory as it likes. */
+static void open_full(const struct act *act)
+{
+	(void)act;
+	sample_make(&sample, 7, 1200000);
+	sample_make(&small, 8, 1000);
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mkdir("full", 0700) || mount("tmpfs", "full", "tmpfs", 0, "size=1m") ||
+	    mount("none", "/sys/fs/cgroup", "tmpfs", 0, NULL))
+		harm_must(-errno, "mount a small filesystem");
+	scratch_write("/sys/fs/cgroup/memory.max", "max\n", 4);
+}
+
+static int save_too_much(const struct act *act, unsigned rank)
+{
+	struct ioshape_context *context;
+	int ret = open_context(NULL, &context);
+
+	(void)act, (void)rank;
+	if (ret)
+		return ret;
+	ret = harm_heed(sample_save(context, "full/file", &sample, NULL));
+	if (ret == -ENOSPC)
+		ret = save_generation(context, "full", 1, &sample);
+	if (!ret)
+		ret = harm_wrong("it was saved where it does not fit");
+	ioshape_context_free(context);
+	return ret == -ENOSPC ? 0 : ret;
+}
+
+/* What fits tidies. */
+static unsigned save_a_little(const struct act *act)
+{
+	struct ioshape_context *context;
+
+	(void)act;
+	harm_must(open_context(NULL, &context), "open a context");
+	harm_must(sample_save(context, "full/file", &small, NULL), "save");
+	unlink("full/file");
+	harm_must(save_generation(context, "full", 2, &small), "save a generation");
+	scratch_remove("full/step-0000000002");
+	ioshape_context_free(context);
+	return scratch_entries("full");
+}
+
 #define LOAD(id, ...)                                                                              \
 	{                                                                                          \
 		.name = id, .variant = &(const struct variant){ __VA_ARGS__ }, .open = open_file,  \
@@ -295,8 +334,8 @@ static int list(const struct act *act, unsigned rank)
 
 #define PROBE(id, what)                                                                            \
 	{                                                                                          \
-		.name = id, .variant = &(const struct variant){ .path = what }, .open = open_file, \
-		.close = close_file, .run = probe, .again = again                                  \
+		.name = id, .variant = &(const struct variant){ .path = what }, .open = open_pipe, \
+		.close = close_file, .run = probe, .again = again, .slow = true                    \
 	}
 
 static const struct act acts[] = {
@@ -305,10 +344,16 @@ static const struct act acts[] = {
 	LOAD("load through the cache", .engine = IOSHAPE_ENGINE_BUFFERED),
 	LOAD("load from the cache", .cached = true),
 	LOAD("load into fresh memory", .fresh = true, .cached = true),
+	LOAD("load another format", .other = true, .in_a_row = true),
 	LOAD("load in a row", .in_a_row = true),
 	PROBE("probe", "."),
 	PROBE("probe what is not there", "not yet"),
-	PROBE("probe a device", "/dev/null"),
+	PROBE("probe a pipe", "pipe"),
+	{ .name = "save to nowhere",
+	  .variant = &(const struct variant){ .engine = IOSHAPE_ENGINE_NIL },
+	  .open = open_device,
+	  .close = close_file,
+	  .run = save_to_device },
 	{ .name = "save to a device",
 	  .open = open_device,
 	  .close = close_file,

@@ -16,10 +16,12 @@
 
 #define PATIENCE_MS 20000
 #define URGENT_MS 300
+#define POOL "harm"
 #define PASSWORD "secret"
 
 enum where {
 	THIS_HOST,
+	THIS_HOST_AS_EVER, /* in the usual folder */
 	REDIS,
 	REDIS_SOCKET,
 	REDIS_PASSWORD_FILE,
@@ -65,13 +67,13 @@ static void open_where(const struct act *act)
 	if (variant->where == REDIS_AWAY)
 		snprintf(address, sizeof(address), "redis://localhost:%u",
 			 redis_server_free_port());
-	if (variant->where == THIS_HOST || variant->where == REDIS_AWAY)
+	if (variant->where <= THIS_HOST_AS_EVER || variant->where == REDIS_AWAY)
 		return;
 	redis_server_init(&server);
 	if (variant->where >= REDIS_PASSWORD_FILE) {
 		redis_server_option(&server, "--requirepass", PASSWORD);
 		server.password = PASSWORD;
-		scratch_write("password", PASSWORD "\n", sizeof(PASSWORD));
+		scratch_write("password", PASSWORD, strlen(PASSWORD));
 	}
 	redis_server_start(&server);
 	snprintf(address, sizeof(address), "redis://localhost:%u", server.port);
@@ -83,7 +85,7 @@ static void close_where(const struct act *act)
 {
 	const struct variant *variant = act->variant;
 
-	if (variant->where != THIS_HOST && variant->where != REDIS_AWAY)
+	if (variant->where > THIS_HOST_AS_EVER && variant->where != REDIS_AWAY)
 		redis_server_free(&server);
 }
 
@@ -94,9 +96,11 @@ static int open_context(const struct variant *variant, struct ioshape_context **
 {
 	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
 
-	options.coordinator = variant->where == THIS_HOST ? harm_coordinator() : address;
+	options.coordinator = variant->where == THIS_HOST         ? harm_coordinator() :
+			      variant->where == THIS_HOST_AS_EVER ? "local" :
+								    address;
 	options.calibrate = IOSHAPE_CALIBRATE_OFF;
-	options.pool = variant->no_pool ? NULL : "pool";
+	options.pool = variant->no_pool ? NULL : POOL;
 	options.slots = 1;
 	options.lease_ms = 1000;
 	options.unreachable = variant->where == REDIS_AWAY ? IOSHAPE_UNREACHABLE_STAGGER :
@@ -137,9 +141,9 @@ static int set_capacity(struct ioshape_context *context, uint32_t capacity)
 	int ret;
 
 	settings.capacity = capacity;
-	ret = harm_heed(ioshape_pool_set(context, "pool", &settings));
+	ret = harm_heed(ioshape_pool_set(context, POOL, &settings));
 	if (!ret)
-		ret = harm_heed(ioshape_pool_get_status(context, "pool", &status));
+		ret = harm_heed(ioshape_pool_get_status(context, POOL, &status));
 	if (ret)
 		return ret;
 	if (status->capacity != capacity)
@@ -162,7 +166,7 @@ static int operate(struct ioshape_context *context)
 		ret = harm_heed(ioshape_pool_get_name(context, "file", name, sizeof(name)));
 	if (ret)
 		return ret;
-	ret = ioshape_pool_kick(context, "pool", "nobody");
+	ret = ioshape_pool_kick(context, POOL, "nobody");
 	return ret == -ENOENT ? 0 : harm_heed(ret);
 }
 
@@ -189,6 +193,7 @@ static int take(const struct act *act, unsigned rank)
 
 static const struct act acts[] = {
 	{ ACT("slots of the host", .where = THIS_HOST) },
+	{ ACT("slots of the host in the usual folder", .where = THIS_HOST_AS_EVER) },
 	{ ACT("slots of the host for a filesystem", .where = THIS_HOST, .no_pool = true) },
 	{ ACT("slots of the host for two", .where = THIS_HOST), .ranks = 2, .apart = true },
 	{ ACT("slots of a Redis", .where = REDIS) },
@@ -196,7 +201,7 @@ static const struct act acts[] = {
 	{ ACT("slots of a Redis with a password", .where = REDIS_PASSWORD_FILE) },
 	{ ACT("slots of a Redis with a password in a variable", .where = REDIS_PASSWORD_VARIABLE) },
 	{ ACT("slots of a Redis for two", .where = REDIS), .ranks = 2, .apart = true },
-	{ ACT("slots of a Redis that is away", .where = REDIS_AWAY, .urgent = true) },
+	{ ACT("slots of a Redis that is away", .where = REDIS_AWAY, .urgent = true), .slow = true },
 	{ .name = NULL },
 };
 

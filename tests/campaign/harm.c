@@ -46,8 +46,8 @@ struct told *told;
 int statuses[HARM_RANKS];
 unsigned harmed;
 
-static const struct act *const *const families[] = { &file_acts, &group_acts, &look_acts,
-						     &slots_acts };
+static const struct act *const *const families[] = { &directory_acts, &file_acts, &group_acts,
+						     &look_acts, &slots_acts };
 static struct told *mine;
 static bool unharmed;
 static uint64_t random_state;
@@ -330,7 +330,7 @@ int main(int argc, char **argv)
 	if (act->open)
 		act->open(act);
 	count = (unsigned)strtoul(argv[3], NULL, 10);
-	if (act->ranks > 1)
+	if (act->ranks > 1 || act->slow)
 		count = kills ? (count + 7) / 8 : (count + 2) / 3; /* survivors wait */
 	if (kills)
 		harm_kills(count);

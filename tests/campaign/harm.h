@@ -42,13 +42,16 @@ struct act {
 
 	bool durable;     /* its order of calls is to survive a power failure, and no failure of a
 			     write or sync is passed over */
+	bool slow;        /* as those of several ranks: tried less often */
 	bool apart;       /* ranks do not fail because another one does */
 	bool passes_over; /* what cannot be read is none of its business */
+	bool leaves;      /* what it cannot remove goes with the next one */
 	bool mounts;      /* not listed where that is forbidden */
 	bool no_faults;   /* what comes of a failure is up to the caller */
 };
 
-extern const struct act *const file_acts, *const group_acts, *const look_acts, *const slots_acts;
+extern const struct act *const directory_acts,
+	*const file_acts, *const group_acts, *const look_acts, *const slots_acts;
 
 /* In a child: returns `ret`, and takes note of what the library says about it. */
 int harm_heed(int ret);

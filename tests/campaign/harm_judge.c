@@ -135,7 +135,7 @@ static void judge_state(void)
 		harm_found("wrong", "success, but it is not there");
 	else if (one->ret && state == STATE_NEW && placed_at() < 0)
 		harm_found("wrong", "a failure, but it is there");
-	if (left_temporary())
+	if (!act->leaves && left_temporary())
 		harm_found("wrong", "a temporary file is left");
 	if (!one->ret && act->durable)
 		judge_durability();

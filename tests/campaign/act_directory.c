@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files appear together, in a directory. */
+#define _GNU_SOURCE
+#include "harm.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static struct sample sample;
+static uint8_t *file;
+static size_t file_bytes;
+
+static int fill(struct ioshape_context *context)
+{
+	struct ioshape_directory *directory;
+	char path[4096];
+	int ret;
+
+	ret = harm_heed(ioshape_directory_make(context, "made", &directory));
+	if (ret)
+		return ret;
+	snprintf(path, sizeof(path), "%s/file", ioshape_directory_path(directory));
+	ret = harm_heed(sample_save(context, path, &sample, NULL));
+	if (!ret)
+		ret = harm_heed(ioshape_directory_commit(directory));
+	ioshape_directory_free(directory);
+	return ret;
+}
+
+static int make(const struct act *act)
+{
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+	struct ioshape_context *context;
+	int ret;
+
+	(void)act;
+	options.coordinator = "open";
+	options.calibrate = IOSHAPE_CALIBRATE_OFF;
+	ret = harm_heed(ioshape_context_open(&context, &options));
+	if (ret)
+		return ret;
+	ret = fill(context);
+	ioshape_context_free(context);
+	return ret;
+}
+
+static int run(const struct act *act, unsigned rank)
+{
+	(void)rank;
+	return make(act);
+}
+
+static void begin(const struct act *act)
+{
+	(void)act;
+	scratch_remove("made");
+}
+
+static enum state look(const struct act *act)
+{
+	(void)act;
+	if (access("made", F_OK))
+		return STATE_OLD;
+	return scratch_same("made/file", file, file_bytes) && scratch_entries("made") == 1 ?
+		       STATE_NEW :
+		       STATE_TORN;
+}
+
+static unsigned again(const struct act *act)
+{
+	begin(act);
+	harm_alone(make, act, "make a directory");
+	return scratch_entries(".") - 1;
+}
+
+static void open_act(const struct act *act)
+{
+	sample_make(&sample, 7, 20000);
+	harm_alone(make, act, "make a directory");
+	file = scratch_read("made/file", &file_bytes);
+}
+
+static void close_act(const struct act *act)
+{
+	(void)act;
+	free(file);
+	sample_free(&sample);
+}
+
+static const struct act acts[] = {
+	{ .name = "directory",
+	  .open = open_act,
+	  .close = close_act,
+	  .begin = begin,
+	  .run = run,
+	  .look = look,
+	  .again = again,
+	  .durable = true,
+	  .leaves = true },
+	{ .name = NULL },
+};
+
+const struct act *const directory_acts = acts;
