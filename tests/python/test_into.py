@@ -214,14 +214,16 @@ def test_whoever_looks_at_bytes_while_they_are_unpickled_sees_them(
 
 def test_an_object_keeps_its_tensors(tmp_path: Path) -> None:
     tensor = torch.ones(LARGE)
-    state = {"held": Holder(tensor), "counted": collections.Counter({"x": tensor})}
-    for name, holder in state.items():
-        torch.save({name: holder, "tensor": tensor}, tmp_path / "x.pt")
+    marked: Any = torch.zeros(3)
+    marked.tensor = tensor
+    counted = collections.Counter({"x": tensor})
+    for holder in (Holder(tensor), counted, marked):
+        torch.save({"held": holder, "tensor": tensor}, tmp_path / "x.pt")
         into = torch.zeros(LARGE)
         with torch.serialization.safe_globals([Holder]):
             found = ioshape.load(tmp_path / "x.pt", into={"tensor": into}, strict=False)
-        kept = found["counted"]["x"] if name == "counted" else found["held"].tensor
-        assert torch.equal(kept, tensor)
+        held = found["held"]
+        assert torch.equal(held["x"] if isinstance(held, dict) else held.tensor, tensor)
         assert torch.equal(into, tensor)
 
 
@@ -369,6 +371,22 @@ def test_what_differs_is_told_and_nothing_is_changed(
     assert found["c"] == 1
     assert into["a"].all()
     assert into["d"] == 0
+
+
+def test_an_optimizer_hides_nothing_that_a_module_lacks(tmp_path: Path) -> None:
+    model, optimizer = make()
+    train(model, optimizer)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    del state["model"]["2.bias"]
+    ioshape.save(state, tmp_path / "x.pt")
+    other, fresh = make(seed=1)
+    before = leaves(other)
+    with pytest.raises(ioshape.MismatchError) as raised:
+        ioshape.load(tmp_path / "x.pt", into={"model": other, "optimizer": fresh})
+    assert raised.value.missing == ("model.2.bias",)
+    assert raised.value.unexpected == ()
+    assert leaves(other) == before
+    assert not fresh.state
 
 
 @pytest.mark.parametrize(

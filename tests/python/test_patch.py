@@ -19,6 +19,7 @@ import pytest
 import torch
 from checkpoints import checkpoint, left_clean, names_in, number_in
 from processes import run_program
+from records import is_ours
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -39,12 +40,6 @@ def _left_clean() -> Iterator[None]:
         yield
     assert torch.save is Torchs.save
     assert torch.load is Torchs.load
-
-
-def is_ours(path: Path) -> bool:
-    """Whether the library wrote this file, not torch."""
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/.ioshape/index") for name in archive.namelist())
 
 
 def _damage(path: Path) -> None:
@@ -514,93 +509,3 @@ def test_accelerate_saves_and_resumes(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "optimizer.bin", "scheduler.bin"):
         assert is_ours(tmp_path / "state" / name), name
     assert not [name for name in names_in(tmp_path / "state") if "ioshape-tmp" in name]
-
-
-LIGHTNING = """
-    import pathlib
-    import warnings
-
-    warnings.simplefilter("ignore")
-    import lightning
-    import torch
-    from lightning.fabric import Fabric
-    from torch.utils.data import DataLoader
-
-    import ioshape
-
-
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(1)
-            self.layer = torch.nn.Linear(8, 1)
-
-        def training_step(self, batch, _):
-            return self.layer(batch).square().mean()
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters())
-
-
-    class IoshapeIO(lightning.fabric.plugins.CheckpointIO):
-        def save_checkpoint(self, checkpoint, path, storage_options=None):
-            ioshape.save(checkpoint, path)
-
-        def load_checkpoint(self, path, map_location=None, weights_only=None):
-            return ioshape.load(path, map_location=map_location, weights_only=weights_only)
-
-        def remove_checkpoint(self, path):
-            pathlib.Path(path).unlink()
-
-
-    def trainer(epochs, **options):
-        return lightning.Trainer(
-            **options,
-            max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir="root",
-        )
-
-
-    def data():
-        return DataLoader(torch.arange(64.0).reshape(8, 8) / 64, batch_size=4)
-
-
-    whole = Model()
-    trainer(2).fit(whole, data())
-
-    with ioshape.patched():
-        half = trainer(1)
-        half.fit(Model(), data())
-        half.save_checkpoint("half.ckpt")
-        resumed = Model()
-        trainer(2).fit(resumed, data(), ckpt_path="half.ckpt", weights_only=False)
-        fabric = Fabric(accelerator="cpu", devices=1)
-        fabric.save("fabric.ckpt", {"model": resumed, "step": 2})
-        loaded = {"model": Model(), "step": 0}
-        fabric.load("fabric.ckpt", loaded)
-
-    # The way that docs/migration.md recommends needs no patch.
-    half = trainer(1, plugins=[IoshapeIO()])
-    half.fit(Model(), data())
-    half.save_checkpoint("plugin.ckpt")
-    again = Model()
-    trainer(2, plugins=[IoshapeIO()]).fit(
-        again, data(), ckpt_path="plugin.ckpt", weights_only=False
-    )
-    for other in (resumed, loaded["model"], again):
-        assert torch.equal(other.layer.weight, whole.layer.weight)
-    assert loaded["step"] == 2
-"""
-
-
-def test_lightning_saves_and_resumes(tmp_path: Path) -> None:
-    """It saves to a buffer and writes that itself: its files are torch's, and right."""
-    run_program(tmp_path, LIGHTNING)
-    for name in ("half.ckpt", "fabric.ckpt"):
-        assert not is_ours(tmp_path / name), name
-        assert torch.load(tmp_path / name, weights_only=False)
-    assert is_ours(tmp_path / "plugin.ckpt")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes torch.save ours as soon as the program has imported torch, and what the package safetensors
-and torch.distributed.checkpoint write as soon as it has imported those; without, does nothing.
+"""Makes torch.save ours as soon as the program has imported torch, and what frameworks write as
+soon as it has imported those; without them, does nothing.
 
 Every Python below "ioshape run" loads this before the program's first line, so it imports nothing
 that is not there already.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class _Finder:
     """First among the finders: what the others find for these modules gets a sequel."""
 
-    def __init__(self, sequels: "dict[str, Callable[[], None]]") -> None:
+    def __init__(self, sequels: "dict[str, Callable[[str], None]]") -> None:
         self._sequels = sequels
 
     def find_spec(
@@ -67,12 +67,7 @@ class _Finder:
 def install() -> None:
     """Patches now what is there, and the rest when it comes."""
     later = {}
-    sequels = (
-        ("torch", _patch),
-        ("safetensors", _patch_safetensors),
-        ("torch.distributed.checkpoint", _patch_dcp),
-    )
-    for name, sequel in sequels:
+    for name, sequel in _SEQUELS.items():
         if name in sys.modules:
             _try(name, sequel)
         else:
@@ -86,28 +81,44 @@ def _loads() -> bool:
     return os.environ.get("IOSHAPE_RUN") != "no-load"
 
 
-def _patch() -> None:
+def _patch(_name: str) -> None:
     from ioshape import patch  # noqa: PLC0415
 
     patch(load=_loads())
 
 
-def _patch_dcp() -> None:
+def _patch_dcp(_name: str) -> None:
     from ioshape._dcp import patching  # noqa: PLC0415
 
     patching.patch(load=_loads())
 
 
-def _patch_safetensors() -> None:
+def _patch_safetensors(_name: str) -> None:
     # Not by patch(): that needs torch, and a program may do without.
     from ioshape._safetensors import patching  # noqa: PLC0415
 
     patching.patch()
 
 
-def _try(name: str, sequel: "Callable[[], None]") -> None:
+def _patch_lightning(name: str) -> None:
+    from ioshape._lightning import patching  # noqa: PLC0415
+
+    patching.patch(sys.modules[name].TorchCheckpointIO, loads=_loads())
+
+
+_SEQUELS = {
+    "torch": _patch,
+    "safetensors": _patch_safetensors,
+    "torch.distributed.checkpoint": _patch_dcp,
+    # The whole of Lightning, and its older part by itself.
+    "lightning.fabric.plugins.io.torch_io": _patch_lightning,
+    "lightning_fabric.plugins.io.torch_io": _patch_lightning,
+}
+
+
+def _try(name: str, sequel: "Callable[[str], None]") -> None:
     try:
-        sequel()
+        sequel(name)
     except Exception as error:
         _complain(name, error)
 

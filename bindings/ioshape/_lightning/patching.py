@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's own TorchCheckpointIO saves and loads through us: "ioshape run" does this.
+
+It pickles into memory and has fsspec write that, so that torch.save never sees the path. Those that
+wrap it, such as AsyncCheckpointIO, and those that are made of it, save through us then. Whoever has
+a CheckpointIO of another kind keeps it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ioshape._lightning.files import as_it_was, load, save
+from ioshape._save.save import save as our_save
+
+
+def patch(torch_io: Any, *, loads: bool) -> None:
+    """From now on the class does; with `loads` it reads through us, too."""
+    save_by_lightning, load_by_lightning = torch_io.save_checkpoint, torch_io.load_checkpoint
+
+    @functools.wraps(save_by_lightning)
+    def save_checkpoint(self: Any, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        by_lightning = functools.partial(save_by_lightning, self)
+        save(by_lightning, our_save, checkpoint, path, storage_options)
+
+    @functools.wraps(load_by_lightning)
+    def load_checkpoint(
+        self: Any, path: Any, map_location: Any = as_it_was, weights_only: bool | None = None
+    ) -> Any:
+        return load(functools.partial(load_by_lightning, self), path, map_location, weights_only)
+
+    torch_io.save_checkpoint = save_checkpoint
+    if loads:
+        torch_io.load_checkpoint = load_checkpoint
