@@ -676,6 +676,22 @@ def test_patch_puts_ours_into_code_that_gives_a_path(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_trace_has_the_files_of_a_checkpoint_and_not_its_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "trace"))
+    with ioshape.patched(dcp=True):
+        dcp.save(state(), checkpoint_id=tmp_path / "a", no_dist=True)
+    lines = [
+        json.loads(line)
+        for file in (tmp_path / "trace").iterdir()
+        for line in file.read_text().splitlines()
+    ]
+    names = [str(tmp_path / "a" / name) for name in ("__0_0.distcp", ".metadata")]
+    # What is no tensor is pickled by DCP's planner first, into memory.
+    assert [line["path"] for line in lines if line["path"]] == names
+
+
 def test_a_writer_of_a_patched_program_can_be_pickled(tmp_path: Path) -> None:
     with ioshape.patched(dcp=True):
         made = dcp.FileSystemWriter(tmp_path / "a")

@@ -86,7 +86,8 @@ class Attempt:
 
     def _write(self, folder: str, metadata: Metadata) -> None:
         path = os.path.join(folder, self._name)  # noqa: PTH118
-        with AtomicFile(path, How(self._durable, replace=True)) as file:
+        known_as = os.path.join(self.path, self._name)  # noqa: PTH118
+        with AtomicFile(path, How(self._durable, replace=True, known_as=known_as)) as file:
             file.write(pickle.dumps(metadata))
 
     def _check_files(self, metadata: Metadata) -> None:

@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 _PROTOCOL = 2  # torch's default
 
 
+def _is_ours(f: Any) -> bool:
+    """Whether it is a file of ioshape.open(), or what DCP puts around one for an item of it."""
+    raw = getattr(f, "raw", None)
+    return isinstance(f, AtomicFile) or isinstance(raw, AtomicFile)
+
+
 class _NoTargetError(TypeError, AttributeError):
     """It is an AttributeError because that is what torch.save raises."""
 
@@ -211,6 +217,9 @@ class _Call:
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
+        if _is_ours(f):
+            self._torch_save(f)  # the file's own report is about it
+            return Report(str(f.raw.name), written_by="torch")
         report = _begun(
             str(getattr(f, "name", "")),
             "torch wrote to the file object itself: neither atomic nor durable",
