@@ -13,6 +13,7 @@ from pathlib import Path
 import ioshape
 import pytest
 import torch
+from nodes import started_ranks
 from processes import TIMEOUT_S, environment
 
 LONG_S = 600.0  # nothing in a test takes so long
@@ -88,6 +89,32 @@ def test_a_group_with_a_deadline_leaves_old_generations_to_the_next_save(tmp_pat
     handle = ioshape.save_group_async(LARGE, tmp_path, 3, keep_last=1)
     assert handle.result().deadline_met is None
     assert steps() == [3]
+
+
+IN_A_HURRY = """
+from group_program import *
+
+state = {"weights": torch.zeros(5 << 20)}
+earlier = ioshape.save_group_async(state, arguments[0], 1)
+while not earlier.progress.ahead:
+    time.sleep(0.01)
+earlier.cancel()
+report = ioshape.save_group(state, arguments[0], 2, deadline=600.0)
+say("saved", met=report.deadline_met)
+"""
+
+
+def test_ranks_that_cancel_an_earlier_save_of_their_group_go_before_others(tmp_path: Path) -> None:
+    """They write generations one after the other: otherwise they would wait for its slot."""
+    folder = tmp_path / "generations"
+    variables = {"IOSHAPE_POOL": "deadlines", "IOSHAPE_SLOTS": "1", "IOSHAPE_MODE": "each"}
+    with (
+        ioshape.slot(pool="deadlines"),
+        started_ranks(tmp_path, IN_A_HURRY, folder, **variables) as job,
+    ):
+        assert [line["met"] for line in job.await_all("saved")] == [True, True]
+        job.end()
+    assert [one.step for one in ioshape.generations(folder)] == [2]
 
 
 # ---- Notices ------------------------------------------------------------------------------------
