@@ -66,12 +66,17 @@ class Story:
         elif line.event in {"saved", "fail", "gave-up"} and key in self._open:
             save = self._open.pop(key)
             save.ended, save.acknowledged = line.at, line.event == "saved"
-        elif line.event in {"torn", "spied"}:
+        elif line.event in {"torn", "spied"} or self._is_last(line):
             self.findings.append(f"{line.client}: {line.event}: {line.text}")
         elif line.event == "kept":
             self.kept[self._job_of(line.client)].append((line.at, int(key[1])))
         elif line.event == "latest":
             self._judge_latest(line)
+
+    @staticmethod
+    def _is_last(line: Line) -> bool:
+        """Nobody was hurt any more, and it broke nevertheless."""
+        return line.event == "broke" and line.client.endswith("-last")
 
     def _judge_latest(self, line: Line) -> None:
         found = int(line.values["step"])

@@ -111,6 +111,12 @@ class Job:
     def token(self) -> str:
         return f"storm-{self.user}"
 
+    def words_of(self, rank: int) -> tuple[object, ...]:
+        """What a rank has to be told."""
+        runs = SHARED / f"user{self.user}" / "runs"
+        board = BOARDS[self.board]
+        return (runs, self.token, board, self.mode, rank, N_RANKS, LARGE_BYTES, PAUSE_MS // 2)
+
     def start(self, storm: "Storm") -> None:
         """A new life: rank 0 is in the other pod."""
         self._life += 1
@@ -118,9 +124,7 @@ class Job:
         for rank, member in enumerate(self.members):
             where = (self._life + rank * self._scattered) % N_PODS
             member.prefix = storm.prefix_of(self.user, where)
-            at = SHARED / f"user{self.user}" / "runs"
-            words = (at, self.token, BOARDS[self.board], self.mode, rank, N_RANKS, LARGE_BYTES, 30)
-            member.arguments = ["group", *map(str, words)]
+            member.arguments = ["group", *map(str, self.words_of(rank))]
             member.start()
 
     def tend(self, storm: "Storm") -> None:
@@ -278,22 +282,27 @@ class Storm(Scene):
 
     def _save_last(self) -> None:
         for job, where in itertools.product(self.jobs, range(N_PODS)):
-            name = f"{job.members[0].number}.{where}-last"
-            home = SHARED / f"user{job.user}"
-            words = (home, home / "runs", job.token, BOARDS[job.board])
-            done = subprocess.run(
-                [
-                    *self.prefix_of(job.user, where),
-                    *(client_program(), "last", str(self.log), name, str(where)),
-                    *map(str, words),
-                ],
-                env=environment(**self.variables, **self.variables_of(job.user)),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                self.findings.append(f"{name}: {done.returncode} {done.stderr}")
+            ranks = [self._last_of(job, where, rank) for rank in range(N_RANKS)]
+            end = time.monotonic() + PATIENCE_S
+            while any(one.poll() is None for one in ranks) and time.monotonic() < end:
+                time.sleep(0.01)
+            statuses = [one.poll() for one in ranks]
+            if any(statuses) or None in statuses:
+                self.findings.append(
+                    f"{job.token}: the last saves of its ranks end with {statuses}"
+                )
+
+    def _last_of(self, job: Job, where: int, rank: int) -> "subprocess.Popen[bytes]":
+        name = f"{job.members[rank].number}.{where}-last"
+        home = SHARED / f"user{job.user}"
+        return subprocess.Popen(
+            [
+                *self.prefix_of(job.user, where),
+                *(client_program(), "last", str(self.log), name, f"{where}{rank}"),
+                *map(str, (home, *job.words_of(rank))),
+            ],
+            env=environment(**self.variables, **self.variables_of(job.user)),
+        )
 
     def _whole(self, mode: str, *paths: Path, wrong: list[str]) -> Iterator[tuple[str, int]]:
         done = subprocess.run(

@@ -107,10 +107,14 @@ say("saved", met=report.deadline_met)
 def test_ranks_that_cancel_an_earlier_save_of_their_group_go_before_others(tmp_path: Path) -> None:
     """They write generations one after the other: otherwise they would wait for its slot."""
     folder = tmp_path / "generations"
-    variables = {"IOSHAPE_POOL": "deadlines", "IOSHAPE_SLOTS": "1", "IOSHAPE_MODE": "each"}
     with (
         ioshape.slot(pool="deadlines"),
-        started_ranks(tmp_path, IN_A_HURRY, folder, **variables) as job,
+        started_ranks(
+            *(tmp_path, IN_A_HURRY, folder),
+            IOSHAPE_POOL="deadlines",
+            IOSHAPE_SLOTS="1",
+            IOSHAPE_MODE="each",
+        ) as job,
     ):
         assert [line["met"] for line in job.await_all("saved")] == [True, True]
         job.end()

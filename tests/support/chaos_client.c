@@ -8,7 +8,7 @@
  *     chaos-client saves LOG NAME SEED FILE LARGE_BYTES PAUSE_MS
  *     chaos-client crowd LOG NAME SEED FOLDER GENERATIONS NUMBER ALIKE CLIENTS LARGE_BYTES PAUSE_MS
  *     chaos-client group LOG NAME SEED GENERATIONS TOKEN BOARD MODE RANK RANKS LARGE_BYTES PAUSE_MS
- *     chaos-client last LOG NAME SEED FOLDER GENERATIONS TOKEN BOARD
+ *     chaos-client last LOG NAME SEED FOLDER and what a rank has
  *     chaos-client check FILE...        are they all whole, to the bit?
  *     chaos-client generations DIR      and these?
  *     chaos-client status               of the pool, as one line of JSON

@@ -309,7 +309,7 @@ static int be_one_of_many(char **argv)
 	return 0;
 }
 
-static int be_a_rank(char **argv)
+static int be_a_rank(char **argv, unsigned most)
 {
 	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 
@@ -320,23 +320,18 @@ static int be_a_rank(char **argv)
 	options.ranks = options.local_ranks = number(argv[5]);
 	options.keep_last = KEEP_LAST;
 	options.deadline_ms = DEADLINE_MS;
-	save_generations(argv[0], &options, number(argv[6]), number(argv[7]), UINT_MAX);
+	save_generations(argv[0], &options, number(argv[6]), number(argv[7]), most);
 	return 0;
 }
 
-/* The next save, which leaves nothing of the dead. */
+/* The next save, which leaves nothing of the dead: as any rank, but once, and a file besides. */
 static int save_last(char **argv)
 {
-	struct ioshape_group_options options = IOSHAPE_GROUP_OPTIONS_INIT;
 	char path[PATH_MAX];
 
-	snprintf(path, sizeof(path), "%s/last.pt", argv[0]);
+	snprintf(path, sizeof(path), "%s/last-%s.pt", argv[0], argv[5]);
 	save_once(0, path, 4096);
-	options.token = options.node = argv[2];
-	options.board = (enum ioshape_board)number(argv[3]);
-	options.keep_last = KEEP_LAST;
-	save_generations(argv[1], &options, 4096, 0, 1);
-	return 0;
+	return be_a_rank(argv + 1, 1);
 }
 
 int crowd_run(const char *mode, int argc, char **argv)
@@ -345,8 +340,8 @@ int crowd_run(const char *mode, int argc, char **argv)
 	if (!strcmp(mode, "crowd") && argc == 7)
 		return be_one_of_many(argv);
 	if (!strcmp(mode, "group") && argc == 8)
-		return be_a_rank(argv);
-	if (!strcmp(mode, "last") && argc == 4)
+		return be_a_rank(argv, UINT_MAX);
+	if (!strcmp(mode, "last") && argc == 9)
 		return save_last(argv);
 	return -1;
 }
