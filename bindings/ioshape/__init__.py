@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from _thread import allocate_lock, get_ident
+from _thread import RLock, get_ident
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -217,7 +217,8 @@ class _FirstUse:
     """Around what must not be cut off by a fork of another thread."""
 
     def __init__(self) -> None:
-        self._gate = allocate_lock()  # held for moments, and while the process forks
+        # Held for moments, and while the process forks; also by a signal's handler in between.
+        self._gate = RLock()
         self._threads: list[int] = []  # once for each block that they are in
         #: this process was forked too early all the same
         self.was_cut_off = False

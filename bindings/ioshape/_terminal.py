@@ -70,7 +70,8 @@ def is_waiting() -> bool:
 
 
 def _write(text: str) -> None:
-    # There may be no stderr left, or nobody who reads it.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    # There may be no stderr left, or nobody who reads it; or a signal's handler has interrupted
+    # somebody who is writing there (RuntimeError).
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         sys.stderr.write(text)
         sys.stderr.flush()

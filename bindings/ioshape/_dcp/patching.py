@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from torch.distributed.checkpoint import filesystem
@@ -52,7 +51,7 @@ def _stand_in(ours: type, theirs: type) -> Any:
 _WRITER: tuple[Any, Any] = (_StockWriter, _stand_in(Writer, _StockWriter))
 _READER: tuple[Any, Any] = (_StockReader, _stand_in(Reader, _StockReader))
 
-_lock = ForkedLock(threading.RLock)
+_lock = ForkedLock()
 _loads: list[bool] = []  # for each patch() that is in force, whether it took the reader as well
 
 

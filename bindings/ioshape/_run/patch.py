@@ -7,7 +7,6 @@ import contextlib
 import functools
 import pickle
 import sys
-import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,7 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: 
     return our_load(f, map_location, pickle_module, **named)
 
 
-_lock = ForkedLock(threading.RLock)
+_lock = ForkedLock()
 _loads: list[bool] = []  # for each patch() that is in force, whether it took torch.load as well
 _others: list[tuple[str, ...]] = []  # and the modules of ours that have replaced more for it
 

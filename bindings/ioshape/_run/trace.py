@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from ioshape._settings.job import job
 if TYPE_CHECKING:
     from ioshape._save.report import Report
 
-_warned = threading.Event()
+_warned = False
 
 
 def record(report: Report, *, background: bool = False, error: BaseException | None = None) -> None:
@@ -61,8 +60,9 @@ def _append(folder: str, report: Report, background: bool, error: BaseException 
 
 def _warn(sentence: str) -> None:
     """Once; and not as an exception, whatever the program has made of warnings."""
-    if _warned.is_set():
+    global _warned  # noqa: PLW0603
+    if _warned:
         return
-    _warned.set()
+    _warned = True
     with contextlib.suppress(Exception):
         warnings.warn(sentence, RuntimeWarning, stacklevel=2)

@@ -8,7 +8,6 @@ every process that imports it, and those without torch stay without.
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 from ioshape._locks import ForkedLock
@@ -23,7 +22,7 @@ def _serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> No
     serialize_file(tensor_dict, filename, metadata)
 
 
-_lock = ForkedLock(threading.RLock)
+_lock = ForkedLock()
 _in_force = 0
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import owned, sized
@@ -11,6 +13,7 @@ from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
 from ioshape._save.deadline import left_ms
 from ioshape._save.handle import SaveHandle
+from ioshape._save.under_way import paths_staged, place_of, staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from ioshape._save.pickling import Pickled
     from ioshape._save.report import Progress
     from ioshape._settings.context import Context
+
+
+# Any deadline will do: a save with one does not wait for those before it to its file.
+_INTERRUPTING_S = 3600.0
 
 
 class Options(NamedTuple):
@@ -58,6 +65,14 @@ def start(
     causes: Iterable[Cause] = (),
 ) -> SaveHandle:
     """Has begin(array, count, options, out) begin a save; `owner` lives until it is freed."""
+    interrupted = paths_staged()
+    if interrupted:
+        # This is a signal's handler, and until it returns the save that it has interrupted goes no
+        # further. So this one waits neither for staging memory nor for its turn behind that one.
+        due = wanted.due
+        if due is None and place_of(path) in interrupted:
+            due = time.monotonic() + _INTERRUPTING_S
+        wanted = wanted._replace(borrow=True, due=due)
     options = sized("ioshape_save_options")
     options.replace = lib.IOSHAPE_ON if wanted.replace else lib.IOSHAPE_OFF
     options.sync = lib.IOSHAPE_ON if wanted.durable else lib.IOSHAPE_OFF
@@ -72,13 +87,14 @@ def start(
     # borrows.
     out = owned("save", context, owner)
     try:
-        code = begin(payload.array, payload.length, options, out)
+        with contextlib.nullcontext() if wanted.borrow else staging(path):
+            code = begin(payload.array, payload.length, options, out)
         if code:
             for source in (*payload.couriers, *tellers):
                 if source.failure is not None:
                     raise source.failure
             raise last_failure(path, "save")
-        return SaveHandle(
+        handle = SaveHandle(
             out,
             context,
             path,
@@ -88,6 +104,9 @@ def start(
             notes=wanted.notes,
             causes=causes,
         )
+        if interrupted:
+            handle._wait(None)  # what it borrows may change from here on
+        return handle
     except BaseException:
         ffi.release(out)
         raise

@@ -73,14 +73,14 @@ class SaveHandle:
         self._failures = tuple(failures)  # of callbacks; what they raised is what the save raises
         self._notes = notes  # for the report
         self._causes = tuple(causes)  # of failures that the library names by their codes only
-        self._lock = threading.Lock()
+        # No lock: a signal's handler may ask for it while its thread does. What follows is whole
+        # between any two steps, and what must happen once is decided by taking something away.
         self._callbacks: list[Callable[[SaveHandle], object]] = []
-        self._watched = False
+        self._unwatched = [True]  # empty: a thread waits for its end
         self._background = True  # nobody is waiting for it anyway
         self._asked = False  # somebody knows how it ended
-        self._ended = False
-        self._report: Report | None = None
-        self._error: BaseException | None = None
+        #: how it ended, once that is known: (report, error)
+        self._end: dict[str, tuple[Report | None, BaseException | None]] = {}
         #: where the file goes
         self.path = path
         self._place = under_way.place_of(path)
@@ -89,8 +89,20 @@ class SaveHandle:
     def ended(cls, path: str, report: Report | None, error: BaseException | None) -> SaveHandle:
         """The handle of a save that was over before it could be given."""
         handle = cls(None, None, path)
-        handle._report, handle._error, handle._ended = report, error, True
+        handle._end["how"] = (report, error)
         return handle
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._end)
+
+    @property
+    def _report(self) -> Report | None:
+        return self._end["how"][0] if self._end else None
+
+    @property
+    def _error(self) -> BaseException | None:
+        return self._end["how"][1] if self._end else None
 
     def __repr__(self) -> str:
         state = "under way"
@@ -165,9 +177,8 @@ class SaveHandle:
         True if the save has not put its file in place. It then raises CanceledError when asked.
         """
         self._check_owner()
-        with self._lock:
-            if self._ended:
-                return self._error is not None
+        if self._ended:
+            return self._error is not None
         lib.ioshape_save_cancel(self._pointer)
         self._wait(None)
         self._asked = True
@@ -176,12 +187,11 @@ class SaveHandle:
     def add_done_callback(self, callback: Callable[[SaveHandle], object]) -> None:
         """Calls callback(handle) when the save has ended: now, or on a thread of the package."""
         self._check_owner()
-        with self._lock:
-            if not self._ended:
-                self._callbacks.append(callback)
-                self._watch()
-                return
-        self._call(callback)
+        self._callbacks.append(callback)
+        if self._ended:
+            self._call_all()
+        else:
+            self._watch()
 
     def __await__(self) -> Generator[Any, None, Report]:
         import asyncio  # noqa: PLC0415 - not quick to import
@@ -259,37 +269,39 @@ class SaveHandle:
 
     def _settle(self) -> None:
         """Notes how it ended, once. Only after it has."""
-        with self._lock:
-            if self._ended:
-                return
-            code = lib.ioshape_save_wait(self._pointer, 0)
-            struct = sized("ioshape_report")
-            lib.ioshape_save_get_report(self._pointer, struct)
-            self._report = from_struct(
-                self.path,
-                struct,
-                pickle_s=self._pickle_s,
-                fallbacks=tuple(Step(note, "torch") for note in self._notes),
-            )
-            # A save that is skipped has not failed: training goes on.
-            if code and code != lib.IOSHAPE_E_SKIPPED:
-                self._error = self._exception()
-            self._ended = True
-            # What was borrowed goes now, however long the user keeps this object.
-            self._keep = ()
-            self._failures = ()
-            self._causes = ()
-            self._context = None
-            callbacks, self._callbacks = self._callbacks, []
+        failures, causes = self._failures, self._causes
+        if self._ended:
+            return
+        code = lib.ioshape_save_wait(self._pointer, 0)
+        struct = sized("ioshape_report")
+        lib.ioshape_save_get_report(self._pointer, struct)
+        report = from_struct(
+            self.path,
+            struct,
+            pickle_s=self._pickle_s,
+            fallbacks=tuple(Step(note, "torch") for note in self._notes),
+        )
+        # A save that is skipped has not failed: training goes on.
+        failed = code and code != lib.IOSHAPE_E_SKIPPED
+        error = self._exception(report, failures, causes) if failed else None
+        how = (report, error)
+        # Who comes second goes by what the first has found.
+        if self._end.setdefault("how", how) is not how:
+            return
+        # What was borrowed goes now, however long the user keeps this object.
+        self._keep = ()
+        self._failures = ()
+        self._causes = ()
+        self._context = None
         # Only afterwards may the process end.
         try:
-            trace.record(self._report, background=self._background, error=self._error)
-            self._call_all(callbacks)
+            trace.record(report, background=self._background, error=error)
+            self._call_all()
         finally:
             under_way.forget(self)
         # Last: a filter of the program's may make an exception of it.
-        if self._report.skipped:
-            self._warn(self._report)
+        if report.skipped:
+            self._warn(report)
 
     def _warn(self, report: Report) -> None:
         why = report.fallbacks[-1] if report.fallbacks else "skipped"
@@ -300,9 +312,14 @@ class SaveHandle:
         else:
             warn_skipped(self.path, why)
 
-    def _call_all(self, callbacks: list[Callable[[SaveHandle], object]]) -> None:
+    def _call_all(self) -> None:
+        """Each of them once, whoever else calls this at the same time."""
         interrupt: BaseException | None = None
-        for callback in callbacks:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:
+                break
             try:
                 self._call(callback)
             except BaseException as error:  # Ctrl-C: the others are called all the same
@@ -316,21 +333,25 @@ class SaveHandle:
         except Exception:  # the save has nothing to do with it
             sys.excepthook(*sys.exc_info())
 
-    def _exception(self) -> BaseException:
-        for source in self._failures:
+    def _exception(
+        self, report: Report, failures: Iterable[Any], causes: Iterable[Cause]
+    ) -> BaseException:
+        for source in failures:
             if source.failure is not None:
                 return source.failure  # type: ignore[no-any-return]
         lib.ioshape_save_wait(self._pointer, 0)  # so that this thread is told
         error = last_failure(self.path, "save")
-        error.report = self._report
-        error.__cause__ = next(filter(None, (one.cause() for one in self._causes)), None)
+        error.report = report
+        error.__cause__ = next(filter(None, (one.cause() for one in causes)), None)
         return error
 
     def _watch(self) -> None:
-        """Sees to it that callbacks are called when the save ends. The lock is held."""
-        if not self._watched:
-            self._watched = True
-            threading.Thread(target=self._watch_it, name="ioshape", daemon=True).start()
+        """Sees to it that callbacks are called when the save ends."""
+        try:
+            self._unwatched.pop()
+        except IndexError:
+            return
+        threading.Thread(target=self._watch_it, name="ioshape", daemon=True).start()
 
     def _watch_it(self) -> None:
         under_way.calls_back()

@@ -211,7 +211,7 @@ def problem() -> str:
         if _probed is None:
             # On a thread of its own, where the caller's torch.device(), skip_data(), FakeTensorMode
             # and the like do not reach.
-            thread = threading.Thread(target=probe, name="ioshape-probe")
+            thread = threading.Thread(target=probe, name="ioshape-probe", daemon=True)
             with first_use:  # torch may import something for it
                 thread.start()
                 thread.join()

@@ -33,8 +33,29 @@ _unheard: list[SaveHandle] = []
 _starting = 0  # saves that are about to be under way
 _ending = False  # the process is waiting for all of them, or has waited
 _ended = False  # it has waited
-_ours = threading.local()  # .calling: this thread is there to call the users' callbacks
+#: .calling: this thread is there to call the users' callbacks; .staged: see staging()
+_ours = threading.local()
 _finishing_in = -1  # the process that multiprocessing has been told of
+
+
+@contextlib.contextmanager
+def staging(path: str) -> Iterator[None]:
+    """Around the call that copies what is saved to this path into staging memory."""
+    before = paths_staged()
+    _ours.staged = (*before, place_of(path))
+    try:
+        yield
+    finally:
+        _ours.staged = before
+
+
+def paths_staged() -> tuple[str, ...]:
+    """Where those saves go that this thread is staging.
+
+    Not empty in the handler of a signal that has interrupted it. Until the handler returns such a
+    save goes no further: who waited for its staging memory, or for its file, would wait for ever.
+    """
+    return getattr(_ours, "staged", ())
 
 
 def is_ending() -> bool:
@@ -131,10 +152,10 @@ def context_of_saves_to(path: str) -> Context | None:
     if not _under_way:
         return None
     place = place_of(path)
-    with _registry_lock:
-        for handle in _under_way.values():
-            if handle._context is not None and handle._place == place:
-                return handle._context
+    for handle in list(_under_way.values()):
+        context = handle._context
+        if context is not None and handle._place == place:
+            return context
     return None
 
 
@@ -146,17 +167,23 @@ def place_of(path: str) -> str:
 
 def raise_unheard(*, but: SaveHandle | None = None) -> None:
     """Raises the first failure of a background save that nobody has asked about."""
-    with _registry_lock:
-        ended = [handle for handle in _under_way.values() if handle is not but and handle.done()]
-    for handle in ended:
-        handle._settle()
-    with _registry_lock:
-        unheard = [one for one in _unheard if one is not but and not one._asked]
-        _unheard[:] = [one for one in _unheard if one is but or one in unheard[1:]]
-    if unheard:
-        unheard[0]._asked = True
-        assert unheard[0]._error is not None
-        raise unheard[0]._error
+    for handle in list(_under_way.values()):
+        if handle is not but and handle.done():
+            handle._settle()
+    for handle in list(_unheard):
+        if handle is but:
+            continue
+        asked, handle._asked = handle._asked, True
+        _hear(handle)
+        if not asked:
+            assert handle._error is not None
+            raise handle._error
+
+
+def _hear(handle: SaveHandle) -> None:
+    """Its failure is known now. (Another thread, or a signal's handler, may have been quicker.)"""
+    with contextlib.suppress(ValueError):
+        _unheard.remove(handle)
 
 
 def wait_all(timeout: float | None = None) -> bool:
@@ -165,9 +192,7 @@ def wait_all(timeout: float | None = None) -> bool:
     False if some are still under way after `timeout` seconds.
     """
     end = None if timeout is None else time.monotonic() + timeout
-    with _registry_lock:
-        handles = [handle for handle in _under_way.values() if handle._background]
-    for handle in handles:
+    for handle in [one for one in list(_under_way.values()) if one._background]:
         if not handle._wait(None if end is None else max(0.0, end - time.monotonic())):
             return False
     raise_unheard()
@@ -191,8 +216,7 @@ def _tell_progress(handles: list[SaveHandle]) -> str:
 def _left() -> list[SaveHandle] | None:
     """Saves that have not ended; None if there is none, and there will be none."""
     global _ended  # noqa: PLW0603
-    with _registry_lock:
-        handles = list(_under_way.values())
+    handles = list(_under_way.values())
     # Those that have ended are here until their callbacks have been called.
     left = [handle for handle in handles if not handle._wait(0)]
     with _registry_lock:
@@ -278,10 +302,9 @@ def _finish_saves() -> bool:
 
 def _tell_unheard() -> bool:
     """Prints the failures that nobody has asked about; whether there were any."""
-    with _registry_lock:
-        unheard = [handle for handle in _unheard if not handle._asked]
-        _unheard.clear()
+    unheard = [handle for handle in list(_unheard) if not handle._asked]
     for handle in unheard:
+        _hear(handle)
         if isinstance(handle._error, StorageError):
             _terminal.say(f"a save in the background failed: {handle._error}")
         else:

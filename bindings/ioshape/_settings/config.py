@@ -70,8 +70,13 @@ def configure(
     from ioshape._settings import context  # noqa: PLC0415
 
     with _lock:
-        wanted = {**_configured, **parsed}
-        made = context.Context(wanted)  # checks all of them
+        while True:
+            before = _configured
+            wanted = {**before, **parsed}
+            made = context.Context(wanted)  # checks all of them
+            # The handler of a signal may have set something meanwhile.
+            if _configured is before:
+                break
         _configured = wanted
         _generation += 1
         context.adopt(made, _generation)

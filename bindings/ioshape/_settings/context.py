@@ -88,31 +88,32 @@ def _debugs() -> bool:
 
 
 _lock = ForkedLock()
-_current: Context | None = None
-_current_generation = -1
+# With the generation of the settings that it was made of. Replaced as one, never changed.
+_current: tuple[Context, int] | None = None
 
 
 def current() -> Context:
     """The context for a new save or reader."""
-    global _current, _current_generation  # noqa: PLW0603
+    global _current  # noqa: PLW0603
     with _lock:
-        generation = config.generation()
-        if _current is None or generation != _current_generation or _current.debugs != _debugs():
-            _current = Context()
-            _current_generation = generation
-        return _current
+        generation, made = config.generation(), _current
+        if made is None or made[1] != generation or made[0].debugs != _debugs():
+            made = (Context(), generation)
+            _current = made
+        return made[0]
 
 
 def adopt(context: Context, generation: int) -> None:
     """Makes it the one for new saves and readers: configure() has made it to try its settings."""
-    global _current, _current_generation
+    global _current  # noqa: PLW0603
     with _lock:
-        _current, _current_generation = context, generation
+        _current = (context, generation)
 
 
 def current_if_any() -> Context | None:
     """The context, if there is one."""
-    return _current
+    made = _current
+    return None if made is None else made[0]
 
 
 def _forget_in_child() -> None:
