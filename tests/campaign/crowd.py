@@ -13,6 +13,7 @@ from typing import Any
 from .power import APART
 from .trial import CannotTry, Trial
 
+PASSTHROUGH = Path("build/gcc/tests/fault/passthrough").resolve()
 PATIENCE_S = 300.0
 MOST_TOLD = 20
 
@@ -42,6 +43,8 @@ def storm(seed: int, work: Path) -> dict[str, Any]:
 def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise CannotTry("crowd: there is no /dev/fuse, or no right to use it")
+    if not PASSTHROUGH.exists():
+        raise CannotTry("crowd: libfuse 3 is not installed")
     if subprocess.run([*apart(), "true"], capture_output=True, check=False).returncode:
         raise CannotTry("crowd: no namespaces of its own for mounts and processes")
     if os.geteuid():
