@@ -4,12 +4,12 @@
 import sys
 from importlib import metadata
 
-from . import frameworks_dcp, frameworks_small
+from . import frameworks_dcp, frameworks_safetensors, frameworks_small
 from .setting import Outcome, Setting
 
 # Each is measure(setting, outcome) of a module of its own, which appends its figures and samples.
 # The folder is empty when it begins, and whatever it leaves there is removed.
-PARTS = (frameworks_small.measure, frameworks_dcp.measure)
+PARTS = (frameworks_small.measure, frameworks_dcp.measure, frameworks_safetensors.measure)
 
 # Those that are installed are named in the results.
 PACKAGES = ("ioshape", "torch", "safetensors", "lightning", "transformers", "deepspeed")
