@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ioshape.safetensors, and the package safetensors when it writes through us."""
 
+import errno
 import json
 import os
 import stat
@@ -409,6 +410,63 @@ def test_a_file_that_does_not_fit_together_is_refused(name: str, tmp_path: Path)
         return  # the original takes the last one
     with pytest.raises(safetensors.SafetensorError):
         safetensors.torch.load_file(path)
+
+
+# ---- inspect and verify --------------------------------------------------------------------------
+
+
+def test_inspect_tells_where_each_tensor_lies(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    tensors = of_all_dtypes()
+    safetensors.torch.save_file(tensors, path)
+    found = ioshape.inspect(path)
+    data = path.read_bytes()
+    assert {tensor.name for tensor in found.tensors} == set(tensors)
+    for tensor in found.tensors:
+        value = tensors[tensor.name]
+        assert f"torch.{tensor.dtype}" == str(value.dtype)
+        assert (tensor.shape, tensor.stride) == (tuple(value.shape), value.stride())
+        at = found.records[0].file_offset + tensor.storage_offset
+        raw = value.reshape(-1).view(torch.uint8).numpy().tobytes()
+        assert data[at : at + len(raw)] == raw
+
+
+def test_verify_compares_what_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(600_000), "b": torch.ones(600_000)}, path)
+    ioshape.verify(path, share=0)
+    with pytest.raises(ioshape.StorageError) as none:
+        ioshape.verify(path)
+    assert none.value.errno == errno.ENODATA
+    save_file({"a": torch.ones(600_000), "b": torch.ones(600_000)}, path, checksums=True)
+    ioshape.verify(path)
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"x")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ioshape.DamagedError) as damaged:
+        ioshape.verify(path)
+    assert "'b'" in str(damaged.value)
+    assert "'a'" not in str(damaged.value)
+    with path.open("r+b") as file:
+        file.truncate(times.st_size - 1)
+    with pytest.raises(ioshape.DamagedError):
+        ioshape.verify(path, share=0)
+
+
+def test_the_commands_know_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"weight": torch.ones(3, 4)}, path, checksums=True)
+    for command, said in (("inspect", "weight"), ("verify", "ok")):
+        done = subprocess.run(
+            [sys.executable, "-m", "ioshape", command, path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
 
 
 # ---- Under "ioshape run" ------------------------------------------------------------------------

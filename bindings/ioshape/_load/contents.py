@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ioshape._errors import DamagedError, StorageError
+from ioshape._files.verified import VerifiedFile
 from ioshape._load.pickled import Tensor, list_tensors
 from ioshape._load.reader import RawRecord, Reader
+from ioshape._safetensors import header
+from ioshape._safetensors.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 # A pickle holds names and numbers; the largest that anybody has had a use for is far smaller.
 _MAX_PICKLE_BYTES = 1 << 27
 _LONGEST_REASON = 200
+# Of checksums that lie beside a file.
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,60 @@ def tensors_of(reader: Reader, records: list[RawRecord]) -> tuple[tuple[Tensor, 
         return (), f"its pickle cannot be read ({str(error)[:_LONGEST_REASON]})"
 
 
+# ---- safetensors files, which their names tell ---------------------------------------------------
+
+
+def is_safetensors(path: str) -> bool:
+    return path.endswith(".safetensors")
+
+
+def _header_of(path: str, operation: str) -> tuple[header.Header, int]:
+    """It is checked against the file's length, which is told, too."""
+    with VerifiedFile(path) as file:
+        file_bytes = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        return header.read(file, file_bytes, path, operation), file_bytes
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+def _inspect_safetensors(path: str) -> Contents:
+    """As one record, in which the tensors lie one behind the other."""
+    found, file_bytes = _header_of(path, "inspect")
+    begin = found.entries[0].begin if found.entries else file_bytes
+    record = Record("data", file_bytes - begin, begin, min(begin & -begin, 4096), 0)
+    tensors = []
+    for entry in found.entries:
+        shape = header.shape_in_torch(entry)
+        tensors.append(
+            Tensor(
+                entry.name,
+                DTYPES[entry.dtype][0],
+                shape,
+                _contiguous(shape),
+                record.name,
+                entry.begin - begin,
+                "cpu",
+            )
+        )
+    return Contents(path, file_bytes, (record,), tuple(tensors))
+
+
+def _name_in_safetensors(error: DamagedError, found: header.Header) -> DamagedError:
+    if error.offset is None:
+        return error
+    first, last = error.offset, error.offset + _BLOCK_BYTES
+    return _naming(
+        error, [entry.name for entry in found.entries if entry.begin < last and entry.end > first]
+    )
+
+
 # ---- What users call ---------------------------------------------------------------------------
 
 
@@ -73,10 +132,12 @@ def inspect(path: str | os.PathLike[str]) -> Contents:
     """Lists the records and tensors of a file. Their data is not read.
 
     Raises:
-        FormatError: the file is not a torch zip.
+        FormatError: the file is not a torch zip, nor a safetensors file of that name.
         StorageError: the file could not be read.
     """
     name = os.fspath(path)
+    if is_safetensors(name):
+        return _inspect_safetensors(name)
     with Reader(name, operation="inspect") as reader:
         raw = reader.records()
         tensors, problem = tensors_of(reader, raw)
@@ -120,13 +181,17 @@ def verify(
         StorageError: the file could not be read; with errno ENODATA if it has no checksums.
     """
     name = os.fspath(path)
+    found = _header_of(name, "verify")[0] if is_safetensors(name) else None
+    if found is not None and not share:
+        return
     with Reader(name, operation="verify", progress=progress, any_format=True) as reader:
-        if not reader.is_torch_zip and not reader.has_checksums:
+        if not reader.is_torch_zip and not reader.has_checksums and found is None:
             Reader(name, operation="verify").close()  # raises, and says what is wrong with it
         try:
             reader.verify(share)
         except DamagedError as error:
-            raise name_damage(error) from None
+            named = name_damage(error) if found is None else _name_in_safetensors(error, found)
+            raise named from None
 
 
 def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> DamagedError:
@@ -141,7 +206,10 @@ def name_damage(error: DamagedError, part: tuple[int, int] | None = None) -> Dam
             tensors, _problem = tensors_of(reader, reader.records())
     except (StorageError, ValueError):
         return error
-    names = [tensor.name for tensor in tensors if tensor.record == error.record]
+    return _naming(error, [tensor.name for tensor in tensors if tensor.record == error.record])
+
+
+def _naming(error: DamagedError, names: list[str]) -> DamagedError:
     if not names:
         return error
     # A tensor that was saved by itself has no name.

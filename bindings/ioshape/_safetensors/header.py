@@ -41,6 +41,13 @@ class Header(NamedTuple):
     metadata: dict[str, str] | None
 
 
+def shape_in_torch(entry: Entry) -> tuple[int, ...]:
+    """Of F4 it counts bytes of two."""
+    if DTYPES[entry.dtype][1] >= 8 or not entry.shape:
+        return entry.shape
+    return (*entry.shape[:-1], entry.shape[-1] // 2)
+
+
 class _Wrong(Exception):
     """The argument says what."""
 

@@ -26,13 +26,6 @@ def _memory_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr()), n_bytes))
 
 
-def _halved(entry: Entry) -> tuple[int, ...]:
-    """The shape as torch has it."""
-    if DTYPES[entry.dtype][1] >= 8 or not entry.shape:
-        return entry.shape
-    return (*entry.shape[:-1], entry.shape[-1] // 2)
-
-
 def _dtype_of(entry: Entry) -> torch.dtype:
     dtype: torch.dtype | None = getattr(torch, DTYPES[entry.dtype][0], None)
     if dtype is None:
@@ -88,13 +81,13 @@ class File:
 
     def read(self, entry: Entry) -> torch.Tensor:
         """All of a tensor."""
-        tensor = torch.empty(_halved(entry), dtype=_dtype_of(entry), device="cpu")
+        tensor = torch.empty(header.shape_in_torch(entry), dtype=_dtype_of(entry), device="cpu")
         self._fill(tensor, entry.begin)
         return tensor.to(self._device)
 
     def read_rows(self, entry: Entry, first: int, last: int) -> torch.Tensor:
         """Of its first dimension those from `first` to before `last`."""
-        shape = _halved(entry)
+        shape = header.shape_in_torch(entry)
         row_bytes = (entry.end - entry.begin) // max(shape[0], 1)
         rows = torch.empty((max(last - first, 0), *shape[1:]), dtype=_dtype_of(entry), device="cpu")
         self._fill(rows, entry.begin + first * row_bytes)
@@ -102,10 +95,10 @@ class File:
 
     def read_into(self, entry: Entry, into: torch.Tensor) -> torch.Tensor:
         """All of a tensor, to where there is one already."""
-        if into.dtype != _dtype_of(entry) or tuple(into.shape) != _halved(entry):
+        if into.dtype != _dtype_of(entry) or tuple(into.shape) != header.shape_in_torch(entry):
             raise ValueError(
                 f"tensor '{entry.name}' of {self.path} has dtype {_dtype_of(entry)} and shape "
-                f"{_halved(entry)}, and is to be read into one of {into.dtype} and "
+                f"{header.shape_in_torch(entry)}, and is to be read into one of {into.dtype} and "
                 f"{tuple(into.shape)}"
             )
         with torch.no_grad():
@@ -149,7 +142,7 @@ class Slice:
         entry = self._entry
         given = index if isinstance(index, tuple) else (index,)
         rows = given[0] if given and entry.shape else None
-        shape = _halved(entry)
+        shape = header.shape_in_torch(entry)
         if isinstance(rows, slice):
             first, last, step = rows.indices(shape[0])
             if step < 1:

@@ -33,6 +33,7 @@ _REACH = 24 + 30 + 256
 CHECKSUMS = {
     "blocks": "written by ioshape, with a checksum for each block",
     "records": "a checksum for each record, as torch.save writes it",
+    "beside": "checksums beside it",
     "none": "without checksums",
 }
 
@@ -51,6 +52,12 @@ def tensor_bytes(tensor: Tensor) -> int | None:
 
 def _checksums(contents: Contents) -> str:
     """What kind of checksums the file has: a key of CHECKSUMS."""
+    from ioshape._files.verified import VerifiedFile  # noqa: PLC0415
+    from ioshape._load.contents import is_safetensors  # noqa: PLC0415
+
+    if is_safetensors(contents.path):
+        with VerifiedFile(contents.path) as opened:
+            return "beside" if opened.has_checksums else "none"
     if not any(record.crc32 for record in contents.records if record.n_bytes):
         return "none"
     # The library hides the index if it uses it, and shows it as any record if it does not fit.
@@ -199,6 +206,7 @@ def _show_checkpoint(found: dict[str, Any]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON: a list of files.")
 def command(files: tuple[str, ...], with_records: bool, as_json: bool) -> int:
     """Lists the tensors in files of torch.save or ioshape: type, shape, size, and where each lies.
+    A file whose name ends in .safetensors is read as such.
 
     Only the directory and the pickle are read, and nothing of the pickle is run, so it is safe for
     files of strangers and quick for large ones. Views of the same storage have the same record.

@@ -201,7 +201,8 @@ def command(
 
     A directory is one of generations: its newest complete one is read, or the one of --step, or
     with --all every one. A path that ends in step-... is that generation. A directory with a
-    .metadata is a checkpoint of torch.distributed.checkpoint: all of it is read.
+    .metadata is a checkpoint of torch.distributed.checkpoint: all of it is read. Of a file whose
+    name ends in .safetensors the header is checked, and the checksums beside it, if there are some.
 
     Prints a line for each file: that it is ok, or what is damaged, in which tensor, and where in
     the file. On a terminal a bar shows how far it is.
