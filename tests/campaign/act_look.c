@@ -287,6 +287,8 @@ static void open_full(const struct act *act)
 	(void)act;
 	sample_make(&sample, 7, 1200000);
 	sample_make(&small, 8, 1000);
+	/* There may be no such folder. */
+	mkdir("/sys/fs/cgroup", 0755);
 	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
 	    mkdir("full", 0700) || mount("tmpfs", "full", "tmpfs", 0, "size=1m") ||
 	    mount("none", "/sys/fs/cgroup", "tmpfs", 0, NULL))
