@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -172,13 +173,16 @@ static int run(const struct act *act, unsigned rank)
 	(void)rank;
 	if (variant->no_flag)
 		harm_deny("renameat2", EINVAL);
-	if (variant->nobody && !geteuid() && seteuid(NOBODY))
+	if (variant->nobody && !getuid() && seteuid(NOBODY))
 		return harm_wrong("it cannot be another user");
 	ret = harm_heed(open_context(variant, &context));
-	if (ret)
-		return ret;
-	ret = save(context, variant);
-	ioshape_context_free(context);
+	if (!ret) {
+		ret = save(context, variant);
+		ioshape_context_free(context);
+	}
+	/* Who looks for leaks has to look into the process. */
+	if (variant->nobody && !getuid() && (seteuid(0) || prctl(PR_SET_DUMPABLE, 1)))
+		return harm_wrong("it cannot be root again");
 	return ret;
 }
 
@@ -212,8 +216,8 @@ static void begin(const struct act *act)
 		scratch_write("file", old_file, sizeof(old_file));
 	if (variant->foreign)
 		make_foreign();
-	if (variant->nobody && (chmod(".", 0777) || (!geteuid() && chown("file", NOBODY, NOBODY))))
-		harm_must(-errno, "let others write");
+	if (variant->nobody && !getuid() && chown("file", NOBODY, NOBODY))
+		harm_must(-errno, "give a file away");
 }
 
 static enum state look(const struct act *act)
@@ -238,8 +242,11 @@ static int save_well(const struct act *act)
 {
 	struct variant variant = *(const struct variant *)act->variant;
 	struct ioshape_context *context;
-	int ret = open_context(&variant, &context);
+	int ret;
 
+	if (variant.nobody && !getuid() && (chmod(".", 0777) || seteuid(NOBODY)))
+		return -EPERM;
+	ret = open_context(&variant, &context);
 	if (ret)
 		return ret;
 	variant.deadline = variant.forks = false;
