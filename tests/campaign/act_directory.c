@@ -66,7 +66,9 @@ static enum state look(const struct act *act)
 	(void)act;
 	if (access("made", F_OK))
 		return STATE_OLD;
-	return scratch_same("made/file", file, file_bytes) && scratch_entries("made") == 1 ?
+	/* What the save of a file could not remove goes with the next one there. */
+	return scratch_same("made/file", file, file_bytes) &&
+			       scratch_entries("made") == 1 + scratch_temporaries("made") ?
 		       STATE_NEW :
 		       STATE_TORN;
 }
