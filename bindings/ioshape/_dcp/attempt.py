@@ -23,7 +23,7 @@ from ioshape._dcp import metadata as description
 from ioshape._dcp.names import DATA, DESCRIPTION, OF_A_RANK
 from ioshape._errors import StorageError, failure
 from ioshape._files.atomic import AtomicFile, How
-from ioshape._save.directory import Directory
+from ioshape._save.directory import Directory, sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +112,7 @@ class Attempt:
             for info in metadata.storage_data.values():
                 info.relative_path = names[info.relative_path]
             if self._durable:
-                _sync(self.path)
+                sync(self.path)
             self._write(self.path, metadata)
         except BaseException:
             for new in names.values():
@@ -158,14 +158,6 @@ def _free_names(names: set[str], there: set[str]) -> dict[str, str]:
             raise ValueError(f"{name!r} is no name of a file of DCP")
         free[name] = f"__{match[1]}_{taken.get(match[1], -1) + 1 + int(match[2])}.distcp"
     return free
-
-
-def _sync(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -47,3 +47,12 @@ class Directory:
         _traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def sync(folder: str) -> None:
+    """The names in a directory are on stable storage when it returns."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
