@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pickle
 import sys
 from importlib import import_module
@@ -16,7 +17,9 @@ import torch.serialization
 from ioshape import _torch as original
 from ioshape._load.load import load as our_load
 from ioshape._locks import ForkedLock
+from ioshape._run.passed import counted
 from ioshape._run.replacing import replace
+from ioshape._save.save import is_ours
 from ioshape._save.save import save as our_save
 
 if TYPE_CHECKING:
@@ -32,14 +35,16 @@ def _save(
     _use_new_zipfile_serialization: bool = True,
     _disable_byteorder_record: bool = False,
 ) -> None:
-    our_save(
-        obj,
-        f,
-        pickle_module,
-        pickle_protocol,
-        _use_new_zipfile_serialization,
-        _disable_byteorder_record,
-    )
+    goes_past = not isinstance(f, (str, os.PathLike)) and hasattr(f, "write") and not is_ours(f)
+    with counted(f) if goes_past else contextlib.nullcontext():
+        our_save(
+            obj,
+            f,
+            pickle_module,
+            pickle_protocol,
+            _use_new_zipfile_serialization,
+            _disable_byteorder_record,
+        )
 
 
 @functools.wraps(original.load)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _PROTOCOL = 2  # torch's default
 
 
-def _is_ours(f: Any) -> bool:
+def is_ours(f: Any) -> bool:
     """Whether it is a file of ioshape.open(), or what DCP puts around one for an item of it."""
     raw = getattr(f, "raw", None)
     return isinstance(f, AtomicFile) or isinstance(raw, AtomicFile)
@@ -217,7 +217,7 @@ class _Call:
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
-        if _is_ours(f):
+        if is_ours(f):
             self._torch_save(f)  # the file's own report is about it
             return Report(str(f.raw.name), written_by="torch")
         report = _begun(

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves that went past the package under patch() and "ioshape run": counted, and told at the end.
+
+A file object that somebody has opened is written by torch itself. It cannot be made ours behind its
+owner's back: what was there before is gone since it was opened, and what the owner writes to it
+later would go to a file that has been replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ioshape import _terminal
+from ioshape._save.under_way import after_saves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+# Memory is written to for many reasons; so little of it is no checkpoint.
+_LITTLE_BYTES = 1 << 20
+
+#: by who saved: how many, bytes, bytes to files
+_counts: dict[str, tuple[int, int, int]] = {}
+
+
+def count(who: str, n_bytes: int, *, to_file: bool) -> None:
+    """Notes a save that somebody else has written. `who` is a package, for people."""
+    saves, all_bytes, file_bytes = _counts.get(who, (0, 0, 0))
+    _counts[who] = (saves + 1, all_bytes + n_bytes, file_bytes + n_bytes * to_file)
+
+
+@contextlib.contextmanager
+def counted(file: Any) -> Iterator[None]:
+    """Around a call that writes to a file object of somebody's."""
+    before = _position(file)
+    yield
+    written = _position(file) - before
+    count(_caller(), max(0, written), to_file=_is_file(file))
+
+
+def _position(file: Any) -> int:
+    try:
+        return int(file.tell())
+    except (AttributeError, OSError, TypeError, ValueError):
+        return 0
+
+
+def _is_file(file: Any) -> bool:
+    try:
+        return int(file.fileno()) >= 0
+    except (AttributeError, OSError, TypeError, ValueError):
+        return False
+
+
+def _caller() -> str:
+    """The package that called torch.save."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name not in ("ioshape", "torch", "contextlib"):
+            return name
+        frame = frame.f_back
+    return "torch"
+
+
+def _tell() -> None:
+    worth = {
+        who: (saves, all_bytes)
+        for who, (saves, all_bytes, file_bytes) in _counts.items()
+        if file_bytes or all_bytes >= _LITTLE_BYTES
+    }
+    _counts.clear()  # the end may come twice: multiprocessing has one of its own
+    if not worth:
+        return
+    of_each = ", ".join(
+        f"{who} {saves} ({n_bytes / (1 << 20):.1f} MiB)"
+        for who, (saves, n_bytes) in sorted(worth.items())
+    )
+    _terminal.say(
+        f"saves to file objects, which torch wrote itself, neither atomic nor durable: {of_each}; "
+        'give torch.save a path, or a file of ioshape.open(path, "wb")'
+    )
+
+
+after_saves(_tell)
+# They are the parent's, which tells of them.
+os.register_at_fork(after_in_child=_counts.clear)
