@@ -83,6 +83,14 @@ def test_files_are_those_of_the_original(
     assert ours(state, metadata, way) == safetensors.torch.save(state, metadata)
 
 
+def test_every_dtype_has_its_place() -> None:
+    """Names run against the order of dtypes, and then with it."""
+    for names in range(len(COMMON)), range(len(COMMON), 0, -1):
+        pairs = zip(names, COMMON, strict=True)
+        state = {f"{name:02}": tensor_of(dtype, (4,), name) for name, dtype in pairs}
+        assert ours(state) == safetensors.torch.save(state)
+
+
 @settings(deadline=None, max_examples=100)
 @given(tensors(), METADATA, st.booleans())
 def test_python_writes_the_same(
