@@ -67,8 +67,7 @@ void local_wake(const uint32_t *wakes, uint32_t count)
 		const socklen_t bytes = name_of(wakes[i], &name);
 
 		/* Whoever has a full queue has been woken already. */
-		if (sendto(fd, "", 1, MSG_NOSIGNAL, (const struct sockaddr *)&name, bytes) < 0)
-			errno = 0;
+		sendto(fd, "", 1, MSG_NOSIGNAL, (const struct sockaddr *)&name, bytes);
 	}
 	if (fd >= 0)
 		close(fd);

@@ -83,7 +83,7 @@ static int look(void *pool, const char *id)
 	return slots_local.beat(pool, &beat, &answer, &error);
 }
 
-static int give_back(void *pool, const char *id)
+static inline int give_back(void *pool, const char *id)
 {
 	error.code = 0;
 	return slots_local.release(pool, id, 0, &error);
@@ -95,7 +95,7 @@ static double ms_since(uint64_t began)
 }
 
 /* As the floor above does it: until it holds a slot, or is none, or the time is over. */
-static void wait_for_slot(void *pool, const char *id, double most_ms)
+static inline void wait_for_slot(void *pool, const char *id, double most_ms)
 {
 	const uint64_t began = base_now_ns();
 
@@ -121,7 +121,7 @@ static void tell_parent(char what)
 		scratch_leave_child(9);
 }
 
-static struct player start_player(player_fn play, const char *argument)
+static inline struct player start_player(player_fn play, const char *argument)
 {
 	struct player player;
 	int pipes[2];
