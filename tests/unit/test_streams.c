@@ -108,6 +108,52 @@ TEST(tests, memory_may_grow)
 	stream_expect_well(child);
 }
 
+/* ---- Mistakes of who sends ------------------------------------------------------------------- */
+
+static void receive_to_the_end(const void *whole)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver = receive_from(listener, RANK);
+	struct stream_end ending = { 0 };
+
+	STREAM_MUST(!stream_drain(receiver, &ending) == *(const bool *)whole);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+}
+
+LOOP_TEST(tests, what_was_put_and_ended_is_all, 0, 4)
+{
+	const bool whole = _i != 2;
+	pid_t child = stream_start(receive_to_the_end, &whole);
+	struct gather_sender *sender = send_as(RANK, -1);
+	struct base_error error = { 0 }, again = { 0 };
+	uint8_t data[100];
+
+	stream_fill(data, 0, sizeof(data), 1);
+	ck_assert_int_eq(gather_sender_put(sender, data, 0, &error), 0);
+	ck_assert_int_eq(gather_sender_put(sender, data, sizeof(data), &error), 0);
+	if (_i == 2)
+		ck_assert_int_eq(gather_sender_await_taken(sender, 101, &error), -EINVAL);
+	else
+		ck_assert_int_eq(gather_sender_end(sender, 0, &error), 0);
+	if (_i == 0)
+		ck_assert_int_eq(gather_sender_put(sender, data, 1, &error), -EINVAL);
+	if (_i == 1)
+		ck_assert_int_eq(gather_sender_put_shared(sender, data, 0, 1, &error), -EINVAL);
+	if (_i == 3) {
+		ck_assert_int_eq(gather_sender_end(sender, 0, &error), 0);
+		ck_assert_int_eq(gather_sender_await_taken(sender, 100, &error), 0);
+		ck_assert_int_eq(gather_sender_put(sender, data, 0, NULL), -EINVAL);
+	} else {
+		/* The first failure is told again. */
+		ck_assert_int_eq(gather_sender_end(sender, 0, &again), -EINVAL);
+		ck_assert_int_eq(gather_sender_put_shared(sender, data, 0, 0, NULL), -EINVAL);
+		ck_assert_str_eq(again.text, error.text);
+	}
+	gather_sender_free(sender, "a mistake");
+	stream_expect_well(child);
+}
+
 /* ---- Bounded --------------------------------------------------------------------------------- */
 
 /* Receives nothing before a byte has come through this pipe. */
