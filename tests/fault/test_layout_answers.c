@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "fs/fs.h"
+#include "ring/destination.h"
 #include "support/check_main.h"
 #include "support/scratch.h"
 
@@ -358,6 +359,138 @@ TEST(tests, others_take_no_layouts)
 
 	must_be_new(create(FS_EXT, &layout, note));
 	ck_assert_str_ne(note, "");
+}
+
+/* ---- FUSE, which decides at open() how a file is written ------------------------------------- */
+
+static struct {
+	bool asks;       /* what is described takes layouts */
+	int direct_code; /* of opening for direct I/O */
+	bool leaves;     /* it fails, and the file is there */
+	bool elsewhere;  /* another file is opened */
+	bool no_flags;   /* they cannot be changed */
+	bool no_status;
+} fuse;
+
+int __real_openat64(int fd, const char *name, int flags, ...);
+int __wrap_openat64(int fd, const char *name, int flags, ...);
+int __wrap_openat64(int fd, const char *name, int flags, ...)
+{
+	mode_t mode;
+	va_list args;
+
+	va_start(args, flags);
+	mode = va_arg(args, mode_t);
+	va_end(args);
+	if (!(flags & O_DIRECT))
+		return __real_openat64(fd, name, flags, mode);
+	if (fuse.leaves)
+		close(__real_openat64(fd, name, flags & ~O_DIRECT, mode));
+	errno = fuse.direct_code;
+	if (fuse.direct_code)
+		return -1;
+	if (fuse.elsewhere)
+		return __real_openat64(fd, "other", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	/* Not every filesystem that tests run on has it. */
+	return __real_openat64(fd, name, flags & ~O_DIRECT, mode);
+}
+
+int __real_fcntl64(int fd, int command, ...);
+int __wrap_fcntl64(int fd, int command, ...);
+int __wrap_fcntl64(int fd, int command, ...)
+{
+	va_list args;
+	long argument;
+
+	va_start(args, command);
+	argument = va_arg(args, long);
+	va_end(args);
+	if (command == F_SETFL && fuse.no_flags) {
+		errno = EPERM;
+		return -1;
+	}
+	return __real_fcntl64(fd, command, argument);
+}
+
+int __real_fstat64(int fd, struct stat *status);
+int __wrap_fstat64(int fd, struct stat *status);
+int __wrap_fstat64(int fd, struct stat *status)
+{
+	if (!fuse.no_status)
+		return __real_fstat64(fd, status);
+	errno = EIO;
+	return -1;
+}
+
+int __real_fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
+		       struct base_error *error);
+int __wrap_fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
+		       struct base_error *error);
+int __wrap_fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
+		       struct base_error *error)
+{
+	*info = (struct fs_info){ .family = FS_CEPH };
+	return fuse.asks ? 0 : __real_fs_describe(fd, path, memory, info, error);
+}
+
+static int create_on_fuse(bool asks)
+{
+	const struct fs_layout_request request = { .kind = FS_REQUEST_LAYOUT, .layout = wish(1) };
+	struct fs_memory memory = {
+		.type = "fuse.ceph-fuse",
+		.magic = 0x65735546,
+		.family = asks ? FS_CEPH : FS_FUSE,
+	};
+	struct ring_striping striping = {
+		.request = &request,
+		.bytes = GIB,
+		.direct = true,
+		.memory = &memory,
+	};
+	struct ring_notes notes = { 0 };
+	int fd;
+
+	fuse.asks = asks;
+	client.attribute = CEPH_LAYOUT;
+	client.bytes = strlen(CEPH_LAYOUT);
+	fd = ring_striping_create(&striping, directory, scratch_directory(), "new", 0640, &notes);
+	fuse.no_flags = fuse.no_status = false;
+	if (fd >= 0)
+		ck_assert(!(fcntl(fd, F_GETFL) & O_DIRECT));
+	return fd;
+}
+
+LOOP_TEST(tests, a_file_on_fuse_is_opened_for_direct_io, 0, 2)
+{
+	must_be_new(create_on_fuse(_i));
+}
+
+LOOP_TEST(tests, where_fuse_refuses_direct_io_files_are_like_others, 0, 4)
+{
+	fuse.direct_code = EINVAL;
+	fuse.leaves = _i == 1;
+	must_be_new(create_on_fuse(_i >= 2));
+	fuse.direct_code = _i == 3 ? EACCES : 0;
+	fuse.leaves = false;
+	fuse.no_flags = true;
+	must_be_new(create_on_fuse(_i >= 2));
+}
+
+TEST(tests, a_directory_where_no_file_can_be_made_is_an_error)
+{
+	fuse.direct_code = EACCES;
+	ck_assert_int_eq(create_on_fuse(false), -EACCES);
+	scratch_write(scratch_path("new"), "mine", 4);
+	fuse.direct_code = EEXIST;
+	ck_assert_int_eq(create_on_fuse(false), -EEXIST);
+	ck_assert(scratch_same(scratch_path("new"), "mine", 4));
+}
+
+LOOP_TEST(tests, another_file_in_its_place_is_not_taken_for_it, 0, 2)
+{
+	fuse.elsewhere = _i == 0;
+	fuse.no_status = _i == 1;
+	must_be_new(create_on_fuse(true));
 }
 
 int main(void)
