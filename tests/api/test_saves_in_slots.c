@@ -654,6 +654,36 @@ TEST(all, a_password_that_does_not_fit_is_refused_not_cut)
 	}
 }
 
+TEST(all, a_password_is_the_first_line_whole)
+{
+	static const struct {
+		const char *text;
+		int ret;
+	} files[] = { { "", -EINVAL }, { "secret", 0 },     { "secret\n", 0 },
+		      { "\n", 0 },     { "secret\r\n", 0 }, { "secret\nsecond", 0 } };
+	struct ioshape_context_options options = IOSHAPE_CONTEXT_OPTIONS_INIT;
+
+	options.password_file = scratch_path("password");
+	options.coordinator = "redis://localhost";
+	for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
+		struct ioshape_context *opened = NULL;
+
+		scratch_write(options.password_file, files[i].text, strlen(files[i].text));
+		ck_assert_int_eq(ioshape_context_open(&opened, &options), files[i].ret);
+		ioshape_context_free(opened);
+	}
+	/* Nobody has one so long: whether it is read whole or not, it is not cut. */
+	for (size_t bytes = 1022; bytes < 1025; bytes++) {
+		struct ioshape_context *opened = NULL;
+		char line[1100];
+
+		memset(line, 'p', sizeof(line));
+		line[bytes] = '\n';
+		scratch_write(options.password_file, line, bytes + 1);
+		ck_assert_int_eq(ioshape_context_open(&opened, &options), -EINVAL);
+	}
+}
+
 int main(void)
 {
 	return check_run("saves in slots");
