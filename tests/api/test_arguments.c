@@ -259,6 +259,41 @@ TEST(calls_case, a_group_needs_a_place_for_what_it_finds)
 	ioshape_group_free(NULL);
 }
 
+static int open_group(const struct ioshape_group_options *options)
+{
+	struct ioshape_group *group;
+	const int ret = ioshape_group_open(context, scratch_path("steps"), options, &group);
+
+	ioshape_group_free(group);
+	return ret;
+}
+
+TEST(calls_case, a_group_needs_ranks_a_board_and_whole_functions)
+{
+	struct ioshape_comm comm = { .size = sizeof(comm) };
+	struct ioshape_group_options wrong[7];
+
+	for (size_t i = 0; i < COUNT(wrong); i++) {
+		wrong[i] = (struct ioshape_group_options)IOSHAPE_GROUP_OPTIONS_INIT;
+		wrong[i].ranks = wrong[i].local_ranks = 2;
+		wrong[i].token = "token";
+		wrong[i].deadline_ms = 1000;
+	}
+	wrong[0].rank = 2;
+	wrong[1].ranks = UINT32_MAX;
+	wrong[2].board = (enum ioshape_board)99;
+	wrong[3].board = IOSHAPE_BOARD_REDIS; /* the coordinator is none */
+	wrong[4].comm = &comm;
+	wrong[5].mode = (enum ioshape_mode)99;
+	wrong[6].size = 1;
+	for (size_t i = 0; i < COUNT(wrong); i++)
+		ck_assert_msg(open_group(&wrong[i]) == -EINVAL, "options %zu: %d: %s", i,
+			      ioshape_last_error()->code, ioshape_last_error()->sentence);
+	setenv("IOSHAPE_TEST_BOARD", "none", 1);
+	wrong[0].rank = 0;
+	ck_assert_int_eq(open_group(&wrong[0]), -EINVAL);
+}
+
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 /* Each is refused by name, before anything has begun. */

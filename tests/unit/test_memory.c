@@ -7,6 +7,7 @@
 #include "support/scratch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -198,6 +199,45 @@ START_TEST(numbers_are_little_endian)
 }
 END_TEST
 
+/* ---- Descriptors ----------------------------------------------------------------------------- */
+
+static int owned_fd, plain_fd;
+
+/* In a child of fork(). */
+static int have_only_plain_ones(void *unused)
+{
+	char byte;
+
+	(void)unused;
+	/* The number is still taken, so that it does not become another file's. */
+	if (fcntl(owned_fd, F_GETFD) < 0 || read(owned_fd, &byte, 1) != -1 || errno != EBADF)
+		return 1;
+	/* It is not ours any more. */
+	if (base_close(owned_fd) || fcntl(owned_fd, F_GETFD) < 0)
+		return 2;
+	return read(plain_fd, &byte, 1) ? 3 : 0;
+}
+
+START_TEST(a_child_of_fork_holds_no_file_of_ours)
+{
+	char byte;
+
+	owned_fd = base_own(open("/dev/null", O_RDONLY | O_CLOEXEC));
+	plain_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	ck_assert(owned_fd >= 0 && plain_fd >= 0);
+	ck_assert_int_eq(scratch_in_child(have_only_plain_ones, NULL), 0);
+	ck_assert_int_eq(read(owned_fd, &byte, 1), 0);
+	ck_assert_int_eq(base_close(owned_fd), 0);
+	ck_assert_int_lt(fcntl(owned_fd, F_GETFD), 0);
+	/* What is closed already, or never was open, is not closed again. */
+	ck_assert_int_eq(base_close(owned_fd), 0);
+	ck_assert_int_eq(base_own(-1), -1);
+	ck_assert_int_eq(base_close(-1), 0);
+	ck_assert(!base_disown(-1));
+	close(plain_fd);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("base/memory");
@@ -213,6 +253,7 @@ int main(void)
 	tcase_add_test(buffers, a_buffer_keeps_all_that_was_appended);
 	tcase_add_test(buffers, a_buffer_does_not_move_within_what_was_reserved);
 	tcase_add_test(buffers, numbers_are_little_endian);
+	tcase_add_test(buffers, a_child_of_fork_holds_no_file_of_ours);
 	suite_add_tcase(suite, buffers);
 	return check_main(suite);
 }
