@@ -297,6 +297,11 @@ static inline void base_sip_round(uint64_t v[4])
 	v[2] = base_rotate(v[2], 32);
 }
 
+/* ---- The umask (umask.c) --------------------------------------------------------------------- */
+
+/* The process's, without changing it as umask() does; -1 if the kernel does not tell. */
+int base_umask(void);
+
 /* ---- Authentic bytes (mac.c) ----------------------------------------------------------------- */
 
 #define BASE_MAC_BYTES 16 /* of a key as well */

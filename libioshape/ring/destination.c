@@ -372,8 +372,8 @@ static int copy_access(struct ring_destination *destination, struct ring_notes *
 static int begin(struct ring_destination *destination, struct ring_striping *striping,
 		 struct ring_notes *notes, struct base_error *error)
 {
-	int ret = open_temporary(destination, striping, destination->replaces ? 0600 : 0666, notes,
-				 error);
+	const mode_t mode = destination->replaces ? 0600 : 0666 & ~striping->mask;
+	int ret = open_temporary(destination, striping, mode, notes, error);
 
 	return ret || !destination->replaces ? ret : copy_access(destination, notes, error);
 }

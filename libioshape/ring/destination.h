@@ -17,6 +17,7 @@ struct ring_striping {
 	 * keeps pages of it, and lets direct writes go side by side only if it keeps none.
 	 */
 	bool direct;
+	mode_t mask; /* of its mode, in addition to the umask */
 	struct fs_memory *memory;
 	const struct base_log *log;
 	struct fs_layout asked; /* out; its count is 0 if nothing was asked for */

@@ -247,6 +247,9 @@ struct ring_file_options {
 	uint32_t files;          /* that are written at a time, for their stripes; 0 unknown */
 	bool no_replace;
 	bool no_sync;
+	/* Of a file that another thread opens than the one that asked for it: 1 + base_umask() when
+	 * it was asked for; 0: the umask is that of now. */
+	int umask_then;
 	bool want_crc32;   /* ring_writer_crc32() will be asked */
 	bool remove_stale; /* first tidy the directory of what killed writers left behind */
 	/* base_deadline_ns(), 0: none. What takes time and can be left out is: no trial. */

@@ -46,6 +46,17 @@ static bool goes_direct(const struct ring_config *config, const struct ring_choi
 	return config->direct != IOSHAPE_DIRECT_OFF && (!ops || ops->direct);
 }
 
+/*
+ * Where the umask has changed since the file was asked for, it must not be one that more people may
+ * read. Where it has not, the kernel applies it, or in its place the directory's default ACL.
+ */
+static mode_t mask_of(const struct ring_file_options *options)
+{
+	const int then = options->umask_then - 1;
+
+	return then >= 0 && then != base_umask() ? (mode_t)then : 0;
+}
+
 static void plan_stripes(struct ring_writer *writer)
 {
 	const struct ring_file_options *options = &writer->options;
@@ -58,6 +69,7 @@ static void plan_stripes(struct ring_writer *writer)
 		.bytes = options->expected_bytes,
 		.files = options->files,
 		.direct = !small && goes_direct(&lane->config, &writer->choice),
+		.mask = mask_of(options),
 		.memory = &lane->fs_memory,
 		.log = &lane->config.log,
 	};

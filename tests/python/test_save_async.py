@@ -4,6 +4,7 @@
 import asyncio
 import errno
 import gc
+import os
 import pickle
 import sys
 import textwrap
@@ -804,3 +805,19 @@ def test_threads_of_the_library_are_not_kept(tmp_path: Path) -> None:
     """
     program = "import threading\nimport ioshape\nfrom checkpoints import checkpoint\n"
     assert run_program(tmp_path, program + textwrap.dedent(source)).stdout == "True\n"
+
+
+def test_the_umask_of_the_call_counts(tmp_path: Path) -> None:
+    """And not that of whenever the background comes to it."""
+    path = tmp_path / "model.pt"
+    before = os.umask(0o077)
+    try:
+        # The pool admits two; so the save waits until these are over.
+        with ioshape.slot(path, nbytes=1 << 30), ioshape.slot(path, nbytes=1 << 30):
+            handle = ioshape.save_async(checkpoint(1, 64 << 20), path)
+            wait_until(lambda: handle.progress.phase == "wait", "the save waits for a slot")
+            os.umask(0o022)
+        handle.wait()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -165,6 +165,7 @@ static struct ioshape_save *new_save(struct ioshape_context *context,
 		request->collective = *collective;
 	request->task.borrow = options->borrow;
 	request->task.file_options = SAVE_FILE_OPTIONS(options);
+	request->task.file_options.umask_then = 1 + base_umask();
 	request->task.file_options.progress = save_track;
 	request->task.file_options.progress_user = save;
 	request->task.file_options.abort = &save->abort;
