@@ -60,7 +60,7 @@ class Step(str):
 
     #: "engine", "direct", "preallocate", "layout", "lock", "owner", "sync", "nothing", "slot",
     #: "skipped", "group", "overtaken", "checksums"; "torch": torch itself wrote the file, or this
-    #: package could not do all
+    #: package could not do all; "safetensors": the original did, for what C has no name for
     code: str
 
     def __new__(cls, sentence: str, code: str) -> Step:
