@@ -63,9 +63,9 @@ def go_on(name: str, seed: int, work: Path) -> Trial:
 
 def made(name: str, seed: int, work: Path) -> Iterator[bytes]:
     """By the seed alone, of what is kept."""
-    kept = sorted(
-        [*(work / name).iterdir(), *(CORPUS / name).iterdir()], key=lambda path: path.name
-    )
+    found = work / name
+    found.mkdir(exist_ok=True)  # nothing has been kept of a new target
+    kept = sorted([*found.iterdir(), *(CORPUS / name).iterdir()], key=lambda path: path.name)
     inputs = [data for path in kept if (data := path.read_bytes())]
     rng = Random(f"{name} {seed}")
     for _ in range(N_SHORT):

@@ -211,11 +211,24 @@ def test_the_metadata(metadata: Message) -> None:
     assert metadata["Version"] == version()
     assert metadata["Requires-Python"] == ">=3.10"
     required = [re.split(r"[<>=;]", text)[0] for text in metadata.get_all("Requires-Dist", [])]
-    assert sorted(required) == ["cffi", "click", "matplotlib", "prometheus-client", "rich", "torch"]
+    assert sorted(required) == [
+        "cffi",
+        "click",
+        "lightning",
+        "matplotlib",
+        "prometheus-client",
+        "rich",
+        "safetensors",
+        "torch",
+        "torch_checkpointing",
+    ]
     assert sorted(metadata.get_all("Provides-Extra", [])) == [
         "exporter",
+        "lightning",
         "plot",
+        "safetensors",
         "torch",
+        "torch-checkpointing",
     ]  # no hard dependencies
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from command import call, succeed
+from torch.distributed._shard.sharded_tensor.metadata import MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -459,6 +460,31 @@ def test_metadata_can_name_nothing_but_a_checkpoint(tmp_path: Path, make: Any) -
     with pytest.raises(ioshape.FormatError):
         ioshape.dcp.Reader(tmp_path).read_metadata()
     assert entries(tmp_path) == [".metadata"]
+
+
+class _ByGetattr:
+    """Is pickled as some versions of Python pickle a member of an enumeration."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.kind = kind
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.kind, self.name)
+
+
+def test_members_of_enumerations_and_nothing_else_can_be_named_by_getattr(tmp_path: Path) -> None:
+    kind: Any = MEM_FORMAT_ENCODING
+    for named in (_ByGetattr(kind, "TORCH_CONTIGUOUS_FORMAT"), kind.TORCH_CONTIGUOUS_FORMAT):
+        data = pickle.dumps(Metadata({}, planner_data=named, storage_data={}))
+        (tmp_path / ".metadata").write_bytes(data)
+        found = ioshape.dcp.Reader(tmp_path).read_metadata().planner_data
+        assert found is kind.TORCH_CONTIGUOUS_FORMAT
+    for refused in (_ByGetattr(kind, "mro"), _ByGetattr(Metadata, "__init__")):
+        data = pickle.dumps(Metadata({}, planner_data=refused, storage_data={}))
+        (tmp_path / ".metadata").write_bytes(data)
+        with pytest.raises(ioshape.FormatError):
+            ioshape.dcp.Reader(tmp_path).read_metadata()
 
 
 def test_metadata_that_is_no_pickle_is_refused(tmp_path: Path) -> None:

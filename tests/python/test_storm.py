@@ -8,7 +8,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -470,7 +469,7 @@ def test_no_save_fails_because_it_cannot_be_recorded(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "file" / "x"))
     for action in ("always", "error"):
-        monkeypatch.setattr(trace, "_warned", threading.Event())
+        monkeypatch.setattr(trace, "_warned", False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter(action)
             for i in range(2):
@@ -489,7 +488,7 @@ def test_no_save_fails_because_nobody_knows_the_job(
 
     monkeypatch.setenv("IOSHAPE_TRACE", str(tmp_path / "reports"))
     monkeypatch.setattr(trace, "job", unknown)
-    monkeypatch.setattr(trace, "_warned", threading.Event())
+    monkeypatch.setattr(trace, "_warned", False)
     with pytest.warns(RuntimeWarning, match="not recorded .*: the process group is gone"):
         ioshape.save([1], tmp_path / "a.pt")
     assert torch.load(tmp_path / "a.pt") == [1]

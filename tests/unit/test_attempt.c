@@ -473,15 +473,26 @@ TEST(dead_case, other_users_and_other_things_stay)
 
 /* ---- Children ------------------------------------------------------------------------------- */
 
-/* With all descriptors, as a worker that loads data. */
+/* With all descriptors but ours, as a worker that loads data. Returns when fork() has in the child.
+ */
 static pid_t start_worker(void)
 {
-	pid_t pid = fork();
+	int ends[2];
+	char byte;
+	pid_t pid;
 
+	ck_assert_int_eq(pipe(ends), 0);
+	pid = fork();
 	ck_assert_int_ge(pid, 0);
-	if (!pid)
+	if (!pid) {
+		if (write(ends[1], "", 1) != 1)
+			_exit(1);
 		for (;;)
 			pause();
+	}
+	ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+	close(ends[0]);
+	close(ends[1]);
 	return pid;
 }
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import pickle
@@ -42,6 +43,16 @@ _OURS = {
 }
 
 
+def _member(kind: Any, name: Any) -> Any:
+    """What getattr() is for in a description: some versions of Python save a member of an
+    enumeration as that of its class."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(
+        "it names builtins.getattr, which is no part of a checkpoint's description"
+    )
+
+
 def _trusted() -> dict[str, Any]:
     """What the program has told torch it trusts, by name."""
     get = getattr(torch.serialization, "get_safe_globals", list)
@@ -54,6 +65,8 @@ class _Unpickler(pickle.Unpickler):
         """Of what is named, only what describes a checkpoint."""
         if name in _OURS.get(module, ()):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         value = vars(torch).get(name) if module == "torch" else None
         if isinstance(value, torch.dtype):
             return value
