@@ -117,6 +117,37 @@ void stream_expect_well(pid_t child)
 	STREAM_MUST(WIFEXITED(status) && !WEXITSTATUS(status));
 }
 
+/* With the processor time that it has had, in the kernel's ticks. */
+static bool is_asleep(pid_t child, unsigned long *ticks)
+{
+	unsigned long user = 0, system = 0;
+	char path[64], line[1024], state = 0;
+	const char *behind_name = NULL;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)child);
+	file = fopen(path, "re");
+	STREAM_MUST(file);
+	if (fgets(line, sizeof(line), file))
+		behind_name = strrchr(line, ')');
+	fclose(file);
+	STREAM_MUST(behind_name &&
+		    sscanf(behind_name + 2, "%c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu",
+			   &state, &user, &system) == 3);
+	*ticks = user + system;
+	return state == 'S';
+}
+
+void stream_await_sleep(pid_t child)
+{
+	unsigned long ticks, before = 0;
+
+	for (unsigned slept = 0; slept < 10; before = ticks) {
+		usleep(20000);
+		slept = is_asleep(child, &ticks) && ticks == before ? slept + 1 : 0;
+	}
+}
+
 int stream_count_fds(void)
 {
 	DIR *directory = opendir("/proc/self/fd");

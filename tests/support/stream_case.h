@@ -30,6 +30,9 @@ bool stream_holds(const void *data, uint64_t at, size_t bytes, uint64_t seed);
 /* Children. */
 pid_t stream_start(void (*run)(const void *argument), const void *argument);
 void stream_expect_well(pid_t child);
+/* Until it has slept for a fifth of a second: it waits for somebody, however slow the machine is.
+ */
+void stream_await_sleep(pid_t child);
 int stream_count_fds(void);
 
 /* Memory to send from, all of it mapped. */

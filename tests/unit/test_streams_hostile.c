@@ -180,7 +180,7 @@ START_TEST(strangers_are_sent_away)
 	close(gone);
 	child = stream_start(send_random, &plan);
 	/* Later than the child's: as a rank it would be the one that counts. */
-	usleep(200000);
+	stream_await_sleep(child);
 	rude = connect_raw();
 	ck_assert_int_eq(send(rude, &nearly, sizeof(nearly), 0), sizeof(nearly));
 	receiver = receive_from(listener, RANK);
@@ -240,8 +240,7 @@ START_TEST(a_rank_that_comes_again_begins_anew)
 
 	say_hello(first, RANK, -1);
 	child = stream_start(send_random, &plan);
-	/* It has come when it waits for us to read. */
-	usleep(200000);
+	stream_await_sleep(child); /* it has come, and waits for us to read */
 	receiver = receive_from(listener, RANK);
 	stream_receive_plan(receiver, &plan);
 	ck_assert_int_eq(recv(first, &byte, 1, MSG_DONTWAIT), 0);
