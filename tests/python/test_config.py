@@ -138,11 +138,8 @@ def test_staging_memory_has_the_limit_that_was_asked_for(monkeypatch: pytest.Mon
 
 
 def _syncs(save: Callable[[], ioshape.Report]) -> bool:
-    """The system call takes more than a microsecond even in memory, to do nothing 30 ns.
-
-    The shortest of three: the machine may have had other things to do just then.
-    """
-    return min(save().sync_s for _ in range(3)) > 4e-7
+    """Time is only taken around a system call that is made."""
+    return save().sync_s > 0
 
 
 # Keyword, variable, configure(): the first that is given.

@@ -63,7 +63,8 @@ class Reader:
         # Of a file in another format: what is known of it, or lies beside it.
         options.any_format = any_format or checksums is not None
         if checksums is not None:
-            options.checksums, self._values = checksums.as_struct()
+            self._checksums = checksums.as_struct()  # as long as the library may look at it
+            options.checksums = self._checksums[0]
         self._teller = Teller.for_reader(progress)
         if part is not None:
             # Offset and length of a member of a bundle; all offsets are its own.
