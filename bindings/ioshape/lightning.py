@@ -63,7 +63,11 @@ class IoshapeCheckpointIO(_TorchCheckpointIO):  # type: ignore[misc] # whichever
             map_location: as in torch.load.
             weights_only: as in torch.load.
         """
+        self._settle(path)
         return files.load(super().load_checkpoint, path, map_location, weights_only)
+
+    def _settle(self, _path: str | os.PathLike[str]) -> None:
+        """Before a checkpoint is loaded or removed: here none is on its way."""
 
 
 class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
@@ -85,26 +89,13 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
             self._wait_for(done)
         self._under_way[path] = save_async(checkpoint, path)
 
+    def _settle(self, path: str | os.PathLike[str]) -> None:
+        self._wait_for(files.local_path(path))
+
     def _wait_for(self, path: str | None) -> None:
         handle = self._under_way.pop(path or "", None)
         if handle is not None:
             handle.wait()
-
-    def load_checkpoint(
-        self,
-        path: str | os.PathLike[str],
-        map_location: Callable[..., Any] | None = files.as_it_was,
-        weights_only: bool | None = None,
-    ) -> Any:
-        """Loads and verifies a checkpoint, which may be on its way.
-
-        Args:
-            path: of the file.
-            map_location: as in torch.load.
-            weights_only: as in torch.load.
-        """
-        self._wait_for(files.local_path(path))
-        return super().load_checkpoint(path, map_location, weights_only)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes a checkpoint, which may be on its way.
@@ -112,7 +103,7 @@ class IoshapeAsyncCheckpointIO(IoshapeCheckpointIO):
         Args:
             path: of the file.
         """
-        self._wait_for(files.local_path(path))
+        self._settle(path)
         super().remove_checkpoint(path)
 
     def teardown(self) -> None:
