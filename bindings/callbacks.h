@@ -43,6 +43,13 @@ struct base_job {
 };
 void base_job_find(struct base_job *job);
 
+/* The system's, which Python does not have. */
+int syncfs(int fd);
+int renameat2(int fd, const char *path, int other_fd, const char *other, unsigned flags);
+
+/* base/base.h: of zlib. */
+uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
+
 /* ring/ring.h: 8 digits. */
 void ring_lock_domain(int directory_fd, char *domain);
 

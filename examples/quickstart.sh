@@ -134,8 +134,8 @@ stall 'ioshape.save_async' whole.txt
 say "Every checksum of the files is right (ioshape verify)"
 ioshape verify ours/*.pt
 
-say "torch opens them in a process that has no ioshape (examples/stock.py)"
-python "$root/examples/stock.py" ours/step-000030-*.pt
+say "torch opens them in a process that has no ioshape (examples/stock_load.py)"
+python "$root/examples/stock_load.py" ours/step-000030-*.pt
 
 say "A trainer in C (examples/trainer.c) saves in the background while it trains"
 "$root/build/release/examples/trainer" .

@@ -21,15 +21,27 @@ Installs what is missing (see tests/support/setup.sh), builds for release and me
          soon the next one runs, how fair it is, how true the bandwidth (about 3 minutes)
   gather ranks that save together: one writer for a node, and for all of them over gloo, against one
          process, memcpy, fio and gloo; loads at once against torch.load (about 8 minutes)
-  storm  ranks that save at once, against torch.save, on filesystems that play spinning disks and
-         flash, as striped as large ones, while a neighbour reads small files; --size and --dir
-         have no say in it (about 8 minutes)
+  storm  ranks of several nodes that save at once, against torch.save, on filesystems that play
+         spinning disks and flash, as striped as large ones or telling nothing of it, while a
+         neighbour reads small files. Their time runs slower than the clock: --rounds beyond 3,
+         --size and --dir have no say in it. Takes root (about 13 minutes)
   fs     the engine that is chosen by a short trial against the best of all, on filesystems of several
-         kinds and on the disk; requests that cross stripes. --size has no say in it (about 2 minutes)
+         kinds and on the disk; requests that cross stripes; how much is in flight, on modelled storages
+         and beside a fixed depth on the disk; on modelled storages, how many writers a pool learns to
+         admit against the best number. --size has no say in it (about 3 minutes)
+  gpu    saves from a GPU and loads to one, against pinned copies, fio and, where it is installed,
+         fastsafetensors. Without a GPU it says so, and measures nothing
   frameworks  training frameworks under ioshape run and with its plug-ins, against themselves
+  simulate  a cluster of 100,000 nodes, simulated: training lost to I/O in several orders, and what Redis
+         has to do (docs/scale.md). --size, --rounds and --dir have no say in it (about 4 minutes)
+  dlio   the checkpoint workload of DLIO with torch.save and with this library, both durable; installs DLIO
+         into build/dlio, without its dependencies on TensorFlow and DALI
   house  the source itself: lines, circles of calls, public functions, settings, and what the last
          runs of tests/run.sh took
   campaign  what tests/campaign.sh has tried and found so far: reads its ledger
+
+  launch what a stranger meets: the site in a browser, and the time from "git clone" to the first picture
+         of examples/storm_demo.sh (takes /dev/fuse, and chromium)
 
   --json FILE    write the figures and all samples to FILE
   --size BYTES   of tensors in the large runs, such as 512M (default: 4G; 2G for torch, frameworks and,
@@ -84,10 +96,11 @@ main() {
 
 	tests/support/setup.sh bench || exit 1
 	case " ${arguments[*]} " in
-	*" torch "* | *" frameworks "* | *" gather "* | *" storm "* | *" house "*)
+	*" torch "* | *" frameworks "* | *" gather "* | *" storm "* | *" simulate "* | *" dlio "* | *" house "* | *" gpu "* | *" launch "*)
 		tests/support/package.sh || exit 1 # the package of this tree, into .venv
 		;;
 	esac
+	[[ " ${arguments[*]} " != *" launch "* ]] || tests/support/setup.sh long || exit 1
 	export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
 	if [[ " ${arguments[*]} " == *" --chaos "* || " ${arguments[*]} " == *" storm "* ||
 		" ${arguments[*]} " == *" fs "* ]]; then

@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 # In the order in which they run. Each is a function below.
-stages=(style gcc house install asan tsan valgrind python fault campaign)
+stages=(style gcc house install asan tsan valgrind python gpu fault campaign)
 quick_stages=(style gcc house python)
 long_stages=(garbled coverage)
 
@@ -25,6 +25,7 @@ Installs what is missing (see tests/support/setup.sh), then runs all stages or t
   tsan       unit and API tests under ThreadSanitizer
   valgrind   unit tests under valgrind but for the slowest; with --long all, and the API tests
   python     the Python package; files exchanged with torch
+  gpu        the tests that need a GPU: skipped, and counted as one, where torch finds none
   fault      kills, failing storage, full filesystems
   campaign   a few trials of each kind of tests/campaign.sh, always the same; with --long for minutes
 
@@ -157,11 +158,11 @@ slow_meson_tests() {
 # python_tests STAGE PATH OPTION...: these Python tests; they find programs and libraries in build/gcc, or
 # in the folder $programs
 python_tests() {
-	local stage=$1 status=0 selection=()
+	local stage=$1 status=0 selection=(-m "not gpu")
 	shift
 	case "$length" in
-	quick) selection=(-m "not long and not slow") ;;
-	whole) selection=(-m "not long") ;;
+	quick) selection=(-m "not gpu and not long and not slow") ;;
+	whole) selection=(-m "not gpu and not long") ;;
 	esac
 	IOSHAPE_TEST_BUILD="$PWD/${programs:-build/gcc}" python -m pytest -q --tb=short --junitxml "$results/$stage.xml" \
 		"${selection[@]}" "$@" || status=$?
@@ -229,6 +230,17 @@ stage_python() {
 		python_tests python tests/python -n $((processes < 12 ? processes : 12)) --dist worksteal
 }
 
+# The torch of .venv must be one that is built for the GPU.
+stage_gpu() {
+	build_package || return
+	if ! python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+		note check 77 "" "no GPU"
+		echo "skipped: no GPU"
+		return
+	fi
+	python_tests gpu tests/python/test_device.py -m gpu
+}
+
 # The package with every sentence of the library garbled: a test that fails here shows code that reads sentences.
 stage_garbled() {
 	local site=$PWD/build/garbled/site
@@ -236,7 +248,7 @@ stage_garbled() {
 	build build/gcc && check "the garbled package is built" \
 		pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target "$site" \
 		--config-settings=build-dir=build/garbled/build --config-settings=setup-args=-Dgarble=true . &&
-		PYTHONPATH=$site python_tests garbled tests/python -n "$(nproc)" --dist worksteal -m "not wording and not long"
+		PYTHONPATH=$site python_tests garbled tests/python -n "$(nproc)" --dist worksteal -m "not gpu and not wording and not long"
 	cp "$results/garbled.xml" build/ # for "tests/bench.sh house"
 }
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         StorageError,
     )
     from ioshape._files.atomic import AtomicFile
+    from ioshape._files.directory import directory
     from ioshape._files.open import open  # noqa: A004 - as gzip.open
     from ioshape._files.verified import VerifiedFile
     from ioshape._group.generations import Generation, Part, generations, latest, prune
@@ -44,10 +45,12 @@ if TYPE_CHECKING:
     from ioshape._load.contents import Contents, Record, inspect, verify
     from ioshape._load.load import load
     from ioshape._load.pickled import Tensor
+    from ioshape._load.stored import StoredTensor
     from ioshape._probe import Storage, StorageTarget, probe
     from ioshape._run.patch import patch, patched, unpatch
     from ioshape._save.deadline import Notice, on_preemption
     from ioshape._save.handle import SaveHandle
+    from ioshape._save.lazy import before_step
     from ioshape._save.memory import reserve, trim
     from ioshape._save.report import Progress, Report, Step
     from ioshape._save.save import save, save_async
@@ -86,10 +89,13 @@ _HOMES = {
     "Storage": "_probe",
     "Step": "_save.report",
     "StorageError": "_errors",
+    "StoredTensor": "_load.stored",
     "StorageTarget": "_probe",
     "Tensor": "_load.pickled",
     "VerifiedFile": "_files.verified",
+    "before_step": "_save.lazy",
     "configure": "_settings.config",
+    "directory": "_files.directory",
     "generations": "_group.generations",
     "inspect": "_load.contents",
     "job": "_settings.job",
@@ -125,6 +131,7 @@ _WITH_TORCH = (
     "_group.newest",
     "_load.load",
     "_run.patch",
+    "_save.lazy",
     "_save.save",
 )
 
@@ -156,10 +163,13 @@ __all__ = [
     "Storage",
     "StorageError",
     "StorageTarget",
+    "StoredTensor",
     "Tensor",
     "VerifiedFile",
     "__version__",
+    "before_step",
     "configure",
+    "directory",
     "generations",
     "inspect",
     "job",
@@ -268,7 +278,16 @@ def _bring_in(*, with_torch: bool) -> None:
         if with_torch:
             # First of all: "ioshape run" patches as soon as torch is imported, and that must not
             # find a module of ours half imported.
-            import_module("torch")
+            try:
+                import_module("torch")
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                raise ModuleNotFoundError(
+                    "cannot save or load objects: torch is not installed; install it: pip install "
+                    "torch (ioshape.open() and the command ioshape do without)",
+                    name="torch",
+                ) from None
         for name, home in _HOMES.items():
             if with_torch or home not in _WITH_TORCH:
                 globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)

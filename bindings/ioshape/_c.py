@@ -49,6 +49,26 @@ def owned(name: str, *keep: object) -> Any:
     return ffi.gc(ffi.new(f"struct ioshape_{name} **"), partial(free, ffi.new_handle(keep)))
 
 
+class Owner:
+    """Of such a struct. Once it has let go, asking for the struct is an error, and not a crash."""
+
+    def __init__(self, name: str, path: str, *keep: object) -> None:
+        self._out: Any = owned(name, *keep)
+        self._about = path
+
+    @property
+    def _pointer(self) -> Any:
+        if self._out is None:
+            raise ValueError(f'cannot use "{self._about}": it is closed; open it again')
+        return self._out[0]
+
+    def _let_go(self) -> None:
+        """A second call does nothing."""
+        out, self._out = self._out, None
+        if out is not None:
+            ffi.release(out)
+
+
 # ---- Functions that C calls ---------------------------------------------------------------------
 
 # Nearly the last that the process does: what is registered later may log, as the wait for saves.

@@ -167,6 +167,15 @@ class PassedOver:
     error: StorageError
 
 
+# Then it was this process that could not, and an older checkpoint would hide that.
+_OUR_FAULT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
+
+
+def is_our_fault(error: StorageError) -> bool:
+    """Whether a checkpoint that could not be loaded may be intact."""
+    return error.errno in _OUR_FAULT
+
+
 class FallbackWarning(RuntimeWarning):
     """What was loaded is intact, but not the newest: newer checkpoints were passed over."""
 
@@ -188,6 +197,7 @@ _ERRNOS = {
     lib.IOSHAPE_E_COORDINATOR: errno.ENOTCONN,
     lib.IOSHAPE_E_SKIPPED: errno.ENOSPC,
     lib.IOSHAPE_E_UNCHANGED: errno.EINVAL,
+    lib.IOSHAPE_E_CHANGED: errno.EBUSY,
 }
 
 _CLASSES: dict[int, type[StorageError]] = {

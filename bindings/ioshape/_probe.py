@@ -84,8 +84,6 @@ class Storage:
     choice: str = ""
     block_bytes: int = 0
     queue_depth: int = 0
-    #: in flight for one storage target, per file; 0: no limit
-    target_bytes: int = 0
     #: 0, or the errno that io_uring is refused with
     uring_errno: int = 0
     #: what of the engines does not work here, and why; or ""

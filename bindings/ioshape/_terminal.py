@@ -7,8 +7,18 @@ import contextlib
 import os
 import sys
 import threading
+import time
+from typing import TYPE_CHECKING
 
 from ioshape._settings.job import job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ioshape._save.report import Progress
+
+#: What takes longer is shown.
+LONG_S = 2.0
 
 _line = ""  # what stands there now
 _waits = False  # whoever may show it is waiting for a slot, however short a time so far
@@ -61,6 +71,28 @@ def set_waiting(waits: bool) -> None:
     global _waits  # noqa: PLW0603
     _waits = waits
     if not waits:
+        clear()
+
+
+@contextlib.contextmanager
+def shown(
+    before: str, path: str, progress: Callable[[Progress], object] | None
+) -> Iterator[Callable[[Progress], object] | None]:
+    """Who is to be told how far a file has come: `progress`, and the terminal if it takes long."""
+    if not can_show():
+        yield progress
+        return
+    began = time.monotonic()
+
+    def tell(now: Progress) -> None:
+        if progress is not None:
+            progress(now)
+        if now.total_bytes and time.monotonic() - began >= LONG_S:
+            show(before, path, f": {now.done_bytes / now.total_bytes:.0%}")
+
+    try:
+        yield tell
+    finally:
         clear()
 
 

@@ -50,19 +50,21 @@ _OURS = ("pt", "torch", "pytorch")
 _BACKENDS = ("mmap", "pread")
 
 
-def _through(write: Callable[..., Any], function: Any, *arguments: Any, **named: Any) -> Any:
+def _through(
+    write: Callable[[Any, Any, Any, How], Any], how: How, function: Any, *arguments: Any
+) -> Any:
     """Calls a function of the package; what write() makes of what it wants to write."""
     made: list[Any] = []
 
     def serialize_file(specs: Any, filename: Any, metadata: Any = None) -> None:
-        made.append(write(specs, filename, metadata))
+        made.append(write(specs, filename, metadata, how))
 
     if function is not _package.save_file:
         save_file = original.with_ours(_package.save_file, _package, serialize_file=serialize_file)
         function = original.with_ours(function, _package, save_file=save_file)
     else:
         function = original.with_ours(function, _package, serialize_file=serialize_file)
-    function(*arguments, **named)
+    function(*arguments)
     return made[0]
 
 
@@ -104,11 +106,7 @@ def save_file(
         ValueError: a tensor is sparse, or not contiguous.
     """
     how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
-
-    def write(specs: Any, path: Any, texts: Any) -> Report:
-        return funnel.save(specs, path, texts, how)
-
-    report: Report = _through(write, _package.save_file, tensors, filename, metadata=metadata)
+    report: Report = _through(funnel.save, how, _package.save_file, tensors, filename, metadata)
     return report
 
 
@@ -135,11 +133,9 @@ def save_file_async(
         ValueError: also for names that only the original can write: empty, or with a NUL.
     """
     how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
-
-    def write(specs: Any, path: Any, texts: Any) -> SaveHandle:
-        return funnel.begin(specs, path, texts, how)
-
-    handle: SaveHandle = _through(write, _package.save_file, tensors, filename, metadata=metadata)
+    handle: SaveHandle = _through(
+        funnel.begin, how, _package.save_file, tensors, filename, metadata
+    )
     return handle
 
 
@@ -174,12 +170,8 @@ def save_model(
         A Report.
     """
     how = How(is_durable(durable), replace, progress, due_in(deadline), checksums)
-
-    def write(specs: Any, path: Any, texts: Any) -> Report:
-        return funnel.save(specs, path, texts, how)
-
     report: Report = _through(
-        write, _package.save_model, model, filename, metadata, force_contiguous
+        funnel.save, how, _package.save_model, model, filename, metadata, force_contiguous
     )
     return report
 
@@ -240,9 +232,11 @@ def load_model(
 class safe_open:  # noqa: N801 - the original's name
     """A file of which some tensors are read, as by safetensors.safe_open.
 
-    with safe_open("model.safetensors", framework="pt") as file:
-        weight = file.get_tensor("weight")
-        rows = file.get_slice("embedding")[100:200]
+    Only what is asked for is read, and verified where the file has checksums:
+
+        with safe_open("model.safetensors", framework="pt") as file:
+            weight = file.get_tensor("weight")
+            rows = file.get_slice("embedding")[100:200]
     """
 
     def __init__(

@@ -124,7 +124,12 @@ struct ioshape_record {
 	const void *data; /**< NULL if there are no bytes, or if `fetch` brings them */
 	uint64_t bytes;
 	uint32_t alignment; /**< 0 chooses */
-	uint32_t reserved;  /**< 0 */
+	/**
+	 * 1: a background save may copy it after the call has returned. It must then be valid, and
+	 * stay as it is, until ioshape_save_wait_copied() has returned. 0: it is copied in the
+	 * call.
+	 */
+	uint32_t later;
 	/** For memory that the CPU cannot read, such as a GPU's; NULL otherwise. */
 	ioshape_fetch_fn fetch;
 	void *fetch_user;
@@ -178,15 +183,19 @@ struct ioshape_reader_options {
 	uint64_t file_offset;
 	uint64_t file_bytes;
 	/**
-	 * 1: the file may be in any format. One that has checksums, given below or beside it
-	 * (`NAME.ioshape-sums`), is verified by them; otherwise a torch zip is read as such, and
-	 * any other file has nothing to verify. What is not read as a torch zip has no records:
-	 * read it with ioshape_reader_read_file(). Checksums beside a file count only if it has not
-	 * been modified since.
+	 * 1: the file may be in any format. One that has checksums beside it
+	 * (`NAME.ioshape-sums`) is verified by them; otherwise a torch zip is read as such, and
+	 * any other file has nothing to verify. It has no records: use ioshape_reader_read_file(),
+	 * or ioshape_reader_load_records() with record 0. Checksums beside a file count only if it
+	 * has not been modified since.
 	 */
 	uint32_t any_format;
-	uint32_t reserved;                         /**< 0 */
-	const struct ioshape_checksums *checksums; /**< borrowed during the call; NULL for none */
+	/**
+	 * IOSHAPE_ON: other processes of this host read the same bytes at about the same time. They
+	 * come through the page cache then, and the storage is asked for them once (unless the
+	 * context requires direct I/O). By default, where the job has several ranks on this host.
+	 */
+	enum ioshape_switch shared;
 };
 
 #define IOSHAPE_READER_OPTIONS_INIT IOSHAPE_SIZED(ioshape_reader_options)
@@ -198,7 +207,8 @@ struct ioshape_reader_info {
 	uint64_t records;   /**< their indices are 0 and up, in the order of the file */
 	uint64_t tensors;   /**< 0 without a table */
 	uint32_t has_table; /**< 1: of tensors; the functions for tensors can be used */
-	uint32_t reserved;
+	/** What has a checksum of its own, so that parts are verified; 0: whole records only. */
+	uint32_t block_bytes;
 	uint32_t torch_zip; /**< 0: it is read as a file in another format */
 	uint32_t checksums; /**< 1: what is read can be verified */
 };
@@ -374,6 +384,18 @@ struct ioshape_load_request {
  */
 int ioshape_reader_load(struct ioshape_reader *reader, const struct ioshape_load_request *requests,
 			size_t count);
+
+/**
+ * Loads any number of records or ranges at once, as ioshape_reader_load() does tensors. The file
+ * needs no table; one in another format (`any_format`) is record 0, all of it.
+ *
+ * @param reader    the reader
+ * @param requests  what to read, and where to; `tensor` is the index of a record
+ * @param count     number of requests
+ * @return 0; -ENOENT, -ERANGE, IOSHAPE_E_DAMAGED; another negative code
+ */
+int ioshape_reader_load_records(struct ioshape_reader *reader,
+				const struct ioshape_load_request *requests, size_t count);
 
 /**
  * Tells what was given as metadata at the save; zeros for a file that has none.

@@ -31,7 +31,9 @@ enum ioshape_code {
 	/** The save did not fit, and was not tried: IOSHAPE_FULL_SKIP was set. */
 	IOSHAPE_E_SKIPPED = -5006,
 	/** The save would repeat the one before it, and IOSHAPE_UNCHANGED_FAIL was set. */
-	IOSHAPE_E_UNCHANGED = -5007
+	IOSHAPE_E_UNCHANGED = -5007,
+	/** What was to be copied later changed before it was copied. */
+	IOSHAPE_E_CHANGED = -5008
 };
 
 /**

@@ -9,7 +9,7 @@
 #ifndef IOSHAPE_FILE_H
 #define IOSHAPE_FILE_H
 
-#include <ioshape/tensors.h>
+#include <ioshape/container.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -38,7 +38,22 @@ struct ioshape_file_options {
 	 */
 	enum ioshape_keep_checksums checksums;
 	uint32_t reserved; /**< 0 */
+	/**
+	 * If not 0, the file is one that several processes write at the same time, each its own
+	 * part: from part_offset on at most part_bytes. Both are multiples of IOSHAPE_PART_UNIT,
+	 * and no two parts overlap. Whoever comes first makes the file, for file_bytes. It has its
+	 * name at once, so it belongs into a directory that nobody reads yet
+	 * (ioshape_directory_make()). A commit brings the part to stable storage. Without one, the
+	 * file stays, and what lies in the part is undefined. `replace` has no meaning; `checksums`
+	 * must be IOSHAPE_CHECKSUMS_NONE.
+	 */
+	uint64_t part_bytes;
+	uint64_t part_offset; /**< of the part in the file */
+	uint64_t file_bytes;  /**< about what all parts hold, for the file's stripes */
 };
+
+/** What parts of a file begin and end at, in bytes. */
+#define IOSHAPE_PART_UNIT (UINT64_C(1) << 20)
 
 #define IOSHAPE_FILE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_file_options)
 
@@ -65,6 +80,23 @@ int ioshape_file_open(struct ioshape_context *context, const char *path,
 int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes);
 
 /**
+ * Appends a torch zip: the one that ioshape_save_records() would make of these records, as a part
+ * of the file.
+ *
+ * A reader given the part (reader_options.file_offset, file_bytes) reads it as a file, and verifies
+ * any range of it. Records that are refused (-EINVAL, -EEXIST, IOSHAPE_E_LIMIT) leave no byte;
+ * after any other failure, also one of `fetch`, the file can only be freed.
+ *
+ * @param file     the file
+ * @param records  `count` records with different names; borrowed during the call
+ * @param count    number of records
+ * @param bytes    receives the length of the part; may be NULL
+ * @return 0 or a negative code; -EEXIST: two records have one name
+ */
+int ioshape_file_write_records(struct ioshape_file *file, const struct ioshape_record *records,
+			       size_t count, uint64_t *bytes);
+
+/**
  * Makes a file durable and puts it in place.
  *
  * After this, well or not, the file can only be freed, unless the report was refused (-EINVAL).
@@ -74,15 +106,6 @@ int ioshape_file_write(struct ioshape_file *file, const void *data, size_t bytes
  * @return 0 or a negative code
  */
 int ioshape_file_commit(struct ioshape_file *file, struct ioshape_report *report);
-
-/**
- * Tells the checksums of a file that was committed, for a caller that keeps them itself.
- *
- * @param file       the file, opened with `checksums` set
- * @param checksums  filled; checksums->size must be set. `crc32` is valid until the file is freed
- * @return 0; -EINVAL if the file has not been committed, or has no checksums
- */
-int ioshape_file_get_checksums(struct ioshape_file *file, struct ioshape_checksums *checksums);
 
 /**
  * Frees a file. Without a successful commit it is abandoned, without a trace.

@@ -60,6 +60,16 @@ struct ioshape_pool_job {
 	const char *user;       /**< of its latest request, as the job says; "" if unknown */
 	uint64_t written_bytes; /**< since the pool began, or the job was forgotten */
 	uint64_t writes;        /**< slots that it had */
+	double held_s;          /**< that it had them, together; with a Redis */
+	double waited_s;        /**< that it waited for them, together; with a Redis */
+};
+
+/** What an operator allows one job, or one user. Strings belong to the status. */
+struct ioshape_pool_limit {
+	const char *job;      /**< NULL: it is a user's */
+	const char *user;     /**< NULL: it is a job's */
+	uint32_t share;       /**< instead of the job's own, of which 100 is usual; 0: its own */
+	uint64_t bytes_per_s; /**< of the job, or of all jobs of the user together; 0: any */
 };
 
 /** What an operator did. Strings belong to the status. */
@@ -69,13 +79,28 @@ struct ioshape_pool_act {
 	const char *what; /**< such as "set capacity=8 (was 4)", "kick ID" */
 };
 
+/**
+ * How many writers pay, as a pool has found by comparing: that so many give the most throughput,
+ * and more of them hardly more.
+ */
+struct ioshape_pool_learned {
+	uint32_t writers;       /**< that pay, as far as is known; 0: nothing is known */
+	uint32_t tried;         /**< so many are being compared with it; 0: none */
+	const char *why;        /**< "start", "more", "fewer" or "kept": how it came to be */
+	uint64_t bytes_per_s;   /**< that so many write together; 0 unknown */
+	uint32_t more;          /**< latest higher number that was compared; 0: none */
+	uint32_t more_permille; /**< its throughput, in thousandths of that of `writers` */
+	uint32_t fewer;         /**< the same of the latest lower number */
+	uint32_t fewer_permille;
+};
+
 /** The state of a pool at one moment. */
 struct ioshape_pool_status {
 	size_t size; /**< sizeof(struct ioshape_pool_status), set by the library */
 	const char *pool;
 	const char *coordinator;
 	uint32_t capacity;
-	const char *capacity_by;     /**< "operator", "job" or "default" */
+	const char *capacity_by;     /**< "operator", "job", "learned" or "default" */
 	uint32_t used;               /**< slots, by weight */
 	uint64_t pool_bytes_per_s;   /**< that the operator allows; 0: any */
 	uint64_t job_bytes_per_s;    /**< the same for each job */
@@ -93,6 +118,13 @@ struct ioshape_pool_status {
 	size_t job_listed;
 	const struct ioshape_pool_act *acts; /**< the latest 8, oldest first */
 	size_t act_listed;
+	const struct ioshape_pool_limit *limits; /**< for one job or user; at most 64 */
+	size_t limit_listed;
+	uint64_t written_bytes;              /**< since it began; these three with a Redis */
+	double held_s;                       /**< that slots were held since then, together */
+	double waited_s;                     /**< the same for waiting */
+	struct ioshape_pool_learned learned; /**< also while an operator or a job says otherwise */
+	const char *order;                   /**< "waste", "fair" or "first": who is next */
 };
 
 /**
@@ -113,6 +145,14 @@ int ioshape_pool_get_status(struct ioshape_context *context, const char *pool,
  */
 void ioshape_pool_status_free(struct ioshape_pool_status *status);
 
+/** Who is next in a pool. */
+enum ioshape_order {
+	IOSHAPE_ORDER_UNCHANGED, /**< in settings: as it was */
+	IOSHAPE_ORDER_WASTE,     /**< whose waiting costs most, within bounds; the default */
+	IOSHAPE_ORDER_FAIR,      /**< jobs in turn, by their shares */
+	IOSHAPE_ORDER_FIRST      /**< first come, first served */
+};
+
 /** What an operator allows in a pool. It stays until it is cleared, and wins over jobs' wishes. */
 struct ioshape_pool_settings {
 	size_t size;       /**< sizeof(struct ioshape_pool_settings) */
@@ -122,6 +162,12 @@ struct ioshape_pool_settings {
 	uint64_t small_bytes;
 	uint32_t express;
 	uint32_t clear; /**< 1: first forget all that was set */
+	/** A job's or a user's name: then `job_bytes_per_s`, `share` and `clear` are for that one
+	 * alone, and the others are 0. Needs a Redis. */
+	const char *job;
+	const char *user;
+	uint32_t share;           /**< of which 100 is usual; the job cannot raise it */
+	enum ioshape_order order; /**< from the next request on; those that wait come first */
 };
 
 #define IOSHAPE_POOL_SETTINGS_INIT IOSHAPE_SIZED(ioshape_pool_settings)
@@ -136,6 +182,45 @@ struct ioshape_pool_settings {
  */
 int ioshape_pool_set(struct ioshape_context *context, const char *pool,
 		     const struct ioshape_pool_settings *settings);
+
+/** What a job used of a pool in one hour. Strings belong to the history. */
+struct ioshape_pool_hour {
+	double begin_s;   /**< seconds since 1970 */
+	const char *job;  /**< "": all beyond the first 128 of the hour */
+	const char *user; /**< as the job says; "" if unknown */
+	uint64_t written_bytes;
+	uint64_t writes; /**< slots that it gave back, or lost */
+	double held_s;   /**< all these together */
+	double waited_s; /**< for them, together */
+};
+
+/** What was used of a pool, hour by hour, for 30 days. */
+struct ioshape_pool_history {
+	size_t size;                           /**< set by the library */
+	const struct ioshape_pool_hour *hours; /**< in order of time, then by what was written */
+	size_t hour_count;
+	const struct ioshape_pool_act *acts; /**< of operators: the latest 100, oldest first */
+	size_t act_count;
+};
+
+/**
+ * Tells who used a pool, and when. Needs a Redis.
+ *
+ * @param context  an open context
+ * @param pool     its name; NULL: the context's
+ * @param hours    so many, of which the present one is the last; at most 720
+ * @param out      receives it, to be freed with ioshape_pool_history_free(), or NULL
+ * @return 0; -ENOTSUP if the coordinator keeps no history; another negative code
+ */
+int ioshape_pool_get_history(struct ioshape_context *context, const char *pool, uint32_t hours,
+			     struct ioshape_pool_history **out);
+
+/**
+ * Frees the history of a pool, and all strings and lists in it.
+ *
+ * @param history  the history; NULL is fine
+ */
+void ioshape_pool_history_free(struct ioshape_pool_history *history);
 
 /**
  * Takes a slot away from a holder, or a place in the queue from a waiter.

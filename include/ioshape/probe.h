@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a path sits on, and what a save would do there. "ioshape probe" is made of it.
+ * What a path sits on, and what a save would do there. "ioshape doctor" is made of it.
  */
 #ifndef IOSHAPE_PROBE_H
 #define IOSHAPE_PROBE_H

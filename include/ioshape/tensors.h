@@ -154,6 +154,16 @@ enum ioshape_deadline {
 	IOSHAPE_DEADLINE_MISSED = 2 /**< it came later, or the save failed */
 };
 
+/** Changes of what may be in flight that a report has room for. */
+#define IOSHAPE_REPORT_FLIGHT 32
+
+/** From then on so much could be in flight for each storage target; where it is not known which
+ * there are, for all of the file. */
+struct ioshape_flight {
+	double since_s; /**< after the first block */
+	uint64_t bytes;
+};
+
 /**
  * What a save did.
  *
@@ -214,15 +224,21 @@ struct ioshape_report {
 	 * 0: there was none, or nothing is large. */
 	uint64_t compared_bytes;
 	uint64_t unchanged_bytes; /**< as they were. If all are, what was saved may be stale */
+	/** How much could be in flight, by what requests took: the first `flight_count`. Of many
+	 * changes only some are kept. None for small files. */
+	struct ioshape_flight flight[IOSHAPE_REPORT_FLIGHT];
+	uint32_t flight_count;
+	uint32_t flight_halved; /**< how often, because requests suddenly took twice as long */
+	double request_s;       /**< that a write request took, on average */
+	double least_request_s; /**< the same while none waited for another; 0: not known */
 };
 
 #define IOSHAPE_REPORT_INIT IOSHAPE_SIZED(ioshape_report)
 
 /** What becomes of the checksums of a file. */
 enum ioshape_keep_checksums {
-	IOSHAPE_CHECKSUMS_NONE = 0,   /**< none are computed */
-	IOSHAPE_CHECKSUMS_BESIDE = 1, /**< in a file beside it, `NAME.ioshape-sums` */
-	IOSHAPE_CHECKSUMS_TOLD = 2    /**< ioshape_file_get_checksums() tells them */
+	IOSHAPE_CHECKSUMS_NONE = 0,  /**< none are computed */
+	IOSHAPE_CHECKSUMS_BESIDE = 1 /**< in a file beside it, `NAME.ioshape-sums` */
 };
 
 /** How tensors or records are saved. */
@@ -267,23 +283,6 @@ struct ioshape_save_options {
 
 #define IOSHAPE_SAVE_OPTIONS_INIT IOSHAPE_SIZED(ioshape_save_options)
 
-/**
- * Checksums of a file in another format than ours: a CRC-32 for each block of it. The last block is
- * as long as what is left.
- */
-struct ioshape_checksums {
-	size_t size; /**< sizeof(struct ioshape_checksums): set before the call */
-	uint64_t file_bytes;
-	uint64_t block_bytes; /**< a power of two from 64 KiB to 1 GiB */
-	uint64_t blocks;
-	const uint32_t *crc32; /**< `blocks` of them */
-	/** When the file was last modified, in nanoseconds since 1970: a file that has another time
-	 * is another file. 0 if that is not known. */
-	int64_t modified_ns;
-};
-
-#define IOSHAPE_CHECKSUMS_INIT IOSHAPE_SIZED(ioshape_checksums)
-
 /** A save in the background. */
 struct ioshape_save;
 
@@ -324,7 +323,9 @@ int ioshape_save_tensors(struct ioshape_context *context, const char *path,
 /**
  * Waits until a save has ended.
  *
- * Any thread may call this, any number of times.
+ * What is still to be copied (ioshape_record.later) is then copied as by
+ * ioshape_save_wait_copied(); with a `timeout_ms` of 0 it is not. Any thread may call this, any
+ * number of times.
  *
  * @param save        the save
  * @param timeout_ms  how long to wait; negative: as long as it takes
@@ -332,6 +333,24 @@ int ioshape_save_tensors(struct ioshape_context *context, const char *path,
  *         and only then; otherwise the code that it failed with
  */
 int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_ms);
+
+/**
+ * Waits until all is copied that a save was allowed to copy later (ioshape_record.later).
+ *
+ * Call this before such memory changes, as before the next step of an optimizer. Until then a
+ * thread of the lowest priority copies, and rests as long as it has copied; from this call on it
+ * does not rest, and the calling thread and others help. What a function fetches is copied by the
+ * save's thread alone, without rests, as is all if the save has a deadline. What changes too early
+ * is noticed, as far as a sample tells: the save ends with IOSHAPE_E_CHANGED.
+ *
+ * If the staging memory cannot hold all of the save, or if several processes save together, the
+ * call that saves has copied everything, and this returns at once. With `borrow` nothing is
+ * copied: it waits until the save has ended. Any thread may call this, any number of times.
+ *
+ * @param save  the save
+ * @return 0, also if the save has failed meanwhile; -EPERM in a forked child
+ */
+int ioshape_save_wait_copied(struct ioshape_save *save);
 
 /**
  * Asks a save to stop, and returns at once.

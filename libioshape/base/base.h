@@ -60,6 +60,15 @@ struct base_error {
 	uint32_t rank;
 };
 
+/* As good as zeros, where 7 KiB of them would cost as much as the operation. */
+static inline void base_error_begin(struct base_error *error)
+{
+	error->code = 0;
+	error->known = 0;
+	error->operation = NULL;
+	*error->text = *error->sentence = *error->remedy = *error->path = *error->record = 0;
+}
+
 /*
  * In a format, between the sentence and its remedy: "cannot open %s" BASE_REMEDY "mount it first".
  * At most once.
@@ -191,9 +200,16 @@ bool base_is_one_user(uid_t user);
  * A child of fork() must not keep what the library has open: it would keep locks when this process
  * has died, and the space of files that were removed. Close-on-exec helps only if it executes
  * something. Whoever opens a file keeps it by this: base_own(open(...)). In a child, its number
- * leads nowhere. Returns fd; negative ones are fine.
+ * leads nowhere. Returns what base_above_streams() makes of fd; negative ones are fine.
  */
 int base_own(int fd);
+/*
+ * The same file under a number above those of the standard streams. A daemon that has closed these
+ * still writes messages to 2, and may let dup2() put a log there: neither must meet a checkpoint or
+ * a connection, nor must we close that log. So whatever the library opens goes through this or
+ * base_own(); tests/house looks. Returns -1 with errno, and fd closed, if there is no number left.
+ */
+int base_above_streams(int fd);
 /* Before somebody else closes it. Whether it was ours: in a child, what the parent had is not. */
 bool base_disown(int fd);
 /* As close(), of one that was kept; -1 is fine. */
@@ -262,8 +278,16 @@ void base_settings_warn(const struct base_log *log);
 /* CRC-32 of zip and gzip. `crc` continues an earlier result; 0 begins. */
 uint32_t base_crc32(uint32_t crc, const void *data, size_t bytes);
 
-/* Copies and checksums in one pass, while each piece is in the first-level caches. */
+/*
+ * Copies and checksums in one pass, while each piece is in the first-level caches. The checksum is
+ * that of the copy, even if somebody changes the original meanwhile.
+ */
 uint32_t base_copy_crc32(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);
+/*
+ * The same of what nobody else can change, to where it is not needed at once: the checksum is that
+ * of the original, and the stores go past the caches: 1.4 times as fast in a micro-benchmark.
+ */
+uint32_t base_crc32_move(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);
 
 /* The checksum of A followed by B, given both checksums and the length of B. */
 uint32_t base_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
@@ -355,6 +379,9 @@ int base_shared_view(int fd, const void **view, uint64_t *bytes);
 
 /* Frees a text that may hold a password, and leaves no copy. NULL is fine. */
 void base_free_secret(char *text);
+
+/* The directory that the last part of a path is in, to be freed; NULL without memory. */
+char *base_directory_of(const char *path);
 
 /* Bytes that grow. Zero it to begin. After a failed append it is unchanged. */
 struct base_buffer {

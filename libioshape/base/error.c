@@ -29,6 +29,8 @@ IOSHAPE_EXPORT const char *ioshape_strerror(int code)
 		return "skipped for want of space";
 	case IOSHAPE_E_UNCHANGED:
 		return "nothing large has changed since the save before";
+	case IOSHAPE_E_CHANGED:
+		return "what was saved has changed before it was copied";
 	}
 	/*
 	 * In the C locale this neither translates nor shares a buffer between threads, and that

@@ -80,6 +80,13 @@ void base_free_secret(char *text)
 	free(text);
 }
 
+char *base_directory_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	return slash ? strndup(path, MAX((size_t)(slash - path), 1)) : strdup(".");
+}
+
 int base_buffer_reserve(struct base_buffer *buffer, size_t more)
 {
 	size_t need, room;

@@ -30,7 +30,7 @@ static void let_go(uint64_t bits, int first, int nowhere)
 
 static void in_child(void)
 {
-	const int before = errno, nowhere = open("/", O_PATH | O_CLOEXEC);
+	const int before = errno, nowhere = base_above_streams(open("/", O_PATH | O_CLOEXEC));
 
 	for (int i = 0; i < MOST_OWNED / WORD_BITS; i++)
 		let_go(atomic_exchange(&owned[i], 0), i * WORD_BITS, nowhere);
@@ -50,11 +50,25 @@ static uint64_t bit_of(int fd)
 	return UINT64_C(1) << fd % WORD_BITS;
 }
 
+int base_above_streams(int fd)
+{
+	int above, failed;
+
+	if (fd < 0 || fd > STDERR_FILENO)
+		return fd;
+	above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+	failed = errno;
+	close(fd);
+	errno = failed;
+	return above;
+}
+
 int base_own(int fd)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 	pthread_once(&once, watch_forks);
+	fd = base_above_streams(fd);
 	if (fd >= 0 && fd < MOST_OWNED)
 		atomic_fetch_or(&owned[fd / WORD_BITS], bit_of(fd));
 	return fd;

@@ -71,7 +71,7 @@ static int inherit_ceph_layout(int fd, struct fs_layout *layout)
 	int ret = read_ceph_layout(fd, CEPH_DIRECTORY_XATTR, layout), at = fd, above;
 
 	for (int level = 0; ret == -ENODATA && level < MOST_LEVELS; level++) {
-		above = openat(at, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		above = base_above_streams(openat(at, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 		if (at != fd)
 			close(at);
 		at = above;

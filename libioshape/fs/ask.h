@@ -23,9 +23,6 @@ int fs_ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct 
 int fs_ask_ceph(int directory_fd, const char *name, mode_t mode, const struct fs_layout *ask,
 		struct fs_answer *answer);
 
-/* As open() creates files for us. A descriptor or a negative errno. */
-int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_flags);
-
 /* Keeps what failed, and errno's words for it; the first time counts. */
 void fs_refused(struct fs_answer *answer, const char *what);
 

@@ -53,7 +53,8 @@ int fs_ask_beegfs(int directory_fd, const char *name, mode_t mode, const struct 
 		fs_refused(answer, "a file with hints");
 		return code;
 	}
-	fd = openat(directory_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	fd = base_above_streams(
+		openat(directory_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 	if (fd < 0 || !is_ours_and_new(fd)) {
 		code = fd < 0 ? -errno : -EBUSY;
 		errno = -code;

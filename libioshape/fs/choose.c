@@ -236,6 +236,29 @@ int fs_leave_out_full(const struct fs_facts *facts, const struct fs_storage *sto
 	return 1;
 }
 
+/* ---- Parts of the targets -------------------------------------------------------------------- */
+
+int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *targets,
+		  uint32_t place, uint32_t places, struct fs_layout *ask)
+{
+	const struct fs_layout *layout = ask->count ? ask : &facts->directory;
+	const uint32_t stripes = layout->count ? MAX(layout->parts[0].stripe_count, 1u) :
+						 LUSTRE_DEFAULT_STRIPES;
+	struct fs_part part = layout->count ? layout->parts[0] : (struct fs_part){ 0 };
+
+	if (facts->family != FS_LUSTRE || layout->count > 1 || layout->mirrors > 1 ||
+	    layout->chosen || part.on_metadata || part.overstriped || part.pool[0] ||
+	    targets->count != facts->targets || places < 2 || place > places ||
+	    stripes > targets->count / places)
+		return 0;
+	part.end = UINT64_MAX;
+	part.stripe_count = stripes;
+	*ask = (struct fs_layout){ .count = 1, .mirrors = 1, .parts = { part } };
+	for (uint32_t i = 0; i < stripes; i++)
+		ask->target[ask->chosen++] = targets->number[(place - 1) * stripes + i];
+	return 1;
+}
+
 /* ---- Writers at a time ----------------------------------------------------------------------- */
 
 uint32_t fs_capacity(uint32_t targets, const struct fs_layout *layout, uint64_t file_bytes)

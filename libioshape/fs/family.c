@@ -85,6 +85,28 @@ void fs_magic_name(uint64_t magic, char *type, size_t type_bytes)
 	snprintf(type, type_bytes, "0x%llx", (unsigned long long)magic);
 }
 
+bool fs_is_local(enum fs_family family)
+{
+	switch (family) {
+	case FS_OTHER:
+	case FS_XFS:
+	case FS_EXT:
+	case FS_BTRFS:
+	case FS_ZFS:
+	case FS_TMPFS:
+	case FS_OVERLAY:
+		return true;
+	default:
+		return false;
+	}
+}
+
+bool fs_cuts_requests(enum fs_family family)
+{
+	return family == FS_NFS || family == FS_JUICEFS || family == FS_ALLUXIO ||
+	       family == FS_GLUSTER || family == FS_FUSE;
+}
+
 enum fs_family fs_family_of(const char *type, uint64_t magic)
 {
 	for (size_t i = 0; i < ARRAY_LENGTH(types); i++) {

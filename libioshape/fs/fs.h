@@ -35,6 +35,13 @@ enum fs_family {
 /* "lustre", "ext4", ...; for messages and reports. Pure. */
 const char *fs_family_name(enum fs_family family);
 
+/* Whether it keeps its files on this host, as far as its family tells. Pure. */
+bool fs_is_local(enum fs_family family);
+
+/* Whether the kernel cuts a request of more than about 1 MiB there, and sends its parts at once.
+ * Pure. */
+bool fs_cuts_requests(enum fs_family family);
+
 /* ---- Layouts: how a file lies on storage targets --------------------------------------------- */
 
 #define FS_TARGET_POOL_BYTES 16 /* with its 0; Lustre takes 15 characters */
@@ -129,6 +136,20 @@ struct fs_storage;
 int fs_leave_out_full(const struct fs_facts *facts, const struct fs_storage *storage, uint32_t turn,
 		      struct fs_layout *ask);
 
+struct fs_even_targets;
+
+/*
+ * What to ask for so that the file lies in the part number `place` (from 1 on) of the targets, of
+ * so many parts as there are of its stripes: 1 and *ask, or 0 and *ask as it was where that makes
+ * no sense. Pure.
+ */
+int fs_take_place(const struct fs_facts *facts, const struct fs_even_targets *targets,
+		  uint32_t place, uint32_t places, struct fs_layout *ask);
+
+/* Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR, and more) as open() does. A descriptor
+ * above those of the standard streams, or a negative errno, and then no file. */
+int fs_create_plainly(int directory_fd, const char *name, mode_t mode, int more_flags);
+
 /*
  * Creates a new file (O_EXCL, O_NOFOLLOW, O_CLOEXEC, O_RDWR) with that layout, reads it back, and
  * if it cannot be had removes the file and creates it plainly: what is returned can be written. A
@@ -199,7 +220,6 @@ struct fs_info {
 	char type[32]; /* as /proc/self/mountinfo says it: "ext4", "fuse.sshfs"; else from the magic
 			*/
 	uint64_t magic;            /* statfs f_type */
-	uint64_t free_bytes;       /* for this user; UINT64_MAX unknown */
 	uint64_t block_bytes;      /* preferred unit of I/O (st_blksize) */
 	uint32_t memory_alignment; /* for direct I/O, 0 if the kernel did not say */
 	uint32_t offset_alignment;
@@ -210,9 +230,17 @@ struct fs_info {
 		layout; /* of this file or directory; its count is 0 if it is not striped */
 };
 
+/* Targets that are as full as each other, or nearly so: there the filesystem puts files on them in
+ * turn, too. */
+struct fs_even_targets {
+	uint32_t count; /* 0: some are fuller, or nobody tells */
+	uint16_t number[FS_MOST_TARGETS];
+};
+
 /* Type and family of the filesystem seen last: reading the mount table costs more than a small
  * save, and a filesystem in user space is asked what it is. Zero it. */
 struct fs_memory {
+	uint64_t mount; /* its number, if no other will get that; 0: known by device and magic */
 	unsigned device_major, device_minor;
 	uint64_t magic;
 	char type[32];
@@ -221,7 +249,19 @@ struct fs_memory {
 	bool counted;
 	/* The fullest of them, as of then. */
 	uint64_t least_free_bytes, looked_ns;
+	struct fs_even_targets even; /* as of then, too */
+	/* What a new file got that asked for nothing, in the directory with this number. */
+	uint64_t directory, asked_ns;
+	struct fs_layout layout;
+	uint64_t next_directory; /* of the file that is described next; 0: it is asked for */
 };
+
+/*
+ * The file that is described next is a new one, which has asked for nothing: it is not asked for
+ * its layout either if another one there has been within the hour. `inherits`: its directory is
+ * new, too, and has its layout from the one above.
+ */
+void fs_expect_layout(struct fs_memory *memory, int directory_fd, bool inherits);
 
 /* fs_count_targets(), once for what is in the memory: `directory_fd` is on it. */
 uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
@@ -233,9 +273,29 @@ uint32_t fs_remembered_targets(int directory_fd, struct fs_memory *memory);
 bool fs_targets_are_low(int directory_fd, const char *directory, uint64_t bytes,
 			struct fs_memory *memory, struct fs_storage *storage);
 
+/* Looks again after a minute. Borrowed from the memory. */
+const struct fs_even_targets *fs_even_targets(int directory_fd, const char *directory,
+					      struct fs_memory *memory);
+
 /* Describes what the open file or directory `fd` is on. `memory` may be NULL. */
 int fs_describe(int fd, const char *path, struct fs_memory *memory, struct fs_info *info,
 		struct base_error *error);
+
+/* ---- What is at a path (pool.c) -------------------------------------------------------------- */
+
+/* Behind symbolic links. A name is asked for once, and neither its length nor its times. */
+struct fs_found {
+	int code;      /* a negative errno: it cannot be looked at, or has no directory */
+	bool absent;   /* there is nothing, or a link that leads to nothing yet */
+	bool dangling; /* it is such a link */
+	bool regular;
+	uint64_t mount; /* as fs_mount_of_path() tells it; of its directory if there is nothing */
+	unsigned device_major, device_minor;
+};
+
+void fs_find(const char *path, struct fs_found *found);
+/* What the same finds where there is known to be nothing. */
+void fs_find_directory(const char *path, struct fs_found *found);
 
 /* ---- Free space (space.c) -------------------------------------------------------------------- */
 
@@ -243,22 +303,28 @@ struct fs_space {
 	/* For new bytes of this user, as the filesystem says it; UINT64_MAX if it does not. One
 	 * storage target may be full, or a quota, while there is space on the whole. */
 	uint64_t free_bytes;
-	/* Of the file that is there: they are free only when it has been replaced. */
-	uint64_t replaced_bytes;
 	bool no_inodes; /* no file can be created any more, whatever there is free */
 	uint64_t magic;
 	unsigned device_major, device_minor;
 };
 
 /*
- * What there is for a file at `path`: by one statfs(), of what is there (behind a symbolic link),
- * or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there is no
- * such directory, or the link leads to nothing yet.
+ * What there is for a file at `path`: by one statfs(), of what was found there (behind a symbolic
+ * link), or of its directory. -EINVAL for what is no regular file, such as a pipe; -ENOENT if there
+ * is no such directory, or the link leads to nothing yet.
  */
+int fs_space_of_found(const char *path, const struct fs_found *found, struct fs_space *space);
 int fs_space_of_path(const char *path, struct fs_space *space);
+
+/* Of the file that is there: they are free only when it has been replaced. */
+uint64_t fs_replaced_bytes(const char *path);
 
 /* The same for a directory that may have to be made first, with those above it. */
 int fs_space_of_directory(const char *path, struct fs_space *space);
+
+/* What there is on the filesystem of an open file, by one fstatfs(); UINT64_MAX if it does not say.
+ */
+uint64_t fs_free_bytes_behind(int fd);
 
 /* The filesystem's type for messages, as in struct fs_info; reads the mount table. */
 void fs_space_type(const struct fs_space *space, char *type, size_t type_bytes);

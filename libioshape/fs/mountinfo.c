@@ -37,6 +37,15 @@ uint64_t fs_mount_number(const struct statx *status)
 	return mount;
 }
 
+uint64_t fs_unique_mount_number(const struct statx *status)
+{
+	uint64_t mount = 0;
+
+	if (status->stx_mask & FS_STATX_UNIQUE_MOUNT)
+		memcpy(&mount, (const char *)status + MNT_ID_AT, sizeof(mount));
+	return mount;
+}
+
 int fs_stat(int fd, const char *path, unsigned statx_mask, struct statx *status,
 	    struct statfs *system, struct base_error *error)
 {

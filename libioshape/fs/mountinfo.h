@@ -28,6 +28,9 @@ struct statx;
 uint64_t fs_mount_number(const struct statx *status);
 /* To be asked of statx() for it. Linux 5.8; older headers call the bytes of its field spare. */
 #define FS_STATX_MOUNT 0x1000U
+/* One that no other mount gets until the next boot: Linux 6.8; 0 if the kernel does not say. */
+uint64_t fs_unique_mount_number(const struct statx *status);
+#define FS_STATX_UNIQUE_MOUNT 0x4000U
 
 struct statfs;
 

@@ -63,11 +63,11 @@ static void name_host(char *host, size_t bytes)
 	host[strcspn(host, "-")] = 0;
 }
 
-static const unsigned wanted = STATX_BASIC_STATS | FS_STATX_MOUNT;
+static const unsigned wanted = STATX_TYPE | FS_STATX_MOUNT;
 
 static int look_at_directory(const char *path, struct statx *status)
 {
-	char *directory = fs_directory_of(path);
+	char *directory = base_directory_of(path);
 	int ret;
 
 	if (!directory)
@@ -90,6 +90,48 @@ static uint64_t mount_of(const struct statx *status)
 	/* Not by its device first: two mounts of a server may share one, and have two names. */
 	return mount ? mount :
 		       UINT64_C(1) << 63 | makedev(status->stx_dev_major, status->stx_dev_minor);
+}
+
+static void note_mount(struct fs_found *found, const struct statx *status)
+{
+	found->mount = mount_of(status);
+	found->device_major = status->stx_dev_major;
+	found->device_minor = status->stx_dev_minor;
+}
+
+void fs_find_directory(const char *path, struct fs_found *found)
+{
+	struct statx directory;
+
+	memset(found, 0, sizeof(*found));
+	found->absent = true;
+	found->code = look_at_directory(path, &directory);
+	if (!found->code)
+		note_mount(found, &directory);
+}
+
+void fs_find(const char *path, struct fs_found *found)
+{
+	struct statx status;
+	bool dangling;
+
+	memset(found, 0, sizeof(*found));
+	/* Not behind a link at first: what is absent would be asked for twice. */
+	if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, wanted, &status)) {
+		found->code = -errno;
+	} else if (S_ISLNK(status.stx_mode) && statx(AT_FDCWD, path, 0, wanted, &status)) {
+		found->code = -errno;
+		found->dangling = errno == ENOENT;
+	}
+	if (found->code == -ENOENT) {
+		dangling = found->dangling;
+		fs_find_directory(path, found);
+		found->dangling = dangling;
+	}
+	if (found->code || found->absent)
+		return;
+	found->regular = S_ISREG(status.stx_mode);
+	note_mount(found, &status);
 }
 
 int fs_mount_of_path(const char *path, uint64_t *mount)
@@ -116,14 +158,14 @@ int fs_mount_of_directory(const char *path, uint64_t *mount)
  */
 static int open_directory(const char *path)
 {
-	int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int fd = base_above_streams(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	char *parent;
 
 	if (fd >= 0)
 		return fd;
-	parent = fs_directory_of(path);
+	parent = base_directory_of(path);
 	if (parent)
-		fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		fd = base_above_streams(open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	free(parent);
 	return fd;
 }

@@ -29,6 +29,13 @@ uint64_t fs_free_bytes(const struct statfs *system)
 	return __builtin_mul_overflow(blocks, unit, &bytes) ? UINT64_MAX : bytes;
 }
 
+uint64_t fs_free_bytes_behind(int fd)
+{
+	struct statfs system;
+
+	return fstatfs(fd, &system) ? UINT64_MAX : fs_free_bytes(&system);
+}
+
 static int look(const char *path, struct fs_space *space)
 {
 	struct statfs system;
@@ -47,32 +54,43 @@ static void note_device(struct fs_space *space, const struct stat *status)
 	space->device_minor = minor(status->st_dev);
 }
 
-int fs_space_of_path(const char *path, struct fs_space *space)
+int fs_space_of_found(const char *path, const struct fs_found *found, struct fs_space *space)
 {
-	struct stat status;
 	char *directory;
 	int ret;
 
 	memset(space, 0, sizeof(*space));
 	space->free_bytes = UINT64_MAX;
-	if (!stat(path, &status)) {
-		if (!S_ISREG(status.st_mode))
-			return -EINVAL;
-		note_device(space, &status);
-		space->replaced_bytes = (uint64_t)status.st_blocks * 512;
-		return look(path, space);
-	}
+	if (found->code)
+		return found->code;
 	/* Where a link that leads to nothing leads to is found out when the file is made. */
-	if (errno != ENOENT || !lstat(path, &status))
-		return -errno;
-	directory = fs_directory_of(path);
+	if (found->dangling)
+		return -ENOENT;
+	if (!found->absent && !found->regular)
+		return -EINVAL;
+	directory = found->absent ? base_directory_of(path) : strdup(path);
 	if (!directory)
 		return -ENOMEM;
-	ret = stat(directory, &status) ? -errno : look(directory, space);
-	if (!ret)
-		note_device(space, &status);
+	ret = look(directory, space);
+	space->device_major = found->device_major;
+	space->device_minor = found->device_minor;
 	free(directory);
 	return ret;
+}
+
+int fs_space_of_path(const char *path, struct fs_space *space)
+{
+	struct fs_found found;
+
+	fs_find(path, &found);
+	return fs_space_of_found(path, &found, space);
+}
+
+uint64_t fs_replaced_bytes(const char *path)
+{
+	struct stat status;
+
+	return stat(path, &status) ? 0 : (uint64_t)status.st_blocks * 512;
 }
 
 int fs_space_of_directory(const char *path, struct fs_space *space)
@@ -89,7 +107,7 @@ int fs_space_of_directory(const char *path, struct fs_space *space)
 		ret = stat(at, &status) ? -errno : look(at, space);
 		if (ret != -ENOENT || !strcmp(at, "/") || !strcmp(at, "."))
 			break;
-		above = fs_directory_of(at);
+		above = base_directory_of(at);
 		free(at);
 		at = above;
 	}

@@ -29,22 +29,11 @@ static void read_mount(const char *root, const struct statx *status, struct fs_m
 
 static bool is_remote(const struct fs_storage *storage)
 {
-	switch (storage->family) {
-	case FS_XFS:
-	case FS_EXT:
-	case FS_BTRFS:
-	case FS_ZFS:
-	case FS_TMPFS:
-	case FS_OVERLAY:
-		return false;
-	case FS_OTHER:
-	case FS_FUSE:
-		/* A block device behind FUSE is this host's. */
+	/* A block device behind FUSE is this host's. */
+	if (storage->family == FS_OTHER || storage->family == FS_FUSE)
 		return strcmp(storage->mount.type, "fuseblk") &&
 		       fs_type_is_shared(storage->mount.type);
-	default:
-		return true;
-	}
+	return !fs_is_local(storage->family);
 }
 
 /* Disks have it beside themselves; partitions, in the folder above. */

@@ -17,7 +17,7 @@ static int open_below(const char *root, const char *path)
 
 	if ((size_t)snprintf(whole, sizeof(whole), "%s%s", root, path) >= sizeof(whole))
 		return -ENAMETOOLONG;
-	fd = open(whole, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	fd = base_above_streams(open(whole, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
 	return fd < 0 ? -errno : fd;
 }
 

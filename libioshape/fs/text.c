@@ -65,12 +65,3 @@ bool fs_find_number(const char *list, size_t bytes, char separator, const char *
 	return fs_find_value(list, bytes, separator, name, &value, &value_bytes) &&
 	       fs_whole_number(value, value_bytes, number);
 }
-
-char *fs_directory_of(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-
-	return !slash        ? strdup(".") :
-	       slash == path ? strdup("/") :
-			       strndup(path, (size_t)(slash - path));
-}

@@ -23,7 +23,4 @@ bool fs_find_value(const char *list, size_t bytes, char separator, const char *n
 bool fs_find_number(const char *list, size_t bytes, char separator, const char *name,
 		    uint64_t *number);
 
-/* The directory that the last part of a path is in, to be freed; NULL without memory. */
-char *fs_directory_of(const char *path);
-
 #endif

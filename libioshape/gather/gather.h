@@ -117,11 +117,11 @@ int gather_sender_put(struct gather_sender *sender, const void *data, size_t byt
 		      struct base_error *error);
 /*
  * The same for bytes in the shared memory, at `offset` of its fd: they are not copied, and must
- * stay as they are until gather_sender_taken() has passed them. Over functions it is the same as
- * the above.
+ * stay as they are until gather_sender_taken() has passed them. Their checksum goes with them, so
+ * that nobody need look at them again. Over functions it is the same as the above.
  */
 int gather_sender_put_shared(struct gather_sender *sender, const void *data, uint64_t offset,
-			     size_t bytes, struct base_error *error);
+			     size_t bytes, uint32_t crc32, struct base_error *error);
 /* Bytes put so far; and of these, what nobody needs any more. */
 uint64_t gather_sender_offset(const struct gather_sender *sender);
 uint64_t gather_sender_taken(struct gather_sender *sender);
@@ -160,6 +160,17 @@ int gather_receiver_open_comm(struct gather_receiver **out, const struct ioshape
  */
 int gather_receiver_next(struct gather_receiver *receiver, const void **data, size_t *bytes,
 			 struct base_error *error);
+/*
+ * From now on bytes stay as they are until they are released; but where gather_receiver_lasts()
+ * denies it of the run handed out last, only until the next call. That is then -EAGAIN, without a
+ * sentence, where nothing goes on before something is released.
+ */
+void gather_receiver_hold(struct gather_receiver *receiver);
+bool gather_receiver_lasts(const struct gather_receiver *receiver);
+/* All before this offset in the stream is not needed any more. */
+void gather_receiver_release(struct gather_receiver *receiver, uint64_t offset);
+/* The checksum that the sender has given for the run handed out last. False: none. */
+bool gather_receiver_summed(const struct gather_receiver *receiver, uint32_t *crc32);
 /* After the end: the sender's checksum. */
 uint32_t gather_receiver_crc32(const struct gather_receiver *receiver);
 /* Before the end the sender is told to stop. NULL is fine. */

@@ -41,7 +41,8 @@ static bool is_locked(int fd)
 
 static int open_life(int folder_fd, const char *name)
 {
-	return openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	return base_above_streams(
+		openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 }
 
 static bool lives(int folder_fd, const char *name)
@@ -101,7 +102,8 @@ static int sweep_one(void *opaque, const char *name)
 
 	if (strncmp(name, FOLDER_MARK, strlen(FOLDER_MARK)) != 0)
 		return 0;
-	fd = openat(sweeping->place_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	fd = base_above_streams(
+		openat(sweeping->place_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 	if (fd < 0)
 		return 0;
 	snprintf(path, sizeof(path), "%s/%s", sweeping->folder->place, name);

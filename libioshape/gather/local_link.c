@@ -39,7 +39,7 @@ int local_link_take(struct local_link *link, int fd)
 	int ret = 0;
 
 	*link = (struct local_link){ .fd = base_own(fd), .process_fd = -1 };
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &bytes))
+	if (getsockopt(link->fd, SOL_SOCKET, SO_PEERCRED, &other, &bytes))
 		ret = -errno;
 	else if (!base_is_own_user(other.uid))
 		ret = -EPERM;
@@ -127,7 +127,7 @@ static int passed_fd(struct msghdr *message)
 	count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(fd);
 	for (size_t i = 0; i < count; i++) {
 		memcpy(&fd, CMSG_DATA(head) + i * sizeof(fd), sizeof(fd));
-		base_own(fd);
+		fd = base_own(fd);
 		if (count > 1)
 			close_passed(&fd);
 	}

@@ -23,13 +23,13 @@
 
 #define LOCAL_SOCKET_MARK "stream-"
 
-#define LOCAL_MAGIC UINT64_C(0x31656d6165727473) /* "stream" and the version of what follows */
+#define LOCAL_MAGIC UINT64_C(0x32656d6165727473) /* "stream" and the version of what follows */
 
 enum local_kind {
 	/* From the sender. */
 	LOCAL_HELLO = 1, /* a: LOCAL_MAGIC; b: rank; with the fd of its memory, if any */
 	LOCAL_BYTES,     /* they follow */
-	LOCAL_REFERENCE, /* a: offset in the memory; b: bytes */
+	LOCAL_REFERENCE, /* a: offset in the memory; b: bytes; crc32: of them */
 	LOCAL_END,       /* a: bytes in all; b: checksum */
 	LOCAL_FAIL,      /* a text follows */
 	/* From the receiver. */
@@ -41,7 +41,7 @@ enum local_kind {
 /* Before each message; one host, so the machine's own numbers. */
 struct local_head {
 	uint32_t kind;
-	uint32_t reserved;
+	uint32_t crc32;
 	uint64_t a, b;
 };
 

@@ -33,8 +33,8 @@ static int map(struct news *news, int fd)
 int news_make(struct news *news, int folder_fd)
 {
 	static const uint8_t zeros[PAGE_BYTES];
-	const int fd = openat(folder_fd, FILE_NAME,
-			      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	const int fd = base_above_streams(openat(
+		folder_fd, FILE_NAME, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
 	ssize_t written;
 	int ret = 0;
 
@@ -51,7 +51,8 @@ int news_make(struct news *news, int folder_fd)
 
 int news_find(struct news *news, int folder_fd)
 {
-	const int fd = openat(folder_fd, FILE_NAME, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+	const int fd =
+		base_above_streams(openat(folder_fd, FILE_NAME, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
 	struct stat stat;
 	int ret = fd < 0 || fstat(fd, &stat) ? -errno : 0;
 

@@ -37,14 +37,14 @@ int gather_sender_put(struct gather_sender *sender, const void *data, size_t byt
 }
 
 int gather_sender_put_shared(struct gather_sender *sender, const void *data, uint64_t offset,
-			     size_t bytes, struct base_error *error)
+			     size_t bytes, uint32_t crc32, struct base_error *error)
 {
 	int ret = sender->failure.code;
 
 	if (!ret && sender->ended)
 		ret = base_refuse(&sender->failure, -EINVAL, "bytes were put into an ended stream");
 	if (!ret && bytes)
-		ret = sender->ops->put_shared(sender, data, offset, bytes, &sender->failure);
+		ret = sender->ops->put_shared(sender, data, offset, bytes, crc32, &sender->failure);
 	if (!ret)
 		sender->offset += bytes;
 	return keep(&sender->failure, ret, error);
@@ -90,6 +90,14 @@ void gather_sender_free(struct gather_sender *sender, const char *why)
 		sender->ops->close(sender, why ? why : "it gave up");
 }
 
+static void release(struct gather_receiver *receiver, uint64_t offset)
+{
+	if (offset <= receiver->released)
+		return;
+	receiver->released = MIN(offset, receiver->offset);
+	receiver->ops->release(receiver);
+}
+
 int gather_receiver_next(struct gather_receiver *receiver, const void **data, size_t *bytes,
 			 struct base_error *error)
 {
@@ -97,13 +105,39 @@ int gather_receiver_next(struct gather_receiver *receiver, const void **data, si
 
 	*data = NULL;
 	*bytes = 0;
+	if (!receiver->holds)
+		release(receiver, receiver->offset);
 	if (!ret && !receiver->ended) {
+		receiver->summed = receiver->lasts = false;
 		ret = receiver->ops->next(receiver, data, bytes, &receiver->failure);
 		receiver->ended = !ret && !*bytes;
 	}
+	if (ret == -EAGAIN && !receiver->failure.code)
+		return ret;
 	if (!ret)
 		receiver->offset += *bytes;
 	return keep(&receiver->failure, ret, error);
+}
+
+void gather_receiver_hold(struct gather_receiver *receiver)
+{
+	receiver->holds = true;
+}
+
+bool gather_receiver_lasts(const struct gather_receiver *receiver)
+{
+	return receiver->holds && receiver->lasts;
+}
+
+void gather_receiver_release(struct gather_receiver *receiver, uint64_t offset)
+{
+	release(receiver, offset);
+}
+
+bool gather_receiver_summed(const struct gather_receiver *receiver, uint32_t *crc32)
+{
+	*crc32 = receiver->run_crc32;
+	return receiver->summed;
 }
 
 uint32_t gather_receiver_crc32(const struct gather_receiver *receiver)

@@ -15,6 +15,11 @@
 /* A connection that has not named its rank by then is closed. */
 #define SILENCE_MS 10000u
 
+/* Begins the name that a socket has before it listens. */
+#define HIDDEN_MARK "." LOCAL_SOCKET_MARK
+/* Listeners that tidy may take ours for a dead one's just then. */
+#define MOST_TRIES 16
+
 struct newcomer {
 	struct local_link link;
 	uint64_t since_ns;
@@ -34,13 +39,14 @@ struct gather_listener {
 
 /* ---- The socket ------------------------------------------------------------------------------ */
 
-/* It gets its name only when it listens: a socket with a name that nobody listens at is dead. */
+/* It gets its name only when it listens: a socket with a name that nobody listens at is dead.
+ * -ENOENT: what it was called before was removed meanwhile. */
 static int listen_at(int fd, const struct sockaddr_un *at)
 {
 	struct sockaddr_un before = { .sun_family = AF_UNIX };
 	int ret = 0;
 
-	snprintf(before.sun_path, sizeof(before.sun_path), "%.*s/.%016llx",
+	snprintf(before.sun_path, sizeof(before.sun_path), "%.*s/" HIDDEN_MARK "%016llx",
 		 (int)(strrchr(at->sun_path, '/') - at->sun_path), at->sun_path,
 		 (unsigned long long)base_random());
 	if (bind(fd, (const struct sockaddr *)&before, sizeof(before)))
@@ -51,9 +57,30 @@ static int listen_at(int fd, const struct sockaddr_un *at)
 	return ret;
 }
 
+/* The socket, or a negative errno. */
+static int listen_anew(const struct sockaddr_un *at)
+{
+	int fd, ret = -ENOENT;
+
+	for (int tries = 0; ret == -ENOENT && tries < MOST_TRIES; tries++) {
+		fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+		ret = fd < 0 ? -errno : listen_at(fd, at);
+		if (ret)
+			base_close(fd);
+	}
+	return ret ? ret : fd;
+}
+
+static bool has_our_mark(const char *name)
+{
+	return !strncmp(name, LOCAL_SOCKET_MARK, strlen(LOCAL_SOCKET_MARK)) ||
+	       !strncmp(name, HIDDEN_MARK, strlen(HIDDEN_MARK));
+}
+
 static bool is_dead(const struct sockaddr_un *at)
 {
-	const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	const int fd = base_above_streams(
+		socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 	const bool refused = fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof(*at)) &&
 			     errno == ECONNREFUSED;
 
@@ -74,7 +101,7 @@ static void remove_dead(const struct sockaddr_un *beside)
 		 (int)(strrchr(beside->sun_path, '/') - beside->sun_path), beside->sun_path);
 	listing = opendir(folder);
 	while (listing && (entry = readdir(listing))) {
-		if (strncmp(entry->d_name, LOCAL_SOCKET_MARK, strlen(LOCAL_SOCKET_MARK)) != 0 ||
+		if (!has_our_mark(entry->d_name) ||
 		    snprintf(at.sun_path, sizeof(at.sun_path), "%s/%s", folder, entry->d_name) >=
 			    (int)sizeof(at.sun_path))
 			continue;
@@ -100,9 +127,9 @@ int gather_listener_open(struct gather_listener **out, const char *address,
 	if (ret)
 		goto fail;
 	remove_dead(&at);
-	listener->fd = base_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-	ret = listener->fd < 0 ? -errno : listen_at(listener->fd, &at);
-	if (ret) {
+	listener->fd = listen_anew(&at);
+	if (listener->fd < 0) {
+		ret = listener->fd;
 		base_fail(error, ret,
 			  "cannot listen at \"%s\" for the other ranks of this host" BASE_REMEDY
 			  "end the process that does, or raise ulimit -n",
@@ -169,7 +196,8 @@ static int accept_all(struct gather_listener *listener, struct base_error *error
 		ret = make_room(listener, error);
 		if (ret || listener->count == MOST_NEWCOMERS)
 			return ret;
-		fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		fd = base_above_streams(
+			accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
 		if (fd < 0) {
 			if (errno == EAGAIN)
 				return 0;

@@ -18,10 +18,11 @@ struct comm_receiver {
 
 	pthread_mutex_t lock; /* of all below */
 	pthread_cond_t change;
-	uint64_t received; /* blocks; number i lies in the place i % blocks */
-	uint64_t released; /* blocks that are not needed any more */
-	size_t *sizes;     /* by place */
-	bool holds;        /* the block number `released` is handed out */
+	uint64_t received;       /* blocks; number i lies in the place i % blocks */
+	uint64_t handed;         /* blocks that were handed out */
+	uint64_t released;       /* blocks that are not needed any more */
+	size_t *sizes;           /* by place */
+	uint64_t released_bytes; /* the caller's: of the blocks that were released */
 	bool end_seen, finished, stop;
 	uint64_t total_bytes; /* said with the end */
 	uint32_t crc32;
@@ -218,12 +219,12 @@ static int next(struct gather_receiver *base, const void **data, size_t *bytes,
 	int ret = 0;
 
 	pthread_mutex_lock(&receiver->lock);
-	if (receiver->holds) {
-		receiver->released++;
-		receiver->holds = false;
-		pthread_cond_broadcast(&receiver->change);
+	if (receiver->received == receiver->handed && base->released < base->offset &&
+	    !receiver->failure.code) {
+		pthread_mutex_unlock(&receiver->lock);
+		return -EAGAIN;
 	}
-	while (!ret && receiver->received == receiver->released && !receiver->end_seen &&
+	while (!ret && receiver->received == receiver->handed && !receiver->end_seen &&
 	       !receiver->failure.code) {
 		if (base_cond_wait_ms(&receiver->change, &receiver->lock, STREAM_PATIENCE_MS))
 			continue;
@@ -231,11 +232,11 @@ static int next(struct gather_receiver *base, const void **data, size_t *bytes,
 		ret = stream_go_on(&base->wait, error);
 		pthread_mutex_lock(&receiver->lock);
 	}
-	if (!ret && receiver->received > receiver->released) {
-		place = receiver->released % receiver->blocks;
+	if (!ret && receiver->received > receiver->handed) {
+		place = receiver->handed++ % receiver->blocks;
 		*data = receiver->memory + place * receiver->block_bytes;
 		*bytes = receiver->sizes[place];
-		receiver->holds = true;
+		base->lasts = true;
 	} else if (!ret && receiver->failure.code) {
 		*error = receiver->failure;
 		base_error_of_rank(error, base->rank);
@@ -246,6 +247,24 @@ static int next(struct gather_receiver *base, const void **data, size_t *bytes,
 	}
 	pthread_mutex_unlock(&receiver->lock);
 	return ret;
+}
+
+/* Whole blocks: all of their bytes. */
+static void release(struct gather_receiver *base)
+{
+	struct comm_receiver *receiver = (struct comm_receiver *)base;
+
+	pthread_mutex_lock(&receiver->lock);
+	while (receiver->released < receiver->handed) {
+		const size_t bytes = receiver->sizes[receiver->released % receiver->blocks];
+
+		if (receiver->released_bytes + bytes > base->released)
+			break;
+		receiver->released_bytes += bytes;
+		receiver->released++;
+	}
+	pthread_cond_broadcast(&receiver->change);
+	pthread_mutex_unlock(&receiver->lock);
 }
 
 /* The thread may be in a function of the caller's, which ends after timeout_ms at the latest. */
@@ -268,7 +287,11 @@ static void close_receiver(struct gather_receiver *base)
 	free(receiver);
 }
 
-static const struct stream_receiver_ops ops = { .next = next, .close = close_receiver };
+static const struct stream_receiver_ops ops = {
+	.next = next,
+	.release = release,
+	.close = close_receiver,
+};
 
 int gather_receiver_open_comm(struct gather_receiver **out, const struct ioshape_comm *comm,
 			      uint32_t from, uint32_t tag, size_t block_bytes, unsigned blocks,

@@ -19,7 +19,8 @@ struct local_receiver {
 	int memory_fd; /* of the sender; -1 for none */
 	const uint8_t *view;
 	uint64_t view_bytes;
-	uint64_t told; /* how many bytes the sender knows to be taken */
+	uint64_t told;             /* how many bytes the sender knows to be taken */
+	struct local_head waiting; /* a message that waits until all is released; kind 0: none */
 	uint8_t message[LOCAL_INLINE_BYTES];
 };
 
@@ -77,20 +78,23 @@ static int follow_reference(struct local_receiver *receiver, const struct local_
 	madvise((void *)(uintptr_t)(receiver->view + begin), end - begin, MADV_POPULATE_READ);
 	*data = receiver->view + head->a;
 	*bytes = (size_t)head->b;
+	receiver->base.lasts = true;
+	receiver->base.summed = true;
+	receiver->base.run_crc32 = head->crc32;
 	return 0;
 }
 
 /* -EAGAIN if there is no room for it now. The sender's end is found out when it is listened to. */
 static int tell(struct local_receiver *receiver)
 {
-	const struct local_head head = { .kind = LOCAL_TAKEN, .a = receiver->base.offset };
+	const struct local_head head = { .kind = LOCAL_TAKEN, .a = receiver->base.released };
 	int ret;
 
-	if (receiver->told == receiver->base.offset)
+	if (receiver->told == head.a)
 		return 0;
 	ret = local_link_send(&receiver->link, &head, NULL, 0, -1);
 	if (!ret)
-		receiver->told = receiver->base.offset;
+		receiver->told = head.a;
 	return ret;
 }
 
@@ -139,6 +143,28 @@ static int take_message(struct local_receiver *receiver, const struct local_head
 	return fail_gone(receiver, -EPROTO, error);
 }
 
+/* After the end the sender's memory is its own again, and another view takes the place of this one:
+ * not while somebody reads there. */
+static bool must_wait(const struct local_receiver *receiver, const struct local_head *head)
+{
+	if (receiver->base.released == receiver->base.offset)
+		return false;
+	return head->kind == LOCAL_END ||
+	       (head->kind == LOCAL_REFERENCE &&
+		(head->a > receiver->view_bytes || head->b > receiver->view_bytes - head->a));
+}
+
+static int receive_head(struct local_receiver *receiver, struct local_head *head, size_t *extra)
+{
+	if (!receiver->waiting.kind)
+		return local_link_receive(&receiver->link, head, receiver->message,
+					  sizeof(receiver->message), extra, NULL);
+	*head = receiver->waiting;
+	receiver->waiting.kind = 0;
+	*extra = 0;
+	return 0;
+}
+
 static int next(struct gather_receiver *base, const void **data, size_t *bytes,
 		struct base_error *error)
 {
@@ -148,17 +174,24 @@ static int next(struct gather_receiver *base, const void **data, size_t *bytes,
 	short events;
 	int ret;
 
-	/* What was handed out before is taken now. */
-	if (base->offset - receiver->told >= LOCAL_TELL_BYTES)
+	if (base->released - receiver->told >= LOCAL_TELL_BYTES)
 		tell(receiver);
 	for (;;) {
-		ret = local_link_receive(&receiver->link, &head, receiver->message,
-					 sizeof(receiver->message), &extra, NULL);
+		ret = receive_head(receiver, &head, &extra);
+		if (!ret && must_wait(receiver, &head)) {
+			receiver->waiting = head;
+			return -EAGAIN;
+		}
 		if (ret != -EAGAIN) {
 			ret = ret ? fail_gone(receiver, ret, error) :
 				    take_message(receiver, &head, extra, data, bytes, error);
 			base_error_of_rank(error, base->rank);
 			return ret;
+		}
+		/* The sender may wait for what is to be released. */
+		if (base->released < base->offset) {
+			tell(receiver);
+			return -EAGAIN;
 		}
 		events = POLLIN;
 		if (tell(receiver) == -EAGAIN)
@@ -191,7 +224,17 @@ static void close_receiver(struct gather_receiver *base)
 	free_receiver(receiver);
 }
 
-static const struct stream_receiver_ops ops = { .next = next, .close = close_receiver };
+/* The sender hears of it in next(). */
+static void release(struct gather_receiver *base)
+{
+	(void)base;
+}
+
+static const struct stream_receiver_ops ops = {
+	.next = next,
+	.release = release,
+	.close = close_receiver,
+};
 
 int gather_receiver_open_local(struct gather_receiver **out, struct gather_listener *listener,
 			       uint32_t rank, const struct gather_wait *wait,

@@ -111,9 +111,10 @@ static int put(struct gather_sender *base, const void *data, size_t bytes, struc
 }
 
 static int put_shared(struct gather_sender *base, const void *data, uint64_t offset, size_t bytes,
-		      struct base_error *error)
+		      uint32_t crc32, struct base_error *error)
 {
 	(void)offset;
+	(void)crc32;
 	return put(base, data, bytes, error);
 }
 

@@ -157,9 +157,11 @@ static int put(struct gather_sender *base, const void *data, size_t bytes, struc
 }
 
 static int put_shared(struct gather_sender *base, const void *data, uint64_t offset, size_t bytes,
-		      struct base_error *error)
+		      uint32_t crc32, struct base_error *error)
 {
 	struct local_sender *sender = (struct local_sender *)base;
+	const bool whole = bytes <= LOCAL_REFERENCE_BYTES;
+	const uint8_t *from = data;
 	size_t step;
 	int ret;
 
@@ -167,11 +169,12 @@ static int put_shared(struct gather_sender *base, const void *data, uint64_t off
 	if (!sender->has_memory || bytes < 4 * KIB)
 		return put(base, data, bytes, error);
 	ret = say_batch(sender, error);
-	for (; !ret && bytes; offset += step, bytes -= step) {
+	for (; !ret && bytes; from += step, offset += step, bytes -= step) {
 		struct local_head head = { .kind = LOCAL_REFERENCE, .a = offset };
 
 		step = MIN(bytes, LOCAL_REFERENCE_BYTES);
 		head.b = step;
+		head.crc32 = whole ? crc32 : base_crc32(0, from, step);
 		ret = say_part(sender, &head, NULL, 0, step, error);
 	}
 	return ret;

@@ -50,12 +50,10 @@ int ring_writer_put_beside(struct ring_writer *writer, const char *suffix, const
 	const struct ring_destination *file = &writer->file;
 	const uint64_t begin = base_now_ns();
 	char name[NAME_MAX + 1];
-	int ret = -EOPNOTSUPP;
+	int ret = -ENAMETOOLONG;
 
-	if (!writer->nil && !file->stream)
-		ret = snprintf(name, sizeof(name), "%s%s", file->name, suffix) > NAME_MAX ?
-			      -ENAMETOOLONG :
-			      put(writer, name, data, bytes);
+	if (snprintf(name, sizeof(name), "%s%s", file->name, suffix) <= NAME_MAX)
+		ret = put(writer, name, data, bytes);
 	writer->commit_ns += base_now_ns() - begin;
 	return !ret ? 0 :
 		      base_fail(error, ret, "cannot write \"%s%s\"" BASE_REMEDY "%s", file->path,

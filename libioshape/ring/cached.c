@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading through the page cache, where what is wanted lies there: by several threads. */
+/*
+ * Reading through the page cache, by several threads. What is not there the kernel is asked for,
+ * far ahead of them: it reads once what several processes want.
+ */
 #define _GNU_SOURCE
 #include "ring/read.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -20,6 +24,11 @@
 #define PARALLEL_BYTES (8 * MIB)
 
 #define MAX_THREADS 64u
+
+/* The kernel is asked for what lies so far ahead of those who copy. */
+#define AHEAD_BYTES (64 * MIB)
+/* One readahead(2) brings no more than the device takes in a request, which is seldom less. */
+#define ASK_BYTES (512 * KIB)
 
 /* ---- Is it cached? --------------------------------------------------------------------------- */
 
@@ -52,19 +61,56 @@ static bool is_sampled_cached(int fd, uint64_t offset, uint64_t bytes)
 	return hits > samples / 2;
 }
 
-bool ring_is_cached(int fd, uint64_t offset, uint64_t bytes)
+/* False where the kernel does not tell. */
+static bool count_cached(int fd, uint64_t offset, uint64_t bytes, uint64_t *cached)
 {
 	struct cachestat_range range = { offset, bytes };
 	struct cachestat_result result;
 
 	if (syscall(__NR_cachestat, fd, &range, &result, 0))
+		return false;
+	*cached = result.cached * (uint64_t)sysconf(_SC_PAGESIZE);
+	return true;
+}
+
+bool ring_is_cached(int fd, uint64_t offset, uint64_t bytes)
+{
+	uint64_t cached;
+
+	if (!count_cached(fd, offset, bytes, &cached))
 		return is_sampled_cached(fd, offset, bytes);
-	return result.cached * (uint64_t)sysconf(_SC_PAGESIZE) > bytes / 2;
+	return cached > bytes / 2;
+}
+
+/* ---- Ahead ----------------------------------------------------------------------------------- */
+
+/* That something cannot be asked for is nobody's failure: it is read when it is copied. */
+static void ask_for(struct ring_stream *stream, uint64_t begin, uint64_t end)
+{
+	const struct ring_input *input = stream->input;
+	uint64_t step, stretch, cached;
+
+	for (begin = MAX(begin, stream->asked_end); begin < end; begin += step) {
+		step = MIN(end - begin, ASK_BYTES);
+		if (begin >= stream->looked_end) {
+			stretch = MIN(RING_STRETCH_BYTES, input->base + input->bytes - begin);
+			stream->looked_end = begin + stretch;
+			stream->all_there = count_cached(input->fd, begin, stretch, &cached) &&
+					    cached >= stretch;
+		}
+		if (!stream->all_there)
+			readahead(input->fd, (off_t)begin, step);
+	}
+	stream->asked_end = MAX(stream->asked_end, end);
 }
 
 /* ---- Through the page cache ------------------------------------------------------------------ */
 
 struct crew {
+	struct ring_stream *stream;
+	bool asks;              /* it is worth while */
+	pthread_mutex_t asking; /* for the stream, and for: */
+	size_t asked;           /* pieces that the kernel has been asked for */
 	struct ring_reading *reading;
 	struct ring_piece *pieces;
 	size_t count;
@@ -103,6 +149,29 @@ static int read_piece(struct hand *hand, struct ring_piece *piece)
 	return ret;
 }
 
+/* Asks for pieces up to so far ahead of the one that is copied next, and then for what follows. */
+static void read_ahead(struct crew *crew, uint64_t from)
+{
+	/* Not a little at each call. */
+	const uint64_t limit = (from + AHEAD_BYTES) / ASK_BYTES * ASK_BYTES;
+	const struct ring_piece *piece;
+	uint64_t begin, end;
+
+	while (crew->asked < crew->count && crew->pieces[crew->asked].offset < limit) {
+		begin = end = crew->pieces[crew->asked].offset;
+		for (; crew->asked < crew->count && end - begin < ASK_BYTES; crew->asked++) {
+			piece = &crew->pieces[crew->asked];
+			if (piece->offset > end + RING_GAP_BYTES)
+				break;
+			end = MAX(end, ring_piece_end(piece));
+		}
+		ask_for(crew->stream, begin, end);
+	}
+	if (crew->asked == crew->count)
+		ask_for(crew->stream, ring_piece_end(&crew->pieces[crew->count - 1]),
+			MIN(limit, crew->stream->ahead_end));
+}
+
 /* Works until nothing is left. Only the caller's own thread may speak to the progress callback. */
 static void work(struct hand *hand, bool speaks)
 {
@@ -115,6 +184,11 @@ static void work(struct hand *hand, bool speaks)
 		if (begin >= crew->count)
 			break;
 		end = MIN(begin + crew->batch, crew->count);
+		/* One asks; the others find what it has asked for. */
+		if (crew->asks && !pthread_mutex_trylock(&crew->asking)) {
+			read_ahead(crew, crew->pieces[begin].offset);
+			pthread_mutex_unlock(&crew->asking);
+		}
 		for (size_t i = begin; !ret && i < end; i++)
 			ret = read_piece(hand, &crew->pieces[i]);
 		if (!ret && speaks)
@@ -140,10 +214,16 @@ static unsigned start_hands(struct hand *hands, unsigned wanted)
 	return started;
 }
 
-int ring_read_cached(struct ring_reading *reading, struct ring_piece *pieces, size_t count,
-		     uint64_t bytes)
+int ring_read_cached(struct ring_stream *stream, struct ring_reading *reading,
+		     struct ring_piece *pieces, size_t count, uint64_t bytes)
 {
-	struct crew crew = { .reading = reading, .pieces = pieces, .count = count };
+	struct crew crew = { .stream = stream,
+			     .asking = PTHREAD_MUTEX_INITIALIZER,
+			     .reading = reading,
+			     .pieces = pieces,
+			     .count = count,
+			     .asks = reading->all_cached &&
+				     (bytes >= ASK_BYTES || stream->ahead_end) };
 	unsigned wanted = bytes < PARALLEL_BYTES ? 1 :
 						   MIN(reading->lane->config.threads, MAX_THREADS);
 	struct hand *hands = calloc(wanted, sizeof(*hands));
@@ -152,6 +232,9 @@ int ring_read_cached(struct ring_reading *reading, struct ring_piece *pieces, si
 
 	if (!hands)
 		return base_no_memory(reading->error, "reading threads", wanted * sizeof(*hands));
+	/* Who has turned back asks again. */
+	if (stream->asked_end > ring_piece_end(&pieces[count - 1]) + AHEAD_BYTES)
+		stream->asked_end = stream->looked_end = 0;
 	/* Small pieces in batches of about a check block, large ones singly. */
 	crew.batch = MAX(1, MIN(64, count * MIB / MAX(bytes, 1)));
 	for (unsigned i = 0; i < wanted; i++)

@@ -34,15 +34,6 @@
 #define MARGIN_PERCENT 10
 #define UNSURE_MARGIN_PERCENT 50
 
-/*
- * The double of the standard depth, and of its memory, is tried where the storage is far away: the
- * standard, with more in flight than the first trials, was faster than they by more than the first
- * of these. It is taken if it is faster by more than the second.
- */
-#define FAR_PERCENT 50
-#define DEEP_MARGIN_PERCENT 25
-#define DEEP 28u
-
 /* After a failure. */
 #define AGAIN_AFTER_S 600
 
@@ -188,42 +179,7 @@ static int choose_engine(struct search *search)
 	return search->rate ? 0 : -ETIME;
 }
 
-/* Where requests are not stripes it may take more of them to keep a distant storage busy. */
-static void try_depths(struct search *search)
-{
-	struct ring_calibration *calibration = search->calibration;
-	const enum ioshape_engine engine = order[search->best];
-	struct ring_trial usual = { engine, RING_BLOCK_BYTES, RING_DEPTH - 1, 0 };
-	struct ring_trial deep = { engine, RING_BLOCK_BYTES, DEEP - 1, 0 };
-	const uint64_t usual_bytes = usual.depth * usual.block_bytes;
-	const uint64_t deep_bytes = deep.depth * deep.block_bytes;
-
-	calibration->block_bytes = RING_BLOCK_BYTES;
-	calibration->depth = RING_DEPTH;
-	if (!has_time(search, usual_bytes, search->rate) ||
-	    ring_bench_try(&search->bench, &usual, usual_bytes, 0))
-		return;
-	record(search, &usual);
-	calibration->bytes_per_s = usual.bytes_per_s;
-	if (!is_faster(usual.bytes_per_s, search->rate, FAR_PERCENT) ||
-	    !has_time(search, deep_bytes, usual.bytes_per_s) ||
-	    ring_bench_try(&search->bench, &deep, deep_bytes, 0))
-		return;
-	record(search, &deep);
-	if (!is_faster(deep.bytes_per_s, usual.bytes_per_s, DEEP_MARGIN_PERCENT))
-		return;
-	calibration->depth = DEEP;
-	calibration->bytes_per_s = deep.bytes_per_s;
-}
-
-static bool depth_is_free(const struct search *search, const struct ring_config *config)
-{
-	return !ring_stripes_at(&search->bench.fs.layout, 0) && search->best != BUFFERED &&
-	       !config->block_bytes && !config->depth;
-}
-
-static int search_all(struct search *search, const struct ring_config *config,
-		      struct base_error *error)
+static int search_all(struct search *search, struct base_error *error)
 {
 	struct ring_calibration *calibration = search->calibration;
 	int ret;
@@ -232,19 +188,11 @@ static int search_all(struct search *search, const struct ring_config *config,
 	ret = probe(search);
 	if (ret)
 		return base_fail(error, ret, ret == -ETIME ? TOO_SLOW : "nothing could be written");
-	ring_bench_target(&search->bench, calibration);
 	ret = choose_engine(search);
 	if (ret)
 		return base_refuse(error, ret, TOO_SLOW);
 	calibration->engine = order[search->best];
 	calibration->bytes_per_s = search->rate;
-	if (depth_is_free(search, config))
-		try_depths(search);
-	/* More at a time may be faster than one by one. */
-	if (calibration->target_bytes_per_s)
-		calibration->target_bytes_per_s =
-			MAX(calibration->target_bytes_per_s,
-			    calibration->bytes_per_s / ring_bench_targets(&search->bench));
 	return 0;
 }
 
@@ -262,7 +210,7 @@ static int calibrate(const struct ring_config *config, const char *path, uint64_
 	search.bench.end_ns = begin + base_ms_to_ns(LATEST_MS);
 	ret = ring_bench_open(&search.bench, config, path, error);
 	if (!ret)
-		ret = search_all(&search, config, error);
+		ret = search_all(&search, error);
 	ring_bench_close(&search.bench);
 	calibration->took_s = base_seconds(base_now_ns() - begin);
 	calibration->measured_at = base_wall_seconds();
@@ -356,17 +304,10 @@ static void age_text(double seconds, char *text, size_t text_bytes)
 static void follow(struct ring_choice *choice, const char *when)
 {
 	const struct ring_calibration *calibration = &choice->calibration;
-	const uint64_t block = calibration->block_bytes;
-	char shape[64] = "";
 
 	choice->reason = RING_AS_CALIBRATED;
-	if (block)
-		snprintf(shape, sizeof(shape), " %llu%c x %u",
-			 (unsigned long long)(block / (block % MIB ? KIB : MIB)),
-			 block % MIB ? 'K' : 'M', calibration->depth);
-	snprintf(choice->why, sizeof(choice->why), "calibrated %s: %s%s, %.2f GB/s", when,
-		 ring_engine_name(calibration->engine), shape,
-		 (double)calibration->bytes_per_s / 1e9);
+	snprintf(choice->why, sizeof(choice->why), "calibrated %s: %s, %.2f GB/s", when,
+		 ring_engine_name(calibration->engine), (double)calibration->bytes_per_s / 1e9);
 }
 
 static bool recall(struct ring_choice *choice, const struct ring_config *config)
@@ -442,7 +383,6 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 	enum ring_reason against;
 
 	memset(choice, 0, sizeof(*choice));
-	choice->memory = config->memory;
 	against = reason_against(config, path, expected_bytes, choice->mount);
 	if (against)
 		give_reason(choice, against);
@@ -460,7 +400,7 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 		try_now(choice, config, path, expected_bytes);
 }
 
-int ring_foresee(const struct ring_config *config, const char *directory,
+int ring_foresee(const struct ring_config *config, const char *directory, enum fs_family family,
 		 const struct fs_layout *layout, uint64_t file_bytes,
 		 struct ring_forecast *forecast, struct base_error *error)
 {
@@ -474,50 +414,25 @@ int ring_foresee(const struct ring_config *config, const char *directory,
 	free(path);
 	forecast->trial_to_come = choice.reason == RING_NOT_TRIED;
 	forecast->calibration = choice.calibration;
-	forecast->shape = ring_shape_chosen(config, &choice, layout, file_bytes, forecast->why,
-					    sizeof(forecast->why));
+	forecast->shape = ring_shape_chosen(config, &choice, family, layout, file_bytes,
+					    forecast->why, sizeof(forecast->why));
 	return 0;
 }
 
-/* The nearest number of them, but one at least; 0 stays unknown. */
-static uint64_t whole_stripes(uint64_t bytes, uint64_t stripe_bytes)
-{
-	return bytes ? MAX((bytes + stripe_bytes / 2) / stripe_bytes, 1) * stripe_bytes : 0;
-}
-
 struct ring_shape ring_shape_chosen(const struct ring_config *config,
-				    const struct ring_choice *choice,
+				    const struct ring_choice *choice, enum fs_family family,
 				    const struct fs_layout *layout, uint64_t file_bytes, char *why,
 				    size_t why_bytes)
 {
 	const struct ring_calibration *calibration = &choice->calibration;
-	const bool follows = choice->reason == RING_AS_CALIBRATED;
-	char rule[64] = "";
-	const struct fs_part *part = ring_stripes_at(layout, 0);
-	struct ring_config known = *config;
 	struct ring_shape shape;
+	char rule[64] = "";
 
-	/* Of files that are not striped nobody knows what lies on one target. */
-	if (follows && part)
-		known.target_bytes =
-			whole_stripes(ring_target_bytes(calibration), part->stripe_bytes);
-	shape = ring_shape_for(&known, layout, file_bytes, rule, sizeof(rule));
+	shape = ring_shape_for(config, family, layout, file_bytes, rule, sizeof(rule));
 	snprintf(why, why_bytes, "%s%s%s", choice->why, *rule ? "; " : "", rule);
-	if (!follows)
-		return shape;
-	if (calibration->engine != IOSHAPE_ENGINE_BUFFERED ||
-	    config->direct != IOSHAPE_DIRECT_REQUIRE)
+	if (choice->reason == RING_AS_CALIBRATED &&
+	    (calibration->engine != IOSHAPE_ENGINE_BUFFERED ||
+	     config->direct != IOSHAPE_DIRECT_REQUIRE))
 		shape.engine = calibration->engine;
-	if (*rule || !calibration->block_bytes)
-		return shape;
-	shape.block_bytes = calibration->block_bytes;
-	shape.depth = calibration->depth;
 	return shape;
-}
-
-void ring_choice_went(const struct ring_choice *choice, uint64_t bytes, double seconds)
-{
-	if (choice->reason == RING_AS_CALIBRATED && bytes >= RING_TRIAL_FILE_BYTES && seconds > 0)
-		ring_memory_watch(choice->memory, choice->mount,
-				  (uint64_t)((double)bytes / seconds), base_wall_seconds());
 }

@@ -34,7 +34,6 @@ enum ring_reason {
 
 struct ring_choice {
 	enum ring_reason reason;
-	struct ring_memory *memory;          /* in which it was looked up */
 	struct ring_calibration calibration; /* zeros if it is not followed */
 	char mount[FS_POOL_BYTES];           /* "" if it was not looked up */
 	char why[128];                       /* for the report */
@@ -52,12 +51,9 @@ void ring_choose(const struct ring_config *config, const char *path, uint64_t ex
 
 /* The shape of the file with this layout. Pure. `why` receives the words of the report. */
 struct ring_shape ring_shape_chosen(const struct ring_config *config,
-				    const struct ring_choice *choice,
+				    const struct ring_choice *choice, enum fs_family family,
 				    const struct fs_layout *layout, uint64_t file_bytes, char *why,
 				    size_t why_bytes);
-
-/* How it went: so many bytes, on stable storage in so many seconds. */
-void ring_choice_went(const struct ring_choice *choice, uint64_t bytes, double seconds);
 
 /* ---- Trials (trial.c) ------------------------------------------------------------------------ */
 
@@ -88,11 +84,6 @@ void ring_bench_close(struct ring_bench *bench);
 int ring_bench_try(struct ring_bench *bench, struct ring_trial *trial, uint64_t bytes,
 		   uint64_t give_up_ns);
 
-/* What one storage target is like (medium.c). Where that cannot be seen it stays unknown. */
-/* Over which the file of the trial goes. */
-uint32_t ring_bench_targets(const struct ring_bench *bench);
-void ring_bench_target(const struct ring_bench *bench, struct ring_calibration *calibration);
-
 /* ---- What is remembered (calibrated.c) ------------------------------------------------------- */
 
 /* `memory` may be NULL: then nothing is remembered. */
@@ -108,7 +99,6 @@ int ring_memory_get(struct ring_memory *memory, const char *mount, double since,
 /* Also on disk, if that can be. */
 void ring_memory_put(struct ring_memory *memory, const char *mount,
 		     const struct ring_calibration *calibration);
-void ring_memory_drop(struct ring_memory *memory, const char *mount);
 
 /*
  * Who finds nothing remembered and wants to try. -EBUSY while somebody else does, here or in
@@ -123,18 +113,18 @@ int ring_memory_try(struct ring_memory *memory, const char *mount, double now,
 void ring_memory_tried(struct ring_memory *memory, const char *mount, double not_before,
 		       struct ring_turn *turn);
 
-/* A large save went at this speed. Drops what is remembered if the last ones differ from it. */
-void ring_memory_watch(struct ring_memory *memory, const char *mount, uint64_t bytes_per_s,
-		       double now);
-
-/* Saves that are compared, how much they must differ, and how old what is remembered must be. */
-#define RING_WATCHED_SAVES 5
-#define RING_DRIFT 2
-#define RING_LEAST_AGE_S 3600
+/*
+ * What files of such a shape have taught on the filesystem that was described last, in this
+ * process; zeros if that is nothing.
+ */
+void ring_memory_recall(struct ring_memory *memory, const struct fs_memory *on,
+			const struct ring_shape *shape, struct ring_taught *taught);
+void ring_memory_learn(struct ring_memory *memory, const struct fs_memory *on,
+		       const struct ring_shape *shape, const struct ring_taught *taught);
 
 /* ---- As text (calibration_text.c) ------------------------------------------------------------ */
 
-#define RING_CALIBRATION_FORMAT BASE_FORMAT(2u)
+#define RING_CALIBRATION_FORMAT BASE_FORMAT(3u)
 #define RING_CALIBRATION_TEXT_BYTES 4096
 
 const char *ring_engine_name(enum ioshape_engine engine);

@@ -33,15 +33,23 @@ struct entry {
 	bool trying;
 	double not_before; /* nobody tries, because it has failed */
 	struct ring_calibration calibration;
-	uint64_t watched[RING_WATCHED_SAVES];
-	unsigned watched_count;
 	uint64_t used; /* by the count below */
+};
+
+/* What the last file of its kind has taught. */
+struct lesson {
+	uint64_t device;
+	bool striped;
+	size_t block_bytes;
+	struct ring_taught taught;
+	uint64_t used; /* by the count below; 0: free */
 };
 
 struct ring_memory {
 	char cache[PATH_MAX]; /* the user's cache folder; "": none */
 	pthread_mutex_t lock;
 	struct entry entries[MOST_MOUNTS];
+	struct lesson lessons[MOST_MOUNTS];
 	uint64_t uses;
 };
 
@@ -140,24 +148,20 @@ static int read_file(const struct ring_memory *memory, const char *mount,
 	return ret ? -ENOENT : 0;
 }
 
-/* NULL: it is removed. */
 static void write_file(const struct ring_memory *memory, const char *mount,
 		       const struct ring_calibration *calibration)
 {
 	char text[RING_CALIBRATION_TEXT_BYTES], name[64];
 	struct ring_private_folder shelf;
-	int fd = enter(memory, &shelf, calibration);
-	size_t bytes = 0;
+	int fd = enter(memory, &shelf, true);
+	size_t bytes;
 
 	if (fd < 0)
 		return;
 	file_name(mount, ".txt", name);
-	if (calibration)
-		bytes = ring_calibration_print(mount, calibration, text, sizeof(text));
+	bytes = ring_calibration_print(mount, calibration, text, sizeof(text));
 	if (bytes)
 		ring_private_put(&shelf, fd, name, text, bytes, NULL);
-	else
-		ring_private_remove(fd, name);
 	leave(&shelf, fd);
 }
 
@@ -245,7 +249,6 @@ static void keep(struct ring_memory *memory, const char *mount,
 	if (entry) {
 		entry->known = true;
 		entry->calibration = *calibration;
-		entry->watched_count = 0;
 	}
 	pthread_mutex_unlock(&memory->lock);
 }
@@ -279,18 +282,6 @@ void ring_memory_put(struct ring_memory *memory, const char *mount,
 		return;
 	keep(memory, mount, calibration);
 	write_file(memory, mount, calibration);
-}
-
-void ring_memory_drop(struct ring_memory *memory, const char *mount)
-{
-	struct entry *entry;
-
-	pthread_mutex_lock(&memory->lock);
-	entry = find(memory, mount);
-	if (entry)
-		entry->known = false;
-	pthread_mutex_unlock(&memory->lock);
-	write_file(memory, mount, NULL);
 }
 
 /* ---- Turns ----------------------------------------------------------------------------------- */
@@ -364,63 +355,52 @@ void ring_memory_tried(struct ring_memory *memory, const char *mount, double not
 		end_trying(memory, mount, not_before);
 }
 
-/* ---- Drift ----------------------------------------------------------------------------------- */
+/* ---- What files have taught ------------------------------------------------------------------ */
 
-static int compare(const void *a, const void *b)
+/* Under the lock. Of the same device and shape; else the one used longest ago. */
+static struct lesson *find_lesson(struct ring_memory *memory, const struct fs_memory *on,
+				  const struct ring_shape *shape)
 {
-	const uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+	const uint64_t device = (uint64_t)on->device_major << 32 | on->device_minor;
+	struct lesson *lesson = &memory->lessons[0];
 
-	return (left > right) - (left < right);
+	for (size_t i = 0; i < MOST_MOUNTS; i++) {
+		struct lesson *one = &memory->lessons[i];
+
+		if (one->used && one->device == device && one->striped == (shape->targets > 0) &&
+		    one->block_bytes == shape->block_bytes) {
+			lesson = one;
+			break;
+		}
+		if (one->used < lesson->used)
+			lesson = one;
+	}
+	if (lesson->device != device || lesson->striped != (shape->targets > 0) ||
+	    lesson->block_bytes != shape->block_bytes)
+		*lesson = (struct lesson){ .device = device,
+					   .striped = shape->targets > 0,
+					   .block_bytes = shape->block_bytes };
+	lesson->used = ++memory->uses;
+	return lesson;
 }
 
-static uint64_t median(const struct entry *entry)
+void ring_memory_recall(struct ring_memory *memory, const struct fs_memory *on,
+			const struct ring_shape *shape, struct ring_taught *taught)
 {
-	uint64_t sorted[RING_WATCHED_SAVES];
-
-	memcpy(sorted, entry->watched, sizeof(sorted));
-	qsort(sorted, RING_WATCHED_SAVES, sizeof(sorted[0]), compare);
-	return sorted[RING_WATCHED_SAVES / 2];
-}
-
-/*
- * Saves cost more than the bytes of a trial: copies, checksums, neighbours. So they are compared
- * with the first ones after the trial, not with the trial itself.
- */
-static bool has_drifted(uint64_t usual, uint64_t now)
-{
-	return now > usual * RING_DRIFT || now < usual / RING_DRIFT;
-}
-
-void ring_memory_watch(struct ring_memory *memory, const char *mount, uint64_t bytes_per_s,
-		       double now)
-{
-	struct ring_calibration calibration;
-	bool drifted = false, settled = false;
-	struct entry *entry;
-	uint64_t middle;
-
+	memset(taught, 0, sizeof(*taught));
 	if (!memory)
 		return;
 	pthread_mutex_lock(&memory->lock);
-	entry = find(memory, mount);
-	if (!entry || !entry->known) {
-		pthread_mutex_unlock(&memory->lock);
-		return;
-	}
-	entry->watched[entry->watched_count++ % RING_WATCHED_SAVES] = bytes_per_s;
-	if (entry->watched_count >= RING_WATCHED_SAVES) {
-		middle = median(entry);
-		if (!entry->calibration.usual_bytes_per_s) {
-			entry->calibration.usual_bytes_per_s = middle;
-			settled = true;
-		} else if (has_drifted(entry->calibration.usual_bytes_per_s, middle)) {
-			drifted = now - entry->calibration.measured_at >= RING_LEAST_AGE_S;
-		}
-	}
-	calibration = entry->calibration;
+	*taught = find_lesson(memory, on, shape)->taught;
 	pthread_mutex_unlock(&memory->lock);
-	if (settled)
-		write_file(memory, mount, &calibration);
-	if (drifted)
-		ring_memory_drop(memory, mount);
+}
+
+void ring_memory_learn(struct ring_memory *memory, const struct fs_memory *on,
+		       const struct ring_shape *shape, const struct ring_taught *taught)
+{
+	if (!memory)
+		return;
+	pthread_mutex_lock(&memory->lock);
+	find_lesson(memory, on, shape)->taught = *taught;
+	pthread_mutex_unlock(&memory->lock);
 }

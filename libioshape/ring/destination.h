@@ -12,6 +12,7 @@ struct ring_striping {
 	const struct fs_layout_request *request; /* NULL: as it comes */
 	uint64_t bytes;                          /* that the file will have; 0 not known */
 	uint32_t files;                          /* written at a time; 0 not known */
+	uint32_t place, places; /* that part of the storage targets, from 1 on; 0: any */
 	/*
 	 * It is to be written past the page cache. FUSE decides when a file is opened whether it
 	 * keeps pages of it, and lets direct writes go side by side only if it keeps none.
@@ -42,6 +43,8 @@ struct ring_destination {
 	int directory_fd;
 	int fd;      /* what is written to; -1 when closed */
 	int lock_fd; /* a second descriptor of the same open file: keeps its lock past close(fd) */
+	bool unseen; /* nobody reads its directory yet: its temporary name is its name */
+	bool shared; /* other processes write it, too: it stays where it is, whatever happens */
 	bool absent; /* nothing was at the path, not even a link */
 	bool replaces; /* a file with this mode and owner */
 	mode_t old_mode;
@@ -52,12 +55,28 @@ struct ring_destination {
 };
 
 /*
- * Finds out what `path` is and opens what to write to. The temporary file is locked for as long as
- * this process lives: see ring_remove_stale().
+ * All that is to be known of a file that will be replaced. Neither its length nor its times: where
+ * these have just been written, a client would have to ask the server for them.
  */
-int ring_destination_open(struct ring_destination *destination, const char *path,
+#define RING_WHAT_IT_IS (STATX_TYPE | STATX_MODE | STATX_UID | STATX_GID)
+
+/*
+ * Follows links as open() would, also a last one that leads to nothing yet, and opens the directory
+ * of the final file (find.c). 1 if there is a pipe or a device, which has been opened.
+ */
+int ring_destination_find(struct ring_destination *destination, struct base_error *error);
+
+/*
+ * Finds out what `path` is and opens what to write to; `unseen` as in ring_file_options. The
+ * temporary file is locked for as long as this process lives: see ring_remove_stale().
+ */
+int ring_destination_open(struct ring_destination *destination, const char *path, bool unseen,
 			  struct ring_striping *striping, struct ring_notes *notes,
 			  struct base_error *error);
+/* A file that other processes write, too: whoever comes first makes it. */
+int ring_destination_open_shared(struct ring_destination *destination, const char *path,
+				 struct ring_striping *striping, struct ring_notes *notes,
+				 struct base_error *error);
 /* Another temporary file instead of the one that there is, which is empty. */
 int ring_destination_begin_again(struct ring_destination *destination,
 				 struct ring_striping *striping, struct ring_notes *notes,
@@ -66,8 +85,9 @@ int ring_destination_begin_again(struct ring_destination *destination,
 /* What a file will need (space.c). */
 struct ring_reservation {
 	uint64_t bytes;       /* expected */
+	uint64_t offset;      /* where they begin, if others write what is before and behind */
 	uint64_t most_bytes;  /* that this process may write into one file */
-	uint64_t block_bytes; /* of a request */
+	uint64_t block_bytes; /* of a request; 0: the file will have just the expected length */
 	const struct fs_info *fs;
 	const struct base_log *log;
 };
@@ -77,6 +97,9 @@ struct ring_reservation {
 int ring_destination_reserve(struct ring_destination *destination,
 			     const struct ring_reservation *reservation, struct ring_notes *notes,
 			     struct base_error *error);
+/* From now on it is a file like all others, which takes bytes of any length (striping.c). 0 or a
+ * negative errno. */
+int ring_leave_direct(int fd);
 
 /*
  * Writes all of it, without an engine (plain.c): small files, pipes and devices. Offsets are only

@@ -101,8 +101,8 @@ struct ring_hold {
 		.fd = -1                                                                           \
 	}
 
-/* A small file, which appears whole and durable, or not at all; its name is durable after a sync.
- */
+/* A new small file in a directory that nobody reads yet, on stable storage; its name is after a
+ * sync. After a failure it is not there. */
 int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
 		    size_t bytes, struct base_error *error);
 
@@ -130,8 +130,9 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 
 /*
  * Removes a directory: the file `first` in it (may be NULL), durably, then its other files, then
- * itself. `folder` is what is open under that name. Directories in it are no business of ours: they
- * stay, and so does it (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that
+ * itself. `folder` is what is open under that name. Without `first` it never had its own name, and
+ * directories in it go, too. Else they are no business of ours: they stay, and so does it
+ * (-ENOTEMPTY). `hold` (may be NULL), a claim of `first`, is let go when that
  * is removed. -EBUSY, without a sentence: nothing but files is left that somebody on this host has
  * open over NFS.
  */

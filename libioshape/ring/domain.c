@@ -21,7 +21,7 @@ static void read_machine_tag(void)
 	ssize_t bytes = 0;
 	int fd;
 
-	fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	fd = base_above_streams(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
 	if (fd >= 0) {
 		bytes = read(fd, text, sizeof(text));
 		close(fd);

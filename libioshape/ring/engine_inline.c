@@ -50,7 +50,10 @@ static int buffered_submit(void *engine, struct ring_op *op)
 		moved = pread(op->fd, op->data, op->bytes, (off_t)op->offset);
 		return finish(engine, op, moved < 0 ? -errno : moved);
 	}
-	moved = pwrite(op->fd, op->data, op->bytes, (off_t)op->offset);
+	if (op->part_count)
+		moved = pwritev(op->fd, op->parts, (int)op->part_count, (off_t)op->offset);
+	else
+		moved = pwrite(op->fd, op->data, op->bytes, (off_t)op->offset);
 	/* Start writing back now, so that fsync finds little left. Only a hint: fsync tells of
 	 * errors. */
 	if (moved > 0)

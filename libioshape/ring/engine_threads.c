@@ -56,7 +56,9 @@ static void run(struct ring_op *op)
 {
 	ssize_t moved;
 
-	if (op->kind == RING_WRITE)
+	if (op->part_count)
+		moved = pwritev(op->fd, op->parts, (int)op->part_count, (off_t)op->offset);
+	else if (op->kind == RING_WRITE)
 		moved = pwrite(op->fd, op->data, op->bytes, (off_t)op->offset);
 	else
 		moved = pread(op->fd, op->data, op->bytes, (off_t)op->offset);

@@ -58,8 +58,13 @@ static int set_up(struct uring *uring, unsigned depth)
 
 	for (size_t i = 0; ret == -EINVAL && i < ARRAY_LENGTH(flags); i++)
 		ret = io_uring_queue_init(depth, &uring->ring, flags[i]);
-	if (!ret)
-		base_own(uring->ring.ring_fd);
+	if (ret)
+		return ret;
+	uring->ring.ring_fd = uring->ring.enter_ring_fd = base_own(uring->ring.ring_fd);
+	if (uring->ring.ring_fd >= 0)
+		return 0;
+	ret = -errno;
+	io_uring_queue_exit(&uring->ring);
 	return ret;
 }
 
@@ -211,7 +216,9 @@ static void prepare(struct uring *uring, struct io_uring_sqe *sqe, struct ring_o
 	int fd = registered ? 0 : op->fd;
 	unsigned bytes = (unsigned)op->bytes;
 
-	if (in_memory(uring, op)) {
+	if (op->part_count) {
+		io_uring_prep_writev(sqe, fd, op->parts, op->part_count, op->offset);
+	} else if (in_memory(uring, op)) {
 		if (op->kind == RING_WRITE)
 			io_uring_prep_write_fixed(sqe, fd, op->data, bytes, op->offset, 0);
 		else

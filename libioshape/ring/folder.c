@@ -28,7 +28,7 @@ static void sync_above(const char *path)
 	slash = strrchr(above, '/');
 	if (slash)
 		slash[slash == above] = 0;
-	fd = open(slash ? above : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	fd = base_above_streams(open(slash ? above : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	if (fd >= 0) {
 		fsync(fd);
 		close(fd);

@@ -18,7 +18,8 @@
 
 DIR *ring_listing(int folder_fd)
 {
-	const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	const int fd =
+		base_above_streams(openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	DIR *listing = fd < 0 ? NULL : fdopendir(fd);
 
 	if (!listing && fd >= 0)
@@ -45,15 +46,14 @@ static int write_all(int fd, const uint8_t *data, size_t bytes)
 	return 0;
 }
 
-int ring_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
+/* Not there after a failure. */
+static int put_new(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
 		   mode_t mode)
 {
 	const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-	char temporary[NAME_MAX + 1];
 	int fd, ret;
 
-	ring_temporary_name(folder_fd, name, temporary);
-	fd = base_own(openat(folder_fd, temporary, flags, mode));
+	fd = base_own(openat(folder_fd, name, flags, mode));
 	if (fd < 0)
 		return -errno;
 	/* So that nobody takes it for abandoned, and removes it. */
@@ -65,10 +65,23 @@ int ring_put_whole(int folder_fd, const char *name, const void *data, size_t byt
 	/* Some network filesystems report lost writes only here. */
 	if (base_close(fd) && !ret && errno != EINTR)
 		ret = -errno;
-	if (!ret && renameat(folder_fd, temporary, folder_fd, name))
-		ret = -errno;
 	if (ret)
+		unlinkat(folder_fd, name, 0);
+	return ret;
+}
+
+int ring_put_whole(int folder_fd, const char *name, const void *data, size_t bytes, bool durable,
+		   mode_t mode)
+{
+	char temporary[NAME_MAX + 1];
+	int ret;
+
+	ring_temporary_name(folder_fd, name, temporary);
+	ret = put_new(folder_fd, temporary, data, bytes, durable, mode);
+	if (!ret && renameat(folder_fd, temporary, folder_fd, name)) {
+		ret = -errno;
 		unlinkat(folder_fd, temporary, 0);
+	}
 	return ret;
 }
 
@@ -104,7 +117,7 @@ int ring_read_whole(int fd, size_t most_bytes, struct base_buffer *into, struct 
 int ring_folder_put(const struct ring_folder *folder, const char *name, const void *data,
 		    size_t bytes, struct base_error *error)
 {
-	const int ret = ring_put_whole(folder->fd, name, data, bytes, true, 0666);
+	const int ret = put_new(folder->fd, name, data, bytes, true, 0666);
 
 	return !ret ? 0 :
 		      base_fail(error, ret, "cannot write \"%s/%s\"" BASE_REMEDY "%s", folder->path,
@@ -170,7 +183,8 @@ int ring_folder_get(const struct ring_folder *folder, const char *name, size_t m
 ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, void *into,
 			 size_t bytes)
 {
-	const int fd = openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	const int fd = base_above_streams(
+		openat(folder->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 	ssize_t got;
 
 	if (fd < 0)

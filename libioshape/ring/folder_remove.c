@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A directory and the files in it, removed: one level, and no links followed. */
+/* A directory and what is in it, removed: no links are followed. */
 #define _GNU_SOURCE
 #include "ring/ring.h"
 
@@ -11,6 +11,8 @@
 
 /* Somebody may still put files there. */
 #define MOST_ROUNDS 8
+/* Each costs a descriptor and stack. No framework nests what it saves half as deep. */
+#define MOST_LEVELS 8
 
 int ring_folder_claim(const struct ring_folder *folder, const char *name, struct ring_hold *hold,
 		      struct base_error *error)
@@ -37,9 +39,32 @@ int ring_folder_claim(const struct ring_folder *folder, const char *name, struct
 
 struct removal {
 	const struct ring_folder *folder;
-	bool hidden; /* such a file is there */
-	int ret;     /* the first failure */
+	unsigned levels; /* of directories in it that go as well */
+	bool hidden;     /* such a file is there */
+	int ret;         /* the first failure */
 };
+
+static int remove_rest(struct removal *removal, const struct ring_folder *parent, const char *name,
+		       struct base_error *error);
+
+static int remove_inner(const struct removal *removal, const char *name, struct base_error *error)
+{
+	struct ring_folder inner = RING_NO_FOLDER;
+	struct removal of_inner = { .folder = &inner, .levels = removal->levels - 1 };
+	int ret;
+
+	if (!removal->levels)
+		return base_refuse(error, -ENOTEMPTY,
+				   "\"%s\" was not removed, because there is a directory in it "
+				   "that does not belong there: %s" BASE_REMEDY
+				   "look at it, and remove it yourself",
+				   removal->folder->path, name);
+	ret = ring_folder_open_in(&inner, removal->folder, name, error);
+	if (!ret)
+		ret = remove_rest(&of_inner, removal->folder, name, error);
+	ring_folder_close(&inner);
+	return ret == -ENOENT ? 0 : ret;
+}
 
 static int try_to_remove(struct removal *removal, const char *name, struct base_error *error)
 {
@@ -54,11 +79,7 @@ static int try_to_remove(struct removal *removal, const char *name, struct base_
 	}
 	if ((errno == EISDIR || errno == EPERM) && !ring_folder_look(folder, name, &entry, error) &&
 	    entry.kind == RING_FOLDER)
-		return base_refuse(error, -ENOTEMPTY,
-				   "\"%s\" was not removed, because there is a directory in it "
-				   "that does not belong there: %s" BASE_REMEDY
-				   "look at it, and remove it yourself",
-				   folder->path, name);
+		return remove_inner(removal, name, error);
 	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
 }
 
@@ -89,29 +110,38 @@ static int remove_first(struct removal *removal, const char *name, struct base_e
 	return ret ? ret : ring_folder_sync(removal->folder, error);
 }
 
+/* All that is in it, and then itself. */
+static int remove_rest(struct removal *removal, const struct ring_folder *parent, const char *name,
+		       struct base_error *error)
+{
+	int ret = 0;
+
+	for (int round = 0; !ret; round++) {
+		removal->hidden = false;
+		ret = ring_folder_list(removal->folder, remove_file, removal, error);
+		if (!ret)
+			ret = removal->ret;
+		if (ret || !unlinkat(parent->fd, name, AT_REMOVEDIR) || errno == ENOENT)
+			break;
+		if ((errno != ENOTEMPTY && errno != EEXIST) || round == MOST_ROUNDS)
+			ret = removal->hidden ?
+				      -EBUSY :
+				      base_fail(error, -errno, "cannot remove the directory \"%s\"",
+						removal->folder->path);
+	}
+	return ret;
+}
+
 int ring_folder_remove(const struct ring_folder *folder, const struct ring_folder *parent,
 		       const char *name, const char *first, struct ring_hold *hold,
 		       struct base_error *error)
 {
-	struct removal removal = { .folder = folder };
+	struct removal removal = { .folder = folder, .levels = first ? 0 : MOST_LEVELS };
 	int ret = first ? remove_first(&removal, first, error) : 0;
 
 	/* Nobody can begin to read it any more, and while it is open its directory may have to
 	 * stay. */
 	if (!ret && hold)
 		ring_folder_let_go(hold);
-	for (int round = 0; !ret; round++) {
-		removal.hidden = false;
-		ret = ring_folder_list(folder, remove_file, &removal, error);
-		if (!ret)
-			ret = removal.ret;
-		if (ret || !unlinkat(parent->fd, name, AT_REMOVEDIR) || errno == ENOENT)
-			break;
-		if ((errno != ENOTEMPTY && errno != EEXIST) || round == MOST_ROUNDS)
-			ret = removal.hidden ?
-				      -EBUSY :
-				      base_fail(error, -errno, "cannot remove the directory \"%s\"",
-						folder->path);
-	}
-	return ret;
+	return ret ? ret : remove_rest(&removal, parent, name, error);
 }

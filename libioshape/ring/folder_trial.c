@@ -27,7 +27,7 @@ static int open_any_file(int directory_fd)
 		/* Not even opened if it is a device: that may do something. */
 		if (!fstatat(directory_fd, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) &&
 		    S_ISREG(status.st_mode))
-			fd = openat(directory_fd, entry->d_name, flags);
+			fd = base_above_streams(openat(directory_fd, entry->d_name, flags));
 	}
 	closedir(listing);
 	return fd;
@@ -37,7 +37,8 @@ int ring_folder_try_file(const struct ring_folder *folder, struct fs_info *info,
 			 struct base_error *error)
 {
 	/* It has no name, and is gone when it is closed. Network filesystems have no such files. */
-	int fd = openat(folder->fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600), flags, ret;
+	int fd = base_above_streams(openat(folder->fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)),
+	    flags, ret;
 
 	if (fd < 0)
 		fd = open_any_file(folder->fd);

@@ -48,6 +48,24 @@ void ring_lane_close(struct ring_lane *lane)
 
 /* ---- The file -------------------------------------------------------------------------------- */
 
+static void begin_depth(struct ring_lane *lane)
+{
+	const struct ring_shape *shape = &lane->shape;
+	const uint32_t targets = MAX(shape->targets, 1);
+	const struct ring_depth_options options = {
+		.request_bytes = shape->request_bytes ? shape->request_bytes : shape->block_bytes,
+		.targets = targets,
+		.stripe_bytes = shape->stripe_bytes,
+		.most = MAX(lane->limit / targets, 1),
+		/* Engines that are done when they have taken a request have no times. */
+		.fixed = shape->fixed || !lane->ops->direct,
+		.pauses = shape->targets > 0,
+		.shared = shape->shared,
+	};
+
+	ring_depth_begin(&lane->depth, &options, &shape->taught);
+}
+
 void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool reading,
 		      struct ring_notes *notes)
 {
@@ -58,7 +76,8 @@ void ring_lane_attach(struct ring_lane *lane, int fd, const char *path, bool rea
 	lane->notes = notes;
 	lane->direct = false;
 	lane->alignment = 1;
-	ring_bursts_begin(&lane->bursts, reading ? NULL : &lane->shape);
+	if (!reading)
+		begin_depth(lane);
 	lane->file_bytes = UINT64_MAX;
 	lane->ops->attach(lane->engine, fd);
 	if (*lane->step_down)
@@ -148,10 +167,43 @@ struct ring_buffer *ring_lane_free_buffer(struct ring_lane *lane)
 	return buffer_of(op);
 }
 
+static void add_part(struct ring_buffer *buffer, const uint8_t *from, size_t bytes)
+{
+	struct iovec *part = &buffer->parts[buffer->op.part_count++];
+
+	memcpy(&part->iov_base, &from, sizeof(from)); /* it is only read */
+	part->iov_len = bytes;
+}
+
+/* Where the bytes lie that have not been moved yet. */
+static void find_parts(struct ring_buffer *buffer)
+{
+	size_t at = buffer->moved;
+
+	buffer->op.parts = buffer->parts;
+	buffer->op.part_count = 0;
+	for (unsigned i = 0; i < buffer->loan_count; i++) {
+		const struct ring_loan *loan = &buffer->loans[i];
+		const size_t end = loan->at + loan->bytes;
+
+		if (end <= at)
+			continue;
+		if (loan->at > at) {
+			add_part(buffer, buffer->data + at, loan->at - at);
+			at = loan->at;
+		}
+		add_part(buffer, loan->from + (at - loan->at), end - at);
+		at = end;
+	}
+	if (buffer->op.part_count && at < buffer->bytes)
+		add_part(buffer, buffer->data + at, buffer->bytes - at);
+}
+
 static int send(struct ring_lane *lane, struct ring_buffer *buffer)
 {
 	int ret;
 
+	find_parts(buffer);
 	buffer->op.fd = lane->fd;
 	buffer->op.kind = lane->reading ? RING_READ : RING_WRITE;
 	buffer->op.data = buffer->data + buffer->moved;
@@ -166,8 +218,15 @@ static int send(struct ring_lane *lane, struct ring_buffer *buffer)
 	}
 	buffer->in_flight = true;
 	lane->in_flight++;
-	ring_burst_sent(&lane->bursts, buffer->offset);
 	return 0;
+}
+
+/* When writing: the first time. */
+static int leave(struct ring_lane *lane, struct ring_buffer *buffer)
+{
+	buffer->sent_ns = base_now_ns();
+	ring_depth_sent(&lane->depth, buffer->offset, buffer->bytes, buffer->sent_ns);
+	return send(lane, buffer);
 }
 
 const char *ring_remedy(int code)
@@ -205,7 +264,7 @@ static int tell_failure(const struct ring_lane *lane, const struct ring_buffer *
 
 static bool may_leave(const struct ring_lane *lane, const struct ring_buffer *buffer)
 {
-	return lane->in_flight < lane->limit && ring_burst_has_room(&lane->bursts, buffer->offset);
+	return lane->in_flight < lane->limit && ring_depth_allows(&lane->depth, buffer->offset);
 }
 
 /* What was kept back goes on its way, as far as it may; in order, for each target. */
@@ -221,7 +280,8 @@ static int send_ready(struct ring_lane *lane, struct base_error *error)
 			continue;
 		}
 		*at = buffer->op.next;
-		if (send(lane, buffer)) {
+		lane->ready_count--;
+		if (leave(lane, buffer)) {
 			ring_lane_give_back(lane, buffer);
 			return tell_failure(lane, buffer, error);
 		}
@@ -238,6 +298,7 @@ static void drop_ready(struct ring_lane *lane)
 		lane->ready = buffer->op.next;
 		ring_lane_give_back(lane, buffer);
 	}
+	lane->ready_count = 0;
 }
 
 static void keep_back(struct ring_lane *lane, struct ring_buffer *buffer)
@@ -248,6 +309,7 @@ static void keep_back(struct ring_lane *lane, struct ring_buffer *buffer)
 		end = &(*end)->next;
 	buffer->op.next = NULL;
 	*end = &buffer->op;
+	lane->ready_count++;
 }
 
 int ring_lane_submit(struct ring_lane *lane, struct ring_buffer *buffer, struct base_error *error)
@@ -267,7 +329,7 @@ int ring_lane_submit(struct ring_lane *lane, struct ring_buffer *buffer, struct 
 			drop_ready(lane);
 		return ret;
 	}
-	ret = send(lane, buffer);
+	ret = lane->reading ? send(lane, buffer) : leave(lane, buffer);
 	if (ret && !lane->reading) {
 		ring_lane_give_back(lane, buffer);
 		return tell_failure(lane, buffer, error);
@@ -356,9 +418,27 @@ static int judge(struct ring_lane *lane, struct ring_buffer *buffer)
 	return 1;
 }
 
+/* What is there within so long was there before. */
+#define AT_ONCE_NS 20000u
+
+/* How long it took is known only if the lane has been waiting, for this one or for one just before:
+ * it may have been kept from looking, by a slow program or other work of the processor's. */
+static void tell_depth(struct ring_lane *lane, const struct ring_buffer *buffer, uint64_t asked_ns)
+{
+	const uint64_t now_ns = base_now_ns();
+	bool unseen;
+
+	if (now_ns - asked_ns > AT_ONCE_NS)
+		lane->waited_ns = now_ns;
+	unseen = now_ns - lane->waited_ns > (now_ns - buffer->sent_ns) / 4;
+	ring_depth_answered(&lane->depth, buffer->offset, buffer->bytes, buffer->sent_ns, now_ns,
+			    unseen || !lane->ready);
+}
+
 /* Waits for one completion and carries it through. */
 static int reap(struct ring_lane *lane, struct base_error *error)
 {
+	const uint64_t asked_ns = lane->reading ? 0 : base_now_ns();
 	struct ring_op *op = lane->ops->wait(lane->engine);
 	struct ring_buffer *buffer;
 	int ret;
@@ -373,7 +453,6 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 	buffer = buffer_of(op);
 	buffer->in_flight = false;
 	lane->in_flight--;
-	ring_burst_done(&lane->bursts, buffer->offset);
 	ret = judge(lane, buffer);
 	if (ret == 1) {
 		ret = send(lane, buffer);
@@ -385,6 +464,8 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 	/* Whoever reads has yet to look at the buffer. */
 	if (lane->reading)
 		return 0;
+	if (!buffer->in_flight)
+		tell_depth(lane, buffer, asked_ns);
 	if (ret)
 		tell_failure(lane, buffer, error);
 	if (!buffer->in_flight)
@@ -396,10 +477,22 @@ static int reap(struct ring_lane *lane, struct base_error *error)
 	return ret;
 }
 
+/* Enough is ready to follow: what comes back is waited for, so that it is noticed when it does. */
+static bool is_ahead(const struct ring_lane *lane)
+{
+	return !lane->reading && lane->in_flight && !lane->depth.options.fixed &&
+	       lane->ready_count >= lane->depth.window * lane->depth.options.targets;
+}
+
 int ring_lane_take(struct ring_lane *lane, struct ring_buffer **buffer, struct base_error *error)
 {
 	int ret;
 
+	while (is_ahead(lane)) {
+		ret = reap(lane, error);
+		if (ret)
+			return ret;
+	}
 	while (!(*buffer = ring_lane_free_buffer(lane))) {
 		ret = reap(lane, error);
 		if (ret)
@@ -422,24 +515,30 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_buffer *buffer, struct 
 /* The part of the requests that may be in flight when the next writer begins. */
 #define TAIL_PART 8
 
-/* What it takes to make a file on a network filesystem: some answers of a metadata server. */
-#define BEGINNING_S 0.020
+/* What it takes at least to make a file on a network filesystem: some answers of a metadata server.
+ */
+#define BEGINNING_NS 20000000u
 
-unsigned ring_lane_tail(const struct ring_lane *lane, uint64_t submitted, uint64_t took_ns)
+unsigned ring_lane_tail(const struct ring_lane *lane, uint64_t submitted, uint64_t took_ns,
+			uint64_t beginning_ns)
 {
-	const uint64_t flying = lane->in_flight * (uint64_t)lane->shape.block_bytes;
-	const uint64_t done = submitted - MIN(flying, submitted);
-	const double requests = (double)done / MAX(base_seconds(took_ns), 1e-6) * BEGINNING_S /
+	const uint64_t left =
+		(lane->in_flight + lane->ready_count) * (uint64_t)lane->shape.block_bytes;
+	const uint64_t done = submitted - MIN(left, submitted);
+	const double requests = (double)done / (double)MAX(took_ns, 1000) *
+				(double)MAX(beginning_ns, BEGINNING_NS) /
 				(double)lane->shape.block_bytes;
+	/* Where there are several writers, what waits is in others' way. */
+	const double enough = lane->shape.shared ? lane->depth.window : lane->limit / TAIL_PART;
 
-	return MAX((unsigned)MIN(requests, lane->limit / 2.0), lane->limit / TAIL_PART);
+	return (unsigned)MIN(MAX(requests, enough), lane->limit / 2.0);
 }
 
 int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *error)
 {
 	int ret = 0;
 
-	while (!ret && (lane->ready || lane->in_flight > most))
+	while (!ret && lane->in_flight && lane->ready_count + lane->in_flight > most)
 		ret = reap(lane, error);
 	return ret;
 }

@@ -10,6 +10,15 @@
 
 #include "ring/ring.h"
 
+/* As many tensors as are worth it, that end in one block. */
+#define RING_MOST_LOANS 16u
+
+/* A stretch of a block that is written from where it lies, and not from the buffer. */
+struct ring_loan {
+	size_t at, bytes; /* in the block */
+	const uint8_t *from;
+};
+
 struct ring_buffer {
 	struct ring_op op;
 	uint8_t *data;   /* shape.block_bytes of it */
@@ -19,29 +28,16 @@ struct ring_buffer {
 		       */
 	unsigned retries; /* since the last progress */
 	bool in_flight;
+	uint64_t sent_ns; /* when writing: when it left first */
 	/* When reading: the failure, kept until somebody asks for the buffer. 0 if there is none.
 	 */
 	int failed;
 	bool refused; /* the engine did not even take the request */
+	/* When writing; in order. */
+	struct ring_loan loans[RING_MOST_LOANS];
+	unsigned loan_count;
+	struct iovec parts[2 * RING_MOST_LOANS + 1];
 };
-
-/*
- * Requests to one storage target go in bursts: when so many have been sent, all of them have to be
- * done before more are. A target serves what goes on where it left off before anything else, so
- * without such pauses a neighbour would wait behind all of a file (bursts.c).
- */
-struct ring_bursts {
-	uint64_t stripe_bytes;
-	uint32_t targets; /* 0: no bursts */
-	uint32_t length;  /* requests */
-	uint32_t sent[RING_MOST_BURSTS], flying[RING_MOST_BURSTS];
-};
-
-/* NULL, or a shape without them: there are none. */
-void ring_bursts_begin(struct ring_bursts *bursts, const struct ring_shape *shape);
-bool ring_burst_has_room(const struct ring_bursts *bursts, uint64_t offset);
-void ring_burst_sent(struct ring_bursts *bursts, uint64_t offset);
-void ring_burst_done(struct ring_bursts *bursts, uint64_t offset);
 
 struct ring_lane {
 	struct ring_config config;
@@ -53,14 +49,16 @@ struct ring_lane {
 	struct ring_op *free; /* buffers' ops that nobody uses */
 	unsigned in_flight;
 	/*
-	 * Most requests in flight: one less than there are buffers. The one left over is filled
-	 * while the others are under way, and leaves the moment one of them is done. Devices that
-	 * report many completions at a time (virtual disks do) would idle while the next block is
-	 * copied.
+	 * Most requests in flight, whatever the depth is: one less than there are buffers. The one
+	 * left over is filled while the others are under way, and leaves the moment one of them is
+	 * done. Devices that report many completions at a time (virtual disks do) would idle while
+	 * the next block is copied.
 	 */
 	unsigned limit;
-	struct ring_op *ready;     /* when writing: full buffers that may not leave yet, in order */
-	struct ring_bursts bursts; /* when writing */
+	struct ring_op *ready; /* when writing: full buffers that may not leave yet, in order */
+	unsigned ready_count;
+	struct ring_depth depth;           /* when writing */
+	uint64_t waited_ns;                /* when the last request came back that was waited for */
 	const struct ring_engine_ops *ops; /* NULL until the first block needs it */
 	void *engine;
 	enum ioshape_engine engine_asked; /* when it was opened */
@@ -120,6 +118,7 @@ uint32_t ring_lane_direct_alignment(const struct ring_lane *lane, const struct f
 struct ring_buffer *ring_lane_free_buffer(struct ring_lane *lane);
 static inline void ring_lane_give_back(struct ring_lane *lane, struct ring_buffer *buffer)
 {
+	buffer->loan_count = 0;
 	buffer->op.next = lane->free;
 	lane->free = &buffer->op;
 }
@@ -143,11 +142,13 @@ int ring_lane_finish(struct ring_lane *lane, struct ring_buffer *buffer, struct 
  * help. */
 const char *ring_remedy(int code);
 
-/* How many may be in flight when the next writer begins: what the storage completes while that one
- * creates its file, and a part of the requests at least. Of a file of which so much was sent. */
-unsigned ring_lane_tail(const struct ring_lane *lane, uint64_t submitted, uint64_t took_ns);
+/* How many may be left when the next writer begins: what the storage completes while that one
+ * creates its file, and a part of the requests at least. Of a file of which so much was sent in so
+ * long, and that took so long to be created itself. */
+unsigned ring_lane_tail(const struct ring_lane *lane, uint64_t submitted, uint64_t took_ns,
+			uint64_t beginning_ns);
 
-/* When writing: waits until at most so many requests are in flight, and none waits to be sent. */
+/* When writing: waits until at most so many requests are in flight or wait to be sent. */
 int ring_lane_settle(struct ring_lane *lane, unsigned most, struct base_error *error);
 
 /* Waits until nothing is in flight, come what may; when writing, the first failure is reported. */

@@ -140,7 +140,7 @@ int ring_lane_shape(struct ring_lane *lane, const struct ring_shape *shape,
 
 	if (shape->engine == before.engine && shape->block_bytes == before.block_bytes &&
 	    shape->depth == before.depth) {
-		/* Its bursts may be others. */
+		/* Its targets may be others. */
 		lane->shape = *shape;
 		return 0;
 	}

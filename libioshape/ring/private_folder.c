@@ -15,13 +15,16 @@
 #include <unistd.h>
 
 #define MAX_ENTRIES 1000000
+/* In the names of folders that are being removed, behind their prefix. */
+#define GONE "gone-"
 #define MAX_TRIES 10 /* of what fails because another process changes it at the same time */
 
 /* ---- The folder ------------------------------------------------------------------------------ */
 
 static int open_folder(const char *path)
 {
-	const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	const int fd =
+		base_above_streams(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 
 	return fd < 0 ? -errno : fd;
 }
@@ -151,7 +154,8 @@ static int get_once(const struct ring_private_folder *shelf, int folder_fd, cons
 	int fd, ret;
 
 	/* O_NONBLOCK: should it be a pipe, do not wait for it. */
-	fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	fd = base_above_streams(
+		openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 	if (fd < 0)
 		return -errno;
 	ret = ring_read_whole(fd, most_bytes, into, &stat);
@@ -255,18 +259,32 @@ void ring_private_destroy(const struct ring_private_folder *shelf)
 	}
 }
 
-static void remove_if_old(const struct ring_private_folder *shelf, int parent_fd, const char *name,
-			  int64_t seconds)
+/* By its name the next one knows it, should this process not come to the end: what was emptied
+ * looks new. */
+static bool rename_old(int parent_fd, const char *name, const char *prefix, char *into,
+		       size_t into_bytes)
 {
-	const int fd = openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	return (size_t)snprintf(into, into_bytes, "%s" GONE "%s", prefix, name + strlen(prefix)) <
+		       into_bytes &&
+	       !renameat(parent_fd, name, parent_fd, into);
+}
+
+static void remove_if_old(const struct ring_private_folder *shelf, int parent_fd, const char *name,
+			  const char *prefix, int64_t seconds)
+{
+	const int fd = base_above_streams(
+		openat(parent_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+	const bool gone = !strncmp(name + strlen(prefix), GONE, strlen(GONE));
+	char renamed[NAME_MAX + 1];
 	struct stat stat;
 
 	if (fd < 0)
 		return;
 	if (!fstat(fd, &stat) && stat.st_uid == shelf->owner &&
-	    shelf->opened - stat.st_mtime > seconds) {
+	    (gone || (shelf->opened - stat.st_mtime > seconds &&
+		      rename_old(parent_fd, name, prefix, renamed, sizeof(renamed))))) {
 		empty(fd);
-		unlinkat(parent_fd, name, AT_REMOVEDIR);
+		unlinkat(parent_fd, gone ? name : renamed, AT_REMOVEDIR);
 	}
 	close(fd);
 }
@@ -274,14 +292,14 @@ static void remove_if_old(const struct ring_private_folder *shelf, int parent_fd
 void ring_private_destroy_old(const struct ring_private_folder *shelf, const char *directory,
 			      const char *prefix, int64_t seconds)
 {
-	const int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	const int fd = base_above_streams(open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 	DIR *listing = fd < 0 ? NULL : ring_listing(fd);
 	struct dirent *entry;
 
 	for (unsigned seen = 0; listing && seen < MAX_ENTRIES && (entry = readdir(listing));
 	     seen++) {
 		if (!strncmp(entry->d_name, prefix, strlen(prefix)))
-			remove_if_old(shelf, fd, entry->d_name, seconds);
+			remove_if_old(shelf, fd, entry->d_name, prefix, seconds);
 	}
 	if (listing)
 		closedir(listing);

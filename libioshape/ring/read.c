@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading pieces of a file into memory. Stretches that lie in the page cache are copied out by
- * several threads; the others stream past it through the lane, in big blocks, in order.
+ * Reading pieces of a file into memory. Stretches that lie in the page cache, or belong there
+ * because others will ask for them, are copied out by several threads; the others stream past it
+ * through the lane, in big blocks, in order.
  */
 #define _GNU_SOURCE
 #include "ring/read.h"
@@ -51,19 +52,18 @@ static bool is_cached_onward(struct ring_stream *stream, uint64_t offset)
 	return true;
 }
 
-static bool goes_cached(struct ring_stream *stream, const struct ring_lane *lane,
+static bool goes_cached(struct ring_stream *stream, const struct ring_reading *reading,
 			const struct ring_piece *pieces, size_t first, size_t last)
 {
-	const struct ring_input *input = stream->input;
 	uint64_t offset = pieces[first].offset, end = ring_piece_end(&pieces[last - 1]);
 
 	if (ring_stream_covers(stream, offset))
 		return false;
-	if (input->direct_fd < 0 || !ring_lane_direct_alignment(lane, &input->fs))
+	if (reading->all_cached)
 		return true;
 	if (end - offset < SMALL_BYTES && end < stream->ahead_end)
 		return is_cached_onward(stream, offset);
-	return ring_is_cached(input->fd, offset, end - offset);
+	return ring_is_cached(stream->input->fd, offset, end - offset);
 }
 
 /* Neighbouring stretches that go the same way become one run. */
@@ -77,16 +77,17 @@ static int read_stretches(struct ring_stream *stream, struct ring_reading *readi
 
 	for (first = 0; !ret && first < count; first = end) {
 		end = stretch(pieces, count, first, &run_bytes);
-		cached = goes_cached(stream, reading->lane, pieces, first, end);
+		cached = goes_cached(stream, reading, pieces, first, end);
 		while (end < count) {
 			next = stretch(pieces, count, end, &bytes);
-			if (goes_cached(stream, reading->lane, pieces, end, next) != cached)
+			if (goes_cached(stream, reading, pieces, end, next) != cached)
 				break;
 			end = next;
 			run_bytes += bytes;
 		}
 		if (cached)
-			ret = ring_read_cached(reading, pieces + first, end - first, run_bytes);
+			ret = ring_read_cached(stream, reading, pieces + first, end - first,
+					       run_bytes);
 		else
 			ret = ring_stream_read(stream, reading, pieces + first, end - first, keep);
 	}
@@ -101,6 +102,8 @@ static int begin(struct ring_reading *reading, struct ring_piece *pieces, size_t
 {
 	const struct ring_input *input = reading->input;
 
+	reading->all_cached = input->shared || input->direct_fd < 0 ||
+			      !ring_lane_direct_alignment(reading->lane, &input->fs);
 	for (size_t i = 0; i < count; i++) {
 		reading->total += pieces[i].bytes;
 		pieces[i].crc = 0;
@@ -122,7 +125,13 @@ int ring_read(struct ring_lane *lane, const struct ring_input *input, struct rin
 	      size_t count, ioshape_progress_fn progress, void *progress_user,
 	      struct base_error *error)
 {
-	struct ring_reading reading = { lane, input, progress, progress_user, 0, 0, error };
+	struct ring_reading reading = {
+		.lane = lane,
+		.input = input,
+		.progress = progress,
+		.progress_user = progress_user,
+		.error = error,
+	};
 	struct ring_stream stream = { .input = input };
 	int ret;
 
@@ -204,8 +213,9 @@ static int read_onward(struct ring_stream *stream, struct ring_reading *reading,
 	uint64_t look_back = lane->shape.block_bytes * lane->shape.depth / LOOK_BACK_SHARE;
 	uint64_t offset = pieces[0].offset, end = ring_piece_end(&pieces[count - 1]), before = 0;
 
+	stream->ahead_end = 0;
 	if (is_aside(stream, lane->shape.block_bytes, offset, end, &before))
-		return ring_read_cached(reading, pieces, count, reading->total);
+		return ring_read_cached(stream, reading, pieces, count, reading->total);
 	stream->ahead_end = ahead_of(stream, lane, before, offset, end);
 	look_back = MIN(end, MIN(look_back, LOOK_BACK_BYTES));
 	return read_stretches(stream, reading, pieces, count, end - look_back);
@@ -215,7 +225,13 @@ int ring_read_onward(struct ring_stream *stream, struct ring_lane *lane, struct 
 		     size_t count, ioshape_progress_fn progress, void *progress_user,
 		     struct base_error *error)
 {
-	struct ring_reading reading = { lane, stream->input, progress, progress_user, 0, 0, error };
+	struct ring_reading reading = {
+		.lane = lane,
+		.input = stream->input,
+		.progress = progress,
+		.progress_user = progress_user,
+		.error = error,
+	};
 	int ret = stream->lane ? 0 : ring_lane_shape_to_read(lane, error);
 
 	if (ret)

@@ -23,6 +23,7 @@ struct ring_reading {
 	const struct ring_input *input;
 	ioshape_progress_fn progress;
 	void *progress_user;
+	bool all_cached; /* all goes through the page cache, whether it lies there or not */
 	uint64_t total;
 	_Atomic uint64_t done;
 	struct base_error *error;
@@ -47,9 +48,11 @@ int ring_get_at(const struct ring_input *input, uint64_t offset, void *into, siz
 
 bool ring_is_cached(int fd, uint64_t offset, uint64_t bytes);
 
-/* `bytes` of all pieces together. */
-int ring_read_cached(struct ring_reading *reading, struct ring_piece *pieces, size_t count,
-		     uint64_t bytes);
+struct ring_stream;
+
+/* `bytes` of all pieces together. What follows them is asked for, up to stream->ahead_end. */
+int ring_read_cached(struct ring_stream *stream, struct ring_reading *reading,
+		     struct ring_piece *pieces, size_t count, uint64_t bytes);
 
 /* ---- Past it (stream.c) ---------------------------------------------------------------------- */
 
@@ -84,6 +87,11 @@ struct ring_stream {
 
 	/* Found to be in the page cache. */
 	uint64_t cached_begin, cached_end;
+
+	/* Through the page cache: what the kernel has been asked for; up to where we have looked
+	 * whether that is necessary, and what we have found there. */
+	uint64_t asked_end, looked_end;
+	bool all_there;
 
 	/* For read.c, to tell who reads onward from who jumps about. */
 	struct ring_run run;   /* that the stream is for */

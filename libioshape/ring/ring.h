@@ -9,11 +9,13 @@
 
 #include "base/base.h"
 #include "fs/fs.h"
+#include "ring/depth.h"
 #include "ring/directories.h"
 
 #include <ioshape/tensors.h>
 
 #include <stdatomic.h>
+#include <sys/uio.h>
 
 /* ---- Engines (engine_*.c) -------------------------------------------------------------------- */
 
@@ -29,6 +31,9 @@ struct ring_op {
 	uint64_t offset;
 	int64_t result;       /* set on completion: bytes moved, or a negative errno */
 	struct ring_op *next; /* for whoever holds the op: free lists, the engine's queues */
+	/* Of a write whose bytes do not all lie at `data`: where they lie, in order. */
+	const struct iovec *parts;
+	unsigned part_count; /* 0: they all do */
 };
 
 struct ring_engine_params {
@@ -102,7 +107,6 @@ struct ring_config {
 	unsigned threads;   /* that read cached files */
 	struct base_log log;
 	struct fs_layout_request layout;  /* of new files */
-	uint64_t target_bytes;            /* most in flight for one storage target; 0: by rule */
 	enum ioshape_calibrate calibrate; /* of mounts */
 	double opened_s;                  /* seconds since 1970: AGAIN ignores what is older */
 };
@@ -121,19 +125,18 @@ struct ring_config {
 #define RING_MOST_LANE_BYTES (128 * MIB)
 #define RING_MOST_DEPTH 64u
 
-/* Targets whose requests are counted each for itself; of more, each gets few. */
-#define RING_MOST_BURSTS 64u
-
 /* How a file is written: by which engine, in which requests. */
 struct ring_shape {
 	enum ioshape_engine engine;
-	size_t block_bytes; /* of a buffer, and of a request; a multiple of 4096 */
-	unsigned depth;     /* buffers: one more than requests in flight */
-	/* Of files that are striped: requests to one target in a row, before it has a pause; 0: any
-	 * number. */
-	uint32_t burst;
+	size_t block_bytes;   /* of a buffer, and of the largest requests; a multiple of 4096 */
+	unsigned depth;       /* buffers: one more than requests in flight at most */
+	bool fixed;           /* so many are in flight, whatever they take: the user has said so */
+	size_t request_bytes; /* of most of its requests; 0: of block_bytes */
+	/* Of files whose requests go to one storage target each; 0 and 0 for others. */
 	uint32_t targets;
 	uint64_t stripe_bytes;
+	bool shared;               /* with other hosts, and nothing is known of its targets */
+	struct ring_taught taught; /* by files before it */
 };
 
 /* What the user fixed, and the standard for the rest. Pure. */
@@ -148,15 +151,16 @@ size_t ring_stripe_block(uint64_t stripe_bytes);
 /* The part of a file's layout that byte `offset` is in; NULL if it is not striped there. Pure. */
 const struct fs_part *ring_stripes_at(const struct fs_layout *layout, uint64_t offset);
 
-/* How much is to be in flight for one file over so many targets, in bytes. Pure. */
-uint64_t ring_flight(uint32_t targets, uint64_t stripe_bytes, uint64_t target_bytes);
-
 /*
  * The shape for a new file of about so many bytes (0: not known) with this layout, if nothing else
  * is known. `why` receives a clause for the report, or "" if it is the standard. Pure.
  */
-struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_layout *layout,
-				 uint64_t file_bytes, char *why, size_t why_bytes);
+struct ring_shape ring_shape_for(const struct ring_config *config, enum fs_family family,
+				 const struct fs_layout *layout, uint64_t file_bytes, char *why,
+				 size_t why_bytes);
+
+/* Puts into the shape what files before this one have taught. Pure. */
+void ring_shape_recall(struct ring_shape *shape, const struct ring_taught *taught);
 
 /* How long the request at `offset` is to be, of buffers of this size. Pure. */
 size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes);
@@ -175,25 +179,14 @@ struct ring_trial {
 /* What a mount has been found to like. */
 struct ring_calibration {
 	enum ioshape_engine engine;
-	uint64_t block_bytes; /* 0: by rule, that is by the file's stripes */
-	uint32_t depth;       /* buffers; 0: by rule */
 	uint64_t bytes_per_s; /* of the trial that won */
-	/* Of one storage target: how fast it writes on, and what it takes to write elsewhere; 0 and
-	 * 0 if not known. */
-	uint64_t target_bytes_per_s;
-	uint32_t seek_us;
-	uint64_t usual_bytes_per_s; /* of saves since then; 0 while there were too few */
-	double measured_at;         /* seconds since 1970 */
+	double measured_at;   /* seconds since 1970 */
 	/* Of a calibration just made; not remembered. Trials in the order in which they were made.
 	 */
 	double took_s;
 	uint32_t trial_count;
 	struct ring_trial trials[RING_MOST_TRIALS];
 };
-
-/* What one storage target is given in a row: enough to keep it busy, and that seeks do not count
- * for much. 0: not known. Pure. */
-uint64_t ring_target_bytes(const struct ring_calibration *calibration);
 
 /* Remembered so long. */
 #define RING_CALIBRATION_DAYS 7
@@ -222,7 +215,7 @@ struct ring_forecast {
 };
 
 /* Of so many bytes to this directory, with what is remembered; it tries nothing. */
-int ring_foresee(const struct ring_config *config, const char *directory,
+int ring_foresee(const struct ring_config *config, const char *directory, enum fs_family family,
 		 const struct fs_layout *layout, uint64_t file_bytes,
 		 struct ring_forecast *forecast, struct base_error *error);
 
@@ -244,7 +237,9 @@ void ring_lane_close(struct ring_lane *lane);
 
 struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
+	bool exact;              /* it will have just as many */
 	uint32_t files;          /* that are written at a time, for their stripes; 0 unknown */
+	uint32_t place, places;  /* that part of the storage targets, from 1 on; 0: any */
 	bool no_replace;
 	bool no_sync;
 	/* Of a file that another thread opens than the one that asked for it: 1 + base_umask() when
@@ -252,6 +247,16 @@ struct ring_file_options {
 	int umask_then;
 	bool want_crc32;   /* ring_writer_crc32() will be asked */
 	bool remove_stale; /* first tidy the directory of what killed writers left behind */
+	/* Its directory is new and not read by anybody yet: the file has its name from the
+	 * beginning. Whoever gives the directory its own name syncs it before, and with it the
+	 * names of all files in it. */
+	bool unseen;
+	/*
+	 * If not 0, other processes write the file, too, and this one so many bytes from
+	 * part_offset on, both multiples of IOSHAPE_PART_UNIT. The file, of file_bytes, is made if
+	 * it is not there, and has its name from the beginning.
+	 */
+	uint64_t part_bytes, part_offset, file_bytes;
 	/* base_deadline_ns(), 0: none. What takes time and can be left out is: no trial. */
 	uint64_t deadline_ns;
 	/* Told about each block written and each phase; not 0 stops with -ECANCELED. May be NULL.
@@ -291,7 +296,7 @@ int ring_writer_open(struct ring_writer **out, struct ring_lane *lane, const cha
 		     const struct ring_file_options *options, struct ring_notes *notes,
 		     struct base_error *error);
 
-/* Bytes put so far: the offset of the next one. */
+/* Bytes put so far: the offset of the next one, in its part if it has one. */
 uint64_t ring_writer_offset(const struct ring_writer *writer);
 
 /*
@@ -301,6 +306,23 @@ uint64_t ring_writer_offset(const struct ring_writer *writer);
 int ring_writer_put(struct ring_writer *writer, const void *data, size_t bytes, uint32_t *crc,
 		    struct base_error *error);
 int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_error *error);
+/* The same for bytes whose CRC-32 is known: they are not looked at. */
+int ring_writer_put_summed(struct ring_writer *writer, const void *data, size_t bytes,
+			   uint32_t crc32, struct base_error *error);
+
+/*
+ * Lending (lend.c): bytes that are put from this memory from now on stay as they are until
+ * ring_writer_settled() has passed them. So they need not be copied, where they lie in memory as in
+ * the file, to a page. It takes the place of what was lent before; NULL: nothing is.
+ */
+void ring_writer_lend(struct ring_writer *writer, const void *memory, size_t bytes);
+/* Nothing of the file before this offset is written from lent memory any more. */
+uint64_t ring_writer_settled(const struct ring_writer *writer);
+/* Waits until that is so for `offset`. After a failure: until nothing at all is lent. */
+int ring_writer_settle(struct ring_writer *writer, uint64_t offset, struct base_error *error);
+
+/* What was to follow could not be had: final, too. */
+void ring_writer_fail(struct ring_writer *writer);
 
 /* With want_crc32, after finish(): the CRC-32 of all bytes of the file. */
 uint32_t ring_writer_crc32(const struct ring_writer *writer);
@@ -326,7 +348,7 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error);
 int64_t ring_writer_modified_ns(const struct ring_writer *writer);
 /*
  * After the commit: puts a small file beside it, whose name has `suffix` in addition, whole, with
- * no more access than the file gives, and as durable. -EOPNOTSUPP beside pipes and devices.
+ * no more access than the file gives, and as durable. Not beside pipes and devices.
  */
 int ring_writer_put_beside(struct ring_writer *writer, const char *suffix, const void *data,
 			   size_t bytes, struct base_error *error);
@@ -383,6 +405,9 @@ struct ring_input {
 	int direct_fd; /* past it; -1 if not possible or not wanted */
 	uint64_t base; /* where in the file the part begins: anywhere */
 	uint64_t bytes;
+	/* Other processes of the host want the same bytes: past the page cache each would have the
+	 * storage read them again. */
+	bool shared;
 	struct fs_info fs;
 	char *path; /* for messages, which say of a part where it begins; owned */
 };

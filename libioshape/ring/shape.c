@@ -11,11 +11,11 @@
 /* What Lustre's stripes are multiples of; nothing smaller is a stripe. */
 #define LEAST_STRIPE_BYTES (64 * KIB)
 
-/*
- * In a row for one storage target, where its speed is not known. More keeps a disk's elevator and a
- * flash array's channels busier, and makes a neighbour's small read wait longer behind it
- * (docs/performance.md); the makespan stops gaining somewhere here.
- */
+/* Where the kernel cuts what is longer, and sends all the parts at once: for them to be counted one
+ * by one, a request is no longer either. */
+#define CUT_BYTES (1 * MIB)
+
+/* Memory for one storage target. How much of it is in flight is not decided here (depth.c). */
 #define TARGET_BYTES (8 * MIB)
 
 struct ring_shape ring_shape_standard(const struct ring_config *config)
@@ -24,6 +24,7 @@ struct ring_shape ring_shape_standard(const struct ring_config *config)
 		.engine = config->engine,
 		.block_bytes = config->block_bytes ? config->block_bytes : RING_BLOCK_BYTES,
 		.depth = config->depth ? config->depth : RING_DEPTH,
+		.fixed = config->depth != 0,
 	};
 }
 
@@ -61,29 +62,13 @@ const struct fs_part *ring_stripes_at(const struct fs_layout *layout, uint64_t o
 	return NULL;
 }
 
-/* What a target writes in so long keeps it busy; and a seek before it is a small part of the time.
- */
-#define BURST_S 0.010
-#define BURST_SEEKS 10
-#define MOST_TARGET_BYTES (32 * MIB)
-
-uint64_t ring_target_bytes(const struct ring_calibration *calibration)
-{
-	const double burst_s = MAX(BURST_S, BURST_SEEKS * calibration->seek_us * 1e-6);
-
-	if (!calibration->target_bytes_per_s)
-		return 0;
-	return MIN((uint64_t)((double)calibration->target_bytes_per_s * burst_s),
-		   MOST_TARGET_BYTES);
-}
-
-uint64_t ring_flight(uint32_t targets, uint64_t stripe_bytes, uint64_t target_bytes)
+/* Buffers for so many targets, in bytes. */
+static uint64_t bytes_for(uint32_t targets, uint64_t stripe_bytes)
 {
 	const uint64_t most = RING_MOST_DEPTH * MOST_BLOCK_BYTES;
-	uint64_t each = target_bytes ? target_bytes : TARGET_BYTES;
-
 	/* Whole stripes, and one at least: or targets would idle. */
-	each = MAX(each / MAX(stripe_bytes, 1), 1) * MAX(stripe_bytes, 1);
+	const uint64_t each = MAX(TARGET_BYTES / MAX(stripe_bytes, 1), 1) * MAX(stripe_bytes, 1);
+
 	targets = MAX(targets, 1);
 	return each > most / targets ? most : each * targets;
 }
@@ -100,8 +85,8 @@ static const struct fs_part *widest(const struct fs_layout *layout, uint64_t fil
 			continue;
 		if (!ring_stripe_block(part->stripe_bytes))
 			continue;
-		if (!found || ring_flight(part->stripe_count, part->stripe_bytes, 0) >
-				      ring_flight(found->stripe_count, found->stripe_bytes, 0))
+		if (!found || bytes_for(part->stripe_count, part->stripe_bytes) >
+				      bytes_for(found->stripe_count, found->stripe_bytes))
 			found = part;
 	}
 	return found;
@@ -119,16 +104,17 @@ static size_t largest_block(const struct fs_layout *layout, uint64_t file_bytes)
 }
 
 /* Buffers for so much in flight: one more, which is filled meanwhile. */
-static unsigned buffers_for(uint64_t flight, size_t block_bytes)
+static unsigned buffers_for(uint64_t bytes, size_t block_bytes)
 {
 	uint64_t most = MAX(RING_MOST_LANE_BYTES / block_bytes, 2);
-	uint64_t buffers = MAX(flight / block_bytes, 1) + 1;
+	uint64_t buffers = MAX(bytes / block_bytes, 1) + 1;
 
 	return (unsigned)MIN(MIN(buffers, most), RING_MOST_DEPTH);
 }
 
-struct ring_shape ring_shape_for(const struct ring_config *config, const struct fs_layout *layout,
-				 uint64_t file_bytes, char *why, size_t why_bytes)
+struct ring_shape ring_shape_for(const struct ring_config *config, enum fs_family family,
+				 const struct fs_layout *layout, uint64_t file_bytes, char *why,
+				 size_t why_bytes)
 {
 	const struct fs_part *part = widest(layout, file_bytes);
 	struct ring_shape shape = ring_shape_standard(config);
@@ -146,16 +132,12 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 		if (!config->block_bytes)
 			shape.block_bytes = largest_block(layout, file_bytes);
 		if (!config->depth)
-			shape.depth = buffers_for(
-				ring_flight(targets, part->stripe_bytes, config->target_bytes),
-				shape.block_bytes);
-		/* A request that spans several targets is in nobody's burst. */
-		if (!config->depth && part->stripe_count <= RING_MOST_BURSTS &&
+			shape.depth = buffers_for(bytes_for(targets, part->stripe_bytes),
+						  shape.block_bytes);
+		shape.request_bytes = request;
+		/* A request that spans several targets is nobody's. */
+		if (!config->depth && part->stripe_count <= RING_MOST_TARGETS &&
 		    request <= part->stripe_bytes) {
-			shape.burst = (uint32_t)(ring_flight(1, part->stripe_bytes,
-							     config->target_bytes) /
-						 request);
-			shape.burst = MAX(shape.burst, 1);
 			shape.targets = targets;
 			shape.stripe_bytes = part->stripe_bytes;
 		}
@@ -165,8 +147,23 @@ struct ring_shape ring_shape_for(const struct ring_config *config, const struct 
 			 part->stripe_bytes % MIB ? 'K' : 'M');
 	} else if (config->block_bytes || config->depth) {
 		snprintf(why, why_bytes, "blocks as asked for");
+	} else if (fs_cuts_requests(family)) {
+		shape.block_bytes = CUT_BYTES;
+		shape.depth = buffers_for((RING_DEPTH - 1) * RING_BLOCK_BYTES, CUT_BYTES);
+		shape.shared = true;
+		snprintf(why, why_bytes, "requests as the kernel cuts them");
 	}
 	return shape;
+}
+
+void ring_shape_recall(struct ring_shape *shape, const struct ring_taught *taught)
+{
+	const uint64_t most = RING_MOST_LANE_BYTES / shape->block_bytes;
+
+	shape->taught = *taught;
+	/* All that could be was in flight: perhaps more is better. */
+	if (!shape->fixed && !shape->targets && taught->window + 1 >= shape->depth)
+		shape->depth = (unsigned)MAX(MIN(2 * shape->depth, most), shape->depth);
 }
 
 size_t ring_request_bytes(const struct fs_layout *layout, uint64_t offset, size_t block_bytes)

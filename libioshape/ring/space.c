@@ -13,13 +13,13 @@
 /* Interruptions in a row before we believe that they will not end. */
 #define MAX_INTERRUPTIONS 100
 
-/* Blocks for so many bytes from the beginning on, interrupted or not. */
-static int allocate(int fd, uint64_t bytes)
+/* Blocks for so many bytes, interrupted or not. */
+static int allocate(int fd, uint64_t offset, uint64_t bytes)
 {
 	int interruptions = 0, ret;
 
 	do {
-		ret = fallocate(fd, 0, 0, (off_t)bytes) ? -errno : 0;
+		ret = fallocate(fd, 0, (off_t)offset, (off_t)bytes) ? -errno : 0;
 	} while (ret == -EINTR && ++interruptions < MAX_INTERRUPTIONS);
 	return ret;
 }
@@ -33,17 +33,18 @@ static uint64_t length_meanwhile(const struct ring_reservation *reservation)
 {
 	const uint64_t block = reservation->block_bytes, bytes = reservation->bytes;
 
-	return MAX(bytes, MIN((bytes / block + 2) * block, reservation->most_bytes));
+	return !block ? bytes :
+			MAX(bytes, MIN((bytes / block + 2) * block, reservation->most_bytes));
 }
 
 static int reserve(const struct ring_destination *destination,
 		   const struct ring_reservation *reservation)
 {
-	int ret = allocate(destination->fd, length_meanwhile(reservation));
+	int ret = allocate(destination->fd, reservation->offset, length_meanwhile(reservation));
 
 	/* A bit less will do. */
 	if (ret == -ENOSPC || ret == -EDQUOT || ret == -EFBIG)
-		ret = allocate(destination->fd, reservation->bytes);
+		ret = allocate(destination->fd, reservation->offset, reservation->bytes);
 	return ret;
 }
 
@@ -59,7 +60,8 @@ static void set_length(const struct ring_destination *destination,
 static int no_room(const struct ring_destination *destination,
 		   const struct ring_reservation *reservation, int code, struct base_error *error)
 {
-	const uint64_t bytes = reservation->bytes, free_bytes = reservation->fs->free_bytes;
+	const uint64_t bytes = reservation->bytes;
+	const uint64_t free_bytes = fs_free_bytes_behind(destination->fd);
 
 	/* On the whole; not where the file would lie, or not for this user. */
 	if (free_bytes >= bytes)
@@ -97,11 +99,12 @@ int ring_destination_reserve(struct ring_destination *destination,
 		return no_room(destination, reservation, ret, error);
 	default:
 		/* Nothing can be reserved: then what there is free decides. */
-		if (reservation->bytes > reservation->fs->free_bytes)
+		if (reservation->bytes > fs_free_bytes_behind(destination->fd))
 			return no_room(destination, reservation, -ENOSPC, error);
 		ring_note(notes, IOSHAPE_STEP_PREALLOCATE, "no preallocation on %s: %s",
 			  reservation->fs->type, ioshape_strerror(ret));
-		set_length(destination, reservation);
+		if (!destination->shared) /* it would cut what others have written */
+			set_length(destination, reservation);
 		return 0;
 	}
 }
@@ -123,7 +126,7 @@ static char *directory_of(const char *path)
 
 static int open_directory(const char *path)
 {
-	return path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+	return path ? base_above_streams(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) : -1;
 }
 
 void ring_clear_space(const char *path, const struct base_log *log)
@@ -148,9 +151,10 @@ bool ring_can_reserve(const char *path, bool in_directory, uint64_t bytes)
 
 	/* A file without a name: nothing is left of it, whatever happens. */
 	if (parent >= 0)
-		fd = openat(parent, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+		fd = base_above_streams(
+			openat(parent, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
 	/* Beyond the process's limit asking would end it. */
-	can = fd >= 0 && bytes <= base_largest_file() && !allocate(fd, bytes);
+	can = fd >= 0 && bytes <= base_largest_file() && !allocate(fd, 0, bytes);
 	if (fd >= 0)
 		close(fd);
 	if (parent >= 0)

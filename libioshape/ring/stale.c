@@ -99,6 +99,24 @@ static bool is_abandoned(int fd, const struct named *named, struct ring_clock *c
 	return ring_is_abandoned(clock, touched.at);
 }
 
+/* Another machine's gets a name of this one's: what is half removed looks new, and the next one
+ * here knows by its name that nobody needs it. */
+static bool take_over(const struct ring_folder *parent, const struct named *named,
+		      char into[NAME_MAX + 1])
+{
+	char base[NAME_MAX + 1];
+
+	if (named->same_domain) {
+		snprintf(into, NAME_MAX + 1, "%s", named->name);
+		return true;
+	}
+	snprintf(base, sizeof(base), "%.*s",
+		 (int)(named->domain - named->name - 1 - (ptrdiff_t)strlen(RING_TEMPORARY_MARK)),
+		 named->name + 1);
+	ring_temporary_name(parent->fd, base, into);
+	return !renameat(parent->fd, named->name, parent->fd, into);
+}
+
 static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_clock *clock,
 				const struct named *named)
 {
@@ -106,6 +124,7 @@ static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_cl
 	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 	struct ring_folder folder = RING_NO_FOLDER;
 	bool removed = false, is_folder;
+	char ours[NAME_MAX + 1];
 	int fd;
 
 	/* O_NONBLOCK: should it be a pipe after all, do not wait for it. */
@@ -114,8 +133,8 @@ static bool remove_if_abandoned(const struct ring_folder *parent, struct ring_cl
 	/* The lock is held until after the removal: a writer that just created it will notice. And
 	 * a directory may have got its name between our open and its unlock. */
 	if (is_folder && is_abandoned(folder.fd, named, clock) &&
-	    ring_folder_is_named(&folder, parent, name))
-		removed = !ring_folder_remove(&folder, parent, name, NULL, NULL, NULL);
+	    ring_folder_is_named(&folder, parent, name) && take_over(parent, named, ours))
+		removed = !ring_folder_remove(&folder, parent, ours, NULL, NULL, NULL);
 	else if (fd >= 0 && is_abandoned(fd, named, clock))
 		removed = !unlinkat(parent->fd, name, 0);
 	ring_folder_close(&folder);

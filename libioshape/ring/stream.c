@@ -136,7 +136,7 @@ static void consume_piece(struct ring_piece *piece, const uint8_t *data, uint64_
 	if (!piece->into)
 		piece->crc = base_crc32(piece->crc, from, bytes);
 	else if (piece->want_crc)
-		piece->crc = base_copy_crc32(
+		piece->crc = base_crc32_move(
 			piece->crc, (uint8_t *)piece->into + (begin - piece->offset), from, bytes);
 	else
 		memcpy((uint8_t *)piece->into + (begin - piece->offset), from, bytes);

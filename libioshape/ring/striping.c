@@ -50,7 +50,8 @@ static bool must_ask(struct ring_striping *striping, int directory_fd, const cha
 	if (!striping->request || striping->request->kind == FS_REQUEST_DIRECTORY)
 		return false;
 	/* One stripe is what every directory gives, at least. */
-	if (striping->request->kind == FS_REQUEST_AUTO && striping->bytes <= FS_ONE_STRIPE_BYTES)
+	if (striping->request->kind == FS_REQUEST_AUTO && !striping->place &&
+	    striping->bytes <= FS_ONE_STRIPE_BYTES)
 		return false;
 	/* Most files follow others on the same mount, where nothing is to be asked for: they cost
 	 * no call. If this one does not, it is found out when it is looked at. */
@@ -68,6 +69,9 @@ static bool must_ask(struct ring_striping *striping, int directory_fd, const cha
 		ask |= fs_leave_out_full(&facts, &storage, (uint32_t)base_random(),
 					 &striping->asked);
 		tell_of_full_targets(striping, directory, &storage, notes);
+	} else if (striping->place) {
+		ask |= fs_take_place(&facts, fs_even_targets(directory_fd, directory, memory),
+				     striping->place, striping->places, &striping->asked);
 	}
 	return ask > 0;
 }
@@ -83,7 +87,7 @@ static bool is_fuse(const struct ring_striping *striping, int directory_fd)
 }
 
 /* Direct I/O begins when its engine does: until then it is a file like all others. */
-static int clear_direct(int fd)
+int ring_leave_direct(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
 
@@ -93,36 +97,35 @@ static int clear_direct(int fd)
 static int create_plainly(struct ring_striping *striping, int directory_fd, const char *name,
 			  mode_t mode)
 {
-	const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
 	int fd = -1;
 
 	if (striping->direct && is_fuse(striping, directory_fd)) {
-		fd = openat(directory_fd, name, flags | O_DIRECT, mode);
+		fd = fs_create_plainly(directory_fd, name, mode, O_DIRECT);
 		/* Not where it is refused; but then there is a file on some. */
-		if (fd < 0 && errno == EINVAL)
+		if (fd == -EINVAL)
 			unlinkat(directory_fd, name, 0);
 		else if (fd < 0)
-			return -errno;
-		if (fd >= 0 && !clear_direct(fd))
+			return fd;
+		if (fd >= 0 && !ring_leave_direct(fd))
 			return fd;
 	}
 	if (fd >= 0) {
 		close(fd);
 		unlinkat(directory_fd, name, 0);
 	}
-	fd = openat(directory_fd, name, flags, mode);
-	return fd < 0 ? -errno : fd;
+	return fs_create_plainly(directory_fd, name, mode, 0);
 }
 
 /* The same file, opened for direct I/O instead; or as it was, where that cannot be done. */
 static int open_direct(int directory_fd, const char *name, int fd)
 {
-	int again = openat(directory_fd, name, O_RDWR | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
+	int again = base_above_streams(
+		openat(directory_fd, name, O_RDWR | O_DIRECT | O_NOFOLLOW | O_CLOEXEC));
 	struct stat before, now;
 
 	if (again < 0)
 		return fd;
-	if (clear_direct(again) || fstat(fd, &before) || fstat(again, &now) ||
+	if (ring_leave_direct(again) || fstat(fd, &before) || fstat(again, &now) ||
 	    before.st_ino != now.st_ino || before.st_dev != now.st_dev) {
 		close(again);
 		return fd;

@@ -55,7 +55,7 @@ static int open_one(struct ring_bench *bench, struct ring_destination *destinati
 		.memory = &memory,
 		.log = &config->log,
 	};
-	int ret = ring_destination_open(destination, path, &striping, &notes, error);
+	int ret = ring_destination_open(destination, path, false, &striping, &notes, error);
 
 	if (ret)
 		return ret;

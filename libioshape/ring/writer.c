@@ -36,7 +36,15 @@ int ring_writer_tell(struct ring_writer *writer, enum ioshape_phase phase, struc
 int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
 			    struct base_error *error)
 {
-	if (bytes <= writer->most_bytes || writer->file.stream || writer->nil)
+	const struct ring_file_options *options = &writer->options;
+
+	if (options->part_bytes && bytes > options->part_bytes)
+		return base_refuse(error, -EFBIG,
+				   "cannot write \"%s\": this process has a part of %s" BASE_REMEDY
+				   "give it a larger one",
+				   writer->file.path, BASE_SIZE(options->part_bytes));
+	if (options->part_offset + bytes <= writer->most_bytes || writer->file.stream ||
+	    writer->nil)
 		return 0;
 	return base_refuse(error, -EFBIG,
 			   "cannot write \"%s\": it would be larger than %s" BASE_REMEDY "%s",
@@ -47,14 +55,10 @@ int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
 static int let_pass(struct ring_writer *writer, uint64_t bytes, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
-	const uint64_t begin = base_now_ns();
-	int ret;
 
 	if (options->before_block)
 		options->before_block(options->before_block_user, bytes);
-	ret = ring_writer_tell(writer, IOSHAPE_PHASE_WRITE, error);
-	writer->held_ns += base_now_ns() - begin;
-	return ret;
+	return ring_writer_tell(writer, IOSHAPE_PHASE_WRITE, error);
 }
 
 static int fail_again(const struct ring_writer *writer, struct base_error *error)
@@ -66,6 +70,12 @@ static int fail_again(const struct ring_writer *writer, struct base_error *error
 uint64_t ring_writer_offset(const struct ring_writer *writer)
 {
 	return writer->submitted + writer->used;
+}
+
+/* Where a byte of the writer's lies in the file. */
+static uint64_t in_file(const struct ring_writer *writer, uint64_t offset)
+{
+	return writer->options.part_offset + offset;
 }
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
@@ -108,7 +118,7 @@ static int send_block(struct ring_writer *writer, struct base_error *error)
 		ret = writer->through_engine ? 0 : start_engine(writer, error);
 		if (ret)
 			return ret;
-		buffer->offset = writer->submitted;
+		buffer->offset = in_file(writer, writer->submitted);
 		/* Direct I/O takes whole units: the tail is padded, and cut off by finish(). */
 		buffer->bytes = writer->lane->direct ?
 					base_round_up(bytes, writer->lane->alignment) :
@@ -150,11 +160,34 @@ static int find_room(struct ring_writer *writer, uint8_t **to, size_t *room,
 		ret = ring_lane_take(writer->lane, &writer->buffer, error);
 		if (ret)
 			return ret;
-		writer->block_bytes = block_at(writer, writer->submitted);
+		writer->block_bytes = block_at(writer, in_file(writer, writer->submitted));
 	}
 	*to = writer->buffer->data + writer->used;
 	*room = writer->block_bytes - writer->used;
 	return 0;
+}
+
+/* Into the block: as many of the bytes as lie there in the same way. */
+static size_t place_piece(struct ring_writer *writer, uint8_t *to, const uint8_t *data,
+			  size_t bytes, uint32_t *crc)
+{
+	size_t piece = data ? ring_writer_must_copy(writer, data, bytes) : bytes;
+	const uint8_t *summed = to;
+
+	if (!piece) {
+		piece = ring_writer_borrow(writer, data, bytes);
+		summed = data;
+	} else if (data && crc) {
+		*crc = base_copy_crc32(*crc, to, data, piece);
+		return piece;
+	} else if (data) {
+		memcpy(to, data, piece);
+	} else {
+		memset(to, 0, piece);
+	}
+	if (crc)
+		*crc = base_crc32(*crc, summed, piece);
+	return piece;
 }
 
 static int append(struct ring_writer *writer, const uint8_t *data, size_t bytes, uint32_t *crc,
@@ -168,15 +201,7 @@ static int append(struct ring_writer *writer, const uint8_t *data, size_t bytes,
 		ret = find_room(writer, &to, &room, error);
 		if (ret)
 			break;
-		piece = MIN(bytes, room);
-		if (data && crc)
-			*crc = base_copy_crc32(*crc, to, data, piece);
-		else if (data)
-			memcpy(to, data, piece);
-		else
-			memset(to, 0, piece);
-		if (!data && crc)
-			*crc = base_crc32(*crc, to, piece);
+		piece = place_piece(writer, to, data, MIN(bytes, room), crc);
 		writer->used += piece;
 		bytes -= piece;
 		data = data ? data + piece : NULL;
@@ -205,16 +230,23 @@ static int append_checked(struct ring_writer *writer, const uint8_t *data, size_
 	return ret;
 }
 
+/* The checksum of these bytes is to be continued, or is known. */
 static int put(struct ring_writer *writer, const void *data, size_t bytes, uint32_t *crc,
-	       struct base_error *error)
+	       const uint32_t *known, struct base_error *error)
 {
 	uint64_t begin = base_now_ns();
 	int ret;
 
 	if (writer->failed)
 		return fail_again(writer, error);
-	ret = writer->options.want_crc32 ? append_checked(writer, data, bytes, crc, error) :
-					   append(writer, data, bytes, crc, error);
+	if (known) {
+		ret = append(writer, data, bytes, NULL, error);
+		writer->crc = base_crc32_combine(writer->crc, *known, bytes);
+	} else if (writer->options.want_crc32) {
+		ret = append_checked(writer, data, bytes, crc, error);
+	} else {
+		ret = append(writer, data, bytes, crc, error);
+	}
 	writer->failed = ret != 0;
 	writer->write_ns += base_now_ns() - begin;
 	return ret;
@@ -224,12 +256,23 @@ int ring_writer_put(struct ring_writer *writer, const void *data, size_t bytes, 
 		    struct base_error *error)
 {
 	/* NULL means zeros further down, and may come with no bytes here. */
-	return bytes ? put(writer, data, bytes, crc, error) : 0;
+	return bytes ? put(writer, data, bytes, crc, NULL, error) : 0;
+}
+
+int ring_writer_put_summed(struct ring_writer *writer, const void *data, size_t bytes,
+			   uint32_t crc32, struct base_error *error)
+{
+	return bytes ? put(writer, data, bytes, NULL, &crc32, error) : 0;
 }
 
 int ring_writer_put_zeros(struct ring_writer *writer, size_t bytes, struct base_error *error)
 {
-	return put(writer, NULL, bytes, NULL, error);
+	return put(writer, NULL, bytes, NULL, NULL, error);
+}
+
+void ring_writer_fail(struct ring_writer *writer)
+{
+	writer->failed = true;
 }
 
 /* ---- The end --------------------------------------------------------------------------------- */
@@ -252,14 +295,14 @@ static int hand_over(struct ring_writer *writer, struct base_error *error)
 {
 	const struct ring_file_options *options = &writer->options;
 	struct ring_lane *lane = writer->lane;
+	unsigned tail;
 	int ret;
 
 	if (!options->nearly_written || !writer->through_engine || !lane->direct)
 		return 0;
-	ret = ring_lane_settle(
-		lane,
-		ring_lane_tail(lane, writer->submitted, base_now_ns() - writer->first_block_ns),
-		error);
+	tail = ring_lane_tail(lane, writer->submitted, base_now_ns() - writer->first_block_ns,
+			      writer->plan_ns);
+	ret = ring_lane_settle(lane, tail, error);
 	if (!ret && lane->direct)
 		options->nearly_written(options->nearly_written_user);
 	return ret;
@@ -271,23 +314,22 @@ static bool has_no_room_for_padding(const struct ring_writer *writer)
 	const uint64_t unit = MAX(ring_lane_direct_alignment(writer->lane, &writer->fs), 1);
 
 	return writer->buffer && !writer->file.stream && !writer->nil &&
-	       writer->submitted + base_round_up(writer->used, unit) > writer->most_bytes;
+	       in_file(writer, writer->submitted) + base_round_up(writer->used, unit) >
+		       writer->most_bytes;
 }
 
-/* What is left, without the engine. */
-static int write_plainly(struct ring_writer *writer, struct base_error *error)
+/* What is left, without the engine: nothing is in flight. `refused`: why the file, which takes
+ * bytes of any length only without direct I/O, would not leave that; or 0. */
+static int put_rest(struct ring_writer *writer, int refused, struct base_error *error)
 {
-	int ret = ring_writer_check_limit(writer, writer->submitted + writer->used, error);
+	int ret;
 
-	if (!ret)
-		ret = let_pass(writer, writer->used, error);
-	if (!ret)
-		ret = ring_lane_drain(writer->lane, error);
-	if (!ret)
-		ret = ring_lane_leave_direct(writer->lane, "ulimit -f has no room for padding");
-	if (!ret)
-		ret = ring_destination_write(&writer->file, writer->buffer->data, writer->used,
-					     writer->submitted, writer->notes, error);
+	if (refused)
+		return base_fail(error, refused,
+				 "cannot write the end of \"%s\" through the page cache",
+				 writer->file.path);
+	ret = ring_destination_write(&writer->file, writer->buffer->data, writer->used,
+				     in_file(writer, writer->submitted), writer->notes, error);
 	if (ret)
 		return ret;
 	ring_lane_give_back(writer->lane, writer->buffer);
@@ -297,18 +339,75 @@ static int write_plainly(struct ring_writer *writer, struct base_error *error)
 	return 0;
 }
 
-static int write_rest(struct ring_writer *writer, struct base_error *error)
+static int write_plainly(struct ring_writer *writer, struct base_error *error)
 {
-	int ret = 0;
+	int ret = ring_writer_check_limit(writer, writer->submitted + writer->used, error);
 
-	if (is_small(writer) || has_no_room_for_padding(writer))
-		return write_plainly(writer, error);
-	if (writer->buffer)
-		ret = send_block(writer, error);
+	if (!ret)
+		ret = let_pass(writer, writer->used, error);
+	if (!ret)
+		ret = ring_lane_drain(writer->lane, error);
+	if (ret)
+		return ret;
+	ret = ring_lane_leave_direct(writer->lane, "ulimit -f has no room for padding");
+	return put_rest(writer, ret, error);
+}
+
+/* Sends what is whole units of direct I/O, and keeps the rest, which would have to be padded. */
+static int send_units(struct ring_writer *writer, struct base_error *error)
+{
+	const size_t unit = MAX(ring_lane_direct_alignment(writer->lane, &writer->fs), 1),
+		     rest = writer->used % unit;
+	uint8_t *kept;
+	int ret;
+
+	if (!rest || rest == writer->used)
+		return 0;
+	kept = malloc(rest);
+	if (!kept)
+		return base_no_memory(error, "the end of a file", rest);
+	writer->used -= rest;
+	memcpy(kept, writer->buffer->data + writer->used, rest);
+	ret = send_block(writer, error);
+	if (!ret)
+		ret = append(writer, kept, rest, NULL, error);
+	free(kept);
+	return ret;
+}
+
+/* The end of a file that keeps its length. */
+static int write_unpadded(struct ring_writer *writer, struct base_error *error)
+{
+	int ret = send_units(writer, error);
+
+	if (!ret)
+		ret = let_pass(writer, writer->used, error);
 	if (!ret)
 		ret = hand_over(writer, error);
 	if (!ret)
 		ret = ring_lane_drain(writer->lane, error);
+	return ret ? ret : put_rest(writer, ring_leave_direct(writer->file.fd), error);
+}
+
+static int write_rest(struct ring_writer *writer, struct base_error *error)
+{
+	int ret = 0;
+
+	if (is_small(writer) || has_no_room_for_padding(writer)) {
+		ring_writer_fill_in(writer);
+		return write_plainly(writer, error);
+	}
+	if (writer->buffer && writer->keeps_length) {
+		ring_writer_fill_in(writer);
+		ret = write_unpadded(writer, error);
+	} else {
+		if (writer->buffer)
+			ret = send_block(writer, error);
+		if (!ret)
+			ret = hand_over(writer, error);
+		if (!ret)
+			ret = ring_lane_drain(writer->lane, error);
+	}
 	if (writer->through_engine)
 		writer->was_direct = writer->lane->direct;
 	return ret;
@@ -320,7 +419,9 @@ static int cut(struct ring_writer *writer, struct base_error *error)
 	int interruptions = 0, ret;
 	struct stat status;
 
-	if (writer->file.stream || writer->nil)
+	/* In a file of several writers padding ends where the next part begins, at the latest. */
+	if (writer->file.stream || writer->file.shared || writer->nil ||
+	    (writer->keeps_length && writer->submitted == writer->options.expected_bytes))
 		return 0;
 	do {
 		ret = ftruncate(writer->file.fd, (off_t)writer->submitted) ? -errno : 0;
@@ -336,7 +437,8 @@ static int cut(struct ring_writer *writer, struct base_error *error)
 
 static int finish(struct ring_writer *writer, struct base_error *error)
 {
-	uint64_t begin = base_now_ns(), took_ns;
+	uint64_t begin = base_now_ns();
+	struct ring_taught taught;
 	int ret;
 
 	ret = write_rest(writer, error);
@@ -346,14 +448,14 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	writer->write_ns += base_now_ns() - begin;
 	if (ret)
 		return ret;
+	if (writer->through_engine && ring_depth_teach(&writer->lane->depth, &taught))
+		ring_memory_learn(writer->lane->config.memory, &writer->lane->fs_memory,
+				  &writer->lane->shape, &taught);
 	ret = ring_writer_tell(writer, IOSHAPE_PHASE_SYNC, error);
 	if (!ret && !writer->options.no_sync && !writer->nil) {
 		begin = base_now_ns();
 		ret = ring_destination_sync(&writer->file, error);
 		writer->sync_ns = base_now_ns() - begin;
-		took_ns = writer->write_ns - writer->held_ns + writer->sync_ns;
-		if (!ret && !writer->file.stream)
-			ring_choice_went(&writer->choice, writer->submitted, base_seconds(took_ns));
 	}
 	return ret;
 }
@@ -402,6 +504,26 @@ const struct fs_layout *ring_writer_layout(const struct ring_writer *writer, boo
 	return &writer->fs.layout;
 }
 
+static void report_flight(const struct ring_writer *writer, struct ioshape_report *report)
+{
+	const struct ring_depth *depth = &writer->lane->depth;
+	const uint64_t begun_ns = writer->first_block_ns;
+
+	report->flight_count = MIN(depth->point_count, IOSHAPE_REPORT_FLIGHT);
+	for (uint32_t i = 0; i < report->flight_count; i++) {
+		const struct ring_depth_point *point = &depth->points[i];
+
+		report->flight[i] = (struct ioshape_flight){
+			.since_s = base_seconds(point->at_ns - MIN(begun_ns, point->at_ns)),
+			.bytes = point->window * depth->options.request_bytes,
+		};
+	}
+	report->flight_halved = depth->halved;
+	report->least_request_s = base_seconds(depth->least_ns);
+	if (depth->all_answers)
+		report->request_s = base_seconds(depth->all_latency_ns / depth->all_answers);
+}
+
 void ring_writer_report(const struct ring_writer *writer, struct ioshape_report *report)
 {
 	const struct ring_lane *lane = writer->lane;
@@ -419,6 +541,8 @@ void ring_writer_report(const struct ring_writer *writer, struct ioshape_report 
 	report->direct = writer->was_direct;
 	report->queue_depth = writer->through_engine ? lane->shape.depth : 1;
 	report->block_bytes = lane->shape.block_bytes;
+	if (writer->through_engine && !writer->nil)
+		report_flight(writer, report);
 	snprintf(report->choice, sizeof(report->choice), "%s",
 		 writer->file.stream ? ring_reason_text(RING_NO_REGULAR_FILE) : writer->shape_why);
 	report->memory_alignment = writer->fs.memory_alignment;

@@ -18,18 +18,24 @@ struct ring_writer {
 	size_t used;                /* bytes of it that are filled */
 	size_t block_bytes;         /* it leaves when so much of it is */
 	uint64_t submitted;         /* bytes that have left in full blocks */
-	uint32_t crc;               /* of all bytes put, if wanted */
-	bool through_engine;        /* at least one block has */
+	const uint8_t *lent;        /* what is put from there need not be copied */
+	size_t lent_bytes;
+	uint32_t crc;        /* of all bytes put, if wanted */
+	bool through_engine; /* at least one block has */
 	bool was_direct;
 	bool nil; /* the engine drops everything: there is no file */
 	bool failed;
-	bool finished;           /* complete: may be committed */
+	bool finished; /* complete: may be committed */
+	/*
+	 * Its length is kept by a server, and known: it is set once, with the space, and neither a
+	 * block nor its padding lies beyond it.
+	 */
+	bool keeps_length;
 	uint64_t most_bytes;     /* that this process may write into one file (ulimit -f) */
 	uint64_t first_block_ns; /* when the engine got its first block */
 	uint64_t plan_ns, write_ns, sync_ns, commit_ns;
 	struct ring_choice choice;
 	char shape_why[160];
-	uint64_t held_ns; /* of write_ns, in the callback that lets blocks pass */
 };
 
 /* Runs before each step: the one place that progress and abort are heeded. */
@@ -38,5 +44,15 @@ int ring_writer_tell(struct ring_writer *writer, enum ioshape_phase phase,
 /* Beyond the limit a write would end the application. */
 int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
 			    struct base_error *error);
+
+/* ---- Lent memory (lend.c) -------------------------------------------------------------------- */
+
+/* How many of the next bytes, which fit into the buffer, must be copied; 0: they may be borrowed,
+ * whole pages of them. */
+size_t ring_writer_must_copy(const struct ring_writer *writer, const uint8_t *data, size_t bytes);
+/* Adds them to the block, which is sent from there. */
+size_t ring_writer_borrow(struct ring_writer *writer, const uint8_t *data, size_t bytes);
+/* Copies what the block being filled has borrowed. */
+void ring_writer_fill_in(struct ring_writer *writer);
 
 #endif

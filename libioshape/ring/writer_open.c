@@ -12,8 +12,11 @@ static int reserve(struct ring_writer *writer, struct base_error *error)
 {
 	const struct ring_reservation reservation = {
 		.bytes = writer->options.expected_bytes,
+		.offset = writer->options.part_offset,
 		.most_bytes = writer->most_bytes,
-		.block_bytes = writer->lane->shape.block_bytes,
+		.block_bytes = writer->keeps_length || writer->file.shared ?
+				       0 :
+				       writer->lane->shape.block_bytes,
 		.fs = &writer->fs,
 		.log = &writer->lane->config.log,
 	};
@@ -30,10 +33,13 @@ static int reserve(struct ring_writer *writer, struct base_error *error)
 static int take_shape(struct ring_writer *writer, struct base_error *error)
 {
 	struct ring_lane *lane = writer->lane;
-	const struct ring_shape shape = ring_shape_chosen(
-		&lane->config, &writer->choice, &writer->fs.layout, writer->options.expected_bytes,
-		writer->shape_why, sizeof(writer->shape_why));
+	struct ring_shape shape = ring_shape_chosen(
+		&lane->config, &writer->choice, writer->fs.family, &writer->fs.layout,
+		writer->options.expected_bytes, writer->shape_why, sizeof(writer->shape_why));
+	struct ring_taught taught;
 
+	ring_memory_recall(lane->config.memory, &lane->fs_memory, &shape, &taught);
+	ring_shape_recall(&shape, &taught);
 	return ring_lane_shape(lane, &shape, error);
 }
 
@@ -61,13 +67,15 @@ static void plan_stripes(struct ring_writer *writer)
 {
 	const struct ring_file_options *options = &writer->options;
 	struct ring_lane *lane = writer->lane;
-	const bool small = options->expected_bytes &&
-			   options->expected_bytes <= RING_SMALL_FILE_BYTES;
+	const uint64_t bytes = options->part_bytes ? options->file_bytes : options->expected_bytes;
+	const bool small = bytes && bytes <= RING_SMALL_FILE_BYTES;
 
 	writer->striping = (struct ring_striping){
 		.request = small ? NULL : &lane->config.layout,
-		.bytes = options->expected_bytes,
+		.bytes = bytes,
 		.files = options->files,
+		.place = options->place,
+		.places = options->places,
 		.direct = !small && goes_direct(&lane->config, &writer->choice),
 		.mask = mask_of(options),
 		.memory = &lane->fs_memory,
@@ -79,9 +87,12 @@ static void plan_stripes(struct ring_writer *writer)
 static int look_at_file(struct ring_writer *writer, const char *path, struct base_error *error)
 {
 	struct fs_memory *memory = &writer->lane->fs_memory;
-	int ret = fs_describe(writer->file.fd, path, memory, &writer->fs, error);
+	int ret;
 
-	if (ret || writer->file.stream ||
+	if (!writer->striping.asked.count && !writer->file.stream)
+		fs_expect_layout(memory, writer->file.directory_fd, writer->options.unseen);
+	ret = fs_describe(writer->file.fd, path, memory, &writer->fs, error);
+	if (ret || writer->file.stream || writer->file.shared ||
 	    !ring_striping_guessed_wrong(&writer->striping, &writer->fs))
 		return ret;
 	ret = ring_destination_begin_again(&writer->file, &writer->striping, writer->notes, error);
@@ -90,12 +101,17 @@ static int look_at_file(struct ring_writer *writer, const char *path, struct bas
 
 static int open_file(struct ring_writer *writer, const char *path, struct base_error *error)
 {
+	const struct ring_file_options *options = &writer->options;
 	int ret;
 
 	ring_choose(&writer->lane->config, path, writer->options.expected_bytes,
 		    !writer->options.deadline_ns, &writer->choice);
 	plan_stripes(writer);
-	ret = ring_destination_open(&writer->file, path, &writer->striping, writer->notes, error);
+	ret = options->part_bytes ?
+		      ring_destination_open_shared(&writer->file, path, &writer->striping,
+						   writer->notes, error) :
+		      ring_destination_open(&writer->file, path, options->unseen, &writer->striping,
+					    writer->notes, error);
 	if (!ret)
 		ret = ring_writer_tell(writer, IOSHAPE_PHASE_PLAN, error);
 	if (ret)
@@ -109,6 +125,10 @@ static int open_file(struct ring_writer *writer, const char *path, struct base_e
 	snprintf(writer->notes->filesystem, sizeof(writer->notes->filesystem), "%s",
 		 writer->fs.type);
 	ret = take_shape(writer, error);
+	writer->keeps_length = options->exact && !writer->file.stream &&
+			       options->expected_bytes > RING_SMALL_FILE_BYTES &&
+			       writer->lane->config.direct != IOSHAPE_DIRECT_REQUIRE &&
+			       !fs_is_local(writer->fs.family);
 	return ret ? ret : reserve(writer, error);
 }
 

@@ -39,8 +39,9 @@ int save_absolute_path(const char *path, char **absolute, struct base_error *err
 
 struct save_space {
 	struct ioshape_context *context;
-	const char *path;  /* absolute */
-	bool in_directory; /* the path is that of a directory, which may have to be made */
+	const char *path;             /* absolute */
+	const struct fs_found *found; /* at the path; NULL: it is a directory, which may have to be
+				       * made */
 	uint64_t needed_bytes;
 	/* Frees what space can be freed: by default ring_clear_space(). */
 	void (*clear)(void *user);
@@ -65,7 +66,6 @@ struct save_expected {
 	const struct fs_layout_request *request;
 	uint64_t bytes; /* 0 unknown */
 	uint32_t files; /* at a time; 0 unknown */
-	bool absent;    /* there is nothing at the path */
 };
 
 /* Family, targets, and the layout of the directory; zeros where it does not tell. Few
@@ -98,7 +98,7 @@ struct save_file {
 	const char *path;     /* for messages */
 	const char *absolute; /* the same file */
 	struct ring_file_options options;
-	const struct save_space *space;         /* NULL: has been looked for */
+	uint64_t needed_bytes;                  /* of free space; 0: that has been looked for */
 	const struct ring_notes *notes;         /* of what was before the file; may be NULL */
 	bool in_new_directory;                  /* no writer has left anything behind there */
 	const struct save_checksums *checksums; /* that go beside it; NULL: none */
@@ -191,8 +191,9 @@ int save_track(void *save, enum ioshape_phase phase, uint64_t done_bytes, uint64
 bool save_is_stopped(const struct ioshape_save *save);
 /* Notes where it stands in the queue for a slot. */
 struct save_watch save_watch_of(struct ioshape_save *save);
-/* All records of the save, and the end of the archive. */
-int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct base_error *error);
+/* All records of the save, and the end of the archive. `file`: where they go; NULL: to no file. */
+int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct ring_writer *file,
+		       struct base_error *error);
 
 /* Asks those to stop that belong to this owner. */
 void save_stop_background_of(struct ioshape_context *context, const void *owner);
@@ -222,11 +223,15 @@ void save_shared_put(struct ioshape_context *context, struct save_chunk *chunk);
 /* Where in the fd the bytes lie that the save is reading. False if they lie somewhere else. */
 bool save_find_staged(const struct ioshape_save *save, const void *data, uint64_t *offset);
 
-/*
- * `leaving` is called when a chunk has been read to its end, before any goes back; it may wait.
- * NULL ends that. Returns whether each chunk goes back one later than it could.
- */
-bool save_watch_chunks(struct ioshape_save *save,
-		       int (*leaving)(void *user, struct base_error *error), void *user);
+/* What uses staged bytes after they have been handed out. */
+struct save_outlet {
+	uint64_t (*offset)(void *to); /* bytes that it was given */
+	/* Waits until it needs nothing before this offset any more. */
+	int (*await)(void *to, uint64_t offset, struct base_error *error);
+	void *to;
+};
+
+/* Chunks go back only when the outlet does not need them any more. NULL ends that. */
+void save_keep_chunks(struct ioshape_save *save, const struct save_outlet *outlet);
 
 #endif

@@ -40,6 +40,7 @@ static void fill_beat(const struct slots_slot *slot, struct slots_beat *beat)
 	*beat = (struct slots_beat){
 		.passed = atomic_load(&slot->passed),
 		.holding = slot->stage == STAGE_HELD,
+		.ticket = slot->answer.ticket,
 		.fence = slot->answer.fence,
 		.epoch = slot->answer.epoch,
 		.weight = slot->answer.weight,

@@ -141,21 +141,16 @@ static int wait_for(const struct slots_link *link, short events, uint64_t until_
 	return base_refuse(error, -ETIMEDOUT, "%s does not answer in time", link->name);
 }
 
-/* Through hiredis, which encrypts it and knows nothing of MSG_NOSIGNAL. */
 static int send_encrypted(struct slots_link *link, const char *text, size_t bytes,
 			  uint64_t until_ns, struct base_error *error)
 {
-	struct base_held_sigpipe held;
 	int done = 0, ret;
 
-	if (redisAppendFormattedCommand(link->context, text, bytes) != REDIS_OK)
+	if (!link_queue_encrypted(link->context, text, bytes))
 		return no_memory(link, error);
 	link->sent_bytes = bytes;
 	for (;;) {
-		base_hold_sigpipe(&held);
-		ret = redisBufferWrite(link->context, &done);
-		base_let_sigpipe(&held, true);
-		if (ret != REDIS_OK)
+		if (!link_write_encrypted(link->context, &done))
 			return lost(link, error);
 		if (done)
 			return 0;

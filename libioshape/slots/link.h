@@ -85,6 +85,11 @@ int link_time_left_ms(uint64_t until_ns);
 bool link_has_tls(void);
 int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, const char *name,
 		   struct base_error *error);
+/* Without memory it cannot be queued. */
+bool link_queue_encrypted(redisContext *context, const char *text, size_t bytes);
+/* As much of what is queued as the socket takes now; *done once that was all. False: the context
+ * says what went wrong. */
+bool link_write_encrypted(redisContext *context, int *done);
 
 /* ---- Which server (route.c) ------------------------------------------------------------------ */
 

@@ -29,7 +29,7 @@ static int local_open(void **out, const struct slots_config *config, struct base
 	pool->config = *config;
 	pool->folder = *folder ? folder + 1 : NULL;
 	atomic_init(&pool->file, NULL);
-	pool->interrupt = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	pool->interrupt = base_above_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 	if (pool->interrupt < 0) {
 		int code = -errno;
 
@@ -167,13 +167,31 @@ static int local_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 	return local_leave(file, error);
 }
 
+static int needs_redis(const struct local_pool *pool, const char *what, struct base_error *error)
+{
+	return base_refuse(error, -ENOTSUP,
+			   "the processes of this host keep no %s of pool \"%s\"" BASE_REMEDY
+			   "use a Redis as coordinator, also on one host",
+			   what, pool->config.pool);
+}
+
+static int local_history(void *pool, uint32_t hours, struct slots_history *history,
+			 struct base_error *error)
+{
+	(void)hours, (void)history;
+	return needs_redis(pool, "history", error);
+}
+
 static int local_set(void *opaque, const struct ioshape_pool_settings *settings,
 		     struct base_error *error)
 {
 	struct local_pool *pool = opaque;
 	struct local_file *file;
-	int ret = enter(pool, &file, error);
+	int ret;
 
+	if (settings->job || settings->user)
+		return needs_redis(pool, "limits for one job or user", error);
+	ret = enter(pool, &file, error);
 	if (ret)
 		return ret;
 	local_queue_set(file->table, &pool->config, settings);
@@ -264,6 +282,7 @@ const struct slots_ops slots_local = {
 	.set = local_set,
 	.kick = local_kick,
 	.status = tell_status,
+	.history = local_history,
 	.names = local_names,
 	.close = local_close,
 };

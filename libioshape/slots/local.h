@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One host without a server: a pool is a queue in a file. Jobs alternate by their shares; within a
- * job it is first come, first served.
+ * One host without a server: a pool is a queue in a file.
  *
- *     ioshape-POOL-HASH.v2.slots    in /dev/shm, or /tmp, or the folder that the address names
+ *     ioshape-POOL-HASH.v3.slots    in /dev/shm, or /tmp, or the folder that the address names
  *
  * The file is a table of members, each of which holds a slot or waits for one. Whoever changes the
  * table has the whole file locked by flock(), and first lets those in that fit. Nothing in the
@@ -24,6 +23,7 @@
 #ifndef SLOTS_LOCAL_H
 #define SLOTS_LOCAL_H
 
+#include "slots/learn.h"
 #include "slots/slots.h"
 
 #include <stdatomic.h>
@@ -35,7 +35,7 @@
 /* ---- The table (local_table.c) --------------------------------------------------------------- */
 
 #define LOCAL_MAGIC "ioslots"
-#define LOCAL_VERSION BASE_FORMAT(2u) /* also in the names of files */
+#define LOCAL_VERSION BASE_FORMAT(3u) /* also in the names of files */
 #define LOCAL_GONE 1u                 /* flag: the file is being removed; look for the name again */
 
 #define LOCAL_PAGE_BYTES 4096u
@@ -59,7 +59,7 @@ struct local_head {
 	char pool[SLOTS_NAME_BYTES];
 	uint64_t fence; /* the last one given */
 	uint64_t seq;   /* of the last request */
-	uint64_t tag;   /* the highest that was let in */
+	uint64_t tag;   /* the highest that was let in by shares */
 	uint64_t grants;
 	uint64_t free_ns; /* when the pool's bandwidth is free again */
 	uint64_t set_pool_rate;
@@ -70,18 +70,32 @@ struct local_head {
 	uint32_t last_minute; /* grants in them */
 	uint32_t set_capacity;
 	uint32_t set_express;
-	uint32_t capacity;   /* as jobs ask for it */
-	uint32_t by_job;     /* 1: a job did; 0: it is the default */
+	uint32_t capacity;   /* as jobs ask for it, or the rule's */
+	uint32_t by_job;     /* 1: a job did; 0: it is what is learnt from the rule's on */
 	uint32_t member_end; /* records from here on are not used */
 	uint32_t job_end;
-	uint32_t acts; /* of operators, so far; the latest SLOTS_ACTS are kept */
-	char unused[260];
+	uint32_t acts;     /* of operators, so far; the latest SLOTS_ACTS are kept */
+	uint32_t wanted;   /* since something was last learnt: the most that held or waited ... */
+	uint64_t reports;  /* ... what holders reported, how many of them ... */
+	uint64_t reported; /* ... bytes ... */
+	uint64_t reported_ns; /* ... and time of the storage */
+	/* A slot's part of the time so far, where it is divided among those in use: two differ by
+	 * the time that the storage had for a slot between them. */
+	uint64_t parts_ns;
+	uint64_t parts_until_ns; /* counted so far */
+	uint64_t full_ns;        /* when the slots were last in use, but for few */
+	uint64_t capacity_ns;    /* when the capacity last changed */
+	struct learn learn;
+	uint64_t base;      /* of tags: above those in the order before */
+	uint32_t set_order; /* enum ioshape_order */
+	uint32_t turn;      /* the place that was given last */
+	char unused[40];
 };
 
 struct local_job {
 	char name[SLOTS_TEXT_BYTES];
 	char user[24];    /* of its latest request */
-	uint64_t tag;     /* of its request that was let in last */
+	uint64_t tag;     /* by shares, of its request that was let in last */
 	uint64_t written; /* bytes, in these */
 	uint64_t writes;  /* slots that it gave back, or lost */
 	uint64_t free_ns; /* when its bandwidth is free again */
@@ -104,8 +118,11 @@ struct local_member {
 	uint64_t bytes;
 	uint64_t passed;
 	uint64_t fence;
-	uint64_t tag;         /* the queue is in this order (0: urgent) ... */
-	uint64_t seq;         /* ... and of those alike in this one */
+	uint64_t tag; /* the queue is in this order (0: urgent) ... */
+	union {
+		uint64_t seq;      /* ... and of those alike in this one */
+		uint64_t parts_ns; /* a holder: the pool's when it was let in */
+	};
 	uint64_t since_ns;    /* it holds, or waits */
 	uint64_t deadline_ns; /* without a heartbeat it is taken for dead then */
 	uint32_t state;       /* enum local_state */
@@ -114,7 +131,9 @@ struct local_member {
 	uint32_t given;  /* 0: express */
 	uint32_t lease_ms;
 	uint32_t process; /* its number */
-	uint32_t small;   /* 1: may be let past the queue */
+	uint16_t small;   /* 1: may be let past the queue */
+	uint8_t places;   /* as in slots.lua: so many ... */
+	uint8_t place;    /* ... and a holder's, from 1 on; 0: none */
 	uint32_t wake;    /* where its process listens for a grant; 0: nowhere */
 };
 
@@ -137,6 +156,7 @@ struct local_table {
 	uint32_t woken_count;
 	uint32_t woken[LOCAL_WOKEN]; /* where those listen that waited and were let in */
 	bool changed[LOCAL_PAGES];
+	size_t changed_end; /* no page from here on was */
 	union {
 		struct local_image image;
 		uint8_t bytes[sizeof(struct local_image)];
@@ -177,8 +197,8 @@ void local_queue_beat(struct local_table *table, const struct slots_config *conf
 /* False if there is no such member. */
 bool local_queue_release(struct local_table *table, const char *id, uint64_t passed);
 bool local_queue_kick(struct local_table *table, const struct slots_config *config, const char *id);
-void local_queue_pace(struct local_table *table, const struct slots_config *config, int64_t bytes,
-		      struct slots_grant *grant);
+/* Finds it, or replaces the one that was seen least lately. */
+struct local_job *local_job_named(struct local_table *table, const char *name);
 void local_queue_set(struct local_table *table, const struct slots_config *config,
 		     const struct ioshape_pool_settings *settings);
 /* All that this process held and waited for is forgotten. */
@@ -203,9 +223,34 @@ bool local_is_urgent(const struct local_member *member);
  * is NULL to begin with. */
 struct local_member *local_next(struct local_table *table, enum local_state state,
 				const struct local_member *last);
-uint32_t local_capacity(const struct local_head *head);
 uint64_t local_small_bytes(const struct local_head *head);
 uint32_t local_express(const struct local_head *head);
+
+/* ---- Bandwidth (local_pace.c) ---------------------------------------------------------------- */
+
+/*
+ * `wanted` above 0: a share of the bandwidth, at least so many bytes, from when pool and job have
+ * it free again. Below 0: so much of the last share comes back. It was the last one that was given,
+ * unless others came after it; then nobody loses.
+ */
+void local_queue_pace(struct local_table *table, const struct slots_config *config, int64_t wanted,
+		      struct slots_grant *grant);
+/* What was given in advance at a rate that the operator has replaced is owed by nobody. */
+void local_forget_paces(struct local_table *table);
+
+/* ---- How many may write (local_capacity.c) --------------------------------------------------- */
+
+uint32_t local_capacity(const struct local_head *head);
+/* As a job asks for it that finds the pool empty; or what was learnt from its rule's number on. */
+void local_choose_capacity(struct local_table *table, const struct slots_config *config,
+			   const struct slots_request *request);
+/* Time has passed since the last operation, with so many slots in use. */
+void local_learn_pass(struct local_table *table, const struct local_usage *usage);
+/* A holder gives its slot back. Before it is forgotten. */
+void local_learn_report(struct local_table *table, const struct local_member *member,
+			uint64_t passed);
+/* The capacity is another one: what was reported before is worth nothing. */
+void local_learn_anew(struct local_table *table);
 
 /* ---- Status (local_status.c) ----------------------------------------------------------------- */
 

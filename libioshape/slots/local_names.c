@@ -30,7 +30,8 @@ static bool is_ours(const char *name)
 static bool read_name(int folder, const char *name, struct local_head *head)
 {
 	char expected[LOCAL_FILE_NAME_BYTES];
-	int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	int fd = base_above_streams(
+		openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 	bool got;
 
 	if (fd < 0)
@@ -51,7 +52,8 @@ static bool read_name(int folder, const char *name, struct local_head *head)
 /* A file of a pool that nobody in this process has open, last changed long ago. */
 static void remove_old(int folder, const char *name)
 {
-	int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	int fd = base_above_streams(
+		openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 	struct local_head head;
 
 	if (fd < 0)

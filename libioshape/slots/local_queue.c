@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who may write, of those on one host. A request gets a tag: its job's request before it had a
- * lower one by STEP / share; and it is not below the highest that was let in. The lowest tag is
- * next; of those alike, the one that came first. So jobs alternate, by their shares; no job has
- * credit from a time when it did not write, and no request waits for ever.
+ * Who may write, of those on one host. A request gets a tag. The lowest is next; of those alike,
+ * the one that came first. The tag is a time, so that no request waits for ever: when it asked,
+ * less what its waiting costs (order.c).
+ *
+ * Where the operator wants jobs to have fair shares, the tag of a job's request is above that of
+ * the one before by STEP / share, and not below the highest that was let in. So jobs alternate, and
+ * no job has credit from a time when it did not write.
  *
  * The next one that does not fit waits until it does, and all behind it; one that is heavier than
  * the capacity writes alone; a small one may be let past the queue. An urgent one, which has a
@@ -17,11 +20,6 @@
 #include <string.h>
 
 #define STEP 1000000u /* between two requests of a job whose share is 1 */
-
-#define PACE_NS 250000000.0           /* a grant of bandwidth lasts about so long ... */
-#define PACE_WRITERS 8u               /* ... shared by so many writers at most */
-#define LONGEST_PACE_NS 3600000000000 /* it is given no longer in advance */
-#define UNLIMITED_MS 10000u           /* where bandwidth has no limit, ask again then */
 
 struct local_usage local_count(struct local_table *table)
 {
@@ -39,11 +37,6 @@ struct local_usage local_count(struct local_table *table)
 	return usage;
 }
 
-uint32_t local_capacity(const struct local_head *head)
-{
-	return MAX(head->set_capacity ? head->set_capacity : head->capacity, 1u);
-}
-
 uint64_t local_small_bytes(const struct local_head *head)
 {
 	return head->set_small_bytes ? head->set_small_bytes : SLOTS_SMALL_BYTES;
@@ -57,12 +50,21 @@ uint32_t local_express(const struct local_head *head)
 bool local_is_set(const struct local_head *head)
 {
 	return head->set_capacity || head->set_pool_rate || head->set_job_rate ||
-	       head->set_small_bytes || head->set_express;
+	       head->set_small_bytes || head->set_express || head->set_order;
 }
 
 bool local_is_urgent(const struct local_member *member)
 {
 	return !member->tag;
+}
+
+/* Cut if it is longer. Each turn takes five, and snprintf() would cost more than the rest of it. */
+static void take_text(char *into, size_t room, const char *text)
+{
+	const size_t bytes = strnlen(text, room - 1);
+
+	memcpy(into, text, bytes);
+	memset(into + bytes, 0, room - bytes);
 }
 
 /* ---- Looking for members --------------------------------------------------------------------- */
@@ -112,8 +114,7 @@ static struct local_member *next_small(struct local_table *table)
 
 /* ---- Jobs ------------------------------------------------------------------------------------ */
 
-/* Finds it, or replaces the one that was seen least lately. */
-static struct local_job *job_named(struct local_table *table, const char *name)
+struct local_job *local_job_named(struct local_table *table, const char *name)
 {
 	struct local_head *head = &table->image.head;
 	struct local_job *oldest = NULL, *job;
@@ -127,7 +128,7 @@ static struct local_job *job_named(struct local_table *table, const char *name)
 	}
 	job = head->job_end < LOCAL_JOBS ? local_job(table, head->job_end++) : oldest;
 	memset(job, 0, sizeof(*job));
-	snprintf(job->name, sizeof(job->name), "%s", name);
+	take_text(job->name, sizeof(job->name), name);
 	local_changed(table, head);
 	local_changed(table, job);
 	return job;
@@ -140,11 +141,12 @@ static void forget(struct local_table *table, struct local_member *member, uint6
 	struct local_head *head = &table->image.head;
 
 	if (member->state == LOCAL_HOLDING) {
-		struct local_job *job = job_named(table, member->job);
+		struct local_job *job = local_job_named(table, member->job);
 
 		job->written += passed;
 		job->writes++;
 		local_changed(table, job);
+		local_changed(table, head);
 	}
 	memset(member, 0, sizeof(*member));
 	local_changed(table, member);
@@ -168,11 +170,36 @@ static void count_grant(struct local_table *table)
 	head->grants++;
 }
 
+/* The next one after the last, of those with the fewest writers. */
+static uint8_t take_place(struct local_table *table, uint8_t places)
+{
+	struct local_head *head = &table->image.head;
+	uint32_t writers[SLOTS_MOST_PLACES] = { 0 }, best;
+
+	if (places < 2)
+		return 0;
+	for (uint32_t i = 0; i < head->member_end; i++) {
+		const struct local_member *member = local_member(table, i);
+
+		if (member->state == LOCAL_HOLDING && member->places == places && member->place)
+			writers[member->place - 1]++;
+	}
+	best = head->turn % places;
+	for (uint32_t i = 1; i < places; i++) {
+		const uint32_t next = (head->turn + i) % places;
+
+		best = writers[next] < writers[best] ? next : best;
+	}
+	head->turn = best + 1;
+	return (uint8_t)head->turn;
+}
+
 static void admit(struct local_table *table, struct local_member *member, uint32_t given,
 		  uint32_t lease_ms)
 {
 	struct local_head *head = &table->image.head;
-	struct local_job *job = given ? job_named(table, member->job) : NULL;
+	const bool by_shares = given && head->set_order == IOSHAPE_ORDER_FAIR;
+	struct local_job *job = by_shares ? local_job_named(table, member->job) : NULL;
 
 	/* Made of the time, so that they rise although the file was lost. */
 	head->fence = MAX(head->fence + 1, table->wall_ms * 1024);
@@ -182,10 +209,12 @@ static void admit(struct local_table *table, struct local_member *member, uint32
 		head->tag = MAX(head->tag, member->tag);
 		local_changed(table, job);
 	}
+	member->place = take_place(table, member->places);
 	member->state = LOCAL_HOLDING;
 	member->given = given;
 	member->fence = head->fence;
 	member->since_ns = table->now_ns;
+	member->parts_ns = head->parts_ns;
 	member->deadline_ns = table->now_ns + base_ms_to_ns(lease_ms);
 	local_changed(table, head);
 	local_changed(table, member);
@@ -230,6 +259,9 @@ static void let_in_those_that_fit(struct local_table *table)
 
 void local_tick(struct local_table *table)
 {
+	const struct local_usage usage = local_count(table);
+
+	local_learn_pass(table, &usage);
 	for (uint32_t i = 0; i < table->image.head.member_end; i++) {
 		struct local_member *member = local_member(table, i);
 
@@ -283,6 +315,7 @@ static void answer_for(struct local_table *table, struct local_member *member,
 		.state = holds ? SLOTS_HOLDING : SLOTS_WAITING,
 		.fence = holds ? member->fence : 0,
 		.weight = holds ? member->given : 0,
+		.place = holds ? member->place : 0,
 		.capacity = local_capacity(&table->image.head),
 		.beat_ms = MAX(member->lease_ms / 3, 1u),
 	};
@@ -293,8 +326,10 @@ static void answer_for(struct local_table *table, struct local_member *member,
 /* ---- Operations ------------------------------------------------------------------------------ */
 
 /* Behind all of its job that wait. */
-static uint64_t next_tag(struct local_table *table, const struct local_job *job, uint32_t share)
+static uint64_t tag_by_shares(struct local_table *table, const struct local_job *job,
+			      uint32_t share)
 {
+	const struct local_head *head = &table->image.head;
 	uint64_t latest = job->tag;
 
 	for (uint32_t i = 0; i < table->image.head.member_end; i++) {
@@ -303,7 +338,21 @@ static uint64_t next_tag(struct local_table *table, const struct local_job *job,
 		if (member->state == LOCAL_WAITING && !strcmp(member->job, job->name))
 			latest = MAX(latest, member->tag);
 	}
-	return MAX(latest + STEP / MAX(share, 1u), table->image.head.tag);
+	return MAX(latest + STEP / MAX(share, 1u), MAX(head->tag, head->base));
+}
+
+/* Above 0: that is what those with a deadline have. */
+static uint64_t tag_by_time(const struct local_table *table, const struct slots_config *config,
+			    const struct slots_request *request)
+{
+	const struct local_head *head = &table->image.head;
+	const uint64_t now_ms = head->base + table->now_ns / 1000000;
+	int64_t ms = (int64_t)request->advance_ms + slots_share_ms(config->identity.share);
+
+	if (head->set_order == IOSHAPE_ORDER_FIRST)
+		return now_ms + 1;
+	ms = MAX(MIN(ms, SLOTS_MOST_ADVANCE_MS), -SLOTS_MOST_ADVANCE_MS);
+	return now_ms + 1 + (uint64_t)(SLOTS_MOST_ADVANCE_MS - ms);
 }
 
 /* NULL where the table is full. */
@@ -312,6 +361,7 @@ static struct local_member *enrol(struct local_table *table, const struct slots_
 				  uint32_t wake)
 {
 	struct local_head *head = &table->image.head;
+	const bool by_shares = head->set_order == IOSHAPE_ORDER_FAIR;
 	struct local_member *member;
 	struct local_job *job;
 	uint32_t i = 0;
@@ -320,13 +370,15 @@ static struct local_member *enrol(struct local_table *table, const struct slots_
 		i++;
 	if (i == LOCAL_MEMBERS)
 		return NULL;
-	job = job_named(table, config->identity.job);
+	job = local_job_named(table, config->identity.job);
 	job->seen = ++head->seq;
-	snprintf(job->user, sizeof(job->user), "%s", config->identity.user);
+	take_text(job->user, sizeof(job->user), config->identity.user);
 	member = local_member(table, i);
 	*member = (struct local_member){
 		.bytes = MIN(request->bytes, SLOTS_MOST_BYTES),
-		.tag = request->urgent ? 0 : next_tag(table, job, config->identity.share),
+		.tag = request->urgent ? 0 :
+		       by_shares       ? tag_by_shares(table, job, config->identity.share) :
+					 tag_by_time(table, config, request),
 		.seq = head->seq,
 		.since_ns = table->now_ns,
 		.state = LOCAL_WAITING,
@@ -335,12 +387,13 @@ static struct local_member *enrol(struct local_table *table, const struct slots_
 		.lease_ms = config->lease_ms,
 		.process = process,
 		.wake = wake,
+		.places = (uint8_t)MIN(request->default_capacity, SLOTS_MOST_PLACES),
 	};
 	member->small = member->weight == 1 && member->bytes &&
 			member->bytes <= local_small_bytes(head);
-	snprintf(member->id, sizeof(member->id), "%s", request->id);
-	snprintf(member->job, sizeof(member->job), "%s", config->identity.job);
-	snprintf(member->node, sizeof(member->node), "%s", config->identity.node);
+	take_text(member->id, sizeof(member->id), request->id);
+	take_text(member->job, sizeof(member->job), config->identity.job);
+	take_text(member->node, sizeof(member->node), config->identity.node);
 	head->member_end = MAX(head->member_end, i + 1);
 	local_changed(table, head);
 	local_changed(table, job);
@@ -363,13 +416,8 @@ int local_queue_acquire(struct local_table *table, const struct slots_config *co
 		return 0;
 	}
 	/* Nobody is disturbed: what jobs ask for counts. */
-	if (!head->member_end || !head->capacity) {
-		const uint32_t usual = request->default_capacity ? request->default_capacity :
-								   config->default_capacity;
-
-		head->by_job = config->asked_capacity > 0;
-		head->capacity = head->by_job ? config->asked_capacity : usual;
-	}
+	if (!head->member_end || !head->capacity)
+		local_choose_capacity(table, config, request);
 	usage = local_count(table);
 	member = enrol(table, config, request, process, wake);
 	if (!member)
@@ -412,6 +460,8 @@ static bool remove_member(struct local_table *table, const char *id, const uint6
 	member = find(table, id);
 	if (!member)
 		return false;
+	if (passed && member->state == LOCAL_HOLDING)
+		local_learn_report(table, member, *passed);
 	forget(table, member, passed ? *passed : member->passed);
 	let_in_those_that_fit(table);
 	return true;
@@ -448,13 +498,24 @@ bool local_queue_kick(struct local_table *table, const struct slots_config *conf
 	return found;
 }
 
-/* What was given in advance at a rate that the operator has replaced is owed by nobody. */
-static void forget_paces(struct local_table *table)
+static enum ioshape_order order_of(uint32_t set)
 {
-	table->image.head.free_ns = 0;
-	for (uint32_t i = 0; i < table->image.head.job_end; i++) {
-		local_job(table, i)->free_ns = 0;
-		local_changed(table, local_job(table, i));
+	return set ? (enum ioshape_order)set : IOSHAPE_ORDER_WASTE;
+}
+
+/* Those that wait come before all in the new order. */
+static void change_order(struct local_table *table, enum ioshape_order order)
+{
+	struct local_head *head = &table->image.head;
+	const bool stays = order_of(head->set_order) == order_of(order);
+
+	head->set_order = order;
+	if (stays)
+		return;
+	head->base = MAX(head->base, head->tag);
+	for (uint32_t i = 0; i < head->member_end; i++) {
+		if (local_member(table, i)->state == LOCAL_WAITING)
+			head->base = MAX(head->base, local_member(table, i)->tag);
 	}
 }
 
@@ -466,8 +527,10 @@ void local_queue_set(struct local_table *table, const struct slots_config *confi
 
 	local_tick(table);
 	local_describe(head, settings, what);
-	if (settings->clear || settings->capacity)
+	if (settings->clear || settings->capacity) {
 		head->set_capacity = settings->capacity;
+		local_learn_anew(table);
+	}
 	if (settings->clear || settings->pool_bytes_per_s)
 		head->set_pool_rate = settings->pool_bytes_per_s;
 	if (settings->clear || settings->job_bytes_per_s)
@@ -476,8 +539,10 @@ void local_queue_set(struct local_table *table, const struct slots_config *confi
 		head->set_small_bytes = settings->small_bytes;
 	if (settings->clear || settings->express)
 		head->set_express = settings->express;
+	if (settings->clear || settings->order)
+		change_order(table, settings->order);
 	if (settings->clear || settings->pool_bytes_per_s || settings->job_bytes_per_s)
-		forget_paces(table);
+		local_forget_paces(table);
 	local_changed(table, head);
 	note_act(table, config, what);
 	let_in_those_that_fit(table);
@@ -509,73 +574,4 @@ uint32_t local_queue_in_the_way(struct local_table *table, uint32_t *processes, 
 			processes[found++] = member->process;
 	}
 	return found;
-}
-
-/* ---- Bandwidth ------------------------------------------------------------------------------- */
-
-/* 0 stands for no limit. */
-static uint64_t lower_rate(uint64_t a, uint64_t b)
-{
-	return a && b ? MIN(a, b) : MAX(a, b);
-}
-
-/* How long so many bytes take, also below 0. */
-static int64_t duration_ns(double bytes, uint64_t rate)
-{
-	const double ns = bytes * 1e9 / (double)rate, most = LONGEST_PACE_NS;
-
-	return (int64_t)MAX(MIN(ns, most), -most);
-}
-
-static uint64_t later(uint64_t ns, int64_t more_ns)
-{
-	return more_ns < 0 ? ns - MIN(ns, (uint64_t)-more_ns) : ns + (uint64_t)more_ns;
-}
-
-/* When bandwidth is free again. A clock may have begun again since that was written. */
-static uint64_t free_at(uint64_t free_ns, uint64_t now)
-{
-	return MIN(free_ns, now + (uint64_t)LONGEST_PACE_NS);
-}
-
-/*
- * `wanted` above 0: a share of the bandwidth, at least so many bytes, from when pool and job have
- * it free again. Below 0: so much of the last share comes back. It was the last one that was given,
- * unless others came after it; then nobody loses.
- */
-void local_queue_pace(struct local_table *table, const struct slots_config *config, int64_t wanted,
-		      struct slots_grant *grant)
-{
-	struct local_head *head = &table->image.head;
-	const uint64_t job_rate = lower_rate(config->rate, head->set_job_rate);
-	const uint64_t pool_rate = head->set_pool_rate, rate = lower_rate(job_rate, pool_rate);
-	const uint64_t now = table->now_ns;
-	double bytes = (double)wanted;
-	struct local_job *job;
-	uint64_t start = now;
-
-	local_tick(table);
-	*grant = (struct slots_grant){ .end_ms = rate ? 0 : UNLIMITED_MS };
-	if (!rate)
-		return;
-	job = job_named(table, config->identity.job);
-	if (wanted > 0) {
-		const uint32_t writers = MIN(MAX(local_count(table).holders, 1u), PACE_WRITERS);
-
-		bytes = MAX(bytes, (double)rate * (PACE_NS / 1e9) / writers);
-		start = MAX(start, pool_rate ? free_at(head->free_ns, now) : 0);
-		start = MAX(start, job_rate ? free_at(job->free_ns, now) : 0);
-		head->free_ns = pool_rate ? start : 0;
-		job->free_ns = job_rate ? start : 0;
-		grant->bytes = (uint64_t)bytes;
-		grant->start_ms = (uint32_t)((start - now) / 1000000);
-		grant->end_ms =
-			(uint32_t)((later(start, duration_ns(bytes, rate)) - now) / 1000000 + 1);
-	}
-	if (pool_rate)
-		head->free_ns = later(head->free_ns, duration_ns(bytes, pool_rate));
-	if (job_rate)
-		job->free_ns = later(job->free_ns, duration_ns(bytes, job_rate));
-	local_changed(table, head);
-	local_changed(table, job);
 }

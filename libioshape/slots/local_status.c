@@ -6,6 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 
+static void show(uint64_t value, bool order, char text[24])
+{
+	if (order && value)
+		snprintf(text, 24, "%s", slots_order_name((enum ioshape_order)value));
+	else
+		snprintf(text, 24, "%" PRIu64, value);
+}
+
 /* "set capacity=8 (was 4) rate=1000". */
 void local_describe(const struct local_head *before, const struct ioshape_pool_settings *settings,
 		    char what[SLOTS_NAME_BYTES])
@@ -19,18 +27,21 @@ void local_describe(const struct local_head *before, const struct ioshape_pool_s
 		{ "job-rate", before->set_job_rate, settings->job_bytes_per_s },
 		{ "small", before->set_small_bytes, settings->small_bytes },
 		{ "express", before->set_express, settings->express },
+		{ "order", before->set_order, settings->order },
 	};
 	size_t used = (size_t)snprintf(what, SLOTS_NAME_BYTES, settings->clear ? "clear" : "set");
 
 	for (size_t i = 0; i < ARRAY_LENGTH(changes) && used < SLOTS_NAME_BYTES; i++) {
-		char was[32] = "";
+		const bool word = !strcmp(changes[i].name, "order");
+		char was[32] = "", shown[2][24];
 
+		show(changes[i].before, word, shown[0]);
+		show(changes[i].after, word, shown[1]);
 		if (changes[i].before)
-			snprintf(was, sizeof(was), " (was %" PRIu64 ")", changes[i].before);
+			snprintf(was, sizeof(was), " (was %s)", shown[0]);
 		if (changes[i].after || (changes[i].before && settings->clear))
-			used += (size_t)snprintf(what + used, SLOTS_NAME_BYTES - used,
-						 " %s=%" PRIu64 "%s", changes[i].name,
-						 changes[i].after, was);
+			used += (size_t)snprintf(what + used, SLOTS_NAME_BYTES - used, " %s=%s%s",
+						 changes[i].name, shown[1], was);
 	}
 }
 
@@ -90,8 +101,10 @@ static void list_jobs(struct local_table *table, struct ioshape_pool_status *sta
 
 			if (listed[i] || (row.job && written <= row.written_bytes))
 				continue;
-			row = (struct ioshape_pool_job){ job->name, job->user, written,
-							 job->writes };
+			row = (struct ioshape_pool_job){ .job = job->name,
+							 .user = job->user,
+							 .written_bytes = written,
+							 .writes = job->writes };
 			most = i;
 		}
 		listed[most] = true;
@@ -142,10 +155,12 @@ void local_status(struct local_table *table, uint32_t usual, struct ioshape_pool
 	status->job_bytes_per_s = head->set_job_rate;
 	status->small_bytes = local_small_bytes(head);
 	status->express = local_express(head);
+	status->order = slots_order_name((enum ioshape_order)head->set_order);
 	status->grants = head->grants;
 	status->grants_last_minute = grants_last_minute(table);
 	status->holder_count = usage.holders;
 	status->waiter_count = usage.waiters;
+	slots_status_add_learned(status, &head->learn);
 	list(table, LOCAL_HOLDING, status);
 	list(table, LOCAL_WAITING, status);
 	list_jobs(table, status);

@@ -41,7 +41,10 @@ struct local_member *local_member(struct local_table *table, uint32_t index)
 
 void local_changed(struct local_table *table, const void *record)
 {
-	table->changed[(size_t)((const uint8_t *)record - table->bytes) / LOCAL_PAGE_BYTES] = true;
+	const size_t page = (size_t)((const uint8_t *)record - table->bytes) / LOCAL_PAGE_BYTES;
+
+	table->changed[page] = true;
+	table->changed_end = MAX(table->changed_end, page + 1);
 }
 
 /* Fences rise in this process, whatever becomes of the file. */
@@ -82,8 +85,15 @@ static bool head_holds(const struct local_head *head)
 static bool check_numbers(struct local_table *table)
 {
 	struct local_head *head = &table->image.head;
-	uint64_t *const numbers[] = { &head->fence, &head->seq, &head->tag, &head->grants };
+	uint64_t *const numbers[] = { &head->fence, &head->seq, &head->tag, &head->base,
+				      &head->grants };
+	uint64_t *const times[] = { &head->parts_until_ns, &head->full_ns, &head->capacity_ns };
 	bool good = true;
+
+	for (size_t i = 0; i < ARRAY_LENGTH(times); i++)
+		*times[i] = MIN(*times[i], table->now_ns);
+	if (head->learn.best && !learn_is_sound(&head->learn))
+		memset(&head->learn, 0, sizeof(head->learn));
 
 	for (size_t i = 0; i < ARRAY_LENGTH(numbers); i++) {
 		if (*numbers[i] <= MOST_NUMBER)
@@ -115,7 +125,8 @@ static bool member_holds(const struct local_member *member, uint64_t now)
 		text_holds(member->node, sizeof(member->node)) && member->tag <= MOST_NUMBER &&
 		member->seq <= MOST_NUMBER && member->weight > 0 && member->lease_ms > 0 &&
 		member->lease_ms <= LONGEST_LEASE_MS && member->process < LOCAL_NUMBERS &&
-		member->small <= 1 && member->deadline_ns <= now + LONGEST_LEASE_NS);
+		member->small <= 1 && member->places <= SLOTS_MOST_PLACES &&
+		member->place <= member->places && member->deadline_ns <= now + LONGEST_LEASE_NS);
 }
 
 /* Drops what makes no sense. False if there was such a thing. */
@@ -166,7 +177,7 @@ static void read_clocks(struct local_table *table)
 {
 	struct timespec wall;
 
-	clock_gettime(CLOCK_REALTIME, &wall);
+	clock_gettime(CLOCK_REALTIME_COARSE, &wall); /* a few ms are fine, and it costs a third */
 	table->wall_ms = (uint64_t)wall.tv_sec * 1000 + (uint64_t)wall.tv_nsec / 1000000;
 	table->now_ns = base_now_ns();
 }
@@ -207,6 +218,7 @@ int local_read(struct local_table *table, int fd, const char *pool)
 	int ret = read_pages(table, fd, 0, LOCAL_PAGE_BYTES);
 
 	memset(table->changed, 0, sizeof(table->changed));
+	table->changed_end = 0;
 	table->woken_count = 0;
 	read_clocks(table);
 	if (ret)
@@ -233,10 +245,9 @@ bool local_read_head(int fd, struct local_head *head)
 /* ---- Writing --------------------------------------------------------------------------------- */
 
 /* Asked twice a second: every time would cost as much as the lock. */
-static uint64_t largest_file(void)
+static uint64_t largest_file(uint64_t now)
 {
 	static _Atomic uint64_t latest, asked_ns;
-	const uint64_t now = base_now_ns();
 
 	if (now - atomic_load(&asked_ns) > 500000000) {
 		atomic_store(&latest, base_largest_file());
@@ -246,11 +257,11 @@ static uint64_t largest_file(void)
 }
 
 /* Beyond the limit of file sizes the kernel would end the process, by a signal. */
-static int write_bytes(int fd, const void *data, size_t bytes, off_t at)
+static int write_bytes(int fd, const void *data, size_t bytes, off_t at, uint64_t now)
 {
 	ssize_t done;
 
-	if ((uint64_t)at + bytes > largest_file())
+	if ((uint64_t)at + bytes > largest_file(now))
 		return -EFBIG;
 	done = pwrite(fd, data, bytes, at);
 	if (done < 0)
@@ -260,17 +271,18 @@ static int write_bytes(int fd, const void *data, size_t bytes, off_t at)
 
 int local_write(struct local_table *table, int fd)
 {
+	const size_t most = table->changed_end;
 	int ret = 0;
 
-	for (size_t begin = 0; begin < LOCAL_PAGES && !ret; begin++) {
+	for (size_t begin = 0; begin < most && !ret; begin++) {
 		size_t end = begin;
 
-		while (end < LOCAL_PAGES && table->changed[end])
+		while (end < most && table->changed[end])
 			end++;
 		if (end > begin)
 			ret = write_bytes(fd, table->bytes + begin * LOCAL_PAGE_BYTES,
 					  (end - begin) * LOCAL_PAGE_BYTES,
-					  (off_t)(begin * LOCAL_PAGE_BYTES));
+					  (off_t)(begin * LOCAL_PAGE_BYTES), table->now_ns);
 		begin = MAX(begin, end);
 	}
 	table->latest_fence = MAX(table->latest_fence, table->image.head.fence);
@@ -282,5 +294,5 @@ int local_write_gone(int fd, const struct local_head *latest)
 	struct local_head head = *latest;
 
 	head.flags |= LOCAL_GONE;
-	return write_bytes(fd, &head, sizeof(head), 0);
+	return write_bytes(fd, &head, sizeof(head), 0, base_now_ns());
 }

@@ -34,7 +34,7 @@ static socklen_t name_of(uint32_t wake, struct sockaddr_un *name)
 
 static int new_socket(void)
 {
-	return socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	return base_above_streams(socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 void local_open_wake(struct local_pool *pool)

@@ -41,6 +41,7 @@ int slots_pool_open(struct slots_pool **out, const struct slots_config *config,
 	base_cond_init(&pool->thread_change);
 	pool->config = *config;
 	pool->policy = *policy;
+	slots_checkpoints_init(&pool->checkpoints);
 	pool->address = strdup(config->address);
 	pool->password = config->password ? strdup(config->password) : NULL;
 	if (!pool->address || (config->password && !pool->password)) {

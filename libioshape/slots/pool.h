@@ -64,8 +64,9 @@ struct slots_pool {
 	pthread_cond_t change; /* of slots */
 	struct slots_slot *slots;
 	uint64_t next_number;
-	uint32_t capacity;                 /* as last heard; 0 if never */
-	uint32_t write_ms;                 /* how long slots are held here; 0 if not known yet */
+	uint32_t capacity; /* as last heard; 0 if never */
+	uint32_t write_ms; /* how long slots are held here; 0 if not known yet */
+	struct slots_checkpoints checkpoints;
 	_Atomic uint64_t unreachable_ns;   /* since when; 0: the coordinator answers */
 	struct base_error unreachable_why; /* of the latest call that failed */
 	uint64_t round;                    /* counts writes without it */

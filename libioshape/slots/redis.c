@@ -47,7 +47,7 @@ static int take_address(struct redis_pool *pool, struct base_error *error)
 }
 
 /* Versions of the library whose scripts keep other data have a pool each. */
-#define SCRIPT_FORMAT BASE_FORMAT(2u)
+#define SCRIPT_FORMAT BASE_FORMAT(3u)
 
 /* The braces of the keys' tag, above all, must not come from a name. */
 static void name_keys(struct redis_pool *pool)
@@ -85,7 +85,7 @@ static int redis_open(void **out, const struct slots_config *config, struct base
 	pthread_mutex_init(&pool->lock, NULL);
 	pool->config = *config;
 	pool->route.address = &pool->address;
-	pool->interruption = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	pool->interruption = base_above_streams(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 	ret = pool->interruption < 0 ? base_fail(error, -errno, "cannot make an eventfd") :
 				       take_address(pool, error);
 	if (ret) {
@@ -191,7 +191,7 @@ static void write_set_name_down(struct redis_pool *pool,
 				const struct ioshape_pool_settings *settings)
 {
 	if (settings->capacity || settings->pool_bytes_per_s || settings->job_bytes_per_s ||
-	    settings->small_bytes || settings->express)
+	    settings->small_bytes || settings->express || settings->order)
 		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
 	else if (settings->clear && !add_name(pool, "1", false, REDIS_CALL_NS, NULL))
 		write_name(pool, REDIS_CALL_NS);
@@ -204,17 +204,20 @@ static int redis_acquire(void *opaque, const struct slots_request *request,
 	const struct slots_config *config = &pool->config;
 	const struct slots_identity *identity = &config->identity;
 	struct link_command command;
+	char advance[16];
 	int ret;
 
-	redis_begin(pool, &command, "acquire");
-	link_add_texts(&command, request->id, identity->client, identity->node, identity->job);
+	snprintf(advance, sizeof(advance), "%d", request->advance_ms);
+	redis_begin(pool, &command, "acquire", request->id, known_epoch(pool));
+	link_add_texts(&command, identity->client, identity->node, identity->job);
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u), request->weight,
-			 amount(request->bytes), config->lease_ms, config->asked_capacity,
+			 amount(request->bytes), config->asked_capacity,
 			 request->default_capacity ? request->default_capacity :
 						     config->default_capacity,
-			 known_epoch(pool), request->never_wait);
+			 request->never_wait);
 	link_add_text(&command, identity->user);
 	link_add_numbers(&command, request->urgent);
+	link_add_text(&command, advance);
 	ret = ask_about(pool, &command, answer, error);
 	if (!ret)
 		write_name_down(pool);
@@ -228,15 +231,38 @@ static int redis_beat(void *opaque, const struct slots_beat *beat, struct slots_
 	const struct slots_identity *identity = &pool->config.identity;
 	struct link_command command;
 
-	redis_begin(pool, &command, "beat");
-	link_add_text(&command, beat->id);
-	link_add_numbers(&command, amount(beat->passed), pool->config.lease_ms);
 	/* The epoch that this slot is of: another slot of ours may have seen a newer one. */
-	link_add_numbers(&command, beat->holding ? beat->epoch : known_epoch(pool), beat->holding,
-			 beat->fence, beat->weight, amount(beat->bytes));
+	redis_begin(pool, &command, "beat", beat->id,
+		    beat->holding ? beat->epoch : known_epoch(pool));
+	link_add_numbers(&command, beat->ticket, amount(beat->passed), beat->holding, beat->fence,
+			 beat->weight, amount(beat->bytes));
 	link_add_texts(&command, identity->client, identity->node, identity->job);
 	link_add_numbers(&command, identity->rank, MAX(identity->share, 1u));
 	return ask_about(pool, &command, answer, error);
+}
+
+/* The holder whose report completes a lesson learns for all. Two that do so at the same time learn
+ * the same, and the second one in vain. */
+static void learn_from_report(struct redis_pool *pool, const redisReply *report)
+{
+	struct learn_epoch epoch;
+	struct link_command command;
+	char text[LEARN_TEXT_BYTES];
+	redisReply *reply;
+	struct learn learn;
+	const char *known;
+	uint32_t start;
+
+	if (redis_read_report(report, &epoch, &start, &known))
+		return;
+	learn_read(&learn, known, start);
+	learn_from(&learn, &epoch);
+	learn_write(&learn, text);
+	redis_begin(pool, &command, "learn", known, known_epoch(pool));
+	link_add_text(&command, text);
+	link_add_numbers(&command, learn_capacity(&learn), learn_reports(&learn));
+	if (!redis_call(pool, &command, &reply, NULL, NULL))
+		freeReplyObject(reply);
 }
 
 static int redis_release(void *opaque, const char *id, uint64_t passed, struct base_error *error)
@@ -246,10 +272,11 @@ static int redis_release(void *opaque, const char *id, uint64_t passed, struct b
 	redisReply *reply;
 	int ret;
 
-	redis_begin(pool, &command, "release");
-	link_add_text(&command, id);
-	link_add_numbers(&command, amount(passed), pool->config.lease_ms, known_epoch(pool));
+	redis_begin(pool, &command, "release", id, known_epoch(pool));
+	link_add_numbers(&command, amount(passed));
 	ret = redis_call(pool, &command, &reply, NULL, error);
+	if (!ret)
+		learn_from_report(pool, reply);
 	freeReplyObject(reply);
 	return ret;
 }
@@ -267,10 +294,10 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 
 	memset(grant, 0, sizeof(*grant));
 	snprintf(wanted, sizeof(wanted), "%lld", (long long)MIN(bytes, (int64_t)SLOTS_MOST_BYTES));
-	redis_begin(pool, &command, "pace");
-	link_add_texts(&command, pool->config.identity.job, wanted);
-	link_add_numbers(&command, amount(pool->config.rate), pool->config.lease_ms,
-			 known_epoch(pool));
+	redis_begin(pool, &command, "pace", pool->config.identity.job, known_epoch(pool));
+	link_add_text(&command, wanted);
+	link_add_numbers(&command, amount(pool->config.rate));
+	link_add_text(&command, pool->config.identity.user);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	if (ret)
 		return ret;
@@ -280,6 +307,37 @@ static int redis_pace(void *opaque, int64_t bytes, struct slots_grant *grant,
 }
 
 /* ---- The operator's -------------------------------------------------------------------------- */
+
+/* For one job or user. */
+static int set_limit(struct redis_pool *pool, const char *who,
+		     const struct ioshape_pool_settings *settings, struct base_error *error)
+{
+	struct link_command command;
+	redisReply *reply;
+	uint64_t done;
+	int ret;
+
+	redis_begin(pool, &command, "limit", who, 0);
+	link_add_texts(&command, settings->job ? "job" : "user",
+		       settings->job ? settings->job : settings->user);
+	link_add_numbers(&command, settings->clear != 0, settings->share,
+			 amount(settings->job_bytes_per_s));
+	ret = redis_call(pool, &command, &reply, NULL, error);
+	if (ret)
+		return ret;
+	ret = redis_read_number(reply, &done);
+	freeReplyObject(reply);
+	if (ret)
+		return not_understood(pool, "limit", error);
+	if (!done)
+		return base_refuse(error, -ENOSPC,
+				   "pool %s has limits for %u jobs and users already" BASE_REMEDY
+				   "clear one that is not needed",
+				   pool->config.pool, SLOTS_LIMITS);
+	if (!settings->clear)
+		add_name(pool, "+inf", false, REDIS_CALL_NS, NULL);
+	return 0;
+}
 
 static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 		     struct base_error *error)
@@ -291,11 +349,12 @@ static int redis_set(void *opaque, const struct ioshape_pool_settings *settings,
 	int ret;
 
 	slots_name_operator(&pool->config.identity, who);
-	redis_begin(pool, &command, "set");
-	link_add_text(&command, who);
+	if (settings->job || settings->user)
+		return set_limit(pool, who, settings, error);
+	redis_begin(pool, &command, "set", who, 0);
 	link_add_numbers(&command, settings->clear != 0, settings->capacity,
 			 amount(settings->pool_bytes_per_s), amount(settings->job_bytes_per_s),
-			 amount(settings->small_bytes), settings->express);
+			 amount(settings->small_bytes), settings->express, settings->order);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	freeReplyObject(reply);
 	if (!ret)
@@ -315,8 +374,8 @@ static int redis_kick(void *opaque, const char *id, struct base_error *error)
 
 	slots_name_operator(&pool->config.identity, who);
 	snprintf(what, sizeof(what), "kick %.40s", id);
-	redis_begin(pool, &command, "kick");
-	link_add_texts(&command, who, what, id);
+	redis_begin(pool, &command, "kick", id, 0);
+	link_add_texts(&command, who, what);
 	ret = redis_call(pool, &command, &reply, &repeated, error);
 	if (ret)
 		return ret;
@@ -339,7 +398,7 @@ static int redis_status(void *opaque, struct ioshape_pool_status **status, struc
 	int ret;
 
 	*status = NULL;
-	redis_begin(pool, &command, "status");
+	redis_begin(pool, &command, "status", "", 0);
 	link_add_numbers(&command, pool->config.default_capacity);
 	ret = redis_call(pool, &command, &reply, NULL, error);
 	if (ret)
@@ -347,6 +406,32 @@ static int redis_status(void *opaque, struct ioshape_pool_status **status, struc
 	ret = redis_read_status(reply, pool->config.pool, status, error);
 	freeReplyObject(reply);
 	return ret == -EPROTO ? not_understood(pool, "status", error) : ret;
+}
+
+#define HOURS_AT_A_TIME 24u /* a server does nothing else meanwhile */
+
+static int redis_history(void *opaque, uint32_t hours, struct slots_history *history,
+			 struct base_error *error)
+{
+	struct redis_pool *pool = opaque;
+	const uint64_t last = wall_ms() / 3600000;
+	struct link_command command;
+	redisReply *reply;
+	int ret = 0;
+
+	for (uint32_t count; !ret && hours; hours -= count) {
+		count = MIN(hours, HOURS_AT_A_TIME);
+		redis_begin(pool, &command, "history", "", 0);
+		link_add_numbers(&command, last + 1 - hours, count);
+		ret = redis_call(pool, &command, &reply, NULL, error);
+		if (ret)
+			return ret;
+		ret = redis_read_history(reply, history, hours == count);
+		freeReplyObject(reply);
+		if (ret == -EPROTO)
+			return not_understood(pool, "history", error);
+	}
+	return ret ? base_no_memory(error, "a pool's history", history->hours.bytes) : 0;
 }
 
 static int list_names(struct redis_pool *pool, const char *from, const char *to, redisReply **reply,
@@ -423,6 +508,7 @@ const struct slots_ops slots_redis = {
 	.set = redis_set,
 	.kick = redis_kick,
 	.status = redis_status,
+	.history = redis_history,
 	.names = redis_names,
 	.close = redis_close,
 };

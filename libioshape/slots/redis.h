@@ -4,6 +4,7 @@
 #ifndef SLOTS_REDIS_H
 #define SLOTS_REDIS_H
 
+#include "slots/learn.h"
 #include "slots/link.h"
 #include "slots/slots.h"
 
@@ -21,7 +22,7 @@ struct redis_pool {
 
 	pthread_mutex_t lock; /* of what follows, until wake */
 	struct slots_route route;
-	struct slots_link *commands; /* NULL: none yet, or lost */
+	struct slots_link *commands; /* NULL: none yet, lost, or at rest */
 	/* After failures: until then nothing is tried, and the last one is the answer. */
 	unsigned failures;
 	uint64_t not_before_ns;
@@ -33,9 +34,10 @@ struct redis_pool {
 	bool woken;                /* a wake may have been missed: the next wait() ends at once */
 	uint64_t due_ns;           /* when that answer comes at the latest, if the server is well */
 	uint64_t refused_until_ns; /* BLPOP is not tried; 0: it was never refused */
+	uint32_t refused_ms;       /* for so long, since it was last refused; 0: it is answered */
 	uint64_t wakes_ns;         /* wakes were as many as had been due until then */
-	unsigned cut_short;        /* connections that ended in a row with BLPOP asked */
-	int interruption;          /* an eventfd */
+	unsigned cut_short; /* connections that ended with BLPOP asked, since one was answered */
+	int interruption;   /* an eventfd */
 };
 
 /* ---- Connections and commands (traffic.c) ---------------------------------------------------- */
@@ -54,9 +56,10 @@ int redis_obtain(struct redis_pool *pool, struct slots_link **out, uint64_t unti
 		 struct base_error *error);
 void redis_note_failure(struct redis_pool *pool, const struct base_error *error);
 
-/* A call of the script: begins with the operation; arguments are added by link_add_*(). */
-void redis_begin(const struct redis_pool *pool, struct link_command *command,
-		 const char *operation);
+/* A call of the script: begins with the operation, whom it is about (an id, a job, an operator) and
+ * the epoch that this client knows; arguments are added by link_add_*(). */
+void redis_begin(const struct redis_pool *pool, struct link_command *command, const char *operation,
+		 const char *subject, uint64_t known_epoch);
 
 /*
  * Sends a command and returns what is no error of any kind; *reply is the caller's. It may reach
@@ -86,6 +89,12 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer);
 int redis_read_grant(const redisReply *reply, struct slots_grant *grant);
 int redis_read_status(const redisReply *reply, const char *pool,
 		      struct ioshape_pool_status **status, struct base_error *error);
+/* Appended; what operators did only if `acts`. */
+int redis_read_history(const redisReply *reply, struct slots_history *history, bool acts);
+/* What a release may answer: reports that are enough to learn from, and what is known so far, which
+ * belongs to the reply. -EPROTO if it is none. */
+int redis_read_report(const redisReply *reply, struct learn_epoch *epoch, uint32_t *start,
+		      const char **known);
 int redis_read_number(const redisReply *reply, uint64_t *number);
 
 #endif

@@ -68,11 +68,12 @@ int redis_read_answer(const redisReply *reply, struct slots_answer *answer)
 	uint32_t state;
 
 	memset(answer, 0, sizeof(*answer));
-	if (!is_list(reply, 8) || read_small(part[0], &state) || state > SLOTS_HOLDING ||
+	if (!is_list(reply, 10) || read_small(part[0], &state) || state > SLOTS_HOLDING ||
 	    redis_read_number(part[1], &answer->fence) ||
 	    redis_read_number(part[2], &answer->epoch) || read_small(part[3], &answer->weight) ||
 	    read_small(part[4], &answer->position) || read_small(part[5], &answer->capacity) ||
-	    read_small(part[6], &answer->beat_ms) || part[7]->type != REDIS_REPLY_STRING)
+	    read_small(part[6], &answer->beat_ms) || part[7]->type != REDIS_REPLY_STRING ||
+	    redis_read_number(part[8], &answer->ticket) || read_small(part[9], &answer->place))
 		return -EPROTO;
 	answer->state = (enum slots_state)state;
 	if (answer->beat_ms)
@@ -87,6 +88,23 @@ int redis_read_grant(const redisReply *reply, struct slots_grant *grant)
 	    read_small(reply->element[1], &grant->start_ms) ||
 	    read_small(reply->element[2], &grant->end_ms) || grant->end_ms < grant->start_ms)
 		return -EPROTO;
+	return 0;
+}
+
+/* {bytes, microseconds, reports, wanted, start, known} */
+int redis_read_report(const redisReply *reply, struct learn_epoch *epoch, uint32_t *start,
+		      const char **known)
+{
+	redisReply **part = reply->element;
+	uint64_t us;
+
+	if (!is_list(reply, 6) || read_amount(part[0], &epoch->bytes) ||
+	    read_amount(part[1], &us) || read_small(part[2], &epoch->reports) ||
+	    read_small(part[3], &epoch->wanted) || read_small(part[4], start) ||
+	    part[5]->type != REDIS_REPLY_STRING)
+		return -EPROTO;
+	epoch->seconds = (double)us / 1e6;
+	*known = part[5]->str;
 	return 0;
 }
 
@@ -132,17 +150,21 @@ static int read_waiter(const redisReply *row, struct ioshape_pool_status *status
 	return read_member(row, false, status);
 }
 
-/* {job, user, written, writes} */
+/* {job, user, written, writes, held, waited} */
 static int read_job(const redisReply *row, struct ioshape_pool_status *status)
 {
 	struct ioshape_pool_job job = { 0 };
 	char name[SLOTS_NAME_BYTES], user[SLOTS_NAME_BYTES];
 	redisReply **part = row->element;
+	uint64_t held_ms, waited_ms;
 
-	if (!is_list(row, 4) || part[0]->type != REDIS_REPLY_STRING ||
+	if (!is_list(row, 6) || part[0]->type != REDIS_REPLY_STRING ||
 	    part[1]->type != REDIS_REPLY_STRING || read_amount(part[2], &job.written_bytes) ||
-	    read_amount(part[3], &job.writes))
+	    read_amount(part[3], &job.writes) || read_amount(part[4], &held_ms) ||
+	    read_amount(part[5], &waited_ms))
 		return -EPROTO;
+	job.held_s = (double)held_ms / 1e3;
+	job.waited_s = (double)waited_ms / 1e3;
 	copy_text(part[0], name, sizeof(name));
 	copy_text(part[1], user, sizeof(user));
 	job.job = name;
@@ -152,22 +174,46 @@ static int read_job(const redisReply *row, struct ioshape_pool_status *status)
 }
 
 /* {when, who, what} */
-static int read_act(const redisReply *row, struct ioshape_pool_status *status)
+static int take_act(const redisReply *row, struct ioshape_pool_act *act, char who[SLOTS_NAME_BYTES],
+		    char what[SLOTS_NAME_BYTES])
 {
-	struct ioshape_pool_act act = { 0 };
-	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
 	redisReply **part = row->element;
 	uint64_t when_ms;
 
 	if (!is_list(row, 3) || read_amount(part[0], &when_ms) ||
 	    part[1]->type != REDIS_REPLY_STRING || part[2]->type != REDIS_REPLY_STRING)
 		return -EPROTO;
-	copy_text(part[1], who, sizeof(who));
-	copy_text(part[2], what, sizeof(what));
-	act.at_s = (double)when_ms / 1e3;
-	act.who = who;
-	act.what = what;
-	slots_status_add_act(status, &act);
+	copy_text(part[1], who, SLOTS_NAME_BYTES);
+	copy_text(part[2], what, SLOTS_NAME_BYTES);
+	*act = (struct ioshape_pool_act){ .at_s = (double)when_ms / 1e3, .who = who, .what = what };
+	return 0;
+}
+
+static int read_act(const redisReply *row, struct ioshape_pool_status *status)
+{
+	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
+	struct ioshape_pool_act act;
+	int ret = take_act(row, &act, who, what);
+
+	if (!ret)
+		slots_status_add_act(status, &act);
+	return ret;
+}
+
+/* {kind, name, share, rate} */
+static int read_limit(const redisReply *row, struct ioshape_pool_status *status)
+{
+	struct ioshape_pool_limit limit = { 0 };
+	char name[SLOTS_NAME_BYTES];
+	redisReply **part = row->element;
+
+	if (!is_list(row, 4) || part[0]->type != REDIS_REPLY_STRING ||
+	    part[1]->type != REDIS_REPLY_STRING || read_small(part[2], &limit.share) ||
+	    read_amount(part[3], &limit.bytes_per_s))
+		return -EPROTO;
+	copy_text(part[1], name, sizeof(name));
+	*(strcmp(part[0]->str, "job") ? &limit.user : &limit.job) = name;
+	slots_status_add_limit(status, &limit);
 	return 0;
 }
 
@@ -182,24 +228,45 @@ static int read_rows(const redisReply *list,
 	return ret;
 }
 
-static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *status)
+static int read_numbers(const redisReply *numbers, struct ioshape_pool_status *status,
+			uint32_t *start)
 {
 	static const char *const by[] = { "default", "job", "operator" };
 	redisReply **part = numbers->element;
-	uint32_t who, waiters, holders;
+	uint32_t who, waiters, holders, order;
+	uint64_t held_ms, waited_ms;
 
-	if (!is_list(numbers, 11) || read_small(part[0], &status->capacity) ||
+	if (!is_list(numbers, 16) || read_small(part[0], &status->capacity) ||
 	    read_small(part[1], &who) || who >= ARRAY_LENGTH(by) ||
 	    read_small(part[2], &status->used) || read_amount(part[3], &status->pool_bytes_per_s) ||
 	    read_amount(part[4], &status->job_bytes_per_s) ||
 	    read_amount(part[5], &status->small_bytes) || read_small(part[6], &status->express) ||
 	    read_amount(part[7], &status->grants) ||
 	    read_small(part[8], &status->grants_last_minute) || read_small(part[9], &waiters) ||
-	    read_small(part[10], &holders))
+	    read_small(part[10], &holders) || read_amount(part[11], &status->written_bytes) ||
+	    read_amount(part[12], &held_ms) || read_amount(part[13], &waited_ms) ||
+	    read_small(part[14], start) || read_small(part[15], &order) ||
+	    order > IOSHAPE_ORDER_FIRST)
 		return -EPROTO;
+	status->held_s = (double)held_ms / 1e3;
+	status->waited_s = (double)waited_ms / 1e3;
 	status->capacity_by = by[who];
+	status->order = slots_order_name(order);
 	status->waiter_count = waiters;
 	status->holder_count = holders;
+	return 0;
+}
+
+/* `start` is 0 where nobody ever asked for a slot. */
+static int read_learnt(const redisReply *text, uint32_t start, struct ioshape_pool_status *status)
+{
+	struct learn learn;
+
+	if (text->type != REDIS_REPLY_STRING)
+		return -EPROTO;
+	learn_read(&learn, text->str, start);
+	if (start)
+		slots_status_add_learned(status, &learn);
 	return 0;
 }
 
@@ -207,19 +274,65 @@ int redis_read_status(const redisReply *reply, const char *pool,
 		      struct ioshape_pool_status **status, struct base_error *error)
 {
 	redisReply **part = reply->element;
+	uint32_t start;
 	int ret;
 
 	*status = NULL;
-	if (!is_list(reply, 5))
+	if (!is_list(reply, 7))
 		return -EPROTO;
 	ret = slots_status_new(status, pool, "redis", error);
 	if (ret)
 		return ret;
-	if (!read_numbers(part[0], *status) && !read_rows(part[1], read_holder, *status) &&
+	if (!read_numbers(part[0], *status, &start) && !read_rows(part[1], read_holder, *status) &&
 	    !read_rows(part[2], read_waiter, *status) && !read_rows(part[3], read_job, *status) &&
-	    !read_rows(part[4], read_act, *status))
+	    !read_rows(part[4], read_act, *status) && !read_rows(part[5], read_limit, *status) &&
+	    !read_learnt(part[6], start, *status))
 		return 0;
 	ioshape_pool_status_free(*status);
 	*status = NULL;
 	return -EPROTO;
+}
+
+/* ---- History --------------------------------------------------------------------------------- */
+
+/* {hour, job, user, writes, written, held, waited} */
+static int read_hour(const redisReply *row, struct slots_history *history)
+{
+	struct ioshape_pool_hour hour = { 0 };
+	char job[SLOTS_NAME_BYTES], user[SLOTS_NAME_BYTES];
+	redisReply **part = row->element;
+	uint64_t number, held_ms, waited_ms;
+
+	if (!is_list(row, 7) || read_amount(part[0], &number) ||
+	    part[1]->type != REDIS_REPLY_STRING || part[2]->type != REDIS_REPLY_STRING ||
+	    read_amount(part[3], &hour.writes) || read_amount(part[4], &hour.written_bytes) ||
+	    read_amount(part[5], &held_ms) || read_amount(part[6], &waited_ms))
+		return -EPROTO;
+	copy_text(part[1], job, sizeof(job));
+	copy_text(part[2], user, sizeof(user));
+	hour.begin_s = (double)number * 3600;
+	hour.job = job;
+	hour.user = user;
+	hour.held_s = (double)held_ms / 1e3;
+	hour.waited_s = (double)waited_ms / 1e3;
+	return slots_history_add_hour(history, &hour);
+}
+
+int redis_read_history(const redisReply *reply, struct slots_history *history, bool acts)
+{
+	char who[SLOTS_NAME_BYTES], what[SLOTS_NAME_BYTES];
+	struct ioshape_pool_act act;
+	int ret = is_list(reply, 2) && is_list(reply->element[0], 0) &&
+				  is_list(reply->element[1], 0) ?
+			  0 :
+			  -EPROTO;
+
+	for (size_t i = 0; !ret && i < reply->element[0]->elements; i++)
+		ret = read_hour(reply->element[0]->element[i], history);
+	for (size_t i = 0; !ret && acts && i < reply->element[1]->elements; i++) {
+		ret = take_act(reply->element[1]->element[i], &act, who, what);
+		if (!ret)
+			ret = slots_history_add_act(history, &act);
+	}
+	return ret;
 }

@@ -62,7 +62,10 @@ struct slots_request {
 	uint64_t bytes;  /* that are to be written; 0 unknown */
 	bool never_wait; /* if it is not granted at once, it is not queued either */
 	bool urgent;     /* it has a deadline: before those that have none, one beside the slots */
-	uint32_t default_capacity; /* instead of the pool's; 0: that */
+	/* Instead of the pool's; 0: that. So many writers have storage targets of their own: slots
+	 * that are held at a time have places among them. */
+	uint32_t default_capacity;
+	int32_t advance_ms; /* it counts as if it had asked so much earlier (order.c) */
 };
 
 /* A heartbeat. */
@@ -70,6 +73,7 @@ struct slots_beat {
 	char id[SLOTS_ID_BYTES];
 	uint64_t passed; /* bytes so far */
 	bool holding;    /* as far as the client knows */
+	uint64_t ticket; /* as answered: one call of the coordinator costs less with it */
 	/* For those that hold: what may be reclaimed if the coordinator lost its data. */
 	uint64_t fence;
 	uint64_t epoch;
@@ -89,6 +93,8 @@ struct slots_answer {
 	uint64_t epoch;    /* of the coordinator's data */
 	uint32_t weight;   /* granted; 0: express */
 	uint32_t position; /* waiters: how many are ahead in the queue */
+	uint64_t ticket;   /* waiters: their number in the queue; 0: the coordinator has none */
+	uint32_t place;    /* holders: of default_capacity places, the one to write to; 0: none */
 	uint32_t capacity;
 	uint32_t beat_ms;             /* when the next heartbeat is due, at the latest */
 	char ahead[SLOTS_NAME_BYTES]; /* waiters: "job 4711, rank 7 on n03" */
@@ -101,6 +107,16 @@ struct slots_grant {
 	uint32_t start_ms;
 	uint32_t end_ms;
 };
+
+/* What ioshape_pool_get_history() is made of (history.c). Texts are copied. 0 or -ENOMEM. */
+struct slots_history {
+	struct base_buffer hours, acts;
+};
+
+int slots_history_add_hour(struct slots_history *history, const struct ioshape_pool_hour *hour);
+int slots_history_add_act(struct slots_history *history, const struct ioshape_pool_act *act);
+/* The public one, or NULL where memory is short; the other is empty then. */
+struct ioshape_pool_history *slots_history_end(struct slots_history *history);
 
 /*
  * One coordinator. No member is NULL. A pool's functions may be called from several threads at a
@@ -125,7 +141,8 @@ struct slots_ops {
 	int (*wait)(void *pool, uint32_t timeout_ms, struct base_error *error);
 	/* Any thread. Ends the wait() under way, or the next one at once. */
 	void (*interrupt)(void *pool);
-	/* The thread that waits will not for some time: what was kept for that may go. */
+	/* The thread that waits: nobody has held or waited for a while. What was kept for that may
+	 * go. */
 	void (*rest)(void *pool);
 	/* Any thread. Calls that begin from now on return by then (base_now_ns()), 0: as above. A
 	 * lease ends then, and a thread that waits for an answer could not say so. */
@@ -137,6 +154,9 @@ struct slots_ops {
 		   struct base_error *error);
 	int (*kick)(void *pool, const char *id, struct base_error *error); /* -ENOENT */
 	int (*status)(void *pool, struct ioshape_pool_status **status, struct base_error *error);
+	/* Appended, of so many hours until now. -ENOTSUP. */
+	int (*history)(void *pool, uint32_t hours, struct slots_history *history,
+		       struct base_error *error);
 	/* All names that this coordinator knows, ended by '\n' each, appended. */
 	int (*names)(void *pool, struct base_buffer *names, struct base_error *error);
 	/* No other call is under way. What the process held is given back where that takes no
@@ -159,6 +179,12 @@ void slots_status_add(struct ioshape_pool_status *status, bool holder,
 		      const struct ioshape_member *member);
 void slots_status_add_job(struct ioshape_pool_status *status, const struct ioshape_pool_job *job);
 void slots_status_add_act(struct ioshape_pool_status *status, const struct ioshape_pool_act *act);
+void slots_status_add_limit(struct ioshape_pool_status *status,
+			    const struct ioshape_pool_limit *limit);
+struct learn;
+/* Where neither operator nor job says anything, capacity_by is "default" until something has been
+ * learnt. */
+void slots_status_add_learned(struct ioshape_pool_status *status, const struct learn *learn);
 
 /* ---- Numbers that all coordinators go by (docs/slots.md) ------------------------------------- */
 
@@ -166,7 +192,13 @@ void slots_status_add_act(struct ioshape_pool_status *status, const struct iosha
 #define SLOTS_EXPRESS 1u             /* so many of them at a time */
 #define SLOTS_LISTED 256u            /* holders, and waiters, in a status */
 #define SLOTS_LISTED_JOBS 64u        /* the same for jobs */
-#define SLOTS_ACTS 8u                /* of operators, that are remembered */
+#define SLOTS_ACTS 8u                /* of operators, in a status */
+#define SLOTS_LIMITS 64u             /* for one job or user */
+#define SLOTS_MOST_HOURS (30u * 24)
+#define SLOTS_MOST_SHARE 1000000u
+#define SLOTS_MOST_PLACES 64u
+#define SLOTS_USUAL_SHARE 100u
+#define SLOTS_MOST_ADVANCE_MS 300000 /* that a job gets by what it says of itself */
 #define SLOTS_MOST_CAPACITY 65536u
 /* In a request, or per second: above it the numbers of slots.lua have holes. */
 #define SLOTS_MOST_BYTES (UINT64_C(1) << 53)
@@ -198,6 +230,8 @@ struct slots_wanted {
 	/* By rule, for writers as this one: instead of the pool's, and like that only where neither
 	 * operator nor job said anything. 0: the pool's. */
 	uint32_t default_capacity;
+	uint32_t writers;   /* of its job at a time; 0: all ranks */
+	bool holds_up;      /* the program does nothing else meanwhile */
 	int64_t timeout_ms; /* as in ioshape_slot_options */
 	/* base_deadline_ns(); 0: none. Otherwise it goes before those without, and ahead without a
 	 * slot in time; bandwidth is not waited for. */
@@ -216,6 +250,9 @@ int slots_acquire(struct slots_pool *pool, const struct slots_wanted *wanted,
  */
 int slots_pass(struct slots_slot *slot, uint64_t bytes, int (*stop)(void *user), void *stop_user);
 void slots_info(struct slots_slot *slot, struct ioshape_slot_info *info);
+/* From 1 on: to which part of the storage targets its file should go, of as many as
+ * slots_wanted.default_capacity; 0: to any. */
+uint32_t slots_place(struct slots_slot *slot);
 void slots_release(struct slots_slot *slot);
 
 /* ---- Notes in a Redis (notes.c) -------------------------------------------------------------- */
@@ -250,6 +287,33 @@ int slots_notes_remove(struct slots_notes *notes, const char *list, struct base_
 void slots_notes_close(struct slots_notes *notes); /* NULL is fine */
 
 /* ---- Pure parts ------------------------------------------------------------------------------ */
+
+/* What a job loses while it waits for a slot, as far as its process knows. */
+struct slots_stake {
+	uint32_t ranks, writers; /* of the job; those that write at a time */
+	uint64_t bytes;          /* of this writer; 0 unknown */
+	uint64_t age_ns;         /* of the work that a failure would destroy */
+	bool holds_up;           /* its ranks do nothing else meanwhile */
+};
+
+/* How much earlier a request counts for it, in ms, within SLOTS_MOST_ADVANCE_MS either way; and for
+ * a share instead of the usual one, without bounds (order.c). */
+int32_t slots_advance_ms(const struct slots_stake *stake);
+int32_t slots_share_ms(uint32_t share);
+/* "waste", ...; of what a pool has: UNCHANGED is the default. */
+const char *slots_order_name(enum ioshape_order order);
+
+/* Checkpoints of this process in a pool: files that it saves soon after each other are of one. */
+struct slots_checkpoints {
+	uint64_t begin_ns; /* of the latest one */
+	uint64_t age_ns;   /* then, of the one before */
+	uint64_t last_ns;  /* when one of its files was last written */
+};
+
+void slots_checkpoints_init(struct slots_checkpoints *checkpoints);
+/* A file is asked for: the age of the work that it saves. */
+uint64_t slots_checkpoints_begin(struct slots_checkpoints *checkpoints, uint64_t now_ns);
+void slots_checkpoints_end(struct slots_checkpoints *checkpoints, uint64_t now_ns);
 
 /* When the coordinator is unreachable: how long this writer waits before it writes, in ms
  * (stagger.c). */

@@ -156,7 +156,8 @@ static int wait_until_connected(int fd, uint64_t until_ns)
 
 static int connect_to(const struct sockaddr *to, socklen_t bytes, uint64_t until_ns)
 {
-	int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int fd = base_above_streams(
+		socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 	int ret = 0;
 
 	if (fd < 0)

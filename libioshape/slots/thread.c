@@ -8,8 +8,9 @@
 
 #include <string.h>
 
-/* Looks without anything to do before it goes to sleep. */
+/* Looks without anything to do before it goes to sleep, and nobody holds a connection for it. */
 #define IDLE_LOOKS 10
+#define LONGEST_LOOK_MS 3000u
 
 struct outlook {
 	bool queued;     /* a slot is in the queue */
@@ -19,8 +20,9 @@ struct outlook {
 
 static struct outlook look_around(const struct slots_pool *pool, uint64_t now)
 {
-	const uint64_t look_ns = base_ms_to_ns(pool->config.lease_ms) / SLOTS_LOOKS_PER_LEASE;
-	struct outlook outlook = { .due_ns = now + look_ns };
+	const uint32_t look_ms =
+		MIN(pool->config.lease_ms / SLOTS_LOOKS_PER_LEASE, LONGEST_LOOK_MS);
+	struct outlook outlook = { .due_ns = now + base_ms_to_ns(look_ms) };
 
 	for (const struct slots_slot *slot = pool->slots; slot; slot = slot->next) {
 		const bool queued = slot->stage == STAGE_QUEUED, held = slot->stage == STAGE_HELD;
@@ -124,6 +126,17 @@ static void send_unsent(struct slots_pool *pool)
 	}
 }
 
+/* Until somebody tells the thread. Under the lock, which it lets go meanwhile. */
+static void sleep_long(struct slots_pool *pool)
+{
+	pool->asleep = true;
+	pthread_mutex_unlock(&pool->lock);
+	pool->ops->rest(pool->coordinator);
+	pthread_mutex_lock(&pool->lock);
+	while (pool->asleep && !pool->stop)
+		pthread_cond_wait(&pool->thread_change, &pool->lock);
+}
+
 /*
  * It is not woken for every slot that comes and goes: it looks by itself several times in the
  * shortest time in which a heartbeat can become due, and sleeps only when there has been nothing to
@@ -141,10 +154,7 @@ static void *run_thread(void *argument)
 
 		idle = outlook.busy ? 0 : idle + 1;
 		if (idle > IDLE_LOOKS) {
-			pool->ops->rest(pool->coordinator);
-			pool->asleep = true;
-			pthread_cond_wait(&pool->thread_change, &pool->lock);
-			pool->asleep = false;
+			sleep_long(pool);
 			idle = 0;
 			continue;
 		}
@@ -173,6 +183,7 @@ void slots_tell_thread(struct slots_pool *pool, uint64_t due_ns, bool queued)
 		pool->ops->interrupt(pool->coordinator);
 	else if (!pool->in_wait && (queued || earlier || pool->asleep))
 		pthread_cond_signal(&pool->thread_change);
+	pool->asleep = false;
 }
 
 void slots_stop(struct slots_pool *pool)

@@ -128,6 +128,23 @@ int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, c
 	return ret;
 }
 
+bool link_queue_encrypted(redisContext *context, const char *text, size_t bytes)
+{
+	return redisAppendFormattedCommand(context, text, bytes) == REDIS_OK;
+}
+
+/* hiredis knows nothing of MSG_NOSIGNAL. */
+bool link_write_encrypted(redisContext *context, int *done)
+{
+	struct base_held_sigpipe held;
+	int ret;
+
+	base_hold_sigpipe(&held);
+	ret = redisBufferWrite(context, done);
+	base_let_sigpipe(&held, true);
+	return ret == REDIS_OK;
+}
+
 #else
 
 bool link_has_tls(void)
@@ -140,6 +157,18 @@ int link_start_tls(redisContext *context, const char *host, uint64_t until_ns, c
 {
 	(void)context, (void)host, (void)until_ns;
 	return base_refuse(error, -ENOTSUP, "%s cannot be spoken to with TLS", name);
+}
+
+bool link_queue_encrypted(redisContext *context, const char *text, size_t bytes)
+{
+	(void)context, (void)text, (void)bytes;
+	return false;
+}
+
+bool link_write_encrypted(redisContext *context, int *done)
+{
+	(void)context, (void)done;
+	return false;
 }
 
 #endif

@@ -96,10 +96,12 @@ int redis_refused(const struct slots_link *link, const redisReply *reply, struct
 
 /* ---- One command ----------------------------------------------------------------------------- */
 
-void redis_begin(const struct redis_pool *pool, struct link_command *command, const char *operation)
+void redis_begin(const struct redis_pool *pool, struct link_command *command, const char *operation,
+		 const char *subject, uint64_t known_epoch)
 {
 	command->count = command->number_count = 0;
-	link_add_texts(command, "EVALSHA", slots_script_sha1, "1", pool->key, operation);
+	link_add_texts(command, "EVALSHA", slots_script_sha1, "1", pool->key, operation, subject);
+	link_add_numbers(command, pool->config.lease_ms, known_epoch);
 }
 
 /* The whole text, for a server that forgot it or never had it. */
@@ -117,7 +119,8 @@ struct attempt {
 	struct link_command *command;
 	uint64_t until_ns;
 	unsigned redirects, anew;
-	bool repeated, whole_script, asking;
+	bool repeated, whole_script;
+	bool asking, asked; /* the next command is to be introduced by ASKING; the last one was */
 	struct base_error why;
 };
 
@@ -161,6 +164,7 @@ static enum verdict judge(struct attempt *attempt, const redisReply *reply)
 	}
 	if (!strncmp(reply->str, "NOSCRIPT", 8) && !attempt->whole_script) {
 		attempt->whole_script = true;
+		attempt->asking = attempt->asked;
 		send_script_itself(attempt->command);
 		return AGAIN;
 	}
@@ -201,6 +205,7 @@ static enum verdict try_once(struct attempt *attempt, redisReply **reply)
 	if (!kept && redis_obtain(pool, &pool->commands, attempt->until_ns, &attempt->why))
 		return FAILED;
 	link_expect(pool->commands, pool->most_reply_bytes);
+	attempt->asked = attempt->asking;
 	ret = attempt->asking ? say_asking(attempt) : 0;
 	if (!ret)
 		ret = link_ask(pool->commands, attempt->command, reply, attempt->until_ns,

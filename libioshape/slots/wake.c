@@ -25,8 +25,9 @@
 #define WAKE_NS 2000000ull
 #define WAKES_AT_ONCE 100
 /* After a refusal, BLPOP is tried again then: somebody may have granted the right, or replaced the
- * proxy. */
-#define ASK_AGAIN_NS 30000000000ull
+ * proxy. Each time twice as late. */
+#define ASK_AGAIN_MS 1000u
+#define ASK_AGAIN_LAST_MS 30000u
 /* Some proxies close the connection instead of an answer to what they do not know. */
 #define MOST_CUT_SHORT 3
 
@@ -67,10 +68,17 @@ static void drop_link(struct redis_pool *pool)
 	pool->asked = false;
 }
 
-/* The thread has slept for a while: BLPOP, if it was asked, was answered long ago. */
+/* A server that keeps connections for 100,000 processes which save twice an hour needs most of its
+ * memory for that. The next call connects again. */
 void redis_rest(void *opaque)
 {
-	drop_link(opaque);
+	struct redis_pool *pool = opaque;
+
+	drop_link(pool);
+	pthread_mutex_lock(&pool->lock);
+	link_close(pool->commands);
+	pool->commands = NULL;
+	pthread_mutex_unlock(&pool->lock);
 }
 
 static int get_link(struct watch *watch)
@@ -104,8 +112,8 @@ static enum event refused(struct watch *watch)
 			 "nobody can be woken in pool \"%s\", so that slots come seconds later "
 			 "than they could: %s",
 			 pool->config.pool, watch->why.text);
-	pool->refused_until_ns = base_now_ns() + ASK_AGAIN_NS;
-	pool->cut_short = 0;
+	pool->refused_ms = MIN(MAX(2 * pool->refused_ms, ASK_AGAIN_MS), ASK_AGAIN_LAST_MS);
+	pool->refused_until_ns = base_now_ns() + base_ms_to_ns(pool->refused_ms);
 	drop_link(pool);
 	pool->woken = false;
 	watch->why.code = 0;
@@ -161,7 +169,7 @@ static enum event understand(struct watch *watch, const redisReply *reply)
 
 	pool->asked = false;
 	if (reply->type != REDIS_REPLY_ERROR)
-		pool->cut_short = 0;
+		pool->cut_short = pool->refused_ms = 0;
 	if (reply->type == REDIS_REPLY_NIL)
 		return NOTHING;
 	if (reply->type != REDIS_REPLY_ERROR) {

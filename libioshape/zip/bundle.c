@@ -12,6 +12,7 @@
 
 struct zip_bundle {
 	struct zip_out out;
+	struct ring_writer *file; /* the sink's */
 	uint64_t alignment;
 };
 
@@ -39,6 +40,7 @@ int zip_bundle_new(struct zip_bundle **out, struct ring_writer *file, const char
 		free(bundle);
 		return ret;
 	}
+	bundle->file = file;
 	bundle->alignment = alignment;
 	*out = bundle;
 	return 0;
@@ -74,6 +76,17 @@ int zip_bundle_begin(struct zip_bundle *bundle, const char *name, struct base_er
 	return zip_out_begin(out, name, &place, IOSHAPE_UNKNOWN_BYTES, error);
 }
 
+static int lengthen(const struct zip_bundle *bundle, size_t bytes, struct base_error *error)
+{
+	struct zip_entry *entry = zip_out_last(&bundle->out);
+
+	if (bytes > (uint64_t)INT64_MAX - entry->bytes)
+		return base_refuse(error, IOSHAPE_E_LIMIT, "record \"%s\" of \"%s\" is too long",
+				   ZIP_SHOWN(entry->name), bundle->out.path);
+	entry->bytes += bytes;
+	return 0;
+}
+
 /* The member's checksum goes on, and `*crc`, if there is one; no byte is looked at twice but those
  * of small pieces. */
 static int put_in_member(struct zip_bundle *bundle, const void *data, size_t bytes, uint32_t *crc,
@@ -81,12 +94,10 @@ static int put_in_member(struct zip_bundle *bundle, const void *data, size_t byt
 {
 	struct zip_entry *entry = zip_out_last(&bundle->out);
 	uint32_t part = 0;
-	int ret;
+	int ret = lengthen(bundle, bytes, error);
 
-	if (bytes > (uint64_t)INT64_MAX - entry->bytes)
-		return base_refuse(error, IOSHAPE_E_LIMIT, "record \"%s\" of \"%s\" is too long",
-				   ZIP_SHOWN(entry->name), bundle->out.path);
-	entry->bytes += bytes;
+	if (ret)
+		return ret;
 	if (!crc)
 		return zip_out_put(&bundle->out, data, bytes, &entry->crc32, error);
 	if (bytes <= BASE_CRC32_TWICE_BYTES) {
@@ -105,6 +116,22 @@ int zip_bundle_put(struct zip_bundle *bundle, const void *data, size_t bytes,
 	int ret = zip_out_check(&bundle->out, true, error);
 
 	return ret || !bytes ? ret : put_in_member(bundle, data, bytes, NULL, error);
+}
+
+int zip_bundle_put_summed(struct zip_bundle *bundle, const void *data, size_t bytes, uint32_t crc32,
+			  struct base_error *error)
+{
+	struct zip_entry *entry;
+	int ret = zip_out_check(&bundle->out, true, error);
+
+	if (!ret)
+		ret = lengthen(bundle, bytes, error);
+	if (ret)
+		return ret;
+	entry = zip_out_last(&bundle->out);
+	entry->crc32 = base_crc32_combine(entry->crc32, crc32, bytes);
+	ret = ring_writer_put_summed(bundle->file, data, bytes, crc32, error);
+	return ret ? zip_out_fail(&bundle->out, ret) : 0;
 }
 
 int zip_bundle_end(struct zip_bundle *bundle, struct zip_member *member, struct base_error *error)

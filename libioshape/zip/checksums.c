@@ -30,7 +30,7 @@ uint64_t zip_checksums_bytes(uint64_t file_bytes)
 	return HEADER_BYTES + CRC_BYTES * zip_checksums_blocks(file_bytes, ZIP_LEAST_CHECK_BYTES);
 }
 
-bool zip_checksums_valid(const struct ioshape_checksums *checksums)
+bool zip_checksums_valid(const struct zip_checksums *checksums)
 {
 	const uint64_t unit = checksums->block_bytes;
 
@@ -40,7 +40,7 @@ bool zip_checksums_valid(const struct ioshape_checksums *checksums)
 	       (checksums->crc32 || !checksums->blocks);
 }
 
-int zip_checksums_encode(struct base_buffer *out, const struct ioshape_checksums *checksums)
+int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums)
 {
 	const size_t bytes = HEADER_BYTES + CRC_BYTES * checksums->blocks;
 	uint8_t *at;
@@ -60,9 +60,9 @@ int zip_checksums_encode(struct base_buffer *out, const struct ioshape_checksums
 	return 0;
 }
 
-int zip_checksums_decode(struct ioshape_checksums *checksums, const uint8_t *data, size_t bytes)
+int zip_checksums_decode(struct zip_checksums *checksums, const uint8_t *data, size_t bytes)
 {
-	struct ioshape_checksums found = IOSHAPE_CHECKSUMS_INIT;
+	struct zip_checksums found = { 0 };
 	uint32_t *values;
 
 	if (bytes < HEADER_BYTES || memcmp(data, MAGIC, MAGIC_BYTES) != 0)
@@ -90,7 +90,7 @@ int zip_checksums_decode(struct ioshape_checksums *checksums, const uint8_t *dat
 	return 0;
 }
 
-void zip_checksums_free(struct ioshape_checksums *checksums)
+void zip_checksums_free(struct zip_checksums *checksums)
 {
 	free((void *)(uintptr_t)checksums->crc32);
 	memset(checksums, 0, sizeof(*checksums));

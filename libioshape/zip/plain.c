@@ -51,7 +51,7 @@ int zip_reader_open_plain(struct zip_reader *reader, const char *path, uint64_t 
 	return zip_open_latest(reader, path, base, bytes, direct, open_once, error);
 }
 
-int zip_reader_add_checksums(struct zip_reader *reader, const struct ioshape_checksums *checksums,
+int zip_reader_add_checksums(struct zip_reader *reader, const struct zip_checksums *checksums,
 			     struct base_error *error)
 {
 	const size_t bytes = checksums->blocks * sizeof(*checksums->crc32);

@@ -207,6 +207,27 @@ struct zip_index {
 };
 
 int zip_index_encode(struct base_buffer *out, const struct zip_index *index);
+
+/*
+ * How long an archive will be whose records were placed one behind the other, so that its space can
+ * be reserved to the byte. Zero it; add each record; then add the index, unless it has none.
+ */
+struct zip_length {
+	uint64_t cursor;          /* the end of the last record */
+	uint64_t directory_bytes; /* without its end */
+	uint64_t records, checks; /* for the index */
+};
+
+/* `name_bytes` with the folder. -EINVAL or IOSHAPE_E_LIMIT, as zip_place_record(). */
+int zip_length_add(struct zip_length *length, size_t name_bytes, uint64_t bytes,
+		   uint32_t alignment);
+/* The same for a member of a bundle, as zip_place_member(). */
+int zip_length_add_member(struct zip_length *length, size_t name_bytes, uint64_t bytes,
+			  uint64_t alignment);
+/* Its table and metadata are those of `index`. */
+int zip_length_add_index(struct zip_length *length, const struct zip_index *index);
+/* Of the whole file. */
+uint64_t zip_length_of(const struct zip_length *length);
 /*
  * The bytes are untrusted. `entries` are those of the directory before the index, against which
  * counts are checked. Tensor names are unique, shapes and strides fit their records: after success
@@ -231,20 +252,31 @@ int zip_check_metadata(const struct ioshape_metadata *metadata, struct base_erro
 
 #define ZIP_CHECKSUMS_SUFFIX ".ioshape-sums"
 
+/* A CRC-32 for each block of a file; the last block is as long as what is left. */
+struct zip_checksums {
+	uint64_t file_bytes;
+	uint64_t block_bytes;
+	uint64_t blocks;
+	const uint32_t *crc32; /* `blocks` of them */
+	/* When the file was last modified, in nanoseconds since 1970: a file that has another time
+	 * is another file. 0 if that is not known. */
+	int64_t modified_ns;
+};
+
 uint64_t zip_checksums_blocks(uint64_t file_bytes, uint64_t block_bytes);
 /* The most that the file of checksums of a file can have. */
 uint64_t zip_checksums_bytes(uint64_t file_bytes);
 /* Whether the numbers fit each other. */
-bool zip_checksums_valid(const struct ioshape_checksums *checksums);
+bool zip_checksums_valid(const struct zip_checksums *checksums);
 /* Appends them as the file has them. 0 or -ENOMEM. */
-int zip_checksums_encode(struct base_buffer *out, const struct ioshape_checksums *checksums);
+int zip_checksums_encode(struct base_buffer *out, const struct zip_checksums *checksums);
 /*
  * The bytes are untrusted; afterwards the checksums are valid, and owned. IOSHAPE_E_FORMAT if a
  * later version wrote them or it is something else; IOSHAPE_E_DAMAGED, -ENOMEM; nothing to free
  * then.
  */
-int zip_checksums_decode(struct ioshape_checksums *checksums, const uint8_t *data, size_t bytes);
-void zip_checksums_free(struct ioshape_checksums *checksums);
+int zip_checksums_decode(struct zip_checksums *checksums, const uint8_t *data, size_t bytes);
+void zip_checksums_free(struct zip_checksums *checksums);
 
 /* ---- Names (names.c; pure): a hash table from name to position ------------------------------- */
 
@@ -394,6 +426,9 @@ int zip_bundle_new(struct zip_bundle **out, struct ring_writer *file, const char
 int zip_bundle_begin(struct zip_bundle *bundle, const char *name, struct base_error *error);
 int zip_bundle_put(struct zip_bundle *bundle, const void *data, size_t bytes,
 		   struct base_error *error);
+/* The same for bytes whose CRC-32 is known: they are not looked at. */
+int zip_bundle_put_summed(struct zip_bundle *bundle, const void *data, size_t bytes, uint32_t crc32,
+			  struct base_error *error);
 int zip_bundle_end(struct zip_bundle *bundle, struct zip_member *member, struct base_error *error);
 
 /*
@@ -438,7 +473,7 @@ int zip_reader_open(struct zip_reader *reader, const char *path, uint64_t base, 
 int zip_reader_open_plain(struct zip_reader *reader, const char *path, uint64_t base,
 			  uint64_t bytes, enum ioshape_direct direct, struct base_error *error);
 /* Gives them to a plain file, by copy. IOSHAPE_E_DAMAGED if they are of one of another length. */
-int zip_reader_add_checksums(struct zip_reader *reader, const struct ioshape_checksums *checksums,
+int zip_reader_add_checksums(struct zip_reader *reader, const struct zip_checksums *checksums,
 			     struct base_error *error);
 void zip_reader_close(struct zip_reader *reader);
 /* Looks at all local headers, which loading does not need. */

@@ -111,7 +111,7 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 
 	with_report.report = &report; /* its handle is asked when it has ended */
 	beside.checksums = IOSHAPE_CHECKSUMS_BESIDE;
-	told.checksums = IOSHAPE_CHECKSUMS_TOLD;
+	told.checksums = (enum ioshape_keep_checksums)2;
 	reserved.reserved = 1;
 	const int openings[] = {
 		ioshape_context_open(NULL, NULL),
@@ -152,6 +152,7 @@ TEST(calls_case, no_path_no_data_and_no_place_for_the_result_are_errors)
 		ioshape_reader_find_tensor(reader, sample.tensors[0].name, NULL),
 		ioshape_reader_get_metadata(reader, NULL),
 		ioshape_reader_load(reader, NULL, 1),
+		ioshape_reader_load_records(reader, NULL, 1),
 	};
 
 	MUST_BE_REFUSED(results);
@@ -349,6 +350,7 @@ TEST(calls_case, no_tensors_make_a_file)
 	ck_assert_int_eq(ioshape_reader_get_info(reader, &info), 0);
 	ck_assert_uint_eq(info.has_table, 1);
 	ck_assert_uint_eq(info.tensors, 0);
+	ck_assert_uint_eq(info.block_bytes, 1 << 20);
 	ck_assert_int_eq(ioshape_reader_load(reader, NULL, 0), 0);
 	ioshape_reader_free(reader);
 }

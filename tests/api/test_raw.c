@@ -373,61 +373,154 @@ END_TEST
 /* ---- Checksums ------------------------------------------------------------------------------- */
 
 /* The reader of a file in another format. */
-static struct ioshape_reader *open_any(const char *path, const struct ioshape_checksums *checksums,
-				       struct ioshape_reader_info *info)
+static struct ioshape_reader *open_any(const char *path, struct ioshape_reader_info *info)
 {
 	struct ioshape_reader_options options = IOSHAPE_READER_OPTIONS_INIT;
 	struct ioshape_reader *reader;
 
 	options.any_format = 1;
-	options.checksums = checksums;
 	ck_assert_int_eq(ioshape_reader_open(context, path, &options, &reader), 0);
 	info->size = sizeof(*info);
 	ck_assert_int_eq(ioshape_reader_get_info(reader, info), 0);
 	return reader;
 }
 
-static void must_verify(const char *path, const struct ioshape_checksums *checksums)
+/* Ranges of the file in one call: two that overlap, and the file's end, in any order. */
+static void must_load_ranges(struct ioshape_reader *reader)
+{
+	uint8_t *back = malloc(4 * MIB);
+	const struct ioshape_load_request ranges[] = {
+		{ 0, 2 * MIB + 1, MIB + 4, back },
+		{ 0, 7, MIB, back + 2 * MIB },
+		{ 0, MIB, 100, back + 3 * MIB },
+	};
+	const struct ioshape_load_request wrong[] = {
+		{ 0, 3 * MIB, 6, back },
+		{ 1, 0, 1, back },
+	};
+
+	ck_assert_int_eq(ioshape_reader_load_records(reader, ranges, 3), 0);
+	for (size_t i = 0; i < 3; i++)
+		ck_assert_mem_eq(ranges[i].into, data + ranges[i].offset, ranges[i].bytes);
+	ck_assert_int_eq(ioshape_reader_load_records(reader, &wrong[0], 1), -ERANGE);
+	ck_assert_str_eq(strstr(ioshape_last_error()->sentence, ", and 6 from"),
+			 ", and 6 from offset 3145728 are not all in it");
+	ck_assert_int_eq(ioshape_reader_load_records(reader, &wrong[1], 1), -ENOENT);
+	free(back);
+}
+
+static void must_verify(const char *path)
 {
 	struct ioshape_reader_info info;
-	struct ioshape_reader *reader = open_any(path, checksums, &info);
+	struct ioshape_reader *reader = open_any(path, &info);
 	uint8_t *back = malloc(MIB);
 
 	ck_assert(info.checksums && !info.torch_zip && !info.records);
 	ck_assert_uint_eq(info.file_bytes, 3 * MIB + 5);
 	ck_assert_int_eq(ioshape_reader_read_file(reader, MIB - 3, back, MIB), 0);
 	ck_assert_mem_eq(back, data + MIB - 3, MIB);
+	must_load_ranges(reader);
 	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
 	ioshape_reader_free(reader);
 	free(back);
 }
 
-START_TEST(checksums_are_kept_beside_the_file_or_told)
+static int fetch_data(void *user, uint64_t offset, void *into, size_t count)
+{
+	(void)user;
+	memcpy(into, data + offset, count);
+	return 0;
+}
+
+/* Behind other bytes, and with others behind it; with checksums of the file and without. */
+START_TEST(an_archive_is_a_part_of_a_file)
+{
+	const struct ioshape_record records[] = {
+		{ .name = "data.pkl", .data = "pickle", .bytes = 6 },
+		{ .name = "data/0", .data = data, .bytes = 2 * MIB + 5 },
+		{ .name = "data/1", .bytes = MIB + 7, .fetch = fetch_data },
+		{ .name = "version", .data = "3\n", .bytes = 2 },
+	};
+	struct ioshape_reader_options part = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_record_info info = IOSHAPE_RECORD_INFO_INIT;
+	const char *path = scratch_path("file");
+	struct ioshape_reader_info whole;
+	char *back = malloc(2 * MIB + 5);
+	struct ioshape_reader *reader;
+	struct ioshape_file *file;
+	uint64_t bytes, record;
+
+	options.checksums = _i ? IOSHAPE_CHECKSUMS_BESIDE : IOSHAPE_CHECKSUMS_NONE;
+	file = open_file(path, &options);
+	must_write(file, data, 12345);
+	ck_assert_int_eq(ioshape_file_write_records(file, NULL, 1, &bytes), -EINVAL);
+	ck_assert_int_eq(ioshape_file_write_records(file, records, 4, &bytes), 0);
+	ck_assert_uint_gt(bytes, 3 * MIB + 20);
+	must_write(file, data, 54321);
+	must_commit(file, NULL);
+	if (_i) {
+		reader = open_any(path, &whole);
+		ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
+		ioshape_reader_free(reader);
+	}
+	part.file_offset = 12345;
+	part.file_bytes = bytes;
+	ck_assert_int_eq(ioshape_reader_open(context, path, &part, &reader), 0);
+	ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
+	ck_assert_int_eq(ioshape_reader_find_record(reader, "data/0", &record), 0);
+	ck_assert_int_eq(ioshape_reader_read(reader, record, 1, back, 2 * MIB), 0);
+	ck_assert_mem_eq(back, data + 1, 2 * MIB);
+	ck_assert_int_eq(ioshape_reader_get_record(reader, record + 1, &info), 0);
+	ck_assert_uint_eq(info.bytes, MIB + 7);
+	ck_assert_int_eq(ioshape_reader_read(reader, record + 1, 0, back, MIB + 7), 0);
+	ck_assert_mem_eq(back, data, MIB + 7);
+	ioshape_reader_free(reader);
+	free(back);
+}
+END_TEST
+
+static int fetch_some(void *user, uint64_t offset, void *into, size_t count)
+{
+	return offset + count == MIB + 7 ? -EIO : fetch_data(user, offset, into, count);
+}
+
+START_TEST(half_an_archive_is_not_committed)
+{
+	const struct ioshape_record records[] = {
+		{ .name = "data.pkl", .data = "pickle", .bytes = 6 },
+		{ .name = "data/0", .bytes = MIB + 7, .fetch = fetch_some },
+	};
+	const char *path = scratch_path("file");
+	struct ioshape_file *file = open_file(path, NULL);
+	uint64_t bytes = 1;
+
+	ck_assert_int_eq(ioshape_file_write_records(file, records, 2, &bytes), -EIO);
+	ck_assert_uint_eq(bytes, 0);
+	ck_assert_int_eq(ioshape_file_write(file, data, 1), -EIO);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), -EIO);
+	ioshape_file_free(file);
+	ck_assert_int_eq(access(path, F_OK), -1);
+}
+END_TEST
+
+START_TEST(checksums_are_kept_beside_the_file)
 {
 	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
-	struct ioshape_checksums told = IOSHAPE_CHECKSUMS_INIT;
 	const char *path = scratch_path("file");
 	struct ioshape_reader_info info;
 	struct ioshape_file *file;
 
-	options.checksums = _i ? IOSHAPE_CHECKSUMS_TOLD : IOSHAPE_CHECKSUMS_BESIDE;
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
 	file = open_file(path, &options);
 	must_write(file, data, MIB + 1);
 	must_write(file, data + MIB + 1, 2 * MIB + 4);
-	ck_assert_int_eq(ioshape_file_get_checksums(file, &told), -EINVAL);
-	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
-	ck_assert_int_eq(ioshape_file_get_checksums(file, &told), 0);
-	ck_assert_uint_eq(told.blocks, 4);
-	ck_assert_uint_eq(told.file_bytes, 3 * MIB + 5);
-	must_verify(path, &told);
-	ck_assert_uint_eq(scratch_entries(scratch_directory()), _i ? 1 : 2);
-	if (!_i)
-		must_verify(path, NULL);
-	ck_assert_int_eq(ioshape_file_get_checksums(file, NULL), -EINVAL);
-	ioshape_file_free(file);
+	must_commit(file, NULL);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 2);
+	must_verify(path);
 
 	must_commit(open_file(path, NULL), NULL);
-	ioshape_reader_free(open_any(path, NULL, &info));
+	ioshape_reader_free(open_any(path, &info));
 	ck_assert(!info.checksums && !info.file_bytes);
 }
 END_TEST
@@ -449,6 +542,46 @@ START_TEST(checksums_are_no_promise_of_pipes)
 }
 END_TEST
 
+/* The file is there all the same. */
+START_TEST(checksums_that_have_no_place_beside_it_are_said)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_report report = IOSHAPE_REPORT_INIT;
+	char name[251] = "";
+	struct ioshape_file *file;
+
+	memset(name, 'n', sizeof(name) - 1);
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	file = open_file(scratch_path(name), &options);
+	must_write(file, data, MIB);
+	must_commit(file, &report);
+	ck_assert_uint_eq(report.fallbacks, 1);
+	ck_assert_int_eq(report.steps[0].code, IOSHAPE_STEP_CHECKSUMS);
+	ck_assert_uint_eq(scratch_entries(scratch_directory()), 1);
+}
+END_TEST
+
+/* Where everybody may put a file, as far as this process can be two users. */
+START_TEST(checksums_of_another_user_do_not_count)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_reader_info info;
+	const char *sums = scratch_path("file.ioshape-sums");
+	struct ioshape_file *file;
+	bool another;
+
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	options.sync = IOSHAPE_OFF;
+	file = open_file(scratch_path("file"), &options);
+	must_write(file, data, MIB);
+	must_commit(file, NULL);
+	ck_assert(!access(sums, F_OK));
+	another = !chown(sums, 1000, 1000);
+	ioshape_reader_free(open_any(scratch_path("file"), &info));
+	ck_assert_int_eq(info.checksums, !another);
+}
+END_TEST
+
 START_TEST(a_torch_zip_is_read_as_one_in_any_format)
 {
 	const struct ioshape_tensor tensor = {
@@ -462,7 +595,7 @@ START_TEST(a_torch_zip_is_read_as_one_in_any_format)
 	struct ioshape_reader_info info;
 
 	ck_assert_int_eq(ioshape_save_tensors(context, path, &tensor, 1, NULL, NULL), 0);
-	ioshape_reader_free(open_any(path, NULL, &info));
+	ioshape_reader_free(open_any(path, &info));
 	ck_assert(info.torch_zip && info.checksums && info.tensors == 1);
 }
 END_TEST
@@ -492,8 +625,12 @@ int main(void)
 	tcase_add_test(order, progress_is_told_and_can_stop);
 	tcase_add_test(failures, arguments_are_checked);
 	tcase_add_test(failures, a_failure_is_final_and_leaves_the_old_file);
-	tcase_add_loop_test(checksums, checksums_are_kept_beside_the_file_or_told, 0, 2);
+	tcase_add_loop_test(checksums, an_archive_is_a_part_of_a_file, 0, 2);
+	tcase_add_test(checksums, half_an_archive_is_not_committed);
+	tcase_add_test(checksums, checksums_are_kept_beside_the_file);
 	tcase_add_test(checksums, checksums_are_no_promise_of_pipes);
+	tcase_add_test(checksums, checksums_that_have_no_place_beside_it_are_said);
+	tcase_add_test(checksums, checksums_of_another_user_do_not_count);
 	tcase_add_test(checksums, a_torch_zip_is_read_as_one_in_any_format);
 	return check_main(suite);
 }

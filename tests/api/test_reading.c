@@ -124,6 +124,35 @@ START_TEST(any_ranges_in_any_order_are_what_was_saved)
 }
 END_TEST
 
+/* As tensors are: here the first bytes of each that has some. */
+START_TEST(records_are_loaded_many_at_once)
+{
+	struct ioshape_load_request requests[COUNT(sample.tensors)];
+	struct ioshape_reader_info info = { .size = sizeof(info) };
+	struct ioshape_tensor_info tensor = { .size = sizeof(tensor) };
+	size_t each = sample.total_bytes / sample.count;
+
+	memset(into, 0x99, sample.total_bytes);
+	for (size_t i = 0; i < sample.count; i++) {
+		ck_assert_int_eq(ioshape_reader_get_tensor(reader, i, &tensor), 0);
+		requests[i] = (struct ioshape_load_request){
+			.tensor = tensor.record,
+			.bytes = sample.bytes[i] < each ? sample.bytes[i] : each,
+			.into = into + i * each,
+		};
+	}
+	ck_assert_int_eq(ioshape_reader_load_records(reader, requests, sample.count), 0);
+	for (size_t i = 0; i < sample.count; i++)
+		ck_assert_mem_eq(requests[i].into, sample.expected[i], requests[i].bytes);
+	ck_assert_int_eq(ioshape_reader_get_info(reader, &info), 0);
+	requests[0].tensor = info.records;
+	ck_assert_int_eq(ioshape_reader_load_records(reader, requests, 1), -ENOENT);
+	requests[0].tensor = info.records - 1;
+	requests[0].offset = UINT64_MAX;
+	ck_assert_int_eq(ioshape_reader_load_records(reader, requests, 1), -ERANGE);
+}
+END_TEST
+
 /* Whether the kernel was asked for huge pages where this lies ("hg" in smaps). */
 static bool expects_huge_pages(const void *memory)
 {
@@ -482,6 +511,7 @@ int main(void)
 	if (!access("/sys/kernel/mm/transparent_hugepage", F_OK))
 		tcase_add_test(reading,
 			       fresh_memory_is_filled_in_huge_pages_if_it_is_said_to_be_fresh);
+	tcase_add_test(reading, records_are_loaded_many_at_once);
 	tcase_add_test(reading, what_lies_outside_is_refused_by_name);
 	tcase_add_test(reading, what_is_not_there_is_not_found);
 	tcase_add_test(reading, records_are_listed_in_the_order_of_the_file);

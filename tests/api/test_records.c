@@ -310,7 +310,7 @@ static const struct {
 	{ { .name = "data.pkl" }, -EEXIST }, /* there is one */
 	{ { .name = "x", .alignment = 3 }, -EINVAL },
 	{ { .name = "x", .alignment = 8192 }, -EINVAL },
-	{ { .name = "x", .reserved = 1 }, -EINVAL },
+	{ { .name = "x", .later = 2 }, -EINVAL },
 	{ { .name = "x", .bytes = 1 }, -EINVAL },
 	{ { .name = "x", .data = "y", .bytes = 1, .fetch = fetch }, -EINVAL },
 	{ { .name = "x", .data = "y", .fetch = fetch }, -EINVAL },

@@ -258,14 +258,17 @@ EACH(requests_of_a_job_are_served_in_their_order)
 	end(_i);
 }
 
-EACH(a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
+EACH(in_turn_a_job_with_few_writers_does_not_wait_behind_all_of_one_with_many)
 {
+	struct ioshape_pool_settings in_turn = IOSHAPE_POOL_SETTINGS_INIT;
 	struct visitor many[6] = { 0 }, few = { 0 };
 	struct ioshape_slot *slot;
 
 	begin(_i);
 	open_clients(8, 1);
 	contexts[8] = open_context("K", 1);
+	in_turn.order = IOSHAPE_ORDER_FAIR;
+	ck_assert_int_eq(ioshape_pool_set(contexts[8], NULL, &in_turn), 0);
 	grants = 0;
 	slot = take(contexts[0], NULL);
 	for (unsigned i = 0; i < 6; i++)
@@ -671,6 +674,33 @@ TEST(local, settings_beyond_all_measure_are_refused)
 		ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[i]), -EINVAL);
 	settings[1].pool_bytes_per_s--;
 	ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[1]), 0);
+	end(LOCAL);
+}
+
+TEST(local, settings_that_do_not_go_together_are_refused)
+{
+	struct ioshape_pool_settings settings[5];
+	struct ioshape_pool_history *history;
+
+	begin(LOCAL);
+	contexts[0] = open_context("J", 1);
+	for (size_t i = 0; i < 5; i++)
+		settings[i] = (struct ioshape_pool_settings)IOSHAPE_POOL_SETTINGS_INIT;
+	settings[0].share = 50;
+	settings[1].job = settings[1].user = "name";
+	settings[2].job = "name";
+	settings[2].capacity = 1;
+	settings[3].user = "";
+	settings[4].job = "name";
+	settings[4].share = 1000001;
+	for (size_t i = 0; i < 5; i++)
+		ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[i]), -EINVAL);
+	settings[4].share = 50;
+	ck_assert_int_eq(ioshape_pool_set(contexts[0], "p", &settings[4]), -ENOTSUP);
+	ck_assert_int_eq(ioshape_pool_get_history(contexts[0], "p", 0, &history), -EINVAL);
+	ck_assert_int_eq(ioshape_pool_get_history(contexts[0], "p", 721, &history), -EINVAL);
+	ck_assert_int_eq(ioshape_pool_get_history(contexts[0], "p", 720, &history), -ENOTSUP);
+	ck_assert_ptr_null(history);
 	end(LOCAL);
 }
 

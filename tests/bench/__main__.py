@@ -18,14 +18,18 @@ from . import (
     background,
     cache,
     campaign,
+    dlio,
     fio,
     frameworks,
     fs,
     gather,
+    gpu,
     house,
+    launch,
     load,
     report,
     save,
+    simulate,
     slots,
     storm,
     torch_figures,
@@ -62,9 +66,17 @@ BENCHMARKS = {
     "storm": Benchmark(storm.measure, size=1 << 30, copies_in_memory=6, copies_on_disk=0),
     # Four ranks with tensors, and what is staged of them.
     "frameworks": Benchmark(frameworks.measure, size=2 << 30, copies_in_memory=3),
+    # Tensors on their way to the GPU, and the page cache.
+    "gpu": Benchmark(gpu.measure),
+    # It simulates.
+    "simulate": Benchmark(simulate.measure, size=1, copies_in_memory=0, copies_on_disk=0),
+    # A rank's states, for each side, and what is loaded.
+    "dlio": Benchmark(dlio.measure, size=2 << 30, copies_in_memory=4, copies_on_disk=1),
     # These read the tree.
     "house": Benchmark(house.measure, size=1, copies_in_memory=0, copies_on_disk=0),
     "campaign": Benchmark(campaign.measure, size=1, copies_in_memory=0, copies_on_disk=0),
+    # It builds the site, and a clone.
+    "launch": Benchmark(launch.measure, size=1, copies_in_memory=0, copies_on_disk=0),
 }
 
 
@@ -138,7 +150,7 @@ def main() -> int:
                 print(f"{name}:", flush=True)
                 setting = Setting(worker, given.folder, sizes[name], given.rounds, given.chaos)
                 outcomes[name] = BENCHMARKS[name].measure(setting)
-    except (WorkerError, fio.FioError, cache.CacheError, storm.StormError) as error:
+    except (WorkerError, fio.FioError, cache.CacheError, storm.StormError, dlio.DlioError) as error:
         sys.exit(f"bench: {error}")
     context["seconds"] = round(time.monotonic() - began)
     print(report.as_text(outcomes, context))

@@ -4,12 +4,28 @@
 import sys
 from importlib import metadata
 
-from . import frameworks_dcp, frameworks_safetensors, frameworks_small
+from . import (
+    frameworks_dcp,
+    frameworks_files,
+    frameworks_safetensors,
+    frameworks_small,
+    frameworks_stall,
+    frameworks_upstream,
+    frameworks_witness,
+)
 from .setting import Outcome, Setting
 
 # Each is measure(setting, outcome) of a module of its own, which appends its figures and samples.
 # The folder is empty when it begins, and whatever it leaves there is removed.
-PARTS = (frameworks_small.measure, frameworks_dcp.measure, frameworks_safetensors.measure)
+PARTS = (
+    frameworks_small.measure,
+    frameworks_dcp.measure,
+    frameworks_files.measure,
+    frameworks_safetensors.measure,
+    frameworks_stall.measure,
+    frameworks_witness.measure,
+    frameworks_upstream.measure,
+)
 
 # Those that are installed are named in the results.
 PACKAGES = ("ioshape", "torch", "safetensors", "lightning", "transformers", "deepspeed")

@@ -11,9 +11,16 @@ from pathlib import Path
 
 from . import fio
 from .cache import evict, require_cold
-from .gather_ranks import Ranks, all_of
+from .gather_ranks import Ranks, all_of, one_of
 from .gather_torch import FIO_TUNINGS, MIB, free_port, launch_environment
-from .rounds import Sample, fastest, median_gb_per_s, speed_ratio
+from .rounds import (
+    Sample,
+    fastest,
+    median_gb_per_s,
+    median_seconds,
+    speed_ratio,
+    time_ratio,
+)
 from .setting import Figure, Outcome, Setting
 from .worker import Worker
 
@@ -105,6 +112,29 @@ def measure_loads(setting: Setting, outcome: Outcome, ranks: Ranks) -> None:
     settle(setting)
 
 
+def stall(ranks: Ranks, how: str, path: Path) -> Sample:
+    return one_of(ranks.together("save_async", how=how, path=path), ranks.tensor_bytes)
+
+
+def measure_stalls(setting: Setting, outcome: Outcome, ranks: Ranks) -> None:
+    calls = {how: partial(stall, ranks, how, setting.folder / how) for how in (OURS, STOCK)}
+    for call in calls.values():
+        call()
+    samples = setting.compare(calls, setting.rounds, partial(settle, setting))
+    outcome.samples["dcp async"] = samples
+    ours, stock = samples[OURS], samples[STOCK]
+    outcome.figures.append(
+        Figure(
+            "dcp_async_stall_vs_stock",
+            time_ratio(ours, stock),
+            "<=",
+            0.5,
+            f"{median_seconds(ours):.3f} to {median_seconds(stock):.3f} s in dcp.async_save()",
+        )
+    )
+    settle(setting)
+
+
 def measure(setting: Setting, outcome: Outcome) -> None:
     with dcp_ranks() as ranks:
         made = ranks.each("make", size=setting.size // RANKS)
@@ -117,3 +147,4 @@ def measure(setting: Setting, outcome: Outcome) -> None:
         save(ranks, STOCK, setting.folder / STOCK)
         measure_saves(setting, outcome, ranks)
         measure_loads(setting, outcome, ranks)
+        measure_stalls(setting, outcome, ranks)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of the engine, and requests on stripes: on stripefs, and on the disk of the folder."""
+"""The choice of the engine, and requests on stripes: on stripefs, and on the disk of the folder.
+And how many write at a time, on modelled storages."""
 
 import json
 import os
@@ -17,11 +18,13 @@ from typing import Any
 from striped import Mount, striped
 from tree import build_folder
 
-from .rounds import Sample, Samples, interleave
+from . import capacity, depth
+from .rounds import Sample, Samples, interleave, speed_ratio
 from .setting import Figure, Outcome, Setting
 
 MIB = 1 << 20
 GB = 1e9
+LONE_BYTES = 2 << 30
 LIMIT_S = 300
 PATIENCE = 20
 
@@ -191,6 +194,23 @@ def count_requests(layout: dict[str, object]) -> Found:
     return {"layout": layout, "left": left, "arrived": arrived}
 
 
+def lone_save(setting: Setting) -> Samples:
+    """On the disk: the library's own depth, and the one that was fixed before."""
+    path = setting.folder / "lone"
+
+    def write_with(*words: str) -> Sample:
+        with tempfile.TemporaryDirectory(prefix="ioshape-bench-") as cache:
+            one = sample(path, LONE_BYTES, *words, cache=Path(cache))
+        path.unlink()
+        return one
+
+    contestants = {
+        "ours": lambda: write_with("uring"),
+        "fixed": lambda: write_with("uring", str(4 * MIB), "14"),
+    }
+    return interleave(contestants, setting.rounds, setting.rest)
+
+
 def crossings(counted: list[Found], parts: dict[str, Found]) -> tuple[int, int]:
     """Of how many requests."""
     told = [one[side] for one in counted for side in ("left", "arrived")]
@@ -250,11 +270,28 @@ def measure(setting: Setting) -> Outcome:
         outcome.ceilings.append(sentence(name, parts[name]))
     counted = [count_requests(layout) for layout in LAYOUTS]
     outcome.figures = figures(parts, counted)
+    setting.say("depth")
+    modelled, outcome.facts["depth"] = depth.measure()
+    outcome.figures += modelled
+    lone = outcome.samples["lone save"] = lone_save(setting)
+    outcome.figures.append(
+        Figure(
+            "lone_save_vs_fixed",
+            speed_ratio(lone["ours"], lone["fixed"]),
+            ">=",
+            0.98,
+            f"{LONE_BYTES / GB:.1f} GB, durable, on the disk; fixed: 4 MiB x 14",
+        )
+    )
+    setting.say("capacity")
+    learnt = capacity.run()
+    outcome.figures.append(capacity.figure(learnt))
     outcome.facts["method"] = (
         "files written by tests/requests: engines in turns, the best of them against the choice; "
         "stripefs is a filesystem in user space that answers requests when its model says"
     )
     outcome.facts["requests"] = counted
+    outcome.facts["capacity"] = learnt
     for name, found in parts.items():
         outcome.facts[name] = {key: value for key, value in found.items() if key != "samples"}
     return outcome

@@ -3,7 +3,7 @@
 
 import importlib
 
-from . import gather_files, gather_node, gather_torch
+from . import gather_files, gather_node, gather_torch, same_file
 from .setting import Figure, Outcome, Setting
 
 
@@ -37,6 +37,7 @@ def measure(setting: Setting) -> Outcome:
     )
     gather_node.measure(setting, outcome)
     gather_torch.measure(setting, outcome)
+    same_file.measure(setting, outcome)
     gather_files.measure(setting, outcome)
     if setting.chaos:
         measure_chaos(setting, outcome)

@@ -198,7 +198,7 @@ def measure_copies(setting: Setting, outcome: Outcome, directory: Path) -> None:
             "node_copies",
             found[most]["all"],
             "<=",
-            2,
+            1.1,
             "; ".join(
                 f"{how} {one['all']:.4f} (memory {one['in_memory']:.4f}, sockets "
                 f"{one['through_sockets']:.4f}, page cache {one['into_the_page_cache']:.0f})"

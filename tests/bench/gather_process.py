@@ -31,6 +31,14 @@ def status_bytes(field: str) -> int:
     raise KeyError(field)
 
 
+def read_bytes() -> int:
+    """What this process has had the storage read."""
+    for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    raise KeyError("read_bytes")
+
+
 class Moment(Cost):
     """With the moments when it began and ended, by the clock that all processes share."""
 
@@ -83,6 +91,10 @@ class Rank:
             "extra_bytes": float(status_bytes("VmHWM") - before),
         }
 
+    def save_file(self, path: str) -> Answer:
+        ioshape.save(self.state, path)
+        return {}
+
     def save_torch(self, path: str) -> Answer:
         torch.save(self.state, path)
         return {}
@@ -120,12 +132,22 @@ class Rank:
         return {}
 
     def load(self, how: str, path: str, check: str = "0") -> Answer:
+        """Its own part of a generation, or its own file of torch."""
+        return self._load(ioshape.load_group if how == "ioshape" else torch.load, path, check)
+
+    def load_file(self, how: str, path: str, check: str = "0") -> Answer:
+        """A file that others load, too."""
+        ctypes.CDLL(None).malloc_trim(0)
+        return self._load(ioshape.load if how == "ioshape" else torch.load, path, check)
+
+    def _load(self, load: Callable[[str], Any], path: str, check: str) -> Answer:
+        before = read_bytes()
         with Moment() as cost:
-            loaded = ioshape.load_group(path) if how == "ioshape" else torch.load(path)
+            loaded = load(path)
         if check == "1":
             torch_state.require_plain_equal(loaded)
             torch_state.require_equal(torch_state.flatten(loaded, self.size), self.size)
-        return cost.answer
+        return {**cost.answer, "read_bytes": float(read_bytes() - before)}
 
 
 VERBS: dict[str, Callable[..., Answer]] = {
@@ -134,11 +156,13 @@ VERBS: dict[str, Callable[..., Answer]] = {
     "share": Rank.share,
     "forget": Rank.forget,
     "save_group": Rank.save_group,
+    "save_file": Rank.save_file,
     "save_torch": Rank.save_torch,
     "buffers": Rank.buffers,
     "gloo": Rank.gloo,
     "prepare_load": Rank.prepare_load,
     "load": Rank.load,
+    "load_file": Rank.load_file,
 }
 
 

@@ -32,7 +32,7 @@ def measure_script(setting: Setting, outcome: Outcome) -> None:
             "script_us_growth",
             found["script_us_growth"],
             "<=",
-            1.5,
+            1.3,
             "the same call with 100 to 100,000 waiters, slowest to quickest",
         ),
     ]

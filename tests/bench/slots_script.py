@@ -35,7 +35,7 @@ class Crowd:
         self.random = Random(waiters)
         self.made = 0
         # The pool opens with a short lease: a new one waits half of it for holders from before.
-        self.script("release", "nobody", 0, 1, 0)
+        self.script("release", "nobody", 0, lease=1)
         self.call([self.acquire() for _ in range(CAPACITY + waiters)])
 
     def call(self, commands: list[Command]) -> list[object]:
@@ -52,25 +52,29 @@ class Crowd:
         self.made += 1
         who: list[Value] = [f"{number % 5000:016x}", f"node{number % 500}", f"job{number % JOBS}"]
         size = self.random.choice([1 << 20, 1 << 30, 1 << 34])
-        request: list[Value] = [f"id-{number}", *who, number % 64, 1, 1, size, LEASE]
-        return self.script.command("acquire", *request, CAPACITY, 1, 0, 0, "u")
+        request: list[Value] = [*who, number % 64, 1, 1, size, CAPACITY, 1, 0, "u", 0]
+        request.append(self.random.randint(-300_000, 300_000))
+        return self.script.command("acquire", f"id-{number}", *request, lease=LEASE)
 
     def ids(self, key: str) -> list[str]:
-        """Of holders (h), or of waiters (l)."""
+        """Of holders (h), of waiters (l), and of waiters with their numbers (q)."""
         found = self.connection.call("ZRANGE", self.script.prefix + key, 0, -1)
         return [str(name) for name in found] if isinstance(found, list) else []
 
     def beats(self, key: str) -> list[Command]:
-        return [self.beat(name) for name in self.random.choices(self.ids(key), k=CALLS)]
+        # The queue has their numbers, which waiters were told.
+        tags = {tag[16:]: int(tag[:16]) for tag in self.ids("q")}
+        names = self.random.choices(self.ids(key), k=CALLS)
+        return [self.beat(name, tags.get(name, 0)) for name in names]
 
-    def beat(self, name: str) -> Command:
+    def beat(self, name: str, ticket: int) -> Command:
         number = int(name.partition("-")[2])
         who: list[Value] = [f"{number % 5000:016x}", f"node{number % 500}", f"job{number % JOBS}"]
-        state: list[Value] = [name, number, LEASE, 0, 0, 0, 1, 1 << 30]
-        return self.script.command("beat", *state, *who, number % 64, 1)
+        state: list[Value] = [ticket, number, 0, 0, 1, 1 << 30, *who, number % 64, 1]
+        return self.script.command("beat", name, *state, lease=LEASE)
 
     def release(self, holder: str) -> Command:
-        return self.script.command("release", holder, 1 << 30, LEASE, 0)
+        return self.script.command("release", holder, 1 << 30, lease=LEASE)
 
     def microseconds(self, commands: list[Command]) -> float:
         """Of one call: the median of small batches, for others use the machine too."""

@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.simulate.report import jain
+
 from .setting import Figure, Outcome, Setting
 from .slots_turns import new_worker
 from .worker import Worker
@@ -30,14 +32,10 @@ class Job:
         return self.hold_ms * 4 * MIB
 
 
+FAIR = 2  # IOSHAPE_ORDER_FAIR
 JOBS = [Job("many", 16, 20), Job("some", 8, 50), Job("few", 4, 100), Job("two", 2, 200)]
 SLOTS = 2
 WARM_S, SHARED_S = 2, 10
-
-
-def jain(shares: list[float]) -> float:
-    """1: all the same; 1 ÷ their number: one has it all."""
-    return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
 
 
 def share_slots(setting: Setting, address: str) -> dict[str, float]:
@@ -47,6 +45,7 @@ def share_slots(setting: Setting, address: str) -> dict[str, float]:
         for job in JOBS
         for _ in range(job.ranks)
     ]
+    ranks[0][1].ask("set", order=FAIR)
     begin = time.monotonic_ns() + WARM_S * 10**9
     for job, worker in ranks:
         worker.tell(

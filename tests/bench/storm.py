@@ -2,9 +2,11 @@
 """A checkpoint storm on filesystems that are slow by rule: the engine of "ioshape bench" on
 stripefs.
 
-    python -m tests.bench.storm hdd --rounds 2 --plot .
+    python -m tests.bench.storm hdd blind_hdd --rounds 1 --plot .
+    python -m tests.bench.storm validate
 
-runs parts of it alone, and draws them. The package must be importable, and stripefs built.
+runs parts of it alone, and draws them; or checks the model that it runs on. The package must be
+importable, and stripefs built.
 """
 
 import argparse
@@ -13,14 +15,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from coordinators import coordinator
+from mounts import client_of
 from striped import Mount, striped
+from stripefs_model import TOLERANCE, validate
 
 from .rounds import Sample
 from .setting import Figure, Outcome, Setting
@@ -31,44 +35,6 @@ LIMIT_S = 1800
 # What "ours" is in the figures: each rank its own file, in its turn, in the background.
 OURS, THEIRS = "async", "torch"
 
-
-@dataclass(frozen=True)
-class Part:
-    """One mount, and a storm on it."""
-
-    profile: str
-    ways: tuple[str, ...]
-    parameters: dict[str, object] = field(default_factory=dict)
-    ranks: int = 32
-    n_bytes: int = 32 * MIB
-    nodes: int = 1
-    #: 0: as many as are asked for
-    rounds: int = 0
-    coordinator: Literal["local", "redis"] = "local"
-
-
-# All that matters is said, so that it stands in the results; the rest is stripefs's own.
-MODEL: dict[str, object] = {"targets": 8, "run": "16Mi", "stripe_size": "1Mi", "cache": "client"}
-HDD = {**MODEL, "bandwidth": "60M", "seek_ms": 8}
-SSD = {**MODEL, "bandwidth": "250M", "seek_ms": 0.05}
-
-PARTS = {
-    "hdd": Part("hdd", (THEIRS, OURS, "save", "node"), {**HDD, "stripe_count": -1}),
-    "hdd1": Part("hdd", (THEIRS, OURS), {**HDD, "stripe_count": 1}),
-    "ssd": Part("ssd", (THEIRS, OURS, "save", "node"), {**SSD, "stripe_count": -1}),
-    # Ranks of several nodes meet at a Redis, as they do in a cluster that has one.
-    "metadata": Part(
-        "ssd",
-        (THEIRS, "node", OURS),
-        {**SSD, "stripe_count": -1},
-        ranks=64,
-        n_bytes=4 * MIB,
-        nodes=8,
-        rounds=1,
-        coordinator="redis",
-    ),
-}
-
 Found = dict[str, Any]
 
 
@@ -76,53 +42,228 @@ class StormError(Exception):
     """It could not be measured."""
 
 
+# ---- Figures -----------------------------------------------------------------------------------
+
+
+def seconds(found: Found, way: str, name: str) -> float:
+    return float(found["ways"][way][name])
+
+
+def least_s(found: Found) -> float:
+    """What the targets need at least: nobody saves all of it sooner."""
+    model = found["model"]
+    rate = float(model["targets"]) * float(model["bandwidth"])
+    return float(found["ranks"]) * float(found["bytes"]) / rate
+
+
+def reads_p99_ms(found: Found, way: str) -> float:
+    return float(found["ways"][way]["neighbours"]["reads"]["p99_ms"])
+
+
+@dataclass(frozen=True)
+class Makespan:
+    """Until all ranks have saved. ">=": theirs to ours; "<=": ours to theirs."""
+
+    relation: Literal[">=", "<="]
+    target: float
+
+    def __call__(self, name: str, found: Found) -> Figure:
+        ours, theirs = (seconds(found, way, "makespan_s") for way in (OURS, THEIRS))
+        ratio = theirs / ours if self.relation == ">=" else ours / theirs
+        remark = f"torch.save {theirs:.2f} s, ours {ours:.2f} s, at least {least_s(found):.2f} s"
+        return Figure(f"{name}_makespan", ratio, self.relation, self.target, remark)
+
+
+@dataclass(frozen=True)
+class NeighbourP99:
+    """Of a neighbour's small reads."""
+
+    target: float
+
+    def __call__(self, name: str, found: Found) -> Figure:
+        ours, theirs = (reads_p99_ms(found, way) for way in (OURS, THEIRS))
+        counts = [found["ways"][way]["neighbours"]["reads"]["count"] for way in (OURS, THEIRS)]
+        alone = found["alone"]["reads"]["p99_ms"]
+        return Figure(
+            f"{name}_neighbour_p99",
+            theirs / ours,
+            ">=",
+            self.target,
+            f"p99 of small reads beside torch.save {theirs:.0f} ms ({counts[1]} reads), beside "
+            f"ours {ours:.1f} ms ({counts[0]}), alone {alone:.1f} ms",
+        )
+
+
+def mean_completion(name: str, found: Found) -> Figure:
+    ours, theirs = (seconds(found, way, "mean_completion_s") for way in (OURS, THEIRS))
+    remark = f"torch.save {theirs:.2f} s, ours {ours:.2f} s"
+    return Figure(f"{name}_mean_completion", theirs / ours, ">=", 2.2, remark)
+
+
+def stall(name: str, found: Found) -> Figure:
+    mine, other = (seconds(found, way, "stall_s") for way in (OURS, THEIRS))
+    most = seconds(found, OURS, "most_stall_s")
+    return Figure(
+        f"{name}_stall",
+        mine / other,
+        "<=",
+        0.05,
+        f"mean of the ranks, save_async {mine * 1e3:.0f} ms, torch.save {other * 1e3:.0f} ms; "
+        f"the rank that is held longest {most * 1e3:.0f} ms",
+    )
+
+
+def operations(name: str, found: Found) -> Figure:
+    ours, theirs = (found["ways"][way]["metadata"] for way in ("node", THEIRS))
+    text = ", ".join(f"{name} {count}" for name, count in ours.items())
+    return Figure(
+        f"{name}_ratio",
+        sum(theirs.values()) / sum(ours.values()),
+        ">=",
+        6,
+        f"torch.save {sum(theirs.values())}, save_group {sum(ours.values())}: {text}",
+    )
+
+
+# ---- Parts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """One storage, and a storm on it."""
+
+    parameters: dict[str, object]
+    figures: tuple[Callable[[str, Found], Figure], ...]
+    ways: tuple[str, ...] = (THEIRS, OURS)
+    ranks: int = 32
+    n_bytes: int = 32 * MIB
+    #: each with a mount of its own, and so have the neighbours
+    nodes: int = 8
+    #: at most; 0: operations are counted, and no time is measured
+    rounds: int = 2
+    #: Nothing is known of the storage, nothing was tried before, and there is no Redis.
+    blind: bool = False
+
+
+# All that matters is said, so that it stands in the results; the rest is stripefs's own.
+MODEL: dict[str, object] = {"targets": 8, "run": "16Mi", "stripe_size": "1Mi"}
+HDD = {**MODEL, "bandwidth": 60_000_000, "seek_ms": 8, "slow": 4}
+SSD = {**MODEL, "bandwidth": 250_000_000, "seek_ms": 0.05, "slow": 16}
+#: Each process's bytes leave in whole stripes, several at a time, as from Lustre's client.
+LUSTRE: dict[str, object] = {"play": "lustre", "cache": "client"}
+#: A plain FUSE mount, whose name and answers say nothing, and whose kernel keeps nothing back.
+BLIND: dict[str, object] = {"play": "nfs", "cache": "through"}
+
+
+def blind(parameters: dict[str, object], *figures: Callable[[str, Found], Figure]) -> Part:
+    return Part({**parameters, **BLIND}, figures, nodes=1, blind=True)
+
+
+PARTS = {
+    "hdd": Part(
+        {**HDD, **LUSTRE, "stripe_count": -1},
+        (Makespan(">=", 1.25), mean_completion, NeighbourP99(10), stall),
+    ),
+    "hdd1": Part({**HDD, **LUSTRE, "stripe_count": 1}, (Makespan(">=", 1.0), NeighbourP99(8))),
+    "ssd": Part(
+        {**SSD, **LUSTRE, "stripe_count": -1},
+        (Makespan("<=", 0.9), NeighbourP99(8)),
+        rounds=3,
+    ),
+    "blind_hdd": blind({**HDD, "stripe_count": -1}, Makespan(">=", 1.5), NeighbourP99(2)),
+    "blind_hdd1": blind({**HDD, "stripe_count": 1}, Makespan(">=", 1.0), NeighbourP99(2)),
+    "blind_ssd": blind({**SSD, "stripe_count": -1}, Makespan(">=", 1.0), NeighbourP99(2)),
+    "metadata": Part(
+        {**SSD, **LUSTRE, "stripe_count": -1, "slow": 1},
+        (operations,),
+        ways=(THEIRS, "node", OURS),
+        ranks=64,
+        n_bytes=4 * MIB,
+        rounds=0,
+    ),
+}
+
+
 @contextmanager
 def own_environment(part: Part) -> Iterator[dict[str, str]]:
     """A coordinator whose slots nobody else takes, and no memory of other mounts."""
     with tempfile.TemporaryDirectory(prefix="ioshape-bench-", dir="/dev/shm") as folder:
         variables = {**os.environ, "XDG_CACHE_HOME": folder}
-        if part.coordinator == "redis":
-            with coordinator("redis") as address:
-                yield {"IOSHAPE_COORDINATOR": address, **variables}
-        else:
+        if part.blind:
+            # What is there without being asked for, in a folder of its own.
             yield {"IOSHAPE_COORDINATOR": f"local:{folder}", **variables}
+            return
+        # Ranks of several nodes meet at a Redis, as they do in a cluster that has one.
+        with coordinator("redis") as address:
+            yield {"IOSHAPE_COORDINATOR": address, **variables}
 
 
-def run(part: Part, rounds: int, picture: str = "") -> Found:
+def mounted(part: Part) -> dict[str, Any]:
+    """What stripefs is told. Pools are named after filesystems: this one is nobody else's."""
+    return {"clients": part.nodes + 1, "fsname": f"mgs@tcp:/bench-{os.getpid()}", **part.parameters}
+
+
+def calibrate(mount: Mount, variables: dict[str, str]) -> None:
+    subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-c",
+                "import ioshape, sys; ioshape.probe(sys.argv[1], calibrate=True)",
+            ),
+            str(mount.path),
+        ],
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+
+
+def run(part: Part, picture: str = "") -> Found:
     """What the process finds, and what it was found on."""
     with (
-        striped(part.profile, **part.parameters) as mount,
+        striped(**mounted(part)) as mount,
         own_environment(part) as variables,
     ):
-        # As the first large save of a job would: files of these sizes are too small for a trial.
-        subprocess.run(
-            [sys.executable, "-m", "ioshape", "probe", "--calibrate", str(mount.path)],
-            env=variables,
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
-        plan = {
+        if not part.blind:
+            # As the first large save of a job does; files of these sizes are too small for it.
+            calibrate(mount, variables)
+        found = run_on(mount, variables, part, picture)
+        found["model"] = part.parameters
+        found["counted"] = counted(mount)
+    return found
+
+
+def run_on(mount: Mount, variables: dict[str, str], part: Part, picture: str = "") -> Found:
+    """What the process finds on what is mounted."""
+    given = {
+        "mounts": [str(path) for path in mount.paths],
+        "backing": str(mount.backing),
+        "picture": picture,
+        "plan": {
             "ranks": part.ranks,
             "n_bytes": part.n_bytes,
             "ways": part.ways,
-            "rounds": part.rounds or rounds,
+            "rounds": part.rounds,
             "nodes": part.nodes,
-        }
-        program = [sys.executable, "-m", f"{__package__}.storm_process"]
-        done = subprocess.run(
-            [*program, str(mount.path), str(mount.backing), json.dumps(plan), picture],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        if done.returncode:
-            raise StormError(f"the storm on {part.profile} ended with exit code {done.returncode}")
-        found: Found = json.loads(done.stdout)
-        found["model"] = {"profile": part.profile, **part.parameters}
-        found["counted"] = counted(mount)
+            "slow": part.parameters["slow"],
+        },
+    }
+    done = subprocess.run(
+        [
+            *([] if part.blind else client_of(mount.backing)),
+            *(sys.executable, "-m", f"{__package__}.storm_process", json.dumps(given)),
+        ],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise StormError(f"the storm ended with exit code {done.returncode}")
+    found: Found = json.loads(done.stdout)
     return found
 
 
@@ -135,140 +276,77 @@ def counted(mount: Mount) -> Found:
     }
 
 
-# ---- Figures -----------------------------------------------------------------------------------
+# ---- Everything --------------------------------------------------------------------------------
 
 
-def seconds(found: Found, way: str, name: str) -> float:
-    return float(found["ways"][way][name])
-
-
-def reads_p99_ms(found: Found, way: str) -> float:
-    return float(found["ways"][way]["neighbours"]["reads"]["p99_ms"])
-
-
-def makespan(found: Found, name: str, relation: Literal[">=", "<="], target: float) -> Figure:
-    """ ">=": theirs to ours; "<=": ours to theirs."""
-    ours, theirs = (seconds(found, way, "makespan_s") for way in (OURS, THEIRS))
-    ratio = theirs / ours if relation == ">=" else ours / theirs
-    return Figure(name, ratio, relation, target, f"torch.save {theirs:.2f} s, ours {ours:.2f} s")
-
-
-def neighbour(found: Found, name: str, target: float) -> Figure:
-    ours, theirs = (reads_p99_ms(found, way) for way in (OURS, THEIRS))
-    counts = [found["ways"][way]["neighbours"]["reads"]["count"] for way in (OURS, THEIRS)]
-    alone = found["alone"]["reads"]["p99_ms"]
-    return Figure(
-        name,
-        theirs / ours,
-        ">=",
-        target,
-        f"p99 of small reads beside torch.save {theirs:.0f} ms ({counts[1]} reads), beside ours "
-        f"{ours:.1f} ms ({counts[0]}), alone {alone:.1f} ms",
+def sentence(name: str, part: Part) -> str:
+    """The model, for those who read the table."""
+    text = ", ".join(f"{key} {value}" for key, value in part.parameters.items())
+    return (
+        f"{name}: {part.ranks} ranks on {part.nodes} nodes x {part.n_bytes // MIB} MiB on "
+        f"stripefs: {text}"
     )
 
 
-def hdd_figures(found: Found) -> list[Figure]:
-    ours, theirs = (seconds(found, way, "mean_completion_s") for way in (OURS, THEIRS))
-    mine, other = (seconds(found, way, "stall_s") for way in (OURS, THEIRS))
-    most = seconds(found, OURS, "most_stall_s")
-    return [
-        makespan(found, "hdd_makespan", ">=", 1.3),
-        Figure(
-            "hdd_mean_completion",
-            theirs / ours,
-            ">=",
-            2.2,
-            f"torch.save {theirs:.2f} s, ours {ours:.2f} s",
-        ),
-        neighbour(found, "hdd_neighbour_p99", 8),
-        Figure(
-            "hdd_stall",
-            mine / other,
-            "<=",
-            0.05,
-            f"mean of the ranks, save_async {mine * 1e3:.0f} ms, torch.save {other * 1e3:.0f} ms; "
-            f"the rank that is held longest {most * 1e3:.0f} ms",
-        ),
-    ]
-
-
-def hdd1_figures(found: Found) -> list[Figure]:
-    return [
-        makespan(found, "hdd1_makespan", ">=", 0.95),
-        neighbour(found, "hdd1_neighbour_p99", 8),
-    ]
-
-
-def ssd_figures(found: Found) -> list[Figure]:
-    return [
-        makespan(found, "ssd_makespan", "<=", 1.0),
-        neighbour(found, "ssd_neighbour_p99", 10),
-    ]
-
-
-def metadata_figures(found: Found) -> list[Figure]:
-    ours, theirs = (found["ways"][way]["metadata"] for way in ("node", THEIRS))
-    text = ", ".join(f"{name} {count}" for name, count in ours.items())
-    return [
-        Figure(
-            "metadata_ratio",
-            sum(theirs.values()) / sum(ours.values()),
-            ">=",
-            5,
-            f"torch.save {sum(theirs.values())}, save_group {sum(ours.values())}: {text}",
-        )
-    ]
-
-
-FIGURES = {
-    "hdd": hdd_figures,
-    "hdd1": hdd1_figures,
-    "ssd": ssd_figures,
-    "metadata": metadata_figures,
-}
-
-
-def sentence(name: str, found: Found) -> str:
-    """The model, for those who read the table."""
-    text = ", ".join(f"{key} {value}" for key, value in found["model"].items())
-    return f"{name}: {found['ranks']} ranks x {found['bytes'] // MIB} MiB on stripefs: {text}"
-
-
-def add(outcome: Outcome, name: str, found: Found) -> None:
-    outcome.figures += FIGURES[name](found)
-    outcome.facts[name] = found
-    outcome.ceilings.append(sentence(name, found))
-    total = float(found["ranks"] * found["bytes"])
-    outcome.samples[name] = {
-        way: [Sample(one["makespan_s"], total) for one in told["rounds"]]
-        for way, told in found["ways"].items()
-    }
+def model_error(say: Callable[[str], None]) -> Figure:
+    """The worst of what is measured of the model: all else stands on it."""
+    worst = None
+    for slow, scale in ((4, 2), (16, 1)):
+        for check in validate(slow, scale):
+            say(
+                f"time factor {slow}: {check.name}: {check.expected_s:.3f} s by its parameters, "
+                f"{check.measured_s:.3f} s measured"
+            )
+            worst = check if worst is None or check.error > worst.error else worst
+    assert worst is not None
+    remark = f"{worst.name}: {worst.expected_s:.3f} s expected, {worst.measured_s:.3f} s measured"
+    return Figure("model_error", worst.error, "<=", TOLERANCE, remark)
 
 
 def measure(setting: Setting) -> Outcome:
     outcome = Outcome()
     outcome.facts["method"] = (
         "the engine of ioshape bench on stripefs, a filesystem in user space that answers "
-        "requests when its model says; ways in turns, medians of rounds, latencies of all rounds "
-        "together"
+        "requests when its model says, several times slower than the clock; ways in turns, after "
+        "a storm that does not count; medians of rounds, latencies of all rounds together"
     )
+    setting.say("the model")
+    outcome.figures.append(model_error(lambda text: setting.say(f"  {text}")))
     for name, part in PARTS.items():
-        setting.say(f"{name}: {part.ranks} ranks, {setting.rounds} rounds")
-        add(outcome, name, run(part, setting.rounds))
+        setting.say(name)
+        found = run(replace(part, rounds=min(part.rounds, setting.rounds)))
+        outcome.figures += [figure(name, found) for figure in part.figures]
+        outcome.facts[name] = found
+        outcome.ceilings.append(sentence(name, part))
+        outcome.samples[name] = {
+            way: [Sample(one["makespan_s"], part.ranks * part.n_bytes) for one in told["rounds"]]
+            for way, told in found["ways"].items()
+            if part.rounds
+        }
     return outcome
 
 
-def main() -> None:
-    """Parts alone, with pictures."""
+def main() -> int:
+    """Parts alone, with pictures; or the model."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.storm")
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--plot", type=Path, default=Path(), metavar="FOLDER")
+    parser.add_argument("--plot", type=Path, default=None, metavar="FOLDER")
     given = parser.parse_args()
+    if given.parts == ["validate"]:
+        found = model_error(print)
+        print(f"{found.name} {found.value:.3f}, {found.remark}")
+        return 0 if found.met else 1
     for name in given.parts:
-        found = run(PARTS[name], given.rounds, str(given.plot / f"{name}.svg"))
-        print(json.dumps(found, indent=1), flush=True)
+        part = PARTS[name]
+        part = replace(part, rounds=min(part.rounds, given.rounds))
+        told = run(part, str(given.plot / f"{name}.svg") if given.plot else "")
+        print(json.dumps(told, indent=1), flush=True)
+        for figure in part.figures:
+            one = figure(name, told)
+            print(f"{one.name} {one.value:.2f} ({one.relation} {one.target}): {one.remark}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

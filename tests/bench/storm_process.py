@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One part of the storm: the engine of "ioshape bench", on nodes that it plays, and counted.
 
-    python -m tests.bench.storm_process MOUNT BACKING PLAN [PICTURE]
+    python -m tests.bench.storm_process '{"mounts": […], "backing": …, "picture": …, "plan": {…}}'
 
-The plan is that of the engine, as JSON. Prints what was found, as JSON. It is a process of its own
-because ranks are forked from it: it must not have started a thread.
+There is a mount for each node and, last, one for the neighbours. Each has it in the same place, as
+nodes of a cluster do. The plan is the engine's. Prints what was found, as JSON. It is a process of
+its own because ranks are forked from it: it must not have started a thread.
 """
 
+import ctypes
 import json
+import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +28,68 @@ def counts(backing: Path) -> dict[str, int]:
     return {name: count for name, count in counted.items() if name != "total"}
 
 
-def count_metadata(storm: Storm, backing: Path) -> dict[str, dict[str, int]]:
-    """Of one save of all ranks in each way. Neighbours rest."""
+def count_metadata(storm: Storm, backing: Path) -> dict[str, Any]:
+    """Of the second save of all ranks in each way. Neighbours rest."""
     found = {}
     for way in storm.plan.ways:
+        storm.save_once(way)
+        storm.remove(way)
         before = counts(backing)
         storm.save_once(way)
         after = counts(backing)
         storm.remove(way)
         found[way] = {
-            name: count - before.get(name, 0)
-            for name, count in after.items()
-            if count > before.get(name, 0)
+            "metadata": {
+                name: count - before.get(name, 0)
+                for name, count in after.items()
+                if count > before.get(name, 0)
+            }
         }
-    return found
+    return {"ways": found}
 
 
-def main(mount: str, backing: str, plan: str, picture: str = "") -> None:
-    parameters: dict[str, Any] = json.loads(plan)
-    parameters["ways"] = tuple(parameters["ways"])
+def call(result: int) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def see_instead(path: Path, other: Path) -> None:
+    """This process sees at a path what others see at another one. Takes root."""
+    unshare_mounts, private, bind = 0x20000, 1 << 18 | 1 << 14, 1 << 12
+    libc = ctypes.CDLL(None, use_errno=True)
+    call(libc.unshare(unshare_mounts))
+    call(libc.mount(None, b"/", None, ctypes.c_ulong(private), None))
+    call(libc.mount(os.fsencode(other), os.fsencode(path), None, ctypes.c_ulong(bind), None))
+
+
+def main(text: str) -> None:
+    given: dict[str, Any] = json.loads(text)
+    plan = Plan(**{**given["plan"], "ways": tuple(given["plan"]["ways"])})
+    mounts = [Path(path) for path in given["mounts"]]
+    began = time.monotonic()
+
+    def go_to(node: int) -> None:
+        if len(mounts) > 1:  # with one client nobody has to move, and nobody has to be root
+            see_instead(mounts[0], mounts[node])
+
+    def tell(progress: str) -> None:
+        print(f"    {time.monotonic() - began:5.0f} s: {progress}", file=sys.stderr, flush=True)
+
     with (
-        tempfile.TemporaryDirectory(prefix="storm-", dir=mount) as folder,
-        Storm(Plan(**parameters), Path(folder)) as storm,
+        tempfile.TemporaryDirectory(prefix="storm-", dir=mounts[0]) as folder,
+        Storm(plan, Path(folder), tell, go_to) as storm,
     ):
-        storm.measure()
-        metadata = count_metadata(storm, Path(backing))
-    found = figures(storm, Path(mount))
-    for way, counted in metadata.items():
-        found["ways"][way]["metadata"] = counted
+        if plan.rounds:
+            storm.measure()
+            found = figures(storm, mounts[0])
+        else:
+            found = count_metadata(storm, Path(given["backing"]))
     print(json.dumps(found))
-    if picture:
+    if given["picture"] and plan.rounds:
         from ioshape.cli.bench.picture import timeline_of  # noqa: PLC0415
         from ioshape.cli.trace import plot  # noqa: PLC0415
 
-        plot.draw(timeline_of(storm), picture)
+        plot.draw(timeline_of(storm), given["picture"])
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from .torch_worker import (
 )
 from .worker import Worker
 
+LAZY = "ioshape lazy"
 MEMCPY = "memcpy"
 NOBODY = "nobody"
 
@@ -93,7 +94,10 @@ def measure_loop(setting: Setting, outcome: Outcome) -> None:
     size = setting.size // LOOP_SHARE
     setting.say(f"a training loop that saves {size / GB:.2f} GB: {setting.rounds} rounds")
     settle(setting)
-    with workers([OURS, TORCH], lambda worker: worker.ask("state", size=size)) as (crew, answer):
+    with workers([OURS, LAZY, TORCH], lambda worker: worker.ask("state", size=size)) as (
+        crew,
+        answer,
+    ):
         n_bytes = float(answer["bytes"])
         loops = {}
         for how, worker in crew.items():
@@ -105,11 +109,32 @@ def measure_loop(setting: Setting, outcome: Outcome) -> None:
         saves, steps = int(details["saves"]), int(details["steps"])
         room = int(n_bytes * saves * ROOM_FOR_ONE)
         samples = setting.compare(loops, setting.rounds, partial(settle, setting, room))
-    ours, theirs = stalls(samples, OURS), stalls(samples, TORCH)
-    outcome.samples["loop"] = {**samples, f"{OURS}, added": ours, f"{TORCH}, added": theirs}
+    ours, lazy, theirs = (stalls(samples, how) for how in (OURS, LAZY, TORCH))
+    outcome.samples["loop"] = {
+        **samples,
+        f"{OURS}, added": ours,
+        f"{LAZY}, added": lazy,
+        f"{TORCH}, added": theirs,
+    }
     outcome.facts["loop"] = {**answer, "saves": saves, "steps": steps}
     bare = median_seconds(samples[f"{OURS}, no saves"])
-    outcome.figures.append(
+    outcome.figures += [
+        Figure(
+            "loop_stall_lazy_vs_torch",
+            time_ratio(lazy, theirs),
+            "<=",
+            0.05,
+            f"{median_seconds(lazy) / saves * 1e3:.0f} ms for each save; in the calls "
+            f"{median_part(samples[LAZY], 'in_calls_s') / saves * 1e3:.0f} ms",
+        ),
+        Figure(
+            "step_slowdown_lazy",
+            median_part(samples[LAZY], "step_p99_s")
+            / median_part(samples[f"{LAZY}, no saves"], "step_p99_s"),
+            "<=",
+            1.1,
+            "99th percentile of a step while a save is under way to that without saves",
+        ),
         Figure(
             "loop_stall_vs_torch",
             time_ratio(ours, theirs),
@@ -120,5 +145,5 @@ def measure_loop(setting: Setting, outcome: Outcome) -> None:
             f"calls {median_part(samples[OURS], 'in_calls_s') / saves * 1e3:.0f} and "
             f"{median_part(samples[TORCH], 'in_calls_s') / saves * 1e3:.0f} ms; a step takes "
             f"{bare / steps * 1e3:.1f} ms",
-        )
-    )
+        ),
+    ]

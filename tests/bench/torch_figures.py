@@ -9,7 +9,7 @@ from functools import partial
 from importlib import metadata
 from statistics import median
 
-from . import torch_background, torch_load, torch_save
+from . import load_slice, torch_background, torch_load, torch_save
 from .rounds import Sample, median_seconds
 from .setting import Figure, Outcome, Setting
 
@@ -57,6 +57,7 @@ def measure(setting: Setting) -> Outcome:
     torch_save.measure_large(setting, outcome)
     torch_background.measure_stall(setting, outcome)
     torch_background.measure_loop(setting, outcome)
+    load_slice.measure(setting, outcome)
     torch_load.measure(setting, outcome)
     torch_save.measure_tiny(setting, outcome)
     measure_import(setting, outcome)

@@ -120,6 +120,11 @@ class Process:
         self.state = {"weights": torch.ones(TINY_BYTES // 4)}
         return {"bytes": float(TINY_BYTES)}
 
+    def many_state(self, tensors: str) -> Answer:
+        """Tiny tensors."""
+        self.state = {f"layer.{i}.weight": torch.full((16,), float(i)) for i in range(int(tensors))}
+        return {"bytes": 64.0 * int(tensors)}
+
     def forget(self) -> Answer:
         self.state, self.flat = None, {}
         return {}
@@ -255,14 +260,22 @@ class Process:
         )
         optimizer = torch.optim.AdamW(model.parameters())
         batch = torch.randn(BATCH, WIDTH)
-        save = SAVES_IN_LOOP[how]
+        save, before_step = SAVES_IN_LOOP[how], BEFORE_STEP.get(how)
         in_calls = 0.0
+        handle: Any = None
+        steps: list[float] = []  # while a save is under way; without saves all
         with Cost() as cost:
             for step in range(1, STEPS_PER_SAVE * (SAVES_PER_LOOP + 1)):
+                began = time.perf_counter()
+                is_told = save is None or (handle is not None and not handle.done())
                 loss = (model(batch) - batch).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
+                if before_step is not None:
+                    before_step()
                 optimizer.step()
+                if is_told:
+                    steps.append(time.perf_counter() - began)
                 if step % STEPS_PER_SAVE == 0 and save:
                     called = time.perf_counter()
                     state = {
@@ -270,15 +283,16 @@ class Process:
                         "net": model.state_dict(),
                         "adam": optimizer.state_dict(),
                     }
-                    save(state, f"{path}-{step}.pt")
+                    handle = save(state, f"{path}-{step}.pt")
                     in_calls += time.perf_counter() - called
-        if how == "ioshape":
+        if handle is not None:
             import ioshape  # noqa: PLC0415
 
             ioshape.wait_all()
         return {
             **cost.answer,
             "in_calls_s": in_calls,
+            "step_p99_s": sorted(steps)[int(0.99 * (len(steps) - 1))] if steps else 0.0,
             "steps": float(step),
             "saves": float(SAVES_PER_LOOP),
         }
@@ -304,10 +318,17 @@ class Process:
 
             with Cost() as cost:
                 self.loaded = ioshape.load(path)
+        elif how == "safetensors":
+            from safetensors.torch import load_file  # noqa: PLC0415
+
+            with Cost() as cost:
+                self.loaded = load_file(path)
         else:
             with Cost() as cost:
                 self.loaded = torch.load(path)
-        if check == "1":
+        if check == "1" and how == "safetensors":
+            torch_state.require_equal(self.loaded, self.size)
+        elif check == "1":
             torch_state.require_plain_equal(self.loaded)
             torch_state.require_equal(torch_state.flatten(self.loaded, self.size), self.size)
         self.loaded = None
@@ -332,14 +353,29 @@ SAVES: dict[str, Callable[[Process, Path], Answer]] = {
 }
 
 
-def begin_ioshape(state: Any, path: str) -> None:
+def begin_ioshape(state: Any, path: str) -> Any:
     import ioshape  # noqa: PLC0415
 
-    ioshape.save_async(state, path)
+    return ioshape.save_async(state, path)
 
 
-SAVES_IN_LOOP: dict[str, Callable[[Any, str], None] | None] = {
+def begin_lazy(state: Any, path: str) -> Any:
+    import ioshape  # noqa: PLC0415
+
+    return ioshape.save_async(state, path, lazy=True)
+
+
+def before_step() -> None:
+    import ioshape  # noqa: PLC0415
+
+    ioshape.before_step()
+
+
+BEFORE_STEP = {"ioshape lazy": before_step}
+
+SAVES_IN_LOOP: dict[str, Callable[[Any, str], Any] | None] = {
     "ioshape": begin_ioshape,
+    "ioshape lazy": begin_lazy,
     "torch": torch.save,
     "nobody": None,
 }
@@ -347,6 +383,7 @@ SAVES_IN_LOOP: dict[str, Callable[[Any, str], None] | None] = {
 VERBS: dict[str, Callable[..., Answer]] = {
     "state": Process.state_of_size,
     "tiny": Process.tiny_state,
+    "many": Process.many_state,
     "forget": Process.forget,
     "save": Process.save,
     "check": Process.check,

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import crowd, faults, files, fuzz, kills, ledger, page, power
+from . import crowd, faults, files, frameworks, fuzz, kills, ledger, page, power
 from .ledger import Slice
 from .trial import CannotTry, Trial
 
@@ -33,13 +33,16 @@ class Kind:
     #: In its place for the short form, of trials whose seed does not say all that they do.
     short: MakeReady | None = None
     n_short: int = 1
+    #: What else is kept where the ledger is, from the folder.
+    keep: Callable[[Path], None] | None = None
 
 
 # A new kind is a module and a line here.
 KINDS = {
     "crowd": Kind(crowd.trials),
-    "faults": Kind(faults.trials),
+    "faults": Kind(faults.trials, faults.short, keep=faults.keep),
     "files": Kind(files.trials),
+    "frameworks": Kind(frameworks.trials, frameworks.short, len(frameworks.SCENES)),
     "fuzz": Kind(fuzz.trials, fuzz.short, len(fuzz.names())),
     "kills": Kind(kills.trials),
     "power": Kind(power.trials),
@@ -52,7 +55,9 @@ SKIPPED_STATUS = 77
 
 def commit() -> str:
     """With "-dirty" if something else than the proofs has changed since."""
-    proofs = [f":!{path.relative_to(Path.cwd())}" for path in (ledger.LEDGER, page.PAGE)]
+    proofs = [
+        f":!{path.relative_to(Path.cwd())}" for path in (ledger.LEDGER, faults.REACHED, page.PAGE)
+    ]
     head = ["git", "rev-parse", "--short", "HEAD"]
     changed = ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", *proofs]
     try:
@@ -100,6 +105,8 @@ def campaign(kinds: list[str], seconds: float, first: int | None) -> int:
                 found += len(done.findings)
                 if first is None and done.last >= done.first:
                     ledger.append(done)
+                    if keep := KINDS[kind].keep:
+                        keep(WORK / kind)
     return found
 
 

@@ -2,14 +2,15 @@
 /* Files appear together, in a directory. */
 #define _GNU_SOURCE
 #include "harm.h"
-#include "support/lock_domain.h"
 #include "support/sample.h"
 #include "support/scratch.h"
 
-#include <glob.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static struct sample sample;
@@ -56,10 +57,28 @@ static int run(const struct act *act, unsigned rank)
 	return make(act);
 }
 
+/* As another machine makes them. */
+#define RELIC ".made.ioshape-tmp-01234567-0123456789abcdef"
+
+/* Of one that died long ago. */
+static void leave_relic(void)
+{
+	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
+
+	scratch_remove(RELIC);
+	if (mkdir(RELIC, 0700))
+		harm_must(-errno, "leave a folder");
+	scratch_write(RELIC "/file", "x", 1);
+	if (utimensat(AT_FDCWD, RELIC "/file", long_ago, 0) ||
+	    utimensat(AT_FDCWD, RELIC, long_ago, 0))
+		harm_must(-errno, "leave a folder");
+}
+
 static void begin(const struct act *act)
 {
-	(void)act;
 	scratch_remove("made");
+	if (act->variant)
+		leave_relic();
 }
 
 static enum state look(const struct act *act)
@@ -74,25 +93,11 @@ static enum state look(const struct act *act)
 		       STATE_TORN;
 }
 
-/* What was left by a process that could not tell where it is has to wait for its age. */
-static unsigned count_ours(void)
-{
-	char domain[RING_DOMAIN_BYTES], pattern[64];
-	glob_t found = { 0 };
-	unsigned count;
-
-	domain_of(".", domain);
-	snprintf(pattern, sizeof(pattern), ".*.ioshape-tmp-%s-*", domain);
-	count = glob(pattern, 0, NULL, &found) ? 0 : (unsigned)found.gl_pathc;
-	globfree(&found);
-	return count;
-}
-
 static unsigned again(const struct act *act)
 {
-	begin(act);
+	scratch_remove("made");
 	harm_alone(make, act, "make a directory");
-	return scratch_entries(".") - 1 - scratch_temporaries(".") + count_ours();
+	return scratch_entries(".") - 1 - harm_homeless(".");
 }
 
 static void open_act(const struct act *act)
@@ -109,6 +114,8 @@ static void close_act(const struct act *act)
 	sample_free(&sample);
 }
 
+static const bool relic = true;
+
 static const struct act acts[] = {
 	{ .name = "directory",
 	  .open = open_act,
@@ -118,6 +125,15 @@ static const struct act acts[] = {
 	  .look = look,
 	  .again = again,
 	  .durable = true,
+	  .leaves = true },
+	{ .name = "directory where another machine died",
+	  .variant = &relic,
+	  .open = open_act,
+	  .close = close_act,
+	  .begin = begin,
+	  .run = run,
+	  .look = look,
+	  .again = again,
 	  .leaves = true },
 	{ .name = NULL },
 };

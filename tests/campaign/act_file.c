@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define NOBODY 65534
+#define ASIDE 500 /* where no file of a save is */
 
 enum way {
 	TENSORS,
@@ -45,6 +46,8 @@ struct variant {
 	bool forks;    /* while it is written */
 	bool nobody;   /* saved by a user without rights */
 	bool no_flag;  /* renameat2() has it not */
+	bool later;    /* it may be copied when the call has returned */
+	bool closed;   /* the standard streams are, as a daemon's */
 };
 
 static struct sample sample;
@@ -91,6 +94,7 @@ static int begin_save(struct ioshape_context *context, const struct variant *var
 		snprintf(names[i], sizeof(names[i]), "data/%zu", i);
 		records[i].name = names[i];
 		records[i].bytes = sample.bytes[i];
+		records[i].later = variant->later;
 		if (variant->way == FETCHED && i % 2) {
 			records[i].fetch = fetch;
 			records[i].fetch_user = sample.expected[i];
@@ -164,6 +168,16 @@ static int save(struct ioshape_context *context, const struct variant *variant)
 	return forked ? forked : ret;
 }
 
+/* Out of the way, or back, by calls that never fail here: whatever is opened meanwhile meets
+ * numbers that are free. */
+static void move_streams(int from, int to)
+{
+	for (int i = 0; i <= STDERR_FILENO; i++)
+		if (dup2(from + i, to + i) < 0)
+			abort();
+	close_range((unsigned)from, (unsigned)(from + STDERR_FILENO), 0);
+}
+
 static int run(const struct act *act, unsigned rank)
 {
 	const struct variant *variant = act->variant;
@@ -175,11 +189,15 @@ static int run(const struct act *act, unsigned rank)
 		harm_deny("renameat2", EINVAL);
 	if (variant->nobody && !getuid() && seteuid(NOBODY))
 		return harm_wrong("it cannot be another user");
+	if (variant->closed)
+		move_streams(STDIN_FILENO, ASIDE);
 	ret = harm_heed(open_context(variant, &context));
 	if (!ret) {
 		ret = save(context, variant);
 		ioshape_context_free(context);
 	}
+	if (variant->closed)
+		move_streams(ASIDE, STDIN_FILENO);
 	/* Who looks for leaks has to look into the process. */
 	if (variant->nobody && !getuid() && (seteuid(0) || prctl(PR_SET_DUMPABLE, 1)))
 		return harm_wrong("it cannot be root again");
@@ -310,6 +328,8 @@ static const struct act acts[] = {
 	DURABLE("writer", .way = WRITER),
 	DURABLE("lent records in the background", .way = RECORDS, .background = true,
 		.borrow = true),
+	DURABLE("records that are copied later", .way = RECORDS, .background = true, .later = true),
+	DURABLE("with closed streams", .engine = IOSHAPE_ENGINE_URING, .closed = true),
 	DURABLE("fetched in the background", .way = FETCHED, .background = true),
 	DURABLE("raw", .way = RAW),
 	DURABLE("safetensors", .way = SAFETENSORS),

@@ -344,7 +344,7 @@ static unsigned again(const struct act *act)
 	} else {
 		harm_must(save_alone("after", NEXT, NEXT_PARTS), "save");
 	}
-	return scratch_entries("runs") - 1 - !variant->first - there -
+	return scratch_entries("runs") - harm_homeless("runs") - 1 - !variant->first - there -
 	       !access("runs/step-0000000005", F_OK);
 }
 

@@ -24,6 +24,7 @@ struct variant {
 	bool cached;      /* the file is in memory */
 	bool in_a_row;    /* it is read front to back, as it lies */
 	bool other;       /* it is in another format, with checksums beside it */
+	bool turned;      /* its directory lists two records the other way round */
 	bool fresh;       /* what it is read into has never been written to */
 	const char *path; /* what is probed */
 };
@@ -73,7 +74,11 @@ static int load_in(struct ioshape_context *context, const struct variant *varian
 	ret = harm_heed(ioshape_reader_open(context, "file", &options, &reader));
 	if (ret)
 		return ret;
-	ret = variant->in_a_row ? read_in_a_row(reader) : load_all(reader, into);
+	/* Its table of tensors no longer fits. */
+	if (variant->turned)
+		ret = 0;
+	else
+		ret = variant->in_a_row ? read_in_a_row(reader) : load_all(reader, into);
 	if (!ret)
 		ret = harm_heed(ioshape_reader_verify(reader, 1));
 	ioshape_reader_free(reader);
@@ -130,6 +135,34 @@ static int save_raw(struct ioshape_context *context)
 	return ret;
 }
 
+/* Of the central directory: so much has the record there. */
+static size_t record_bytes(const uint8_t *at)
+{
+	return 46 + (size_t)at[28] + 256 * (size_t)at[29] + at[30] + 256 * (size_t)at[31] + at[32] +
+	       256 * (size_t)at[33];
+}
+
+/* The first two records change places, as other tools may have them. */
+static void turn_directory(void)
+{
+	static const uint8_t mark[] = { 'P', 'K', 1, 2 };
+	size_t bytes, first, second;
+	uint8_t *file = scratch_read("file", &bytes), *at, *before;
+
+	at = memmem(file, bytes, mark, sizeof(mark));
+	if (!at)
+		harm_must(-ENOENT, "find a directory");
+	first = record_bytes(at);
+	second = record_bytes(at + first);
+	before = malloc(first);
+	memcpy(before, at, first);
+	memmove(at, at + first, second);
+	memcpy(at + second, before, first);
+	scratch_write("file", file, bytes);
+	free(before);
+	free(file);
+}
+
 static void open_file(const struct act *act)
 {
 	const struct variant *variant = act->variant;
@@ -142,6 +175,8 @@ static void open_file(const struct act *act)
 	else
 		harm_must(sample_save(context, "file", &sample, NULL), "save");
 	ioshape_context_free(context);
+	if (variant->turned)
+		turn_directory();
 }
 
 static void close_file(const struct act *act)
@@ -348,6 +383,7 @@ static const struct act acts[] = {
 	LOAD("load into fresh memory", .fresh = true, .cached = true),
 	LOAD("load another format", .other = true, .in_a_row = true),
 	LOAD("load in a row", .in_a_row = true),
+	LOAD("load with a turned directory", .turned = true),
 	PROBE("probe", "."),
 	PROBE("probe what is not there", "not yet"),
 	PROBE("probe a pipe", "pipe"),

@@ -9,9 +9,13 @@
 #include <ioshape/operator.h>
 
 #include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PATIENCE_MS 20000
@@ -33,7 +37,13 @@ struct variant {
 	enum where where;
 	bool no_pool; /* that of the filesystem */
 	bool urgent;
+	bool no_wakes; /* the Redis lets nobody wait for them */
 };
+
+/* The file of the old pool, and what was in it. */
+static glob_t old_files;
+static uint8_t *old_file;
+static size_t old_bytes;
 
 static struct redis_server server;
 static char address[128];
@@ -79,6 +89,8 @@ static void open_where(const struct act *act)
 	snprintf(address, sizeof(address), "redis://localhost:%u", server.port);
 	if (variant->where == REDIS_SOCKET)
 		snprintf(address, sizeof(address), "unix://%s", server.socket);
+	if (variant->no_wakes)
+		freeReplyObject(redis_server_say(&server, "ACL SETUSER default -blpop"));
 }
 
 static void close_where(const struct act *act)
@@ -187,6 +199,96 @@ static int take(const struct act *act, unsigned rank)
 	return ret;
 }
 
+/* The last one of a pool removes its file, unless it dies. */
+static int take_and_die(const struct act *act)
+{
+	struct ioshape_context *context;
+	struct ioshape_slot *slot;
+	int ret = open_context(act->variant, &context);
+
+	if (!ret)
+		ret = ioshape_slot_acquire(context, NULL, &slot);
+	if (!ret)
+		_exit(0);
+	return ret;
+}
+
+static void open_old_pool(const struct act *act)
+{
+	harm_alone(take_and_die, act, "take a slot");
+	if (glob("../pools/*", 0, NULL, &old_files) || old_files.gl_pathc != 1)
+		harm_must(-ENOENT, "find the file of a pool");
+	old_file = scratch_read(old_files.gl_pathv[0], &old_bytes);
+}
+
+static void close_old_pool(const struct act *act)
+{
+	(void)act;
+	free(old_file);
+	globfree(&old_files);
+}
+
+static void leave_old_pool(const struct act *act)
+{
+	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
+	const char *path = old_files.gl_pathv[0];
+
+	(void)act;
+	scratch_write(path, old_file, old_bytes);
+	if (utimensat(AT_FDCWD, path, long_ago, 0))
+		harm_must(-errno, "leave a pool");
+}
+
+/* By this process, as long as it exists. */
+static void open_locked_pool(const struct act *act)
+{
+	int fd;
+
+	open_old_pool(act);
+	fd = open(old_files.gl_pathv[0], O_RDWR | O_CLOEXEC);
+	if (fd < 0 || flock(fd, LOCK_EX))
+		harm_must(-errno, "lock a pool");
+}
+
+/* Who cannot have it is told who has it. */
+static int find_it_locked(const struct act *act, unsigned rank)
+{
+	struct ioshape_context *context;
+	struct ioshape_slot *slot;
+	int ret = open_context(act->variant, &context);
+
+	(void)rank;
+	if (ret)
+		return ret;
+	ret = ioshape_slot_acquire(context, NULL, &slot);
+	if (!ret) {
+		ioshape_slot_free(slot);
+		ret = harm_wrong("a slot of a pool that somebody keeps locked");
+	} else if (strstr(ioshape_last_error()->sentence, "locked")) {
+		ret = 0;
+	} else {
+		harm_heed(ret);
+	}
+	ioshape_context_free(context);
+	return ret;
+}
+
+static int list_pools(const struct act *act, unsigned rank)
+{
+	struct ioshape_context *context;
+	int ret = open_context(act->variant, &context);
+	char *names;
+
+	(void)rank;
+	if (ret)
+		return ret;
+	ret = harm_heed(ioshape_pool_list(context, &names));
+	if (!ret)
+		ioshape_free(names);
+	ioshape_context_free(context);
+	return ret;
+}
+
 #define ACT(id, ...)                                                                               \
 	.name = id, .variant = &(const struct variant){ __VA_ARGS__ }, .open = open_where,         \
 	.close = close_where, .run = take
@@ -201,6 +303,20 @@ static const struct act acts[] = {
 	{ ACT("slots of a Redis with a password", .where = REDIS_PASSWORD_FILE) },
 	{ ACT("slots of a Redis with a password in a variable", .where = REDIS_PASSWORD_VARIABLE) },
 	{ ACT("slots of a Redis for two", .where = REDIS), .ranks = 2, .apart = true },
+	{ ACT("slots of a Redis without wakes", .where = REDIS, .no_wakes = true), .ranks = 2,
+	  .apart = true },
+	{ .name = "list of pools with an old one",
+	  .variant = &(const struct variant){ .where = THIS_HOST },
+	  .open = open_old_pool,
+	  .close = close_old_pool,
+	  .begin = leave_old_pool,
+	  .run = list_pools },
+	{ .name = "slots of the host that somebody has locked",
+	  .variant = &(const struct variant){ .where = THIS_HOST },
+	  .open = open_locked_pool,
+	  .close = close_old_pool,
+	  .run = find_it_locked,
+	  .slow = true },
 	{ ACT("slots of a Redis that is away", .where = REDIS_AWAY, .urgent = true), .slow = true },
 	{ .name = NULL },
 };

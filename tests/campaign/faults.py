@@ -3,16 +3,21 @@
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from striped import INSTANT, striped, unavailable
 
-from . import harm
+from . import harm, sites
 from .sites import Sites
 from .trial import Trial
+
+#: Beside the ledger, whose figure it proves.
+REACHED = Path(__file__).resolve().with_name("reached.txt")
 
 #: Of each act in one trial.
 COUNT = 32
@@ -47,15 +52,34 @@ def place(seed: int, work: Path) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def trials(work: Path) -> Iterator[Callable[[int], Trial]]:
+def _trials(work: Path, kept: Path | None) -> Iterator[Callable[[int], Trial]]:
     harm.check()
-    sites = Sites(work)
+    here = work / REACHED.name
+    earlier = sites.read(here) | (sites.read(kept) if kept else set())
+    known = Sites(work, earlier)
 
     def attempt(seed: int) -> Trial:
+        missing = known.write_missing() if known.reached else None
         with place(seed, work) as where:
-            done = harm.run("faults", seed, COUNT, where.path, where.lustre)
-        sites.add(done.sites)
-        return done.trial("faults", ("wrong",), faults_sites_percent=sites.percent)
+            done = harm.run("faults", seed, COUNT, where.path, lustre=where.lustre, missing=missing)
+        known.add(done.sites)
+        sites.write(here, known.places)
+        return done.trial("faults", ("wrong",), faults_sites_percent=known.percent)
 
     yield attempt
-    (work / "not-reached.txt").write_text("\n".join([*sites.missing, ""]))
+    (work / "not-reached.txt").write_text("\n".join([*known.missing, ""]))
+
+
+def trials(work: Path) -> AbstractContextManager[Callable[[int], Trial]]:
+    """They go on where earlier ones ended, on this machine or another."""
+    return _trials(work, REACHED)
+
+
+def short(work: Path) -> AbstractContextManager[Callable[[int], Trial]]:
+    """Without what earlier ones reached."""
+    return _trials(work, None)
+
+
+def keep(work: Path) -> None:
+    """Notes what was reached, where the ledger is."""
+    shutil.copyfile(work / REACHED.name, REACHED)

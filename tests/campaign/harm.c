@@ -6,8 +6,9 @@
  *   harm once SEED COUNT ACT RANK CALL CODE [CALL CODE]    makes just these calls of it fail
  *
  * The seed chooses the calls and what becomes of them. Works in the working directory,
- * which is empty. What $HARM_LUSTRE names is this machine's /sys/fs/lustre. What it says, line by
- * line:
+ * which is empty. What $HARM_LUSTRE names is this machine's /sys/fs/lustre. The file that
+ * $HARM_MISSING names has places in the code: those that the act comes to fail, too. What it says,
+ * line by line:
  *
  *   harmed N        so often
  *   site ADDRESS    a call that goes on there, in this program, was made to fail
@@ -16,11 +17,13 @@
 #define _GNU_SOURCE
 #include "harm_run.h"
 
+#include "ring/ring.h"
 #include "support/fail_memory.h"
 #include "support/random.h"
 #include "support/scratch.h"
 
 #include <errno.h>
+#include <glob.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -108,6 +111,18 @@ void harm_deny(const char *name, int code)
 	calls_deny(name, code);
 }
 
+unsigned harm_homeless(const char *folder)
+{
+	char pattern[64];
+	glob_t found = { 0 };
+	unsigned count;
+
+	snprintf(pattern, sizeof(pattern), "%s/.*-" RING_NOWHERE "-*", folder);
+	count = glob(pattern, 0, NULL, &found) ? 0 : (unsigned)found.gl_pathc;
+	globfree(&found);
+	return count;
+}
+
 const char *harm_coordinator(void)
 {
 	return coordinator;
@@ -131,6 +146,10 @@ static void be(unsigned rank)
 	if (!unharmed && rank == harm.rank) {
 		calls_begin(harm.mode, harm.nth, harm.code);
 		calls_also(harm.also, harm.also_code);
+		if (harm.site)
+			calls_at(harm.site, harm.code);
+		if (harm.also_site)
+			calls_at(harm.also_site, harm.also_code);
 	}
 	mine->ret = act->run(act, rank);
 	calls_end();

@@ -56,6 +56,9 @@ extern const struct act *const directory_acts,
 /* In a child: returns `ret`, and takes note of what the library says about it. */
 int harm_heed(int ret);
 
+/* How much processes left there that could not tell where they were: it has to wait for its age. */
+unsigned harm_homeless(const char *folder);
+
 /* In a child: what must not be, whatever failed. Returns a code for run(). */
 int harm_wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -50,12 +50,12 @@ def check() -> None:
         raise CannotTry(f"kills or faults: there is no {PROGRAM}")
 
 
-def run(mode: str, seed: int, count: int, work: Path, lustre: Path | None = None) -> Harm:
-    """Each act `count` times; those of several ranks less often."""
+def run(mode: str, seed: int, count: int, work: Path, **told: Path | None) -> Harm:
+    """Each act `count` times; those of several ranks less often. What else the program is told."""
     harm = Harm()
     listed = subprocess.run([PROGRAM, "list", mode], capture_output=True, text=True, check=True)
     arguments = [mode, str(seed), str(count)]
-    environment = os.environ | ({"HARM_LUSTRE": str(lustre)} if lustre else {})
+    environment = os.environ | {f"HARM_{name.upper()}": str(it) for name, it in told.items() if it}
     # Most of them wait more than they compute.
     with ThreadPoolExecutor(1 + (os.cpu_count() or 1)) as threads:
         acts = listed.stdout.splitlines()

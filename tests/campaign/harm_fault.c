@@ -48,22 +48,34 @@ static int choose_code(const char *name)
 	return classes[i].codes[harm_random(most)];
 }
 
-/* Calls seen so far, and those that were made to fail: by where they go on. */
+/* Calls seen so far, those that were made to fail, and those that no trial has made fail yet: by
+ * where they go on. */
 #define MOST_SITES (1u << 24)
-static uint8_t seen[MOST_SITES / 8], reached[MOST_SITES / 8];
+static uint8_t seen[MOST_SITES / 8], reached[MOST_SITES / 8], missing[MOST_SITES / 8];
+
+static bool is_marked(const uint8_t *sites, uint32_t site)
+{
+	return sites[site % MOST_SITES / 8] & 1 << site % 8;
+}
 
 /* Returns whether it was there. */
 static bool mark(uint8_t *sites, uint32_t site)
 {
 	const uint8_t bit = (uint8_t)(1 << site % 8);
-	const bool there = sites[site % MOST_SITES / 8] & bit;
+	const bool there = is_marked(sites, site);
 
 	sites[site % MOST_SITES / 8] |= bit;
 	return there;
 }
 
+static bool is_missing(uint32_t site)
+{
+	return is_marked(missing, site) && !is_marked(reached, site);
+}
+
 /* The calls that came only because another one had failed: the latest found first. */
 static struct harm found[CALLS_MOST];
+static uint32_t found_sites[CALLS_MOST];
 static unsigned found_count;
 
 static void discover(void)
@@ -83,14 +95,33 @@ static void discover(void)
 			continue;
 		next.also = i + 1;
 		next.also_code = choose_code(name);
+		found_sites[found_count] = record->sites[i];
 		found[found_count++] = next;
 	}
+}
+
+/* Where the first call from there failed; 0: it did not come. */
+static unsigned long place_of(uint32_t site)
+{
+	const struct calls_record *record = calls_record();
+	const unsigned long count = MIN(atomic_load(&record->count), CALLS_MOST);
+
+	for (unsigned long i = 0; i < count; i++)
+		if (record->sites[i] == site && record->codes[i])
+			return i + 1;
+	return 0;
 }
 
 static void fail(struct harm one)
 {
 	harm = one;
 	harm_run();
+	if (one.site)
+		harm.nth = place_of(one.site);
+	if (one.also_site)
+		harm.also = place_of(one.also_site);
+	if ((one.site && !harm.nth) || (one.also_site && !harm.also))
+		return;
 	harmed++;
 	harm_judge();
 	discover();
@@ -123,6 +154,7 @@ static struct {
 	unsigned long calls;
 	unsigned places;
 	unsigned place[CALLS_MOST];
+	uint32_t sites[CALLS_MOST]; /* of places */
 	const char *names[CALLS_MOST];
 } plan;
 
@@ -136,7 +168,9 @@ static void make_plan(unsigned rank)
 
 		while (record->sites[first] != record->sites[i])
 			first++;
-		plan.place[i] = first < i ? plan.place[first] : plan.places++;
+		if (first == i)
+			plan.sites[plan.places++] = record->sites[i];
+		plan.place[i] = first < i ? plan.place[first] : plan.places - 1;
 		plan.names[i] = harm_name_of(i + 1);
 		mark(seen, record->sites[i]);
 	}
@@ -156,6 +190,43 @@ static struct harm harm_at(unsigned rank, unsigned place)
 	return one;
 }
 
+/* What earlier trials did not come to, as far as this act does; so that harm_once() can repeat it.
+ */
+static void fail_missing(unsigned rank)
+{
+	for (unsigned place = 0; place < plan.places; place++) {
+		struct harm one = harm_at(rank, place);
+
+		one.mode = CALLS_FAIL;
+		one.nth = 0;
+		one.site = plan.sites[place];
+		if (is_missing(one.site))
+			fail(one);
+	}
+	while (found_count) {
+		struct harm one = found[--found_count];
+
+		one.also = 0;
+		one.also_site = found_sites[found_count];
+		if (one.site)
+			one.nth = 0;
+		if (is_missing(one.also_site))
+			fail(one);
+	}
+}
+
+/* From a file: a number in each line. */
+static void read_missing(const char *path)
+{
+	FILE *file = path ? fopen(path, "re") : NULL;
+	uint32_t site;
+
+	while (file && fscanf(file, "%x", &site) == 1)
+		mark(missing, site);
+	if (file)
+		fclose(file);
+}
+
 void harm_faults(uint64_t seed, unsigned count)
 {
 	const unsigned rank = (unsigned)(seed % harm_ranks());
@@ -167,6 +238,8 @@ void harm_faults(uint64_t seed, unsigned count)
 	while (harmed < count)
 		fail(harmed % 2 && found_count ? found[--found_count] :
 						 harm_at(rank, (unsigned)(next++ % plan.places)));
+	read_missing(getenv("HARM_MISSING"));
+	fail_missing(rank);
 	for (uint32_t site = 0; site < MOST_SITES; site++)
 		if (reached[site / 8] & 1 << site % 8)
 			printf("site %x\n", site);

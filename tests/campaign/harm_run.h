@@ -34,6 +34,9 @@ struct harm {
 	int code;
 	unsigned long also; /* 0: none */
 	int also_code;
+	/* In place of their numbers: the first calls from there, whose numbers are known when they
+	 * have come. 0: none. */
+	uint32_t site, also_site;
 };
 
 /* The act; what is done to it; what came of that, by rank. */

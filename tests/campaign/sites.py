@@ -6,8 +6,8 @@ of it, or a jump, because nothing comes after it: then it goes on where its call
 caller may have called in several places counts as not reached.
 """
 
+import functools
 import hashlib
-import json
 import re
 import subprocess
 from collections.abc import Iterable
@@ -20,11 +20,12 @@ LABEL = re.compile(r"^([0-9a-f]+) <")
 LINE = re.compile(r"^ +([0-9a-f]+):\s+(\S+)(?:\s+([0-9a-f]+) <([^>+]+)>)?")
 WRAPPED = "__wrap_"
 LIBRARY = "/libioshape/"
+SIGNATURE = re.compile(r"\w[^=;]*?(\w+)\(")
 
 #: What else the library calls, and why it is not made to fail.
 CANNOT_FAIL = """
 __ctype_b_loc __errno_location __sched_cpucount __stack_chk_fail clock_gettime closedir
-crc32_gzip_refl dirfd dirname explicit_bzero free freeReplyObject freeaddrinfo gai_strerror
+crc32_gzip_refl dirfd dirname explicit_bzero frexp free freeReplyObject freeaddrinfo gai_strerror
 getegid geteuid getgid getpid getsid getuid io_uring_queue_exit memccpy memchr memcmp memcpy
 memmem memmove memrchr memset qsort qsort_r redisFree redisFreeCommand redisReaderFree
 secure_getenv snprintf strcasestr strchr strchrnul strcmp strcpy strcspn strerror strerror_l
@@ -37,11 +38,13 @@ pthread_cond_init pthread_cond_signal pthread_cond_timedwait pthread_cond_wait
 pthread_condattr_destroy pthread_condattr_init pthread_condattr_setclock pthread_detach
 pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock pthread_mutex_unlock
 pthread_once pthread_self pthread_sigmask setvbuf sigaddset sigemptyset sigfillset sigismember
-sigpending sigtimedwait
+sigpending sigtimedwait sysconf
 """
 #: Text from or into memory, or from files of which anything is expected.
 TEXT = "__isoc99_fscanf __isoc99_sscanf fprintf fputc fwrite"
-OTHERS = set(f"{CANNOT_FAIL} {FAILS_NOWHERE} {TEXT}".split())
+#: For speed alone: if one fails, things go on as they are, or another thread does it.
+HINTS = "pthread_mutex_trylock pthread_setschedparam readahead"
+OTHERS = set(f"{CANNOT_FAIL} {FAILS_NOWHERE} {TEXT} {HINTS}".split())
 
 
 def _output(*command: str, given: str = "") -> str:
@@ -110,15 +113,78 @@ def _through_jumps(jumps: dict[int, set[str]], calls: list[_Call]) -> None:
                 more = True
 
 
-class Sites:
-    """Kept in a file: what was reached by earlier trials with the same program counts."""
+@functools.cache
+def _lines(file: str) -> list[str]:
+    return Path("libioshape", file).read_text(encoding="utf-8").splitlines()
 
-    def __init__(self, work: Path) -> None:
-        program = hashlib.sha256(PROGRAM.read_bytes()).hexdigest()[:16]
-        self._file = work / f"reached-{program}.json"
-        self.reached: set[str] = set()
-        if self._file.exists():
-            self.reached.update(json.loads(self._file.read_text()))
+
+def _enclosing(lines: list[str], line: int) -> tuple[str, int, int]:
+    """The function that a line is in: its name, and its first line and its last, from 0.
+
+    As all of the library's are written: its braces stand alone, at the beginning of their lines.
+    """
+    first = line
+    while first and lines[first] != "{":
+        first -= 1
+    last = line
+    while last < len(lines) - 1 and lines[last] != "}":
+        last += 1
+    names = (SIGNATURE.match(above) for above in reversed(lines[:first]))
+    return next((name[1] for name in names if name), "-"), first, last
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A call, told by the function that it is in: so it stays the same while others change."""
+
+    file: str
+    function: str
+    #: of the function's text
+    digest: str
+    #: in lines, from where the function begins
+    offset: int
+    called: str
+
+
+def place_of(site: str) -> Place:
+    """Of one that is called as in `Sites.all`."""
+    where, called = site.split(" ")
+    file, line = where.split(":")
+    lines = _lines(file)
+    at = int(line) - 1
+    function, first, last = _enclosing(lines, at)
+    text = "\n".join(lines[first : last + 1])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return Place(file, function, digest, at - first, called)
+
+
+def read(path: Path) -> set[Place]:
+    """What `write` wrote; nothing if it is not there."""
+    found: set[Place] = set()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        file, function, digest, *calls = line.split(" ")
+        for call in calls:
+            offset, called = call.split(":")
+            found.add(Place(file, function, digest, int(offset), called))
+    return found
+
+
+def write(path: Path, places: Iterable[Place]) -> None:
+    """A line for each function: file, name, digest, and offset:called for each call."""
+    lines: dict[str, list[str]] = {}
+    for place in sorted(places):
+        head = f"{place.file} {place.function} {place.digest}"
+        lines.setdefault(head, []).append(f"{place.offset}:{place.called}")
+    text = "".join(f"{head} {' '.join(calls)}\n" for head, calls in lines.items())
+    path.write_text(text, encoding="utf-8")
+
+
+class Sites:
+    """What earlier trials reached counts until the function that it is in is changed."""
+
+    def __init__(self, work: Path, reached: Iterable[Place]) -> None:
+        """`reached`: of earlier trials."""
+        self._missing_file = work / "missing"
         calls = list(
             _calls(_output("objdump", "-d", "--no-show-raw-insn", str(PROGRAM)).splitlines())
         )
@@ -138,12 +204,25 @@ class Sites:
         for call in calls:
             if call.goes_on and len(sites := jumps.get(call.called, set())) == 1:
                 self._names.setdefault(call.goes_on, set()).update(sites)
+        self._places = {site: place_of(site) for site in self.all}
+        before = set(reached)
+        self.reached = {site for site in self.all if self._places[site] in before}
 
     def add(self, addresses: Iterable[int]) -> None:
         """Those that were made to fail."""
         for address in addresses:
             self.reached |= self._names.get(address, set())
-        self._file.write_text(json.dumps(sorted(self.reached)))
+
+    @property
+    def places(self) -> set[Place]:
+        """That were reached."""
+        return {self._places[site] for site in self.reached}
+
+    def write_missing(self) -> Path:
+        """A file of addresses where those go on that were never made to fail."""
+        addresses = (at for at, names in self._names.items() if not names <= self.reached)
+        self._missing_file.write_text("".join(f"{at:x}\n" for at in sorted(addresses)))
+        return self._missing_file
 
     @property
     def missing(self) -> list[str]:
@@ -151,4 +230,4 @@ class Sites:
 
     @property
     def percent(self) -> float:
-        return round(100 * len(self.reached & self.all) / len(self.all), 1)
+        return round(100 * len(self.reached) / len(self.all), 1)

@@ -4,11 +4,15 @@
  * and a collect, one after the other. The board is out of reach then, and the next call is served.
  */
 #define _GNU_SOURCE
+#include "ring/folder.h"
 #include "support/board_case.h"
 #include "support/calls.h"
 #include "support/check_main.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static struct board_case boards;
 static struct gather_board *zero, *one;
@@ -107,6 +111,125 @@ TEST(tests, test_what_does_not_pass_is_told)
 	ck_assert_int_eq(look(&error), -EACCES);
 	calls_end();
 	ck_assert_int_eq(error.code, -EACCES);
+}
+
+static int open_and_close(struct base_error *error)
+{
+	struct gather_board *board = NULL;
+	int ret = board_case_try(&boards, 0, BOARD_CASE_PATIENCE_MS, &board, error);
+
+	gather_board_close(board);
+	return ret;
+}
+
+static void leave_folder(const char *name)
+{
+	const struct timespec long_ago[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
+	char note[512];
+
+	ck_assert_int_eq(mkdir(scratch_path(name), 0700), 0);
+	snprintf(note, sizeof(note), "%s/note", scratch_path(name));
+	scratch_write(note, "x", 1);
+	ck_assert_int_eq(utimensat(AT_FDCWD, scratch_path(name), long_ago, 0), 0);
+}
+
+/* The folder of a job that was killed long ago. */
+TEST(tests, test_what_one_cannot_remove_the_next_one_does)
+{
+	for (unsigned long nth = 1;; nth++) {
+		leave_folder(".ioshape-board-0123456789abcdef");
+		calls_begin(CALLS_FAIL, nth, EIO);
+		open_and_close(NULL);
+		calls_end();
+		ck_assert_int_eq(open_and_close(NULL), 0);
+		ck_assert_uint_eq(scratch_entries(scratch_directory()), 0);
+		if (atomic_load(&calls_record()->count) < nth)
+			break;
+	}
+}
+
+/* ---- The board of a host --------------------------------------------------------------------- */
+
+/* Without memory that is of use the board is in files. */
+TEST(tests, test_each_call_for_a_board_of_a_host_may_fail)
+{
+	static const char *const names[] = { "mmap64", "write",  "openat64", "fstat64", "linkat",
+					     "mkdir",  "open64", "flock",    "fcntl64", "calloc" };
+	struct board_case host;
+	char memory[300];
+
+	snprintf(memory, sizeof(memory), "%s", scratch_path("memory"));
+	ck_assert(!mkdir(memory, 0755));
+	board_case_begin(&host, 0, 1);
+	host.memory = memory;
+	for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
+		struct gather_board *board = NULL;
+		struct base_error error = { 0 };
+		int ret;
+
+		calls_begin_named(names[i], EMFILE);
+		ret = board_case_try(&host, 0, BOARD_CASE_PATIENCE_MS, &board, &error);
+		calls_end();
+		ck_assert_int_eq(error.code, ret);
+		gather_board_close(board);
+		board = board_case_open(&host, 0);
+		board_case_post(board, "s1", "n", "x", 1);
+		board_case_expect(board, "s1", "n", "x", 1);
+		gather_board_close(board);
+	}
+}
+
+/* ---- New directories ------------------------------------------------------------------------- */
+
+static int make_directory(struct base_error *error)
+{
+	const char *path = scratch_path("made");
+	struct ring_new_folder made;
+	int ret = ring_new_folder_make(&made, path, true, NULL, error);
+
+	if (ret)
+		return ret;
+	ret = ring_new_folder_commit(&made, error);
+	ring_new_folder_close(&made, NULL);
+	return ret;
+}
+
+LOOP_TEST(tests, test_each_call_for_a_new_directory_may_fail, 0, (int)ARRAY_LENGTH(codes))
+{
+	unsigned long failed = 0;
+
+	for (unsigned long nth = 1;; nth++) {
+		struct base_error error = { 0 };
+		int ret;
+
+		calls_begin(CALLS_FAIL, nth, codes[_i]);
+		ret = make_directory(&error);
+		calls_end();
+		ck_assert_int_eq(error.code, ret);
+		ck_assert_int_eq(!ret, !access(scratch_path("made"), F_OK));
+		failed += ret != 0;
+		(void)!rmdir(scratch_path("made"));
+		if (atomic_load(&calls_record()->count) < nth)
+			break;
+	}
+	ck_assert_uint_ge(failed, 2);
+}
+
+/* In a child. */
+static int make_where_all_is_locked(void *unused)
+{
+	struct base_error error = { 0 };
+
+	(void)unused;
+	calls_begin(CALLS_COUNT, 0, 0);
+	calls_deny("flock", EWOULDBLOCK);
+	return make_directory(&error) != -EAGAIN || !*error.sentence;
+}
+
+TEST(tests, test_names_that_are_all_taken_end_in_words)
+{
+	ck_assert_int_eq(scratch_in_child(make_where_all_is_locked, NULL), 0);
+	ck_assert(access(scratch_path("made"), F_OK));
 }
 
 /* ---- The secret of a job's notes in a Redis -------------------------------------------------- */

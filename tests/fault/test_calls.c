@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 static const struct scenario {
@@ -64,6 +65,16 @@ static struct outcome *outcome;
 static uint8_t *new_file;
 static size_t new_bytes;
 static const char old_file[] = "what was there before";
+static mode_t old_mode = 0644;
+static bool old_names_a_user; /* in an ACL, where there are any */
+
+/* As setfacl makes them: USER_OBJ rw, USER 65534 none, GROUP_OBJ r, MASK r, OTHER r. */
+static const uint8_t acl[] = {
+	2,    0, 0, 0,                                                             /* version */
+	0x01, 0, 6, 0, 0xff, 0xff, 0xff, 0xff, 0x02, 0, 0, 0, 0xfe, 0xff, 0,    0, /* 65534 */
+	0x04, 0, 4, 0, 0xff, 0xff, 0xff, 0xff, 0x10, 0, 4, 0, 0xff, 0xff, 0xff, 0xff,
+	0x20, 0, 4, 0, 0xff, 0xff, 0xff, 0xff,
+};
 
 static struct ioshape_context *open_context(void)
 {
@@ -155,8 +166,13 @@ static int save_with_trouble(void *name)
 static void restore_old_file(void)
 {
 	unlink("file");
-	if (!scenario->no_replace)
-		scratch_write("file", old_file, sizeof(old_file));
+	if (scenario->no_replace)
+		return;
+	scratch_write("file", old_file, sizeof(old_file));
+	ck_assert_int_eq(chmod("file", old_mode), 0);
+	if (old_names_a_user)
+		old_names_a_user =
+			!setxattr("file", "system.posix_acl_access", acl, sizeof(acl), 0);
 }
 
 /* The first call of this name fails; NULL: none does. */
@@ -261,6 +277,67 @@ START_TEST(a_failure_that_matters_fails_the_save)
 }
 END_TEST
 
+/* In a child, which is not what it was any more. */
+static int save_with_denial(void *name)
+{
+	calls_deny(name, EINTR);
+	return save_with_trouble(NULL);
+}
+
+START_TEST(what_never_ceases_to_be_interrupted_fails)
+{
+	static char name[] = "pwrite64 temporary";
+
+	begin_scenario(3);
+	ck_assert_str_eq(scenario->name, "small");
+	restore_old_file();
+	ck_assert_int_eq(scratch_in_child(save_with_denial, name), 0);
+	ck_assert_int_eq(outcome->ret, -EINTR);
+	ck_assert(is_old());
+	ck_assert_uint_eq(scratch_temporaries("."), 0);
+}
+END_TEST
+
+/* In a child. */
+static int save_with_a_stale_handle(void *nth)
+{
+	struct ioshape_context *context = open_context();
+
+	calls_begin(CALLS_FAIL, *(unsigned long *)nth, ESTALE);
+	outcome->ret = save(context);
+	calls_end();
+	if (outcome->ret && outcome->ret != ioshape_last_error()->code)
+		outcome->ret = -EPROTO;
+	ioshape_context_free(context);
+	return 0;
+}
+
+/* Of another user's file more is looked at; as far as this process can make it one. */
+START_TEST(a_look_that_fails_fails_the_save_with_its_code)
+{
+	unsigned failed = 0;
+	long nth = -1;
+
+	begin_scenario(3);
+	for (unsigned long from = 0;; from = (unsigned long)nth + 1) {
+		restore_old_file();
+		(void)!chown("file", 1000, 1000);
+		ck_assert_int_eq(scratch_in_child(save_with_trouble, NULL), 0);
+		nth = calls_find("statx", from);
+		if (nth++ < 0)
+			break;
+		restore_old_file();
+		(void)!chown("file", 1000, 1000);
+		ck_assert_int_eq(scratch_in_child(save_with_a_stale_handle, &nth), 0);
+		ck_assert_msg(!outcome->ret || outcome->ret == -ESTALE, "call %ld: %d", nth,
+			      outcome->ret);
+		failed += outcome->ret != 0;
+		nth--;
+	}
+	ck_assert_uint_ge(failed, 1);
+}
+END_TEST
+
 START_TEST(the_temporary_file_is_created_as_it_must_be)
 {
 	begin_scenario(_i);
@@ -268,8 +345,30 @@ START_TEST(the_temporary_file_is_created_as_it_must_be)
 	ck_assert_int_eq(calls_record()->temporary_flags &
 				 (O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC),
 			 O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC);
-	/* While it is empty nobody may open it who could not open what it replaces. */
-	ck_assert_uint_eq(calls_record()->temporary_mode, scenario->no_replace ? 0666 : 0600);
+}
+END_TEST
+
+/* Whoever opens it while it is empty keeps it: nobody may who could not open what it replaces,
+ * whether it is of its owner, of its group or of neither. */
+START_TEST(nobody_opens_the_temporary_file_who_may_not_open_the_old_one)
+{
+	static const mode_t modes[][2] = {
+		{ 0644, 0644 }, { 0600, 0600 }, { 0640, 0600 },
+		{ 0604, 0600 }, { 0664, 0644 }, { 06775, 0755 },
+	};
+
+	begin_scenario(0);
+	for (size_t i = 0; i < ARRAY_LENGTH(modes); i++) {
+		old_mode = modes[i][0];
+		run(NULL);
+		ck_assert_msg(calls_record()->temporary_mode == modes[i][1], "%o: %o", old_mode,
+			      calls_record()->temporary_mode);
+	}
+	old_mode = 0644;
+	old_names_a_user = true;
+	run(NULL);
+	if (old_names_a_user)
+		ck_assert_uint_eq(calls_record()->temporary_mode, 0600);
 }
 END_TEST
 
@@ -381,6 +480,9 @@ int main(void)
 	tcase_add_loop_test(fail, a_failed_fsync_fails_the_save_and_is_not_tried_again, 0, count);
 	tcase_add_loop_test(fail, a_failure_that_matters_fails_the_save, 0, count);
 	tcase_add_loop_test(fail, the_temporary_file_is_created_as_it_must_be, 0, count);
+	tcase_add_test(fail, what_never_ceases_to_be_interrupted_fails);
+	tcase_add_test(fail, a_look_that_fails_fails_the_save_with_its_code);
+	tcase_add_test(fail, nobody_opens_the_temporary_file_who_may_not_open_the_old_one);
 	/* Through the page cache, which has no requests that may come in any order. */
 	tcase_add_loop_test(fail, looking_for_stale_bytes_takes_no_call, 2, 3);
 	tcase_add_test(fail, a_file_that_another_host_replaced_is_looked_for_anew);

@@ -313,19 +313,14 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 		"*-1\r\n",
 		"*0\r\n",
 		"$2\r\nno\r\n",
-		"*8\r\n:3\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
-		"*8\r\n:2\r\n$2\r\n1x\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
-		"*8\r\n:2\r\n$21\r\n999999999999999999999\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$"
-		"0\r\n\r\n",
-		"*8\r\n:2\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
-		"*8\r\n*0\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n",
+		"*10\r\n:3\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n:0\r\n:1\r\n",
+		"*10\r\n:2\r\n$2\r\n1x\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n:0\r\n:1\r\n",
+		("*10\r\n:2\r\n$21\r\n999999999999999999999\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$"
+		 "0\r\n\r\n:0\r\n:1\r\n"),
+		"*10\r\n:2\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:0\r\n:1\r\n",
+		"*10\r\n*0\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n:0\r\n:1\r\n",
+		"*10\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n*0\r\n:1\r\n",
 		"*3\r\n*0\r\n*0\r\n*0\r\n",
-		"*3\r\n*11\r\n:1\r\n:3\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n*"
-		"0\r\n*"
-		"0\r\n",
-		"*3\r\n*11\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n*"
-		"1\r\n*"
-		"1\r\n:1\r\n*0\r\n",
 		"*3\r\n:5\r\n:9\r\n:2\r\n",
 	};
 	struct base_buffer names = { 0 };
@@ -351,6 +346,88 @@ TEST(tests, answers_of_another_shape_are_not_taken_for_ours)
 		fake_redis_stop(&fake);
 	}
 	base_buffer_free(&names);
+}
+
+#define ONE ":1\r\n"
+#define TEXT "$1\r\nx\r\n"
+#define NO_TEXT "$0\r\n\r\n"
+#define NONE "*0\r\n"
+#define FOUR ONE ONE ONE ONE
+/* Who set the capacity comes second, the order last. */
+#define NUMBERS(by, order) "*16\r\n" ONE by FOUR FOUR FOUR ONE order
+#define MEMBER "*12\r\n" TEXT TEXT TEXT FOUR FOUR ONE
+#define JOB "*6\r\n" TEXT TEXT FOUR
+#define ACT "*3\r\n" ONE TEXT TEXT
+#define LIMIT "*4\r\n" TEXT TEXT ONE ONE
+#define LIST(row) "*1\r\n" row
+#define SOUND NUMBERS(ONE, ONE)
+#define STATUS(numbers, holders, waiters, jobs, acts, limits, learnt)                              \
+	"*7\r\n" numbers holders waiters jobs acts limits learnt
+#define WITH_NUMBERS(numbers) STATUS(numbers, NONE, NONE, NONE, NONE, NONE, NO_TEXT)
+#define WITH_HOLDERS(list) STATUS(SOUND, list, NONE, NONE, NONE, NONE, NO_TEXT)
+#define WITH_WAITERS(list) STATUS(SOUND, NONE, list, NONE, NONE, NONE, NO_TEXT)
+#define WITH_JOBS(list) STATUS(SOUND, NONE, NONE, list, NONE, NONE, NO_TEXT)
+#define WITH_ACTS(list) STATUS(SOUND, NONE, NONE, NONE, list, NONE, NO_TEXT)
+#define WITH_LIMITS(list) STATUS(SOUND, NONE, NONE, NONE, NONE, list, NO_TEXT)
+#define WITH_LEARNT(text) STATUS(SOUND, NONE, NONE, NONE, NONE, NONE, text)
+
+static int ask_for_status(const char *answer, struct ioshape_pool_status **status)
+{
+	struct fake_redis fake;
+	void *pool;
+	int ret;
+
+	fake_redis_start(&fake, FAKE_SAYS, answer);
+	pool = redis_case_open(fake.address, "1");
+	ret = slots_redis.status(pool, status, NULL);
+	slots_redis.close(pool);
+	fake_redis_stop(&fake);
+	return ret;
+}
+
+/* Each is wrong in one place; otherwise it is as what is taken. */
+TEST(tests, a_status_of_another_shape_is_not_taken_for_ours)
+{
+	static const char *const wrong[] = {
+		"*6\r\n" SOUND NONE NONE NONE NONE NONE,
+		WITH_NUMBERS(ONE),
+		WITH_NUMBERS("*15\r\n" FOUR FOUR FOUR ONE ONE ONE),
+		WITH_NUMBERS(NUMBERS(":3\r\n", ONE)),
+		WITH_NUMBERS(NUMBERS(TEXT, ONE)),
+		WITH_NUMBERS(NUMBERS(ONE, ":99\r\n")),
+		WITH_HOLDERS(ONE),
+		WITH_HOLDERS(LIST(ONE)),
+		WITH_HOLDERS(LIST("*11\r\n" TEXT TEXT TEXT FOUR FOUR)),
+		WITH_HOLDERS(LIST("*12\r\n" TEXT TEXT ONE FOUR FOUR ONE)),
+		WITH_WAITERS(TEXT),
+		WITH_WAITERS(LIST("*12\r\n" TEXT TEXT TEXT FOUR FOUR TEXT)),
+		WITH_JOBS(ONE),
+		WITH_JOBS(LIST("*5\r\n" TEXT TEXT ONE ONE ONE)),
+		WITH_JOBS(LIST("*6\r\n" TEXT ONE FOUR)),
+		WITH_ACTS(ONE),
+		WITH_ACTS(LIST("*3\r\n" TEXT TEXT TEXT)),
+		WITH_ACTS(LIST("*3\r\n" ONE TEXT ONE)),
+		WITH_LIMITS(ONE),
+		WITH_LIMITS(LIST("*4\r\n" ONE TEXT ONE ONE)),
+		WITH_LIMITS(LIST("*4\r\n" TEXT TEXT ONE TEXT)),
+		WITH_LEARNT(ONE),
+	};
+	struct ioshape_pool_status *status;
+
+	ck_assert_int_eq(ask_for_status(STATUS(SOUND, LIST(MEMBER), LIST(MEMBER), LIST(JOB),
+					       LIST(ACT), LIST(LIMIT), NO_TEXT),
+					&status),
+			 0);
+	ck_assert_uint_eq(status->holder_listed, 1);
+	ck_assert_uint_eq(status->waiter_listed, 1);
+	ck_assert_uint_eq(status->job_listed, 1);
+	ck_assert_uint_eq(status->act_listed, 1);
+	ck_assert_uint_eq(status->limit_listed, 1);
+	ioshape_pool_status_free(status);
+	for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
+		ck_assert_int_eq(ask_for_status(wrong[i], &status), IOSHAPE_E_COORDINATOR);
+		ck_assert_ptr_null(status);
+	}
 }
 
 TEST(tests, a_reply_without_an_end_is_given_up_before_it_fills_the_memory)
@@ -397,7 +474,7 @@ TEST(tests, a_server_that_wants_a_heartbeat_each_millisecond_gets_fifty_a_second
 	void *pool;
 
 	fake_redis_start(&fake, FAKE_SAYS,
-			 "*8\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n");
+			 "*10\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n$0\r\n\r\n:1\r\n:1\r\n");
 	pool = redis_case_open(fake.address, "1");
 	ck_assert_uint_eq(redis_case_acquire(pool, "1-1").beat_ms, 20);
 	slots_redis.close(pool);

@@ -113,6 +113,8 @@ TEST(failover_case, sentinels_lead_to_the_master_and_after_it_died_to_the_next)
 	wait_for_sentinels();
 	/* The first one in the address does not run. */
 	held = redis_case_hold(pool, "1-1");
+	slots_redis.rest(pool);
+	ck_assert_int_eq(redis_case_beat(pool, "1-1", &held).state, SLOTS_HOLDING);
 	ck_assert_int_gt(redis_server_tell(&master, "WAIT 1 5000"), 0);
 	begin = base_now_ns();
 	redis_server_kill(&master);
@@ -149,7 +151,7 @@ TEST(failover_case, a_master_that_was_made_a_replica_is_left)
 		redis_case_until_well(pool, "1-1");
 		slots_redis.wait(pool, 50, NULL);
 	}
-	ck_assert_int_eq(redis_server_tell(&replica, "EXISTS {ios:scratch}:v2:m"), 1);
+	ck_assert_int_eq(redis_server_tell(&replica, "EXISTS {ios:scratch}:v3:m"), 1);
 	reply = redis_server_say(&replica, "ROLE");
 	ck_assert_str_eq(reply->element[0]->str, "master");
 	freeReplyObject(reply);
@@ -262,6 +264,7 @@ TEST(cluster_case, any_node_of_a_cluster_leads_to_the_pool)
 			redis_case_wait(pool, 20);
 			ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
 			ioshape_pool_status_free(status);
+			slots_redis.rest(pool);
 			redis_case_release(pool, "1-1");
 			ck_assert_int_eq(slots_redis.names(pool, &names, NULL), 0);
 			/* All of them, wherever the registry is. */
@@ -335,7 +338,7 @@ TEST(cluster_case, a_pool_that_is_moved_to_another_node_is_followed)
 {
 	struct slots_answer held, kept;
 	char text[100], from_id[48], to_id[48];
-	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:v2:m");
+	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:v3:m");
 	int from = node_of(slot), to = (from + 1) % NODES;
 	void *pool;
 
@@ -364,7 +367,7 @@ TEST(cluster_case, a_pool_that_is_moved_to_another_node_is_followed)
 
 TEST(cluster_case, a_cluster_without_the_pools_node_is_away_and_comes_back)
 {
-	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:v2:m");
+	long long slot = redis_server_tell(&nodes[0], "CLUSTER KEYSLOT {ios:scratch}:v3:m");
 	int home = node_of(slot);
 	const struct slots_request request = redis_case_request("1-1");
 	struct slots_answer answer;

@@ -75,6 +75,7 @@ TEST(tests, calls_and_waiting_work_as_without_it)
 	ck_assert_int_eq(slots_redis.status(pool, &status, NULL), 0);
 	ck_assert_uint_eq(status->waiter_listed, 201);
 	ioshape_pool_status_free(status);
+	slots_redis.rest(pool);
 	redis_case_release(pool, "1-1");
 	redis_case_be_woken(other);
 	slots_redis.close(pool);

@@ -8,8 +8,11 @@
 #include "support/fail_memory.h"
 #include "support/local_stream_case.h"
 
+#include <dirent.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #define PIECE (96 * KIB)
 #define SEED 5u
@@ -73,7 +76,8 @@ static int send_all(struct stream_memory *memory, struct base_error *error)
 					   error);
 
 	if (!ret)
-		ret = gather_sender_put_shared(sender, memory->base, 0, PIECE, error);
+		ret = gather_sender_put_shared(sender, memory->base, 0, PIECE,
+					       base_crc32(0, memory->base, PIECE), error);
 	if (!ret)
 		ret = gather_sender_put(sender, memory->base + PIECE, PIECE, error);
 	if (!ret)
@@ -186,6 +190,66 @@ LOOP_TEST(tests, each_call_may_fail, 0, 2 * (int)ARRAY_LENGTH(codes))
 		if (is_tried(names[failing.nth - 1]))
 			run_both(CALLS_FAIL, &failed);
 	ck_assert_uint_ge(failed, 3);
+}
+
+static void listen_and_die(const void *unused)
+{
+	(void)unused;
+	calls_begin(CALLS_KILL, failing.nth, 0);
+	listen_here();
+	calls_end();
+}
+
+/* Also of those that other tests are about to listen at. */
+static unsigned count_dead(void)
+{
+	struct sockaddr_un at;
+	struct dirent *entry;
+	unsigned dead = 0;
+	size_t folder;
+	DIR *listing;
+
+	ck_assert_int_eq(local_address(&at, address, NULL), 0);
+	folder = (size_t)(strrchr(at.sun_path, '/') + 1 - at.sun_path);
+	at.sun_path[folder] = 0;
+	listing = opendir(at.sun_path);
+	ck_assert_ptr_nonnull(listing);
+	while ((entry = readdir(listing))) {
+		const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+		ck_assert_int_ge(fd, 0);
+		snprintf(at.sun_path + folder, sizeof(at.sun_path) - folder, "%.60s",
+			 entry->d_name);
+		dead += strstr(entry->d_name, LOCAL_SOCKET_MARK) &&
+			connect(fd, (const struct sockaddr *)&at, sizeof(at)) &&
+			errno == ECONNREFUSED;
+		close(fd);
+	}
+	closedir(listing);
+	return dead;
+}
+
+TEST(tests, a_listener_killed_at_any_call_leaves_no_socket)
+{
+	int status = 1;
+
+	for (failing.nth = 1; status; failing.nth++) {
+		const pid_t child = stream_start(listen_and_die, NULL);
+
+		ck_assert_int_eq(waitpid(child, &status, 0), child);
+	}
+	/* Also what listens well is left there without its process. */
+	do {
+		gather_listener_close(listen_here());
+	} while (count_dead());
+}
+
+TEST(tests, a_listener_whose_socket_was_tidied_away_makes_another)
+{
+	calls_begin_named("link", ENOENT);
+	gather_listener_close(listen_here());
+	calls_end();
+	ck_assert_int_ge(calls_find("link", 0), 0);
 }
 
 int main(void)

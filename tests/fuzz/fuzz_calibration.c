@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	if (!ret) {
 		MUST(ring_calibration_print(MOUNT, &calibration, text, sizeof(text)) == bytes);
 		MUST(!memcmp(text, copy, bytes));
-		MUST(calibration.depth <= RING_MOST_DEPTH && calibration.bytes_per_s);
+		MUST(calibration.bytes_per_s);
 	}
 	free(copy);
 	return 0;

@@ -9,7 +9,7 @@
 
 static void try_bytes(const uint8_t *data, size_t bytes)
 {
-	struct ioshape_checksums found;
+	struct zip_checksums found;
 	struct base_buffer again = { 0 };
 	int ret = zip_checksums_decode(&found, data, bytes);
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tree import HEADERS, LIBRARY, build_folder, code, program
 
-NODE = "IOSHAPE_0"
+NODE = "IOSHAPE_1"
 
 # A declaration at the start of a line: a type, the name, an opening parenthesis. Calls and function
 # pointers do not start so.
@@ -72,7 +72,7 @@ def test_mpi_library_exports_exactly_what_its_header_declares() -> None:
 
 def test_soname() -> None:
     dynamic = run(program("readelf"), "--dynamic", "--wide", shared_library())
-    assert "Library soname: [libioshape.so.0]" in dynamic
+    assert "Library soname: [libioshape.so.1]" in dynamic
 
 
 def test_library_needs_no_more_than_it_says() -> None:

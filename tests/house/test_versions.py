@@ -38,7 +38,7 @@ def test_every_public_header_is_installed() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", [".ci", "bindings", "examples", "include", "libioshape", "tests"]
+    "folder", [".ci", "bindings", "docs", "examples", "include", "libioshape", "tests"]
 )
 def test_files_name_their_license(folder: str) -> None:
     named = {".c", ".h", ".cpp", ".hpp", ".py", ".pyi", ".sh", ".sbatch", ".map", ".build", ".in"}

@@ -214,21 +214,27 @@ def test_the_metadata(metadata: Message) -> None:
     assert sorted(required) == [
         "cffi",
         "click",
+        "deepspeed",
         "lightning",
         "matplotlib",
+        "megatron-core",
         "prometheus-client",
         "rich",
         "safetensors",
         "torch",
         "torch_checkpointing",
+        "transformers",
     ]
     assert sorted(metadata.get_all("Provides-Extra", [])) == [
+        "deepspeed",
         "exporter",
         "lightning",
+        "megatron",
         "plot",
         "safetensors",
         "torch",
         "torch-checkpointing",
+        "transformers",
     ]  # no hard dependencies
 
 

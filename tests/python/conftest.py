@@ -16,6 +16,15 @@ os.environ["IOSHAPE_COORDINATOR"] = SLOTS
 os.environ["IOSHAPE_CALIBRATE"] = "off"
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """For who runs pytest by itself: the stages leave these tests out, but for `gpu`."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch  # noqa: PLC0415 - most tests start without
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+
+
 @pytest.fixture(scope="session")
 def _mounts_of_stripefs() -> None:
     """For tests that mount stripefs: where nobody can, they say so."""

@@ -33,7 +33,7 @@ def hang(_path: Path, _file: Damaged) -> None:
 
 def take_memory(_path: Path, _file: Damaged) -> None:
     try:
-        bytes((files_process.MOST_MIB + 10) << 20)
+        b"x" * ((files_process.MOST_MIB + 10) << 20)  # zeros would take none
     except MemoryError as error:
         files_tried.refused(error)
 

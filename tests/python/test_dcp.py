@@ -1,122 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ioshape.dcp: checkpoints of torch.distributed.checkpoint through this library."""
+"""ioshape.dcp: checkpoints of torch.distributed.checkpoint, whole or not at all."""
 
-import fcntl
 import io
 import json
-import os
 import pickle
-import subprocess
-import sys
-import threading
-from collections import OrderedDict
-from dataclasses import replace
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import IO, Any, cast
 
-import dcp_kills
-import dcp_ranks
 import ioshape
 import ioshape.dcp
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from command import call, succeed
-from torch.distributed._shard.sharded_tensor.metadata import MEM_FORMAT_ENCODING
+from command import call
+from dcp_states import (
+    Runs,
+    Stopped,
+    assert_same,
+    blank,
+    by_stock,
+    by_us,
+    entries,
+    save,
+    state,
+)
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is",
     "ignore:Detected an existing",
     "ignore::pytest.PytestUnhandledThreadExceptionWarning",  # of DCP's own threads
 )
-
-RANKS = pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo"
-)
-
-
-def state(factor: float = 1.0) -> dict[str, Any]:
-    base = torch.arange(60.0).reshape(10, 6) * factor
-    return {
-        "model": {"weight": base, "bias": torch.ones(7, dtype=torch.bfloat16) * factor},
-        "view": base[2:5],
-        "columns": base[:, 2:4],
-        "turned": base.t(),
-        "scalar": torch.tensor(2.5 * factor),
-        "empty": torch.empty(0, 3),
-        "complex": torch.ones(3, dtype=torch.complex64) * factor,
-        "flags": torch.tensor([True, False]),
-        "large": torch.full((3 << 18,), int(factor)),
-        "lists": [1, {"deep": torch.ones(2) * factor}],
-        "step": factor * 100,
-    }
-
-
-def blank(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return torch.zeros_like(value)
-    if isinstance(value, dict):
-        return {key: blank(one) for key, one in value.items()}
-    return [blank(one) for one in value] if isinstance(value, list) else 0
-
-
-def assert_same(value: Any, other: Any) -> None:
-    """Equal to the bit, whatever lies in the same storage."""
-    assert type(value) is type(other)
-    if isinstance(value, torch.Tensor):
-        assert value.dtype == other.dtype
-        assert torch.equal(value, other)
-    elif isinstance(value, dict):
-        assert value.keys() == other.keys()
-        for key in value:
-            assert_same(value[key], other[key])
-    elif isinstance(value, (list, tuple)):
-        for one, same in zip(value, other, strict=True):
-            assert_same(one, same)
-    else:
-        assert value == other
-
-
-def save(path: Path, value: Any, **how: Any) -> ioshape.dcp.Writer:
-    writer = ioshape.dcp.Writer(path, **how)
-    dcp.save(value, storage_writer=writer, no_dist=True)
-    return writer
-
-
-def by_stock(path: Path, like: Any) -> Any:
-    loaded = blank(like)
-    dcp.load(loaded, storage_reader=dcp.FileSystemReader(path), no_dist=True)
-    return loaded
-
-
-def by_us(path: Path, like: Any) -> Any:
-    loaded = blank(like)
-    dcp.load(loaded, storage_reader=ioshape.dcp.Reader(path), no_dist=True)
-    return loaded
-
-
-def entries(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir())
-
-
-class _Stopped(dcp.DefaultSavePlanner):
-    """Fails at one tensor, after a look around."""
-
-    def __init__(self, folder: Path, name: str = "large") -> None:
-        super().__init__()
-        self.folder, self.name = folder, name
-        self.seen: list[str] = []
-
-    def resolve_data(self, write_item: Any) -> Any:
-        if write_item.index.fqn == self.name:
-            self.seen = [one for one in entries(self.folder) if not one.startswith(".")]
-            raise OSError("no such luck")
-        return super().resolve_data(write_item)
-
 
 # ---- Files ---------------------------------------------------------------------------------------
 
@@ -216,7 +130,7 @@ def test_transformed_items_are_written_and_read(tmp_path: Path) -> None:
 def test_a_save_that_fails_leaves_no_trace(tmp_path: Path, made_before: bool) -> None:
     if made_before:
         (tmp_path / "a").mkdir()
-    planner = _Stopped(tmp_path)
+    planner = Stopped(tmp_path)
     writer = ioshape.dcp.Writer(tmp_path / "a")
     with pytest.raises(dcp.CheckpointException):
         dcp.save(state(), storage_writer=writer, planner=planner, no_dist=True)
@@ -234,7 +148,7 @@ def test_a_checkpoint_is_replaced_or_stays(tmp_path: Path, threads: int) -> None
     (path / "config.json").write_text("mine")
     writer = ioshape.dcp.Writer(path, thread_count=threads)
     with pytest.raises(dcp.CheckpointException):  # also where it is another thread that fails
-        dcp.save(state(2), storage_writer=writer, planner=_Stopped(path), no_dist=True)
+        dcp.save(state(2), storage_writer=writer, planner=Stopped(path), no_dist=True)
     assert_same(by_stock(path, state()), state(1))
     for factor in (2, 3):
         save(path, state(factor), thread_count=threads)
@@ -313,354 +227,6 @@ def test_ranks_without_collectives_have_files_of_their_own(tmp_path: Path) -> No
         assert set(loaded.state_dict_metadata) >= {"model.weight", "large"}
 
 
-@pytest.mark.slow
-def test_killed_processes_leave_the_last_checkpoint_whole(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, dcp_kills.__file__, tmp_path, "10", "1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout) <= 2  # what earlier ones left was removed
-
-
-# ---- Damage and hostile files --------------------------------------------------------------------
-
-
-def _failure(error: BaseException) -> BaseException:
-    assert isinstance(error, dcp.CheckpointException)
-    return next(iter(error.failures.values()))[0]
-
-
-def _damage(file: Path) -> None:
-    """In the middle of a tensor of ones."""
-    data = bytearray(file.read_bytes())
-    data[data.index(b"\0\0\x80\x3f" * 1000) + 40_001] ^= 4
-    file.write_bytes(data)
-
-
-def test_damage_is_found_and_its_tensor_is_named(tmp_path: Path) -> None:
-    save(tmp_path, {"first": torch.zeros(1000), "second": torch.ones(100_000)})
-    _damage(tmp_path / "__0_0.distcp")
-    loaded = {"first": torch.zeros(1000), "second": torch.zeros(100_000)}
-    with pytest.raises(dcp.CheckpointException) as caught:
-        dcp.load(loaded, storage_reader=ioshape.dcp.Reader(tmp_path), no_dist=True)
-    failure = _failure(caught.value)
-    assert isinstance(failure, ioshape.DamagedError)
-    assert "'second'" in str(failure)
-
-
-class _Rows(dcp.DefaultLoadPlanner):
-    """Of a rank that has a part of each tensor: some rows."""
-
-    def create_local_plan(self) -> Any:
-        plan = super().create_local_plan()
-        return LoadPlan(
-            [
-                replace(
-                    item,
-                    storage_offsets=torch.Size([self.first, *item.storage_offsets[1:]]),
-                    lengths=torch.Size([10, *item.lengths[1:]]),
-                )
-                for item in plan.items
-            ]
-        )
-
-    first = 0
-
-
-@pytest.mark.parametrize("kind", ["ours", "stock"])
-def test_parts_of_tensors_are_read_and_those_of_our_files_verified(
-    tmp_path: Path, kind: str
-) -> None:
-    value = {"large": torch.ones(1000, 1000), "small": torch.arange(200.0).reshape(20, 10)}
-    writer = (ioshape.dcp.Writer if kind == "ours" else dcp.FileSystemWriter)(tmp_path)
-    dcp.save(value, storage_writer=writer, no_dist=True)
-    planner = _Rows()
-    planner.first = 7
-    loaded = blank(value)
-
-    def load() -> None:
-        reader = ioshape.dcp.Reader(tmp_path)
-        dcp.load(loaded, storage_reader=reader, planner=planner, no_dist=True)
-
-    load()
-    for name, whole in value.items():
-        assert torch.equal(loaded[name][:10], whole[7:17])
-        assert not loaded[name][10:].any()
-    _damage(tmp_path / "__0_0.distcp")
-    if kind == "stock":
-        load()  # there is no checksum of a part
-        return
-    with pytest.raises(dcp.CheckpointException) as caught:
-        load()
-    assert isinstance(_failure(caught.value), ioshape.DamagedError)
-    assert "'large'" in str(_failure(caught.value))
-
-
-@pytest.mark.parametrize(
-    "told", [3, ("a", 1, b""), (1 << 70, 1, b""), (1, 3, b"1234"), (9, 9, b"")], ids=str
-)
-def test_checksums_that_are_none_are_refused(tmp_path: Path, told: Any) -> None:
-    save(tmp_path, {"a": torch.ones(1000, 1000)})
-    meta = ioshape.dcp.Reader(tmp_path).read_metadata()
-    for info in meta.storage_data.values():
-        info.ioshape_checksums = told
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(meta))
-    loaded, planner = {"a": torch.zeros(1000, 1000)}, _Rows()
-    reader = ioshape.dcp.Reader(tmp_path)
-    with pytest.raises(dcp.CheckpointException):
-        dcp.load(loaded, storage_reader=reader, planner=planner, no_dist=True)
-
-
-@pytest.mark.parametrize("kept", [0.5, 0.0])
-def test_a_file_that_was_cut_short_is_no_success(tmp_path: Path, kept: float) -> None:
-    save(tmp_path, state())
-    file = tmp_path / "__0_0.distcp"
-    os.truncate(file, int(file.stat().st_size * kept))
-    with pytest.raises(dcp.CheckpointException):
-        by_us(tmp_path, state())
-
-
-class _Runs:
-    """What a pickle can do to who reads it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: Metadata({}, planner_data=_Runs(path)),
-        lambda path: Metadata({}, storage_data={MetadataIndex("a"): _Runs(path)}),
-        _Runs,
-        lambda _path: 17,
-        lambda _path: OrderedDict(a=1),
-        lambda _path: Metadata({}, planner_data=io.BytesIO()),
-        lambda _path: Metadata(
-            {},
-            storage_data={
-                MetadataIndex("a"): dcp.filesystem._StorageInfo("../../etc/passwd", 0, 1)
-            },
-        ),
-        lambda _path: Metadata(
-            {}, storage_data={MetadataIndex("a"): dcp.filesystem._StorageInfo("/etc/passwd", 0, 1)}
-        ),
-    ],
-    ids=["planner", "storage", "alone", "number", "dict", "file", "above", "absolute"],
-)
-def test_metadata_can_name_nothing_but_a_checkpoint(tmp_path: Path, make: Any) -> None:
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(make(tmp_path / "ran")))
-    with pytest.raises(ioshape.FormatError):
-        ioshape.dcp.Reader(tmp_path).read_metadata()
-    assert entries(tmp_path) == [".metadata"]
-
-
-class _ByGetattr:
-    """Is pickled as some versions of Python pickle a member of an enumeration."""
-
-    def __init__(self, kind: type, name: str) -> None:
-        self.kind = kind
-        self.name = name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.kind, self.name)
-
-
-def test_members_of_enumerations_and_nothing_else_can_be_named_by_getattr(tmp_path: Path) -> None:
-    kind: Any = MEM_FORMAT_ENCODING
-    for named in (_ByGetattr(kind, "TORCH_CONTIGUOUS_FORMAT"), kind.TORCH_CONTIGUOUS_FORMAT):
-        data = pickle.dumps(Metadata({}, planner_data=named, storage_data={}))
-        (tmp_path / ".metadata").write_bytes(data)
-        found = ioshape.dcp.Reader(tmp_path).read_metadata().planner_data
-        assert found is kind.TORCH_CONTIGUOUS_FORMAT
-    for refused in (_ByGetattr(kind, "mro"), _ByGetattr(Metadata, "__init__")):
-        data = pickle.dumps(Metadata({}, planner_data=refused, storage_data={}))
-        (tmp_path / ".metadata").write_bytes(data)
-        with pytest.raises(ioshape.FormatError):
-            ioshape.dcp.Reader(tmp_path).read_metadata()
-
-
-def test_metadata_that_is_no_pickle_is_refused(tmp_path: Path) -> None:
-    for data in (b"", b"\x80\x04", b"garbage" * 100, pickle.dumps(Metadata({}))[:-5]):
-        (tmp_path / ".metadata").write_bytes(data)
-        with pytest.raises(ioshape.FormatError):
-            ioshape.dcp.Reader(tmp_path).read_metadata()
-
-
-class Mine:
-    """What a planner of the user's own puts into the metadata."""
-
-
-def test_classes_that_torch_was_told_to_trust_are_read(tmp_path: Path) -> None:
-    data = pickle.dumps(Metadata({}, planner_data=[Mine(), PosixPath("a")], storage_data={}))
-    (tmp_path / ".metadata").write_bytes(data)
-    with pytest.raises(ioshape.FormatError):
-        ioshape.dcp.Reader(tmp_path).read_metadata()
-    with torch.serialization.safe_globals([Mine]):
-        loaded = ioshape.dcp.Reader(tmp_path).read_metadata()
-    assert isinstance(loaded.planner_data[0], Mine)
-
-
-# ---- In the background ---------------------------------------------------------------------------
-
-
-def test_async_save_takes_the_state_as_it_was(tmp_path: Path) -> None:
-    value = state(1)
-    writer = ioshape.dcp.Writer(tmp_path / "a", cache_staged_state_dict=False)
-    future: Any = dcp.async_save(value, storage_writer=writer, no_dist=True)
-    value["large"].fill_(9)
-    future.result()
-    assert_same(by_stock(tmp_path / "a", state()), state(1))
-
-
-def test_saves_to_one_path_at_the_same_time_leave_one_of_them(tmp_path: Path) -> None:
-    threads = [
-        threading.Thread(target=save, args=(tmp_path / "a", state(factor))) for factor in (1, 2, 3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    loaded = by_stock(tmp_path / "a", state())
-    assert_same(loaded, state(loaded["step"] // 100))
-    assert len(entries(tmp_path / "a")) == 2
-
-
-def test_a_save_waits_for_another_that_takes_its_place(tmp_path: Path) -> None:
-    save(tmp_path, state(1))
-    fd = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    thread = threading.Thread(target=save, args=(tmp_path, state(2)))
-    thread.start()
-    thread.join(1)
-    assert thread.is_alive()
-    assert_same(by_stock(tmp_path, state()), state(1))
-    os.close(fd)
-    thread.join()
-    assert_same(by_stock(tmp_path, state()), state(2))
-
-
-_PROCESS = """
-import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-import ioshape.dcp
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
-    writer = ioshape.dcp.Writer(sys.argv[1] + "/a")
-    for factor in (1, 2):
-        state = {"w": torch.ones(1000) * factor}
-        dcp.async_save(
-            state, storage_writer=writer, async_checkpointer_type=AsyncCheckpointerType.PROCESS
-        ).result()
-"""
-
-
-@RANKS
-@pytest.mark.slow
-def test_async_save_in_a_process_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(_PROCESS)
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "RANK": "0", "WORLD_SIZE": "1"}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "program.py", tmp_path],
-        env={**environment, "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    like = {"w": torch.ones(1000)}
-    assert torch.equal(by_stock(tmp_path / "a", like)["w"], like["w"] * 2)
-
-
-# ---- Ranks ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """By four ranks, by us and by stock."""
-    folder = tmp_path_factory.mktemp("ranks")
-    return folder, dcp_ranks.run("save", folder, 4)
-
-
-@RANKS
-@pytest.mark.slow
-def test_each_rank_writes_one_file_and_a_rank_that_fails_changes_nothing(saved: Any) -> None:
-    folder, told = saved
-    for rank, outcomes in enumerate(told):
-        assert outcomes["paths"] == [str(folder / "ours" / f"__{rank}_0.distcp")]
-        assert outcomes["failure of replaced"] == outcomes["failure of never"] == [3]
-    directories = [path for path in folder.iterdir() if path.is_dir()]
-    assert sorted(path.name for path in directories) == ["async", "ours", "replaced", "stock"]
-    for path in directories:
-        assert len(entries(path)) == 5
-
-
-@RANKS
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.long)])
-def test_another_number_of_ranks_loads_it_by_stock_and_by_us(saved: Any, size: int) -> None:
-    folder, told = saved
-    for outcomes in dcp_ranks.run("load", folder, size):
-        assert len(outcomes) == 5
-        for loaded in outcomes.values():
-            assert_same(loaded, told[0]["state"])
-
-
-# ---- The command ---------------------------------------------------------------------------------
-
-
-def _verified(*arguments: str | Path, code: int = 0) -> list[Any]:
-    done = call("verify", "--json", *arguments)
-    assert done.returncode == code, done.stderr
-    return list(json.loads(done.stdout))
-
-
-def test_the_command_verifies_a_checkpoint_of_anybody(tmp_path: Path) -> None:
-    ours, stock = tmp_path / "ours", tmp_path / "stock"
-    save(ours, {"first": torch.zeros(1000), "second": torch.ones(100_000)})
-    writer = dcp.FileSystemWriter(stock, single_file_per_rank=False)
-    dcp.save({**state(), "mine": Mine()}, storage_writer=writer, no_dist=True)
-    assert [one["state"] for one in _verified(ours, stock)] == ["ok", "ok"]
-    assert [one["state"] for one in _verified("--quick", ours)] == ["ok"]
-    _damage(ours / "__0_0.distcp")
-    told = _verified(ours, code=1)[0]
-    assert told["state"] == "damaged"
-    assert "'second'" in told["error"]
-    (stock / "__0_1.distcp").unlink()
-    assert _verified(stock, code=1)[0]["state"] == "unreadable"
-
-
-def test_the_command_lists_what_is_in_a_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    save(path, {**state(), "mine": Mine()})
-    found = json.loads(succeed(call("inspect", "--json", path)))[0]
-    assert found["files"] == ["__0_0.distcp"]
-    items = {item["name"]: item for item in found["items"]}
-    assert items["model.bias"]["dtype"] == "bfloat16"
-    assert items["model.weight"]["shape"] == [10, 6]
-    assert items["model.weight"]["bytes"] == 240
-    assert items["step"]["dtype"] is None
-    assert "model.weight" in succeed(call("inspect", path))
-
-
-@pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_the_command_runs_nothing_of_a_description(tmp_path: Path, command: str) -> None:
-    hostile = Metadata({}, planner_data=_Runs(tmp_path / "ran"), storage_data={})
-    for value in (hostile, _Runs(tmp_path / "ran"), 17):
-        (tmp_path / ".metadata").write_bytes(pickle.dumps(value))
-        assert call(command, tmp_path).returncode == int(value is not hostile)
-    assert entries(tmp_path) == [".metadata"]
-
-
 # ---- patch() -------------------------------------------------------------------------------------
 
 
@@ -686,7 +252,7 @@ def test_patch_puts_ours_into_code_that_gives_a_path(tmp_path: Path) -> None:
         assert isinstance(special, stock)
         assert not isinstance(special, ioshape.dcp.Writer)
         dcp.save(state(2), storage_writer=special, no_dist=True)
-        planner = _Stopped(tmp_path)
+        planner = Stopped(tmp_path)
         with pytest.raises(dcp.CheckpointException):
             dcp.save(state(), checkpoint_id=tmp_path / "a", planner=planner, no_dist=True)
         assert planner.seen == ["x"]
@@ -694,7 +260,7 @@ def test_patch_puts_ours_into_code_that_gives_a_path(tmp_path: Path) -> None:
         loaded = blank(state())
         dcp.load(loaded, checkpoint_id=tmp_path / "a", no_dist=True)
         assert_same(loaded, state())
-        (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(_Runs(tmp_path / "ran")))
+        (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
         with pytest.raises(dcp.CheckpointException):
             dcp.load(loaded, checkpoint_id=tmp_path / "a", no_dist=True)
     assert dcp.FileSystemWriter is stock

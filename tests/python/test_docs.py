@@ -9,6 +9,7 @@ from pathlib import Path
 import ioshape
 import pytest
 import reference
+from ioshape.cli.app import COMMANDS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -22,7 +23,10 @@ def programs(page: str) -> list[str]:
     "program",
     [
         pytest.param(program, id=f"{page}-{i}")
-        for page in ("python.md", "migration.md", "groups.md", "preemption.md")
+        for page in (
+            *("python.md", "migration.md", "groups.md", "preemption.md"),
+            *("start.md", "guides/one-job.md"),
+        )
         for i, program in enumerate(programs(page))
     ],
 )
@@ -33,6 +37,20 @@ def test_programs_run(program: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
+
+
+def test_commands_in_the_pages_exist() -> None:
+    """Those in the command's own style: `ioshape NAME`, or a line of a block."""
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+    named = {
+        (page.name, name)
+        for page in pages
+        for name in re.findall(
+            r"(?:`|^    )ioshape ([a-z]+)\b", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    assert len(named) > len(COMMANDS)
+    assert {(page, name) for page, name in named if name not in COMMANDS} == set()
 
 
 def test_settings_and_reference_are_up_to_date() -> None:

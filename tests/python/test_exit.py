@@ -4,6 +4,7 @@
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_daemon_threads_may_save_to_the_last_moment(tmp_path: Path) -> None:
     """Which of their saves are finished is open; that each file is whole is not.
 
     They save what is none of torch's: with Python before 3.14 its own functions abort a process
-    that ends under them.
+    that ends under them. On a busy machine that is seen even so, once in ten runs.
     """
     (tmp_path / "files").mkdir()
     source = """
@@ -154,7 +155,10 @@ def test_daemon_threads_may_save_to_the_last_moment(tmp_path: Path) -> None:
     time.sleep(float(sys.argv[1]))
     """
     for i in range(8):
-        run_program(tmp_path, saving_program(source), str(0.02 + 0.04 * i))
+        with started_program(tmp_path, saving_program(source), str(0.02 + 0.04 * i)) as program:
+            if program.wait() != 0:
+                assert sys.version_info < (3, 14)
+                assert "terminate called without an active exception" in program.errors()
     for file in (tmp_path / "files").glob("?.pt"):
         text = torch.load(file)["text"]
         assert text == text[: len(text) // 100000] * 100000
@@ -315,6 +319,38 @@ def test_nobody_need_listen(tmp_path: Path, how: str) -> None:
     with started_program(tmp_path, source) as program:
         assert program.wait() in (LOST, 120)
     assert number_in(path) == 2
+
+
+def test_a_message_to_a_closed_stream_never_lands_in_a_checkpoint(tmp_path: Path) -> None:
+    """Daemons close the standard streams. Their numbers are nobody's then, and not ours."""
+    path = file_to_replace(tmp_path)
+    source = saving_program(
+        """
+    import os
+
+    taken = set()
+
+
+    def write_messages(progress):
+        for stream in range(3):
+            try:
+                os.write(stream, b"a message")
+                taken.add(stream)
+            except OSError:
+                pass
+
+
+    os.closerange(0, 3)
+    ioshape.save(checkpoint(1, 8 * MIB), "files/model.pt", progress=write_messages)
+    handle = ioshape.save_async(checkpoint(2, 8 * MIB), "files/model.pt", progress=write_messages)
+    handle.wait()
+    os._exit(10 + len(taken))
+    """
+    )
+    with running_redis() as redis:
+        for variables in {}, {"IOSHAPE_COORDINATOR": redis.address}:
+            run_program(tmp_path, source, variables=variables, status=10)
+            assert number_in(path) == 2
 
 
 @pytest.mark.slow

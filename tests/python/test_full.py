@@ -9,9 +9,9 @@ import ioshape
 import pytest
 from checkpoints import checkpoint, names_in, number_in
 from ioshape._settings import config
-from mounts import seen_alone, small_disk
+from mounts import client_of, small_disk
 from processes import run_interpreter
-from striped import Mount, striped
+from striped import striped
 
 MIB = 1 << 20
 
@@ -232,18 +232,12 @@ FULL_TARGET = """
 """
 
 
-def client_of(mount: Mount) -> list[str]:
-    """A command; the rest of it sees what Lustre's client shows of the mount in /sys."""
-    shown = mount.backing / "sys" / "fs" / "lustre"
-    return seen_alone(f'mount -t tmpfs none /sys/fs && ln -s {shown} /sys/fs/lustre && exec "$@"')
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_files_keep_away_from_full_storage_targets(tmp_path: Path) -> None:
     space = {"fsname": "mgs@tcp:/storm", "targets": 4, "capacity": "150Mi", "used": ["2=145Mi"]}
     with striped("ssd", stripe_count=2, **space) as mount:
-        run_interpreter(tmp_path, FULL_TARGET, mount.path, prefix=client_of(mount))
+        run_interpreter(tmp_path, FULL_TARGET, mount.path, prefix=client_of(mount.backing))
 
 
 @pytest.fixture

@@ -258,6 +258,34 @@ def test_the_memory_is_shared_by_the_ranks_of_a_node(launched: Launched, launche
     assert _staging_mib() == pytest.approx(max(alone / 4, 64), rel=0.05, abs=32)
 
 
+_THREADS_WHILE_STAGING = """
+    import os
+
+    import ioshape
+    import torch
+
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    def look(progress):
+        if progress.phase == "stage":
+            seen.append(threads())
+
+    state = {"weights": torch.ones(256 << 20, dtype=torch.uint8)}
+    ioshape.save_async(state, "first.pt").wait()
+    seen, before = [], threads()
+    ioshape.save_async(state, "second.pt", progress=look).wait()
+    print(max(seen) - before)
+"""
+
+
+def test_ranks_of_a_host_share_its_cores(tmp_path: Path) -> None:
+    """So that each copies with one thread, where there are as many ranks as cores."""
+    ranks = str(os.cpu_count() or 1)
+    launched = {"RANK": "0", "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ranks}
+    assert run_program(tmp_path, _THREADS_WHILE_STAGING, variables=launched).stdout == "0\n"
+
+
 # ---- The real thing -----------------------------------------------------------------------------
 
 RANK = """
@@ -334,3 +362,49 @@ def test_a_process_group_knows_best(tmp_path: Path) -> None:
         variables=TORCHRUN,
     )
     assert finished.stdout.split() == ["0", "1", "1", "4", "torch.distributed"]
+
+
+SPAWN = """
+    import os
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    import ioshape
+
+
+    def read_bytes():
+        lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(lines["read_bytes"])
+
+
+    def run(rank, ranks, n_bytes):
+        meet = f"file://{os.getcwd()}/meet"
+        dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
+        if not rank:
+            ioshape.save({"weights": torch.ones(n_bytes, dtype=torch.uint8)}, "model.pt")
+            with open("model.pt", "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        dist.barrier()
+        before = read_bytes()
+        assert ioshape.load("model.pt")["weights"].sum() == n_bytes
+        Path(f"read-{rank}").write_text(str(read_bytes() - before))
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+    if __name__ == "__main__":
+        mp.spawn(run, (2, 32 << 20), nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_what_ranks_of_spawn_want_is_read_once(tmp_path: Path) -> None:
+    """No launcher says that they share a host."""
+    run_interpreter(tmp_path, SPAWN)
+    read = sum(int((tmp_path / f"read-{rank}").read_text()) for rank in range(2))
+    if not read:
+        pytest.skip("the folder for temporary files is on no disk")
+    assert 32 << 20 <= read < 1.05 * (32 << 20)

@@ -129,8 +129,8 @@ def test_nothing_is_asked_for_where_the_directory_is_wide_enough(lustre: Mount) 
         lustre.reset()
         report = save(lustre.path / f"{wish}.pt", wish)
         assert (report.stripes_asked, report.stripes) == ("", "1 x 1M")
-        # Targets are counted for the capacity, and for the rule.
-        assert lustre.statistics()["metadata"].get("ioctl", 0) <= 2
+        # Targets are counted for the capacity, for the rule, and with their free space.
+        assert lustre.statistics()["metadata"].get("ioctl", 0) <= 3
         assert not lustre.statistics()["metadata"].get("setxattr", 0)
 
 
@@ -256,7 +256,8 @@ def test_who_tells_nothing_is_asked_nothing() -> None:
     with striped("ssd", trap=["no-layout"], **QUICK) as mount:
         report = save(mount.path / "file.pt", "stripe_count=4")
         assert (report.stripes_asked, report.stripes, report.fallbacks) == ("", "", ())
-        assert report.capacity == 2
+        # Each of so many writers has a request in flight, and more only while nothing waits.
+        assert report.capacity == 8
 
 
 # ---- Other filesystems --------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import pytest
 import safetensors.torch
 import torch
 import zoo
+from ioshape._load.reader import Reader
 from records import flip, offset_of
 from same import assert_same, describe
 from stock import (
@@ -668,6 +669,29 @@ def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) ->
 
     assert_same(ioshape.load(path, progress=replace), [old, old + 0])
     assert_same(ioshape.load(path), [new, new + 0])
+
+
+def test_large_tensors_come_in_one_call_and_tiny_ones_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def watched(name: str, original: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            calls.append(name)
+            original(*arguments)
+
+        return call
+
+    for name in ("read_records", "read_file"):
+        monkeypatch.setattr(Reader, name, watched(name, getattr(Reader, name)))
+    large = [torch.randn(1 << 18) for _ in range(8)]
+    tiny = [torch.full((4,), float(i)) for i in range(4000)]
+    for state, name in ((large, "read_records"), (tiny, "read_file")):
+        torch.save(state, tmp_path / "model.pt")
+        calls.clear()
+        assert_same(ioshape.load(tmp_path / "model.pt"), state)
+        assert 0 < calls.count(name) < len(state) / 4
 
 
 def test_progress_is_told(tmp_path: Path) -> None:

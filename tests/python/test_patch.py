@@ -226,6 +226,26 @@ def test_patches_nest() -> None:
     assert torch.save is Torchs.save
 
 
+def test_packages_are_followed_once(tmp_path: Path) -> None:
+    """Also by those that patch again and again before one is imported."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").touch()
+    (tmp_path / "accelerate" / "accelerator.py").write_text(
+        "class Accelerator:\n    save_model = save_state = print\n"
+    )
+    program = """
+import sys
+import ioshape
+for _ in range(2):
+    with ioshape.patched(safetensors=True):
+        pass
+sys.path.insert(0, sys.argv[1])
+import accelerate.accelerator
+assert accelerate.accelerator.Accelerator.save_state is not print
+"""
+    run_program(tmp_path, program, tmp_path)
+
+
 def test_an_exception_undoes_it() -> None:
     with pytest.raises(ValueError, match="enough"), ioshape.patched():
         raise ValueError("enough")
@@ -455,8 +475,8 @@ def test_deepspeeds_ways_to_call_them(tmp_path: Path) -> None:
     run_program(tmp_path, DEEPSPEED_PROGRAM)
     assert is_ours(tmp_path / "TorchCheckpointEngine True.pt")
     assert not zipfile.is_zipfile(tmp_path / "TorchCheckpointEngine False.pt")
-    # Into a file object torch writes itself.
-    assert not is_ours(tmp_path / "FastCheckpointEngine True.pt")
+    # Into a file that it has just opened.
+    assert is_ours(tmp_path / "FastCheckpointEngine True.pt")
 
 
 ACCELERATE = """

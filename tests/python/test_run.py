@@ -30,9 +30,12 @@ torch.save({"a": torch.ones(3)}, "model.pt")
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Those of the tests' own process, without what changes how Python behaves."""
+    """Those of the tests' own process, without what changes how Python behaves.
+
+    Small files are durable like others, so that one sees who wrote them (test_small.py has them).
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return {**kept, **more}
+    return {**kept, "IOSHAPE_DURABLE": "1", **more}
 
 
 def run(

@@ -2,11 +2,13 @@
 """ioshape.safetensors, and the package safetensors when it writes through us."""
 
 import errno
+import io
 import json
 import os
 import stat
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +23,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from checkpoints import left_clean
+from ioshape._load import reader
 from ioshape.safetensors import (
     load_file,
     load_model,
@@ -285,6 +288,55 @@ def test_what_is_loaded_is_what_was_saved(checksums: bool, tmp_path: Path) -> No
         assert_same(file.get_tensors(), tensors)
         with pytest.raises(safetensors.SafetensorError):
             file.get_tensor("none")
+
+
+def test_many_tensors_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of them to where tensors are already; and the rest to memory of their own."""
+    path = tmp_path / "model.safetensors"
+    tensors = {f"{number:02}": torch.randn(90_000 + number) for number in range(20)}
+    save_file(tensors, path, checksums=True)
+    groups: list[int] = []
+    read_records = reader.Reader.read_records
+
+    def counted(self: reader.Reader, requests: list[reader.Request]) -> None:
+        groups.append(len(requests))
+        read_records(self, requests)
+
+    monkeypatch.setattr(reader, "_GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(reader.Reader, "read_records", counted)
+    into = {"03": torch.zeros(90_003), "04": torch.zeros(2 * 90_004)[::2]}
+    loaded = load_file(path, into=into)
+    assert_same({name: one.contiguous() for name, one in loaded.items()}, tensors)
+    assert all(loaded[name] is into[name] for name in into)
+    assert groups == [3] * 6 + [2]
+
+
+def test_a_tensor_may_look_like_an_archive(tmp_path: Path) -> None:
+    """The end of the file is that of a torch zip then, and its records are none of its tensors."""
+    path, room = tmp_path / "model.safetensors", 300
+    archive = b""
+    for _ in range(2):  # the header has the archive's length, which has the header's
+        entries = {
+            "first": {"dtype": "U8", "shape": [40], "data_offsets": [0, 40]},
+            "empty": {"dtype": "F32", "shape": [0], "data_offsets": [40, 40]},
+            "zip": {
+                "dtype": "U8",
+                "shape": [len(archive)],
+                "data_offsets": [40, 40 + len(archive)],
+            },
+        }
+        head = room.to_bytes(8, "little") + json.dumps(entries).encode().ljust(room) + b"x" * 40
+        whole = io.BytesIO(head)
+        with zipfile.ZipFile(whole, "a") as file:
+            file.writestr("archive/data.pkl", bytes(range(256)))
+        archive = whole.getvalue()[len(head) :]
+    path.write_bytes(head + archive)
+    with reader.Reader(str(path), any_format=True) as opened:
+        assert opened.is_torch_zip
+    loaded = load_file(path)
+    assert bytes(loaded["first"].tolist()) == b"x" * 40
+    assert bytes(loaded["zip"].tolist()) == archive
+    assert loaded["empty"].shape == (0,)
 
 
 def test_files_of_the_original_are_loaded(tmp_path: Path) -> None:

@@ -600,6 +600,8 @@ def test_the_exporter_serves_what_status_shows(address: str, busy: tuple[Writer,
         assert found["ioshape_up"] == 1
         assert found[f"ioshape_pool_capacity_slots{pool}"] == 1
         assert found[f"ioshape_pool_capacity_by_operator{pool}"] == 0
+        assert found[f"ioshape_pool_learned_slots{pool}"] == 0
+        assert found[f"ioshape_pool_learned_more_ratio{pool}"] == 0
         assert found[f"ioshape_pool_used_slots{pool}"] == 1
         assert found[f"ioshape_pool_holders{pool}"] == 1
         assert found[f"ioshape_pool_waiters{pool}"] == 1
@@ -651,9 +653,11 @@ def test_the_documented_metrics_are_those_that_are_served(
     with exporter(IOSHAPE_COORDINATOR=address) as one:
         served = {name.partition("{")[0] for name in one.scrape()}
     assert served == documented
-    used = set(re.findall(r"expr: (ioshape_\w+)", page))
-    assert used
-    assert used <= documented
+    for file in ("prometheus/rules.yml", "prometheus/rules_test.yml", "grafana/ioshape.json"):
+        text = (ROOT / "examples" / "deploy" / file).read_text(encoding="utf-8")
+        used = set(re.findall(r"\bioshape_\w+", text))
+        assert used
+        assert used <= served, file
 
 
 def test_labels_of_jobs_are_bounded() -> None:

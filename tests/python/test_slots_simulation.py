@@ -6,7 +6,6 @@ per millisecond for each slot, less for each when more write than there are slot
 milliseconds for each write whatever its size.
 """
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,10 @@ from itertools import count
 from random import Random
 
 import pytest
-from slots_model import Identity, Pool
+from slots_model import ADVANCE, FAIR, WASTE, Identity, Pool
+
+from tests.simulate.events import Events
+from tests.simulate.report import jain
 
 MIB, GIB = 1 << 20, 1 << 30
 SPEED = 1e6  # bytes per millisecond and slot: 1 GB/s
@@ -34,7 +36,6 @@ class Save:
     granted: float = -1
     given: int = 0
     done: float = -1
-    left: float = 0
 
     @property
     def waited(self) -> float:
@@ -45,63 +46,47 @@ class Save:
         return OVERHEAD_MS + self.size / SPEED / self.weight
 
 
-class Simulation:
-    """A pool and its clients; `saves` is what became of them."""
+class Simulation(Events):
+    """A pool and its clients, in milliseconds; `saves` is what became of them."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, order: int = FAIR) -> None:
+        # Who has more slots than there are writes more slowly, and all others with it.
+        super().__init__(lambda slots: min(1.0, capacity / slots))
         self.capacity = capacity
-        self.time = 0.0
-        self.pool = Pool(lambda: 1_700_000_000_000 + int(self.time), lambda: ("1" * 40, 10**9))
+        self.pool = Pool(lambda: 1_700_000_000_000 + int(self.now), lambda: ("1" * 40, 10**9))
+        self.pool.numbers.settings.order = order
         self.saves: dict[str, Save] = {}
-        self._writing: dict[str, Save] = {}
-        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._again: dict[str, Callable[[], None]] = {}
-        self._numbers = count(1)
         self._seen = 0
 
-    def at(self, time: float, action: Callable[[], object]) -> None:
-        heapq.heappush(self._events, (time, next(self._numbers), action))
-
-    def save(self, who: Identity, size: int, weight: int = 1) -> Save:
+    def save(self, who: Identity, size: int, weight: int = 1, advance: int = 0) -> Save:
         """Asks now."""
-        save = Save(f"id{next(self._numbers)}", who, size, weight, self.time)
+        save = Save(f"id{next(self._numbers)}", who, size, weight, self.now)
         self.saves[save.id] = save
         capacity = self.capacity
-        self.pool.acquire(save.id, who, weight, size, NO_LEASE_ENDS, asked=capacity)
+        self.pool.acquire(
+            save.id, who, weight, size, NO_LEASE_ENDS, asked=capacity, advance=advance
+        )
         self._start_granted()
         return save
 
-    def keep_saving(self, who: Identity, size: int, weight: int = 1) -> None:
+    def keep_saving(self, who: Identity, size: int, weight: int = 1, advance: int = 0) -> None:
         """The next one as soon as one is done, for ever."""
-        save = self.save(who, size, weight)
-        self._again[save.id] = partial(self.keep_saving, who, size, weight)
+        save = self.save(who, size, weight, advance)
+        self._again[save.id] = partial(self.keep_saving, who, size, weight, advance)
 
     def die(self, save: Save) -> None:
         """Without a word; an operator sees it."""
-        save.done = self.time
-        self._writing.pop(save.id, None)
-        self.pool.kick("operator", "kick", save.id)
+        save.done = self.now
+        if save.granted >= 0:
+            self.crowd.leave(save, max(save.given, 1))
+        self.pool.kick(save.id, "operator", "kick")
         self._start_granted()
-
-    def run(self, until: float) -> None:
-        while True:
-            finished = min(self._writing.values(), key=lambda save: save.left, default=None)
-            end = self.time + finished.left / self._pace() if finished else until
-            event = self._events[0][0] if self._events else until
-            if min(end, event) >= until:
-                self._pass(until)
-                return
-            if finished and end <= event:
-                self._pass(end)
-                self._finish(finished)
-            else:
-                self._pass(event)
-                heapq.heappop(self._events)[2]()
 
     def run_all(self) -> float:
         """Until nobody writes or comes any more; says when."""
-        while self._writing or self._events:
-            self.run(self.time + 1000)
+        while not self.is_over:
+            self.run(self.now + 1000)
         return max(save.done for save in self.saves.values())
 
     def slot_time(self, start: float, end: float) -> dict[str, float]:
@@ -110,41 +95,27 @@ class Simulation:
         for save in self.saves.values():
             if save.granted < 0:
                 continue
-            until = min(save.done if save.done >= 0 else self.time, end)
+            until = min(save.done if save.done >= 0 else self.now, end)
             time = max(until - max(save.granted, start), 0) * max(save.given, 1)
             found[save.who.job] = found.get(save.who.job, 0) + time
         return found
 
-    def _pace(self) -> float:
-        """How much of its speed each writer has."""
-        slots = sum(max(save.given, 1) for save in self._writing.values())
-        return min(1.0, self.capacity / slots) if slots else 1.0
-
-    def _pass(self, time: float) -> None:
-        gone = (time - self.time) * self._pace()
-        for save in self._writing.values():
-            save.left -= gone
-        self.time = time
-
     def _start_granted(self) -> None:
         for grant in self.pool.granted[self._seen :]:
             save = self.saves[grant.member.id]
-            save.granted, save.given, save.left = self.time, grant.given, save.alone()
-            self._writing[save.id] = save
+            save.granted, save.given = self.now, grant.given
+            self.crowd.enter(save, save.alone(), max(save.given, 1))
         self._seen = len(self.pool.granted)
 
-    def _finish(self, save: Save) -> None:
-        save.done = self.time
-        del self._writing[save.id]
-        self.pool.release(save.id, save.size, NO_LEASE_ENDS)
+    def written(self, writer: object) -> None:
+        assert isinstance(writer, Save)
+        writer.done = self.now
+        self.crowd.leave(writer, max(writer.given, 1))
+        self.pool.release(writer.id, writer.size, NO_LEASE_ENDS)
         self._start_granted()
-        again = self._again.pop(save.id, None)
+        again = self._again.pop(writer.id, None)
         if again:
             again()
-
-
-def jain(values: list[float]) -> float:
-    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
 
 
 def ranks(job: str, number: int, share: int = 1) -> list[Identity]:
@@ -238,9 +209,10 @@ def test_within_a_job_who_comes_first_goes_first() -> None:
         assert order == sorted(order)
 
 
+@pytest.mark.parametrize("order", [WASTE, FAIR])
 @pytest.mark.parametrize("same_job", [True, False])
-def test_a_heavy_request_is_not_starved_by_light_ones(same_job: bool) -> None:
-    simulation, capacity = Simulation(8), 8
+def test_a_heavy_request_is_not_starved_by_light_ones(same_job: bool, order: int) -> None:
+    simulation, capacity = Simulation(8, order), 8
     for who in ranks("light", 32):
         simulation.keep_saving(who, GIB)
     heavy: list[Save] = []
@@ -249,7 +221,11 @@ def test_a_heavy_request_is_not_starved_by_light_ones(same_job: bool) -> None:
     simulation.run(300_000)
     light = Save("", who, GIB, 1, 0).alone()
     # Those that hold slots, and of the same job all that came before it.
-    assert 0 < heavy[0].waited <= light * (2 + (32 / capacity + 1 if same_job else 0))
+    assert (
+        0
+        < heavy[0].waited
+        <= light * (2 + (32 / capacity + 1 if same_job or order == WASTE else 0))
+    )
 
 
 def stream_of_new_jobs(simulation: Simulation, size: int, every: float, until: float) -> None:
@@ -326,3 +302,39 @@ def test_a_flood_of_tiny_saves_starves_nobody() -> None:
     assert times["y"] > part * 0.9, times
     assert max(save.waited for save in others if save.granted >= 0) <= 5 * others[0].alone()
     assert others[-1].granted >= 0
+
+
+def test_whatever_a_job_says_nobody_who_came_ten_minutes_later_goes_first() -> None:
+    random, simulation = Random(3), Simulation(2, WASTE)
+    writes_s, late = 30, []
+    for number in range(2000):
+        # Half as much again as can be written; and some say more than counts.
+        at = random.uniform(0, 2000 * writes_s / 2 / 1.5) * 1000
+        who = Identity(
+            f"c{number}", "node", f"job{number % 7}", share=random.choice([1, 100, 9999])
+        )
+        advance = random.choice([-1, 1]) * random.choice([0, 60_000, ADVANCE, 10**9])
+        size = round(writes_s * 1000 * SPEED)
+        simulation.at(at, partial(simulation.save, who, size, advance=advance))
+    simulation.run_all()
+    by_grant = sorted(simulation.saves.values(), key=lambda save: save.granted)
+    oldest = simulation.now
+    for save in reversed(by_grant):  # the oldest of those that were granted later
+        late.append(save.asked - oldest)
+        oldest = min(oldest, save.asked)
+    assert 1.5 * ADVANCE < max(late) <= 2 * ADVANCE
+
+
+def test_a_job_that_says_most_of_itself_does_not_starve_one_that_says_least() -> None:
+    simulation = Simulation(2, WASTE)
+    for who in ranks("loud", 8):
+        simulation.keep_saving(who, GIB, advance=10**9)
+    quiet: list[Save] = []
+    who = Identity("q", "node", "quiet", share=1)
+    for minute in (1, 30):
+        later = partial(simulation.save, who, 64 * GIB, advance=-(10**9))
+        simulation.at(minute * 60_000.0, lambda later=later: quiet.append(later()))  # type: ignore[misc]
+    simulation.run(60 * 60_000)
+    turns = [2 * ADVANCE, 2 * ADVANCE + 8 * quiet[0].alone()]
+    for save in quiet:
+        assert turns[0] - 10_000 <= save.waited <= turns[1]

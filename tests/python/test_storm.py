@@ -8,6 +8,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,16 +22,19 @@ import pytest
 import torch
 from command import IOSHAPE, call
 from ioshape._run import trace
+from ioshape._settings import config
 from ioshape.cli.bench import ceiling
 from ioshape.cli.bench.crowd import Crowd, MemberError
 from ioshape.cli.bench.measure import Latency, Ratios, Round, Summary
-from ioshape.cli.bench.neighbours import READ, Operation
+from ioshape.cli.bench.neighbours import READ, READERS, WRITERS, Operation
 from ioshape.cli.bench.picture import compared
 from ioshape.cli.bench.ranks import Saved
 from ioshape.cli.trace import chrome, plot, reports
 from ioshape.cli.trace.reports import percentile
 from ioshape.cli.trace.timeline import PHASES, Dot, Panel, Row, Save, Span, Timeline, spans_of
+from mounts import seen_alone
 from processes import environment
+from striped import INSTANT, striped
 from tree import ROOT
 
 ROUNDS = 2
@@ -248,6 +252,103 @@ def test_members_that_fail_are_named() -> None:
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+# ---- Nodes, and time that is slow ----------------------------------------------------------------
+
+NODES = """
+    import json, os, sys, time
+    from collections import Counter
+    from pathlib import Path
+    from ioshape.cli.bench.crowd import now_ns
+    from ioshape.cli.bench.measure import Plan, Storm
+
+    folder, seen = Path(sys.argv[1]), Path(sys.argv[2])
+    plan = Plan(ranks=4, n_bytes=1 << 16, ways=("save",), rounds=1, nodes=2, slow=2)
+
+    def enter(node):
+        (seen / f"{node}-{os.getpid()}").touch()
+
+    with Storm(plan, folder, enter=enter) as storm:
+        clock, model = time.monotonic(), now_ns()
+        storm.measure()
+        ratio = (time.monotonic() - clock) / (now_ns() - model) * 1e9
+    (turn,) = storm.summaries["save"].rounds
+    print(json.dumps({
+        "ratio": ratio,
+        "nodes": Counter(path.name.split("-")[0] for path in seen.iterdir()),
+        "took": [(rank.end_ns - rank.begin_ns) / 1e9 for rank in turn.ranks],
+        "reports": [rank.report["total_s"] for rank in turn.ranks],
+    }))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_are_on_nodes_and_a_simulated_storage_has_its_own_time(tmp_path: Path) -> None:
+    folder, seen = tmp_path / "folder", tmp_path / "seen"
+    folder.mkdir()
+    seen.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(NODES), folder, seen],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ratio"] == pytest.approx(2, rel=0.01)
+    assert found["nodes"] == {"0": 2, "1": 2, "2": READERS + WRITERS}
+    # A report tells of the save in the same time, and of nothing around it.
+    for took, told in zip(found["took"], found["reports"], strict=True):
+        assert 0 < told <= took
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_mounts_of_stripefs")
+def test_the_storm_of_the_benchmark_has_mounts_of_their_own_in_one_place(tmp_path: Path) -> None:
+    """Groups meet across them; and what the process of a node sees is its own mount."""
+    given = {
+        "picture": "",
+        "plan": {
+            **{"ranks": 4, "n_bytes": 1 << 16, "nodes": 2, "rounds": 0, "slow": 1},
+            "ways": ["torch", "node"],
+        },
+    }
+    apart = seen_alone('exec "$@"')
+    python = [sys.executable, "-m", "tests.bench.storm_process"]
+    variables = environment(PYTHONPATH=str(ROOT / "tests" / "support"))
+    with striped("ssd", clients=3, **INSTANT) as mount:
+        given["mounts"] = [str(path) for path in mount.paths]
+        given["backing"] = str(mount.backing)
+        done = subprocess.run(
+            [*apart, *python, json.dumps(given)],
+            cwd=ROOT,
+            env={**variables, "IOSHAPE_COORDINATOR": f"local:{tmp_path}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    ways = json.loads(done.stdout)["ways"]
+    assert ways["torch"]["metadata"]["create"] == 4
+    assert ways["node"]["metadata"]["fsync"] > 0
+    look = (
+        "import os, sys; from pathlib import Path; from tests.bench.storm_process import *;"
+        "here, there = map(Path, sys.argv[1:]); see_instead(here, there); print(os.listdir(here))"
+    )
+    for name in ("here", "there"):
+        (tmp_path / name / name).mkdir(parents=True)
+    done = subprocess.run(
+        [*apart, sys.executable, "-c", look, tmp_path / "here", tmp_path / "there"],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "['there']\n", done.stderr
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["here"]
+
+
 # ---- Figures -----------------------------------------------------------------------------------
 
 
@@ -411,6 +512,31 @@ def line_of(**changes: object) -> str:
     return json.dumps({**fields, **changes})
 
 
+def save_with(path: Path, **settings: Any) -> ioshape.Report:
+    config.reset()
+    ioshape.configure(engine="threads", **settings)
+    try:
+        return ioshape.save({"weight": torch.zeros(12 << 20)}, path)
+    finally:
+        config.reset()
+
+
+def test_how_much_was_in_flight_is_told_and_drawn(tmp_path: Path) -> None:
+    report = save_with(tmp_path / "a.pt", trace=str(tmp_path / "reports"))
+    assert report.flight[0][0] == 0
+    assert all(n % (4 << 20) == 0 and 0 < n <= 52 << 20 for _, n in report.flight)
+    assert report.request_s > 0
+    (save,) = reports.read(tmp_path / "reports").saves
+    assert save.flight == list(report.flight)
+    panel = reports.panel_of(reports.Gust([save]), "storm")
+    plot.draw(Timeline("t", [panel]), str(tmp_path / "a.svg"))
+    events = json.loads(chrome.write(Timeline("t", [panel])))["traceEvents"]
+    counted = [one["args"]["bytes"] for one in events if one["ph"] == "C"]
+    assert counted == [n for _, n in report.flight]
+    # As the user has said, from the first request to the last.
+    assert save_with(tmp_path / "b.pt", queue_depth=3).flight == ((0.0, 2 * (4 << 20)),)
+
+
 def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
     wrong = {
         "{": "it is not JSON",
@@ -424,6 +550,9 @@ def test_lines_that_are_no_reports_are_named(tmp_path: Path) -> None:
         line_of(rank=-1): 'its "rank" is not a whole number',
         line_of(pid=None): 'its "pid" is not a whole number',
         line_of(host=7): 'its "host" is not a text',
+        line_of(flight=7): 'its "flight" is not a list of points',
+        line_of(flight=[[-1, 7]]): 'its "flight" is not a number of seconds',
+        line_of(flight=[[0, "7"]]): 'its "flight" is not a whole number',
         line_of(path="x" * 70_000): "it has more than 65,536 bytes",
     }
     lines = [line_of(), *wrong, line_of(path="/b\x1b[31m", started_s=1e9 + 9)]

@@ -2,6 +2,7 @@
 """Training on four ranks: saved, killed and resumed, and nobody could tell from the losses."""
 
 import io
+import itertools
 import os
 import random
 import re
@@ -111,6 +112,27 @@ def wait_for_step(training: subprocess.Popen[str], folder: Path, step: int) -> N
         time.sleep(0.005)
 
 
+def killed(folder: Path, chance: random.Random, first: int, *arguments: str | Path) -> Path:
+    """
+    The folder of a training that was killed at some step from `first` on; of another one where
+    this machine had so much else to do that it came to its end.
+    """
+    for number in itertools.count():
+        made = folder / str(number)
+        made.mkdir()
+        training = start(made, *arguments, made, *SIZE)
+        try:
+            wait_for_step(training, made, chance.randrange(first, STEPS - SAVE_EVERY))
+            time.sleep(chance.uniform(0, 0.2))
+        finally:
+            kill_all(training)
+        output, _ = training.communicate()
+        if training.returncode:
+            assert training.returncode == -signal.SIGKILL, output
+            break
+    return made
+
+
 @WAYS
 @pytest.mark.slow
 def test_a_killed_training_has_the_losses_of_one_that_was_not(
@@ -118,31 +140,22 @@ def test_a_killed_training_has_the_losses_of_one_that_was_not(
 ) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)  # shown if the test fails
-    chance = random.Random(seed)
-
-    training = start(tmp_path, *way, tmp_path, *SIZE)
-    try:
-        wait_for_step(training, tmp_path, chance.randrange(2 * SAVE_EVERY, STEPS - SAVE_EVERY))
-        time.sleep(chance.uniform(0, 0.2))
-    finally:
-        kill_all(training)
-    output, _ = training.communicate()
-    assert training.returncode == -signal.SIGKILL, output
+    folder = killed(tmp_path, random.Random(seed), 2 * SAVE_EVERY, *way)
 
     # Whatever was being written: what has a name is whole.
-    files = sorted(tmp_path.glob("*.pt"))
+    files = sorted(folder.glob("*.pt"))
     assert files
     for file in files:
         ioshape.verify(file)
         torch.load(file, weights_only=True)
 
-    output = finish(start(tmp_path, *way, tmp_path, *SIZE))
+    output = finish(start(folder, *way, folder, *SIZE))
     assert "going on from step" in output
-    assert losses(tmp_path) == losses(plain)
+    assert losses(folder) == losses(plain)
 
     # It has the same files in the end, and nothing is left of the writers that were killed.
-    assert names(tmp_path) == names(plain)
-    for file in tmp_path.glob("*.pt"):
+    assert names(folder) == names(plain)
+    for file in folder.glob("*.pt"):
         assert_same(torch.load(file), torch.load(plain / file.name))
         # Both have CRC-32s. Only ours have checksums for each block.
         assert has_block_checksums(file)
@@ -195,27 +208,17 @@ def test_a_killed_group_has_the_losses_of_a_training_that_was_not(
 ) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)  # shown if the test fails
-    chance = random.Random(seed)
-
-    training = start(tmp_path, GROUP, tmp_path, *SIZE)
-    try:
-        # The second save waits for the first.
-        step = chance.randrange(2 * SAVE_EVERY + 1, STEPS - SAVE_EVERY)
-        wait_for_step(training, tmp_path, step)
-        time.sleep(chance.uniform(0, 0.2))
-    finally:
-        kill_all(training)
-    output, _ = training.communicate()
-    assert training.returncode == -signal.SIGKILL, output
+    # The second save waits for the first.
+    folder = killed(tmp_path, random.Random(seed), 2 * SAVE_EVERY + 1, GROUP)
 
     # Whatever was being written: what has a name is whole.
-    found = generations(tmp_path)
+    found = generations(folder)
     assert found
     assert all(len(objects) == RANKS for objects in found.values())
 
-    output = finish(start(tmp_path, GROUP, tmp_path, *SIZE))
+    output = finish(start(folder, GROUP, folder, *SIZE))
     assert f"going on from step {max(found)}" in output
-    check_group(tmp_path, plain)
+    check_group(folder, plain)
 
 
 def run_pre_stop(stop_file: Path) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that wait long for a slot say so: on a terminal in a line that goes away, else once."""
+"""Saves that wait long for a slot say so: on a terminal in a line that goes away, else once.
+
+Long loads show there how far they have come.
+"""
 
 import os
 import pty
@@ -11,7 +14,9 @@ from pathlib import Path
 
 import ioshape
 import pytest
+import torch
 from checkpoints import wait_until
+from command import on_terminal
 from processes import TIMEOUT_S, environment
 
 POOL = "long-waits"
@@ -106,3 +111,27 @@ def test_a_long_wait_is_shown_where_somebody_looks(tmp_path: Path) -> None:
         screen = one.end()
         assert screen.count(one.path.name) == 1, screen
         assert left_on(screen).count("\n") == 1, screen
+
+
+LOADING = """
+import sys
+import ioshape
+from ioshape import _terminal
+
+_terminal.LONG_S = float(sys.argv[2])
+ioshape.load(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("many", [False, True])
+def test_a_long_load_shows_how_far_it_has_come(tmp_path: Path, many: bool) -> None:
+    program, path = tmp_path / "program.py", tmp_path / "model.pt"
+    program.write_text(LOADING)
+    state = [torch.zeros(1000) for _ in range(100)] if many else torch.zeros(1 << 20)
+    torch.save(state, path)
+    for seconds, shown in (("0", True), ("1e9", False)):
+        code, screen = on_terminal("run", program, path, seconds)
+        assert code == 0, screen
+        assert bool(re.search(r"\rioshape: loading [^\r\n]*model.pt: \d+%", screen)) is shown
+        assert left_on(screen) == ""

@@ -23,6 +23,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -38,6 +39,10 @@ static struct {
 	int code;
 } wanted[2];
 static const char *wanted_name;
+static struct {
+	_Atomic uint32_t site; /* 0: none, or it has failed */
+	int code;
+} places[2];
 static struct {
 	const char *name;
 	int code;
@@ -62,6 +67,7 @@ void calls_begin(enum calls_mode mode, unsigned long nth, int code)
 	wanted[0].nth = nth;
 	wanted[0].code = code;
 	wanted[1].nth = 0;
+	memset(places, 0, sizeof(places));
 	atomic_store(&active, true);
 }
 
@@ -75,6 +81,14 @@ void calls_also(unsigned long nth, int code)
 {
 	wanted[1].nth = nth;
 	wanted[1].code = code;
+}
+
+void calls_at(uint32_t site, int code)
+{
+	const unsigned i = places[0].site != 0;
+
+	places[i].code = code;
+	atomic_store(&places[i].site, site);
 }
 
 void calls_deny(const char *name, int code)
@@ -109,6 +123,18 @@ static bool is_alike(const char *name, const char *other)
 	return !strcmp(name, other) || (calls_is_memory(name) && calls_is_memory(other));
 }
 
+/* The first one that comes from there. */
+static int choose_at(uint32_t site)
+{
+	for (unsigned i = 0; i < sizeof(places) / sizeof(*places); i++) {
+		uint32_t wanted_site = site;
+
+		if (atomic_compare_exchange_strong(&places[i].site, &wanted_site, 0))
+			return places[i].code;
+	}
+	return 0;
+}
+
 static int choose(const char *name, unsigned long now)
 {
 	for (unsigned i = 0; i < denied_count; i++)
@@ -130,8 +156,15 @@ static int choose(const char *name, unsigned long now)
 	return 0;
 }
 
+/* What cannot do a part of what was asked for was interrupted. */
+static int errno_of(int code)
+{
+	return code == CALLS_SHORT ? EINTR : code;
+}
+
 int calls_fail(const char *name, const void *site)
 {
+	const uint32_t from = (uint32_t)((const char *)site - __executable_start);
 	unsigned long now;
 	int code;
 
@@ -141,13 +174,15 @@ int calls_fail(const char *name, const void *site)
 	if (wanted_mode == CALLS_KILL && now == wanted[0].nth)
 		kill(getpid(), SIGKILL);
 	code = choose(name, now);
+	if (!code)
+		code = choose_at(from);
 	if (now <= CALLS_MOST) {
-		record->sites[now - 1] = (uint32_t)((const char *)site - __executable_start);
+		record->sites[now - 1] = from;
 		record->codes[now - 1] = code;
 		atomic_store(&record->names[now - 1], name);
 	}
-	if (code && code != CALLS_SHORT)
-		errno = code;
+	if (code)
+		errno = errno_of(code);
 	return code;
 }
 
@@ -182,9 +217,7 @@ int calls_fail(const char *name, const void *site)
 	int __wrap_##name parameters;                                                              \
 	int __wrap_##name parameters                                                               \
 	{                                                                                          \
-		const int code = FAIL(#name);                                                      \
-                                                                                                   \
-		return code ? -code : __real_##name arguments;                                     \
+		return FAIL(#name) ? -errno : __real_##name arguments;                             \
 	}
 
 /* Whole pages, if there are more: what is read ends early only where direct I/O can go on. */
@@ -277,7 +310,6 @@ WRAP(int, setsockopt, -1, (int fd, int level, int name, const void *value, sockl
      (fd, level, name, value, bytes))
 WRAP(int, shutdown, -1, (int fd, int how), (fd, how))
 WRAP(int, socket, -1, (int domain, int type, int protocol), (domain, type, protocol))
-WRAP(long, sysconf, -1, (int name), (name))
 WRAP(ssize_t, recvmsg, -1, (int fd, struct msghdr *message, int flags), (fd, message, flags))
 WRAP(ssize_t, send, -1, (int fd, const void *data, size_t bytes, int flags),
      (fd, data, bytes, flags))
@@ -343,10 +375,10 @@ int __wrap___io_uring_get_cqe(struct io_uring *ring, struct io_uring_cqe **cqe, 
 	if (code == EINTR)
 		return -EINTR;
 	ret = __real___io_uring_get_cqe(ring, cqe, submit, count, signals);
-	if (!ret && code)
-		(*cqe)->res = code == CALLS_SHORT && (*cqe)->res > 0 ?
-				      (int)part((size_t)(*cqe)->res) :
-				      -code;
+	if (!ret && code == CALLS_SHORT && (*cqe)->res > 0)
+		(*cqe)->res = (int)part((size_t)(*cqe)->res);
+	else if (!ret && code)
+		(*cqe)->res = -errno_of(code);
 	return ret;
 }
 
@@ -406,8 +438,15 @@ int __wrap_close(int fd)
 	result = __real_close(fd);
 	if (!code)
 		return result;
-	errno = code;
+	errno = errno_of(code);
 	return -1;
+}
+
+ssize_t __real_pwritev64(int fd, const struct iovec *parts, int count, off64_t offset);
+ssize_t __wrap_pwritev64(int fd, const struct iovec *parts, int count, off64_t offset);
+ssize_t __wrap_pwritev64(int fd, const struct iovec *parts, int count, off64_t offset)
+{
+	return FAIL("pwritev64") ? -1 : __real_pwritev64(fd, parts, count, offset);
 }
 
 ssize_t __real_pwrite64(int fd, const void *data, size_t bytes, off64_t offset);
@@ -430,7 +469,7 @@ int __wrap_fclose(FILE *file)
 
 	if (!code)
 		return result;
-	errno = code;
+	errno = errno_of(code);
 	return EOF;
 }
 

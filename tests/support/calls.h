@@ -49,6 +49,9 @@ void calls_end(void);
 /* Besides, the nth fails as well. After calls_begin(). */
 void calls_also(unsigned long nth, int code);
 
+/* Besides, the first call that goes on there fails; two places at most. After calls_begin(). */
+void calls_at(uint32_t site, int code);
+
 /* Besides, every call of this name fails, as if the system did not have it. For good. */
 void calls_deny(const char *name, int code);
 

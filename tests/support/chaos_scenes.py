@@ -422,7 +422,10 @@ def _check_files(here: Scene, folder: Path) -> None:
         for path in folder.glob("*.pt"):
             # Their savers are at it meanwhile.
             files.append(Path(kept) / path.name)
-            os.link(path, files[-1])
+            while not files[-1].exists():
+                assert path.exists(), path
+                with suppress(FileNotFoundError):  # it is being replaced: the kernel links no such
+                    os.link(path, files[-1])
         done = subprocess.run(
             [client_program(), "check", *map(str, files)],
             env=environment(IOSHAPE_COORDINATOR="open"),

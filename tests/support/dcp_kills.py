@@ -1,93 +1,161 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that save checkpoints of DCP, killed at random moments; stock DCP judges the rest.
+"""Four ranks that save FSDP2's state by DCP, killed at random moments; stock DCP judges the rest.
 
-Run as a program: dcp_kills.py FOLDER KILLS SEED. It ends with 0 if every checkpoint that anybody
-can see loads whole, and is none that was replaced before. ioshape is in the killed processes alone.
+They write a file each, or one for all. Run as a program: dcp_kills.py FOLDER KILLS SEED. It ends
+with 0 if every checkpoint that anybody can see loads whole, none is older than what was said to be
+saved, and the save after the last kill leaves nothing behind. There is no ioshape in the process
+that judges.
 """
 
+import multiprocessing
 import os
 import random
-import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # fully_shard() would, in each rank
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from killed_job import Job
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-TENSORS = 5
-ELEMENTS = 200_000
+RANKS = 4
+WIDTH = 301  # not a multiple of the ranks
 
 
-def _state(step: int) -> dict[str, Any]:
-    tensors = {f"weight{number}": torch.full((ELEMENTS,), step) for number in range(TENSORS)}
-    return {"step": step, **tensors}
+def _model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 7), nn.Linear(7, WIDTH))
 
 
-def _save_for_ever(folder: Path, first: int, told: int) -> None:
-    """Always the same path, and now and then one that is new."""
-    import ioshape.dcp  # noqa: PLC0415 - not in the process that judges
+# ---- Those that are killed -----------------------------------------------------------------------
 
-    for step in range(first, first + 1_000_000):
-        for name in ("latest", f"step-{step}"):
-            writer = ioshape.dcp.Writer(folder / name)
-            dcp.save(_state(step), storage_writer=writer, no_dist=True)
+
+def _save(folder: Path, model: nn.Module, step: int, told: int, *, in_background: bool) -> None:
+    """To a path that is replaced each time, and to one that is new."""
+    import ioshape.dcp  # noqa: PLC0415 - not where stock DCP judges
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(step)
+    for name in ("latest", f"step-{step}"):
+        state = {"model": model.state_dict(), "step": step}
+        writer = ioshape.dcp.Writer(folder / name)
+        if in_background:
+            future: Any = dcp.async_save(state, storage_writer=writer)
+            future.result()
+        else:
+            dcp.save(state, storage_writer=writer)
+        if dist.get_rank() == 0:
             os.write(told, f"{name} {step}\n".encode())
 
 
+def _rank(rank: int, store: Path, folder: Path, steps: range, told: int, how: bool) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    model = _model()
+    for layer in model:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (RANKS,)))
+    for step in steps:
+        _save(folder, model, step, told, in_background=how)
+
+
+def _job(store: Path, folder: Path, steps: range, *, in_background: bool, mode: str) -> Job:
+    def body(rank: int, told: int) -> None:
+        os.environ["IOSHAPE_MODE"] = mode
+        _rank(rank, store, folder, steps, told, in_background)
+
+    return Job(RANKS, body)
+
+
+def _kill_one(store: Path, folder: Path, first: int, chance: random.Random) -> dict[str, int]:
+    """Some ranks, and the others a moment later. What rank 0 said it had saved."""
+    steps = range(first, sys.maxsize)
+    in_background, mode = chance.random() < 0.5, chance.choice(("each", "node"))
+    job = _job(store, folder, steps, in_background=in_background, mode=mode)
+    return job.kill(chance, 0.2)
+
+
+# ---- Who judges ----------------------------------------------------------------------------------
+
+
 def _loaded_step(path: Path) -> int:
-    state = _state(-1)
+    model = {name: torch.zeros_like(value) for name, value in _model().state_dict().items()}
+    state: dict[str, Any] = {"model": model, "step": -1}
     dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=True)
-    step = int(state["step"])
-    for name, value in state.items():
-        if name != "step" and not bool((value == step).all()):
-            raise SystemExit(f"{path} has {name} of another step than {step}")
+    for name, value in state["model"].items():
+        if not bool((value == state["step"]).all()):
+            raise SystemExit(f"{path.name} has {name} of another step than {state['step']}")
+    return int(state["step"])
+
+
+def _judge(folder: Path, said: dict[str, int]) -> int:
+    """The step from which a job would go on."""
+    for name, saved in said.items():
+        if _loaded_step(folder / name) < saved:
+            raise SystemExit(f"{name} is older than step {saved}, which was saved")
+    seen = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    step = max(_loaded_step(path) for path in seen) + 1
+    for path in folder.glob("step-*"):
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
     return step
 
 
-def _kill_one(folder: Path, first: int, after_s: float) -> dict[str, int]:
-    """What the process said it had saved."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(reading)
-        try:
-            _save_for_ever(folder, first, writing)
-        finally:
-            os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        lines = [told.readline(), told.readline()]  # it has begun
-        time.sleep(after_s)
-        os.kill(pid, signal.SIGKILL)
-        lines += told.readlines()
-    _pid, status = os.waitpid(pid, 0)
-    if not os.WIFSIGNALED(status):
-        raise SystemExit("it ended by itself")
-    return {name: int(step) for name, step in (line.split() for line in lines)}
+class _Judge:
+    """A process that was forked before ioshape was imported."""
+
+    def __init__(self, folder: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        self._ours, theirs = context.Pipe()
+        context.Process(target=_Judge._judge_for_ever, args=(theirs, folder), daemon=True).start()
+
+    @staticmethod
+    def _judge_for_ever(connection: Any, folder: Path) -> None:
+        while True:
+            said = connection.recv()
+            try:
+                connection.send(_judge(folder, said))
+            except BaseException as error:  # DCP's own are no Exception
+                connection.send(" ".join(f"{type(error).__name__}: {error}".split()))
+
+    def step_after(self, said: dict[str, int]) -> int:
+        self._ours.send(said)
+        found = self._ours.recv()
+        if not isinstance(found, int):
+            raise SystemExit(found)
+        return found
+
+
+def _save_once(store: Path, folder: Path, step: int) -> None:
+    job = _job(store, folder, range(step, step + 1), in_background=False, mode="node")
+    job.told.read()
+    if any(job.wait()):
+        raise SystemExit("the save after the last kill fails")
+    hidden = [path.name for path in [*folder.glob(".*"), *folder.glob("*/.*")]]
+    if left := [name for name in hidden if name != ".metadata"]:
+        raise SystemExit(f"the save after the last kill leaves {left[0]} behind")
+    if len(list((folder / "latest").iterdir())) != 2:  # one for all ranks, and .metadata
+        raise SystemExit("the save after the last kill leaves files of others behind")
 
 
 def main() -> None:
-    folder, kills, chance = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+    work, kills, chance = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    step = 0
-    for _ in range(kills):
-        said = _kill_one(folder, step, chance.random() * 0.2)
-        for name, saved in said.items():
-            if _loaded_step(folder / name) < saved:
-                raise SystemExit(f"{name} is older than {saved}, which was saved")
-        for path in folder.iterdir():
-            if not path.name.startswith("."):
-                step = max(step, _loaded_step(path) + 1)
-        for path in folder.glob("step-*"):
-            for file in path.iterdir():
-                file.unlink()
-            path.rmdir()
-    hidden = [path.name for path in [*folder.glob(".*"), *folder.glob("*/.*")]]
-    print(len([name for name in hidden if name != ".metadata"]))  # of the last one, at most two
+    folder = work / "run"
+    folder.mkdir()
+    judge, step = _Judge(folder), 0
+    import ioshape.dcp  # noqa: F401, PLC0415 - once for all that are forked from here on
+
+    for number in range(kills):
+        step = judge.step_after(_kill_one(work / f"store-{number}", folder, step, chance))
+    _save_once(work / "store", folder, step)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def _tensors(size: int, factor: float) -> dict[str, Any]:
         "replicated": distribute_tensor(BASE.to(torch.bfloat16) * factor, mesh, [Replicate()]),
         "plain": {"weights": BASE * factor, "scalar": torch.tensor(2.5 * factor)},
         "step": int(factor) * 7,
+        # What is no tensor may be longer than anybody can know who plans the files.
+        "note": b"long" * (1 << 18) * 2,
     }
 
 
@@ -107,7 +110,30 @@ def _save_stage(folder: Path, rank: int, size: int) -> dict[str, Any]:
         except dcp.CheckpointException as error:
             outcomes[f"failure of {name}"] = sorted(error.failures)
             broken.reset()  # on rank 0 it does not know yet that another rank has failed
+    if hasattr(dcp.state_dict_saver, "AsyncSaveResponse"):
+        outcomes["failure of changed"] = _save_changed(folder / "never", changes=rank == size - 1)
     return outcomes
+
+
+def _save_changed(path: Path, *, changes: bool) -> list[int]:
+    """One rank's tensor changes before it is copied. Which ranks have failed."""
+    import ioshape.dcp  # noqa: PLC0415
+    from ioshape._dcp import staging  # noqa: PLC0415
+
+    begin = threading.Event()
+
+    def copy_later(copying: Any) -> None:
+        begin.wait(60)
+        copying._copy_rest()
+
+    staging._Later._copy_at_leisure = copy_later  # type: ignore[method-assign, assignment]
+    tensor = torch.ones(1 << 19)
+    writer = ioshape.dcp.Writer(path, lazy=True)
+    response: Any = dcp.async_save({"large": tensor}, storage_writer=writer)
+    if changes:
+        tensor += 1
+    begin.set()
+    return sorted(response.upload_completion.exception(60).failures)
 
 
 def _load_stage(folder: Path, _rank: int, size: int) -> dict[str, Any]:
@@ -136,13 +162,20 @@ def main() -> None:
     (folder / f"{stage}.{rank}.outcomes").write_bytes(pickle.dumps(outcomes))
 
 
-def run(stage: str, folder: Path, size: int) -> list[Any]:
-    """What each rank found."""
+def _variables(rank: int, size: int, nodes: int) -> dict[str, str]:
+    found = {"GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank)}
+    if nodes:
+        found |= {"IOSHAPE_MODE": "node", "IOSHAPE_TEST_NODE": str(rank * nodes // size)}
+    return found
+
+
+def run(stage: str, folder: Path, size: int, nodes: int = 0) -> list[Any]:
+    """What each rank found. With `nodes` they play so many, and write a file for each."""
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, stage, folder, str(rank), str(size)],
             stderr=subprocess.PIPE,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank)},
+            env={**os.environ, **_variables(rank, size, nodes)},
             text=True,
         )
         for rank in range(size)

@@ -36,3 +36,9 @@ def seen_alone(script: str, name: str = "sh") -> list[str]:
     if tried.returncode:
         pytest.skip(f"this machine does not let us mount ({tried.stderr.strip()})")
     return command
+
+
+def client_of(backing: Path) -> list[str]:
+    """A command; the rest of it sees what Lustre's client shows in /sys of a mount of stripefs."""
+    shown = backing / "sys" / "fs" / "lustre"
+    return seen_alone(f'mount -t tmpfs none /sys/fs && ln -s {shown} /sys/fs/lustre && exec "$@"')

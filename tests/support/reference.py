@@ -16,10 +16,12 @@ import re
 import sys
 import textwrap
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import cli_reference
 import ioshape
+import ioshape.dcp
+import ioshape.safetensors
 from ioshape._settings.setting import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,9 @@ CONFIG = ROOT / "bindings" / "ioshape" / "_settings" / "config.py"
 
 # In the order in which a reader wants them; the rest follows.
 FIRST = ["save", "save_async", "SaveHandle", "wait_all", "load", "Report", "Progress"]
+
+#: Modules that are imported for themselves; those for frameworks of many megabytes have only pages.
+MODULES = [ioshape.dcp, ioshape.safetensors]
 
 SECTION = re.compile(r"^(Args|Returns|Raises):$", re.MULTILINE)
 
@@ -93,12 +98,13 @@ def method(owner: str, name: str, member: object) -> str:
     return f"- `{owner}.{name}{text}`: {about}"
 
 
-def describe(name: str) -> str:
+def describe(name: str, module: ModuleType = ioshape) -> str:
     """All about one public name."""
-    value = getattr(ioshape, name)
-    parts = [f"## {name}"]
+    value = getattr(module, name)
+    full = f"{module.__name__}.{name}"
+    parts = [f"## {name if module is ioshape else full}"]
     if isinstance(value, FunctionType):
-        parts += [signature(f"ioshape.{name}", value), prose(value.__doc__)]
+        parts += [signature(full, value), prose(value.__doc__)]
     elif isinstance(value, type):
         parts.append(prose(value.__doc__))
         parts.append(fields(value))
@@ -117,7 +123,17 @@ def reference() -> str:
     """The whole of it."""
     names = [name for name in ioshape.__all__ if not name.startswith("_")]
     order = FIRST + [name for name in names if name not in FIRST]
-    return "\n\n".join(describe(name) for name in order) + "\n"
+    parts = [describe(name) for name in order]
+    for module in MODULES:
+        # What it has from the package of the same name is described there.
+        own = [name for name in module.__all__ if is_ours(getattr(module, name))]
+        parts += [describe(name, module) for name in own]
+    return "\n\n".join(parts) + "\n"
+
+
+def is_ours(value: object) -> bool:
+    """Whether it is defined in the package."""
+    return str(getattr(value, "__module__", "")).startswith("ioshape")
 
 
 # ---- Settings -----------------------------------------------------------------------------------

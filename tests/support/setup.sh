@@ -7,7 +7,7 @@ PATH=$PATH:/usr/sbin:/sbin # where mkfs is, also for those who are not root
 
 usage() {
 	cat <<'END'
-Usage: tests/support/setup.sh [--help] [build|bench|test|long]
+Usage: tests/support/setup.sh [--help] [build|bench|test|long|launch]
 
 Installs the system packages that are missing (as root or with passwordless sudo; otherwise says which)
 and makes a Python environment in .venv, to which tests/support/package.sh adds the package itself.
@@ -16,11 +16,12 @@ and makes a Python environment in .venv, to which tests/support/package.sh adds 
   bench   build, and what measuring takes
   test    build, and what all tests take but the longest
   long    test, and what tests/run.sh --long takes
+  launch  bench, and what building and trying packages and alerts takes
 END
 }
 
 case "${1:-build}" in
-build | bench | test | long) purpose=${1:-build} ;;
+build | bench | test | long | launch) purpose=${1:-build} ;;
 -h | --help)
 	usage
 	exit 0
@@ -83,6 +84,15 @@ look_for_missing() {
 		need fio fio --version
 		need util-linux findmnt --version
 	fi
+	if [ "$purpose" = launch ]; then
+		need abigail-tools command -v abidiff
+		need buildah command -v buildah
+		need g++-aarch64-linux-gnu command -v aarch64-linux-gnu-g++
+		need lintian command -v lintian
+		need mmdebstrap command -v mmdebstrap
+		need prometheus command -v promtool
+		need qemu-user-static command -v qemu-aarch64-static
+	fi
 	case "$purpose" in
 	test | long) ;;
 	*) return 0 ;;
@@ -95,7 +105,11 @@ look_for_missing() {
 	need cmake cmake --version
 	need binutils nm --version
 	need valgrind valgrind --version
+	need strace strace --version
 	need redis-sentinel redis-sentinel --version
+	need redis-tools redis-cli --version
+	need openssl openssl version
+	need systemd systemd-analyze --version
 	need e2fsprogs mkfs.ext4 -V
 	need xfsprogs mkfs.xfs -V
 	need btrfs-progs mkfs.btrfs --version
@@ -118,6 +132,7 @@ look_for_missing() {
 	need slurmd command -v slurmd
 	need slurm-client command -v srun
 	need munge command -v munged
+	need chromium chromium --version
 }
 
 install_missing() {
@@ -176,4 +191,9 @@ make_venv() {
 look_for_missing
 [ ${#missing[@]} = 0 ] || install_missing
 make_venv
+case "$purpose" in
+test | long)
+	docs/site.sh --environment || say "docs/site.sh cannot have what it needs: the tests of the site are skipped"
+	;;
+esac
 say "everything for '$purpose' is here"

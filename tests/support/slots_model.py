@@ -9,7 +9,7 @@ milliseconds.
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 WAITING, HOLDING = 1, 2
 
@@ -19,15 +19,38 @@ MOST_JOBS = 1000
 KEPT_JOBS = 500
 TIDIED = 60_000
 LISTED_JOBS = 64
-KEPT_ACTS = 8
+KEPT_ACTS = 100
+LISTED_ACTS = 8
+MOST_LIMITS = 64
+HOUR = 3_600_000
+MOST_HOURLY = 128
+MOST_NAME = 64
 LISTED = 256
-NEAR = 100
-OPERATORS_LEASE = 15000
+NEAR = 10
 SMALL_BYTES = 16 << 20
 LEARNING = 1 / 8
 BELIEVED = 300_000
+LEAST_REPORT = 4 << 20
+FULL = 0.8
+LESSON = 6
+WASTE, FAIR, FIRST = 1, 2, 3
+ORDERS = {WASTE: "waste", FAIR: "fair", FIRST: "first"}
+MOST_PLACES = 64
+#: what a job says of itself makes it so many milliseconds earlier or later at most
+ADVANCE = 300_000
+DOUBLE = 60_000
+USUAL_SHARE = 100
 
 Answer = list[int | str]
+
+
+@dataclass
+class Report:
+    """What one holder wrote, and the storage's time that it had for that."""
+
+    bytes: int
+    ms: float
+    wanted: int  # slots, held or waited for
 
 
 @dataclass
@@ -56,15 +79,48 @@ class Member:
     state: int = WAITING
     cost: float = 0
     start: float = 0
+    place: float = 0  # in the queue
     seq: int = 0
     small_start: float | None = None  # waits, and may be let past the queue
     urgent: bool = False  # has a deadline
     given: int = 0
     fence: int = 0
     passed: int = 0
+    waited: int = 0
+    parts: float = 0  # of the pool when it began to hold
+    target_parts: int = 0  # of the storage targets, as many as writers have some of their own
+    target_part: int = 0  # its own, from 1 on
 
     def describe(self) -> str:
         return f"job {self.who.job}, rank {self.who.rank} on {self.who.node}"
+
+
+@dataclass
+class Use:
+    """What was used, of a pool, by a job, or in an hour."""
+
+    writes: int = 0
+    written: int = 0
+    held: int = 0
+    waited: int = 0
+
+    def add(self, other: "Use") -> None:
+        self.writes += other.writes
+        self.written += other.written
+        self.held += other.held
+        self.waited += other.waited
+
+    def row(self) -> list[int]:
+        return [self.writes, self.written, self.held, self.waited]
+
+
+@dataclass
+class Limit:
+    """What the operator set for one job or user."""
+
+    share: int = 0
+    rate: int = 0
+    free: float = 0
 
 
 @dataclass
@@ -79,9 +135,11 @@ class Job:
     ms: float = 0
     bytes: float = 0
     user: str = ""
-    writes: int = 0
-    written: int = 0
+    use: Use = field(default_factory=Use)
+    hour: int = 0  # its latest
+    hourly: Use = field(default_factory=Use)  # in it
     seen: int = 0
+    free: float = 0  # when its bandwidth is free again
 
 
 @dataclass
@@ -93,6 +151,7 @@ class Settings:
     job_rate: int = 0
     small: int = 0
     express: int = 0
+    order: int = 0
 
     def any(self) -> bool:
         return any(vars(self).values())
@@ -127,9 +186,20 @@ class Numbers:
     vt: float = 0
     served: float = 0
     small_vt: float = 0
+    base: float = 0  # of places in the queue: above those in the order before
+    writers: list[int] = field(default_factory=list)  # in each part of the targets
+    turn: int = 0  # the latest part that was given
     seq: int = 0
     cap: int = 0
     by: int = 0
+    start: int = 0  # of what is learnt
+    learnt: int = 0
+    known: str = ""  # what clients make of reports
+    lesson: int = 0  # so many reports are enough
+    reports: list[Report] = field(default_factory=list)
+    parts: float = 0  # of the time, divided among the slots in use
+    full: int = 0  # when they were last in use, but for few
+    resized: int = 0  # when the capacity last changed
     ms: float = 16
     bytes: float = 16e6
     free: float = 0
@@ -138,6 +208,8 @@ class Numbers:
     tidied: int = 0
     acts: list[Answer] = field(default_factory=list)
     settings: Settings = field(default_factory=Settings)
+    limits: dict[tuple[str, str], Limit] = field(default_factory=dict)
+    use: Use = field(default_factory=Use)
 
 
 @dataclass
@@ -147,7 +219,6 @@ class Snapshot:
     numbers: Numbers
     members: dict[str, Member]
     jobs: dict[str, Job]
-    job_free: dict[str, float]
 
 
 class Pool:
@@ -159,9 +230,9 @@ class Pool:
         self.numbers = Numbers()
         self.members: dict[str, Member] = {}
         self.jobs: dict[str, Job] = {}
-        self.job_free: dict[str, float] = {}
-        self.evicted = False  # a key that is needed to understand the others
-        self.details_evicted = False  # the one that says who they are
+        self.evicted: set[str] = set()  # keys that are needed to understand the others
+        # By hour and job: its user, and what it used. Nobody loses these.
+        self.hours: dict[int, dict[str, tuple[str, Use]]] = {}
         self.granted: list[Grant] = []  # all, for tests
         self.woken: list[str] = []
         self.now = 0
@@ -176,7 +247,7 @@ class Pool:
     def queue(self) -> list[Member]:
         """The next one first."""
         waiting = [member for member in self.members.values() if member.state == WAITING]
-        return sorted(waiting, key=lambda one: (-1 if one.urgent else one.start, one.seq))
+        return sorted(waiting, key=lambda one: (-1 if one.urgent else one.place, one.seq))
 
     def small_queue(self) -> list[Member]:
         waiting = [member for member in self.queue() if member.small_start is not None]
@@ -194,13 +265,40 @@ class Pool:
         return sum(self.jobs[name].share for name in present)
 
     def capacity(self) -> int:
-        return max(self.numbers.settings.capacity or self.numbers.cap, 1)
+        learnt = 0 if self.numbers.by else self.numbers.learnt
+        return max(self.numbers.settings.capacity or learnt or self.numbers.cap, 1)
+
+    def resize(self, before: int) -> None:
+        """After an operation that may have changed the capacity."""
+        if self.capacity() != before:
+            self.numbers.resized, self.numbers.reports = self.now, []
 
     def small_bytes(self) -> int:
         return self.numbers.settings.small or SMALL_BYTES
 
     def express(self) -> int:
         return self.numbers.settings.express or 1
+
+    def order(self) -> int:
+        return self.numbers.settings.order or WASTE
+
+    def place(self, start: float, advance: int, own_share: int, set_share: int) -> float:
+        """In the queue, for a request that is to begin at `start` if jobs have fair shares."""
+        base = self.numbers.base
+        if self.order() == FAIR:
+            return base + start
+        if self.order() == FIRST:
+            return base + self.now
+
+        def earlier(share: int) -> int:
+            return math.floor(DOUBLE * math.log(share / USUAL_SHARE) / math.log(2))
+
+        if not set_share:
+            advance += earlier(own_share)
+        advance = max(min(advance, ADVANCE), -ADVANCE)
+        if set_share:
+            advance += earlier(set_share)
+        return max(base, base + self.now + ADVANCE - advance)
 
     def has_members(self, job: str) -> bool:
         return any(member.who.job == job for member in self.members.values())
@@ -209,52 +307,39 @@ class Pool:
 
     def lose_all(self) -> None:
         """FLUSHALL."""
-        self.lose_numbers()
+        self.numbers = Numbers()
         self.lose_members()
-        self.evicted = self.details_evicted = False
 
     def evict(self, key: str) -> None:
         """One key is gone, by the last letter of its name."""
         if key == "m":
-            self.lose_numbers()
-        elif key == "p":
-            self.job_free.clear()
-        elif self.members and key in self.keys():
-            self.evicted = True
-            self.details_evicted = self.details_evicted or key == "d"
+            self.numbers = Numbers()
+        if self.members and key in self.keys():
+            self.evicted.add(key)
         elif key == "j":
             self.jobs.clear()
 
     def keys(self) -> set[str]:
         """Those that should exist, by the last letters of their names."""
-        present: dict[str, object] = {
-            "m": self.numbers.run,
-            "p": self.job_free,
-            "j": self.jobs,
-            "d": self.members,
-        }
+        present: dict[str, object] = {"m": self.numbers.run, "j": self.jobs}
         present |= {"h": self.holders(), "q": self.queue(), "l": self.queue()}
         present |= {"s": self.small_queue()}
         return {key for key, content in present.items() if content}
 
     def snapshot(self) -> "Snapshot":
-        return deepcopy(Snapshot(self.numbers, self.members, self.jobs, self.job_free))
+        return deepcopy(Snapshot(self.numbers, self.members, self.jobs))
 
     def restore(self, earlier: "Snapshot") -> None:
         """A server takes over that knows what was so then."""
         copy = deepcopy(earlier)
-        self.numbers, self.members = copy.numbers, copy.members
-        self.jobs, self.job_free = copy.jobs, copy.job_free
-        self.evicted = self.details_evicted = False
-
-    def lose_numbers(self) -> None:
-        """The main key is gone."""
-        self.numbers = Numbers()
+        self.numbers, self.members, self.jobs = copy.numbers, copy.members, copy.jobs
+        self.evicted.clear()
 
     def lose_members(self) -> None:
         self.members.clear()
+        self.numbers.writers = []
         self.jobs.clear()
-        self.job_free.clear()
+        self.evicted.clear()
 
     def look_at_data(self, known_epoch: int, lease: int) -> None:
         numbers = self.numbers
@@ -266,10 +351,10 @@ class Pool:
                 return
             somebody = bool(self.holders()) or self.now - numbers.hw < lease
         else:
-            left = bool(self.members) and not self.details_evicted
+            left = bool((self.keys() - self.evicted) & set("hqsl"))
             somebody = known_epoch > 0 or left or (not lost and bool(self.holders()))
             self.lose_members()
-            self.evicted = self.details_evicted = False
+            numbers.known = ""
             numbers.fence = max(numbers.fence, (self.clock() + 1) * 1024)
             numbers.free = 0
         numbers.epoch = max(numbers.epoch, known_epoch, self.clock() - 1) + 1
@@ -281,7 +366,10 @@ class Pool:
     # -- Coming and going
 
     def job_of(self, name: str) -> Job:
-        return self.jobs.setdefault(name, Job())
+        if name not in self.jobs:
+            self.forget_old_jobs()
+            self.jobs[name] = Job()
+        return self.jobs[name]
 
     def expected_cost(self, job: Job, size: int, weight: int) -> float:
         time = job.usual
@@ -313,15 +401,24 @@ class Pool:
         elif member.cost > 0:
             self.settle(member, passed)
         if member.state == HOLDING:
-            job.writes += 1
-            job.written += member.passed if passed is None else passed
+            hour = self.clock() // HOUR
+            if job.hour != hour:
+                if job.hourly.writes:
+                    self.hours[job.hour][member.who.job] = (job.user, job.hourly)
+                job.hour, job.hourly = hour, Use()
+            size = member.passed if passed is None else passed
+            used = Use(1, size, self.now - member.since, member.waited)
+            for use in (job.use, job.hourly, self.numbers.use):
+                use.add(used)
+            self.hours.setdefault(hour, {})[member.who.job] = (job.user, job.hourly)
+            if member.target_part and len(self.numbers.writers) == member.target_parts:
+                part = member.target_part - 1
+                self.numbers.writers[part] = max(self.numbers.writers[part] - 1, 0)
         job.seen = self.now
         del self.members[member.id]
-        if not self.has_members(member.who.job):
-            self.forget_old_jobs()
 
     def forget_old_jobs(self) -> None:
-        if self.now - self.numbers.tidied <= TIDIED or len(self.jobs) <= MOST_JOBS:
+        if self.now - self.numbers.tidied <= TIDIED or len(self.jobs) < MOST_JOBS:
             return
         self.numbers.tidied = self.now
         absent = [name for name in self.jobs if not self.has_members(name)]
@@ -329,8 +426,20 @@ class Pool:
         for name in absent[: max(len(absent) - KEPT_JOBS, 0)]:
             del self.jobs[name]
 
+    def take_part(self, member: Member) -> None:
+        """Of the storage targets: the next one of those with the fewest writers."""
+        numbers, parts = self.numbers, member.target_parts
+        if len(numbers.writers) != parts:
+            numbers.writers, numbers.turn = [0] * parts, 0
+        after = [(numbers.turn + n) % parts for n in range(parts)]
+        best = min(after, key=lambda part: numbers.writers[part])
+        numbers.writers[best] += 1
+        member.target_part = numbers.turn = best + 1
+
     def admit(self, member: Member, given: int, lease: int) -> None:
         numbers = self.numbers
+        if member.target_parts > 1:
+            self.take_part(member)
         numbers.fence = max(numbers.fence + 1, self.clock() * 1024)
         numbers.grants += 1
         numbers.granted.append(self.now)
@@ -353,8 +462,10 @@ class Pool:
         elif member.small_start is not None:
             passed = numbers.small_vt + member.cost / self.shares()
             numbers.small_vt = max(passed, member.small_start)
+        member.waited = self.now - member.since
         member.state, member.fence, member.since = HOLDING, numbers.fence, self.now
         member.given, member.deadline = given, self.now + lease
+        member.parts = numbers.parts
 
     def fits(self, member: Member) -> bool:
         used, capacity = self.used(), self.capacity()
@@ -393,7 +504,13 @@ class Pool:
     def tick(self, known_epoch: int, lease: int) -> None:
         clock = self.clock() + self.numbers.ahead
         self.now = max(clock, self.numbers.hw)
+        before = self.capacity()
         self.look_at_data(known_epoch, lease)
+        used = self.used()
+        if used:
+            self.numbers.parts += (self.now - self.numbers.hw) / used
+        if used and used >= FULL * before:
+            self.numbers.full = self.now
         self.numbers.ahead += self.now - clock
         self.numbers.hw = self.now
         if self.now >= self.numbers.grace:
@@ -403,24 +520,23 @@ class Pool:
 
     # -- Answers
 
-    def answer(self, member: Member | None) -> Answer:
-        epoch, capacity = str(self.numbers.epoch), self.capacity()
+    def answer(self, member: Member | None, lease: int = 0) -> Answer:
+        epoch, capacity = self.numbers.epoch, self.capacity()
         if member is None:
-            return [0, "0", epoch, 0, 0, capacity, 0, ""]
-        beat = math.ceil(member.lease / 3)
+            return [0, 0, epoch, 0, 0, capacity, 0, "", 0, 0]
+        beat = math.ceil(lease / 3)
         if member.state == HOLDING:
-            fence = str(member.fence)
-            return [HOLDING, fence, epoch, member.given, 0, capacity, beat, ""]
+            given: Answer = [HOLDING, member.fence, epoch, member.given, 0, capacity, beat]
+            return [*given, "", 0, member.target_part]
         queue, held = self.queue(), self.holders()
         position = [waiter.id for waiter in queue].index(member.id)
-        before = held[0] if held else None
-        if 0 < position <= NEAR:
-            before = queue[position - 1]
+        before = queue[position - 1] if 0 < position <= NEAR else None
         if position == 0:
+            before = held[0] if held else None
             change = max(before.deadline if before else 0, self.numbers.grace) - self.now
             beat = max(1, min(beat, change))
         ahead = before.describe() if before else ""
-        return [WAITING, "0", epoch, 0, position, capacity, beat, ahead]
+        return [WAITING, 0, epoch, 0, position, capacity, beat, ahead, member.seq, 0]
 
     # -- Operations
 
@@ -436,21 +552,28 @@ class Pool:
         known_epoch: int = 0,
         never_wait: bool = False,
         urgent: bool = False,
+        advance: int = 0,
     ) -> Answer:
         self.tick(known_epoch, lease)
         numbers = self.numbers
         numbers.lease = lease
         if id in self.members:
             self.members[id].deadline = self.now + lease
-            return self.answer(self.members[id])
+            return self.answer(self.members[id], lease)
+        before = self.capacity()
         if not self.members or numbers.cap == 0:
             numbers.cap, numbers.by = asked or usual, int(asked > 0)
+            if not asked and numbers.start != usual:
+                numbers.start, numbers.learnt, numbers.lesson = usual, 0, LESSON
+        self.resize(before)
         if not self.members:
-            numbers.vt = numbers.served = numbers.small_vt = 0
+            numbers.vt = numbers.served = numbers.small_vt = numbers.base = 0
             for other in self.jobs.values():
                 other.finish = other.latest = other.small_finish = 0
         job = self.job_of(who.job)
         job.user = who.user
+        share = self.limit("job", who.job).share or self.limit("user", who.user).share
+        own_share, who = who.share, replace(who, share=share or who.share)
         if not self.has_members(who.job):
             job.share = who.share
         cost = self.expected_cost(job, size, weight)
@@ -458,11 +581,13 @@ class Pool:
         job.finish, job.latest = start + cost / who.share, start
         member = Member(id, who, weight, size, lease, self.now, self.now + lease)
         member.cost, member.start, member.urgent = cost, start, urgent
+        member.target_parts = min(usual, MOST_PLACES)
+        member.place = self.place(start, advance, own_share, share)
         at_once = self.now >= numbers.grace and not self.queue() and self.fits(member)
         self.members[id] = member
         if at_once:
             self.admit(member, weight, lease)
-            return self.answer(member)
+            return self.answer(member, lease)
         numbers.seq += 1
         member.seq = numbers.seq
         if 0 < size <= self.small_bytes() and weight == 1:
@@ -473,7 +598,7 @@ class Pool:
             self.forget(member)
             return self.answer(None)
         member.deadline = self.now + lease
-        return self.answer(member)
+        return self.answer(member, lease)
 
     def beat(
         self,
@@ -499,13 +624,13 @@ class Pool:
             numbers.fence = max(numbers.fence, fence)
             member = Member(id, who, max(given, 1), size, lease, self.now, self.now + lease)
             member.state, member.given = HOLDING, given
-            member.fence, member.passed = fence, passed
+            member.fence, member.passed, member.parts = fence, passed, numbers.parts
             self.members[id] = member
         elif member:
             member.deadline = self.now + lease
             if member.state == HOLDING:
                 member.passed = passed
-        return self.answer(member)
+        return self.answer(member, lease)
 
     def release(
         self,
@@ -513,20 +638,56 @@ class Pool:
         passed: int = 0,
         lease: int = 15000,
         known_epoch: int = 0,
-    ) -> int:
+    ) -> object:
         self.tick(known_epoch, lease)
         if id not in self.members:
             return 0
+        answer = self.report(self.members[id], passed)
         self.forget(self.members[id], passed)
         self.grant_those_that_fit()
+        return answer
+
+    def report(self, member: Member, passed: int) -> object:
+        numbers = self.numbers
+        small = member.state == WAITING or not member.given or passed < LEAST_REPORT
+        if small or numbers.by or numbers.settings.capacity or not numbers.lesson:
+            return 1
+        if member.since < numbers.resized or numbers.full <= member.since:
+            return 1
+        time = (numbers.parts - member.parts) * member.given
+        numbers.reports.append(Report(passed, time, self.used() + len(self.queue())))
+        if len(numbers.reports) % numbers.lesson:
+            return 1
+        size = ms = 0.0
+        for one in numbers.reports:
+            size, ms = size + one.bytes, ms + one.ms
+        most = max(one.wanted for one in numbers.reports)
+        return [
+            int(size),
+            math.floor(ms * 1000),
+            len(numbers.reports),
+            most,
+            numbers.start,
+            numbers.known,
+        ]
+
+    def learn(self, known: str, learnt: str, slots: int, lesson: int, lease: int = 15000) -> int:
+        self.tick(0, lease)
+        numbers, before = self.numbers, self.capacity()
+        if numbers.known != known:
+            return 0
+        numbers.known, numbers.learnt, numbers.lesson = learnt, slots, lesson
+        numbers.reports = []
+        self.grant_those_that_fit()
+        self.resize(before)
         return 1
 
     def note_act(self, who: str, what: str) -> None:
-        self.numbers.acts.append([str(self.clock()), who, what])
+        self.numbers.acts.append([self.clock(), who, what])
         del self.numbers.acts[:-KEPT_ACTS]
 
-    def kick(self, who: str, what: str, id: str) -> int:  # noqa: A002
-        self.tick(0, OPERATORS_LEASE)
+    def kick(self, id: str, who: str, what: str, lease: int = 15000) -> int:  # noqa: A002
+        self.tick(0, lease)
         if id not in self.members:
             return 0
         self.forget(self.members[id])
@@ -534,55 +695,103 @@ class Pool:
         self.grant_those_that_fit()
         return 1
 
-    def set(self, who: str, clear: bool, settings: Settings) -> int:
-        self.tick(0, OPERATORS_LEASE)
+    def set(self, who: str, clear: bool, settings: Settings, lease: int = 15000) -> int:
+        self.tick(0, lease)
+        slots, order, queue = self.capacity(), self.order(), self.queue()
         before, what = vars(self.numbers.settings), "clear" if clear else "set"
         labels = {"pool_rate": "rate", "job_rate": "job-rate"}
         for name, value in vars(settings).items():
             if value or (clear and before[name]):
-                was = f" (was {before[name]})" if before[name] else ""
-                what += f" {labels.get(name, name)}={value}{was}"
+                now, then = value, before[name]
+                if name == "order":
+                    now, then = ORDERS.get(now, now), ORDERS.get(then, then)
+                was = f" (was {then})" if then else ""
+                what += f" {labels.get(name, name)}={now}{was}"
                 before[name] = value
+        if self.order() != order and queue:
+            self.numbers.base = 0 if queue[-1].urgent else queue[-1].place
         self.note_act(who, what)
         if clear or settings.pool_rate or settings.job_rate:
             self.numbers.free = 0
-            self.job_free.clear()
+            for job in self.jobs.values():
+                job.free = 0
+        self.grant_those_that_fit()
+        self.resize(slots)
+        return 1
+
+    def limit(self, kind: str, name: str) -> Limit:
+        return self.numbers.limits.get((kind, name), Limit())
+
+    def set_limit(self, who: str, kind: str, name: str, clear: bool, share: int, rate: int) -> int:
+        self.tick(0, 15000)
+        limits, what = self.numbers.limits, f"{'clear' if clear else 'set'} {kind} {name}"
+        found = limits.get((kind, name))
+        if clear:
+            limits.pop((kind, name), None)
+        else:
+            if not found and len(limits) == MOST_LIMITS:
+                self.grant_those_that_fit()
+                return 0
+            found = limits.setdefault((kind, name), Limit())
+            found.share, found.rate, found.free = share or found.share, rate or found.rate, 0
+            what += f" share={found.share} rate={found.rate}"
+        self.note_act(who, what)
+        for job in self.jobs.values():
+            job.free = 0
         self.grant_those_that_fit()
         return 1
 
+    def is_latest(self, name: str, hour: int) -> bool:
+        return name in self.jobs and self.jobs[name].hour == hour
+
+    def history(self, first: int, hours: int) -> list[list[Answer]]:
+        rows: list[Answer] = [
+            [hour, name, self.jobs[name].user if self.is_latest(name, hour) else user, *use.row()]
+            for hour in range(first, first + hours)
+            for name, (user, use) in self.hours.get(hour, {}).items()
+        ]
+        return [sorted(rows, key=str), self.numbers.acts[:]]
+
     def pace(
-        self, job: str, size: int, job_rate: int, lease: int = 15000, known_epoch: int = 0
+        self,
+        job: str,
+        size: int,
+        job_rate: int,
+        user: str = "u",
+        lease: int = 15000,
+        known_epoch: int = 0,
     ) -> Answer:
         self.tick(known_epoch, lease)
         numbers, settings = self.numbers, self.numbers.settings
-        limits = [rate for rate in (job_rate, settings.job_rate) if rate > 0]
-        job_rate = min(limits) if limits else 0
-        if not job_rate and not settings.pool_rate:
+        mine, of_user = self.limit("job", job), self.limit("user", user)
+
+        def lowest(*rates: int) -> int:
+            return min((rate for rate in rates if rate > 0), default=0)
+
+        job_rate = lowest(job_rate, settings.job_rate, mine.rate)
+        rate = lowest(job_rate, settings.pool_rate, of_user.rate)
+        if not rate:
             return [0, 0, 10000]
-        rate = min(limit for limit in (job_rate, settings.pool_rate) if limit > 0)
-        of_pool = numbers.free if settings.pool_rate else 0
-        of_job = self.job_free.get(job, 0) if job_rate else 0
+        paced: list[tuple[int, Numbers | Job | Limit]] = [(settings.pool_rate, numbers)]
+        paced += [(job_rate, self.job_of(job))] if job_rate else []
+        paced = [(each, whose) for each, whose in [*paced, (of_user.rate, of_user)] if each]
         start: float = self.now
         if size > 0:
             turns = min(max(len(self.holders()), 1), 8)
             size = max(size, math.floor(rate * 250 / 1000 / turns))
-            start = of_pool = of_job = max(self.now, of_pool, of_job)
-        if settings.pool_rate:
-            numbers.free = of_pool + size * 1000 / settings.pool_rate
-        if job_rate:
-            if job not in self.job_free and len(self.job_free) >= MOST_JOBS:
-                self.job_free.clear()
-            self.job_free[job] = of_job + size * 1000 / job_rate
+            start = max(self.now, *(whose.free for _, whose in paced))
+        for each, whose in paced:
+            whose.free = (start if size > 0 else whose.free) + size * 1000 / each
         if size <= 0:
             return [0, 0, 0]
         end = start - self.now + size * 1000 / rate
-        return [str(size), math.floor(start - self.now), math.ceil(end)]
+        return [size, math.floor(start - self.now), math.ceil(end)]
 
     def row(self, member: Member) -> Answer:
         who = member.who
         express = int(member.state == HOLDING and member.given == 0)
-        sizes = [str(member.bytes), str(member.passed), str(member.fence)]
-        times = [str(self.now - member.since), str(member.deadline - self.now)]
+        sizes = [member.bytes, member.passed, member.fence]
+        times = [self.now - member.since, member.deadline - self.now]
         named = [member.id, who.job, who.node, str(who.rank)]
         return [*named, member.weight, express, *sizes, *times, int(member.urgent)]
 
@@ -593,34 +802,48 @@ class Pool:
         return math.floor(present + before * left + 0.5)
 
     def job_rows(self) -> list[Answer]:
-        written = {name: job.written for name, job in self.jobs.items()}
+        written = {name: job.use.written for name, job in self.jobs.items()}
         for member in self.holders():
             written[member.who.job] += member.passed
         order = sorted(self.jobs, key=lambda name: (-written[name], name))
         return [
-            [name, self.jobs[name].user, str(written[name]), str(self.jobs[name].writes)]
+            [
+                name,
+                self.jobs[name].user,
+                written[name],
+                self.jobs[name].use.writes,
+                self.jobs[name].use.held,
+                self.jobs[name].use.waited,
+            ]
             for name in order[:LISTED_JOBS]
         ]
 
-    def status(self, usual: int) -> list[Answer | list[Answer]]:
+    def status(self, usual: int, lease: int = 15000) -> list[Answer | list[Answer] | str]:
         held: list[Member] = []
         queue: list[Member] = []
         granted, jobs, acts = 0, list[Answer](), list[Answer]()
         if self.numbers.run:
-            self.tick(0, OPERATORS_LEASE)
-            granted, jobs, acts = self.grants_last_minute(), self.job_rows(), self.numbers.acts[:]
-            held = sorted(self.holders(), key=lambda member: member.fence)
+            self.tick(0, lease)
+            granted, jobs = self.grants_last_minute(), self.job_rows()
+            acts = self.numbers.acts[-LISTED_ACTS:]
+            held = sorted(self.holders(), key=lambda member: (member.fence, member.id))
             queue = self.queue()
         numbers, settings = self.numbers, self.numbers.settings
         used = sum(member.given for member in held)
         capacity = self.capacity() if settings.capacity or numbers.cap else usual
         first: Answer = [capacity, 2 if settings.capacity else numbers.by, used]
-        rates = [str(settings.pool_rate), str(settings.job_rate), str(self.small_bytes())]
-        rest: Answer = [self.express(), str(numbers.grants), granted, len(queue), len(held)]
+        rates = [settings.pool_rate, settings.job_rate, self.small_bytes()]
+        rest: Answer = [self.express(), numbers.grants, granted, len(queue), len(held)]
+        limits: list[Answer] = [
+            [kind, name, limit.share, limit.rate]
+            for (kind, name), limit in sorted(numbers.limits.items())
+        ]
         return [
-            [*first, *rates, *rest],
+            [*first, *rates, *rest, *numbers.use.row()[1:], numbers.start, self.order()],
             [self.row(member) for member in held[:LISTED]],
             [self.row(member) for member in queue[:LISTED]],
             jobs,
             acts,
+            limits,
+            numbers.known,
         ]

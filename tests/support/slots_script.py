@@ -159,9 +159,15 @@ class Script:
     def load(self) -> None:
         self.connection.call("SCRIPT", "LOAD", self._text)
 
-    def command(self, operation: str, *arguments: Value) -> list[Value]:
+    def command(
+        self, operation: str, subject: str, *arguments: Value, lease: int = 15000, known: int = 0
+    ) -> list[Value]:
         """For `send` and `call_all`."""
-        return ["EVALSHA", self._digest, 1, self.prefix + "m", operation, *arguments]
+        call: list[Value] = ["EVALSHA", self._digest, 1, self.prefix + "m", operation, subject]
+        return [*call, lease, known, *arguments]
 
-    def __call__(self, operation: str, *arguments: Value) -> Reply:
-        return self.connection.call(*self.command(operation, *arguments))
+    def __call__(
+        self, operation: str, subject: str, *arguments: Value, lease: int = 15000, known: int = 0
+    ) -> Reply:
+        command = self.command(operation, subject, *arguments, lease=lease, known=known)
+        return self.connection.call(*command)

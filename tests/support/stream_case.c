@@ -225,7 +225,8 @@ void stream_send_plan(struct gather_sender *sender, const struct stream_plan *pl
 		stream_fill(data, gather_sender_offset(sender), bytes, plan->seed);
 		crc = base_crc32(crc, data, bytes);
 		if (stream_random(plan->seed + i) % 3) {
-			ret = gather_sender_put_shared(sender, data, place, bytes, &error);
+			ret = gather_sender_put_shared(sender, data, place, bytes,
+						       base_crc32(0, data, bytes), &error);
 		} else {
 			ret = gather_sender_put(sender, data, bytes, &error);
 			/* It may change at once. */
@@ -315,7 +316,7 @@ int stream_flood(struct gather_sender *sender, const struct stream_memory *share
 
 	while (!ret) {
 		if (shared)
-			ret = gather_sender_put_shared(sender, shared->base, 0, 3 * MIB + 5,
+			ret = gather_sender_put_shared(sender, shared->base, 0, 3 * MIB + 5, 0,
 						       &end->error);
 		if (!ret)
 			ret = gather_sender_put(sender, bytes, sizeof(bytes), &end->error);

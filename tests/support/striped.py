@@ -56,11 +56,13 @@ class Mount:
 
     Attributes:
         path: Where it is mounted.
+        paths: Where each client of the storage has mounted it, `path` first.
         backing: Its folder, with what the machine shows of it outside of the mount.
     """
 
-    def __init__(self, path: Path, backing: Path, process: "subprocess.Popen[str]") -> None:
-        self.path = path
+    def __init__(self, paths: list[Path], backing: Path, process: "subprocess.Popen[str]") -> None:
+        self.path = paths[0]
+        self.paths = paths
         self.backing = backing
         self._process = process
         self._killed = False
@@ -108,7 +110,8 @@ class Mount:
             if self._process.poll() is None:
                 self._process.kill()
                 self._process.wait()
-        unmount(self.path)
+        for path in self.paths:
+            unmount(path)
         if self._process.returncode and not self._killed:
             raise StripefsError(f"stripefs ended with {self._process.returncode}")
 
@@ -147,20 +150,24 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
     Args:
         profile: ``hdd``, ``ssd`` or ``nfs``.
         parameters: What ``stripefs --help`` lists, with underscores: ``stripe_count=8``,
-            ``trap=["setstripe-ignored"]``, ``swap_bytes=True``.
+            ``trap=["setstripe-ignored"]``, ``swap_bytes=True``; and ``clients``, how many mounts of
+            the same storage there are, each with a cache of its own.
 
     Raises:
         StripefsError: It could not be mounted.
     """
     folder = Path(tempfile.mkdtemp(prefix="stripefs-"))
     backing = Path(tempfile.mkdtemp(prefix="stripefs-", dir=MEMORY if MEMORY.is_dir() else None))
-    path = folder / "mount"
-    path.mkdir()
+    clients = parameters.pop("clients", 1)
+    assert isinstance(clients, int)
+    paths = [folder / f"mount{number or ''}" for number in range(clients)]
+    for path in paths:
+        path.mkdir()
     command: list[str | Path] = [stripefs(), "--profile", profile, *arguments(parameters)]
-    command += ["--backing", backing, path]
+    command += ["--backing", backing, *paths]
     # It ends when nobody holds the other end of its input: also if this process is killed.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    mount = Mount(path, backing, process)
+    mount = Mount(paths, backing, process)
     try:
         assert process.stdout is not None
         if process.stdout.readline() != "mounted\n":
@@ -174,5 +181,6 @@ def striped(profile: str = "hdd", **parameters: object) -> Iterator[Mount]:
                 assert pipe is not None
                 pipe.close()
             shutil.rmtree(backing)
-            path.rmdir()
+            for path in paths:
+                path.rmdir()
             folder.rmdir()

@@ -64,7 +64,7 @@ static void tidy(const char *job)
 	unsigned before = scratch_descriptors();
 
 	ck_assert_int_eq(ring_folder_open(&runs, "runs", NULL), 0);
-	group_tidy(&runs, job, NULL);
+	group_tidy(&runs, job, NULL, NULL);
 	ring_folder_close(&runs);
 	ck_assert_uint_eq(scratch_descriptors(), before);
 }
@@ -312,6 +312,43 @@ LOOP_TEST(commit, without_its_files_it_is_not_put_in_place, 0, 2)
 	ck_assert_int_eq(generation_commit(&attempt, "new", false, &error), IOSHAPE_E_DAMAGED);
 	group_attempt_abandon(&attempt);
 	ck_assert(generation_is(PLACE, STEP, "old one"));
+	ck_assert_uint_eq(scratch_entries("runs"), 1);
+}
+
+/* Those of several writers, by name: the last round has them all. */
+LOOP_TEST(commit, without_the_file_of_one_writer_it_is_not_put_in_place, 0, 4)
+{
+	struct zip_manifest_part parts[3];
+	struct zip_manifest_file files[3];
+	char names[3][ZIP_PART_NAME_BYTES];
+	struct group_attempt attempt;
+	struct zip_manifest manifest;
+	struct generation_case it;
+	int expected = _i == 3 ? 0 : IOSHAPE_E_DAMAGED;
+
+	ck_assert_int_eq(generation_save(STEP, "old one", false, &error), 0);
+	ck_assert_int_eq(generation_begin(&attempt, STEP, GENERATION_JOB, "new", &error), 0);
+	manifest = *generation_describe(&it, STEP, attempt.id, "new");
+	manifest.rank_count = manifest.file_count = 3;
+	manifest.parts = parts;
+	manifest.files = files;
+	for (uint32_t rank = 0; rank < 3; rank++) {
+		zip_part_name(names[rank], rank);
+		files[rank] = it.file;
+		files[rank].name = names[rank];
+		parts[rank] = it.part;
+		parts[rank].file = rank;
+		if (rank)
+			ck_assert_int_eq(
+				ring_folder_put(&attempt.folder, names[rank], "new", 3, &error), 0);
+	}
+	if (_i < 3)
+		ck_assert_int_eq(unlinkat(attempt.folder.fd, names[_i], 0), 0);
+	ck_assert_int_eq(group_attempt_commit(&attempt, &manifest, false, &error), expected);
+	if (_i < 3)
+		ck_assert_ptr_nonnull(strstr(error.text, names[_i]));
+	group_attempt_abandon(&attempt);
+	ck_assert(generation_is(PLACE, STEP, _i == 3 ? "new" : "old one"));
 	ck_assert_uint_eq(scratch_entries("runs"), 1);
 }
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Boards of notes: what all kinds of them promise. */
 #define _GNU_SOURCE
+#include "gather/board.h"
 #include "support/board_case.h"
 #include "support/check_main.h"
 
 #include <signal.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 
 #define MOST 8
@@ -421,6 +423,24 @@ START_TEST(test_ranks_that_are_none_are_refused)
 }
 END_TEST
 
+static void on_alarm(int number)
+{
+	(void)number;
+}
+
+START_TEST(test_a_signal_ends_no_pause)
+{
+	const struct itimerval often = { { .tv_usec = 5000 }, { .tv_usec = 5000 } }, never = { 0 };
+	const uint64_t begin = base_now_ns();
+
+	signal(SIGALRM, on_alarm);
+	ck_assert_int_eq(setitimer(ITIMER_REAL, &often, NULL), 0);
+	board_sleep_ms(50);
+	ck_assert_uint_ge(base_now_ns() - begin, base_ms_to_ns(50));
+	ck_assert_int_eq(setitimer(ITIMER_REAL, &never, NULL), 0);
+}
+END_TEST
+
 int main(void)
 {
 	const int kinds = ARRAY_LENGTH(board_case_kinds);
@@ -443,6 +463,7 @@ int main(void)
 	tcase_add_loop_test(tests, test_a_forked_child_touches_nothing, 0, kinds);
 	tcase_add_loop_test(tests, test_no_descriptor_is_left, 0, kinds);
 	tcase_add_loop_test(tests, test_ranks_that_are_none_are_refused, 0, kinds);
+	tcase_add_test(tests, test_a_signal_ends_no_pause);
 	suite_add_tcase(suite, tests);
 	return check_main(suite);
 }

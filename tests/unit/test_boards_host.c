@@ -251,6 +251,21 @@ TEST(tests, test_folders_of_dead_jobs_are_removed)
 	close_all();
 }
 
+/* Those who came before have mapped what it was. */
+TEST(tests, test_a_folder_without_its_page_is_not_joined)
+{
+	struct gather_board *board;
+	char news[600];
+
+	open_ranks(0, 1);
+	snprintf(news, sizeof(news), "%s/news", folder);
+	ck_assert(!unlink(news));
+	ck_assert_int_eq(board_case_try(&boards, 2, 200, &board, NULL), -ETIMEDOUT);
+	scratch_write(news, "", 0);
+	ck_assert_int_eq(board_case_try(&boards, 2, 200, &board, NULL), -ETIMEDOUT);
+	close_all();
+}
+
 /* ---- Memory that is of no use: the notes move beside the generations ------------------------- */
 
 static void expect_moved(uint32_t rank)

@@ -21,12 +21,7 @@ static struct ring_calibration sample(void)
 {
 	return (struct ring_calibration){
 		.engine = IOSHAPE_ENGINE_URING_ASYNC,
-		.block_bytes = 4 * MIB,
-		.depth = 28,
 		.bytes_per_s = 1900000000,
-		.usual_bytes_per_s = 1500000000,
-		.target_bytes_per_s = 60000000,
-		.seek_us = 8000,
 		.measured_at = NOW,
 	};
 }
@@ -34,12 +29,7 @@ static struct ring_calibration sample(void)
 static void same(const struct ring_calibration *a, const struct ring_calibration *b)
 {
 	ck_assert_int_eq(a->engine, b->engine);
-	ck_assert_uint_eq(a->block_bytes, b->block_bytes);
-	ck_assert_uint_eq(a->depth, b->depth);
 	ck_assert_uint_eq(a->bytes_per_s, b->bytes_per_s);
-	ck_assert_uint_eq(a->usual_bytes_per_s, b->usual_bytes_per_s);
-	ck_assert_uint_eq(a->target_bytes_per_s, b->target_bytes_per_s);
-	ck_assert_uint_eq(a->seek_us, b->seek_us);
 	ck_assert(a->measured_at - b->measured_at < 0.01 && b->measured_at - a->measured_at < 0.01);
 }
 
@@ -64,11 +54,6 @@ TEST(texts, what_is_printed_is_parsed)
 
 	ck_assert_int_eq(ring_calibration_parse(MOUNT, text, print(&given), &got), 0);
 	same(&given, &got);
-	/* By rule. */
-	given.block_bytes = given.depth = 0;
-	given.usual_bytes_per_s = 0;
-	ck_assert_int_eq(ring_calibration_parse(MOUNT, text, print(&given), &got), 0);
-	same(&given, &got);
 	ck_assert_uint_eq(ring_calibration_print(MOUNT, &given, text, strlen(text)), 0);
 	ck_assert_uint_eq(ring_calibration_print(MOUNT, &given, text, 0), 0);
 }
@@ -84,9 +69,6 @@ static void parse_soundly(const char *bytes, size_t count)
 	if (!ring_calibration_parse(MOUNT, copy, count, &got)) {
 		REQUIRE(got.engine >= IOSHAPE_ENGINE_URING && got.engine != IOSHAPE_ENGINE_NIL &&
 			got.engine <= IOSHAPE_ENGINE_URING_ASYNC);
-		REQUIRE((!got.block_bytes && !got.depth) ||
-			(got.block_bytes >= 64 * KIB && got.block_bytes <= 64 * MIB &&
-			 got.block_bytes % 4096 == 0 && got.depth >= 1 && got.depth <= 64));
 		REQUIRE(got.bytes_per_s && got.measured_at >= 0);
 	}
 	free(copy);
@@ -111,7 +93,7 @@ static int parse_with(const char *line, const char *instead)
 TEST(texts, what_is_not_to_the_letter_is_refused)
 {
 	static const char *const changes[][2] = {
-		{ "calibration 2", "calibration 3" },
+		{ "calibration 3", "calibration 2" },
 		{ "mount " MOUNT, "mount other" },
 		{ "mount " MOUNT "\n", "mount " MOUNT },
 		{ "mount " MOUNT "\n", "mount " MOUNT "\n\n" },
@@ -123,20 +105,10 @@ TEST(texts, what_is_not_to_the_letter_is_refused)
 		{ "\nbytes_per_s 1900000000", "\nbytes_per_s 1000000000000001" },
 		{ "\nbytes_per_s 1900000000", "\nbytes_per_s 99999999999999999999" },
 		{ "\nbytes_per_s 1900000000", "\nbytes_per_s +1" },
-		{ "block_bytes 4194304", "block_bytes 0" },
-		{ "block_bytes 4194304", "block_bytes  4194304" },
-		{ "block_bytes 4194304", "block_bytes 4096" },
-		{ "block_bytes 4194304", "block_bytes 4194305" },
-		{ "block_bytes 4194304", "block_bytes 67112960" },
-		{ "depth 28", "depth 0" },
-		{ "depth 28", "depth 65" },
-		{ "depth 28", "depth -4" },
-		{ "depth 28", "depth 04" },
-		{ "depth 28", "depth 4294967300" },
 		{ "measured_ms 1", "measured_ms 999999" },
 	};
 
-	ck_assert_int_eq(parse_with("depth 28", "depth 4"), 0);
+	ck_assert_int_eq(parse_with("bytes_per_s 1", "bytes_per_s 2"), 0);
 	for (size_t i = 0; i < ARRAY_LENGTH(changes); i++)
 		ck_assert_msg(parse_with(changes[i][0], changes[i][1]) == -EINVAL, "%s",
 			      changes[i][1]);
@@ -224,9 +196,6 @@ TEST(memories, it_is_remembered_in_memory_and_on_disk)
 	ck_assert_uint_eq(status.st_mode & 077, 0);
 	ck_assert_int_eq(stat(scratch_path("cache/ioshape/mounts"), &status), 0);
 	ck_assert_uint_eq(status.st_mode & 077, 0);
-	ring_memory_drop(memory, MOUNT);
-	ck_assert_int_eq(get(NOW, &got), -ENOENT);
-	ck_assert_int_ne(access(file_of(MOUNT, ".txt"), F_OK), 0);
 }
 
 TEST(memories, another_process_reads_it_from_disk)
@@ -298,8 +267,6 @@ static void remembers_alone(void)
 	ck_assert_int_eq(get(NOW, &got), 0);
 	ck_assert_int_eq(ring_memory_try(memory, MOUNT, NOW, &turn), 0);
 	ring_memory_tried(memory, MOUNT, 0, &turn);
-	ring_memory_drop(memory, MOUNT);
-	ck_assert_int_eq(get(NOW, &got), -ENOENT);
 }
 
 TEST(memories, without_a_folder_the_context_remembers_alone)
@@ -388,88 +355,76 @@ TEST(memories, one_of_all_processes_tries)
 	ring_memory_tried(memory, MOUNT, 0, &turn);
 }
 
-/* ---- Drift ----------------------------------------------------------------------------------- */
+/* ---- What files have taught ------------------------------------------------------------------ */
 
-static void watch(uint64_t bytes_per_s, unsigned times, double now)
+TEST(memories, what_files_teach_belongs_to_their_device_and_their_kind)
 {
-	while (times--)
-		ring_memory_watch(memory, MOUNT, bytes_per_s, now);
-}
+	const struct fs_memory disk = { .device_major = 8 }, other = { .device_major = 9 };
+	const struct ring_shape plain = { .block_bytes = 4 * MIB },
+				striped = { .block_bytes = 4 * MIB, .targets = 8 },
+				small = { .block_bytes = MIB };
+	const struct ring_taught given = { 4 * MIB, 7, 2000000 };
+	struct ring_taught got;
 
-TEST(memories, saves_that_become_slower_or_faster_end_what_is_remembered)
-{
-	static const uint64_t speeds[] = { 450, 2100 };
-	struct ring_calibration given = sample(), got;
-
-	given.usual_bytes_per_s = 0;
-	for (size_t i = 0; i < ARRAY_LENGTH(speeds); i++) {
-		ring_memory_put(memory, MOUNT, &given);
-		watch(1000, 4, NOW);
-		ck_assert_int_eq(get(NOW, &got), 0);
-		ck_assert_uint_eq(got.usual_bytes_per_s, 0);
-		/* Five make what is usual, also for other processes. */
-		watch(1000, 1, NOW);
-		ck_assert_int_eq(get(NOW, &got), 0);
-		ck_assert_uint_eq(got.usual_bytes_per_s, 1000);
-		ck_assert_int_eq(ring_calibration_parse(
-					 MOUNT, text,
-					 ring_calibration_print(MOUNT, &got, text, sizeof(text)),
-					 &got),
-				 0);
-		/* Not by a few. */
-		watch(speeds[i], 2, NOW + 7200);
-		watch(1000, 3, NOW + 7200);
-		ck_assert_int_eq(get(NOW + 7200, &got), 0);
-		/* Not so soon. */
-		watch(speeds[i], 3, NOW + 3599);
-		ck_assert_int_eq(get(NOW + 3599, &got), 0);
-		watch(speeds[i], 1, NOW + 3600);
-		ck_assert_int_eq(get(NOW + 3600, &got), -ENOENT);
-		ck_assert_int_ne(access(file_of(MOUNT, ".txt"), F_OK), 0);
+	ring_memory_learn(memory, &disk, &plain, &given);
+	ring_memory_recall(memory, &disk, &plain, &got);
+	ck_assert_uint_eq(got.request_bytes, given.request_bytes);
+	ck_assert_uint_eq(got.window, given.window);
+	ck_assert_uint_eq(got.least_ns, given.least_ns);
+	ring_memory_recall(memory, &other, &plain, &got);
+	ck_assert_uint_eq(got.window, 0);
+	ring_memory_recall(memory, &disk, &striped, &got);
+	ck_assert_uint_eq(got.window, 0);
+	ring_memory_recall(memory, &disk, &small, &got);
+	ck_assert_uint_eq(got.window, 0);
+	/* Of many devices those that are used are kept. */
+	for (unsigned i = 100; i < 200; i++) {
+		ring_memory_learn(memory, &(struct fs_memory){ .device_major = i }, &plain, &given);
+		ring_memory_recall(memory, &disk, &plain, &got);
+		ck_assert_uint_eq(got.window, 7);
 	}
-}
-
-TEST(memories, what_differs_by_less_than_the_double_stays)
-{
-	struct ring_calibration given = sample(), got;
-
-	given.usual_bytes_per_s = 1000;
-	ring_memory_put(memory, MOUNT, &given);
-	watch(510, 20, NOW + DAY);
-	watch(1990, 20, NOW + DAY);
-	ck_assert_int_eq(get(NOW + DAY, &got), 0);
-	ck_assert_uint_eq(got.usual_bytes_per_s, 1000);
-	/* Of what nothing is known nothing is watched. */
-	ring_memory_watch(memory, "other", 1, NOW);
-	ck_assert_int_eq(ring_memory_get(memory, "other", 0, NOW, &got), -ENOENT);
+	ring_memory_recall(memory, &(struct fs_memory){ .device_major = 100 }, &plain, &got);
+	ck_assert_uint_eq(got.window, 0);
+	/* Without a memory. */
+	ring_memory_learn(NULL, &disk, &plain, &given);
+	ring_memory_recall(NULL, &disk, &plain, &got);
+	ck_assert_uint_eq(got.window, 0);
 }
 
 static void *use_all(void *seed)
 {
 	uint64_t state = (uint64_t)(uintptr_t)seed;
 	struct ring_calibration given = sample(), got;
+	const struct ring_shape shape = { .block_bytes = MIB };
+	struct ring_taught taught = { MIB, 3, 1 };
 	struct ring_turn turn;
 	char mount[32];
 
 	for (unsigned i = 0; i < 300; i++) {
+		const struct fs_memory on = { .device_minor =
+						      (unsigned)test_random_below(&state, 40) };
+
 		snprintf(mount, sizeof(mount), "mount-%u", (unsigned)test_random_below(&state, 40));
 		switch (test_random_below(&state, 5)) {
 		case 0:
 			ring_memory_put(memory, mount, &given);
 			break;
 		case 1:
-			ring_memory_drop(memory, mount);
+			ring_memory_learn(memory, &on, &shape, &taught);
 			break;
 		case 2:
-			ring_memory_watch(memory, mount, test_random_below(&state, 5000),
-					  NOW + DAY);
+			ring_memory_recall(memory, &on, &shape, &taught);
+			if (taught.window != 3 && taught.window)
+				return seed;
+			taught.window = 3;
 			break;
 		case 3:
 			if (!ring_memory_try(memory, mount, NOW, &turn))
 				ring_memory_tried(memory, mount, 0, &turn);
 			break;
 		default:
-			if (!ring_memory_get(memory, mount, 0, NOW, &got) && got.depth != 28)
+			if (!ring_memory_get(memory, mount, 0, NOW, &got) &&
+			    got.bytes_per_s != given.bytes_per_s)
 				return seed;
 		}
 	}

@@ -59,7 +59,9 @@ TEST(tests, it_is_right_for_random_pieces_and_continues)
 	}
 }
 
-TEST(tests, copying_copies_and_checksums_and_touches_nothing_else)
+typedef uint32_t copy_fn(uint32_t crc, void *restrict to, const void *restrict from, size_t bytes);
+
+static void check_copying(copy_fn *copy_crc32)
 {
 	/* Below, at and above the size of the pieces in which it goes. */
 	static const size_t lengths[] = { 0,     1,     63,     64,     65,     4095,  65535,
@@ -73,12 +75,22 @@ TEST(tests, copying_copies_and_checksums_and_touches_nothing_else)
 		uint32_t start = (uint32_t)test_random(&state);
 
 		memset(copy, 0x5a, sizeof(copy));
-		ck_assert_uint_eq(base_copy_crc32(start, copy + to, bytes + begin, lengths[i]),
+		ck_assert_uint_eq(copy_crc32(start, copy + to, bytes + begin, lengths[i]),
 				  naive_crc32(start, bytes + begin, lengths[i]));
 		ck_assert_mem_eq(copy + to, bytes + begin, lengths[i]);
 		ck_assert_uint_eq(copy[to - 1], 0x5a);
 		ck_assert_uint_eq(copy[to + lengths[i]], 0x5a);
 	}
+}
+
+TEST(tests, copying_copies_and_checksums_and_touches_nothing_else)
+{
+	check_copying(base_copy_crc32);
+}
+
+TEST(tests, moving_copies_and_checksums_and_touches_nothing_else)
+{
+	check_copying(base_crc32_move);
 }
 
 TEST(tests, checksums_combine_at_any_split)

@@ -2,6 +2,7 @@
 /* The file of checksums beside a file: what is written comes back, and anything else is refused. */
 #include "support/check_main.h"
 #include "support/fail_memory.h"
+#include "support/scratch.h"
 #include "zip/zip.h"
 
 #include <errno.h>
@@ -12,8 +13,7 @@ static struct test_case tests = { .name = "checksums" };
 
 static const uint32_t crcs[] = { 1, 0xffffffff, 3 };
 
-static const struct ioshape_checksums sample = {
-	.size = sizeof(struct ioshape_checksums),
+static const struct zip_checksums sample = {
 	.file_bytes = 2 * MIB + 5,
 	.block_bytes = MIB,
 	.blocks = ARRAY_LENGTH(crcs),
@@ -21,7 +21,7 @@ static const struct ioshape_checksums sample = {
 	.modified_ns = 1700000000123456789,
 };
 
-static struct base_buffer encoded(const struct ioshape_checksums *checksums)
+static struct base_buffer encoded(const struct zip_checksums *checksums)
 {
 	struct base_buffer bytes = { 0 };
 
@@ -38,7 +38,7 @@ static void seal(struct base_buffer *bytes)
 
 static int decode(const struct base_buffer *bytes, size_t length)
 {
-	struct ioshape_checksums found = IOSHAPE_CHECKSUMS_INIT;
+	struct zip_checksums found = { 0 };
 	/* Of its own, so that a read beyond it is noticed. */
 	uint8_t *copy = malloc(length + 1);
 	int ret;
@@ -55,7 +55,7 @@ static int decode(const struct base_buffer *bytes, size_t length)
 
 TEST(tests, what_is_written_comes_back)
 {
-	struct ioshape_checksums found;
+	struct zip_checksums found;
 	struct base_buffer bytes = encoded(&sample);
 
 	ck_assert_int_eq(zip_checksums_decode(&found, bytes.data, bytes.bytes), 0);
@@ -70,7 +70,7 @@ TEST(tests, what_is_written_comes_back)
 
 TEST(tests, an_empty_file_has_none)
 {
-	const struct ioshape_checksums nothing = { .block_bytes = MIB };
+	const struct zip_checksums nothing = { .block_bytes = MIB };
 	struct base_buffer bytes = encoded(&nothing);
 
 	ck_assert_int_eq(decode(&bytes, bytes.bytes), 0);
@@ -126,7 +126,7 @@ TEST(tests, a_later_version_is_not_believed)
 TEST(tests, memory_may_run_out)
 {
 	struct base_buffer bytes = encoded(&sample), none = { 0 };
-	struct ioshape_checksums found;
+	struct zip_checksums found;
 
 	int ret;
 
@@ -139,6 +139,60 @@ TEST(tests, memory_may_run_out)
 	fail_memory_at(0);
 	ck_assert_int_eq(ret, -ENOMEM);
 	base_buffer_free(&bytes);
+}
+
+/* ---- Those of a plain file ------------------------------------------------------------------- */
+
+static int open_plain(struct zip_reader *reader, struct base_error *error)
+{
+	return zip_reader_open_plain(reader, scratch_path("file"), 0, 0, IOSHAPE_DIRECT_OFF, error);
+}
+
+TEST(tests, a_plain_file_takes_those_of_its_length_only)
+{
+	struct zip_checksums of_nothing = { .block_bytes = MIB };
+	struct base_error error = { 0 };
+	struct zip_reader reader;
+
+	scratch_setup();
+	ck_assert_int_eq(open_plain(&reader, &error), -ENOENT);
+	scratch_write(scratch_path("file"), "", 0);
+	ck_assert_int_eq(open_plain(&reader, NULL), 0);
+	ck_assert_int_eq(zip_reader_add_checksums(&reader, &sample, NULL), IOSHAPE_E_DAMAGED);
+	ck_assert(!reader.has_index);
+	of_nothing.blocks = 1;
+	ck_assert_int_eq(zip_reader_add_checksums(&reader, &of_nothing, NULL), -EINVAL);
+	of_nothing.blocks = 0;
+	ck_assert_int_eq(zip_reader_add_checksums(&reader, &of_nothing, NULL), 0);
+	ck_assert(reader.has_index && !reader.no_checksums);
+	zip_reader_close(&reader);
+	scratch_teardown();
+}
+
+TEST(tests, memory_for_a_plain_file_may_run_out)
+{
+	const struct zip_checksums of_nothing = { .block_bytes = MIB };
+	struct zip_reader reader;
+	unsigned long nth = 0, came;
+	unsigned failed = 0;
+	int ret;
+
+	scratch_setup();
+	scratch_write(scratch_path("file"), "", 0);
+	do {
+		fail_memory_at(++nth);
+		ret = open_plain(&reader, NULL);
+		if (!ret) {
+			ret = zip_reader_add_checksums(&reader, &of_nothing, NULL);
+			zip_reader_close(&reader);
+		}
+		came = fail_memory_count();
+		fail_memory_at(0);
+		ck_assert(!ret || ret == -ENOMEM);
+		failed += ret != 0;
+	} while (came >= nth);
+	ck_assert_uint_ge(failed, 3);
+	scratch_teardown();
 }
 
 int main(void)

@@ -90,7 +90,9 @@ static void end(void)
 
 static struct ring_op request(enum ring_kind kind, void *data, size_t bytes, uint64_t offset)
 {
-	return (struct ring_op){ kind, fd, data, bytes, offset, 77, NULL };
+	return (struct ring_op){
+		.kind = kind, .fd = fd, .data = data, .bytes = bytes, .offset = offset, .result = 77
+	};
 }
 
 /* One request from submission to completion. */

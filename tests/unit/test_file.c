@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files written block by block: every length, every engine, with and without direct I/O. */
 #define _GNU_SOURCE
+#include "ring/lane.h"
 #include "support/check_main.h"
 #include "support/file_writer.h"
 #include "support/random.h"
@@ -592,6 +593,27 @@ START_TEST(the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_c
 }
 END_TEST
 
+static unsigned tail_of(bool shared, uint32_t window)
+{
+	struct ring_lane lane = {
+		.shape = { .block_bytes = MIB, .shared = shared },
+		.limit = 56,
+		.in_flight = 10,
+		.depth = { .window = window },
+	};
+
+	/* 10 MiB a second: in the time that a file takes to begin, less than one more is done. */
+	return ring_lane_tail(&lane, 20 * MIB, 1000000000, 0);
+}
+
+START_TEST(where_several_write_to_what_is_not_known_a_turn_ends_later)
+{
+	ck_assert_uint_eq(tail_of(false, 3), 7);
+	ck_assert_uint_eq(tail_of(true, 3), 3);
+	ck_assert_uint_eq(tail_of(true, 50), 28);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("ring/file");
@@ -630,6 +652,7 @@ int main(void)
 	tcase_add_test(stop, after_a_failure_nothing_goes_on);
 	tcase_add_test(stop,
 		       the_next_writer_may_begin_before_the_sync_if_the_bytes_are_past_the_cache);
+	tcase_add_test(stop, where_several_write_to_what_is_not_known_a_turn_ends_later);
 
 	tcase_add_loop_test(limits, a_file_above_the_processes_limit_is_an_error_and_no_signal, 0,
 			    2 * count);

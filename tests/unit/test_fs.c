@@ -133,7 +133,6 @@ TEST(real_case, a_real_file_is_described)
 	ck_assert_uint_eq(info.magic, (uint64_t)(unsigned long)system.f_type & 0xffffffff);
 	ck_assert_uint_ne(info.type[0], 0);
 	ck_assert(strncmp(info.type, "0x", 2) != 0);
-	ck_assert_uint_gt(info.free_bytes, 0);
 	ck_assert_uint_gt(info.block_bytes, 0);
 	if (info.direct_known && info.direct_works) {
 		ck_assert_uint_gt(info.offset_alignment, 0);
@@ -158,9 +157,12 @@ TEST(real_case, a_type_is_remembered_for_its_device_only)
 	ck_assert_str_eq(right.type, info.type);
 	strcpy(type, right.type);
 	strcpy(right.type, "remembered");
-	/* Half of a device's number is not enough; and the number may go to another filesystem. */
-	for (size_t i = 0; i < ARRAY_LENGTH(memory); i++)
+	/* Half of a device's number is not enough; and the number may go to another filesystem.
+	 * Newer kernels give each mount a number that no other gets. */
+	for (size_t i = 0; i < ARRAY_LENGTH(memory); i++) {
 		memory[i] = right;
+		memory[i].mount = 0;
+	}
 	memory[1].device_minor++;
 	memory[2].device_major++;
 	memory[3].magic++;

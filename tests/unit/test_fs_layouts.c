@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fs/ask.h"
 #include "fs/fs.h"
 #include "support/check_main.h"
 #include "support/layouts.h"
@@ -407,6 +408,20 @@ TEST(cases, a_text_says_that_it_was_cut)
 	layout.count = 0;
 	fs_layout_text(&layout, text, sizeof(text));
 	ck_assert_str_eq(text, "");
+}
+
+TEST(cases, what_was_refused_first_is_told)
+{
+	struct fs_answer answer = { .plain = true };
+	char first[sizeof(answer.why)];
+
+	errno = EIO;
+	fs_refused(&answer, "one");
+	strcpy(first, answer.why);
+	ck_assert(*first);
+	errno = EPERM;
+	fs_refused(&answer, "two");
+	ck_assert_str_eq(answer.why, first);
 }
 
 int main(void)

@@ -125,6 +125,66 @@ START_TEST(a_short_direct_write_goes_on_at_an_aligned_place)
 }
 END_TEST
 
+/* What a file would hold by now: so much of each request has been written. */
+static uint8_t image[BLOCK];
+
+static int64_t a_third_into_the_image(const struct ring_op *op, unsigned nth)
+{
+	const size_t bytes = op->bytes > 3 ? op->bytes / 3 : op->bytes;
+	size_t at = 0;
+
+	(void)nth;
+	for (unsigned i = 0; i < op->part_count; i++) {
+		const size_t piece = MIN(op->parts[i].iov_len, bytes - at);
+
+		memcpy(image + op->offset + at, op->parts[i].iov_base, piece);
+		at += piece;
+	}
+	ck_assert_uint_eq(at, bytes);
+	return (int64_t)bytes;
+}
+
+/* Of a block some stretches lie elsewhere: at its beginning, in the middle, one behind the other
+ * and at its end, and each of them may be where a short result stopped. */
+START_TEST(a_block_in_parts_goes_on_where_it_stopped)
+{
+	static const struct ring_loan loans[] = {
+		{ .at = 0, .bytes = 100 },
+		{ .at = 5000, .bytes = 1 },
+		{ .at = 5001, .bytes = 30000 },
+		{ .at = BLOCK - 7, .bytes = 7 },
+	};
+	static uint8_t lent[BLOCK], wanted[BLOCK];
+	struct ring_buffer *buffer;
+	size_t total = 0;
+
+	answer = a_third_into_the_image;
+	begin(false);
+	ck_assert_msg(!ring_lane_take(lane, &buffer, &error), "%s", error.text);
+	buffer->bytes = BLOCK;
+	for (size_t i = 0; i < BLOCK; i++) {
+		wanted[i] = buffer->data[i] = (uint8_t)(i * 7);
+		lent[i] = (uint8_t)(i * 31 + 1);
+	}
+	buffer->loan_count = sizeof(loans) / sizeof(*loans);
+	for (unsigned i = 0; i < buffer->loan_count; i++) {
+		buffer->loans[i] = loans[i];
+		buffer->loans[i].from = lent + 1000 * i;
+		memcpy(wanted + loans[i].at, lent + 1000 * i, loans[i].bytes);
+	}
+	ck_assert_msg(!ring_lane_submit(lane, buffer, &error), "%s", error.text);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	for (unsigned i = 0; i < requests; i++) {
+		ck_assert_uint_eq(asked[i].offset + asked[i].bytes, BLOCK);
+		total = asked[i].offset;
+	}
+	ck_assert_uint_gt(total, loans[2].at);
+	ck_assert(!memcmp(image, wanted, BLOCK));
+	ck_assert_uint_eq(buffer->loan_count, 0);
+	end();
+}
+END_TEST
+
 static int storm_code;
 static unsigned storm_length;
 
@@ -438,6 +498,7 @@ int main(void)
 	tcase_add_checked_fixture(results, scratch_setup, scratch_teardown);
 	tcase_add_test(results, a_short_write_goes_on_where_it_stopped);
 	tcase_add_test(results, a_short_direct_write_goes_on_at_an_aligned_place);
+	tcase_add_test(results, a_block_in_parts_goes_on_where_it_stopped);
 	tcase_add_loop_test(results, interruptions_are_sat_out, 0, codes);
 	tcase_add_loop_test(results, interruptions_without_end_are_a_failure_after_a_bounded_number,
 			    0, codes);

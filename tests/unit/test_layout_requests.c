@@ -401,6 +401,47 @@ TEST(pure, files_begin_on_different_targets)
 	ck_assert_uint_eq(begun, 1u << 1 | 1u << 2);
 }
 
+/* ---- Parts of the targets -----------------------------------------------------------------------
+ */
+
+TEST(pure, files_of_a_part_lie_on_its_targets)
+{
+	const struct fs_even_targets even = { .count = 6, .number = { 9, 8, 7, 6, 5, 4 } };
+	const struct fs_layout two = ONE_PART(2, MIB);
+	const struct fs_facts facts = { .family = FS_LUSTRE, .directory = two, .targets = 6 };
+	struct fs_layout ask = { 0 };
+
+	ck_assert_int_eq(fs_take_place(&facts, &even, 3, 3, &ask), 1);
+	ck_assert_uint_eq(ask.parts[0].stripe_count, 2);
+	ck_assert_uint_eq(ask.parts[0].stripe_bytes, MIB);
+	ck_assert_uint_eq(ask.chosen, 2);
+	ck_assert_uint_eq(ask.target[0], 5);
+	ck_assert_uint_eq(ask.target[1], 4);
+}
+
+TEST(pure, a_part_that_makes_no_sense_is_not_asked_for)
+{
+	const struct fs_even_targets even = { .count = 6 }, uneven = { 0 };
+	struct fs_facts facts = { .family = FS_LUSTRE,
+				  .directory = ONE_PART(2, MIB),
+				  .targets = 6 };
+	struct fs_layout ask = { 0 };
+
+	ck_assert_int_eq(fs_take_place(&facts, &uneven, 1, 3, &ask), 0);
+	ck_assert_int_eq(fs_take_place(&facts, &even, 4, 3, &ask), 0);
+	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 4, &ask), 0);
+	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 1, &ask), 0);
+	facts.directory.parts[0].on_metadata = true;
+	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
+	facts.directory.parts[0].on_metadata = false;
+	strcpy(facts.directory.parts[0].pool, "flash");
+	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
+	facts.directory.parts[0].pool[0] = 0;
+	facts.family = FS_BEEGFS;
+	ck_assert_int_eq(fs_take_place(&facts, &even, 1, 3, &ask), 0);
+	ck_assert_uint_eq(ask.count, 0);
+}
+
 /* ---- Writers at a time --------------------------------------------------------------------------
  */
 

@@ -797,7 +797,7 @@ TEST(tcase, a_folder_full_of_files_holds_no_fork_up)
 
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	for (int i = 0; i < 40000; i++) {
-		snprintf(path, sizeof(path), "%s/ioshape-%d.v2.slots", pool_folder, i);
+		snprintf(path, sizeof(path), "%s/ioshape-%d.v3.slots", pool_folder, i);
 		close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0666));
 	}
 	begin = base_now_ns();
@@ -839,9 +839,9 @@ TEST(tcase, other_processes_see_the_names_and_nothing_that_only_looks_like_one)
 
 	ck_assert_int_eq(ask(pool, "a-1", 1), 0);
 	snprintf(command, sizeof(command),
-		 "cd %s && cp ioshape-p-*.slots ioshape-x-0123456789abcdef.v2.slots && "
-		 "ln -s ioshape-p-*.slots ioshape-l-0123456789abcdef.v2.slots && "
-		 "echo > ioshape-e-0123456789abcdef.v2.slots",
+		 "cd %s && cp ioshape-p-*.slots ioshape-x-0123456789abcdef.v3.slots && "
+		 "ln -s ioshape-p-*.slots ioshape-l-0123456789abcdef.v3.slots && "
+		 "echo > ioshape-e-0123456789abcdef.v3.slots",
 		 pool_folder);
 	ck_assert_int_eq(system(command), 0);
 	player = start_player(list_names, NULL);

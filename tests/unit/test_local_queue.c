@@ -16,6 +16,8 @@ static struct local_table *table;
 static struct slots_config config;
 static struct slots_answer answer;
 static bool urgent; /* what is asked for */
+static int32_t advance_ms;
+static uint32_t places;
 
 static void setup(void)
 {
@@ -24,6 +26,8 @@ static void setup(void)
 	table->now_ns = UINT64_C(1000000000000);
 	table->wall_ms = UINT64_C(1700000000000);
 	urgent = false;
+	advance_ms = 0;
+	places = 0;
 	local_clear(table, "p");
 	config = (struct slots_config){
 		.identity = { .job = "job",
@@ -50,7 +54,12 @@ static void pass_ms(uint64_t ms)
 static int ask_for(const char *id, uint32_t weight, uint64_t bytes, bool never_wait)
 {
 	struct slots_request request = {
-		.weight = weight, .bytes = bytes, .never_wait = never_wait, .urgent = urgent
+		.weight = weight,
+		.bytes = bytes,
+		.never_wait = never_wait,
+		.urgent = urgent,
+		.advance_ms = advance_ms,
+		.default_capacity = places,
 	};
 
 	snprintf(request.id, sizeof(request.id), "%s", id);
@@ -87,6 +96,13 @@ static void set(uint32_t capacity, bool clear)
 	const struct ioshape_pool_settings settings = { .capacity = capacity, .clear = clear };
 
 	table->woken_count = 0;
+	local_queue_set(table, &config, &settings);
+}
+
+static void set_order(enum ioshape_order order)
+{
+	const struct ioshape_pool_settings settings = { .order = order };
+
 	local_queue_set(table, &config, &settings);
 }
 
@@ -154,6 +170,7 @@ TEST(tests, a_job_is_neither_ahead_nor_behind_for_having_had_a_deadline)
 	uint64_t tag;
 
 	set(1, false);
+	set_order(IOSHAPE_ORDER_FAIR);
 	ck_assert_int_eq(ask("r1", 1), SLOTS_HOLDING);
 	tag = local_job(table, 0)->tag;
 	ck_assert_int_eq(ask_urgently("r2", 1), SLOTS_HOLDING);
@@ -180,6 +197,7 @@ TEST(tests, jobs_alternate_however_many_requests_each_has)
 	static const char *const order[] = { "r2", "r10", "r20", "r3", "r11", "r4", "r5", "r6" };
 
 	set(1, false);
+	set_order(IOSHAPE_ORDER_FAIR);
 	for (int i = 1; i < 7; i++) {
 		char id[8];
 
@@ -202,6 +220,7 @@ TEST(tests, a_job_with_twice_the_share_gets_twice_as_many_slots)
 	uint32_t granted[2] = { 0 };
 
 	set(1, false);
+	set_order(IOSHAPE_ORDER_FAIR);
 	ask_as("other", "r1");
 	for (int i = 0; i < 30; i++) {
 		char id[8];
@@ -229,6 +248,7 @@ TEST(tests, a_job_with_twice_the_share_gets_twice_as_many_slots)
 TEST(tests, a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gave_up)
 {
 	set(1, false);
+	set_order(IOSHAPE_ORDER_FAIR);
 	for (int i = 0; i < 50; i++) {
 		ask_as("busy", "r1");
 		give_back("r1", 0);
@@ -250,6 +270,126 @@ TEST(tests, a_job_has_no_credit_for_its_absence_and_owes_nothing_for_what_it_gav
 	ck_assert_int_eq(state_of("r2"), SLOTS_HOLDING);
 	give_back("r2", 0);
 	ck_assert_int_eq(state_of("r31"), SLOTS_HOLDING);
+}
+
+static enum slots_state ask_with_advance(const char *id, int32_t ms)
+{
+	advance_ms = ms;
+	ask(id, 1);
+	advance_ms = 0;
+	return answer.state;
+}
+
+TEST(tests, whose_waiting_costs_more_is_earlier_within_bounds)
+{
+	set(1, false);
+	config.lease_ms = 3 * SLOTS_MOST_ADVANCE_MS;
+	ask("r1", 1);
+	ask("r2", 1);
+	pass_ms(1000);
+	ask_with_advance("r3", 1001);
+	ck_assert_uint_eq(answer.position, 0);
+	ask_with_advance("r4", 999);
+	ck_assert_uint_eq(answer.position, 2);
+	ask_with_advance("r5", -1);
+	ck_assert_uint_eq(answer.position, 3);
+	/* Whatever it says, and whatever its share. */
+	ask_with_advance("r6", INT32_MIN);
+	pass_ms(2 * SLOTS_MOST_ADVANCE_MS - 1);
+	config.identity.share = SLOTS_MOST_SHARE;
+	ask_with_advance("r7", INT32_MAX);
+	ck_assert_uint_eq(answer.position, 4);
+	ck_assert_int_eq(state_of("r6"), SLOTS_WAITING);
+	ck_assert_uint_eq(answer.position, 5);
+	pass_ms(2);
+	ask_with_advance("r8", INT32_MAX);
+	ck_assert_uint_eq(answer.position, 6);
+}
+
+TEST(tests, twice_the_share_is_a_minute_earlier)
+{
+	set(1, false);
+	config.lease_ms = 600000;
+	ask("r1", 1);
+	ask("r2", 1);
+	pass_ms(59999);
+	config.identity.share = 200;
+	ask("r3", 1);
+	ck_assert_uint_eq(answer.position, 0);
+	pass_ms(2);
+	ask("r4", 1);
+	ck_assert_uint_eq(answer.position, 2);
+}
+
+static struct ioshape_pool_status *status_of_table(void);
+
+/* Those that wait come before all of the next order, whichever these are. */
+TEST(tests, an_order_begins_with_the_next_request)
+{
+	static const enum ioshape_order orders[] = { IOSHAPE_ORDER_FAIR,  IOSHAPE_ORDER_WASTE,
+						     IOSHAPE_ORDER_FIRST, IOSHAPE_ORDER_FAIR,
+						     IOSHAPE_ORDER_FIRST, IOSHAPE_ORDER_WASTE };
+	struct ioshape_pool_status *status;
+	char id[8];
+
+	set(1, false);
+	config.default_capacity = 1;
+	ask("r1", 1);
+	for (uint32_t i = 0; i < ARRAY_LENGTH(orders); i++) {
+		set_order(orders[i]);
+		for (uint32_t j = 0; j < 3; j++) {
+			snprintf(id, sizeof(id), "r%u", 10 * (i + 1) + j);
+			ask_with_advance(id, INT32_MAX);
+			ck_assert_uint_eq(answer.position, 3 * i + j);
+			pass_ms(1);
+		}
+	}
+	set(0, true);
+	status = status_of_table();
+	ck_assert_str_eq(status->acts[status->act_listed - 2].what, "set order=waste (was first)");
+	ck_assert_str_eq(status->acts[status->act_listed - 1].what,
+			 "clear capacity=0 (was 1) order=0 (was waste)");
+	ck_assert_str_eq(status->order, "waste");
+	ioshape_pool_status_free(status);
+}
+
+TEST(tests, an_order_that_stays_changes_nothing_for_those_who_wait)
+{
+	set(1, false);
+	ask("r1", 1);
+	ask("r2", 1);
+	set_order(IOSHAPE_ORDER_WASTE); /* as it was without being said */
+	ask_with_advance("r3", INT32_MAX);
+	ck_assert_uint_eq(answer.position, 0);
+}
+
+static uint32_t place_of(const char *id)
+{
+	ask(id, 1);
+	return answer.place;
+}
+
+TEST(tests, those_that_hold_slots_have_places_of_their_own)
+{
+	set(6, false);
+	config.default_capacity = 2;
+	ck_assert_uint_eq(place_of("r1"), 0); /* so many by rule, of any storage */
+	give_back("r1", 0);
+	places = 3;
+	for (uint32_t i = 1; i <= 7; i++) {
+		char id[8];
+
+		snprintf(id, sizeof(id), "r%u", i);
+		ck_assert_uint_eq(place_of(id), i > 6 ? 0 : (i - 1) % 3 + 1);
+	}
+	/* One writer is left there, and two elsewhere. */
+	give_back("r2", 0);
+	ck_assert_int_eq(state_of("r7"), SLOTS_HOLDING);
+	ck_assert_uint_eq(answer.place, 2);
+	give_back("r7", 0);
+	give_back("r5", 0);
+	ck_assert_uint_eq(place_of("r8"), 2);
+	ck_assert_uint_eq(place_of("r9"), 2);
 }
 
 TEST(tests, a_request_that_is_repeated_changes_nothing)
@@ -581,12 +721,12 @@ TEST(tests, random_operations_keep_the_promises)
 
 			used += holds ? member->given : 0;
 			if (member->state == LOCAL_WAITING)
-				first_waiting = MIN(first_waiting, member->seq);
+				first_waiting = MIN(first_waiting, member->tag);
 			if (holds)
-				last_held = MAX(last_held, member->seq);
+				last_held = MAX(last_held, member->tag);
 		}
 		REQUIRE(used <= 2);
-		REQUIRE(last_held < first_waiting);
+		REQUIRE(last_held <= first_waiting);
 	}
 	ck_assert_uint_gt(table->image.head.grants, scratch_rounds(1000));
 }

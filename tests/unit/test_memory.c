@@ -8,9 +8,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -234,7 +236,68 @@ START_TEST(a_child_of_fork_holds_no_file_of_ours)
 	ck_assert_int_eq(base_own(-1), -1);
 	ck_assert_int_eq(base_close(-1), 0);
 	ck_assert(!base_disown(-1));
+	/* Of so high a number nobody keeps a note: whoever says that it is ours closes it. */
+	ck_assert_int_eq(base_own(INT_MAX), INT_MAX);
+	ck_assert(base_disown(INT_MAX));
+	ck_assert_int_lt(base_close(INT_MAX), 0);
 	close(plain_fd);
+}
+END_TEST
+
+static int own_with_closed_streams(void *nothing)
+{
+	struct rlimit streams_only;
+	int fd;
+
+	(void)nothing;
+	close(STDIN_FILENO);
+	close(STDERR_FILENO);
+	fd = base_own(open("/dev/null", O_RDONLY | O_CLOEXEC));
+	if (fd <= STDERR_FILENO || !(fcntl(fd, F_GETFD) & FD_CLOEXEC))
+		return 1;
+	if (fcntl(STDIN_FILENO, F_GETFD) >= 0 || fcntl(STDERR_FILENO, F_GETFD) >= 0)
+		return 2;
+	/* No number is left: nothing stays open. */
+	if (getrlimit(RLIMIT_NOFILE, &streams_only))
+		return 3;
+	streams_only.rlim_cur = 3;
+	if (setrlimit(RLIMIT_NOFILE, &streams_only))
+		return 3;
+	if (base_own(open("/dev/null", O_RDONLY | O_CLOEXEC)) != -1 ||
+	    (errno != EINVAL && errno != EMFILE))
+		return 4;
+	return fcntl(STDIN_FILENO, F_GETFD) >= 0 ? 5 : 0;
+}
+
+/* What a daemon writes to a closed stderr must not land in a checkpoint. */
+START_TEST(no_file_of_ours_takes_the_number_of_a_closed_stream)
+{
+	ck_assert_int_eq(scratch_in_child(own_with_closed_streams, NULL), 0);
+}
+END_TEST
+
+static int have_it_closed(void *limit)
+{
+	const int ret = fcntl(owned_fd, F_GETFD) >= 0;
+
+	/* For what is done at the end of a process. */
+	return ret || setrlimit(RLIMIT_NOFILE, limit);
+}
+
+/* Nothing can be put in its place then. */
+START_TEST(a_child_that_may_open_nothing_holds_no_file_of_ours)
+{
+	struct rlimit limit, none;
+
+	owned_fd = base_own(open("/dev/null", O_RDONLY | O_CLOEXEC));
+	ck_assert_int_ge(owned_fd, 0);
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	none = limit;
+	none.rlim_cur = 0;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+	ck_assert_int_eq(scratch_in_child(have_it_closed, &limit), 0);
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	ck_assert_int_eq(base_close(owned_fd), 0);
 }
 END_TEST
 
@@ -254,6 +317,8 @@ int main(void)
 	tcase_add_test(buffers, a_buffer_does_not_move_within_what_was_reserved);
 	tcase_add_test(buffers, numbers_are_little_endian);
 	tcase_add_test(buffers, a_child_of_fork_holds_no_file_of_ours);
+	tcase_add_test(buffers, no_file_of_ours_takes_the_number_of_a_closed_stream);
+	tcase_add_test(buffers, a_child_that_may_open_nothing_holds_no_file_of_ours);
 	suite_add_tcase(suite, buffers);
 	return check_main(suite);
 }

@@ -176,29 +176,32 @@ TEST(tests_case, numbers_that_no_type_holds_hide_nobody)
 		"id", "job", "n", "1", "1", "0", "18446744073709551616", "18446744073709551616",
 		"1",  "0",   "1", "0"
 	};
-	const char *const numbers[] = {
-		"1", "0", "99999999999", "18446744073709551616", "0", "0", "1", "5", "0", "0", "1"
-	};
-	redisReply leaves[23], list[3], first, held, *of_row[12], *of_numbers[11], *rows, *all[5];
+	const char *const numbers[] = { "1", "0", "99999999999", "18446744073709551616",
+					"0", "0", "1",           "5",
+					"0", "0", "1",           "0",
+					"0", "0", "2",           "0" };
+	redisReply leaves[29], list[3], first, held, *of_row[12], *of_numbers[16], *rows, *all[7];
 	struct ioshape_pool_status *status;
 
 	for (size_t i = 0; i < 12; i++) {
 		of_row[i] = &leaves[i];
 		*of_row[i] = text_reply(row[i]);
 	}
-	for (size_t i = 0; i < 11; i++) {
+	for (size_t i = 0; i < 16; i++) {
 		of_numbers[i] = &leaves[12 + i];
 		*of_numbers[i] = text_reply(numbers[i]);
 	}
 	held = list_reply(of_row, 12);
 	rows = &held;
-	first = list_reply(of_numbers, 11);
+	first = list_reply(of_numbers, 16);
 	list[0] = list_reply(&rows, 1);
 	list[1] = list_reply(NULL, 0);
 	all[0] = &first;
 	all[1] = &list[0];
-	all[2] = all[3] = all[4] = &list[1];
-	list[2] = list_reply(all, 5);
+	all[2] = all[3] = all[4] = all[5] = &list[1];
+	leaves[28] = text_reply("2 no sense");
+	all[6] = &leaves[28];
+	list[2] = list_reply(all, 7);
 	ck_assert_int_eq(redis_read_status(&list[2], "p", &status, NULL), 0);
 	ck_assert_uint_eq(status->pool_bytes_per_s, UINT64_MAX);
 	ck_assert_uint_eq(status->used, UINT32_MAX);
@@ -293,7 +296,7 @@ TEST(tests_case, pools_in_use_are_known_by_name_and_old_ones_forgotten)
 	names_of(pool, names, sizeof(names));
 	ck_assert_str_eq(names, "lustre:scratch/_x__\n");
 	ck_assert_int_eq(redis_server_tell(&server, "ZCARD {ios:}:pools"), 1);
-	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v2:m"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "EXISTS {ios:lustre:scratch/_x__}:v3:m"), 1);
 	slots_redis.close(pool);
 }
 
@@ -323,7 +326,7 @@ TEST(tests_case, half_lost_data_is_asked_for_anew)
 	struct slots_answer held = redis_case_acquire(pool, "1-1"), waits;
 
 	waits = redis_case_acquire(other, "2-1");
-	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:v2:d"), 1);
+	ck_assert_int_eq(redis_server_tell(&server, "DEL {ios:scratch}:v3:h"), 1);
 	/* The holder reclaims; who waited is told that it is not known any more. */
 	ck_assert_int_eq(redis_case_beat(other, "2-1", &waits).state, SLOTS_NONE);
 	(void)redis_case_beat(pool, "1-1", &held);
@@ -415,7 +418,7 @@ TEST(tests_case, a_wake_that_came_while_nobody_waited_is_not_lost)
 	slots_redis.close(pool);
 }
 
-TEST(tests_case, one_connection_is_enough_at_rest_and_two_while_it_waits)
+TEST(tests_case, no_connection_is_kept_at_rest_and_two_while_it_waits)
 {
 	unsigned before = scratch_descriptors();
 	void *holder = redis_case_open(address, "1"), *pool = redis_case_open(address, "2");
@@ -431,11 +434,55 @@ TEST(tests_case, one_connection_is_enough_at_rest_and_two_while_it_waits)
 		redis_case_beat(pool, "2-1", &answer);
 		ck_assert_uint_eq(scratch_descriptors(), before + 5);
 		slots_redis.rest(pool);
-		ck_assert_uint_eq(scratch_descriptors(), before + 4);
+		ck_assert_uint_eq(scratch_descriptors(), before + 3);
 	}
 	slots_redis.close(holder);
 	slots_redis.close(pool);
 	ck_assert_uint_eq(scratch_descriptors(), before);
+}
+
+/* All but the one that asks. */
+static unsigned connections(void)
+{
+	redisReply *reply = redis_server_say(&server, "CLIENT LIST");
+	unsigned lines = 0;
+
+	for (const char *at = reply->str; (at = strchr(at, '\n')); at++)
+		lines++;
+	freeReplyObject(reply);
+	return lines - 1;
+}
+
+TEST(tests_case, a_process_that_neither_holds_nor_waits_keeps_no_connection)
+{
+	struct slots_config config = redis_case_config(address, "1");
+	const struct slots_policy policy = { .stall_ms = 60000 };
+	const struct slots_wanted wanted = { .weight = 1 };
+	struct base_error error = { 0 };
+	struct ioshape_slot_info info;
+	struct slots_pool *pool;
+	struct slots_slot *slot;
+
+	config.lease_ms = 600; /* it looks around six times in a lease */
+	MUST(!slots_pool_open(&pool, &config, &policy, &error), "%s", error.text);
+	for (int turn = 0; turn < 2; turn++) {
+		const uint64_t begin = base_now_ns();
+
+		MUST(!slots_acquire(pool, &wanted, &slot, &error), "%s", error.text);
+		slots_info(slot, &info);
+		ck_assert_str_eq(info.coordinator, "redis");
+		/* As long as it holds the slot, too. */
+		while (!turn && redis_case_ms_since(begin) < 1500) {
+			ck_assert_uint_ge(connections(), 1);
+			poll(NULL, 0, 50);
+		}
+		slots_release(slot);
+		while (connections()) {
+			ck_assert_uint_lt(redis_case_ms_since(begin), REDIS_CASE_GENEROUS_MS);
+			poll(NULL, 0, 20);
+		}
+	}
+	slots_pool_close(pool);
 }
 
 TEST(tests_case, no_descriptor_goes_on_to_programs_that_are_started)

@@ -48,7 +48,7 @@ static struct ring_shape shape_for(const struct ring_config *config, const struc
 				   uint64_t bytes)
 {
 	char why[160] = "x";
-	struct ring_shape shape = ring_shape_for(config, layout, bytes, why, sizeof(why));
+	struct ring_shape shape = ring_shape_for(config, FS_OTHER, layout, bytes, why, sizeof(why));
 
 	/* The standard needs no words. */
 	ck_assert_int_eq(!*why, shape.block_bytes == RING_BLOCK_BYTES && shape.depth == RING_DEPTH);
@@ -104,31 +104,97 @@ TEST(rules, a_request_is_a_stripe)
 	}
 }
 
-TEST(rules, every_target_has_its_share_in_flight)
+TEST(rules, every_target_has_its_share_of_the_memory)
 {
 	static const struct {
 		uint64_t stripe;
 		uint32_t count;
-		uint64_t target;
 		unsigned depth;
 	} cases[] = {
-		{ 1 * MIB, 1, 8 * MIB, 9 },    { 1 * MIB, 4, 4 * MIB, 17 },
-		{ 4 * MIB, 4, 4 * MIB, 5 },    { 4 * MIB, 4, 1 * MIB, 5 }, /* a stripe each */
-		{ 4 * MIB, 4, 9 * MIB, 9 },                                /* whole stripes */
-		{ 1 * MIB, 64, 64 * MIB, 64 }, /* requests are limited ... */
-		{ 4 * MIB, 64, 8 * MIB, 32 },  /* ... and memory */
-		{ 64 * MIB, 8, 8 * MIB, 2 },   { 64 * KIB, 8, 1 * MIB, 17 },
-		{ 1 * MIB, 0, 4 * MIB, 5 },    { 1 * MIB, FS_ALL_TARGETS, 4 * MIB, 64 },
+		{ 1 * MIB, 1, 9 },   { 1 * MIB, 4, 33 },
+		{ 4 * MIB, 4, 9 },   { 3 * MIB, 4, 9 }, /* whole stripes */
+		{ 1 * MIB, 64, 64 },                    /* requests are limited ... */
+		{ 4 * MIB, 64, 32 },                    /* ... and memory */
+		{ 64 * MIB, 8, 2 },  { 64 * KIB, 2, 33 },
+		{ 1 * MIB, 0, 9 },   { 1 * MIB, FS_ALL_TARGETS, 64 },
 	};
+	const struct ring_config config = { 0 };
 
 	for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
-		const struct ring_config config = { .target_bytes = cases[i].target };
 		struct fs_layout layout = striped(cases[i].stripe, cases[i].count);
 		struct ring_shape shape = shape_for(&config, &layout, GIB);
 
 		ck_assert_msg(shape.depth == cases[i].depth, "%zu: %u", i, shape.depth);
 		ck_assert(shape.depth * shape.block_bytes <= RING_MOST_LANE_BYTES);
 	}
+}
+
+TEST(rules, requests_that_go_to_one_target_each_are_counted_for_it)
+{
+	struct fs_layout layout = striped(1 * MIB, 8);
+	struct ring_config config = { 0 };
+	struct ring_shape shape = shape_for(&config, &layout, GIB);
+
+	ck_assert_uint_eq(shape.targets, 8);
+	ck_assert_uint_eq(shape.stripe_bytes, MIB);
+	/* Several stripes each, more targets than are counted, and what the user has fixed. */
+	config.block_bytes = 4 * MIB;
+	ck_assert_uint_eq(shape_for(&config, &layout, GIB).targets, 0);
+	config = (struct ring_config){ .depth = 9 };
+	shape = shape_for(&config, &layout, GIB);
+	ck_assert_uint_eq(shape.targets, 0);
+	ck_assert(shape.fixed);
+	config.depth = 0;
+	layout = striped(1 * MIB, RING_MOST_TARGETS + 1);
+	ck_assert_uint_eq(shape_for(&config, &layout, GIB).targets, 0);
+}
+
+TEST(rules, what_the_kernel_cuts_is_asked_for_as_it_cuts_it)
+{
+	const enum fs_family cut[] = { FS_NFS, FS_FUSE }, whole[] = { FS_XFS, FS_LUSTRE, FS_CEPH };
+	const struct fs_layout none = { 0 }, stripes = striped(8 * MIB, 4);
+	const struct ring_config plain = { 0 }, asked = { .block_bytes = 4 * MIB };
+	struct ring_shape shape;
+	char why[160];
+
+	for (size_t i = 0; i < ARRAY_LENGTH(cut); i++) {
+		shape = ring_shape_for(&plain, cut[i], &none, GIB, why, sizeof(why));
+		ck_assert_uint_eq(shape.block_bytes, MIB);
+		ck_assert(shape.shared);
+		/* As much can be in flight as elsewhere. */
+		ck_assert_uint_eq((shape.depth - 1) * MIB, (RING_DEPTH - 1) * RING_BLOCK_BYTES);
+		ck_assert(*why);
+		/* What is known goes before, and so does what was asked for. */
+		shape = ring_shape_for(&plain, cut[i], &stripes, GIB, why, sizeof(why));
+		ck_assert_uint_eq(shape.block_bytes, 8 * MIB);
+		ck_assert(!shape.shared);
+		shape = ring_shape_for(&asked, cut[i], &none, GIB, why, sizeof(why));
+		ck_assert_uint_eq(shape.block_bytes, 4 * MIB);
+	}
+	for (size_t i = 0; i < ARRAY_LENGTH(whole); i++) {
+		shape = ring_shape_for(&plain, whole[i], &none, GIB, why, sizeof(why));
+		ck_assert_uint_eq(shape.block_bytes, RING_BLOCK_BYTES);
+	}
+}
+
+TEST(rules, who_had_all_in_flight_gets_more_buffers)
+{
+	struct ring_taught taught = { 4 * MIB, 12, 1000 };
+	const struct ring_config plain = { 0 }, fixed = { .depth = 14 };
+	struct ring_shape shape = ring_shape_standard(&plain);
+
+	ring_shape_recall(&shape, &taught);
+	ck_assert_uint_eq(shape.depth, 14);
+	ck_assert_uint_eq(shape.taught.window, 12);
+	taught.window = 13;
+	ring_shape_recall(&shape, &taught);
+	ck_assert_uint_eq(shape.depth, 28);
+	taught.window = 27;
+	ring_shape_recall(&shape, &taught);
+	ck_assert_uint_eq(shape.depth, 32);
+	shape = ring_shape_standard(&fixed);
+	ring_shape_recall(&shape, &taught);
+	ck_assert_uint_eq(shape.depth, 14);
 }
 
 TEST(rules, what_the_user_fixed_stays_fixed)
@@ -143,10 +209,10 @@ TEST(rules, what_the_user_fixed_stays_fixed)
 	shape = shape_for(&config, &layout, GIB);
 	ck_assert_uint_eq(shape.block_bytes, 1 * MIB);
 	ck_assert_uint_eq(shape.depth, 3);
-	config = (struct ring_config){ .target_bytes = 2 * MIB, .block_bytes = 512 * KIB };
+	config = (struct ring_config){ .block_bytes = 512 * KIB };
 	shape = shape_for(&config, &layout, GIB);
 	ck_assert_uint_eq(shape.block_bytes, 512 * KIB);
-	ck_assert_uint_eq(shape.depth, 33);
+	ck_assert_uint_eq(shape.depth, 64);
 }
 
 /* All requests of a file of so many bytes, in order. */
@@ -368,71 +434,15 @@ TEST(lanes_case, a_lane_reads_in_the_standard_shape)
 	free(data);
 }
 
-/* ---- Bursts ------------------------------------------------------------------------------------
- */
+/* ---- Targets --------------------------------------------------------------------------------- */
 
-TEST(rules, a_row_is_what_keeps_a_target_busy_and_makes_seeks_cheap)
-{
-	const struct ring_calibration unknown = { .seek_us = 8000 };
-	const struct ring_calibration spinning = { .target_bytes_per_s = 60000000,
-						   .seek_us = 8000 };
-	const struct ring_calibration flash = { .target_bytes_per_s = 250000000, .seek_us = 50 };
-	const struct ring_calibration array = { .target_bytes_per_s = 20000000000 };
-
-	ck_assert_uint_eq(ring_target_bytes(&unknown), 0);
-	ck_assert_uint_eq(ring_target_bytes(&spinning), 4800000);
-	ck_assert_uint_eq(ring_target_bytes(&flash), 2500000);
-	ck_assert_uint_eq(ring_target_bytes(&array), 32 * MIB);
-}
-
-TEST(rules, a_target_has_a_pause_after_each_row)
-{
-	const struct ring_shape shape = { .burst = 2, .targets = 4, .stripe_bytes = MIB };
-	const uint64_t again = 4 * MIB; /* the next stripe on the same target */
-	struct ring_bursts bursts;
-
-	ring_bursts_begin(&bursts, &shape);
-	for (uint64_t offset = 0; offset < 2 * again; offset += MIB) {
-		ck_assert(ring_burst_has_room(&bursts, offset));
-		ring_burst_sent(&bursts, offset);
-	}
-	/* One of its two requests is done: it has had its row all the same. */
-	ck_assert(!ring_burst_has_room(&bursts, 2 * again));
-	ring_burst_done(&bursts, 0);
-	ck_assert(!ring_burst_has_room(&bursts, 2 * again));
-	ring_burst_done(&bursts, again);
-	ck_assert(ring_burst_has_room(&bursts, 2 * again));
-	/* Its neighbours are not asked. */
-	ck_assert(!ring_burst_has_room(&bursts, 2 * again + MIB));
-}
-
-TEST(rules, files_without_rows_are_never_held_up)
-{
-	const struct ring_shape plain = { .block_bytes = MIB };
-	const struct ring_shape wide = { .burst = 1,
-					 .targets = RING_MOST_BURSTS + 1,
-					 .stripe_bytes = MIB };
-	const struct ring_shape *const shapes[] = { NULL, &plain, &wide };
-	struct ring_bursts bursts;
-
-	for (size_t i = 0; i < ARRAY_LENGTH(shapes); i++) {
-		ring_bursts_begin(&bursts, shapes[i]);
-		for (unsigned n = 0; n < 100; n++) {
-			ring_burst_sent(&bursts, 0);
-			ck_assert(ring_burst_has_room(&bursts, 0));
-		}
-		ring_burst_done(&bursts, 0);
-	}
-}
-
-/* A file whose requests go in bursts arrives as it is: also where all wait, and at odd ends. */
-LOOP_TEST(lanes_case, files_in_rows_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_BUFFERED + 1)
+/* A file whose targets have pauses arrives as it is: also where all wait, and at odd ends. */
+LOOP_TEST(lanes_case, files_with_pauses_arrive, IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_BUFFERED + 1)
 {
 	static uint8_t data[3 * MIB + 4321];
 	const struct ring_shape shape = { .engine = (enum ioshape_engine)_i,
 					  .block_bytes = LUSTRE_BYTES,
 					  .depth = 7,
-					  .burst = 2,
 					  .targets = 3,
 					  .stripe_bytes = LUSTRE_BYTES };
 	struct ring_notes notes = { 0 };
@@ -492,7 +502,7 @@ static int refusing_submit(void *engine, struct ring_op *op)
 	return 0;
 }
 
-/* The last one first: bursts are not done in order. */
+/* The last one first: requests are not done in order. */
 static struct ring_op *refusing_wait(void *engine)
 {
 	(void)engine;
@@ -515,11 +525,9 @@ static const struct ring_engine_ops refusing = {
 /* Whatever is refused, and whenever: afterwards each buffer is free once, and none twice. */
 LOOP_TEST(lanes_case, after_a_refusal_each_slot_is_free_once, 0, 20)
 {
-	const struct ring_shape shape = { .block_bytes = LUSTRE_BYTES,
-					  .depth = 7,
-					  .burst = 2,
-					  .targets = 3,
-					  .stripe_bytes = LUSTRE_BYTES };
+	const struct ring_shape shape = {
+		.block_bytes = LUSTRE_BYTES, .depth = 7, .targets = 3, .stripe_bytes = LUSTRE_BYTES
+	};
 	const struct ring_buffer *seen[8];
 	struct ring_notes notes = { 0 };
 	struct ring_buffer *buffer;
@@ -549,6 +557,67 @@ LOOP_TEST(lanes_case, after_a_refusal_each_slot_is_free_once, 0, 20)
 	}
 	ck_assert_uint_eq(count, 7);
 	ring_lane_detach(lane);
+}
+
+/* ---- What is in flight ----------------------------------------------------------------------- */
+
+static struct ring_engine_ops timed;
+static unsigned most_taken;
+
+static int timed_submit(void *engine, struct ring_op *op)
+{
+	int ret = refusing_submit(engine, op);
+
+	most_taken = MAX(most_taken, taken_count);
+	return ret;
+}
+
+/* Writes so many blocks; the most that were in flight at a time. */
+static unsigned most_in_flight(const struct ring_shape *shape, unsigned blocks)
+{
+	struct ring_notes notes = { 0 };
+	struct ring_buffer *buffer;
+
+	timed = refusing;
+	timed.direct = true;
+	timed.submit = timed_submit;
+	engines[0] = &timed;
+	takes = blocks;
+	most_taken = 0;
+	open_lane(IOSHAPE_ENGINE_AUTO);
+	ck_assert_int_eq(ring_lane_shape(lane, shape, &error), 0);
+	ck_assert_int_eq(ring_lane_start(lane, &error), 0);
+	ring_lane_attach(lane, 0, "file", false, &notes);
+	for (uint64_t i = 0; i < blocks; i++) {
+		ck_assert_int_eq(ring_lane_take(lane, &buffer, &error), 0);
+		buffer->offset = i * LUSTRE_BYTES;
+		buffer->bytes = LUSTRE_BYTES;
+		ck_assert_int_eq(ring_lane_submit(lane, buffer, &error), 0);
+	}
+	/* Little was ever ready: memory that need not be used is not. */
+	if (!shape->fixed)
+		ck_assert_uint_le(lane->ready_count,
+				  MAX(shape->targets, 1) * lane->depth.window + 1);
+	ck_assert_int_eq(ring_lane_drain(lane, &error), 0);
+	ck_assert_uint_eq(lane->ready_count, 0);
+	ring_lane_detach(lane);
+	ring_lane_close(lane);
+	return most_taken;
+}
+
+TEST(lanes_case, no_more_is_in_flight_than_the_window_of_each_target)
+{
+	struct ring_shape shape = { .block_bytes = LUSTRE_BYTES,
+				    .depth = 32,
+				    .taught = { LUSTRE_BYTES, 3, 1000000000 } };
+
+	/* Too few for a round: the window stays. */
+	ck_assert_uint_eq(most_in_flight(&shape, 6), 3);
+	shape.targets = 4;
+	shape.stripe_bytes = LUSTRE_BYTES;
+	ck_assert_uint_eq(most_in_flight(&shape, 14), 12);
+	shape = (struct ring_shape){ .block_bytes = LUSTRE_BYTES, .depth = 32, .fixed = true };
+	ck_assert_uint_eq(most_in_flight(&shape, 100), 31);
 }
 
 int main(void)

@@ -286,16 +286,34 @@ START_TEST(directories_go_with_their_files)
 }
 END_TEST
 
-START_TEST(a_directory_with_another_in_it_stays)
+/* So many directories in each other, in this one. */
+static void nest(const char *name, int levels)
 {
-	char inner[NAME_MAX + 8];
-	const char *name = temporary_name(here);
+	char path[PATH_MAX];
 
-	snprintf(inner, sizeof(inner), "%s/inner", name);
-	ck_assert_int_eq(mkdir(name, 0777), 0);
-	ck_assert_int_eq(mkdir(inner, 0777), 0);
-	ck_assert_uint_eq(tidy(), 0);
-	ck_assert_int_eq(access(inner, F_OK), 0);
+	snprintf(path, sizeof(path), "%s", name);
+	for (int level = 0; level < levels; level++) {
+		strcat(path, "/inner");
+		ck_assert_int_eq(mkdir(path, 0777), 0);
+	}
+	strcat(path, "/file");
+	scratch_write(path, "x", 1);
+}
+
+START_TEST(directories_in_a_directory_go_with_it)
+{
+	char outer[NAME_MAX], link[NAME_MAX + 8];
+	const char *file = make_directory(here);
+
+	snprintf(outer, sizeof(outer), "%.*s", (int)(strlen(file) - 2), file);
+	nest(outer, 4);
+	ck_assert_int_eq(mkdir("precious", 0777), 0);
+	scratch_write("precious/file", "x", 1);
+	snprintf(link, sizeof(link), "%s/link", outer);
+	ck_assert_int_eq(symlink("../precious", link), 0);
+	ck_assert_uint_eq(tidy(), 1);
+	ck_assert_uint_eq(scratch_entries("."), 1);
+	ck_assert(scratch_same("precious/file", "x", 1));
 }
 END_TEST
 
@@ -309,6 +327,25 @@ START_TEST(a_directory_of_another_domain_is_as_old_as_its_newest_file)
 	make_old(name, 25 * 3600);
 	ck_assert_uint_eq(tidy(), 0);
 	make_old(file, 25 * 3600);
+	ck_assert_uint_eq(tidy(), 1);
+	ck_assert_uint_eq(scratch_entries("."), 0);
+}
+END_TEST
+
+/* Though what was taken out of it makes it look new. */
+START_TEST(what_could_not_be_removed_whole_goes_with_the_next_one)
+{
+	const char *file = make_directory("deadbeef");
+	char name[NAME_MAX], inner[NAME_MAX + 8];
+
+	snprintf(name, sizeof(name), "%.*s", (int)(strlen(file) - 2), file);
+	snprintf(inner, sizeof(inner), "%s/inner", name);
+	nest(name, 20);
+	make_old(file, 25 * 3600);
+	make_old(inner, 25 * 3600);
+	make_old(name, 25 * 3600);
+	ck_assert_uint_eq(tidy(), 0);
+	ck_assert_int_eq(system("rm -r .model*/inner"), 0);
 	ck_assert_uint_eq(tidy(), 1);
 	ck_assert_uint_eq(scratch_entries("."), 0);
 }
@@ -468,8 +505,9 @@ int main(void)
 	tcase_add_test(alike, names_that_are_right_are_removed);
 	tcase_add_test(alike, links_and_pipes_are_kept);
 	tcase_add_test(alike, directories_go_with_their_files);
-	tcase_add_test(alike, a_directory_with_another_in_it_stays);
+	tcase_add_test(alike, directories_in_a_directory_go_with_it);
 	tcase_add_test(alike, a_directory_of_another_domain_is_as_old_as_its_newest_file);
+	tcase_add_test(alike, what_could_not_be_removed_whole_goes_with_the_next_one);
 	tcase_add_test(alike, a_directory_that_is_being_filled_stays);
 	tcase_add_loop_test(alike, files_of_other_domains_are_kept_for_a_day, 0, 2);
 	if (!geteuid()) {

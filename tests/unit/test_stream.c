@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading onward, call by call: what is read ahead, what is not, and that it is what pread says. */
 #define _GNU_SOURCE
+#include "ring/read.h"
 #include "support/check_main.h"
 #include "support/random.h"
 #include "support/scripted_lane.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define FILE_BYTES (6u * 1024 * 1024 + 12345)
 #define STREAM_END (FILE_BYTES - 20000) /* as if a directory followed */
@@ -351,6 +353,31 @@ START_TEST(what_is_in_the_page_cache_is_not_read_past_it)
 }
 END_TEST
 
+static bool is_cached(uint64_t offset, uint64_t bytes)
+{
+	return ring_is_cached(input.fd, base + offset, bytes);
+}
+
+/* And the kernel has been asked for what follows. */
+START_TEST(what_others_want_too_goes_through_the_page_cache)
+{
+	begin_scripted();
+	input.shared = true;
+	posix_fadvise(input.fd, 0, 0, POSIX_FADV_RANDOM); /* it does so only if asked */
+	get(0, 8 * BLOCK);
+	get(8 * BLOCK, 8 * BLOCK);
+	get(16 * BLOCK, 8 * BLOCK);
+	for (int i = 0; i < 3000 && !is_cached(2 * MIB, 3 * MIB); i++)
+		usleep(10000);
+	ck_assert(is_cached(2 * MIB, 3 * MIB));
+	for (uint64_t at = 24 * BLOCK; at + 70000 < FILE_BYTES; at += 70000)
+		get(at, 70000);
+	get(0, MIB);
+	ck_assert_uint_eq(requests, 0);
+	close_stream();
+}
+END_TEST
+
 START_TEST(a_file_cut_short_underneath_is_damaged)
 {
 	begin_scripted();
@@ -460,6 +487,7 @@ int main(void)
 
 	tcase_add_checked_fixture(ahead, setup, teardown);
 	tcase_add_test(ahead, what_is_in_the_page_cache_is_not_read_past_it);
+	tcase_add_test(ahead, what_others_want_too_goes_through_the_page_cache);
 	if (scratch_direct()) {
 		tcase_add_test(ahead, who_reads_onward_finds_the_next_bytes_under_way);
 		tcase_add_test(ahead, small_records_are_read_in_blocks_too);

@@ -80,7 +80,8 @@ static void send_growing(const void *argument)
 		STREAM_MUST(!base_shared_grow(fd, (i + 1) * MIB));
 		STREAM_MUST(!base_shared_map(fd, i * MIB, MIB, &memory));
 		stream_fill(memory, i * MIB, MIB, 3);
-		if (gather_sender_put_shared(sender, memory, i * MIB, MIB, &error))
+		if (gather_sender_put_shared(sender, memory, i * MIB, MIB,
+					     base_crc32(0, memory, MIB), &error))
 			stream_fail(error.text);
 		if (gather_sender_await_taken(sender, gather_sender_offset(sender), &error))
 			stream_fail(error.text);
@@ -103,6 +104,113 @@ TEST(tests, memory_may_grow)
 
 	receiver = receive_from(listener, RANK);
 	ck_assert_uint_eq(stream_receive_all(receiver, 3), 4 * MIB);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	stream_expect_well(child);
+}
+
+/* ---- Bytes that are held --------------------------------------------------------------------- */
+
+/* What was handed out last, which nobody may touch before it is released. */
+static void must_be_held(const struct gather_receiver *receiver, pid_t child, const void *data,
+			 uint64_t at, size_t bytes)
+{
+	uint32_t crc32;
+
+	ck_assert(gather_receiver_lasts(receiver));
+	ck_assert(gather_receiver_summed(receiver, &crc32));
+	ck_assert_uint_eq(crc32, base_crc32(0, data, bytes));
+	/* If it knew that it was taken it would change it. */
+	stream_await_sleep(child);
+	ck_assert(stream_holds(data, at, bytes, 3));
+}
+
+/* Its memory grows, too: another view takes the place of the one that is held. */
+TEST(tests, what_is_held_is_not_taken_before_it_is_released)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+	pid_t child = stream_start(send_growing, NULL);
+	const void *data, *none;
+	uint64_t at = 0;
+	size_t bytes, nothing;
+
+	receiver = receive_from(listener, RANK);
+	gather_receiver_hold(receiver);
+	for (;; at += bytes) {
+		ck_assert_msg(!gather_receiver_next(receiver, &data, &bytes, &error), "%s",
+			      error.text);
+		if (!bytes)
+			break;
+		must_be_held(receiver, child, data, at, bytes);
+		ck_assert_int_eq(gather_receiver_next(receiver, &none, &nothing, &error), -EAGAIN);
+		ck_assert_int_eq(error.code, 0);
+		/* Whoever asked for more must not have told the sender that this was taken. */
+		stream_await_sleep(child);
+		ck_assert(stream_holds(data, at, bytes, 3));
+		gather_receiver_release(receiver, at + bytes);
+	}
+	ck_assert_uint_eq(at, 4 * MIB);
+	gather_receiver_free(receiver);
+	gather_listener_close(listener);
+	stream_expect_well(child);
+}
+
+/* Nothing is waited for but the end: with that all would be the sender's again. */
+static void send_and_change(const void *argument)
+{
+	struct stream_memory memory;
+	struct gather_sender *sender;
+	struct base_error error = { 0 };
+
+	(void)argument;
+	stream_memory_open(&memory, 3 * MIB);
+	sender = send_as(RANK, memory.fd);
+	stream_fill(memory.base, 0, memory.bytes, 3);
+	for (uint64_t at = 0; at < memory.bytes; at += MIB)
+		if (gather_sender_put_shared(sender, memory.base + at, at, MIB,
+					     base_crc32(0, memory.base + at, MIB), &error))
+			stream_fail(error.text);
+	/* Small pieces go with the message itself. */
+	if (gather_sender_put(sender, "abc", 3, &error) || gather_sender_end(sender, 0, &error))
+		stream_fail(error.text);
+	memset(memory.base, 0xee, memory.bytes);
+	gather_sender_free(sender, NULL);
+	stream_memory_close(&memory);
+}
+
+TEST(tests, the_end_waits_until_all_is_released)
+{
+	struct gather_listener *listener = listen_here();
+	struct gather_receiver *receiver;
+	struct base_error error = { 0 };
+	pid_t child = stream_start(send_and_change, NULL);
+	const void *data[3], *last;
+	size_t bytes;
+
+	receiver = receive_from(listener, RANK);
+	gather_receiver_hold(receiver);
+	for (unsigned i = 0; i < 3; i++) {
+		int ret;
+
+		while ((ret = gather_receiver_next(receiver, &data[i], &bytes, &error)) == -EAGAIN)
+			usleep(1000);
+		ck_assert_msg(!ret && bytes == MIB, "%s", error.text);
+	}
+	while (gather_receiver_next(receiver, &last, &bytes, &error) == -EAGAIN)
+		usleep(1000);
+	ck_assert_uint_eq(bytes, 3);
+	ck_assert(!gather_receiver_lasts(receiver));
+	ck_assert_int_eq(gather_receiver_next(receiver, &last, &bytes, &error), -EAGAIN);
+	gather_receiver_release(receiver, 2 * MIB);
+	ck_assert_int_eq(gather_receiver_next(receiver, &last, &bytes, &error), -EAGAIN);
+	stream_await_sleep(child);
+	for (unsigned i = 0; i < 3; i++)
+		ck_assert(stream_holds(data[i], i * MIB, MIB, 3));
+	gather_receiver_release(receiver, 3 * MIB + 3);
+	ck_assert_int_eq(gather_receiver_next(receiver, &last, &bytes, &error), 0);
+	ck_assert_uint_eq(bytes, 0);
 	gather_receiver_free(receiver);
 	gather_listener_close(listener);
 	stream_expect_well(child);
@@ -139,7 +247,7 @@ LOOP_TEST(tests, what_was_put_and_ended_is_all, 0, 4)
 	if (_i == 0)
 		ck_assert_int_eq(gather_sender_put(sender, data, 1, &error), -EINVAL);
 	if (_i == 1)
-		ck_assert_int_eq(gather_sender_put_shared(sender, data, 0, 1, &error), -EINVAL);
+		ck_assert_int_eq(gather_sender_put_shared(sender, data, 0, 1, 0, &error), -EINVAL);
 	if (_i == 3) {
 		ck_assert_int_eq(gather_sender_end(sender, 0, &error), 0);
 		ck_assert_int_eq(gather_sender_await_taken(sender, 100, &error), 0);
@@ -147,7 +255,7 @@ LOOP_TEST(tests, what_was_put_and_ended_is_all, 0, 4)
 	} else {
 		/* The first failure is told again. */
 		ck_assert_int_eq(gather_sender_end(sender, 0, &again), -EINVAL);
-		ck_assert_int_eq(gather_sender_put_shared(sender, data, 0, 0, NULL), -EINVAL);
+		ck_assert_int_eq(gather_sender_put_shared(sender, data, 0, 0, 0, NULL), -EINVAL);
 		ck_assert_str_eq(again.text, error.text);
 	}
 	gather_sender_free(sender, "a mistake");
@@ -224,7 +332,7 @@ LOOP_TEST(tests, a_slow_receiver_holds_the_sender, 0, 2)
 		else
 			break;
 		ck_assert_msg(!gather_sender_put_shared(held.sender, memory.base + at, at, 8 * MIB,
-							&error),
+							0, &error),
 			      "%s", error.text);
 	}
 	ck_assert_msg(!gather_sender_end(held.sender, 0, &error), "%s", error.text);

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,8 +23,11 @@ class Framework:
     fetch: Callable[[Path], Path]
     #: files of tests, or what else pytest takes, in that folder
     files: tuple[str, ...]
-    #: a module that pytest loads before the tests (-p), and that makes the framework use us
-    plugin: str
+    #: a module that pytest loads before the tests (-p), and that makes the framework use us;
+    #: without one, they run under "ioshape run"
+    plugin: str = ""
+    #: of tests/support/frameworks.py, if the set-up does not bring it
+    installed_as: str = ""
     #: more variables of the environment, for both runs
     environment: tuple[tuple[str, str], ...] = ()
     #: further arguments of pytest, for both runs
@@ -45,6 +49,16 @@ def prepare_metadata_for_build_wheel(folder, settings=None):
     (made / "METADATA").write_text(text, encoding="utf-8")
     return made.name
 """
+
+
+def fetch_tag(repository: str, tag: str, folder: Path) -> Path:
+    """The tests of a tag, where the packages do not bring them: for a module's fetch()."""
+    into = folder / "repository"
+    subprocess.run(
+        ["git", "clone", "-q", "--depth", "1", "--branch", tag, repository, into], check=True
+    )
+    # Without the rest of it, which some take for the package.
+    return Path(shutil.move(into / "tests", folder / "tests"))
 
 
 def fetch_source(package: str, backend: str, folder: Path) -> Path:

@@ -26,9 +26,17 @@ from xml.etree import ElementTree as ET
 from tests.upstream.framework import Framework
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+import frameworks  # noqa: E402 - it is there
+
 NAMES = sorted(
     path.stem.removesuffix("_tests") for path in Path(__file__).parent.glob("*_tests.py")
 )
+
+
+class CannotTell(Exception):
+    """The tests say nothing of us."""
 
 
 def outcomes(report: Path) -> dict[str, str]:
@@ -48,22 +56,26 @@ def run(framework: Framework, source: Path, work: Path, *, ours: bool) -> dict[s
     trace = work / "trace"
     variables = {**os.environ, **dict(framework.environment), "TMPDIR": str(work)}
     # Tests find the package where it is installed, not in the tree; the plug-ins are in the tree.
-    variables["PYTHONPATH"] = str(ROOT)
+    variables["PYTHONPATH"] = str(ROOT) if framework.plugin else ""
+    python, way = sys.executable, []
+    if framework.installed_as:
+        python = str(frameworks.environment(framework.installed_as))
     options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", "--rootdir", str(source)]
     if ours:
         variables["IOSHAPE_TRACE"] = str(trace)
-        options += ["-p", framework.plugin]
+        options += ["-p", framework.plugin] if framework.plugin else []
+        way = [] if framework.plugin else ["-m", "ioshape", "run"]
     files = [str(source / file) for file in framework.files]
     subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *framework.arguments, *files],
+        [python, *way, "-m", "pytest", *options, *framework.arguments, *files],
         cwd=source,
         env=variables,
         check=False,
     )
     if not report.exists():
-        sys.exit(f"upstream: pytest has not come to run the tests of {framework.package}")
+        raise CannotTell(f"pytest has not come to run the tests of {framework.package}")
     if ours and not list(trace.glob("*.jsonl")):
-        sys.exit(f"upstream: no test of {framework.package} has saved through us")
+        raise CannotTell(f"no test of {framework.package} has saved through us")
     return outcomes(report)
 
 
@@ -82,25 +94,31 @@ def worse(stock: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     return [name for name, how in stock.items() if how == "passed" != ours.get(name, "missing")]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("framework", choices=NAMES)
-    parser.add_argument("--source", type=Path, help="where its tests are, instead of fetching them")
-    arguments = parser.parse_args()
-    module = import_module(f"tests.upstream.{arguments.framework}_tests")
-    framework: Framework = module.FRAMEWORK
+def both(name: str, source: Path | None = None) -> tuple[dict[str, str], dict[str, str]]:
+    """How a framework's tests ended: on what it brings, and on us."""
+    framework: Framework = import_module(f"tests.upstream.{name}_tests").FRAMEWORK
     with tempfile.TemporaryDirectory(prefix="upstream-") as folder:
         work = Path(folder)
-        source = arguments.source
         if source is None:
             fetched = work / "fetched"
             fetched.mkdir()
             source = framework.fetch(fetched)
         stock = run(framework, source.resolve(), work, ours=False)
-        ours = run(framework, source.resolve(), work, ours=True)
+        return stock, run(framework, source.resolve(), work, ours=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("framework", choices=NAMES)
+    parser.add_argument("--source", type=Path, help="where its tests are, instead of fetching them")
+    arguments = parser.parse_args()
+    try:
+        stock, ours = both(arguments.framework, arguments.source)
+    except CannotTell as problem:
+        sys.exit(f"upstream: {problem}")
     found = worse(stock, ours)
     print()
-    print(table(framework.package, stock, ours))
+    print(table(arguments.framework, stock, ours))
     for name in found:
         print(f"fails with us alone: {name}")
     return 1 if found else 0

@@ -17,10 +17,11 @@ import os
 import pickle
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._dcp import metadata as description
 from ioshape._dcp.names import DATA, DESCRIPTION, OF_A_RANK
+from ioshape._descriptors import open_file
 from ioshape._errors import StorageError, failure
 from ioshape._files.atomic import AtomicFile, How
 from ioshape._save.directory import Directory, sync
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch.distributed.checkpoint.metadata import Metadata
+
+    from ioshape._dcp.shares import Share
 
 # For another process that puts a checkpoint in place at the same path: a few renames.
 _PATIENCE_S = 120.0
@@ -59,7 +62,7 @@ class Attempt:
 
     @property
     def relative_folder(self) -> str:
-        """The same, for ranks that may see the path under another name."""
+        """The same, as in a Place."""
         return os.path.relpath(self.folder, self.path)
 
     @property
@@ -163,7 +166,7 @@ def _free_names(names: set[str], there: set[str]) -> dict[str, str]:
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
     """One process at a time puts a checkpoint in place there."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_file(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(fd, folder)
         yield
@@ -192,9 +195,19 @@ def _lock(fd: int, folder: str) -> None:
             return  # no locks on directories there
 
 
-def arrived(told: dict[str, str], path: str, planned: Any) -> str:
-    """Where this rank's files go, by what rank 0 has told."""
-    relative = told.pop(os.path.realpath(path), None) or getattr(planned, "folder", None)
-    if relative is None:
+class Place(NamedTuple):
+    """Where a rank's files go."""
+
+    #: as seen from the checkpoint, for ranks that may see that under another name
+    folder: str
+    #: if it does not write a file of its own
+    share: Share | None
+
+
+def arrived(told: dict[str, Place], path: str, planned: Any) -> Place:
+    """What rank 0 has told this rank; the folder's whole path."""
+    place = told.pop(os.path.realpath(path), None) or getattr(planned, "place", None)
+    if place is None:
         raise RuntimeError(f"rank 0 did not say where the files of {path} go")
-    return os.path.normpath(os.path.join(os.path.realpath(path), relative))  # noqa: PTH118
+    folder = os.path.join(os.path.realpath(path), place.folder)  # noqa: PTH118
+    return Place(os.path.normpath(folder), place.share)

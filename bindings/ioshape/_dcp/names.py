@@ -11,5 +11,3 @@ DESCRIPTION = ".metadata"
 DATA = re.compile(r"__(\d+)_(\d+)\.distcp")
 #: descriptions that ranks write each for itself, under use_collectives=False
 OF_A_RANK = re.compile(r"__(\d+)\.metadata")
-#: of an item in .metadata: those of its whole file, (its bytes, those of a block, CRC-32s)
-CHECKSUMS = "ioshape_checksums"

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
+import dataclasses
 import io
 import itertools
 import math
@@ -17,9 +18,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 from torch.futures import Future
 
 from ioshape._dcp import metadata as description
-from ioshape._dcp.names import CHECKSUMS
+from ioshape._device.incoming import Incoming, Wanted
+from ioshape._device.stream import bytes_of, changed
 from ioshape._errors import DamagedError, StorageError
-from ioshape._files.checksums import Checksums
 from ioshape._load.contents import tensors_of
 from ioshape._load.reader import Reader as ZipReader
 from ioshape._load.reader import can_read
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from ioshape._load.pickled import Tensor
 
 
-# A part of a tensor that has no more is verified by reading all of it: checksums in the file are
-# those of whole tensors, and those of the file of blocks of so much.
+# A part of a tensor that has no more is verified by reading all of it: where DCP has written the
+# file, the checksum is that of the whole.
 _SMALL_BYTES = 1 << 20
 
 
@@ -43,46 +44,20 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     return memoryview(ffi.buffer(address, tensor.numel() * tensor.element_size())).cast("B")
 
 
-class _Files:
-    """Data files with checksums of their own, as they are read from: one at a time is open."""
-
-    def __init__(self, folder: str, checksums: dict[str, Checksums]) -> None:
-        self._folder = folder
-        self._checksums = checksums
-        self._name = ""
-        self._reader: ZipReader | None = None
-
-    def get(self, name: str) -> ZipReader | None:
-        """One that verifies any range; None if nothing is known of that file."""
-        told = self._checksums.get(name)
-        if name != self._name and told is not None:
-            self.close()
-            path = os.path.join(self._folder, name)  # noqa: PTH118
-            self._name, self._reader = name, ZipReader(path, checksums=told, fresh=False)
-        return self._reader if told is not None else None
-
-    def close(self) -> None:
-        """Lets go of the file."""
-        if self._reader is not None:
-            self._reader.close()
-        self._name, self._reader = "", None
-
-
 class _Stored:
     """A tensor as torch.save has put it into a data file."""
 
-    def __init__(self, reader: ZipReader, tensor: Tensor, begin: int) -> None:
+    def __init__(self, reader: ZipReader, tensor: Tensor) -> None:
         self._reader = reader
-        self._begin = begin  # of the item in the file
         self.dtype: torch.dtype = getattr(torch, tensor.dtype)
         self.shape = tensor.shape
         self._record = next(one for one in reader.records() if one.name == tensor.record)
         self._item_bytes = torch.empty(0, dtype=self.dtype).element_size()
-        self._offset = tensor.storage_offset * self._item_bytes
+        self._offset = tensor.storage_offset
         n_bytes = math.prod(self.shape) * self._item_bytes
         self.is_plain = _is_contiguous(tensor) and self._offset + n_bytes <= self._record.n_bytes
 
-    def _read_rows(self, files: _Files, name: str, first: int, into: torch.Tensor) -> None:
+    def _read_rows(self, first: int, into: torch.Tensor) -> None:
         """Fills a contiguous tensor of the CPU from this row on."""
         row_bytes = math.prod(self.shape[1:]) * self._item_bytes
         offset, view = self._offset + first * row_bytes, _memory(into)
@@ -90,33 +65,53 @@ class _Stored:
         if not view.nbytes:
             return
         if view.nbytes < record.n_bytes <= _SMALL_BYTES:
-            # The checksum is that of all of it.
+            # In files of DCP's own the checksum is that of all of it.
             whole = bytearray(record.n_bytes)
             self._reader.read_file(record.file_offset, memoryview(whole))
             view[:] = whole[offset : offset + view.nbytes]
             return
-        begin = record.file_offset + offset
-        by_block = files.get(name) if view.nbytes < record.n_bytes else None
-        if by_block is not None:
-            by_block.read_file(self._begin + begin, view)
-        else:
-            self._reader.read_file(begin, view)
+        self._reader.read_file(record.file_offset + offset, view)
 
-    def read_part(
-        self, files: _Files, name: str, offsets: tuple[int, ...], target: torch.Tensor
-    ) -> None:
+    def _bring_rows(self, first: int, target: torch.Tensor) -> bool:
+        """The same on a device; False if it has no pinned memory."""
+        incoming = Incoming(target.nbytes)
+        if target.nbytes < _SMALL_BYTES or not incoming.takes(target.device):
+            return False
+        record, reader = self._record, self._reader
+        row_bytes = math.prod(self.shape[1:]) * self._item_bytes
+        begin = target.storage_offset() * self._item_bytes
+        incoming.add(
+            Wanted(
+                record.file_offset + self._offset + first * row_bytes,
+                bytes_of(target.untyped_storage())[begin : begin + target.nbytes],
+                lambda: changed(target),
+                reader.crc32_of_all(record) if target.nbytes == record.n_bytes else None,
+                lambda: reader.damaged(record),
+            )
+        )
+        incoming.bring(reader.read_file)
+        return True
+
+    def read_part(self, offsets: tuple[int, ...], target: torch.Tensor) -> None:
         """Fills the target with what lies from these offsets on."""
         lengths = tuple(target.shape)
         first, count = (offsets[0], lengths[0]) if offsets else (0, 1)
         is_same = target.dtype == self.dtype and self.shape[1:] == lengths[1:]
-        if is_same and target.is_contiguous() and target.device.type == "cpu":
-            self._read_rows(files, name, first, target)
-            return
+        if is_same and target.is_contiguous():
+            if self._bring_rows(first, target):
+                return
+            if target.device.type == "cpu":
+                self._read_rows(first, target)
+                return
         rows = torch.empty((count, *self.shape[1:]), dtype=self.dtype)
-        self._read_rows(files, name, first, rows)
+        self._read_rows(first, rows)
         for dim in range(1, len(lengths)):
             rows = rows.narrow(dim, offsets[dim], lengths[dim])
         target.copy_(rows.view(lengths) if not lengths else rows)
+
+
+class _Alone(frozenset[tuple[str, int]]):
+    """Places in data files that one rank reads, and no other."""
 
 
 def _is_contiguous(tensor: Tensor) -> bool:
@@ -133,7 +128,7 @@ class Reader(filesystem.FileSystemReader):
 
     For dcp.load(), as FileSystemReader, whose files it reads. Tensors are read straight into those
     of the state dict: only what this rank needs, in the order of the files. Checksums are compared:
-    those of whole tensors, and where a part is read those of its file, if we have written that.
+    those of whole tensors, and where a part is read those of each MiB, if we have written the file.
     `.metadata` is untrusted input: it can name what describes a checkpoint, and nothing else.
 
     Args:
@@ -154,35 +149,39 @@ class Reader(filesystem.FileSystemReader):
         metadata.storage_meta = meta
         return metadata
 
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Tells each rank what no other one reads: that goes past the page cache."""
+        plans = super().prepare_global_plan(plans)
+        if len(plans) == 1:  # ranks that do not talk to each other may all read the same
+            return plans
+        places = [{self._place(item) for item in plan.items} for plan in plans]
+        readers = collections.Counter(itertools.chain.from_iterable(places))
+        alone = [_Alone(one for one in its if readers[one] == 1) for its in places]
+        return [
+            dataclasses.replace(plan, storage_data=its)
+            for plan, its in zip(plans, alone, strict=True)
+        ]
+
+    def _place(self, item: ReadItem) -> tuple[str, int]:
+        info = self.storage_data[item.storage_index]
+        return info.relative_path, info.offset
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads what this rank needs."""
-
-        def place(item: ReadItem) -> tuple[str, int]:
-            info = self.storage_data[item.storage_index]
-            return info.relative_path, info.offset
-
         left = []
-        items = sorted(plan.items, key=place)
-        with contextlib.closing(_Files(str(self.path), self._checksums())) as files:
-            for _place, requests in itertools.groupby(items, key=place):
-                left += self._read(files, list(requests), planner)
+        # A planner may have made a plan of its own, which does not say.
+        alone = plan.storage_data if isinstance(plan.storage_data, _Alone) else _Alone()
+        items = sorted(plan.items, key=self._place)
+        for place, requests in itertools.groupby(items, key=self._place):
+            left += self._read(list(requests), planner, place in alone)
         if left:
             return super().read_data(LoadPlan(left), planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _checksums(self) -> dict[str, Checksums]:
-        """Of files that were written by us."""
-        found = {}
-        for info in self.storage_data.values():
-            told = getattr(info, CHECKSUMS, None)
-            if told is not None:
-                found[info.relative_path] = _checked(told)
-        return found
-
     def _read(
-        self, files: _Files, requests: list[ReadItem], planner: LoadPlanner
+        self, requests: list[ReadItem], planner: LoadPlanner, is_alone: bool
     ) -> list[ReadItem]:
         """All that is wanted of one item of a file. What is returned is for DCP's own reader."""
         info = self.storage_data[requests[0].storage_index]
@@ -191,22 +190,21 @@ class Reader(filesystem.FileSystemReader):
         path = os.path.join(self.path, info.relative_path)  # noqa: PTH118
         part = (info.offset, info.length)
         try:
-            reader = ZipReader(path, part=part, fresh=False)
+            reader = ZipReader(path, part=part, fresh=False, shared=False if is_alone else None)
         except StorageError as error:
             if can_read(error):
                 raise self._named(error, requests) from None
             return requests
         with reader:
             try:
-                return self._read_item(files, reader, requests, planner)
+                return self._read_item(reader, requests, planner)
             except StorageError as error:
                 raise self._named(error, requests) from None
 
     def _read_item(
-        self, files: _Files, reader: ZipReader, requests: list[ReadItem], planner: LoadPlanner
+        self, reader: ZipReader, requests: list[ReadItem], planner: LoadPlanner
     ) -> list[ReadItem]:
         left = []
-        info = self.storage_data[requests[0].storage_index]
         stored: _Stored | None = None
         for request in requests:
             if request.type == LoadItemType.BYTE_IO:
@@ -214,7 +212,7 @@ class Reader(filesystem.FileSystemReader):
                 reader.read_file(0, memoryview(data))
                 planner.load_bytes(request, io.BytesIO(data))
                 continue
-            stored = stored or _stored(reader, info.offset)
+            stored = stored or _stored(reader)
             if stored is None:
                 left.append(request)
                 continue
@@ -224,8 +222,7 @@ class Reader(filesystem.FileSystemReader):
                     f"req {request.storage_index} mismatch sizes {target.size()} vs "
                     f"{request.lengths}"
                 )
-            offsets = tuple(request.storage_offsets)
-            stored.read_part(files, info.relative_path, offsets, target)
+            stored.read_part(tuple(request.storage_offsets), target)
             planner.commit_tensor(request, target)
         return left
 
@@ -238,21 +235,12 @@ class Reader(filesystem.FileSystemReader):
         )
 
 
-def _checked(told: Any) -> Checksums:
-    """What .metadata says: the library compares it with the file."""
-    checksums = Checksums(*told)
-    kinds = tuple(map(type, checksums))
-    if kinds != (int, int, bytes, int) or not all(0 <= told[at] < 1 << 63 for at in (0, 1)):
-        raise ValueError("the checksums in .metadata are none")
-    return checksums
-
-
-def _stored(reader: ZipReader, begin: int) -> _Stored | None:
+def _stored(reader: ZipReader) -> _Stored | None:
     """None if it is more than numbers in a row: a quantized tensor, one of a subclass, ..."""
     tensors, _problem = tensors_of(reader, reader.records())
     if len(tensors) != 1 or tensors[0].name or not hasattr(torch, tensors[0].dtype):
         return None
-    stored = _Stored(reader, tensors[0], begin)
+    stored = _Stored(reader, tensors[0])
     if not stored.is_plain or stored.dtype.is_complex:
         return None
     return stored

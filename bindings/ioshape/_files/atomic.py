@@ -8,11 +8,10 @@ import os
 import time
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ioshape._c import owned, sized
 from ioshape._errors import last_failure, warn_skipped
-from ioshape._files.checksums import Checksums
 from ioshape._native import ffi, lib
 from ioshape._run import trace
 from ioshape._save.callbacks import Teller
@@ -25,12 +24,27 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ioshape._errors import StorageError
+    from ioshape._save.begin import Payload
 
 # Smaller writes are gathered to so much: a call of the library costs as much as copying some KiB.
 _GATHERED_BYTES = 64 << 10
 # In pieces: between two of them Python looks for signals, and Ctrl-C gets through.
 _PIECE_BYTES = 16 << 20
 _ZEROS_BYTES = 4 << 20
+
+
+class Part(NamedTuple):
+    """Of a file that several processes write at the same time."""
+
+    #: both are multiples of PART_UNIT
+    offset: int
+    n_bytes: int
+    #: about what all parts hold
+    file_bytes: int
+
+
+#: what parts begin and end at
+PART_UNIT: int = lib.IOSHAPE_PART_UNIT
 
 
 class How(NamedTuple):
@@ -42,13 +56,15 @@ class How(NamedTuple):
     due: float | None = None
     #: what it will hold, if known
     expected_bytes: int = 0
-    #: "no"; "beside": in a file beside it; "told": AtomicFile.checksums has them
-    checksums: Literal["no", "beside", "told"] = "no"
+    #: in a file beside it
+    checksums: bool = False
     #: for the report: who makes the bytes, and what was not as preferred
     written_by: str = "caller"
     notes: tuple[str, ...] = ()
     #: for the report: the path that the file will have in the end, if it is moved
     known_as: str = ""
+    #: what this process writes of it; then the file has its name at once
+    part: Part | None = None
 
 
 class _Sink(io.RawIOBase):
@@ -65,15 +81,15 @@ class _Sink(io.RawIOBase):
         self._report: Report | None = None
         # As for other saves: the context keeps the order of saves to one path.
         context = context_of_saves_to(path) or current()
-        self._position = 0
+        self._position = how.part.offset if how.part else 0
         options = sized("ioshape_file_options")
         options.sync = lib.IOSHAPE_ON if how.durable else lib.IOSHAPE_OFF
         options.replace = lib.IOSHAPE_ON if how.replace else lib.IOSHAPE_OFF
         options.expected_bytes = how.expected_bytes
         options.deadline_ms = left_ms(how.due)
-        options.checksums = ("no", "beside", "told").index(how.checksums)
-        self._tells_checksums = how.checksums == "told"
-        self.checksums: Checksums | None = None
+        options.checksums = how.checksums
+        if how.part is not None:
+            options.part_offset, options.part_bytes, options.file_bytes = how.part
         # All of it happens on this thread: Ctrl-C gets through also while it waits for a slot.
         self._teller = Teller.for_reader(None)
         self._told = self._teller.set_in(options) if self._teller else None
@@ -117,8 +133,21 @@ class _Sink(io.RawIOBase):
         return piece.nbytes
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Where the next byte goes: bytes written so far, behind the beginning of the part."""
         return self._position
+
+    def write_records(self, payload: Payload) -> None:
+        """Writes a torch zip, as a part of the file."""
+        if self._pointer == ffi.NULL:
+            return
+        n_bytes = ffi.new("uint64_t *")
+        code = lib.ioshape_file_write_records(self._pointer, payload.array, payload.length, n_bytes)
+        for courier in payload.couriers if code else ():
+            if courier.failure is not None:
+                self.failure = self.failure or courier.failure
+                raise courier.failure
+        self._check(code)
+        self._position += n_bytes[0]
 
     def write_zeros(self, n_bytes: int) -> None:
         """What is passed over."""
@@ -137,10 +166,6 @@ class _Sink(io.RawIOBase):
         self._check(lib.ioshape_file_commit(self._pointer, struct))
         if self.skipped is not None:
             return
-        if self._tells_checksums:
-            told = sized("ioshape_checksums")
-            self._check(lib.ioshape_file_get_checksums(self._pointer, told))
-            self.checksums = Checksums.from_struct(told)
         begun = self._begun
         self._report = from_struct(
             begun.path, struct, written_by=begun.written_by, fallbacks=begun.fallbacks
@@ -213,6 +238,12 @@ class AtomicFile(io.BufferedWriter):
             self._sink.write_zeros(target - here)
         return target
 
+    def write_records(self, payload: Payload) -> None:
+        """Writes a torch zip as a part of the file, from the memory of its storages."""
+        self.flush()
+        if self._sink is not None:
+            self._sink.write_records(payload)
+
     def close(self) -> None:
         """Puts the file in place, on stable storage. A second call does nothing.
 
@@ -233,11 +264,6 @@ class AtomicFile(io.BufferedWriter):
             self._end(sink)
         if sink.skipped is not None:
             warn_skipped(sink.name, sink.skipped.sentence)
-
-    @property
-    def checksums(self) -> Checksums | None:
-        """Once it is in place, if whoever opened it wants to keep them."""
-        return None if self._sink is None else self._sink.checksums
 
     def discard(self) -> None:
         """Drops the file: nothing of it is left. After close() this does nothing."""

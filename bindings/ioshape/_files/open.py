@@ -76,8 +76,7 @@ def open(  # noqa: A001
     name = os.fspath(path)
     kind = "".join(sorted(mode))
     if kind == "bw":
-        kept: Literal["beside", "no"] = "beside" if checksums else "no"
-        how = How(is_durable(durable), replace, due_in(deadline), expected_bytes, kept)
+        how = How(is_durable(durable), replace, due_in(deadline), expected_bytes, checksums)
         return AtomicFile(name, how)
     if kind == "br":
         return VerifiedFile(name)

@@ -13,7 +13,7 @@ from ioshape._save.report import Progress
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ioshape._files.checksums import Checksums
+    from ioshape._load.stored import StoredTensor
 
 # torch reads what stands at a file's end in pieces of at most 4 KiB.
 _RECORD_BYTES = (4 << 10) + 1
@@ -70,14 +70,19 @@ class Source(io.RawIOBase):
             if count:
                 self._reader.read_file(self._position, view[:count])
             self._position += count
-            if self._progress is not None and count:
+            if count:
                 # What was handed out, once: torch looks at the file's end first, and at headers.
-                self._told = max(self._told, self._position if count >= _RECORD_BYTES else 0)
-                self._progress(Progress("read", self._told, self.n_bytes))
+                self.tell_progress(self._position if count >= _RECORD_BYTES else 0)
         except BaseException as error:
             self.failure = error
             raise
         return count
+
+    def tell_progress(self, done_bytes: int) -> None:
+        """So much of the file has come."""
+        self._told = max(self._told, done_bytes)
+        if self._progress is not None:
+            self._progress(Progress("read", self._told, self.n_bytes))
 
     def read(self, n_bytes: int = -1, /) -> bytes:
         """As for any file. No more memory is asked for than there are bytes left."""
@@ -119,13 +124,56 @@ class VerifiedFile(BoundedFile):
     It is an io.BufferedReader with read(), readinto(), seek() and tell(). Who reads onward is read
     ahead of, past the page cache. It has no fileno(): what somebody reads by the descriptor would
     not be verified. A file that is replaced meanwhile is read to its end as it was.
+
+    Of a torch.save file, or one named .safetensors, tensors and parts of them can be read by name:
+
+        with ioshape.open("model.pt") as file:
+            rows = file["model.embedding.weight"][1024:2048]
+
+    Nothing of it is unpickled, and nothing else of it read.
     """
 
     #: Whether what is read can be verified. A file has checksums if ioshape.save or torch.save has
     #: written it, or ioshape.open(…, checksums=True) and nobody has changed it since.
     has_checksums: bool
 
-    def __init__(self, path: str, checksums: Checksums | None = None) -> None:
-        source = Source(Reader(path, any_format=True, checksums=checksums))
+    def __init__(self, path: str) -> None:
+        self._reader = Reader(path, any_format=True)
+        source = Source(self._reader)
         super().__init__(source, source.n_bytes)
         self.has_checksums = source.has_checksums
+        self._tensors: dict[str, StoredTensor | str] | None = None
+
+    def _stored(self) -> dict[str, StoredTensor | str]:
+        if self._tensors is None:
+            from ioshape._load.stored import stored_tensors  # noqa: PLC0415 - it reads by this
+
+            self._tensors = stored_tensors(self)
+        return self._tensors
+
+    def keys(self) -> list[str]:
+        """The names of the file's tensors, as inspect() has them, in its order.
+
+        Raises:
+            FormatError: it is no file of tensors.
+        """
+        return list(self._stored())
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        """A tensor. Only when it is indexed, what is asked for is read.
+
+        Raises:
+            KeyError: there is none of that name.
+            ValueError: no part of it can be read, only all of it, by load().
+        """
+        found = self._stored()[name]
+        if isinstance(found, str):
+            raise ValueError(
+                f"cannot read a part of tensor '{name}' of \"{self.name}\": it {found}; load() the "
+                "file"
+            )
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the file has a tensor of that name."""
+        return name in self._stored()

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
-from ioshape._c import called_from_c, keep_failure, owned, sized
+from ioshape._c import Owner, called_from_c, keep_failure, sized
+from ioshape._dcp import contents, series
 from ioshape._errors import last_failure
 from ioshape._load.reader import Reader
 from ioshape._native import ffi, lib
@@ -54,8 +56,9 @@ class Generation:
     path: str
     #: when it was completed; in UTC
     saved: datetime
-    #: "each", "node" or "rank0": which ranks wrote files
-    mode: Mode
+    #: "each", "node" or "rank0": which ranks wrote files. "dcp": it is a checkpoint of
+    #: torch.distributed.checkpoint, which has no parts, and which ioshape.dcp loads
+    mode: Mode | Literal["dcp"]
     #: how many saved it
     ranks: int
     #: how many there are, the manifest not counted
@@ -69,8 +72,16 @@ class Generation:
         Raises:
             StorageError: the generation is not there any more, or does not hold.
         """
+        self._check_parts()
         with _open(self) as handle:
             return [handle.part(rank) for rank in range(self.ranks)]
+
+    def _check_parts(self) -> None:
+        if self.mode == "dcp":
+            raise ValueError(
+                f"{self.path} is a checkpoint of torch.distributed.checkpoint, which has no parts "
+                "of ranks; load it with ioshape.dcp.Reader, or ioshape.dcp.load_latest()"
+            )
 
     def load(
         self,
@@ -106,6 +117,7 @@ class Generation:
         from ioshape import _torch as original  # noqa: PLC0415
         from ioshape._load import load as _load  # noqa: PLC0415
 
+        self._check_parts()
         options = {"weights_only": weights_only, **pickle_load_args}
         # Open until all is read: nobody removes it meanwhile.
         with _open(self, operation="load") as handle:
@@ -151,6 +163,9 @@ class Generation:
             DamagedError: one is not.
             StorageError: it is not there any more, or could not be read.
         """
+        if self.mode == "dcp":
+            contents.verify(self.path, share=share, progress=progress)
+            return
         with _open(self, operation="verify") as handle:
             if share == 1:
                 handle.verify(progress)
@@ -160,26 +175,25 @@ class Generation:
                     reader.verify(share)
 
 
-class Handle:
+class Handle(Owner):
     """A generation that is open: while it is, nothing removes it."""
 
     def __init__(self, directory: str, step: int | None, operation: str) -> None:
         """The newest one if step is None."""
         self._context = current()
+        super().__init__("generation", directory, self._context)
         self._directory = directory
         self._operation = operation
-        self._out = owned("generation", self._context)
         path = encoded(directory)
         wanted = lib.IOSHAPE_LATEST if step is None else step
         code = lib.ioshape_generation_open(self._context.pointer, path, wanted, self._out)
         self._check(code)
-        self._pointer: Any = self._out[0]
 
     def __enter__(self) -> Handle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        ffi.release(self._out)
+        self._let_go()
 
     def _check(self, code: int) -> None:
         if code:
@@ -219,6 +233,7 @@ class Handle:
         part: Part,
         *,
         verify: bool = True,
+        shared: bool | None = None,
         progress: Callable[[Progress], object] | None = None,
     ) -> Reader:
         """Of one rank's part; to be closed before this."""
@@ -226,7 +241,7 @@ class Handle:
         def opener(options: Any, out: Any) -> None:
             self._check(lib.ioshape_generation_open_part(self._pointer, part.rank, options, out))
 
-        return Reader(part.file, verify=verify, opener=opener, progress=progress)
+        return Reader(part.file, verify=verify, opener=opener, shared=shared, progress=progress)
 
     def verify(self, progress: Callable[[Progress], object] | None) -> None:
         """Reads and compares all of it."""
@@ -253,31 +268,47 @@ def latest(directory: str | os.PathLike[str]) -> Generation | None:
     The newest is what was saved last, whatever its step.
     What is being written, damaged, or left behind by a job that died does not count.
 
-    Args:
-        directory: what was given to save_group().
-
-    Raises:
-        StorageError: the directory cannot be read.
-    """
-    try:
-        with Handle(os.fspath(directory), None, "load") as handle:
-            return handle.describe()
-    except FileNotFoundError:
-        return None
-
-
-def generations(directory: str | os.PathLike[str]) -> list[Generation]:
-    """The complete generations in a directory, oldest first: in the order of their saves.
-
-    A look at names and manifests; the files themselves are not read.
+    A checkpoint of torch.distributed.checkpoint counts as a generation of mode "dcp" if the name of
+    its directory ends in a number: step-1000. It is complete if its .metadata is in place, and its
+    files are as long as that says.
 
     Args:
-        directory: what was given to save_group().
+        directory: what was given to save_group(), or one with checkpoints of DCP in it.
 
     Raises:
         StorageError: the directory cannot be read.
     """
     path = os.fspath(directory)
+    of_dcp = series.newest(path)
+    found = [] if of_dcp is None else [_generation(of_dcp)]
+    with contextlib.suppress(FileNotFoundError), Handle(path, None, "load") as handle:
+        found.append(handle.describe())
+    return max(found, key=lambda one: one.saved, default=None)
+
+
+def _generation(member: series.Member) -> Generation:
+    return Generation(mode="dcp", **vars(member))
+
+
+def generations(directory: str | os.PathLike[str]) -> list[Generation]:
+    """The complete generations in a directory, oldest first: in the order of their saves.
+
+    A look at names and manifests; the files themselves are not read. Checkpoints of
+    torch.distributed.checkpoint are among them, as in latest().
+
+    Args:
+        directory: what was given to save_group(), or one with checkpoints of DCP in it.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    path = os.fspath(directory)
+    of_dcp, _damaged = series.members(path)
+    found = [*_of_groups(path), *map(_generation, of_dcp)]
+    return sorted(found, key=lambda one: one.saved) if of_dcp else found
+
+
+def _of_groups(path: str) -> list[Generation]:
     context = current()
     steps, count = ffi.new("uint64_t **"), ffi.new("size_t *")
     code = lib.ioshape_generation_list(context.pointer, encoded(path), steps, count)
@@ -307,10 +338,11 @@ def prune(
     """Removes complete generations that are not to be kept, oldest first, and what dead jobs left.
 
     The newest complete one stays, and so does one that somebody has open, also on another host
-    where locks reach.
+    where locks reach. Of checkpoints of torch.distributed.checkpoint (see latest()) the directories
+    go, with all that is in them; nobody can see there whether one is being loaded.
 
     Args:
-        directory: what was given to save_group().
+        directory: what was given to save_group(), or one with checkpoints of DCP in it.
         keep_last: how many of the newest stay; at least 1.
         keep_every: besides, those whose step is a multiple of this stay; 0: none.
         dry_run: True removes nothing.
@@ -359,4 +391,5 @@ def remove(
         raise listener.failure
     if code:
         raise last_failure(directory, "prune")
-    return listener.removed
+    of_dcp = series.remove(directory, keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
+    return listener.removed + [(one.step, one.n_bytes) for one in of_dcp]

@@ -264,12 +264,13 @@ class Group:
     def close(self) -> None:
         """As its end does; after its saves."""
         if self.is_mine and self._out is not None:
-            ffi.release(self._out)
+            out, self._out = self._out, None
+            ffi.release(out)
 
     @property
     def pointer(self) -> Any:
         """As C takes it; NULL once it is closed."""
-        return self._out[0]
+        return ffi.NULL if self._out is None else self._out[0]
 
 
 class _Search:

@@ -13,7 +13,6 @@ from ioshape import _torch as original
 from ioshape._errors import CoordinatorError, PassedOver, failure, warn_passed_over
 from ioshape._group.generations import Generation, Handle, Part
 from ioshape._group.group import opened_for_reading
-from ioshape._group.sharing import brought_by_one
 from ioshape._load.into import filling_of
 from ioshape._load.load import load_through
 from ioshape._settings.job import Job, job
@@ -54,9 +53,8 @@ def load_group(
     over, the same on all ranks, and a FallbackWarning says which, and why.
 
     A generation of another number of ranks has no part that would be this rank's: say whose part
-    you want by `rank`, as often as you like, or go through ioshape.generations(directory). Where
-    all ranks of a node want the same part, one brings it from the storage, and the others take it
-    from the page cache.
+    you want by `rank`, as often as you like, or go through ioshape.generations(directory). What
+    several ranks of a node want is read from the storage once: it comes through the page cache.
 
     Args:
         directory: where the generations are, as for save_group().
@@ -95,14 +93,12 @@ def load_group(
         found = generation.describe()
         warn_passed_over(found.path, passed_over)
         part = generation.part(_whose(found, place, rank))
-        is_cached = (
-            rank is not None
-            and place.local_world_size > 1
-            and brought_by_one(part.file, part.offset, part.n_bytes, lambda: _Turn(part))
-        )
-        with _Turn(None if is_cached else part) as turn:
+        with _Turn(part) as turn:
             return load_through(
-                generation.reader(part, verify=verify is not False),
+                # Nobody but this rank wants a part of its own.
+                generation.reader(
+                    part, verify=verify is not False, shared=False if rank is None else None
+                ),
                 lambda file: original.load(
                     file,
                     map_location,
@@ -114,6 +110,10 @@ def load_group(
                 turn.told_by(progress),
                 (part.offset, part.n_bytes),
                 filling_of(into, strict=strict, map_location=map_location),
+                is_plain=pickle_module is None
+                and not pickle_load_args
+                and weights_only is not False,
+                map_location=map_location,
             )
 
 
@@ -163,16 +163,11 @@ def _whose(generation: Generation, place: Job, rank: int | None) -> int:
 
 
 class _Turn:
-    """A slot of the pool that the part lies in, while it is read: a restart is a storm, too.
+    """A slot of the pool that the part lies in, while it is read: a restart is a storm, too."""
 
-    None where nothing is read from there.
-    """
-
-    def __init__(self, part: Part | None) -> None:
+    def __init__(self, part: Part) -> None:
         self._slot: Slot | None = None
         self._told = 0
-        if part is None:
-            return
         try:
             self._slot = slot(part.file, nbytes=part.n_bytes)
         except CoordinatorError as error:

@@ -9,7 +9,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from ioshape._errors import PassedOver, StorageError, failure, warn_passed_over
+from ioshape._errors import PassedOver, StorageError, failure, is_our_fault, warn_passed_over
+from ioshape._group.generations import latest
 from ioshape._group.load import load_group
 from ioshape._load.load import load
 from ioshape._load.reader import Reader
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ioshape._save.report import Progress
-
-# Then it was this process that could not, and an older file would hide that.
-_OUR_FAULT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
 
 
 def load_latest(
@@ -34,11 +32,15 @@ def load_latest(
 ) -> Any:
     """Loads the newest checkpoint that is intact.
 
-    Of a directory of generations that is load_group(directory, fallback=True). Otherwise it is the
-    file of this pattern that was written last, by its time of modification; of two with the same
-    time, that with the higher numbers in its name. Files that are damaged, or that have no format
-    with checksums, are passed over, and a FallbackWarning says which, and why. Each process looks
-    by itself.
+    Of a directory of generations that is load_group(directory, fallback=True). Of one with
+    checkpoints of torch.distributed.checkpoint it is the whole state dict, in this process, and the
+    arguments that follow say nothing; ioshape.dcp.load_latest() fills a state dict that is there,
+    by all ranks together.
+
+    Otherwise it is the file of this pattern that was written last, by its time of modification; of
+    two with the same time, that with the higher numbers in its name. Files that are damaged, or
+    that have no format with checksums, are passed over, and a FallbackWarning says which, and why.
+    Each process looks by itself.
 
     Args:
         pattern: a directory of generations, or a pattern of files as in glob: "run/step-*.pt".
@@ -57,6 +59,11 @@ def load_latest(
     where = os.fspath(pattern)
     options = {"weights_only": weights_only, "progress": progress, **pickle_load_args}
     if os.path.isdir(where):  # noqa: PTH112
+        newest = latest(where)
+        if newest is not None and newest.mode == "dcp":
+            from ioshape._dcp.newest import load_whole  # noqa: PLC0415 - DCP need not be there
+
+            return load_whole(where)
         return load_group(
             where,
             fallback=True,
@@ -71,7 +78,7 @@ def load_latest(
                 pass
             loaded = load(path, map_location, pickle_module, mmap=False, **options)
         except StorageError as error:
-            if error.errno in _OUR_FAULT:
+            if is_our_fault(error):
                 raise
             passed_over.append(PassedOver(path, error))
         else:

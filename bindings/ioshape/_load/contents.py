@@ -86,14 +86,6 @@ def _header_of(path: str, operation: str) -> tuple[header.Header, int]:
         return header.read(file, file_bytes, path, operation), file_bytes
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= max(length, 1)
-    return tuple(reversed(strides))
-
-
 def _inspect_safetensors(path: str) -> Contents:
     """As one record, in which the tensors lie one behind the other."""
     found, file_bytes = _header_of(path, "inspect")
@@ -107,7 +99,7 @@ def _inspect_safetensors(path: str) -> Contents:
                 entry.name,
                 DTYPES[entry.dtype][0],
                 shape,
-                _contiguous(shape),
+                header.contiguous(shape),
                 record.name,
                 entry.begin - begin,
                 "cpu",

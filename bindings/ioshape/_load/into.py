@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import io
 import sys
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
@@ -17,20 +18,21 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from ioshape import _torch as original
+from ioshape._device.incoming import Incoming, Wanted
+from ioshape._device.stream import bytes_of, changed
 from ioshape._errors import DamagedError, Different, MismatchError
 from ioshape._files.verified import Source
 from ioshape._load.contents import name_damage
+from ioshape._load.reader import Request, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ioshape._load.reader import RawRecord, Reader
     from ioshape._save.report import Progress
 
 # Smaller storages are read at once: they cost a call each, not memory.
 _LARGE_BYTES = 64 << 10
-# What a tensor on a device gets at a time.
-_PIECE_BYTES = 32 << 20
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _CONTAINERS = (dict, collections.OrderedDict, list, tuple, set)
@@ -60,12 +62,14 @@ class Pair(NamedTuple):
 # ---- What the file has --------------------------------------------------------------------------
 
 
-class _UnreadFile(Source):
+class UnreadFile(Source):
     """A file of which torch gets all but the bytes of large storages."""
 
     def __init__(self, reader: Reader, progress: Callable[[Progress], object] | None) -> None:
         super().__init__(reader, progress)
-        self._records = {record.file_offset: record for record in reader.records()}
+        self._listed = reader.records()
+        self._records = {record.file_offset: record for record in self._listed}
+        self._numbers = {record.file_offset: number for number, record in enumerate(self._listed)}
         #: by the address that torch has given their bytes
         self.unread: dict[int, RawRecord] = {}
         #: the small records, by name
@@ -87,13 +91,49 @@ class _UnreadFile(Source):
             self.small[record.name] = bytes(view)
         return count
 
-    def bring(self, record: RawRecord, begin: int, address: int, n_bytes: int) -> None:
-        """Reads bytes of a record to an address."""
-        self.seek(record.file_offset + begin)
-        super().readinto((ctypes.c_ubyte * n_bytes).from_address(address))
+    def close(self) -> None:
+        """The reader stays open: torch may have to read all of it, without this."""
+        io.RawIOBase.close(self)
+
+    def bring_all(self, addresses: Iterable[int]) -> None:
+        """Reads what was left unread there to where torch wants it, much at a time."""
+        wanted = ((address, self.unread[address]) for address in addresses)
+        requests = (
+            Request(self._numbers[record.file_offset], 0, record.n_bytes, address)
+            for address, record in sorted(wanted, key=lambda item: item[1].file_offset)
+        )
+        for group in grouped(requests, lambda request: request.n_bytes):
+            try:
+                self._reader.read_records(group)
+                last = self._listed[group[-1].record]
+                self.tell_progress(last.file_offset + last.n_bytes)
+            except BaseException as error:
+                self.failure = error
+                raise
+
+    def bring(self, record: RawRecord, address: int) -> None:
+        """Reads a record to an address."""
+        into = (ctypes.c_ubyte * record.n_bytes).from_address(address)
+        self.read_at(record.file_offset, memoryview(into))
+
+    def read_at(self, offset: int, into: memoryview) -> None:
+        """Reads bytes of the file as it lies. What has a checksum of its own is verified."""
+        self.seek(offset)
+        super().readinto(into)
+
+    def wanted(
+        self, record: RawRecord, into: torch.Tensor, begins: Callable[[], object] | None = None
+    ) -> Wanted:
+        """All of a record, on a device."""
+        crc32 = self._reader.crc32_of_all(record)
+        return Wanted(record.file_offset, into, begins, crc32, lambda: self._damaged(record))
+
+    def _damaged(self, record: RawRecord) -> BaseException:
+        self.failure = self._reader.damaged(record)
+        return self.failure
 
 
-def _tensors(root: Any) -> Iterator[torch.Tensor]:
+def tensors_in(root: Any) -> Iterator[torch.Tensor]:
     """All tensors in it.
 
     Raises:
@@ -127,25 +167,25 @@ def _allowed_by_user(pickled: bytes) -> bool:
     return False
 
 
-def _is_native(file: _UnreadFile) -> bool:
+def is_native(file: UnreadFile) -> bool:
     """Whether torch takes the bytes as they are."""
     asked = getattr(torch.serialization, "get_default_load_endianness", lambda: None)()
     return asked is None and file.small.get("byteorder", b"little") == sys.byteorder.encode()
 
 
-def _unread(file: _UnreadFile) -> tuple[Any] | None:
+def unread_object(file: UnreadFile, map_location: Any) -> tuple[Any] | None:
     """The object without the bytes of its large tensors.
 
     None if something in it may have made something of those bytes: then all must be read.
     """
     try:
-        loaded = original.load(cast("IO[bytes]", file), "cpu", weights_only=True, mmap=False)
-        addresses = {_address(tensor) for tensor in _tensors(loaded)}
+        loaded = original.load(cast("IO[bytes]", file), map_location, weights_only=True, mmap=False)
+        addresses = {_address(tensor) for tensor in tensors_in(loaded)}
     except Exception:  # whatever it is, torch.load will say it
         if file.failure is not None:
             raise file.failure from None
         return None
-    if not file.unread.keys() <= addresses or not _is_native(file):
+    if not file.unread.keys() <= addresses or not is_native(file):
         return None
     return None if _allowed_by_user(file.small.get("data.pkl", b"")) else (loaded,)
 
@@ -153,7 +193,7 @@ def _unread(file: _UnreadFile) -> tuple[Any] | None:
 # ---- What is wanted -----------------------------------------------------------------------------
 
 
-def _join(name: str, key: object) -> str:
+def join_names(name: str, key: object) -> str:
     if not isinstance(key, str):
         return f"{name}[{key!r}]"
     return f"{name}.{key}" if name else key
@@ -225,14 +265,14 @@ class _Match:
         """`keep` is false where nobody wants what only the file has."""
         for key, value in target.items():
             if key not in source and _has_tensors(value):
-                self.missing.append(_join(name, key))
+                self.missing.append(join_names(name, key))
         filled = {}
         for key, value in source.items():
             if key in target:
-                filled[key] = self.match(value, target[key], _join(name, key))
+                filled[key] = self.match(value, target[key], join_names(name, key))
                 continue
             if _has_tensors(value):
-                self.unexpected.append(_join(name, key))
+                self.unexpected.append(join_names(name, key))
             if keep:
                 filled[key] = value
                 self.kept.append(value)
@@ -324,18 +364,12 @@ def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _changed(target: torch.Tensor) -> None:
-    """Tells autograd, which does not see what is written past it."""
-    tell = getattr(torch.autograd.graph, "increment_version", None)
-    if tell is not None and not target.is_inference():
-        tell(target)
-
-
-class _Bringer:
+class Bringer:
     """Reads what was left unread."""
 
-    def __init__(self, file: _UnreadFile) -> None:
+    def __init__(self, file: UnreadFile) -> None:
         self._file = file
+        self._incoming = Incoming(file.n_bytes)
         #: names of the targets that are no longer what they were
         self.changed: list[str] = []
 
@@ -343,7 +377,7 @@ class _Bringer:
         """Fills targets in the order of the file, and what is kept where it is."""
         unread = self._file.unread
         wanted: dict[int, list[Pair]] = {}
-        whole = {_address(tensor) for tensor in _tensors(kept)}
+        whole = {_address(tensor) for tensor in tensors_in(kept)}
         for address in whole & unread.keys():
             wanted[address] = []
         for pair in pairs:
@@ -353,6 +387,11 @@ class _Bringer:
                 self._copy(pair)
         for address in sorted(wanted, key=lambda at: unread[at].file_offset):
             self._bring(address, wanted[address], whole=address in whole)
+        self._incoming.bring(self._file.read_at)
+
+    def _begins(self, pair: Pair) -> None:
+        self.changed.append(pair.name)
+        changed(pair.target)
 
     def _copy(self, pair: Pair) -> None:
         self.changed.append(pair.name)
@@ -364,7 +403,7 @@ class _Bringer:
         if not whole:
             pairs = [pair for pair in pairs if not self._direct(record, pair)]
         if whole or pairs:
-            self._file.bring(record, 0, address, record.n_bytes)
+            self._file.bring(record, address)
         for pair in pairs:
             self._copy(pair)
 
@@ -380,20 +419,16 @@ class _Bringer:
             and _is_raw(target)
         ):
             return False
-        if target.device.type == "cpu":
-            self.changed.append(pair.name)
-            self._file.bring(record, 0, target.data_ptr(), record.n_bytes)
-            _changed(target)
+        if self._incoming.takes(target.device):
+            begin = target.storage_offset() * target.element_size()
+            into = bytes_of(target.untyped_storage())[begin : begin + record.n_bytes]
+            self._incoming.add(self._file.wanted(record, into, lambda: self._begins(pair)))
             return True
-        if not target.is_contiguous():
+        if target.device.type != "cpu":
             return False
         self.changed.append(pair.name)
-        into = target.detach().view(-1).view(torch.uint8)
-        piece = torch.empty(min(_PIECE_BYTES, record.n_bytes), dtype=torch.uint8)
-        for begin in range(0, record.n_bytes, _PIECE_BYTES):
-            count = min(_PIECE_BYTES, record.n_bytes - begin)
-            self._file.bring(record, begin, piece.data_ptr(), count)
-            into[begin : begin + count].copy_(piece[:count])
+        self._file.bring(record, target.data_ptr())
+        changed(target)
         return True
 
 
@@ -465,13 +500,13 @@ def load_into(
     into: Into,
 ) -> Any:
     """Fills what is there from an open file, or from its part."""
-    file = _UnreadFile(reader, progress)
-    bringer = _Bringer(file)
+    file = UnreadFile(reader, progress)
+    bringer = Bringer(file)
     try:
         with failures_of(file, part):
-            unread = _unread(file)
-            if unread is not None:
-                return fill(unread[0], reader.path, into, bringer.bring)
+            found = unread_object(file, "cpu")
+            if found is not None:
+                return fill(found[0], reader.path, into, bringer.bring)
     except DamagedError as error:
         error.changed = tuple(bringer.changed)
         raise

@@ -13,16 +13,25 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
+from ioshape import _terminal
 from ioshape import _torch as original
 from ioshape._errors import StorageError, failure
 from ioshape._files.verified import BoundedFile, Source
 from ioshape._load.contents import verify as verify_file
-from ioshape._load.into import Into, failures_of, fill, filling_of, load_into
+from ioshape._load.into import (
+    Into,
+    failures_of,
+    fill,
+    filling_of,
+    load_into,
+)
+from ioshape._load.only import Only, load_only, patterns_of, pick
+from ioshape._load.places import load_at_once
 from ioshape._load.reader import Reader, can_read
 from ioshape._native import lib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import IO, Literal
 
     from ioshape._save.report import Progress
@@ -31,6 +40,8 @@ if TYPE_CHECKING:
 _MOST_INFLATED = 1032
 # What is longer goes to a temporary file.
 _INFLATED_IN_MEMORY_BYTES = 64 << 20
+# Records that are smaller on the average are small.
+_SMALL_BYTES = 64 << 10
 
 
 def load(
@@ -43,6 +54,7 @@ def load(
     verify: bool | Literal["first"] | None = None,
     into: Any = None,
     strict: bool = True,
+    only: Iterable[str] | None = None,
     progress: Callable[[Progress], object] | None = None,
     **pickle_load_args: Any,
 ) -> Any:
@@ -64,6 +76,14 @@ def load(
 
         epoch = ioshape.load(path, into={"model": model, "optimizer": optimizer})["epoch"]
 
+    With `only` the rest of the object is left out, and of large tensors not read. Names are those
+    that inspect() lists, of values and of containers; * stands for anything:
+
+        model.load_state_dict(ioshape.load(path, only=["model.*"])["model"])
+
+    If what is asked for is more than tensors, containers and plain values, torch.load makes all of
+    the object first, by its rules. ioshape.open() reads parts of a tensor.
+
     Args:
         f: the path, or a file object.
         map_location: as in torch.load.
@@ -76,6 +96,8 @@ def load(
             new ones.
         strict: False leaves out what only the file has or only `into`. Tensors of another shape or
             dtype are always refused.
+        only: names of what is loaded. What is left out of a list is not counted in the others'
+            place.
         progress: is called with a Progress now and then; an exception in it stops the load.
         pickle_load_args: as in torch.load.
 
@@ -83,6 +105,7 @@ def load(
         DamagedError: a checksum is wrong; the message names the tensor and where it lies. Its field
             `changed` has the names of the tensors in `into` that are no longer what they were.
         MismatchError: the file does not have what `into` has. Nothing has been changed.
+        ValueError: it has nothing of what `only` names.
         FormatError: the file is a zip archive, but not one of torch.save.
         StorageError: the file could not be read. It is an OSError with errno and path.
 
@@ -90,6 +113,9 @@ def load(
     """
 
     filling = filling_of(into, strict=strict, map_location=map_location, mmap=mmap)
+    wanted = patterns_of(only)
+    if filling is not None and wanted is not None:
+        raise ValueError("give into or only, not both")
 
     def by_torch(file: Any, mmap: bool | None) -> Any:
         return original.load(
@@ -102,7 +128,9 @@ def load(
         )
 
     def filled(loaded: Any) -> Any:
-        return loaded if filling is None else fill(loaded, str(f), filling)
+        if filling is not None:
+            return fill(loaded, str(f), filling)
+        return pick(loaded, str(getattr(f, "name", f)), wanted)
 
     if not isinstance(f, (str, os.PathLike)):
         return filled(by_torch(f, mmap))
@@ -113,7 +141,7 @@ def load(
     if verify == "first" or (verify and is_mapped):
         verify_file(path, progress=progress)
     if is_mapped:
-        return by_torch(f, mmap)
+        return filled(by_torch(f, mmap))
     reader = _open(path, verify=verify is not False)
     try:
         if reader is not None:
@@ -124,6 +152,9 @@ def load(
                 lambda file: by_torch(file, mmap=False),
                 progress,
                 into=filling if is_usual else None,
+                only=Only(wanted, map_location) if is_usual and wanted is not None else None,
+                is_plain=is_usual and weights_only is not False,
+                map_location=map_location,
             )
             return loaded if is_usual else filled(loaded)
         file = _inflated(path) if verify is not False else None
@@ -151,14 +182,29 @@ def load_through(
     progress: Callable[[Progress], object] | None,
     part: tuple[int, int] | None = None,
     into: Into | None = None,
+    only: Only | None = None,
+    *,
+    is_plain: bool = False,
+    map_location: Any = None,
 ) -> Any:
-    """What torch makes of an open file, or of its part. The reader is closed."""
-    with reader:
+    """What torch makes of an open file, or of its part. The reader is closed.
+
+    `is_plain`: it holds what weights_only=True allows, or is to be refused.
+    """
+    with reader, _terminal.shown("loading ", reader.path, progress) as progress:  # noqa: PLR1704
         if into is not None:
             return load_into(reader, torch_load, progress, part, into)
+        if only is not None:
+            return load_only(reader, torch_load, progress, part, only)
+        has_small = reader.file_bytes < _SMALL_BYTES * reader.n_records
+        if is_plain and not has_small:
+            loaded = load_at_once(reader, map_location, progress, part)
+            if loaded is not None:
+                return loaded[0]
         file = Source(reader, progress)
         with failures_of(file, part):
-            return torch_load(file)
+            # Of small records many are read at once.
+            return torch_load(BoundedFile(file, file.n_bytes) if has_small else file)
 
 
 def _open(path: str, *, verify: bool) -> Reader | None:

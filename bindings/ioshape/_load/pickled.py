@@ -28,23 +28,36 @@ _LISTED_CHARACTERS = 1 << 24
 _TENSOR_CHARACTERS = 64
 
 _DTYPES = {
-    "ByteStorage": ("uint8", 1),
-    "CharStorage": ("int8", 1),
-    "ShortStorage": ("int16", 2),
-    "IntStorage": ("int32", 4),
-    "LongStorage": ("int64", 8),
-    "HalfStorage": ("float16", 2),
-    "FloatStorage": ("float32", 4),
-    "DoubleStorage": ("float64", 8),
-    "ComplexFloatStorage": ("complex64", 8),
-    "ComplexDoubleStorage": ("complex128", 16),
-    "BoolStorage": ("bool", 1),
-    "BFloat16Storage": ("bfloat16", 2),
-    "QUInt8Storage": ("quint8", 1),
-    "QInt8Storage": ("qint8", 1),
-    "QInt32Storage": ("qint32", 4),
-    "UntypedStorage": ("uint8", 1),
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ShortStorage": "int16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+    "HalfStorage": "float16",
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+    "BoolStorage": "bool",
+    "BFloat16Storage": "bfloat16",
+    "QUInt8Storage": "quint8",
+    "QInt8Storage": "qint8",
+    "QInt32Storage": "qint32",
+    "UntypedStorage": "uint8",
 }
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "quint8", "qint8", "bits8", "float4_e2m1fn_x2"), 1),
+    **dict.fromkeys(("uint16", "int16", "float16", "bfloat16", "bits16"), 2),
+    **dict.fromkeys(("uint32", "int32", "float32", "complex32", "qint32"), 4),
+    **dict.fromkeys(("uint64", "int64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+def item_bytes(dtype: str) -> int | None:
+    """Bytes of an element; None if that is not known."""
+    return 1 if dtype.startswith("float8_") else _ITEM_BYTES.get(dtype)
 
 
 @dataclass(frozen=True)
@@ -58,10 +71,13 @@ class Tensor:
     stride: tuple[int, ...]
     #: the record that holds its storage, which other tensors may share
     record: str
-    #: of its first element in the record
+    #: of its first element in the record, in bytes
     storage_offset: int
     #: where it was when it was saved: "cpu", "cuda:0"
     location: str
+    #: whether its elements are numbers that lie there as they are. They are not in a tensor that is
+    #: quantized or a conjugate, and a storage by itself has none.
+    is_plain: bool = True
 
 
 # ---- What stands for what the pickle makes -----------------------------------------------------
@@ -97,6 +113,7 @@ class _View:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset_bytes: int
+    is_plain: bool
     #: of a quantized tensor: may have tensors of its own
     quantizer: Any
 
@@ -105,10 +122,14 @@ def _is_number(value: Any) -> bool:
     return type(value) is int and value.bit_length() < 64
 
 
-def _numbers(value: Any) -> tuple[int, ...]:
+def _numbers(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, (tuple, list)) or len(value) > _MOST_DIMENSIONS:
-        return ()
-    return tuple(value) if all(_is_number(number) for number in value) else ()
+        return None
+    return tuple(value) if all(_is_number(number) for number in value) else None
+
+
+#: Which argument says that a tensor is the conjugate of what lies there, or the negative of it.
+_FLAGS_AT = {"_rebuild_tensor": 4, "_rebuild_tensor_v2": 6, "_rebuild_tensor_v3": 7}
 
 
 def _view(function: str, arguments: tuple[Any, ...]) -> _View | None:
@@ -118,12 +139,23 @@ def _view(function: str, arguments: tuple[Any, ...]) -> _View | None:
     storage, offset, shape, stride = arguments[:4]
     if not isinstance(storage, _Storage) or not _is_number(offset):
         return None
-    dtype, item_bytes = _DTYPES.get(storage.kind, (storage.kind, 1))
+    dtype = _DTYPES.get(storage.kind, storage.kind)
     for argument in arguments[4:8]:  # _rebuild_tensor_v3 says the dtype itself
         if isinstance(argument, _Global) and argument.module == "torch":
             dtype = argument.name
     quantizer = arguments[4] if function == "_rebuild_qtensor" and len(arguments) > 4 else None
-    return _View(storage, dtype, _numbers(shape), _numbers(stride), offset * item_bytes, quantizer)
+    lengths, steps = _numbers(shape), _numbers(stride)
+    flags = _FLAGS_AT.get(function)
+    is_plain = (
+        flags is not None
+        and not (len(arguments) > flags and arguments[flags])
+        and lengths is not None
+        and steps is not None
+        and len(lengths) == len(steps)
+        and all(number >= 0 for number in (offset, *lengths, *steps))
+    )
+    offset_bytes = offset * (item_bytes(dtype) or 1)
+    return _View(storage, dtype, lengths or (), steps or (), offset_bytes, is_plain, quantizer)
 
 
 def _made(function: Any, arguments: Any) -> Any:
@@ -381,10 +413,17 @@ def list_tensors(pickled: IO[bytes], n_bytes: int, file_bytes: int) -> tuple[Ten
         if isinstance(leaf, _View):
             at = leaf.storage
             tensor = Tensor(
-                name, leaf.dtype, leaf.shape, leaf.stride, at.record, leaf.offset_bytes, at.location
+                name,
+                leaf.dtype,
+                leaf.shape,
+                leaf.stride,
+                at.record,
+                leaf.offset_bytes,
+                at.location,
+                leaf.is_plain,
             )
         else:
-            tensor = Tensor(name, "uint8", (), (), leaf.record, 0, leaf.location)
+            tensor = Tensor(name, "uint8", (), (), leaf.record, 0, leaf.location, is_plain=False)
         listed.append(tensor)
         texts = (tensor.name, tensor.dtype, tensor.record, tensor.location)
         left -= _TENSOR_CHARACTERS + sum(map(len, texts))

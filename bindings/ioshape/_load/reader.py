@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ioshape._c import owned, said, sized
-from ioshape._errors import StorageError, last_failure
+from ioshape._c import Owner, said, sized
+from ioshape._errors import Facts, StorageError, last_failure, raised_for
 from ioshape._native import ffi, lib
 from ioshape._save.callbacks import Teller
 from ioshape._settings.context import current, encoded
+from ioshape._settings.job import started_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from ioshape._files.checksums import Checksums
     from ioshape._save.report import Progress
+
+# What is read in one call: between two of them Python looks for signals.
+_GROUP_BYTES = 256 << 20
+
+_T = TypeVar("_T")
 
 
 class RawRecord(NamedTuple):
@@ -29,6 +34,30 @@ class RawRecord(NamedTuple):
     crc32: int
 
 
+class Request(NamedTuple):
+    """Bytes of a record, and where they are to be."""
+
+    #: the record's number; 0 is all of a file that is no archive
+    record: int
+    offset: int
+    n_bytes: int
+    address: int
+
+
+def grouped(items: Iterable[_T], n_bytes: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """As many at a time as are read in one call, and one at least."""
+    group: list[_T] = []
+    all_bytes = 0
+    for item in items:
+        group.append(item)
+        all_bytes += n_bytes(item)
+        if all_bytes >= _GROUP_BYTES:
+            yield group
+            group, all_bytes = [], 0
+    if group:
+        yield group
+
+
 def can_read(error: StorageError) -> bool:
     """False if the file is none of ours to read, though torch may be able to.
 
@@ -37,7 +66,7 @@ def can_read(error: StorageError) -> bool:
     return error.code not in (lib.IOSHAPE_E_FORMAT, lib.IOSHAPE_E_LIMIT, -errno.ESPIPE)
 
 
-class Reader:
+class Reader(Owner):
     """Reads and verifies records. For one thread at a time."""
 
     def __init__(
@@ -51,34 +80,36 @@ class Reader:
         progress: Callable[[Progress], object] | None = None,
         fresh: bool = True,
         any_format: bool = False,
-        checksums: Checksums | None = None,
+        shared: bool | None = None,
     ) -> None:
+        context = current()
+        super().__init__("reader", path, context)
         self.path = path
         self._operation = operation
-        context = current()
+        self._verify = verify
         options = sized("ioshape_reader_options")
         options.verify = lib.IOSHAPE_ON if verify else lib.IOSHAPE_OFF
         # Where torch reads to has just been allocated, as a rule.
         options.fresh_memory = fresh
-        # Of a file in another format: what is known of it, or lies beside it.
-        options.any_format = any_format or checksums is not None
-        if checksums is not None:
-            self._checksums = checksums.as_struct()  # as long as the library may look at it
-            options.checksums = self._checksums[0]
+        # Whether other ranks of this host want the same bytes. Default: if the launcher has told
+        # the library of any.
+        if shared is not None:
+            options.shared = lib.IOSHAPE_ON if shared else lib.IOSHAPE_OFF
+        elif started_together():
+            options.shared = lib.IOSHAPE_ON
+        options.any_format = any_format
         self._teller = Teller.for_reader(progress)
         if part is not None:
             # Offset and length of a member of a bundle; all offsets are its own.
             options.file_offset, options.file_bytes = part
         if self._teller is not None:
             self._keep = self._teller.set_in(options)
-        self._out = owned("reader", context)
         if opener is not None:
             opener(options, self._out)  # raises; by the generation that the file belongs to
         else:
             code = lib.ioshape_reader_open(context.pointer, encoded(path), options, self._out)
             if code:
                 raise last_failure(path, operation)
-        self._pointer: Any = self._out[0]
 
     def __enter__(self) -> Reader:
         return self
@@ -88,7 +119,7 @@ class Reader:
 
     def close(self) -> None:
         """Lets go of the file. A second call does nothing."""
-        ffi.release(self._out)
+        self._let_go()
 
     def _check(self, code: int) -> None:
         if not code:
@@ -103,6 +134,11 @@ class Reader:
         return int(self._info().file_bytes)
 
     @property
+    def n_records(self) -> int:
+        """How many it has."""
+        return int(self._info().records)
+
+    @property
     def is_torch_zip(self) -> bool:
         """Whether it is read as one; otherwise it has no records."""
         return bool(self._info().torch_zip)
@@ -111,6 +147,33 @@ class Reader:
     def has_checksums(self) -> bool:
         """Whether what is read can be verified."""
         return bool(self._info().checksums)
+
+    @property
+    def block_bytes(self) -> int:
+        """How much has a checksum of its own; 0: only whole records have, if any."""
+        return int(self._info().block_bytes)
+
+    def crc32_of_all(self, record: RawRecord) -> int | None:
+        """What is to be compared by who reads all of a record in parts; None: parts are verified,
+        or nothing is."""
+        if not self._verify or not self.has_checksums or self.block_bytes:
+            return None
+        # torch's skip_data() leaves 0 where somebody else brings the data.
+        return record.crc32 or None
+
+    def damaged(self, record: RawRecord) -> StorageError:
+        """The error of a record of which somebody has computed another checksum."""
+        return raised_for(
+            Facts(
+                lib.IOSHAPE_E_DAMAGED,
+                f"\"{self.path}\" is damaged: the checksum of record '{record.name}' is wrong",
+                self.path,
+                self._operation,
+                "use another copy or an older checkpoint",
+                record.name,
+                record.file_offset,
+            )
+        )
 
     def _info(self) -> Any:
         info = sized("ioshape_reader_info")
@@ -133,6 +196,14 @@ class Reader:
                 self._pointer, offset, ffi.from_buffer(into, require_writable=True), into.nbytes
             )
         )
+
+    def read_records(self, requests: list[Request]) -> None:
+        """Reads them in one pass, whatever their order. Those of one call should be grouped()."""
+        listed = ffi.new("struct ioshape_load_request[]", len(requests))
+        for one, request in zip(listed, requests, strict=True):
+            one.tensor, one.offset, one.bytes = request[:3]
+            one.into = ffi.cast("void *", request.address)
+        self._check(lib.ioshape_reader_load_records(self._pointer, listed, len(requests)))
 
     def verify(self, share: float = 1.0) -> None:
         """Reads this share of it, and compares the checksums of that."""

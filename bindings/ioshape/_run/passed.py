@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves that went past the package under patch() and "ioshape run": counted, and told at the end.
 
-A file object that somebody has opened is written by torch itself. It cannot be made ours behind its
-owner's back: what was there before is gone since it was opened, and what the owner writes to it
-later would go to a file that has been replaced.
+A file object of somebody's is written by torch itself, unless it is a file that was just opened
+(opened.py): what was written to it before would be lost, and not all file objects are files.
 """
 
 from __future__ import annotations

@@ -17,9 +17,12 @@ import torch.serialization
 from ioshape import _torch as original
 from ioshape._load.load import load as our_load
 from ioshape._locks import ForkedLock
+from ioshape._run import opened
 from ioshape._run.passed import counted
 from ioshape._run.replacing import replace
-from ioshape._save.save import is_ours
+from ioshape._run.startup import _ioshape_hook as hook
+from ioshape._save import collected, small
+from ioshape._save.save import is_ours, save_async
 from ioshape._save.save import save as our_save
 
 if TYPE_CHECKING:
@@ -35,21 +38,39 @@ def _save(
     _use_new_zipfile_serialization: bool = True,
     _disable_byteorder_record: bool = False,
 ) -> None:
-    goes_past = not isinstance(f, (str, os.PathLike)) and hasattr(f, "write") and not is_ours(f)
+    how = (
+        pickle_module,
+        pickle_protocol,
+        _use_new_zipfile_serialization,
+        _disable_byteorder_record,
+    )
+    if isinstance(f, (str, os.PathLike)):
+        if _use_new_zipfile_serialization and collected.begins(
+            lambda: save_async(obj, f, pickle_module, pickle_protocol, _disable_byteorder_record)
+        ):
+            return
+        if not (_is_run() and small.save(obj, os.fspath(f), how)):
+            our_save(obj, f, *how)
+        return
+    path = opened.path_of(f)
+    if path is not None:
+        with opened.moved_to(f, path):
+            if not (_is_run() and small.save(obj, path, how, replaces=True)):
+                our_save(obj, path, *how)
+        return
+    goes_past = hasattr(f, "write") and not is_ours(f)
     with counted(f) if goes_past else contextlib.nullcontext():
-        our_save(
-            obj,
-            f,
-            pickle_module,
-            pickle_protocol,
-            _use_new_zipfile_serialization,
-            _disable_byteorder_record,
-        )
+        our_save(obj, f, *how)
 
 
 @functools.wraps(original.load)
 def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **named: Any) -> Any:
     return our_load(f, map_location, pickle_module, **named)
+
+
+def _is_run() -> bool:
+    """Whether this is below "ioshape run": nobody has written the script with us in mind."""
+    return os.environ.get("IOSHAPE_RUN", "0") != "0"
 
 
 _lock = ForkedLock()
@@ -62,10 +83,10 @@ def patch(*, load: bool = True, safetensors: bool = False, dcp: bool = False) ->
 
     With load=False only torch.save is. With safetensors=True the package safetensors writes its
     files through us as well, and so does all that uses it: transformers, accelerate, diffusers,
-    PEFT. With dcp=True the writer and the reader that torch.distributed.checkpoint takes for a path
-    are those of ioshape.dcp; classes that derive from DCP's stay as they are. As many calls of
-    unpatch() undo it. Names in modules are found, not what a class, an instance or a
-    functools.partial has kept.
+    PEFT; and directories that transformers, accelerate and huggingface_hub fill appear whole. With
+    dcp=True the writer and the reader that torch.distributed.checkpoint takes for a path are those
+    of ioshape.dcp; classes that derive from DCP's stay as they are. As many calls of unpatch() undo
+    it. Names in modules are found, not what a class, an instance or a functools.partial has kept.
     """
     with _lock:
         # Before anything is replaced: a package may be missing.
@@ -75,6 +96,8 @@ def patch(*, load: bool = True, safetensors: bool = False, dcp: bool = False) ->
             import_module(name)
         for name in others:
             sys.modules[name].patch(load=load)
+        if safetensors and not _is_run():
+            hook.follow(hook.DIRECTORIES)
         _loads.append(load)
         _others.append(others)
         # Also where it was done before: modules that were imported since may have the originals

@@ -10,6 +10,7 @@ import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ioshape._descriptors import open_file
 from ioshape._settings import config
 from ioshape._settings.job import job
 
@@ -46,10 +47,10 @@ def _append(folder: str, report: Report, background: bool, error: BaseException 
     path = os.path.join(folder, name)  # noqa: PTH118
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
-        file = os.open(path, flags, 0o666)
+        file = open_file(path, flags, 0o666)
     except FileNotFoundError:
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-        file = os.open(path, flags, 0o666)
+        file = open_file(path, flags, 0o666)
     try:
         # In one call, so that lines of threads do not get into each other.
         if os.write(file, text.encode()) != len(text.encode()):

@@ -16,6 +16,7 @@ from ioshape._native import ffi, lib
 from ioshape._run import trace
 from ioshape._safetensors import original
 from ioshape._safetensors.dtypes import DTYPES
+from ioshape._save import collected
 from ioshape._save.begin import Options, Payload, start
 from ioshape._save.report import Report, Step
 from ioshape._save.under_way import begun, completed, context_of_saves_to, raise_unheard
@@ -191,4 +192,6 @@ def begin(specs: Any, filename: Any, metadata: Any, how: How) -> SaveHandle:
 
 def serialize_file(tensor_dict: Any, filename: Any, metadata: Any = None) -> None:
     """Takes the place of the original."""
-    save(tensor_dict, filename, metadata, How(is_durable(None)))
+    how = How(is_durable(None))
+    if not collected.begins(lambda: begin(tensor_dict, filename, metadata, how)):
+        save(tensor_dict, filename, metadata, how)

@@ -48,6 +48,15 @@ def shape_in_torch(entry: Entry) -> tuple[int, ...]:
     return (*entry.shape[:-1], entry.shape[-1] // 2)
 
 
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of tensors in such files."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
 class _Wrong(Exception):
     """The argument says what."""
 

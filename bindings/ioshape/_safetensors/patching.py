@@ -26,6 +26,11 @@ _lock = ForkedLock()
 _in_force = 0
 
 
+def is_in_force() -> bool:
+    """Whether it writes through us."""
+    return _in_force > 0
+
+
 def patch(*, load: bool = True) -> None:  # noqa: ARG001 - it replaces nothing that loads
     """From now on serialize_file() is ours, in all modules that have it already, too."""
     global _in_force  # noqa: PLW0603

@@ -4,36 +4,24 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ioshape._device.incoming import Incoming, Wanted
+from ioshape._device.stream import bytes_of, changed
 from ioshape._files.verified import VerifiedFile
-from ioshape._native import ffi
+from ioshape._load.reader import Request, grouped
+from ioshape._load.stored import memory_of, of_safetensors
 from ioshape._safetensors import header
-from ioshape._safetensors.dtypes import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
+    from ioshape._load.stored import StoredTensor
     from ioshape._safetensors.header import Entry
-
-
-def _memory_of(tensor: torch.Tensor) -> memoryview:
-    """Of a contiguous tensor of the CPU."""
-    n_bytes = tensor.numel() * tensor.element_size()
-    return memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr()), n_bytes))
-
-
-def _dtype_of(entry: Entry) -> torch.dtype:
-    dtype: torch.dtype | None = getattr(torch, DTYPES[entry.dtype][0], None)
-    if dtype is None:
-        raise ValueError(
-            f"tensor '{entry.name}' has the dtype {entry.dtype}, which this torch has not; use a "
-            "newer one"
-        )
-    return dtype
 
 
 class File:
@@ -41,7 +29,7 @@ class File:
 
     def __init__(self, filename: str | os.PathLike[str], device: Any = "cpu") -> None:
         self.path = os.fspath(filename)
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._file = VerifiedFile(self.path)
         try:
             file_bytes = self._file.seek(0, os.SEEK_END)
@@ -68,58 +56,101 @@ class File:
         """Lets go of the file. A second call does nothing."""
         self._file.close()
 
-    def _fill(self, tensor: torch.Tensor, offset: int) -> None:
-        """From this place in the file."""
-        if self._file.tell() != offset:
-            self._file.seek(offset)
-        view = _memory_of(tensor)
-        while view.nbytes:
-            count = self._file.readinto(view)
-            if not count:
-                raise EOFError(f"{self.path} has become shorter while it was read")
-            view = view[count:]
+    def stored(self, entry: Entry) -> StoredTensor:
+        """A tensor, to be read."""
+        return of_safetensors(self._file._reader, entry)
 
     def read(self, entry: Entry) -> torch.Tensor:
         """All of a tensor."""
-        tensor = torch.empty(header.shape_in_torch(entry), dtype=_dtype_of(entry), device="cpu")
-        self._fill(tensor, entry.begin)
-        return tensor.to(self._device)
-
-    def read_rows(self, entry: Entry, first: int, last: int) -> torch.Tensor:
-        """Of its first dimension those from `first` to before `last`."""
-        shape = header.shape_in_torch(entry)
-        row_bytes = (entry.end - entry.begin) // max(shape[0], 1)
-        rows = torch.empty((max(last - first, 0), *shape[1:]), dtype=_dtype_of(entry), device="cpu")
-        self._fill(rows, entry.begin + first * row_bytes)
-        return rows
-
-    def read_into(self, entry: Entry, into: torch.Tensor) -> torch.Tensor:
-        """All of a tensor, to where there is one already."""
-        if into.dtype != _dtype_of(entry) or tuple(into.shape) != header.shape_in_torch(entry):
-            raise ValueError(
-                f"tensor '{entry.name}' of {self.path} has dtype {_dtype_of(entry)} and shape "
-                f"{header.shape_in_torch(entry)}, and is to be read into one of {into.dtype} and "
-                f"{tuple(into.shape)}"
-            )
-        with torch.no_grad():
-            if into.device.type == "cpu" and into.is_contiguous():
-                self._fill(into, entry.begin)
-                # So that autograd notices, as of anything in place.
-                torch.autograd.graph.increment_version(into)
-            else:
-                into.copy_(self.read(entry))
-        return into
+        brought = self._bring_to_devices([entry], {})
+        return brought[entry.name] if brought else self.stored(entry)[...].to(self.device)
 
     def tensors(
         self, into: Mapping[str, torch.Tensor] | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """All, in the order of the file."""
+        """All, in the order of the file; those that are given are filled where they are."""
         given = into or {}
         for entry in self._header.entries:
             if entry.name in given:
-                yield entry.name, self.read_into(entry, given[entry.name])
-            else:
-                yield entry.name, self.read(entry)
+                self._check(entry, given[entry.name])
+        brought = self._bring_to_devices(self._header.entries, given)
+        for group in grouped(self._header.entries, lambda entry: entry.end - entry.begin):
+            left = [entry for entry in group if entry.name not in brought]
+            read = [self._place(entry, given.get(entry.name)) for entry in left]
+            self._bring(left, read)
+            places = {entry.name: tensor for entry, tensor in zip(left, read, strict=True)}
+            for name in (entry.name for entry in group):
+                if name in brought:
+                    yield name, brought[name]
+                elif name in given:
+                    yield name, _put(places[name], given[name])
+                else:
+                    yield name, places[name].to(self.device)
+
+    def _place(self, entry: Entry, given: torch.Tensor | None) -> torch.Tensor:
+        """Where it is read to."""
+        if given is not None and given.device.type == "cpu" and given.is_contiguous():
+            return given
+        return self._new(entry)
+
+    def _new(self, entry: Entry, device: torch.device | None = None) -> torch.Tensor:
+        stored = self.stored(entry)
+        return torch.empty(stored.shape, dtype=stored.dtype, device=device or "cpu")
+
+    def _bring_to_devices(
+        self, entries: Iterable[Entry], given: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Those that come to a device through pinned memory."""
+        incoming = Incoming(self._header.entries[-1].end if self._header.entries else 0)
+        new_on = torch.empty(0, device=self.device).device  # with its number
+        brought = {}
+        for entry in entries:
+            into = given.get(entry.name)
+            if not incoming.takes(new_on if into is None else into.device):
+                continue
+            if into is None:
+                into = self._new(entry, new_on)
+            if into.is_contiguous():
+                begin = into.storage_offset() * into.element_size()
+                memory = bytes_of(into.untyped_storage())[begin : begin + into.nbytes]
+                incoming.add(Wanted(entry.begin, memory, partial(changed, into)))
+                brought[entry.name] = into
+        incoming.bring(self._file._reader.read_file)
+        return brought
+
+    def _check(self, entry: Entry, into: torch.Tensor) -> None:
+        stored = self.stored(entry)
+        if into.dtype != stored.dtype or tuple(into.shape) != stored.shape:
+            raise ValueError(
+                f"tensor '{entry.name}' of {self.path} has dtype {stored.dtype} and shape "
+                f"{stored.shape}, and is to be read into one of {into.dtype} and "
+                f"{tuple(into.shape)}"
+            )
+
+    def _bring(self, entries: list[Entry], tensors: list[torch.Tensor]) -> None:
+        """All in one pass: so nothing is read twice, and the storage always has enough to do."""
+        reader = self._file._reader
+        if reader.is_torch_zip:  # as its last bytes have it
+            for entry, tensor in zip(entries, tensors, strict=True):
+                if tensor.nbytes:
+                    reader.read_file(entry.begin, memory_of(tensor))
+            return
+        reader.read_records(
+            [
+                Request(0, entry.begin, entry.end - entry.begin, tensor.data_ptr())
+                for entry, tensor in zip(entries, tensors, strict=True)
+            ]
+        )
+
+
+def _put(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """What was read is to be there."""
+    if tensor is target:
+        changed(target)
+    else:
+        with torch.no_grad():
+            target.copy_(tensor)
+    return target
 
 
 class Slice:
@@ -138,26 +169,5 @@ class Slice:
         return self._entry.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """As of a tensor. Only rows that are asked for are read."""
-        entry = self._entry
-        given = index if isinstance(index, tuple) else (index,)
-        rows = given[0] if given and entry.shape else None
-        shape = header.shape_in_torch(entry)
-        if isinstance(rows, slice):
-            first, last, step = rows.indices(shape[0])
-            if step < 1:
-                raise ValueError("step must be greater than zero")
-            part = self._file.read_rows(entry, first, max(first, last))[::step]
-        elif isinstance(rows, int):
-            first = rows + shape[0] if rows < 0 else rows
-            if not 0 <= first < shape[0]:
-                raise IndexError(f"index {rows} of tensor '{entry.name}' with {shape[0]} rows")
-            part = self._file.read_rows(entry, first, first + 1)
-            given = (0, *given[1:])
-        else:
-            part = self._file.read(entry)
-        if isinstance(rows, slice):
-            given = (slice(None), *given[1:])
-        # What is not wanted of the rows is not kept.
-        part = part[given] if given else part
-        return part.clone(memory_format=torch.contiguous_format).to(self._file._device)
+        """As of a tensor. Only what is asked for is read."""
+        return self._file.stored(self._entry)[index].to(self._file.device)

@@ -18,6 +18,8 @@ from ioshape._save.under_way import paths_staged, place_of, staging
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import torch
+
     from ioshape._save.handle import Cause
     from ioshape._save.pickling import Pickled
     from ioshape._save.report import Progress
@@ -52,6 +54,10 @@ class Payload(NamedTuple):
     keep: list[Any]
     #: functions that fetch bytes; what they raise the save raises
     couriers: list[Any]
+    #: some of it may be copied after the call
+    later: bool = False
+    #: what was not as preferred
+    notes: tuple[str, ...] = ()
 
 
 def start(
@@ -80,8 +86,9 @@ def start(
     options.deadline_ms = left_ms(wanted.due)
     teller = Teller.for_save(wanted.progress)
     tellers = [] if teller is None else [teller]
-    # What is not borrowed is copied by the time the call returns.
-    keep_longer = [*payload.keep] if wanted.borrow else []
+    # The rest is copied by the time the call returns.
+    outlives = wanted.borrow or payload.later
+    keep_longer = [*payload.keep] if outlives else []
     keep_longer += [one.set_in(options, queue=True) for one in tellers]
     # Whenever a signal comes, a save that has begun is freed, which ends it, before what it
     # borrows.
@@ -100,8 +107,8 @@ def start(
             path,
             pickle_s=pickle_s,
             keep=keep_longer,
-            failures=(*(payload.couriers if wanted.borrow else ()), *tellers),
-            notes=wanted.notes,
+            failures=(*(payload.couriers if outlives else ()), *tellers),
+            notes=(*wanted.notes, *payload.notes),
             causes=causes,
         )
         if interrupted:
@@ -112,31 +119,45 @@ def start(
         raise
 
 
-def records_of(pickled: Pickled) -> Payload:
-    """The records of an object."""
+def records_of(
+    pickled: Pickled, is_steady: Callable[[torch.UntypedStorage], bool] | None = None
+) -> Payload:
+    """The records of an object; storages of which is_steady() says so may be copied later."""
     records = ffi.new("struct ioshape_record[]", len(pickled.records))
     keep: list[Any] = [records]
-    couriers: list[Any] = []
+    fetched: list[tuple[Any, torch.UntypedStorage]] = []
+    later = False
     for record, to in zip(pickled.records, records, strict=True):
         to.name = name = ffi.new("char[]", record.name.encode())
         keep.append(name)
         to.bytes = record.n_bytes
         to.alignment = record.alignment
+        if is_steady is not None and record.storage is not None and is_steady(record.storage):
+            to.later = later = True
         if not record.n_bytes:
             continue
         if record.storage is None:
             to.data = data = ffi.from_buffer(record.data)
             keep.append(data)
         elif pickled.has_device_storages and record.storage.device.type != "cpu":
-            # Brings in torch, which saves of numpy's arrays do without.
-            from ioshape._save.device import FETCH, Courier  # noqa: PLC0415
-
-            courier = Courier(record.storage)
-            couriers.append(courier)
-            to.fetch = FETCH
-            to.fetch_user = handle = ffi.new_handle(courier)
-            keep.append(handle)
+            fetched.append((to, record.storage))
         else:
             to.data = ffi.cast("void *", record.storage.data_ptr())
             keep.append(record.storage)
-    return Payload(records, len(pickled.records), [*keep, *couriers], couriers)
+    couriers, notes = _fetch(fetched, keep) if fetched else ([], ())
+    return Payload(records, len(pickled.records), keep, couriers, later, notes)
+
+
+def _fetch(
+    fetched: list[tuple[Any, torch.UntypedStorage]], keep: list[Any]
+) -> tuple[list[Any], tuple[str, ...]]:
+    """Has records fetched that lie on devices."""
+    # Brings in torch, which saves of numpy's arrays do without.
+    from ioshape._device.outgoing import FETCH, couriers_for  # noqa: PLC0415
+
+    couriers, notes = couriers_for((storage, bool(to.later)) for to, storage in fetched)
+    for (to, _storage), courier in zip(fetched, couriers, strict=True):
+        to.fetch = FETCH
+        to.fetch_user = handle = ffi.new_handle(courier)
+        keep += [handle, courier]
+    return couriers, notes

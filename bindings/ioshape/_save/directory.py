@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ioshape._c import owned
+from ioshape._c import Owner
+from ioshape._descriptors import open_file
 from ioshape._errors import last_failure
 from ioshape._native import ffi, lib
 from ioshape._settings.context import current, encoded
@@ -15,16 +16,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Directory:
+class Directory(Owner):
     """Without commit() it leaves no trace, also where this process is killed."""
 
     def __init__(self, path: str) -> None:
-        self.name = path
         context = current()
-        self._out = owned("directory", context)
+        super().__init__("directory", path, context)
+        self.name = path
         if lib.ioshape_directory_make(context.pointer, encoded(path), self._out):
             raise last_failure(path, "save")
-        self._pointer: Any = self._out[0]
         #: where the files go until then; other processes may put some there
         self.path = os.fsdecode(ffi.string(lib.ioshape_directory_path(self._pointer)))
 
@@ -35,7 +35,7 @@ class Directory:
 
     def close(self) -> None:
         """Removes it, unless it was committed."""
-        ffi.release(self._out)
+        self._let_go()
 
     def __enter__(self) -> Directory:
         return self
@@ -49,9 +49,9 @@ class Directory:
         self.close()
 
 
-def sync(folder: str) -> None:
-    """The names in a directory are on stable storage when it returns."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: str) -> None:
+    """A file, or the names in a directory: on stable storage when it returns."""
+    fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from typing import Protocol
 
+    from ioshape._save.lazy import Steps
     from ioshape._settings.context import Context
 
     class Cause(Protocol):
@@ -77,6 +78,11 @@ class SaveHandle:
         # between any two steps, and what must happen once is decided by taking something away.
         self._callbacks: list[Callable[[SaveHandle], object]] = []
         self._unwatched = [True]  # empty: a thread waits for its end
+        #: who waits until it is copied, and what it costs them: see lazy.py
+        self._waiters: tuple[Steps, ...] = ()
+        self._steps: Steps | None = None
+        self._hook_s = 0.0
+        self._step_s: list[float] = []
         self._background = True  # nobody is waiting for it anyway
         self._asked = False  # somebody knows how it ended
         #: how it ended, once that is known: (report, error)
@@ -257,6 +263,14 @@ class SaveHandle:
         self._settle()
         return True
 
+    def _wait_copied(self) -> None:
+        """Waits until what it saves may change."""
+        if self._ended or not self._mine():
+            return
+        begin = time.perf_counter()
+        lib.ioshape_save_wait_copied(self._pointer)
+        self._hook_s += time.perf_counter() - begin
+
     def _show_waiting(self) -> None:
         """Says on the terminal what a long wait is for."""
         now = self.progress
@@ -279,6 +293,8 @@ class SaveHandle:
             self.path,
             struct,
             pickle_s=self._pickle_s,
+            hook_s=self._hook_s,
+            step_slowdown=self._steps.slowdown(self._step_s) if self._steps else None,
             fallbacks=tuple(Step(note, "torch") for note in self._notes),
         )
         # A save that is skipped has not failed: training goes on.
@@ -355,6 +371,9 @@ class SaveHandle:
 
     def _watch_it(self) -> None:
         under_way.calls_back()
+        # Who waits hurries the copying, and nobody waits yet.
+        while self._waiters and self.progress.phase == "stage":
+            time.sleep(_SLICE_MS / 1000)
         self._wait(None)
 
     def _abort(self) -> None:

@@ -190,7 +190,7 @@ def _probe() -> str:
         or written["data/0"].data_ptr() != shared.data_ptr()
     ):
         return f"torch {torch.__version__} writes records that are not known"
-    # Couriers need torch.accelerator, which older versions of torch have not.
+    # What brings them by itself needs torch.accelerator, which older versions of torch have not.
     is_known = list(written) == list(known) and all(
         written[name] is known[name] for name in written
     )

@@ -87,6 +87,11 @@ class Report:
     #: copying to staging memory, waiting for room in it included: what a background save costs its
     #: caller beside pickling
     stage_s: float = 0.0
+    #: of a save with `optimizer` or `lazy`: waiting before a step for what was left to copy
+    hook_s: float = 0.0
+    #: the same: how long steps took while it was under way, to those without a save; medians. None
+    #: if there were too few
+    step_slowdown: float | None = None
     #: waiting for its turn to write
     slot_s: float = 0.0
     plan_s: float = 0.0
@@ -110,6 +115,14 @@ class Report:
     memory_alignment: int = 0
     offset_alignment: int = 0
     filesystem: str = ""
+    #: how much could be in flight for each storage target, by what requests took: from so many
+    #: seconds after the first block on, so many bytes; where targets are not known, for the file
+    flight: tuple[tuple[float, int], ...] = ()
+    #: how often that was halved, because requests suddenly took twice as long
+    flight_halved: int = 0
+    #: that a write request took, on average; and while none waited for another
+    request_s: float = 0.0
+    least_request_s: float = 0.0
     #: what was not as preferred, and why: each a sentence with a `code`
     fallbacks: tuple[Step, ...] = ()
     #: requests that the kernel cut short or interrupted, and that were continued
@@ -173,7 +186,7 @@ class Report:
             + (self._turn() if field.name == "slot_s" else "")
             for field in fields(self)
             if field.name.endswith("_s")
-            and field.name not in ("total_s", "started_s")
+            and field.name not in ("total_s", "started_s", "request_s", "least_request_s")
             and getattr(self, field.name)
         ]
         if self.engine:
@@ -209,6 +222,8 @@ def from_struct(
     *,
     written_by: str = "ioshape",
     pickle_s: float = 0.0,
+    hook_s: float = 0.0,
+    step_slowdown: float | None = None,
     fallbacks: tuple[Step, ...] = (),
 ) -> Report:
     """What the library filled in, and what only this package knows."""
@@ -221,7 +236,10 @@ def from_struct(
         written_by=written_by,
         record_bytes=struct.tensor_bytes,
         pickle_s=pickle_s,
+        hook_s=hook_s,
+        step_slowdown=step_slowdown,
         deadline_met=_MET.get(struct.deadline),
+        flight=tuple((one.since_s, one.bytes) for one in struct.flight[0 : struct.flight_count]),
         fallbacks=(*fallbacks, *(Step(said(one.sentence), _CODES[one.code]) for one in told)),
         **values,
     )

@@ -14,6 +14,7 @@ from ioshape._errors import StorageError
 from ioshape._files.atomic import AtomicFile, How
 from ioshape._native import lib
 from ioshape._run import trace
+from ioshape._save import lazy as lazily
 from ioshape._save import pickling
 from ioshape._save.begin import Options, records_of, start
 from ioshape._save.deadline import due_in
@@ -32,6 +33,8 @@ from ioshape._settings.context import current, encoded
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO
+
+    import torch
 
     from ioshape._save.report import Progress
 
@@ -126,6 +129,8 @@ def save_async(
     replace: bool = True,
     progress: Callable[[Progress], object] | None = None,
     deadline: float | None = None,
+    optimizer: Any = None,
+    lazy: bool = False,
 ) -> SaveHandle:
     """Begins to save an object, and returns as soon as the object may change again.
 
@@ -134,7 +139,19 @@ def save_async(
     are put in place in the order of the calls, but one with a deadline waits for none. When they
     hold all of the staging memory (setting "staging_bytes"), the call waits for room.
 
+    With `optimizer` the call hardly waits. Parameters that need gradients, and the optimizer's
+    state, change in its step alone: they are copied while forward and backward go on, by a thread
+    of the lowest priority, and a hook before the next step waits for what is left. All else is
+    copied before the call returns. With `lazy`, you say that no storage from 1 MiB on changes until
+    you call before_step(). If something does change, the save fails, as far as a sample tells. What
+    does not fit into the staging memory is copied before the call returns.
+
     Arguments and file are those of save(); `progress` is called from other threads, too.
+
+    Args:
+        obj: as in save(), and so is what is not listed here.
+        optimizer: a torch.optim.Optimizer, or a list of all that change what is saved.
+        lazy: True for a loop of your own, without such an optimizer.
 
     Returns:
         A SaveHandle: done(), wait(), result(), report; it can be awaited. If the save fails and
@@ -161,7 +178,12 @@ def save_async(
         progress,
         due_in(deadline),
     )
-    handle = call.begin(os.fspath(f))
+    if optimizer is None and not lazy:
+        handle = call.begin(os.fspath(f))
+    else:
+        waiters = lazily.waiters_of(optimizer)
+        handle = call.begin(os.fspath(f), lazily.steady(optimizer))
+        lazily.watch(handle, waiters)
     raise_unheard(but=handle)
     return handle
 
@@ -199,8 +221,10 @@ class _Call:
         # lies in a GPU is fetched while the disk is writing.
         return completed(lambda: self._start(pickled, path, pickle_s, borrow=True))
 
-    def begin(self, path: str) -> SaveHandle:
-        """Saves in the background."""
+    def begin(
+        self, path: str, is_steady: Callable[[torch.UntypedStorage], bool] | None = None
+    ) -> SaveHandle:
+        """Saves in the background; storages of which is_steady() says so are copied later."""
         try:
             pickled, pickle_s = self._pickle(path)
         except pickling.Unsupported as reason:
@@ -213,7 +237,7 @@ class _Call:
                 handle = SaveHandle.ended(path, report, None)
             register(handle, background=True)
             return handle
-        return begun(lambda: self._start(pickled, path, pickle_s, borrow=False))
+        return begun(lambda: self._start(pickled, path, pickle_s, is_steady, borrow=False))
 
     def to_file_object(self, f: Any) -> Report:
         """There is no path, so there is nothing to replace and nothing to sync."""
@@ -259,7 +283,13 @@ class _Call:
         return pickled, time.perf_counter() - begin
 
     def _start(
-        self, pickled: pickling.Pickled, path: str, pickle_s: float, *, borrow: bool
+        self,
+        pickled: pickling.Pickled,
+        path: str,
+        pickle_s: float,
+        is_steady: Callable[[torch.UntypedStorage], bool] | None = None,
+        *,
+        borrow: bool,
     ) -> SaveHandle:
         # Settings may have changed, and with them the context; but the order of saves to one path
         # is kept by the context that they share.
@@ -271,4 +301,4 @@ class _Call:
             )
 
         options = Options(self.durable, self.replace, borrow, self.progress, due=self.due)
-        return start(begin, context, path, records_of(pickled), pickle_s, options)
+        return start(begin, context, path, records_of(pickled, is_steady), pickle_s, options)

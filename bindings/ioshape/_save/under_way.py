@@ -116,7 +116,7 @@ def register(handle: SaveHandle, *, background: bool) -> None:
     if ended:
         handle._wait(None)  # nobody would, later
         if _tell_unheard():
-            _end_nonzero()
+            end_nonzero()
 
 
 def begun(begin: Callable[[], SaveHandle]) -> SaveHandle:
@@ -137,6 +137,11 @@ def completed(begin: Callable[[], SaveHandle]) -> Report:
     except BaseException:
         handle._abort()  # Ctrl-C
         raise
+
+
+def all_under_way() -> list[SaveHandle]:
+    """Saves that have not ended, as far as anybody has noticed."""
+    return list(_under_way.values())
 
 
 def forget(handle: SaveHandle) -> None:
@@ -267,9 +272,10 @@ def _at_exit(name: str) -> Any:
 _after_saves: list[Callable[[], object]] = []
 
 
-def after_saves(function: Callable[[], object]) -> None:
+def after_saves(function: Callable[[], object]) -> Callable[[], object]:
     """Has the end of the process call this, when saves under way are finished."""
     _after_saves.append(function)
+    return function
 
 
 @atexit.register
@@ -284,7 +290,7 @@ def _finish() -> None:
         lost = _tell_unheard() or lost
     finally:
         if lost:
-            _end_nonzero()
+            end_nonzero()
         for function in _after_saves:
             function()
 
@@ -317,7 +323,8 @@ def _tell_unheard() -> bool:
 # ---- The exit status -------------------------------------------------------------------------
 
 
-def _end_nonzero() -> None:
+def end_nonzero() -> None:
+    """Has the process end with another status than 0."""
     lib.ioshape_py_end_with(LOST_STATUS)
     _terminal.say(f"a checkpoint is lost; an exit status of 0 becomes {LOST_STATUS}")
     process = sys.modules.get("multiprocessing.process")

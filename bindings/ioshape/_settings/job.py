@@ -49,6 +49,19 @@ def _from_distributed(launched: Job) -> Job | None:
     return launched._replace(rank=rank, world_size=size, source="torch.distributed")
 
 
+def started_together() -> bool:
+    """Whether multiprocessing has started this rank, and so others beside it on this host.
+
+    torch.multiprocessing.spawn() does, and sets none of a launcher's variables.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is None or processes.parent_process() is None:
+        return False
+    place = job()
+    # Not a worker that loads data for a rank.
+    return place.source == "torch.distributed" and place.world_size > 1
+
+
 def job() -> Job:
     """Which rank of which job this is: from torch.distributed, torchrun, Slurm, MPI or PMI.
 

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ioshape._c import said, shared_fields, sized
 from ioshape._native import ffi, lib
 from ioshape._settings.context import Context
 from ioshape._slots.slots import failure_of, pool_name_in
+
+Row = TypeVar("Row")
+
+#: by number; "": as it was
+ORDERS = ("", "waste", "fair", "first")
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,24 @@ class PoolJob:
     written_bytes: int
     #: slots that it had
     writes: int
+    #: that it had them, together; with a Redis
+    held_s: float = 0
+    #: that it waited for them, together; with a Redis
+    waited_s: float = 0
+
+
+@dataclass(frozen=True)
+class PoolLimit:
+    """What an operator allows one job, or one user."""
+
+    #: "": it is a user's
+    job: str
+    #: "": it is a job's
+    user: str
+    #: instead of the job's own, of which 100 is usual; 0: its own
+    share: int
+    #: of the job, or of all jobs of the user together; 0: any
+    bytes_per_s: int
 
 
 @dataclass(frozen=True)
@@ -62,13 +85,64 @@ class PoolAct:
 
 
 @dataclass(frozen=True)
+class PoolHour:
+    """What a job used of a pool in one hour."""
+
+    #: seconds since 1970
+    begin_s: float
+    #: "": all beyond the first 128 of the hour
+    job: str
+    #: as the job says; "" if unknown
+    user: str
+    written_bytes: int
+    #: slots that it gave back, or lost
+    writes: int
+    #: all these together
+    held_s: float
+    #: for them, together
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class PoolHistory:
+    """What was used of a pool, hour by hour."""
+
+    #: in order of time, then by what was written
+    hours: tuple[PoolHour, ...]
+    #: of operators: the latest 100, oldest first
+    acts: tuple[PoolAct, ...]
+
+
+@dataclass(frozen=True)
+class PoolLearned:
+    """How many writers pay, as a pool has found by comparing."""
+
+    #: that pay, as far as is known; 0: nothing is known
+    writers: int = 0
+    #: so many are being compared with it; 0: none
+    tried: int = 0
+    #: "start", "more", "fewer" or "kept": how it came to be
+    why: str = "start"
+    #: that so many write together; 0: unknown
+    bytes_per_s: int = 0
+    #: the latest higher number that was compared; 0: none
+    more: int = 0
+    #: its throughput, in thousandths of that of `writers`
+    more_permille: int = 0
+    #: the latest lower number that was compared; 0: none
+    fewer: int = 0
+    #: its throughput, in thousandths of that of `writers`
+    fewer_permille: int = 0
+
+
+@dataclass(frozen=True)
 class PoolStatus:
     """A pool at one moment."""
 
     pool: str
     coordinator: str
     capacity: int
-    #: "operator", "job" or "default"
+    #: "operator", "job", "learned" or "default"
     capacity_by: str
     #: slots, by weight
     used: int
@@ -96,6 +170,18 @@ class PoolStatus:
     jobs: tuple[PoolJob, ...] = ()
     #: the latest 8, oldest first
     acts: tuple[PoolAct, ...] = ()
+    #: for one job or user
+    limits: tuple[PoolLimit, ...] = ()
+    #: since it began; these three with a Redis
+    written_bytes: int = 0
+    #: that slots were held since then, together
+    held_s: float = 0
+    #: the same for waiting
+    waited_s: float = 0
+    #: also while an operator or a job says otherwise
+    learned: PoolLearned = PoolLearned()
+    #: who is next: "waste", "fair" or "first"
+    order: str = "waste"
 
 
 def _members(array: Any, count: int) -> tuple[Member, ...]:
@@ -103,6 +189,10 @@ def _members(array: Any, count: int) -> tuple[Member, ...]:
         Member(**shared_fields(Member, one), bytes=one.expected_bytes, passed=one.written_bytes)
         for one in (array[i] for i in range(count))
     )
+
+
+def _rows(kind: type[Row], array: Any, count: int) -> tuple[Row, ...]:
+    return tuple(kind(**shared_fields(kind, array[i])) for i in range(count))
 
 
 class Operator:
@@ -133,12 +223,21 @@ class Operator:
             **shared_fields(PoolStatus, status),
             holders=_members(status.holders, status.holder_listed),
             waiters=_members(status.waiters, status.waiter_listed),
-            jobs=tuple(
-                PoolJob(**shared_fields(PoolJob, status.jobs[i])) for i in range(status.job_listed)
-            ),
-            acts=tuple(
-                PoolAct(**shared_fields(PoolAct, status.acts[i])) for i in range(status.act_listed)
-            ),
+            jobs=_rows(PoolJob, status.jobs, status.job_listed),
+            acts=_rows(PoolAct, status.acts, status.act_listed),
+            limits=_rows(PoolLimit, status.limits, status.limit_listed),
+            learned=PoolLearned(**shared_fields(PoolLearned, status.learned)),
+        )
+
+    def history(self, pool: str, hours: int) -> PoolHistory:
+        """Who used it in so many hours, of which the present one is the last."""
+        out = ffi.new("struct ioshape_pool_history **")
+        code = lib.ioshape_pool_get_history(self._context.pointer, pool.encode(), hours, out)
+        self._check(code, pool, "history")
+        history = ffi.gc(out[0], lib.ioshape_pool_history_free)
+        return PoolHistory(
+            hours=_rows(PoolHour, history.hours, history.hour_count),
+            acts=_rows(PoolAct, history.acts, history.act_count),
         )
 
     def set(
@@ -151,8 +250,17 @@ class Operator:
         small_bytes: int = 0,
         express: int = 0,
         clear: bool = False,
+        job: str = "",
+        user: str = "",
+        share: int = 0,
+        order: str = "",
     ) -> None:
-        """Sets what is not 0; `clear` first forgets all that was set."""
+        """Sets what is not 0; `clear` first forgets all that was set.
+
+        `order`: who is next, "waste" (whose waiting costs most), "fair" (jobs in turn) or "first".
+
+        With a job or a user only what that one may: its share, and `job_bytes_per_s`.
+        """
         settings = sized("ioshape_pool_settings")
         settings.capacity = capacity
         settings.pool_bytes_per_s = pool_bytes_per_s
@@ -160,6 +268,10 @@ class Operator:
         settings.small_bytes = small_bytes
         settings.express = express
         settings.clear = clear
+        settings.share = share
+        settings.order = ORDERS.index(order)
+        names = [ffi.new("char[]", name.encode()) if name else ffi.NULL for name in (job, user)]
+        settings.job, settings.user = names
         code = lib.ioshape_pool_set(self._context.pointer, pool.encode(), settings)
         self._check(code, pool, "set")
 

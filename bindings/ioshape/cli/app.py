@@ -22,9 +22,10 @@ COMMANDS = {
     "ls": "generations.ls",
     "extract": "generations.extract",
     "prune": "generations.prune",
-    "probe": "probe.command",
+    "doctor": "doctor.command",
     "bench": "bench.command",
     "trace": "trace.command",
+    "advise": "advise.command",
     "slots": "slots.command",
     "top": "slots.top",
     "exporter": "slots.exporter",
@@ -84,7 +85,7 @@ def commands(context: click.Context, debug: bool) -> None:
     ioshape verify checkpoints/*.pt      every checksum of every file
     ioshape inspect model.pt             what lies in it, and where
     ioshape ls checkpoints               the generations that save_group has written there
-    ioshape probe /scratch               what it sits on, what a save does there, what to mend
+    ioshape doctor /scratch              what will fail or be slow here, and what to change
     ioshape bench /scratch               what this filesystem gives to torch.save, and to ioshape
     ioshape top                          who writes to shared filesystems now, and who waits
 

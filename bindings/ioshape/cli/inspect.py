@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ioshape._load.pickled import item_bytes
 from ioshape.cli.output import Table, columns, human_size, note, plural, say, say_json
 from ioshape.cli.paths import exit_for, files_argument, reason
 
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
     from ioshape._load.contents import Contents
     from ioshape._load.pickled import Tensor
 
-_ITEM_BYTES = {
-    **dict.fromkeys(("bool", "uint8", "int8", "quint8", "qint8", "bits8", "float4_e2m1fn_x2"), 1),
-    **dict.fromkeys(("uint16", "int16", "float16", "bfloat16", "bits16"), 2),
-    **dict.fromkeys(("uint32", "int32", "float32", "complex32", "qint32"), 4),
-    **dict.fromkeys(("uint64", "int64", "float64", "complex64"), 8),
-    "complex128": 16,
-}
 _INDEX = ".ioshape/index"
 _ALIGNMENT_LIMIT = 4096
 # Between the data of the last record and the name of the next member: its own checksums and sizes,
@@ -36,11 +30,6 @@ CHECKSUMS = {
     "beside": "checksums beside it",
     "none": "without checksums",
 }
-
-
-def item_bytes(dtype: str) -> int | None:
-    """Bytes of an element; None if that is not known."""
-    return 1 if dtype.startswith("float8_") else _ITEM_BYTES.get(dtype)
 
 
 def tensor_bytes(tensor: Tensor) -> int | None:
@@ -81,6 +70,7 @@ def describe(contents: Contents) -> dict[str, Any]:
         base = offsets.get(tensor.record)
         told = asdict(tensor)
         within = told.pop("storage_offset")
+        del told["is_plain"]
         offset = None if base is None else base + within
         alignment = None if offset is None else _aligned(offset)
         told |= {"bytes": tensor_bytes(tensor), "file_offset": offset, "alignment": alignment}

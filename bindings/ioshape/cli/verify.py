@@ -156,7 +156,10 @@ def _generations(
     complete = ioshape.generations(directory)
     others = list(damaged(directory, {one.step for one in complete}))
     for one in complete if every_one else complete[-1:]:
-        yield _verify_generation(directory, one.step, way)
+        if one.mode == "dcp":
+            yield _verify_checkpoint(one.path, way)
+        else:
+            yield _verify_generation(directory, one.step, way)
     if every_one or not complete:
         for path, why in others:
             yield _failed(path, "damaged", why)
@@ -199,10 +202,11 @@ def command(
 ) -> int:
     """Reads files of torch.save or ioshape completely, and compares every checksum in them.
 
-    A directory is one of generations: its newest complete one is read, or the one of --step, or
-    with --all every one. A path that ends in step-... is that generation. A directory with a
-    .metadata is a checkpoint of torch.distributed.checkpoint: all of it is read. Of a file whose
-    name ends in .safetensors the header is checked, and the checksums beside it, if there are some.
+    A directory is one of generations, or of checkpoints of torch.distributed.checkpoint: its newest
+    complete one is read, or the one of --step, or with --all every one. A path that ends in
+    step-... is that generation. A directory with a .metadata is one such checkpoint: all of it is
+    read. Of a file whose name ends in .safetensors the header is checked, and the checksums beside
+    it, if there are some.
 
     Prints a line for each file: that it is ok, or what is damaged, in which tensor, and where in
     the file. On a terminal a bar shows how far it is.

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -82,7 +83,7 @@ int group_attempt_begin(struct group_attempt *attempt, const char *directory, ui
 		ret = ring_folder_open(&attempt->directory, directory, error);
 	if (ret)
 		return ret;
-	group_tidy(&attempt->directory, job, &attempt->log);
+	group_tidy(&attempt->directory, job, &attempt->last_serial, &attempt->log);
 	for (int tries = 0; tries < MOST_TRIES; tries++) {
 		make_name(attempt, job);
 		ret = make_folder(attempt, error);
@@ -104,6 +105,52 @@ struct replaced {
 	struct ring_folder folder;           /* where the two could not be swapped: locked */
 };
 
+struct expected {
+	const char **names; /* in order */
+	uint32_t count, found;
+};
+
+static int compare_names(const void *left, const void *right)
+{
+	return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+static int find_expected(void *user, const char *name, struct base_error *error)
+{
+	struct expected *expected = user;
+
+	(void)error;
+	expected->found += bsearch(&name, expected->names, expected->count,
+				   sizeof(*expected->names), compare_names) != NULL;
+	return 0;
+}
+
+/*
+ * The sizes of files that others have just written would have to be asked for one by one, and some
+ * filesystems ask their writers for them. Their names come in a few answers, however many there
+ * are.
+ */
+static int check_written(const struct ring_folder *folder, const struct zip_manifest *manifest,
+			 struct base_error *error)
+{
+	struct expected expected = { .count = manifest->file_count };
+	int ret;
+
+	if (expected.count > 1) {
+		expected.names = malloc(expected.count * sizeof(*expected.names));
+		if (!expected.names)
+			return base_no_memory(error, "names", expected.count);
+		for (uint32_t i = 0; i < expected.count; i++)
+			expected.names[i] = manifest->files[i].name;
+		qsort(expected.names, expected.count, sizeof(*expected.names), compare_names);
+		ret = ring_folder_list(folder, find_expected, &expected, error);
+		free(expected.names);
+		if (ret || expected.found == expected.count)
+			return ret;
+	}
+	return group_check_files(folder, manifest, "all nodes must share the directory", error);
+}
+
 static int write_manifest(struct group_attempt *attempt, const struct zip_manifest *manifest,
 			  struct base_error *error)
 {
@@ -111,7 +158,7 @@ static int write_manifest(struct group_attempt *attempt, const struct zip_manife
 	struct base_buffer text = { 0 };
 	int ret;
 
-	numbered.serial = group_next_serial(&attempt->directory);
+	numbered.serial = MAX(attempt->last_serial + 1, (uint64_t)(base_wall_seconds() * 1000));
 	ret = zip_manifest_encode(&text, &numbered);
 	if (ret == -ENOMEM)
 		base_no_memory(error, "a manifest", text.bytes);
@@ -125,8 +172,8 @@ static int write_manifest(struct group_attempt *attempt, const struct zip_manife
 				      error);
 	/* Other ranks have written them: what does not hold must not replace what does. */
 	if (!ret)
-		ret = group_check_files(&attempt->folder, manifest,
-					"all nodes must share the directory", error);
+		ret = check_written(&attempt->folder, manifest, error);
+	/* Once for the names of all files: their writers have synced what is in them. */
 	if (!ret)
 		ret = ring_folder_sync(&attempt->folder, error);
 	base_buffer_free(&text);
@@ -300,7 +347,8 @@ void group_attempt_abandon(struct group_attempt *attempt)
 
 struct tidying {
 	const struct ring_folder *directory;
-	const char *job; /* NULL: none */
+	const char *job;       /* NULL: none */
+	uint64_t *last_serial; /* NULL: nobody wants to know */
 	struct ring_clock *clock;
 	const struct base_log *log;
 };
@@ -412,6 +460,19 @@ static void tidy_aside(const struct tidying *tidying, const struct ring_folder *
 	}
 }
 
+/* While the names are listed anyway. What cannot be listed is not there for whoever looks for the
+ * newest either. */
+static void note_serial(const struct tidying *tidying, const char *name, enum group_name_kind kind)
+{
+	uint64_t serial;
+
+	if (!tidying->last_serial || kind == GROUP_NAME_OTHER || kind == GROUP_NAME_ATTEMPT)
+		return;
+	group_peek_serial(tidying->directory, name, &serial);
+	if (serial < ZIP_MAX_SERIAL)
+		*tidying->last_serial = MAX(*tidying->last_serial, serial);
+}
+
 static int tidy_one(void *user, const char *name, struct base_error *error)
 {
 	const struct tidying *tidying = user;
@@ -419,6 +480,7 @@ static int tidy_one(void *user, const char *name, struct base_error *error)
 	struct ring_folder folder;
 
 	(void)error;
+	note_serial(tidying, name, parsed.kind);
 	if (parsed.kind == GROUP_NAME_OTHER || parsed.kind == GROUP_NAME_STEP)
 		return 0;
 	if (ring_folder_open_in(&folder, tidying->directory, name, NULL))
@@ -442,10 +504,11 @@ out:
 	return 0;
 }
 
-void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log)
+void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
+		const struct base_log *log)
 {
 	struct ring_clock clock = { .directory_fd = directory->fd };
-	struct tidying tidying = { directory, job, &clock, log };
+	struct tidying tidying = { directory, job, last_serial, &clock, log };
 	struct base_error error = { 0 };
 
 	if (ring_folder_list(directory, tidy_one, &tidying, &error))

@@ -52,6 +52,7 @@ struct group_attempt {
 	char name[GROUP_ATTEMPT_NAME_BYTES];
 	char id[GROUP_ATTEMPT_ID_BYTES]; /* for zip_manifest.attempt */
 	uint64_t step;
+	uint64_t last_serial; /* of the generations that were there when it began */
 	bool committed;
 	struct base_log log;
 };
@@ -80,7 +81,7 @@ static inline const char *group_attempt_path(const struct group_attempt *attempt
 /*
  * Writes the manifest, and makes the attempt the generation of its step, durably: whatever happens,
  * there is the old generation or the new one. -EEXIST with no_replace if there is a complete one;
- * IOSHAPE_E_DAMAGED if its files are not there as the manifest says.
+ * IOSHAPE_E_DAMAGED if one of its files is not there.
  * After a failure it is as it was before, and can only be abandoned.
  */
 int group_attempt_commit(struct group_attempt *attempt, const struct zip_manifest *manifest,
@@ -95,9 +96,11 @@ void group_attempt_abandon(struct group_attempt *attempt);
  * was touched for a day: locks may not reach farther. Where there are no locks, those of this job
  * are dead (but for those of this process), and others after a day. `job` is the job's hash, as in
  * an attempt's id, or NULL. What stepped aside gets its place back, or goes if that is taken. Best
- * effort: failures are logged.
+ * effort: failures are logged. `last_serial` is raised to that of the newest generation that is
+ * there; NULL if nobody wants to know.
  */
-void group_tidy(const struct ring_folder *directory, const char *job, const struct base_log *log);
+void group_tidy(const struct ring_folder *directory, const char *job, uint64_t *last_serial,
+		const struct base_log *log);
 
 /* The first digits of the id of a job's attempts. */
 #define GROUP_JOB_BYTES 9
@@ -171,9 +174,8 @@ bool group_is_shortage(int code);
  * this process that could not. */
 bool group_is_its_own_fault(int code);
 
-/* For a manifest: larger than that of all generations in the directory, and no less than the time
- * in milliseconds. */
-uint64_t group_next_serial(const struct ring_folder *directory);
+/* 0 or a negative errno; *serial is GROUP_UNKNOWN_SERIAL then. */
+int group_peek_serial(const struct ring_folder *directory, const char *name, uint64_t *serial);
 
 /* -ENOENT with a sentence. Those newer ones that do not hold are told to the log. */
 int group_open_step(struct group_generation *generation, const struct ring_folder *directory,

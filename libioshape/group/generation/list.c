@@ -121,27 +121,33 @@ int group_open_candidate(struct group_generation *generation, const struct ring_
 	}
 }
 
+/* As the manifest begins: read whole, those of many generations of many ranks would take long. */
+int group_peek_serial(const struct ring_folder *directory, const char *name, uint64_t *serial)
+{
+	char path[NAME_MAX + 1 + sizeof(ZIP_MANIFEST_NAME)];
+	char head[ZIP_MANIFEST_HEAD_BYTES];
+	ssize_t bytes;
+
+	snprintf(path, sizeof(path), "%s/" ZIP_MANIFEST_NAME, name);
+	bytes = ring_folder_peek(directory, path, head, sizeof(head));
+	*serial = bytes < 0 ? GROUP_UNKNOWN_SERIAL : zip_manifest_peek_serial(head, (size_t)bytes);
+	return (int)MIN(bytes, 0);
+}
+
 /*
- * As their manifests begin: read whole, those of many generations of many ranks would take long.
  * What stepped aside and has no manifest is being removed, or was when its process died: none of
  * them.
  */
 static void look_at_ages(const struct ring_folder *directory, struct group_candidates *candidates)
 {
-	char path[GROUP_ATTEMPT_NAME_BYTES + sizeof(ZIP_MANIFEST_NAME)];
-	char head[ZIP_MANIFEST_HEAD_BYTES];
 	size_t kept = 0;
-	ssize_t bytes;
 
 	for (size_t i = 0; i < candidates->count; i++) {
 		struct group_candidate *candidate = &candidates->all[i];
 
-		snprintf(path, sizeof(path), "%s/" ZIP_MANIFEST_NAME, candidate->name);
-		bytes = ring_folder_peek(directory, path, head, sizeof(head));
-		if (bytes == -ENOENT && candidate->aside)
+		if (group_peek_serial(directory, candidate->name, &candidate->serial) == -ENOENT &&
+		    candidate->aside)
 			continue;
-		candidate->serial = bytes < 0 ? GROUP_UNKNOWN_SERIAL :
-						zip_manifest_peek_serial(head, (size_t)bytes);
 		candidates->all[kept++] = *candidate;
 	}
 	candidates->count = kept;
@@ -155,20 +161,6 @@ int group_list_by_age(const struct ring_folder *directory, struct group_candidat
 	look_at_ages(directory, candidates);
 	group_sort_by_age(candidates);
 	return ret;
-}
-
-uint64_t group_next_serial(const struct ring_folder *directory)
-{
-	struct group_candidates candidates = { 0 };
-	uint64_t last = 0, now_ms = (uint64_t)(base_wall_seconds() * 1000);
-
-	/* What cannot be listed is not there for whoever looks for the newest either. */
-	group_list_by_age(directory, &candidates, NULL);
-	for (size_t i = 0; i < candidates.count; i++)
-		if (candidates.all[i].serial < ZIP_MAX_SERIAL)
-			last = MAX(last, candidates.all[i].serial);
-	group_candidates_free(&candidates);
-	return MAX(last + 1, now_ms);
 }
 
 /* ---- Finding --------------------------------------------------------------------------------- */

@@ -133,7 +133,7 @@ static void remove_dead_attempts(void *user)
 
 	if (ring_folder_open(&directory, group->directory, NULL))
 		return;
-	group_tidy(&directory, group->job, save_log(group->context));
+	group_tidy(&directory, group->job, NULL, save_log(group->context));
 	ring_folder_close(&directory);
 }
 
@@ -144,7 +144,6 @@ static int check_space(struct group_part *part, struct base_error *error)
 	const struct save_space space = {
 		.context = group->context,
 		.path = group->directory,
-		.in_directory = true,
 		.needed_bytes = part->plan.total_bytes,
 		.clear = remove_dead_attempts,
 		.clear_user = group,

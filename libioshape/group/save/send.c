@@ -15,6 +15,9 @@
 /* Less than this is sent as it is: a reference costs as much as a few pages. */
 #define SMALL_BYTES (32 * KIB)
 
+/* Parts begin on whole ones of these in the writer's file. */
+#define PAGE_BYTES 4096u
+
 /* Chunks in the window of a save that borrows: one is filled while others are being written. */
 #define WINDOW_CHUNKS 4u
 
@@ -29,9 +32,6 @@ struct sending {
 	uint64_t total_bytes;
 	struct group_watched watched; /* rank 0, while we wait */
 	struct base_buffer note;
-	/* Staged: where in the stream the chunk before the last one ended. */
-	uint64_t chunk_end;
-	bool lags; /* chunks go back one later than they could */
 	/* Borrowed: the window. */
 	struct save_chunk *window[WINDOW_CHUNKS];
 	uint64_t window_end[WINDOW_CHUNKS]; /* in the stream, of what it last held */
@@ -65,24 +65,17 @@ static int go_on(void *user, struct base_error *error)
 				 "the generation was given up before all was written");
 }
 
-/* Waits until the writer needs nothing before `end` any more. */
-static int await_taken(struct sending *sending, uint64_t end, struct base_error *error)
-{
-	return gather_sender_await_taken(sending->sender, end, error);
-}
-
 /* ---- Staged ---------------------------------------------------------------------------------- */
 
-/* Chunks go back one later than they could, so that the writer has always one to go on with. */
-static int leaving(void *user, struct base_error *error)
+static uint64_t offset_in_stream(void *sender)
 {
-	struct sending *sending = user;
-	uint64_t end = gather_sender_offset(sending->sender);
-	int ret;
+	return gather_sender_offset(sender);
+}
 
-	ret = await_taken(sending, sending->lags ? sending->chunk_end : end, error);
-	sending->chunk_end = end;
-	return ret;
+/* Waits until the writer needs nothing before that any more. */
+static int await_taken(void *sender, uint64_t offset, struct base_error *error)
+{
+	return gather_sender_await_taken(sender, offset, error);
 }
 
 /* ---- Borrowed -------------------------------------------------------------------------------- */
@@ -111,18 +104,21 @@ static void close_window(struct sending *sending)
 		save_shared_put(sending->part->group->context, sending->window[--sending->chunks]);
 }
 
-/* The next free bytes of the window: at most so many. */
+/* The next free bytes of the window: at most so many. They lie there as in the writer's file, to
+ * the page: it is written from there. */
 static int find_free(struct sending *sending, size_t *bytes, struct base_error *error)
 {
+	const uint64_t offset = gather_sender_offset(sending->sender);
 	int ret;
 
-	if (sending->used == SAVE_CHUNK_BYTES) {
-		sending->window_end[sending->current] = gather_sender_offset(sending->sender);
+	sending->used += (offset - sending->used) % PAGE_BYTES;
+	if (sending->used >= SAVE_CHUNK_BYTES) {
+		sending->window_end[sending->current] = offset;
 		sending->current = (sending->current + 1) % sending->chunks;
-		ret = await_taken(sending, sending->window_end[sending->current], error);
+		ret = await_taken(sending->sender, sending->window_end[sending->current], error);
 		if (ret)
 			return ret;
-		sending->used = 0;
+		sending->used = offset % PAGE_BYTES;
 	}
 	*bytes = MIN(*bytes, SAVE_CHUNK_BYTES - sending->used);
 	return 0;
@@ -132,6 +128,7 @@ static int put_through_window(struct sending *sending, const uint8_t *data, size
 			      uint32_t *crc, struct base_error *error)
 {
 	const struct save_chunk *chunk;
+	uint32_t piece_crc;
 	size_t piece;
 	int ret = 0;
 
@@ -141,9 +138,11 @@ static int put_through_window(struct sending *sending, const uint8_t *data, size
 		if (ret)
 			return ret;
 		chunk = sending->window[sending->current];
-		*crc = base_copy_crc32(*crc, chunk->memory + sending->used, data, piece);
+		piece_crc = base_copy_crc32(0, chunk->memory + sending->used, data, piece);
 		ret = gather_sender_put_shared(sending->sender, chunk->memory + sending->used,
-					       chunk->offset + sending->used, piece, error);
+					       chunk->offset + sending->used, piece, piece_crc,
+					       error);
+		*crc = base_crc32_combine(*crc, piece_crc, piece);
 		sending->used += piece;
 	}
 	return ret;
@@ -168,7 +167,7 @@ static int send_out(struct sending *sending, const void *data, size_t bytes, uin
 			return put_through_window(sending, data, bytes, crc, error);
 		if (save_find_staged(sending->part->save, data, &offset)) {
 			*crc = base_crc32(0, data, bytes);
-			return gather_sender_put_shared(sending->sender, data, offset, bytes,
+			return gather_sender_put_shared(sending->sender, data, offset, bytes, *crc,
 							error);
 		}
 	}
@@ -284,7 +283,7 @@ static int send_part(struct sending *sending, struct base_error *error)
 
 	ret = zip_writer_new(&zip, sink, part->task->path, error);
 	if (!ret)
-		ret = save_write_payload(part->save, zip, error);
+		ret = save_write_payload(part->save, zip, NULL, error);
 	zip_writer_free(zip);
 	return ret;
 }
@@ -299,9 +298,11 @@ int group_send_part(struct group_part *part, struct base_error *error)
 
 	ret = open_sender(&sending, error);
 	if (!ret) {
-		sending.lags = save_watch_chunks(part->save, leaving, &sending);
+		const struct save_outlet outlet = { offset_in_stream, await_taken, sending.sender };
+
+		save_keep_chunks(part->save, &outlet);
 		ret = send_part(&sending, error);
-		save_watch_chunks(part->save, NULL, NULL);
+		save_keep_chunks(part->save, NULL);
 		part->report->file_bytes = gather_sender_offset(sending.sender);
 	}
 	/* The stream tells sooner than the writer's lock, but only of a process. */

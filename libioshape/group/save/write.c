@@ -11,6 +11,7 @@
 /* A file that is being written. */
 struct writing {
 	struct group_part *part;
+	struct ring_writer *file;  /* once there is one */
 	struct zip_writer *zip;    /* of one part alone; it owns the file */
 	struct zip_bundle *bundle; /* of several; the same */
 	struct gather_listener *listener;
@@ -185,7 +186,32 @@ static int open_stream(struct writing *writing, uint32_t rank, struct gather_rec
 	return call_next(writing, rank, error);
 }
 
-static int receive(struct writing *writing, struct gather_receiver *receiver,
+/* The file is written from where the bytes have come, and of those whose sum came with them no byte
+ * is looked at. */
+static int put_run(struct writing *writing, const struct gather_receiver *receiver,
+		   const void *data, size_t bytes, struct base_error *error)
+{
+	uint32_t crc32;
+	int ret;
+
+	if (gather_receiver_lasts(receiver))
+		ring_writer_lend(writing->file, data, bytes);
+	if (gather_receiver_summed(receiver, &crc32))
+		ret = zip_bundle_put_summed(writing->bundle, data, bytes, crc32, error);
+	else
+		ret = zip_bundle_put(writing->bundle, data, bytes, error);
+	ring_writer_lend(writing->file, NULL, 0);
+	return ret;
+}
+
+/* Nothing goes on before the file has less under way. */
+static int await_less(struct writing *writing, struct base_error *error)
+{
+	return ring_writer_settle(writing->file, ring_writer_settled(writing->file) + 1, error);
+}
+
+/* Of the rank whose part begins there in the file. */
+static int receive(struct writing *writing, struct gather_receiver *receiver, uint64_t begin,
 		   struct base_error *error)
 {
 	const void *data;
@@ -194,13 +220,18 @@ static int receive(struct writing *writing, struct gather_receiver *receiver,
 
 	for (;;) {
 		ret = gather_receiver_next(receiver, &data, &bytes, error);
-		if (ret || !bytes)
+		if (ret == -EAGAIN && !error->code)
+			ret = await_less(writing, error);
+		else if (ret || !bytes)
 			return ret;
-		ret = zip_bundle_put(writing->bundle, data, bytes, error);
+		else
+			ret = put_run(writing, receiver, data, bytes, error);
 		if (!ret)
 			ret = receive_next(writing, error);
 		if (ret)
 			return ret;
+		gather_receiver_release(receiver,
+					MAX(ring_writer_settled(writing->file), begin) - begin);
 	}
 }
 
@@ -227,8 +258,10 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 	int ret;
 
 	ret = open_stream(writing, rank, &receiver, error);
-	if (!ret)
-		ret = receive(writing, receiver, error);
+	if (!ret) {
+		gather_receiver_hold(receiver);
+		ret = receive(writing, receiver, ring_writer_offset(writing->file), error);
+	}
 	if (!ret)
 		ret = end_member(writing, rank, &crc, error);
 	if (!ret && gather_receiver_crc32(receiver) != crc) {
@@ -237,6 +270,10 @@ static int put_part_of(struct writing *writing, uint32_t rank, struct base_error
 				  GROUP_SHOWN_RANK(part->group, rank));
 		base_error_of_rank(error, rank);
 	}
+	/* The file reads no more of its memory. */
+	if (ret)
+		ring_writer_fail(writing->file);
+	ring_writer_settle(writing->file, UINT64_MAX, NULL);
 	gather_receiver_free(receiver);
 	/* What was broken off may leave bytes behind, or a rank that hears nothing more. */
 	if (ret && ret != -ECANCELED && !group_is_local(part->group, rank))
@@ -258,7 +295,7 @@ static int put_own_member(struct writing *writing, uint32_t rank, struct base_er
 	ret = zip_writer_new(&zip, zip_sink_of_member(writing->bundle), writing->part->task->path,
 			     error);
 	if (!ret)
-		ret = save_write_payload(writing->part->save, zip, error);
+		ret = save_write_payload(writing->part->save, zip, writing->file, error);
 	zip_writer_free(zip);
 	return ret ? ret : end_member(writing, rank, &crc, error);
 }
@@ -292,7 +329,7 @@ static int put_single(struct writing *writing, struct ring_writer *file, struct 
 {
 	int ret = zip_writer_new(&writing->zip, zip_sink_of_file(file), writing->path, error);
 
-	return ret ? ret : save_write_payload(writing->part->save, writing->zip, error);
+	return ret ? ret : save_write_payload(writing->part->save, writing->zip, file, error);
 }
 
 static int put_file(void *user, struct ring_writer *file, struct base_error *error)
@@ -303,6 +340,7 @@ static int put_file(void *user, struct ring_writer *file, struct base_error *err
 	bool single = part->plan.mode == IOSHAPE_MODE_EACH;
 	int ret;
 
+	writing->file = file;
 	ret = single ? put_single(writing, file, error) : put_bundle(writing, file, error);
 	if (ret)
 		return ret;
@@ -354,6 +392,25 @@ static int name_file(struct writing *writing, struct base_error *error)
 	return 0;
 }
 
+/* Of the file that this rank writes; 0 if it would be too large, which is found out in time. */
+static uint64_t expected_bytes(const struct group_part *part)
+{
+	struct zip_length length = { 0 };
+	char name[ZIP_PART_NAME_BYTES];
+	int ret = 0;
+
+	if (part->plan.mode == IOSHAPE_MODE_EACH)
+		return part->task->expected_bytes;
+	for (uint32_t rank = 0; !ret && rank < part->group->options.ranks; rank++) {
+		if (!writes_for(part, rank))
+			continue;
+		zip_part_name(name, rank);
+		ret = zip_length_add_member(&length, strlen(name), part->plan.bytes[rank],
+					    part->plan.alignment);
+	}
+	return ret ? 0 : zip_length_of(&length);
+}
+
 static int begin_file(struct writing *writing, struct ring_file_options *options,
 		      struct base_error *error)
 {
@@ -368,16 +425,14 @@ static int begin_file(struct writing *writing, struct ring_file_options *options
 	options->want_crc32 = true;
 	options->no_replace = false; /* that is for the generation */
 	options->no_sync = false;    /* a manifest vouches for what is on stable storage */
-	options->expected_bytes = 0;
 	for (uint32_t rank = 0; rank < group->options.ranks; rank++) {
 		if (!writes_for(part, rank))
 			continue;
 		count++;
 		local += group_is_local(group, rank);
-		options->expected_bytes += part->plan.bytes[rank] + part->plan.alignment;
 	}
-	if (part->plan.mode == IOSHAPE_MODE_EACH)
-		options->expected_bytes = part->task->expected_bytes;
+	options->expected_bytes = expected_bytes(part);
+	options->exact = options->expected_bytes > 0;
 	options->progress_total = options->expected_bytes;
 	options->files = group_files_of(group, part->plan.mode);
 	writing->written->parts = calloc(count, sizeof(*writing->written->parts));

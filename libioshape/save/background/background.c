@@ -12,16 +12,21 @@
 static struct save_source source_of(struct ioshape_save *save, struct save_direct *direct)
 {
 	*direct = (struct save_direct){ .plan = &save->request.plan };
-	return save->request.task.borrow ? (struct save_source){ save_direct_next, direct } :
-					   (struct save_source){ save_stage_next, save };
+	return save->request.task.borrow ?
+		       (struct save_source){ .next = save_direct_next, .user = direct } :
+		       (struct save_source){ save_stage_next, save_stage_lend, save };
 }
 
-int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct base_error *error)
+int save_write_payload(struct ioshape_save *save, struct zip_writer *zip, struct ring_writer *file,
+		       struct base_error *error)
 {
 	struct save_direct direct;
 	const struct save_source source = source_of(save, &direct);
-	int ret = save_write_records(zip, &save->request.plan, &source, &save->compare, error);
+	int ret;
 
+	if (file && source.lend)
+		source.lend(source.user, file);
+	ret = save_write_records(zip, &save->request.plan, &source, &save->compare, error);
 	free(direct.scratch);
 	return ret;
 }
@@ -35,9 +40,11 @@ static int write_file(struct ioshape_save *save, struct ioshape_report *report,
 	const struct save_watch watch = save_watch_of(save);
 	int ret;
 
+	ret = save_later_copy(save, error);
 	save_note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
-	ret = save_write(save->context, request->path, &request->plan, &source,
-			 &request->task.file_options, &watch, &save->order, report, error);
+	if (!ret)
+		ret = save_write(save->context, request->path, &request->plan, &source,
+				 &request->task.file_options, &watch, &save->order, report, error);
 	free(direct.scratch);
 	save_order_end(save->context, &save->order);
 	return ret;
@@ -202,7 +209,7 @@ static int take_payload(struct ioshape_save *save, const char *path,
 		save_note_progress(save, IOSHAPE_PHASE_WAIT, 0, request->plan.expected_bytes);
 	} else {
 		save_note_progress(save, IOSHAPE_PHASE_STAGE, 0, request->plan.payload_bytes);
-		stage->chunk_count = save_chunks_for(request->plan.payload_bytes);
+		stage->chunk_count = save_chunks_for(request->plan.staged_bytes);
 	}
 	stage->chunks = calloc(MAX(stage->chunk_count, 1), sizeof(*stage->chunks));
 	return stage->chunks ? 0 :
@@ -265,11 +272,14 @@ static int stage(struct ioshape_save *save, uint64_t begin_ns, struct base_error
 	int ret;
 
 	stage->copying = true;
+	stage->later = all_at_once && save->request.plan.later && !save->request.collective.ops;
 	ret = save_stage_tell(save, error);
 	if (!ret && !all_at_once)
 		ret = start_writing(save, error);
 	if (!ret)
 		save_stage_copy(save);
+	if (!ret)
+		save_later_look(save);
 	pthread_mutex_lock(&save->lock);
 	/* A writer that failed early ends the copying, too; that failure belongs to the handle. */
 	if (stage->failure.code) {

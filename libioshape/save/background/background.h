@@ -12,6 +12,9 @@
 
 #include "save/file/file.h"
 
+/* Chunks that are kept behind the one that is read: so much do disks have under way. */
+#define SAVE_MOST_LAG 3u
+
 /*
  * What was asked for. Nothing of it changes once the save has begun: all threads read it without a
  * lock.
@@ -49,11 +52,20 @@ struct save_stage {
 	size_t oldest; /* chunks before it have been handed back */
 	size_t position;
 	struct save_chunk *reading; /* the one whose bytes were handed out last; NULL for none */
-	size_t lag;                 /* chunks behind that are kept nevertheless */
-	int (*leaving)(void *user, struct base_error *error);
-	void *leaving_user;
+	struct ring_writer *file;   /* that is written from the chunks; NULL: none is */
+	struct save_outlet outlet;  /* what uses the chunks, which are kept for it; or zeros */
+	size_t lag;                 /* so many are kept: that it always has some to go on with */
+	uint64_t ends[SAVE_MOST_LAG + 1]; /* by position: how far the outlet was at a chunk's end */
 
 	_Atomic uint64_t copied_bytes;
+
+	/* What is copied after the call (later.c). */
+	bool later;          /* something is; never changes */
+	uint64_t next_slice; /* under the save's lock, and so is what follows */
+	unsigned copiers;    /* threads that are copying a slice */
+	bool making;         /* one of them is getting a chunk */
+	bool copied;         /* it is over, well or not */
+	bool hurry;          /* somebody waits for it */
 };
 
 /* How far the save is, and how it ended. Under the save's lock. */
@@ -89,6 +101,19 @@ struct ioshape_save {
 
 /* ---- Staging (stage.c) ----------------------------------------------------------------------- */
 
+/* Copying less than this is not worth starting threads for. */
+#define SAVE_PARALLEL_BYTES (32 * MIB)
+
+/* Which records are copied. */
+enum save_which { SAVE_ALL, SAVE_NOW, SAVE_LATER };
+
+/* Copies bytes [at, end) of the payload, as far as they are of such records. */
+int save_stage_fill(struct ioshape_save *save, uint64_t at, uint64_t end, uint8_t *memory,
+		    enum save_which which, struct base_error *error);
+
+/* Copying fails with this, unless it has failed already. */
+void save_stage_give_up(struct ioshape_save *save, const struct base_error *error);
+
 /* Copies the payload into chunks; returns early if that fails, or the writer ends. */
 void save_stage_copy(struct ioshape_save *save);
 
@@ -100,8 +125,24 @@ int save_stage_tell(void *save, struct base_error *error);
 int save_stage_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
 
+/* This file is written from the chunks. */
+void save_stage_lend(void *save, struct ring_writer *file);
+
 /* Copying and writing have ended: what is still held, and the rest of the promise, goes back. */
 void save_stage_release(struct ioshape_save *save);
+
+/* ---- Copying after the call (later.c) -------------------------------------------------------- */
+
+/* Takes a sample of what will be copied later, so that save_later_copy() can tell whether it has
+ * changed. */
+void save_later_look(struct ioshape_save *save);
+
+/* On the save's thread: returns when all is copied. IOSHAPE_E_CHANGED, or what copying failed with.
+ */
+int save_later_copy(struct ioshape_save *save, struct base_error *error);
+
+/* Somebody waits: it is copied without rests, and until then this thread and others help. */
+void save_later_hurry(struct ioshape_save *save, uint64_t until_ns);
 
 /* ---- Progress (progress.c) ------------------------------------------------------------------- */
 

@@ -80,11 +80,14 @@ IOSHAPE_EXPORT int ioshape_save_wait(struct ioshape_save *save, int64_t timeout_
 	bool for_ever = timeout_ms < 0, done;
 	uint64_t begin_ns = base_now_ns();
 	struct base_error error = { 0 };
-	int64_t waited_ms = 0;
+	int64_t waited_ms;
 	int ret = save_enter_handle(save, &error);
 
 	if (ret)
 		return base_leave(ret, "save", NULL, &error);
+	if (timeout_ms)
+		save_later_hurry(save, for_ever ? UINT64_MAX : base_deadline_ns(timeout_ms));
+	waited_ms = (int64_t)((base_now_ns() - begin_ns) / 1000000);
 	pthread_mutex_lock(&save->lock);
 	while (!save->state.done && (for_ever || waited_ms < timeout_ms)) {
 		if (for_ever)

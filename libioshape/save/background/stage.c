@@ -4,9 +4,6 @@
 
 #include <errno.h>
 
-/* Copying less than this is not worth starting threads for. */
-#define PARALLEL_BYTES (32 * MIB)
-
 /* ---- Copying into chunks --------------------------------------------------------------------- */
 
 /* The record that holds byte `position` of the payload: the last that begins at or before it. */
@@ -25,28 +22,56 @@ static size_t record_at(const struct save_plan *plan, uint64_t position)
 	return low;
 }
 
-static int fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memory,
-		      struct base_error *error)
+int save_stage_fill(struct ioshape_save *save, uint64_t at, uint64_t end, uint8_t *memory,
+		    enum save_which which, struct base_error *error)
 {
 	const struct save_plan *plan = &save->request.plan;
-	uint64_t at = position * SAVE_CHUNK_BYTES;
-	uint64_t end = MIN(at + SAVE_CHUNK_BYTES, plan->payload_bytes), bytes;
-	size_t i = record_at(plan, at);
 	int ret = 0;
 
-	for (; !ret && at < end; at += bytes, i++) {
+	for (size_t i = record_at(plan, at); !ret && i < plan->count; i++) {
 		const struct save_record *record = &plan->records[i];
+		const uint64_t from = MAX(record->start, at);
+		const uint64_t to = MIN(record->start + record->bytes, end);
 
-		bytes = MIN(record->start + record->bytes, end) - at;
-		ret = save_plan_copy(plan, i, at - record->start, memory, bytes, error);
-		memory += bytes;
+		if (record->start >= end)
+			break;
+		/* Nothing is left of it, or ever was. */
+		if (to <= from || (which != SAVE_ALL && record->later != (which == SAVE_LATER)))
+			continue;
+		ret = save_plan_copy(plan, i, from - record->start, memory + (from - at), to - from,
+				     error);
 		if (!ret)
-			atomic_fetch_add(&save->stage.copied_bytes, bytes);
+			atomic_fetch_add(&save->stage.copied_bytes, to - from);
 	}
 	return ret;
 }
 
-static void give_up(struct ioshape_save *save, const struct base_error *error)
+static int fill_chunk(struct ioshape_save *save, size_t position, uint8_t *memory,
+		      struct base_error *error)
+{
+	const uint64_t at = position * SAVE_CHUNK_BYTES;
+	const uint64_t end = MIN(at + SAVE_CHUNK_BYTES, save->request.plan.staged_bytes);
+
+	return save_stage_fill(save, at, end, memory, save->stage.later ? SAVE_NOW : SAVE_ALL,
+			       error);
+}
+
+/* All of the chunk will be copied later. */
+static bool is_for_later(const struct ioshape_save *save, size_t position)
+{
+	const struct save_plan *plan = &save->request.plan;
+	const uint64_t at = position * SAVE_CHUNK_BYTES;
+
+	if (!save->stage.later)
+		return false;
+	for (size_t i = record_at(plan, at);
+	     i < plan->count && plan->records[i].start < at + SAVE_CHUNK_BYTES; i++)
+		if (plan->records[i].bytes && !plan->records[i].later)
+			return false;
+	return true;
+}
+
+void save_stage_give_up(struct ioshape_save *save, const struct base_error *error)
 {
 	pthread_mutex_lock(&save->lock);
 	if (!save->stage.failure.code)
@@ -76,7 +101,7 @@ static bool claim_chunk(struct ioshape_save *save, bool speaks, size_t *position
 			continue;
 		pthread_mutex_unlock(&save->lock);
 		if (save_stage_tell(save, &error))
-			give_up(save, &error);
+			save_stage_give_up(save, &error);
 		pthread_mutex_lock(&save->lock);
 	}
 	claimed = is_filling(stage);
@@ -117,9 +142,11 @@ static void copy_chunks(struct ioshape_save *save, bool speaks)
 	int ret = 0;
 
 	while (!ret && claim_chunk(save, speaks, &position)) {
+		if (is_for_later(save, position))
+			continue;
 		ret = save_staging_get(save->stage.staging, &chunk, &error);
 		if (ret) {
-			give_up(save, &error);
+			save_stage_give_up(save, &error);
 			return;
 		}
 		ret = fill_chunk(save, position, chunk->memory, &error);
@@ -128,7 +155,7 @@ static void copy_chunks(struct ioshape_save *save, bool speaks)
 		if (!ret && speaks)
 			ret = save_stage_tell(save, &error);
 		if (ret)
-			give_up(save, &error);
+			save_stage_give_up(save, &error);
 		publish_chunk(save, position, chunk);
 	}
 }
@@ -146,7 +173,7 @@ void save_stage_copy(struct ioshape_save *save)
 	unsigned started = 0;
 
 	/* The caller's functions are called in order, and by the caller's thread alone. */
-	if (save->request.plan.payload_bytes < PARALLEL_BYTES || save->request.plan.fetches)
+	if (save->request.plan.payload_bytes < SAVE_PARALLEL_BYTES || save->request.plan.fetches)
 		wanted = 0;
 	while (started < wanted && !base_start_thread(&helpers[started], copy_in_thread, save))
 		started++;
@@ -198,13 +225,22 @@ static void release_chunk(struct ioshape_save *save, size_t position)
 static int leave_behind(struct ioshape_save *save, size_t position, struct base_error *error)
 {
 	struct save_stage *stage = &save->stage;
+	const struct save_outlet *outlet = &stage->outlet;
 	int ret = 0;
 
-	if (stage->leaving && position > stage->position)
-		ret = stage->leaving(stage->leaving_user, error);
-	stage->position = position;
-	while (!ret && stage->oldest + stage->lag < position)
+	for (; stage->position < position; stage->position++)
+		if (outlet->offset)
+			stage->ends[stage->position % ARRAY_LENGTH(stage->ends)] =
+				outlet->offset(outlet->to);
+	while (stage->oldest + stage->lag < position) {
+		if (outlet->await)
+			ret = outlet->await(outlet->to,
+					    stage->ends[stage->oldest % ARRAY_LENGTH(stage->ends)],
+					    error);
+		if (ret)
+			break;
 		release_chunk(save, stage->oldest++);
+	}
 	return ret;
 }
 
@@ -223,6 +259,8 @@ int save_stage_next(void *user, size_t record, uint64_t offset, const void **dat
 	if (ret)
 		return ret;
 	save->stage.reading = chunk;
+	if (save->stage.file)
+		ring_writer_lend(save->stage.file, chunk->memory, SAVE_CHUNK_BYTES);
 	*data = chunk->memory + at % SAVE_CHUNK_BYTES;
 	*bytes = MIN(*bytes, SAVE_CHUNK_BYTES - at % SAVE_CHUNK_BYTES);
 	return 0;
@@ -242,7 +280,8 @@ void save_stage_release(struct ioshape_save *save)
 	stage->held = 0;
 }
 
-/* ---- For another process that writes --------------------------------------------------------- */
+/* ---- For what uses the chunks longer ----------------------------------------------------------
+ */
 
 bool save_find_staged(const struct ioshape_save *save, const void *data, uint64_t *offset)
 {
@@ -255,14 +294,33 @@ bool save_find_staged(const struct ioshape_save *save, const void *data, uint64_
 	return true;
 }
 
-bool save_watch_chunks(struct ioshape_save *save,
-		       int (*leaving)(void *user, struct base_error *error), void *user)
+void save_keep_chunks(struct ioshape_save *save, const struct save_outlet *outlet)
 {
 	struct save_stage *stage = &save->stage;
 
-	stage->leaving = leaving;
-	stage->leaving_user = user;
-	/* So that the process that writes has always one to go on with. */
-	stage->lag = leaving && stage->admitted > 1;
-	return stage->lag;
+	stage->outlet = outlet ? *outlet : (struct save_outlet){ .to = NULL };
+	/* The rest is for the copying, where chunks go round. */
+	stage->lag = outlet ? MIN(stage->admitted / 2, SAVE_MOST_LAG) : 0;
+}
+
+static uint64_t offset_in_file(void *file)
+{
+	return ring_writer_offset(file);
+}
+
+static int await_file(void *file, uint64_t offset, struct base_error *error)
+{
+	return ring_writer_settle(file, offset, error);
+}
+
+void save_stage_lend(void *user, struct ring_writer *file)
+{
+	struct ioshape_save *save = user;
+	const struct save_outlet outlet = { offset_in_file, await_file, file };
+
+	/* With a single chunk nothing could be copied while it is written. */
+	if (save->stage.admitted < 2)
+		return;
+	save->stage.file = file;
+	save_keep_chunks(save, &outlet);
 }

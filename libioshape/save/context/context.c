@@ -30,23 +30,34 @@ static uint64_t memory_bytes(void)
 	return bytes;
 }
 
-/* A quarter of the memory, shared among the ranks of this host. */
-static uint64_t default_staging_bytes(void)
+static uint32_t local_ranks(void)
 {
 	struct base_job job;
 
 	base_job_find(&job);
-	return MAX(memory_bytes() / 4 / job.local_ranks, LEAST_STAGING_BYTES);
+	return job.local_ranks;
 }
 
-/* Threads that copy or verify memory: as many as the cores this process may run on. */
+/* A quarter of the memory, shared among the ranks of this host. */
+static uint64_t default_staging_bytes(void)
+{
+	return MAX(memory_bytes() / 4 / local_ranks(), LEAST_STAGING_BYTES);
+}
+
+/*
+ * Threads that copy or verify memory: as many as the cores that this process may run on, and no
+ * more than its share of the machine's. A rank that has cores of its own has no more than that.
+ */
 static unsigned copy_threads(void)
 {
+	const long online = sysconf(_SC_NPROCESSORS_ONLN);
+	const unsigned share = online > 0 ? (unsigned)online / local_ranks() : 1;
+	const unsigned most = MIN(MAX(share, 1u), SAVE_MOST_COPY_THREADS);
 	cpu_set_t cores;
 
 	if (sched_getaffinity(0, sizeof(cores), &cores))
-		return SAVE_MOST_COPY_THREADS; /* a machine with more cores than a cpu_set_t has */
-	return MIN((unsigned)CPU_COUNT(&cores), SAVE_MOST_COPY_THREADS);
+		return most; /* a machine with more cores than a cpu_set_t has */
+	return MIN((unsigned)CPU_COUNT(&cores), most);
 }
 
 static void take_defaults(struct ioshape_context_options *options)
@@ -127,6 +138,7 @@ static int open_context(struct ioshape_context **out, const struct ioshape_conte
 		.opened_s = base_wall_seconds(),
 		.log = context->log,
 	};
+	context->has_neighbours = local_ranks() > 1;
 	context->full = options.full;
 	context->unchanged = options.unchanged;
 	base_settings_warn(&context->log);

@@ -42,6 +42,7 @@ struct ioshape_context {
 	uint64_t number; /* unlike the address never used again in this process */
 	struct base_log log;
 	struct ring_config config;
+	bool has_neighbours; /* the job has other ranks on this host */
 	enum ioshape_full full;
 	enum ioshape_unchanged unchanged;
 	struct save_staging pool;

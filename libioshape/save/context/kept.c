@@ -32,8 +32,7 @@ void save_return_lane(struct ioshape_context *context, struct ring_lane *lane)
 
 bool save_should_tidy(struct ioshape_context *context, const char *path)
 {
-	const char *slash = strrchr(path, '/');
-	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup("./");
+	char *directory = base_directory_of(path);
 	bool known = !directory;
 
 	pthread_mutex_lock(&context->lock);

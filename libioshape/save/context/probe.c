@@ -232,22 +232,18 @@ static void try_now(struct probe *probe, const struct ring_config *config)
 static int choose_shape(struct probe *probe, const struct ring_config *config,
 			const struct fs_layout *layout, struct base_error *error)
 {
-	const struct fs_part *part = fs_layout_main(layout, probe->for_bytes);
 	struct ring_forecast forecast;
 	const struct ring_shape *shape = &forecast.shape;
 	FILE *json = probe->json;
 	int ret;
 
-	ret = ring_foresee(config, probe->directory, layout, probe->for_bytes, &forecast, error);
+	ret = ring_foresee(config, probe->directory, probe->storage.family, layout,
+			   probe->for_bytes, &forecast, error);
 	if (ret)
 		return ret;
 	say_text(json, "choice", forecast.why);
 	say_number(json, "block_bytes", shape->block_bytes);
 	say_number(json, "queue_depth", shape->depth);
-	say_number(json, "target_bytes",
-		   shape->burst ? shape->burst * shape->block_bytes :
-		   part         ? ring_flight(1, part->stripe_bytes, 0) :
-				  0);
 	say_bool(json, "trial_to_come", forecast.trial_to_come);
 	say_bool(json, "calibrated", forecast.calibration.measured_at > 0);
 	say_number(json, "calibrated_s", (uint64_t)forecast.calibration.measured_at);
@@ -286,7 +282,7 @@ static int choose_slots(const struct probe *probe, const struct save_slots *slot
 			const struct fs_layout *layout, struct base_error *error)
 {
 	const uint32_t by_targets = fs_capacity(probe->targets_counted, layout, probe->for_bytes);
-	uint32_t writers = slots->config.default_capacity;
+	uint32_t writers = save_slots_usual(slots, probe->storage.family);
 	char text[96], inside[PATH_MAX + 1], pool[FS_POOL_BYTES];
 	char why[256] = "the default where storage targets are not known";
 	int ret = 0;

@@ -46,11 +46,10 @@ int save_checksums_end(struct save_checksums *checksums, struct base_error *erro
 	return checksums->filled ? end_block(checksums, error) : 0;
 }
 
-struct ioshape_checksums save_checksums_of(const struct save_checksums *checksums,
-					   const struct ring_writer *file)
+struct zip_checksums save_checksums_of(const struct save_checksums *checksums,
+				       const struct ring_writer *file)
 {
-	return (struct ioshape_checksums){
-		.size = sizeof(struct ioshape_checksums),
+	return (struct zip_checksums){
 		.file_bytes = ring_writer_offset(file),
 		.block_bytes = BLOCK_BYTES,
 		.blocks = checksums->crcs.bytes / sizeof(uint32_t),
@@ -62,7 +61,7 @@ struct ioshape_checksums save_checksums_of(const struct save_checksums *checksum
 void save_checksums_put_beside(const struct save_checksums *checksums, struct ring_writer *file,
 			       struct ring_notes *notes)
 {
-	const struct ioshape_checksums all = save_checksums_of(checksums, file);
+	const struct zip_checksums all = save_checksums_of(checksums, file);
 	struct base_buffer bytes = { 0 };
 	struct base_error error = { 0 };
 	int ret;

@@ -70,6 +70,7 @@ struct save_slot {
 	struct slots_slot *slot;         /* NULL once it was released, or shared */
 	struct save_shared_slot *shared; /* NULL once it was released, or its own */
 	struct ioshape_slot_info info;   /* as of the release */
+	uint32_t places;                 /* writers that have storage targets of their own */
 	uint64_t passed;                 /* bytes */
 	/* What may stop it while it waits for bandwidth. */
 	const atomic_bool *abort;
@@ -79,12 +80,14 @@ struct save_slot {
 };
 
 /*
- * Waits for a slot of the pool that the path belongs to. Afterwards, well or not, it is released,
- * as often as one likes.
+ * Waits for a slot of the pool that the path belongs to, where that was found. Afterwards, well or
+ * not, it is released, as often as one likes.
  */
 int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
-		   const struct ring_file_options *options, const struct save_watch *watch,
-		   struct base_error *error);
+		   const struct fs_found *found, const struct ring_file_options *options,
+		   const struct save_watch *watch, struct base_error *error);
+/* For ring_file_options.place. */
+uint32_t save_slot_place(const struct save_slot *slot, uint32_t *places);
 /* For ring_file_options.before_block; `user` is the slot. */
 void save_slot_pass(void *user, uint64_t bytes);
 void save_slot_release(struct save_slot *slot);
@@ -100,8 +103,9 @@ struct save_shared_slot;
 /* Takes one, or joins one that is held; NULL if the file needs none. Failures but those of waiting
  * are notes in `seen`. */
 int save_shared_slot_take(struct save_shared_slot **shared, struct ioshape_context *context,
-			  const char *path, const struct ring_file_options *options,
-			  struct save_slot *seen, struct base_error *error);
+			  const char *path, const struct fs_found *found,
+			  const struct ring_file_options *options, struct save_slot *seen,
+			  struct base_error *error);
 /* As save_slot_pass(); `user` is the shared slot, or NULL. */
 void save_shared_slot_pass(void *user, uint64_t bytes);
 /* Fills `seen` for the report. NULL is fine. */
@@ -131,8 +135,8 @@ int save_checksums_put(struct save_checksums *checksums, struct ring_writer *fil
 /* That was all. */
 int save_checksums_end(struct save_checksums *checksums, struct base_error *error);
 /* After the commit. What it points to is theirs. */
-struct ioshape_checksums save_checksums_of(const struct save_checksums *checksums,
-					   const struct ring_writer *file);
+struct zip_checksums save_checksums_of(const struct save_checksums *checksums,
+				       const struct ring_writer *file);
 /* After the commit, if they are to be put there. A failure is a note. */
 void save_checksums_put_beside(const struct save_checksums *checksums, struct ring_writer *file,
 			       struct ring_notes *notes);
@@ -144,11 +148,15 @@ struct save_output {
 	const char *path;      /* absolute */
 	bool in_new_directory; /* no writer has left anything behind there */
 	bool urgent;           /* it has a deadline */
+	struct fs_found found; /* at the path, before the wait for a slot */
 	struct ring_lane *lane;
 	struct ring_writer *file;
 	const struct save_checksums *checksums; /* NULL: none */
 	struct ring_notes notes;
 };
+
+/* The one look at the path before the wait, for the free space and for the slot. */
+void save_output_find(struct save_output *output);
 
 /*
  * Takes a lane and begins the file at output->path; `path` is the same, for messages. Of the
@@ -215,6 +223,9 @@ struct save_source {
 	 */
 	int (*next)(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		    struct base_error *error);
+	/* This file is what they go to: it may be lent them, and they stay for as long as it needs
+	 * them. NULL: they do not stay. */
+	void (*lend)(void *user, struct ring_writer *file);
 	void *user;
 };
 
@@ -226,7 +237,7 @@ struct save_direct {
 int save_direct_next(void *user, size_t record, uint64_t offset, const void **data, size_t *bytes,
 		     struct base_error *error);
 
-/* All records of a plan, and the end of the archive. */
+/* All records of a plan, and the end of the archive. `compare` may be NULL. */
 int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
 		       const struct save_source *source, struct save_compare *compare,
 		       struct base_error *error);

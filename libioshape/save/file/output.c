@@ -9,6 +9,14 @@
 
 /* ---- One file -------------------------------------------------------------------------------- */
 
+void save_output_find(struct save_output *output)
+{
+	if (output->in_new_directory)
+		fs_find_directory(output->path, &output->found);
+	else if (output->context->config.engine != IOSHAPE_ENGINE_NIL)
+		fs_find(output->path, &output->found);
+}
+
 int save_output_open(struct save_output *output, const char *path,
 		     const struct ring_file_options *options, struct base_error *error)
 {
@@ -18,7 +26,9 @@ int save_output_open(struct save_output *output, const char *path,
 	bool asked;
 	int ret;
 
-	output->urgent = options->deadline_ns > 0;
+	/* Of the parts of one file none takes the place of another. */
+	output->urgent = options->deadline_ns > 0 && !options->part_bytes;
+	file_options.unseen = output->in_new_directory;
 	file_options.remove_stale = !output->in_new_directory && !options->deadline_ns &&
 				    save_should_tidy(context, output->path);
 	ret = save_take_lane(context, &output->lane, error);
@@ -30,7 +40,7 @@ int save_output_open(struct save_output *output, const char *path,
 		return ret;
 	layout = ring_writer_layout(output->file, &asked);
 	if (!asked)
-		save_slots_learn(&context->slots, output->path, layout);
+		save_slots_learn(&context->slots, output->found.mount, layout);
 	return 0;
 }
 
@@ -117,8 +127,8 @@ static int open_in_slot(struct save_handle *handle, const struct ring_file_optio
 	struct ring_file_options file_options = *options;
 	int ret;
 
-	ret = save_shared_slot_take(&handle->slot, handle->output.context, handle->path, options,
-				    &handle->slot_seen, error);
+	ret = save_shared_slot_take(&handle->slot, handle->output.context, handle->path,
+				    &handle->output.found, options, &handle->slot_seen, error);
 	if (ret)
 		return ret;
 	file_options.before_block = save_shared_slot_pass;
@@ -137,6 +147,7 @@ int save_handle_open(struct save_handle *handle, struct ioshape_context *context
 {
 	struct save_space space = {
 		.context = context,
+		.found = &handle->output.found,
 		.needed_bytes = options->expected_bytes,
 	};
 	int ret;
@@ -149,6 +160,7 @@ int save_handle_open(struct save_handle *handle, struct ioshape_context *context
 	if (ret)
 		return ret;
 	handle->output.path = space.path = handle->path;
+	save_output_find(&handle->output);
 	ret = save_space_check(&space, &handle->output.notes, error);
 	if (!ret) {
 		ret = open_in_slot(handle, options, error);

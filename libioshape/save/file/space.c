@@ -23,8 +23,8 @@ static bool is_lack_of_space(int code)
 
 static bool fits(const struct save_space *space, struct fs_space *seen)
 {
-	int ret = space->in_directory ? fs_space_of_directory(space->path, seen) :
-					fs_space_of_path(space->path, seen);
+	int ret = space->found ? fs_space_of_found(space->path, space->found, seen) :
+				 fs_space_of_directory(space->path, seen);
 
 	/* Opening says what is wrong with a path that cannot be looked at, or is a pipe. */
 	return ret || space->needed_bytes <= seen->free_bytes;
@@ -51,7 +51,7 @@ static bool fits_after_all(const struct save_space *space, struct fs_space *seen
 {
 	return fits(space, seen) ||
 	       (counts_late(seen) &&
-		ring_can_reserve(space->path, space->in_directory, space->needed_bytes));
+		ring_can_reserve(space->path, !space->found, space->needed_bytes));
 }
 
 static void clear(const struct save_space *space)
@@ -66,8 +66,8 @@ static int fail_too_little(const struct save_space *space, const struct fs_space
 			   struct base_error *error)
 {
 	bool fails = space->context->full == IOSHAPE_FULL_FAIL;
-	bool replaces = seen->replaced_bytes &&
-			seen->free_bytes + seen->replaced_bytes >= space->needed_bytes;
+	const uint64_t replaced_bytes = space->found ? fs_replaced_bytes(space->path) : 0;
+	bool replaces = replaced_bytes && seen->free_bytes + replaced_bytes >= space->needed_bytes;
 	char type[32];
 
 	fs_space_type(seen, type, sizeof(type));
@@ -87,10 +87,7 @@ static int fail_too_little(const struct save_space *space, const struct fs_space
  */
 static void name_full_targets(const struct save_space *space, char *into, size_t into_bytes)
 {
-	const char *slash = strrchr(space->path, '/');
-	char *directory = space->in_directory || !slash ?
-				  strdup(space->path) :
-				  strndup(space->path, (size_t)(slash - space->path) + 1);
+	char *directory = space->found ? base_directory_of(space->path) : strdup(space->path);
 	struct ring_folder folder = RING_NO_FOLDER;
 	const struct fs_part *part;
 	struct fs_storage storage;
@@ -172,7 +169,7 @@ int save_space_explain(const struct save_space *space, int ret, struct base_erro
 	if (!is_lack_of_space(ret))
 		return ret;
 	/* Bytes that have gone to a pipe or a device are not skipped. */
-	if (!space->in_directory && fs_space_of_path(space->path, &seen) == -EINVAL)
+	if (space->found && fs_space_of_path(space->path, &seen) == -EINVAL)
 		return ret;
 	explain(space, error);
 	base_error_space(error, space->needed_bytes, UINT64_MAX);

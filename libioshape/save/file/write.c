@@ -24,26 +24,37 @@ static int write_in_slot(const struct save_file *file, struct save_output *outpu
 	options.before_block_user = slot;
 	options.nearly_written = save_slot_hand_over;
 	options.nearly_written_user = slot;
-	ret = save_slot_take(slot, file->context, file->absolute, &options, watch, error);
+	ret = save_slot_take(slot, file->context, file->absolute, &output->found, &options, watch,
+			     error);
 	if (ret)
 		return ret;
+	options.place = save_slot_place(slot, &options.places);
 	ret = save_output_open(output, file->path, &options, error);
 	if (!ret)
 		ret = file->put(file->user, output->file, error);
-	return file->space ? save_space_explain(file->space, ret, error) : ret;
+	return ret;
 }
 
 static int write_if_it_fits(const struct save_file *file, struct save_output *output,
 			    const struct save_watch *watch, struct ioshape_report *report,
 			    struct base_error *error)
 {
+	const struct save_space space = {
+		.context = file->context,
+		.path = file->absolute,
+		.found = &output->found,
+		.needed_bytes = file->needed_bytes,
+	};
 	struct save_slot slot;
 	int ret = 0;
 
-	if (file->space)
-		ret = save_space_check(file->space, &output->notes, error);
+	save_output_find(output);
+	if (space.needed_bytes)
+		ret = save_space_check(&space, &output->notes, error);
 	if (!ret) {
 		ret = write_in_slot(file, output, &slot, watch, error);
+		if (space.needed_bytes)
+			ret = save_space_explain(&space, ret, error);
 		/*
 		 * The bytes are on stable storage, or the slot was handed over before. What is left
 		 * may have to wait for earlier saves to the same path, which wait for slots.
@@ -127,10 +138,10 @@ int save_write_records(struct zip_writer *zip, const struct save_plan *plan,
 		if (!ret)
 			ret = zip_writer_end(zip, error);
 	}
-	if (ret)
-		return ret;
-	entries = zip_writer_entries(zip, &count);
-	ret = save_compare_records(compare, entries, count, error);
+	if (!ret && compare) {
+		entries = zip_writer_entries(zip, &count);
+		ret = save_compare_records(compare, entries, count, error);
+	}
 	return ret ? ret : zip_writer_finish(zip, &plan->index, error);
 }
 
@@ -148,6 +159,8 @@ static int put_archive(void *user, struct ring_writer *file, struct base_error *
 	struct archive *archive = user;
 	int ret = zip_writer_new(&archive->zip, zip_sink_of_file(file), archive->path, error);
 
+	if (!ret && archive->source->lend)
+		archive->source->lend(archive->source->user, file);
 	return ret ? ret :
 		     save_write_records(archive->zip, archive->plan, archive->source,
 					&archive->compare, error);
@@ -182,6 +195,8 @@ static int put_safetensors(void *user, struct ring_writer *file, struct base_err
 
 	if (!entries)
 		return base_no_memory(error, "checksums", plan->count * sizeof(*entries));
+	if (archive->source->lend)
+		archive->source->lend(archive->source->user, file);
 	for (size_t i = 0; !ret && i < plan->count; i++) {
 		struct segment segment = {
 			.file = file,
@@ -226,17 +241,12 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 		.compare = { .context = context, .path = order->path },
 		.checksums = { .beside = true },
 	};
-	const struct save_space space = {
-		.context = context,
-		.path = order->path,
-		.needed_bytes = plan->expected_bytes,
-	};
 	struct save_file file = {
 		.context = context,
 		.path = path,
 		.absolute = order->path,
 		.options = *options,
-		.space = &space,
+		.needed_bytes = plan->expected_bytes,
 		.checksums = plan->checksums ? &archive.checksums : NULL,
 		.put = plan->safetensors ? put_safetensors : put_archive,
 		.free = free_archive,
@@ -245,6 +255,7 @@ int save_write(struct ioshape_context *context, const char *path, const struct s
 	int ret;
 
 	file.options.expected_bytes = plan->expected_bytes;
+	file.options.exact = true;
 	file.options.progress_total = plan->expected_bytes;
 	ret = save_write_file(&file, watch, order, report, error);
 	base_buffer_free(&archive.checksums.crcs);

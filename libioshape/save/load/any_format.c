@@ -5,7 +5,7 @@
 #define LEAST_ZIP_BYTES 22u
 
 /* Those that lie beside the file; false if there are none, or they tell of an earlier one. */
-static bool find_checksums(const struct ring_input *input, struct ioshape_checksums *checksums)
+static bool find_checksums(const struct ring_input *input, struct zip_checksums *checksums)
 {
 	struct base_buffer bytes = { 0 };
 	bool known;
@@ -51,16 +51,14 @@ int save_open_any_format(struct zip_reader *reader, const char *path,
 			 struct base_error *error)
 {
 	const bool whole = !options->file_offset && !options->file_bytes;
-	struct ioshape_checksums beside = IOSHAPE_CHECKSUMS_INIT;
+	struct zip_checksums beside;
 	int ret;
 
 	ret = zip_reader_open_plain(reader, path, options->file_offset, options->file_bytes, direct,
 				    error);
 	if (ret)
 		return ret;
-	if (options->checksums) {
-		ret = zip_reader_add_checksums(reader, options->checksums, error);
-	} else if (whole && find_checksums(&reader->input, &beside)) {
+	if (whole && find_checksums(&reader->input, &beside)) {
 		ret = zip_reader_add_checksums(reader, &beside, error);
 		zip_checksums_free(&beside);
 	} else {

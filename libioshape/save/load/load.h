@@ -5,6 +5,28 @@
 
 #include "save/save.h"
 
+struct ioshape_reader {
+	struct ioshape_context *context;
+	struct zip_reader zip;
+	struct ioshape_reader_options options;
+	struct base_error error;    /* of the last call that failed */
+	struct ring_stream *stream; /* of calls that read onward; made at the first */
+	struct ring_lane *lane;     /* the stream's, while something is read ahead */
+	unsigned expected;          /* pieces of fresh memory that huge pages were asked for */
+	pid_t owner;
+};
+
+/* First in every call that can fail. Forgets the last failure. */
+int save_reader_enter(struct ioshape_reader *reader);
+/* Last in every call that can fail. */
+int save_reader_leave(struct ioshape_reader *reader, const char *operation, int code);
+
+/* Without the index, which is bookkeeping of the container. */
+uint64_t save_reader_records(const struct ioshape_reader *reader);
+
+int save_reader_read(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
+		     bool verify);
+
 /* A file in whatever format, as reader_options.any_format has it. */
 int save_open_any_format(struct zip_reader *reader, const char *path,
 			 const struct ioshape_reader_options *options, enum ioshape_direct direct,

@@ -9,21 +9,20 @@
 
 /*
  * Pieces of fresh memory from this size on are worth huge pages. Each costs the process one or two
- * of the 65,530 mappings it may have: some thousands are enough.
+ * of the 65,530 mappings it may have: some thousands are enough. What an allocator has put side by
+ * side, with no more than its headers in between, is one piece.
  */
 #define LARGE_PIECE_BYTES (4 * MIB)
 #define MOST_LARGE_PIECES 8192u
+#define HEADER_BYTES 8192u
 
-struct ioshape_reader {
-	struct ioshape_context *context;
-	struct zip_reader zip;
-	struct ioshape_reader_options options;
-	struct base_error error;    /* of the last call that failed */
-	struct ring_stream *stream; /* of calls that read onward; made at the first */
-	struct ring_lane *lane;     /* the stream's, while something is read ahead */
-	unsigned expected;          /* pieces of fresh memory that huge pages were asked for */
-	pid_t owner;
-};
+static bool is_shared(const struct ioshape_context *context,
+		      const struct ioshape_reader_options *options)
+{
+	if (context->config.direct == IOSHAPE_DIRECT_REQUIRE || options->shared == IOSHAPE_OFF)
+		return false;
+	return options->shared == IOSHAPE_ON || context->has_neighbours;
+}
 
 static int open_reader(struct ioshape_context *context, const char *path,
 		       const struct ioshape_reader_options *options, struct ioshape_reader **out,
@@ -49,7 +48,7 @@ static int open_reader(struct ioshape_context *context, const char *path,
 		free(reader);
 		return ret;
 	}
-	reader->options.checksums = NULL; /* borrowed */
+	reader->zip.input.shared = is_shared(context, options);
 	if (!options->file_offset && !options->file_bytes && !reader->zip.plain)
 		save_compare_loaded(context, path, &reader->zip);
 	*out = reader;
@@ -79,8 +78,7 @@ IOSHAPE_EXPORT int ioshape_reader_open(struct ioshape_context *context, const ch
 	return base_leave(ret, "load", path, &error);
 }
 
-/* First in every call that can fail. Forgets the last failure. */
-static int enter(struct ioshape_reader *reader)
+int save_reader_enter(struct ioshape_reader *reader)
 {
 	if (!reader)
 		return -EINVAL;
@@ -88,8 +86,7 @@ static int enter(struct ioshape_reader *reader)
 	return save_enter(reader->context, &reader->error);
 }
 
-/* Last in every call that can fail. */
-static int leave_as(struct ioshape_reader *reader, const char *operation, int code)
+int save_reader_leave(struct ioshape_reader *reader, const char *operation, int code)
 {
 	return reader ? base_leave(code, operation, reader->zip.input.path, &reader->error) :
 			base_missing(operation);
@@ -97,7 +94,7 @@ static int leave_as(struct ioshape_reader *reader, const char *operation, int co
 
 static int leave(struct ioshape_reader *reader, int code)
 {
-	return leave_as(reader, "load", code);
+	return save_reader_leave(reader, "load", code);
 }
 
 static int check_result(struct ioshape_reader *reader, const void *result)
@@ -112,7 +109,7 @@ static int check_result(struct ioshape_reader *reader, const void *result)
 
 /* The index is bookkeeping of the container, not a record of the user's; it is the last if there is
  * one. */
-static uint64_t record_count(const struct ioshape_reader *reader)
+uint64_t save_reader_records(const struct ioshape_reader *reader)
 {
 	if (reader->zip.plain)
 		return 0;
@@ -136,7 +133,7 @@ static int check_number(struct ioshape_reader *reader, const char *kinds, uint64
 
 static int check_record(struct ioshape_reader *reader, uint64_t index)
 {
-	return check_number(reader, "records", record_count(reader), index);
+	return check_number(reader, "records", save_reader_records(reader), index);
 }
 
 /* Puts the number of a name into *index. */
@@ -181,16 +178,17 @@ IOSHAPE_EXPORT int ioshape_reader_get_info(struct ioshape_reader *reader,
 					   struct ioshape_reader_info *info)
 {
 	struct ioshape_reader_info full = { .size = sizeof(full) };
-	int ret = enter(reader);
+	int ret = save_reader_enter(reader);
 
 	if (!ret)
 		ret = check_result(reader, info);
 	if (ret)
 		return leave(reader, ret);
 	full.file_bytes = reader->zip.input.bytes;
-	full.records = record_count(reader);
+	full.records = save_reader_records(reader);
 	full.has_table = has_table(reader);
 	full.tensors = full.has_table ? reader->zip.index.tensor_count : 0;
+	full.block_bytes = reader->zip.has_index ? (uint32_t)reader->zip.index.check_bytes : 0;
 	full.torch_zip = !reader->zip.plain;
 	full.checksums = !reader->zip.no_checksums;
 	return leave(reader, base_give_struct(info, &full, sizeof(full), "ioshape_reader_info",
@@ -202,7 +200,7 @@ IOSHAPE_EXPORT int ioshape_reader_get_record(struct ioshape_reader *reader, uint
 {
 	struct ioshape_record_info full = { .size = sizeof(full) };
 	const struct zip_entry *entry;
-	int ret = enter(reader);
+	int ret = save_reader_enter(reader);
 
 	if (!ret)
 		ret = check_result(reader, info);
@@ -222,11 +220,11 @@ IOSHAPE_EXPORT int ioshape_reader_get_record(struct ioshape_reader *reader, uint
 IOSHAPE_EXPORT int ioshape_reader_find_record(struct ioshape_reader *reader, const char *name,
 					      uint64_t *index)
 {
-	int ret = enter(reader);
+	int ret = save_reader_enter(reader);
 
 	if (!ret)
-		ret = find_name(reader, reader->zip.directory.names, "record", record_count(reader),
-				name, index);
+		ret = find_name(reader, reader->zip.directory.names, "record",
+				save_reader_records(reader), name, index);
 	return leave(reader, ret);
 }
 
@@ -285,14 +283,33 @@ static void expect_fill(struct ioshape_reader *reader, void *into, uint64_t byte
 		reader->expected += base_expect_fill(into, bytes);
 }
 
-static int read_ranges(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
-		       bool verify)
+/* Neighbours together: alone, most of them have no huge page to themselves. */
+static void expect_fill_all(struct ioshape_reader *reader, const struct zip_range *ranges,
+			    size_t count)
+{
+	uintptr_t begin = 0, end = 0, from, to;
+
+	for (size_t i = 0; i < count; i++) {
+		from = (uintptr_t)ranges[i].into;
+		to = from + ranges[i].bytes;
+		if (from > end + HEADER_BYTES || to + HEADER_BYTES < begin) {
+			expect_fill(reader, (void *)begin, end - begin);
+			begin = from;
+			end = to;
+		}
+		begin = MIN(begin, from);
+		end = MAX(end, to);
+	}
+	expect_fill(reader, (void *)begin, end - begin);
+}
+
+int save_reader_read(struct ioshape_reader *reader, const struct zip_range *ranges, size_t count,
+		     bool verify)
 {
 	struct ring_lane *lane;
 	int ret;
 
-	for (size_t i = 0; i < count; i++)
-		expect_fill(reader, ranges[i].into, ranges[i].bytes);
+	expect_fill_all(reader, ranges, count);
 	/* One reader uses one lane: what was read ahead is given up for it. */
 	stop_stream(reader);
 	ret = take_lane(reader, &lane);
@@ -331,7 +348,7 @@ IOSHAPE_EXPORT int ioshape_reader_read(struct ioshape_reader *reader, uint64_t r
 {
 	const struct ioshape_load_request range = { 0, offset, bytes, into };
 	const struct zip_entry *entry = NULL;
-	int ret = enter(reader);
+	int ret = save_reader_enter(reader);
 
 	if (!ret)
 		ret = check_record(reader, record);
@@ -348,7 +365,7 @@ IOSHAPE_EXPORT int ioshape_reader_read_file(struct ioshape_reader *reader, uint6
 					    void *into, size_t bytes)
 {
 	const struct ioshape_load_request range = { 0, offset, bytes, into };
-	int ret = enter(reader);
+	int ret = save_reader_enter(reader);
 
 	if (!ret)
 		ret = check_range(reader, NULL, reader->zip.input.bytes, &range);
@@ -357,125 +374,12 @@ IOSHAPE_EXPORT int ioshape_reader_read_file(struct ioshape_reader *reader, uint6
 	return leave(reader, ret);
 }
 
-/* ---- Verifying ------------------------------------------------------------------------------- */
-
-/* What of a file is read. */
-struct sample {
-	const struct ioshape_reader *reader;
-	double share;
-	uint64_t pieces;
-};
-
-/* Records, or the one that is all of a plain file. */
-static uint64_t entry_count(const struct ioshape_reader *reader)
-{
-	return reader->zip.plain ? 1 : record_count(reader);
-}
-
-/*
- * What has a checksum of its own: a block or a record. If all is read, whole records are fewer. An
- * empty record is a piece, too, since its checksum can be wrong.
- */
-static uint64_t piece_bytes(const struct sample *sample, uint64_t record)
-{
-	const struct zip_reader *zip = &sample->reader->zip;
-
-	return zip->has_index && sample->share < 1 ? zip->index.check_bytes :
-						     zip->directory.entries[record].bytes;
-}
-
-static uint64_t piece_count(const struct sample *sample, uint64_t record)
-{
-	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
-
-	return bytes ? (bytes - 1) / piece_bytes(sample, record) + 1 : 1;
-}
-
-static struct zip_range piece(const struct sample *sample, uint64_t record, uint64_t number)
-{
-	const uint64_t bytes = sample->reader->zip.directory.entries[record].bytes;
-	const uint64_t length = piece_bytes(sample, record), offset = number * length;
-
-	return (struct zip_range){ record, offset, MIN(length, bytes - offset), NULL };
-}
-
-/* Evenly spread, from a random one on: whoever looks often has looked at all. */
-static size_t choose(const struct sample *sample, struct zip_range *ranges, size_t room)
-{
-	const double step = 1 / sample->share, pieces = (double)sample->pieces;
-	double next = (double)(base_random() >> 11) / (double)(1ull << 53) * MIN(step, pieces);
-	uint64_t before = 0;
-	size_t count = 0;
-
-	for (uint64_t record = 0; record < entry_count(sample->reader); record++) {
-		const uint64_t own = piece_count(sample, record);
-
-		for (; count < room && next < (double)(before + own); next += step)
-			ranges[count++] = piece(sample, record, (uint64_t)next - before);
-		before += own;
-	}
-	return count;
-}
-
-static int verify_sample(struct ioshape_reader *reader, double share)
-{
-	struct sample sample = { .reader = reader, .share = share };
-	struct zip_range *ranges;
-	size_t count;
-	int ret;
-
-	for (uint64_t record = 0; record < entry_count(reader); record++)
-		sample.pieces += piece_count(&sample, record);
-	count = (size_t)((double)sample.pieces * share) + 1;
-	ranges = calloc(count, sizeof(*ranges));
-	if (!ranges)
-		return base_no_memory(&reader->error, "verifying", count * sizeof(*ranges));
-	count = share > 0 ? choose(&sample, ranges, count) : 0;
-	ret = count ? read_ranges(reader, ranges, count, true) : 0;
-	if (!ret)
-		ret = zip_reader_check_headers(&reader->zip, &reader->error);
-	free(ranges);
-	return ret;
-}
-
-static int refuse_to_verify(struct ioshape_reader *reader)
-{
-	const char *path = reader->zip.input.path;
-
-	if (reader->zip.plain)
-		return base_refuse(&reader->error, -ENODATA,
-				   "cannot verify \"%s\": no checksums of it are known" BASE_REMEDY
-				   "write it with them (checksums of an atomic file)",
-				   path);
-	return base_refuse(&reader->error, -ENODATA,
-			   "cannot verify \"%s\": it was written without checksums "
-			   "(torch.serialization.set_crc32_options)" BASE_REMEDY
-			   "save it again with them",
-			   path);
-}
-
-IOSHAPE_EXPORT int ioshape_reader_verify(struct ioshape_reader *reader, double share)
-{
-	int ret = enter(reader);
-
-	if (!ret && !(share >= 0 && share <= 1))
-		ret = base_refuse(&reader->error, -EINVAL,
-				  "cannot verify a share of %g of a file" BASE_REMEDY
-				  "give one from 0 to 1",
-				  share);
-	if (!ret && share > 0 && reader->zip.no_checksums)
-		ret = refuse_to_verify(reader);
-	if (!ret)
-		ret = verify_sample(reader, share);
-	return leave_as(reader, "verify", ret);
-}
-
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
 static int enter_table(struct ioshape_reader *reader)
 {
 	const struct base_error *problem;
-	int ret = enter(reader);
+	int ret = save_reader_enter(reader);
 
 	if (ret || has_table(reader))
 		return ret;
@@ -530,25 +434,37 @@ IOSHAPE_EXPORT int ioshape_reader_find_tensor(struct ioshape_reader *reader, con
 	return leave(reader, ret);
 }
 
-static int make_range(struct ioshape_reader *reader, const struct ioshape_load_request *request,
-		      struct zip_range *range)
+static int make_range(struct ioshape_reader *reader, bool of_tensors,
+		      const struct ioshape_load_request *request, struct zip_range *range)
 {
-	const struct zip_tensor_row *row;
-	int ret = check_tensor(reader, request->tensor);
+	const struct zip_entry *entries = reader->zip.directory.entries;
+	const struct zip_tensor_row *row = NULL;
+	uint64_t record = request->tensor;
+	const char *name;
+	int ret;
 
+	/* What is not read as an archive is one record, which has no name. */
+	if (of_tensors)
+		ret = check_tensor(reader, record);
+	else
+		ret = check_number(reader, "records",
+				   reader->zip.plain ? 1 : save_reader_records(reader), record);
 	if (ret)
 		return ret;
-	row = &reader->zip.index.tensors[request->tensor];
-	*range = (struct zip_range){ row->record, request->offset, request->bytes, request->into };
-	return check_range(reader, row->name, reader->zip.directory.entries[row->record].bytes,
-			   request);
+	if (of_tensors) {
+		row = &reader->zip.index.tensors[record];
+		record = row->record;
+	}
+	*range = (struct zip_range){ record, request->offset, request->bytes, request->into };
+	name = row ? row->name : entries[record].name;
+	return check_range(reader, reader->zip.plain ? NULL : name, entries[record].bytes, request);
 }
 
-IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
-				       const struct ioshape_load_request *requests, size_t count)
+static int load(struct ioshape_reader *reader, bool of_tensors,
+		const struct ioshape_load_request *requests, size_t count)
 {
 	struct zip_range *ranges;
-	int ret = enter_table(reader);
+	int ret = of_tensors ? enter_table(reader) : save_reader_enter(reader);
 
 	if (!ret && count && !requests)
 		ret = base_refuse(&reader->error, -EINVAL,
@@ -560,18 +476,32 @@ IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
 		return leave(reader,
 			     base_no_memory(&reader->error, "requests", count * sizeof(*ranges)));
 	for (size_t i = 0; !ret && i < count; i++)
-		ret = make_range(reader, &requests[i], &ranges[i]);
+		ret = make_range(reader, of_tensors, &requests[i], &ranges[i]);
 	if (!ret)
-		ret = read_ranges(reader, ranges, count, reader->options.verify != IOSHAPE_OFF);
+		ret = save_reader_read(reader, ranges, count,
+				       reader->options.verify != IOSHAPE_OFF);
 	free(ranges);
 	return leave(reader, ret);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_load(struct ioshape_reader *reader,
+				       const struct ioshape_load_request *requests, size_t count)
+{
+	return load(reader, true, requests, count);
+}
+
+IOSHAPE_EXPORT int ioshape_reader_load_records(struct ioshape_reader *reader,
+					       const struct ioshape_load_request *requests,
+					       size_t count)
+{
+	return load(reader, false, requests, count);
 }
 
 IOSHAPE_EXPORT int ioshape_reader_get_metadata(struct ioshape_reader *reader,
 					       struct ioshape_metadata *metadata)
 {
 	struct ioshape_metadata full = { .size = sizeof(full) };
-	int ret = enter(reader);
+	int ret = save_reader_enter(reader);
 
 	if (!ret)
 		ret = check_result(reader, metadata);

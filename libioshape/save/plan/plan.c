@@ -170,11 +170,11 @@ static int check_record(const struct ioshape_record *record, const char *path,
 
 	if (ret)
 		return ret;
-	if (record->reserved)
+	if (record->later > 1)
 		return base_refuse(error, -EINVAL,
-				   "record \"%s\" for \"%s\" sets its reserved field" BASE_REMEDY
+				   "record \"%s\" for \"%s\" has %u for later" BASE_REMEDY
 				   "zero the struct before filling it in",
-				   ZIP_SHOWN(record->name), path);
+				   ZIP_SHOWN(record->name), path, record->later);
 	if (record->data && record->fetch)
 		return base_refuse(error, -EINVAL,
 				   "record \"%s\" for \"%s\" has both data and a function to fetch "
@@ -228,7 +228,9 @@ static int plan_records(struct save_plan *plan, const struct save_payload *paylo
 			.data = from->data,
 			.fetch = from->fetch,
 			.fetch_user = from->fetch_user,
+			.later = from->later && from->bytes,
 		};
+		plan->later |= plan->records[i].later;
 		plan->fetches |= from->fetch && from->bytes;
 	}
 	return ret;
@@ -449,49 +451,61 @@ static int plan_tensors(struct save_plan *plan, const struct save_payload *paylo
 	return ret ? ret : add_companions(plan, payload->count, error);
 }
 
-/* Where a record ends that begins at the cursor. */
 static int place_record(const struct save_plan *plan, const struct save_record *record,
-			uint64_t *cursor)
+			struct zip_length *length)
 {
-	struct zip_place place;
-	int ret;
-
 	if (plan->safetensors)
-		return __builtin_add_overflow(*cursor, record->bytes, cursor) ||
-				       *cursor > (uint64_t)INT64_MAX ?
+		return __builtin_add_overflow(length->cursor, record->bytes, &length->cursor) ||
+				       length->cursor > (uint64_t)INT64_MAX ?
 			       IOSHAPE_E_LIMIT :
 			       0;
-	ret = zip_place_record(*cursor, strlen(ZIP_FOLDER) + strlen(record->name), record->bytes,
-			       record->alignment ? record->alignment :
-						   zip_default_alignment(record->bytes),
-			       &place);
-	*cursor = place.end;
-	return ret;
+	return zip_length_add(length, strlen(ZIP_FOLDER) + strlen(record->name), record->bytes,
+			      record->alignment);
 }
 
-/*
- * Where each record will lie: what the file will hold, to the byte but for the index of a zip,
- * whose size is not needed beforehand. Bounds the sum of the records, too.
- */
+/* Large records lie in staging memory as they will in the file, to the page: they are written from
+ * there. */
+#define PAGE_BYTES 4096u
+
+static uint64_t staged_at(const struct save_plan *plan, const struct save_record *record,
+			  const struct zip_length *behind)
+{
+	const uint64_t at = plan->staged_bytes;
+	const uint32_t alignment = record->alignment ? record->alignment :
+						       zip_default_alignment(record->bytes);
+
+	if (record->bytes < ZIP_LARGE_RECORD_BYTES)
+		return at;
+	if (plan->safetensors)
+		return at + (behind->cursor - record->bytes - at) % PAGE_BYTES;
+	return alignment % PAGE_BYTES ? at : base_round_up(at, PAGE_BYTES);
+}
+
+/* Where each record will lie: what the file will hold, to the byte. Bounds the sum of the records,
+ * too. */
 static int place_records(struct save_plan *plan, struct base_error *error)
 {
-	uint64_t cursor = 0;
+	struct zip_length length = { 0 };
 	int ret = 0;
 
 	for (size_t i = 0; !ret && i < plan->count; i++) {
 		struct save_record *record = &plan->records[i];
 
-		ret = place_record(plan, record, &cursor);
-		record->start = plan->payload_bytes;
-		if (!ret && i >= plan->own)
-			plan->payload_bytes += record->bytes;
+		ret = place_record(plan, record, &length);
+		if (ret || i < plan->own)
+			continue;
+		record->start = staged_at(plan, record, &length);
+		plan->staged_bytes = record->start + record->bytes;
+		plan->payload_bytes += record->bytes;
 	}
+	if (!ret && !plan->safetensors)
+		ret = zip_length_add_index(&length, &plan->index);
 	if (ret)
 		return base_fail(error, ret,
 				 "what is to be saved to %s is too large for one file" BASE_REMEDY
 				 "save less in it",
 				 plan->path);
-	plan->expected_bytes = cursor;
+	plan->expected_bytes = plan->safetensors ? length.cursor : zip_length_of(&length);
 	return 0;
 }
 

@@ -9,12 +9,14 @@
 struct save_record {
 	const char *name; /* the plan's own */
 	uint64_t bytes;
-	uint64_t start;   /* in the payload: what is staged, one record behind the other */
+	uint64_t start;   /* in what is staged: one record behind the other */
 	const void *data; /* where it lies as it is saved, unless one of the next two is set */
 	const struct ioshape_tensor *packed; /* must be packed row-major */
 	ioshape_fetch_fn fetch;
 	void *fetch_user;
 	uint32_t alignment; /* 0: by size */
+	bool later;         /* may be copied after the call */
+	uint32_t sample;    /* of what is copied later: a checksum of what it was in the call */
 };
 
 struct save_plan {
@@ -25,8 +27,10 @@ struct save_plan {
 	bool safetensors;        /* that container, without an index; otherwise a torch zip */
 	bool checksums;          /* are to be put beside the file */
 	bool fetches;            /* a function of the caller's fetches some record */
+	bool later;              /* some record may be copied after the call */
 	uint64_t payload_bytes;  /* sum of the records of the payload */
-	uint64_t expected_bytes; /* of the file, the index not counted */
+	uint64_t staged_bytes;   /* the same, with what lies between them when they are staged */
+	uint64_t expected_bytes; /* of the file, to the byte */
 	struct zip_index index;  /* table and metadata */
 	void *memory;            /* names, shapes and strides of the copies */
 	void *metadata_memory;

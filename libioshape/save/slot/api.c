@@ -22,10 +22,14 @@ static int find_pool(struct ioshape_context *context, const struct ioshape_slot_
 	const struct save_expected expected = { .request = &none,
 						.bytes = options->expected_bytes };
 
+	struct fs_found found;
+
 	*capacity = 0;
 	if (options->pool || !options->path)
 		return save_slots_named(&context->slots, options->pool, pool, error);
-	return save_slots_of_path(&context->slots, options->path, &expected, pool, capacity, error);
+	fs_find(options->path, &found);
+	return save_slots_of_path(&context->slots, options->path, &found, &expected, pool, capacity,
+				  error);
 }
 
 static int acquire(struct ioshape_context *context, const struct ioshape_slot_options *options,
@@ -69,12 +73,13 @@ IOSHAPE_EXPORT int ioshape_slot_acquire(struct ioshape_context *context,
 					struct ioshape_slot **out)
 {
 	struct ioshape_slot_options options;
-	struct base_error error = { 0 };
+	struct base_error error;
 	int ret;
 
 	if (!out)
 		return base_missing("acquire");
 	*out = NULL;
+	base_error_begin(&error);
 	ret = save_enter(context, &error);
 	if (!ret)
 		ret = base_take_options(&options, sizeof(options), given, "ioshape_slot_options",
@@ -199,6 +204,34 @@ IOSHAPE_EXPORT int ioshape_pool_get_status(struct ioshape_context *context, cons
 	return base_leave(ret, "status", NULL, &error);
 }
 
+IOSHAPE_EXPORT int ioshape_pool_get_history(struct ioshape_context *context, const char *pool,
+					    uint32_t hours, struct ioshape_pool_history **out)
+{
+	struct slots_history history = { 0 };
+	struct base_error error = { 0 };
+	struct view view;
+	int ret;
+
+	if (!out)
+		return base_missing("history");
+	*out = NULL;
+	ret = open_view(context, pool, &view, &error);
+	if (!ret && (!hours || hours > SLOTS_MOST_HOURS))
+		ret = base_refuse(&error, -EINVAL,
+				  "%u hours were asked for" BASE_REMEDY "ask for 1 to %u", hours,
+				  SLOTS_MOST_HOURS);
+	if (!ret)
+		ret = view.ops->history(view.coordinator, hours, &history, &error);
+	close_view(&view);
+	if (!ret) {
+		*out = slots_history_end(&history);
+		ret = *out ? 0 : base_no_memory(&error, "a pool's history", sizeof(**out));
+	}
+	base_buffer_free(&history.hours);
+	base_buffer_free(&history.acts);
+	return base_leave(ret, "history", NULL, &error);
+}
+
 static int check_settings(const struct ioshape_pool_settings *settings, struct base_error *error)
 {
 	const struct {
@@ -210,7 +243,12 @@ static int check_settings(const struct ioshape_pool_settings *settings, struct b
 		{ "pool_bytes_per_s", settings->pool_bytes_per_s, SLOTS_MOST_BYTES },
 		{ "job_bytes_per_s", settings->job_bytes_per_s, SLOTS_MOST_BYTES },
 		{ "small_bytes", settings->small_bytes, SLOTS_MOST_BYTES },
+		{ "the share", settings->share, SLOTS_MOST_SHARE },
+		{ "the order", settings->order, IOSHAPE_ORDER_FIRST },
 	};
+	const char *const name = settings->job ? settings->job : settings->user;
+	const bool of_pool = settings->capacity || settings->pool_bytes_per_s ||
+			     settings->small_bytes || settings->express || settings->order;
 
 	for (size_t i = 0; i < ARRAY_LENGTH(limits); i++) {
 		if (limits[i].value > limits[i].most)
@@ -219,6 +257,14 @@ static int check_settings(const struct ioshape_pool_settings *settings, struct b
 					   limits[i].name, (unsigned long long)limits[i].value,
 					   (unsigned long long)limits[i].most);
 	}
+	if (name && (!*name || strlen(name) >= SLOTS_TEXT_BYTES))
+		return base_refuse(error, -EINVAL, "\"%.80s\" is no name of a job or user", name);
+	if ((name && of_pool) || (!name && settings->share) || (settings->job && settings->user))
+		return base_refuse(
+			error, -EINVAL,
+			"these settings do not go together" BASE_REMEDY
+			"name one job or one user for share and job_bytes_per_s, none for "
+			"what the whole pool allows");
 	return 0;
 }
 

@@ -13,6 +13,8 @@
  * gaps while it creates, syncs and renames (docs/performance.md).
  */
 #define DEFAULT_CAPACITY 2u
+/* Where nothing is told and requests are counted (ring/depth.c), each has few in flight. */
+#define BLIND_CAPACITY 8u
 
 #define MOST_PASSWORD_BYTES 1024
 
@@ -202,17 +204,17 @@ static int find_or_open(struct save_slots *slots, const char *name, struct slots
 int save_slots_named(struct save_slots *slots, const char *name, struct slots_pool **pool,
 		     struct base_error *error)
 {
-	int ret;
+	/* The context's own was checked when that was opened. */
+	int ret = name ? check_pool_name(name, error) : 0;
 
+	if (ret)
+		return ret;
 	if (!name)
 		name = slots->pool_name;
 	if (!name)
 		return base_refuse(error, -EINVAL,
 				   "no pool was given" BASE_REMEDY
 				   "name one, or set it for the context");
-	ret = check_pool_name(name, error);
-	if (ret)
-		return ret;
 	pthread_mutex_lock(&slots->lock);
 	ret = find_or_open(slots, name, pool, error);
 	pthread_mutex_unlock(&slots->lock);
@@ -222,8 +224,7 @@ int save_slots_named(struct save_slots *slots, const char *name, struct slots_po
 /* Of the directory of a path. What cannot be opened has no storage to tell of. */
 static void look_at_storage(const char *path, uint64_t mount, struct fs_facts *storage)
 {
-	const char *slash = strrchr(path, '/');
-	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	char *directory = base_directory_of(path);
 	struct ring_folder folder = RING_NO_FOLDER;
 	struct fs_memory memory = { 0 };
 	uint64_t its_mount;
@@ -261,21 +262,24 @@ static int find_mount(struct save_slots *slots, const char *path, uint64_t mount
 	*known = (struct save_pool_of_mount){ slots->mounts, mount, pool, { 0 } };
 	/* The layout of the first directory that is written to stands for all of them: what the
 	 * storage is made of is the same. */
-	if (!slots->config.asked_capacity)
-		look_at_storage(path, mount, &known->storage);
+	look_at_storage(path, mount, &known->storage);
 	slots->mounts = known;
 	*out = known;
 	return 0;
 }
 
-int save_slots_of_path(struct save_slots *slots, const char *path,
+uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family)
+{
+	return fs_cuts_requests(family) ? BLIND_CAPACITY : slots->config.default_capacity;
+}
+
+int save_slots_of_path(struct save_slots *slots, const char *path, const struct fs_found *at,
 		       const struct save_expected *expected, struct slots_pool **pool,
 		       uint32_t *capacity, struct base_error *error)
 {
 	struct save_pool_of_mount *found;
 	struct fs_facts storage;
 	struct fs_layout layout;
-	uint64_t mount;
 	int ret;
 
 	*capacity = 0;
@@ -284,12 +288,10 @@ int save_slots_of_path(struct save_slots *slots, const char *path,
 	/* Without a coordinator it makes no difference where they write. */
 	if (slots_coordinator_of(slots->address) == &slots_open)
 		return save_slots_named(slots, "open", pool, error);
-	ret = expected->absent ? fs_mount_of_directory(path, &mount) :
-				 fs_mount_of_path(path, &mount);
-	if (ret)
-		return base_fail(error, ret, "cannot look at the directory of \"%s\"", path);
+	if (at->code)
+		return base_fail(error, at->code, "cannot look at the directory of \"%s\"", path);
 	pthread_mutex_lock(&slots->lock);
-	ret = find_mount(slots, path, mount, &found, error);
+	ret = find_mount(slots, path, at->mount, &found, error);
 	if (!ret) {
 		*pool = found->pool;
 		storage = found->storage;
@@ -297,15 +299,16 @@ int save_slots_of_path(struct save_slots *slots, const char *path,
 	pthread_mutex_unlock(&slots->lock);
 	if (!ret)
 		*capacity = save_stripes_of(&storage, expected, &layout);
+	if (!ret && !*capacity)
+		*capacity = save_slots_usual(slots, storage.family);
 	return ret;
 }
 
-void save_slots_learn(struct save_slots *slots, const char *path, const struct fs_layout *layout)
+void save_slots_learn(struct save_slots *slots, uint64_t mount, const struct fs_layout *layout)
 {
 	struct save_pool_of_mount *known;
-	uint64_t mount;
 
-	if (!layout->count || fs_mount_of_path(path, &mount))
+	if (!layout->count)
 		return;
 	pthread_mutex_lock(&slots->lock);
 	for (known = slots->mounts; known && known->mount != mount; known = known->next)

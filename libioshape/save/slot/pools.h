@@ -17,14 +17,17 @@ void save_slots_destroy(struct save_slots *slots);
  * context. */
 int save_slots_named(struct save_slots *slots, const char *name, struct slots_pool **pool,
 		     struct base_error *error);
-/* `capacity` receives how many files as the expected one may be written there at a time, by rule; 0
- * if there is none for it, or if the user said how many. */
-int save_slots_of_path(struct save_slots *slots, const char *path,
+/* `capacity` receives how many files as the expected one may be written there at a time, by rule,
+ * whatever the user said. */
+int save_slots_of_path(struct save_slots *slots, const char *path, const struct fs_found *found,
 		       const struct save_expected *expected, struct slots_pool **pool,
 		       uint32_t *capacity, struct base_error *error);
 
-/* A file there that asked for nothing has this layout: where directories do not tell. */
-void save_slots_learn(struct save_slots *slots, const char *path, const struct fs_layout *layout);
+/* The same where targets are not known. */
+uint32_t save_slots_usual(const struct save_slots *slots, enum fs_family family);
+
+/* A file on that mount that asked for nothing has this layout: where directories do not tell. */
+void save_slots_learn(struct save_slots *slots, uint64_t mount, const struct fs_layout *layout);
 
 /*
  * The same for one call of an operator's, which may be about any pool: one that no

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
@@ -63,6 +62,8 @@ static int wait_for_slot(const struct base_log *log, struct slots_pool *pool, ui
 		.weight = 1,
 		.bytes = options->expected_bytes,
 		.default_capacity = capacity,
+		.writers = options->files,
+		.holds_up = watch->blocked != NULL,
 		.deadline_ns = options->deadline_ns,
 		.waiting = tell_waiting,
 		.waiting_user = &waiting,
@@ -80,8 +81,8 @@ static int wait_for_slot(const struct base_log *log, struct slots_pool *pool, ui
 }
 
 static bool find_pool(struct save_slot *slot, struct ioshape_context *context, const char *path,
-		      const struct ring_file_options *options, struct slots_pool **pool,
-		      uint32_t *capacity)
+		      const struct fs_found *found, const struct ring_file_options *options,
+		      struct slots_pool **pool, uint32_t *capacity)
 {
 	struct save_expected expected = {
 		.request = &context->slots.layout,
@@ -89,23 +90,17 @@ static bool find_pool(struct save_slot *slot, struct ioshape_context *context, c
 		.files = options->files,
 	};
 	struct base_error why = { 0 };
-	struct stat status;
-	uint64_t mount;
 
 	/* What is dropped, or goes to a pipe or a device, takes no other writer's time. */
 	if (context->config.engine == IOSHAPE_ENGINE_NIL)
 		return false;
-	if (!stat(path, &status)) {
-		if (!S_ISREG(status.st_mode))
-			return false;
-	} else {
-		expected.absent = errno == ENOENT;
-	}
-	if (!save_slots_of_path(&context->slots, path, &expected, pool, capacity, &why))
+	if (!found->code && !found->absent && !found->regular)
+		return false;
+	if (!save_slots_of_path(&context->slots, path, found, &expected, pool, capacity, &why))
 		return true;
 	/* What cannot be looked at cannot be written either: opening it will say why. All else is
 	 * no reason not to save, and is said. */
-	if (!fs_mount_of_path(path, &mount)) {
+	if (!found->code) {
 		snprintf(slot->info.note, sizeof(slot->info.note), "no slot was taken: %.200s",
 			 why.text);
 		base_log(&context->log, IOSHAPE_LOG_WARNING, "saving %s without a slot: %s", path,
@@ -181,15 +176,16 @@ static int take(struct save_shared_slot **out, struct ioshape_context *context,
 }
 
 int save_shared_slot_take(struct save_shared_slot **shared, struct ioshape_context *context,
-			  const char *path, const struct ring_file_options *options,
-			  struct save_slot *seen, struct base_error *error)
+			  const char *path, const struct fs_found *found,
+			  const struct ring_file_options *options, struct save_slot *seen,
+			  struct base_error *error)
 {
 	struct slots_pool *pool;
 	uint32_t capacity;
 	int ret;
 
 	*shared = NULL;
-	if (!find_pool(seen, context, path, options, &pool, &capacity))
+	if (!find_pool(seen, context, path, found, options, &pool, &capacity))
 		return 0;
 	*shared = join(context, pool, NULL);
 	if (*shared)
@@ -248,8 +244,8 @@ void save_shared_slot_release(struct save_shared_slot *shared, struct ioshape_co
 /* ---- One save -------------------------------------------------------------------------------- */
 
 int save_slot_take(struct save_slot *slot, struct ioshape_context *context, const char *path,
-		   const struct ring_file_options *options, const struct save_watch *watch,
-		   struct base_error *error)
+		   const struct fs_found *found, const struct ring_file_options *options,
+		   const struct save_watch *watch, struct base_error *error)
 {
 	struct slots_pool *pool;
 	uint32_t capacity;
@@ -261,14 +257,21 @@ int save_slot_take(struct save_slot *slot, struct ioshape_context *context, cons
 		.progress_user = options->progress_user,
 		.progress_total = options->progress_total,
 	};
-	if (!find_pool(slot, context, path, options, &pool, &capacity))
+	if (!find_pool(slot, context, path, found, options, &pool, &capacity))
 		return 0;
+	slot->places = MIN(capacity, SLOTS_MOST_PLACES);
 	if (watch->blocked)
 		slot->shared = join(context, pool, watch->blocked);
 	if (slot->shared)
 		return 0;
 	return wait_for_slot(&context->log, pool, capacity, path, options, watch, &slot->slot,
 			     error);
+}
+
+uint32_t save_slot_place(const struct save_slot *slot, uint32_t *places)
+{
+	*places = slot->places;
+	return slot->slot ? slots_place(slot->slot) : 0;
 }
 
 /* Asked while it waits for bandwidth. */

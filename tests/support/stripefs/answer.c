@@ -16,7 +16,7 @@
 #define FUSE_HANDLE_KILLPRIV_V2 (1 << 28)
 #endif
 
-/* Lustre's client caches under locks, and there is no other client here. */
+/* Lustre's client caches under locks. Where there is no other client, the kernel may as well. */
 #define CACHED_S 3600.0
 
 enum what { ERROR, ENTRY, ATTRIBUTES, OPEN, CREATE, BYTES, SIZE, STATFS, IOCTL, SYNCED };
@@ -35,15 +35,20 @@ struct answer {
 
 /* What the next answer to an open is to say as well. */
 static uint32_t more_open_flags;
-static bool initialized;
 
-ssize_t answer_send(int device, struct iovec *parts, int count, void *unused)
+double answer_valid_s(void)
 {
-	(void)unused;
-	if (!initialized && count > 1 && parts[1].iov_len >= sizeof(struct fuse_init_out)) {
+	return options.mount_count > 1 ? 0 : CACHED_S;
+}
+
+ssize_t answer_send(int device, struct iovec *parts, int count, void *mount)
+{
+	bool *const initialized = &((struct mount *)mount)->initialized;
+
+	if (!*initialized && count > 1 && parts[1].iov_len >= sizeof(struct fuse_init_out)) {
 		/* Otherwise each write asks for an attribute with capabilities first. */
 		((struct fuse_init_out *)parts[1].iov_base)->flags |= FUSE_HANDLE_KILLPRIV_V2;
-		initialized = true;
+		*initialized = true;
 	}
 	if (more_open_flags && count > 1 && parts[1].iov_len >= sizeof(struct fuse_open_out)) {
 		struct fuse_open_out *last =
@@ -61,8 +66,8 @@ static void fill_entry(struct fuse_entry_param *entry, struct node *node)
 		.ino = ino_of(node),
 		.generation = 1,
 		.attr = node->stat,
-		.attr_timeout = CACHED_S,
-		.entry_timeout = CACHED_S,
+		.attr_timeout = answer_valid_s(),
+		.entry_timeout = answer_valid_s(),
 	};
 }
 
@@ -77,18 +82,25 @@ static void unless_heard(int result, struct node *node)
 
 static void send_open(const struct answer *answer)
 {
+	struct node *node = answer->node;
 	struct fuse_entry_param entry;
+	int result;
 
 	if (answer->file.direct_io && options.direct != DIRECT_SERIAL)
 		more_open_flags = FOPEN_PARALLEL_DIRECT_WRITES;
 	if (answer->what == OPEN) {
-		fuse_reply_open(answer->request, &answer->file);
+		result = fuse_reply_open(answer->request, &answer->file);
 	} else {
-		fill_entry(&entry, answer->node);
-		unless_heard(fuse_reply_create(answer->request, &entry, &answer->file),
-			     answer->node);
+		fill_entry(&entry, node);
+		result = fuse_reply_create(answer->request, &entry, &answer->file);
 	}
 	more_open_flags = 0;
+	if (!result)
+		return;
+	/* Nobody heard of it, and nobody will close it. */
+	node->opens--;
+	node->lookups -= answer->what == CREATE;
+	node_settle(node);
 }
 
 static void send_ioctl(const struct answer *answer)
@@ -100,17 +112,12 @@ static void send_ioctl(const struct answer *answer)
 				 answer->count ? answer->bytes : NULL, answer->count);
 }
 
-static int sync_result(const struct answer *answer)
+/* Of a write that was answered before it failed: told once. */
+static int late_error(const struct answer *answer)
 {
-	int error = 0;
+	const int error = answer->node->late_error;
 
-	if (faults.sync_errors) {
-		faults.sync_errors--;
-		error = faults.sync_error;
-	} else if (answer->node->late_error) {
-		error = answer->node->late_error;
-		answer->node->late_error = 0;
-	}
+	answer->node->late_error = 0;
 	return error;
 }
 
@@ -128,7 +135,7 @@ static void send_answer(void *argument)
 		unless_heard(fuse_reply_entry(answer->request, &entry), answer->node);
 		break;
 	case ATTRIBUTES:
-		fuse_reply_attr(answer->request, &answer->stat, CACHED_S);
+		fuse_reply_attr(answer->request, &answer->stat, answer_valid_s());
 		break;
 	case OPEN:
 	case CREATE:
@@ -147,7 +154,7 @@ static void send_answer(void *argument)
 		send_ioctl(answer);
 		break;
 	case SYNCED:
-		fuse_reply_err(answer->request, sync_result(answer));
+		fuse_reply_err(answer->request, late_error(answer));
 		break;
 	}
 	free(answer);
@@ -192,22 +199,35 @@ void answer_entry(fuse_req_t request, enum kind kind, struct node *node)
 	struct answer *answer = prepare(request, ENTRY, NULL, 0);
 
 	node->lookups++;
+	node->known_to |= asking;
 	answer->node = node;
 	send_when_done(answer, kind);
 }
 
-void answer_attributes(fuse_req_t request, enum kind kind, const struct node *node)
+void answer_known_entry(fuse_req_t request, struct node *node)
+{
+	struct answer *answer = prepare(request, ENTRY, NULL, 0);
+
+	node->lookups++;
+	answer->node = node;
+	send_answer(answer);
+}
+
+void answer_attributes(fuse_req_t request, enum kind kind, struct node *node)
 {
 	struct answer *answer = prepare(request, ATTRIBUTES, NULL, 0);
 
+	node->known_to |= asking;
 	answer->stat = node->stat;
 	send_when_done(answer, kind);
 }
 
-void answer_open(fuse_req_t request, const struct fuse_file_info *file)
+void answer_open(fuse_req_t request, struct node *node, const struct fuse_file_info *file)
 {
 	struct answer *answer = prepare(request, OPEN, NULL, 0);
 
+	node->opens++;
+	answer->node = node;
 	answer->file = *file;
 	send_when_done(answer, OP_OPEN);
 }
@@ -217,6 +237,8 @@ void answer_create(fuse_req_t request, struct node *node, const struct fuse_file
 	struct answer *answer = prepare(request, CREATE, NULL, 0);
 
 	node->lookups++;
+	node->opens++;
+	node->known_to |= asking;
 	answer->node = node;
 	answer->file = *file;
 	send_when_done(answer, OP_CREATE);

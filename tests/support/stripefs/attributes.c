@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Extended attributes: those of users, those that tell of the filesystem, and our own. */
+/* Extended attributes: those of users, and those that tell of the filesystem. */
 #include "stripefs.h"
 
 #include <errno.h>
@@ -8,9 +8,6 @@
 #include <sys/xattr.h>
 
 enum { MOST_BYTES = 1 << 16 };
-
-/* Of the filesystem's root, beside all others: they cost nothing and are not counted. */
-static const char own[] = "user.stripefs.";
 
 static struct attribute **find(struct node *node, const char *name)
 {
@@ -28,19 +25,6 @@ static bool is_plain(const char *name)
 	       strncmp(name, "security.", 9) == 0;
 }
 
-static void own_order(fuse_req_t request, const char *name, const char *value, size_t bytes)
-{
-	char sentence[256];
-	int result = -EINVAL;
-
-	if (strcmp(name, "user.stripefs.control") == 0 && bytes < sizeof(sentence)) {
-		memcpy(sentence, value, bytes);
-		sentence[bytes] = '\0';
-		result = control_do(sentence);
-	}
-	fuse_reply_err(request, -result);
-}
-
 static void do_getxattr(fuse_req_t request, fuse_ino_t ino, const char *name, size_t room)
 {
 	struct node *node = node_of(ino);
@@ -48,10 +32,6 @@ static void do_getxattr(fuse_req_t request, fuse_ino_t ino, const char *name, si
 	static char blob[MOST_BYTES];
 	ssize_t bytes = -EOPNOTSUPP;
 
-	if (strncmp(name, own, sizeof(own) - 1) == 0) {
-		fuse_reply_err(request, ENODATA);
-		return;
-	}
 	bytes = layout_attribute(node, name, blob);
 	if (bytes != -EOPNOTSUPP) {
 		if (bytes < 0)
@@ -104,10 +84,6 @@ static void do_setxattr(fuse_req_t request, fuse_ino_t ino, const char *name, co
 	struct node *node = node_of(ino);
 	int result;
 
-	if (strncmp(name, own, sizeof(own) - 1) == 0) {
-		own_order(request, name, value, bytes);
-		return;
-	}
 	result = -set_layout_attribute(node, name, value, bytes);
 	if (result == EOPNOTSUPP && is_plain(name))
 		result = set(node, name, value, bytes, flags);

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Orders while it is mounted: one sentence each, as the value of user.stripefs.control of the root,
- *or through the socket "control" in the backing folder, which is there also while nothing else
- *answers.
+ * Orders while it is mounted: one sentence each, through the socket "control" in the backing
+ * folder, which is there also while nothing else answers.
  *
  *	reset                  statistics begin anew
- *	statistics             (socket only) answers with them
+ *	statistics             answers with them
  *	target N full|failing|slow FACTOR|well
- *	fsync ERRNO COUNT      the next COUNT fsyncs fail
  *	freeze                 nothing is answered, until
- *	lost ERRNO             everything is answered with it, until
  *	restore                all is well again
  */
 #include "stripefs.h"
@@ -21,7 +18,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-struct faults faults;
+bool frozen;
 
 static int do_target(const char *words)
 {
@@ -50,24 +47,16 @@ static int do_target(const char *words)
 	return 0;
 }
 
-int control_do(const char *sentence)
+static int control_do(const char *sentence)
 {
-	int number;
-	unsigned int count = 1;
-
 	if (strncmp(sentence, "target ", 7) == 0)
 		return do_target(sentence + 7);
 	if (strcmp(sentence, "reset") == 0) {
 		statistics_reset();
-	} else if (sscanf(sentence, "fsync %d %u", &number, &count) == 2 && number > 0) {
-		faults.sync_error = number;
-		faults.sync_errors = count;
 	} else if (strcmp(sentence, "freeze") == 0) {
-		faults.frozen = true;
-	} else if (sscanf(sentence, "lost %d", &number) == 1 && number > 0) {
-		faults.lost = number;
+		frozen = true;
 	} else if (strcmp(sentence, "restore") == 0) {
-		faults = (struct faults){ 0 };
+		frozen = false;
 		for (unsigned int i = 0; i < options.targets; i++) {
 			targets[i].full = targets[i].failing = false;
 			targets[i].slowness = 1;

@@ -40,11 +40,12 @@ static bool refuses_direct(const struct fuse_file_info *file)
 	return file->flags & O_DIRECT && options.direct == DIRECT_NONE;
 }
 
-static void set_open(struct fuse_file_info *file)
+static void set_open(struct node *node, struct fuse_file_info *file)
 {
 	/* Direct requests of one file go side by side only if the kernel keeps no pages of it. */
 	file->direct_io = file->flags & O_DIRECT ? 1 : 0;
-	file->keep_cache = 1;
+	file->keep_cache = node->read_by & asking ? 1 : 0;
+	node->read_by |= asking;
 }
 
 static void do_create(fuse_req_t request, fuse_ino_t parent, const char *name, mode_t mode,
@@ -67,15 +68,17 @@ static void do_create(fuse_req_t request, fuse_ino_t parent, const char *name, m
 	}
 	if (entry) {
 		node = entry->node;
-		if (file->flags & O_TRUNC)
+		if (file->flags & O_TRUNC) {
 			content_truncate(node, 0);
+			node_touch(node, true);
+		}
 	} else {
 		node = node_create(directory, S_IFREG | (mode & 07777), fuse_req_ctx(request));
 		entry_add(directory, name, node);
 		file_lay_out(node, directory,
 			     options.play == PLAY_LUSTRE && file->flags & DELAY_CREATE);
 	}
-	set_open(file);
+	set_open(node, file);
 	answer_create(request, node, file);
 }
 
@@ -95,8 +98,8 @@ static void do_open(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *f
 	if (!node->layout->count && (file->flags & O_ACCMODE) != O_RDONLY &&
 	    !(file->flags & DELAY_CREATE))
 		file_lay_out(node, NULL, false);
-	set_open(file);
-	answer_open(request, file);
+	set_open(node, file);
+	answer_open(request, node, file);
 }
 
 static void do_flush(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *file)
@@ -108,10 +111,14 @@ static void do_flush(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *
 
 static void do_release(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info *file)
 {
+	struct node *node = node_of(ino);
+
 	(void)file;
-	client_flush(node_of(ino));
+	client_flush(node);
 	/* Nobody waits for it, but the server has it to do. */
 	answer_error(request, OP_CLOSE, 0);
+	node->opens--;
+	node_settle(node);
 }
 
 static void do_fsync(fuse_req_t request, fuse_ino_t ino, int data_only, struct fuse_file_info *file)
@@ -124,8 +131,7 @@ static void do_fsync(fuse_req_t request, fuse_ino_t ino, int data_only, struct f
 
 static bool misaligned(const struct fuse_file_info *file, uint64_t offset, uint64_t bytes)
 {
-	return options.direct_alignment > 1 && file->flags & O_DIRECT && !file->writepage &&
-	       (offset % options.direct_alignment || bytes % options.direct_alignment);
+	return file->flags & O_DIRECT && !file->writepage && (offset % PAGE || bytes % PAGE);
 }
 
 static void do_read(fuse_req_t request, fuse_ino_t ino, size_t bytes, off_t offset,

@@ -22,6 +22,9 @@ enum { WRITE_HEAD = sizeof(struct fuse_in_header) + sizeof(struct fuse_write_in)
 
 static volatile sig_atomic_t told_to_end;
 
+uint64_t asking;
+static struct mount mounts[MAX_MOUNTS];
+
 /* Signals come while it waits, never between a look at what they say and the waiting. */
 static sigset_t while_waiting;
 
@@ -41,7 +44,7 @@ static void do_init(void *unused, struct fuse_conn_info *connection)
 	connection->max_background = MAX_BACKGROUND;
 	connection->congestion_threshold = MAX_BACKGROUND;
 	connection->time_gran = 1;
-	/* There is no other client that could have changed something. */
+	/* What another client has changed is told when a file is opened. */
 	connection->want &= ~(unsigned int)(FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_READDIRPLUS |
 					    FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ |
 					    FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE |
@@ -60,34 +63,9 @@ static ssize_t receive(int device, void *buffer, size_t room, void *unused)
 	return read(device, buffer, room);
 }
 
-/* Answers what a lost server would not; false: it is not for us to say. */
-static bool refuse_lost(int device, const char *buffer)
-{
-	const struct fuse_in_header *head = (const void *)buffer;
-	const struct fuse_out_header answer = {
-		.len = sizeof(answer),
-		.error = -faults.lost,
-		.unique = head->unique,
-	};
-
-	switch (head->opcode) {
-	case FUSE_FORGET:
-	case FUSE_BATCH_FORGET:
-	case FUSE_INTERRUPT:
-	case FUSE_RELEASE:
-	case FUSE_RELEASEDIR:
-	case FUSE_DESTROY:
-	case FUSE_INIT:
-		return false;
-	}
-	(void)!write(device, &answer, sizeof(answer));
-	return true;
-}
-
 /* One request; false: there is none. */
-static bool serve_request(struct fuse_session *session)
+static bool serve_request(const struct mount *mount)
 {
-	const int device = fuse_session_fd(session);
 	struct fuse_buf buffer = { 0 };
 	int bytes;
 
@@ -105,56 +83,70 @@ static bool serve_request(struct fuse_session *session)
 	} else {
 		buffer.mem = store_block(staged_block) - WRITE_HEAD;
 	}
-	bytes = fuse_session_receive_buf(session, &buffer);
+	bytes = fuse_session_receive_buf(mount->session, &buffer);
 	if (bytes <= 0)
 		return false;
-	if (!faults.lost || !refuse_lost(device, buffer.mem))
-		fuse_session_process_buf(session, &buffer);
+	asking = mount->bit;
+	fuse_session_process_buf(mount->session, &buffer);
 	return true;
 }
 
-static void wait_until(struct pollfd *files, uint64_t next_ns)
+/* One request of each mount that has one; false: none has. */
+static bool serve_requests(void)
 {
-	const uint64_t now = now_ns();
-	struct timespec pause = { 0 };
+	bool served = false;
 
-	if (next_ns > now) {
-		pause.tv_sec = (time_t)((next_ns - now) / NS_PER_S);
-		pause.tv_nsec = (long)((next_ns - now) % NS_PER_S);
-	}
-	ppoll(files, 3, next_ns == UINT64_MAX ? NULL : &pause, &while_waiting);
+	for (unsigned int i = 0; i < options.mount_count; i++)
+		served |= serve_request(&mounts[i]);
+	return served;
 }
 
-static void serve(struct fuse_session *session, int listener)
+/* The first ones are the mounts. False: one of them, or whoever holds our input, is gone. */
+static bool wait_until(struct pollfd *files, uint64_t next_ns, int listener)
+{
+	const unsigned int count = options.mount_count;
+	const struct timespec pause = next_ns == UINT64_MAX ? (struct timespec){ 0 } :
+							      model_pause(next_ns);
+	bool all = true;
+
+	for (unsigned int i = 0; i < count + 2; i++)
+		files[i].revents = 0;
+	for (unsigned int i = 0; i < count; i++)
+		files[i].events = frozen ? 0 : POLLIN;
+	ppoll(files, count + 2, next_ns == UINT64_MAX ? NULL : &pause, &while_waiting);
+	if (files[count].revents)
+		control_serve(listener);
+	for (unsigned int i = 0; i < count; i++)
+		all = all && !(files[i].revents & POLLERR) &&
+		      !fuse_session_exited(mounts[i].session);
+	return all && !files[count + 1].revents;
+}
+
+static void serve(int listener)
 {
 	/* Whoever holds the other end of a pipe that is our input wants us as long as it lives. */
 	struct stat input;
 	const bool held = !fstat(STDIN_FILENO, &input) && S_ISFIFO(input.st_mode);
-	struct pollfd files[3] = {
-		{ .fd = fuse_session_fd(session), .events = POLLIN },
-		{ .fd = listener, .events = POLLIN },
-		{ .fd = held ? STDIN_FILENO : -1 },
-	};
+	struct pollfd files[MAX_MOUNTS + 2];
+	bool all = true;
 
-	while (!fuse_session_exited(session) && !told_to_end) {
+	for (unsigned int i = 0; i < options.mount_count; i++)
+		files[i].fd = fuse_session_fd(mounts[i].session);
+	files[options.mount_count] = (struct pollfd){ .fd = listener, .events = POLLIN };
+	files[options.mount_count + 1] = (struct pollfd){ .fd = held ? STDIN_FILENO : -1 };
+	while (all && !told_to_end) {
 		uint64_t next_ns;
 
-		files[0].events = faults.frozen ? 0 : POLLIN;
-		if (!faults.frozen && serve_request(session)) {
+		if (!frozen && serve_requests()) {
 			model_run();
 			continue;
 		}
-		next_ns = faults.frozen ? UINT64_MAX : model_run();
-		files[0].revents = files[1].revents = files[2].revents = 0;
-		wait_until(files, next_ns);
-		if (files[1].revents)
-			control_serve(listener);
-		if (files[0].revents & POLLERR || files[2].revents)
-			break;
+		next_ns = frozen ? UINT64_MAX : model_run();
+		all = wait_until(files, next_ns, listener);
 	}
 }
 
-static struct fuse_session *mount_session(void)
+static void mount_session(struct mount *mount, const char *path)
 {
 	static struct fuse_lowlevel_ops operations = { .init = do_init };
 	const struct fuse_custom_io device = { .writev = answer_send, .read = receive };
@@ -170,30 +162,42 @@ static struct fuse_session *mount_session(void)
 	io_operations(&operations);
 	attributes_operations(&operations);
 	play_operations(&operations);
-	session = fuse_session_new(&args, &operations, sizeof(operations), NULL);
+	session = fuse_session_new(&args, &operations, sizeof(operations), mount);
 	fuse_opt_free_args(&args);
-	if (!session || fuse_session_mount(session, options.mountpoint))
+	if (!session || fuse_session_mount(session, path))
 		exit(1);
 	if (fuse_session_custom_io(session, &device, fuse_session_fd(session)))
 		exit(1);
 	fcntl(fuse_session_fd(session), F_SETFL, O_NONBLOCK);
-	return session;
+	mount->session = session;
+	/* The kernel's first request comes before anything can be asked. */
+	while (!fuse_session_exited(session) && !told_to_end && !serve_request(mount))
+		usleep(100);
+}
+
+static void mount_all(void)
+{
+	for (unsigned int i = 0; i < options.mount_count; i++) {
+		char *path = realpath(options.mountpoints[i], NULL);
+
+		if (!path) {
+			fprintf(stderr, "stripefs: %s: %s\n", options.mountpoints[i],
+				strerror(errno));
+			exit(1);
+		}
+		mounts[i].bit = UINT64_C(1) << i;
+		mount_session(&mounts[i], path);
+		free(path);
+	}
 }
 
 int main(int count, char **arguments)
 {
 	const struct sigaction ending = { .sa_handler = end };
-	struct fuse_session *session;
 	sigset_t ends;
-	char *path;
 	int listener, result;
 
 	options_parse(count, arguments);
-	path = realpath(options.mountpoint, NULL);
-	if (!path) {
-		fprintf(stderr, "stripefs: %s: %s\n", options.mountpoint, strerror(errno));
-		return 1;
-	}
 	/* Timers as exact as the machine can; and storage that does not wait for its clients'
 	 * processor. */
 	prctl(PR_SET_TIMERSLACK, 1UL);
@@ -211,22 +215,18 @@ int main(int count, char **arguments)
 		fprintf(stderr, "stripefs: %s: %s\n", options.backing, strerror(-result));
 		return 1;
 	}
-	if (options.log)
-		log_open(options.log);
 	model_open();
 	tree_open();
 	statistics_reset();
 	sysfs_open(options.backing);
 	listener = control_open(options.backing);
-	session = mount_session();
-	/* The kernel's first request comes before anything can be asked. */
-	while (!fuse_session_exited(session) && !told_to_end && !serve_request(session))
-		usleep(100);
+	mount_all();
 	printf("mounted\n");
 	fflush(stdout);
-	serve(session, listener);
-	fuse_session_unmount(session);
-	fuse_session_destroy(session);
-	free(path);
+	serve(listener);
+	for (unsigned int i = 0; i < options.mount_count; i++) {
+		fuse_session_unmount(mounts[i].session);
+		fuse_session_destroy(mounts[i].session);
+	}
 	return 0;
 }

@@ -37,12 +37,26 @@ static uint64_t event_sequence, io_sequence, mds_free_at_ns, link_free_at_ns;
 static uint64_t cached_bytes;
 static struct io *first_waiting, *last_waiting;
 
-uint64_t now_ns(void)
+static uint64_t clock_ns(void)
 {
 	struct timespec now;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+/* CLOCK_MONOTONIC, slowed down. */
+uint64_t now_ns(void)
+{
+	return (uint64_t)((double)clock_ns() / options.slow);
+}
+
+struct timespec model_pause(uint64_t until_ns)
+{
+	const double until = (double)until_ns * options.slow, now = (double)clock_ns();
+	const uint64_t pause = until > now ? (uint64_t)(until - now) + 1 : 0;
+
+	return (struct timespec){ (time_t)(pause / NS_PER_S), (long)(pause % NS_PER_S) };
 }
 
 /* ---- Events -----------------------------------------------------------------------------------
@@ -230,7 +244,6 @@ static void serve(struct target *target, uint64_t at_ns)
 	target->busy_ns += took_ns;
 	target->current = part;
 	target->free_at_ns = from_ns + took_ns;
-	log_part(part, target, from_ns, target->free_at_ns, seek);
 	model_later(target->free_at_ns, finish, target);
 }
 

@@ -17,10 +17,14 @@ static void do_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
 {
 	struct entry *entry = entry_find(node_of(parent), name);
 
-	if (entry)
-		answer_entry(request, OP_LOOKUP, entry->node);
-	else
+	if (!entry) {
 		answer_error(request, OP_LOOKUP, ENOENT);
+	} else if (entry->known_to & asking) {
+		answer_known_entry(request, entry->node);
+	} else {
+		entry->known_to |= asking;
+		answer_entry(request, OP_LOOKUP, entry->node);
+	}
 }
 
 static void forget(fuse_ino_t ino, uint64_t count)
@@ -51,10 +55,12 @@ static void do_getattr(fuse_req_t request, fuse_ino_t ino, struct fuse_file_info
 	struct node *node = node_of(ino);
 
 	(void)file;
-	/* The kernel looks at a directory anew after each change, for the sake of permissions; a
-	 * real client has a lock that says that they are the same. */
+	/* The kernel looks at a directory anew after each change, for the sake of permissions, and
+	 * at what it has changed itself; a real client has a lock that says what is known. */
 	if (S_ISDIR(node->stat.st_mode))
 		fuse_reply_attr(request, &node->stat, 0);
+	else if (node->known_to & asking)
+		fuse_reply_attr(request, &node->stat, answer_valid_s());
 	else
 		answer_attributes(request, OP_GETATTR, node);
 }
@@ -74,7 +80,9 @@ static void do_setattr(fuse_req_t request, fuse_ino_t ino, struct stat *stat, in
 		}
 		content_truncate(node, (uint64_t)stat->st_size);
 		node->stat.st_mtim = now;
+		node->read_by &= asking;
 	}
+	node->known_to &= asking;
 	if (which & FUSE_SET_ATTR_MODE)
 		node->stat.st_mode = (node->stat.st_mode & S_IFMT) | (stat->st_mode & 07777);
 	if (which & FUSE_SET_ATTR_UID)

@@ -11,13 +11,14 @@
 struct options options;
 
 static const char help[] =
-	"Usage: stripefs [OPTION]... --backing FOLDER MOUNTPOINT\n"
+	"Usage: stripefs [OPTION]... --backing FOLDER MOUNTPOINT...\n"
 	"\n"
 	"Mounts a filesystem that plays a parallel one: files are striped over storage targets, "
 	"and every\n"
 	"request takes the time that the model says. Runs until it is unmounted, or told to end "
 	"by\n"
 	"SIGTERM. Nothing survives that. tests/support/stripefs/README.md says what is modelled.\n"
+	"Several mount points are several clients of the same storage.\n"
 	"\n"
 	"Bytes may end in k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024).\n"
 	"\n"
@@ -29,6 +30,7 @@ static const char help[] =
 	"  --backing FOLDER       where contents lie, the socket control and sys/; better in "
 	"memory\n"
 	"  --memory BYTES         how much contents there can be at most (4Gi)\n"
+	"  --slow N               the model's time runs N times slower than the clock (1)\n"
 	"\n"
 	"Targets\n"
 	"  --targets N            how many (8)\n"
@@ -64,7 +66,6 @@ static const char help[] =
 	"                         calls of several threads go on); serial (one write of a file at "
 	"a time);\n"
 	"                         none (EINVAL)\n"
-	"  --direct-alignment N   what offsets and lengths of O_DIRECT are multiples of (4096)\n"
 	"  --fallocate yes|no     (yes)\n"
 	"\n"
 	"What the real one does\n"
@@ -77,7 +78,6 @@ static const char help[] =
 	"                         pool-refused: an unknown pool is EINVAL, not ignored\n"
 	"  --swap-bytes           layouts are told in the other byte order\n"
 	"\n"
-	"  --log FILE             a line for each request that a target serves (CSV)\n"
 	"  --help\n";
 
 __attribute__((format(printf, 1, 2), noreturn)) static void refuse(const char *format, ...)
@@ -257,6 +257,7 @@ static const struct setting {
 	{ "fsname", TEXT, .field = &options.fsname },
 	{ "backing", TEXT, .field = &options.backing },
 	{ "memory", BYTES, .field = &options.memory },
+	{ "slow", NUMBER, .field = &options.slow },
 	{ "targets", COUNT, .field = &options.targets },
 	{ "bandwidth", RATE, .field = &options.bandwidth },
 	{ "seek-ms", NUMBER, .field = &options.seek_ms },
@@ -275,11 +276,9 @@ static const struct setting {
 	{ "cache", CHOICE, .field = &options.cache, .names = "through back client" },
 	{ "window", COUNT, .field = &options.window },
 	{ "direct", CHOICE, .field = &options.direct, .names = "parallel threads serial none" },
-	{ "direct-alignment", COUNT, .field = &options.direct_alignment },
 	{ "fallocate", CHOICE, .field = &options.fallocate, .names = "no yes" },
 	{ "trap", CALL, .call = add_trap },
 	{ "swap-bytes", SWITCH, .field = &options.swap_bytes },
-	{ "log", TEXT, .field = &options.log },
 };
 
 #define SETTINGS (sizeof(settings) / sizeof(settings[0]))
@@ -317,6 +316,8 @@ static void check(void)
 {
 	if (!options.backing)
 		refuse("--backing is missing");
+	if (options.slow <= 0)
+		refuse("--slow: more than 0");
 	if (!options.targets || options.targets > MAX_TARGETS)
 		refuse("--targets: 1 to %d", MAX_TARGETS);
 	if (options.bandwidth < 1)
@@ -354,6 +355,7 @@ void options_parse(int count, char **arguments)
 
 	options = (struct options){
 		.fsname = "stripefs",
+		.slow = 1,
 		.targets = 8,
 		.run_bytes = 16 << 20,
 		.mds_latency_ms = 0.2,
@@ -363,7 +365,6 @@ void options_parse(int count, char **arguments)
 		.capacity = UINT64_C(64) << 30,
 		.memory = UINT64_C(4) << 30,
 		.window = 8,
-		.direct_alignment = PAGE,
 		.fallocate = true,
 	};
 	for (size_t i = 0; i < SETTINGS; i++)
@@ -381,8 +382,12 @@ void options_parse(int count, char **arguments)
 		}
 		set(&settings[index - 1], optarg);
 	}
-	if (optind + 1 != count)
-		refuse("one mount point");
-	options.mountpoint = arguments[optind];
+	if (optind == count || optind + MAX_MOUNTS < count)
+		refuse("1 to %d mount points", MAX_MOUNTS);
+	options.mountpoints = &arguments[optind];
+	options.mount_count = (unsigned int)(count - optind);
+	/* With that cache the kernel believes its own size of a file, whatever it is told. */
+	if (options.mount_count > 1 && options.cache == CACHE_BACK)
+		refuse("--cache back: one mount point");
 	check();
 }

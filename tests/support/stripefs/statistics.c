@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What was counted, as JSON; and the log of what each target did when. */
+/* What was counted, as JSON. */
 #include "stripefs.h"
 
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const char *const names[OP_KINDS] = {
 	[OP_LOOKUP] = "lookup",     [OP_GETATTR] = "getattr",   [OP_SETATTR] = "setattr",
@@ -17,7 +15,6 @@ static const char *const names[OP_KINDS] = {
 };
 
 struct statistics statistics;
-static FILE *log_file;
 
 void statistics_reset(void)
 {
@@ -102,25 +99,4 @@ char *statistics_text(void)
 	if (fclose(text))
 		abort();
 	return bytes;
-}
-
-void log_open(const char *path)
-{
-	log_file = fopen(path, "we");
-	if (!log_file) {
-		fprintf(stderr, "stripefs: cannot write the log %s: %s\n", path, strerror(errno));
-		exit(1);
-	}
-	fprintf(log_file, "begin_s,end_s,target,file,offset,bytes,what,seek,waited_s\n");
-}
-
-void log_part(const struct part *part, const struct target *target, uint64_t from_ns,
-	      uint64_t to_ns, bool seek)
-{
-	if (!log_file)
-		return;
-	fprintf(log_file, "%.6f,%.6f,%td,%ju,%ju,%u,%s,%d,%.6f\n", (double)from_ns / NS_PER_S,
-		(double)to_ns / NS_PER_S, target - targets, (uintmax_t)part->node_number,
-		(uintmax_t)part->io->offset, part->piece.bytes, part->io->write ? "write" : "read",
-		seek, (double)(from_ns - part->io->arrived_ns) / NS_PER_S);
 }

@@ -4,7 +4,8 @@
  *
  * Everything happens on one thread: requests are read from the kernel, change the tree and the
  * contents at once, and are answered when the model says that they would be. So there is nothing to
- * lock, and time is the only thing that is not real. All times are CLOCK_MONOTONIC nanoseconds.
+ * lock, and time is the only thing that is not real. All times are those of the model, in
+ * nanoseconds: now_ns() says how they follow from the clock.
  */
 #ifndef STRIPEFS_H
 #define STRIPEFS_H
@@ -23,12 +24,14 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #define NS_PER_S UINT64_C(1000000000)
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
 	MAX_TARGETS = 256,
+	MAX_MOUNTS = 64, /* each has a bit */
 	MAX_COMPONENTS = 8,
 	MAX_POOLS = 16,
 	POOL_NAME_BYTES = 16, /* as in lov_user_md_v3, the final zero included */
@@ -91,11 +94,14 @@ struct layout {
 };
 
 struct options {
-	const char *mountpoint, *backing, *fsname, *log;
+	char **mountpoints;
+	unsigned int mount_count;
+	const char *backing, *fsname;
 	enum play play;
 	enum cache cache;
 	enum direct direct;
 	unsigned int traps;
+	double slow; /* seconds of the clock in one of the model */
 	unsigned int targets;
 	double bandwidth; /* of each target, bytes/s */
 	double seek_ms;
@@ -108,8 +114,7 @@ struct options {
 	unsigned int stripe_count;
 	uint64_t capacity; /* of each target */
 	uint64_t memory;
-	unsigned int window; /* requests of a file that a client has under way */
-	unsigned int direct_alignment;
+	unsigned int window;    /* requests of a file that a client has under way */
 	unsigned int fallocate; /* whether there is one */
 	bool swap_bytes;
 	unsigned int pool_count;
@@ -177,10 +182,14 @@ struct dirty;
 
 struct node {
 	struct stat stat;
-	uint64_t lookups; /* the kernel's references */
+	uint64_t lookups; /* the kernels' references */
+	unsigned int opens;
 	char *link;
 	struct attribute *attributes;
 	struct layout *layout; /* of a file; of a directory: for new files */
+	/* Which mounts know the attributes as they are now, and have no old pages: a bit for each.
+	 */
+	uint64_t known_to, read_by;
 	/* Contents of a file. */
 	struct block *blocks;
 	size_t block_count;
@@ -206,6 +215,7 @@ struct node {
 struct entry {
 	struct entry *hash_next, *next, *previous;
 	struct node *directory, *node;
+	uint64_t known_to; /* which mounts know it: a bit for each */
 	uint64_t cookie;
 	char name[];
 };
@@ -218,10 +228,11 @@ struct node *node_create(struct node *directory, mode_t mode, const struct fuse_
 /* Frees it if nothing refers to it any more. */
 void node_settle(struct node *node);
 struct entry *entry_find(struct node *directory, const char *name);
-/* NULL: no memory. */
+/* Known to the mount that asks. */
 struct entry *entry_add(struct node *directory, const char *name, struct node *node);
 /* Does not free the node, which has a link less. */
 void entry_remove(struct entry *entry);
+/* Changed by the mount that asks: the others no longer know it; modified: nor what is in it. */
 void node_touch(struct node *node, bool modified);
 uint64_t tree_nodes(void);
 
@@ -282,6 +293,8 @@ struct target {
 extern struct target targets[MAX_TARGETS + 1];
 
 uint64_t now_ns(void);
+/* From now to then, by the clock. */
+struct timespec model_pause(uint64_t until_ns);
 uint64_t target_free(const struct target *target);
 void model_open(void);
 /* Runs what is due, and says when something is next; UINT64_MAX: never. */
@@ -343,8 +356,12 @@ enum kind {
 /* Each counts the operation and answers when the metadata server is done with it. */
 void answer_error(fuse_req_t request, enum kind kind, int error);
 void answer_entry(fuse_req_t request, enum kind kind, struct node *node);
-void answer_attributes(fuse_req_t request, enum kind kind, const struct node *node);
-void answer_open(fuse_req_t request, const struct fuse_file_info *file);
+/* At once, as a client that knows the name already does not ask for it. */
+void answer_known_entry(fuse_req_t request, struct node *node);
+void answer_attributes(fuse_req_t request, enum kind kind, struct node *node);
+/* How long the kernel keeps what it is told. */
+double answer_valid_s(void);
+void answer_open(fuse_req_t request, struct node *node, const struct fuse_file_info *file);
 void answer_create(fuse_req_t request, struct node *node, const struct fuse_file_info *file);
 /* Copies the bytes. */
 void answer_bytes(fuse_req_t request, enum kind kind, const void *bytes, size_t count);
@@ -356,7 +373,7 @@ void answer_value(fuse_req_t request, const void *value, size_t bytes, size_t ro
 /* Fails unless error is 0, after all data requests of the file so far. */
 void answer_synced(fuse_req_t request, struct node *node);
 /* What the kernel is told besides what libfuse has an option for. */
-ssize_t answer_send(int device, struct iovec *parts, int count, void *unused);
+ssize_t answer_send(int device, struct iovec *parts, int count, void *mount);
 
 /* ---- Operations -------------------------------------------------------------------------------
  */
@@ -366,6 +383,16 @@ void names_operations(struct fuse_lowlevel_ops *operations);
 void io_operations(struct fuse_lowlevel_ops *operations);
 void attributes_operations(struct fuse_lowlevel_ops *operations);
 void play_operations(struct fuse_lowlevel_ops *operations);
+
+/* One client of the storage: its kernel keeps names, attributes and pages of its own. */
+struct mount {
+	struct fuse_session *session;
+	uint64_t bit;
+	bool initialized;
+};
+
+/* The bit of the mount whose request is being served. */
+extern uint64_t asking;
 
 /* The block that the request now being served was read into, directly behind its head. */
 extern uint32_t staged_block;
@@ -383,30 +410,18 @@ struct statistics {
 	uint64_t write_requests, read_requests;
 	uint64_t bytes_written, bytes_read;
 	uint64_t crossing, off_stripe, misaligned;
-	uint64_t nodes_most;
 };
 
 extern struct statistics statistics;
 
-struct faults {
-	bool frozen; /* nothing is answered */
-	int lost;    /* the errno that everything is answered with; 0: none */
-	int sync_error;
-	unsigned int sync_errors; /* how many more fsyncs fail */
-};
-
-extern struct faults faults;
+/* Nothing is answered. */
+extern bool frozen;
 
 void statistics_reset(void);
 /* Counts a write request, before the file changes. */
 void statistics_write(struct node *node, uint64_t offset, uint32_t bytes);
 /* JSON, to be freed. */
 char *statistics_text(void);
-void log_open(const char *path);
-void log_part(const struct part *part, const struct target *target, uint64_t from_ns,
-	      uint64_t to_ns, bool seek);
-/* A sentence of control.c's language; 0 or a negative errno. */
-int control_do(const char *sentence);
 int control_open(const char *folder);
 void control_serve(int listener);
 

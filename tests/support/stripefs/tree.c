@@ -48,8 +48,11 @@ void node_touch(struct node *node, bool modified)
 
 	clock_gettime(CLOCK_REALTIME, &now);
 	node->stat.st_ctim = now;
-	if (modified)
+	node->known_to &= asking;
+	if (modified) {
 		node->stat.st_mtim = now;
+		node->read_by &= asking;
+	}
 }
 
 struct node *node_create(struct node *directory, mode_t mode, const struct fuse_ctx *context)
@@ -92,11 +95,14 @@ void node_settle(struct node *node)
 {
 	const nlink_t unlinked = S_ISDIR(node->stat.st_mode) ? 1 : 0;
 
-	if (node->lookups || node->stat.st_nlink > unlinked || node->oldest || node->leaving ||
+	if (node->opens || node->stat.st_nlink > unlinked || node->oldest || node->leaving ||
 	    node->waiters)
 		return;
+	/* A client that has not heard of the end of a file may refer to it for long. */
 	if (S_ISREG(node->stat.st_mode))
 		content_truncate(node, 0);
+	if (node->lookups)
+		return;
 	while (node->attributes) {
 		struct attribute *attribute = node->attributes;
 
@@ -138,6 +144,7 @@ struct entry *entry_add(struct node *directory, const char *name, struct node *n
 	memcpy(entry->name, name, strlen(name) + 1);
 	entry->directory = directory;
 	entry->node = node;
+	entry->known_to = asking;
 	entry->cookie = directory->next_cookie++;
 	entry->hash_next = *bucket;
 	*bucket = entry;

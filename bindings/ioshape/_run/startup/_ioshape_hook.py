@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False  # the one in typing takes milliseconds to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -65,12 +65,19 @@ class _Finder:
 
 
 def install() -> None:
-    """Patches now what is there, and the rest when it comes."""
+    """Patches what this process imports."""
+    follow(_SEQUELS)
+
+
+def follow(sequels: "Mapping[str, Callable[[str], None]]") -> None:
+    """Calls these now for modules that are there, and for the rest when they have been imported."""
     later = {}
-    for name, sequel in _SEQUELS.items():
+    # Two finders would ask each other for one name without end.
+    followed = [finder._sequels for finder in sys.meta_path if isinstance(finder, _Finder)]
+    for name, sequel in sequels.items():
         if name in sys.modules:
             _try(name, sequel)
-        else:
+        elif not any(name in one for one in followed):
             later[name] = sequel
     if later:
         sys.meta_path.insert(0, _Finder(later))
@@ -106,13 +113,43 @@ def _patch_lightning(name: str) -> None:
     patching.patch(sys.modules[name].TorchCheckpointIO, loads=_loads())
 
 
+def _patch_deepspeed(_name: str) -> None:
+    import ioshape.deepspeed  # noqa: F401, PLC0415
+    from ioshape._deepspeed import patching  # noqa: PLC0415
+
+    patching.prefer()
+
+
+def _patch_sb3(name: str) -> None:
+    from ioshape._run import sb3  # noqa: PLC0415
+
+    sb3.patch(sys.modules[name])
+
+
+def _patch_directories(name: str) -> None:
+    from ioshape._huggingface import patching  # noqa: PLC0415
+
+    patching.patch(name)
+
+
+#: Modules that write sets of files, and checkpoints with all that belongs to them.
+DIRECTORIES = {
+    "accelerate.accelerator": _patch_directories,
+    "huggingface_hub.serialization._torch": _patch_directories,
+    "transformers.modeling_utils": _patch_directories,
+    "transformers.trainer": _patch_directories,
+}
+
 _SEQUELS = {
     "torch": _patch,
     "safetensors": _patch_safetensors,
     "torch.distributed.checkpoint": _patch_dcp,
+    "deepspeed.runtime.engine": _patch_deepspeed,
+    "stable_baselines3.common.save_util": _patch_sb3,
     # The whole of Lightning, and its older part by itself.
     "lightning.fabric.plugins.io.torch_io": _patch_lightning,
     "lightning_fabric.plugins.io.torch_io": _patch_lightning,
+    **DIRECTORIES,
 }
 
 

@@ -7,20 +7,20 @@ Taking turns makes a disk that is slow for a while slow for all.
 from __future__ import annotations
 
 import shutil
-import time
 import uuid
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from ioshape.cli.bench import neighbours, ranks
-from ioshape.cli.bench.crowd import Crowd, Member, now_ns
+from ioshape.cli.bench.crowd import Crowd, Member, by_the_clock, now_ns, slow_down
 from ioshape.cli.bench.neighbours import READ, WRITE, Operation
 from ioshape.cli.bench.ranks import Order, Saved
 from ioshape.cli.trace.reports import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
     from pathlib import Path
 
 #: until all ranks have heard when to begin
@@ -41,8 +41,10 @@ class Plan:
     #: the first is what the others are compared with
     ways: tuple[str, ...]
     rounds: int = 3
-    #: the ranks of a group act as if they were on so many
+    #: ranks act as if they were on so many
     nodes: int = 1
+    #: seconds of the clock in one that is measured, where a simulated storage has slow time
+    slow: float = 1.0
 
 
 # ---- Figures ------------------------------------------------------------------------------------
@@ -169,23 +171,27 @@ class Storm:
     """Processes that stand ready, what is done with them, and what was measured.
 
     Whoever enters it has started no thread; from then on threads do no harm. The folder is the
-    caller's to remove.
+    caller's to remove. Each rank's process first calls `enter` with the number of its node;
+    neighbours are on one more.
 
     Raises:
         MemberError: a rank or a neighbour failed; none is left.
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, tell: Callable[[str], None] = lambda _text: None
+        self,
+        plan: Plan,
+        folder: Path,
+        tell: Callable[[str], None] = lambda _text: None,
+        enter: Callable[[int], None] = lambda _node: None,
     ) -> None:
         self.plan = plan
         self.tell = tell
         self.summaries = {way: Summary() for way in plan.ways}
         #: of neighbours while nobody saved
         self.alone: list[Operation] = []
-        #: seconds since 1970 less seconds of now_ns()
-        self.epoch_s = time.time() - now_ns() / 1e9
         self._folder = folder
+        self._enter = enter
         self._crowd = Crowd()
         self._ranks: list[Member] = []
         self._neighbours: list[Member] = []
@@ -206,9 +212,13 @@ class Storm:
     def _start(self) -> None:
         plan = self.plan
         token = f"storm-{uuid.uuid4().hex[:16]}"
+        slow_down(plan.slow)
         for number in range(plan.ranks):
-            place = ranks.Place(number, plan.ranks, plan.nodes, token, plan.n_bytes)
-            self._ranks.append(self._crowd.start(f"rank {number}", ranks.rank(place)))
+            node = number * plan.nodes // plan.ranks
+            place = ranks.Place(
+                number, plan.ranks, node, plan.nodes, token, plan.n_bytes, self._folder
+            )
+            self._ranks.append(self._start_at(node, f"rank {number}", ranks.rank(place)))
         small = self._folder / "neighbours"
         small.mkdir()
         neighbours.prepare(small)
@@ -218,10 +228,17 @@ class Storm:
         ):
             for number in range(count):
                 name = f"neighbour {len(self._neighbours)}"
-                self._neighbours.append(self._crowd.start(name, kind(small, number)))
+                self._neighbours.append(self._start_at(plan.nodes, name, kind(small, number)))
         for way in plan.ways:
             (self._folder / way).mkdir()
         self._crowd.hear([*self._ranks, *self._neighbours], _READY_TIMEOUT_S)
+
+    def _start_at(self, node: int, name: str, work: Callable[[Connection], None]) -> Member:
+        def work_there(connection: Connection) -> None:
+            self._enter(node)
+            work(connection)
+
+        return self._crowd.start(name, work_there)
 
     def measure(self) -> None:
         """Fills the summaries."""
@@ -229,7 +246,7 @@ class Storm:
         self.tell("neighbours alone")
         self._settle()
         self._begin_neighbours()
-        self._crowd.rest(_ALONE_S)
+        self._crowd.rest(by_the_clock(_ALONE_S))
         self.alone = self._end_neighbours()
         for way in plan.ways:
             self.tell(f"warming up: {way}")
@@ -254,9 +271,8 @@ class Storm:
     def save_once(self, way: str) -> Round:
         """All ranks save. The files are the caller's to remove()."""
         self._step += 1
-        folder = self._folder / way
         at_ns = now_ns() + _AHEAD_NS + self.plan.ranks * 1_000_000
-        order = Order(way, str(folder), self._step, at_ns)
+        order = Order(way, self._step, at_ns)
         return Round(way, at_ns, self._crowd.ask(self._ranks, _SAVE_TIMEOUT_S, order))
 
     def remove(self, way: str) -> None:

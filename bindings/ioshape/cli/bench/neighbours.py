@@ -13,7 +13,7 @@ import os
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from ioshape.cli.bench.crowd import now_ns
+from ioshape.cli.bench.crowd import by_the_clock, now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +132,7 @@ def _live(
             operate()
             operations.append(Operation(kind, begin, now_ns() - begin))
             # The rests differ, so that neighbours never run in step.
-            if connection.poll(_REST_S * chance.uniform(0.5, 1.5)):
+            if connection.poll(by_the_clock(_REST_S * chance.uniform(0.5, 1.5))):
                 break
         connection.recv()
         connection.send(operations)

@@ -15,7 +15,7 @@ import torch
 import ioshape
 from ioshape import _torch as original
 from ioshape.cli.bench import ceiling
-from ioshape.cli.bench.crowd import now_ns
+from ioshape.cli.bench.crowd import by_the_clock, now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +33,9 @@ _FALSIFYING = ("IOSHAPE_TEST_NODE", "IOSHAPE_TRACE", "IOSHAPE_FULL")
 
 
 class Order(NamedTuple):
-    """What all ranks are told: save so, then, there."""
+    """What all ranks are told: save so, then."""
 
     way: str
-    folder: str
     step: int
     at_ns: int
 
@@ -64,10 +63,13 @@ class Place:
 
     rank: int
     ranks: int
+    node: int
     nodes: int
     #: names the job, and no other
     token: str
     n_bytes: int
+    #: has a folder for each way
+    folder: Path
 
 
 State = dict[str, torch.Tensor]
@@ -115,7 +117,7 @@ def rank(place: Place) -> Callable[[Connection], None]:
         connection.send("ready")
         while True:
             order: Order = connection.recv()
-            time.sleep(max(0, order.at_ns - now_ns()) / 1e9)
+            time.sleep(by_the_clock(max(0, order.at_ns - now_ns()) / 1e9))
             cpu_s = time.process_time()
             saved = _WAYS[order.way](state, place, order)
             saved.cpu_s = time.process_time() - cpu_s
@@ -141,14 +143,14 @@ def _become(place: Place) -> None:
         IOSHAPE_UNCHANGED="ignore",  # all save the same state again and again
     )
     if place.nodes > 1:
-        os.environ["IOSHAPE_TEST_NODE"] = f"node-{place.rank // ranks_of_a_node}"
+        os.environ["IOSHAPE_TEST_NODE"] = f"node-{place.node}"
     # A host usually has memory for its ranks; on this one there may be more than are usual.
     if not os.environ.get("IOSHAPE_STAGING_BYTES"):
         ioshape.configure(staging_bytes=2 * place.n_bytes + _DEFAULT_STAGING_BYTES)
 
 
 def _file(place: Place, order: Order) -> Path:
-    return Path(order.folder) / f"step-{order.step}-rank-{place.rank:05d}.pt"
+    return place.folder / order.way / f"step-{order.step}-rank-{place.rank:05d}.pt"
 
 
 def _by_torch(sync: bool) -> Callable[[State, Place, Order], Saved]:
@@ -182,9 +184,9 @@ def _by_save_async(state: State, place: Place, order: Order) -> Saved:
 
 
 def _by_group(mode: str) -> Callable[[State, Place, Order], Saved]:
-    def save(state: State, _place: Place, order: Order) -> Saved:
+    def save(state: State, place: Place, order: Order) -> Saved:
         begin = now_ns()
-        report = ioshape.save_group(state, order.folder, order.step, mode=mode)
+        report = ioshape.save_group(state, place.folder / order.way, order.step, mode=mode)
         end = now_ns()
         return Saved(begin, end, end, _told(report))
 
@@ -194,7 +196,12 @@ def _by_group(mode: str) -> Callable[[State, Place, Order], Saved]:
 def _told(report: Report) -> dict[str, Any]:
     if report.skipped:
         raise RuntimeError(f"the save to {report.path} was skipped")
-    return asdict(report)
+    told = asdict(report)
+    # As now_ns() would have measured them.
+    return {
+        name: value / by_the_clock(1) if name.endswith("_s") else value
+        for name, value in told.items()
+    }
 
 
 #: Chosen in the round that does not count.

@@ -51,26 +51,32 @@ def check_directory(directory: str) -> None:
 
 def open_step(directory: str, step: int | None) -> Generation:
     """The generation of a step, or the newest one."""
-    from ioshape._group.generations import Handle  # noqa: PLC0415
+    from ioshape._group.generations import Handle, generations  # noqa: PLC0415
 
     check_directory(directory)
+    for one in generations(directory) if step is not None else ():
+        if (one.mode, one.step) == ("dcp", step):
+            return one
     with Handle(directory, step, "load") as handle:
         return handle.describe()
 
 
 def damaged(directory: str, complete: set[int]) -> Iterator[tuple[str, str]]:
     """Those that are called generations and do not hold: path, and why."""
+    from ioshape._dcp import series  # noqa: PLC0415
     from ioshape._group.generations import Handle  # noqa: PLC0415
 
+    of_dcp = {path: str(error) for path, error in series.members(directory)[1]}
+    yield from of_dcp.items()
     for name in sorted(os.listdir(directory)):  # noqa: PTH208
         match = STEP.fullmatch(name)
-        if not match or int(match[1]) in complete:
+        path = os.path.join(directory, name)  # noqa: PTH118 - as the user wrote it
+        if not match or int(match[1]) in complete or path in of_dcp:
             continue
         try:
             with Handle(directory, int(match[1]), "load"):
                 pass  # it was completed just now
         except OSError as error:
-            path = os.path.join(directory, name)  # noqa: PTH118 - as the user wrote it
             none = isinstance(error, FileNotFoundError)
             yield path, f"{path} has no manifest, so it is no generation" if none else str(error)
 

@@ -61,7 +61,8 @@ def _show(complete: list[Generation], others: list[Unfinished]) -> None:
 @directory_argument
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(directory: str, as_json: bool) -> int:
-    """Lists the generations in a directory that save_group() was given, oldest first.
+    """Lists the generations in a directory that save_group() was given, and the checkpoints of
+    torch.distributed.checkpoint whose names end in a number, oldest first.
 
     That is the order in which they were saved, whatever their steps: the last complete one is the
     newest, from which load_group() goes on.

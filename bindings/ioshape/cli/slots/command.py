@@ -18,7 +18,9 @@ from ioshape.cli.output import (
     say,
     say_json,
 )
+from ioshape.cli.slots.history import history
 from ioshape.cli.slots.pools import (
+    USUAL_SHARE,
     act_line,
     as_json,
     bytes_option,
@@ -26,6 +28,8 @@ from ioshape.cli.slots.pools import (
     coordinator_option,
     existing,
     headline,
+    learned_line,
+    limit_line,
     limits,
     not_shown,
     operator_of,
@@ -44,9 +48,26 @@ _MOST = 65536
 _pool_argument = click.argument("pool", callback=pool_argument, shell_complete=completed_pool)
 
 
-def _show(status: PoolStatus) -> None:
+def _show_settings(status: PoolStatus) -> None:
     say(headline(status))
     say(limits(status))
+    for limit in status.limits:
+        say(limit_line(limit))
+
+
+def _check_limit(job: str, user: str, has_share: bool, has_others: bool) -> None:
+    if job and user:
+        raise click.UsageError("give --job or --user, not both")
+    if has_share and not (job or user):
+        raise click.UsageError("--share is for one job or user; name it with --job or --user")
+    if has_others and (job or user):
+        raise click.UsageError("one job or user has --share and --rate only")
+
+
+def _show(status: PoolStatus) -> None:
+    _show_settings(status)
+    if learned := learned_line(status):
+        say(learned)
     if status.acts:
         say(act_line(status.acts[-1]))
     if status.holders or status.waiters:
@@ -131,6 +152,19 @@ def status(pool: str | None, path: str | None, in_json: bool, coordinator: str |
     help="Saves up to here may pass the queue.",
 )
 @click.option("--express", type=click.IntRange(1, _MOST), metavar="N", help="So many at a time.")
+@click.option(
+    "--order",
+    type=click.Choice(["waste", "fair", "first"]),
+    help="Who is next: whose waiting costs most (the default), jobs in turn, or who came first.",
+)
+@click.option("--job", default="", metavar="NAME", help="Only for this job.")
+@click.option("--user", default="", metavar="NAME", help="Only for the jobs of this user.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0.01, 100),
+    metavar="FACTOR",
+    help="Of that one: 0.5 is a minute later; with the order fair, half of what others get.",
+)
 @click.option("--new", is_flag=True, help="Also a pool that nobody has used or set so far.")
 @coordinator_option
 def set_(
@@ -140,6 +174,10 @@ def set_(
     job_bytes_per_s: int,
     small_bytes: int,
     express: int | None,
+    order: str | None,
+    job: str,
+    user: str,
+    share: float | None,
     new: bool,
     coordinator: str | None,
 ) -> None:
@@ -148,15 +186,24 @@ def set_(
     \b
     ioshape slots set lustre:scratch --capacity 8
     ioshape slots set lustre:scratch --rate 20G --job-rate 5G
+    ioshape slots set lustre:scratch --job 4711 --share 0.5 --rate 1G
 
     It wins over what jobs ask for, and stays until "ioshape slots clear". Who holds
     a slot keeps it. A pool that nobody has used or set so far is refused, since it
     may be mistyped; --new sets it. Sizes are bytes, such as 500M.
 
+    With --job or --user it limits that one, whatever it asks for itself: its share,
+    and its rate, which all jobs of a user have together. It takes effect with the
+    next request, and within ten seconds for bandwidth. Needs a Redis.
+
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
     """
-    if not any((capacity, pool_bytes_per_s, job_bytes_per_s, small_bytes, express)):
+    of_pool = (capacity, job_bytes_per_s, small_bytes, express, order)
+    if not any((*of_pool, pool_bytes_per_s, share)):
         raise click.UsageError("nothing to set; name at least one option")
+    _check_limit(job, user, share is not None, any(of_pool))
+    if job or user:
+        pool_bytes_per_s, job_bytes_per_s = 0, pool_bytes_per_s
     with sentences():
         operator = operator_of(coordinator)
         if not new:
@@ -168,30 +215,37 @@ def set_(
             job_bytes_per_s=job_bytes_per_s,
             small_bytes=small_bytes,
             express=express or 0,
+            order=order or "",
+            job=job,
+            user=user,
+            share=round((share or 0) * USUAL_SHARE),
         )
         now = operator.status(pool)
-    say(headline(now))
-    say(limits(now))
+    _show_settings(now)
 
 
 @command.command(short_help="Forget what was set.")
 @_pool_argument
+@click.option("--job", default="", metavar="NAME", help="Only the limit of this job.")
+@click.option("--user", default="", metavar="NAME", help="Only the limit of this user.")
 @coordinator_option
-def clear(pool: str, coordinator: str | None) -> None:
-    """Forgets all that "ioshape slots set" set for a pool: jobs and defaults decide again.
+def clear(pool: str, job: str, user: str, coordinator: str | None) -> None:
+    """Forgets what "ioshape slots set" set for a pool: jobs and defaults decide again.
 
     \b
     ioshape slots clear lustre:scratch
+    ioshape slots clear lustre:scratch --job 4711
+
+    Limits for one job or user stay until they are cleared by name.
 
     Exit code: 0; 1 if there is no such pool; 3 if the coordinator is unreachable.
     """
     with sentences():
         operator = operator_of(coordinator)
         existing(operator, [pool])
-        operator.set(pool, clear=True)
+        operator.set(pool, clear=True, job=job, user=user)
         now = operator.status(pool)
-    say(headline(now))
-    say(limits(now))
+    _show_settings(now)
 
 
 _GOES_ON = "goes on without a slot"
@@ -212,6 +266,9 @@ def _find(operator: Operator, pool: str, member: str) -> tuple[str, str, str]:
             return who(one), waits, _ASKS_AGAIN
     # Perhaps it stands behind those that are listed.
     return "", "", _ASKS_AGAIN
+
+
+command.add_command(history)
 
 
 @command.command(short_help="Take a slot away from who holds it.")

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import threading
 import time
 from collections import Counter
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import click
 
@@ -98,6 +101,26 @@ class PoolCollector:
                 "1 if the operator has set the capacity",
                 lambda one: one.capacity_by == "operator",
             ),
+            (
+                "learned_slots",
+                "writers that pay, as the pool has found by comparing; 0: it has not",
+                lambda one: one.learned.writers if one.learned.bytes_per_s else 0,
+            ),
+            (
+                "learned_bytes_per_second",
+                "what so many write together",
+                lambda one: one.learned.bytes_per_s,
+            ),
+            (
+                "learned_more_ratio",
+                "what the latest higher number wrote, compared with that; 0: none was tried",
+                lambda one: one.learned.more_permille / 1000,
+            ),
+            (
+                "learned_fewer_ratio",
+                "what the latest lower number wrote, compared with that; 0: none was tried",
+                lambda one: one.learned.fewer_permille / 1000,
+            ),
             ("used_slots", "slots that are taken, by weight", lambda one: one.used),
             ("holders", "writers that hold slots", lambda one: one.holder_count),
             ("waiters", "writers in the queue", lambda one: one.waiter_count),
@@ -132,10 +155,17 @@ class PoolCollector:
             for one in self._pools:
                 family.add_metric([one.pool], float(value(one)))
             yield family
-        grants = CounterMetricFamily("ioshape_pool_grants", "slots given so far", labels=["pool"])
-        for one in self._pools:
-            grants.add_metric([one.pool], one.grants)
-        yield grants
+        counters: tuple[tuple[str, str, Callable[[PoolStatus], float]], ...] = (
+            ("grants", "slots given so far", lambda one: one.grants),
+            ("written_bytes", "bytes that were written in slots", lambda one: one.written_bytes),
+            ("held_seconds", "how long slots were held, together", lambda one: one.held_s),
+            ("waited_seconds", "how long slots were waited for", lambda one: one.waited_s),
+        )
+        for name, about, value in counters:
+            counter = CounterMetricFamily(f"ioshape_pool_{name}", about, labels=["pool"])
+            for one in self._pools:
+                counter.add_metric([one.pool], float(value(one)))
+            yield counter
 
     def _about_jobs(self) -> Iterable[Any]:
         from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
@@ -158,15 +188,36 @@ class PoolCollector:
         from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
 
         labels = ["pool", "job", "user"]
-        written = CounterMetricFamily(
-            "ioshape_job_written_bytes", "bytes that the job wrote in its slots", labels=labels
-        )
-        writes = CounterMetricFamily("ioshape_job_writes", "slots that the job had", labels=labels)
+        families = [
+            CounterMetricFamily(f"ioshape_job_{name}", about, labels=labels)
+            for name, about in (
+                ("written_bytes", "bytes that the job wrote in its slots"),
+                ("writes", "slots that the job had"),
+                ("held_seconds", "how long the job held slots, together"),
+                ("waited_seconds", "how long the job waited for slots"),
+            )
+        ]
         for one in self._pools:
             for job in one.jobs[:_MOST_JOBS]:
-                written.add_metric([one.pool, job.job, job.user], job.written_bytes)
-                writes.add_metric([one.pool, job.job, job.user], job.writes)
-        return written, writes
+                values = (job.written_bytes, job.writes, job.held_s, job.waited_s)
+                for family, value in zip(families, values, strict=True):
+                    family.add_metric([one.pool, job.job, job.user], value)
+        return families
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """prometheus_client has one, too, but tells its port since 0.19 only; Debian 12 has 0.16."""
+
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+        pass
 
 
 def _terminate(_signal: int, _frame: object) -> None:
@@ -197,7 +248,7 @@ def command(port: int, address: str, coordinator: str | None) -> int:
     Exit code: 0 when it is ended by SIGTERM; 130 by Ctrl-C; 1 if it cannot begin.
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+        from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415
     except ImportError:
         raise SentenceError(
             "the exporter needs the package prometheus_client, which is not installed; install it: "
@@ -208,10 +259,17 @@ def command(port: int, address: str, coordinator: str | None) -> int:
     registry = CollectorRegistry()
     registry.register(collector)  # asks the coordinator, to know the names of the metrics
     try:
-        server, thread = start_http_server(port, address, registry)
+        server = make_server(
+            address,
+            port,
+            make_wsgi_app(registry),
+            _Server6 if ":" in address else _Server,
+            _Silent,
+        )
     except OSError as error:
         raise SentenceError(f"cannot listen on {address}, port {port}: {error.strerror}") from None
     signal.signal(signal.SIGTERM, _terminate)
-    note(f"metrics are at http://{address}:{server.server_port}/metrics")
-    thread.join()
+    host = f"[{address}]" if ":" in address else address
+    note(f"metrics are at http://{host}:{server.server_port}/metrics")
+    server.serve_forever()
     return 0

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from ioshape._slots.pools import Member, Operator, PoolAct, PoolStatus
+    from ioshape._slots.pools import Member, Operator, PoolAct, PoolLimit, PoolStatus
+
+#: of jobs that set none
+USUAL_SHARE = 100
 
 CAPACITY_BY = {
     "operator": "set by the operator",
     "job": "asked for by a job",
+    "learned": "learned",
     "default": "the default",
 }
 
@@ -133,6 +137,7 @@ def is_known(status: PoolStatus) -> bool:
         or status.capacity_by == "operator"
         or status.pool_bytes_per_s
         or status.job_bytes_per_s
+        or status.limits
     )
 
 
@@ -175,14 +180,41 @@ def limits(status: PoolStatus) -> str:
     )
     return (
         f"bandwidth: {pool} for the pool, {job} for each job; past the queue: "
-        f"{status.express} at a time of up to {human_size(status.small_bytes)}"
+        f"{status.express} at a time of up to {human_size(status.small_bytes)}; "
+        f"order: {status.order}"
     )
 
 
-def act_line(act: PoolAct) -> str:
+def learned_line(status: PoolStatus) -> str:
+    """What the pool has found out about the number of writers; "" if nothing."""
+    it = status.learned
+    if not it.bytes_per_s:
+        return ""
+    others = [
+        f"{count} write {permille / 1000:.2f} times as much"
+        for count, permille in ((it.fewer, it.fewer_permille), (it.more, it.more_permille))
+        if count
+    ]
+    tried = f"; comparing with {it.tried} now" if it.tried else ""
+    told = f": {', '.join(others)}" if others else ""
+    return (
+        f"learned: {plural(it.writers, 'writer')} together write {human_size(it.bytes_per_s)}/s"
+        f"{told}{tried}"
+    )
+
+
+def limit_line(limit: PoolLimit) -> str:
+    """What the operator allows one job or user."""
+    whom = f"job {limit.job}" if limit.job else f"user {limit.user}"
+    share = f"share {limit.share / USUAL_SHARE:g}" if limit.share else "a share of its own"
+    rate = f"{human_size(limit.bytes_per_s)}/s" if limit.bytes_per_s else "any bandwidth"
+    return f"limit: {whom} has {share}, {rate}"
+
+
+def act_line(act: PoolAct, title: str = "latest change") -> str:
     """What an operator did, when, and who it was."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(act.at_s))
-    return f"latest change: {act.what}, by {act.who} at {at}"
+    return f"{title}: {act.what}, by {act.who} at {at}"
 
 
 def who(member: Member) -> str:

@@ -29,7 +29,8 @@ _MOST_PROBLEMS = 20
 _MOST_ROWS = 50
 
 
-def _read(folder: str) -> Run:
+def read_run(folder: str) -> Run:
+    """The reports in a folder, with what is wrong with them on stderr."""
     from ioshape.cli.trace import reports  # noqa: PLC0415
 
     try:
@@ -162,7 +163,7 @@ def command(
     """
     from ioshape.cli.trace import reports  # noqa: PLC0415
 
-    run = _read(folder)
+    run = read_run(folder)
     found = reports.gusts(run.saves)
     if chosen is None:
         chosen = max(range(len(found)), key=lambda i: found[i].makespan_s) + 1

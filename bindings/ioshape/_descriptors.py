@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that Python opens for us, under numbers above those of the standard streams."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+_FIRST = 3  # behind stdin, stdout and stderr
+
+
+def open_file(path: str, flags: int, mode: int = 0o777) -> int:
+    """As os.open(): also where the program closed its streams, whose numbers others may use."""
+    descriptor = os.open(path, flags, mode)
+    if descriptor >= _FIRST:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New memory for what is loaded, where map_location has it: on the CPU, or on devices.
+
+torch.load makes the object with storages that nobody has touched. Then those that go to a device
+get memory there, to which their bytes are read by way of pinned buffers; the others are read to
+where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ioshape._device.incoming import Incoming
+from ioshape._device.stream import bytes_of
+from ioshape._load.into import UnreadFile, failures_of, tensors_in, unread_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ioshape._load.reader import Reader
+    from ioshape._save.report import Progress
+
+_new_storage: Any = torch.UntypedStorage
+
+
+class Places:
+    """Where storages go, as torch's map_location has it."""
+
+    def __init__(self, map_location: Any, file: UnreadFile) -> None:
+        self._asked = map_location
+        self._file = file
+        self._incoming = Incoming(file.n_bytes)
+        self._tags: dict[int, str] = {}
+        self._devices: dict[Any, torch.device] = {}
+
+    def note(self, storage: Any, tag: str) -> Any:
+        """What torch is given for map_location. The storage stays where it is.
+
+        Raises:
+            TypeError: no tensor with memory can be made one without.
+        """
+        if not callable(self._asked) and str(self._location(tag)).startswith("meta"):
+            raise TypeError("a tensor for meta is not brought there by us")
+        self._tags[storage._cdata] = tag
+        return storage
+
+    def note_known(self, storage: Any, tag: str) -> Any:
+        """The same, where all that is known of its place is that bring() brings it there.
+
+        Raises:
+            Exception: torch must put it there, or say why it cannot.
+        """
+        device = self._device_for(tag)
+        if device.type != "cpu" and not self._incoming.takes(device):
+            raise TypeError(f"a tensor for {device} is not brought there by us")
+        return self.note(storage, tag)
+
+    def _location(self, tag: str) -> Any:
+        if isinstance(self._asked, Mapping):
+            return self._asked.get(tag, tag)
+        return tag if self._asked is None else str(self._asked)
+
+    def _device_for(self, tag: str) -> torch.device:
+        """Where torch puts a storage with this tag. Not for a map_location that is a function."""
+        location = self._location(tag)
+        if location not in self._devices:
+            # It knows of types of devices that others have registered, and of "the current one".
+            empty = _new_storage(0, device="cpu")
+            placed: Any = _default(empty, location)
+            self._devices[location] = placed.device
+        return self._devices[location]
+
+    def _place(self, storage: torch.UntypedStorage) -> Any:
+        """As torch does it, with bytes that are there."""
+        tag = self._tags.get(storage._cdata, "cpu")
+        if callable(self._asked):
+            placed = self._asked(storage, tag)
+            return placed if placed is not None else _default(storage, tag)
+        if self._device_for(tag) == storage.device:
+            return storage
+        return _default(storage, self._location(tag))
+
+    def _on_device(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
+        """New memory to which pinned memory is copied; None if the CPU reads the bytes first."""
+        if callable(self._asked):
+            return None
+        device = self._device_for(self._tags[storage._cdata])
+        if not self._incoming.takes(device):
+            return None
+        new: torch.UntypedStorage = _new_storage(storage.nbytes(), device=device)
+        return new
+
+    def bring(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Reads what has not been read. Tensors that share memory go on doing so."""
+        # Each once: a tensor that is moved has another storage from then on.
+        listed = list({id(tensor): tensor for tensor in tensors}.values())
+        storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in listed}
+        moved: dict[int, Any] = {}
+        here: list[int] = []
+        for key, storage in storages.items():
+            record = self._file.unread.get(storage.data_ptr()) if storage.nbytes() else None
+            if record is None:
+                continue
+            there = self._on_device(storage)
+            if there is None:
+                here.append(storage.data_ptr())
+            else:
+                moved[key] = there
+                self._incoming.add(self._file.wanted(record, bytes_of(there)))
+        self._file.bring_all(here)
+        self._incoming.bring(self._file.read_at)
+        for key, storage in storages.items():
+            if key not in moved:
+                moved[key] = self._place(storage)
+        for tensor in listed:
+            key = tensor.untyped_storage()._cdata
+            if moved[key] is not storages[key]:
+                _move(tensor, moved[key])
+
+
+def _move(tensor: torch.Tensor, storage: Any) -> None:
+    """To another storage with the same bytes."""
+    empty = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+    moved = empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    if tensor.is_conj():
+        moved = moved.conj()
+    if tensor.is_neg():
+        moved = torch._neg_view(moved)
+    tensor.data = moved
+
+
+def _default(storage: torch.UntypedStorage, location: str) -> Any:
+    restore: Any = torch.serialization.default_restore_location
+    return restore(storage, location)
+
+
+def load_at_once(
+    reader: Reader,
+    map_location: Any,
+    progress: Callable[[Progress], object] | None,
+    part: tuple[int, int] | None,
+) -> tuple[Any] | None:
+    """The object in new memory, all of which is known before it is filled.
+
+    So several threads fill it, in huge pages, and what is for a device goes there without a detour.
+    None if torch must read one tensor after the other.
+    """
+    if callable(map_location):
+        return None  # it looks at bytes
+    file = UnreadFile(reader, progress)
+    places = Places(map_location, file)
+    with failures_of(file, part):
+        loaded = unread_object(file, places.note_known)
+        if loaded is not None:
+            places.bring(tensors_in(loaded[0]))
+    return loaded

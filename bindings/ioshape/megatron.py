@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-core's sharded checkpoints, in files of ours.
+
+    from ioshape.megatron import SaveStrategy
+
+    dist_checkpointing.save(state, directory, sharded_strategy=SaveStrategy())
+
+The format stays "torch_dist", that of torch.distributed.checkpoint: Megatron's own strategy loads
+it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.checkpoint as dcp
+
+from ioshape.dcp import Writer
+
+try:
+    from megatron.core.dist_checkpointing.strategies import torch as _torch_dist
+    from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+except ImportError as error:
+    raise ImportError(
+        f"ioshape.megatron needs megatron-core 0.16 or a later one ({error}); install it: "
+        "pip install megatron-core"
+    ) from None
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["SaveStrategy"]
+
+
+class SaveStrategy(_torch_dist.TorchDistSaveShardedStrategy):  # type: ignore[misc] # see pyproject
+    """For the argument `sharded_strategy` of dist_checkpointing.save().
+
+    The arguments are those of Megatron's own strategy, all of which have a default here.
+    """
+
+    def __init__(self, backend: str = "torch_dist", version: int = 1, **kwargs: Any) -> None:
+        super().__init__(backend, version, **kwargs)
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> None:
+        """Saves the sharded part of a checkpoint: durable, and whole or not there.
+
+        Args:
+            sharded_state_dict: as Megatron gives it.
+            checkpoint_dir: where the rest of the checkpoint lies.
+        """
+        state, _, _ = _torch_dist._replace_state_dict_keys_with_sharded_keys(
+            sharded_state_dict, self.keep_only_main_replica
+        )
+        planner = _torch_dist.MCoreSavePlanner(
+            dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False
+        )
+        pieces = _torch_dist.mcore_to_pyt_state_dict(state, False)
+        dcp.save(pieces, storage_writer=Writer(checkpoint_dir), planner=planner)
+
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: str | Path) -> Any:
+        """Saves while the caller waits: Megatron's tensors cannot be staged as DCP does it.
+
+        Args:
+            sharded_state_dict: as Megatron gives it.
+            checkpoint_dir: where the rest of the checkpoint lies.
+        """
+        self.save(sharded_state_dict, checkpoint_dir)
+        return AsyncRequest(None, (), [])

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the package's metadata for pip and importlib.metadata into a folder, from pyproject.toml.
+
+Debian 12 has no meson-python that could: the one it has does not know the license fields.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import tomllib
+
+
+def main() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    meson = Path("meson.build").read_text(encoding="utf-8")
+    found = re.search(r"^\tversion: '([\d.]+)'", meson, re.MULTILINE)
+    assert found, "meson.build tells no version"
+    folder = Path(sys.argv[1]) / f"ioshape-{found[1]}.dist-info"
+    folder.mkdir(parents=True)
+    lines = [
+        "Metadata-Version: 2.1",
+        "Name: ioshape",
+        f"Version: {found[1]}",
+        f"Summary: {project['description']}",
+        f"License: {project['license']}",
+        f"Requires-Python: {project['requires-python']}",
+        *(f"Requires-Dist: {one}" for one in project["dependencies"]),
+    ]
+    for extra, wanted in project["optional-dependencies"].items():
+        lines.append(f"Provides-Extra: {extra}")
+        lines += [f"Requires-Dist: {one}; extra == '{extra}'" for one in wanted]
+    (folder / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "INSTALLER").write_text("debian\n", encoding="utf-8")
+
+
+main()

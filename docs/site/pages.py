@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pages the site has, in which order; as a program, pages.py FOLDER lays them out there.
+
+A new page of docs/ gets a line here; without one the site is not built. The folder mirrors the
+repository, so that a link that works on the forge works in the site, and the other way round.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Made from the headers' comments, as the man pages are.
+C_REFERENCE = "docs/c-reference.md"
+
+PARTS = {
+    "Start": ["docs/start.md", "docs/python.md", "docs/migration.md"],
+    "Guides": [
+        "docs/guides/one-job.md",
+        "docs/guides/cluster.md",
+        "docs/guides/slurm.md",
+        "docs/guides/kubernetes.md",
+        "docs/guides/who-floods.md",
+        "docs/frameworks.md",
+        "docs/groups.md",
+        "docs/gpu.md",
+        "docs/preemption.md",
+        "docs/coordinator.md",
+        "docs/runbook.md",
+        "docs/upgrading.md",
+        "docs/security.md",
+    ],
+    "Your filesystem": [
+        "docs/tuning.md",
+        "docs/layouts.md",
+        "docs/filesystems/beegfs.md",
+        "docs/filesystems/ceph.md",
+        "docs/filesystems/daos.md",
+        "docs/filesystems/gluster.md",
+        "docs/filesystems/gpfs.md",
+        "docs/filesystems/juicefs-alluxio-fuse.md",
+        "docs/filesystems/local.md",
+        "docs/filesystems/lustre.md",
+        "docs/filesystems/nfs.md",
+        "docs/filesystems/weka.md",
+    ],
+    "Reference": [
+        "docs/python-reference.md",
+        "docs/cli.md",
+        "docs/cli-reference.md",
+        "docs/api.md",
+        C_REFERENCE,
+    ],
+    "How it works": ["docs/design.md", "docs/slots.md", "docs/format.md", "CONTRIBUTING.md"],
+    "Evidence": ["docs/performance.md", "docs/reliability.md", "docs/scale.md", "docs/testing.md"],
+    "When something is wrong": ["docs/troubleshooting.md", "docs/timeline.md"],
+    "Words and changes": ["docs/glossary.md", "CHANGELOG.md"],
+}
+
+#: Of a page's folder, what its pages show or offer.
+BESIDE = {".svg", ".conf", ".acl"}
+
+
+def version() -> str:
+    """As meson.build has it."""
+    found = re.search(r"version: '([\d.]+)'", (ROOT / "meson.build").read_text(encoding="utf-8"))
+    assert found
+    return found[1]
+
+
+def copy(source: Path, folder: Path) -> None:
+    """With its time, so that Sphinx reads again only what has changed."""
+    place = folder / source.relative_to(ROOT)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if source.suffix == ".md":
+        # The README is the first page.
+        text = source.read_text(encoding="utf-8").replace("../README.md", "../index.md")
+        place.write_text(text, encoding="utf-8")
+        shutil.copystat(source, place)
+    else:
+        shutil.copy2(source, place)
+
+
+def table_of(title: str, pages: list[str]) -> str:
+    """A part of the contents, for the side of each page."""
+    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
+
+
+def lay_out(folder: Path) -> None:
+    """The README is the first page, and knows the contents."""
+    pages = [page for part in PARTS.values() for page in part]
+    for page in pages:
+        if page != C_REFERENCE:
+            copy(ROOT / page, folder)
+    for path in (ROOT / "docs").rglob("*"):
+        if path.suffix in BESIDE or (path.suffix == ".md" and path.is_file()):
+            copy(path, folder)  # a page without a line above makes Sphinx complain
+    for path in [ROOT / "LICENSE", *(ROOT / "examples").rglob("*")]:
+        if path.is_file() and "__pycache__" not in path.parts:
+            copy(path, folder)
+    contents = "".join(table_of(title, part) for title, part in PARTS.items())
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (folder / "index.md").write_text(readme + contents, encoding="utf-8")
+    made = folder / "made"
+    headers = sorted((ROOT / "include/ioshape").glob("*.h"))
+    maker = [sys.executable, ROOT / "docs/make_reference.py", version(), made, *headers]
+    subprocess.run(maker, check=True)
+    shutil.copyfile(made / "reference.md", folder / C_REFERENCE)
+    shutil.rmtree(made)
+
+
+if __name__ == "__main__":
+    lay_out(Path(sys.argv[1]))

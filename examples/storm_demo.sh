@@ -1,0 +1,58 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A checkpoint storm on a laptop, with torch.save and with ioshape.
+set -euo pipefail
+called_from=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+	cat <<'END'
+Usage: examples/storm_demo.sh [--picture FILE] [--help]
+
+Installs what is missing (see tests/support/setup.sh), builds the Python package into .venv, and then, in about
+a minute, lets eight ranks save at the same moment to a simulated shared filesystem: with torch.save, then with
+ioshape, while neighbours read and write small files. It ends with a picture and two numbers.
+
+It takes /dev/fuse. As root the ranks are on two nodes that see a Lustre; otherwise on one, with one mount.
+
+  --picture FILE   the picture, as .svg, .png or .pdf (default: build/storm-demo.svg)
+END
+}
+
+picture=$PWD/build/storm-demo.svg
+case "${1:-}" in
+"") ;;
+-h | --help)
+	usage
+	exit 0
+	;;
+--picture)
+	[ $# = 2 ] || {
+		usage >&2
+		exit 2
+	}
+	picture=$(cd "$called_from" && realpath -m -- "$2")
+	;;
+*)
+	usage >&2
+	exit 2
+	;;
+esac
+
+if [ ! -r /dev/fuse ] || [ ! -w /dev/fuse ]; then
+	echo "storm_demo: the simulated filesystem needs /dev/fuse, which is missing here or not for this user;" \
+		"in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN" >&2
+	exit 1
+fi
+tests/support/setup.sh bench
+tests/support/package.sh
+export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD/tests/support"
+# Of all that -Dbench=true would build, this alone.
+if [ ! -f build/demo/build.ninja ]; then
+	meson setup build/demo -Dbench=true --buildtype=release >/dev/null
+fi
+ninja --quiet -C build/demo tests/support/stripefs/stripefs
+# No user's setting shall change what is shown.
+unset "${!IOSHAPE_@}"
+export IOSHAPE_TEST_BUILD="$PWD/build/demo"
+exec python -m tests.bench.storm_demo "$picture"

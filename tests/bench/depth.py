@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in flight: the controller on modelled storages, in their time, not the machine's."""
+
+import json
+import subprocess
+from statistics import median
+from typing import Any
+
+from tree import build_folder
+
+from .setting import Figure
+
+LIMIT_S = 300
+#: Storages have noise. Of each figure the median over these counts.
+SEEDS = (1, 2, 3, 4, 5)
+
+Found = dict[str, dict[str, Any]]
+
+
+def run(seed: int) -> Found:
+    """What tests/support/depth.c finds, by storage."""
+    done = subprocess.run(
+        [build_folder() / "tests" / "depth", str(seed)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    found: Found = json.loads(done.stdout)
+    return found
+
+
+def figure(name: str, key: str, runs: list[Found], relation: Any, target: float) -> Figure:
+    values = {storage: median(float(found[storage][key]) for found in runs) for storage in runs[0]}
+    worst = (min if relation == ">=" else max)(values.values())
+    places = 3 if target < 1 else 0
+    each = ", ".join(f"{storage} {value:.{places}f}" for storage, value in values.items())
+    return Figure(name, worst, relation, target, f"modelled: {each}")
+
+
+def measure() -> tuple[list[Figure], list[Found]]:
+    runs = [run(seed) for seed in SEEDS]
+    figures = [
+        figure("depth_regret", "ratio", runs, ">=", 0.95),
+        figure("depth_reaction_ms", "reaction_ms", runs, "<=", 300),
+        figure("depth_recovery_ms", "recovery_ms", runs, "<=", 1000),
+    ]
+    return figures, runs

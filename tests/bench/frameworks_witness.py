@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What frameworks write under "ioshape run" without us, as strace sees it; two ranks each."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import frameworks
+import witness
+
+from . import dlio
+from .setting import Figure, Outcome, Setting
+
+#: and where their packages are: None where the set-up has them
+SCENES = {
+    "dcp": None,
+    "lightning": None,
+    "accelerate": None,
+    "trainer": "transformers",
+    "deepspeed": "deepspeed",
+    "sb3": "sb3",
+    "dlio": None,
+}
+
+
+def _variables(scene: str) -> Mapping[str, str]:
+    if scene != "dlio":
+        return {}
+    packages = Path("build/dlio").resolve()
+    dlio.install(packages)
+    return {"PYTHONPATH": str(packages)}
+
+
+def measure(setting: Setting, outcome: Outcome) -> None:
+    past, told = 0, []
+    for scene, framework in SCENES.items():
+        setting.say(f"strace watches {scene}")
+        folder = setting.folder / scene
+        folder.mkdir()
+        try:
+            variables = _variables(scene)
+            python = str(frameworks.environment(framework)) if framework else sys.executable
+        except (frameworks.CannotInstall, dlio.DlioError) as problem:
+            told.append(f"{scene} was not tried: {problem}")
+            continue
+        in_files, found = witness.watch(scene, folder, python, variables=variables)
+        past += sum(found.values())
+        told.append(f"{scene} {sum(found.values())} of {in_files}")
+    outcome.figures.append(Figure("bypassed_bytes", past, "<=", 0, "; ".join(told)))

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alerts: each rule of examples/deploy is made to happen, with real servers.
+
+The rules are those that are given away, with shorter times. Redis, exporter, Prometheus run. Then
+the trouble is mended, and the alert has to end.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from coordinators import Redis, Writer, await_true, short_folder
+from processes import environment
+
+from .setting import Figure, Setting
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "examples" / "deploy"
+POOL = "lustre:scratch"
+PATIENCE_S = 120.0
+
+#: What becomes shorter in a rule, beside its "for", which is left out: promtool tests that.
+SHORTER = {
+    "IoshapeWritersWaitLong": {"> 1800": "> 3"},
+    "IoshapeWriterHangs": {"> 3600": "> 3"},
+    "IoshapeJobsMostlyWait": {"[1h]": "[40s]"},
+    "IoshapeSettingsLost": {"[6h]": "[40s]"},
+}
+
+
+class AlertError(Exception):
+    """Something that alerts stand on does not work."""
+
+
+def shortened() -> dict[str, Any]:
+    file: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text("utf-8"))
+    for rule in file["groups"][0]["rules"]:
+        del rule["for"]
+        for long, short in SHORTER.get(rule["alert"], {}).items():
+            if long not in rule["expr"]:
+                raise AlertError(f"{rule['alert']} has no {long} that could be shorter")
+            rule["expr"] = rule["expr"].replace(long, short)
+    return file
+
+
+def needed(program: str, package: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        raise AlertError(f"{program} is not installed: apt-get install {package}")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Stage:
+    """Redis, exporter and Prometheus, and what is done to them."""
+
+    def __init__(self, folder: Path, redis: Redis) -> None:
+        self.redis = redis
+        self._folder = folder
+        self._exporter_port, self._port = free_port(), free_port()
+        self._exporter: subprocess.Popen[bytes] | None = None
+        self._prometheus: subprocess.Popen[bytes] | None = None
+
+    def start_exporter(self) -> None:
+        self._exporter = subprocess.Popen(
+            [sys.executable, "-m", "ioshape", "exporter", "--port", str(self._exporter_port)],
+            env=environment(IOSHAPE_COORDINATOR=self.redis.address),
+            stderr=subprocess.DEVNULL,
+        )
+
+    def stop_exporter(self) -> None:
+        assert self._exporter
+        self._exporter.kill()
+        self._exporter.wait()
+
+    def start(self) -> None:
+        self.start_exporter()
+        (self._folder / "rules.yml").write_text(yaml.safe_dump(shortened()), encoding="utf-8")
+        config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text("utf-8"))
+        # Even a slow coordinator answers within the time that a scrape may take.
+        config["global"] = {"scrape_interval": "4s", "evaluation_interval": "1s"}
+        config["scrape_configs"][0]["static_configs"][0]["targets"] = [
+            f"127.0.0.1:{self._exporter_port}"
+        ]
+        file = self._folder / "prometheus.yml"
+        file.write_text(yaml.safe_dump(config), encoding="utf-8")
+        self._prometheus = subprocess.Popen(
+            [
+                needed("prometheus", "prometheus"),
+                f"--config.file={file}",
+                f"--storage.tsdb.path={self._folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{self._port}",
+            ],
+            stderr=(self._folder / "log").open("wb"),
+        )
+        await_true(self._answers, "Prometheus")
+
+    def _answers(self) -> bool:
+        assert self._prometheus
+        if self._prometheus.poll() is not None:
+            raise AlertError(f"Prometheus ended: {(self._folder / 'log').read_text()[-2000:]}")
+        with contextlib.suppress(OSError):
+            return bool(self.ask("query", query="vector(1)")["result"])
+        return False
+
+    def close(self) -> None:
+        for process in (self._exporter, self._prometheus):
+            if process is not None:
+                process.kill()
+                process.wait()
+
+    def ask(self, what: str, **query: str) -> Any:
+        url = f"http://127.0.0.1:{self._port}/api/v1/{what}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def takes(self, query: str) -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):
+            self.ask("query", query=query)
+            return True
+        return False
+
+    def fires(self, name: str) -> bool:
+        alerts = self.ask("alerts")["alerts"]
+        return any(
+            one["labels"]["alertname"] == name and one["state"] == "firing" for one in alerts
+        )
+
+    def operator(self, *words: str) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "ioshape", "slots", *words, "--new"],
+            env=environment(IOSHAPE_COORDINATOR=self.redis.address),
+            check=True,
+            capture_output=True,
+        )
+
+    def value(self, query: str) -> float | None:
+        found = self.ask("query", query=query)["result"]
+        return float(found[0]["value"][1]) if found else None
+
+    def flush(self) -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self.redis.socket))
+            connection.sendall(b"FLUSHALL\r\n")
+            connection.recv(16)
+
+    @contextmanager
+    def writer(self, *, rank: int = 0) -> Iterator[Writer]:
+        one = Writer(self.redis.address, json.dumps({"pool": POOL}), rank=rank, job="train")
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+def until_it_says(writer: Writer, word: str) -> None:
+    for said in iter(writer.hear, ""):
+        if said == word:
+            return
+        if said == "holds":
+            raise AlertError(f"a writer holds its slot and never says {word}")
+    raise AlertError(f"a writer ended before it said {word}")
+
+
+# ---- The troubles -------------------------------------------------------------------------------
+# Each is entered, lasts while the alert is waited for, and is over in the end.
+
+
+@contextmanager
+def no_exporter(stage: Stage) -> Iterator[None]:
+    stage.stop_exporter()
+    yield
+    stage.start_exporter()
+
+
+@contextmanager
+def no_redis(stage: Stage) -> Iterator[None]:
+    stage.redis.kill()
+    yield
+    stage.redis.start()
+
+
+@contextmanager
+def slow_redis(stage: Stage) -> Iterator[None]:
+    """Stopped for most of the time, as by a machine that swaps."""
+    over = threading.Event()
+
+    def stop_and_go() -> None:
+        while not over.is_set():
+            os.kill(stage.redis.pid, signal.SIGSTOP)
+            time.sleep(0.6)
+            os.kill(stage.redis.pid, signal.SIGCONT)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=stop_and_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def one_waits(stage: Stage) -> Iterator[None]:
+    stage.operator("set", POOL, "--capacity", "1")
+    with stage.writer() as holder:
+        until_it_says(holder, "holds")
+        with stage.writer(rank=1) as waiter:
+            until_it_says(waiter, "waits")
+            yield
+
+
+@contextmanager
+def one_hangs(stage: Stage) -> Iterator[None]:
+    with stage.writer() as holder:
+        until_it_says(holder, "holds")
+        yield
+
+
+@contextmanager
+def all_wait(stage: Stage) -> Iterator[None]:
+    """A Redis that has just started lets nobody in for half a lease; then one writes shortly."""
+    stage.redis.kill()
+    stage.redis.start()
+    with stage.writer() as writer:
+        until_it_says(writer, "waits")
+        counted = f'ioshape_pool_waited_seconds_total{{pool="{POOL}"}} == 0'
+        await_true(lambda: stage.value(counted) is not None, "a pool that was never waited for")
+        until_it_says(writer, "holds")
+        writer.tell("release")
+        yield
+
+
+@contextmanager
+def too_many(stage: Stage) -> Iterator[None]:
+    stage.operator("set", POOL, "--capacity", "2")
+    with stage.writer() as one, stage.writer(rank=1) as two:
+        until_it_says(one, "holds")
+        until_it_says(two, "holds")
+        stage.operator("set", POOL, "--capacity", "1")
+        yield
+
+
+@contextmanager
+def emptied(stage: Stage) -> Iterator[None]:
+    stage.operator("set", POOL, "--capacity", "1")
+    known = f'ioshape_pool_capacity_by_operator{{pool="{POOL}"}} == 1'
+    await_true(lambda: stage.value(known) is not None, "a capacity of the operator's")
+    stage.flush()
+    with stage.writer() as writer:
+        until_it_says(writer, "holds")
+        yield
+
+
+@contextmanager
+def nobody(stage: Stage) -> Iterator[None]:
+    stage.flush()
+    yield
+    with stage.writer() as writer:
+        until_it_says(writer, "holds")
+
+
+TROUBLES: dict[str, Callable[[Stage], contextlib.AbstractContextManager[None]]] = {
+    "IoshapeNobodyAsks": nobody,
+    "IoshapeExporterAway": no_exporter,
+    "IoshapeCoordinatorAway": no_redis,
+    "IoshapeCoordinatorSlow": slow_redis,
+    "IoshapeWritersWaitLong": one_waits,
+    "IoshapeWriterHangs": one_hangs,
+    "IoshapeTooManyWriters": too_many,
+    "IoshapeSettingsLost": emptied,
+    "IoshapeJobsMostlyWait": all_wait,
+}
+
+
+def comes_to(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def made_to_fire(stage: Stage, name: str) -> bool:
+    """And to end again."""
+    if not comes_to(lambda: not stage.fires(name)):
+        return False  # it fires without the trouble
+    with TROUBLES[name](stage):
+        fired = comes_to(lambda: stage.fires(name))
+    return fired and comes_to(lambda: not stage.fires(name))
+
+
+def queries_of_the_dashboard() -> Iterator[str]:
+    board = json.loads((DEPLOY / "grafana" / "ioshape.json").read_text("utf-8"))
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"].replace("$pool", ".*").replace("$__rate_interval", "1m")
+
+
+def promtool() -> None:
+    """The rules as they are given away, with the tests beside them."""
+    tool = needed("promtool", "prometheus")
+    for words in (
+        ["check", "config", "prometheus.yml"],
+        ["test", "rules", "rules_test.yml"],
+    ):
+        done = subprocess.run(
+            [tool, *words],
+            cwd=DEPLOY / "prometheus",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise AlertError(f"promtool {' '.join(words)}: {done.stdout}{done.stderr}")
+
+
+def figures(setting: Setting) -> list[Figure]:
+    promtool()
+    rules = [rule["alert"] for rule in shortened()["groups"][0]["rules"]]
+    if set(rules) != set(TROUBLES):
+        raise AlertError(f"rules and troubles differ: {sorted(set(rules) ^ set(TROUBLES))}")
+    failed = []
+    with short_folder() as folder:
+        redis = Redis(folder)
+        redis.start()
+        stage = Stage(folder, redis)
+        try:
+            stage.start()
+            for name in TROUBLES:
+                fired = made_to_fire(stage, name)
+                setting.say(f"{name}: {'fired and ended' if fired else 'DID NOT'}")
+                failed += [] if fired else [name]
+            # With a pool, so that there is something to answer with.
+            refused = [one for one in queries_of_the_dashboard() if not stage.takes(one)]
+        finally:
+            stage.close()
+            redis.kill()
+    fired_remark = f"did not: {', '.join(failed)}" if failed else "each made to happen, and mended"
+    return [
+        Figure("alerts_fired", len(rules) - len(failed), ">=", len(rules), fired_remark),
+        Figure("dashboard_errors", len(refused), "<=", 0, f"queries refused: {refused}"),
+    ]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of one host that load the same file, as data-parallel ranks do when they restart."""
+
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from .cache import evict, require_cold, require_warm
+from .gather_ranks import Ranks, all_of
+from .gather_torch import OURS, TORCH, torch_ranks
+from .rounds import Sample, median_seconds, time_ratio
+from .setting import Figure, Outcome, Setting
+from .torch_load import fill_cache
+from .torch_worker import ROOM_FOR_ONE, Ballast, clear
+
+# A restart of data-parallel ranks, and one of more ranks for the bytes alone.
+RANKS = 4
+READERS = 8
+MOST_BYTES = 152 << 20
+
+
+def files(setting: Setting) -> dict[str, Path]:
+    return {OURS: setting.folder / "ours.pt", TORCH: setting.folder / "torch.pt"}
+
+
+def load(ranks: Ranks, how: str, path: Path, *, check: bool = False) -> Sample:
+    answers = ranks.together("load_file", how=how, path=path, check=int(check))
+    sample = all_of(answers, ranks.tensor_bytes)
+    read = sum(float(one["read_bytes"]) for one in answers)
+    sample.details = {**sample.details, "read_ratio": read / path.stat().st_size}
+    return sample
+
+
+def take_room(setting: Setting, ranks: Ranks) -> Ballast:
+    ballast = Ballast(int((len(ranks.workers) + 1) * ranks.tensor_bytes * ROOM_FOR_ONE))
+    ballast.take()
+    setting.rest()
+    return ballast
+
+
+def chill(setting: Setting, ranks: Ranks) -> None:
+    for path in files(setting).values():
+        evict(path)
+    ballast = take_room(setting, ranks)
+    require_cold(setting, files(setting).values())
+    ballast.give()
+
+
+def warm(setting: Setting, ranks: Ranks) -> None:
+    ballast = take_room(setting, ranks)
+    for path in files(setting).values():
+        fill_cache(path)
+        require_warm(setting, path)
+    ballast.give()
+
+
+def begin(setting: Setting, ranks: Ranks) -> None:
+    size = min(setting.size // len(ranks.workers), MOST_BYTES)
+    ranks.tensor_bytes = float(ranks.each("make", size=size)[0]["bytes"])
+    clear(setting)
+    paths = files(setting)
+    ranks.workers[0].ask("save_file", path=paths[OURS])
+    ranks.workers[0].ask("save_torch", path=paths[TORCH])
+    ranks.each("forget")
+    for how, path in paths.items():
+        load(ranks, how, path, check=True)
+
+
+def judge_bytes(setting: Setting, outcome: Outcome, ranks: Ranks) -> None:
+    setting.say(f"{READERS} ranks load one file, cold: {setting.rounds} rounds")
+    paths = files(setting)
+    samples = setting.compare(
+        {OURS: partial(load, ranks, OURS, paths[OURS])},
+        setting.rounds,
+        partial(chill, setting, ranks),
+    )
+    ratios = [float(sample.details["read_ratio"]) for sample in samples[OURS]]
+    outcome.samples[f"one file, {READERS} ranks"] = samples
+    outcome.figures.append(
+        Figure(
+            "load_same_file_bytes",
+            median(ratios),
+            "<=",
+            1.05,
+            f"bytes that {READERS} ranks read from the disk to those of the file, cold cache",
+        )
+    )
+
+
+def judge_time(setting: Setting, outcome: Outcome, ranks: Ranks, state: str, most: float) -> None:
+    setting.say(f"{RANKS} ranks load one file, {state}: {setting.rounds} rounds")
+    loaders = {how: partial(load, ranks, how, path) for how, path in files(setting).items()}
+    prepare = chill if state == "cold" else warm
+    samples = setting.compare(dict(loaders), setting.rounds, partial(prepare, setting, ranks))
+    outcome.samples[f"one file, {RANKS} ranks, {state}"] = samples
+    outcome.figures.append(
+        Figure(
+            f"load_same_file_vs_torch_{state}",
+            time_ratio(samples[OURS], samples[TORCH]),
+            "<=",
+            most,
+            f"{median_seconds(samples[OURS]):.3f} s, verified, to "
+            f"{median_seconds(samples[TORCH]):.3f} s of {RANKS} torch.load at once",
+        )
+    )
+
+
+def measure(setting: Setting, outcome: Outcome) -> None:
+    with torch_ranks(1, ranks=READERS) as ranks:
+        begin(setting, ranks)
+        judge_bytes(setting, outcome, ranks)
+    with torch_ranks(1, ranks=RANKS) as ranks:
+        begin(setting, ranks)
+        judge_time(setting, outcome, ranks, "cold", 0.9)
+        judge_time(setting, outcome, ranks, "warm", 1.1)
+    clear(setting)

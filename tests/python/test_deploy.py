@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files for operators in examples/deploy: what can be said without the programs that read them.
+
+tests/bench.sh launch runs those: promtool, Prometheus, the schemas of Kubernetes and CycloneDX.
+"""
+
+import contextlib
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from coordinators import TIMEOUT_S, Redis, await_true, short_folder
+from tree import ROOT, program
+
+DEPLOY = ROOT / "examples" / "deploy"
+RUNBOOK = ROOT / "docs" / "runbook.md"
+SEVERITIES = {"critical", "warning", "info"}
+
+
+def rules() -> list[dict[str, Any]]:
+    text = (DEPLOY / "prometheus" / "rules.yml").read_text(encoding="utf-8")
+    (group,) = yaml.safe_load(text)["groups"]
+    return list(group["rules"])
+
+
+# ---- Alerts -------------------------------------------------------------------------------------
+
+
+def test_each_alert_has_a_severity_and_its_part_of_the_runbook() -> None:
+    page = RUNBOOK.read_text(encoding="utf-8")
+    told = re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    assert told == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["labels"]["severity"] in SEVERITIES
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"].endswith(f"/runbook/#{rule['alert'].lower()}")
+    parts = re.split(r"^## \w+$", page, flags=re.MULTILINE)[1:]
+    assert all("\n*Made to happen by" in part and "\n1. " in part for part in parts)
+
+
+def test_an_alert_says_when_there_is_nothing_to_look_at() -> None:
+    """A rule about a metric that is not there never fires."""
+    assert [rule["alert"] for rule in rules() if "absent(ioshape_up" in rule["expr"]]
+
+
+def test_each_alert_is_in_the_tests_of_promtool() -> None:
+    text = (DEPLOY / "prometheus" / "rules_test.yml").read_text(encoding="utf-8")
+    for rule in rules():
+        assert re.search(rf"alertname(?:: |=\"){rule['alert']}\b", text), rule["alert"]
+
+
+def test_the_runbook_names_commands_that_there_are() -> None:
+    page = RUNBOOK.read_text(encoding="utf-8")
+    reference = (ROOT / "docs" / "cli-reference.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`ioshape ((?:slots )?[a-z]+)", page))
+    assert {"top", "slots set", "slots kick"} <= named
+    for command in named:
+        assert f"## ioshape {command}\n" in reference, command
+
+
+# ---- The dashboard ------------------------------------------------------------------------------
+
+
+def test_the_dashboard_is_whole() -> None:
+    board = json.loads((DEPLOY / "grafana" / "ioshape.json").read_text(encoding="utf-8"))
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert {variable["name"] for variable in board["templating"]["list"]} == {"datasource", "pool"}
+    for panel in panels:
+        assert panel["title"]
+        assert panel["description"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        assert all(target["expr"] for target in panel["targets"])
+    for a, b in combinations((panel["gridPos"] for panel in panels), 2):
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        below = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert beside or below, (a, b)
+
+
+# ---- Containers ---------------------------------------------------------------------------------
+
+
+def pods() -> list[dict[str, Any]]:
+    text = (DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8")
+    manifests = [one for one in yaml.safe_load_all(text) if one]
+    return [one["spec"]["template"]["spec"] for one in manifests if "template" in one["spec"]]
+
+
+def composed() -> dict[str, Any]:
+    text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def test_pods_ask_for_what_they_need_are_probed_and_can_do_little() -> None:
+    assert len(pods()) == 2
+    for pod in pods():
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+        (container,) = pod["containers"]
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+        assert container["resources"]["limits"]["memory"]
+        assert {"readinessProbe", "livenessProbe"} <= set(container)
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted <= {one["name"] for one in pod["volumes"]} | {"data"}
+        assert any("secret" in volume for volume in pod["volumes"])
+
+
+def test_the_services_of_compose_can_do_little_and_use_what_is_declared() -> None:
+    file = composed()
+    for name, service in file["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["mem_limit"], name
+        assert set(service.get("secrets", ())) <= set(file["secrets"]), name
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert source in file["volumes"] or (DEPLOY / source).exists(), volume
+    assert (ROOT / file["services"]["exporter"]["build"]["dockerfile"]).is_file()
+
+
+def test_no_secret_is_in_a_file_that_is_given_away() -> None:
+    for path in (path for path in DEPLOY.rglob("*") if path.is_file()):
+        text = path.read_text(encoding="utf-8")
+        assert "PRIVATE KEY" not in text
+        assert not re.search(r"rediss?://[^@\s]*:[^@\s]*@", text), path
+
+
+# ---- The coordinator that Compose, Kubernetes and systemd start ---------------------------------
+
+
+def redis_command(kind: str) -> list[str]:
+    if kind == "compose":
+        return list(composed()["services"]["redis"]["command"])
+    if kind == "kubernetes":
+        (command,) = (
+            pod["containers"][0]["command"] for pod in pods() if "command" in pod["containers"][0]
+        )
+        return list(command)
+    unit = (DEPLOY / "systemd" / "ioshape-coordinator.service").read_text(encoding="utf-8")
+    found = re.search(r"^ExecStart=((?:.*\\\n)*.*)", unit, re.MULTILINE)
+    assert found
+    return [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', found[1].replace("\\\n", " "))]
+
+
+@pytest.mark.parametrize("kind", ["compose", "kubernetes", "systemd"])
+def test_each_address_of_the_redis_is_an_argument(kind: str) -> None:
+    """Redis 6.2 takes an argument with a space for one address."""
+    command = redis_command(kind)
+    at = command.index("--bind") + 1
+    assert command[at : at + 3] == ["*", "-::*", "--port"]
+    assert not [word for word in command if " " in word]
+
+
+@contextlib.contextmanager
+def started(command: list[str], place: Path) -> Iterator[int]:
+    """That command, with places and the port of the test; the port."""
+    secrets = place / "secrets"
+    subprocess.run(
+        [DEPLOY / "secrets.sh", secrets, "localhost", "127.0.0.1"], check=True, capture_output=True
+    )
+    port = Redis(place).port
+    ours = {"--tls-port": port, "--dir": place, "--supervised": "no"}
+    local = {"*": "127.0.0.1", "-::*": "-::1"}
+    options = [local.get(word, word) for word in command[2:]]
+    for option, value in ours.items():
+        if option in options:
+            options[options.index(option) + 1] = str(value)
+    options = [str(secrets / Path(one).name) if "secrets" in one else one for one in options]
+    server = subprocess.Popen(
+        [program("redis-server"), ROOT / "docs" / "coordinator" / "redis.conf", *options],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield port
+    finally:
+        server.terminate()
+        server.wait(TIMEOUT_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["compose", "kubernetes", "systemd"])
+def test_the_redis_that_is_started_speaks_tls_and_knows_its_users(kind: str) -> None:
+    """The very command line, with a real server; test_slots_cli tests the ACL."""
+    with short_folder() as place, started(redis_command(kind), place) as port:
+        secrets = place / "secrets"
+
+        def ask(*words: str, user: str = "", tls: bool = True) -> str:
+            known = ["--tls", "--cacert", str(secrets / "ca.crt")] if tls else []
+            name = "admin-password" if user == "admin" else "password"
+            password = (secrets / name).read_text(encoding="utf-8").strip()
+            login = ["--user", user, "--pass", password, "--no-auth-warning"] if user else []
+            done = subprocess.run(
+                [program("redis-cli"), "-h", "127.0.0.1", "-p", str(port), *known, *login, *words],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+            return done.stdout + done.stderr
+
+        # What the probes do, too.
+        await_true(lambda: "NOAUTH" in ask("ping"), "redis-server with TLS")
+        assert "PONG" not in ask("ping", tls=False)
+        assert ask("ping", user="admin").strip() == "PONG"
+        assert ask("hset", "{ios:pool}:x", "a", "b", user="ioshape").strip() == "1"
+        assert "NOPERM" in ask("hset", "other", "a", "b", user="ioshape")
+        assert "NOPERM" in ask("flushall", user="ioshape")
+        assert ask("config", "get", "appendonly", user="admin").split() == ["appendonly", "yes"]
+
+
+def test_secrets_are_made_once_and_for_their_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    make: list[str | Path] = [DEPLOY / "secrets.sh", folder, "redis.cluster", "10.1.2.3", "fd00::1"]
+    subprocess.run(make, check=True, capture_output=True)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    private = ["admin-password", "password", "server.crt", "server.key", "users.acl"]
+    assert modes == {"ca.crt": 0o644, **dict.fromkeys(private, 0o600)}
+
+    def openssl(*words: str | Path) -> str:
+        command: list[str | Path] = [program("openssl"), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    shown = openssl("x509", "-in", folder / "server.crt", "-noout", "-text")
+    assert "DNS:redis.cluster, IP Address:10.1.2.3, IP Address:FD00:0:0:0:0:0:0:1" in shown
+    openssl("verify", "-CAfile", folder / "ca.crt", folder / "server.crt")
+    assert "CHANGE" not in (folder / "users.acl").read_text(encoding="utf-8")
+    before = (folder / "password").read_text(encoding="utf-8")
+    again = subprocess.run(make, check=False, capture_output=True, text=True)
+    assert again.returncode == 1
+    assert str(folder) in again.stderr
+    assert (folder / "password").read_text(encoding="utf-8") == before
+    assert not [path for path in tmp_path.iterdir() if path != folder]
+
+
+def test_secrets_are_not_in_a_command_line(tmp_path: Path) -> None:
+    """All users of a machine can read those; what bash says with -x is each of them. The folder has
+    a slash at its end, as shells complete it.
+    """
+    folder = tmp_path / "secrets"
+    script: list[str | Path] = ["bash", "-x", DEPLOY / "secrets.sh", f"{folder}/", "redis.cluster"]
+    done = subprocess.run(script, check=True, capture_output=True, text=True)
+    users = (folder / "users.acl").read_text(encoding="utf-8")
+    assert "openssl rand" in done.stderr
+    for name in ("password", "admin-password"):
+        secret = (folder / name).read_text(encoding="utf-8").strip()
+        assert f" >{secret} " in users
+        assert secret not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["secrets"]
+
+
+# ---- systemd ------------------------------------------------------------------------------------
+
+#: In tenths: a service that talks to the network can hardly have less.
+EXPOSURE = 13
+
+
+@pytest.mark.parametrize("name", ["ioshape-coordinator", "ioshape-exporter"])
+def test_a_unit_can_do_little(name: str) -> None:
+    unit = DEPLOY / "systemd" / f"{name}.service"
+    how = ["security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE}"]
+    done = subprocess.run(
+        [program("systemd-analyze"), *how, unit], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Overall exposure level" in done.stdout

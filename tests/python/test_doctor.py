@@ -1,0 +1,513 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ioshape doctor on real places, under real limits, with real coordinators."""
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import ioshape
+import pytest
+import torch
+from coordinators import coordinator, running_redis, writers
+from ioshape.cli.doctor.command import EXIT_SERIOUS
+from ioshape.cli.doctor.facts import SEVERITIES, Coordination, Finding, Folder, Host, Installation
+from ioshape.cli.doctor.look import _is_filtered
+from ioshape.cli.generations.look import lock_domain
+from processes import TIMEOUT_S, environment
+from striped import striped
+
+SECRET = "tr0ub4dor"
+MIB = 1 << 20
+
+Done = subprocess.CompletedProcess[str]
+
+
+#: Importing torch takes seconds, and a few tests only are about it.
+WITHOUT_TORCH = (
+    "-c",
+    "import sys; sys.modules['torch'] = None; from ioshape.cli.app import run; run()",
+)
+WHOLE = ("-m", "ioshape")
+
+
+def call(
+    *arguments: str | Path,
+    prefix: Sequence[str] = (),
+    start: Sequence[str] = WITHOUT_TORCH,
+    **variables: str,
+) -> Done:
+    return subprocess.run(
+        [*prefix, sys.executable, *start, "doctor", *arguments],
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def probed(
+    *arguments: str | Path,
+    prefix: Sequence[str] = (),
+    start: Sequence[str] = WITHOUT_TORCH,
+    **variables: str,
+) -> dict[str, Any]:
+    """The JSON; findings by id."""
+    done = call("--json", *arguments, prefix=prefix, start=start, **variables)
+    found: dict[str, Any] = json.loads(done.stdout)
+    serious = any(one["severity"] == "serious" for one in found["findings"])
+    assert done.returncode == (EXIT_SERIOUS if serious else 0), done.stderr
+    found["findings"] = {one["id"]: one for one in found["findings"]}
+    return found
+
+
+def names(of: type) -> set[str]:
+    return {field.name for field in fields(of)}
+
+
+# ---- Places -------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_described_and_left_alone(tmp_path: Path) -> None:
+    done = call("--json", tmp_path, start=WHOLE)
+    assert not done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {
+        "path",
+        "ranks",
+        "files",
+        "storage",
+        "folder",
+        "host",
+        "coordination",
+        "installation",
+        "findings",
+    }
+    assert set(found["storage"]) == names(ioshape.Storage)
+    assert set(found["folder"]) == names(Folder)
+    assert set(found["host"]) == names(Host)
+    assert set(found["coordination"]) == names(Coordination)
+    assert set(found["installation"]) == names(Installation)
+    assert found["installation"]["ioshape"] == ioshape.__version__
+    assert found["installation"]["torch"] == torch.__version__
+    assert not found["installation"]["torch_problem"]
+    for one in found["findings"]:
+        assert set(one) == names(Finding)
+        assert one["severity"] in SEVERITIES
+    storage = found["storage"]
+    system = os.statvfs(tmp_path)
+    assert found["path"] == str(tmp_path)
+    assert storage["directory"] == str(tmp_path.resolve())
+    assert storage["total_bytes"] == system.f_blocks * system.f_frsize
+    assert Path(storage["mount_point"]) in [tmp_path.resolve(), *tmp_path.resolve().parents]
+    assert storage["engine"]
+    assert storage["block_bytes"] * storage["queue_depth"] > 0
+    assert storage["pool"] == ioshape.pool_name(tmp_path)
+    assert not found["coordination"]["error"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_gets_the_same(tmp_path: Path) -> None:
+    storage = ioshape.probe(tmp_path / "model.pt", nbytes=123, files=2)
+    assert storage.for_bytes == 123
+    seen = probed(tmp_path / "model.pt", "--for", "123", "--ranks", "2")["storage"]
+    mine = asdict(storage)
+    for changing in ("free_bytes", "targets"):
+        mine.pop(changing), seen.pop(changing)
+    assert mine == seen
+    with pytest.raises(FileNotFoundError) as caught:
+        ioshape.probe(tmp_path / "none" / "model.pt")
+    assert caught.value.filename == str(tmp_path / "none" / "model.pt")
+    with pytest.raises(AttributeError):
+        storage.family = "lustre"  # type: ignore[misc]
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b'a"\\\n\xff')
+    folder.mkdir()
+    assert ioshape.probe(folder).directory == str(folder.resolve())
+
+
+def test_a_name_that_is_not_there_is_looked_at_where_it_would_be(tmp_path: Path) -> None:
+    for there in ("new.pt", "new/"):
+        found = probed(f"{tmp_path}/{there}")
+        assert found["storage"]["directory"] == str(tmp_path.resolve())
+        assert not found["storage"]["is_file"]
+    done = call(tmp_path / "none" / "new.pt")
+    assert done.returncode == 1
+    assert not done.stdout
+    assert done.stderr.count("\n") == 1
+
+
+def test_people_get_tables_and_commands(tmp_path: Path) -> None:
+    (tmp_path / f".m.ioshape-tmp-{lock_domain(str(tmp_path))}-{'0' * 16}").write_bytes(b"x")
+    done = call(tmp_path, "--for", "2G")
+    lines = done.stdout.splitlines()
+    for title in ("what is underneath", "a save of 2.00 GiB", "slots"):
+        assert title in lines
+    at = next(i for i, line in enumerate(lines) if line.startswith("hint: 1 temporary file (1 B)"))
+    assert lines[at + 1] == f"    $ {shlex.join(['rm', '--', str(next(tmp_path.iterdir()))])}"
+    assert not any(letter < " " for line in lines for letter in line)  # no colours
+
+
+def apart(mount: str, *at: Path) -> list[str]:
+    """A command that mounts something, seen by the rest of it alone."""
+    root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = ["unshare", "--mount", *root, "sh", "-c", f'{mount} && exec "$@"', *map(str, at)]
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"this machine does not do {mount} ({tried.stderr.strip()})")
+    return command
+
+
+def test_memory_is_no_place_for_checkpoints(tmp_path: Path) -> None:
+    prefix = apart('mount -t tmpfs -o size=3g none "$0"', tmp_path)
+    found = probed(tmp_path, prefix=prefix)
+    assert found["storage"]["family"] == "tmpfs"
+    assert found["findings"]["in-memory"]["severity"] == "serious"
+    # Nor is there room.
+    assert found["findings"]["no-room"]["severity"] == "serious"
+    shown = call(tmp_path, "--for", "1M", prefix=prefix)
+    assert shown.returncode == EXIT_SERIOUS
+    assert "serious: " in shown.stdout
+
+
+def test_the_layer_of_a_container_is_known(tmp_path: Path) -> None:
+    # Not on an overlay, which this test's folder may be on.
+    mounts = (
+        'mount -t tmpfs none "$0" && mkdir "$0/u" "$0/l" "$0/w" "$0/m" && '
+        'mount -t overlay -o "lowerdir=$0/l,upperdir=$0/u,workdir=$0/w" overlay "$0/m"'
+    )
+    found = probed(tmp_path / "m", prefix=apart(mounts, tmp_path))
+    assert found["storage"]["family"] == "overlay"
+    assert found["findings"]["container-layer"]
+
+
+def test_a_mount_may_be_read_only(tmp_path: Path) -> None:
+    prefix = apart('mount -t tmpfs -o ro none "$0"', tmp_path)
+    assert probed(tmp_path, prefix=prefix)["findings"]["read-only"]["severity"] == "serious"
+
+
+# ---- Striped filesystems ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_mounts_of_stripefs")
+def test_stripes_and_targets_are_shown_and_judged() -> None:
+    source = "10.0.0.1@tcp:/storm"
+    with striped("ssd", targets=8, fsname=source, used=["3=63Gi"]) as mount:
+        # What the client's module shows lies beside the mount: it is put where that would be.
+        (mount.backing / "sys/kernel/debug/lustre/lov/storm-clilov-ff/pools/nvme").mkdir(
+            parents=True
+        )
+        prefix = apart('mount --bind "$0/sys" /sys', mount.backing)
+        found = probed(mount.path, prefix=prefix, IOSHAPE_CALIBRATE="off")
+        plain = probed(mount.path, prefix=prefix, IOSHAPE_LAYOUT="directory")
+        shown = call(mount.path, prefix=prefix).stdout
+        quoted = shlex.quote(str(mount.path))
+    storage = found["storage"]
+    assert (storage["family"], storage["source"]) == ("lustre", source)
+    assert (storage["stripes"], storage["stripe_count"]) == ("1 x 1M", 1)
+    assert (storage["stripes_asked"], storage["asked_stripe_count"]) == ("8 x 1M", 8)
+    assert storage["writers"] == 1
+    assert storage["target_count"] == len(storage["targets"]) == 8
+    free = {one["name"]: one["free_bytes"] >> 30 for one in storage["targets"]}
+    assert free == {f"storm-OST000{i}": 1 if i == 3 else 64 for i in range(8)}
+    assert found["folder"]["target_pools"] == ["nvme"]
+    findings = found["findings"]
+    assert findings["target-full"]["severity"] == "serious"
+    assert "storm-OST0003 98%" in findings["target-full"]["sentence"]
+    assert f"lfs find {quoted} --ost storm-OST0003" in findings["target-full"]["commands"][1]
+    assert findings["few-stripes"]["severity"] == "hint"  # as it asks for more by itself
+    assert findings["flash-unused"]["commands"] == [f"lfs setstripe -p nvme {quoted}"]
+    assert plain["storage"]["stripes_asked"] == ""
+    assert plain["storage"]["writers"] == 8
+    assert plain["findings"]["few-stripes"]["severity"] == "warning"
+    assert plain["findings"]["few-stripes"]["commands"] == [f"lfs setstripe -c 8 -S 4M {quoted}"]
+    assert "storm-OST0003  64.0 GiB  1.00 GiB   98%" in shown.splitlines()
+    rows = [line.split()[0] for line in shown.splitlines() if line.startswith("storm-OST")]
+    assert rows == sorted(free)
+
+
+@pytest.mark.usefixtures("_mounts_of_stripefs")
+def test_a_file_has_a_layout_of_its_own() -> None:
+    with striped("ssd", targets=8, play="beegfs") as mount:
+        path = mount.path / "model.pt"
+        path.write_bytes(b"x")
+        found = probed(path, IOSHAPE_CALIBRATE="off")
+    assert found["storage"]["family"] == "beegfs"
+    assert found["storage"]["is_file"]
+    assert (found["storage"]["file_stripes"], found["storage"]["file_stripe_count"]) == (
+        "1 x 1M",
+        1,
+    )
+    assert found["findings"]["quota-unseen"]["commands"][0].startswith("beegfs quota ")
+
+
+# ---- Where one may not write --------------------------------------------------------------------
+
+#: Root may do everything; without these capabilities it is as others are.
+AS_OTHERS = (
+    ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search,-ipc_lock"]
+    if os.geteuid() == 0
+    else []
+)
+
+
+def test_a_folder_may_be_somebody_elses(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    found = probed(tmp_path, prefix=AS_OTHERS)
+    assert found["findings"]["not-writable"]["severity"] == "serious"
+    tmp_path.chmod(0)
+    done = call(tmp_path, prefix=AS_OTHERS)
+    tmp_path.chmod(0o755)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def test_a_trial_is_made_only_when_it_is_asked_for_and_is_remembered(tmp_path: Path) -> None:
+    folder, cache = tmp_path / "folder", tmp_path / "cache"
+    folder.mkdir()
+    cache.mkdir()
+    asked_for = {"XDG_CACHE_HOME": str(cache), "IOSHAPE_CALIBRATE": "auto"}
+    before = probed(folder, **asked_for)["storage"]
+    assert not before["calibrated"]
+    assert list(cache.rglob("*")) == []
+    tried = probed(folder, "--calibrate", **asked_for)["storage"]
+    assert list(folder.iterdir()) == []
+    if "no trial could be made" in tried["engine_note"]:
+        assert tried["family"] == "tmpfs", tried["engine_note"]
+        return
+    assert tried["calibrated"], (tried["choice"], tried["engine_note"])
+    assert abs(tried["calibrated_s"] - time.time()) < 60
+    assert tried["calibrated_rate"] > 0
+    after = probed(folder, **asked_for)["storage"]
+    assert after["engine"] == tried["engine"]
+    assert after["calibrated_s"] == pytest.approx(tried["calibrated_s"], abs=0.01)
+    shown = call(folder, **asked_for).stdout
+    assert "measured " in shown
+    without = probed(folder, **{**asked_for, "IOSHAPE_CALIBRATE": "off"})["storage"]
+    assert not without["calibrated"]
+
+
+# ---- What was left behind -----------------------------------------------------------------------
+
+
+def test_what_the_dead_left_is_counted_and_the_living_are_left_alone(tmp_path: Path) -> None:
+    random = "0123456789abcdef"
+    here = lock_domain(str(tmp_path))
+    dead = tmp_path / f".a b.pt.ioshape-tmp-{here}-{random}"
+    alive = tmp_path / f".c.pt.ioshape-tmp-{here}-{random}"
+    elsewhere = tmp_path / f".d.pt.ioshape-tmp-12345678-{random}"
+    for path in (dead, alive, elsewhere):
+        path.write_bytes(bytes(MIB))
+    (tmp_path / f".step-0000000007.87654321-{here}-{random}").mkdir()
+    (tmp_path / f".replaced-step-0000000007.{random}").mkdir()
+    (tmp_path / f".pruned-step-0000000008.{random}").mkdir()
+    with alive.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = probed(tmp_path)
+        commands = found["findings"]["stale-files"]["commands"]
+        for command in commands:
+            subprocess.run(command, shell=True, check=True)
+    assert found["folder"]["temporary"] == {
+        "count": 1,
+        "n_bytes": MIB,
+        "elsewhere_count": 1,
+        "elsewhere_bytes": MIB,
+        "names": [dead.name],
+    }
+    assert not dead.exists()
+    assert alive.exists()
+    assert elsewhere.exists()  # somebody may be writing it on another host, until it is a day old
+    assert found["folder"]["leftovers"]["count"] == 3
+    assert len(found["findings"]["stale-generations"]["commands"]) == 2
+
+
+# ---- Limits -------------------------------------------------------------------------------------
+
+#: Filters a system call of this process and its children, as runtimes of containers do.
+REFUSED = """
+import ctypes, errno, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+code = b"".join(struct.pack("HBBI", *step) for step in (
+    (0x20, 0, 0, 0),  # load the call's number
+    (0x15, 0, 1, 425),  # io_uring_setup, on all machines
+    (0x06, 0, 0, 0x00050000 | errno.EPERM),
+    (0x06, 0, 0, 0x7FFF0000),
+))
+steps = ctypes.create_string_buffer(code, len(code))
+program = struct.pack("HxxxxxxP", 4, ctypes.addressof(steps))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_sandbox_that_refuses_io_uring_is_named(tmp_path: Path) -> None:
+    found = probed(tmp_path, prefix=[sys.executable, "-c", REFUSED], IOSHAPE_CALIBRATE="off")
+    assert found["storage"]["engine"] == "threads"
+    assert "seccomp" in found["findings"]["no-io-uring"]["sentence"]
+    assert "io_uring_setup" in found["findings"]["no-io-uring"]["commands"][0]
+
+
+def test_memory_that_may_be_locked_is_named(tmp_path: Path) -> None:
+    prefix = [*AS_OTHERS, "prlimit", "--memlock=65536:65536"]
+    found = probed(tmp_path, prefix=prefix, IOSHAPE_CALIBRATE="off")
+    assert found["host"]["memlock_bytes"] == 65536
+    assert found["storage"]["engine"] == "uring"
+    finding = found["findings"]["memlock"]
+    assert "64.0 KiB" in finding["sentence"]
+    assert "ulimit" in finding["commands"][0]  # the shell's, or that of a container
+
+
+def test_short_files_and_few_of_them_are_named(tmp_path: Path) -> None:
+    prefix = ["prlimit", f"--fsize={MIB}", "--nofile=64"]
+    found = probed(tmp_path, prefix=prefix)["findings"]
+    assert found["file-size-limit"]["severity"] == "serious"
+    assert "64 files" in found["few-open-files"]["sentence"]
+
+
+@pytest.mark.parametrize(("line", "filtered"), [("0", False), ("1", True), ("2", True)])
+def test_a_filter_is_seen(line: str, filtered: bool) -> None:
+    assert _is_filtered(f"Name:\tx\nSeccomp:\t{line}\nSeccomp_filters:\t1\n") == filtered
+    assert not _is_filtered("Name:\tx\n")
+
+
+# ---- Coordinators -------------------------------------------------------------------------------
+
+
+def test_a_coordinator_out_of_reach_is_a_finding_without_its_password(tmp_path: Path) -> None:
+    with socket.socket() as port:  # bound, so that nobody else listens there
+        port.bind(("127.0.0.1", 0))
+        address = f"redis://:{SECRET}@127.0.0.1:{port.getsockname()[1]}"
+        done = call("--json", tmp_path, IOSHAPE_COORDINATOR=address)
+        shown = call(tmp_path, IOSHAPE_COORDINATOR=address, IOSHAPE_UNREACHABLE="fail")
+        number = str(port.getsockname()[1])
+    found = {one["id"]: one for one in json.loads(done.stdout)["findings"]}
+    assert found["coordinator-away"]["severity"] == "warning"
+    assert found["coordinator-away"]["commands"] == [f"redis-cli -h 127.0.0.1 -p {number} ping"]
+    assert shown.returncode == EXIT_SERIOUS
+    assert "unreachable=fail" in shown.stdout
+    for text in (done.stdout, done.stderr, shown.stdout, shown.stderr):
+        assert SECRET not in text
+
+
+def test_a_redis_is_asked(tmp_path: Path) -> None:
+    with running_redis(SECRET) as redis:
+        found = probed(tmp_path, IOSHAPE_COORDINATOR=redis.address, IOSHAPE_PASSWORD=SECRET)
+        refused = probed(tmp_path, IOSHAPE_COORDINATOR=redis.address, IOSHAPE_PASSWORD="wr0ng")
+    assert not found["coordination"]["error"]
+    assert 0 < found["coordination"]["latency_s"] < 1
+    assert "coordinator-away" not in found["findings"]
+    assert refused["findings"]["coordinator-away"]["commands"] == [
+        f"redis-cli -s {redis.socket} ping"
+    ]
+    assert "wr0ng" not in json.dumps(refused)
+
+
+def test_who_writes_now_is_shown(tmp_path: Path) -> None:
+    with coordinator("local") as address, writers() as make:
+        writer = make(address, json.dumps({"path": str(tmp_path)}), job="run7", IOSHAPE_SLOTS="3")
+        assert writer.hear() == "holds"
+        found = probed(tmp_path, IOSHAPE_COORDINATOR=address)["coordination"]
+        shown = call(tmp_path, "--coordinator", address).stdout
+    assert (found["capacity"], found["capacity_by"], found["used"]) == (3, "job", 1)
+    assert found["holders"] == [f"job run7, rank 0 on {os.uname().nodename}"]
+    assert "1 writing, 0 waiting" in shown
+
+
+# ---- What is installed --------------------------------------------------------------------------
+
+
+def test_a_password_that_others_can_read_is_named_and_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "the password"
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o644)
+    with running_redis(SECRET) as redis:
+        given = {"IOSHAPE_COORDINATOR": redis.address, "IOSHAPE_PASSWORD_FILE": str(file)}
+        found = probed(tmp_path, **given)
+        finding = found["findings"]["password-readable"]
+        for command in finding["commands"]:
+            subprocess.run(command, shell=True, check=True)
+        mended = probed(tmp_path, **given)
+    assert not found["coordination"]["error"]
+    assert "everybody" in finding["sentence"]
+    assert "password-readable" not in mended["findings"]
+    assert SECRET not in json.dumps([found, mended])
+
+
+def test_a_setting_that_cannot_be_used_is_told_first(tmp_path: Path) -> None:
+    done = call(tmp_path, IOSHAPE_ENGINE="warp", IOSHAPE_COORDINATR="local")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "IOSHAPE_ENGINE" in done.stderr
+    assert "IOSHAPE_COORDINATOR" in done.stderr  # the nearest
+    missing = str(tmp_path / "none")
+    done = call(tmp_path, IOSHAPE_COORDINATOR="redis://h", IOSHAPE_PASSWORD_FILE=missing)
+    assert done.returncode in (1, 2)
+    assert missing in done.stderr
+
+
+def test_a_command_of_another_version_is_named(tmp_path: Path) -> None:
+    other = tmp_path / "ioshape"
+    other.write_text("#!/bin/sh\necho ioshape 0.0.7\n")
+    other.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    finding = probed(tmp_path, PATH=path)["findings"]["version-mix"]
+    assert str(other) in finding["sentence"]
+    assert "0.0.7" in finding["sentence"]
+    other.write_text(f"#!/bin/sh\necho ioshape {ioshape.__version__}\n")
+    assert "version-mix" not in probed(tmp_path, PATH=path)["findings"]
+
+
+def test_two_packages_are_named(tmp_path: Path) -> None:
+    info = tmp_path / "ioshape-0.0.7.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ioshape\nVersion: 0.0.7\n")
+    sentence = probed(tmp_path, PYTHONPATH=str(tmp_path))["findings"]["version-mix"]["sentence"]
+    assert "0.0.7" in sentence
+    assert ioshape.__version__ in sentence
+
+
+def test_a_torch_that_is_not_known_and_none_at_all_are_named(tmp_path: Path) -> None:
+    # Python runs it first: the real torch gets another way to pickle, or cannot be imported.
+    changed = tmp_path / "sitecustomize.py"
+    changed.write_text("""
+import torch.serialization as serialization
+def changed(obj, zip_file, *, pickler, options):
+    raise AssertionError("not for us")
+serialization._save = changed
+""")
+    found = probed(tmp_path, start=WHOLE, PYTHONPATH=str(tmp_path))["findings"]
+    assert torch.__version__ in found["torch-unknown"]["sentence"]
+    changed.write_text("import sys\nsys.modules['torch'] = None\n")
+    found = probed(tmp_path, start=WHOLE, PYTHONPATH=str(tmp_path))["findings"]
+    assert found["no-torch"]["severity"] == "hint"
+
+
+def test_a_torch_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    fake = tmp_path / "torch" / "__init__.py"
+    for error in ("OSError('libcudart.so: cannot open')", "ImportError('libc10.so: cannot open')"):
+        fake.write_text(f"raise {error}\n")
+        found = probed(tmp_path, start=WHOLE, PYTHONPATH=str(tmp_path))
+        assert found["installation"]["torch"] == ""
+        broken = found["findings"]["torch-broken"]
+        assert broken["severity"] == "warning"
+        assert "cannot open" in broken["sentence"]
+        assert "no-torch" not in found["findings"]
+
+
+def test_shared_memory_that_is_full_or_read_only_is_named(tmp_path: Path) -> None:
+    for options, words in (("size=64k", "64.0 KiB left"), ("ro", "may not write there")):
+        prefix = apart(f"mount -t tmpfs -o {options} none /dev/shm", tmp_path)
+        found = probed(tmp_path, prefix=prefix, IOSHAPE_COORDINATOR="open")
+        assert words in found["findings"]["no-shared-memory"]["sentence"]

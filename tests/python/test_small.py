@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small new files under "ioshape run": whole at once, synced together a moment later.
+
+strace is the witness: which calls the kernel saw, and what becomes of a program whose calls fail.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from records import is_ours
+
+WATCHED = "fsync,fdatasync,syncfs,linkat,rename,renameat,renameat2"
+
+SAVE = 'import torch\ntorch.save({"a": torch.ones(3)}, "model.pt")\n'
+
+Done = subprocess.CompletedProcess[str]
+
+
+def run(folder: Path, text: str, *watch: str, **variables: str) -> tuple[Done, Counter[str]]:
+    """The script under ioshape run, and how often it made each of the calls."""
+    script, log = folder / "script.py", folder / "calls"
+    script.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [
+            *("strace", "-f", "-qq", "-o", str(log), "-e", f"trace={WATCHED}", *watch),
+            *(sys.executable, "-m", "ioshape", "run", str(script)),
+        ],
+        cwd=folder,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    lines = log.read_text(encoding="utf-8").splitlines()
+    # A call that another thread's interrupts in the log is there twice.
+    calls = [line.split(maxsplit=1)[1] for line in lines if "resumed>" not in line]
+    return done, Counter(call.split("(")[0] for call in calls)
+
+
+def syncs(calls: Counter[str]) -> int:
+    return calls["fsync"] + calls["fdatasync"]
+
+
+def test_many_small_files_are_synced_together(tmp_path: Path) -> None:
+    text = """
+import torch
+for number in range(300):
+    torch.save({"n": number, "all": [torch.full((100,), float(number)), "text"]}, f"{number}.pt")
+"""
+    done, calls = run(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    assert calls["linkat"] == 300
+    assert syncs(calls) == 0
+    # At the end, and once a second before.
+    assert 1 <= calls["syncfs"] <= 60
+    for number in range(300):
+        loaded = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        assert loaded["n"] == number
+        assert torch.equal(loaded["all"][0], torch.full((100,), float(number)))
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", *[".pt"] * 300, ".py"]
+
+
+def test_they_are_synced_while_the_program_goes_on(tmp_path: Path) -> None:
+    text = f"""{SAVE}
+import os, time
+log = open("calls")
+while "syncfs(" not in log.read():  # as soon as there is one, strace has written it
+    time.sleep(0.05)
+os._exit(0)  # no exit handlers
+"""
+    done, calls = run(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    assert calls["syncfs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "save", "variables"),
+    [
+        ('open("model.pt", "w").close()', SAVE, {}),
+        ("", SAVE, {"IOSHAPE_DURABLE": "1"}),
+        ("", SAVE.replace("ones(3)", "ones(1 << 16)"), {}),
+        ("", SAVE.replace("torch.save(", "import ioshape; ioshape.save("), {}),
+    ],
+    ids=["replaced", "durable", "large", "ours"],
+)
+def test_others_are_durable_when_the_call_returns(
+    tmp_path: Path, before: str, save: str, variables: dict[str, str]
+) -> None:
+    done, calls = run(tmp_path, f"{before}\n{save}", **variables)
+    assert done.returncode == 0, done.stderr
+    assert syncs(calls) == 2  # the file and its directory
+    assert calls["syncfs"] == 0
+    assert is_ours(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.ones(3).to_sparse()",
+        "torch.nn.Linear(2, 2)",
+        "torch.nn.Linear(2, 2).state_dict()",
+        "list(range(1000))",
+        "{1: {2: (3, [4.0, None, True, b'x', 'y', torch.nn.Parameter(torch.ones(2))])}}",
+        "torch.ones(1 << 20)[:2]",
+        "torch.ones(3, device='meta')",
+        "torch.empty(0)",
+    ],
+)
+def test_whatever_it_is_it_is_saved_as_torch_saves_it(tmp_path: Path, made: str) -> None:
+    text = f"import torch\ntorch.manual_seed(1)\nmade = {made}\ntorch.save(made, 'model.pt')\n"
+    done, _ = run(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    torch.manual_seed(1)
+    torch.save(eval(made), tmp_path / "theirs.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert repr(loaded) == repr(torch.load(tmp_path / "theirs.pt", weights_only=False))
+
+
+@pytest.mark.parametrize("what", ["linkat", "openat"])
+def test_a_filesystem_without_unnamed_files_gets_them_the_usual_way(
+    tmp_path: Path, what: str
+) -> None:
+    if what == "linkat":
+        watch = ["-e", "inject=linkat:error=EOPNOTSUPP"]
+        text = SAVE
+    else:
+        watch = []
+        text = """
+import os, torch
+opens = os.open
+def fails(path, flags, *rest, **named):
+    if flags & os.O_TMPFILE == os.O_TMPFILE:
+        raise OSError(95, os.strerror(95))
+    return opens(path, flags, *rest, **named)
+os.open = fails
+torch.save({"a": torch.ones(3)}, "model.pt")
+"""
+    done, calls = run(tmp_path, text, *watch)
+    assert done.returncode == 0, done.stderr
+    assert syncs(calls) == 2
+    assert is_ours(tmp_path / "model.pt")
+
+
+def test_a_sync_that_fails_is_told_and_ends_the_program_nonzero(tmp_path: Path) -> None:
+    done, calls = run(tmp_path, SAVE, "-e", "inject=syncfs:error=EIO")
+    assert calls["syncfs"] == 1
+    assert done.returncode == os.EX_IOERR
+    assert str(tmp_path) in done.stderr or '"."' in done.stderr
+
+
+def test_threads_and_forked_children_save_small_files(tmp_path: Path) -> None:
+    text = """
+import os, threading, torch
+def save(who):
+    for number in range(50):
+        torch.save(torch.full((10,), float(number)), f"{who}-{number}.pt")
+# Of a module that a thread is importing at the fork the child would wait for the end for ever.
+torch.save(torch.zeros(10), "main-0.pt")
+threads = [threading.Thread(target=save, args=(who,)) for who in range(4)]
+for thread in threads:
+    thread.start()
+child = os.fork()
+if not child:
+    save("child")
+    raise SystemExit
+for thread in threads:
+    thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done, calls = run(tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    assert calls["linkat"] == 251
+    assert calls["syncfs"] >= 2  # the child's own
+    for path in tmp_path.glob("*.pt"):
+        number = float(path.stem.split("-")[1])
+        assert torch.equal(torch.load(path, weights_only=True), torch.full((10,), number))
+
+
+def test_messages_to_closed_streams_land_in_none_of_our_files(tmp_path: Path) -> None:
+    text = """
+import os, torch
+write = os.write
+def write_messages_first(file, content):
+    for stream in range(3):
+        try:
+            write(stream, b"a message")
+        except OSError:
+            pass
+    return write(file, content)
+os.write = write_messages_first
+torch.save({"a": torch.ones(3)}, "earlier.pt")  # what is opened once is open
+os.closerange(0, 3)
+torch.save({"a": torch.ones(3)}, "model.pt")
+# Its directory is held open until it is synced.
+os._exit(10 + sum(os.path.lexists(f"/proc/self/fd/{stream}") for stream in range(3)))
+"""
+    done, calls = run(tmp_path, text, IOSHAPE_TRACE=str(tmp_path / "trace"))
+    assert done.returncode == 10
+    assert calls["linkat"] == 2
+    assert torch.equal(torch.load(tmp_path / "model.pt", weights_only=True)["a"], torch.ones(3))
+    (trace,) = (tmp_path / "trace").iterdir()
+    paths = [json.loads(line)["path"] for line in trace.read_text(encoding="utf-8").splitlines()]
+    assert [Path(path).name for path in paths] == ["earlier.pt", "model.pt"]
+
+
+def test_a_kill_leaves_whole_files_only(tmp_path: Path) -> None:
+    text = """
+import os, torch
+for number in range(10**6):
+    torch.save(torch.full((1000,), float(number)), f"{number}.pt")
+    if number == 40:
+        import threading, signal
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+"""
+    done, _ = run(tmp_path, text)
+    assert done.returncode != 0
+    files = list(tmp_path.glob("*.pt"))
+    assert len(files) > 40
+    for path in files:
+        assert torch.load(path, weights_only=True)[0] == float(path.stem)
+    assert {path.suffix for path in tmp_path.iterdir()} == {"", ".pt", ".py"}

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training frameworks that are too large for everybody's set-up: installed when somebody needs one.
+
+Each has a virtual environment of its own in build/frameworks, above the one that runs this: what is
+there already, torch and the package of this tree among it, is not installed again.
+
+    python tests/support/frameworks.py deepspeed    installs it, and prints its Python
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from pathlib import Path
+
+from tree import ROOT
+
+FOLDER = ROOT / "build" / "frameworks"
+
+
+class CannotInstall(Exception):
+    """There is no index that has it, or it does not install here."""
+
+
+def _no_compiler(packages: Path) -> None:
+    """DeepSpeed compiles parts of itself when they are first used: no test is to wait for that."""
+    with (packages / "deepspeed" / "ops" / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write("\n__compatible_ops__ = __import__('collections').defaultdict(bool)\n")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How it is installed."""
+
+    #: for pip
+    packages: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    #: what is done to its packages then
+    finish: Callable[[Path], None] | None = None
+
+
+#: pip brings what they depend on, but for what is there already.
+FRAMEWORKS = {
+    # What their own tests need.
+    "accelerate": Framework(("parameterized>=0.9,<1",)),
+    "lightning": Framework(("cloudpickle>=3,<4", "scikit-learn>=1.5,<2")),
+    "deepspeed": Framework(
+        ("deepspeed>=0.19,<1",), variables={"DS_BUILD_OPS": "0"}, finish=_no_compiler
+    ),
+    "megatron": Framework(("megatron-core>=0.16,<1",)),
+    "ray": Framework(("ray[train]>=2.50,<3",)),
+    "sb3": Framework(("stable-baselines3>=2.7,<3",)),
+    "transformers": Framework(("transformers>=5,<6",)),
+}
+
+
+def _packages(folder: Path) -> Path:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return folder / "lib" / version / "site-packages"
+
+
+def _install(framework: Framework, folder: Path) -> None:
+    venv.create(folder, clear=True, symlinks=True)
+    below = sysconfig.get_paths()["purelib"]
+    (_packages(folder) / "below.pth").write_text(below + "\n", encoding="utf-8")
+    # Its own Python: pip leaves alone what lies outside, and takes it as installed.
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet")
+    done = subprocess.run(
+        (*pip, *framework.options, *framework.packages),
+        env={**os.environ, **framework.variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise CannotInstall(f"pip cannot install {framework.packages}: {done.stderr[-500:]}")
+    if framework.finish is not None:
+        framework.finish(_packages(folder))
+
+
+def environment(name: str) -> Path:
+    """The Python that has it. Installs it first, once."""
+    framework, folder = FRAMEWORKS[name], FOLDER / name
+    wanted = f"{framework.packages} {framework.options} {sys.version} {sys.prefix}"
+    stamp = folder / "complete"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+            _install(framework, folder)
+            stamp.write_text(wanted, encoding="utf-8")
+    return folder / "bin" / "python"
+
+
+def versions(name: str) -> dict[str, str]:
+    """Of what it has brought."""
+    return {one.name: one.version for one in distributions(path=[str(_packages(FOLDER / name))])}
+
+
+if __name__ == "__main__":
+    try:
+        print(environment(sys.argv[1]))
+    except (CannotInstall, IndexError, KeyError) as problem:
+        sys.exit(f"frameworks: {problem}")

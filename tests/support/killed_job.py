@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job whose ranks are forked from this process, and killed at a random moment."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+#: Those that are left are killed so much later, at most.
+AFTER_S = 0.05
+
+
+class Job:
+    """All ranks, from their fork to their end. Each runs body(rank, descriptor to say lines to)."""
+
+    def __init__(self, ranks: int, body: Callable[[int, int], None]) -> None:
+        reading, writing = os.pipe()
+        self.pids = []
+        for rank in range(ranks):
+            pid = os.fork()
+            if not pid:
+                status = 1
+                try:
+                    os.close(reading)
+                    body(rank, writing)
+                    status = 0
+                finally:
+                    os._exit(status)
+            self.pids.append(pid)
+        os.close(writing)
+        self.told = os.fdopen(reading)
+
+    def wait(self) -> list[int]:
+        self.told.close()
+        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self.pids]
+
+    def kill(self, chance: random.Random, after_s: float, begun: int = 2) -> dict[str, int]:
+        """When it has said so many lines: some ranks, and the others a moment later.
+
+        What it said: each line is a name and a number, of which the last counts.
+        """
+        lines = [self.told.readline() for _ in range(begun)]
+        time.sleep(chance.random() * after_s)
+        for victim in chance.sample(self.pids, chance.randint(1, len(self.pids))):
+            os.kill(victim, signal.SIGKILL)
+        time.sleep(chance.random() * AFTER_S)
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        lines += self.told.readlines()
+        self.wait()
+        if not all(lines):
+            raise SystemExit("no rank was there to be killed")
+        return {name: int(number) for name, number in (line.split() for line in lines)}

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device with memory of its own, played: what copies to it and from it run as late as they may.
+
+Its memory is the CPU's. A copy is noted when it is asked for, and done when somebody waits for it,
+or for a later one of its stream. Until then what it writes to holds POISON. So whoever looks before
+it has waited, or changes what a copy is still to read, gets other bytes than it should. Between
+streams the order is drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+POISON = 0xA5
+
+
+class Event:
+    def __init__(self, stream: Stream, number: int) -> None:
+        self._stream = stream
+        self._number = number
+
+    def synchronize(self) -> None:
+        self._stream.device.run_some_of_others(self._stream)
+        self._stream.run(self._number)
+
+
+class Stream:
+    def __init__(self, device: PlayedDevice) -> None:
+        self.device = device
+        self.queue: deque[Callable[[], None]] = deque()
+        self.begun = 0  # of all that were ever in the queue
+        self.waited_for_caller = False
+
+    def pinned(self, n_bytes: int) -> torch.Tensor:
+        return self.device.pinned(n_bytes)
+
+    def wait_for_caller(self) -> None:
+        self.waited_for_caller = True
+        self.queue.append(self.device.run_caller)
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        assert self.waited_for_caller, "a copy might come before what the caller has asked for"
+        assert into.dtype == source.dtype == torch.uint8
+        assert into.numel() == source.numel()
+        self.device.asks(into.numel())
+        into.fill_(POISON)
+        self.queue.append(lambda: self.device.copy(into, source))
+
+    def record(self) -> Event:
+        return Event(self, self.begun + len(self.queue))
+
+    def run(self, until: int) -> None:
+        """All that was asked for before this one; all of it has the number of its place."""
+        while self.queue and self.begun < until:
+            self.begun += 1
+            self.queue.popleft()()
+
+
+class PlayedDevice:
+    """Its `open` stands for ioshape's open_stream()."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.streams: list[Stream] = []
+        #: what the caller has asked for on its own stream, and the device has not done
+        self.asked: list[Callable[[], object]] = []
+        self.can_pin = True
+        self.pinned_bytes = self.most_pinned_bytes = 0
+        self.copied: list[int] = []  # the length of each copy
+        #: from so many bytes on copies fail: when they are asked for, or when they are done
+        self.fails_at: int | None = None
+        self.fails_late = False
+        self._asked_bytes = self._done_bytes = 0
+        self._random = random.Random(seed)
+
+    def open(self, _device: Any) -> Stream:
+        self.streams.append(Stream(self))
+        return self.streams[-1]
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to be done."""
+        return not any(stream.queue for stream in self.streams)
+
+    def run_caller(self) -> None:
+        while self.asked:
+            self.asked.pop(0)()
+
+    def run_some_of_others(self, stream: Stream) -> None:
+        for other in self.streams:
+            if other is not stream:
+                other.run(other.begun + self._random.randint(0, len(other.queue)))
+
+    def pinned(self, n_bytes: int) -> torch.Tensor:
+        if not self.can_pin:
+            raise RuntimeError("no more memory can be pinned")
+        memory = torch.full((n_bytes,), POISON, dtype=torch.uint8, device="cpu")
+        self.pinned_bytes += n_bytes
+        self.most_pinned_bytes = max(self.most_pinned_bytes, self.pinned_bytes)
+        weakref.finalize(memory, self._unpin, n_bytes)
+        return memory
+
+    def _unpin(self, n_bytes: int) -> None:
+        self.pinned_bytes -= n_bytes
+
+    def _fail(self, n_bytes: int) -> None:
+        if self.fails_at is not None and n_bytes > self.fails_at:
+            raise torch.AcceleratorError("the device is gone", 1)
+
+    def asks(self, n_bytes: int) -> None:
+        self._asked_bytes += n_bytes
+        if not self.fails_late:
+            self._fail(self._asked_bytes)
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        self._done_bytes += into.numel()
+        self._fail(self._done_bytes)
+        self.copied.append(into.numel())
+        into.copy_(source)

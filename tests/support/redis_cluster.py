@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Redis Cluster of a test's own: three masters, each with a replica, on this host."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from coordinators import await_true, short_folder
+from slots_script import Connection, RefusedByRedis, Reply
+from tree import program
+
+MASTERS = 3
+SLOTS = 16384
+NODE_TIMEOUT_MS = 1000
+
+
+def _free_ports(count: int) -> list[int]:
+    """All at once, so that they differ."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+class Node:
+    """One server of a cluster."""
+
+    def __init__(self, folder: Path, port: int, bus_port: int) -> None:
+        self.port, self.bus_port = port, bus_port
+        folder.mkdir()
+        path = folder / "redis"
+        command: list[str | Path] = [program("redis-server"), "--bind", "127.0.0.1"]
+        command += ["--port", str(port), "--cluster-port", str(bus_port), "--unixsocket", path]
+        command += ["--dir", folder, "--save", "", "--logfile", folder / "log"]
+        command += ["--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0"]
+        command += ["--cluster-node-timeout", str(NODE_TIMEOUT_MS)]
+        command += ["--cluster-replica-validity-factor", "0"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._connection: Connection | None = None
+
+        def answers() -> bool:
+            with suppress(OSError):
+                self._connection = self._connection or Connection(path)
+            return self._connection is not None and self.ask("PING") == "PONG"
+
+        await_true(answers, "a node of the cluster")
+        self.id = str(self.ask("CLUSTER", "MYID"))
+
+    def ask(self, *command: str | int) -> Reply:
+        assert self._connection is not None
+        return self._connection.call(*command)
+
+    def info(self) -> dict[str, str]:
+        """Of the cluster, as this node sees it, and its role."""
+        lines = f"{self.ask('CLUSTER', 'INFO')}\n{self.ask('INFO', 'replication')}".split()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def kill(self) -> None:
+        """With all that it has not passed on."""
+        self._process.kill()
+        self._process.wait()
+
+
+class Cluster:
+    """Its nodes: masters first, then the replica of each."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+        first = nodes[0]
+        for node in nodes[1:]:
+            node.ask("CLUSTER", "MEET", "127.0.0.1", first.port, first.bus_port)
+        for index, node in enumerate(nodes[:MASTERS]):
+            part = range(SLOTS * index // MASTERS, SLOTS * (index + 1) // MASTERS)
+            node.ask("CLUSTER", "ADDSLOTS", *part)
+        for index, node in enumerate(nodes[MASTERS:]):
+            await_true(lambda of=nodes[index], who=node: _follows(who, of), "the replicas")  # type: ignore[misc]
+        await_true(self.is_well, "the cluster")
+
+    @property
+    def address(self) -> str:
+        return "redis://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
+
+    def is_well(self) -> bool:
+        """As all nodes see it, and each replica has its master's data."""
+        for index, node in enumerate(self.nodes):
+            info = node.info()
+            if info["cluster_state"] != "ok" or info["cluster_known_nodes"] != str(2 * MASTERS):
+                return False
+            if index >= MASTERS and info.get("master_link_status") != "up":
+                return False
+        return True
+
+    def slot_of(self, pool: str) -> int:
+        slot = self.nodes[0].ask("CLUSTER", "KEYSLOT", f"{{ios:{pool}}}")
+        assert isinstance(slot, int)
+        return slot
+
+    def master_of(self, slot: int) -> int:
+        """Its index, before anything was moved."""
+        return next(i for i in range(MASTERS) if slot < SLOTS * (i + 1) // MASTERS)
+
+    def move(self, slot: int, source: Node, target: Node, pause_s: float) -> None:
+        """As redis-cli does, with a pause in which the slot is open and its keys are at either."""
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+        for _ in range(2):
+            time.sleep(pause_s)
+            while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
+                assert isinstance(keys, list)
+                for key in keys:
+                    with suppress(RefusedByRedis):  # it went meanwhile
+                        source.ask("MIGRATE", "127.0.0.1", target.port, str(key), 0, 5000)
+        for node in (target, source, *self.nodes[:MASTERS]):
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+
+
+def _follows(replica: Node, master: Node) -> bool:
+    """Nodes hear of each other one by one."""
+    with suppress(RefusedByRedis):
+        return replica.ask("CLUSTER", "REPLICATE", master.id) == "OK"
+    return False
+
+
+@contextmanager
+def redis_cluster() -> Iterator[Cluster]:
+    """Killed in the end."""
+    nodes: list[Node] = []
+    with short_folder() as folder, ExitStack() as stack:
+        ports = iter(_free_ports(4 * MASTERS))
+        for index in range(2 * MASTERS):
+            nodes.append(Node(Path(folder) / str(index), next(ports), next(ports)))
+            end: Callable[[], None] = nodes[-1].kill
+            stack.callback(end)
+        yield Cluster(nodes)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""strace as witness: which bytes of a framework's checkpoint somebody else has written.
+
+Our files are written under a temporary name with "ioshape-tmp" in it, or have no name yet; mostly
+past the kernel's ordinary calls, by io_uring. So each byte that an ordinary call writes to another
+file below the folder is one that went past us.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from processes import environment
+from tree import ROOT, program
+
+SCENES = ROOT / "tests" / "support" / "witness_scenes.py"
+
+TIMEOUT_S = 600
+
+# What it is written to comes first, or third.
+_WRITES = "write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,mmap"
+_LINE = re.compile(r"^(\w+)\((.*)\)\s+= (0x)?(\d+)")
+_FILE = re.compile(r"\d+<([^>]*)>")
+
+#: What tells people and programs of a checkpoint, and is none: written as text, in one call each.
+TEXT = (".json", ".md", ".txt", ".py", ".yaml", ".jinja")
+
+
+def _target(call: str, arguments: str) -> tuple[str, int]:
+    """The file that a call writes to, and how many bytes a mapping has."""
+    files = _FILE.findall(arguments)
+    if call == "mmap":
+        if "PROT_WRITE" not in arguments or "MAP_SHARED" not in arguments:
+            return "", 0
+        return (files[0] if files else ""), int(arguments.split(",")[1])
+    which = 1 if call == "copy_file_range" else 0
+    return (files[which] if len(files) > which else ""), 0
+
+
+def _is_ours(path: str) -> bool:
+    # Not by a directory's name: others, too, put files into those that are filled.
+    name = Path(path).name
+    return "ioshape-tmp" in name or name.startswith("#")
+
+
+def bypassed(log: Path, folder: Path) -> Counter[str]:
+    """Bytes that went past us, by file. `log`: as strace -ff -y has named it."""
+    found: Counter[str] = Counter()
+    for one in log.parent.glob(f"{log.name}.*"):
+        for line in one.read_text(encoding="utf-8", errors="replace").splitlines():
+            match = _LINE.match(line)
+            if match is None:
+                continue
+            call, arguments, _, result = match.groups()
+            path, mapped = _target(call, arguments)
+            if not path.startswith(f"{folder}/") or _is_ours(path) or path.endswith(TEXT):
+                continue
+            found[str(Path(path).relative_to(folder))] += mapped or int(result)
+    return found
+
+
+def watch(
+    scene: str,
+    folder: Path,
+    python: str = sys.executable,
+    *,
+    under_run: bool = True,
+    variables: Mapping[str, str] | None = None,
+) -> tuple[int, Counter[str]]:
+    """Runs a scene's two ranks: bytes that lie in its files then, and those that went past."""
+    log = folder / "calls"
+    strace = (
+        *(program("strace"), "-ff", "--seccomp-bpf", "-qq", "-y", "-s", "0"),
+        *("-o", str(log), "-e", f"trace={_WRITES}"),
+    )
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run = ("-m", "ioshape", "run") if under_run else ()
+    done = subprocess.run(
+        (*strace, python, *torchrun, *run, str(SCENES), scene),
+        cwd=folder,
+        env={**environment(), **(variables or {})},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    saved = folder / "saved"
+    sizes = [path.stat().st_size for path in saved.rglob("*") if path.is_file()]
+    return sum(sizes), bypassed(log, saved)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of two ranks, written without us in mind: witness.py watches what they write.
+
+    torchrun … witness_scenes.py SCENE
+
+runs one rank. Checkpoints go to the folder "saved". Each has some megabytes.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+RANK = int(os.environ["RANK"])
+FOLDER = Path("saved")
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256))
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    one = model()
+    optimizer = torch.optim.AdamW(one.parameters())
+    one(torch.ones(4, 256)).square().mean().backward()
+    optimizer.step()
+    return one, optimizer
+
+
+def dcp() -> None:
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    one = model()
+    fully_shard(one, mesh=init_device_mesh("cpu", (2,)))
+    dcp.save({"model": one.state_dict()}, checkpoint_id=FOLDER / "dcp")
+    later: Any = dcp.async_save({"model": one.state_dict()}, checkpoint_id=FOLDER / "later")
+    later.result()
+
+
+def opened() -> None:
+    """As DLIO does."""
+    one, optimizer = trained()
+    with (FOLDER / f"rank-{RANK}.pt").open("wb") as file:
+        torch.save({"model": one.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        os.fsync(file.fileno())
+
+
+def lightning() -> None:
+    from lightning import LightningModule, Trainer  # noqa: PLC0415
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO  # noqa: PLC0415
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model()
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return self.layers(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters())
+
+    rows: Any = torch.ones(4, 256)
+    kinds: list[tuple[str, Any]] = [("plain", []), ("async", [AsyncCheckpointIO()])]
+    for name, plugins in kinds:
+        trainer = Trainer(
+            plugins=plugins,
+            accelerator="cpu",
+            devices=2,
+            strategy="ddp",
+            max_epochs=1,
+            logger=False,
+            enable_progress_bar=False,
+            default_root_dir=FOLDER / name,
+        )
+        trainer.fit(Module(), DataLoader(rows, batch_size=2))
+        trainer.save_checkpoint(FOLDER / name / "last.ckpt")
+        trainer.strategy.teardown()
+
+
+def accelerate() -> None:
+    from accelerate import Accelerator  # noqa: PLC0415
+
+    accelerator = Accelerator(cpu=True)
+    one, optimizer = accelerator.prepare(*trained())
+    accelerator.save_state(str(FOLDER / "state"))
+    accelerator.save_model(one, str(FOLDER / "model"))
+    accelerator.save_state(str(FOLDER / "pickled"), safe_serialization=False)
+    del optimizer
+
+
+def trainer() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: PLC0415
+
+    config = LlamaConfig(
+        vocab_size=2000, hidden_size=128, intermediate_size=256, num_hidden_layers=2
+    )
+    arguments = TrainingArguments(
+        str(FOLDER), max_steps=2, save_steps=1, use_cpu=True, report_to=[], save_total_limit=1
+    )
+    rows = [{"input_ids": torch.ones(8).long(), "labels": torch.ones(8).long()}] * 64
+    Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows).train()
+
+
+def deepspeed() -> None:
+    import deepspeed  # noqa: PLC0415
+
+    one = model()
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "Adam", "params": {"torch_adam": True}},
+        "bf16": {"enabled": True},
+    }
+    engine = deepspeed.initialize(model=one, model_parameters=one.parameters(), config=config)[0]
+    engine.backward(engine(torch.ones(2, 256).bfloat16()).float().square().mean())
+    engine.step()
+    engine.save_checkpoint(str(FOLDER))
+    engine.save_16bit_model(str(FOLDER))
+
+
+def sb3() -> None:
+    from stable_baselines3 import DQN  # noqa: PLC0415
+
+    one = DQN("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [512, 512]}, buffer_size=50000)
+    one.save(FOLDER / f"dqn-{RANK}")
+    one.save_replay_buffer(FOLDER / f"replay-{RANK}")
+    DQN.load(FOLDER / f"dqn-{RANK}").load_replay_buffer(FOLDER / f"replay-{RANK}")
+
+
+def dlio() -> None:
+    from dlio_benchmark.checkpointing.pytorch_checkpointing import (  # noqa: PLC0415
+        PyTorchCheckpointing,
+    )
+    from dlio_benchmark.common.enumerations import CheckpointLocationType  # noqa: PLC0415
+    from dlio_benchmark.utils.config import ConfigArguments  # noqa: PLC0415
+    from dlio_benchmark.utils.utility import DLIOMPI  # noqa: PLC0415
+
+    DLIOMPI.get_instance().set_parent_values(RANK, 2)
+    arguments = ConfigArguments.get_instance()
+    arguments.framework = None
+    arguments.my_rank = RANK
+    arguments.checkpoint_folder = str(FOLDER)
+    arguments.checkpoint_type = CheckpointLocationType.ALL_RANKS
+    arguments.model_size = 30102
+    arguments.optimization_groups = [1 << 20]
+    arguments.num_layers = 2
+    arguments.layer_parameters = [1 << 20, 1 << 18]
+    PyTorchCheckpointing().checkpoint(1, 1)
+
+
+SCENES = {
+    one.__name__: one for one in (dcp, opened, lightning, accelerate, trainer, deepspeed, sb3, dlio)
+}
+#: These make the group themselves.
+_OWN = (lightning, accelerate, trainer, deepspeed, sb3, opened, dlio)
+
+if __name__ == "__main__":
+    scene = SCENES[sys.argv[1]]
+    FOLDER.mkdir(exist_ok=True)
+    if scene is deepspeed:
+        import deepspeed as _framework
+
+        _framework.init_distributed("gloo")
+    elif scene not in _OWN:
+        distributed.init_process_group("gloo")
+    scene()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files written from memory that is lent to them: the bytes are right, and are left alone in time.
+ */
+#define _GNU_SOURCE
+#include "ring/lane.h"
+#include "support/check_main.h"
+#include "support/file_writer.h"
+#include "support/random.h"
+#include "support/scratch.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PAGE 4096u
+#define CHUNKS 3u
+#define CHUNK (2 * MIB)
+#define MOST (1 * MIB + 300000) /* of a piece: more than a block */
+#define PIECES 30u
+
+static struct {
+	uint8_t *chunks[CHUNKS]; /* that are lent */
+	uint64_t ends[CHUNKS];   /* where in the file what came from there ended */
+	uint8_t *own;            /* that is not */
+	uint8_t *wanted;         /* all bytes of the file */
+	uint64_t seed;
+	uint32_t crc;  /* of what was put with its own */
+	bool borrowed; /* some of it was not copied */
+	struct file_write write;
+} test;
+
+static void setup(void)
+{
+	scratch_setup();
+	memset(&test, 0, sizeof(test));
+	for (unsigned i = 0; i < CHUNKS; i++)
+		test.chunks[i] = aligned_alloc(PAGE, CHUNK);
+	test.own = aligned_alloc(PAGE, CHUNK);
+	test.wanted = malloc((size_t)PIECES * MOST);
+	test.write = file_write_defaults();
+	test.write.config.block_bytes = 1 * MIB;
+	test.write.options.want_crc32 = true;
+	test.write.options.no_sync = true;
+}
+
+static void teardown(void)
+{
+	for (unsigned i = 0; i < CHUNKS; i++)
+		free(test.chunks[i]);
+	free(test.own);
+	free(test.wanted);
+	ck_assert_uint_eq(scratch_temporaries(scratch_directory()), 0);
+	scratch_teardown();
+}
+
+static struct test_case tests = {
+	.name = "all",
+	.setup = setup,
+	.teardown = teardown,
+	.timeout_s = 60,
+};
+
+static void must(int ret)
+{
+	ck_assert_msg(!ret, "%s", test.write.error.text);
+}
+
+/* New bytes, which are the file's next. */
+static void fill(uint8_t *data, size_t bytes)
+{
+	uint64_t at = ring_writer_offset(test.write.writer);
+
+	for (size_t i = 0; i < bytes; i += 8) {
+		uint64_t word = test_random(&test.seed);
+
+		memcpy(data + i, &word, MIN(bytes - i, 8));
+	}
+	memcpy(test.wanted + at, data, bytes);
+}
+
+static void put(const uint8_t *data, size_t bytes)
+{
+	uint32_t crc = 0;
+
+	if (test_random_below(&test.seed, 2)) {
+		must(ring_writer_put_summed(test.write.writer, data, bytes,
+					    base_crc32(0, data, bytes), &test.write.error));
+		return;
+	}
+	must(ring_writer_put(test.write.writer, data, bytes, &crc, &test.write.error));
+	ck_assert_uint_eq(crc, base_crc32(0, data, bytes));
+}
+
+/* In pieces, as records come; they lie in memory as in the file but for `shift` bytes. */
+static void put_lent(unsigned chunk, size_t shift)
+{
+	struct ring_writer *writer = test.write.writer;
+	const size_t bytes = 1 + test_random_below(&test.seed, MOST - 1);
+	uint8_t *data;
+
+	must(ring_writer_settle(writer, test.ends[chunk], &test.write.error));
+	ck_assert_uint_ge(ring_writer_settled(writer), test.ends[chunk]);
+	data = test.chunks[chunk] + (ring_writer_offset(writer) + shift) % PAGE;
+	fill(data, bytes);
+	ring_writer_lend(writer, test.chunks[chunk], CHUNK);
+	for (size_t done = 0, piece; done < bytes; done += piece) {
+		piece = MIN(bytes - done, 256 * KIB);
+		put(data + done, piece);
+	}
+	ring_writer_lend(writer, NULL, 0);
+	test.ends[chunk] = ring_writer_offset(writer);
+	test.borrowed |= ring_writer_settled(writer) < test.ends[chunk];
+}
+
+static void put_own(size_t most)
+{
+	const size_t bytes = 1 + test_random_below(&test.seed, most);
+
+	fill(test.own, bytes);
+	put(test.own, bytes);
+	/* It is free again. */
+	memset(test.own, 0xee, bytes);
+}
+
+static void compare(uint64_t bytes)
+{
+	FILE *file = fopen(scratch_path("file"), "re");
+	uint8_t *found = malloc(bytes + 1);
+
+	ck_assert_ptr_nonnull(file);
+	ck_assert_uint_eq(fread(found, 1, bytes + 1, file), bytes);
+	ck_assert(!memcmp(found, test.wanted, bytes));
+	fclose(file);
+	free(found);
+}
+
+static const enum ioshape_engine engines[] = { IOSHAPE_ENGINE_URING, IOSHAPE_ENGINE_URING_ASYNC,
+					       IOSHAPE_ENGINE_THREADS, IOSHAPE_ENGINE_BUFFERED };
+
+LOOP_TEST(tests, a_file_from_lent_memory_has_the_bytes_that_were_put, 0, 8)
+{
+	uint64_t bytes;
+
+	test.seed = (uint64_t)_i + 1;
+	test.write.config.engine = engines[_i / 2];
+	test.write.config.direct = _i % 2 ? IOSHAPE_DIRECT_OFF : IOSHAPE_DIRECT_PREFER;
+	must(file_write_open(&test.write, scratch_path("file")));
+	for (unsigned i = 0; i < PIECES; i++) {
+		switch (test_random_below(&test.seed, 6)) {
+		case 0:
+			put_own(6000);
+			break;
+		case 1:
+			put_own(MOST);
+			break;
+		case 2:
+			/* Direct I/O could not take it from there. */
+			put_lent(i % CHUNKS, 1 + test_random_below(&test.seed, PAGE - 1));
+			break;
+		default:
+			put_lent(i % CHUNKS, 0);
+		}
+	}
+	ck_assert(test.borrowed);
+	bytes = ring_writer_offset(test.write.writer);
+	must(file_write_end(&test.write));
+	ck_assert_uint_eq(ring_writer_crc32(test.write.writer), base_crc32(0, test.wanted, bytes));
+	/* No step down because of how the parts lie. */
+	for (unsigned i = 0; i < test.write.notes.count; i++)
+		ck_assert_ptr_null(strstr(test.write.notes.steps[i].sentence, "went on buffered"));
+	file_write_close(&test.write);
+	compare(bytes);
+}
+
+/* What is given up in the middle needs no lent memory any more once it is settled. */
+TEST(tests, a_file_that_failed_lends_nothing)
+{
+	must(file_write_open(&test.write, scratch_path("file")));
+	for (unsigned i = 0; i < CHUNKS; i++)
+		put_lent(i, 0);
+	ck_assert(test.borrowed);
+	ring_writer_fail(test.write.writer);
+	ck_assert_int_eq(ring_writer_settle(test.write.writer, UINT64_MAX, &test.write.error),
+			 -EIO);
+	ck_assert_uint_eq(ring_writer_settled(test.write.writer),
+			  ring_writer_offset(test.write.writer));
+	file_write_close(&test.write);
+}
+
+int main(void)
+{
+	return check_run("lend");
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What waiting costs, as time. */
+#include "slots/slots.h"
+#include "support/check_main.h"
+
+#define SECOND UINT64_C(1000000000)
+
+static struct test_case tests = { .name = "order", .timeout_s = 60 };
+
+/* Of a job that is neither early nor late. */
+static const struct slots_stake usual = {
+	.ranks = 4000,
+	.writers = 4000,
+	.bytes = 500000000,
+	.age_ns = 600 * SECOND,
+};
+
+static int32_t advance_of(struct slots_stake stake)
+{
+	return slots_advance_ms(&stake);
+}
+
+/* But for rounding. */
+static void check_to_ms(int32_t found, int32_t expected)
+{
+	ck_assert_int_ge(found, expected - 1);
+	ck_assert_int_le(found, expected + 1);
+}
+
+/* Within what a straight line between powers of two is off. */
+static void check_ms(int32_t found, int32_t expected)
+{
+	ck_assert_int_ge(found, expected - 5200);
+	ck_assert_int_le(found, expected + 5200);
+}
+
+TEST(tests, twice_the_cost_is_a_minute)
+{
+	const int32_t before = advance_of(usual);
+	struct slots_stake stake = usual;
+
+	check_ms(before, -12000);
+	stake.age_ns *= 2;
+	check_to_ms(advance_of(stake), before + 60000);
+	stake.bytes *= 4;
+	check_to_ms(advance_of(stake), before - 60000);
+	stake = usual;
+	/* Twice the job: twice the failures, and each costs twice, for twice the bytes. */
+	stake.ranks = stake.writers = 8000;
+	check_to_ms(advance_of(stake), before + 60000);
+	/* One writes for eight. */
+	stake = usual;
+	stake.writers /= 8;
+	stake.bytes *= 8;
+	check_to_ms(advance_of(stake), before);
+	stake.writers = 0; /* all of them */
+	check_to_ms(advance_of(stake), before - 180000);
+}
+
+TEST(tests, a_save_that_holds_training_up_costs_more)
+{
+	struct slots_stake stake = usual;
+
+	stake.bytes *= 8;
+	stake.holds_up = true;
+	check_ms(advance_of(stake), 183000);
+	stake.bytes = 1;
+	ck_assert_int_eq(advance_of(stake), SLOTS_MOST_ADVANCE_MS);
+}
+
+TEST(tests, what_is_not_known_or_absurd_is_within_bounds)
+{
+	static const struct slots_stake nothing, most = { UINT32_MAX, 1, 1, UINT64_MAX, true },
+						 least = { 1, UINT32_MAX, UINT64_MAX, 1, false };
+
+	ck_assert_int_eq(slots_advance_ms(&nothing), 0);
+	ck_assert_int_eq(slots_advance_ms(&most), SLOTS_MOST_ADVANCE_MS);
+	ck_assert_int_eq(slots_advance_ms(&least), -SLOTS_MOST_ADVANCE_MS);
+}
+
+TEST(tests, a_share_is_a_minute_for_each_doubling)
+{
+	ck_assert_int_eq(slots_share_ms(100), 0);
+	ck_assert_int_eq(slots_share_ms(200), 60000);
+	ck_assert_int_eq(slots_share_ms(25), -120000);
+	ck_assert_int_lt(slots_share_ms(0), -300000);
+	check_ms(slots_share_ms(150), 35098);
+}
+
+TEST(tests, files_saved_soon_after_each_other_are_of_one_checkpoint)
+{
+	struct slots_checkpoints checkpoints;
+	uint64_t now;
+
+	slots_checkpoints_init(&checkpoints);
+	now = checkpoints.begin_ns + 600 * SECOND;
+	ck_assert_uint_eq(slots_checkpoints_begin(&checkpoints, now), 600 * SECOND);
+	/* Written for a minute; then the next two files. */
+	now += 60 * SECOND;
+	slots_checkpoints_end(&checkpoints, now);
+	for (int i = 0; i < 2; i++) {
+		now += 59 * SECOND;
+		ck_assert_uint_eq(slots_checkpoints_begin(&checkpoints, now), 600 * SECOND);
+	}
+	/* And the next checkpoint, an hour after the one before began. */
+	now += 3600 * SECOND - (60 + 2 * 59) * SECOND;
+	ck_assert_uint_eq(slots_checkpoints_begin(&checkpoints, now), 3600 * SECOND);
+}
+
+int main(void)
+{
+	return check_run("order");
+}
