@@ -2,6 +2,7 @@
 """What a benchmark gets to work with, and what it gives back."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,9 +33,12 @@ class Setting:
     chaos: float = 0  # how long the campaign of faults is; 0: there is none
 
     def settle(self) -> None:
-        """Removes every file and waits until the storage has nothing left to do from before."""
+        """Removes everything and waits until the storage has nothing left to do from before."""
         for path in self.folder.iterdir():
-            path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         self.rest()
 
     def rest(self) -> None:

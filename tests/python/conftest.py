@@ -3,6 +3,8 @@
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
 from processes import SLOTS
@@ -23,6 +25,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no GPU")
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_of_one_test() -> Iterator[None]:
+    """What a test configures, those after it in the same process do not see."""
+    yield
+    config = sys.modules.get("ioshape._settings.config")  # most tests start without
+    if config is not None and config.configured():
+        config.reset()
 
 
 @pytest.fixture(scope="session")

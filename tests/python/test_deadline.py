@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import ioshape
@@ -21,11 +20,8 @@ LARGE = {"weights": torch.zeros(5 << 20)}  # not so small as to be let past the 
 
 
 @pytest.fixture(autouse=True)
-def _a_pool_of_one_slot() -> Iterator[None]:
-    before = ioshape.settings()
+def _a_pool_of_one_slot() -> None:
     ioshape.configure(pool="deadlines", slots=1)
-    yield
-    ioshape.configure(pool=before["pool"][0], slots=before["slots"][0])
 
 
 # ---- Saves --------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import gc
 import io
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from ioshape._device import outgoing as _outgoing
 from ioshape._device import stream as _stream
 from ioshape._native import ffi
 from ioshape._save import pickling
-from ioshape._settings import config
 from ioshape.safetensors import load_file, save_file
 from played_device import PlayedDevice
 from records import flip, names_in, offset_of
@@ -101,14 +99,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedDevice:
 
 
 @pytest.fixture
-def little_staging() -> Iterator[None]:
+def little_staging() -> None:
     """The least that can be set."""
-    before = dict(config._configured)
     ioshape.configure(staging_bytes=16 * MIB)
-    yield
-    config.reset()
-    if before:
-        ioshape.configure(**before)
 
 
 def state() -> Any:

@@ -2,13 +2,11 @@
 """Saves that do not fit: training goes on over a full disk."""
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 
 import ioshape
 import pytest
 from checkpoints import checkpoint, names_in, number_in
-from ioshape._settings import config
 from mounts import client_of, small_disk
 from processes import run_interpreter
 from striped import striped
@@ -240,14 +238,8 @@ def test_files_keep_away_from_full_storage_targets(tmp_path: Path) -> None:
         run_interpreter(tmp_path, FULL_TARGET, mount.path, prefix=client_of(mount.backing))
 
 
-@pytest.fixture
-def _settings() -> Iterator[None]:
-    yield
-    config.reset()
-
-
 @pytest.mark.wording
-@pytest.mark.usefixtures("_mounts_of_stripefs", "_settings")
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_a_full_storage_target_is_suspected() -> None:
     with striped("ssd", targets=4, stripe_count=4) as mount:
         mount.order("target 2 full")
@@ -255,7 +247,7 @@ def test_a_full_storage_target_is_suspected() -> None:
             ioshape.save(checkpoint(2, 8 * MIB), mount.path / "model.pt")
 
 
-@pytest.mark.usefixtures("_mounts_of_stripefs", "_settings")
+@pytest.mark.usefixtures("_mounts_of_stripefs")
 def test_one_storage_target_is_full() -> None:
     with striped("ssd", targets=4, stripe_count=4) as mount:
         path = mount.path / "model.pt"
