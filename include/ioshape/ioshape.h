@@ -14,6 +14,7 @@
 #include <ioshape/safetensors.h>
 #include <ioshape/slots.h>
 #include <ioshape/tensors.h>
+#include <ioshape/tier.h>
 #include <ioshape/version.h>
 
 #endif

@@ -13,11 +13,6 @@
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
-static int64_t modified_ns(const struct stat *status)
-{
-	return (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
-}
-
 int64_t ring_writer_modified_ns(const struct ring_writer *writer)
 {
 	struct stat status;
@@ -25,7 +20,7 @@ int64_t ring_writer_modified_ns(const struct ring_writer *writer)
 	/* The descriptor, whatever has taken the name since. */
 	if (writer->nil || writer->file.stream || fstat(writer->file.lock_fd, &status))
 		return 0;
-	return modified_ns(&status);
+	return ring_modified_ns(&status);
 }
 
 static int put(struct ring_writer *writer, const char *name, const void *data, size_t bytes)
@@ -66,7 +61,7 @@ int64_t ring_input_modified_ns(const struct ring_input *input)
 {
 	struct stat status;
 
-	return fstat(input->fd, &status) ? 0 : modified_ns(&status);
+	return fstat(input->fd, &status) ? 0 : ring_modified_ns(&status);
 }
 
 /* By the name that the open file has: links have been followed. */

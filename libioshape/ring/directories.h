@@ -60,12 +60,20 @@ struct ring_entry {
 	enum ring_entry_kind kind;
 	uint64_t bytes;
 	uint32_t owner;   /* user id */
+	uint32_t mode;    /* who may do what: the last twelve bits */
 	int64_t modified; /* seconds since 1970 */
+	int64_t modified_ns;
+	uint64_t device, inode; /* which one it is */
 };
 
 /* -ENOENT, without a sentence, if there is nothing. The name "." is the directory itself. */
 int ring_folder_look(const struct ring_folder *folder, const char *name, struct ring_entry *entry,
 		     struct base_error *error);
+
+/* The same for a path, behind a symbolic link if `follow`; a negative errno without a sentence. */
+int ring_look(const char *path, bool follow, struct ring_entry *entry);
+/* Whether it is the same file, and nobody has written it since. */
+bool ring_is_unchanged(const struct ring_entry *before, const struct ring_entry *now);
 
 /*
  * Tells each name, "." and ".." left out; anything but 0 ends it with that code. IOSHAPE_E_LIMIT
@@ -90,6 +98,29 @@ int ring_folder_sync(const struct ring_folder *folder, struct base_error *error)
 int ring_folder_rename(const struct ring_folder *folder, const char *from, const char *to);
 /* -EOPNOTSUPP if the filesystem cannot. */
 int ring_folder_swap(const struct ring_folder *folder, const char *one, const char *other);
+
+/* ---- Texts, and what has to go (folder_texts.c) ---------------------------------------------- */
+
+/*
+ * Small texts that appear whole, as symbolic links that nobody follows. They last only after a
+ * sync. -EEXIST without a sentence.
+ */
+int ring_folder_put_text(const struct ring_folder *folder, const char *name, const char *text,
+			 struct base_error *error);
+/* 0, or a negative errno without a sentence: -EINVAL if it is something else. */
+int ring_folder_get_text(const struct ring_folder *folder, const char *name, char into[PATH_MAX]);
+/* Removes one; it may be gone already. */
+int ring_folder_drop_text(const struct ring_folder *folder, const char *name,
+			  struct base_error *error);
+
+/*
+ * Removes a file, if it is the one that was looked at, unchanged: -ESTALE, without a sentence, if
+ * it is not. Whoever replaces it meanwhile does so as if it had not been there.
+ */
+int ring_folder_discard(const struct ring_folder *folder, const char *name,
+			const struct ring_entry *looked_at, struct base_error *error);
+
+/* ---- Small files ----------------------------------------------------------------------------- */
 
 /* A file whose lock is held: as that of a directory. */
 struct ring_hold {
@@ -117,6 +148,12 @@ int ring_folder_get(const struct ring_folder *folder, const char *name, size_t m
  * sentence. */
 ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, void *into,
 			 size_t bytes);
+/*
+ * Takes the lock of a file, which is made if it is not there: waits for it, or else answers -EBUSY,
+ * without a sentence, if somebody has it.
+ */
+int ring_folder_take(const struct ring_folder *folder, const char *name, bool wait,
+		     struct ring_hold *hold, struct base_error *error);
 /* Safe on RING_NO_HOLD. */
 void ring_folder_let_go(struct ring_hold *hold);
 

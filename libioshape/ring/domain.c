@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "ring/destination.h"
 #include "ring/folder.h"
+#include "ring/lane.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -101,4 +102,22 @@ bool ring_is_abandoned(struct ring_clock *clock, int64_t touched)
 	if (!clock->now)
 		clock->now = ring_look_at_new(clock->directory_fd, &status) ? -1 : status.st_mtime;
 	return clock->now > 0 && clock->now - touched > ABANDONED_AFTER_S;
+}
+
+int ring_time_in(const char *directory, int64_t *now_ns, struct base_error *error)
+{
+	struct ring_folder folder;
+	struct stat status;
+	int ret;
+
+	ret = ring_folder_open(&folder, directory, error);
+	if (ret)
+		return ret;
+	ret = ring_look_at_new(folder.fd, &status);
+	if (!ret)
+		*now_ns = ring_modified_ns(&status);
+	ring_folder_close(&folder);
+	return !ret ? 0 :
+		      base_fail(error, ret, "cannot create a file in \"%s\"" BASE_REMEDY "%s",
+				directory, ring_remedy(ret));
 }

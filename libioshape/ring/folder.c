@@ -170,6 +170,20 @@ bool ring_folder_is_named(const struct ring_folder *folder, const struct ring_fo
 	       own.st_dev == named.st_dev && own.st_ino == named.st_ino;
 }
 
+static void describe(const struct stat *status, struct ring_entry *entry)
+{
+	entry->kind = S_ISREG(status->st_mode) ? RING_FILE :
+		      S_ISDIR(status->st_mode) ? RING_FOLDER :
+						 RING_OTHER;
+	entry->bytes = (uint64_t)status->st_size;
+	entry->owner = status->st_uid;
+	entry->mode = status->st_mode & 07777;
+	entry->modified = status->st_mtime;
+	entry->modified_ns = ring_modified_ns(status);
+	entry->device = status->st_dev;
+	entry->inode = status->st_ino;
+}
+
 int ring_folder_look(const struct ring_folder *folder, const char *name, struct ring_entry *entry,
 		     struct base_error *error)
 {
@@ -180,13 +194,24 @@ int ring_folder_look(const struct ring_folder *folder, const char *name, struct 
 			return -ENOENT;
 		return base_fail(error, -errno, "cannot look at \"%s/%s\"", folder->path, name);
 	}
-	entry->kind = S_ISREG(status.st_mode) ? RING_FILE :
-		      S_ISDIR(status.st_mode) ? RING_FOLDER :
-						RING_OTHER;
-	entry->bytes = (uint64_t)status.st_size;
-	entry->owner = status.st_uid;
-	entry->modified = status.st_mtime;
+	describe(&status, entry);
 	return 0;
+}
+
+int ring_look(const char *path, bool follow, struct ring_entry *entry)
+{
+	struct stat status;
+
+	if (fstatat(AT_FDCWD, path, &status, follow ? 0 : AT_SYMLINK_NOFOLLOW))
+		return -errno;
+	describe(&status, entry);
+	return 0;
+}
+
+bool ring_is_unchanged(const struct ring_entry *before, const struct ring_entry *now)
+{
+	return before->device == now->device && before->inode == now->inode &&
+	       before->modified_ns == now->modified_ns && before->bytes == now->bytes;
 }
 
 static bool is_dots(const char *name)

@@ -12,6 +12,11 @@
 #include <limits.h>
 #include <sys/stat.h>
 
+static inline int64_t ring_modified_ns(const struct stat *status)
+{
+	return (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
+}
+
 /* To list it. NULL and errno after a failure. Opened anew: all duplicates of a descriptor share the
  * position that listing moves. */
 DIR *ring_listing(int folder_fd);

@@ -198,6 +198,34 @@ ssize_t ring_folder_peek(const struct ring_folder *folder, const char *name, voi
 	return got;
 }
 
+static int lock(int fd, bool wait)
+{
+	while (flock(fd, LOCK_EX | (wait ? 0 : LOCK_NB))) {
+		if (errno == EWOULDBLOCK)
+			return -EBUSY;
+		if (errno != EINTR)
+			return -errno;
+	}
+	return 0;
+}
+
+int ring_folder_take(const struct ring_folder *folder, const char *name, bool wait,
+		     struct ring_hold *hold, struct base_error *error)
+{
+	int ret;
+
+	hold->fd =
+		base_own(openat(folder->fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+	if (hold->fd < 0)
+		return base_fail(error, -errno, "cannot open \"%s/%s\"", folder->path, name);
+	ret = lock(hold->fd, wait);
+	if (ret)
+		ring_folder_let_go(hold);
+	return !ret || ret == -EBUSY ?
+		       ret :
+		       base_fail(error, ret, "cannot lock \"%s/%s\"", folder->path, name);
+}
+
 void ring_folder_let_go(struct ring_hold *hold)
 {
 	base_close(hold->fd);

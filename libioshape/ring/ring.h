@@ -235,6 +235,14 @@ void ring_lane_close(struct ring_lane *lane);
 
 /* ---- Files that appear whole or not at all (target.c, stale.c, writer.c) --------------------- */
 
+/* Of a file that is a copy of another one. */
+struct ring_original {
+	int64_t modified_ns; /* since 1970: the time that the copy gets */
+	uint32_t mode;       /* that it gets, unless it replaces a file */
+	/* What has its name stays, and the commit answers -EEXIST, if that was modified later. */
+	int64_t newest_ns;
+};
+
 struct ring_file_options {
 	uint64_t expected_bytes; /* to preallocate; 0 unknown */
 	bool exact;              /* it will have just as many */
@@ -245,7 +253,8 @@ struct ring_file_options {
 	/* Of a file that another thread opens than the one that asked for it: 1 + base_umask() when
 	 * it was asked for; 0: the umask is that of now. */
 	int umask_then;
-	bool want_crc32;   /* ring_writer_crc32() will be asked */
+	const struct ring_original *original; /* borrowed; NULL: it is no copy */
+	bool want_crc32;                      /* ring_writer_crc32() will be asked */
 	bool remove_stale; /* first tidy the directory of what killed writers left behind */
 	/* Its directory is new and not read by anybody yet: the file has its name from the
 	 * beginning. Whoever gives the directory its own name syncs it before, and with it the
@@ -393,6 +402,8 @@ struct ring_clock {
 
 /* Whether what was last touched then has been left alone for a day. Asks by a new file, once. */
 bool ring_is_abandoned(struct ring_clock *clock, int64_t touched);
+/* What time it is by that clock: nanoseconds since 1970, of a new file. */
+int ring_time_in(const char *directory, int64_t *now_ns, struct base_error *error);
 
 /* ---- Reading (input.c, read.c, cached.c, stream.c) ------------------------------------------- */
 

@@ -451,7 +451,9 @@ static int finish(struct ring_writer *writer, struct base_error *error)
 	if (writer->through_engine && ring_depth_teach(&writer->lane->depth, &taught))
 		ring_memory_learn(writer->lane->config.memory, &writer->lane->fs_memory,
 				  &writer->lane->shape, &taught);
-	ret = ring_writer_tell(writer, IOSHAPE_PHASE_SYNC, error);
+	ret = ring_writer_resemble(writer, error);
+	if (!ret)
+		ret = ring_writer_tell(writer, IOSHAPE_PHASE_SYNC, error);
 	if (!ret && !writer->options.no_sync && !writer->nil) {
 		begin = base_now_ns();
 		ret = ring_destination_sync(&writer->file, error);
@@ -484,6 +486,8 @@ int ring_writer_commit(struct ring_writer *writer, struct base_error *error)
 	/* From here on the file must not be used through the engine, which may keep it open. */
 	if (writer->through_engine)
 		ring_lane_detach(writer->lane);
+	if (!ret)
+		ret = ring_writer_check_newest(writer, error);
 	if (!ret && !writer->nil)
 		ret = ring_destination_commit(&writer->file, writer->options.no_replace,
 					      writer->options.no_sync, writer->notes, error);

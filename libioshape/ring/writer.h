@@ -45,6 +45,13 @@ int ring_writer_tell(struct ring_writer *writer, enum ioshape_phase phase,
 int ring_writer_check_limit(const struct ring_writer *writer, uint64_t bytes,
 			    struct base_error *error);
 
+/* ---- Copies (copy.c) ------------------------------------------------------------------------- */
+
+/* Of a copy: before it is synced, it gets what it has in common with its original. */
+int ring_writer_resemble(struct ring_writer *writer, struct base_error *error);
+/* Just before it is put in place. -EEXIST: what is there is newer. */
+int ring_writer_check_newest(const struct ring_writer *writer, struct base_error *error);
+
 /* ---- Lent memory (lend.c) -------------------------------------------------------------------- */
 
 /* How many of the next bytes, which fit into the buffer, must be copied; 0: they may be borrowed,

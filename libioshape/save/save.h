@@ -78,6 +78,22 @@ void save_look_at_storage(int directory_fd, const char *directory, struct fs_mem
 uint32_t save_stripes_of(const struct fs_facts *storage, const struct save_expected *expected,
 			 struct fs_layout *layout);
 
+/* ---- Checksums of other formats (file/checksums.c) ------------------------------------------- */
+
+/* Those of a file that is being written. Zero it; `crcs` is to be freed. */
+struct save_checksums {
+	bool beside;             /* they are to be put beside the file */
+	struct base_buffer crcs; /* uint32_t, of whole blocks */
+	uint32_t crc;            /* of the block that is under way */
+	size_t filled;           /* of that block */
+};
+
+/* As ring_writer_put(): `*crc`, which may be NULL, is continued as well. */
+int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
+		       size_t bytes, uint32_t *crc, struct base_error *error);
+/* That was all. */
+int save_checksums_end(struct save_checksums *checksums, struct base_error *error);
+
 /* ---- Files (file/write.c) -------------------------------------------------------------------- */
 
 /* What is told while a save waits. */
@@ -89,8 +105,6 @@ struct save_watch {
 	 * other. */
 	const pthread_t *blocked;
 };
-
-struct save_checksums;
 
 /* A file that the calling thread writes, in its slot. */
 struct save_file {

@@ -250,6 +250,7 @@ WRAP(int, fstatat64, -1, (int fd, const char *name, struct stat64 *status, int f
      (fd, name, status, flags))
 WRAP(int, fstatvfs64, -1, (int fd, struct statvfs64 *status), (fd, status))
 WRAP(int, ftruncate64, -1, (int fd, off64_t bytes), (fd, bytes))
+WRAP(int, futimens, -1, (int fd, const struct timespec times[2]), (fd, times))
 WRAP(char *, getcwd, NULL, (char *into, size_t bytes), (into, bytes))
 WRAP(ssize_t, lgetxattr, -1, (const char *path, const char *name, void *value, size_t bytes),
      (path, name, value, bytes))
@@ -271,6 +272,7 @@ WRAP(int, renameat2, -1, (int fd, const char *from, int to_fd, const char *to, u
 WRAP(int, rmdir, -1, (const char *path), (path))
 WRAP(int, stat64, -1, (const char *path, struct stat64 *status), (path, status))
 WRAP(int, statfs64, -1, (const char *path, struct statfs64 *status), (path, status))
+WRAP(int, symlinkat, -1, (const char *text, int fd, const char *name), (text, fd, name))
 WRAP(int, sync_file_range, -1, (int fd, off64_t offset, off64_t bytes, unsigned flags),
      (fd, offset, bytes, flags))
 WRAP(int, syncfs, -1, (int fd), (fd))

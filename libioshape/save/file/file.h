@@ -121,19 +121,6 @@ int save_space_explain(const struct save_space *space, int ret, struct base_erro
 
 /* ---- Checksums of other formats (checksums.c) ------------------------------------------------ */
 
-/* Those of a file that is being written. Zero it; `crcs` is to be freed. */
-struct save_checksums {
-	bool beside;             /* they are to be put beside the file */
-	struct base_buffer crcs; /* uint32_t, of whole blocks */
-	uint32_t crc;            /* of the block that is under way */
-	size_t filled;           /* of that block */
-};
-
-/* As ring_writer_put(): `*crc`, which may be NULL, is continued as well. */
-int save_checksums_put(struct save_checksums *checksums, struct ring_writer *file, const void *data,
-		       size_t bytes, uint32_t *crc, struct base_error *error);
-/* That was all. */
-int save_checksums_end(struct save_checksums *checksums, struct base_error *error);
 /* After the commit. What it points to is theirs. */
 struct zip_checksums save_checksums_of(const struct save_checksums *checksums,
 				       const struct ring_writer *file);

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Small texts in a directory, and files that have to go from it. */
+#define _GNU_SOURCE
+#include "ring/folder.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+int ring_folder_put_text(const struct ring_folder *folder, const char *name, const char *text,
+			 struct base_error *error)
+{
+	if (!symlinkat(text, folder->fd, name))
+		return 0;
+	if (errno == EEXIST)
+		return -EEXIST;
+	return base_fail(error, -errno, "cannot make the note \"%s/%s\" (a symbolic link)",
+			 folder->path, name);
+}
+
+int ring_folder_get_text(const struct ring_folder *folder, const char *name, char into[PATH_MAX])
+{
+	const ssize_t bytes = readlinkat(folder->fd, name, into, PATH_MAX);
+
+	if (bytes < 0)
+		return -errno;
+	if (bytes == PATH_MAX)
+		return -ENAMETOOLONG;
+	into[bytes] = 0;
+	return 0;
+}
+
+int ring_folder_drop_text(const struct ring_folder *folder, const char *name,
+			  struct base_error *error)
+{
+	if (!unlinkat(folder->fd, name, 0) || errno == ENOENT)
+		return 0;
+	return base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, name);
+}
+
+int ring_folder_discard(const struct ring_folder *folder, const char *name,
+			const struct ring_entry *looked_at, struct base_error *error)
+{
+	char doomed[NAME_MAX + 1];
+	struct ring_entry entry;
+	int ret;
+
+	/* Under a name of its own it cannot be replaced any more, and dies with its process. */
+	ring_temporary_name(folder->fd, name, doomed);
+	ret = ring_folder_rename(folder, name, doomed);
+	if (ret)
+		return ret == -ENOENT ? -ESTALE :
+					base_fail(error, ret, "cannot remove \"%s/%s\" (rename)",
+						  folder->path, name);
+	ret = ring_folder_look(folder, doomed, &entry, error);
+	if (!ret && !ring_is_unchanged(looked_at, &entry)) {
+		ring_folder_rename(folder, doomed, name);
+		return -ESTALE;
+	}
+	if (!ret && unlinkat(folder->fd, doomed, 0))
+		ret = base_fail(error, -errno, "cannot remove \"%s/%s\"", folder->path, doomed);
+	return ret;
+}

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From the journal to the destinations: one copy after the other, by one process at a time. */
+#define _GNU_SOURCE
+#include "tier/tier.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct drain {
+	struct ioshape_tier *tier;
+	struct ioshape_drain_options options;
+	char *only; /* the destination; NULL: all */
+	struct tier_journal journal;
+	struct base_buffer failed; /* numbers: they wait for the next drain */
+	struct base_error first;   /* of these failures */
+};
+
+/* ---- Which ----------------------------------------------------------------------------------- */
+
+static bool has_failed(const struct drain *drain, uint64_t number)
+{
+	const uint64_t *numbers = (const uint64_t *)(const void *)drain->failed.data;
+
+	for (size_t i = 0; i < drain->failed.bytes / sizeof(*numbers); i++) {
+		if (numbers[i] == number)
+			return true;
+	}
+	return false;
+}
+
+/* The first that waits; NULL: none does. */
+static const struct tier_entry *next_waiting(const struct drain *drain)
+{
+	for (size_t i = 0; i < drain->journal.count; i++) {
+		const struct tier_entry *entry = &drain->journal.all[i];
+
+		if (!entry->drained && !has_failed(drain, entry->number) &&
+		    (!drain->only || !strcmp(drain->only, entry->path)))
+			return entry;
+	}
+	return NULL;
+}
+
+/* The last one before it that was drained to the same path. */
+static const struct tier_entry *drained_before(const struct tier_journal *journal,
+					       const struct tier_entry *entry)
+{
+	for (const struct tier_entry *old = entry; old-- > journal->all;) {
+		if (old->drained && !strcmp(old->path, entry->path))
+			return old;
+	}
+	return NULL;
+}
+
+/* ---- What becomes of it ---------------------------------------------------------------------- */
+
+static bool are_neighbours(const char *path, const char *other)
+{
+	const size_t bytes = (size_t)(strrchr(path, '/') - path);
+
+	return (size_t)(strrchr(other, '/') - other) == bytes && !strncmp(path, other, bytes);
+}
+
+/* Of the drained copies in its directory the newest stay. What fails here is tried again. */
+static void trim(const struct ioshape_tier *tier, const char *path)
+{
+	struct tier_journal journal;
+	struct base_error error = { 0 };
+	uint32_t kept = 0;
+	uint64_t bytes;
+
+	if (!tier->options.keep_last || tier_journal_read(tier, &journal, &error))
+		return;
+	for (size_t i = journal.count; i; i--) {
+		const struct tier_entry *entry = &journal.all[i - 1];
+
+		if (entry->drained && tier_is_newest(&journal, entry) &&
+		    are_neighbours(entry->path, path) && kept++ >= tier->options.keep_last)
+			tier_discard(tier, entry, &bytes, &error);
+	}
+	if (error.code)
+		base_log(save_log(tier->context), IOSHAPE_LOG_WARNING, "%s", error.text);
+	tier_journal_free(&journal);
+}
+
+/* It does not wait any more: `now` is what it is instead; NULL: nothing. */
+static int settle(const struct drain *drain, const struct tier_entry *entry,
+		  const struct tier_entry *now, struct base_error *error)
+{
+	const struct ioshape_tier *tier = drain->tier;
+	struct ring_hold hold = RING_NO_HOLD;
+	int ret = tier_lock(tier, &hold, error);
+
+	if (!ret)
+		ret = tier_journal_change(tier, entry, now, error);
+	/* What was drained before it to the same path tells of nothing any more. */
+	for (const struct tier_entry *old = entry; !ret && now && old-- > drain->journal.all;) {
+		if (old->drained && !strcmp(old->path, entry->path))
+			ret = tier_journal_change(tier, old, NULL, error);
+	}
+	if (!ret && now)
+		trim(tier, entry->path);
+	ring_folder_let_go(&hold);
+	return ret;
+}
+
+static int settle_carried(const struct drain *drain, const struct tier_carry *carry,
+			  struct base_error *error)
+{
+	const struct tier_entry *entry = carry->entry;
+	struct tier_entry now = *entry;
+
+	/* Of what is older than its destination the time there says so. */
+	now.drained = true;
+	now.copy_ns = carry->copy.modified_ns;
+	now.there_ns = carry->there_ns;
+	return settle(drain, entry, carry->result == IOSHAPE_DRAINED_GONE ? NULL : &now, error);
+}
+
+static void tell(const struct drain *drain, const struct tier_entry *entry,
+		 enum ioshape_drained result, uint64_t bytes, const struct base_error *why)
+{
+	if (result == IOSHAPE_DRAINED_FAILED) {
+		base_leave(why->code, "drain", entry->path, why);
+		base_log(save_log(drain->tier->context), IOSHAPE_LOG_WARNING,
+			 "\"%s\" was not drained: %s", entry->path, why->text);
+	} else if (result != IOSHAPE_DRAINED) {
+		base_log(save_log(drain->tier->context), IOSHAPE_LOG_INFO,
+			 "\"%s\" is not drained: %s", entry->path,
+			 result == IOSHAPE_DRAINED_OVERTAKEN ? "a later save goes instead" :
+			 result == IOSHAPE_DRAINED_NEWER     ? "there is a newer one" :
+							       "it was removed from the tier");
+	}
+	if (drain->options.ended)
+		drain->options.ended(drain->options.ended_user, entry->path, result, bytes);
+}
+
+/* -ECANCELED and a lack of memory end the drain; what else fails is told, and stays. */
+static int drain_one(struct drain *drain, const struct tier_entry *entry, struct base_error *error)
+{
+	struct base_error why = { 0 };
+	struct tier_carry carry = {
+		.tier = drain->tier,
+		.options = &drain->options,
+		.entry = entry,
+		.before = drained_before(&drain->journal, entry),
+		.result = IOSHAPE_DRAINED_OVERTAKEN,
+	};
+	int ret;
+
+	if (!tier_is_newest(&drain->journal, entry)) {
+		ret = settle(drain, entry, NULL, &why);
+	} else {
+		ret = tier_carry(&carry, &why);
+		if (!ret)
+			ret = settle_carried(drain, &carry, &why);
+	}
+	if (ret == -EAGAIN && !why.code)
+		return 0;
+	if (ret == -ECANCELED)
+		return base_pass_on(error, &why);
+	if (ret) {
+		carry.result = IOSHAPE_DRAINED_FAILED;
+		if (base_buffer_append(&drain->failed, &entry->number, sizeof(entry->number)))
+			return base_no_memory(error, "what cannot be drained",
+					      sizeof(entry->number));
+		if (!drain->first.code)
+			drain->first = why;
+	}
+	tell(drain, entry, carry.result, carry.bytes, &why);
+	return 0;
+}
+
+/* ---- All of them ----------------------------------------------------------------------------- */
+
+/* Until nothing waits that has not failed: others save meanwhile. */
+static int drain_all(struct drain *drain, struct base_error *error)
+{
+	const struct tier_entry *entry = NULL;
+	int ret;
+
+	do {
+		ret = tier_journal_read(drain->tier, &drain->journal, error);
+		if (ret)
+			return ret;
+		entry = next_waiting(drain);
+		if (entry)
+			ret = drain_one(drain, entry, error);
+		tier_journal_free(&drain->journal);
+	} while (!ret && entry);
+	if (!ret && drain->first.code)
+		ret = base_pass_on(error, &drain->first);
+	return ret;
+}
+
+/* ---- The lock -------------------------------------------------------------------------------- */
+
+#define REST_NS 100000000 /* between two tries, and calls of the progress function */
+
+static int wait_for_lock(const struct drain *drain, struct ring_hold *hold,
+			 struct base_error *error)
+{
+	const struct ioshape_drain_options *options = &drain->options;
+	const struct timespec pause = { .tv_nsec = REST_NS };
+	int ret;
+
+	while ((ret = ring_folder_take(&drain->tier->root, "drain.lock", false, hold, error)) ==
+	       -EBUSY) {
+		if (options->progress &&
+		    options->progress(options->progress_user, IOSHAPE_PHASE_WAIT, 0, 0))
+			return base_refuse(error, -ECANCELED, "draining \"%s\" was stopped",
+					   drain->tier->root.path);
+		nanosleep(&pause, NULL);
+	}
+	return ret;
+}
+
+static int run(struct drain *drain, struct base_error *error)
+{
+	struct ring_hold hold = RING_NO_HOLD;
+	int ret;
+
+	/* What it writes would be nowhere, and called drained. */
+	if (save_config(drain->tier->context)->engine == IOSHAPE_ENGINE_NIL)
+		return base_refuse(error, -EINVAL,
+				   "cannot drain with the nil engine" BASE_REMEDY
+				   "choose another one");
+	ret = wait_for_lock(drain, &hold, error);
+	if (!ret)
+		ret = drain_all(drain, error);
+	ring_folder_let_go(&hold);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_tier_drain(struct ioshape_tier *tier,
+				      const struct ioshape_drain_options *given)
+{
+	struct drain drain = { .tier = tier };
+	struct base_error error = { 0 };
+	int ret;
+
+	if (!tier)
+		return base_missing("drain");
+	ret = save_enter(tier->context, &error);
+	if (!ret)
+		ret = base_take_options(&drain.options, sizeof(drain.options), given,
+					"ioshape_drain_options", &error);
+	if (!ret && drain.options.path)
+		ret = tier_destination(tier, drain.options.path, &drain.only, &error);
+	if (!ret)
+		ret = run(&drain, &error);
+	free(drain.only);
+	base_buffer_free(&drain.failed);
+	return base_leave(ret, "drain", tier->root.path, &error);
+}

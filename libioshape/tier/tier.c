@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public handle for a tier: where to save, what was saved, and where the nearest copy is. */
+#define _GNU_SOURCE
+#include "tier/tier.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+/* The user's own folder, whose name lasts. */
+static int open_root(struct ioshape_tier *tier, const char *given, struct base_error *error)
+{
+	struct ring_private_folder own = { 0 };
+	struct ring_folder folder = RING_NO_FOLDER;
+	char *path = NULL, *absolute = realpath(given, NULL);
+	int ret;
+
+	if (!absolute)
+		return base_fail(error, -errno, "cannot open the tier \"%s\"", given);
+	if (asprintf(&path, "%s/ioshape-%u", strcmp(absolute, "/") ? absolute : "",
+		     (unsigned)geteuid()) < 0) {
+		path = NULL;
+		ret = base_no_memory(error, "a path", strlen(absolute));
+	} else {
+		ret = ring_private_open(&own, path, error);
+	}
+	if (!ret)
+		ret = ring_folder_open(&tier->root, path, error);
+	/* Where everybody may put folders, one may perhaps not list them. */
+	if (!ret && !ring_folder_open(&folder, absolute, NULL))
+		ret = ring_folder_sync(&folder, error);
+	ring_folder_close(&folder);
+	ring_private_close(&own);
+	free(path);
+	free(absolute);
+	return ret;
+}
+
+static int open_folders(struct ioshape_tier *tier, const char *given, struct base_error *error)
+{
+	char *journal = NULL;
+	int ret = open_root(tier, given, error);
+
+	if (ret)
+		return ret;
+	if (asprintf(&tier->files, "%s/files", tier->root.path) < 0)
+		tier->files = NULL;
+	if (asprintf(&journal, "%s/journal", tier->root.path) < 0)
+		journal = NULL;
+	if (!tier->files || !journal)
+		ret = base_no_memory(error, "a path", strlen(tier->root.path));
+	if (!ret)
+		ret = ring_folder_make(tier->files, error);
+	if (!ret)
+		ret = ring_folder_make(journal, error);
+	if (!ret)
+		ret = ring_folder_open(&tier->journal, journal, error);
+	free(journal);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_tier_open(struct ioshape_context *context, const char *folder,
+				     const struct ioshape_tier_options *given,
+				     struct ioshape_tier **out)
+{
+	struct ioshape_tier_options options;
+	struct base_error error = { 0 };
+	struct ioshape_tier *tier = NULL;
+	int ret;
+
+	if (!out)
+		return base_missing("save");
+	*out = NULL;
+	ret = save_enter_path(context, folder, &options, sizeof(options), given,
+			      "ioshape_tier_options", &error);
+	if (!ret && options.reserved)
+		ret = base_refuse(&error, -EINVAL, "options.reserved is %u", options.reserved);
+	if (!ret) {
+		tier = calloc(1, sizeof(*tier));
+		if (!tier)
+			ret = base_no_memory(&error, "a tier", sizeof(*tier));
+	}
+	if (!ret) {
+		tier->context = context;
+		tier->options = options;
+		tier->root = tier->journal = (struct ring_folder)RING_NO_FOLDER;
+		ret = open_folders(tier, folder, &error);
+	}
+	if (ret)
+		ioshape_tier_free(tier);
+	else
+		*out = tier;
+	return base_leave(ret, "save", folder, &error);
+}
+
+IOSHAPE_EXPORT void ioshape_tier_free(struct ioshape_tier *tier)
+{
+	if (!tier || save_enter(tier->context, NULL))
+		return;
+	ring_folder_close(&tier->journal);
+	ring_folder_close(&tier->root);
+	free(tier->files);
+	free(tier);
+}
+
+/* First in every call with a path; *destination is to be freed. */
+static int enter(const struct ioshape_tier *tier, const char *path, char **destination,
+		 struct base_error *error)
+{
+	int ret = save_enter(tier->context, error);
+
+	*destination = NULL;
+	if (!ret && (!path || !*path))
+		ret = base_refuse(error, -EINVAL, "no path was given");
+	return ret ? ret : tier_destination(tier, path, destination, error);
+}
+
+/* ---- Before a save --------------------------------------------------------------------------- */
+
+static int find_place(const struct ioshape_tier *tier, const char *destination, uint64_t bytes,
+		      char **place, struct base_error *error)
+{
+	char *above = NULL;
+	int ret = tier_make_room(tier, destination, bytes, error);
+
+	if (ret)
+		return ret;
+	*place = tier_place(tier, destination);
+	if (*place)
+		above = base_directory_of(*place);
+	ret = above ? ring_folder_make(above, error) :
+		      base_no_memory(error, "a path", strlen(destination));
+	free(above);
+	return ret;
+}
+
+/* Of the caller's, or nothing. */
+static void give(char **into, char *place, int ret)
+{
+	*into = ret ? NULL : place;
+	if (ret)
+		free(place);
+}
+
+IOSHAPE_EXPORT int ioshape_tier_place(struct ioshape_tier *tier, const char *path, uint64_t bytes,
+				      char **place)
+{
+	struct base_error error = { 0 };
+	char *destination, *found = NULL;
+	int ret;
+
+	if (!tier || !place)
+		return base_missing("save");
+	ret = enter(tier, path, &destination, &error);
+	if (!ret)
+		ret = find_place(tier, destination, bytes, &found, &error);
+	give(place, found, ret);
+	free(destination);
+	return base_leave(ret, "save", path, &error);
+}
+
+/* ---- After it -------------------------------------------------------------------------------- */
+
+static int keep(const struct ioshape_tier *tier, struct tier_entry *entry, struct base_error *error)
+{
+	struct ring_hold hold = RING_NO_HOLD;
+	struct ring_entry copy;
+	int ret = tier_lock(tier, &hold, error);
+
+	if (!ret) {
+		ret = tier_look(tier, entry->path, &copy, error);
+		if (ret == -ENOENT)
+			base_refuse(error, ret, "\"%s\" was not saved on the tier \"%s\"",
+				    entry->path, tier->root.path);
+		else if (!ret && copy.kind != RING_FILE)
+			ret = base_refuse(error, -EISDIR,
+					  "cannot keep \"%s\" on a tier: it is no file",
+					  entry->path);
+	}
+	if (!ret)
+		ret = tier_journal_add(tier, entry, error);
+	ring_folder_let_go(&hold);
+	return ret;
+}
+
+IOSHAPE_EXPORT int ioshape_tier_keep(struct ioshape_tier *tier, const char *path,
+				     const struct ioshape_tier_keep_options *given)
+{
+	struct ioshape_tier_keep_options options;
+	struct base_error error = { 0 };
+	struct tier_entry entry = { 0 };
+	int ret;
+
+	if (!tier)
+		return base_missing("save");
+	ret = enter(tier, path, &entry.path, &error);
+	if (!ret)
+		ret = base_take_options(&options, sizeof(options), given,
+					"ioshape_tier_keep_options", &error);
+	if (!ret && options.reserved)
+		ret = base_refuse(&error, -EINVAL, "options.reserved is %u", options.reserved);
+	if (!ret) {
+		entry.keep_last = options.keep_last;
+		entry.keep_every = options.keep_every;
+		ret = keep(tier, &entry, &error);
+	}
+	free(entry.path);
+	return base_leave(ret, "save", path, &error);
+}
+
+/* ---- The nearest copy ------------------------------------------------------------------------ */
+
+/* When the destination would be as old as the copy is. */
+static int64_t age_there(const struct ioshape_tier *tier, const struct tier_entry *entry,
+			 const char *destination, const struct ring_entry *copy,
+			 const struct ring_entry *there)
+{
+	int64_t time_ns;
+
+	if (entry && entry->drained && entry->copy_ns == copy->modified_ns)
+		return copy->bytes == there->bytes ? entry->there_ns : there->modified_ns - 1;
+	/* Where nothing can be made, one clock is as good as the other. */
+	if (tier_clock_there(tier, destination, copy->modified_ns, &time_ns, NULL))
+		return copy->modified_ns;
+	return time_ns;
+}
+
+static int find(const struct ioshape_tier *tier, const char *destination, struct base_error *error)
+{
+	struct tier_journal journal;
+	struct ring_entry copy, there;
+	int64_t age;
+	int ret = tier_look(tier, destination, &copy, error);
+
+	if (ret)
+		return ret;
+	/* Whatever it cannot be looked at for, the copy is nearer. */
+	if (ring_look(destination, true, &there))
+		return 0;
+	ret = tier_journal_read(tier, &journal, error);
+	if (ret)
+		return ret;
+	age = age_there(tier, tier_newest(&journal, destination), destination, &copy, &there);
+	tier_journal_free(&journal);
+	return there.modified_ns > age ? -ENOENT : 0;
+}
+
+IOSHAPE_EXPORT int ioshape_tier_find(struct ioshape_tier *tier, const char *path, char **place)
+{
+	struct base_error error = { 0 };
+	char *destination, *found = NULL;
+	int ret;
+
+	if (!tier || !place)
+		return base_missing("load");
+	ret = enter(tier, path, &destination, &error);
+	if (!ret)
+		ret = find(tier, destination, &error);
+	if (!ret) {
+		found = tier_place(tier, destination);
+		if (!found)
+			ret = base_no_memory(&error, "a path", strlen(destination));
+	}
+	give(place, found, ret);
+	free(destination);
+	return ret == -ENOENT ? ret : base_leave(ret, "load", path, &error);
+}

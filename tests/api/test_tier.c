@@ -1,0 +1,831 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Saves on a fast disk, and how they come to where they belong. */
+#define _GNU_SOURCE
+#include "support/check_main.h"
+#include "support/sample.h"
+#include "support/scratch.h"
+
+#include <ioshape/ioshape.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LARGE ((size_t)6 << 20)
+
+static struct ioshape_context *context;
+static struct ioshape_tier *tier;
+static struct sample sample, other;
+static char root[4096]; /* of the user, on the tier */
+
+/* What a drain has told. */
+static struct {
+	unsigned count[IOSHAPE_DRAINED_FAILED + 1];
+	uint64_t bytes;
+	char paths[8192], why[1024];
+} told;
+
+static void ended(void *user, const char *path, enum ioshape_drained result, uint64_t bytes)
+{
+	(void)user;
+	told.count[result]++;
+	told.bytes += bytes;
+	strcat(strcat(told.paths, path), "|");
+	if (result == IOSHAPE_DRAINED_FAILED)
+		snprintf(told.why, sizeof(told.why), "%s", ioshape_last_error()->sentence);
+}
+
+static int drain_with(ioshape_progress_fn progress, const char *path)
+{
+	struct ioshape_drain_options options = IOSHAPE_DRAIN_OPTIONS_INIT;
+
+	memset(&told, 0, sizeof(told));
+	options.ended = ended;
+	options.progress = progress;
+	options.path = path;
+	return ioshape_tier_drain(tier, &options);
+}
+
+static int drain(void)
+{
+	return drain_with(NULL, NULL);
+}
+
+static struct ioshape_tier *open_tier(uint64_t most_bytes, uint32_t keep_last)
+{
+	struct ioshape_tier_options options = IOSHAPE_TIER_OPTIONS_INIT;
+	struct ioshape_tier *opened;
+
+	options.most_bytes = most_bytes;
+	options.keep_last = keep_last;
+	ck_assert_msg(!ioshape_tier_open(context, scratch_path("tier"), &options, &opened), "%s",
+		      ioshape_last_error()->sentence);
+	return opened;
+}
+
+static void setup(void)
+{
+	scratch_setup();
+	ck_assert_int_eq(mkdir(scratch_path("tier"), 0777), 0);
+	ck_assert_int_eq(mkdir(scratch_path("there"), 0777), 0);
+	snprintf(root, sizeof(root), "%s/ioshape-%u", scratch_path("tier"), (unsigned)geteuid());
+	sample_make(&sample, 1, LARGE);
+	sample_make(&other, 2, LARGE);
+	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	tier = open_tier(0, 0);
+}
+
+static void teardown(void)
+{
+	ioshape_tier_free(tier);
+	ioshape_context_free(context);
+	ck_assert_uint_eq(scratch_temporaries(scratch_path("there")), 0);
+	sample_free(&other);
+	sample_free(&sample);
+	scratch_teardown();
+}
+
+static struct test_case tests = {
+	.name = "tier", .setup = setup, .teardown = teardown, .timeout_s = 60
+};
+
+/* "NAME" where it shall end. */
+static const char *there(const char *name)
+{
+	static char paths[4][4096];
+	static unsigned next;
+	char *path = paths[next++ % 4];
+
+	snprintf(path, sizeof(*paths), "%s/%s", scratch_path("there"), name);
+	return path;
+}
+
+static char *place_of(const char *name)
+{
+	char *place;
+
+	ck_assert_msg(!ioshape_tier_place(tier, there(name), LARGE, &place), "%s",
+		      ioshape_last_error()->sentence);
+	return place;
+}
+
+static void keep(const char *name)
+{
+	ck_assert_msg(!ioshape_tier_keep(tier, there(name), NULL), "%s",
+		      ioshape_last_error()->sentence);
+}
+
+static void save(const char *name, const struct sample *what)
+{
+	char *place = place_of(name);
+
+	ck_assert_int_eq(sample_save(context, place, what, NULL), 0);
+	free(place);
+	keep(name);
+}
+
+static void must_hold(const char *path, const struct sample *what)
+{
+	char why[512];
+
+	ck_assert_msg(!sample_check(context, path, what, why, sizeof(why)), "%s", why);
+}
+
+static bool has_copy(const char *name)
+{
+	char *place = NULL;
+	const int ret = ioshape_tier_find(tier, there(name), &place);
+
+	ck_assert(!ret || ret == -ENOENT);
+	ck_assert(!ret == (place != NULL));
+	free(place);
+	return !ret;
+}
+
+/* How many copies wait, of how many. */
+static size_t waiting(size_t *all)
+{
+	struct ioshape_tier_copy *copies;
+	size_t count, waits = 0;
+
+	ck_assert_int_eq(ioshape_tier_list(tier, &copies, &count), 0);
+	for (size_t i = 0; i < count; i++)
+		waits += copies[i].number != 0;
+	free(copies);
+	if (all)
+		*all = count;
+	return waits;
+}
+
+static void shift_time(const char *path, int64_t seconds)
+{
+	struct timespec times[2] = { { .tv_nsec = UTIME_OMIT } };
+	struct stat status;
+
+	ck_assert_int_eq(stat(path, &status), 0);
+	times[1] = status.st_mtim;
+	times[1].tv_sec += seconds;
+	ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+static void flip(const char *path, off_t offset)
+{
+	const int fd = open(path, O_RDWR | O_CLOEXEC);
+	struct timespec times[2];
+	struct stat status;
+	char byte;
+
+	ck_assert_int_eq(fstat(fd, &status), 0);
+	ck_assert_int_eq(pread(fd, &byte, 1, offset), 1);
+	byte ^= 1;
+	ck_assert_int_eq(pwrite(fd, &byte, 1, offset), 1);
+	/* As a disk does it: nobody is told. */
+	times[0] = status.st_atim;
+	times[1] = status.st_mtim;
+	ck_assert_int_eq(futimens(fd, times), 0);
+	ck_assert_int_eq(close(fd), 0);
+}
+
+/* ---- The way there --------------------------------------------------------------------------- */
+
+TEST(tests, a_save_is_on_the_tier_until_it_is_drained)
+{
+	struct ioshape_tier_copy *copies;
+	struct stat here, drained;
+	size_t all, count;
+	char *place;
+
+	save("a.pt", &sample);
+	ck_assert_int_ne(access(there("a.pt"), F_OK), 0);
+	ck_assert_int_eq(ioshape_tier_list(tier, &copies, &count), 0);
+	ck_assert_uint_eq(count, 1);
+	ck_assert_str_eq(copies->path, there("a.pt"));
+	ck_assert_uint_eq(copies->number, 1);
+	ck_assert_uint_eq(copies->directory, 0);
+	must_hold(copies->place, &sample);
+	ck_assert_int_eq(stat(copies->place, &here), 0);
+	ck_assert_uint_eq(copies->bytes, (uint64_t)here.st_size);
+	ck_assert_int_eq(copies->saved_s, here.st_mtime);
+	free(copies);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
+	ck_assert_uint_eq(told.bytes, (uint64_t)here.st_size);
+	must_hold(there("a.pt"), &sample);
+	ck_assert_uint_eq(waiting(&all), 0);
+	ck_assert_uint_eq(all, 1);
+	/* It is as old there as the save is, and the copy is the nearest still. */
+	ck_assert_int_eq(stat(there("a.pt"), &drained), 0);
+	ck_assert_int_eq(drained.st_mtime, here.st_mtime);
+	ck_assert_int_eq(ioshape_tier_find(tier, there("a.pt"), &place), 0);
+	must_hold(place, &sample);
+	free(place);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_str_eq(told.paths, "");
+}
+
+TEST(tests, another_tier_at_the_same_folder_goes_on)
+{
+	save("a.pt", &sample);
+	save("b.pt", &other);
+	ioshape_tier_free(tier);
+	tier = open_tier(0, 0);
+	ck_assert_uint_eq(waiting(NULL), 2);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &sample);
+	must_hold(there("b.pt"), &other);
+	/* The oldest first. */
+	ck_assert_ptr_nonnull(strstr(told.paths, "a.pt|"));
+	ck_assert(strstr(told.paths, "a.pt|") < strstr(told.paths, "b.pt|"));
+}
+
+TEST(tests, of_two_saves_to_one_path_the_later_one_goes)
+{
+	save("a.pt", &sample);
+	save("a.pt", &other);
+	ck_assert_uint_eq(waiting(NULL), 1);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_OVERTAKEN], 1);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
+	must_hold(there("a.pt"), &other);
+	/* Again, over what is there. */
+	save("a.pt", &sample);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &sample);
+}
+
+TEST(tests, one_path_alone_can_be_drained)
+{
+	save("a.pt", &sample);
+	save("b.pt", &other);
+	ck_assert_int_eq(drain_with(NULL, there("b.pt")), 0);
+	ck_assert_uint_eq(waiting(NULL), 1);
+	ck_assert_int_ne(access(there("a.pt"), F_OK), 0);
+	must_hold(there("b.pt"), &other);
+}
+
+TEST(tests, files_of_any_format_are_carried_with_their_checksums)
+{
+	struct ioshape_file_options options = IOSHAPE_FILE_OPTIONS_INIT;
+	struct ioshape_reader_options reading = IOSHAPE_READER_OPTIONS_INIT;
+	struct ioshape_reader_info info = IOSHAPE_READER_INFO_INIT;
+	const char *const ends[] = { there("raw"), NULL };
+	struct ioshape_reader *reader;
+	struct ioshape_file *file;
+	char *place = place_of("raw");
+	static char bytes[(3 << 20) + 17];
+
+	memset(bytes, 'x', sizeof(bytes));
+	options.checksums = IOSHAPE_CHECKSUMS_BESIDE;
+	ck_assert_int_eq(ioshape_file_open(context, place, &options, &file), 0);
+	ck_assert_int_eq(ioshape_file_write(file, bytes, sizeof(bytes)), 0);
+	ck_assert_int_eq(ioshape_file_commit(file, NULL), 0);
+	ioshape_file_free(file);
+	keep("raw");
+	ck_assert_int_eq(drain(), 0);
+	ck_assert(scratch_same(ends[0], bytes, sizeof(bytes)));
+	reading.any_format = 1;
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(
+			ioshape_reader_open(context, i ? place : ends[0], &reading, &reader), 0);
+		ck_assert_int_eq(ioshape_reader_get_info(reader, &info), 0);
+		ck_assert_uint_eq(info.checksums, 1);
+		ck_assert_int_eq(ioshape_reader_verify(reader, 1), 0);
+		ioshape_reader_free(reader);
+	}
+	free(place);
+}
+
+/* An empty file, and one byte: no block. */
+LOOP_TEST(tests, small_files_are_carried, 0, 2)
+{
+	char *place = place_of("small");
+
+	scratch_write(place, "x", (size_t)_i);
+	keep("small");
+	ck_assert_int_eq(drain(), 0);
+	ck_assert(scratch_same(there("small"), "x", (size_t)_i));
+	free(place);
+}
+
+static const mode_t umasks[] = { 022, 002, 077 };
+
+/* That of the save counts, and not that of the drain; what is replaced keeps its own. */
+LOOP_TEST(tests, the_destination_has_the_mode_of_a_direct_save, 0, 3)
+{
+	const mode_t before = umask(umasks[_i]);
+	struct stat status;
+
+	save("a.pt", &sample);
+	save("b.pt", &sample);
+	ck_assert_int_eq(sample_save(context, there("b.pt"), &other, NULL), 0);
+	ck_assert_int_eq(chmod(there("b.pt"), 0640), 0);
+	shift_time(there("b.pt"), -60);
+	umask(before);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_int_eq(stat(there("a.pt"), &status), 0);
+	ck_assert_uint_eq(status.st_mode & 07777, 0666 & ~umasks[_i]);
+	must_hold(there("b.pt"), &sample);
+	ck_assert_int_eq(stat(there("b.pt"), &status), 0);
+	ck_assert_uint_eq(status.st_mode & 07777, 0640);
+}
+
+static const char *const names[] = { "a\nb|c d\\", "\xff\xfe", "-", ".hidden", "1 2 /x" };
+
+LOOP_TEST(tests, odd_names_are_names, 0, 5)
+{
+	if (_i == 4)
+		ck_assert_int_eq(mkdir(there("1 2 "), 0777), 0);
+	save(names[_i], &sample);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there(names[_i]), &sample);
+}
+
+TEST(tests, a_name_may_be_as_long_as_names_are)
+{
+	char name[256];
+
+	memset(name, 'n', 255);
+	name[255] = 0;
+	save(name, &sample);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there(name), &sample);
+	ck_assert(has_copy(name));
+}
+
+/* ---- Which is newer -------------------------------------------------------------------------- */
+
+TEST(tests, what_is_newer_at_the_destination_stays)
+{
+	save("a.pt", &sample);
+	ck_assert_int_eq(sample_save(context, there("a.pt"), &other, NULL), 0);
+	shift_time(there("a.pt"), 5);
+	ck_assert(!has_copy("a.pt"));
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_NEWER], 1);
+	must_hold(there("a.pt"), &other);
+	ck_assert_uint_eq(waiting(NULL), 0);
+	ck_assert(!has_copy("a.pt"));
+	/* A later save on the tier is newer again. */
+	shift_time(there("a.pt"), -10);
+	save("a.pt", &sample);
+	ck_assert(has_copy("a.pt"));
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &sample);
+}
+
+TEST(tests, what_replaces_a_drained_one_is_nearest)
+{
+	save("a.pt", &sample);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert(has_copy("a.pt"));
+	ck_assert_int_eq(sample_save(context, there("a.pt"), &other, NULL), 0);
+	shift_time(there("a.pt"), 1);
+	ck_assert(!has_copy("a.pt"));
+	ck_assert(!has_copy("b.pt"));
+}
+
+/* Whatever clocks do: what an earlier drain has put there is older than what was saved since. */
+TEST(tests, a_clock_that_was_set_back_loses_no_save)
+{
+	char *place;
+
+	save("a.pt", &sample);
+	ck_assert_int_eq(drain(), 0);
+	save("a.pt", &other);
+	place = place_of("a.pt");
+	shift_time(place, -3600);
+	free(place);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
+	must_hold(there("a.pt"), &other);
+}
+
+static bool meddled;
+
+static int put_newer_there(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	(void)user, (void)total;
+	if (phase == IOSHAPE_PHASE_WRITE && done && !meddled) {
+		meddled = true;
+		ck_assert_int_eq(sample_save(context, there("a.pt"), &other, NULL), 0);
+		shift_time(there("a.pt"), 1);
+	}
+	return 0;
+}
+
+TEST(tests, what_comes_to_the_destination_meanwhile_stays)
+{
+	save("a.pt", &sample);
+	ck_assert_int_eq(drain_with(put_newer_there, NULL), 0);
+	ck_assert(meddled);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_NEWER], 1);
+	must_hold(there("a.pt"), &other);
+}
+
+static int save_again(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	(void)user, (void)total;
+	if (phase == IOSHAPE_PHASE_WRITE && done && !meddled) {
+		meddled = true;
+		save("a.pt", &other);
+	}
+	return 0;
+}
+
+TEST(tests, a_copy_that_is_replaced_while_it_is_drained_goes_too)
+{
+	save("a.pt", &sample);
+	ck_assert_int_eq(drain_with(save_again, NULL), 0);
+	ck_assert(meddled);
+	must_hold(there("a.pt"), &other);
+	ck_assert_uint_eq(waiting(NULL), 0);
+	ck_assert(has_copy("a.pt"));
+}
+
+/* ---- What fails ------------------------------------------------------------------------------ */
+
+TEST(tests, a_damaged_copy_is_never_carried)
+{
+	char *place = place_of("a.pt");
+
+	save("a.pt", &sample);
+	save("b.pt", &other);
+	flip(place, LARGE / 2);
+	for (int i = 0; i < 2; i++) {
+		ck_assert_int_eq(drain(), IOSHAPE_E_DAMAGED);
+		ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_FAILED], 1);
+		ck_assert_ptr_nonnull(strstr(told.why, place));
+		ck_assert_int_ne(access(there("a.pt"), F_OK), 0);
+		ck_assert_uint_eq(waiting(NULL), 1);
+	}
+	/* It did not keep the other one. */
+	must_hold(there("b.pt"), &other);
+	free(place);
+}
+
+TEST(tests, a_destination_that_is_missing_keeps_its_copy_waiting)
+{
+	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
+	save("run/a.pt", &sample);
+	save("b.pt", &sample);
+	ck_assert_int_eq(rmdir(there("run")), 0);
+	ck_assert_int_eq(drain(), -ENOENT);
+	ck_assert_ptr_nonnull(strstr(told.why, "there/run"));
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_FAILED], 1);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
+	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("run/a.pt"), &sample);
+}
+
+TEST(tests, a_copy_that_is_gone_is_said)
+{
+	char *place = place_of("a.pt");
+
+	save("a.pt", &sample);
+	ck_assert_int_eq(unlink(place), 0);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED_GONE], 1);
+	ck_assert_int_eq(ioshape_tier_keep(tier, there("a.pt"), NULL), -ENOENT);
+	free(place);
+}
+
+static int stop_in_the_middle(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	(void)user;
+	return phase == IOSHAPE_PHASE_WRITE && done > total / 2;
+}
+
+TEST(tests, a_drain_that_is_stopped_goes_on_later)
+{
+	save("a.pt", &sample);
+	save("b.pt", &other);
+	ck_assert_int_eq(drain_with(stop_in_the_middle, NULL), -ECANCELED);
+	ck_assert_uint_eq(scratch_entries(scratch_path("there")), 0);
+	ck_assert_uint_eq(waiting(NULL), 2);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &sample);
+	must_hold(there("b.pt"), &other);
+}
+
+TEST(tests, what_is_no_entry_of_the_journal_is_left_alone)
+{
+	static const char *const garbage[] = { "x", "00000000000000000000", "1",
+					       "00000000000000000002-1" };
+	char path[8192], target[8192];
+
+	snprintf(target, sizeof(target), "%s", there("target"));
+	scratch_write(target, "target", 6);
+	for (int i = 0; i < 4; i++) {
+		snprintf(path, sizeof(path), "%s/journal/%s", root, garbage[i]);
+		scratch_write(path, "garbage", 7);
+	}
+	/* Links with good names that say nothing, or lead away. */
+	snprintf(path, sizeof(path), "%s/journal/%020d", root, 3);
+	ck_assert_int_eq(symlink(target, path), 0);
+	snprintf(path, sizeof(path), "%s/journal/%020d", root, 4);
+	ck_assert_int_eq(symlink("0 0 /a/../b", path), 0);
+	snprintf(path, sizeof(path), "%s/journal/%020d", root, 5);
+	ck_assert_int_eq(symlink("0 0 relative", path), 0);
+	save("a.pt", &sample);
+	ck_assert_uint_eq(waiting(NULL), 1);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_uint_eq(told.count[IOSHAPE_DRAINED], 1);
+	ck_assert(scratch_same(target, "target", 6));
+	snprintf(path, sizeof(path), "%s/journal", root);
+	ck_assert_uint_eq(scratch_entries(path), 8);
+}
+
+TEST(tests, paths_that_have_no_place_are_refused)
+{
+	char *place = NULL;
+
+	ck_assert_int_eq(ioshape_tier_place(tier, there("gone/../x"), 0, &place), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_place(tier, "/", 0, &place), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_place(tier, "", 0, &place), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_place(tier, NULL, 0, &place), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_place(tier, root, 0, &place), 0);
+	free(place);
+	snprintf(told.paths, sizeof(told.paths), "%s/x", root);
+	ck_assert_int_eq(ioshape_tier_place(tier, told.paths, 0, &place), -EINVAL);
+	ck_assert_ptr_null(place);
+	ck_assert_int_eq(ioshape_tier_open(context, there("none"), NULL, &tier), -ENOENT);
+	ck_assert_ptr_null(tier);
+}
+
+/* Links on the way are resolved, and what is not there yet is as it is written. */
+TEST(tests, one_destination_has_one_place)
+{
+	char *one, *two;
+
+	ck_assert_int_eq(symlink(scratch_path("there"), scratch_path("link")), 0);
+	one = place_of("new/./x//a.pt");
+	ck_assert_int_eq(ioshape_tier_place(tier, scratch_path("link/new/x/a.pt/"), 0, &two), 0);
+	ck_assert_str_eq(one, two);
+	free(one);
+	free(two);
+}
+
+/* ---- Room ------------------------------------------------------------------------------------ */
+
+static int place_for(uint64_t bytes)
+{
+	char *place = NULL;
+	const int ret = ioshape_tier_place(tier, there("new.pt"), bytes, &place);
+
+	ck_assert(!ret == (place != NULL));
+	free(place);
+	return ret;
+}
+
+TEST(tests, what_is_drained_makes_room_the_oldest_first)
+{
+	save("a.pt", &sample);
+	save("b.pt", &sample);
+	ck_assert_int_eq(drain(), 0);
+	save("c.pt", &sample);
+	ioshape_tier_free(tier);
+	tier = open_tier(4 * LARGE, 0);
+	ck_assert_int_eq(place_for(LARGE / 2), 0);
+	ck_assert(has_copy("a.pt"));
+	ck_assert_int_eq(place_for(3 * LARGE / 2), 0);
+	ck_assert(!has_copy("a.pt"));
+	ck_assert(has_copy("b.pt"));
+	/* What waits stays; and if that is too much, nothing goes. */
+	ck_assert_int_eq(place_for(3 * LARGE), -ENOSPC);
+	ck_assert(has_copy("b.pt"));
+	ck_assert_int_eq(place_for(5 * LARGE / 2), 0);
+	ck_assert(!has_copy("b.pt"));
+	ck_assert(has_copy("c.pt"));
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("c.pt"), &sample);
+	ck_assert_int_eq(place_for(5 * LARGE), -ENOSPC);
+}
+
+TEST(tests, what_was_saved_again_and_waits_does_not_go)
+{
+	save("a.pt", &sample);
+	ck_assert_int_eq(drain(), 0);
+	save("a.pt", &other);
+	ioshape_tier_free(tier);
+	tier = open_tier(LARGE, 0);
+	ck_assert_int_eq(place_for(LARGE / 2), -ENOSPC);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &other);
+}
+
+/* Saved, and not kept yet, in the place of what was drained. */
+TEST(tests, what_is_not_kept_yet_does_not_go)
+{
+	char *place = place_of("a.pt");
+
+	save("a.pt", &sample);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert_int_eq(sample_save(context, place, &other, NULL), 0);
+	ioshape_tier_free(tier);
+	tier = open_tier(LARGE, 0);
+	place_for(LARGE / 2);
+	must_hold(place, &other);
+	keep("a.pt");
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &other);
+	free(place);
+}
+
+TEST(tests, so_many_drained_copies_stay_in_each_directory)
+{
+	ioshape_tier_free(tier);
+	tier = open_tier(0, 2);
+	ck_assert_int_eq(mkdir(there("run"), 0777), 0);
+	save("a.pt", &sample);
+	save("b.pt", &sample);
+	save("run/a.pt", &sample);
+	save("c.pt", &sample);
+	ck_assert_int_eq(drain(), 0);
+	ck_assert(!has_copy("a.pt"));
+	ck_assert(has_copy("b.pt"));
+	ck_assert(has_copy("c.pt"));
+	ck_assert(has_copy("run/a.pt"));
+	must_hold(there("a.pt"), &sample);
+}
+
+/* ---- Processes ------------------------------------------------------------------------------- */
+
+static int use_all(void *unused)
+{
+	struct ioshape_tier *another;
+	struct ioshape_tier_copy *copies;
+	size_t count;
+	char *place;
+	const int answers[] = {
+		ioshape_tier_open(context, scratch_path("tier"), NULL, &another),
+		ioshape_tier_place(tier, "/x", 0, &place),
+		ioshape_tier_keep(tier, "/x", NULL),
+		ioshape_tier_find(tier, "/x", &place),
+		ioshape_tier_list(tier, &copies, &count),
+		ioshape_tier_drain(tier, NULL),
+	};
+	int other_answers = 0;
+
+	(void)unused;
+	for (int i = 0; i < 6; i++)
+		other_answers += answers[i] != -EPERM;
+	ioshape_tier_free(tier);
+	ioshape_context_free(context);
+	scratch_leave_child(other_answers);
+}
+
+TEST(tests, a_forked_child_is_refused)
+{
+	int status;
+
+	save("a.pt", &sample);
+	status = scratch_in_child(use_all, NULL);
+	ck_assert_msg(WIFEXITED(status) && !WEXITSTATUS(status), "%x", (unsigned)status);
+	ck_assert_int_eq(drain(), 0);
+	must_hold(there("a.pt"), &sample);
+}
+
+TEST(tests, without_a_handle_calls_are_refused)
+{
+	struct ioshape_tier_copy *copies;
+	size_t count;
+	char *place;
+
+	ck_assert_int_eq(ioshape_tier_open(context, scratch_path("tier"), NULL, NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_place(NULL, "/x", 0, &place), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_keep(NULL, "/x", NULL), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_find(NULL, "/x", &place), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_list(NULL, &copies, &count), -EINVAL);
+	ck_assert_int_eq(ioshape_tier_drain(NULL, NULL), -EINVAL);
+	ioshape_tier_free(NULL);
+}
+
+static bool drains;
+
+static int say_that_it_drains(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	const int *pipes = user;
+	char byte = 0;
+
+	(void)done, (void)total;
+	if (phase == IOSHAPE_PHASE_WRITE && !drains) {
+		drains = true;
+		if (write(pipes[1], &byte, 1) != 1 || read(pipes[2], &byte, 1) != 1)
+			return 1;
+	}
+	return 0;
+}
+
+static int drain_in_a_process(void *pipes)
+{
+	struct ioshape_drain_options options = IOSHAPE_DRAIN_OPTIONS_INIT;
+	int ret;
+
+	context = sample_context(IOSHAPE_ENGINE_AUTO, IOSHAPE_DIRECT_PREFER);
+	tier = open_tier(0, 0);
+	options.progress = say_that_it_drains;
+	options.progress_user = pipes;
+	ret = ioshape_tier_drain(tier, &options);
+	ioshape_tier_free(tier);
+	ioshape_context_free(context);
+	scratch_leave_child(ret ? 1 : 0);
+}
+
+static int let_it_go_on(void *user, enum ioshape_phase phase, uint64_t done, uint64_t total)
+{
+	const int *pipes = user;
+	char byte = 0;
+
+	(void)done, (void)total;
+	if (phase == IOSHAPE_PHASE_WAIT && !meddled) {
+		meddled = true;
+		return write(pipes[3], &byte, 1) != 1;
+	}
+	return 0;
+}
+
+TEST(tests, one_process_drains_and_others_wait_for_it)
+{
+	struct ioshape_drain_options options = IOSHAPE_DRAIN_OPTIONS_INIT;
+	int pipes[4], status;
+	pid_t child;
+	char byte;
+
+	save("a.pt", &sample);
+	save("b.pt", &other);
+	ck_assert_int_eq(pipe(pipes), 0);
+	ck_assert_int_eq(pipe(pipes + 2), 0);
+	child = fork();
+	ck_assert_int_ge(child, 0);
+	if (!child)
+		drain_in_a_process(pipes);
+	ck_assert_int_eq(read(pipes[0], &byte, 1), 1);
+	/* It has the lock, and stands still until we have begun to wait. */
+	memset(&told, 0, sizeof(told));
+	options.ended = ended;
+	options.progress = let_it_go_on;
+	options.progress_user = pipes;
+	ck_assert_int_eq(ioshape_tier_drain(tier, &options), 0);
+	ck_assert(meddled);
+	ck_assert_str_eq(told.paths, "");
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert_int_eq(status, 0);
+	must_hold(there("a.pt"), &sample);
+	must_hold(there("b.pt"), &other);
+}
+
+#define SAVERS 4
+
+static void *save_some(void *number)
+{
+	char name[64];
+
+	for (int i = 0; i < 5; i++) {
+		snprintf(name, sizeof(name), "%d-%d.pt", *(int *)number, i);
+		/* there() is one thread's. */
+		char path[4096], *place;
+
+		snprintf(path, sizeof(path), "%s/there/%s", scratch_directory(), name);
+		if (ioshape_tier_place(tier, path, 0, &place) ||
+		    sample_save(context, place, i % 2 ? &sample : &other, NULL) ||
+		    ioshape_tier_keep(tier, path, NULL) || ioshape_tier_drain(tier, NULL))
+			return number;
+		free(place);
+	}
+	return NULL;
+}
+
+TEST(tests, threads_save_and_drain_side_by_side)
+{
+	pthread_t threads[SAVERS];
+	int numbers[SAVERS];
+	char name[64];
+	void *failed;
+
+	for (int i = 0; i < SAVERS; i++) {
+		numbers[i] = i;
+		ck_assert_int_eq(pthread_create(&threads[i], NULL, save_some, &numbers[i]), 0);
+	}
+	for (int i = 0; i < SAVERS; i++) {
+		ck_assert_int_eq(pthread_join(threads[i], &failed), 0);
+		ck_assert_ptr_null(failed);
+	}
+	ck_assert_uint_eq(waiting(NULL), 0);
+	for (int i = 0; i < 5 * SAVERS; i++) {
+		snprintf(name, sizeof(name), "%d-%d.pt", i / 5, i % 5);
+		must_hold(there(name), i % 5 % 2 ? &sample : &other);
+	}
+}
+
+int main(void)
+{
+	return check_run("api/tier");
+}
